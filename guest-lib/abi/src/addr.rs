@@ -1,0 +1,107 @@
+//! Addresses: node coordinates, paths, and the (CQ, STag, offset) words.
+
+use core::fmt;
+
+use crate::bitfield;
+
+/// Coordinates of a node in the 6D mesh/torus.
+///
+/// X, Y, Z take 0 to 31, A and C 0 or 1, B 0 to 2 (spec: TOFU NODE_ADDRESS). The
+/// fields are public and unchecked: a descriptor may carry any byte, and whoever
+/// acts on it must check the coordinates against the machine's shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Coords {
+    /// X, 0 to 31.
+    pub x: u8,
+    /// Y, 0 to 31.
+    pub y: u8,
+    /// Z, 0 to 31.
+    pub z: u8,
+    /// A, 0 or 1.
+    pub a: u8,
+    /// B, 0 to 2.
+    pub b: u8,
+    /// C, 0 or 1.
+    pub c: u8,
+}
+
+impl Coords {
+    /// Coordinates from their six components, in the usual order X Y Z A B C.
+    pub const fn new(x: u8, y: u8, z: u8, a: u8, b: u8, c: u8) -> Self {
+        Self { x, y, z, a, b, c }
+    }
+
+    /// The six components in the order X Y Z A B C.
+    pub const fn to_array(self) -> [u8; 6] {
+        [self.x, self.y, self.z, self.a, self.b, self.c]
+    }
+
+    /// Inverse of [`Coords::to_array`].
+    pub const fn from_array(v: [u8; 6]) -> Self {
+        Self::new(v[0], v[1], v[2], v[3], v[4], v[5])
+    }
+
+    /// The default path to this node: through its own A, B and C coordinates, as
+    /// decoded from real systems.
+    pub const fn default_path(self) -> Path {
+        Path { a: self.a, b: self.b, c: self.c }
+    }
+}
+
+impl fmt::Display for Coords {
+    /// `(x,y,z,a,b,c)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "({},{},{},{},{},{})", self.x, self.y, self.z, self.a, self.b, self.c)
+    }
+}
+
+/// A path: the A, B, C coordinates at which a packet enters XYZ routing.
+///
+/// The 2 x 3 x 2 choices are the 12 paths between two nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Path {
+    /// A, 0 or 1.
+    pub a: u8,
+    /// B, 0 to 2.
+    pub b: u8,
+    /// C, 0 or 1.
+    pub c: u8,
+}
+
+impl Path {
+    /// A path through the given A, B, C coordinates.
+    pub const fn new(a: u8, b: u8, c: u8) -> Self {
+        Self { a, b, c }
+    }
+}
+
+bitfield! {
+    /// A *CQ-STag-offset* word: where in which registered memory (spec: transmit
+    /// descriptors, qwords 2 and 3; the same bits as a uTofu STADD).
+    pub struct StagOffset {
+        /// Byte offset within the STag's address space.
+        offset / with_offset: u64 @ 0..=39,
+        /// Steering tag: index of the CQ's steering table.
+        stag / with_stag: u32 @ 40..=57,
+        /// Control queue of the TNI that owns the STag.
+        cqid / with_cqid: u8 @ 58..=63,
+    }
+}
+
+impl StagOffset {
+    /// Builds the word from its parts; parts that are too wide are truncated.
+    pub const fn new(cqid: u8, stag: u32, offset: u64) -> Self {
+        Self(0).with_cqid(cqid).with_stag(stag).with_offset(offset)
+    }
+
+    /// The same CQ and STag, `bytes` further on. The offset wraps at 2^40.
+    #[must_use]
+    pub const fn advanced(self, bytes: u64) -> Self {
+        self.with_offset(self.offset().wrapping_add(bytes))
+    }
+}
+
+/// Steering tags are 18 bits wide on TofuD.
+pub const STAG_BITS: u32 = 18;
+/// Offsets within an STag are 40 bits wide.
+pub const OFFSET_BITS: u32 = 40;

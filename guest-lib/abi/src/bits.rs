@@ -1,0 +1,84 @@
+//! A small bit-field macro.
+//!
+//! Ours rather than `bitfield-struct`, because these files are also compiled
+//! into a Linux kernel module, where no crates.io crate is at hand.
+
+/// Defines a newtype over `u64` with one getter and one `with_` setter for each field.
+///
+/// A field is `name: type @ low..=high`; `bool` fields take a single bit.
+/// Setters mask their argument, so a value that is too wide never spills into a
+/// neighbouring field.
+#[macro_export]
+macro_rules! bitfield {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident {
+            $( $(#[$fmeta:meta])* $field:ident / $with:ident : $ty:tt @ $lo:literal ..= $hi:literal ),* $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, Default, Hash)]
+        #[repr(transparent)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// Name, lowest and highest bit of every field, in the order of definition.
+            pub const FIELDS: &'static [(&'static str, u32, u32)] =
+                &[$((stringify!($field), $lo, $hi)),*];
+            $(
+                $(#[$fmeta])*
+                #[inline]
+                pub const fn $field(self) -> $ty {
+                    $crate::bitfield!(@get $ty, self.0, $lo, $hi)
+                }
+                #[doc = concat!("Returns a copy with `", stringify!($field), "` (bits ",
+                    stringify!($hi), ":", stringify!($lo), ") replaced.")]
+                #[inline]
+                #[must_use]
+                pub const fn $with(self, value: $ty) -> Self {
+                    Self($crate::bits::insert(self.0, value as u64, $lo, $hi))
+                }
+            )*
+        }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.debug_struct(stringify!($name))
+                    $(.field(stringify!($field), &self.$field()))*
+                    .finish()
+            }
+        }
+
+        impl From<u64> for $name {
+            fn from(raw: u64) -> Self {
+                Self(raw)
+            }
+        }
+
+        impl From<$name> for u64 {
+            fn from(value: $name) -> u64 {
+                value.0
+            }
+        }
+    };
+    (@get bool, $raw:expr, $lo:literal, $hi:literal) => { $crate::bits::extract($raw, $lo, $hi) != 0 };
+    (@get $ty:tt, $raw:expr, $lo:literal, $hi:literal) => { $crate::bits::extract($raw, $lo, $hi) as $ty };
+}
+
+/// Mask of a field `width` bits wide, at bit 0.
+const fn mask(lo: u32, hi: u32) -> u64 {
+    u64::MAX >> (63 - (hi - lo))
+}
+
+/// Bits `hi:lo` of `raw`, shifted down to bit 0.
+#[inline]
+pub const fn extract(raw: u64, lo: u32, hi: u32) -> u64 {
+    (raw >> lo) & mask(lo, hi)
+}
+
+/// `raw` with bits `hi:lo` replaced by the low bits of `value`.
+#[inline]
+pub const fn insert(raw: u64, value: u64, lo: u32, hi: u32) -> u64 {
+    let m = mask(lo, hi) << lo;
+    (raw & !m) | ((value << lo) & m)
+}

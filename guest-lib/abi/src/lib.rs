@@ -1,0 +1,16 @@
+//! Registers, descriptors, queue entries, tables and addresses of the Tofu
+//! interconnect controller (ICC), each defined once and used by both the device
+//! model and the drivers.
+//!
+//! Everything here is plain data: no access to hardware, no allocation, no
+//! dependency. Names, offsets and bit positions are public facts of the TofuD ICC;
+//! what this project had to decide is marked *ours* in the documentation of the
+//! item and listed in the driver developer's guide.
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod addr;
+#[doc(hidden)]
+pub mod bits;
+
+pub use addr::{Coords, Path, StagOffset};

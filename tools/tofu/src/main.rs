@@ -1,0 +1,2 @@
+//! The `tofu` command.
+fn main() {}
