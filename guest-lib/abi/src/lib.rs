@@ -12,5 +12,12 @@
 pub mod addr;
 #[doc(hidden)]
 pub mod bits;
+pub mod desc;
+pub mod irq;
+pub mod pci;
+pub mod queue;
+pub mod rcode;
+pub mod regs;
+pub mod table;
 
 pub use addr::{Coords, Path, StagOffset};

@@ -1,0 +1,117 @@
+//! Result codes of TCQ and MRQ entries.
+//!
+//! Public are 0, success, and 0x10, steering table disabled. All others are ours: each
+//! failure has its own, so that a driver can tell what to mend. The same code stands in
+//! the initiator's TCQ entry and, where the fault is the target's or the fabric's, in
+//! its MRQ entry. Codes 0x10 to 0x2f speak of an address; [`REMOTE`] is added when it is
+//! the remote one, except for [`STEERING_TABLE_DISABLED`], which is the same for both.
+
+/// Defines the codes together with their texts.
+macro_rules! rcodes {
+    ($( $(#[$meta:meta])* $name:ident = $code:literal, $text:literal; )*) => {
+        $( $(#[$meta])* pub const $name: u8 = $code; )*
+
+        /// Every code with a short text.
+        pub const ALL: &[(u8, &str)] = &[$(($code, $text)),*];
+    };
+}
+
+rcodes! {
+    /// The command did what it should.
+    SUCCESS = 0x00, "success";
+    /// No such command.
+    UNDEFINED_COMMAND = 0x01, "undefined command";
+    /// The command needs a right that CQS MODE does not give.
+    NOT_PERMITTED = 0x02, "command not permitted for this queue";
+    /// The length is not one that the command can have.
+    BAD_LENGTH = 0x03, "length not allowed";
+    /// The mtu is not one that the command can have.
+    BAD_MTU = 0x04, "mtu not allowed";
+    /// The target's coordinates or interface do not exist.
+    NO_SUCH_NODE = 0x05, "no such node or interface";
+    /// The path's coordinates do not exist.
+    NO_SUCH_PATH = 0x06, "no such path";
+    /// The target is not in the queue's subnet.
+    SUBNET = 0x07, "target outside the queue's subnet";
+    /// No such operator.
+    BAD_OPERATOR = 0x08, "undefined operator";
+    /// The source_type field has a value that the place of the descriptor does not allow.
+    BAD_SOURCE_TYPE = 0x09, "source type not allowed";
+    /// The command needs data of a WRITE_PIGGYBACK_BUFFER right before it.
+    NO_PIGGYBACK_DATA = 0x0a, "no piggyback data";
+    /// The command does not work on this device.
+    UNSUPPORTED_COMMAND = 0x0b, "command not supported";
+    /// The queue was disabled before the command was complete.
+    CQ_STOPPED = 0x0c, "queue disabled";
+    /// STEERING_TABLE_ENABLE is 0, at either end.
+    STEERING_TABLE_DISABLED = 0x10, "steering table disabled";
+    /// The STag is beyond the steering table.
+    STAG_RANGE = 0x11, "STag beyond the steering table";
+    /// The steering table could not be read.
+    STEERING_UNREADABLE = 0x12, "steering table entry unreadable";
+    /// The steering entry is disabled.
+    STAG_DISABLED = 0x13, "STag disabled";
+    /// Offset and length are not within the STag.
+    OFFSET_RANGE = 0x14, "offset beyond the STag";
+    /// The STag is read-only.
+    READ_ONLY = 0x15, "write to a read-only STag";
+    /// MEMORY_BLOCK_TABLE_ENABLE is 0.
+    MEMORY_BLOCK_TABLE_DISABLED = 0x16, "memory block table disabled";
+    /// The memory block id is beyond the table.
+    MEMORY_BLOCK_RANGE = 0x17, "memory block beyond the table";
+    /// The memory block table could not be read.
+    MEMORY_BLOCK_UNREADABLE = 0x18, "memory block entry unreadable";
+    /// The memory block entry is disabled.
+    MEMORY_BLOCK_DISABLED = 0x19, "memory block disabled";
+    /// The page size code is reserved.
+    BAD_PAGE_SIZE = 0x1a, "reserved page size";
+    /// The page is beyond the memory block.
+    PAGE_RANGE = 0x1b, "page beyond the memory block";
+    /// The page table could not be read.
+    PAGE_UNREADABLE = 0x1c, "page table entry unreadable";
+    /// The page table entry is disabled.
+    PAGE_DISABLED = 0x1d, "page disabled";
+    /// Memory could not be read or written at the translated address.
+    PAYLOAD_ACCESS = 0x1e, "payload not accessible";
+    /// An atomic command's address is not a multiple of its length.
+    ALIGNMENT = 0x1f, "address not aligned";
+    /// The target interface is not enabled.
+    TNI_DISABLED = 0x40, "target TNI disabled";
+    /// The target queue does not exist.
+    NO_SUCH_CQ = 0x41, "no such target queue";
+    /// The target queue is not enabled.
+    CQ_DISABLED = 0x42, "target queue disabled";
+    /// The group process ids differ.
+    GPID = 0x43, "group process ids differ";
+    /// The initiator is not in the target queue's subnet.
+    REMOTE_SUBNET = 0x44, "initiator outside the target queue's subnet";
+    /// Bus mastering is off at the target.
+    TARGET_DMA_OFF = 0x45, "bus mastering off at the target";
+    /// The target could not make sense of the TLP.
+    ILLEGAL_TLP = 0x46, "illegal TLP";
+    /// A link on the way is down.
+    LINK_DOWN = 0x50, "link down";
+    /// No answer came in time.
+    TIMEOUT = 0x51, "no answer in time";
+}
+
+/// Added to a code of 0x11 to 0x1f when the address at fault is the remote one.
+pub const REMOTE: u8 = 0x20;
+
+/// Whether the code reports an address at fault at the target.
+pub const fn is_remote_address(code: u8) -> bool {
+    code >= 0x11 + REMOTE && code <= 0x1f + REMOTE
+}
+
+/// Whether the code reports a fault of the command or memory on the initiator's side.
+///
+/// [`STEERING_TABLE_DISABLED`] counts as local: the code alone does not tell.
+pub const fn is_local(code: u8) -> bool {
+    code != SUCCESS && code <= 0x1f
+}
+
+/// A short text for a code.
+pub fn describe(code: u8) -> &'static str {
+    let base = if is_remote_address(code) { code - REMOTE } else { code };
+    ALL.iter().find(|(c, _)| *c == base).map_or("unknown result code", |(_, text)| text)
+}
