@@ -1,1 +1,27 @@
-//! Placeholder.
+//! The Tofu network between interconnect controllers: a 6D mesh/torus of nodes,
+//! the route of a packet through it, the links with their state and counters, and
+//! the carriers that take packets from one node to another.
+//!
+//! This crate knows neither registers nor virtual machines. A device hands a
+//! [`Packet`] to a [`Carrier`] and is called back through [`Deliver`] where the
+//! packet arrives or is lost.
+//!
+//! Where a fact comes from is said at the item: *IEEE Micro 2012* is Ajima et al.,
+//! "The Tofu Interconnect", IEEE Micro 32(1), 2012; *TofuD paper* is Ajima et al.,
+//! "The Tofu Interconnect D", IEEE CLUSTER 2018; *ours* marks what neither settles.
+#![forbid(unsafe_code)]
+
+mod carrier;
+mod fabric;
+mod packet;
+mod routing;
+mod topology;
+
+pub use carrier::{Carrier, Deliver, Direct, DiscardReason, Timing};
+pub use fabric::{Fabric, NoSuchLink, PortCounters, XbCounters, XbCycles};
+pub use packet::{Class, Packet};
+pub use routing::{Hop, Route, RouteError};
+pub use topology::{Axis, Link, NodeId, Port, Shape, ShapeError};
+
+/// Network interfaces (TNIs) of a node, each an end point of its crossbar.
+pub const TNIS: usize = 6;

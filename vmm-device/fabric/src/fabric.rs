@@ -1,0 +1,299 @@
+//! The state of a machine's links and crossbars.
+
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use tofu_abi::Coords;
+
+use crate::{Hop, Link, NodeId, Port, Shape, TNIS};
+
+/// Bytes that a crossbar moves in a cycle: TofuD's data path has 128 bits (TofuD paper).
+const XB_BYTES_PER_CYCLE: u64 = 16;
+
+/// There is no link at that port of that node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("node {node} has no link at port {port}")]
+pub struct NoSuchLink {
+    /// The coordinates asked for.
+    pub node: Coords,
+    /// The port asked for.
+    pub port: Port,
+}
+
+/// The links of a machine: up or down, and what went through them.
+///
+/// Any number of threads may use one at once; sending takes no lock. A node that
+/// packets have passed takes about 710 bytes, any other 24, so the largest machine
+/// starts with 9 MiB.
+///
+/// Counters never go back. A device whose counters can be cleared keeps the value at
+/// that time and subtracts.
+#[derive(Debug)]
+pub struct Fabric {
+    shape: Shape,
+    nodes: Box<[Node]>,
+    /// Held while the two ends of a link change together.
+    link_change: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    /// Bit n is set while the link at port n is down. Both ends of a link have a bit,
+    /// so that a sender looks only at its own node.
+    down: AtomicU16,
+    /// Made when the node first sends, as most nodes of a huge machine never do.
+    tx: OnceLock<Box<NodeTx>>,
+}
+
+/// What a node sent.
+#[derive(Debug, Default)]
+struct NodeTx {
+    ports: [PortTx; Port::COUNT],
+    tnis: TniTx,
+}
+
+/// What a port sent. What the other end received is the same, so it is not counted
+/// again: an atomic addition is the greater part of the cost of a hop.
+///
+/// A cache line each, since different threads send through different ports.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct PortTx {
+    tlps: AtomicU64,
+    bytes: AtomicU64,
+    system_tlps: AtomicU64,
+    discarded_normal: AtomicU64,
+    discarded_system: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct TniTx {
+    bytes: [AtomicU64; TNIS],
+}
+
+impl Node {
+    #[inline]
+    fn tx(&self) -> &NodeTx {
+        self.tx.get_or_init(Box::default)
+    }
+
+    /// The node's port, if anything was ever sent from the node.
+    fn sent(&self, port: Port) -> Option<&PortTx> {
+        self.tx.get().map(|tx| &tx.ports[port.index()])
+    }
+}
+
+impl Fabric {
+    /// The fabric of a machine of this shape, all links up, all counters 0.
+    pub fn new(shape: Shape) -> Self {
+        let nodes = (0..shape.nodes()).map(|_| Node::default()).collect();
+        Self { shape, nodes, link_change: Mutex::new(()) }
+    }
+
+    /// The machine's shape.
+    pub const fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn ends(&self, node: Coords, port: Port) -> Option<[(&Node, u16); 2]> {
+        let near = self.shape.node_id(node)?;
+        let far = self.shape.node_id(self.shape.neighbor(node, port)?)?;
+        Some([
+            (&self.nodes[near.index()], 1 << port.index()),
+            (&self.nodes[far.index()], 1 << port.opposite().index()),
+        ])
+    }
+
+    /// Takes the link at a port up or down, in both directions.
+    ///
+    /// A packet that is being sent at the same time may still see the former state.
+    ///
+    /// # Errors
+    /// [`NoSuchLink`] if the machine has no such node or nothing is at that port.
+    pub fn set_link(&self, node: Coords, port: Port, up: bool) -> Result<(), NoSuchLink> {
+        let ends = self.ends(node, port).ok_or(NoSuchLink { node, port })?;
+        let _guard = self.link_change.lock().unwrap_or_else(PoisonError::into_inner);
+        for (end, bit) in ends {
+            if up {
+                end.down.fetch_and(!bit, Relaxed);
+            } else {
+                end.down.fetch_or(bit, Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the link at a port is up; `None` if there is no link.
+    pub fn link_up(&self, node: Coords, port: Port) -> Option<bool> {
+        let [(near, bit), _] = self.ends(node, port)?;
+        Some(near.down.load(Relaxed) & bit == 0)
+    }
+
+    /// All links of the machine, each once, and whether each is up.
+    pub fn links(&self) -> impl Iterator<Item = (Link, bool)> + '_ {
+        self.shape
+            .links()
+            .map(|link| (link, self.link_up(link.from, link.port).unwrap_or_default()))
+    }
+
+    /// What a port has counted; `None` if the machine has no such node. A port without
+    /// a link counts nothing.
+    pub fn port_counters(&self, node: NodeId, port: Port) -> Option<PortCounters> {
+        let near = self.nodes.get(node.index())?;
+        let mut counters = PortCounters::default();
+        if let Some(sent) = near.sent(port) {
+            counters.send_tlp = sent.tlps.load(Relaxed);
+            counters.send_bytes = sent.bytes.load(Relaxed);
+            counters.send_system = sent.system_tlps.load(Relaxed);
+            counters.tx_discard_normal = sent.discarded_normal.load(Relaxed);
+            counters.tx_discard_system = sent.discarded_system.load(Relaxed);
+            counters.cut_through = counters.send_tlp;
+            counters.recv_dllp = counters.send_tlp;
+        }
+        if let Some(received) = self.received(node, port) {
+            counters.recv_tlp = received.tlps.load(Relaxed);
+            counters.recv_bytes = received.bytes.load(Relaxed);
+            counters.recv_system = received.system_tlps.load(Relaxed);
+            counters.send_dllp = counters.recv_tlp;
+        }
+        Some(counters)
+    }
+
+    /// The sending port at the other end of a port's link.
+    fn received(&self, node: NodeId, port: Port) -> Option<&PortTx> {
+        let far = self.shape.neighbor(self.shape.coords(node)?, port)?;
+        self.nodes[self.shape.node_id(far)?.index()].sent(port.opposite())
+    }
+
+    /// What a node's crossbar has counted; `None` if the machine has no such node.
+    pub fn xb_counters(&self, node: NodeId) -> Option<XbCounters> {
+        let tx = self.nodes.get(node.index())?.tx.get();
+        let cycles = |bytes: &AtomicU64| XbCycles {
+            data: bytes.load(Relaxed) / XB_BYTES_PER_CYCLE,
+            wait: 0,
+        };
+        Some(XbCounters {
+            tni: std::array::from_fn(|tni| {
+                tx.map_or_else(XbCycles::default, |tx| cycles(&tx.tnis.bytes[tni]))
+            }),
+            port: Port::ALL.map(|port| {
+                self.received(node, port)
+                    .map_or_else(XbCycles::default, |received| cycles(&received.bytes))
+            }),
+        })
+    }
+
+    /// Counts what a TNI hands to its node's crossbar. A TNI that a node does not have
+    /// counts nothing.
+    #[inline]
+    pub(crate) fn count_injected(&self, node: NodeId, tni: u8, bytes: u64) {
+        if let Some(counter) = self.nodes[node.index()].tx().tnis.bytes.get(usize::from(tni)) {
+            counter.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// Sends over a hop's link and counts it at both ends; false if the link is down,
+    /// which counts as discarded at the sending port.
+    #[inline]
+    pub(crate) fn send(&self, hop: Hop, system: bool, tlps: u32, bytes: u64) -> bool {
+        let node = &self.nodes[hop.from.index()];
+        let port = &node.tx().ports[hop.port.index()];
+        let tlps = u64::from(tlps);
+        if node.down.load(Relaxed) & 1 << hop.port.index() != 0 {
+            let discarded = if system { &port.discarded_system } else { &port.discarded_normal };
+            discarded.fetch_add(tlps, Relaxed);
+            return false;
+        }
+        port.tlps.fetch_add(tlps, Relaxed);
+        port.bytes.fetch_add(bytes, Relaxed);
+        if system {
+            port.system_tlps.fetch_add(tlps, Relaxed);
+        }
+        true
+    }
+}
+
+/// A snapshot of a port's counters; one for each counter in the TofuD register map,
+/// except the port's free-running clock.
+///
+/// The counters are read one after another, so those of a busy port may be a few
+/// packets apart. The direct carrier knows neither transmission errors nor filters nor
+/// full buffers, so the counters of these stay 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Cycles in which each virtual channel had no credit to send.
+    pub zero_credit: [u64; 4],
+    /// Data-link-layer packets sent. The direct carrier counts one ACK for each TLP
+    /// received and no credit updates (ours).
+    pub send_dllp: u64,
+    /// TLPs sent, system TLPs among them.
+    pub send_tlp: u64,
+    /// Bytes of the TLPs sent, with their routing headers.
+    pub send_bytes: u64,
+    /// System TLPs sent.
+    pub send_system: u64,
+    /// Nullified TLPs sent.
+    pub send_nullified: u64,
+    /// System TLPs that could not be sent as the link was down.
+    pub tx_discard_system: u64,
+    /// Other TLPs that could not be sent as the link was down.
+    pub tx_discard_normal: u64,
+    /// TLPs that the sending filter held back.
+    pub tx_filtered: u64,
+    /// TLPs sent on before they were complete: with the direct carrier, all (ours).
+    pub cut_through: u64,
+    /// TLPs that this port marked as bad while it sent them.
+    pub generate_nullified: u64,
+    /// Data-link-layer packets received: see `send_dllp`.
+    pub recv_dllp: u64,
+    /// TLPs received, system TLPs among them.
+    pub recv_tlp: u64,
+    /// Bytes of the TLPs received, with their routing headers.
+    pub recv_bytes: u64,
+    /// System TLPs received.
+    pub recv_system: u64,
+    /// Nullified TLPs received.
+    pub recv_nullified: u64,
+    /// System TLPs received and discarded.
+    pub rx_discard_system: u64,
+    /// Other TLPs received and discarded.
+    pub rx_discard_normal: u64,
+    /// TLPs that the receiving filter held back.
+    pub rx_filtered: u64,
+    /// Nullified TLPs discarded.
+    pub rx_discard_nullified: u64,
+    /// Frames with a wrong link CRC.
+    pub lcrc_errors: u64,
+    /// Errors corrected in the retry buffer.
+    pub retry_buffer_ce: u64,
+    /// Errors corrected in the receive buffers.
+    pub receive_buffer_ce: u64,
+    /// Errors corrected in the crossbar.
+    pub xb_ce: u64,
+    /// Frames that were neither acknowledged nor refused in time.
+    pub ack_timeouts: u64,
+    /// Slices with a wrong check sequence, by lane.
+    pub slice_fcs_errors: [u64; 2],
+}
+
+/// Cycles counted at one input of a crossbar.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XbCycles {
+    /// Cycles in which data moved: bytes on the wire / 16.
+    pub data: u64,
+    /// Cycles in which data waited for its output. The direct carrier never waits.
+    pub wait: u64,
+}
+
+/// Cycles at all inputs of a node's crossbar.
+///
+/// The register map has one pair of counters for each TNI and port; that they count
+/// what comes into the crossbar from there is ours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XbCounters {
+    /// What each TNI sent.
+    pub tni: [XbCycles; TNIS],
+    /// What each port received.
+    pub port: [XbCycles; Port::COUNT],
+}
