@@ -6,7 +6,7 @@ use crate::bitfield;
 
 /// Coordinates of a node in the 6D mesh/torus.
 ///
-/// X, Y, Z take 0 to 31, A and C 0 or 1, B 0 to 2 (spec: TOFU NODE_ADDRESS). The
+/// X, Y, Z take 0 to 31, A and C 0 or 1, B 0 to 2 (TofuD register map: NODE_ADDRESS). The
 /// fields are public and unchecked: a descriptor may carry any byte, and whoever
 /// acts on it must check the coordinates against the machine's shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -76,7 +76,7 @@ impl Path {
 }
 
 bitfield! {
-    /// A *CQ-STag-offset* word: where in which registered memory (spec: transmit
+    /// A *CQ-STag-offset* word: where in which registered memory (TofuD transmit
     /// descriptors, qwords 2 and 3; the same bits as a uTofu STADD).
     pub struct StagOffset {
         /// Byte offset within the STag's address space.
