@@ -97,21 +97,19 @@ impl Direct {
 impl<B> Carrier<B> for Direct {
     fn inject(&self, mut packet: Packet<B>, out: &mut dyn Deliver<B>) {
         let shape = self.fabric.shape();
-        let Some(mut at) = shape.node_id(packet.src) else {
-            out.discarded(NodeId::NOWHERE, None, DiscardReason::NoSuchNode, packet);
-            return;
-        };
         let route = match shape.route(packet.src, packet.dst, packet.path, packet.class) {
             Ok(route) => route,
-            Err(RouteError::Source(_) | RouteError::Target(_)) => {
-                out.discarded(at, None, DiscardReason::NoSuchNode, packet);
-                return;
-            }
-            Err(RouteError::Path(_)) => {
-                out.discarded(at, None, DiscardReason::NoSuchPath, packet);
+            Err(error) => {
+                let at = shape.node_id(packet.src).unwrap_or(NodeId::NOWHERE);
+                let reason = match error {
+                    RouteError::Source(_) | RouteError::Target(_) => DiscardReason::NoSuchNode,
+                    RouteError::Path(_) => DiscardReason::NoSuchPath,
+                };
+                out.discarded(at, None, reason, packet);
                 return;
             }
         };
+        let mut at = route.node();
         self.fabric.count_injected(at, packet.src_tni, packet.bytes);
         let mut hops = 0;
         let mut dead = None;

@@ -95,9 +95,15 @@ impl<'a> Route<'a> {
         }
     }
 
+    /// The node that the hops taken so far have led to.
+    #[inline]
+    pub const fn node(&self) -> NodeId {
+        NodeId(self.id)
+    }
+
     /// Starts the next leg that has hops; false if there is none.
     #[inline]
-    fn next_leg(&mut self) -> bool {
+    fn start_leg(&mut self) -> bool {
         while let Some(&axis) = LEGS.get(self.next_leg) {
             let to = match (self.next_leg, axis) {
                 (0..FIRST_XYZ_LEG, Axis::A) => self.path.a,
@@ -132,7 +138,7 @@ impl Iterator for Route<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Hop> {
-        if self.left == 0 && !self.next_leg() {
+        if self.left == 0 && !self.start_leg() {
             return None;
         }
         let last = self.shape.len(self.axis) - 1;

@@ -1,0 +1,95 @@
+//! What several of the tests need.
+
+use proptest::prelude::*;
+use tofu_abi::{Coords, Path};
+use tofu_fabric::{Axis, Class, Hop, Route, Shape};
+
+pub(crate) fn shape(len: [u8; 6]) -> Shape {
+    Shape::new(len).expect("lengths are within limits")
+}
+
+/// Whether this is one of the scalable axes.
+pub(crate) fn is_xyz(axis: Axis) -> bool {
+    matches!(axis, Axis::X | Axis::Y | Axis::Z)
+}
+
+/// A hop and where in its route it is, worked out from the nodes that the route
+/// visits and not from how the router found them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) hop: Hop,
+    pub(crate) class: Class,
+    /// 0 on the way to the path's A, B, C; 1 on X, Y, Z; 2 after.
+    pub(crate) stage: u8,
+    /// The packet has crossed the date line of this axis, at this hop at the latest.
+    pub(crate) crossed: bool,
+    /// The packet leaves this axis after this hop.
+    pub(crate) last_on_axis: bool,
+}
+
+/// Replaces `steps` by those of a route.
+pub(crate) fn trace(
+    shape: &Shape,
+    route: Route<'_>,
+    path: Path,
+    class: Class,
+    steps: &mut Vec<Step>,
+) {
+    let at = |hop: &Hop| {
+        let from = shape.coords(hop.from).expect("the route stays in the machine");
+        let to = shape.coords(hop.to).expect("the route stays in the machine");
+        (from, to)
+    };
+    steps.clear();
+    let mut stage = 0;
+    for hop in route {
+        let (from, to) = at(&hop);
+        if stage == 0 && from.default_path() == path {
+            stage = 1;
+        }
+        let axis = hop.port.axis();
+        if stage == 1 && !is_xyz(axis) {
+            stage = 2;
+        }
+        let wrapped = from.to_array()[axis.index()].abs_diff(to.to_array()[axis.index()]) > 1
+            || (shape.len(axis) == 2 && hop.port == axis.port(true) && to < from)
+            || (shape.len(axis) == 2 && hop.port == axis.port(false) && to > from);
+        let mut crossed = wrapped;
+        if let Some(before) = steps.last_mut() {
+            let same_leg = before.stage == stage && before.hop.port == hop.port;
+            before.last_on_axis = !same_leg;
+            crossed |= same_leg && before.crossed;
+        }
+        steps.push(Step { hop, class, stage, crossed, last_on_axis: true });
+    }
+}
+
+/// The shapes with these lengths of X, Y, Z and each of the three a torus or a mesh,
+/// without the doubles that axes of length 1 would make.
+pub(crate) fn tori_and_meshes(len: [u8; 6]) -> impl Iterator<Item = Shape> {
+    (0..8u8)
+        .map(|bits| [0, 1, 2].map(|axis| bits >> axis & 1 != 0))
+        .filter(move |torus| (0..3).all(|axis| len[axis] > 1 || torus[axis]))
+        .map(move |torus| shape(len).with_torus(torus))
+}
+
+/// Any shape a machine can have.
+pub(crate) fn any_shape() -> impl Strategy<Value = Shape> {
+    let lengths = (1..=32u8, 1..=32u8, 1..=32u8, 1..=2u8, 1..=3u8, 1..=2u8);
+    (lengths, any::<[bool; 3]>())
+        .prop_map(|((x, y, z, a, b, c), torus)| shape([x, y, z, a, b, c]).with_torus(torus))
+}
+
+pub(crate) fn any_coords(shape: &Shape) -> impl Strategy<Value = Coords> + use<> {
+    let len = Axis::ALL.map(|axis| shape.len(axis));
+    any::<[u8; 6]>()
+        .prop_map(move |raw| Coords::from_array(std::array::from_fn(|i| raw[i] % len[i])))
+}
+
+/// Any shape, two of its nodes and one of its paths.
+pub(crate) fn any_journey() -> impl Strategy<Value = (Shape, Coords, Coords, Path)> {
+    any_shape().prop_flat_map(|shape| {
+        let via = any_coords(&shape).prop_map(|coords| coords.default_path());
+        (Just(shape), any_coords(&shape), any_coords(&shape), via)
+    })
+}

@@ -1,0 +1,285 @@
+//! Freedom from deadlock: the graph of which channel waits for which has no cycle.
+//!
+//! A channel is a virtual channel of a link in one direction. A packet that holds one
+//! waits for the next channel of its route. A request at its target holds its last
+//! channel until the target has taken it in, for which it may need to send a response
+//! first; so the target's interface is in the graph too, after the requests that end
+//! there and before the responses that begin there.
+
+use proptest::prelude::*;
+use tofu_abi::{Coords, Path};
+use tofu_fabric::{Axis, Class, Port, Shape};
+
+use crate::common::{Step, any_journey, is_xyz, shape, tori_and_meshes, trace};
+
+const VCS: usize = 4;
+/// Vertices of a node: what leaves it by each port and channel, and its interface.
+const SLOTS: usize = Port::COUNT * VCS + 1;
+const INTERFACE: usize = SLOTS - 1;
+
+/// Who waits for whom.
+struct Graph {
+    /// For each vertex, the node at which all that it waits for is.
+    head: Vec<u32>,
+    /// For each vertex, a set of slots of that node.
+    waits_for: Vec<u64>,
+}
+
+impl Graph {
+    /// The graph of all routes of a shape, for both classes, with channels given to
+    /// hops by `vc`.
+    fn build(shape: &Shape, vc: impl Fn(&Step) -> u8) -> Self {
+        let vertices = shape.nodes() as usize * SLOTS;
+        let mut graph = Self { head: vec![0; vertices], waits_for: vec![0; vertices] };
+        let mut steps = Vec::new();
+        for from in shape.iter() {
+            for to in shape.iter() {
+                for path in shape.paths() {
+                    for class in [Class::Request, Class::Response] {
+                        let route = shape.route(from, to, path, class).expect("a route");
+                        trace(shape, route, path, class, &mut steps);
+                        graph.add(shape, from, class, &steps, &vc);
+                    }
+                }
+            }
+        }
+        graph
+    }
+
+    fn add(
+        &mut self,
+        shape: &Shape,
+        from: Coords,
+        class: Class,
+        steps: &[Step],
+        vc: impl Fn(&Step) -> u8,
+    ) {
+        let mut holds = None;
+        if class == Class::Response {
+            let node = shape.node_id(from).expect("a node");
+            let vertex = node.index() * SLOTS + INTERFACE;
+            self.head[vertex] = node.0;
+            holds = Some(vertex);
+        }
+        for step in steps {
+            let slot = step.hop.port.index() * VCS + usize::from(vc(step));
+            let vertex = step.hop.from.index() * SLOTS + slot;
+            self.head[vertex] = step.hop.to.0;
+            if let Some(before) = holds.replace(vertex) {
+                self.waits_for[before] |= 1 << slot;
+            }
+        }
+        if let (Class::Request, Some(last)) = (class, holds) {
+            self.waits_for[last] |= 1 << INTERFACE;
+        }
+    }
+
+    fn successors(&self, vertex: usize) -> impl Iterator<Item = usize> + use<> {
+        let (head, set) = (self.head[vertex] as usize * SLOTS, self.waits_for[vertex]);
+        (0..SLOTS).filter(move |slot| set >> slot & 1 != 0).map(move |slot| head + slot)
+    }
+
+    /// Kahn's algorithm: takes away what nothing waits for any more until nothing is
+    /// left, or only cycles and what lies behind them.
+    fn is_acyclic(&self) -> bool {
+        let mut waiting = vec![0u32; self.head.len()];
+        for vertex in 0..self.head.len() {
+            for next in self.successors(vertex) {
+                waiting[next] += 1;
+            }
+        }
+        let mut free: Vec<usize> = (0..waiting.len()).filter(|&v| waiting[v] == 0).collect();
+        let mut taken = 0;
+        while let Some(vertex) = free.pop() {
+            taken += 1;
+            for next in self.successors(vertex) {
+                waiting[next] -= 1;
+                if waiting[next] == 0 {
+                    free.push(next);
+                }
+            }
+        }
+        taken == self.head.len()
+    }
+}
+
+/// Date-line scheduling without look-ahead, which the look-ahead must not be worse than.
+fn date_line_only(step: &Step) -> u8 {
+    step.class.first_vc() + u8::from(step.stage == 2 || step.stage == 1 && step.crossed)
+}
+
+fn assert_free_of_deadlock(shape: &Shape) {
+    assert!(Graph::build(shape, |step| step.hop.vc).is_acyclic(), "{shape:?}");
+    assert!(Graph::build(shape, date_line_only).is_acyclic(), "{shape:?}, date line only");
+}
+
+#[test]
+fn no_cycle_in_any_xyz_box_up_to_5x5x5() {
+    for (x, y, z) in
+        (1..=5).flat_map(|x| (1..=5).flat_map(move |y| (1..=5).map(move |z| (x, y, z))))
+    {
+        for shape in tori_and_meshes([x, y, z, 1, 1, 1]) {
+            assert_free_of_deadlock(&shape);
+        }
+    }
+}
+
+#[test]
+fn no_cycle_in_any_abc_block_with_xyz_up_to_2x2x2() {
+    for abc in 0..12 {
+        let (a, b, c) = (1 + abc % 2, 1 + abc / 4, 1 + abc / 2 % 2);
+        for xyz in 0..8 {
+            let (x, y, z) = (1 + xyz % 2, 1 + xyz / 2 % 2, 1 + xyz / 4);
+            for shape in tori_and_meshes([x, y, z, a, b, c]) {
+                assert_free_of_deadlock(&shape);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_cycle_on_any_single_axis() {
+    for n in 1..=32 {
+        for len in [[n, 1, 1, 1, 1, 1], [1, n, 1, 1, 1, 1], [1, 1, n, 1, 1, 1]] {
+            for shape in tori_and_meshes(len) {
+                assert_free_of_deadlock(&shape);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_cycle_in_larger_machines() {
+    for len in [[2, 2, 4, 2, 3, 2], [1, 1, 16, 2, 3, 2], [8, 6, 4, 1, 1, 1]] {
+        assert_free_of_deadlock(&shape(len));
+    }
+}
+
+#[test]
+fn broken_rules_give_cycles() {
+    // The shortest ring on which a packet goes on after a hop has four nodes.
+    let ring = shape([4, 1, 1, 1, 1, 1]);
+    let one_channel_on_rings = |step: &Step| step.class.first_vc() + u8::from(step.stage == 2);
+    assert!(!Graph::build(&ring, one_channel_on_rings).is_acyclic());
+    let mesh = ring.with_torus([false; 3]);
+    assert!(Graph::build(&mesh, one_channel_on_rings).is_acyclic(), "a mesh has no ring");
+
+    // With look-ahead alone, three hops in a row are the first to wait in a circle.
+    let look_ahead_only = |step: &Step| {
+        step.class.first_vc() + u8::from(step.stage == 2 || step.stage == 1 && step.last_on_axis)
+    };
+    assert!(!Graph::build(&shape([6, 1, 1, 1, 1, 1]), look_ahead_only).is_acyclic());
+
+    let one_channel_on_abc = |step: &Step| match step.stage {
+        2 => step.class.first_vc(),
+        _ => step.hop.vc,
+    };
+    assert!(!Graph::build(&shape([2, 1, 1, 2, 1, 1]), one_channel_on_abc).is_acyclic());
+
+    let classes_together = |step: &Step| step.hop.vc % 2;
+    assert!(!Graph::build(&shape([2, 1, 1, 1, 1, 1]), classes_together).is_acyclic());
+}
+
+/// A number for each channel that every route passes in strictly rising order: which
+/// leg of a route the channel belongs to, then how far along the axis it is, the
+/// second virtual channel beginning at the date line behind the end of the first.
+fn rank(shape: &Shape, step: &Step) -> (u8, usize) {
+    let axis = step.hop.port.axis();
+    let second = step.hop.vc % 2 == 1;
+    let leg = match (axis, second) {
+        (Axis::B, false) => 0,
+        (Axis::C, false) => 1,
+        (Axis::A, false) => 2,
+        (Axis::X, _) => 3,
+        (Axis::Y, _) => 4,
+        (Axis::Z, _) => 5,
+        (Axis::A, true) => 6,
+        (Axis::C, true) => 7,
+        (Axis::B, true) => 8,
+    };
+    let len = usize::from(shape.len(axis));
+    let at = shape.coords(step.hop.from).expect("a node").to_array()[axis.index()].into();
+    let along = if step.hop.port == axis.port(true) { at } else { len - 1 - at };
+    (leg, if second { len + (along + 1) % len } else { along })
+}
+
+fn assert_ranks_rise(shape: &Shape, from: Coords, to: Coords, path: Path) {
+    let mut steps = Vec::new();
+    for class in [Class::Request, Class::Response] {
+        let route = shape.route(from, to, path, class).expect("a route");
+        trace(shape, route, path, class, &mut steps);
+        assert!(
+            steps.is_sorted_by(|a, b| rank(shape, a) < rank(shape, b)),
+            "{shape:?}: {from} to {to} by {path:?}"
+        );
+        for step in &steps {
+            assert_eq!(step.hop.vc / 2, class.first_vc() / 2, "classes stay apart");
+        }
+    }
+}
+
+/// The whole of the argument for one axis of any length: see the reference manual.
+#[test]
+fn ranks_rise_along_every_leg_of_every_axis() {
+    for axis in [Axis::X, Axis::Y, Axis::Z] {
+        for n in 2..=axis.max_len() {
+            let mut len = [1; 6];
+            len[axis.index()] = n;
+            for shape in tori_and_meshes(len) {
+                for from in shape.iter() {
+                    for to in shape.iter() {
+                        assert_ranks_rise(&shape, from, to, Path::default());
+                    }
+                }
+            }
+        }
+    }
+    for from in Shape::UNIT.iter() {
+        for to in Shape::UNIT.iter() {
+            for path in Shape::UNIT.paths() {
+                assert_ranks_rise(&Shape::UNIT, from, to, path);
+            }
+        }
+    }
+}
+
+proptest! {
+    /// With it, no leg depends on another: what one axis was seen to do, it does in any
+    /// machine.
+    #[test]
+    fn each_leg_of_xyz_is_as_on_a_machine_of_that_axis_alone(
+        (shape, from, to, path) in any_journey(),
+    ) {
+        let class = Class::Request;
+        let hops: Vec<_> = shape.route(from, to, path, class).unwrap().collect();
+        for axis in [Axis::X, Axis::Y, Axis::Z] {
+            let mut len = [1; 6];
+            len[axis.index()] = shape.len(axis);
+            let alone = Shape::new(len).unwrap().with_torus([shape.wraps(axis); 3]);
+            let project = |coords: Coords| {
+                let mut only = [0; 6];
+                only[axis.index()] = coords.to_array()[axis.index()];
+                Coords::from_array(only)
+            };
+            let expected: Vec<_> = alone
+                .route(project(from), project(to), Path::default(), class)
+                .unwrap()
+                .map(|hop| (hop.port, hop.vc))
+                .collect();
+            let found: Vec<_> = hops
+                .iter()
+                .filter(|hop| hop.port.axis() == axis)
+                .map(|hop| (hop.port, hop.vc))
+                .collect();
+            prop_assert_eq!(found, expected);
+        }
+        for hop in hops {
+            prop_assert!(is_xyz(hop.port.axis()) || shape.len(hop.port.axis()) > 1);
+        }
+    }
+
+    #[test]
+    fn ranks_rise_along_any_route((shape, from, to, path) in any_journey()) {
+        assert_ranks_rise(&shape, from, to, path);
+    }
+}
