@@ -1,1 +1,37 @@
-//! Placeholder.
+//! Driver core for the Tofu interconnect controller (ICC).
+//!
+//! The core knows the registers, queues and tables of the device and nothing about where
+//! it runs: a [`Platform`] gives it the register space, memory for DMA, interrupts and a
+//! clock. The same code drives the device from a test in the same process, from a
+//! bare-metal guest and from a Linux process.
+//!
+//! In the order of use:
+//!
+//! 1. [`Device::probe`] finds out which node this is; [`Device::tni`] enables network
+//!    interfaces.
+//! 2. [`Cq::open`] brings up a control queue with its rings and translation tables.
+//! 3. [`Cq::register`] gives memory an STag, so that local and remote commands can name it.
+//! 4. [`Order`] builds a command, [`Cq::post`] queues it, [`Cq::doorbell`] starts it.
+//! 5. [`Cq::poll_tcq`] and [`Cq::poll_mrq`] reap completions and notices; [`Cq::wait`]
+//!    sleeps until there is something to reap.
+//!
+//! Registers are only touched while setting up and tearing down. On the hot path it is
+//! memory alone, except for the doorbell and, once for each quarter of a message receive
+//! queue, MRQ_FULL_POINTER: in a guest, a register access may cost an exit to the VMM.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod cq;
+mod device;
+mod order;
+mod platform;
+mod tables;
+pub mod topology;
+
+pub use cq::{Completion, Cq, CqConfig, CqException, Full, Notice, OpenError, WaitError};
+pub use device::{Device, DeviceError, IrqUnit, TimedOut, Tni};
+pub use order::{BadPiggyback, Order, Target};
+pub use platform::{DmaBuffer, DmaError, IrqError, Platform};
+pub use tables::{Access, MemoryRange, Stag, StagError};

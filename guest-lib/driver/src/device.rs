@@ -1,0 +1,266 @@
+//! The device as a whole: probe, network interfaces, interrupt units.
+
+use alloc::sync::Arc;
+use core::fmt;
+
+use tofu_abi::Coords;
+use tofu_abi::regs::{
+    CqsReg, NUM_TNI, NodeAddress, Register, TniReg, TniState, TofuReg, cqs_page, tni_base, tofu,
+};
+
+use crate::platform::Platform;
+
+/// How long a register may take to follow a command: 3 s, as in the public kernel driver.
+pub(crate) const REGISTER_TIMEOUT_NS: u64 = 3_000_000_000;
+
+/// A register did not reach the expected state within 3 s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimedOut {
+    /// The state that was waited for.
+    pub what: &'static str,
+    /// Last value of the register.
+    pub value: u64,
+}
+
+impl fmt::Display for TimedOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "timed out waiting for {} (register {:#x})", self.what, self.value)
+    }
+}
+
+impl core::error::Error for TimedOut {}
+
+/// Why a device or one of its network interfaces cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceError {
+    /// NODE_ADDRESS reads as nothing that an ICC has: there is no device behind BAR0, or
+    /// its memory decoding is off.
+    NotPresent {
+        /// What NODE_ADDRESS read.
+        node_address: u64,
+    },
+    /// There is no such network interface.
+    NoSuchTni(u8),
+    /// A network interface did not get to work.
+    Tni(TimedOut),
+}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPresent { node_address } => {
+                write!(f, "no Tofu device: NODE_ADDRESS reads {node_address:#x}")
+            }
+            Self::NoSuchTni(tni) => write!(f, "there is no TNI {tni}"),
+            Self::Tni(e) => e.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for DeviceError {}
+
+/// A probed device. Clones stand for the same device.
+#[derive(Debug)]
+pub struct Device<P> {
+    platform: Arc<P>,
+    coords: Coords,
+}
+
+impl<P> Clone for Device<P> {
+    fn clone(&self) -> Self {
+        Self { platform: Arc::clone(&self.platform), coords: self.coords }
+    }
+}
+
+impl<P: Platform> Device<P> {
+    /// Takes over the device behind `platform` and reads its coordinates.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::NotPresent`] if the register space does not look like an ICC's.
+    pub fn probe(platform: P) -> Result<Self, DeviceError> {
+        let raw = platform.bar0_read64(tofu(TofuReg::NodeAddress));
+        let address = NodeAddress(raw);
+        let coords = address.coords();
+        // A missing device reads as all ones. B has a third value only up to 2.
+        if NodeAddress::from_coords(coords).0 != raw || coords.b > 2 {
+            return Err(DeviceError::NotPresent { node_address: raw });
+        }
+        Ok(Self { platform: Arc::new(platform), coords })
+    }
+
+    /// Coordinates of the node.
+    pub fn coords(&self) -> Coords {
+        self.coords
+    }
+
+    /// What the device is driven through.
+    pub fn platform(&self) -> &P {
+        &self.platform
+    }
+
+    /// A network interface, 0 to 5.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::NoSuchTni`] for others.
+    pub fn tni(&self, tni: u8) -> Result<Tni<'_, P>, DeviceError> {
+        if usize::from(tni) < NUM_TNI {
+            Ok(Tni { device: self, tni })
+        } else {
+            Err(DeviceError::NoSuchTni(tni))
+        }
+    }
+
+    /// Interrupt registers of the links (TNR, MSI-X vector 0).
+    pub fn tnr_irq(&self) -> IrqUnit<'_, P> {
+        IrqUnit {
+            platform: &self.platform,
+            irr: tofu(TofuReg::TnrIrr),
+            imr: tofu(TofuReg::TnrImr),
+            irc: tofu(TofuReg::TnrIrc),
+            imc: tofu(TofuReg::TnrImc),
+        }
+    }
+
+    /// Interrupt registers of a control queue.
+    pub(crate) fn cqs_irq(&self, tni: u8, cq: u8) -> IrqUnit<'_, P> {
+        let page = cqs_page(tni, cq);
+        IrqUnit {
+            platform: &self.platform,
+            irr: page + CqsReg::Irr.offset(),
+            imr: page + CqsReg::Imr.offset(),
+            irc: page + CqsReg::Irc.offset(),
+            imc: page + CqsReg::Imc.offset(),
+        }
+    }
+
+    /// Reads a register.
+    pub fn read(&self, register: Register) -> u64 {
+        self.platform.bar0_read64(register.offset())
+    }
+
+    /// Writes a register. For registers that no other part of the driver keeps.
+    pub fn write(&self, register: Register, value: u64) {
+        self.platform.bar0_write64(register.offset(), value);
+    }
+
+    /// Reads the register at `offset` until `done` says so, for 3 s at most.
+    pub(crate) fn poll_register(
+        &self,
+        offset: u64,
+        what: &'static str,
+        done: impl Fn(u64) -> bool,
+    ) -> Result<u64, TimedOut> {
+        let start = self.platform.now_ns();
+        loop {
+            let value = self.platform.bar0_read64(offset);
+            if done(value) {
+                return Ok(value);
+            }
+            if self.platform.now_ns().saturating_sub(start) > REGISTER_TIMEOUT_NS {
+                return Err(TimedOut { what, value });
+            }
+            self.platform.relax();
+        }
+    }
+}
+
+/// A network interface of a device.
+#[derive(Debug)]
+pub struct Tni<'a, P> {
+    device: &'a Device<P>,
+    tni: u8,
+}
+
+impl<P: Platform> Tni<'_, P> {
+    fn read(&self, reg: TniReg) -> u64 {
+        self.device.platform.bar0_read64(tni_base(self.tni) + reg.offset())
+    }
+
+    fn set_enable(&self, on: bool, state: TniState, what: &'static str) -> Result<(), DeviceError> {
+        let base = tni_base(self.tni);
+        self.device.platform.bar0_write64(base + TniReg::Enable.offset(), on.into());
+        self.device
+            .poll_register(base + TniReg::State.offset(), what, |v| v & 3 == state as u64)
+            .map(drop)
+            .map_err(DeviceError::Tni)
+    }
+
+    /// Enables the interface and waits until it is at work.
+    ///
+    /// # Errors
+    ///
+    /// If it does not get there within 3 s.
+    pub fn enable(&self) -> Result<(), DeviceError> {
+        self.set_enable(true, TniState::Normal, "TNI STATE normal")
+    }
+
+    /// Disables the interface: what arrives for its queues ends with an error.
+    ///
+    /// # Errors
+    ///
+    /// If it does not stop within 3 s.
+    pub fn disable(&self) -> Result<(), DeviceError> {
+        self.set_enable(false, TniState::Disable, "TNI STATE disabled")
+    }
+
+    /// Which control queues exist, one bit each.
+    pub fn cq_present(&self) -> u64 {
+        self.read(TniReg::CqPresent)
+    }
+
+    /// Interrupt registers of the interface.
+    pub fn irq(&self) -> IrqUnit<'_, P> {
+        let base = tni_base(self.tni);
+        IrqUnit {
+            platform: &self.device.platform,
+            irr: base + TniReg::Irr.offset(),
+            imr: base + TniReg::Imr.offset(),
+            irc: base + TniReg::Irc.offset(),
+            imc: base + TniReg::Imc.offset(),
+        }
+    }
+}
+
+/// The interrupt registers of one unit (CQS, TNI or TNR).
+#[derive(Debug)]
+pub struct IrqUnit<'a, P> {
+    platform: &'a P,
+    irr: u64,
+    imr: u64,
+    irc: u64,
+    imc: u64,
+}
+
+impl<P: Platform> IrqUnit<'_, P> {
+    /// Masks everything, forgets what is pending, then unmasks `wanted`: the order of the
+    /// public kernel driver.
+    pub fn reset(&self, wanted: u64) {
+        self.platform.bar0_write64(self.imr, u64::MAX);
+        self.platform.bar0_write64(self.irc, u64::MAX);
+        if wanted != 0 {
+            self.platform.bar0_write64(self.imc, wanted);
+        }
+    }
+
+    /// Pending requests, masked ones too.
+    pub fn pending(&self) -> u64 {
+        self.platform.bar0_read64(self.irr)
+    }
+
+    /// Clears pending requests.
+    pub fn clear(&self, bits: u64) {
+        self.platform.bar0_write64(self.irc, bits);
+    }
+
+    /// Masks requests.
+    pub fn mask(&self, bits: u64) {
+        self.platform.bar0_write64(self.imr, bits);
+    }
+
+    /// Unmasks requests; those that are pending fire.
+    pub fn unmask(&self, bits: u64) {
+        self.platform.bar0_write64(self.imc, bits);
+    }
+}

@@ -1,0 +1,135 @@
+//! What the driver needs from the place it runs in.
+
+use core::fmt;
+use core::sync::atomic::Ordering;
+
+/// A device's surroundings: its registers, memory that it can reach, interrupts, a clock.
+///
+/// One platform belongs to one device. Methods take `&self` because control queues of one
+/// device may be driven by several threads.
+pub trait Platform {
+    /// Memory that both the driver and the device can access.
+    type Dma: DmaBuffer;
+
+    /// Reads the register at byte `offset` of BAR0. `offset` is a multiple of 8.
+    fn bar0_read64(&self, offset: u64) -> u64;
+
+    /// Writes the register at byte `offset` of BAR0. `offset` is a multiple of 8.
+    ///
+    /// Memory writes that came before are visible to the device when it sees this one.
+    fn bar0_write64(&self, offset: u64, value: u64);
+
+    /// Like [`Platform::bar0_write64`], for the registers of the user pages of control
+    /// queues, to which a platform may have a shorter way.
+    fn doorbell_write64(&self, offset: u64, value: u64) {
+        self.bar0_write64(offset, value);
+    }
+
+    /// Allocates `size` bytes of zeroed memory at a device address that is a multiple of
+    /// `align`, a power of two. The memory is contiguous for the device.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such memory left.
+    fn alloc_dma(&self, size: usize, align: usize) -> Result<Self::Dma, DmaError>;
+
+    /// Makes MSI-X vector `vector` (see [`tofu_abi::irq::vector`]) usable with
+    /// [`Platform::irq_wait`].
+    ///
+    /// # Errors
+    ///
+    /// If the platform has no interrupt left for it.
+    fn irq_enable(&self, vector: u16) -> Result<(), IrqError>;
+
+    /// Waits until `vector` has fired since the last call that returned `true`, for at most
+    /// `timeout_ns` nanoseconds; returns whether it has. A `true` consumes the event.
+    ///
+    /// An interrupt between two calls is remembered, so none is lost.
+    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool;
+
+    /// A monotonic clock in nanoseconds.
+    fn now_ns(&self) -> u64;
+
+    /// Called in loops that wait for the device to change memory or a register.
+    ///
+    /// The default is a hint to the processor. A platform whose device has no threads of
+    /// its own lets it work here.
+    fn relax(&self) {
+        core::hint::spin_loop();
+    }
+}
+
+/// Memory shared with a device, freed when dropped.
+///
+/// The device may change it at any time, so there are no references to its contents, only
+/// loads, stores and copies. Values are little endian in memory. Offsets must be within the
+/// buffer and, for the typed accesses, aligned; accesses that are not panic, as for a slice:
+/// offsets come from the driver, never from the device.
+pub trait DmaBuffer {
+    /// Address at which the device sees the first byte.
+    fn device_addr(&self) -> u64;
+
+    /// Size in bytes.
+    fn len(&self) -> usize;
+
+    /// Whether the buffer has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Loads 8 bytes in one access.
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64;
+
+    /// Stores 8 bytes in one access.
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering);
+
+    /// Loads 4 bytes in one access.
+    fn load_u32(&self, offset: usize, order: Ordering) -> u32;
+
+    /// Stores 4 bytes in one access.
+    fn store_u32(&self, offset: usize, value: u32, order: Ordering);
+
+    /// Loads a byte.
+    fn load_u8(&self, offset: usize, order: Ordering) -> u8;
+
+    /// Stores a byte.
+    fn store_u8(&self, offset: usize, value: u8, order: Ordering);
+
+    /// Copies bytes out of the buffer, in no particular order.
+    fn read(&self, offset: usize, buf: &mut [u8]);
+
+    /// Copies bytes into the buffer, in no particular order.
+    fn write(&self, offset: usize, buf: &[u8]);
+}
+
+/// No memory of the wanted size and alignment is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaError {
+    /// Bytes asked for.
+    pub size: usize,
+    /// Alignment asked for, in bytes.
+    pub align: usize,
+}
+
+impl fmt::Display for DmaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no DMA memory of {} bytes, aligned to {}", self.size, self.align)
+    }
+}
+
+impl core::error::Error for DmaError {}
+
+/// The platform has no interrupt for the vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IrqError {
+    /// The MSI-X vector asked for.
+    pub vector: u16,
+}
+
+impl fmt::Display for IrqError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no interrupt for MSI-X vector {}", self.vector)
+    }
+}
+
+impl core::error::Error for IrqError {}

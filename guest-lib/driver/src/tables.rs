@@ -1,0 +1,293 @@
+//! Address translation tables: STags and what they stand for.
+//!
+//! STag n uses memory block n, as in the public kernel driver, so a queue has at most
+//! 65536 STags here although the field could name 2^18: a memory block id has 16 bits.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::mem;
+use core::sync::atomic::Ordering;
+
+use tofu_abi::StagOffset;
+use tofu_abi::table::{
+    IPA_BITS, MEMORY_BLOCK_ENTRY_SIZE, MemoryBlock, PAGE_ENTRY_SIZE, PageEntry, PageSize,
+    STEERING_ENTRY_SIZE, Steering, TABLE_ALIGN,
+};
+
+use crate::device::TimedOut;
+use crate::platform::{DmaBuffer, DmaError, Platform};
+
+/// STags of a queue at most.
+pub(crate) const MAX_STAGS: u32 = 1 << 16;
+
+/// Granularity of the start of an STag's address space, in bytes: low bits of the mbva
+/// field that a steering entry does not have.
+const MBVA_UNIT: u64 = 256;
+
+/// What remote and local commands may do with an STag's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read and write.
+    ReadWrite,
+    /// Read only: a write ends with an error.
+    ReadOnly,
+}
+
+/// A contiguous range of device addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRange {
+    /// First address.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl MemoryRange {
+    /// All of a DMA buffer.
+    pub fn of<D: DmaBuffer>(buffer: &D) -> Self {
+        Self { addr: buffer.device_addr(), len: buffer.len() as u64 }
+    }
+}
+
+/// Memory registered with a control queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stag {
+    base: StagOffset,
+    len: u64,
+}
+
+impl Stag {
+    /// The steering tag.
+    pub const fn stag(self) -> u32 {
+        self.base.stag()
+    }
+
+    /// Bytes registered.
+    pub const fn len(self) -> u64 {
+        self.len
+    }
+
+    /// Whether nothing is registered; never so for an STag made by a queue.
+    pub const fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// The address word of the byte at `offset` of the registered memory, as a command
+    /// carries it.
+    pub const fn at(self, offset: u64) -> StagOffset {
+        self.base.advanced(offset)
+    }
+}
+
+/// Why memory cannot be registered or unregistered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StagError {
+    /// Every STag is taken.
+    NoneFree,
+    /// The STag asked for is taken.
+    InUse(u32),
+    /// The STag is beyond the queue's steering table.
+    OutOfRange(u32),
+    /// The STag is not registered.
+    NotRegistered(u32),
+    /// There is nothing to register, or one of the ranges is empty.
+    Empty,
+    /// The ranges do not make up pages of the size asked for: each but the first must start
+    /// at a page boundary and each but the last must end at one.
+    NotPages {
+        /// Index of the range at fault.
+        range: usize,
+    },
+    /// An address does not fit into a table: tables hold 40 bits.
+    Address(u64),
+    /// No memory for the page table.
+    Memory(DmaError),
+    /// The translation cache did not get empty. The STag stays taken, because the device
+    /// might still use its page table.
+    Flush(TimedOut),
+}
+
+impl fmt::Display for StagError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoneFree => f.write_str("no STag is free"),
+            Self::InUse(stag) => write!(f, "STag {stag} is in use"),
+            Self::OutOfRange(stag) => write!(f, "STag {stag} is beyond the steering table"),
+            Self::NotRegistered(stag) => write!(f, "STag {stag} is not registered"),
+            Self::Empty => f.write_str("no memory to register"),
+            Self::NotPages { range } => write!(f, "memory range {range} is not made of pages"),
+            Self::Address(addr) => write!(f, "address {addr:#x} is beyond {IPA_BITS} bits"),
+            Self::Memory(e) => e.fmt(f),
+            Self::Flush(e) => e.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for StagError {}
+
+/// The steering and memory block tables of one queue, with the page tables that they lead to.
+#[derive(Debug)]
+pub(crate) struct Tables<P: Platform> {
+    cq: u8,
+    /// Steering table and memory block table.
+    entries: Arc<[P::Dma; 2]>,
+    /// Page table of each STag in use.
+    pages: Vec<Option<P::Dma>>,
+    /// Where to look for a free STag next.
+    next: u32,
+}
+
+impl<P: Platform> Tables<P> {
+    /// Tables for `stags` STags of control queue `cq`, all disabled.
+    pub(crate) fn new(platform: &P, cq: u8, stags: u32) -> Result<Self, DmaError> {
+        let align = TABLE_ALIGN as usize;
+        let n = stags as usize;
+        let steering = platform.alloc_dma(n * STEERING_ENTRY_SIZE as usize, align)?;
+        let blocks = platform.alloc_dma(n * MEMORY_BLOCK_ENTRY_SIZE as usize, align)?;
+        let entries = Arc::new([steering, blocks]);
+        Ok(Self { cq, entries, pages: (0..n).map(|_| None).collect(), next: 0 })
+    }
+
+    pub(crate) fn steering(&self) -> &P::Dma {
+        &self.entries[0]
+    }
+
+    pub(crate) fn blocks(&self) -> &P::Dma {
+        &self.entries[1]
+    }
+
+    /// Keeps all tables from ever being freed, for a device that may still read them.
+    pub(crate) fn leak(&mut self) {
+        mem::forget(Arc::clone(&self.entries));
+        mem::forget(mem::take(&mut self.pages));
+    }
+
+    /// Entries of either table.
+    pub(crate) fn len(&self) -> u32 {
+        self.pages.len() as u32
+    }
+
+    fn choose(&mut self, wanted: Option<u32>) -> Result<u32, StagError> {
+        let n = self.len();
+        if let Some(stag) = wanted {
+            return match self.pages.get(stag as usize) {
+                Some(None) => Ok(stag),
+                Some(Some(_)) => Err(StagError::InUse(stag)),
+                None => Err(StagError::OutOfRange(stag)),
+            };
+        }
+        let stag = (0..n)
+            .map(|i| (self.next + i) % n)
+            .find(|stag| self.pages[*stag as usize].is_none())
+            .ok_or(StagError::NoneFree)?;
+        self.next = (stag + 1) % n;
+        Ok(stag)
+    }
+
+    /// Fills the entries of an STag: page table, memory block, steering, in this order, so
+    /// that the device never follows an enabled entry to one that is not complete.
+    pub(crate) fn register(
+        &mut self,
+        platform: &P,
+        ranges: &[MemoryRange],
+        page: PageSize,
+        access: Access,
+        wanted: Option<u32>,
+    ) -> Result<Stag, StagError> {
+        let layout = Layout::new(ranges, page)?;
+        let stag = self.choose(wanted)?;
+        let size = (layout.pages * PAGE_ENTRY_SIZE) as usize;
+        let table = platform.alloc_dma(size, TABLE_ALIGN as usize).map_err(StagError::Memory)?;
+        let mut index = 0;
+        for range in ranges {
+            let mut addr = range.addr & !(page.bytes() - 1);
+            while addr < range.addr + range.len {
+                let entry = PageEntry(0).with_ipa(addr).with_enable(true);
+                table.store_u64(index, entry.0, Ordering::Release);
+                index += PAGE_ENTRY_SIZE as usize;
+                addr += page.bytes();
+            }
+        }
+
+        let at = stag as usize * MEMORY_BLOCK_ENTRY_SIZE as usize;
+        let block =
+            MemoryBlock(0).with_ps(page as u8).with_ipa(table.device_addr()).with_enable(true);
+        self.blocks().store_u64(at + 8, layout.pages, Ordering::Relaxed);
+        self.blocks().store_u64(at, block.0, Ordering::Release);
+
+        let at = stag as usize * STEERING_ENTRY_SIZE as usize;
+        let steering = Steering(0)
+            .with_readonly(access == Access::ReadOnly)
+            .with_mbva_units(layout.mbva / MBVA_UNIT)
+            .with_mbid(stag as u16)
+            .with_enable(true);
+        self.steering().store_u64(at + 8, layout.offset + layout.len, Ordering::Relaxed);
+        self.steering().store_u64(at, steering.0, Ordering::Release);
+
+        self.pages[stag as usize] = Some(table);
+        Ok(Stag { base: StagOffset::new(self.cq, stag, layout.offset), len: layout.len })
+    }
+
+    /// Clears the enable bits of an STag's entries. The caller flushes the device's cache and
+    /// then calls [`Tables::release`].
+    pub(crate) fn disable(&mut self, stag: u32) -> Result<(), StagError> {
+        match self.pages.get(stag as usize) {
+            Some(Some(_)) => {}
+            Some(None) => return Err(StagError::NotRegistered(stag)),
+            None => return Err(StagError::OutOfRange(stag)),
+        }
+        self.steering().store_u64(
+            stag as usize * STEERING_ENTRY_SIZE as usize,
+            0,
+            Ordering::Release,
+        );
+        self.blocks().store_u64(
+            stag as usize * MEMORY_BLOCK_ENTRY_SIZE as usize,
+            0,
+            Ordering::Release,
+        );
+        Ok(())
+    }
+
+    /// Frees the page table of a disabled STag.
+    pub(crate) fn release(&mut self, stag: u32) {
+        self.pages[stag as usize] = None;
+    }
+}
+
+/// How a list of ranges lies in pages.
+#[derive(Debug, PartialEq, Eq)]
+struct Layout {
+    pages: u64,
+    /// Start of the address space in the memory block.
+    mbva: u64,
+    /// Offset of the first byte in the address space, below [`MBVA_UNIT`].
+    offset: u64,
+    len: u64,
+}
+
+impl Layout {
+    fn new(ranges: &[MemoryRange], page: PageSize) -> Result<Self, StagError> {
+        let mask = page.bytes() - 1;
+        let (mut pages, mut len) = (0, 0);
+        for (i, range) in ranges.iter().enumerate() {
+            let end = range.addr.checked_add(range.len).filter(|end| *end <= 1 << IPA_BITS);
+            let end = end.ok_or(StagError::Address(range.addr))?;
+            let inner_start = i > 0 && range.addr & mask != 0;
+            let inner_end = i + 1 < ranges.len() && end & mask != 0;
+            if range.len == 0 {
+                return Err(StagError::Empty);
+            }
+            if inner_start || inner_end {
+                return Err(StagError::NotPages { range: i });
+            }
+            pages += ((end - 1) >> page.bits()) - (range.addr >> page.bits()) + 1;
+            len += range.len;
+        }
+        let start = ranges.first().ok_or(StagError::Empty)?.addr & mask;
+        // Peers can reach at most 255 bytes in front of the memory: a steering entry has no
+        // finer start.
+        Ok(Self { pages, mbva: start & !(MBVA_UNIT - 1), offset: start % MBVA_UNIT, len })
+    }
+}
