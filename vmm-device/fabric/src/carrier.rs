@@ -55,11 +55,14 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Tofu (K computer): 5.0 GB/s links, about 100 ns a hop (IEEE Micro 2012).
+    /// Tofu (K computer): 5.0 GB/s links (TofuD paper, Table I), about 0.1 us a hop
+    /// ("Tofu: Interconnect for the K computer", Fujitsu).
     pub const TOFU1: Self = Self { hop_ps: 100_000, byte_fs: 200_000 };
-    /// Tofu2: 12.5 GB/s links, about 300 ns a hop.
+    /// Tofu2: 12.5 GB/s links, a hop about 0.2 us longer than Tofu's (TofuD paper,
+    /// Table I and Figure 7).
     pub const TOFU2: Self = Self { hop_ps: 300_000, byte_fs: 80_000 };
-    /// TofuD: 6.8 GB/s links, about 100 ns a hop (TofuD paper).
+    /// TofuD: 6.8 GB/s links, a hop nearly that of Tofu (TofuD paper, Table I and
+    /// Figure 7).
     pub const TOFUD: Self = Self { hop_ps: 100_000, byte_fs: 147_059 };
 
     /// The time, in picoseconds, of `bytes` bytes over `hops` hops. Switches send a

@@ -7,7 +7,8 @@ use tofu_abi::{Coords, Path};
 use crate::{Axis, Class, NodeId, Port, Shape};
 
 /// The order in which a route visits the axes: to the path's A, B, C, along X, Y, Z,
-/// to the target's A, B, C. The three stages are those of IEEE Micro 2012.
+/// to the target's A, B, C. The stages are those of IEEE Micro 2012, the order within
+/// them that of Fujitsu's slides "Tofu: A 6D mesh/torus interconnect".
 const LEGS: [Axis; 9] =
     [Axis::B, Axis::C, Axis::A, Axis::X, Axis::Y, Axis::Z, Axis::A, Axis::C, Axis::B];
 const FIRST_XYZ_LEG: usize = 3;
