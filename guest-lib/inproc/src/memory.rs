@@ -1,0 +1,248 @@
+//! DMA memory: a part of a node's guest memory, handed out piece by piece.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tofu_driver::{DmaBuffer, DmaError};
+use vm_memory::{
+    Address, AtomicInteger, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, MemoryRegionAddress, VolatileMemory, VolatileSlice,
+};
+
+/// An allocator over the first region of a node's memory: first fit, address order.
+///
+/// Clones hand out pieces of the same memory.
+#[derive(Clone)]
+pub struct Arena(Arc<Inner>);
+
+struct Inner {
+    memory: GuestMemoryMmap<()>,
+    /// Start of the region.
+    base: u64,
+    /// Free pieces: offset in the region and length. No two of them touch.
+    free: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let free: u64 = self.0.free().values().sum();
+        f.debug_struct("Arena").field("base", &self.0.base).field("free", &free).finish()
+    }
+}
+
+impl Inner {
+    fn region(&self) -> &GuestRegionMmap<()> {
+        self.memory.iter().next().expect("checked when the arena was made")
+    }
+
+    fn free(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, size: u64, align: u64) -> Option<u64> {
+        let mut free = self.free();
+        let (start, len, at) = free.iter().find_map(|(&start, &len)| {
+            let at = (self.base + start).checked_next_multiple_of(align)? - self.base;
+            (at.checked_add(size)? <= start + len).then_some((start, len, at))
+        })?;
+        free.remove(&start);
+        if at > start {
+            free.insert(start, at - start);
+        }
+        let (end, old_end) = (at + size, start + len);
+        if old_end > end {
+            free.insert(end, old_end - end);
+        }
+        Some(at)
+    }
+
+    fn give_back(&self, mut start: u64, mut len: u64) {
+        let mut free = self.free();
+        if let Some((&before, &n)) = free.range(..start).next_back()
+            && before + n == start
+        {
+            free.remove(&before);
+            start = before;
+            len += n;
+        }
+        if let Some(n) = free.remove(&(start + len)) {
+            len += n;
+        }
+        free.insert(start, len);
+    }
+}
+
+impl Arena {
+    /// An arena over all of the first region of `memory`; `None` if there is no region.
+    pub fn new(memory: GuestMemoryMmap<()>) -> Option<Self> {
+        let region = memory.iter().next()?;
+        let (base, len) = (region.start_addr().raw_value(), region.len());
+        let free = Mutex::new(BTreeMap::from([(0, len)]));
+        Some(Self(Arc::new(Inner { memory, base, free })))
+    }
+
+    /// Allocates zeroed memory.
+    ///
+    /// # Errors
+    ///
+    /// If no piece is left that is large enough.
+    pub fn alloc(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
+        let error = DmaError { size, align };
+        // Buffers start at words, so that the typed accesses can be atomic; an empty one
+        // takes a byte, so that each has an address of its own.
+        let align = align.max(8) as u64;
+        let taken = size.max(1) as u64;
+        let offset = self.0.take(taken, align).ok_or(error)?;
+        let buffer = Buffer { arena: Arc::clone(&self.0), offset, taken, size };
+        buffer.fill(0);
+        Ok(buffer)
+    }
+}
+
+/// A piece of an [`Arena`].
+pub struct Buffer {
+    arena: Arc<Inner>,
+    /// Offset in the region.
+    offset: u64,
+    taken: u64,
+    size: usize,
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({:#x}, {} bytes)", self.device_addr(), self.size)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.arena.give_back(self.offset, self.taken);
+    }
+}
+
+impl Buffer {
+    fn slice(&self, offset: usize, len: usize) -> VolatileSlice<'_, ()> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size);
+        assert!(inside, "{offset} + {len} is beyond a buffer of {} bytes", self.size);
+        let at = MemoryRegionAddress(self.offset + offset as u64);
+        self.arena.region().get_slice(at, len).expect("the buffer lies in the region")
+    }
+
+    fn atomic<T: AtomicInteger, R>(&self, offset: usize, f: impl FnOnce(&T) -> R) -> R {
+        let slice = self.slice(offset, size_of::<T>());
+        f(slice.get_atomic_ref(0).expect("typed accesses are aligned"))
+    }
+
+    /// Sets every byte to `value`.
+    pub fn fill(&self, value: u8) {
+        let block = [value; 4096];
+        for at in (0..self.size).step_by(block.len()) {
+            let n = block.len().min(self.size - at);
+            self.write(at, &block[..n]);
+        }
+    }
+}
+
+impl DmaBuffer for Buffer {
+    fn device_addr(&self) -> u64 {
+        self.arena.base + self.offset
+    }
+
+    fn len(&self) -> usize {
+        self.size
+    }
+
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        u64::from_le(self.atomic(offset, |w: &AtomicU64| w.load(order)))
+    }
+
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        self.atomic(offset, |w: &AtomicU64| w.store(value.to_le(), order));
+    }
+
+    fn load_u32(&self, offset: usize, order: Ordering) -> u32 {
+        u32::from_le(self.atomic(offset, |w: &AtomicU32| w.load(order)))
+    }
+
+    fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
+        self.atomic(offset, |w: &AtomicU32| w.store(value.to_le(), order));
+    }
+
+    fn load_u8(&self, offset: usize, order: Ordering) -> u8 {
+        self.atomic(offset, |w: &AtomicU8| w.load(order))
+    }
+
+    fn store_u8(&self, offset: usize, value: u8, order: Ordering) {
+        self.atomic(offset, |w: &AtomicU8| w.store(value, order));
+    }
+
+    fn read(&self, offset: usize, buf: &mut [u8]) {
+        self.slice(offset, buf.len()).copy_to(buf);
+    }
+
+    fn write(&self, offset: usize, buf: &[u8]) {
+        self.slice(offset, buf.len()).copy_from(buf);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::GuestAddress;
+
+    fn arena(size: usize) -> Arena {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0x1000), size)]).unwrap();
+        Arena::new(memory).unwrap()
+    }
+
+    #[test]
+    fn pieces_are_aligned_zeroed_and_apart() {
+        let arena = arena(1 << 16);
+        let odd = arena.alloc(3, 1).unwrap();
+        let page = arena.alloc(100, 4096).unwrap();
+        assert_eq!(odd.device_addr() % 8, 0);
+        assert_eq!(page.device_addr() % 4096, 0);
+        page.fill(0xff);
+        let mut bytes = [1; 3];
+        odd.read(0, &mut bytes);
+        assert_eq!(bytes, [0; 3]);
+        let addr = page.device_addr();
+        drop(page);
+        let again = arena.alloc(100, 4096).unwrap();
+        assert_eq!(again.device_addr(), addr, "the hole is used again");
+        assert_eq!(again.load_u64(0, Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn freed_pieces_grow_together() {
+        let arena = arena(4096);
+        let mut pieces: Vec<_> = (0..8).map(|_| arena.alloc(512, 8).unwrap()).collect();
+        assert_eq!(arena.alloc(8, 8).map(drop), Err(DmaError { size: 8, align: 8 }));
+        // In an order that needs joining to the left, to the right and to both sides.
+        for i in [3, 1, 4, 0, 1, 0, 1, 0] {
+            drop(pieces.remove(i));
+        }
+        assert!(pieces.is_empty());
+        arena.alloc(4096, 8).unwrap();
+    }
+
+    #[test]
+    fn values_are_little_endian() {
+        let buffer = arena(4096).alloc(16, 8).unwrap();
+        buffer.write(0, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(buffer.load_u64(0, Ordering::Relaxed), 0x0807_0605_0403_0201);
+        assert_eq!(buffer.load_u32(4, Ordering::Relaxed), 0x0807_0605);
+        buffer.store_u32(8, 0x0a0b_0c0d, Ordering::Relaxed);
+        buffer.store_u8(8, 0xee, Ordering::Relaxed);
+        assert_eq!(buffer.load_u8(9, Ordering::Relaxed), 0x0c);
+        assert_eq!(buffer.load_u64(8, Ordering::Relaxed), 0x0a0b_0cee);
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond a buffer")]
+    fn accesses_beyond_the_end_panic() {
+        arena(4096).alloc(16, 8).unwrap().load_u64(16, Ordering::Relaxed);
+    }
+}
