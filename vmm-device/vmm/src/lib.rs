@@ -1,1 +1,61 @@
-//! Placeholder.
+//! A small virtual machine monitor on KVM: many one-purpose VMs in one process.
+//!
+//! A [`Vm`] is one node: guest memory, one vCPU thread, an in-kernel interrupt
+//! controller, a serial port, and a PCI Express bus 0 with functions that talk
+//! [`tofu_pci::PciFunction`]. The life of a VM:
+//!
+//! 1. [`Hypervisor::open`] once per process; [`Vm::new`] per node.
+//! 2. Devices are built around [`Vm::memory`], placed on the bus by
+//!    [`Vm::add_function`] (which does firmware's job and assigns their BARs), and
+//!    given [`Vm::msi_sink`] for interrupts and [`Vm::windows`] for doorbells that
+//!    need no exit.
+//! 3. [`Vm::boot`] loads an ELF file, [`Vm::start`] runs it.
+//! 4. [`Vm::wait`] or the callback of [`Vm::start`] tells the [`Outcome`];
+//!    [`Vm::stop`] ends it early, [`Vm::registers`] looks at it meanwhile.
+//!
+//! Guests are untrusted: nothing one does ends or blocks this process or
+//! another VM. What a guest finds where is in [`layout`].
+//!
+//! `unsafe` is confined to the modules `kick` (signals to vCPU threads), `slots`
+//! (KVM memory slots) and `limits` (resource limits), and one union read in `vcpu`.
+
+#![deny(unsafe_code)]
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("tofu-vmm runs x86-64 guests on x86-64 hosts only");
+
+mod boot;
+mod bus;
+mod control;
+mod cpuid;
+mod error;
+mod host;
+mod kick;
+pub mod layout;
+mod limits;
+mod msi;
+mod pci_host;
+mod probe;
+mod serial;
+mod slots;
+mod vcpu;
+mod vm;
+mod windows;
+
+pub use error::Error;
+pub use host::Hypervisor;
+pub use pci_host::Slot;
+pub use probe::{HostSupport, Virtualisation, probe};
+pub use vcpu::{Fault, Outcome, Registers};
+pub use vm::{Vm, VmConfig};
+pub use windows::{Attachment, Windows};
+
+/// What guests see guest memory as, shared between VMM and devices; cloning it
+/// clones references, not memory.
+pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;
+
+/// Locks a mutex whether or not a panicking thread left it poisoned: the states
+/// guarded in this crate are valid after every single store.
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,98 @@
+//! Everything a vCPU can reach by an exit.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use log::debug;
+
+use crate::layout;
+use crate::lock;
+use crate::pci_host::PciHost;
+use crate::serial::SerialPort;
+use crate::vcpu::Outcome;
+
+/// Accesses to nothing that are logged per VM; the rest are silent.
+const STRAY_LOG_MAX: u32 = 16;
+const SERIAL_PORTS: u16 = 8;
+const I8042_RESET: u8 = 0xfe;
+const PCI_PORTS_END: u16 = layout::PORT_PCI_DATA + 4;
+
+/// The devices of a VM, by I/O port and by guest-physical address.
+///
+/// Where nothing answers, reads return ones and writes are dropped, as on a PC.
+pub(crate) struct Bus {
+    pub(crate) pci: PciHost,
+    serial: Mutex<SerialPort>,
+    name: String,
+    strays: AtomicU32,
+}
+
+impl Bus {
+    pub(crate) fn new(name: String, pci: PciHost, serial: SerialPort) -> Self {
+        Self { pci, serial: Mutex::new(serial), name, strays: AtomicU32::new(0) }
+    }
+
+    /// Serves an OUT. `data` holds several units for string instructions; only
+    /// the serial port makes sense of those. Returns an outcome if the VM ends
+    /// by it.
+    pub(crate) fn port_write(&self, port: u16, data: &[u8]) -> Option<Outcome> {
+        match port {
+            layout::PORT_SERIAL.. if port < layout::PORT_SERIAL + SERIAL_PORTS => {
+                lock(&self.serial).write((port - layout::PORT_SERIAL) as u8, data);
+            }
+            layout::PORT_PCI_ADDRESS..PCI_PORTS_END => self.pci.port_write(port, data),
+            layout::PORT_EXIT if data.len() == 4 => {
+                let code = [data[0], data[1], data[2], data[3]];
+                return Some(Outcome::Exited(u32::from_le_bytes(code)));
+            }
+            layout::PORT_I8042 if data.first() == Some(&I8042_RESET) => {
+                return Some(Outcome::Reset);
+            }
+            _ => self.stray("write to port", port.into()),
+        }
+        None
+    }
+
+    /// Serves an IN.
+    pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
+        match port {
+            layout::PORT_SERIAL.. if port < layout::PORT_SERIAL + SERIAL_PORTS => {
+                lock(&self.serial).read((port - layout::PORT_SERIAL) as u8, data);
+            }
+            layout::PORT_PCI_ADDRESS..PCI_PORTS_END => self.pci.port_read(port, data),
+            // No keyboard: both buffers empty.
+            layout::PORT_I8042 => data.fill(0),
+            _ => {
+                data.fill(0xff);
+                self.stray("read of port", port.into());
+            }
+        }
+    }
+
+    /// Serves a write to memory that is not RAM.
+    pub(crate) fn memory_write(&self, address: u64, data: &[u8]) {
+        if !self.pci.write(address, data) {
+            self.stray("write to", address);
+        }
+    }
+
+    /// Serves a read of memory that is not RAM.
+    pub(crate) fn memory_read(&self, address: u64, data: &mut [u8]) {
+        if !self.pci.read(address, data) {
+            data.fill(0xff);
+            self.stray("read of", address);
+        }
+    }
+
+    /// Hands out what the guest printed last; called when it has ended.
+    pub(crate) fn finish(&self) {
+        lock(&self.serial).finish();
+    }
+
+    fn stray(&self, what: &str, address: u64) {
+        if self.strays.load(Ordering::Relaxed) < STRAY_LOG_MAX {
+            let count = self.strays.fetch_add(1, Ordering::Relaxed);
+            debug!("{}: {what} {address:#x}, where nothing is ({count})", self.name);
+        }
+    }
+}

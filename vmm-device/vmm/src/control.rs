@@ -1,0 +1,279 @@
+//! Requests to vCPU threads: stop, pause, resume, show registers.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::kick::Kicker;
+use crate::lock;
+use crate::vcpu::{Outcome, Registers};
+
+/// What the owner of the VM wants its vCPUs to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Want {
+    Run,
+    Pause,
+    Stop,
+}
+
+/// Where a vCPU thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Running,
+    Parked,
+    Gone,
+}
+
+struct VcpuState {
+    place: Place,
+    registers_wanted: bool,
+    registers: Option<Registers>,
+}
+
+struct State {
+    want: Want,
+    vcpus: Vec<VcpuState>,
+    outcome: Option<Outcome>,
+}
+
+/// Shared by the vCPU threads of a VM and its owner.
+pub(crate) struct Control {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Per vCPU: look at `state` before running on.
+    attention: Vec<AtomicBool>,
+    kickers: Vec<Kicker>,
+}
+
+/// What a vCPU thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Run,
+    Leave,
+}
+
+impl Control {
+    pub(crate) fn new(vcpus: usize) -> Self {
+        let state = || VcpuState { place: Place::Gone, registers_wanted: false, registers: None };
+        Self {
+            state: Mutex::new(State {
+                want: Want::Run,
+                vcpus: (0..vcpus).map(|_| state()).collect(),
+                outcome: None,
+            }),
+            changed: Condvar::new(),
+            attention: (0..vcpus).map(|_| AtomicBool::new(false)).collect(),
+            kickers: (0..vcpus).map(|_| Kicker::default()).collect(),
+        }
+    }
+
+    pub(crate) fn kicker(&self, vcpu: usize) -> &Kicker {
+        &self.kickers[vcpu]
+    }
+
+    /// Counts the vCPUs as running; called before their threads exist, so that
+    /// nobody takes a VM for ended that has not begun.
+    pub(crate) fn begin(&self) {
+        for vcpu in &mut lock(&self.state).vcpus {
+            vcpu.place = Place::Running;
+        }
+    }
+
+    /// The way out for a vCPU thread. The last one gets the VM's outcome.
+    pub(crate) fn leave(&self, vcpu: usize) -> Option<Outcome> {
+        let mut state = lock(&self.state);
+        state.vcpus[vcpu].place = Place::Gone;
+        self.changed.notify_all();
+        if state.vcpus.iter().any(|vcpu| vcpu.place != Place::Gone) {
+            return None;
+        }
+        Some(state.outcome.clone().unwrap_or(Outcome::Stopped))
+    }
+
+    /// Ends the VM from one of its vCPUs: the first outcome counts, the others
+    /// leave too.
+    pub(crate) fn end(&self, outcome: Outcome) {
+        {
+            let mut state = lock(&self.state);
+            state.outcome.get_or_insert(outcome);
+            state.want = Want::Stop;
+        }
+        self.call_all();
+    }
+
+    /// Does what was asked of `vcpu` since the last time; waits here while the VM
+    /// is paused. Cheap if nothing was asked.
+    pub(crate) fn service(&self, vcpu: usize, registers: impl Fn() -> Registers) -> Next {
+        if !self.attention[vcpu].swap(false, Ordering::SeqCst) {
+            return Next::Run;
+        }
+        let mut state = lock(&self.state);
+        loop {
+            if std::mem::take(&mut state.vcpus[vcpu].registers_wanted) {
+                state.vcpus[vcpu].registers = Some(registers());
+                self.changed.notify_all();
+            }
+            let place = match state.want {
+                Want::Run => Place::Running,
+                Want::Pause => Place::Parked,
+                Want::Stop => return Next::Leave,
+            };
+            if state.vcpus[vcpu].place != place {
+                state.vcpus[vcpu].place = place;
+                self.changed.notify_all();
+            }
+            if place == Place::Running {
+                return Next::Run;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Asks all vCPUs to leave. Does not wait.
+    pub(crate) fn stop(&self) {
+        lock(&self.state).want = Want::Stop;
+        self.call_all();
+    }
+
+    /// Asks all vCPUs to halt between two instructions and waits until they have.
+    /// False if one did not within `timeout`, or the VM has ended.
+    pub(crate) fn pause(&self, timeout: Duration) -> bool {
+        {
+            let mut state = lock(&self.state);
+            if state.want == Want::Stop {
+                return false;
+            }
+            state.want = Want::Pause;
+        }
+        self.call_all();
+        self.wait_until(timeout, |state| {
+            state.vcpus.iter().all(|vcpu| vcpu.place != Place::Running).then_some(())
+        })
+        .is_some_and(|()| lock(&self.state).vcpus.iter().any(|vcpu| vcpu.place == Place::Parked))
+    }
+
+    /// Lets paused vCPUs go on.
+    pub(crate) fn resume(&self) {
+        {
+            let mut state = lock(&self.state);
+            if state.want == Want::Pause {
+                state.want = Want::Run;
+            }
+        }
+        self.call_all();
+    }
+
+    /// The registers of `vcpu` as of now, or as it left. `None` if it did not
+    /// answer within `timeout` or never ran.
+    pub(crate) fn registers(&self, vcpu: usize, timeout: Duration) -> Option<Registers> {
+        {
+            let mut state = lock(&self.state);
+            let vcpu = state.vcpus.get_mut(vcpu)?;
+            if vcpu.place == Place::Gone {
+                return None;
+            }
+            vcpu.registers = None;
+            vcpu.registers_wanted = true;
+        }
+        self.call(vcpu);
+        self.wait_until(timeout, |state| {
+            let vcpu = &state.vcpus[vcpu];
+            (vcpu.registers.is_some() || vcpu.place == Place::Gone).then(|| vcpu.registers.clone())
+        })
+        .flatten()
+    }
+
+    /// Waits for the end of the VM.
+    pub(crate) fn wait(&self, timeout: Duration) -> Option<Outcome> {
+        self.wait_until(timeout, |state| {
+            let gone = state.vcpus.iter().all(|vcpu| vcpu.place == Place::Gone);
+            gone.then(|| state.outcome.clone().unwrap_or(Outcome::Stopped))
+        })
+    }
+
+    fn wait_until<T>(
+        &self,
+        timeout: Duration,
+        mut done: impl FnMut(&State) -> Option<T>,
+    ) -> Option<T> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(found) = done(&state) {
+                return Some(found);
+            }
+            let left = match deadline {
+                Some(deadline) => deadline.checked_duration_since(Instant::now())?,
+                None => Duration::MAX,
+            };
+            state =
+                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn call_all(&self) {
+        for vcpu in 0..self.kickers.len() {
+            self.call(vcpu);
+        }
+    }
+
+    fn call(&self, vcpu: usize) {
+        self.attention[vcpu].store(true, Ordering::SeqCst);
+        self.kickers[vcpu].kick();
+        // A parked vCPU waits here, not in KVM. Taking the lock between the store
+        // and the wake-up keeps a vCPU about to park from missing it.
+        drop(lock(&self.state));
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_outcome_counts_and_the_last_vcpu_gets_it() {
+        let control = Control::new(2);
+        control.begin();
+        assert!(control.wait(Duration::ZERO).is_none());
+        control.end(Outcome::Exited(3));
+        control.end(Outcome::Reset);
+        assert_eq!(control.leave(1), None);
+        assert!(control.wait(Duration::ZERO).is_none());
+        assert_eq!(control.leave(0), Some(Outcome::Exited(3)));
+        assert_eq!(control.wait(Duration::ZERO), Some(Outcome::Exited(3)));
+    }
+
+    #[test]
+    fn pause_holds_a_vcpu_until_resumed() {
+        let control = Control::new(1);
+        control.begin();
+        std::thread::scope(|scope| {
+            let turns = std::sync::atomic::AtomicU64::new(0);
+            scope.spawn({
+                let (control, turns) = (&control, &turns);
+                move || {
+                    while control.service(0, Registers::default) == Next::Run {
+                        turns.fetch_add(1, Ordering::SeqCst);
+                        std::thread::yield_now();
+                    }
+                    control.leave(0);
+                }
+            });
+            assert!(control.pause(Duration::from_secs(10)));
+            let before = turns.load(Ordering::SeqCst);
+            // A paused vCPU still shows its registers, and stays paused.
+            assert!(control.registers(0, Duration::from_secs(10)).is_some());
+            std::thread::sleep(Duration::from_millis(5));
+            assert_eq!(turns.load(Ordering::SeqCst), before);
+            control.resume();
+            while turns.load(Ordering::SeqCst) == before {
+                std::thread::yield_now();
+            }
+            control.stop();
+            assert_eq!(control.wait(Duration::from_secs(10)), Some(Outcome::Stopped));
+        });
+        assert!(!control.pause(Duration::ZERO));
+        assert_eq!(control.registers(0, Duration::ZERO), None);
+    }
+}

@@ -1,0 +1,67 @@
+//! The guest-physical address map and the I/O ports. Ours, in the manner of a
+//! PC with Intel's Q35 chipset so that Linux finds nothing surprising.
+//!
+//! | from | size | what |
+//! |---|---|---|
+//! | `0` | up to 3 GiB | RAM |
+//! | `0xc000_0000` | 512 MiB | BARs below 4 GiB |
+//! | `0xe000_0000` | 256 MiB | PCI Express configuration space (ECAM) |
+//! | `0xfec0_0000` | 4 KiB | I/O APIC (in KVM) |
+//! | `0xfee0_0000` | 4 KiB | local APIC (in KVM) |
+//! | `0x1_0000_0000` | | RAM beyond 3 GiB |
+//! | half of the physical address space, at most 64 GiB | | 64-bit prefetchable BARs |
+
+/// End of the RAM below 4 GiB, and start of [`MMIO32_START`]'s window.
+pub const LOW_RAM_END: u64 = 0xc000_0000;
+/// First address of BARs that must live below 4 GiB.
+pub const MMIO32_START: u64 = 0xc000_0000;
+/// End of the window at [`MMIO32_START`].
+pub const MMIO32_END: u64 = 0xe000_0000;
+/// PCI Express configuration space: 4 KiB a function, 8 functions a device, 32
+/// devices a bus. Only bus 0 has devices.
+pub const ECAM_START: u64 = 0xe000_0000;
+/// Size of the configuration space window: 256 buses of 1 MiB.
+pub const ECAM_SIZE: u64 = 0x1000_0000;
+/// RAM that does not fit below [`LOW_RAM_END`] continues here.
+pub const HIGH_RAM_START: u64 = 0x1_0000_0000;
+/// First address of 64-bit prefetchable BARs on hosts with at least 37 physical
+/// address bits; half of the address space on others.
+pub const MMIO64_START: u64 = 0x10_0000_0000;
+
+/// Boot GDT (4 entries).
+pub const BOOT_GDT: u64 = 0x500;
+/// Empty boot IDT.
+pub const BOOT_IDT: u64 = 0x520;
+/// Linux boot parameters ("zero page"), 4 KiB; its address is in RSI at entry.
+pub const ZERO_PAGE: u64 = 0x7000;
+/// Boot page tables: PML4, PDPT and four page directories, 4 KiB each.
+pub const BOOT_PAGE_TABLES: u64 = 0x9000;
+/// End of the boot page tables and start of the boot stack, which grows down
+/// from [`BOOT_STACK_TOP`].
+pub const BOOT_PAGE_TABLES_END: u64 = BOOT_PAGE_TABLES + 6 * 0x1000;
+/// RSP at entry.
+pub const BOOT_STACK_TOP: u64 = 0x1_8000;
+/// Command line, NUL-terminated.
+pub const COMMAND_LINE: u64 = 0x2_0000;
+/// Longest command line in bytes without its NUL: Linux on x86 takes 2048
+/// bytes with it.
+pub const COMMAND_LINE_MAX: usize = 2047;
+/// Conventional memory ends here: BIOS data and the VGA window follow, which
+/// the memory map leaves out.
+pub const LOW_MEMORY_END: u64 = 0x9_fc00;
+/// Images are loaded from here on; programs must not ask for less.
+pub const IMAGE_START: u64 = 0x10_0000;
+
+/// First port of the 16550 serial port ("COM1"), 8 ports.
+pub const PORT_SERIAL: u16 = 0x3f8;
+/// Interrupt line of the serial port.
+pub const SERIAL_IRQ: u32 = 4;
+/// i8042 keyboard controller command port: writing `0xfe` resets the machine.
+pub const PORT_I8042: u16 = 0x64;
+/// PCI configuration address, 32 bits.
+pub const PORT_PCI_ADDRESS: u16 = 0xcf8;
+/// PCI configuration data, 4 ports.
+pub const PORT_PCI_DATA: u16 = 0xcfc;
+/// A 32-bit write here ends the VM with the written value as its exit code
+/// (ours; QEMU's isa-debug-exit sits on the same port).
+pub const PORT_EXIT: u16 = 0xf4;

@@ -1,0 +1,121 @@
+//! The serial port: guest output as lines.
+
+use std::io;
+use std::sync::Arc;
+
+use kvm_ioctls::VmFd;
+use vm_superio::serial::NoEvents;
+use vm_superio::{Serial, Trigger};
+
+use crate::layout::SERIAL_IRQ;
+
+/// Longest line handed out, in bytes; a longer one is cut into several.
+const LINE_MAX: usize = 1024;
+
+/// Receives the lines that a guest prints, without their line ends.
+pub(crate) type LineSink = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// A 16550 whose output is collected into lines.
+pub(crate) struct SerialPort {
+    serial: Serial<IrqLine, NoEvents, Lines>,
+}
+
+impl SerialPort {
+    pub(crate) fn new(vm: Arc<VmFd>, sink: LineSink) -> Self {
+        let lines = Lines { sink, line: Vec::new() };
+        Self { serial: Serial::new(IrqLine(vm), lines) }
+    }
+
+    /// Writes `data` to the register at `offset`. More than one byte comes from
+    /// a string instruction: each byte goes to the same register.
+    pub(crate) fn write(&mut self, offset: u8, data: &[u8]) {
+        for &byte in data {
+            // Only raising the interrupt line can fail, which costs the guest
+            // that interrupt and nobody else anything.
+            let _ = self.serial.write(offset, byte);
+        }
+    }
+
+    pub(crate) fn read(&mut self, offset: u8, data: &mut [u8]) {
+        data.fill_with(|| self.serial.read(offset));
+    }
+
+    /// Hands out an unfinished last line.
+    pub(crate) fn finish(&mut self) {
+        self.serial.writer_mut().end_line();
+    }
+}
+
+struct IrqLine(Arc<VmFd>);
+
+impl Trigger for IrqLine {
+    type E = vmm_sys_util::errno::Error;
+
+    fn trigger(&self) -> Result<(), Self::E> {
+        // ISA interrupts are edges.
+        self.0.set_irq_line(SERIAL_IRQ, true)?;
+        self.0.set_irq_line(SERIAL_IRQ, false)
+    }
+}
+
+struct Lines {
+    sink: LineSink,
+    line: Vec<u8>,
+}
+
+impl Lines {
+    fn end_line(&mut self) {
+        if !self.line.is_empty() {
+            (self.sink)(String::from_utf8_lossy(&self.line).trim_end_matches('\r'));
+            self.line.clear();
+        }
+    }
+}
+
+impl io::Write for Lines {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        for &byte in data {
+            if byte == b'\n' {
+                if self.line.is_empty() {
+                    (self.sink)("");
+                }
+                self.end_line();
+                continue;
+            }
+            if self.line.len() == LINE_MAX {
+                self.end_line();
+            }
+            self.line.push(byte);
+        }
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn output_is_cut_at_line_ends_and_at_the_limit() {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sink = {
+            let seen = seen.clone();
+            Arc::new(move |line: &str| seen.lock().unwrap().push(line.to_owned()))
+        };
+        let mut lines = Lines { sink, line: Vec::new() };
+        lines.write_all(b"one\r\n\ntwo \xff").unwrap();
+        lines.end_line();
+        lines.write_all(&[b'x'; LINE_MAX + 1]).unwrap();
+        lines.write_all(b"\n").unwrap();
+        let expected =
+            ["one".into(), String::new(), "two \u{fffd}".into(), "x".repeat(LINE_MAX), "x".into()];
+        assert_eq!(*seen.lock().unwrap(), expected);
+    }
+}

@@ -1,0 +1,235 @@
+//! One vCPU: its thread's loop, and how a VM can end.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kvm_bindings::CpuId;
+use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
+use serde::Serialize;
+
+use crate::Error;
+use crate::boot::Entry;
+use crate::bus::Bus;
+use crate::control::{Control, Next};
+
+/// The registers that tell where a vCPU is and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Registers {
+    /// Instruction pointer.
+    pub rip: u64,
+    /// Flags.
+    pub rflags: u64,
+    /// RAX, RBX, RCX, RDX, RSI, RDI, RBP, RSP, R8 to R15, in this order.
+    pub general: [u64; 16],
+    /// Code segment selector; its low two bits are the ring.
+    pub cs: u16,
+    /// Control register 0.
+    pub cr0: u64,
+    /// Address of the last page fault.
+    pub cr2: u64,
+    /// Page table root.
+    pub cr3: u64,
+    /// Control register 4.
+    pub cr4: u64,
+    /// Extended feature enable register.
+    pub efer: u64,
+}
+
+impl Registers {
+    /// Names of [`Registers::general`].
+    pub const GENERAL_NAMES: [&'static str; 16] = [
+        "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12",
+        "r13", "r14", "r15",
+    ];
+
+    /// Reads them; a register that cannot be read is 0.
+    fn of(vcpu: &VcpuFd) -> Self {
+        let r = vcpu.get_regs().unwrap_or_default();
+        let s = vcpu.get_sregs().unwrap_or_default();
+        Self {
+            rip: r.rip,
+            rflags: r.rflags,
+            general: [
+                r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11,
+                r.r12, r.r13, r.r14, r.r15,
+            ],
+            cs: s.cs.selector,
+            cr0: s.cr0,
+            cr2: s.cr2,
+            cr3: s.cr3,
+            cr4: s.cr4,
+            efer: s.efer,
+        }
+    }
+}
+
+impl fmt::Display for Registers {
+    /// One line: rip first, then everything else.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rip={:#x} rflags={:#x} cs={:#x}", self.rip, self.rflags, self.cs)?;
+        for (name, value) in Self::GENERAL_NAMES.iter().zip(self.general) {
+            write!(f, " {name}={value:#x}")?;
+        }
+        let Self { cr0, cr2, cr3, cr4, efer, .. } = self;
+        write!(f, " cr0={cr0:#x} cr2={cr2:#x} cr3={cr3:#x} cr4={cr4:#x} efer={efer:#x}")
+    }
+}
+
+/// A VM that could not go on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Fault {
+    /// What KVM said, in words.
+    pub reason: String,
+    /// Which vCPU.
+    pub vcpu: u8,
+    /// Its registers then.
+    pub registers: Registers,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on vCPU {}: {}", self.reason, self.vcpu, self.registers)
+    }
+}
+
+/// How a VM ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum Outcome {
+    /// The guest wrote this code to [`crate::layout::PORT_EXIT`].
+    Exited(u32),
+    /// The guest reset the machine through [`crate::layout::PORT_I8042`].
+    Reset,
+    /// The guest failed to handle an exception, which resets a real machine.
+    TripleFault(Box<Fault>),
+    /// KVM could not run the guest: an instruction it cannot emulate, a state it
+    /// cannot enter, or an exit unknown to this crate.
+    InternalError(Box<Fault>),
+    /// [`crate::Vm::stop`] ended it.
+    Stopped,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exited with code {code}"),
+            Self::Reset => f.write_str("reset the machine"),
+            Self::TripleFault(fault) | Self::InternalError(fault) => fault.fmt(f),
+            Self::Stopped => f.write_str("was stopped"),
+        }
+    }
+}
+
+/// A vCPU that has not started yet.
+pub(crate) struct Vcpu {
+    fd: VcpuFd,
+    id: u8,
+    bus: Arc<Bus>,
+    control: Arc<Control>,
+}
+
+impl Vcpu {
+    /// Creates vCPU `id` of `vm` in its reset state.
+    pub(crate) fn new(
+        vm: &VmFd,
+        id: u8,
+        cpuid: &CpuId,
+        bus: Arc<Bus>,
+        control: Arc<Control>,
+    ) -> Result<Self, Error> {
+        let fd = vm.create_vcpu(id.into()).map_err(Error::kvm("creating a vCPU"))?;
+        fd.set_cpuid2(cpuid).map_err(Error::kvm("setting CPUID"))?;
+        Ok(Self { fd, id, bus, control })
+    }
+
+    /// Frequency of the time stamp counter in kHz, if KVM knows it.
+    pub(crate) fn tsc_khz(&self) -> Option<u32> {
+        self.fd.get_tsc_khz().ok()
+    }
+
+    /// Makes `entry` the first instruction.
+    pub(crate) fn enter(&self, entry: Entry) -> Result<(), Error> {
+        let mut sregs = self.fd.get_sregs().map_err(Error::kvm("reading system registers"))?;
+        entry.enter_long_mode(&mut sregs);
+        self.fd.set_sregs(&sregs).map_err(Error::kvm("setting system registers"))?;
+        self.fd.set_regs(&entry.registers()).map_err(Error::kvm("setting registers"))
+    }
+
+    /// Runs until the VM ends. Tells `control` how, unless it said so itself.
+    pub(crate) fn run(self) -> Result<(), Error> {
+        let Self { fd, id, bus, control } = self;
+        let mut attached = control.kicker(usize::from(id)).attach(fd)?;
+        loop {
+            attached.acknowledge();
+            let fd = attached.vcpu();
+            if control.service(usize::from(id), || Registers::of(fd)) == Next::Leave {
+                return Ok(());
+            }
+            if let Some(outcome) = run_until_kicked(fd, id, &bus) {
+                control.end(outcome);
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Runs the guest and serves its exits until it ends or someone kicks.
+fn run_until_kicked(fd: &mut VcpuFd, id: u8, bus: &Bus) -> Option<Outcome> {
+    let fault = |fd: &VcpuFd, reason: String| {
+        Box::new(Fault { reason, vcpu: id, registers: Registers::of(fd) })
+    };
+    loop {
+        let ended = match fd.run() {
+            Ok(VcpuExit::IoOut(port, data)) => bus.port_write(port, data),
+            Ok(VcpuExit::IoIn(port, data)) => {
+                bus.port_read(port, data);
+                None
+            }
+            Ok(VcpuExit::MmioWrite(address, data)) => {
+                bus.memory_write(address, data);
+                None
+            }
+            Ok(VcpuExit::MmioRead(address, data)) => {
+                bus.memory_read(address, data);
+                None
+            }
+            Ok(VcpuExit::Intr) => return None,
+            Ok(VcpuExit::Shutdown) => {
+                Some(Outcome::TripleFault(fault(fd, "triple fault".to_owned())))
+            }
+            Ok(VcpuExit::InternalError) => {
+                let reason = internal_error(fd);
+                Some(Outcome::InternalError(fault(fd, reason)))
+            }
+            Ok(VcpuExit::FailEntry(reason, cpu)) => {
+                let reason = format!("guest state refused by CPU {cpu}, reason {reason:#x}");
+                Some(Outcome::InternalError(fault(fd, reason)))
+            }
+            Ok(exit) => {
+                let reason = format!("exit that this VMM does not know: {exit:?}");
+                Some(Outcome::InternalError(fault(fd, reason)))
+            }
+            Err(error) => match error.errno() {
+                libc::EINTR => return None,
+                // KVM asks to be called again, for instance after an INIT.
+                libc::EAGAIN => None,
+                _ => Some(Outcome::InternalError(fault(fd, format!("KVM_RUN failed: {error}")))),
+            },
+        };
+        if ended.is_some() {
+            return ended;
+        }
+    }
+}
+
+/// Says what an internal error is about.
+#[allow(unsafe_code)]
+fn internal_error(fd: &mut VcpuFd) -> String {
+    const EMULATION: u32 = 1;
+    // SAFETY: the exit reason was KVM_EXIT_INTERNAL_ERROR, which fills this member;
+    // it consists of integers.
+    let internal = unsafe { fd.get_kvm_run().__bindgen_anon_1.internal };
+    match internal.suberror {
+        EMULATION => "KVM cannot emulate the instruction".to_owned(),
+        other => format!("KVM internal error {other}"),
+    }
+}

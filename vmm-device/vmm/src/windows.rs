@@ -1,0 +1,213 @@
+//! Parts of BARs that a guest reaches without an exit to this process: pages of
+//! shared memory and doorbells.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use log::warn;
+use tofu_pci::{BAR_COUNT, BarRange};
+use vm_memory::MmapRegion;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::slots::{SlotId, Slots};
+use crate::{Error, lock};
+
+const PAGE: u64 = 4096;
+
+/// Names something attached to a BAR, for as long as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Attachment(u64);
+
+/// The attachments of one function. Cloning it clones a reference.
+///
+/// Attachments are given as offsets in a BAR and follow it: they come into
+/// effect while the guest has the BAR decoding, and move when the guest moves
+/// it. Wherever an attachment is not in effect (the guest put the BAR over its
+/// own RAM, say), accesses reach the function as ordinary BAR accesses, so
+/// attachments are an optimisation that a device must not rely on.
+///
+/// Methods may be called from any thread, also from within the function's own
+/// `config_write`, `bar_read` and `bar_write`.
+#[derive(Clone)]
+pub struct Windows {
+    vm: Arc<VmFd>,
+    slots: Arc<Slots>,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    bars: [Option<BarRange>; BAR_COUNT],
+    attached: Vec<Attached>,
+}
+
+struct Attached {
+    id: Attachment,
+    bar: u8,
+    offset: u64,
+    what: What,
+}
+
+enum What {
+    Doorbell { event: EventFd, at: Option<u64> },
+    Page { region: Arc<MmapRegion<()>>, offset: usize, read_only: bool, at: Option<SlotId> },
+}
+
+impl Windows {
+    pub(crate) fn new(vm: Arc<VmFd>, slots: Arc<Slots>) -> Self {
+        let state = State { bars: [None; BAR_COUNT], attached: Vec::new() };
+        Self { vm, slots, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Makes writes at `offset` of BAR `bar`, of whatever length and value, signal
+    /// `event`; the function does not see them. Reads still reach it.
+    ///
+    /// # Errors
+    /// [`Error::Attach`] for a bad place, [`Error::Kvm`] if KVM refuses.
+    pub fn attach_doorbell(
+        &self,
+        bar: u8,
+        offset: u64,
+        event: EventFd,
+    ) -> Result<Attachment, Error> {
+        if usize::from(bar) >= BAR_COUNT {
+            let reason = "no such BAR";
+            return Err(Error::Attach { what: "a doorbell", bar, offset, reason });
+        }
+        self.attach(bar, offset, What::Doorbell { event, at: None })
+    }
+
+    /// Maps the 4 KiB page at `page_offset` bytes in `region` at `offset` of BAR
+    /// `bar`: the guest reads and writes it as plain memory. See
+    /// [`Windows::set_read_only`] for noticing writes.
+    ///
+    /// # Errors
+    /// [`Error::Attach`] for a bad place, [`Error::Kvm`] if KVM refuses.
+    pub fn attach_page(
+        &self,
+        bar: u8,
+        offset: u64,
+        region: Arc<MmapRegion<()>>,
+        page_offset: usize,
+    ) -> Result<Attachment, Error> {
+        let fail = |reason| Err(Error::Attach { what: "a page", bar, offset, reason });
+        if !offset.is_multiple_of(PAGE) || !page_offset.is_multiple_of(PAGE as usize) {
+            return fail("not a multiple of the page size");
+        }
+        if page_offset.checked_add(PAGE as usize).is_none_or(|end| end > region.size()) {
+            return fail("the page lies outside of its region");
+        }
+        if usize::from(bar) >= BAR_COUNT {
+            return fail("no such BAR");
+        }
+        let page = What::Page { region, offset: page_offset, read_only: false, at: None };
+        self.attach(bar, offset, page)
+    }
+
+    /// Write-protects a page, or lifts that. While it is protected the guest
+    /// still reads it as plain memory, and a write reaches the function as a BAR
+    /// write, which leaves the page unchanged: the function stores the value.
+    ///
+    /// KVM can only replace the mapping, so reads and writes of the guest
+    /// between the two steps reach the function too, which must answer as the
+    /// page would.
+    ///
+    /// # Errors
+    /// [`Error::Kvm`] if KVM refuses; the page is unmapped then, and accesses
+    /// reach the function.
+    pub fn set_read_only(&self, attachment: Attachment, read_only: bool) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        let State { bars, attached } = &mut *state;
+        let Some(attached) = attached.iter_mut().find(|attached| attached.id == attachment) else {
+            return Ok(());
+        };
+        if let What::Page { read_only: current, .. } = &mut attached.what
+            && *current != read_only
+        {
+            *current = read_only;
+            self.withdraw(attached)?;
+            self.place(attached, bars)?;
+        }
+        Ok(())
+    }
+
+    /// Takes an attachment away; accesses reach the function again. Does nothing
+    /// if it is gone already.
+    pub fn detach(&self, attachment: Attachment) {
+        let mut state = lock(&self.state);
+        let Some(at) = state.attached.iter().position(|attached| attached.id == attachment) else {
+            return;
+        };
+        let mut attached = state.attached.swap_remove(at);
+        if let Err(error) = self.withdraw(&mut attached) {
+            warn!("detaching from BAR {}: {error}", attached.bar);
+        }
+    }
+
+    /// Follows the BARs to where they are now.
+    pub(crate) fn moved(&self, bars: [Option<BarRange>; BAR_COUNT]) {
+        let mut state = lock(&self.state);
+        let State { bars: current, attached } = &mut *state;
+        let old = std::mem::replace(current, bars);
+        let changed = |attached: &&mut Attached| {
+            let bar = usize::from(attached.bar);
+            old[bar] != bars[bar]
+        };
+        for attached in attached.iter_mut().filter(changed) {
+            let placed = self.withdraw(attached).and_then(|()| self.place(attached, &bars));
+            if let Err(error) = placed {
+                // The guest chose this address; the function serves it instead.
+                warn!("following BAR {} to its new address: {error}", attached.bar);
+            }
+        }
+    }
+
+    fn attach(&self, bar: u8, offset: u64, what: What) -> Result<Attachment, Error> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = Attachment(NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut state = lock(&self.state);
+        let mut attached = Attached { id, bar, offset, what };
+        self.place(&mut attached, &state.bars)?;
+        state.attached.push(attached);
+        Ok(id)
+    }
+
+    /// Puts an attachment into effect if its BAR decodes.
+    fn place(&self, attached: &mut Attached, bars: &[Option<BarRange>]) -> Result<(), Error> {
+        let Some(range) = bars[usize::from(attached.bar)] else { return Ok(()) };
+        let size = match attached.what {
+            What::Doorbell { .. } => 1,
+            What::Page { .. } => PAGE,
+        };
+        if attached.offset.checked_add(size).is_none_or(|end| end > range.size) {
+            return Ok(());
+        }
+        let Some(address) = range.address.checked_add(attached.offset) else { return Ok(()) };
+        match &mut attached.what {
+            What::Doorbell { event, at } => {
+                self.vm
+                    .register_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch)
+                    .map_err(Error::kvm("registering a doorbell"))?;
+                *at = Some(address);
+            }
+            What::Page { region, offset, read_only, at } => {
+                *at = Some(self.slots.map(address, region, *offset, PAGE as usize, *read_only)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The opposite of [`Windows::place`].
+    fn withdraw(&self, attached: &mut Attached) -> Result<(), Error> {
+        match &mut attached.what {
+            What::Doorbell { event, at } => match at.take() {
+                Some(address) => self
+                    .vm
+                    .unregister_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch)
+                    .map_err(Error::kvm("unregistering a doorbell")),
+                None => Ok(()),
+            },
+            What::Page { at, .. } => at.take().map_or(Ok(()), |slot| self.slots.unmap(slot)),
+        }
+    }
+}
