@@ -1,1 +1,274 @@
-//! Placeholder.
+//! A machine: a box of nodes, the fabric between them, and the engines that do their work.
+//!
+//! A [`Node`] is a device as a bus sees it: an ICC behind a PCI Express endpoint. It knows no
+//! VMM: guest memory, the place that its MSI-X messages go to and the way in which doorbells
+//! arrive are given to it, so the same node serves our own VMM, a vfio-user client, and a
+//! test that has no VM at all.
+//!
+//! Work is done by engine threads ([`Machine::start`]), by the vCPU that rang a trapped
+//! doorbell, or by whoever calls [`Machine::run_pending`]; all of them drive devices through
+//! the same [`Pump`].
+#![forbid(unsafe_code)]
+
+mod engine;
+mod node;
+mod pump;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use thiserror::Error;
+use tofu_abi::Coords;
+use tofu_fabric::{Direct, Fabric, NodeId, Shape, Timing};
+use tofu_icc::DmaMemory;
+
+use crate::engine::Engine;
+
+pub use crate::node::{DoorbellBackend, Doorbells, Node};
+pub use crate::pump::Pump;
+
+/// Locks a mutex; a panic elsewhere must not stop the other nodes.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a machine is made from.
+#[derive(Clone, Debug)]
+pub struct MachineConfig {
+    /// Its box of nodes.
+    pub shape: Shape,
+    /// Times of its links.
+    pub timing: Timing,
+    /// How doorbells arrive.
+    pub doorbells: Doorbells,
+    /// How many engines share the nodes; at least one.
+    pub engines: usize,
+    /// How long a command waits for an answer, in nanoseconds.
+    pub timeout_ns: u64,
+    /// How long an engine without work goes on looking at polled doorbells before it sleeps,
+    /// in nanoseconds.
+    pub spin_ns: u64,
+}
+
+impl MachineConfig {
+    /// A TofuD machine of this shape with one engine and trapped doorbells.
+    pub const fn new(shape: Shape) -> Self {
+        Self {
+            shape,
+            timing: Timing::TOFUD,
+            doorbells: Doorbells::Trapped,
+            engines: 1,
+            timeout_ns: 500_000_000,
+            spin_ns: 50_000,
+        }
+    }
+}
+
+/// Why a node or a machine cannot be had.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The coordinates are not in the machine.
+    #[error("node {0} is not in the machine")]
+    NoSuchNode(Coords),
+    /// There is a device at these coordinates already.
+    #[error("node {0} exists already")]
+    NodeExists(Coords),
+    /// The host has no memory, threads or descriptors left.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was tried.
+        what: &'static str,
+        /// What the host said.
+        source: std::io::Error,
+    },
+    /// The endpoint could not be built.
+    #[error("PCI endpoint: {0}")]
+    Pci(#[from] tofu_pci::Error),
+}
+
+impl Error {
+    fn host(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Host { what, source }
+    }
+}
+
+/// The machine's clock.
+#[derive(Debug)]
+enum Clock {
+    Host(Instant),
+    /// Stands still but for [`Machine::advance`].
+    Manual(AtomicU64),
+}
+
+/// What all parts of a machine share.
+pub(crate) struct Shared {
+    carrier: Direct,
+    nodes: Vec<OnceLock<Arc<Node>>>,
+    engines: Vec<Arc<Engine>>,
+    clock: Clock,
+    doorbells: Doorbells,
+    spin_ns: u64,
+    stopping: AtomicBool,
+}
+
+impl Shared {
+    fn now_ns(&self) -> u64 {
+        match &self.clock {
+            Clock::Host(start) => start.elapsed().as_nanos() as u64,
+            Clock::Manual(now) => now.load(SeqCst),
+        }
+    }
+
+    fn fabric(&self) -> &Arc<Fabric> {
+        self.carrier.fabric()
+    }
+
+    fn node(&self, id: NodeId) -> Option<&Arc<Node>> {
+        self.nodes.get(id.index())?.get()
+    }
+
+    fn engine_of(&self, id: NodeId) -> &Arc<Engine> {
+        &self.engines[id.index() % self.engines.len()]
+    }
+}
+
+/// A machine. Dropping it stops its engines.
+pub struct Machine {
+    shared: Arc<Shared>,
+    config: MachineConfig,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Machine {
+    /// A machine without devices and with its engines at rest.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Host`] if the host has no descriptors left.
+    pub fn new(config: MachineConfig) -> Result<Self, Error> {
+        Self::with_clock(config, Clock::Host(Instant::now()))
+    }
+
+    /// A machine whose time stands still but for [`Machine::advance`], for tests that are to
+    /// come out the same every time.
+    ///
+    /// # Errors
+    ///
+    /// As [`Machine::new`].
+    pub fn with_manual_clock(config: MachineConfig) -> Result<Self, Error> {
+        Self::with_clock(config, Clock::Manual(AtomicU64::new(0)))
+    }
+
+    fn with_clock(config: MachineConfig, clock: Clock) -> Result<Self, Error> {
+        let fabric = Arc::new(Fabric::new(config.shape));
+        let nodes = config.shape.nodes() as usize;
+        let engines = (0..config.engines.max(1))
+            .map(|index| Engine::new(index).map(Arc::new))
+            .collect::<Result<_, _>>()?;
+        let shared = Shared {
+            carrier: Direct::new(fabric, config.timing),
+            nodes: (0..nodes).map(|_| OnceLock::new()).collect(),
+            engines,
+            clock,
+            doorbells: config.doorbells,
+            spin_ns: config.spin_ns,
+            stopping: AtomicBool::new(false),
+        };
+        Ok(Self { shared: Arc::new(shared), config, threads: Mutex::new(Vec::new()) })
+    }
+
+    /// What the machine was made from.
+    pub fn config(&self) -> &MachineConfig {
+        &self.config
+    }
+
+    /// The links between the nodes.
+    pub fn fabric(&self) -> &Arc<Fabric> {
+        self.shared.fabric()
+    }
+
+    /// Time on the machine's clock, in nanoseconds.
+    pub fn now_ns(&self) -> u64 {
+        self.shared.now_ns()
+    }
+
+    /// Puts a device at `coords`, with DMA to `memory`.
+    ///
+    /// # Errors
+    ///
+    /// If the place is not in the machine or taken, or the host has no memory left.
+    pub fn add_node(&self, coords: Coords, memory: Arc<dyn DmaMemory>) -> Result<Arc<Node>, Error> {
+        let id = self.config.shape.node_id(coords).ok_or(Error::NoSuchNode(coords))?;
+        let place = self.shared.nodes.get(id.index()).ok_or(Error::NoSuchNode(coords))?;
+        let node = Node::new(id, coords, &self.shared, &self.config, memory)?;
+        place.set(Arc::clone(&node)).map_err(|_| Error::NodeExists(coords))?;
+        self.shared.engine_of(id).adopt(Arc::clone(&node));
+        Ok(node)
+    }
+
+    /// The device of a node; `None` where none was put.
+    pub fn node(&self, coords: Coords) -> Option<&Arc<Node>> {
+        self.shared.node(self.config.shape.node_id(coords)?)
+    }
+
+    /// Starts the engine threads.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Host`] if the host has no threads left.
+    pub fn start(&self) -> Result<(), Error> {
+        let mut threads = lock(&self.threads);
+        if !threads.is_empty() {
+            return Ok(());
+        }
+        for engine in &self.shared.engines {
+            let (shared, engine) = (Arc::clone(&self.shared), Arc::clone(engine));
+            let thread = std::thread::Builder::new()
+                .name(format!("engine{}", engine.index()))
+                .spawn(move || engine.run(&shared))
+                .map_err(Error::host("starting an engine thread"))?;
+            threads.push(thread);
+        }
+        Ok(())
+    }
+
+    /// Stops the engine threads, after what they are at.
+    pub fn stop(&self) {
+        self.shared.stopping.store(true, SeqCst);
+        for engine in &self.shared.engines {
+            engine.wake();
+        }
+        for thread in lock(&self.threads).drain(..) {
+            if thread.join().is_err() {
+                log::error!("an engine thread has panicked");
+            }
+        }
+    }
+
+    /// Does what is pending, in this thread, until nothing is. Returns whether there was
+    /// anything.
+    ///
+    /// For machines without engine threads.
+    pub fn run_pending(&self) -> bool {
+        let mut worked = false;
+        while self.shared.engines.iter().fold(false, |any, e| e.turn(&self.shared) || any) {
+            worked = true;
+        }
+        worked
+    }
+
+    /// Moves a manual clock on. A machine on the host's clock is left alone.
+    pub fn advance(&self, ns: u64) {
+        if let Clock::Manual(now) = &self.shared.clock {
+            now.fetch_add(ns, SeqCst);
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

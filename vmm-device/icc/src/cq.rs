@@ -1,0 +1,424 @@
+//! A control queue: its registers and its life.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tofu_abi::desc::{Command, Descriptor, source_type};
+use tofu_abi::irq::{cqs, vector};
+use tofu_abi::queue::{RingIndex, queue_entries};
+use tofu_abi::regs::{CACHE_INJECTION, CqReg, CqsMode, CqsReg, CqsStatus};
+
+use crate::irq::IrqUnit;
+use crate::memory::DmaMemory;
+use crate::notice::{Completions, Policy, Writer};
+use crate::page::{DIRECT, PIGGYBACK, Page, SharedPages};
+use crate::translate::Tables;
+use crate::tx::Transmit;
+
+/// How long a write to ENABLE waits for bursts under way before it gives up on them. They are
+/// a memory copy long, so this is only reached when the host hardly runs at all.
+const QUIESCE_LIMIT: Duration = Duration::from_secs(1);
+
+/// Locks a mutex; a panic elsewhere must not make the device unusable for other nodes.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One or two descriptors from the direct descriptor register.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DirectCommand {
+    pub(crate) words: [u64; 8],
+}
+
+impl DirectCommand {
+    pub(crate) fn first(&self) -> Descriptor {
+        let w = &self.words;
+        Descriptor([w[0], w[1], w[2], w[3]])
+    }
+
+    /// The second descriptor of a two-descriptor command.
+    pub(crate) fn second(&self) -> Option<Descriptor> {
+        let w = &self.words;
+        is_double(w[0]).then_some(Descriptor([w[4], w[5], w[6], w[7]]))
+    }
+}
+
+/// Whether a command with this first qword fills all eight direct descriptor registers.
+fn is_double(word0: u64) -> bool {
+    Descriptor([word0, 0, 0, 0]).header1().command() == Command::WritePiggybackBuffer as u8
+}
+
+/// The direct descriptor register of a queue.
+#[derive(Debug, Default)]
+pub(crate) struct DirectRegister {
+    /// What was written so far, by trapped writes.
+    words: [u64; 8],
+    /// Which halves of the words were written: bits 2n and 2n + 1 for word n.
+    written: u16,
+    /// A complete command that waits to be taken.
+    ready: Option<DirectCommand>,
+}
+
+impl DirectRegister {
+    /// Notes a trapped write; `Err` if it comes while a command still waits.
+    fn write(&mut self, word: usize, value: u64, halves: u16) -> Result<bool, ()> {
+        if self.ready.is_some() {
+            return Err(());
+        }
+        let keep = match halves {
+            0b01 => 0xffff_ffff_0000_0000,
+            0b10 => 0x0000_0000_ffff_ffff,
+            _ => 0,
+        };
+        self.words[word] = (self.words[word] & keep) | (value & !keep);
+        self.written |= halves << (2 * word);
+        let needed = if is_double(self.words[0]) { 0xffff } else { 0x00ff };
+        if self.written & 0b11 != 0b11 || self.written & needed != needed {
+            return Ok(false);
+        }
+        self.written = 0;
+        self.ready = Some(DirectCommand { words: self.words });
+        Ok(true)
+    }
+
+    pub(crate) fn take(&mut self) -> Option<DirectCommand> {
+        self.ready.take()
+    }
+}
+
+/// Registers of CQS that only hold what was written, by offset / 8.
+const PLAIN: usize = 30;
+
+/// A control queue.
+pub(crate) struct Cq {
+    pub(crate) tni: u8,
+    pub(crate) id: u8,
+    enabled: AtomicBool,
+    plain: [AtomicU64; PLAIN],
+    /// DESCRIPTOR_PROCESS_STOP and DESCRIPTOR_FETCH_STOP.
+    process_stop: AtomicBool,
+    fetch_stop: AtomicBool,
+    /// What STATUS tells of the next descriptor, as of the last time that the queue ran.
+    next: AtomicU64,
+    pub(crate) irq: IrqUnit,
+    pub(crate) page: Page,
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) direct: Mutex<DirectRegister>,
+    pub(crate) transmit: Mutex<Option<Transmit>>,
+    /// Someone wanted to run the queue while another thread did.
+    pub(crate) again: AtomicBool,
+    /// The queue stopped for want of room for another outstanding command.
+    pub(crate) stalled: AtomicBool,
+    pub(crate) completions: Mutex<Option<Completions>>,
+    /// What a word of the direct descriptor register in a shared page holds when nothing was
+    /// written to it.
+    blank: u64,
+}
+
+impl Cq {
+    pub(crate) fn new(tni: u8, id: u8, shared: Option<&SharedPages>, blank: u64) -> Self {
+        Self {
+            tni,
+            id,
+            enabled: AtomicBool::new(false),
+            plain: [const { AtomicU64::new(0) }; PLAIN],
+            process_stop: AtomicBool::new(false),
+            fetch_stop: AtomicBool::new(false),
+            next: AtomicU64::new(0),
+            irq: IrqUnit::new(vector::cq(tni, id), cqs::ALL),
+            page: Page::new(tni, id, shared),
+            tables: Arc::new(Tables::new()),
+            direct: Mutex::new(DirectRegister::default()),
+            transmit: Mutex::new(None),
+            again: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
+            completions: Mutex::new(None),
+            blank,
+        }
+    }
+
+    pub(crate) fn enabled(&self) -> bool {
+        self.enabled.load(SeqCst)
+    }
+
+    pub(crate) fn mode(&self) -> CqsMode {
+        CqsMode(self.plain(CqsReg::Mode))
+    }
+
+    pub(crate) fn gpid(&self) -> u64 {
+        self.plain(CqsReg::Gpid)
+    }
+
+    fn plain(&self, reg: CqsReg) -> u64 {
+        self.plain[reg.offset() as usize / 8].load(SeqCst)
+    }
+
+    /// Whether the queue may take another descriptor.
+    pub(crate) fn may_fetch(&self) -> bool {
+        self.enabled() && !self.fetch_stop.load(SeqCst) && !self.process_stop.load(SeqCst)
+    }
+
+    /// Whether a command that was begun may go on.
+    pub(crate) fn may_process(&self) -> bool {
+        self.enabled() && !self.process_stop.load(SeqCst)
+    }
+
+    /// Stops the queue for an exception; only disabling and enabling it starts it again.
+    pub(crate) fn stop(&self) {
+        self.process_stop.store(true, SeqCst);
+    }
+
+    /// Shows in STATUS which descriptor comes next.
+    pub(crate) fn show_next(&self, ring: &RingIndex) {
+        let status = CqsStatus(0)
+            .with_next_descriptor_offset_units(ring.slot())
+            .with_blank_entry_flip_bit(!ring.flip());
+        self.next.store(status.0, SeqCst);
+    }
+
+    fn status(&self) -> u64 {
+        CqsStatus(self.next.load(SeqCst))
+            .with_cq_enable(self.enabled())
+            .with_cache_flush_busy(self.tables.flush_busy())
+            .with_descriptor_fetch_stop(self.fetch_stop.load(SeqCst))
+            .with_descriptor_process_stop(self.process_stop.load(SeqCst))
+            .0
+    }
+
+    /// Reads a system register.
+    pub(crate) fn read(&self, reg: CqsReg) -> u64 {
+        match reg {
+            CqsReg::Status => self.status(),
+            CqsReg::Enable => self.enabled().into(),
+            CqsReg::CacheFlush => 0,
+            CqsReg::FetchStop => self.fetch_stop.load(SeqCst).into(),
+            CqsReg::MemoryBlockTableEnable
+            | CqsReg::MemoryBlockTableIpa
+            | CqsReg::MemoryBlockTableSize
+            | CqsReg::SteeringTableEnable
+            | CqsReg::SteeringTableIpa
+            | CqsReg::SteeringTableSize => self.tables.read(reg),
+            CqsReg::Irr => self.irq.pending(),
+            CqsReg::Imr | CqsReg::Imc => self.irq.mask(),
+            CqsReg::Irc => 0,
+            CqsReg::Icl => self.irq.level(),
+            CqsReg::Mode
+            | CqsReg::Gpid
+            | CqsReg::ToqIpa
+            | CqsReg::ToqSize
+            | CqsReg::TcqIpa
+            | CqsReg::MrqIpa
+            | CqsReg::MrqSize
+            | CqsReg::MrqMask
+            | CqsReg::TcqDescriptorCoalescingTimer
+            | CqsReg::MrqDescriptorCoalescingTimer
+            | CqsReg::MrqInterruptCoalescingTimer
+            | CqsReg::MrqInterruptCoalescingCount
+            | CqsReg::ToqDirectSourceCount
+            | CqsReg::ToqDirectDescriptorCount
+            | CqsReg::MrqInterruptMask => self.plain(reg),
+        }
+    }
+
+    /// Stores a register that only holds what was written.
+    pub(crate) fn write_plain(&self, reg: CqsReg, value: u64) {
+        self.plain[reg.offset() as usize / 8].store(value, SeqCst);
+    }
+
+    /// Counts a direct descriptor command of `descriptors` descriptors.
+    pub(crate) fn count_direct(&self, descriptors: u64) {
+        let add = |reg: CqsReg, n| self.plain[reg.offset() as usize / 8].fetch_add(n, SeqCst);
+        add(CqsReg::ToqDirectSourceCount, 1);
+        add(CqsReg::ToqDirectDescriptorCount, descriptors);
+    }
+
+    /// Sets FETCH_STOP.
+    pub(crate) fn set_fetch_stop(&self, stop: bool) {
+        self.fetch_stop.store(stop, SeqCst);
+    }
+
+    /// Enables the queue with the addresses and sizes that its registers have now.
+    ///
+    /// Returns false, and leaves it disabled, if a size code is out of range or an address is
+    /// not a multiple of its entry's size.
+    pub(crate) fn enable(&self) -> bool {
+        let mut transmit = lock(&self.transmit);
+        let mut completions = lock(&self.completions);
+        if self.enabled() {
+            return true;
+        }
+        let address = |reg| self.plain(reg) & !CACHE_INJECTION;
+        let (toq, tcq, mrq) =
+            (address(CqsReg::ToqIpa), address(CqsReg::TcqIpa), address(CqsReg::MrqIpa));
+        let sizes = (
+            queue_entries(self.plain(CqsReg::ToqSize)),
+            queue_entries(self.plain(CqsReg::MrqSize)),
+        );
+        let (Some(toq_entries), Some(mrq_entries)) = sizes else {
+            return false;
+        };
+        if toq % 32 != 0 || tcq % 8 != 0 || mrq % 32 != 0 {
+            return false;
+        }
+        self.page.clear();
+        self.blank_direct();
+        *lock(&self.direct) = DirectRegister::default();
+        self.write_plain(CqsReg::ToqDirectSourceCount, 0);
+        self.write_plain(CqsReg::ToqDirectDescriptorCount, 0);
+        self.process_stop.store(false, SeqCst);
+        let ring = RingIndex::new(toq_entries);
+        self.show_next(&ring);
+        *transmit = Some(Transmit::new(toq, ring));
+        *completions = Some(Completions::new(tcq, mrq, mrq_entries));
+        self.enabled.store(true, SeqCst);
+        true
+    }
+
+    /// Disables the queue: when this returns the device does not touch its memory any more.
+    /// Outstanding commands are forgotten, as their queues may be gone.
+    ///
+    /// Returns whether it was enabled.
+    pub(crate) fn disable(&self) -> bool {
+        let was = self.enabled.swap(false, SeqCst);
+        *lock(&self.transmit) = None;
+        *lock(&self.completions) = None;
+        self.tables.flush();
+        let start = Instant::now();
+        while self.tables.flush_busy() {
+            if start.elapsed() > QUIESCE_LIMIT {
+                log::warn!("TNI {} CQ {}: a transfer is still under way", self.tni, self.id);
+                break;
+            }
+            std::thread::yield_now();
+        }
+        was
+    }
+
+    /// Puts all registers back to their reset values.
+    pub(crate) fn reset(&self) {
+        self.disable();
+        for reg in &self.plain {
+            reg.store(0, SeqCst);
+        }
+        for reg in [
+            CqsReg::SteeringTableEnable,
+            CqsReg::SteeringTableIpa,
+            CqsReg::SteeringTableSize,
+            CqsReg::MemoryBlockTableEnable,
+            CqsReg::MemoryBlockTableIpa,
+            CqsReg::MemoryBlockTableSize,
+        ] {
+            self.tables.write(reg, 0);
+        }
+        self.process_stop.store(false, SeqCst);
+        self.fetch_stop.store(false, SeqCst);
+        self.next.store(0, SeqCst);
+        self.irq.reset();
+        self.page.clear();
+        *lock(&self.direct) = DirectRegister::default();
+    }
+
+    /// A write to the direct descriptor register that came through the BAR. `halves` tells which
+    /// halves of the word were written. Returns whether a command is complete now.
+    pub(crate) fn write_direct(&self, word: usize, value: u64, halves: u16) -> Result<bool, ()> {
+        if self.page.is_shared() {
+            let old = self.page.load(DIRECT[word]);
+            let old = if old == self.blank { 0 } else { old };
+            let keep = match halves {
+                0b01 => 0xffff_ffff_0000_0000,
+                0b10 => 0x0000_0000_ffff_ffff,
+                _ => 0,
+            };
+            self.page.store(DIRECT[word], (old & keep) | (value & !keep));
+            return Ok(true);
+        }
+        lock(&self.direct).write(word, value, halves)
+    }
+
+    /// Looks whether the guest wrote a direct descriptor to its shared page, and takes it.
+    pub(crate) fn poll_direct(&self) {
+        if !self.page.is_shared() {
+            return;
+        }
+        let word0 = self.page.load(DIRECT[0]);
+        if word0 == self.blank {
+            return;
+        }
+        let mut direct = lock(&self.direct);
+        if direct.ready.is_some() {
+            return;
+        }
+        let count = if is_double(word0) { 8 } else { 4 };
+        let mut words = [0; 8];
+        for (word, reg) in words.iter_mut().zip(DIRECT).take(count) {
+            *word = self.page.load(reg);
+            if *word == self.blank {
+                return;
+            }
+        }
+        for reg in DIRECT.into_iter().take(count) {
+            self.page.store(reg, self.blank);
+        }
+        direct.ready = Some(DirectCommand { words });
+    }
+
+    fn blank_direct(&self) {
+        if self.page.is_shared() {
+            for reg in DIRECT {
+                self.page.store(reg, self.blank);
+            }
+        }
+    }
+
+    /// Whether the guest rang the doorbell or wrote a direct descriptor in its shared page.
+    pub(crate) fn poll_doorbell(&self) -> bool {
+        let fetch = self.page.reg(CqReg::FetchStart);
+        let rung =
+            fetch.load(std::sync::atomic::Ordering::Relaxed) != 0 && fetch.swap(0, SeqCst) != 0;
+        rung || self.page.load(DIRECT[0]) != self.blank
+    }
+
+    /// Reads a register of the user page that came through the BAR.
+    pub(crate) fn read_page(&self, reg: CqReg) -> u64 {
+        if DIRECT.contains(&reg) || reg == CqReg::FetchStart {
+            return 0;
+        }
+        self.page.load(reg)
+    }
+
+    /// Keeps the data of a WRITE_PIGGYBACK_BUFFER.
+    pub(crate) fn write_piggyback(&self, data: [u64; 3]) {
+        for (reg, word) in PIGGYBACK.into_iter().zip(data) {
+            self.page.store(reg, word);
+        }
+    }
+
+    /// The data of the last WRITE_PIGGYBACK_BUFFER or write to the registers.
+    pub(crate) fn piggyback(&self) -> [u64; 3] {
+        PIGGYBACK.map(|reg| self.page.load(reg))
+    }
+
+    /// A writer of notices with the queue's present settings.
+    pub(crate) fn writer<'a>(
+        &'a self,
+        memory: &'a dyn DmaMemory,
+        dma: bool,
+        now_ns: u64,
+    ) -> Writer<'a> {
+        let policy = Policy {
+            mrq_mask: self.plain(CqsReg::MrqMask),
+            tcq_hold_ns: self.plain(CqsReg::TcqDescriptorCoalescingTimer),
+            mrq_hold_ns: self.plain(CqsReg::MrqDescriptorCoalescingTimer),
+            interrupt_hold_ns: self.plain(CqsReg::MrqInterruptCoalescingTimer),
+            interrupt_count: self.plain(CqsReg::MrqInterruptCoalescingCount),
+            interrupt_mask: self.plain(CqsReg::MrqInterruptMask),
+        };
+        Writer { memory, page: &self.page, policy, now_ns, dma, requests: 0 }
+    }
+
+    /// Whether a queue entry with this source_type keeps a place for a direct descriptor.
+    pub(crate) fn is_placeholder(source: u8) -> bool {
+        source == source_type::DIRECT
+    }
+}

@@ -1,0 +1,50 @@
+//! What the device needs from its surroundings.
+
+use tofu_fabric::{Packet, PortCounters, XbCounters};
+
+use crate::tlp::Body;
+
+/// The platform that a device is plugged into: interrupts, engines, clock, links.
+///
+/// Every method may be called from any thread that drives the device and must not call
+/// back into it.
+pub trait Host: Send + Sync {
+    /// Sends the MSI-X message of `vector` (see [`tofu_abi::irq::vector`]).
+    fn interrupt(&self, vector: u16);
+
+    /// Control queue `cq` of TNI `tni` has work: someone must call
+    /// [`Icc::run_queue`](crate::Icc::run_queue) soon.
+    fn doorbell(&self, tni: u8, cq: u8);
+
+    /// A control queue was enabled or disabled. Called by whoever writes the register, before
+    /// the write returns, so that doorbells can be set up before the first one rings.
+    fn queue_enabled(&self, tni: u8, cq: u8, enabled: bool);
+
+    /// The device wants [`Icc::expire`](crate::Icc::expire) to be called at `deadline_ns`
+    /// on the clock of [`Host::now_ns`], or earlier.
+    fn timer(&self, deadline_ns: u64);
+
+    /// A monotonic clock in nanoseconds.
+    fn now_ns(&self) -> u64;
+
+    /// Counters of link port `port` (0 to 9) of this node.
+    fn port_counters(&self, port: u8) -> PortCounters;
+
+    /// Counters of this node's crossbar.
+    fn xb_counters(&self) -> XbCounters;
+}
+
+/// The network as seen by a thread that drives devices.
+pub trait Net {
+    /// Sends a packet from its source node.
+    fn inject(&mut self, packet: Packet<Body>);
+
+    /// Lets arrivals that are due be handled before more is sent.
+    ///
+    /// A carrier that delivers at once handles here what was injected so far; one that
+    /// delivers later does nothing.
+    fn progress(&mut self);
+
+    /// Time in nanoseconds on the clock of [`Host::now_ns`], at most a few microseconds old.
+    fn now_ns(&self) -> u64;
+}

@@ -1,0 +1,241 @@
+//! Guest memory as the device reaches it by DMA.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use smallvec::SmallVec;
+use thiserror::Error;
+use vm_memory::{
+    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
+    VolatileSlice,
+};
+
+/// An address range that is not memory, or not aligned as the access needs.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("no memory at {addr:#x}, length {len:#x}")]
+pub struct DmaError {
+    /// Start of the range.
+    pub addr: u64,
+    /// Length of the range in bytes.
+    pub len: usize,
+}
+
+/// Memory that a device can reach by DMA, at the addresses that it uses.
+pub trait DmaMemory: Send + Sync {
+    /// Whether the whole range is memory.
+    fn contains(&self, addr: u64, len: usize) -> bool;
+
+    /// Calls `f` with the pieces of the range, in order.
+    ///
+    /// # Errors
+    ///
+    /// If any part of the range is not memory; then `f` is not called at all.
+    fn access(
+        &self,
+        addr: u64,
+        len: usize,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> Result<(), DmaError>;
+
+    /// Reads `buf.len()` bytes.
+    ///
+    /// # Errors
+    ///
+    /// If any part of the range is not memory.
+    fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaError> {
+        let mut at = 0;
+        self.access(addr, buf.len(), &mut |piece| {
+            let end = at + piece.len();
+            piece.copy_to(&mut buf[at..end]);
+            at = end;
+        })
+    }
+
+    /// Writes `buf`.
+    ///
+    /// # Errors
+    ///
+    /// If any part of the range is not memory.
+    fn write(&self, addr: u64, buf: &[u8]) -> Result<(), DmaError> {
+        let mut at = 0;
+        self.access(addr, buf.len(), &mut |piece| {
+            let end = at + piece.len();
+            piece.copy_from(&buf[at..end]);
+            at = end;
+        })
+    }
+
+    /// Calls `f` with the aligned 64-bit word at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// If `addr` is not memory or not a multiple of 8.
+    fn word(&self, addr: u64, f: &mut dyn FnMut(&AtomicU64)) -> Result<(), DmaError> {
+        let error = DmaError { addr, len: 8 };
+        let mut found = false;
+        self.access(addr, 8, &mut |piece| {
+            if let Ok(word) = piece.get_atomic_ref::<AtomicU64>(0) {
+                found = true;
+                f(word);
+            }
+        })?;
+        if found { Ok(()) } else { Err(error) }
+    }
+
+    /// Calls `f` with the aligned 32-bit word at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// If `addr` is not memory or not a multiple of 4.
+    fn half_word(&self, addr: u64, f: &mut dyn FnMut(&AtomicU32)) -> Result<(), DmaError> {
+        let error = DmaError { addr, len: 4 };
+        let mut found = false;
+        self.access(addr, 4, &mut |piece| {
+            if let Ok(word) = piece.get_atomic_ref::<AtomicU32>(0) {
+                found = true;
+                f(word);
+            }
+        })?;
+        if found { Ok(()) } else { Err(error) }
+    }
+
+    /// Loads a 64-bit word; what was written before it by whoever stored it is visible.
+    ///
+    /// # Errors
+    ///
+    /// As [`DmaMemory::word`].
+    fn load(&self, addr: u64) -> Result<u64, DmaError> {
+        let mut value = 0;
+        self.word(addr, &mut |word| value = word.load(Ordering::Acquire))?;
+        Ok(u64::from_le(value))
+    }
+
+    /// Stores a 64-bit word after everything that was written before.
+    ///
+    /// # Errors
+    ///
+    /// As [`DmaMemory::word`].
+    fn store(&self, addr: u64, value: u64) -> Result<(), DmaError> {
+        self.word(addr, &mut |word| word.store(value.to_le(), Ordering::Release))
+    }
+}
+
+impl DmaMemory for GuestMemoryMmap<()> {
+    fn contains(&self, addr: u64, len: usize) -> bool {
+        self.check_range(GuestAddress(addr), len)
+    }
+
+    fn access(
+        &self,
+        addr: u64,
+        len: usize,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> Result<(), DmaError> {
+        let error = DmaError { addr, len };
+        let (region, start) = self.to_region_addr(GuestAddress(addr)).ok_or(error)?;
+        if let Ok(slice) = region.get_slice(start, len) {
+            f(slice);
+            return Ok(());
+        }
+        // The range is spread over several regions, or not memory to its end.
+        if !self.check_range(GuestAddress(addr), len) {
+            return Err(error);
+        }
+        let pieces: SmallVec<[VolatileSlice<'_>; 4]> = self
+            .get_slices(GuestAddress(addr), len)
+            .collect::<Result<_, _>>()
+            .map_err(|_| error)?;
+        for piece in pieces {
+            f(piece);
+        }
+        Ok(())
+    }
+}
+
+/// A contiguous run of bus addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// First address.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u32,
+}
+
+/// Segments of one burst: contiguous buffers need one, pages of 4 KiB up to 17.
+pub type Segments = SmallVec<[Segment; 2]>;
+
+/// Copies `len` bytes from one list of segments to another.
+///
+/// Both lists must be at least `len` bytes long; of longer ones the start is taken.
+///
+/// # Errors
+///
+/// If memory vanished since its addresses were translated.
+pub(crate) fn copy_segments(
+    src: (&dyn DmaMemory, &[Segment]),
+    dst: (&dyn DmaMemory, &[Segment]),
+    len: u32,
+) -> Result<(), DmaError> {
+    let mut from = src.1.iter().copied();
+    let mut to = dst.1.iter().copied();
+    let mut s = Segment { addr: 0, len: 0 };
+    let mut d = s;
+    let mut left = len;
+    while left > 0 {
+        if s.len == 0 {
+            s = from.next().ok_or(DmaError { addr: s.addr, len: left as usize })?;
+            continue;
+        }
+        if d.len == 0 {
+            d = to.next().ok_or(DmaError { addr: d.addr, len: left as usize })?;
+            continue;
+        }
+        let n = left.min(s.len).min(d.len);
+        copy_run(src.0, s.addr, dst.0, d.addr, n as usize)?;
+        for run in [&mut s, &mut d] {
+            run.addr += u64::from(n);
+            run.len -= n;
+        }
+        left -= n;
+    }
+    Ok(())
+}
+
+fn copy_run(
+    src: &dyn DmaMemory,
+    from: u64,
+    dst: &dyn DmaMemory,
+    to: u64,
+    len: usize,
+) -> Result<(), DmaError> {
+    let mut at = to;
+    let mut result = Ok(());
+    src.access(from, len, &mut |source| {
+        if result.is_err() {
+            return;
+        }
+        let mut done = 0;
+        result = dst.access(at, source.len(), &mut |target| {
+            let n = target.len();
+            if let Ok(part) = source.subslice(done, n) {
+                part.copy_to_volatile_slice(target);
+            }
+            done += n;
+        });
+        at += source.len() as u64;
+    })?;
+    result
+}
+
+/// Drops the first `bytes` bytes of a list of segments.
+pub(crate) fn skip_segments(segments: &[Segment], bytes: u32) -> Segments {
+    let mut left = bytes;
+    let mut rest = Segments::new();
+    for s in segments {
+        let skipped = left.min(s.len);
+        left -= skipped;
+        if s.len > skipped {
+            rest.push(Segment { addr: s.addr + u64::from(skipped), len: s.len - skipped });
+        }
+    }
+    rest
+}

@@ -1,0 +1,107 @@
+//! Storage of the control queue pages.
+//!
+//! With trapped doorbells a page is private to the device and every access of the guest
+//! comes through the BAR. With polled doorbells it is memory that the guest has mapped, and
+//! the device looks at it from time to time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI, PAGE_SIZE};
+use vm_memory::{MmapRegion, VolatileMemory};
+
+/// Pages that are shared with the guest: one of 4 KiB for each control queue.
+#[derive(Clone, Debug)]
+pub struct SharedPages(Arc<MmapRegion<()>>);
+
+impl SharedPages {
+    /// Bytes of the pages of all control queues.
+    pub const SIZE: usize = NUM_TNI * NUM_CQ * PAGE_SIZE as usize;
+
+    /// Uses `region`, which must be [`SharedPages::SIZE`] bytes long at least.
+    pub fn new(region: Arc<MmapRegion<()>>) -> Option<Self> {
+        (region.len() >= Self::SIZE).then_some(Self(region))
+    }
+
+    /// Byte offset in the region of the page of one control queue.
+    pub const fn page_offset(tni: u8, cq: u8) -> usize {
+        (tni as usize * NUM_CQ + cq as usize) * PAGE_SIZE as usize
+    }
+
+    /// The region.
+    pub fn region(&self) -> &Arc<MmapRegion<()>> {
+        &self.0
+    }
+}
+
+const REGISTERS: usize = CqReg::ALL.len();
+
+/// The registers of one control queue page.
+#[derive(Debug)]
+pub(crate) struct Page {
+    /// The registers of a private page; of a shared one, what stands in for a register that
+    /// the mapping does not have (which cannot happen, but need not be fatal either).
+    own: [AtomicU64; REGISTERS],
+    shared: Option<(SharedPages, usize)>,
+}
+
+impl Page {
+    pub(crate) fn new(tni: u8, cq: u8, shared: Option<&SharedPages>) -> Self {
+        Self {
+            own: [const { AtomicU64::new(0) }; REGISTERS],
+            shared: shared.map(|s| (s.clone(), SharedPages::page_offset(tni, cq))),
+        }
+    }
+
+    /// Whether the guest can write the page without an exit.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    #[inline]
+    pub(crate) fn reg(&self, reg: CqReg) -> &AtomicU64 {
+        let own = &self.own[(reg.offset() / 8) as usize % REGISTERS];
+        match &self.shared {
+            Some((pages, base)) => {
+                pages.0.get_atomic_ref(base + reg.offset() as usize).unwrap_or(own)
+            }
+            None => own,
+        }
+    }
+
+    pub(crate) fn load(&self, reg: CqReg) -> u64 {
+        self.reg(reg).load(Ordering::Acquire)
+    }
+
+    pub(crate) fn store(&self, reg: CqReg, value: u64) {
+        self.reg(reg).store(value, Ordering::Release);
+    }
+
+    /// Adds to a counter. Only for counters with one writer at a time: a guest that
+    /// scribbles over a shared page changes what it reads itself, nothing else.
+    pub(crate) fn add(&self, reg: CqReg, n: u64) {
+        self.reg(reg).fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn clear(&self) {
+        for &reg in CqReg::ALL {
+            self.store(reg, 0);
+        }
+    }
+}
+
+/// The eight registers of the direct descriptor.
+pub(crate) const DIRECT: [CqReg; 8] = [
+    CqReg::DirectDescriptor0,
+    CqReg::DirectDescriptor1,
+    CqReg::DirectDescriptor2,
+    CqReg::DirectDescriptor3,
+    CqReg::DirectDescriptor4,
+    CqReg::DirectDescriptor5,
+    CqReg::DirectDescriptor6,
+    CqReg::DirectDescriptor7,
+];
+
+/// The three registers of the piggyback buffer.
+pub(crate) const PIGGYBACK: [CqReg; 3] =
+    [CqReg::PiggybackBuffer0, CqReg::PiggybackBuffer1, CqReg::PiggybackBuffer2];

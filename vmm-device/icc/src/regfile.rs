@@ -1,0 +1,388 @@
+//! The register space as the guest reaches it through BAR0.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::SeqCst;
+
+use tofu_abi::irq::{cqs, tni as tni_irq};
+use tofu_abi::regs::{
+    BchReg, BgsReg, CqReg, CqsReg, NodeAddress, PortReg, Register, TniReg, TofuReg, XbReg,
+};
+use tofu_fabric::PortCounters;
+
+use crate::Icc;
+use crate::cq::lock;
+use crate::page::DIRECT;
+
+/// Clock of a TofuD node in units of 1000 Hz: FREE_RUN_COUNT counts its cycles.
+const CLOCK_KHZ: u64 = 425_000;
+
+/// Registers that only hold what was written to them. Most nodes never write any, so they
+/// are kept by offset; there are as many as the map has, so a guest cannot make this grow
+/// without bound.
+#[derive(Debug, Default)]
+pub(crate) struct Plain(Mutex<HashMap<u64, u64>>);
+
+impl Plain {
+    fn read(&self, offset: u64) -> u64 {
+        lock(&self.0).get(&offset).copied().unwrap_or(0)
+    }
+
+    fn write(&self, offset: u64, value: u64) {
+        lock(&self.0).insert(offset, value);
+    }
+
+    pub(crate) fn reset(&self) {
+        lock(&self.0).clear();
+    }
+}
+
+/// Which bytes of a register an access touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Whole,
+    Low,
+    High,
+}
+
+impl Part {
+    /// The aligned offset of the register and the part of it; `None` for an access that registers
+    /// do not have.
+    fn of(offset: u64, len: usize) -> Option<(u64, Self)> {
+        match (len, offset % 8) {
+            (8, 0) => Some((offset, Self::Whole)),
+            (4, 0) => Some((offset, Self::Low)),
+            (4, 4) => Some((offset - 4, Self::High)),
+            _ => None,
+        }
+    }
+
+    /// Which halves of the register are touched, as bits.
+    fn halves(self) -> u16 {
+        match self {
+            Self::Whole => 0b11,
+            Self::Low => 0b01,
+            Self::High => 0b10,
+        }
+    }
+
+    /// `old` with this part replaced by `data`.
+    fn merge(self, old: u64, data: u64) -> u64 {
+        match self {
+            Self::Whole => data,
+            Self::Low => (old & !0xffff_ffff) | data,
+            Self::High => (old & 0xffff_ffff) | data << 32,
+        }
+    }
+}
+
+impl Icc {
+    /// A read of `data.len()` bytes at `offset` of BAR0.
+    ///
+    /// 8-byte aligned reads of 8 bytes and 4-byte aligned ones of 4 are defined; other sizes are
+    /// counted and read 0, as does what no register claims.
+    pub fn bar_read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let Some((at, part)) = Part::of(offset, data.len()) else {
+            self.faults.count_malformed(offset, data.len());
+            return;
+        };
+        let value = match Register::decode(at) {
+            Some(register) => self.read_register(register),
+            None => {
+                self.faults.count_unclaimed(offset);
+                0
+            }
+        };
+        let bytes = value.to_le_bytes();
+        match part {
+            Part::Whole => data.copy_from_slice(&bytes),
+            Part::Low => data.copy_from_slice(&bytes[..4]),
+            Part::High => data.copy_from_slice(&bytes[4..]),
+        }
+    }
+
+    /// A write of `data.len()` bytes at `offset` of BAR0.
+    ///
+    /// As for reads, 4 and 8 bytes are defined. The direct descriptor register also takes 16, 32
+    /// and 64 bytes at a multiple of 8.
+    pub fn bar_write(&self, offset: u64, data: &[u8]) {
+        if matches!(data.len(), 16 | 32 | 64) && offset.is_multiple_of(8) {
+            let end = offset + data.len() as u64 - 8;
+            let direct = |at| match Register::decode(at) {
+                Some(Register::Cq { reg, .. }) => DIRECT.contains(&reg),
+                _ => false,
+            };
+            if direct(offset) && direct(end) {
+                for (i, word) in data.chunks_exact(8).enumerate() {
+                    self.bar_write(offset + 8 * i as u64, word);
+                }
+                return;
+            }
+        }
+        let Some((at, part)) = Part::of(offset, data.len()) else {
+            self.faults.count_malformed(offset, data.len());
+            return;
+        };
+        let mut bytes = [0; 8];
+        bytes[..data.len()].copy_from_slice(data);
+        let data = u64::from_le_bytes(bytes);
+        match Register::decode(at) {
+            Some(register) => self.write_register(register, part, data),
+            None => self.faults.count_unclaimed(offset),
+        }
+    }
+
+    fn read_register(&self, register: Register) -> u64 {
+        match register {
+            Register::Cq { tni, cq, reg } => {
+                self.queue(tni, cq).map_or(0, |queue| queue.read_page(reg))
+            }
+            Register::Cqs { tni, cq, reg } => {
+                self.queue(tni, cq).map_or(0, |queue| queue.read(reg))
+            }
+            Register::Tni { tni, reg } => {
+                self.tnis.get(usize::from(tni)).map_or(0, |unit| unit.read(reg))
+            }
+            Register::Port { port, reg } => self.read_port(port, reg),
+            Register::Xb(reg) => self.read_xb(reg),
+            Register::Tofu(reg) => self.read_tofu(register, reg),
+            Register::Bgs { reg, .. } => match reg {
+                // A masked channel does not run.
+                BgsReg::BchMaskStatus => 0,
+                BgsReg::State => 0,
+                BgsReg::Imr => u64::MAX,
+                _ => self.plain.read(register.offset()),
+            },
+            Register::Bch { .. } | Register::BgsData { .. } => self.plain.read(register.offset()),
+        }
+    }
+
+    fn write_register(&self, register: Register, part: Part, data: u64) {
+        match register {
+            Register::Cq { tni, cq, reg } => self.write_cq(tni, cq, reg, part, data),
+            Register::Cqs { tni, cq, reg } => self.write_cqs(tni, cq, reg, part, data),
+            Register::Tni { tni, reg } => self.write_tni(tni, reg, part, data),
+            Register::Xb(reg) => self.write_xb(reg, part, data),
+            Register::Tofu(reg) => self.write_tofu(register, reg, part, data),
+            // Counters.
+            Register::Port { .. } => {}
+            // Barrier gates are inert: they keep their links but never become enabled.
+            Register::Bgs { reg, .. } => match reg {
+                BgsReg::LocalLink
+                | BgsReg::RemoteLink
+                | BgsReg::SubnetSize
+                | BgsReg::GpidBseq
+                | BgsReg::SignalMask
+                | BgsReg::Icl
+                | BgsReg::BchMask
+                | BgsReg::BchNoticeIpa => self.write_plain(register, part, data),
+                _ => {}
+            },
+            Register::Bch { reg, .. } => {
+                if !matches!(reg, BchReg::Ready | BchReg::IgnoredSignalCount) {
+                    self.write_plain(register, part, data);
+                }
+            }
+            Register::BgsData { .. } => self.write_plain(register, part, data),
+        }
+    }
+
+    fn write_plain(&self, register: Register, part: Part, data: u64) {
+        let offset = register.offset();
+        self.plain.write(offset, part.merge(self.plain.read(offset), data));
+    }
+
+    fn write_cq(&self, tni: u8, cq: u8, reg: CqReg, part: Part, data: u64) {
+        let Some(queue) = self.queue(tni, cq) else {
+            return;
+        };
+        if let Some(word) = DIRECT.iter().position(|direct| *direct == reg) {
+            if !queue.enabled() {
+                return;
+            }
+            let value = if part == Part::High { data << 32 } else { data };
+            match queue.write_direct(word, value, part.halves()) {
+                Ok(true) => self.host.doorbell(tni, cq),
+                Ok(false) => {}
+                Err(()) => {
+                    queue.stop();
+                    queue.irq.request(self.host(), cqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION);
+                }
+            }
+            return;
+        }
+        match reg {
+            CqReg::FetchStart if queue.enabled() => self.host.doorbell(tni, cq),
+            CqReg::MrqFullPointer
+            | CqReg::PiggybackBuffer0
+            | CqReg::PiggybackBuffer1
+            | CqReg::PiggybackBuffer2 => {
+                queue.page.store(reg, part.merge(queue.page.load(reg), data));
+            }
+            // Counters.
+            _ => {}
+        }
+    }
+
+    fn write_cqs(&self, tni: u8, cq: u8, reg: CqsReg, part: Part, data: u64) {
+        let Some(queue) = self.queue(tni, cq) else {
+            return;
+        };
+        // The halves of set and clear registers stand for themselves; the others merge.
+        let bits = part.merge(0, data);
+        let merged = part.merge(queue.read(reg), data);
+        match reg {
+            CqsReg::Status => {}
+            CqsReg::Enable if part == Part::High => {}
+            CqsReg::Enable => self.enable_queue(queue, data & 1 != 0),
+            CqsReg::CacheFlush => queue.tables.flush(),
+            CqsReg::FetchStop if part == Part::High => {}
+            CqsReg::FetchStop => {
+                queue.set_fetch_stop(data & 1 != 0);
+                if data & 1 == 0 && queue.enabled() {
+                    self.host.doorbell(tni, cq);
+                }
+            }
+            CqsReg::MemoryBlockTableEnable
+            | CqsReg::MemoryBlockTableIpa
+            | CqsReg::MemoryBlockTableSize
+            | CqsReg::SteeringTableEnable
+            | CqsReg::SteeringTableIpa
+            | CqsReg::SteeringTableSize => queue.tables.write(reg, merged),
+            CqsReg::Irr => {}
+            CqsReg::Imr => queue.irq.set_mask(bits),
+            CqsReg::Irc => queue.irq.clear_pending(bits),
+            CqsReg::Imc => queue.irq.clear_mask(self.host(), bits),
+            CqsReg::Icl => queue.irq.set_level(merged),
+            // Counters.
+            CqsReg::ToqDirectSourceCount | CqsReg::ToqDirectDescriptorCount => {}
+            _ => queue.write_plain(reg, merged),
+        }
+    }
+
+    fn enable_queue(&self, queue: &crate::cq::Cq, on: bool) {
+        if on {
+            if queue.enabled() {
+                return;
+            }
+            if queue.enable() {
+                self.host.queue_enabled(queue.tni, queue.id, true);
+                // What lay in the queue before is fetched at the next doorbell.
+            } else {
+                queue.irq.request(self.host(), cqs::TOQ_READ_EXCEPTION);
+            }
+        } else if queue.disable() {
+            self.host.queue_enabled(queue.tni, queue.id, false);
+        }
+    }
+
+    fn write_tni(&self, tni: u8, reg: TniReg, part: Part, data: u64) {
+        let Some(unit) = self.tnis.get(usize::from(tni)) else {
+            return;
+        };
+        let bits = part.merge(0, data);
+        let merged = part.merge(unit.read(reg), data);
+        match reg {
+            TniReg::Imr => unit.irq.set_mask(bits & tni_irq::ALL),
+            TniReg::Irc => unit.irq.clear_pending(bits),
+            TniReg::Imc => unit.irq.clear_mask(self.host(), bits),
+            TniReg::Icl => unit.irq.set_level(merged),
+            _ => {
+                if unit.write(reg, merged) {
+                    self.ring_all();
+                }
+            }
+        }
+    }
+
+    fn read_port(&self, port: u8, reg: PortReg) -> u64 {
+        if reg == PortReg::FreeRunCount {
+            return self.host.now_ns() / 1000 * CLOCK_KHZ / 1000;
+        }
+        port_counter(&self.host.port_counters(port), reg)
+    }
+
+    fn read_xb(&self, reg: XbReg) -> u64 {
+        let s = &self.statistics;
+        match reg {
+            XbReg::StqEnable => s.enable.load(SeqCst).into(),
+            XbReg::StqUpdateInterval => s.interval.load(SeqCst),
+            XbReg::StqPa => s.address.load(SeqCst),
+            XbReg::StqSize => s.entries.load(SeqCst),
+            XbReg::StqNextOffset => s.next_offset.load(SeqCst),
+        }
+    }
+
+    fn write_xb(&self, reg: XbReg, part: Part, data: u64) {
+        let merged = part.merge(self.read_xb(reg), data);
+        let s = &self.statistics;
+        match reg {
+            XbReg::StqEnable => self.enable_statistics(merged & 1 != 0),
+            XbReg::StqUpdateInterval => s.interval.store(merged, SeqCst),
+            XbReg::StqPa => s.address.store(merged, SeqCst),
+            XbReg::StqSize => s.entries.store(merged, SeqCst),
+            XbReg::StqNextOffset => {}
+        }
+    }
+
+    fn read_tofu(&self, register: Register, reg: TofuReg) -> u64 {
+        match reg {
+            TofuReg::NodeAddress => NodeAddress::from_coords(self.coords()).0,
+            TofuReg::TnrIrr => self.tnr.pending(),
+            TofuReg::TnrImr | TofuReg::TnrImc => self.tnr.mask(),
+            TofuReg::TnrIrc => 0,
+            TofuReg::TnrIcl => self.tnr.level(),
+            _ => self.plain.read(register.offset()),
+        }
+    }
+
+    fn write_tofu(&self, register: Register, reg: TofuReg, part: Part, data: u64) {
+        let bits = part.merge(0, data);
+        match reg {
+            TofuReg::NodeAddress | TofuReg::TnrIrr => {}
+            TofuReg::TnrImr => self.tnr.set_mask(bits),
+            TofuReg::TnrIrc => self.tnr.clear_pending(bits),
+            TofuReg::TnrImc => self.tnr.clear_mask(self.host(), bits),
+            TofuReg::TnrIcl => self.tnr.set_level(part.merge(self.tnr.level(), data)),
+            _ => self.write_plain(register, part, data),
+        }
+    }
+}
+
+/// The value of a port register.
+fn port_counter(c: &PortCounters, reg: PortReg) -> u64 {
+    match reg {
+        PortReg::TxVc0ZeroCreditCount => c.zero_credit[0],
+        PortReg::TxVc1ZeroCreditCount => c.zero_credit[1],
+        PortReg::TxVc2ZeroCreditCount => c.zero_credit[2],
+        PortReg::TxVc3ZeroCreditCount => c.zero_credit[3],
+        PortReg::FreeRunCount => 0,
+        PortReg::NumSendDllp => c.send_dllp,
+        PortReg::NumSendTlp => c.send_tlp,
+        PortReg::ByteSendTlp => c.send_bytes / 16,
+        PortReg::NumSendSystemTlp => c.send_system,
+        PortReg::NumSendNullifiedTlp => c.send_nullified,
+        PortReg::NumTxDiscardSystemTlp => c.tx_discard_system,
+        PortReg::NumTxDiscardNormalTlp => c.tx_discard_normal,
+        PortReg::NumTxFilteredNormalTlp => c.tx_filtered,
+        PortReg::NumVirtualCutThroughTlp => c.cut_through,
+        PortReg::NumGenerateNullifiedTlp => c.generate_nullified,
+        PortReg::NumReceiveDllp => c.recv_dllp,
+        PortReg::NumReceiveTlp => c.recv_tlp,
+        PortReg::ByteReceiveTlp => c.recv_bytes / 16,
+        PortReg::NumReceiveSystemTlp => c.recv_system,
+        PortReg::NumReceiveNullifiedTlp => c.recv_nullified,
+        PortReg::NumRxDiscardSystemTlp => c.rx_discard_system,
+        PortReg::NumRxDiscardNormalTlp => c.rx_discard_normal,
+        PortReg::NumRxFilteredNormalTlp => c.rx_filtered,
+        PortReg::NumRxDiscardNullifiedTlp => c.rx_discard_nullified,
+        PortReg::FrameLcrcErrorCount => c.lcrc_errors,
+        PortReg::TxRetryBufferCeCount => c.retry_buffer_ce,
+        PortReg::RxVcBufferCeCount => c.receive_buffer_ce,
+        PortReg::XbCeCount => c.xb_ce,
+        PortReg::AckNackTimeOutCount => c.ack_timeouts,
+        PortReg::Slice0FcsErrorCount => c.slice_fcs_errors[0],
+        PortReg::Slice1FcsErrorCount => c.slice_fcs_errors[1],
+    }
+}

@@ -1,0 +1,602 @@
+//! The receiving side: requests of other nodes, and answers to this node's own.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::SeqCst, fence};
+
+use tofu_abi::desc::ArmwOp;
+use tofu_abi::irq::tnr::{self, PortRequest};
+use tofu_abi::queue::MrqId;
+use tofu_abi::rcode;
+use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI};
+use tofu_fabric::{Class, DiscardReason, Packet, Port};
+
+use crate::Icc;
+use crate::cq::{Cq, lock};
+use crate::host::Net;
+use crate::memory::{DmaError, DmaMemory, Segment, Segments, copy_segments, skip_segments};
+use crate::notice::Notice;
+use crate::tlp::{Answer, Body, Payload, Request, Tag, burst_size};
+use crate::translate::Fault;
+
+/// Bytes that a strongly ordered Put writes last and by themselves.
+const STRONG_TAIL: u32 = 8;
+
+impl Icc {
+    /// Takes a packet that arrived for this node.
+    pub fn arrive(&self, packet: Packet<Body>, net: &mut dyn Net) {
+        self.count_received(packet.dst_tni, packet.tlps, packet.bytes);
+        match packet.body {
+            Body::Put { .. } | Body::Get { .. } | Body::Armw { .. } => {
+                let answer = self.serve(packet, net.now_ns());
+                self.count_sent(answer.src_tni, answer.tlps, answer.bytes);
+                net.inject(answer);
+            }
+            Body::PutAck { answer } => {
+                self.answered(packet.dst_tni, &answer, None, packet.model_ps, net.now_ns());
+            }
+            Body::GetData { answer, ref payload } => {
+                let (tni, ps) = (packet.dst_tni, packet.model_ps);
+                self.take_get_data(tni, &answer, payload, ps, net.now_ns());
+            }
+            Body::ArmwAck { answer, old } => {
+                self.answered(packet.dst_tni, &answer, Some(old), packet.model_ps, net.now_ns());
+            }
+        }
+    }
+
+    /// A packet of this node was lost on its way.
+    ///
+    /// A lost request ends its command with an error at once. A lost answer is nothing that this
+    /// node could do anything about: whoever waits for it has a timeout.
+    pub fn undeliverable(&self, packet: &Packet<Body>, reason: DiscardReason, now_ns: u64) {
+        let (tag, request) = packet.body.tag();
+        if !request {
+            return;
+        }
+        let code = match reason {
+            DiscardReason::NoSuchNode => rcode::NO_SUCH_NODE,
+            DiscardReason::NoSuchPath => rcode::NO_SUCH_PATH,
+            _ => rcode::LINK_DOWN,
+        };
+        let Some(queue) = self.queue(packet.src_tni, tag.cq) else {
+            return;
+        };
+        let length = match &packet.body {
+            Body::Put { request, .. } | Body::Get { request } | Body::Armw { request, .. } => {
+                request.length
+            }
+            _ => 0,
+        };
+        self.account(queue, tag, length.max(1), code, 0, now_ns);
+    }
+
+    /// A packet, of whichever node, was lost at this node, where it should have left through
+    /// `port`: raises the matching network router request.
+    pub fn router_event(&self, port: Option<Port>, reason: DiscardReason) {
+        let (port, request) = match (port, reason) {
+            (Some(port), DiscardReason::LinkDown) => (port, PortRequest::PortError),
+            (Some(port), _) => (port, PortRequest::RoutingError),
+            // Without a route there is no port to blame; the first one stands in (ours).
+            (None, _) => (Port::A, PortRequest::RoutingError),
+        };
+        self.tnr().request(self.host(), tnr::bit(port.index() as u8, request));
+    }
+
+    /// Does what a request asks for and makes its answer.
+    fn serve(&self, packet: Packet<Body>, now: u64) -> Packet<Body> {
+        let Packet { src, src_tni, dst_tni, path, model_ps, body, .. } = packet;
+        let from = Sender { packet_src: src, tni: src_tni, path };
+        let (body, payload, mtu, padding) = match body {
+            Body::Put { request, payload } => {
+                let answer = self.serve_put(dst_tni, &from, &request, &payload, model_ps, now);
+                (Body::PutAck { answer }, 0, request.mtu, false)
+            }
+            Body::Get { request } => {
+                let (answer, payload) = self.serve_get(dst_tni, &from, &request, model_ps, now);
+                let n = answer.done;
+                let padding = request.header2.padding();
+                (Body::GetData { answer, payload }, n, request.mtu, padding)
+            }
+            Body::Armw { request, op, operand, compare } => {
+                let (answer, old) = self.serve_armw(
+                    dst_tni,
+                    &from,
+                    &request,
+                    (op, operand, compare),
+                    model_ps,
+                    now,
+                );
+                (Body::ArmwAck { answer, old }, request.length, request.mtu, false)
+            }
+            // Only requests come here.
+            other => (other, 0, tofu_abi::desc::MAX_MTU, false),
+        };
+        let (mut tlps, mut bytes) = burst_size(payload, mtu.max(1), padding);
+        if let Body::PutAck { .. } = body {
+            // Every TLP of a Put is answered by one of its own.
+            tlps = packet.tlps;
+            bytes *= u64::from(tlps);
+        }
+        Packet {
+            src: self.coords(),
+            src_tni: dst_tni,
+            dst: src,
+            dst_tni: src_tni,
+            path,
+            class: Class::Response,
+            system: false,
+            tlps,
+            bytes,
+            model_ps,
+            body,
+        }
+    }
+
+    /// The queue that a request is for, if it may take it.
+    fn admit(&self, tni: u8, from: &Sender, request: &Request) -> Result<&Cq, u8> {
+        if usize::from(tni) >= NUM_TNI || request.mtu == 0 {
+            return Err(rcode::ILLEGAL_TLP);
+        }
+        if !self.dma_enabled() {
+            return Err(rcode::TARGET_DMA_OFF);
+        }
+        if !self.tni_enabled(tni) {
+            return Err(rcode::TNI_DISABLED);
+        }
+        let cq = request.remote.cqid();
+        if usize::from(cq) >= NUM_CQ {
+            return Err(rcode::NO_SUCH_CQ);
+        }
+        let queue = self.queue(tni, cq).ok_or(rcode::NO_SUCH_CQ)?;
+        if !queue.enabled() {
+            return Err(rcode::CQ_DISABLED);
+        }
+        if queue.gpid() != request.gpid {
+            return Err(rcode::GPID);
+        }
+        let n = from.packet_src;
+        if !queue.mode().subnet_allows(n.x, n.y, n.z) {
+            return Err(rcode::REMOTE_SUBNET);
+        }
+        Ok(queue)
+    }
+
+    /// Reports a fault of an address at the target: an exception here, a code for the initiator.
+    fn target_fault(&self, queue: &Cq, fault: Fault) -> u8 {
+        queue.irq.request(self.host(), fault.irq);
+        self.count_exception(queue.tni);
+        match fault.rcode {
+            rcode::STEERING_TABLE_DISABLED => fault.rcode,
+            code => code + rcode::REMOTE,
+        }
+    }
+
+    fn serve_put(
+        &self,
+        tni: u8,
+        from: &Sender,
+        request: &Request,
+        payload: &Payload,
+        request_ps: u64,
+        now: u64,
+    ) -> Answer {
+        let refused = |rcode| answer(request, 0, rcode, request_ps);
+        let queue = match self.admit(tni, from, request) {
+            Ok(queue) => queue,
+            Err(rcode) => {
+                self.count_exception(tni);
+                return refused(rcode);
+            }
+        };
+        if payload.len() < u64::from(request.length) {
+            self.count_exception(tni);
+            return refused(rcode::ILLEGAL_TLP);
+        }
+        let pin = queue.tables.pin();
+        // Only now is it certain that a queue which was disabled meanwhile waits for this.
+        if !queue.enabled() {
+            return refused(rcode::CQ_DISABLED);
+        }
+        let to = queue.tables.translate(self.memory(), &pin, request.remote, request.length, true);
+        let mut done = to.len;
+        let mut code = rcode::SUCCESS;
+        if let Some(fault) = to.fault {
+            // Whole TLPs only: of the one with the fault no byte is written.
+            done -= done % request.mtu;
+            code = self.target_fault(queue, fault);
+        }
+        let strong = request.header2.strong_order();
+        if self.copy_in(payload, &to.segments, done, strong).is_err() {
+            done = 0;
+            code = self.target_fault(queue, Fault::payload(true));
+        }
+        drop(pin);
+        queue.page.add(CqReg::RxPayloadByte, done.into());
+        if request.header2.remote_notice() {
+            let ids = (MrqId::PutHalfway, MrqId::PutLastHalfway);
+            self.halfway_notices(queue, from, request, done, ids, now);
+        }
+        answer(request, done, code, request_ps)
+    }
+
+    fn serve_get(
+        &self,
+        tni: u8,
+        from: &Sender,
+        request: &Request,
+        request_ps: u64,
+        now: u64,
+    ) -> (Answer, Payload) {
+        let nothing = || Payload::Inline { data: [0; 32], len: 0 };
+        let queue = match self.admit(tni, from, request) {
+            Ok(queue) => queue,
+            Err(rcode) => {
+                self.count_exception(tni);
+                return (answer(request, 0, rcode, request_ps), nothing());
+            }
+        };
+        let pin = queue.tables.pin();
+        if !queue.enabled() {
+            return (answer(request, 0, rcode::CQ_DISABLED, request_ps), nothing());
+        }
+        let range =
+            queue.tables.translate(self.memory(), &pin, request.remote, request.length, false);
+        let mut done = range.len;
+        let mut code = rcode::SUCCESS;
+        if let Some(fault) = range.fault {
+            done -= done % request.mtu;
+            code = self.target_fault(queue, fault);
+        }
+        queue.page.add(CqReg::TxPayloadByte, done.into());
+        if !request.header2.remote_notice() {
+            let memory = self.shared_memory();
+            let payload = Payload::Guest { memory, segments: range.segments, pin };
+            return (answer(request, done, code, request_ps), payload);
+        }
+        // The notice says that the memory was read and may change, so it is read now.
+        let mut data = vec![0; done as usize];
+        let read = read_segments(self.memory(), &range.segments, &mut data);
+        drop(pin);
+        if read.is_err() {
+            let code = self.target_fault(queue, Fault::payload(false));
+            return (answer(request, 0, code, request_ps), nothing());
+        }
+        let ids = (MrqId::GetHalfway, MrqId::GetLastHalfway);
+        self.halfway_notices(queue, from, request, done, ids, now);
+        (answer(request, done, code, request_ps), Payload::Bytes(data.into()))
+    }
+
+    fn serve_armw(
+        &self,
+        tni: u8,
+        from: &Sender,
+        request: &Request,
+        (op, operand, compare): (ArmwOp, u64, u64),
+        request_ps: u64,
+        now: u64,
+    ) -> (Answer, u64) {
+        let refused = |code| (answer(request, 0, code, request_ps), 0);
+        let queue = match self.admit(tni, from, request) {
+            Ok(queue) => queue,
+            Err(rcode) => {
+                self.count_exception(tni);
+                return refused(rcode);
+            }
+        };
+        if request.length != 4 && request.length != 8 {
+            self.count_exception(tni);
+            return refused(rcode::ILLEGAL_TLP);
+        }
+        let pin = queue.tables.pin();
+        if !queue.enabled() {
+            return refused(rcode::CQ_DISABLED);
+        }
+        let at = queue.tables.translate(self.memory(), &pin, request.remote, request.length, true);
+        if let Some(fault) = at.fault {
+            return refused(self.target_fault(queue, fault));
+        }
+        // A word that is not aligned could span pages, and no host changes such a one as one.
+        let addr = at.segments.first().map_or(0, |s| s.addr);
+        if at.segments.len() != 1 || addr % u64::from(request.length) != 0 {
+            let fault = Fault { rcode: rcode::ALIGNMENT, irq: Fault::payload(true).irq };
+            return refused(self.target_fault(queue, fault));
+        }
+        let mut old = 0;
+        let changed = if request.length == 4 {
+            self.memory().half_word(addr, &mut |word| {
+                old = change4(word, op, operand as u32, compare as u32).into();
+            })
+        } else {
+            self.memory().word(addr, &mut |word| old = change8(word, op, operand, compare))
+        };
+        drop(pin);
+        if changed.is_err() {
+            return refused(self.target_fault(queue, Fault::payload(true)));
+        }
+        queue.page.add(CqReg::RxPayloadByte, request.length.into());
+        if request.header2.remote_notice() {
+            let notice = Notice {
+                id: MrqId::ArmwHalfway,
+                rcode: rcode::SUCCESS,
+                peer: from.packet_src,
+                peer_tni: from.tni,
+                path: from.path,
+                edata: request.header2.edata(),
+                initial: true,
+                length: op as u32,
+                local: request.remote,
+                remote: request.local,
+            };
+            self.remote_notices(queue, [notice], now);
+        }
+        (answer(request, request.length, rcode::SUCCESS, request_ps), old)
+    }
+
+    /// Notices at the target for the `done` bytes of a burst: one for every TLP if the command
+    /// asks for packet responses, otherwise only when the message ends here.
+    fn halfway_notices(
+        &self,
+        queue: &Cq,
+        from: &Sender,
+        request: &Request,
+        done: u32,
+        (each, last): (MrqId, MrqId),
+        now: u64,
+    ) {
+        // After a fault the message does not end here, but TLPs before it have their notices.
+        if done < request.length && (done == 0 || !request.header2.packet_response()) {
+            return;
+        }
+        let whole = request.position.saturating_add(done);
+        let mut at = request.position;
+        let mut notices = Vec::new();
+        loop {
+            let n = request.mtu.min(whole - at);
+            at += n;
+            let ends = at >= request.total;
+            if ends || request.header2.packet_response() {
+                let advance = u64::from(at - request.position);
+                notices.push(Notice {
+                    id: if ends { last } else { each },
+                    rcode: rcode::SUCCESS,
+                    peer: from.packet_src,
+                    peer_tni: from.tni,
+                    path: from.path,
+                    edata: request.header2.edata(),
+                    initial: at == n,
+                    length: n,
+                    local: request.remote.advanced(advance),
+                    remote: request.local.advanced(advance),
+                });
+            }
+            if at >= whole {
+                break;
+            }
+        }
+        self.remote_notices(queue, notices, now);
+    }
+
+    fn remote_notices(&self, queue: &Cq, notices: impl IntoIterator<Item = Notice>, now: u64) {
+        let mut writer = queue.writer(self.memory(), self.dma_enabled(), now);
+        if let Some(completions) = lock(&queue.completions).as_mut() {
+            for notice in notices {
+                completions.remote_notice(notice.entry(), &mut writer);
+            }
+        }
+        let requests = writer.requests;
+        self.raise(queue, requests);
+        self.note_deadline(queue);
+    }
+
+    /// Writes a payload to memory.
+    fn copy_in(
+        &self,
+        payload: &Payload,
+        to: &[Segment],
+        len: u32,
+        strong: bool,
+    ) -> Result<(), DmaError> {
+        let tail = if strong { len.min(STRONG_TAIL) } else { 0 };
+        let head = len - tail;
+        payload.copy_to(0, self.memory(), to, head)?;
+        if tail > 0 {
+            // Strong order: who sees the last word of the data sees all of it.
+            fence(Ordering::Release);
+            payload.copy_to(head, self.memory(), &skip_segments(to, head), tail)?;
+        }
+        Ok(())
+    }
+
+    /// An answer with data.
+    fn take_get_data(&self, tni: u8, answer: &Answer, payload: &Payload, model_ps: u64, now: u64) {
+        let mut answer = *answer;
+        let Some(queue) = self.queue(tni, answer.tag.cq) else {
+            return;
+        };
+        let Some((local, mtu)) = lock(&queue.completions)
+            .as_mut()
+            .and_then(|c| c.find(answer.tag.index, answer.tag.generation))
+            .map(|command| (command.local, command.mtu))
+        else {
+            return;
+        };
+        let done = u64::from(answer.done).min(payload.len()) as u32;
+        if done > 0 {
+            let pin = queue.tables.pin();
+            if !queue.enabled() {
+                return;
+            }
+            let at = local.advanced(answer.position.into());
+            let to = queue.tables.translate(self.memory(), &pin, at, done, true);
+            let mut n = to.len;
+            let mut fault = to.fault;
+            if fault.is_some() {
+                n -= n % mtu;
+            }
+            if self.copy_in(payload, &to.segments, n, false).is_err() {
+                n = 0;
+                fault = Some(Fault::payload(true));
+            }
+            queue.page.add(CqReg::RxPayloadByte, n.into());
+            answer.done = n;
+            if let Some(fault) = fault {
+                queue.irq.request(self.host(), fault.irq);
+                answer.rcode = fault.rcode;
+            }
+        }
+        self.answered(tni, &answer, None, model_ps, now);
+    }
+
+    /// An answer to a command of this node.
+    fn answered(&self, tni: u8, answer: &Answer, old: Option<u64>, model_ps: u64, now: u64) {
+        let Some(queue) = self.queue(tni, answer.tag.cq) else {
+            return;
+        };
+        self.count_model_time(queue.tni, answer.request_ps, model_ps);
+        let mut writer = queue.writer(self.memory(), self.dma_enabled(), now);
+        {
+            let mut guard = lock(&queue.completions);
+            if let Some(completions) = guard.as_mut()
+                && let Some(command) = completions.find(answer.tag.index, answer.tag.generation)
+                && command.header2.packet_response()
+            {
+                let (at, done, code) = (answer.position, answer.done, answer.rcode);
+                completions.packet_notices(answer.tag.index, at, done, code, &mut writer);
+            }
+        }
+        let requests = writer.requests;
+        self.raise(queue, requests);
+        let n = answer.length.max(1);
+        self.account(queue, answer.tag, n, answer.rcode, old.unwrap_or(0), now);
+    }
+
+    /// Counts `n` bytes of a command as answered and ends the command if these were the last.
+    pub(crate) fn account(&self, queue: &Cq, tag: Tag, n: u32, rcode: u8, old: u64, now: u64) {
+        let mut writer = queue.writer(self.memory(), self.dma_enabled(), now);
+        {
+            let mut guard = lock(&queue.completions);
+            let Some(completions) = guard.as_mut() else {
+                return;
+            };
+            let Some(command) = completions.find(tag.index, tag.generation) else {
+                return;
+            };
+            if command.rcode == tofu_abi::rcode::SUCCESS {
+                command.rcode = rcode;
+            }
+            command.unanswered = command.unanswered.saturating_sub(n);
+            if command.unanswered > 0 {
+                return;
+            }
+            let rcode = command.rcode;
+            completions.finish(tag.index, rcode, old, &mut writer);
+        }
+        let requests = writer.requests;
+        self.raise(queue, requests);
+        if queue.stalled.swap(false, SeqCst) {
+            self.host().doorbell(queue.tni, queue.id);
+        }
+    }
+}
+
+/// Where a request came from.
+struct Sender {
+    packet_src: tofu_abi::Coords,
+    tni: u8,
+    path: tofu_abi::Path,
+}
+
+fn answer(request: &Request, done: u32, rcode: u8, request_ps: u64) -> Answer {
+    Answer {
+        tag: request.tag,
+        position: request.position,
+        length: request.length,
+        done,
+        rcode,
+        request_ps,
+    }
+}
+
+fn change4(word: &AtomicU32, op: ArmwOp, operand: u32, compare: u32) -> u32 {
+    match op {
+        ArmwOp::CompareAndSwap => {
+            word.compare_exchange(compare, operand, SeqCst, SeqCst).unwrap_or_else(|old| old)
+        }
+        ArmwOp::Swap => word.swap(operand, SeqCst),
+        ArmwOp::Add => word.fetch_add(operand, SeqCst),
+        ArmwOp::Xor => word.fetch_xor(operand, SeqCst),
+        ArmwOp::And => word.fetch_and(operand, SeqCst),
+        ArmwOp::Or => word.fetch_or(operand, SeqCst),
+    }
+}
+
+fn change8(word: &AtomicU64, op: ArmwOp, operand: u64, compare: u64) -> u64 {
+    match op {
+        ArmwOp::CompareAndSwap => {
+            word.compare_exchange(compare, operand, SeqCst, SeqCst).unwrap_or_else(|old| old)
+        }
+        ArmwOp::Swap => word.swap(operand, SeqCst),
+        ArmwOp::Add => word.fetch_add(operand, SeqCst),
+        ArmwOp::Xor => word.fetch_xor(operand, SeqCst),
+        ArmwOp::And => word.fetch_and(operand, SeqCst),
+        ArmwOp::Or => word.fetch_or(operand, SeqCst),
+    }
+}
+
+fn read_segments(
+    memory: &dyn DmaMemory,
+    segments: &Segments,
+    data: &mut [u8],
+) -> Result<(), DmaError> {
+    let mut rest = data;
+    for s in segments {
+        let n = (s.len as usize).min(rest.len());
+        let (part, tail) = rest.split_at_mut(n);
+        memory.read(s.addr, part)?;
+        rest = tail;
+    }
+    Ok(())
+}
+
+impl Payload {
+    /// Bytes of data.
+    fn len(&self) -> u64 {
+        match self {
+            Self::Inline { data, len } => u64::from(*len).min(data.len() as u64),
+            Self::Bytes(data) => data.len() as u64,
+            Self::Guest { segments, .. } => segments.iter().map(|s| u64::from(s.len)).sum(),
+        }
+    }
+
+    /// Copies `len` bytes from `skip` on to memory.
+    fn copy_to(
+        &self,
+        skip: u32,
+        memory: &dyn DmaMemory,
+        to: &[Segment],
+        len: u32,
+    ) -> Result<(), DmaError> {
+        let bytes: &[u8] = match self {
+            Self::Inline { data, .. } => data,
+            Self::Bytes(data) => data,
+            Self::Guest { memory: source, segments, .. } if skip == 0 => {
+                return copy_segments((&**source, segments), (memory, to), len);
+            }
+            Self::Guest { memory: source, segments, .. } => {
+                let from = skip_segments(segments, skip);
+                return copy_segments((&**source, &from), (memory, to), len);
+            }
+        };
+        let mut at = skip as usize;
+        let mut left = len as usize;
+        for s in to {
+            let n = left.min(s.len as usize);
+            let Some(part) = bytes.get(at..at + n) else {
+                return Err(DmaError { addr: s.addr, len: n });
+            };
+            memory.write(s.addr, part)?;
+            at += n;
+            left -= n;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+//! Transport layer packets: what TNIs say to each other.
+//!
+//! How a TLP is laid out on the wire is not public, so its fields are ours; sizes are
+//! those of the TofuD frame format ([`wire_bytes`]). A [`Body`] stands for a burst of
+//! consecutive TLPs of one command.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tofu_abi::StagOffset;
+use tofu_abi::desc::{ArmwOp, Header2};
+
+use crate::memory::{DmaMemory, Segments};
+use crate::translate::Pin;
+
+/// Bytes of a frame's routing header.
+const ROUTING_HEADER: u64 = 8;
+/// Bytes of a TLP beside its payload: header and ECRC (ours, so that 1920 bytes of payload
+/// fill the longest TLP of 1984).
+const TLP_OVERHEAD: u64 = 64;
+/// TLPs are made of units of this many bytes.
+const TLP_UNIT: u64 = 32;
+/// Bytes of the shortest TLP: LEN 2.
+const TLP_MIN: u64 = 96;
+
+/// Bytes on the wire of one TLP with `payload` bytes of payload.
+pub const fn wire_bytes(payload: u32) -> u64 {
+    let tlp = (payload as u64 + TLP_OVERHEAD).next_multiple_of(TLP_UNIT);
+    ROUTING_HEADER + if tlp < TLP_MIN { TLP_MIN } else { tlp }
+}
+
+/// TLPs that a burst of `length` bytes is cut into, and their bytes on the wire.
+///
+/// A message without data takes one TLP. `mtu` must not be 0.
+pub const fn burst_size(length: u32, mtu: u32, padding: bool) -> (u32, u64) {
+    let full = length / mtu;
+    let rest = length % mtu;
+    let mut bytes = full as u64 * wire_bytes(padded(mtu, padding));
+    let mut tlps = full;
+    if rest > 0 || full == 0 {
+        bytes += wire_bytes(padded(rest, padding));
+        tlps += 1;
+    }
+    (tlps, bytes)
+}
+
+/// Payload bytes on the wire: with the padding flag, whole cache lines of 256 bytes as far as a
+/// TLP can hold them (ours).
+const fn padded(payload: u32, padding: bool) -> u32 {
+    let max = tofu_abi::desc::MAX_MTU;
+    if !padding {
+        return payload;
+    }
+    let lines = payload.next_multiple_of(256);
+    if lines > max { max } else { lines }
+}
+
+/// Which command of which queue a TLP belongs to; answers carry it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// Control queue of the initiator.
+    pub cq: u8,
+    /// Place in the queue's table of outstanding commands.
+    pub index: u16,
+    /// Tells commands apart that had the same place.
+    pub generation: u32,
+}
+
+/// The part that all requests share.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// The initiator's command.
+    pub tag: Tag,
+    /// Group process id of the initiator's queue.
+    pub gpid: u64,
+    /// The command's second header: flags and edata.
+    pub header2: Header2,
+    /// Address at the target where this burst begins.
+    pub remote: StagOffset,
+    /// Address at the initiator where this burst begins; without a meaning for piggyback
+    /// and atomic commands but for its CQ id, which is the initiator's.
+    pub local: StagOffset,
+    /// Where in the message this burst begins, in bytes.
+    pub position: u32,
+    /// Bytes of this burst.
+    pub length: u32,
+    /// Bytes of the whole message.
+    pub total: u32,
+    /// Payload bytes of one TLP at most; not 0.
+    pub mtu: u32,
+}
+/// How a request ended at the target.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer {
+    /// The initiator's command.
+    pub tag: Tag,
+    /// Where in the message the burst began, in bytes.
+    pub position: u32,
+    /// Bytes of the burst.
+    pub length: u32,
+    /// Bytes of the burst that were written or read; less than `length` after an error.
+    pub done: u32,
+    /// Result code, see [`tofu_abi::rcode`].
+    pub rcode: u8,
+    /// Modelled time of the request's way, in picoseconds.
+    pub request_ps: u64,
+}
+
+/// Data of a burst.
+pub enum Payload {
+    /// Up to 32 bytes that came with the command.
+    Inline {
+        /// The data; bytes beyond `len` are 0.
+        data: [u8; 32],
+        /// Bytes in use.
+        len: u8,
+    },
+    /// A copy of the data.
+    Bytes(Box<[u8]>),
+    /// The sender's memory itself, where both ends are in one process. The sender's
+    /// translations stay in force until this is dropped.
+    Guest {
+        /// Memory that the segments lie in.
+        memory: Arc<dyn DmaMemory>,
+        /// Where the data is.
+        segments: Segments,
+        /// Keeps the translations.
+        pin: Pin,
+    },
+}
+
+impl fmt::Debug for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inline { len, .. } => write!(f, "Inline({len} bytes)"),
+            Self::Bytes(data) => write!(f, "Bytes({} bytes)", data.len()),
+            Self::Guest { segments, .. } => write!(f, "Guest({segments:x?})"),
+        }
+    }
+}
+
+/// What a packet carries.
+#[derive(Debug)]
+pub enum Body {
+    /// Data to be written at the target.
+    Put {
+        /// The command.
+        request: Request,
+        /// Its data.
+        payload: Payload,
+    },
+    /// A range to be read at the target.
+    Get {
+        /// The command.
+        request: Request,
+    },
+    /// A word to be changed at the target.
+    Armw {
+        /// The command.
+        request: Request,
+        /// What to do.
+        op: ArmwOp,
+        /// The operand; for a compare-and-swap the new value.
+        operand: u64,
+        /// The value to compare with.
+        compare: u64,
+    },
+    /// Answer to a Put.
+    PutAck {
+        /// How it ended.
+        answer: Answer,
+    },
+    /// Answer to a Get.
+    GetData {
+        /// How it ended.
+        answer: Answer,
+        /// The data, `answer.done` bytes.
+        payload: Payload,
+    },
+    /// Answer to an atomic command.
+    ArmwAck {
+        /// How it ended.
+        answer: Answer,
+        /// The value before the change.
+        old: u64,
+    },
+}
+
+impl Body {
+    /// The initiator's command, and whether this is a request.
+    pub fn tag(&self) -> (Tag, bool) {
+        match self {
+            Self::Put { request, .. } | Self::Get { request } | Self::Armw { request, .. } => {
+                (request.tag, true)
+            }
+            Self::PutAck { answer }
+            | Self::GetData { answer, .. }
+            | Self::ArmwAck { answer, .. } => (answer.tag, false),
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! Address translation: steering table, memory block table, page table.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tofu_abi::irq::cqs;
+use tofu_abi::regs::CqsReg;
+use tofu_abi::table::{
+    MEMORY_BLOCK_ENTRY_SIZE, MemoryBlock, PAGE_ENTRY_SIZE, PageEntry, PageSize,
+    STEERING_ENTRY_SIZE, Steering,
+};
+use tofu_abi::{StagOffset, rcode};
+
+use crate::memory::{DmaMemory, Segment, Segments};
+
+/// Places in a queue's translation cache.
+const CACHE_PLACES: usize = 32;
+
+/// Why an address could not be translated: the result code as seen by the queue that owns
+/// the address, and the interrupt request that goes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) rcode: u8,
+    pub(crate) irq: u64,
+}
+
+impl Fault {
+    const fn steering(rcode: u8) -> Self {
+        Self { rcode, irq: cqs::STEERING_READ_EXCEPTION }
+    }
+
+    const fn memory_block(rcode: u8) -> Self {
+        Self { rcode, irq: cqs::MB_READ_EXCEPTION }
+    }
+
+    /// Memory at a translated address that cannot be read or written.
+    pub(crate) const fn payload(write: bool) -> Self {
+        let irq = if write { cqs::PAYLOAD_WRITE_EXCEPTION } else { cqs::PAYLOAD_READ_EXCEPTION };
+        Self { rcode: rcode::PAYLOAD_ACCESS, irq }
+    }
+}
+
+/// Where a range is in memory, as far as it could be translated.
+pub(crate) struct Translation {
+    /// The memory of the first `len` bytes.
+    pub(crate) segments: Segments,
+    /// Bytes that could be translated.
+    pub(crate) len: u32,
+    /// Why the rest could not.
+    pub(crate) fault: Option<Fault>,
+}
+
+/// A steering entry and its memory block, checked and ready for use.
+#[derive(Clone, Copy, Debug)]
+struct Mapping {
+    stag: u32,
+    /// Generation of the tables that the mapping was read in.
+    generation: u64,
+    readonly: bool,
+    mbva: u64,
+    length: u64,
+    page_bits: u32,
+    pages: u64,
+    table: u64,
+}
+
+/// The tables of one control queue, and what is cached of them.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    steering_enable: AtomicBool,
+    steering_ipa: AtomicU64,
+    steering_size: AtomicU64,
+    block_enable: AtomicBool,
+    block_ipa: AtomicU64,
+    block_size: AtomicU64,
+    /// Cached mappings of an older generation are not used any more.
+    generation: AtomicU64,
+    /// Bursts under way whose addresses were translated, by the lowest bit of their generation.
+    pins: [AtomicU32; 2],
+    flush: Mutex<Flush>,
+    cache: Mutex<Vec<Option<Mapping>>>,
+}
+
+/// Progress of a cache flush.
+#[derive(Debug, Default)]
+struct Flush {
+    /// The generation whose bursts are still awaited.
+    draining: Option<u64>,
+    /// Another flush was asked for meanwhile.
+    again: bool,
+}
+
+/// Keeps translations in force: a cache flush is busy until all older pins are gone.
+#[derive(Debug)]
+pub struct Pin {
+    tables: Arc<Tables>,
+    generation: u64,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.tables.pins[(self.generation & 1) as usize].fetch_sub(1, SeqCst);
+    }
+}
+
+impl Tables {
+    pub(crate) fn new() -> Self {
+        Self {
+            steering_enable: AtomicBool::new(false),
+            steering_ipa: AtomicU64::new(0),
+            steering_size: AtomicU64::new(0),
+            block_enable: AtomicBool::new(false),
+            block_ipa: AtomicU64::new(0),
+            block_size: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
+            pins: [AtomicU32::new(0), AtomicU32::new(0)],
+            flush: Mutex::new(Flush::default()),
+            cache: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// A table register; registers of other kinds read 0.
+    pub(crate) fn read(&self, reg: CqsReg) -> u64 {
+        match reg {
+            CqsReg::SteeringTableEnable => self.steering_enable.load(SeqCst).into(),
+            CqsReg::SteeringTableIpa => self.steering_ipa.load(SeqCst),
+            CqsReg::SteeringTableSize => self.steering_size.load(SeqCst),
+            CqsReg::MemoryBlockTableEnable => self.block_enable.load(SeqCst).into(),
+            CqsReg::MemoryBlockTableIpa => self.block_ipa.load(SeqCst),
+            CqsReg::MemoryBlockTableSize => self.block_size.load(SeqCst),
+            _ => 0,
+        }
+    }
+
+    /// Writes a table register. What was cached of the former tables is forgotten.
+    pub(crate) fn write(&self, reg: CqsReg, value: u64) {
+        match reg {
+            CqsReg::SteeringTableEnable => self.steering_enable.store(value & 1 != 0, SeqCst),
+            CqsReg::SteeringTableIpa => self.steering_ipa.store(value, SeqCst),
+            CqsReg::SteeringTableSize => self.steering_size.store(value, SeqCst),
+            CqsReg::MemoryBlockTableEnable => self.block_enable.store(value & 1 != 0, SeqCst),
+            CqsReg::MemoryBlockTableIpa => self.block_ipa.store(value, SeqCst),
+            CqsReg::MemoryBlockTableSize => self.block_size.store(value, SeqCst),
+            _ => return,
+        }
+        self.flush();
+    }
+
+    /// Starts to empty the cache.
+    pub(crate) fn flush(&self) {
+        let mut flush = self.flush.lock().unwrap_or_else(PoisonError::into_inner);
+        self.advance(&mut flush);
+        if flush.draining.is_some() {
+            flush.again = true;
+        } else {
+            flush.draining = Some(self.generation.fetch_add(1, SeqCst));
+        }
+    }
+
+    /// Whether a flush is still waiting for bursts under way.
+    pub(crate) fn flush_busy(&self) -> bool {
+        let mut flush = self.flush.lock().unwrap_or_else(PoisonError::into_inner);
+        self.advance(&mut flush);
+        flush.draining.is_some()
+    }
+
+    fn advance(&self, flush: &mut Flush) {
+        while let Some(generation) = flush.draining {
+            if self.pins[(generation & 1) as usize].load(SeqCst) != 0 {
+                return;
+            }
+            // Only now may the next generation begin: it shares the counter of the one
+            // that was just drained.
+            flush.draining =
+                std::mem::take(&mut flush.again).then(|| self.generation.fetch_add(1, SeqCst));
+        }
+    }
+
+    /// Begins a use of the tables.
+    pub(crate) fn pin(self: &Arc<Self>) -> Pin {
+        loop {
+            let generation = self.generation.load(SeqCst);
+            let pins = &self.pins[(generation & 1) as usize];
+            pins.fetch_add(1, SeqCst);
+            if self.generation.load(SeqCst) == generation {
+                return Pin { tables: Arc::clone(self), generation };
+            }
+            pins.fetch_sub(1, SeqCst);
+        }
+    }
+
+    fn mapping(&self, memory: &dyn DmaMemory, pin: &Pin, stag: u32) -> Result<Mapping, Fault> {
+        if !self.steering_enable.load(SeqCst) {
+            return Err(Fault::steering(rcode::STEERING_TABLE_DISABLED));
+        }
+        let place = stag as usize % CACHE_PLACES;
+        {
+            let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(Some(m)) = cache.get(place)
+                && m.stag == stag
+                && m.generation == pin.generation
+            {
+                return Ok(*m);
+            }
+        }
+        let mapping = self.read_mapping(memory, pin, stag)?;
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.is_empty() {
+            cache.resize(CACHE_PLACES, None);
+        }
+        cache[place] = Some(mapping);
+        Ok(mapping)
+    }
+
+    fn read_mapping(&self, memory: &dyn DmaMemory, pin: &Pin, stag: u32) -> Result<Mapping, Fault> {
+        if u64::from(stag) >= self.steering_size.load(SeqCst) {
+            return Err(Fault::steering(rcode::STAG_RANGE));
+        }
+        let unreadable = |_| Fault::steering(rcode::STEERING_UNREADABLE);
+        let at = entry_address(&self.steering_ipa, u64::from(stag), STEERING_ENTRY_SIZE)
+            .ok_or(Fault::steering(rcode::STEERING_UNREADABLE))?;
+        let steering = Steering(memory.load(at).map_err(unreadable)?);
+        if !steering.enable() {
+            return Err(Fault::steering(rcode::STAG_DISABLED));
+        }
+        let length = memory.load(at + 8).map_err(unreadable)?;
+
+        if !self.block_enable.load(SeqCst) {
+            return Err(Fault::memory_block(rcode::MEMORY_BLOCK_TABLE_DISABLED));
+        }
+        let mbid = u64::from(steering.mbid());
+        if mbid >= self.block_size.load(SeqCst) {
+            return Err(Fault::memory_block(rcode::MEMORY_BLOCK_RANGE));
+        }
+        let unreadable = |_| Fault::memory_block(rcode::MEMORY_BLOCK_UNREADABLE);
+        let at = entry_address(&self.block_ipa, mbid, MEMORY_BLOCK_ENTRY_SIZE)
+            .ok_or(Fault::memory_block(rcode::MEMORY_BLOCK_UNREADABLE))?;
+        let block = MemoryBlock(memory.load(at).map_err(unreadable)?);
+        if !block.enable() {
+            return Err(Fault::memory_block(rcode::MEMORY_BLOCK_DISABLED));
+        }
+        let page =
+            PageSize::from_code(block.ps()).ok_or(Fault::memory_block(rcode::BAD_PAGE_SIZE))?;
+        let pages = memory.load(at + 8).map_err(unreadable)?;
+        Ok(Mapping {
+            stag,
+            generation: pin.generation,
+            readonly: steering.readonly(),
+            mbva: steering.mbva(),
+            length,
+            page_bits: page.bits(),
+            pages,
+            table: block.ipa(),
+        })
+    }
+
+    /// Translates `len` bytes from `at` on.
+    ///
+    /// Page table entries are read each time; steering and memory block entries are cached
+    /// until a flush.
+    pub(crate) fn translate(
+        &self,
+        memory: &dyn DmaMemory,
+        pin: &Pin,
+        at: StagOffset,
+        len: u32,
+        write: bool,
+    ) -> Translation {
+        let mut t = Translation { segments: Segments::new(), len: 0, fault: None };
+        let m = match self.mapping(memory, pin, at.stag()) {
+            Ok(m) => m,
+            Err(fault) => {
+                t.fault = Some(fault);
+                return t;
+            }
+        };
+        if write && m.readonly {
+            t.fault = Some(Fault::steering(rcode::READ_ONLY));
+            return t;
+        }
+        let offset = at.offset();
+        if offset > m.length {
+            t.fault = Some(Fault::steering(rcode::OFFSET_RANGE));
+            return t;
+        }
+        let within = u64::from(len).min(m.length - offset) as u32;
+        let mask = (1u64 << m.page_bits) - 1;
+        // Both terms are 40 bits wide, so the sum fits.
+        let mut address = m.mbva + offset;
+        while t.len < within {
+            let in_page = address & mask;
+            let n = u64::from(within - t.len).min(mask + 1 - in_page) as u32;
+            let start = match page(memory, &m, address >> m.page_bits) {
+                Ok(start) => start + in_page,
+                Err(fault) => {
+                    t.fault = Some(fault);
+                    return t;
+                }
+            };
+            if !memory.contains(start, n as usize) {
+                t.fault = Some(Fault::payload(write));
+                return t;
+            }
+            match t.segments.last_mut() {
+                Some(last) if last.addr + u64::from(last.len) == start => last.len += n,
+                _ => t.segments.push(Segment { addr: start, len: n }),
+            }
+            t.len += n;
+            address += u64::from(n);
+        }
+        if within < len {
+            t.fault = Some(Fault::steering(rcode::OFFSET_RANGE));
+        }
+        t
+    }
+}
+
+/// Address of entry `index` of a table; `None` if it is beyond the address space.
+fn entry_address(base: &AtomicU64, index: u64, size: u64) -> Option<u64> {
+    let end = base.load(SeqCst).checked_add(index * size)?;
+    end.checked_add(size).map(|_| end)
+}
+
+/// Address of page `index` of a memory block.
+fn page(memory: &dyn DmaMemory, m: &Mapping, index: u64) -> Result<u64, Fault> {
+    if index >= m.pages {
+        return Err(Fault::memory_block(rcode::PAGE_RANGE));
+    }
+    let entry = memory
+        .load(m.table + index * PAGE_ENTRY_SIZE)
+        .map_err(|_| Fault::memory_block(rcode::PAGE_UNREADABLE))?;
+    let entry = PageEntry(entry);
+    if !entry.enable() {
+        return Err(Fault::memory_block(rcode::PAGE_DISABLED));
+    }
+    // Address bits below the page size are ignored (ours).
+    Ok(entry.ipa() >> m.page_bits << m.page_bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flush_waits_for_older_pins_only() {
+        let tables = Arc::new(Tables::new());
+        let old = tables.pin();
+        tables.flush();
+        assert!(tables.flush_busy());
+        let young = tables.pin();
+        assert!(tables.flush_busy());
+        drop(old);
+        assert!(!tables.flush_busy());
+        tables.flush();
+        assert!(tables.flush_busy());
+        drop(young);
+        assert!(!tables.flush_busy());
+    }
+
+    #[test]
+    fn flush_during_a_flush_is_not_lost() {
+        let tables = Arc::new(Tables::new());
+        let first = tables.pin();
+        tables.flush();
+        let second = tables.pin();
+        tables.flush();
+        drop(first);
+        // The second flush has to wait for what was translated after the first.
+        assert!(tables.flush_busy());
+        drop(second);
+        assert!(!tables.flush_busy());
+    }
+}

@@ -1,0 +1,358 @@
+//! Engine threads: they run queues, look at polled doorbells and keep time for their nodes.
+
+use std::collections::VecDeque;
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use tofu_fabric::NodeId;
+use tofu_icc::Net;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::timerfd::TimerFd;
+
+use crate::{Doorbells, Error, Node, Pump, Shared, lock};
+
+/// A busy engine looks at its event descriptors once in so many turns.
+const TURNS_PER_LOOK: u32 = 16;
+
+/// A queue of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct QueueId {
+    node: NodeId,
+    tni: u8,
+    cq: u8,
+}
+
+/// An engine: the work of some of a machine's nodes.
+pub(crate) struct Engine {
+    index: usize,
+    wake: EventFd,
+    /// The engine sleeps or is about to: whoever brings work must wake it.
+    asleep: AtomicBool,
+    pending: Mutex<VecDeque<QueueId>>,
+    nodes: Mutex<Vec<Arc<Node>>>,
+    /// Enabled queues with a shared page, by node; the count tells when it has changed.
+    watched: Mutex<Vec<(NodeId, Vec<(u8, u8)>)>>,
+    watched_version: AtomicU64,
+    /// Doorbell descriptors to be listened to or not any more.
+    changes: Mutex<Vec<Change>>,
+    changed: AtomicBool,
+    /// Earliest deadline of the engine's nodes.
+    deadline: AtomicU64,
+}
+
+enum Change {
+    Listen(QueueId, Arc<EventFd>),
+    Ignore(Arc<EventFd>),
+}
+
+impl Engine {
+    pub(crate) fn new(index: usize) -> Result<Self, Error> {
+        let wake = EventFd::new(EFD_NONBLOCK).map_err(Error::host("creating an eventfd"))?;
+        Ok(Self {
+            index,
+            wake,
+            asleep: AtomicBool::new(false),
+            pending: Mutex::new(VecDeque::new()),
+            nodes: Mutex::new(Vec::new()),
+            watched: Mutex::new(Vec::new()),
+            watched_version: AtomicU64::new(0),
+            changes: Mutex::new(Vec::new()),
+            changed: AtomicBool::new(false),
+            deadline: AtomicU64::new(u64::MAX),
+        })
+    }
+
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Takes a node into the engine's care.
+    pub(crate) fn adopt(&self, node: Arc<Node>) {
+        lock(&self.nodes).push(node);
+    }
+
+    /// Ends the engine's sleep.
+    pub(crate) fn wake(&self) {
+        if self.asleep.swap(false, SeqCst) {
+            self.signal();
+        }
+    }
+
+    fn signal(&self) {
+        // Fails only when the counter is full, and then the engine wakes up anyway.
+        let _ = self.wake.write(1);
+    }
+
+    /// Puts a queue in line.
+    pub(crate) fn enqueue(&self, node: NodeId, tni: u8, cq: u8) {
+        lock(&self.pending).push_back(QueueId { node, tni, cq });
+        self.wake();
+    }
+
+    /// Calls [`tofu_icc::Icc::expire`] of the engine's nodes at `deadline_ns`.
+    pub(crate) fn want(&self, deadline_ns: u64) {
+        if deadline_ns < self.deadline.fetch_min(deadline_ns, SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// Runs a queue whenever `event` is signalled.
+    pub(crate) fn listen(&self, node: NodeId, tni: u8, cq: u8, event: Arc<EventFd>) {
+        self.change(Change::Listen(QueueId { node, tni, cq }, event));
+    }
+
+    /// Ends listening to `event`.
+    pub(crate) fn ignore(&self, event: Arc<EventFd>) {
+        self.change(Change::Ignore(event));
+    }
+
+    fn change(&self, change: Change) {
+        lock(&self.changes).push(change);
+        self.changed.store(true, SeqCst);
+        // The engine may be in the middle of waiting for what it listens to now.
+        self.asleep.store(false, SeqCst);
+        self.signal();
+    }
+
+    /// Looks at the shared page of a queue from now on.
+    pub(crate) fn watch(&self, node: NodeId, tni: u8, cq: u8) {
+        {
+            let mut watched = lock(&self.watched);
+            match watched.iter_mut().find(|(id, _)| *id == node) {
+                Some((_, queues)) => queues.push((tni, cq)),
+                None => watched.push((node, vec![(tni, cq)])),
+            }
+        }
+        self.watched_version.fetch_add(1, SeqCst);
+        self.wake();
+    }
+
+    /// Ends that.
+    pub(crate) fn unwatch(&self, node: NodeId, tni: u8, cq: u8) {
+        let mut watched = lock(&self.watched);
+        for (id, queues) in watched.iter_mut() {
+            if *id == node {
+                queues.retain(|queue| *queue != (tni, cq));
+            }
+        }
+        drop(watched);
+        self.watched_version.fetch_add(1, SeqCst);
+    }
+
+    /// Runs what is in line now, and what is due. Returns whether there was anything.
+    pub(crate) fn turn(&self, shared: &Shared) -> bool {
+        let mut pump = Pump::new(shared);
+        let mut worked = false;
+        // Queues that have more to do go to the end of the line, behind those that wait.
+        let waiting = lock(&self.pending).len();
+        for _ in 0..waiting {
+            let Some(queue) = lock(&self.pending).pop_front() else {
+                break;
+            };
+            worked = true;
+            if let Some(node) = shared.node(queue.node)
+                && node.run(queue.tni, queue.cq, &mut pump)
+            {
+                lock(&self.pending).push_back(queue);
+            }
+        }
+        if self.deadline.load(SeqCst) <= pump.now_ns() {
+            self.expire(&pump);
+        }
+        worked
+    }
+
+    fn expire(&self, pump: &Pump<'_>) {
+        self.deadline.store(u64::MAX, SeqCst);
+        for node in lock(&self.nodes).iter() {
+            node.icc().expire(pump.now_ns());
+            self.deadline.fetch_min(node.icc().next_deadline(), SeqCst);
+        }
+    }
+
+    /// The engine's thread.
+    pub(crate) fn run(self: Arc<Self>, shared: &Shared) {
+        if let Err(error) = self.serve(shared) {
+            log::error!("engine {}: {error}", self.index);
+        }
+    }
+
+    fn serve(self: &Arc<Self>, shared: &Shared) -> Result<(), String> {
+        let timer = TimerFd::new().map_err(|error| error.to_string())?;
+        let timer = Arc::new(Mutex::new(timer));
+        let mut sources = EventManager::<Sources>::new().map_err(|error| error.to_string())?;
+        let subscriber =
+            Sources { engine: Arc::clone(self), timer: Arc::clone(&timer), queues: Vec::new() };
+        sources.add_subscriber(subscriber);
+        let mut watch = Watch::default();
+        let polled = shared.doorbells == Doorbells::Polled;
+        let mut quiet_since = shared.now_ns();
+        let mut turns = 0u32;
+        while !shared.stopping.load(SeqCst) {
+            let mut worked = self.turn(shared);
+            if polled {
+                worked |= watch.poll(self, shared);
+            }
+            turns = turns.wrapping_add(1);
+            if self.changed.load(SeqCst) || turns.is_multiple_of(TURNS_PER_LOOK) {
+                look(&mut sources, 0)?;
+            }
+            let now = shared.now_ns();
+            if worked {
+                quiet_since = now;
+                continue;
+            }
+            if polled && now.saturating_sub(quiet_since) < shared.spin_ns && !watch.is_empty() {
+                spin_loop();
+                continue;
+            }
+            self.asleep.store(true, SeqCst);
+            if polled {
+                watch.protect(true);
+                // What was rung before the pages were protected.
+                if watch.poll(self, shared) {
+                    self.asleep.store(false, SeqCst);
+                }
+            }
+            let deadline = self.deadline.load(SeqCst);
+            let idle =
+                lock(&self.pending).is_empty() && deadline > now && !shared.stopping.load(SeqCst);
+            if idle && self.asleep.load(SeqCst) {
+                if deadline != u64::MAX {
+                    let wait = Duration::from_nanos(deadline - now);
+                    lock(&timer).reset(wait, None).map_err(|error| error.to_string())?;
+                }
+                look(&mut sources, -1)?;
+            }
+            self.asleep.store(false, SeqCst);
+            if polled {
+                watch.protect(false);
+            }
+            quiet_since = shared.now_ns();
+        }
+        Ok(())
+    }
+}
+
+/// Handles events: those that are there, or with a timeout of -1 at least one.
+fn look(sources: &mut EventManager<Sources>, timeout_ms: i32) -> Result<(), String> {
+    sources.run_with_timeout(timeout_ms).map(drop).map_err(|error| error.to_string())
+}
+
+/// What an engine sleeps on: its wake-up call, its timer, and trapped doorbells.
+struct Sources {
+    engine: Arc<Engine>,
+    timer: Arc<Mutex<TimerFd>>,
+    queues: Vec<Option<(QueueId, Arc<EventFd>)>>,
+}
+
+const WAKE: u32 = 0;
+const TIMER: u32 = 1;
+const FIRST_QUEUE: u32 = 2;
+
+impl Sources {
+    /// Takes over what others want listened to.
+    fn apply_changes(&mut self, ops: &mut EventOps<'_>) {
+        self.engine.changed.store(false, SeqCst);
+        let changes: Vec<Change> = lock(&self.engine.changes).drain(..).collect();
+        for change in changes {
+            match change {
+                Change::Listen(queue, event) => self.listen(queue, event, ops),
+                Change::Ignore(event) => self.ignore(&event, ops),
+            }
+        }
+    }
+
+    fn listen(&mut self, queue: QueueId, event: Arc<EventFd>, ops: &mut EventOps<'_>) {
+        let free = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
+        let token = FIRST_QUEUE + free as u32;
+        if let Err(error) = ops.add(Events::with_data(&*event, token, EventSet::IN)) {
+            log::error!("listening to a doorbell of node {}: {error}", queue.node);
+            return;
+        }
+        if free == self.queues.len() {
+            self.queues.push(None);
+        }
+        self.queues[free] = Some((queue, event));
+    }
+
+    fn ignore(&mut self, event: &Arc<EventFd>, ops: &mut EventOps<'_>) {
+        for place in &mut self.queues {
+            if place.as_ref().is_some_and(|(_, known)| Arc::ptr_eq(known, event)) {
+                *place = None;
+                if let Err(error) = ops.remove(Events::empty(&**event)) {
+                    log::error!("ending to listen to a doorbell: {error}");
+                }
+            }
+        }
+    }
+}
+
+impl MutEventSubscriber for Sources {
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        match events.data() {
+            WAKE => {
+                let _ = self.engine.wake.read();
+                self.apply_changes(ops);
+            }
+            TIMER => {
+                if let Err(error) = lock(&self.timer).wait() {
+                    log::error!("engine {}: timer: {error}", self.engine.index);
+                }
+            }
+            token => {
+                let place = self.queues.get((token - FIRST_QUEUE) as usize);
+                if let Some(Some((queue, event))) = place {
+                    let _ = event.read();
+                    lock(&self.engine.pending).push_back(*queue);
+                }
+            }
+        }
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let timer = lock(&self.timer);
+        let added = ops
+            .add(Events::with_data(&self.engine.wake, WAKE, EventSet::IN))
+            .and_then(|()| ops.add(Events::with_data(&*timer, TIMER, EventSet::IN)));
+        if let Err(error) = added {
+            log::error!("engine {}: {error}", self.engine.index);
+        }
+    }
+}
+
+/// An engine's own list of the pages that it looks at.
+#[derive(Default)]
+struct Watch {
+    version: u64,
+    nodes: Vec<(Arc<Node>, Vec<(u8, u8)>)>,
+}
+
+impl Watch {
+    fn is_empty(&self) -> bool {
+        self.nodes.iter().all(|(_, queues)| queues.is_empty())
+    }
+
+    /// Looks at all pages once. Returns whether any doorbell rang.
+    fn poll(&mut self, engine: &Engine, shared: &Shared) -> bool {
+        let version = engine.watched_version.load(SeqCst);
+        if version != self.version {
+            self.version = version;
+            self.nodes = lock(&engine.watched)
+                .iter()
+                .filter_map(|(id, queues)| Some((Arc::clone(shared.node(*id)?), queues.clone())))
+                .collect();
+        }
+        let mut pump = Pump::new(shared);
+        self.nodes.iter().fold(false, |any, (node, queues)| node.poll(queues, &mut pump) || any)
+    }
+
+    fn protect(&self, protect: bool) {
+        for (node, queues) in &self.nodes {
+            node.protect(queues, protect);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Drives devices: takes packets from one to the next until none is under way.
+
+use std::collections::VecDeque;
+
+use tofu_fabric::{Carrier, Deliver, DiscardReason, NodeId, Packet, Port};
+use tofu_icc::{Body, Net};
+
+use crate::Shared;
+
+/// A thread's view of the network.
+///
+/// A packet that is injected is not handled by its target at once but put in line, so that no
+/// device is ever called from within another one.
+pub struct Pump<'a> {
+    shared: &'a Shared,
+    arrivals: VecDeque<Event>,
+    now_ns: u64,
+}
+
+enum Event {
+    Arrived(NodeId, Packet<Body>),
+    Discarded(NodeId, Option<Port>, DiscardReason, Packet<Body>),
+}
+
+impl<'a> Pump<'a> {
+    pub(crate) fn new(shared: &'a Shared) -> Self {
+        Self { shared, arrivals: VecDeque::new(), now_ns: shared.now_ns() }
+    }
+
+    /// Reads the clock.
+    pub(crate) fn refresh(&mut self) {
+        self.now_ns = self.shared.now_ns();
+    }
+}
+
+impl Deliver<Body> for Pump<'_> {
+    fn arrived(&mut self, node: NodeId, packet: Packet<Body>) {
+        self.arrivals.push_back(Event::Arrived(node, packet));
+    }
+
+    fn discarded(
+        &mut self,
+        at: NodeId,
+        port: Option<Port>,
+        reason: DiscardReason,
+        packet: Packet<Body>,
+    ) {
+        self.arrivals.push_back(Event::Discarded(at, port, reason, packet));
+    }
+}
+
+impl Net for Pump<'_> {
+    fn inject(&mut self, packet: Packet<Body>) {
+        let shared = self.shared;
+        shared.carrier.inject(packet, self);
+    }
+
+    fn progress(&mut self) {
+        while let Some(event) = self.arrivals.pop_front() {
+            match event {
+                Event::Arrived(node, packet) => match self.shared.node(node) {
+                    Some(target) => target.icc().arrive(packet, self),
+                    // A place of the machine that has no device.
+                    None => self.lost(node, None, DiscardReason::NoSuchNode, &packet),
+                },
+                Event::Discarded(at, port, reason, packet) => {
+                    self.lost(at, port, reason, &packet);
+                }
+            }
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+}
+
+impl Pump<'_> {
+    /// Tells the router that lost a packet, and the node that sent it.
+    fn lost(&self, at: NodeId, port: Option<Port>, reason: DiscardReason, packet: &Packet<Body>) {
+        if let Some(node) = self.shared.node(at) {
+            node.icc().router_event(port, reason);
+        }
+        let source = self.shared.fabric().shape().node_id(packet.src);
+        if let Some(node) = source.and_then(|id| self.shared.node(id)) {
+            node.icc().undeliverable(packet, reason, self.now_ns);
+        }
+    }
+}
