@@ -1,1 +1,436 @@
-//! Helpers shared by the cross-crate tests in `tests/tests`.
+//! A few nodes to test with: devices and links without a VM, worked by the test's own thread.
+//!
+//! Nothing happens in a [`Cluster`] unless a test waits for it, and its clock only moves
+//! while a test waits, so a test does the same each time that it runs.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use tofu_abi::queue::{MrqEntry, MrqId};
+use tofu_abi::regs::{CqReg, CqsReg, PortReg, Register, TniReg};
+use tofu_abi::table::PageSize;
+use tofu_abi::{Coords, StagOffset};
+use tofu_driver::{
+    Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Stag, Target,
+};
+use tofu_fabric::{
+    Carrier, Deliver, Direct, DiscardReason, Fabric, NodeId, Packet, Port, PortCounters, Shape,
+    Timing, XbCounters,
+};
+use tofu_icc::{Body, Config, Host, Icc, Net};
+use tofu_inproc::{Arena, Backend, Buffer, InProcess, Interrupts};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+/// Where a node's memory starts.
+const MEMORY_BASE: u64 = 0x10_0000;
+/// Time that passes while a test looks once, in nanoseconds.
+const TICK_NS: u64 = 1000;
+/// How long tests wait on the cluster's clock: longer than a device waits for an answer.
+pub const PATIENCE_NS: u64 = 2_000_000_000;
+
+/// What all nodes of a cluster share.
+struct World {
+    fabric: Arc<Fabric>,
+    carrier: Direct,
+    nodes: OnceLock<Vec<Arc<Icc>>>,
+    doorbells: Mutex<VecDeque<(usize, u8, u8)>>,
+    now: AtomicU64,
+    /// Answers are lost while this is set.
+    lose_answers: AtomicU64,
+}
+
+impl World {
+    fn nodes(&self) -> &[Arc<Icc>] {
+        self.nodes.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Does all work that there is.
+    fn settle(&self) {
+        let mut net = Wire { world: self, arrivals: VecDeque::new() };
+        loop {
+            let next = self.doorbells.lock().unwrap().pop_front();
+            let Some((node, tni, cq)) = next else { break };
+            if self.nodes()[node].run_queue(tni, cq, &mut net) {
+                self.doorbells.lock().unwrap().push_back((node, tni, cq));
+            }
+            net.progress();
+        }
+    }
+
+    fn pass(&self, ns: u64) {
+        let now = self.now.fetch_add(ns, Ordering::SeqCst) + ns;
+        for node in self.nodes().iter().filter(|node| node.next_deadline() <= now) {
+            node.expire(now);
+        }
+    }
+}
+
+/// The network as one call of [`World::settle`] sees it.
+struct Wire<'a> {
+    world: &'a World,
+    arrivals: VecDeque<(usize, Packet<Body>)>,
+}
+
+impl Net for Wire<'_> {
+    fn inject(&mut self, packet: Packet<Body>) {
+        let (_, request) = packet.body.tag();
+        if !request && self.world.lose_answers.load(Ordering::SeqCst) != 0 {
+            return;
+        }
+        self.world.carrier.inject(packet, self);
+    }
+
+    fn progress(&mut self) {
+        while let Some((node, packet)) = self.arrivals.pop_front() {
+            self.world.nodes()[node].arrive(packet, self);
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.world.now.load(Ordering::SeqCst)
+    }
+}
+
+impl Deliver<Body> for Wire<'_> {
+    fn arrived(&mut self, node: NodeId, packet: Packet<Body>) {
+        self.arrivals.push_back((node.index(), packet));
+    }
+
+    fn discarded(
+        &mut self,
+        at: NodeId,
+        port: Option<Port>,
+        reason: DiscardReason,
+        packet: Packet<Body>,
+    ) {
+        let nodes = self.world.nodes();
+        if let Some(node) = nodes.get(at.index()) {
+            node.router_event(port, reason);
+        }
+        if let Some(source) = self.world.fabric.shape().node_id(packet.src) {
+            nodes[source.index()].undeliverable(&packet, reason, self.now_ns());
+        }
+    }
+}
+
+/// What a device sees of its cluster.
+struct Surroundings {
+    world: Weak<World>,
+    node: usize,
+    interrupts: Arc<Interrupts>,
+}
+
+impl Surroundings {
+    fn world(&self) -> Arc<World> {
+        self.world.upgrade().expect("the cluster outlives its devices")
+    }
+}
+
+impl Host for Surroundings {
+    fn interrupt(&self, vector: u16) {
+        self.interrupts.fire(vector);
+    }
+
+    fn doorbell(&self, tni: u8, cq: u8) {
+        self.world().doorbells.lock().unwrap().push_back((self.node, tni, cq));
+    }
+
+    fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+
+    fn timer(&self, _: u64) {}
+
+    fn now_ns(&self) -> u64 {
+        self.world().now.load(Ordering::SeqCst)
+    }
+
+    fn port_counters(&self, port: u8) -> PortCounters {
+        let port = Port::from_index(port.into()).expect("the device has ten ports");
+        let node = NodeId(self.node as u32);
+        self.world().fabric.port_counters(node, port).expect("the node is in the machine")
+    }
+
+    fn xb_counters(&self) -> XbCounters {
+        let node = NodeId(self.node as u32);
+        self.world().fabric.xb_counters(node).expect("the node is in the machine")
+    }
+}
+
+/// One node as the driver's platform sees it.
+struct NodeBackend {
+    world: Arc<World>,
+    node: usize,
+}
+
+impl Backend for NodeBackend {
+    fn bar_read(&self, offset: u64, data: &mut [u8]) {
+        self.world.nodes()[self.node].bar_read(offset, data);
+    }
+
+    fn bar_write(&self, offset: u64, data: &[u8]) {
+        self.world.nodes()[self.node].bar_write(offset, data);
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.world.now.load(Ordering::SeqCst)
+    }
+
+    fn pump(&self) -> bool {
+        self.world.settle();
+        self.world.pass(TICK_NS);
+        true
+    }
+}
+
+/// All nodes of a machine, probed and with their network interfaces enabled.
+pub struct Cluster {
+    world: Arc<World>,
+    devices: Vec<Device<InProcess>>,
+    memory_end: u64,
+}
+
+impl Cluster {
+    /// A machine of this shape (`1x1x1x2x3x2`), 4 MiB of memory for each node. An axis of X,
+    /// Y or Z that is 3 long or more is a torus.
+    pub fn new(shape: &str) -> Self {
+        Self::with_memory(shape, 4 << 20)
+    }
+
+    /// A machine with `size` bytes of memory for each node.
+    pub fn with_memory(shape: &str, size: usize) -> Self {
+        let shape: Shape = shape.parse().unwrap();
+        let fabric = Arc::new(Fabric::new(shape));
+        let world = Arc::new(World {
+            carrier: Direct::new(Arc::clone(&fabric), Timing::TOFUD),
+            fabric,
+            nodes: OnceLock::new(),
+            doorbells: Mutex::default(),
+            now: AtomicU64::new(0),
+            lose_answers: AtomicU64::new(0),
+        });
+        let mut nodes = Vec::new();
+        let mut parts = Vec::new();
+        for (node, coords) in shape.iter().enumerate() {
+            let memory =
+                GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(MEMORY_BASE), size)]).unwrap();
+            let interrupts = Arc::new(Interrupts::default());
+            let host = Surroundings {
+                world: Arc::downgrade(&world),
+                node,
+                interrupts: Arc::clone(&interrupts),
+            };
+            let icc = Icc::new(Config::tofud(coords), Arc::new(host), Arc::new(memory.clone()));
+            icc.set_bus_master(true);
+            nodes.push(Arc::new(icc));
+            parts.push((Arena::new(memory).unwrap(), interrupts));
+        }
+        assert!(world.nodes.set(nodes).is_ok());
+        let devices = parts
+            .into_iter()
+            .enumerate()
+            .map(|(node, (arena, interrupts))| {
+                let backend = Arc::new(NodeBackend { world: Arc::clone(&world), node });
+                let device = Device::probe(InProcess::new(backend, arena, interrupts)).unwrap();
+                for tni in 0..6 {
+                    device.tni(tni).unwrap().enable().unwrap();
+                }
+                device
+            })
+            .collect();
+        Self { world, devices, memory_end: MEMORY_BASE + size as u64 }
+    }
+
+    /// The device of node `rank`.
+    pub fn device(&self, rank: u32) -> &Device<InProcess> {
+        &self.devices[rank as usize]
+    }
+
+    /// Memory of node `rank`.
+    pub fn alloc(&self, rank: u32, size: usize, align: usize) -> Buffer {
+        self.device(rank).platform().memory().alloc(size, align).unwrap()
+    }
+
+    /// First address behind the memory of a node.
+    pub fn memory_end(&self, _rank: u32) -> u64 {
+        self.memory_end
+    }
+
+    /// Opens a queue of node `rank` with 64 KiB of memory registered as STag 0.
+    pub fn endpoint(&self, rank: u32, tni: u8, cq: u8) -> Endpoint {
+        self.endpoint_with(rank, &CqConfig::new(tni, cq))
+    }
+
+    /// Like [`Cluster::endpoint`], with `size` bytes of memory.
+    pub fn endpoint_of(&self, rank: u32, tni: u8, cq: u8, size: usize) -> Endpoint {
+        Endpoint::new(self, rank, &CqConfig::new(tni, cq), size)
+    }
+
+    /// Like [`Cluster::endpoint`], with settings of its own.
+    pub fn endpoint_with(&self, rank: u32, config: &CqConfig) -> Endpoint {
+        Endpoint::new(self, rank, config, 64 << 10)
+    }
+
+    /// Lets the devices finish what they can do at this time.
+    pub fn settle(&self) {
+        self.world.settle();
+    }
+
+    /// Lets time pass.
+    pub fn pass(&self, ns: u64) {
+        self.world.pass(ns);
+        self.world.settle();
+    }
+
+    /// Takes the link at port `port` of node `rank` up or down.
+    pub fn set_link(&self, rank: u32, port: usize, up: bool) {
+        let port = Port::from_index(port).unwrap();
+        self.world.fabric.set_link(self.device(rank).coords(), port, up).unwrap();
+    }
+
+    /// Lets all answers disappear without a trace, or arrive again.
+    pub fn lose_answers(&self, lose: bool) {
+        self.world.lose_answers.store(lose.into(), Ordering::SeqCst);
+    }
+
+    /// Turns the bus mastering of a node's device on or off.
+    pub fn set_bus_master(&self, rank: u32, on: bool) {
+        self.world.nodes()[rank as usize].set_bus_master(on);
+    }
+
+    /// The device itself, for what a driver cannot do.
+    pub fn icc(&self, rank: u32) -> &Icc {
+        &self.world.nodes()[rank as usize]
+    }
+
+    /// TLPs that TNI `tni` of node `rank` has sent.
+    pub fn sent_tlps(&self, rank: u32, tni: u8) -> u64 {
+        self.device(rank).read(Register::Tni { tni, reg: TniReg::NumSendTlp })
+    }
+
+    /// Bytes, in units of 16, that left node `rank` through port `port`.
+    pub fn sent_bytes(&self, rank: u32, port: u8) -> u64 {
+        self.device(rank).read(Register::Port { port, reg: PortReg::ByteSendTlp })
+    }
+}
+
+/// An open queue with some registered memory.
+pub struct Endpoint {
+    /// Number of the node.
+    pub rank: u32,
+    /// Coordinates of the node.
+    pub node: Coords,
+    /// Network interface.
+    pub tni: u8,
+    /// The queue.
+    pub cq: Cq<InProcess>,
+    /// The memory, aligned to 64 KiB.
+    pub buffer: Buffer,
+    /// What it is registered as.
+    pub stag: Stag,
+}
+
+impl Endpoint {
+    fn new(cluster: &Cluster, rank: u32, config: &CqConfig, size: usize) -> Self {
+        let device = cluster.device(rank);
+        let mut cq = Cq::open(device, config).unwrap();
+        let buffer = cluster.alloc(rank, size, 64 << 10);
+        let range = [MemoryRange::of(&buffer)];
+        let stag = cq.register(&range, PageSize::Size64K, Access::ReadWrite, Some(0)).unwrap();
+        Self { rank, node: device.coords(), tni: config.tni, cq, buffer, stag }
+    }
+
+    /// The device of the queue.
+    pub fn device(&self) -> &Device<InProcess> {
+        self.cq.device()
+    }
+
+    /// Where commands to this queue go.
+    pub fn target(&self) -> Target {
+        Target::new(self.node, self.tni)
+    }
+
+    /// The address of a byte of the memory.
+    pub fn at(&self, offset: u64) -> StagOffset {
+        self.stag.at(offset)
+    }
+
+    /// A register of the queue's user page.
+    pub fn cq_register(&self, reg: CqReg) -> Register {
+        Register::Cq { tni: self.tni, cq: self.cq.cq(), reg }
+    }
+
+    /// A register of the queue's system page.
+    pub fn cqs_register(&self, reg: CqsReg) -> Register {
+        Register::Cqs { tni: self.tni, cq: self.cq.cq(), reg }
+    }
+
+    /// Posts a command and waits until it is complete.
+    pub fn run(&mut self, order: &Order) -> Completion {
+        self.cq.post_and_ring(order, 0).unwrap();
+        self.complete()
+    }
+
+    /// Waits for the next completion.
+    pub fn complete(&mut self) -> Completion {
+        let start = self.now();
+        loop {
+            if let Some(done) = self.cq.poll_tcq() {
+                return done;
+            }
+            assert!(self.now() - start < PATIENCE_NS, "no completion");
+            tofu_driver::Platform::relax(self.device().platform());
+        }
+    }
+
+    fn now(&self) -> u64 {
+        tofu_driver::Platform::now_ns(self.device().platform())
+    }
+
+    /// Takes all notices that are there.
+    pub fn notices(&mut self) -> Vec<MrqEntry> {
+        std::iter::from_fn(|| self.cq.poll_mrq()).collect()
+    }
+
+    /// Takes all notices and keeps their ids.
+    pub fn ids(&mut self) -> Vec<MrqId> {
+        self.notices().iter().map(|n| n.id().expect("a known id")).collect()
+    }
+
+    /// Writes into the memory.
+    pub fn fill(&self, offset: usize, bytes: &[u8]) {
+        self.buffer.write(offset, bytes);
+    }
+
+    /// Reads from the memory.
+    pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.buffer.read(offset, &mut bytes);
+        bytes
+    }
+
+    /// The first `n` words of 8 bytes from word `first` on.
+    pub fn words(&self, first: usize, n: usize) -> Vec<u64> {
+        (first..first + n).map(|i| self.buffer.load_u64(i * 8, Ordering::Acquire)).collect()
+    }
+
+    /// Writes the 8 bytes at `offset`.
+    pub fn set_word(&self, offset: usize, value: u64) {
+        self.buffer.store_u64(offset, value, Ordering::Release);
+    }
+}
+
+/// `len` bytes that look random and depend on `seed`.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 7);
+    while bytes.len() < len {
+        // xorshift64
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}

@@ -1,8 +1,110 @@
 //! Drives an emulated device in the same process: no VM, no KVM, no rights needed.
+//!
+//! [`InProcess`] is the driver's platform; what is behind it is a [`Backend`]: a node of a
+//! machine, or a device that a test holds in its hands.
 #![forbid(unsafe_code)]
 
 mod interrupts;
 mod memory;
 
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tofu_driver::{DmaError, IrqError, Platform};
+
 pub use interrupts::Interrupts;
 pub use memory::{Arena, Buffer};
+
+/// A device that is in this process.
+pub trait Backend: Send + Sync {
+    /// Reads `data.len()` bytes at `offset` of BAR0.
+    fn bar_read(&self, offset: u64, data: &mut [u8]);
+
+    /// Writes `data.len()` bytes at `offset` of BAR0.
+    fn bar_write(&self, offset: u64, data: &[u8]);
+
+    /// A monotonic clock in nanoseconds.
+    fn now_ns(&self) -> u64;
+
+    /// Lets the device do in this thread what it has to do, and time pass. Returns false, at
+    /// once, if the device has threads of its own.
+    fn pump(&self) -> bool;
+}
+
+/// The driver's platform for a device in this process.
+#[derive(Clone)]
+pub struct InProcess {
+    backend: Arc<dyn Backend>,
+    memory: Arena,
+    interrupts: Arc<Interrupts>,
+}
+
+impl fmt::Debug for InProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InProcess").field("memory", &self.memory).finish_non_exhaustive()
+    }
+}
+
+impl InProcess {
+    /// A platform for `backend`, with DMA memory from `memory`. The backend's MSI-X messages
+    /// must arrive at `interrupts`.
+    pub fn new(backend: Arc<dyn Backend>, memory: Arena, interrupts: Arc<Interrupts>) -> Self {
+        Self { backend, memory, interrupts }
+    }
+
+    /// The memory that buffers come from.
+    pub fn memory(&self) -> &Arena {
+        &self.memory
+    }
+}
+
+impl Platform for InProcess {
+    type Dma = Buffer;
+
+    fn bar0_read64(&self, offset: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.backend.bar_read(offset, &mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    fn bar0_write64(&self, offset: u64, value: u64) {
+        self.backend.bar_write(offset, &value.to_le_bytes());
+    }
+
+    fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
+        self.memory.alloc(size, align)
+    }
+
+    fn irq_enable(&self, _: u16) -> Result<(), IrqError> {
+        Ok(())
+    }
+
+    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
+        if self.interrupts.wait(vector, Duration::ZERO) {
+            return true;
+        }
+        // Where this thread is the device's only one, sleeping would be for ever.
+        let start = self.backend.now_ns();
+        while self.backend.pump() {
+            if self.interrupts.wait(vector, Duration::ZERO) {
+                return true;
+            }
+            if self.backend.now_ns().saturating_sub(start) >= timeout_ns {
+                return false;
+            }
+        }
+        self.interrupts.wait(vector, Duration::from_nanos(timeout_ns))
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.backend.now_ns()
+    }
+
+    fn relax(&self) {
+        if !self.backend.pump() {
+            // The device's threads may need this processor.
+            std::thread::yield_now();
+        }
+    }
+}
