@@ -1,2 +1,116 @@
-//! The `tofu` command.
-fn main() {}
+//! The `tofu` command: runs machines of virtual machines linked by an emulated
+//! Tofu interconnect.
+//!
+//! Every error is one line on stderr and exit code 2.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod cli;
+mod config;
+mod doctor;
+mod guest_cmd;
+mod guests;
+mod host;
+mod plan;
+mod runner;
+mod signals;
+mod svg;
+mod topo;
+mod ui;
+mod units;
+mod up;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use cli::{Cli, Command};
+
+/// Bad input, or a host that cannot do what was asked.
+const EXIT_BAD_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let result = match &cli.command {
+        Command::Up(args) => up::run(args),
+        Command::Doctor(args) => doctor::run(args.json),
+        Command::Topo(args) => topo::run(args),
+        Command::Bench(args) => bench::run(args.json),
+        Command::Guest(command) => guest_cmd::run(command),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        // The reader of our output has what it wanted, as in `tofu topo | head`.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tofu: {error:#}");
+            ExitCode::from(EXIT_BAD_INPUT)
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Prints help as it is, and errors about the command line in one line.
+fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // Nothing is left to do if even help cannot be printed.
+        let _ = error.print();
+        return ExitCode::from(if error.use_stderr() { EXIT_BAD_INPUT } else { 0 });
+    }
+    eprintln!("tofu: {}", usage_line(&error.render().to_string()));
+    ExitCode::from(EXIT_BAD_INPUT)
+}
+
+/// The message of a rendered clap error, without the usage that follows it.
+fn usage_line(rendered: &str) -> String {
+    let message = rendered.split("\n\nUsage:").next().unwrap_or_default();
+    let message = message.split("\n\nFor more information").next().unwrap_or_default();
+    let words: Vec<_> = message.split_whitespace().collect();
+    let line = words.join(" ");
+    format!("{}; see --help", line.strip_prefix("error: ").unwrap_or(&line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(args: &[&str]) -> String {
+        let error = Cli::try_parse_from(["tofu"].iter().chain(args)).unwrap_err();
+        let line = usage_line(&error.render().to_string());
+        assert!(!line.contains('\n'), "{line}");
+        line
+    }
+
+    #[test]
+    fn command_line_errors_are_one_line() {
+        let cases: [(&[&str], &str); 7] = [
+            (
+                &["up", "--shape", "3x3"],
+                "invalid value '3x3' for '--shape <SHAPE>': shape \"3x3\" is neither",
+            ),
+            (
+                &["up", "--memory", "lots"],
+                "invalid value 'lots' for '--memory <SIZE>': a whole number",
+            ),
+            (&["up", "--timeout", "0s"], "'--timeout <TIME>': a whole number with ms, s, m or h"),
+            (&["up", "--doorbell", "loud"], "[possible values: trapped, polled, auto]"),
+            (&["up", "--engines", "0"], "threads from 1 to 256"),
+            (&["up", "--nodes", "-1"], "'-1'"),
+            (&["fly"], "unrecognized subcommand 'fly'"),
+        ];
+        for (args, expected) in cases {
+            let line = message(args);
+            assert!(line.contains(expected), "{args:?}: {line}");
+            assert!(line.ends_with("; see --help"), "{line}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Guest programs: the shipped ones and files.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A guest program that is part of `tofu`.
+pub(crate) struct Shipped {
+    /// What the user calls it.
+    pub(crate) name: &'static str,
+    /// One line about it.
+    pub(crate) summary: &'static str,
+    /// The ELF file.
+    pub(crate) image: &'static [u8],
+}
+
+include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
+
+/// Which guest program to run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum GuestName {
+    /// A shipped one.
+    Shipped(String),
+    /// An ELF file.
+    File(PathBuf),
+}
+
+impl GuestName {
+    /// What the user means by `text`: the name of a shipped guest, or a path, which
+    /// has a `/` or ends in `.elf`. A relative one starts at `folder`.
+    pub(crate) fn find(text: &str, folder: &Path) -> Option<Self> {
+        if SHIPPED.iter().any(|shipped| shipped.name == text) {
+            return Some(Self::Shipped(text.to_owned()));
+        }
+        let is_path = text.contains('/') || text.ends_with(".elf");
+        is_path.then(|| Self::File(folder.join(text)))
+    }
+
+    /// What can be given.
+    pub(crate) fn allowed() -> String {
+        let names: Vec<_> = SHIPPED.iter().map(|shipped| shipped.name).collect();
+        format!(
+            "one of {} or the path of an ELF file (with a / or ending in .elf)",
+            names.join(", ")
+        )
+    }
+}
+
+impl fmt::Display for GuestName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shipped(name) => f.write_str(name),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Why a guest program cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GuestError {
+    /// No shipped guest has that name.
+    #[error("guest {0}: there is no such guest; `tofu guest ls` lists them")]
+    Unknown(String),
+    /// The file cannot be read.
+    #[error("guest {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    /// The file is something else than a program we can boot.
+    #[error(
+        "guest {}: {problem}; build a static x86-64 ELF file as `tofu guest new` sets up",
+        path.display()
+    )]
+    NotBootable { path: PathBuf, problem: &'static str },
+}
+
+/// A guest program in memory.
+#[derive(Clone)]
+pub(crate) struct Guest {
+    /// Name for people.
+    pub(crate) name: String,
+    /// The ELF file. Shared by all nodes that run it.
+    pub(crate) image: Arc<Cow<'static, [u8]>>,
+}
+
+impl fmt::Debug for Guest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Guest({}, {} bytes)", self.name, self.image.len())
+    }
+}
+
+/// The largest guest file that is read; more cannot be a small guest or a kernel.
+const MAX_IMAGE: u64 = 1 << 30;
+
+impl Guest {
+    /// Finds or reads a guest program and checks that it can be booted.
+    pub(crate) fn load(name: &GuestName) -> Result<Self, GuestError> {
+        match name {
+            GuestName::Shipped(wanted) => {
+                let shipped = SHIPPED.iter().find(|shipped| shipped.name == wanted);
+                let shipped = shipped.ok_or_else(|| GuestError::Unknown(wanted.clone()))?;
+                let image = Arc::new(Cow::Borrowed(shipped.image));
+                Ok(Self { name: shipped.name.to_owned(), image })
+            }
+            GuestName::File(path) => {
+                let read_error = |source| GuestError::Read { path: path.clone(), source };
+                let not_bootable =
+                    |problem| GuestError::NotBootable { path: path.clone(), problem };
+                let metadata = std::fs::metadata(path).map_err(read_error)?;
+                if !metadata.is_file() {
+                    return Err(not_bootable("not a regular file"));
+                }
+                if metadata.len() > MAX_IMAGE {
+                    return Err(not_bootable("larger than 1 GiB"));
+                }
+                let image = std::fs::read(path).map_err(read_error)?;
+                check_elf(&image).map_err(not_bootable)?;
+                let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
+                Ok(Self { name: name.into_owned(), image: Arc::new(Cow::Owned(image)) })
+            }
+        }
+    }
+}
+
+/// Checks the identification of an ELF header. The loader checks the rest.
+fn check_elf(image: &[u8]) -> Result<(), &'static str> {
+    const X86_64: u16 = 62;
+    const EXECUTABLE: u16 = 2;
+    let half = |at: usize| Some(u16::from_le_bytes(image.get(at..at + 2)?.try_into().ok()?));
+    if image.get(..4) != Some(b"\x7fELF") {
+        return Err("not an ELF file");
+    }
+    // Class 64-bit, little-endian.
+    if image.get(4..6) != Some(&[2, 1]) || half(18) != Some(X86_64) {
+        return Err("an ELF file, but not for x86-64");
+    }
+    if half(16) != Some(EXECUTABLE) {
+        return Err("an ELF file, but not a static executable with fixed addresses");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_paths_are_told_apart() {
+        let here = Path::new("here");
+        assert_eq!(GuestName::find("hello", here), Some(GuestName::Shipped("hello".into())));
+        assert_eq!(GuestName::find("./hello", here), Some(GuestName::File("here/./hello".into())));
+        assert_eq!(GuestName::find("my.elf", here), Some(GuestName::File("here/my.elf".into())));
+        assert_eq!(GuestName::find("/a/b", here), Some(GuestName::File("/a/b".into())));
+        assert_eq!(GuestName::find("helo", here), None);
+    }
+
+    #[test]
+    fn shipped_guests_boot() {
+        assert!(!SHIPPED.is_empty());
+        for shipped in SHIPPED {
+            assert_eq!(check_elf(shipped.image), Ok(()), "{}", shipped.name);
+            assert!(!shipped.summary.is_empty(), "{} has no description", shipped.name);
+        }
+    }
+
+    #[test]
+    fn what_cannot_boot_is_said_in_one_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let load = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            Guest::load(&GuestName::File(path)).unwrap_err().to_string()
+        };
+        let mut elf = vec![0; 64];
+        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        elf[16] = 3;
+        elf[18] = 62;
+        assert!(load("pie.elf", &elf).contains("not a static executable"));
+        elf[18] = 183;
+        assert!(load("arm.elf", &elf).contains("not for x86-64"));
+        assert!(load("short.elf", b"\x7fELF").contains("not for x86-64"));
+        assert!(load("empty.elf", b"").contains("not an ELF file"));
+        let message = load("text.elf", b"#!/bin/sh\n");
+        assert!(message.contains("text.elf: not an ELF file; build"), "{message}");
+        assert!(!message.contains('\n'));
+        let folder_error = Guest::load(&GuestName::File(folder.path().to_owned())).unwrap_err();
+        assert!(folder_error.to_string().contains("not a regular file"));
+        let missing = Guest::load(&GuestName::File("no/such.elf".into())).unwrap_err();
+        assert!(missing.to_string().starts_with("guest no/such.elf: No such file"));
+    }
+}

@@ -1,0 +1,218 @@
+//! Values that the machine file and the command line write alike.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// Guest memory of a node in bytes: 2 MiB to 1 TiB in whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(crate) struct MemorySize(pub(crate) u64);
+
+impl MemorySize {
+    pub(crate) const DEFAULT: Self = Self(16 << 20);
+    pub(crate) const ALLOWED: &str = "a whole number with KiB, MiB or GiB, such as \"16MiB\", from 2MiB to 1024GiB, in 4KiB steps";
+}
+
+impl FromStr for MemorySize {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
+        let bytes = units
+            .iter()
+            .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)))
+            .and_then(|(number, shift)| whole_number(number)?.checked_mul(1 << shift))
+            .filter(|bytes| (2 << 20..=1 << 40).contains(bytes) && bytes.is_multiple_of(4096));
+        bytes.map(Self).ok_or(Self::ALLOWED)
+    }
+}
+
+impl fmt::Display for MemorySize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, shift) = [("GiB", 30), ("MiB", 20)]
+            .into_iter()
+            .find(|(_, shift)| self.0.trailing_zeros() >= *shift)
+            .unwrap_or(("KiB", 10));
+        write!(f, "{}{unit}", self.0 >> shift)
+    }
+}
+
+/// How long a run may take: 1 ms to 24 h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Timeout(pub(crate) Duration);
+
+impl Timeout {
+    pub(crate) const DEFAULT: Self = Self(Duration::from_secs(60));
+    pub(crate) const ALLOWED: &str =
+        "a whole number with ms, s, m or h, such as \"30s\", from 1ms to 24h";
+}
+
+impl FromStr for Timeout {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // "ms" before "s" and "m", which it ends or starts with.
+        let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+        let millis = units
+            .iter()
+            .find_map(|(unit, millis)| Some((text.strip_suffix(unit)?, millis)))
+            .and_then(|(number, millis)| whole_number(number)?.checked_mul(*millis))
+            .filter(|millis| (1..=86_400_000).contains(millis));
+        millis.map(|millis| Self(Duration::from_millis(millis))).ok_or(Self::ALLOWED)
+    }
+}
+
+/// Number of engine threads that move data: 1 to 256.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Engines(pub(crate) NonZeroU32);
+
+impl Engines {
+    pub(crate) const ALLOWED: &str = "a whole number of threads from 1 to 256";
+}
+
+impl TryFrom<i64> for Engines {
+    type Error = &'static str;
+
+    fn try_from(number: i64) -> Result<Self, Self::Error> {
+        let number = u32::try_from(number).ok().filter(|number| *number <= 256);
+        number.and_then(NonZeroU32::new).map(Self).ok_or(Self::ALLOWED)
+    }
+}
+
+impl FromStr for Engines {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
+    }
+}
+
+/// Text appended to a guest's command line.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub(crate) struct GuestArgs(pub(crate) String);
+
+impl GuestArgs {
+    pub(crate) const ALLOWED: &str = "at most 1024 printable ASCII characters";
+}
+
+impl FromStr for GuestArgs {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let printable = text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+        if printable && text.len() <= 1024 { Ok(Self(text.to_owned())) } else { Err(Self::ALLOWED) }
+    }
+}
+
+/// How doorbell writes reach the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Doorbell {
+    /// Each doorbell write leaves the guest; engines sleep until one comes
+    Trapped,
+    /// Doorbells are shared memory that engines watch; nothing leaves the guest
+    Polled,
+    /// Whatever suits this host and the number of nodes
+    #[default]
+    Auto,
+}
+
+impl Doorbell {
+    pub(crate) const ALLOWED: &str = "\"trapped\", \"polled\" or \"auto\"";
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Trapped => "trapped",
+            Self::Polled => "polled",
+            Self::Auto => "auto",
+        }
+    }
+}
+
+impl FromStr for Doorbell {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "trapped" => Ok(Self::Trapped),
+            "polled" => Ok(Self::Polled),
+            "auto" => Ok(Self::Auto),
+            _ => Err(Self::ALLOWED),
+        }
+    }
+}
+
+/// Digits only: `parse` alone would take a sign.
+fn whole_number(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn memory_sizes() {
+        let good =
+            [("16MiB", 16 << 20), ("2048KiB", 2 << 20), ("1GiB", 1 << 30), ("1024GiB", 1 << 40)];
+        for (text, bytes) in good {
+            assert_eq!(text.parse(), Ok(MemorySize(bytes)), "{text}");
+        }
+        for text in [
+            "",
+            "16",
+            "MiB",
+            "16 MiB",
+            "16MB",
+            "-16MiB",
+            "+16MiB",
+            "1.5GiB",
+            "1MiB",
+            "2049KiB",
+            "1025GiB",
+            "99999999999999999999GiB",
+            "18014398509481984KiB",
+        ] {
+            assert_eq!(text.parse::<MemorySize>(), Err(MemorySize::ALLOWED), "{text}");
+        }
+    }
+
+    #[test]
+    fn timeouts() {
+        for (text, millis) in [("30s", 30_000), ("1ms", 1), ("2m", 120_000), ("24h", 86_400_000)] {
+            assert_eq!(text.parse(), Ok(Timeout(Duration::from_millis(millis))), "{text}");
+        }
+        for text in
+            ["", "30", "s", "0s", "1.5s", "-1s", "25h", "1d", "1 s", "99999999999999999999s"]
+        {
+            assert_eq!(text.parse::<Timeout>(), Err(Timeout::ALLOWED), "{text}");
+        }
+    }
+
+    #[test]
+    fn engines_and_args() {
+        assert_eq!("256".parse::<Engines>().map(|e| e.0.get()), Ok(256));
+        for text in ["0", "257", "-1", "two", "4294967297"] {
+            assert_eq!(text.parse::<Engines>(), Err(Engines::ALLOWED), "{text}");
+        }
+        assert!("rounds=3 verify".parse::<GuestArgs>().is_ok());
+        for text in ["a\nb", "ü", &"x".repeat(1025)] {
+            assert_eq!(text.parse::<GuestArgs>(), Err(GuestArgs::ALLOWED), "{text}");
+        }
+    }
+
+    proptest! {
+        /// What is shown can be typed.
+        #[test]
+        fn memory_size_round_trips(pages in 512u64..=1 << 28) {
+            let size = MemorySize(pages * 4096);
+            prop_assert_eq!(size.to_string().parse(), Ok(size));
+        }
+    }
+}

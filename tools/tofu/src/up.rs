@@ -1,0 +1,399 @@
+//! `tofu up`: runs a plan and reports.
+
+use std::io;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use tofu_fabric::NodeId;
+
+use crate::cli::UpArgs;
+use crate::host;
+use crate::plan::Plan;
+use crate::runner::{Backend, Event, Machines, Outcome, Running};
+use crate::signals;
+use crate::ui::{NodeResult, Screen, Style, printable};
+
+/// A guest failed.
+const EXIT_FAILED: u8 = 1;
+/// Ended by a signal: 128 plus its number, as shells do.
+const EXIT_SIGNAL: u8 = 128;
+
+/// Runs `tofu up` and returns the exit code.
+pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
+    let plan = Plan::new(args)?;
+    check_memory(&plan, host::memory_available())?;
+    let (sender, events) = mpsc::channel();
+    let signal_sender = sender.clone();
+    let _signals = signals::forward(move |signal| {
+        // Nobody listens any more once the run is over.
+        let _ = signal_sender.send(Event::Signal(signal));
+    })
+    .context("cannot handle signals")?;
+    let mut out = io::stdout();
+    let mut screen = Screen::new(&mut out, Style::detect(args.json), &plan)?;
+    let start = Instant::now();
+    let machine = Machines.start(&plan, sender)?;
+    watch(&plan, machine, &events, start, &mut screen)
+}
+
+/// Refuses a machine whose guests could use more memory than there is, which
+/// would end in the kernel killing processes.
+fn check_memory(plan: &Plan, available: Option<u64>) -> anyhow::Result<()> {
+    let (wanted, mib) = (plan.guest_memory(), 1 << 20);
+    match available {
+        Some(available) if wanted > available => bail!(
+            "too little memory: {} VMs want {} MiB, {} MiB are available; lower --memory or --nodes",
+            plan.vms().count(),
+            wanted / mib,
+            available / mib
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// What became of a VM so far.
+struct Progress {
+    result: Option<NodeResult>,
+    last_line: String,
+}
+
+struct Watch<'a, 'b> {
+    plan: &'a Plan,
+    start: Instant,
+    screen: &'a mut Screen<'b>,
+    /// By node number; stubs stay without a result.
+    nodes: Vec<Progress>,
+    unfinished: usize,
+}
+
+/// Follows a machine to its end: all guests have ended, the time is over, or a
+/// signal came. Returns the exit code.
+fn watch(
+    plan: &Plan,
+    mut machine: Box<dyn Running>,
+    events: &Receiver<Event>,
+    start: Instant,
+    screen: &mut Screen<'_>,
+) -> anyhow::Result<u8> {
+    let nodes = plan.nodes.iter().map(|_| Progress { result: None, last_line: String::new() });
+    let unfinished = plan.vms().count();
+    let mut watch = Watch { plan, start, screen, nodes: nodes.collect(), unfinished };
+    let deadline = start + plan.timeout.0;
+    let mut signal = None;
+    while watch.unfinished > 0 && signal.is_none() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match events.recv_timeout(left) {
+            Ok(Event::Signal(number)) => signal = Some(number),
+            Ok(event) => watch.take(event)?,
+            Err(RecvTimeoutError::Timeout) => {
+                watch.time_is_over(machine.as_mut(), events)?;
+                break;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    if signal.is_some() {
+        watch.screen.note("interrupted, stopping the guests")?;
+    }
+    machine.stop();
+    while let Ok(event) = events.try_recv() {
+        if let Event::Signal(number) = event {
+            signal = signal.or(Some(number));
+        } else {
+            watch.take(event)?;
+        }
+    }
+    drop(machine);
+    let code = watch.finish()?;
+    Ok(signal.map_or(code, |signal| EXIT_SIGNAL + (signal as u8 & 0x7f)))
+}
+
+impl Watch<'_, '_> {
+    fn take(&mut self, event: Event) -> io::Result<()> {
+        match event {
+            Event::Booted(node) => self.screen.booted(self.plan.coords(node), self.start.elapsed()),
+            Event::Line(node, text) => {
+                let text = printable(&text);
+                self.screen.guest_line(self.plan.coords(node), &text)?;
+                self.nodes[node.index()].last_line = text;
+                Ok(())
+            }
+            Event::Ended(node, outcome) => {
+                let (kind, code, detail) = match outcome {
+                    Outcome::Exited(code) => ("exited", Some(code), String::new()),
+                    Outcome::Reset => ("reset", None, String::new()),
+                    Outcome::Fault(what) => ("fault", None, printable(&what)),
+                    Outcome::Stopped => ("stopped", None, String::new()),
+                };
+                self.end(node, kind, code, detail)
+            }
+            Event::Signal(_) => Ok(()),
+        }
+    }
+
+    /// Writes down how a node ended. The first word counts: a guest found hanging
+    /// ends as stopped a moment later.
+    fn end(
+        &mut self,
+        node: NodeId,
+        kind: &'static str,
+        code: Option<u32>,
+        detail: String,
+    ) -> io::Result<()> {
+        let Some(vm) = &self.plan.nodes[node.index()].vm else { return Ok(()) };
+        let progress = &mut self.nodes[node.index()];
+        if progress.result.is_some() {
+            return Ok(());
+        }
+        self.unfinished -= 1;
+        let result = NodeResult {
+            coords: self.plan.coords(node),
+            guest: vm.guest.name.clone(),
+            ok: code == Some(0),
+            kind,
+            code,
+            detail,
+            after: self.start.elapsed(),
+            last_line: progress.last_line.clone(),
+        };
+        self.screen.ended(&result)?;
+        progress.result = Some(result);
+        Ok(())
+    }
+
+    fn without_result(&self) -> Vec<NodeId> {
+        let nodes = self.plan.vms().map(|(id, _)| id);
+        nodes.filter(|id| self.nodes[id.index()].result.is_none()).collect()
+    }
+
+    /// Looks at the guests that still run, stops them, and reports them as hanging.
+    fn time_is_over(
+        &mut self,
+        machine: &mut dyn Running,
+        events: &Receiver<Event>,
+    ) -> io::Result<()> {
+        let registers: Vec<_> =
+            self.without_result().into_iter().map(|id| (id, machine.registers(id))).collect();
+        machine.stop();
+        // Some may have ended by themselves in the meantime.
+        while let Ok(event) = events.try_recv() {
+            if !matches!(event, Event::Ended(_, Outcome::Stopped)) {
+                self.take(event)?;
+            }
+        }
+        let limit = Seconds(self.plan.timeout.0);
+        for (id, registers) in registers {
+            let at = registers.map(|registers| format!(", {registers}")).unwrap_or_default();
+            let detail = printable(&format!("still running after {limit}{at}"));
+            self.end(id, "timeout", None, detail)?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> io::Result<u8> {
+        for id in self.without_result() {
+            self.end(id, "stopped", None, String::new())?;
+        }
+        let results: Vec<_> = self.nodes.into_iter().filter_map(|node| node.result).collect();
+        self.screen.summary(&results, self.start.elapsed())?;
+        Ok(if results.iter().all(|result| result.ok) { 0 } else { EXIT_FAILED })
+    }
+}
+
+struct Seconds(Duration);
+
+impl std::fmt::Display for Seconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} s", self.0.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guests::Guest;
+    use crate::plan::{Network, NodePlan, VmPlan};
+    use crate::units::{Doorbell, MemorySize, Timeout};
+    use std::borrow::Cow;
+    use std::sync::Arc;
+    use std::sync::mpsc::Sender;
+    use tofu_fabric::Shape;
+
+    fn plan(shape: &str, vms: usize, timeout: Duration) -> Plan {
+        let shape: Shape = shape.parse().unwrap();
+        let guest = Guest { name: "probe".into(), image: Arc::new(Cow::Borrowed(&[])) };
+        let vm = VmPlan { guest, memory: MemorySize(16 << 20), args: String::new() };
+        let nodes = (0..)
+            .zip(shape.iter())
+            .map(|(id, coords)| NodePlan { coords, vm: (id < vms).then(|| vm.clone()) });
+        Plan {
+            nodes: nodes.collect(),
+            network: Network { shape, links_down: Vec::new() },
+            doorbell: Doorbell::Auto,
+            timeout: Timeout(timeout),
+            engines: None,
+        }
+    }
+
+    /// A machine whose guests do nothing by themselves; the test sends their events.
+    struct Idle {
+        events: Sender<Event>,
+        hanging: Vec<u32>,
+    }
+
+    impl Running for Idle {
+        fn registers(&self, node: NodeId) -> Option<String> {
+            (node.0 != 3).then(|| format!("rip={:#x}", node.0))
+        }
+        fn stop(&mut self) {
+            for id in self.hanging.drain(..) {
+                self.events.send(Event::Ended(NodeId(id), Outcome::Stopped)).unwrap();
+            }
+        }
+    }
+
+    const TEXT: Style = Style { json: false, colour: false, progress: false };
+
+    /// Runs `plan` with these events coming, and `hanging` nodes until stopped.
+    fn run(plan: &Plan, style: Style, coming: Vec<Event>, hanging: &[u32]) -> (u8, String) {
+        let (sender, events) = mpsc::channel();
+        for event in coming {
+            sender.send(event).unwrap();
+        }
+        let machine = Box::new(Idle { events: sender, hanging: hanging.to_vec() });
+        let mut out = Vec::new();
+        let mut screen = Screen::new(&mut out, style, plan).unwrap();
+        let code = watch(plan, machine, &events, Instant::now(), &mut screen).unwrap();
+        drop(screen);
+        (code, String::from_utf8(out).unwrap())
+    }
+
+    fn ended(id: u32, code: u32) -> Event {
+        Event::Ended(NodeId(id), Outcome::Exited(code))
+    }
+
+    const LONG: Duration = Duration::from_secs(3600);
+    const SHORT: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn all_succeed() {
+        let plan = plan("1x1x1x2x1x1", 2, LONG);
+        let line = Event::Line(NodeId(1), "1 MiB \x1b[2Jverified".into());
+        let coming = vec![Event::Booted(NodeId(0)), line, ended(0, 0), ended(1, 0)];
+        let (code, text) = run(&plan, TEXT, coming, &[]);
+        assert_eq!(code, 0);
+        assert!(text.starts_with("machine 1x1x1x2x1x1: 2 VMs, 32 MiB of guest memory"), "{text}");
+        assert!(text.contains("(0,0,0,1,0,0) 1 MiB \u{fffd}[2Jverified\n"), "{text}");
+        assert!(text.contains("(0,0,0,1,0,0)  probe  ok"), "{text}");
+        assert!(text.contains("all 2 guests succeeded in "), "{text}");
+    }
+
+    #[test]
+    fn one_failure_is_a_failure() {
+        let plan = plan("unit", 3, LONG);
+        let fault = Event::Ended(NodeId(1), Outcome::Fault("triple fault at rip=0x1000".into()));
+        let (code, text) = run(&plan, TEXT, vec![ended(0, 0), fault, ended(2, 7)], &[]);
+        assert_eq!(code, 1);
+        assert!(text.contains("3 VMs, 9 without a VM"), "{text}");
+        assert!(text.contains("(0,0,0,0,0,1) fault: triple fault at rip=0x1000\n"), "{text}");
+        assert!(text.contains("(0,0,0,0,1,0) exit code 7\n"), "{text}");
+        assert!(text.contains("2 of 3 guests failed"), "{text}");
+    }
+
+    #[test]
+    fn a_reset_is_a_failure() {
+        let plan = plan("1x1x1x1x1x1", 1, LONG);
+        let (code, text) = run(&plan, TEXT, vec![Event::Ended(NodeId(0), Outcome::Reset)], &[]);
+        assert_eq!(code, 1);
+        assert!(text.contains("(0,0,0,0,0,0) reset\n"), "{text}");
+    }
+
+    #[test]
+    fn a_hang_is_reported_with_registers() {
+        let plan = plan("unit", 4, SHORT);
+        let (code, text) = run(&plan, TEXT, vec![ended(0, 0), ended(1, 0)], &[2, 3]);
+        assert_eq!(code, 1);
+        let hang = "(0,0,0,0,1,0) timeout: still running after 0.02 s, rip=0x2\n";
+        assert!(text.contains(hang), "{text}");
+        assert!(text.contains("(0,0,0,0,1,1) timeout: still running after 0.02 s\n"), "{text}");
+        assert!(text.contains("2 of 4 guests failed"), "{text}");
+    }
+
+    #[test]
+    fn a_signal_stops_everything() {
+        let plan = plan("unit", 2, LONG);
+        let (code, text) = run(&plan, TEXT, vec![ended(0, 0), Event::Signal(2)], &[1]);
+        assert_eq!(code, 130);
+        assert!(text.contains("interrupted, stopping the guests\n"), "{text}");
+        assert!(text.contains("(0,0,0,0,0,1) stopped\n"), "{text}");
+    }
+
+    #[test]
+    fn a_machine_that_falls_silent_is_a_failure() {
+        let plan = plan("unit", 1, LONG);
+        let (sender, events) = mpsc::channel();
+        struct Gone;
+        impl Running for Gone {
+            fn registers(&self, _: NodeId) -> Option<String> {
+                None
+            }
+            fn stop(&mut self) {}
+        }
+        drop::<Sender<Event>>(sender);
+        let mut out = Vec::new();
+        let mut screen = Screen::new(&mut out, TEXT, &plan).unwrap();
+        let code = watch(&plan, Box::new(Gone), &events, Instant::now(), &mut screen).unwrap();
+        assert_eq!(code, 1);
+    }
+
+    #[test]
+    fn json_is_one_object_a_line() {
+        let plan = plan("1x1x1x2x1x1", 2, LONG);
+        let line = Event::Line(NodeId(0), "a \"quoted\" word".into());
+        let coming = vec![Event::Booted(NodeId(0)), line, ended(0, 0), ended(1, 3)];
+        let (code, text) = run(&plan, Style { json: true, ..TEXT }, coming, &[]);
+        assert_eq!(code, 1);
+        let objects: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let kinds: Vec<_> =
+            objects.iter().map(|object| object["event"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["machine", "booted", "line", "ended", "ended", "summary"]);
+        assert_eq!(objects[2]["node"], serde_json::json!([0, 0, 0, 0, 0, 0]));
+        assert_eq!(objects[2]["text"], "a \"quoted\" word");
+        assert_eq!(objects[4]["code"], 3);
+        assert_eq!((&objects[5]["succeeded"], &objects[5]["failed"]), (&1.into(), &1.into()));
+    }
+
+    #[test]
+    fn colour_paints_results() {
+        let plan = plan("1x1x1x1x1x1", 1, LONG);
+        let (_, text) = run(&plan, Style { colour: true, ..TEXT }, vec![ended(0, 1)], &[]);
+        assert!(text.contains("\x1b[31mexit code 1\x1b[0m"), "{text}");
+        let (_, text) = run(&plan, TEXT, vec![ended(0, 1)], &[]);
+        assert!(!text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn large_machines_are_summed_up() {
+        let plan = plan("half-rack", 192, LONG);
+        let coming = (0..192).map(|id| ended(id, u32::from(id >= 186))).collect();
+        let (code, text) = run(&plan, TEXT, coming, &[]);
+        assert_eq!(code, 1);
+        assert!(text.contains("   186 x probe: ok, the last after "), "{text}");
+        assert!(text.contains("     6 x probe: exit code 1, the last after "), "{text}");
+        assert!(
+            text.contains(": (1,1,3,1,0,0) (1,1,3,1,0,1) (1,1,3,1,1,0) (1,1,3,1,1,1) ...\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn too_little_memory_is_refused() {
+        let plan = plan("unit", 12, LONG);
+        let message = check_memory(&plan, Some(100 << 20)).unwrap_err().to_string();
+        assert!(message.starts_with("too little memory: 12 VMs want 192 MiB, 100 MiB are"));
+        assert!(check_memory(&plan, Some(192 << 20)).is_ok());
+        assert!(check_memory(&plan, None).is_ok());
+    }
+}
