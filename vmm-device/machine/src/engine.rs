@@ -25,6 +25,9 @@ struct QueueId {
     cq: u8,
 }
 
+/// Enabled control queues, as (TNI, CQ), of a node.
+type Queues = Vec<(u8, u8)>;
+
 /// An engine: the work of some of a machine's nodes.
 pub(crate) struct Engine {
     index: usize,
@@ -34,7 +37,7 @@ pub(crate) struct Engine {
     pending: Mutex<VecDeque<QueueId>>,
     nodes: Mutex<Vec<Arc<Node>>>,
     /// Enabled queues with a shared page, by node; the count tells when it has changed.
-    watched: Mutex<Vec<(NodeId, Vec<(u8, u8)>)>>,
+    watched: Mutex<Vec<(NodeId, Queues)>>,
     watched_version: AtomicU64,
     /// Doorbell descriptors to be listened to or not any more.
     changes: Mutex<Vec<Change>>,
@@ -328,7 +331,7 @@ impl MutEventSubscriber for Sources {
 #[derive(Default)]
 struct Watch {
     version: u64,
-    nodes: Vec<(Arc<Node>, Vec<(u8, u8)>)>,
+    nodes: Vec<(Arc<Node>, Queues)>,
 }
 
 impl Watch {

@@ -253,10 +253,16 @@ impl Machine {
     /// For machines without engine threads.
     pub fn run_pending(&self) -> bool {
         let mut worked = false;
-        while self.shared.engines.iter().fold(false, |any, e| e.turn(&self.shared) || any) {
+        loop {
+            let mut any = false;
+            for engine in &self.shared.engines {
+                any |= engine.turn(&self.shared);
+            }
+            if !any {
+                return worked;
+            }
             worked = true;
         }
-        worked
     }
 
     /// Moves a manual clock on. A machine on the host's clock is left alone.
