@@ -1,0 +1,28 @@
+//! The command line.
+
+use core::cell::Cell;
+
+struct Line(Cell<&'static str>);
+
+// SAFETY: one CPU, one thread.
+unsafe impl Sync for Line {}
+
+static LINE: Line = Line(Cell::new(""));
+
+/// What the VMM passed as kernel command line; empty if that is not UTF-8.
+pub fn command_line() -> &'static str {
+    LINE.0.get()
+}
+
+/// The value of the last `name=value` on the command line; empty for a bare
+/// `name`.
+pub fn option(name: &str) -> Option<&'static str> {
+    command_line().split_ascii_whitespace().rev().find_map(|word| {
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        (key == name).then_some(value)
+    })
+}
+
+pub(crate) fn set(line: &'static str) {
+    LINE.0.set(line);
+}

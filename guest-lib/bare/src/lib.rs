@@ -1,0 +1,95 @@
+//! Run-time for small bare-metal guest programs.
+//!
+//! A program is a `no_std`, `no_main` crate for the host's own target
+//! (`x86_64-unknown-linux-gnu`): the kernel, if one wants to call it that, is
+//! this library's ring-0 file of some forty instructions, and everything else,
+//! this library included, runs in ring 3. The reason is PVM, KVM in software,
+//! where ring 3 runs natively and each ring-0 instruction is emulated; on
+//! hardware virtualisation it costs nothing.
+//!
+//! ```ignore
+//! #![no_std]
+//! #![no_main]
+//!
+//! use tofu_bare::println;
+//!
+//! tofu_bare::entry!(main);
+//!
+//! fn main() -> i32 {
+//!     println!("hello, {}", tofu_bare::command_line());
+//!     0
+//! }
+//! ```
+//!
+//! The program's `build.rs` passes the linker what it needs:
+//!
+//! ```ignore
+//! fn main() {
+//!     let script = std::env::var("DEP_TOFU_BARE_LINKER_SCRIPT").unwrap();
+//!     for arg in ["-nostartfiles", "-static", "-no-pie", "-Wl,--build-id=none"] {
+//!         println!("cargo::rustc-link-arg-bins={arg}");
+//!     }
+//!     println!("cargo::rustc-link-arg-bins=-T{script}");
+//! }
+//! ```
+//!
+//! and its `Cargo.toml` sets `panic = "abort"` in the profiles.
+//!
+//! What `main` returns is the program's exit code, written to port 0xf4 (ours),
+//! where 0 is success. A panic ends the program with [`EXIT_PANIC`], an unhandled
+//! exception with [`EXIT_EXCEPTION`]; both print what happened first.
+//!
+//! There is one CPU and one thread. Memory is identity-mapped: an address in the
+//! program is what a device needs for DMA.
+
+#![no_std]
+
+extern crate alloc;
+
+mod cmdline;
+mod console;
+mod exception;
+pub mod irq;
+mod mem;
+pub mod mmio;
+pub mod pci;
+mod service;
+mod start;
+pub mod time;
+
+pub use cmdline::{command_line, option};
+#[doc(hidden)]
+pub use console::print_args;
+pub use mem::{dma_alloc, heap_free};
+pub use service::exit;
+
+/// Exit code after a panic.
+pub const EXIT_PANIC: i32 = 101;
+/// Exit code after an exception that nobody handles.
+pub const EXIT_EXCEPTION: i32 = 102;
+
+/// Names the program's `main`, a `fn() -> i32` that returns the exit code.
+#[macro_export]
+macro_rules! entry {
+    ($main:path) => {
+        #[doc(hidden)]
+        #[unsafe(no_mangle)]
+        extern "Rust" fn tofu_bare_main() -> i32 {
+            let main: fn() -> i32 = $main;
+            main()
+        }
+    };
+}
+
+/// Prints to the serial port. Output is collected and sent a line at a time.
+#[macro_export]
+macro_rules! print {
+    ($($arg:tt)*) => { $crate::print_args(::core::format_args!($($arg)*)) };
+}
+
+/// Prints a line to the serial port.
+#[macro_export]
+macro_rules! println {
+    () => { $crate::print!("\n") };
+    ($($arg:tt)*) => { $crate::print!("{}\n", ::core::format_args!($($arg)*)) };
+}
