@@ -34,7 +34,6 @@ pub(crate) struct Plan {
     /// After this time all guests that still run count as hanging.
     pub(crate) timeout: Timeout,
     /// Engine threads; `None` leaves the number to the machine.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the machine that runner.rs will start"))]
     pub(crate) engines: Option<Engines>,
     /// All nodes in the order of their numbers.
     pub(crate) nodes: Vec<NodePlan>,
@@ -58,7 +57,6 @@ pub(crate) struct VmPlan {
     /// Guest memory.
     pub(crate) memory: MemorySize,
     /// What the user wants on the command line; the machine adds its own part.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the machine that runner.rs will start"))]
     pub(crate) args: String,
 }
 

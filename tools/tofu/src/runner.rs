@@ -4,15 +4,25 @@
 //! Policy (timeouts, Ctrl-C, what counts as success, output) is `up`'s; this side
 //! only runs VMs.
 
+use std::collections::HashMap;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tofu_fabric::NodeId;
+use anyhow::Context;
+use tofu_abi::Coords;
+use tofu_abi::pci::REGISTER_BAR;
+use tofu_fabric::{Axis, NodeId};
+use tofu_machine::{DoorbellBackend, Doorbells, Machine, MachineConfig};
+use tofu_pci::PciFunction;
+use tofu_vmm::{Attachment, Hypervisor, Vm, VmConfig, Windows};
+use vm_memory::MmapRegion;
+use vmm_sys_util::eventfd::EventFd;
 
-use crate::plan::Plan;
+use crate::plan::{Plan, VmPlan};
+use crate::units::Doorbell;
 
 /// Something that happened to a machine. Events of one node arrive in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "for the machine that runner.rs will start"))]
 pub(crate) enum Event {
     /// The node's guest has been loaded and its vCPU runs.
     Booted(NodeId),
@@ -26,7 +36,6 @@ pub(crate) enum Event {
 
 /// How a guest ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "for the machine that runner.rs will start"))]
 pub(crate) enum Outcome {
     /// It exited with this code.
     Exited(u32),
@@ -61,11 +70,189 @@ pub(crate) trait Backend {
     fn start(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>>;
 }
 
-/// The machines of this build.
+/// Machines in this process: VMs of our own VMM around the devices of a [`Machine`].
 pub(crate) struct Machines;
 
 impl Backend for Machines {
-    fn start(&self, _plan: &Plan, _events: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
-        anyhow::bail!("this build cannot run machines yet; `tofu topo` and `tofu doctor` work")
+    fn start(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
+        let hypervisor = Hypervisor::open()?;
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let engines = match plan.engines {
+            Some(engines) => engines.0.get() as usize,
+            None => cores.min(MOST_ENGINES),
+        };
+        let machine = Machine::new(MachineConfig {
+            doorbells: doorbells(plan, cores, engines),
+            engines,
+            ..MachineConfig::new(plan.network.shape)
+        })?;
+        for &(at, port) in &plan.network.links_down {
+            machine.fabric().set_link(at, port, false)?;
+        }
+        machine.start()?;
+        let mut running = Local { vms: HashMap::new(), machine };
+        for (id, vm) in plan.vms() {
+            let at = plan.coords(id);
+            let vm = boot(&hypervisor, &running.machine, plan, (id, at), vm, &events)
+                .with_context(|| format!("node {at}"))?;
+            // The receiver is gone only when the run is over.
+            let _ = events.send(Event::Booted(id));
+            running.vms.insert(id, vm);
+        }
+        Ok(Box::new(running))
+    }
+}
+
+/// Engines of a machine unless the user says otherwise: more of them than this fight over the
+/// same nodes rather than share the work.
+const MOST_ENGINES: usize = 4;
+
+/// Polled doorbells are faster as long as every guest and every engine has a core of its own;
+/// otherwise whoever polls takes time from those who have work.
+fn doorbells(plan: &Plan, cores: usize, engines: usize) -> Doorbells {
+    match plan.doorbell {
+        Doorbell::Trapped => Doorbells::Trapped,
+        Doorbell::Polled => Doorbells::Polled,
+        Doorbell::Auto if plan.vms().count() + engines <= cores => Doorbells::Polled,
+        Doorbell::Auto => Doorbells::Trapped,
+    }
+}
+
+/// Makes a node and starts its guest.
+fn boot(
+    hypervisor: &Hypervisor,
+    machine: &Machine,
+    plan: &Plan,
+    (id, at): (NodeId, Coords),
+    vm_plan: &VmPlan,
+    events: &Sender<Event>,
+) -> anyhow::Result<Vm> {
+    let lines = events.clone();
+    let config = VmConfig { name: name(at), memory: vm_plan.memory.0 };
+    let vm = Vm::new(hypervisor, &config, move |line| {
+        let _ = lines.send(Event::Line(id, line.to_owned()));
+    })?;
+    let node = machine.add_node(at, Arc::new(vm.memory().clone()))?;
+    if let Some(table) = node.endpoint().msix() {
+        table.connect(vm.msi_sink());
+    }
+    let slot = vm.add_function(Arc::clone(&node) as Arc<dyn PciFunction>)?;
+    if let Some(windows) = vm.windows(slot) {
+        node.set_backend(Arc::new(WindowDoorbells::new(windows)));
+    }
+    vm.boot(&vm_plan.guest.image, &command_line(plan, vm_plan))?;
+    let ends = events.clone();
+    vm.start(move |outcome| {
+        // A guest that is gone must not answer its neighbours with what it left behind.
+        node.reset();
+        let _ = ends.send(Event::Ended(id, outcome_of(outcome)));
+    })?;
+    Ok(vm)
+}
+
+/// A name for threads and the log, short enough for both.
+fn name(at: Coords) -> String {
+    let [x, y, z, a, b, c] = at.to_array();
+    format!("t-{x}-{y}-{z}-{a}-{b}-{c}")
+}
+
+/// What a guest is told: the machine, and what the user has to say.
+fn command_line(plan: &Plan, vm: &VmPlan) -> String {
+    let shape = &plan.network.shape;
+    let axes = [(Axis::X, 'x'), (Axis::Y, 'y'), (Axis::Z, 'z')];
+    let torus: String = axes.iter().filter(|(axis, _)| shape.wraps(*axis)).map(|(_, c)| c).collect();
+    let nodes = plan.vms().count();
+    format!("shape={shape} torus={torus} nodes={nodes} {}", vm.args).trim_end().to_owned()
+}
+
+fn outcome_of(outcome: &tofu_vmm::Outcome) -> Outcome {
+    match outcome {
+        tofu_vmm::Outcome::Exited(code) => Outcome::Exited(*code),
+        tofu_vmm::Outcome::Reset => Outcome::Reset,
+        tofu_vmm::Outcome::Stopped => Outcome::Stopped,
+        fault => Outcome::Fault(fault.to_string()),
+    }
+}
+
+/// A machine that runs in this process.
+struct Local {
+    // Dropped in this order: no vCPU may be left when the engines stop.
+    vms: HashMap<NodeId, Vm>,
+    machine: Machine,
+}
+
+impl Running for Local {
+    fn registers(&self, node: NodeId) -> Option<String> {
+        self.vms.get(&node)?.registers().map(|registers| registers.to_string())
+    }
+
+    fn stop(&mut self) {
+        for vm in self.vms.values() {
+            vm.stop();
+        }
+        self.machine.stop();
+    }
+}
+
+/// Doorbells by way of KVM: ioeventfds and shared pages.
+struct WindowDoorbells {
+    windows: Windows,
+    attached: Mutex<HashMap<u64, Attachment>>,
+}
+
+impl WindowDoorbells {
+    fn new(windows: Windows) -> Self {
+        Self { windows, attached: Mutex::new(HashMap::new()) }
+    }
+
+    fn attached(&self) -> MutexGuard<'_, HashMap<u64, Attachment>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, offset: u64, attachment: Attachment) {
+        if let Some(former) = self.attached().insert(offset, attachment) {
+            self.windows.detach(former);
+        }
+    }
+}
+
+impl DoorbellBackend for WindowDoorbells {
+    fn attach_event(&self, offset: u64, event: &EventFd) -> Result<(), String> {
+        let event = event.try_clone().map_err(|error| error.to_string())?;
+        let attachment = self
+            .windows
+            .attach_doorbell(REGISTER_BAR, offset, event)
+            .map_err(|error| error.to_string())?;
+        self.keep(offset, attachment);
+        Ok(())
+    }
+
+    fn attach_page(
+        &self,
+        offset: u64,
+        region: &Arc<MmapRegion<()>>,
+        page_offset: usize,
+    ) -> Result<(), String> {
+        let attachment = self
+            .windows
+            .attach_page(REGISTER_BAR, offset, Arc::clone(region), page_offset)
+            .map_err(|error| error.to_string())?;
+        self.keep(offset, attachment);
+        Ok(())
+    }
+
+    fn protect_page(&self, offset: u64, protect: bool) {
+        let attachment = self.attached().get(&offset).copied();
+        if let Some(attachment) = attachment
+            && let Err(error) = self.windows.set_read_only(attachment, protect)
+        {
+            log::warn!("protecting a control queue page: {error}");
+        }
+    }
+
+    fn detach(&self, offset: u64) {
+        if let Some(attachment) = self.attached().remove(&offset) {
+            self.windows.detach(attachment);
+        }
     }
 }

@@ -27,11 +27,13 @@ pub(crate) struct TooLarge(u32);
 // Lengths in pixels.
 const RADIUS: i32 = 16;
 /// Steps along A, B and C within a panel.
-const STEP_A: (i32, i32) = (104, 0);
+const STEP_A: (i32, i32) = (112, 0);
 const STEP_B: (i32, i32) = (0, 78);
-const STEP_C: (i32, i32) = (50, -30);
-/// How far the closing link of B swings out to the left.
-const SWING: i32 = 34;
+const STEP_C: (i32, i32) = (56, -32);
+/// How far the control points of the closing link of B lie to the left: four
+/// thirds of how far it swings out, past the node in between but not the next
+/// ones.
+const SWING: i32 = 36;
 /// From a panel's edge to its outermost nodes' centres.
 const PAD_X: i32 = 36;
 const PAD_TOP: i32 = 50;
@@ -90,6 +92,8 @@ struct Picture<'a> {
     /// Of the channel above each row.
     channel: i32,
     out: String,
+    /// Drawn last, on top of everything.
+    notes: Vec<(Point, String)>,
 }
 
 impl<'a> Picture<'a> {
@@ -111,6 +115,7 @@ impl<'a> Picture<'a> {
             height: b * STEP_B.1 - c * STEP_C.1 + PAD_TOP + PAD_BOTTOM,
             channel: lanes * LANE,
             out: String::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -195,6 +200,9 @@ impl<'a> Picture<'a> {
         for at in shape.iter() {
             self.circle(at);
         }
+        for (at, text) in std::mem::take(&mut self.notes) {
+            self.note(at, &text);
+        }
         self.legend(size);
         self.out.push_str("</svg>\n");
         self.out
@@ -214,10 +222,7 @@ impl<'a> Picture<'a> {
                 format!("{axis} is a {kind} of {}", shape.len(axis))
             })
             .collect();
-        let mut text = String::from("the number in a node gives its A, B, C");
-        if !axes.is_empty() {
-            text = format!("{}; {text}", axes.join(", "));
-        }
+        let text = axes.join(", ");
         self.add(format_args!(
             "<text x=\"{MARGIN}\" y=\"62\" font-size=\"15\" fill=\"#555555\">{text}</text>"
         ));
@@ -270,7 +275,7 @@ impl<'a> Picture<'a> {
     fn inner_link(&mut self, link: &Link, down: bool) {
         let (from, to) = (self.node(link.from), self.node(link.to));
         let path = if link.wrap {
-            let swing = from.x - SWING * 3 / 2;
+            let swing = from.x - SWING;
             format!("M{} {} C{swing} {} {swing} {} {} {}", from.x, from.y, from.y, to.y, to.x, to.y)
         } else {
             format!("M{} {} L{} {}", from.x, from.y, to.x, to.y)
@@ -321,12 +326,16 @@ impl<'a> Picture<'a> {
         }
         self.line(&path, axis, down > 0, &title);
         if down > 0 {
-            self.add(format_args!(
-                "<text x=\"{}\" y=\"{}\" font-size=\"14\" text-anchor=\"middle\" fill=\"{DOWN}\" \
-                 stroke=\"#ffffff\" stroke-width=\"3\" paint-order=\"stroke\">{down} of {count}</text>",
-                label.x, label.y
-            ));
+            self.notes.push((label, format!("{down} of {count}")));
         }
+    }
+
+    fn note(&mut self, at: Point, text: &str) {
+        self.add(format_args!(
+            "<text x=\"{}\" y=\"{}\" font-size=\"14\" text-anchor=\"middle\" fill=\"{DOWN}\" \
+             stroke=\"#ffffff\" stroke-width=\"4\" paint-order=\"stroke\">{text}</text>",
+            at.x, at.y
+        ));
     }
 
     fn legend(&mut self, size: Point) {
@@ -353,7 +362,8 @@ impl<'a> Picture<'a> {
                 .map(|axis| u32::from(shape.len(axis)))
                 .iter()
                 .product::<u32>();
-        let mut text = String::from("The bold number of a box gives its X, Y, Z.");
+        let mut text =
+            String::from("A bold number gives a box's X, Y, Z; the number in a node its A, B, C.");
         if block > 1 && shape.nodes() > block {
             let _ = write!(
                 text,
