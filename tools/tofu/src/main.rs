@@ -33,6 +33,8 @@ use cli::{Cli, Command};
 const EXIT_BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
+    // RUST_LOG=tofu_icc=debug and the like show more.
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),

@@ -143,8 +143,11 @@ fn boot(
     vm.boot(&vm_plan.guest.image, &command_line(plan, vm_plan))?;
     let ends = events.clone();
     vm.start(move |outcome| {
-        // A guest that is gone must not answer its neighbours with what it left behind.
-        node.reset();
+        // A guest that exited is like a processor that halted: its device goes on serving others
+        // until the machine ends. One that crashed is like a node that lost its power.
+        if !matches!(outcome, tofu_vmm::Outcome::Exited(_)) {
+            node.reset();
+        }
         let _ = ends.send(Event::Ended(id, outcome_of(outcome)));
     })?;
     Ok(vm)
@@ -160,7 +163,8 @@ fn name(at: Coords) -> String {
 fn command_line(plan: &Plan, vm: &VmPlan) -> String {
     let shape = &plan.network.shape;
     let axes = [(Axis::X, 'x'), (Axis::Y, 'y'), (Axis::Z, 'z')];
-    let torus: String = axes.iter().filter(|(axis, _)| shape.wraps(*axis)).map(|(_, c)| c).collect();
+    let torus: String =
+        axes.iter().filter(|(axis, _)| shape.wraps(*axis)).map(|(_, c)| c).collect();
     let nodes = plan.vms().count();
     format!("shape={shape} torus={torus} nodes={nodes} {}", vm.args).trim_end().to_owned()
 }

@@ -43,20 +43,15 @@ impl Icc {
         }
     }
 
-    /// A packet of this node was lost on its way.
+    /// A packet of this node was lost on its way, for the reason that `rcode` tells.
     ///
-    /// A lost request ends its command with an error at once. A lost answer is nothing that this
-    /// node could do anything about: whoever waits for it has a timeout.
-    pub fn undeliverable(&self, packet: &Packet<Body>, reason: DiscardReason, now_ns: u64) {
+    /// A lost request ends its command with that code at once. A lost answer is nothing that
+    /// this node could do anything about: whoever waits for it has a timeout.
+    pub fn undeliverable(&self, packet: &Packet<Body>, rcode: u8, now_ns: u64) {
         let (tag, request) = packet.body.tag();
         if !request {
             return;
         }
-        let code = match reason {
-            DiscardReason::NoSuchNode => rcode::NO_SUCH_NODE,
-            DiscardReason::NoSuchPath => rcode::NO_SUCH_PATH,
-            _ => rcode::LINK_DOWN,
-        };
         let Some(queue) = self.queue(packet.src_tni, tag.cq) else {
             return;
         };
@@ -66,7 +61,7 @@ impl Icc {
             }
             _ => 0,
         };
-        self.account(queue, tag, length.max(1), code, 0, now_ns);
+        self.account(queue, tag, length.max(1), rcode, 0, now_ns);
     }
 
     /// A packet, of whichever node, was lost at this node, where it should have left through

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use tofu_abi::rcode;
 use tofu_fabric::{Carrier, Deliver, DiscardReason, NodeId, Packet, Port};
 use tofu_icc::{Body, Net};
 
@@ -60,8 +61,9 @@ impl Net for Pump<'_> {
             match event {
                 Event::Arrived(node, packet) => match self.shared.node(node) {
                     Some(target) => target.icc().arrive(packet, self),
-                    // A place of the machine that has no device.
-                    None => self.lost(node, None, DiscardReason::NoSuchNode, &packet),
+                    // A place of the machine whose device is not there, or not yet: it answers as
+                    // one in its reset state.
+                    None => self.undeliverable(rcode::TARGET_DMA_OFF, &packet),
                 },
                 Event::Discarded(at, port, reason, packet) => {
                     self.lost(at, port, reason, &packet);
@@ -81,9 +83,19 @@ impl Pump<'_> {
         if let Some(node) = self.shared.node(at) {
             node.icc().router_event(port, reason);
         }
+        let code = match reason {
+            DiscardReason::NoSuchNode => rcode::NO_SUCH_NODE,
+            DiscardReason::NoSuchPath => rcode::NO_SUCH_PATH,
+            _ => rcode::LINK_DOWN,
+        };
+        self.undeliverable(code, packet);
+    }
+
+    /// Tells the node that sent a packet that it did not arrive.
+    fn undeliverable(&self, code: u8, packet: &Packet<Body>) {
         let source = self.shared.fabric().shape().node_id(packet.src);
         if let Some(node) = source.and_then(|id| self.shared.node(id)) {
-            node.icc().undeliverable(packet, reason, self.now_ns);
+            node.icc().undeliverable(packet, code, self.now_ns);
         }
     }
 }
