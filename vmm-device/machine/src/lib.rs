@@ -250,19 +250,20 @@ impl Machine {
     /// Does what is pending, in this thread, until nothing is. Returns whether there was
     /// anything.
     ///
-    /// For machines without engine threads.
+    /// For machines without engine threads. A guest that feeds its own queue with what the device
+    /// writes can keep this going for ever; see [`Machine::run_turn`].
     pub fn run_pending(&self) -> bool {
         let mut worked = false;
-        loop {
-            let mut any = false;
-            for engine in &self.shared.engines {
-                any |= engine.turn(&self.shared);
-            }
-            if !any {
-                return worked;
-            }
+        while self.run_turn() {
             worked = true;
         }
+        worked
+    }
+
+    /// Gives every queue with something pending one turn of bounded length, in this thread.
+    /// Returns whether there was any.
+    pub fn run_turn(&self) -> bool {
+        self.shared.engines.iter().fold(false, |any, engine| engine.turn(&self.shared) || any)
     }
 
     /// Moves a manual clock on. A machine on the host's clock is left alone.
