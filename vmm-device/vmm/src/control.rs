@@ -248,8 +248,8 @@ mod tests {
     fn pause_holds_a_vcpu_until_resumed() {
         let control = Control::new(1);
         control.begin();
+        let turns = std::sync::atomic::AtomicU64::new(0);
         std::thread::scope(|scope| {
-            let turns = std::sync::atomic::AtomicU64::new(0);
             scope.spawn({
                 let (control, turns) = (&control, &turns);
                 move || {

@@ -1,0 +1,92 @@
+//! Prints what exits, interrupts, doorbells and memory slots cost on this host.
+//!
+//! `cargo run --release -p tofu-vmm --example kvm-costs`
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{TestFunction, guest};
+use tofu_vmm::{Hypervisor, Outcome, Vm, VmConfig};
+use vm_memory::MmapRegion;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let image = guest("costs");
+    let begin = Instant::now();
+    let hypervisor = Hypervisor::open()?;
+    report("host: open KVM and read CPUID", begin.elapsed(), 1);
+    println!("{:?}", tofu_vmm::probe());
+
+    let begin = Instant::now();
+    let vm = Vm::new(&hypervisor, &VmConfig::default(), |line| {
+        if !line.starts_with('|') {
+            println!("guest: {line}");
+        }
+    })?;
+    report("host: create a VM", begin.elapsed(), 1);
+    let (function, slot) = TestFunction::plug(&vm);
+    let begin = Instant::now();
+    vm.boot(&image, "")?;
+    report("host: create its vCPU and load the image", begin.elapsed(), 1);
+
+    // Answers each doorbell with MSI-X vector 1, once the guest asks for that.
+    let done = Arc::new(AtomicBool::new(false));
+    let echo = {
+        let (function, done) = (function.clone(), done.clone());
+        std::thread::spawn(move || {
+            while !done.load(Ordering::SeqCst) {
+                function.doorbell.read().expect("a blocking eventfd");
+                let mut scratch = [0; 8];
+                tofu_pci::PciFunction::bar_read(&*function, 0, 0, &mut scratch);
+                if u64::from_le_bytes(scratch) == 0x7ead {
+                    function.endpoint.trigger(1);
+                }
+            }
+        })
+    };
+    let begin = Instant::now();
+    vm.start(|_| ())?;
+    let outcome = vm.wait(Duration::from_secs(60));
+    report("host: run of the guest", begin.elapsed(), 1);
+    if outcome != Some(Outcome::Exited(0)) {
+        println!("the guest: {outcome:?} {:?}", vm.registers());
+    }
+    done.store(true, Ordering::SeqCst);
+    function.doorbell.write(1)?;
+    echo.join().map_err(|_| "the echo thread panicked")?;
+
+    let flips = function.flips_ns.lock().map_err(|_| "poisoned")?;
+    let (total, count) = (flips.iter().sum::<u64>(), flips.len() as u32);
+    report("host: flip a shared page read-only or back", Duration::from_nanos(total), count);
+    let windows = vm.windows(slot).ok_or("no such slot")?;
+    let region = Arc::new(MmapRegion::new(100 * 4096)?);
+    let begin = Instant::now();
+    let pages = (0..100)
+        .map(|at| windows.attach_page(0, 0x10_0000 + at * 4096, region.clone(), at as usize * 4096))
+        .collect::<Result<Vec<_>, _>>()?;
+    report("host: attach a page", begin.elapsed(), 100);
+    let begin = Instant::now();
+    pages.into_iter().for_each(|page| windows.detach(page));
+    report("host: detach a page", begin.elapsed(), 100);
+    let begin = Instant::now();
+    let bells = (0..100)
+        .map(|at| -> Result<_, Box<dyn std::error::Error>> {
+            let event = function.doorbell.try_clone()?;
+            Ok(windows.attach_doorbell(0, 0x20_0000 + at * 8, event)?)
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    report("host: attach a doorbell", begin.elapsed(), 100);
+    drop(bells);
+    let begin = Instant::now();
+    drop(vm);
+    report("host: drop the VM (100 doorbells)", begin.elapsed(), 1);
+    Ok(())
+}
+
+fn report(what: &str, total: Duration, times: u32) {
+    let each = total / times.max(1);
+    println!("{what:<65} mean {:>8} ns", each.as_nanos());
+}

@@ -1,0 +1,136 @@
+//! Measures what exits, interrupts and calls of ring 0 cost, against the test
+//! function of `vmm-device/vmm/examples/kvm-costs.rs`.
+#![no_std]
+#![no_main]
+
+use core::hint::black_box;
+
+use tofu_bare::{irq, mmio, pci, print, println, time};
+
+tofu_bare::entry!(main);
+
+const SCRATCH: usize = 0x0;
+const TRIGGER: usize = 0x10;
+const PROTECT: usize = 0x18;
+const DOORBELL: usize = 0x1000;
+const PAGE: usize = 0x2000;
+const BAR_SIZE: u64 = 256 << 20;
+
+fn main() -> i32 {
+    match run() {
+        Ok(()) => 0,
+        Err(error) => {
+            println!("{error}");
+            1
+        }
+    }
+}
+
+fn run() -> Result<(), pci::Error> {
+    let device = pci::find(0x10cf, 0x1ccd).ok_or(pci::Error::NoBar(0))?;
+    let bar = device.map_bar(0, BAR_SIZE)?;
+    device.enable();
+    let vectors = [irq::alloc_vector(), irq::alloc_vector()].map(|v| v.ok_or(pci::Error::NoMsix));
+    let [inline, thread] = [vectors[0]?, vectors[1]?];
+    device.set_msix(0, inline)?;
+    device.set_msix(1, thread)?;
+    let word = 0u64;
+    let ram = (&raw const word) as usize;
+
+    // SAFETY: registers of the test function, which does no DMA, and `word`.
+    unsafe {
+        measure("ring 3: read the time stamp counter", 10_000, || {
+            black_box(time::ticks());
+        });
+        measure("ring 3 -> ring 0 -> ring 3 (int3, 3 instructions)", 500, || {
+            mmio::read64(ram);
+        });
+        measure("MMIO write exit, ring 0 (with the call)", 500, || {
+            mmio::write64(bar + SCRATCH, 1);
+        });
+        measure("MMIO write exit, ring 3", 500, || mmio::write64_direct(bar + SCRATCH, 1));
+        measure("MMIO read exit, ring 0 (with the call)", 500, || {
+            mmio::read64(bar + SCRATCH);
+        });
+        measure("MMIO read exit, ring 3", 500, || {
+            mmio::read64_direct(bar + SCRATCH);
+        });
+        measure("ioeventfd write, ring 0 (with the call)", 500, || {
+            mmio::write64(bar + DOORBELL, 0);
+        });
+        measure("ioeventfd write, ring 3", 500, || mmio::write64_direct(bar + DOORBELL, 0));
+        measure("shared page write, ring 0 (with the call)", 500, || {
+            mmio::write64(bar + PAGE, 1);
+        });
+        measure("shared page write, ring 3", 10_000, || mmio::write64_direct(bar + PAGE, 1));
+        measure("line of 64 bytes to the serial port (rep outsb)", 10, || {
+            println!("{:<63}", "|");
+        });
+        measure("MSI out of an MMIO write, spinning in ring 3", 200, || {
+            let seen = irq::count(inline);
+            mmio::write64(bar + TRIGGER, 0);
+            while !irq::pending(inline, seen) {
+                core::hint::spin_loop();
+            }
+        });
+        mmio::write64(bar + SCRATCH, 0x7ead);
+        measure("doorbell -> host thread -> MSI, spinning in ring 3", 200, || {
+            let seen = irq::count(thread);
+            mmio::write64(bar + DOORBELL, 0);
+            while !irq::pending(thread, seen) {
+                core::hint::spin_loop();
+            }
+        });
+        measure("doorbell -> host thread -> MSI, halted in ring 0", 200, || {
+            let seen = irq::count(thread);
+            mmio::write64(bar + DOORBELL, 0);
+            irq::wait(thread, seen, None);
+        });
+        mmio::write64(bar + SCRATCH, 0);
+        measure("wait with a time limit of 100 us", 100, || {
+            irq::wait(thread, irq::count(thread), Some(100_000));
+        });
+        mmio::write64(bar + PROTECT, 1);
+        measure("write to a read-only shared page, ring 0", 200, || {
+            mmio::write64(bar + PAGE, 1);
+        });
+        measure("write to a read-only shared page, ring 3", 200, || {
+            mmio::write64_direct(bar + PAGE, 1);
+        });
+        measure("read of a read-only shared page, ring 3", 10_000, || {
+            mmio::read64_direct(bar + PAGE);
+        });
+        mmio::write64(bar + PROTECT, 0);
+        measure("write-protect and lift by MMIO writes, 1 page touched", 100, || {
+            mmio::write64(bar + PROTECT, 1);
+            mmio::write64(bar + PROTECT, 0);
+        });
+        // What a change of memory slots costs beyond itself: all translations of
+        // the VM are made anew.
+        let memory = tofu_bare::dma_alloc(4 << 20, 4096).ok_or(pci::Error::NoMemory)?;
+        let touch = || {
+            for page in 0..1024 {
+                memory.add(page * 4096).cast::<u64>().write_volatile(1);
+            }
+        };
+        touch();
+        measure("touch 1024 mapped pages", 20, touch);
+        measure("the same after write-protecting a shared page", 20, || {
+            mmio::write64(bar + PROTECT, 1);
+            mmio::write64(bar + PROTECT, 0);
+            touch();
+        });
+    }
+    Ok(())
+}
+
+fn measure(name: &str, times: u32, mut what: impl FnMut()) {
+    let (mut best, begin) = (u64::MAX, time::now_ns());
+    for _ in 0..times {
+        let one = time::now_ns();
+        what();
+        best = best.min(time::now_ns() - one);
+    }
+    let mean = (time::now_ns() - begin) / u64::from(times);
+    print!("{name:<58} mean {mean:>8} ns  best {best:>8} ns\n");
+}
