@@ -53,6 +53,7 @@ pub mod irq;
 mod mem;
 pub mod mmio;
 pub mod pci;
+pub mod platform;
 mod service;
 mod start;
 pub mod time;

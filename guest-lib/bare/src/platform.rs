@@ -1,0 +1,255 @@
+//! The Tofu driver's platform on bare metal.
+
+use alloc::alloc::{alloc_zeroed, dealloc};
+use core::alloc::Layout;
+use core::arch::asm;
+use core::cell::RefCell;
+use core::fmt;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use tofu_abi::irq::vector;
+use tofu_abi::pci::{DEVICE_TOFUD, REGISTER_BAR, VENDOR_ID};
+use tofu_abi::regs::BAR0_SIZE;
+use tofu_driver::{DmaBuffer, DmaError, IrqError, Platform};
+
+use crate::{irq, mmio, pci, time};
+
+/// Waits as long as this, an hour, are without a time limit.
+const LONG_NS: u64 = 3_600_000_000_000;
+
+/// Why the device cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// There is no TofuD device on bus 0.
+    NoDevice,
+    /// It has no register space.
+    Pci(pci::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDevice => f.write_str("no TofuD device on PCI bus 0"),
+            Self::Pci(e) => e.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for Error {}
+
+/// The TofuD device on bus 0, for [`tofu_driver::Device::probe`].
+#[derive(Debug)]
+pub struct BarePlatform {
+    device: pci::Device,
+    registers: usize,
+    /// Doorbells are in memory shared with the device, so a plain store is enough.
+    direct_doorbells: bool,
+    vectors: RefCell<[Option<Armed>; vector::COUNT as usize]>,
+}
+
+/// A vector in use, and how often it had fired when it was last waited for.
+#[derive(Clone, Copy, Debug)]
+struct Armed {
+    vector: irq::Vector,
+    seen: u64,
+}
+
+impl BarePlatform {
+    /// Finds the device, enables it and maps its registers.
+    ///
+    /// `doorbell=polled` on the command line tells that control queue pages are memory that
+    /// the device looks at, so that writes there need not go through ring 0. The device
+    /// behaves the same without it.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn find() -> Result<Self, Error> {
+        let device = pci::find(VENDOR_ID, DEVICE_TOFUD).ok_or(Error::NoDevice)?;
+        let registers = device.map_bar(REGISTER_BAR, BAR0_SIZE).map_err(Error::Pci)?;
+        device.enable();
+        let direct_doorbells = crate::option("doorbell") == Some("polled");
+        let vectors = RefCell::new([None; vector::COUNT as usize]);
+        Ok(Self { device, registers, direct_doorbells, vectors })
+    }
+
+    /// The device's place on the bus.
+    pub fn pci(&self) -> pci::Device {
+        self.device
+    }
+
+    fn address(&self, offset: u64) -> usize {
+        assert!(offset < BAR0_SIZE && offset.is_multiple_of(8), "no register at {offset:#x}");
+        self.registers + offset as usize
+    }
+}
+
+impl Platform for BarePlatform {
+    type Dma = BareBuffer;
+
+    fn bar0_read64(&self, offset: u64) -> u64 {
+        // SAFETY: within the device's mapped registers, whose reads have no effect on memory.
+        unsafe { mmio::read64(self.address(offset)) }
+    }
+
+    fn bar0_write64(&self, offset: u64, value: u64) {
+        // SAFETY: within the device's mapped registers. The device does DMA to what the
+        // driver's tables and rings allow, which are `BareBuffer`s, to which no references exist.
+        unsafe { mmio::write64(self.address(offset), value) };
+    }
+
+    fn doorbell_write64(&self, offset: u64, value: u64) {
+        if self.direct_doorbells {
+            // SAFETY: as above.
+            unsafe { mmio::write64_direct(self.address(offset), value) };
+        } else {
+            self.bar0_write64(offset, value);
+        }
+    }
+
+    fn alloc_dma(&self, size: usize, align: usize) -> Result<BareBuffer, DmaError> {
+        BareBuffer::new(size, align).ok_or(DmaError { size, align })
+    }
+
+    fn irq_enable(&self, index: u16) -> Result<(), IrqError> {
+        let error = IrqError { vector: index };
+        let mut vectors = self.vectors.borrow_mut();
+        let place = vectors.get_mut(usize::from(index)).ok_or(error)?;
+        if place.is_none() {
+            let vector = irq::alloc_vector().ok_or(error)?;
+            self.device.set_msix(index, vector).map_err(|_| error)?;
+            *place = Some(Armed { vector, seen: irq::count(vector) });
+        }
+        Ok(())
+    }
+
+    fn irq_wait(&self, index: u16, timeout_ns: u64) -> bool {
+        let mut vectors = self.vectors.borrow_mut();
+        let Some(Some(armed)) = vectors.get_mut(usize::from(index)) else {
+            return false;
+        };
+        // A timer costs exits to the VMM; who waits for hours does not need one.
+        let timeout = (timeout_ns < LONG_NS).then_some(timeout_ns);
+        let count = irq::wait(armed.vector, armed.seen, timeout);
+        core::mem::replace(&mut armed.seen, count) != count
+    }
+
+    fn now_ns(&self) -> u64 {
+        time::now_ns()
+    }
+}
+
+/// Zeroed memory from the heap. Its address is its DMA address.
+#[derive(Debug)]
+pub struct BareBuffer {
+    memory: NonNull<u8>,
+    layout: Layout,
+    len: usize,
+}
+
+impl BareBuffer {
+    /// Allocates `len` bytes at a multiple of `align`, a power of two; `None` if the heap has no
+    /// such piece left.
+    pub fn new(len: usize, align: usize) -> Option<Self> {
+        // Words at multiples of 8 can then be accessed atomically.
+        let layout = Layout::from_size_align(len.max(1), align.max(8)).ok()?;
+        // SAFETY: the layout is not of size zero.
+        let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { memory, layout, len })
+    }
+
+    /// Address of `size` bytes at `offset`, which must lie in the buffer at a multiple of `align`.
+    fn at(&self, offset: usize, size: usize, align: usize) -> *mut u8 {
+        let inside = offset.checked_add(size).is_some_and(|end| end <= self.len);
+        assert!(
+            inside && offset.is_multiple_of(align),
+            "access of {size} bytes at {offset} of a buffer of {}",
+            self.len
+        );
+        // SAFETY: inside the allocation.
+        unsafe { self.memory.as_ptr().add(offset) }
+    }
+
+    fn u64(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: in bounds and aligned as `at` checks, and only accessed atomically, by copies
+        // that the compiler does not see, and by the device.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8, 8).cast()) }
+    }
+
+    fn u32(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.at(offset, 4, 4).cast()) }
+    }
+
+    fn u8(&self, offset: usize) -> &AtomicU8 {
+        // SAFETY: as above.
+        unsafe { AtomicU8::from_ptr(self.at(offset, 1, 1)) }
+    }
+}
+
+impl Drop for BareBuffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
+    }
+}
+
+/// Copies bytes that a device may change meanwhile: in assembly, because to the compiler that
+/// would be a data race.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes, and they do not overlap.
+unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        asm!("rep movsb", inout("rcx") len => _, inout("rdi") to => _, inout("rsi") from => _,
+            options(nostack, preserves_flags));
+    }
+}
+
+impl DmaBuffer for BareBuffer {
+    fn device_addr(&self) -> u64 {
+        self.memory.as_ptr() as u64
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        self.u64(offset).load(order)
+    }
+
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        self.u64(offset).store(value, order);
+    }
+
+    fn load_u32(&self, offset: usize, order: Ordering) -> u32 {
+        self.u32(offset).load(order)
+    }
+
+    fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
+        self.u32(offset).store(value, order);
+    }
+
+    fn load_u8(&self, offset: usize, order: Ordering) -> u8 {
+        self.u8(offset).load(order)
+    }
+
+    fn store_u8(&self, offset: usize, value: u8, order: Ordering) {
+        self.u8(offset).store(value, order);
+    }
+
+    fn read(&self, offset: usize, buf: &mut [u8]) {
+        let from = self.at(offset, buf.len(), 1);
+        // SAFETY: in bounds at both ends; a slice that is borrowed does not overlap a buffer.
+        unsafe { copy(buf.as_mut_ptr(), from, buf.len()) };
+    }
+
+    fn write(&self, offset: usize, buf: &[u8]) {
+        let to = self.at(offset, buf.len(), 1);
+        // SAFETY: as for `read`.
+        unsafe { copy(to, buf.as_ptr(), buf.len()) };
+    }
+}

@@ -1,0 +1,108 @@
+//! Every node puts data to every other one, counts itself there by an atomic, gets data back
+//! and verifies all of it.
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use tofu_abi::desc::ArmwOp;
+use tofu_bare::{println, time};
+use tofu_driver::{DmaBuffer, Order};
+use tofu_guests::{Comm, Error, exit_code, fail, fill_pattern};
+
+tofu_bare::entry!(main);
+
+/// Bytes between the places of two nodes.
+const SLOT: u64 = 4096;
+/// Data is not aligned within its place, and no multiple of anything.
+const SKEW: u64 = 13;
+/// More than two TLPs.
+const LEN: usize = 4001;
+
+/// Offsets in each node's memory: a counter, the data that it sends, a place for each node
+/// to put to, and one for each node to get from.
+#[derive(Clone, Copy)]
+struct Layout {
+    nodes: u64,
+}
+
+impl Layout {
+    const COUNTER: u64 = 0;
+    const SOURCE: u64 = SLOT;
+
+    fn of(nodes: u32) -> Self {
+        Self { nodes: nodes.into() }
+    }
+
+    fn put(self, from: u32) -> u64 {
+        2 * SLOT + u64::from(from) * SLOT + SKEW
+    }
+
+    fn got(self, from: u32) -> u64 {
+        (2 + self.nodes) * SLOT + u64::from(from) * SLOT + SKEW
+    }
+
+    fn size(self) -> usize {
+        ((2 + 2 * self.nodes) * SLOT) as usize
+    }
+}
+
+fn main() -> i32 {
+    exit_code(allpairs())
+}
+
+fn allpairs() -> Result<(), Error> {
+    let mut comm = Comm::open(|nodes| Layout::of(nodes).size())?;
+    let layout = Layout::of(comm.nodes());
+    let me = comm.rank();
+    let mut bytes = vec![0; LEN];
+    fill_pattern(me.into(), &mut bytes);
+    comm.data().write(Layout::SOURCE as usize, &bytes);
+    comm.barrier()?;
+
+    let start = time::now_ns();
+    let len = LEN as u32;
+    let source = comm.at(Layout::SOURCE);
+    let puts: Vec<_> = comm
+        .peers()
+        .flat_map(|peer| {
+            let to = comm.target(peer);
+            [
+                Order::put(to, comm.at(layout.put(me)), source, len),
+                Order::armw8(to, ArmwOp::Add, comm.at(Layout::COUNTER), 1),
+            ]
+        })
+        .collect();
+    comm.run_all(puts)?;
+    let gets: Vec<_> = comm
+        .peers()
+        .map(|peer| Order::get(comm.target(peer), source, comm.at(layout.got(peer)), len))
+        .collect();
+    comm.run_all(gets)?;
+    // Now everyone's Puts and atomics have arrived.
+    comm.barrier()?;
+    let us = (time::now_ns() - start) / 1000;
+
+    let mut found = vec![0; LEN];
+    for peer in comm.peers() {
+        fill_pattern(peer.into(), &mut bytes);
+        for (what, offset) in [("put by", layout.put(peer)), ("got from", layout.got(peer))] {
+            comm.data().read(offset as usize, &mut found);
+            if found != bytes {
+                return Err(fail!("data {what} node {peer} is wrong"));
+            }
+        }
+    }
+    let count = comm.data().load_u64(Layout::COUNTER as usize, Ordering::Acquire);
+    if count != layout.nodes - 1 {
+        return Err(fail!("{count} atomics arrived instead of {}", layout.nodes - 1));
+    }
+    // Nobody leaves while others still need its memory.
+    comm.barrier()?;
+    println!("{count} peers: put, get and atomic verified, {us} us");
+    Ok(())
+}

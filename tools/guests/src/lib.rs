@@ -1,0 +1,377 @@
+//! What the guest programs share: who is where, and how to talk to them.
+//!
+//! All nodes do the same: open control queue 0 of TNI 0 and register the same STags, so that
+//! a node knows every other one's addresses without being told.
+//!
+//! Command line: `shape=` and `torus=` tell the machine (see [`tofu_driver::topology`]),
+//! `nodes=N` that only the first N nodes run programs, `wait=irq` (the default) or
+//! `wait=poll` how to wait.
+#![no_std]
+
+extern crate alloc;
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+use core::sync::atomic::Ordering;
+
+use tofu_abi::desc::ArmwOp;
+use tofu_abi::irq::cqs::{MRQ_WRITE_ACKNOWLEDGE, TCQ_WRITE_ACKNOWLEDGE};
+use tofu_abi::table::PageSize;
+use tofu_abi::{Coords, StagOffset, rcode};
+use tofu_bare::platform::{BareBuffer, BarePlatform};
+use tofu_bare::{irq, option, time};
+use tofu_driver::topology::Shape;
+use tofu_driver::{
+    Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target,
+    WaitError,
+};
+
+const TNI: u8 = 0;
+const CQ: u8 = 0;
+/// STag of the control block.
+const CONTROL: u32 = 0;
+/// STag of the program's data.
+const DATA: u32 = 1;
+/// Offset in the control block of node 0's count of arrivals at barriers.
+const ARRIVALS: u64 = 0;
+/// Offset of the number of the last barrier that everyone has reached.
+const RELEASE: u64 = 8;
+const CONTROL_SIZE: usize = 4096;
+
+/// How long to poll before sleeping, in nanoseconds: about what a wake-up costs.
+const SPIN_NS: u64 = 5_000;
+/// Wait for something that only a fault keeps from coming, in nanoseconds.
+const FOREVER: u64 = u64::MAX;
+/// Pause before a command to a node that is not up yet is tried again, in nanoseconds. It
+/// doubles up to the longest.
+const RETRY_NS: u64 = 1_000_000;
+const RETRY_MAX_NS: u64 = 16_000_000;
+/// How long a node may take to come up, in nanoseconds.
+const START_NS: u64 = 60_000_000_000;
+
+/// Commands in flight at most in [`Comm::run_all`].
+const WINDOW: u64 = 512;
+
+/// What went wrong, in words.
+#[derive(Debug)]
+pub struct Error(String);
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<E: core::error::Error> From<E> for Error {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// An [`Error`] from a format string.
+#[macro_export]
+macro_rules! fail {
+    ($($arg:tt)*) => { $crate::Error::new(::core::format_args!($($arg)*)) };
+}
+
+impl Error {
+    /// An error with this text.
+    pub fn new(text: fmt::Arguments<'_>) -> Self {
+        Self(text.to_string())
+    }
+}
+
+/// The exit code for how a program ended; an error is printed.
+pub fn exit_code(result: Result<(), Error>) -> i32 {
+    match result {
+        Ok(()) => 0,
+        Err(error) => {
+            tofu_bare::println!("FAILED: {error}");
+            1
+        }
+    }
+}
+
+/// A number from the command line.
+///
+/// # Errors
+///
+/// If there is something else than a number.
+pub fn number(name: &str, default: u64) -> Result<u64, Error> {
+    match option(name) {
+        None => Ok(default),
+        Some(text) => text.parse().map_err(|_| fail!("{name}={text} is not a number")),
+    }
+}
+
+/// This node's queue and what it knows of the others.
+pub struct Comm {
+    shape: Shape,
+    nodes: u32,
+    rank: u32,
+    /// An interrupt vector that no device uses.
+    quiet: irq::Vector,
+    cq: Cq<BarePlatform>,
+    control: BareBuffer,
+    data: BareBuffer,
+    barriers: u64,
+}
+
+impl Comm {
+    /// Opens this node's queue, with zeroed memory for the program that every node can reach:
+    /// as many bytes as `data_size` says for that number of nodes.
+    ///
+    /// # Errors
+    ///
+    /// If there is no device, or the command line makes no sense.
+    pub fn open(data_size: impl FnOnce(u32) -> usize) -> Result<Self, Error> {
+        let text = option("shape").ok_or_else(|| fail!("no shape= on the command line"))?;
+        let mut shape: Shape = text.parse()?;
+        if let Some(axes) = option("torus") {
+            shape = shape.with_torus(axes);
+        }
+        let nodes = number("nodes", shape.nodes().into())?.min(shape.nodes().into()) as u32;
+        let polling = match option("wait") {
+            None | Some("irq") => false,
+            Some("poll") => true,
+            Some(other) => return Err(fail!("wait={other} is neither irq nor poll")),
+        };
+
+        let device = Device::probe(BarePlatform::find()?)?;
+        let coords = device.coords();
+        let rank = shape
+            .rank(coords)
+            .filter(|rank| *rank < nodes)
+            .ok_or_else(|| fail!("node {coords} is not one of {nodes} of shape {text}"))?;
+        let allocate = |size| device.platform().alloc_dma(size, 4096);
+        let (control, data) = (allocate(CONTROL_SIZE)?, allocate(data_size(nodes).max(1))?);
+        let config = CqConfig {
+            stags: 2,
+            interrupts: if polling { 0 } else { MRQ_WRITE_ACKNOWLEDGE | TCQ_WRITE_ACKNOWLEDGE },
+            spin_ns: SPIN_NS,
+            ..CqConfig::new(TNI, CQ)
+        };
+        let mut cq = Cq::open(&device, &config)?;
+        for (buffer, stag) in [(&control, CONTROL), (&data, DATA)] {
+            let range = [MemoryRange::of(buffer)];
+            cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(stag))?;
+        }
+        // Last: from here on, what others send is taken.
+        device.tni(TNI)?.enable()?;
+        let quiet = irq::alloc_vector().ok_or_else(|| fail!("no interrupt vector left"))?;
+        Ok(Self { shape, nodes, rank, quiet, cq, control, data, barriers: 0 })
+    }
+
+    /// The machine's shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// How many nodes run programs.
+    pub fn nodes(&self) -> u32 {
+        self.nodes
+    }
+
+    /// The number of this node.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Coordinates of this node.
+    pub fn coords(&self) -> Coords {
+        self.cq.device().coords()
+    }
+
+    /// The numbers of the other nodes that run programs, beginning with the next one, so that
+    /// not all nodes turn to the same one at once.
+    pub fn peers(&self) -> impl Iterator<Item = u32> + use<> {
+        let (rank, nodes) = (self.rank, self.nodes);
+        (1..nodes).map(move |i| (rank + i) % nodes)
+    }
+
+    /// The program's memory.
+    pub fn data(&self) -> &BareBuffer {
+        &self.data
+    }
+
+    /// The queue, for what is not offered here.
+    pub fn cq(&mut self) -> &mut Cq<BarePlatform> {
+        &mut self.cq
+    }
+
+    /// Where commands to a node go.
+    ///
+    /// # Panics
+    ///
+    /// If the machine has no such node.
+    pub fn target(&self, rank: u32) -> Target {
+        Target::new(self.shape.coords(rank).expect("a node of the machine"), TNI)
+    }
+
+    /// The address of a byte of a node's data, the same on every node.
+    pub fn at(&self, offset: u64) -> StagOffset {
+        StagOffset::new(CQ, DATA, offset)
+    }
+
+    /// Runs a command to its end and returns the old value that an atomic command brings.
+    ///
+    /// While the other node is not up yet, tries again.
+    ///
+    /// # Errors
+    ///
+    /// If the command fails or the node does not come up within a minute.
+    pub fn run(&mut self, order: &Order) -> Result<u64, Error> {
+        let start = time::now_ns();
+        let mut pause = RETRY_NS;
+        loop {
+            self.cq.post_and_ring(order, 0)?;
+            // Every command but NOP ends with a notice of its own; others may come between.
+            let notice = loop {
+                let notice = self.cq.wait_mrq(FOREVER)?;
+                if notice.id().is_some_and(|id| !id.is_halfway()) {
+                    break notice;
+                }
+            };
+            let done = self.cq.wait_tcq(FOREVER)?;
+            if done.is_success() {
+                return Ok(notice.old_value());
+            }
+            if !is_not_up(done.rcode) || time::now_ns() - start > START_NS {
+                return Err(fail!("{}", rcode::describe(done.rcode)));
+            }
+            self.pause(pause);
+            pause = (2 * pause).min(RETRY_MAX_NS);
+        }
+    }
+
+    /// Runs many commands, as many of them at a time as fit, and hands the end of each to
+    /// `done` with the number of the command.
+    ///
+    /// # Errors
+    ///
+    /// If a command fails: the first of the failures.
+    pub fn run_all(&mut self, orders: impl IntoIterator<Item = Order>) -> Result<(), Error> {
+        let mut orders = orders.into_iter().enumerate();
+        let mut last = None;
+        let (mut posted, mut finished) = (0u64, 0u64);
+        let mut failed: Option<Completion> = None;
+        loop {
+            let before = posted;
+            while posted - finished < WINDOW && self.cq.free_slots() >= 2 {
+                let Some((i, order)) = orders.next() else { break };
+                self.cq.post(&order, i as u64)?;
+                last = Some(i);
+                posted += 1;
+            }
+            if posted > before {
+                self.cq.doorbell();
+            }
+            if posted == finished {
+                break;
+            }
+            while let Some(done) = self.cq.poll_tcq() {
+                finished += 1;
+                if !done.is_success() {
+                    failed.get_or_insert(done);
+                }
+            }
+            while self.cq.poll_mrq().is_some() {}
+            if posted > finished {
+                self.cq.wait(FOREVER)?;
+            }
+        }
+        match failed {
+            None => Ok(()),
+            Some(done) => Err(fail!(
+                "command {} of {}: {}",
+                done.cookie,
+                last.map_or(0, |i| i + 1),
+                rcode::describe(done.rcode)
+            )),
+        }
+    }
+
+    /// Waits until `done` says so of this node's own memory, which others write with a remote
+    /// notice.
+    ///
+    /// # Errors
+    ///
+    /// If the queue reports an exception.
+    pub fn wait_until(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Error> {
+        loop {
+            while self.cq.poll_mrq().is_some() {}
+            if done(self) {
+                return Ok(());
+            }
+            match self.cq.wait(FOREVER) {
+                Ok(()) | Err(WaitError::TimedOut) => {}
+                Err(exception) => return Err(exception.into()),
+            }
+        }
+    }
+
+    /// Waits until every node has come here. The first time it also waits for nodes that are
+    /// not up yet.
+    ///
+    /// # Errors
+    ///
+    /// If a command fails.
+    pub fn barrier(&mut self) -> Result<(), Error> {
+        self.barriers += 1;
+        let number = self.barriers;
+        if self.nodes == 1 {
+            return Ok(());
+        }
+        if self.rank != 0 {
+            let arrivals = StagOffset::new(CQ, CONTROL, ARRIVALS);
+            let arrive = Order::armw8(self.target(0), ArmwOp::Add, arrivals, 1).remote_notice();
+            self.run(&arrive)?;
+            return self
+                .wait_until(|c| c.control.load_u64(RELEASE as usize, Ordering::Acquire) >= number);
+        }
+        let expected = number * u64::from(self.nodes - 1);
+        self.wait_until(|c| c.control.load_u64(ARRIVALS as usize, Ordering::Acquire) >= expected)?;
+        let release = StagOffset::new(CQ, CONTROL, RELEASE);
+        let orders: Vec<_> = self
+            .peers()
+            .map(|rank| {
+                let order = Order::put_piggyback(self.target(rank), release, &number.to_le_bytes());
+                Ok(order?.remote_notice())
+            })
+            .collect::<Result<_, Error>>()?;
+        self.run_all(orders)
+    }
+
+    /// Sleeps.
+    pub fn pause(&self, ns: u64) {
+        // Nothing raises this vector, so only the time ends the wait.
+        irq::wait(self.quiet, irq::count(self.quiet), Some(ns));
+    }
+}
+
+/// Whether a command with this result may work later because its target is still starting.
+fn is_not_up(code: u8) -> bool {
+    const STAG_DISABLED: u8 = rcode::STAG_DISABLED + rcode::REMOTE;
+    matches!(
+        code,
+        rcode::TARGET_DMA_OFF
+            | rcode::TNI_DISABLED
+            | rcode::CQ_DISABLED
+            | rcode::STEERING_TABLE_DISABLED
+            | STAG_DISABLED
+    )
+}
+
+/// Fills `bytes` with data that depends on `seed` and on the place.
+pub fn fill_pattern(seed: u64, bytes: &mut [u8]) {
+    // xorshift64, with a seed that is never 0.
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for chunk in bytes.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let n = chunk.len();
+        chunk.copy_from_slice(&state.to_le_bytes()[..n]);
+    }
+}
