@@ -3,7 +3,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvm_bindings::CpuId;
 use kvm_ioctls::VmFd;
 use log::{debug, error};
 use tofu_pci::{MsiSink, PciFunction};
@@ -63,15 +62,16 @@ pub struct Vm {
     bus: Arc<Bus>,
     control: Arc<Control>,
     routes: Arc<Routes>,
-    cpuid: CpuId,
     vm: Arc<VmFd>,
     slots: Arc<Slots>,
     memory: GuestMemory,
 }
 
 enum Life {
-    New,
+    New(Box<Vcpu>),
     Booted(Box<Vcpu>),
+    /// In the hands of a call that changes it, or lost to a host without threads.
+    None,
     Started(Vec<JoinHandle<()>>),
 }
 
@@ -101,13 +101,16 @@ impl Vm {
             Windows::new(vm.clone(), slots.clone()),
         );
         let serial = SerialPort::new(vm.clone(), Arc::new(serial));
+        let bus = Arc::new(Bus::new(config.name.clone(), pci, serial));
+        let control = Arc::new(Control::new(1));
+        let cpuid = cpuid::for_vcpu(&hypervisor.cpuid, 0, 1);
+        let vcpu = Vcpu::new(&vm, 0, &cpuid, bus.clone(), control.clone())?;
         Ok(Self {
             name: config.name.clone(),
-            life: Mutex::new(Life::New),
-            bus: Arc::new(Bus::new(config.name.clone(), pci, serial)),
-            control: Arc::new(Control::new(1)),
+            life: Mutex::new(Life::New(Box::new(vcpu))),
+            bus,
+            control,
             routes: Arc::new(Routes::new(vm.clone())),
-            cpuid: cpuid::for_vcpu(&hypervisor.cpuid, 0, 1),
             vm,
             slots,
             memory,
@@ -156,18 +159,17 @@ impl Vm {
     /// if that happened before.
     pub fn boot(&self, image: &[u8], command_line: &str) -> Result<(), Error> {
         let mut life = lock(&self.life);
-        if !matches!(*life, Life::New) {
-            return Err(Error::State("booted already"));
-        }
-        let (bus, control) = (self.bus.clone(), self.control.clone());
-        let vcpu = Vcpu::new(&self.vm, 0, &self.cpuid, bus, control)?;
+        let Life::New(vcpu) = &*life else { return Err(Error::State("booted already")) };
         let mut command_line = command_line.to_owned();
         if let Some(khz) = vcpu.tsc_khz() {
             command_line += &format!(" tsc_khz={khz}");
         }
         let entry = boot::load(&self.memory, image, command_line.trim_start())?;
         vcpu.enter(entry)?;
-        *life = Life::Booted(Box::new(vcpu));
+        *life = match std::mem::replace(&mut *life, Life::None) {
+            Life::New(vcpu) => Life::Booted(vcpu),
+            other => other,
+        };
         Ok(())
     }
 
@@ -180,12 +182,12 @@ impl Vm {
     /// is no thread to be had.
     pub fn start(&self, ended: impl FnOnce(&Outcome) + Send + 'static) -> Result<(), Error> {
         let mut life = lock(&self.life);
-        let vcpu = match std::mem::replace(&mut *life, Life::New) {
+        let vcpu = match std::mem::replace(&mut *life, Life::None) {
             Life::Booted(vcpu) => vcpu,
-            Life::New => return Err(Error::State("not booted")),
-            started => {
-                *life = started;
-                return Err(Error::State("started already"));
+            other => {
+                let early = matches!(other, Life::New(_));
+                *life = other;
+                return Err(Error::State(if early { "not booted" } else { "started already" }));
             }
         };
         let (bus, control, name) = (self.bus.clone(), self.control.clone(), self.name.clone());

@@ -1,0 +1,315 @@
+//! Guests under KVM. Where /dev/kvm cannot be opened each test says so on
+//! standard error and passes.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::{TestFunction, guest, regs};
+use tofu_vmm::{Error, Hypervisor, Outcome, Virtualisation, Vm, VmConfig};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// KVM, or `None` and a line that says why not.
+fn hypervisor(test: &str) -> Option<Hypervisor> {
+    match Hypervisor::open() {
+        Ok(hypervisor) => Some(hypervisor),
+        Err(error @ (Error::NoKvm { .. } | Error::NoPermission { .. })) => {
+            eprintln!("SKIP {test}: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+macro_rules! kvm {
+    () => {{
+        let this = || ();
+        let name = std::any::type_name_of_val(&this).trim_end_matches("::{{closure}}");
+        match hypervisor(name) {
+            Some(hypervisor) => hypervisor,
+            None => return,
+        }
+    }};
+}
+
+struct Guest {
+    vm: Vm,
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl Guest {
+    fn new(hypervisor: &Hypervisor) -> Self {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let sink = {
+            let lines = lines.clone();
+            move |line: &str| lines.lock().unwrap().push(line.to_owned())
+        };
+        let vm = Vm::new(hypervisor, &VmConfig::default(), sink).unwrap();
+        Self { vm, lines }
+    }
+
+    fn start(&self, command_line: &str) {
+        self.vm.boot(&guest("vmmtest"), command_line).unwrap();
+        self.vm.start(|_| ()).unwrap();
+    }
+
+    /// Runs to the end.
+    fn run(hypervisor: &Hypervisor, command_line: &str) -> (Outcome, Vec<String>) {
+        let this = Self::new(hypervisor);
+        this.start(command_line);
+        let outcome = this.end();
+        (outcome, this.lines())
+    }
+
+    fn end(&self) -> Outcome {
+        self.vm.wait(LONG).unwrap_or_else(|| {
+            panic!("no end; {:?}; {:?}", self.vm.registers(), self.lines());
+        })
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.lines.lock().unwrap().clone()
+    }
+
+    fn wait_for_line(&self, wanted: &str) {
+        let begin = Instant::now();
+        while !self.lines().iter().any(|line| line == wanted) {
+            assert!(begin.elapsed() < LONG, "no line {wanted:?} in {:?}", self.lines());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_guest_prints_and_exits() {
+    let kvm = kvm!();
+    let (outcome, lines) = Guest::run(&kvm, "test=hello who=node7");
+    assert_eq!(outcome, Outcome::Exited(0));
+    let expected = [
+        "hello from node7".to_owned(),
+        String::new(),
+        "long ".repeat(100),
+        "00:00.0 1b36:0008".to_owned(),
+        "no line end".to_owned(),
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn the_exit_code_is_the_guests() {
+    let kvm = kvm!();
+    assert_eq!(Guest::run(&kvm, "test=exit code=258").0, Outcome::Exited(258));
+    assert_eq!(Guest::run(&kvm, "test=exit code=-1").0, Outcome::Exited(u32::MAX));
+}
+
+#[test]
+fn panics_and_exceptions_are_reported_by_the_guest() {
+    let kvm = kvm!();
+    let (outcome, lines) = Guest::run(&kvm, "test=panic");
+    assert_eq!(outcome, Outcome::Exited(101));
+    assert!(lines.iter().any(|line| line == "told to"), "{lines:?}");
+
+    let (outcome, lines) = Guest::run(&kvm, "test=page-fault");
+    assert_eq!(outcome, Outcome::Exited(102));
+    let found = lines.iter().any(|line| {
+        line.starts_with("exception 14 (page fault) rip=0x4") && line.contains("cr2=0x201238")
+    });
+    assert!(found, "{lines:?}");
+
+    // The page below the stack is not mapped.
+    let (outcome, lines) = Guest::run(&kvm, "test=stack-overflow");
+    assert_eq!(outcome, Outcome::Exited(102));
+    let found = lines.iter().any(|line| line.contains("page fault") && line.contains("cr2=0x3f"));
+    assert!(found, "{lines:?}");
+}
+
+#[test]
+fn a_triple_fault_is_reported_with_registers() {
+    let kvm = kvm!();
+    let (outcome, _) = Guest::run(&kvm, "test=triple-fault");
+    let Outcome::TripleFault(fault) = &outcome else { panic!("{outcome:?}") };
+    assert!((0x40_0000..0x50_0000).contains(&fault.registers.rip), "{fault}");
+    assert!(fault.to_string().starts_with("triple fault on vCPU 0: rip=0x4"), "{fault}");
+}
+
+#[test]
+fn what_kvm_cannot_emulate_ends_only_that_vm() {
+    let kvm = kvm!();
+    let other = Guest::new(&kvm);
+    other.start("test=sleep");
+    other.wait_for_line("sleeping");
+    let (outcome, _) = Guest::run(&kvm, "test=unemulated");
+    match (kvm.virtualisation(), &outcome) {
+        (Virtualisation::Pvm, Outcome::InternalError(fault)) => {
+            assert_eq!(fault.reason, "KVM cannot emulate the instruction");
+            assert!((0x40_0000..0x50_0000).contains(&fault.registers.rip), "{fault}");
+        }
+        (Virtualisation::Pvm, _) => panic!("{outcome:?}"),
+        (_, outcome) => assert_eq!(*outcome, Outcome::Exited(0)),
+    }
+    assert_eq!(other.vm.wait(Duration::ZERO), None);
+    assert_eq!(other.vm.stop(), Outcome::Stopped);
+}
+
+#[test]
+fn a_reset_is_reported() {
+    let kvm = kvm!();
+    assert_eq!(Guest::run(&kvm, "test=reset").0, Outcome::Reset);
+}
+
+/// A spinning vCPU and a sleeping one both answer and stop at once.
+#[test]
+fn hanging_guests_show_registers_and_stop() {
+    let kvm = kvm!();
+    for (test, line) in [("test=hang", "spinning"), ("test=sleep", "sleeping")] {
+        let guest = Guest::new(&kvm);
+        guest.start(test);
+        guest.wait_for_line(line);
+        assert_eq!(guest.vm.wait(Duration::from_millis(20)), None);
+        let registers = guest.vm.registers().expect("the vCPU answers");
+        assert!((0x40_0000..0x50_0000).contains(&registers.rip), "{test}: {registers}");
+        let begin = Instant::now();
+        assert_eq!(guest.vm.stop(), Outcome::Stopped);
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+        assert_eq!(guest.vm.registers(), None);
+    }
+}
+
+#[test]
+fn a_paused_guest_stands_still() {
+    let kvm = kvm!();
+    let guest = Guest::new(&kvm);
+    guest.start("test=hang");
+    guest.wait_for_line("spinning");
+    assert!(guest.vm.pause());
+    // Reading them takes a round through the vCPU thread each time.
+    let first = guest.vm.registers().unwrap();
+    std::thread::sleep(Duration::from_millis(10));
+    assert_eq!(guest.vm.registers().unwrap(), first);
+    guest.vm.resume();
+    assert_eq!(guest.vm.wait(Duration::from_millis(10)), None);
+    assert!(guest.vm.pause());
+    assert_eq!(guest.vm.stop(), Outcome::Stopped);
+    assert!(!guest.vm.pause());
+}
+
+#[test]
+fn memory_and_time_work() {
+    let kvm = kvm!();
+    let (outcome, lines) = Guest::run(&kvm, "test=memory");
+    assert_eq!(outcome, Outcome::Exited(0), "{lines:?}");
+    // 16 MiB less the 4 below the image and the image itself.
+    let free: usize = lines[0].parse().unwrap();
+    assert!((11 << 20..12 << 20).contains(&free), "{free}");
+
+    let (outcome, lines) = Guest::run(&kvm, "test=time");
+    assert_eq!(outcome, Outcome::Exited(0), "{lines:?}");
+    let us: u64 = lines[0].strip_suffix(" us").unwrap().parse().unwrap();
+    assert!((20_000..5_000_000).contains(&us), "{us}");
+}
+
+#[test]
+fn nothing_reads_as_ones() {
+    let kvm = kvm!();
+    let (outcome, lines) = Guest::run(&kvm, "test=stray");
+    assert_eq!(outcome, Outcome::Exited(0), "{lines:?}");
+}
+
+/// Registers, MSI-X through irqfds, a doorbell through an ioeventfd, a shared
+/// page with write protection, and all of that after the guest moved the BAR.
+#[test]
+fn a_device_works_in_all_its_ways() {
+    let kvm = kvm!();
+    let guest = Guest::new(&kvm);
+    let (function, slot) = TestFunction::plug(&guest.vm);
+    assert_eq!(slot.device(), 1);
+    function.page_word(1).store(0xfeed, Ordering::SeqCst);
+    let echo = {
+        let function = function.clone();
+        std::thread::spawn(move || {
+            let mut rings = 0;
+            while rings < 201 {
+                rings += function.doorbell.read().unwrap();
+                function.endpoint.trigger(4);
+            }
+        })
+    };
+    guest.start("test=device");
+    assert_eq!(guest.end(), Outcome::Exited(0), "{:?}", guest.lines());
+    echo.join().unwrap();
+    let expected = [
+        "bar 0x1000000000",
+        "scratch 0x1122334455667788",
+        "vector 3: 1",
+        "vector 4: 1",
+        "rounds done",
+        "page 0xfeed",
+        "protected 0x5678",
+        "bar 0x2000000000",
+        "scratch 0x1122334455667788",
+        "moved 202",
+    ];
+    assert_eq!(guest.lines(), expected);
+    for (index, value) in [(0, 0x1234), (1, 0xfeed), (2, 0x5678), (3, 0x9abc), (4, 0xdef0)] {
+        assert_eq!(function.page_word(index).load(Ordering::SeqCst), value, "word {index}");
+    }
+    // Neither doorbells nor unprotected page writes came as exits.
+    let page = regs::PAGE;
+    let expected = [
+        (regs::SCRATCH, 0x1122_3344_5566_7788),
+        (regs::TRIGGER, 3),
+        (regs::TRIGGER, 4),
+        (regs::PROTECT, 1),
+        (page + 16, 0x5678),
+        (regs::PROTECT, 0),
+    ];
+    assert_eq!(function.take_writes(), expected);
+}
+
+#[test]
+fn bad_images_are_refused() {
+    let kvm = kvm!();
+    let guest = Guest::new(&kvm);
+    for image in [&b""[..], b"#!/bin/sh", &common::guest("vmmtest")[..40]] {
+        let error = guest.vm.boot(image, "").unwrap_err();
+        assert!(matches!(error, Error::Image(_)), "{error}");
+    }
+    let error = guest.vm.boot(&common::guest("vmmtest"), &"x".repeat(3000)).unwrap_err();
+    assert!(matches!(error, Error::CommandLine(_)), "{error}");
+    assert!(matches!(guest.vm.start(|_| ()), Err(Error::State(_))));
+    // None of that spoils the VM.
+    guest.start("test=exit code=0");
+    assert_eq!(guest.end(), Outcome::Exited(0));
+}
+
+#[test]
+fn impossible_memory_sizes_are_refused() {
+    let kvm = kvm!();
+    for memory in [0, 4096, (16 << 20) + 1, 1 << 60] {
+        let config = VmConfig { memory, ..Default::default() };
+        let error = Vm::new(&kvm, &config, |_| ()).err();
+        assert!(matches!(error, Some(Error::MemorySize { .. })), "{memory}: {error:?}");
+    }
+}
+
+#[test]
+fn the_end_is_announced_once_with_all_output() {
+    let kvm = kvm!();
+    let guest = Guest::new(&kvm);
+    guest.vm.boot(&common::guest("vmmtest"), "test=hello").unwrap();
+    let (sender, ends) = std::sync::mpsc::channel();
+    let lines = guest.lines.clone();
+    guest
+        .vm
+        .start(move |outcome| {
+            let printed = lines.lock().unwrap().len();
+            sender.send((outcome.clone(), printed)).unwrap();
+        })
+        .unwrap();
+    assert_eq!(ends.recv_timeout(LONG).unwrap(), (Outcome::Exited(0), 5));
+    assert_eq!(guest.vm.stop(), Outcome::Exited(0));
+    assert!(ends.recv().is_err());
+}
