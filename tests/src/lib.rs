@@ -19,7 +19,7 @@ use tofu_fabric::{
     Carrier, Deliver, Direct, DiscardReason, Fabric, NodeId, Packet, Port, PortCounters, Shape,
     Timing, XbCounters,
 };
-use tofu_icc::{Body, Config, Host, Icc, Net};
+use tofu_icc::{Body, Config, Host, Icc, Net, discard_rcode};
 use tofu_inproc::{Arena, Backend, Buffer, InProcess, Interrupts};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -110,7 +110,7 @@ impl Deliver<Body> for Wire<'_> {
             node.router_event(port, reason);
         }
         if let Some(source) = self.world.fabric.shape().node_id(packet.src) {
-            nodes[source.index()].undeliverable(&packet, reason, self.now_ns());
+            nodes[source.index()].undeliverable(&packet, discard_rcode(reason), self.now_ns());
         }
     }
 }

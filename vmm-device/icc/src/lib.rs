@@ -45,6 +45,7 @@ use crate::stats::{Statistics, TniUnit};
 pub use crate::host::{Host, Net};
 pub use crate::memory::{DmaError, DmaMemory, Segment, Segments};
 pub use crate::page::SharedPages;
+pub use crate::rx::discard_rcode;
 pub use crate::stats::{Faults, ModelTime};
 pub use crate::tlp::{Answer, Body, Payload, Request, Tag, burst_size, wire_bytes};
 pub use crate::translate::Pin;

@@ -493,6 +493,15 @@ impl Icc {
     }
 }
 
+/// The code that ends a command whose request was lost for this reason.
+pub const fn discard_rcode(reason: DiscardReason) -> u8 {
+    match reason {
+        DiscardReason::NoSuchNode => rcode::NO_SUCH_NODE,
+        DiscardReason::NoSuchPath => rcode::NO_SUCH_PATH,
+        _ => rcode::LINK_DOWN,
+    }
+}
+
 /// Where a request came from.
 struct Sender {
     packet_src: tofu_abi::Coords,

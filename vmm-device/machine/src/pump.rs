@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tofu_abi::rcode;
 use tofu_fabric::{Carrier, Deliver, DiscardReason, NodeId, Packet, Port};
-use tofu_icc::{Body, Net};
+use tofu_icc::{Body, Net, discard_rcode};
 
 use crate::Shared;
 
@@ -83,12 +83,7 @@ impl Pump<'_> {
         if let Some(node) = self.shared.node(at) {
             node.icc().router_event(port, reason);
         }
-        let code = match reason {
-            DiscardReason::NoSuchNode => rcode::NO_SUCH_NODE,
-            DiscardReason::NoSuchPath => rcode::NO_SUCH_PATH,
-            _ => rcode::LINK_DOWN,
-        };
-        self.undeliverable(code, packet);
+        self.undeliverable(discard_rcode(reason), packet);
     }
 
     /// Tells the node that sent a packet that it did not arrive.
