@@ -1,0 +1,277 @@
+//! Any packet from a peer, as one at the other end of a cable could send it.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use arbitrary::{Result, Unstructured};
+use tofu_abi::desc::{ArmwOp, Command, DESC_SIZE, Descriptor, Header1, Header2};
+use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
+use tofu_abi::{Coords, Path, StagOffset, rcode};
+use tofu_fabric::{Class, DiscardReason, Packet, Port, PortCounters, XbCounters};
+use tofu_icc::{Answer, Body, Config, Host, Icc, Net, Payload, Request, SharedPages, Tag};
+use vm_memory::{MmapRegion, VolatileMemory};
+
+use crate::world::{
+    CQ, DATA_RANGE, HIGH, MRQ_RANGE, Memory, TCQ, TCQ_RANGE, TNI, TOQ, coords, open_queue,
+};
+
+/// Actions of one input at most.
+const MAX_ACTIONS: u32 = 64;
+
+const ALLOWED: [Range<u64>; 4] = [DATA_RANGE, TCQ_RANGE, MRQ_RANGE, HIGH..TCQ];
+
+/// Surroundings that do nothing by themselves.
+struct Quiet(AtomicU64);
+
+impl Host for Quiet {
+    fn interrupt(&self, _: u16) {}
+    fn doorbell(&self, _: u8, _: u8) {}
+    fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+    fn timer(&self, _: u64) {}
+    fn now_ns(&self) -> u64 {
+        self.0.load(SeqCst)
+    }
+    fn port_counters(&self, _: u8) -> PortCounters {
+        PortCounters::default()
+    }
+    fn xb_counters(&self) -> XbCounters {
+        XbCounters::default()
+    }
+}
+
+/// A network that nobody is at the other end of; it keeps what was sent.
+struct Void {
+    now_ns: u64,
+    sent: Vec<Packet<Body>>,
+}
+
+impl Net for Void {
+    fn inject(&mut self, packet: Packet<Body>) {
+        self.sent.push(packet);
+    }
+    fn progress(&mut self) {}
+    fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+}
+
+struct Bench {
+    icc: Icc,
+    host: Arc<Quiet>,
+    memory: Memory,
+    pages: Option<Arc<MmapRegion<()>>>,
+    posted: u64,
+    /// Requests of the device that nobody has answered.
+    requests: Vec<Packet<Body>>,
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let mut u = Unstructured::new(data);
+    let Ok(shared) = u.arbitrary() else { return };
+    let mut bench = Bench::new(shared);
+    let before = bench.memory.snapshot();
+    for _ in 0..MAX_ACTIONS {
+        if u.is_empty() || bench.act(&mut u).is_err() {
+            break;
+        }
+    }
+    bench.memory.assert_unchanged(&before, &ALLOWED);
+    // The device still stops when it is told to, and lets go of its memory then.
+    bench.requests.clear();
+    bench.icc.set_bus_master(false);
+    bench.icc.reset();
+    assert!(!bench.icc.queue_is_enabled(TNI, CQ));
+}
+
+impl Bench {
+    /// A device with one queue, and with pages that the guest writes to if `shared`.
+    fn new(shared: bool) -> Self {
+        let host = Arc::new(Quiet(AtomicU64::new(0)));
+        let memory = Memory::new();
+        memory.fill(0);
+        memory.set_tables();
+        let region =
+            || Arc::new(MmapRegion::new(SharedPages::SIZE).expect("the host has this much memory"));
+        let pages = shared.then(region);
+        let config =
+            Config { pages: pages.clone().and_then(SharedPages::new), ..Config::tofud(coords(0)) };
+        let icc = Icc::new(config, Arc::clone(&host) as _, Arc::new(memory.0.clone()));
+        icc.set_bus_master(true);
+        let write = |register: Register, value: u64| {
+            icc.bar_write(register.offset(), &value.to_le_bytes());
+        };
+        write(Register::Tni { tni: TNI, reg: TniReg::Enable }, 1);
+        open_queue(&mut |reg, value| write(Register::Cqs { tni: TNI, cq: CQ, reg }, value));
+        Self { icc, host, memory, pages, posted: 0, requests: Vec::new() }
+    }
+
+    fn now(&self) -> u64 {
+        self.host.0.load(SeqCst)
+    }
+
+    fn act(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
+        match u.int_in_range(0..=11)? {
+            // A command whose answers are what the input says.
+            0 | 1 => {
+                let command = *u.choose(&Command::ALL)?;
+                let place = StagOffset::new(CQ, 0, u.arbitrary::<u16>()?.into());
+                let length = u.int_in_range(0..=0x2_0000)?;
+                let header2 = Header2(u.arbitrary::<u16>()?.into());
+                let header1 = Header1(0).with_target(coords(1)).with_mtu(u.arbitrary()?);
+                let words = Descriptor::transfer(command, header1, header2, place, place, length);
+                let slot = TOQ + self.posted * DESC_SIZE as u64;
+                self.memory.write(slot, &words.with_flip(true).to_bytes());
+                self.posted += 1;
+                let mut net = Void { now_ns: self.now(), sent: Vec::new() };
+                self.icc.run_queue(TNI, CQ, &mut net);
+                self.requests.extend(net.sent);
+            }
+            2 if !self.requests.is_empty() => {
+                let index = u.choose_index(self.requests.len())?;
+                let packet = self.requests.swap_remove(index);
+                self.icc.undeliverable(&packet, rcode::LINK_DOWN, self.now());
+            }
+            3 => {
+                self.host.0.fetch_add(u.arbitrary::<u32>()?.into(), SeqCst);
+                self.icc.expire(self.now());
+            }
+            4 => {
+                let port = Port::from_index(u.int_in_range(0..=9)?);
+                self.icc.router_event(port, DiscardReason::LinkDown);
+            }
+            // What the guest writes to its page meanwhile.
+            5 => {
+                let Some(pages) = &self.pages else { return Ok(()) };
+                let at = SharedPages::page_offset(TNI, CQ) + 8 * u.int_in_range(0..=17)?;
+                if let Ok(word) = pages.get_atomic_ref::<AtomicU64>(at) {
+                    word.store(u.arbitrary()?, SeqCst);
+                }
+                if self.icc.poll_doorbell(TNI, CQ) {
+                    let mut net = Void { now_ns: self.now(), sent: Vec::new() };
+                    self.icc.run_queue(TNI, CQ, &mut net);
+                    self.requests.extend(net.sent);
+                }
+                self.icc.payload_bytes();
+            }
+            _ => {
+                let packet = self.packet(u)?;
+                let (_, request) = packet.body.tag();
+                let mut net = Void { now_ns: self.now(), sent: Vec::new() };
+                self.icc.arrive(packet, &mut net);
+                assert_eq!(net.sent.len(), usize::from(request), "answers to one packet");
+                if request {
+                    let answer = &net.sent[0];
+                    assert!(!answer.body.tag().1, "a request was answered by a request");
+                }
+            }
+        }
+        // Reads that a driver does all the time.
+        for reg in [CqsReg::Status, CqsReg::Irr] {
+            let register = Register::Cqs { tni: TNI, cq: CQ, reg };
+            self.icc.bar_read(register.offset(), &mut [0; 8]);
+        }
+        self.icc.bar_read(
+            Register::Cq { tni: TNI, cq: CQ, reg: CqReg::MrqNumNotice }.offset(),
+            &mut [0; 8],
+        );
+        Ok(())
+    }
+
+    /// A packet, often one that goes with a command of the device.
+    fn packet(&self, u: &mut Unstructured<'_>) -> Result<Packet<Body>> {
+        let mut tag = Tag {
+            cq: u.int_in_range(0..=1)?,
+            index: u.int_in_range(0..=2)?,
+            generation: u.int_in_range(0..=2)?,
+        };
+        if u.ratio(1, 16)? {
+            tag = Tag { cq: u.arbitrary()?, index: u.arbitrary()?, generation: u.arbitrary()? };
+        }
+        let mut position = number(u)?;
+        let mut length = number(u)?;
+        if !self.requests.is_empty() && u.ratio(3, 4)? {
+            let sent = &self.requests[u.choose_index(self.requests.len())?];
+            tag = sent.body.tag().0;
+            if let (Body::Put { request, .. } | Body::Get { request }, true) =
+                (&sent.body, u.arbitrary()?)
+            {
+                (position, length) = (request.position, request.length);
+            }
+        }
+        let request = Request {
+            tag,
+            gpid: u64::from(u.ratio(1, 16)?),
+            header2: Header2(u.arbitrary::<u16>()?.into()),
+            remote: place(u)?,
+            local: place(u)?,
+            position,
+            length,
+            total: number(u)?,
+            mtu: if u.arbitrary()? { 1920 } else { number(u)? },
+        };
+        let answer = Answer {
+            tag,
+            position,
+            length,
+            done: if u.arbitrary()? { length } else { number(u)? },
+            rcode: if u.arbitrary()? { 0 } else { u.arbitrary()? },
+            request_ps: u.arbitrary()?,
+        };
+        let body = match u.int_in_range(0..=5)? {
+            0 => Body::Put { request, payload: payload(u, length)? },
+            1 => Body::Get { request },
+            2 => Body::Armw {
+                request: Request { length: *u.choose(&[4, 8, 8, length])?, ..request },
+                op: *u.choose(&ArmwOp::ALL)?,
+                operand: u.arbitrary()?,
+                compare: u.arbitrary()?,
+            },
+            3 => Body::PutAck { answer },
+            4 => Body::GetData { answer, payload: payload(u, answer.done)? },
+            _ => Body::ArmwAck { answer, old: u.arbitrary()? },
+        };
+        let other: u8 = u.arbitrary()?;
+        Ok(Packet {
+            src: if other & 7 == 0 { Coords::from_array(u.arbitrary()?) } else { coords(1) },
+            src_tni: if other & 8 == 0 { 0 } else { u.arbitrary()? },
+            dst: coords(0),
+            dst_tni: if other & 0x70 == 0 { u.arbitrary()? } else { TNI },
+            path: Path::new(0, other & 3, 0),
+            class: if other & 0x80 == 0 { Class::Request } else { Class::Response },
+            system: other & 4 != 0,
+            tlps: number(u)?,
+            bytes: u.arbitrary()?,
+            model_ps: u.arbitrary()?,
+            body,
+        })
+    }
+}
+
+/// A length, a count or a position.
+fn number(u: &mut Unstructured<'_>) -> Result<u32> {
+    Ok(match u.int_in_range(0..=3)? {
+        0 => u.int_in_range(0..=16)?,
+        1 => u.arbitrary::<u16>()?.into(),
+        2 => u32::MAX - u32::from(u.arbitrary::<u8>()?),
+        _ => u.arbitrary()?,
+    })
+}
+
+fn place(u: &mut Unstructured<'_>) -> Result<StagOffset> {
+    if u.ratio(1, 16)? {
+        return Ok(StagOffset(u.arbitrary()?));
+    }
+    Ok(StagOffset::new(CQ, u.int_in_range(0..=8)?, u.arbitrary::<u16>()?.into()))
+}
+
+/// A payload, more often one of the length that its header says.
+fn payload(u: &mut Unstructured<'_>, length: u32) -> Result<Payload> {
+    let length = length.min(0x2_0000);
+    Ok(match u.int_in_range(0..=3)? {
+        0 => Payload::Inline { data: [0xa5; 32], len: u.arbitrary()? },
+        1 => Payload::Bytes(vec![0x5a; u.int_in_range(0..=0x1000)?].into()),
+        _ => Payload::Bytes(vec![0xc3; length as usize].into()),
+    })
+}

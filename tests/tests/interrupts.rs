@@ -1,0 +1,152 @@
+//! Requests, masks and messages.
+
+use tofu_abi::irq::cqs::{self, MRQ_WRITE_ACKNOWLEDGE, TCQ_WRITE_ACKNOWLEDGE};
+use tofu_abi::irq::vector;
+use tofu_abi::queue::MrqId;
+use tofu_abi::rcode;
+use tofu_abi::regs::CqsReg;
+use tofu_driver::{CqConfig, Order, Platform, WaitError};
+use tofu_tests::{Cluster, Endpoint};
+
+fn pair(config: &CqConfig) -> (Cluster, Endpoint, Endpoint) {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let a = cluster.endpoint_with(0, config);
+    let b = cluster.endpoint(1, 0, 0);
+    (cluster, a, b)
+}
+
+fn config() -> CqConfig {
+    CqConfig::new(2, 3)
+}
+
+/// Whether the queue's message was sent since the last call.
+fn fired(end: &Endpoint) -> bool {
+    let index = vector::cq(end.tni, end.cq.cq());
+    // Without time, `irq_wait` only looks.
+    end.device().platform().irq_wait(index, 0)
+}
+
+fn write(end: &Endpoint, reg: CqsReg, value: u64) {
+    end.device().write(end.cqs_register(reg), value);
+}
+
+fn read(end: &Endpoint, reg: CqsReg) -> u64 {
+    end.device().read(end.cqs_register(reg))
+}
+
+#[test]
+fn a_completion_interrupts_if_its_order_asks_for_it() {
+    let (_cluster, mut a, _b) = pair(&config());
+    a.run(&Order::nop());
+    assert_eq!((fired(&a), read(&a, CqsReg::Irr)), (false, 0));
+    a.run(&Order::nop().interrupt());
+    assert_eq!((fired(&a), read(&a, CqsReg::Irr)), (true, TCQ_WRITE_ACKNOWLEDGE));
+}
+
+#[test]
+fn a_message_is_sent_when_a_request_is_new() {
+    let (_cluster, mut a, _b) = pair(&config());
+    let order = Order::nop().interrupt();
+    a.run(&order);
+    assert!(fired(&a));
+    a.run(&order);
+    assert!(!fired(&a), "the request is pending already");
+    write(&a, CqsReg::Irc, TCQ_WRITE_ACKNOWLEDGE);
+    assert_eq!(read(&a, CqsReg::Irr), 0);
+    a.run(&order);
+    assert!(fired(&a));
+}
+
+#[test]
+fn a_masked_request_fires_when_it_is_unmasked() {
+    let (_cluster, mut a, _b) = pair(&config());
+    write(&a, CqsReg::Imr, TCQ_WRITE_ACKNOWLEDGE);
+    assert_ne!(read(&a, CqsReg::Imr) & TCQ_WRITE_ACKNOWLEDGE, 0);
+    a.run(&Order::nop().interrupt());
+    assert_eq!((fired(&a), read(&a, CqsReg::Irr)), (false, TCQ_WRITE_ACKNOWLEDGE));
+    write(&a, CqsReg::Imc, MRQ_WRITE_ACKNOWLEDGE);
+    assert!(!fired(&a), "another bit");
+    write(&a, CqsReg::Imc, TCQ_WRITE_ACKNOWLEDGE);
+    assert!(fired(&a));
+    assert_eq!(read(&a, CqsReg::Imr) & cqs::ALL, 0);
+    write(&a, CqsReg::Imc, TCQ_WRITE_ACKNOWLEDGE);
+    assert!(!fired(&a), "it was unmasked before");
+}
+
+#[test]
+fn notices_interrupt_at_both_ends() {
+    let (_cluster, mut a, b) = pair(&config());
+    a.run(&Order::put(b.target(), b.at(0), a.at(0), 8).remote_notice());
+    assert_eq!((fired(&a), fired(&b)), (true, true));
+    assert_eq!(read(&a, CqsReg::Irr), MRQ_WRITE_ACKNOWLEDGE);
+    assert_eq!(read(&b, CqsReg::Irr), MRQ_WRITE_ACKNOWLEDGE);
+}
+
+#[test]
+fn notices_may_be_kept_from_interrupting_by_their_id() {
+    let quiet = CqConfig { mrq_interrupt_mask: 1 << MrqId::PutLast as u64, ..config() };
+    let (_cluster, mut a, b) = pair(&quiet);
+    a.run(&Order::put(b.target(), b.at(0), a.at(0), 8));
+    assert!(!fired(&a));
+    assert_eq!(a.ids(), [MrqId::PutLast]);
+    a.run(&Order::get(b.target(), b.at(0), a.at(0), 8));
+    assert!(fired(&a));
+}
+
+#[test]
+fn an_interrupt_may_wait_for_more_notices_or_for_time() {
+    let hold = 1_000_000;
+    let lazy = CqConfig { mrq_interrupt_count: 4, mrq_interrupt_ns: hold, ..config() };
+    let (cluster, mut a, b) = pair(&lazy);
+    let order = Order::put_piggyback(b.target(), b.at(0), &[1]).unwrap();
+    for n in 1..=8 {
+        a.run(&order);
+        assert_eq!(fired(&a), n % 4 == 0, "notice {n}");
+        write(&a, CqsReg::Irc, u64::MAX);
+    }
+    assert_eq!(a.notices().len(), 8, "entries do not wait, only the interrupt does");
+    a.run(&order);
+    cluster.pass(hold / 2);
+    assert!(!fired(&a));
+    cluster.pass(hold);
+    assert!(fired(&a));
+}
+
+#[test]
+fn a_wait_ends_with_a_notice_of_another_node() {
+    let (_cluster, mut a, mut b) = pair(&config());
+    assert_eq!(a.cq.wait(1_000_000), Err(WaitError::TimedOut));
+    for n in 0..100u16 {
+        let order = Order::put_piggyback(a.target(), a.at(0), &[1]).unwrap();
+        b.cq.post_and_ring(&order.remote_notice().edata(n), 0).unwrap();
+        // The device only works while this thread waits.
+        let notice = a.cq.wait_mrq(1_000_000).unwrap();
+        assert_eq!(notice.word1().edata(), n);
+        assert!(b.cq.wait_tcq(1_000_000).unwrap().is_success());
+        b.notices();
+    }
+}
+
+#[test]
+fn a_wait_reports_exceptions() {
+    let (_cluster, mut a, b) = pair(&config());
+    let order = Order::put(b.target(), b.at(0), a.at(0).with_stag(9), 8);
+    a.cq.post_and_ring(&order, 0).unwrap();
+    assert_eq!(a.cq.wait_tcq(1_000_000).unwrap().rcode, rcode::STAG_DISABLED);
+    a.notices();
+    let Err(WaitError::Exception(exception)) = a.cq.wait(1_000_000) else { panic!("no exception") };
+    assert_eq!(exception.irr, cqs::STEERING_READ_EXCEPTION);
+    a.cq.clear_exceptions();
+    assert_eq!(a.cq.exception(), None);
+}
+
+#[test]
+fn a_closed_queue_is_silent() {
+    let (cluster, a, mut b) = pair(&config());
+    let to = a.target();
+    let at = a.at(0);
+    a.cq.close().unwrap();
+    b.run(&Order::put_piggyback(to, at, &[1]).unwrap().remote_notice());
+    let index = vector::cq(2, 3);
+    assert!(!cluster.device(0).platform().irq_wait(index, 0));
+}
