@@ -148,34 +148,6 @@ service_wait_timer:
     mov [rax], edx
     jmp service_wait
 
-# rax = read 64 bits at rdi.
-.p2align 4
-.global service_read64
-service_read64:
-    mov rax, [rdi]
-    iretq
-
-# Write 64 bits rsi at rdi.
-.p2align 4
-.global service_write64
-service_write64:
-    mov [rdi], rsi
-    iretq
-
-# eax = read 32 bits at rdi.
-.p2align 4
-.global service_read32
-service_read32:
-    mov eax, [rdi]
-    iretq
-
-# Write 32 bits esi at rdi.
-.p2align 4
-.global service_write32
-service_write32:
-    mov [rdi], esi
-    iretq
-
 # Write rcx bytes from rsi to port dx.
 .p2align 4
 .global service_out_bytes

@@ -23,6 +23,15 @@ pub fn option(name: &str) -> Option<&'static str> {
     })
 }
 
+/// The value of `name=` as a number, decimal or hexadecimal with `0x`.
+pub fn number(name: &str) -> Option<u64> {
+    let value = option(name)?;
+    match value.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => value.parse().ok(),
+    }
+}
+
 pub(crate) fn set(line: &'static str) {
     LINE.0.set(line);
 }

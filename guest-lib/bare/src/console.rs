@@ -1,16 +1,20 @@
-//! The serial port.
+//! Output to the VMM.
 
 use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
 
-use crate::service::out_bytes;
+use crate::service::{out_bytes, out32};
 
-const PORT: u16 = 0x3f8;
-const CAPACITY: usize = 256;
+const SERIAL_PORT: u16 = 0x3f8;
+const CAPACITY: usize = 1024;
 
+/// Length and text follow each other as the VMM's print port takes them.
+#[repr(C)]
 struct Console {
+    len: u32,
     bytes: [u8; CAPACITY],
-    len: usize,
+    /// The print port, 0 for none.
+    port: u16,
 }
 
 struct Shared(UnsafeCell<Console>);
@@ -19,14 +23,24 @@ struct Shared(UnsafeCell<Console>);
 // do not print.
 unsafe impl Sync for Shared {}
 
-static CONSOLE: Shared = Shared(UnsafeCell::new(Console { bytes: [0; CAPACITY], len: 0 }));
+static CONSOLE: Shared = Shared(UnsafeCell::new(Console { len: 0, bytes: [0; CAPACITY], port: 0 }));
 
 impl Console {
     fn send(&mut self) {
-        // Emptied first: an exception on the way is reported through here again.
-        let len = core::mem::take(&mut self.len);
-        if len > 0 {
-            out_bytes(PORT, &self.bytes[..len]);
+        if self.len == 0 {
+            return;
+        }
+        match self.port {
+            // Emptied first: an exception on the way is reported through here
+            // again.
+            0 => {
+                let len = core::mem::take(&mut self.len);
+                out_bytes(SERIAL_PORT, &self.bytes[..len as usize]);
+            }
+            port => {
+                out32(port, &raw const *self as u32);
+                self.len = 0;
+            }
         }
     }
 }
@@ -34,9 +48,9 @@ impl Console {
 impl Write for Console {
     fn write_str(&mut self, s: &str) -> fmt::Result {
         for byte in s.bytes() {
-            self.bytes[self.len] = byte;
+            self.bytes[self.len as usize] = byte;
             self.len += 1;
-            if byte == b'\n' || self.len == CAPACITY {
+            if byte == b'\n' || self.len as usize == CAPACITY {
                 self.send();
             }
         }
@@ -65,4 +79,12 @@ pub fn print_args(args: fmt::Arguments<'_>) {
 pub(crate) fn flush() {
     // SAFETY: as in `Piecewise`.
     unsafe { &mut *CONSOLE.0.get() }.send();
+}
+
+/// Uses the VMM's print port if it offers one.
+pub(crate) fn init() {
+    if let Some(port) = crate::number("print").and_then(|port| u16::try_from(port).ok()) {
+        // SAFETY: as in `Piecewise`.
+        unsafe { &mut *CONSOLE.0.get() }.port = port;
+    }
 }

@@ -39,6 +39,12 @@
 //! where 0 is success. A panic ends the program with [`EXIT_PANIC`], an unhandled
 //! exception with [`EXIT_EXCEPTION`]; both print what happened first.
 //!
+//! The VMM adds to the command line what the library uses if it is there:
+//! `tsc_khz=` (frequency of the time stamp counter), `ecam=` (address of the PCI
+//! Express configuration space; without it configuration goes through ports) and
+//! `print=` (a port that takes a whole line by address; without it output goes to
+//! the serial port at 0x3f8, which costs an exit a byte).
+//!
 //! There is one CPU and one thread. Memory is identity-mapped: an address in the
 //! program is what a device needs for DMA.
 
@@ -58,7 +64,7 @@ mod service;
 mod start;
 pub mod time;
 
-pub use cmdline::{command_line, option};
+pub use cmdline::{command_line, number, option};
 #[doc(hidden)]
 pub use console::print_args;
 pub use mem::{dma_alloc, heap_free};

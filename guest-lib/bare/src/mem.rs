@@ -52,15 +52,13 @@ pub(crate) fn map_device(address: u64, size: u64) -> bool {
         // SAFETY: tables and indices come from a proper walk of page tables that
         // only this function changes after boot.
         let done = unsafe {
-            next(root, page >> 39)
-                .and_then(|pdpt| next(pdpt, page >> 30))
-                .map(|directory| {
-                    let entry = directory.add((page >> 21 & 511) as usize);
-                    // No stale translation can exist for what was not present.
-                    if entry.read_volatile() & PRESENT == 0 {
-                        entry.write_volatile(page | DEVICE_PAGE);
-                    }
-                })
+            next(root, page >> 39).and_then(|pdpt| next(pdpt, page >> 30)).map(|directory| {
+                let entry = directory.add((page >> 21 & 511) as usize);
+                // No stale translation can exist for what was not present.
+                if entry.read_volatile() & PRESENT == 0 {
+                    entry.write_volatile(page | DEVICE_PAGE);
+                }
+            })
         };
         if done.is_none() {
             return false;
@@ -134,8 +132,10 @@ unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, len: usize) -> i32 {
     // SAFETY: the contract of memcmp.
     unsafe {
         while at + 8 <= len {
-            let (x, y) =
-                (a.add(at).cast::<u64>().read_unaligned(), b.add(at).cast::<u64>().read_unaligned());
+            let (x, y) = (
+                a.add(at).cast::<u64>().read_unaligned(),
+                b.add(at).cast::<u64>().read_unaligned(),
+            );
             if x != y {
                 return if x.swap_bytes() < y.swap_bytes() { -1 } else { 1 };
             }

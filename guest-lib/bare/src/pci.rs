@@ -1,5 +1,7 @@
-//! PCI devices on bus 0, through the configuration ports that every PC has.
+//! PCI devices on bus 0: through the PCI Express configuration space if the VMM
+//! says where it is, else through the configuration ports that every PC has.
 
+use core::cell::Cell;
 use core::fmt;
 
 use crate::irq::{MSI_ADDRESS, Vector};
@@ -130,31 +132,19 @@ impl Device {
         Ok(address as usize)
     }
 
-    /// Makes MSI-X vector `index` of the device raise `vector`, unmasks it, and
-    /// switches MSI-X on.
+    /// Finds the device's MSI-X table and maps it. Each call reads configuration
+    /// space, at an exit to the VMM a register; keep the result.
     ///
     /// # Errors
     /// [`Error::NoMsix`], [`Error::NoBar`], [`Error::NoMemory`].
-    pub fn set_msix(&self, index: u16, vector: Vector) -> Result<(), Error> {
+    pub fn msix(&self) -> Result<Msix, Error> {
         let capability = self.capability(CAPABILITY_MSIX).ok_or(Error::NoMsix)?;
         let control = self.config_read(capability);
-        let size = (control >> 16 & 0x7ff) + 1;
-        if u32::from(index) >= size {
-            return Err(Error::NoMsix);
-        }
+        let vectors = (control >> 16 & 0x7ff) as u16 + 1;
         let table = self.config_read(capability + 4);
         let (bar, offset) = ((table & 7) as u8, u64::from(table & !7));
-        let base = self.map_bar(bar, offset + u64::from(size) * 16)? + offset as usize;
-        let entry = base + usize::from(index) * 16;
-        // SAFETY: the MSI-X table as the device describes it; its messages go to
-        // the interrupt controller.
-        unsafe {
-            mmio::write64(entry, MSI_ADDRESS);
-            // Data, and a vector control word of 0: not masked.
-            mmio::write64(entry + 8, vector.number().into());
-        }
-        self.config_write(capability, (control & !MSIX_FUNCTION_MASK) | MSIX_ENABLE);
-        Ok(())
+        let base = self.map_bar(bar, offset + u64::from(vectors) * 16)?;
+        Ok(Msix { device: *self, capability, control, vectors, table: base + offset as usize })
     }
 
     fn capability(&self, wanted: u8) -> Option<u8> {
@@ -176,16 +166,83 @@ impl Device {
     }
 }
 
+/// A device's MSI-X table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Msix {
+    device: Device,
+    capability: u8,
+    control: u32,
+    vectors: u16,
+    table: usize,
+}
+
+impl Msix {
+    /// How many vectors there are.
+    pub fn vectors(&self) -> u16 {
+        self.vectors
+    }
+
+    /// Makes vector `index` of the device raise `vector`, and unmasks it.
+    ///
+    /// # Errors
+    /// [`Error::NoMsix`] if there is no such vector.
+    pub fn set(&self, index: u16, vector: Vector) -> Result<(), Error> {
+        if index >= self.vectors {
+            return Err(Error::NoMsix);
+        }
+        let entry = self.table + usize::from(index) * 16;
+        // SAFETY: the MSI-X table as the device describes it; its messages go to
+        // the interrupt controller.
+        unsafe {
+            mmio::write64(entry, MSI_ADDRESS);
+            // Data, and a vector control word of 0: not masked.
+            mmio::write64(entry + 8, vector.number().into());
+        }
+        Ok(())
+    }
+
+    /// Switches MSI-X on.
+    pub fn enable(&self) {
+        let control = (self.control & !MSIX_FUNCTION_MASK) | MSIX_ENABLE;
+        self.device.config_write(self.capability, control);
+    }
+}
+
+struct Ecam(Cell<Option<usize>>);
+
+// SAFETY: one CPU, one thread.
+unsafe impl Sync for Ecam {}
+
+static ECAM: Ecam = Ecam(Cell::new(None));
+
+pub(crate) fn init() {
+    // Beyond 4 GiB it would have to be mapped first.
+    let address = crate::number("ecam").and_then(|address| u32::try_from(address).ok());
+    ECAM.0.set(address.map(|address| address as usize));
+}
+
+fn ecam(base: usize, number: u8, offset: u8) -> usize {
+    base + (usize::from(number) << 15 | usize::from(offset & !3))
+}
+
 fn select(number: u8, offset: u8) {
     out32(PORT_ADDRESS, ENABLE | u32::from(number) << 11 | u32::from(offset & !3));
 }
 
 fn config_read(number: u8, offset: u8) -> u32 {
+    if let Some(base) = ECAM.0.get() {
+        // SAFETY: configuration space, as the VMM says.
+        return unsafe { mmio::read32(ecam(base, number, offset)) };
+    }
     select(number, offset);
     in32(PORT_DATA)
 }
 
 fn config_write(number: u8, offset: u8, value: u32) {
+    if let Some(base) = ECAM.0.get() {
+        // SAFETY: as above; DMA begins with what the drivers write elsewhere.
+        return unsafe { mmio::write32(ecam(base, number, offset), value) };
+    }
     select(number, offset);
     out32(PORT_DATA, value);
 }

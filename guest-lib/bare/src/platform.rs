@@ -3,7 +3,7 @@
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
 use core::arch::asm;
-use core::cell::RefCell;
+use core::cell::{OnceCell, RefCell};
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -43,8 +43,8 @@ impl core::error::Error for Error {}
 pub struct BarePlatform {
     device: pci::Device,
     registers: usize,
-    /// Doorbells are in memory shared with the device, so a plain store is enough.
-    direct_doorbells: bool,
+    /// Found when the first vector is enabled.
+    msix: OnceCell<pci::Msix>,
     vectors: RefCell<[Option<Armed>; vector::COUNT as usize]>,
 }
 
@@ -58,10 +58,6 @@ struct Armed {
 impl BarePlatform {
     /// Finds the device, enables it and maps its registers.
     ///
-    /// `doorbell=polled` on the command line tells that control queue pages are memory that
-    /// the device looks at, so that writes there need not go through ring 0. The device
-    /// behaves the same without it.
-    ///
     /// # Errors
     ///
     /// See [`Error`].
@@ -69,14 +65,23 @@ impl BarePlatform {
         let device = pci::find(VENDOR_ID, DEVICE_TOFUD).ok_or(Error::NoDevice)?;
         let registers = device.map_bar(REGISTER_BAR, BAR0_SIZE).map_err(Error::Pci)?;
         device.enable();
-        let direct_doorbells = crate::option("doorbell") == Some("polled");
         let vectors = RefCell::new([None; vector::COUNT as usize]);
-        Ok(Self { device, registers, direct_doorbells, vectors })
+        Ok(Self { device, registers, msix: OnceCell::new(), vectors })
     }
 
     /// The device's place on the bus.
     pub fn pci(&self) -> pci::Device {
         self.device
+    }
+
+    /// The MSI-X table, switched on.
+    fn msix(&self) -> Result<pci::Msix, pci::Error> {
+        if let Some(msix) = self.msix.get() {
+            return Ok(*msix);
+        }
+        let msix = self.device.msix()?;
+        msix.enable();
+        Ok(*self.msix.get_or_init(|| msix))
     }
 
     fn address(&self, offset: u64) -> usize {
@@ -99,15 +104,6 @@ impl Platform for BarePlatform {
         unsafe { mmio::write64(self.address(offset), value) };
     }
 
-    fn doorbell_write64(&self, offset: u64, value: u64) {
-        if self.direct_doorbells {
-            // SAFETY: as above.
-            unsafe { mmio::write64_direct(self.address(offset), value) };
-        } else {
-            self.bar0_write64(offset, value);
-        }
-    }
-
     fn alloc_dma(&self, size: usize, align: usize) -> Result<BareBuffer, DmaError> {
         BareBuffer::new(size, align).ok_or(DmaError { size, align })
     }
@@ -118,7 +114,7 @@ impl Platform for BarePlatform {
         let place = vectors.get_mut(usize::from(index)).ok_or(error)?;
         if place.is_none() {
             let vector = irq::alloc_vector().ok_or(error)?;
-            self.device.set_msix(index, vector).map_err(|_| error)?;
+            self.msix().and_then(|msix| msix.set(index, vector)).map_err(|_| error)?;
             *place = Some(Armed { vector, seen: irq::count(vector) });
         }
         Ok(())

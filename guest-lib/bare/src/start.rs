@@ -2,7 +2,7 @@
 
 use core::arch::global_asm;
 
-use crate::{cmdline, exit, irq, mem, time};
+use crate::{cmdline, console, exit, irq, mem, pci, time};
 
 global_asm!(include_str!("boot.s"));
 
@@ -52,6 +52,8 @@ extern "C" fn ring3_start() -> ! {
         let start = (&raw const __image_end) as usize;
         mem::init(start, ram_end_above(start));
     }
+    console::init();
+    pci::init();
     time::init();
     irq::init();
     // SAFETY: `entry!` defines it with this type.

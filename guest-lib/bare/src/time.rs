@@ -31,7 +31,7 @@ pub fn ticks() -> u64 {
 
 pub(crate) fn init() {
     CLOCK.start.set(ticks());
-    if let Some(khz) = crate::option("tsc_khz").and_then(|khz| khz.parse().ok())
+    if let Some(khz) = crate::number("tsc_khz")
         && khz != 0
     {
         CLOCK.khz.set(khz);

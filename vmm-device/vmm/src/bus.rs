@@ -4,12 +4,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use log::debug;
+use vm_memory::{Bytes, GuestAddress};
 
-use crate::layout;
-use crate::lock;
 use crate::pci_host::PciHost;
 use crate::serial::SerialPort;
 use crate::vcpu::Outcome;
+use crate::{GuestMemory, layout, lock};
 
 /// Accesses to nothing that are logged per VM; the rest are silent.
 const STRAY_LOG_MAX: u32 = 16;
@@ -23,13 +23,14 @@ const PCI_PORTS_END: u16 = layout::PORT_PCI_DATA + 4;
 pub(crate) struct Bus {
     pub(crate) pci: PciHost,
     serial: Mutex<SerialPort>,
+    memory: GuestMemory,
     name: String,
     strays: AtomicU32,
 }
 
 impl Bus {
-    pub(crate) fn new(name: String, pci: PciHost, serial: SerialPort) -> Self {
-        Self { pci, serial: Mutex::new(serial), name, strays: AtomicU32::new(0) }
+    pub(crate) fn new(name: String, pci: PciHost, serial: SerialPort, memory: GuestMemory) -> Self {
+        Self { pci, serial: Mutex::new(serial), memory, name, strays: AtomicU32::new(0) }
     }
 
     /// Serves an OUT. `data` holds several units for string instructions; only
@@ -41,9 +42,13 @@ impl Bus {
                 lock(&self.serial).write((port - layout::PORT_SERIAL) as u8, data);
             }
             layout::PORT_PCI_ADDRESS..PCI_PORTS_END => self.pci.port_write(port, data),
-            layout::PORT_EXIT if data.len() == 4 => {
-                let code = [data[0], data[1], data[2], data[3]];
-                return Some(Outcome::Exited(u32::from_le_bytes(code)));
+            layout::PORT_EXIT | layout::PORT_PRINT => {
+                let Ok(bytes) = data.try_into() else { return None };
+                let value = u32::from_le_bytes(bytes);
+                if port == layout::PORT_EXIT {
+                    return Some(Outcome::Exited(value));
+                }
+                self.print(value.into());
             }
             layout::PORT_I8042 if data.first() == Some(&I8042_RESET) => {
                 return Some(Outcome::Reset);
@@ -81,6 +86,17 @@ impl Bus {
         if !self.pci.read(address, data) {
             data.fill(0xff);
             self.stray("read of", address);
+        }
+    }
+
+    /// Prints the text described at guest-physical `address`; nothing if that is
+    /// not memory.
+    fn print(&self, address: u64) {
+        let mut text = [0; layout::PRINT_MAX as usize];
+        let Ok(len) = self.memory.read_obj::<u32>(GuestAddress(address)) else { return };
+        let text = &mut text[..len.min(layout::PRINT_MAX) as usize];
+        if self.memory.read_slice(text, GuestAddress(address + 4)).is_ok() {
+            lock(&self.serial).print(text);
         }
     }
 

@@ -65,3 +65,10 @@ pub const PORT_PCI_DATA: u16 = 0xcfc;
 /// A 32-bit write here ends the VM with the written value as its exit code
 /// (ours; QEMU's isa-debug-exit sits on the same port).
 pub const PORT_EXIT: u16 = 0xf4;
+/// A 32-bit write here prints (ours): the value is the guest-physical address of
+/// a 32-bit length in bytes, at most [`PRINT_MAX`], and that much text, which
+/// goes the way of the serial port's output. One exit a line, where the serial
+/// port takes one a byte.
+pub const PORT_PRINT: u16 = 0xf8;
+/// Most bytes that one write to [`PORT_PRINT`] prints; the rest is cut off.
+pub const PRINT_MAX: u32 = 1024;

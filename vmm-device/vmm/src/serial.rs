@@ -40,6 +40,11 @@ impl SerialPort {
         data.fill_with(|| self.serial.read(offset));
     }
 
+    /// Takes text past the registers.
+    pub(crate) fn print(&mut self, text: &[u8]) {
+        self.serial.writer_mut().take(text);
+    }
+
     /// Hands out an unfinished last line.
     pub(crate) fn finish(&mut self) {
         self.serial.writer_mut().end_line();
@@ -64,16 +69,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn end_line(&mut self) {
-        if !self.line.is_empty() {
-            (self.sink)(String::from_utf8_lossy(&self.line).trim_end_matches('\r'));
-            self.line.clear();
-        }
-    }
-}
-
-impl io::Write for Lines {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+    fn take(&mut self, data: &[u8]) {
         for &byte in data {
             if byte == b'\n' {
                 if self.line.is_empty() {
@@ -87,6 +83,19 @@ impl io::Write for Lines {
             }
             self.line.push(byte);
         }
+    }
+
+    fn end_line(&mut self) {
+        if !self.line.is_empty() {
+            (self.sink)(String::from_utf8_lossy(&self.line).trim_end_matches('\r'));
+            self.line.clear();
+        }
+    }
+}
+
+impl io::Write for Lines {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.take(data);
         Ok(data.len())
     }
 

@@ -101,7 +101,7 @@ impl Vm {
             Windows::new(vm.clone(), slots.clone()),
         );
         let serial = SerialPort::new(vm.clone(), Arc::new(serial));
-        let bus = Arc::new(Bus::new(config.name.clone(), pci, serial));
+        let bus = Arc::new(Bus::new(config.name.clone(), pci, serial, memory.clone()));
         let control = Arc::new(Control::new(1));
         let cpuid = cpuid::for_vcpu(&hypervisor.cpuid, 0, 1);
         let vcpu = Vcpu::new(&vm, 0, &cpuid, bus.clone(), control.clone())?;
@@ -151,8 +151,9 @@ impl Vm {
     /// Loads an ELF image at its physical addresses and prepares its entry as the
     /// 64-bit Linux/x86 boot protocol says: long mode, the first 4 GiB mapped
     /// one to one, RSI pointing to the boot parameters with memory map and
-    /// command line. The frequency of the time stamp counter is added to
-    /// `command_line` as `tsc_khz=`.
+    /// command line. Added to `command_line` is what small guests cannot find out
+    /// themselves: `tsc_khz=` (frequency of the time stamp counter), `ecam=`
+    /// ([`layout::ECAM_START`]) and `print=` ([`layout::PORT_PRINT`]).
     ///
     /// # Errors
     /// [`Error::Image`], [`Error::CommandLine`], [`Error::Kvm`]; [`Error::State`]
@@ -161,6 +162,7 @@ impl Vm {
         let mut life = lock(&self.life);
         let Life::New(vcpu) = &*life else { return Err(Error::State("booted already")) };
         let mut command_line = command_line.to_owned();
+        command_line += &format!(" ecam={:#x} print={:#x}", layout::ECAM_START, layout::PORT_PRINT);
         if let Some(khz) = vcpu.tsc_khz() {
             command_line += &format!(" tsc_khz={khz}");
         }

@@ -218,6 +218,21 @@ fn nothing_reads_as_ones() {
     assert_eq!(outcome, Outcome::Exited(0), "{lines:?}");
 }
 
+#[test]
+fn the_ports_of_a_pc_work() {
+    let kvm = kvm!();
+    let (outcome, lines) = Guest::run(&kvm, "test=ports");
+    assert_eq!(outcome, Outcome::Exited(0), "{lines:?}");
+    let expected = [
+        "through the serial port",
+        "address 0x80000000, bridge 0x81b36",
+        "device 31 0xffffffff",
+        "bus 1 0xffffffff",
+        "disabled 0xffffffff",
+    ];
+    assert_eq!(lines, expected);
+}
+
 /// Registers, MSI-X through irqfds, a doorbell through an ioeventfd, a shared
 /// page with write protection, and all of that after the guest moved the BAR.
 #[test]

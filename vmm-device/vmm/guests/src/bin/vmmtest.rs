@@ -35,6 +35,7 @@ fn main() -> i32 {
         Some("memory") => memory(),
         Some("time") => clock(),
         Some("stray") => stray(),
+        Some("ports") => ports(),
         Some("device") => device().unwrap_or_else(|error| {
             println!("{error}");
             1
@@ -103,11 +104,7 @@ fn unemulated() -> i32 {
 fn reset() -> i32 {
     // SAFETY: ends the machine.
     unsafe {
-        asm!(
-            "lea rax, [2f]", "int3",
-            "2: mov al, 0xfe", "out 0x64, al", "hlt",
-            options(noreturn),
-        );
+        asm!("lea rax, [2f]", "int3", "2: mov al, 0xfe", "out 0x64, al", "hlt", options(noreturn),);
     }
 }
 
@@ -163,6 +160,52 @@ fn stray() -> i32 {
     i32::from(values != [u64::MAX; 3])
 }
 
+/// Runs `out dx, eax` and `in eax, dx` in ring 0.
+fn port(number: u16, value: Option<u32>) -> u32 {
+    let mut eax = value.unwrap_or(0);
+    // SAFETY: ports of the host bridge; the code returns by `iretq` and changes
+    // rax only.
+    unsafe {
+        asm!(
+            "lea rax, [2f]", "int3", "jmp 4f",
+            "2: mov eax, esi", "test ecx, ecx", "jz 3f", "out dx, eax", "iretq",
+            "3: in eax, dx", "iretq",
+            "4:",
+            in("dx") number, in("ecx") u32::from(value.is_some()), in("esi") eax,
+            lateout("eax") eax, options(nostack),
+        );
+    }
+    eax
+}
+
+/// The serial port and the PCI configuration ports, which the library does not
+/// use here.
+fn ports() -> i32 {
+    let text = b"through the serial port\r\n";
+    // SAFETY: as in `port`; reads `text`.
+    unsafe {
+        asm!(
+            "lea rax, [2f]", "int3", "jmp 3f",
+            "2: rep outsb", "iretq",
+            "3:",
+            in("dx") 0x3f8u16, inout("rsi") text.as_ptr() => _,
+            inout("rcx") text.len() => _, out("rax") _, options(nostack),
+        );
+    }
+    port(0xcf8, Some(0x8000_0000));
+    println!("address {:#x}, bridge {:#x}", port(0xcf8, None), port(0xcfc, None));
+    port(0xcf8, Some(0x8000_f800));
+    println!("device 31 {:#x}", port(0xcfc, None));
+    // Another bus, and the enable bit off.
+    port(0xcf8, Some(0x8001_0000));
+    println!("bus 1 {:#x}", port(0xcfc, None));
+    port(0xcf8, Some(0));
+    println!("disabled {:#x}", port(0xcfc, None));
+    // Text that lies nowhere.
+    port(0xf8, Some(0xf000_0000));
+    0
+}
+
 /// Registers, interrupts, doorbell, shared page and moving the BAR.
 fn device() -> Result<i32, pci::Error> {
     let device = pci::find(0x10cf, 0x1ccd).ok_or(pci::Error::NoBar(0))?;
@@ -175,8 +218,10 @@ fn device() -> Result<i32, pci::Error> {
         println!("scratch {:#x}", mmio::read64(bar + SCRATCH));
 
         let vectors = [irq::alloc_vector(), irq::alloc_vector()];
+        let msix = device.msix()?;
+        msix.enable();
         for (index, vector) in (3..).zip(vectors.into_iter().flatten()) {
-            device.set_msix(index, vector)?;
+            msix.set(index, vector)?;
             mmio::write64(bar + TRIGGER, u64::from(index));
             let count = irq::wait(vector, 0, Some(5_000_000_000));
             println!("vector {index}: {count}");
@@ -195,21 +240,21 @@ fn device() -> Result<i32, pci::Error> {
         println!("rounds done");
 
         // The host sees these without an exit, and we see its word.
-        println!("page {:#x}", mmio::read64_direct(bar + PAGE + 8));
-        mmio::write64_direct(bar + PAGE, 0x1234);
+        println!("page {:#x}", mmio::read64(bar + PAGE + 8));
+        mmio::write64(bar + PAGE, 0x1234);
         // Marks where the host protects the page, then lets go of it again.
         mmio::write64(bar + 0x18, 1);
-        mmio::write64_direct(bar + PAGE + 16, 0x5678);
-        println!("protected {:#x}", mmio::read64_direct(bar + PAGE + 16));
+        mmio::write64(bar + PAGE + 16, 0x5678);
+        println!("protected {:#x}", mmio::read64(bar + PAGE + 16));
         mmio::write64(bar + 0x18, 0);
-        mmio::write64_direct(bar + PAGE + 24, 0x9abc);
+        mmio::write64(bar + PAGE + 24, 0x9abc);
 
         device.config_write(0x10, BAR_MOVED as u32);
         device.config_write(0x14, (BAR_MOVED >> 32) as u32);
         let bar = device.map_bar(0, BAR_SIZE)?;
         println!("bar {bar:#x}");
         println!("scratch {:#x}", mmio::read64(bar + SCRATCH));
-        mmio::write64_direct(bar + PAGE + 32, 0xdef0);
+        mmio::write64(bar + PAGE + 32, 0xdef0);
         mmio::write64(bar + DOORBELL, 201);
         if let Some(vector) = vectors[1] {
             println!("moved {}", irq::wait(vector, 201, Some(5_000_000_000)));
