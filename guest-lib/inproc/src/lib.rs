@@ -6,6 +6,7 @@
 
 mod interrupts;
 mod memory;
+mod node;
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use tofu_driver::{DmaError, IrqError, Platform};
 
 pub use interrupts::Interrupts;
 pub use memory::{Arena, Buffer};
+pub use node::AttachError;
 
 /// A device that is in this process.
 pub trait Backend: Send + Sync {

@@ -22,6 +22,7 @@ pub fn run(data: &[u8]) {
     let mut world = World::new();
     for node in [0, 1] {
         world.memory[node].fill(node as u8);
+        world.memory[node].set_tables();
         world.open(node, CqsMode(0), 0);
     }
     world.bystanders_transfer();
@@ -37,7 +38,7 @@ pub fn run(data: &[u8]) {
     for node in [0, 1] {
         world.memory[node].assert_unchanged(&before[node], &ALLOWED);
     }
-    world.bystanders_transfer();
+    world.end();
 }
 
 fn act(world: &World, posted: &mut u64, u: &mut Unstructured<'_>) -> Result<()> {

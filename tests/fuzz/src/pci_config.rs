@@ -13,7 +13,7 @@ use crate::world::World;
 
 /// Runs one input.
 pub fn run(data: &[u8]) {
-    let mut world = World::new();
+    let world = World::new();
     let sink = Arc::new(RecordingSink::default());
     let device = Arc::clone(&world.nodes[0]);
     device.endpoint().msix().expect("the device has MSI-X").connect(Arc::clone(&sink) as _);
@@ -26,7 +26,7 @@ pub fn run(data: &[u8]) {
     for node in [0, 1] {
         world.memory[node].assert_unchanged(&before[node], &[]);
     }
-    world.bystanders_transfer();
+    world.end();
 }
 
 fn act(device: &Node, u: &mut Unstructured<'_>) -> Result<()> {

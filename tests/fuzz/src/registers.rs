@@ -30,7 +30,7 @@ pub fn run(data: &[u8]) {
         assert_eq!(u64::from_le_bytes(bytes), 0, "STATUS of a queue after a reset");
     }
     world.run(16);
-    world.bystanders_transfer();
+    world.end();
 }
 
 fn act(world: &World, u: &mut Unstructured<'_>) -> Result<()> {

@@ -41,6 +41,7 @@ pub fn run(data: &[u8]) {
     let mut roots = [ROOTS; 2];
     for node in [0, 1] {
         world.memory[node].fill(node as u8);
+        world.memory[node].set_tables();
         world.open(node, CqsMode(0), 0);
     }
     world.bystanders_transfer();
@@ -54,7 +55,7 @@ pub fn run(data: &[u8]) {
         }
         posted += 1;
     }
-    world.bystanders_transfer();
+    world.end();
 }
 
 /// Changes some words of the tables and where they are.

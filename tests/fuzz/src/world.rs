@@ -1,5 +1,6 @@
 //! A machine of four nodes: two that the input plays with and two bystanders.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -42,13 +43,43 @@ pub(crate) const DATA_RANGE: Range<u64> = DATA..DATA + DATA_SIZE;
 /// Data that tables name as read-only.
 pub(crate) const READ_ONLY: u64 = LOW + 0x2_0000;
 
+/// Where STag 3 begins.
+const STAG_3: u64 = DATA + 0x300;
+/// Where in STag 3 the bystanders put their data, and how much.
+const BYSTANDER_TARGET: u64 = 0x4000;
+const BYSTANDER_LENGTH: usize = 61;
+
 /// The queue that the world sets up on every node.
 pub(crate) const TNI: u8 = 0;
 pub(crate) const CQ: u8 = 0;
 
-/// The memory of a node.
-#[derive(Clone)]
+/// Bytes that are compared at a time.
+const PIECE: usize = 0x1000;
+
+/// Bytes that tell places in a page apart.
+const PATTERN: [u8; 0x1000] = {
+    let mut page = [0; 0x1000];
+    let mut i = 0;
+    while i < page.len() {
+        page[i] = (i as u8) ^ ((i >> 8) as u8).wrapping_mul(31);
+        i += 1;
+    }
+    page
+};
+
+thread_local! {
+    /// Memory of former worlds: to map new memory takes longer than to run most inputs.
+    static SPARE: RefCell<Vec<GuestMemoryMmap<()>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The memory of a node, zeroed at first.
 pub(crate) struct Memory(pub(crate) GuestMemoryMmap<()>);
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        SPARE.with_borrow_mut(|spare| spare.push(self.0.clone()));
+    }
+}
 
 /// What was in a memory at some time.
 #[derive(Clone)]
@@ -59,6 +90,15 @@ pub(crate) struct Snapshot {
 
 impl Memory {
     pub(crate) fn new() -> Self {
+        if let Some(spare) = SPARE.with_borrow_mut(Vec::pop) {
+            let memory = Self(spare);
+            for (base, size) in [(LOW, LOW_SIZE), (HIGH, HIGH_SIZE)] {
+                for at in (base..base + size as u64).step_by(PIECE) {
+                    memory.write(at, &[0; PIECE]);
+                }
+            }
+            return memory;
+        }
         let ranges = [(GuestAddress(LOW), LOW_SIZE), (GuestAddress(HIGH), HIGH_SIZE)];
         Self(GuestMemoryMmap::from_ranges(&ranges).expect("the host has this much memory"))
     }
@@ -90,27 +130,37 @@ impl Memory {
 
     /// Panics if anything outside of the `allowed` ranges is not as it was.
     pub(crate) fn assert_unchanged(&self, before: &Snapshot, allowed: &[Range<u64>]) {
-        let now = self.snapshot();
-        let parts = [(LOW, &before.low, &now.low), (HIGH, &before.high, &now.high)];
-        for (base, before, now) in parts {
-            if before == now {
-                continue;
-            }
-            for (at, (old, new)) in (base..).zip(before.iter().zip(now)) {
-                let may = allowed.iter().any(|range| range.contains(&at));
-                assert!(old == new || may, "{at:#x} changed from {old:#x} to {new:#x}");
+        let mut now = [0; PIECE];
+        for (base, before) in [(LOW, &before.low), (HIGH, &before.high)] {
+            for (at, before) in (base..).step_by(PIECE).zip(before.chunks_exact(PIECE)) {
+                let covered = |r: &Range<u64>| r.start <= at && r.end >= at + PIECE as u64;
+                if allowed.iter().any(covered) {
+                    continue;
+                }
+                self.read(at, &mut now);
+                if before == now {
+                    continue;
+                }
+                for (at, (old, new)) in (at..).zip(before.iter().zip(now)) {
+                    let may = allowed.iter().any(|range| range.contains(&at));
+                    assert!(*old == new || may, "{at:#x} changed from {old:#x} to {new:#x}");
+                }
             }
         }
     }
 
     /// Fills data and read-only data with bytes that tell places apart.
     pub(crate) fn fill(&self, seed: u8) {
-        let mut bytes = [0; DATA_SIZE as usize];
-        for (i, byte) in bytes.iter_mut().enumerate() {
-            *byte = (i as u8) ^ ((i >> 8) as u8).wrapping_mul(31) ^ seed;
+        // A page has its number and the seed in its first bytes and the place in it all over.
+        let mut page: [u8; 0x1000] = PATTERN;
+        for i in 0..DATA_SIZE / 0x1000 {
+            page[0] = i as u8;
+            page[1] = seed;
+            self.write(DATA + i * 0x1000, &page);
+            if i < 4 {
+                self.write(READ_ONLY + i * 0x1000, &page);
+            }
         }
-        self.write(DATA, &bytes);
-        self.write(READ_ONLY, &bytes[..0x4000]);
     }
 
     /// Tables with an STag for each case that translation knows:
@@ -167,8 +217,13 @@ pub(crate) struct World {
     pub(crate) machine: Machine,
     pub(crate) nodes: Vec<Arc<Node>>,
     pub(crate) memory: Vec<Memory>,
-    /// Commands that the bystanders have posted.
-    posted: u32,
+    bystanders: Bystanders,
+}
+
+/// What has happened to nodes 2 and 3.
+struct Bystanders {
+    posted: u64,
+    before: [Snapshot; 2],
 }
 
 pub(crate) fn coords(node: usize) -> Coords {
@@ -189,13 +244,18 @@ impl World {
                 machine.add_node(coords(node), memory).expect("the place is free")
             })
             .collect();
-        let world = Self { machine, nodes, memory, posted: 0 };
+        for node in [2, 3] {
+            memory[node].fill(node as u8);
+            memory[node].set_tables();
+        }
+        let before = [memory[2].snapshot(), memory[3].snapshot()];
+        let bystanders = Bystanders { posted: 0, before };
+        let world = Self { machine, nodes, memory, bystanders };
         for node in 0..4 {
             world.allow_dma(node);
         }
         let mode = CqsMode(0).with_nx(2).with_sx(1).with_lx(1);
         for node in [2, 3] {
-            world.memory[node].fill(node as u8);
             world.open(node, mode, 7);
         }
         world
@@ -219,9 +279,8 @@ impl World {
         self.write(node, Register::Cq { tni: TNI, cq: CQ, reg }, value);
     }
 
-    /// Fills the tables of a node and enables its queue.
+    /// Enables the queue of a node.
     pub(crate) fn open(&self, node: usize, mode: CqsMode, gpid: u64) {
-        self.memory[node].set_tables();
         self.write(node, Register::Tni { tni: TNI, reg: TniReg::Enable }, 1);
         self.write_cqs(node, CqsReg::Mode, mode.0);
         self.write_cqs(node, CqsReg::Gpid, gpid);
@@ -237,39 +296,40 @@ impl World {
         }
     }
 
-    /// One bystander puts some data into the other one's memory; nothing else may have
-    /// happened to either.
+    /// One bystander puts some data into the other one's memory.
     pub(crate) fn bystanders_transfer(&mut self) {
-        let before = [self.memory[2].snapshot(), self.memory[3].snapshot()];
-        let slot = u64::from(self.posted);
-        self.posted += 1;
-        let (from, to, len) = (slot * 64, 0x4000 + slot * 64, 61);
-        let header1 = Header1(0).with_target(coords(3)).with_path(coords(3).default_path());
+        let slot = self.bystanders.posted;
+        self.bystanders.posted += 1;
+        let (from, to) = (slot * 64, BYSTANDER_TARGET + slot * 64);
         let put = Descriptor::transfer(
             Command::Put,
-            header1,
+            Header1(0).with_target(coords(3)).with_path(coords(3).default_path()),
             Header2(0),
             StagOffset::new(CQ, 3, to),
             StagOffset::new(CQ, 3, from),
-            len,
+            BYSTANDER_LENGTH as u32,
         );
-        let entry = TOQ + slot * DESC_SIZE as u64;
-        self.memory[2].write(entry, &put.with_flip(true).to_bytes());
+        self.memory[2].write(TOQ + slot * DESC_SIZE as u64, &put.with_flip(true).to_bytes());
         self.write_cq(2, CqReg::FetchStart, 1);
         self.run(64);
-        let answer = TCQ + slot * TCQ_ENTRY_SIZE as u64;
-        let done = TcqEntry(self.memory[2].word(answer));
+        let done = TcqEntry(self.memory[2].word(TCQ + slot * TCQ_ENTRY_SIZE as u64));
         assert!(done.flip(), "the bystanders' Put has not completed");
-        assert_eq!((done.rcode(), done.length()), (rcode::SUCCESS, len));
-        let mut data = [[0; 61]; 2];
-        // STag 3 begins 3 x 256 bytes into its page.
-        self.memory[2].read(DATA + 0x300 + from, &mut data[0]);
-        self.memory[3].read(DATA + 0x300 + to, &mut data[1]);
+        assert_eq!((done.rcode(), done.length()), (rcode::SUCCESS, BYSTANDER_LENGTH as u32));
+        let mut data = [[0; BYSTANDER_LENGTH]; 2];
+        self.memory[2].read(STAG_3 + from, &mut data[0]);
+        self.memory[3].read(STAG_3 + to, &mut data[1]);
         assert_eq!(data[0], data[1]);
-        let queues = [entry..entry + DESC_SIZE as u64, answer..answer + 8, MRQ_RANGE];
-        self.memory[2].assert_unchanged(&before[0], &queues);
-        let target = DATA + 0x300 + to;
-        self.memory[3].assert_unchanged(&before[1], &[target..target + u64::from(len)]);
+    }
+
+    /// Another transfer, and nothing but the transfers may have happened to the bystanders.
+    pub(crate) fn end(mut self) {
+        self.bystanders_transfer();
+        let Bystanders { posted, before } = &self.bystanders;
+        let toq = TOQ..TOQ + posted * DESC_SIZE as u64;
+        let tcq = TCQ..TCQ + posted * TCQ_ENTRY_SIZE as u64;
+        self.memory[2].assert_unchanged(&before[0], &[toq, tcq, MRQ_RANGE]);
+        let target = STAG_3 + BYSTANDER_TARGET;
+        self.memory[3].assert_unchanged(&before[1], &[target..target + posted * 64]);
     }
 }
 

@@ -1,0 +1,298 @@
+//! A machine with engine threads, driven by several threads at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tofu_abi::desc::ArmwOp;
+use tofu_abi::rcode;
+use tofu_abi::table::PageSize;
+use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
+use tofu_fabric::Shape;
+use tofu_inproc::{Buffer, InProcess};
+use tofu_machine::{Machine, MachineConfig};
+use tofu_tests::pattern;
+
+/// Longer than anything here takes, in nanoseconds.
+const LONG: u64 = 20_000_000_000;
+
+/// Nodes of a machine with running engines.
+fn machine(shape: &str, engines: usize) -> Vec<Device<InProcess>> {
+    let shape: Shape = shape.parse().unwrap();
+    let config = MachineConfig { engines, ..MachineConfig::new(shape) };
+    let machine = Arc::new(Machine::new(config).unwrap());
+    let devices = shape
+        .iter()
+        .map(|coords| {
+            let platform = InProcess::attach(&machine, coords, 4 << 20).unwrap();
+            let device = Device::probe(platform).unwrap();
+            assert_eq!(device.coords(), coords);
+            for tni in 0..6 {
+                device.tni(tni).unwrap().enable().unwrap();
+            }
+            device
+        })
+        .collect();
+    machine.start().unwrap();
+    devices
+}
+
+/// A queue with `size` bytes of memory as STag 0.
+fn open(
+    device: &Device<InProcess>,
+    config: &CqConfig,
+    size: usize,
+) -> (Cq<InProcess>, Arc<Buffer>) {
+    let mut cq = Cq::open(device, config).unwrap();
+    let buffer = Arc::new(device.platform().alloc_dma(size, 4096).unwrap());
+    let range = [MemoryRange::of(&*buffer)];
+    cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
+    (cq, buffer)
+}
+
+fn at(cq: u8, offset: u64) -> tofu_abi::StagOffset {
+    tofu_abi::StagOffset::new(cq, 0, offset)
+}
+
+/// Takes completions and notices until `n` commands are complete, all of them well.
+fn reap(cq: &mut Cq<InProcess>, n: usize) {
+    let mut done = 0;
+    while done < n {
+        while let Some(completion) = cq.poll_tcq() {
+            assert_eq!(completion.rcode, rcode::SUCCESS);
+            done += 1;
+        }
+        while cq.poll_mrq().is_some() {}
+        if done < n {
+            cq.wait(LONG).unwrap();
+        }
+    }
+}
+
+#[test]
+fn atomics_of_all_nodes_and_interfaces_add_up() {
+    const ROUNDS: usize = 40;
+    const BATCH: usize = 50;
+    let devices = machine("1x1x1x2x3x1", 3);
+    // Each interface of node 0 has a queue, and all of them lead to the same memory.
+    let shared = Arc::new(devices[0].platform().alloc_dma(4096, 4096).unwrap());
+    let _targets: Vec<_> = (0..6)
+        .map(|tni| {
+            let mut cq = Cq::open(&devices[0], &CqConfig::new(tni, 0)).unwrap();
+            let range = [MemoryRange::of(&*shared)];
+            cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
+            cq
+        })
+        .collect();
+    let node0 = devices[0].coords();
+    std::thread::scope(|s| {
+        for (rank, device) in devices.iter().enumerate() {
+            s.spawn(move || {
+                let tni = rank as u8;
+                let (mut cq, _buffer) = open(device, &CqConfig::new(tni, 1), 4096);
+                for _ in 0..ROUNDS {
+                    for i in 0..BATCH {
+                        let to = Target::new(node0, ((i + rank) % 6) as u8);
+                        let add8 = Order::armw8(to, ArmwOp::Add, at(0, 0), 1 + rank as u64);
+                        let add4 = Order::armw4(to, ArmwOp::Add, at(0, 12), 1);
+                        let or = Order::armw8(to, ArmwOp::Or, at(0, 16), 1 << (rank * 8 + i % 8));
+                        for order in [add8, add4, or] {
+                            cq.post(&order, 0).unwrap();
+                        }
+                    }
+                    cq.doorbell();
+                    reap(&mut cq, 3 * BATCH);
+                }
+            });
+        }
+    });
+    let n = (ROUNDS * BATCH) as u64;
+    assert_eq!(shared.load_u64(0, Ordering::Acquire), n * (1 + 2 + 3 + 4 + 5 + 6));
+    assert_eq!(shared.load_u32(12, Ordering::Acquire), 6 * n as u32);
+    assert_eq!(shared.load_u64(16, Ordering::Acquire), (1 << 48) - 1);
+}
+
+#[test]
+fn compare_and_swap_makes_a_lock() {
+    const TURNS: u64 = 60;
+    let devices = machine("1x1x1x2x1x2", 2);
+    let (_target, memory) = open(&devices[0], &CqConfig::new(0, 0), 4096);
+    let to = Target::new(devices[0].coords(), 0);
+    std::thread::scope(|s| {
+        for (rank, device) in devices.iter().enumerate() {
+            s.spawn(move || {
+                let (mut cq, local) = open(device, &CqConfig::new(1, 0), 4096);
+                let mut run = |order: &Order| {
+                    cq.post_and_ring(order, 0).unwrap();
+                    let notice = cq.wait_mrq(LONG).unwrap();
+                    assert_eq!(notice.word0().rcode(), rcode::SUCCESS);
+                    assert!(cq.wait_tcq(LONG).unwrap().is_success());
+                    notice.old_value()
+                };
+                let me = rank as u64 + 1;
+                for _ in 0..TURNS {
+                    while run(&Order::cswap8(to, at(0, 0), 0, me)) != 0 {
+                        std::thread::yield_now();
+                    }
+                    // Read, add, write back: without the lock, additions would be lost.
+                    run(&Order::get(to, at(0, 64), at(0, 0), 8));
+                    let value = local.load_u64(0, Ordering::Acquire);
+                    local.store_u64(8, value + 1, Ordering::Release);
+                    run(&Order::put(to, at(0, 64), at(0, 8), 8));
+                    assert_eq!(run(&Order::cswap8(to, at(0, 0), me, 0)), me);
+                }
+            });
+        }
+    });
+    assert_eq!(memory.load_u64(64, Ordering::Acquire), 4 * TURNS);
+}
+
+#[test]
+fn a_strongly_ordered_put_shows_its_last_word_last() {
+    const COUNT: u64 = 3000;
+    const LEN: usize = 1000;
+    let devices = machine("1x1x1x2x1x1", 1);
+    let (mut to_a, memory_a) = open(&devices[0], &CqConfig::new(0, 0), 4096);
+    let (mut to_b, memory_b) = open(&devices[1], &CqConfig::new(0, 0), 4096);
+    let [a, b] = [0, 1].map(|i| Target::new(devices[i].coords(), 0));
+    // Every word of the message is its sequence number, so the last one promises the others.
+    let words = LEN / 8;
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for n in 1..=COUNT {
+                while memory_b.load_u64((words - 1) * 8, Ordering::Acquire) != n {
+                    std::thread::yield_now();
+                }
+                for i in 0..words {
+                    assert_eq!(memory_b.load_u64(i * 8, Ordering::Relaxed), n, "word {i}");
+                }
+                let order = Order::put_piggyback(a, at(0, 0), &n.to_le_bytes()).unwrap();
+                to_b.post_and_ring(&order, n).unwrap();
+                reap(&mut to_b, 1);
+            }
+        });
+        for n in 1..=COUNT {
+            for i in 0..words {
+                memory_a.store_u64(1024 + i * 8, n, Ordering::Relaxed);
+            }
+            let order = Order::put(b, at(0, 0), at(0, 1024), LEN as u32).strong_order();
+            to_a.post_and_ring(&order, n).unwrap();
+            reap(&mut to_a, 1);
+            while memory_a.load_u64(0, Ordering::Acquire) != n {
+                std::thread::yield_now();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_notice_is_never_seen_before_its_data() {
+    const COUNT: usize = 400;
+    let devices = machine("1x1x1x2x1x1", 2);
+    let (mut source, memory) = open(&devices[0], &CqConfig::new(0, 0), 1 << 20);
+    let (mut sink, target) = open(&devices[1], &CqConfig::new(0, 0), 1 << 20);
+    let to = Target::new(devices[1].coords(), 0);
+    let data = pattern(3, 1 << 20);
+    memory.write(0, &data);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for n in 0..COUNT {
+                let (offset, len) = (n * 97, 1 + n * 131);
+                let order =
+                    Order::put(to, at(0, offset as u64), at(0, (n * 53) as u64), len as u32);
+                source.post_and_ring(&order.remote_notice().edata(n as u16), 0).unwrap();
+                // One at a time, as the places overlap: wait until the other side has looked.
+                reap(&mut source, 1);
+                while target.load_u64((1 << 20) - 8, Ordering::Acquire) != n as u64 + 1 {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut found = vec![0; 1 << 16];
+        for n in 0..COUNT {
+            let notice = sink.wait_mrq(LONG).unwrap();
+            assert_eq!(notice.word1().edata(), n as u16);
+            let (offset, len, from) = (n * 97, 1 + n * 131, n * 53);
+            target.read(offset, &mut found[..len]);
+            assert!(found[..len] == data[from..from + len], "message {n}");
+            target.store_u64((1 << 20) - 8, n as u64 + 1, Ordering::Release);
+        }
+    });
+}
+
+#[test]
+fn every_wait_is_woken() {
+    // Ping-pong by interrupts alone: after a lost wake-up a wait would end by its time limit.
+    const COUNT: u64 = 2000;
+    let devices = machine("1x1x1x2x1x1", 2);
+    let ends = [0, 1].map(|i| open(&devices[i], &CqConfig::new(0, 0), 4096));
+    std::thread::scope(|s| {
+        for (rank, (mut cq, memory)) in ends.into_iter().enumerate() {
+            let to = Target::new(devices[1 - rank].coords(), 0);
+            s.spawn(move || {
+                let send = |cq: &mut Cq<InProcess>, n: u64| {
+                    let order = Order::put_piggyback(to, at(0, 0), &n.to_le_bytes()).unwrap();
+                    cq.post_and_ring(&order.remote_notice(), n).unwrap();
+                    reap(cq, 1);
+                };
+                for n in 1..=COUNT {
+                    if rank == 0 {
+                        send(&mut cq, n);
+                    }
+                    while memory.load_u64(0, Ordering::Acquire) < n {
+                        cq.wait(LONG).unwrap();
+                        while cq.poll_mrq().is_some() {}
+                    }
+                    if rank == 1 {
+                        send(&mut cq, n);
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn queues_may_close_while_others_send_to_them() {
+    let devices = machine("1x1x1x2x1x1", 2);
+    let stop = AtomicBool::new(false);
+    let to = Target::new(devices[1].coords(), 0);
+    std::thread::scope(|s| {
+        let sender = s.spawn(|| {
+            let (mut cq, _memory) = open(&devices[0], &CqConfig::new(0, 0), 1 << 20);
+            let (mut good, mut refused) = (0u32, 0u32);
+            while !stop.load(Ordering::Relaxed) {
+                let order = Order::put(to, at(0, 0), at(0, 0), 300_000);
+                cq.post_and_ring(&order.remote_notice(), 0).unwrap();
+                let done = loop {
+                    if let Some(done) = cq.poll_tcq() {
+                        break done;
+                    }
+                    cq.wait(LONG).unwrap();
+                    while cq.poll_mrq().is_some() {}
+                };
+                match done.rcode {
+                    rcode::SUCCESS => good += 1,
+                    _ => refused += 1,
+                }
+            }
+            (good, refused)
+        });
+        for round in 0..300 {
+            let (cq, memory) = open(&devices[1], &CqConfig::new(0, 0), 1 << 20);
+            if round % 2 == 0 {
+                std::thread::yield_now();
+            }
+            cq.close().unwrap();
+            // Nothing may write to the memory any more.
+            memory.fill(0);
+            let looks = (0..3).all(|_| {
+                std::thread::yield_now();
+                (0..1 << 17).step_by(997).all(|i| memory.load_u64(i * 8, Ordering::Relaxed) == 0)
+            });
+            assert!(looks, "written after the queue was closed");
+        }
+        stop.store(true, Ordering::Relaxed);
+        let (good, refused) = sender.join().unwrap();
+        assert!(good + refused > 0);
+    });
+}
