@@ -15,10 +15,16 @@ use vm_memory::MmapRegion;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let image = guest("costs");
+    println!("== shared page protected by its memory slot");
+    costs(&image, false)?;
+    println!("== shared page protected by its host mapping");
+    costs(&image, true)
+}
+
+fn costs(image: &[u8], watched: bool) -> Result<(), Box<dyn std::error::Error>> {
     let begin = Instant::now();
     let hypervisor = Hypervisor::open()?;
     report("host: open KVM and read CPUID", begin.elapsed(), 1);
-    println!("{:?}", tofu_vmm::probe());
 
     let begin = Instant::now();
     let vm = Vm::new(&hypervisor, &VmConfig::default(), |line| {
@@ -27,9 +33,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     })?;
     report("host: create a VM", begin.elapsed(), 1);
-    let (function, slot) = TestFunction::plug(&vm);
+    let (function, slot) = match watched {
+        true => TestFunction::plug_watched(&vm)?,
+        false => TestFunction::plug(&vm),
+    };
     let begin = Instant::now();
-    vm.boot(&image, "")?;
+    vm.boot(image, "")?;
     report("host: create its vCPU and load the image", begin.elapsed(), 1);
 
     // Answers each doorbell with MSI-X vector 1, once the guest asks for that.

@@ -17,7 +17,8 @@
 //! another VM. What a guest finds where is in [`layout`].
 //!
 //! `unsafe` is confined to the modules `kick` (signals to vCPU threads), `slots`
-//! (KVM memory slots) and `limits` (resource limits), and one union read in `vcpu`.
+//! (KVM memory slots), `pages` (their write protection) and `limits` (resource
+//! limits), and one union read in `vcpu`.
 
 #![deny(unsafe_code)]
 
@@ -34,6 +35,7 @@ mod kick;
 pub mod layout;
 mod limits;
 mod msi;
+mod pages;
 mod pci_host;
 mod probe;
 mod serial;
@@ -44,6 +46,7 @@ mod windows;
 
 pub use error::Error;
 pub use host::Hypervisor;
+pub use pages::shared_region;
 pub use pci_host::Slot;
 pub use probe::{HostSupport, Virtualisation, probe};
 pub use vcpu::{Fault, Outcome, Registers};

@@ -136,6 +136,13 @@ impl PciHost {
         true
     }
 
+    /// Lifts the protection of all watched pages. Returns how often that has been
+    /// done to any of them so far, by anyone.
+    pub(crate) fn lift_all(&self) -> u64 {
+        let windows = self.occupants.iter().flat_map(OnceLock::get);
+        windows.map(|occupant| occupant.windows.lift_all()).sum()
+    }
+
     /// Serves a read of the configuration ports.
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
         data.fill(0xff);

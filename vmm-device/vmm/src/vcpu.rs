@@ -177,6 +177,7 @@ fn run_until_kicked(fd: &mut VcpuFd, id: u8, bus: &Bus) -> Option<Outcome> {
     let fault = |fd: &VcpuFd, reason: String| {
         Box::new(Fault { reason, vcpu: id, registers: Registers::of(fd) })
     };
+    let mut lifts = 0;
     loop {
         let ended = match fd.run() {
             Ok(VcpuExit::IoOut(port, data)) => bus.port_write(port, data),
@@ -212,6 +213,7 @@ fn run_until_kicked(fd: &mut VcpuFd, id: u8, bus: &Bus) -> Option<Outcome> {
                 libc::EINTR => return None,
                 // KVM asks to be called again, for instance after an INIT.
                 libc::EAGAIN => None,
+                libc::EFAULT if lifted_since(&mut lifts, bus) => None,
                 _ => Some(Outcome::InternalError(fault(fd, format!("KVM_RUN failed: {error}")))),
             },
         };
@@ -219,6 +221,14 @@ fn run_until_kicked(fd: &mut VcpuFd, id: u8, bus: &Bus) -> Option<Outcome> {
             return ended;
         }
     }
+}
+
+/// Serves a guest write to memory that this process may not write to: a watched
+/// page, else the host ran out of memory. Trying again makes sense if a
+/// protection was lifted since the last time, here or by another thread.
+fn lifted_since(lifts: &mut u64, bus: &Bus) -> bool {
+    let now = bus.pci.lift_all();
+    std::mem::replace(lifts, now) != now
 }
 
 /// Says what an internal error is about.

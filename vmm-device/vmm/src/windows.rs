@@ -11,7 +11,7 @@ use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::slots::{SlotId, Slots};
-use crate::{Error, lock};
+use crate::{Error, lock, pages};
 
 const PAGE: u64 = 4096;
 
@@ -39,6 +39,8 @@ pub struct Windows {
 struct State {
     bars: [Option<BarRange>; BAR_COUNT],
     attached: Vec<Attached>,
+    /// How often a watched page's protection has been lifted.
+    lifts: u64,
 }
 
 struct Attached {
@@ -49,13 +51,32 @@ struct Attached {
 }
 
 enum What {
-    Doorbell { event: EventFd, at: Option<u64> },
-    Page { region: Arc<MmapRegion<()>>, offset: usize, read_only: bool, at: Option<SlotId> },
+    Doorbell {
+        event: EventFd,
+        at: Option<u64>,
+    },
+    /// Protected by exchanging its memory slot.
+    Page {
+        region: Arc<MmapRegion<()>>,
+        offset: usize,
+        read_only: bool,
+        at: Option<SlotId>,
+    },
+    /// Protected by its host mapping, which is the guest's alone.
+    WatchedPage {
+        alias: Arc<MmapRegion<()>>,
+        read_only: bool,
+        at: Option<SlotId>,
+        written: Hook,
+    },
 }
+
+/// Told about a write to a protected page.
+type Hook = Arc<dyn Fn() + Send + Sync>;
 
 impl Windows {
     pub(crate) fn new(vm: Arc<VmFd>, slots: Arc<Slots>) -> Self {
-        let state = State { bars: [None; BAR_COUNT], attached: Vec::new() };
+        let state = State { bars: [None; BAR_COUNT], attached: Vec::new(), lifts: 0 };
         Self { vm, slots, state: Arc::new(Mutex::new(state)) }
     }
 
@@ -90,45 +111,109 @@ impl Windows {
         region: Arc<MmapRegion<()>>,
         page_offset: usize,
     ) -> Result<Attachment, Error> {
-        let fail = |reason| Err(Error::Attach { what: "a page", bar, offset, reason });
-        if !offset.is_multiple_of(PAGE) || !page_offset.is_multiple_of(PAGE as usize) {
-            return fail("not a multiple of the page size");
-        }
-        if page_offset.checked_add(PAGE as usize).is_none_or(|end| end > region.size()) {
-            return fail("the page lies outside of its region");
-        }
-        if usize::from(bar) >= BAR_COUNT {
-            return fail("no such BAR");
-        }
+        check_page(bar, offset, &region, page_offset)?;
         let page = What::Page { region, offset: page_offset, read_only: false, at: None };
         self.attach(bar, offset, page)
     }
 
-    /// Write-protects a page, or lifts that. While it is protected the guest
-    /// still reads it as plain memory, and a write reaches the function as a BAR
-    /// write, which leaves the page unchanged: the function stores the value.
+    /// The same for a page whose protection changes often; its memory is that of
+    /// a [`shared_region`].
     ///
-    /// KVM can only replace the mapping, so reads and writes of the guest
-    /// between the two steps reach the function too, which must answer as the
-    /// page would.
+    /// When the guest writes to the page while [`Windows::set_read_only`] protects
+    /// it, the protection of all watched pages of the VM is lifted (KVM does not
+    /// tell which page it was), `written` of each is called on the vCPU's thread,
+    /// and only then the guest's write takes place: whoever `written` wakes has
+    /// to look for it for a while. Where KVM emulates the writing instruction, as
+    /// it does with guest kernels on PVM, the write reaches the function as a BAR
+    /// write instead and leaves page and protection as they are.
+    ///
+    /// Protecting or lifting costs a few microseconds, where [`Windows::attach_page`]'s
+    /// way costs hundreds and makes KVM forget all translations of the VM.
+    ///
+    /// [`shared_region`]: crate::shared_region
+    ///
+    /// # Errors
+    /// [`Error::Attach`] for a bad place or a region without a file, [`Error::Kvm`]
+    /// if KVM refuses, [`Error::Host`] if the host does not map the page again.
+    pub fn attach_watched_page(
+        &self,
+        bar: u8,
+        offset: u64,
+        region: &MmapRegion<()>,
+        page_offset: usize,
+        written: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Attachment, Error> {
+        check_page(bar, offset, region, page_offset)?;
+        let Some(alias) = pages::alias(region, page_offset, PAGE as usize) else {
+            let reason = "the region has no file behind it";
+            return Err(Error::Attach { what: "a page", bar, offset, reason });
+        };
+        let (alias, written) = (alias?, Arc::new(written));
+        self.attach(bar, offset, What::WatchedPage { alias, read_only: false, at: None, written })
+    }
+
+    /// Write-protects a page, or lifts that. While it is protected the guest
+    /// still reads it as plain memory. For what a write does to a watched page see
+    /// [`Windows::attach_watched_page`]. With any other page a write reaches the
+    /// function as a BAR write and leaves the page unchanged: the function stores
+    /// the value. There KVM can only replace the mapping, so reads and writes of
+    /// the guest between the two steps reach the function too, which must answer
+    /// as the page would.
+    ///
+    /// When this returns, no vCPU writes without that being noticed any more.
     ///
     /// # Errors
     /// [`Error::Kvm`] if KVM refuses; the page is unmapped then, and accesses
     /// reach the function.
     pub fn set_read_only(&self, attachment: Attachment, read_only: bool) -> Result<(), Error> {
         let mut state = lock(&self.state);
-        let State { bars, attached } = &mut *state;
+        let State { bars, attached, lifts } = &mut *state;
         let Some(attached) = attached.iter_mut().find(|attached| attached.id == attachment) else {
             return Ok(());
         };
-        if let What::Page { read_only: current, .. } = &mut attached.what
-            && *current != read_only
-        {
-            *current = read_only;
-            self.withdraw(attached)?;
-            self.place(attached, bars)?;
+        match &mut attached.what {
+            What::Page { read_only: current, .. } if *current != read_only => {
+                *current = read_only;
+                self.withdraw(attached)?;
+                self.place(attached, bars)
+            }
+            What::WatchedPage { alias, read_only: current, .. } if *current != read_only => {
+                pages::protect(alias, read_only)?;
+                *current = read_only;
+                *lifts += u64::from(!read_only);
+                Ok(())
+            }
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Lifts the protection of all watched pages and tells who watches them.
+    /// Returns how often a protection has been lifted so far, here or by
+    /// [`Windows::set_read_only`].
+    pub(crate) fn lift_all(&self) -> u64 {
+        let mut hooks = Vec::new();
+        let lifts = {
+            let mut state = lock(&self.state);
+            let State { attached, lifts, .. } = &mut *state;
+            for attached in attached {
+                if let What::WatchedPage { alias, read_only: current @ true, written, .. } =
+                    &mut attached.what
+                {
+                    match pages::protect(alias, false) {
+                        Ok(()) => {
+                            *current = false;
+                            *lifts += 1;
+                            hooks.push(written.clone());
+                        }
+                        Err(error) => warn!("{error}"),
+                    }
+                }
+            }
+            *lifts
+        };
+        // Without the lock: they may want to attach or protect something.
+        hooks.iter().for_each(|hook| hook());
+        lifts
     }
 
     /// Takes an attachment away; accesses reach the function again. Does nothing
@@ -147,7 +232,7 @@ impl Windows {
     /// Follows the BARs to where they are now.
     pub(crate) fn moved(&self, bars: [Option<BarRange>; BAR_COUNT]) {
         let mut state = lock(&self.state);
-        let State { bars: current, attached } = &mut *state;
+        let State { bars: current, attached, .. } = &mut *state;
         let old = std::mem::replace(current, bars);
         let changed = |attached: &&mut Attached| {
             let bar = usize::from(attached.bar);
@@ -177,7 +262,7 @@ impl Windows {
         let Some(range) = bars[usize::from(attached.bar)] else { return Ok(()) };
         let size = match attached.what {
             What::Doorbell { .. } => 1,
-            What::Page { .. } => PAGE,
+            What::Page { .. } | What::WatchedPage { .. } => PAGE,
         };
         if attached.offset.checked_add(size).is_none_or(|end| end > range.size) {
             return Ok(());
@@ -193,6 +278,9 @@ impl Windows {
             What::Page { region, offset, read_only, at } => {
                 *at = Some(self.slots.map(address, region, *offset, PAGE as usize, *read_only)?);
             }
+            What::WatchedPage { alias, at, .. } => {
+                *at = Some(self.slots.map(address, alias, 0, PAGE as usize, false)?);
+            }
         }
         Ok(())
     }
@@ -207,7 +295,28 @@ impl Windows {
                     .map_err(Error::kvm("unregistering a doorbell")),
                 None => Ok(()),
             },
-            What::Page { at, .. } => at.take().map_or(Ok(()), |slot| self.slots.unmap(slot)),
+            What::Page { at, .. } | What::WatchedPage { at, .. } => {
+                at.take().map_or(Ok(()), |slot| self.slots.unmap(slot))
+            }
         }
     }
+}
+
+fn check_page(
+    bar: u8,
+    offset: u64,
+    region: &MmapRegion<()>,
+    page_offset: usize,
+) -> Result<(), Error> {
+    let fail = |reason| Err(Error::Attach { what: "a page", bar, offset, reason });
+    if !offset.is_multiple_of(PAGE) || !page_offset.is_multiple_of(PAGE as usize) {
+        return fail("not a multiple of the page size");
+    }
+    if page_offset.checked_add(PAGE as usize).is_none_or(|end| end > region.size()) {
+        return fail("the page lies outside of its region");
+    }
+    if usize::from(bar) >= BAR_COUNT {
+        return fail("no such BAR");
+    }
+    Ok(())
 }

@@ -241,6 +241,41 @@ fn a_device_works_in_all_its_ways() {
     let guest = Guest::new(&kvm);
     let (function, slot) = TestFunction::plug(&guest.vm);
     assert_eq!(slot.device(), 1);
+    let writes = drive(&guest, &function);
+    // Neither doorbells nor unprotected page writes came as exits.
+    let page = regs::PAGE;
+    let expected = [
+        (regs::SCRATCH, 0x1122_3344_5566_7788),
+        (regs::TRIGGER, 3),
+        (regs::TRIGGER, 4),
+        (regs::PROTECT, 1),
+        (page + 16, 0x5678),
+        (regs::PROTECT, 0),
+    ];
+    assert_eq!(writes, expected);
+}
+
+/// The same with a watched page: the write to it while it was protected was
+/// noticed, and went to the page.
+#[test]
+fn a_watched_page_notices_a_write() {
+    let kvm = kvm!();
+    let guest = Guest::new(&kvm);
+    let (function, _) = TestFunction::plug_watched(&guest.vm).unwrap();
+    let writes = drive(&guest, &function);
+    let expected = [
+        (regs::SCRATCH, 0x1122_3344_5566_7788),
+        (regs::TRIGGER, 3),
+        (regs::TRIGGER, 4),
+        (regs::PROTECT, 1),
+        (regs::PROTECT, 0),
+    ];
+    assert_eq!(writes, expected);
+    assert_eq!(function.woken.load(Ordering::SeqCst), 1);
+}
+
+/// Runs the guest's `device` test; returns the writes that reached the function.
+fn drive(guest: &Guest, function: &Arc<TestFunction>) -> Vec<(u64, u64)> {
     function.page_word(1).store(0xfeed, Ordering::SeqCst);
     let echo = {
         let function = function.clone();
@@ -271,17 +306,7 @@ fn a_device_works_in_all_its_ways() {
     for (index, value) in [(0, 0x1234), (1, 0xfeed), (2, 0x5678), (3, 0x9abc), (4, 0xdef0)] {
         assert_eq!(function.page_word(index).load(Ordering::SeqCst), value, "word {index}");
     }
-    // Neither doorbells nor unprotected page writes came as exits.
-    let page = regs::PAGE;
-    let expected = [
-        (regs::SCRATCH, 0x1122_3344_5566_7788),
-        (regs::TRIGGER, 3),
-        (regs::TRIGGER, 4),
-        (regs::PROTECT, 1),
-        (page + 16, 0x5678),
-        (regs::PROTECT, 0),
-    ];
-    assert_eq!(function.take_writes(), expected);
+    function.take_writes()
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tofu_pci::{BAR_COUNT, Bar, BarRange, Endpoint, Identity, LinkSpeed, PciFunction};
-use tofu_vmm::{Attachment, Slot, Vm, Windows};
+use tofu_vmm::{Attachment, Error, Slot, Vm, Windows};
 use vm_memory::{MmapRegion, VolatileMemory};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -43,6 +43,9 @@ pub struct TestFunction {
     attached: OnceLock<(Windows, Attachment)>,
     /// BAR writes that came as exits, by offset.
     writes: Mutex<Vec<(u64, u64)>>,
+    /// Writes to the watched page while it was protected.
+    pub woken: Arc<AtomicU64>,
+    /// How long each change of the page's protection took.
     pub flips_ns: Mutex<Vec<u64>>,
 }
 
@@ -51,6 +54,30 @@ impl TestFunction {
 
     /// Puts a test function on the bus of `vm`, with doorbell and page attached.
     pub fn plug(vm: &Vm) -> (Arc<Self>, Slot) {
+        let page = Arc::new(MmapRegion::new(4096).unwrap());
+        Self::plug_with(vm, page, |windows, function| {
+            windows.attach_page(0, regs::PAGE, function.page.clone(), 0)
+        })
+        .unwrap()
+    }
+
+    /// The same with a watched page.
+    pub fn plug_watched(vm: &Vm) -> Result<(Arc<Self>, Slot), Error> {
+        // Not the first page, so that a mistaken offset shows.
+        let page = tofu_vmm::shared_region(2 * 4096)?;
+        Self::plug_with(vm, page, |windows, function| {
+            let woken = function.woken.clone();
+            windows.attach_watched_page(0, regs::PAGE, &function.page, 4096, move || {
+                woken.fetch_add(1, Ordering::SeqCst);
+            })
+        })
+    }
+
+    fn plug_with(
+        vm: &Vm,
+        page: Arc<MmapRegion<()>>,
+        attach: impl FnOnce(&Windows, &Self) -> Result<Attachment, Error>,
+    ) -> Result<(Arc<Self>, Slot), Error> {
         let identity = Identity {
             vendor: 0x10cf,
             device: 0x1ccd,
@@ -67,18 +94,19 @@ impl TestFunction {
         let function = Arc::new(Self {
             endpoint,
             doorbell: EventFd::new(0).unwrap(),
-            page: Arc::new(MmapRegion::new(4096).unwrap()),
+            page,
             scratch: AtomicU64::new(0),
             attached: OnceLock::new(),
             writes: Mutex::default(),
+            woken: Arc::default(),
             flips_ns: Mutex::default(),
         });
         let slot = vm.add_function(function.clone()).unwrap();
         let windows = vm.windows(slot).unwrap();
         windows.attach_doorbell(0, regs::DOORBELL, function.doorbell.try_clone().unwrap()).unwrap();
-        let page = windows.attach_page(0, regs::PAGE, function.page.clone(), 0).unwrap();
+        let page = attach(&windows, &function)?;
         assert!(function.attached.set((windows, page)).is_ok());
-        (function, slot)
+        Ok((function, slot))
     }
 
     /// Write-protects the shared page or lifts that.
@@ -89,9 +117,9 @@ impl TestFunction {
         self.flips_ns.lock().unwrap().push(begin.elapsed().as_nanos() as u64);
     }
 
-    /// The first 64-bit word of the shared page.
+    /// A 64-bit word of the shared page.
     pub fn page_word(&self, index: usize) -> &AtomicU64 {
-        self.page.get_atomic_ref(8 * index).unwrap()
+        self.page.get_atomic_ref(self.page.size() - 4096 + 8 * index).unwrap()
     }
 
     /// The BAR 0 writes that came as exits since the last call, oldest first, up

@@ -82,6 +82,10 @@ fn run() -> Result<(), pci::Error> {
         });
         mmio::write64(bar + PROTECT, 1);
         measure("write to a read-only shared page", 200, || mmio::write64(bar + PAGE, 1));
+        measure("write-protect a shared page and write to it", 100, || {
+            mmio::write64(bar + PROTECT, 1);
+            mmio::write64(bar + PAGE, 1);
+        });
         measure("read of a read-only shared page", 10_000, || {
             mmio::read64(bar + PAGE);
         });

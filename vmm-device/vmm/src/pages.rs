@@ -1,0 +1,58 @@
+//! Host memory that guests and devices share, and its write protection.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::FromRawFd;
+use std::sync::Arc;
+
+use vm_memory::{FileOffset, MmapRegion};
+
+use crate::Error;
+
+/// Anonymous shared memory of `size` bytes, rounded up to whole pages, that
+/// [`crate::Windows::attach_watched_page`] can use: backed by a memory file.
+///
+/// # Errors
+/// [`Error::Host`] if the host has no memory or descriptors left.
+pub fn shared_region(size: usize) -> Result<Arc<MmapRegion<()>>, Error> {
+    let failed = Error::host("creating shared memory");
+    // SAFETY: the name is a C string and the flags are defined ones.
+    let fd = unsafe { libc::memfd_create(c"tofu-pages".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(failed(io::Error::last_os_error()));
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    let file = unsafe { File::from_raw_fd(fd) };
+    let size = size.next_multiple_of(4096);
+    let mapped = file.set_len(size as u64).and_then(|()| {
+        MmapRegion::from_file(FileOffset::new(file, 0), size).map_err(io::Error::other)
+    });
+    mapped.map(Arc::new).map_err(failed)
+}
+
+/// Another mapping of one page of `region`, for a guest: protecting it does not
+/// keep the device from writing. `None` if `region` has no file behind it.
+pub(crate) fn alias(
+    region: &MmapRegion<()>,
+    offset: usize,
+    len: usize,
+) -> Option<Result<Arc<MmapRegion<()>>, Error>> {
+    let file = region.file_offset()?;
+    let place = FileOffset::from_arc(file.arc().clone(), file.start() + offset as u64);
+    let mapped = MmapRegion::from_file(place, len).map_err(io::Error::other);
+    Some(mapped.map(Arc::new).map_err(Error::host("mapping a shared page")))
+}
+
+/// Takes the right to write to `alias` away, or gives it back. While it is away,
+/// `KVM_RUN` fails with EFAULT when the guest writes there.
+pub(crate) fn protect(alias: &MmapRegion<()>, read_only: bool) -> Result<(), Error> {
+    let rights = libc::PROT_READ | if read_only { 0 } else { libc::PROT_WRITE };
+    // SAFETY: the mapping is alive and belongs to this crate alone, which never
+    // writes to it; only KVM does, which copes with the missing right.
+    let result = unsafe { libc::mprotect(alias.as_ptr().cast(), alias.size(), rights) };
+    if result != 0 {
+        return Err(Error::host("protecting a shared page")(io::Error::last_os_error()));
+    }
+    Ok(())
+}
