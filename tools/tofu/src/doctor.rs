@@ -193,18 +193,10 @@ mod tests {
 
     fn pvm() -> HostSupport {
         HostSupport {
-            present: true,
-            openable: true,
             virtualisation: Virtualisation::Pvm,
-            api_version: Some(12),
-            max_vcpus: 288,
-            memory_slots: 32764,
-            irqfd: true,
-            ioeventfd: true,
             readonly_memory: true,
-            irqchip: true,
-            immediate_exit: true,
             problem: None,
+            ..tofu_vmm::probe()
         }
     }
 

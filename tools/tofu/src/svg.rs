@@ -45,7 +45,7 @@ const GROUP_GAP: i32 = 44;
 const LANE: i32 = 12;
 const MARGIN: i32 = 40;
 const HEAD: i32 = 84;
-const LEGEND: i32 = 96;
+const LEGEND: i32 = 116;
 
 const DOWN: &str = "#e0201b";
 
@@ -290,7 +290,7 @@ impl<'a> Picture<'a> {
         let axis = link.port.axis();
         let (from, to) = (self.corner(link.from), self.corner(link.to));
         let (middle, bottom) = (self.height / 2, self.height);
-        let centre = self.width / 2;
+        let (centre, step) = (self.width / 2, self.width / 8);
         // Where the note on links that are down goes.
         let label;
         let path = if axis == self.roles.inner && !link.wrap {
@@ -298,7 +298,7 @@ impl<'a> Picture<'a> {
             label = Point { x: (from.x + self.width + to.x) / 2, y: y - 10 };
             format!("M{} {y} L{} {y}", from.x + self.width, to.x)
         } else if axis == self.roles.inner {
-            let (left, right, y) = (to.x + centre - 30, from.x + centre + 30, from.y + bottom);
+            let (left, right, y) = (to.x + centre - step, from.x + centre + step, from.y + bottom);
             label = Point { x: (left + right) / 2, y: y + 32 };
             format!("M{right} {y} v16 L{left} {} v-16", y + 16)
         } else if axis == self.roles.row && !link.wrap {
@@ -307,14 +307,14 @@ impl<'a> Picture<'a> {
             format!("M{x} {} L{x} {}", from.y + bottom, to.y)
         } else if axis == self.roles.row {
             let x = from.x - 20;
-            label = Point { x, y: to.y + middle - 54 };
-            let (start, end) = (from.y + middle + 40, to.y + middle - 40);
+            label = Point { x, y: to.y + self.height / 4 - 14 };
+            let (start, end) = (from.y + self.height * 3 / 4, to.y + self.height / 4);
             format!("M{} {start} L{x} {start} L{x} {end} L{} {end}", from.x, to.x)
         } else {
             let lane = self.along(link.from, self.roles.inner)
                 + if link.wrap { self.len(self.roles.inner) } else { 0 };
             let y = from.y - 10 - lane * LANE;
-            let (out, into) = if link.wrap { (60, -60) } else { (30, -30) };
+            let (out, into) = if link.wrap { (2 * step, -2 * step) } else { (step, -step) };
             let (start, end) = (from.x + centre + out, to.x + centre + into);
             label = Point { x: start + 44, y: y - 4 };
             format!("M{start} {} L{start} {y} L{end} {y} L{end} {}", from.y, to.y)
@@ -357,23 +357,23 @@ impl<'a> Picture<'a> {
         if !self.network.links_down.is_empty() {
             entry(self, DOWN, "stroke-width=\"4\" stroke-dasharray=\"7 5\"", "down");
         }
-        let block = shape.nodes()
-            / [Axis::X, Axis::Y, Axis::Z]
-                .map(|axis| u32::from(shape.len(axis)))
-                .iter()
-                .product::<u32>();
-        let mut text =
-            String::from("A bold number gives a box's X, Y, Z; the number in a node its A, B, C.");
-        if block > 1 && shape.nodes() > block {
-            let _ = write!(
-                text,
-                " A line between two boxes stands for {block} links, one for each node."
-            );
+        let units: u32 =
+            [Axis::X, Axis::Y, Axis::Z].map(|axis| shape.len(axis).into()).iter().product();
+        let block = shape.nodes() / units;
+        let mut lines = vec![
+            "A bold number gives a box's X, Y, Z; the number in a node its A, B, C.".to_owned(),
+        ];
+        if block > 1 && units > 1 {
+            lines.push(format!(
+                "A line between two boxes stands for {block} links, one for each node."
+            ));
         }
-        self.add(format_args!(
-            "<text x=\"{MARGIN}\" y=\"{}\" font-size=\"15\" fill=\"#555555\">{text}</text>",
-            y + 32
-        ));
+        for (line, text) in (1..).zip(lines) {
+            self.add(format_args!(
+                "<text x=\"{MARGIN}\" y=\"{}\" font-size=\"15\" fill=\"#555555\">{text}</text>",
+                y + 8 + 24 * line
+            ));
+        }
     }
 }
 
