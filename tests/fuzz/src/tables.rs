@@ -136,7 +136,8 @@ fn command(world: &World, roots: &[Roots; 2], posted: u64, u: &mut Unstructured<
     }
     let (writes_remote, writes_local) = (command != Command::Get, command == Command::Get);
     let there = translate(&world.memory[1], &roots[1], remote, length, writes_remote);
-    let here = if atomic {
+    // The local address of a Get is not looked at before there is data for it.
+    let here = if atomic || (writes_local && length == 0) {
         Reach { ranges: Vec::new(), complete: true }
     } else {
         translate(&world.memory[0], &roots[0], local, length, writes_local)
