@@ -12,7 +12,7 @@ use tofu_icc::Net;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
-use crate::{Doorbells, Error, Node, Pump, Shared, lock};
+use crate::{Error, Node, Pump, Shared, lock};
 
 /// A busy engine looks at its event descriptors once in so many turns.
 const TURNS_PER_LOOK: u32 = 16;
@@ -25,9 +25,6 @@ struct QueueId {
     cq: u8,
 }
 
-/// Enabled control queues, as (TNI, CQ), of a node.
-type Queues = Vec<(u8, u8)>;
-
 /// An engine: the work of some of a machine's nodes.
 pub(crate) struct Engine {
     index: usize,
@@ -36,9 +33,9 @@ pub(crate) struct Engine {
     asleep: AtomicBool,
     pending: Mutex<VecDeque<QueueId>>,
     nodes: Mutex<Vec<Arc<Node>>>,
-    /// Enabled queues with a shared page, by node; the count tells when it has changed.
-    watched: Mutex<Vec<(NodeId, Queues)>>,
-    watched_version: AtomicU64,
+    /// Queues whose shared page is to be watched (true) or not any more.
+    watch_changes: Mutex<Vec<(QueueId, bool)>>,
+    watch_changed: AtomicBool,
     /// Doorbell descriptors to be listened to or not any more.
     changes: Mutex<Vec<Change>>,
     changed: AtomicBool,
@@ -60,8 +57,8 @@ impl Engine {
             asleep: AtomicBool::new(false),
             pending: Mutex::new(VecDeque::new()),
             nodes: Mutex::new(Vec::new()),
-            watched: Mutex::new(Vec::new()),
-            watched_version: AtomicU64::new(0),
+            watch_changes: Mutex::new(Vec::new()),
+            watch_changed: AtomicBool::new(false),
             changes: Mutex::new(Vec::new()),
             changed: AtomicBool::new(false),
             deadline: AtomicU64::new(u64::MAX),
@@ -120,33 +117,20 @@ impl Engine {
         self.signal();
     }
 
-    /// Looks at the shared page of a queue from now on.
-    pub(crate) fn watch(&self, node: NodeId, tni: u8, cq: u8) {
-        {
-            let mut watched = lock(&self.watched);
-            match watched.iter_mut().find(|(id, _)| *id == node) {
-                Some((_, queues)) => queues.push((tni, cq)),
-                None => watched.push((node, vec![(tni, cq)])),
-            }
-        }
-        self.watched_version.fetch_add(1, SeqCst);
+    /// Looks at the shared page of a queue from now on, or not any more.
+    pub(crate) fn watch(&self, node: NodeId, tni: u8, cq: u8, on: bool) {
+        lock(&self.watch_changes).push((QueueId { node, tni, cq }, on));
+        self.watch_changed.store(true, SeqCst);
         self.wake();
-    }
-
-    /// Ends that.
-    pub(crate) fn unwatch(&self, node: NodeId, tni: u8, cq: u8) {
-        let mut watched = lock(&self.watched);
-        for (id, queues) in watched.iter_mut() {
-            if *id == node {
-                queues.retain(|queue| *queue != (tni, cq));
-            }
-        }
-        drop(watched);
-        self.watched_version.fetch_add(1, SeqCst);
     }
 
     /// Runs what is in line now, and what is due. Returns whether there was anything.
     pub(crate) fn turn(&self, shared: &Shared) -> bool {
+        self.take_turn(shared, |_| {})
+    }
+
+    /// A turn that tells which queues were in line.
+    fn take_turn(&self, shared: &Shared, mut rang: impl FnMut(QueueId)) -> bool {
         let mut pump = Pump::new(shared);
         let mut worked = false;
         // Queues that have more to do go to the end of the line, behind those that wait.
@@ -156,6 +140,7 @@ impl Engine {
                 break;
             };
             worked = true;
+            rang(queue);
             if let Some(node) = shared.node(queue.node)
                 && node.run(queue.tni, queue.cq, &mut pump)
             {
@@ -190,40 +175,32 @@ impl Engine {
         let subscriber =
             Sources { engine: Arc::clone(self), timer: Arc::clone(&timer), queues: Vec::new() };
         sources.add_subscriber(subscriber);
-        let mut watch = Watch::default();
-        let polled = shared.doorbells == Doorbells::Polled;
-        let mut quiet_since = shared.now_ns();
+        let mut watch = Watch::new(shared);
         let mut turns = 0u32;
         while !shared.stopping.load(SeqCst) {
-            let mut worked = self.turn(shared);
-            if polled {
-                worked |= watch.poll(self, shared);
-            }
+            watch.update(self);
+            let mut worked = self.take_turn(shared, |queue| watch.rang(queue));
+            worked |= watch.poll(self);
             turns = turns.wrapping_add(1);
             if self.changed.load(SeqCst) || turns.is_multiple_of(TURNS_PER_LOOK) {
                 look(&mut sources, 0)?;
             }
-            let now = shared.now_ns();
             if worked {
-                quiet_since = now;
                 continue;
             }
-            if polled && now.saturating_sub(quiet_since) < shared.spin_ns && !watch.is_empty() {
+            if watch.is_awake() {
                 spin_loop();
                 continue;
             }
             self.asleep.store(true, SeqCst);
-            if polled {
-                watch.protect(true);
-                // What was rung before the pages were protected.
-                if watch.poll(self, shared) {
-                    self.asleep.store(false, SeqCst);
-                }
-            }
+            // Work that came before the flag was set has not woken anyone.
+            let now = shared.now_ns();
             let deadline = self.deadline.load(SeqCst);
-            let idle =
-                lock(&self.pending).is_empty() && deadline > now && !shared.stopping.load(SeqCst);
-            if idle && self.asleep.load(SeqCst) {
+            let idle = lock(&self.pending).is_empty()
+                && deadline > now
+                && !self.watch_changed.load(SeqCst)
+                && !shared.stopping.load(SeqCst);
+            if idle {
                 if deadline != u64::MAX {
                     let wait = Duration::from_nanos(deadline - now);
                     lock(&timer).reset(wait, None).map_err(|error| error.to_string())?;
@@ -231,10 +208,6 @@ impl Engine {
                 look(&mut sources, -1)?;
             }
             self.asleep.store(false, SeqCst);
-            if polled {
-                watch.protect(false);
-            }
-            quiet_since = shared.now_ns();
         }
         Ok(())
     }
@@ -327,35 +300,112 @@ impl MutEventSubscriber for Sources {
     }
 }
 
-/// An engine's own list of the pages that it looks at.
-#[derive(Default)]
-struct Watch {
-    version: u64,
-    nodes: Vec<(Arc<Node>, Queues)>,
+/// The shared pages that an engine looks at.
+///
+/// A page that has been quiet for a while is write-protected, so that its next doorbell comes as
+/// an exit and nobody needs to look. If doorbells keep coming soon after one another the node
+/// puts the queue in line and the protection is lifted; where they are rare, an exit each is
+/// cheaper than looking.
+struct Watch<'a> {
+    shared: &'a Shared,
+    pages: Vec<WatchedPage>,
 }
 
-impl Watch {
-    fn is_empty(&self) -> bool {
-        self.nodes.iter().all(|(_, queues)| queues.is_empty())
+struct WatchedPage {
+    queue: QueueId,
+    node: Arc<Node>,
+    protected: bool,
+    /// When its doorbell rang last, in nanoseconds.
+    rang_at: u64,
+    /// How often it rang since the protection was lifted.
+    doorbells: u32,
+}
+
+impl<'a> Watch<'a> {
+    const fn new(shared: &'a Shared) -> Self {
+        Self { shared, pages: Vec::new() }
     }
 
-    /// Looks at all pages once. Returns whether any doorbell rang.
-    fn poll(&mut self, engine: &Engine, shared: &Shared) -> bool {
-        let version = engine.watched_version.load(SeqCst);
-        if version != self.version {
-            self.version = version;
-            self.nodes = lock(&engine.watched)
-                .iter()
-                .filter_map(|(id, queues)| Some((Arc::clone(shared.node(*id)?), queues.clone())))
-                .collect();
-        }
-        let mut pump = Pump::new(shared);
-        self.nodes.iter().fold(false, |any, (node, queues)| node.poll(queues, &mut pump) || any)
+    /// Whether any page needs looking at.
+    fn is_awake(&self) -> bool {
+        self.pages.iter().any(|page| !page.protected)
     }
 
-    fn protect(&self, protect: bool) {
-        for (node, queues) in &self.nodes {
-            node.protect(queues, protect);
+    /// Takes over which pages to watch.
+    fn update(&mut self, engine: &Engine) {
+        if !engine.watch_changed.swap(false, SeqCst) {
+            return;
         }
+        let changes: Vec<_> = lock(&engine.watch_changes).drain(..).collect();
+        for (queue, on) in changes {
+            self.pages.retain(|page| page.queue != queue);
+            if let (true, Some(node)) = (on, self.shared.node(queue.node)) {
+                let (node, rang_at) = (Arc::clone(node), self.shared.now_ns());
+                self.pages.push(WatchedPage {
+                    queue,
+                    node,
+                    protected: false,
+                    rang_at,
+                    doorbells: 0,
+                });
+            }
+        }
+    }
+
+    /// Looks at all pages that are not protected. Returns whether any doorbell rang.
+    fn poll(&mut self, engine: &Engine) -> bool {
+        if !self.is_awake() {
+            return false;
+        }
+        let mut pump = Pump::new(self.shared);
+        let mut any = false;
+        for page in self.pages.iter_mut().filter(|page| !page.protected) {
+            let now = pump.now_ns();
+            let mut rang = page.poll(engine, &mut pump);
+            if !rang && now.saturating_sub(page.rang_at) > self.shared.spin_ns {
+                page.protect(true);
+                // What was rung before the page was protected.
+                rang = page.poll(engine, &mut pump);
+            }
+            if rang {
+                page.rang_at = now;
+                page.doorbells = page.doorbells.saturating_add(1);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// A queue is in line. If its page is protected, its doorbell has come as an exit so often
+    /// that it is worth looking at the page again.
+    fn rang(&mut self, queue: QueueId) {
+        if let Some(page) = self.pages.iter_mut().find(|page| page.queue == queue)
+            && page.protected
+        {
+            page.rang_at = self.shared.now_ns();
+            page.protect(false);
+        }
+    }
+}
+
+impl WatchedPage {
+    fn poll(&self, engine: &Engine, pump: &mut Pump<'_>) -> bool {
+        let QueueId { node, tni, cq } = self.queue;
+        let rang = self.node.icc().poll_doorbell(tni, cq);
+        if rang && self.node.run(tni, cq, pump) {
+            engine.enqueue(node, tni, cq);
+        }
+        rang
+    }
+
+    fn protect(&mut self, protect: bool) {
+        let QueueId { tni, cq, .. } = self.queue;
+        if protect {
+            self.node.settle(tni, cq, self.doorbells);
+        } else {
+            self.doorbells = 0;
+        }
+        self.protected = protect;
+        self.node.protect(tni, cq, protect);
     }
 }

@@ -263,7 +263,11 @@ impl Machine {
     /// Gives every queue with something pending one turn of bounded length, in this thread.
     /// Returns whether there was any.
     pub fn run_turn(&self) -> bool {
-        self.shared.engines.iter().fold(false, |any, engine| engine.turn(&self.shared) || any)
+        let mut any = false;
+        for engine in &self.shared.engines {
+            any |= engine.turn(&self.shared);
+        }
+        any
     }
 
     /// Moves a manual clock on. A machine on the host's clock is left alone.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tofu_abi::irq::vector;
@@ -82,8 +82,53 @@ struct NodeHost {
     events: Mutex<HashMap<(u8, u8), Arc<EventFd>>>,
     /// Queues that wait for their engine, so that each waits only once.
     waiting: Vec<AtomicBool>,
-    /// Pages are write-protected, as their engine sleeps.
-    asleep: AtomicBool,
+    /// How the doorbells of shared pages rang lately, by queue; empty if there are none.
+    rhythms: Vec<Rhythm>,
+}
+
+/// Doorbells that a page served by being looked at, from which on that was worth its while.
+const WORTHWHILE: u32 = 64;
+/// Doorbells in quick succession that a page needs at most to be looked at again.
+const MOST_NEEDED: u32 = 4096;
+
+/// How the doorbell of a write-protected shared page rings: often enough to look at the page
+/// instead of taking an exit each time?
+#[derive(Debug)]
+struct Rhythm {
+    /// When it rang last, in nanoseconds.
+    rang_at: AtomicU64,
+    /// How often it rang in quick succession.
+    quick: AtomicU32,
+    /// How often it must, before the page is looked at.
+    needed: AtomicU32,
+}
+
+impl Rhythm {
+    const fn new() -> Self {
+        Self { rang_at: AtomicU64::new(0), quick: AtomicU32::new(0), needed: AtomicU32::new(2) }
+    }
+
+    /// It rang. Returns whether the page is to be looked at from now on.
+    fn rang(&self, now_ns: u64, quick_ns: u64) -> bool {
+        let before = self.rang_at.swap(now_ns, SeqCst);
+        if now_ns.saturating_sub(before) > quick_ns {
+            self.quick.store(0, SeqCst);
+            return false;
+        }
+        self.quick.fetch_add(1, SeqCst) + 1 >= self.needed.load(SeqCst)
+    }
+
+    /// The page was looked at and served `doorbells` before it fell quiet. If these were few,
+    /// twice as many are needed the next time, as changing the protection costs as
+    /// much as many exits.
+    fn settle(&self, doorbells: u32) {
+        self.quick.store(0, SeqCst);
+        let needed = match self.needed.load(SeqCst) {
+            _ if doorbells >= WORTHWHILE => 2,
+            needed => (needed * 2).min(MOST_NEEDED),
+        };
+        self.needed.store(needed, SeqCst);
+    }
 }
 
 impl Node {
@@ -111,7 +156,10 @@ impl Node {
             backend: OnceLock::new(),
             events: Mutex::new(HashMap::new()),
             waiting: (0..NUM_TNI * NUM_CQ).map(|_| AtomicBool::new(false)).collect(),
-            asleep: AtomicBool::new(false),
+            rhythms: match pages {
+                Some(_) => (0..NUM_TNI * NUM_CQ).map(|_| Rhythm::new()).collect(),
+                None => Vec::new(),
+            },
         });
         let icc_config = Config {
             timeout_ns: config.timeout_ns,
@@ -161,31 +209,17 @@ impl Node {
         more
     }
 
-    /// Looks at the polled doorbells of all enabled queues and runs those that rang. Returns
-    /// whether any did.
-    pub(crate) fn poll(&self, queues: &[(u8, u8)], pump: &mut Pump<'_>) -> bool {
-        let mut any = false;
-        for &(tni, cq) in queues {
-            if self.icc.poll_doorbell(tni, cq) {
-                any = true;
-                if self.run(tni, cq, pump) {
-                    self.host.enqueue(tni, cq);
-                }
-            }
+    /// The page of a queue is not looked at any more; it served so many doorbells.
+    pub(crate) fn settle(&self, tni: u8, cq: u8, doorbells: u32) {
+        if let Some(rhythm) = self.host.rhythms.get(queue_index(tni, cq)) {
+            rhythm.settle(doorbells);
         }
-        any
     }
 
-    /// Write-protects the pages of the enabled queues, or ends that: while an engine sleeps, the
-    /// next doorbell must come as an exit.
-    pub(crate) fn protect(&self, queues: &[(u8, u8)], protect: bool) {
-        if self.host.pages.is_none() || self.host.asleep.swap(protect, SeqCst) == protect {
-            return;
-        }
+    /// Write-protects the page of a queue, or ends that.
+    pub(crate) fn protect(&self, tni: u8, cq: u8, protect: bool) {
         if let Some(backend) = self.host.backend.get() {
-            for &(tni, cq) in queues {
-                backend.protect_page(cq_page(tni, cq), protect);
-            }
+            backend.protect_page(cq_page(tni, cq), protect);
         }
     }
 
@@ -249,7 +283,7 @@ impl NodeHost {
         if let Some(pages) = &self.pages {
             backend.attach_page(page, pages.region(), SharedPages::page_offset(tni, cq))?;
             if let Some(shared) = self.shared.upgrade() {
-                shared.engine_of(self.id).watch(self.id, tni, cq);
+                shared.engine_of(self.id).watch(self.id, tni, cq, true);
             }
             return Ok(());
         }
@@ -271,7 +305,7 @@ impl NodeHost {
         let page = cq_page(tni, cq);
         if self.pages.is_some() {
             backend.detach(page);
-            engine.unwatch(self.id, tni, cq);
+            engine.watch(self.id, tni, cq, false);
         } else if let Some(event) = lock(&self.events).remove(&(tni, cq)) {
             backend.detach(page + CqReg::FetchStart.offset());
             engine.ignore(event);
@@ -289,14 +323,20 @@ impl Host for NodeHost {
         if self.waiting.get(index).is_none_or(|waiting| waiting.swap(true, SeqCst)) {
             return;
         }
-        let inline = INLINE.with(|inline| match inline.borrow_mut().as_mut() {
-            // A write to a shared page only comes here when the engine sleeps: wake it.
-            Some(rung) if self.pages.is_none() => {
-                rung.push((tni, cq));
-                true
-            }
-            _ => false,
+        // A write to a shared page only comes here while nobody looks at it. When such writes
+        // come often, the engine is to know.
+        let engine = self.rhythms.get(index).is_some_and(|rhythm| {
+            let shared = self.shared.upgrade();
+            shared.is_some_and(|shared| rhythm.rang(shared.now_ns(), shared.spin_ns))
         });
+        let inline = !engine
+            && INLINE.with(|inline| match inline.borrow_mut().as_mut() {
+                Some(rung) => {
+                    rung.push((tni, cq));
+                    true
+                }
+                None => false,
+            });
         if !inline {
             self.enqueue(tni, cq);
         }
