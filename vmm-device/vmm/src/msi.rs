@@ -9,7 +9,7 @@ use kvm_bindings::{
     kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_msi,
 };
 use kvm_ioctls::VmFd;
-use log::warn;
+use log::debug;
 use tofu_pci::MsiSink;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -154,7 +154,7 @@ impl MsiSink for FunctionMsi {
 
     fn update(&self, vector: u16, address: u64, data: u32, masked: bool) {
         if !masked && let Err(error) = self.route(vector, address, data) {
-            warn!("MSI-X vector {vector} goes without an eventfd: {error}");
+            debug!("MSI-X vector {vector} goes without an eventfd: {error}");
         }
     }
 }

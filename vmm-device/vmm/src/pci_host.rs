@@ -11,7 +11,7 @@ use crate::{Error, layout, lock};
 const SLOTS: usize = 32;
 /// Bytes of configuration space of a bus in the ECAM window.
 const ECAM_BUS_SIZE: u64 = 1 << 20;
-/// Largest address that fits [`layout::PORT_PCI_ADDRESS`]'s enable bit and fields.
+/// Enable bit of [`layout::PORT_PCI_ADDRESS`].
 const ADDRESS_ENABLE: u32 = 1 << 31;
 
 /// Where a function sits: the device number on bus 0, 1 to 31.
@@ -113,8 +113,8 @@ impl PciHost {
     pub(crate) fn read(&self, address: u64, data: &mut [u8]) -> bool {
         if let Some((slot, offset)) = ecam(address) {
             match slot.and_then(|slot| self.occupant(slot)) {
-                Some(occupant) => occupant.function.config_read(offset, data),
-                None => data.fill(0xff),
+                Some(occupant) if is_access(data) => occupant.function.config_read(offset, data),
+                _ => data.fill(0xff),
             }
             return true;
         }
@@ -126,7 +126,7 @@ impl PciHost {
     /// Serves a write to guest-physical `address`; false if nothing is there.
     pub(crate) fn write(&self, address: u64, data: &[u8]) -> bool {
         if let Some((slot, offset)) = ecam(address) {
-            if let Some(slot) = slot {
+            if let Some(slot) = slot.filter(|_| is_access(data)) {
                 self.config_write(slot, offset, data);
             }
             return true;
@@ -154,7 +154,7 @@ impl PciHost {
             }
             return;
         }
-        if let Some((slot, offset)) = self.port_target(port, data.len())
+        if let Some((slot, offset)) = self.port_target(port, data)
             && let Some(occupant) = self.occupant(slot)
         {
             occupant.function.config_read(offset, data);
@@ -168,16 +168,16 @@ impl PciHost {
             if let Ok(bytes) = data.try_into() {
                 *lock(&self.address) = u32::from_le_bytes(bytes);
             }
-        } else if let Some((slot, offset)) = self.port_target(port, data.len()) {
+        } else if let Some((slot, offset)) = self.port_target(port, data) {
             self.config_write(slot, offset, data);
         }
     }
 
-    fn port_target(&self, port: u16, len: usize) -> Option<(Slot, u16)> {
+    fn port_target(&self, port: u16, data: &[u8]) -> Option<(Slot, u16)> {
         let byte = port.checked_sub(layout::PORT_PCI_DATA)?;
         let address = *lock(&self.address);
         let (bus, function) = (address >> 16 & 0xff, address >> 8 & 7);
-        let inside = usize::from(byte) + len <= 4;
+        let inside = is_access(data) && usize::from(byte) + data.len() <= 4;
         (address & ADDRESS_ENABLE != 0 && bus == 0 && function == 0 && inside)
             .then_some((Slot((address >> 11 & 31) as u8), (address & 0xfc) as u16 + byte))
     }
@@ -231,6 +231,12 @@ fn ecam(address: u64) -> Option<(Option<Slot>, u16)> {
     Some((exists.then_some(Slot(device as u8)), (offset & 0xfff) as u16))
 }
 
+/// True for what one instruction accesses, as opposed to fragments of accesses
+/// that cross a page, and to string instructions.
+fn is_access(data: &[u8]) -> bool {
+    matches!(data.len(), 1 | 2 | 4 | 8)
+}
+
 /// A host bridge without registers of its own.
 struct HostBridge {
     config: ConfigSpace,
@@ -270,4 +276,22 @@ impl PciFunction for HostBridge {
     fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) {}
 
     fn reset(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ecam_addresses_split_into_function_and_register() {
+        let base = layout::ECAM_START;
+        assert_eq!(ecam(base - 1), None);
+        assert_eq!(ecam(base), Some((Some(Slot(0)), 0)));
+        assert_eq!(ecam(base + (3 << 15) + 0xfff), Some((Some(Slot(3)), 0xfff)));
+        // Function 1 of device 31, and bus 1.
+        assert_eq!(ecam(base + (31 << 15) + (1 << 12)), Some((None, 0)));
+        assert_eq!(ecam(base + (1 << 20) + 4), Some((None, 4)));
+        assert_eq!(ecam(base + layout::ECAM_SIZE - 1), Some((None, 0xfff)));
+        assert_eq!(ecam(base + layout::ECAM_SIZE), None);
+    }
 }

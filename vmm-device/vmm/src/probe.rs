@@ -120,11 +120,13 @@ pub(crate) fn require(kvm: &Kvm) -> Result<(), Error> {
     Ok(())
 }
 
-/// How KVM runs guests, from the modules loaded. A kernel with KVM built in has
-/// the same folders.
+/// How KVM runs guests, from the CPU's flags and the modules loaded (those built
+/// into the kernel have the same folders).
 pub(crate) fn virtualisation() -> Virtualisation {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
     let loaded = |name: &str| Path::new("/sys/module").join(name).exists();
-    if loaded("kvm_intel") || loaded("kvm_amd") {
+    if flags.split_whitespace().any(|flag| matches!(flag, "vmx" | "svm")) {
         Virtualisation::Hardware
     } else if loaded("kvm_pvm") {
         Virtualisation::Pvm

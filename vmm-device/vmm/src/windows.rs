@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
-use log::warn;
+use log::{debug, warn};
 use tofu_pci::{BAR_COUNT, BarRange};
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
@@ -241,8 +241,8 @@ impl Windows {
         for attached in attached.iter_mut().filter(changed) {
             let placed = self.withdraw(attached).and_then(|()| self.place(attached, &bars));
             if let Err(error) = placed {
-                // The guest chose this address; the function serves it instead.
-                warn!("following BAR {} to its new address: {error}", attached.bar);
+                // The guest chose this address, and can do so as often as it likes.
+                debug!("following BAR {} to its new address: {error}", attached.bar);
             }
         }
     }

@@ -274,6 +274,27 @@ fn a_watched_page_notices_a_write() {
     assert_eq!(function.woken.load(Ordering::SeqCst), 1);
 }
 
+/// A guest may put its BAR anywhere; that harms only itself, and not for good.
+#[test]
+fn misplaced_bars_come_back() {
+    let kvm = kvm!();
+    for watched in [false, true] {
+        let guest = Guest::new(&kvm);
+        let (function, _) = match watched {
+            true => TestFunction::plug_watched(&guest.vm).unwrap(),
+            false => TestFunction::plug(&guest.vm),
+        };
+        function.page_word(1).store(0xfeed, Ordering::SeqCst);
+        guest.start("test=bars");
+        assert_eq!(guest.end(), Outcome::Exited(0), "{:?}", guest.lines());
+        let expected =
+            ["gone 0xffffffffffffffff", "back 0xfeed", "off 0xffffffffffffffff", "on 0xfeed"];
+        assert_eq!(guest.lines(), expected);
+        assert_eq!(function.page_word(0).load(Ordering::SeqCst), 0x1234);
+        assert_eq!(function.take_writes(), []);
+    }
+}
+
 /// Runs the guest's `device` test; returns the writes that reached the function.
 fn drive(guest: &Guest, function: &Arc<TestFunction>) -> Vec<(u64, u64)> {
     function.page_word(1).store(0xfeed, Ordering::SeqCst);

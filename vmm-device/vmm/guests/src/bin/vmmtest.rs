@@ -36,6 +36,10 @@ fn main() -> i32 {
         Some("time") => clock(),
         Some("stray") => stray(),
         Some("ports") => ports(),
+        Some("bars") => bars().unwrap_or_else(|error| {
+            println!("{error}");
+            1
+        }),
         Some("device") => device().unwrap_or_else(|error| {
             println!("{error}");
             1
@@ -204,6 +208,36 @@ fn ports() -> i32 {
     // Text that lies nowhere.
     port(0xf8, Some(0xf000_0000));
     0
+}
+
+/// Puts the BAR where it must not be, and back.
+fn bars() -> Result<i32, pci::Error> {
+    let device = pci::find(0x10cf, 0x1ccd).ok_or(pci::Error::NoBar(0))?;
+    let bar = device.map_bar(0, BAR_SIZE)?;
+    device.enable();
+    let place = |address: u64| {
+        device.config_write(0x10, address as u32);
+        device.config_write(0x14, (address >> 32) as u32);
+    };
+    // Over this program, the local APIC, configuration space, and at both ends.
+    for address in [0, 0xf000_0000, 0xe000_0000, 0xffff_ffff_f000_0000, 1 << 45] {
+        place(address);
+    }
+    // SAFETY: registers of the test function, which does no DMA.
+    unsafe {
+        // Nothing is left where it was.
+        println!("gone {:#x}", mmio::read64(bar + PAGE + 8));
+        place(bar as u64);
+        println!("back {:#x}", mmio::read64(bar + PAGE + 8));
+        mmio::write64(bar + PAGE, 0x1234);
+        // Memory decoding off and on.
+        let command = device.config_read(4) & 0xffff;
+        device.config_write(4, command & !2);
+        println!("off {:#x}", mmio::read64(bar + PAGE + 8));
+        device.config_write(4, command);
+        println!("on {:#x}", mmio::read64(bar + PAGE + 8));
+    }
+    Ok(0)
 }
 
 /// Registers, interrupts, doorbell, shared page and moving the BAR.
