@@ -197,7 +197,8 @@ fn a_fault_at_the_target_is_told_to_both() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let mut b = Handmade::new(&cluster, 1);
-    let orders: [(fn(&Endpoint, &Handmade) -> Order, MrqId, MrqId); 3] = [
+    type Make = fn(&Endpoint, &Handmade) -> Order;
+    let orders: [(Make, MrqId, MrqId); 3] = [
         (
             |a, b| Order::put(b.end.target(), b.at(0x1000), a.at(0), 8),
             MrqId::PutLastRemoteError,

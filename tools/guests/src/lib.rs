@@ -33,6 +33,9 @@ const CQ: u8 = 0;
 const CONTROL: u32 = 0;
 /// STag of the program's data.
 const DATA: u32 = 1;
+/// Group process id of the shipped programs. Not 0, the reset value: a node that was never
+/// set up cannot talk to them.
+const GPID: u64 = 1;
 /// Offset in the control block of node 0's count of arrivals at barriers.
 const ARRIVALS: u64 = 0;
 /// Offset of the number of the last barrier that everyone has reached.
@@ -148,6 +151,7 @@ impl Comm {
         let (control, data) = (allocate(CONTROL_SIZE)?, allocate(data_size(nodes).max(1))?);
         let config = CqConfig {
             stags: 2,
+            gpid: GPID,
             interrupts: if polling { 0 } else { MRQ_WRITE_ACKNOWLEDGE | TCQ_WRITE_ACKNOWLEDGE },
             spin_ns: SPIN_NS,
             ..CqConfig::new(TNI, CQ)

@@ -1,0 +1,323 @@
+//! Writes garbage everywhere: registers, rings, descriptors, tables. Nothing of it may harm
+//! the machine or the other nodes; the program succeeds if it comes to its end.
+//!
+//! `steps=N`: how much (20000), `seed=N`: which. Two things it does keep to, because breaking
+//! them is a guest's good right and no fault of the device: it lets the device write to one
+//! arena of its own memory only, and it does not use the group process id of the other
+//! programs.
+#![no_std]
+#![no_main]
+
+use tofu_abi::desc::{Command, DESC_SIZE, Header1, Header2};
+use tofu_abi::regs::{
+    BAR0_SIZE, BchReg, BgsReg, CqReg, CqsReg, PortReg, Register, TniReg, TofuReg, XbReg,
+};
+use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
+use tofu_abi::{Coords, StagOffset};
+use tofu_bare::platform::{BareBuffer, BarePlatform};
+use tofu_bare::{mmio, println};
+use tofu_driver::{Device, DmaBuffer, Platform};
+use tofu_guests::{Error, exit_code, number};
+
+tofu_bare::entry!(main);
+
+/// Memory that the device may write to: rings and payload.
+const ARENA: usize = 1 << 20;
+/// Room behind the start of a ring: the largest one used has 8192 entries of 32 bytes.
+const RING: u64 = 256 << 10;
+/// Entries of the steering and the memory block table.
+const ENTRIES: u64 = 256;
+const BLOCKS_AT: u64 = ENTRIES * 16;
+const PAGES_AT: u64 = 2 * ENTRIES * 16;
+/// Page entries of one memory block, and page tables.
+const PAGES: u64 = 64;
+const PAGE_TABLES: u64 = 32;
+const TABLES: usize = (PAGES_AT + PAGE_TABLES * PAGES * 8) as usize;
+/// An address bit beyond the memory of any guest.
+const FAR: u64 = 1 << 38;
+
+fn main() -> i32 {
+    exit_code(garbage())
+}
+
+fn garbage() -> Result<(), Error> {
+    let steps = number("steps", 20_000)?;
+    let seed = number("seed", 1)?;
+    let platform = BarePlatform::find()?;
+    let bar = platform.pci().map_bar(0, BAR0_SIZE)?;
+    let arena = platform.alloc_dma(ARENA, 64 << 10)?;
+    let tables = platform.alloc_dma(TABLES, 4096)?;
+    let device = Device::probe(platform)?;
+    let me = device.coords();
+    let mut vandal = Vandal { random: Random(seed ^ 0x5851_f42d_4c95_7f2d), arena, tables, me };
+    vandal.fill_tables();
+    for tni in 0..6 {
+        device.tni(tni)?.enable()?;
+    }
+    for _ in 0..steps {
+        match vandal.random.below(10) {
+            0..4 => {
+                let register = vandal.register();
+                let value = vandal.value(register);
+                device.write(register, value);
+            }
+            4 => {
+                device.read(vandal.register());
+            }
+            5 => vandal.fill_arena(),
+            6 => vandal.fill_tables(),
+            7 => vandal.set_up(&device),
+            8 => {
+                let (tni, cq) = (vandal.random.below(6) as u8, vandal.random.below(12) as u8);
+                device.write(Register::Cq { tni, cq, reg: CqReg::FetchStart }, 1);
+            }
+            _ => vandal.odd_access(bar),
+        }
+    }
+    println!("{steps} steps of garbage survived");
+    Ok(())
+}
+
+/// xorshift64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        (self.next() >> 16) % n
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    fn choose<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
+
+struct Vandal {
+    random: Random,
+    arena: BareBuffer,
+    tables: BareBuffer,
+    me: Coords,
+}
+
+impl Vandal {
+    /// An address at which there is no memory.
+    fn nowhere(&mut self) -> u64 {
+        self.random.next() | FAR
+    }
+
+    /// Where a ring may start.
+    fn ring(&mut self) -> u64 {
+        if self.random.one_in(4) {
+            return self.nowhere();
+        }
+        let offset = self.random.below(ARENA as u64 - RING);
+        let cache_injection = self.random.below(2) << 63;
+        // Now and then not aligned.
+        let offset = if self.random.one_in(8) { offset } else { offset & !31 };
+        (self.arena.device_addr() + offset) | cache_injection
+    }
+
+    /// Where a steering table may be: memory blocks will do, too.
+    fn steering_table(&mut self) -> u64 {
+        match self.random.below(4) {
+            0 => self.nowhere(),
+            1 => self.block_table(),
+            _ => self.tables.device_addr(),
+        }
+    }
+
+    fn block_table(&mut self) -> u64 {
+        if self.random.one_in(4) { self.nowhere() } else { self.tables.device_addr() + BLOCKS_AT }
+    }
+
+    /// Any register.
+    fn register(&mut self) -> Register {
+        let r = &mut self.random;
+        let (tni, cq) = (r.below(6) as u8, r.below(12) as u8);
+        match r.below(16) {
+            0..5 => Register::Cqs { tni, cq, reg: r.choose(CqsReg::ALL) },
+            5..9 => Register::Cq { tni, cq, reg: r.choose(CqReg::ALL) },
+            9 | 10 => Register::Tni { tni, reg: r.choose(TniReg::ALL) },
+            11 => Register::Bgs { tni, bg: r.below(48) as u8, reg: r.choose(BgsReg::ALL) },
+            12 => Register::Bch { tni, bch: r.below(16) as u8, reg: r.choose(BchReg::ALL) },
+            13 => Register::Xb(r.choose(XbReg::ALL)),
+            14 => Register::Port { port: r.below(10) as u8, reg: r.choose(PortReg::ALL) },
+            _ => Register::Tofu(
+                TofuReg::from_offset(r.below(0x700 / 8) * 8).unwrap_or(TofuReg::TnrImc),
+            ),
+        }
+    }
+
+    /// Any value for it, within the two rules.
+    fn value(&mut self, register: Register) -> u64 {
+        let any = self.random.next();
+        match register {
+            Register::Cqs { reg, .. } => match reg {
+                CqsReg::ToqIpa | CqsReg::TcqIpa | CqsReg::MrqIpa => self.ring(),
+                // Sizes that the arena has room for, and ones that do not exist.
+                CqsReg::ToqSize | CqsReg::MrqSize => self.random.choose(&[0, 1, 6, 7, any | 8]),
+                CqsReg::SteeringTableIpa => self.steering_table(),
+                CqsReg::MemoryBlockTableIpa => self.block_table(),
+                CqsReg::SteeringTableSize | CqsReg::MemoryBlockTableSize => any % (ENTRIES + 1),
+                CqsReg::Gpid => self.gpid(),
+                _ => any,
+            },
+            Register::Tni { reg, .. } => match reg {
+                TniReg::Enable => u64::from(!self.random.one_in(4)),
+                TniReg::PbqPa | TniReg::PrqPa => self.ring(),
+                TniReg::PbqSize | TniReg::PrqSize => self.random.choose(&[0, 1, 6, any | 8]),
+                _ => any,
+            },
+            Register::Bgs { reg: BgsReg::BchNoticeIpa, .. } => self.ring(),
+            Register::Xb(XbReg::StqPa) => self.ring(),
+            Register::Xb(XbReg::StqSize) => any % 256,
+            _ => any,
+        }
+    }
+
+    /// A group process id that nobody else has: the others' do not use the highest bit, and
+    /// not 0.
+    fn gpid(&mut self) -> u64 {
+        if self.random.one_in(2) { 0 } else { self.random.next() | 1 << 63 }
+    }
+
+    /// Makes a queue that works, so that garbage gets further.
+    fn set_up(&mut self, device: &Device<BarePlatform>) {
+        let (tni, cq) = (self.random.below(6) as u8, self.random.below(12) as u8);
+        let base = self.arena.device_addr();
+        let place = |n: u64| base + n * RING;
+        let tables = self.tables.device_addr();
+        let writes = [
+            (CqsReg::Enable, 0),
+            (CqsReg::FetchStop, 0),
+            (CqsReg::Mode, 0),
+            (CqsReg::Gpid, 0),
+            (CqsReg::ToqIpa, place(self.random.below(3))),
+            (CqsReg::ToqSize, self.random.below(2)),
+            (CqsReg::TcqIpa, place(self.random.below(3))),
+            (CqsReg::MrqIpa, place(self.random.below(3))),
+            (CqsReg::MrqSize, 0),
+            (CqsReg::SteeringTableIpa, tables),
+            (CqsReg::SteeringTableSize, ENTRIES),
+            (CqsReg::SteeringTableEnable, 1),
+            (CqsReg::MemoryBlockTableIpa, tables + BLOCKS_AT),
+            (CqsReg::MemoryBlockTableSize, ENTRIES),
+            (CqsReg::MemoryBlockTableEnable, 1),
+            (CqsReg::Imc, u64::MAX),
+            (CqsReg::Enable, 1),
+        ];
+        for (reg, value) in writes {
+            device.write(Register::Cqs { tni, cq, reg }, value);
+        }
+    }
+
+    /// Fills a part of the arena with descriptors, half of them plausible.
+    fn fill_arena(&mut self) {
+        let first = self.random.below((ARENA / DESC_SIZE) as u64 - 64) as usize;
+        for slot in first..first + 64 {
+            let mut words = [(); 4].map(|()| self.random.next());
+            if !self.random.one_in(4) {
+                let command = self.random.choose(&Command::ALL);
+                let target = if self.random.one_in(2) {
+                    self.me
+                } else {
+                    Coords { a: 1 - (self.me.a & 1), ..self.me }
+                };
+                let length = self.random.below(1 << 14) as u32;
+                words[0] = Header1(words[0])
+                    .with_command(command as u8)
+                    .with_source_type(self.random.below(16).saturating_sub(13) as u8)
+                    .with_target(target)
+                    .with_path(target.default_path())
+                    .with_ri(self.random.below(7) as u8)
+                    .0;
+                if !self.random.one_in(64) {
+                    words[1] = Header2(words[1]).with_length(length).0;
+                }
+                for word in &mut words[2..] {
+                    let (cq, stag) = (self.random.below(13), self.random.below(ENTRIES + 1));
+                    *word = StagOffset::new(cq as u8, stag as u32, self.random.below(1 << 16)).0;
+                }
+            }
+            for (i, word) in words.into_iter().enumerate() {
+                self.arena.store_u64(slot * DESC_SIZE + i * 8, word, RELAXED);
+            }
+        }
+    }
+
+    /// Fills all tables. Whatever an entry leads to is the arena or no memory at all.
+    fn fill_tables(&mut self) {
+        for i in 0..ENTRIES as usize {
+            let steering = Steering(self.random.next())
+                .with_enable(!self.random.one_in(8))
+                .with_mbid(self.random.below(ENTRIES + 8) as u16)
+                .with_mbva_units(self.random.below(64));
+            self.store_entry(i * 16, steering.0);
+            let length = if self.random.one_in(8) { u64::MAX } else { 1 << 17 };
+            self.store_entry(i * 16 + 8, length);
+
+            let block = MemoryBlock(self.random.next()).with_enable(!self.random.one_in(8));
+            let block = if self.random.one_in(4) {
+                block.with_ipa(self.nowhere())
+            } else {
+                // Larger pages than 64 KiB would reach beyond the arena.
+                let small = PageSize::Size4K as u8;
+                let size = self.random.choose(&[small, small, PageSize::Size64K as u8, 3, 7]);
+                let table = PAGES_AT + self.random.below(PAGE_TABLES) * PAGES * 8;
+                block.with_ps(size).with_ipa(self.tables.device_addr() + table)
+            };
+            self.store_entry(BLOCKS_AT as usize + i * 16, block.0);
+            // Never more than a page table has: the device may read this between two stores.
+            let pages = self.random.below(PAGES + 1);
+            self.store_entry(BLOCKS_AT as usize + i * 16 + 8, pages);
+        }
+        for i in 0..(PAGE_TABLES * PAGES) as usize {
+            let entry = PageEntry(self.random.next()).with_enable(!self.random.one_in(16));
+            let address = if self.random.one_in(8) {
+                self.nowhere()
+            } else {
+                self.arena.device_addr() + (self.random.below(ARENA as u64) & !0xfff)
+            };
+            self.store_entry(PAGES_AT as usize + i * 8, entry.with_ipa(address).0);
+        }
+    }
+
+    fn store_entry(&self, offset: usize, word: u64) {
+        self.tables.store_u64(offset, word, RELAXED);
+    }
+
+    /// An access that registers do not have, or half of one.
+    fn odd_access(&mut self, bar: usize) {
+        let anywhere = self.random.below(BAR0_SIZE - 8) as usize;
+        // Registers of the user page only: halves of addresses would break the rules.
+        let (tni, cq) = (self.random.below(6), self.random.below(12));
+        let page = (tni * 0x100_0000 + cq * 0x1_0000) as usize;
+        let half = page + self.random.below(0x88 / 4) as usize * 4;
+        let value = self.random.next();
+        // SAFETY: addresses in the device's registers. What it does upon it touches only the
+        // arena, to which no references exist.
+        unsafe {
+            match self.random.below(3) {
+                0 => {
+                    mmio::read64(bar + anywhere);
+                }
+                1 => {
+                    mmio::read32(bar + anywhere);
+                }
+                _ => mmio::write32(bar + half, value as u32),
+            }
+        }
+    }
+}
+
+const RELAXED: core::sync::atomic::Ordering = core::sync::atomic::Ordering::Relaxed;
