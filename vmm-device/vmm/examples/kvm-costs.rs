@@ -32,14 +32,14 @@ fn costs(image: &[u8], watched: bool) -> Result<(), Box<dyn std::error::Error>> 
             println!("guest: {line}");
         }
     })?;
-    report("host: create a VM", begin.elapsed(), 1);
+    report("host: create a VM and its vCPU", begin.elapsed(), 1);
     let (function, slot) = match watched {
         true => TestFunction::plug_watched(&vm)?,
         false => TestFunction::plug(&vm),
     };
     let begin = Instant::now();
     vm.boot(image, "")?;
-    report("host: create its vCPU and load the image", begin.elapsed(), 1);
+    report("host: load the image", begin.elapsed(), 1);
 
     // Answers each doorbell with MSI-X vector 1, once the guest asks for that.
     let done = Arc::new(AtomicBool::new(false));

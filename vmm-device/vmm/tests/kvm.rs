@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{TestFunction, guest, regs};
+use tofu_pci::PciFunction;
 use tofu_vmm::{Error, Hypervisor, Outcome, Virtualisation, Vm, VmConfig};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -328,6 +329,51 @@ fn drive(guest: &Guest, function: &Arc<TestFunction>) -> Vec<(u64, u64)> {
         assert_eq!(function.page_word(index).load(Ordering::SeqCst), value, "word {index}");
     }
     function.take_writes()
+}
+
+/// However early the stop comes, it is neither lost nor late.
+#[test]
+fn a_stop_right_after_the_start_works() {
+    let kvm = kvm!();
+    for round in 0..30 {
+        let guest = Guest::new(&kvm);
+        guest.start("test=hang");
+        std::thread::sleep(Duration::from_micros(50 * round));
+        let begin = Instant::now();
+        assert_eq!(guest.vm.stop(), Outcome::Stopped);
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    }
+}
+
+/// A function with a bug.
+struct Broken(std::sync::atomic::AtomicBool);
+
+impl PciFunction for Broken {
+    fn config_read(&self, _offset: u16, data: &mut [u8]) {
+        assert!(!self.0.load(Ordering::SeqCst), "on purpose");
+        data.fill(0);
+    }
+    fn config_write(&self, _offset: u16, _data: &[u8]) {}
+    fn bars(&self) -> [Option<tofu_pci::BarRange>; tofu_pci::BAR_COUNT] {
+        [None; tofu_pci::BAR_COUNT]
+    }
+    fn bar_read(&self, _bar: u8, _offset: u64, _data: &mut [u8]) {}
+    fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) {}
+    fn reset(&self) {}
+}
+
+#[test]
+fn a_panicking_device_ends_its_own_vm_only() {
+    let kvm = kvm!();
+    let guest = Guest::new(&kvm);
+    let function = Arc::new(Broken(false.into()));
+    guest.vm.add_function(function.clone()).unwrap();
+    function.0.store(true, Ordering::SeqCst);
+    guest.start("test=hello");
+    let outcome = guest.end();
+    let Outcome::InternalError(fault) = &outcome else { panic!("{outcome:?}") };
+    assert_eq!(fault.reason, "a device panicked");
+    assert_eq!(guest.vm.stop(), outcome);
 }
 
 #[test]
