@@ -32,6 +32,8 @@ pub(crate) enum Event {
     Ended(NodeId, Outcome),
     /// This process was sent SIGINT (2) or SIGTERM (15). Not sent by machines.
     Signal(i32),
+    /// [`Backend::start`] has returned. Not sent by machines.
+    Started,
 }
 
 /// How a guest ended.
@@ -49,7 +51,7 @@ pub(crate) enum Outcome {
 
 /// A machine that runs. Dropping it stops it, joins its threads and frees
 /// everything.
-pub(crate) trait Running {
+pub(crate) trait Running: Send {
     /// The registers of a node's vCPU in one line, for a report about a guest that
     /// hangs. `None` if it has none or does not answer.
     fn registers(&self, node: NodeId) -> Option<String>;

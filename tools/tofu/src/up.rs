@@ -1,7 +1,8 @@
 //! `tofu up`: runs a plan and reports.
 
 use std::io;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -32,9 +33,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     .context("cannot handle signals")?;
     let mut out = io::stdout();
     let mut screen = Screen::new(&mut out, Style::detect(args.json), &plan)?;
-    let start = Instant::now();
-    let machine = Machines.start(&plan, sender)?;
-    watch(&plan, machine, &events, start, &mut screen)
+    watch(&plan, &Machines, sender, &events, &mut screen)
 }
 
 /// Refuses a machine whose guests could use more memory than there is, which
@@ -65,26 +64,46 @@ struct Watch<'a, 'b> {
     /// By node number; stubs stay without a result.
     nodes: Vec<Progress>,
     unfinished: usize,
+    /// The first signal that came.
+    signal: Option<i32>,
 }
 
-/// Follows a machine to its end: all guests have ended, the time is over, or a
-/// signal came. Returns the exit code.
+/// Starts a machine and follows it to its end: all guests have ended, the time is
+/// over, or a signal came. Returns the exit code.
 fn watch(
     plan: &Plan,
-    mut machine: Box<dyn Running>,
+    backend: &(dyn Backend + Sync),
+    sender: Sender<Event>,
     events: &Receiver<Event>,
-    start: Instant,
     screen: &mut Screen<'_>,
 ) -> anyhow::Result<u8> {
+    let start = Instant::now();
     let nodes = plan.nodes.iter().map(|_| Progress { result: None, last_line: String::new() });
     let unfinished = plan.vms().count();
-    let mut watch = Watch { plan, start, screen, nodes: nodes.collect(), unfinished };
+    let mut watch = Watch { plan, start, screen, nodes: nodes.collect(), unfinished, signal: None };
+
+    // On a thread of its own, so that what happens while others boot is seen.
+    let machine = thread::scope(|scope| {
+        let starting = scope.spawn(move || {
+            let machine = backend.start(plan, sender.clone());
+            // The receiver outlives this thread.
+            let _ = sender.send(Event::Started);
+            machine
+        });
+        while let Ok(event) = events.recv() {
+            if event == Event::Started {
+                break;
+            }
+            watch.take(event)?;
+        }
+        starting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    let mut machine = machine?;
+
     let deadline = start + plan.timeout.0;
-    let mut signal = None;
-    while watch.unfinished > 0 && signal.is_none() {
+    while watch.unfinished > 0 && watch.signal.is_none() {
         let left = deadline.saturating_duration_since(Instant::now());
         match events.recv_timeout(left) {
-            Ok(Event::Signal(number)) => signal = Some(number),
             Ok(event) => watch.take(event)?,
             Err(RecvTimeoutError::Timeout) => {
                 watch.time_is_over(machine.as_mut(), events)?;
@@ -93,20 +112,12 @@ fn watch(
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    if signal.is_some() {
-        watch.screen.note("interrupted, stopping the guests")?;
-    }
     machine.stop();
     while let Ok(event) = events.try_recv() {
-        if let Event::Signal(number) = event {
-            signal = signal.or(Some(number));
-        } else {
-            watch.take(event)?;
-        }
+        watch.take(event)?;
     }
     drop(machine);
-    let code = watch.finish()?;
-    Ok(signal.map_or(code, |signal| EXIT_SIGNAL + (signal as u8 & 0x7f)))
+    watch.finish()
 }
 
 impl Watch<'_, '_> {
@@ -128,7 +139,11 @@ impl Watch<'_, '_> {
                 };
                 self.end(node, kind, code, detail)
             }
-            Event::Signal(_) => Ok(()),
+            Event::Signal(number) if self.signal.is_none() => {
+                self.signal = Some(number);
+                self.screen.note("interrupted, stopping the guests")
+            }
+            Event::Signal(_) | Event::Started => Ok(()),
         }
     }
 
@@ -191,13 +206,17 @@ impl Watch<'_, '_> {
         Ok(())
     }
 
-    fn finish(mut self) -> io::Result<u8> {
+    fn finish(mut self) -> anyhow::Result<u8> {
         for id in self.without_result() {
             self.end(id, "stopped", None, String::new())?;
         }
         let results: Vec<_> = self.nodes.into_iter().filter_map(|node| node.result).collect();
         self.screen.summary(&results, self.start.elapsed())?;
-        Ok(if results.iter().all(|result| result.ok) { 0 } else { EXIT_FAILED })
+        Ok(match self.signal {
+            Some(signal) => EXIT_SIGNAL + (signal as u8 & 0x7f),
+            None if results.iter().all(|result| result.ok) => 0,
+            None => EXIT_FAILED,
+        })
     }
 }
 
@@ -217,7 +236,6 @@ mod tests {
     use crate::units::{Doorbell, MemorySize, Timeout};
     use std::borrow::Cow;
     use std::sync::Arc;
-    use std::sync::mpsc::Sender;
     use tofu_fabric::Shape;
 
     fn plan(shape: &str, vms: usize, timeout: Duration) -> Plan {
@@ -253,18 +271,30 @@ mod tests {
         }
     }
 
+    /// Starts an [`Idle`] machine after these events.
+    struct Script {
+        coming: Vec<Event>,
+        hanging: Vec<u32>,
+    }
+
+    impl Backend for Script {
+        fn start(&self, _: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
+            for event in &self.coming {
+                events.send(event.clone())?;
+            }
+            Ok(Box::new(Idle { events, hanging: self.hanging.clone() }))
+        }
+    }
+
     const TEXT: Style = Style { json: false, colour: false, progress: false };
 
     /// Runs `plan` with these events coming, and `hanging` nodes until stopped.
     fn run(plan: &Plan, style: Style, coming: Vec<Event>, hanging: &[u32]) -> (u8, String) {
         let (sender, events) = mpsc::channel();
-        for event in coming {
-            sender.send(event).unwrap();
-        }
-        let machine = Box::new(Idle { events: sender, hanging: hanging.to_vec() });
         let mut out = Vec::new();
         let mut screen = Screen::new(&mut out, style, plan).unwrap();
-        let code = watch(plan, machine, &events, Instant::now(), &mut screen).unwrap();
+        let script = Script { coming, hanging: hanging.to_vec() };
+        let code = watch(plan, &script, sender, &events, &mut screen).unwrap();
         drop(screen);
         (code, String::from_utf8(out).unwrap())
     }
@@ -331,8 +361,6 @@ mod tests {
 
     #[test]
     fn a_machine_that_falls_silent_is_a_failure() {
-        let plan = plan("unit", 1, LONG);
-        let (sender, events) = mpsc::channel();
         struct Gone;
         impl Running for Gone {
             fn registers(&self, _: NodeId) -> Option<String> {
@@ -340,11 +368,33 @@ mod tests {
             }
             fn stop(&mut self) {}
         }
-        drop::<Sender<Event>>(sender);
+        struct Silent;
+        impl Backend for Silent {
+            fn start(&self, _: &Plan, _: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
+                Ok(Box::new(Gone))
+            }
+        }
+        let plan = plan("unit", 1, LONG);
+        let (sender, events) = mpsc::channel();
         let mut out = Vec::new();
         let mut screen = Screen::new(&mut out, TEXT, &plan).unwrap();
-        let code = watch(&plan, Box::new(Gone), &events, Instant::now(), &mut screen).unwrap();
-        assert_eq!(code, 1);
+        assert_eq!(watch(&plan, &Silent, sender, &events, &mut screen).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_host_that_cannot_run_it_is_an_error() {
+        struct Unable;
+        impl Backend for Unable {
+            fn start(&self, _: &Plan, _: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
+                bail!("no /dev/kvm")
+            }
+        }
+        let plan = plan("unit", 1, LONG);
+        let (sender, events) = mpsc::channel();
+        let mut out = Vec::new();
+        let mut screen = Screen::new(&mut out, TEXT, &plan).unwrap();
+        let error = watch(&plan, &Unable, sender, &events, &mut screen).unwrap_err();
+        assert_eq!(error.to_string(), "no /dev/kvm");
     }
 
     #[test]
