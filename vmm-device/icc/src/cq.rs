@@ -9,6 +9,7 @@ use tofu_abi::irq::{cqs, vector};
 use tofu_abi::queue::{RingIndex, queue_entries};
 use tofu_abi::regs::{CACHE_INJECTION, CqReg, CqsMode, CqsReg, CqsStatus};
 
+use crate::handover::Handover;
 use crate::irq::IrqUnit;
 use crate::memory::DmaMemory;
 use crate::notice::{Completions, Policy, Writer};
@@ -105,9 +106,7 @@ pub(crate) struct Cq {
     pub(crate) page: Page,
     pub(crate) tables: Arc<Tables>,
     pub(crate) direct: Mutex<DirectRegister>,
-    pub(crate) transmit: Mutex<Option<Transmit>>,
-    /// Someone wanted to run the queue while another thread did.
-    pub(crate) again: AtomicBool,
+    pub(crate) transmit: Handover<Option<Transmit>>,
     /// The queue stopped for want of room for another outstanding command.
     pub(crate) stalled: AtomicBool,
     pub(crate) completions: Mutex<Option<Completions>>,
@@ -130,8 +129,7 @@ impl Cq {
             page: Page::new(tni, id, shared),
             tables: Arc::new(Tables::new()),
             direct: Mutex::new(DirectRegister::default()),
-            transmit: Mutex::new(None),
-            again: AtomicBool::new(false),
+            transmit: Handover::new(None),
             stalled: AtomicBool::new(false),
             completions: Mutex::new(None),
             blank,
@@ -243,7 +241,7 @@ impl Cq {
     /// Returns false, and leaves it disabled, if a size code is out of range or an address is
     /// not a multiple of its entry's size.
     pub(crate) fn enable(&self) -> bool {
-        let mut transmit = lock(&self.transmit);
+        let mut transmit = self.transmit.lock();
         let mut completions = lock(&self.completions);
         if self.enabled() {
             return true;
@@ -281,7 +279,7 @@ impl Cq {
     /// Returns whether it was enabled.
     pub(crate) fn disable(&self) -> bool {
         let was = self.enabled.swap(false, SeqCst);
-        *lock(&self.transmit) = None;
+        *self.transmit.lock() = None;
         *lock(&self.completions) = None;
         self.tables.flush();
         let start = Instant::now();

@@ -1,6 +1,8 @@
 //! The interrupt registers of a unit.
 
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
+
+use tofu_sync::AtomicU64;
 
 use crate::Host;
 
@@ -17,7 +19,7 @@ pub(crate) struct IrqUnit {
 
 impl IrqUnit {
     /// A unit whose requests go to `vector`. After reset all is masked.
-    pub(crate) const fn new(vector: u16, bits: u64) -> Self {
+    pub(crate) fn new(vector: u16, bits: u64) -> Self {
         Self {
             vector,
             bits,
@@ -83,5 +85,70 @@ impl IrqUnit {
     /// A write to ICL.
     pub(crate) fn set_level(&self, value: u64) {
         self.level.store(value, SeqCst);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use loom::thread;
+    use tofu_fabric::{PortCounters, XbCounters};
+
+    /// Counts interrupts.
+    struct Counter(AtomicU32);
+
+    impl Host for Counter {
+        fn interrupt(&self, _: u16) {
+            self.0.fetch_add(1, Relaxed);
+        }
+        fn doorbell(&self, _: u8, _: u8) {}
+        fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+        fn timer(&self, _: u64) {}
+        fn now_ns(&self) -> u64 {
+            0
+        }
+        fn port_counters(&self, _: u8) -> PortCounters {
+            PortCounters::default()
+        }
+        fn xb_counters(&self) -> XbCounters {
+            XbCounters::default()
+        }
+    }
+
+    struct Model {
+        unit: IrqUnit,
+        host: Counter,
+    }
+
+    fn model(driver: fn(&Model)) {
+        loom::model(move || {
+            let model =
+                Arc::new(Model { unit: IrqUnit::new(0, 1), host: Counter(AtomicU32::new(0)) });
+            let other = Arc::clone(&model);
+            let device = thread::spawn(move || other.unit.request(&other.host, 1));
+            driver(&model);
+            device.join().unwrap();
+            let pending = model.unit.pending() & !model.unit.mask();
+            let sent = model.host.0.load(Relaxed);
+            assert!(pending == 0 || sent > 0, "a request is pending and unmasked, unannounced");
+        });
+    }
+
+    #[test]
+    fn loom_a_request_while_it_is_unmasked_is_announced() {
+        model(|m| m.unit.clear_mask(&m.host, 1));
+    }
+
+    #[test]
+    fn loom_a_request_after_an_older_one_was_cleared_is_announced() {
+        model(|m| {
+            m.unit.clear_mask(&m.host, 1);
+            m.unit.set_mask(1);
+            // The driver polls here, so what it clears is not lost.
+            m.unit.clear_pending(1);
+            m.unit.clear_mask(&m.host, 1);
+        });
     }
 }

@@ -18,6 +18,8 @@
 #![forbid(unsafe_code)]
 
 mod cq;
+mod epoch;
+mod handover;
 mod host;
 mod irq;
 mod memory;

@@ -1,6 +1,6 @@
 //! Address translation: steering table, memory block table, page table.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tofu_abi::irq::cqs;
@@ -11,6 +11,7 @@ use tofu_abi::table::{
 };
 use tofu_abi::{StagOffset, rcode};
 
+use crate::epoch::Epochs;
 use crate::memory::{DmaMemory, Segment, Segments};
 
 /// Places in a queue's translation cache.
@@ -73,21 +74,10 @@ pub(crate) struct Tables {
     block_enable: AtomicBool,
     block_ipa: AtomicU64,
     block_size: AtomicU64,
-    /// Cached mappings of an older generation are not used any more.
-    generation: AtomicU64,
-    /// Bursts under way whose addresses were translated, by the lowest bit of their generation.
-    pins: [AtomicU32; 2],
-    flush: Mutex<Flush>,
+    /// Bursts under way whose addresses were translated. Cached mappings of an older generation
+    /// are not used any more.
+    epochs: Epochs,
     cache: Mutex<Vec<Option<Mapping>>>,
-}
-
-/// Progress of a cache flush.
-#[derive(Debug, Default)]
-struct Flush {
-    /// The generation whose bursts are still awaited.
-    draining: Option<u64>,
-    /// Another flush was asked for meanwhile.
-    again: bool,
 }
 
 /// Keeps translations in force: a cache flush is busy until all older pins are gone.
@@ -99,7 +89,7 @@ pub struct Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        self.tables.pins[(self.generation & 1) as usize].fetch_sub(1, SeqCst);
+        self.tables.epochs.leave(self.generation);
     }
 }
 
@@ -112,9 +102,7 @@ impl Tables {
             block_enable: AtomicBool::new(false),
             block_ipa: AtomicU64::new(0),
             block_size: AtomicU64::new(0),
-            generation: AtomicU64::new(0),
-            pins: [AtomicU32::new(0), AtomicU32::new(0)],
-            flush: Mutex::new(Flush::default()),
+            epochs: Epochs::new(),
             cache: Mutex::new(Vec::new()),
         }
     }
@@ -148,45 +136,17 @@ impl Tables {
 
     /// Starts to empty the cache.
     pub(crate) fn flush(&self) {
-        let mut flush = self.flush.lock().unwrap_or_else(PoisonError::into_inner);
-        self.advance(&mut flush);
-        if flush.draining.is_some() {
-            flush.again = true;
-        } else {
-            flush.draining = Some(self.generation.fetch_add(1, SeqCst));
-        }
+        self.epochs.flush();
     }
 
     /// Whether a flush is still waiting for bursts under way.
     pub(crate) fn flush_busy(&self) -> bool {
-        let mut flush = self.flush.lock().unwrap_or_else(PoisonError::into_inner);
-        self.advance(&mut flush);
-        flush.draining.is_some()
-    }
-
-    fn advance(&self, flush: &mut Flush) {
-        while let Some(generation) = flush.draining {
-            if self.pins[(generation & 1) as usize].load(SeqCst) != 0 {
-                return;
-            }
-            // Only now may the next generation begin: it shares the counter of the one
-            // that was just drained.
-            flush.draining =
-                std::mem::take(&mut flush.again).then(|| self.generation.fetch_add(1, SeqCst));
-        }
+        self.epochs.busy()
     }
 
     /// Begins a use of the tables.
     pub(crate) fn pin(self: &Arc<Self>) -> Pin {
-        loop {
-            let generation = self.generation.load(SeqCst);
-            let pins = &self.pins[(generation & 1) as usize];
-            pins.fetch_add(1, SeqCst);
-            if self.generation.load(SeqCst) == generation {
-                return Pin { tables: Arc::clone(self), generation };
-            }
-            pins.fetch_sub(1, SeqCst);
-        }
+        Pin { tables: Arc::clone(self), generation: self.epochs.enter() }
     }
 
     fn mapping(&self, memory: &dyn DmaMemory, pin: &Pin, stag: u32) -> Result<Mapping, Fault> {
@@ -335,39 +295,4 @@ fn page(memory: &dyn DmaMemory, m: &Mapping, index: u64) -> Result<u64, Fault> {
     }
     // Address bits below the page size are ignored (ours).
     Ok(entry.ipa() >> m.page_bits << m.page_bits)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flush_waits_for_older_pins_only() {
-        let tables = Arc::new(Tables::new());
-        let old = tables.pin();
-        tables.flush();
-        assert!(tables.flush_busy());
-        let young = tables.pin();
-        assert!(tables.flush_busy());
-        drop(old);
-        assert!(!tables.flush_busy());
-        tables.flush();
-        assert!(tables.flush_busy());
-        drop(young);
-        assert!(!tables.flush_busy());
-    }
-
-    #[test]
-    fn flush_during_a_flush_is_not_lost() {
-        let tables = Arc::new(Tables::new());
-        let first = tables.pin();
-        tables.flush();
-        let second = tables.pin();
-        tables.flush();
-        drop(first);
-        // The second flush has to wait for what was translated after the first.
-        assert!(tables.flush_busy());
-        drop(second);
-        assert!(!tables.flush_busy());
-    }
 }

@@ -84,26 +84,11 @@ impl Icc {
         let Some(queue) = self.queue(tni, cq) else {
             return false;
         };
-        queue.again.store(true, std::sync::atomic::Ordering::SeqCst);
-        loop {
-            // Whoever holds the lock looks at `again` after releasing it.
-            let Ok(mut transmit) = queue.transmit.try_lock() else {
-                return false;
-            };
-            queue.again.store(false, std::sync::atomic::Ordering::SeqCst);
-            let more = match transmit.as_mut() {
-                Some(transmit) => self.turn(queue, transmit, net),
-                None => false,
-            };
-            drop(transmit);
+        queue.transmit.run(|transmit| {
+            let more = transmit.as_mut().is_some_and(|transmit| self.turn(queue, transmit, net));
             self.note_deadline(queue);
-            if more {
-                return true;
-            }
-            if !queue.again.load(std::sync::atomic::Ordering::SeqCst) {
-                return false;
-            }
-        }
+            more
+        })
     }
 
     fn turn(&self, queue: &Cq, transmit: &mut Transmit, net: &mut dyn Net) -> bool {

@@ -1,0 +1,184 @@
+//! Epochs: which uses of translation tables a cache flush has to wait for.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::SeqCst;
+
+use tofu_sync::{AtomicU32, AtomicU64, Mutex, MutexGuard};
+
+/// Counts the uses of something that is replaced from time to time.
+#[derive(Debug)]
+pub(crate) struct Epochs {
+    generation: AtomicU64,
+    /// Uses under way, by the lowest bit of their generation.
+    pins: [AtomicU32; 2],
+    flush: Mutex<Flush>,
+}
+
+/// Progress of a flush.
+#[derive(Debug, Default)]
+struct Flush {
+    /// The generation whose uses are still awaited.
+    draining: Option<u64>,
+    /// Another flush was asked for meanwhile.
+    again: bool,
+}
+
+impl Epochs {
+    pub(crate) fn new() -> Self {
+        Self {
+            generation: AtomicU64::new(0),
+            pins: [AtomicU32::new(0), AtomicU32::new(0)],
+            flush: Mutex::new(Flush::default()),
+        }
+    }
+
+    /// Begins a use, which [`Epochs::leave`] ends, and returns its generation.
+    pub(crate) fn enter(&self) -> u64 {
+        loop {
+            let generation = self.generation.load(SeqCst);
+            let pins = &self.pins[(generation & 1) as usize];
+            pins.fetch_add(1, SeqCst);
+            // SeqCst here and in `flush` and `advance`: of an entry and a flush at the same time,
+            // at least one must see the other.
+            if self.generation.load(SeqCst) == generation {
+                return generation;
+            }
+            pins.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// Ends a use.
+    pub(crate) fn leave(&self, generation: u64) {
+        self.pins[(generation & 1) as usize].fetch_sub(1, SeqCst);
+    }
+
+    /// Begins a flush: uses that begin later have a newer generation than those before.
+    pub(crate) fn flush(&self) {
+        let mut flush = self.lock();
+        self.advance(&mut flush);
+        if flush.draining.is_some() {
+            flush.again = true;
+        } else {
+            flush.draining = Some(self.generation.fetch_add(1, SeqCst));
+        }
+    }
+
+    /// Whether a use from before the last flush is still under way.
+    pub(crate) fn busy(&self) -> bool {
+        let mut flush = self.lock();
+        self.advance(&mut flush);
+        flush.draining.is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Flush> {
+        self.flush.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn advance(&self, flush: &mut Flush) {
+        while let Some(generation) = flush.draining {
+            if self.pins[(generation & 1) as usize].load(SeqCst) != 0 {
+                return;
+            }
+            // Only now may the next generation begin: it shares the counter of the one
+            // that was just drained.
+            flush.draining =
+                std::mem::take(&mut flush.again).then(|| self.generation.fetch_add(1, SeqCst));
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flush_waits_for_older_uses_only() {
+        let epochs = Epochs::new();
+        let old = epochs.enter();
+        epochs.flush();
+        assert!(epochs.busy());
+        let young = epochs.enter();
+        assert!(epochs.busy());
+        epochs.leave(old);
+        assert!(!epochs.busy());
+        epochs.flush();
+        assert!(epochs.busy());
+        epochs.leave(young);
+        assert!(!epochs.busy());
+    }
+
+    #[test]
+    fn a_flush_during_a_flush_is_not_lost() {
+        let epochs = Epochs::new();
+        let first = epochs.enter();
+        epochs.flush();
+        let second = epochs.enter();
+        epochs.flush();
+        epochs.leave(first);
+        // The second flush has to wait for what began after the first.
+        assert!(epochs.busy());
+        epochs.leave(second);
+        assert!(!epochs.busy());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU64 as Plain, Ordering::Relaxed};
+    use loom::thread;
+
+    /// A page that tables name at first. Its owner strikes it out there, flushes, and takes it
+    /// away when that is done.
+    struct Model {
+        epochs: Epochs,
+        mapped: Plain,
+        taken_away: Plain,
+    }
+
+    /// A burst: looks the page up and uses it.
+    fn burst(model: &Model) {
+        let generation = model.epochs.enter();
+        if model.mapped.load(Relaxed) != 0 {
+            assert_eq!(model.taken_away.load(Relaxed), 0, "the page was in use");
+        }
+        model.epochs.leave(generation);
+    }
+
+    fn model(flushes: usize, bursts: usize) {
+        loom::model(move || {
+            let shared = Arc::new(Model {
+                epochs: Epochs::new(),
+                mapped: Plain::new(1),
+                taken_away: Plain::new(0),
+            });
+            let other = Arc::clone(&shared);
+            let thread = thread::spawn(move || {
+                for _ in 0..bursts {
+                    burst(&other);
+                }
+            });
+            for _ in 1..flushes {
+                shared.epochs.flush();
+            }
+            shared.mapped.store(0, Relaxed);
+            shared.epochs.flush();
+            if !shared.epochs.busy() {
+                shared.taken_away.store(1, Relaxed);
+            }
+            thread.join().unwrap();
+            assert!(!shared.epochs.busy(), "a flush has not ended though nothing is under way");
+        });
+    }
+
+    #[test]
+    fn loom_a_flush_is_not_done_while_an_older_use_lives() {
+        model(1, 1);
+    }
+
+    #[test]
+    fn loom_nor_is_one_during_another() {
+        model(2, 2);
+    }
+}

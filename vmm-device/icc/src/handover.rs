@@ -1,0 +1,154 @@
+//! Work that one thread does at a time and others may ask for.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+use tofu_sync::{AtomicU32, Mutex, MutexGuard};
+
+const IDLE: u32 = 0;
+const RUNNING: u32 = 1;
+/// Somebody asked since the running turn began.
+const ASKED: u32 = 2;
+
+/// State that is worked on in turns, by whichever thread asks first.
+///
+/// A thread that asks while another one works goes away at once; the other one then takes a
+/// further turn. Whatever was done before asking is seen by a turn that begins later.
+#[derive(Debug)]
+pub(crate) struct Handover<T> {
+    /// A single word, so that no request can come between a look at it and a change of it.
+    stage: AtomicU32,
+    state: Mutex<T>,
+}
+
+impl<T> Handover<T> {
+    pub(crate) fn new(state: T) -> Self {
+        Self { stage: AtomicU32::new(IDLE), state: Mutex::new(state) }
+    }
+
+    /// Keeps turns away from the state for a short time.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for the work to be done.
+    ///
+    /// If nobody does it yet, calls `turn` until nobody has asked meanwhile. A turn that returns
+    /// true has more to do: then this returns true at once, and the caller must ask again later.
+    pub(crate) fn run(&self, mut turn: impl FnMut(&mut T) -> bool) -> bool {
+        if self.stage.swap(ASKED, AcqRel) != IDLE {
+            return false;
+        }
+        loop {
+            // Reads what the last one to ask has written, and with it what it did before.
+            self.stage.swap(RUNNING, AcqRel);
+            if turn(&mut self.lock()) {
+                self.stage.swap(IDLE, AcqRel);
+                return true;
+            }
+            if self.stage.compare_exchange(RUNNING, IDLE, AcqRel, Acquire).is_ok() {
+                return false;
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn asking_from_within_a_turn_brings_another_one() {
+        let work = Handover::new(0);
+        let more = work.run(|turns| {
+            *turns += 1;
+            if *turns < 3 {
+                assert!(!work.run(|_| unreachable!("somebody is at work")));
+            }
+            false
+        });
+        assert!(!more);
+        assert_eq!(*work.lock(), 3);
+    }
+
+    #[test]
+    fn a_turn_with_more_to_do_lets_others_in() {
+        let work = Handover::new(());
+        assert!(work.run(|()| true));
+        assert!(!work.run(|()| false));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU32 as Plain, Ordering::Relaxed};
+    use loom::thread;
+
+    /// Descriptors that guests write, and how many of each were taken.
+    struct Model {
+        entries: [Plain; 2],
+        taken: Handover<[u32; 2]>,
+    }
+
+    impl Model {
+        /// Takes what is there; `limit` entries make a turn.
+        fn run(&self, limit: usize) -> bool {
+            self.taken.run(|taken| {
+                let mut n = 0;
+                for (entry, count) in self.entries.iter().zip(taken) {
+                    if n < limit && entry.load(Relaxed) > *count {
+                        *count += 1;
+                        n += 1;
+                    }
+                }
+                n == limit
+            })
+        }
+
+        fn ring(&self, entry: usize, limit: usize) {
+            self.entries[entry].store(1, Relaxed);
+            while self.run(limit) {}
+        }
+    }
+
+    fn doorbells_are_not_lost(limit: usize) {
+        loom::model(move || {
+            let model = Arc::new(Model {
+                entries: [Plain::new(0), Plain::new(0)],
+                taken: Handover::new([0, 0]),
+            });
+            let other = Arc::clone(&model);
+            let thread = thread::spawn(move || other.ring(1, limit));
+            model.ring(0, limit);
+            thread.join().unwrap();
+            assert_eq!(*model.taken.lock(), [1, 1]);
+        });
+    }
+
+    #[test]
+    fn loom_doorbells_during_a_turn_are_not_lost() {
+        doorbells_are_not_lost(3);
+    }
+
+    #[test]
+    fn loom_doorbells_are_not_lost_when_turns_are_short() {
+        doorbells_are_not_lost(1);
+    }
+
+    #[test]
+    fn loom_a_doorbell_while_the_state_is_locked_is_not_lost() {
+        loom::model(|| {
+            let model = Arc::new(Model {
+                entries: [Plain::new(0), Plain::new(0)],
+                taken: Handover::new([0, 0]),
+            });
+            let other = Arc::clone(&model);
+            let thread = thread::spawn(move || other.ring(1, 3));
+            drop(model.taken.lock());
+            thread.join().unwrap();
+            assert_eq!(*model.taken.lock(), [0, 1]);
+        });
+    }
+}

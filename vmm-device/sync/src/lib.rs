@@ -1,0 +1,89 @@
+//! Atomics and mutexes for what threads share without a lock around it all.
+//!
+//! These are the standard library's. With `--cfg loom` they are loom's, and tests of that
+//! configuration try every order in which threads can come. Modules that loom is to check take
+//! their atomics from here; the others need not.
+#![forbid(unsafe_code)]
+
+#[cfg(not(loom))]
+pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+#[cfg(not(loom))]
+pub use std::sync::{Mutex, MutexGuard};
+
+#[cfg(loom)]
+pub use checked::{AtomicBool, AtomicU32, AtomicU64};
+#[cfg(loom)]
+pub use loom::sync::{Mutex, MutexGuard};
+
+/// loom's atomics, with what it leaves out of [`SeqCst`](std::sync::atomic::Ordering::SeqCst).
+///
+/// loom takes sequentially consistent accesses for acquire and release ones, and would report a
+/// flag that was raised too late where none was. It does know sequentially consistent fences, so
+/// such an access gets one on either side here. Other orderings are loom's own.
+#[cfg(loom)]
+mod checked {
+    use loom::sync::atomic::fence;
+    use std::sync::atomic::Ordering::{self, SeqCst};
+
+    fn fenced<R>(order: Ordering, access: impl FnOnce() -> R) -> R {
+        if order == SeqCst {
+            fence(SeqCst);
+        }
+        let result = access();
+        if order == SeqCst {
+            fence(SeqCst);
+        }
+        result
+    }
+
+    macro_rules! atomic {
+        ($name:ident, $value:ty, $($method:ident),*) => {
+            /// As the standard library's type of this name.
+            #[derive(Debug, Default)]
+            pub struct $name(loom::sync::atomic::$name);
+
+            impl $name {
+                /// An atomic with this value.
+                pub fn new(value: $value) -> Self {
+                    Self(loom::sync::atomic::$name::new(value))
+                }
+
+                /// Loads the value.
+                pub fn load(&self, order: Ordering) -> $value {
+                    fenced(order, || self.0.load(order))
+                }
+
+                /// Stores a value.
+                pub fn store(&self, value: $value, order: Ordering) {
+                    fenced(order, || self.0.store(value, order));
+                }
+
+                /// Stores the second value if the present one is the first.
+                ///
+                /// # Errors
+                ///
+                /// The present value, if it is another one.
+                pub fn compare_exchange(
+                    &self,
+                    current: $value,
+                    new: $value,
+                    success: Ordering,
+                    failure: Ordering,
+                ) -> Result<$value, $value> {
+                    fenced(success, || self.0.compare_exchange(current, new, success, failure))
+                }
+
+                $(
+                    /// Changes the value and returns the former one.
+                    pub fn $method(&self, value: $value, order: Ordering) -> $value {
+                        fenced(order, || self.0.$method(value, order))
+                    }
+                )*
+            }
+        };
+    }
+
+    atomic!(AtomicBool, bool, swap, fetch_or, fetch_and);
+    atomic!(AtomicU32, u32, swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_min);
+    atomic!(AtomicU64, u64, swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_min);
+}
