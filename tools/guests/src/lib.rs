@@ -119,6 +119,8 @@ pub struct Comm {
     control: BareBuffer,
     data: BareBuffer,
     barriers: u64,
+    /// Commands of [`Comm::start`] under way.
+    started: u64,
 }
 
 impl Comm {
@@ -164,7 +166,7 @@ impl Comm {
         // Last: from here on, what others send is taken.
         device.tni(TNI)?.enable()?;
         let quiet = irq::alloc_vector().ok_or_else(|| fail!("no interrupt vector left"))?;
-        Ok(Self { shape, nodes, rank, quiet, cq, control, data, barriers: 0 })
+        Ok(Self { shape, nodes, rank, quiet, cq, control, data, barriers: 0, started: 0 })
     }
 
     /// The machine's shape.
@@ -226,6 +228,7 @@ impl Comm {
     ///
     /// If the command fails or the node does not come up within a minute.
     pub fn run(&mut self, order: &Order) -> Result<u64, Error> {
+        self.finish()?;
         let start = time::now_ns();
         let mut pause = RETRY_NS;
         loop {
@@ -249,6 +252,44 @@ impl Comm {
         }
     }
 
+    /// Starts a command that must not fail and does not wait for its end, which is looked at
+    /// later: by the next call of this or by [`Comm::finish`].
+    ///
+    /// # Errors
+    ///
+    /// If an earlier command failed, or too many are under way.
+    pub fn start(&mut self, order: &Order) -> Result<(), Error> {
+        self.cq.post_and_ring(order, 0)?;
+        self.started += 1;
+        self.reap_started()
+    }
+
+    fn reap_started(&mut self) -> Result<(), Error> {
+        while let Some(done) = self.cq.poll_tcq() {
+            self.started -= 1;
+            if !done.is_success() {
+                return Err(fail!("{}", rcode::describe(done.rcode)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of all commands that were started.
+    ///
+    /// # Errors
+    ///
+    /// If one of them failed.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        loop {
+            self.reap_started()?;
+            while self.cq.poll_mrq().is_some() {}
+            if self.started == 0 {
+                return Ok(());
+            }
+            self.cq.wait(FOREVER)?;
+        }
+    }
+
     /// Runs many commands, as many of them at a time as fit, and hands the end of each to
     /// `done` with the number of the command.
     ///
@@ -256,6 +297,7 @@ impl Comm {
     ///
     /// If a command fails: the first of the failures.
     pub fn run_all(&mut self, orders: impl IntoIterator<Item = Order>) -> Result<(), Error> {
+        self.finish()?;
         let mut orders = orders.into_iter().enumerate();
         let mut last = None;
         let (mut posted, mut finished) = (0u64, 0u64);
@@ -304,6 +346,7 @@ impl Comm {
     /// If the queue reports an exception.
     pub fn wait_until(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Error> {
         loop {
+            self.reap_started()?;
             while self.cq.poll_mrq().is_some() {}
             if done(self) {
                 return Ok(());

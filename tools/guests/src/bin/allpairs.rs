@@ -1,5 +1,7 @@
 //! Every node puts data to every other one, counts itself there by an atomic, gets data back
 //! and verifies all of it.
+//!
+//! `rounds=N`: how often (once).
 #![no_std]
 #![no_main]
 
@@ -12,7 +14,7 @@ use core::sync::atomic::Ordering;
 use tofu_abi::desc::ArmwOp;
 use tofu_bare::{println, time};
 use tofu_driver::{DmaBuffer, Order};
-use tofu_guests::{Comm, Error, exit_code, fail, fill_pattern};
+use tofu_guests::{Comm, Error, exit_code, fail, fill_pattern, number};
 
 tofu_bare::entry!(main);
 
@@ -56,15 +58,33 @@ fn main() -> i32 {
 }
 
 fn allpairs() -> Result<(), Error> {
+    let rounds = number("rounds", 1)?;
     let mut comm = Comm::open(|nodes| Layout::of(nodes).size())?;
+    comm.barrier()?;
+    let start = time::now_ns();
+    for round in 0..rounds {
+        round_of(&mut comm, round)?;
+    }
+    let us = (time::now_ns() - start) / 1000;
+    let peers = comm.nodes() - 1;
+    println!("{peers} peers: put, get and atomic verified {rounds} times, {us} us");
+    Ok(())
+}
+
+/// What node `rank` sends in a round.
+fn data_of(rank: u32, round: u64, bytes: &mut [u8]) {
+    fill_pattern(round << 32 | u64::from(rank), bytes);
+}
+
+fn round_of(comm: &mut Comm, round: u64) -> Result<(), Error> {
     let layout = Layout::of(comm.nodes());
     let me = comm.rank();
     let mut bytes = vec![0; LEN];
-    fill_pattern(me.into(), &mut bytes);
+    data_of(me, round, &mut bytes);
     comm.data().write(Layout::SOURCE as usize, &bytes);
+    // Everyone has something to get from.
     comm.barrier()?;
 
-    let start = time::now_ns();
     let len = LEN as u32;
     let source = comm.at(Layout::SOURCE);
     let puts: Vec<_> = comm
@@ -83,26 +103,24 @@ fn allpairs() -> Result<(), Error> {
         .map(|peer| Order::get(comm.target(peer), source, comm.at(layout.got(peer)), len))
         .collect();
     comm.run_all(gets)?;
-    // Now everyone's Puts and atomics have arrived.
+    // Everyone's Puts and atomics have arrived.
     comm.barrier()?;
-    let us = (time::now_ns() - start) / 1000;
 
     let mut found = vec![0; LEN];
     for peer in comm.peers() {
-        fill_pattern(peer.into(), &mut bytes);
+        data_of(peer, round, &mut bytes);
         for (what, offset) in [("put by", layout.put(peer)), ("got from", layout.got(peer))] {
             comm.data().read(offset as usize, &mut found);
             if found != bytes {
-                return Err(fail!("data {what} node {peer} is wrong"));
+                return Err(fail!("round {round}: data {what} node {peer} is wrong"));
             }
         }
     }
     let count = comm.data().load_u64(Layout::COUNTER as usize, Ordering::Acquire);
-    if count != layout.nodes - 1 {
-        return Err(fail!("{count} atomics arrived instead of {}", layout.nodes - 1));
+    let expected = (round + 1) * (layout.nodes - 1);
+    if count != expected {
+        return Err(fail!("round {round}: {count} atomics arrived instead of {expected}"));
     }
-    // Nobody leaves while others still need its memory.
-    comm.barrier()?;
-    println!("{count} peers: put, get and atomic verified, {us} us");
-    Ok(())
+    // Nobody changes anything, or leaves, while others still look.
+    comm.barrier()
 }

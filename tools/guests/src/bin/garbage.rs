@@ -1,7 +1,7 @@
 //! Writes garbage everywhere: registers, rings, descriptors, tables. Nothing of it may harm
 //! the machine or the other nodes; the program succeeds if it comes to its end.
 //!
-//! `steps=N`: how much (20000), `seed=N`: which. Two things it does keep to, because breaking
+//! `steps=N`: how much (2000), `seed=N`: which. Two things it does keep to, because breaking
 //! them is a guest's good right and no fault of the device: it lets the device write to one
 //! arena of its own memory only, and it does not use the group process id of the other
 //! programs.
@@ -41,7 +41,7 @@ fn main() -> i32 {
 }
 
 fn garbage() -> Result<(), Error> {
-    let steps = number("steps", 20_000)?;
+    let steps = number("steps", 2000)?;
     let seed = number("seed", 1)?;
     let platform = BarePlatform::find()?;
     let bar = platform.pci().map_bar(0, BAR0_SIZE)?;

@@ -62,6 +62,8 @@ fn pingpong() -> Result<(), Error> {
                 send(&mut comm, 0, size, max, sequence)?;
             }
         }
+        // None of this size may come late and overwrite one of the next.
+        comm.finish()?;
         size *= 8;
     }
     comm.barrier()
@@ -77,7 +79,7 @@ fn send(comm: &mut Comm, to: u32, size: u64, max: u64, sequence: u64) -> Result<
         comm.data().store_u64((max + tail) as usize, sequence, Ordering::Release);
         Order::put(to, comm.at(0), comm.at(max), size as u32).strong_order()
     };
-    comm.run(&order.remote_notice()).map(drop)
+    comm.start(&order.remote_notice())
 }
 
 /// Waits for a message with that sequence number.
