@@ -12,6 +12,7 @@ use anyhow::Context;
 use tofu_abi::Coords;
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_fabric::{Axis, NodeId};
+use tofu_icc::SharedPages;
 use tofu_machine::{DoorbellBackend, Doorbells, Machine, MachineConfig};
 use tofu_pci::PciFunction;
 use tofu_vmm::{Attachment, Hypervisor, Vm, VmConfig, Windows};
@@ -134,7 +135,11 @@ fn boot(
     let vm = Vm::new(hypervisor, &config, move |line| {
         let _ = lines.send(Event::Line(id, line.to_owned()));
     })?;
-    let node = machine.add_node(at, Arc::new(vm.memory().clone()))?;
+    let pages = match machine.config().doorbells {
+        Doorbells::Trapped => None,
+        Doorbells::Polled => SharedPages::new(tofu_vmm::shared_region(SharedPages::SIZE)?),
+    };
+    let node = machine.add_node_with_pages(at, Arc::new(vm.memory().clone()), pages)?;
     if let Some(table) = node.endpoint().msix() {
         table.connect(vm.msi_sink());
     }
@@ -238,19 +243,20 @@ impl DoorbellBackend for WindowDoorbells {
         offset: u64,
         region: &Arc<MmapRegion<()>>,
         page_offset: usize,
+        written: Box<dyn Fn() + Send + Sync>,
     ) -> Result<(), String> {
         let attachment = self
             .windows
-            .attach_page(REGISTER_BAR, offset, Arc::clone(region), page_offset)
+            .attach_watched_page(REGISTER_BAR, offset, region, page_offset, written)
             .map_err(|error| error.to_string())?;
         self.keep(offset, attachment);
         Ok(())
     }
 
-    fn protect_page(&self, offset: u64, protect: bool) {
+    fn protect_page(&self, offset: u64) {
         let attachment = self.attached().get(&offset).copied();
         if let Some(attachment) = attachment
-            && let Err(error) = self.windows.set_read_only(attachment, protect)
+            && let Err(error) = self.windows.set_read_only(attachment, true)
         {
             log::warn!("protecting a control queue page: {error}");
         }

@@ -33,14 +33,25 @@ pub(crate) struct Engine {
     asleep: AtomicBool,
     pending: Mutex<VecDeque<QueueId>>,
     nodes: Mutex<Vec<Arc<Node>>>,
-    /// Queues whose shared page is to be watched (true) or not any more.
-    watch_changes: Mutex<Vec<(QueueId, bool)>>,
+    /// What is new about queues with a shared page.
+    watch_changes: Mutex<Vec<(QueueId, Watching)>>,
     watch_changed: AtomicBool,
     /// Doorbell descriptors to be listened to or not any more.
     changes: Mutex<Vec<Change>>,
     changed: AtomicBool,
     /// Earliest deadline of the engine's nodes.
     deadline: AtomicU64,
+}
+
+/// News about a queue with a shared page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watching {
+    /// It was enabled.
+    Start,
+    /// Its page is not write-protected any more, as the guest is about to write to it.
+    Lifted,
+    /// It was disabled.
+    Stop,
 }
 
 enum Change {
@@ -118,19 +129,14 @@ impl Engine {
     }
 
     /// Looks at the shared page of a queue from now on, or not any more.
-    pub(crate) fn watch(&self, node: NodeId, tni: u8, cq: u8, on: bool) {
-        lock(&self.watch_changes).push((QueueId { node, tni, cq }, on));
+    pub(crate) fn watch(&self, node: NodeId, tni: u8, cq: u8, what: Watching) {
+        lock(&self.watch_changes).push((QueueId { node, tni, cq }, what));
         self.watch_changed.store(true, SeqCst);
         self.wake();
     }
 
     /// Runs what is in line now, and what is due. Returns whether there was anything.
     pub(crate) fn turn(&self, shared: &Shared) -> bool {
-        self.take_turn(shared, |_| {})
-    }
-
-    /// A turn that tells which queues were in line.
-    fn take_turn(&self, shared: &Shared, mut rang: impl FnMut(QueueId)) -> bool {
         let mut pump = Pump::new(shared);
         let mut worked = false;
         // Queues that have more to do go to the end of the line, behind those that wait.
@@ -140,7 +146,6 @@ impl Engine {
                 break;
             };
             worked = true;
-            rang(queue);
             if let Some(node) = shared.node(queue.node)
                 && node.run(queue.tni, queue.cq, &mut pump)
             {
@@ -179,7 +184,7 @@ impl Engine {
         let mut turns = 0u32;
         while !shared.stopping.load(SeqCst) {
             watch.update(self);
-            let mut worked = self.take_turn(shared, |queue| watch.rang(queue));
+            let mut worked = self.turn(shared);
             worked |= watch.poll(self);
             turns = turns.wrapping_add(1);
             if self.changed.load(SeqCst) || turns.is_multiple_of(TURNS_PER_LOOK) {
@@ -302,10 +307,8 @@ impl MutEventSubscriber for Sources {
 
 /// The shared pages that an engine looks at.
 ///
-/// A page that has been quiet for a while is write-protected, so that its next doorbell comes as
-/// an exit and nobody needs to look. If doorbells keep coming soon after one another the node
-/// puts the queue in line and the protection is lifted; where they are rare, an exit each is
-/// cheaper than looking.
+/// A page that has been quiet for a while is write-protected, so that nobody needs to look at it
+/// until the guest writes to it again.
 struct Watch<'a> {
     shared: &'a Shared,
     pages: Vec<WatchedPage>,
@@ -317,8 +320,6 @@ struct WatchedPage {
     protected: bool,
     /// When its doorbell rang last, in nanoseconds.
     rang_at: u64,
-    /// How often it rang since the protection was lifted.
-    doorbells: u32,
 }
 
 impl<'a> Watch<'a> {
@@ -337,17 +338,20 @@ impl<'a> Watch<'a> {
             return;
         }
         let changes: Vec<_> = lock(&engine.watch_changes).drain(..).collect();
-        for (queue, on) in changes {
-            self.pages.retain(|page| page.queue != queue);
-            if let (true, Some(node)) = (on, self.shared.node(queue.node)) {
-                let (node, rang_at) = (Arc::clone(node), self.shared.now_ns());
-                self.pages.push(WatchedPage {
-                    queue,
-                    node,
-                    protected: false,
-                    rang_at,
-                    doorbells: 0,
-                });
+        for (queue, what) in changes {
+            let now = self.shared.now_ns();
+            let known = self.pages.iter_mut().find(|page| page.queue == queue);
+            match (what, known, self.shared.node(queue.node)) {
+                (Watching::Stop, _, _) => self.pages.retain(|page| page.queue != queue),
+                (_, Some(page), _) => {
+                    page.protected = false;
+                    page.rang_at = now;
+                }
+                (Watching::Start, None, Some(node)) => {
+                    let node = Arc::clone(node);
+                    self.pages.push(WatchedPage { queue, node, protected: false, rang_at: now });
+                }
+                _ => {}
             }
         }
     }
@@ -363,28 +367,16 @@ impl<'a> Watch<'a> {
             let now = pump.now_ns();
             let mut rang = page.poll(engine, &mut pump);
             if !rang && now.saturating_sub(page.rang_at) > self.shared.spin_ns {
-                page.protect(true);
+                page.protect();
                 // What was rung before the page was protected.
                 rang = page.poll(engine, &mut pump);
             }
             if rang {
                 page.rang_at = now;
-                page.doorbells = page.doorbells.saturating_add(1);
                 any = true;
             }
         }
         any
-    }
-
-    /// A queue is in line. If its page is protected, its doorbell has come as an exit so often
-    /// that it is worth looking at the page again.
-    fn rang(&mut self, queue: QueueId) {
-        if let Some(page) = self.pages.iter_mut().find(|page| page.queue == queue)
-            && page.protected
-        {
-            page.rang_at = self.shared.now_ns();
-            page.protect(false);
-        }
     }
 }
 
@@ -398,14 +390,8 @@ impl WatchedPage {
         rang
     }
 
-    fn protect(&mut self, protect: bool) {
-        let QueueId { tni, cq, .. } = self.queue;
-        if protect {
-            self.node.settle(tni, cq, self.doorbells);
-        } else {
-            self.doorbells = 0;
-        }
-        self.protected = protect;
-        self.node.protect(tni, cq, protect);
+    fn protect(&mut self) {
+        self.protected = true;
+        self.node.protect(self.queue.tni, self.queue.cq);
     }
 }

@@ -22,7 +22,7 @@ use std::time::Instant;
 use thiserror::Error;
 use tofu_abi::Coords;
 use tofu_fabric::{Direct, Fabric, NodeId, Shape, Timing};
-use tofu_icc::DmaMemory;
+use tofu_icc::{DmaMemory, SharedPages};
 
 use crate::engine::Engine;
 
@@ -108,7 +108,6 @@ pub(crate) struct Shared {
     nodes: Vec<OnceLock<Arc<Node>>>,
     engines: Vec<Arc<Engine>>,
     clock: Clock,
-    doorbells: Doorbells,
     spin_ns: u64,
     stopping: AtomicBool,
 }
@@ -172,7 +171,6 @@ impl Machine {
             nodes: (0..nodes).map(|_| OnceLock::new()).collect(),
             engines,
             clock,
-            doorbells: config.doorbells,
             spin_ns: config.spin_ns,
             stopping: AtomicBool::new(false),
         };
@@ -200,9 +198,24 @@ impl Machine {
     ///
     /// If the place is not in the machine or taken, or the host has no memory left.
     pub fn add_node(&self, coords: Coords, memory: Arc<dyn DmaMemory>) -> Result<Arc<Node>, Error> {
+        self.add_node_with_pages(coords, memory, None)
+    }
+
+    /// The same, with pages that the guest can map, which polled doorbells need.
+    ///
+    /// # Errors
+    ///
+    /// As [`Machine::add_node`].
+    pub fn add_node_with_pages(
+        &self,
+        coords: Coords,
+        memory: Arc<dyn DmaMemory>,
+        pages: Option<SharedPages>,
+    ) -> Result<Arc<Node>, Error> {
+        let pages = pages.filter(|_| self.config.doorbells == Doorbells::Polled);
         let id = self.config.shape.node_id(coords).ok_or(Error::NoSuchNode(coords))?;
         let place = self.shared.nodes.get(id.index()).ok_or(Error::NoSuchNode(coords))?;
-        let node = Node::new(id, coords, &self.shared, &self.config, memory)?;
+        let node = Node::new(id, coords, &self.shared, &self.config, memory, pages)?;
         place.set(Arc::clone(&node)).map_err(|_| Error::NodeExists(coords))?;
         self.shared.engine_of(id).adopt(Arc::clone(&node));
         Ok(node)

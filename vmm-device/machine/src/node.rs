@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tofu_abi::irq::vector;
@@ -15,6 +15,7 @@ use tofu_pci::{BAR_COUNT, Bar, BarRange, Endpoint, Identity, LinkSpeed, PciFunct
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use crate::engine::Watching;
 use crate::{Error, MachineConfig, Pump, Shared, lock};
 
 /// How doorbells arrive at the devices of a machine. The guest cannot tell.
@@ -22,8 +23,9 @@ use crate::{Error, MachineConfig, Pump, Shared, lock};
 pub enum Doorbells {
     /// By an exit or an ioeventfd; engines sleep meanwhile.
     Trapped,
-    /// In memory that the guest has mapped and the engines look at; they fall asleep after a
-    /// while of quiet, and the next doorbell is trapped.
+    /// In memory that the guest has mapped and the engines look at. Nodes have it if they were
+    /// made with shared pages, otherwise their doorbells are trapped. After a while of quiet a
+    /// page is write-protected, and its next doorbell is trapped.
     Polled,
 }
 
@@ -48,10 +50,13 @@ pub trait DoorbellBackend: Send + Sync {
         offset: u64,
         region: &Arc<MmapRegion<()>>,
         page_offset: usize,
+        written: Box<dyn Fn() + Send + Sync>,
     ) -> Result<(), String>;
 
-    /// Makes writes to the page at `offset` reach the device, or ends that.
-    fn protect_page(&self, offset: u64, protect: bool);
+    /// Write-protects the page at `offset`. Before the guest's next write the protection is
+    /// lifted and the page's `written` called; or the write reaches the device and the
+    /// protection stays.
+    fn protect_page(&self, offset: u64);
 
     /// Ends what was attached at `offset`.
     fn detach(&self, offset: u64);
@@ -82,53 +87,6 @@ struct NodeHost {
     events: Mutex<HashMap<(u8, u8), Arc<EventFd>>>,
     /// Queues that wait for their engine, so that each waits only once.
     waiting: Vec<AtomicBool>,
-    /// How the doorbells of shared pages rang lately, by queue; empty if there are none.
-    rhythms: Vec<Rhythm>,
-}
-
-/// Doorbells that a page served by being looked at, from which on that was worth its while.
-const WORTHWHILE: u32 = 64;
-/// Doorbells in quick succession that a page needs at most to be looked at again.
-const MOST_NEEDED: u32 = 4096;
-
-/// How the doorbell of a write-protected shared page rings: often enough to look at the page
-/// instead of taking an exit each time?
-#[derive(Debug)]
-struct Rhythm {
-    /// When it rang last, in nanoseconds.
-    rang_at: AtomicU64,
-    /// How often it rang in quick succession.
-    quick: AtomicU32,
-    /// How often it must, before the page is looked at.
-    needed: AtomicU32,
-}
-
-impl Rhythm {
-    const fn new() -> Self {
-        Self { rang_at: AtomicU64::new(0), quick: AtomicU32::new(0), needed: AtomicU32::new(2) }
-    }
-
-    /// It rang. Returns whether the page is to be looked at from now on.
-    fn rang(&self, now_ns: u64, quick_ns: u64) -> bool {
-        let before = self.rang_at.swap(now_ns, SeqCst);
-        if now_ns.saturating_sub(before) > quick_ns {
-            self.quick.store(0, SeqCst);
-            return false;
-        }
-        self.quick.fetch_add(1, SeqCst) + 1 >= self.needed.load(SeqCst)
-    }
-
-    /// The page was looked at and served `doorbells` before it fell quiet. If these were few,
-    /// twice as many are needed the next time, as changing the protection costs as
-    /// much as many exits.
-    fn settle(&self, doorbells: u32) {
-        self.quick.store(0, SeqCst);
-        let needed = match self.needed.load(SeqCst) {
-            _ if doorbells >= WORTHWHILE => 2,
-            needed => (needed * 2).min(MOST_NEEDED),
-        };
-        self.needed.store(needed, SeqCst);
-    }
 }
 
 impl Node {
@@ -138,16 +96,8 @@ impl Node {
         shared: &Arc<Shared>,
         config: &MachineConfig,
         memory: Arc<dyn DmaMemory>,
+        pages: Option<SharedPages>,
     ) -> Result<Arc<Self>, Error> {
-        let pages = match shared.doorbells {
-            Doorbells::Trapped => None,
-            Doorbells::Polled => {
-                let region = MmapRegion::new(SharedPages::SIZE).map_err(|error| {
-                    Error::host("mapping control queue pages")(std::io::Error::other(error))
-                })?;
-                SharedPages::new(Arc::new(region))
-            }
-        };
         let host = Arc::new(NodeHost {
             id,
             shared: Arc::downgrade(shared),
@@ -156,10 +106,6 @@ impl Node {
             backend: OnceLock::new(),
             events: Mutex::new(HashMap::new()),
             waiting: (0..NUM_TNI * NUM_CQ).map(|_| AtomicBool::new(false)).collect(),
-            rhythms: match pages {
-                Some(_) => (0..NUM_TNI * NUM_CQ).map(|_| Rhythm::new()).collect(),
-                None => Vec::new(),
-            },
         });
         let icc_config = Config {
             timeout_ns: config.timeout_ns,
@@ -209,17 +155,10 @@ impl Node {
         more
     }
 
-    /// The page of a queue is not looked at any more; it served so many doorbells.
-    pub(crate) fn settle(&self, tni: u8, cq: u8, doorbells: u32) {
-        if let Some(rhythm) = self.host.rhythms.get(queue_index(tni, cq)) {
-            rhythm.settle(doorbells);
-        }
-    }
-
-    /// Write-protects the page of a queue, or ends that.
-    pub(crate) fn protect(&self, tni: u8, cq: u8, protect: bool) {
+    /// Write-protects the page of a queue: nobody looks at it any more.
+    pub(crate) fn protect(&self, tni: u8, cq: u8) {
         if let Some(backend) = self.host.backend.get() {
-            backend.protect_page(cq_page(tni, cq), protect);
+            backend.protect_page(cq_page(tni, cq));
         }
     }
 
@@ -281,10 +220,15 @@ impl NodeHost {
         };
         let page = cq_page(tni, cq);
         if let Some(pages) = &self.pages {
-            backend.attach_page(page, pages.region(), SharedPages::page_offset(tni, cq))?;
-            if let Some(shared) = self.shared.upgrade() {
-                shared.engine_of(self.id).watch(self.id, tni, cq, true);
-            }
+            let Some(shared) = self.shared.upgrade() else {
+                return Ok(());
+            };
+            let (engine, id) = (Arc::clone(shared.engine_of(self.id)), self.id);
+            let at = SharedPages::page_offset(tni, cq);
+            let watcher = Arc::clone(&engine);
+            let written = Box::new(move || watcher.watch(id, tni, cq, Watching::Lifted));
+            backend.attach_page(page, pages.region(), at, written)?;
+            engine.watch(self.id, tni, cq, Watching::Start);
             return Ok(());
         }
         let event = EventFd::new(EFD_NONBLOCK).map_err(|error| error.to_string())?;
@@ -305,7 +249,7 @@ impl NodeHost {
         let page = cq_page(tni, cq);
         if self.pages.is_some() {
             backend.detach(page);
-            engine.watch(self.id, tni, cq, false);
+            engine.watch(self.id, tni, cq, Watching::Stop);
         } else if let Some(event) = lock(&self.events).remove(&(tni, cq)) {
             backend.detach(page + CqReg::FetchStart.offset());
             engine.ignore(event);
@@ -323,20 +267,13 @@ impl Host for NodeHost {
         if self.waiting.get(index).is_none_or(|waiting| waiting.swap(true, SeqCst)) {
             return;
         }
-        // A write to a shared page only comes here while nobody looks at it. When such writes
-        // come often, the engine is to know.
-        let engine = self.rhythms.get(index).is_some_and(|rhythm| {
-            let shared = self.shared.upgrade();
-            shared.is_some_and(|shared| rhythm.rang(shared.now_ns(), shared.spin_ns))
+        let inline = INLINE.with(|inline| match inline.borrow_mut().as_mut() {
+            Some(rung) => {
+                rung.push((tni, cq));
+                true
+            }
+            None => false,
         });
-        let inline = !engine
-            && INLINE.with(|inline| match inline.borrow_mut().as_mut() {
-                Some(rung) => {
-                    rung.push((tni, cq));
-                    true
-                }
-                None => false,
-            });
         if !inline {
             self.enqueue(tni, cq);
         }
