@@ -63,7 +63,7 @@ pub(crate) enum GuestError {
     #[error("guest {0}: there is no such guest; `tofu guest ls` lists them")]
     Unknown(String),
     /// The file cannot be read.
-    #[error("guest {}: {source}", path.display())]
+    #[error("guest {}: cannot read it", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     /// The file is something else than a program we can boot.
     #[error(
@@ -185,6 +185,10 @@ mod tests {
         let folder_error = Guest::load(&GuestName::File(folder.path().to_owned())).unwrap_err();
         assert!(folder_error.to_string().contains("not a regular file"));
         let missing = Guest::load(&GuestName::File("no/such.elf".into())).unwrap_err();
-        assert!(missing.to_string().starts_with("guest no/such.elf: No such file"));
+        let missing = format!("{:#}", anyhow::Error::from(missing));
+        assert!(
+            missing.starts_with("guest no/such.elf: cannot read it: No such file"),
+            "{missing}"
+        );
     }
 }

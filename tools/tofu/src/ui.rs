@@ -77,6 +77,9 @@ pub(crate) struct Screen<'a> {
     out: &'a mut dyn Write,
     style: Style,
     bar: Option<ProgressBar>,
+    /// Guests that have booted and ended so far.
+    booted: u64,
+    ended: u64,
     width: usize,
 }
 
@@ -94,7 +97,7 @@ impl<'a> Screen<'a> {
             bar
         });
         let widest = plan.vms().map(|(id, _)| plan.coords(id).to_string().len()).max();
-        let mut screen = Self { out, style, bar, width: widest.unwrap_or(0) };
+        let mut screen = Self { out, style, bar, booted: 0, ended: 0, width: widest.unwrap_or(0) };
         if style.json {
             screen.object(json!({
                 "event": "machine", "shape": shape.to_string(), "nodes": shape.nodes(),
@@ -120,19 +123,25 @@ impl<'a> Screen<'a> {
 
     /// A guest runs now.
     pub(crate) fn booted(&mut self, at: Coords, after: Duration) -> io::Result<()> {
-        if let Some(bar) = &self.bar {
-            bar.inc(1);
-            if Some(bar.position()) == bar.length() {
-                bar.set_position(0);
-                bar.set_message("finished");
-            }
-        }
+        self.booted += 1;
+        self.progress();
         if self.style.json {
             self.object(json!({
                 "event": "booted", "node": at.to_array(), "seconds": after.as_secs_f64(),
             }))?;
         }
         Ok(())
+    }
+
+    /// Counts boots until all have booted, ends from then on.
+    fn progress(&self) {
+        let Some(bar) = &self.bar else { return };
+        if Some(self.booted) == bar.length() {
+            bar.set_message("finished");
+            bar.set_position(self.ended);
+        } else {
+            bar.set_position(self.booted);
+        }
     }
 
     /// A guest printed a line; `text` has been cleaned by [`printable`].
@@ -148,9 +157,8 @@ impl<'a> Screen<'a> {
 
     /// A guest has ended.
     pub(crate) fn ended(&mut self, result: &NodeResult) -> io::Result<()> {
-        if let Some(bar) = &self.bar {
-            bar.inc(1);
-        }
+        self.ended += 1;
+        self.progress();
         if self.style.json {
             return self.object(json!({
                 "event": "ended", "node": result.coords.to_array(), "guest": result.guest,
