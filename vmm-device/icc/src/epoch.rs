@@ -129,46 +129,40 @@ mod loom_tests {
     use loom::sync::atomic::{AtomicU64 as Plain, Ordering::Relaxed};
     use loom::thread;
 
-    /// A page that tables name at first. Its owner strikes it out there, flushes, and takes it
-    /// away when that is done.
+    /// Tables that name a page before so many flushes, and that page.
     struct Model {
         epochs: Epochs,
-        mapped: Plain,
+        flushes: u64,
         taken_away: Plain,
     }
 
-    /// A burst: looks the page up and uses it.
+    /// A burst that uses the page if what it finds in the cache names it.
     fn burst(model: &Model) {
         let generation = model.epochs.enter();
-        if model.mapped.load(Relaxed) != 0 {
+        if generation < model.flushes {
             assert_eq!(model.taken_away.load(Relaxed), 0, "the page was in use");
         }
         model.epochs.leave(generation);
     }
 
-    fn model(flushes: usize, bursts: usize) {
+    fn model(flushes: u64, bursts: usize) {
         loom::model(move || {
-            let shared = Arc::new(Model {
-                epochs: Epochs::new(),
-                mapped: Plain::new(1),
-                taken_away: Plain::new(0),
-            });
-            let other = Arc::clone(&shared);
+            let taken_away = Plain::new(0);
+            let model = Arc::new(Model { epochs: Epochs::new(), flushes, taken_away });
+            let other = Arc::clone(&model);
             let thread = thread::spawn(move || {
                 for _ in 0..bursts {
                     burst(&other);
                 }
             });
-            for _ in 1..flushes {
-                shared.epochs.flush();
+            for _ in 0..flushes {
+                model.epochs.flush();
             }
-            shared.mapped.store(0, Relaxed);
-            shared.epochs.flush();
-            if !shared.epochs.busy() {
-                shared.taken_away.store(1, Relaxed);
+            if !model.epochs.busy() {
+                model.taken_away.store(1, Relaxed);
             }
             thread.join().unwrap();
-            assert!(!shared.epochs.busy(), "a flush has not ended though nothing is under way");
+            assert!(!model.epochs.busy(), "a flush has not ended though nothing is under way");
         });
     }
 

@@ -17,23 +17,26 @@ pub use loom::sync::{Mutex, MutexGuard};
 
 /// loom's atomics, with what it leaves out of [`SeqCst`](std::sync::atomic::Ordering::SeqCst).
 ///
-/// loom takes sequentially consistent accesses for acquire and release ones, and would report a
-/// flag that was raised too late where none was. It does know sequentially consistent fences, so
-/// such an access gets one on either side here. Other orderings are loom's own.
+/// loom takes sequentially consistent accesses for acquire and release ones, and would see flags
+/// pass each other that cannot. It does know sequentially consistent fences, so here a thread
+/// has one between any two such accesses that follow each other.
 #[cfg(loom)]
 mod checked {
-    use loom::sync::atomic::fence;
+    use std::cell::Cell;
     use std::sync::atomic::Ordering::{self, SeqCst};
 
+    use loom::sync::atomic::fence;
+
+    loom::thread_local! {
+        /// The thread has made a sequentially consistent access before.
+        static FOLLOWS: Cell<bool> = Cell::new(false);
+    }
+
     fn fenced<R>(order: Ordering, access: impl FnOnce() -> R) -> R {
-        if order == SeqCst {
+        if order == SeqCst && FOLLOWS.with(|follows| follows.replace(true)) {
             fence(SeqCst);
         }
-        let result = access();
-        if order == SeqCst {
-            fence(SeqCst);
-        }
-        result
+        access()
     }
 
     macro_rules! atomic {
