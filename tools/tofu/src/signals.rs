@@ -1,9 +1,8 @@
 //! Ctrl-C and termination.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
@@ -14,20 +13,26 @@ pub(crate) struct Forwarding {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Calls `forward` with the number of each SIGINT and SIGTERM. A second one ends
+/// Wrappers such as `timeout` and some shells deliver one Ctrl-C twice; signals so
+/// soon after the first count as the same.
+const SAME: Duration = Duration::from_millis(500);
+
+/// Calls `forward` with the number of the first SIGINT or SIGTERM. A later one ends
 /// the process at once, for the case that stopping hangs.
 pub(crate) fn forward(forward: impl Fn(i32) + Send + 'static) -> io::Result<Forwarding> {
-    let armed = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // In this order: the first signal finds it unarmed and arms it.
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, armed.clone())?;
-        signal_hook::flag::register(signal, armed.clone())?;
-    }
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let handle = signals.handle();
     let thread = thread::Builder::new().name("signals".into()).spawn(move || {
+        let mut first: Option<Instant> = None;
         for signal in signals.forever() {
-            forward(signal);
+            match first {
+                None => {
+                    first = Some(Instant::now());
+                    forward(signal);
+                }
+                Some(first) if first.elapsed() < SAME => {}
+                Some(_) => std::process::exit(128 + signal),
+            }
         }
     })?;
     Ok(Forwarding { handle, thread: Some(thread) })
