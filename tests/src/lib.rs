@@ -19,9 +19,9 @@ use tofu_fabric::{
     Carrier, Deliver, Direct, DiscardReason, Fabric, NodeId, Packet, Port, PortCounters, Shape,
     Timing, XbCounters,
 };
-use tofu_icc::{Body, Config, Host, Icc, Net, discard_rcode};
+use tofu_icc::{Body, Config, Host, Icc, Net, SharedPages, discard_rcode};
 use tofu_inproc::{Arena, Backend, Buffer, InProcess, Interrupts};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 
 /// Where a node's memory starts.
 const MEMORY_BASE: u64 = 0x10_0000;
@@ -39,6 +39,8 @@ struct World {
     now: AtomicU64,
     /// Answers are lost while this is set.
     lose_answers: AtomicU64,
+    /// Control queue pages of each node, where doorbells are polled.
+    pages: Vec<SharedPages>,
 }
 
 impl World {
@@ -46,9 +48,30 @@ impl World {
         self.nodes.get().map_or(&[], Vec::as_slice)
     }
 
+    /// Looks at the pages that guests have mapped.
+    fn poll(&self) {
+        for node in 0..self.pages.len() {
+            for (tni, cq) in (0..6).flat_map(|tni| (0..12).map(move |cq| (tni, cq))) {
+                if self.nodes()[node].poll_doorbell(tni, cq) {
+                    self.doorbells.lock().unwrap().push_back((node, tni, cq));
+                }
+            }
+        }
+    }
+
+    /// The memory behind a register of a shared page; `None` where accesses are trapped.
+    fn mapped(&self, node: usize, offset: u64) -> Option<&AtomicU64> {
+        let Some(Register::Cq { tni, cq, reg }) = Register::decode(offset) else {
+            return None;
+        };
+        let at = SharedPages::page_offset(tni, cq) + reg.offset() as usize;
+        self.pages.get(node)?.region().get_atomic_ref(at).ok()
+    }
+
     /// Does all work that there is.
     fn settle(&self) {
         let mut net = Wire { world: self, arrivals: VecDeque::new() };
+        self.poll();
         loop {
             let next = self.doorbells.lock().unwrap().pop_front();
             let Some((node, tni, cq)) = next else { break };
@@ -165,11 +188,17 @@ struct NodeBackend {
 
 impl Backend for NodeBackend {
     fn bar_read(&self, offset: u64, data: &mut [u8]) {
-        self.world.nodes()[self.node].bar_read(offset, data);
+        match self.world.mapped(self.node, offset) {
+            Some(word) => data.copy_from_slice(&word.load(Ordering::SeqCst).to_le_bytes()),
+            None => self.world.nodes()[self.node].bar_read(offset, data),
+        }
     }
 
     fn bar_write(&self, offset: u64, data: &[u8]) {
-        self.world.nodes()[self.node].bar_write(offset, data);
+        match (self.world.mapped(self.node, offset), data.try_into()) {
+            (Some(word), Ok(bytes)) => word.store(u64::from_le_bytes(bytes), Ordering::SeqCst),
+            _ => self.world.nodes()[self.node].bar_write(offset, data),
+        }
     }
 
     fn now_ns(&self) -> u64 {
@@ -197,11 +226,28 @@ impl Cluster {
         Self::with_memory(shape, 4 << 20)
     }
 
+    /// Like [`Cluster::new`], with control queue pages that are memory shared between driver
+    /// and device, which looks at them now and then.
+    pub fn polled(shape: &str) -> Self {
+        Self::build(shape, 4 << 20, true)
+    }
+
     /// A machine with `size` bytes of memory for each node.
     pub fn with_memory(shape: &str, size: usize) -> Self {
+        Self::build(shape, size, false)
+    }
+
+    fn build(shape: &str, size: usize, polled: bool) -> Self {
         let shape: Shape = shape.parse().unwrap();
         let fabric = Arc::new(Fabric::new(shape));
+        let pages: Vec<_> = (0..if polled { shape.nodes() } else { 0 })
+            .map(|_| {
+                let region = MmapRegion::new(SharedPages::SIZE).unwrap();
+                SharedPages::new(Arc::new(region)).unwrap()
+            })
+            .collect();
         let world = Arc::new(World {
+            pages,
             carrier: Direct::new(Arc::clone(&fabric), Timing::TOFUD),
             fabric,
             nodes: OnceLock::new(),
@@ -220,7 +266,8 @@ impl Cluster {
                 node,
                 interrupts: Arc::clone(&interrupts),
             };
-            let icc = Icc::new(Config::tofud(coords), Arc::new(host), Arc::new(memory.clone()));
+            let config = Config { pages: world.pages.get(node).cloned(), ..Config::tofud(coords) };
+            let icc = Icc::new(config, Arc::new(host), Arc::new(memory.clone()));
             icc.set_bus_master(true);
             nodes.push(Arc::new(icc));
             parts.push((Arena::new(memory).unwrap(), interrupts));

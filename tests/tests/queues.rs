@@ -17,6 +17,16 @@ fn pair() -> (Cluster, Endpoint, Endpoint) {
     (cluster, a, b)
 }
 
+/// Both ways in which doorbells arrive.
+fn both_ways() -> impl Iterator<Item = (Cluster, Endpoint, Endpoint)> {
+    [Cluster::new, Cluster::polled].into_iter().map(|make| {
+        let cluster = make("1x1x1x2x1x1");
+        let a = cluster.endpoint(0, 0, 0);
+        let b = cluster.endpoint(1, 0, 0);
+        (cluster, a, b)
+    })
+}
+
 fn set(end: &Endpoint, reg: CqsReg, value: u64) {
     end.device().write(end.cqs_register(reg), value);
 }
@@ -31,111 +41,116 @@ fn piggyback(from: u64, to: &Endpoint) -> Order {
 
 #[test]
 fn rings_go_around_several_times() {
-    let (_cluster, mut a, mut b) = pair();
-    let mut received = 0u64;
-    // Laps that do not line up with the batches.
-    for batch in 0..35u64 {
-        for i in 0..200 {
-            let n = batch * 200 + i;
-            a.cq.post(&piggyback(n, &b).remote_notice().edata(n as u16), n).unwrap();
+    for (_cluster, mut a, mut b) in both_ways() {
+        let mut received = 0u64;
+        // Laps that do not line up with the batches.
+        for batch in 0..35u64 {
+            for i in 0..200 {
+                let n = batch * 200 + i;
+                a.cq.post(&piggyback(n, &b).remote_notice().edata(n as u16), n).unwrap();
+            }
+            a.cq.doorbell();
+            for i in 0..200 {
+                let done = a.complete();
+                assert_eq!((done.cookie, done.rcode), (batch * 200 + i, rcode::SUCCESS));
+            }
+            assert_eq!(a.notices().len(), 200);
+            for notice in b.notices() {
+                assert_eq!(notice.word1().edata(), received as u16);
+                received += 1;
+            }
+            let status = a.cq.status();
+            let next = (batch + 1) * 200;
+            assert_eq!(u64::from(status.next_descriptor_offset_units()), next % ENTRIES);
+            assert_eq!(status.blank_entry_flip_bit(), next / ENTRIES % 2 == 1);
         }
-        a.cq.doorbell();
-        for i in 0..200 {
-            let done = a.complete();
-            assert_eq!((done.cookie, done.rcode), (batch * 200 + i, rcode::SUCCESS));
-        }
-        assert_eq!(a.notices().len(), 200);
-        for notice in b.notices() {
-            assert_eq!(notice.word1().edata(), received as u16);
-            received += 1;
-        }
-        let status = a.cq.status();
-        let next = (batch + 1) * 200;
-        assert_eq!(u64::from(status.next_descriptor_offset_units()), next % ENTRIES);
-        assert_eq!(status.blank_entry_flip_bit(), next / ENTRIES % 2 == 1);
+        assert_eq!(received, 35 * 200);
+        assert_eq!(b.words(0, 1), [35 * 200 - 1]);
     }
-    assert_eq!(received, 35 * 200);
-    assert_eq!(b.words(0, 1), [35 * 200 - 1]);
 }
 
 #[test]
 fn a_full_queue_is_worked_off_by_one_doorbell() {
-    let (_cluster, mut a, b) = pair();
-    for lap in 0..3 {
-        for n in 0..ENTRIES {
-            a.cq.post(&Order::nop(), n).unwrap();
+    for (_cluster, mut a, b) in both_ways() {
+        for lap in 0..3 {
+            for n in 0..ENTRIES {
+                a.cq.post(&Order::nop(), n).unwrap();
+            }
+            assert_eq!(a.cq.free_slots(), 0);
+            a.cq.doorbell();
+            for n in 0..ENTRIES {
+                assert_eq!(a.complete().cookie, n, "lap {lap}");
+            }
         }
-        assert_eq!(a.cq.free_slots(), 0);
-        a.cq.doorbell();
-        for n in 0..ENTRIES {
-            assert_eq!(a.complete().cookie, n, "lap {lap}");
-        }
+        assert_eq!(a.run(&piggyback(5, &b)).rcode, rcode::SUCCESS);
     }
-    assert_eq!(a.run(&piggyback(5, &b)).rcode, rcode::SUCCESS);
 }
 
 #[test]
 fn without_a_doorbell_nothing_starts_and_a_needless_one_is_harmless() {
-    let (cluster, mut a, _b) = pair();
-    a.cq.post(&Order::nop(), 1).unwrap();
-    cluster.settle();
-    assert_eq!(a.cq.poll_tcq(), None);
-    a.cq.doorbell();
-    a.cq.doorbell();
-    assert_eq!(a.complete().cookie, 1);
-    a.cq.doorbell();
-    cluster.settle();
-    assert_eq!(a.cq.poll_tcq(), None);
-    assert_eq!(a.run(&Order::nop()).rcode, rcode::SUCCESS);
+    for (cluster, mut a, _b) in both_ways() {
+        a.cq.post(&Order::nop(), 1).unwrap();
+        cluster.settle();
+        assert_eq!(a.cq.poll_tcq(), None);
+        a.cq.doorbell();
+        a.cq.doorbell();
+        assert_eq!(a.complete().cookie, 1);
+        a.cq.doorbell();
+        cluster.settle();
+        assert_eq!(a.cq.poll_tcq(), None);
+        assert_eq!(a.run(&Order::nop()).rcode, rcode::SUCCESS);
+    }
 }
 
 #[test]
 fn a_full_message_queue_overflows_and_goes_on_when_there_is_room() {
-    let (cluster, mut a, mut b) = pair();
-    let order = piggyback(0, &b).remote_notice();
-    for i in 0..ENTRIES {
-        a.run(&order.edata(i as u16));
-        a.notices();
+    for (cluster, mut a, mut b) in both_ways() {
+        let order = piggyback(0, &b).remote_notice();
+        for i in 0..ENTRIES {
+            a.run(&order.edata(i as u16));
+            a.notices();
+        }
+        assert_eq!(b.cq.exception(), None);
+        // The queue is full: the notice is lost, the data is not.
+        assert_eq!(a.run(&piggyback(77, &b).remote_notice()).rcode, rcode::SUCCESS);
+        assert_eq!(b.words(0, 1), [77]);
+        assert_eq!(b.cq.exception().unwrap().irr, cqs::MRQ_OVERFLOW);
+        b.cq.clear_exceptions();
+        for i in 0..ENTRIES {
+            assert_eq!(b.cq.poll_mrq().unwrap().word1().edata(), i as u16);
+        }
+        assert!(b.cq.poll_mrq().is_none());
+        // The driver acknowledges by quarters; now there is room again.
+        a.run(&order.edata(0xabc));
+        assert_eq!(b.cq.poll_mrq().unwrap().word1().edata(), 0xabc);
+        assert_eq!(b.cq.exception(), None);
+        let full_pointer = cluster.device(1).read(b.cq_register(CqReg::MrqFullPointer));
+        assert_eq!(full_pointer, ENTRIES);
+        assert_eq!(cluster.device(1).read(b.cq_register(CqReg::MrqNumNotice)), ENTRIES + 1);
     }
-    assert_eq!(b.cq.exception(), None);
-    // The queue is full: the notice is lost, the data is not.
-    assert_eq!(a.run(&piggyback(77, &b).remote_notice()).rcode, rcode::SUCCESS);
-    assert_eq!(b.words(0, 1), [77]);
-    assert_eq!(b.cq.exception().unwrap().irr, cqs::MRQ_OVERFLOW);
-    b.cq.clear_exceptions();
-    for i in 0..ENTRIES {
-        assert_eq!(b.cq.poll_mrq().unwrap().word1().edata(), i as u16);
-    }
-    assert!(b.cq.poll_mrq().is_none());
-    // The driver acknowledges by quarters; now there is room again.
-    a.run(&order.edata(0xabc));
-    assert_eq!(b.cq.poll_mrq().unwrap().word1().edata(), 0xabc);
-    assert_eq!(b.cq.exception(), None);
-    let full_pointer = cluster.device(1).read(b.cq_register(CqReg::MrqFullPointer));
-    assert_eq!(full_pointer, ENTRIES);
-    assert_eq!(cluster.device(1).read(b.cq_register(CqReg::MrqNumNotice)), ENTRIES + 1);
 }
 
 #[test]
 fn the_full_pointer_is_what_makes_room() {
-    let (_cluster, mut a, mut b) = pair();
-    let order = piggyback(0, &b).remote_notice();
-    let fill = |a: &mut Endpoint, n: u64| {
-        for _ in 0..n {
-            a.run(&order);
-            a.notices();
+    for (_cluster, mut a, mut b) in both_ways() {
+        let order = piggyback(0, &b).remote_notice();
+        let fill = |a: &mut Endpoint, n: u64| {
+            for _ in 0..n {
+                a.run(&order);
+                a.notices();
+            }
+        };
+        fill(&mut a, ENTRIES);
+        for _ in 0..100 {
+            b.cq.poll_mrq().unwrap();
         }
-    };
-    fill(&mut a, ENTRIES);
-    for _ in 0..100 {
-        b.cq.poll_mrq().unwrap();
+        b.cq.acknowledge_mrq();
+        fill(&mut a, 100);
+        assert_eq!(b.cq.exception(), None);
+        fill(&mut a, 1);
+        assert_eq!(b.cq.exception().unwrap().irr, cqs::MRQ_OVERFLOW);
+        assert_eq!(b.notices().len() as u64, ENTRIES);
     }
-    b.cq.acknowledge_mrq();
-    fill(&mut a, 100);
-    assert_eq!(b.cq.exception(), None);
-    fill(&mut a, 1);
-    assert_eq!(b.cq.exception().unwrap().irr, cqs::MRQ_OVERFLOW);
-    assert_eq!(b.notices().len() as u64, ENTRIES);
 }
 
 #[test]
@@ -198,54 +213,56 @@ fn held_back_entries_come_by_time_or_by_the_line() {
 
 #[test]
 fn direct_descriptors_of_one_and_two() {
-    let (_cluster, mut a, b) = pair();
-    a.fill(0, &pattern(1, 100));
-    let data = pattern(2, 32);
-    let orders = [
-        Order::put(b.target(), b.at(0), a.at(0), 100),
-        Order::put_piggyback(b.target(), b.at(200), &data).unwrap(),
-        Order::cswap8(b.target(), b.at(400), 0, 99),
-        Order::nop(),
-    ];
-    // Around the ring more than once, with a wrap in the middle of a command.
-    for n in 0..1500u64 {
-        let order = orders[n as usize % 4];
-        a.cq.post_direct(&order, n).unwrap();
-        let done = a.complete();
-        assert_eq!((done.cookie, done.rcode), (n, rcode::SUCCESS));
-        a.notices();
-    }
-    assert_eq!(b.bytes(0, 100), pattern(1, 100));
-    assert_eq!(b.bytes(200, 32), data);
-    assert_eq!(b.words(50, 1), [99]);
-    assert_eq!(get(&a, CqsReg::ToqDirectSourceCount), 1500);
-    assert_eq!(get(&a, CqsReg::ToqDirectDescriptorCount), 1500 + 2 * 375);
-    // The queue and the register mix.
-    for n in 0..3000u64 {
-        match n % 3 {
-            0 => a.cq.post_direct(&Order::nop(), n).unwrap(),
-            _ => a.cq.post_and_ring(&Order::nop(), n).unwrap(),
+    for (_cluster, mut a, b) in both_ways() {
+        a.fill(0, &pattern(1, 100));
+        let data = pattern(2, 32);
+        let orders = [
+            Order::put(b.target(), b.at(0), a.at(0), 100),
+            Order::put_piggyback(b.target(), b.at(200), &data).unwrap(),
+            Order::cswap8(b.target(), b.at(400), 0, 99),
+            Order::nop(),
+        ];
+        // Around the ring more than once, with a wrap in the middle of a command.
+        for n in 0..1500u64 {
+            let order = orders[n as usize % 4];
+            a.cq.post_direct(&order, n).unwrap();
+            let done = a.complete();
+            assert_eq!((done.cookie, done.rcode), (n, rcode::SUCCESS));
+            a.notices();
         }
-        assert_eq!(a.complete().cookie, n);
+        assert_eq!(b.bytes(0, 100), pattern(1, 100));
+        assert_eq!(b.bytes(200, 32), data);
+        assert_eq!(b.words(50, 1), [99]);
+        assert_eq!(get(&a, CqsReg::ToqDirectSourceCount), 1500);
+        assert_eq!(get(&a, CqsReg::ToqDirectDescriptorCount), 1500 + 2 * 375);
+        // The queue and the register mix.
+        for n in 0..3000u64 {
+            match n % 3 {
+                0 => a.cq.post_direct(&Order::nop(), n).unwrap(),
+                _ => a.cq.post_and_ring(&Order::nop(), n).unwrap(),
+            }
+            assert_eq!(a.complete().cookie, n);
+        }
+        assert_eq!(a.cq.exception(), None);
     }
-    assert_eq!(a.cq.exception(), None);
 }
 
 #[test]
 fn a_direct_descriptor_waits_for_what_was_posted_before() {
-    let (cluster, mut a, b) = pair();
-    for n in 0..10u64 {
-        a.cq.post(&piggyback(n, &b).remote_notice(), n).unwrap();
+    for (cluster, mut a, b) in both_ways() {
+        for n in 0..10u64 {
+            a.cq.post(&piggyback(n, &b).remote_notice(), n).unwrap();
+        }
+        a.cq.post_direct(&piggyback(10, &b).remote_notice(), 10).unwrap();
+        // The register is in use, so this one goes through the queue.
+        a.cq.post_direct(&piggyback(11, &b).remote_notice(), 11).unwrap();
+        cluster.settle();
+        for n in 0..12 {
+            assert_eq!(a.complete().cookie, n);
+        }
+        assert_eq!(b.words(0, 1), [11]);
+        assert_eq!(get(&a, CqsReg::ToqDirectSourceCount), 1);
     }
-    a.cq.post_direct(&piggyback(10, &b).remote_notice(), 10).unwrap();
-    // The register is in use, so this one goes through the queue.
-    a.cq.post_direct(&piggyback(11, &b).remote_notice(), 11).unwrap();
-    cluster.settle();
-    for n in 0..12 {
-        assert_eq!(a.complete().cookie, n);
-    }
-    assert_eq!(b.words(0, 1), [11]);
-    assert_eq!(get(&a, CqsReg::ToqDirectSourceCount), 1);
 }
 
 /// Writes the direct descriptor register by hand.
@@ -425,13 +442,14 @@ fn strong_order_moves_every_byte_of_any_length() {
 
 #[test]
 fn a_blank_entry_of_the_last_lap_is_not_taken_for_a_new_one() {
-    let (cluster, mut a, _b) = pair();
-    for n in 0..ENTRIES + 3 {
-        a.cq.post_and_ring(&Order::nop(), n).unwrap();
-        assert_eq!(a.complete().cookie, n);
+    for (cluster, mut a, _b) in both_ways() {
+        for n in 0..ENTRIES + 3 {
+            a.cq.post_and_ring(&Order::nop(), n).unwrap();
+            assert_eq!(a.complete().cookie, n);
+        }
+        let count = || cluster.device(0).read(a.cq_register(CqReg::TcqNumNotice));
+        a.cq.doorbell();
+        cluster.settle();
+        assert_eq!(count(), ENTRIES + 3);
     }
-    let count = || cluster.device(0).read(a.cq_register(CqReg::TcqNumNotice));
-    a.cq.doorbell();
-    cluster.settle();
-    assert_eq!(count(), ENTRIES + 3);
 }
