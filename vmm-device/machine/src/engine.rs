@@ -12,6 +12,7 @@ use tofu_icc::Net;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
+use crate::wakeup::Sleep;
 use crate::{Error, Node, Pump, Shared, lock};
 
 /// A busy engine looks at its event descriptors once in so many turns.
@@ -29,8 +30,7 @@ struct QueueId {
 pub(crate) struct Engine {
     index: usize,
     wake: EventFd,
-    /// The engine sleeps or is about to: whoever brings work must wake it.
-    asleep: AtomicBool,
+    sleep: Sleep,
     pending: Mutex<VecDeque<QueueId>>,
     nodes: Mutex<Vec<Arc<Node>>>,
     /// What is new about queues with a shared page.
@@ -65,7 +65,7 @@ impl Engine {
         Ok(Self {
             index,
             wake,
-            asleep: AtomicBool::new(false),
+            sleep: Sleep::new(),
             pending: Mutex::new(VecDeque::new()),
             nodes: Mutex::new(Vec::new()),
             watch_changes: Mutex::new(Vec::new()),
@@ -87,7 +87,7 @@ impl Engine {
 
     /// Ends the engine's sleep.
     pub(crate) fn wake(&self) {
-        if self.asleep.swap(false, SeqCst) {
+        if self.sleep.end() {
             self.signal();
         }
     }
@@ -124,7 +124,7 @@ impl Engine {
         lock(&self.changes).push(change);
         self.changed.store(true, SeqCst);
         // The engine may be in the middle of waiting for what it listens to now.
-        self.asleep.store(false, SeqCst);
+        self.sleep.over();
         self.signal();
     }
 
@@ -197,7 +197,7 @@ impl Engine {
                 spin_loop();
                 continue;
             }
-            self.asleep.store(true, SeqCst);
+            self.sleep.announce();
             // Work that came before the flag was set has not woken anyone.
             let now = shared.now_ns();
             let deadline = self.deadline.load(SeqCst);
@@ -212,7 +212,7 @@ impl Engine {
                 }
                 look(&mut sources, -1)?;
             }
-            self.asleep.store(false, SeqCst);
+            self.sleep.over();
         }
         Ok(())
     }

@@ -13,6 +13,7 @@
 mod engine;
 mod node;
 mod pump;
+mod wakeup;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

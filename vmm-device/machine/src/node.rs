@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tofu_abi::irq::vector;
@@ -16,6 +15,7 @@ use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::engine::Watching;
+use crate::wakeup::InLine;
 use crate::{Error, MachineConfig, Pump, Shared, lock};
 
 /// How doorbells arrive at the devices of a machine. The guest cannot tell.
@@ -86,7 +86,7 @@ struct NodeHost {
     /// Event descriptors of trapped doorbells, by queue.
     events: Mutex<HashMap<(u8, u8), Arc<EventFd>>>,
     /// Queues that wait for their engine, so that each waits only once.
-    waiting: Vec<AtomicBool>,
+    waiting: Vec<InLine>,
 }
 
 impl Node {
@@ -105,7 +105,7 @@ impl Node {
             pages: pages.clone(),
             backend: OnceLock::new(),
             events: Mutex::new(HashMap::new()),
-            waiting: (0..NUM_TNI * NUM_CQ).map(|_| AtomicBool::new(false)).collect(),
+            waiting: (0..NUM_TNI * NUM_CQ).map(|_| InLine::new()).collect(),
         });
         let icc_config = Config {
             timeout_ns: config.timeout_ns,
@@ -144,15 +144,12 @@ impl Node {
         let _ = self.host.backend.set(backend);
     }
 
-    /// Runs a queue for one turn; returns whether there is more to do.
+    /// Runs a queue for one turn; returns whether it is to be put in line for another.
     pub(crate) fn run(&self, tni: u8, cq: u8, pump: &mut Pump<'_>) -> bool {
-        self.host.waiting[queue_index(tni, cq)].store(false, SeqCst);
+        let waiting = &self.host.waiting[queue_index(tni, cq)];
+        waiting.leave();
         pump.refresh();
-        let more = self.icc.run_queue(tni, cq, pump);
-        if more {
-            self.host.waiting[queue_index(tni, cq)].store(true, SeqCst);
-        }
-        more
+        self.icc.run_queue(tni, cq, pump) && waiting.enter()
     }
 
     /// Write-protects the page of a queue: nobody looks at it any more.
@@ -264,7 +261,7 @@ impl Host for NodeHost {
 
     fn doorbell(&self, tni: u8, cq: u8) {
         let index = queue_index(tni, cq);
-        if self.waiting.get(index).is_none_or(|waiting| waiting.swap(true, SeqCst)) {
+        if self.waiting.get(index).is_none_or(|waiting| !waiting.enter()) {
             return;
         }
         let inline = INLINE.with(|inline| match inline.borrow_mut().as_mut() {
