@@ -1,6 +1,584 @@
-//! `tofu bench`: figures of this emulation on this host.
+//! `tofu bench`: figures of this emulation on this host, each beside a baseline that was
+//! measured in the same run.
+
+use std::fmt;
+use std::hint::black_box;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use serde::Serialize;
+use tofu_abi::StagOffset;
+use tofu_abi::desc::MAX_MESSAGE;
+use tofu_abi::table::PageSize;
+use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
+use tofu_fabric::Shape;
+use tofu_inproc::InProcess;
+use tofu_machine::{Machine, MachineConfig};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::cli::{BenchArgs, BenchPart, ShapeArgs, UpArgs};
+use crate::plan::Plan;
+use crate::runner::{Backend, Event, Machines, Outcome};
+use crate::units::{Doorbell, GuestArgs};
+
+/// How long one figure is measured.
+const FULL: Duration = Duration::from_millis(300);
+const QUICK: Duration = Duration::from_millis(30);
+/// How long a machine may take to run a guest program to its end.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Sizes of Puts in this process, in bytes.
+const SIZES: [u32; 11] =
+    [8, 64, 512, 1920, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, MAX_MESSAGE];
+
+/// Everything that was measured.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    host: Host,
+    /// Puts between two devices of this process, by one thread.
+    put: Vec<Put>,
+    rate: Option<Rate>,
+    /// Baselines of the latencies between guests.
+    bare: Vec<Latency>,
+    /// Puts from guest to guest.
+    guests: Vec<Latency>,
+    machines: Vec<MachineRun>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Host {
+    processor: String,
+    cores: usize,
+    virtualisation: String,
+}
+
+/// A Put beside a memory copy of the same size, both between the same buffers.
+#[derive(Debug, Serialize)]
+struct Put {
+    bytes: u32,
+    p50_ns: u64,
+    p99_ns: u64,
+    memcpy_p50_ns: u64,
+    memcpy_p99_ns: u64,
+    gigabytes_per_s: f64,
+    /// Throughput of the Put / throughput of the copy.
+    ratio: f64,
+}
+
+/// 8-byte Puts that are posted many at a time.
+#[derive(Debug, Serialize)]
+struct Rate {
+    commands_per_s: f64,
+}
+
+/// One way, as half of a round trip.
+#[derive(Debug, Serialize)]
+struct Latency {
+    what: String,
+    bytes: u64,
+    min_us: f64,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+/// A machine whose guests only say hello, or pass a token on.
+#[derive(Debug, Serialize)]
+struct MachineRun {
+    nodes: u32,
+    guest: String,
+    /// From the command until the last guest has ended.
+    seconds: f64,
+    /// Memory of this process beyond that of the guests, divided by the nodes; kernel memory
+    /// is not in it.
+    kib_per_node: Option<f64>,
+}
 
 /// Runs `tofu bench`.
-pub(crate) fn run(_json: bool) -> anyhow::Result<u8> {
-    anyhow::bail!("this build has no benches yet")
+pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<u8> {
+    let time = if args.quick { QUICK } else { FULL };
+    let wanted = |part| args.only.is_none_or(|only| only == part);
+    let mut report = Report { host: host(), ..Report::default() };
+    let mut out = io::stdout();
+    let mut say = |text: &dyn fmt::Display| match args.json {
+        true => Ok(()),
+        false => writeln!(out, "{text}"),
+    };
+    say(&report.host)?;
+    if wanted(BenchPart::Put) {
+        say(&"\nPut in this process, one thread, against a memory copy between the same buffers")?;
+        say(&Put::header())?;
+        let mut pair = Pair::new()?;
+        for bytes in SIZES {
+            let put = pair.put(bytes, time)?;
+            say(&put)?;
+            report.put.push(put);
+        }
+        let rate = pair.rate(time)?;
+        say(&rate)?;
+        report.rate = Some(rate);
+    }
+    if wanted(BenchPart::Guests) {
+        say(&"\nOne way between two guests (half a round trip), and what it is made of")?;
+        say(&Latency::header())?;
+        for bare in [spinning_line(time)?, eventfd(time)?] {
+            say(&bare)?;
+            report.bare.push(bare);
+        }
+        for (doorbell, wait) in [
+            (Doorbell::Trapped, "irq"),
+            (Doorbell::Trapped, "poll"),
+            (Doorbell::Polled, "irq"),
+            (Doorbell::Polled, "poll"),
+        ] {
+            for latency in pingpong(doorbell, wait, args.quick)? {
+                say(&latency)?;
+                report.guests.push(latency);
+            }
+        }
+    }
+    if wanted(BenchPart::Boot) {
+        say(&"\nMachines from the command to the end of the last guest")?;
+        say(&MachineRun::header())?;
+        let shapes = ["1x1x1x1x1x1", "unit", "shelf", "half-rack"];
+        let count = if args.quick { 2 } else { shapes.len() };
+        for shape in &shapes[..count] {
+            for guest in ["hello", "ring", "allpairs"] {
+                // Pairs grow with the square of the nodes; a unit is what it is made for.
+                if guest == "allpairs" && *shape != "unit" {
+                    continue;
+                }
+                let run = machine_run(shape, guest)?;
+                say(&run)?;
+                report.machines.push(run);
+            }
+        }
+    }
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+    }
+    Ok(0)
+}
+
+fn host() -> Host {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let processor = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or_else(|| "unknown processor".to_owned(), |(_, name)| name.to_owned());
+    Host {
+        processor,
+        cores: thread::available_parallelism().map_or(1, |n| n.get()),
+        virtualisation: format!("{:?}", tofu_vmm::probe().virtualisation).to_lowercase(),
+    }
+}
+
+/// Two devices of this process, the queue of one and the memory of both.
+struct Pair {
+    cq: Cq<InProcess>,
+    _target: Cq<InProcess>,
+    to: Target,
+    local: StagOffset,
+    remote: StagOffset,
+    /// Buffers for the copy to compare with.
+    source: Vec<u8>,
+    sink: Vec<u8>,
+    // Last, so that the queues are closed before.
+    _machine: Arc<Machine>,
+}
+
+impl Pair {
+    fn new() -> anyhow::Result<Self> {
+        let shape: Shape = "1x1x1x2x1x1".parse()?;
+        // Without engine threads, doorbells run in the thread that rings them.
+        let machine = Arc::new(Machine::new(MachineConfig::new(shape))?);
+        let mut ends = Vec::new();
+        for coords in shape.iter() {
+            let platform = InProcess::attach(&machine, coords, 64 << 20)?;
+            let buffer = platform.alloc_dma(16 << 20, 2 << 20)?;
+            let range = MemoryRange { addr: buffer.device_addr(), len: buffer.len() as u64 };
+            // Touched before it is measured.
+            buffer.write(0, &vec![1; buffer.len()]);
+            let device = Device::probe(platform)?;
+            device.tni(0)?.enable()?;
+            let mut cq = Cq::open(&device, &CqConfig::new(0, 0))?;
+            let stag = cq.register(&[range], PageSize::Size2M, Access::ReadWrite, None)?;
+            ends.push((coords, cq, stag.at(0), buffer));
+        }
+        let (Some(sink), Some(source)) = (ends.pop(), ends.pop()) else {
+            bail!("a pair has two ends");
+        };
+        // The buffers live as long as the process; the device may use them until then.
+        std::mem::forget((source.3, sink.3));
+        Ok(Self {
+            cq: source.1,
+            to: Target::new(sink.0, 0),
+            local: source.2,
+            remote: sink.2,
+            source: vec![1; 16 << 20],
+            sink: vec![2; 16 << 20],
+            _target: sink.1,
+            _machine: machine,
+        })
+    }
+
+    /// Puts and copies by turns, so that both meet the same host.
+    fn put(&mut self, bytes: u32, time: Duration) -> anyhow::Result<Put> {
+        let order = match bytes {
+            8 => Order::put_piggyback(self.to, self.remote, &7u64.to_le_bytes())?,
+            _ => Order::put(self.to, self.remote, self.local, bytes),
+        };
+        // As many at a time as make the clock's own cost small.
+        let batch = (4000 / (200 + bytes / 20)).max(1);
+        let (mut puts, mut copies) = (Vec::new(), Vec::new());
+        let end = Instant::now() + time;
+        while Instant::now() < end || puts.len() < 10 {
+            let start = Instant::now();
+            for _ in 0..batch {
+                self.one(&order)?;
+            }
+            puts.push(start.elapsed().as_nanos() as u64 / u64::from(batch));
+            let start = Instant::now();
+            for _ in 0..batch {
+                self.copy(bytes as usize);
+            }
+            copies.push(start.elapsed().as_nanos() as u64 / u64::from(batch));
+        }
+        let [p50_ns, p99_ns] = quantiles(&mut puts);
+        let [memcpy_p50_ns, memcpy_p99_ns] = quantiles(&mut copies);
+        Ok(Put {
+            bytes,
+            p50_ns,
+            p99_ns,
+            memcpy_p50_ns,
+            memcpy_p99_ns,
+            gigabytes_per_s: f64::from(bytes) / p50_ns.max(1) as f64,
+            ratio: memcpy_p50_ns as f64 / p50_ns.max(1) as f64,
+        })
+    }
+
+    /// One command: posted, run and reaped.
+    fn one(&mut self, order: &Order) -> anyhow::Result<()> {
+        self.cq.post_and_ring(order, 0)?;
+        let Some(done) = self.cq.poll_tcq() else { bail!("a Put did not complete") };
+        if done.rcode != 0 || self.cq.poll_mrq().is_none() {
+            bail!("a Put failed: {}", tofu_abi::rcode::describe(done.rcode));
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, bytes: usize) {
+        let (source, sink) = (black_box(&self.source), &mut self.sink);
+        sink[..bytes].copy_from_slice(&source[..bytes]);
+        black_box(sink);
+    }
+
+    /// 8-byte Puts, a ring full at a time.
+    fn rate(&mut self, time: Duration) -> anyhow::Result<Rate> {
+        const BATCH: usize = 1024;
+        let order = Order::put_piggyback(self.to, self.remote, &7u64.to_le_bytes())?;
+        let (start, mut done) = (Instant::now(), 0);
+        while start.elapsed() < time {
+            for _ in 0..BATCH {
+                self.cq.post(&order, 0)?;
+            }
+            self.cq.doorbell();
+            let mut reaped = 0;
+            while reaped < BATCH {
+                // A turn of the queue is bounded; the next doorbell begins another one.
+                match self.cq.poll_tcq() {
+                    Some(_) => reaped += 1,
+                    None => self.cq.doorbell(),
+                }
+                while self.cq.poll_mrq().is_some() {}
+            }
+            done += BATCH;
+        }
+        Ok(Rate { commands_per_s: done as f64 / start.elapsed().as_secs_f64() })
+    }
+}
+
+/// Median and 99th percentile of some times.
+fn quantiles(times: &mut [u64]) -> [u64; 2] {
+    times.sort_unstable();
+    [50, 99].map(|percent| times.get(times.len() * percent / 100).copied().unwrap_or(0))
+}
+
+/// Two threads that hand a cache line to each other and spin: the least that any hand-over
+/// between two processors costs.
+fn spinning_line(time: Duration) -> anyhow::Result<Latency> {
+    let line = Arc::new(AtomicU64::new(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let (other, other_stop) = (Arc::clone(&line), Arc::clone(&stop));
+    // Odd numbers are answered by the next even one.
+    let echo = thread::spawn(move || {
+        while !other_stop.load(Ordering::Relaxed) {
+            let value = other.load(Ordering::Acquire);
+            if value % 2 == 1 {
+                other.store(value + 1, Ordering::Release);
+            }
+            std::hint::spin_loop();
+        }
+    });
+    let mut value = 0;
+    let latency = round_trips("spinning on a cache line, two threads", time, || {
+        line.store(value + 1, Ordering::Release);
+        value += 2;
+        while line.load(Ordering::Acquire) != value {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    });
+    stop.store(true, Ordering::Relaxed);
+    if echo.join().is_err() {
+        bail!("the other thread panicked");
+    }
+    latency
+}
+
+/// Two threads that wake each other by eventfds: what a trapped doorbell is made of on the host's
+/// side.
+fn eventfd(time: Duration) -> anyhow::Result<Latency> {
+    let (there, back) = (EventFd::new(0)?, EventFd::new(0)?);
+    let (other_there, other_back) = (there.try_clone()?, back.try_clone()?);
+    let stop = Arc::new(AtomicBool::new(false));
+    let other_stop = Arc::clone(&stop);
+    let echo = thread::spawn(move || -> io::Result<()> {
+        loop {
+            other_there.read()?;
+            if other_stop.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            other_back.write(1)?;
+        }
+    });
+    let latency = round_trips("eventfds, two threads", time, || {
+        there.write(1)?;
+        back.read().map(drop)
+    });
+    stop.store(true, Ordering::Release);
+    there.write(1)?;
+    match echo.join() {
+        Ok(result) => result?,
+        Err(_) => bail!("the other thread panicked"),
+    }
+    latency
+}
+
+fn round_trips(
+    what: &str,
+    time: Duration,
+    mut trip: impl FnMut() -> io::Result<()>,
+) -> anyhow::Result<Latency> {
+    let mut times = Vec::new();
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        let start = Instant::now();
+        trip()?;
+        times.push(start.elapsed().as_nanos() as u64 / 2);
+    }
+    let [p50, p99] = quantiles(&mut times);
+    let us = |ns: u64| ns as f64 / 1000.0;
+    let min_us = us(times.first().copied().unwrap_or(0));
+    Ok(Latency { what: what.to_owned(), bytes: 0, min_us, p50_us: us(p50), p99_us: us(p99) })
+}
+
+/// What a machine's guests printed, and how long it ran.
+struct Run {
+    lines: Vec<String>,
+    took: Duration,
+    /// Memory of this process beyond the guests' when the last guest had started, in KiB.
+    beyond_kib: Option<f64>,
+    /// Each guest exited with code 0.
+    ok: bool,
+}
+
+fn run_machine(args: &UpArgs, limit: Duration) -> anyhow::Result<Run> {
+    let plan = Plan::new(args)?;
+    let count = plan.vms().count();
+    let (sender, events) = mpsc::channel();
+    let before = resident_kib();
+    let start = Instant::now();
+    let mut machine = Machines.start(&plan, sender)?;
+    let beyond_kib = machine
+        .guest_resident_kib()
+        .zip(resident_kib().zip(before))
+        .map(|(guests, (now, before))| now.saturating_sub(before).saturating_sub(guests) as f64);
+    let mut run = Run { lines: Vec::new(), took: Duration::ZERO, beyond_kib, ok: true };
+    let mut ended = 0;
+    while ended < count {
+        match events.recv_timeout(limit.saturating_sub(start.elapsed())) {
+            Ok(Event::Line(_, text)) => run.lines.push(text),
+            Ok(Event::Ended(_, outcome)) => {
+                run.ok &= outcome == Outcome::Exited(0);
+                ended += 1;
+            }
+            Ok(_) => {}
+            Err(_) => {
+                run.ok = false;
+                break;
+            }
+        }
+    }
+    run.took = start.elapsed();
+    machine.stop();
+    Ok(run)
+}
+
+/// Resident memory of this process in KiB.
+fn resident_kib() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse().ok()
+}
+
+fn up(shape: &str, guest: &str) -> anyhow::Result<UpArgs> {
+    Ok(UpArgs {
+        shape: ShapeArgs { shape: Some(shape.parse()?), config: None },
+        guest: Some(guest.to_owned()),
+        args: None,
+        nodes: None,
+        memory: None,
+        timeout: None,
+        doorbell: None,
+        engines: None,
+        json: false,
+    })
+}
+
+/// The guest program `pingpong` between neighbours.
+fn pingpong(doorbell: Doorbell, wait: &str, quick: bool) -> anyhow::Result<Vec<Latency>> {
+    let count = if quick { 100 } else { 1000 };
+    let args = UpArgs {
+        args: Some(GuestArgs(format!("wait={wait} count={count}"))),
+        doorbell: Some(doorbell),
+        ..up("1x1x1x2x1x1", "pingpong")?
+    };
+    let what = format!("doorbells {}, guests wait by {wait}", doorbell_name(doorbell));
+    let run = run_machine(&args, PATIENCE)?;
+    let mut latencies: Vec<_> = run.lines.iter().filter_map(|line| latency(&what, line)).collect();
+    if !run.ok {
+        // Seen where guests and engines that all spin outnumber the processors.
+        let slow = f64::INFINITY;
+        let what = format!("{what}: not done in {} s", PATIENCE.as_secs());
+        latencies.push(Latency { what, bytes: 0, min_us: slow, p50_us: slow, p99_us: slow });
+    }
+    Ok(latencies)
+}
+
+const fn doorbell_name(doorbell: Doorbell) -> &'static str {
+    match doorbell {
+        Doorbell::Trapped => "trapped",
+        Doorbell::Polled => "polled",
+        Doorbell::Auto => "auto",
+    }
+}
+
+/// A line of `pingpong`'s table: bytes, min, p50, p99 in microseconds.
+fn latency(what: &str, line: &str) -> Option<Latency> {
+    let mut words = line.split_whitespace();
+    let bytes = words.next()?.parse().ok()?;
+    let mut number = || words.next()?.parse().ok();
+    Some(Latency {
+        what: what.to_owned(),
+        bytes,
+        min_us: number()?,
+        p50_us: number()?,
+        p99_us: number()?,
+    })
+}
+
+fn machine_run(shape: &str, guest: &str) -> anyhow::Result<MachineRun> {
+    let args = up(shape, guest)?;
+    let nodes = args.shape.shape.map_or(0, |shape| shape.nodes());
+    let run = run_machine(&args, PATIENCE)?;
+    if !run.ok {
+        bail!("{guest} on {shape} failed");
+    }
+    Ok(MachineRun {
+        nodes,
+        guest: guest.to_owned(),
+        seconds: run.took.as_secs_f64(),
+        kib_per_node: run.beyond_kib.map(|kib| kib / f64::from(nodes.max(1))),
+    })
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { processor, cores, virtualisation } = self;
+        write!(f, "{processor}, {cores} cores, virtualisation: {virtualisation}")
+    }
+}
+
+impl Put {
+    fn header() -> String {
+        format!(
+            "{:>10} {:>12} {:>12} {:>12} {:>12} {:>8} {:>8}",
+            "bytes", "put p50 us", "put p99 us", "copy p50 us", "copy p99 us", "GB/s", "ratio"
+        )
+    }
+}
+
+impl fmt::Display for Put {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = |ns: u64| ns as f64 / 1000.0;
+        write!(
+            f,
+            "{:>10} {:>12.3} {:>12.3} {:>12.3} {:>12.3} {:>8.2} {:>8.2}",
+            self.bytes,
+            us(self.p50_ns),
+            us(self.p99_ns),
+            us(self.memcpy_p50_ns),
+            us(self.memcpy_p99_ns),
+            self.gigabytes_per_s,
+            self.ratio
+        )
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "8-byte Puts, 1024 to a doorbell: {:.2} million a second",
+            self.commands_per_s / 1e6
+        )
+    }
+}
+
+impl Latency {
+    fn header() -> String {
+        format!("{:48} {:>8} {:>10} {:>10} {:>10}", "", "bytes", "min us", "p50 us", "p99 us")
+    }
+}
+
+impl fmt::Display for Latency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:48} {:>8} {:>10.2} {:>10.2} {:>10.2}",
+            self.what, self.bytes, self.min_us, self.p50_us, self.p99_us
+        )
+    }
+}
+
+impl MachineRun {
+    fn header() -> String {
+        format!("{:>6} {:10} {:>10} {:>14}", "nodes", "guest", "seconds", "KiB per node")
+    }
+}
+
+impl fmt::Display for MachineRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>6} {:10} {:>10.2} ", self.nodes, self.guest, self.seconds)?;
+        match self.kib_per_node {
+            Some(kib) => write!(f, "{kib:>14.0}"),
+            None => write!(f, "{:>14}", "unknown"),
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use tofu_fabric::Shape;
 
 use crate::units::{Doorbell, Engines, GuestArgs, MemorySize, Timeout};
@@ -165,12 +165,41 @@ Examples:
   tofu topo -c machine.toml --json";
 
 /// Measure this emulation on this host
+///
+/// Each figure stands beside a baseline that was measured in the same run, as the
+/// host may be busy: compare ratios rather than times.
 #[derive(Debug, Clone, Args)]
+#[command(after_help = BENCH_EXAMPLES)]
 pub(crate) struct BenchArgs {
+    /// Measure only this part
+    #[arg(long, value_name = "PART")]
+    pub(crate) only: Option<BenchPart>,
+
+    /// Measure briefly, and no large machines
+    #[arg(long)]
+    pub(crate) quick: bool,
+
     /// Print the figures as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+/// A part of `tofu bench`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchPart {
+    /// Puts in this process by size, and commands a second, against a memory copy
+    Put,
+    /// Latency between two guests in each doorbell mode
+    Guests,
+    /// Machines of 1 to 192 nodes from start to end, and their memory
+    Boot,
+}
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  tofu bench                      everything, about two minutes
+  tofu bench --only put --quick   a first impression
+  tofu bench --json > host.json   for scripts";
 
 /// List the shipped guest programs, or start one of your own
 #[derive(Debug, Clone, Subcommand)]

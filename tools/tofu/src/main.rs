@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         Command::Up(args) => up::run(args),
         Command::Doctor(args) => doctor::run(args.json),
         Command::Topo(args) => topo::run(args),
-        Command::Bench(args) => bench::run(args.json),
+        Command::Bench(args) => bench::run(args),
         Command::Guest(command) => guest_cmd::run(command),
     };
     match result {

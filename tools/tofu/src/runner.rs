@@ -4,7 +4,7 @@
 //! Policy (timeouts, Ctrl-C, what counts as success, output) is `up`'s; this side
 //! only runs VMs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,7 +16,7 @@ use tofu_icc::SharedPages;
 use tofu_machine::{DoorbellBackend, Doorbells, Machine, MachineConfig};
 use tofu_pci::PciFunction;
 use tofu_vmm::{Attachment, Hypervisor, Vm, VmConfig, Windows};
-use vm_memory::MmapRegion;
+use vm_memory::{GuestMemoryBackend, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::plan::{Plan, VmPlan};
@@ -56,6 +56,11 @@ pub(crate) trait Running: Send {
     /// The registers of a node's vCPU in one line, for a report about a guest that
     /// hangs. `None` if it has none or does not answer.
     fn registers(&self, node: NodeId) -> Option<String>;
+
+    /// Memory of the guests that this process really has, in KiB, if that can be told.
+    fn guest_resident_kib(&self) -> Option<u64> {
+        None
+    }
 
     /// Ends all guests that still run and waits for them, for a bounded time. Their
     /// [`Event::Ended`] has been sent on return.
@@ -197,12 +202,38 @@ impl Running for Local {
         self.vms.get(&node)?.registers().map(|registers| registers.to_string())
     }
 
+    fn guest_resident_kib(&self) -> Option<u64> {
+        let regions: BTreeSet<u64> = self
+            .vms
+            .values()
+            .flat_map(|vm| vm.memory().iter())
+            .map(|region| region.as_ptr() as u64)
+            .collect();
+        resident_kib(&std::fs::read_to_string("/proc/self/smaps").ok()?, &regions)
+    }
+
     fn stop(&mut self) {
         for vm in self.vms.values() {
             vm.stop();
         }
         self.machine.stop();
     }
+}
+
+/// Resident memory of the mappings in which one of `starts` is, from a text like that of
+/// /proc/self/smaps. The host merges neighbouring mappings of guest memory into one.
+fn resident_kib(smaps: &str, starts: &BTreeSet<u64>) -> Option<u64> {
+    let (mut sum, mut counts) = (0, false);
+    for line in smaps.lines() {
+        let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+        let bound = |text| u64::from_str_radix(text, 16).ok();
+        if let Some((start, end)) = range.and_then(|(a, b)| Some((bound(a)?, bound(b)?))) {
+            counts = starts.range(start..end.max(start)).next().is_some();
+        } else if let (true, Some(size)) = (counts, line.strip_prefix("Rss:")) {
+            sum += size.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?;
+        }
+    }
+    Some(sum)
 }
 
 /// Doorbells by way of KVM: ioeventfds and shared pages.
@@ -266,5 +297,21 @@ impl DoorbellBackend for WindowDoorbells {
         if let Some(attachment) = self.attached().remove(&offset) {
             self.windows.detach(attachment);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resident_memory_of_chosen_mappings() {
+        let smaps = "\
+7f00-8000 rw-p 00000000 00:00 0\nSize:  16 kB\nRss:   12 kB\n\
+8000-9000 rw-p 00000000 00:00 0\nRss:   4 kB\n\
+a000-b000 rw-p 00000000 00:00 0\nRss:   8 kB\n";
+        assert_eq!(resident_kib(smaps, &BTreeSet::from([0x7f10, 0xa000])), Some(20));
+        assert_eq!(resident_kib(smaps, &BTreeSet::new()), Some(0));
+        assert_eq!(resident_kib("7f00-8000 rw-p\nRss: many\n", &BTreeSet::from([0x7f00])), None);
     }
 }
