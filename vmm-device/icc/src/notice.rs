@@ -14,6 +14,7 @@ use tofu_abi::{Coords, Path};
 
 use crate::memory::DmaMemory;
 use crate::page::Page;
+use crate::tlp::Answer;
 
 /// Commands of one queue that may be outstanding at a time.
 pub(crate) const WINDOW: usize = 64;
@@ -118,6 +119,26 @@ pub(crate) struct Writer<'a> {
     pub(crate) dma: bool,
     /// Interrupt requests to raise when the lock on the queue is released.
     pub(crate) requests: u64,
+}
+
+/// The other end of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    pub(crate) node: Coords,
+    pub(crate) tni: u8,
+}
+
+impl Outstanding {
+    /// Whether an answer can be one to this command: it is of the right kind, comes from whom
+    /// the command went to, and is about a part of its message.
+    pub(crate) fn expects(&self, from: Peer, kind: Kind, answer: &Answer) -> bool {
+        let peer = Peer { node: self.header1.target(), tni: self.header1.ri() };
+        let end = answer.position.checked_add(answer.length);
+        self.kind == kind
+            && peer == from
+            && end.is_some_and(|end| end <= self.length)
+            && answer.done <= answer.length
+    }
 }
 
 /// Completion state of an enabled queue.

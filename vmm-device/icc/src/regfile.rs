@@ -108,7 +108,7 @@ impl Icc {
     /// and 64 bytes at a multiple of 8.
     pub fn bar_write(&self, offset: u64, data: &[u8]) {
         if matches!(data.len(), 16 | 32 | 64) && offset.is_multiple_of(8) {
-            let end = offset + data.len() as u64 - 8;
+            let end = offset.saturating_add(data.len() as u64 - 8);
             let direct = |at| match Register::decode(at) {
                 Some(Register::Cq { reg, .. }) => DIRECT.contains(&reg),
                 _ => false,

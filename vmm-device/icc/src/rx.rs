@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::SeqCst, fence};
 
-use tofu_abi::desc::ArmwOp;
+use tofu_abi::desc::{ArmwOp, MAX_MTU};
 use tofu_abi::irq::tnr::{self, PortRequest};
 use tofu_abi::queue::MrqId;
 use tofu_abi::rcode;
@@ -13,7 +13,7 @@ use crate::Icc;
 use crate::cq::{Cq, lock};
 use crate::host::Net;
 use crate::memory::{DmaError, DmaMemory, Segment, Segments, copy_segments, skip_segments};
-use crate::notice::Notice;
+use crate::notice::{Kind, Notice, Peer};
 use crate::tlp::{Answer, Body, Payload, Request, Tag, burst_size};
 use crate::translate::Fault;
 
@@ -24,6 +24,8 @@ impl Icc {
     /// Takes a packet that arrived for this node.
     pub fn arrive(&self, packet: Packet<Body>, net: &mut dyn Net) {
         self.count_received(packet.dst_tni, packet.tlps, packet.bytes);
+        let from = Peer { node: packet.src, tni: packet.src_tni };
+        let (tni, ps) = (packet.dst_tni, packet.model_ps);
         match packet.body {
             Body::Put { .. } | Body::Get { .. } | Body::Armw { .. } => {
                 let answer = self.serve(packet, net.now_ns());
@@ -31,14 +33,13 @@ impl Icc {
                 net.inject(answer);
             }
             Body::PutAck { answer } => {
-                self.answered(packet.dst_tni, &answer, None, packet.model_ps, net.now_ns());
+                self.answered(tni, from, Kind::Put, &answer, 0, ps, net.now_ns());
             }
             Body::GetData { answer, ref payload } => {
-                let (tni, ps) = (packet.dst_tni, packet.model_ps);
-                self.take_get_data(tni, &answer, payload, ps, net.now_ns());
+                self.take_get_data(tni, from, &answer, payload, ps, net.now_ns());
             }
             Body::ArmwAck { answer, old } => {
-                self.answered(packet.dst_tni, &answer, Some(old), packet.model_ps, net.now_ns());
+                self.answered(tni, from, Kind::Armw, &answer, old, ps, net.now_ns());
             }
         }
     }
@@ -100,12 +101,12 @@ impl Icc {
                     model_ps,
                     now,
                 );
-                (Body::ArmwAck { answer, old }, request.length, request.mtu, false)
+                (Body::ArmwAck { answer, old }, answer.done, request.mtu, false)
             }
             // Only requests come here.
-            other => (other, 0, tofu_abi::desc::MAX_MTU, false),
+            other => (other, 0, MAX_MTU, false),
         };
-        let (mut tlps, mut bytes) = burst_size(payload, mtu.max(1), padding);
+        let (mut tlps, mut bytes) = burst_size(payload, mtu.clamp(1, MAX_MTU), padding);
         if let Body::PutAck { .. } = body {
             // Every TLP of a Put is answered by one of its own.
             tlps = packet.tlps;
@@ -128,7 +129,7 @@ impl Icc {
 
     /// The queue that a request is for, if it may take it.
     fn admit(&self, tni: u8, from: &Sender, request: &Request) -> Result<&Cq, u8> {
-        if usize::from(tni) >= NUM_TNI || request.mtu == 0 {
+        if usize::from(tni) >= NUM_TNI || !request.is_legal() {
             return Err(rcode::ILLEGAL_TLP);
         }
         if !self.dma_enabled() {
@@ -402,7 +403,15 @@ impl Icc {
     }
 
     /// An answer with data.
-    fn take_get_data(&self, tni: u8, answer: &Answer, payload: &Payload, model_ps: u64, now: u64) {
+    fn take_get_data(
+        &self,
+        tni: u8,
+        from: Peer,
+        answer: &Answer,
+        payload: &Payload,
+        model_ps: u64,
+        now: u64,
+    ) {
         let mut answer = *answer;
         let Some(queue) = self.queue(tni, answer.tag.cq) else {
             return;
@@ -410,6 +419,7 @@ impl Icc {
         let Some((local, mtu)) = lock(&queue.completions)
             .as_mut()
             .and_then(|c| c.find(answer.tag.index, answer.tag.generation))
+            .filter(|command| command.expects(from, Kind::Get, &answer))
             .map(|command| (command.local, command.mtu))
         else {
             return;
@@ -438,30 +448,47 @@ impl Icc {
                 answer.rcode = fault.rcode;
             }
         }
-        self.answered(tni, &answer, None, model_ps, now);
+        self.answered(tni, from, Kind::Get, &answer, 0, model_ps, now);
     }
 
-    /// An answer to a command of this node.
-    fn answered(&self, tni: u8, answer: &Answer, old: Option<u64>, model_ps: u64, now: u64) {
+    /// An answer of `from` to a command of this node, which should be of this kind. What nobody
+    /// has asked for is ignored.
+    #[expect(clippy::too_many_arguments, reason = "the parts of three kinds of packet")]
+    fn answered(
+        &self,
+        tni: u8,
+        from: Peer,
+        kind: Kind,
+        answer: &Answer,
+        old: u64,
+        model_ps: u64,
+        now: u64,
+    ) {
         let Some(queue) = self.queue(tni, answer.tag.cq) else {
             return;
         };
-        self.count_model_time(queue.tni, answer.request_ps, model_ps);
         let mut writer = queue.writer(self.memory(), self.dma_enabled(), now);
         {
             let mut guard = lock(&queue.completions);
-            if let Some(completions) = guard.as_mut()
-                && let Some(command) = completions.find(answer.tag.index, answer.tag.generation)
-                && command.header2.packet_response()
-            {
+            let Some(completions) = guard.as_mut() else {
+                return;
+            };
+            let Some(command) = completions
+                .find(answer.tag.index, answer.tag.generation)
+                .filter(|command| command.expects(from, kind, answer))
+            else {
+                return;
+            };
+            if command.header2.packet_response() {
                 let (at, done, code) = (answer.position, answer.done, answer.rcode);
                 completions.packet_notices(answer.tag.index, at, done, code, &mut writer);
             }
         }
+        self.count_model_time(queue.tni, answer.request_ps, model_ps);
         let requests = writer.requests;
         self.raise(queue, requests);
         let n = answer.length.max(1);
-        self.account(queue, answer.tag, n, answer.rcode, old.unwrap_or(0), now);
+        self.account(queue, answer.tag, n, answer.rcode, old, now);
     }
 
     /// Counts `n` bytes of a command as answered and ends the command if these were the last.

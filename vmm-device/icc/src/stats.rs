@@ -217,9 +217,10 @@ impl Icc {
     /// Payload bytes that all control queues together have sent and received.
     pub fn payload_bytes(&self) -> (u64, u64) {
         self.queues.iter().fold((0, 0), |(sent, received), queue| {
+            // A guest can write anything to the counters in a shared page.
             (
-                sent + queue.page.load(CqReg::TxPayloadByte),
-                received + queue.page.load(CqReg::RxPayloadByte),
+                sent.wrapping_add(queue.page.load(CqReg::TxPayloadByte)),
+                received.wrapping_add(queue.page.load(CqReg::RxPayloadByte)),
             )
         })
     }

@@ -8,11 +8,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use tofu_abi::StagOffset;
-use tofu_abi::desc::{ArmwOp, Header2};
+use tofu_abi::desc::{ArmwOp, Header2, MAX_MESSAGE, MAX_MTU, MTU_UNIT};
 
 use crate::memory::{DmaMemory, Segments};
 use crate::translate::Pin;
 
+/// Payload bytes of one burst at most. Long enough that its cost is that of the copy,
+/// short enough that queues take turns.
+pub(crate) const BURST_BYTES: u32 = 64 << 10;
+/// TLPs of one burst at most when each of them needs a notice.
+pub(crate) const BURST_NOTICES: u32 = 256;
 /// Bytes of a frame's routing header.
 const ROUTING_HEADER: u64 = 8;
 /// Bytes of a TLP beside its payload: header and ECRC (ours, so that 1920 bytes of payload
@@ -47,7 +52,7 @@ pub const fn burst_size(length: u32, mtu: u32, padding: bool) -> (u32, u64) {
 /// Payload bytes on the wire: with the padding flag, whole cache lines of 256 bytes as far as a
 /// TLP can hold them (ours).
 const fn padded(payload: u32, padding: bool) -> u32 {
-    let max = tofu_abi::desc::MAX_MTU;
+    let max = MAX_MTU;
     if !padding {
         return payload;
     }
@@ -89,6 +94,22 @@ pub struct Request {
     /// Payload bytes of one TLP at most; not 0.
     pub mtu: u32,
 }
+
+impl Request {
+    /// Whether the sizes are ones that a device sends. A peer that sends others could make the
+    /// target work or allocate without measure.
+    pub(crate) fn is_legal(&self) -> bool {
+        let notices = self.length.div_ceil(self.mtu.max(1));
+        self.mtu > 0
+            && self.mtu <= MAX_MTU
+            && self.mtu.is_multiple_of(MTU_UNIT)
+            && self.length <= BURST_BYTES
+            && (notices <= BURST_NOTICES || !self.header2.packet_response())
+            && self.total <= MAX_MESSAGE
+            && self.position.checked_add(self.length).is_some_and(|end| end <= self.total)
+    }
+}
+
 /// How a request ended at the target.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {

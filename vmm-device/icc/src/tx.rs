@@ -14,13 +14,8 @@ use crate::Icc;
 use crate::cq::{Cq, lock};
 use crate::host::Net;
 use crate::notice::{Kind, Outstanding, Slot};
-use crate::tlp::{Body, Payload, Request, Tag, burst_size};
+use crate::tlp::{BURST_BYTES, BURST_NOTICES, Body, Payload, Request, Tag, burst_size};
 
-/// Payload bytes of one burst at most. Long enough that its cost is that of the copy,
-/// short enough that queues take turns.
-const BURST_BYTES: u32 = 64 << 10;
-/// TLPs of one burst at most when each of them needs a notice.
-const BURST_NOTICES: u32 = 256;
 /// What a queue may do before others get their turn: descriptors and bursts.
 const TURN_STEPS: u32 = 64;
 

@@ -1,0 +1,196 @@
+//! Packets that no device sends, as a peer over a cable could make them up.
+
+use std::sync::Arc;
+
+use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
+use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
+use tofu_abi::{Coords, Path, StagOffset, rcode};
+use tofu_fabric::{Class, Packet, PortCounters, XbCounters};
+use tofu_icc::{Answer, Body, Config, DmaMemory, Host, Icc, Net, Payload, Request, Tag};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+const SELF: Coords = Coords::new(0, 0, 0, 0, 0, 0);
+const PEER: Coords = Coords::new(0, 0, 0, 1, 0, 0);
+const TOQ: u64 = 0;
+const TCQ: u64 = 0x1_0000;
+const MRQ: u64 = 0x2_0000;
+const MEMORY: usize = 0x3_0000;
+
+struct Quiet;
+
+impl Host for Quiet {
+    fn interrupt(&self, _: u16) {}
+    fn doorbell(&self, _: u8, _: u8) {}
+    fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+    fn timer(&self, _: u64) {}
+    fn now_ns(&self) -> u64 {
+        0
+    }
+    fn port_counters(&self, _: u8) -> PortCounters {
+        PortCounters::default()
+    }
+    fn xb_counters(&self) -> XbCounters {
+        XbCounters::default()
+    }
+}
+
+/// Keeps what is sent.
+#[derive(Default)]
+struct Sent(Vec<Packet<Body>>);
+
+impl Net for Sent {
+    fn inject(&mut self, packet: Packet<Body>) {
+        self.0.push(packet);
+    }
+    fn progress(&mut self) {}
+    fn now_ns(&self) -> u64 {
+        0
+    }
+}
+
+/// A device with one enabled queue without translation tables.
+fn device() -> (Icc, GuestMemoryMmap<()>) {
+    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+    let icc = Icc::new(Config::tofud(SELF), Arc::new(Quiet), Arc::new(memory.clone()));
+    icc.set_bus_master(true);
+    let write = |register: Register, value: u64| {
+        icc.bar_write(register.offset(), &value.to_le_bytes());
+    };
+    write(Register::Tni { tni: 0, reg: TniReg::Enable }, 1);
+    for (reg, value) in
+        [(CqsReg::ToqIpa, TOQ), (CqsReg::TcqIpa, TCQ), (CqsReg::MrqIpa, MRQ), (CqsReg::Enable, 1)]
+    {
+        write(Register::Cqs { tni: 0, cq: 0, reg }, value);
+    }
+    (icc, memory)
+}
+
+fn packet(class: Class, body: Body) -> Packet<Body> {
+    Packet {
+        src: PEER,
+        src_tni: 0,
+        dst: SELF,
+        dst_tni: 0,
+        path: Path::new(0, 0, 0),
+        class,
+        system: false,
+        tlps: 1,
+        bytes: 104,
+        model_ps: 0,
+        body,
+    }
+}
+
+fn request() -> Request {
+    Request {
+        tag: Tag { cq: 0, index: 0, generation: 1 },
+        gpid: 0,
+        header2: Header2(0),
+        remote: StagOffset::new(0, 0, 0),
+        local: StagOffset::new(0, 0, 0),
+        position: 0,
+        length: 8,
+        total: 8,
+        mtu: 1920,
+    }
+}
+
+/// Lets a Get arrive and returns the code of its answer.
+fn get(request: Request) -> u8 {
+    let (icc, _) = device();
+    let mut net = Sent::default();
+    icc.arrive(packet(Class::Request, Body::Get { request }), &mut net);
+    match net.0.pop().map(|p| p.body) {
+        Some(Body::GetData { answer, .. }) if net.0.is_empty() => answer.rcode,
+        other => panic!("{other:?} instead of one answer"),
+    }
+}
+
+#[test]
+fn sizes_that_no_device_sends_are_refused() {
+    assert_eq!(get(request()), rcode::STEERING_TABLE_DISABLED, "a legal request");
+    let padding = Header2(0).with_padding(true);
+    let notices = Header2(0).with_packet_response(true);
+    let long = Request { length: 64 << 10, total: 64 << 10, ..request() };
+    for illegal in [
+        Request { mtu: 0, ..request() },
+        Request { mtu: 4, ..request() },
+        Request { mtu: u32::MAX, header2: padding, ..request() },
+        // Memory of the target's process for a copy of what tables may map many times over.
+        Request { length: u32::MAX, total: u32::MAX, ..request() },
+        Request { length: (64 << 10) + 1, total: 1 << 20, ..request() },
+        Request { total: 1 << 24, ..request() },
+        Request { position: 1, ..request() },
+        Request { position: u32::MAX, ..request() },
+        // Notices without number.
+        Request { mtu: 8, header2: notices, ..long },
+    ] {
+        assert_eq!(get(illegal), rcode::ILLEGAL_TLP, "{illegal:?}");
+    }
+    assert_eq!(get(long), rcode::STEERING_TABLE_DISABLED, "the longest burst");
+}
+
+/// Posts a Get of 64 bytes to the peer and lets something arrive instead of its answer. Returns
+/// whether the command has ended.
+fn ends_with(change: impl FnOnce(&mut Packet<Body>)) -> bool {
+    let (icc, memory) = device();
+    let header1 = Header1(0).with_target(PEER).with_path(PEER.default_path());
+    let notices = Header2(0).with_packet_response(true);
+    let (remote, local) = (StagOffset::new(0, 0, 0), StagOffset::new(0, 0, 0));
+    let get = Descriptor::transfer(Command::Get, header1, notices, remote, local, 64);
+    memory.write(TOQ, &get.with_flip(true).to_bytes()).unwrap();
+    let mut net = Sent::default();
+    let doorbell = Register::Cq { tni: 0, cq: 0, reg: CqReg::FetchStart };
+    icc.bar_write(doorbell.offset(), &1u64.to_le_bytes());
+    assert!(!icc.run_queue(0, 0, &mut net));
+    let (tag, _) = net.0[0].body.tag();
+    let answer =
+        Answer { tag, position: 0, length: 64, done: 0, rcode: rcode::CQ_DISABLED, request_ps: 0 };
+    let payload = Payload::Bytes(Box::new([0; 64]));
+    let mut packet = packet(Class::Response, Body::GetData { answer, payload });
+    change(&mut packet);
+    icc.arrive(packet, &mut net);
+    memory.load(TCQ).unwrap() != 0
+}
+
+fn answer(packet: &mut Packet<Body>) -> &mut Answer {
+    match &mut packet.body {
+        Body::GetData { answer, .. } => answer,
+        other => panic!("{other:?} is no answer to a Get"),
+    }
+}
+
+#[test]
+fn answers_that_nobody_waits_for_are_ignored() {
+    assert!(ends_with(|_| ()), "the right answer");
+    // The place in a notice would be beyond the message, and beyond 32 bits.
+    assert!(!ends_with(|p| answer(p).position = u32::MAX));
+    assert!(!ends_with(|p| answer(p).position = 1));
+    assert!(!ends_with(|p| answer(p).length = u32::MAX));
+    assert!(!ends_with(|p| answer(p).done = 65));
+    assert!(!ends_with(|p| answer(p).tag.generation = 2));
+    assert!(!ends_with(|p| p.src = Coords::new(0, 0, 0, 0, 1, 0)), "from another node");
+    assert!(!ends_with(|p| p.src_tni = 1), "from another interface");
+    // An answer of another kind.
+    assert!(!ends_with(|p| {
+        let answer = *answer(p);
+        p.body = Body::PutAck { answer };
+    }));
+}
+
+#[test]
+fn counters_that_a_guest_scribbles_over_can_be_summed_up() {
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    use tofu_icc::SharedPages;
+    use vm_memory::{MmapRegion, VolatileMemory};
+
+    let region = Arc::new(MmapRegion::new(SharedPages::SIZE).unwrap());
+    let config = Config { pages: SharedPages::new(Arc::clone(&region)), ..Config::tofud(SELF) };
+    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+    let icc = Icc::new(config, Arc::new(Quiet), Arc::new(memory));
+    for cq in 0..2 {
+        let at = SharedPages::page_offset(0, cq) + CqReg::TxPayloadByte.offset() as usize;
+        region.get_atomic_ref::<AtomicU64>(at).unwrap().store(u64::MAX, SeqCst);
+    }
+    assert_eq!(icc.payload_bytes(), (u64::MAX - 1, 0));
+}
