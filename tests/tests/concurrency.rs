@@ -53,6 +53,14 @@ fn at(cq: u8, offset: u64) -> tofu_abi::StagOffset {
     tofu_abi::StagOffset::new(cq, 0, offset)
 }
 
+/// Waits for something to reap. A wake-up that was lost would show as a wait that ended by its
+/// time limit.
+fn wait(cq: &mut Cq<InProcess>) {
+    let start = cq.device().platform().now_ns();
+    cq.wait(LONG).unwrap();
+    assert!(cq.device().platform().now_ns() - start < LONG, "woken by the time limit only");
+}
+
 /// Takes completions and notices until `n` commands are complete, all of them well.
 fn reap(cq: &mut Cq<InProcess>, n: usize) {
     let mut done = 0;
@@ -63,7 +71,7 @@ fn reap(cq: &mut Cq<InProcess>, n: usize) {
         }
         while cq.poll_mrq().is_some() {}
         if done < n {
-            cq.wait(LONG).unwrap();
+            wait(cq);
         }
     }
 }
@@ -239,7 +247,7 @@ fn every_wait_is_woken() {
                         send(&mut cq, n);
                     }
                     while memory.load_u64(0, Ordering::Acquire) < n {
-                        cq.wait(LONG).unwrap();
+                        wait(&mut cq);
                         while cq.poll_mrq().is_some() {}
                     }
                     if rank == 1 {
@@ -267,7 +275,7 @@ fn queues_may_close_while_others_send_to_them() {
                     if let Some(done) = cq.poll_tcq() {
                         break done;
                     }
-                    cq.wait(LONG).unwrap();
+                    wait(&mut cq);
                     while cq.poll_mrq().is_some() {}
                 };
                 match done.rcode {
