@@ -189,7 +189,7 @@ struct Pair {
     source: Vec<u8>,
     sink: Vec<u8>,
     // Last, so that the queues are closed before.
-    _machine: Arc<Machine>,
+    machine: Arc<Machine>,
 }
 
 impl Pair {
@@ -223,7 +223,7 @@ impl Pair {
             source: vec![1; 16 << 20],
             sink: vec![2; 16 << 20],
             _target: sink.1,
-            _machine: machine,
+            machine,
         })
     }
 
@@ -265,7 +265,14 @@ impl Pair {
     /// One command: posted, run and reaped.
     fn one(&mut self, order: &Order) -> anyhow::Result<()> {
         self.cq.post_and_ring(order, 0)?;
-        let Some(done) = self.cq.poll_tcq() else { bail!("a Put did not complete") };
+        let done = loop {
+            match self.cq.poll_tcq() {
+                Some(done) => break done,
+                // The doorbell gave the queue one turn; long messages take several.
+                None if self.machine.run_turn() => {}
+                None => bail!("a Put did not complete"),
+            }
+        };
         if done.rcode != 0 || self.cq.poll_mrq().is_none() {
             bail!("a Put failed: {}", tofu_abi::rcode::describe(done.rcode));
         }
@@ -290,10 +297,10 @@ impl Pair {
             self.cq.doorbell();
             let mut reaped = 0;
             while reaped < BATCH {
-                // A turn of the queue is bounded; the next doorbell begins another one.
                 match self.cq.poll_tcq() {
                     Some(_) => reaped += 1,
-                    None => self.cq.doorbell(),
+                    None if self.machine.run_turn() => {}
+                    None => bail!("a Put did not complete"),
                 }
                 while self.cq.poll_mrq().is_some() {}
             }

@@ -15,6 +15,13 @@ use vmm_sys_util::timerfd::TimerFd;
 use crate::wakeup::Sleep;
 use crate::{Error, Node, Pump, Shared, lock};
 
+/// How long a page is looked at now and then after its doorbell rang last, before it is
+/// write-protected, in nanoseconds. Long enough for a vCPU that the host has put aside to finish
+/// the write for which the protection was lifted.
+const NAPS_NS: u64 = 20_000_000;
+/// The shortest and the longest time between two looks, in nanoseconds.
+const NAP_NS: (u64, u64) = (20_000, 1_000_000);
+
 /// A busy engine looks at its event descriptors once in so many turns.
 const TURNS_PER_LOOK: u32 = 16;
 
@@ -193,14 +200,15 @@ impl Engine {
             if worked {
                 continue;
             }
-            if watch.is_awake() {
+            let now = shared.now_ns();
+            let next_look = watch.next_look(now);
+            if next_look.is_some_and(|at| at <= now) {
                 spin_loop();
                 continue;
             }
             self.sleep.announce();
             // Work that came before the flag was set has not woken anyone.
-            let now = shared.now_ns();
-            let deadline = self.deadline.load(SeqCst);
+            let deadline = self.deadline.load(SeqCst).min(next_look.unwrap_or(u64::MAX));
             let idle = lock(&self.pending).is_empty()
                 && deadline > now
                 && !self.watch_changed.load(SeqCst)
@@ -307,8 +315,9 @@ impl MutEventSubscriber for Sources {
 
 /// The shared pages that an engine looks at.
 ///
-/// A page that has been quiet for a while is write-protected, so that nobody needs to look at it
-/// until the guest writes to it again.
+/// One whose doorbell rang lately is looked at all the time, then ever less often. A page that has
+/// been quiet for long is write-protected, so that nobody needs to look at it until the guest
+/// writes to it again.
 struct Watch<'a> {
     shared: &'a Shared,
     pages: Vec<WatchedPage>,
@@ -327,9 +336,10 @@ impl<'a> Watch<'a> {
         Self { shared, pages: Vec::new() }
     }
 
-    /// Whether any page needs looking at.
-    fn is_awake(&self) -> bool {
-        self.pages.iter().any(|page| !page.protected)
+    /// When to look at the pages next, at `now` at the earliest; `None` if all are protected.
+    fn next_look(&self, now: u64) -> Option<u64> {
+        let awake = self.pages.iter().filter(|page| !page.protected);
+        awake.map(|page| page.next_look(now, self.shared.spin_ns)).min()
     }
 
     /// Takes over which pages to watch.
@@ -358,7 +368,7 @@ impl<'a> Watch<'a> {
 
     /// Looks at all pages that are not protected. Returns whether any doorbell rang.
     fn poll(&mut self, engine: &Engine) -> bool {
-        if !self.is_awake() {
+        if self.pages.iter().all(|page| page.protected) {
             return false;
         }
         let mut pump = Pump::new(self.shared);
@@ -366,7 +376,7 @@ impl<'a> Watch<'a> {
         for page in self.pages.iter_mut().filter(|page| !page.protected) {
             let now = pump.now_ns();
             let mut rang = page.poll(engine, &mut pump);
-            if !rang && now.saturating_sub(page.rang_at) > self.shared.spin_ns {
+            if !rang && now.saturating_sub(page.rang_at) > NAPS_NS {
                 page.protect();
                 // What was rung before the page was protected.
                 rang = page.poll(engine, &mut pump);
@@ -381,6 +391,13 @@ impl<'a> Watch<'a> {
 }
 
 impl WatchedPage {
+    fn next_look(&self, now: u64, spin_ns: u64) -> u64 {
+        match now.saturating_sub(self.rang_at) {
+            quiet if quiet < spin_ns => now,
+            quiet => now + (quiet / 4).clamp(NAP_NS.0, NAP_NS.1),
+        }
+    }
+
     fn poll(&self, engine: &Engine, pump: &mut Pump<'_>) -> bool {
         let QueueId { node, tni, cq } = self.queue;
         let rang = self.node.icc().poll_doorbell(tni, cq);

@@ -48,8 +48,8 @@ pub struct MachineConfig {
     pub engines: usize,
     /// How long a command waits for an answer, in nanoseconds.
     pub timeout_ns: u64,
-    /// How long an engine without work goes on looking at polled doorbells before it sleeps,
-    /// in nanoseconds.
+    /// How long an engine without work goes on looking at a polled doorbell all the time before
+    /// it looks less and less often, in nanoseconds.
     pub spin_ns: u64,
 }
 
