@@ -1,6 +1,6 @@
 //! Node 0 and another one send each other messages: latency by size.
 //!
-//! `peer=N` is the other node (the last one), `count=N` the round trips for each size (1000),
+//! `peer=N` is the other node (the last one), `count=N` the round trips for each size (200),
 //! `max=N` the largest size in bytes (65536). The other nodes only wait.
 #![no_std]
 #![no_main]
@@ -25,7 +25,7 @@ fn main() -> i32 {
 
 fn pingpong() -> Result<(), Error> {
     let max = number("max", 64 << 10)?;
-    let count = number("count", 1000)?;
+    let count = number("count", 200)?;
     if !(8..=LIMIT).contains(&max) || count == 0 {
         return Err(fail!("max= must be 8 to {LIMIT}, count= at least 1"));
     }
