@@ -93,7 +93,7 @@ fn register(u: &mut Unstructured<'_>) -> Result<Register> {
         5 => Register::Tni { tni, reg: *u.choose(TniReg::ALL)? },
         6 => Register::Xb(*u.choose(XbReg::ALL)?),
         _ => {
-            let offset = u64::from(u.arbitrary::<u32>()?) % BAR0_SIZE & !7;
+            let offset = (u64::from(u.arbitrary::<u32>()?) % BAR0_SIZE) & !7;
             Register::decode(offset).unwrap_or(Register::Tni { tni, reg: TniReg::Enable })
         }
     })

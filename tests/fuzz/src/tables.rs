@@ -101,7 +101,7 @@ fn entry(u: &mut Unstructured<'_>) -> Result<u64> {
         // An enabled page or memory block in low memory, with any low bits.
         0 | 1 => {
             let low: u8 = u.arbitrary()?;
-            LOW + u64::from(u.arbitrary::<u16>()?) * 8 & !0xff | 0x80 | u64::from(low)
+            LOW + u64::from(u.arbitrary::<u16>()? / 32) * 0x100 + u64::from(low | 0x80)
         }
         2 => u.int_in_range(0..=0x2_0000)?,
         3 => u64::from(u.arbitrary::<u8>()?) << 48 | u64::from(u.arbitrary::<u16>()?) | 0x80,
@@ -169,7 +169,8 @@ fn command(world: &World, roots: &[Roots; 2], posted: u64, u: &mut Unstructured<
         world.memory[node].assert_unchanged(&before[node], &allowed[node]);
     }
 
-    let aligned = there.ranges.len() == 1 && there.ranges[0].start % u64::from(length.max(1)) == 0;
+    let aligned =
+        there.ranges.len() == 1 && there.ranges[0].start.is_multiple_of(length.max(1).into());
     let possible = there.complete && here.complete && (!atomic || aligned);
     assert_eq!(
         done.rcode() == rcode::SUCCESS,
@@ -272,7 +273,7 @@ fn pair(memory: &Memory, table: u64, entries: u64, index: u64) -> Option<(u64, u
 
 /// A word of a table; tables are aligned.
 fn word(memory: &Memory, at: u64) -> Option<u64> {
-    let there = at % 8 == 0 && is_memory(&(at..at.checked_add(8)?));
+    let there = at.is_multiple_of(8) && is_memory(&(at..at.checked_add(8)?));
     there.then(|| memory.word(at))
 }
 
@@ -297,4 +298,4 @@ fn gather(memory: &Memory, ranges: &[Range<u64>]) -> Vec<u8> {
     data
 }
 
-const _: () = assert!(DATA % 0x1_0000 == 0, "STags 0 and 3 name the same data");
+const _: () = assert!(DATA.is_multiple_of(0x1_0000), "STags 0 and 3 name the same data");

@@ -329,7 +329,8 @@ impl World {
         let tcq = TCQ..TCQ + posted * TCQ_ENTRY_SIZE as u64;
         self.memory[2].assert_unchanged(&before[0], &[toq, tcq, MRQ_RANGE]);
         let target = STAG_3 + BYSTANDER_TARGET;
-        self.memory[3].assert_unchanged(&before[1], &[target..target + posted * 64]);
+        let target = target..target + posted * 64;
+        self.memory[3].assert_unchanged(&before[1], std::slice::from_ref(&target));
     }
 }
 
