@@ -109,6 +109,57 @@ pub trait DmaMemory: Send + Sync {
         Ok(u64::from_le(value))
     }
 
+    /// Loads four words, the first of them before the others: what was written before it by
+    /// whoever stored it is visible in them.
+    ///
+    /// # Errors
+    ///
+    /// If the 32 bytes are not memory or not aligned to 32.
+    fn load_entry(&self, addr: u64) -> Result<[u64; 4], DmaError> {
+        let mut entry = [0; 4];
+        self.entry(addr, &mut |words| {
+            for (value, word) in entry.iter_mut().zip(words) {
+                *value = u64::from_le(word.load(Ordering::Acquire));
+            }
+        })?;
+        Ok(entry)
+    }
+
+    /// Stores four words, the first of them after the others, and all after everything that was
+    /// written before.
+    ///
+    /// # Errors
+    ///
+    /// If the 32 bytes are not memory or not aligned to 32.
+    fn store_entry(&self, addr: u64, entry: [u64; 4]) -> Result<(), DmaError> {
+        self.entry(addr, &mut |words| {
+            for (value, word) in entry.iter().zip(words).rev() {
+                word.store(value.to_le(), Ordering::Release);
+            }
+        })
+    }
+
+    /// Calls `f` with the four words of an aligned 32-byte entry.
+    ///
+    /// # Errors
+    ///
+    /// If the 32 bytes are not memory or not aligned to 32.
+    fn entry(&self, addr: u64, f: &mut dyn FnMut([&AtomicU64; 4])) -> Result<(), DmaError> {
+        let error = DmaError { addr, len: 32 };
+        if !addr.is_multiple_of(32) {
+            return Err(error);
+        }
+        let mut found = false;
+        self.access(addr, 32, &mut |piece| {
+            let word = |i: usize| piece.get_atomic_ref::<AtomicU64>(8 * i);
+            if let (Ok(a), Ok(b), Ok(c), Ok(d)) = (word(0), word(1), word(2), word(3)) {
+                found = true;
+                f([a, b, c, d]);
+            }
+        })?;
+        if found { Ok(()) } else { Err(error) }
+    }
+
     /// Stores a 64-bit word after everything that was written before.
     ///
     /// # Errors

@@ -360,10 +360,8 @@ impl Completions {
             }
             let at = self.mrq_ipa.wrapping_add(u64::from(self.mrq.slot()) * MRQ_ENTRY_SIZE as u64);
             let word0 = MrqWord0(entry.0[0]).with_flip(self.mrq.flip());
-            // The word with the flip bit last: an entry is never valid before it is whole.
-            let written = [(8, entry.0[1]), (16, entry.0[2]), (24, entry.0[3]), (0, word0.0)]
-                .into_iter()
-                .try_for_each(|(offset, word)| w.memory.store(at.wrapping_add(offset), word));
+            // Its first word has the flip bit: an entry is never valid before it is whole.
+            let written = w.memory.store_entry(at, [word0.0, entry.0[1], entry.0[2], entry.0[3]]);
             if written.is_err() {
                 w.requests |= cqs::MRQ_WRITE_EXCEPTION;
                 continue;

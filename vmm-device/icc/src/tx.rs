@@ -139,23 +139,13 @@ impl Icc {
             return Some(second);
         }
         let at = transmit.entry();
-        let Ok(word0) = self.memory().load(at) else {
+        let Ok(words) = self.memory().load_entry(at) else {
             self.fail(queue, cqs::TOQ_READ_EXCEPTION);
             return None;
         };
-        let header = Header1(word0);
+        let header = Header1(words[0]);
         let valid = header.flip() == transmit.ring.flip();
         if valid && header.source_type() == source_type::TOQ {
-            let mut words = [word0, 0, 0, 0];
-            for (word, offset) in words[1..].iter_mut().zip([8, 16, 24]) {
-                match self.memory().load(at.wrapping_add(offset)) {
-                    Ok(value) => *word = value,
-                    Err(_) => {
-                        self.fail(queue, cqs::TOQ_READ_EXCEPTION);
-                        return None;
-                    }
-                }
-            }
             return Some(Descriptor(words));
         }
         if valid && !Cq::is_placeholder(header.source_type()) {
