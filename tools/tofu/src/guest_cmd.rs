@@ -48,8 +48,8 @@ fn list(json: bool) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// The files of a new guest crate: path, and text with `@NAME@` (the crate) and
-/// `@BARE@` (the path of the runtime crate, as a TOML string) to be filled in.
+/// The files of a new guest crate: path, and text with `@NAME@` (the crate) and the places
+/// of [`CRATES`] to be filled in.
 const TEMPLATE: [(&str, &str); 4] = [
     ("Cargo.toml", include_str!("../template/Cargo.toml.in")),
     ("build.rs", include_str!("../template/build.rs.in")),
@@ -57,21 +57,33 @@ const TEMPLATE: [(&str, &str); 4] = [
     (".gitignore", "target/\n"),
 ];
 
+/// What a guest crate depends on: the place in the text that takes its path, as a TOML string,
+/// and its folder in the source tree.
+const CRATES: [(&str, &str); 3] =
+    [("@BARE@", "guest-lib/bare"), ("@DRIVER@", "guest-lib/driver"), ("@GUESTS@", "tools/guests")];
+
 /// Creates a guest crate in `dir`, which must not exist yet or be empty.
 fn create(dir: &Path, tree: &Path) -> anyhow::Result<()> {
     let name = crate_name(dir)?;
-    let bare = tree.join("guest-lib/bare");
-    if !bare.join("Cargo.toml").is_file() {
-        bail!("the guest runtime is not at {}; run tofu from its source tree", bare.display());
+    let mut values = vec![("@NAME@", name)];
+    for (place, folder) in CRATES {
+        let path = tree.join(folder);
+        if !path.join("Cargo.toml").is_file() {
+            bail!(
+                "the crates for guests are not at {}; run tofu from its source tree",
+                path.display()
+            );
+        }
+        let path = path.to_str().context("the path of the source tree is not UTF-8")?;
+        values.push((place, toml::Value::from(path).to_string()));
     }
-    let bare = bare.to_str().context("the path of the source tree is not UTF-8")?;
-    let bare = toml::Value::from(bare).to_string();
     if dir.exists() && (!dir.is_dir() || fs::read_dir(dir)?.next().is_some()) {
         bail!("{} exists already and is not an empty folder", dir.display());
     }
     for (path, text) in TEMPLATE {
         let path: PathBuf = dir.join(path);
-        let text = text.replace("@NAME@", &name).replace("@BARE@", &bare);
+        let text =
+            values.iter().fold(text.to_owned(), |text, (place, value)| text.replace(place, value));
         let write = || {
             fs::create_dir_all(path.parent().unwrap_or(dir))?;
             fs::write(&path, text)
@@ -116,11 +128,13 @@ mod tests {
         let tree = folder.path().join("tree \"quoted\"");
         let dir = folder.path().join("mine");
         let message = create(&dir, &tree).unwrap_err().to_string();
-        assert!(message.starts_with("the guest runtime is not at "), "{message}");
+        assert!(message.starts_with("the crates for guests are not at "), "{message}");
         assert!(!dir.exists());
 
-        fs::create_dir_all(tree.join("guest-lib/bare")).unwrap();
-        fs::write(tree.join("guest-lib/bare/Cargo.toml"), "").unwrap();
+        for (_, folder) in CRATES {
+            fs::create_dir_all(tree.join(folder)).unwrap();
+            fs::write(tree.join(folder).join("Cargo.toml"), "").unwrap();
+        }
         create(&dir, &tree).unwrap();
         for (path, _) in TEMPLATE {
             let text = fs::read_to_string(dir.join(path)).unwrap();
@@ -129,8 +143,14 @@ mod tests {
         let manifest = fs::read_to_string(dir.join("Cargo.toml")).unwrap();
         let manifest: toml::Table = manifest.parse().unwrap();
         assert_eq!(manifest["package"]["name"].as_str(), Some("mine"));
-        let path = manifest["dependencies"]["tofu-bare"]["path"].as_str().unwrap();
-        assert_eq!(Path::new(path), tree.join("guest-lib/bare"));
+        for (krate, folder) in [
+            ("tofu-bare", "guest-lib/bare"),
+            ("tofu-driver", "guest-lib/driver"),
+            ("tofu-guests", "tools/guests"),
+        ] {
+            let path = manifest["dependencies"][krate]["path"].as_str().unwrap();
+            assert_eq!(Path::new(path), tree.join(folder));
+        }
 
         let message = create(&dir, &tree).unwrap_err().to_string();
         assert!(message.ends_with("mine exists already and is not an empty folder"), "{message}");

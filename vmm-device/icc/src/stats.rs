@@ -67,6 +67,9 @@ impl TniUnit {
             TniReg::CqPresent => (1 << NUM_CQ) - 1,
             // Bytes are counted in units of 16.
             TniReg::ByteSendTlp | TniReg::ByteReceiveTlp => self.register(reg).load(Relaxed) / 16,
+            // One cycle of the 128-bit data path moves as much.
+            TniReg::SendCount => self.register(TniReg::ByteSendTlp).load(Relaxed) / 16,
+            TniReg::ReceiveCount => self.register(TniReg::ByteReceiveTlp).load(Relaxed) / 16,
             _ => self.register(reg).load(Relaxed),
         }
     }
@@ -195,8 +198,6 @@ impl Icc {
         if let Some(unit) = self.tnis.get(usize::from(tni)) {
             unit.add(TniReg::NumSendTlp, tlps.into());
             unit.add(TniReg::ByteSendTlp, bytes);
-            // Cycles of the 128-bit data path.
-            unit.add(TniReg::SendCount, bytes / 16);
         }
     }
 
@@ -204,7 +205,6 @@ impl Icc {
         if let Some(unit) = self.tnis.get(usize::from(tni)) {
             unit.add(TniReg::NumReceiveTlp, tlps.into());
             unit.add(TniReg::ByteReceiveTlp, bytes);
-            unit.add(TniReg::ReceiveCount, bytes / 16);
         }
     }
 
