@@ -7,6 +7,7 @@
 mod interrupts;
 mod memory;
 mod node;
+mod pair;
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use tofu_driver::{DmaError, IrqError, Platform};
 pub use interrupts::Interrupts;
 pub use memory::{Arena, Buffer};
 pub use node::AttachError;
+pub use pair::{Pair, PairError};
 
 /// A device that is in this process.
 pub trait Backend: Send + Sync {

@@ -12,13 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use serde::Serialize;
-use tofu_abi::StagOffset;
 use tofu_abi::desc::MAX_MESSAGE;
-use tofu_abi::table::PageSize;
-use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
-use tofu_fabric::Shape;
-use tofu_inproc::InProcess;
-use tofu_machine::{Machine, MachineConfig};
+use tofu_inproc::Pair;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::cli::{BenchArgs, BenchPart, ShapeArgs, UpArgs};
@@ -112,7 +107,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<u8> {
     if wanted(BenchPart::Put) {
         say(&"\nPut in this process, one thread, against a memory copy between the same buffers")?;
         say(&Put::header())?;
-        let mut pair = Pair::new()?;
+        let mut pair = Bench::new()?;
         for bytes in SIZES {
             let put = pair.put(bytes, time)?;
             say(&put)?;
@@ -175,60 +170,24 @@ fn host() -> Host {
     }
 }
 
-/// Two devices of this process, the queue of one and the memory of both.
-struct Pair {
-    cq: Cq<InProcess>,
-    _target: Cq<InProcess>,
-    to: Target,
-    local: StagOffset,
-    remote: StagOffset,
-    /// Buffers for the copy to compare with.
+/// Two devices, and two buffers for the copy to compare with.
+struct Bench {
+    pair: Pair,
     source: Vec<u8>,
     sink: Vec<u8>,
-    // Last, so that the queues are closed before.
-    machine: Arc<Machine>,
 }
 
-impl Pair {
+impl Bench {
     fn new() -> anyhow::Result<Self> {
-        let shape: Shape = "1x1x1x2x1x1".parse()?;
-        // Without engine threads, doorbells run in the thread that rings them.
-        let machine = Arc::new(Machine::new(MachineConfig::new(shape))?);
-        let mut ends = Vec::new();
-        for coords in shape.iter() {
-            let platform = InProcess::attach(&machine, coords, 64 << 20)?;
-            let buffer = platform.alloc_dma(16 << 20, 2 << 20)?;
-            let range = MemoryRange { addr: buffer.device_addr(), len: buffer.len() as u64 };
-            // Touched before it is measured.
-            buffer.write(0, &vec![1; buffer.len()]);
-            let device = Device::probe(platform)?;
-            device.tni(0)?.enable()?;
-            let mut cq = Cq::open(&device, &CqConfig::new(0, 0))?;
-            let stag = cq.register(&[range], PageSize::Size2M, Access::ReadWrite, None)?;
-            ends.push((coords, cq, stag.at(0), buffer));
-        }
-        let (Some(sink), Some(source)) = (ends.pop(), ends.pop()) else {
-            bail!("a pair has two ends");
-        };
-        // The buffers live as long as the process; the device may use them until then.
-        std::mem::forget((source.3, sink.3));
-        Ok(Self {
-            cq: source.1,
-            to: Target::new(sink.0, 0),
-            local: source.2,
-            remote: sink.2,
-            source: vec![1; 16 << 20],
-            sink: vec![2; 16 << 20],
-            _target: sink.1,
-            machine,
-        })
+        let (source, sink) = (vec![1; Pair::BUFFER], vec![2; Pair::BUFFER]);
+        Ok(Self { pair: Pair::new()?, source, sink })
     }
 
     /// Puts and copies by turns, so that both meet the same host.
     fn put(&mut self, bytes: u32, time: Duration) -> anyhow::Result<Put> {
         let order = match bytes {
-            8 => Order::put_piggyback(self.to, self.remote, &7u64.to_le_bytes())?,
-            _ => Order::put(self.to, self.remote, self.local, bytes),
+            8 => self.pair.piggyback(),
+            _ => self.pair.put(bytes),
         };
         // As many at a time as make the clock's own cost small.
         let batch = (4000 / (200 + bytes / 20)).max(1);
@@ -237,7 +196,7 @@ impl Pair {
         while Instant::now() < end || puts.len() < 10 {
             let start = Instant::now();
             for _ in 0..batch {
-                self.one(&order)?;
+                self.pair.run(&order)?;
             }
             puts.push(start.elapsed().as_nanos() as u64 / u64::from(batch));
             let start = Instant::now();
@@ -259,23 +218,6 @@ impl Pair {
         })
     }
 
-    /// One command: posted, run and reaped.
-    fn one(&mut self, order: &Order) -> anyhow::Result<()> {
-        self.cq.post_and_ring(order, 0)?;
-        let done = loop {
-            match self.cq.poll_tcq() {
-                Some(done) => break done,
-                // The doorbell gave the queue one turn; long messages take several.
-                None if self.machine.run_turn() => {}
-                None => bail!("a Put did not complete"),
-            }
-        };
-        if done.rcode != 0 || self.cq.poll_mrq().is_none() {
-            bail!("a Put failed: {}", tofu_abi::rcode::describe(done.rcode));
-        }
-        Ok(())
-    }
-
     fn copy(&mut self, bytes: usize) {
         let (source, sink) = (black_box(&self.source), &mut self.sink);
         sink[..bytes].copy_from_slice(&source[..bytes]);
@@ -285,24 +227,12 @@ impl Pair {
     /// 8-byte Puts, a ring full at a time.
     fn rate(&mut self, time: Duration) -> anyhow::Result<Rate> {
         const BATCH: usize = 1024;
-        let order = Order::put_piggyback(self.to, self.remote, &7u64.to_le_bytes())?;
+        let order = self.pair.piggyback();
         let mut times = Vec::new();
         let end = Instant::now() + time;
         while Instant::now() < end {
             let start = Instant::now();
-            for _ in 0..BATCH {
-                self.cq.post(&order, 0)?;
-            }
-            self.cq.doorbell();
-            let mut reaped = 0;
-            while reaped < BATCH {
-                match self.cq.poll_tcq() {
-                    Some(_) => reaped += 1,
-                    None if self.machine.run_turn() => {}
-                    None => bail!("a Put did not complete"),
-                }
-                while self.cq.poll_mrq().is_some() {}
-            }
+            self.pair.run_many(&order, BATCH)?;
             times.push(start.elapsed().as_nanos() as u64);
         }
         // The median of the batches: one in which the host ran something else tells nothing.
