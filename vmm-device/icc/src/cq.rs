@@ -110,6 +110,8 @@ pub(crate) struct Cq {
     /// The queue stopped for want of room for another outstanding command.
     pub(crate) stalled: AtomicBool,
     pub(crate) completions: Mutex<Option<Completions>>,
+    /// Sequence number of the first command of the next life. Changed with `completions` locked.
+    first_sequence: AtomicU64,
     /// What a word of the direct descriptor register in a shared page holds when nothing was
     /// written to it.
     blank: u64,
@@ -132,6 +134,7 @@ impl Cq {
             transmit: Handover::new(None),
             stalled: AtomicBool::new(false),
             completions: Mutex::new(None),
+            first_sequence: AtomicU64::new(1),
             blank,
         }
     }
@@ -268,7 +271,8 @@ impl Cq {
         let ring = RingIndex::new(toq_entries);
         self.show_next(&ring);
         *transmit = Some(Transmit::new(toq, ring));
-        *completions = Some(Completions::new(tcq, mrq, mrq_entries));
+        let first_sequence = self.first_sequence.load(SeqCst);
+        *completions = Some(Completions::new(tcq, mrq, mrq_entries, first_sequence));
         self.enabled.store(true, SeqCst);
         true
     }
@@ -280,7 +284,9 @@ impl Cq {
     pub(crate) fn disable(&self) -> bool {
         let was = self.enabled.swap(false, SeqCst);
         *self.transmit.lock() = None;
-        *lock(&self.completions) = None;
+        if let Some(completions) = lock(&self.completions).take() {
+            self.first_sequence.store(completions.next_sequence(), SeqCst);
+        }
         self.tables.flush();
         let start = Instant::now();
         while self.tables.flush_busy() {

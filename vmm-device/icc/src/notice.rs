@@ -94,8 +94,6 @@ pub(crate) struct Outstanding {
     pub(crate) deadline_ns: u64,
     /// Order in which the commands were started; set by [`Completions::start`].
     pub(crate) sequence: u64,
-    /// Tells it from others with the same place; set by [`Completions::start`].
-    pub(crate) generation: u32,
 }
 
 /// What the queue's registers say about the writing of notices, read when one is written.
@@ -129,6 +127,11 @@ pub(crate) struct Peer {
 }
 
 impl Outstanding {
+    /// What tells it from other commands with the same place.
+    pub(crate) const fn generation(&self) -> u32 {
+        self.sequence as u32
+    }
+
     /// Whether an answer can be one to this command: it is of the right kind, comes from whom
     /// the command went to, and is about a part of its message.
     pub(crate) fn expects(&self, from: Peer, kind: Kind, answer: &Answer) -> bool {
@@ -148,7 +151,6 @@ pub(crate) struct Completions {
     mrq_ipa: u64,
     mrq: RingIndex,
     window: Vec<Option<Outstanding>>,
-    generations: Vec<u32>,
     free: Vec<u16>,
     next_sequence: u64,
     /// Notices for commands of other queues that wait until all commands of this queue
@@ -163,15 +165,16 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    pub(crate) fn new(tcq_ipa: u64, mrq_ipa: u64, mrq_entries: u32) -> Self {
+    /// The queue's first command gets the sequence number `first_sequence`. It must be higher
+    /// than any of the queue's former lives, so that late answers to those find nothing.
+    pub(crate) fn new(tcq_ipa: u64, mrq_ipa: u64, mrq_entries: u32, first_sequence: u64) -> Self {
         Self {
             tcq_ipa,
             mrq_ipa,
             mrq: RingIndex::new(mrq_entries),
             window: Vec::new(),
-            generations: Vec::new(),
             free: Vec::new(),
-            next_sequence: 0,
+            next_sequence: first_sequence,
             deferred: VecDeque::new(),
             held_tcq: Vec::new(),
             held_tcq_until: u64::MAX,
@@ -187,6 +190,11 @@ impl Completions {
         !self.free.is_empty() || self.window.len() < WINDOW
     }
 
+    /// The sequence number of the next command.
+    pub(crate) const fn next_sequence(&self) -> u64 {
+        self.next_sequence
+    }
+
     /// Whether any command is outstanding.
     pub(crate) fn busy(&self) -> bool {
         self.free.len() < self.window.len()
@@ -198,18 +206,14 @@ impl Completions {
             Some(index) => index,
             None if self.window.len() < WINDOW => {
                 self.window.push(None);
-                self.generations.push(0);
                 (self.window.len() - 1) as u16
             }
             None => return None,
         };
-        let generation = &mut self.generations[usize::from(index)];
-        *generation = generation.wrapping_add(1);
-        command.generation = *generation;
         command.sequence = self.next_sequence;
         self.next_sequence += 1;
         self.window[usize::from(index)] = Some(command);
-        Some((index, *generation))
+        Some((index, command.generation()))
     }
 
     /// The outstanding command that an answer belongs to, if it is still awaited.
@@ -217,7 +221,7 @@ impl Completions {
         self.window
             .get_mut(usize::from(index))?
             .as_mut()
-            .filter(|command| command.generation == generation)
+            .filter(|command| command.generation() == generation)
     }
 
     /// Ends an outstanding command: its TCQ entry, its MRQ notice, and then whatever notices

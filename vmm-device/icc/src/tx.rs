@@ -291,7 +291,6 @@ impl Icc {
             rcode: rcode::SUCCESS,
             deadline_ns: now.saturating_add(self.timeout_ns()),
             sequence: 0,
-            generation: 0,
         };
         let Some((index, generation)) =
             lock(&queue.completions).as_mut().and_then(|c| c.start(outstanding))
