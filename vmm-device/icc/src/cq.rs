@@ -18,8 +18,9 @@ use crate::translate::Tables;
 use crate::tx::Transmit;
 
 /// How long a write to ENABLE waits for bursts under way before it gives up on them. They are
-/// a memory copy long, so this is only reached when the host hardly runs at all.
-const QUIESCE_LIMIT: Duration = Duration::from_secs(1);
+/// a memory copy long, so this is only reached when the host hardly runs at all: then a guest
+/// that waits is better than one whose memory is written after it was told that it is not.
+const QUIESCE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Locks a mutex; a panic elsewhere must not make the device unusable for other nodes.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -287,6 +288,20 @@ impl Cq {
         if let Some(completions) = lock(&self.completions).take() {
             self.first_sequence.store(completions.next_sequence(), SeqCst);
         }
+        self.drain();
+        was
+    }
+
+    /// Waits for everything under way that touches memory. Something must keep more from
+    /// beginning.
+    pub(crate) fn quiesce(&self) {
+        drop(self.transmit.lock());
+        drop(lock(&self.completions));
+        self.drain();
+    }
+
+    /// Waits for bursts under way.
+    fn drain(&self) {
         self.tables.flush();
         let start = Instant::now();
         while self.tables.flush_busy() {
@@ -296,7 +311,6 @@ impl Cq {
             }
             std::thread::yield_now();
         }
-        was
     }
 
     /// Puts all registers back to their reset values.
@@ -407,7 +421,7 @@ impl Cq {
     pub(crate) fn writer<'a>(
         &'a self,
         memory: &'a dyn DmaMemory,
-        dma: bool,
+        dma: &'a AtomicBool,
         now_ns: u64,
     ) -> Writer<'a> {
         let policy = Policy {

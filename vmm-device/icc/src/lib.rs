@@ -41,6 +41,7 @@ use tofu_abi::regs::{NUM_CQ, NUM_TNI};
 
 use crate::cq::{Cq, lock};
 use crate::irq::IrqUnit;
+use crate::notice::{Completions, Writer};
 use crate::regfile::Plain;
 use crate::stats::{Statistics, TniUnit};
 
@@ -136,11 +137,20 @@ impl Icc {
 
     /// PCI bus mastering: while it is off the device neither reads nor writes memory, and
     /// answers requests of others with
-    /// [`TARGET_DMA_OFF`](tofu_abi::rcode::TARGET_DMA_OFF).
+    /// [`TARGET_DMA_OFF`](tofu_abi::rcode::TARGET_DMA_OFF). What it should have written to its
+    /// own queues it writes when bus mastering is on again.
+    ///
+    /// When a call that turns it off returns, the device does not touch memory any more.
     pub fn set_bus_master(&self, on: bool) {
         self.bus_master.store(on, SeqCst);
+        let enabled = self.queues.iter().filter(|queue| queue.enabled());
         if on {
+            let now_ns = self.host.now_ns();
+            enabled.for_each(|queue| self.with_completions(queue, now_ns, Completions::flush));
             self.ring_all();
+        } else {
+            enabled.for_each(Cq::quiesce);
+            self.statistics.quiesce();
         }
     }
 
@@ -189,12 +199,7 @@ impl Icc {
         }
         self.next_deadline.store(u64::MAX, SeqCst);
         for queue in self.queues.iter().filter(|queue| queue.enabled()) {
-            let mut writer = queue.writer(&*self.memory, self.dma_enabled(), now_ns);
-            if let Some(completions) = lock(&queue.completions).as_mut() {
-                completions.expire(&mut writer);
-            }
-            let requests = writer.requests;
-            self.raise(queue, requests);
+            self.with_completions(queue, now_ns, Completions::expire);
             self.note_deadline(queue);
             if queue.stalled.swap(false, SeqCst) {
                 self.host.doorbell(queue.tni, queue.id);
@@ -236,6 +241,26 @@ impl Icc {
 
     fn tni_enabled(&self, tni: u8) -> bool {
         self.tnis.get(usize::from(tni)).is_some_and(TniUnit::enabled)
+    }
+
+    /// A writer of notices with the queue's present settings.
+    fn writer<'a>(&'a self, queue: &'a Cq, now_ns: u64) -> Writer<'a> {
+        queue.writer(&*self.memory, &self.bus_master, now_ns)
+    }
+
+    /// Does something to the completions of a queue if it is enabled, and raises what comes of it.
+    fn with_completions(
+        &self,
+        queue: &Cq,
+        now_ns: u64,
+        f: impl FnOnce(&mut Completions, &mut Writer<'_>),
+    ) {
+        let mut writer = self.writer(queue, now_ns);
+        if let Some(completions) = lock(&queue.completions).as_mut() {
+            f(completions, &mut writer);
+        }
+        let requests = writer.requests;
+        self.raise(queue, requests);
     }
 
     fn dma_enabled(&self) -> bool {

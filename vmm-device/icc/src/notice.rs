@@ -2,6 +2,7 @@
 //! (MRQ), and the table of outstanding commands that they depend on.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use tofu_abi::StagOffset;
 use tofu_abi::desc::{Header1, Header2};
@@ -113,8 +114,9 @@ pub(crate) struct Writer<'a> {
     pub(crate) page: &'a Page,
     pub(crate) policy: Policy,
     pub(crate) now_ns: u64,
-    /// Bus mastering is on; without it nothing is written.
-    pub(crate) dma: bool,
+    /// Whether bus mastering is on; without it nothing is written. Looked at only while the
+    /// queue's completions are locked, for whoever turns it off to wait for that lock.
+    pub(crate) dma: &'a AtomicBool,
     /// Interrupt requests to raise when the lock on the queue is released.
     pub(crate) requests: u64,
 }
@@ -322,10 +324,10 @@ impl Completions {
 
     fn flush_tcq(&mut self, w: &mut Writer<'_>) {
         self.held_tcq_until = u64::MAX;
+        if !w.dma.load(SeqCst) {
+            return;
+        }
         for (slot, entry) in self.held_tcq.drain(..) {
-            if !w.dma {
-                continue;
-            }
             let at = self.tcq_ipa.wrapping_add(u64::from(slot) * TCQ_ENTRY_SIZE as u64);
             match w.memory.store(at, entry.0) {
                 Ok(()) => w.page.add(CqReg::TcqNumNotice, 1),
@@ -351,10 +353,14 @@ impl Completions {
 
     fn flush_mrq(&mut self, w: &mut Writer<'_>) {
         self.held_mrq_until = u64::MAX;
-        while let Some(entry) = self.held_mrq.pop_front() {
-            if !w.dma {
-                continue;
+        if !w.dma.load(SeqCst) {
+            if self.held_mrq.len() > MAX_DEFERRED {
+                self.held_mrq.pop_back();
+                w.requests |= cqs::MRQ_OVERFLOW;
             }
+            return;
+        }
+        while let Some(entry) = self.held_mrq.pop_front() {
             let entries = u64::from(self.mrq.entries());
             let consumed = w.page.load(CqReg::MrqFullPointer);
             let waiting = self.mrq.count().wrapping_sub(consumed) & (2 * entries - 1);
@@ -394,6 +400,12 @@ impl Completions {
         self.unsignalled = 0;
         self.signal_at = u64::MAX;
         w.requests |= cqs::MRQ_WRITE_ACKNOWLEDGE;
+    }
+
+    /// Writes what was held back.
+    pub(crate) fn flush(&mut self, w: &mut Writer<'_>) {
+        self.flush_tcq(w);
+        self.flush_mrq(w);
     }
 
     /// Does what is due by now, and gives up commands whose answers are overdue.

@@ -15,7 +15,7 @@ use crate::host::Net;
 use crate::memory::{DmaError, DmaMemory, Segment, Segments, copy_segments, skip_segments};
 use crate::notice::{Kind, Notice, Peer};
 use crate::tlp::{Answer, Body, Payload, Request, Tag, burst_size};
-use crate::translate::Fault;
+use crate::translate::{Fault, Pin, Translation};
 
 /// Bytes that a strongly ordered Put writes last and by themselves.
 const STRONG_TAIL: u32 = 8;
@@ -156,6 +156,19 @@ impl Icc {
         Ok(queue)
     }
 
+    /// Begins a use of a queue's tables.
+    ///
+    /// Only now is it certain that a queue which is disabled meanwhile, or a device whose bus
+    /// mastering is turned off, waits for this; so both are looked at once more.
+    fn pin(&self, queue: &Cq) -> Result<Pin, u8> {
+        let pin = queue.tables.pin();
+        match (queue.enabled(), self.dma_enabled()) {
+            (false, _) => Err(rcode::CQ_DISABLED),
+            (_, false) => Err(rcode::TARGET_DMA_OFF),
+            _ => Ok(pin),
+        }
+    }
+
     /// Reports a fault of an address at the target: an exception here, a code for the initiator.
     fn target_fault(&self, queue: &Cq, fault: Fault) -> u8 {
         queue.irq.request(self.host(), fault.irq);
@@ -187,11 +200,10 @@ impl Icc {
             self.count_exception(tni);
             return refused(rcode::ILLEGAL_TLP);
         }
-        let pin = queue.tables.pin();
-        // Only now is it certain that a queue which was disabled meanwhile waits for this.
-        if !queue.enabled() {
-            return refused(rcode::CQ_DISABLED);
-        }
+        let pin = match self.pin(queue) {
+            Ok(pin) => pin,
+            Err(rcode) => return refused(rcode),
+        };
         let to = queue.tables.translate(self.memory(), &pin, request.remote, request.length, true);
         let mut done = to.len;
         let mut code = rcode::SUCCESS;
@@ -230,10 +242,10 @@ impl Icc {
                 return (answer(request, 0, rcode, request_ps), nothing());
             }
         };
-        let pin = queue.tables.pin();
-        if !queue.enabled() {
-            return (answer(request, 0, rcode::CQ_DISABLED, request_ps), nothing());
-        }
+        let pin = match self.pin(queue) {
+            Ok(pin) => pin,
+            Err(rcode) => return (answer(request, 0, rcode, request_ps), nothing()),
+        };
         let range =
             queue.tables.translate(self.memory(), &pin, request.remote, request.length, false);
         let mut done = range.len;
@@ -282,10 +294,10 @@ impl Icc {
             self.count_exception(tni);
             return refused(rcode::ILLEGAL_TLP);
         }
-        let pin = queue.tables.pin();
-        if !queue.enabled() {
-            return refused(rcode::CQ_DISABLED);
-        }
+        let pin = match self.pin(queue) {
+            Ok(pin) => pin,
+            Err(rcode) => return refused(rcode),
+        };
         let at = queue.tables.translate(self.memory(), &pin, request.remote, request.length, true);
         if let Some(fault) = at.fault {
             return refused(self.target_fault(queue, fault));
@@ -372,7 +384,7 @@ impl Icc {
     }
 
     fn remote_notices(&self, queue: &Cq, notices: impl IntoIterator<Item = Notice>, now: u64) {
-        let mut writer = queue.writer(self.memory(), self.dma_enabled(), now);
+        let mut writer = self.writer(queue, now);
         if let Some(completions) = lock(&queue.completions).as_mut() {
             for notice in notices {
                 completions.remote_notice(notice.entry(), &mut writer);
@@ -416,6 +428,9 @@ impl Icc {
         let Some(queue) = self.queue(tni, answer.tag.cq) else {
             return;
         };
+        // Before the look for the command: a queue that is disabled and enabled again meanwhile
+        // waits for this, so the command and the tables are of one life.
+        let pin = queue.tables.pin();
         let Some((local, mtu)) = lock(&queue.completions)
             .as_mut()
             .and_then(|c| c.find(answer.tag.index, answer.tag.generation))
@@ -426,12 +441,11 @@ impl Icc {
         };
         let done = u64::from(answer.done).min(payload.len()) as u32;
         if done > 0 {
-            let pin = queue.tables.pin();
-            if !queue.enabled() {
-                return;
-            }
             let at = local.advanced(answer.position.into());
-            let to = queue.tables.translate(self.memory(), &pin, at, done, true);
+            let mut to = queue.tables.translate(self.memory(), &pin, at, done, true);
+            if !self.dma_enabled() {
+                to = Translation::failed(Fault::payload(true));
+            }
             let mut n = to.len;
             let mut fault = to.fault;
             if fault.is_some() {
@@ -448,6 +462,7 @@ impl Icc {
                 answer.rcode = fault.rcode;
             }
         }
+        drop(pin);
         self.answered(tni, from, Kind::Get, &answer, 0, model_ps, now);
     }
 
@@ -467,7 +482,7 @@ impl Icc {
         let Some(queue) = self.queue(tni, answer.tag.cq) else {
             return;
         };
-        let mut writer = queue.writer(self.memory(), self.dma_enabled(), now);
+        let mut writer = self.writer(queue, now);
         {
             let mut guard = lock(&queue.completions);
             let Some(completions) = guard.as_mut() else {
@@ -493,7 +508,7 @@ impl Icc {
 
     /// Counts `n` bytes of a command as answered and ends the command if these were the last.
     pub(crate) fn account(&self, queue: &Cq, tag: Tag, n: u32, rcode: u8, old: u64, now: u64) {
-        let mut writer = queue.writer(self.memory(), self.dma_enabled(), now);
+        let mut writer = self.writer(queue, now);
         {
             let mut guard = lock(&queue.completions);
             let Some(completions) = guard.as_mut() else {

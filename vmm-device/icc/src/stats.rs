@@ -1,6 +1,7 @@
 //! TNI registers that count, the crossbar's statistics queue, and what is counted for people
 //! rather than for drivers.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use tofu_abi::irq::{tni, vector};
@@ -9,6 +10,7 @@ use tofu_abi::regs::{CqReg, NUM_CQ, TniReg, TniState};
 use tofu_fabric::{XbCounters, XbCycles};
 
 use crate::Icc;
+use crate::cq::lock;
 use crate::irq::IrqUnit;
 
 /// Registers of a TNI that only hold a value, by offset / 8.
@@ -156,6 +158,8 @@ pub(crate) struct Statistics {
     pub(crate) entries: AtomicU64,
     pub(crate) next_offset: AtomicU64,
     due: AtomicU64,
+    /// Held while a dump is written, so that others can wait for its end.
+    dumping: Mutex<()>,
 }
 
 impl Statistics {
@@ -165,6 +169,12 @@ impl Statistics {
             register.store(0, SeqCst);
         }
         self.due.store(0, SeqCst);
+        self.quiesce();
+    }
+
+    /// Waits for a dump under way. Something must keep another one from beginning.
+    pub(crate) fn quiesce(&self) {
+        drop(lock(&self.dumping));
     }
 }
 
@@ -229,6 +239,7 @@ impl Icc {
     pub(crate) fn enable_statistics(&self, on: bool) {
         let s = &self.statistics;
         s.enable.store(on, SeqCst);
+        s.quiesce();
         if on {
             s.next_offset.store(0, SeqCst);
             let due = self.host.now_ns().saturating_add(self.statistics_interval());
@@ -255,8 +266,9 @@ impl Icc {
 
     fn write_statistics(&self) {
         let s = &self.statistics;
+        let _dumping = lock(&s.dumping);
         let entries = s.entries.load(SeqCst);
-        if entries == 0 || !self.dma_enabled() {
+        if entries == 0 || !s.enable.load(SeqCst) || !self.dma_enabled() {
             return;
         }
         let offset = s.next_offset.load(SeqCst);

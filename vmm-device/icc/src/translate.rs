@@ -51,6 +51,13 @@ pub(crate) struct Translation {
     pub(crate) fault: Option<Fault>,
 }
 
+impl Translation {
+    /// Of a range that is nowhere.
+    pub(crate) fn failed(fault: Fault) -> Self {
+        Self { segments: Segments::new(), len: 0, fault: Some(fault) }
+    }
+}
+
 /// A steering entry and its memory block, checked and ready for use.
 #[derive(Clone, Copy, Debug)]
 struct Mapping {
@@ -226,23 +233,18 @@ impl Tables {
         len: u32,
         write: bool,
     ) -> Translation {
-        let mut t = Translation { segments: Segments::new(), len: 0, fault: None };
         let m = match self.mapping(memory, pin, at.stag()) {
             Ok(m) => m,
-            Err(fault) => {
-                t.fault = Some(fault);
-                return t;
-            }
+            Err(fault) => return Translation::failed(fault),
         };
         if write && m.readonly {
-            t.fault = Some(Fault::steering(rcode::READ_ONLY));
-            return t;
+            return Translation::failed(Fault::steering(rcode::READ_ONLY));
         }
         let offset = at.offset();
         if offset > m.length {
-            t.fault = Some(Fault::steering(rcode::OFFSET_RANGE));
-            return t;
+            return Translation::failed(Fault::steering(rcode::OFFSET_RANGE));
         }
+        let mut t = Translation { segments: Segments::new(), len: 0, fault: None };
         let within = u64::from(len).min(m.length - offset) as u32;
         let mask = (1u64 << m.page_bits) - 1;
         // Both terms are 40 bits wide, so the sum fits.

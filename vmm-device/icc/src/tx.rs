@@ -197,7 +197,7 @@ impl Icc {
         length: u32,
         now: u64,
     ) -> Step {
-        let mut writer = queue.writer(self.memory(), self.dma_enabled(), now);
+        let mut writer = self.writer(queue, now);
         if let Some(completions) = lock(&queue.completions).as_mut() {
             let interrupt = descriptor.header1().interrupt();
             completions.complete(slot, rcode, length, interrupt, &mut writer);

@@ -1,0 +1,405 @@
+//! Packets that are under way for a while: what the device does when something else happens
+//! between a request and its answer.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
+use tofu_abi::queue::{MrqEntry, MrqId, TcqEntry};
+use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg, XbReg};
+use tofu_abi::table::{MemoryBlock, PageEntry, Steering};
+use tofu_abi::{Coords, StagOffset, rcode};
+use tofu_fabric::{Packet, PortCounters, XbCounters};
+use tofu_icc::{Body, Config, DmaMemory, Host, Icc, Net, SharedPages};
+use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
+
+const NODES: [Coords; 2] = [Coords::new(0, 0, 0, 0, 0, 0), Coords::new(0, 0, 0, 1, 0, 0)];
+const TOQ: u64 = 0;
+const TCQ: u64 = 0x1_0000;
+const STEERING: u64 = 0x1_8000;
+const BLOCKS: u64 = 0x1_9000;
+const PAGES: u64 = 0x1_a000;
+const MRQ: u64 = 0x2_0000;
+/// 8192 entries.
+const MRQ_SIZE_CODE: u64 = 1;
+const DATA: u64 = 0x10_0000;
+const MEMORY: usize = 2 << 20;
+const TIMEOUT: u64 = 1_000_000;
+
+/// Notes what it is told.
+#[derive(Default)]
+struct Noting {
+    enabled: Mutex<Vec<bool>>,
+    slow: bool,
+}
+
+impl Host for Noting {
+    fn interrupt(&self, _: u16) {}
+    fn doorbell(&self, _: u8, _: u8) {}
+    fn queue_enabled(&self, _: u8, _: u8, enabled: bool) {
+        if self.slow && enabled {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.enabled.lock().unwrap().push(enabled);
+    }
+    fn timer(&self, _: u64) {}
+    fn now_ns(&self) -> u64 {
+        0
+    }
+    fn port_counters(&self, _: u8) -> PortCounters {
+        PortCounters::default()
+    }
+    fn xb_counters(&self) -> XbCounters {
+        XbCounters::default()
+    }
+}
+
+/// Keeps what is sent until it is asked for.
+#[derive(Default)]
+struct Slow {
+    sent: VecDeque<Packet<Body>>,
+    now: u64,
+}
+
+impl Net for Slow {
+    fn inject(&mut self, packet: Packet<Body>) {
+        self.sent.push_back(packet);
+    }
+    fn progress(&mut self) {}
+    fn now_ns(&self) -> u64 {
+        self.now
+    }
+}
+
+/// A device with queue 0 of TNI 0 enabled and all of its memory as STag 0, so that offsets are
+/// addresses.
+struct Node {
+    icc: Icc,
+    host: Arc<Noting>,
+    memory: GuestMemoryMmap<()>,
+    posted: u64,
+}
+
+fn cqs(reg: CqsReg) -> Register {
+    Register::Cqs { tni: 0, cq: 0, reg }
+}
+
+impl Node {
+    fn new(coords: Coords) -> Self {
+        Self::with(coords, Noting::default())
+    }
+
+    fn with(coords: Coords, host: Noting) -> Self {
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+        let host = Arc::new(host);
+        let config = Config { timeout_ns: TIMEOUT, ..Config::tofud(coords) };
+        let icc = Icc::new(config, Arc::clone(&host) as _, Arc::new(memory.clone()));
+        icc.set_bus_master(true);
+        let node = Self { icc, host, memory, posted: 0 };
+        let steering = Steering(0).with_enable(true);
+        // Page size code 1: 2 MiB.
+        let block = MemoryBlock(0).with_enable(true).with_ps(1).with_ipa(PAGES);
+        for (addr, value) in [
+            (PAGES, PageEntry(0).with_enable(true).0),
+            (BLOCKS, block.0),
+            (BLOCKS + 8, 1),
+            (STEERING, steering.0),
+            (STEERING + 8, MEMORY as u64),
+        ] {
+            node.memory.store(addr, value).unwrap();
+        }
+        node.write(Register::Tni { tni: 0, reg: TniReg::Enable }, 1);
+        for (reg, value) in [
+            (CqsReg::ToqIpa, TOQ),
+            (CqsReg::TcqIpa, TCQ),
+            (CqsReg::MrqIpa, MRQ),
+            (CqsReg::MrqSize, MRQ_SIZE_CODE),
+            (CqsReg::SteeringTableIpa, STEERING),
+            (CqsReg::SteeringTableSize, 1),
+            (CqsReg::SteeringTableEnable, 1),
+            (CqsReg::MemoryBlockTableIpa, BLOCKS),
+            (CqsReg::MemoryBlockTableSize, 1),
+            (CqsReg::MemoryBlockTableEnable, 1),
+            (CqsReg::Enable, 1),
+        ] {
+            node.write(cqs(reg), value);
+        }
+        node
+    }
+
+    fn write(&self, register: Register, value: u64) {
+        self.icc.bar_write(register.offset(), &value.to_le_bytes());
+    }
+
+    fn post(&mut self, descriptor: &Descriptor, net: &mut Slow) {
+        self.memory.write(TOQ + self.posted * 32, &descriptor.with_flip(true).to_bytes()).unwrap();
+        self.posted += 1;
+        while self.icc.run_queue(0, 0, net) {}
+    }
+
+    /// A TCQ entry of the first lap, if it is there.
+    fn completion(&self, slot: u64) -> Option<TcqEntry> {
+        Some(TcqEntry(self.memory.load(TCQ + slot * 8).unwrap())).filter(|entry| entry.flip())
+    }
+
+    /// The MRQ entries of the first lap.
+    fn notices(&self) -> Vec<MrqEntry> {
+        (0..8192)
+            .map(|slot| {
+                MrqEntry([0, 8, 16, 24].map(|at| self.memory.load(MRQ + slot * 32 + at).unwrap()))
+            })
+            .take_while(|entry| entry.word0().flip())
+            .collect()
+    }
+}
+
+fn pair() -> (Node, Node, Slow) {
+    (Node::new(NODES[0]), Node::new(NODES[1]), Slow::default())
+}
+
+fn transfer(command: Command, header2: Header2, length: u32) -> Descriptor {
+    let header1 = Header1(0).with_target(NODES[1]).with_path(NODES[1].default_path());
+    let at = StagOffset::new(0, 0, DATA);
+    Descriptor::transfer(command, header1, header2, at, at, length)
+}
+
+/// Hands the oldest packet to a node.
+fn deliver(to: &Node, net: &mut Slow) {
+    let packet = net.sent.pop_front().expect("a packet under way");
+    to.icc.arrive(packet, net);
+}
+
+#[test]
+fn an_answer_to_the_queues_former_owner_is_nothing_to_the_next() {
+    let (mut a, b, mut net) = pair();
+    a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
+    deliver(&b, &mut net);
+    let late = net.sent.pop_front().unwrap();
+    a.write(cqs(CqsReg::Enable), 0);
+    a.memory.store(TOQ, 0).unwrap();
+    a.write(cqs(CqsReg::Enable), 1);
+    a.posted = 0;
+    a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
+    a.icc.arrive(late, &mut net);
+    assert_eq!(a.completion(0), None, "nobody has answered this command yet");
+    deliver(&b, &mut net);
+    deliver(&a, &mut net);
+    assert_eq!(a.completion(0).unwrap().rcode(), rcode::SUCCESS);
+}
+
+#[test]
+fn data_that_comes_while_bus_mastering_is_off_is_not_written() {
+    let (mut a, b, mut net) = pair();
+    b.memory.store(DATA, 77).unwrap();
+    a.post(&transfer(Command::Get, Header2(0), 8), &mut net);
+    deliver(&b, &mut net);
+    a.icc.set_bus_master(false);
+    deliver(&a, &mut net);
+    assert_eq!(a.memory.load(DATA).unwrap(), 0);
+    assert_eq!((a.completion(0), a.notices()), (None, vec![]));
+    // The driver learns of it as soon as it can.
+    a.icc.set_bus_master(true);
+    assert_eq!(a.completion(0).unwrap().rcode(), rcode::PAYLOAD_ACCESS);
+    assert_eq!(a.notices()[0].id(), Some(MrqId::GetLastRemoteError));
+    assert_eq!(a.memory.load(DATA).unwrap(), 0);
+}
+
+#[test]
+fn a_completion_while_bus_mastering_is_off_is_kept() {
+    let (mut a, b, mut net) = pair();
+    a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
+    deliver(&b, &mut net);
+    a.icc.set_bus_master(false);
+    deliver(&a, &mut net);
+    assert_eq!((a.completion(0), a.notices()), (None, vec![]));
+    a.icc.set_bus_master(true);
+    assert_eq!(a.completion(0).unwrap().rcode(), rcode::SUCCESS);
+    assert_eq!(a.notices()[0].id(), Some(MrqId::PutLast));
+}
+
+#[test]
+fn a_queue_does_not_keep_what_it_may_not_write_once_it_is_disabled() {
+    let (mut a, b, mut net) = pair();
+    a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
+    deliver(&b, &mut net);
+    a.icc.set_bus_master(false);
+    deliver(&a, &mut net);
+    a.write(cqs(CqsReg::Enable), 0);
+    a.icc.set_bus_master(true);
+    a.icc.expire(u64::MAX);
+    assert_eq!((a.completion(0), a.notices()), (None, vec![]));
+}
+
+#[test]
+fn a_notice_that_is_held_back_has_a_deadline_whoever_brought_it() {
+    let (mut a, b, mut net) = pair();
+    a.write(cqs(CqsReg::MrqDescriptorCoalescingTimer), 500);
+    a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
+    deliver(&b, &mut net);
+    deliver(&a, &mut net);
+    assert_eq!(a.notices(), []);
+    assert_eq!(a.icc.next_deadline(), 500);
+    a.icc.expire(500);
+    assert_eq!(a.notices().len(), 1);
+}
+
+#[test]
+fn a_command_that_gets_on_is_not_given_up() {
+    let (mut a, b, mut net) = pair();
+    // Sixteen bursts, and less than the timeout between two answers.
+    a.post(&transfer(Command::Put, Header2(0), 0x10_0000), &mut net);
+    let bursts = net.sent.len();
+    assert!(bursts > 2);
+    for _ in 0..bursts {
+        net.now += TIMEOUT * 3 / 4;
+        a.icc.expire(net.now);
+        deliver(&b, &mut net);
+        let answer = net.sent.pop_back().unwrap();
+        a.icc.arrive(answer, &mut net);
+    }
+    assert_eq!(a.completion(0).unwrap().rcode(), rcode::SUCCESS);
+
+    // One that does not is.
+    a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
+    net.now += TIMEOUT;
+    a.icc.expire(net.now);
+    assert_eq!(a.completion(1).unwrap().rcode(), rcode::TIMEOUT);
+}
+
+#[test]
+fn notices_stay_in_order_however_many_wait() {
+    let (mut a, mut b, mut net) = pair();
+    // While this one has no answer, notices of others wait.
+    b.post(&transfer(Command::Put, Header2(0), 0), &mut net);
+    net.sent.clear();
+    for n in 0..5000u64 {
+        // One lap of the ring is enough: start over at the same place.
+        let header2 = Header2(0).with_remote_notice(true).with_edata(n as u16);
+        if n == 2048 || n == 4096 {
+            a.write(cqs(CqsReg::Enable), 0);
+            a.memory.write(TOQ, &vec![0; 2048 * 32]).unwrap();
+            a.write(cqs(CqsReg::Enable), 1);
+            a.posted = 0;
+        }
+        a.post(&transfer(Command::Put, header2, 0), &mut net);
+        deliver(&b, &mut net);
+        deliver(&a, &mut net);
+    }
+    b.icc.expire(TIMEOUT);
+    let edata: Vec<_> = b
+        .notices()
+        .iter()
+        .filter(|notice| notice.id() == Some(MrqId::PutLastHalfway))
+        .map(|notice| notice.word1().edata())
+        .collect();
+    assert_eq!(edata.len(), 5000);
+    assert!(edata.is_sorted());
+}
+
+#[test]
+fn the_host_hears_of_a_queues_life_in_its_order() {
+    let node = Node::with(NODES[0], Noting { slow: true, ..Noting::default() });
+    node.write(cqs(CqsReg::Enable), 0);
+    std::thread::scope(|s| {
+        s.spawn(|| node.write(cqs(CqsReg::Enable), 1));
+        std::thread::sleep(Duration::from_millis(10));
+        node.write(cqs(CqsReg::Enable), 0);
+    });
+    assert_eq!(*node.host.enabled.lock().unwrap(), [true, false, true, false]);
+    assert!(!node.icc.queue_is_enabled(0, 0));
+}
+
+#[test]
+fn a_direct_descriptor_rings_only_when_it_is_whole_and_may_go() {
+    let region = Arc::new(MmapRegion::new(SharedPages::SIZE).unwrap());
+    let config =
+        Config { pages: SharedPages::new(Arc::clone(&region)), ..Config::tofud(NODES[0]) };
+    let blank = config.blank;
+    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+    let icc = Icc::new(config, Arc::new(Noting::default()), Arc::new(memory));
+    icc.set_bus_master(true);
+    let write = |register: Register, value: u64| {
+        icc.bar_write(register.offset(), &value.to_le_bytes());
+    };
+    write(Register::Tni { tni: 0, reg: TniReg::Enable }, 1);
+    for (reg, value) in
+        [(CqsReg::TcqIpa, TCQ), (CqsReg::MrqIpa, MRQ), (CqsReg::FetchStop, 1), (CqsReg::Enable, 1)]
+    {
+        write(cqs(reg), value);
+    }
+    let word = |n: usize| region.get_atomic_ref::<AtomicU64>(n * 8).unwrap();
+    let nop = Header1(0).with_source_type(1).with_flip(true).0;
+    for n in [0, 1, 2] {
+        word(n).store(nop, SeqCst);
+        // An engine that took this for work would never sleep.
+        assert!(!icc.poll_doorbell(0, 0), "word {n}");
+    }
+    word(3).store(0, SeqCst);
+    assert!(!icc.poll_doorbell(0, 0), "the queue may not fetch");
+    write(cqs(CqsReg::FetchStop), 0);
+    assert!(icc.poll_doorbell(0, 0));
+    let mut net = Slow::default();
+    icc.run_queue(0, 0, &mut net);
+    assert_eq!(word(0).load(SeqCst), blank);
+    assert!(!icc.poll_doorbell(0, 0));
+}
+
+#[test]
+fn a_counter_of_cycles_counts_for_longer_than_any_uptime() {
+    struct Old;
+    impl Host for Old {
+        fn interrupt(&self, _: u16) {}
+        fn doorbell(&self, _: u8, _: u8) {}
+        fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+        fn timer(&self, _: u64) {}
+        fn now_ns(&self) -> u64 {
+            u64::MAX - 1
+        }
+        fn port_counters(&self, _: u8) -> PortCounters {
+            PortCounters::default()
+        }
+        fn xb_counters(&self) -> XbCounters {
+            XbCounters::default()
+        }
+    }
+    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+    let icc = Icc::new(Config::tofud(NODES[0]), Arc::new(Old), Arc::new(memory));
+    let mut bytes = [0; 8];
+    let reg = tofu_abi::regs::PortReg::FreeRunCount;
+    icc.bar_read(Register::Port { port: 0, reg }.offset(), &mut bytes);
+    let expected = (u128::from(u64::MAX - 1) * 425 / 1000) as u64;
+    assert!(u64::from_le_bytes(bytes).abs_diff(expected) <= 425);
+}
+
+/// Timers and sizes as far from sense as they can be.
+#[test]
+fn the_greatest_settings_overflow_nothing() {
+    let (mut a, b, mut net) = pair();
+    for reg in [
+        CqsReg::TcqDescriptorCoalescingTimer,
+        CqsReg::MrqDescriptorCoalescingTimer,
+        CqsReg::MrqInterruptCoalescingTimer,
+        CqsReg::MrqInterruptCoalescingCount,
+    ] {
+        a.write(cqs(reg), u64::MAX);
+        b.write(cqs(reg), u64::MAX);
+    }
+    for reg in [XbReg::StqUpdateInterval, XbReg::StqPa, XbReg::StqSize, XbReg::StqEnable] {
+        a.write(Register::Xb(reg), u64::MAX);
+    }
+    net.now = u64::MAX - 1;
+    let header2 = Header2(0).with_remote_notice(true).with_packet_response(true);
+    a.post(&transfer(Command::Put, header2, 64 << 10), &mut net);
+    deliver(&b, &mut net);
+    deliver(&a, &mut net);
+    a.icc.expire(u64::MAX - 1);
+    a.icc.expire(u64::MAX);
+    a.write(Register::Xb(XbReg::StqUpdateInterval), 0);
+    a.write(Register::Xb(XbReg::StqEnable), 1);
+    a.icc.expire(u64::MAX);
+    let fetch = Register::Cq { tni: 0, cq: 0, reg: CqReg::FetchStart };
+    a.write(fetch, u64::MAX);
+    assert!(a.icc.queue_is_enabled(0, 0));
+}
