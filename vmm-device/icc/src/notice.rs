@@ -280,11 +280,17 @@ impl Completions {
     /// It must not overtake the completion of a command that may have caused it, so it waits
     /// for all commands of this queue that are outstanding now.
     pub(crate) fn remote_notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) {
-        if (self.busy() || !self.deferred.is_empty()) && self.deferred.len() < MAX_DEFERRED {
-            self.deferred.push_back((self.next_sequence, entry));
-        } else {
+        if !self.busy() && self.deferred.is_empty() {
             self.notice(entry, w);
+            return;
         }
+        // Too many: the oldest one has waited long enough. Notices stay in order.
+        if self.deferred.len() >= MAX_DEFERRED
+            && let Some((_, oldest)) = self.deferred.pop_front()
+        {
+            self.notice(oldest, w);
+        }
+        self.deferred.push_back((self.next_sequence, entry));
     }
 
     fn release_deferred(&mut self, w: &mut Writer<'_>) {
