@@ -220,7 +220,7 @@ impl Icc {
     }
 
     fn want_expire(&self, deadline: u64) {
-        if deadline < self.next_deadline.fetch_min(deadline, SeqCst) {
+        if deadline != u64::MAX && deadline < self.next_deadline.fetch_min(deadline, SeqCst) {
             self.host.timer(deadline);
         }
     }

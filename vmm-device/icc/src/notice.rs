@@ -91,7 +91,7 @@ pub(crate) struct Outstanding {
     pub(crate) unanswered: u32,
     /// The first error.
     pub(crate) rcode: u8,
-    /// When the command is given up, in nanoseconds.
+    /// When the command is given up unless an answer comes, in nanoseconds.
     pub(crate) deadline_ns: u64,
     /// Order in which the commands were started; set by [`Completions::start`].
     pub(crate) sequence: u64,
@@ -432,14 +432,15 @@ impl Completions {
         }
     }
 
+    /// When something held back is due, in nanoseconds.
+    pub(crate) fn held_until(&self) -> u64 {
+        self.held_tcq_until.min(self.held_mrq_until).min(self.signal_at)
+    }
+
     /// When [`Completions::expire`] is due next, in nanoseconds.
     pub(crate) fn next_deadline(&self) -> u64 {
         let commands = self.window.iter().flatten().map(|command| command.deadline_ns);
-        [self.held_tcq_until, self.held_mrq_until, self.signal_at]
-            .into_iter()
-            .chain(commands)
-            .min()
-            .unwrap_or(u64::MAX)
+        commands.fold(self.held_until(), u64::min)
     }
 }
 

@@ -483,6 +483,7 @@ impl Icc {
             return;
         };
         let mut writer = self.writer(queue, now);
+        let held_until;
         {
             let mut guard = lock(&queue.completions);
             let Some(completions) = guard.as_mut() else {
@@ -498,7 +499,9 @@ impl Icc {
                 let (at, done, code) = (answer.position, answer.done, answer.rcode);
                 completions.packet_notices(answer.tag.index, at, done, code, &mut writer);
             }
+            held_until = completions.held_until();
         }
+        self.want_expire(held_until);
         self.count_model_time(queue.tni, answer.request_ps, model_ps);
         let requests = writer.requests;
         self.raise(queue, requests);
@@ -509,6 +512,7 @@ impl Icc {
     /// Counts `n` bytes of a command as answered and ends the command if these were the last.
     pub(crate) fn account(&self, queue: &Cq, tag: Tag, n: u32, rcode: u8, old: u64, now: u64) {
         let mut writer = self.writer(queue, now);
+        let held_until;
         {
             let mut guard = lock(&queue.completions);
             let Some(completions) = guard.as_mut() else {
@@ -522,13 +526,17 @@ impl Icc {
             }
             command.unanswered = command.unanswered.saturating_sub(n);
             if command.unanswered > 0 {
+                // It gets on; how long the whole of it takes depends on what else goes on.
+                command.deadline_ns = now.saturating_add(self.timeout_ns());
                 return;
             }
             let rcode = command.rcode;
             completions.finish(tag.index, rcode, old, &mut writer);
+            held_until = completions.held_until();
         }
         let requests = writer.requests;
         self.raise(queue, requests);
+        self.want_expire(held_until);
         if queue.stalled.swap(false, SeqCst) {
             self.host().doorbell(queue.tni, queue.id);
         }

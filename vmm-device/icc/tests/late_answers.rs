@@ -314,8 +314,7 @@ fn the_host_hears_of_a_queues_life_in_its_order() {
 #[test]
 fn a_direct_descriptor_rings_only_when_it_is_whole_and_may_go() {
     let region = Arc::new(MmapRegion::new(SharedPages::SIZE).unwrap());
-    let config =
-        Config { pages: SharedPages::new(Arc::clone(&region)), ..Config::tofud(NODES[0]) };
+    let config = Config { pages: SharedPages::new(Arc::clone(&region)), ..Config::tofud(NODES[0]) };
     let blank = config.blank;
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
     let icc = Icc::new(config, Arc::new(Noting::default()), Arc::new(memory));
