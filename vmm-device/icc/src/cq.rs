@@ -97,6 +97,9 @@ pub(crate) struct Cq {
     pub(crate) tni: u8,
     pub(crate) id: u8,
     enabled: AtomicBool,
+    /// Held while the queue is enabled or disabled and the host is told, so that the host hears
+    /// of it in that order. Taken before all other locks.
+    pub(crate) life: Mutex<()>,
     plain: [AtomicU64; PLAIN],
     /// DESCRIPTOR_PROCESS_STOP and DESCRIPTOR_FETCH_STOP.
     process_stop: AtomicBool,
@@ -124,6 +127,7 @@ impl Cq {
             tni,
             id,
             enabled: AtomicBool::new(false),
+            life: Mutex::new(()),
             plain: [const { AtomicU64::new(0) }; PLAIN],
             process_stop: AtomicBool::new(false),
             fetch_stop: AtomicBool::new(false),

@@ -10,7 +10,8 @@
 //! are needed, checked, and answered with the documented exception; the work of a call is
 //! bounded, and so is the memory of a queue.
 //!
-//! Locks: a queue has one for its transmitting side, which only
+//! Locks: a queue has one for its life, which is held while it is enabled, disabled or reset;
+//! it is taken first and never by what runs queues. It has one for its transmitting side, which only
 //! [`run_queue`](Icc::run_queue) and enabling take, and one for its completions, which is never
 //! held across a call to the host or the network. The first may be held when the second is
 //! taken, not the other way round; no two queues' locks are ever held together except a
@@ -158,6 +159,7 @@ impl Icc {
     /// returns it does not touch memory any more.
     pub fn reset(&self) {
         for queue in &self.queues {
+            let _life = lock(&queue.life);
             let was = queue.enabled();
             queue.reset();
             if was {

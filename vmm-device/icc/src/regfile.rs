@@ -262,6 +262,7 @@ impl Icc {
     }
 
     fn enable_queue(&self, queue: &crate::cq::Cq, on: bool) {
+        let _life = lock(&queue.life);
         if on {
             if queue.enabled() {
                 return;
