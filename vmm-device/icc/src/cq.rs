@@ -363,26 +363,36 @@ impl Cq {
         if !self.page.is_shared() {
             return;
         }
-        let word0 = self.page.load(DIRECT[0]);
-        if word0 == self.blank {
-            return;
-        }
         let mut direct = lock(&self.direct);
         if direct.ready.is_some() {
             return;
         }
-        let count = if is_double(word0) { 8 } else { 4 };
-        let mut words = [0; 8];
-        for (word, reg) in words.iter_mut().zip(DIRECT).take(count) {
-            *word = self.page.load(reg);
-            if *word == self.blank {
-                return;
-            }
-        }
+        let Some((words, count)) = self.direct_in_page() else {
+            return;
+        };
         for reg in DIRECT.into_iter().take(count) {
             self.page.store(reg, self.blank);
         }
         direct.ready = Some(DirectCommand { words });
+    }
+
+    /// The command in the direct descriptor register of a shared page, and how many words it
+    /// has; `None` as long as any of them is not written.
+    fn direct_in_page(&self) -> Option<([u64; 8], usize)> {
+        let word0 = self.page.load(DIRECT[0]);
+        if word0 == self.blank {
+            return None;
+        }
+        let count = if is_double(word0) { 8 } else { 4 };
+        let mut words = [0; 8];
+        words[0] = word0;
+        for (word, reg) in words.iter_mut().zip(DIRECT).take(count).skip(1) {
+            *word = self.page.load(reg);
+            if *word == self.blank {
+                return None;
+            }
+        }
+        Some((words, count))
     }
 
     fn blank_direct(&self) {
@@ -393,12 +403,15 @@ impl Cq {
         }
     }
 
-    /// Whether the guest rang the doorbell or wrote a direct descriptor in its shared page.
+    /// Whether the guest rang the doorbell in its shared page, or wrote a direct descriptor
+    /// there that the queue may take: one that has to stay must not keep engines awake.
     pub(crate) fn poll_doorbell(&self) -> bool {
         let fetch = self.page.reg(CqReg::FetchStart);
         let rung =
             fetch.load(std::sync::atomic::Ordering::Relaxed) != 0 && fetch.swap(0, SeqCst) != 0;
-        rung || self.page.load(DIRECT[0]) != self.blank
+        rung || (self.page.load(DIRECT[0]) != self.blank
+            && self.may_fetch()
+            && self.direct_in_page().is_some())
     }
 
     /// Reads a register of the user page that came through the BAR.
