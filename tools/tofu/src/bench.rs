@@ -4,8 +4,6 @@
 use std::fmt;
 use std::hint::black_box;
 use std::io::{self, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,8 +12,8 @@ use anyhow::bail;
 use serde::Serialize;
 use tofu_abi::desc::MAX_MESSAGE;
 use tofu_inproc::Pair;
-use vmm_sys_util::eventfd::EventFd;
 
+use crate::baseline;
 use crate::cli::{BenchArgs, BenchPart, ShapeArgs, UpArgs};
 use crate::plan::Plan;
 use crate::runner::{Backend, Event, Machines, Outcome};
@@ -118,9 +116,13 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<u8> {
         report.rate = Some(rate);
     }
     if wanted(BenchPart::Guests) {
-        say(&"\nFrom guest to guest, and what that is made of on the host's side")?;
+        say(&"\nFrom guest to guest, against a guest and a host thread with no device between")?;
         say(&Latency::header())?;
-        for bare in [spinning_line(time)?, eventfd(time)?] {
+        let baseline = baseline::measure(if args.quick { 100 } else { 1000 })?;
+        for bare in [
+            Latency::bare("bare cache line, guest and host spin", baseline.spin),
+            Latency::bare("bare ioeventfd, guest spins", baseline.ring),
+        ] {
             say(&bare)?;
             report.bare.push(bare);
         }
@@ -245,85 +247,6 @@ impl Bench {
 fn quantiles(times: &mut [u64]) -> [u64; 2] {
     times.sort_unstable();
     [50, 99].map(|percent| times.get(times.len() * percent / 100).copied().unwrap_or(0))
-}
-
-/// Two threads that hand a cache line to each other and spin: the least that any hand-over
-/// between two processors costs.
-fn spinning_line(time: Duration) -> anyhow::Result<Latency> {
-    let line = Arc::new(AtomicU64::new(0));
-    let stop = Arc::new(AtomicBool::new(false));
-    let (other, other_stop) = (Arc::clone(&line), Arc::clone(&stop));
-    // Odd numbers are answered by the next even one.
-    let echo = thread::spawn(move || {
-        while !other_stop.load(Ordering::Relaxed) {
-            let value = other.load(Ordering::Acquire);
-            if value % 2 == 1 {
-                other.store(value + 1, Ordering::Release);
-            }
-            std::hint::spin_loop();
-        }
-    });
-    let mut value = 0;
-    let latency = round_trips("spinning on a cache line, two threads", time, || {
-        line.store(value + 1, Ordering::Release);
-        value += 2;
-        while line.load(Ordering::Acquire) != value {
-            std::hint::spin_loop();
-        }
-        Ok(())
-    });
-    stop.store(true, Ordering::Relaxed);
-    if echo.join().is_err() {
-        bail!("the other thread panicked");
-    }
-    latency
-}
-
-/// Two threads that wake each other by eventfds: what a trapped doorbell is made of on the host's
-/// side.
-fn eventfd(time: Duration) -> anyhow::Result<Latency> {
-    let (there, back) = (EventFd::new(0)?, EventFd::new(0)?);
-    let (other_there, other_back) = (there.try_clone()?, back.try_clone()?);
-    let stop = Arc::new(AtomicBool::new(false));
-    let other_stop = Arc::clone(&stop);
-    let echo = thread::spawn(move || -> io::Result<()> {
-        loop {
-            other_there.read()?;
-            if other_stop.load(Ordering::Acquire) {
-                return Ok(());
-            }
-            other_back.write(1)?;
-        }
-    });
-    let latency = round_trips("eventfds, two threads", time, || {
-        there.write(1)?;
-        back.read().map(drop)
-    });
-    stop.store(true, Ordering::Release);
-    there.write(1)?;
-    match echo.join() {
-        Ok(result) => result?,
-        Err(_) => bail!("the other thread panicked"),
-    }
-    latency
-}
-
-fn round_trips(
-    what: &str,
-    time: Duration,
-    mut trip: impl FnMut() -> io::Result<()>,
-) -> anyhow::Result<Latency> {
-    let mut times = Vec::new();
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        let start = Instant::now();
-        trip()?;
-        times.push(start.elapsed().as_nanos() as u64 / 2);
-    }
-    let [p50, p99] = quantiles(&mut times);
-    let us = |ns: u64| ns as f64 / 1000.0;
-    let min_us = us(times.first().copied().unwrap_or(0));
-    Ok(Latency { what: what.to_owned(), bytes: 0, min_us, p50_us: us(p50), p99_us: us(p99) })
 }
 
 /// What a machine's guests printed, and how long it ran.
@@ -491,8 +414,14 @@ impl fmt::Display for Rate {
 }
 
 impl Latency {
+    /// A round trip to a thread of the host that only answers.
+    fn bare(what: &str, times: baseline::Times) -> Self {
+        let [min_us, p50_us, p99_us] = times.map(|ns| ns as f64 / 1000.0);
+        Self { what: format!("{what}, round trip"), bytes: 8, min_us, p50_us, p99_us }
+    }
+
     fn header() -> String {
-        format!("{:48} {:>8} {:>10} {:>10} {:>10}", "", "bytes", "min us", "p50 us", "p99 us")
+        format!("{:52} {:>8} {:>10} {:>10} {:>10}", "", "bytes", "min us", "p50 us", "p99 us")
     }
 }
 
@@ -500,7 +429,7 @@ impl fmt::Display for Latency {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:48} {:>8} {:>10.2} {:>10.2} {:>10.2}",
+            "{:52} {:>8} {:>10.2} {:>10.2} {:>10.2}",
             self.what, self.bytes, self.min_us, self.p50_us, self.p99_us
         )
     }

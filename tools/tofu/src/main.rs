@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod baseline;
 mod bench;
 mod cli;
 mod config;
