@@ -189,8 +189,12 @@ impl Icc {
 
     /// Looks at the shared page of an enabled queue: whether its doorbell was rung since the
     /// last look. Then [`run_queue`](Icc::run_queue) is due.
+    ///
+    /// While the queue cannot work for another reason, none is heard: all ring when that ends.
     pub fn poll_doorbell(&self, tni: u8, cq: u8) -> bool {
-        self.queue(tni, cq).is_some_and(|queue| queue.enabled() && queue.poll_doorbell())
+        self.dma_enabled()
+            && self.tni_enabled(tni)
+            && self.queue(tni, cq).is_some_and(|queue| queue.enabled() && queue.poll_doorbell())
     }
 
     /// Does what is due at `now_ns`: notices and interrupts that were held back, commands that

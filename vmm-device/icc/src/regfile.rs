@@ -14,8 +14,8 @@ use crate::Icc;
 use crate::cq::lock;
 use crate::page::DIRECT;
 
-/// Clock of a TofuD node in units of 1000 Hz: FREE_RUN_COUNT counts its cycles.
-const CLOCK_KHZ: u64 = 425_000;
+/// Clock of a TofuD node in kHz: FREE_RUN_COUNT counts its cycles.
+const CLOCK_KHZ: u128 = 425_000;
 
 /// Registers that only hold what was written to them. Most nodes never write any, so they
 /// are kept by offset; there are as many as the map has, so a guest cannot make this grow
@@ -28,8 +28,10 @@ impl Plain {
         lock(&self.0).get(&offset).copied().unwrap_or(0)
     }
 
-    fn write(&self, offset: u64, value: u64) {
-        lock(&self.0).insert(offset, value);
+    fn update(&self, offset: u64, f: impl FnOnce(u64) -> u64) {
+        let mut values = lock(&self.0);
+        let value = values.entry(offset).or_default();
+        *value = f(*value);
     }
 
     pub(crate) fn reset(&self) {
@@ -147,11 +149,11 @@ impl Icc {
             Register::Port { port, reg } => self.read_port(port, reg),
             Register::Xb(reg) => self.read_xb(reg),
             Register::Tofu(reg) => self.read_tofu(register, reg),
-            Register::Bgs { reg, .. } => match reg {
+            Register::Bgs { tni, bg, reg } => match reg {
                 // A masked channel does not run.
                 BgsReg::BchMaskStatus => 0,
                 BgsReg::State => 0,
-                BgsReg::Imr => u64::MAX,
+                BgsReg::Imr | BgsReg::Imc => !self.plain.read(gate_unmasked(tni, bg)),
                 _ => self.plain.read(register.offset()),
             },
             Register::Bch { .. } | Register::BgsData { .. } => self.plain.read(register.offset()),
@@ -168,7 +170,7 @@ impl Icc {
             // Counters.
             Register::Port { .. } => {}
             // Barrier gates are inert: they keep their links but never become enabled.
-            Register::Bgs { reg, .. } => match reg {
+            Register::Bgs { tni, bg, reg } => match reg {
                 BgsReg::LocalLink
                 | BgsReg::RemoteLink
                 | BgsReg::SubnetSize
@@ -177,6 +179,12 @@ impl Icc {
                 | BgsReg::Icl
                 | BgsReg::BchMask
                 | BgsReg::BchNoticeIpa => self.write_plain(register, part, data),
+                BgsReg::Imr => {
+                    self.plain.update(gate_unmasked(tni, bg), |old| old & !part.merge(0, data));
+                }
+                BgsReg::Imc => {
+                    self.plain.update(gate_unmasked(tni, bg), |old| old | part.merge(0, data));
+                }
                 _ => {}
             },
             Register::Bch { reg, .. } => {
@@ -189,8 +197,7 @@ impl Icc {
     }
 
     fn write_plain(&self, register: Register, part: Part, data: u64) {
-        let offset = register.offset();
-        self.plain.write(offset, part.merge(self.plain.read(offset), data));
+        self.plain.update(register.offset(), |old| part.merge(old, data));
     }
 
     fn write_cq(&self, tni: u8, cq: u8, reg: CqReg, part: Part, data: u64) {
@@ -299,7 +306,7 @@ impl Icc {
 
     fn read_port(&self, port: u8, reg: PortReg) -> u64 {
         if reg == PortReg::FreeRunCount {
-            return self.host.now_ns() / 1000 * CLOCK_KHZ / 1000;
+            return (u128::from(self.host.now_ns()) * CLOCK_KHZ / 1_000_000) as u64;
         }
         port_counter(&self.host.port_counters(port), reg)
     }
@@ -349,6 +356,12 @@ impl Icc {
             _ => self.write_plain(register, part, data),
         }
     }
+}
+
+/// Where the unmasked interrupt requests of a barrier gate are kept. It is the complement of its
+/// mask, so that all is masked after reset as with the other units.
+const fn gate_unmasked(tni: u8, bg: u8) -> u64 {
+    Register::Bgs { tni, bg, reg: BgsReg::Imr }.offset()
 }
 
 /// The value of a port register.
