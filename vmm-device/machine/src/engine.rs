@@ -24,6 +24,9 @@ const NAP_NS: (u64, u64) = (20_000, 1_000_000);
 
 /// A busy engine looks at its event descriptors once in so many turns.
 const TURNS_PER_LOOK: u32 = 16;
+/// Queues that a turn runs at most, so that a guest with work in all of its queues does not keep
+/// the engine from looking at doorbells and deadlines of others.
+const QUEUES_PER_TURN: usize = 16;
 
 /// A queue of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +150,7 @@ impl Engine {
         let mut pump = Pump::new(shared);
         let mut worked = false;
         // Queues that have more to do go to the end of the line, behind those that wait.
-        let waiting = lock(&self.pending).len();
+        let waiting = lock(&self.pending).len().min(QUEUES_PER_TURN);
         for _ in 0..waiting {
             let Some(queue) = lock(&self.pending).pop_front() else {
                 break;
@@ -235,7 +238,14 @@ fn look(sources: &mut EventManager<Sources>, timeout_ms: i32) -> Result<(), Stri
 struct Sources {
     engine: Arc<Engine>,
     timer: Arc<Mutex<TimerFd>>,
-    queues: Vec<Option<(QueueId, Arc<EventFd>)>>,
+    queues: Vec<Option<Doorbell>>,
+}
+
+/// A trapped doorbell.
+struct Doorbell {
+    queue: QueueId,
+    node: Arc<Node>,
+    event: Arc<EventFd>,
 }
 
 const WAKE: u32 = 0;
@@ -256,6 +266,10 @@ impl Sources {
     }
 
     fn listen(&mut self, queue: QueueId, event: Arc<EventFd>, ops: &mut EventOps<'_>) {
+        let node = lock(&self.engine.nodes).iter().find(|node| node.id() == queue.node).cloned();
+        let Some(node) = node else {
+            return;
+        };
         let free = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
         let token = FIRST_QUEUE + free as u32;
         if let Err(error) = ops.add(Events::with_data(&*event, token, EventSet::IN)) {
@@ -265,12 +279,12 @@ impl Sources {
         if free == self.queues.len() {
             self.queues.push(None);
         }
-        self.queues[free] = Some((queue, event));
+        self.queues[free] = Some(Doorbell { queue, node, event });
     }
 
     fn ignore(&mut self, event: &Arc<EventFd>, ops: &mut EventOps<'_>) {
         for place in &mut self.queues {
-            if place.as_ref().is_some_and(|(_, known)| Arc::ptr_eq(known, event)) {
+            if place.as_ref().is_some_and(|known| Arc::ptr_eq(&known.event, event)) {
                 *place = None;
                 if let Err(error) = ops.remove(Events::empty(&**event)) {
                     log::error!("ending to listen to a doorbell: {error}");
@@ -294,9 +308,11 @@ impl MutEventSubscriber for Sources {
             }
             token => {
                 let place = self.queues.get((token - FIRST_QUEUE) as usize);
-                if let Some(Some((queue, event))) = place {
+                if let Some(Some(Doorbell { queue, node, event })) = place {
                     let _ = event.read();
-                    lock(&self.engine.pending).push_back(*queue);
+                    if node.rang(queue.tni, queue.cq) {
+                        lock(&self.engine.pending).push_back(*queue);
+                    }
                 }
             }
         }
@@ -401,7 +417,7 @@ impl WatchedPage {
     fn poll(&self, engine: &Engine, pump: &mut Pump<'_>) -> bool {
         let QueueId { node, tni, cq } = self.queue;
         let rang = self.node.icc().poll_doorbell(tni, cq);
-        if rang && self.node.run(tni, cq, pump) {
+        if rang && self.node.rang(tni, cq) && self.node.run(tni, cq, pump) {
             engine.enqueue(node, tni, cq);
         }
         rang
@@ -410,5 +426,98 @@ impl WatchedPage {
     fn protect(&mut self) {
         self.protected = true;
         self.node.protect(self.queue.tni, self.queue.cq);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use tofu_abi::regs::{CqsReg, Register, TniReg};
+    use tofu_abi::{Coords, pci};
+    use tofu_fabric::Shape;
+    use tofu_pci::{PciFunction, regs};
+    use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
+
+    use super::*;
+    use crate::{DoorbellBackend, Machine, MachineConfig};
+
+    /// Keeps the events of doorbells.
+    #[derive(Default)]
+    struct Events(Mutex<Vec<EventFd>>);
+
+    impl DoorbellBackend for Events {
+        fn attach_event(&self, _: u64, event: &EventFd) -> Result<(), String> {
+            lock(&self.0).push(event.try_clone().unwrap());
+            Ok(())
+        }
+
+        fn attach_page(
+            &self,
+            _: u64,
+            _: &Arc<MmapRegion<()>>,
+            _: usize,
+            _: Box<dyn Fn() + Send + Sync>,
+        ) -> Result<(), String> {
+            Err("none".to_owned())
+        }
+
+        fn protect_page(&self, _: u64) {}
+
+        fn detach(&self, _: u64) {
+            lock(&self.0).clear();
+        }
+    }
+
+    fn write(node: &Node, register: Register, value: u64) {
+        node.bar_write(pci::REGISTER_BAR, register.offset(), &value.to_le_bytes());
+    }
+
+    #[test]
+    fn a_queue_is_in_line_once_however_often_its_doorbell_rings() {
+        let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
+        let machine = Machine::new(MachineConfig::new(shape)).unwrap();
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
+        let node = machine.add_node(Coords::new(0, 0, 0, 0, 0, 0), Arc::new(memory)).unwrap();
+        let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
+        node.config_write(regs::COMMAND, &command.to_le_bytes());
+        let events = Arc::new(Events::default());
+        node.set_backend(Arc::clone(&events) as _);
+        write(&node, Register::Tni { tni: 0, reg: TniReg::Enable }, 1);
+        write(&node, Register::Cqs { tni: 0, cq: 0, reg: CqsReg::Enable }, 1);
+
+        let engine = machine.shared.engine_of(node.id());
+        let mut sources = EventManager::<Sources>::new().unwrap();
+        let timer = Arc::new(Mutex::new(TimerFd::new().unwrap()));
+        sources.add_subscriber(Sources { engine: Arc::clone(engine), timer, queues: Vec::new() });
+        look(&mut sources, 0).unwrap();
+        for _ in 0..3 {
+            lock(&events.0)[0].write(1).unwrap();
+            look(&mut sources, 0).unwrap();
+            assert_eq!(lock(&engine.pending).len(), 1);
+        }
+        machine.run_turn();
+        assert_eq!(lock(&engine.pending).len(), 0);
+        lock(&events.0)[0].write(1).unwrap();
+        look(&mut sources, 0).unwrap();
+        assert_eq!(lock(&engine.pending).len(), 1);
+
+        // A doorbell of a disabled queue is not listened to.
+        write(&node, Register::Cqs { tni: 0, cq: 0, reg: CqsReg::Enable }, 0);
+        look(&mut sources, 0).unwrap();
+        machine.run_turn();
+        assert!(lock(&events.0).is_empty());
+    }
+
+    #[test]
+    fn a_turn_does_not_run_all_queues_of_a_busy_node() {
+        let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
+        let machine = Machine::new(MachineConfig::new(shape)).unwrap();
+        let engine = &machine.shared.engines[0];
+        for cq in 0..12 {
+            for tni in 0..6 {
+                engine.enqueue(NodeId(0), tni, cq);
+            }
+        }
+        assert!(engine.turn(&machine.shared));
+        assert_eq!(lock(&engine.pending).len(), 72 - QUEUES_PER_TURN);
     }
 }

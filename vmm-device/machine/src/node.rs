@@ -144,7 +144,14 @@ impl Node {
         let _ = self.host.backend.set(backend);
     }
 
-    /// Runs a queue for one turn; returns whether it is to be put in line for another.
+    /// Notes that a queue's doorbell rang. Returns whether it is to be put in line or run now; if
+    /// not it is in line already.
+    pub(crate) fn rang(&self, tni: u8, cq: u8) -> bool {
+        self.host.waiting[queue_index(tni, cq)].enter()
+    }
+
+    /// Runs a queue for one turn; returns whether it is to be put in line for another. Its
+    /// place in line must be the caller's: see [`Node::rang`].
     pub(crate) fn run(&self, tni: u8, cq: u8, pump: &mut Pump<'_>) -> bool {
         let waiting = &self.host.waiting[queue_index(tni, cq)];
         waiting.leave();
