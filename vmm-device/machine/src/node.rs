@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tofu_abi::irq::vector;
@@ -87,6 +88,8 @@ struct NodeHost {
     events: Mutex<HashMap<(u8, u8), Arc<EventFd>>>,
     /// Queues that wait for their engine, so that each waits only once.
     waiting: Vec<InLine>,
+    /// Whether it was logged that a doorbell could not be attached.
+    warned: AtomicBool,
 }
 
 impl Node {
@@ -106,6 +109,7 @@ impl Node {
             backend: OnceLock::new(),
             events: Mutex::new(HashMap::new()),
             waiting: (0..NUM_TNI * NUM_CQ).map(|_| InLine::new()).collect(),
+            warned: AtomicBool::new(false),
         });
         let icc_config = Config {
             timeout_ns: config.timeout_ns,
@@ -286,8 +290,11 @@ impl Host for NodeHost {
     fn queue_enabled(&self, tni: u8, cq: u8, enabled: bool) {
         if !enabled {
             self.detach(tni, cq);
-        } else if let Err(error) = self.attach(tni, cq) {
-            // Doorbells still arrive, as ordinary writes.
+        } else if let Err(error) = self.attach(tni, cq)
+            && !self.warned.swap(true, Relaxed)
+        {
+            // Doorbells still arrive, as ordinary writes. A guest can make this happen as often
+            // as it likes.
             log::warn!("node {}: doorbell of TNI {tni} CQ {cq}: {error}", self.id);
         }
     }
