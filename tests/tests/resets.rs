@@ -1,0 +1,158 @@
+//! Resets, bus mastering and queues that go while engines and others are at work.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tofu_abi::pci::REGISTER_BAR;
+use tofu_abi::regs::{CqsReg, Register};
+use tofu_abi::table::PageSize;
+use tofu_abi::{StagOffset, rcode};
+use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
+use tofu_fabric::Shape;
+use tofu_inproc::{Buffer, InProcess};
+use tofu_machine::{Machine, MachineConfig, Node};
+use tofu_pci::{PciFunction, regs};
+use tofu_tests::pattern;
+
+/// Longer than anything here takes, in nanoseconds.
+const LONG: u64 = 20_000_000_000;
+const SIZE: usize = 256 << 10;
+
+/// What firmware and the driver's probe do.
+fn start(node: &Node, platform: &InProcess) -> Device<InProcess> {
+    let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
+    node.config_write(regs::COMMAND, &command.to_le_bytes());
+    let device = Device::probe(platform.clone()).unwrap();
+    for tni in 0..6 {
+        device.tni(tni).unwrap().enable().unwrap();
+    }
+    device
+}
+
+fn set_bus_master(node: &Node, on: bool) {
+    let command = regs::COMMAND_MEMORY | if on { regs::COMMAND_BUS_MASTER } else { 0 };
+    node.config_write(regs::COMMAND, &command.to_le_bytes());
+}
+
+fn open(device: &Device<InProcess>, buffer: &Arc<Buffer>) -> Cq<InProcess> {
+    let mut cq = Cq::open(device, &CqConfig::new(0, 0)).unwrap();
+    let range = [MemoryRange::of(&**buffer)];
+    cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
+    cq
+}
+
+fn at(offset: u64) -> StagOffset {
+    StagOffset::new(0, 0, offset)
+}
+
+/// Runs a command, and returns how it ended.
+fn run(cq: &mut Cq<InProcess>, order: &Order) -> u8 {
+    cq.post_and_ring(order, 0).unwrap();
+    let done = cq.wait_tcq(LONG).expect("every command ends").rcode;
+    while cq.poll_mrq().is_some() {}
+    done
+}
+
+fn is_quiet(buffer: &Buffer) -> bool {
+    buffer.fill(0);
+    (0..3).all(|_| {
+        std::thread::yield_now();
+        (0..SIZE / 8).step_by(509).all(|i| buffer.load_u64(i * 8, Ordering::Relaxed) == 0)
+    })
+}
+
+/// Node 1 is upset in one way after another while node 0 sends to it and to node 2, and node 1
+/// sends itself.
+fn upset(rounds: u32, what: impl Fn(u32, &Node, &Device<InProcess>) + Sync) {
+    let shape: Shape = "1x1x1x2x3x1".parse().unwrap();
+    let config = MachineConfig { engines: 2, ..MachineConfig::new(shape) };
+    let machine = Arc::new(Machine::new(config).unwrap());
+    let coords: Vec<_> = shape.iter().take(3).collect();
+    let platforms: Vec<_> = coords
+        .iter()
+        .map(|&coords| InProcess::attach(&machine, coords, 8 << 20).unwrap())
+        .collect();
+    let nodes: Vec<_> = coords.iter().map(|&coords| machine.node(coords).unwrap()).collect();
+    let buffers: Vec<_> = platforms
+        .iter()
+        .map(|platform| Arc::new(platform.alloc_dma(SIZE, 4096).unwrap()))
+        .collect();
+    machine.start().unwrap();
+    let [victim, bystander] = [1, 2].map(|i| Target::new(coords[i], 0));
+    let stop = AtomicBool::new(false);
+    let devices: Vec<_> = nodes.iter().zip(&platforms).map(|(n, p)| start(n, p)).collect();
+    std::thread::scope(|s| {
+        let sender = s.spawn(|| {
+            let mut cq = open(&devices[0], &buffers[0]);
+            let _target = open(&devices[2], &buffers[2]);
+            let mut n = 0u64;
+            while !stop.load(Ordering::Relaxed) {
+                n += 1;
+                let data = pattern(n, SIZE);
+                buffers[0].write(0, &data);
+                let order = Order::put(victim, at(0), at(0), SIZE as u32).remote_notice();
+                assert_ne!(run(&mut cq, &order), rcode::TIMEOUT, "refused, but not unanswered");
+                let order = Order::get(victim, at(0), at(0), SIZE as u32).remote_notice();
+                assert_ne!(run(&mut cq, &order), rcode::TIMEOUT, "refused, but not unanswered");
+                // What happens to one neighbour is nothing to the other.
+                buffers[0].write(0, &data);
+                let order = Order::put(bystander, at(0), at(0), SIZE as u32);
+                assert_eq!(run(&mut cq, &order), rcode::SUCCESS);
+                let mut found = vec![0; SIZE];
+                buffers[2].read(0, &mut found);
+                assert!(found == data, "round {n}");
+            }
+        });
+        for round in 0..rounds {
+            let device = start(nodes[1], &platforms[1]);
+            let mut cq = open(&device, &buffers[1]);
+            for n in 0..20 {
+                let order = Order::get(bystander, at(0), at(0), SIZE as u32).edata(n);
+                cq.post(&order, n.into()).unwrap();
+            }
+            cq.doorbell();
+            for _ in 0..round % 4 {
+                std::thread::yield_now();
+            }
+            what(round, nodes[1], &device);
+            assert!(is_quiet(&buffers[1]), "memory was written in round {round}");
+            set_bus_master(nodes[1], true);
+            let _ = cq.close();
+        }
+        stop.store(true, Ordering::Relaxed);
+        sender.join().unwrap();
+        // The node is as good as new.
+        let device = start(nodes[1], &platforms[1]);
+        let mut cq = open(&device, &buffers[1]);
+        let order = Order::get(bystander, at(0), at(0), 8);
+        assert_ne!(run(&mut cq, &order), rcode::TIMEOUT);
+    });
+}
+
+#[test]
+fn a_reset_node_writes_nothing_more() {
+    upset(60, |_, node, _| node.reset());
+}
+
+#[test]
+fn a_node_without_bus_mastering_writes_nothing_more() {
+    upset(60, |_, node, _| set_bus_master(node, false));
+}
+
+#[test]
+fn two_processors_may_enable_and_disable_a_queue_at_once() {
+    upset(30, |round, node, _| {
+        let enable = Register::Cqs { tni: 0, cq: 0, reg: CqsReg::Enable }.offset();
+        let write = |on: u64| node.bar_write(REGISTER_BAR, enable, &on.to_le_bytes());
+        std::thread::scope(|s| {
+            for thread in 0..2 {
+                s.spawn(move || {
+                    for n in 0..20 {
+                        write((n + thread + u64::from(round)) & 1);
+                    }
+                });
+            }
+        });
+        write(0);
+    });
+}
