@@ -114,7 +114,7 @@ Examples:
       a Tofu unit, every node exchanges data with every other
   tofu up --shape half-rack --guest ring
       192 VMs pass a token around
-  tofu up --shape 4x1x1x1x1x1 --guest pingpong --args 'bytes=4096'
+  tofu up --shape 4x1x1x1x1x1 --guest pingpong --args 'max=4096'
       four nodes on a ring
   tofu up --guest ./target/release/mine.elf --nodes 2 --timeout 10s
       your own program on two nodes
