@@ -35,14 +35,8 @@ rcodes! {
     SUBNET = 0x07, "target outside the queue's subnet";
     /// No such operator.
     BAD_OPERATOR = 0x08, "undefined operator";
-    /// The source_type field has a value that the place of the descriptor does not allow.
-    BAD_SOURCE_TYPE = 0x09, "source type not allowed";
-    /// The command needs data of a WRITE_PIGGYBACK_BUFFER right before it.
-    NO_PIGGYBACK_DATA = 0x0a, "no piggyback data";
     /// The command does not work on this device.
     UNSUPPORTED_COMMAND = 0x0b, "command not supported";
-    /// The queue was disabled before the command was complete.
-    CQ_STOPPED = 0x0c, "queue disabled";
     /// STEERING_TABLE_ENABLE is 0, at either end.
     STEERING_TABLE_DISABLED = 0x10, "steering table disabled";
     /// The STag is beyond the steering table.
