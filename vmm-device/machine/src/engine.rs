@@ -27,6 +27,8 @@ const TURNS_PER_LOOK: u32 = 16;
 /// Queues that a turn runs at most, so that a guest with work in all of its queues does not keep
 /// the engine from looking at doorbells and deadlines of others.
 const QUEUES_PER_TURN: usize = 16;
+/// When a turn has taken longer, in nanoseconds, it runs no further queue.
+const TURN_NS: u64 = 200_000;
 
 /// A queue of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,10 +150,15 @@ impl Engine {
     /// Runs what is in line now, and what is due. Returns whether there was anything.
     pub(crate) fn turn(&self, shared: &Shared) -> bool {
         let mut pump = Pump::new(shared);
+        let start = pump.now_ns();
         let mut worked = false;
         // Queues that have more to do go to the end of the line, behind those that wait.
         let waiting = lock(&self.pending).len().min(QUEUES_PER_TURN);
         for _ in 0..waiting {
+            // Running a queue reads the clock, so this costs nothing.
+            if pump.now_ns().saturating_sub(start) > TURN_NS {
+                break;
+            }
             let Some(queue) = lock(&self.pending).pop_front() else {
                 break;
             };
@@ -388,14 +395,16 @@ impl<'a> Watch<'a> {
             return false;
         }
         let mut pump = Pump::new(self.shared);
+        let start = pump.now_ns();
         let mut any = false;
         for page in self.pages.iter_mut().filter(|page| !page.protected) {
             let now = pump.now_ns();
-            let mut rang = page.poll(engine, &mut pump);
+            let late = now.saturating_sub(start) > TURN_NS;
+            let mut rang = page.poll(engine, &mut pump, late);
             if !rang && now.saturating_sub(page.rang_at) > NAPS_NS {
                 page.protect();
                 // What was rung before the page was protected.
-                rang = page.poll(engine, &mut pump);
+                rang = page.poll(engine, &mut pump, late);
             }
             if rang {
                 page.rang_at = now;
@@ -414,10 +423,11 @@ impl WatchedPage {
         }
     }
 
-    fn poll(&self, engine: &Engine, pump: &mut Pump<'_>) -> bool {
+    /// Runs the queue if its doorbell rang; if it is `late` the queue is only put in line.
+    fn poll(&self, engine: &Engine, pump: &mut Pump<'_>, late: bool) -> bool {
         let QueueId { node, tni, cq } = self.queue;
         let rang = self.node.icc().poll_doorbell(tni, cq);
-        if rang && self.node.rang(tni, cq) && self.node.run(tni, cq, pump) {
+        if rang && self.node.rang(tni, cq) && (late || self.node.run(tni, cq, pump)) {
             engine.enqueue(node, tni, cq);
         }
         rang
