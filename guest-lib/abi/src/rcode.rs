@@ -2,8 +2,8 @@
 //!
 //! Public are 0, success, and 0x10, steering table disabled. All others are ours: each
 //! failure has its own, so that a driver can tell what to mend. The same code stands in
-//! the initiator's TCQ entry and, where the fault is the target's or the fabric's, in
-//! its MRQ entry. Codes 0x10 to 0x2f speak of an address; [`REMOTE`] is added when it is
+//! the initiator's TCQ entry and, unless the command was refused before anything was sent,
+//! in its MRQ entry. Codes 0x10 to 0x2f speak of an address; [`REMOTE`] is added when it is
 //! the remote one, except for [`STEERING_TABLE_DISABLED`], which is the same for both.
 
 /// Defines the codes together with their texts.

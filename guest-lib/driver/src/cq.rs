@@ -365,7 +365,12 @@ impl<P: Platform> Cq<P> {
     fn wait_enabled(&self, on: bool) -> Result<(), TimedOut> {
         let what = if on { "STATUS.CQ_ENABLE to be set" } else { "STATUS.CQ_ENABLE to be clear" };
         let status = self.system + CqsReg::Status.offset();
-        self.device.poll_register(status, what, |v| CqsStatus(v).cq_enable() == on).map(drop)
+        // A queue that goes off is done with memory only when it has nothing under way either.
+        let there = |v| {
+            let status = CqsStatus(v);
+            status.cq_enable() == on && (on || !status.cache_flush_busy())
+        };
+        self.device.poll_register(status, what, there).map(drop)
     }
 
     /// Stops the queue and frees its memory. Commands that are not complete end; their

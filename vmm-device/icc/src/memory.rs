@@ -211,7 +211,7 @@ pub struct Segment {
     pub len: u32,
 }
 
-/// Segments of one burst: contiguous buffers need one, pages of 4 KiB up to 17.
+/// Segments of one burst: contiguous buffers need one, pages of 4 KiB up to 65.
 pub type Segments = SmallVec<[Segment; 2]>;
 
 /// Copies `len` bytes from one list of segments to another.

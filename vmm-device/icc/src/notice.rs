@@ -460,6 +460,8 @@ fn initiator_notice(
     advance: u32,
     tlp: u32,
 ) -> MrqEntry {
+    // The last error notice is not advanced; what it is about is the message's last TLP.
+    let error_at = if id == command.kind.last_error_id() { command.length - tlp } else { advance };
     let advance = if command.kind == Kind::Armw { 0 } else { advance };
     let notice = Notice {
         id,
@@ -468,7 +470,8 @@ fn initiator_notice(
         peer_tni: command.header1.ri(),
         path: command.header1.path(),
         edata: command.header2.edata(),
-        initial: advance <= tlp,
+        // The TLP that the notice is for: behind it after a success, at it after an error.
+        initial: if rcode == 0 { advance <= tlp } else { error_at == 0 },
         length: tlp,
         local: command.local.advanced(u64::from(advance)),
         remote: command.remote.advanced(u64::from(advance)),

@@ -15,7 +15,7 @@ use crate::translate::Pin;
 
 /// Payload bytes of one burst at most. Long enough that its cost is that of the copy,
 /// short enough that queues take turns.
-pub(crate) const BURST_BYTES: u32 = 64 << 10;
+pub(crate) const BURST_BYTES: u32 = 256 << 10;
 /// TLPs of one burst at most when each of them needs a notice.
 pub(crate) const BURST_NOTICES: u32 = 256;
 /// Bytes of a frame's routing header.

@@ -16,8 +16,11 @@ use crate::host::Net;
 use crate::notice::{Kind, Outstanding, Slot};
 use crate::tlp::{BURST_BYTES, BURST_NOTICES, Body, Payload, Request, Tag, burst_size};
 
-/// What a queue may do before others get their turn: descriptors and bursts.
-const TURN_STEPS: u32 = 64;
+/// What a queue may do before others get their turn: so many descriptors or bursts, of which each
+/// [`STEP_BYTES`] bytes count as one more.
+const TURN_STEPS: u64 = 64;
+/// Copying so many bytes takes about as long as a step without data, or a little more.
+const STEP_BYTES: u64 = 64 << 10;
 
 /// A message that is being sent.
 #[derive(Clone, Copy, Debug)]
@@ -87,11 +90,18 @@ impl Icc {
     }
 
     fn turn(&self, queue: &Cq, transmit: &mut Transmit, net: &mut dyn Net) -> bool {
-        for _ in 0..TURN_STEPS {
+        let mut left = TURN_STEPS;
+        while left > 0 {
+            left -= 1;
             match self.step(queue, transmit, net.now_ns()) {
                 Step::Idle => return false,
                 Step::Done => {}
                 Step::Send(packet) => {
+                    let length = match &packet.body {
+                        Body::Put { request, .. } | Body::Get { request } => request.length,
+                        _ => 0,
+                    };
+                    left = left.saturating_sub(u64::from(length) / STEP_BYTES);
                     net.inject(packet);
                     net.progress();
                 }

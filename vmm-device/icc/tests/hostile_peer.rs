@@ -111,14 +111,14 @@ fn sizes_that_no_device_sends_are_refused() {
     assert_eq!(get(request()), rcode::STEERING_TABLE_DISABLED, "a legal request");
     let padding = Header2(0).with_padding(true);
     let notices = Header2(0).with_packet_response(true);
-    let long = Request { length: 64 << 10, total: 64 << 10, ..request() };
+    let long = Request { length: 256 << 10, total: 256 << 10, ..request() };
     for illegal in [
         Request { mtu: 0, ..request() },
         Request { mtu: 4, ..request() },
         Request { mtu: u32::MAX, header2: padding, ..request() },
         // Memory of the target's process for a copy of what tables may map many times over.
         Request { length: u32::MAX, total: u32::MAX, ..request() },
-        Request { length: (64 << 10) + 1, total: 1 << 20, ..request() },
+        Request { length: (256 << 10) + 1, total: 1 << 20, ..request() },
         Request { total: 1 << 24, ..request() },
         Request { position: 1, ..request() },
         Request { position: u32::MAX, ..request() },
