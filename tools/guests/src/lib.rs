@@ -20,7 +20,7 @@ use tofu_abi::irq::cqs::{MRQ_WRITE_ACKNOWLEDGE, TCQ_WRITE_ACKNOWLEDGE};
 use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, StagOffset, rcode};
 use tofu_bare::platform::{BareBuffer, BarePlatform};
-use tofu_bare::{irq, option, time};
+use tofu_bare::{irq, option, println, time};
 use tofu_driver::topology::Shape;
 use tofu_driver::{
     Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target,
@@ -420,5 +420,69 @@ pub fn fill_pattern(seed: u64, bytes: &mut [u8]) {
         state ^= state << 17;
         let n = chunk.len();
         chunk.copy_from_slice(&state.to_le_bytes()[..n]);
+    }
+}
+
+/// A measurement of latency between node 0 and another one, as the command line wants it:
+/// `peer=N` (the last node), `count=N` for each size, `max=N` bytes at most (65536).
+pub struct Latencies {
+    /// This node's queue.
+    pub comm: Comm,
+    /// The other node.
+    pub peer: u32,
+    /// Measurements for each size.
+    pub count: u64,
+    /// Largest size in bytes. Each node has twice as much memory.
+    pub max: u64,
+}
+
+impl Latencies {
+    /// Reads the command line, opens the queue and waits for the other nodes. Node 0 prints the
+    /// head of the table.
+    ///
+    /// # Errors
+    ///
+    /// If the command line makes no sense, or as [`Comm::open`] and [`Comm::barrier`].
+    pub fn open(count: u64) -> Result<Self, Error> {
+        const LIMIT: u64 = 1 << 20;
+        let max = number("max", 64 << 10)?;
+        let count = number("count", count)?;
+        if !(8..=LIMIT).contains(&max) || count == 0 {
+            return Err(fail!("max= must be 8 to {LIMIT}, count= at least 1"));
+        }
+        let mut comm = Comm::open(|_| 2 * max as usize)?;
+        let peer = number("peer", u64::from(comm.nodes()) - 1)?;
+        if peer == 0 || peer >= comm.nodes().into() {
+            return Err(fail!("peer={peer} is not another node"));
+        }
+        comm.barrier()?;
+        if comm.rank() == 0 {
+            println!("{:>8} {:>10} {:>10} {:>10}", "bytes", "min us", "p50 us", "p99 us");
+        }
+        Ok(Self { comm, peer: peer as u32, count, max })
+    }
+
+    /// The sizes: 8 bytes, and eight times as much each time.
+    pub fn sizes(&self) -> impl Iterator<Item = u64> + use<> {
+        let max = self.max;
+        core::iter::successors(Some(8), |size| Some(size * 8)).take_while(move |size| *size <= max)
+    }
+
+    /// Prints a row of the table from times in nanoseconds.
+    pub fn report(&self, size: u64, mut times: Vec<u64>) {
+        times.sort_unstable();
+        let [min, p50, p99] = [0, 50, 99].map(|percent| {
+            Micros(times.get(times.len() * percent / 100).copied().unwrap_or_default())
+        });
+        println!("{size:>8} {min:>10} {p50:>10} {p99:>10}");
+    }
+}
+
+/// Nanoseconds, shown as microseconds with two places.
+struct Micros(u64);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&alloc::format!("{}.{:02}", self.0 / 1000, self.0 / 10 % 100))
     }
 }
