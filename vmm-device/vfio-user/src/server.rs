@@ -1,0 +1,540 @@
+//! The protocol: commands of a client and what they do to a node.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
+use serde::Deserialize;
+use thiserror::Error;
+use tofu_abi::pci::MSIX_BAR;
+use tofu_machine::Node;
+use tofu_pci::{CONFIG_SPACE_SIZE, MsiSink, MsixTable, PciFunction, regs};
+
+use crate::channel::{Channel, ChannelError, Message};
+use crate::irq::{Vectors, check_eventfd};
+use crate::memory::{ClientMemory, MapRequest};
+use crate::wire::{
+    Fields, HEADER_SIZE, MAX_DATA, MAX_FDS, PAGE_SIZE, VERSION, command, device, dma, irq, put,
+    region,
+};
+
+/// The longest description of a client's capabilities, in bytes.
+const MAX_CAPABILITIES: usize = 64 << 10;
+/// How long to wait when the host has no descriptors for a client.
+const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
+/// Capabilities that a function can have in the first 256 bytes of configuration space.
+const MAX_PCI_CAPABILITIES: usize = 48;
+
+/// Why a client or all clients cannot be served.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// No more clients can be accepted.
+    #[error("waiting for a client: {0}")]
+    Accept(io::Error),
+    /// A descriptor could not be duplicated.
+    #[error("duplicating a descriptor: {0}")]
+    Duplicate(io::Error),
+    /// A client's messages could not be followed any more.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// The client wants another protocol, or its first message was not a correct VERSION.
+    #[error("no agreement on a version of the protocol")]
+    Version,
+}
+
+/// Serves a node to one client at a time.
+pub struct Server {
+    node: Arc<Node>,
+    memory: Arc<ClientMemory>,
+    vectors: Arc<Vectors>,
+    sockets: Mutex<Sockets>,
+    /// Held while there is a client.
+    attached: Mutex<()>,
+}
+
+/// What [`Server::stop`] has to shut down.
+#[derive(Default)]
+struct Sockets {
+    stopped: bool,
+    listener: Option<UnixListener>,
+    client: Option<UnixStream>,
+}
+
+impl Server {
+    /// A server for `node`, whose memory is `memory`: the one it was added to its machine with.
+    /// From now on the server receives the node's MSI-X messages.
+    pub fn new(node: Arc<Node>, memory: Arc<ClientMemory>) -> Self {
+        let count = node.endpoint().msix().map_or(0, MsixTable::len);
+        let vectors = Arc::new(Vectors::new(count));
+        if let Some(table) = node.endpoint().msix() {
+            table.connect(Arc::clone(&vectors) as Arc<dyn MsiSink>);
+        }
+        let (sockets, attached) = (Mutex::default(), Mutex::default());
+        Self { node, memory, vectors, sockets, attached }
+    }
+
+    /// The node that is served.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Serves clients, one after the other, until [`Server::stop`]. What goes wrong with one is
+    /// logged.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Accept`] or [`Error::Duplicate`] if no more clients can be served.
+    pub fn run(&self, listener: UnixListener) -> Result<(), Error> {
+        {
+            let mut sockets = lock(&self.sockets);
+            if sockets.stopped {
+                return Ok(());
+            }
+            sockets.listener = Some(listener.try_clone().map_err(Error::Duplicate)?);
+        }
+        let result = self.accept_all(&listener);
+        lock(&self.sockets).listener = None;
+        result
+    }
+
+    fn accept_all(&self, listener: &UnixListener) -> Result<(), Error> {
+        let coords = self.node.coords();
+        loop {
+            let accepted = listener.accept();
+            if lock(&self.sockets).stopped {
+                return Ok(());
+            }
+            match accepted {
+                Ok((client, _)) => match self.serve(client) {
+                    Ok(()) => log::info!("node {coords}: the client has left"),
+                    Err(error) => log::warn!("node {coords}: client dropped: {error}"),
+                },
+                Err(error) => match Errno::from_io_error(&error) {
+                    Some(Errno::INTR | Errno::CONNABORTED) => {}
+                    Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                        log::warn!("node {coords}: waiting for a client: {error}");
+                        thread::sleep(SHORT_OF_DESCRIPTORS);
+                    }
+                    _ => return Err(Error::Accept(error)),
+                },
+            }
+        }
+    }
+
+    /// Serves one client until it leaves or [`Server::stop`]; waits for an earlier one to leave
+    /// first. Afterwards the device is reset and the client's memory and descriptors are released.
+    ///
+    /// # Errors
+    ///
+    /// If the client broke the protocol, so that its connection had to be closed.
+    pub fn serve(&self, client: UnixStream) -> Result<(), Error> {
+        let _attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut sockets = lock(&self.sockets);
+            if sockets.stopped {
+                return Ok(());
+            }
+            sockets.client = Some(client.try_clone().map_err(Error::Duplicate)?);
+        }
+        let session = Session { server: self, channel: Channel::new(client), reply: Vec::new() };
+        // Dropped before the result is seen: the device is free again then.
+        session.run()
+    }
+
+    /// Ends [`Server::run`] and [`Server::serve`], now and for ever. Does not wait for them to
+    /// return.
+    pub fn stop(&self) {
+        let mut sockets = lock(&self.sockets);
+        sockets.stopped = true;
+        // Wakes up whoever waits for a client or a message; sockets that are closed already are
+        // no concern.
+        if let Some(listener) = &sockets.listener {
+            let _ = shutdown(listener, Shutdown::Both);
+        }
+        if let Some(client) = &sockets.client {
+            let _ = client.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    fn release(&self) {
+        lock(&self.sockets).client = None;
+        // In this order: a device that was reset does not touch memory.
+        self.node.reset();
+        self.memory.clear();
+        if let Some(table) = self.node.endpoint().msix() {
+            self.vectors.clear(table);
+        }
+    }
+
+    /// Size of a region in bytes, 0 if the device does not have it; `None` if there is no such
+    /// index.
+    fn region_size(&self, index: u32) -> Option<u64> {
+        match index {
+            region::CONFIG => Some(CONFIG_SPACE_SIZE as u64),
+            region::ROM | region::VGA => Some(0),
+            _ => {
+                let bar = self.node.endpoint().layout().get(index as usize)?;
+                Some(bar.map_or(0, |bar| bar.size))
+            }
+        }
+    }
+
+    fn irq_count(&self, index: u32) -> Option<u32> {
+        (index < irq::COUNT).then(|| if index == irq::MSIX { self.vectors.len() } else { 0 })
+    }
+
+    /// Checks that an access lies in a region.
+    fn check_access(&self, index: u32, offset: u64, count: usize) -> Result<(), Errno> {
+        let size = self.region_size(index).ok_or(Errno::INVAL)?;
+        let end = offset.checked_add(count as u64).ok_or(Errno::INVAL)?;
+        if count <= MAX_DATA && end <= size { Ok(()) } else { Err(Errno::INVAL) }
+    }
+
+    fn region_read(&self, index: u32, offset: u64, data: &mut [u8]) {
+        for_natural_accesses(offset, data.len(), |at, range| {
+            let piece = &mut data[range];
+            match index {
+                // Checked: configuration space has 4096 bytes, there are six BARs.
+                region::CONFIG => self.node.config_read(at as u16, piece),
+                bar => self.node.bar_read(bar as u8, at, piece),
+            }
+        });
+    }
+
+    fn region_write(&self, index: u32, offset: u64, data: &[u8]) {
+        // The MSI-X table is the server's: see `Vectors`.
+        if index == u32::from(MSIX_BAR) {
+            return;
+        }
+        for_natural_accesses(offset, data.len(), |at, range| {
+            let piece = &data[range];
+            match index {
+                region::CONFIG => self.node.config_write(at as u16, piece),
+                bar => self.node.bar_write(bar as u8, at, piece),
+            }
+        });
+        if index == region::CONFIG {
+            self.restore_vectors();
+        }
+    }
+
+    /// Unmasks the client's vectors, which a reset has masked.
+    fn restore_vectors(&self) {
+        if let Some(table) = self.node.endpoint().msix() {
+            self.vectors.restore(table);
+        }
+    }
+
+    fn reset(&self) {
+        self.node.reset();
+        self.restore_vectors();
+    }
+
+    /// Turns MSI-X on or off in configuration space, as VFIO does for a client that binds the
+    /// first vector or unbinds all.
+    fn enable_msix(&self, on: bool) {
+        let Some(capability) = find_capability(&*self.node, regs::CAP_MSIX) else {
+            return;
+        };
+        let at = capability + regs::MSIX_CONTROL;
+        let mut bytes = [0; 2];
+        self.node.config_read(at, &mut bytes);
+        let control = u16::from_le_bytes(bytes);
+        let enable = if on { regs::MSIX_ENABLE } else { 0 };
+        let new = (control & !regs::MSIX_ENABLE) | enable;
+        if new != control {
+            self.node.config_write(at, &new.to_le_bytes());
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Offset of a capability in configuration space.
+fn find_capability(function: &dyn PciFunction, id: u8) -> Option<u16> {
+    let byte = |at: u16| {
+        let mut byte = [0];
+        function.config_read(at, &mut byte);
+        byte[0]
+    };
+    let mut at = u16::from(byte(regs::CAPABILITIES));
+    for _ in 0..MAX_PCI_CAPABILITIES {
+        if at == 0 {
+            return None;
+        }
+        if byte(at) == id {
+            return Some(at);
+        }
+        at = u16::from(byte(at + 1));
+    }
+    None
+}
+
+/// Cuts an access into naturally aligned ones of 1, 2, 4 or 8 bytes, as a bus would; calls `f`
+/// with the offset of each in the region and its place in the data.
+fn for_natural_accesses(offset: u64, len: usize, mut f: impl FnMut(u64, std::ops::Range<usize>)) {
+    let mut done = 0;
+    while done < len {
+        let at = offset + done as u64;
+        let aligned = 1 << at.trailing_zeros().min(3);
+        let fits = 1 << (len - done).ilog2().min(3);
+        let n = usize::min(aligned, fits);
+        f(at, done..done + n);
+        done += n;
+    }
+}
+
+/// One client.
+struct Session<'a> {
+    server: &'a Server,
+    channel: Channel,
+    /// The reply under construction.
+    reply: Vec<u8>,
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        self.server.release();
+    }
+}
+
+impl Session<'_> {
+    fn run(mut self) -> Result<(), Error> {
+        if !self.negotiate()? {
+            return Ok(());
+        }
+        while let Some(Message { header, fds }) = self.channel.receive()? {
+            self.start_reply();
+            let result = fds.and_then(|fds| self.execute(header.command, fds));
+            if let Err(errno) = result {
+                log::debug!("command {} of a vfio-user client: {errno}", header.command);
+            }
+            self.channel.reply(header, &mut self.reply, result)?;
+        }
+        Ok(())
+    }
+
+    fn start_reply(&mut self) {
+        self.reply.clear();
+        self.reply.resize(HEADER_SIZE, 0);
+    }
+
+    /// Agrees on the protocol's version; returns false if the client left without a word.
+    fn negotiate(&mut self) -> Result<bool, Error> {
+        let Some(Message { header, .. }) = self.channel.receive()? else {
+            return Ok(false);
+        };
+        self.start_reply();
+        let result = match header.command {
+            command::VERSION => self.version(),
+            _ => Err(Errno::INVAL),
+        };
+        self.channel.reply(header, &mut self.reply, result)?;
+        if result.is_ok() { Ok(true) } else { Err(Error::Version) }
+    }
+
+    fn version(&mut self) -> Result<(), Errno> {
+        let mut body = Fields(self.channel.body());
+        let (major, minor) = (body.u16()?, body.u16()?);
+        check_capabilities(body.0)?;
+        if major != VERSION.0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let capabilities = serde_json::json!({ "capabilities": {
+            "max_msg_fds": MAX_FDS,
+            "max_data_xfer_size": MAX_DATA,
+            "max_dma_maps": self.server.memory.limits().ranges,
+            "pgsizes": PAGE_SIZE,
+        }});
+        self.reply.extend_from_slice(&VERSION.0.to_ne_bytes());
+        self.reply.extend_from_slice(&minor.min(VERSION.1).to_ne_bytes());
+        self.reply.extend_from_slice(capabilities.to_string().as_bytes());
+        self.reply.push(0);
+        Ok(())
+    }
+
+    fn execute(&mut self, command: u16, fds: Vec<OwnedFd>) -> Result<(), Errno> {
+        let body = Fields(self.channel.body());
+        let (server, reply) = (self.server, &mut self.reply);
+        match command {
+            command::DMA_MAP => dma_map(server, body, fds),
+            command::DMA_UNMAP => dma_unmap(server, body, reply),
+            command::DEVICE_GET_INFO => device_info(body, reply),
+            command::DEVICE_GET_REGION_INFO => region_info(server, body, reply),
+            command::DEVICE_GET_IRQ_INFO => irq_info(server, body, reply),
+            command::DEVICE_SET_IRQS => set_irqs(server, body, fds),
+            command::REGION_READ => region_read(server, body, reply),
+            command::REGION_WRITE => region_write(server, body, reply),
+            command::DEVICE_RESET => {
+                server.reset();
+                Ok(())
+            }
+            command::VERSION => Err(Errno::INVAL),
+            _ => Err(Errno::OPNOTSUPP),
+        }
+    }
+}
+
+/// What a client says about itself. The server keeps to the smallest values by its nature: it
+/// sends no descriptors and only as much data as it is asked for.
+#[derive(Deserialize)]
+struct ClientVersion {
+    #[serde(default)]
+    capabilities: ClientCapabilities,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ClientCapabilities {
+    max_msg_fds: Option<u64>,
+    max_data_xfer_size: Option<u64>,
+}
+
+fn check_capabilities(data: &[u8]) -> Result<(), Errno> {
+    if data.is_empty() {
+        return Ok(());
+    }
+    let json = data.strip_suffix(&[0]).filter(|json| json.len() <= MAX_CAPABILITIES);
+    let version: ClientVersion =
+        json.and_then(|json| serde_json::from_slice(json).ok()).ok_or(Errno::INVAL)?;
+    let ClientCapabilities { max_msg_fds, max_data_xfer_size } = version.capabilities;
+    log::debug!("vfio-user client: {max_msg_fds:?} descriptors, {max_data_xfer_size:?} bytes");
+    Ok(())
+}
+
+fn dma_map(server: &Server, mut body: Fields<'_>, mut fds: Vec<OwnedFd>) -> Result<(), Errno> {
+    const SIZE: usize = 32;
+    body.argsz(SIZE)?;
+    let flags = body.u32()?;
+    let request = MapRequest { offset: body.u64()?, address: body.u64()?, size: body.u64()? };
+    let both = dma::READ | dma::WRITE;
+    if flags & !both != 0 || flags & both == 0 || fds.len() > 1 {
+        return Err(Errno::INVAL);
+    }
+    server.memory.map(request, fds.pop().filter(|_| flags == both))
+}
+
+fn dma_unmap(server: &Server, mut body: Fields<'_>, reply: &mut Vec<u8>) -> Result<(), Errno> {
+    const SIZE: usize = 24;
+    let echo = body.0.get(..SIZE).ok_or(Errno::INVAL)?;
+    body.argsz(SIZE)?;
+    let (flags, address, size) = (body.u32()?, body.u64()?, body.u64()?);
+    let unmapped = match flags {
+        0 => server.memory.unmap(address, size)?,
+        dma::UNMAP_ALL if address == 0 && size == 0 => {
+            server.memory.clear();
+            0
+        }
+        dma::UNMAP_ALL => return Err(Errno::INVAL),
+        _ => return Err(Errno::OPNOTSUPP),
+    };
+    reply.extend_from_slice(&echo[..SIZE - 8]);
+    reply.extend_from_slice(&unmapped.to_ne_bytes());
+    Ok(())
+}
+
+fn device_info(mut body: Fields<'_>, reply: &mut Vec<u8>) -> Result<(), Errno> {
+    const SIZE: usize = 16;
+    body.argsz(SIZE)?;
+    put(reply, &[SIZE as u32, device::RESET | device::PCI, region::COUNT, irq::COUNT]);
+    Ok(())
+}
+
+fn region_info(server: &Server, mut body: Fields<'_>, reply: &mut Vec<u8>) -> Result<(), Errno> {
+    const SIZE: usize = 32;
+    body.argsz(SIZE)?;
+    let (_flags, index) = (body.u32()?, body.u32()?);
+    let size = server.region_size(index).ok_or(Errno::INVAL)?;
+    let flags = if size == 0 { 0 } else { region::READ | region::WRITE };
+    put(reply, &[SIZE as u32, flags, index, 0]);
+    // No capabilities; and an offset in a file means something only for regions that can be
+    // mapped.
+    reply.extend_from_slice(&size.to_ne_bytes());
+    reply.extend_from_slice(&0u64.to_ne_bytes());
+    Ok(())
+}
+
+fn irq_info(server: &Server, mut body: Fields<'_>, reply: &mut Vec<u8>) -> Result<(), Errno> {
+    const SIZE: usize = 16;
+    body.argsz(SIZE)?;
+    let (_flags, index) = (body.u32()?, body.u32()?);
+    let count = server.irq_count(index).ok_or(Errno::INVAL)?;
+    let flags = if count == 0 { 0 } else { irq::EVENTFD };
+    put(reply, &[SIZE as u32, flags, index, count]);
+    Ok(())
+}
+
+fn set_irqs(server: &Server, mut body: Fields<'_>, fds: Vec<OwnedFd>) -> Result<(), Errno> {
+    const SIZE: usize = 20;
+    const NONE: u32 = irq::DATA_NONE | irq::ACTION_TRIGGER;
+    const BOOL: u32 = irq::DATA_BOOL | irq::ACTION_TRIGGER;
+    const EVENTFD: u32 = irq::DATA_EVENTFD | irq::ACTION_TRIGGER;
+    body.argsz(SIZE)?;
+    let (flags, index, start, count) = (body.u32()?, body.u32()?, body.u32()?, body.u32()?);
+    let total = server.irq_count(index).ok_or(Errno::INVAL)?;
+    if start.checked_add(count).is_none_or(|end| end > total) {
+        return Err(Errno::INVAL);
+    }
+    if flags == NONE && count == 0 {
+        if let Some(table) = server.node.endpoint().msix().filter(|_| index == irq::MSIX) {
+            server.enable_msix(false);
+            server.vectors.clear(table);
+        }
+        return Ok(());
+    }
+    let Some(table) = server.node.endpoint().msix().filter(|_| total > 0) else {
+        return Err(Errno::INVAL);
+    };
+    // Both fit: a table has at most 2048 vectors.
+    let vectors = start as u16..(start + count) as u16;
+    match flags {
+        NONE => vectors.for_each(|vector| server.vectors.signal(vector)),
+        BOOL => {
+            let wanted = body.0.get(..count as usize).ok_or(Errno::INVAL)?;
+            let wanted = vectors.zip(wanted).filter(|&(_, &wanted)| wanted != 0);
+            wanted.for_each(|(vector, _)| server.vectors.signal(vector));
+        }
+        EVENTFD if fds.is_empty() => {
+            vectors.for_each(|vector| server.vectors.bind(table, vector, None));
+        }
+        EVENTFD if fds.len() == vectors.len() => {
+            fds.iter().try_for_each(check_eventfd)?;
+            for (vector, event) in vectors.zip(fds) {
+                server.vectors.bind(table, vector, Some(event));
+            }
+            server.enable_msix(true);
+        }
+        EVENTFD => return Err(Errno::INVAL),
+        _ => return Err(Errno::OPNOTSUPP),
+    }
+    Ok(())
+}
+
+fn region_read(server: &Server, mut body: Fields<'_>, reply: &mut Vec<u8>) -> Result<(), Errno> {
+    const SIZE: usize = 16;
+    let echo = body.0.get(..SIZE).ok_or(Errno::INVAL)?;
+    let (offset, index, count) = (body.u64()?, body.u32()?, body.u32()? as usize);
+    server.check_access(index, offset, count)?;
+    reply.extend_from_slice(echo);
+    reply.resize(HEADER_SIZE + SIZE + count, 0);
+    server.region_read(index, offset, &mut reply[HEADER_SIZE + SIZE..]);
+    Ok(())
+}
+
+fn region_write(server: &Server, mut body: Fields<'_>, reply: &mut Vec<u8>) -> Result<(), Errno> {
+    const SIZE: usize = 16;
+    let echo = body.0.get(..SIZE).ok_or(Errno::INVAL)?;
+    let (offset, index, count) = (body.u64()?, body.u32()?, body.u32()? as usize);
+    server.check_access(index, offset, count)?;
+    let data = body.0.get(..count).ok_or(Errno::INVAL)?;
+    server.region_write(index, offset, data);
+    reply.extend_from_slice(echo);
+    Ok(())
+}

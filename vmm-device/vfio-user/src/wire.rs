@@ -1,0 +1,161 @@
+//! Messages as they are on the wire: the vfio-user protocol, version 0.1, as QEMU's
+//! `docs/interop/vfio-user.rst` has it. Integers have the host's byte order.
+
+use rustix::io::Errno;
+
+/// Bytes of a message's header.
+pub(crate) const HEADER_SIZE: usize = 16;
+/// The most bytes of data that a region access carries, which is the protocol's default: a client
+/// that does not look at what the server says keeps to it.
+pub(crate) const MAX_DATA: usize = 1 << 20;
+/// The most bytes that follow a header: a region write's data and the fields before them.
+pub(crate) const MAX_BODY: usize = MAX_DATA + 16;
+/// The most descriptors that come with a message. QEMU refuses a server that wants more.
+pub(crate) const MAX_FDS: usize = 16;
+/// The protocol's version, major and minor.
+pub(crate) const VERSION: (u16, u16) = (0, 1);
+/// What ranges of DMA memory are multiples of, in bytes.
+pub(crate) const PAGE_SIZE: u64 = 4096;
+
+/// Commands of clients.
+pub(crate) mod command {
+    pub(crate) const VERSION: u16 = 1;
+    pub(crate) const DMA_MAP: u16 = 2;
+    pub(crate) const DMA_UNMAP: u16 = 3;
+    pub(crate) const DEVICE_GET_INFO: u16 = 4;
+    pub(crate) const DEVICE_GET_REGION_INFO: u16 = 5;
+    pub(crate) const DEVICE_GET_IRQ_INFO: u16 = 7;
+    pub(crate) const DEVICE_SET_IRQS: u16 = 8;
+    pub(crate) const REGION_READ: u16 = 9;
+    pub(crate) const REGION_WRITE: u16 = 10;
+    pub(crate) const DEVICE_RESET: u16 = 13;
+}
+
+/// Flags of DMA_MAP and DMA_UNMAP.
+pub(crate) mod dma {
+    pub(crate) const READ: u32 = 1 << 0;
+    pub(crate) const WRITE: u32 = 1 << 1;
+    pub(crate) const UNMAP_ALL: u32 = 1 << 1;
+}
+
+/// Flags of DEVICE_GET_INFO.
+pub(crate) mod device {
+    pub(crate) const RESET: u32 = 1 << 0;
+    pub(crate) const PCI: u32 = 1 << 1;
+}
+
+/// Regions of a PCI device. Those below are its BARs, by index.
+pub(crate) mod region {
+    pub(crate) const ROM: u32 = 6;
+    pub(crate) const CONFIG: u32 = 7;
+    pub(crate) const VGA: u32 = 8;
+    pub(crate) const COUNT: u32 = 9;
+
+    pub(crate) const READ: u32 = 1 << 0;
+    pub(crate) const WRITE: u32 = 1 << 1;
+}
+
+/// Interrupt indices of a PCI device: INTx, MSI, MSI-X, errors, requests to let go.
+pub(crate) mod irq {
+    pub(crate) const MSIX: u32 = 2;
+    pub(crate) const COUNT: u32 = 5;
+
+    pub(crate) const EVENTFD: u32 = 1 << 0;
+
+    pub(crate) const DATA_NONE: u32 = 1 << 0;
+    pub(crate) const DATA_BOOL: u32 = 1 << 1;
+    pub(crate) const DATA_EVENTFD: u32 = 1 << 2;
+    pub(crate) const ACTION_TRIGGER: u32 = 1 << 5;
+}
+
+const TYPE: u32 = 0xf;
+const REPLY: u32 = 1;
+const NO_REPLY: u32 = 1 << 4;
+const ERROR: u32 = 1 << 5;
+
+/// What a message begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) id: u16,
+    pub(crate) command: u16,
+    /// Bytes of the message with its header.
+    pub(crate) size: u32,
+    flags: u32,
+}
+
+impl Header {
+    pub(crate) fn parse(bytes: [u8; HEADER_SIZE]) -> Self {
+        let word = |at: usize| {
+            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        Self {
+            id: u16::from_ne_bytes([bytes[0], bytes[1]]),
+            command: u16::from_ne_bytes([bytes[2], bytes[3]]),
+            size: word(4),
+            flags: word(8),
+        }
+    }
+
+    pub(crate) fn is_command(self) -> bool {
+        self.flags & TYPE == 0
+    }
+
+    pub(crate) fn wants_reply(self) -> bool {
+        self.flags & NO_REPLY == 0
+    }
+
+    /// Makes `message`, which has room for a header, the reply to this one.
+    pub(crate) fn reply(self, message: &mut Vec<u8>, result: Result<(), Errno>) {
+        let (flags, errno) = match result {
+            Ok(()) => (REPLY, 0),
+            Err(errno) => {
+                message.truncate(HEADER_SIZE);
+                (REPLY | ERROR, errno.raw_os_error() as u32)
+            }
+        };
+        let size = message.len() as u32;
+        message[..2].copy_from_slice(&self.id.to_ne_bytes());
+        message[2..4].copy_from_slice(&self.command.to_ne_bytes());
+        for (at, word) in [(4, size), (8, flags), (12, errno)] {
+            message[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+        }
+    }
+}
+
+/// Takes a message's body apart. What is too short for its command is invalid.
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
+        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(Errno::INVAL)?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    pub(crate) fn u16(&mut self) -> Result<u16, Errno> {
+        self.take().map(u16::from_ne_bytes)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, Errno> {
+        self.take().map(u32::from_ne_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, Errno> {
+        self.take().map(u64::from_ne_bytes)
+    }
+
+    /// The size that a client has set aside for a structure of `size` bytes, which its body
+    /// begins with.
+    pub(crate) fn argsz(&mut self, size: usize) -> Result<(), Errno> {
+        let whole = self.0.len() >= size;
+        let argsz = self.u32()?;
+        if whole && argsz as usize >= size { Ok(()) } else { Err(Errno::INVAL) }
+    }
+}
+
+/// Appends 32-bit words to a message.
+pub(crate) fn put(message: &mut Vec<u8>, words: &[u32]) {
+    for word in words {
+        message.extend_from_slice(&word.to_ne_bytes());
+    }
+}

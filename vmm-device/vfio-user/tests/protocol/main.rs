@@ -1,0 +1,5 @@
+//! The server as clients see it, over socket pairs and a socket in the file system.
+
+mod attach;
+mod client;
+mod hostile;
