@@ -225,13 +225,14 @@ impl ClientMemory {
         Ok(taken.into_iter().map(|(first, range)| range.give_up(first)).sum())
     }
 
-    /// Takes all ranges away. When this returns, no transfer touches them any more.
-    pub(crate) fn clear(&self) {
+    /// Takes all ranges away; returns how many bytes they had, or as many as can be told. When
+    /// this returns, no transfer touches them any more.
+    pub(crate) fn clear(&self) -> u64 {
         let taken = std::mem::take(&mut *self.write_ranges());
-        for (first, range) in taken {
-            range.give_up(first);
-        }
+        let sizes = taken.into_iter().map(|(first, range)| range.give_up(first));
+        let size = sizes.fold(0, u64::saturating_add);
         self.lock_files().clear();
+        size
     }
 
     /// Calls `f` with each part of the range and the mapping behind it, until there is nothing
@@ -277,8 +278,8 @@ impl Range {
                 }
             }
         }
-        // A range of all addresses, which only one without memory can be, has one byte too many.
-        (self.last - first).saturating_add(1)
+        // No overflow: the size came in 64 bits.
+        self.last - first + 1
     }
 }
 

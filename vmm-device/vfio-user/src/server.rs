@@ -184,8 +184,14 @@ impl Server {
         }
     }
 
+    /// Vectors of an interrupt index; `None` if there is no such index.
     fn irq_count(&self, index: u32) -> Option<u32> {
-        (index < irq::COUNT).then(|| if index == irq::MSIX { self.vectors.len() } else { 0 })
+        match index {
+            irq::MSIX => Some(self.vectors.len()),
+            // As VFIO has it for every PCI Express device. The device has no errors to tell of.
+            irq::ERROR => Some(1),
+            _ => (index < irq::COUNT).then_some(0),
+        }
     }
 
     /// Checks that an access lies in a region.
@@ -428,10 +434,7 @@ fn dma_unmap(server: &Server, mut body: Fields<'_>, reply: &mut Vec<u8>) -> Resu
     let (flags, address, size) = (body.u32()?, body.u64()?, body.u64()?);
     let unmapped = match flags {
         0 => server.memory.unmap(address, size)?,
-        dma::UNMAP_ALL if address == 0 && size == 0 => {
-            server.memory.clear();
-            0
-        }
+        dma::UNMAP_ALL if address == 0 && size == 0 => server.memory.clear(),
         dma::UNMAP_ALL => return Err(Errno::INVAL),
         _ => return Err(Errno::OPNOTSUPP),
     };
@@ -489,6 +492,9 @@ fn set_irqs(server: &Server, mut body: Fields<'_>, fds: Vec<OwnedFd>) -> Result<
         }
         return Ok(());
     }
+    if index == irq::ERROR {
+        return if flags == EVENTFD { Ok(()) } else { Err(Errno::OPNOTSUPP) };
+    }
     let Some(table) = server.node.endpoint().msix().filter(|_| total > 0) else {
         return Err(Errno::INVAL);
     };
@@ -537,4 +543,29 @@ fn region_write(server: &Server, mut body: Fields<'_>, reply: &mut Vec<u8>) -> R
     server.region_write(index, offset, data);
     reply.extend_from_slice(echo);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn accesses_are_natural_and_cover_the_range(offset in 0u64..1 << 28, len in 0usize..100) {
+            let mut next = 0;
+            let mut pieces = 0;
+            for_natural_accesses(offset, len, |at, range| {
+                assert_eq!((at, range.start), (offset + next as u64, next));
+                assert!(matches!(range.len(), 1 | 2 | 4 | 8));
+                assert!(at.is_multiple_of(range.len() as u64));
+                next = range.end;
+                pieces += 1;
+            });
+            prop_assert_eq!(next, len);
+            // Up to three smaller ones at each end.
+            prop_assert!(pieces <= len / 8 + 6);
+        }
+    }
 }

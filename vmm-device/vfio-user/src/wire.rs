@@ -58,6 +58,7 @@ pub(crate) mod region {
 /// Interrupt indices of a PCI device: INTx, MSI, MSI-X, errors, requests to let go.
 pub(crate) mod irq {
     pub(crate) const MSIX: u32 = 2;
+    pub(crate) const ERROR: u32 = 3;
     pub(crate) const COUNT: u32 = 5;
 
     pub(crate) const EVENTFD: u32 = 1 << 0;

@@ -210,6 +210,8 @@ fn interrupts_that_cannot_be_had_are_refused() {
         ([20, EVENTFDS, MSIX, 0, 2], &both, EINVAL),
         ([20, EVENTFDS, 0, 0, 1], &one, EINVAL),
         ([20, EVENTFDS, 5, 0, 0], &[], EINVAL),
+        ([20, EVENTFDS, 3, 1, 1], &one, EINVAL),
+        ([20, 0x21, 3, 0, 1], &[], EOPNOTSUPP),
         ([19, EVENTFDS, MSIX, 0, 1], &one, EINVAL),
         ([20, 0x0c, MSIX, 0, 1], &one, EOPNOTSUPP),
         ([20, 0x27, MSIX, 0, 1], &one, EOPNOTSUPP),
