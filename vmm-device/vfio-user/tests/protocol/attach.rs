@@ -350,7 +350,8 @@ fn limits_are_kept_and_given_back() {
 #[test]
 fn clients_come_and_go_until_the_server_is_stopped() {
     let host = Host::sealed();
-    let path = std::env::temp_dir().join(format!("tofu-vfio-user-{}", std::process::id()));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
     let server = Arc::clone(&host.servers[0]);
     let thread = std::thread::spawn(move || server.run(listener));
@@ -367,7 +368,6 @@ fn clients_come_and_go_until_the_server_is_stopped() {
     let mut client = Client::new(UnixStream::connect(&path).unwrap());
     client.negotiate();
     let _waiting = UnixStream::connect(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
     host.servers[0].stop();
     thread.join().unwrap().unwrap();
     assert!(client.is_closed());

@@ -3,3 +3,4 @@
 mod attach;
 mod client;
 mod hostile;
+mod qemu;

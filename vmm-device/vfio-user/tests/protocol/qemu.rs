@@ -1,0 +1,272 @@
+//! QEMU as the client. It runs no guest: the test drives its buses by the qtest protocol.
+//!
+//! Run with `QEMU=qemu-system-x86_64 cargo test -p tofu-vfio-user -- --ignored`.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tofu_abi::irq::vector;
+use tofu_abi::pci::{DEVICE_TOFUD, VENDOR_ID};
+use tofu_abi::table::PageSize;
+use tofu_driver::{
+    Access, Cq, CqConfig, Device, DmaBuffer, DmaError, IrqError, MemoryRange, Order, Platform,
+    Target,
+};
+use tofu_icc::DmaMemory;
+use tofu_inproc::{Arena, Buffer};
+use tofu_pci::regs;
+use tofu_vfio_user::{Error, Server};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use crate::client::{Host, sealed};
+
+const RAM: u64 = 64 << 20;
+/// Where the driver's memory is in RAM; below it MSI-X messages are written.
+const ARENA: u64 = 32 << 20;
+const MESSAGES: u64 = 16 << 20;
+/// Bytes of RAM for the messages of a device.
+const MESSAGES_SIZE: u64 = 4096;
+
+/// The first device is in this slot of bus 0.
+const SLOT: u32 = 2;
+
+/// QEMU's process, until it is dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// The buses of a running QEMU.
+struct Qemu {
+    qtest: Mutex<BufReader<UnixStream>>,
+    ram: GuestMemoryMmap<()>,
+}
+
+impl Qemu {
+    /// QEMU with a device for each socket.
+    fn start(directory: &Path, sockets: usize) -> (Process, Arc<Self>) {
+        let ram = sealed(RAM);
+        let control = directory.join("qtest");
+        let listener = UnixListener::bind(&control).unwrap();
+        let mut command = Command::new(std::env::var_os("QEMU").expect("QEMU names the program"));
+        let path = format!("/proc/{}/fd/{}", std::process::id(), ram.as_raw_fd());
+        let backend = format!("memory-backend-file,id=ram,size={RAM},share=on,mem-path={path}");
+        command.args(["-nodefaults", "-display", "none", "-accel", "qtest"]);
+        command.args(["-machine", "q35,memory-backend=ram", "-m", "64", "-object", &backend]);
+        command.args(["-qtest", &format!("unix:{}", control.display()), "-qtest-log", "none"]);
+        for index in 0..sockets {
+            let socket = directory.join(index.to_string());
+            let slot = SLOT as usize + index;
+            command.arg("-device").arg(format!(
+                r#"{{"driver":"vfio-user-pci","addr":"{slot}",
+                    "socket":{{"type":"unix","path":"{}"}}}}"#,
+                socket.display()
+            ));
+        }
+        let mut process = Process(command.spawn().unwrap());
+        listener.set_nonblocking(true).unwrap();
+        let qtest = loop {
+            if let Ok((qtest, _)) = listener.accept() {
+                break qtest;
+            }
+            assert!(process.0.try_wait().unwrap().is_none(), "QEMU does not start");
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        qtest.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        std::fs::remove_file(&control).unwrap();
+        let qtest = Mutex::new(BufReader::new(qtest));
+        (process, Arc::new(Self { qtest, ram: map(&ram, 0) }))
+    }
+
+    /// Says something to QEMU; returns what follows "OK".
+    fn say(&self, line: &str) -> String {
+        let mut qtest = self.qtest.lock().unwrap();
+        qtest.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        let mut reply = String::new();
+        qtest.read_line(&mut reply).unwrap();
+        reply.trim().strip_prefix("OK").expect(&reply).trim().to_owned()
+    }
+
+    fn ask(&self, line: &str) -> u64 {
+        let reply = self.say(line);
+        u64::from_str_radix(reply.trim_start_matches("0x"), 16).unwrap()
+    }
+
+    fn select(&self, slot: u32, register: u16) {
+        let address = 1 << 31 | slot << 11 | u32::from(register & 0xfc);
+        self.say(&format!("outl 0xcf8 {address:#x}"));
+    }
+
+    fn config_read(&self, slot: u32, register: u16) -> u32 {
+        self.select(slot, register);
+        self.ask("inl 0xcfc") as u32
+    }
+
+    fn config_write(&self, slot: u32, register: u16, value: u32) {
+        self.select(slot, register);
+        self.say(&format!("outl 0xcfc {value:#x}"));
+    }
+}
+
+/// RAM from an address on.
+fn map(ram: &File, from: u64) -> GuestMemoryMmap<()> {
+    let file = FileOffset::new(ram.try_clone().unwrap(), from);
+    let range = (GuestAddress(from), (RAM - from) as usize, Some(file));
+    GuestMemoryMmap::from_ranges_with_files([range]).unwrap()
+}
+
+/// A device in QEMU as the driver's platform.
+struct Slot {
+    qemu: Arc<Qemu>,
+    memory: Arena,
+    registers: u64,
+    table: u64,
+    messages: u64,
+    start: Instant,
+}
+
+impl Slot {
+    /// Does what firmware would do with device `index`.
+    fn new(qemu: &Arc<Qemu>, index: u32, memory: &Arena) -> Self {
+        let slot = SLOT + index;
+        let identity = u32::from(DEVICE_TOFUD) << 16 | u32::from(VENDOR_ID);
+        assert_eq!(qemu.config_read(slot, regs::VENDOR_ID), identity);
+        let registers = 0x80_0000_0000 + (u64::from(index) << 28);
+        let table = 0xe000_0000 + (index << 16);
+        qemu.config_write(slot, regs::BAR0, registers as u32);
+        qemu.config_write(slot, regs::BAR0 + 4, (registers >> 32) as u32);
+        qemu.config_write(slot, regs::BAR0 + 8, table);
+        let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
+        qemu.config_write(slot, regs::COMMAND, command.into());
+        let mut at = qemu.config_read(slot, regs::CAPABILITIES) as u16 & 0xff;
+        let control = loop {
+            let capability = qemu.config_read(slot, at);
+            if capability as u8 == regs::CAP_MSIX {
+                break at;
+            }
+            at = capability as u16 >> 8;
+            assert_ne!(at, 0, "no MSI-X");
+        };
+        qemu.config_write(slot, control, u32::from(regs::MSIX_ENABLE) << 16);
+        let messages = MESSAGES + u64::from(index) * MESSAGES_SIZE;
+        let (qemu, memory) = (Arc::clone(qemu), memory.clone());
+        Self { qemu, memory, registers, table: table.into(), messages, start: Instant::now() }
+    }
+
+    fn message(&self, vector: u16) -> u64 {
+        self.messages + 8 * u64::from(vector)
+    }
+}
+
+impl Platform for Slot {
+    type Dma = Buffer;
+
+    fn bar0_read64(&self, offset: u64) -> u64 {
+        self.qemu.ask(&format!("readq {:#x}", self.registers + offset))
+    }
+
+    fn bar0_write64(&self, offset: u64, value: u64) {
+        self.qemu.say(&format!("writeq {:#x} {value:#x}", self.registers + offset));
+    }
+
+    fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
+        self.memory.alloc(size, align)
+    }
+
+    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
+        // The message is a 1 in RAM.
+        for (word, value) in (0..).zip([self.message(vector), 0, 1, 0]) {
+            let at = self.table + 16 * u64::from(vector) + 4 * word;
+            self.qemu.say(&format!("writel {at:#x} {value:#x}"));
+        }
+        Ok(())
+    }
+
+    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
+        let end = Instant::now() + Duration::from_nanos(timeout_ns);
+        let at = self.message(vector);
+        while self.qemu.ram.load(at).unwrap() == 0 {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        self.qemu.ram.store(at, 0).unwrap();
+        true
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
+
+fn serve(server: &Arc<Server>, socket: &Path) -> JoinHandle<Result<(), Error>> {
+    let (server, listener) = (Arc::clone(server), UnixListener::bind(socket).unwrap());
+    std::thread::spawn(move || server.run(listener))
+}
+
+/// Two devices of one QEMU; it is killed, and the next one finds them as new.
+#[test]
+#[ignore = "needs QEMU 10.1 or later"]
+fn qemu_drives_the_devices() {
+    const LEN: usize = 100_000;
+    let host = Host::sealed();
+    let directory = tempfile::tempdir().unwrap();
+    let threads: Vec<_> = (0..)
+        .zip(&host.servers)
+        .map(|(index, server)| serve(server, &directory.path().join(index.to_string())))
+        .collect();
+    for round in 0..2 {
+        let (process, qemu) = Qemu::start(directory.path(), 2);
+        let ram = qemu.ram.find_region(GuestAddress(0)).unwrap().file_offset().unwrap();
+        let arena = Arena::new(map(ram.file(), ARENA)).unwrap();
+        let mut ends: Vec<_> = (0..2)
+            .map(|index| {
+                let platform = Slot::new(&qemu, index, &arena);
+                let buffer = platform.alloc_dma(LEN, 4096).unwrap();
+                let range = MemoryRange { addr: buffer.device_addr(), len: LEN as u64 };
+                let device = Device::probe(platform).unwrap();
+                device.tni(3).unwrap().enable().unwrap();
+                let mut cq = Cq::open(&device, &CqConfig::new(3, 4)).unwrap();
+                let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None);
+                (cq, stag.unwrap(), buffer)
+            })
+            .collect();
+        let (mut cq2, stag2, buffer2) = ends.pop().unwrap();
+        let (mut cq, stag, buffer) = ends.pop().unwrap();
+        let sent: Vec<u8> = (0..LEN).map(|i| (i * 7 + i / 251 + round) as u8).collect();
+        buffer.write(0, &sent);
+        let to = Target::new(host.servers[1].node().coords(), 3);
+        let order = Order::put(to, stag2.at(0), stag.at(0), LEN as u32);
+        cq.post_and_ring(&order.remote_notice().interrupt(), 0).unwrap();
+        // By the interrupt, before anything has looked at the queues.
+        for end in [&cq, &cq2] {
+            assert!(end.device().platform().irq_wait(vector::cq(3, 4), 20_000_000_000));
+        }
+        assert!(cq.wait_tcq(20_000_000_000).unwrap().is_success());
+        cq2.wait_mrq(20_000_000_000).unwrap();
+        let mut received = vec![0; LEN];
+        buffer2.read(0, &mut received);
+        assert_eq!(received, sent);
+        // Killed without a word to the devices: the queues are not closed.
+        std::mem::forget((cq, cq2));
+        drop(process);
+    }
+    for server in &host.servers {
+        server.stop();
+    }
+    for thread in threads {
+        thread.join().unwrap().unwrap();
+    }
+}
