@@ -235,6 +235,28 @@ fn interrupts_that_cannot_be_had_are_refused() {
     assert_serves(&host);
 }
 
+/// A client that wants answers and does not read them holds up only its own thread, and that one
+/// not for ever.
+#[test]
+fn answers_that_nobody_reads() {
+    let host = Host::sealed();
+    let (client, thread) = host.attach(0);
+    for _ in 0..4 {
+        let mut message = header(1, REGION_READ, 32, 0);
+        message.extend(access(0, 0, 1 << 20));
+        client.send_raw(&message, &[]);
+    }
+    // The other node serves meanwhile.
+    let (mut other, other_thread) = host.attach(1);
+    assert_eq!(other.read(CONFIG, 4, 2), [0, 0]);
+    drop(other);
+    other_thread.join().unwrap().unwrap();
+    assert!(!thread.is_finished());
+    host.servers[0].stop();
+    let error = thread.join().unwrap();
+    assert!(matches!(error, Err(Error::Channel(ChannelError::Socket(_)))), "{error:?}");
+}
+
 /// Sends bytes with a descriptor and leaves; the server must let go of the client.
 fn run_stream(host: &Host, bytes: &[u8], negotiate: bool) {
     let (mut client, thread) = if negotiate { host.attach(0) } else { host.connect(0) };
