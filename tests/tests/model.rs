@@ -8,7 +8,7 @@ use tofu_abi::desc::source_type::DIRECT;
 use tofu_abi::desc::{ArmwOp, MAX_MTU};
 use tofu_abi::queue::MrqId;
 use tofu_abi::rcode;
-use tofu_driver::{DmaBuffer, Order};
+use tofu_driver::{CqConfig, DmaBuffer, Order};
 use tofu_tests::{Cluster, Endpoint, pattern};
 
 const NODES: u32 = 4;
@@ -228,8 +228,10 @@ proptest! {
         seed: u64,
     ) {
         let cluster = Cluster::new("1x1x1x2x1x2");
+        // Room for a notice at both ends for every 8 bytes of the longest message.
+        let config = |rank| CqConfig { mrq_size: 2, ..CqConfig::new(rank, 11 - rank) };
         let mut ends: Vec<_> =
-            (0..NODES).map(|rank| cluster.endpoint(rank, rank as u8, 11 - rank as u8)).collect();
+            (0..NODES).map(|rank| cluster.endpoint_with(rank, &config(rank as u8))).collect();
         let mut memory: Vec<_> =
             (0..u64::from(NODES)).map(|rank| pattern(seed ^ rank, MEMORY)).collect();
         for (end, bytes) in ends.iter().zip(&mut memory) {
