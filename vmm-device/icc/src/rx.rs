@@ -570,31 +570,26 @@ fn answer(request: &Request, done: u32, rcode: u8, request_ps: u64) -> Answer {
     }
 }
 
-fn change4(word: &AtomicU32, op: ArmwOp, operand: u32, compare: u32) -> u32 {
-    match op {
-        ArmwOp::CompareAndSwap => {
-            word.compare_exchange(compare, operand, SeqCst, SeqCst).unwrap_or_else(|old| old)
+/// Defines a function that changes an atomic word as an operator says and returns its old value.
+macro_rules! change {
+    ($name:ident, $atomic:ty, $value:ty) => {
+        fn $name(word: &$atomic, op: ArmwOp, operand: $value, compare: $value) -> $value {
+            match op {
+                ArmwOp::CompareAndSwap => word
+                    .compare_exchange(compare, operand, SeqCst, SeqCst)
+                    .unwrap_or_else(|old| old),
+                ArmwOp::Swap => word.swap(operand, SeqCst),
+                ArmwOp::Add => word.fetch_add(operand, SeqCst),
+                ArmwOp::Xor => word.fetch_xor(operand, SeqCst),
+                ArmwOp::And => word.fetch_and(operand, SeqCst),
+                ArmwOp::Or => word.fetch_or(operand, SeqCst),
+            }
         }
-        ArmwOp::Swap => word.swap(operand, SeqCst),
-        ArmwOp::Add => word.fetch_add(operand, SeqCst),
-        ArmwOp::Xor => word.fetch_xor(operand, SeqCst),
-        ArmwOp::And => word.fetch_and(operand, SeqCst),
-        ArmwOp::Or => word.fetch_or(operand, SeqCst),
-    }
+    };
 }
 
-fn change8(word: &AtomicU64, op: ArmwOp, operand: u64, compare: u64) -> u64 {
-    match op {
-        ArmwOp::CompareAndSwap => {
-            word.compare_exchange(compare, operand, SeqCst, SeqCst).unwrap_or_else(|old| old)
-        }
-        ArmwOp::Swap => word.swap(operand, SeqCst),
-        ArmwOp::Add => word.fetch_add(operand, SeqCst),
-        ArmwOp::Xor => word.fetch_xor(operand, SeqCst),
-        ArmwOp::And => word.fetch_and(operand, SeqCst),
-        ArmwOp::Or => word.fetch_or(operand, SeqCst),
-    }
-}
+change!(change4, AtomicU32, u32);
+change!(change8, AtomicU64, u64);
 
 fn read_segments(
     memory: &dyn DmaMemory,
