@@ -52,6 +52,8 @@ pub mod regs {
 
     /// Capability ID of Power Management.
     pub const CAP_POWER_MANAGEMENT: u8 = 0x01;
+    /// Capability ID of a vendor-specific capability; a function may have several.
+    pub const CAP_VENDOR: u8 = 0x09;
     /// Capability ID of PCI Express.
     pub const CAP_PCI_EXPRESS: u8 = 0x10;
     /// Capability ID of MSI-X.

@@ -13,6 +13,7 @@ use crate::msix::{MAX_VECTORS, MsixTable};
 const PM: u16 = 0x40;
 const PCIE: u16 = 0x50;
 const MSIX: u16 = 0x90;
+const VENDOR: u16 = 0x9c;
 
 /// Power Management control/status, relative to the capability.
 const PM_CONTROL: u16 = 0x04;
@@ -117,6 +118,9 @@ pub enum Error {
     /// MSI-X was asked for twice.
     #[error("a function has one MSI-X capability")]
     SecondMsix,
+    /// The capabilities do not fit below offset 0x100.
+    #[error("no room for a vendor-specific capability of {0} bytes")]
+    CapabilitySpace(usize),
 }
 
 /// What a configuration write did that a device may have to act on. State can
@@ -144,11 +148,12 @@ struct Msix {
     table: MsixTable,
 }
 
-/// Configuration space, BARs, Power Management, PCI Express and MSI-X of one
-/// endpoint function.
+/// Configuration space, BARs, Power Management, PCI Express, MSI-X and
+/// vendor-specific capabilities of one endpoint function.
 ///
 /// Built with [`Endpoint::new`], [`Endpoint::with_bar`],
-/// [`Endpoint::with_msix`] and [`Endpoint::with_serial_number`], then shared.
+/// [`Endpoint::with_msix`], [`Endpoint::with_vendor_capability`] and
+/// [`Endpoint::with_serial_number`], then shared.
 /// There is an extended capability only if a serial number was given.
 pub struct Endpoint {
     layout: [Option<Bar>; BAR_COUNT],
@@ -156,6 +161,9 @@ pub struct Endpoint {
     registers: Mutex<Registers>,
     bus_master: AtomicBool,
     msix: Option<Msix>,
+    /// The last capability of the list, and where the next vendor-specific one goes.
+    last_capability: u16,
+    free: u16,
 }
 
 impl Endpoint {
@@ -173,6 +181,8 @@ impl Endpoint {
             registers: Mutex::new(registers),
             bus_master: AtomicBool::new(false),
             msix: None,
+            last_capability: PCIE,
+            free: VENDOR,
         }
     }
 
@@ -223,11 +233,10 @@ impl Endpoint {
         let size = (pba_offset + table.pba_size()).next_power_of_two();
         self = self.with_bar(bar, Bar::memory32(size))?;
 
+        self.append_capability(MSIX, regs::CAP_MSIX);
         let space = &mut self.reset_space;
         let bir = u32::from(bar);
         let (offset_in_table, offset_in_pba) = (bir, pba_offset as u32 | bir);
-        capability(space, PCIE, regs::CAP_PCI_EXPRESS, MSIX);
-        capability(space, MSIX, regs::CAP_MSIX, 0);
         space.set(MSIX + regs::MSIX_CONTROL, &(vectors - 1).to_le_bytes());
         let control = regs::MSIX_ENABLE | regs::MSIX_FUNCTION_MASK;
         space.set_writable(MSIX + regs::MSIX_CONTROL, &control.to_le_bytes());
@@ -236,6 +245,40 @@ impl Endpoint {
         self.msix = Some(Msix { bar, pba_offset, table });
         self.reset();
         Ok(self)
+    }
+
+    /// Appends a vendor-specific capability. `body` is what follows ID, next pointer and
+    /// length; software may write the bits set in `writable`, which is as long. Returns where
+    /// the capability lies too.
+    ///
+    /// # Errors
+    /// [`Error::CapabilitySpace`] when the capabilities would reach offset 0x100.
+    pub fn with_vendor_capability(
+        mut self,
+        body: &[u8],
+        writable: &[u8],
+    ) -> Result<(Self, u16), Error> {
+        const HEADER: u16 = 3;
+        let (at, len) = (self.free, usize::from(HEADER) + body.len());
+        let end = usize::from(at) + len;
+        if end > usize::from(regs::EXTENDED_CAPABILITIES) {
+            return Err(Error::CapabilitySpace(len));
+        }
+        self.append_capability(at, regs::CAP_VENDOR);
+        self.reset_space.set(at + 2, &[len as u8]);
+        self.reset_space.set(at + HEADER, body);
+        let writable = &writable[..writable.len().min(body.len())];
+        self.reset_space.set_writable(at + HEADER, writable);
+        self.free = (end as u16).next_multiple_of(4);
+        self.reset();
+        Ok((self, at))
+    }
+
+    /// Puts a capability at the end of the list.
+    fn append_capability(&mut self, at: u16, id: u8) {
+        capability(&mut self.reset_space, at, id, 0);
+        self.reset_space.set(self.last_capability + 1, &[at as u8]);
+        self.last_capability = at;
     }
 
     /// Adds the Device Serial Number extended capability.
@@ -672,6 +715,39 @@ mod tests {
         assert_eq!(new().with_msix(0, 2049).err(), Some(Error::VectorCount(2049)));
         let once = new().with_msix(0, 1).unwrap();
         assert_eq!(once.with_msix(1, 1).err(), Some(Error::SecondMsix));
+        let (full, _) = new().with_vendor_capability(&[0; 97], &[]).unwrap();
+        let error = full.with_vendor_capability(&[0], &[]).err();
+        assert_eq!(error, Some(Error::CapabilitySpace(4)));
+    }
+
+    fn with_vendor_capabilities() -> Plain {
+        // One before and one behind MSI-X, of lengths that need padding.
+        let (endpoint, first) = Endpoint::new(IDENTITY, LinkSpeed::Gen1)
+            .with_vendor_capability(&[1, 2], &[0, 0xf0])
+            .unwrap();
+        let endpoint = endpoint.with_msix(2, 3).unwrap();
+        let (endpoint, second) = endpoint.with_vendor_capability(&[3; 13], &[]).unwrap();
+        assert_eq!((first, second), (VENDOR, VENDOR + 8));
+        Plain(endpoint)
+    }
+
+    mod vendor_specific {
+        testing::law_tests!(super::with_vendor_capabilities);
+        use super::*;
+    }
+
+    #[test]
+    fn vendor_capabilities_are_listed_and_writable_where_told() {
+        let function = with_vendor_capabilities();
+        let listed = testing::capabilities(&function);
+        assert_eq!(
+            listed[2..],
+            [(VENDOR, regs::CAP_VENDOR), (MSIX, regs::CAP_MSIX), (VENDOR + 8, regs::CAP_VENDOR)]
+        );
+        function.config_write(VENDOR, &[0xff; 8]);
+        let mut bytes = [0; 6];
+        function.config_read(VENDOR, &mut bytes);
+        assert_eq!(bytes, [0x09, MSIX as u8, 5, 1, 0xf2, 0]);
     }
 
     proptest! {
