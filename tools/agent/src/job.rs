@@ -1,0 +1,247 @@
+//! A program that the host has started.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::session::{Reports, lock};
+use crate::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, WINDOW};
+
+/// How often output is looked for once the program itself has ended, whose children may hold its
+/// output open for ever.
+const AFTER_THE_END: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// Where programs are looked for if the agent was started without PATH.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Bytes that a stream may still send.
+struct Credit {
+    left: Mutex<u64>,
+    more: Condvar,
+}
+
+impl Credit {
+    fn new() -> Self {
+        Self { left: Mutex::new(WINDOW.into()), more: Condvar::new() }
+    }
+
+    fn grant(&self, bytes: u32) {
+        let mut left = lock(&self.left);
+        *left = left.saturating_add(bytes.into());
+        self.more.notify_all();
+    }
+
+    /// Waits for credit and takes at most `most` bytes of it.
+    fn take(&self, most: usize) -> usize {
+        let mut left = lock(&self.left);
+        while *left == 0 {
+            left = self.more.wait(left).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+        let taken = usize::try_from(*left).unwrap_or(most).min(most);
+        *left -= taken as u64;
+        taken
+    }
+}
+
+/// A running program and its children.
+pub(crate) struct Job {
+    group: Pid,
+    input: Mutex<Option<Sender<Vec<u8>>>>,
+    /// Bytes of input that wait for the program.
+    waiting: Arc<Mutex<usize>>,
+    credits: [Credit; 2],
+    /// The program was waited for: its group may be somebody else's by now.
+    gone: Mutex<bool>,
+    killed: AtomicBool,
+}
+
+impl Job {
+    /// Starts a program, in a process group of its own.
+    ///
+    /// # Errors
+    ///
+    /// Whether there is no such program, and why it cannot be run.
+    pub(crate) fn spawn(exec: &Exec) -> Result<(Arc<Self>, Child), (bool, String)> {
+        let mut args = exec.args.iter();
+        let (mut command, name) = match exec.program {
+            Program::Named => {
+                let name = args.next().ok_or((true, "no program named".to_owned()))?;
+                (Command::new(name), name.as_str())
+            }
+            Program::Agent => (Command::new("/proc/self/exe"), "the agent"),
+        };
+        command.args(args).process_group(0);
+        if std::env::var_os("PATH").is_none() {
+            command.env("PATH", PATH);
+        }
+        command.envs(exec.env.iter().map(|(name, value)| (name, value)));
+        command.stdin(if exec.stdin { Stdio::piped() } else { Stdio::null() });
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().map_err(|error| {
+            (error.kind() == io::ErrorKind::NotFound, format!("cannot run {name}: {error}"))
+        })?;
+        let group = Pid::from_child(&child);
+        let job = Self {
+            group,
+            input: Mutex::new(None),
+            waiting: Arc::default(),
+            credits: [Credit::new(), Credit::new()],
+            gone: Mutex::new(false),
+            killed: AtomicBool::new(false),
+        };
+        Ok((Arc::new(job), child))
+    }
+
+    /// Moves the program's streams and waits for it, on threads of their own. `end` is called
+    /// once the program has ended and says whether the host is to be told.
+    pub(crate) fn attend(
+        self: &Arc<Self>,
+        mut child: Child,
+        reports: Reports,
+        end: impl FnOnce(&Arc<Self>) -> bool + Send + 'static,
+    ) {
+        let (job, reports) = (Arc::clone(self), Arc::new(reports));
+        if let Some(stdin) = child.stdin.take() {
+            let (sender, receiver) = mpsc::channel();
+            *lock(&job.input) = Some(sender);
+            let (waiting, reports) = (Arc::clone(&job.waiting), Arc::clone(&reports));
+            thread::spawn(move || feed(stdin, &receiver, &waiting, &reports));
+        }
+        let out = child.stdout.take().map(|pipe| job.drain(pipe, Output::Out, &reports));
+        let err = child.stderr.take().map(|pipe| job.drain(pipe, Output::Err, &reports));
+        thread::spawn(move || {
+            let status = child.wait();
+            // Input that nobody reads any more.
+            job.input_end();
+            *lock(&job.gone) = true;
+            for pipe in [out, err].into_iter().flatten() {
+                // It has nothing to return.
+                let _ = pipe.join();
+            }
+            if end(&job) {
+                reports.say(FromProgram::Ended(status_of(status)));
+            }
+        });
+    }
+
+    /// Sends what comes out of a pipe to the host.
+    fn drain(
+        self: &Arc<Self>,
+        pipe: impl Read + AsFd + Send + 'static,
+        output: Output,
+        reports: &Arc<Reports>,
+    ) -> thread::JoinHandle<()> {
+        let (job, reports) = (Arc::clone(self), Arc::clone(reports));
+        thread::spawn(move || {
+            if let Err(error) = job.copy(pipe, output, &reports) {
+                log::warn!("output of program {}: {error}", reports.id);
+            }
+        })
+    }
+
+    fn copy(
+        &self,
+        mut pipe: impl Read + AsFd,
+        output: Output,
+        reports: &Reports,
+    ) -> io::Result<()> {
+        let mut buffer = vec![0; MAX_DATA];
+        loop {
+            while poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&AFTER_THE_END))? == 0 {
+                if *lock(&self.gone) {
+                    return Ok(());
+                }
+            }
+            let most = self.credits[output as usize].take(MAX_DATA);
+            let n = match pipe.read(&mut buffer[..most]) {
+                Ok(0) => return Ok(()),
+                Ok(n) => n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                Err(error) => return Err(error),
+            };
+            if self.killed.load(SeqCst) {
+                // Nobody wants it; the program shall not wait for anybody either.
+                continue;
+            }
+            self.credits[output as usize].grant((most - n) as u32);
+            if n > 0 {
+                reports.say(FromProgram::Output(output, buffer[..n].to_vec()));
+            }
+        }
+    }
+
+    pub(crate) fn input(&self, bytes: Vec<u8>) {
+        let mut waiting = lock(&self.waiting);
+        *waiting += bytes.len();
+        if *waiting > WINDOW as usize {
+            drop(waiting);
+            log::warn!("the host sends more input than it may");
+            return self.kill();
+        }
+        drop(waiting);
+        if let Some(input) = lock(&self.input).as_ref() {
+            // A program that has closed its input: as with a pipe, the rest is lost.
+            let _ = input.send(bytes);
+        }
+    }
+
+    pub(crate) fn input_end(&self) {
+        *lock(&self.input) = None;
+    }
+
+    pub(crate) fn credit(&self, output: Output, bytes: u32) {
+        self.credits[output as usize].grant(bytes);
+    }
+
+    pub(crate) fn signal(&self, number: i32) {
+        let gone = lock(&self.gone);
+        if let (false, Some(signal)) = (*gone, Signal::from_named_raw(number)) {
+            // It may have ended and not been waited for; then there is nobody to tell.
+            let _ = kill_process_group(self.group, signal);
+        }
+    }
+
+    /// Kills the program and its children, and lets its output go nowhere.
+    pub(crate) fn kill(&self) {
+        self.killed.store(true, SeqCst);
+        self.input_end();
+        self.signal(Signal::KILL.as_raw());
+        for credit in &self.credits {
+            credit.grant(u32::MAX);
+        }
+    }
+}
+
+/// Writes to a program what the host sends.
+fn feed(
+    mut stdin: ChildStdin,
+    input: &Receiver<Vec<u8>>,
+    waiting: &Mutex<usize>,
+    reports: &Reports,
+) {
+    let mut closed = false;
+    for bytes in input {
+        // A program that does not want its input may still run for long: the host must not wait.
+        closed |= !closed && stdin.write_all(&bytes).is_err();
+        *lock(waiting) -= bytes.len();
+        reports.say(FromProgram::Credit(bytes.len() as u32));
+    }
+}
+
+fn status_of(status: io::Result<ExitStatus>) -> Status {
+    match status {
+        Ok(status) => match (status.code(), status.signal()) {
+            (Some(code), _) => Status::Code(code),
+            (None, signal) => Status::Signal(signal.unwrap_or_default()),
+        },
+        Err(error) => Status::NotRun { missing: false, why: format!("lost sight of it: {error}") },
+    }
+}

@@ -1,0 +1,110 @@
+//! The agent: runs in a Linux guest, started by its init, and does what `tofu exec` and `tofu cp`
+//! on the host ask for.
+//!
+//! `tofu-agent [PORT]` serves a virtio port, or a UNIX socket, for ever; `tofu-agent pack PATH`
+//! and `tofu-agent unpack PATH` move files as archives by way of the standard streams.
+#![forbid(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tofu_agent::{files, session};
+
+/// The port that the host gives its nodes.
+const PORT: &str = "/dev/virtio-ports/org.tofu.agent";
+/// Between two looks for a port, or a host, that is not there yet.
+const PAUSE: Duration = Duration::from_millis(50);
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = match args[..] {
+        ["pack", path] => files::pack(Path::new(path), io::stdout().lock()).map(|skipped| {
+            if skipped > 0 {
+                eprintln!("{skipped} that are neither files, folders nor links were left out");
+            }
+        }),
+        ["unpack", path] => files::unpack(io::stdin().lock(), Path::new(path)),
+        [] => serve(Path::new(PORT)),
+        [port] if !port.starts_with('-') => serve(Path::new(port)),
+        _ => {
+            eprintln!("usage: tofu-agent [PORT] | tofu-agent pack PATH | tofu-agent unpack PATH");
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(path: &Path) -> io::Result<()> {
+    loop {
+        let (input, output) = open(path)?;
+        match session::serve(input, output) {
+            Ok(()) => return Ok(()),
+            Err(error) => eprintln!("{}: {error}", path.display()),
+        }
+        sleep(PAUSE);
+    }
+}
+
+/// Opens the port; waits for it, as its driver may be a module that comes later.
+fn open(path: &Path) -> io::Result<(Input, File)> {
+    loop {
+        match path.metadata() {
+            Ok(metadata) if metadata.file_type().is_socket() => {
+                let socket = OwnedFd::from(UnixStream::connect(path)?);
+                let output = File::from(socket.try_clone()?);
+                return Ok((Input { file: socket.into(), may_return: false }, output));
+            }
+            Ok(_) => {
+                let file = OpenOptions::new().read(true).write(true).open(path)?;
+                let output = file.try_clone()?;
+                return Ok((Input { file, may_return: true }, output));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => sleep(PAUSE),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// What comes from the host. A port has an end whenever no host is connected, and later no more.
+struct Input {
+    file: File,
+    may_return: bool,
+}
+
+impl Read for Input {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let n = self.file.read(buffer)?;
+            if n > 0 || !self.may_return {
+                return Ok(n);
+            }
+            wait(&self.file)?;
+        }
+    }
+}
+
+/// Waits for a moment if no host is connected, otherwise until there is something to read.
+fn wait(file: &impl AsFd) -> io::Result<()> {
+    let mut fds = [PollFd::new(file, PollFlags::IN)];
+    poll(&mut fds, None)?;
+    // Without a host there is always something to read: the end.
+    if fds[0].revents().contains(PollFlags::HUP) {
+        sleep(PAUSE);
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! The guest's side of the stream.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::job::Job;
+use crate::wire::{
+    Exec, FrameReader, FromGuest, FromProgram, MAX_PROGRAMS, Status, ToGuest, ToProgram, VERSION,
+    WireError, encode,
+};
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The way to the host, shared by all programs.
+pub(crate) struct Port {
+    out: Mutex<Box<dyn Write + Send>>,
+}
+
+impl Port {
+    /// Says something to the host. A host that is not there or does not listen makes this wait.
+    pub(crate) fn say(&self, message: &FromGuest) {
+        let frame = match encode(message) {
+            Ok(frame) => frame,
+            Err(error) => return log::error!("not sent: {error}"),
+        };
+        let mut out = lock(&self.out);
+        if let Err(error) = out.write_all(&frame).and_then(|()| out.flush()) {
+            log::warn!("the host cannot be reached: {error}");
+        }
+    }
+}
+
+/// A program's way to the host.
+pub(crate) struct Reports {
+    port: Arc<Port>,
+    pub(crate) id: u32,
+}
+
+impl Reports {
+    pub(crate) fn say(&self, what: FromProgram) {
+        self.port.say(&FromGuest::From { id: self.id, what });
+    }
+}
+
+type Jobs = Arc<Mutex<HashMap<u32, Arc<Job>>>>;
+
+/// Serves hosts until the stream ends; then all programs are killed.
+///
+/// # Errors
+///
+/// If the stream breaks.
+pub fn serve(input: impl Read, output: impl Write + Send + 'static) -> Result<(), WireError> {
+    let port = Arc::new(Port { out: Mutex::new(Box::new(output)) });
+    let jobs = Jobs::default();
+    let mut input = FrameReader::new(input);
+    port.say(&FromGuest::Awake);
+    let end = loop {
+        match input.receive() {
+            Ok(Some(message)) => take(message, &port, &jobs),
+            Ok(None) => break Ok(()),
+            Err(error @ WireError::Io(_)) => break Err(error),
+            // The rest of a host's last words, or a host that is not of our kind.
+            Err(error) => log::warn!("from the host: {error}"),
+        }
+    };
+    kill_all(&jobs);
+    end
+}
+
+fn kill_all(jobs: &Jobs) {
+    for (_, job) in lock(jobs).drain() {
+        job.kill();
+    }
+}
+
+fn take(message: ToGuest, port: &Arc<Port>, jobs: &Jobs) {
+    match message {
+        ToGuest::Hello { session, .. } => {
+            kill_all(jobs);
+            port.say(&FromGuest::Welcome { version: VERSION, session });
+        }
+        ToGuest::Exec { id, exec } => start(id, exec, port, jobs),
+        ToGuest::To { id, what } => {
+            let job = lock(jobs).get(&id).cloned();
+            let Some(job) = job else { return };
+            match what {
+                ToProgram::Input(bytes) => job.input(bytes),
+                ToProgram::InputEnd => job.input_end(),
+                ToProgram::Credit(output, bytes) => job.credit(output, bytes),
+                ToProgram::Signal(number) => job.signal(number),
+                ToProgram::Kill => job.kill(),
+            }
+        }
+    }
+}
+
+fn start(id: u32, exec: Exec, port: &Arc<Port>, jobs: &Jobs) {
+    let reports = Reports { port: Arc::clone(port), id };
+    let refuse = |missing, why: String| {
+        reports.say(FromProgram::Ended(Status::NotRun { missing, why }));
+    };
+    {
+        let jobs = lock(jobs);
+        if jobs.contains_key(&id) {
+            return log::warn!("the host starts program {id} twice");
+        }
+        if jobs.len() >= MAX_PROGRAMS {
+            drop(jobs);
+            return refuse(false, format!("{MAX_PROGRAMS} programs run already"));
+        }
+    }
+    let (job, child) = match Job::spawn(&exec) {
+        Ok(started) => started,
+        Err((missing, why)) => return refuse(missing, why),
+    };
+    lock(jobs).insert(id, Arc::clone(&job));
+    let jobs = Arc::clone(jobs);
+    job.attend(child, reports, move |job| {
+        // Another session may have given the number to another program.
+        let mut jobs = lock(&jobs);
+        if jobs.get(&id).is_some_and(|current| Arc::ptr_eq(current, job)) {
+            jobs.remove(&id);
+            true
+        } else {
+            false
+        }
+    });
+}

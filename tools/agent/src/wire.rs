@@ -1,0 +1,257 @@
+//! Messages and their frames.
+//!
+//! A frame is a message in postcard's format, made free of zero bytes by COBS, and a zero byte.
+//! So whoever joins in the middle of a stream, or behind a peer that died in the middle of a
+//! frame, finds the next message at the next zero, whatever came before. That matters because a
+//! virtio port outlives the programs on both of its sides.
+//!
+//! # Course of a session
+//!
+//! The guest says [`FromGuest::Awake`] when it opens the port. The host says [`ToGuest::Hello`]
+//! when it opens its end, and again upon `Awake`; the guest answers [`FromGuest::Welcome`] with
+//! the same number, and ends all programs of an earlier session. What comes before the right
+//! `Welcome` is from an earlier session and means nothing.
+//!
+//! # Flow control
+//!
+//! Of each stream at most [`WINDOW`] bytes are under way: the sender may send that much at first,
+//! and later what the receiver has taken and granted by `Credit`. A slow reader of one program's
+//! output so holds up that program alone.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Version of the messages. Both sides must have the same.
+pub const VERSION: u16 = 1;
+/// Most bytes of a stream in a message.
+pub const MAX_DATA: usize = 32 << 10;
+/// Most bytes of a frame without its zero.
+pub const MAX_FRAME: usize = 64 << 10;
+/// Bytes of a stream that may be under way without a grant.
+pub const WINDOW: u32 = 256 << 10;
+/// Programs that run at the same time in a session.
+pub const MAX_PROGRAMS: usize = 64;
+
+/// Why there is no message.
+#[derive(Debug, Error)]
+pub enum WireError {
+    /// The stream is broken.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A frame is longer than [`MAX_FRAME`]; it was skipped.
+    #[error("a message of more than {MAX_FRAME} bytes")]
+    TooLong,
+    /// A frame is no message; it was skipped.
+    #[error("not a message: {0}")]
+    Malformed(postcard::Error),
+}
+
+/// Which program to run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Program {
+    /// The first of the arguments, looked for in the guest's PATH.
+    Named,
+    /// The agent itself, with these arguments: how files are moved.
+    Agent,
+}
+
+/// A program to run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exec {
+    /// Which.
+    pub program: Program,
+    /// Its arguments; with [`Program::Named`] the first is its name.
+    pub args: Vec<String>,
+    /// Variables besides the agent's own.
+    pub env: Vec<(String, String)>,
+    /// Whether something will come on its standard input; otherwise that is empty.
+    pub stdin: bool,
+}
+
+/// A stream of output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Output {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+}
+
+/// How a program ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Status {
+    /// It exited with this code.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+    /// It could not be run: whether for want of such a program, and the reason in one line.
+    NotRun {
+        /// There is no such program, rather than another reason.
+        missing: bool,
+        /// One line.
+        why: String,
+    },
+}
+
+impl Status {
+    /// The exit code that shells make of it: 127 and 126 for programs that cannot be run, 128
+    /// and the signal's number for those that a signal ended.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Code(code) => *code as u8,
+            Self::Signal(signal) => 128u8.wrapping_add(*signal as u8),
+            Self::NotRun { missing: true, .. } => 127,
+            Self::NotRun { missing: false, .. } => 126,
+        }
+    }
+}
+
+/// What the host says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToGuest {
+    /// Begins a session.
+    Hello {
+        /// The host's [`VERSION`].
+        version: u16,
+        /// Any number that was not used before.
+        session: u64,
+    },
+    /// Runs a program, known as `id` until its [`FromGuest::Ended`].
+    Exec {
+        /// Chosen by the host, not in use.
+        id: u32,
+        /// What to run.
+        exec: Exec,
+    },
+    /// Something about a program.
+    To {
+        /// Which.
+        id: u32,
+        /// What.
+        what: ToProgram,
+    },
+}
+
+/// What the host says about a program. What concerns a program that has ended is ignored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToProgram {
+    /// The next bytes of its standard input, at most [`MAX_DATA`].
+    Input(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// The end of its standard input.
+    InputEnd,
+    /// So many more bytes of this stream may come.
+    Credit(Output, u32),
+    /// Sends a signal to it and its children.
+    Signal(i32),
+    /// Kills it and its children; their output is of no interest.
+    Kill,
+}
+
+/// What the guest says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromGuest {
+    /// The agent has started and knows of no session.
+    Awake,
+    /// The answer to [`ToGuest::Hello`].
+    Welcome {
+        /// The guest's [`VERSION`].
+        version: u16,
+        /// As in the `Hello`.
+        session: u64,
+    },
+    /// Something about a program.
+    From {
+        /// Which.
+        id: u32,
+        /// What.
+        what: FromProgram,
+    },
+}
+
+/// What the guest says about a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromProgram {
+    /// The next bytes of a stream, at most [`MAX_DATA`].
+    Output(Output, #[serde(with = "serde_bytes")] Vec<u8>),
+    /// So many more bytes of standard input may come.
+    Credit(u32),
+    /// Nothing more comes of it; its number is free again.
+    Ended(Status),
+}
+
+/// A message as a frame, with its zero.
+///
+/// # Errors
+///
+/// [`WireError::TooLong`] if it is longer than a frame may be.
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
+    let frame = postcard::to_allocvec_cobs(message).map_err(WireError::Malformed)?;
+    if frame.len() > MAX_FRAME + 1 { Err(WireError::TooLong) } else { Ok(frame) }
+}
+
+/// Takes messages from a stream.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    stream: BufReader<R>,
+    frame: Vec<u8>,
+}
+
+impl<R: Read> FrameReader<R> {
+    /// Reads `stream` from now on.
+    pub fn new(stream: R) -> Self {
+        Self { stream: BufReader::with_capacity(MAX_DATA, stream), frame: Vec::new() }
+    }
+
+    /// The stream, with what was read of it and is no message yet.
+    pub fn into_inner(self) -> BufReader<R> {
+        self.stream
+    }
+
+    /// Waits for the next message; `None` at the end of the stream. Part of a frame at the end is
+    /// no error: its sender has died.
+    ///
+    /// # Errors
+    ///
+    /// After [`WireError::TooLong`] and [`WireError::Malformed`] the next call goes on with the
+    /// next frame.
+    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
+        loop {
+            if !self.read_frame()? {
+                return Ok(None);
+            }
+            // Zeros by themselves only separate.
+            if self.frame.len() > 1 {
+                return postcard::from_bytes_cobs(&mut self.frame)
+                    .map(Some)
+                    .map_err(WireError::Malformed);
+            }
+        }
+    }
+
+    /// Reads up to the next zero; false at the end.
+    fn read_frame(&mut self) -> Result<bool, WireError> {
+        self.frame.clear();
+        let mut too_long = false;
+        loop {
+            let bytes = match self.stream.fill_buf() {
+                Ok([]) => return Ok(false),
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let zero = bytes.iter().position(|byte| *byte == 0);
+            let taken = zero.map_or(bytes.len(), |at| at + 1);
+            too_long |= self.frame.len() + taken > MAX_FRAME + 1;
+            if !too_long {
+                self.frame.extend_from_slice(&bytes[..taken]);
+            }
+            self.stream.consume(taken);
+            if zero.is_some() {
+                return if too_long { Err(WireError::TooLong) } else { Ok(true) };
+            }
+        }
+    }
+}
