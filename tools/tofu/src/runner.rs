@@ -136,7 +136,7 @@ fn boot(
     events: &Sender<Event>,
 ) -> anyhow::Result<Vm> {
     let lines = events.clone();
-    let config = VmConfig { name: name(at), memory: vm_plan.memory.0 };
+    let config = VmConfig { name: name(at), memory: vm_plan.memory.0, ..VmConfig::default() };
     let vm = Vm::new(hypervisor, &config, move |line| {
         let _ = lines.send(Event::Line(id, line.to_owned()));
     })?;

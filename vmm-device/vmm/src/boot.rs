@@ -15,8 +15,10 @@ use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryReg
 use crate::{Error, GuestMemory, layout};
 
 /// Selectors that the Linux boot protocol prescribes.
+const PVH_CS: u16 = 0x08;
 const BOOT_CS: u16 = 0x10;
 const BOOT_DS: u16 = 0x18;
+const GDT_CODE32: u64 = 0x00cf_9b00_0000_ffff;
 const GDT_CODE64: u64 = 0x00af_9b00_0000_ffff;
 const GDT_DATA: u64 = 0x00cf_9300_0000_ffff;
 
@@ -31,18 +33,27 @@ const RFLAGS_RESERVED: u64 = 1 << 1;
 const PAGE_TABLE: u64 = 0b11;
 const LARGE_PAGE: u64 = 0b1000_0011;
 
-const E820_RAM: u32 = 1;
-const E820_RESERVED: u32 = 2;
-const LOADER_UNDEFINED: u8 = 0xff;
-const BOOT_FLAG: u16 = 0xaa55;
+pub(crate) const E820_RAM: u32 = 1;
+pub(crate) const E820_RESERVED: u32 = 2;
+pub(crate) const LOADER_UNDEFINED: u8 = 0xff;
+pub(crate) const BOOT_FLAG: u16 = 0xaa55;
 /// "HdrS"
-const HEADER_MAGIC: u32 = 0x5372_6448;
-const KERNEL_ALIGNMENT: u32 = 0x20_0000;
+pub(crate) const HEADER_MAGIC: u32 = 0x5372_6448;
+pub(crate) const KERNEL_ALIGNMENT: u32 = 0x20_0000;
 
-/// Where to begin.
+/// Where to begin, and how.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     address: u64,
+    mode: Mode,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Mode {
+    /// 64-bit mode; RSI points to the boot parameters.
+    Long { rsi: u64 },
+    /// 32-bit mode without paging; EBX points to the start information.
+    Pvh { rbx: u64 },
 }
 
 /// Loads `image`, writes command line, boot parameters, page tables and GDT.
@@ -67,16 +78,19 @@ pub(crate) fn load(memory: &GuestMemory, image: &[u8], command_line: &str) -> Re
     let params = BootParams::new(&zero_page(memory, command_line), GuestAddress(layout::ZERO_PAGE));
     LinuxBootConfigurator::write_bootparams(&params, memory)
         .map_err(|error| Error::Image(format!("writing boot parameters: {error}")))?;
-    Ok(Entry { address: kernel_load.raw_value() })
+    Ok(Entry::long(kernel_load.raw_value(), layout::ZERO_PAGE))
 }
 
-fn write_command_line(memory: &GuestMemory, line: &str) -> Result<(), vm_memory::GuestMemoryError> {
+pub(crate) fn write_command_line(
+    memory: &GuestMemory,
+    line: &str,
+) -> Result<(), vm_memory::GuestMemoryError> {
     memory.write_slice(line.as_bytes(), GuestAddress(layout::COMMAND_LINE))?;
     memory.write_obj(0u8, GuestAddress(layout::COMMAND_LINE + line.len() as u64))
 }
 
 /// Identity-maps the first 4 GiB with 2 MiB pages.
-fn write_page_tables(memory: &GuestMemory) -> Result<(), vm_memory::GuestMemoryError> {
+pub(crate) fn write_page_tables(memory: &GuestMemory) -> Result<(), vm_memory::GuestMemoryError> {
     const TABLE: u64 = 0x1000;
     let pml4 = layout::BOOT_PAGE_TABLES;
     let (pdpt, directories) = (pml4 + TABLE, pml4 + 2 * TABLE);
@@ -90,8 +104,8 @@ fn write_page_tables(memory: &GuestMemory) -> Result<(), vm_memory::GuestMemoryE
     memory.write_slice(&entries, GuestAddress(directories))
 }
 
-fn write_gdt(memory: &GuestMemory) -> Result<(), vm_memory::GuestMemoryError> {
-    for (at, entry) in [0, 0, GDT_CODE64, GDT_DATA].into_iter().enumerate() {
+pub(crate) fn write_gdt(memory: &GuestMemory) -> Result<(), vm_memory::GuestMemoryError> {
+    for (at, entry) in [0, GDT_CODE32, GDT_CODE64, GDT_DATA].into_iter().enumerate() {
         memory.write_obj(entry, GuestAddress(layout::BOOT_GDT + at as u64 * 8))?;
     }
     memory.write_obj(0u64, GuestAddress(layout::BOOT_IDT))
@@ -121,19 +135,28 @@ fn zero_page(memory: &GuestMemory, command_line: &str) -> boot_params {
 }
 
 impl Entry {
+    /// In 64-bit mode with the first 4 GiB mapped one to one.
+    pub(crate) fn long(address: u64, rsi: u64) -> Self {
+        Self { address, mode: Mode::Long { rsi } }
+    }
+
+    /// In 32-bit mode without paging.
+    pub(crate) fn pvh(address: u64, rbx: u64) -> Self {
+        Self { address, mode: Mode::Pvh { rbx } }
+    }
+
     /// General registers at entry.
     pub(crate) fn registers(self) -> kvm_regs {
-        kvm_regs {
-            rip: self.address,
-            rsi: layout::ZERO_PAGE,
-            rsp: layout::BOOT_STACK_TOP,
-            rflags: RFLAGS_RESERVED,
-            ..Default::default()
+        let registers =
+            kvm_regs { rip: self.address, rflags: RFLAGS_RESERVED, ..Default::default() };
+        match self.mode {
+            Mode::Long { rsi } => kvm_regs { rsi, rsp: layout::BOOT_STACK_TOP, ..registers },
+            Mode::Pvh { rbx } => kvm_regs { rbx, ..registers },
         }
     }
 
-    /// Brings system registers from their reset state into 64-bit mode.
-    pub(crate) fn enter_long_mode(self, sregs: &mut kvm_sregs) {
+    /// Brings system registers from their reset state into the mode.
+    pub(crate) fn enter_mode(self, sregs: &mut kvm_sregs) {
         let flat = kvm_segment {
             base: 0,
             limit: 0xffff_ffff,
@@ -143,7 +166,6 @@ impl Entry {
             ..Default::default()
         };
         let data = kvm_segment { selector: BOOT_DS, type_: 0b0011, db: 1, ..flat };
-        sregs.cs = kvm_segment { selector: BOOT_CS, type_: 0b1011, l: 1, ..flat };
         (sregs.ds, sregs.es, sregs.ss) = (data, data, data);
         (sregs.fs, sregs.gs) = (data, data);
         sregs.tr = kvm_segment { type_: 0b1011, present: 1, limit: 0xffff, ..Default::default() };
@@ -151,9 +173,20 @@ impl Entry {
         sregs.gdt.limit = 4 * 8 - 1;
         sregs.idt.base = layout::BOOT_IDT;
         sregs.idt.limit = 7;
-        sregs.cr3 = layout::BOOT_PAGE_TABLES;
-        sregs.cr4 = CR4_PAE;
-        sregs.cr0 = CR0_PE | CR0_ET | CR0_PG;
-        sregs.efer = EFER_LME | EFER_LMA;
+        match self.mode {
+            Mode::Long { .. } => {
+                sregs.cs = kvm_segment { selector: BOOT_CS, type_: 0b1011, l: 1, ..flat };
+                sregs.cr3 = layout::BOOT_PAGE_TABLES;
+                sregs.cr4 = CR4_PAE;
+                sregs.cr0 = CR0_PE | CR0_ET | CR0_PG;
+                sregs.efer = EFER_LME | EFER_LMA;
+            }
+            Mode::Pvh { .. } => {
+                sregs.cs = kvm_segment { selector: PVH_CS, type_: 0b1011, db: 1, ..flat };
+                sregs.cr4 = 0;
+                sregs.cr0 = CR0_PE | CR0_ET;
+                sregs.efer = 0;
+            }
+        }
     }
 }

@@ -1,13 +1,14 @@
 //! Everything a vCPU can reach by an exit.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use log::debug;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::pci_host::PciHost;
-use crate::serial::SerialPort;
+use crate::platform::Platform;
+use crate::serial::{ByteSink, SerialPort};
 use crate::vcpu::Outcome;
 use crate::{GuestMemory, layout, lock};
 
@@ -23,6 +24,8 @@ const PCI_PORTS_END: u16 = layout::PORT_PCI_DATA + 4;
 pub(crate) struct Bus {
     pub(crate) pci: PciHost,
     serial: Mutex<SerialPort>,
+    /// What only Linux guests have.
+    platform: OnceLock<Platform>,
     memory: GuestMemory,
     name: String,
     strays: AtomicU32,
@@ -30,13 +33,40 @@ pub(crate) struct Bus {
 
 impl Bus {
     pub(crate) fn new(name: String, pci: PciHost, serial: SerialPort, memory: GuestMemory) -> Self {
-        Self { pci, serial: Mutex::new(serial), memory, name, strays: AtomicU32::new(0) }
+        Self {
+            pci,
+            serial: Mutex::new(serial),
+            platform: OnceLock::new(),
+            memory,
+            name,
+            strays: AtomicU32::new(0),
+        }
+    }
+
+    /// Adds what Linux guests have beyond the devices of small ones. Only the first
+    /// call counts.
+    pub(crate) fn set_platform(&self, platform: Platform) {
+        let _ = self.platform.set(platform);
+    }
+
+    /// Hands the serial port's output to `sink`, too.
+    pub(crate) fn set_console(&self, sink: ByteSink) {
+        lock(&self.serial).set_raw(sink);
+    }
+
+    /// Types on the serial port; returns how many bytes were taken.
+    pub(crate) fn console_input(&self, data: &[u8]) -> usize {
+        lock(&self.serial).input(data)
     }
 
     /// Serves an OUT. `data` holds several units for string instructions; only
     /// the serial port makes sense of those. Returns an outcome if the VM ends
     /// by it.
     pub(crate) fn port_write(&self, port: u16, data: &[u8]) -> Option<Outcome> {
+        // First, as the reset register lies among the PCI ports.
+        if let Some(Ok(outcome)) = self.platform.get().map(|it| it.write(port, data)) {
+            return outcome;
+        }
         match port {
             layout::PORT_SERIAL.. if port < layout::PORT_SERIAL + SERIAL_PORTS => {
                 lock(&self.serial).write((port - layout::PORT_SERIAL) as u8, data);
@@ -60,6 +90,9 @@ impl Bus {
 
     /// Serves an IN.
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
+        if let Some(Ok(())) = self.platform.get().map(|it| it.read(port, data)) {
+            return;
+        }
         match port {
             layout::PORT_SERIAL.. if port < layout::PORT_SERIAL + SERIAL_PORTS => {
                 lock(&self.serial).read((port - layout::PORT_SERIAL) as u8, data);
@@ -87,6 +120,11 @@ impl Bus {
             data.fill(0xff);
             self.stray("read of", address);
         }
+    }
+
+    /// A byte of RAM.
+    pub(crate) fn memory_byte(&self, address: u64) -> Option<u8> {
+        self.memory.read_obj(GuestAddress(address)).ok()
     }
 
     /// Prints the text described at guest-physical `address`; nothing if that is

@@ -2,6 +2,8 @@ use std::path::PathBuf;
 
 use vmm_sys_util::errno;
 
+use crate::KernelError;
+
 /// Why a VM could not be made or controlled. Each message is one line and says
 /// how to mend it where the user can.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +76,15 @@ pub enum Error {
     /// The command line is longer than the boot protocol allows or has a NUL.
     #[error("guest command line of {0} bytes: at most {max} without NUL bytes", max = crate::layout::COMMAND_LINE_MAX)]
     CommandLine(usize),
+    /// The kernel, its initrd or its command line cannot be booted.
+    #[error("cannot boot this kernel: {0}")]
+    Kernel(#[from] KernelError),
+    /// The number of vCPUs is not possible.
+    #[error("{count} vCPUs: need 1 to {max}", max = crate::layout::VCPUS_MAX)]
+    Vcpus {
+        /// The number asked for.
+        count: u8,
+    },
     /// All slots of the bus are taken, or the function is.
     #[error("no free slot on PCI bus 0 (32 devices)")]
     BusFull,

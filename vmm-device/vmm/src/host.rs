@@ -44,6 +44,20 @@ impl Hypervisor {
         self.physical_address_bits
     }
 
+    /// What a Linux guest's command line needs on this host, before its own: KVM on
+    /// PVM cannot emulate XSAVE, SMAP's CLAC and STAC (308) and POPCNT (151), has no
+    /// timers precise enough for the kernel's checks and calibrations, and has no
+    /// use for mitigations.
+    pub(crate) fn linux_command_line(&self) -> &'static str {
+        match self.virtualisation {
+            Virtualisation::Pvm => {
+                "nokaslr noxsave mitigations=off lpj=1000000 tsc=reliable no_timer_check nopti \
+                 clearcpuid=308,151"
+            }
+            Virtualisation::Hardware | Virtualisation::None => "",
+        }
+    }
+
     /// First address of the window of 64-bit BARs, which ends at the end of the
     /// physical address space.
     pub(crate) fn mmio64_start(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! A small virtual machine monitor on KVM: many one-purpose VMs in one process.
 //!
-//! A [`Vm`] is one node: guest memory, one vCPU thread, an in-kernel interrupt
-//! controller, a serial port, and a PCI Express bus 0 with functions that talk
+//! A [`Vm`] is one node: guest memory, a thread for each vCPU, in-kernel interrupt
+//! controllers, a serial port, and a PCI Express bus 0 with functions that talk
 //! [`tofu_pci::PciFunction`]. The life of a VM:
 //!
 //! 1. [`Hypervisor::open`] once per process; [`Vm::new`] per node.
@@ -9,7 +9,8 @@
 //!    [`Vm::add_function`] (which does firmware's job and assigns their BARs), and
 //!    given [`Vm::msi_sink`] for interrupts and [`Vm::windows`] for doorbells that
 //!    need no exit.
-//! 3. [`Vm::boot`] loads an ELF file, [`Vm::start`] runs it.
+//! 3. [`Vm::boot`] loads a small guest, [`Vm::boot_linux`] Linux with all that it
+//!    expects of a PC; [`Vm::start`] runs it.
 //! 4. [`Vm::wait`] or the callback of [`Vm::start`] tells the [`Outcome`];
 //!    [`Vm::stop`] ends it early, [`Vm::registers`] looks at it meanwhile.
 //!
@@ -25,6 +26,7 @@
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("tofu-vmm runs x86-64 guests on x86-64 hosts only");
 
+mod acpi;
 mod boot;
 mod bus;
 mod control;
@@ -34,9 +36,11 @@ mod host;
 mod kick;
 pub mod layout;
 mod limits;
+mod linux;
 mod msi;
 mod pages;
 mod pci_host;
+mod platform;
 mod probe;
 mod serial;
 mod slots;
@@ -46,11 +50,12 @@ mod windows;
 
 pub use error::Error;
 pub use host::Hypervisor;
+pub use linux::{KernelEntry, KernelError, LinuxBoot};
 pub use pages::shared_region;
 pub use pci_host::Slot;
-pub use probe::{HostSupport, Virtualisation, probe};
+pub use probe::{HostSupport, LinuxSupport, Virtualisation, probe};
 pub use vcpu::{Fault, Outcome, Registers};
-pub use vm::{Vm, VmConfig};
+pub use vm::{ConsoleInput, Vm, VmConfig};
 pub use windows::{Attachment, Windows};
 
 /// What guests see guest memory as, shared between VMM and devices; cloning it

@@ -19,6 +19,33 @@ pub enum Virtualisation {
     None,
 }
 
+/// What of Linux can run as a guest of this monitor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LinuxSupport {
+    /// Any x86-64 Linux, at full speed.
+    Full,
+    /// A kernel made for it boots as far as its init program, slowly; system calls
+    /// by SYSCALL do not work, so user space does not. For tests of the machine.
+    KernelOnly,
+    /// Nothing.
+    None,
+}
+
+impl LinuxSupport {
+    /// The same in words: one line.
+    pub fn explanation(self) -> &'static str {
+        match self {
+            Self::Full => "Linux guests run under KVM",
+            Self::KernelOnly => {
+                "KVM on this host emulates guest kernels (PVM): a Linux kernel boots slowly, its \
+                 user space does not run; use QEMU for Linux guests"
+            }
+            Self::None => "Linux guests do not run under KVM here; use QEMU for them",
+        }
+    }
+}
+
 /// The result of [`probe`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HostSupport {
@@ -46,6 +73,18 @@ pub struct HostSupport {
     pub immediate_exit: bool,
     /// Why KVM cannot be used and how to mend it, one line; `None` if it can.
     pub problem: Option<String>,
+}
+
+impl HostSupport {
+    /// What of Linux can run here under this monitor.
+    pub fn linux(&self) -> LinuxSupport {
+        match self.virtualisation {
+            _ if self.problem.is_some() => LinuxSupport::None,
+            Virtualisation::Hardware => LinuxSupport::Full,
+            Virtualisation::Pvm => LinuxSupport::KernelOnly,
+            Virtualisation::None => LinuxSupport::None,
+        }
+    }
 }
 
 pub(crate) const DEVICE: &str = "/dev/kvm";

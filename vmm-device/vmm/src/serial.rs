@@ -1,10 +1,11 @@
-//! The serial port: guest output as lines.
+//! The serial port: guest output as lines and as bytes, and input.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
 use kvm_ioctls::VmFd;
-use vm_superio::serial::NoEvents;
+use vm_superio::serial::{Error, NoEvents};
 use vm_superio::{Serial, Trigger};
 
 use crate::layout::SERIAL_IRQ;
@@ -15,15 +16,57 @@ const LINE_MAX: usize = 1024;
 /// Receives the lines that a guest prints, without their line ends.
 pub(crate) type LineSink = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// Receives all that a guest prints, as it comes.
+pub(crate) type ByteSink = Arc<dyn Fn(&[u8]) + Send + Sync>;
+
+/// Input kept for a guest that does not read it, in bytes.
+const INPUT_MAX: usize = 64 << 10;
+
 /// A 16550 whose output is collected into lines.
 pub(crate) struct SerialPort {
     serial: Serial<IrqLine, NoEvents, Lines>,
+    /// What did not fit into the port's FIFO yet.
+    input: VecDeque<u8>,
 }
 
 impl SerialPort {
     pub(crate) fn new(vm: Arc<VmFd>, sink: LineSink) -> Self {
-        let lines = Lines { sink, line: Vec::new() };
-        Self { serial: Serial::new(IrqLine(vm), lines) }
+        let lines = Lines { sink, raw: None, line: Vec::new() };
+        Self { serial: Serial::new(IrqLine(vm), lines), input: VecDeque::new() }
+    }
+
+    /// Hands all output to `sink` too from now on, byte by byte as the guest
+    /// writes it.
+    pub(crate) fn set_raw(&mut self, sink: ByteSink) {
+        self.serial.writer_mut().raw = Some(sink);
+    }
+
+    /// Takes input for the guest; returns how much of it, which is 0 if so much is
+    /// waiting already that no more is kept.
+    pub(crate) fn input(&mut self, data: &[u8]) -> usize {
+        let taken = data.len().min(INPUT_MAX - self.input.len());
+        self.input.extend(&data[..taken]);
+        self.feed();
+        taken
+    }
+
+    /// Moves input into the FIFO as far as it has room.
+    fn feed(&mut self) {
+        while !self.input.is_empty() && self.serial.fifo_capacity() > 0 {
+            let (next, _) = self.input.as_slices();
+            // A port in loop mode takes nothing; only raising the interrupt line
+            // can fail, after the data was taken.
+            let room = next.len().min(self.serial.fifo_capacity());
+            let taken = match self.serial.enqueue_raw_bytes(&next[..room]) {
+                Ok(taken) => taken,
+                Err(Error::Trigger(_)) => room,
+                Err(_) => 0,
+            };
+            if taken == 0 {
+                return;
+            }
+            self.input.drain(..taken);
+        }
     }
 
     /// Writes `data` to the register at `offset`. More than one byte comes from
@@ -34,10 +77,13 @@ impl SerialPort {
             // that interrupt and nobody else anything.
             let _ = self.serial.write(offset, byte);
         }
+        // The guest may have left loop mode.
+        self.feed();
     }
 
     pub(crate) fn read(&mut self, offset: u8, data: &mut [u8]) {
         data.fill_with(|| self.serial.read(offset));
+        self.feed();
     }
 
     /// Takes text past the registers.
@@ -65,11 +111,15 @@ impl Trigger for IrqLine {
 
 struct Lines {
     sink: LineSink,
+    raw: Option<ByteSink>,
     line: Vec<u8>,
 }
 
 impl Lines {
     fn take(&mut self, data: &[u8]) {
+        if let Some(raw) = &self.raw {
+            raw(data);
+        }
         for &byte in data {
             if byte == b'\n' {
                 if self.line.is_empty() {
@@ -118,7 +168,7 @@ mod tests {
             let seen = seen.clone();
             Arc::new(move |line: &str| seen.lock().unwrap().push(line.to_owned()))
         };
-        let mut lines = Lines { sink, line: Vec::new() };
+        let mut lines = Lines { sink, raw: None, line: Vec::new() };
         lines.write_all(b"one\r\n\ntwo \xff").unwrap();
         lines.end_line();
         lines.write_all(&[b'x'; LINE_MAX + 1]).unwrap();

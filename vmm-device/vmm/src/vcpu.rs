@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kvm_bindings::CpuId;
+use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use serde::Serialize;
 
@@ -97,8 +97,11 @@ impl fmt::Display for Fault {
 pub enum Outcome {
     /// The guest wrote this code to [`crate::layout::PORT_EXIT`].
     Exited(u32),
-    /// The guest reset the machine through [`crate::layout::PORT_I8042`].
+    /// The guest reset the machine through [`crate::layout::PORT_I8042`] or
+    /// [`crate::layout::PORT_RESET`].
     Reset,
+    /// The guest switched the machine off through ACPI.
+    PoweredOff,
     /// The guest failed to handle an exception, which resets a real machine.
     TripleFault(Box<Fault>),
     /// KVM could not run the guest: an instruction it cannot emulate, a state it
@@ -113,6 +116,7 @@ impl fmt::Display for Outcome {
         match self {
             Self::Exited(code) => write!(f, "exited with code {code}"),
             Self::Reset => f.write_str("reset the machine"),
+            Self::PoweredOff => f.write_str("switched the machine off"),
             Self::TripleFault(fault) | Self::InternalError(fault) => fault.fmt(f),
             Self::Stopped => f.write_str("was stopped"),
         }
@@ -125,6 +129,8 @@ pub(crate) struct Vcpu {
     id: u8,
     bus: Arc<Bus>,
     control: Arc<Control>,
+    /// Guest kernels' breakpoints are delivered here, as KVM cannot.
+    breakpoints: bool,
 }
 
 impl Vcpu {
@@ -138,7 +144,7 @@ impl Vcpu {
     ) -> Result<Self, Error> {
         let fd = vm.create_vcpu(id.into()).map_err(Error::kvm("creating a vCPU"))?;
         fd.set_cpuid2(cpuid).map_err(Error::kvm("setting CPUID"))?;
-        Ok(Self { fd, id, bus, control })
+        Ok(Self { fd, id, bus, control, breakpoints: false })
     }
 
     /// Frequency of the time stamp counter in kHz, if KVM knows it.
@@ -149,14 +155,43 @@ impl Vcpu {
     /// Makes `entry` the first instruction.
     pub(crate) fn enter(&self, entry: Entry) -> Result<(), Error> {
         let mut sregs = self.fd.get_sregs().map_err(Error::kvm("reading system registers"))?;
-        entry.enter_long_mode(&mut sregs);
+        entry.enter_mode(&mut sregs);
         self.fd.set_sregs(&sregs).map_err(Error::kvm("setting system registers"))?;
         self.fd.set_regs(&entry.registers()).map_err(Error::kvm("setting registers"))
     }
 
+    /// Sets what firmware leaves behind for an operating system: caching of all
+    /// memory by default, the two local interrupt inputs wired as on a PC. On a host
+    /// whose KVM emulates guest kernels without INT3, `breakpoints` adds that.
+    pub(crate) fn prepare_for_linux(&mut self, breakpoints: bool) -> Result<(), Error> {
+        const MISC_ENABLE: u32 = 0x1a0;
+        const FAST_STRINGS: u64 = 1 << 0;
+        const MTRR_DEFAULT_TYPE: u32 = 0x2ff;
+        const MTRRS_ON_WRITE_BACK: u64 = 1 << 11 | 6;
+        const LINT0: usize = 0x350;
+        const LINT1: usize = 0x360;
+        const EXTERNAL: u32 = 0b111 << 8;
+        const NMI: u32 = 0b100 << 8;
+        let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+        let msrs =
+            [entry(MTRR_DEFAULT_TYPE, MTRRS_ON_WRITE_BACK), entry(MISC_ENABLE, FAST_STRINGS)];
+        let msrs = Msrs::from_entries(&msrs).map_err(|_| Error::State("out of room for MSRs"))?;
+        // Returns how many were set; a KVM that lacks one is no reason to fail.
+        self.fd.set_msrs(&msrs).map_err(Error::kvm("setting MSRs"))?;
+        let mut lapic = self.fd.get_lapic().map_err(Error::kvm("reading the local APIC"))?;
+        for (register, value) in [(LINT0, EXTERNAL), (LINT1, NMI)] {
+            for (to, from) in lapic.regs[register..].iter_mut().zip(value.to_le_bytes()) {
+                *to = from as libc::c_char;
+            }
+        }
+        self.fd.set_lapic(&lapic).map_err(Error::kvm("setting the local APIC"))?;
+        self.breakpoints = breakpoints;
+        Ok(())
+    }
+
     /// Runs until the VM ends. Tells `control` how, unless it said so itself.
     pub(crate) fn run(self) -> Result<(), Error> {
-        let Self { fd, id, bus, control } = self;
+        let Self { fd, id, bus, control, breakpoints } = self;
         let mut attached = control.kicker(usize::from(id)).attach(fd)?;
         loop {
             attached.acknowledge();
@@ -164,7 +199,7 @@ impl Vcpu {
             if control.service(usize::from(id), || Registers::of(fd)) == Next::Leave {
                 return Ok(());
             }
-            if let Some(outcome) = run_until_kicked(fd, id, &bus) {
+            if let Some(outcome) = run_until_kicked(fd, id, &bus, breakpoints) {
                 control.end(outcome);
                 return Ok(());
             }
@@ -173,7 +208,7 @@ impl Vcpu {
 }
 
 /// Runs the guest and serves its exits until it ends or someone kicks.
-fn run_until_kicked(fd: &mut VcpuFd, id: u8, bus: &Bus) -> Option<Outcome> {
+fn run_until_kicked(fd: &mut VcpuFd, id: u8, bus: &Bus, breakpoints: bool) -> Option<Outcome> {
     let fault = |fd: &VcpuFd, reason: String| {
         Box::new(Fault { reason, vcpu: id, registers: Registers::of(fd) })
     };
@@ -198,8 +233,12 @@ fn run_until_kicked(fd: &mut VcpuFd, id: u8, bus: &Bus) -> Option<Outcome> {
                 Some(Outcome::TripleFault(fault(fd, "triple fault".to_owned())))
             }
             Ok(VcpuExit::InternalError) => {
-                let reason = internal_error(fd);
-                Some(Outcome::InternalError(fault(fd, reason)))
+                if breakpoints && deliver_breakpoint(fd, bus) {
+                    None
+                } else {
+                    let reason = internal_error(fd);
+                    Some(Outcome::InternalError(fault(fd, reason)))
+                }
             }
             Ok(VcpuExit::FailEntry(reason, cpu)) => {
                 let reason = format!("guest state refused by CPU {cpu}, reason {reason:#x}");
@@ -229,6 +268,32 @@ fn run_until_kicked(fd: &mut VcpuFd, id: u8, bus: &Bus) -> Option<Outcome> {
 fn lifted_since(lifts: &mut u64, bus: &Bus) -> bool {
     let now = bus.pci.lift_all();
     std::mem::replace(lifts, now) != now
+}
+
+/// Does what INT3 does if that is the instruction that KVM could not emulate: a
+/// breakpoint exception with RIP behind it. False if it is another one.
+fn deliver_breakpoint(fd: &VcpuFd, bus: &Bus) -> bool {
+    const INT3: u8 = 0xcc;
+    const BREAKPOINT: u8 = 3;
+    let deliver = || {
+        let mut registers = fd.get_regs().ok()?;
+        let at = fd.translate_gva(registers.rip).ok().filter(|at| at.valid != 0)?;
+        if bus.memory_byte(at.physical_address)? != INT3 {
+            return None;
+        }
+        registers.rip = registers.rip.wrapping_add(1);
+        let mut events = fd.get_vcpu_events().ok()?;
+        // Another exception on its way would be lost.
+        if events.exception.injected != 0 {
+            return None;
+        }
+        events.exception.injected = 1;
+        events.exception.nr = BREAKPOINT;
+        events.exception.has_error_code = 0;
+        fd.set_regs(&registers).ok()?;
+        fd.set_vcpu_events(&events).ok()
+    };
+    deliver().is_some()
 }
 
 /// Says what an internal error is about.

@@ -1,23 +1,31 @@
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::VmFd;
 use log::{debug, error};
 use tofu_pci::{MsiSink, PciFunction};
-use vm_memory::GuestAddress;
+use vm_memory::{FileOffset, GuestAddress};
 
-use crate::boot;
 use crate::bus::Bus;
 use crate::control::Control;
 use crate::msi::{FunctionMsi, Routes};
 use crate::pci_host::{PciHost, Slot};
+use crate::platform::Platform;
+use crate::probe::Virtualisation;
 use crate::serial::SerialPort;
 use crate::slots::Slots;
 use crate::vcpu::{Fault, Outcome, Registers, Vcpu};
 use crate::windows::Windows;
-use crate::{Error, GuestMemory, Hypervisor, cpuid, layout, lock};
+use crate::{Error, GuestMemory, Hypervisor, LinuxBoot, boot, cpuid, layout, linux, lock, pages};
+
+/// Called on a vCPU's thread with its number.
+type ThreadStart = Arc<dyn Fn(u8) + Send + Sync>;
+/// Called once, by the last vCPU thread.
+type Ended = Arc<Mutex<Option<Box<dyn FnOnce(&Outcome) + Send>>>>;
 
 const PAGE: u64 = 4096;
 /// Boot data and an image at [`layout::IMAGE_START`] fit.
@@ -41,16 +49,22 @@ pub struct VmConfig {
     /// Guest memory in bytes, a multiple of 4096. The host gives pages as the
     /// guest touches them.
     pub memory: u64,
+    /// Number of vCPUs, 1 to [`layout::VCPUS_MAX`]. The first one starts at the
+    /// guest's entry, the others when it sends them INIT and SIPI.
+    pub vcpus: u8,
+    /// Back the memory with a file in memory, which [`Vm::memory`] tells of (region
+    /// by region: `file_offset`), so that it can be shared with another process.
+    pub shared_memory: bool,
 }
 
 impl Default for VmConfig {
-    /// 16 MiB of memory, named "vm".
+    /// 16 MiB of private memory and one vCPU, named "vm".
     fn default() -> Self {
-        Self { name: "vm".to_owned(), memory: 16 << 20 }
+        Self { name: "vm".to_owned(), memory: 16 << 20, vcpus: 1, shared_memory: false }
     }
 }
 
-/// A virtual machine with one vCPU.
+/// A virtual machine.
 ///
 /// Methods may be called from any thread. Dropping it stops it and gives
 /// everything back.
@@ -65,11 +79,16 @@ pub struct Vm {
     vm: Arc<VmFd>,
     slots: Arc<Slots>,
     memory: GuestMemory,
+    thread_start: Mutex<Option<ThreadStart>>,
+    virtualisation: Virtualisation,
+    linux_command_line: &'static str,
+    /// Window of 64-bit BARs.
+    mmio64: Range<u64>,
 }
 
 enum Life {
-    New(Box<Vcpu>),
-    Booted(Box<Vcpu>),
+    New(Vec<Vcpu>),
+    Booted(Vec<Vcpu>),
     /// In the hands of a call that changes it, or lost to a host without threads.
     None,
     Started(Vec<JoinHandle<()>>),
@@ -88,7 +107,10 @@ impl Vm {
         config: &VmConfig,
         serial: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, Error> {
-        let memory = allocate(config.memory, hypervisor.mmio64_start())?;
+        if !(1..=layout::VCPUS_MAX).contains(&config.vcpus) {
+            return Err(Error::Vcpus { count: config.vcpus });
+        }
+        let memory = allocate(config, hypervisor.mmio64_start())?;
         let vm = hypervisor.kvm.create_vm().map_err(Error::kvm("creating a VM"))?;
         let vm = Arc::new(vm);
         vm.set_tss_address(TSS_ADDRESS).map_err(Error::kvm("setting the TSS address"))?;
@@ -102,12 +124,19 @@ impl Vm {
         );
         let serial = SerialPort::new(vm.clone(), Arc::new(serial));
         let bus = Arc::new(Bus::new(config.name.clone(), pci, serial, memory.clone()));
-        let control = Arc::new(Control::new(1));
-        let cpuid = cpuid::for_vcpu(&hypervisor.cpuid, 0, 1);
-        let vcpu = Vcpu::new(&vm, 0, &cpuid, bus.clone(), control.clone())?;
+        let control = Arc::new(Control::new(config.vcpus.into()));
+        let vcpu = |id| {
+            let cpuid = cpuid::for_vcpu(&hypervisor.cpuid, id, config.vcpus)?;
+            Vcpu::new(&vm, id, &cpuid, bus.clone(), control.clone())
+        };
+        let vcpus = (0..config.vcpus).map(vcpu).collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             name: config.name.clone(),
-            life: Mutex::new(Life::New(Box::new(vcpu))),
+            life: Mutex::new(Life::New(vcpus)),
+            thread_start: Mutex::new(None),
+            virtualisation: hypervisor.virtualisation(),
+            linux_command_line: hypervisor.linux_command_line(),
+            mmio64: hypervisor.mmio64_start()..hypervisor.mmio64_end(),
             bus,
             control,
             routes: Arc::new(Routes::new(vm.clone())),
@@ -160,22 +189,71 @@ impl Vm {
     /// if that happened before.
     pub fn boot(&self, image: &[u8], command_line: &str) -> Result<(), Error> {
         let mut life = lock(&self.life);
-        let Life::New(vcpu) = &*life else { return Err(Error::State("booted already")) };
+        let Life::New(vcpus) = &*life else { return Err(Error::State("booted already")) };
+        let Some(first) = vcpus.first() else { return Err(Error::State("without vCPUs")) };
         let mut command_line = command_line.to_owned();
         command_line += &format!(" ecam={:#x} print={:#x}", layout::ECAM_START, layout::PORT_PRINT);
-        if let Some(khz) = vcpu.tsc_khz() {
+        if let Some(khz) = first.tsc_khz() {
             command_line += &format!(" tsc_khz={khz}");
         }
         let entry = boot::load(&self.memory, image, command_line.trim_start())?;
-        vcpu.enter(entry)?;
-        *life = match std::mem::replace(&mut *life, Life::None) {
-            Life::New(vcpu) => Life::Booted(vcpu),
-            other => other,
-        };
+        first.enter(entry)?;
+        life.booted();
         Ok(())
     }
 
-    /// Starts the vCPU. `ended` is called once, on the last vCPU thread to leave,
+    /// Loads a Linux kernel, and adds to the machine what Linux expects of a PC:
+    /// real-time clock, timer (PIT), reset register and, if asked for, ACPI tables
+    /// and registers. Functions on the bus may be added before or after.
+    ///
+    /// On a PVM host the command line is preceded by what a kernel needs there, and
+    /// breakpoint exceptions of the kernel, which KVM does not emulate, are
+    /// delivered from here; see [`crate::LinuxSupport`] for what to expect.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`], [`Error::Kvm`]; [`Error::State`] if the VM was booted
+    /// before.
+    pub fn boot_linux(&self, boot: &LinuxBoot<'_>) -> Result<(), Error> {
+        let mut life = lock(&self.life);
+        let Life::New(vcpus) = &mut *life else { return Err(Error::State("booted already")) };
+        let command_line = format!("{} {}", self.linux_command_line, boot.command_line);
+        let count = vcpus.len() as u8;
+        let entry =
+            linux::load(&self.memory, boot, command_line.trim(), count, self.mmio64.clone())?;
+        // Port 0x61, by which Linux reads the timer's output, comes with it.
+        let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+        self.vm.create_pit2(pit).map_err(Error::kvm("creating the timer"))?;
+        for vcpu in &mut *vcpus {
+            vcpu.prepare_for_linux(self.virtualisation == Virtualisation::Pvm)?;
+        }
+        let Some(first) = vcpus.first() else { return Err(Error::State("without vCPUs")) };
+        first.enter(entry)?;
+        self.bus.set_platform(Platform::new(boot.acpi));
+        life.booted();
+        Ok(())
+    }
+
+    /// Hands all that the guest prints to `sink` as well, byte by byte as it comes,
+    /// on the vCPU's thread: for consoles that show unfinished lines and control
+    /// sequences. Replaces an earlier one.
+    pub fn set_console(&self, sink: impl Fn(&[u8]) + Send + Sync + 'static) {
+        self.bus.set_console(Arc::new(sink));
+    }
+
+    /// Something to write to what is to arrive at the guest's serial port. It may
+    /// outlive the VM.
+    pub fn console_input(&self) -> ConsoleInput {
+        ConsoleInput(self.bus.clone())
+    }
+
+    /// Has each vCPU's thread call `hook` with the vCPU's number before it runs the
+    /// guest (to restrict what the thread may do, say). Counts from the next
+    /// [`Vm::start`] on.
+    pub fn on_thread_start(&self, hook: impl Fn(u8) + Send + Sync + 'static) {
+        *lock(&self.thread_start) = Some(Arc::new(hook));
+    }
+
+    /// Starts the vCPUs. `ended` is called once, on the last vCPU thread to leave,
     /// after everything printed has been handed out; it must not wait for this
     /// VM. [`Vm::wait`] may return a little earlier.
     ///
@@ -184,18 +262,52 @@ impl Vm {
     /// is no thread to be had.
     pub fn start(&self, ended: impl FnOnce(&Outcome) + Send + 'static) -> Result<(), Error> {
         let mut life = lock(&self.life);
-        let vcpu = match std::mem::replace(&mut *life, Life::None) {
-            Life::Booted(vcpu) => vcpu,
+        let vcpus = match std::mem::replace(&mut *life, Life::None) {
+            Life::Booted(vcpus) => vcpus,
             other => {
                 let early = matches!(other, Life::New(_));
                 *life = other;
                 return Err(Error::State(if early { "not booted" } else { "started already" }));
             }
         };
+        let count = vcpus.len();
+        let ended: Ended = Arc::new(Mutex::new(Some(Box::new(ended))));
+        let hook = lock(&self.thread_start).clone();
+        self.control.begin();
+        let mut threads = Vec::with_capacity(count);
+        for (id, vcpu) in vcpus.into_iter().enumerate() {
+            match self.spawn(id as u8, vcpu, ended.clone(), hook.clone()) {
+                Ok(thread) => threads.push(thread),
+                Err(source) => {
+                    // The caller learns it from here, not from `ended`.
+                    lock(&ended).take();
+                    (id..count).for_each(|id| drop(self.control.leave(id)));
+                    self.control.stop();
+                    *life = Life::Started(threads);
+                    let what = "starting a vCPU thread (raise ulimit -u)";
+                    return Err(Error::Host { what, source });
+                }
+            }
+        }
+        *life = Life::Started(threads);
+        Ok(())
+    }
+
+    fn spawn(
+        &self,
+        id: u8,
+        vcpu: Vcpu,
+        ended: Ended,
+        hook: Option<ThreadStart>,
+    ) -> std::io::Result<JoinHandle<()>> {
         let (bus, control, name) = (self.bus.clone(), self.control.clone(), self.name.clone());
-        control.begin();
         let body = move || {
-            let run = catch_unwind(AssertUnwindSafe(|| vcpu.run()));
+            let run = catch_unwind(AssertUnwindSafe(|| {
+                if let Some(hook) = hook {
+                    hook(id);
+                }
+                vcpu.run()
+            }));
             let broken = match run {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),
@@ -204,25 +316,23 @@ impl Vm {
             if let Some(reason) = broken {
                 error!("{name}: {reason}");
                 let registers = Registers::default();
-                let fault = Fault { reason, vcpu: 0, registers };
+                let fault = Fault { reason, vcpu: id, registers };
                 control.end(Outcome::InternalError(Box::new(fault)));
             }
             bus.finish();
-            if let Some(outcome) = control.leave(0) {
+            if let Some(outcome) = control.leave(id.into()) {
                 debug!("{name}: {outcome}");
-                ended(&outcome);
+                let ended = lock(&ended).take();
+                if let Some(ended) = ended {
+                    ended(&outcome);
+                }
             }
         };
-        let thread = std::thread::Builder::new()
-            .name(self.name.clone())
-            .stack_size(THREAD_STACK)
-            .spawn(body)
-            .map_err(|source| {
-                self.control.leave(0);
-                Error::Host { what: "starting a vCPU thread (raise ulimit -u)", source }
-            })?;
-        *life = Life::Started(vec![thread]);
-        Ok(())
+        let name = match id {
+            0 => self.name.clone(),
+            _ => format!("{id} {}", self.name),
+        };
+        std::thread::Builder::new().name(name).stack_size(THREAD_STACK).spawn(body)
     }
 
     /// Waits for the VM to end, at most for `timeout`. A VM that was never
@@ -231,22 +341,27 @@ impl Vm {
         self.control.wait(timeout)
     }
 
-    /// Holds the vCPU between two instructions until [`Vm::resume`]; returns when
-    /// it is held. False if the VM has ended, or the vCPU did not answer within
+    /// Holds all vCPUs between two instructions until [`Vm::resume`]; returns when
+    /// they are held. False if the VM has ended, or a vCPU did not answer within
     /// 5 s.
     pub fn pause(&self) -> bool {
         self.control.pause(ANSWER_TIMEOUT)
     }
 
-    /// Lets a paused vCPU go on.
+    /// Lets paused vCPUs go on.
     pub fn resume(&self) {
         self.control.resume();
     }
 
-    /// The vCPU's registers as of now, for finding out where a guest hangs.
+    /// The first vCPU's registers as of now, for finding out where a guest hangs.
     /// `None` if the VM does not run, or the vCPU did not answer within 5 s.
     pub fn registers(&self) -> Option<Registers> {
-        self.control.registers(0, ANSWER_TIMEOUT)
+        self.registers_of(0)
+    }
+
+    /// The same of vCPU `vcpu`. `None` also if there is none of that number.
+    pub fn registers_of(&self, vcpu: u8) -> Option<Registers> {
+        self.control.registers(vcpu.into(), ANSWER_TIMEOUT)
     }
 
     /// Ends the VM if it still runs and waits for its threads, which takes as
@@ -273,16 +388,57 @@ impl Drop for Vm {
     }
 }
 
-fn allocate(size: u64, end: u64) -> Result<GuestMemory, Error> {
+impl Life {
+    /// From new to booted.
+    fn booted(&mut self) {
+        *self = match std::mem::replace(self, Life::None) {
+            Life::New(vcpus) => Life::Booted(vcpus),
+            other => other,
+        };
+    }
+}
+
+/// Types on a guest's serial port. See [`Vm::console_input`].
+#[derive(Clone)]
+pub struct ConsoleInput(Arc<Bus>);
+
+impl std::io::Write for ConsoleInput {
+    /// Takes as much as there is room for: 64 KiB wait for a guest that does not
+    /// read. Never waits.
+    ///
+    /// # Errors
+    /// [`std::io::ErrorKind::WouldBlock`] if there is no room.
+    fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+        match self.0.console_input(data) {
+            0 if !data.is_empty() => Err(std::io::ErrorKind::WouldBlock.into()),
+            taken => Ok(taken),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn allocate(config: &VmConfig, end: u64) -> Result<GuestMemory, Error> {
+    let size = config.memory;
     let max = end - (layout::HIGH_RAM_START - layout::LOW_RAM_END);
     if !(MEMORY_MIN..=max).contains(&size) || !size.is_multiple_of(PAGE) {
         return Err(Error::MemorySize { size, min: MEMORY_MIN, max });
     }
     let low = size.min(layout::LOW_RAM_END);
-    let mut ranges = vec![(GuestAddress(0), low as usize)];
+    let mut ranges = vec![(GuestAddress(0), low as usize, None)];
     if size > low {
-        ranges.push((GuestAddress(layout::HIGH_RAM_START), (size - low) as usize));
+        ranges.push((GuestAddress(layout::HIGH_RAM_START), (size - low) as usize, None));
     }
-    GuestMemory::from_ranges(&ranges)
+    if config.shared_memory {
+        let file = Arc::new(pages::memory_file(c"tofu-guest", size)?);
+        let mut offset = 0;
+        for (_, len, place) in &mut ranges {
+            *place = Some(FileOffset::from_arc(file.clone(), offset));
+            offset += *len as u64;
+        }
+    }
+    GuestMemory::from_ranges_with_files(&ranges)
         .map_err(|error| Error::Memory { size, reason: error.to_string() })
 }
