@@ -1,4 +1,5 @@
-//! Epochs: which uses of translation tables a cache flush has to wait for.
+//! Epochs: which uses of something a change of it has to wait for, as a cache flush has to wait
+//! for those of translation tables.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::SeqCst;
@@ -7,7 +8,7 @@ use tofu_sync::{AtomicU32, AtomicU64, Mutex, MutexGuard};
 
 /// Counts the uses of something that is replaced from time to time.
 #[derive(Debug)]
-pub(crate) struct Epochs {
+pub struct Epochs {
     generation: AtomicU64,
     /// Uses under way, by the lowest bit of their generation.
     pins: [AtomicU32; 2],
@@ -23,8 +24,15 @@ struct Flush {
     again: bool,
 }
 
+impl Default for Epochs {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Epochs {
-    pub(crate) fn new() -> Self {
+    /// Nothing is under way.
+    pub fn new() -> Self {
         Self {
             generation: AtomicU64::new(0),
             pins: [AtomicU32::new(0), AtomicU32::new(0)],
@@ -33,7 +41,7 @@ impl Epochs {
     }
 
     /// Begins a use, which [`Epochs::leave`] ends, and returns its generation.
-    pub(crate) fn enter(&self) -> u64 {
+    pub fn enter(&self) -> u64 {
         loop {
             let generation = self.generation.load(SeqCst);
             let pins = &self.pins[(generation & 1) as usize];
@@ -48,12 +56,12 @@ impl Epochs {
     }
 
     /// Ends a use.
-    pub(crate) fn leave(&self, generation: u64) {
+    pub fn leave(&self, generation: u64) {
         self.pins[(generation & 1) as usize].fetch_sub(1, SeqCst);
     }
 
     /// Begins a flush: uses that begin later have a newer generation than those before.
-    pub(crate) fn flush(&self) {
+    pub fn flush(&self) {
         let mut flush = self.lock();
         self.advance(&mut flush);
         if flush.draining.is_some() {
@@ -64,7 +72,7 @@ impl Epochs {
     }
 
     /// Whether a use from before the last flush is still under way.
-    pub(crate) fn busy(&self) -> bool {
+    pub fn busy(&self) -> bool {
         let mut flush = self.lock();
         self.advance(&mut flush);
         flush.draining.is_some()

@@ -46,8 +46,9 @@ use crate::notice::{Completions, Writer};
 use crate::regfile::Plain;
 use crate::stats::{Statistics, TniUnit};
 
+pub use crate::epoch::Epochs;
 pub use crate::host::{Host, Net};
-pub use crate::memory::{DmaError, DmaMemory, Segment, Segments};
+pub use crate::memory::{Access, DmaError, DmaMemory, Segment, Segments};
 pub use crate::page::SharedPages;
 pub use crate::rx::discard_rcode;
 pub use crate::stats::{Faults, ModelTime};

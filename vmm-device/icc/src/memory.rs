@@ -19,12 +19,38 @@ pub struct DmaError {
     pub len: usize,
 }
 
-/// Memory that a device can reach by DMA, at the addresses that it uses.
-pub trait DmaMemory: Send + Sync {
-    /// Whether the whole range is memory.
-    fn contains(&self, addr: u64, len: usize) -> bool;
+/// What a device does to memory. An IOMMU may map an address for one and not the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It reads.
+    Read,
+    /// It writes.
+    Write,
+    /// It does both at once, as an atomic operation does.
+    Update,
+}
 
-    /// Calls `f` with the pieces of the range, in order.
+impl Access {
+    /// Whether the device learns what the memory holds.
+    pub const fn reads(self) -> bool {
+        matches!(self, Self::Read | Self::Update)
+    }
+
+    /// Whether the device changes the memory.
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Update)
+    }
+}
+
+/// Memory that a device can reach by DMA, at the addresses that it uses.
+///
+/// An address that is mapped, but not for what the device does to it, is no memory.
+pub trait DmaMemory: Send + Sync {
+    /// Whether the whole range is memory that the device may access in this way.
+    fn contains(&self, addr: u64, len: usize, access: Access) -> bool;
+
+    /// Calls `f` with the pieces of the range, in order. It does no more to them than `access`
+    /// says.
     ///
     /// # Errors
     ///
@@ -33,6 +59,7 @@ pub trait DmaMemory: Send + Sync {
         &self,
         addr: u64,
         len: usize,
+        access: Access,
         f: &mut dyn FnMut(VolatileSlice<'_>),
     ) -> Result<(), DmaError>;
 
@@ -43,7 +70,7 @@ pub trait DmaMemory: Send + Sync {
     /// If any part of the range is not memory.
     fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaError> {
         let mut at = 0;
-        self.access(addr, buf.len(), &mut |piece| {
+        self.access(addr, buf.len(), Access::Read, &mut |piece| {
             let end = at + piece.len();
             piece.copy_to(&mut buf[at..end]);
             at = end;
@@ -57,7 +84,7 @@ pub trait DmaMemory: Send + Sync {
     /// If any part of the range is not memory.
     fn write(&self, addr: u64, buf: &[u8]) -> Result<(), DmaError> {
         let mut at = 0;
-        self.access(addr, buf.len(), &mut |piece| {
+        self.access(addr, buf.len(), Access::Write, &mut |piece| {
             let end = at + piece.len();
             piece.copy_from(&buf[at..end]);
             at = end;
@@ -69,10 +96,15 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If `addr` is not memory or not a multiple of 8.
-    fn word(&self, addr: u64, f: &mut dyn FnMut(&AtomicU64)) -> Result<(), DmaError> {
+    fn word(
+        &self,
+        addr: u64,
+        access: Access,
+        f: &mut dyn FnMut(&AtomicU64),
+    ) -> Result<(), DmaError> {
         let error = DmaError { addr, len: 8 };
         let mut found = false;
-        self.access(addr, 8, &mut |piece| {
+        self.access(addr, 8, access, &mut |piece| {
             if let Ok(word) = piece.get_atomic_ref::<AtomicU64>(0) {
                 found = true;
                 f(word);
@@ -86,10 +118,15 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If `addr` is not memory or not a multiple of 4.
-    fn half_word(&self, addr: u64, f: &mut dyn FnMut(&AtomicU32)) -> Result<(), DmaError> {
+    fn half_word(
+        &self,
+        addr: u64,
+        access: Access,
+        f: &mut dyn FnMut(&AtomicU32),
+    ) -> Result<(), DmaError> {
         let error = DmaError { addr, len: 4 };
         let mut found = false;
-        self.access(addr, 4, &mut |piece| {
+        self.access(addr, 4, access, &mut |piece| {
             if let Ok(word) = piece.get_atomic_ref::<AtomicU32>(0) {
                 found = true;
                 f(word);
@@ -105,7 +142,7 @@ pub trait DmaMemory: Send + Sync {
     /// As [`DmaMemory::word`].
     fn load(&self, addr: u64) -> Result<u64, DmaError> {
         let mut value = 0;
-        self.word(addr, &mut |word| value = word.load(Ordering::Acquire))?;
+        self.word(addr, Access::Read, &mut |word| value = word.load(Ordering::Acquire))?;
         Ok(u64::from_le(value))
     }
 
@@ -117,7 +154,7 @@ pub trait DmaMemory: Send + Sync {
     /// If the 32 bytes are not memory or not aligned to 32.
     fn load_entry(&self, addr: u64) -> Result<[u64; 4], DmaError> {
         let mut entry = [0; 4];
-        self.entry(addr, &mut |words| {
+        self.entry(addr, Access::Read, &mut |words| {
             for (value, word) in entry.iter_mut().zip(words) {
                 *value = u64::from_le(word.load(Ordering::Acquire));
             }
@@ -132,7 +169,7 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// If the 32 bytes are not memory or not aligned to 32.
     fn store_entry(&self, addr: u64, entry: [u64; 4]) -> Result<(), DmaError> {
-        self.entry(addr, &mut |words| {
+        self.entry(addr, Access::Write, &mut |words| {
             for (value, word) in entry.iter().zip(words).rev() {
                 word.store(value.to_le(), Ordering::Release);
             }
@@ -144,13 +181,18 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If the 32 bytes are not memory or not aligned to 32.
-    fn entry(&self, addr: u64, f: &mut dyn FnMut([&AtomicU64; 4])) -> Result<(), DmaError> {
+    fn entry(
+        &self,
+        addr: u64,
+        access: Access,
+        f: &mut dyn FnMut([&AtomicU64; 4]),
+    ) -> Result<(), DmaError> {
         let error = DmaError { addr, len: 32 };
         if !addr.is_multiple_of(32) {
             return Err(error);
         }
         let mut found = false;
-        self.access(addr, 32, &mut |piece| {
+        self.access(addr, 32, access, &mut |piece| {
             let word = |i: usize| piece.get_atomic_ref::<AtomicU64>(8 * i);
             if let (Ok(a), Ok(b), Ok(c), Ok(d)) = (word(0), word(1), word(2), word(3)) {
                 found = true;
@@ -166,12 +208,12 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// As [`DmaMemory::word`].
     fn store(&self, addr: u64, value: u64) -> Result<(), DmaError> {
-        self.word(addr, &mut |word| word.store(value.to_le(), Ordering::Release))
+        self.word(addr, Access::Write, &mut |word| word.store(value.to_le(), Ordering::Release))
     }
 }
 
 impl DmaMemory for GuestMemoryMmap<()> {
-    fn contains(&self, addr: u64, len: usize) -> bool {
+    fn contains(&self, addr: u64, len: usize, _: Access) -> bool {
         self.check_range(GuestAddress(addr), len)
     }
 
@@ -179,6 +221,7 @@ impl DmaMemory for GuestMemoryMmap<()> {
         &self,
         addr: u64,
         len: usize,
+        _: Access,
         f: &mut dyn FnMut(VolatileSlice<'_>),
     ) -> Result<(), DmaError> {
         let error = DmaError { addr, len };
@@ -260,12 +303,12 @@ fn copy_run(
 ) -> Result<(), DmaError> {
     let mut at = to;
     let mut result = Ok(());
-    src.access(from, len, &mut |source| {
+    src.access(from, len, Access::Read, &mut |source| {
         if result.is_err() {
             return;
         }
         let mut done = 0;
-        result = dst.access(at, source.len(), &mut |target| {
+        result = dst.access(at, source.len(), Access::Write, &mut |target| {
             let n = target.len();
             if let Ok(part) = source.subslice(done, n) {
                 part.copy_to_volatile_slice(target);

@@ -7,30 +7,62 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI, PAGE_SIZE};
+use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI, PAGE_SIZE, cq_page};
 use vm_memory::{MmapRegion, VolatileMemory};
 
 /// Pages that are shared with the guest: one of 4 KiB for each control queue.
 #[derive(Clone, Debug)]
-pub struct SharedPages(Arc<MmapRegion<()>>);
+pub struct SharedPages {
+    region: Arc<MmapRegion<()>>,
+    layout: Layout,
+}
+
+/// Where the pages are in their region.
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    /// One after the other.
+    Packed,
+    /// Where they are in BAR0.
+    AsInBar,
+}
 
 impl SharedPages {
     /// Bytes of the pages of all control queues.
     pub const SIZE: usize = NUM_TNI * NUM_CQ * PAGE_SIZE as usize;
 
+    /// Bytes of BAR0 up to the end of the last control queue's page.
+    pub const SIZE_AS_IN_BAR: usize =
+        (cq_page(NUM_TNI as u8 - 1, NUM_CQ as u8 - 1) + PAGE_SIZE) as usize;
+
     /// Uses `region`, which must be [`SharedPages::SIZE`] bytes long at least.
     pub fn new(region: Arc<MmapRegion<()>>) -> Option<Self> {
-        (region.len() >= Self::SIZE).then_some(Self(region))
+        (region.len() >= Self::SIZE).then_some(Self { region, layout: Layout::Packed })
     }
 
-    /// Byte offset in the region of the page of one control queue.
+    /// The same with each page at its offset in BAR0, for a `region` of a file that another
+    /// process maps; it must be [`SharedPages::SIZE_AS_IN_BAR`] bytes long at least, most of
+    /// which are never touched.
+    pub fn as_in_bar(region: Arc<MmapRegion<()>>) -> Option<Self> {
+        let fits = region.len() >= Self::SIZE_AS_IN_BAR;
+        fits.then_some(Self { region, layout: Layout::AsInBar })
+    }
+
+    /// Byte offset of the page of one control queue in a packed region ([`SharedPages::new`]).
     pub const fn page_offset(tni: u8, cq: u8) -> usize {
         (tni as usize * NUM_CQ + cq as usize) * PAGE_SIZE as usize
     }
 
+    /// Byte offset in this region of the page of one control queue.
+    pub const fn offset_of(&self, tni: u8, cq: u8) -> usize {
+        match self.layout {
+            Layout::Packed => Self::page_offset(tni, cq),
+            Layout::AsInBar => cq_page(tni, cq) as usize,
+        }
+    }
+
     /// The region.
     pub fn region(&self) -> &Arc<MmapRegion<()>> {
-        &self.0
+        &self.region
     }
 }
 
@@ -49,7 +81,7 @@ impl Page {
     pub(crate) fn new(tni: u8, cq: u8, shared: Option<&SharedPages>) -> Self {
         Self {
             own: [const { AtomicU64::new(0) }; REGISTERS],
-            shared: shared.map(|s| (s.clone(), SharedPages::page_offset(tni, cq))),
+            shared: shared.map(|s| (s.clone(), s.offset_of(tni, cq))),
         }
     }
 
@@ -63,7 +95,7 @@ impl Page {
         let own = &self.own[(reg.offset() / 8) as usize % REGISTERS];
         match &self.shared {
             Some((pages, base)) => {
-                pages.0.get_atomic_ref(base + reg.offset() as usize).unwrap_or(own)
+                pages.region.get_atomic_ref(base + reg.offset() as usize).unwrap_or(own)
             }
             None => own,
         }
@@ -83,9 +115,16 @@ impl Page {
         self.reg(reg).fetch_add(n, Ordering::Relaxed);
     }
 
+    /// Puts all registers to 0, and of a shared page also what lies between them: the next user
+    /// of the queue is not to find what the former one has left there.
     pub(crate) fn clear(&self) {
         for &reg in CqReg::ALL {
             self.store(reg, 0);
+        }
+        if let Some((pages, base)) = &self.shared
+            && let Ok(page) = pages.region.get_slice(*base, PAGE_SIZE as usize)
+        {
+            page.copy_from(&[0u8; PAGE_SIZE as usize]);
         }
     }
 }

@@ -12,7 +12,7 @@ use tofu_fabric::{Class, DiscardReason, Packet, Port};
 use crate::Icc;
 use crate::cq::{Cq, lock};
 use crate::host::Net;
-use crate::memory::{DmaError, DmaMemory, Segment, Segments, copy_segments, skip_segments};
+use crate::memory::{Access, DmaError, DmaMemory, Segment, Segments, copy_segments, skip_segments};
 use crate::notice::{Kind, Notice, Peer};
 use crate::tlp::{Answer, Body, Payload, Request, Tag, burst_size};
 use crate::translate::{Fault, Pin, Translation};
@@ -204,7 +204,13 @@ impl Icc {
             Ok(pin) => pin,
             Err(rcode) => return refused(rcode),
         };
-        let to = queue.tables.translate(self.memory(), &pin, request.remote, request.length, true);
+        let to = queue.tables.translate(
+            self.memory(),
+            &pin,
+            request.remote,
+            request.length,
+            Access::Write,
+        );
         let mut done = to.len;
         let mut code = rcode::SUCCESS;
         if let Some(fault) = to.fault {
@@ -246,8 +252,13 @@ impl Icc {
             Ok(pin) => pin,
             Err(rcode) => return (answer(request, 0, rcode, request_ps), nothing()),
         };
-        let range =
-            queue.tables.translate(self.memory(), &pin, request.remote, request.length, false);
+        let range = queue.tables.translate(
+            self.memory(),
+            &pin,
+            request.remote,
+            request.length,
+            Access::Read,
+        );
         let mut done = range.len;
         let mut code = rcode::SUCCESS;
         if let Some(fault) = range.fault {
@@ -298,7 +309,13 @@ impl Icc {
             Ok(pin) => pin,
             Err(rcode) => return refused(rcode),
         };
-        let at = queue.tables.translate(self.memory(), &pin, request.remote, request.length, true);
+        let at = queue.tables.translate(
+            self.memory(),
+            &pin,
+            request.remote,
+            request.length,
+            Access::Update,
+        );
         if let Some(fault) = at.fault {
             return refused(self.target_fault(queue, fault));
         }
@@ -310,11 +327,13 @@ impl Icc {
         }
         let mut old = 0;
         let changed = if request.length == 4 {
-            self.memory().half_word(addr, &mut |word| {
+            self.memory().half_word(addr, Access::Update, &mut |word| {
                 old = change4(word, op, operand as u32, compare as u32).into();
             })
         } else {
-            self.memory().word(addr, &mut |word| old = change8(word, op, operand, compare))
+            self.memory().word(addr, Access::Update, &mut |word| {
+                old = change8(word, op, operand, compare);
+            })
         };
         drop(pin);
         if changed.is_err() {
@@ -442,7 +461,7 @@ impl Icc {
         let done = u64::from(answer.done).min(payload.len()) as u32;
         if done > 0 {
             let at = local.advanced(answer.position.into());
-            let mut to = queue.tables.translate(self.memory(), &pin, at, done, true);
+            let mut to = queue.tables.translate(self.memory(), &pin, at, done, Access::Write);
             if !self.dma_enabled() {
                 to = Translation::failed(Fault::payload(true));
             }

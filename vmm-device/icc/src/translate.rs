@@ -12,7 +12,7 @@ use tofu_abi::table::{
 use tofu_abi::{StagOffset, rcode};
 
 use crate::epoch::Epochs;
-use crate::memory::{DmaMemory, Segment, Segments};
+use crate::memory::{Access, DmaMemory, Segment, Segments};
 
 /// Places in a queue's translation cache.
 const CACHE_PLACES: usize = 32;
@@ -221,7 +221,7 @@ impl Tables {
         })
     }
 
-    /// Translates `len` bytes from `at` on.
+    /// Translates `len` bytes from `at` on, for an access of this kind.
     ///
     /// Page table entries are read each time; steering and memory block entries are cached
     /// until a flush.
@@ -231,13 +231,13 @@ impl Tables {
         pin: &Pin,
         at: StagOffset,
         len: u32,
-        write: bool,
+        access: Access,
     ) -> Translation {
         let m = match self.mapping(memory, pin, at.stag()) {
             Ok(m) => m,
             Err(fault) => return Translation::failed(fault),
         };
-        if write && m.readonly {
+        if access.writes() && m.readonly {
             return Translation::failed(Fault::steering(rcode::READ_ONLY));
         }
         let offset = at.offset();
@@ -259,8 +259,8 @@ impl Tables {
                     return t;
                 }
             };
-            if !memory.contains(start, n as usize) {
-                t.fault = Some(Fault::payload(write));
+            if !memory.contains(start, n as usize, access) {
+                t.fault = Some(Fault::payload(access.writes()));
                 return t;
             }
             match t.segments.last_mut() {

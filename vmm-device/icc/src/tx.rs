@@ -13,6 +13,7 @@ use tofu_fabric::{Class, Packet};
 use crate::Icc;
 use crate::cq::{Cq, lock};
 use crate::host::Net;
+use crate::memory::Access;
 use crate::notice::{Kind, Outstanding, Slot};
 use crate::tlp::{BURST_BYTES, BURST_NOTICES, Body, Payload, Request, Tag, burst_size};
 
@@ -377,7 +378,8 @@ impl Icc {
         let body = match active.kind {
             Kind::Put => {
                 let pin = queue.tables.pin();
-                let from = queue.tables.translate(self.memory(), &pin, request.local, n, false);
+                let from =
+                    queue.tables.translate(self.memory(), &pin, request.local, n, Access::Read);
                 if let Some(fault) = from.fault {
                     transmit.active = None;
                     queue.irq.request(self.host(), fault.irq);

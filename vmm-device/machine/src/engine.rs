@@ -21,6 +21,10 @@ use crate::{Error, Node, Pump, Shared, lock};
 const NAPS_NS: u64 = 20_000_000;
 /// The shortest and the longest time between two looks, in nanoseconds.
 const NAP_NS: (u64, u64) = (20_000, 1_000_000);
+/// A page that cannot be protected, and has been quiet for as long as the first of these, is
+/// looked at as often as the second says, both in nanoseconds. See docs/src/reference/vfio-user.md
+/// for what that costs.
+const DOZE_NS: (u64, u64) = (1_000_000_000, 10_000_000);
 
 /// A busy engine looks at its event descriptors once in so many turns.
 const TURNS_PER_LOOK: u32 = 16;
@@ -279,7 +283,10 @@ impl Sources {
         };
         let free = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
         let token = FIRST_QUEUE + free as u32;
-        if let Err(error) = ops.add(Events::with_data(&*event, token, EventSet::IN)) {
+        // By edges, so that a descriptor never needs to be read: one that another process shares
+        // could block.
+        let edges = EventSet::IN | EventSet::EDGE_TRIGGERED;
+        if let Err(error) = ops.add(Events::with_data(&*event, token, edges)) {
             log::error!("listening to a doorbell of node {}: {error}", queue.node);
             return;
         }
@@ -315,11 +322,10 @@ impl MutEventSubscriber for Sources {
             }
             token => {
                 let place = self.queues.get((token - FIRST_QUEUE) as usize);
-                if let Some(Some(Doorbell { queue, node, event })) = place {
-                    let _ = event.read();
-                    if node.rang(queue.tni, queue.cq) {
-                        lock(&self.engine.pending).push_back(*queue);
-                    }
+                if let Some(Some(Doorbell { queue, node, .. })) = place
+                    && node.rang(queue.tni, queue.cq)
+                {
+                    lock(&self.engine.pending).push_back(*queue);
                 }
             }
         }
@@ -401,8 +407,7 @@ impl<'a> Watch<'a> {
             let now = pump.now_ns();
             let late = now.saturating_sub(start) > TURN_NS;
             let mut rang = page.poll(engine, &mut pump, late);
-            if !rang && now.saturating_sub(page.rang_at) > NAPS_NS {
-                page.protect();
+            if !rang && now.saturating_sub(page.rang_at) > NAPS_NS && page.protect() {
                 // What was rung before the page was protected.
                 rang = page.poll(engine, &mut pump, late);
             }
@@ -419,6 +424,7 @@ impl WatchedPage {
     fn next_look(&self, now: u64, spin_ns: u64) -> u64 {
         match now.saturating_sub(self.rang_at) {
             quiet if quiet < spin_ns => now,
+            quiet if quiet > DOZE_NS.0 => now + DOZE_NS.1,
             quiet => now + (quiet / 4).clamp(NAP_NS.0, NAP_NS.1),
         }
     }
@@ -433,9 +439,9 @@ impl WatchedPage {
         rang
     }
 
-    fn protect(&mut self) {
-        self.protected = true;
-        self.node.protect(self.queue.tni, self.queue.cq);
+    fn protect(&mut self) -> bool {
+        self.protected = self.node.protect(self.queue.tni, self.queue.cq);
+        self.protected
     }
 }
 

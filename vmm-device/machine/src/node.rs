@@ -59,6 +59,12 @@ pub trait DoorbellBackend: Send + Sync {
     /// protection stays.
     fn protect_page(&self, offset: u64);
 
+    /// Whether [`DoorbellBackend::protect_page`] can do that. Where it cannot, because another
+    /// process has mapped the pages, engines go on looking at quiet ones, ever less often.
+    fn can_protect(&self) -> bool {
+        true
+    }
+
     /// Ends what was attached at `offset`.
     fn detach(&self, offset: u64);
 }
@@ -77,6 +83,13 @@ pub struct Node {
     host: Arc<NodeHost>,
 }
 
+/// The event descriptor of a trapped doorbell.
+struct Bell {
+    event: Arc<EventFd>,
+    /// Whether somebody outside was given it, so that it outlives the queue.
+    lent: bool,
+}
+
 /// The surroundings of a node's device.
 struct NodeHost {
     id: NodeId,
@@ -85,7 +98,7 @@ struct NodeHost {
     pages: Option<SharedPages>,
     backend: OnceLock<Arc<dyn DoorbellBackend>>,
     /// Event descriptors of trapped doorbells, by queue.
-    events: Mutex<HashMap<(u8, u8), Arc<EventFd>>>,
+    events: Mutex<HashMap<(u8, u8), Bell>>,
     /// Queues that wait for their engine, so that each waits only once.
     waiting: Vec<InLine>,
     /// Whether it was logged that a doorbell could not be attached.
@@ -148,6 +161,43 @@ impl Node {
         let _ = self.host.backend.set(backend);
     }
 
+    /// How the node's doorbells arrive: polled only if it was made with shared pages.
+    pub fn doorbells(&self) -> Doorbells {
+        if self.host.pages.is_some() { Doorbells::Polled } else { Doorbells::Trapped }
+    }
+
+    /// The event descriptor that rings a queue's trapped doorbell while the queue is enabled, for
+    /// somebody outside of this process. It stays the same over the queue's lives until
+    /// [`Node::renew_doorbell_events`]. What was signalled while the queue was disabled may ring
+    /// once when it is enabled. Nothing ever reads it, so its owner can neither block nor
+    /// silence an engine by what it does to it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Host`] if the host has no descriptors left.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such queue.
+    pub fn doorbell_event(&self, tni: u8, cq: u8) -> Result<Arc<EventFd>, Error> {
+        assert!(usize::from(tni) < NUM_TNI && usize::from(cq) < NUM_CQ, "TNI {tni} CQ {cq}");
+        let mut events = lock(&self.host.events);
+        if let Some(bell) = events.get_mut(&(tni, cq)) {
+            bell.lent = true;
+            return Ok(Arc::clone(&bell.event));
+        }
+        let event = EventFd::new(EFD_NONBLOCK).map_err(Error::host("creating an eventfd"))?;
+        let event = Arc::new(event);
+        events.insert((tni, cq), Bell { event: Arc::clone(&event), lent: true });
+        Ok(event)
+    }
+
+    /// Takes back what [`Node::doorbell_event`] has given away: doorbells of queues that are
+    /// enabled from now on have other descriptors. To be called after a reset.
+    pub fn renew_doorbell_events(&self) {
+        lock(&self.host.events).retain(|_, bell| !bell.lent);
+    }
+
     /// Notes that a queue's doorbell rang. Returns whether it is to be put in line or run now; if
     /// not it is in line already.
     pub(crate) fn rang(&self, tni: u8, cq: u8) -> bool {
@@ -163,11 +213,14 @@ impl Node {
         self.icc.run_queue(tni, cq, pump) && waiting.enter()
     }
 
-    /// Write-protects the page of a queue: nobody looks at it any more.
-    pub(crate) fn protect(&self, tni: u8, cq: u8) {
-        if let Some(backend) = self.host.backend.get() {
-            backend.protect_page(cq_page(tni, cq));
-        }
+    /// Write-protects the page of a queue: nobody looks at it any more. Returns false if that is
+    /// not possible.
+    pub(crate) fn protect(&self, tni: u8, cq: u8) -> bool {
+        let Some(backend) = self.host.backend.get().filter(|backend| backend.can_protect()) else {
+            return false;
+        };
+        backend.protect_page(cq_page(tni, cq));
+        true
     }
 
     fn trapped_write(&self, bar: u8, offset: u64, data: &[u8]) {
@@ -232,20 +285,25 @@ impl NodeHost {
                 return Ok(());
             };
             let (engine, id) = (Arc::clone(shared.engine_of(self.id)), self.id);
-            let at = SharedPages::page_offset(tni, cq);
+            let at = pages.offset_of(tni, cq);
             let watcher = Arc::clone(&engine);
             let written = Box::new(move || watcher.watch(id, tni, cq, Watching::Lifted));
             backend.attach_page(page, pages.region(), at, written)?;
             engine.watch(self.id, tni, cq, Watching::Start);
             return Ok(());
         }
-        let event = EventFd::new(EFD_NONBLOCK).map_err(|error| error.to_string())?;
-        let event = Arc::new(event);
+        let lent = lock(&self.events).get(&(tni, cq)).map(|bell| Arc::clone(&bell.event));
+        let event = match lent {
+            Some(event) => event,
+            None => Arc::new(EventFd::new(EFD_NONBLOCK).map_err(|error| error.to_string())?),
+        };
         backend.attach_event(page + CqReg::FetchStart.offset(), &event)?;
+        // Somebody may have asked for the queue's descriptor meanwhile: theirs counts.
+        let bell = Bell { event, lent: false };
+        let event = Arc::clone(&lock(&self.events).entry((tni, cq)).or_insert(bell).event);
         if let Some(shared) = self.shared.upgrade() {
-            shared.engine_of(self.id).listen(self.id, tni, cq, Arc::clone(&event));
+            shared.engine_of(self.id).listen(self.id, tni, cq, event);
         }
-        lock(&self.events).insert((tni, cq), event);
         Ok(())
     }
 
@@ -258,10 +316,21 @@ impl NodeHost {
         if self.pages.is_some() {
             backend.detach(page);
             engine.watch(self.id, tni, cq, Watching::Stop);
-        } else if let Some(event) = lock(&self.events).remove(&(tni, cq)) {
-            backend.detach(page + CqReg::FetchStart.offset());
-            engine.ignore(event);
+            return;
         }
+        let event = {
+            let mut events = lock(&self.events);
+            let Some(bell) = events.get(&(tni, cq)) else {
+                return;
+            };
+            let (event, lent) = (Arc::clone(&bell.event), bell.lent);
+            if !lent {
+                events.remove(&(tni, cq));
+            }
+            event
+        };
+        backend.detach(page + CqReg::FetchStart.offset());
+        engine.ignore(event);
     }
 }
 
