@@ -1,0 +1,84 @@
+//! Drives the library: `image build [--name N] [--kernel K] [--with A,B] [--program FILE]...
+//! [--modules A,B] [--mirror URL] [--refresh]`, `image ls`, `image rm NAME`, `image qemu`.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use tofu_image::{Cache, Kernel, Phase, Program, Progress, Spec};
+
+/// Prints each phase once, and downloads by the megabyte.
+#[derive(Default)]
+struct Lines(Cell<Option<(Phase, u64)>>);
+
+impl Progress for Lines {
+    fn update(&self, phase: Phase, done: u64, total: u64) {
+        let step = if phase == Phase::Download { done >> 24 } else { 0 };
+        if self.0.replace(Some((phase, step))) != Some((phase, step)) {
+            eprintln!("{phase} {done}/{total}");
+        }
+    }
+
+    fn note(&self, text: &str) {
+        eprintln!("note: {text}");
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let action = arguments.next().unwrap_or_default();
+    let (mut name, mut with, mut mirror) = (None, Vec::new(), None);
+    let mut programs = Vec::new();
+    let mut modules = Vec::new();
+    let mut kernel = Kernel::Auto;
+    let mut refresh = false;
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
+        match argument.as_str() {
+            "--name" => name = Some(value()?),
+            "--kernel" => kernel = value()?.parse()?,
+            "--with" => with.extend(value()?.split(',').map(str::to_owned)),
+            "--modules" => modules.extend(value()?.split(',').map(str::to_owned)),
+            "--mirror" => mirror = Some(value()?),
+            "--refresh" => refresh = true,
+            "--program" => {
+                let path = value()?;
+                let name = Path::new(&path).file_name().unwrap_or_default().to_string_lossy();
+                programs.push(Program::new(&name, std::fs::read(&path).context(path.clone())?)?);
+            }
+            other if !other.starts_with('-') => name = Some(other.into()),
+            other => bail!("unknown option {other}"),
+        }
+    }
+    let cache = Cache::from_env()?.mirror(mirror);
+    let progress = Lines::default();
+    let began = Instant::now();
+    match action.as_str() {
+        "build" => {
+            let name = name.unwrap_or_else(|| Spec::name_for(&with));
+            let spec = Spec::new(&name)?.kernel(kernel).with(&with)?.modules(&modules)?;
+            let image = cache.build(&spec.programs(programs).refresh(refresh), &progress)?;
+            println!("{}", image.kernel_elf.display());
+            println!("{}", image.initrd.display());
+            if let Some(root) = image.root {
+                println!("{}", root.display());
+            }
+        }
+        "ls" => {
+            for image in cache.list()? {
+                let manifest = &image.manifest;
+                let with = manifest.with.join(",");
+                println!("{} {} {} bytes {with}", image.name, manifest.kernel, manifest.size());
+            }
+        }
+        "rm" => cache.remove(&name.context("rm needs a name")?, &progress)?,
+        "qemu" => {
+            let qemu = cache.qemu(None, &progress)?;
+            println!("{} {:?} {:?}", qemu.version, qemu.origin, qemu.command());
+        }
+        other => bail!("unknown action {other:?}: build, ls, rm or qemu"),
+    }
+    eprintln!("{:.3} s", began.elapsed().as_secs_f64());
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! Writes archives in the "newc" format, which Linux unpacks as its initial RAM file system
+//! (Documentation/driver-api/early-userspace/buffer-format.rst of the Linux source).
+//!
+//! Equal entries give equal bytes: no times, owners or inode numbers of the host get in.
+
+use crate::error::{Error, Result};
+
+const FOLDER: u32 = 0o040_000;
+const FILE: u32 = 0o100_000;
+const LINK: u32 = 0o120_000;
+const CHARACTER_DEVICE: u32 = 0o020_000;
+/// Linux refuses longer paths.
+const PATH_MAX: usize = 4096;
+
+/// An archive being written.
+#[derive(Debug, Default)]
+pub(crate) struct Archive {
+    bytes: Vec<u8>,
+    entries: u32,
+}
+
+impl Archive {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a folder. Linux makes no parents by itself: add them first.
+    pub(crate) fn folder(&mut self, path: &str, mode: u32) -> Result<()> {
+        self.entry(path, FOLDER | (mode & 0o7777), (0, 0), &[])
+    }
+
+    /// Adds a file.
+    pub(crate) fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> Result<()> {
+        self.entry(path, FILE | (mode & 0o7777), (0, 0), content)
+    }
+
+    /// Adds a symbolic link.
+    pub(crate) fn link(&mut self, path: &str, target: &str) -> Result<()> {
+        self.entry(path, LINK | 0o777, (0, 0), target.as_bytes())
+    }
+
+    /// Adds a character device.
+    pub(crate) fn device(&mut self, path: &str, mode: u32, major: u32, minor: u32) -> Result<()> {
+        self.entry(path, CHARACTER_DEVICE | (mode & 0o7777), (major, minor), &[])
+    }
+
+    fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), content: &[u8]) -> Result<()> {
+        let name = path.trim_start_matches('/');
+        if name.is_empty() || name.len() >= PATH_MAX || name.contains('\0') {
+            return Err(Error::Invalid {
+                what: "path in the initramfs",
+                value: path.chars().take(80).collect(),
+                allowed: "1 to 4095 bytes without NUL",
+            });
+        }
+        self.entries += 1;
+        self.record(self.entries, name, mode, device, content)
+    }
+
+    fn record(
+        &mut self,
+        inode: u32,
+        name: &str,
+        mode: u32,
+        device: (u32, u32),
+        content: &[u8],
+    ) -> Result<()> {
+        let size = u32::try_from(content.len()).map_err(|_| Error::Invalid {
+            what: "file in the initramfs",
+            value: name.into(),
+            allowed: "less than 4 GiB",
+        })?;
+        let links = if mode & 0o170_000 == FOLDER { 2 } else { 1 };
+        let name_size = name.len() as u32 + 1;
+        self.bytes.extend_from_slice(b"070701");
+        let fields = [
+            inode, mode, 0, /* uid */
+            0, /* gid */
+            links, 0, /* mtime */
+            size, 0, 0, // device of the file system
+            device.0, device.1, name_size, 0, /* checksum: none in this format */
+        ];
+        for field in fields {
+            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
+        }
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.push(0);
+        self.align();
+        self.bytes.extend_from_slice(content);
+        self.align();
+        Ok(())
+    }
+
+    /// Headers and contents begin at multiples of four bytes.
+    fn align(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    /// Ends the archive.
+    pub(crate) fn finish(mut self) -> Result<Vec<u8>> {
+        self.record(0, "TRAILER!!!", 0, (0, 0), &[])?;
+        self.bytes.resize(self.bytes.len().next_multiple_of(512), 0);
+        Ok(self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Reads an archive by the format's description: (path, mode, device, content).
+    fn parse(bytes: &[u8]) -> Vec<(String, u32, (u32, u32), Vec<u8>)> {
+        let mut entries = Vec::new();
+        let mut at = 0;
+        loop {
+            assert_eq!(&bytes[at..at + 6], b"070701", "at {at}");
+            let field = |index: usize| {
+                let start = at + 6 + index * 8;
+                u32::from_str_radix(std::str::from_utf8(&bytes[start..start + 8]).unwrap(), 16)
+                    .unwrap()
+            };
+            let (size, name_size) = (field(6) as usize, field(11) as usize);
+            let name = &bytes[at + 110..at + 110 + name_size];
+            assert_eq!(name.last(), Some(&0));
+            let name = String::from_utf8(name[..name_size - 1].to_vec()).unwrap();
+            let start = (at + 110 + name_size).next_multiple_of(4);
+            if name == "TRAILER!!!" {
+                return entries;
+            }
+            let device = (field(9), field(10));
+            entries.push((name, field(1), device, bytes[start..start + size].to_vec()));
+            at = (start + size).next_multiple_of(4);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_can_be_read(
+            files in prop::collection::vec(
+                ("[a-z]{1,20}", 0u32..0o10000, prop::collection::vec(any::<u8>(), 0..50)), 0..10)
+        ) {
+            let mut archive = Archive::new();
+            for (name, mode, content) in &files {
+                archive.file(name, *mode, content).unwrap();
+            }
+            let read = parse(&archive.finish().unwrap());
+            let expected: Vec<_> = files
+                .into_iter()
+                .map(|(name, mode, content)| (name, mode | 0o100_000, (0, 0), content))
+                .collect();
+            prop_assert_eq!(read, expected);
+        }
+    }
+
+    #[test]
+    fn kinds_of_entries() {
+        let mut archive = Archive::new();
+        archive.folder("/dev", 0o755).unwrap();
+        archive.device("/dev/console", 0o600, 5, 1).unwrap();
+        archive.link("/bin", "usr/bin").unwrap();
+        let read = parse(&archive.finish().unwrap());
+        assert_eq!(read[0], ("dev".into(), 0o40755, (0, 0), vec![]));
+        assert_eq!(read[1], ("dev/console".into(), 0o20600, (5, 1), vec![]));
+        assert_eq!(read[2], ("bin".into(), 0o120777, (0, 0), b"usr/bin".to_vec()));
+    }
+
+    #[test]
+    fn the_hosts_cpio_agrees() {
+        if crate::run::find("cpio").is_none() {
+            eprintln!("SKIP the_hosts_cpio_agrees: no cpio on this host");
+            return;
+        }
+        let mut archive = Archive::new();
+        archive.folder("a", 0o755).unwrap();
+        archive.file("a/b", 0o644, b"content").unwrap();
+        let bytes = archive.finish().unwrap();
+        let mut child = Command::new("cpio")
+            .args(["-itv", "--quiet"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), &bytes).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success());
+        assert!(text.lines().next().unwrap().starts_with("drwxr-xr-x"), "{text}");
+        assert!(text.lines().nth(1).unwrap().starts_with("-rw-r--r--"), "{text}");
+        assert!(text.contains("a/b"), "{text}");
+    }
+
+    #[test]
+    fn bad_paths_are_refused() {
+        for path in ["", "/", "a\0b", &"x".repeat(5000)] {
+            assert!(Archive::new().file(path, 0o644, b"").is_err(), "{path:?}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! What can go wrong, each as one line for the user.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why an image, a kernel or QEMU could not be had.
+///
+/// The text of each is one line: what failed, with which value, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Neither `TOFU_CACHE`, `XDG_CACHE_HOME` nor `HOME` says where the cache is.
+    #[error("no cache folder: none of TOFU_CACHE, XDG_CACHE_HOME and HOME is set")]
+    NoCache,
+    /// A file operation failed.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The file system of the cache is full.
+    #[error(
+        "disk full while writing {}: make room there, or set TOFU_CACHE to a folder with more",
+        path.display()
+    )]
+    DiskFull {
+        /// What was being written.
+        path: PathBuf,
+    },
+    /// A program of the host is missing.
+    #[error("{tool} is not installed, but needed to {purpose}: {remedy}")]
+    NoTool {
+        /// The program.
+        tool: String,
+        /// What it is needed for.
+        purpose: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// No Debian mirror is known.
+    #[error(
+        "no Debian mirror in the host's apt configuration: name one with --mirror URL \
+         (or in TOFU_MIRROR)"
+    )]
+    NoMirror,
+    /// The host has no keys to check Debian's signatures with.
+    #[error(
+        "no keys of the Debian archive on this host to check packages with: install the package \
+         debian-archive-keyring, or name a key ring in TOFU_KEYRING"
+    )]
+    NoKeyring,
+    /// The mirror cannot be reached, or has not got what is needed.
+    #[error(
+        "cannot fetch from the Debian mirror {mirror}: {reason}; check network and proxy, or name \
+         another mirror with --mirror URL"
+    )]
+    Mirror {
+        /// Its address.
+        mirror: String,
+        /// apt's own words.
+        reason: String,
+    },
+    /// A package that Debian does not have.
+    #[error("Debian {release} has no package {name:?}")]
+    NoPackage {
+        /// The package.
+        name: String,
+        /// The release asked.
+        release: &'static str,
+    },
+    /// A child process failed.
+    #[error("{program} failed while {purpose}: {reason}")]
+    Child {
+        /// The program.
+        program: String,
+        /// What it was to do.
+        purpose: &'static str,
+        /// The last of what it said.
+        reason: String,
+    },
+    /// A kernel that cannot be used.
+    #[error("{} is no kernel to boot: {reason}", path.display())]
+    Kernel {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A kernel package without a module that is needed.
+    #[error("kernel {release} has no module {name:?}; with --kernel generic there are more")]
+    NoModule {
+        /// The module.
+        name: String,
+        /// The kernel.
+        release: String,
+    },
+    /// A module file that cannot be read.
+    #[error("kernel module {}: {reason}", path.display())]
+    Module {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A name or value that is not allowed.
+    #[error("{what} {value:?}: {allowed}")]
+    Invalid {
+        /// What the value is for.
+        what: &'static str,
+        /// The value.
+        value: String,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// A manifest that cannot be understood.
+    #[error(
+        "{} is damaged ({reason}): remove the image with `tofu image rm` and build it anew",
+        path.display()
+    )]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No image of that name.
+    #[error("no image named {0:?}: `tofu image ls` shows what there is")]
+    NoImage(String),
+    /// QEMU named by the user that cannot be used.
+    #[error("{} cannot be used: {reason}", program.display())]
+    Qemu {
+        /// The program.
+        program: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The caller asked to stop.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// A result with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Names the file in an I/O error.
+pub(crate) trait IoContext<T> {
+    /// `what` is a verb, as in "cannot write FILE".
+    fn on(self, what: &'static str, path: &Path) -> Result<T>;
+}
+
+impl<T> IoContext<T> for io::Result<T> {
+    fn on(self, what: &'static str, path: &Path) -> Result<T> {
+        self.map_err(|source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Error::DiskFull { path: path.into() }
+            }
+            _ => Error::Io { what, path: path.into(), source },
+        })
+    }
+}

@@ -1,0 +1,45 @@
+//! Makes what Linux guests need, out of Debian's packages, in a cache of the user's: a kernel, an
+//! initial RAM file system with busybox and our programs, if wanted a Debian root file system with
+//! more packages, and QEMU where the host has none that is new enough.
+//!
+//! Nothing of the host is changed and nobody needs to be root; apt-get and dpkg-deb of the host do
+//! the fetching, resolving and checking of signatures, with folders of their own.
+//!
+//! ```no_run
+//! use tofu_image::{Cache, Program, Silent, Spec};
+//!
+//! # fn main() -> tofu_image::Result<()> {
+//! let cache = Cache::from_env()?;
+//! let agent = Program::new("tofu-agent", std::fs::read("agent").unwrap_or_default())?;
+//! let image = cache.build(&Spec::new("default")?.programs([agent]), &Silent)?;
+//! let qemu = cache.qemu(None, &Silent)?;
+//! let mut command = qemu.command();
+//! command.arg("-kernel").arg(&image.kernel_elf).arg("-initrd").arg(&image.initrd);
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod apt;
+mod cache;
+mod cpio;
+mod error;
+mod initramfs;
+mod kernel;
+mod manifest;
+mod mirror;
+mod modules;
+mod progress;
+mod qemu;
+mod root;
+mod run;
+mod spec;
+
+pub use cache::{Cache, Image};
+pub use error::{Error, Result};
+pub use kernel::{Kind as KernelKind, inspect as inspect_kernel};
+pub use manifest::{FileInfo, Manifest, Package};
+pub use progress::{Phase, Progress, Silent};
+pub use qemu::{MINIMUM as QEMU_MINIMUM, Origin as QemuOrigin, Qemu};
+pub use spec::{Kernel, Program, Spec};

@@ -1,0 +1,181 @@
+//! What is in a folder of the cache, in a file beside it: `manifest.toml`.
+//!
+//! It is written last, so a folder with a manifest is whole.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::apt;
+use crate::error::{Error, IoContext, Result};
+
+/// The name of the file.
+pub(crate) const FILE: &str = "manifest.toml";
+/// Changes when a folder made by an older version of this crate cannot be used any more.
+pub(crate) const FORMAT: u32 = 1;
+
+/// A Debian package that went into an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Package {
+    /// Its version.
+    pub version: String,
+    /// SHA-256 of the package file, in hexadecimal digits.
+    pub sha256: String,
+}
+
+/// A file of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileInfo {
+    /// In bytes.
+    pub size: u64,
+    /// SHA-256 of its content, in hexadecimal digits.
+    pub sha256: String,
+}
+
+/// What an image is and what it was made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of this format.
+    pub(crate) format: u32,
+    /// The image's name.
+    pub name: String,
+    /// Changes with everything that was asked for: see [`Spec`](crate::Spec).
+    pub fingerprint: String,
+    /// When it was made, in seconds since 1970 UTC.
+    pub built: u64,
+    /// The kernel's release as `uname -r` prints it; empty if it is not known.
+    #[serde(default)]
+    pub kernel: String,
+    /// Packages asked for, without those they depend on.
+    #[serde(default)]
+    pub with: Vec<String>,
+    /// Parts of the cache that it shares with other images.
+    #[serde(default)]
+    pub(crate) parts: Vec<String>,
+    /// What in it did not go as it should, a line each.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// Its files by name.
+    #[serde(default)]
+    pub files: BTreeMap<String, FileInfo>,
+    /// The packages it was made of, by name.
+    #[serde(default)]
+    pub packages: BTreeMap<String, Package>,
+}
+
+impl Manifest {
+    pub(crate) fn new(name: &str, fingerprint: &str) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self {
+            format: FORMAT,
+            name: name.into(),
+            fingerprint: fingerprint.into(),
+            built: now,
+            kernel: String::new(),
+            with: Vec::new(),
+            parts: Vec::new(),
+            notes: Vec::new(),
+            files: BTreeMap::new(),
+            packages: BTreeMap::new(),
+        }
+    }
+
+    /// Notes a file that is in `folder`.
+    pub(crate) fn add_file(&mut self, folder: &Path, name: &str) -> Result<()> {
+        let path = folder.join(name);
+        let size = fs::metadata(&path).on("look at", &path)?.len();
+        let sha256 = apt::sha256_file(&path)?;
+        self.files.insert(name.into(), FileInfo { size, sha256 });
+        Ok(())
+    }
+
+    pub(crate) fn write(&self, folder: &Path) -> Result<()> {
+        let path = folder.join(FILE);
+        let text = toml::to_string(self)
+            .map_err(|error| Error::Manifest { path: path.clone(), reason: error.to_string() })?;
+        fs::write(&path, text).on("write", &path)
+    }
+
+    /// Reads a folder's manifest. `None` if there is none, or of another format.
+    pub(crate) fn read(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join(FILE);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).on("read", &path),
+        };
+        #[derive(Deserialize)]
+        struct Format {
+            format: u32,
+        }
+        let damaged = |error: toml::de::Error| Error::Manifest {
+            path: path.clone(),
+            reason: error.message().replace('\n', " "),
+        };
+        let format: Format = toml::from_str(&text).map_err(damaged)?;
+        if format.format != FORMAT {
+            return Ok(None);
+        }
+        toml::from_str(&text).map(Some).map_err(damaged)
+    }
+
+    /// Whether all files are in `folder` and as long as they should be.
+    pub(crate) fn files_are_whole(&self, folder: &Path) -> bool {
+        self.files.iter().all(|(name, info)| {
+            fs::metadata(folder.join(name)).is_ok_and(|data| data.len() == info.size)
+        })
+    }
+
+    /// The size of all files together, in bytes.
+    pub fn size(&self) -> u64 {
+        self.files.values().map(|file| file.size).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("initrd"), b"abc").unwrap();
+        let mut manifest = Manifest::new("default", "f00");
+        manifest.kernel = "6.12".into();
+        manifest.with = vec!["mpich".into()];
+        manifest.packages.insert(
+            "libstdc++6".into(),
+            Package { version: "1:2~bpo".into(), sha256: "00".into() },
+        );
+        manifest.add_file(folder.path(), "initrd").unwrap();
+        manifest.write(folder.path()).unwrap();
+        let read = Manifest::read(folder.path()).unwrap().unwrap();
+        assert_eq!(read, manifest);
+        assert_eq!(read.size(), 3);
+        assert_eq!(
+            read.files["initrd"].sha256,
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+        assert!(read.files_are_whole(folder.path()));
+        fs::write(folder.path().join("initrd"), b"ab").unwrap();
+        assert!(!read.files_are_whole(folder.path()));
+    }
+
+    #[test]
+    fn missing_old_and_damaged_ones_differ() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |text: &str| fs::write(folder.path().join(FILE), text).unwrap();
+        assert!(Manifest::read(folder.path()).unwrap().is_none());
+        write("format = 99\nother = true\n");
+        assert!(Manifest::read(folder.path()).unwrap().is_none());
+        for damaged in ["format = 1\n", "form", "format = \"x\"\n", "\0"] {
+            write(damaged);
+            let error = Manifest::read(folder.path()).unwrap_err().to_string();
+            assert!(error.contains("tofu image rm"), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Kernel modules: which ones another needs, and in what order they load.
+//!
+//! Debian's kernel packages come without `modules.dep`, which depmod makes when they are
+//! installed. Each module's `.modinfo` section says what it depends on, though, and that is what
+//! we follow.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object as _, ObjectSection as _};
+
+use crate::error::{Error, IoContext, Result};
+
+/// No module is larger, in bytes.
+const LIMIT: u64 = 64 << 20;
+
+/// A module, unpacked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Module {
+    /// With underscores, as the kernel shows it.
+    pub(crate) name: String,
+    /// Below the folder of the release, without the suffix of the compression:
+    /// `kernel/drivers/vfio/vfio.ko`.
+    pub(crate) path: String,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) depends: Vec<String>,
+    pub(crate) aliases: Vec<String>,
+}
+
+/// The modules of a kernel release.
+pub(crate) struct Tree {
+    folder: PathBuf,
+    release: String,
+    /// Files by name of the module.
+    files: BTreeMap<String, PathBuf>,
+    built_in: Vec<String>,
+}
+
+/// The kernel treats `-` and `_` in names as the same.
+fn plain(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+/// The module's name of a file `kernel/x/NAME.ko.xz`.
+fn name_of(path: &Path) -> Option<String> {
+    let file = path.file_name()?.to_str()?;
+    let name = file.strip_suffix(".ko").or_else(|| file.strip_suffix(".ko.xz"))?;
+    Some(plain(name))
+}
+
+impl Tree {
+    /// The modules in `folder`, the `/lib/modules/RELEASE` of a kernel package.
+    pub(crate) fn open(folder: &Path, release: &str) -> Result<Self> {
+        let mut files = BTreeMap::new();
+        let mut folders = vec![folder.join("kernel")];
+        while let Some(next) = folders.pop() {
+            for entry in fs::read_dir(&next).on("read", &next)? {
+                let entry = entry.on("read", &next)?;
+                let path = entry.path();
+                if entry.file_type().on("look at", &path)?.is_dir() {
+                    folders.push(path);
+                } else if let Some(name) = name_of(&path) {
+                    files.insert(name, path);
+                }
+            }
+        }
+        let built_in = fs::read_to_string(folder.join("modules.builtin")).unwrap_or_default();
+        let built_in = built_in.lines().filter_map(|line| name_of(Path::new(line))).collect();
+        Ok(Self { folder: folder.into(), release: release.into(), files, built_in })
+    }
+
+    /// Whether there is such a module, as a file or built in.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        let name = plain(name);
+        self.files.contains_key(&name) || self.built_in.contains(&name)
+    }
+
+    /// `names` and all that they depend on, each after what it depends on. Those built into the
+    /// kernel are left out.
+    ///
+    /// # Errors
+    /// [`Error::NoModule`] for a name the release has not.
+    pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<Module>> {
+        let mut order = Vec::new();
+        let mut seen = Vec::new();
+        for name in names {
+            self.visit(&plain(name), &mut seen, &mut order)?;
+        }
+        Ok(order)
+    }
+
+    /// Depth first; `seen` ends circles, which no real kernel has.
+    fn visit(&self, name: &str, seen: &mut Vec<String>, order: &mut Vec<Module>) -> Result<()> {
+        if self.built_in.iter().any(|known| known == name) || seen.iter().any(|known| known == name)
+        {
+            return Ok(());
+        }
+        seen.push(name.into());
+        let path = self.files.get(name).ok_or_else(|| Error::NoModule {
+            name: name.into(),
+            release: self.release.clone(),
+        })?;
+        let bytes = read(path)?;
+        let info = modinfo(&bytes)
+            .map_err(|reason| Error::Module { path: path.clone(), reason })?;
+        for needed in &info.depends {
+            self.visit(needed, seen, order)?;
+        }
+        for wanted in &info.soft {
+            if self.has(wanted) {
+                self.visit(wanted, seen, order)?;
+            }
+        }
+        let relative = path.strip_prefix(&self.folder).unwrap_or(path).to_string_lossy();
+        order.push(Module {
+            name: name.into(),
+            path: relative.trim_end_matches(".xz").into(),
+            bytes,
+            depends: info.depends,
+            aliases: info.aliases,
+        });
+        Ok(())
+    }
+}
+
+/// Reads a module file, unpacked.
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let file = fs::read(path).on("read", path)?;
+    if path.extension().is_some_and(|extension| extension == "xz") {
+        let mut bytes = Vec::new();
+        lzma_rust2::XzReader::new(file.as_slice(), false)
+            .take(LIMIT)
+            .read_to_end(&mut bytes)
+            .map_err(|error| Error::Module {
+                path: path.into(),
+                reason: format!("its xz data is damaged ({error})"),
+            })?;
+        return Ok(bytes);
+    }
+    Ok(file)
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Info {
+    depends: Vec<String>,
+    soft: Vec<String>,
+    aliases: Vec<String>,
+}
+
+/// What a module says of itself: `key=value` strings, each ended by NUL.
+fn modinfo(bytes: &[u8]) -> std::result::Result<Info, String> {
+    let file = ElfFile64::<Endianness>::parse(bytes).map_err(|error| error.to_string())?;
+    let section = file.section_by_name(".modinfo").ok_or("it has no .modinfo section")?;
+    let data = section.data().map_err(|error| error.to_string())?;
+    Ok(parse_info(data))
+}
+
+fn parse_info(data: &[u8]) -> Info {
+    let mut info = Info::default();
+    for text in data.split(|byte| *byte == 0) {
+        let Ok(text) = std::str::from_utf8(text) else { continue };
+        if let Some(names) = text.strip_prefix("depends=") {
+            info.depends.extend(names.split(',').filter(|name| !name.is_empty()).map(plain));
+        } else if let Some(soft) = text.strip_prefix("softdep=pre: ") {
+            let before = soft.split("post:").next().unwrap_or_default();
+            info.soft.extend(before.split_whitespace().map(plain));
+        } else if let Some(alias) = text.strip_prefix("alias=") {
+            info.aliases.push(alias.into());
+        }
+    }
+    info
+}
+
+/// The text of `modules.dep` for `modules`, which are in the order of loading, for modprobe in the
+/// guest. It loads what a line lists from right to left.
+pub(crate) fn dependency_file(modules: &[Module]) -> String {
+    let mut text = String::new();
+    for (index, module) in modules.iter().enumerate() {
+        let mut needed: Vec<&String> = module.depends.iter().collect();
+        let mut line = format!("{}:", module.path);
+        for earlier in modules[..index].iter().rev() {
+            if needed.contains(&&earlier.name) {
+                needed.extend(&earlier.depends);
+                line.push(' ');
+                line.push_str(&earlier.path);
+            }
+        }
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text
+}
+
+/// The text of `modules.alias` for these modules.
+pub(crate) fn alias_file(modules: &[Module]) -> String {
+    modules
+        .iter()
+        .flat_map(|m| m.aliases.iter().map(move |alias| format!("alias {alias} {}\n", m.name)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn module(name: &str, depends: &[&str]) -> Module {
+        Module {
+            name: name.into(),
+            path: format!("kernel/{name}.ko"),
+            bytes: Vec::new(),
+            depends: depends.iter().map(|&name| name.into()).collect(),
+            aliases: Vec::new(),
+        }
+    }
+
+    /// An ELF object with nothing but a `.modinfo` section.
+    fn object(info: &[&str]) -> Vec<u8> {
+        let data: Vec<u8> = info.iter().flat_map(|text| [text.as_bytes(), b"\0"].concat()).collect();
+        let names = b"\0.modinfo\0.shstrtab\0";
+        let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        for field in [1u16, 62] {
+            file.extend_from_slice(&field.to_le_bytes());
+        }
+        file.extend_from_slice(&1u32.to_le_bytes());
+        let sections = 64 + data.len() + names.len();
+        for field in [0u64, 0, sections as u64] {
+            file.extend_from_slice(&field.to_le_bytes());
+        }
+        file.extend_from_slice(&0u32.to_le_bytes());
+        for field in [64u16, 0, 0, 64, 3, 2] {
+            file.extend_from_slice(&field.to_le_bytes());
+        }
+        file.extend_from_slice(&data);
+        file.extend_from_slice(names);
+        for (name, kind, offset, size) in
+            [(0u32, 0u32, 0, 0), (1, 1, 64, data.len()), (10, 3, 64 + data.len(), names.len())]
+        {
+            file.extend_from_slice(&name.to_le_bytes());
+            file.extend_from_slice(&kind.to_le_bytes());
+            for field in [0u64, 0, offset as u64, size as u64, 0, 1, 1, 0] {
+                file.extend_from_slice(&field.to_le_bytes());
+            }
+        }
+        file
+    }
+
+    fn tree(modules: &[(&str, &[&str])], built_in: &str) -> (tempfile::TempDir, Tree) {
+        let folder = tempfile::tempdir().unwrap();
+        let sub = folder.path().join("kernel/drivers");
+        fs::create_dir_all(&sub).unwrap();
+        for (file, info) in modules {
+            fs::write(sub.join(file), object(info)).unwrap();
+        }
+        fs::write(folder.path().join("modules.builtin"), built_in).unwrap();
+        let tree = Tree::open(folder.path(), "6.12").unwrap();
+        (folder, tree)
+    }
+
+    #[test]
+    fn what_is_needed_comes_first_and_once() {
+        let (_folder, tree) = tree(
+            &[
+                ("vfio-pci.ko", &["depends=vfio-pci-core,vfio", "alias=pci:x"]),
+                ("vfio-pci-core.ko", &["depends=vfio,irqbypass"]),
+                ("vfio.ko", &["depends=", "license=GPL"]),
+                ("irqbypass.ko", &[]),
+                ("soft.ko", &["softdep=pre: crc absent post: late"]),
+                ("crc.ko", &[]),
+                ("late.ko", &[]),
+            ],
+            "kernel/drivers/virtio_pci.ko\n",
+        );
+        let names = |wanted: &[&str]| -> Vec<String> {
+            tree.closure(wanted).unwrap().into_iter().map(|module| module.name).collect()
+        };
+        assert_eq!(
+            names(&["vfio-pci", "vfio", "virtio-pci"]),
+            ["vfio", "irqbypass", "vfio_pci_core", "vfio_pci"]
+        );
+        assert_eq!(names(&["soft"]), ["crc", "soft"]);
+        assert!(tree.has("vfio_pci") && tree.has("virtio_pci") && !tree.has("rdma_rxe"));
+        let error = tree.closure(&["rdma_rxe"]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "kernel 6.12 has no module \"rdma_rxe\"; with --kernel generic there are more"
+        );
+        let modules = tree.closure(&["vfio_pci"]).unwrap();
+        assert_eq!(modules[3].path, "kernel/drivers/vfio-pci.ko");
+        assert_eq!(alias_file(&modules), "alias pci:x vfio_pci\n");
+    }
+
+    #[test]
+    fn circles_and_missing_needs_end() {
+        let (_folder, tree) = tree(
+            &[("a.ko", &["depends=b"]), ("b.ko", &["depends=a"]), ("c.ko", &["depends=zz"])],
+            "",
+        );
+        assert_eq!(tree.closure(&["a"]).unwrap().len(), 2);
+        assert!(matches!(tree.closure(&["c"]), Err(Error::NoModule { name, .. }) if name == "zz"));
+    }
+
+    #[test]
+    fn damaged_modules_are_named() {
+        let (folder, tree) = tree(&[("a.ko", &[])], "");
+        let path = folder.path().join("kernel/drivers/a.ko");
+        fs::write(&path, b"not ELF").unwrap();
+        let error = tree.closure(&["a"]).unwrap_err();
+        assert!(matches!(&error, Error::Module { path: named, .. } if *named == path), "{error}");
+    }
+
+    #[test]
+    fn lines_list_all_needs_from_right_to_left() {
+        let modules = [
+            module("vfio", &[]),
+            module("irqbypass", &[]),
+            module("core", &["vfio", "irqbypass"]),
+            module("pci", &["core"]),
+        ];
+        assert_eq!(
+            dependency_file(&modules),
+            "kernel/vfio.ko:\nkernel/irqbypass.ko:\n\
+             kernel/core.ko: kernel/irqbypass.ko kernel/vfio.ko\n\
+             kernel/pci.ko: kernel/core.ko kernel/irqbypass.ko kernel/vfio.ko\n"
+        );
+    }
+
+    #[test]
+    fn modinfo_of_bytes_that_are_no_text() {
+        assert_eq!(parse_info(b"depends=a,b-c\0\xff\xfe\0depends").depends, ["a", "b_c"]);
+    }
+}

@@ -1,0 +1,66 @@
+//! How a caller follows a build, and stops it.
+
+use std::fmt;
+
+/// What a build is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Phase {
+    /// Another process builds; wait for it.
+    Waiting,
+    /// Fetching the lists of packages.
+    Lists,
+    /// Fetching packages; progress is in bytes.
+    Download,
+    /// Unpacking packages; progress is in packages.
+    Unpack,
+    /// Making the kernel's files.
+    Kernel,
+    /// Making the initial RAM file system.
+    Initramfs,
+    /// Running the packages' own set-up scripts; progress is in packages.
+    Configure,
+    /// Writing the root file system's image.
+    Root,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Waiting => "waiting for another build",
+            Phase::Lists => "package lists",
+            Phase::Download => "download",
+            Phase::Unpack => "unpack",
+            Phase::Kernel => "kernel",
+            Phase::Initramfs => "initramfs",
+            Phase::Configure => "configure packages",
+            Phase::Root => "root file system",
+        })
+    }
+}
+
+/// Hears of a build's progress. Called often, from the thread that builds; must not block.
+pub trait Progress {
+    /// `done` of `total` of a phase is done, in bytes for downloads and in steps otherwise.
+    /// `total` is 0 when it is not known.
+    fn update(&self, phase: Phase, done: u64, total: u64);
+
+    /// Something the user may want to know, one line; the build goes on.
+    fn note(&self, text: &str) {
+        log::info!("{text}");
+    }
+
+    /// Whether to stop. Asked some ten times a second; children are ended, and the build returns
+    /// [`Error::Interrupted`](crate::Error::Interrupted). A program sets this on Ctrl-C.
+    fn cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// Progress that nobody looks at.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Silent;
+
+impl Progress for Silent {
+    fn update(&self, _: Phase, _: u64, _: u64) {}
+}

@@ -1,0 +1,311 @@
+//! QEMU with `vfio-user-pci`: the host's own, or one out of Debian's backports in the cache.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+use crate::apt;
+use crate::cache::Cache;
+use crate::error::{Error, IoContext, Result};
+use crate::manifest::Manifest;
+use crate::progress::{Progress, Silent};
+use crate::run;
+
+/// `vfio-user-pci` came with this version.
+pub const MINIMUM: (u32, u32) = (10, 1);
+
+const NAME: &str = "qemu-system-x86_64";
+const PACKAGE: &str = "qemu-system-x86";
+/// Where Debian keeps libraries.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+
+/// Where a QEMU is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The user named it.
+    Named,
+    /// It is installed on the host.
+    Host,
+    /// It is in the cache.
+    Fetched,
+}
+
+/// A QEMU and how to start it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qemu {
+    /// The program to run: QEMU, or the dynamic loader of its own libraries.
+    pub program: PathBuf,
+    /// Arguments that come before all others.
+    pub args_prefix: Vec<OsString>,
+    /// What to add to the environment.
+    pub envs: Vec<(OsString, OsString)>,
+    /// Its version, as `11.1.3`.
+    pub version: String,
+    /// Where it is from.
+    pub origin: Origin,
+}
+
+impl Qemu {
+    /// A command that runs it; QEMU's own arguments are to be added.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args_prefix).envs(self.envs.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    fn plain(program: PathBuf, version: String, origin: Origin) -> Self {
+        Self { program, args_prefix: Vec::new(), envs: Vec::new(), version, origin }
+    }
+
+    /// The one in `root`. It runs with its own loader and libraries, so the host's do not matter.
+    fn in_root(root: &Path, version: String) -> Self {
+        let libraries = root.join(LIBRARIES);
+        let mut path = OsString::from(&libraries);
+        path.push(":");
+        path.push(root.join("lib/x86_64-linux-gnu"));
+        Self {
+            program: libraries.join("ld-linux-x86-64.so.2"),
+            args_prefix: vec![
+                "--library-path".into(),
+                path,
+                root.join("usr/bin").join(NAME).into(),
+                "-L".into(),
+                root.join("usr/share/qemu").into(),
+                "-L".into(),
+                root.join("usr/share/seabios").into(),
+            ],
+            envs: vec![("QEMU_MODULE_DIR".into(), libraries.join("qemu").into())],
+            version,
+            origin: Origin::Fetched,
+        }
+    }
+}
+
+/// The version in what `--version` prints: "QEMU emulator version 11.1.3 (Debian ...)".
+fn parse_version(text: &str) -> Option<(String, (u32, u32))> {
+    let version = text.split_once("version ")?.1.split([' ', '\n', '(', ',']).next()?;
+    let mut numbers = version.split('.').map(|number| number.parse::<u32>());
+    let pair = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    Some((version.to_owned(), pair))
+}
+
+/// What we learned of a host's program, kept as asking takes a tenth of a second.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Known {
+    program: PathBuf,
+    size: u64,
+    modified: i64,
+    version: String,
+    /// Why it cannot be used.
+    problem: Option<String>,
+}
+
+impl Known {
+    fn fits(&self, program: &Path) -> bool {
+        fs::metadata(program).is_ok_and(|data| {
+            self.program == program && self.size == data.size() && self.modified == data.mtime()
+        })
+    }
+}
+
+/// Asks `program` for its version and device. The error is one of running it.
+fn probe(program: &Path, progress: &dyn Progress) -> Result<Known> {
+    let data = fs::metadata(program).on("look at", program)?;
+    let mut command = run::command(program);
+    command.arg("--version");
+    let output = run::run(command, "asking QEMU for its version", progress, || {})?;
+    let mut known = Known {
+        program: program.into(),
+        size: data.size(),
+        modified: data.mtime(),
+        version: String::new(),
+        problem: None,
+    };
+    match parse_version(&output.stdout) {
+        None => known.problem = Some("it does not say that it is QEMU".into()),
+        Some((version, pair)) if pair < MINIMUM => {
+            let (major, minor) = MINIMUM;
+            known.problem = Some(format!("QEMU {version} is older than {major}.{minor}"));
+            known.version = version;
+        }
+        Some((version, _)) => {
+            known.version = version;
+            let mut command = run::command(program);
+            command.args(["-device", "vfio-user-pci,help"]);
+            if !run::run(command, "asking QEMU for its devices", progress, || {})?.ok {
+                known.problem = Some(format!(
+                    "this QEMU {} was built without the vfio-user-pci device",
+                    known.version
+                ));
+            }
+        }
+    }
+    Ok(known)
+}
+
+impl Cache {
+    /// A QEMU that can be used: the one that `named` or the variable `TOFU_QEMU` says, else the
+    /// host's if it is 10.1 or later and has `vfio-user-pci`, else the cache's, which is fetched
+    /// (37 MB of packages) if it is not there yet.
+    ///
+    /// # Errors
+    /// [`Error::Qemu`] if the named one cannot be used; all that can go wrong with fetching.
+    pub fn qemu(&self, named: Option<&Path>, progress: &dyn Progress) -> Result<Qemu> {
+        let variable = std::env::var_os("TOFU_QEMU").filter(|value| !value.is_empty());
+        if let Some(named) = named.map(Path::to_owned).or(variable.map(PathBuf::from)) {
+            let bad = |reason| Error::Qemu { program: named.clone(), reason };
+            let program = match named.components().count() {
+                1 => run::find(&named.to_string_lossy()),
+                _ => named.exists().then(|| named.clone()),
+            };
+            let program = program.ok_or_else(|| bad("there is no such program".into()))?;
+            let known = self.probe_once(&program, progress)?;
+            return match known.problem {
+                None => Ok(Qemu::plain(program, known.version, Origin::Named)),
+                Some(problem) => {
+                    Err(bad(format!("{problem}; QEMU 10.1 or later with vfio-user-pci is needed")))
+                }
+            };
+        }
+        if let Some(program) = run::find(NAME) {
+            match self.probe_once(&program, progress) {
+                Ok(Known { problem: None, version, .. }) => {
+                    return Ok(Qemu::plain(program, version, Origin::Host));
+                }
+                Ok(known) => log::debug!("{}: {:?}", program.display(), known.problem),
+                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                Err(error) => log::debug!("{error}"),
+            }
+        }
+        self.fetched_qemu(false, progress)
+    }
+
+    /// What [`Cache::qemu`] would return now without fetching anything; for `tofu doctor`.
+    pub fn present_qemu(&self) -> Option<Qemu> {
+        if let Some(program) = run::find(NAME) {
+            if let Ok(Known { problem: None, version, .. }) = self.probe_once(&program, &Silent) {
+                return Some(Qemu::plain(program, version, Origin::Host));
+            }
+        }
+        let manifest = self.part("qemu").ok()??;
+        Some(Qemu::in_root(&self.part_folder("qemu").join("root"), manifest.kernel))
+    }
+
+    fn probe_once(&self, program: &Path, progress: &dyn Progress) -> Result<Known> {
+        let file = self.folder().join("host-qemu.toml");
+        let remembered = fs::read_to_string(&file).ok();
+        if let Some(known) = remembered.and_then(|text| toml::from_str::<Known>(&text).ok()) {
+            if known.fits(program) {
+                return Ok(known);
+            }
+        }
+        let known = probe(program, progress)?;
+        // Only to save time: whoever cannot write it asks again.
+        if let Ok(text) = toml::to_string(&known) {
+            let _ = fs::create_dir_all(self.folder()).and_then(|()| fs::write(&file, text));
+        }
+        Ok(known)
+    }
+
+    /// QEMU in the cache; fetched if it is not there, or `refresh`.
+    pub(crate) fn fetched_qemu(&self, refresh: bool, progress: &dyn Progress) -> Result<Qemu> {
+        let ready = |manifest: Manifest| {
+            Qemu::in_root(&self.part_folder("qemu").join("root"), manifest.kernel)
+        };
+        if !refresh {
+            if let Some(manifest) = self.part("qemu")? {
+                return Ok(ready(manifest));
+            }
+        }
+        let _lock = self.lock(progress)?;
+        self.make_part("qemu", refresh, |folder, manifest| {
+            let apt = self.apt(progress)?;
+            let debs = apt.closure(&[PACKAGE], apt::From::Backports)?;
+            let files = apt.fetch(&debs, apt::From::Backports)?;
+            let root = folder.join("root");
+            apt.unpack(&files, &root)?;
+            for waste in ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/icons"] {
+                let _ = fs::remove_dir_all(root.join(waste));
+            }
+            manifest.packages = apt::packages(&debs, &files)?;
+            let qemu = Qemu::in_root(&root, String::new());
+            let mut command = qemu.command();
+            command.arg("--version");
+            let said = run::must(command, "asking QEMU for its version", &root, progress)?;
+            let version = parse_version(&said).map(|(version, _)| version);
+            manifest.kernel = version.unwrap_or_default();
+            apt.discard(&files);
+            Ok(())
+        })
+        .map(ready)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn script(folder: &Path, text: &str) -> PathBuf {
+        let path = folder.join("qemu");
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn versions_are_parsed() {
+        let parse = |text: &str| parse_version(text).map(|(_, pair)| pair);
+        assert_eq!(
+            parse("QEMU emulator version 11.1.3 (Debian 1:11.1.3+ds-1~bpo13+1)\nCopyright"),
+            Some((11, 1))
+        );
+        assert_eq!(parse("QEMU emulator version 9.2.50 (v9.2.0-1)"), Some((9, 2)));
+        for bad in ["", "version", "version x.y", "GNU bash, version "] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_named_one_that_does_not_do_is_refused_in_one_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().join("cache"));
+        let refusal = |text: &str| {
+            let program = script(folder.path(), text);
+            let error = cache.qemu(Some(&program), &Silent).unwrap_err().to_string();
+            assert!(!error.contains('\n'), "{error}");
+            let _ = fs::remove_file(folder.path().join("cache/host-qemu.toml"));
+            error
+        };
+        let error = refusal("echo 'QEMU emulator version 7.2.22 (Debian)'");
+        assert!(error.contains("QEMU 7.2.22 is older than 10.1"), "{error}");
+        let error = refusal("echo hello");
+        assert!(error.contains("does not say that it is QEMU"), "{error}");
+        let error = refusal("[ \"$1\" = --version ] && echo 'QEMU emulator version 10.1.0'");
+        assert!(error.contains("without the vfio-user-pci device"), "{error}");
+        let missing = cache.qemu(Some(Path::new("/nonexistent/qemu")), &Silent).unwrap_err();
+        assert!(missing.to_string().contains("no such program"), "{missing}");
+    }
+
+    #[test]
+    fn a_named_one_that_does_is_asked_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().join("cache"));
+        let count = folder.path().join("count");
+        let program = script(
+            folder.path(),
+            &format!("echo x >>{}; echo 'QEMU emulator version 10.2.0'", count.display()),
+        );
+        for _ in 0..3 {
+            let qemu = cache.qemu(Some(&program), &Silent).unwrap();
+            assert_eq!((qemu.version.as_str(), qemu.origin), ("10.2.0", Origin::Named));
+            assert_eq!(qemu.command().get_program(), program);
+        }
+        assert_eq!(fs::read_to_string(count).unwrap().lines().count(), 2);
+    }
+}

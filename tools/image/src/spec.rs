@@ -1,0 +1,357 @@
+//! What an image is asked to be.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use sha2::{Digest, Sha256};
+
+use crate::apt::hex;
+use crate::error::{Error, Result};
+use crate::{initramfs, manifest, root};
+
+/// Which kernel an image has.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Kernel {
+    /// [`Kernel::Cloud`], or [`Kernel::Generic`] if a package was asked for that needs RDMA
+    /// devices.
+    #[default]
+    Auto,
+    /// Debian 13's kernel for virtual machines (34 MB of packages): has VFIO, not soft RoCE.
+    Cloud,
+    /// Debian 13's kernel for all machines (108 MB of packages): has soft RoCE.
+    Generic,
+    /// The newest kernel for virtual machines, from backports.
+    CloudBackports,
+    /// The newest kernel for all machines, from backports.
+    GenericBackports,
+    /// A file of the user's own: a bzImage or ELF kernel, with all that is needed built in.
+    File(PathBuf),
+}
+
+impl Kernel {
+    /// Names of those that have one.
+    pub const NAMES: [&'static str; 5] =
+        ["auto", "cloud", "generic", "cloud-backports", "generic-backports"];
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kernel::Auto => f.write_str("auto"),
+            Kernel::Cloud => f.write_str("cloud"),
+            Kernel::Generic => f.write_str("generic"),
+            Kernel::CloudBackports => f.write_str("cloud-backports"),
+            Kernel::GenericBackports => f.write_str("generic-backports"),
+            Kernel::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Kernel {
+    type Err = Error;
+
+    /// One of [`Kernel::NAMES`], or a path with a `/` in it.
+    fn from_str(text: &str) -> Result<Self> {
+        Ok(match text {
+            "auto" => Kernel::Auto,
+            "cloud" => Kernel::Cloud,
+            "generic" => Kernel::Generic,
+            "cloud-backports" => Kernel::CloudBackports,
+            "generic-backports" => Kernel::GenericBackports,
+            path if path.contains('/') => Kernel::File(path.into()),
+            other => {
+                return Err(Error::Invalid {
+                    what: "kernel",
+                    value: other.into(),
+                    allowed: "auto, cloud, generic, cloud-backports, generic-backports, or the \
+                              path of a kernel file",
+                });
+            }
+        })
+    }
+}
+
+/// A program that goes into `/usr/local/bin` of the guest; static, as it may be alone there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    pub(crate) name: String,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) mode: u32,
+}
+
+impl Program {
+    /// A program that everybody may run.
+    ///
+    /// # Errors
+    /// If `name` is no file name.
+    pub fn new(name: &str, bytes: Vec<u8>) -> Result<Self> {
+        Self::with_mode(name, bytes, 0o755)
+    }
+
+    /// A file with the permissions of `mode`.
+    ///
+    /// # Errors
+    /// If `name` is no file name, or `mode` has other bits than 07777.
+    pub fn with_mode(name: &str, bytes: Vec<u8>, mode: u32) -> Result<Self> {
+        check_name("program name", name)?;
+        if mode & !0o7777 != 0 {
+            return Err(Error::Invalid {
+                what: "file mode",
+                value: format!("{mode:#o}"),
+                allowed: "permissions, 0 to 07777",
+            });
+        }
+        Ok(Self { name: name.into(), bytes, mode })
+    }
+}
+
+/// Names become file names.
+pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
+    let fit = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
+    let first = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if first && name.len() <= 64 && name.chars().all(fit) {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        what,
+        value: name.chars().take(80).collect(),
+        allowed: "1 to 64 letters, digits, and . _ + - after the first",
+    })
+}
+
+/// What an image is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    pub(crate) name: String,
+    pub(crate) kernel: Kernel,
+    pub(crate) with: Vec<String>,
+    pub(crate) modules: Vec<String>,
+    pub(crate) programs: Vec<Program>,
+    pub(crate) refresh: bool,
+}
+
+/// Packages that are of use only with an RDMA device, which in a guest is soft RoCE's.
+const RDMA_PACKAGES: &[&str] =
+    &["rdma-core", "perftest", "ibverbs-utils", "rdmacm-utils", "qperf", "infiniband-diags"];
+/// Modules for them.
+const RDMA_MODULES: &[&str] =
+    &["rdma_rxe", "rdma_ucm", "ib_uverbs", "ib_umad", "crc32_generic", "crc32_pclmul"];
+
+impl Spec {
+    /// An image called `name` with nothing but kernel and busybox.
+    ///
+    /// # Errors
+    /// If `name` is not 1 to 64 letters, digits and `. _ + -`.
+    pub fn new(name: &str) -> Result<Self> {
+        check_name("image name", name)?;
+        Ok(Self {
+            name: name.into(),
+            kernel: Kernel::Auto,
+            with: Vec::new(),
+            modules: Vec::new(),
+            programs: Vec::new(),
+            refresh: false,
+        })
+    }
+
+    /// The name for an image with these packages if the user gives none: "default" without any.
+    pub fn name_for(packages: &[String]) -> String {
+        let mut sorted = packages.to_vec();
+        sorted.sort();
+        sorted.dedup();
+        let name = sorted.join("+");
+        match name.len() {
+            0 => "default".into(),
+            1..=64 if check_name("", &name).is_ok() => name,
+            _ => format!("packages-{}", &hex(&Sha256::digest(&name))[..12]),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kernel to take.
+    #[must_use]
+    pub fn kernel(mut self, kernel: Kernel) -> Self {
+        self.kernel = kernel;
+        self
+    }
+
+    /// Adds a Debian root file system with `packages`.
+    ///
+    /// # Errors
+    /// If a name is none of a Debian package: lower case letters, digits, `+ - .`
+    /// (Debian Policy 5.6.1).
+    pub fn with<S: AsRef<str>>(mut self, packages: impl IntoIterator<Item = S>) -> Result<Self> {
+        for package in packages {
+            let package = package.as_ref();
+            let fit =
+                |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
+            let first = package.starts_with(|c: char| c.is_ascii_alphanumeric());
+            if package.len() < 2 || package.len() > 128 || !first || !package.chars().all(fit) {
+                return Err(Error::Invalid {
+                    what: "package name",
+                    value: package.chars().take(80).collect(),
+                    allowed: "lower case letters, digits, and + - . after the first",
+                });
+            }
+            self.with.push(package.into());
+        }
+        self.with.sort();
+        self.with.dedup();
+        Ok(self)
+    }
+
+    /// Adds kernel modules, and what they depend on, beyond those that every image has.
+    ///
+    /// # Errors
+    /// If a name is none of a module.
+    pub fn modules<S: AsRef<str>>(mut self, names: impl IntoIterator<Item = S>) -> Result<Self> {
+        for name in names {
+            check_name("module name", name.as_ref())?;
+            self.modules.push(name.as_ref().into());
+        }
+        Ok(self)
+    }
+
+    /// Adds programs of our own.
+    #[must_use]
+    pub fn programs(mut self, programs: impl IntoIterator<Item = Program>) -> Self {
+        self.programs.extend(programs);
+        self
+    }
+
+    /// Whether to ask Debian for newer packages even if nothing else has changed.
+    #[must_use]
+    pub fn refresh(mut self, refresh: bool) -> Self {
+        self.refresh = refresh;
+        self
+    }
+
+    pub(crate) fn wants_rdma(&self) -> bool {
+        self.with.iter().any(|name| RDMA_PACKAGES.contains(&name.as_str()))
+    }
+
+    /// The kernel that [`Kernel::Auto`] stands for, and any other itself.
+    pub(crate) fn chosen_kernel(&self) -> Kernel {
+        match &self.kernel {
+            Kernel::Auto if self.wants_rdma() => Kernel::Generic,
+            Kernel::Auto => Kernel::Cloud,
+            other => other.clone(),
+        }
+    }
+
+    /// Modules beyond those of every image, which must be there.
+    pub(crate) fn extra_modules(&self) -> Vec<&str> {
+        let rdma: &[&str] = if self.wants_rdma() { &RDMA_MODULES[..4] } else { &[] };
+        self.modules.iter().map(String::as_str).chain(rdma.iter().copied()).collect()
+    }
+
+    /// Modules that are taken if the kernel has them.
+    pub(crate) fn optional_modules(&self) -> &'static [&'static str] {
+        if self.wants_rdma() { &RDMA_MODULES[4..] } else { &[] }
+    }
+
+    /// Changes with all that makes a difference to the image, but for newer packages.
+    pub(crate) fn fingerprint(&self) -> String {
+        let mut hash = Sha256::new();
+        let mut add = |bytes: &[u8]| {
+            hash.update((bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        add(&manifest::FORMAT.to_le_bytes());
+        add(self.chosen_kernel().to_string().as_bytes());
+        if let Kernel::File(path) = &self.kernel {
+            if let Ok(data) = std::fs::metadata(path) {
+                for number in [data.size() as i64, data.mtime(), data.mtime_nsec()] {
+                    add(&number.to_le_bytes());
+                }
+            }
+        }
+        for list in [&self.with, &self.modules] {
+            add(&(list.len() as u64).to_le_bytes());
+            list.iter().for_each(|name| add(name.as_bytes()));
+        }
+        initramfs::scripts().iter().for_each(|script| add(script.as_bytes()));
+        add(root::RECIPE.as_bytes());
+        for program in &self.programs {
+            add(program.name.as_bytes());
+            add(&program.mode.to_le_bytes());
+            add(&program.bytes);
+        }
+        hex(&hash.finalize())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_tell_specs_apart() {
+        let plain = || Spec::new("a").unwrap();
+        let program =
+            |name: &str, bytes: &[u8]| Program::new(name, bytes.to_vec()).unwrap();
+        let specs = [
+            plain(),
+            plain().kernel(Kernel::Generic),
+            plain().kernel(Kernel::File("/no/such".into())),
+            plain().with(["mpich"]).unwrap(),
+            plain().with(["mpich", "iperf3"]).unwrap(),
+            plain().modules(["mpich"]).unwrap(),
+            plain().programs([program("a", b"b")]),
+            plain().programs([program("ab", b"")]),
+            plain().programs([Program::with_mode("a", b"b".to_vec(), 0o700).unwrap()]),
+        ];
+        for (i, a) in specs.iter().enumerate() {
+            for (j, b) in specs.iter().enumerate() {
+                assert_eq!(a.fingerprint() == b.fingerprint(), i == j, "{i} {j}");
+            }
+        }
+        let order = |list: [&str; 2]| plain().with(list).unwrap().fingerprint();
+        assert_eq!(order(["mpich", "iperf3"]), order(["iperf3", "mpich"]));
+        // The default kernel by name is the same image.
+        assert_eq!(plain().fingerprint(), plain().kernel(Kernel::Cloud).fingerprint());
+        assert_eq!(plain().fingerprint(), plain().refresh(true).fingerprint());
+    }
+
+    #[test]
+    fn rdma_packages_take_a_kernel_that_has_it() {
+        let spec = Spec::new("a").unwrap().with(["perftest"]).unwrap();
+        assert_eq!(spec.chosen_kernel(), Kernel::Generic);
+        assert!(spec.extra_modules().contains(&"rdma_rxe"));
+        let spec = Spec::new("a").unwrap().with(["mpich"]).unwrap();
+        assert_eq!(spec.chosen_kernel(), Kernel::Cloud);
+        assert!(spec.extra_modules().is_empty());
+    }
+
+    #[test]
+    fn names_are_checked() {
+        for bad in ["", ".", "..", "a/b", ".new", "-x", "a b", &"x".repeat(65), "\u{e4}"] {
+            assert!(Spec::new(bad).is_err(), "{bad:?}");
+            assert!(Program::new(bad, vec![]).is_err(), "{bad:?}");
+        }
+        for bad in ["", "a", "Mpich", "-o", "a b", "x;y", "?essential", "x=1", "x/sid"] {
+            assert!(Spec::new("a").unwrap().with([bad]).is_err(), "{bad:?}");
+        }
+        assert!(Program::with_mode("a", vec![], 0o100_644).is_err());
+        assert_eq!(Spec::name_for(&[]), "default");
+        assert_eq!(Spec::name_for(&["mpich".into(), "iperf3".into()]), "iperf3+mpich");
+        let many: Vec<String> = (0..30).map(|n| format!("package{n}")).collect();
+        assert!(Spec::new(&Spec::name_for(&many)).is_ok());
+    }
+
+    #[test]
+    fn kernels_have_names() {
+        for name in Kernel::NAMES {
+            assert_eq!(name.parse::<Kernel>().unwrap().to_string(), name);
+        }
+        assert_eq!("./bzImage".parse::<Kernel>().unwrap(), Kernel::File("./bzImage".into()));
+        assert!("bzImage".parse::<Kernel>().unwrap_err().to_string().contains("generic"));
+    }
+}
