@@ -1,0 +1,179 @@
+//! The device's registers, mapped into this process.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
+use vfio_ioctls::{VfioDevice, VfioRegionInfoCap};
+
+/// One region of a VFIO device: the parts that can be mapped are, others are accessed by system
+/// calls.
+pub(crate) struct Region {
+    /// In the order of their offsets.
+    areas: Vec<Area>,
+    device: Arc<VfioDevice>,
+    /// Where the region starts in the device's file.
+    start: u64,
+    size: u64,
+}
+
+/// A mapped part of a region.
+struct Area {
+    offset: u64,
+    len: usize,
+    memory: NonNull<u8>,
+}
+
+// SAFETY: a mapping is the process's; it belongs to no thread.
+unsafe impl Send for Area {}
+// SAFETY: it is accessed by volatile accesses only.
+unsafe impl Sync for Area {}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `Region::new`, and nobody has pointers to it.
+        let unmapped = unsafe { munmap(self.memory.as_ptr().cast(), self.len) };
+        if let Err(error) = unmapped {
+            log::error!("unmapping registers: {error}");
+        }
+    }
+}
+
+impl Region {
+    /// Maps region `index` of a device as far as VFIO allows.
+    pub(crate) fn new(device: &Arc<VfioDevice>, index: u32) -> io::Result<Self> {
+        let (start, size) = (device.get_region_offset(index), device.get_region_size(index));
+        let mappable = device.get_region_flags(index) & VFIO_REGION_INFO_FLAG_MMAP != 0;
+        let sparse = device.get_region_caps(index).into_iter().find_map(|cap| match cap {
+            VfioRegionInfoCap::SparseMmap(sparse) => Some(sparse.areas),
+            _ => None,
+        });
+        let mut parts: Vec<(u64, u64)> = match sparse {
+            _ if !mappable => Vec::new(),
+            Some(areas) => areas.into_iter().map(|area| (area.offset, area.size)).collect(),
+            None => vec![(0, size)],
+        };
+        parts.sort_unstable();
+        let areas = parts
+            .into_iter()
+            .filter(|(_, len)| *len > 0)
+            .map(|(offset, len)| {
+                let len = len as usize;
+                // SAFETY: the descriptor is open as long as `device`; a new mapping, at an
+                // address that the kernel chooses, overlaps nothing.
+                let memory = unsafe {
+                    let file = BorrowedFd::borrow_raw(device.as_raw_fd());
+                    let protection = ProtFlags::READ | ProtFlags::WRITE;
+                    let flags = MapFlags::SHARED;
+                    mmap(std::ptr::null_mut(), len, protection, flags, file, start + offset)?
+                };
+                let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+                Ok(Area { offset, len, memory })
+            })
+            .collect::<io::Result<_>>()?;
+        Ok(Self { areas, device: Arc::clone(device), start, size })
+    }
+
+    /// Size in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether all of the region is mapped.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.areas.iter().map(|area| area.len as u64).sum::<u64>() == self.size
+    }
+
+    /// Where `T` at `offset` is mapped, if it is aligned and there.
+    fn mapped<T>(&self, offset: u64) -> Option<*mut T> {
+        let after = self.areas.partition_point(|area| area.offset <= offset);
+        let area = self.areas.get(after.checked_sub(1)?)?;
+        let at = (offset - area.offset) as usize;
+        let inside = at.checked_add(size_of::<T>())? <= area.len;
+        // SAFETY: inside the mapping.
+        let pointer = unsafe { area.memory.as_ptr().add(at) }.cast::<T>();
+        (inside && pointer.is_aligned()).then_some(pointer)
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as `device`.
+        unsafe { BorrowedFd::borrow_raw(self.device.as_raw_fd()) }
+    }
+
+    /// Reads by a system call. What cannot be read reads as ones, as on a bus.
+    #[cold]
+    fn read_slow(&self, offset: u64, bytes: &mut [u8]) {
+        let len = bytes.len();
+        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.size);
+        let read = inside.then(|| rustix::io::pread(self.file(), &mut *bytes, self.start + offset));
+        if !matches!(read, Some(Ok(n)) if n == len) {
+            bytes.fill(0xff);
+        }
+    }
+
+    /// Writes by a system call. What cannot be written is lost, as on a bus.
+    #[cold]
+    fn write_slow(&self, offset: u64, bytes: &[u8]) {
+        if offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.size) {
+            let _ = rustix::io::pwrite(self.file(), bytes, self.start + offset);
+        }
+    }
+
+    /// Reads 8 bytes. Memory accesses that follow come after it.
+    #[inline]
+    pub(crate) fn read64(&self, offset: u64) -> u64 {
+        let value = match self.mapped::<u64>(offset) {
+            // SAFETY: in the mapping and aligned; volatile, as the device may change it.
+            Some(register) => u64::from_le(unsafe { register.read_volatile() }),
+            None => {
+                let mut bytes = [0; 8];
+                self.read_slow(offset, &mut bytes);
+                u64::from_le_bytes(bytes)
+            }
+        };
+        fence(Ordering::Acquire);
+        value
+    }
+
+    /// Writes 8 bytes. The device sees them after all that was written to memory before.
+    #[inline]
+    pub(crate) fn write64(&self, offset: u64, value: u64) {
+        fence(Ordering::Release);
+        match self.mapped::<u64>(offset) {
+            // SAFETY: in the mapping and aligned. What the device does upon it touches memory that
+            // is mapped for it alone, to which there are no references (see `dma`).
+            Some(register) => unsafe { register.write_volatile(value.to_le()) },
+            None => self.write_slow(offset, &value.to_le_bytes()),
+        }
+    }
+
+    /// Reads 4 bytes, as [`Region::read64`].
+    pub(crate) fn read32(&self, offset: u64) -> u32 {
+        let value = match self.mapped::<u32>(offset) {
+            // SAFETY: as in `read64`.
+            Some(register) => u32::from_le(unsafe { register.read_volatile() }),
+            None => {
+                let mut bytes = [0; 4];
+                self.read_slow(offset, &mut bytes);
+                u32::from_le_bytes(bytes)
+            }
+        };
+        fence(Ordering::Acquire);
+        value
+    }
+
+    /// Writes 4 bytes, as [`Region::write64`].
+    pub(crate) fn write32(&self, offset: u64, value: u32) {
+        fence(Ordering::Release);
+        match self.mapped::<u32>(offset) {
+            // SAFETY: as in `write64`.
+            Some(register) => unsafe { register.write_volatile(value.to_le()) },
+            None => self.write_slow(offset, &value.to_le_bytes()),
+        }
+    }
+}

@@ -1,0 +1,647 @@
+//! Memory that the device can reach through the IOMMU.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tofu_abi::table::IPA_BITS;
+use tofu_driver::{DmaBuffer, DmaError};
+use vfio_ioctls::{VfioError, VfioOps};
+use vm_memory::{AtomicInteger, MmapRegion, VolatileMemory, VolatileSlice};
+
+use crate::free::FreeList;
+use crate::iommu::Info;
+
+/// Size and alignment of the memory that small buffers are cut from: a huge page, which the IOMMU
+/// maps in one entry.
+const CHUNK: usize = 2 << 20;
+/// Buffers from this size on get memory of their own.
+const LARGE: usize = 512 << 10;
+
+/// Why memory cannot be mapped for the device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// The range is empty or goes beyond the end of the address space.
+    #[error("there is no memory of {len} bytes at {address:#x}")]
+    Range {
+        /// Address of the memory.
+        address: usize,
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// There are no device addresses left.
+    #[error("no device addresses are left for {0} bytes")]
+    NoAddresses(u64),
+    /// The system has no memory left.
+    #[error("allocating {size} bytes: {source}")]
+    Memory {
+        /// Bytes asked for.
+        size: usize,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The memory may not be pinned.
+    #[error(
+        "{0} bytes cannot be pinned: the limit of locked memory is too low; raise it (ulimit -l) \
+         or run as root"
+    )]
+    Limit(usize),
+    /// The container has as many mappings as it may have.
+    #[error("too many mappings: the kernel allows 65535 of a device")]
+    TooMany,
+    /// The memory is not there, or may not be written.
+    #[error("the memory at {address:#x} is not mapped, or read-only")]
+    Inaccessible {
+        /// Address of the memory.
+        address: usize,
+    },
+    /// The kernel refused something else.
+    #[error(transparent)]
+    Vfio(VfioError),
+}
+
+/// The address space that the IOMMU gives the device.
+pub(crate) struct Space {
+    ops: Arc<dyn VfioOps>,
+    page: u64,
+    free: Mutex<FreeList>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Space {
+    pub(crate) fn new(ops: Arc<dyn VfioOps>, info: &Info) -> Self {
+        Self { ops, page: info.page, free: Mutex::new(free_addresses(info)) }
+    }
+
+    /// Maps whole pages for the device, at `phase` above a multiple of `align`.
+    ///
+    /// # Safety
+    ///
+    /// `memory` to `memory + len` stays mapped in this process until the mapping is gone, and
+    /// nobody has Rust references to it.
+    #[allow(unsafe_code)]
+    unsafe fn map(
+        self: &Arc<Self>,
+        memory: *mut u8,
+        len: usize,
+        align: u64,
+        phase: u64,
+    ) -> Result<Mapping, MapError> {
+        let size = len as u64;
+        let addr = lock(&self.free)
+            .take(size, align.max(self.page), phase)
+            .ok_or(MapError::NoAddresses(size))?;
+        // SAFETY: as promised to this function.
+        let mapped = unsafe { self.ops.vfio_dma_map(addr, len, memory) };
+        if let Err(error) = mapped {
+            lock(&self.free).give(addr, size);
+            return Err(map_error(error, memory as usize, len));
+        }
+        Ok(Mapping { space: Arc::clone(self), addr, len, active: true })
+    }
+}
+
+/// The addresses that the device may be given: those that the IOMMU has, without the first page,
+/// so that 0 is never an address, and not beyond what the device's tables hold.
+fn free_addresses(info: &Info) -> FreeList {
+    let mut free = FreeList::default();
+    for &(first, last) in &info.ranges {
+        let first = first.max(info.page).next_multiple_of(info.page);
+        let end = last.min((1 << IPA_BITS) - 1) + 1;
+        let end = end & !(info.page - 1);
+        if first < end {
+            free.give(first, end - first);
+        }
+    }
+    free
+}
+
+fn map_error(error: VfioError, address: usize, len: usize) -> MapError {
+    const EFAULT: i32 = 14;
+    const ENOMEM: i32 = 12;
+    const ENOSPC: i32 = 28;
+    const EPERM: i32 = 1;
+    let errno = match &error {
+        VfioError::IommuDmaMap(errno) => errno.errno(),
+        _ => return MapError::Vfio(error),
+    };
+    match errno {
+        ENOMEM => MapError::Limit(len),
+        ENOSPC => MapError::TooMany,
+        EFAULT | EPERM => MapError::Inaccessible { address },
+        _ => MapError::Vfio(error),
+    }
+}
+
+/// A range of device addresses that leads to memory, until it is dropped.
+struct Mapping {
+    space: Arc<Space>,
+    addr: u64,
+    len: usize,
+    active: bool,
+}
+
+impl Mapping {
+    /// Takes the memory from the device; false if the kernel does not do it.
+    fn unmap(&mut self) -> bool {
+        if self.active {
+            if let Err(error) = self.space.ops.vfio_dma_unmap(self.addr, self.len) {
+                log::error!("unmapping {:#x} from the device: {error}", self.addr);
+                return false;
+            }
+            self.active = false;
+            lock(&self.space.free).give(self.addr, self.len as u64);
+        }
+        true
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.unmap();
+    }
+}
+
+/// Memory of this process that the device can reach, and what is free of it.
+struct Chunk {
+    memory: ManuallyDrop<MmapRegion<()>>,
+    /// Where the mapped part starts in `memory`.
+    start: usize,
+    mapping: Mapping,
+    free: Mutex<FreeList>,
+}
+
+impl Chunk {
+    /// Zeroed memory of at least `size` bytes, at a device address that is a multiple of `align`.
+    fn new(space: &Arc<Space>, size: usize, align: u64) -> Result<Self, MapError> {
+        let no_memory = |source| MapError::Memory { size, source };
+        let too_large = || no_memory(io::ErrorKind::OutOfMemory.into());
+        let unit = if size >= CHUNK { CHUNK } else { space.page as usize };
+        let len = size.max(1).checked_next_multiple_of(unit).ok_or_else(too_large)?;
+        // Aligned to huge pages here and there, the kernel uses them here and there.
+        let padded = len.checked_add(unit).ok_or_else(too_large)?;
+        let memory = MmapRegion::new(padded).map_err(|error| no_memory(io::Error::other(error)))?;
+        let start = (memory.as_ptr() as usize).next_multiple_of(unit) - memory.as_ptr() as usize;
+        advise_huge(&memory, start, len);
+        // SAFETY: the pages are the region's own, which outlives the mapping (see `drop`), and are
+        // accessed by volatile slices only.
+        #[allow(unsafe_code)]
+        let mapping = unsafe {
+            space.map(memory.as_ptr().wrapping_add(start), len, align.max(unit as u64), 0)?
+        };
+        let mut free = FreeList::default();
+        free.give(mapping.addr, len as u64);
+        Ok(Self { memory: ManuallyDrop::new(memory), start, mapping, free: Mutex::new(free) })
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        // Memory that the device might still reach must never become somebody else's.
+        if self.mapping.unmap() {
+            // SAFETY: not used after this; a chunk is dropped once.
+            #[allow(unsafe_code)]
+            unsafe {
+                ManuallyDrop::drop(&mut self.memory);
+            }
+        }
+    }
+}
+
+/// Asks the kernel for huge pages; it may have none.
+fn advise_huge(memory: &MmapRegion<()>, start: usize, len: usize) {
+    use rustix::mm::{Advice, madvise};
+    if len < CHUNK {
+        return;
+    }
+    // SAFETY: inside of the region, whose contents this does not change.
+    #[allow(unsafe_code)]
+    let advised =
+        unsafe { madvise(memory.as_ptr().wrapping_add(start).cast(), len, Advice::LinuxHugepage) };
+    if let Err(error) = advised {
+        log::debug!("no huge pages: {error}");
+    }
+}
+
+/// Hands out memory for the device.
+pub(crate) struct Pool {
+    space: Arc<Space>,
+    chunks: Mutex<Chunks>,
+    users: Mutex<BTreeMap<usize, Weak<UserRange>>>,
+}
+
+#[derive(Default)]
+struct Chunks {
+    /// The chunk that was used last, kept even if nothing of it is in use.
+    current: Option<Arc<Chunk>>,
+    /// Others that have buffers.
+    others: Vec<Weak<Chunk>>,
+}
+
+impl Pool {
+    pub(crate) fn new(space: Space) -> Self {
+        Self { space: Arc::new(space), chunks: Mutex::default(), users: Mutex::default() }
+    }
+
+    /// See [`tofu_driver::Platform::alloc_dma`].
+    pub(crate) fn alloc(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
+        self.try_alloc(size, align).map_err(|error| {
+            log::warn!("{error}");
+            DmaError { size, align }
+        })
+    }
+
+    fn try_alloc(&self, size: usize, align: usize) -> Result<Buffer, MapError> {
+        // Words can be accessed atomically then, and each buffer has an address of its own.
+        let (taken, align) = (size.max(1) as u64, align.max(8) as u64);
+        if size >= LARGE || align > CHUNK as u64 {
+            let chunk = Arc::new(Chunk::new(&self.space, size, align)?);
+            let offset = lock(&chunk.free).take(taken, align, 0);
+            let addr = offset.ok_or(MapError::NoAddresses(taken))?;
+            return Ok(Buffer { chunk, addr, taken, len: size });
+        }
+        let mut chunks = lock(&self.chunks);
+        chunks.others.retain(|chunk| chunk.strong_count() > 0);
+        let known = chunks.current.iter().cloned();
+        let known = known.chain(chunks.others.iter().filter_map(Weak::upgrade));
+        let fitting = known.into_iter().find_map(|chunk| {
+            let addr = lock(&chunk.free).take(taken, align, 0)?;
+            Some(Buffer { chunk, addr, taken, len: size })
+        });
+        if let Some(buffer) = fitting {
+            // It may hold what an earlier buffer left there.
+            buffer.fill(0);
+            return Ok(buffer);
+        }
+        let chunk = Arc::new(Chunk::new(&self.space, CHUNK, 1)?);
+        let addr = lock(&chunk.free).take(taken, align, 0);
+        let addr = addr.ok_or(MapError::NoAddresses(taken))?;
+        if let Some(old) = chunks.current.replace(Arc::clone(&chunk)) {
+            chunks.others.push(Arc::downgrade(&old));
+        }
+        Ok(Buffer { chunk, addr, taken, len: size })
+    }
+
+    /// See [`crate::VfioPlatform::map_user`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn map_user(
+        &self,
+        memory: *mut u8,
+        len: usize,
+    ) -> Result<UserMemory, MapError> {
+        let address = memory as usize;
+        let page = self.space.page as usize;
+        let range = MapError::Range { address, len };
+        let end = address.checked_add(len).and_then(|end| end.checked_next_multiple_of(page));
+        let Some(end) = end.filter(|_| len > 0 && address > 0) else {
+            return Err(range);
+        };
+        let start = address & !(page - 1);
+        let mut users = lock(&self.users);
+        let known = users.range(..=start).next_back().and_then(|(_, weak)| weak.upgrade());
+        let range = match known.filter(|range| end <= range.start + range.mapping.len) {
+            Some(range) => range,
+            None => {
+                users.retain(|_, weak| weak.strong_count() > 0);
+                // In step with huge pages, should the memory have some.
+                let step = if end - start >= CHUNK { CHUNK } else { page };
+                let phase = (start & (step - 1)) as u64;
+                let size = end - start;
+                // SAFETY: as promised to this function, for the pages that hold the memory.
+                let mapping = unsafe {
+                    self.space.map(
+                        memory.wrapping_sub(address - start),
+                        size,
+                        step as u64,
+                        phase,
+                    )?
+                };
+                let range = Arc::new(UserRange { start, mapping });
+                users.insert(start, Arc::downgrade(&range));
+                range
+            }
+        };
+        let addr = range.mapping.addr + (address - range.start) as u64;
+        Ok(UserMemory { _range: range, addr, len })
+    }
+
+    /// Bytes of address space that are left for mappings.
+    pub(crate) fn free_addresses(&self) -> u64 {
+        lock(&self.space.free).total()
+    }
+}
+
+/// Whole pages of the process's own memory that the device can reach.
+struct UserRange {
+    start: usize,
+    mapping: Mapping,
+}
+
+/// Memory of the process that was lent to the device by
+/// [`VfioPlatform::map_user`](crate::VfioPlatform::map_user). Clones stand for the same loan;
+/// it ends with the last of them.
+#[derive(Clone)]
+pub struct UserMemory {
+    _range: Arc<UserRange>,
+    addr: u64,
+    len: usize,
+}
+
+impl UserMemory {
+    /// Address at which the device sees the first byte.
+    pub fn device_addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes, which is never the case.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl fmt::Debug for UserMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UserMemory({:#x}, {} bytes)", self.addr, self.len)
+    }
+}
+
+/// Memory that the device can reach.
+pub struct Buffer {
+    chunk: Arc<Chunk>,
+    addr: u64,
+    taken: u64,
+    len: usize,
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({:#x}, {} bytes)", self.addr, self.len)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        lock(&self.chunk.free).give(self.addr, self.taken);
+    }
+}
+
+impl Buffer {
+    fn slice(&self, offset: usize, len: usize) -> VolatileSlice<'_, ()> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(inside, "{offset} + {len} is beyond a buffer of {} bytes", self.len);
+        let at = (self.addr - self.chunk.mapping.addr) as usize + self.chunk.start + offset;
+        self.chunk.memory.get_slice(at, len).expect("the buffer lies in its chunk")
+    }
+
+    fn atomic<T: AtomicInteger, R>(&self, offset: usize, f: impl FnOnce(&T) -> R) -> R {
+        let slice = self.slice(offset, size_of::<T>());
+        f(slice.get_atomic_ref(0).expect("typed accesses are aligned"))
+    }
+
+    fn fill(&self, value: u8) {
+        let block = [value; 4096];
+        for at in (0..self.len).step_by(block.len()) {
+            let n = block.len().min(self.len - at);
+            self.write(at, &block[..n]);
+        }
+    }
+}
+
+impl DmaBuffer for Buffer {
+    fn device_addr(&self) -> u64 {
+        self.addr
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        u64::from_le(self.atomic(offset, |word: &AtomicU64| word.load(order)))
+    }
+
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        self.atomic(offset, |word: &AtomicU64| word.store(value.to_le(), order));
+    }
+
+    fn load_u32(&self, offset: usize, order: Ordering) -> u32 {
+        u32::from_le(self.atomic(offset, |word: &AtomicU32| word.load(order)))
+    }
+
+    fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
+        self.atomic(offset, |word: &AtomicU32| word.store(value.to_le(), order));
+    }
+
+    fn load_u8(&self, offset: usize, order: Ordering) -> u8 {
+        self.atomic(offset, |byte: &AtomicU8| byte.load(order))
+    }
+
+    fn store_u8(&self, offset: usize, value: u8, order: Ordering) {
+        self.atomic(offset, |byte: &AtomicU8| byte.store(value, order));
+    }
+
+    fn read(&self, offset: usize, buf: &mut [u8]) {
+        self.slice(offset, buf.len()).copy_to(buf);
+    }
+
+    fn write(&self, offset: usize, buf: &[u8]) {
+        self.slice(offset, buf.len()).copy_from(buf);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Remembers mappings: device address to length and process address.
+    #[derive(Default)]
+    struct Fake {
+        mapped: Mutex<BTreeMap<u64, (usize, usize)>>,
+        refuse_unmap: bool,
+    }
+
+    #[allow(unsafe_code)]
+    impl VfioOps for Fake {
+        unsafe fn vfio_dma_map(
+            &self,
+            iova: u64,
+            size: usize,
+            user_addr: *mut u8,
+        ) -> Result<(), VfioError> {
+            lock(&self.mapped).insert(iova, (size, user_addr as usize));
+            Ok(())
+        }
+
+        fn vfio_dma_unmap(&self, iova: u64, size: usize) -> Result<(), VfioError> {
+            if self.refuse_unmap {
+                return Err(VfioError::InvalidDmaUnmapSize);
+            }
+            let (mapped, _) = lock(&self.mapped).remove(&iova).expect("was mapped");
+            assert_eq!(mapped, size);
+            Ok(())
+        }
+    }
+
+    fn pool_of(fake: Fake) -> (Pool, Arc<Fake>) {
+        let fake = Arc::new(fake);
+        let info = Info { page: 4096, ranges: vec![(0, 0xfedf_ffff), (0xfef0_0000, u64::MAX)] };
+        let ops: Arc<dyn VfioOps> = Arc::clone(&fake) as _;
+        (Pool::new(Space::new(ops, &info)), fake)
+    }
+
+    fn pool() -> (Pool, Arc<Fake>) {
+        pool_of(Fake::default())
+    }
+
+    #[test]
+    fn small_buffers_share_a_mapping() {
+        let (pool, fake) = pool();
+        let before = pool.free_addresses();
+        let buffers: Vec<_> = (1..100).map(|size| pool.alloc(size * 16, 256).unwrap()).collect();
+        assert_eq!(lock(&fake.mapped).len(), 1);
+        let mut ends: Vec<_> =
+            buffers.iter().map(|b| (b.device_addr(), b.device_addr() + b.len() as u64)).collect();
+        ends.sort_unstable();
+        assert!(ends.windows(2).all(|pair| pair[0].1 <= pair[1].0), "they overlap");
+        assert!(ends.iter().all(|(addr, _)| addr % 256 == 0));
+        drop(buffers);
+        drop(pool.alloc(8, 8).unwrap());
+        assert_eq!(lock(&fake.mapped).len(), 1, "kept for the next one");
+        assert_eq!(pool.free_addresses(), before - CHUNK as u64);
+        drop(pool);
+        assert_eq!(lock(&fake.mapped).len(), 0);
+    }
+
+    #[test]
+    fn memory_is_zeroed_again() {
+        let (pool, _fake) = pool();
+        let first = pool.alloc(10_000, 64).unwrap();
+        first.fill(0xaa);
+        let addr = first.device_addr();
+        drop(first);
+        let again = pool.alloc(10_000, 64).unwrap();
+        assert_eq!(again.device_addr(), addr);
+        let mut bytes = vec![1; 10_000];
+        again.read(0, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn large_buffers_come_and_go_alone() {
+        let (pool, fake) = pool();
+        let before = pool.free_addresses();
+        let buffer = pool.alloc(100 << 20, 4096).unwrap();
+        assert_eq!(buffer.device_addr() % CHUNK as u64, 0, "huge pages can be used");
+        {
+            let mapped = lock(&fake.mapped);
+            let (len, memory) = mapped[&buffer.device_addr()];
+            assert_eq!((len, memory % CHUNK), (100 << 20, 0));
+        }
+        // Both ends are there.
+        buffer.store_u64((100 << 20) - 8, 7, Ordering::Relaxed);
+        assert_eq!(buffer.load_u64((100 << 20) - 8, Ordering::Relaxed), 7);
+        drop(buffer);
+        assert_eq!(lock(&fake.mapped).len(), 0);
+        assert_eq!(pool.free_addresses(), before);
+        let aligned = pool.alloc(64, 1 << 30).unwrap();
+        assert_eq!(aligned.device_addr() % (1 << 30), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_an_error() {
+        let (pool, fake) = pool();
+        let error = DmaError { size: 1 << 45, align: 8 };
+        assert_eq!(pool.alloc(1 << 45, 8).map(drop), Err(error));
+        assert!(pool.alloc(usize::MAX, 8).is_err());
+        assert_eq!(lock(&fake.mapped).len(), 0);
+    }
+
+    #[test]
+    fn chunks_without_buffers_go_back() {
+        let (pool, fake) = pool();
+        let buffers: Vec<_> = (0..40).map(|_| pool.alloc(400 << 10, 4096).unwrap()).collect();
+        assert_eq!(lock(&fake.mapped).len(), 8, "five to a chunk");
+        drop(buffers);
+        assert_eq!(lock(&fake.mapped).len(), 1);
+    }
+
+    #[test]
+    fn memory_that_the_device_keeps_is_never_given_away() {
+        let (pool, fake) = pool_of(Fake { refuse_unmap: true, ..Fake::default() });
+        let buffer = pool.alloc(CHUNK, 8).unwrap();
+        let addr = buffer.device_addr();
+        drop(buffer);
+        assert!(lock(&fake.mapped).contains_key(&addr));
+        assert_ne!(pool.alloc(CHUNK, 8).unwrap().device_addr(), addr, "the address stays taken");
+    }
+
+    #[test]
+    fn addresses_avoid_holes_and_fit_into_tables() {
+        let info = Info { page: 4096, ranges: vec![(0, 0x1_0fff), (0x3_0800, u64::MAX)] };
+        let mut free = free_addresses(&info);
+        assert_eq!(free.take(0x1_0000, 4096, 0), Some(0x1000));
+        assert_eq!(free.take(4096, 4096, 0), Some(0x3_1000));
+        assert_eq!(free.total(), (1 << IPA_BITS) - 0x3_2000);
+    }
+
+    #[allow(unsafe_code)]
+    fn lend(pool: &Pool, bytes: &[AtomicU8]) -> UserMemory {
+        // SAFETY: the fake never accesses it.
+        unsafe { pool.map_user(bytes.as_ptr() as *mut u8, bytes.len()).unwrap() }
+    }
+
+    #[test]
+    fn user_memory_is_lent_by_pages_and_shared() {
+        let (pool, fake) = pool();
+        let memory: Vec<AtomicU8> = (0..100_000).map(|_| AtomicU8::new(0)).collect();
+        let at = |i: usize| memory[i..].as_ptr() as u64;
+        let all = lend(&pool, &memory);
+        assert_eq!(all.device_addr() % 4096, at(0) % 4096);
+        assert_eq!((all.len(), all.is_empty()), (100_000, false));
+        let part = lend(&pool, &memory[5_000..6_000]);
+        assert_eq!(part.device_addr(), all.device_addr() + 5_000);
+        assert_eq!(lock(&fake.mapped).len(), 1, "the same loan");
+        let again = part.clone();
+        drop((all, part));
+        assert_eq!(lock(&fake.mapped).len(), 1);
+        drop(again);
+        assert_eq!(lock(&fake.mapped).len(), 0);
+        // Another one that only overlaps is a loan of its own.
+        let first = lend(&pool, &memory[..50_000]);
+        let second = lend(&pool, &memory[40_000..]);
+        assert_eq!(lock(&fake.mapped).len(), 2);
+        assert_eq!(second.device_addr() % 4096, at(40_000) % 4096);
+        drop((first, second));
+        assert_eq!(lock(&fake.mapped).len(), 0);
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn user_memory_that_is_none_is_refused() {
+        let (pool, _fake) = pool();
+        let memory = 0x1000 as *mut u8;
+        // SAFETY: refused before anything is accessed.
+        unsafe {
+            assert!(matches!(pool.map_user(memory, 0), Err(MapError::Range { .. })));
+            assert!(matches!(pool.map_user(memory, usize::MAX), Err(MapError::Range { .. })));
+            let null = std::ptr::null_mut();
+            assert!(matches!(pool.map_user(null, 8), Err(MapError::Range { .. })));
+        }
+    }
+}

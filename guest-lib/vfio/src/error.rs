@@ -1,0 +1,127 @@
+//! Why the device cannot be used, in words that say what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+use vfio_ioctls::VfioError;
+
+use crate::pci::Bdf;
+
+/// Why the device cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no such device on any bus.
+    #[error("there is no Tofu device (PCI 10cf:1ccd) in this system")]
+    NoDevice,
+    /// There is nothing at the address given.
+    #[error("there is no PCI device {0}")]
+    NoSuchDevice(Bdf),
+    /// What is at the address given is something else.
+    #[error("PCI device {bdf} is {vendor:04x}:{device:04x}, not a Tofu device (10cf:1ccd)")]
+    NotTofu {
+        /// Address of the device.
+        bdf: Bdf,
+        /// Its vendor id.
+        vendor: u16,
+        /// Its device id.
+        device: u16,
+    },
+    /// The address is not one of PCI.
+    #[error("{0:?} is not a PCI address, such as 0000:00:02.0")]
+    BadAddress(String),
+    /// Another driver has the device.
+    #[error("{bdf} belongs to the driver {driver}; `tofu-guest bind` gives it to vfio-pci")]
+    Driver {
+        /// Address of the device.
+        bdf: Bdf,
+        /// The driver that has it.
+        driver: String,
+    },
+    /// The kernel does not have the driver `vfio-pci`.
+    #[error("the kernel has no vfio-pci driver; load it with `modprobe vfio-pci`")]
+    NoVfioPci,
+    /// The device cannot be given to `vfio-pci`, or taken from it.
+    #[error("cannot {what} {bdf}: {source}; this needs root")]
+    Bind {
+        /// Address of the device.
+        bdf: Bdf,
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// `vfio-pci` did not take the device.
+    #[error("vfio-pci did not take {bdf}; the kernel's log (dmesg) says why")]
+    NotTaken {
+        /// Address of the device.
+        bdf: Bdf,
+    },
+    /// There is no IOMMU in front of the device.
+    #[error(
+        "{0} has no IOMMU, which VFIO needs: give the machine one (QEMU: -device intel-iommu,\
+         caching-mode=on) and boot the kernel with intel_iommu=on"
+    )]
+    NoIommu(Bdf),
+    /// Another process has the device.
+    #[error("{0} is in use by another process; a device serves one at a time")]
+    Busy(Bdf),
+    /// Other devices of the group still have drivers.
+    #[error(
+        "IOMMU group {group} is not viable: give every device in /sys/kernel/iommu_groups/{group}\
+         /devices to vfio-pci, or take its driver away"
+    )]
+    NotViable {
+        /// Number of the group.
+        group: u32,
+    },
+    /// The IOMMU does not keep interrupts apart.
+    #[error(
+        "the IOMMU does not remap interrupts: have it do so, or, where the device is trusted, load \
+         vfio_iommu_type1 with allow_unsafe_interrupts=1"
+    )]
+    UnsafeInterrupts,
+    /// This user may not use the device.
+    #[error("no permission for {}: run as root or have it opened to your user", .0.display())]
+    Permission(PathBuf),
+    /// A part of VFIO is not in the kernel.
+    #[error("{} does not exist; load the module {module} (`modprobe {module}`)", path.display())]
+    NoModule {
+        /// The missing file.
+        path: PathBuf,
+        /// The module that makes it.
+        module: &'static str,
+    },
+    /// The device has no register space of the size expected.
+    #[error("{bdf}: BAR 0 has {size} bytes instead of {expected}")]
+    RegisterSpace {
+        /// Address of the device.
+        bdf: Bdf,
+        /// Its size in bytes.
+        size: u64,
+        /// The size of a Tofu device's.
+        expected: u64,
+    },
+    /// VFIO refused something else.
+    #[error("{bdf}: {source}")]
+    Vfio {
+        /// Address of the device.
+        bdf: Bdf,
+        /// What it said.
+        source: VfioError,
+    },
+    /// The system refused something else.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+}

@@ -1,0 +1,41 @@
+//! The Tofu driver's platform in a Linux process: the device through VFIO.
+//!
+//! ```no_run
+//! use tofu_driver::{Cq, CqConfig, Device};
+//! use tofu_vfio::VfioPlatform;
+//!
+//! let device = Device::probe(VfioPlatform::find()?)?;
+//! let cq = Cq::open(&device, &CqConfig::new(0, 0))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The kernel's `vfio-pci` driver lends the device to one process: [`VfioPlatform::open`] binds
+//! it to that driver if it has none yet, maps BAR 0 (a doorbell is then a store, without a system
+//! call), and puts an IOMMU in front of the device, so that it reaches what this process allows
+//! and nothing else. When the process ends, in whatever way, the kernel resets the device.
+//!
+//! Memory for the device comes from [`tofu_driver::Platform::alloc_dma`]: small pieces from
+//! mappings of 2 MiB, large ones each from their own. Memory that exists already is lent by
+//! [`VfioPlatform::map_user`]. Device addresses are the IOMMU's, below 2^40, as the device's
+//! tables have no more bits.
+//!
+//! Interrupts are eventfds. [`tofu_driver::Platform::irq_wait`] sleeps on one of them without a
+//! thread in between; [`VfioPlatform::on_interrupt`] calls a function from an event loop instead.
+//!
+//! [`pci`] lists devices and moves them between drivers; it needs no VFIO.
+#![deny(unsafe_code)]
+
+mod bar;
+mod dma;
+mod error;
+mod event;
+mod free;
+mod iommu;
+mod irq;
+pub mod pci;
+mod platform;
+
+pub use dma::{Buffer, MapError, UserMemory};
+pub use error::Error;
+pub use pci::Bdf;
+pub use platform::VfioPlatform;

@@ -1,0 +1,381 @@
+//! Devices on the PCI buses of this system, as sysfs shows them: finding them, and moving them
+//! between drivers.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use tofu_abi::pci::{DEVICE_TOFUD, VENDOR_ID};
+
+use crate::error::Error;
+
+/// The kernel's driver that lends devices to processes.
+pub const VFIO_PCI: &str = "vfio-pci";
+
+/// Address of a PCI function: domain, bus, device, function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bdf {
+    domain: u32,
+    bus: u8,
+    /// Device in bits 7:3, function in bits 2:0.
+    devfn: u8,
+}
+
+impl fmt::Display for Bdf {
+    /// `0000:00:02.0`, as sysfs names it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}.{}", self.domain, self.bus, self.devfn >> 3, self.devfn & 7)
+    }
+}
+
+impl FromStr for Bdf {
+    type Err = Error;
+
+    /// Reads `0000:00:02.0`, or `00:02.0` in domain 0.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        fn hex(text: &str, digits: std::ops::RangeInclusive<usize>) -> Option<u32> {
+            let plain = text.bytes().all(|b| b.is_ascii_hexdigit());
+            (plain && digits.contains(&text.len())).then(|| u32::from_str_radix(text, 16).ok())?
+        }
+        let parse = || {
+            let (rest, function) = text.rsplit_once('.')?;
+            let (rest, device) = rest.rsplit_once(':')?;
+            let (domain, bus) = rest.split_once(':').unwrap_or(("0000", rest));
+            let (device, function) = (hex(device, 2..=2)?, hex(function, 1..=1)?);
+            (device < 32 && function < 8).then_some(())?;
+            let devfn = (device << 3 | function) as u8;
+            Some(Self { domain: hex(domain, 4..=8)?, bus: hex(bus, 2..=2)? as u8, devfn })
+        };
+        parse().ok_or_else(|| Error::BadAddress(text.to_owned()))
+    }
+}
+
+/// The PCI buses, or a folder that looks like them.
+#[derive(Clone, Debug)]
+pub struct Bus {
+    root: PathBuf,
+}
+
+impl Default for Bus {
+    fn default() -> Self {
+        Self::at("/sys/bus/pci")
+    }
+}
+
+impl Bus {
+    /// Buses that `root` shows: in place of `/sys/bus/pci`, for tests.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    fn path(&self, bdf: Bdf) -> PathBuf {
+        self.root.join("devices").join(bdf.to_string())
+    }
+
+    /// The Tofu devices, in the order of their addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] if the buses cannot be listed. A system without PCI has no devices.
+    pub fn tofu_devices(&self) -> Result<Vec<PciDevice>, Error> {
+        let list = match fs::read_dir(self.root.join("devices")) {
+            Ok(list) => list,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(Error::system("listing PCI devices")(error)),
+        };
+        let mut devices: Vec<_> = list
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            // One that vanishes meanwhile is none.
+            .filter_map(|bdf| self.device(bdf).ok())
+            .filter(PciDevice::is_tofu)
+            .collect();
+        devices.sort_by_key(|device| device.bdf);
+        Ok(devices)
+    }
+
+    /// The device at an address, of whatever kind.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchDevice`] if there is none.
+    pub fn device(&self, bdf: Bdf) -> Result<PciDevice, Error> {
+        let path = self.path(bdf);
+        let id = |name| {
+            let text = fs::read_to_string(path.join(name)).ok()?;
+            u16::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+        };
+        let target = |name| {
+            let link = fs::read_link(path.join(name)).ok()?;
+            Some(link.file_name()?.to_str()?.to_owned())
+        };
+        match (id("vendor"), id("device")) {
+            (Some(vendor), Some(device)) => Ok(PciDevice {
+                bdf,
+                vendor,
+                device,
+                driver: target("driver"),
+                iommu_group: target("iommu_group").and_then(|name| name.parse().ok()),
+                has_cdev: path.join("vfio-dev").is_dir(),
+                path,
+            }),
+            _ => Err(Error::NoSuchDevice(bdf)),
+        }
+    }
+
+    /// The Tofu device at an address, or the first one.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or what is there is no Tofu device.
+    pub fn find(&self, bdf: Option<Bdf>) -> Result<PciDevice, Error> {
+        let Some(bdf) = bdf else {
+            return self.tofu_devices()?.into_iter().next().ok_or(Error::NoDevice);
+        };
+        let device = self.device(bdf)?;
+        if device.is_tofu() {
+            return Ok(device);
+        }
+        Err(Error::NotTofu { bdf, vendor: device.vendor, device: device.device })
+    }
+
+    /// Gives a device to `vfio-pci`, taking it from the driver that has it. Does nothing if
+    /// `vfio-pci` has it.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel has no `vfio-pci`, or says no.
+    pub fn bind(&self, bdf: Bdf) -> Result<(), Error> {
+        let device = self.device(bdf)?;
+        if device.driver.as_deref() == Some(VFIO_PCI) {
+            return Ok(());
+        }
+        if !self.root.join("drivers").join(VFIO_PCI).is_dir() {
+            return Err(Error::NoVfioPci);
+        }
+        write(&device.path.join("driver_override"), VFIO_PCI)
+            .map_err(bind_error(bdf, "bind to vfio-pci the device"))?;
+        if device.driver.is_some() {
+            self.release(&device)?;
+        }
+        // The write says whether a driver was looked for, not whether it took the device.
+        let probed = write(&self.root.join("drivers_probe"), &bdf.to_string());
+        if self.device(bdf)?.driver.as_deref() == Some(VFIO_PCI) {
+            return Ok(());
+        }
+        probed.map_err(bind_error(bdf, "bind to vfio-pci the device"))?;
+        Err(Error::NotTaken { bdf })
+    }
+
+    /// Takes a device from its driver, whichever that is, and leaves it without one. If a process
+    /// uses it, waits until that lets go of it.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel says no.
+    pub fn unbind(&self, bdf: Bdf) -> Result<(), Error> {
+        let device = self.device(bdf)?;
+        if device.driver.is_some() {
+            self.release(&device)?;
+        }
+        // An empty line: any driver may have it again.
+        write(&device.path.join("driver_override"), "\n")
+            .map_err(bind_error(bdf, "free for any driver the device"))
+    }
+
+    fn release(&self, device: &PciDevice) -> Result<(), Error> {
+        write(&device.path.join("driver/unbind"), &device.bdf.to_string())
+            .map_err(bind_error(device.bdf, "unbind the device"))
+    }
+
+    /// Resets a device in the way that the kernel finds best: a function level reset.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel says no.
+    pub fn reset(&self, bdf: Bdf) -> Result<(), Error> {
+        let device = self.device(bdf)?;
+        write(&device.path.join("reset"), "1").map_err(bind_error(bdf, "reset the device"))
+    }
+}
+
+fn bind_error(bdf: Bdf, what: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Bind { bdf, what, source }
+}
+
+/// Writes to a file that must be there, in one system call.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    use std::io::Write;
+    fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
+}
+
+/// A device as sysfs shows it.
+#[derive(Clone, Debug)]
+pub struct PciDevice {
+    /// Its address.
+    pub bdf: Bdf,
+    /// Vendor id.
+    pub vendor: u16,
+    /// Device id.
+    pub device: u16,
+    /// The driver that has it.
+    pub driver: Option<String>,
+    /// Its IOMMU group; `None` if there is no IOMMU in front of it.
+    pub iommu_group: Option<u32>,
+    /// The kernel offers it as a character device of its own (`/dev/vfio/devices`).
+    pub has_cdev: bool,
+    /// Its folder in sysfs.
+    pub path: PathBuf,
+}
+
+impl PciDevice {
+    /// Whether it is a TofuD controller.
+    pub fn is_tofu(&self) -> bool {
+        (self.vendor, self.device) == (VENDOR_ID, DEVICE_TOFUD)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn addresses_are_parsed_strictly() {
+        for text in ["0000:00:02.0", "abcd:ff:1f.7", "10000:e1:00.1"] {
+            assert_eq!(text.parse::<Bdf>().unwrap().to_string(), text);
+        }
+        assert_eq!("00:02.0".parse::<Bdf>().unwrap().to_string(), "0000:00:02.0");
+        for bad in [
+            "",
+            "0000:00:20.0",
+            "0000:00:02.8",
+            "0:00:02.0",
+            "00:2.0",
+            "0000:00:02",
+            "+000:00:02.0",
+            "0000:00:02.0 ",
+            "../../etc",
+            "0000:0000:02.0",
+            "000000000:00:02.0",
+            "0000:00:é.0",
+        ] {
+            let error = bad.parse::<Bdf>().unwrap_err().to_string();
+            assert!(error.contains("is not a PCI address"), "{bad}: {error}");
+        }
+    }
+
+    /// A sysfs in a folder. Drivers in it do nothing, as nobody reads what is written to files.
+    struct Fake {
+        folder: tempfile::TempDir,
+    }
+
+    impl Fake {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            fs::create_dir_all(folder.path().join("devices")).unwrap();
+            fs::write(folder.path().join("drivers_probe"), "").unwrap();
+            Self { folder }
+        }
+
+        fn bus(&self) -> Bus {
+            Bus::at(self.folder.path())
+        }
+
+        fn driver(&self, name: &str) {
+            let path = self.folder.path().join("drivers").join(name);
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join("unbind"), "").unwrap();
+        }
+
+        fn device(&self, bdf: &str, ids: [&str; 2], driver: Option<&str>) -> PathBuf {
+            let path = self.folder.path().join("devices").join(bdf);
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("vendor"), format!("{}\n", ids[0])).unwrap();
+            fs::write(path.join("device"), format!("{}\n", ids[1])).unwrap();
+            fs::write(path.join("driver_override"), "(null)\n").unwrap();
+            fs::write(path.join("reset"), "").unwrap();
+            if let Some(name) = driver {
+                self.driver(name);
+                symlink(self.folder.path().join("drivers").join(name), path.join("driver"))
+                    .unwrap();
+            }
+            path
+        }
+
+        fn read(&self, path: &str) -> String {
+            fs::read_to_string(self.folder.path().join(path)).unwrap()
+        }
+    }
+
+    const TOFU: [&str; 2] = ["0x10cf", "0x1ccd"];
+
+    #[test]
+    fn tofu_devices_are_found_in_order() {
+        let fake = Fake::new();
+        assert!(matches!(fake.bus().find(None), Err(Error::NoDevice)));
+        let second = fake.device("0000:01:00.0", TOFU, Some("vfio-pci"));
+        fake.device("0000:00:03.0", TOFU, None);
+        fake.device("0000:00:01.0", ["0x8086", "0x10d3"], None);
+        fake.device("0000:00:04.0", ["garbage", ""], None);
+        symlink("../../../kernel/iommu_groups/7", second.join("iommu_group")).unwrap();
+        let found = fake.bus().tofu_devices().unwrap();
+        let names: Vec<_> = found.iter().map(|device| device.bdf.to_string()).collect();
+        assert_eq!(names, ["0000:00:03.0", "0000:01:00.0"]);
+        assert_eq!((found[0].driver.as_deref(), found[0].iommu_group), (None, None));
+        assert_eq!((found[1].driver.as_deref(), found[1].iommu_group), (Some("vfio-pci"), Some(7)));
+        assert_eq!(fake.bus().find(None).unwrap().bdf, found[0].bdf);
+        assert_eq!(fake.bus().find(Some(found[1].bdf)).unwrap().bdf, found[1].bdf);
+
+        let other = "0000:00:01.0".parse().unwrap();
+        let message = fake.bus().find(Some(other)).unwrap_err().to_string();
+        assert_eq!(message, "PCI device 0000:00:01.0 is 8086:10d3, not a Tofu device (10cf:1ccd)");
+        let nothing = "0000:00:1f.0".parse().unwrap();
+        assert!(matches!(fake.bus().find(Some(nothing)), Err(Error::NoSuchDevice(_))));
+    }
+
+    #[test]
+    fn a_system_without_pci_has_no_devices() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Bus::at(folder.path()).tofu_devices().unwrap().is_empty());
+    }
+
+    #[test]
+    fn binding_says_who_is_missing() {
+        let fake = Fake::new();
+        let bdf = "0000:00:02.0".parse().unwrap();
+        assert!(matches!(fake.bus().bind(bdf), Err(Error::NoSuchDevice(_))));
+        fake.device("0000:00:02.0", TOFU, None);
+        assert!(matches!(fake.bus().bind(bdf), Err(Error::NoVfioPci)));
+        assert_eq!(fake.read("devices/0000:00:02.0/driver_override"), "(null)\n");
+        fake.driver("vfio-pci");
+        // Nobody is there to take it; what the kernel needs to be told was written.
+        assert!(matches!(fake.bus().bind(bdf), Err(Error::NotTaken { .. })));
+        assert!(fake.read("devices/0000:00:02.0/driver_override").starts_with("vfio-pci"));
+        assert_eq!(fake.read("drivers_probe"), "0000:00:02.0");
+    }
+
+    #[test]
+    fn a_device_is_taken_from_another_driver_and_given_back() {
+        let fake = Fake::new();
+        fake.driver("vfio-pci");
+        fake.device("0000:00:02.0", TOFU, Some("tofu"));
+        let bdf = "0000:00:02.0".parse().unwrap();
+        assert!(matches!(fake.bus().bind(bdf), Err(Error::NotTaken { .. })));
+        assert_eq!(fake.read("drivers/tofu/unbind"), "0000:00:02.0");
+        fake.bus().unbind(bdf).unwrap();
+        assert!(fake.read("devices/0000:00:02.0/driver_override").starts_with('\n'));
+        fake.bus().reset(bdf).unwrap();
+        assert_eq!(fake.read("devices/0000:00:02.0/reset"), "1");
+    }
+
+    #[test]
+    fn bound_already_is_fine() {
+        let fake = Fake::new();
+        fake.device("0000:00:02.0", TOFU, Some("vfio-pci"));
+        fake.bus().bind("0000:00:02.0".parse().unwrap()).unwrap();
+        assert_eq!(fake.read("drivers_probe"), "");
+    }
+}

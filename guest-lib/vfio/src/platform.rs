@@ -1,0 +1,328 @@
+//! The platform: one device, opened.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use iommufd_ioctls::{IommuFd, IommufdError};
+use tofu_abi::pci::REGISTER_BAR;
+use tofu_abi::regs::BAR0_SIZE;
+use tofu_driver::{DmaError, IrqError, Platform};
+use vfio_bindings::bindings::vfio::{VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
+use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioIommufd, VfioOps};
+
+use crate::bar::Region;
+use crate::dma::{Buffer, MapError, Pool, Space, UserMemory};
+use crate::error::Error;
+use crate::event::EventLoop;
+use crate::iommu::Info;
+use crate::irq::{Interrupts, new_event};
+use crate::pci::{Bdf, Bus, PciDevice, VFIO_PCI};
+
+const COMMAND: u64 = 4;
+const COMMAND_MEMORY: u16 = 1 << 1;
+const COMMAND_MASTER: u16 = 1 << 2;
+
+const CONTAINER: &str = "/dev/vfio/vfio";
+const IOMMU: &str = "/dev/iommu";
+
+/// A Tofu device that this process drives through VFIO.
+///
+/// It has the device for itself. Buffers may outlive it; when it is dropped, the kernel resets
+/// the device, so that nothing writes to them any more.
+pub struct VfioPlatform {
+    bdf: Bdf,
+    // Ends before what its handlers use.
+    events: Mutex<Option<EventLoop>>,
+    interrupts: Interrupts,
+    registers: Region,
+    device: Arc<VfioDevice>,
+    memory: Pool,
+    start: Instant,
+}
+
+impl fmt::Debug for VfioPlatform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VfioPlatform({})", self.bdf)
+    }
+}
+
+impl VfioPlatform {
+    /// Opens the first Tofu device.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn find() -> Result<Self, Error> {
+        Self::open_at(None)
+    }
+
+    /// Opens the Tofu device at an address, or the first one.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn open_at(bdf: Option<Bdf>) -> Result<Self, Error> {
+        let bus = Bus::default();
+        let found = bus.find(bdf)?;
+        match found.driver.as_deref() {
+            Some(VFIO_PCI) => {}
+            // Nobody's device may be taken without asking.
+            None => bus.bind(found.bdf)?,
+            Some(driver) => {
+                return Err(Error::Driver { bdf: found.bdf, driver: driver.to_owned() });
+            }
+        }
+        Self::open(&bus.find(Some(found.bdf))?)
+    }
+
+    /// Opens a device that is bound to `vfio-pci`.
+    fn open(found: &PciDevice) -> Result<Self, Error> {
+        let bdf = found.bdf;
+        let group = found.iommu_group.ok_or(Error::NoIommu(bdf))?;
+        let group_file = PathBuf::from(format!("/dev/vfio/{group}"));
+        let (device, ops, info) = if group_file.exists() || !found.has_cdev {
+            Self::open_group(found).map_err(|error| explain(bdf, group, &group_file, error))?
+        } else {
+            Self::open_cdev(found).map_err(|error| explain(bdf, group, Path::new(IOMMU), error))?
+        };
+        let info = info.map_err(Error::system("asking for the IOMMU's addresses"))?;
+        let device = Arc::new(device);
+        let registers = Region::new(&device, REGISTER_BAR.into())
+            .map_err(Error::system("mapping the registers"))?;
+        if registers.size() != BAR0_SIZE {
+            let (size, expected) = (registers.size(), BAR0_SIZE);
+            return Err(Error::RegisterSpace { bdf, size, expected });
+        }
+        enable(&device);
+        Ok(Self {
+            bdf,
+            events: Mutex::new(None),
+            interrupts: Interrupts::new(&device),
+            registers,
+            device,
+            memory: Pool::new(Space::new(ops, &info)),
+            start: Instant::now(),
+        })
+    }
+
+    /// By the device's group and a container, as every kernel with VFIO has it.
+    fn open_group(found: &PciDevice) -> Result<Opened, VfioError> {
+        let container = Arc::new(VfioContainer::new(None)?);
+        let ops: Arc<dyn VfioOps> = Arc::clone(&container) as _;
+        let device = VfioDevice::new(&found.path, Arc::clone(&ops), true)?;
+        Ok((device, ops, Info::of_container(&container)))
+    }
+
+    /// By the device's own file and iommufd, for kernels that have nothing else.
+    fn open_cdev(found: &PciDevice) -> Result<Opened, VfioError> {
+        let iommufd = Arc::new(IommuFd::new().map_err(VfioError::IommufdIoctlError)?);
+        let space = Arc::new(VfioIommufd::new(Arc::clone(&iommufd), None, None)?);
+        let ops: Arc<dyn VfioOps> = Arc::clone(&space) as _;
+        let device = VfioDevice::new(&found.path, Arc::clone(&ops), true)?;
+        Ok((device, ops, Info::of_iommufd(&iommufd, space.ioas())))
+    }
+
+    /// The device's address on the bus.
+    pub fn bdf(&self) -> Bdf {
+        self.bdf
+    }
+
+    /// Whether all registers are mapped, so that no access to one is a system call.
+    pub fn is_mapped(&self) -> bool {
+        self.registers.is_mapped()
+    }
+
+    /// Resets the device and lets it reach memory again. Queues that were open are not.
+    pub fn reset(&self) {
+        self.device.reset();
+        enable(&self.device);
+    }
+
+    /// Lends the device memory of this process, in whole pages, until the result and its clones
+    /// are dropped. Memory that is lent already as a part of something larger costs nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the memory is not there or read-only, or there are too many loans or too much memory is
+    /// pinned; see [`MapError`].
+    ///
+    /// # Safety
+    ///
+    /// Until the loan ends, the pages that hold the `len` bytes at `memory` stay mapped as they
+    /// are, and nobody has Rust references to what the device writes (what it writes is decided by
+    /// the steering tags that the memory is registered under). Remapping the addresses meanwhile
+    /// would leave the device with the old pages.
+    #[allow(unsafe_code)]
+    pub unsafe fn map_user(&self, memory: *mut u8, len: usize) -> Result<UserMemory, MapError> {
+        // SAFETY: as promised to this function.
+        unsafe { self.memory.map_user(memory, len) }
+    }
+
+    /// Bytes of device addresses that are left for mappings.
+    pub fn free_addresses(&self) -> u64 {
+        self.memory.free_addresses()
+    }
+
+    /// Calls `call` from a thread of the platform's whenever MSI-X vector `vector` has fired.
+    /// Interrupts that come close together are one call. Such a vector is not for
+    /// [`Platform::irq_wait`].
+    ///
+    /// `call` must not own the platform.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such vector, or the system has no thread or interrupt left.
+    pub fn on_interrupt(&self, vector: u16, call: impl FnMut() + Send + 'static) -> io::Result<()> {
+        let event = self.interrupts.enable(vector)?.try_clone()?;
+        self.with_events(|events| events.add(event, call))
+    }
+
+    /// Calls `call` when the kernel wants the device back, because it is to be unbound or
+    /// removed. The kernel waits for this process to drop the platform, and asks again every few
+    /// seconds.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not tell, or the system has no thread left.
+    pub fn on_release_request(&self, call: impl FnMut() + Send + 'static) -> io::Result<()> {
+        let event = new_event()?;
+        self.device.enable_irq(VFIO_PCI_REQ_IRQ_INDEX, vec![&event]).map_err(io::Error::other)?;
+        self.with_events(|events| events.add(event, call))
+    }
+
+    fn with_events(&self, f: impl FnOnce(&EventLoop) -> io::Result<()>) -> io::Result<()> {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*events {
+            Some(running) => f(running),
+            None => f(events.insert(EventLoop::start()?)),
+        }
+    }
+
+    /// Reads 4 bytes of BAR 0: a half of a register, which no driver needs, but which a test may
+    /// want to.
+    pub fn bar0_read32(&self, offset: u64) -> u32 {
+        self.registers.read32(offset)
+    }
+
+    /// Writes 4 bytes of BAR 0. As [`VfioPlatform::bar0_read32`].
+    pub fn bar0_write32(&self, offset: u64, value: u32) {
+        self.registers.write32(offset, value);
+    }
+}
+
+type Opened = (VfioDevice, Arc<dyn VfioOps>, io::Result<Info>);
+
+/// Has the device answer to accesses and reach memory, which it does not after a reset.
+fn enable(device: &VfioDevice) {
+    let mut command = [0; 2];
+    device.region_read(VFIO_PCI_CONFIG_REGION_INDEX, &mut command, COMMAND);
+    let command = u16::from_le_bytes(command) | COMMAND_MEMORY | COMMAND_MASTER;
+    device.region_write(VFIO_PCI_CONFIG_REGION_INDEX, &command.to_le_bytes(), COMMAND);
+}
+
+/// What an error of VFIO's means to a user.
+fn explain(bdf: Bdf, group: u32, file: &Path, error: VfioError) -> Error {
+    use io::ErrorKind::{NotFound, PermissionDenied, ResourceBusy};
+    const EPERM: i32 = 1;
+    const EBUSY: i32 = 16;
+    let of_file = |path: &Path, module, source: &io::Error| match source.kind() {
+        NotFound => Some(Error::NoModule { path: path.to_owned(), module }),
+        PermissionDenied => Some(Error::Permission(path.to_owned())),
+        ResourceBusy => Some(Error::Busy(bdf)),
+        _ => None,
+    };
+    let known = match &error {
+        VfioError::OpenContainer(source) => {
+            of_file(Path::new(CONTAINER), "vfio_iommu_type1", source)
+        }
+        VfioError::OpenGroup(source, _) => of_file(file, "vfio-pci", source),
+        VfioError::OpenDeviceCdev(source) => {
+            of_file(Path::new("/dev/vfio/devices"), "vfio-pci", source)
+        }
+        VfioError::IommufdIoctlError(IommufdError::OpenIommufd(source)) => {
+            of_file(Path::new(IOMMU), "iommufd", source)
+        }
+        VfioError::GroupViable => Some(Error::NotViable { group }),
+        VfioError::VfioExtension => {
+            Some(Error::NoModule { path: CONTAINER.into(), module: "vfio_iommu_type1" })
+        }
+        VfioError::ContainerSetIOMMU(errno) if errno.errno() == EPERM => {
+            Some(Error::UnsafeInterrupts)
+        }
+        VfioError::GroupGetDeviceFD(errno) | VfioError::VfioDeviceBindIommufd(errno)
+            if errno.errno() == EBUSY =>
+        {
+            Some(Error::Busy(bdf))
+        }
+        _ => None,
+    };
+    known.unwrap_or(Error::Vfio { bdf, source: error })
+}
+
+impl Platform for VfioPlatform {
+    type Dma = Buffer;
+
+    #[inline]
+    fn bar0_read64(&self, offset: u64) -> u64 {
+        self.registers.read64(offset)
+    }
+
+    #[inline]
+    fn bar0_write64(&self, offset: u64, value: u64) {
+        self.registers.write64(offset, value);
+    }
+
+    fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
+        self.memory.alloc(size, align)
+    }
+
+    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
+        self.interrupts.enable(vector).map(drop).map_err(|error| {
+            log::warn!("MSI-X vector {vector}: {error}");
+            IrqError { vector }
+        })
+    }
+
+    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
+        self.interrupts.wait(vector, timeout_ns)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(error: VfioError) -> String {
+        let bdf = "0000:00:02.0".parse().unwrap();
+        explain(bdf, 3, Path::new("/dev/vfio/3"), error).to_string()
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        let io = |kind: io::ErrorKind| io::Error::from(kind);
+        let errno = vmm_sys_util::errno::Error::new;
+        let cases = [
+            (VfioError::OpenContainer(io(io::ErrorKind::NotFound)), "modprobe vfio_iommu_type1"),
+            (
+                VfioError::OpenGroup(io(io::ErrorKind::PermissionDenied), "3".into()),
+                "no permission for /dev/vfio/3",
+            ),
+            (VfioError::OpenGroup(io(io::ErrorKind::ResourceBusy), "3".into()), "another process"),
+            (VfioError::GroupViable, "IOMMU group 3 is not viable"),
+            (VfioError::ContainerSetIOMMU(errno(1)), "allow_unsafe_interrupts=1"),
+            (VfioError::GroupGetDeviceFD(errno(16)), "another process"),
+        ];
+        for (error, expected) in cases {
+            let text = text(error);
+            assert!(text.contains(expected) && !text.contains('\n'), "{text}");
+        }
+        assert!(text(VfioError::VfioApiVersion).starts_with("0000:00:02.0: "));
+    }
+}
