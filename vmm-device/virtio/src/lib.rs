@@ -1,1 +1,96 @@
-//! x
+//! virtio 1.2 devices over PCI: [`Block`], [`Rng`] and [`Console`].
+//!
+//! A [`Virtio`] is a function as a bus sees it: it offers one [`Device`] through
+//! the modern virtio-pci transport, with split rings. It knows no VMM: guest
+//! memory, the place that its MSI-X messages go to ([`Virtio::endpoint`]) and a
+//! way for notifications that needs no exit ([`Doorbells`]) are given to it.
+//!
+//! Registers are served by the vCPU that touches them. Requests are served by a
+//! thread of the device's own, which sleeps until the guest notifies or the host's
+//! side of a console port has something.
+//!
+//! "1.2" followed by a section number names a section of the Virtual I/O Device
+//! Specification, version 1.2; where that leaves a choice the item says "ours".
+//!
+//! A guest is untrusted. A ring that cannot be (a loop, an index or an address
+//! that is not there) makes the device ask for a reset, as 2.1.2 says, and do
+//! nothing until it gets one; a request that cannot be fails. Neither costs more
+//! than a bounded time and amount of memory, and a reset works in every state.
+#![forbid(unsafe_code)]
+
+mod blk;
+mod console;
+mod device;
+mod function;
+pub mod regs;
+mod ring;
+mod rng;
+mod shared;
+mod worker;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use thiserror::Error;
+use vmm_sys_util::eventfd::EventFd;
+
+pub use crate::blk::{Block, BlockConfig, MAX_REQUEST, SECTOR};
+pub use crate::console::{Console, MAX_PORTS, PortConfig, PortHandle};
+pub use crate::device::{Device, Identity, Io, Want, Work};
+pub use crate::function::{Options, ThreadStart, Virtio};
+pub use crate::ring::{Broken, Chain};
+pub use crate::rng::Rng;
+
+/// Guest memory as all devices see it.
+pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;
+
+/// A way for notifications that needs no exit, offered by the VMM behind a
+/// function.
+pub trait Doorbells {
+    /// From now on guest writes at `offset` of BAR `bar`, of whatever length and
+    /// value, signal `event` instead of reaching the function.
+    ///
+    /// # Errors
+    /// A text for the log; notifications then reach the function as writes.
+    fn attach(&self, bar: u8, offset: u64, event: EventFd) -> Result<(), String>;
+}
+
+/// Why a device cannot be had.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The image of a block device cannot be used.
+    #[error("disk image {path}: {reason}")]
+    Image {
+        /// The image.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The ports of a console are not as they can be.
+    #[error("console: {0}")]
+    Ports(String),
+    /// The endpoint could not be built.
+    #[error("PCI endpoint: {0}")]
+    Pci(#[from] tofu_pci::Error),
+    /// The host has no threads or descriptors left.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was tried.
+        what: &'static str,
+        /// What the host said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn host(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Host { what, source }
+    }
+}
+
+/// Locks a mutex whether or not a panicking thread left it poisoned: what is
+/// guarded here is valid after every single store, and a guest's reset clears it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

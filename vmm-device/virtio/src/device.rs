@@ -1,0 +1,118 @@
+//! The seam between a kind of device and its transport.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use event_manager::EventSet;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::GuestMemory;
+use crate::ring::{Broken, Chain, Ring};
+use crate::shared::Core;
+
+/// What the registers of a device say.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Number of the device (1.2, 5); see [`crate::regs::kind`].
+    pub kind: u16,
+    /// PCI class code, 24 bits.
+    pub class: u32,
+    /// Features of its own; those of rings and transport are added.
+    pub features: u64,
+    /// Entries of each queue at most, each a power of two.
+    pub queues: Vec<u16>,
+    /// Its configuration, which never changes.
+    pub config: Vec<u8>,
+}
+
+/// Whether a device has more to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// It may go to sleep: it will be woken.
+    Done,
+    /// It has ended its turn early, and wants another one.
+    More,
+}
+
+/// A descriptor of the host's that a device waits for.
+pub struct Want {
+    /// The descriptor.
+    pub stream: Arc<UnixStream>,
+    /// For what; not empty.
+    pub events: EventSet,
+}
+
+/// A kind of device: all but the first method run on its own thread, except for
+/// [`Device::reset`], which may run on a vCPU's while that thread is between two
+/// turns.
+pub trait Device: Send {
+    /// What its registers say.
+    fn identity(&self) -> Identity;
+
+    /// Gets what ends its sleep, before anything else. For devices that have a host's side.
+    fn connect(&mut self, _wake: EventFd) {}
+
+    /// Does what is there to do, for one turn of bounded length: some queue was notified,
+    /// a wanted descriptor is ready, or anything else happened. Called only between DRIVER_OK
+    /// and reset.
+    ///
+    /// # Errors
+    /// The device is reset, and the driver told to do the same.
+    fn work(&mut self, io: &mut Io<'_>) -> Result<Work, Broken>;
+
+    /// What else than notifications is to end its sleep. Asked after each turn.
+    fn wants(&self, _wants: &mut Vec<Want>) {}
+
+    /// Back to the state after power-on.
+    fn reset(&mut self);
+}
+
+/// A device's access to its rings and to guest memory.
+pub struct Io<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) rings: &'a mut [Option<Ring>],
+    pub(crate) features: u64,
+}
+
+impl<'a> Io<'a> {
+    /// Guest memory.
+    pub fn memory(&self) -> &'a GuestMemory {
+        &self.core.memory
+    }
+
+    /// Whether driver and device have agreed on these features.
+    pub fn negotiated(&self, features: u64) -> bool {
+        self.features & features == features
+    }
+
+    /// The next chain of a queue. If there is none the device will be woken when there is.
+    /// A queue that is not in use, or belongs to a device about to be reset, has none.
+    ///
+    /// # Errors
+    /// If the ring or the chain is not as it can be.
+    pub fn pop(&mut self, queue: usize) -> Result<Option<Chain>, Broken> {
+        match self.rings.get_mut(queue) {
+            Some(Some(ring)) if self.core.may_work() => ring.pop(&self.core.memory),
+            _ => Ok(None),
+        }
+    }
+
+    /// Gives a chain back to the driver with `written` bytes in it.
+    ///
+    /// # Errors
+    /// If the ring is not as it can be.
+    pub fn complete(&mut self, queue: usize, chain: Chain, written: u32) -> Result<(), Broken> {
+        if let Some(Some(ring)) = self.rings.get_mut(queue)
+            && ring.complete(&self.core.memory, chain, written)?
+        {
+            self.core.interrupt_queue(queue);
+        }
+        Ok(())
+    }
+
+    /// Logs a line about this device: the first one as a warning, others for who debugs, as a
+    /// guest may cause as many as it likes.
+    pub fn complain(&self, what: &dyn std::fmt::Display) {
+        self.core.complain(what);
+    }
+}

@@ -1,0 +1,78 @@
+//! A device's thread: it sleeps until there is something to do.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+
+use crate::device::{Want, Work};
+use crate::shared::Core;
+
+/// The body of the thread.
+pub(crate) fn run(core: &Arc<Core>) {
+    if let Err(error) = serve(core) {
+        log::error!("{}: {error}", core.name);
+    }
+}
+
+fn serve(core: &Arc<Core>) -> Result<(), event_manager::Error> {
+    let mut sources = EventManager::<Sources>::new()?;
+    sources.add_subscriber(Sources { core: Arc::clone(core), listening: Vec::new() });
+    while !core.stopping() {
+        sources.run()?;
+    }
+    Ok(())
+}
+
+/// What the thread sleeps on: the call that wakes it, and what the device wants.
+struct Sources {
+    core: Arc<Core>,
+    /// Holding them keeps their numbers from being used for something else.
+    listening: Vec<Want>,
+}
+
+impl Sources {
+    /// Listens to what the device wants now.
+    fn follow(&mut self, ops: &mut EventOps<'_>) {
+        let wants = self.core.wants();
+        let same = |a: &Arc<UnixStream>, b: &Want| Arc::ptr_eq(a, &b.stream);
+        for old in &self.listening {
+            if !wants.iter().any(|want| same(&old.stream, want)) {
+                self.report(ops.remove(Events::new(&*old.stream, old.events)));
+            }
+        }
+        for want in &wants {
+            match self.listening.iter().find(|old| same(&old.stream, want)) {
+                None => self.report(ops.add(Events::new(&*want.stream, want.events))),
+                Some(old) if old.events != want.events => {
+                    self.report(ops.modify(Events::new(&*want.stream, want.events)));
+                }
+                Some(_) => {}
+            }
+        }
+        self.listening = wants;
+    }
+
+    fn report(&self, result: Result<(), event_manager::Error>) {
+        if let Err(error) = result {
+            self.core.complain(&format_args!("listening to the host's side: {error}"));
+        }
+    }
+}
+
+impl MutEventSubscriber for Sources {
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        if events.fd() == self.core.wake.as_raw_fd() {
+            let _ = self.core.wake.read();
+        }
+        while self.core.turn() == Work::More {}
+        self.follow(ops);
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        if let Err(error) = ops.add(Events::new(&self.core.wake, EventSet::IN)) {
+            log::error!("{}: {error}", self.core.name);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Drives each device as a guest does: by a driver of the tests' own, from outside.
+
+mod blk;
+mod console;
+mod driver;
+mod hostile;
+mod rng;
+mod transport;
