@@ -1,16 +1,19 @@
 //! A client's socket: whole messages with their descriptors.
 
-use std::io::{self, IoSliceMut, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::cmsg_space;
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 use thiserror::Error;
 
-use crate::wire::{HEADER_SIZE, Header, MAX_BODY, MAX_FDS};
+use crate::wire::{HEADER_SIZE, Header, MAX_BODY, MAX_FDS, MAX_SENT_FDS};
 
 /// Why no more messages can be had from a client.
 #[derive(Debug, Error)]
@@ -68,7 +71,7 @@ impl Channel {
         }
         let length = (header.size as usize).checked_sub(HEADER_SIZE);
         let Some(length) = length.filter(|&length| length <= MAX_BODY) else {
-            self.reply(header, &mut vec![0; HEADER_SIZE], Err(Errno::INVAL))?;
+            self.reply(header, &mut vec![0; HEADER_SIZE], Err(Errno::INVAL), &[])?;
             return Err(ChannelError::Size(header.size));
         };
         self.body.resize(length, 0);
@@ -79,19 +82,44 @@ impl Channel {
     }
 
     /// Answers a message, if its sender wants that. `message` has room for the header before its
-    /// body.
+    /// body. Descriptors go with an answer that is no error.
     pub(crate) fn reply(
         &mut self,
         header: Header,
         message: &mut Vec<u8>,
         result: Result<(), Errno>,
+        fds: &[BorrowedFd<'_>],
     ) -> Result<(), ChannelError> {
-        if header.wants_reply() {
-            header.reply(message, result);
-            // In one piece: QEMU takes a header that comes in two as an error.
-            self.socket.write_all(message)?;
+        if !header.wants_reply() {
+            return Ok(());
         }
+        header.reply(message, result);
+        let mut sent = 0;
+        if result.is_ok() && !fds.is_empty() {
+            sent = send_with(&self.socket, message, fds)?;
+        }
+        // In one piece: QEMU takes a header that comes in two as an error.
+        self.socket.write_all(&message[sent..])?;
         Ok(())
+    }
+}
+
+/// Sends the beginning of a message with its descriptors; returns how many bytes.
+fn send_with(
+    socket: &UnixStream,
+    message: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<usize, ChannelError> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_SENT_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::from(Errno::MFILE).into());
+    }
+    loop {
+        match sendmsg(socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            sent => return Ok(sent.map_err(io::Error::from)?),
+        }
     }
 }
 

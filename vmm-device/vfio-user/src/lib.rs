@@ -4,6 +4,12 @@
 //! The client maps its guest's memory into this process ([`ClientMemory`]), forwards accesses to
 //! configuration space and BARs, and gives an eventfd for each MSI-X vector. [`Server`] answers
 //! one client after the other; when one leaves, the device is reset and the memory given back.
+//! Doorbells come as messages, as events that the client has asked for, or, with
+//! [`ClientPages`], by pages that the client has mapped.
+//!
+//! Memory that a client maps without a descriptor is none for the device, which then ends its
+//! commands as for any other address that cannot be translated: to ask the client for each access
+//! would let a slow client hold up the engine that serves other nodes too.
 //!
 //! # Trust
 //!
@@ -17,14 +23,19 @@
 //! an eventfd blocks is a flag that the client shares. The server sets it and looks first, so
 //! that a client has to clear the flag and fill the counter within the same microsecond to hold
 //! up an engine.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod channel;
 mod irq;
 mod memory;
+mod pages;
+mod sent;
 mod server;
+mod socket;
 mod wire;
 
 pub use crate::channel::ChannelError;
 pub use crate::memory::{Backing, ClientMemory, Limits};
+pub use crate::pages::ClientPages;
 pub use crate::server::{Error, Server};
+pub use crate::socket::{BoundSocket, SocketError, bind_socket};

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::os::fd::OwnedFd;
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
@@ -9,16 +10,21 @@ use std::sync::{
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
+use rustix::fs::{
+    OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat, fstatfs,
+};
 use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
 use smallvec::SmallVec;
-use tofu_icc::{DmaError, DmaMemory};
+use tofu_icc::{Access, DmaError, DmaMemory, Epochs};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::wire::PAGE_SIZE;
 
 /// `f_type` of a file system of huge pages, see statfs(2).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+/// Ranges that are taken away without letting transfers look up addresses in between.
+const RANGES_PER_LOCK: usize = 256;
 
 /// What a client's memory may be made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,7 +42,8 @@ pub enum Backing {
 /// How much a client may map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Ranges of addresses. A vIOMMU maps page by page.
+    /// Ranges of addresses that do not continue each other, of about 60 bytes each in this
+    /// process. A vIOMMU maps page by page.
     pub ranges: usize,
     /// Files that are mapped at the same time.
     pub files: usize,
@@ -45,8 +52,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// As many ranges as Linux allows a VFIO container by default, 256 files, 1 TiB.
-    pub const DEFAULT: Self = Self { ranges: 65_535, files: 256, bytes: 1 << 40 };
+    /// 2^20 ranges (4 GiB in pages that lie nowhere side by side), 256 files, 1 TiB.
+    pub const DEFAULT: Self = Self { ranges: 1 << 20, files: 256, bytes: 1 << 40 };
 }
 
 impl Default for Limits {
@@ -57,45 +64,62 @@ impl Default for Limits {
 
 /// The memory of whatever client is connected; none while there is no client.
 ///
-/// What the client has mapped for both reading and writing, with a descriptor, is memory; other
-/// ranges are accepted but the device finds no memory there (ours: the device makes no difference
-/// between addresses it reads and addresses it writes).
+/// What the client has mapped with a descriptor is memory, for the accesses that the client has
+/// mapped it for. Other ranges are accepted but the device finds no memory there: see the crate's
+/// documentation.
 ///
-/// A transfer under way keeps its mapping alive, so it finds either all of a range or nothing, and
-/// taking a range away waits for the transfers that have found it.
+/// A range that continues another one, at the addresses and in the file, becomes one with it;
+/// taking away a part of a range leaves the rest. A transfer under way keeps what it has found,
+/// and taking a range away waits for the transfers that may have found it.
 pub struct ClientMemory {
     backing: Backing,
     limits: Limits,
     /// By first address. Not held during transfers, which may be from one client's memory to
     /// another's and back.
     ranges: RwLock<BTreeMap<u64, Range>>,
+    transfers: Epochs,
     files: Mutex<HashMap<FileId, Weak<MmapRegion<()>>>>,
 }
 
 struct Range {
     last: u64,
-    mapping: Option<Arc<Mapping>>,
+    rights: Rights,
+    place: Option<Place>,
 }
 
 /// Where a range begins in a file.
-struct Mapping {
+#[derive(Clone)]
+struct Place {
     file: Arc<MmapRegion<()>>,
     offset: usize,
 }
 
-/// Device and inode, the same for all descriptors of a file.
-type FileId = (u64, u64);
+/// What a client lets the device do to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rights {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+}
+
+impl Rights {
+    fn allow(self, access: Access) -> bool {
+        (self.read || !access.reads()) && (self.write || !access.writes())
+    }
+}
+
+/// Device and inode, the same for all descriptors of a file, and whether it can be written to.
+type FileId = (u64, u64, bool);
 
 /// A part of a range that a transfer uses.
 struct Piece {
-    mapping: Arc<Mapping>,
+    file: Arc<MmapRegion<()>>,
     offset: usize,
     len: usize,
 }
 
 impl Piece {
     fn slice(&self) -> Option<VolatileSlice<'_>> {
-        self.mapping.file.get_slice(self.mapping.offset + self.offset, self.len).ok()
+        self.file.get_slice(self.offset, self.len).ok()
     }
 }
 
@@ -105,6 +129,31 @@ pub(crate) struct MapRequest {
     pub(crate) address: u64,
     pub(crate) size: u64,
     pub(crate) offset: u64,
+    pub(crate) rights: Rights,
+}
+
+impl Range {
+    /// The part of a range that begins `skip` bytes in; its file has that many.
+    fn rest(&self, skip: u64) -> Self {
+        let place = self.place.as_ref().map(|place| Place {
+            file: Arc::clone(&place.file),
+            offset: place.offset + skip as usize,
+        });
+        Self { last: self.last, rights: self.rights, place }
+    }
+
+    /// Whether `next`, which begins `size` bytes behind the start of this range and at its end,
+    /// is the same memory going on.
+    fn goes_on_in(&self, next: &Self, size: u64) -> bool {
+        self.rights == next.rights
+            && match (&self.place, &next.place) {
+                (Some(a), Some(b)) => {
+                    Arc::ptr_eq(&a.file, &b.file) && a.offset as u64 + size == b.offset as u64
+                }
+                (None, None) => true,
+                _ => false,
+            }
+    }
 }
 
 impl ClientMemory {
@@ -114,6 +163,7 @@ impl ClientMemory {
             backing,
             limits,
             ranges: RwLock::new(BTreeMap::new()),
+            transfers: Epochs::new(),
             files: Mutex::new(HashMap::new()),
         }
     }
@@ -123,7 +173,7 @@ impl ClientMemory {
         self.limits
     }
 
-    /// Number of ranges that the client has mapped.
+    /// Number of ranges that the client has mapped, those that continue each other counted as one.
     pub fn mapped_ranges(&self) -> usize {
         self.read_ranges().len()
     }
@@ -142,161 +192,221 @@ impl ClientMemory {
 
     /// Maps a range; without a file the device finds nothing there.
     pub(crate) fn map(&self, request: MapRequest, file: Option<OwnedFd>) -> Result<(), Errno> {
-        let MapRequest { address, size, offset } = request;
-        if (address | size | offset) & (PAGE_SIZE - 1) != 0 {
+        let MapRequest { address, size, offset, rights } = request;
+        if !is_aligned(address | size | offset) {
             return Err(Errno::INVAL);
         }
         let last = last_of(address, size)?;
         // Refused before anything is mapped for it, and again when it is entered.
-        self.check_free(&self.read_ranges(), address, last)?;
-        let mapping = file.map(|file| self.map_file(file, offset, size)).transpose()?;
+        check_free(&self.read_ranges(), address, last)?;
+        let place = file.map(|file| self.map_file(file, request)).transpose()?;
+        let mut range = Range { last, rights, place };
         let mut ranges = self.write_ranges();
-        self.check_free(&ranges, address, last)?;
-        ranges.insert(address, Range { last, mapping: mapping.map(Arc::new) });
+        check_free(&ranges, address, last)?;
+        if let Some((&next, after)) = ranges.range(address..).next()
+            && next - 1 == last
+            && range.goes_on_in(after, size)
+        {
+            range.last = after.last;
+            ranges.remove(&next);
+        }
+        if let Some((&first, before)) = ranges.range_mut(..address).next_back()
+            && before.last == address - 1
+            && before.goes_on_in(&range, address - first)
+        {
+            before.last = range.last;
+            return Ok(());
+        }
+        if ranges.len() >= self.limits.ranges {
+            return Err(Errno::NOSPC);
+        }
+        ranges.insert(address, range);
         Ok(())
     }
 
-    fn check_free(
-        &self,
-        ranges: &BTreeMap<u64, Range>,
-        first: u64,
-        last: u64,
-    ) -> Result<(), Errno> {
-        if ranges.range(..=last).next_back().is_some_and(|(_, range)| range.last >= first) {
-            return Err(Errno::EXIST);
+    fn map_file(&self, file: OwnedFd, request: MapRequest) -> Result<Place, Errno> {
+        let end = request.offset.checked_add(request.size).ok_or(Errno::INVAL)?;
+        let end = usize::try_from(end).map_err(|_| Errno::INVAL)?;
+        // Fits, as `end` does.
+        let offset = request.offset as usize;
+        let writable = fcntl_getfl(&file)? & OFlags::ACCMODE != OFlags::RDONLY;
+        let status = fstat(&file)?;
+        let id: FileId = (status.st_dev, status.st_ino, writable);
+        let mut files = self.lock_files();
+        let known = files.get(&id).and_then(Weak::upgrade).filter(|region| end <= region.size());
+        if let Some(file) = known {
+            return may_write(request.rights, writable).map(|()| Place { file, offset });
         }
-        if ranges.len() >= self.limits.ranges { Err(Errno::NOSPC) } else { Ok(()) }
-    }
-
-    fn map_file(&self, file: OwnedFd, offset: u64, size: u64) -> Result<Mapping, Errno> {
         if self.backing == Backing::Sealed {
             check_sealed(&file)?;
         }
-        let status = fstat(&file)?;
-        let length = u64::try_from(status.st_size).map_err(|_| Errno::INVAL)?;
-        if offset.checked_add(size).is_none_or(|end| end > length) {
+        may_write(request.rights, writable)?;
+        // The length counts that it has since it cannot shrink any more.
+        let length = usize::try_from(fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
+        if end > length {
             return Err(Errno::INVAL);
         }
-        let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
-        let end = usize::try_from(offset + size).map_err(|_| Errno::INVAL)?;
-        let id: FileId = (status.st_dev, status.st_ino);
-        let mut files = self.lock_files();
-        let known = files.get(&id).and_then(Weak::upgrade).filter(|region| end <= region.size());
-        let region = match known {
-            Some(region) => region,
-            None => {
-                files.retain(|_, region| region.strong_count() > 0);
-                let mapped: u64 =
-                    files.values().filter_map(Weak::upgrade).map(|r| r.size() as u64).sum();
-                let too_much =
-                    mapped.checked_add(length as u64).is_none_or(|sum| sum > self.limits.bytes);
-                if too_much || files.len() >= self.limits.files {
-                    return Err(Errno::NOSPC);
-                }
-                let start = FileOffset::new(File::from(file), 0);
-                let region = MmapRegion::from_file(start, length).map_err(errno_of)?;
-                let region = Arc::new(region);
-                files.insert(id, Arc::downgrade(&region));
-                region
-            }
-        };
-        // Fits, as `end` does.
-        Ok(Mapping { file: region, offset: offset as usize })
+        files.retain(|_, region| region.strong_count() > 0);
+        let mapped: u64 = files.values().filter_map(Weak::upgrade).map(|r| r.size() as u64).sum();
+        let too_much = mapped.checked_add(length as u64).is_none_or(|sum| sum > self.limits.bytes);
+        if too_much || files.len() >= self.limits.files {
+            return Err(Errno::NOSPC);
+        }
+        let start = FileOffset::new(File::from(file), 0);
+        let mut rights = ProtFlags::READ;
+        rights.set(ProtFlags::WRITE, writable);
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let region =
+            MmapRegion::build(Some(start), length, rights.bits() as i32, flags.bits() as i32)
+                .map_err(errno_of)?;
+        let region = Arc::new(region);
+        files.insert(id, Arc::downgrade(&region));
+        Ok(Place { file: region, offset })
     }
 
-    /// Takes away the ranges that lie in `size` bytes from `address`; returns how many bytes they
-    /// had, which may be none. When this returns, no transfer touches them any more.
+    /// Takes away what is mapped of `size` bytes from `address`; returns how many bytes that
+    /// were, which may be none. When this returns, no transfer touches them any more.
     ///
-    /// A range that lies in it only in part is an error, and then all stay.
+    /// Ranges that lie in it in part keep the rest. If that would make too many of them, it is an
+    /// error and nothing is taken away.
     pub(crate) fn unmap(&self, address: u64, size: u64) -> Result<u64, Errno> {
-        let last = last_of(address, size)?;
-        let mut ranges = self.write_ranges();
-        let before = ranges.range(..address).next_back();
-        let within = ranges.range(address..=last).next_back();
-        if before.is_some_and(|(_, range)| range.last >= address)
-            || within.is_some_and(|(_, range)| range.last > last)
-        {
+        // All addresses have one byte more than can be said.
+        let last = match last_of(address, size)? {
+            last if last >= u64::MAX - PAGE_SIZE => u64::MAX,
+            last => last,
+        };
+        if !is_aligned(address) || !is_aligned(last.wrapping_add(1)) {
             return Err(Errno::INVAL);
         }
-        let firsts: Vec<u64> = ranges.range(address..=last).map(|(&first, _)| first).collect();
-        let taken: Vec<(u64, Range)> =
-            firsts.into_iter().filter_map(|first| ranges.remove_entry(&first)).collect();
-        drop(ranges);
-        Ok(taken.into_iter().map(|(first, range)| range.give_up(first)).sum())
+        let mut unmapped = 0;
+        let mut result = Ok(true);
+        while result == Ok(true) {
+            let mut taken = SmallVec::<[Range; 1]>::new();
+            result = self.take(address, last, &mut taken, &mut unmapped);
+            // Outside of the lock: the last range of a file may unmap it.
+            drop(taken);
+        }
+        self.wait_for_transfers();
+        result.map(|_| unmapped)
+    }
+
+    /// Takes some ranges away; returns whether there may be more.
+    fn take(
+        &self,
+        address: u64,
+        last: u64,
+        taken: &mut SmallVec<[Range; 1]>,
+        unmapped: &mut u64,
+    ) -> Result<bool, Errno> {
+        let mut ranges = self.write_ranges();
+        for _ in 0..RANGES_PER_LOCK {
+            let Some((&first, range)) = ranges.range(..=last).next_back() else {
+                return Ok(false);
+            };
+            if range.last < address {
+                return Ok(false);
+            }
+            let (from, to) = (first.max(address), range.last.min(last));
+            let after = (range.last > last).then(|| range.rest(to - first + 1));
+            if first >= address {
+                taken.extend(ranges.remove(&first));
+            } else if after.is_some() && ranges.len() >= self.limits.ranges {
+                return Err(Errno::NOSPC);
+            } else if let Some(range) = ranges.get_mut(&first) {
+                range.last = address - 1;
+            }
+            if let Some(after) = after {
+                ranges.insert(to + 1, after);
+            }
+            // No overflow: what is taken lies in `size` bytes.
+            *unmapped += to - from + 1;
+            if from == address {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Takes all ranges away; returns how many bytes they had, or as many as can be told. When
     /// this returns, no transfer touches them any more.
     pub(crate) fn clear(&self) -> u64 {
         let taken = std::mem::take(&mut *self.write_ranges());
-        let sizes = taken.into_iter().map(|(first, range)| range.give_up(first));
-        let size = sizes.fold(0, u64::saturating_add);
+        let size = |(first, range): (&u64, &Range)| (range.last - first).saturating_add(1);
+        let size = taken.iter().map(size).fold(0, u64::saturating_add);
+        self.wait_for_transfers();
+        drop(taken);
         self.lock_files().clear();
         size
     }
 
-    /// Calls `f` with each part of the range and the mapping behind it, until there is nothing
-    /// left or no memory.
+    /// Waits for the transfers that may have found what is gone by now. Transfers are bounded.
+    fn wait_for_transfers(&self) {
+        self.transfers.flush();
+        let mut looks = 0u32;
+        while self.transfers.busy() {
+            looks += 1;
+            if looks < 64 {
+                thread::yield_now();
+            } else {
+                thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+
+    /// Calls `f` with each part of the range and where it is, until there is nothing left or no
+    /// memory for this access.
     fn walk(
         &self,
         addr: u64,
         len: usize,
-        mut f: impl FnMut(&Arc<Mapping>, usize, usize),
+        access: Access,
+        mut f: impl FnMut(&Place, usize, usize),
     ) -> Result<(), DmaError> {
         let error = DmaError { addr, len };
         let end = addr.checked_add(len as u64).ok_or(error)?;
         let ranges = self.read_ranges();
+        let found = ranges.range(..=addr).next_back().ok_or(error)?;
+        let following = ranges.range((Excluded(*found.0), Unbounded));
         let mut at = addr;
-        loop {
-            let (&first, range) = ranges.range(..=at).next_back().ok_or(error)?;
-            let mapping = range.mapping.as_ref().filter(|_| at <= range.last).ok_or(error)?;
+        for (&first, range) in std::iter::once(found).chain(following) {
+            let usable = (first..=range.last).contains(&at) && range.rights.allow(access);
+            let place = range.place.as_ref().filter(|_| usable).ok_or(error)?;
             // Neither overflows: mapped sizes are sizes of files in this address space.
             let left = range.last - at + 1;
             let n = left.min(end - at);
-            f(mapping, (at - first) as usize, n as usize);
+            f(place, (at - first) as usize, n as usize);
             at += n;
             if at == end {
                 return Ok(());
             }
         }
-    }
-}
-
-impl Range {
-    /// Waits until no transfer uses the range; returns its size.
-    fn give_up(self, first: u64) -> u64 {
-        if let Some(mut mapping) = self.mapping {
-            let mut looks = 0u32;
-            // Transfers are bounded and no new one can find the mapping. `get_mut` also orders
-            // their accesses before what follows.
-            while Arc::get_mut(&mut mapping).is_none() {
-                looks += 1;
-                if looks < 64 {
-                    thread::yield_now();
-                } else {
-                    thread::sleep(Duration::from_micros(50));
-                }
-            }
-        }
-        // No overflow: the size came in 64 bits.
-        self.last - first + 1
+        Err(error)
     }
 }
 
 impl DmaMemory for ClientMemory {
-    fn contains(&self, addr: u64, len: usize) -> bool {
-        self.walk(addr, len, |_, _, _| {}).is_ok()
+    fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
+        self.walk(addr, len, access, |_, _, _| {}).is_ok()
     }
 
     fn access(
         &self,
         addr: u64,
         len: usize,
+        access: Access,
         f: &mut dyn FnMut(VolatileSlice<'_>),
     ) -> Result<(), DmaError> {
+        // From before the addresses are looked up until the memory was used.
+        let _transfer = Transfer::begin(&self.transfers);
         let mut pieces = SmallVec::<[Piece; 2]>::new();
-        self.walk(addr, len, |mapping, offset, len| {
-            pieces.push(Piece { mapping: Arc::clone(mapping), offset, len });
+        self.walk(addr, len, access, |place, offset, len| {
+            let (file, offset) = (&place.file, place.offset + offset);
+            match pieces.last_mut() {
+                Some(last) if Arc::ptr_eq(&last.file, file) && last.offset + last.len == offset => {
+                    last.len += len;
+                }
+                _ => pieces.push(Piece { file: Arc::clone(file), offset, len }),
+            }
         })?;
         let slices: SmallVec<[VolatileSlice<'_>; 2]> =
             pieces.iter().map(Piece::slice).collect::<Option<_>>().ok_or(DmaError { addr, len })?;
@@ -305,6 +415,37 @@ impl DmaMemory for ClientMemory {
         }
         Ok(())
     }
+}
+
+/// A transfer under way.
+struct Transfer<'a> {
+    transfers: &'a Epochs,
+    generation: u64,
+}
+
+impl<'a> Transfer<'a> {
+    fn begin(transfers: &'a Epochs) -> Self {
+        Self { transfers, generation: transfers.enter() }
+    }
+}
+
+impl Drop for Transfer<'_> {
+    fn drop(&mut self) {
+        self.transfers.leave(self.generation);
+    }
+}
+
+fn may_write(rights: Rights, writable: bool) -> Result<(), Errno> {
+    if rights.write && !writable { Err(Errno::ACCESS) } else { Ok(()) }
+}
+
+fn is_aligned(value: u64) -> bool {
+    value & (PAGE_SIZE - 1) == 0
+}
+
+fn check_free(ranges: &BTreeMap<u64, Range>, first: u64, last: u64) -> Result<(), Errno> {
+    let taken = ranges.range(..=last).next_back().is_some_and(|(_, range)| range.last >= first);
+    if taken { Err(Errno::EXIST) } else { Ok(()) }
 }
 
 /// The last address of a range.

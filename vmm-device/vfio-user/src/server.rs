@@ -1,7 +1,7 @@
 //! The protocol: commands of a client and what they do to a node.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -10,17 +10,23 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use serde::Deserialize;
+use smallvec::SmallVec;
 use thiserror::Error;
-use tofu_abi::pci::MSIX_BAR;
-use tofu_machine::Node;
+use tofu_abi::pci::{MSIX_BAR, REGISTER_BAR};
+use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI, cq_page};
+use tofu_machine::{DoorbellBackend, Doorbells, Node};
 use tofu_pci::{CONFIG_SPACE_SIZE, MsiSink, MsixTable, PciFunction, regs};
+use vm_memory::MmapRegion;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::channel::{Channel, ChannelError, Message};
 use crate::irq::{Vectors, check_eventfd};
-use crate::memory::{ClientMemory, MapRequest};
+use crate::memory::{ClientMemory, MapRequest, Rights};
+use crate::pages::ClientPages;
+use crate::sent::{SentFd, set_back};
 use crate::wire::{
-    Fields, HEADER_SIZE, MAX_DATA, MAX_FDS, PAGE_SIZE, VERSION, command, device, dma, irq, put,
-    region,
+    Fields, HEADER_SIZE, MAX_DATA, MAX_FDS, MAX_SENT_FDS, PAGE_SIZE, VERSION, command, device, dma,
+    io_fd, irq, put, put_long, region,
 };
 
 /// The longest description of a client's capabilities, in bytes.
@@ -39,6 +45,9 @@ pub enum Error {
     /// A descriptor could not be duplicated.
     #[error("duplicating a descriptor: {0}")]
     Duplicate(io::Error),
+    /// There is no memory for the pages that the client is to map.
+    #[error("making pages for a client: {0}")]
+    Pages(io::Error),
     /// A client's messages could not be followed any more.
     #[error(transparent)]
     Channel(#[from] ChannelError),
@@ -51,6 +60,7 @@ pub enum Error {
 pub struct Server {
     node: Arc<Node>,
     memory: Arc<ClientMemory>,
+    pages: Option<ClientPages>,
     vectors: Arc<Vectors>,
     sockets: Mutex<Sockets>,
     /// Held while there is a client.
@@ -67,15 +77,24 @@ struct Sockets {
 
 impl Server {
     /// A server for `node`, whose memory is `memory`: the one it was added to its machine with.
-    /// From now on the server receives the node's MSI-X messages.
+    /// From now on the server receives the node's MSI-X messages, and has the say of its
+    /// doorbells.
     pub fn new(node: Arc<Node>, memory: Arc<ClientMemory>) -> Self {
+        node.set_backend(Arc::new(RungByClient));
         let count = node.endpoint().msix().map_or(0, MsixTable::len);
         let vectors = Arc::new(Vectors::new(count));
         if let Some(table) = node.endpoint().msix() {
             table.connect(Arc::clone(&vectors) as Arc<dyn MsiSink>);
         }
         let (sockets, attached) = (Mutex::default(), Mutex::default());
-        Self { node, memory, vectors, sockets, attached }
+        Self { node, memory, pages: None, vectors, sockets, attached }
+    }
+
+    /// The same with the pages that the node was made with, which clients can then map. They are
+    /// used only if the node's machine has polled doorbells.
+    pub fn with_pages(mut self, pages: ClientPages) -> Self {
+        self.pages = Some(pages).filter(|_| self.node.doorbells() == Doorbells::Polled);
+        self
     }
 
     /// The node that is served.
@@ -141,7 +160,15 @@ impl Server {
             }
             sockets.client = Some(client.try_clone().map_err(Error::Duplicate)?);
         }
-        let session = Session { server: self, channel: Channel::new(client), reply: Vec::new() };
+        let session = Session {
+            server: self,
+            channel: Channel::new(client),
+            reply: Vec::new(),
+            fds: Vec::new(),
+            takes_fds: 1,
+        };
+        // A client that has left may have kept what it had mapped.
+        self.pages.as_ref().map_or(Ok(()), ClientPages::renew).map_err(Error::Pages)?;
         // Dropped before the result is seen: the device is free again then.
         session.run()
     }
@@ -166,6 +193,7 @@ impl Server {
         // In this order: a device that was reset does not touch memory.
         self.node.reset();
         self.memory.clear();
+        self.node.renew_doorbell_events();
         if let Some(table) = self.node.endpoint().msix() {
             self.vectors.clear(table);
         }
@@ -297,12 +325,46 @@ fn for_natural_accesses(offset: u64, len: usize, mut f: impl FnMut(u64, std::ops
     }
 }
 
+/// Doorbells that ring without this process having to do anything for it: the client signals
+/// their event descriptors, if it has asked for them, or has mapped the pages.
+struct RungByClient;
+
+impl DoorbellBackend for RungByClient {
+    fn attach_event(&self, _: u64, event: &EventFd) -> Result<(), String> {
+        // A doorbell that rang while the queue was disabled is none.
+        set_back(event);
+        Ok(())
+    }
+
+    fn attach_page(
+        &self,
+        _: u64,
+        _: &Arc<MmapRegion<()>>,
+        _: usize,
+        _: Box<dyn Fn() + Send + Sync>,
+    ) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn protect_page(&self, _: u64) {}
+
+    /// The mapping is the client's.
+    fn can_protect(&self) -> bool {
+        false
+    }
+
+    fn detach(&self, _: u64) {}
+}
+
 /// One client.
 struct Session<'a> {
     server: &'a Server,
     channel: Channel,
-    /// The reply under construction.
+    /// The reply under construction, and the descriptors that go with it.
     reply: Vec<u8>,
+    fds: Vec<SentFd>,
+    /// How many descriptors the client takes with a message.
+    takes_fds: usize,
 }
 
 impl Drop for Session<'_> {
@@ -322,12 +384,14 @@ impl Session<'_> {
             if let Err(errno) = result {
                 log::debug!("command {} of a vfio-user client: {errno}", header.command);
             }
-            self.channel.reply(header, &mut self.reply, result)?;
+            let fds: SmallVec<[BorrowedFd<'_>; 1]> = self.fds.iter().map(AsFd::as_fd).collect();
+            self.channel.reply(header, &mut self.reply, result, &fds)?;
         }
         Ok(())
     }
 
     fn start_reply(&mut self) {
+        self.fds.clear();
         self.reply.clear();
         self.reply.resize(HEADER_SIZE, 0);
     }
@@ -342,14 +406,14 @@ impl Session<'_> {
             command::VERSION => self.version(),
             _ => Err(Errno::INVAL),
         };
-        self.channel.reply(header, &mut self.reply, result)?;
+        self.channel.reply(header, &mut self.reply, result, &[])?;
         if result.is_ok() { Ok(true) } else { Err(Error::Version) }
     }
 
     fn version(&mut self) -> Result<(), Errno> {
         let mut body = Fields(self.channel.body());
         let (major, minor) = (body.u16()?, body.u16()?);
-        check_capabilities(body.0)?;
+        let takes_fds = check_capabilities(body.0)?;
         if major != VERSION.0 {
             return Err(Errno::OPNOTSUPP);
         }
@@ -358,7 +422,9 @@ impl Session<'_> {
             "max_data_xfer_size": MAX_DATA,
             "max_dma_maps": self.server.memory.limits().ranges,
             "pgsizes": PAGE_SIZE,
+            "write_multiple": true,
         }});
+        self.takes_fds = takes_fds;
         self.reply.extend_from_slice(&VERSION.0.to_ne_bytes());
         self.reply.extend_from_slice(&minor.min(VERSION.1).to_ne_bytes());
         self.reply.extend_from_slice(capabilities.to_string().as_bytes());
@@ -373,11 +439,17 @@ impl Session<'_> {
             command::DMA_MAP => dma_map(server, body, fds),
             command::DMA_UNMAP => dma_unmap(server, body, reply),
             command::DEVICE_GET_INFO => device_info(body, reply),
-            command::DEVICE_GET_REGION_INFO => region_info(server, body, reply),
+            command::DEVICE_GET_REGION_INFO => {
+                region_info(server, body, reply, &mut self.fds, self.takes_fds)
+            }
+            command::DEVICE_GET_REGION_IO_FDS => {
+                region_io_fds(server, body, reply, &mut self.fds, self.takes_fds)
+            }
             command::DEVICE_GET_IRQ_INFO => irq_info(server, body, reply),
             command::DEVICE_SET_IRQS => set_irqs(server, body, fds),
             command::REGION_READ => region_read(server, body, reply),
             command::REGION_WRITE => region_write(server, body, reply),
+            command::REGION_WRITE_MULTI => region_write_multi(server, body, reply),
             command::DEVICE_RESET => {
                 server.reset();
                 Ok(())
@@ -388,8 +460,7 @@ impl Session<'_> {
     }
 }
 
-/// What a client says about itself. The server keeps to the smallest values by its nature: it
-/// sends no descriptors and only as much data as it is asked for.
+/// What a client says about itself. The server sends only as much data as it is asked for.
 #[derive(Deserialize)]
 struct ClientVersion {
     #[serde(default)]
@@ -403,28 +474,33 @@ struct ClientCapabilities {
     max_data_xfer_size: Option<u64>,
 }
 
-fn check_capabilities(data: &[u8]) -> Result<(), Errno> {
+/// Returns how many descriptors the client takes with a message.
+fn check_capabilities(data: &[u8]) -> Result<usize, Errno> {
+    /// What the protocol says if the client does not.
+    const DEFAULT_FDS: u64 = 1;
     if data.is_empty() {
-        return Ok(());
+        return Ok(DEFAULT_FDS as usize);
     }
     let json = data.strip_suffix(&[0]).filter(|json| json.len() <= MAX_CAPABILITIES);
     let version: ClientVersion =
         json.and_then(|json| serde_json::from_slice(json).ok()).ok_or(Errno::INVAL)?;
     let ClientCapabilities { max_msg_fds, max_data_xfer_size } = version.capabilities;
     log::debug!("vfio-user client: {max_msg_fds:?} descriptors, {max_data_xfer_size:?} bytes");
-    Ok(())
+    Ok(max_msg_fds.unwrap_or(DEFAULT_FDS).min(MAX_SENT_FDS as u64) as usize)
 }
 
 fn dma_map(server: &Server, mut body: Fields<'_>, mut fds: Vec<OwnedFd>) -> Result<(), Errno> {
     const SIZE: usize = 32;
     body.argsz(SIZE)?;
     let flags = body.u32()?;
-    let request = MapRequest { offset: body.u64()?, address: body.u64()?, size: body.u64()? };
+    let rights = Rights { read: flags & dma::READ != 0, write: flags & dma::WRITE != 0 };
+    let request =
+        MapRequest { offset: body.u64()?, address: body.u64()?, size: body.u64()?, rights };
     let both = dma::READ | dma::WRITE;
     if flags & !both != 0 || flags & both == 0 || fds.len() > 1 {
         return Err(Errno::INVAL);
     }
-    server.memory.map(request, fds.pop().filter(|_| flags == both))
+    server.memory.map(request, fds.pop())
 }
 
 fn dma_unmap(server: &Server, mut body: Fields<'_>, reply: &mut Vec<u8>) -> Result<(), Errno> {
@@ -450,17 +526,80 @@ fn device_info(mut body: Fields<'_>, reply: &mut Vec<u8>) -> Result<(), Errno> {
     Ok(())
 }
 
-fn region_info(server: &Server, mut body: Fields<'_>, reply: &mut Vec<u8>) -> Result<(), Errno> {
+fn region_info(
+    server: &Server,
+    mut body: Fields<'_>,
+    reply: &mut Vec<u8>,
+    fds: &mut Vec<SentFd>,
+    takes_fds: usize,
+) -> Result<(), Errno> {
     const SIZE: usize = 32;
-    body.argsz(SIZE)?;
+    const CAPABILITY: usize = 16;
+    const AREA: usize = 16;
+    let argsz = body.argsz(SIZE)?;
     let (_flags, index) = (body.u32()?, body.u32()?);
     let size = server.region_size(index).ok_or(Errno::INVAL)?;
-    let flags = if size == 0 { 0 } else { region::READ | region::WRITE };
-    put(reply, &[SIZE as u32, flags, index, 0]);
-    // No capabilities; and an offset in a file means something only for regions that can be
-    // mapped.
-    reply.extend_from_slice(&size.to_ne_bytes());
-    reply.extend_from_slice(&0u64.to_ne_bytes());
+    let mut flags = if size == 0 { 0 } else { region::READ | region::WRITE };
+    let pages = server.pages.as_ref().filter(|_| index == u32::from(REGISTER_BAR) && takes_fds > 0);
+    let whole = pages.map_or(SIZE, |_| SIZE + CAPABILITY + AREA * ClientPages::areas().len());
+    // Without room for them there are neither capabilities nor a descriptor, and a client that
+    // does not ask again with the size that it is told has nothing to map.
+    let pages = pages.filter(|_| argsz >= whole);
+    let mut capabilities = 0;
+    if pages.is_some() {
+        flags |= region::MMAP | region::CAPS;
+        capabilities = SIZE as u32;
+    }
+    put(reply, &[whole as u32, flags, index, capabilities]);
+    // An offset in the file is one in the region.
+    put_long(reply, &[size, 0]);
+    if let Some(pages) = pages {
+        let areas = ClientPages::areas();
+        put(reply, &[region::SPARSE_MMAP, 0, areas.len() as u32, 0]);
+        for (first, size) in areas {
+            put_long(reply, &[first, size]);
+        }
+        fds.push(SentFd::Pages(pages.file()));
+    }
+    Ok(())
+}
+
+/// The doorbells of all queues, or of as many as the client takes descriptors: of the first
+/// queue of each TNI, then of the second, and so on.
+fn region_io_fds(
+    server: &Server,
+    mut body: Fields<'_>,
+    reply: &mut Vec<u8>,
+    fds: &mut Vec<SentFd>,
+    takes_fds: usize,
+) -> Result<(), Errno> {
+    const SIZE: usize = 16;
+    const PART: usize = 40;
+    let argsz = body.argsz(SIZE)?;
+    let (flags, index, count) = (body.u32()?, body.u32()?, body.u32()?);
+    if flags != 0 || count != 0 || server.region_size(index).is_none() {
+        return Err(Errno::INVAL);
+    }
+    let trapped = server.node.doorbells() == Doorbells::Trapped;
+    let bells = if trapped && index == u32::from(REGISTER_BAR) {
+        takes_fds.min(NUM_TNI * NUM_CQ)
+    } else {
+        0
+    };
+    let whole = SIZE + PART * bells;
+    put(reply, &[whole as u32, 0, index, bells as u32]);
+    if argsz < whole {
+        return Ok(());
+    }
+    for number in 0..bells {
+        let (tni, cq) = ((number % NUM_TNI) as u8, (number / NUM_TNI) as u8);
+        let event = server.node.doorbell_event(tni, cq).map_err(|_| Errno::MFILE)?;
+        // Of writes of any size, which size 0 means, and any value.
+        put_long(reply, &[cq_page(tni, cq) + CqReg::FetchStart.offset(), 0]);
+        put(reply, &[number as u32, io_fd::IOEVENTFD, 0, 0]);
+        put_long(reply, &[0]);
+        fds.push(SentFd::Doorbell(event));
+    }
     Ok(())
 }
 
@@ -542,6 +681,34 @@ fn region_write(server: &Server, mut body: Fields<'_>, reply: &mut Vec<u8>) -> R
     let data = body.0.get(..count).ok_or(Errno::INVAL)?;
     server.region_write(index, offset, data);
     reply.extend_from_slice(echo);
+    Ok(())
+}
+
+/// Writes that a client has gathered. Each is done as if it had come alone, and those that are
+/// not possible are left out; the answer says how many were done.
+fn region_write_multi(
+    server: &Server,
+    mut body: Fields<'_>,
+    reply: &mut Vec<u8>,
+) -> Result<(), Errno> {
+    const WRITE: usize = 24;
+    let count = usize::try_from(body.u64()?).map_err(|_| Errno::INVAL)?;
+    if count.checked_mul(WRITE).is_none_or(|size| size > body.0.len()) {
+        return Err(Errno::INVAL);
+    }
+    let mut done = 0u64;
+    for _ in 0..count {
+        let (offset, index, size) = (body.u64()?, body.u32()?, body.u32()? as usize);
+        let data = body.u64()?.to_ne_bytes();
+        let Some(data) = data.get(..size) else {
+            continue;
+        };
+        if server.check_access(index, offset, size).is_ok() {
+            server.region_write(index, offset, data);
+            done += 1;
+        }
+    }
+    put_long(reply, &[done]);
     Ok(())
 }
 

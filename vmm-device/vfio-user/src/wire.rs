@@ -12,6 +12,8 @@ pub(crate) const MAX_DATA: usize = 1 << 20;
 pub(crate) const MAX_BODY: usize = MAX_DATA + 16;
 /// The most descriptors that come with a message. QEMU refuses a server that wants more.
 pub(crate) const MAX_FDS: usize = 16;
+/// The most descriptors that go with a message: a doorbell for each of 72 queues.
+pub(crate) const MAX_SENT_FDS: usize = 72;
 /// The protocol's version, major and minor.
 pub(crate) const VERSION: (u16, u16) = (0, 1);
 /// What ranges of DMA memory are multiples of, in bytes.
@@ -24,11 +26,14 @@ pub(crate) mod command {
     pub(crate) const DMA_UNMAP: u16 = 3;
     pub(crate) const DEVICE_GET_INFO: u16 = 4;
     pub(crate) const DEVICE_GET_REGION_INFO: u16 = 5;
+    pub(crate) const DEVICE_GET_REGION_IO_FDS: u16 = 6;
     pub(crate) const DEVICE_GET_IRQ_INFO: u16 = 7;
     pub(crate) const DEVICE_SET_IRQS: u16 = 8;
     pub(crate) const REGION_READ: u16 = 9;
     pub(crate) const REGION_WRITE: u16 = 10;
     pub(crate) const DEVICE_RESET: u16 = 13;
+    /// Not in QEMU's description of the protocol but in libvfio-user's, as is its format.
+    pub(crate) const REGION_WRITE_MULTI: u16 = 15;
 }
 
 /// Flags of DMA_MAP and DMA_UNMAP.
@@ -53,6 +58,19 @@ pub(crate) mod region {
 
     pub(crate) const READ: u32 = 1 << 0;
     pub(crate) const WRITE: u32 = 1 << 1;
+    /// A descriptor comes with the answer.
+    pub(crate) const MMAP: u32 = 1 << 2;
+    /// Capabilities follow.
+    pub(crate) const CAPS: u32 = 1 << 3;
+
+    /// First word of the capability that tells which parts can be mapped: its number, and its
+    /// version in the upper half.
+    pub(crate) const SPARSE_MMAP: u32 = 1 | 1 << 16;
+}
+
+/// Ways in which a part of a region rings without a message.
+pub(crate) mod io_fd {
+    pub(crate) const IOEVENTFD: u32 = 0;
 }
 
 /// Interrupt indices of a PCI device: INTx, MSI, MSI-X, errors, requests to let go.
@@ -145,12 +163,19 @@ impl<'a> Fields<'a> {
         self.take().map(u64::from_ne_bytes)
     }
 
-    /// The size that a client has set aside for a structure of `size` bytes, which its body
-    /// begins with.
-    pub(crate) fn argsz(&mut self, size: usize) -> Result<(), Errno> {
+    /// The size that a client has set aside for a structure of at least `size` bytes, which its
+    /// body begins with.
+    pub(crate) fn argsz(&mut self, size: usize) -> Result<usize, Errno> {
         let whole = self.0.len() >= size;
-        let argsz = self.u32()?;
-        if whole && argsz as usize >= size { Ok(()) } else { Err(Errno::INVAL) }
+        let argsz = self.u32()? as usize;
+        if whole && argsz >= size { Ok(argsz) } else { Err(Errno::INVAL) }
+    }
+}
+
+/// Appends 64-bit words to a message.
+pub(crate) fn put_long(message: &mut Vec<u8>, words: &[u64]) {
+    for word in words {
+        message.extend_from_slice(&word.to_ne_bytes());
     }
 }
 

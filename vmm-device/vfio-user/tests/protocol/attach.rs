@@ -1,93 +1,17 @@
 //! Clients that keep to the protocol.
 
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use crate::client::*;
+use crate::remote::{BASE, Remote};
 use tofu_abi::irq::vector;
 use tofu_abi::pci::{DEVICE_TOFUD, VENDOR_ID};
 use tofu_abi::regs::BAR0_SIZE;
 use tofu_abi::table::PageSize;
-use tofu_driver::{
-    Access, Cq, CqConfig, Device, DmaBuffer, DmaError, IrqError, MemoryRange, Order, Platform,
-    Target,
-};
-use tofu_icc::DmaMemory;
-use tofu_inproc::{Arena, Buffer};
-use tofu_vfio_user::Limits;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
-
-/// Guest memory starts here.
-const BASE: u64 = 0x10_0000;
-const MEMORY: u64 = 16 << 20;
-
-/// The driver's platform over a socket.
-struct Remote {
-    client: Mutex<Client>,
-    memory: Arena,
-    events: Mutex<HashMap<u16, Arc<Event>>>,
-    start: Instant,
-    /// Whether an interrupt has come that the driver was told of.
-    woken: AtomicBool,
-}
-
-impl Remote {
-    /// Attaches as a VMM would.
-    fn new(mut client: Client) -> Self {
-        let file = sealed(MEMORY);
-        client.try_map(Some(&file), [0, BASE, MEMORY]).unwrap();
-        client.enable();
-        let range = (GuestAddress(BASE), MEMORY as usize, Some(FileOffset::new(file, 0)));
-        let memory = GuestMemoryMmap::<()>::from_ranges_with_files([range]).unwrap();
-        Self {
-            client: Mutex::new(client),
-            memory: Arena::new(memory).unwrap(),
-            events: Mutex::default(),
-            start: Instant::now(),
-            woken: AtomicBool::new(false),
-        }
-    }
-}
-
-impl Platform for Remote {
-    type Dma = Buffer;
-
-    fn bar0_read64(&self, offset: u64) -> u64 {
-        let bytes = self.client.lock().unwrap().read(0, offset, 8);
-        u64::from_le_bytes(bytes.try_into().unwrap())
-    }
-
-    fn bar0_write64(&self, offset: u64, value: u64) {
-        self.client.lock().unwrap().post_write(0, offset, &value.to_le_bytes());
-    }
-
-    fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
-        self.memory.alloc(size, align)
-    }
-
-    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
-        let event = Event::new();
-        let bound = self.client.lock().unwrap().try_bind(u32::from(vector), &[&event]);
-        bound.map_err(|_| IrqError { vector })?;
-        self.events.lock().unwrap().insert(vector, Arc::new(event));
-        Ok(())
-    }
-
-    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
-        let event = Arc::clone(&self.events.lock().unwrap()[&vector]);
-        let woken = event.wait_for(Duration::from_nanos(timeout_ns)) > 0;
-        self.woken.fetch_or(woken, SeqCst);
-        woken
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
-    }
-}
+use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 
 #[test]
 fn a_put_between_two_clients() {
@@ -239,112 +163,6 @@ fn interrupts_wait_for_their_eventfd_and_follow_a_new_one() {
     assert_eq!(first.take(), 0);
     drop(client);
     thread.join().unwrap().unwrap();
-}
-
-#[test]
-fn memory_page_by_page_as_a_viommu_maps_it() {
-    const PAGES: u64 = 20_000;
-    const STRIDE: u64 = 2 * 4096;
-    let host = Host::sealed();
-    let (mut client, _thread) = host.attach(0);
-    let file = sealed(PAGES * 4096);
-    let memory = Arc::clone(&host.memories[0]);
-    // Every other page, backwards.
-    for page in 0..PAGES {
-        let place = [(PAGES - 1 - page) * 4096, BASE + page * STRIDE, 4096];
-        client.try_map(Some(&file), place).unwrap();
-    }
-    memory.write(BASE + STRIDE, b"second").unwrap();
-    let mut bytes = [0; 6];
-    let at = (PAGES - 2) * 4096;
-    std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, at).unwrap();
-    assert_eq!(&bytes, b"second");
-    assert!(memory.contains(BASE, 4096));
-    assert!(!memory.contains(BASE, 4097), "a hole follows");
-    assert!(!memory.contains(BASE - 1, 2));
-    assert_eq!(client.try_unmap(BASE, STRIDE * (PAGES - 1)), Ok((PAGES - 1) * 4096));
-    assert_eq!(memory.mapped_ranges(), 1);
-    assert!(memory.write(BASE, &[1]).is_err());
-    assert_eq!(client.try_unmap(0, u64::MAX), Ok(4096));
-    assert_eq!(client.try_unmap(0, u64::MAX), Ok(0), "as VFIO, nothing is no error");
-}
-
-#[test]
-fn ranges_that_touch_are_one_for_the_device() {
-    let host = Host::sealed();
-    let (mut client, _thread) = host.attach(0);
-    let (a, b) = (sealed(8192), sealed(8192));
-    client.try_map(Some(&a), [4096, BASE, 4096]).unwrap();
-    client.try_map(Some(&b), [0, BASE + 4096, 8192]).unwrap();
-    // A range without memory.
-    client.try_map(None::<&std::fs::File>, [0, BASE + 12288, 4096]).unwrap();
-    let memory = &host.memories[0];
-    let data: Vec<u8> = (0..6000).map(|i| i as u8).collect();
-    memory.write(BASE + 3000, &data).unwrap();
-    let mut back = vec![0; 6000];
-    memory.read(BASE + 3000, &mut back).unwrap();
-    assert_eq!(back, data);
-    let mut part = [0; 10];
-    std::os::unix::fs::FileExt::read_exact_at(&b, &mut part, 0).unwrap();
-    assert_eq!(part, data[1096..1106]);
-    assert!(!memory.contains(BASE + 8192, 4097));
-    // A whole range or none.
-    assert_eq!(client.try_unmap(BASE, 8192), Err(EINVAL));
-    assert_eq!(client.try_unmap(BASE + 4096, 4096), Err(EINVAL));
-    assert_eq!(memory.mapped_ranges(), 3);
-    assert_eq!(client.try_unmap(BASE, 16384), Ok(16384));
-    // All at once.
-    client.try_map(Some(&a), [0, BASE, 8192]).unwrap();
-    let reply = client.call(DMA_UNMAP, &words(&[24, 2, 0, 0, 0, 0]));
-    assert_eq!(reply, words(&[24, 2, 0, 0, 8192, 0]));
-    assert_eq!(memory.mapped_ranges(), 0);
-}
-
-#[test]
-fn unmapping_waits_for_the_transfers_that_use_a_range() {
-    let host = Host::sealed();
-    let (mut client, _thread) = host.attach(0);
-    let file = sealed(8192);
-    client.try_map(Some(&file), [0, BASE, 8192]).unwrap();
-    let memory = Arc::clone(&host.memories[0]);
-    let (inside, entered) = std::sync::mpsc::channel();
-    let (done, end) = std::sync::mpsc::channel();
-    let transfer = std::thread::spawn(move || {
-        memory
-            .access(BASE, 8, &mut |piece| {
-                inside.send(()).unwrap();
-                std::thread::sleep(Duration::from_millis(50));
-                piece.copy_from(&[7u8; 8]);
-                done.send(()).unwrap();
-            })
-            .unwrap();
-    });
-    entered.recv().unwrap();
-    assert_eq!(client.try_unmap(BASE, 8192), Ok(8192));
-    end.try_recv().expect("the answer came before the transfer's end");
-    transfer.join().unwrap();
-    assert!(host.memories[0].read(BASE, &mut [0]).is_err());
-}
-
-#[test]
-fn limits_are_kept_and_given_back() {
-    let limits = Limits { ranges: 4, files: 2, bytes: 64 << 10 };
-    let host = Host::new(tofu_vfio_user::Backing::Sealed, limits);
-    for _ in 0..2 {
-        let (mut client, thread) = host.attach(0);
-        let files = [sealed(16 << 10), sealed(16 << 10), sealed(16 << 10)];
-        assert_eq!(client.try_map(Some(&sealed(65 << 10)), [0, BASE, 4096]), Err(ENOSPC));
-        client.try_map(Some(&files[0]), [0, 0, 4096]).unwrap();
-        client.try_map(Some(&files[1]), [0, 4096, 4096]).unwrap();
-        assert_eq!(client.try_map(Some(&files[2]), [0, 8192, 4096]), Err(ENOSPC));
-        client.try_unmap(0, 4096).unwrap();
-        client.try_map(Some(&files[2]), [0, 8192, 4096]).unwrap();
-        client.try_map(Some(&files[2]), [8192, 0x10000, 4096]).unwrap();
-        client.try_map(Some(&files[2]), [4096, 0x20000, 4096]).unwrap();
-        assert_eq!(client.try_map(Some(&files[2]), [4096, 0x30000, 4096]), Err(ENOSPC));
-        drop(client);
-        thread.join().unwrap().unwrap();
-    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A vfio-user client, written from the protocol's description and not from the server.
 use std::fs::File;
-use std::io::{IoSlice, Read};
+use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -12,28 +12,38 @@ use rustix::cmsg_space;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 use tofu_abi::Coords;
 use tofu_fabric::Shape;
-use tofu_machine::{Machine, MachineConfig, Node};
-use tofu_vfio_user::{Backing, ClientMemory, Error, Limits, Server};
+use tofu_machine::{Doorbells, Machine, MachineConfig, Node};
+use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Error, Limits, Server};
 
 pub(crate) const VERSION: u16 = 1;
 pub(crate) const DMA_MAP: u16 = 2;
 pub(crate) const DMA_UNMAP: u16 = 3;
 pub(crate) const GET_INFO: u16 = 4;
 pub(crate) const GET_REGION_INFO: u16 = 5;
+pub(crate) const GET_REGION_IO_FDS: u16 = 6;
 pub(crate) const GET_IRQ_INFO: u16 = 7;
 pub(crate) const SET_IRQS: u16 = 8;
 pub(crate) const REGION_READ: u16 = 9;
 pub(crate) const REGION_WRITE: u16 = 10;
 pub(crate) const RESET: u16 = 13;
+pub(crate) const WRITE_MULTI: u16 = 15;
 
 pub(crate) const CONFIG: u32 = 7;
 pub(crate) const MSIX: u32 = 2;
 pub(crate) const EVENTFDS: u32 = 0x24;
 
+/// Rights of the device to mapped memory.
+pub(crate) const READ: u32 = 1;
+pub(crate) const WRITE: u32 = 2;
+
 pub(crate) const EPERM: u32 = 1;
+pub(crate) const EACCES: u32 = 13;
 pub(crate) const EEXIST: u32 = 17;
 pub(crate) const EINVAL: u32 = 22;
 pub(crate) const ENOSPC: u32 = 28;
@@ -54,12 +64,13 @@ pub(crate) fn header(id: u16, command: u16, size: u32, flags: u32) -> Vec<u8> {
 pub(crate) struct Client {
     pub(crate) socket: UnixStream,
     next_id: u16,
+    pub(crate) received: Vec<OwnedFd>,
 }
 
 impl Client {
     pub(crate) fn new(socket: UnixStream) -> Self {
         socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        Self { socket, next_id: 1 }
+        Self { socket, next_id: 1, received: Vec::new() }
     }
 
     pub(crate) fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
@@ -104,10 +115,27 @@ impl Client {
         }
     }
 
-    /// Id and command, flags, errno and body of the next message.
+    /// Sends a command; returns the body of its reply and the descriptors that come with it.
+    pub(crate) fn call_for_fds(&mut self, command: u16, body: &[u8]) -> (Vec<u8>, Vec<OwnedFd>) {
+        let body = self.call(command, body);
+        (body, std::mem::take(&mut self.received))
+    }
+
+    /// Id and command, flags, errno and body of the next message. Its descriptors are kept in
+    /// `received`, in the place of earlier ones.
     pub(crate) fn receive(&mut self) -> ((u16, u16), u32, u32, Vec<u8>) {
         let mut head = [0; 16];
-        self.socket.read_exact(&mut head).unwrap();
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(128))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut pieces = [IoSliceMut::new(&mut head)];
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+        assert_eq!(recvmsg(&self.socket, &mut pieces, &mut control, flags).unwrap().bytes, 16);
+        self.received.clear();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                self.received.extend(fds);
+            }
+        }
         let half = |at: usize| u16::from_ne_bytes([head[at], head[at + 1]]);
         let word = |at: usize| u32::from_ne_bytes(head[at..at + 4].try_into().unwrap());
         let mut body = vec![0; word(4) as usize - 16];
@@ -129,19 +157,30 @@ impl Client {
     }
 
     pub(crate) fn negotiate(&mut self) -> String {
+        self.negotiate_for(8)
+    }
+
+    /// Takes so many descriptors with a message.
+    pub(crate) fn negotiate_for(&mut self, fds: usize) -> String {
         let mut body = words(&[0]);
-        body.extend(b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0");
+        let capabilities = format!("{{\"max_msg_fds\":{fds},\"max_data_xfer_size\":1048576}}");
+        body.extend(format!("{{\"capabilities\":{capabilities}}}\0").as_bytes());
         let reply = self.call(VERSION, &body);
         assert_eq!(reply[..4], [0; 4], "no newer version than the client's");
         String::from_utf8(reply[4..].to_vec()).unwrap()
     }
 
-    pub(crate) fn try_map(
+    pub(crate) fn try_map(&mut self, file: Option<&impl AsFd>, place: [u64; 3]) -> Result<(), u32> {
+        self.try_map_for(READ | WRITE, file, place)
+    }
+
+    pub(crate) fn try_map_for(
         &mut self,
+        rights: u32,
         file: Option<&impl AsFd>,
         [offset, address, size]: [u64; 3],
     ) -> Result<(), u32> {
-        let mut body = words(&[32, 3]);
+        let mut body = words(&[32, rights]);
         body.extend([offset, address, size].iter().flat_map(|word| word.to_ne_bytes()));
         let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
         self.try_call(DMA_MAP, &body, &fds).map(|reply| assert!(reply.is_empty()))
@@ -280,14 +319,26 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn new(backing: Backing, limits: Limits) -> Self {
+        Self::with_doorbells(backing, limits, Doorbells::Trapped)
+    }
+
+    /// With pages that clients can map.
+    pub(crate) fn polled() -> Self {
+        Self::with_doorbells(Backing::Sealed, Limits::DEFAULT, Doorbells::Polled)
+    }
+
+    fn with_doorbells(backing: Backing, limits: Limits, doorbells: Doorbells) -> Self {
         let shape = Shape::new([1, 1, 1, 2, 1, 1]).unwrap();
-        let machine = Machine::new(MachineConfig::new(shape)).unwrap();
+        let config = MachineConfig { doorbells, ..MachineConfig::new(shape) };
+        let machine = Machine::new(config).unwrap();
         let coords: Vec<Coords> = shape.iter().collect();
         let memories: Vec<_> =
             coords.iter().map(|_| Arc::new(ClientMemory::new(backing, limits))).collect();
         let node = |(coords, memory): (&Coords, &Arc<ClientMemory>)| {
-            let node: Arc<Node> = machine.add_node(*coords, Arc::clone(memory) as _).unwrap();
-            Arc::new(Server::new(node, Arc::clone(memory)))
+            let (dma, pages) = (Arc::clone(memory) as _, ClientPages::new().unwrap());
+            let node: Arc<Node> =
+                machine.add_node_with_pages(*coords, dma, Some(pages.shared())).unwrap();
+            Arc::new(Server::new(node, Arc::clone(memory)).with_pages(pages))
         };
         let servers = coords.iter().zip(&memories).map(node).collect();
         machine.start().unwrap();

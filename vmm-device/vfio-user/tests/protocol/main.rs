@@ -2,5 +2,8 @@
 
 mod attach;
 mod client;
+mod doorbells;
 mod hostile;
+mod memory;
 mod qemu;
+mod remote;

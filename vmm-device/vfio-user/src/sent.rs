@@ -1,0 +1,44 @@
+//! Descriptors that go to a client, or were there.
+#![allow(unsafe_code)]
+
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::{ReadWriteFlags, preadv2};
+use vmm_sys_util::eventfd::EventFd;
+
+/// A descriptor for a client.
+pub(crate) enum SentFd {
+    Pages(Arc<OwnedFd>),
+    Doorbell(Arc<EventFd>),
+}
+
+impl AsFd for SentFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Pages(file) => file.as_fd(),
+            Self::Doorbell(event) => descriptor(event),
+        }
+    }
+}
+
+fn descriptor(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor is open as long as `event`, which lives as long as what is returned.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+/// Sets the counter of an eventfd back. Does not block, even if the client has made it a blocking
+/// one meanwhile.
+pub(crate) fn set_back(event: &EventFd) {
+    /// Where the file is now, which an eventfd has not.
+    const HERE: u64 = u64::MAX;
+    let mut count = [0; 8];
+    // The only error is that there is nothing to read.
+    let _ = preadv2(
+        descriptor(event),
+        &mut [IoSliceMut::new(&mut count)],
+        HERE,
+        ReadWriteFlags::NOWAIT,
+    );
+}
