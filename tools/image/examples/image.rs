@@ -26,6 +26,7 @@ impl Progress for Lines {
 }
 
 fn main() -> anyhow::Result<()> {
+    env_logger::init();
     let mut arguments = std::env::args().skip(1);
     let action = arguments.next().unwrap_or_default();
     let (mut name, mut with, mut mirror) = (None, Vec::new(), None);

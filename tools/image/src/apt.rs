@@ -381,11 +381,11 @@ impl<'a> Apt<'a> {
         Ok(())
     }
 
-    /// The paths in a package, one a line as dpkg keeps them.
-    pub(crate) fn contents(&self, file: &Path) -> Result<String> {
+    /// Unpacks one package file into `to`, and returns tar's listing of it.
+    pub(crate) fn unpack_listed(&self, file: &Path, to: &Path) -> Result<String> {
         let mut command = run::command(&self.dpkg_deb);
-        command.arg("-c").arg(file);
-        run::must(command, "listing a package", file, self.progress)
+        command.arg("-X").arg(file).arg(to);
+        run::must(command, "unpacking a package", to, self.progress)
     }
 
     /// Forgets files that are of no more use.

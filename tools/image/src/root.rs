@@ -1,9 +1,430 @@
-//! stub
-use crate::cache::Cache;
-use crate::error::Result;
+//! A Debian root file system with packages of the user's choice, as an ext4 image.
+//!
+//! Packages are unpacked by dpkg-deb, and entered in a dpkg database as unpacked; then dpkg in the
+//! new root runs their own set-up scripts. That takes a root user: the real one, or the one in a
+//! user namespace, which ordinary users may make on most hosts. Where neither can be had, the
+//! scripts do not run; see [`Way::Bare`].
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest, Sha256};
+
+use crate::apt::{self, Apt, hex};
+use crate::cache::{Cache, remove_folder};
+use crate::error::{Error, IoContext, Result};
 use crate::manifest::Manifest;
-use crate::progress::Progress;
-pub(crate) const RECIPE: &str = "1";
-pub(crate) fn part(_: &Cache, _: &[String], _: bool, _: &dyn Progress) -> Result<(String, Manifest)> {
-    unimplemented!()
+use crate::progress::{Phase, Progress};
+use crate::run;
+
+/// In every root, beside Debian's essential packages.
+const BASE: &[&str] = &["iproute2", "iputils-ping", "kmod", "pciutils", "procps"];
+/// What a guest has no use for.
+const WASTE: &[&str] = &[
+    "tofu-build", "usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info",
+    "usr/share/lintian", "usr/share/bug", "var/cache/apt", "var/lib/apt/lists",
+];
+/// The file system's label, by which init finds the disk.
+const LABEL: &str = "tofu-root";
+
+const CONFIGURE: &str = include_str!("../init/configure");
+const ENTER: &str = include_str!("../init/enter");
+/// Changes with what is done to the packages.
+pub(crate) const RECIPE: &str = concat!(
+    "1\n",
+    include_str!("../init/configure"),
+    include_str!("../init/enter")
+);
+
+/// How the packages' scripts can be run on this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// As root, in namespaces of their own.
+    Root,
+    /// As root by chroot alone, as in a container that may not mount.
+    Chroot,
+    /// As the root user of a user namespace.
+    UserNamespace,
+    /// Not at all: users, groups and libraries are set up, alternatives and the rest are not.
+    Bare,
+}
+
+impl Way {
+    /// The command in front of what is to run there.
+    fn prefix(self) -> Option<Vec<OsString>> {
+        let unshare = run::find("unshare")?.into_os_string();
+        let apart = ["--mount", "--pid", "--fork", "--kill-child"];
+        let mut words = vec![unshare];
+        match self {
+            Way::Root => {}
+            Way::UserNamespace => words.extend(["--user", "--map-root-user"].map(OsString::from)),
+            Way::Chroot => return Some(Vec::new()),
+            Way::Bare => return None,
+        }
+        words.extend(apart.map(OsString::from));
+        Some(words)
+    }
+
+    /// A command for `program` to be run this way.
+    fn command(self, program: &Path) -> Option<Command> {
+        let prefix = self.prefix()?;
+        Some(match prefix.split_first() {
+            None => run::command(program),
+            Some((first, rest)) => {
+                let mut command = run::command(Path::new(first));
+                command.args(rest).arg(program);
+                command
+            }
+        })
+    }
+
+    /// The best that the host allows.
+    fn find(progress: &dyn Progress) -> Result<Self> {
+        let ways: &[Way] = match rustix::process::geteuid().is_root() {
+            true => &[Way::Root, Way::Chroot],
+            false => &[Way::UserNamespace],
+        };
+        for &way in ways {
+            let probe = if way == Way::Chroot { "chroot" } else { "true" };
+            let Some(program) = run::find(probe) else { continue };
+            let Some(mut command) = way.command(&program) else { continue };
+            if way == Way::Chroot {
+                command.args(["/", "true"]);
+            }
+            match run::run(command, "looking for namespaces", progress, || {}) {
+                Ok(output) if output.ok => return Ok(way),
+                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                _ => {}
+            }
+        }
+        Ok(Way::Bare)
+    }
+}
+
+/// The part with the root image for `packages`, made if it is not there yet.
+pub(crate) fn part(
+    cache: &Cache,
+    packages: &[String],
+    refresh: bool,
+    progress: &dyn Progress,
+) -> Result<(String, Manifest)> {
+    let hash = Sha256::digest(format!("{RECIPE}\n{}", packages.join("\n")));
+    let key = format!("root-{}", &hex(&hash)[..12]);
+    let manifest = cache.make_part(&key, refresh, |folder, manifest| {
+        let apt = cache.apt(progress)?;
+        let tools = Tools::find(cache, progress)?;
+        let mut wanted = vec!["?essential"];
+        wanted.extend(BASE);
+        wanted.extend(packages.iter().map(String::as_str));
+        let mut debs = apt.closure(&wanted, apt::From::Release)?;
+        // It has the links /bin, /lib and so on, which have to be there before anything else.
+        debs.sort_by_key(|deb| deb.name() != "base-files");
+        let files = apt.fetch(&debs, apt::From::Release)?;
+        let root = folder.join("root");
+        unpack(&apt, &files, &root, progress)?;
+        configure(&root, manifest, progress)?;
+        for waste in WASTE {
+            remove_folder(&root.join(waste))?;
+        }
+        progress.update(Phase::Root, 0, 1);
+        tools.make_image(&root, &folder.join("root.ext4"), progress)?;
+        remove_folder(&root)?;
+        manifest.add_file(folder, "root.ext4")?;
+        manifest.packages = apt::packages(&debs, &files)?;
+        progress.update(Phase::Root, 1, 1);
+        Ok(())
+    })?;
+    Ok((key, manifest))
+}
+
+/// Unpacks packages and enters them in the dpkg database of `root`.
+fn unpack(
+    apt: &Apt<'_>,
+    files: &[PathBuf],
+    root: &Path,
+    progress: &dyn Progress,
+) -> Result<()> {
+    let database = root.join("var/lib/dpkg");
+    let info = database.join("info");
+    let build = root.join("tofu-build");
+    for folder in [&info, &database.join("updates"), &database.join("triggers"), &build] {
+        fs::create_dir_all(folder).on("create", folder)?;
+    }
+    let mut status = String::new();
+    let control = build.join("control");
+    for (index, file) in files.iter().enumerate() {
+        progress.update(Phase::Unpack, index as u64, files.len() as u64);
+        let listing = apt.unpack_listed(file, root)?;
+        apt.control(file, &control)?;
+        let path = control.join("control");
+        let description = fs::read_to_string(&path).on("read", &path)?;
+        let stanza = Stanza::parse(&description);
+        status.push_str(&stanza.status);
+        let list = info.join(format!("{}.list", stanza.file_name));
+        fs::write(&list, paths_of(&listing)).on("write", &list)?;
+        for entry in fs::read_dir(&control).on("read", &control)?.flatten() {
+            let name = entry.file_name();
+            if name != "control" {
+                let name = format!("{}.{}", stanza.file_name, name.to_string_lossy());
+                let path = entry.path();
+                fs::rename(&path, info.join(name)).on("move", &path)?;
+            }
+        }
+        remove_folder(&control)?;
+    }
+    progress.update(Phase::Unpack, files.len() as u64, files.len() as u64);
+    let write = |path: PathBuf, text: &str| fs::write(&path, text).on("write", &path);
+    write(database.join("status"), &status)?;
+    write(database.join("available"), "")?;
+    // The layout of the database with the architecture in some names.
+    write(info.join("format"), "1\n")
+}
+
+struct Stanza {
+    /// The entry for the status file.
+    status: String,
+    /// The base of its names in dpkg's info folder.
+    file_name: String,
+}
+
+impl Stanza {
+    /// Turns a package's control file into its entry as an unpacked package.
+    fn parse(control: &str) -> Self {
+        let field = |name: &str| {
+            control
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+                .unwrap_or_default()
+                .trim()
+        };
+        let package = field("Package");
+        let file_name = match field("Multi-Arch") {
+            "same" => format!("{package}:{}", field("Architecture")),
+            _ => package.into(),
+        };
+        let mut status = String::new();
+        for line in control.lines().filter(|line| !line.is_empty()) {
+            status.push_str(line);
+            status.push('\n');
+            if line.starts_with("Package:") {
+                status.push_str("Status: install ok unpacked\n");
+            }
+        }
+        status.push('\n');
+        Self { status, file_name }
+    }
+}
+
+/// The paths in a listing by tar (`mode owner size date time ./path`, links with ` -> target`), as
+/// dpkg has them.
+fn paths_of(listing: &str) -> String {
+    let mut list = String::new();
+    for line in listing.lines() {
+        let Some(at) = line.find(" ./") else { continue };
+        let path = &line[at + 2..];
+        let path = path.split(" -> ").next().unwrap_or(path);
+        let path = path.split(" link to ").next().unwrap_or(path).trim_end_matches('/');
+        list.push_str(if path.is_empty() { "/." } else { path });
+        list.push('\n');
+    }
+    list
+}
+
+/// Sets the unpacked packages up, as well as the host allows.
+fn configure(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result<()> {
+    let copy = |from: &str, to: &str| {
+        let (from, to) = (root.join(from), root.join(to));
+        fs::copy(&from, &to).on("copy", &from)
+    };
+    copy("usr/share/base-passwd/passwd.master", "etc/passwd")?;
+    copy("usr/share/base-passwd/group.master", "etc/group")?;
+    for (name, text) in
+        [("etc/hostname", "tofu\n"), ("etc/fstab", ""), ("etc/resolv.conf", ""), ("etc/mtab", "")]
+    {
+        let path = root.join(name);
+        fs::write(&path, text).on("write", &path)?;
+    }
+    let build = root.join("tofu-build");
+    fs::create_dir_all(&build).on("create", &build)?;
+    let script = build.join("configure");
+    fs::write(&script, CONFIGURE).on("write", &script)?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).on("write", &script)?;
+
+    let way = Way::find(progress)?;
+    let shell = run::find("sh").unwrap_or_else(|| "/bin/sh".into());
+    let Some(mut command) = way.command(&shell) else {
+        return bare(root, manifest, progress);
+    };
+    let kind = if way == Way::UserNamespace { "mapped" } else { "root" };
+    command.args(["-c", ENTER, "enter"]).arg(root).arg(kind);
+    let database = root.join("var/lib/dpkg/status");
+    let installed = || {
+        let status = fs::read_to_string(&database).unwrap_or_default();
+        let done = status.matches("\nStatus: install ok installed\n").count();
+        (done as u64, status.matches("\nStatus: ").count() as u64, status)
+    };
+    let total = installed().1;
+    let mut ticks = 0u32;
+    let output = run::run(command, "configuring packages", progress, || {
+        // dpkg notes its work in small files first, so this lags behind.
+        ticks += 1;
+        if ticks % 20 == 0 {
+            progress.update(Phase::Configure, installed().0, total);
+        }
+    })?;
+    for device in ["null", "zero", "full", "random", "urandom"] {
+        let _ = fs::remove_file(root.join("dev").join(device));
+    }
+    let (done, _, status) = installed();
+    progress.update(Phase::Configure, done, total);
+    if done == 0 || (!output.ok && output.stderr.contains("No space left")) {
+        return Err(run::failure(&output, "dpkg".into(), "configuring packages", root));
+    }
+    if done < total {
+        log::debug!("{}\n{}", output.stdout, output.stderr);
+        for name in unconfigured(&status) {
+            let text = format!("package {name} could not be set up on this host");
+            progress.note(&text);
+            manifest.notes.push(text);
+        }
+    }
+    Ok(())
+}
+
+/// Packages in a dpkg status file that are not installed in full.
+fn unconfigured(status: &str) -> Vec<String> {
+    let bad = |stanza: &str| {
+        let name = stanza.lines().find_map(|line| line.strip_prefix("Package: "))?;
+        let state = stanza.lines().find_map(|line| line.strip_prefix("Status: "))?;
+        (!state.ends_with(" installed")).then(|| name.to_owned())
+    };
+    status.split("\n\n").filter_map(bad).collect()
+}
+
+/// What can be set up without being root anywhere.
+fn bare(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result<()> {
+    let text = "this host allows neither root nor user namespaces: the packages' set-up scripts \
+                did not run, so names that are alternatives (awk, mpirun) are missing";
+    progress.note(text);
+    manifest.notes.push(text.into());
+    // Debian's ldconfig is static, so it runs on any host.
+    let mut command = run::command(&root.join("usr/sbin/ldconfig"));
+    command.arg("-r").arg(root);
+    run::must(command, "listing libraries", root, progress)?;
+    Ok(())
+}
+
+/// mke2fs of the host, or one in the cache.
+struct Tools {
+    mke2fs: PathBuf,
+    /// The root it came out of, if it is not the host's.
+    root: Option<PathBuf>,
+}
+
+impl Tools {
+    fn find(cache: &Cache, progress: &dyn Progress) -> Result<Self> {
+        if let Some(mke2fs) = run::find("mke2fs") {
+            return Ok(Self { mke2fs, root: None });
+        }
+        cache.make_part("tools", false, |folder, manifest| {
+            let apt = cache.apt(progress)?;
+            let debs = apt.closure(&["e2fsprogs"], apt::From::Release)?;
+            let files = apt.fetch(&debs, apt::From::Release)?;
+            apt.unpack(&files, &folder.join("root"))?;
+            manifest.packages = apt::packages(&debs, &files)?;
+            Ok(())
+        })?;
+        let root = cache.part_folder("tools").join("root");
+        Ok(Self { mke2fs: root.join("usr/sbin/mke2fs"), root: Some(root) })
+    }
+
+    /// Makes an ext4 image of the tree `from`.
+    fn make_image(&self, from: &Path, image: &Path, progress: &dyn Progress) -> Result<()> {
+        let (bytes, inodes) = measure(from)?;
+        // Guests write elsewhere, so there need be little room but for ext4's own data.
+        let blocks = (bytes + bytes / 10 + inodes * 300 + (16 << 20)) / 1024;
+        let mut words: Vec<OsString> = Vec::new();
+        if !rustix::process::geteuid().is_root() {
+            // mke2fs copies owners; where we are root, our files are root's.
+            if let (Some(unshare), Way::UserNamespace) =
+                (run::find("unshare"), Way::find(progress)?)
+            {
+                words.extend([unshare.into(), "--user".into(), "--map-root-user".into()]);
+            }
+        }
+        if let Some(root) = &self.root {
+            let libraries = root.join("usr/lib/x86_64-linux-gnu");
+            words.push(libraries.join("ld-linux-x86-64.so.2").into());
+            words.extend(["--library-path".into(), libraries.into()]);
+        }
+        words.push(self.mke2fs.clone().into());
+        let mut command = run::command(Path::new(&words[0]));
+        command
+            .args(&words[1..])
+            .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-L", LABEL])
+            .args(["-O", "^has_journal,^orphan_file", "-E", "root_owner=0:0"])
+            .arg("-N")
+            .arg((inodes + inodes / 20 + 100).to_string())
+            .arg("-d")
+            .arg(from)
+            .arg(image)
+            .arg(format!("{blocks}k"));
+        run::must(command, "making the root file system", image, progress)?;
+        Ok(())
+    }
+}
+
+/// The room that the files below a folder take, in bytes, and their number.
+fn measure(folder: &Path) -> Result<(u64, u64)> {
+    let (mut bytes, mut count) = (0, 0);
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next).on("read", &next)? {
+            let entry = entry.on("read", &next)?;
+            let data = entry.metadata().on("look at", &entry.path())?;
+            count += 1;
+            bytes += (data.size() / data.nlink().max(1)).next_multiple_of(4096);
+            if data.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+    }
+    Ok((bytes, count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_files_become_status_entries() {
+        let control = "Package: libc6\nVersion: 2.41\nArchitecture: amd64\nMulti-Arch: same\n\
+                       Description: x\n long\n .\n text\n";
+        let stanza = Stanza::parse(control);
+        assert_eq!(stanza.file_name, "libc6:amd64");
+        assert!(stanza.status.starts_with("Package: libc6\nStatus: install ok unpacked\nVersion"));
+        assert!(stanza.status.ends_with(" text\n\n"));
+        assert_eq!(Stanza::parse("Package: bash\nMulti-Arch: foreign\n").file_name, "bash");
+    }
+
+    #[test]
+    fn listings_become_paths() {
+        let listing = "drwxr-xr-x root/root         0 2025-01-01 10:00 ./\n\
+                       drwxr-xr-x root/root         0 2025-01-01 10:00 ./usr/bin/\n\
+                       -rwxr-xr-x root/root      1234 2025-01-01 10:00 ./usr/bin/a b\n\
+                       lrwxrwxrwx root/root         0 2025-01-01 10:00 ./bin -> usr/bin\n\
+                       hrwxr-xr-x root/root 0 2025-01-01 10:00 ./usr/bin/c link to ./usr/bin/d\n";
+        assert_eq!(paths_of(listing), "/.\n/usr/bin\n/usr/bin/a b\n/bin\n/usr/bin/c\n");
+    }
+
+    #[test]
+    fn packages_left_unconfigured_are_named() {
+        let status = "Package: a\nStatus: install ok installed\n\nPackage: b\n\
+                      Status: install ok half-configured\n\nPackage: c\n\
+                      Status: install ok unpacked\n\n";
+        assert_eq!(unconfigured(status), ["b", "c"]);
+    }
 }

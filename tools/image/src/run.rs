@@ -197,7 +197,11 @@ pub(crate) fn failure(
 pub(crate) fn last_words(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     let marked: Vec<&str> = lines()
-        .filter_map(|line| line.strip_prefix("E: ").or_else(|| line.strip_prefix("dpkg: error: ")))
+        .filter_map(|line| {
+            line.strip_prefix("E: ")
+                .or_else(|| line.strip_prefix("dpkg: error: "))
+                .or_else(|| line.starts_with("tar: ").then_some(line))
+        })
         .take(2)
         .collect();
     let mut words = if marked.is_empty() {
