@@ -224,9 +224,8 @@ impl<'a> Apt<'a> {
     fn lists_are_fresh(&self) -> bool {
         let changed = fs::metadata(self.stamp()).and_then(|data| data.modified());
         // A stamp of the future comes from a clock that was wrong: not fresh.
-        changed.is_ok_and(|at| {
-            SystemTime::now().duration_since(at).is_ok_and(|age| age < LISTS_AGE)
-        })
+        changed
+            .is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < LISTS_AGE))
     }
 
     fn mirror_error(&self, output: &run::Output) -> Error {

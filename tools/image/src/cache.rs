@@ -53,8 +53,7 @@ pub struct Image {
 
 impl Image {
     fn in_folder(folder: &Path, manifest: Manifest) -> Self {
-        let optional =
-            |name: &str| manifest.files.contains_key(name).then(|| folder.join(name));
+        let optional = |name: &str| manifest.files.contains_key(name).then(|| folder.join(name));
         Self {
             name: manifest.name.clone(),
             kernel_elf: folder.join("vmlinux"),
@@ -391,7 +390,8 @@ impl Cache {
         remove_folder(&old)?;
 
         let images = self.list()?;
-        let used: BTreeSet<&String> = images.iter().flat_map(|image| &image.manifest.parts).collect();
+        let used: BTreeSet<&String> =
+            images.iter().flat_map(|image| &image.manifest.parts).collect();
         let parts = self.folder.join("parts");
         for entry in fs::read_dir(&parts).on("read", &parts)?.flatten() {
             let key = entry.file_name().to_string_lossy().into_owned();

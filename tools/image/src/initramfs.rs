@@ -26,8 +26,21 @@ pub(crate) fn build(
     let mut archive = Archive::new();
     // Linux itself makes neither folders above a file nor a console.
     for folder in [
-        "bin", "sbin", "dev", "etc", "etc/tofu", "lib", "lib/modules", "root", "usr", "usr/bin",
-        "usr/sbin", "usr/local", "usr/local/bin", "usr/local/sbin", "usr/local/lib",
+        "bin",
+        "sbin",
+        "dev",
+        "etc",
+        "etc/tofu",
+        "lib",
+        "lib/modules",
+        "root",
+        "usr",
+        "usr/bin",
+        "usr/sbin",
+        "usr/local",
+        "usr/local/bin",
+        "usr/local/sbin",
+        "usr/local/lib",
         "usr/local/lib/tofu",
     ] {
         archive.folder(folder, if folder == "root" { 0o700 } else { 0o755 })?;
@@ -95,7 +108,10 @@ mod tests {
         assert_eq!(first, second);
         let has = |text: &[u8]| first.windows(text.len()).any(|window| window == text);
         for folder in ["kernel", "kernel/drivers", "kernel/drivers/vfio"] {
-            assert!(has(format!("\0lib/modules/6.12/{folder}\0").as_bytes()) || has(format!("lib/modules/6.12/{folder}\0").as_bytes()));
+            assert!(
+                has(format!("\0lib/modules/6.12/{folder}\0").as_bytes())
+                    || has(format!("lib/modules/6.12/{folder}\0").as_bytes())
+            );
         }
         assert!(has(b"usr/local/bin/tofu-agent\0"));
     }

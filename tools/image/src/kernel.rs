@@ -47,7 +47,9 @@ pub fn inspect(path: &Path, bytes: &[u8]) -> Result<Kind> {
         [b'0', b'7', b'0', b'7', b'0', ..] => {
             "it is a cpio archive (an initramfs?), not a bzImage or ELF file"
         }
-        [0x1f, 0x8b, ..] => "it is gzip-compressed data, not a bzImage or ELF file: unpack it first",
+        [0x1f, 0x8b, ..] => {
+            "it is gzip-compressed data, not a bzImage or ELF file: unpack it first"
+        }
         [0x28, 0xb5, 0x2f, 0xfd, ..] | [0xfd, b'7', b'z', b'X', b'Z', ..] => {
             "it is compressed data, not a bzImage or ELF file: unpack it first"
         }

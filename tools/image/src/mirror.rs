@@ -13,8 +13,17 @@ struct Source {
 /// Names that Debian gives its releases. A suite of another name belongs to another distribution,
 /// whose packages we do not want.
 const RELEASES: &[&str] = &[
-    "bullseye", "bookworm", "trixie", "forky", "duke", "sid", "oldoldstable", "oldstable",
-    "stable", "testing", "unstable",
+    "bullseye",
+    "bookworm",
+    "trixie",
+    "forky",
+    "duke",
+    "sid",
+    "oldoldstable",
+    "oldstable",
+    "stable",
+    "testing",
+    "unstable",
 ];
 
 /// Parses the one-line format (`sources.list`, `*.list`; sources.list(5)).
@@ -73,11 +82,7 @@ fn parse_stanzas(text: &str) -> Vec<Source> {
         let components = field("Components");
         for uri in field("URIs") {
             for suite in field("Suites") {
-                sources.push(Source {
-                    uri: uri.clone(),
-                    suite,
-                    components: components.clone(),
-                });
+                sources.push(Source { uri: uri.clone(), suite, components: components.clone() });
             }
         }
     }

@@ -99,13 +99,13 @@ impl Tree {
             return Ok(());
         }
         seen.push(name.into());
-        let path = self.files.get(name).ok_or_else(|| Error::NoModule {
-            name: name.into(),
-            release: self.release.clone(),
-        })?;
+        let path = self
+            .files
+            .get(name)
+            .ok_or_else(|| Error::NoModule { name: name.into(), release: self.release.clone() })?;
         let bytes = read(path)?;
-        let info = modinfo(&bytes)
-            .map_err(|reason| Error::Module { path: path.clone(), reason })?;
+        let info =
+            modinfo(&bytes).map_err(|reason| Error::Module { path: path.clone(), reason })?;
         for needed in &info.depends {
             self.visit(needed, seen, order)?;
         }
@@ -218,7 +218,8 @@ mod tests {
 
     /// An ELF object with nothing but a `.modinfo` section.
     fn object(info: &[&str]) -> Vec<u8> {
-        let data: Vec<u8> = info.iter().flat_map(|text| [text.as_bytes(), b"\0"].concat()).collect();
+        let data: Vec<u8> =
+            info.iter().flat_map(|text| [text.as_bytes(), b"\0"].concat()).collect();
         let names = b"\0.modinfo\0.shstrtab\0";
         let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         for field in [1u16, 62] {
@@ -240,7 +241,7 @@ mod tests {
         {
             file.extend_from_slice(&name.to_le_bytes());
             file.extend_from_slice(&kind.to_le_bytes());
-            for field in [0u64, 0, offset as u64, size as u64, 0, 1, 1, 0] {
+            for field in [0u64, 0, offset as u64, size as u64, 0, 1, 0] {
                 file.extend_from_slice(&field.to_le_bytes());
             }
         }

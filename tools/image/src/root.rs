@@ -21,11 +21,18 @@ use crate::progress::{Phase, Progress};
 use crate::run;
 
 /// In every root, beside Debian's essential packages.
-const BASE: &[&str] = &["iproute2", "iputils-ping", "kmod", "pciutils", "procps"];
+const BASE: &[&str] = &["iproute2", "iputils-ping", "kmod", "mount", "pciutils", "procps"];
 /// What a guest has no use for.
 const WASTE: &[&str] = &[
-    "tofu-build", "usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info",
-    "usr/share/lintian", "usr/share/bug", "var/cache/apt", "var/lib/apt/lists",
+    "tofu-build",
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/info",
+    "usr/share/lintian",
+    "usr/share/bug",
+    "var/cache/apt",
+    "var/lib/apt/lists",
 ];
 /// The file system's label, by which init finds the disk.
 const LABEL: &str = "tofu-root";
@@ -33,11 +40,8 @@ const LABEL: &str = "tofu-root";
 const CONFIGURE: &str = include_str!("../init/configure");
 const ENTER: &str = include_str!("../init/enter");
 /// Changes with what is done to the packages.
-pub(crate) const RECIPE: &str = concat!(
-    "1\n",
-    include_str!("../init/configure"),
-    include_str!("../init/enter")
-);
+pub(crate) const RECIPE: &str =
+    concat!("2\n", include_str!("../init/configure"), include_str!("../init/enter"));
 
 /// How the packages' scripts can be run on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,12 +145,7 @@ pub(crate) fn part(
 }
 
 /// Unpacks packages and enters them in the dpkg database of `root`.
-fn unpack(
-    apt: &Apt<'_>,
-    files: &[PathBuf],
-    root: &Path,
-    progress: &dyn Progress,
-) -> Result<()> {
+fn unpack(apt: &Apt<'_>, files: &[PathBuf], root: &Path, progress: &dyn Progress) -> Result<()> {
     let database = root.join("var/lib/dpkg");
     let info = database.join("info");
     let build = root.join("tofu-build");

@@ -22,7 +22,9 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path)
         .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from))
         .map(|folder| folder.join(name))
-        .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
+        .find(|file| {
+            rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file()
+        })
 }
 
 /// A command of `program` that the kernel ends when this process dies, by whatever way, if the

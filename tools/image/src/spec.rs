@@ -190,8 +190,7 @@ impl Spec {
     pub fn with<S: AsRef<str>>(mut self, packages: impl IntoIterator<Item = S>) -> Result<Self> {
         for package in packages {
             let package = package.as_ref();
-            let fit =
-                |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
+            let fit = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
             let first = package.starts_with(|c: char| c.is_ascii_alphanumeric());
             if package.len() < 2 || package.len() > 128 || !first || !package.chars().all(fit) {
                 return Err(Error::Invalid {
@@ -295,8 +294,7 @@ mod tests {
     #[test]
     fn fingerprints_tell_specs_apart() {
         let plain = || Spec::new("a").unwrap();
-        let program =
-            |name: &str, bytes: &[u8]| Program::new(name, bytes.to_vec()).unwrap();
+        let program = |name: &str, bytes: &[u8]| Program::new(name, bytes.to_vec()).unwrap();
         let specs = [
             plain(),
             plain().kernel(Kernel::Generic),
