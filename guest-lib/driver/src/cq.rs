@@ -253,6 +253,8 @@ pub struct Cq<P: Platform> {
     slots: Vec<Slot>,
     /// [`RingIndex::count`] just after the last direct descriptor.
     direct_end: u64,
+    /// Header of the first order that the device must not see yet, and its count.
+    held: Option<(u64, Header1)>,
     /// Next notice to read.
     receive: RingIndex,
     /// Notices that the device knows to be consumed.
@@ -318,6 +320,7 @@ impl<P: Platform> Cq<P> {
             reap: RingIndex::new(orders),
             slots: vec![Slot { cookie: 0, silent: false }; orders as usize],
             direct_end: 0,
+            held: None,
             receive: RingIndex::new(notices),
             full_pointer: 0,
             armed: true,
@@ -448,6 +451,26 @@ impl<P: Platform> Cq<P> {
         self.tables.register(self.device.platform(), ranges, page, access, wanted)
     }
 
+    /// Like [`Cq::register`] for one contiguous range, under a given STag and such that the
+    /// range's first byte has the given offset.
+    ///
+    /// Whoever knows the STag reaches, besides the range, what lies in front of it in the pages
+    /// that hold its first byte, as far back as offset 0.
+    ///
+    /// # Errors
+    ///
+    /// See [`StagError`]. The offset must be the range's address modulo 256.
+    pub fn register_at(
+        &mut self,
+        range: MemoryRange,
+        page: PageSize,
+        access: Access,
+        stag: u32,
+        offset: u64,
+    ) -> Result<Stag, StagError> {
+        self.tables.register_at(self.device.platform(), range, page, access, stag, offset)
+    }
+
     /// Takes an STag's memory back: disables its entries and empties the device's translation
     /// cache. When it returns, the device uses the memory no more.
     ///
@@ -494,7 +517,38 @@ impl<P: Platform> Cq<P> {
         for (i, descriptor) in descriptors.iter().enumerate().rev() {
             self.write_order(first + i as u64, *descriptor);
         }
+        self.release();
         Ok(())
+    }
+
+    /// Puts a command into the transmit order queue, but keeps it and all that is posted so
+    /// after it from the device until the next command is posted in another way. A doorbell
+    /// alone does not start them.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`] if there is no room.
+    pub fn post_delayed(&mut self, order: &Order, cookie: u64) -> Result<(), Full> {
+        let descriptors = order.descriptors();
+        let first = self.claim(descriptors.len(), cookie)?;
+        for (i, descriptor) in descriptors.iter().enumerate().rev() {
+            let count = first + i as u64;
+            if i == 0 && self.held.is_none() {
+                // The device stops at this entry as long as it is blank.
+                self.write_operands(count, descriptor);
+                self.held = Some((count, descriptor.header1()));
+            } else {
+                self.write_order(count, *descriptor);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the device have what [`Cq::post_delayed`] kept from it.
+    fn release(&mut self) {
+        if let Some((count, header)) = self.held.take() {
+            self.write_header(count, header);
+        }
     }
 
     /// Tells the device that there are commands. One doorbell is enough for any number.
@@ -529,6 +583,7 @@ impl<P: Platform> Cq<P> {
         let descriptors = order.descriptors();
         let n = descriptors.len();
         let first = self.claim(n, cookie)?;
+        self.release();
         self.direct_end = self.post.count();
         let direct = |h: Header1| h.with_source_type(source_type::DIRECT);
         // The queue's entries keep the places, so that the command has its turn and its
@@ -575,15 +630,24 @@ impl<P: Platform> Cq<P> {
 
     /// Writes the descriptor into its slot and makes it valid.
     fn write_order(&self, count: u64, descriptor: Descriptor) {
+        self.write_operands(count, &descriptor);
+        // The first word still has the last lap's flip bit and so is blank until here. One
+        // store brings the command and its flip bit, after all that is to be seen with it.
+        self.write_header(count, descriptor.header1());
+    }
+
+    fn write_operands(&self, count: u64, descriptor: &Descriptor) {
         let at = self.slot(count) * DESC_SIZE;
-        let [header, a, b, c] = descriptor.with_flip(self.flip(count)).0;
+        let [_, a, b, c] = descriptor.0;
         let toq = &self.rings.toq;
         toq.store_u64(at + 8, a, Ordering::Relaxed);
         toq.store_u64(at + 16, b, Ordering::Relaxed);
         toq.store_u64(at + 24, c, Ordering::Relaxed);
-        // The first word still has the last lap's flip bit and so is blank until here. One
-        // store brings the command and its flip bit, after all that is to be seen with it.
-        toq.store_u64(at, header, Ordering::Release);
+    }
+
+    fn write_header(&self, count: u64, header: Header1) {
+        let header = header.with_flip(self.flip(count));
+        self.rings.toq.store_u64(self.slot(count) * DESC_SIZE, header.0, Ordering::Release);
     }
 
     /// Whether the commands before `count` are complete, reaped or not.
@@ -718,6 +782,9 @@ impl<P: Platform> Cq<P> {
             // is clear still and the register need not be touched.
             if self.interrupts != 0 && !self.armed {
                 self.irq().clear(ACKNOWLEDGES);
+                // A write may be posted, and arrive after the look: then it would take away the
+                // request of an entry that the look has missed. A read overtakes no write.
+                self.irq().pending();
                 self.armed = true;
             }
             if let Some(found) = poll(self) {
