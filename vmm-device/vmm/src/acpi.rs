@@ -330,9 +330,9 @@ mod tests {
         let fadt = find(&tables, b"FACP");
         assert_eq!(word(fadt, 40), quad(fadt, 140), "both pointers name the DSDT");
         assert_eq!(u16::from_le_bytes([fadt[46], fadt[47]]), layout::SCI_IRQ as u16);
-        assert_eq!(word(fadt, 56), layout::PORT_PM1_EVENT.into());
-        assert_eq!(word(fadt, 64), layout::PORT_PM1_CONTROL.into());
-        assert_eq!(word(fadt, 76), layout::PORT_PM_TIMER.into());
+        assert_eq!(word(fadt, 56), u64::from(layout::PORT_PM1_EVENT));
+        assert_eq!(word(fadt, 64), u64::from(layout::PORT_PM1_CONTROL));
+        assert_eq!(word(fadt, 76), u64::from(layout::PORT_PM_TIMER));
         // The reset register: an 8-bit I/O port, and the value.
         assert_eq!((&fadt[116..119], quad(fadt, 120)), ([1, 8, 0].as_slice(), 0xcf9));
         assert_eq!(fadt[128], RESET_VALUE);
@@ -347,7 +347,7 @@ mod tests {
         for vcpus in [1, 2, 16] {
             let tables = tables(vcpus, MMIO64);
             let madt = find(&tables, b"APIC");
-            assert_eq!(word(madt, 36), layout::LAPIC_START.into());
+            assert_eq!(word(madt, 36), u64::from(layout::LAPIC_START));
             let (mut at, mut cpus, mut ioapics) = (44, Vec::new(), Vec::new());
             while at < madt.len() {
                 let entry = &madt[at..at + usize::from(madt[at + 1])];

@@ -20,7 +20,7 @@ pub(crate) type LineSink = Arc<dyn Fn(&str) + Send + Sync>;
 pub(crate) type ByteSink = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
 /// Input kept for a guest that does not read it, in bytes.
-const INPUT_MAX: usize = 64 << 10;
+const INPUT_MAX: usize = 4 << 10;
 
 /// A 16550 whose output is collected into lines.
 pub(crate) struct SerialPort {

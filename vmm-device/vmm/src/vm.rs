@@ -403,7 +403,7 @@ impl Life {
 pub struct ConsoleInput(Arc<Bus>);
 
 impl std::io::Write for ConsoleInput {
-    /// Takes as much as there is room for: 64 KiB wait for a guest that does not
+    /// Takes as much as there is room for: 4 KiB wait for a guest that does not
     /// read. Never waits.
     ///
     /// # Errors

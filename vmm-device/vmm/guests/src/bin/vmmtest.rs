@@ -30,6 +30,8 @@ fn main() -> i32 {
         Some("triple-fault") => triple_fault(),
         Some("unemulated") => unemulated(),
         Some("reset") => reset(),
+        Some("power-off") => power_off(),
+        Some("echo") => echo(),
         Some("hang") => hang(),
         Some("sleep") => sleep(),
         Some("memory") => memory(),
@@ -110,6 +112,55 @@ fn reset() -> i32 {
     unsafe {
         asm!("lea rax, [2f]", "int3", "2: mov al, 0xfe", "out 0x64, al", "hlt", options(noreturn),);
     }
+}
+
+/// What Linux does last, on a machine with ACPI: sleep type 5 and the sleep bit.
+fn power_off() -> i32 {
+    // SAFETY: ends the machine.
+    unsafe {
+        asm!(
+            "lea rax, [2f]", "int3",
+            "2: mov dx, 0x604", "mov ax, 0x3400", "out dx, ax", "hlt",
+            options(noreturn),
+        );
+    }
+}
+
+/// Reads the serial port until a line ends, and prints how long that line is and
+/// its sum.
+fn echo() -> i32 {
+    println!("reading");
+    let (mut count, mut sum) = (0u64, 0u64);
+    loop {
+        match serial_read() {
+            None => core::hint::spin_loop(),
+            Some(b'\n') => break,
+            Some(byte) => {
+                count += 1;
+                sum += u64::from(byte);
+            }
+        }
+    }
+    println!("{count} bytes, sum {sum}");
+    0
+}
+
+/// A received byte, if there is one.
+fn serial_read() -> Option<u8> {
+    let (status, byte): (u32, u32);
+    // SAFETY: as in `port`; reads the line status, and the data if it says so.
+    unsafe {
+        asm!(
+            "lea rax, [2f]", "int3", "jmp 4f",
+            "2: mov dx, 0x3fd", "in al, dx", "movzx ecx, al", "and ecx, 1", "jz 3f",
+            "mov dx, 0x3f8", "in al, dx",
+            "3: movzx esi, al", "iretq",
+            "4:",
+            out("rax") _, out("rdx") _, lateout("ecx") status, lateout("esi") byte,
+            options(nostack),
+        );
+    }
+    (status != 0).then_some(byte as u8)
 }
 
 fn hang() -> ! {
