@@ -151,8 +151,15 @@ const VIRTIO: &[Entry] = &[
     (libc::SYS_shutdown, &[]),
 ];
 
-/// A client that comes and goes, and its memory.
+/// The events that a client rings doorbells with are read without being trusted not to block.
+const ENGINE: &[Entry] = &[(libc::SYS_preadv2, &[])];
+
+/// A client that comes and goes, and its memory: files that must have been sealed.
 const VFIO_USER: &[Entry] = &[
+    (libc::SYS_fcntl, &[Is(1, libc::F_SETFL as u64)]),
+    (libc::SYS_fcntl, &[Is(1, libc::F_GET_SEALS as u64)]),
+    (libc::SYS_fcntl, &[Is(1, libc::F_ADD_SEALS as u64)]),
+    (libc::SYS_fstatfs, &[]),
     (libc::SYS_accept4, &[]),
     (libc::SYS_recvmsg, &[]),
     (libc::SYS_sendmsg, &[]),
@@ -254,10 +261,10 @@ fn allowed(role: Role) -> Vec<&'static [Entry]> {
     let mut lists: Vec<&'static [Entry]> = vec![EVERYWHERE];
     match role {
         Role::Vcpu => lists.extend([REFUSED, VCPU, KVM_VCPU, KVM_DEVICES]),
-        Role::Engine => lists.extend([REFUSED, EVENTS, KVM_DEVICES]),
+        Role::Engine => lists.extend([REFUSED, EVENTS, ENGINE, KVM_DEVICES]),
         Role::Virtio => lists.extend([REFUSED, EVENTS, VIRTIO]),
-        Role::VfioUser => lists.extend([REFUSED, EVENTS, VFIO_USER]),
-        Role::Main => lists.extend([EVENTS, VFIO_USER, MAIN]),
+        Role::VfioUser => lists.extend([REFUSED, EVENTS, ENGINE, VFIO_USER]),
+        Role::Main => lists.extend([EVENTS, ENGINE, VFIO_USER, MAIN]),
     }
     lists
 }

@@ -57,22 +57,13 @@ fn dies(role: Role, what: &str, call: &str, number: libc::c_long) {
     assert!(errors.ends_with(&line), "{what}: {errors}");
 }
 
-fn filters() -> bool {
+/// Whether this host has what test `name` needs.
+fn filters(name: &str) -> bool {
     let support = Support::probe().seccomp;
     if let Err(reason) = &support {
-        println!("SKIP filters: {reason}");
+        eprintln!("SKIP {name}: {reason}");
     }
     support.is_ok()
-}
-
-fn landlock() -> Option<u32> {
-    match Support::probe().landlock {
-        Ok(abi) => Some(abi),
-        Err(reason) => {
-            println!("SKIP files: {reason}");
-            None
-        }
-    }
 }
 
 fn call(number: libc::c_long, args: [usize; 3]) -> io::Result<libc::c_long> {
@@ -87,7 +78,6 @@ fn call(number: libc::c_long, args: [usize; 3]) -> io::Result<libc::c_long> {
 #[ignore = "runs in child processes of the other tests"]
 fn child() {
     let Ok(task) = std::env::var("TOFU_SANDBOX_TASK") else {
-        println!("SKIP child: no task");
         return;
     };
     let folder = PathBuf::from(std::env::var("TOFU_SANDBOX_FOLDER").unwrap());
@@ -215,7 +205,7 @@ fn ordinary(fd: &EventFd) {
 
 #[test]
 fn every_role_may_do_what_all_threads_do() {
-    if !filters() {
+    if !filters("every_role_may_do_what_all_threads_do") {
         return;
     }
     for role in Role::ALL {
@@ -226,7 +216,7 @@ fn every_role_may_do_what_all_threads_do() {
 
 #[test]
 fn each_role_may_do_its_work() {
-    if !filters() {
+    if !filters("each_role_may_do_its_work") {
         return;
     }
     for task in [
@@ -258,7 +248,7 @@ fn each_role_may_do_its_work() {
 /// The run-time library looks at files at times, and copes with not getting them.
 #[test]
 fn files_are_refused_without_ado() {
-    if !filters() {
+    if !filters("files_are_refused_without_ado") {
         return;
     }
     for role in Role::ALL.into_iter().filter(|role| *role != Role::Main) {
@@ -269,7 +259,7 @@ fn files_are_refused_without_ado() {
 
 #[test]
 fn what_leads_out_ends_the_process() {
-    if !filters() {
+    if !filters("what_leads_out_ends_the_process") {
         return;
     }
     for role in Role::ALL {
@@ -294,7 +284,7 @@ fn what_leads_out_ends_the_process() {
 
 #[test]
 fn threads_may_not_do_what_main_may() {
-    if !filters() {
+    if !filters("threads_may_not_do_what_main_may") {
         return;
     }
     for role in Role::ALL.into_iter().filter(|role| *role != Role::Main) {
@@ -324,7 +314,7 @@ fn threads_may_not_do_what_main_may() {
 /// A thread that has not entered a role is not concerned by those that have.
 #[test]
 fn other_threads_stay_free() {
-    if !filters() {
+    if !filters("other_threads_stay_free") {
         return;
     }
     let sandbox = Arc::new(Sandbox::new(Policy::new()).unwrap());
@@ -399,7 +389,8 @@ fn files(what: &str, folder: &Path) {
 
 #[test]
 fn files_stay_closed() {
-    if landlock().is_none() {
+    if let Err(reason) = Support::probe().landlock {
+        eprintln!("SKIP files_stay_closed: {reason}");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
