@@ -10,6 +10,7 @@ use core::mem;
 use core::sync::atomic::Ordering;
 
 use tofu_abi::StagOffset;
+use tofu_abi::addr::OFFSET_BITS;
 use tofu_abi::table::{
     IPA_BITS, MEMORY_BLOCK_ENTRY_SIZE, MemoryBlock, PAGE_ENTRY_SIZE, PageEntry, PageSize,
     STEERING_ENTRY_SIZE, Steering, TABLE_ALIGN,
@@ -101,6 +102,9 @@ pub enum StagError {
     },
     /// An address does not fit into a table: tables hold 40 bits.
     Address(u64),
+    /// The memory cannot have this offset: it differs from the address in the lowest eight bits,
+    /// or the end would be beyond 40 bits.
+    Offset(u64),
     /// No memory for the page table.
     Memory(DmaError),
     /// The translation cache did not get empty. The STag stays taken, because the device
@@ -118,6 +122,7 @@ impl fmt::Display for StagError {
             Self::Empty => f.write_str("no memory to register"),
             Self::NotPages { range } => write!(f, "memory range {range} is not made of pages"),
             Self::Address(addr) => write!(f, "address {addr:#x} is beyond {IPA_BITS} bits"),
+            Self::Offset(offset) => write!(f, "memory cannot start at offset {offset:#x}"),
             Self::Memory(e) => e.fmt(f),
             Self::Flush(e) => e.fmt(f),
         }
@@ -197,9 +202,37 @@ impl<P: Platform> Tables<P> {
     ) -> Result<Stag, StagError> {
         let layout = Layout::new(ranges, page)?;
         let stag = self.choose(wanted)?;
+        self.fill(platform, ranges, page, access, stag, layout)
+    }
+
+    /// The same for one range, whose first byte gets a given offset.
+    pub(crate) fn register_at(
+        &mut self,
+        platform: &P,
+        range: MemoryRange,
+        page: PageSize,
+        access: Access,
+        stag: u32,
+        offset: u64,
+    ) -> Result<Stag, StagError> {
+        let layout = Layout::at(range, page, offset)?;
+        let stag = self.choose(Some(stag))?;
+        self.fill(platform, &[range], page, access, stag, layout)
+    }
+
+    fn fill(
+        &mut self,
+        platform: &P,
+        ranges: &[MemoryRange],
+        page: PageSize,
+        access: Access,
+        stag: u32,
+        layout: Layout,
+    ) -> Result<Stag, StagError> {
         let size = (layout.pages * PAGE_ENTRY_SIZE) as usize;
         let table = platform.alloc_dma(size, TABLE_ALIGN as usize).map_err(StagError::Memory)?;
-        let mut index = 0;
+        // Buffers are zeroed: the entries in front of the first page stay disabled.
+        let mut index = (layout.skipped * PAGE_ENTRY_SIZE) as usize;
         for range in ranges {
             let mut addr = range.addr & !(page.bytes() - 1);
             while addr < range.addr + range.len {
@@ -259,10 +292,13 @@ impl<P: Platform> Tables<P> {
 /// How a list of ranges lies in pages.
 #[derive(Debug, PartialEq, Eq)]
 struct Layout {
+    /// Entries of the page table.
     pages: u64,
+    /// Entries in front of the first page.
+    skipped: u64,
     /// Start of the address space in the memory block.
     mbva: u64,
-    /// Offset of the first byte in the address space, below [`MBVA_UNIT`].
+    /// Offset of the first byte in the address space.
     offset: u64,
     len: u64,
 }
@@ -288,6 +324,20 @@ impl Layout {
         let start = ranges.first().ok_or(StagError::Empty)?.addr & mask;
         // Peers can reach at most 255 bytes in front of the memory: a steering entry has no
         // finer start.
-        Ok(Self { pages, mbva: start & !(MBVA_UNIT - 1), offset: start % MBVA_UNIT, len })
+        let (mbva, offset) = (start & !(MBVA_UNIT - 1), start % MBVA_UNIT);
+        Ok(Self { pages, skipped: 0, mbva, offset, len })
+    }
+
+    /// The layout in which the first byte of `range` has a given offset.
+    fn at(range: MemoryRange, page: PageSize, offset: u64) -> Result<Self, StagError> {
+        let plain = Self::new(&[range], page)?;
+        let fits = offset.checked_add(range.len).is_some_and(|end| end <= 1 << OFFSET_BITS);
+        if !fits || offset % MBVA_UNIT != range.addr % MBVA_UNIT {
+            return Err(StagError::Offset(offset));
+        }
+        // In the memory block the byte must have its place in its page.
+        let mbva = range.addr.wrapping_sub(offset) & (page.bytes() - 1);
+        let skipped = (mbva + offset) >> page.bits();
+        Ok(Self { pages: plain.pages + skipped, skipped, mbva, offset, len: range.len })
     }
 }

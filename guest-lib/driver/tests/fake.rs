@@ -316,6 +316,35 @@ fn table_entries_are_the_golden_words() {
 }
 
 #[test]
+fn memory_can_be_given_an_offset() {
+    let (fake, mut cq) = open();
+    let range = MemoryRange { addr: 0x12_3401_1234, len: 0x1_0000 };
+    let access = Access::ReadWrite;
+    let stag = cq.register_at(range, PageSize::Size4K, access, 7, 0xf234).unwrap();
+    assert_eq!(stag.at(1), StagOffset::new(CQ, 7, 0xf235));
+    let steering = fake.memory_at(CqsReg::SteeringTableIpa);
+    // (address - offset) modulo the page size is where the address space starts.
+    assert_eq!([steering.word(14), steering.word(15)], [0x0007_0000_0000_0080, 0x1_f234]);
+    let blocks = fake.memory_at(CqsReg::MemoryBlockTableIpa);
+    let pages = fake.with(|s| s.memory.last().unwrap().clone());
+    assert_eq!(blocks.word(15), 0xf + 17);
+    assert_eq!([pages.word(0xe), pages.word(0xf)], [0, 0x12_3401_1080]);
+    assert_eq!(pages.word(0xf + 16), 0x12_3402_1080);
+
+    let stag = cq.register_at(range, PageSize::Size2M, access, 8, 0x34).unwrap();
+    assert_eq!(stag.at(0), StagOffset::new(CQ, 8, 0x34));
+    let [word, len] = [steering.word(16), steering.word(17)];
+    assert_eq!([word, len], [0x0008_0000_0001_1280, 0x1_0034]);
+
+    let bad = cq.register_at(range, PageSize::Size4K, access, 9, 0x35);
+    assert_eq!(bad, Err(StagError::Offset(0x35)));
+    let bad = cq.register_at(range, PageSize::Size4K, access, 9, (1 << 40) - 0xcc);
+    assert_eq!(bad, Err(StagError::Offset((1 << 40) - 0xcc)));
+    let taken = cq.register_at(range, PageSize::Size4K, access, 7, 0x34);
+    assert_eq!(taken, Err(StagError::InUse(7)));
+}
+
+#[test]
 fn stags_are_given_out_once_and_taken_back() {
     let fake = Fake::new();
     let device = Device::probe(fake.clone()).unwrap();
@@ -382,6 +411,25 @@ fn posting_fills_the_ring_over_laps_and_stops_when_full() {
     fake.take_writes();
     cq.doorbell();
     assert_eq!(fake.take_writes(), [(cq_reg(CqReg::FetchStart), 1)]);
+}
+
+#[test]
+fn delayed_commands_stay_hidden_until_the_next_one() {
+    let (fake, mut cq) = open();
+    let toq = fake.memory_at(CqsReg::ToqIpa);
+    let two = Order::cswap8(Target::new(NODE, 1), StagOffset::new(0, 1, 8), 3, 4);
+    let flip = |slot: usize| toq.word(slot * 4) & 0x80 != 0;
+    cq.post_delayed(&two, 0).unwrap();
+    cq.post_delayed(&Order::nop(), 1).unwrap();
+    assert!(!flip(0), "the device stops at a blank entry");
+    assert_eq!(toq.word(1), 4, "but the entry is there");
+    assert_eq!(cq.free_slots(), 2048 - 3);
+    cq.post(&Order::nop(), 2).unwrap();
+    assert!((0..4).all(flip) && !flip(4));
+    cq.post_delayed(&Order::nop(), 3).unwrap();
+    assert!(!flip(4));
+    cq.post_direct(&Order::nop(), 4).unwrap();
+    assert!((0..6).all(flip));
 }
 
 #[test]
