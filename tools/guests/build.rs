@@ -1,7 +1,8 @@
 //! Link arguments of bare-metal programs.
 
 fn main() {
-    let script = std::env::var("DEP_TOFU_BARE_LINKER_SCRIPT").expect("tofu-bare sets it");
+    // Without the feature `bare` there is no tofu-bare, and Linux programs link as usual.
+    let Ok(script) = std::env::var("DEP_TOFU_BARE_LINKER_SCRIPT") else { return };
     println!("cargo::rerun-if-changed={script}");
     for arg in ["-nostartfiles", "-static", "-no-pie", "-Wl,--build-id=none"] {
         println!("cargo::rustc-link-arg-bins={arg}");

@@ -88,6 +88,30 @@ impl BarePlatform {
         assert!(offset < BAR0_SIZE && offset.is_multiple_of(8), "no register at {offset:#x}");
         self.registers + offset as usize
     }
+
+    fn any_address(&self, offset: u64) -> usize {
+        assert!(offset <= BAR0_SIZE - 8, "no register at {offset:#x}");
+        self.registers + offset as usize
+    }
+
+    /// Reads 8 bytes of BAR 0 wherever they are: for tests of the device, as registers are at
+    /// multiples of 8.
+    pub fn bar0_read64_unaligned(&self, offset: u64) -> u64 {
+        // SAFETY: within the device's mapped registers, whose reads have no effect on memory.
+        unsafe { mmio::read64(self.any_address(offset)) }
+    }
+
+    /// Reads 4 bytes of BAR 0, as [`BarePlatform::bar0_read64_unaligned`].
+    pub fn bar0_read32(&self, offset: u64) -> u32 {
+        // SAFETY: as there.
+        unsafe { mmio::read32(self.any_address(offset)) }
+    }
+
+    /// Writes 4 bytes of BAR 0, as [`BarePlatform::bar0_read64_unaligned`].
+    pub fn bar0_write32(&self, offset: u64, value: u32) {
+        // SAFETY: as in `bar0_write64`.
+        unsafe { mmio::write32(self.any_address(offset), value) };
+    }
 }
 
 impl Platform for BarePlatform {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tofu_abi::table::IPA_BITS;
 use tofu_driver::{DmaBuffer, DmaError};
-use vfio_ioctls::{VfioError, VfioOps};
+use vfio_ioctls::{VfioDevice, VfioError, VfioOps};
 use vm_memory::{AtomicInteger, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::free::FreeList;
@@ -67,6 +67,8 @@ pub enum MapError {
 /// The address space that the IOMMU gives the device.
 pub(crate) struct Space {
     ops: Arc<dyn VfioOps>,
+    /// Stays open as long as there are mappings: with its device, a container loses them.
+    _device: Option<Arc<VfioDevice>>,
     page: u64,
     free: Mutex<FreeList>,
 }
@@ -76,8 +78,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Space {
-    pub(crate) fn new(ops: Arc<dyn VfioOps>, info: &Info) -> Self {
-        Self { ops, page: info.page, free: Mutex::new(free_addresses(info)) }
+    /// The address space of `device`, which `ops` maps memory for.
+    pub(crate) fn new(ops: Arc<dyn VfioOps>, device: Option<Arc<VfioDevice>>, info: &Info) -> Self {
+        let free = Mutex::new(free_addresses(info));
+        Self { ops, _device: device, page: info.page, free }
     }
 
     /// Maps whole pages for the device, at `phase` above a multiple of `align`.
@@ -502,7 +506,7 @@ mod tests {
         let fake = Arc::new(fake);
         let info = Info { page: 4096, ranges: vec![(0, 0xfedf_ffff), (0xfef0_0000, u64::MAX)] };
         let ops: Arc<dyn VfioOps> = Arc::clone(&fake) as _;
-        (Pool::new(Space::new(ops, &info)), fake)
+        (Pool::new(Space::new(ops, None, &info)), fake)
     }
 
     fn pool() -> (Pool, Arc<Fake>) {

@@ -30,8 +30,8 @@ const IOMMU: &str = "/dev/iommu";
 
 /// A Tofu device that this process drives through VFIO.
 ///
-/// It has the device for itself. Buffers may outlive it; when it is dropped, the kernel resets
-/// the device, so that nothing writes to them any more.
+/// It has the device for itself. When it and all memory that came from it are dropped, the kernel
+/// resets the device.
 pub struct VfioPlatform {
     bdf: Bdf,
     // Ends before what its handlers use.
@@ -102,8 +102,8 @@ impl VfioPlatform {
             events: Mutex::new(None),
             interrupts: Interrupts::new(&device),
             registers,
+            memory: Pool::new(Space::new(ops, Some(Arc::clone(&device)), &info)),
             device,
-            memory: Pool::new(Space::new(ops, &info)),
             start: Instant::now(),
         })
     }
@@ -201,13 +201,18 @@ impl VfioPlatform {
         }
     }
 
-    /// Reads 4 bytes of BAR 0: a half of a register, which no driver needs, but which a test may
-    /// want to.
+    /// Reads 8 bytes of BAR 0 wherever they are: for tests of the device, as registers are at
+    /// multiples of 8.
+    pub fn bar0_read64_unaligned(&self, offset: u64) -> u64 {
+        self.registers.read64(offset)
+    }
+
+    /// Reads 4 bytes of BAR 0, as [`VfioPlatform::bar0_read64_unaligned`].
     pub fn bar0_read32(&self, offset: u64) -> u32 {
         self.registers.read32(offset)
     }
 
-    /// Writes 4 bytes of BAR 0. As [`VfioPlatform::bar0_read32`].
+    /// Writes 4 bytes of BAR 0, as [`VfioPlatform::bar0_read64_unaligned`].
     pub fn bar0_write32(&self, offset: u64, value: u32) {
         self.registers.write32(offset, value);
     }

@@ -5,10 +5,27 @@
 //!
 //! Command line: `shape=` and `torus=` tell the machine (see [`tofu_driver::topology`]),
 //! `nodes=N` that only the first N nodes run programs, `wait=irq` (the default) or
-//! `wait=poll` how to wait.
-#![no_std]
+//! `wait=poll` how to wait, `json=1` that results are wanted as a line of JSON.
+//!
+//! The programs run without an operating system (feature `bare`, the default) or as Linux
+//! programs (feature `linux`). What differs is behind [`entry!`], [`println!`], [`option`],
+//! [`now_ns`], [`find_device`], [`NodePlatform`] and [`NodeBuffer`]; nodes of both kinds work
+//! together.
+#![cfg_attr(not(feature = "linux"), no_std)]
 
 extern crate alloc;
+
+#[cfg(not(feature = "linux"))]
+mod bare;
+#[cfg(feature = "linux")]
+mod linux;
+mod results;
+
+#[cfg(not(feature = "linux"))]
+pub use crate::bare::*;
+#[cfg(feature = "linux")]
+pub use crate::linux::*;
+pub use crate::results::{Hundredths, Latencies, Table};
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -19,8 +36,6 @@ use tofu_abi::desc::ArmwOp;
 use tofu_abi::irq::cqs::{MRQ_WRITE_ACKNOWLEDGE, TCQ_WRITE_ACKNOWLEDGE};
 use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, StagOffset, rcode};
-use tofu_bare::platform::{BareBuffer, BarePlatform};
-use tofu_bare::{irq, option, println, time};
 use tofu_driver::topology::Shape;
 use tofu_driver::{
     Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target,
@@ -72,6 +87,19 @@ impl<E: core::error::Error> From<E> for Error {
     }
 }
 
+/// Prints. Output is collected and sent a line at a time.
+#[macro_export]
+macro_rules! print {
+    ($($arg:tt)*) => { $crate::print_args(::core::format_args!($($arg)*)) };
+}
+
+/// Prints a line.
+#[macro_export]
+macro_rules! println {
+    () => { $crate::print!("\n") };
+    ($($arg:tt)*) => { $crate::print!("{}\n", ::core::format_args!($($arg)*)) };
+}
+
 /// An [`Error`] from a format string.
 #[macro_export]
 macro_rules! fail {
@@ -90,7 +118,7 @@ pub fn exit_code(result: Result<(), Error>) -> i32 {
     match result {
         Ok(()) => 0,
         Err(error) => {
-            tofu_bare::println!("FAILED: {error}");
+            println!("FAILED: {error}");
             1
         }
     }
@@ -108,16 +136,26 @@ pub fn number(name: &str, default: u64) -> Result<u64, Error> {
     }
 }
 
+/// The machine's shape, from the command line.
+///
+/// # Errors
+///
+/// If it is not there or not a shape.
+pub fn machine_shape() -> Result<Shape, Error> {
+    let text = option("shape").ok_or_else(|| fail!("no shape= on the command line"))?;
+    let shape: Shape = text.parse()?;
+    Ok(option("torus").map_or(shape, |axes| shape.with_torus(axes)))
+}
+
 /// This node's queue and what it knows of the others.
 pub struct Comm {
     shape: Shape,
     nodes: u32,
     rank: u32,
-    /// An interrupt vector that no device uses.
-    quiet: irq::Vector,
-    cq: Cq<BarePlatform>,
-    control: BareBuffer,
-    data: BareBuffer,
+    sleeper: Sleeper,
+    cq: Cq<NodePlatform>,
+    control: NodeBuffer,
+    data: NodeBuffer,
     barriers: u64,
     /// Commands of [`Comm::start`] under way.
     started: u64,
@@ -131,11 +169,7 @@ impl Comm {
     ///
     /// If there is no device, or the command line makes no sense.
     pub fn open(data_size: impl FnOnce(u32) -> usize) -> Result<Self, Error> {
-        let text = option("shape").ok_or_else(|| fail!("no shape= on the command line"))?;
-        let mut shape: Shape = text.parse()?;
-        if let Some(axes) = option("torus") {
-            shape = shape.with_torus(axes);
-        }
+        let shape = machine_shape()?;
         let nodes = number("nodes", shape.nodes().into())?.min(shape.nodes().into()) as u32;
         let polling = match option("wait") {
             None | Some("irq") => false,
@@ -143,12 +177,11 @@ impl Comm {
             Some(other) => return Err(fail!("wait={other} is neither irq nor poll")),
         };
 
-        let device = Device::probe(BarePlatform::find()?)?;
+        let device = Device::probe(find_device()?)?;
         let coords = device.coords();
-        let rank = shape
-            .rank(coords)
-            .filter(|rank| *rank < nodes)
-            .ok_or_else(|| fail!("node {coords} is not one of {nodes} of shape {text}"))?;
+        let rank = shape.rank(coords).filter(|rank| *rank < nodes).ok_or_else(|| {
+            fail!("node {coords} is not one of the {nodes} nodes that run programs")
+        })?;
         let allocate = |size| device.platform().alloc_dma(size, 4096);
         let (control, data) = (allocate(CONTROL_SIZE)?, allocate(data_size(nodes).max(1))?);
         let config = CqConfig {
@@ -165,8 +198,8 @@ impl Comm {
         }
         // Last: from here on, what others send is taken.
         device.tni(TNI)?.enable()?;
-        let quiet = irq::alloc_vector().ok_or_else(|| fail!("no interrupt vector left"))?;
-        Ok(Self { shape, nodes, rank, quiet, cq, control, data, barriers: 0, started: 0 })
+        let sleeper = Sleeper::new()?;
+        Ok(Self { shape, nodes, rank, sleeper, cq, control, data, barriers: 0, started: 0 })
     }
 
     /// The machine's shape.
@@ -197,12 +230,12 @@ impl Comm {
     }
 
     /// The program's memory.
-    pub fn data(&self) -> &BareBuffer {
+    pub fn data(&self) -> &NodeBuffer {
         &self.data
     }
 
     /// The queue, for what is not offered here.
-    pub fn cq(&mut self) -> &mut Cq<BarePlatform> {
+    pub fn cq(&mut self) -> &mut Cq<NodePlatform> {
         &mut self.cq
     }
 
@@ -229,7 +262,7 @@ impl Comm {
     /// If the command fails or the node does not come up within a minute.
     pub fn run(&mut self, order: &Order) -> Result<u64, Error> {
         self.finish()?;
-        let start = time::now_ns();
+        let start = now_ns();
         let mut pause = RETRY_NS;
         loop {
             self.cq.post_and_ring(order, 0)?;
@@ -244,7 +277,7 @@ impl Comm {
             if done.is_success() {
                 return Ok(notice.old_value());
             }
-            if !is_not_up(done.rcode) || time::now_ns() - start > START_NS {
+            if !is_not_up(done.rcode) || now_ns() - start > START_NS {
                 return Err(fail!("{}", rcode::describe(done.rcode)));
             }
             self.pause(pause);
@@ -392,8 +425,7 @@ impl Comm {
 
     /// Sleeps.
     pub fn pause(&self, ns: u64) {
-        // Nothing raises this vector, so only the time ends the wait.
-        irq::wait(self.quiet, irq::count(self.quiet), Some(ns));
+        self.sleeper.sleep(ns);
     }
 }
 
@@ -420,69 +452,5 @@ pub fn fill_pattern(seed: u64, bytes: &mut [u8]) {
         state ^= state << 17;
         let n = chunk.len();
         chunk.copy_from_slice(&state.to_le_bytes()[..n]);
-    }
-}
-
-/// A measurement of latency between node 0 and another one, as the command line wants it:
-/// `peer=N` (the last node), `count=N` for each size, `max=N` bytes at most (65536).
-pub struct Latencies {
-    /// This node's queue.
-    pub comm: Comm,
-    /// The other node.
-    pub peer: u32,
-    /// Measurements for each size.
-    pub count: u64,
-    /// Largest size in bytes. Each node has twice as much memory.
-    pub max: u64,
-}
-
-impl Latencies {
-    /// Reads the command line, opens the queue and waits for the other nodes. Node 0 prints the
-    /// head of the table.
-    ///
-    /// # Errors
-    ///
-    /// If the command line makes no sense, or as [`Comm::open`] and [`Comm::barrier`].
-    pub fn open(count: u64) -> Result<Self, Error> {
-        const LIMIT: u64 = 1 << 20;
-        let max = number("max", 64 << 10)?;
-        let count = number("count", count)?;
-        if !(8..=LIMIT).contains(&max) || count == 0 {
-            return Err(fail!("max= must be 8 to {LIMIT}, count= at least 1"));
-        }
-        let mut comm = Comm::open(|_| 2 * max as usize)?;
-        let peer = number("peer", u64::from(comm.nodes()) - 1)?;
-        if peer == 0 || peer >= comm.nodes().into() {
-            return Err(fail!("peer={peer} is not another node"));
-        }
-        comm.barrier()?;
-        if comm.rank() == 0 {
-            println!("{:>8} {:>10} {:>10} {:>10}", "bytes", "min us", "p50 us", "p99 us");
-        }
-        Ok(Self { comm, peer: peer as u32, count, max })
-    }
-
-    /// The sizes: 8 bytes, and eight times as much each time.
-    pub fn sizes(&self) -> impl Iterator<Item = u64> + use<> {
-        let max = self.max;
-        core::iter::successors(Some(8), |size| Some(size * 8)).take_while(move |size| *size <= max)
-    }
-
-    /// Prints a row of the table from times in nanoseconds.
-    pub fn report(&self, size: u64, mut times: Vec<u64>) {
-        times.sort_unstable();
-        let [min, p50, p99] = [0, 50, 99].map(|percent| {
-            Micros(times.get(times.len() * percent / 100).copied().unwrap_or_default())
-        });
-        println!("{size:>8} {min:>10} {p50:>10} {p99:>10}");
-    }
-}
-
-/// Nanoseconds, shown as microseconds with two places.
-struct Micros(u64);
-
-impl fmt::Display for Micros {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&alloc::format!("{}.{:02}", self.0 / 1000, self.0 / 10 % 100))
     }
 }

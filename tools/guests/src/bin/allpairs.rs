@@ -2,8 +2,7 @@
 //! and verifies all of it.
 //!
 //! `rounds=N`: how often (once).
-#![no_std]
-#![no_main]
+#![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
 
@@ -12,11 +11,10 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use tofu_abi::desc::ArmwOp;
-use tofu_bare::{println, time};
 use tofu_driver::{DmaBuffer, Order};
-use tofu_guests::{Comm, Error, exit_code, fail, fill_pattern, number};
+use tofu_guests::{Comm, Error, fail, fill_pattern, now_ns, number, println};
 
-tofu_bare::entry!(main);
+tofu_guests::entry!(allpairs);
 
 /// Bytes between the places of two nodes.
 const SLOT: u64 = 4096;
@@ -53,19 +51,15 @@ impl Layout {
     }
 }
 
-fn main() -> i32 {
-    exit_code(allpairs())
-}
-
 fn allpairs() -> Result<(), Error> {
     let rounds = number("rounds", 1)?;
     let mut comm = Comm::open(|nodes| Layout::of(nodes).size())?;
     comm.barrier()?;
-    let start = time::now_ns();
+    let start = now_ns();
     for round in 0..rounds {
         round_of(&mut comm, round)?;
     }
-    let us = (time::now_ns() - start) / 1000;
+    let us = (now_ns() - start) / 1000;
     let peers = comm.nodes() - 1;
     println!("{peers} peers: put, get and atomic verified {rounds} times, {us} us");
     Ok(())

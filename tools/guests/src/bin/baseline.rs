@@ -10,10 +10,10 @@ extern crate alloc;
 use alloc::vec::Vec;
 use core::hint::spin_loop;
 
-use tofu_bare::{mmio, pci, println, time};
-use tofu_guests::{Error, exit_code, fail, number};
+use tofu_bare::{mmio, pci};
+use tofu_guests::{Error, fail, now_ns, number, println};
 
-tofu_bare::entry!(main);
+tofu_guests::entry!(run);
 
 /// The function of `tofu bench`: ours, and of no other use.
 const VENDOR: u16 = 0x10cf;
@@ -25,10 +25,6 @@ const DOORBELL: usize = 0x1000;
 const RUNG: usize = 0x2000;
 const MINE: usize = 0x2040;
 const ECHO: usize = 0x2080;
-
-fn main() -> i32 {
-    exit_code(run())
-}
 
 fn run() -> Result<(), Error> {
     let count = number("count", 1000)?.max(100);
@@ -62,9 +58,9 @@ fn run() -> Result<(), Error> {
 fn report(what: &str, count: u64, mut trip: impl FnMut(u64)) {
     let mut times = Vec::with_capacity(count as usize);
     for i in 0..count {
-        let start = time::now_ns();
+        let start = now_ns();
         trip(i);
-        times.push(time::now_ns() - start);
+        times.push(now_ns() - start);
     }
     times.sort_unstable();
     let at = |percent: u64| times[(count * percent / 100) as usize];

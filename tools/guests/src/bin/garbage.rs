@@ -5,8 +5,7 @@
 //! them is a guest's good right and no fault of the device: it lets the device write to one
 //! arena of its own memory only, and it does not use the group process id of the other
 //! programs.
-#![no_std]
-#![no_main]
+#![cfg_attr(feature = "bare", no_std, no_main)]
 
 use tofu_abi::desc::{Command, DESC_SIZE, Header1, Header2};
 use tofu_abi::regs::{
@@ -14,12 +13,10 @@ use tofu_abi::regs::{
 };
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
 use tofu_abi::{Coords, StagOffset};
-use tofu_bare::platform::{BareBuffer, BarePlatform};
-use tofu_bare::{mmio, println};
 use tofu_driver::{Device, DmaBuffer, Platform};
-use tofu_guests::{Error, exit_code, number};
+use tofu_guests::{Error, NodeBuffer, NodePlatform, find_device, number, println};
 
-tofu_bare::entry!(main);
+tofu_guests::entry!(garbage);
 
 /// Memory that the device may write to: rings and payload.
 const ARENA: usize = 1 << 20;
@@ -36,15 +33,10 @@ const TABLES: usize = (PAGES_AT + PAGE_TABLES * PAGES * 8) as usize;
 /// An address bit beyond the memory of any guest.
 const FAR: u64 = 1 << 38;
 
-fn main() -> i32 {
-    exit_code(garbage())
-}
-
 fn garbage() -> Result<(), Error> {
     let steps = number("steps", 2000)?;
     let seed = number("seed", 1)?;
-    let platform = BarePlatform::find()?;
-    let bar = platform.pci().map_bar(0, BAR0_SIZE)?;
+    let platform = find_device()?;
     let arena = platform.alloc_dma(ARENA, 64 << 10)?;
     let tables = platform.alloc_dma(TABLES, 4096)?;
     let device = Device::probe(platform)?;
@@ -71,7 +63,7 @@ fn garbage() -> Result<(), Error> {
                 let (tni, cq) = (vandal.random.below(6) as u8, vandal.random.below(12) as u8);
                 device.write(Register::Cq { tni, cq, reg: CqReg::FetchStart }, 1);
             }
-            _ => vandal.odd_access(bar),
+            _ => vandal.odd_access(device.platform()),
         }
     }
     println!("{steps} steps of garbage survived");
@@ -104,8 +96,8 @@ impl Random {
 
 struct Vandal {
     random: Random,
-    arena: BareBuffer,
-    tables: BareBuffer,
+    arena: NodeBuffer,
+    tables: NodeBuffer,
     me: Coords,
 }
 
@@ -192,7 +184,7 @@ impl Vandal {
     }
 
     /// Makes a queue that works, so that garbage gets further.
-    fn set_up(&mut self, device: &Device<BarePlatform>) {
+    fn set_up(&mut self, device: &Device<NodePlatform>) {
         let (tni, cq) = (self.random.below(6) as u8, self.random.below(12) as u8);
         let base = self.arena.device_addr();
         let place = |n: u64| base + n * RING;
@@ -297,25 +289,21 @@ impl Vandal {
     }
 
     /// An access that registers do not have, or half of one.
-    fn odd_access(&mut self, bar: usize) {
-        let anywhere = self.random.below(BAR0_SIZE - 8) as usize;
+    fn odd_access(&mut self, platform: &NodePlatform) {
+        let anywhere = self.random.below(BAR0_SIZE - 8);
         // Registers of the user page only: halves of addresses would break the rules.
         let (tni, cq) = (self.random.below(6), self.random.below(12));
-        let page = (tni * 0x100_0000 + cq * 0x1_0000) as usize;
-        let half = page + self.random.below(0x88 / 4) as usize * 4;
+        let page = tni * 0x100_0000 + cq * 0x1_0000;
+        let half = page + self.random.below(0x88 / 4) * 4;
         let value = self.random.next();
-        // SAFETY: addresses in the device's registers. What it does upon it touches only the
-        // arena, to which no references exist.
-        unsafe {
-            match self.random.below(3) {
-                0 => {
-                    mmio::read64(bar + anywhere);
-                }
-                1 => {
-                    mmio::read32(bar + anywhere);
-                }
-                _ => mmio::write32(bar + half, value as u32),
+        match self.random.below(3) {
+            0 => {
+                platform.bar0_read64_unaligned(anywhere);
             }
+            1 => {
+                platform.bar0_read32(anywhere);
+            }
+            _ => platform.bar0_write32(half, value as u32),
         }
     }
 }

@@ -2,26 +2,20 @@
 //!
 //! `peer=N` is the other node (the last one), `count=N` the round trips for each size (200),
 //! `max=N` the largest size in bytes (65536). The other nodes only wait.
-#![no_std]
-#![no_main]
+#![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
 
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use tofu_bare::time;
 use tofu_driver::{DmaBuffer, Order};
-use tofu_guests::{Comm, Error, Latencies, exit_code};
+use tofu_guests::{Comm, Error, Latencies, now_ns};
 
-tofu_bare::entry!(main);
-
-fn main() -> i32 {
-    exit_code(pingpong())
-}
+tofu_guests::entry!(pingpong);
 
 fn pingpong() -> Result<(), Error> {
-    let mut run = Latencies::open(200)?;
+    let mut run = Latencies::open("pingpong", 200)?;
     let (peer, max) = (run.peer, run.max);
     let mut sequence = 0;
     for size in run.sizes() {
@@ -30,10 +24,10 @@ fn pingpong() -> Result<(), Error> {
             sequence += 1;
             let comm = &mut run.comm;
             if comm.rank() == 0 {
-                let start = time::now_ns();
+                let start = now_ns();
                 send(comm, peer, size, max, sequence)?;
                 receive(comm, size, sequence)?;
-                times.push((time::now_ns() - start) / 2);
+                times.push((now_ns() - start) / 2);
             } else if comm.rank() == peer {
                 receive(comm, size, sequence)?;
                 send(comm, 0, size, max, sequence)?;
@@ -45,7 +39,7 @@ fn pingpong() -> Result<(), Error> {
         // None of this size may come late and overwrite one of the next.
         run.comm.finish()?;
     }
-    run.comm.barrier()
+    run.finish()
 }
 
 /// Puts a message that ends with its sequence number.

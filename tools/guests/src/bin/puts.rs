@@ -3,29 +3,23 @@
 //! `peer=N` is the other node (the last one), `count=N` the Puts for each size (1000), `max=N`
 //! the largest size in bytes (65536). Only node 0 spins; the others sleep, so that two processors
 //! are enough for this guest and an engine.
-#![no_std]
-#![no_main]
+#![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
 
 use alloc::vec::Vec;
 use core::hint::spin_loop;
 
-use tofu_bare::time;
 use tofu_driver::Order;
-use tofu_guests::{Comm, Error, Latencies, exit_code, fail};
+use tofu_guests::{Comm, Error, Latencies, fail, now_ns};
 
-tofu_bare::entry!(main);
+tofu_guests::entry!(puts);
 
 /// A Put that takes longer than this is lost, in nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
-fn main() -> i32 {
-    exit_code(puts())
-}
-
 fn puts() -> Result<(), Error> {
-    let mut run = Latencies::open(1000)?;
+    let mut run = Latencies::open("puts", 1000)?;
     if run.comm.rank() == 0 {
         let to = run.comm.target(run.peer);
         for size in run.sizes() {
@@ -36,23 +30,23 @@ fn puts() -> Result<(), Error> {
             run.report(size, times);
         }
     }
-    run.comm.barrier()
+    run.finish()
 }
 
 /// Nanoseconds from the doorbell until the completion is seen.
 fn timed(comm: &mut Comm, order: &Order) -> Result<u64, Error> {
-    let start = time::now_ns();
+    let start = now_ns();
     comm.cq().post_and_ring(order, 0)?;
     let done = loop {
         if let Some(done) = comm.cq().poll_tcq() {
             break done;
         }
-        if time::now_ns() - start > PATIENCE_NS {
+        if now_ns() - start > PATIENCE_NS {
             return Err(fail!("a Put did not complete"));
         }
         spin_loop();
     };
-    let time = time::now_ns() - start;
+    let time = now_ns() - start;
     while comm.cq().poll_mrq().is_some() {}
     if !done.is_success() {
         return Err(fail!("a Put ended with result code {:#x}", done.rcode));

@@ -1,27 +1,21 @@
 //! A token goes around all nodes, in the order of their numbers.
 //!
 //! `laps=N`: how often (once).
-#![no_std]
-#![no_main]
+#![cfg_attr(feature = "bare", no_std, no_main)]
 
 use core::sync::atomic::Ordering;
 
-use tofu_bare::{println, time};
 use tofu_driver::{DmaBuffer, Order};
-use tofu_guests::{Comm, Error, exit_code, fail, number};
+use tofu_guests::{Comm, Error, fail, now_ns, number, println};
 
-tofu_bare::entry!(main);
-
-fn main() -> i32 {
-    exit_code(ring())
-}
+tofu_guests::entry!(ring);
 
 fn ring() -> Result<(), Error> {
     let laps = number("laps", 1)?;
     let mut comm = Comm::open(|_| 8)?;
     let (rank, nodes) = (u64::from(comm.rank()), u64::from(comm.nodes()));
     let next = comm.target((comm.rank() + 1) % comm.nodes());
-    let mut start = time::now_ns();
+    let mut start = now_ns();
     for lap in 0..laps {
         // The token counts its hops. Node 0 has it first, and at the end of each lap again.
         let arrival = lap * nodes + rank;
@@ -32,7 +26,7 @@ fn ring() -> Result<(), Error> {
         comm.run(&Order::put_piggyback(next, comm.at(0), &token)?.remote_notice())?;
         if lap == 0 && rank == 0 {
             // The first hop may have waited for the next node to come up.
-            start = time::now_ns();
+            start = now_ns();
         }
     }
     if rank != 0 {
@@ -44,7 +38,7 @@ fn ring() -> Result<(), Error> {
     if hops != laps * nodes {
         return Err(fail!("the token counted {hops} hops instead of {}", laps * nodes));
     }
-    let us = (time::now_ns() - start) / 1000;
+    let us = (now_ns() - start) / 1000;
     println!("the token came back after {hops} hops and {us} us");
     Ok(())
 }

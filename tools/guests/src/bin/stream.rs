@@ -2,25 +2,19 @@
 //!
 //! `peer=N` is the other node (the last one), `bytes=N` what to move for each size (64 MiB),
 //! `max=N` the largest size in bytes (1 MiB). The other nodes only wait.
-#![no_std]
-#![no_main]
+#![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
 
 use alloc::vec;
 
-use tofu_bare::{println, time};
 use tofu_driver::{DmaBuffer, Order};
-use tofu_guests::{Comm, Error, exit_code, fail, fill_pattern, number};
+use tofu_guests::{Comm, Error, Hundredths, Table, fail, fill_pattern, now_ns, number};
 
-tofu_bare::entry!(main);
+tofu_guests::entry!(stream);
 
 /// Messages for each size at most, so that small ones do not take for ever.
 const MAX_COUNT: u64 = 20_000;
-
-fn main() -> i32 {
-    exit_code(stream())
-}
 
 fn stream() -> Result<(), Error> {
     let max = number("max", 1 << 20)?;
@@ -39,21 +33,33 @@ fn stream() -> Result<(), Error> {
     comm.data().write(max as usize, &expected);
     comm.barrier()?;
     if comm.rank() == 0 {
-        println!("{:>8} {:>8} {:>10} {:>10}", "bytes", "messages", "MB/s", "1000/s");
+        let columns = &[
+            ("bytes", "bytes", 8),
+            ("messages", "messages", 8),
+            ("MiB/s", "mib_s", 10),
+            ("1000/s", "kilo_s", 10),
+        ];
+        let mut table = Table::new("stream", columns)?;
         let to = comm.target(peer);
         let mut size = 8;
         loop {
             let count = (bytes / size).clamp(1, MAX_COUNT);
             let order = Order::put(to, comm.at(0), comm.at(max), size as u32);
-            let start = time::now_ns();
+            let start = now_ns();
             comm.run_all((0..count).map(|_| order))?;
-            let us = ((time::now_ns() - start) / 1000).max(1);
-            println!("{size:>8} {count:>8} {:>10} {:>10}", count * size / us, count * 1000 / us);
+            let ns = (now_ns() - start).max(1);
+            table.row(vec![
+                Hundredths::whole(size),
+                Hundredths::whole(count),
+                Hundredths::mib_per_s(count * size, ns),
+                Hundredths::thousands_per_s(count, ns),
+            ]);
             if size == max {
                 break;
             }
             size = (size * 8).min(max);
         }
+        table.finish();
     }
     // The last and longest message is there when node 0 comes here.
     comm.barrier()?;

@@ -1,0 +1,62 @@
+//! What the programs need from where they run: no operating system.
+
+use tofu_bare::{irq, time};
+
+use crate::{Error, fail};
+
+/// Memory that the device can reach.
+pub use tofu_bare::platform::BareBuffer as NodeBuffer;
+/// The device's surroundings.
+pub use tofu_bare::platform::BarePlatform as NodePlatform;
+
+#[doc(hidden)]
+pub use tofu_bare::{entry as bare_entry, print_args};
+
+/// Names the program's function, a `fn() -> Result<(), Error>`. An error is printed and makes the
+/// exit code 1.
+#[macro_export]
+macro_rules! entry {
+    ($program:path) => {
+        fn tofu_guest_main() -> i32 {
+            $crate::exit_code($program())
+        }
+        $crate::bare_entry!(tofu_guest_main);
+    };
+}
+
+/// The value of the last `name=value` on the command line; empty for a bare `name`.
+pub fn option(name: &str) -> Option<&'static str> {
+    tofu_bare::option(name)
+}
+
+/// Nanoseconds on a clock that never goes back.
+pub fn now_ns() -> u64 {
+    time::now_ns()
+}
+
+/// The node's Tofu device.
+///
+/// # Errors
+///
+/// If there is none.
+pub fn find_device() -> Result<NodePlatform, Error> {
+    Ok(NodePlatform::find()?)
+}
+
+/// Sleeps for some time.
+pub(crate) struct Sleeper {
+    /// An interrupt vector that no device uses.
+    quiet: irq::Vector,
+}
+
+impl Sleeper {
+    pub(crate) fn new() -> Result<Self, Error> {
+        let quiet = irq::alloc_vector().ok_or_else(|| fail!("no interrupt vector left"))?;
+        Ok(Self { quiet })
+    }
+
+    pub(crate) fn sleep(&self, ns: u64) {
+        // Nothing raises this vector, so only the time ends the wait.
+        irq::wait(self.quiet, irq::count(self.quiet), Some(ns));
+    }
+}
