@@ -25,8 +25,8 @@ use crate::memory::{ClientMemory, MapRequest, Rights};
 use crate::pages::ClientPages;
 use crate::sent::{SentFd, set_back};
 use crate::wire::{
-    Fields, HEADER_SIZE, MAX_DATA, MAX_FDS, MAX_SENT_FDS, PAGE_SIZE, VERSION, command, device, dma,
-    io_fd, irq, put, put_long, region,
+    Fields, HEADER_SIZE, MAX_DATA, MAX_FDS, MAX_MAPS_TOLD, MAX_SENT_FDS, PAGE_SIZE, VERSION,
+    command, device, dma, io_fd, irq, put, put_long, region,
 };
 
 /// The longest description of a client's capabilities, in bytes.
@@ -420,7 +420,7 @@ impl Session<'_> {
         let capabilities = serde_json::json!({ "capabilities": {
             "max_msg_fds": MAX_FDS,
             "max_data_xfer_size": MAX_DATA,
-            "max_dma_maps": self.server.memory.limits().ranges,
+            "max_dma_maps": self.server.memory.limits().ranges.min(MAX_MAPS_TOLD),
             "pgsizes": PAGE_SIZE,
             "write_multiple": true,
         }});

@@ -16,6 +16,9 @@ pub(crate) const MAX_FDS: usize = 16;
 pub(crate) const MAX_SENT_FDS: usize = 72;
 /// The protocol's version, major and minor.
 pub(crate) const VERSION: (u16, u16) = (0, 1);
+/// The most ranges that a client is told it may map, which is the protocol's default: QEMU refuses
+/// a server that allows more, though it does map more itself for a guest with a vIOMMU.
+pub(crate) const MAX_MAPS_TOLD: usize = 65_535;
 /// What ranges of DMA memory are multiples of, in bytes.
 pub(crate) const PAGE_SIZE: u64 = 4096;
 

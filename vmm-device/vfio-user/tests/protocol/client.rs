@@ -324,7 +324,11 @@ impl Host {
 
     /// With pages that clients can map.
     pub(crate) fn polled() -> Self {
-        Self::with_doorbells(Backing::Sealed, Limits::DEFAULT, Doorbells::Polled)
+        Self::polled_with(Backing::Sealed)
+    }
+
+    pub(crate) fn polled_with(backing: Backing) -> Self {
+        Self::with_doorbells(backing, Limits::DEFAULT, Doorbells::Polled)
     }
 
     fn with_doorbells(backing: Backing, limits: Limits, doorbells: Doorbells) -> Self {

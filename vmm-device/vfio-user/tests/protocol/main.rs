@@ -2,8 +2,10 @@
 
 mod attach;
 mod client;
+mod crate_client;
 mod doorbells;
 mod hostile;
 mod memory;
 mod qemu;
 mod remote;
+mod sockets;
