@@ -1,5 +1,6 @@
 //! Drives the library: `image build [--name N] [--kernel K] [--with A,B] [--program FILE]...
-//! [--modules A,B] [--mirror URL] [--refresh]`, `image ls`, `image rm NAME`, `image qemu`.
+//! [--modules A,B] [--mirror URL] [--refresh]`, `image ls`, `image rm NAME`, `image qemu`,
+//! `image fetch [--backports] PACKAGE,PACKAGE` (prints a folder with them unpacked).
 
 use std::cell::Cell;
 use std::path::Path;
@@ -34,6 +35,7 @@ fn main() -> anyhow::Result<()> {
     let mut modules = Vec::new();
     let mut kernel = Kernel::Auto;
     let mut refresh = false;
+    let mut backports = false;
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
         match argument.as_str() {
@@ -43,6 +45,7 @@ fn main() -> anyhow::Result<()> {
             "--modules" => modules.extend(value()?.split(',').map(str::to_owned)),
             "--mirror" => mirror = Some(value()?),
             "--refresh" => refresh = true,
+            "--backports" => backports = true,
             "--program" => {
                 let path = value()?;
                 let name = Path::new(&path).file_name().unwrap_or_default().to_string_lossy();
@@ -78,7 +81,12 @@ fn main() -> anyhow::Result<()> {
             let qemu = cache.qemu(None, &progress)?;
             println!("{} {:?} {:?}", qemu.version, qemu.origin, qemu.command());
         }
-        other => bail!("unknown action {other:?}: build, ls, rm or qemu"),
+        "fetch" => {
+            let packages = name.context("fetch needs packages")?;
+            let packages: Vec<&str> = packages.split(',').collect();
+            println!("{}", cache.packages(&packages, backports, &progress)?.display());
+        }
+        other => bail!("unknown action {other:?}: build, ls, rm, qemu or fetch"),
     }
     eprintln!("{:.3} s", began.elapsed().as_secs_f64());
     Ok(())

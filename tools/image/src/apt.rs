@@ -159,7 +159,7 @@ impl<'a> Apt<'a> {
             fs::write(&sources, sources_list(&apt.mirror, &keyring)).on("write", &sources)?;
             match apt.update() {
                 Ok(()) => return Ok(apt),
-                Err(error @ Error::Mirror { .. }) => {
+                Err(error @ (Error::Mirror { .. } | Error::Signature { .. })) => {
                     // The first address is the one the user knows.
                     problem.get_or_insert(error);
                 }
@@ -231,17 +231,19 @@ impl<'a> Apt<'a> {
     fn mirror_error(&self, output: &run::Output) -> Error {
         let failure =
             run::failure(output, "apt-get".into(), "fetching from the mirror", &self.folder);
-        match failure {
-            Error::Child { reason, .. } => Error::Mirror {
-                mirror: self.mirror.clone(),
-                // apt says the address twice in one line; the name is in front already.
-                reason: reason
-                    .split_once("Failed to fetch ")
-                    .and_then(|(_, rest)| rest.split_once("  "))
-                    .map_or(reason.clone(), |(_, rest)| rest.trim().to_owned()),
-            },
-            other => other,
+        let Error::Child { reason, .. } = failure else { return failure };
+        let mirror = self.mirror.clone();
+        if output.stderr.contains(" is not signed") || output.stderr.contains("NO_PUBKEY") {
+            return Error::Signature { mirror };
         }
+        // One cause is enough: the second is usually the same of the other list.
+        let cause = reason.split("; ").next().unwrap_or_default();
+        // The address is in front of the message already.
+        let cause = match cause.strip_prefix("Failed to fetch ") {
+            Some(rest) => rest.split_once("  ").map_or(rest, |(_, cause)| cause),
+            None => cause,
+        };
+        Error::Mirror { mirror, reason: cause.trim().trim_end_matches(':').to_owned() }
     }
 
     /// Fetches the lists of packages, and checks their signatures.

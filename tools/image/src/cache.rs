@@ -15,12 +15,14 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use crate::apt::{self, Apt};
+use sha2::{Digest, Sha256};
+
+use crate::apt::{self, Apt, hex};
 use crate::error::{Error, IoContext, Result};
 use crate::manifest::{self, Manifest};
 use crate::modules::Tree;
 use crate::progress::{Phase, Progress};
-use crate::spec::{Kernel, Spec, check_name};
+use crate::spec::{Kernel, Spec, check_name, check_package};
 use crate::{initramfs, kernel, root};
 
 /// Modules that a guest loads at boot.
@@ -30,6 +32,8 @@ const DEVICES: [&str; 4] = ["virtio_blk", "virtio_net", "virtio-rng", "virtio_co
 /// Modules that it needs for a root disk.
 const ROOT: [&str; 4] = ["ext4", "overlay", "crc32c_generic", "crc32c_intel"];
 
+/// How the parts begin that [`Cache::packages`] makes.
+const PACKAGES: &str = "packages-";
 const NEW: &str = ".new-";
 const OLD: &str = ".old-";
 
@@ -211,6 +215,10 @@ impl Cache {
         manifest: &mut Manifest,
         progress: &dyn Progress,
     ) -> Result<()> {
+        let own_release = match &spec.kernel {
+            Kernel::File(path) => Some(user_kernel(path, new, manifest)?),
+            _ => None,
+        };
         let mut take = |part: Manifest, key: &str, names: &[&str]| -> Result<()> {
             let from = self.part_folder(key);
             for name in names {
@@ -225,12 +233,15 @@ impl Cache {
             Ok(())
         };
 
-        let kernel = spec.chosen_kernel();
-        let mut own_kernel = None;
+        // What may be wrong with the user's wishes comes out first, before much is fetched.
         let mut tree = None;
         let mut release = String::new();
-        match &kernel {
-            Kernel::File(path) => own_kernel = Some(path.clone()),
+        if !spec.with.is_empty() {
+            let (key, part) = root::part(self, &spec.with, spec.refresh, progress)?;
+            take(part, &key, &["root.ext4"])?;
+        }
+        match &spec.chosen_kernel() {
+            Kernel::File(_) => {}
             named => {
                 let key = format!("kernel-{named}");
                 let part = self.kernel_part(named, &key, spec.refresh, progress)?;
@@ -241,13 +252,6 @@ impl Cache {
         }
         let busybox = self.busybox_part(spec.refresh, progress)?;
         take(busybox, "busybox", &[])?;
-        if !spec.with.is_empty() {
-            let (key, part) = root::part(self, &spec.with, spec.refresh, progress)?;
-            take(part, &key, &["root.ext4"])?;
-        }
-        if let Some(path) = own_kernel {
-            release = user_kernel(&path, new, manifest)?;
-        }
 
         progress.update(Phase::Initramfs, 0, 1);
         let mut modules = Vec::new();
@@ -268,7 +272,7 @@ impl Cache {
         let initrd = new.join("initrd");
         fs::write(&initrd, archive).on("write", &initrd)?;
         manifest.add_file(new, "initrd")?;
-        manifest.kernel = release;
+        manifest.kernel = own_release.unwrap_or(release);
         manifest.with.clone_from(&spec.with);
         progress.update(Phase::Initramfs, 1, 1);
         Ok(())
@@ -325,6 +329,42 @@ impl Cache {
             apt.discard(&files);
             Ok(())
         })
+    }
+
+    /// A folder with these Debian packages unpacked over one another, without those they depend on
+    /// and without running any of their scripts; fetched if it is not there yet. For sources and
+    /// headers that a test is built of. `backports` takes the newest versions for Debian 13.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn packages<S: AsRef<str>>(
+        &self,
+        names: &[S],
+        backports: bool,
+        progress: &dyn Progress,
+    ) -> Result<PathBuf> {
+        let from = if backports { apt::From::Backports } else { apt::From::Release };
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        for name in &names {
+            check_package(name)?;
+        }
+        let text = format!("{}\n{}", from.suite(), names.join("\n"));
+        let key = format!("{PACKAGES}{}", &hex(&Sha256::digest(text))[..12]);
+        let folder = self.part_folder(&key).join("root");
+        if self.part(&key)?.is_some() {
+            return Ok(folder);
+        }
+        let _lock = self.lock(progress)?;
+        self.make_part(&key, false, |new, manifest| {
+            let apt = self.apt(progress)?;
+            let debs = apt.alone(&names, from)?;
+            let files = apt.fetch(&debs, from)?;
+            apt.unpack(&files, &new.join("root"))?;
+            manifest.packages = apt::packages(&debs, &files)?;
+            apt.discard(&files);
+            Ok(())
+        })?;
+        Ok(folder)
     }
 
     /// The image called `name`, if there is one.
@@ -395,8 +435,8 @@ impl Cache {
         let parts = self.folder.join("parts");
         for entry in fs::read_dir(&parts).on("read", &parts)?.flatten() {
             let key = entry.file_name().to_string_lossy().into_owned();
-            let kept = ["qemu", "tools"];
-            if !used.contains(&key) && !kept.contains(&key.as_str()) {
+            let kept = ["qemu", "tools"].contains(&key.as_str()) || key.starts_with(PACKAGES);
+            if !kept && !used.contains(&key) {
                 remove_folder(&entry.path())?;
             }
         }

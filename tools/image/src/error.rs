@@ -64,6 +64,16 @@ pub enum Error {
         /// apt's own words.
         reason: String,
     },
+    /// The mirror's lists are not signed by a key that the host has.
+    #[error(
+        "{mirror} is no Debian mirror, or the host's keys of the Debian archive are too old to \
+         check its signatures: update the package debian-archive-keyring, or name another mirror \
+         with --mirror URL"
+    )]
+    Signature {
+        /// Its address.
+        mirror: String,
+    },
     /// A package that Debian does not have.
     #[error("Debian {release} has no package {name:?}")]
     NoPackage {

@@ -122,6 +122,20 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
     })
 }
 
+/// Packages become apt's arguments.
+pub(crate) fn check_package(name: &str) -> Result<()> {
+    let fit = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
+    let first = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if (2..=128).contains(&name.len()) && first && name.chars().all(fit) {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        what: "package name",
+        value: name.chars().take(80).collect(),
+        allowed: "2 to 128 lower case letters, digits, and + - . after the first",
+    })
+}
+
 /// What an image is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
@@ -185,20 +199,12 @@ impl Spec {
     /// Adds a Debian root file system with `packages`.
     ///
     /// # Errors
-    /// If a name is none of a Debian package: lower case letters, digits, `+ - .`
-    /// (Debian Policy 5.6.1).
+    /// If a name is none of a Debian package: 2 to 128 lower case letters, digits, and `+ - .`
+    /// (Debian Policy 5.6.1). Whether Debian has it shows when the image is built.
     pub fn with<S: AsRef<str>>(mut self, packages: impl IntoIterator<Item = S>) -> Result<Self> {
         for package in packages {
             let package = package.as_ref();
-            let fit = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
-            let first = package.starts_with(|c: char| c.is_ascii_alphanumeric());
-            if package.len() < 2 || package.len() > 128 || !first || !package.chars().all(fit) {
-                return Err(Error::Invalid {
-                    what: "package name",
-                    value: package.chars().take(80).collect(),
-                    allowed: "lower case letters, digits, and + - . after the first",
-                });
-            }
+            check_package(package)?;
             self.with.push(package.into());
         }
         self.with.sort();
