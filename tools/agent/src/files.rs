@@ -94,13 +94,16 @@ pub fn unpack(archive: impl Read, to: &Path) -> io::Result<()> {
             entry.set_mask(0);
         }
         if !known || !entry.unpack_in(&place.0)? {
-            let message = format!("the archive holds {}, which is refused", entry.path()?.display());
+            let message =
+                format!("the archive holds {}, which is refused", entry.path()?.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         if let Some((path, _)) = dirs.last().filter(|_| kind.is_dir()) {
             set_mode(path, 0o700)?;
         }
     }
+    // The padding at the end, without which the sender could not finish.
+    io::copy(&mut archive.into_inner(), &mut io::sink())?;
     let mut names = fs::read_dir(&place.0)?;
     let (Some(entry), None) = (names.next(), names.next()) else {
         let message = "the archive does not hold one file or folder";
@@ -162,4 +165,18 @@ impl Drop for Place {
         // Nothing is left to be done about a folder that cannot be removed.
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// Writes an archive of one file with these contents to `out`, as [`pack`] would.
+///
+/// # Errors
+///
+/// If `out` cannot be written.
+pub fn pack_bytes(name: &str, mode: u32, contents: &[u8], out: impl Write) -> io::Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(contents.len() as u64);
+    header.set_mode(mode);
+    let mut archive = tar::Builder::new(out);
+    archive.append_data(&mut header, name, contents)?;
+    archive.into_inner()?.flush()
 }

@@ -14,7 +14,7 @@ use tofu_abi::desc::MAX_MESSAGE;
 use tofu_inproc::Pair;
 
 use crate::baseline;
-use crate::cli::{BenchArgs, BenchPart, ShapeArgs, UpArgs};
+use crate::cli::{BenchArgs, BenchPart, LinuxArgs, ShapeArgs, UpArgs};
 use crate::plan::Plan;
 use crate::runner::{Backend, Event, Machines, Outcome};
 use crate::units::{Doorbell, GuestArgs};
@@ -265,7 +265,7 @@ fn run_machine(args: &UpArgs, limit: Duration) -> anyhow::Result<Run> {
     let (sender, events) = mpsc::channel();
     let before = resident_kib();
     let start = Instant::now();
-    let mut machine = Machines.start(&plan, sender)?;
+    let mut machine = Machines { linux: None }.start(&plan, sender)?;
     let beyond_kib = machine
         .guest_resident_kib()
         .zip(resident_kib().zip(before))
@@ -309,6 +309,7 @@ fn up(shape: &str, guest: &str) -> anyhow::Result<UpArgs> {
         doorbell: None,
         engines: None,
         json: false,
+        linux: LinuxArgs::NONE,
     })
 }
 

@@ -1,11 +1,12 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tofu_fabric::Shape;
 
-use crate::units::{Doorbell, Engines, GuestArgs, MemorySize, Timeout};
+use crate::units::{Cpus, Doorbell, Engines, GuestArgs, MachineName, MemorySize, Timeout};
 
 /// Run a Tofu machine of virtual machines
 ///
@@ -24,20 +25,32 @@ const EXAMPLES: &str = "\
 Start here:
   tofu doctor                     what this host can do
   tofu up                         12 VMs, one Tofu unit, every pair exchanges data
+  tofu up --linux                 2 Linux VMs; then tofu exec, console, cp, down
   tofu topo                       the same machine on paper
   tofu up --help                  shapes, guests, machine files
 
 Exit codes: 0 all guests succeeded; 1 a guest failed; 2 bad input or the host
-cannot run this; 130 interrupted.";
+cannot run this; 130 interrupted. `tofu exec` returns that of the program.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    Up(UpArgs),
+    Up(Box<UpArgs>),
+    Serve(ServeArgs),
+    Ps(PsArgs),
+    Exec(ExecArgs),
+    Console(ConsoleArgs),
+    Cp(CpArgs),
+    Restart(RestartArgs),
+    Down(DownArgs),
+    #[command(subcommand)]
+    Image(ImageCommand),
     Doctor(DoctorArgs),
     Topo(TopoArgs),
     Bench(BenchArgs),
     #[command(subcommand)]
     Guest(GuestCommand),
+    #[command(subcommand, hide = true)]
+    Internal(InternalCommand),
 }
 
 /// Which machine.
@@ -87,11 +100,13 @@ pub(crate) struct UpArgs {
     #[arg(long, value_name = "N")]
     pub(crate) nodes: Option<u32>,
 
-    /// Guest memory of each node, such as 16MiB [default: 16MiB]
+    /// Guest memory of each node, such as 16MiB [default: 16MiB, 256MiB with Linux]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<MemorySize>,
 
     /// End guests that still run after this time, such as 30s [default: 60s]
+    ///
+    /// Counted from when all have booted. Linux nodes without --guest stay up.
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<Timeout>,
 
@@ -106,6 +121,298 @@ pub(crate) struct UpArgs {
     /// Print one JSON object per event and a summary at the end
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) linux: LinuxArgs,
+}
+
+/// Linux nodes.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Linux nodes")]
+pub(crate) struct LinuxArgs {
+    /// Boot Linux on the nodes; two nodes unless a shape is given
+    ///
+    /// The machine stays up until Ctrl-C or `tofu down`; with --guest, until that program has
+    /// ended on all nodes. What is needed is fetched into a cache on the first run.
+    #[arg(long)]
+    pub(crate) linux: bool,
+
+    /// Which monitor runs Linux nodes
+    #[arg(long, value_name = "VMM", default_value = "auto")]
+    pub(crate) vmm: Vmm,
+
+    /// Virtual processors of each Linux node, 1 to 16 [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) cpus: Option<Cpus>,
+
+    /// Image to boot: see `tofu image` [default: default]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image: Option<MachineName>,
+
+    /// Kernel to boot instead of the image's: a bzImage or vmlinux
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernel: Option<PathBuf>,
+
+    /// Initrd to boot instead of the image's
+    #[arg(long, value_name = "FILE")]
+    pub(crate) initrd: Option<PathBuf>,
+
+    /// Text to append to the kernel's command line
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) append: Option<GuestArgs>,
+
+    /// An Ethernet between the Linux nodes, 10.84.0.1 and up, or none
+    #[arg(long, value_name = "NET", default_value = "none")]
+    pub(crate) net: Net,
+
+    /// How long a node may take to boot
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    pub(crate) boot_timeout: Timeout,
+
+    /// Name of the machine [default: tofu, tofu-2, ...]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<MachineName>,
+
+    /// Return when the nodes are ready, and leave the machine running
+    #[arg(short, long, conflicts_with = "guest")]
+    pub(crate) detach: bool,
+
+    /// This process is the one that runs a detached machine
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
+}
+
+impl LinuxArgs {
+    /// What they are if none is given.
+    pub(crate) const NONE: Self = Self {
+        linux: false,
+        vmm: Vmm::Auto,
+        cpus: None,
+        image: None,
+        kernel: None,
+        initrd: None,
+        append: None,
+        net: Net::None,
+        boot_timeout: Timeout::DEFAULT,
+        name: None,
+        detach: false,
+        detached: false,
+    };
+}
+
+/// A monitor for Linux nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Vmm {
+    /// The best that this host can offer
+    Auto,
+    /// Our own; needs hardware virtualisation
+    Tofu,
+    /// QEMU; emulates the processor where there is no hardware virtualisation
+    Qemu,
+}
+
+/// A network between Linux nodes besides Tofu.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Net {
+    /// None
+    None,
+    /// All Linux nodes in an Ethernet of their own
+    Lan,
+}
+
+/// Serve the devices of a machine to other virtual machine monitors
+///
+/// Each node's device is on a UNIX socket, by the vfio-user protocol. QEMU (10.1 or later) and
+/// Cloud Hypervisor attach, detach and restart as they like, while the others run on. Prints how
+/// to attach them. Runs until Ctrl-C.
+#[derive(Debug, Clone, Parser)]
+#[command(after_help = SERVE_EXAMPLES)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) shape: ShapeArgs,
+
+    /// Folder for the sockets, node-X-Y-Z-A-B-C.sock [default: the machine's run directory]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) socket_dir: Option<PathBuf>,
+
+    /// Number of engine threads that move data, 1 to 256 [default: from the host's cores]
+    #[arg(long, value_name = "N")]
+    pub(crate) engines: Option<Engines>,
+
+    /// Also serve clients whose memory is not sealed against shrinking, as Cloud Hypervisor's
+    ///
+    /// Such a client can end this process.
+    #[arg(long)]
+    pub(crate) any_memory: bool,
+
+    /// Name of the machine [default: tofu, tofu-2, ...]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<MachineName>,
+
+    /// Print one JSON object with the sockets
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  tofu serve --shape 2x1x1x1x1x1
+  tofu serve -c machine.toml --socket-dir /tmp/sockets --json";
+
+/// List the machines that stay up, and their nodes
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PsArgs {
+    /// Print the list as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Run a command on a Linux node
+///
+/// Standard input, output and error are those of the command, and so is the exit code. Ctrl-C
+/// and SIGTERM reach it.
+#[derive(Debug, Clone, Parser)]
+#[command(after_help = EXEC_EXAMPLES)]
+pub(crate) struct ExecArgs {
+    /// Node: an index, coordinates X,Y,Z,A,B,C or a name t-X-Y-Z-A-B-C, with MACHINE/ in front
+    /// if several machines run
+    #[arg(value_name = "NODE", required_unless_present = "all", conflicts_with = "all")]
+    pub(crate) node: Option<String>,
+
+    /// Run it on all Linux nodes; lines have the node in front, there is no input
+    #[arg(long)]
+    pub(crate) all: bool,
+
+    /// Machine, with --all
+    #[arg(long, value_name = "NAME", requires = "all")]
+    pub(crate) machine: Option<MachineName>,
+
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+}
+
+const EXEC_EXAMPLES: &str = "\
+Examples:
+  tofu exec 0 -- uname -a
+  tofu exec 1,0,0,0,0,0 -- sh -c 'echo $HOSTNAME; cat' < file
+  tofu exec --all -- allpairs";
+
+/// Look at a Linux node's console and type on it
+///
+/// Shows the last lines first. Ctrl-] leaves, and so does ~. at the beginning of a line; the node
+/// runs on.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ConsoleArgs {
+    /// Node, as for `tofu exec`
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+}
+
+/// Copy a file or folder to a Linux node or from it
+///
+/// One of the two is NODE:PATH. If the target is a folder that exists, the copy goes into it.
+/// Permissions are kept.
+#[derive(Debug, Clone, Parser)]
+#[command(after_help = CP_EXAMPLES)]
+pub(crate) struct CpArgs {
+    /// What to copy: PATH or NODE:PATH
+    #[arg(value_name = "SRC")]
+    pub(crate) from: String,
+
+    /// Where to: NODE:PATH or PATH
+    #[arg(value_name = "DST")]
+    pub(crate) to: String,
+}
+
+const CP_EXAMPLES: &str = "\
+Examples:
+  tofu cp ./mine 0:/usr/local/bin/
+  tofu cp 1,0,0,0,0,0:/var/log ./logs";
+
+/// Restart the virtual machine of a Linux node
+///
+/// Its device is reset; all other nodes run on.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RestartArgs {
+    /// Node, as for `tofu exec`
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+}
+
+/// End a machine
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DownArgs {
+    /// Machine; not needed if only one runs
+    #[arg(value_name = "NAME", conflicts_with = "all")]
+    pub(crate) name: Option<MachineName>,
+
+    /// End all machines
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+/// Make, list and remove images for Linux nodes
+///
+/// An image has a kernel, a small user land with our programs, and if wanted a Debian root with
+/// more packages. Images are made from Debian's packages, in a cache; nothing on the host changes.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Make an image, and fetch QEMU if this host has none that will do
+    Build {
+        /// Debian packages to install, in a root file system for the guest
+        #[arg(long, value_name = "PACKAGE,...", value_delimiter = ',')]
+        with: Vec<String>,
+        /// Name of the image [default: default, or made of the packages]
+        #[arg(long, value_name = "NAME")]
+        name: Option<MachineName>,
+        /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, or a file
+        #[arg(long, value_name = "KERNEL", default_value = "auto")]
+        kernel: String,
+        /// Debian mirror to fetch from [default: that of this host's apt]
+        #[arg(long, value_name = "URL")]
+        mirror: Option<String>,
+        /// Ask Debian for newer packages even if nothing else has changed
+        #[arg(long)]
+        refresh: bool,
+    },
+    /// List the images
+    Ls {
+        /// Print the list as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove an image
+    Rm {
+        /// The image
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+}
+
+/// Processes that tofu starts for itself
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum InternalCommand {
+    /// Remove a machine's files when standard input ends
+    Janitor {
+        /// The run directory
+        dir: PathBuf,
+        /// Other files
+        files: Vec<PathBuf>,
+    },
+    /// Become a program that dies with its parent
+    Child {
+        /// Process id of the parent
+        parent: u32,
+        /// The program and its arguments
+        #[arg(last = true)]
+        program: Vec<OsString>,
+    },
+}
+
+impl InternalCommand {
+    /// What it is called on the command line.
+    pub(crate) const NAME: &str = "internal";
 }
 
 const UP_EXAMPLES: &str = "\
@@ -120,6 +427,10 @@ Examples:
       your own program on two nodes
   tofu up -c machine.toml --json
       a machine file; output for scripts
+  tofu up --linux --detach
+      two Linux nodes; then tofu exec 0 -- uname -a, tofu console 1, tofu down
+  tofu up --linux --shape unit --guest allpairs
+      a program on twelve Linux nodes
 
 A machine file:
   shape = \"2x1x1x2x3x2\"

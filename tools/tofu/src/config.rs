@@ -15,7 +15,7 @@ use tofu_abi::Coords;
 use tofu_fabric::{Port, Shape};
 
 use crate::guests::GuestName;
-use crate::units::{Doorbell, Engines, GuestArgs, MemorySize, Timeout};
+use crate::units::{Cpus, Doorbell, Engines, GuestArgs, MachineName, MemorySize, Timeout};
 
 /// What is wrong with a machine file.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +66,7 @@ pub(crate) struct MachineFile {
     pub(crate) doorbell: Option<Doorbell>,
     pub(crate) timeout: Option<Timeout>,
     pub(crate) engines: Option<Engines>,
+    pub(crate) image: Option<MachineName>,
     pub(crate) nodes: Vec<NodeEntry>,
     pub(crate) links: Vec<LinkEntry>,
 }
@@ -76,6 +77,12 @@ pub(crate) struct Settings {
     pub(crate) guest: Option<GuestName>,
     pub(crate) memory: Option<MemorySize>,
     pub(crate) args: Option<GuestArgs>,
+    /// Whether the guest is Linux.
+    pub(crate) linux: Option<bool>,
+    /// Virtual processors, of Linux nodes.
+    pub(crate) cpus: Option<Cpus>,
+    /// For the kernel of Linux nodes.
+    pub(crate) append: Option<GuestArgs>,
 }
 
 /// A `[[node]]`: settings of the node at these coordinates.
@@ -157,6 +164,10 @@ struct RawFile {
     doorbell: Option<Spanned<String>>,
     timeout: Option<Spanned<String>>,
     engines: Option<Spanned<i64>>,
+    linux: Option<bool>,
+    cpus: Option<Spanned<i64>>,
+    append: Option<Spanned<String>>,
+    image: Option<Spanned<String>>,
     #[serde(default)]
     node: Vec<RawNode>,
     #[serde(default)]
@@ -178,6 +189,9 @@ struct RawNode {
     guest: Option<Spanned<String>>,
     memory: Option<Spanned<String>>,
     args: Option<Spanned<String>>,
+    linux: Option<bool>,
+    cpus: Option<Spanned<i64>>,
+    append: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -206,10 +220,16 @@ impl MachineFile {
         let mut file = Self {
             shape: None,
             torus: [torus.x, torus.y, torus.z],
-            settings: source.settings(&raw.guest, &raw.memory, &raw.args)?,
+            settings: Settings {
+                linux: raw.linux,
+                cpus: source.cpus(&raw.cpus)?,
+                append: source.text("append", &raw.append)?,
+                ..source.settings(&raw.guest, &raw.memory, &raw.args)?
+            },
             doorbell: source.text("doorbell", &raw.doorbell)?,
             timeout: source.text("timeout", &raw.timeout)?,
             engines: None,
+            image: source.text("image", &raw.image)?,
             nodes: Vec::with_capacity(raw.node.len()),
             links: Vec::with_capacity(raw.link.len()),
         };
@@ -226,7 +246,12 @@ impl MachineFile {
             file.nodes.push(NodeEntry {
                 place: source.place(node.at.span()),
                 at: source.coords(&node.at)?,
-                settings: source.settings(&node.guest, &node.memory, &node.args)?,
+                settings: Settings {
+                    linux: node.linux,
+                    cpus: source.cpus(&node.cpus)?,
+                    append: source.text("append", &node.append)?,
+                    ..source.settings(&node.guest, &node.memory, &node.args)?
+                },
             });
         }
         for link in &raw.link {
@@ -313,7 +338,14 @@ impl Source<'_> {
                 Some(found.ok_or_else(|| self.value_error("guest", name, &GuestName::allowed()))?)
             }
         };
-        Ok(Settings { guest, memory: self.text("memory", memory)?, args: self.text("args", args)? })
+        let (memory, args) = (self.text("memory", memory)?, self.text("args", args)?);
+        Ok(Settings { guest, memory, args, ..Settings::default() })
+    }
+
+    fn cpus(&self, value: &Option<Spanned<i64>>) -> Result<Option<Cpus>, ConfigError> {
+        let Some(value) = value else { return Ok(None) };
+        let parsed = Cpus::try_from(*value.get_ref());
+        parsed.map(Some).map_err(|allowed| self.value_error("cpus", value, allowed))
     }
 
     fn check_generation(&self, value: Option<&Spanned<String>>) -> Result<(), ConfigError> {

@@ -8,13 +8,19 @@
 mod baseline;
 mod bench;
 mod cli;
+mod client;
 mod config;
 mod doctor;
 mod guest_cmd;
 mod guests;
 mod host;
+mod image_cmd;
+mod linux;
 mod plan;
+mod rundir;
 mod runner;
+mod serve;
+mod served;
 mod signals;
 mod svg;
 mod topo;
@@ -46,6 +52,15 @@ fn main() -> ExitCode {
         Command::Topo(args) => topo::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Guest(command) => guest_cmd::run(command),
+        Command::Serve(args) => serve::run(args),
+        Command::Ps(args) => client::ps::run(args),
+        Command::Exec(args) => client::exec::run(args),
+        Command::Console(args) => client::console::run(args),
+        Command::Cp(args) => client::cp::run(args),
+        Command::Restart(args) => client::restart(args),
+        Command::Down(args) => client::down(args),
+        Command::Image(command) => image_cmd::run(command),
+        Command::Internal(command) => linux::janitor::run(command),
     };
     match result {
         Ok(code) => ExitCode::from(code),

@@ -9,7 +9,8 @@ use tofu_fabric::{NodeId, Port, Shape};
 use crate::cli::{ShapeArgs, UpArgs};
 use crate::config::{ConfigError, MachineFile, Settings};
 use crate::guests::{Guest, GuestError, GuestName};
-use crate::units::{Doorbell, Engines, MemorySize, Timeout};
+use crate::linux::guest::LinuxGuest;
+use crate::units::{Cpus, Doorbell, Engines, GuestArgs, MachineName, MemorySize, Timeout};
 
 /// The guest program that runs if nothing else is asked for.
 const DEFAULT_GUEST: &str = "allpairs";
@@ -35,6 +36,8 @@ pub(crate) struct Plan {
     pub(crate) timeout: Timeout,
     /// Engine threads; `None` leaves the number to the machine.
     pub(crate) engines: Option<Engines>,
+    /// The image of Linux nodes, if not the default one.
+    pub(crate) image: Option<MachineName>,
     /// All nodes in the order of their numbers.
     pub(crate) nodes: Vec<NodePlan>,
 }
@@ -44,12 +47,50 @@ pub(crate) struct Plan {
 pub(crate) struct NodePlan {
     /// Where it is.
     pub(crate) coords: Coords,
-    /// Its VM; `None` makes the node a stub, a device that forwards packets and has
-    /// no guest.
-    pub(crate) vm: Option<VmPlan>,
+    /// What is at the device.
+    pub(crate) role: Role,
 }
 
-/// A virtual machine of a [`Plan`].
+/// What is at a node's device.
+#[derive(Clone, Debug)]
+pub(crate) enum Role {
+    /// Nothing: the device forwards packets and has no guest.
+    Stub,
+    /// A small guest without an operating system, under our own monitor.
+    Bare(VmPlan),
+    /// A Linux guest.
+    Linux(LinuxPlan),
+}
+
+impl Role {
+    /// Guest memory in bytes, and the guest program that runs to its end there.
+    fn vm(&self) -> Option<(MemorySize, Option<&str>)> {
+        match self {
+            Self::Stub => None,
+            Self::Bare(vm) => Some((vm.memory, Some(&vm.guest.name))),
+            Self::Linux(linux) => {
+                Some((linux.memory, linux.guest.as_ref().map(|guest| &*guest.name)))
+            }
+        }
+    }
+}
+
+/// A Linux guest of a [`Plan`].
+#[derive(Clone, Debug)]
+pub(crate) struct LinuxPlan {
+    /// The program to run there; without one the node stays up.
+    pub(crate) guest: Option<LinuxGuest>,
+    /// Guest memory.
+    pub(crate) memory: MemorySize,
+    /// Virtual processors.
+    pub(crate) cpus: Cpus,
+    /// Arguments of the program.
+    pub(crate) args: String,
+    /// What the user wants on the kernel's command line.
+    pub(crate) append: String,
+}
+
+/// A small guest of a [`Plan`].
 #[derive(Clone, Debug)]
 pub(crate) struct VmPlan {
     /// The program.
@@ -67,6 +108,11 @@ pub(crate) enum PlanError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Guest(#[from] GuestError),
+    #[error(
+        "{memory} of memory are too little for a Linux node; give {} or more",
+        MemorySize::LINUX_LEAST
+    )]
+    LinuxMemory { memory: MemorySize },
     #[error("--nodes {asked}: the shape {shape} has {} nodes; give 1 to {0}", shape.nodes())]
     Nodes { asked: u32, shape: Shape },
 }
@@ -75,11 +121,19 @@ impl Network {
     /// The network of a machine file, or that of an empty one, with the command
     /// line's say on top.
     pub(crate) fn new(args: &ShapeArgs) -> Result<(Self, MachineFile), PlanError> {
+        Self::new_or(args, Shape::UNIT)
+    }
+
+    /// The same, with another shape if none is given.
+    pub(crate) fn new_or(
+        args: &ShapeArgs,
+        default: Shape,
+    ) -> Result<(Self, MachineFile), PlanError> {
         let file = match &args.config {
             Some(path) => MachineFile::read(path)?,
             None => MachineFile::default(),
         };
-        let shape = args.shape.or(file.shape).unwrap_or(Shape::UNIT);
+        let shape = args.shape.or(file.shape).unwrap_or(default);
         let shape = shape.with_torus(file.torus.map(|torus| torus.unwrap_or(true)));
         let mut links_down = Vec::new();
         for link in &file.links {
@@ -104,7 +158,8 @@ impl Plan {
     /// Builds the plan for `tofu up`. The command line wins over the file's
     /// machine-wide settings, a `[[node]]` of the file over both.
     pub(crate) fn new(args: &UpArgs) -> Result<Self, PlanError> {
-        let (network, file) = Network::new(&args.shape)?;
+        let (network, file) =
+            Network::new_or(&args.shape, if args.linux.linux { pair() } else { Shape::UNIT })?;
         let shape = network.shape;
         let count = args.nodes.unwrap_or(shape.nodes());
         if count == 0 || count > shape.nodes() {
@@ -120,49 +175,76 @@ impl Plan {
         }
 
         let guest = match &args.guest {
-            Some(name) => GuestName::find(name, Path::new(""))
-                .ok_or_else(|| GuestError::Unknown(name.clone()))?,
-            None => file.settings.guest.clone().unwrap_or(GuestName::Shipped(DEFAULT_GUEST.into())),
+            Some(name) => Some(
+                GuestName::find(name, Path::new(""))
+                    .ok_or_else(|| GuestError::Unknown(name.clone()))?,
+            ),
+            None => file.settings.guest.clone(),
         };
         let machine = Settings {
-            guest: Some(guest.clone()),
+            guest,
             memory: args.memory.or(file.settings.memory),
             args: args.args.clone().or(file.settings.args),
+            linux: if args.linux.linux { Some(true) } else { file.settings.linux },
+            cpus: args.linux.cpus.or(file.settings.cpus),
+            append: args.linux.append.clone().or(file.settings.append),
         };
-
-        let mut loaded: HashMap<GuestName, Guest> = HashMap::new();
-        let mut vm = |own: &Settings| -> Result<VmPlan, GuestError> {
-            let name = own.guest.as_ref().unwrap_or(&guest);
-            let guest = match loaded.get(name) {
-                Some(guest) => guest.clone(),
-                None => {
-                    let guest = Guest::load(name)?;
-                    loaded.insert(name.clone(), guest.clone());
-                    guest
-                }
-            };
-            let memory = own.memory.or(machine.memory).unwrap_or(MemorySize::DEFAULT);
-            let args = own.args.as_ref().or(machine.args.as_ref());
-            Ok(VmPlan { guest, memory, args: args.map(|args| args.0.clone()).unwrap_or_default() })
-        };
+        let mut roles = Roles { machine: &machine, bare: HashMap::new(), linux: HashMap::new() };
         let mut nodes = Vec::with_capacity(shape.nodes() as usize);
         for (id, coords) in (0..).map(NodeId).zip(shape.iter()) {
             let own = overrides.get(&id).copied().unwrap_or(&machine);
-            let vm = if id.0 < count { Some(vm(own)?) } else { None };
-            nodes.push(NodePlan { coords, vm });
+            let role = if id.0 < count { roles.of(own)? } else { Role::Stub };
+            nodes.push(NodePlan { coords, role });
         }
         Ok(Self {
             network,
             doorbell: args.doorbell.or(file.doorbell).unwrap_or_default(),
             timeout: args.timeout.or(file.timeout).unwrap_or(Timeout::DEFAULT),
             engines: args.engines.or(file.engines),
+            image: args.linux.image.clone().or(file.image),
             nodes,
         })
     }
 
-    /// The VMs with their nodes.
-    pub(crate) fn vms(&self) -> impl Iterator<Item = (NodeId, &VmPlan)> {
-        (0..).map(NodeId).zip(&self.nodes).filter_map(|(id, node)| Some((id, node.vm.as_ref()?)))
+    fn roles(&self) -> impl Iterator<Item = (NodeId, &Role)> {
+        (0..).map(NodeId).zip(self.nodes.iter().map(|node| &node.role))
+    }
+
+    /// The small guests with their nodes.
+    pub(crate) fn bare(&self) -> impl Iterator<Item = (NodeId, &VmPlan)> {
+        self.roles().filter_map(|(id, role)| match role {
+            Role::Bare(vm) => Some((id, vm)),
+            _ => None,
+        })
+    }
+
+    /// The Linux guests with their nodes.
+    pub(crate) fn linux(&self) -> impl Iterator<Item = (NodeId, &LinuxPlan)> {
+        self.roles().filter_map(|(id, role)| match role {
+            Role::Linux(linux) => Some((id, linux)),
+            _ => None,
+        })
+    }
+
+    /// The nodes with a virtual machine.
+    pub(crate) fn vms(&self) -> impl Iterator<Item = NodeId> {
+        self.roles().filter_map(|(id, role)| role.vm().map(|_| id))
+    }
+
+    /// The nodes where a guest program runs to its end, and its name.
+    pub(crate) fn programs(&self) -> impl Iterator<Item = (NodeId, &str)> {
+        self.roles().filter_map(|(id, role)| Some((id, role.vm()?.1?)))
+    }
+
+    /// Name of the guest program of a node.
+    pub(crate) fn program(&self, node: NodeId) -> Option<&str> {
+        self.nodes.get(node.index())?.role.vm()?.1
+    }
+
+    /// Whether the machine stays up until told otherwise, rather than until its programs have
+    /// ended.
+    pub(crate) fn stays_up(&self) -> bool {
+        self.linux().any(|(_, linux)| linux.guest.is_none())
     }
 
     /// Coordinates of a node.
@@ -172,8 +254,62 @@ impl Plan {
 
     /// Guest memory of all VMs in bytes.
     pub(crate) fn guest_memory(&self) -> u64 {
-        self.vms().map(|(_, vm)| vm.memory.0).fold(0, u64::saturating_add)
+        let sizes = self.roles().filter_map(|(_, role)| role.vm()).map(|(memory, _)| memory.0);
+        sizes.fold(0, u64::saturating_add)
     }
+}
+
+/// The machine of Linux nodes if none is described: two, next to each other.
+fn pair() -> Shape {
+    Shape::new([2, 1, 1, 1, 1, 1]).unwrap_or(Shape::UNIT)
+}
+
+/// Makes roles of settings; each guest program is loaded once.
+struct Roles<'a> {
+    machine: &'a Settings,
+    bare: HashMap<GuestName, Guest>,
+    linux: HashMap<GuestName, LinuxGuest>,
+}
+
+impl Roles<'_> {
+    /// The role of a node with these settings of its own.
+    fn of(&mut self, own: &Settings) -> Result<Role, PlanError> {
+        let machine = self.machine;
+        let name = own.guest.as_ref().or(machine.guest.as_ref());
+        let memory = own.memory.or(machine.memory);
+        let text = |text: Option<&GuestArgs>| text.map(|text| text.0.clone()).unwrap_or_default();
+        let args = text(own.args.as_ref().or(machine.args.as_ref()));
+        if own.linux.or(machine.linux).unwrap_or(false) {
+            let guest = match name {
+                Some(name) => Some(load(&mut self.linux, name, LinuxGuest::load)?),
+                None => None,
+            };
+            let memory = memory.unwrap_or(MemorySize::LINUX_DEFAULT);
+            if memory.0 < MemorySize::LINUX_LEAST.0 {
+                return Err(PlanError::LinuxMemory { memory });
+            }
+            let cpus = own.cpus.or(machine.cpus).unwrap_or(Cpus::DEFAULT);
+            let append = text(own.append.as_ref().or(machine.append.as_ref()));
+            return Ok(Role::Linux(LinuxPlan { guest, memory, cpus, args, append }));
+        }
+        let default = GuestName::Shipped(DEFAULT_GUEST.into());
+        let guest = load(&mut self.bare, name.unwrap_or(&default), Guest::load)?;
+        let memory = memory.unwrap_or(MemorySize::DEFAULT);
+        Ok(Role::Bare(VmPlan { guest, memory, args }))
+    }
+}
+
+fn load<T: Clone>(
+    loaded: &mut HashMap<GuestName, T>,
+    name: &GuestName,
+    load: fn(&GuestName) -> Result<T, GuestError>,
+) -> Result<T, GuestError> {
+    if let Some(guest) = loaded.get(name) {
+        return Ok(guest.clone());
+    }
+    let guest = load(name)?;
+    loaded.insert(name.clone(), guest.clone());
+    Ok(guest)
 }
 
 #[cfg(test)]
@@ -215,6 +351,10 @@ mod tests {
         }
     }
 
+    fn bare(plan: &Plan, node: usize) -> VmPlan {
+        plan.bare().find(|(id, _)| id.index() == node).unwrap().1.clone()
+    }
+
     #[test]
     fn defaults_are_a_unit() {
         let plan = Case::new("guest = \"one.elf\"").plan(&[]).unwrap();
@@ -223,7 +363,7 @@ mod tests {
         assert_eq!((plan.doorbell, plan.timeout), (Doorbell::Auto, Timeout::DEFAULT));
         assert_eq!(plan.guest_memory(), 12 * (16 << 20));
         assert_eq!(plan.coords(NodeId(11)), Coords::new(0, 0, 0, 1, 2, 1));
-        assert!(plan.vms().all(|(_, vm)| vm.guest.name == "one" && vm.args.is_empty()));
+        assert!(plan.bare().all(|(_, vm)| vm.guest.name == "one" && vm.args.is_empty()));
     }
 
     #[test]
@@ -246,7 +386,7 @@ mod tests {
         );
         let plan = case.plan(&[]).unwrap();
         assert!(!plan.network.shape.wraps(tofu_fabric::Axis::X));
-        let [first, second] = [0, 1].map(|node: usize| plan.nodes[node].vm.clone().unwrap());
+        let [first, second] = [0, 1].map(|node: usize| bare(&plan, node));
         assert_eq!(
             (first.guest.name.as_str(), first.memory.0, first.args.as_str()),
             ("one", 4 << 20, "file")
@@ -270,7 +410,7 @@ mod tests {
                 "3",
             ])
             .unwrap();
-        let [first, second] = [0, 1].map(|node: usize| plan.nodes[node].vm.clone().unwrap());
+        let [first, second] = [0, 1].map(|node: usize| bare(&plan, node));
         assert_eq!((first.memory.0, first.args.as_str()), (2 << 20, "line"));
         assert_eq!((second.memory.0, second.args.as_str()), (8 << 20, "line"));
         assert_eq!(plan.doorbell, Doorbell::Trapped);
@@ -282,7 +422,48 @@ mod tests {
     fn the_rest_of_the_nodes_are_stubs() {
         let plan = Case::new("guest = \"one.elf\"").plan(&["--nodes", "2"]).unwrap();
         assert_eq!(plan.nodes.len(), 12);
-        assert_eq!(plan.vms().map(|(id, _)| id.0).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(plan.vms().map(|id| id.0).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn linux_is_a_pair_that_stays_up() {
+        let plan = Case::new("").plan(&["--linux"]).unwrap();
+        assert_eq!(plan.network.shape, pair());
+        assert_eq!(pair().nodes(), 2);
+        assert_eq!(plan.linux().count(), 2);
+        assert_eq!(plan.guest_memory(), 2 * (256 << 20));
+        assert!(plan.stays_up() && plan.programs().next().is_none());
+        let plan = Case::new("").plan(&["--linux", "--guest", "/bin/true"]).unwrap();
+        assert!(!plan.stays_up());
+        assert_eq!(plan.program(NodeId(1)), Some("true"));
+        let message = Case::new("").error(&["--linux", "--memory", "64MiB"]);
+        assert!(message.starts_with("64MiB of memory are too little"), "{message}");
+    }
+
+    #[test]
+    fn bare_and_linux_nodes_mix() {
+        let file = r#"
+            shape = "2x1x1x1x1x1"
+            cpus = 3
+            append = "all"
+            [[node]]
+            at = [1, 0, 0, 0, 0, 0]
+            linux = true
+            memory = "512MiB"
+            append = "own"
+        "#;
+        let plan = Case::new(file).plan(&[]).unwrap();
+        assert_eq!(
+            plan.bare().map(|(id, vm)| (id.0, &*vm.guest.name)).collect::<Vec<_>>(),
+            [(0, "allpairs")]
+        );
+        let (id, linux) = plan.linux().next().unwrap();
+        assert_eq!(
+            (id.0, linux.cpus, linux.memory.0, &*linux.append),
+            (1, Cpus(3), 512 << 20, "own")
+        );
+        assert!(linux.guest.is_none() && plan.stays_up());
+        assert_eq!(plan.vms().count(), 2);
     }
 
     #[test]

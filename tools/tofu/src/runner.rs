@@ -19,13 +19,15 @@ use tofu_vmm::{Attachment, Hypervisor, Vm, VmConfig, Windows};
 use vm_memory::{GuestMemoryBackend, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::plan::{Plan, VmPlan};
-use crate::units::Doorbell;
+use crate::linux::machine::{Host, LinuxNodes};
+use crate::linux::programs;
+use crate::plan::{Network, Plan, VmPlan};
+use crate::units::{Doorbell, Engines};
 
 /// Something that happened to a machine. Events of one node arrive in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The node's guest has been loaded and its vCPU runs.
+    /// The node's guest has been loaded and its vCPU runs; a Linux node can run programs.
     Booted(NodeId),
     /// The guest printed a line, without its line end.
     Line(NodeId, String),
@@ -35,6 +37,10 @@ pub(crate) enum Event {
     Signal(i32),
     /// [`Backend::start`] has returned. Not sent by machines.
     Started,
+    /// A Linux node's virtual machine has ended, and why. It may come back.
+    Died(NodeId, String),
+    /// `tofu down` wants the machine to end.
+    Down,
 }
 
 /// How a guest ended.
@@ -76,38 +82,75 @@ pub(crate) trait Backend {
     /// One line on what this host lacks or what is wrong with a guest, and how to
     /// mend it. Nothing runs then.
     fn start(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>>;
+
+    /// Makes a [`Backend::start`] under way return soon, with an error, if it takes long.
+    fn cancel(&self) {}
 }
 
 /// Machines in this process: VMs of our own VMM around the devices of a [`Machine`].
-pub(crate) struct Machines;
+pub(crate) struct Machines {
+    /// What the plan's Linux nodes need.
+    pub(crate) linux: Option<Host>,
+}
+
+/// A machine without nodes whose engines run, with the links down that are to be.
+pub(crate) fn machine(
+    network: &Network,
+    doorbells: Doorbells,
+    engines: usize,
+) -> anyhow::Result<Machine> {
+    let machine =
+        Machine::new(MachineConfig { doorbells, engines, ..MachineConfig::new(network.shape) })?;
+    for &(at, port) in &network.links_down {
+        machine.fabric().set_link(at, port, false)?;
+    }
+    machine.start()?;
+    Ok(machine)
+}
+
+/// How many engines a machine gets.
+pub(crate) fn engines(wanted: Option<Engines>, cores: usize) -> usize {
+    wanted.map_or(cores.min(MOST_ENGINES), |engines| engines.0.get() as usize)
+}
 
 impl Backend for Machines {
     fn start(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
-        let hypervisor = Hypervisor::open()?;
+        let any_bare = plan.bare().next().is_some();
+        let hypervisor = any_bare.then(Hypervisor::open).transpose()?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let engines = match plan.engines {
-            Some(engines) => engines.0.get() as usize,
-            None => cores.min(MOST_ENGINES),
-        };
-        let machine = Machine::new(MachineConfig {
-            doorbells: doorbells(plan, cores, engines),
-            engines,
-            ..MachineConfig::new(plan.network.shape)
-        })?;
-        for &(at, port) in &plan.network.links_down {
-            machine.fabric().set_link(at, port, false)?;
+        let engines = engines(plan.engines, cores);
+        let machine = machine(&plan.network, doorbells(plan, cores, engines), engines)?;
+        let mut running = Local { vms: HashMap::new(), linux: None, machine };
+        // First, as they take their time, and small guests would wait for them in vain.
+        if let Some(host) = &self.linux {
+            running.linux = Some(LinuxNodes::start(host, &running.machine, plan, &events)?);
         }
-        machine.start()?;
-        let mut running = Local { vms: HashMap::new(), machine };
-        for (id, vm) in plan.vms() {
+        let registry = self.linux.as_ref().map(|host| &host.registry);
+        for (id, vm) in plan.bare() {
+            let Some(hypervisor) = &hypervisor else { break };
             let at = plan.coords(id);
-            let vm = boot(&hypervisor, &running.machine, plan, (id, at), vm, &events)
+            if let Some(registry) = registry {
+                registry.others().insert(id, "running");
+            }
+            let vm = boot(hypervisor, &running.machine, plan, (id, at), vm, &events)
                 .with_context(|| format!("node {at}"))?;
             // The receiver is gone only when the run is over.
             let _ = events.send(Event::Booted(id));
             running.vms.insert(id, vm);
         }
+        for node in registry.iter().flat_map(|registry| registry.linux()) {
+            let linux = plan.linux().find(|(id, _)| *id == node.id);
+            if let Some((linux, guest)) = linux.and_then(|(_, l)| Some((l, l.guest.as_ref()?))) {
+                programs::start(node, guest, &linux.args, &events)?;
+            }
+        }
         Ok(Box::new(running))
+    }
+
+    fn cancel(&self) {
+        if let Some(host) = &self.linux {
+            host.registry.cancel();
+        }
     }
 }
 
@@ -166,19 +209,24 @@ fn boot(
 }
 
 /// A name for threads and the log, short enough for both.
-fn name(at: Coords) -> String {
+pub(crate) fn name(at: Coords) -> String {
     let [x, y, z, a, b, c] = at.to_array();
     format!("t-{x}-{y}-{z}-{a}-{b}-{c}")
 }
 
 /// What a guest is told: the machine, and what the user has to say.
 fn command_line(plan: &Plan, vm: &VmPlan) -> String {
+    format!("{} {}", machine_words(plan, ""), vm.args).trim_end().to_owned()
+}
+
+/// The machine in words of a command line that begin with `prefix`.
+pub(crate) fn machine_words(plan: &Plan, prefix: &str) -> String {
     let shape = &plan.network.shape;
     let axes = [(Axis::X, 'x'), (Axis::Y, 'y'), (Axis::Z, 'z')];
     let torus: String =
         axes.iter().filter(|(axis, _)| shape.wraps(*axis)).map(|(_, c)| c).collect();
     let nodes = plan.vms().count();
-    format!("shape={shape} torus={torus} nodes={nodes} {}", vm.args).trim_end().to_owned()
+    format!("{prefix}shape={shape} {prefix}torus={torus} {prefix}nodes={nodes}")
 }
 
 fn outcome_of(outcome: &tofu_vmm::Outcome) -> Outcome {
@@ -194,6 +242,7 @@ fn outcome_of(outcome: &tofu_vmm::Outcome) -> Outcome {
 struct Local {
     // Dropped in this order: no vCPU may be left when the engines stop.
     vms: HashMap<NodeId, Vm>,
+    linux: Option<LinuxNodes>,
     machine: Machine,
 }
 
@@ -215,6 +264,9 @@ impl Running for Local {
     fn stop(&mut self) {
         for vm in self.vms.values() {
             vm.stop();
+        }
+        if let Some(linux) = &mut self.linux {
+            linux.stop();
         }
         self.machine.stop();
     }

@@ -96,7 +96,7 @@ impl<'a> Screen<'a> {
             bar.enable_steady_tick(Duration::from_millis(100));
             bar
         });
-        let widest = plan.vms().map(|(id, _)| plan.coords(id).to_string().len()).max();
+        let widest = plan.vms().map(|id| plan.coords(id).to_string().len()).max();
         let mut screen = Self { out, style, bar, booted: 0, ended: 0, width: widest.unwrap_or(0) };
         if style.json {
             screen.object(json!({
@@ -105,6 +105,10 @@ impl<'a> Screen<'a> {
                 "links_down": plan.network.links_down.len(),
             }))?;
         } else {
+            let linux = match plan.linux().count() {
+                0 => String::new(),
+                n => format!(", {n} of them Linux"),
+            };
             let stubs = shape.nodes() as usize - vms;
             let stubs = if stubs == 0 { String::new() } else { format!(", {stubs} without a VM") };
             let down = match plan.network.links_down.len() {
@@ -114,7 +118,7 @@ impl<'a> Screen<'a> {
             };
             let memory = plan.guest_memory() >> 20;
             screen.line(&format!(
-                "machine {shape}: {vms} VMs{stubs}{down}, {memory} MiB of guest memory, doorbells {}",
+                "machine {shape}: {vms} VMs{linux}{stubs}{down}, {memory} MiB of guest memory, doorbells {}",
                 plan.doorbell.name()
             ))?;
         }
@@ -180,6 +184,36 @@ impl<'a> Screen<'a> {
             return self.object(json!({ "event": "note", "text": text }));
         }
         self.line(text)
+    }
+
+    /// All Linux nodes of a machine that stays up are ready; `hints` tell what can be done.
+    pub(crate) fn ready(
+        &mut self,
+        name: &str,
+        after: Duration,
+        hints: &[String],
+    ) -> io::Result<()> {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        let seconds = after.as_secs_f64();
+        if self.style.json {
+            self.object(json!({ "event": "ready", "machine": name, "seconds": seconds }))?;
+        } else {
+            self.line(&format!("machine {name} is ready after {seconds:.1} s"))?;
+            for hint in hints {
+                self.line(hint)?;
+            }
+        }
+        self.out.flush()
+    }
+
+    /// The end of a machine without programs.
+    pub(crate) fn end(&mut self) -> io::Result<()> {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        self.out.flush()
     }
 
     /// The table and the last line.

@@ -15,6 +15,10 @@ pub(crate) struct MemorySize(pub(crate) u64);
 
 impl MemorySize {
     pub(crate) const DEFAULT: Self = Self(16 << 20);
+    /// Of a Linux node.
+    pub(crate) const LINUX_DEFAULT: Self = Self(256 << 20);
+    /// The least that a Linux node boots with.
+    pub(crate) const LINUX_LEAST: Self = Self(96 << 20);
     pub(crate) const ALLOWED: &str = "a whole number with KiB, MiB or GiB, such as \"16MiB\", from 2MiB to 1024GiB, in 4KiB steps";
 }
 
@@ -89,6 +93,68 @@ impl FromStr for Engines {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
+    }
+}
+
+/// Virtual processors of a Linux node: 1 to 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(crate) struct Cpus(pub(crate) u32);
+
+impl Cpus {
+    pub(crate) const DEFAULT: Self = Self(1);
+    pub(crate) const ALLOWED: &str = "a whole number of processors from 1 to 16";
+}
+
+impl TryFrom<i64> for Cpus {
+    type Error = &'static str;
+
+    fn try_from(number: i64) -> Result<Self, Self::Error> {
+        match number {
+            1..=16 => Ok(Self(number as u32)),
+            _ => Err(Self::ALLOWED),
+        }
+    }
+}
+
+impl FromStr for Cpus {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
+    }
+}
+
+/// Name of a machine, and of an image: it is a file name, too.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub(crate) struct MachineName(String);
+
+impl MachineName {
+    pub(crate) const ALLOWED: &str = "1 to 32 letters, digits, - and _, and begins with a letter";
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for MachineName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let letter = text.starts_with(|c: char| c.is_ascii_alphabetic());
+        let known = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+        if letter && known && text.len() <= 32 {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(Self::ALLOWED)
+        }
+    }
+}
+
+impl fmt::Display for MachineName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
@@ -202,6 +268,14 @@ mod tests {
             assert_eq!(text.parse::<Engines>(), Err(Engines::ALLOWED), "{text}");
         }
         assert!("rounds=3 verify".parse::<GuestArgs>().is_ok());
+        assert_eq!("16".parse::<Cpus>(), Ok(Cpus(16)));
+        for text in ["0", "17", "-1", "two"] {
+            assert_eq!(text.parse::<Cpus>(), Err(Cpus::ALLOWED), "{text}");
+        }
+        assert!("a-machine_2".parse::<MachineName>().is_ok());
+        for text in ["", "..", "a/b", "2a", "-a", "a b", "ü", &"x".repeat(33)] {
+            assert_eq!(text.parse::<MachineName>(), Err(MachineName::ALLOWED), "{text}");
+        }
         for text in ["a\nb", "ü", &"x".repeat(1025)] {
             assert_eq!(text.parse::<GuestArgs>(), Err(GuestArgs::ALLOWED), "{text}");
         }

@@ -10,6 +10,7 @@ use tofu_fabric::NodeId;
 
 use crate::cli::UpArgs;
 use crate::host;
+use crate::linux;
 use crate::plan::Plan;
 use crate::runner::{Backend, Event, Machines, Outcome, Running};
 use crate::signals;
@@ -24,6 +25,10 @@ const EXIT_SIGNAL: u8 = 128;
 pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let plan = Plan::new(args)?;
     check_memory(&plan, host::memory_available())?;
+    if plan.linux().next().is_some() {
+        return linux::up::run(&plan, args);
+    }
+    linux::up::refuse_options(args)?;
     let (sender, events) = mpsc::channel();
     let signal_sender = sender.clone();
     let _signals = signals::forward(move |signal| {
@@ -33,7 +38,8 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     .context("cannot handle signals")?;
     let mut out = io::stdout();
     let mut screen = Screen::new(&mut out, Style::detect(args.json), &plan)?;
-    watch(&plan, &Machines, sender, &events, &mut screen)
+    let machines = Machines { linux: None };
+    watch(&plan, &machines, sender, &events, &mut screen, &mut |_| Ok(()))
 }
 
 /// Refuses a machine whose guests could use more memory than there is, which
@@ -66,21 +72,34 @@ struct Watch<'a, 'b> {
     unfinished: usize,
     /// The first signal that came.
     signal: Option<i32>,
+    /// `tofu down` came.
+    down: bool,
+    /// All have booted.
+    started: bool,
 }
 
 /// Starts a machine and follows it to its end: all guests have ended, the time is
-/// over, or a signal came. Returns the exit code.
-fn watch(
+/// over, or a signal came. Returns the exit code. `started` is called once all have booted.
+pub(crate) fn watch(
     plan: &Plan,
     backend: &(dyn Backend + Sync),
     sender: Sender<Event>,
     events: &Receiver<Event>,
     screen: &mut Screen<'_>,
+    started: &mut dyn FnMut(&mut Screen<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<u8> {
     let start = Instant::now();
     let nodes = plan.nodes.iter().map(|_| Progress { result: None, last_line: String::new() });
-    let unfinished = plan.vms().count();
-    let mut watch = Watch { plan, start, screen, nodes: nodes.collect(), unfinished, signal: None };
+    let mut watch = Watch {
+        plan,
+        start,
+        screen,
+        nodes: nodes.collect(),
+        unfinished: plan.programs().count(),
+        signal: None,
+        down: false,
+        started: false,
+    };
 
     // On a thread of its own, so that what happens while others boot is seen.
     let machine = thread::scope(|scope| {
@@ -95,15 +114,31 @@ fn watch(
                 break;
             }
             watch.take(event)?;
+            if watch.is_to_end() {
+                backend.cancel();
+            }
         }
         starting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    let mut machine = machine?;
+    let mut machine = match machine {
+        Ok(machine) => machine,
+        Err(_) if watch.is_to_end() => return watch.finish(),
+        Err(error) => return Err(error),
+    };
+    if !watch.is_to_end() {
+        started(watch.screen)?;
+        watch.started = true;
+    }
 
-    let deadline = start + plan.timeout.0;
-    while watch.unfinished > 0 && watch.signal.is_none() {
+    let stays_up = plan.stays_up();
+    let deadline = Instant::now() + plan.timeout.0;
+    while (stays_up || watch.unfinished > 0) && !watch.is_to_end() {
         let left = deadline.saturating_duration_since(Instant::now());
-        match events.recv_timeout(left) {
+        let event = match stays_up {
+            true => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false => events.recv_timeout(left),
+        };
+        match event {
             Ok(event) => watch.take(event)?,
             Err(RecvTimeoutError::Timeout) => {
                 watch.time_is_over(machine.as_mut(), events)?;
@@ -121,8 +156,16 @@ fn watch(
 }
 
 impl Watch<'_, '_> {
+    /// Whether somebody wants the machine to end now.
+    fn is_to_end(&self) -> bool {
+        self.signal.is_some() || self.down
+    }
+
     fn take(&mut self, event: Event) -> io::Result<()> {
         match event {
+            Event::Booted(node) if self.started => {
+                self.screen.note(&format!("{} is ready again", self.plan.coords(node)))
+            }
             Event::Booted(node) => self.screen.booted(self.plan.coords(node), self.start.elapsed()),
             Event::Line(node, text) => {
                 let text = printable(&text);
@@ -143,7 +186,18 @@ impl Watch<'_, '_> {
                 self.signal = Some(number);
                 self.screen.note("interrupted, stopping the guests")
             }
-            Event::Signal(_) | Event::Started => Ok(()),
+            Event::Down if !self.is_to_end() => {
+                self.down = true;
+                self.screen.note("going down")
+            }
+            // Before that, it is the end of all.
+            Event::Died(node, why) if self.started => {
+                let at = self.plan.coords(node);
+                let note =
+                    format!("{at} is off: {why}; its device is reset, `tofu restart` starts it");
+                self.screen.note(&note)
+            }
+            Event::Signal(_) | Event::Down | Event::Died(..) | Event::Started => Ok(()),
         }
     }
 
@@ -156,7 +210,7 @@ impl Watch<'_, '_> {
         code: Option<u32>,
         detail: String,
     ) -> io::Result<()> {
-        let Some(vm) = &self.plan.nodes[node.index()].vm else { return Ok(()) };
+        let Some(guest) = self.plan.program(node) else { return Ok(()) };
         let progress = &mut self.nodes[node.index()];
         if progress.result.is_some() {
             return Ok(());
@@ -164,7 +218,7 @@ impl Watch<'_, '_> {
         self.unfinished -= 1;
         let result = NodeResult {
             coords: self.plan.coords(node),
-            guest: vm.guest.name.clone(),
+            guest: guest.to_owned(),
             ok: code == Some(0),
             kind,
             code,
@@ -178,7 +232,7 @@ impl Watch<'_, '_> {
     }
 
     fn without_result(&self) -> Vec<NodeId> {
-        let nodes = self.plan.vms().map(|(id, _)| id);
+        let nodes = self.plan.programs().map(|(id, _)| id);
         nodes.filter(|id| self.nodes[id.index()].result.is_none()).collect()
     }
 
@@ -210,11 +264,19 @@ impl Watch<'_, '_> {
         for id in self.without_result() {
             self.end(id, "stopped", None, String::new())?;
         }
+        if self.plan.programs().next().is_none() {
+            self.screen.end()?;
+            return Ok(match self.signal {
+                Some(signal) => EXIT_SIGNAL + (signal as u8 & 0x7f),
+                None => 0,
+            });
+        }
         let results: Vec<_> = self.nodes.into_iter().filter_map(|node| node.result).collect();
         self.screen.summary(&results, self.start.elapsed())?;
         Ok(match self.signal {
             Some(signal) => EXIT_SIGNAL + (signal as u8 & 0x7f),
-            None if results.iter().all(|result| result.ok) => 0,
+            // Whoever takes the machine down knows what still runs.
+            None if self.down || results.iter().all(|result| result.ok) => 0,
             None => EXIT_FAILED,
         })
     }
@@ -232,7 +294,7 @@ impl std::fmt::Display for Seconds {
 mod tests {
     use super::*;
     use crate::guests::Guest;
-    use crate::plan::{Network, NodePlan, VmPlan};
+    use crate::plan::{Network, NodePlan, Role, VmPlan};
     use crate::units::{Doorbell, MemorySize, Timeout};
     use std::borrow::Cow;
     use std::sync::Arc;
@@ -242,15 +304,17 @@ mod tests {
         let shape: Shape = shape.parse().unwrap();
         let guest = Guest { name: "probe".into(), image: Arc::new(Cow::Borrowed(&[])) };
         let vm = VmPlan { guest, memory: MemorySize(16 << 20), args: String::new() };
-        let nodes = (0..)
-            .zip(shape.iter())
-            .map(|(id, coords)| NodePlan { coords, vm: (id < vms).then(|| vm.clone()) });
+        let nodes = (0..).zip(shape.iter()).map(|(id, coords)| {
+            let role = if id < vms { Role::Bare(vm.clone()) } else { Role::Stub };
+            NodePlan { coords, role }
+        });
         Plan {
             nodes: nodes.collect(),
             network: Network { shape, links_down: Vec::new() },
             doorbell: Doorbell::Auto,
             timeout: Timeout(timeout),
             engines: None,
+            image: None,
         }
     }
 
@@ -294,7 +358,7 @@ mod tests {
         let mut out = Vec::new();
         let mut screen = Screen::new(&mut out, style, plan).unwrap();
         let script = Script { coming, hanging: hanging.to_vec() };
-        let code = watch(plan, &script, sender, &events, &mut screen).unwrap();
+        let code = watch(plan, &script, sender, &events, &mut screen, &mut |_| Ok(())).unwrap();
         drop(screen);
         (code, String::from_utf8(out).unwrap())
     }
@@ -378,7 +442,10 @@ mod tests {
         let (sender, events) = mpsc::channel();
         let mut out = Vec::new();
         let mut screen = Screen::new(&mut out, TEXT, &plan).unwrap();
-        assert_eq!(watch(&plan, &Silent, sender, &events, &mut screen).unwrap(), 1);
+        assert_eq!(
+            watch(&plan, &Silent, sender, &events, &mut screen, &mut |_| Ok(())).unwrap(),
+            1
+        );
     }
 
     #[test]
@@ -393,7 +460,8 @@ mod tests {
         let (sender, events) = mpsc::channel();
         let mut out = Vec::new();
         let mut screen = Screen::new(&mut out, TEXT, &plan).unwrap();
-        let error = watch(&plan, &Unable, sender, &events, &mut screen).unwrap_err();
+        let error =
+            watch(&plan, &Unable, sender, &events, &mut screen, &mut |_| Ok(())).unwrap_err();
         assert_eq!(error.to_string(), "no /dev/kvm");
     }
 

@@ -1,0 +1,141 @@
+//! A node's console: what it has printed last, and whoever looks at it now.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Bytes of output that are kept for those who come later.
+const TAIL: usize = 64 << 10;
+/// Pieces of output that a viewer may be behind; more are lost to it.
+const BEHIND: usize = 256;
+/// The log file is begun anew at this size; the one before is kept.
+const MAX_LOG: u64 = 1 << 20;
+
+/// A console. It outlives the virtual machines of its node.
+pub(crate) struct Console {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    tail: VecDeque<u8>,
+    viewers: Vec<SyncSender<Vec<u8>>>,
+    input: Option<UnixStream>,
+    log: Log,
+}
+
+impl Console {
+    /// A console that is logged to `log`.
+    pub(crate) fn new(log: PathBuf) -> Self {
+        let log = Log { path: log, file: None, size: 0 };
+        let (tail, viewers) = (VecDeque::new(), Vec::new());
+        Self { inner: Mutex::new(Inner { tail, viewers, input: None, log }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows the console of a virtual machine until that ends.
+    pub(crate) fn follow(&self, mut stream: UnixStream) {
+        match stream.try_clone() {
+            Ok(input) => self.lock().input = Some(input),
+            Err(error) => log::warn!("console input: {error}"),
+        }
+        let mut buffer = [0; 4096];
+        loop {
+            match stream.read(&mut buffer) {
+                Ok(n) if n > 0 => self.lock().output(&buffer[..n]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // An error is the other end's death, too.
+                _ => break,
+            }
+        }
+        self.lock().input = None;
+    }
+
+    /// What was printed last, and what will be.
+    pub(crate) fn view(&self) -> (Vec<u8>, Receiver<Vec<u8>>) {
+        let (sender, receiver) = sync_channel(BEHIND);
+        let mut inner = self.lock();
+        inner.viewers.push(sender);
+        (inner.tail.iter().copied().collect(), receiver)
+    }
+
+    /// Types something. A console that nobody reads does not hold up whoever types.
+    pub(crate) fn type_in(&self, bytes: &[u8]) -> io::Result<()> {
+        let input = self.lock().input.as_ref().map(UnixStream::try_clone).transpose()?;
+        match input {
+            Some(mut input) => input.write_all(bytes),
+            None => Ok(()),
+        }
+    }
+
+    /// The last lines with something in them, without control characters.
+    pub(crate) fn last_lines(&self, most: usize) -> Vec<String> {
+        let tail: Vec<u8> = self.lock().tail.iter().copied().collect();
+        last_lines(&String::from_utf8_lossy(&tail), most)
+    }
+}
+
+fn last_lines(text: &str, most: usize) -> Vec<String> {
+    let clean = text.lines().map(|line| crate::ui::printable(line.trim_end()));
+    let mut lines: Vec<String> = clean.filter(|line| !line.trim().is_empty()).collect();
+    lines.split_off(lines.len().saturating_sub(most))
+}
+
+impl Inner {
+    fn output(&mut self, bytes: &[u8]) {
+        self.tail.extend(bytes);
+        let excess = self.tail.len().saturating_sub(TAIL);
+        self.tail.drain(..excess);
+        self.viewers.retain(|viewer| {
+            !matches!(viewer.try_send(bytes.to_vec()), Err(TrySendError::Disconnected(_)))
+        });
+        self.log.write(bytes);
+    }
+}
+
+/// A log file of bounded size.
+struct Log {
+    path: PathBuf,
+    file: Option<File>,
+    size: u64,
+}
+
+impl Log {
+    fn write(&mut self, bytes: &[u8]) {
+        if let Err(error) = self.try_write(bytes) {
+            // Once: a full disk stays full.
+            if self.size != u64::MAX {
+                log::warn!("{}: {error}; no longer written", self.path.display());
+            }
+            self.size = u64::MAX;
+            self.file = None;
+        }
+    }
+
+    fn try_write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.size == u64::MAX {
+            return Ok(());
+        }
+        if self.size > MAX_LOG {
+            self.file = None;
+            std::fs::rename(&self.path, self.path.with_extension("log.1"))?;
+            self.size = 0;
+        }
+        if self.file.is_none() {
+            let mut options = OpenOptions::new();
+            self.file = Some(options.create(true).append(true).mode(0o600).open(&self.path)?);
+        }
+        if let Some(file) = &mut self.file {
+            file.write_all(bytes)?;
+        }
+        self.size += bytes.len() as u64;
+        Ok(())
+    }
+}

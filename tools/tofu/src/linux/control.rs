@@ -1,0 +1,270 @@
+//! The control socket of a machine: serves `tofu ps`, `exec`, `cp`, `console`, `restart`, `down`.
+
+use std::io::{BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::SeqCst},
+};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use tofu_agent::wire::{Exec, FrameReader, FromProgram, ToProgram, encode};
+use tofu_fabric::NodeId;
+
+use super::agent::Handle;
+use super::machine::Registry;
+use super::node::LinuxNode;
+use crate::runner::Event;
+
+/// What a command asks; the first message of a connection, but for [`Request::To`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Answered by [`Reply::Machine`], a [`Reply::Node`] for each node, [`Reply::Done`].
+    Info,
+    /// Runs a program on a node. Its words come as [`Reply::Program`].
+    Exec { node: u32, exec: Exec },
+    /// Something for that program.
+    To(ToProgram),
+    /// Answered by [`Reply::Done`]; from then on the connection is the console's bytes.
+    Console { node: u32 },
+    /// Starts a node's virtual machine anew. Answered when it has started.
+    Restart { node: u32 },
+    /// Ends the machine. Answered when that has begun.
+    Down,
+}
+
+/// What a machine answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    Machine(MachineInfo),
+    Node(NodeInfo),
+    Program(FromProgram),
+    Done,
+    /// What was asked for cannot be done: why, in one line.
+    Error(String),
+}
+
+/// A machine as `tofu ps` shows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct MachineInfo {
+    /// Process that runs it.
+    pub(crate) pid: u32,
+    pub(crate) shape: String,
+    /// Since it was started.
+    pub(crate) seconds: f64,
+}
+
+/// A node as `tofu ps` shows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct NodeInfo {
+    pub(crate) index: u32,
+    pub(crate) at: [u8; 6],
+    pub(crate) name: String,
+    /// `waiting`, `booting`, `ready`, `off`; `running`, `ended`; `served`.
+    pub(crate) state: String,
+    /// `qemu`, `tofu`, or `none`.
+    pub(crate) vmm: String,
+    /// Process of its monitor.
+    pub(crate) pid: Option<u32>,
+    /// Since it has been in its state.
+    pub(crate) seconds: f64,
+}
+
+/// Serves the socket, from now on to the end of the process.
+pub(crate) fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
+    let cannot = || format!("cannot make the control socket {}", socket.display());
+    let listener = UnixListener::bind(socket).with_context(cannot)?;
+    let registry = Arc::clone(registry);
+    let accept = move || {
+        for client in listener.incoming() {
+            match client {
+                Ok(client) => {
+                    let registry = Arc::clone(&registry);
+                    let thread = thread::Builder::new().name("control".into());
+                    let run = move || {
+                        if let Err(error) = serve_client(client, &registry) {
+                            log::debug!("control: {error:#}");
+                        }
+                    };
+                    if let Err(error) = thread.spawn(run) {
+                        log::warn!("control: no threads left: {error}");
+                    }
+                }
+                Err(error) => {
+                    log::warn!("control: {error}");
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    };
+    thread::Builder::new().name("control".into()).spawn(accept).context("no threads left")?;
+    Ok(())
+}
+
+fn say(client: &mut UnixStream, reply: &Reply) -> anyhow::Result<()> {
+    Ok(client.write_all(&encode(reply)?)?)
+}
+
+fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<()> {
+    let mut requests = FrameReader::new(client.try_clone()?);
+    let Some(request) = requests.receive()? else { return Ok(()) };
+    let result = match request {
+        Request::Info => info(&mut client, registry),
+        Request::Exec { node, exec } => {
+            return match find(registry, node).and_then(|node| node.agent().exec(exec)) {
+                Ok(running) => {
+                    let (handle, events) = running.split();
+                    serve_program(client, requests, handle, events)
+                }
+                Err(error) => say(&mut client, &Reply::Error(format!("{error:#}"))),
+            };
+        }
+        Request::Console { node } => match find(registry, node) {
+            Ok(node) => {
+                say(&mut client, &Reply::Done)?;
+                return serve_console(client, requests.into_inner(), node);
+            }
+            Err(error) => Err(error),
+        },
+        Request::Restart { node } => find(registry, node).and_then(|node| node.restart()),
+        Request::Down => {
+            registry.events.send(Event::Down).context("the machine is going down already")
+        }
+        Request::To(_) => Err(anyhow::anyhow!("no program runs on this connection")),
+    };
+    let reply = match result {
+        Ok(()) => Reply::Done,
+        Err(error) => Reply::Error(format!("{error:#}")),
+    };
+    say(&mut client, &reply)
+}
+
+fn find(registry: &Registry, id: u32) -> anyhow::Result<&Arc<LinuxNode>> {
+    let found = registry.linux().iter().find(|node| node.id == NodeId(id));
+    match found {
+        Some(node) => Ok(node),
+        None if registry.others().contains_key(&NodeId(id)) => {
+            bail!("the node is not a Linux node of this machine")
+        }
+        None if registry.linux().is_empty() => bail!("the machine has not started yet"),
+        None => bail!("the node has no virtual machine"),
+    }
+}
+
+fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
+    let machine = MachineInfo {
+        pid: std::process::id(),
+        shape: registry.shape.to_string(),
+        seconds: registry.started.elapsed().as_secs_f64(),
+    };
+    say(client, &Reply::Machine(machine))?;
+    let mut nodes: Vec<NodeInfo> = registry
+        .linux()
+        .iter()
+        .map(|node| {
+            let (phase, pid, since) = node.phase();
+            NodeInfo {
+                index: node.id.0,
+                at: node.at.to_array(),
+                name: crate::runner::name(node.at),
+                state: format!("{phase:?}").to_lowercase(),
+                vmm: node.setup().vmm().into(),
+                pid,
+                seconds: since.as_secs_f64(),
+            }
+        })
+        .collect();
+    let others: Vec<_> = registry.others().iter().map(|(id, state)| (*id, *state)).collect();
+    for (id, state) in others {
+        let Some(at) = registry.shape.coords(id) else { continue };
+        nodes.push(NodeInfo {
+            index: id.0,
+            at: at.to_array(),
+            name: crate::runner::name(at),
+            state: state.into(),
+            vmm: if state == "served" { "none" } else { "tofu" }.into(),
+            pid: None,
+            seconds: registry.started.elapsed().as_secs_f64(),
+        });
+    }
+    nodes.sort_by_key(|node| node.index);
+    nodes.into_iter().try_for_each(|node| say(client, &Reply::Node(node)))
+}
+
+/// Passes on what a program and a command have to say to each other.
+fn serve_program(
+    mut client: UnixStream,
+    mut requests: FrameReader<UnixStream>,
+    handle: Handle,
+    events: Receiver<FromProgram>,
+) -> anyhow::Result<()> {
+    let answers = thread::Builder::new().name("program".into()).spawn(move || {
+        for what in events {
+            let ended = matches!(what, FromProgram::Ended(_));
+            if say(&mut client, &Reply::Program(what)).is_err() || ended {
+                break;
+            }
+        }
+        // Wakes up the other direction.
+        let _ = client.shutdown(Shutdown::Both);
+    });
+    let answers = answers.context("no threads left")?;
+    let result = loop {
+        match requests.receive() {
+            Ok(Some(Request::To(what))) => {
+                if let Err(error) = handle.say(what) {
+                    break Err(error);
+                }
+            }
+            // The command has gone, with or without a word.
+            _ => break Ok(()),
+        }
+    };
+    // Kills the program if it still runs, upon which the agent tells of its end.
+    drop(handle);
+    // A panic there has been printed.
+    let _ = answers.join();
+    result
+}
+
+/// How often a console looks whether its viewer is still there.
+const LOOK: Duration = Duration::from_millis(200);
+
+fn serve_console(
+    mut client: UnixStream,
+    mut typed: BufReader<UnixStream>,
+    node: &Arc<LinuxNode>,
+) -> anyhow::Result<()> {
+    let (tail, output) = node.console().view();
+    let gone = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&gone);
+    let viewer = thread::Builder::new().name("console".into()).spawn(move || {
+        let mut sent = client.write_all(&tail);
+        while sent.is_ok() && !seen.load(SeqCst) {
+            match output.recv_timeout(LOOK) {
+                Ok(bytes) => sent = client.write_all(&bytes),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        let _ = client.shutdown(Shutdown::Both);
+    });
+    let viewer = viewer.context("no threads left")?;
+    let mut buffer = [0; 1024];
+    loop {
+        match typed.read(&mut buffer) {
+            Ok(n) if n > 0 => node.console().type_in(&buffer[..n])?,
+            _ => break,
+        }
+    }
+    gone.store(true, SeqCst);
+    // A panic there has been printed.
+    let _ = viewer.join();
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! `--detach`: a process of its own runs the machine, and the command returns when that is ready.
+//!
+//! The process is started with the same arguments, the same terminal, and as its standard input
+//! the writing end of a pipe. It lets go of all three when the machine is ready; the command sees
+//! the end of the pipe.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use anyhow::Context;
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal, setsid};
+
+use crate::signals;
+
+/// The command's side: returns its exit code.
+pub(crate) fn run() -> anyhow::Result<u8> {
+    let (mut ready, hold) = io::pipe().context("no pipes left")?;
+    let mut command = Command::new("/proc/self/exe");
+    command.args(std::env::args_os().skip(1)).arg("--detached").stdin(Stdio::from(hold));
+    let mut child = command.spawn().context("cannot start a process for the machine")?;
+    // It would keep the pipe open.
+    drop(command);
+    let pid = Pid::from_child(&child);
+    let ended = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&ended);
+    let _signals = signals::forward(move |signal| {
+        if !seen.load(SeqCst)
+            && let Some(signal) = Signal::from_named_raw(signal)
+        {
+            let _ = kill_process(pid, signal);
+        }
+    })
+    .context("cannot handle signals")?;
+    let mut byte = [0];
+    while matches!(ready.read(&mut byte), Err(error) if error.kind() == io::ErrorKind::Interrupted)
+    {
+    }
+    // Either it is ready, or it ends and has said why.
+    let status = match child.try_wait()? {
+        None if parent_pipe_only_closed(pid) => None,
+        None => Some(child.wait()?),
+        status => status,
+    };
+    ended.store(true, SeqCst);
+    Ok(match status {
+        None => 0,
+        Some(status) => status.code().map_or(2, |code| code as u8),
+    })
+}
+
+/// Whether the process runs on: one that has ended closes all its files a moment before it can
+/// be waited for.
+fn parent_pipe_only_closed(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
+    // Its standard input is /dev/null if it let go of us.
+    let stdin = std::fs::read_link(format!("/proc/{}/fd/0", pid.as_raw_nonzero()));
+    !matches!(state, None | Some('Z' | 'X'))
+        && stdin.is_ok_and(|path| path == Path::new("/dev/null"))
+}
+
+/// The machine's side.
+pub(crate) struct Parent {
+    left: bool,
+}
+
+impl Parent {
+    /// Ends with the command that waits, until [`Parent::leave`].
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        set_parent_process_death_signal(Some(Signal::TERM))?;
+        setsid().context("cannot leave the session")?;
+        Ok(Self { left: false })
+    }
+
+    /// Lets go of the command and its terminal; from now on `log` gets the output.
+    pub(crate) fn leave(&mut self, log: &Path) -> anyhow::Result<()> {
+        if std::mem::replace(&mut self.left, true) {
+            return Ok(());
+        }
+        let cannot = || format!("cannot write {}", log.display());
+        let mut options = OpenOptions::new();
+        let log = options.create(true).append(true).mode(0o600).open(log).with_context(cannot)?;
+        let null = File::open("/dev/null").context("cannot open /dev/null")?;
+        set_parent_process_death_signal(None)?;
+        rustix::stdio::dup2_stdout(&log)?;
+        rustix::stdio::dup2_stderr(&log)?;
+        rustix::stdio::dup2_stdin(&null)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,55 @@
+//! Guest programs for Linux nodes.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use crate::guests::{GuestError, GuestName};
+
+/// A program for Linux nodes, in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct LinuxGuest {
+    /// Name for people.
+    pub(crate) name: String,
+    /// The file: an ELF program, or a script.
+    pub(crate) image: Arc<Cow<'static, [u8]>>,
+}
+
+/// The largest program that is copied to nodes, in bytes.
+const MAX_IMAGE: u64 = 1 << 28;
+
+impl LinuxGuest {
+    /// Finds or reads a program.
+    pub(crate) fn load(name: &GuestName) -> Result<Self, GuestError> {
+        match name {
+            GuestName::Shipped(wanted) => {
+                let image = shipped(wanted).ok_or_else(|| GuestError::Unknown(wanted.clone()))?;
+                Ok(Self { name: wanted.clone(), image: Arc::new(Cow::Borrowed(image)) })
+            }
+            GuestName::File(path) => {
+                let read_error = |source| GuestError::Read { path: path.clone(), source };
+                let not_bootable =
+                    |problem| GuestError::NotBootable { path: path.clone(), problem };
+                let metadata = std::fs::metadata(path).map_err(read_error)?;
+                if !metadata.is_file() {
+                    return Err(not_bootable("not a regular file"));
+                }
+                if metadata.len() > MAX_IMAGE {
+                    return Err(not_bootable("larger than 256 MiB"));
+                }
+                let image = std::fs::read(path).map_err(read_error)?;
+                let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
+                Ok(Self { name: name.into_owned(), image: Arc::new(Cow::Owned(image)) })
+            }
+        }
+    }
+}
+
+/// Programs of ours that every image has.
+pub(crate) fn tools() -> anyhow::Result<Vec<tofu_image::Program>> {
+    let agent = std::env::var("TOFU_AGENT_FILE")?;
+    Ok(vec![tofu_image::Program::new("tofu-agent", std::fs::read(agent)?)?])
+}
+
+fn shipped(_name: &str) -> Option<&'static [u8]> {
+    None
+}

@@ -1,0 +1,113 @@
+//! Nothing is left behind, however this process ends.
+//!
+//! A small process of our own waits at a pipe whose other end this process holds. When that
+//! closes, by whatever means, it removes the machine's files and kills its own process group, to
+//! which all virtual machine monitors of the machine belong. They are also told by the kernel
+//! to die with the thread that started them ([`wrapped`]), for the case that the janitor is gone.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::cli::InternalCommand;
+use crate::rundir;
+
+/// The process that tidies up; dropping it makes it do so.
+pub(crate) struct Janitor {
+    child: Child,
+    /// Closing it is the sign.
+    pipe: Option<ChildStdin>,
+    group: i32,
+}
+
+impl Janitor {
+    /// Starts it for the run directory `dir` and some other files.
+    pub(crate) fn start(dir: &Path, files: &[PathBuf]) -> anyhow::Result<Self> {
+        let mut command = own_command()?;
+        command.arg("janitor").arg(dir).args(files).process_group(0);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let mut child = child.context("cannot start the process that tidies up")?;
+        let (group, pipe) = (child.id() as i32, child.stdin.take());
+        Ok(Self { child, pipe, group })
+    }
+
+    /// The process group that it kills in the end.
+    pub(crate) fn group(&self) -> i32 {
+        self.group
+    }
+}
+
+impl Drop for Janitor {
+    fn drop(&mut self) {
+        drop(self.pipe.take());
+        // It kills itself last of all.
+        let _ = self.child.wait();
+    }
+}
+
+/// This program with the hidden subcommand.
+fn own_command() -> anyhow::Result<Command> {
+    // By way of /proc it is found even if the file was replaced meanwhile, as by a new build.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("tofu").arg(InternalCommand::NAME).env_remove("RUST_LOG");
+    Ok(command)
+}
+
+/// A command that runs `program` in the janitor's group and dies with the thread that starts it.
+pub(crate) fn wrapped(group: i32, program: &Path) -> anyhow::Result<Command> {
+    let mut command = own_command()?;
+    command.arg("child").arg(std::process::id().to_string()).arg("--").arg(program);
+    command.process_group(group).stdin(Stdio::null());
+    Ok(command)
+}
+
+/// Runs a hidden subcommand.
+pub(crate) fn run(command: &InternalCommand) -> anyhow::Result<u8> {
+    match command {
+        InternalCommand::Janitor { dir, files } => tidy(dir, files),
+        InternalCommand::Child { parent, program } => become_child(*parent, program),
+    }
+}
+
+fn tidy(dir: &Path, files: &[PathBuf]) -> anyhow::Result<u8> {
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+    }
+    let mut byte = [0];
+    loop {
+        match io::stdin().read(&mut byte) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // Nobody writes to it: the end, or an error, which is as good.
+            _ => break,
+        }
+    }
+    for file in files {
+        // It may be gone in the orderly way.
+        let _ = fs::remove_file(file);
+    }
+    rundir::remove(dir)?;
+    let group = rustix::process::getpgrp();
+    kill_process_group(group, Signal::KILL).context("cannot kill the machine's processes")?;
+    Ok(0)
+}
+
+fn become_child(parent: u32, program: &[std::ffi::OsString]) -> anyhow::Result<u8> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have died before the kernel was told to watch it.
+    if rustix::process::getppid().map(Pid::as_raw_nonzero).map(|pid| pid.get())
+        != i32::try_from(parent).ok()
+    {
+        bail!("the process that wanted it is gone");
+    }
+    let [program, args @ ..] = program else { bail!("no program named") };
+    let error = Command::new(program).args(args).exec();
+    Err(error).with_context(|| format!("cannot run {}", program.display()))
+}

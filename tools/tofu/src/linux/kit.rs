@@ -1,0 +1,124 @@
+//! What Linux nodes are made of: QEMU, a kernel, an initrd, a root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use tofu_image::{Cache, Progress, Qemu, Spec};
+
+use super::guest;
+use crate::cli::LinuxArgs;
+use crate::units::MachineName;
+
+/// The image that is made if it is not there, and used if none is named.
+pub(crate) const DEFAULT_IMAGE: &str = "default";
+
+/// Files and programs that Linux nodes need.
+#[derive(Clone, Debug)]
+pub(crate) struct Kit {
+    /// The monitor, where it is not our own.
+    pub(crate) qemu: Qemu,
+    /// The kernel: an ELF file with a PVH note, or a bzImage.
+    pub(crate) kernel: PathBuf,
+    /// A cpio archive with our programs.
+    pub(crate) initrd: PathBuf,
+    /// A file system image with more programs, read-only.
+    pub(crate) root: Option<PathBuf>,
+}
+
+impl Kit {
+    /// What is asked for; what is missing is fetched and made.
+    ///
+    /// # Errors
+    ///
+    /// If something is not there or of the wrong kind, or cannot be fetched or made.
+    pub(crate) fn prepare(
+        image: Option<&MachineName>,
+        args: &LinuxArgs,
+        progress: &dyn Progress,
+    ) -> anyhow::Result<Self> {
+        if let Some(path) = &args.kernel {
+            check_kernel(path)?;
+        }
+        if let Some(path) = &args.initrd {
+            check_initrd(path)?;
+        }
+        let cache = Cache::from_env()?;
+        let qemu = cache.qemu(None, progress)?;
+        // An initrd has modules for its own kernel only, but one of somebody else's kernel may
+        // have all built in.
+        let (kernel, initrd, root) = match (&args.kernel, &args.initrd) {
+            (Some(kernel), Some(initrd)) => (kernel.clone(), initrd.clone(), None),
+            (kernel, initrd) => {
+                let image = find_image(&cache, image, progress)?;
+                let kernel = kernel.clone().unwrap_or(image.kernel_elf);
+                let root = if initrd.is_some() { None } else { image.root };
+                (kernel, initrd.clone().unwrap_or(image.initrd), root)
+            }
+        };
+        Ok(Self { qemu, kernel, initrd, root })
+    }
+}
+
+/// The image of this name, or the default one, which is made if it is not there or not up to date.
+fn find_image(
+    cache: &Cache,
+    name: Option<&MachineName>,
+    progress: &dyn Progress,
+) -> anyhow::Result<tofu_image::Image> {
+    match name.map(MachineName::as_str) {
+        None | Some(DEFAULT_IMAGE) => {
+            let spec = Spec::new(DEFAULT_IMAGE)?.programs(guest::tools()?);
+            Ok(cache.build(&spec, progress)?)
+        }
+        Some(name) => cache.find(name)?.with_context(|| {
+            format!(
+                "image {name}: there is none; `tofu image ls` lists those there are, and \
+                 `tofu image build --name {name} --with ...` makes one"
+            )
+        }),
+    }
+}
+
+/// Checks that a file is a kernel.
+fn check_kernel(path: &Path) -> anyhow::Result<()> {
+    let bytes =
+        fs::read(path).with_context(|| format!("kernel {}: cannot read it", path.display()))?;
+    tofu_image::inspect_kernel(path, &bytes)?;
+    Ok(())
+}
+
+/// Checks that a file can be an initrd.
+fn check_initrd(path: &Path) -> anyhow::Result<()> {
+    let shown = path.display();
+    let metadata = path.metadata().with_context(|| format!("initrd {shown}: cannot read it"))?;
+    if !metadata.is_file() || metadata.len() == 0 {
+        bail!("initrd {shown}: not a file with something in it");
+    }
+    fs::File::open(path).with_context(|| format!("initrd {shown}: cannot read it"))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_and_initrds_are_told_from_other_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let one_line = |error: anyhow::Error| {
+            let text = format!("{error:#}");
+            assert!(!text.contains('\n') && text.contains("file"), "{text}");
+            text
+        };
+        assert!(one_line(check_kernel(&path).unwrap_err()).contains("No such file"));
+        assert!(one_line(check_initrd(&path).unwrap_err()).contains("No such file"));
+        fs::write(&path, "").unwrap();
+        assert!(one_line(check_kernel(&path).unwrap_err()).contains("it is empty"));
+        assert!(one_line(check_initrd(&path).unwrap_err()).contains("something in it"));
+        fs::write(&path, "#!/bin/sh").unwrap();
+        assert!(one_line(check_kernel(&path).unwrap_err()).contains("neither a bzImage nor"));
+        assert!(check_initrd(&path).is_ok());
+    }
+}

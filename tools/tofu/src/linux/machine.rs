@@ -1,0 +1,184 @@
+//! The Linux nodes of a machine that runs.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use tofu_abi::Coords;
+use tofu_fabric::{NodeId, Shape};
+use tofu_machine::Machine;
+use tofu_vfio_user::Backing;
+
+use super::kit::Kit;
+use super::lan::{self, Lan};
+use super::node::{Common, LinuxNode};
+use super::qemu::Setup;
+use crate::plan::{LinuxPlan, Plan};
+use crate::rundir::node_file;
+use crate::runner::{self, Event};
+use crate::served::Served;
+
+/// What Linux nodes are made with, besides the plan.
+pub(crate) struct Host {
+    pub(crate) kit: Arc<Kit>,
+    /// Folder for sockets and logs.
+    pub(crate) dir: PathBuf,
+    /// Process group of the janitor.
+    pub(crate) group: i32,
+    pub(crate) boot_timeout: Duration,
+    /// Whether the nodes have an Ethernet.
+    pub(crate) lan: bool,
+    pub(crate) registry: Arc<Registry>,
+}
+
+/// What is known about a machine outside of the thread that runs it: by those who serve `tofu ps`
+/// and the like.
+pub(crate) struct Registry {
+    pub(crate) shape: Shape,
+    pub(crate) started: Instant,
+    pub(crate) events: Sender<Event>,
+    linux: OnceLock<Vec<Arc<LinuxNode>>>,
+    /// Nodes without Linux, and what they are doing, in a word.
+    others: Mutex<HashMap<NodeId, &'static str>>,
+    cancelled: AtomicBool,
+}
+
+impl Registry {
+    pub(crate) fn new(shape: Shape, events: Sender<Event>) -> Self {
+        Self {
+            shape,
+            started: Instant::now(),
+            events,
+            linux: OnceLock::new(),
+            others: Mutex::default(),
+            cancelled: AtomicBool::new(false),
+        }
+    }
+
+    /// The Linux nodes; none before they were started.
+    pub(crate) fn linux(&self) -> &[Arc<LinuxNode>] {
+        self.linux.get().map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn others(&self) -> MutexGuard<'_, HashMap<NodeId, &'static str>> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends a start under way.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, SeqCst);
+        for node in self.linux() {
+            node.stop();
+        }
+    }
+}
+
+/// The Linux nodes of a machine. Dropping it ends them.
+pub(crate) struct LinuxNodes {
+    registry: Arc<Registry>,
+    supervisors: Vec<JoinHandle<()>>,
+    // After the virtual machines, which use them.
+    served: Vec<Served>,
+    _lan: Option<Lan>,
+}
+
+impl LinuxNodes {
+    /// Starts the plan's Linux nodes and waits until all are ready.
+    ///
+    /// # Errors
+    ///
+    /// If one does not come up, or was cancelled. All have ended then.
+    pub(crate) fn start(
+        host: &Host,
+        machine: &Machine,
+        plan: &Plan,
+        events: &Sender<Event>,
+    ) -> anyhow::Result<Self> {
+        let common = Common::new(host.group, host.boot_timeout, events.clone());
+        let common = Arc::new(common);
+        let lan = match host.lan {
+            true => Some(Lan::new(plan.linux().count())?),
+            false => None,
+        };
+        let (mut nodes, mut served) = (Vec::new(), Vec::new());
+        for (index, (id, linux)) in plan.linux().enumerate() {
+            let at = plan.coords(id);
+            let socket = host.dir.join(node_file("node", at, "sock"));
+            served.push(Served::start(machine, at, &socket, Backing::Sealed)?);
+            let setup = Setup {
+                kit: Arc::clone(&host.kit),
+                name: runner::name(at),
+                memory: linux.memory,
+                cpus: linux.cpus.0,
+                command_line: command_line(plan, at, linux, host.lan.then(|| lan::ip(index))),
+                device: socket,
+                qmp: host.dir.join(node_file("qmp", at, "sock")),
+                lan: lan.as_ref().and_then(|lan| lan.place(index)),
+                kvm: false,
+            };
+            let log = host.dir.join(node_file("console", at, "log"));
+            nodes.push(Arc::new(LinuxNode::new((id, at), setup, log, Arc::clone(&common))));
+        }
+        let registry = Arc::clone(&host.registry);
+        if registry.linux.set(nodes).is_err() {
+            bail!("a machine can be started once only");
+        }
+        let mut this = Self { registry, supervisors: Vec::new(), served, _lan: lan };
+        let registry = Arc::clone(&this.registry);
+        for node in registry.linux() {
+            let supervised = Arc::clone(node);
+            let thread = thread::Builder::new().name(runner::name(node.at));
+            let thread = thread.spawn(move || supervised.supervise());
+            this.supervisors.push(thread.context("no threads left")?);
+        }
+        if registry.cancelled.load(SeqCst) {
+            registry.cancel();
+        }
+        for node in registry.linux() {
+            if let Err(why) = node.wait_ready() {
+                bail!("node {}: {why}", node.at);
+            }
+        }
+        Ok(this)
+    }
+
+    /// Ends all nodes.
+    pub(crate) fn stop(&mut self) {
+        for node in self.registry.linux() {
+            node.stop();
+        }
+        for thread in self.supervisors.drain(..) {
+            // A panic there has been printed.
+            let _ = thread.join();
+        }
+        self.served.clear();
+    }
+}
+
+impl Drop for LinuxNodes {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What kernels can do without at boot: self-tests, calibration, waiting for entropy.
+const FAST_BOOT: &str = "lsm=capability cryptomgr.notests no_timer_check tsc=reliable \
+                         random.trust_cpu=on initcall_blacklist=jent_mod_init";
+
+/// What the kernel of a node is told, and what programs in it find in /proc/cmdline.
+fn command_line(plan: &Plan, at: Coords, linux: &LinuxPlan, ip: Option<String>) -> String {
+    let machine = runner::machine_words(plan, "tofu.");
+    let ip = ip.map(|ip| format!("tofu.ip={ip} ")).unwrap_or_default();
+    let words = format!(
+        "console=ttyS0 quiet panic=-1 {FAST_BOOT} intel_iommu=on \
+         vfio_iommu_type1.allow_unsafe_interrupts=1 tofu.name={} {machine} {ip}{}",
+        runner::name(at),
+        linux.append
+    );
+    words.trim_end().to_owned()
+}

@@ -1,0 +1,142 @@
+//! QEMU as the monitor of a Linux node.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::Arc;
+
+use anyhow::Context;
+use command_fds::{CommandFdExt, FdMapping};
+
+use super::janitor;
+use super::kit::Kit;
+use crate::units::MemorySize;
+
+/// What a node's QEMU is to be like.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// QEMU, kernel, initrd, root.
+    pub(crate) kit: Arc<Kit>,
+    /// Name of the process.
+    pub(crate) name: String,
+    /// Guest memory.
+    pub(crate) memory: MemorySize,
+    /// Virtual processors.
+    pub(crate) cpus: u32,
+    /// For the kernel.
+    pub(crate) command_line: String,
+    /// Where the node's device is served.
+    pub(crate) device: PathBuf,
+    /// Where QEMU's own control socket goes.
+    pub(crate) qmp: PathBuf,
+    /// Its place in the local network and its Ethernet address there.
+    pub(crate) lan: Option<(Arc<OwnedFd>, String)>,
+    /// Whether the host's hardware runs the guest.
+    pub(crate) kvm: bool,
+}
+
+impl Setup {
+    /// What runs the guest.
+    pub(crate) fn vmm(&self) -> &'static str {
+        "qemu"
+    }
+}
+
+/// Descriptors in QEMU.
+const CONSOLE: i32 = 3;
+const AGENT: i32 = 4;
+const LAN: i32 = 5;
+
+/// A QEMU that runs, and our ends of its console and its agent's port.
+pub(crate) struct Started {
+    pub(crate) child: Child,
+    pub(crate) console: UnixStream,
+    pub(crate) agent: UnixStream,
+}
+
+/// Starts QEMU in the janitor's group. It dies with the thread that calls this.
+pub(crate) fn start(setup: &Setup, group: i32, stderr: OwnedFd) -> anyhow::Result<Started> {
+    let (console, console_there) = UnixStream::pair().context("no sockets left")?;
+    let (agent, agent_there) = UnixStream::pair().context("no sockets left")?;
+    let qemu = &setup.kit.qemu;
+    let mut command = janitor::wrapped(group, &qemu.program)?;
+    command.args(&qemu.args_prefix).envs(qemu.envs.iter().cloned());
+    command.args(arguments(setup));
+    // It has its ways to say something: the console, and errors.
+    command.stdout(stderr.try_clone()?).stderr(stderr);
+    let mut mappings = vec![
+        FdMapping { parent_fd: console_there.into(), child_fd: CONSOLE },
+        FdMapping { parent_fd: agent_there.into(), child_fd: AGENT },
+    ];
+    if let Some((lan, _)) = &setup.lan {
+        mappings.push(FdMapping { parent_fd: lan.try_clone()?, child_fd: LAN });
+    }
+    command.fd_mappings(mappings).context("cannot pass descriptors to QEMU")?;
+    let child =
+        command.spawn().with_context(|| format!("cannot run {}", qemu.program.display()))?;
+    Ok(Started { child, console, agent })
+}
+
+/// The part of a command line that attaches a device to any QEMU, as for `tofu serve`.
+pub(crate) fn device_argument(socket: &Path) -> String {
+    let socket = socket.display().to_string();
+    serde_json::json!({
+        "driver": "vfio-user-pci", "socket": { "type": "unix", "path": socket },
+    })
+    .to_string()
+}
+
+/// The machine type and memory that a device needs: a client shares its memory with the server.
+pub(crate) fn memory_arguments(memory: MemorySize, machine: &str) -> [String; 6] {
+    let bytes = memory.0;
+    [
+        "-machine".into(),
+        format!("q35,memory-backend=ram{machine}"),
+        "-object".into(),
+        format!("memory-backend-memfd,id=ram,size={bytes},share=on"),
+        "-m".into(),
+        format!("{}K", bytes >> 10),
+    ]
+}
+
+fn arguments(setup: &Setup) -> Vec<OsString> {
+    let mut args: Vec<OsString> = Vec::new();
+    let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
+    add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
+    // A guest that resets itself has come to an end, as a kernel that has lost its way.
+    add(&["-no-reboot"]);
+    let memory = memory_arguments(setup.memory, ",kernel-irqchip=split,graphics=off");
+    add(&memory.each_ref().map(String::as_str));
+    if setup.kvm {
+        add(&["-accel", "kvm", "-cpu", "host"]);
+    } else {
+        // With ERMS guests copy by `rep movsb`, byte by byte here.
+        add(&["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm"]);
+    }
+    add(&["-smp", &setup.cpus.to_string()]);
+    add(&["-device", "intel-iommu,caching-mode=on"]);
+    add(&["-chardev", &format!("socket,id=console,fd={CONSOLE}"), "-serial", "chardev:console"]);
+    add(&["-device", "virtio-serial-pci"]);
+    add(&["-chardev", &format!("socket,id=agent,fd={AGENT}")]);
+    add(&["-device", "virtserialport,chardev=agent,name=org.tofu.agent"]);
+    add(&["-device", "virtio-rng-pci"]);
+    let qmp = setup.qmp.display().to_string().replace(',', ",,");
+    add(&["-qmp", &format!("unix:{qmp},server=on,wait=off")]);
+    if let Some((_, mac)) = &setup.lan {
+        add(&["-netdev", &format!("dgram,id=lan,local.type=fd,local.str={LAN}")]);
+        add(&["-device", &format!("virtio-net-pci,netdev=lan,mac={mac},romfile=")]);
+    }
+    add(&["-device", &device_argument(&setup.device)]);
+    let kit = &setup.kit;
+    if let Some(root) = &kit.root {
+        let root = root.display().to_string().replace(',', ",,");
+        add(&["-drive", &format!("if=none,id=root,format=raw,readonly=on,file={root}")]);
+        add(&["-device", "virtio-blk-pci,drive=root"]);
+    }
+    add(&["-append", &setup.command_line]);
+    args.extend(["-kernel".into(), kit.kernel.clone().into()]);
+    args.extend(["-initrd".into(), kit.initrd.clone().into()]);
+    args
+}

@@ -1,0 +1,121 @@
+//! `tofu up` of a machine with Linux nodes.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+
+use super::janitor::Janitor;
+use super::kit::Kit;
+use super::machine::{Host, Registry};
+use super::{control, detach};
+use crate::cli::{Net, UpArgs, Vmm};
+use crate::image_cmd::{Shown, is_interrupted};
+use crate::plan::Plan;
+use crate::rundir::RunDir;
+use crate::runner::{Event, Machines};
+use crate::signals;
+use crate::ui::{Screen, Style};
+
+/// Refuses options that mean nothing without Linux nodes, rather than ignore them.
+pub(crate) fn refuse_options(args: &UpArgs) -> anyhow::Result<()> {
+    let linux = &args.linux;
+    let given = [
+        (linux.cpus.is_some(), "--cpus"),
+        (linux.image.is_some(), "--image"),
+        (linux.kernel.is_some(), "--kernel"),
+        (linux.initrd.is_some(), "--initrd"),
+        (linux.append.is_some(), "--append"),
+        (linux.net != Net::None, "--net"),
+        (linux.name.is_some(), "--name"),
+        (linux.detach, "--detach"),
+    ];
+    match given.iter().find(|(given, _)| *given) {
+        Some((_, option)) => bail!("{option} is for machines with Linux nodes; add --linux"),
+        None => Ok(()),
+    }
+}
+
+/// Runs `tofu up` and returns the exit code.
+pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
+    let start = Instant::now();
+    if args.linux.detach && !args.linux.detached {
+        if !plan.stays_up() {
+            bail!("--detach is for nodes that stay up, and all of these run a program and end");
+        }
+        return detach::run();
+    }
+    let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
+    check_vmm(args.linux.vmm)?;
+    let (sender, events) = mpsc::channel();
+    let (signal_sender, cancelled) = (sender.clone(), Arc::new(AtomicBool::new(false)));
+    let seen = Arc::clone(&cancelled);
+    let _signals = signals::forward(move |signal| {
+        seen.store(true, SeqCst);
+        // Nobody listens any more once the run is over.
+        let _ = signal_sender.send(Event::Signal(signal));
+    })
+    .context("cannot handle signals")?;
+    let style = Style::detect(args.json);
+    let kit = {
+        let progress = Shown::new(cancelled, style.progress);
+        match Kit::prepare(plan.image.as_ref(), &args.linux, &progress) {
+            Ok(kit) => kit,
+            Err(error) if is_interrupted(&error) => return Ok(130),
+            Err(error) => return Err(error),
+        }
+    };
+    let dir = RunDir::create(args.linux.name.as_ref())?;
+    let janitor = Janitor::start(dir.path(), &[])?;
+    let registry = Arc::new(Registry::new(plan.network.shape, sender.clone()));
+    control::serve(&dir.control(), &registry)?;
+    let host = Host {
+        kit: Arc::new(kit),
+        dir: dir.path().to_owned(),
+        group: janitor.group(),
+        boot_timeout: args.linux.boot_timeout.0,
+        lan: args.linux.net == Net::Lan,
+        registry: Arc::clone(&registry),
+    };
+    let machines = Machines { linux: Some(host) };
+
+    let mut out = io::stdout();
+    let mut screen = Screen::new(&mut out, style, plan)?;
+    let mut started = |screen: &mut Screen<'_>| {
+        if !plan.stays_up() {
+            return Ok(());
+        }
+        screen.ready(dir.name().as_str(), start.elapsed(), &hints(&dir, args))?;
+        match &mut parent {
+            Some(parent) => parent.leave(&dir.path().join("log")),
+            None => Ok(()),
+        }
+    };
+    crate::up::watch(plan, &machines, sender, &events, &mut screen, &mut started)
+}
+
+/// What the user may want to know of a machine that is ready.
+fn hints(dir: &RunDir, args: &UpArgs) -> Vec<String> {
+    let mut hints = vec![
+        "  tofu exec 0 -- uname -a       run a command on node 0 (--all: on all nodes)".into(),
+        "  tofu console 0                its console (Ctrl-] leaves)".into(),
+        "  tofu cp FILE 0:/tmp/          copy a file there".into(),
+        format!("  tofu down {:<19} end the machine", dir.name().as_str()),
+    ];
+    if !args.linux.detached {
+        hints.push("Ctrl-C ends it, too.".into());
+    }
+    hints
+}
+
+/// Whether the monitor that is asked for can run Linux here.
+fn check_vmm(vmm: Vmm) -> anyhow::Result<()> {
+    match vmm {
+        Vmm::Auto | Vmm::Qemu => Ok(()),
+        Vmm::Tofu => {
+            bail!("this version cannot run Linux nodes under its own monitor yet; take --vmm qemu")
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Run directories: where machines that stay up have their sockets, one for each machine.
+//!
+//! `$XDG_RUNTIME_DIR/tofu/NAME`, or `/tmp/tofu-UID/NAME` where there is no such directory. In it
+//! the file `lock` is locked as long as the machine's process lives; a directory whose lock is
+//! free is left over from a process that was killed, and is removed by whoever sees it.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use tofu_abi::Coords;
+
+use crate::units::MachineName;
+
+/// The machine's name if the user gives none.
+const DEFAULT_NAME: &str = "tofu";
+/// How many machines may have a default name.
+const MOST_DEFAULT_NAMES: u32 = 99;
+
+const LOCK: &str = "lock";
+const CONTROL: &str = "control";
+
+/// The directory of a machine of this process.
+#[derive(Debug)]
+pub(crate) struct RunDir {
+    name: MachineName,
+    path: PathBuf,
+    /// Locked until it is dropped.
+    _lock: File,
+}
+
+impl RunDir {
+    /// Makes the directory of a new machine. Without a name it gets `tofu`, `tofu-2` and so on.
+    ///
+    /// # Errors
+    ///
+    /// If a machine of that name runs, or the directory cannot be made.
+    pub(crate) fn create(name: Option<&MachineName>) -> anyhow::Result<Self> {
+        let base = base()?;
+        let _creating = creating(&base)?;
+        if let Some(name) = name {
+            return Self::create_in(&base, name)?.with_context(|| {
+                format!(
+                    "the name {name} is taken by a machine that runs; give another --name, or end \
+                     that machine with `tofu down {name}`"
+                )
+            });
+        }
+        for number in 1..=MOST_DEFAULT_NAMES {
+            let name = match number {
+                1 => DEFAULT_NAME.to_owned(),
+                n => format!("{DEFAULT_NAME}-{n}"),
+            };
+            let name = name.parse().map_err(anyhow::Error::msg)?;
+            if let Some(dir) = Self::create_in(&base, &name)? {
+                return Ok(dir);
+            }
+        }
+        bail!(
+            "{MOST_DEFAULT_NAMES} machines run already; end some with `tofu down`, or give --name"
+        )
+    }
+
+    /// `None` if the name is taken.
+    fn create_in(base: &Path, name: &MachineName) -> anyhow::Result<Option<Self>> {
+        let path = base.join(name.as_str());
+        if path.exists() {
+            if is_alive(&path) {
+                return Ok(None);
+            }
+            remove(&path)?;
+        }
+        let cannot = || format!("cannot make the run directory {}", path.display());
+        DirBuilder::new().mode(0o700).create(&path).with_context(cannot)?;
+        let mut lock = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path.join(LOCK))
+            .with_context(cannot)?;
+        lock.lock().with_context(cannot)?;
+        writeln!(lock, "{}", std::process::id()).with_context(cannot)?;
+        Ok(Some(Self { name: name.clone(), path, _lock: lock }))
+    }
+
+    /// The machine's name.
+    pub(crate) fn name(&self) -> &MachineName {
+        &self.name
+    }
+
+    /// The directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The socket for `tofu exec` and the like.
+    pub(crate) fn control(&self) -> PathBuf {
+        self.path.join(CONTROL)
+    }
+}
+
+/// Name of a file for a node, such as `node-0-0-0-1-2-0.sock`.
+pub(crate) fn node_file(kind: &str, at: Coords, extension: &str) -> String {
+    let [x, y, z, a, b, c] = at.to_array();
+    format!("{kind}-{x}-{y}-{z}-{a}-{b}-{c}.{extension}")
+}
+
+/// The machines that run, by name, with their control sockets. What dead ones have left is
+/// removed.
+pub(crate) fn machines() -> anyhow::Result<Vec<(MachineName, PathBuf)>> {
+    let base = base()?;
+    let _creating = creating(&base)?;
+    let mut found = Vec::new();
+    let entries = fs::read_dir(&base).with_context(|| format!("cannot list {}", base.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()?.parse().ok());
+        let Some(name) = name.filter(|_| path.is_dir()) else { continue };
+        if is_alive(&path) {
+            found.push((name, path.join(CONTROL)));
+        } else {
+            remove(&path)?;
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whether the directory is gone, or nobody's.
+pub(crate) fn is_gone(control: &Path) -> bool {
+    control.parent().is_none_or(|dir| !is_alive(dir))
+}
+
+fn is_alive(dir: &Path) -> bool {
+    match File::open(dir.join(LOCK)) {
+        // Locked by the machine's process. Our own lock on it ends with the file.
+        Ok(lock) => lock.try_lock_shared().is_err(),
+        Err(_) => false,
+    }
+}
+
+/// Removes the run directory of a machine that is no more.
+pub(crate) fn remove(dir: &Path) -> anyhow::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error)
+            .with_context(|| format!("cannot remove what a dead machine left: {}", dir.display())),
+        _ => Ok(()),
+    }
+}
+
+/// Held while directories come and go, so that nobody takes one without a lock yet for a dead one.
+fn creating(base: &Path) -> anyhow::Result<File> {
+    let path = base.join(".lock");
+    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+    let file = file.and_then(|file| file.lock().map(|()| file));
+    file.with_context(|| format!("cannot lock {}", path.display()))
+}
+
+/// The folder of all run directories, made if it is not there.
+fn base() -> anyhow::Result<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let uid = rustix::process::getuid().as_raw();
+    let base = match runtime.filter(|dir| dir.is_absolute() && dir.is_dir()) {
+        Some(dir) => dir.join("tofu"),
+        None => std::env::temp_dir().join(format!("tofu-{uid}")),
+    };
+    match DirBuilder::new().mode(0o700).create(&base) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| format!("cannot make {}", base.display()));
+        }
+        _ => {}
+    }
+    // In /tmp anybody can be first.
+    let metadata = fs::symlink_metadata(&base)
+        .with_context(|| format!("cannot look at {}", base.display()))?;
+    if !metadata.is_dir() || metadata.uid() != uid || metadata.permissions().mode() & 0o077 != 0 {
+        bail!(
+            "{} must be a directory of yours with mode 0700; remove it or set XDG_RUNTIME_DIR",
+            base.display()
+        );
+    }
+    Ok(base)
+}

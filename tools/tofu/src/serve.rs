@@ -1,0 +1,123 @@
+//! `tofu serve`: the devices of a machine, for virtual machine monitors that are not ours.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+
+use anyhow::{Context, bail};
+use serde_json::json;
+use tofu_machine::Doorbells;
+use tofu_vfio_user::Backing;
+
+use crate::cli::ServeArgs;
+use crate::linux::janitor::Janitor;
+use crate::linux::machine::Registry;
+use crate::linux::{control, qemu};
+use crate::plan::Network;
+use crate::rundir::{RunDir, node_file};
+use crate::runner::{self, Event};
+use crate::served::Served;
+use crate::signals;
+use crate::units::MemorySize;
+
+/// Sockets that are printed with their command lines; of more only the folder is.
+const SHOWN: usize = 12;
+/// Nodes of a machine: each takes a thread and descriptors.
+const MOST: u32 = 1024;
+
+/// Runs `tofu serve` and returns the exit code.
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
+    let (network, file) = Network::new(&args.shape)?;
+    let shape = network.shape;
+    if shape.nodes() > MOST {
+        bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());
+    }
+    let (sender, events) = mpsc::channel();
+    let signal_sender = sender.clone();
+    let _signals = signals::forward(move |signal| {
+        // Nobody listens any more once the run is over.
+        let _ = signal_sender.send(Event::Signal(signal));
+    })
+    .context("cannot handle signals")?;
+    let dir = RunDir::create(args.name.as_ref())?;
+    let folder = args.socket_dir.clone().unwrap_or_else(|| dir.path().to_owned());
+    // A client is started from another folder, perhaps.
+    let folder = std::path::absolute(&folder)?;
+    if !folder.is_dir() {
+        bail!("--socket-dir {}: there is no such folder", folder.display());
+    }
+    let sockets: Vec<PathBuf> =
+        shape.iter().map(|at| folder.join(node_file("node", at, "sock"))).collect();
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let engines = runner::engines(args.engines.or(file.engines), cores);
+    let machine = runner::machine(&network, Doorbells::Trapped, engines)?;
+    let registry = Arc::new(Registry::new(shape, sender));
+    let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
+    let mut served = Vec::new();
+    for (at, socket) in shape.iter().zip(&sockets) {
+        served.push(Served::start(&machine, at, socket, backing)?);
+        if let Some(id) = shape.node_id(at) {
+            registry.others().insert(id, "served");
+        }
+    }
+    // Not before: the sockets of others in that folder are not its business.
+    let ours: &[PathBuf] = if args.socket_dir.is_some() { &sockets } else { &[] };
+    let _janitor = Janitor::start(dir.path(), ours)?;
+    control::serve(&dir.control(), &registry)?;
+    print(args, &dir, &served, &folder)?;
+    let code = loop {
+        match events.recv()? {
+            Event::Signal(signal) => break 128 + (signal as u8 & 0x7f),
+            Event::Down => break 0,
+            _ => {}
+        }
+    };
+    drop(served);
+    machine.stop();
+    Ok(code)
+}
+
+fn print(
+    args: &ServeArgs,
+    dir: &RunDir,
+    served: &[Served],
+    folder: &std::path::Path,
+) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    let shape = args.shape.shape.map(|shape| shape.to_string());
+    if args.json {
+        let nodes: Vec<_> = served
+            .iter()
+            .map(|served| json!({ "node": served.at().to_array(), "socket": served.socket() }))
+            .collect();
+        let machine = json!({ "machine": dir.name(), "shape": shape, "nodes": nodes });
+        writeln!(out, "{machine}")?;
+        return Ok(out.flush()?);
+    }
+    writeln!(out, "machine {}: {} devices in {}", dir.name(), served.len(), folder.display())?;
+    for served in served.iter().take(SHOWN) {
+        writeln!(out, "{}  {}", served.at(), served.socket().display())?;
+    }
+    if served.len() > SHOWN {
+        writeln!(out, "... and {} more", served.len() - SHOWN)?;
+    }
+    let Some(first) = served.first() else { return Ok(()) };
+    let memory = qemu::memory_arguments(MemorySize::LINUX_DEFAULT, "").join(" ");
+    writeln!(out, "\nQEMU 10.1 or later, for the first:")?;
+    writeln!(out, "  qemu-system-x86_64 {memory} \\")?;
+    writeln!(out, "    -device '{}'", qemu::device_argument(first.socket()))?;
+    writeln!(
+        out,
+        "  and for VFIO in the guest: -machine q35,kernel-irqchip=split,memory-backend=ram \\"
+    )?;
+    writeln!(out, "    -device intel-iommu,caching-mode=on, and intel_iommu=on for its kernel")?;
+    writeln!(
+        out,
+        "Cloud Hypervisor{}:",
+        if args.any_memory { "" } else { " (with --any-memory here)" }
+    )?;
+    writeln!(out, "  cloud-hypervisor --memory size=256M,shared=on \\")?;
+    writeln!(out, "    --user-device socket={}", first.socket().display())?;
+    writeln!(out, "\nCtrl-C ends it.")?;
+    Ok(out.flush()?)
+}
