@@ -1,0 +1,25 @@
+//! The topology of a job: which process is where in the machine.
+//!
+//! A job asks for a torus of one, two or three axes, and gets nodes of the 6D mesh/torus
+//! such that neighbours in its torus are neighbours in the machine: a [`RankMap`]. The
+//! launcher writes it down with the machine it belongs to as a [`Mapinfo`]; programs read
+//! that back and ask it for coordinates, for the ranks at a place, and for the paths to
+//! another node ([`Jobs`], which is also what the C library `libtofutop` stands on).
+
+#![forbid(unsafe_code)]
+
+mod env;
+mod jobs;
+mod map;
+mod mapinfo;
+mod route;
+mod strand;
+mod system;
+
+pub use env::{EnvError, from_env, from_vars, vars};
+pub use jobs::{JobError, Jobs};
+pub use map::{AxisMap, LogicalShape, MapError, RankMap, ShapeError};
+pub use mapinfo::{Job, Mapinfo, MapinfoError};
+pub use route::{PathTo, RouteError};
+pub use system::{AXIS_NAMES, System, SystemError};
+pub use tofu_abi::{Coords, Path};
