@@ -10,4 +10,5 @@ pub mod descriptors;
 pub mod pci_config;
 pub mod registers;
 pub mod tables;
+pub mod vfio_user;
 mod world;

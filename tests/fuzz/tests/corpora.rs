@@ -41,3 +41,8 @@ fn arrivals() {
 fn pci_config() {
     replay("pci_config", tofu_fuzz::pci_config::run);
 }
+
+#[test]
+fn vfio_user() {
+    replay("vfio_user", tofu_fuzz::vfio_user::run);
+}
