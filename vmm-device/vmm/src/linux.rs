@@ -408,20 +408,19 @@ fn memory_map(memory: &GuestMemory) -> Vec<(u64, u64, u32)> {
 }
 
 fn zero_page(memory: &GuestMemory, kernel: &Loaded, initrd: &Range<u64>, rsdp: u64) -> boot_params {
-    let mut params = boot_params::default();
-    params.hdr = kernel.header.unwrap_or(setup_header {
+    let hdr = kernel.header.unwrap_or(setup_header {
         boot_flag: BOOT_FLAG,
         header: HEADER_MAGIC,
         kernel_alignment: KERNEL_ALIGNMENT,
         cmdline_size: layout::COMMAND_LINE_MAX as u32,
         ..Default::default()
     });
+    let mut params = boot_params { hdr, acpi_rsdp_addr: rsdp, ..Default::default() };
     params.hdr.type_of_loader = LOADER_UNDEFINED;
     params.hdr.cmd_line_ptr = layout::COMMAND_LINE as u32;
     // Below 4 GiB, both.
     params.hdr.ramdisk_image = initrd.start as u32;
     params.hdr.ramdisk_size = (initrd.end - initrd.start) as u32;
-    params.acpi_rsdp_addr = rsdp;
     let map = memory_map(memory);
     params.e820_entries = map.len() as u8;
     for (entry, (addr, size, kind)) in params.e820_table.iter_mut().zip(map) {

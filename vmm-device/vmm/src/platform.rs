@@ -199,7 +199,7 @@ impl Cmos {
 }
 
 fn bcd(value: u8) -> u8 {
-    value / 10 << 4 | value % 10
+    ((value / 10) << 4) | (value % 10)
 }
 
 /// A moment in the Gregorian calendar, UTC.
