@@ -48,6 +48,11 @@ const EVERYWHERE: &[Entry] = &[
     (libc::SYS_fcntl, &[Is(1, libc::F_GETFD as u64)]),
     (libc::SYS_fcntl, &[Is(1, libc::F_GETFL as u64)]),
     (libc::SYS_futex, &[]),
+    // Any thread that drives a device may come to interrupt any node: by an event descriptor,
+    // after a look whether that would block, or by KVM_SIGNAL_MSI.
+    (libc::SYS_poll, &[]),
+    (libc::SYS_ppoll, &[]),
+    (libc::SYS_ioctl, &[Bits(1, 0xffff, KVM_TYPE | 0xa5)]),
     (libc::SYS_mmap, NO_EXEC),
     (libc::SYS_mprotect, NO_EXEC),
     (libc::SYS_munmap, &[]),
@@ -88,12 +93,13 @@ const REFUSED: &[Entry] = &[
     (libc::SYS_statx, &[]),
     (libc::SYS_stat, &[]),
     (libc::SYS_access, &[]),
-    (libc::SYS_readlink, &[]),
-    (libc::SYS_readlinkat, &[]),
     (libc::SYS_getcwd, &[]),
     // Whether standard error is a terminal.
     (libc::SYS_ioctl, &[Is(1, libc::TCGETS)]),
 ];
+
+/// Where links lead; refused in the same way to whoever has no use for it.
+const LINKS: &[Entry] = &[(libc::SYS_readlink, &[]), (libc::SYS_readlinkat, &[])];
 
 /// Waiting for several things.
 const EVENTS: &[Entry] = &[
@@ -101,8 +107,6 @@ const EVENTS: &[Entry] = &[
     (libc::SYS_epoll_ctl, &[]),
     (libc::SYS_epoll_wait, &[]),
     (libc::SYS_epoll_pwait, &[]),
-    (libc::SYS_poll, &[]),
-    (libc::SYS_ppoll, &[]),
     (libc::SYS_timerfd_create, &[]),
     (libc::SYS_timerfd_settime, &[]),
     (libc::SYS_timerfd_gettime, &[]),
@@ -120,8 +124,8 @@ macro_rules! kvm {
 
 /// What devices do to their VM when a guest enables a queue, moves a BAR, or unmasks an
 /// interrupt: KVM_SET_USER_MEMORY_REGION (and 2), KVM_IRQ_LINE (and STATUS), KVM_SET_GSI_ROUTING,
-/// KVM_IRQFD, KVM_IOEVENTFD, KVM_SIGNAL_MSI.
-const KVM_DEVICES: &[Entry] = kvm![0x46, 0x49, 0x61, 0x67, 0x6a, 0x76, 0x79, 0xa5];
+/// KVM_IRQFD, KVM_IOEVENTFD.
+const KVM_DEVICES: &[Entry] = kvm![0x46, 0x49, 0x61, 0x67, 0x6a, 0x76, 0x79];
 
 /// What a vCPU's thread asks of its vCPU: KVM_RUN, registers (GET and SET of REGS, SREGS, MSRS,
 /// FPU, LAPIC, MP_STATE, VCPU_EVENTS, DEBUGREGS, XSAVE, XCRS, SREGS2), KVM_INTERRUPT, KVM_SET_CPUID2
@@ -135,10 +139,8 @@ const KVM_VCPU: &[Entry] = kvm![
 /// The signal that kicks a vCPU, whose handler its thread installs.
 const VCPU: &[Entry] = &[(libc::SYS_rt_sigaction, &[Is(0, 34)])];
 
-/// An open image, the streams of consoles, and an interrupt when its VM is out of event
-/// descriptors (KVM_SIGNAL_MSI).
+/// An open image, and the streams of consoles.
 const VIRTIO: &[Entry] = &[
-    (libc::SYS_ioctl, &[Bits(1, 0xffff, KVM_TYPE | 0xa5)]),
     (libc::SYS_lseek, &[]),
     (libc::SYS_pread64, &[]),
     (libc::SYS_pwrite64, &[]),
@@ -187,9 +189,6 @@ const MAIN: &[Entry] = &[
     (libc::SYS_access, &[]),
     (libc::SYS_faccessat, &[]),
     (libc::SYS_faccessat2, &[]),
-    (libc::SYS_readlink, &[]),
-    (libc::SYS_readlinkat, &[]),
-    (libc::SYS_getcwd, &[]),
     (libc::SYS_getdents64, &[]),
     (libc::SYS_lseek, &[]),
     (libc::SYS_pread64, &[]),
@@ -246,7 +245,6 @@ const MAIN: &[Entry] = &[
     (libc::SYS_landlock_create_ruleset, &[]),
     (libc::SYS_landlock_add_rule, &[]),
     (libc::SYS_landlock_restrict_self, &[]),
-    (libc::SYS_ioctl, &[Is(1, libc::TCGETS)]),
     (libc::SYS_ioctl, &[Is(1, libc::TCSETS)]),
     (libc::SYS_ioctl, &[Is(1, libc::TCSETSW)]),
     (libc::SYS_ioctl, &[Is(1, libc::TCSETSF)]),
@@ -256,14 +254,24 @@ const MAIN: &[Entry] = &[
     (libc::SYS_ioctl, &[Bits(1, 0xff00, KVM_TYPE)]),
 ];
 
-/// The lists that make up a role's own filter.
-fn allowed(role: Role) -> Vec<&'static [Entry]> {
-    let mut lists: Vec<&'static [Entry]> = vec![EVERYWHERE];
+/// What is answered with EACCES.
+fn refused(role: Role) -> Vec<&'static [Entry]> {
     match role {
-        Role::Vcpu => lists.extend([REFUSED, VCPU, KVM_VCPU, KVM_DEVICES]),
-        Role::Engine => lists.extend([REFUSED, EVENTS, ENGINE, KVM_DEVICES]),
-        Role::Virtio => lists.extend([REFUSED, EVENTS, VIRTIO]),
-        Role::VfioUser => lists.extend([REFUSED, EVENTS, ENGINE, VFIO_USER]),
+        Role::Main => vec![NONE],
+        // It looks at what kind of descriptor a client has sent.
+        Role::VfioUser => vec![REFUSED],
+        _ => vec![REFUSED, LINKS],
+    }
+}
+
+/// What does not end the process.
+fn allowed(role: Role) -> Vec<&'static [Entry]> {
+    let mut lists = vec![EVERYWHERE, REFUSED, LINKS];
+    match role {
+        Role::Vcpu => lists.extend([KVM_VCPU, KVM_DEVICES, VCPU]),
+        Role::Engine => lists.extend([EVENTS, ENGINE, KVM_DEVICES]),
+        Role::Virtio => lists.extend([EVENTS, VIRTIO]),
+        Role::VfioUser => lists.extend([EVENTS, ENGINE, VFIO_USER]),
         Role::Main => lists.extend([EVENTS, ENGINE, VFIO_USER, MAIN]),
     }
     lists
@@ -283,10 +291,9 @@ pub(crate) fn compile(role: Role) -> Result<(BpfProgram, BpfProgram), Error> {
             .and_then(BpfProgram::try_from)
             .map_err(|error| fail(&error))
     };
-    let refused: &[&[Entry]] = if role == Role::Main { &[NONE] } else { &[REFUSED] };
     Ok((
         program(&allowed(role), SeccompAction::Trap, SeccompAction::Allow)?,
-        program(refused, SeccompAction::Allow, SeccompAction::Errno(libc::EACCES as u32))?,
+        program(&refused(role), SeccompAction::Allow, SeccompAction::Errno(libc::EACCES as u32))?,
     ))
 }
 
