@@ -26,6 +26,7 @@ const TOPOLOGY: u32 = 0xb;
 const TOPOLOGY_V2: u32 = 0x1f;
 const XSAVE: u32 = 0xd;
 const ADDRESS_SIZES: u32 = 0x8000_0008;
+const AMD_CACHES: u32 = 0x8000_001d;
 const AMD_TOPOLOGY: u32 = 0x8000_001e;
 
 /// The template for all VMs of this host.
@@ -78,6 +79,9 @@ pub(crate) fn for_vcpu(template: &CpuId, id: u8, count: u8) -> Result<CpuId, Err
     let amd = leaf(0).is_some_and(|entry| entry.ebx.to_le_bytes() == *b"Auth");
     let (id, count) = (u32::from(id), u32::from(count.max(1)));
     let id_bits = count.next_power_of_two().trailing_zeros();
+    let last_id = (1 << id_bits) - 1;
+    // How many share a cache, less one: all of them the last level, nobody others.
+    let sharing = |cache: u32| if cache >> 5 & 7 >= 3 { last_id } else { 0 };
     cpuid.retain(|entry| !matches!(entry.function, TOPOLOGY | TOPOLOGY_V2));
     for entry in cpuid.as_mut_slice() {
         match entry.function {
@@ -88,9 +92,11 @@ pub(crate) fn for_vcpu(template: &CpuId, id: u8, count: u8) -> Result<CpuId, Err
                 }
             }
             CACHES if entry.eax & 0x1f != 0 => {
-                // The last level is everybody's, the others each core's own.
-                let sharing = if entry.eax >> 5 & 7 >= 3 { (1 << id_bits) - 1 } else { 0 };
-                entry.eax = (entry.eax & 0x3fff) | sharing << 14 | ((1 << id_bits) - 1) << 26;
+                let cores = last_id << 26;
+                entry.eax = (entry.eax & 0x3fff) | sharing(entry.eax) << 14 | cores;
+            }
+            AMD_CACHES if amd && entry.eax & 0x1f != 0 => {
+                entry.eax = (entry.eax & 0xfc00_3fff) | sharing(entry.eax) << 14;
             }
             ADDRESS_SIZES if amd => {
                 entry.ecx = (entry.ecx & !0xf0ff) | id_bits << 12 | (count - 1);
@@ -153,6 +159,8 @@ mod tests {
             entry(TOPOLOGY_V2, 0, 1, 2),
             entry(ADDRESS_SIZES, 0, 0x3030, 0),
             entry(AMD_TOPOLOGY, 0, 7, 7),
+            entry(AMD_CACHES, 0, 0x4121, 0),
+            entry(AMD_CACHES, 3, 0x1_c163, 0),
         ];
         CpuId::from_entries(&entries).unwrap()
     }
@@ -187,5 +195,7 @@ mod tests {
         let cpuid = for_vcpu(&template(b"Auth"), 2, 3).unwrap();
         assert_eq!(leaf(&cpuid, ADDRESS_SIZES, 0).ecx, 2 << 12 | 2);
         assert_eq!(leaf(&cpuid, AMD_TOPOLOGY, 0).eax, 2);
+        assert_eq!(leaf(&cpuid, AMD_CACHES, 0).eax, 0x0121);
+        assert_eq!(leaf(&cpuid, AMD_CACHES, 3).eax, 3 << 14 | 0x0163);
     }
 }
