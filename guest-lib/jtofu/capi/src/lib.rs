@@ -1,0 +1,515 @@
+//! `libtofutop`: the C functions of `jtofu.h`, which documents them. All they do is in
+//! `tofu-jtofu`; here are pointers and error codes.
+
+mod state;
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
+
+use tofu_jtofu::{Coords, Mapinfo, Path, PathTo, RouteError};
+
+/// Version of the API: that of `JTOFU_VERSION_MAJOR` and `_MINOR`.
+const VERSION: (c_int, c_int) = (0, 0);
+/// Longer texts are no mapinfo.
+const MAX_MAPINFO: usize = 64 << 20;
+
+/// The error codes of `jtofu.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+enum Code {
+    NotInitialized = -1,
+    InvalidArg = -3,
+    InvalidPointer = -4,
+    ExcessFinalize = -5,
+    OutOfMemory = -6,
+    Internal = -100,
+}
+
+impl Code {
+    /// `InvalidArg`, with the reason on standard error if the user asks for reasons: the
+    /// API has no place for them.
+    fn invalid(reason: impl Display) -> Self {
+        if std::env::var_os("JTOFU_DEBUG").is_some_and(|value| value != "0") {
+            eprintln!("jtofu: {reason}");
+        }
+        Self::InvalidArg
+    }
+}
+
+/// Runs the body of a function; no panic may get into a C program.
+fn run(body: impl FnOnce() -> Result<c_int, Code>) -> c_int {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => value,
+        Ok(Err(code)) => code as c_int,
+        Err(_) => Code::Internal as c_int,
+    }
+}
+
+/// Pointers that C passes in. They are not null; all else is the caller's promise.
+mod pointer {
+    use super::Code;
+
+    /// Somewhere to write a value to, which may lie in a packed structure.
+    pub(super) struct Out<T>(*mut T);
+
+    impl<T: Copy> Out<T> {
+        /// # Safety
+        /// `at` is null or may be written to.
+        pub(super) unsafe fn new(at: *mut T) -> Result<Self, Code> {
+            if at.is_null() { Err(Code::InvalidPointer) } else { Ok(Self(at)) }
+        }
+
+        pub(super) fn set(self, value: T) {
+            // SAFETY: `new`'s caller has said so.
+            unsafe { self.0.write_unaligned(value) }
+        }
+    }
+
+    /// An array to write to.
+    pub(super) struct OutList<T>(*mut T, usize);
+
+    impl<T: Copy> OutList<T> {
+        /// # Safety
+        /// `at` may be written to for `max` elements, or it is null.
+        pub(super) unsafe fn new(at: *mut T, max: usize) -> Result<Self, Code> {
+            if at.is_null() && max > 0 { Err(Code::InvalidPointer) } else { Ok(Self(at, max)) }
+        }
+
+        /// Writes as many as there is room for; their number.
+        pub(super) fn set(self, values: impl IntoIterator<Item = T>) -> usize {
+            let mut count = 0;
+            for value in values.into_iter().take(self.1) {
+                // SAFETY: `new`'s caller has said so, as `count` is below the length.
+                unsafe { self.0.add(count).write_unaligned(value) }
+                count += 1;
+            }
+            count
+        }
+    }
+
+    /// # Safety
+    /// `at` is null or may be read from.
+    pub(super) unsafe fn read<T: Copy>(at: *const T) -> Result<T, Code> {
+        if at.is_null() {
+            return Err(Code::InvalidPointer);
+        }
+        // SAFETY: the caller's promise.
+        Ok(unsafe { at.read_unaligned() })
+    }
+}
+
+use pointer::{Out, OutList, read};
+
+/// # Safety
+/// `mapinfo` is null, or a C string, or at least one readable byte that is no `{`.
+unsafe fn parse(mapinfo: *const c_void) -> Result<Mapinfo, Code> {
+    // Whatever else the pointer may lead to has no final 0 to look for.
+    // SAFETY: there is a byte.
+    if unsafe { read(mapinfo.cast::<u8>()) }? != b'{' {
+        return Err(Code::invalid("the mapinfo is not of this library's format"));
+    }
+    // SAFETY: a C string.
+    let text = unsafe {
+        let len = libc::strnlen(mapinfo.cast(), MAX_MAPINFO);
+        slice::from_raw_parts(mapinfo.cast::<u8>(), len)
+    };
+    let text = std::str::from_utf8(text).map_err(Code::invalid)?;
+    Mapinfo::from_json(text).map_err(Code::invalid)
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `mapinfo` is null or points to a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_initialize(job_id: u32, rank: u32, mapinfo: *const c_void) -> c_int {
+    run(|| {
+        if mapinfo.is_null() {
+            return Err(Code::InvalidPointer);
+        }
+        // SAFETY: a C string, as the caller promises.
+        state::initialize(job_id, rank, || unsafe { parse(mapinfo) })?;
+        Ok(0)
+    })
+}
+
+/// See `jtofu.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn jtofu_finalize() -> c_int {
+    run(|| state::finalize().map(|()| 0))
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `mapinfo` is null or points to a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_add_job(job_id: u32, mapinfo: *const c_void) -> c_int {
+    run(|| {
+        state::change(|jobs| {
+            // SAFETY: null or a C string, as the caller promises.
+            let info = unsafe { parse(mapinfo) }?;
+            jobs.add(job_id, info).map_err(Code::invalid)
+        })?;
+        Ok(0)
+    })
+}
+
+/// See `jtofu.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn jtofu_delete_job(job_id: u32) -> c_int {
+    run(|| state::change(|jobs| jobs.delete(job_id).map_err(Code::invalid)).map(|()| 0))
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `sys_size` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_sys_size(sys_size: *mut [u8; 6]) -> c_int {
+    run(|| {
+        let size = state::read(|jobs| Ok(jobs.system().size()))?;
+        // SAFETY: the caller's promise.
+        unsafe { Out::new(sys_size) }?.set(size);
+        Ok(0)
+    })
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `sys_torus` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_sys_torus(sys_torus: *mut [u8; 6]) -> c_int {
+    run(|| {
+        let torus = state::read(|jobs| Ok(jobs.system().torus().map(u8::from)))?;
+        // SAFETY: the caller's promise.
+        unsafe { Out::new(sys_torus) }?.set(torus);
+        Ok(0)
+    })
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `ref_coords` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_ref_coords(ref_coords: *mut [u8; 6]) -> c_int {
+    run(|| {
+        let reference = state::read(|jobs| Ok(jobs.own().reference().to_array()))?;
+        // SAFETY: the caller's promise.
+        unsafe { Out::new(ref_coords) }?.set(reference);
+        Ok(0)
+    })
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `phys_size` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_phys_size(phys_size: *mut [u8; 6]) -> c_int {
+    run(|| {
+        let extent = state::read(|jobs| Ok(jobs.own().extent()))?;
+        // SAFETY: the caller's promise.
+        unsafe { Out::new(phys_size) }?.set(extent);
+        Ok(0)
+    })
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `log_size` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_log_size(log_size: *mut [u32; 3]) -> c_int {
+    run(|| {
+        let size = state::read(|jobs| Ok(jobs.own().shape().size()))?;
+        // SAFETY: the caller's promise.
+        unsafe { Out::new(log_size) }?.set(size);
+        Ok(0)
+    })
+}
+
+/// The answer that a job has for a rank.
+fn of_rank<T>(
+    job: u32,
+    rank: u32,
+    answer: impl FnOnce(&tofu_jtofu::Job) -> Option<T>,
+) -> Result<T, Code> {
+    state::read(|jobs| {
+        let known = jobs.job(job).map_err(Code::invalid)?;
+        answer(known).ok_or_else(|| Code::invalid(format_args!("job {job} has no rank {rank}")))
+    })
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `phys_coords` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_phys_coords(
+    job_id: u32,
+    rank: u32,
+    phys_coords: *mut [u8; 6],
+) -> c_int {
+    run(|| {
+        initialized()?;
+        // SAFETY: the caller's promise.
+        let out = unsafe { Out::new(phys_coords) }?;
+        out.set(of_rank(job_id, rank, |job| job.coords(rank))?.to_array());
+        Ok(0)
+    })
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `log_coords` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_log_coords(
+    job_id: u32,
+    rank: u32,
+    log_coords: *mut [u32; 3],
+) -> c_int {
+    run(|| {
+        initialized()?;
+        // SAFETY: the caller's promise.
+        let out = unsafe { Out::new(log_coords) }?;
+        out.set(of_rank(job_id, rank, |job| job.logical(rank))?);
+        Ok(0)
+    })
+}
+
+/// What comes before a look at the pointers.
+fn initialized() -> Result<(), Code> {
+    state::read(|_| Ok(()))
+}
+
+/// See `jtofu.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn jtofu_query_max_proc_per_node() -> c_int {
+    run(|| state::read(|jobs| Ok(jobs.own().per_node() as c_int)))
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `phys_coords` is null or may be read, `ranks` is null or has room for `max_ranks`, and
+/// `num_ranks` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_ranks_from_phys_coords(
+    job_id: u32,
+    phys_coords: *const [u8; 6],
+    max_ranks: usize,
+    ranks: *mut u32,
+    num_ranks: *mut usize,
+) -> c_int {
+    run(|| {
+        initialized()?;
+        // SAFETY: the caller's promise.
+        let (node, list, count) =
+            unsafe { (read(phys_coords)?, OutList::new(ranks, max_ranks)?, Out::new(num_ranks)?) };
+        let node = Coords::from_array(node);
+        state::read(|jobs| {
+            let job = jobs.job(job_id).map_err(Code::invalid)?;
+            if !jobs.system().contains(node) {
+                return Err(Code::invalid(RouteError::NoSuchNode(node)));
+            }
+            count.set(list.set(job.ranks_at(node).iter().copied()));
+            Ok(0)
+        })
+    })
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// As for `jtofu_query_ranks_from_phys_coords`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_ranks_from_log_coords(
+    job_id: u32,
+    log_coords: *const [u32; 3],
+    max_ranks: usize,
+    ranks: *mut u32,
+    num_ranks: *mut usize,
+) -> c_int {
+    run(|| {
+        initialized()?;
+        // SAFETY: the caller's promise.
+        let (place, list, count) =
+            unsafe { (read(log_coords)?, OutList::new(ranks, max_ranks)?, Out::new(num_ranks)?) };
+        state::read(|jobs| {
+            let job = jobs.job(job_id).map_err(Code::invalid)?;
+            let ranks = job.ranks_at_logical(place).ok_or_else(|| {
+                Code::invalid(format_args!(
+                    "job {job_id}, a torus of {}, has no {place:?}",
+                    job.shape()
+                ))
+            })?;
+            count.set(list.set(ranks.iter().copied()));
+            Ok(0)
+        })
+    })
+}
+
+/// How to ask for paths to a node.
+type Paths = fn(&tofu_jtofu::Jobs, Coords) -> Result<Vec<PathTo>, RouteError>;
+
+/// # Safety
+/// As for `jtofu_query_onesided_paths`.
+unsafe fn query_paths(
+    paths: Paths,
+    phys_coords: *const [u8; 6],
+    max_paths: usize,
+    path_coords: *mut [u8; 3],
+    num_paths: *mut usize,
+) -> c_int {
+    run(|| {
+        initialized()?;
+        // SAFETY: the caller's promise.
+        let (node, list, count) = unsafe {
+            (read(phys_coords)?, OutList::new(path_coords, max_paths)?, Out::new(num_paths)?)
+        };
+        let found =
+            state::read(|jobs| paths(jobs, Coords::from_array(node)).map_err(Code::invalid))?;
+        count.set(
+            list.set(found.into_iter().map(|PathTo { path: Path { a, b, c }, .. }| [a, b, c])),
+        );
+        Ok(0)
+    })
+}
+
+/// # Safety
+/// As for `jtofu_query_onesided_hops`.
+unsafe fn query_hops(paths: Paths, phys_coords: *const [u8; 6], num_hops: *mut usize) -> c_int {
+    run(|| {
+        initialized()?;
+        // SAFETY: the caller's promise.
+        let (node, hops) = unsafe { (read(phys_coords)?, Out::new(num_hops)?) };
+        let node = Coords::from_array(node);
+        let found = state::read(|jobs| paths(jobs, node).map_err(Code::invalid))?;
+        let best = found
+            .first()
+            .ok_or_else(|| Code::invalid(format_args!("failures leave no path to {node}")))?;
+        hops.set(best.hops as usize);
+        Ok(0)
+    })
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `phys_coords` is null or may be read, `path_coords` is null or has room for
+/// `max_paths`, and `num_paths` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_onesided_paths(
+    phys_coords: *const [u8; 6],
+    max_paths: usize,
+    path_coords: *mut [u8; 3],
+    num_paths: *mut usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        query_paths(
+            tofu_jtofu::Jobs::onesided_paths,
+            phys_coords,
+            max_paths,
+            path_coords,
+            num_paths,
+        )
+    }
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// As for `jtofu_query_onesided_paths`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_barrier_paths(
+    phys_coords: *const [u8; 6],
+    max_paths: usize,
+    path_coords: *mut [u8; 3],
+    num_paths: *mut usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        query_paths(tofu_jtofu::Jobs::barrier_paths, phys_coords, max_paths, path_coords, num_paths)
+    }
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// `phys_coords` is null or may be read, and `num_hops` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_onesided_hops(
+    phys_coords: *const [u8; 6],
+    num_hops: *mut usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { query_hops(tofu_jtofu::Jobs::onesided_paths, phys_coords, num_hops) }
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// As for `jtofu_query_onesided_hops`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_barrier_hops(
+    phys_coords: *const [u8; 6],
+    num_hops: *mut usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { query_hops(tofu_jtofu::Jobs::barrier_paths, phys_coords, num_hops) }
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// Either pointer is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_query_jtofu_version(major_ver: *mut c_int, minor_ver: *mut c_int) {
+    for (at, value) in [(major_ver, VERSION.0), (minor_ver, VERSION.1)] {
+        // SAFETY: the caller's promise.
+        if let Ok(out) = unsafe { Out::new(at) } {
+            out.set(value);
+        }
+    }
+}
+
+/// See `jtofu.h`.
+///
+/// # Safety
+/// Each pointer is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn jtofu_create_mapinfo_by_envvars(
+    mapinfo: *mut *mut c_void,
+    mapinfo_size: *mut usize,
+    num_proc: *mut c_uint,
+) -> c_int {
+    run(|| {
+        // SAFETY: the caller's promise.
+        let (out, size, processes) =
+            unsafe { (Out::new(mapinfo)?, Out::new(mapinfo_size)?, Out::new(num_proc)?) };
+        let info = tofu_jtofu::from_env().map_err(Code::invalid)?;
+        let text = info.to_json();
+        let len = text.len();
+        // SAFETY: any size may be asked for.
+        let memory = unsafe { libc::malloc(len + 1) };
+        if memory.is_null() {
+            return Err(Code::OutOfMemory);
+        }
+        // SAFETY: freshly allocated for so many bytes and a final 0.
+        unsafe {
+            memory.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), len);
+            memory.cast::<u8>().add(len).write(0);
+        }
+        out.set(memory);
+        size.set(len + 1);
+        processes.set(info.job.processes());
+        Ok(0)
+    })
+}
