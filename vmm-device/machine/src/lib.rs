@@ -233,15 +233,31 @@ impl Machine {
     ///
     /// [`Error::Host`] if the host has no threads left.
     pub fn start(&self) -> Result<(), Error> {
+        self.start_with(|| ())
+    }
+
+    /// The same; each engine thread calls `first` before anything else, to give up rights, say.
+    ///
+    /// # Errors
+    ///
+    /// As [`Machine::start`].
+    pub fn start_with(
+        &self,
+        first: impl Fn() + Clone + Send + Sync + 'static,
+    ) -> Result<(), Error> {
         let mut threads = lock(&self.threads);
         if !threads.is_empty() {
             return Ok(());
         }
         for engine in &self.shared.engines {
             let (shared, engine) = (Arc::clone(&self.shared), Arc::clone(engine));
+            let first = first.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("engine{}", engine.index()))
-                .spawn(move || engine.run(&shared))
+                .spawn(move || {
+                    first();
+                    engine.run(&shared);
+                })
                 .map_err(Error::host("starting an engine thread"))?;
             threads.push(thread);
         }
@@ -295,5 +311,30 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn every_engine_thread_calls_what_it_was_given_first() {
+        let shape = "unit".parse().unwrap();
+        let machine = Machine::new(MachineConfig { engines: 3, ..MachineConfig::new(shape) });
+        let machine = machine.unwrap();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let first = Arc::clone(&calls);
+        let call = move || {
+            let name = std::thread::current().name().map(str::to_owned);
+            assert!(name.is_some_and(|name| name.starts_with("engine")));
+            first.fetch_add(1, SeqCst);
+        };
+        machine.start_with(call.clone()).unwrap();
+        // Threads that run already are left alone.
+        machine.start_with(call).unwrap();
+        machine.stop();
+        assert_eq!(calls.load(SeqCst), 3);
     }
 }
