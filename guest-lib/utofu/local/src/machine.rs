@@ -1,0 +1,85 @@
+//! A machine whose nodes come into being when somebody asks for them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thiserror::Error;
+use tofu_abi::Coords;
+use tofu_driver::{Device, DeviceError};
+use tofu_fabric::Shape;
+use tofu_inproc::Arena;
+use tofu_machine::{Machine, MachineConfig};
+use tofu_pci::{PciFunction, regs};
+use tofu_utofu::DriverProvider;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use crate::LocalPlatform;
+use crate::memory::{NodeMemory, RING_BASE};
+
+/// Memory for the queues and tables of a node, in bytes. Only what is used takes memory.
+const RING_MEMORY: usize = 512 << 20;
+/// Size code of message receive queues: 32768 notices.
+const MRQ_SIZE: u8 = 2;
+
+/// Gives out the control queues of a node of a [`LocalMachine`].
+pub type LocalProvider = DriverProvider<LocalPlatform>;
+
+/// Why a machine or a node cannot be had.
+#[derive(Debug, Error)]
+pub enum LocalError {
+    /// The host has no memory.
+    #[error("memory of a node: {0}")]
+    Memory(#[from] vm_memory::mmap::FromRangesError),
+    /// The machine could not be built.
+    #[error(transparent)]
+    Machine(#[from] tofu_machine::Error),
+    /// The device does not answer.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// A machine in this process.
+pub struct LocalMachine {
+    machine: Arc<Machine>,
+    nodes: Mutex<HashMap<Coords, Arc<LocalProvider>>>,
+}
+
+impl LocalMachine {
+    /// A machine of this shape, with one engine thread.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no threads or descriptors left.
+    pub fn new(shape: Shape) -> Result<Self, LocalError> {
+        let machine = Arc::new(Machine::new(MachineConfig::new(shape))?);
+        machine.start()?;
+        Ok(Self { machine, nodes: Mutex::new(HashMap::new()) })
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &Arc<Machine> {
+        &self.machine
+    }
+
+    /// What processes on the node at `coords` get their queues from.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such node, or the host has no memory left.
+    pub fn node(&self, coords: Coords) -> Result<Arc<LocalProvider>, LocalError> {
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(node) = nodes.get(&coords) {
+            return Ok(Arc::clone(node));
+        }
+        let rings = GuestMemoryMmap::from_ranges(&[(GuestAddress(RING_BASE), RING_MEMORY)])?;
+        let arena = Arena::new(rings.clone()).expect("the memory has a region");
+        let memory = Arc::new(NodeMemory::new(rings));
+        let node = self.machine.add_node(coords, Arc::clone(&memory) as _)?;
+        let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
+        node.config_write(regs::COMMAND, &command.to_le_bytes());
+        let platform = LocalPlatform::new(Arc::clone(&self.machine), node, arena, memory);
+        let provider = Arc::new(DriverProvider::new(Device::probe(platform)?, MRQ_SIZE, 0));
+        nodes.insert(coords, Arc::clone(&provider));
+        Ok(provider)
+    }
+}

@@ -1,0 +1,208 @@
+//! What a node in this process reaches by DMA: its queues and tables, and the memory that the
+//! process has lent it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+
+use tofu_icc::{Access, DmaError, DmaMemory};
+use tofu_utofu::{Code, Error};
+use vm_memory::{GuestMemoryMmap, VolatileSlice};
+
+/// Queues and tables start here, so that address 0 is no memory.
+pub(crate) const RING_BASE: u64 = 0x1_0000;
+/// Lent memory starts here.
+const LENT_BASE: u64 = 1 << 38;
+/// Addresses in a device's tables have 40 bits.
+const LENT_END: u64 = 1 << 40;
+/// Loans do not share pieces of this size, so that a steering tag never reaches another loan.
+const GRANULE: u64 = 1 << 16;
+
+/// Memory of one node.
+pub(crate) struct NodeMemory {
+    rings: GuestMemoryMmap<()>,
+    lent: RwLock<Lent>,
+}
+
+/// Loans by their first address for the device.
+struct Lent {
+    ranges: BTreeMap<u64, Range>,
+    /// Where to look for free addresses next, so that a tag that is used after its end meets
+    /// nothing rather than another loan.
+    next: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Range {
+    addr: usize,
+    len: usize,
+}
+
+/// Memory of the process that a node can reach. Ends when it is dropped.
+pub struct Loan {
+    memory: Arc<NodeMemory>,
+    device_addr: u64,
+}
+
+impl Loan {
+    /// Address of the first byte for the device.
+    pub const fn device_addr(&self) -> u64 {
+        self.device_addr
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.memory.lent_mut().ranges.remove(&self.device_addr);
+    }
+}
+
+impl Lent {
+    /// Finds `size` free addresses; both it and the result are multiples of the granule.
+    fn find(&self, size: u64) -> Option<u64> {
+        self.find_from(self.next, size).or_else(|| self.find_from(LENT_BASE, size))
+    }
+
+    fn find_from(&self, start: u64, size: u64) -> Option<u64> {
+        let end = |(&at, range): (&u64, &Range)| (at + range.len as u64).next_multiple_of(GRANULE);
+        let mut at = self.ranges.range(..start).next_back().map_or(start, |r| end(r).max(start));
+        for (&used, range) in self.ranges.range(start..) {
+            if at.checked_add(size)? <= used & !(GRANULE - 1) {
+                break;
+            }
+            at = end((&used, range)).max(at);
+        }
+        (at.checked_add(size)? <= LENT_END).then_some(at)
+    }
+}
+
+impl NodeMemory {
+    pub(crate) const fn new(rings: GuestMemoryMmap<()>) -> Self {
+        let lent = Lent { ranges: BTreeMap::new(), next: LENT_BASE };
+        Self { rings, lent: RwLock::new(lent) }
+    }
+
+    fn lent_mut(&self) -> RwLockWriteGuard<'_, Lent> {
+        self.lent.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lends memory of the process, at an address that has the same place in its granule.
+    ///
+    /// # Safety
+    ///
+    /// Until the loan ends, the memory stays mapped, and the process treats it as memory that
+    /// others may change at any time.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn lend(this: &Arc<Self>, addr: usize, len: usize) -> Result<Loan, Error> {
+        let hint = "the device's address space has no room for it";
+        let full = Error::with_value(Code::OutOfResource, "memory of size", len as u64, hint);
+        let phase = addr as u64 % GRANULE;
+        let size =
+            (len as u64).checked_add(phase).and_then(|n| n.checked_next_multiple_of(GRANULE));
+        let mut lent = this.lent_mut();
+        let granule = lent.find(size.ok_or(full)?).ok_or(full)?;
+        let device_addr = granule + phase;
+        lent.next = (device_addr + len as u64).next_multiple_of(GRANULE);
+        lent.ranges.insert(device_addr, Range { addr, len });
+        Ok(Loan { memory: Arc::clone(this), device_addr })
+    }
+
+    /// Where the process has the memory at an address of the device.
+    fn find_lent(&self, addr: u64, len: usize) -> Option<usize> {
+        let lent = self.lent.read().unwrap_or_else(PoisonError::into_inner);
+        let (&start, range) = lent.ranges.range(..=addr).next_back()?;
+        let offset = usize::try_from(addr - start).ok()?;
+        let inside = offset.checked_add(len).is_some_and(|end| end <= range.len);
+        inside.then(|| range.addr + offset)
+    }
+}
+
+impl DmaMemory for NodeMemory {
+    fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
+        if addr < LENT_BASE {
+            return self.rings.contains(addr, len, access);
+        }
+        self.find_lent(addr, len).is_some()
+    }
+
+    #[allow(unsafe_code)]
+    fn access(
+        &self,
+        addr: u64,
+        len: usize,
+        access: Access,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> Result<(), DmaError> {
+        if addr < LENT_BASE {
+            return self.rings.access(addr, len, access, f);
+        }
+        let at = self.find_lent(addr, len).ok_or(DmaError { addr, len })?;
+        // SAFETY: the memory was lent, so it stays mapped until the loan ends. A loan is dropped
+        // only after its steering tag was disabled and the device's translation cache flushed,
+        // which waits for accesses under way; the lock need not be held during this one. Others
+        // treat the memory as volatile, as the lender has promised.
+        f(unsafe { VolatileSlice::new(at as *mut u8, len) });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::GuestAddress;
+
+    fn memory() -> Arc<NodeMemory> {
+        let rings = GuestMemoryMmap::from_ranges(&[(GuestAddress(RING_BASE), 4096)]).unwrap();
+        Arc::new(NodeMemory::new(rings))
+    }
+
+    #[allow(unsafe_code)]
+    fn lend(memory: &Arc<NodeMemory>, bytes: &mut [u8]) -> Loan {
+        // SAFETY: the tests keep the bytes until the loan ends, and look at them afterwards.
+        unsafe { NodeMemory::lend(memory, bytes.as_mut_ptr() as usize, bytes.len()).unwrap() }
+    }
+
+    #[test]
+    fn lent_memory_is_there_byte_for_byte_and_until_the_loan_ends() {
+        let memory = memory();
+        let mut bytes = vec![0; 100];
+        let address = bytes.as_ptr() as u64;
+        let loan = lend(&memory, &mut bytes);
+        let at = loan.device_addr();
+        assert_eq!(at % GRANULE, address % GRANULE);
+        memory.write(at + 90, &[7; 10]).unwrap();
+        assert!(memory.write(at + 91, &[7; 10]).is_err());
+        assert!(memory.write(at - 1, &[7; 2]).is_err());
+        drop(loan);
+        assert!(!memory.contains(at, 1, Access::Read));
+        assert_eq!(bytes[89..], [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7]);
+    }
+
+    #[test]
+    fn loans_share_no_granule_and_addresses_come_back() {
+        let memory = memory();
+        let mut bytes = vec![0; 3 * GRANULE as usize];
+        let loans: Vec<_> = bytes.chunks_mut(1000).map(|part| lend(&memory, part)).collect();
+        let mut granules: Vec<_> = loans
+            .iter()
+            .flat_map(|l| [l.device_addr(), l.device_addr() + 999].map(|a| a / GRANULE))
+            .collect();
+        granules.dedup();
+        let all = granules.len();
+        granules.sort_unstable();
+        granules.dedup();
+        assert_eq!(granules.len(), all);
+        drop(loans);
+        memory.lent_mut().next = LENT_END - GRANULE;
+        let mut big = vec![0; 4 * GRANULE as usize];
+        assert!(lend(&memory, &mut big).device_addr() < LENT_BASE + GRANULE);
+    }
+
+    #[test]
+    fn more_than_the_address_space_is_refused() {
+        let memory = memory();
+        #[allow(unsafe_code)]
+        // SAFETY: it is refused.
+        let refused = unsafe { NodeMemory::lend(&memory, 0x1000, 1 << 40) };
+        assert_eq!(refused.map(|_| ()).unwrap_err().code(), Code::OutOfResource);
+    }
+}

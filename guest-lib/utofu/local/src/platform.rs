@@ -1,0 +1,78 @@
+//! A node in this process as the driver's platform.
+
+use std::sync::Arc;
+
+use tofu_abi::pci::REGISTER_BAR;
+use tofu_driver::{DmaError, IrqError, Platform};
+use tofu_inproc::{Arena, Buffer};
+use tofu_machine::{Machine, Node};
+use tofu_pci::PciFunction;
+use tofu_utofu::{Error, MapUser, Mapped};
+
+use crate::memory::{Loan, NodeMemory};
+
+/// The driver's platform for a node of a [`LocalMachine`](crate::LocalMachine).
+pub struct LocalPlatform {
+    machine: Arc<Machine>,
+    node: Arc<Node>,
+    rings: Arena,
+    memory: Arc<NodeMemory>,
+}
+
+impl LocalPlatform {
+    pub(crate) const fn new(
+        machine: Arc<Machine>,
+        node: Arc<Node>,
+        rings: Arena,
+        memory: Arc<NodeMemory>,
+    ) -> Self {
+        Self { machine, node, rings, memory }
+    }
+}
+
+impl Platform for LocalPlatform {
+    type Dma = Buffer;
+
+    fn bar0_read64(&self, offset: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.node.bar_read(REGISTER_BAR, offset, &mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    fn bar0_write64(&self, offset: u64, value: u64) {
+        self.node.bar_write(REGISTER_BAR, offset, &value.to_le_bytes());
+    }
+
+    fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
+        self.rings.alloc(size, align)
+    }
+
+    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
+        // The library polls.
+        Err(IrqError { vector })
+    }
+
+    fn irq_wait(&self, _: u16, _: u64) -> bool {
+        false
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.machine.now_ns()
+    }
+
+    fn relax(&self) {
+        std::thread::yield_now();
+    }
+}
+
+impl MapUser for LocalPlatform {
+    type Mapping = Loan;
+
+    #[allow(unsafe_code)]
+    unsafe fn map_user(&self, addr: usize, len: usize) -> Result<Mapped<Loan>, Error> {
+        // SAFETY: as promised to this function.
+        let loan = unsafe { NodeMemory::lend(&self.memory, addr, len)? };
+        let device_addr = loan.device_addr();
+        Ok(Mapped { mapping: loan, device_addr, isolated: true })
+    }
+}

@@ -1,0 +1,84 @@
+//! A process and its VCQs.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use tofu_abi::Coords;
+
+use crate::error::{Code, Error};
+use crate::flags;
+use crate::ids::{check_cmp_id, check_tni};
+use crate::place::Place;
+use crate::provider::Provider;
+use crate::vcq::{Kind, SharedQueue, Vcq};
+
+/// A process that communicates, with its share in the device of its node.
+pub struct Context<P: Provider> {
+    provider: Arc<P>,
+    place: Place,
+    /// By interface, then by control queue.
+    queues: Vec<Arc<SharedQueue<P>>>,
+}
+
+impl<P: Provider> Context<P> {
+    /// A process with a share of the device behind `provider`.
+    pub fn new(provider: Arc<P>, place: Place) -> Self {
+        let all = place.tnis().flat_map(|tni| place.cqs().map(move |cq| (tni, cq)));
+        let queues = all
+            .map(|(tni, cq)| Arc::new(SharedQueue::new(Arc::clone(&provider), tni, cq)))
+            .collect();
+        Self { provider, place, queues }
+    }
+
+    /// The provider.
+    pub fn provider(&self) -> &Arc<P> {
+        &self.provider
+    }
+
+    /// The share in the device.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// The node.
+    pub fn coords(&self) -> Coords {
+        self.provider.coords()
+    }
+
+    /// The process's control queues. Indices stay what they are.
+    pub fn queues(&self) -> &[Arc<SharedQueue<P>>] {
+        &self.queues
+    }
+
+    /// Makes a VCQ on an interface, with a component ID (0 to 7) if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidTniId`], [`Code::InvalidCmpId`], [`Code::InvalidFlags`];
+    /// [`Code::NotAvailable`] for an interface that is other processes'; [`Code::Used`] for a
+    /// component ID that is in use; [`Code::Full`] if there is no VCQ or control queue left;
+    /// what [`Provider::open`] may say.
+    pub fn create_vcq(&self, tni: u16, cmp_id: Option<u16>, flags: u64) -> Result<Vcq<P>, Error> {
+        let tni = check_tni(tni)?;
+        let extra = cmp_id.map(check_cmp_id).transpose()?;
+        let known = flags::VCQ_THREAD_SAFE | flags::VCQ_EXCLUSIVE | flags::VCQ_SESSION_MODE;
+        flags::check(flags, known, "flags of a VCQ")?;
+        if !self.place.tnis().contains(&tni) {
+            let hint = "this TNI is for other processes of the node";
+            return Err(Error::with_value(Code::NotAvailable, "TNI", tni.into(), hint));
+        }
+        if flags & flags::VCQ_SESSION_MODE != 0 {
+            let hint = "no control queue of this device has session mode";
+            return Err(Error::new(Code::NotAvailable, "session mode", hint));
+        }
+        let kind = Kind { extra, exclusive: flags & flags::VCQ_EXCLUSIVE != 0 };
+        // The first queue is the one that peers expect; others are taken only if it does not do.
+        for queue in self.queues.iter().filter(|queue| queue.tni() == tni) {
+            if let Some(ticket) = queue.create(kind)? {
+                return Ok(Vcq::new(Arc::clone(queue), ticket));
+            }
+        }
+        let hint = "the process's control queues on this TNI are taken";
+        Err(Error::with_value(Code::Full, "control queues of TNI", tni.into(), hint))
+    }
+}

@@ -1,0 +1,42 @@
+//! The uTofu API, version 1.0, in Rust: one-sided communication over virtual control queues.
+//!
+//! A process has a [`Context`], made from a [`Provider`] that gives it control queues of its
+//! node's device: the process owns the device, or shares it, or the device is in the process
+//! itself. [`Context::create_vcq`] makes a [`Vcq`]; [`Vcq::reg_mem`] gives memory an
+//! [`Stadd`](ids::Stadd); [`Vcq::post`] starts [`Command`]s; [`Vcq::poll_tcq`] and
+//! [`Vcq::poll_mrq`] tell how they ended and what others did.
+//!
+//! The VCQs that a process makes on one interface share one control queue of the device, as they
+//! do on real systems, unless they are exclusive. What the C API adds (handles, codes, pointers)
+//! is in another crate.
+//!
+//! Where public sources leave room, the choices are listed in the manual under "uTofu: choices".
+#![cfg_attr(not(feature = "std"), no_std)]
+#![deny(unsafe_code)]
+
+extern crate alloc;
+
+pub mod command;
+mod context;
+pub mod error;
+pub mod flags;
+pub mod ids;
+mod lock;
+mod notice;
+pub mod place;
+mod provider;
+mod queue;
+mod stag;
+mod vcq;
+mod wire;
+
+pub use command::{Command, Posting};
+pub use context::Context;
+pub use error::{Code, Error};
+pub use notice::{Notice, NoticeKind};
+pub use place::Place;
+pub use provider::{
+    DriverProvider, DriverQueue, MapUser, Mapped, OpenQueue, Provider, Queue, Registration,
+};
+pub use queue::Completion;
+pub use vcq::{SharedQueue, Ticket, Vcq};

@@ -1,0 +1,205 @@
+//! Message receive queue entries as programs see them.
+
+use tofu_abi::StagOffset;
+use tofu_abi::queue::{MrqEntry, MrqId};
+use tofu_abi::rcode;
+
+use crate::error::Code;
+use crate::ids::VcqId;
+use crate::wire::Edata;
+
+/// What a notice is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum NoticeKind {
+    /// A Put of this VCQ ended.
+    LclPut = 0,
+    /// A Put to this VCQ has been written.
+    RmtPut = 1,
+    /// A Get of this VCQ ended.
+    LclGet = 2,
+    /// A Get from this VCQ has been read.
+    RmtGet = 3,
+    /// An atomic command of this VCQ ended.
+    LclArmw = 4,
+    /// An atomic command changed memory of this VCQ.
+    RmtArmw = 5,
+}
+
+impl NoticeKind {
+    /// Whether it is about a command of this VCQ.
+    pub const fn is_local(self) -> bool {
+        matches!(self, Self::LclPut | Self::LclGet | Self::LclArmw)
+    }
+}
+
+/// A notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// What it is about.
+    pub kind: NoticeKind,
+    /// How the command ended, see [`tofu_abi::rcode`]. Always success for commands of others.
+    pub rcode: u8,
+    /// The VCQ at the other end.
+    pub vcq_id: VcqId,
+    /// The command's data for notices.
+    pub edata: u8,
+    /// The old value ([`NoticeKind::LclArmw`]), or the place in the own memory that the command
+    /// of somebody else led to. Otherwise 0.
+    pub rmt_value: u64,
+    /// Behind the memory of the VCQ that sent the command; its start if the command failed; 0
+    /// for atomic commands.
+    pub lcl_stadd: u64,
+    /// Behind the memory of the VCQ that the command was for; its start for atomic commands
+    /// and if the command failed.
+    pub rmt_stadd: u64,
+}
+
+impl Notice {
+    /// The return code for it.
+    pub fn status(&self) -> Code {
+        mrq_code(self.rcode)
+    }
+}
+
+/// An entry, before it is known whose it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) notice: Notice,
+    /// The extra value of the VCQ that sent the command.
+    pub(crate) sender: u8,
+    /// The lower three bits of the extra value of the VCQ that it was sent to.
+    pub(crate) target: u8,
+    /// Steering tag of the memory that the command was for.
+    pub(crate) stag: u32,
+    /// The sender wants a notice.
+    pub(crate) wanted: bool,
+}
+
+/// An address word without its control queue.
+const fn stadd(word: StagOffset) -> u64 {
+    word.with_cqid(0).0
+}
+
+impl Entry {
+    /// Makes sense of an entry; `None` for those that are not about the end of a command.
+    pub(crate) fn decode(entry: &MrqEntry) -> Option<Self> {
+        use NoticeKind::{LclArmw, LclGet, LclPut, RmtArmw, RmtGet, RmtPut};
+        let kind = match entry.id()? {
+            MrqId::PutLastHalfway => RmtPut,
+            MrqId::GetLastHalfway => RmtGet,
+            MrqId::ArmwHalfway => RmtArmw,
+            MrqId::PutLast | MrqId::PutLastRemoteError => LclPut,
+            MrqId::GetLast | MrqId::GetLastRemoteError => LclGet,
+            MrqId::Armw | MrqId::ArmwRemoteError => LclArmw,
+            // Of a part of a message.
+            MrqId::PutHalfway
+            | MrqId::GetHalfway
+            | MrqId::Put
+            | MrqId::Get
+            | MrqId::PutRemoteError
+            | MrqId::GetRemoteError => return None,
+        };
+        let (word0, edata) = (entry.word0(), Edata(entry.word1().edata().into()));
+        // In the entry, addresses are seen from the queue that it is in.
+        let (sender_word, target_word) = if kind.is_local() {
+            (entry.local(), entry.remote())
+        } else {
+            (entry.remote(), entry.local())
+        };
+        let lcl_stadd = match kind {
+            LclArmw | RmtArmw => 0,
+            _ => stadd(sender_word),
+        };
+        let rmt_value = match kind {
+            LclArmw => entry.old_value(),
+            LclPut | LclGet => 0,
+            RmtPut | RmtGet | RmtArmw => stadd(target_word),
+        };
+        let node = word0.coords();
+        let peer = VcqId::new(node, word0.i(), entry.remote().cqid(), 0);
+        let vcq_id = if kind.is_local() {
+            // The path is the command's.
+            peer.with_path_id(word0.pa() | word0.pb() << 1 | word0.pc() << 3)
+        } else {
+            peer.with_extra(edata.sender())
+        };
+        let notice = Notice {
+            kind,
+            rcode: word0.rcode(),
+            vcq_id,
+            edata: edata.user(),
+            rmt_value,
+            lcl_stadd,
+            rmt_stadd: stadd(target_word),
+        };
+        Some(Self {
+            notice,
+            sender: edata.sender(),
+            target: edata.target(),
+            stag: target_word.stag(),
+            wanted: edata.local(),
+        })
+    }
+}
+
+/// The return code for the result code of a transmit complete queue entry.
+pub(crate) fn tcq_code(code: u8) -> Code {
+    match code {
+        rcode::SUCCESS => Code::Success,
+        rcode::BAD_LENGTH | rcode::OFFSET_RANGE => Code::TcqLength,
+        rcode::UNDEFINED_COMMAND
+        | rcode::NOT_PERMITTED
+        | rcode::BAD_MTU
+        | rcode::BAD_OPERATOR
+        | rcode::UNSUPPORTED_COMMAND => Code::TcqDesc,
+        rcode::PAYLOAD_ACCESS => Code::TcqMemory,
+        rcode::STAG_RANGE..=rcode::PAGE_DISABLED => Code::TcqStadd,
+        _ => Code::TcqOther,
+    }
+}
+
+/// The return code for the result code of a message receive queue entry.
+pub(crate) fn mrq_code(code: u8) -> Code {
+    if rcode::is_remote_address(code) {
+        return match code - rcode::REMOTE {
+            rcode::OFFSET_RANGE => Code::MrqRmtLength,
+            rcode::PAYLOAD_ACCESS => Code::MrqRmtMemory,
+            _ => Code::MrqRmtStadd,
+        };
+    }
+    match code {
+        rcode::SUCCESS => Code::Success,
+        rcode::OFFSET_RANGE => Code::MrqLclLength,
+        rcode::PAYLOAD_ACCESS => Code::MrqLclMemory,
+        rcode::STAG_RANGE..=rcode::ALIGNMENT => Code::MrqLclStadd,
+        rcode::NO_SUCH_NODE
+        | rcode::NO_SUCH_PATH
+        | rcode::TNI_DISABLED..=rcode::TARGET_DMA_OFF
+        | rcode::LINK_DOWN
+        | rcode::TIMEOUT => Code::MrqPeer,
+        _ => Code::MrqOther,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_result_code_has_a_return_code() {
+        for &(code, text) in rcode::ALL {
+            for code in [code, code | rcode::REMOTE] {
+                let success = code == rcode::SUCCESS;
+                assert_eq!(tcq_code(code) == Code::Success, success, "{text}");
+                assert_eq!(mrq_code(code) == Code::Success, success, "{text}");
+            }
+        }
+        assert_eq!(tcq_code(rcode::STAG_DISABLED), Code::TcqStadd);
+        assert_eq!(tcq_code(rcode::STAG_DISABLED + rcode::REMOTE), Code::TcqOther);
+        assert_eq!(mrq_code(rcode::STAG_DISABLED), Code::MrqLclStadd);
+        assert_eq!(mrq_code(rcode::STAG_DISABLED + rcode::REMOTE), Code::MrqRmtStadd);
+        assert_eq!(mrq_code(rcode::READ_ONLY + rcode::REMOTE), Code::MrqRmtStadd);
+        assert_eq!(mrq_code(rcode::CQ_DISABLED), Code::MrqPeer);
+    }
+}

@@ -1,0 +1,413 @@
+//! A control queue and the VCQs that share it.
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use crate::command::Command;
+use crate::error::{Code, Error};
+use crate::ids::{Stadd, VcqId, reserved_stag};
+use crate::notice::{Entry, Notice, tcq_code};
+use crate::provider::{Queue, Registration};
+use crate::stag::{Memory, Stags};
+
+/// Extra values, so VCQs of a queue at most.
+pub(crate) const NUM_EXTRA: usize = 16;
+/// Notices that wait in the library for a VCQ that does not poll, at most; as many as the largest
+/// queue that real systems use. Further ones are lost, as they are when that queue overflows.
+const MAX_WAITING: usize = 1 << 17;
+
+/// The end of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// What the command was posted with.
+    pub cbdata: usize,
+    /// How it ended, see [`tofu_abi::rcode`].
+    pub rcode: u8,
+}
+
+impl Completion {
+    /// The return code for it.
+    pub fn status(&self) -> Code {
+        tcq_code(self.rcode)
+    }
+}
+
+/// What is remembered of a command until its completion is taken.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    cbdata: usize,
+    extra: u8,
+    /// The completion is to be told.
+    told: bool,
+}
+
+/// A VCQ, as its queue sees it.
+#[derive(Debug)]
+struct Vcq {
+    serial: u32,
+    completions: VecDeque<Completion>,
+    notices: VecDeque<Notice>,
+    /// Notices that found no room.
+    lost: u64,
+}
+
+/// An open control queue with its VCQs.
+pub(crate) struct OpenState<Q> {
+    // Before what it has registered: closed first.
+    queue: Q,
+    vcqs: [Option<Vcq>; NUM_EXTRA],
+    pub(crate) exclusive: bool,
+    posted: Vec<Posted>,
+    post: usize,
+    reap: usize,
+    /// Completions in the VCQs' lists. Each keeps its slot of the transmit order queue.
+    waiting: usize,
+    stags: Stags,
+    /// Commands posted since the message receive queue was found empty.
+    unseen: usize,
+    /// For the lower three bits of a target's extra value: whether commands went to a target
+    /// without component ID (bit 0) and to one with it (bit 1).
+    classes: [u8; 8],
+    /// Commands since both are the case, until their notices, which have the lower three bits
+    /// only.
+    ambiguous: VecDeque<Ambiguous>,
+}
+
+/// Enough of a command to know its notice again.
+#[derive(Clone, Copy, Debug)]
+struct Ambiguous {
+    /// Node, interface, control queue and whole extra value.
+    to: VcqId,
+    user: u8,
+    /// Where the remote memory starts and ends.
+    remote: [u64; 2],
+}
+
+impl<Q: Queue> OpenState<Q> {
+    pub(crate) fn new(queue: Q, exclusive: bool) -> Self {
+        let none = Posted { cbdata: 0, extra: 0, told: false };
+        let posted = vec![none; queue.orders().next_power_of_two()];
+        Self {
+            queue,
+            vcqs: [const { None }; NUM_EXTRA],
+            exclusive,
+            posted,
+            post: 0,
+            reap: 0,
+            waiting: 0,
+            stags: Stags::new(),
+            unseen: 0,
+            classes: [0; 8],
+            ambiguous: VecDeque::new(),
+        }
+    }
+
+    /// Whether no VCQ is left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.vcqs.iter().all(Option::is_none)
+    }
+
+    /// The lowest extra value that is free for a VCQ without component ID.
+    pub(crate) fn free_extra(&self) -> Option<u8> {
+        (0..8).find(|extra| self.vcqs[usize::from(*extra)].is_none())
+    }
+
+    pub(crate) fn has(&self, extra: u8) -> bool {
+        self.vcqs[usize::from(extra)].is_some()
+    }
+
+    /// Whether the VCQ is that of a ticket.
+    #[inline]
+    pub(crate) fn is(&self, extra: u8, serial: u32) -> bool {
+        self.vcqs[usize::from(extra)].as_ref().is_some_and(|vcq| vcq.serial == serial)
+    }
+
+    pub(crate) fn add(&mut self, extra: u8, serial: u32) {
+        let (completions, notices) = (VecDeque::new(), VecDeque::new());
+        self.vcqs[usize::from(extra)] = Some(Vcq { serial, completions, notices, lost: 0 });
+    }
+
+    /// Ends a VCQ, with all that it has registered and all that it was to be told.
+    pub(crate) fn remove(&mut self, extra: u8) -> Result<(), Error> {
+        let mut result = Ok(());
+        while let Some(stag) = self.stags.any_of(extra) {
+            self.stags.forget(stag);
+            result = result.and(self.queue.deregister(stag));
+        }
+        for at in self.reap..self.post {
+            let mask = self.posted.len() - 1;
+            let posted = &mut self.posted[at & mask];
+            posted.told &= posted.extra != extra;
+        }
+        if let Some(vcq) = self.vcqs[usize::from(extra)].take() {
+            self.waiting -= vcq.completions.len();
+        }
+        result
+    }
+
+    fn room(&self) -> usize {
+        self.queue.free_slots().saturating_sub(self.waiting)
+    }
+
+    /// Posts commands, `slots` descriptors in all, or none of them.
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        extra: u8,
+        slots: usize,
+        commands: impl Iterator<Item = Command>,
+        cbdata: usize,
+    ) -> Result<(), Error> {
+        if self.room() < slots {
+            self.make_room(slots)?;
+        }
+        let mut ring = false;
+        for command in commands {
+            let ([main, second], len) = command.finish(extra);
+            let delayed = command.is_delayed();
+            if let Some(target) = command.target() {
+                let class = &mut self.classes[usize::from(target & 7)];
+                *class |= 1 << (target >> 3);
+                if *class == 3 {
+                    self.remember(&command);
+                }
+            }
+            // There is room.
+            if self.queue.post(&[main, second][..len], delayed).is_err() {
+                return Err(busy());
+            }
+            let mask = self.posted.len() - 1;
+            let told = command.tcq_notice();
+            self.posted[self.post & mask] = Posted { cbdata, extra, told };
+            self.post = self.post.wrapping_add(1);
+            self.unseen += 1;
+            ring |= !delayed;
+        }
+        if ring {
+            self.queue.ring();
+        }
+        // The device writes a notice of each, wanted or not, also for programs that never look
+        // for one.
+        if self.unseen > self.queue.notices() / 4 {
+            self.sort_notices();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn make_room(&mut self, slots: usize) -> Result<(), Error> {
+        if slots > self.queue.orders() {
+            let hint = "more descriptors than the transmit queue has entries";
+            return Err(Error::with_value(Code::InvalidNumber, "commands", slots as u64, hint));
+        }
+        // Commands whose completion nobody is to be told of are done with here.
+        self.sort_completions();
+        if self.room() < slots { Err(busy()) } else { Ok(()) }
+    }
+
+    fn next_completion(&mut self) -> Option<(Posted, Completion)> {
+        let rcode = self.queue.poll_completion()?;
+        let posted = self.posted[self.reap & (self.posted.len() - 1)];
+        self.reap = self.reap.wrapping_add(1);
+        Some((posted, Completion { cbdata: posted.cbdata, rcode }))
+    }
+
+    fn keep(&mut self, posted: Posted, completion: Completion) {
+        if let Some(vcq) = &mut self.vcqs[usize::from(posted.extra)] {
+            vcq.completions.push_back(completion);
+            self.waiting += 1;
+        }
+    }
+
+    /// Gives all completions to their VCQs.
+    fn sort_completions(&mut self) {
+        while let Some((posted, completion)) = self.next_completion() {
+            if posted.told {
+                self.keep(posted, completion);
+            }
+        }
+    }
+
+    /// The next completion of a VCQ.
+    #[inline]
+    pub(crate) fn poll_tcq(&mut self, extra: u8) -> Option<Completion> {
+        if self.waiting > 0
+            && let Some(vcq) = &mut self.vcqs[usize::from(extra)]
+            && let Some(completion) = vcq.completions.pop_front()
+        {
+            self.waiting -= 1;
+            return Some(completion);
+        }
+        while let Some((posted, completion)) = self.next_completion() {
+            if posted.told && posted.extra == extra {
+                return Some(completion);
+            }
+            if posted.told {
+                self.keep(posted, completion);
+            }
+        }
+        None
+    }
+
+    /// Whose notice it is; `None` if nobody's.
+    fn addressee(&self, entry: &Entry) -> Option<u8> {
+        if entry.notice.kind.is_local() {
+            return entry.wanted.then_some(entry.sender);
+        }
+        // The memory is that of the VCQ, unless the sender has named another one.
+        let candidates = [entry.target, entry.target | 8];
+        match self.stags.owner(entry.stag) {
+            Some(owner) if candidates.contains(&owner) => Some(owner),
+            _ => candidates.into_iter().find(|extra| self.has(*extra)),
+        }
+    }
+
+    /// Completes a notice of a command of this queue: the peer's extra value.
+    fn complete(&mut self, entry: &mut Entry) {
+        if !entry.notice.kind.is_local() {
+            return;
+        }
+        let id = entry.notice.vcq_id;
+        let extra = match self.classes[usize::from(entry.target)] {
+            1 => entry.target,
+            2 => entry.target | 8,
+            _ => {
+                let same = |a: &Ambiguous| {
+                    a.to.extra() & 7 == entry.target
+                        && a.to.with_extra(0).with_path_id(0) == id.with_path_id(0)
+                        && a.user == entry.notice.edata
+                        && a.remote.contains(&entry.notice.rmt_stadd)
+                };
+                let found = self.ambiguous.iter().position(same);
+                let command = found.and_then(|i| self.ambiguous.remove(i));
+                command.map_or(entry.target, |a| a.to.extra())
+            }
+        };
+        entry.notice.vcq_id = id.with_extra(extra);
+    }
+
+    #[cold]
+    fn remember(&mut self, command: &Command) {
+        let Some((to, user, remote)) = command.whereabouts() else {
+            return;
+        };
+        // Those that the device has refused have no notice.
+        if self.ambiguous.len() >= self.posted.len() {
+            self.ambiguous.pop_front();
+        }
+        self.ambiguous.push_back(Ambiguous { to, user, remote });
+    }
+
+    fn next_notice(&mut self) -> Option<(Option<u8>, Notice)> {
+        loop {
+            let Some(raw) = self.queue.poll_notice() else {
+                self.unseen = 0;
+                return None;
+            };
+            if let Some(mut entry) = Entry::decode(&raw) {
+                self.complete(&mut entry);
+                return Some((self.addressee(&entry), entry.notice));
+            }
+        }
+    }
+
+    fn keep_notice(&mut self, extra: Option<u8>, notice: Notice) {
+        let Some(Some(vcq)) = extra.map(|extra| &mut self.vcqs[usize::from(extra)]) else {
+            return;
+        };
+        if vcq.notices.len() < MAX_WAITING {
+            vcq.notices.push_back(notice);
+        } else {
+            vcq.lost += 1;
+        }
+    }
+
+    /// Gives all notices to their VCQs.
+    fn sort_notices(&mut self) {
+        while let Some((extra, notice)) = self.next_notice() {
+            self.keep_notice(extra, notice);
+        }
+    }
+
+    /// The next notice of a VCQ.
+    #[inline]
+    pub(crate) fn poll_mrq(&mut self, extra: u8) -> Option<Notice> {
+        if let Some(vcq) = &mut self.vcqs[usize::from(extra)]
+            && let Some(notice) = vcq.notices.pop_front()
+        {
+            return Some(notice);
+        }
+        while let Some((addressee, notice)) = self.next_notice() {
+            if addressee == Some(extra) {
+                return Some(notice);
+            }
+            self.keep_notice(addressee, notice);
+        }
+        None
+    }
+
+    /// Completions that a VCQ can take now.
+    pub(crate) fn unread_tcq(&mut self, extra: u8) -> usize {
+        self.sort_completions();
+        self.vcqs[usize::from(extra)].as_ref().map_or(0, |vcq| vcq.completions.len())
+    }
+
+    /// Notices that a VCQ can take now.
+    pub(crate) fn unread_mrq(&mut self, extra: u8) -> usize {
+        self.sort_notices();
+        self.vcqs[usize::from(extra)].as_ref().map_or(0, |vcq| vcq.notices.len())
+    }
+
+    /// Registers memory under a tag of the library's choice, or a reserved one.
+    ///
+    /// # Safety
+    ///
+    /// As [`Queue::register`].
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn register(
+        &mut self,
+        extra: u8,
+        addr: usize,
+        size: usize,
+        reserved: Option<u32>,
+        read_only: bool,
+    ) -> Result<Stadd, Error> {
+        if addr == 0 {
+            return Err(Error::new(Code::InvalidAddress, "memory to be registered", "address 0"));
+        }
+        let fits = addr.checked_add(size).is_some() && size as u64 <= MAX_REGISTERED;
+        if size == 0 || !fits {
+            let hint = "registered memory has 1 to 2^39 bytes, and ends within the address space";
+            return Err(Error::with_value(Code::InvalidSize, "size", size as u64, hint));
+        }
+        let memory = Memory { addr, size, read_only, owner: extra };
+        let (stadd, new) = match reserved {
+            Some(stag) => (self.stags.add_reserved(memory, reserved_stag(extra, stag)?)?, true),
+            None => self.stags.add(memory)?,
+        };
+        if new {
+            let (stag, offset) = (stadd.stag(), stadd.offset());
+            let registration = Registration { addr, len: size, stag, offset, read_only };
+            // SAFETY: as promised to this function.
+            if let Err(error) = unsafe { self.queue.register(&registration) } {
+                self.stags.forget(stag);
+                return Err(error);
+            }
+        }
+        Ok(stadd)
+    }
+
+    /// Ends a registration.
+    pub(crate) fn deregister(&mut self, extra: u8, stadd: Stadd) -> Result<(), Error> {
+        if self.stags.remove(stadd, extra)? { self.queue.deregister(stadd.stag()) } else { Ok(()) }
+    }
+}
+
+/// Bytes that can be registered at once: the addresses of a device's tables have 40 bits.
+const MAX_REGISTERED: u64 = 1 << 39;
+
+const fn busy() -> Error {
+    let hint = "poll its completions (utofu_poll_tcq), and try again";
+    Error::new(Code::Busy, "the transmit queue is full", hint)
+}

@@ -1,0 +1,434 @@
+//! Virtual control queues.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use tofu_abi::desc::Descriptor;
+
+use crate::command::{Command, Packets, Posting};
+use crate::error::{Code, Error};
+use crate::flags;
+use crate::ids::{Stadd, VcqId};
+use crate::lock::{Guard, Lock};
+use crate::notice::Notice;
+use crate::provider::{OpenQueue, Provider};
+use crate::queue::{Completion, OpenState};
+use crate::stag::NUM_STAGS;
+
+/// Tells a VCQ from the others of its queue, and from those that had its place before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    /// The extra value of its ID, 0 to 15.
+    pub extra: u8,
+    /// Which of the VCQs that had this extra value.
+    pub serial: u32,
+}
+
+/// A control queue of the device that VCQs may share. It is open while there are any.
+///
+/// Calls may come from several threads at the same time, whatever the flags of the VCQ.
+pub struct SharedQueue<P: Provider> {
+    provider: Arc<P>,
+    tni: u8,
+    cq: u8,
+    serial: AtomicU32,
+    state: Lock<Option<OpenState<P::Queue>>>,
+}
+
+/// What kind of VCQ to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    /// 8 + component ID.
+    pub(crate) extra: Option<u8>,
+    pub(crate) exclusive: bool,
+}
+
+impl<P: Provider> SharedQueue<P> {
+    pub(crate) fn new(provider: Arc<P>, tni: u8, cq: u8) -> Self {
+        Self { provider, tni, cq, serial: AtomicU32::new(1), state: Lock::new(None) }
+    }
+
+    pub(crate) fn tni(&self) -> u8 {
+        self.tni
+    }
+
+    /// Makes a VCQ on this queue; `None` if the queue is taken in a way that does not go with it.
+    pub(crate) fn create(&self, kind: Kind) -> Result<Option<Ticket>, Error> {
+        let mut state = self.state.lock();
+        if let Some(open) = &*state
+            && (open.exclusive || kind.exclusive)
+        {
+            return Ok(None);
+        }
+        let open = match &mut *state {
+            Some(open) => open,
+            closed => {
+                let (tni, cq) = (self.tni, self.cq);
+                let wanted = OpenQueue { tni, cq, stags: NUM_STAGS, session: false };
+                closed.insert(OpenState::new(self.provider.open(&wanted)?, kind.exclusive))
+            }
+        };
+        let extra = match kind.extra {
+            Some(extra) if open.has(extra) => {
+                let hint = "this process has a VCQ with it on this TNI";
+                let value = u64::from(extra - 8);
+                return Err(Error::with_value(Code::Used, "component ID", value, hint));
+            }
+            Some(extra) => extra,
+            None => open.free_extra().ok_or({
+                let hint = "a process has at most 8 VCQs without component ID on a TNI";
+                Error::new(Code::Full, "VCQs", hint)
+            })?,
+        };
+        let serial = self.serial.fetch_add(1, Relaxed);
+        open.add(extra, serial);
+        Ok(Some(Ticket { extra, serial }))
+    }
+
+    #[inline]
+    fn with<T>(
+        &self,
+        ticket: Ticket,
+        f: impl FnOnce(&mut OpenState<P::Queue>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut state = self.state.lock();
+        match &mut *state {
+            Some(open) if open.is(ticket.extra, ticket.serial) => f(open),
+            _ => Err(no_such_vcq()),
+        }
+    }
+
+    /// Frees a VCQ, with all that it has registered. Commands under way may still complete, but
+    /// nobody is told.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`] if it was freed before.
+    pub fn free(&self, ticket: Ticket) -> Result<(), Error> {
+        let mut state: Guard<'_, Option<OpenState<P::Queue>>> = self.state.lock();
+        let open = match &mut *state {
+            Some(open) if open.is(ticket.extra, ticket.serial) => open,
+            _ => return Err(no_such_vcq()),
+        };
+        let result = open.remove(ticket.extra);
+        if open.is_empty() {
+            *state = None;
+        }
+        result
+    }
+
+    /// The ID of a VCQ.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`] if there is no such VCQ.
+    pub fn id(&self, ticket: Ticket) -> Result<VcqId, Error> {
+        self.with(ticket, |_| {
+            Ok(VcqId::new(self.provider.coords(), self.tni, self.cq, ticket.extra))
+        })
+    }
+
+    /// Checks that there is such a VCQ.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`] if not.
+    pub fn check(&self, ticket: Ticket) -> Result<(), Error> {
+        self.with(ticket, |_| Ok(()))
+    }
+
+    /// Posts a command, and starts it unless it is to wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`], [`Code::Busy`].
+    #[inline]
+    pub fn post(&self, ticket: Ticket, command: &Command, cbdata: usize) -> Result<(), Error> {
+        let slots = command.prepared().len();
+        self.with(ticket, |open| open.post(ticket.extra, slots, core::iter::once(*command), cbdata))
+    }
+
+    /// Posts the same command for `blocks` blocks that begin `stride` bytes apart on both sides:
+    /// all of them, or none.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`], [`Code::Busy`]; [`Code::InvalidNumber`] for no blocks, more than
+    /// the transmit queue has entries, or blocks beyond the largest offset.
+    pub fn post_blocks(
+        &self,
+        ticket: Ticket,
+        command: &Command,
+        stride: usize,
+        blocks: usize,
+        cbdata: usize,
+    ) -> Result<(), Error> {
+        command.check_blocks(stride, blocks)?;
+        let slots = command.prepared().len().saturating_mul(blocks);
+        let block = |i: usize| command.moved(i as u64 * stride as u64).unwrap_or(*command);
+        self.with(ticket, |open| open.post(ticket.extra, slots, (0..blocks).map(block), cbdata))
+    }
+
+    /// Posts prepared descriptors: all of them, or none.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`], [`Code::Busy`]; [`Code::InvalidDesc`] if they were not prepared;
+    /// [`Code::InvalidNumber`] if they are more than the transmit queue has entries.
+    pub fn post_prepared(
+        &self,
+        ticket: Ticket,
+        descriptors: &[Descriptor],
+        cbdata: usize,
+    ) -> Result<(), Error> {
+        let mut rest = descriptors;
+        while !rest.is_empty() {
+            let (_, taken) = Command::parse(rest)?;
+            rest = &rest[taken..];
+        }
+        let mut rest = descriptors;
+        let commands = core::iter::from_fn(|| {
+            let (command, taken) = Command::parse(rest).ok()?;
+            rest = &rest[taken..];
+            Some(command)
+        });
+        self.with(ticket, |open| open.post(ticket.extra, descriptors.len(), commands, cbdata))
+    }
+
+    /// Takes the next completion.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`].
+    #[inline]
+    pub fn poll_tcq(&self, ticket: Ticket) -> Result<Option<Completion>, Error> {
+        self.with(ticket, |open| Ok(open.poll_tcq(ticket.extra)))
+    }
+
+    /// Takes the next notice.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`].
+    #[inline]
+    pub fn poll_mrq(&self, ticket: Ticket) -> Result<Option<Notice>, Error> {
+        self.with(ticket, |open| Ok(open.poll_mrq(ticket.extra)))
+    }
+
+    /// Completions that can be taken now.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`].
+    pub fn unread_tcq(&self, ticket: Ticket) -> Result<usize, Error> {
+        self.with(ticket, |open| Ok(open.unread_tcq(ticket.extra)))
+    }
+
+    /// Notices that can be taken now.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`].
+    pub fn unread_mrq(&self, ticket: Ticket) -> Result<usize, Error> {
+        self.with(ticket, |open| Ok(open.unread_mrq(ticket.extra)))
+    }
+
+    /// Registers memory, under a reserved steering tag (0 to 255) if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`], [`Code::InvalidAddress`], [`Code::InvalidSize`],
+    /// [`Code::InvalidFlags`], [`Code::InvalidStag`]; [`Code::Used`] if the reserved tag is in use,
+    /// [`Code::Full`] if no tag is free.
+    ///
+    /// # Safety
+    ///
+    /// Until [`SharedQueue::deregister`] or [`SharedQueue::free`], the memory stays mapped, and
+    /// the process treats it as memory that others may change at any time.
+    #[allow(unsafe_code)]
+    pub unsafe fn register(
+        &self,
+        ticket: Ticket,
+        addr: usize,
+        size: usize,
+        stag: Option<u32>,
+        flags: u64,
+    ) -> Result<Stadd, Error> {
+        flags::check(flags, flags::REG_MEM_READ_ONLY, "flags of a registration")?;
+        let read_only = flags & flags::REG_MEM_READ_ONLY != 0;
+        self.with(ticket, |open| {
+            // SAFETY: as promised to this function.
+            unsafe { open.register(ticket.extra, addr, size, stag, read_only) }
+        })
+    }
+
+    /// Ends a registration. When it was the last one of its memory, the memory is the process's
+    /// own again upon return.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVcqHdl`], [`Code::InvalidStadd`].
+    pub fn deregister(&self, ticket: Ticket, stadd: u64) -> Result<(), Error> {
+        let stadd = Stadd::check(stadd, "STADD")?;
+        self.with(ticket, |open| open.deregister(ticket.extra, stadd))
+    }
+}
+
+const fn no_such_vcq() -> Error {
+    Error::new(Code::InvalidVcqHdl, "VCQ handle", "there is no such VCQ, or it was freed")
+}
+
+/// A virtual control queue. Dropping it frees it.
+///
+/// Calls may come from several threads at the same time.
+pub struct Vcq<P: Provider> {
+    queue: Arc<SharedQueue<P>>,
+    ticket: Ticket,
+    id: VcqId,
+}
+
+impl<P: Provider> Vcq<P> {
+    pub(crate) fn new(queue: Arc<SharedQueue<P>>, ticket: Ticket) -> Self {
+        let id = VcqId::new(queue.provider.coords(), queue.tni, queue.cq, ticket.extra);
+        Self { queue, ticket, id }
+    }
+
+    /// Gives up the automatic end: the parts, to be used with [`SharedQueue`].
+    pub fn into_parts(self) -> (Arc<SharedQueue<P>>, Ticket) {
+        let this = core::mem::ManuallyDrop::new(self);
+        (Arc::clone(&this.queue), this.ticket)
+    }
+
+    /// Its ID.
+    pub fn id(&self) -> VcqId {
+        self.id
+    }
+
+    /// Registers memory of the process, under a reserved steering tag (0 to 255) if there is one.
+    ///
+    /// # Errors
+    ///
+    /// See [`SharedQueue::register`].
+    ///
+    /// # Safety
+    ///
+    /// Until [`Vcq::dereg_mem`] or the end of the VCQ, the memory stays mapped, and the process
+    /// treats it as memory that others may change at any time.
+    #[allow(unsafe_code)]
+    pub unsafe fn reg_mem(
+        &self,
+        addr: *mut u8,
+        size: usize,
+        stag: Option<u32>,
+        flags: u64,
+    ) -> Result<Stadd, Error> {
+        // SAFETY: as promised to this function.
+        unsafe { self.queue.register(self.ticket, addr as usize, size, stag, flags) }
+    }
+
+    /// Ends a registration, see [`SharedQueue::deregister`].
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidStadd`].
+    pub fn dereg_mem(&self, stadd: Stadd) -> Result<(), Error> {
+        self.queue.deregister(self.ticket, stadd.0)
+    }
+
+    /// Posts a command, and starts it unless it is to wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::Busy`] if there is no room.
+    #[inline]
+    pub fn post(&self, command: &Command, cbdata: usize) -> Result<(), Error> {
+        self.queue.post(self.ticket, command, cbdata)
+    }
+
+    /// Posts a command for several blocks, see [`SharedQueue::post_blocks`].
+    ///
+    /// # Errors
+    ///
+    /// [`Code::Busy`], [`Code::InvalidNumber`].
+    pub fn post_blocks(
+        &self,
+        command: &Command,
+        stride: usize,
+        blocks: usize,
+        cbdata: usize,
+    ) -> Result<(), Error> {
+        self.queue.post_blocks(self.ticket, command, stride, blocks, cbdata)
+    }
+
+    /// Writes `length` bytes of local memory to memory of the VCQ `to`.
+    ///
+    /// # Errors
+    ///
+    /// See [`Posting`]; [`Code::Busy`] if there is no room.
+    #[allow(clippy::too_many_arguments)]
+    pub fn put(
+        &self,
+        to: VcqId,
+        local: Stadd,
+        remote: Stadd,
+        length: usize,
+        edata: u64,
+        flags: u64,
+        cbdata: usize,
+    ) -> Result<(), Error> {
+        let posting = Posting::new(to.0, edata, flags)?;
+        self.post(&posting.put(local.0, remote.0, length, Packets::default())?, cbdata)
+    }
+
+    /// Reads `length` bytes of memory of the VCQ `from` into local memory.
+    ///
+    /// # Errors
+    ///
+    /// See [`Posting`]; [`Code::Busy`] if there is no room.
+    #[allow(clippy::too_many_arguments)]
+    pub fn get(
+        &self,
+        from: VcqId,
+        local: Stadd,
+        remote: Stadd,
+        length: usize,
+        edata: u64,
+        flags: u64,
+        cbdata: usize,
+    ) -> Result<(), Error> {
+        let posting = Posting::new(from.0, edata, flags)?;
+        self.post(&posting.get(local.0, remote.0, length, Packets::default())?, cbdata)
+    }
+
+    /// Takes the next completion of a command with [`flags::TCQ_NOTICE`].
+    pub fn poll_tcq(&self) -> Option<Completion> {
+        self.queue.poll_tcq(self.ticket).ok().flatten()
+    }
+
+    /// Takes the next notice.
+    pub fn poll_mrq(&self) -> Option<Notice> {
+        self.queue.poll_mrq(self.ticket).ok().flatten()
+    }
+
+    /// Completions that can be taken now.
+    pub fn unread_tcq(&self) -> usize {
+        self.queue.unread_tcq(self.ticket).unwrap_or(0)
+    }
+
+    /// Notices that can be taken now.
+    pub fn unread_mrq(&self) -> usize {
+        self.queue.unread_mrq(self.ticket).unwrap_or(0)
+    }
+
+    /// Lets others use the processor while the device works.
+    pub fn relax(&self) {
+        self.queue.provider.relax();
+    }
+}
+
+impl<P: Provider> Drop for Vcq<P> {
+    fn drop(&mut self) {
+        // It exists; if the device does not let go of its memory, that is lent for good.
+        let _ = self.queue.free(self.ticket);
+    }
+}
