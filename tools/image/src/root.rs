@@ -59,16 +59,15 @@ enum Way {
 impl Way {
     /// The command in front of what is to run there.
     fn prefix(self) -> Option<Vec<OsString>> {
-        let unshare = run::find("unshare")?.into_os_string();
-        let apart = ["--mount", "--pid", "--fork", "--kill-child"];
-        let mut words = vec![unshare];
-        match self {
-            Way::Root => {}
-            Way::UserNamespace => words.extend(["--user", "--map-root-user"].map(OsString::from)),
+        let user: &[&str] = match self {
+            Way::Root => &[],
+            Way::UserNamespace => &["--user", "--map-root-user"],
             Way::Chroot => return Some(Vec::new()),
             Way::Bare => return None,
-        }
-        words.extend(apart.map(OsString::from));
+        };
+        let apart = ["--mount", "--pid", "--fork", "--kill-child"];
+        let mut words = vec![run::find("unshare")?.into_os_string()];
+        words.extend(user.iter().chain(&apart).map(OsString::from));
         Some(words)
     }
 
