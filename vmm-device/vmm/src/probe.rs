@@ -173,3 +173,22 @@ pub(crate) fn virtualisation() -> Virtualisation {
         Virtualisation::None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn linux_runs_where_kvm_is_usable_and_of_a_known_kind() {
+        let host = |virtualisation, problem: Option<&str>| HostSupport {
+            virtualisation,
+            problem: problem.map(str::to_owned),
+            ..probe()
+        };
+        assert_eq!(host(Virtualisation::Hardware, None).linux(), LinuxSupport::Full);
+        assert_eq!(host(Virtualisation::Pvm, None).linux(), LinuxSupport::KernelOnly);
+        assert_eq!(host(Virtualisation::None, None).linux(), LinuxSupport::None);
+        let broken = host(Virtualisation::Hardware, Some("KVM lacks irqfd"));
+        assert_eq!(broken.linux(), LinuxSupport::None);
+    }
+}

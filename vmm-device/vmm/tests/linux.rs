@@ -146,7 +146,7 @@ impl Doorbells for Bell {
 }
 
 /// Puts a disk with one partition on the bus.
-fn plug_disk(vm: &Vm, folder: &Path) {
+fn plug_disk(vm: &Vm, folder: &Path) -> Arc<Virtio> {
     let path = folder.join("disk");
     let mut disk = vec![0; 1 << 20];
     // A partition table: type Linux, from sector 64 on, 1024 sectors.
@@ -161,6 +161,7 @@ fn plug_disk(vm: &Vm, folder: &Path) {
     disk.endpoint().msix().unwrap().connect(vm.msi_sink());
     let slot = vm.add_function(disk.clone()).unwrap();
     disk.attach_doorbell(&Bell(vm.windows(slot).unwrap())).unwrap();
+    disk
 }
 
 fn config_word(function: &dyn PciFunction, offset: u16) -> u32 {
@@ -362,13 +363,15 @@ fn linux_without_acpi_finds_the_bus_and_places_a_bar() {
         ..VmConfig::default()
     };
     let linux = Linux::new(&kvm, &config);
-    let disk = tempfile::tempdir().unwrap();
-    plug_disk(&linux.vm, disk.path());
+    let folder_of_disk = tempfile::tempdir().unwrap();
+    let disk = plug_disk(&linux.vm, folder_of_disk.path());
     let (function, _) = TestFunction::plug(&linux.vm);
     let before = bar64(&*function);
-    // Over RAM.
-    function.config_write(0x10, &0x0000_0000u32.to_le_bytes());
-    function.config_write(0x14, &0u32.to_le_bytes());
+    // All over RAM. The disk's doorbell is to follow to wherever Linux puts it.
+    for bar in [0x10, 0x14] {
+        function.config_write(bar, &0u32.to_le_bytes());
+        disk.config_write(bar, &0u32.to_le_bytes());
+    }
 
     let kernel = std::fs::read(folder.join("bzImage")).unwrap();
     linux
@@ -393,6 +396,7 @@ fn linux_without_acpi_finds_the_bus_and_places_a_bar() {
     let lines = linux.console.0.lock().unwrap().clone();
     let moved = |line: &&String| line.contains(&place) && line.contains("assigned");
     assert!(lines.iter().find(moved).is_some(), "{place} in\n{}", lines.join("\n"));
+    assert!(config_word(&*disk, 0x10) != 0);
     assert!(after != 0 && after.is_multiple_of(256 << 20), "{before:#x} -> {after:#x}");
     assert_eq!(linux.end(), Outcome::Reset);
 }
@@ -558,6 +562,23 @@ fn each_vcpu_thread_starts_with_the_hook() {
     seen.sort();
     let expected = [(0, "vm"), (1, "1 vm"), (2, "2 vm")].map(|(id, name)| (id, name.to_owned()));
     assert_eq!(seen, expected);
+}
+
+#[test]
+fn vcpus_that_wait_to_be_started_pause_and_stop_too() {
+    let Some(kvm) = hypervisor("vcpus_that_wait_to_be_started_pause_and_stop_too") else { return };
+    let linux = small_guest(&kvm, 3, "hang", true);
+    linux.vm.start(|_| ()).unwrap();
+    linux.expect("spinning");
+    assert!(linux.vm.pause());
+    let first = linux.vm.registers().unwrap();
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(linux.vm.registers().unwrap(), first, "it stands still");
+    // At the reset vector.
+    assert_eq!(linux.vm.registers_of(2).unwrap().rip, 0xfff0);
+    assert_eq!(linux.vm.registers_of(3), None, "there is none");
+    linux.vm.resume();
+    assert_eq!(linux.vm.stop(), Outcome::Stopped);
 }
 
 #[test]
