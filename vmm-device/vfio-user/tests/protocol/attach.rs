@@ -7,11 +7,13 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::client::*;
 use crate::remote::{BASE, Remote};
+use tofu_abi::StagOffset;
 use tofu_abi::irq::vector;
 use tofu_abi::pci::{DEVICE_TOFUD, VENDOR_ID};
 use tofu_abi::regs::BAR0_SIZE;
 use tofu_abi::table::PageSize;
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
+use tofu_inproc::Buffer;
 
 #[test]
 fn a_put_between_two_clients() {
@@ -193,4 +195,96 @@ fn clients_come_and_go_until_the_server_is_stopped() {
     let (mut late, thread) = host.connect(0);
     thread.join().unwrap().unwrap();
     assert!(late.is_closed());
+}
+
+/// An end of a Put: its queue, an STag of its buffer, and the buffer.
+struct End {
+    cq: Cq<Remote>,
+    stag: tofu_driver::Stag,
+    buffer: Buffer,
+}
+
+impl End {
+    const LEN: usize = 1 << 20;
+
+    fn new(remote: Remote) -> Self {
+        let buffer = remote.alloc_dma(Self::LEN, 4096).unwrap();
+        let range = MemoryRange { addr: buffer.device_addr(), len: Self::LEN as u64 };
+        let device = Device::probe(remote).unwrap();
+        device.tni(1).unwrap().enable().unwrap();
+        let mut cq = Cq::open(&device, &CqConfig::new(1, 2)).unwrap();
+        let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
+        Self { cq, stag, buffer }
+    }
+
+    /// Puts all of the buffer to another one, `count` times, without waiting for the end.
+    fn post(&mut self, host: &Host, to: usize, stag: StagOffset, count: usize) {
+        let to = Target::new(host.servers[to].node().coords(), 1);
+        for _ in 0..count {
+            let order = Order::put(to, stag, self.stag.at(0), Self::LEN as u32);
+            self.cq.post_and_ring(&order, 0).unwrap();
+        }
+    }
+
+    /// The socket goes, and nothing else is said.
+    fn die(self) {
+        let socket = self.cq.device().platform().client.lock().unwrap().socket.try_clone();
+        socket.unwrap().shutdown(std::net::Shutdown::Both).unwrap();
+        std::mem::forget(self.cq);
+    }
+}
+
+/// Node 0's client dies in the middle of its Puts to node 1, then node 1's in the middle of those
+/// to it. The survivor goes on, and the next client finds everything in order.
+#[test]
+fn clients_that_die_in_the_middle_of_traffic_harm_nobody() {
+    let host = Host::sealed();
+    let directory = tempfile::tempdir().unwrap();
+    // One server by each of the two ways to run it.
+    let path = directory.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = Arc::clone(&host.servers[0]);
+    let runner = std::thread::spawn(move || server.run(listener));
+    let attach_first = || {
+        let mut client = Client::new(UnixStream::connect(&path).unwrap());
+        client.negotiate();
+        End::new(Remote::new(client))
+    };
+    let attach_second = || {
+        let (client, thread) = host.attach(1);
+        (End::new(Remote::new(client)), thread)
+    };
+    let (mut second, mut thread) = attach_second();
+    for round in 0..10u8 {
+        let mut first = attach_first();
+        first.buffer.write(0, &[round; 4096]);
+        first.post(&host, 1, second.stag.at(0), 30);
+        first.die();
+        // The survivor's queue works, with what the dead one's Puts have left under way.
+        second.buffer.write(0, &[round; 8]);
+        second.post(&host, 1, second.stag.at(0), 1);
+        assert!(second.cq.wait_tcq(20_000_000_000).unwrap().is_success());
+
+        let mut first = attach_first();
+        first.post(&host, 1, second.stag.at(0), 30);
+        second.die();
+        assert!(thread.join().unwrap().is_ok());
+        assert_eq!(host.memories[1].mapped_ranges(), 0);
+        // What did not arrive any more ends with an error, by itself.
+        let ends: Vec<bool> =
+            (0..30).map(|_| first.cq.wait_tcq(20_000_000_000).unwrap().is_success()).collect();
+        assert!(ends.is_sorted_by(|a, b| a >= b), "first those that arrived: {ends:?}");
+        (second, thread) = attach_second();
+        first.buffer.write(0, &[round + 100; 4096]);
+        first.post(&host, 1, second.stag.at(0), 1);
+        assert!(first.cq.wait_tcq(20_000_000_000).unwrap().is_success());
+        let mut got = [0; 4096];
+        second.buffer.read(0, &mut got);
+        assert_eq!(got, [round + 100; 4096]);
+        first.die();
+    }
+    second.die();
+    assert!(thread.join().unwrap().is_ok());
+    host.servers[0].stop();
+    runner.join().unwrap().unwrap();
 }
