@@ -1,15 +1,21 @@
 //! The device's registers, mapped into this process.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use tofu_abi::pci::REGISTER_BAR;
+use tofu_abi::regs::BAR0_SIZE;
 use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
 use vfio_ioctls::{VfioDevice, VfioRegionInfoCap};
+
+use crate::error::Error;
+use crate::pci::PciDevice;
 
 /// One region of a VFIO device: the parts that can be mapped are, others are accessed by system
 /// calls.
@@ -36,10 +42,74 @@ unsafe impl Sync for Area {}
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: mapped by `Region::new`, and nobody has pointers to it.
+        // SAFETY: mapped by `Area::map`, and nobody has pointers to it.
         let unmapped = unsafe { munmap(self.memory.as_ptr().cast(), self.len) };
         if let Err(error) = unmapped {
             log::error!("unmapping registers: {error}");
+        }
+    }
+}
+
+impl Area {
+    /// Maps `len` bytes from `start` of a file, for a part that begins at `offset`.
+    fn map(
+        file: BorrowedFd<'_>,
+        start: u64,
+        offset: u64,
+        len: usize,
+        protection: ProtFlags,
+    ) -> io::Result<Self> {
+        let flags = MapFlags::SHARED;
+        // SAFETY: a new mapping, at an address that the kernel chooses, overlaps nothing.
+        let memory = unsafe { mmap(std::ptr::null_mut(), len, protection, flags, file, start)? };
+        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { offset, len, memory })
+    }
+
+    /// Where `T` at `offset` is mapped, if it is aligned and there.
+    fn pointer<T>(&self, offset: u64) -> Option<*mut T> {
+        let at = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
+        if at.checked_add(size_of::<T>())? > self.len {
+            return None;
+        }
+        // SAFETY: inside the mapping.
+        let pointer = unsafe { self.memory.as_ptr().add(at) }.cast::<T>();
+        pointer.is_aligned().then_some(pointer)
+    }
+}
+
+/// The registers of a device that another process may be using, to look at.
+pub struct Window {
+    area: Area,
+}
+
+impl Window {
+    /// Maps the register space of a device by sysfs, without VFIO: the device is not reset, and
+    /// whoever uses it goes on. This needs root, and, while somebody uses the device, a kernel
+    /// that was booted with `iomem=relaxed`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InUse`] if the kernel lets nobody look, or [`Error::Permission`].
+    pub fn open(device: &PciDevice) -> Result<Self, Error> {
+        let path = device.path.join(format!("resource{REGISTER_BAR}"));
+        let explain = |error: io::Error| match error.kind() {
+            io::ErrorKind::PermissionDenied => Error::Permission(path.clone()),
+            io::ErrorKind::InvalidInput => Error::InUse(device.bdf),
+            _ => Error::system("mapping the registers by sysfs")(error),
+        };
+        device.enable_memory();
+        let file = File::open(&path).map_err(explain)?;
+        let area = Area::map(file.as_fd(), 0, 0, BAR0_SIZE as usize, ProtFlags::READ);
+        Ok(Self { area: area.map_err(explain)? })
+    }
+
+    /// Reads the register at byte `offset` of BAR 0; what is not there reads as ones.
+    pub fn read64(&self, offset: u64) -> u64 {
+        match self.area.pointer::<u64>(offset) {
+            // SAFETY: in the mapping and aligned; volatile, as the device may change it.
+            Some(register) => u64::from_le(unsafe { register.read_volatile() }),
+            None => u64::MAX,
         }
     }
 }
@@ -64,16 +134,10 @@ impl Region {
             .filter(|(_, len)| *len > 0)
             .map(|(offset, len)| {
                 let len = len as usize;
-                // SAFETY: the descriptor is open as long as `device`; a new mapping, at an
-                // address that the kernel chooses, overlaps nothing.
-                let memory = unsafe {
-                    let file = BorrowedFd::borrow_raw(device.as_raw_fd());
-                    let protection = ProtFlags::READ | ProtFlags::WRITE;
-                    let flags = MapFlags::SHARED;
-                    mmap(std::ptr::null_mut(), len, protection, flags, file, start + offset)?
-                };
-                let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-                Ok(Area { offset, len, memory })
+                // SAFETY: open as long as `device`.
+                let file = unsafe { BorrowedFd::borrow_raw(device.as_raw_fd()) };
+                let protection = ProtFlags::READ | ProtFlags::WRITE;
+                Area::map(file, start + offset, offset, len, protection)
             })
             .collect::<io::Result<_>>()?;
         Ok(Self { areas, device: Arc::clone(device), start, size })
@@ -92,12 +156,7 @@ impl Region {
     /// Where `T` at `offset` is mapped, if it is aligned and there.
     fn mapped<T>(&self, offset: u64) -> Option<*mut T> {
         let after = self.areas.partition_point(|area| area.offset <= offset);
-        let area = self.areas.get(after.checked_sub(1)?)?;
-        let at = (offset - area.offset) as usize;
-        let inside = at.checked_add(size_of::<T>())? <= area.len;
-        // SAFETY: inside the mapping.
-        let pointer = unsafe { area.memory.as_ptr().add(at) }.cast::<T>();
-        (inside && pointer.is_aligned()).then_some(pointer)
+        self.areas.get(after.checked_sub(1)?)?.pointer(offset)
     }
 
     fn file(&self) -> BorrowedFd<'_> {

@@ -66,6 +66,12 @@ pub enum Error {
     /// Another process has the device.
     #[error("{0} is in use by another process; a device serves one at a time")]
     Busy(Bdf),
+    /// The kernel keeps the registers for the process that uses the device.
+    #[error(
+        "{0} is in use, and the kernel shows its registers to nobody else; boot it with \
+         iomem=relaxed to look at them meanwhile"
+    )]
+    InUse(Bdf),
     /// Other devices of the group still have drivers.
     #[error(
         "IOMMU group {group} is not viable: give every device in /sys/kernel/iommu_groups/{group}\

@@ -22,7 +22,8 @@
 //! Interrupts are eventfds. [`tofu_driver::Platform::irq_wait`] sleeps on one of them without a
 //! thread in between; [`VfioPlatform::on_interrupt`] calls a function from an event loop instead.
 //!
-//! [`pci`] lists devices and moves them between drivers; it needs no VFIO.
+//! [`pci`] lists devices and moves them between drivers, and [`Window`] looks at the registers of
+//! one that is in use; they need no VFIO.
 #![deny(unsafe_code)]
 
 mod bar;
@@ -35,6 +36,7 @@ mod irq;
 pub mod pci;
 mod platform;
 
+pub use bar::Window;
 pub use dma::{Buffer, MapError, UserMemory};
 pub use error::Error;
 pub use pci::Bdf;

@@ -235,6 +235,28 @@ impl PciDevice {
     pub fn is_tofu(&self) -> bool {
         (self.vendor, self.device) == (VENDOR_ID, DEVICE_TOFUD)
     }
+
+    /// Has the device answer to accesses to its registers. It does not before anybody has used
+    /// it, nor after VFIO has closed it.
+    pub(crate) fn enable_memory(&self) {
+        if let Err(error) = self.try_enable_memory() {
+            log::debug!("enabling {}: {error}", self.bdf);
+        }
+    }
+
+    fn try_enable_memory(&self) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        const COMMAND: u64 = 4;
+        const MEMORY: u16 = 1 << 1;
+        let config = fs::File::options().read(true).write(true).open(self.path.join("config"))?;
+        let mut command = [0; 2];
+        config.read_exact_at(&mut command, COMMAND)?;
+        let command = u16::from_le_bytes(command);
+        if command & MEMORY == 0 {
+            config.write_all_at(&(command | MEMORY).to_le_bytes(), COMMAND)?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -369,6 +391,20 @@ mod tests {
         assert!(fake.read("devices/0000:00:02.0/driver_override").starts_with('\n'));
         fake.bus().reset(bdf).unwrap();
         assert_eq!(fake.read("devices/0000:00:02.0/reset"), "1");
+    }
+
+    #[test]
+    fn a_device_that_does_not_answer_is_made_to() {
+        let fake = Fake::new();
+        let path = fake.device("0000:00:02.0", TOFU, None);
+        let device = fake.bus().find(None).unwrap();
+        assert!(device.try_enable_memory().is_err(), "there is no configuration space");
+        let mut config = [0xaa; 64];
+        config[4..6].copy_from_slice(&0x0104u16.to_le_bytes());
+        fs::write(path.join("config"), config).unwrap();
+        device.try_enable_memory().unwrap();
+        config[4] = 0x06;
+        assert_eq!(fs::read(path.join("config")).unwrap(), config);
     }
 
     #[test]

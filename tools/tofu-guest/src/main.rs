@@ -1,0 +1,207 @@
+//! Looks after Tofu devices from inside of a Linux guest: lists, shows, binds and tests them.
+//!
+//! Every error is one line on stderr and exit code 2; a self-test that finds a fault ends with
+//! exit code 1.
+#![deny(unsafe_code)]
+
+mod look;
+mod selftest;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use tofu_vfio::Bdf;
+use tofu_vfio::pci::Bus;
+
+/// Looks after Tofu devices from inside of a Linux guest
+///
+/// A Tofu node is a PCI device (10cf:1ccd). Programs use it through VFIO: the driver vfio-pci lends
+/// it to one process at a time, and resets it when that process ends. Programs bind it themselves
+/// if it has no driver. So, in a new guest:
+///
+///   tofu-guest ls          which devices there are
+///   tofu-guest selftest    whether they work: queues, loop-back, interrupts, DMA
+///   tofu-guest show        coordinates, network interfaces, queues
+///   tofu-guest counters    what went over the links
+///
+/// Commands take the PCI address of a device, and the first device without one. ls, show, regs and
+/// counters read the registers without disturbing a program that uses the device, if the kernel was
+/// booted with iomem=relaxed; selftest needs the device for itself.
+#[derive(Parser)]
+#[command(name = "tofu-guest", version, verbatim_doc_comment)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the Tofu devices: address, driver, IOMMU group, coordinates
+    Ls {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Show a device: coordinates, generation, network interfaces and their queues
+    Show {
+        #[command(flatten)]
+        device: Device,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Print registers: the node's, or those of a network interface or a control queue
+    #[command(after_help = "Examples:\n  tofu-guest regs                  the node\n  \
+                            tofu-guest regs --tni 0          network interface 0\n  \
+                            tofu-guest regs --tni 0 --cq 3   its control queue 3")]
+    Regs {
+        #[command(flatten)]
+        device: Device,
+        /// Network interface, 0 to 5
+        #[arg(long, value_parser = clap::value_parser!(u8).range(0..6))]
+        tni: Option<u8>,
+        /// Control queue of the interface, 0 to 11
+        #[arg(long, requires = "tni", value_parser = clap::value_parser!(u8).range(0..12))]
+        cq: Option<u8>,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Print the counters of links, network interfaces and control queues that are not 0
+    Counters {
+        #[command(flatten)]
+        device: Device,
+        /// Those that are 0, too
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Give a device to vfio-pci, whichever driver has it
+    Bind {
+        #[command(flatten)]
+        device: Device,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Take a device from its driver; waits for a process that uses it
+    Unbind {
+        #[command(flatten)]
+        device: Device,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Reset a device (function level reset), even if a process uses it
+    Reset {
+        #[command(flatten)]
+        device: Device,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Test a device by itself: queues, Put, Get, atomics, interrupts, DMA, reset
+    Selftest {
+        #[command(flatten)]
+        device: Device,
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+#[derive(Args)]
+struct Device {
+    /// PCI address, such as 0000:00:02.0 [default: the first Tofu device]
+    #[arg(value_name = "DEVICE")]
+    bdf: Option<Bdf>,
+}
+
+#[derive(Args)]
+struct Output {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Output {
+    /// Prints `value` as JSON, or else calls `text`.
+    fn print(
+        &self,
+        value: &serde_json::Value,
+        text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut out = io::stdout().lock();
+        let written = if self.json { writeln!(out, "{value}") } else { text(&mut out) };
+        match written.and_then(|()| out.flush()) {
+            // Whoever reads has seen enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            other => Ok(other?),
+        }
+    }
+}
+
+/// A fault was found, or the command cannot be done.
+const EXIT_FAULT: u8 = 1;
+const EXIT_BAD_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("tofu-guest: {error:#}");
+            ExitCode::from(EXIT_BAD_INPUT)
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let bus = Bus::default();
+    match command {
+        Command::Ls { output } => look::list(&bus, &output)?,
+        Command::Show { device, output } => look::show(&bus.find(device.bdf)?, &output)?,
+        Command::Regs { device, tni, cq, output } => {
+            look::registers(&bus.find(device.bdf)?, tni, cq, &output)?;
+        }
+        Command::Counters { device, all, output } => {
+            look::counters(&bus.find(device.bdf)?, all, &output)?;
+        }
+        Command::Bind { device, output } => {
+            let bdf = bus.find(device.bdf)?.bdf;
+            bus.bind(bdf)?;
+            done(&output, bdf, "bound to vfio-pci")?;
+        }
+        Command::Unbind { device, output } => {
+            let bdf = bus.find(device.bdf)?.bdf;
+            bus.unbind(bdf)?;
+            done(&output, bdf, "without a driver")?;
+        }
+        Command::Reset { device, output } => {
+            let bdf = bus.find(device.bdf)?.bdf;
+            bus.reset(bdf)?;
+            done(&output, bdf, "reset")?;
+        }
+        Command::Selftest { device, output } => {
+            let passed = selftest::run(bus.find(device.bdf)?.bdf, &output)?;
+            return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAULT) });
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn done(output: &Output, bdf: Bdf, what: &str) -> anyhow::Result<()> {
+    let value = serde_json::json!({ "device": bdf.to_string(), "done": what });
+    output.print(&value, |out| writeln!(out, "{bdf}: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+        for bad in ["regs --cq 1", "regs --tni 6", "regs --tni 0 --cq 12", "show 00:99.0", ""] {
+            let words = ["tofu-guest"].into_iter().chain(bad.split_whitespace());
+            assert!(Cli::try_parse_from(words).is_err(), "{bad}");
+        }
+        let good = ["tofu-guest", "regs", "--tni", "5", "--cq", "11", "00:02.0", "--json"];
+        assert!(Cli::try_parse_from(good).is_ok());
+    }
+}
