@@ -171,10 +171,8 @@ impl Cache {
         refresh: bool,
         make: impl FnOnce(&Path, &mut Manifest) -> Result<()>,
     ) -> Result<Manifest> {
-        if !refresh {
-            if let Some(manifest) = self.part(key)? {
-                return Ok(manifest);
-            }
+        if !refresh && let Some(manifest) = self.part(key)? {
+            return Ok(manifest);
         }
         make_folder(&self.part_folder(key), key, "", make)
     }

@@ -112,8 +112,11 @@ mod tests {
 
     use super::*;
 
-    /// Reads an archive by the format's description: (path, mode, device, content).
-    fn parse(bytes: &[u8]) -> Vec<(String, u32, (u32, u32), Vec<u8>)> {
+    /// Path, mode, device, content.
+    type Entry = (String, u32, (u32, u32), Vec<u8>);
+
+    /// Reads an archive by the format's description.
+    fn parse(bytes: &[u8]) -> Vec<Entry> {
         let mut entries = Vec::new();
         let mut at = 0;
         loop {

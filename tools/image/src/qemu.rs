@@ -186,10 +186,10 @@ impl Cache {
 
     /// What [`Cache::qemu`] would return now without fetching anything; for `tofu doctor`.
     pub fn present_qemu(&self) -> Option<Qemu> {
-        if let Some(program) = run::find(NAME) {
-            if let Ok(Known { problem: None, version, .. }) = self.probe_once(&program, &Silent) {
-                return Some(Qemu::plain(program, version, Origin::Host));
-            }
+        if let Some(program) = run::find(NAME)
+            && let Ok(Known { problem: None, version, .. }) = self.probe_once(&program, &Silent)
+        {
+            return Some(Qemu::plain(program, version, Origin::Host));
         }
         let manifest = self.part("qemu").ok()??;
         Some(Qemu::in_root(&self.part_folder("qemu").join("root"), manifest.kernel))
@@ -198,10 +198,10 @@ impl Cache {
     fn probe_once(&self, program: &Path, progress: &dyn Progress) -> Result<Known> {
         let file = self.folder().join("host-qemu.toml");
         let remembered = fs::read_to_string(&file).ok();
-        if let Some(known) = remembered.and_then(|text| toml::from_str::<Known>(&text).ok()) {
-            if known.fits(program) {
-                return Ok(known);
-            }
+        if let Some(known) = remembered.and_then(|text| toml::from_str::<Known>(&text).ok())
+            && known.fits(program)
+        {
+            return Ok(known);
         }
         let known = probe(program, progress)?;
         // Only to save time: whoever cannot write it asks again.
@@ -216,10 +216,8 @@ impl Cache {
         let ready = |manifest: Manifest| {
             Qemu::in_root(&self.part_folder("qemu").join("root"), manifest.kernel)
         };
-        if !refresh {
-            if let Some(manifest) = self.part("qemu")? {
-                return Ok(ready(manifest));
-            }
+        if !refresh && let Some(manifest) = self.part("qemu")? {
+            return Ok(ready(manifest));
         }
         let _lock = self.lock(progress)?;
         self.make_part("qemu", refresh, |folder, manifest| {

@@ -269,7 +269,7 @@ fn configure(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> R
     let output = run::run(command, "configuring packages", progress, || {
         // dpkg notes its work in small files first, so this lags behind.
         ticks += 1;
-        if ticks % 20 == 0 {
+        if ticks.is_multiple_of(20) {
             progress.update(Phase::Configure, installed().0, total);
         }
     })?;

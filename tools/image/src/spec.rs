@@ -271,11 +271,11 @@ impl Spec {
         };
         add(&manifest::FORMAT.to_le_bytes());
         add(self.chosen_kernel().to_string().as_bytes());
-        if let Kernel::File(path) = &self.kernel {
-            if let Ok(data) = std::fs::metadata(path) {
-                for number in [data.size() as i64, data.mtime(), data.mtime_nsec()] {
-                    add(&number.to_le_bytes());
-                }
+        if let Kernel::File(path) = &self.kernel
+            && let Ok(data) = std::fs::metadata(path)
+        {
+            for number in [data.size() as i64, data.mtime(), data.mtime_nsec()] {
+                add(&number.to_le_bytes());
             }
         }
         for list in [&self.with, &self.modules] {
