@@ -168,9 +168,9 @@ impl Node {
 
     /// The event descriptor that rings a queue's trapped doorbell while the queue is enabled, for
     /// somebody outside of this process. It stays the same over the queue's lives until
-    /// [`Node::renew_doorbell_events`]. What was signalled while the queue was disabled may ring
-    /// once when it is enabled. Nothing ever reads it, so its owner can neither block nor
-    /// silence an engine by what it does to it.
+    /// [`Node::renew_doorbell_events`]. Engines never read it, so its owner can neither block nor
+    /// silence them by what it does to it; the backend, to which it is given again whenever the
+    /// queue is enabled, can read what was signalled before.
     ///
     /// # Errors
     ///

@@ -58,7 +58,7 @@ fn measure(name: &str, pages: u64, scattered: bool, page_wise: bool) {
         .write(0, &vec![1; (pages * PAGE) as usize])
         .unwrap();
     // An odd step visits every page once, far from the one before.
-    let step = if scattered { 40_503 % pages | 1 } else { 1 };
+    let step = if scattered { (40_503 % pages) | 1 } else { 1 };
     let start = Instant::now();
     {
         let mut client = remote.client.lock().unwrap();

@@ -283,8 +283,10 @@ impl ClientMemory {
         while result == Ok(true) {
             let mut taken = SmallVec::<[Range; 1]>::new();
             result = self.take(address, last, &mut taken, &mut unmapped);
-            // Outside of the lock: the last range of a file may unmap it.
+            // Outside of the lock: the last range of a file may unmap it. Those who wait for the
+            // lock go first.
             drop(taken);
+            thread::yield_now();
         }
         self.wait_for_transfers();
         result.map(|_| unmapped)
