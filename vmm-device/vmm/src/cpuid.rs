@@ -19,7 +19,9 @@ const ECX_AVX: u32 = 1 << 28;
 const ECX_F16C: u32 = 1 << 29;
 const ECX_HYPERVISOR: u32 = 1 << 31;
 const EXTENDED_FEATURES: u32 = 7;
+const EBX_BMI1: u32 = 1 << 3;
 const EBX_AVX2: u32 = 1 << 5;
+const EBX_BMI2: u32 = 1 << 8;
 const EDX_HTT: u32 = 1 << 28;
 const CACHES: u32 = 4;
 const TOPOLOGY: u32 = 0xb;
@@ -32,7 +34,7 @@ const AMD_TOPOLOGY: u32 = 0x8000_001e;
 /// The template for all VMs of this host.
 ///
 /// On PVM, guest kernel code is run by KVM's instruction emulator. It knows
-/// neither XSAVE and the AVX family nor POPCNT and CMPXCHG16B, and a VMCALL
+/// neither XSAVE, the AVX family and BMI nor POPCNT and CMPXCHG16B, and a VMCALL
 /// hangs, so none of them is announced there, nor is the hypervisor itself.
 pub(crate) fn template(kvm: &Kvm, kind: Virtualisation) -> Result<CpuId, Error> {
     let mut cpuid = kvm
@@ -62,7 +64,7 @@ pub(crate) fn template(kvm: &Kvm, kind: Virtualisation) -> Result<CpuId, Error> 
                 }
                 EXTENDED_FEATURES if entry.index == 0 => {
                     const AVX512: u32 = 1 << 16 | 1 << 17 | 1 << 21 | 0b111 << 26 | 0b11 << 30;
-                    entry.ebx &= !(EBX_AVX2 | AVX512);
+                    entry.ebx &= !(EBX_BMI1 | EBX_AVX2 | EBX_BMI2 | AVX512);
                 }
                 _ => {}
             }

@@ -236,7 +236,7 @@ fn run_until_kicked(fd: &mut VcpuFd, id: u8, bus: &Bus, breakpoints: bool) -> Op
                 if breakpoints && deliver_breakpoint(fd, bus) {
                     None
                 } else {
-                    let reason = internal_error(fd);
+                    let reason = internal_error(fd, bus);
                     Some(Outcome::InternalError(fault(fd, reason)))
                 }
             }
@@ -277,8 +277,7 @@ fn deliver_breakpoint(fd: &VcpuFd, bus: &Bus) -> bool {
     const BREAKPOINT: u8 = 3;
     let deliver = || {
         let mut registers = fd.get_regs().ok()?;
-        let at = fd.translate_gva(registers.rip).ok().filter(|at| at.valid != 0)?;
-        if bus.memory_byte(at.physical_address)? != INT3 {
+        if code_at_rip(fd, bus).first() != Some(&INT3) {
             return None;
         }
         registers.rip = registers.rip.wrapping_add(1);
@@ -296,15 +295,31 @@ fn deliver_breakpoint(fd: &VcpuFd, bus: &Bus) -> bool {
     deliver().is_some()
 }
 
+/// The bytes that the vCPU would execute next, as many as an instruction may have;
+/// fewer where they are not in RAM.
+fn code_at_rip(fd: &VcpuFd, bus: &Bus) -> Vec<u8> {
+    const INSTRUCTION_MAX: u64 = 15;
+    let Ok(registers) = fd.get_regs() else { return Vec::new() };
+    let byte = |at: u64| {
+        let at = fd.translate_gva(registers.rip.wrapping_add(at)).ok()?;
+        (at.valid != 0).then(|| bus.memory_byte(at.physical_address))?
+    };
+    (0..INSTRUCTION_MAX).map_while(byte).collect()
+}
+
 /// Says what an internal error is about.
 #[allow(unsafe_code)]
-fn internal_error(fd: &mut VcpuFd) -> String {
+fn internal_error(fd: &mut VcpuFd, bus: &Bus) -> String {
     const EMULATION: u32 = 1;
     // SAFETY: the exit reason was KVM_EXIT_INTERNAL_ERROR, which fills this member;
     // it consists of integers.
     let internal = unsafe { fd.get_kvm_run().__bindgen_anon_1.internal };
     match internal.suberror {
-        EMULATION => "KVM cannot emulate the instruction".to_owned(),
+        EMULATION => {
+            let code = code_at_rip(fd, bus);
+            let bytes: String = code.iter().map(|byte| format!(" {byte:02x}")).collect();
+            format!("KVM cannot emulate the instruction{bytes}")
+        }
         other => format!("KVM internal error {other}"),
     }
 }
