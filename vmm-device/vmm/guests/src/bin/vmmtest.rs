@@ -119,8 +119,12 @@ fn power_off() -> i32 {
     // SAFETY: ends the machine.
     unsafe {
         asm!(
-            "lea rax, [2f]", "int3",
-            "2: mov dx, 0x604", "mov ax, 0x3400", "out dx, ax", "hlt",
+            "lea rax, [2f]",
+            "int3",
+            "2: mov dx, 0x604",
+            "mov ax, 0x3400",
+            "out dx, ax",
+            "hlt",
             options(noreturn),
         );
     }
