@@ -220,7 +220,8 @@ fn a_doorbell_rings_by_its_event_descriptor() {
         let mut expected = all_pages();
         let mut sorted: Vec<u64> =
             places.iter().map(|place| place - CqReg::FetchStart.offset()).collect();
-        (sorted.sort_unstable(), expected.sort_unstable());
+        sorted.sort_unstable();
+        expected.sort_unstable();
         assert_eq!(sorted, expected);
         // It rang before there was a queue.
         let mine = places.iter().position(|&place| place == fetch_start(3)).unwrap();
