@@ -24,6 +24,9 @@ pub(crate) const BACKPORTS: &str = "trixie-backports";
 /// Package lists older than this are fetched again before something is built.
 const LISTS_AGE: Duration = Duration::from_secs(24 * 3600);
 
+/// A file as old as the lists.
+const STAMP: &str = "lists.stamp";
+
 const PURPOSE: &str = "fetch Debian packages";
 const REMEDY: &str = "install it (Debian, Ubuntu: apt and dpkg; Fedora: dnf install apt dpkg; \
                       Arch: pacman -S apt dpkg)";
@@ -130,6 +133,15 @@ impl<'a> Apt<'a> {
             None => mirror::of_host(Path::new("/etc/apt")),
         };
         let Some(first) = candidates.first() else { return Err(Error::NoMirror) };
+        // The path goes into files whose formats know quotes and brackets.
+        if folder.to_string_lossy().contains(['"', '\n', '[', ']', ';', '\u{fffd}']) {
+            return Err(Error::Invalid {
+                what: "cache folder",
+                value: folder.display().to_string(),
+                allowed: "apt takes no path with quotes, brackets, semicolons or line ends; set \
+                          TOFU_CACHE to another",
+            });
+        }
         for sub in ["lists/partial", "archives/partial", "none/partial"] {
             let path = folder.join(sub);
             fs::create_dir_all(&path).on("create", &path)?;
@@ -218,7 +230,12 @@ impl<'a> Apt<'a> {
     }
 
     fn stamp(&self) -> PathBuf {
-        self.folder.join("lists.stamp")
+        self.folder.join(STAMP)
+    }
+
+    /// Has the apt in `folder` ask for new lists when it is next opened.
+    pub(crate) fn forget_lists(folder: &Path) {
+        let _ = fs::remove_file(folder.join(STAMP));
     }
 
     fn lists_are_fresh(&self) -> bool {
@@ -348,6 +365,8 @@ impl<'a> Apt<'a> {
                 self.progress.update(Phase::Download, done(), total);
             })?;
             if !output.ok {
+                // Lists that name what the mirror no longer has would fail again.
+                let _ = fs::remove_file(self.stamp());
                 return Err(self.mirror_error(&output));
             }
             for deb in &missing {

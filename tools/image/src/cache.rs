@@ -199,6 +199,9 @@ impl Cache {
         if let (Some(image), false) = (ready(), spec.refresh) {
             return Ok(image);
         }
+        if spec.refresh {
+            Apt::forget_lists(&self.folder.join("apt"));
+        }
         let manifest = make_folder(&folder, &spec.name, &fingerprint, |new, manifest| {
             self.fill(spec, new, manifest, progress)
         })?;

@@ -23,8 +23,9 @@
 
 /// What to put on the kernel's command line so that it boots fast: silent, without security modules
 /// and self-tests of its cryptography, which a guest of ours has no use for. Saves a second under
-/// emulation.
-pub const BOOT_ARGUMENTS: &str = "quiet lsm=capability cryptomgr.notests \
+/// emulation. A kernel that panics restarts, which ends a monitor that does not restart guests
+/// (QEMU's `-no-reboot`).
+pub const BOOT_ARGUMENTS: &str = "quiet panic=-1 lsm=capability cryptomgr.notests \
                                   initcall_blacklist=jent_mod_init random.trust_cpu=on";
 
 /// What to add under QEMU's emulation (TCG), where the kernel's measurements of its clocks take

@@ -34,6 +34,9 @@ const WASTE: &[&str] = &[
     "var/cache/apt",
     "var/lib/apt/lists",
 ];
+/// ext4 without what a disk needs that is written to.
+const FEATURES: &str = "none,dir_index,dir_nlink,ext_attr,extent,extra_isize,filetype,flex_bg,\
+                        large_file,sparse_super";
 /// The file system's label, by which init finds the disk.
 const LABEL: &str = "tofu-root";
 
@@ -41,7 +44,7 @@ const CONFIGURE: &str = include_str!("../init/configure");
 const ENTER: &str = include_str!("../init/enter");
 /// Changes with what is done to the packages.
 pub(crate) const RECIPE: &str =
-    concat!("2\n", include_str!("../init/configure"), include_str!("../init/enter"));
+    concat!("3\n", include_str!("../init/configure"), include_str!("../init/enter"));
 
 /// How the packages' scripts can be run on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -308,6 +311,11 @@ fn bare(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result
                 did not run, so names that are alternatives (awk, mpirun) are missing";
     progress.note(text);
     manifest.notes.push(text.into());
+    // What the scripts of base-files make, and nearly every program expects.
+    for folder in ["root", "home", "mnt", "opt", "srv", "var/tmp", "usr/local/bin"] {
+        let path = root.join(folder);
+        fs::create_dir_all(&path).on("create", &path)?;
+    }
     // Debian's ldconfig is static, so it runs on any host.
     let mut command = run::command(&root.join("usr/sbin/ldconfig"));
     command.arg("-r").arg(root);
@@ -339,31 +347,40 @@ impl Tools {
         Ok(Self { mke2fs: root.join("usr/sbin/mke2fs"), root: Some(root) })
     }
 
-    /// Makes an ext4 image of the tree `from`.
-    fn make_image(&self, from: &Path, image: &Path, progress: &dyn Progress) -> Result<()> {
-        let (bytes, inodes) = measure(from)?;
-        // Guests write elsewhere, so there need be little room but for ext4's own data.
-        let blocks = (bytes + bytes / 10 + inodes * 300 + (16 << 20)) / 1024;
-        let mut words: Vec<OsString> = Vec::new();
-        if !rustix::process::geteuid().is_root() {
-            // mke2fs copies owners; where we are root, our files are root's.
-            if let (Some(unshare), Way::UserNamespace) =
-                (run::find("unshare"), Way::find(progress)?)
-            {
-                words.extend([unshare.into(), "--user".into(), "--map-root-user".into()]);
-            }
-        }
+    /// A command of e2fsprogs, after `prefix` if that has words.
+    fn command(&self, name: &str, prefix: &[OsString]) -> Command {
+        let mut words = prefix.to_vec();
         if let Some(root) = &self.root {
             let libraries = root.join("usr/lib/x86_64-linux-gnu");
             words.push(libraries.join("ld-linux-x86-64.so.2").into());
             words.extend(["--library-path".into(), libraries.into()]);
         }
-        words.push(self.mke2fs.clone().into());
+        words.push(self.mke2fs.with_file_name(name).into());
         let mut command = run::command(Path::new(&words[0]));
+        command.args(&words[1..]);
         command
-            .args(&words[1..])
+    }
+
+    /// Makes an ext4 image of the tree `from`. All files are root's in it, unless we are root and
+    /// they have other owners.
+    fn make_image(&self, from: &Path, image: &Path, progress: &dyn Progress) -> Result<()> {
+        let (bytes, inodes) = measure(from)?;
+        // Guests write elsewhere, so there need be little room but for ext4's own data.
+        let blocks = (bytes + bytes / 10 + inodes * 300 + (16 << 20)) / 1024;
+        let ordinary = !rustix::process::geteuid().is_root();
+        let mut prefix: Vec<OsString> = Vec::new();
+        if ordinary
+            && Way::find(progress)? == Way::UserNamespace
+            && let Some(unshare) = run::find("unshare")
+        {
+            // mke2fs copies owners. In there we are root, so our files are root's.
+            prefix.extend([unshare.into(), "--user".into(), "--map-root-user".into()]);
+        }
+        let mut command = self.command("mke2fs", &prefix);
+        command
             .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-L", LABEL])
-            .args(["-O", "^has_journal,^orphan_file", "-E", "root_owner=0:0"])
+            // By name, as what is on by default differs from version to version.
+            .args(["-O", FEATURES, "-E", "root_owner=0:0"])
             .arg("-N")
             .arg((inodes + inodes / 20 + 100).to_string())
             .arg("-d")
@@ -371,7 +388,27 @@ impl Tools {
             .arg(image)
             .arg(format!("{blocks}k"));
         run::must(command, "making the root file system", image, progress)?;
+        if ordinary && prefix.is_empty() {
+            self.give_to_root(image, inodes, progress)?;
+        }
         Ok(())
+    }
+
+    /// Makes root the owner of all files in an image with `count` of them. mke2fs numbers them from
+    /// 12; there are a few less where files have two names, which does no harm.
+    fn give_to_root(&self, image: &Path, count: u64, progress: &dyn Progress) -> Result<()> {
+        let script = image.with_file_name("owners");
+        let mut text = String::new();
+        for inode in 12..12 + count {
+            for field in ["uid", "gid"] {
+                text.push_str(&format!("sif <{inode}> {field} 0\n"));
+            }
+        }
+        fs::write(&script, text).on("write", &script)?;
+        let mut command = self.command("debugfs", &[]);
+        command.arg("-w").arg("-f").arg(&script).arg(image);
+        run::must(command, "making the root file system", image, progress)?;
+        fs::remove_file(&script).on("remove", &script)
     }
 }
 
