@@ -369,7 +369,7 @@ fn pages(u: &mut Unstructured<'_>, most: u64) -> Result<u64> {
     Ok(match u.arbitrary::<u8>()? {
         0xff => u64::MAX - 0xfff,
         0xfe => u64::arbitrary(u)?,
-        n => u64::from(n) % (most + 1) << 12,
+        n => (u64::from(n) % (most + 1)) << 12,
     })
 }
 
