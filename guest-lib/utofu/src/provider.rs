@@ -1,5 +1,6 @@
 //! What the library needs from whoever has the device.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 
 use tofu_abi::Coords;
@@ -328,5 +329,45 @@ fn register_error(error: StagError) -> Error {
         StagError::NotRegistered(_) | StagError::Flush(_) => {
             Error::new(Code::Fatal, WHAT, "the device does not answer")
         }
+    }
+}
+
+impl<Q: Queue + ?Sized> Queue for Box<Q> {
+    fn orders(&self) -> usize {
+        (**self).orders()
+    }
+
+    fn notices(&self) -> usize {
+        (**self).notices()
+    }
+
+    fn free_slots(&self) -> usize {
+        (**self).free_slots()
+    }
+
+    fn post(&mut self, descriptors: &[Descriptor], delayed: bool) -> Result<(), Full> {
+        (**self).post(descriptors, delayed)
+    }
+
+    fn ring(&mut self) {
+        (**self).ring();
+    }
+
+    fn poll_completion(&mut self) -> Option<u8> {
+        (**self).poll_completion()
+    }
+
+    fn poll_notice(&mut self) -> Option<MrqEntry> {
+        (**self).poll_notice()
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
+        // SAFETY: as promised to this function.
+        unsafe { (**self).register(memory) }
+    }
+
+    fn deregister(&mut self, stag: u32) -> Result<(), Error> {
+        (**self).deregister(stag)
     }
 }

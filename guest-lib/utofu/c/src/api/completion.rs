@@ -1,0 +1,132 @@
+//! Completions and notices.
+
+use std::ffi::{c_int, c_ulong, c_void};
+
+use tofu_abi::rcode;
+use tofu_utofu::{Code, Error, flags};
+
+use crate::call::{Out, call};
+use crate::handle;
+
+/// `struct utofu_mrq_notice`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct MrqNotice {
+    /// `enum utofu_mrq_notice_type`.
+    pub notice_type: u8,
+    /// Not used.
+    pub padding1: [u8; 7],
+    /// The VCQ at the other end.
+    pub vcq_id: u64,
+    /// The command's data for notices.
+    pub edata: u64,
+    /// Old value, or the changed address.
+    pub rmt_value: u64,
+    /// Address on the side of the VCQ that sent the command.
+    pub lcl_stadd: u64,
+    /// Address on the side of the VCQ that the command was for.
+    pub rmt_stadd: u64,
+    /// 0.
+    pub reserved: [u64; 2],
+}
+
+/// The end of a command that did not do what it should.
+fn check(code: Code, result: u8) -> Result<(), Error> {
+    if code == Code::Success {
+        return Ok(());
+    }
+    Err(Error::with_value(
+        code,
+        "command ended with result",
+        result.into(),
+        rcode::describe(result),
+    ))
+}
+
+const fn empty(what: &'static str) -> Error {
+    Error::new(Code::NotFound, what, "nothing has come yet")
+}
+
+/// Takes the next completion of a command with `UTOFU_ONESIDED_FLAG_TCQ_NOTICE`.
+///
+/// # Safety
+///
+/// The pointer is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn utofu_poll_tcq(
+    vcq_hdl: usize,
+    flags: c_ulong,
+    cbdata: *mut *mut c_void,
+) -> c_int {
+    call("utofu_poll_tcq", || {
+        // SAFETY: as promised to this function.
+        let out = unsafe { Out::new(cbdata, "cbdata")? };
+        let (queue, ticket) = handle::find(vcq_hdl)?;
+        flags::check(flags, 0, "flags")?;
+        let done = queue.poll_tcq(ticket)?.ok_or(empty("completions"))?;
+        out.set(done.cbdata as *mut c_void);
+        check(done.status(), done.rcode)
+    })
+}
+
+/// Takes the next notice.
+///
+/// # Safety
+///
+/// The pointer is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn utofu_poll_mrq(
+    vcq_hdl: usize,
+    flags: c_ulong,
+    notice: *mut MrqNotice,
+) -> c_int {
+    call("utofu_poll_mrq", || {
+        // SAFETY: as promised to this function.
+        let out = unsafe { Out::new(notice, "notice")? };
+        let (queue, ticket) = handle::find(vcq_hdl)?;
+        flags::check(flags, 0, "flags")?;
+        let notice = queue.poll_mrq(ticket)?.ok_or(empty("notices"))?;
+        out.set(MrqNotice {
+            notice_type: notice.kind as u8,
+            vcq_id: notice.vcq_id.0,
+            edata: notice.edata.into(),
+            rmt_value: notice.rmt_value,
+            lcl_stadd: notice.lcl_stadd,
+            rmt_stadd: notice.rmt_stadd,
+            ..MrqNotice::default()
+        });
+        check(notice.status(), notice.rcode)
+    })
+}
+
+/// Tells how many completions can be taken now.
+///
+/// # Safety
+///
+/// The pointer is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn utofu_query_num_unread_tcq(vcq_hdl: usize, count: *mut usize) -> c_int {
+    call("utofu_query_num_unread_tcq", || {
+        // SAFETY: as promised to this function.
+        let out = unsafe { Out::new(count, "count")? };
+        let (queue, ticket) = handle::find(vcq_hdl)?;
+        out.set(queue.unread_tcq(ticket)?);
+        Ok(())
+    })
+}
+
+/// Tells how many notices can be taken now.
+///
+/// # Safety
+///
+/// The pointer is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn utofu_query_num_unread_mrq(vcq_hdl: usize, count: *mut usize) -> c_int {
+    call("utofu_query_num_unread_mrq", || {
+        // SAFETY: as promised to this function.
+        let out = unsafe { Out::new(count, "count")? };
+        let (queue, ticket) = handle::find(vcq_hdl)?;
+        out.set(queue.unread_mrq(ticket)?);
+        Ok(())
+    })
+}

@@ -1,0 +1,22 @@
+//! The functions of `utofu.h`, by its sections.
+//!
+//! Each returns 0 or a negative code (`enum utofu_return_code`), and keeps the reason for
+//! `utofu_get_last_error`. Pointers that must not be null give `UTOFU_ERR_INVALID_POINTER`.
+
+mod barrier;
+mod completion;
+mod extra;
+mod memory;
+mod onesided;
+mod path;
+mod tni;
+mod vcq;
+
+pub use barrier::*;
+pub use completion::*;
+pub use extra::*;
+pub use memory::*;
+pub use onesided::*;
+pub use path::*;
+pub use tni::*;
+pub use vcq::*;

@@ -1,0 +1,82 @@
+//! Paths.
+
+use std::ffi::c_int;
+
+use tofu_abi::Path;
+use tofu_utofu::Error;
+use tofu_utofu::ids::{PATH_COORD_NULL, VcqId};
+
+use crate::call::{Out, bytes, call};
+
+/// Reads a path; `None` for the default one.
+///
+/// # Safety
+///
+/// The pointer is null or leads to three bytes.
+unsafe fn path(coords: *const u8) -> Result<Option<Path>, Error> {
+    // SAFETY: as promised to this function.
+    let [a, b, c] = unsafe { bytes(coords, "path_coords")? };
+    Ok((a != PATH_COORD_NULL).then_some(Path::new(a, b, c)))
+}
+
+/// Gives a VCQ ID another path: three bytes, A B C. Null, and `UTOFU_PATH_COORD_NULL` in the
+/// first byte, stand for the path through 0, 0, 0.
+///
+/// # Safety
+///
+/// `vcq_id` is null or leads to an ID; `path_coords` is null or leads to three bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn utofu_set_vcq_id_path(vcq_id: *mut u64, path_coords: *mut u8) -> c_int {
+    call("utofu_set_vcq_id_path", || {
+        // SAFETY: as promised to this function.
+        let out = unsafe { Out::new(vcq_id, "vcq_id")? };
+        let path = if path_coords.is_null() {
+            None
+        } else {
+            // SAFETY: as promised to this function.
+            unsafe { path(path_coords)? }
+        };
+        out.set(VcqId::check(out.get())?.with_path(path)?.0);
+        Ok(())
+    })
+}
+
+/// Tells the path ID that, in the flags of a command to a VCQ ID, stands for a path.
+///
+/// # Safety
+///
+/// `path_coords` is null or leads to three bytes; `path_id` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn utofu_get_path_id(
+    vcq_id: u64,
+    path_coords: *mut u8,
+    path_id: *mut u8,
+) -> c_int {
+    call("utofu_get_path_id", || {
+        // SAFETY: as promised to this function.
+        let (path, out) = unsafe { (path(path_coords)?, Out::new(path_id, "path_id")?) };
+        let id = VcqId::check(vcq_id)?;
+        out.set(path.map_or(Ok(0), |path| id.path_id_of(path))?);
+        Ok(())
+    })
+}
+
+/// Tells the path that a path ID stands for in commands to a VCQ ID.
+///
+/// # Safety
+///
+/// `path_coords` is null or leads to three bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn utofu_get_path_coords(
+    vcq_id: u64,
+    path_id: u8,
+    path_coords: *mut u8,
+) -> c_int {
+    call("utofu_get_path_coords", || {
+        // SAFETY: as promised to this function.
+        let out = unsafe { Out::new(path_coords, "path_coords")? };
+        let path = VcqId::check(vcq_id)?.path_of_id(path_id)?;
+        out.set_all(&[path.a, path.b, path.c]);
+        Ok(())
+    })
+}

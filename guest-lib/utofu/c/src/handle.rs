@@ -1,0 +1,47 @@
+//! Handles of VCQs: numbers that tell living VCQs from freed ones, never pointers.
+//!
+//! As on real systems the lowest four bits are the VCQ's extra value, and the next four 0.
+
+use tofu_utofu::{Code, Error, SharedQueue, Ticket, Vcq};
+
+use crate::process;
+use crate::provider::AnyProvider;
+
+/// Places of the parts: extra value 3:0, queue 15:8, process 31:16, serial number 63:32.
+const QUEUE: u32 = 8;
+const PROCESS: u32 = 16;
+const SERIAL: u32 = 32;
+
+/// The handle of a new VCQ of a process.
+pub(crate) fn give(vcq: Vcq<AnyProvider>, process: usize) -> Result<usize, Error> {
+    let (queue, ticket) = vcq.into_parts();
+    let queues = process::existing(process).map_or(&[][..], |process| process.queues());
+    let same =
+        |other: &std::sync::Arc<SharedQueue<AnyProvider>>| std::sync::Arc::ptr_eq(other, &queue);
+    let index = queues.iter().position(same).ok_or(no_such_vcq(0))?;
+    Ok(usize::from(ticket.extra)
+        | index << QUEUE
+        | process << PROCESS
+        | (ticket.serial as usize) << SERIAL)
+}
+
+/// The VCQ of a handle. Whether it lives is found out with the queue's lock held.
+#[inline]
+pub(crate) fn find(handle: usize) -> Result<(&'static SharedQueue<AnyProvider>, Ticket), Error> {
+    let queue = || {
+        let process = process::existing(handle >> PROCESS & 0xffff)?;
+        process.queues().get(handle >> QUEUE & 0xff)
+    };
+    match queue() {
+        Some(queue) if handle & 0xf0 == 0 => {
+            let ticket = Ticket { extra: handle as u8 & 15, serial: (handle >> SERIAL) as u32 };
+            Ok((&**queue, ticket))
+        }
+        _ => Err(no_such_vcq(handle)),
+    }
+}
+
+const fn no_such_vcq(handle: usize) -> Error {
+    let hint = "there is no such VCQ, or it was freed";
+    Error::with_value(Code::InvalidVcqHdl, "VCQ handle", handle as u64, hint)
+}

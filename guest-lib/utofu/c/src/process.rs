@@ -1,0 +1,89 @@
+//! The processes, in the sense of uTofu, that this process is: one, but for tests.
+
+use std::cell::Cell;
+use std::env;
+use std::sync::OnceLock;
+
+use tofu_utofu::{Code, Context, Error};
+
+use crate::provider::{self, AnyProvider, Backend};
+
+/// A process in the sense of uTofu.
+pub(crate) type Process = Context<AnyProvider>;
+
+/// Processes at most, so that a number fits into a handle.
+const MAX_PROCESSES: usize = 1 << 16;
+
+/// All of them, made when they are first used.
+struct World {
+    backend: Backend,
+    processes: Vec<OnceLock<Result<Process, Error>>>,
+}
+
+static WORLD: OnceLock<Result<World, Error>> = OnceLock::new();
+
+thread_local! {
+    /// Number of the process that the thread belongs to.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Reads a number from the environment.
+pub(crate) fn number(name: &'static str, default: u16) -> Result<u16, Error> {
+    match env::var(name) {
+        Err(env::VarError::NotPresent) => Ok(default),
+        Ok(text) => text.parse().map_err(|_| not_a_number(name)),
+        Err(env::VarError::NotUnicode(_)) => Err(not_a_number(name)),
+    }
+}
+
+const fn not_a_number(name: &'static str) -> Error {
+    Error::new(Code::NotAvailable, name, "the environment variable is not a number below 65536")
+}
+
+fn world() -> Result<&'static World, Error> {
+    let world = WORLD.get_or_init(|| {
+        let backend = provider::choose()?;
+        let processes = backend.processes().min(MAX_PROCESSES);
+        let processes = (0..processes).map(|_| OnceLock::new()).collect();
+        Ok(World { backend, processes })
+    });
+    world.as_ref().map_err(|error| *error)
+}
+
+/// Number of processes.
+pub(crate) fn count() -> Result<usize, Error> {
+    Ok(world()?.processes.len())
+}
+
+/// Makes the calling thread one of process `index`.
+pub(crate) fn select(index: usize) -> Result<(), Error> {
+    let count = count()?;
+    if index >= count {
+        let hint = "not below the number of processes (TOFU_SHAPE, TOFU_PPN)";
+        return Err(Error::with_value(Code::InvalidNumber, "process", index as u64, hint));
+    }
+    CURRENT.set(index);
+    Ok(())
+}
+
+/// The calling thread's process, and its number.
+pub(crate) fn current() -> Result<(&'static Process, usize), Error> {
+    let index = CURRENT.get();
+    Ok((get(index)?, index))
+}
+
+/// A process, which is made if it is not there yet.
+fn get(index: usize) -> Result<&'static Process, Error> {
+    let world = world()?;
+    let hint = "there is no such process";
+    let none = Error::with_value(Code::NotAvailable, "process", index as u64, hint);
+    let place = world.processes.get(index).ok_or(none)?;
+    place.get_or_init(|| world.backend.process(index)).as_ref().map_err(|error| *error)
+}
+
+/// A process that is there already; for handles.
+#[inline]
+pub(crate) fn existing(index: usize) -> Option<&'static Process> {
+    let world = WORLD.get()?.as_ref().ok()?;
+    world.processes.get(index)?.get()?.as_ref().ok()
+}

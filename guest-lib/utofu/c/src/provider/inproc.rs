@@ -1,0 +1,57 @@
+//! A machine in this process, for programs that are their own peers.
+
+use std::env;
+
+use tofu_abi::Coords;
+use tofu_fabric::Shape;
+use tofu_utofu::{Code, Error, Place};
+use tofu_utofu_local::LocalMachine;
+
+use super::AnyProvider;
+use crate::process;
+
+/// The machine unless `TOFU_SHAPE` says otherwise: a unit of twelve nodes.
+const DEFAULT: Shape = Shape::UNIT;
+
+pub(crate) struct InProcess {
+    machine: LocalMachine,
+    nodes: Vec<Coords>,
+    processes_per_node: u16,
+}
+
+impl InProcess {
+    /// The machine that `TOFU_SHAPE` and `TOFU_PPN` describe.
+    pub(crate) fn new() -> Result<Self, Error> {
+        let shape = match env::var("TOFU_SHAPE") {
+            Err(env::VarError::NotPresent) => DEFAULT,
+            text => text.unwrap_or_default().parse().map_err(|_| {
+                let hint = "the environment variable is not six lengths, as in 2x1x1x2x3x2";
+                Error::new(Code::NotAvailable, "TOFU_SHAPE", hint)
+            })?,
+        };
+        let processes_per_node = process::number("TOFU_PPN", 1)?;
+        Place::new(0, processes_per_node)?;
+        let machine = LocalMachine::new(shape).map_err(|_| {
+            Error::new(Code::OutOfResource, "machine", "the host has no threads or descriptors")
+        })?;
+        Ok(Self { machine, nodes: shape.iter().collect(), processes_per_node })
+    }
+
+    pub(crate) fn processes(&self) -> usize {
+        self.nodes.len() * usize::from(self.processes_per_node)
+    }
+
+    /// Processes of a node have numbers in a row.
+    pub(crate) fn process(&self, index: usize) -> Result<(AnyProvider, Place), Error> {
+        let per_node = usize::from(self.processes_per_node);
+        let place = Place::new((index % per_node) as u16, self.processes_per_node)?;
+        let hint = "there is no such process";
+        let none = Error::with_value(Code::NotAvailable, "process", index as u64, hint);
+        let &coords = self.nodes.get(index / per_node).ok_or(none)?;
+        let node = self
+            .machine
+            .node(coords)
+            .map_err(|_| Error::new(Code::OutOfMemory, "node", "the host has no memory for it"))?;
+        Ok((AnyProvider::new(node), place))
+    }
+}

@@ -1,0 +1,109 @@
+//! Who gives the process its device: chosen by environment variables, which the manual lists.
+
+mod inproc;
+mod vfio;
+
+use std::env;
+use std::sync::Arc;
+
+use tofu_abi::Coords;
+use tofu_utofu::{Code, Context, Error, OpenQueue, Provider, Queue};
+
+use crate::process::Process;
+
+/// A provider of whatever kind.
+pub(crate) struct AnyProvider(Arc<dyn AnyQueueProvider>);
+
+impl AnyProvider {
+    fn new<P>(provider: Arc<P>) -> Self
+    where
+        P: Provider + 'static,
+        P::Queue: 'static,
+    {
+        Self(Arc::new(Erased(provider)))
+    }
+}
+
+/// A [`Provider`] without its type of queue.
+trait AnyQueueProvider: Send + Sync {
+    fn coords(&self) -> Coords;
+    fn open(&self, queue: &OpenQueue) -> Result<Box<dyn Queue>, Error>;
+    fn relax(&self);
+}
+
+struct Erased<P>(Arc<P>);
+
+impl<P> AnyQueueProvider for Erased<P>
+where
+    P: Provider,
+    P::Queue: 'static,
+{
+    fn coords(&self) -> Coords {
+        self.0.coords()
+    }
+
+    fn open(&self, queue: &OpenQueue) -> Result<Box<dyn Queue>, Error> {
+        Ok(Box::new(self.0.open(queue)?))
+    }
+
+    fn relax(&self) {
+        self.0.relax();
+    }
+}
+
+impl Provider for AnyProvider {
+    type Queue = Box<dyn Queue>;
+
+    fn coords(&self) -> Coords {
+        self.0.coords()
+    }
+
+    fn open(&self, queue: &OpenQueue) -> Result<Box<dyn Queue>, Error> {
+        self.0.open(queue)
+    }
+
+    fn relax(&self) {
+        self.0.relax();
+    }
+}
+
+/// Where devices come from.
+pub(crate) enum Backend {
+    /// A machine in this process.
+    InProcess(inproc::InProcess),
+    /// A device of this computer's, by VFIO.
+    Vfio(vfio::Vfio),
+}
+
+impl Backend {
+    /// Processes in the sense of uTofu that are in this process.
+    pub(crate) fn processes(&self) -> usize {
+        match self {
+            Self::InProcess(machine) => machine.processes(),
+            Self::Vfio(_) => 1,
+        }
+    }
+
+    /// The one with this number.
+    pub(crate) fn process(&self, index: usize) -> Result<Process, Error> {
+        let (provider, place) = match self {
+            Self::InProcess(machine) => machine.process(index)?,
+            Self::Vfio(device) => device.process()?,
+        };
+        Ok(Context::new(Arc::new(provider), place))
+    }
+}
+
+/// What the environment asks for.
+pub(crate) fn choose() -> Result<Backend, Error> {
+    match env::var("TOFU_PROVIDER").as_deref() {
+        Ok("inproc") => inproc::InProcess::new().map(Backend::InProcess),
+        Ok("vfio") => vfio::Vfio::open().map(Backend::Vfio),
+        // A program in a guest finds its device by itself.
+        Err(env::VarError::NotPresent) => vfio::Vfio::open().map(Backend::Vfio),
+        _ => {
+            let hint = "the environment variable is not `inproc` or `vfio`";
+            Err(Error::new(Code::NotAvailable, "TOFU_PROVIDER", hint))
+        }
+    }
+}

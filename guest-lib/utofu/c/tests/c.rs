@@ -1,0 +1,99 @@
+//! C programs against the header and the shared library, built as a user builds his.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+fn have(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+/// The shared library, which cargo leaves beside the tests.
+fn library() -> PathBuf {
+    env::current_exe().unwrap().with_file_name("libtofucom.so")
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    out
+}
+
+/// A folder with the header, the library and the pkg-config file as if installed.
+fn installed() -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let header = Path::new(HERE).join("../header");
+    fs::create_dir_all(root.path().join("include")).unwrap();
+    fs::create_dir_all(root.path().join("lib/pkgconfig")).unwrap();
+    fs::copy(header.join("utofu.h"), root.path().join("include/utofu.h")).unwrap();
+    fs::copy(library(), root.path().join("lib/libtofucom.so")).unwrap();
+    let config = fs::read_to_string(header.join("utofu.pc.in")).unwrap();
+    let config = config
+        .replace("@prefix@", root.path().to_str().unwrap())
+        .replace("@version@", env!("CARGO_PKG_VERSION"));
+    fs::write(root.path().join("lib/pkgconfig/utofu.pc"), config).unwrap();
+    root
+}
+
+fn flags(root: &Path) -> Vec<String> {
+    if !have("pkg-config") {
+        let root = root.display();
+        return vec![format!("-I{root}/include"), format!("-L{root}/lib"), "-ltofucom".into()];
+    }
+    let flags = run(Command::new("pkg-config")
+        .args(["--cflags", "--libs", "utofu"])
+        .env("PKG_CONFIG_PATH", root.join("lib/pkgconfig")));
+    flags.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Builds a program and runs it with these environment variables; returns its output, or `None`
+/// if there is no compiler.
+fn build_and_run(source: &Path, env: &[(&str, &str)]) -> Option<String> {
+    let name = source.file_stem().unwrap().to_str().unwrap();
+    if !have("gcc") {
+        eprintln!("SKIP {name}: no gcc");
+        return None;
+    }
+    let root = installed();
+    let root = root.path();
+    let program = root.join(name);
+    run(Command::new("gcc")
+        .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .args([&program, source])
+        .args(flags(root)));
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "120"]).arg(&program);
+    for (name, _) in env::vars().filter(|(name, _)| name.contains("TOFU_")) {
+        command.env_remove(name);
+    }
+    command.env("LD_LIBRARY_PATH", root.join("lib")).envs(env.iter().copied());
+    Some(run(&mut command))
+}
+
+fn test_source(name: &str) -> PathBuf {
+    Path::new(HERE).join("tests").join(name)
+}
+
+/// Two neighbouring nodes in the program's own process.
+const PAIR: [(&str, &str); 2] = [("TOFU_PROVIDER", "inproc"), ("TOFU_SHAPE", "1x1x1x2x1x1")];
+
+#[test]
+fn values_layouts_and_symbols_are_those_that_programs_rely_on() {
+    if let Some(output) = build_and_run(&test_source("abi.c"), &[]) {
+        assert_eq!(output, "66 functions\n");
+    }
+}
+
+#[test]
+fn every_function_does_what_it_says() {
+    if let Some(output) = build_and_run(&test_source("functions.c"), &PAIR) {
+        assert_eq!(output, "ok\n");
+    }
+}
