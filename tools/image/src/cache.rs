@@ -275,6 +275,8 @@ impl Cache {
         manifest.add_file(new, "initrd")?;
         manifest.kernel = own_release.unwrap_or(release);
         manifest.with.clone_from(&spec.with);
+        manifest.asked_kernel = spec.kernel.to_string();
+        manifest.modules.clone_from(&spec.modules);
         progress.update(Phase::Initramfs, 1, 1);
         Ok(())
     }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::apt;
 use crate::error::{Error, IoContext, Result};
+use crate::spec::{Kernel, Spec};
 
 /// The name of the file.
 pub(crate) const FILE: &str = "manifest.toml";
@@ -52,6 +53,12 @@ pub struct Manifest {
     /// Packages asked for, without those they depend on.
     #[serde(default)]
     pub with: Vec<String>,
+    /// The kernel asked for, as [`Kernel`](crate::Kernel) is written.
+    #[serde(default)]
+    pub asked_kernel: String,
+    /// Modules asked for, beyond those of every image.
+    #[serde(default)]
+    pub modules: Vec<String>,
     /// Parts of the cache that it shares with other images.
     #[serde(default)]
     pub(crate) parts: Vec<String>,
@@ -76,6 +83,8 @@ impl Manifest {
             built: now,
             kernel: String::new(),
             with: Vec::new(),
+            asked_kernel: String::new(),
+            modules: Vec::new(),
             parts: Vec::new(),
             notes: Vec::new(),
             files: BTreeMap::new(),
@@ -129,6 +138,20 @@ impl Manifest {
         })
     }
 
+    /// What was asked for when the image was built, without its programs. With today's programs,
+    /// `Cache::build` of it brings an image up to date that an older version of a program made;
+    /// nothing is fetched for that.
+    ///
+    /// # Errors
+    /// If the manifest was changed by hand to something that is not allowed.
+    pub fn spec(&self) -> Result<Spec> {
+        let kernel = match self.asked_kernel.as_str() {
+            "" => Kernel::Auto,
+            text => text.parse()?,
+        };
+        Spec::new(&self.name)?.kernel(kernel).with(&self.with)?.modules(&self.modules)
+    }
+
     /// The size of all files together, in bytes.
     pub fn size(&self) -> u64 {
         self.files.values().map(|file| file.size).sum()
@@ -162,6 +185,20 @@ mod tests {
         assert!(read.files_are_whole(folder.path()));
         fs::write(folder.path().join("initrd"), b"ab").unwrap();
         assert!(!read.files_are_whole(folder.path()));
+    }
+
+    #[test]
+    fn what_was_asked_for_is_known() {
+        let mut manifest = Manifest::new("bench", "");
+        assert_eq!(manifest.spec().unwrap(), Spec::new("bench").unwrap());
+        manifest.asked_kernel = "generic".into();
+        manifest.with = vec!["mpich".into()];
+        manifest.modules = vec!["rdma_rxe".into()];
+        let spec = Spec::new("bench").unwrap().kernel(Kernel::Generic);
+        let spec = spec.with(["mpich"]).unwrap().modules(["rdma_rxe"]).unwrap();
+        assert_eq!(manifest.spec().unwrap(), spec);
+        manifest.asked_kernel = "x".into();
+        assert!(manifest.spec().is_err());
     }
 
     #[test]

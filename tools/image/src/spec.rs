@@ -192,7 +192,11 @@ impl Spec {
     /// The kernel to take.
     #[must_use]
     pub fn kernel(mut self, kernel: Kernel) -> Self {
-        self.kernel = kernel;
+        self.kernel = match kernel {
+            // It may be asked for again from another folder.
+            Kernel::File(path) => Kernel::File(std::path::absolute(&path).unwrap_or(path)),
+            named => named,
+        };
         self
     }
 

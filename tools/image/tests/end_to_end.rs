@@ -208,7 +208,10 @@ fn an_image_is_built_found_and_boots_to_a_shell() {
 
     // Another program: only the archive is made again.
     let phases = Phases::default();
-    let more = spec().programs([Program::new("more", vec![0; 10]).unwrap()]);
+    let old = image.manifest.spec().unwrap();
+    let more = old
+        .programs([Program::new("greet", script.clone()).unwrap()])
+        .programs([Program::new("more", vec![0; 10]).unwrap()]);
     let changed = cache().build(&more, &phases).unwrap();
     assert_eq!(*phases.0.borrow(), [Phase::Initramfs]);
     assert_ne!(changed.manifest.fingerprint, image.manifest.fingerprint);
