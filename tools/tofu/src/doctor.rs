@@ -1,11 +1,15 @@
 //! `tofu doctor`: what this host can do, in plain words.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use serde::Serialize;
+use tofu_image::Cache;
+use tofu_sandbox::Support;
 use tofu_vmm::{HostSupport, Virtualisation};
 
 use crate::host;
+use crate::linux::kit as linux;
 use crate::units::MemorySize;
 
 /// How a finding bears on running machines.
@@ -41,12 +45,122 @@ struct Report {
     open_files: Option<u64>,
     open_files_limit: Option<u64>,
     kvm: HostSupport,
+    linux: LinuxReport,
+    sandbox: SandboxReport,
     findings: Vec<Finding>,
+}
+
+/// What there is for Linux nodes.
+#[derive(Debug, Clone, Serialize)]
+struct LinuxReport {
+    /// Linux nodes can run, if need be after something was fetched.
+    can_run: bool,
+    /// What runs them: `qemu-kvm` or `qemu-tcg`.
+    vmm: &'static str,
+    /// What our own monitor can do with Linux here.
+    own_monitor: tofu_vmm::LinuxSupport,
+    /// Version of the QEMU there is.
+    qemu: Option<String>,
+    /// Names of the images.
+    images: Vec<String>,
+    /// Where they are.
+    cache: Option<PathBuf>,
+    /// Memory can be shared between processes.
+    shared_memory: bool,
+}
+
+/// What the kernel offers to restrict our own processes.
+#[derive(Debug, Clone, Serialize)]
+struct SandboxReport {
+    seccomp: bool,
+    /// Version of Landlock's interface.
+    landlock: Option<u32>,
+    finding: Finding,
+}
+
+impl SandboxReport {
+    fn of_host() -> Self {
+        let support = Support::probe();
+        let lacks: Vec<String> = [
+            support.seccomp.as_ref().err().map(|why| format!("no system call filters: {why}")),
+            support.landlock.as_ref().err().map(|why| format!("no Landlock: {why}")),
+        ]
+        .into_iter()
+        .flatten()
+        .chain(support.landlock_gaps())
+        .collect();
+        let (level, text) = match lacks.as_slice() {
+            [] => (Level::Good, "system call filters and Landlock can be had".to_owned()),
+            lacks => (Level::Note, format!("works in part: {}", lacks.join("; "))),
+        };
+        let finding = Finding { level, what: "sandbox", text };
+        Self { seccomp: support.seccomp.is_ok(), landlock: support.landlock.ok(), finding }
+    }
+}
+
+impl LinuxReport {
+    fn of_host(kvm: &HostSupport) -> Self {
+        let cache = Cache::from_env().ok();
+        let images = cache.as_ref().and_then(|cache| cache.list().ok()).unwrap_or_default();
+        let shared_memory = linux::shared_memory().is_ok();
+        let own_monitor = kvm.linux();
+        Self {
+            can_run: shared_memory && cache.is_some(),
+            vmm: if linux::kvm_runs_linux(own_monitor) { "qemu-kvm" } else { "qemu-tcg" },
+            own_monitor,
+            qemu: cache.as_ref().and_then(linux::present_qemu),
+            images: images.into_iter().map(|image| image.name).collect(),
+            cache: cache.map(|cache| cache.folder().to_owned()),
+            shared_memory,
+        }
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let mut add = |level, what, text: String| findings.push(Finding { level, what, text });
+        if self.vmm == "qemu-kvm" {
+            let text = "run under QEMU with hardware virtualisation, at full speed";
+            add(Level::Good, "Linux nodes", text.into());
+        } else {
+            let text = "run under QEMU, which emulates their processors (TCG): they boot in \
+                        seconds, and compute slowly";
+            add(Level::Note, "Linux nodes", text.into());
+        }
+        match &self.qemu {
+            Some(version) => add(Level::Good, "QEMU", format!("{version}, with vfio-user")),
+            None => add(
+                Level::Note,
+                "QEMU",
+                "none with vfio-user yet (10.1 or later); tofu image build fetches one, and so \
+                 does the first tofu up --linux"
+                    .into(),
+            ),
+        }
+        match (&self.cache, self.images.as_slice()) {
+            (None, _) => {
+                let text = "no place for them: set TOFU_CACHE or HOME".into();
+                add(Level::Note, "images", text);
+            }
+            (Some(cache), []) => {
+                let text = format!("none yet in {}; tofu image build makes one", cache.display());
+                add(Level::Note, "images", text);
+            }
+            (Some(cache), images) => {
+                add(Level::Good, "images", format!("{} in {}", images.join(", "), cache.display()));
+            }
+        }
+        if !self.shared_memory {
+            let text = "cannot be had (memfd_create fails); Linux nodes and tofu serve need it";
+            add(Level::Note, "shared memory", text.into());
+        }
+        findings
+    }
 }
 
 /// Runs `tofu doctor`; the exit code is 0 if machines can run here.
 pub(crate) fn run(json: bool) -> anyhow::Result<u8> {
     let (open_files, open_files_limit) = host::open_files();
+    let kvm = tofu_vmm::probe();
     let mut report = Report {
         can_run: false,
         version: env!("CARGO_PKG_VERSION"),
@@ -57,7 +171,9 @@ pub(crate) fn run(json: bool) -> anyhow::Result<u8> {
         memory_available: host::memory_available(),
         open_files,
         open_files_limit,
-        kvm: tofu_vmm::probe(),
+        linux: LinuxReport::of_host(&kvm),
+        sandbox: SandboxReport::of_host(),
+        kvm,
         findings: Vec::new(),
     };
     report.examine();
@@ -81,6 +197,8 @@ impl Report {
         }
         findings.push(files_finding(self.open_files, self.open_files_limit));
         self.can_run = findings.iter().all(|finding| finding.level != Level::Problem);
+        findings.extend(self.linux.findings());
+        findings.push(self.sandbox.finding.clone());
         self.findings = findings;
     }
 
@@ -97,10 +215,11 @@ impl Report {
             writeln!(out, "{level:>7}  {}: {}", finding.what, finding.text)?;
         }
         writeln!(out)?;
-        let verdict = if self.can_run {
-            "Machines run on this host. Try: tofu up"
-        } else {
-            "Machines cannot run on this host as it is: see above."
+        let verdict = match (self.can_run, self.linux.can_run) {
+            (true, true) => "Machines run on this host. Try: tofu up, and tofu up --linux",
+            (true, false) => "Machines run on this host, but without Linux nodes. Try: tofu up",
+            (false, true) => "Only Linux nodes run on this host. Try: tofu up --linux",
+            (false, false) => "Machines cannot run on this host as it is: see above.",
         };
         writeln!(out, "{verdict}")
     }
@@ -214,6 +333,32 @@ mod tests {
         let none = HostSupport { problem: Some("no /dev/kvm".into()), ..pvm() };
         assert_eq!(levels(&none), [Problem]);
         assert_eq!(kvm_findings(&none)[0].text, "no /dev/kvm");
+    }
+
+    #[test]
+    fn what_linux_needs_is_named() {
+        let report = LinuxReport {
+            can_run: false,
+            vmm: "qemu-tcg",
+            own_monitor: pvm().linux(),
+            qemu: None,
+            images: Vec::new(),
+            cache: Some("/some/where".into()),
+            shared_memory: false,
+        };
+        let texts: Vec<_> = report.findings().into_iter().map(|f| (f.what, f.text)).collect();
+        assert_eq!(texts.len(), 4);
+        assert!(texts[0].1.contains("TCG") && texts[1].1.contains("tofu image build"));
+        assert_eq!(texts[2].1, "none yet in /some/where; tofu image build makes one");
+        assert_eq!(texts[3].0, "shared memory");
+        let better = LinuxReport {
+            vmm: "qemu-kvm",
+            qemu: Some("11.1.3".into()),
+            images: vec!["default".into(), "mpi".into()],
+            shared_memory: true,
+            ..report
+        };
+        assert!(better.findings().iter().all(|finding| finding.level == Level::Good));
     }
 
     #[test]

@@ -129,10 +129,14 @@ impl Backend for Machines {
         for (id, vm) in plan.bare() {
             let Some(hypervisor) = &hypervisor else { break };
             let at = plan.coords(id);
-            if let Some(registry) = registry {
-                registry.others().insert(id, "running");
-            }
-            let vm = boot(hypervisor, &running.machine, plan, (id, at), vm, &events)
+            let noted = registry.cloned();
+            let note = move |state| {
+                if let Some(registry) = &noted {
+                    registry.others().insert(id, state);
+                }
+            };
+            note("running");
+            let vm = boot(hypervisor, &running.machine, plan, (id, at), vm, &events, note)
                 .with_context(|| format!("node {at}"))?;
             // The receiver is gone only when the run is over.
             let _ = events.send(Event::Booted(id));
@@ -169,7 +173,7 @@ fn doorbells(plan: &Plan, cores: usize, engines: usize) -> Doorbells {
     }
 }
 
-/// Makes a node and starts its guest.
+/// Makes a node and starts its guest; `note` is called with a word when that has ended.
 fn boot(
     hypervisor: &Hypervisor,
     machine: &Machine,
@@ -177,6 +181,7 @@ fn boot(
     (id, at): (NodeId, Coords),
     vm_plan: &VmPlan,
     events: &Sender<Event>,
+    note: impl Fn(&'static str) + Send + 'static,
 ) -> anyhow::Result<Vm> {
     let lines = events.clone();
     let config = VmConfig { name: name(at), memory: vm_plan.memory.0, ..VmConfig::default() };
@@ -203,6 +208,7 @@ fn boot(
         if !matches!(outcome, tofu_vmm::Outcome::Exited(_)) {
             node.reset();
         }
+        note("ended");
         let _ = ends.send(Event::Ended(id, outcome_of(outcome)));
     })?;
     Ok(vm)

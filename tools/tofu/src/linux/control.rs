@@ -174,7 +174,7 @@ fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
                 at: node.at.to_array(),
                 name: crate::runner::name(node.at),
                 state: format!("{phase:?}").to_lowercase(),
-                vmm: node.setup().vmm().into(),
+                vmm: node.vmm().into(),
                 pid,
                 seconds: since.as_secs_f64(),
             }

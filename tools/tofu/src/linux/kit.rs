@@ -4,7 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use rustix::fs::{MemfdFlags, memfd_create};
 use tofu_image::{Cache, Progress, Qemu, Spec};
+use tofu_vmm::LinuxSupport;
 
 use super::guest;
 use crate::cli::LinuxArgs;
@@ -43,6 +45,7 @@ impl Kit {
         if let Some(path) = &args.initrd {
             check_initrd(path)?;
         }
+        shared_memory()?;
         let cache = Cache::from_env()?;
         let qemu = cache.qemu(None, progress)?;
         // An initrd has modules for its own kernel only, but one of somebody else's kernel may
@@ -58,6 +61,33 @@ impl Kit {
         };
         Ok(Self { qemu, kernel, initrd, root })
     }
+}
+
+/// Whether KVM, rather than an emulated processor, is what runs Linux here.
+pub(crate) fn kvm_runs_linux(support: LinuxSupport) -> bool {
+    support == LinuxSupport::Full
+}
+
+/// The version of the QEMU that would be used without fetching one.
+pub(crate) fn present_qemu(cache: &Cache) -> Option<String> {
+    if std::env::var_os("TOFU_QEMU").is_some_and(|value| !value.is_empty()) {
+        // Nothing is fetched if one is named.
+        return cache.qemu(None, &tofu_image::Silent).ok().map(|qemu| qemu.version);
+    }
+    cache.present_qemu().map(|qemu| qemu.version)
+}
+
+/// Checks that the host can share guest memory between processes.
+///
+/// # Errors
+///
+/// What the host says.
+pub(crate) fn shared_memory() -> anyhow::Result<()> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    memfd_create("tofu-probe", flags).context(
+        "no shared memory: memfd_create fails on this host, and Linux nodes and tofu serve need it",
+    )?;
+    Ok(())
 }
 
 /// The image of this name, or the default one, which is made if it is not there or not up to date.

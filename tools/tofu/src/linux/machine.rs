@@ -13,10 +13,13 @@ use tofu_abi::Coords;
 use tofu_fabric::{NodeId, Shape};
 use tofu_machine::Machine;
 use tofu_vfio_user::Backing;
+use tofu_vmm::Hypervisor;
 
 use super::kit::Kit;
 use super::lan::{self, Lan};
+use super::monitor::Kind;
 use super::node::{Common, LinuxNode};
+use super::own::{LatestMemory, Own};
 use super::qemu::Setup;
 use crate::plan::{LinuxPlan, Plan};
 use crate::rundir::node_file;
@@ -28,9 +31,13 @@ pub(crate) struct Host {
     pub(crate) kit: Arc<Kit>,
     /// Folder for sockets and logs.
     pub(crate) dir: PathBuf,
+    /// Our own monitor, if it is to be used.
+    pub(crate) own: Option<Arc<Hypervisor>>,
     /// Process group of the janitor.
     pub(crate) group: i32,
     pub(crate) boot_timeout: Duration,
+    /// Whether the host's hardware runs the guests.
+    pub(crate) kvm: bool,
     /// Whether the nodes have an Ethernet.
     pub(crate) lan: bool,
     pub(crate) registry: Arc<Registry>,
@@ -99,7 +106,7 @@ impl LinuxNodes {
         plan: &Plan,
         events: &Sender<Event>,
     ) -> anyhow::Result<Self> {
-        let common = Common::new(host.group, host.boot_timeout, events.clone());
+        let common = Common::new(host.boot_timeout, events.clone());
         let common = Arc::new(common);
         let lan = match host.lan {
             true => Some(Lan::new(plan.linux().count())?),
@@ -109,7 +116,17 @@ impl LinuxNodes {
         for (index, (id, linux)) in plan.linux().enumerate() {
             let at = plan.coords(id);
             let socket = host.dir.join(node_file("node", at, "sock"));
-            served.push(Served::start(machine, at, &socket, Backing::Sealed)?);
+            let kind = match &host.own {
+                None => {
+                    served.push(Served::start(machine, at, &socket, Backing::Sealed)?);
+                    Kind::Qemu { group: host.group }
+                }
+                Some(hypervisor) => {
+                    let memory = Arc::new(LatestMemory::default());
+                    let node = machine.add_node(at, Arc::clone(&memory) as _)?;
+                    Kind::Own(Own { hypervisor: Arc::clone(hypervisor), node, memory })
+                }
+            };
             let setup = Setup {
                 kit: Arc::clone(&host.kit),
                 name: runner::name(at),
@@ -119,10 +136,10 @@ impl LinuxNodes {
                 device: socket,
                 qmp: host.dir.join(node_file("qmp", at, "sock")),
                 lan: lan.as_ref().and_then(|lan| lan.place(index)),
-                kvm: false,
+                kvm: host.kvm,
             };
             let log = host.dir.join(node_file("console", at, "log"));
-            nodes.push(Arc::new(LinuxNode::new((id, at), setup, log, Arc::clone(&common))));
+            nodes.push(Arc::new(LinuxNode::new((id, at), setup, kind, log, Arc::clone(&common))));
         }
         let registry = Arc::clone(&host.registry);
         if registry.linux.set(nodes).is_err() {
@@ -176,7 +193,7 @@ fn command_line(plan: &Plan, at: Coords, linux: &LinuxPlan, ip: Option<String>) 
     let ip = ip.map(|ip| format!("tofu.ip={ip} ")).unwrap_or_default();
     let words = format!(
         "console=ttyS0 quiet panic=-1 {FAST_BOOT} intel_iommu=on \
-         vfio_iommu_type1.allow_unsafe_interrupts=1 tofu.name={} {machine} {ip}{}",
+         vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed tofu.name={} {machine} {ip}{}",
         runner::name(at),
         linux.append
     );

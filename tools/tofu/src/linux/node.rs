@@ -1,30 +1,29 @@
 //! A Linux node: starts its virtual machine, follows it to its end, and starts it again if asked.
 
-use std::collections::VecDeque;
-use std::io::{BufRead, BufReader};
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitStatus};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use tofu_abi::Coords;
 use tofu_fabric::NodeId;
 
 use super::agent::Agent;
 use super::console::Console;
-use super::qemu::{self, Setup};
+use super::monitor::{Killer, Kind, Monitor};
+use super::qemu::Setup;
 use crate::runner::Event;
 
 /// How many nodes start at the same time, at least: more would only slow each other down.
 const LEAST_STARTS: usize = 2;
 /// Lines of the console in an error.
 const LAST_LINES: usize = 8;
+/// How often a node that boots is looked at.
+const OFTEN: Duration = Duration::from_millis(20);
+/// And one that is ready, which announces its end by itself.
+const SELDOM: Duration = Duration::from_secs(3600);
 /// How long a monitor may take to end when told to.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -42,10 +41,15 @@ pub(crate) enum Phase {
     Off,
 }
 
+/// Ends a virtual machine; does not wait.
+fn kill(state: &State, force: bool) {
+    if let Some(killer) = &state.killer {
+        killer.kill(force);
+    }
+}
+
 /// What is the same for all nodes of a machine.
 pub(crate) struct Common {
-    /// Process group of the janitor.
-    pub(crate) group: i32,
     /// How long a node may boot.
     pub(crate) boot_timeout: Duration,
     /// Where news goes.
@@ -55,10 +59,10 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    pub(crate) fn new(group: i32, boot_timeout: Duration, events: Sender<Event>) -> Self {
+    pub(crate) fn new(boot_timeout: Duration, events: Sender<Event>) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let starts = Mutex::new(cores.max(LEAST_STARTS));
-        Self { group, boot_timeout, events, starts, start_free: Condvar::new() }
+        Self { boot_timeout, events, starts, start_free: Condvar::new() }
     }
 }
 
@@ -67,6 +71,7 @@ pub(crate) struct LinuxNode {
     pub(crate) id: NodeId,
     pub(crate) at: Coords,
     setup: Setup,
+    kind: Kind,
     common: Arc<Common>,
     console: Console,
     agent: Arc<Agent>,
@@ -76,7 +81,8 @@ pub(crate) struct LinuxNode {
 
 struct State {
     phase: Phase,
-    pid: Option<u32>,
+    /// Ends its virtual machine; `None` if there is none.
+    killer: Option<Killer>,
     since: Instant,
     /// Why it is off, in one line.
     why: String,
@@ -95,12 +101,13 @@ impl LinuxNode {
     pub(crate) fn new(
         (id, at): (NodeId, Coords),
         setup: Setup,
+        kind: Kind,
         log: std::path::PathBuf,
         common: Arc<Common>,
     ) -> Self {
         let state = State {
             phase: Phase::Waiting,
-            pid: None,
+            killer: None,
             since: Instant::now(),
             why: String::new(),
             start: true,
@@ -110,6 +117,7 @@ impl LinuxNode {
             id,
             at,
             setup,
+            kind,
             common,
             console: Console::new(log),
             agent: Arc::default(),
@@ -130,14 +138,15 @@ impl LinuxNode {
         &self.agent
     }
 
-    pub(crate) fn setup(&self) -> &Setup {
-        &self.setup
+    /// What runs its virtual machines.
+    pub(crate) fn vmm(&self) -> &'static str {
+        self.kind.name()
     }
 
     /// What it is doing, the process of its monitor, and for how long already.
     pub(crate) fn phase(&self) -> (Phase, Option<u32>, Duration) {
         let state = self.state();
-        (state.phase, state.pid, state.since.elapsed())
+        (state.phase, state.killer.as_ref().and_then(Killer::pid), state.since.elapsed())
     }
 
     /// Waits until the node is ready.
@@ -164,13 +173,13 @@ impl LinuxNode {
             bail!("the machine is going down");
         }
         state.start = true;
-        self.kill(&state, Signal::TERM);
+        kill(&state, false);
         self.changed.notify_all();
         let end = Instant::now() + PATIENCE;
         while state.start {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                self.kill(&state, Signal::KILL);
+                kill(&state, true);
             }
             let wait = left.max(PATIENCE / 10);
             (state, _) =
@@ -187,7 +196,7 @@ impl LinuxNode {
     pub(crate) fn stop(&self) {
         let mut state = self.state();
         state.stop = true;
-        self.kill(&state, Signal::KILL);
+        kill(&state, true);
         self.changed.notify_all();
         drop(state);
         // Whoever waits for a turn sees it, too.
@@ -195,16 +204,9 @@ impl LinuxNode {
         self.common.start_free.notify_all();
     }
 
-    fn kill(&self, state: &State, signal: Signal) {
-        // Not waited for as long as the number is there, so it is no other process.
-        if let Some(pid) = state.pid.and_then(|pid| Pid::from_raw(pid as i32)) {
-            let _ = kill_process(pid, signal);
-        }
-    }
-
-    fn set(&self, phase: Phase, pid: Option<u32>) {
+    fn set(&self, phase: Phase) {
         let mut state = self.state();
-        (state.phase, state.pid, state.since) = (phase, pid, Instant::now());
+        (state.phase, state.since) = (phase, Instant::now());
         self.changed.notify_all();
     }
 
@@ -232,7 +234,7 @@ impl LinuxNode {
                 Err(error) => format!("{error:#}"),
             };
             let mut state = self.state();
-            (state.phase, state.pid, state.since) = (Phase::Off, None, Instant::now());
+            (state.phase, state.killer, state.since) = (Phase::Off, None, Instant::now());
             state.why.clone_from(&why);
             let wanted = state.start || state.stop;
             self.changed.notify_all();
@@ -245,59 +247,46 @@ impl LinuxNode {
 
     /// Runs one virtual machine; returns why it has ended.
     fn run(self: &Arc<Self>) -> anyhow::Result<String> {
-        self.set(Phase::Waiting, None);
+        self.set(Phase::Waiting);
         let turn = Turn::take(&self.common, || self.state().stop);
-        let (errors, stderr) = std::io::pipe().context("no pipes left")?;
-        let started = {
+        let (monitor, [console, agent]) = {
             // Under the lock, so that nobody stops a machine that is about to start.
             let mut state = self.state();
             if state.stop {
                 return Ok("stopped".into());
             }
             state.start = false;
-            let started = qemu::start(&self.setup, self.common.group, stderr.into())?;
-            (state.phase, state.pid) = (Phase::Booting, Some(started.child.id()));
-            state.since = Instant::now();
+            let started = self.kind.start(&self.setup)?;
+            state.killer = Some(started.0.killer());
+            (state.phase, state.since) = (Phase::Booting, Instant::now());
             self.changed.notify_all();
             started
         };
-        let mut child = started.child;
-        thread::scope(|scope| {
-            let errors = scope.spawn(|| last_error(BufReader::new(errors)));
-            scope.spawn(|| self.console.follow(started.console));
+        let why = thread::scope(|scope| {
+            scope.spawn(|| self.console.follow(console));
             scope.spawn(|| {
-                self.agent.follow(started.agent, &self.setup.name, || {
-                    self.set_ready();
+                self.agent.follow(agent, &self.setup.name, || {
+                    self.set(Phase::Ready);
+                    self.send(Event::Booted(self.id));
                 });
             });
-            let end = self.wait(&mut child, turn);
+            let end = self.wait(&monitor, turn);
             let was_ready = self.phase().0 == Phase::Ready;
-            // Its number is not to be used any more once it was waited for.
-            self.state().pid = None;
-            let status = child.wait();
-            let errors = errors.join().unwrap_or_default();
-            let why = match end? {
+            // A process that was waited for may be another one by now.
+            self.state().killer = None;
+            let words = monitor.finish();
+            Ok(match end? {
                 End::Timeout => format!(
                     "did not come up within {} s{}",
                     self.common.boot_timeout.as_secs_f64(),
                     self.last_lines()
                 ),
-                End::Exit => {
-                    let what = exit_words(status.ok());
-                    let errors = if errors.is_empty() { errors } else { format!(": {errors}") };
-                    let lines = if was_ready { String::new() } else { self.last_lines() };
-                    format!("{what}{errors}{lines}")
-                }
-            };
-            Ok(why)
-        })
-    }
-
-    fn set_ready(&self) {
-        let pid = self.state().pid;
-        self.set(Phase::Ready, pid);
-        self.send(Event::Booted(self.id));
-        // Ends the wait for it in `wait`.
+                End::Exit if was_ready => words,
+                End::Exit => format!("{words}{}", self.last_lines()),
+            })
+        });
+        self.kind.clean_up();
+        why
     }
 
     fn last_lines(&self) -> String {
@@ -307,11 +296,9 @@ impl LinuxNode {
         }
     }
 
-    /// Waits for a monitor to end, or kills it if it does not get ready in time. `turn` is given
-    /// back as soon as it is ready.
-    fn wait(&self, child: &mut Child, turn: Turn) -> anyhow::Result<End> {
-        let watched = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
-        let watched = watched.context("cannot watch the monitor's process")?;
+    /// Waits for a virtual machine to end, or for the end of the time that it has to get ready.
+    /// `turn` is given back as soon as it is ready.
+    fn wait(&self, monitor: &Monitor, turn: Turn) -> anyhow::Result<End> {
         let deadline = Instant::now() + self.common.boot_timeout;
         let mut turn = Some(turn);
         loop {
@@ -320,17 +307,11 @@ impl LinuxNode {
                 turn = None;
             }
             // Readiness is looked for often enough to start the next node in time.
-            let timeout = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-            let timeout = (booting || turn.is_some()).then_some(&timeout);
-            let ended = poll(&mut [PollFd::new(&watched, PollFlags::IN)], timeout);
-            match ended {
-                Ok(0) => {}
-                Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => return Ok(End::Exit),
-                Err(error) => return Err(error).context("cannot watch the monitor's process"),
+            let often = booting || turn.is_some();
+            if monitor.wait(if often { OFTEN } else { SELDOM })? {
+                return Ok(End::Exit);
             }
-            if booting && Instant::now() > deadline {
-                child.kill().context("cannot end the monitor")?;
+            if booting && Instant::now() > deadline && self.state().phase != Phase::Ready {
                 return Ok(End::Timeout);
             }
         }
@@ -363,32 +344,5 @@ impl Drop for Turn {
     fn drop(&mut self) {
         *lock(&self.common.starts) += 1;
         self.common.start_free.notify_one();
-    }
-}
-
-/// What a monitor has to say last.
-fn last_error(errors: impl BufRead) -> String {
-    const MOST: usize = 3;
-    let mut last = VecDeque::new();
-    for line in errors.split(b'\n').map_while(Result::ok) {
-        let line = crate::ui::printable(String::from_utf8_lossy(&line).trim());
-        // It says so when it is sent a signal, which we say ourselves.
-        if line.is_empty() || line.contains("terminating on signal") {
-            continue;
-        }
-        last.push_back(line.chars().take(300).collect::<String>());
-        if last.len() > MOST {
-            last.pop_front();
-        }
-    }
-    Vec::from(last).join(" | ")
-}
-
-fn exit_words(status: Option<ExitStatus>) -> String {
-    match status.map(|status| (status.code(), status.signal())) {
-        Some((Some(0), _)) => "the guest has switched itself off".into(),
-        Some((Some(code), _)) => format!("QEMU ended with code {code}"),
-        Some((None, Some(signal))) => format!("QEMU was ended by signal {signal}"),
-        _ => "QEMU has ended".into(),
     }
 }

@@ -37,13 +37,6 @@ pub(crate) struct Setup {
     pub(crate) kvm: bool,
 }
 
-impl Setup {
-    /// What runs the guest.
-    pub(crate) fn vmm(&self) -> &'static str {
-        "qemu"
-    }
-}
-
 /// Descriptors in QEMU.
 const CONSOLE: i32 = 3;
 const AGENT: i32 = 4;

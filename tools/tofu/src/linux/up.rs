@@ -6,9 +6,10 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use tofu_vmm::{Hypervisor, LinuxSupport};
 
 use super::janitor::Janitor;
-use super::kit::Kit;
+use super::kit::{Kit, kvm_runs_linux};
 use super::machine::{Host, Registry};
 use super::{control, detach};
 use crate::cli::{Net, UpArgs, Vmm};
@@ -48,7 +49,7 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
         return detach::run();
     }
     let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
-    check_vmm(args.linux.vmm)?;
+    let own = own_monitor(args)?;
     let (sender, events) = mpsc::channel();
     let (signal_sender, cancelled) = (sender.clone(), Arc::new(AtomicBool::new(false)));
     let seen = Arc::clone(&cancelled);
@@ -73,9 +74,11 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
     control::serve(&dir.control(), &registry)?;
     let host = Host {
         kit: Arc::new(kit),
+        own,
         dir: dir.path().to_owned(),
         group: janitor.group(),
         boot_timeout: args.linux.boot_timeout.0,
+        kvm: kvm_runs_linux(tofu_vmm::probe().linux()),
         lan: args.linux.net == Net::Lan,
         registry: Arc::clone(&registry),
     };
@@ -110,12 +113,21 @@ fn hints(dir: &RunDir, args: &UpArgs) -> Vec<String> {
     hints
 }
 
-/// Whether the monitor that is asked for can run Linux here.
-fn check_vmm(vmm: Vmm) -> anyhow::Result<()> {
-    match vmm {
-        Vmm::Auto | Vmm::Qemu => Ok(()),
-        Vmm::Tofu => {
-            bail!("this version cannot run Linux nodes under its own monitor yet; take --vmm qemu")
-        }
+/// Our own monitor, if it is asked for. It is not chosen by itself: its guests have no IOMMU, which
+/// VFIO wants.
+fn own_monitor(args: &UpArgs) -> anyhow::Result<Option<Arc<Hypervisor>>> {
+    if args.linux.vmm != Vmm::Tofu {
+        return Ok(None);
     }
+    if args.linux.net != Net::None {
+        bail!("--net: our own monitor has no Ethernet device; take --vmm qemu");
+    }
+    let support = tofu_vmm::probe().linux();
+    if support == LinuxSupport::None {
+        bail!("--vmm tofu: {}", support.explanation());
+    }
+    if support == LinuxSupport::KernelOnly {
+        log::warn!("--vmm tofu: {}", support.explanation());
+    }
+    Ok(Some(Arc::new(Hypervisor::open()?)))
 }

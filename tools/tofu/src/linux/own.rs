@@ -1,0 +1,176 @@
+//! Our own monitor for a Linux node, in this process.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use tofu_icc::{Access, DmaError, DmaMemory};
+use tofu_machine::Node;
+use tofu_pci::{Endpoint, PciFunction};
+use tofu_virtio::{
+    Block, BlockConfig, Console, Device, Doorbells, Options, PortConfig, Rng, Virtio,
+};
+use tofu_vmm::{GuestMemory, Hypervisor, KernelEntry, LinuxBoot, Vm, VmConfig, Windows};
+use vm_memory::VolatileSlice;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::qemu::Setup;
+
+/// The name of the agent's port.
+const AGENT_PORT: &str = "org.tofu.agent";
+/// How long typing waits for a guest that does not read.
+const TYPING: Duration = Duration::from_millis(20);
+
+/// A node that our own monitor backs, and what its virtual machines share.
+pub(crate) struct Own {
+    pub(crate) hypervisor: Arc<Hypervisor>,
+    pub(crate) node: Arc<Node>,
+    pub(crate) memory: Arc<LatestMemory>,
+}
+
+/// A virtual machine that runs, and our ends of its console and its agent's port.
+pub(crate) struct Started {
+    pub(crate) vm: Arc<Vm>,
+    pub(crate) console: UnixStream,
+    pub(crate) agent: UnixStream,
+}
+
+/// The memory of whichever virtual machine a node has at the moment.
+#[derive(Default)]
+pub(crate) struct LatestMemory(RwLock<Option<Arc<GuestMemory>>>);
+
+impl LatestMemory {
+    fn set(&self, memory: Option<Arc<GuestMemory>>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = memory;
+    }
+
+    fn get(&self) -> Option<Arc<GuestMemory>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl DmaMemory for LatestMemory {
+    fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
+        self.get().is_some_and(|memory| DmaMemory::contains(&*memory, addr, len, access))
+    }
+
+    fn access(
+        &self,
+        addr: u64,
+        len: usize,
+        access: Access,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> Result<(), DmaError> {
+        self.get().ok_or(DmaError { addr, len })?.access(addr, len, access, f)
+    }
+}
+
+/// Notifications of virtio devices by ioeventfd.
+struct Notifications(Windows);
+
+impl Doorbells for Notifications {
+    fn attach(&self, bar: u8, offset: u64, event: EventFd) -> Result<(), String> {
+        self.0.attach_doorbell(bar, offset, event).map(|_| ()).map_err(|error| error.to_string())
+    }
+}
+
+/// Puts a virtio device on the bus.
+fn add(vm: &Vm, name: &str, device: impl Device + 'static) -> anyhow::Result<()> {
+    let options = Options { name: name.to_owned(), ..Options::default() };
+    let function = Arc::new(Virtio::new(device, options, vm.memory().clone())?);
+    connect(vm, function.endpoint());
+    let slot = vm.add_function(Arc::clone(&function) as Arc<dyn PciFunction>)?;
+    if let Some(windows) = vm.windows(slot)
+        && let Err(error) = function.attach_doorbell(&Notifications(windows))
+    {
+        // It works without, by exits.
+        log::debug!("{name}: {error}");
+    }
+    Ok(())
+}
+
+fn connect(vm: &Vm, endpoint: &Endpoint) {
+    if let Some(table) = endpoint.msix() {
+        table.connect(vm.msi_sink());
+    }
+}
+
+/// Starts a virtual machine.
+pub(crate) fn start(own: &Own, setup: &Setup) -> anyhow::Result<Started> {
+    let kit = &setup.kit;
+    let read = |path: &std::path::Path| {
+        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let (kernel, initrd) = (read(&kit.kernel)?, read(&kit.initrd)?);
+    let config = VmConfig {
+        name: setup.name.clone(),
+        memory: setup.memory.0,
+        vcpus: u8::try_from(setup.cpus).unwrap_or(u8::MAX),
+        shared_memory: false,
+    };
+    // Lines are not enough for a console.
+    let vm = Vm::new(&own.hypervisor, &config, |_| {})?;
+    own.node.reset();
+    own.memory.set(Some(Arc::new(vm.memory().clone())));
+    connect(&vm, own.node.endpoint());
+    vm.add_function(Arc::clone(&own.node) as Arc<dyn PciFunction>)?;
+
+    let (agent, stream) = UnixStream::pair().context("no sockets left")?;
+    let port =
+        PortConfig { name: Some(AGENT_PORT.to_owned()), console: false, stream: Some(stream) };
+    let (ports, _) = Console::new(vec![port])?;
+    add(&vm, "agent", ports)?;
+    add(&vm, "rng", Rng::new())?;
+    if let Some(root) = &kit.root {
+        let id = "tofu-root".to_owned();
+        add(&vm, "root", Block::open(&BlockConfig { path: root.clone(), read_only: true, id })?)?;
+    }
+
+    let (console, there) = UnixStream::pair().context("no sockets left")?;
+    let mut typed = there.try_clone()?;
+    // On the vCPU's thread; our reader never waits for anybody.
+    vm.set_console(move |bytes| {
+        let _ = (&there).write_all(bytes);
+    });
+    let mut input = vm.console_input();
+    thread::Builder::new()
+        .name("typing".into())
+        .spawn(move || {
+            let mut buffer = [0; 256];
+            // Ends with the machine, when our end of the pair is closed.
+            while let Ok(n @ 1..) = typed.read(&mut buffer) {
+                let mut left = &buffer[..n];
+                while !left.is_empty() {
+                    match input.write(left) {
+                        Ok(n) => left = &left[n..],
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                            thread::sleep(TYPING);
+                        }
+                        Err(_) => return,
+                    }
+                }
+            }
+        })
+        .context("no threads left")?;
+    vm.boot_linux(&LinuxBoot {
+        kernel: &kernel,
+        initrd: Some(&initrd),
+        command_line: &setup.command_line,
+        acpi: true,
+        entry: KernelEntry::Auto,
+    })?;
+    vm.start(|_| {})?;
+    Ok(Started { vm: Arc::new(vm), console, agent })
+}
+
+/// Takes everything back that a virtual machine had of its node.
+pub(crate) fn end(own: &Own) {
+    if let Some(table) = own.node.endpoint().msix() {
+        table.disconnect();
+    }
+    own.node.reset();
+    own.memory.set(None);
+}

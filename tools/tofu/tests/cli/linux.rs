@@ -1,0 +1,161 @@
+//! Linux nodes under QEMU.
+//!
+//! They need an image and QEMU, which `tofu image build` puts into the cache.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::serve::janitor;
+use crate::tofu::{Place, signal, wait_for};
+
+/// Whether Linux nodes can run without anything being fetched first; says so if not.
+fn can_run(place: &Place, test: &str) -> bool {
+    let doctor = place.run(&["doctor", "--json"]);
+    let doctor: Value = serde_json::from_str(&doctor.out).unwrap_or_default();
+    let images = doctor["linux"]["images"].as_array();
+    let image = images.is_some_and(|images| images.iter().any(|image| image == "default"));
+    let qemu = !doctor["linux"]["qemu"].is_null();
+    if !image || !qemu {
+        eprintln!("SKIP {test}: no QEMU or no default image in the cache: run tofu image build");
+    }
+    image && qemu
+}
+
+fn detached(place: &Place, args: &[&str]) -> String {
+    place.run(&[&["up", "--linux", "--detach"], args].concat()).ok()
+}
+
+fn pid(value: &Value) -> u64 {
+    value["pid"].as_u64().unwrap()
+}
+
+#[test]
+fn a_machine_from_up_to_down() {
+    let place = Place::new();
+    if !can_run(&place, "a_machine_from_up_to_down") {
+        return;
+    }
+    let out = detached(&place, &["--name", "one", "--net", "lan"]);
+    assert!(out.contains("machine one is ready after "), "{out}");
+    let error = place.run(&["up", "--linux", "--name", "one"]).error();
+    assert!(error.contains("the name one is taken"), "{error}");
+
+    let ps = place.ps();
+    assert_eq!(ps[0]["shape"], "2x1x1x1x1x1");
+    let nodes = ps[0]["nodes"].as_array().unwrap();
+    assert!(nodes.iter().all(|node| node["state"] == "ready" && node["vmm"] == "qemu"), "{ps}");
+
+    // A program's streams, code and input, under each name of a node.
+    let said = place.run(&["exec", "0", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!((said.out.as_str(), said.err.as_str(), said.code), ("out\n", "err\n", Some(7)));
+    for node in ["1", "1,0,0,0,0,0", "t-1-0-0-0-0-0", "one/1"] {
+        assert_eq!(place.run(&["exec", node, "--", "hostname"]).ok(), "t-1-0-0-0-0-0\n");
+    }
+    let bytes: Vec<u8> = (0..1_000_000u32).map(|n| (n * 7 / 3) as u8).collect();
+    let said =
+        place.run_with(&["exec", "0", "--", "sh", "-c", "cat > /tmp/in; wc -c < /tmp/in"], &bytes);
+    assert_eq!(said.ok().trim(), "1000000");
+    let said = place.run(&["exec", "0", "--", "nosuch"]);
+    assert_eq!(said.code, Some(127));
+    assert!(said.err.starts_with("tofu: node 0: cannot run nosuch: "), "{}", said.err);
+    let error = place.run(&["exec", "2", "--", "true"]).error();
+    assert!(error.contains("node 2: the machine one has no such node"), "{error}");
+    let said = place.run(&["exec", "--all", "--", "sh", "-c", "cat /proc/cmdline; exit 3"]);
+    assert_eq!(said.code, Some(3));
+    let mut lines: Vec<_> = said.out.lines().collect();
+    lines.sort_unstable();
+    assert!(lines[0].starts_with("(0,0,0,0,0,0) ") && lines[0].contains("tofu.nodes=2"));
+    assert!(lines[1].starts_with("(1,0,0,0,0,0) ") && lines[1].contains("tofu.name=t-1-0"));
+
+    // The device, and the other node by way of the Ethernet.
+    let devices = place.run(&["exec", "1", "--", "sh", "-c", "cat /sys/bus/pci/devices/*/vendor"]);
+    assert!(devices.ok().contains("0x10cf"));
+    place.run(&["exec", "0", "--", "ping", "-c", "1", "-W", "10", "10.84.0.2"]).ok();
+
+    // Files.
+    let file = place.path().join("file");
+    std::fs::write(&file, &bytes).unwrap();
+    place.run(&["cp", file.to_str().unwrap(), "1:/tmp/copy"]).ok();
+    let back = place.path().join("back");
+    place.run(&["cp", "1:/tmp/copy", back.to_str().unwrap()]).ok();
+    assert_eq!(std::fs::read(&back).unwrap(), bytes);
+    let error = place.run(&["cp", "1:/no/file", back.to_str().unwrap()]).error();
+    assert!(error.contains("node 1: cannot read /no/file"), "{error}");
+    assert_eq!(std::fs::read(&back).unwrap(), bytes);
+    let error = place.run(&["cp", file.to_str().unwrap(), "1:/no/folder/x"]).error();
+    assert!(error.contains("node 1: there is no folder /no/folder"), "{error}");
+
+    // The console, before and after something is typed.
+    place.run_with(&["console", "0"], b"\necho typed-$((40+2))\n");
+    wait_for("the console to answer", || place.run(&["console", "0"]).ok().contains("typed-42"));
+
+    // A monitor that is killed takes its node only.
+    signal(pid(&place.ps()[0]["nodes"][0]), "KILL");
+    wait_for("node 0 to be off", || place.ps()[0]["nodes"][0]["state"] == "off");
+    let error = place.run(&["exec", "0", "--", "true"]).error();
+    assert!(error.ends_with("the node is not up"), "{error}");
+    assert_eq!(place.run(&["exec", "1", "--", "hostname"]).ok(), "t-1-0-0-0-0-0\n");
+    place.run(&["restart", "0"]).ok();
+    assert_eq!(place.run(&["exec", "0", "--", "hostname"]).ok(), "t-0-0-0-0-0-0\n");
+
+    place.run(&["down", "one"]).ok();
+    place.is_clean();
+}
+
+#[test]
+fn whoever_is_killed_nothing_is_left() {
+    let place = Place::new();
+    if !can_run(&place, "whoever_is_killed_nothing_is_left") {
+        return;
+    }
+    // The machine's process.
+    detached(&place, &[]);
+    let machine = pid(&place.ps()[0]);
+    assert!(!place.processes().is_empty());
+    signal(machine, "KILL");
+    place.is_clean();
+    // Its janitor, and then it.
+    detached(&place, &[]);
+    let machine = pid(&place.ps()[0]);
+    signal(janitor(machine), "KILL");
+    assert_eq!(place.run(&["exec", "0", "--", "echo", "on"]).ok(), "on\n");
+    signal(machine, "KILL");
+    wait_for("the monitors to die", || place.processes().iter().all(|p| !p.contains("qemu")));
+    assert_eq!(place.run(&["ps"]).ok(), "no machine is running\n");
+    place.is_clean();
+}
+
+#[test]
+fn ctrl_c_while_it_boots() {
+    let place = Place::new();
+    if !can_run(&place, "ctrl_c_while_it_boots") {
+        return;
+    }
+    let (mut process, machine) = place.start(&["up", "--linux", "--json"]);
+    assert_eq!((&machine["event"], &machine["vms"]), (&"machine".into(), &2.into()));
+    wait_for("a monitor to run", || {
+        place.ps()[0]["nodes"].as_array().is_some_and(|n| n.iter().any(|n| n["state"] == "booting"))
+    });
+    signal(process.id(), "INT");
+    assert_eq!(process.wait(), Some(130));
+    place.is_clean();
+}
+
+#[test]
+fn a_node_that_does_not_come_up() {
+    let place = Place::new();
+    if !can_run(&place, "a_node_that_does_not_come_up") {
+        return;
+    }
+    // A kernel that panics, and says so.
+    let error = place.run(&["up", "--linux", "--append", "rdinit=/no/init root=none"]).error();
+    assert!(error.contains("the last lines of its console: "), "{error}");
+    assert!(error.contains("Kernel panic"), "{error}");
+    place.is_clean();
+    let start = std::time::Instant::now();
+    let error = place.run(&["up", "--linux", "--boot-timeout", "500ms"]).error();
+    assert!(error.contains("did not come up within 0.5 s; its console is empty"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(60));
+    place.is_clean();
+}

@@ -1,0 +1,103 @@
+//! `tofu serve`.
+
+use std::os::unix::net::UnixStream;
+
+use crate::tofu::{Place, signal};
+
+const PAIR: [&str; 4] = ["serve", "--shape", "2x1x1x1x1x1", "--json"];
+
+fn sockets(machine: &serde_json::Value) -> Vec<String> {
+    let nodes = machine["nodes"].as_array().unwrap();
+    nodes.iter().map(|node| node["socket"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn devices_are_on_sockets_until_ctrl_c() {
+    let place = Place::new();
+    let (mut process, machine) = place.start(&PAIR);
+    let sockets = sockets(&machine);
+    assert_eq!(sockets.len(), 2);
+    assert!(sockets[1].ends_with("/tofu/tofu/node-1-0-0-0-0-0.sock"), "{sockets:?}");
+    for socket in &sockets {
+        UnixStream::connect(socket).unwrap();
+    }
+    let ps = place.ps();
+    assert_eq!(ps[0]["name"], "tofu");
+    assert_eq!(
+        (&ps[0]["nodes"][1]["state"], &ps[0]["nodes"][1]["index"]),
+        (&"served".into(), &1.into())
+    );
+    let error = place.run(&["exec", "0", "--", "true"]).error();
+    assert!(error.contains("not a Linux node"), "{error}");
+    let error = place.run(&["serve", "--name", "tofu"]).error();
+    assert!(error.contains("the name tofu is taken"), "{error}");
+    signal(process.id(), "INT");
+    assert_eq!(process.wait(), Some(130));
+    place.is_clean();
+}
+
+#[test]
+fn several_machines_have_names() {
+    let place = Place::new();
+    let (mut first, _) = place.start(&PAIR);
+    let (mut second, machine) = place.start(&PAIR);
+    assert_eq!(machine["machine"], "tofu-2");
+    let error = place.run(&["down"]).error();
+    assert!(error.ends_with("several machines are running, name one of them: tofu, tofu-2"));
+    let error = place.run(&["down", "tofu-3"]).error();
+    assert!(error.contains("no machine tofu-3 is running; there are: tofu, tofu-2"), "{error}");
+    place.run(&["down", "tofu-2"]).ok();
+    assert_eq!(second.wait(), Some(0));
+    place.run(&["down"]).ok();
+    assert_eq!(first.wait(), Some(0));
+    place.is_clean();
+}
+
+#[test]
+fn sockets_in_a_folder_of_the_users() {
+    let place = Place::new();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let args = [&PAIR[..], &["--socket-dir", path]].concat();
+    // A stale one is no obstacle.
+    drop(std::os::unix::net::UnixListener::bind(folder.path().join("node-0-0-0-0-0-0.sock")));
+    let (process, machine) = place.start(&args);
+    assert!(sockets(&machine)[0].starts_with(path));
+    let error = place.run(&args).error();
+    assert!(error.contains("in use"), "{error}");
+    // The other's sockets are still there.
+    UnixStream::connect(&sockets(&machine)[0]).unwrap();
+    signal(process.id(), "KILL");
+    place.is_clean();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let error = place.run(&["serve", "--socket-dir", "/no/such/folder"]).error();
+    assert!(error.contains("--socket-dir /no/such/folder: there is no such folder"), "{error}");
+}
+
+#[test]
+fn killed_by_force_it_leaves_nothing() {
+    let place = Place::new();
+    let (process, _) = place.start(&PAIR);
+    signal(process.id(), "KILL");
+    place.is_clean();
+    // Even if the one that tidies up is killed as well: then the next command does it.
+    let (process, machine) = place.start(&PAIR);
+    signal(janitor(process.id()), "KILL");
+    signal(process.id(), "KILL");
+    drop(process);
+    assert!(std::path::Path::new(&sockets(&machine)[0]).exists());
+    assert_eq!(place.run(&["ps"]).ok(), "no machine is running\n");
+    place.is_clean();
+}
+
+/// The janitor of a machine.
+pub(crate) fn janitor(machine: u64) -> u64 {
+    let children = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
+        let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u64>().ok()?;
+        let id = entry.file_name().to_str()?.parse::<u64>().ok()?;
+        (parent == machine && line.contains("janitor")).then_some(id)
+    });
+    children.last().expect("a machine has a janitor")
+}

@@ -1,0 +1,170 @@
+//! Runs the command with a run directory of its own.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Longest time for anything here, in a busy host.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+
+/// A place for machines. What is left in it, or runs in it, at the end is ended.
+pub(crate) struct Place {
+    folder: TempDir,
+}
+
+/// What a command has said.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Said {
+    #[track_caller]
+    pub(crate) fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self.out
+    }
+
+    /// The one line of an error.
+    #[track_caller]
+    pub(crate) fn error(self) -> String {
+        assert_eq!(self.code, Some(2), "{self:?}");
+        let line = self.err.trim_end().to_owned();
+        assert!(line.starts_with("tofu: ") && !line.contains('\n'), "{line}");
+        line
+    }
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tofu"));
+        command.args(args).env("XDG_RUNTIME_DIR", self.path()).env_remove("RUST_LOG");
+        command
+    }
+
+    pub(crate) fn run(&self, args: &[&str]) -> Said {
+        self.run_with(args, b"")
+    }
+
+    /// Runs the command with something on its standard input.
+    pub(crate) fn run_with(&self, args: &[&str], input: &[u8]) -> Said {
+        let mut command = self.command(args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let input = input.to_vec();
+        let feed = std::thread::spawn(move || {
+            // It may not want it all.
+            let _ = stdin.write_all(&input);
+        });
+        let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+        feed.join().unwrap();
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        Said { code: status.code(), out: text(&stdout), err: text(&stderr) }
+    }
+
+    /// Starts a command whose first line is JSON.
+    pub(crate) fn start(&self, args: &[&str]) -> (Process, Value) {
+        let child = self.command(args).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut child = child.unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        let process = Process { child, _out: out };
+        let value = serde_json::from_str(&line);
+        (process, value.unwrap_or_else(|error| panic!("{line:?}: {error}")))
+    }
+
+    pub(crate) fn ps(&self) -> Value {
+        serde_json::from_str(&self.run(&["ps", "--json"]).ok()).unwrap()
+    }
+
+    /// Processes that have this place in their arguments.
+    pub(crate) fn processes(&self) -> Vec<String> {
+        let wanted = self.path().to_str().unwrap();
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        entries
+            .filter_map(|entry| {
+                let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+                let line = String::from_utf8_lossy(&line).replace('\0', " ");
+                line.contains(wanted).then_some(line)
+            })
+            .collect()
+    }
+
+    fn machines(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.path().join("tofu")).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect()
+    }
+
+    /// Nothing of a machine is left, a moment after its end.
+    #[track_caller]
+    pub(crate) fn is_clean(&self) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !self.processes().is_empty() || !self.machines().is_empty() {
+            let left = (self.processes(), self.machines());
+            assert!(Instant::now() < end, "left behind: {left:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = self.command(&["down", "--all"]).stderr(Stdio::null()).status();
+    }
+}
+
+/// A command that runs, until it is dropped.
+pub(crate) struct Process {
+    child: Child,
+    _out: BufReader<ChildStdout>,
+}
+
+impl Process {
+    pub(crate) fn id(&self) -> u64 {
+        self.child.id().into()
+    }
+
+    /// Waits for its end; `None` if a signal ended it.
+    pub(crate) fn wait(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal to a process.
+pub(crate) fn signal(pid: u64, signal: &str) {
+    let status = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status();
+    assert!(status.unwrap().success(), "kill -{signal} {pid}");
+}
+
+/// Waits until something is the case.
+#[track_caller]
+pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < end, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
