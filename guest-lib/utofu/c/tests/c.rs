@@ -97,3 +97,38 @@ fn every_function_does_what_it_says() {
         assert_eq!(output, "ok\n");
     }
 }
+
+#[test]
+fn null_and_garbage_are_refused_by_every_function() {
+    if let Some(output) = build_and_run(&test_source("garbage.c"), &PAIR) {
+        assert_eq!(output, "ok\n");
+    }
+}
+
+#[test]
+fn threads_share_a_vcq() {
+    if let Some(output) = build_and_run(&test_source("threads.c"), &PAIR) {
+        assert_eq!(output, "ok\n");
+    }
+}
+
+#[test]
+fn a_program_without_a_device_is_told_what_to_do() {
+    let output = build_and_run(&test_source("nodevice.c"), &[("TOFU_DEVICE", "ffff:ff:1f.7")]);
+    if let Some(output) = output {
+        assert!(output.starts_with("-7 utofu_create_vcq: UTOFU_ERR_NOT_AVAILABLE"), "{output}");
+        assert!(output.contains("TOFU_PROVIDER=inproc"), "{output}");
+    }
+    let wrong = [("TOFU_PROVIDER", "inproc"), ("TOFU_SHAPE", "2x2")];
+    if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
+        assert!(output.starts_with("-7 ") && output.contains("TOFU_SHAPE"), "{output}");
+    }
+    let wrong = [("TOFU_PROVIDER", "inproc"), ("TOFU_PPN", "37")];
+    if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
+        assert!(output.starts_with("-7 ") && output.contains("37"), "{output}");
+    }
+    let wrong = [("TOFU_PROVIDER", "nobody")];
+    if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
+        assert!(output.starts_with("-7 ") && output.contains("TOFU_PROVIDER"), "{output}");
+    }
+}
