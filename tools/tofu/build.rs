@@ -1,9 +1,11 @@
-//! Builds the guest programs of tools/guests and embeds them.
+//! Builds the programs for nodes and embeds them.
 //!
-//! They are a workspace of their own (no std, panic = "abort"), so they get a
-//! cargo of their own with a target folder inside this crate's OUT_DIR. Every
-//! binary of that workspace becomes a shipped guest, described by the first line of
-//! its documentation.
+//! Those of tools/guests run without an operating system. They are a workspace of
+//! their own (no std, panic = "abort"), so they get a cargo of their own with a
+//! target folder inside this crate's OUT_DIR. Those for Linux nodes are packages of
+//! this workspace, but linked statically, as there may be nothing else in a guest:
+//! one more cargo for all of them. Every binary is described by the first line of its
+//! documentation.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,56 +24,102 @@ const NOT_INHERITED: [&str; 8] = [
     "CARGO_MAKEFLAGS",
 ];
 
+/// Packages of this workspace whose programs run on Linux nodes.
+const LINUX: [&str; 3] = ["tofu-agent", "tofu-guest", "tofu-guests-linux"];
+
+/// What the programs are built from, from this folder.
+const SOURCES: [&str; 9] = [
+    "../../Cargo.lock",
+    "../../guest-lib/abi",
+    "../../guest-lib/bare",
+    "../../guest-lib/driver",
+    "../../guest-lib/vfio",
+    "../agent",
+    "../guests",
+    "../guests-linux",
+    "../tofu-guest",
+];
+
 fn main() {
-    let guests = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../guests");
+    let root = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../..");
+    let guests = root.join("tools/guests");
     let out = PathBuf::from(variable("OUT_DIR"));
-    let target = out.join("guests");
-    for watched in
-        ["../guests", "../../guest-lib/abi", "../../guest-lib/bare", "../../guest-lib/driver"]
-    {
+    for watched in SOURCES {
         println!("cargo::rerun-if-changed={watched}");
     }
+    let version = Command::new(variable("RUSTC")).arg("--version").output().expect("rustc starts");
+    let version = String::from_utf8_lossy(&version.stdout);
+    println!("cargo::rustc-env=TOFU_RUSTC_VERSION={}", version.trim());
 
+    let target = out.join("guests");
     let mut build = cargo(&guests);
     build.args(["build", "--release", "--locked", "--target-dir"]).arg(&target);
-    let status = build.status().expect("cargo starts");
-    assert!(status.success(), "the guest programs in tools/guests do not build");
+    run(build, "the guest programs in tools/guests do not build");
+    let bare = programs(&guests, |_| true, &target.join("release"));
 
-    let mut metadata = cargo(&guests);
+    let (target, triple) = (out.join("linux"), variable("TARGET"));
+    let mut build = cargo(&root);
+    build.args(["build", "--release", "--locked", "--bins", "--target", &triple, "--target-dir"]);
+    build.arg(&target).args(LINUX.iter().flat_map(|package| ["--package", package]));
+    build.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    build.env("CARGO_PROFILE_RELEASE_DEBUG", "none");
+    build.env("CARGO_PROFILE_RELEASE_PANIC", "abort");
+    build.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    run(build, "the programs for Linux nodes do not build");
+    let ours = |package: &str| LINUX.contains(&package);
+    let linux = programs(&root, ours, &target.join(&triple).join("release"));
+
+    let mut code = String::new();
+    list(&mut code, "SHIPPED", "The guest programs in tools/guests, by name.", &bare);
+    list(&mut code, "LINUX", "The programs for Linux nodes, by name.", &linux);
+    fs::write(out.join("shipped.rs"), code).expect("OUT_DIR is writable");
+}
+
+fn run(mut build: Command, problem: &str) {
+    let status = build.status().expect("cargo starts");
+    assert!(status.success(), "{problem}");
+}
+
+/// A program that was built: its name, what it is for, its file.
+type Program = (String, String, PathBuf);
+
+/// The programs of the packages that `wanted` wants, of the workspace in `folder`.
+fn programs(folder: &Path, wanted: impl Fn(&str) -> bool, built: &Path) -> Vec<Program> {
+    let mut metadata = cargo(folder);
     metadata.args(["metadata", "--no-deps", "--locked", "--format-version", "1"]);
     let metadata = metadata.output().expect("cargo starts");
     assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
     let metadata: serde_json::Value =
         serde_json::from_slice(&metadata.stdout).expect("cargo metadata prints JSON");
-
-    let version = Command::new(variable("RUSTC")).arg("--version").output().expect("rustc starts");
-    let version = String::from_utf8_lossy(&version.stdout);
-    println!("cargo::rustc-env=TOFU_RUSTC_VERSION={}", version.trim());
-
-    let mut shipped = Vec::new();
+    let mut programs = Vec::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
+        if !package["name"].as_str().is_some_and(&wanted) {
+            continue;
+        }
         for program in package["targets"].as_array().into_iter().flatten() {
             let is_program = program["kind"]
                 .as_array()
                 .is_some_and(|kinds| kinds.iter().any(|kind| kind == "bin"));
             if let (true, Some(name)) = (is_program, program["name"].as_str()) {
                 let source = program["src_path"].as_str().unwrap_or_default();
-                shipped.push((name, summary(Path::new(source)), target.join("release").join(name)));
+                programs.push((name.to_owned(), summary(Path::new(source)), built.join(name)));
             }
         }
     }
-    shipped.sort();
+    programs.sort();
+    programs
+}
 
-    let mut code = String::from("/// The guest programs in tools/guests, by name.\n");
-    code.push_str("pub(crate) static SHIPPED: &[Shipped] = &[\n");
-    for (name, summary, image) in shipped {
+/// Adds a list of programs to the code.
+fn list(code: &mut String, list: &str, what: &str, programs: &[Program]) {
+    code.push_str(&format!("/// {what}\npub(crate) static {list}: &[Shipped] = &[\n"));
+    for (name, summary, image) in programs {
         let image = image.to_str().expect("OUT_DIR is UTF-8");
         code.push_str(&format!(
             "Shipped {{ name: {name:?}, summary: {summary:?}, image: include_bytes!({image:?}) }},\n"
         ));
     }
     code.push_str("];\n");
-    fs::write(out.join("shipped.rs"), code).expect("OUT_DIR is writable");
 }
 
 /// The first line of a program's documentation, without a full stop at its end.

@@ -15,7 +15,7 @@ use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
 use vfio_ioctls::{VfioDevice, VfioRegionInfoCap};
 
 use crate::error::Error;
-use crate::pci::PciDevice;
+use crate::pci::{Awake, PciDevice};
 
 /// One region of a VFIO device: the parts that can be mapped are, others are accessed by system
 /// calls.
@@ -81,6 +81,7 @@ impl Area {
 /// The registers of a device that another process may be using, to look at.
 pub struct Window {
     area: Area,
+    _awake: Awake,
 }
 
 impl Window {
@@ -98,10 +99,10 @@ impl Window {
             io::ErrorKind::InvalidInput => Error::InUse(device.bdf),
             _ => Error::system("mapping the registers by sysfs")(error),
         };
-        device.enable_memory();
+        let awake = device.wake();
         let file = File::open(&path).map_err(explain)?;
         let area = Area::map(file.as_fd(), 0, 0, BAR0_SIZE as usize, ProtFlags::READ);
-        Ok(Self { area: area.map_err(explain)? })
+        Ok(Self { area: area.map_err(explain)?, _awake: awake })
     }
 
     /// Reads the register at byte `offset` of BAR 0; what is not there reads as ones.

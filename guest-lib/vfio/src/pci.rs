@@ -211,6 +211,30 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
 
+/// Keeps a device from sleeping.
+pub(crate) struct Awake {
+    /// What is to be written there afterwards, if anything.
+    control: Option<PathBuf>,
+}
+
+impl Awake {
+    fn new(control: PathBuf) -> Self {
+        let sleeps = fs::read_to_string(&control).is_ok_and(|text| text.trim() == "auto");
+        let control = (sleeps && write(&control, "on").is_ok()).then_some(control);
+        Self { control }
+    }
+}
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        if let Some(control) = &self.control
+            && let Err(error) = write(control, "auto")
+        {
+            log::debug!("{}: {error}", control.display());
+        }
+    }
+}
+
 /// A device as sysfs shows it.
 #[derive(Clone, Debug)]
 pub struct PciDevice {
@@ -236,12 +260,16 @@ impl PciDevice {
         (self.vendor, self.device) == (VENDOR_ID, DEVICE_TOFUD)
     }
 
-    /// Has the device answer to accesses to its registers. It does not before anybody has used
-    /// it, nor after VFIO has closed it.
-    pub(crate) fn enable_memory(&self) {
+    /// Has the device answer to accesses to its registers for as long as the result lives. It
+    /// does not before anybody has used it, nor while `vfio-pci` lets it sleep because nobody
+    /// does.
+    pub(crate) fn wake(&self) -> Awake {
+        // In this order: nothing can be written to the configuration of one that sleeps.
+        let awake = Awake::new(self.path.join("power/control"));
         if let Err(error) = self.try_enable_memory() {
             log::debug!("enabling {}: {error}", self.bdf);
         }
+        awake
     }
 
     fn try_enable_memory(&self) -> io::Result<()> {
@@ -405,6 +433,22 @@ mod tests {
         device.try_enable_memory().unwrap();
         config[4] = 0x06;
         assert_eq!(fs::read(path.join("config")).unwrap(), config);
+    }
+
+    #[test]
+    fn a_device_that_sleeps_is_woken_for_a_while() {
+        let fake = Fake::new();
+        let path = fake.device("0000:00:02.0", TOFU, None);
+        fs::create_dir(path.join("power")).unwrap();
+        for (before, meanwhile) in [("auto", "on"), ("on", "on")] {
+            // As long as what is written, as files keep what they had behind that.
+            fs::write(path.join("power/control"), before).unwrap();
+            let awake = fake.bus().find(None).unwrap().wake();
+            let now = fake.read("devices/0000:00:02.0/power/control");
+            assert!(now.starts_with(meanwhile), "{now}");
+            drop(awake);
+            assert_eq!(fake.read("devices/0000:00:02.0/power/control"), before);
+        }
     }
 
     #[test]

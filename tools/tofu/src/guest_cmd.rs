@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use serde_json::json;
 
 use crate::cli::GuestCommand;
-use crate::guests::SHIPPED;
+use crate::guests::{LINUX, SHIPPED, Shipped, for_linux};
 
 /// Runs `tofu guest`.
 pub(crate) fn run(command: &GuestCommand) -> anyhow::Result<u8> {
@@ -31,19 +31,27 @@ pub(crate) fn run(command: &GuestCommand) -> anyhow::Result<u8> {
 
 fn list(json: bool) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
+    let is_bare = |name: &str| SHIPPED.iter().any(|shipped| shipped.name == name);
+    let linux_only: Vec<&Shipped> = LINUX.iter().filter(|guest| !is_bare(guest.name)).collect();
     if json {
-        let guests: Vec<_> = SHIPPED
-            .iter()
-            .map(|guest| {
-                json!({ "name": guest.name, "summary": guest.summary, "bytes": guest.image.len() })
-            })
-            .collect();
-        writeln!(out, "{}", serde_json::Value::from(guests))?;
+        let bytes = |guest: &Shipped| guest.image.len();
+        let entry = |guest: &Shipped, bare: Option<usize>, linux: Option<usize>| {
+            json!({ "name": guest.name, "summary": guest.summary, "bytes": bare,
+                    "linux_bytes": linux })
+        };
+        let both = SHIPPED.iter().map(|g| entry(g, Some(bytes(g)), for_linux(g.name).map(bytes)));
+        let only = linux_only.iter().map(|g| entry(g, None, Some(bytes(g))));
+        writeln!(out, "{}", serde_json::Value::from_iter(both.chain(only)))?;
         return Ok(0);
     }
-    let width = SHIPPED.iter().map(|guest| guest.name.len()).max().unwrap_or(0);
+    let all = SHIPPED.iter().chain(LINUX);
+    let width = all.map(|guest| guest.name.len()).max().unwrap_or(0);
     for guest in SHIPPED {
         writeln!(out, "{:width$}  {}", guest.name, guest.summary)?;
+    }
+    writeln!(out, "\n  on Linux nodes only:")?;
+    for guest in linux_only {
+        writeln!(out, "  {:width$}  {}", guest.name, guest.summary)?;
     }
     Ok(0)
 }

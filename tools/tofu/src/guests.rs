@@ -1,11 +1,14 @@
 //! Guest programs: the shipped ones and files.
+//!
+//! The shipped ones come from the build script, in two lists: [`SHIPPED`] for nodes without an
+//! operating system, [`LINUX`] for Linux nodes: the same programs, and tools.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A guest program that is part of `tofu`.
+/// A program for nodes that is part of `tofu`.
 pub(crate) struct Shipped {
     /// What the user calls it.
     pub(crate) name: &'static str,
@@ -16,6 +19,11 @@ pub(crate) struct Shipped {
 }
 
 include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
+
+/// The shipped program of that name for Linux nodes.
+pub(crate) fn for_linux(name: &str) -> Option<&'static Shipped> {
+    LINUX.iter().find(|shipped| shipped.name == name)
+}
 
 /// Which guest program to run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +38,7 @@ impl GuestName {
     /// What the user means by `text`: the name of a shipped guest, or a path, which
     /// has a `/` or ends in `.elf`. A relative one starts at `folder`.
     pub(crate) fn find(text: &str, folder: &Path) -> Option<Self> {
-        if SHIPPED.iter().any(|shipped| shipped.name == text) {
+        if SHIPPED.iter().chain(LINUX).any(|shipped| shipped.name == text) {
             return Some(Self::Shipped(text.to_owned()));
         }
         let is_path = text.contains('/') || text.ends_with(".elf");
@@ -62,6 +70,9 @@ pub(crate) enum GuestError {
     /// No shipped guest has that name.
     #[error("guest {0}: there is no such guest; `tofu guest ls` lists them")]
     Unknown(String),
+    /// The program is for Linux only.
+    #[error("guest {0}: this program is for Linux nodes only")]
+    LinuxOnly(String),
     /// The file cannot be read.
     #[error("guest {}: cannot read it", path.display())]
     Read { path: PathBuf, source: std::io::Error },
@@ -97,7 +108,10 @@ impl Guest {
         match name {
             GuestName::Shipped(wanted) => {
                 let shipped = SHIPPED.iter().find(|shipped| shipped.name == wanted);
-                let shipped = shipped.ok_or_else(|| GuestError::Unknown(wanted.clone()))?;
+                let shipped = shipped.ok_or_else(|| match for_linux(wanted) {
+                    Some(_) => GuestError::LinuxOnly(wanted.clone()),
+                    None => GuestError::Unknown(wanted.clone()),
+                })?;
                 let image = Arc::new(Cow::Borrowed(shipped.image));
                 Ok(Self { name: shipped.name.to_owned(), image })
             }
@@ -160,6 +174,32 @@ mod tests {
             assert_eq!(check_elf(shipped.image), Ok(()), "{}", shipped.name);
             assert!(!shipped.summary.is_empty(), "{} has no description", shipped.name);
         }
+    }
+
+    /// Whether an ELF file has a program header that names a dynamic linker.
+    fn wants_dynamic_linker(image: &[u8]) -> Option<bool> {
+        const INTERPRETER: u32 = 3;
+        let half = |at: usize| Some(u16::from_le_bytes(image.get(at..at + 2)?.try_into().ok()?));
+        let word = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?));
+        (image.get(..4)? == b"\x7fELF").then_some(())?;
+        let (first, size, count) = (word(32)? as usize, half(54)?, half(56)?);
+        let kinds: Option<Vec<u32>> =
+            (0..usize::from(count)).map(|index| word(first + index * usize::from(size))).collect();
+        Some(kinds?.contains(&INTERPRETER))
+    }
+
+    #[test]
+    fn programs_for_linux_are_static_and_tools_are_among_them() {
+        for program in LINUX {
+            assert_eq!(wants_dynamic_linker(program.image), Some(false), "{}", program.name);
+            assert!(!program.summary.is_empty(), "{} has no description", program.name);
+        }
+        for name in ["hello", "allpairs", "tofu-guest", "tofu-agent"] {
+            assert!(for_linux(name).is_some(), "{name} is missing");
+        }
+        assert!(for_linux("baseline").is_none());
+        let error = Guest::load(&GuestName::Shipped("tofu-guest".into())).unwrap_err().to_string();
+        assert_eq!(error, "guest tofu-guest: this program is for Linux nodes only");
     }
 
     #[test]
