@@ -132,3 +132,36 @@ fn a_program_without_a_device_is_told_what_to_do() {
         assert!(output.starts_with("-7 ") && output.contains("TOFU_PROVIDER"), "{output}");
     }
 }
+
+/// Runs an example on a machine of a shape.
+fn example(name: &str, shape: &str) -> Option<String> {
+    let source = Path::new(HERE).join("../examples/c").join(name);
+    build_and_run(&source, &[("TOFU_PROVIDER", "inproc"), ("TOFU_SHAPE", shape)])
+}
+
+#[test]
+fn examples_print_what_the_manual_says() {
+    let Some(output) = example("ring_put.c", "1x1x1x2x3x2") else {
+        return;
+    };
+    let line = |rank: u32| {
+        let from = (rank + 11) % 12;
+        format!("rank {rank}: \"hello from rank {from}\", edata {from}\n")
+    };
+    assert_eq!(output, (0..12).map(line).collect::<String>());
+
+    let output = example("ring_get.c", "1x1x1x2x2x1").unwrap();
+    let line = |rank: u32| {
+        let letter = ["D", "A", "B", "C"][rank as usize];
+        format!("rank {rank}: 100000 bytes of '{letter}', 0 wrong\n")
+    };
+    assert_eq!(output, (0..4).map(line).collect::<String>());
+
+    let output = example("counter.c", "1x1x1x2x2x1").unwrap();
+    assert_eq!(output, "counter 4000, each number drawn once: yes\n");
+    let output = example("pingpong.c", "1x1x1x2x1x1").unwrap();
+    // Each side adds one to what came: 2000 modulo 256.
+    assert_eq!(output, "1000 rounds of 4096 bytes, first byte 208\n");
+    let output = example("striping.c", "1x1x1x2x1x1").unwrap();
+    assert_eq!(output, "12582912 bytes over 6 TNIs, 0 wrong\n");
+}
