@@ -2,13 +2,15 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{Memory, completion, notice, pair};
 use tofu_utofu::command::{Packets, Posting};
 use tofu_utofu::flags::{
     DELAY_START, LOCAL_MRQ_NOTICE, REG_MEM_READ_ONLY, REMOTE_MRQ_NOTICE, STRONG_ORDER, TCQ_NOTICE,
 };
 use tofu_utofu::ids::{Stadd, VcqId};
-use tofu_utofu::{Code, Command, NoticeKind};
+use tofu_utofu::{Code, Command, Context, NoticeKind, Place};
 
 const ALL: u64 = TCQ_NOTICE | LOCAL_MRQ_NOTICE | REMOTE_MRQ_NOTICE;
 
@@ -285,4 +287,32 @@ fn vcqs_run_out_as_documented() {
     assert_eq!(cqs, (1..=10).collect::<Vec<_>>());
     assert_eq!(code(0, None, 2), Code::Full);
     assert_eq!(c.create_vcq(1, None, 2).unwrap().id().cq(), 0);
+}
+
+#[test]
+fn processes_of_a_node_have_queues_of_their_own() {
+    let pair = pair();
+    let node = pair.contexts[0].provider();
+    let processes: Vec<_> =
+        (0..4).map(|i| Context::new(Arc::clone(node), Place::new(i, 4).unwrap())).collect();
+    let vcqs: Vec<_> = processes.iter().map(|p| p.create_vcq(3, Some(7), 0).unwrap()).collect();
+    assert_eq!(vcqs.iter().map(|v| v.id().cq()).collect::<Vec<_>>(), [0, 2, 5, 8]);
+    let memories: Vec<_> = vcqs.iter().map(|_| Memory::new(64)).collect();
+    let stadds: Vec<_> = memories.iter().zip(&vcqs).map(|(m, v)| m.register(v, 0)).collect();
+    for (i, from) in vcqs.iter().enumerate() {
+        for (k, to) in vcqs.iter().enumerate() {
+            memories[i].fill(|_| (10 * i + k) as u8);
+            from.put(to.id(), stadds[i], stadds[k], 64, k as u64, ALL, i).unwrap();
+            assert_eq!(completion(from).cbdata, i);
+            // To itself, the local notice comes first.
+            assert_eq!(notice(from).vcq_id, to.id());
+            assert_eq!((notice(to).vcq_id, from.poll_mrq()), (from.id(), None));
+            assert!(memories[k].bytes().iter().all(|&b| b == (10 * i + k) as u8));
+        }
+    }
+    // Another process has the same queue: this one of a node with one process.
+    let taken = pair.contexts[0].create_vcq(3, None, 0).map(|_| ()).unwrap_err();
+    assert_eq!(taken.code(), Code::NotAvailable);
+    let few = Context::new(Arc::clone(node), Place::new(1, 9).unwrap());
+    assert_eq!(few.create_vcq(0, None, 0).map(|_| ()).unwrap_err().code(), Code::NotAvailable);
 }

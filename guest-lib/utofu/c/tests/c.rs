@@ -165,3 +165,21 @@ fn examples_print_what_the_manual_says() {
     let output = example("striping.c", "1x1x1x2x1x1").unwrap();
     assert_eq!(output, "12582912 bytes over 6 TNIs, 0 wrong\n");
 }
+
+#[test]
+fn the_python_of_the_manual_runs() {
+    if !have("python3") {
+        eprintln!("SKIP the_python_of_the_manual_runs: no python3");
+        return;
+    }
+    let manual = Path::new(HERE).join("../../../docs/src/user/utofu.md");
+    let manual = fs::read_to_string(manual).unwrap();
+    let start = manual.find("import ctypes").unwrap();
+    let program = &manual[start..start + manual[start..].find("```").unwrap()];
+    let root = installed();
+    let output = run(Command::new("timeout")
+        .args(["60", "python3", "-c", program])
+        .env("LD_LIBRARY_PATH", root.path().join("lib"))
+        .env("TOFU_PROVIDER", "inproc"));
+    assert_eq!(output, "b'tofu'\n");
+}
