@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(
             error,
             "JTOFU_MAPINFO_NODE: a map of 5x3 needs 15 nodes, and the machine 1x1x1x2x3x2 has \
-             12 in order; 5x2 would fit"
+             12 in order; 4x3 would fit"
         );
     }
 }

@@ -295,19 +295,21 @@ impl RankMap {
     }
 }
 
-/// The shape with one axis one to three shorter, if that fits.
+/// The largest shape with one axis one to three shorter that fits; if possible, with all
+/// axes closed.
 fn smaller(system: &System, shape: LogicalShape, closed: bool) -> Option<LogicalShape> {
+    let mut shapes = Vec::new();
     for less in 1..=3 {
         for axis in (0..shape.lens().len()).rev() {
             let mut lens = shape.lens().to_vec();
             lens[axis] = lens[axis].saturating_sub(less);
-            let fits = |shape: &LogicalShape| search(system, *shape, closed).is_some();
-            if let Some(shape) = LogicalShape::new(&lens).ok().filter(fits) {
-                return Some(shape);
-            }
+            shapes.extend(LogicalShape::new(&lens));
         }
     }
-    None
+    shapes.sort_by_key(|shape| std::cmp::Reverse(shape.nodes()));
+    let fits =
+        |closed| shapes.iter().copied().find(|shape| search(system, *shape, closed).is_some());
+    fits(true).or_else(|| if closed { None } else { fits(false) })
 }
 
 fn search(system: &System, shape: LogicalShape, closed: bool) -> Option<RankMap> {
