@@ -59,8 +59,9 @@ const CONTROL_SIZE: usize = 4096;
 
 /// How long to poll before sleeping, in nanoseconds: about what a wake-up costs.
 const SPIN_NS: u64 = 5_000;
-/// Wait for something that only a fault keeps from coming, in nanoseconds.
-const FOREVER: u64 = u64::MAX;
+/// How often a wait without end looks whether its queue still works, in nanoseconds. Without an
+/// operating system nobody but the program itself can reset the device, and a timer costs.
+const PATROL_NS: u64 = if cfg!(feature = "linux") { 2_000_000_000 } else { u64::MAX };
 /// Pause before a command to a node that is not up yet is tried again, in nanoseconds. It
 /// doubles up to the longest.
 const RETRY_NS: u64 = 1_000_000;
@@ -268,12 +269,12 @@ impl Comm {
             self.cq.post_and_ring(order, 0)?;
             // Every command but NOP ends with a notice of its own; others may come between.
             let notice = loop {
-                let notice = self.cq.wait_mrq(FOREVER)?;
+                let notice = self.wait(Cq::wait_mrq)?;
                 if notice.id().is_some_and(|id| !id.is_halfway()) {
                     break notice;
                 }
             };
-            let done = self.cq.wait_tcq(FOREVER)?;
+            let done = self.wait(Cq::wait_tcq)?;
             if done.is_success() {
                 return Ok(notice.old_value());
             }
@@ -319,7 +320,21 @@ impl Comm {
             if self.started == 0 {
                 return Ok(());
             }
-            self.cq.wait(FOREVER)?;
+            self.wait(Cq::wait)?;
+        }
+    }
+
+    /// Waits for something that only a fault keeps from coming.
+    fn wait<T>(
+        &mut self,
+        mut wait: impl FnMut(&mut Cq<NodePlatform>, u64) -> Result<T, WaitError>,
+    ) -> Result<T, Error> {
+        loop {
+            match wait(&mut self.cq, PATROL_NS) {
+                Err(WaitError::TimedOut) if self.cq.status().cq_enable() => {}
+                Err(WaitError::TimedOut) => return Err(fail!("the device was reset")),
+                other => return Ok(other?),
+            }
         }
     }
 
@@ -357,7 +372,7 @@ impl Comm {
             }
             while self.cq.poll_mrq().is_some() {}
             if posted > finished {
-                self.cq.wait(FOREVER)?;
+                self.wait(Cq::wait)?;
             }
         }
         match failed {
@@ -384,10 +399,7 @@ impl Comm {
             if done(self) {
                 return Ok(());
             }
-            match self.cq.wait(FOREVER) {
-                Ok(()) | Err(WaitError::TimedOut) => {}
-                Err(exception) => return Err(exception.into()),
-            }
+            self.wait(Cq::wait)?;
         }
     }
 
