@@ -4,7 +4,7 @@
 //! their own (no std, panic = "abort"), so they get a cargo of their own with a
 //! target folder inside this crate's OUT_DIR. Those for Linux nodes are packages of
 //! this workspace, but linked statically, as there may be nothing else in a guest:
-//! one more cargo for all of them. Every binary is described by the first line of its
+//! one more cargo for all of them. Every binary is described by the first sentence of its
 //! documentation.
 
 use std::path::{Path, PathBuf};
@@ -122,12 +122,14 @@ fn list(code: &mut String, list: &str, what: &str, programs: &[Program]) {
     code.push_str("];\n");
 }
 
-/// The first line of a program's documentation, without a full stop at its end.
+/// The first sentence of a program's documentation, without the full stop.
 fn summary(source: &Path) -> String {
     let text = fs::read_to_string(source).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("//! "));
-    let line = line.unwrap_or_else(|| panic!("{} has no //! documentation", source.display()));
-    line.trim_end_matches('.').to_owned()
+    let lines = text.lines().map_while(|line| line.strip_prefix("//! "));
+    let paragraph = lines.collect::<Vec<_>>().join(" ");
+    let sentence = paragraph.split(". ").next().unwrap_or_default();
+    assert!(!sentence.is_empty(), "{} has no //! documentation", source.display());
+    sentence.trim_end_matches('.').to_owned()
 }
 
 fn variable(name: &str) -> String {

@@ -9,7 +9,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The kernel's `vfio-pci` driver lends the device to one process: [`VfioPlatform::open`] binds
+//! The kernel's `vfio-pci` driver lends the device to one process: [`VfioPlatform::find`] binds
 //! it to that driver if it has none yet, maps BAR 0 (a doorbell is then a store, without a system
 //! call), and puts an IOMMU in front of the device, so that it reaches what this process allows
 //! and nothing else. When the process ends, in whatever way, the kernel resets the device.
