@@ -255,6 +255,7 @@ fn a_debian_root_has_its_packages_set_up() {
     assert_eq!(guest.run("id -un; hostname"), ("root\n1-1-1-0-0-0".into(), 0));
     assert_eq!(guest.run("dpkg --audit"), (String::new(), 0));
     assert_eq!(guest.run("modprobe vfio-pci").1, 0);
+    assert_eq!(guest.run("test -c /dev/virtio-ports/org.tofu.agent").1, 0);
     // The guest may write anywhere, but not to the disk.
     assert_eq!(guest.run("echo x >/usr/bin/x && cat /usr/bin/x"), ("x".into(), 0));
     let (owners, _) = guest.run("find / -xdev -nouser | head");
