@@ -82,6 +82,18 @@ const fn stadd(word: StagOffset) -> u64 {
 }
 
 impl Entry {
+    /// Whether the entry is about a command of this queue whose end nobody wants to be told.
+    #[inline]
+    pub(crate) fn is_unwanted(entry: &MrqEntry) -> bool {
+        const HALFWAY: u64 = 1 << MrqId::ArmwHalfway as u8
+            | 1 << MrqId::PutHalfway as u8
+            | 1 << MrqId::PutLastHalfway as u8
+            | 1 << MrqId::GetHalfway as u8
+            | 1 << MrqId::GetLastHalfway as u8;
+        let halfway = HALFWAY >> (entry.word0().id() & 63) & 1 != 0;
+        !halfway && !Edata(entry.word1().edata().into()).local()
+    }
+
     /// Makes sense of an entry; `None` for those that are not about the end of a command.
     pub(crate) fn decode(entry: &MrqEntry) -> Option<Self> {
         use NoticeKind::{LclArmw, LclGet, LclPut, RmtArmw, RmtGet, RmtPut};
@@ -185,6 +197,19 @@ pub(crate) fn mrq_code(code: u8) -> Code {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unwanted_entries_are_those_of_own_commands_without_the_flag() {
+        use tofu_abi::queue::{MrqWord0, MrqWord1};
+        for id in MrqId::ALL {
+            for wanted in [false, true] {
+                let edata = Edata(0).with_local(wanted).0 as u16;
+                let word0 = MrqWord0(0).with_id(id as u8).0;
+                let entry = MrqEntry([word0, MrqWord1(0).with_edata(edata).0, 0, 0]);
+                assert_eq!(Entry::is_unwanted(&entry), !id.is_halfway() && !wanted, "{id:?}");
+            }
+        }
+    }
 
     #[test]
     fn every_result_code_has_a_return_code() {

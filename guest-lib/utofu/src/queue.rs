@@ -305,6 +305,10 @@ impl<Q: Queue> OpenState<Q> {
                 self.unseen = 0;
                 return None;
             };
+            // Most are of this kind, in programs that wait for completions.
+            if Entry::is_unwanted(&raw) {
+                continue;
+            }
             if let Some(mut entry) = Entry::decode(&raw) {
                 self.complete(&mut entry);
                 return Some((self.addressee(&entry), entry.notice));

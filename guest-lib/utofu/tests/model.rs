@@ -310,7 +310,7 @@ fn a_million_commands_over_many_laps_arrive_in_order_and_once() {
             waiting.push_back(n);
         }
         while let Some(notice) = b.poll_mrq() {
-            assert_eq!(u64::from(notice.edata), counted * 2 & 0xff);
+            assert_eq!(u64::from(notice.edata), (counted * 2) & 0xff);
             counted += 1;
             seen += 1;
         }
@@ -321,7 +321,7 @@ fn a_million_commands_over_many_laps_arrive_in_order_and_once() {
         told += 1;
     }
     while seen < COMMANDS / 2 {
-        assert_eq!(u64::from(notice(&b).edata), seen * 2 & 0xff);
+        assert_eq!(u64::from(notice(&b).edata), (seen * 2) & 0xff);
         seen += 1;
     }
     assert_eq!(told, (0..COMMANDS).filter(|n| n % 7 != 0).count());

@@ -1,0 +1,206 @@
+//! `utofu-perf`: latency, bandwidth and message rate of uTofu, between two processes.
+//!
+//! Without `--peer` both are threads of this program, on a machine in it. With it, one process
+//! on each of two nodes runs this program, one of them with `--serve`; they find each other by
+//! their coordinates.
+
+mod api;
+mod measure;
+mod overhead;
+mod plot;
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, ValueEnum};
+use serde::Serialize;
+
+use crate::measure::{MAX_SIZE, Row, Side};
+use crate::overhead::Overhead;
+
+/// Measures uTofu between two processes.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// What to measure; everything but the overhead if nothing is named.
+    #[arg(value_enum)]
+    tests: Vec<Test>,
+    /// Bytes of messages, separated by commas, up to 16777215.
+    #[arg(long, value_delimiter = ',', default_value = "8,64,1024,16384,262144,1048576")]
+    sizes: Vec<usize>,
+    /// Interfaces to use at most, 1 to 6.
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..=6))]
+    tnis: u16,
+    /// Milliseconds for each value.
+    #[arg(long, default_value_t = 200)]
+    time: u64,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Write a picture to this file.
+    #[arg(long)]
+    svg: Option<PathBuf>,
+    /// Coordinates of the other process's node, as in 0,0,0,1,0,0.
+    #[arg(long, value_delimiter = ',', num_args = 1)]
+    peer: Option<Vec<u8>>,
+    /// Answer the other process instead of measuring.
+    #[arg(long, requires = "peer")]
+    serve: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Test {
+    /// A message one way, told by a notice.
+    Latency,
+    /// A Put until it is complete.
+    Put,
+    /// A Get until it is complete.
+    Get,
+    /// Puts, one way.
+    Bandwidth,
+    /// Puts and Gets at the same time.
+    Bidirectional,
+    /// Messages of 8 bytes.
+    Rate,
+    /// What the library adds to posting by hand.
+    Overhead,
+}
+
+#[derive(Serialize)]
+struct Report {
+    results: Vec<Row>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overhead: Option<Overhead>,
+}
+
+fn main() -> Result<()> {
+    let mut args = Args::parse();
+    if let Some(size) = args.sizes.iter().find(|size| **size == 0 || **size > MAX_SIZE) {
+        bail!("--sizes: {size} is not 1 to {MAX_SIZE}");
+    }
+    if args.tests.is_empty() {
+        use Test::{Bandwidth, Bidirectional, Get, Latency, Put, Rate};
+        args.tests = vec![Latency, Put, Get, Bandwidth, Bidirectional, Rate];
+    }
+    let results = match &args.peer {
+        Some(coords) => {
+            let coords = coords[..].try_into().ok().context("--peer: not six coordinates")?;
+            let side = Side::new(coords, args.tnis)?;
+            side.greet()?;
+            if args.serve {
+                return side.serve();
+            }
+            let results = run(&args, &side)?;
+            side.end()?;
+            results
+        }
+        None => alone(&args)?,
+    };
+    let overhead = args.tests.contains(&Test::Overhead).then(overhead::measure).transpose()?;
+    let report = Report { results, overhead };
+    if let Some(path) = &args.svg {
+        fs::write(path, plot::svg(&report.results))
+            .with_context(|| format!("writing {}", path.display()))?;
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report);
+    }
+    Ok(())
+}
+
+/// Both sides in this process.
+fn alone(args: &Args) -> Result<Vec<Row>> {
+    if std::env::var_os("TOFU_PROVIDER").is_none() {
+        // SAFETY: no other thread is there yet.
+        unsafe {
+            std::env::set_var("TOFU_PROVIDER", "inproc");
+            std::env::set_var("TOFU_SHAPE", "1x1x1x2x1x1");
+        }
+    }
+    let coords = [0, 1].map(|process| {
+        api::select(process).context("without --peer, TOFU_PROVIDER=inproc is needed")?;
+        api::my_coords()
+    });
+    let [mine, theirs] = coords;
+    let (mine, theirs) = (mine?, theirs?);
+    let tnis = args.tnis;
+    let other = thread::spawn(move || -> Result<()> {
+        api::select(1)?;
+        let side = Side::new(mine, tnis)?;
+        side.greet()?;
+        side.serve()
+    });
+    api::select(0)?;
+    let side = Side::new(theirs, tnis)?;
+    side.greet()?;
+    let results = run(args, &side)?;
+    side.end()?;
+    match other.join() {
+        Ok(result) => result.map(|()| results),
+        Err(_) => bail!("the other side has panicked"),
+    }
+}
+
+fn run(args: &Args, side: &Side) -> Result<Vec<Row>> {
+    let time = Duration::from_millis(args.time);
+    let mut rows = Vec::new();
+    let all = usize::from(args.tnis);
+    // With few and with all interfaces, and everything in between for the message rate.
+    let some = if all > 1 { vec![1, all] } else { vec![1] };
+    for test in &args.tests {
+        for &size in &args.sizes {
+            match test {
+                Test::Latency => rows.push(side.latency(size, time)?),
+                Test::Put | Test::Get => {
+                    rows.push(side.completion(size, *test == Test::Get, time)?);
+                }
+                Test::Bandwidth | Test::Bidirectional => {
+                    let both = *test == Test::Bidirectional;
+                    for &tnis in &some {
+                        rows.push(side.bandwidth(size, tnis, both, time)?);
+                    }
+                }
+                Test::Rate | Test::Overhead => {}
+            }
+        }
+        if *test == Test::Rate {
+            for tnis in 1..=all {
+                rows.push(side.rate(tnis, time)?);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn print(report: &Report) {
+    if !report.results.is_empty() {
+        println!(
+            "{:<14}{:>9}{:>6}{:>10}{:>10}{:>10}{:>10}",
+            "test", "bytes", "TNIs", "p50 us", "p99 us", "MB/s", "M/s"
+        );
+    }
+    let number = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.2}"));
+    for row in &report.results {
+        println!(
+            "{:<14}{:>9}{:>6}{:>10}{:>10}{:>10}{:>10}",
+            row.test,
+            row.size,
+            row.tnis,
+            number(row.p50_us),
+            number(row.p99_us),
+            number(row.mb_per_s),
+            number(row.million_per_s)
+        );
+    }
+    if let Some(o) = &report.overhead {
+        let more = |ns: f64| (ns / o.by_hand_ns - 1.0) * 100.0;
+        println!("8-byte Put and its completion, by hand: {:.0} ns", o.by_hand_ns);
+        println!("in Rust: {:.0} ns ({:+.1} %)", o.rust_ns, more(o.rust_ns));
+        println!("in C: {:.0} ns ({:+.1} %)", o.c_ns, more(o.c_ns));
+    }
+}

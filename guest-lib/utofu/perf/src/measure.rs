@@ -1,0 +1,265 @@
+//! What is measured.
+
+use std::collections::VecDeque;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::api::{self, Peer, REMOTE_NOTICE, STRONG_ORDER, TCQ_NOTICE, Vcq};
+
+/// Bytes of memory on each side: one half is written by Puts, the other by Gets.
+pub(crate) const MEMORY: usize = 32 << 20;
+/// Largest message.
+pub(crate) const MAX_SIZE: usize = (1 << 24) - 1;
+/// Commands under way on each interface.
+const WINDOW: usize = 32;
+/// How long the other side may take to get ready, and to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a message is for.
+const ECHO: u64 = 1;
+const ANSWER: u64 = 2;
+const END: u64 = 3;
+const HELLO: u64 = 4;
+
+/// One side of the connection.
+pub(crate) struct Side {
+    vcqs: Vec<Vcq>,
+    peers: Vec<Peer>,
+}
+
+/// A measured value.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    /// What was measured.
+    pub(crate) test: &'static str,
+    /// Bytes of a message.
+    pub(crate) size: usize,
+    /// Interfaces in use.
+    pub(crate) tnis: usize,
+    /// Messages.
+    pub(crate) messages: u64,
+    /// Median, in microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p50_us: Option<f64>,
+    /// 99th percentile, in microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p99_us: Option<f64>,
+    /// Bytes per second, in units of 10^6; of both directions together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mb_per_s: Option<f64>,
+    /// Messages per second, in units of 10^6.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) million_per_s: Option<f64>,
+}
+
+impl Row {
+    const fn new(test: &'static str, size: usize, tnis: usize, messages: u64) -> Self {
+        let none = None;
+        Self {
+            test,
+            size,
+            tnis,
+            messages,
+            p50_us: none,
+            p99_us: none,
+            mb_per_s: none,
+            million_per_s: none,
+        }
+    }
+
+    fn times(mut self, histogram: &Histogram<u64>) -> Self {
+        let us = |quantile| Some(histogram.value_at_quantile(quantile) as f64 / 1000.0);
+        self.p50_us = us(0.5);
+        self.p99_us = us(0.99);
+        self
+    }
+}
+
+impl Side {
+    /// VCQs with memory on the interfaces, whose peers are on the node at `coords`.
+    pub(crate) fn new(coords: [u8; 6], tnis: u16) -> Result<Self> {
+        let memory = api::memory(MEMORY);
+        let vcqs = (0..tnis).map(|tni| Vcq::new(tni, memory, MEMORY)).collect::<Result<_>>()?;
+        let peers = (0..tnis).map(|tni| Peer::new(coords, tni)).collect::<Result<_>>()?;
+        Ok(Self { vcqs, peers })
+    }
+
+    /// Waits until the other side has all its VCQs.
+    pub(crate) fn greet(&self) -> Result<()> {
+        let start = Instant::now();
+        for (vcq, &peer) in self.vcqs.iter().zip(&self.peers) {
+            loop {
+                vcq.put8(peer, HELLO, TCQ_NOTICE)?;
+                match wait(|| Ok(vcq.poll_tcq()?.then_some(()))) {
+                    Ok(()) => break,
+                    Err(error) if start.elapsed() > PATIENCE => {
+                        return Err(error.context("the other side does not get ready"));
+                    }
+                    Err(_) => thread::sleep(Duration::from_millis(10)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers the other side until it says that it is done.
+    pub(crate) fn serve(&self) -> Result<()> {
+        let (vcq, peer) = (&self.vcqs[0], self.peers[0]);
+        loop {
+            let Some((edata, end)) = vcq.poll_mrq()? else {
+                thread::yield_now();
+                continue;
+            };
+            match edata {
+                // The answer is as long as the message.
+                ECHO => send(vcq, peer, (end - vcq.memory) as usize, ANSWER)?,
+                END => return Ok(()),
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends the other side's [`Side::serve`].
+    pub(crate) fn end(&self) -> Result<()> {
+        let (vcq, peer) = (&self.vcqs[0], self.peers[0]);
+        vcq.put8(peer, END, TCQ_NOTICE | REMOTE_NOTICE)?;
+        wait(|| Ok(vcq.poll_tcq()?.then_some(())))
+    }
+
+    /// Time of a message one way: half of that for a message and its answer, each told by a
+    /// notice.
+    pub(crate) fn latency(&self, size: usize, time: Duration) -> Result<Row> {
+        let (vcq, peer) = (&self.vcqs[0], self.peers[0]);
+        let mut histogram = Histogram::new(3)?;
+        let (warm, end) = (Instant::now() + time / 10, Instant::now() + time);
+        let mut messages = 0;
+        loop {
+            let start = Instant::now();
+            send(vcq, peer, size, ECHO)?;
+            wait(|| Ok(vcq.poll_mrq()?.filter(|(edata, _)| *edata == ANSWER)))?;
+            let now = Instant::now();
+            if now > warm {
+                histogram.record((now - start).as_nanos() as u64 / 2)?;
+                messages += 1;
+            }
+            if now > end && messages > 0 {
+                break;
+            }
+        }
+        Ok(Row::new("latency", size, 1, messages).times(&histogram))
+    }
+
+    /// Time until a Put (`get` false) or Get is complete.
+    pub(crate) fn completion(&self, size: usize, get: bool, time: Duration) -> Result<Row> {
+        let (vcq, peer) = (&self.vcqs[0], self.peers[0]);
+        let mut histogram = Histogram::new(3)?;
+        let end = Instant::now() + time;
+        let mut messages = 0;
+        while messages == 0 || Instant::now() < end {
+            let start = Instant::now();
+            if get {
+                vcq.get(peer, size, MEMORY as u64 / 2, TCQ_NOTICE)?;
+            } else {
+                vcq.put(peer, size, 0, TCQ_NOTICE)?;
+            }
+            wait(|| Ok(vcq.poll_tcq()?.then_some(())))?;
+            histogram.record(start.elapsed().as_nanos() as u64)?;
+            messages += 1;
+        }
+        let test = if get { "get" } else { "put" };
+        Ok(Row::new(test, size, 1, messages).times(&histogram))
+    }
+
+    /// Bytes per second with many messages under way on some interfaces, one way or both.
+    pub(crate) fn bandwidth(
+        &self,
+        size: usize,
+        tnis: usize,
+        both: bool,
+        time: Duration,
+    ) -> Result<Row> {
+        let (messages, took) = self.stream(tnis, time, |vcq, peer, turn| {
+            if both && turn % 2 == 1 {
+                vcq.get(peer, size, MEMORY as u64 / 2, TCQ_NOTICE)
+            } else {
+                vcq.put(peer, size, 0, TCQ_NOTICE)
+            }
+        })?;
+        let test = if both { "bidirectional" } else { "bandwidth" };
+        let mut row = Row::new(test, size, tnis, messages);
+        row.mb_per_s = Some(messages as f64 * size as f64 / took.as_secs_f64() / 1e6);
+        Ok(row)
+    }
+
+    /// Messages of 8 bytes per second.
+    pub(crate) fn rate(&self, tnis: usize, time: Duration) -> Result<Row> {
+        let (messages, took) =
+            self.stream(tnis, time, |vcq, peer, _| vcq.put8(peer, 0, TCQ_NOTICE))?;
+        let mut row = Row::new("rate", 8, tnis, messages);
+        row.million_per_s = Some(messages as f64 / took.as_secs_f64() / 1e6);
+        Ok(row)
+    }
+
+    /// Keeps messages under way for some time, and waits for the last ones.
+    fn stream(
+        &self,
+        tnis: usize,
+        time: Duration,
+        mut post: impl FnMut(&Vcq, Peer, u64) -> Result<bool>,
+    ) -> Result<(u64, Duration)> {
+        let mut under_way = vec![0; tnis];
+        let mut posted = 0;
+        let start = Instant::now();
+        while posted == 0 || start.elapsed() < time {
+            for (tni, count) in under_way.iter_mut().enumerate() {
+                let (vcq, peer) = (&self.vcqs[tni], self.peers[tni]);
+                while *count < WINDOW && post(vcq, peer, posted)? {
+                    *count += 1;
+                    posted += 1;
+                }
+                while vcq.poll_tcq()? {
+                    *count -= 1;
+                }
+            }
+        }
+        let mut left: VecDeque<usize> = (0..tnis).collect();
+        while let Some(tni) = left.pop_front() {
+            if under_way[tni] > 0 {
+                wait(|| Ok(self.vcqs[tni].poll_tcq()?.then_some(())))?;
+                under_way[tni] -= 1;
+                left.push_back(tni);
+            }
+        }
+        Ok((posted, start.elapsed()))
+    }
+}
+
+/// Sends a message, in the command itself if it fits.
+fn send(vcq: &Vcq, peer: Peer, size: usize, edata: u64) -> Result<()> {
+    let flags = REMOTE_NOTICE | STRONG_ORDER;
+    let posted =
+        if size == 8 { vcq.put8(peer, edata, flags)? } else { vcq.put(peer, size, edata, flags)? };
+    if posted { Ok(()) } else { bail!("the queue is full with one message under way") }
+}
+
+fn wait<T>(mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let mut looks = 0u32;
+    let start = Instant::now();
+    loop {
+        if let Some(found) = poll()? {
+            return Ok(found);
+        }
+        looks = looks.wrapping_add(1);
+        if looks.is_multiple_of(256) {
+            // The other side may need this processor.
+            thread::yield_now();
+            if start.elapsed() > PATIENCE {
+                bail!("no answer in {} s", PATIENCE.as_secs());
+            }
+        }
+    }
+}
