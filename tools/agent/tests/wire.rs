@@ -116,8 +116,9 @@ fn frames_are_bounded() {
 #[test]
 fn exit_codes_are_those_of_shells() {
     let not_run = |missing| Status::NotRun { missing, why: String::new() };
-    let codes = [Status::Code(0), Status::Code(255), Status::Signal(2), not_run(true), not_run(false)]
-        .map(|status| status.exit_code());
+    let codes =
+        [Status::Code(0), Status::Code(255), Status::Signal(2), not_run(true), not_run(false)]
+            .map(|status| status.exit_code());
     assert_eq!(codes, [0, 255, 130, 127, 126]);
 }
 

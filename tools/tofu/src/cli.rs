@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tofu_fabric::Shape;
 
-use crate::units::{Cpus, Doorbell, Engines, GuestArgs, MachineName, MemorySize, Timeout};
+use crate::units::{
+    Cpus, Doorbell, Engines, GuestArgs, ImageName, MachineName, MemorySize, Timeout,
+};
 
 /// Run a Tofu machine of virtual machines
 ///
@@ -147,7 +149,7 @@ pub(crate) struct LinuxArgs {
 
     /// Image to boot: see `tofu image` [default: default]
     #[arg(long, value_name = "NAME")]
-    pub(crate) image: Option<MachineName>,
+    pub(crate) image: Option<ImageName>,
 
     /// Kernel to boot instead of the image's: a bzImage or vmlinux
     #[arg(long, value_name = "FILE")]
@@ -365,7 +367,7 @@ pub(crate) enum ImageCommand {
         with: Vec<String>,
         /// Name of the image [default: default, or made of the packages]
         #[arg(long, value_name = "NAME")]
-        name: Option<MachineName>,
+        name: Option<ImageName>,
         /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, or a file
         #[arg(long, value_name = "KERNEL", default_value = "auto")]
         kernel: String,
@@ -386,7 +388,7 @@ pub(crate) enum ImageCommand {
     Rm {
         /// The image
         #[arg(value_name = "NAME")]
-        name: String,
+        name: ImageName,
     },
 }
 

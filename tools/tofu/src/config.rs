@@ -15,7 +15,7 @@ use tofu_abi::Coords;
 use tofu_fabric::{Port, Shape};
 
 use crate::guests::GuestName;
-use crate::units::{Cpus, Doorbell, Engines, GuestArgs, MachineName, MemorySize, Timeout};
+use crate::units::{Cpus, Doorbell, Engines, GuestArgs, ImageName, MemorySize, Timeout};
 
 /// What is wrong with a machine file.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,7 @@ pub(crate) struct MachineFile {
     pub(crate) doorbell: Option<Doorbell>,
     pub(crate) timeout: Option<Timeout>,
     pub(crate) engines: Option<Engines>,
-    pub(crate) image: Option<MachineName>,
+    pub(crate) image: Option<ImageName>,
     pub(crate) nodes: Vec<NodeEntry>,
     pub(crate) links: Vec<LinkEntry>,
 }
@@ -396,12 +396,19 @@ mod tests {
             doorbell = "polled"
             timeout = "30s"
             engines = 2
+            linux = false
+            cpus = 2
+            append = "quiet"
+            image = "mpi"
 
             [[node]]
             at = [1, 0, 0, 0, 2, 1]
             guest = "own.elf"
             memory = "64MiB"
             args = ""
+            linux = true
+            cpus = 4
+            append = "debug"
 
             [[link]]
             at = [0, 0, 0, 0, 0, 0]
@@ -421,9 +428,17 @@ mod tests {
         assert_eq!(file.nodes[0].at, Coords::new(1, 0, 0, 0, 2, 1));
         assert_eq!(file.nodes[0].settings.guest, Some(GuestName::File("own.elf".into())));
         assert_eq!(file.nodes[0].settings.args, Some(GuestArgs(String::new())));
+        let append = |text: &str| Some(GuestArgs(text.into()));
+        let machine = &file.settings;
+        assert_eq!((machine.linux, machine.cpus), (Some(false), Some(Cpus(2))));
+        assert_eq!(machine.append, append("quiet"));
+        assert_eq!(file.image, "mpi".parse().ok());
+        let node = &file.nodes[0].settings;
+        assert_eq!((node.linux, node.cpus), (Some(true), Some(Cpus(4))));
+        assert_eq!(node.append, append("debug"));
         let link = &file.links[0];
         assert_eq!((link.at, link.port, link.down), (Coords::default(), Port::BPlus, true));
-        assert_eq!(link.place, Place { path: "m.toml".into(), line: 20 });
+        assert_eq!(link.place, Place { path: "m.toml".into(), line: 27 });
     }
 
     #[test]
@@ -454,6 +469,9 @@ mod tests {
             ("timeout = \"soon\"", "timeout = \"soon\" is not allowed; timeout is a whole"),
             ("engines = 0", "engines = 0 is not allowed; engines is a whole number of threads"),
             ("engines = -9223372036854775808", "engines = -9223372036854775808 is not"),
+            ("cpus = 17", "cpus = 17 is not allowed; cpus is a whole number of processors"),
+            ("image = \"a/b\"", "image = \"a/b\" is not allowed; image is 1 to 64 letters"),
+            ("append = \"a\\nb\"", "append = \"a\\nb\" is not allowed; append is at most 1024"),
             ("generation = \"tofu2\"", "generation is \"tofud\" in this version; the other"),
             ("generation = \"tofu\"", "come later"),
             ("generation = \"tofu9\"", "generation = \"tofu9\" is not allowed; generation is"),
@@ -483,6 +501,7 @@ mod tests {
             ("memory = 16", "memory = 16: invalid type"),
             ("engines = \"2\"", "engines = \"2\": invalid type"),
             ("torus = true", "torus = true: invalid type"),
+            ("linux = 1", "linux = 1: invalid type"),
             ("torus = { w = true }", "unknown field `w`, expected one of `x`, `y`, `z`"),
             ("torus = { x = 1 }", "torus = { x = 1 }: invalid type"),
             ("[[node]]\nguest = \"ring\"", "missing field `at`"),

@@ -27,7 +27,7 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
     let result = match command {
         ImageCommand::Build { with, name, kernel, mirror, refresh } => {
             let name = match name {
-                Some(name) => name.to_string(),
+                Some(name) => name.as_str().to_owned(),
                 None => Spec::name_for(with),
             };
             let kernel: Kernel = kernel.parse()?;
@@ -39,7 +39,7 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
             build(&cache.mirror(mirror.clone()), &spec, &progress)
         }
         ImageCommand::Ls { json } => list(&cache, *json),
-        ImageCommand::Rm { name } => cache.remove(name, &progress).map_err(Into::into),
+        ImageCommand::Rm { name } => cache.remove(name.as_str(), &progress).map_err(Into::into),
     };
     match result {
         Ok(()) => Ok(0),

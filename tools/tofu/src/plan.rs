@@ -10,7 +10,7 @@ use crate::cli::{ShapeArgs, UpArgs};
 use crate::config::{ConfigError, MachineFile, Settings};
 use crate::guests::{Guest, GuestError, GuestName};
 use crate::linux::guest::LinuxGuest;
-use crate::units::{Cpus, Doorbell, Engines, GuestArgs, MachineName, MemorySize, Timeout};
+use crate::units::{Cpus, Doorbell, Engines, GuestArgs, ImageName, MemorySize, Timeout};
 
 /// The guest program that runs if nothing else is asked for.
 const DEFAULT_GUEST: &str = "allpairs";
@@ -37,7 +37,7 @@ pub(crate) struct Plan {
     /// Engine threads; `None` leaves the number to the machine.
     pub(crate) engines: Option<Engines>,
     /// The image of Linux nodes, if not the default one.
-    pub(crate) image: Option<MachineName>,
+    pub(crate) image: Option<ImageName>,
     /// All nodes in the order of their numbers.
     pub(crate) nodes: Vec<NodePlan>,
 }

@@ -101,6 +101,13 @@ impl RunDir {
     }
 }
 
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        // The janitor does it, too, if there is one by then.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
 /// Name of a file for a node, such as `node-0-0-0-1-2-0.sock`.
 pub(crate) fn node_file(kind: &str, at: Coords, extension: &str) -> String {
     let [x, y, z, a, b, c] = at.to_array();
@@ -138,6 +145,17 @@ fn is_alive(dir: &Path) -> bool {
         // Locked by the machine's process. Our own lock on it ends with the file.
         Ok(lock) => lock.try_lock_shared().is_err(),
         Err(_) => false,
+    }
+}
+
+/// Removes the run directory of a machine that has gone since it was listed.
+pub(crate) fn clear(control: &Path) -> anyhow::Result<()> {
+    let base = base()?;
+    let _creating = creating(&base)?;
+    // Another one may have its name by now.
+    match control.parent() {
+        Some(dir) if !is_alive(dir) => remove(dir),
+        _ => Ok(()),
     }
 }
 

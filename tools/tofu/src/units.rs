@@ -125,7 +125,7 @@ impl FromStr for Cpus {
     }
 }
 
-/// Name of a machine, and of an image: it is a file name, too.
+/// Name of a machine: it is a file name, too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub(crate) struct MachineName(String);
@@ -155,6 +155,28 @@ impl FromStr for MachineName {
 impl fmt::Display for MachineName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// Name of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ImageName(String);
+
+impl ImageName {
+    pub(crate) const ALLOWED: &str = "1 to 64 letters, digits, and . _ + - after the first";
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for ImageName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // The rules are the library's.
+        let fits = tofu_image::Spec::new(text).is_ok();
+        fits.then(|| Self(text.to_owned())).ok_or(Self::ALLOWED)
     }
 }
 
@@ -275,6 +297,10 @@ mod tests {
         assert!("a-machine_2".parse::<MachineName>().is_ok());
         for text in ["", "..", "a/b", "2a", "-a", "a b", "ü", &"x".repeat(33)] {
             assert_eq!(text.parse::<MachineName>(), Err(MachineName::ALLOWED), "{text}");
+        }
+        assert!("iperf3+mpich".parse::<ImageName>().is_ok());
+        for text in ["", "+a", "a/b", &"x".repeat(65)] {
+            assert_eq!(text.parse::<ImageName>(), Err(ImageName::ALLOWED), "{text}");
         }
         for text in ["a\nb", "ü", &"x".repeat(1025)] {
             assert_eq!(text.parse::<GuestArgs>(), Err(GuestArgs::ALLOWED), "{text}");

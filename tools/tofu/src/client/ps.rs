@@ -16,7 +16,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
         match super::info(&control) {
             Ok((machine, nodes)) => machines.push((name.to_string(), machine, nodes)),
             // It has come or gone this moment.
-            Err(_) if rundir::is_gone(&control) => {}
+            Err(_) if rundir::is_gone(&control) => rundir::clear(&control)?,
             Err(error) => log::warn!("machine {name}: {error:#}"),
         }
     }

@@ -82,9 +82,13 @@ impl Console {
     }
 }
 
+/// Of a kernel that has given up the reason is shown rather than where that was.
 fn last_lines(text: &str, most: usize) -> Vec<String> {
     let clean = text.lines().map(|line| crate::ui::printable(line.trim_end()));
     let mut lines: Vec<String> = clean.filter(|line| !line.trim().is_empty()).collect();
+    if let Some(panic) = lines.iter().rposition(|line| line.contains("Kernel panic")) {
+        lines.truncate(panic + 1);
+    }
     lines.split_off(lines.len().saturating_sub(most))
 }
 
@@ -137,5 +141,41 @@ impl Log {
         }
         self.size += bytes.len() as u64;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_say_why() {
+        let text = "one\r\n\r\ntwo\x1b[6n\nthree";
+        assert_eq!(last_lines(text, 2), ["two\u{fffd}[6n", "three"]);
+        let panic = "a\nb\n[ 1.0] Kernel panic - not syncing\nCall Trace:\n more\n";
+        assert_eq!(last_lines(panic, 2), ["b", "[ 1.0] Kernel panic - not syncing"]);
+        assert!(last_lines("", 5).is_empty());
+    }
+
+    #[test]
+    fn a_console_keeps_a_bounded_tail_and_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("console.log");
+        let console = Console::new(log.clone());
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| console.follow(ours));
+            let piece = [b'x'; 1000];
+            for _ in 0..2200 {
+                theirs.write_all(&piece).unwrap();
+            }
+            drop(theirs);
+        });
+        assert_eq!(console.view().0.len(), TAIL);
+        let size = |path| std::fs::metadata(path).unwrap().len();
+        assert!(size(log.clone()) <= MAX_LOG + 4096);
+        assert!(size(log.with_extension("log.1")) <= MAX_LOG + 4096);
+        // Nobody is there to read it.
+        console.type_in(b"lost").unwrap();
     }
 }

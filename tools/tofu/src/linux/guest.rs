@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use crate::guests::{GuestError, GuestName};
+use crate::guests::{GuestError, GuestName, LINUX, Shipped, for_linux};
 
 /// A program for Linux nodes, in memory.
 #[derive(Clone, Debug)]
@@ -22,8 +22,9 @@ impl LinuxGuest {
     pub(crate) fn load(name: &GuestName) -> Result<Self, GuestError> {
         match name {
             GuestName::Shipped(wanted) => {
-                let image = shipped(wanted).ok_or_else(|| GuestError::Unknown(wanted.clone()))?;
-                Ok(Self { name: wanted.clone(), image: Arc::new(Cow::Borrowed(image)) })
+                let shipped = for_linux(wanted);
+                let shipped = shipped.ok_or_else(|| GuestError::Unknown(wanted.clone()))?;
+                Ok(Self { name: wanted.clone(), image: Arc::new(Cow::Borrowed(shipped.image)) })
             }
             GuestName::File(path) => {
                 let read_error = |source| GuestError::Read { path: path.clone(), source };
@@ -45,11 +46,12 @@ impl LinuxGuest {
 }
 
 /// Programs of ours that every image has.
-pub(crate) fn tools() -> anyhow::Result<Vec<tofu_image::Program>> {
-    let agent = std::env::var("TOFU_AGENT_FILE")?;
-    Ok(vec![tofu_image::Program::new("tofu-agent", std::fs::read(agent)?)?])
-}
-
-fn shipped(_name: &str) -> Option<&'static [u8]> {
-    None
+///
+/// # Errors
+///
+/// None as long as the shipped programs have proper names.
+pub(crate) fn tools() -> tofu_image::Result<Vec<tofu_image::Program>> {
+    let program =
+        |shipped: &Shipped| tofu_image::Program::new(shipped.name, shipped.image.to_vec());
+    LINUX.iter().map(program).collect()
 }

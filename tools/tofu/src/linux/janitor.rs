@@ -6,7 +6,7 @@
 //! to die with the thread that started them ([`wrapped`]), for the case that the janitor is gone.
 
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -19,6 +19,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cli::InternalCommand;
 use crate::rundir;
+
+/// Said to the janitor at an orderly end: the files have been removed, and what is there now is
+/// somebody else's.
+const ORDERLY: &[u8] = b"done";
 
 /// The process that tidies up; dropping it makes it do so.
 pub(crate) struct Janitor {
@@ -33,7 +37,9 @@ impl Janitor {
     pub(crate) fn start(dir: &Path, files: &[PathBuf]) -> anyhow::Result<Self> {
         let mut command = own_command()?;
         command.arg("janitor").arg(dir).args(files).process_group(0);
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        // Whoever reads our output would wait for it, too.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn();
         let mut child = child.context("cannot start the process that tidies up")?;
         let (group, pipe) = (child.id() as i32, child.stdin.take());
         Ok(Self { child, pipe, group })
@@ -47,7 +53,10 @@ impl Janitor {
 
 impl Drop for Janitor {
     fn drop(&mut self) {
-        drop(self.pipe.take());
+        if let Some(mut pipe) = self.pipe.take() {
+            // If it cannot be told, it is dead.
+            let _ = pipe.write_all(ORDERLY);
+        }
         // It kills itself last of all.
         let _ = self.child.wait();
     }
@@ -81,17 +90,14 @@ fn tidy(dir: &Path, files: &[PathBuf]) -> anyhow::Result<u8> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
-    let mut byte = [0];
-    loop {
-        match io::stdin().read(&mut byte) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Nobody writes to it: the end, or an error, which is as good.
-            _ => break,
+    let mut said = Vec::new();
+    // An error is as good as the end.
+    let _ = io::stdin().read_to_end(&mut said);
+    if said != ORDERLY {
+        for file in files {
+            // It may not have been made yet.
+            let _ = fs::remove_file(file);
         }
-    }
-    for file in files {
-        // It may be gone in the orderly way.
-        let _ = fs::remove_file(file);
     }
     rundir::remove(dir)?;
     let group = rustix::process::getpgrp();

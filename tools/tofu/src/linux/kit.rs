@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
-use tofu_image::{Cache, Progress, Qemu, Spec};
+use tofu_image::{Cache, Image, Progress, Qemu, Spec};
 use tofu_vmm::LinuxSupport;
 
 use super::guest;
 use crate::cli::LinuxArgs;
-use crate::units::MachineName;
+use crate::units::ImageName;
 
 /// The image that is made if it is not there, and used if none is named.
 pub(crate) const DEFAULT_IMAGE: &str = "default";
@@ -35,7 +35,7 @@ impl Kit {
     ///
     /// If something is not there or of the wrong kind, or cannot be fetched or made.
     pub(crate) fn prepare(
-        image: Option<&MachineName>,
+        image: Option<&ImageName>,
         args: &LinuxArgs,
         progress: &dyn Progress,
     ) -> anyhow::Result<Self> {
@@ -90,24 +90,28 @@ pub(crate) fn shared_memory() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The image of this name, or the default one, which is made if it is not there or not up to date.
+/// The image of this name with today's programs; the default one is made if it is not there.
 fn find_image(
     cache: &Cache,
-    name: Option<&MachineName>,
+    name: Option<&ImageName>,
     progress: &dyn Progress,
-) -> anyhow::Result<tofu_image::Image> {
-    match name.map(MachineName::as_str) {
-        None | Some(DEFAULT_IMAGE) => {
-            let spec = Spec::new(DEFAULT_IMAGE)?.programs(guest::tools()?);
-            Ok(cache.build(&spec, progress)?)
-        }
-        Some(name) => cache.find(name)?.with_context(|| {
-            format!(
-                "image {name}: there is none; `tofu image ls` lists those there are, and \
-                 `tofu image build --name {name} --with ...` makes one"
-            )
-        }),
-    }
+) -> anyhow::Result<Image> {
+    let name = name.map_or(DEFAULT_IMAGE, ImageName::as_str);
+    // One that is damaged is made anew if it can be known how.
+    let known = match cache.find(name) {
+        Ok(image) => image,
+        Err(_) if name == DEFAULT_IMAGE => None,
+        Err(error) => return Err(error.into()),
+    };
+    let spec = match known {
+        Some(image) => image.manifest.spec()?,
+        None if name == DEFAULT_IMAGE => Spec::new(name)?,
+        None => bail!(
+            "image {name}: there is none; `tofu image ls` lists those there are, and \
+             `tofu image build --name {name} --with ...` makes one"
+        ),
+    };
+    Ok(cache.build(&spec.programs(guest::tools()?), progress)?)
 }
 
 /// Checks that a file is a kernel.

@@ -155,7 +155,7 @@ fn a_node_that_does_not_come_up() {
     place.is_clean();
     let start = std::time::Instant::now();
     let error = place.run(&["up", "--linux", "--boot-timeout", "500ms"]).error();
-    assert!(error.contains("did not come up within 0.5 s; its console is empty"), "{error}");
+    assert!(error.contains("did not come up within 0.5 s; "), "{error}");
     assert!(start.elapsed() < Duration::from_secs(60));
     place.is_clean();
 }

@@ -31,11 +31,12 @@ impl Said {
         self.out
     }
 
-    /// The one line of an error.
+    /// The one line of an error, but for what the making of an image has to say.
     #[track_caller]
     pub(crate) fn error(self) -> String {
         assert_eq!(self.code, Some(2), "{self:?}");
-        let line = self.err.trim_end().to_owned();
+        let lines = self.err.lines().filter(|line| !line.starts_with("tofu: image: "));
+        let line = lines.collect::<Vec<_>>().join("\n");
         assert!(line.starts_with("tofu: ") && !line.contains('\n'), "{line}");
         line
     }
