@@ -249,7 +249,7 @@ mod tests {
             (&[(vars::NODE, "2"), (vars::PER_NODE, "x")], "JTOFU_MAPINFO_PPN is \"x\""),
             (
                 &[(vars::NODE, "2"), (vars::PROCESSES, "3")],
-                "JTOFU_MAPINFO_PROC: mapinfo: the number of processes is 3; it must be 1 to 2",
+                "JTOFU_MAPINFO_PROC: the number of processes is 3; it must be 1 to 2",
             ),
         ];
         for (values, expected) in cases {

@@ -29,7 +29,7 @@ pub enum MapinfoError {
     #[error("mapinfo: {0}")]
     Shape(#[from] ShapeError),
     /// Fields contradict each other or are out of range.
-    #[error("mapinfo: {field} is {value}; it must be {allowed}")]
+    #[error("{field} is {value}; it must be {allowed}")]
     Field {
         /// Which field.
         field: &'static str,
@@ -379,7 +379,7 @@ mod tests {
         let error = Job::new(&map, 2, 30).unwrap_err().to_string();
         assert_eq!(
             error,
-            "mapinfo: the number of processes is 30; it must be 1 to 24 (12 nodes, 2 on each)"
+            "the number of processes is 30; it must be 1 to 24 (12 nodes, 2 on each)"
         );
     }
 

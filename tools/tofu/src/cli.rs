@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tofu_fabric::Shape;
 
+use crate::map::MapArgs;
 use crate::units::{
     Cpus, Doorbell, Engines, GuestArgs, ImageName, MachineName, MemorySize, Timeout,
 };
@@ -48,6 +49,7 @@ pub(crate) enum Command {
     Image(ImageCommand),
     Doctor(DoctorArgs),
     Topo(TopoArgs),
+    Map(MapArgs),
     Bench(BenchArgs),
     #[command(subcommand)]
     Guest(GuestCommand),

@@ -16,6 +16,7 @@ mod guests;
 mod host;
 mod image_cmd;
 mod linux;
+mod map;
 mod plan;
 mod rundir;
 mod runner;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Command::Up(args) => up::run(args),
         Command::Doctor(args) => doctor::run(args.json),
         Command::Topo(args) => topo::run(args),
+        Command::Map(args) => map::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Guest(command) => guest_cmd::run(command),
         Command::Serve(args) => serve::run(args),

@@ -49,7 +49,7 @@ const LEGEND: i32 = 116;
 
 const DOWN: &str = "#e0201b";
 
-fn colour(axis: Axis) -> &'static str {
+pub(crate) fn colour(axis: Axis) -> &'static str {
     match axis {
         Axis::X => "#0b8f6a",
         Axis::Y => "#d9660a",
