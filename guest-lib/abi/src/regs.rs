@@ -750,9 +750,9 @@ bitfield! {
     pub struct CqsStatus {
         /// Byte offset in the transmit order queue of the next descriptor.
         next_descriptor_offset_units / with_next_descriptor_offset_units: u32 @ 5..=29,
-        /// Session offset: how many descriptors the session may still start from.
+        /// Session offset. Ours: how many descriptors may still be taken in session mode.
         session_offset / with_session_offset: u32 @ 32..=56,
-        /// The session offset ran over.
+        /// The session offset would have become larger than its field.
         session_offset_overflow / with_session_offset_overflow: bool @ 57..=57,
         /// The session ended with an error.
         session_dead / with_session_dead: bool @ 58..=58,

@@ -67,13 +67,18 @@ impl<P: Provider> Context<P> {
             let hint = "this TNI is for other processes of the node";
             return Err(Error::with_value(Code::NotAvailable, "TNI", tni.into(), hint));
         }
-        if flags & flags::VCQ_SESSION_MODE != 0 {
-            let hint = "no control queue of this device has session mode";
-            return Err(Error::new(Code::NotAvailable, "session mode", hint));
-        }
-        let kind = Kind { extra, exclusive: flags & flags::VCQ_EXCLUSIVE != 0 };
+        let kind = Kind {
+            extra,
+            exclusive: flags & flags::VCQ_EXCLUSIVE != 0,
+            session: flags & flags::VCQ_SESSION_MODE != 0,
+        };
         // The first queue is the one that peers expect; others are taken only if it does not do.
-        for queue in self.queues.iter().filter(|queue| queue.tni() == tni) {
+        // A session, whose ID they must be told anyway, leaves it to other VCQs if it can.
+        let mut queues: Vec<_> = self.queues.iter().filter(|queue| queue.tni() == tni).collect();
+        if kind.session {
+            queues.reverse();
+        }
+        for queue in queues {
             if let Some(ticket) = queue.create(kind)? {
                 return Ok(Vcq::new(Arc::clone(queue), ticket));
             }

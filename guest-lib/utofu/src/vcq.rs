@@ -41,6 +41,14 @@ pub(crate) struct Kind {
     /// 8 + component ID.
     pub(crate) extra: Option<u8>,
     pub(crate) exclusive: bool,
+    /// Commands start as the session advances; such a VCQ shares its queue with no other.
+    pub(crate) session: bool,
+}
+
+impl Kind {
+    const fn is_alone(self) -> bool {
+        self.exclusive || self.session
+    }
 }
 
 impl<P: Provider> SharedQueue<P> {
@@ -56,7 +64,7 @@ impl<P: Provider> SharedQueue<P> {
     pub(crate) fn create(&self, kind: Kind) -> Result<Option<Ticket>, Error> {
         let mut state = self.state.lock();
         if let Some(open) = &*state
-            && (open.exclusive || kind.exclusive)
+            && (open.exclusive || kind.is_alone())
         {
             return Ok(None);
         }
@@ -64,8 +72,8 @@ impl<P: Provider> SharedQueue<P> {
             Some(open) => open,
             closed => {
                 let (tni, cq) = (self.tni, self.cq);
-                let wanted = OpenQueue { tni, cq, stags: NUM_STAGS, session: false };
-                closed.insert(OpenState::new(self.provider.open(&wanted)?, kind.exclusive))
+                let wanted = OpenQueue { tni, cq, stags: NUM_STAGS, session: kind.session };
+                closed.insert(OpenState::new(self.provider.open(&wanted)?, kind.is_alone()))
             }
         };
         let extra = match kind.extra {

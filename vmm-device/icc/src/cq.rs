@@ -1,6 +1,6 @@
 //! A control queue: its registers and its life.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,9 @@ use crate::tx::Transmit;
 /// a memory copy long, so this is only reached when the host hardly runs at all: then a guest
 /// that waits is better than one whose memory is written after it was told that it is not.
 const QUIESCE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Largest value of STATUS.SESSION_OFFSET.
+const MAX_SESSION: u32 = (1 << 25) - 1;
 
 /// Locks a mutex; a panic elsewhere must not make the device unusable for other nodes.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -106,6 +109,9 @@ pub(crate) struct Cq {
     fetch_stop: AtomicBool,
     /// What STATUS tells of the next descriptor, as of the last time that the queue ran.
     next: AtomicU64,
+    /// Descriptors that a session may still start, and whether there were ever too many to count.
+    session: AtomicU32,
+    session_overflow: AtomicBool,
     pub(crate) irq: IrqUnit,
     pub(crate) page: Page,
     pub(crate) tables: Arc<Tables>,
@@ -132,6 +138,8 @@ impl Cq {
             process_stop: AtomicBool::new(false),
             fetch_stop: AtomicBool::new(false),
             next: AtomicU64::new(0),
+            session: AtomicU32::new(0),
+            session_overflow: AtomicBool::new(false),
             irq: IrqUnit::new(vector::cq(tni, id), cqs::ALL),
             page: Page::new(tni, id, shared),
             tables: Arc::new(Tables::new()),
@@ -170,6 +178,34 @@ impl Cq {
         self.enabled() && !self.process_stop.load(SeqCst)
     }
 
+    /// Whether the queue may take another descriptor as far as its session is concerned: always,
+    /// if it is not in session mode.
+    pub(crate) fn session_may_start(&self) -> bool {
+        !self.mode().session() || self.session.load(SeqCst) > 0
+    }
+
+    /// Notes that a descriptor was taken. Only whoever runs the queue takes descriptors.
+    pub(crate) fn use_session_step(&self) {
+        if self.mode().session() {
+            let _ = self.session.fetch_update(SeqCst, SeqCst, |steps| steps.checked_sub(1));
+        }
+    }
+
+    /// Lets the session take `steps` more descriptors. Returns whether the queue is to be run.
+    pub(crate) fn advance_session(&self, steps: u8) -> bool {
+        if steps == 0 || !self.mode().session() || !self.enabled() {
+            return false;
+        }
+        let more = |now: u32| {
+            let sum = now.saturating_add(steps.into());
+            if sum > MAX_SESSION {
+                self.session_overflow.store(true, SeqCst);
+            }
+            Some(sum.min(MAX_SESSION))
+        };
+        self.session.fetch_update(SeqCst, SeqCst, more).is_ok()
+    }
+
     /// Stops the queue for an exception; only disabling and enabling it starts it again.
     pub(crate) fn stop(&self) {
         self.process_stop.store(true, SeqCst);
@@ -189,6 +225,8 @@ impl Cq {
             .with_cache_flush_busy(self.tables.flush_busy())
             .with_descriptor_fetch_stop(self.fetch_stop.load(SeqCst))
             .with_descriptor_process_stop(self.process_stop.load(SeqCst))
+            .with_session_offset(self.session.load(SeqCst))
+            .with_session_offset_overflow(self.session_overflow.load(SeqCst))
             .0
     }
 
@@ -273,6 +311,8 @@ impl Cq {
         self.write_plain(CqsReg::ToqDirectSourceCount, 0);
         self.write_plain(CqsReg::ToqDirectDescriptorCount, 0);
         self.process_stop.store(false, SeqCst);
+        self.session.store(0, SeqCst);
+        self.session_overflow.store(false, SeqCst);
         let ring = RingIndex::new(toq_entries);
         self.show_next(&ring);
         *transmit = Some(Transmit::new(toq, ring));
@@ -335,6 +375,8 @@ impl Cq {
         }
         self.process_stop.store(false, SeqCst);
         self.fetch_stop.store(false, SeqCst);
+        self.session.store(0, SeqCst);
+        self.session_overflow.store(false, SeqCst);
         self.next.store(0, SeqCst);
         self.irq.reset();
         self.page.clear();

@@ -229,7 +229,18 @@ impl Icc {
             let ids = (MrqId::PutHalfway, MrqId::PutLastHalfway);
             self.halfway_notices(queue, from, request, done, ids, now);
         }
+        let last = request.position.saturating_add(request.length) == request.total;
+        if last && code == rcode::SUCCESS {
+            self.advance_session(queue, request);
+        }
         answer(request, done, code, request_ps)
+    }
+
+    /// Lets a queue in session mode go on, as a message that has arrived says.
+    fn advance_session(&self, queue: &Cq, request: &Request) {
+        if queue.advance_session(request.sps) {
+            self.host().doorbell(queue.tni, queue.id);
+        }
     }
 
     fn serve_get(
@@ -355,6 +366,7 @@ impl Icc {
             };
             self.remote_notices(queue, [notice], now);
         }
+        self.advance_session(queue, request);
         (answer(request, request.length, rcode::SUCCESS, request_ps), old)
     }
 

@@ -80,6 +80,8 @@ pub struct Request {
     pub gpid: u64,
     /// The command's second header: flags and edata.
     pub header2: Header2,
+    /// By how many descriptors the target queue's session advances when the message has arrived.
+    pub sps: u8,
     /// Address at the target where this burst begins.
     pub remote: StagOffset,
     /// Address at the initiator where this burst begins; without a meaning for piggyback

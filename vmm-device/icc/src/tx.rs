@@ -121,7 +121,7 @@ impl Icc {
             }
             return self.continue_message(queue, transmit, active, now);
         }
-        if !queue.may_fetch() {
+        if !queue.may_fetch() || !queue.session_may_start() {
             return Step::Idle;
         }
         let room = lock(&queue.completions).as_ref().is_some_and(|c| c.has_room());
@@ -137,6 +137,7 @@ impl Icc {
                 let slot = transmit.slot();
                 transmit.ring.advance();
                 queue.show_next(&transmit.ring);
+                queue.use_session_step();
                 self.start(queue, transmit, slot, &descriptor, now)
             }
             None => Step::Idle,
@@ -438,6 +439,7 @@ impl Active {
             tag: self.tag,
             gpid: queue.gpid(),
             header2: self.header2,
+            sps: self.header1.sps(),
             remote: self.remote.advanced(self.sent.into()),
             local: self.local.advanced(self.sent.into()),
             position: self.sent,

@@ -86,6 +86,7 @@ fn request() -> Request {
         tag: Tag { cq: 0, index: 0, generation: 1 },
         gpid: 0,
         header2: Header2(0),
+        sps: 0,
         remote: StagOffset::new(0, 0, 0),
         local: StagOffset::new(0, 0, 0),
         position: 0,

@@ -164,6 +164,8 @@ fn examples_print_what_the_manual_says() {
     assert_eq!(output, "1000 rounds of 4096 bytes, first byte 208\n");
     let output = example("striping.c", "1x1x1x2x1x1").unwrap();
     assert_eq!(output, "12582912 bytes over 6 TNIs, 0 wrong\n");
+    let output = example("relay.c", "1x1x1x2x3x2").unwrap();
+    assert_eq!(output, "rank 11 has it: through 12 ranks, 10 of which did nothing\n");
 }
 
 #[test]
