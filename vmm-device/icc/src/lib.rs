@@ -19,7 +19,6 @@
 #![forbid(unsafe_code)]
 
 mod cq;
-mod epoch;
 mod handover;
 mod host;
 mod irq;
@@ -46,7 +45,6 @@ use crate::notice::{Completions, Writer};
 use crate::regfile::Plain;
 use crate::stats::{Statistics, TniUnit};
 
-pub use crate::epoch::Epochs;
 pub use crate::host::{Host, Net};
 pub use crate::memory::{Access, DmaError, DmaMemory, Segment, Segments};
 pub use crate::page::SharedPages;
@@ -54,6 +52,7 @@ pub use crate::rx::discard_rcode;
 pub use crate::stats::{Faults, ModelTime};
 pub use crate::tlp::{Answer, Body, Payload, Request, Tag, burst_size, wire_bytes};
 pub use crate::translate::Pin;
+pub use tofu_sync::Epochs;
 
 /// What a device is made from.
 #[derive(Clone, Debug)]

@@ -10,8 +10,8 @@ use tofu_abi::table::{
     STEERING_ENTRY_SIZE, Steering,
 };
 use tofu_abi::{StagOffset, rcode};
+use tofu_sync::Epochs;
 
-use crate::epoch::Epochs;
 use crate::memory::{Access, DmaMemory, Segment, Segments};
 
 /// Places in a queue's translation cache.

@@ -5,6 +5,9 @@
 //! their atomics from here; the others need not.
 #![forbid(unsafe_code)]
 
+mod epoch;
+
+pub use crate::epoch::Epochs;
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 #[cfg(not(loom))]

@@ -4,7 +4,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::SeqCst;
 
-use tofu_sync::{AtomicU32, AtomicU64, Mutex, MutexGuard};
+use crate::{AtomicU32, AtomicU64, Mutex, MutexGuard};
 
 /// Counts the uses of something that is replaced from time to time.
 #[derive(Debug)]
