@@ -33,7 +33,7 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<u8> {
     let Some(node) = &args.node else { bail!("name a node, or give --all") };
     let found = find_node(node)?;
     let program = Remote::start(&found.control, found.node.index, exec)?;
-    let _signals = program.forward_signals()?;
+    program.forward_signals()?;
     let from = program.clone();
     thread::spawn(move || from.feed(io::stdin()));
     let status = program.follow(|output, bytes| match output {
@@ -143,7 +143,7 @@ impl Remote {
 fn run_on_all(args: &ExecArgs, exec: &Exec) -> anyhow::Result<u8> {
     let (name, control) = find_machine(args.machine.as_ref())?;
     let (_, nodes) = info(&control)?;
-    let nodes: Vec<NodeInfo> = nodes.into_iter().filter(|node| is_linux(node)).collect();
+    let nodes: Vec<NodeInfo> = nodes.into_iter().filter(is_linux).collect();
     if nodes.is_empty() {
         bail!("the machine {name} has no Linux nodes");
     }
