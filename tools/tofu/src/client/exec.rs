@@ -195,7 +195,9 @@ fn run_prefixed(control: &Path, node: &NodeInfo, exec: Exec) -> anyhow::Result<S
             Output::Err => io::stderr().lock().write_all(&line),
         }
     };
-    let status = Remote::start(control, node.index, exec)?.follow(|output, bytes| {
+    let program = Remote::start(control, node.index, exec)?;
+    program.forward_signals()?;
+    let status = program.follow(|output, bytes| {
         let line: &mut Vec<u8> = &mut lines[output as usize];
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             line.extend_from_slice(piece);
