@@ -28,7 +28,7 @@ pub struct OpenQueue {
 }
 
 /// Gives a process control queues of its node's device.
-pub trait Provider: Send + Sync {
+pub trait Provider {
     /// A control queue.
     type Queue: Queue;
 
@@ -66,7 +66,7 @@ pub struct Registration {
 /// An open control queue.
 ///
 /// Dropping it closes it; what it had registered is not used any more then.
-pub trait Queue: Send {
+pub trait Queue {
     /// Entries of the transmit order queue.
     fn orders(&self) -> usize;
 
@@ -129,7 +129,7 @@ pub struct Mapped<M> {
 /// A driver's platform that can lend the device memory of the process.
 pub trait MapUser: Platform {
     /// A loan, which ends when it is dropped.
-    type Mapping: Send;
+    type Mapping;
 
     /// Lets the device reach `len` bytes of memory at `addr`.
     ///
@@ -166,11 +166,7 @@ impl<P: Platform> DriverProvider<P> {
     }
 }
 
-impl<P> Provider for DriverProvider<P>
-where
-    P: MapUser + Send + Sync,
-    P::Dma: Send + Sync,
-{
+impl<P: MapUser> Provider for DriverProvider<P> {
     type Queue = DriverQueue<P>;
 
     fn coords(&self) -> Coords {
@@ -238,11 +234,7 @@ impl<P: MapUser> DriverQueue<P> {
     }
 }
 
-impl<P> Queue for DriverQueue<P>
-where
-    P: MapUser + Send + Sync,
-    P::Dma: Send + Sync,
-{
+impl<P: MapUser> Queue for DriverQueue<P> {
     fn orders(&self) -> usize {
         self.orders
     }

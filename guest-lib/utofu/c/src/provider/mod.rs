@@ -14,11 +14,14 @@ use crate::process::Process;
 /// A provider of whatever kind.
 pub(crate) struct AnyProvider(Arc<dyn AnyQueueProvider>);
 
+/// A control queue of whatever kind.
+pub(crate) type AnyQueue = Box<dyn Queue + Send>;
+
 impl AnyProvider {
     fn new<P>(provider: Arc<P>) -> Self
     where
-        P: Provider + 'static,
-        P::Queue: 'static,
+        P: Provider + Send + Sync + 'static,
+        P::Queue: Send + 'static,
     {
         Self(Arc::new(Erased(provider)))
     }
@@ -27,7 +30,7 @@ impl AnyProvider {
 /// A [`Provider`] without its type of queue.
 trait AnyQueueProvider: Send + Sync {
     fn coords(&self) -> Coords;
-    fn open(&self, queue: &OpenQueue) -> Result<Box<dyn Queue>, Error>;
+    fn open(&self, queue: &OpenQueue) -> Result<AnyQueue, Error>;
     fn relax(&self);
 }
 
@@ -35,14 +38,14 @@ struct Erased<P>(Arc<P>);
 
 impl<P> AnyQueueProvider for Erased<P>
 where
-    P: Provider,
-    P::Queue: 'static,
+    P: Provider + Send + Sync,
+    P::Queue: Send + 'static,
 {
     fn coords(&self) -> Coords {
         self.0.coords()
     }
 
-    fn open(&self, queue: &OpenQueue) -> Result<Box<dyn Queue>, Error> {
+    fn open(&self, queue: &OpenQueue) -> Result<AnyQueue, Error> {
         Ok(Box::new(self.0.open(queue)?))
     }
 
@@ -52,13 +55,13 @@ where
 }
 
 impl Provider for AnyProvider {
-    type Queue = Box<dyn Queue>;
+    type Queue = AnyQueue;
 
     fn coords(&self) -> Coords {
         self.0.coords()
     }
 
-    fn open(&self, queue: &OpenQueue) -> Result<Box<dyn Queue>, Error> {
+    fn open(&self, queue: &OpenQueue) -> Result<AnyQueue, Error> {
         self.0.open(queue)
     }
 
