@@ -119,7 +119,7 @@ pub enum ToGuest {
         /// Any number that was not used before.
         session: u64,
     },
-    /// Runs a program, known as `id` until its [`FromGuest::Ended`].
+    /// Runs a program, known as `id` until its [`FromProgram::Ended`].
     Exec {
         /// Chosen by the host, not in use.
         id: u32,
