@@ -1,0 +1,453 @@
+//! Runs the built `tofu` command for tests of machines with Linux nodes.
+//!
+//! The command is what the environment variable `TOFU` names, else the release build in cargo's
+//! target folder. A test runs in a [`Place`]: a run directory of its own, and the processor for
+//! itself, as guests are emulated on most hosts. What this host cannot run is skipped by
+//! [`Place::new`] with a line `SKIP test: reason`.
+#![forbid(unsafe_code)]
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Longest time for a command, on a busy host.
+pub const PATIENCE: Duration = Duration::from_secs(150);
+/// Longest time for something that takes a moment, on a busy host.
+pub const MOMENT: Duration = Duration::from_secs(20);
+
+/// One machine at a time.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// A place for machines. What is left in it at the end, or runs in it, is ended.
+pub struct Place {
+    folder: TempDir,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// An image that a test needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Image {
+    /// What `tofu up --linux` takes.
+    Default,
+    /// Debian's newest kernel, which the kernel's own tests need, and lspci.
+    Newest,
+}
+
+impl Image {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Newest => "tofu-tests",
+        }
+    }
+
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Default => &["image", "build"],
+            Self::Newest => {
+                &["image", "build", "--name", "tofu-tests", "--kernel", "cloud-backports"]
+            }
+        }
+    }
+
+    fn packages(self) -> &'static [&'static str] {
+        match self {
+            Self::Default => &[],
+            Self::Newest => &["--with", "pciutils"],
+        }
+    }
+}
+
+/// What a command has said.
+pub struct Said {
+    /// Its exit code, or `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// Its standard output.
+    pub out: String,
+    /// Its standard error.
+    pub err: String,
+    what: String,
+}
+
+impl fmt::Debug for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { code, out, err, what } = self;
+        write!(f, "{what}: exit code {code:?}\n--- stdout\n{out}\n--- stderr\n{err}")
+    }
+}
+
+impl Said {
+    /// Its output, if it has succeeded.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self.out
+    }
+
+    /// Its output as JSON, if it has succeeded.
+    #[track_caller]
+    pub fn json(self) -> Value {
+        let out = self.ok();
+        serde_json::from_str(&out).unwrap_or_else(|error| panic!("{out:?}: {error}"))
+    }
+
+    /// The one line of an error of the user's, with exit code 2.
+    #[track_caller]
+    pub fn mistake(self) -> String {
+        assert_eq!(self.code, Some(2), "{self:?}");
+        // Progress of preparations comes before it.
+        let mut lines = self.err.lines().filter(|line| !line.starts_with("tofu: image: "));
+        let line = lines.next().unwrap_or_default().to_owned();
+        assert!(line.starts_with("tofu: ") && lines.next().is_none(), "{self:?}");
+        line
+    }
+}
+
+/// The command that is tested.
+///
+/// # Panics
+///
+/// If it has not been built.
+pub fn tofu() -> PathBuf {
+    let named = std::env::var_os("TOFU").map(PathBuf::from);
+    let path = named.unwrap_or_else(|| {
+        // This program is target/debug/deps/NAME.
+        let own = std::env::current_exe().unwrap();
+        own.ancestors().nth(3).unwrap().join("release/tofu")
+    });
+    assert!(path.is_file(), "{}: not there; cargo build --release makes it", path.display());
+    path
+}
+
+impl Place {
+    /// A new place for `test`, with an image; or `None`, after it was said why this host cannot
+    /// run Linux nodes or have the image.
+    pub fn new(test: &str, image: Image) -> Option<Self> {
+        let place = Self::empty();
+        let said = place.run_for(
+            &[image.arguments(), image.packages()].concat(),
+            Duration::from_secs(600),
+            b"",
+        );
+        let why = match said.code {
+            Some(0) => {
+                let doctor = place.doctor();
+                if doctor["linux"]["can_run"] == true {
+                    return Some(place);
+                }
+                format!("no Linux nodes on this host: {}", doctor["linux"])
+            }
+            // What the host lacks; all else is a fault.
+            Some(2) if said.err.contains("mirror") || said.err.contains("cannot find") => {
+                said.err.lines().last().unwrap_or_default().to_owned()
+            }
+            _ => panic!("{said:?}"),
+        };
+        skip(test, &why);
+        None
+    }
+
+    /// A new place, whatever the host can do.
+    pub fn empty() -> Self {
+        // A test that has failed leaves nothing that matters to the next one.
+        let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Self { folder: tempfile::tempdir().unwrap(), _alone: alone }
+    }
+
+    /// Its folder, which has the run directory.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A file in it, as text.
+    pub fn file(&self, name: &str) -> String {
+        self.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// What `tofu doctor` says.
+    pub fn doctor(&self) -> Value {
+        let said = self.run(&["doctor", "--json"]);
+        serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+    }
+
+    /// A command in this place, not yet started.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(tofu());
+        command.args(args).env("XDG_RUNTIME_DIR", self.path()).env_remove("RUST_LOG");
+        command
+    }
+
+    /// Runs a command to its end.
+    #[track_caller]
+    pub fn run(&self, args: &[&str]) -> Said {
+        self.run_for(args, PATIENCE, b"")
+    }
+
+    /// Runs a command with something on its standard input.
+    #[track_caller]
+    pub fn run_with(&self, args: &[&str], input: &[u8]) -> Said {
+        self.run_for(args, PATIENCE, input)
+    }
+
+    #[track_caller]
+    fn run_for(&self, args: &[&str], time: Duration, input: &[u8]) -> Said {
+        Running::start(self.command(args), input).end(time)
+    }
+
+    /// Starts a command that runs beside the test.
+    pub fn start(&self, args: &[&str]) -> Running {
+        Running::start(self.command(args), b"")
+    }
+
+    /// Boots a detached machine.
+    #[track_caller]
+    pub fn up(&self, args: &[&str]) {
+        self.run(&[&["up", "--linux", "--detach"], args].concat()).ok();
+    }
+
+    /// Runs a command on a node.
+    #[track_caller]
+    pub fn exec(&self, node: &str, args: &[&str]) -> Said {
+        self.run(&[&["exec", node, "--"], args].concat())
+    }
+
+    /// Runs a command on all nodes; its lines, in order.
+    #[track_caller]
+    pub fn exec_all(&self, args: &[&str]) -> Vec<String> {
+        let out = self.run(&[&["exec", "--all", "--"], args].concat()).ok();
+        let mut lines: Vec<_> = out.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    }
+
+    /// The machines, as `tofu ps` has them.
+    #[track_caller]
+    pub fn ps(&self) -> Value {
+        self.run(&["ps", "--json"]).json()
+    }
+
+    /// A node of the only machine, as `tofu ps` has it.
+    #[track_caller]
+    pub fn node(&self, index: usize) -> Value {
+        self.ps()[0]["nodes"][index].clone()
+    }
+
+    /// Processes of this place's machines.
+    pub fn processes(&self) -> Vec<String> {
+        let wanted = self.path().to_str().unwrap();
+        let own = std::process::id().to_string();
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        entries
+            .filter(|entry| entry.file_name() != OsStr::new(&own))
+            .filter_map(|entry| {
+                let read = |name| std::fs::read(entry.path().join(name));
+                let has = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains(wanted);
+                let line = read("cmdline").ok()?;
+                // Whatever a machine starts inherits its environment.
+                let ours = has(&line) || has(&read("environ").ok()?);
+                let shown = String::from_utf8_lossy(&line).replace('\0', " ");
+                ours.then(|| format!("{} {shown}", entry.file_name().display()))
+            })
+            .collect()
+    }
+
+    /// Sockets and files of this place's machines.
+    pub fn files(&self) -> Vec<String> {
+        let wanted = self.path().to_str().unwrap();
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+        let sockets = sockets.lines().filter(|line| line.contains(wanted)).map(str::to_owned);
+        let machines = std::fs::read_dir(self.path().join("tofu")).into_iter().flatten();
+        let machines = machines.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+        sockets.chain(machines.map(|path| path.display().to_string())).collect()
+    }
+
+    /// Nothing of a machine is left, a moment after its end.
+    #[track_caller]
+    pub fn is_clean(&self) {
+        let end = Instant::now() + MOMENT;
+        while !self.processes().is_empty() || !self.files().is_empty() {
+            let left = (self.processes(), self.files());
+            assert!(Instant::now() < end, "left behind: {left:?}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // For whoever reads why it has failed.
+            for machine in std::fs::read_dir(self.path().join("tofu")).into_iter().flatten() {
+                for file in std::fs::read_dir(machine.unwrap().path()).into_iter().flatten() {
+                    let path = file.unwrap().path();
+                    if path.extension() == Some(OsStr::new("log")) || path.ends_with("log") {
+                        let bytes = std::fs::read(&path).unwrap_or_default();
+                        let end = &bytes[bytes.len().saturating_sub(2000)..];
+                        eprintln!("--- {}\n{}", path.display(), String::from_utf8_lossy(end));
+                    }
+                }
+            }
+        }
+        let _ = self.command(&["down", "--all"]).stderr(Stdio::null()).status();
+    }
+}
+
+/// A process that runs; dropping it kills it.
+pub struct Running {
+    child: Child,
+    what: String,
+    lines: Receiver<String>,
+    seen: String,
+    err: Option<JoinHandle<String>>,
+    out: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Starts a command, with something on its standard input.
+    pub fn start(mut command: Command, input: &[u8]) -> Self {
+        let words = [command.get_program()].into_iter().chain(command.get_args());
+        let words: Vec<_> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+        let what = words.join(" ");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{what}: {error}"));
+        let mut stdin = child.stdin.take().unwrap();
+        let input = input.to_vec();
+        // It may not want it all.
+        thread::spawn(move || stdin.write_all(&input));
+        let (sender, lines) = channel();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let out = thread::spawn(move || {
+            let mut line = Vec::new();
+            while let Ok(1..) = stdout.read_until(b'\n', &mut line) {
+                let text = String::from_utf8_lossy(&line).into_owned();
+                if sender.send(text).is_err() {
+                    break;
+                }
+                line.clear();
+            }
+        });
+        let mut stderr = child.stderr.take().unwrap();
+        let err = thread::spawn(move || {
+            let mut bytes = Vec::new();
+            // As much as there is.
+            let _ = stderr.read_to_end(&mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        Self { child, what, lines, seen: String::new(), err: Some(err), out: Some(out) }
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u64 {
+        self.child.id().into()
+    }
+
+    /// Whether it still runs.
+    pub fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Its next line, with what ends it.
+    #[track_caller]
+    pub fn line(&mut self) -> String {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => {
+                self.seen.push_str(&line);
+                line
+            }
+            Err(error) => panic!("{}: no further line ({error}) after: {}", self.what, self.seen),
+        }
+    }
+
+    /// Waits for its end, for so long.
+    #[track_caller]
+    pub fn end(mut self, time: Duration) -> Said {
+        let end = Instant::now() + time;
+        let status: Option<ExitStatus> = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break Some(status),
+                None if Instant::now() > end => break None,
+                None => {}
+            }
+            // Nor may it wait for somebody to read.
+            match self.lines.recv_timeout(Duration::from_millis(5)) {
+                Ok(line) => self.seen.push_str(&line),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let Some(status) = status else {
+            let _ = self.child.kill();
+            panic!("{}: still runs after {time:?}; so far: {}", self.what, self.seen)
+        };
+        // Its end of the pipes is closed, unless a process that it has started keeps them open.
+        self.out.take().unwrap().join().unwrap();
+        self.seen.extend(self.lines.try_iter());
+        let err = self.err.take().unwrap().join().unwrap();
+        let (out, what) = (std::mem::take(&mut self.seen), std::mem::take(&mut self.what));
+        Said { code: status.code(), out, err, what }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Says that a test cannot run here.
+pub fn skip(test: &str, why: &str) {
+    eprintln!("SKIP {test}: {why}");
+}
+
+/// Kills a process by force.
+#[track_caller]
+pub fn kill(pid: u64) {
+    signal(pid, Signal::KILL);
+}
+
+/// Sends SIGINT, as Ctrl-C does.
+#[track_caller]
+pub fn interrupt(pid: u64) {
+    signal(pid, Signal::INT);
+}
+
+#[track_caller]
+fn signal(pid: u64, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// The process that tidies up after a machine.
+#[track_caller]
+pub fn janitor(machine: u64) -> u64 {
+    let children = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
+        let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u64>().ok()?;
+        let id = entry.file_name().to_str()?.parse::<u64>().ok()?;
+        (parent == machine && line.contains("janitor")).then_some(id)
+    });
+    children.last().expect("a machine has a janitor")
+}
+
+/// Waits until something is the case.
+#[track_caller]
+pub fn wait_for(what: &str, time: Duration, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + time;
+    while !condition() {
+        assert!(Instant::now() < end, "waited in vain: {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,115 @@
+//! What a user gets wrong, or a host lacks: one clear line and exit code 2, and nothing is left.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+use tofu_linux_tests::{Image, MOMENT, Place, Running, Said};
+
+fn up(place: &Place, args: &[&str]) -> Said {
+    place.run(&[&["up", "--linux"], args].concat())
+}
+
+#[test]
+fn kernels_and_images() {
+    let Some(place) = Place::new("kernels_and_images", Image::Default) else { return };
+    let text = place.file("text");
+    fs::write(&text, "not a kernel").unwrap();
+    let folder = place.file("folder");
+    fs::create_dir(&folder).unwrap();
+    let cases: [(&[&str], &[&str]); 9] = [
+        (&["--kernel", "/no/kernel"], &["kernel /no/kernel", "No such file"]),
+        (&["--kernel", &text], &[&text, "neither a bzImage nor"]),
+        // A program, but no kernel.
+        (&["--kernel", "/proc/self/exe"], &["/proc/self/exe"]),
+        (&["--kernel", &folder], &[&folder]),
+        (&["--initrd", "/no/initrd"], &["initrd /no/initrd", "No such file"]),
+        (&["--initrd", &folder], &[&folder, "not a file"]),
+        (&["--image", "nosuch"], &["image nosuch", "tofu image build"]),
+        (&["--image", "../x"], &["../x"]),
+        (&["--guest", "/no/program"], &["guest /no/program", "No such file"]),
+    ];
+    for (args, expected) in cases {
+        let error = up(&place, args).mistake();
+        let all = expected.iter().all(|text| error.contains(text));
+        assert!(all, "{args:?}: {error}");
+    }
+    place.is_clean();
+}
+
+#[test]
+fn qemu() {
+    let place = Place::empty();
+    let fake = place.file("qemu-system-x86_64");
+    let with = |script: &str| {
+        fs::write(&fake, script).unwrap();
+        fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = place.command(&["up", "--linux"]);
+        command.env("TOFU_QEMU", &fake).env("TOFU_CACHE", place.path().join("cache"));
+        Running::start(command, b"").end(Duration::from_secs(60)).mistake()
+    };
+    let error = with("#!/bin/sh\necho 'QEMU emulator version 7.2.22 (Debian 1:7.2)'\n");
+    let all = [fake.as_str(), "7.2.22", "10.1"].iter().all(|text| error.contains(text));
+    assert!(all, "{error}");
+    // Of an age that would do, but made without the device.
+    let error = with("#!/bin/sh\n[ \"$1\" = --version ] && echo 'QEMU emulator version 10.2.0'\n");
+    assert!(error.contains(&fake) && error.contains("vfio-user"), "{error}");
+    let error = with("#!/bin/sh\necho 'something else' >&2; exit 1\n");
+    assert!(error.contains(&fake), "{error}");
+    fs::remove_file(&fake).unwrap();
+    let mut command = place.command(&["up", "--linux"]);
+    command.env("TOFU_QEMU", &fake).env("TOFU_CACHE", place.path().join("cache"));
+    let error = Running::start(command, b"").end(MOMENT).mistake();
+    assert!(error.contains(&fake), "{error}");
+    place.is_clean();
+}
+
+#[test]
+fn sockets_and_names() {
+    let place = Place::empty();
+    let sockets = place.file("sockets");
+    fs::create_dir(&sockets).unwrap();
+    let arguments = ["serve", "--shape", "1x1x1x1x1x1", "--json", "--socket-dir", &sockets];
+    let mut first = place.start(&arguments);
+    first.line();
+    let error = place.run(&arguments).mistake();
+    assert!(error.contains("node-0-0-0-0-0-0.sock") && error.contains("in use"), "{error}");
+    let error = place.run(&["serve", "--name", "tofu"]).mistake();
+    assert!(error.contains("the name tofu is taken"), "{error}");
+    let error = place.run(&["exec", "0", "--", "true"]).mistake();
+    assert!(error.contains("not a Linux node"), "{error}");
+    let error = place.run(&["exec", "7", "--", "true"]).mistake();
+    assert!(error.contains("node 7") && error.contains("no such node"), "{error}");
+    let error = place.run(&["restart", "other/0"]).mistake();
+    assert!(error.contains("no machine other is running"), "{error}");
+    place.run(&["down"]).ok();
+    assert_eq!(first.end(MOMENT).code, Some(0));
+    let error = place.run(&["console", "0"]).mistake();
+    assert!(error.contains("no machine is running"), "{error}");
+    place.is_clean();
+    assert_eq!(fs::read_dir(&sockets).unwrap().count(), 0);
+}
+
+#[test]
+fn nodes_that_never_boot() {
+    let Some(place) = Place::new("nodes_that_never_boot", Image::Default) else { return };
+    // A kernel that panics, and says so.
+    let error = up(&place, &["--append", "rdinit=/no/init root=none"]).mistake();
+    assert!(error.contains("the last lines of its console: "), "{error}");
+    assert!(error.contains("Kernel panic"), "{error}");
+    place.is_clean();
+    // One that goes on without our agent. What it says last is there.
+    let start = Instant::now();
+    let arguments =
+        ["--shape", "1x1x1x1x1x1", "--append", "rdinit=/bin/cat", "--boot-timeout", "12s"];
+    let error = up(&place, &arguments).mistake();
+    assert!(error.contains("did not come up within 12 s"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(60));
+    place.is_clean();
+    // An initrd that is none.
+    let initrd = place.file("initrd");
+    fs::write(&initrd, "no archive").unwrap();
+    let error = up(&place, &["--shape", "1x1x1x1x1x1", "--initrd", &initrd]).mistake();
+    assert!(error.contains("Kernel panic"), "{error}");
+    place.is_clean();
+}

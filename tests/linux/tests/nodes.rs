@@ -1,0 +1,322 @@
+//! Linux nodes and their devices: what they see, do, and survive.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tofu_linux_tests::{Image, MOMENT, Place, Running, kill, skip, wait_for};
+
+/// A program that has lost its peer must notice within this time, on a busy host.
+const NOTICED: Duration = Duration::from_secs(30);
+
+/// The one device that `tofu-guest ls` shows on a node.
+#[track_caller]
+fn device(place: &Place, node: &str) -> Value {
+    let devices = place.exec(node, &["tofu-guest", "ls", "--json"]).json();
+    assert_eq!(devices.as_array().map(Vec::len), Some(1), "{devices}");
+    devices[0].clone()
+}
+
+/// Every node exchanges data with every other, and says so.
+#[track_caller]
+fn all_pairs(place: &Place, nodes: usize, rounds: u32) {
+    let lines = place.exec_all(&["allpairs", &format!("rounds={rounds}")]);
+    assert_eq!(lines.len(), nodes, "{lines:?}");
+    let expected = format!(" {} peers: put, get and atomic verified {rounds} times, ", nodes - 1);
+    assert!(lines.iter().all(|line| line.contains(&expected)), "{lines:?}");
+}
+
+/// The self-test of a node's device passes.
+#[track_caller]
+fn self_test(place: &Place, node: &str) {
+    let result = place.exec(node, &["tofu-guest", "selftest", "--json"]).json();
+    let checks = result["checks"].as_array().unwrap();
+    assert!(checks.len() >= 18 && checks.iter().all(|check| check["ok"] == true), "{result}");
+    assert_eq!(result["ok"], true, "{result}");
+}
+
+/// What a node's TNI 0 has sent.
+fn sent(place: &Place, node: &str) -> u64 {
+    let counters = place.exec(node, &["tofu-guest", "counters", "--json"]).json();
+    counters["TNI 0"]["NUM_SEND_TLP"].as_u64().unwrap_or(0)
+}
+
+/// Node 0 sends to node 1 without end; returns the two programs when that is under way.
+fn traffic(place: &Place) -> [Running; 2] {
+    const STREAM: [&str; 4] = ["stream", "nodes=2", "bytes=100000000000", "max=65536"];
+    let start = |node| place.start(&[&["exec", node, "--"], &STREAM[..]].concat());
+    let programs = [start("0"), start("1")];
+    wait_for("data to be sent", MOMENT, || sent(place, "0") > 2000);
+    let before = sent(place, "0");
+    wait_for("more data to be sent", MOMENT, || sent(place, "0") > before);
+    programs
+}
+
+/// The sender of [`traffic`] ends by itself and says why; the other one waits for what does not
+/// come any more, if it is still there, and is ended.
+#[track_caller]
+fn sender_notices(place: &Place, [sender, receiver]: [Running; 2]) {
+    let said = sender.end(NOTICED);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.out.contains("FAILED: ") || said.err.contains("FAILED: "), "{said:?}");
+    drop(receiver);
+    let idle = || place.exec("0", &["sh", "-c", "! pidof stream"]).code == Some(0);
+    wait_for("the sender to be gone", MOMENT, idle);
+}
+
+#[test]
+fn two_nodes() {
+    let Some(place) = Place::new("two_nodes", Image::Default) else { return };
+    place.up(&[]);
+    let ps = place.ps();
+    assert_eq!(ps[0]["shape"], "2x1x1x1x1x1");
+    for (index, node) in ["0", "1"].into_iter().enumerate() {
+        let own = &ps[0]["nodes"][index];
+        assert_eq!((&own["state"], &own["vmm"]), (&json!("ready"), &json!("qemu")));
+        // As the machine has it, by the device's registers.
+        assert_eq!(own["at"], json!([index, 0, 0, 0, 0, 0]));
+        let device = device(&place, node);
+        assert_eq!(device["coords"], own["at"], "{device}");
+        assert!(device["iommu_group"].is_number(), "{device}");
+        // As the kernel has it.
+        let path = format!("/sys/bus/pci/devices/{}", device["device"].as_str().unwrap());
+        let of_kernel = format!("cd {path}; cat vendor device class");
+        let said = place.exec(node, &["sh", "-c", &of_kernel]).ok();
+        assert_eq!(said, "0x10cf\n0x1ccd\n0x028000\n");
+    }
+    for _ in 0..2 {
+        place.exec_all(&["tofu-guest", "bind"]);
+        assert_eq!(device(&place, "0")["driver"], "vfio-pci");
+        all_pairs(&place, 2, 5);
+        place.exec_all(&["tofu-guest", "unbind"]);
+        assert_eq!(device(&place, "1")["driver"], Value::Null);
+    }
+    // Programs bind it themselves.
+    all_pairs(&place, 2, 1);
+    self_test(&place, "1");
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+#[test]
+fn a_unit_of_twelve_nodes() {
+    let Some(place) = Place::new("a_unit_of_twelve_nodes", Image::Default) else { return };
+    place.up(&["--shape", "unit", "--memory", "128MiB", "--boot-timeout", "140s"]);
+    let nodes = place.ps()[0]["nodes"].clone();
+    assert_eq!(nodes.as_array().map(Vec::len), Some(12));
+    let mut expected: Vec<_> = (0..12)
+        .map(|index| (index / 6, index / 2 % 3, index % 2))
+        .map(|(a, b, c)| format!("(0,0,0,{a},{b},{c}) [0,0,0,{a},{b},{c}] null"))
+        .collect();
+    let state = |line: &String| {
+        let (node, devices) = line.split_once(' ').unwrap();
+        let devices: Value = serde_json::from_str(devices).unwrap();
+        assert_eq!(devices.as_array().map(Vec::len), Some(1), "{line}");
+        format!("{node} {} {}", devices[0]["coords"], devices[0]["driver"])
+    };
+    let list = ["tofu-guest", "ls", "--json"];
+    let found: Vec<_> = place.exec_all(&list).iter().map(state).collect();
+    assert_eq!(found, expected);
+    place.exec_all(&["tofu-guest", "bind"]);
+    expected.iter_mut().for_each(|line| *line = line.replace("null", "\"vfio-pci\""));
+    let drivers = place.exec_all(&["sh", "-c", "ls /sys/bus/pci/drivers/vfio-pci | grep -c :"]);
+    assert!(drivers.len() == 12 && drivers.iter().all(|line| line.ends_with(" 1")), "{drivers:?}");
+    let found: Vec<_> = place.exec_all(&list).iter().map(state).collect();
+    assert_eq!(found, expected);
+    all_pairs(&place, 12, 1);
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+#[test]
+fn linux_and_bare_nodes_on_one_torus() {
+    const TEST: &str = "linux_and_bare_nodes_on_one_torus";
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    if place.doctor()["can_run"] != true {
+        return skip(TEST, "bare guests need KVM, which this host does not have");
+    }
+    let file = place.file("machine.toml");
+    let text = "shape = \"2x2x1x1x1x1\"\nguest = \"allpairs\"\nargs = \"rounds=3\"\n\
+                [[node]]\nat = [0, 1, 0, 0, 0, 0]\nlinux = true\n\
+                [[node]]\nat = [1, 0, 0, 0, 0, 0]\nlinux = true\n";
+    std::fs::write(&file, text).unwrap();
+    let out = place.run(&["up", "--json", "-c", &file]).ok();
+    let events: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |kind: &str| events.iter().filter(|event| event["event"] == kind).collect::<Vec<_>>();
+    let lines = of("line");
+    let verified = |line: &Value| {
+        let text = line["text"].as_str().unwrap();
+        text.starts_with("3 peers: put, get and atomic verified 3 times, ")
+    };
+    assert!(lines.len() == 4 && lines.iter().all(|line| verified(line)), "{out}");
+    let ended = of("ended");
+    assert!(ended.len() == 4 && ended.iter().all(|node| node["code"] == 0), "{out}");
+    let summary = of("summary");
+    assert_eq!((&summary[0]["ok"], &summary[0]["succeeded"]), (&json!(true), &json!(4)), "{out}");
+    place.is_clean();
+}
+
+#[test]
+fn a_monitor_is_killed_in_mid_traffic() {
+    const TEST: &str = "a_monitor_is_killed_in_mid_traffic";
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    place.up(&["--shape", "3x1x1x1x1x1"]);
+    all_pairs(&place, 3, 1);
+
+    // The one that is sent to.
+    let programs = traffic(&place);
+    kill(place.node(1)["pid"].as_u64().unwrap());
+    sender_notices(&place, programs);
+    wait_for("node 1 to be off", MOMENT, || place.node(1)["state"] == "off");
+    let error = place.exec("1", &["true"]).mistake();
+    assert!(error.ends_with("the node is not up"), "{error}");
+    for node in ["0", "2"] {
+        self_test(&place, node);
+    }
+    place.run(&["restart", "1"]).ok();
+    assert_eq!(device(&place, "1")["coords"], json!([1, 0, 0, 0, 0, 0]));
+    all_pairs(&place, 3, 3);
+
+    // One that has no part in the traffic of the others: they do not notice.
+    let mut programs = traffic(&place);
+    kill(place.node(2)["pid"].as_u64().unwrap());
+    wait_for("node 2 to be off", MOMENT, || place.node(2)["state"] == "off");
+    let before = sent(&place, "0");
+    place.run(&["restart", "2"]).ok();
+    self_test(&place, "2");
+    assert!(sent(&place, "0") > before);
+    assert!(programs.iter_mut().all(Running::runs));
+    for node in ["0", "1"] {
+        place.exec(node, &["killall", "stream"]).ok();
+    }
+    for program in programs {
+        assert_eq!(program.end(MOMENT).code, Some(128 + 15));
+    }
+    all_pairs(&place, 3, 1);
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+#[test]
+fn a_device_is_taken_away_in_mid_traffic() {
+    const TEST: &str = "a_device_is_taken_away_in_mid_traffic";
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    place.up(&[]);
+
+    // Reset under the program that is sent to.
+    let [sender, receiver] = traffic(&place);
+    place.exec("1", &["tofu-guest", "reset"]).ok();
+    let said = receiver.end(NOTICED);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!((said.out + &said.err).contains("FAILED: the device was reset"));
+    let said = sender.end(NOTICED);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    self_test(&place, "1");
+    all_pairs(&place, 2, 3);
+
+    // Reset of the one that sends.
+    let [sender, receiver] = traffic(&place);
+    place.exec("0", &["tofu-guest", "reset"]).ok();
+    assert_eq!(sender.end(NOTICED).code, Some(1));
+    drop(receiver);
+    self_test(&place, "0");
+
+    // Unbound under the program: it lets go.
+    let [sender, receiver] = traffic(&place);
+    let start = Instant::now();
+    place.exec("1", &["tofu-guest", "unbind"]).ok();
+    assert!(start.elapsed() < NOTICED);
+    let said = receiver.end(NOTICED);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!((said.out + &said.err).contains("is being taken away"));
+    assert_eq!(sender.end(NOTICED).code, Some(1));
+    assert_eq!(device(&place, "1")["driver"], Value::Null);
+    place.exec("1", &["tofu-guest", "bind"]).ok();
+    self_test(&place, "1");
+    all_pairs(&place, 2, 3);
+
+    // A program that is killed, at the one end and at the other.
+    for node in ["1", "0"] {
+        let [sender, receiver] = traffic(&place);
+        place.exec(node, &["killall", "-9", "stream"]).ok();
+        let (killed, other) = if node == "0" { (sender, receiver) } else { (receiver, sender) };
+        assert_eq!(killed.end(MOMENT).code, Some(128 + 9));
+        if node == "1" {
+            assert_eq!(other.end(NOTICED).code, Some(1));
+        } else {
+            drop(other);
+            let idle = || place.exec("1", &["sh", "-c", "! pidof stream"]).code == Some(0);
+            wait_for("the receiver to be gone", MOMENT, idle);
+        }
+        self_test(&place, node);
+        all_pairs(&place, 2, 3);
+    }
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+#[test]
+fn commands_files_and_the_console() {
+    let Some(place) = Place::new("commands_files_and_the_console", Image::Default) else { return };
+    place.up(&["--name", "one", "--shape", "1x1x1x1x1x1"]);
+
+    // The streams, the input and the code are the program's own.
+    let said = place.exec("0", &["sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!((said.out.as_str(), said.err.as_str(), said.code), ("out\n", "err\n", Some(7)));
+    let said = place.exec("0", &["sh", "-c", "kill -9 $$"]);
+    assert_eq!(said.code, Some(128 + 9));
+    assert_eq!(place.exec("0", &["nosuch"]).code, Some(127));
+    assert_eq!(place.exec("0", &["/etc/passwd"]).code, Some(126));
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
+    let said = place.run_with(&["exec", "0", "--", "sha256sum"], &bytes);
+    let sum = said.ok();
+    // A signal to the command is one to the program.
+    let mut sleeper =
+        place.start(&["exec", "0", "--", "sh", "-c", "trap 'exit 42' INT; echo on; sleep 60 & wait"]);
+    assert_eq!(sleeper.line(), "on\n");
+    tofu_linux_tests::interrupt(sleeper.id());
+    assert_eq!(sleeper.end(MOMENT).code, Some(42));
+    // If the command dies, so does the program.
+    let mut sleeper = place.start(&["exec", "0", "--", "sh", "-c", "echo on; exec sleep 12345"]);
+    assert_eq!(sleeper.line(), "on\n");
+    kill(sleeper.id());
+    let gone = || place.exec("0", &["sh", "-c", "! pgrep -f 'sleep 1234[5]'"]).code == Some(0);
+    wait_for("the program to die", MOMENT, gone);
+
+    // A folder with a file of some size, an empty one, a program and a link, there and back.
+    let folder = place.path().join("folder");
+    std::fs::create_dir_all(folder.join("deep/er")).unwrap();
+    std::fs::write(folder.join("data"), &bytes).unwrap();
+    std::fs::write(folder.join("deep/er/empty"), "").unwrap();
+    std::fs::write(folder.join("deep/program"), "#!/bin/sh\necho I run; exit 3\n").unwrap();
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::Permissions::from_mode(0o750);
+    std::fs::set_permissions(folder.join("deep/program"), mode).unwrap();
+    std::os::unix::fs::symlink("deep/program", folder.join("link")).unwrap();
+    place.run(&["cp", folder.to_str().unwrap(), "0:/tmp"]).ok();
+    let said = place.exec("0", &["sh", "-c", "sha256sum < /tmp/folder/data; /tmp/folder/link"]);
+    assert_eq!((said.out, said.code), (format!("{sum}I run\n"), Some(3)));
+    let back = place.path().join("back");
+    place.run(&["cp", "0:/tmp/folder", back.to_str().unwrap()]).ok();
+    assert_eq!(std::fs::read(back.join("data")).unwrap(), bytes);
+    assert_eq!(std::fs::read(back.join("deep/er/empty")).unwrap(), b"");
+    let program = back.join("deep/program").metadata().unwrap();
+    assert_eq!(program.permissions().mode() & 0o777, 0o750);
+    assert_eq!(std::fs::read_link(back.join("link")).unwrap().to_str(), Some("deep/program"));
+    let error = place.run(&["cp", "0:/no/file", back.to_str().unwrap()]).mistake();
+    assert!(error.contains("/no/file"), "{error}");
+
+    // A console, before and after something is typed.
+    place.run_with(&["console", "one/0"], b"\necho typed-$((40+2))\n").ok();
+    let answered = || place.run(&["console", "0"]).ok().contains("typed-42");
+    wait_for("the console to answer", MOMENT, answered);
+
+    // A guest that switches itself off is off, and comes back.
+    // The machine may be gone before it has said how that ended.
+    let _ = place.exec("0", &["poweroff"]);
+    wait_for("the node to be off", MOMENT, || place.node(0)["state"] == "off");
+    place.run(&["restart", "0"]).ok();
+    assert_eq!(place.exec("0", &["ls", "/tmp/folder"]).code, Some(1));
+    place.run(&["down", "one"]).ok();
+    assert_eq!(place.ps(), json!([]));
+    place.is_clean();
+}
