@@ -185,3 +185,19 @@ fn the_python_of_the_manual_runs() {
         .env("TOFU_PROVIDER", "inproc"));
     assert_eq!(output, "b'tofu'\n");
 }
+
+#[test]
+fn the_header_is_good_c99_and_cpp() {
+    let header = Path::new(HERE).join("../header/utofu.h");
+    for (compiler, language) in [("gcc", "c"), ("g++", "c++")] {
+        if !have(compiler) {
+            eprintln!("SKIP the_header_is_good_c99_and_cpp: no {compiler}");
+            continue;
+        }
+        let standard = if language == "c" { "-std=c99" } else { "-std=c++98" };
+        run(Command::new(compiler)
+            .args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-Wno-long-long", standard])
+            .args(["-fsyntax-only", "-x", language])
+            .arg(&header));
+    }
+}

@@ -32,10 +32,10 @@ impl Vfio {
         };
         let place =
             Place::new(process::number("TOFU_LOCAL_RANK", 0)?, process::number("TOFU_PPN", 1)?)?;
-        let platform = VfioPlatform::open_at(bdf).map_err(|_| {
-            let hint = "there is none that VFIO has for this process; bind it (tofu-guest bind), or \
-                        set TOFU_PROVIDER=inproc for a machine in this process";
-            Error::new(Code::NotAvailable, what, hint)
+        let platform = VfioPlatform::open_at(bdf).map_err(|error| {
+            // Errors have texts that live as long as the program; there is one of this kind.
+            let hint = format!("{error}; TOFU_PROVIDER=inproc would be a machine in this process");
+            Error::new(Code::NotAvailable, what, hint.leak())
         })?;
         let device = Device::probe(Shared(platform))
             .map_err(|_| Error::new(Code::Fatal, what, "it does not answer"))?;
