@@ -3,6 +3,8 @@
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::SeqCst;
+#[cfg(not(loom))]
+use std::{thread, time::Duration};
 
 use crate::{AtomicU32, AtomicU64, Mutex, MutexGuard};
 
@@ -76,6 +78,22 @@ impl Epochs {
         let mut flush = self.lock();
         self.advance(&mut flush);
         flush.draining.is_some()
+    }
+
+    /// Flushes, and waits for the uses from before. They must be short, and not wait for the
+    /// caller.
+    #[cfg(not(loom))]
+    pub fn drain(&self) {
+        self.flush();
+        let mut looks = 0u32;
+        while self.busy() {
+            looks += 1;
+            if looks < 64 {
+                thread::yield_now();
+            } else {
+                thread::sleep(Duration::from_micros(50));
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Flush> {

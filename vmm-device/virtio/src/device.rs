@@ -6,7 +6,7 @@ use std::sync::Arc;
 use event_manager::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::GuestMemory;
+use crate::DeviceMemory;
 use crate::ring::{Broken, Chain, Ring};
 use crate::shared::Core;
 
@@ -21,7 +21,7 @@ pub struct Identity {
     pub features: u64,
     /// Entries of each queue at most, each a power of two.
     pub queues: Vec<u16>,
-    /// Its configuration, which never changes.
+    /// Its configuration, which never changes except for [`Device::fields`].
     pub config: Vec<u8>,
 }
 
@@ -42,6 +42,15 @@ pub struct Want {
     pub events: EventSet,
 }
 
+/// Fields of a configuration that change, or that a driver may write. Called by vCPUs at any time.
+pub trait ConfigFields: Send + Sync {
+    /// Puts the fields as they are now into the configuration.
+    fn read(&self, config: &mut [u8]);
+
+    /// The driver writes `data` at `offset`, wherever and of whatever length.
+    fn write(&self, offset: u64, data: &[u8]);
+}
+
 /// A kind of device: all but the first method run on its own thread, except for
 /// [`Device::reset`], which may run on a vCPU's while that thread is between two
 /// turns.
@@ -51,6 +60,11 @@ pub trait Device: Send {
 
     /// Gets what ends its sleep, before anything else. For devices that have a host's side.
     fn connect(&mut self, _wake: EventFd) {}
+
+    /// What of its configuration can change. Asked once.
+    fn fields(&self) -> Option<Arc<dyn ConfigFields>> {
+        None
+    }
 
     /// Does what is there to do, for one turn of bounded length: some queue was notified,
     /// a wanted descriptor is ready, or anything else happened. Called only between DRIVER_OK
@@ -75,8 +89,8 @@ pub struct Io<'a> {
 }
 
 impl<'a> Io<'a> {
-    /// Guest memory.
-    pub fn memory(&self) -> &'a GuestMemory {
+    /// Memory at the addresses that buffers have.
+    pub fn memory(&self) -> &'a DeviceMemory {
         &self.core.memory
     }
 

@@ -8,11 +8,12 @@ use std::thread::JoinHandle;
 use tofu_pci::{BAR_COUNT, Bar, BarRange, Endpoint, LinkSpeed, PciFunction};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::device::Device;
+use crate::device::{ConfigFields, Device};
+use crate::iommu;
 use crate::regs::{self, NO_VECTOR, REGISTER_BAR, cap, common, feature, status};
 use crate::ring::QueueSettings;
 use crate::shared::Core;
-use crate::{Doorbells, Error, GuestMemory, lock, worker};
+use crate::{DeviceMemory, Doorbells, Error, GuestMemory, lock, worker};
 
 /// Address space, not memory: pages are taken as the stack grows.
 const THREAD_STACK: usize = 256 << 10;
@@ -33,12 +34,17 @@ pub struct Options {
     pub name: String,
     /// Runs first on the device's thread.
     pub thread_start: Option<ThreadStart>,
+    /// Puts the device behind an IOMMU, as this endpoint: its rings and buffers have the
+    /// addresses that the guest has mapped for it. Drivers must accept `ACCESS_PLATFORM` then.
+    pub endpoint: Option<iommu::Endpoint>,
 }
 
 /// A virtio device behind a PCI function. Dropping it ends its thread.
 pub struct Virtio {
     core: Arc<Core>,
     config: Vec<u8>,
+    /// What of it can change.
+    fields: Option<Arc<dyn ConfigFields>>,
     /// What the device offers.
     features: u64,
     /// Entries of each queue at most.
@@ -105,6 +111,9 @@ impl Virtio {
         let (endpoint, window) = with_capabilities(endpoint, identity.config.len())?;
         let wake = EventFd::new(EFD_NONBLOCK).map_err(Error::host("creating an eventfd"))?;
         device.connect(wake.try_clone().map_err(Error::host("duplicating an eventfd"))?);
+        let fields = device.fields();
+        let memory = DeviceMemory::new(memory, options.endpoint);
+        let platform = if memory.is_translated() { feature::ACCESS_PLATFORM } else { 0 };
         let core = Arc::new(Core::new(options.name, memory, endpoint, wake, queues, device));
         let (body, start) = (Arc::clone(&core), options.thread_start);
         let thread = std::thread::Builder::new()
@@ -122,9 +131,11 @@ impl Virtio {
             features: identity.features
                 | feature::VERSION_1
                 | feature::INDIRECT_DESC
-                | feature::EVENT_IDX,
+                | feature::EVENT_IDX
+                | platform,
             registers: Mutex::new(Registers::new(&identity.queues)),
             config: identity.config,
+            fields,
             queue_sizes: identity.queues,
             window,
             thread: Some(thread),
@@ -266,7 +277,9 @@ impl Virtio {
         let old = self.core.status();
         let mut new = value & !old & !status::NEEDS_RESET;
         let features = registers.driver_features;
-        let acceptable = features & !self.features == 0 && features & feature::VERSION_1 != 0;
+        // A driver that knows of no IOMMU would give addresses that mean something else.
+        let needed = feature::VERSION_1 | self.features & feature::ACCESS_PLATFORM;
+        let acceptable = features & !self.features == 0 && features & needed == needed;
         if new & status::FEATURES_OK != 0 && !acceptable {
             new &= !status::FEATURES_OK;
         }
@@ -391,7 +404,14 @@ impl PciFunction for Virtio {
         if bar != REGISTER_BAR || offset >= regs::NOTIFY_AT {
             data.fill(0xff);
         } else if let Some(offset) = offset.checked_sub(regs::DEVICE_AT) {
-            read_block(&self.config, offset, data);
+            match &self.fields {
+                None => read_block(&self.config, offset, data),
+                Some(fields) => {
+                    let mut config = self.config.clone();
+                    fields.read(&mut config);
+                    read_block(&config, offset, data);
+                }
+            }
         } else if offset >= regs::ISR_AT {
             let isr =
                 if offset == regs::ISR_AT && !data.is_empty() { self.core.take_isr() } else { 0 };
@@ -407,6 +427,10 @@ impl PciFunction for Virtio {
         }
         if offset < regs::ISR_AT {
             self.common_write(offset, data);
+        } else if let Some(fields) = &self.fields
+            && (regs::DEVICE_AT..regs::NOTIFY_AT).contains(&offset)
+        {
+            fields.write(offset - regs::DEVICE_AT, data);
         } else if offset >= regs::NOTIFY_AT && offset - regs::NOTIFY_AT < regs::NOTIFY_SIZE {
             self.core.wake();
         }

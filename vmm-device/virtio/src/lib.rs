@@ -1,4 +1,4 @@
-//! virtio 1.2 devices over PCI: [`Block`], [`Rng`] and [`Console`].
+//! virtio 1.2 devices over PCI: [`Block`], [`Rng`], [`Console`] and [`iommu::Iommu`].
 //!
 //! A [`Virtio`] is a function as a bus sees it: it offers one [`Device`] through
 //! the modern virtio-pci transport, with split rings. It knows no VMM: guest
@@ -22,6 +22,8 @@ mod blk;
 mod console;
 mod device;
 mod function;
+pub mod iommu;
+mod memory;
 pub mod regs;
 mod ring;
 mod rng;
@@ -37,8 +39,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub use crate::blk::{Block, BlockConfig, MAX_REQUEST, SECTOR};
 pub use crate::console::{Console, MAX_PORTS, PortConfig, PortHandle};
-pub use crate::device::{Device, Identity, Io, Want, Work};
+pub use crate::device::{ConfigFields, Device, Identity, Io, Want, Work};
 pub use crate::function::{Options, ThreadStart, Virtio};
+pub use crate::memory::DeviceMemory;
 pub use crate::ring::{Broken, Chain};
 pub use crate::rng::Rng;
 

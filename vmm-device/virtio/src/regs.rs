@@ -13,6 +13,8 @@ pub mod kind {
     pub const CONSOLE: u16 = 3;
     /// Entropy source.
     pub const RNG: u16 = 4;
+    /// IOMMU.
+    pub const IOMMU: u16 = 23;
 }
 
 /// Device status bits (1.2, 2.1).
@@ -39,6 +41,8 @@ pub mod feature {
     pub const EVENT_IDX: u64 = 1 << 29;
     /// The driver knows virtio 1.0 or later; there is no other way to talk here.
     pub const VERSION_1: u64 = 1 << 32;
+    /// The device is behind an IOMMU, if there is one, as any other is.
+    pub const ACCESS_PLATFORM: u64 = 1 << 33;
 }
 
 /// Types of the vendor-specific capabilities (1.2, 4.1.4).

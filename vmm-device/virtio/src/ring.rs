@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering::Acquire;
 
 use thiserror::Error;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, VolatileSlice};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions, VolatileSlice};
 
-use crate::GuestMemory;
+use crate::DeviceMemory;
 
 /// Available ring flag: the driver wants no interrupts (1.2, 2.7.6).
 const AVAIL_NO_INTERRUPT: u16 = 1;
@@ -41,7 +41,7 @@ impl Ring {
     pub(crate) fn new(
         settings: &QueueSettings,
         event_idx: bool,
-        memory: &GuestMemory,
+        memory: &DeviceMemory,
     ) -> Result<Self, Broken> {
         let Ok(mut queue) = Queue::new(settings.size) else {
             return Err(Broken("a queue size that is no power of two"));
@@ -49,12 +49,12 @@ impl Ring {
         let size = u64::from(settings.size);
         // With the event fields at the ends of the rings (1.2, 2.7).
         let parts = [
-            (settings.desc, 16 * size),
-            (settings.avail, 6 + 2 * size),
-            (settings.used, 6 + 8 * size),
+            (settings.desc, 16 * size, Permissions::Read),
+            (settings.avail, 6 + 2 * size, Permissions::Read),
+            (settings.used, 6 + 8 * size, Permissions::Write),
         ];
-        let inside = |&(start, len): &(u64, u64)| {
-            GuestMemoryBackend::check_range(memory, GuestAddress(start), len as usize)
+        let inside = |&(start, len, access): &(u64, u64, Permissions)| {
+            memory.check_range(GuestAddress(start), len as usize, access)
         };
         // virtio-queue takes an available ring at 0 for one that was not set.
         if !parts.iter().all(inside) || settings.avail == 0 {
@@ -71,7 +71,7 @@ impl Ring {
     }
 
     /// The next chain. If there is none the driver will notify when there is.
-    pub(crate) fn pop(&mut self, memory: &GuestMemory) -> Result<Option<Chain>, Broken> {
+    pub(crate) fn pop(&mut self, memory: &DeviceMemory) -> Result<Option<Chain>, Broken> {
         const LOST: Broken = Broken("a ring that is gone");
         loop {
             let next =
@@ -98,7 +98,7 @@ impl Ring {
     /// interrupted.
     pub(crate) fn complete(
         &mut self,
-        memory: &GuestMemory,
+        memory: &DeviceMemory,
         chain: Chain,
         written: u32,
     ) -> Result<bool, Broken> {
@@ -133,7 +133,7 @@ pub struct Chain {
 impl Chain {
     /// Follows a chain of at most `limit` buffers, which is what a driver may make (1.2, 2.7.5.3.1).
     fn collect(
-        mut chain: DescriptorChain<&GuestMemory>,
+        mut chain: DescriptorChain<&DeviceMemory>,
         limit: u16,
         mut segments: Vec<Segment>,
     ) -> Result<Self, Broken> {
@@ -171,28 +171,28 @@ impl Chain {
     /// chain ends before. A piece outside of memory is an error, and not the last item.
     pub fn read_slices<'a>(
         &'a self,
-        memory: &'a GuestMemory,
+        memory: &'a DeviceMemory,
         from: u64,
         len: u64,
     ) -> impl Iterator<Item = Result<VolatileSlice<'a>, Broken>> {
-        slices(&self.segments[..self.readable], memory, from, len)
+        slices(&self.segments[..self.readable], memory, Permissions::Read, from, len)
     }
 
     /// The same for those that the device writes.
     pub fn write_slices<'a>(
         &'a self,
-        memory: &'a GuestMemory,
+        memory: &'a DeviceMemory,
         from: u64,
         len: u64,
     ) -> impl Iterator<Item = Result<VolatileSlice<'a>, Broken>> {
-        slices(&self.segments[self.readable..], memory, from, len)
+        slices(&self.segments[self.readable..], memory, Permissions::Write, from, len)
     }
 
     /// Fills `data` from the `from`th readable byte on.
     ///
     /// # Errors
     /// If the chain is shorter, or a buffer lies outside of memory.
-    pub fn read(&self, memory: &GuestMemory, from: u64, data: &mut [u8]) -> Result<(), Broken> {
+    pub fn read(&self, memory: &DeviceMemory, from: u64, data: &mut [u8]) -> Result<(), Broken> {
         let mut done = 0;
         for slice in self.read_slices(memory, from, data.len() as u64) {
             done += slice?.copy_to(&mut data[done..]);
@@ -204,7 +204,7 @@ impl Chain {
     ///
     /// # Errors
     /// If the chain is shorter, or a buffer lies outside of memory.
-    pub fn write(&self, memory: &GuestMemory, from: u64, data: &[u8]) -> Result<(), Broken> {
+    pub fn write(&self, memory: &DeviceMemory, from: u64, data: &[u8]) -> Result<(), Broken> {
         let mut done = 0;
         for slice in self.write_slices(memory, from, data.len() as u64) {
             let slice = slice?;
@@ -224,13 +224,18 @@ fn total(segments: &[Segment]) -> u64 {
 
 fn slices<'a>(
     segments: &'a [Segment],
-    memory: &'a GuestMemory,
+    memory: &'a DeviceMemory,
+    access: Permissions,
     from: u64,
     len: u64,
 ) -> impl Iterator<Item = Result<VolatileSlice<'a>, Broken>> {
     pieces(segments, from, len).flat_map(move |(address, len)| {
-        let slices = GuestMemoryBackend::get_slices(memory, address, len);
-        slices.map(|slice| slice.map_err(|_| OUTSIDE))
+        let (slices, error) = match memory.get_slices(address, len, access) {
+            Ok(slices) => (Some(slices), None),
+            Err(_) => (None, Some(Err(OUTSIDE))),
+        };
+        let slices = slices.into_iter().flatten().map(|slice| slice.map_err(|_| OUTSIDE));
+        slices.chain(error)
     })
 }
 

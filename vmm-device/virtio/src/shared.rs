@@ -10,12 +10,12 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::device::{Device, Io, Want, Work};
 use crate::regs::{ISR_CONFIG, ISR_QUEUE, NO_VECTOR, status};
 use crate::ring::{QueueSettings, Ring};
-use crate::{GuestMemory, lock};
+use crate::{DeviceMemory, lock};
 
 /// The shared part of a device.
 pub(crate) struct Core {
     pub(crate) name: String,
-    pub(crate) memory: GuestMemory,
+    pub(crate) memory: DeviceMemory,
     pub(crate) endpoint: Endpoint,
     /// Ends the sleep of the device's thread.
     pub(crate) wake: EventFd,
@@ -42,7 +42,7 @@ struct Active {
 impl Core {
     pub(crate) fn new(
         name: String,
-        memory: GuestMemory,
+        memory: DeviceMemory,
         endpoint: Endpoint,
         wake: EventFd,
         queues: usize,
@@ -175,6 +175,7 @@ impl Core {
         let Active { device, rings, features } = &mut *active;
         let Some(some) = rings else { return Work::Done };
         let mut io = Io { core: self, rings: some, features: *features };
+        let _access = self.memory.begin();
         match device.work(&mut io) {
             Ok(work) => work,
             Err(broken) => {

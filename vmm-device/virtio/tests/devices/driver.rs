@@ -32,7 +32,7 @@ pub(crate) fn memory() -> GuestMemory {
 }
 
 pub(crate) fn virtio(device: impl Device + 'static) -> Virtio {
-    let options = Options { name: "test".to_owned(), thread_start: None };
+    let options = Options { name: "test".to_owned(), ..Options::default() };
     Virtio::new(device, options, memory()).unwrap()
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Guest {
 impl Guest {
     pub(crate) fn new(device: impl Device + 'static) -> Self {
         let memory = memory();
-        let options = Options { name: "test".to_owned(), thread_start: None };
+        let options = Options { name: "test".to_owned(), ..Options::default() };
         let function = Virtio::new(device, options, memory.clone()).unwrap();
         Self::of(Arc::new(function), memory)
     }
@@ -167,7 +167,15 @@ impl Guest {
     /// Describes a queue to the device, at its usual place, with vector `index + 1`.
     pub(crate) fn queue(&self, index: u16, size: u16) -> Queue {
         let base = QUEUES + u64::from(index) * 0x1_0000;
-        let queue = Queue {
+        let queue = self.queue_at(index, size, base);
+        self.memory.write_slice(&[0; 0x1_0000], GuestAddress(base)).unwrap();
+        self.describe(index, size, [queue.desc, queue.avail, queue.used]);
+        queue
+    }
+
+    /// The driver's side of a queue whose 64 KiB of memory begin at `base`.
+    pub(crate) fn queue_at(&self, index: u16, size: u16, base: u64) -> Queue {
+        Queue {
             index,
             size,
             event_idx: false,
@@ -179,10 +187,7 @@ impl Guest {
             notify: self.place(cap::NOTIFY),
             function: Arc::clone(&self.function),
             memory: self.memory.clone(),
-        };
-        self.memory.write_slice(&[0; 0x1_0000], GuestAddress(base)).unwrap();
-        self.describe(index, size, [queue.desc, queue.avail, queue.used]);
-        queue
+        }
     }
 
     pub(crate) fn describe(&self, index: u16, size: u16, [desc, avail, used]: [u64; 3]) {

@@ -4,5 +4,6 @@ mod blk;
 mod console;
 mod driver;
 mod hostile;
+mod iommu;
 mod rng;
 mod transport;

@@ -246,7 +246,7 @@ fn the_thread_starts_with_what_was_asked_for_and_ends_with_the_function() {
         })
     };
     let name = "a name longer than a thread's".to_owned();
-    let options = tofu_virtio::Options { name, thread_start: Some(start) };
+    let options = tofu_virtio::Options { name, thread_start: Some(start), ..Default::default() };
     let function = tofu_virtio::Virtio::new(Rng::new(), options, crate::driver::memory()).unwrap();
     wait("the thread", || seen.lock().unwrap().is_some());
     assert_eq!(seen.lock().unwrap().as_deref(), Some("a name longer t"));

@@ -1,0 +1,111 @@
+//! Memory as a device reaches it: all of the guest's, or what an IOMMU lets it.
+
+use smallvec::SmallVec;
+use vm_memory::bitmap::BS;
+use vm_memory::guest_memory::{
+    Error, GuestMemoryBackendSliceIterator, GuestMemorySliceIterator, Result,
+};
+use vm_memory::{
+    GuestAddress, GuestMemory as GuestMemoryView, GuestMemoryBackend, Permissions, VolatileSlice,
+};
+
+use crate::GuestMemory;
+use crate::iommu::{Access, Endpoint};
+
+/// Memory at the addresses that a device uses.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    physical: GuestMemory,
+    endpoint: Option<Endpoint>,
+}
+
+type Pieces = SmallVec<[(u64, usize); 2]>;
+
+impl DeviceMemory {
+    pub(crate) fn new(physical: GuestMemory, endpoint: Option<Endpoint>) -> Self {
+        Self { physical, endpoint }
+    }
+
+    /// Whether addresses are translated.
+    pub(crate) fn is_translated(&self) -> bool {
+        self.endpoint.is_some()
+    }
+
+    /// Begins a use of slices: while the result lives, the guest is not told that their memory is
+    /// its own again.
+    pub(crate) fn begin(&self) -> Option<Access<'_>> {
+        self.endpoint.as_ref().map(Endpoint::begin)
+    }
+
+    /// Where the range is in guest memory.
+    fn pieces(&self, address: GuestAddress, len: usize, access: Permissions) -> Option<Pieces> {
+        let mut pieces = Pieces::new();
+        match self.begin() {
+            None => pieces.push((address.0, len)),
+            Some(begun) => {
+                let add = &mut |at: u64, len: usize| match pieces.last_mut() {
+                    Some((from, before)) if from.checked_add(*before as u64) == Some(at) => {
+                        *before += len;
+                    }
+                    _ => pieces.push((at, len)),
+                };
+                begun.translate(address.0, len, access, add).ok()?;
+            }
+        }
+        Some(pieces)
+    }
+}
+
+impl GuestMemoryView for DeviceMemory {
+    type PhysicalMemory = GuestMemory;
+    type Bitmap = ();
+
+    fn check_range(&self, address: GuestAddress, len: usize, access: Permissions) -> bool {
+        let inside =
+            |&(at, len): &_| GuestMemoryBackend::check_range(&self.physical, GuestAddress(at), len);
+        self.pieces(address, len, access).is_some_and(|pieces| pieces.iter().all(inside))
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        address: GuestAddress,
+        len: usize,
+        access: Permissions,
+    ) -> Result<impl GuestMemorySliceIterator<'a, BS<'a, ()>>> {
+        let pieces =
+            self.pieces(address, len, access).ok_or(Error::InvalidGuestAddress(address))?;
+        Ok(Slices { memory: &self.physical, pieces: pieces.into_iter(), now: None })
+    }
+
+    fn physical_memory(&self) -> Option<&GuestMemory> {
+        self.endpoint.is_none().then_some(&self.physical)
+    }
+}
+
+struct Slices<'a> {
+    memory: &'a GuestMemory,
+    pieces: smallvec::IntoIter<[(u64, usize); 2]>,
+    now: Option<GuestMemoryBackendSliceIterator<'a, GuestMemory>>,
+}
+
+impl<'a> Iterator for Slices<'a> {
+    type Item = Result<VolatileSlice<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(slice) = self.now.as_mut().and_then(Iterator::next) {
+                if slice.is_err() {
+                    // Nothing comes after an error.
+                    self.pieces = Pieces::new().into_iter();
+                    self.now = None;
+                }
+                return Some(slice);
+            }
+            let (at, len) = self.pieces.next()?;
+            self.now = Some(GuestMemoryBackend::get_slices(self.memory, GuestAddress(at), len));
+        }
+    }
+}
+
+impl std::iter::FusedIterator for Slices<'_> {}
+impl<'a> GuestMemorySliceIterator<'a, ()> for Slices<'a> {}
