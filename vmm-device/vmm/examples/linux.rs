@@ -50,6 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         command_line: &command_line,
         acpi: setting("ACPI", 1u8)? != 0,
         entry,
+        ..LinuxBoot::default()
     })?;
     vm.start(|_| ())?;
     let end = begin + Duration::from_secs(setting("SECONDS", 120)?);

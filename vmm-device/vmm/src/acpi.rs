@@ -15,10 +15,12 @@ use acpi_tables::madt::{EnabledStatus, IoApic, ProcessorLocalApic};
 use acpi_tables::mcfg::MCFG;
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
+use acpi_tables::viot::{PciDevice, PciRange, VIOT, VirtIoPciIommu};
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink, aml};
 
-use crate::layout;
+use crate::linux::Viot;
+use crate::{Slot, layout};
 
 const OEM: [u8; 6] = *b"TOFU  ";
 const OEM_TABLE: [u8; 8] = *b"TOFUVMM ";
@@ -32,14 +34,16 @@ pub(crate) const RESET_VALUE: u8 = 6;
 pub(crate) const CMOS_CENTURY: u8 = 0x32;
 
 /// Makes the tables of a machine with `vcpus` CPUs whose window for 64-bit BARs
-/// is `mmio64`, as one block to be placed at [`layout::ACPI_START`]. It begins
+/// is `mmio64`, and that has an IOMMU if `viot` says so, as one block to be placed at [`layout::ACPI_START`]. It begins
 /// with the RSDP.
-pub(crate) fn tables(vcpus: u8, mmio64: Range<u64>) -> Vec<u8> {
+pub(crate) fn tables(vcpus: u8, mmio64: Range<u64>, viot: Option<Viot<'_>>) -> Vec<u8> {
     // The RSDP comes first but points to what follows.
     let mut block = Block { bytes: vec![0; Rsdp::len()] };
     let facs = block.add(&FACS::new());
     let dsdt = block.add(&dsdt(vcpus, mmio64));
-    let entries = [block.add(&fadt(facs, dsdt)), block.add(&madt(vcpus)), block.add(&mcfg())];
+    let mut entries =
+        vec![block.add(&fadt(facs, dsdt)), block.add(&madt(vcpus)), block.add(&mcfg())];
+    entries.extend(viot.map(|table| block.add(&io_translation(table))));
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
     for entry in entries {
         xsdt.add_entry(entry);
@@ -154,6 +158,19 @@ fn mcfg() -> MCFG {
     let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
     mcfg.add_ecam(layout::ECAM_START, 0, 0, 0xff);
     mcfg
+}
+
+/// Which functions the IOMMU translates for. Their endpoint numbers are their bus, device and
+/// function numbers, as in an address of configuration space.
+fn io_translation(table: Viot<'_>) -> VIOT {
+    // Slots are below 32, which is all that is asked of a device's number.
+    let function = |slot: Slot| PciDevice::new(0, 0, slot.device(), 0);
+    let mut viot = VIOT::new(OEM, OEM_TABLE, OEM_REVISION);
+    let iommu = viot.add_virtio_pci_iommu(VirtIoPciIommu::new(function(table.iommu)));
+    for &slot in table.behind.iter().filter(|&&slot| slot != table.iommu) {
+        viot.add_pci_range(PciRange::new(function(slot), function(slot), &iommu));
+    }
+    viot
 }
 
 /// Devices that cannot be enumerated, and the windows of the PCI host bridge.
@@ -319,14 +336,16 @@ mod tests {
     }
 
     #[test]
-    fn tables_fit_their_place_with_the_most_vcpus() {
-        let size = tables(layout::VCPUS_MAX, MMIO64).len() as u64;
+    fn tables_fit_their_place_with_the_most_vcpus_and_functions() {
+        let slots: Vec<_> = (1..32).map(Slot::of_device).collect();
+        let all = Viot { iommu: slots[0], behind: &slots };
+        let size = tables(layout::VCPUS_MAX, MMIO64, Some(all)).len() as u64;
         assert!(size < layout::ACPI_END - layout::ACPI_START, "{size}");
     }
 
     #[test]
     fn the_fadt_names_the_ports_that_the_machine_has() {
-        let tables = tables(1, MMIO64);
+        let tables = tables(1, MMIO64, None);
         let fadt = find(&tables, b"FACP");
         assert_eq!(word(fadt, 40), quad(fadt, 140), "both pointers name the DSDT");
         assert_eq!(u16::from_le_bytes([fadt[46], fadt[47]]), layout::SCI_IRQ as u16);
@@ -345,7 +364,7 @@ mod tests {
     #[test]
     fn the_madt_names_each_vcpu_once() {
         for vcpus in [1, 2, 16] {
-            let tables = tables(vcpus, MMIO64);
+            let tables = tables(vcpus, MMIO64, None);
             let madt = find(&tables, b"APIC");
             assert_eq!(word(madt, 36), u64::from(layout::LAPIC_START));
             let (mut at, mut cpus, mut ioapics) = (44, Vec::new(), Vec::new());
@@ -370,7 +389,7 @@ mod tests {
 
     #[test]
     fn the_mcfg_names_the_ecam_window() {
-        let tables = tables(1, MMIO64);
+        let tables = tables(1, MMIO64, None);
         let mcfg = find(&tables, b"MCFG");
         assert_eq!(mcfg.len(), 44 + 16);
         assert_eq!(quad(mcfg, 44), layout::ECAM_START);
@@ -378,8 +397,40 @@ mod tests {
     }
 
     #[test]
+    fn the_viot_names_the_iommu_and_what_is_behind_it() {
+        let slots = [4, 1, 9].map(Slot::of_device);
+        // It cannot be behind itself.
+        let tables = tables(1, MMIO64, Some(Viot { iommu: slots[1], behind: &slots }));
+        let viot = find(&tables, b"VIOT");
+        let half = |at: usize| u16::from_le_bytes([viot[at], viot[at + 1]]);
+        let (count, mut at) = (half(36), usize::from(half(38)));
+        let (mut iommus, mut ranges) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let function = |at: usize| (half(at) >> 3, half(at) & 7);
+            match viot[at] {
+                3 => {
+                    assert_eq!((half(at + 2), half(at + 4)), (16, 0));
+                    iommus.push((at, function(at + 6)));
+                }
+                1 => {
+                    assert_eq!((half(at + 2), half(at + 8), half(at + 10)), (24, 0, 0));
+                    assert_eq!(half(at + 12), half(at + 14), "one function");
+                    assert_eq!(word(viot, at + 4), u64::from(half(at + 12)), "endpoint");
+                    ranges.push((usize::from(half(at + 16)), function(at + 12)));
+                }
+                other => panic!("node {other}"),
+            }
+            at += usize::from(half(at + 2));
+        }
+        assert_eq!(at, viot.len());
+        let node = iommus[0].0;
+        assert_eq!(iommus, [(node, (1, 0))]);
+        assert_eq!(ranges, [(node, (4, 0)), (node, (9, 0))]);
+    }
+
+    #[test]
     fn the_dsdt_describes_the_windows_of_the_host_bridge() {
-        let tables = tables(3, MMIO64);
+        let tables = tables(3, MMIO64, None);
         let dsdt = find(&tables, b"DSDT");
         let position = |bytes: &[u8]| dsdt.windows(bytes.len()).position(|at| at == bytes);
         // A QWord address space descriptor of 46 bytes: type memory.

@@ -50,7 +50,7 @@ mod windows;
 
 pub use error::Error;
 pub use host::Hypervisor;
-pub use linux::{KernelEntry, KernelError, LinuxBoot};
+pub use linux::{KernelEntry, KernelError, LinuxBoot, Viot};
 pub use pages::shared_region;
 pub use pci_host::Slot;
 pub use probe::{HostSupport, LinuxSupport, Virtualisation, probe};

@@ -24,7 +24,7 @@ use crate::boot::{
     BOOT_FLAG, E820_RAM, E820_RESERVED, Entry, HEADER_MAGIC, KERNEL_ALIGNMENT, LOADER_UNDEFINED,
     write_command_line, write_gdt, write_page_tables,
 };
-use crate::{Error, GuestMemory, acpi, layout};
+use crate::{Error, GuestMemory, Slot, acpi, layout};
 
 /// A Linux kernel and what it is given. See [`crate::Vm::boot_linux`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,6 +41,18 @@ pub struct LinuxBoot<'a> {
     pub acpi: bool,
     /// Where to enter the kernel.
     pub entry: KernelEntry,
+    /// The IOMMU, if the machine has one; said by ACPI only.
+    pub viot: Option<Viot<'a>>,
+}
+
+/// What a virtio-iommu translates for. A function's endpoint has its
+/// [`Slot::requester_id`] as number.
+#[derive(Clone, Copy, Debug)]
+pub struct Viot<'a> {
+    /// Where the virtio-iommu is.
+    pub iommu: Slot,
+    /// The functions behind it. Others, and the virtio-iommu itself, are not.
+    pub behind: &'a [Slot],
 }
 
 /// How a kernel is entered.
@@ -189,7 +201,7 @@ pub(crate) fn load(
         .and_then(|()| write_gdt(memory))
         .and_then(|()| match boot.acpi {
             true => {
-                let tables = acpi::tables(vcpus, mmio64);
+                let tables = acpi::tables(vcpus, mmio64, boot.viot);
                 memory.write_slice(&tables, GuestAddress(layout::ACPI_START))
             }
             false => Ok(()),

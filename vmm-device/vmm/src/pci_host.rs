@@ -23,6 +23,18 @@ impl Slot {
     pub fn device(self) -> u8 {
         self.0
     }
+
+    /// Bus, device and function number in one, as in a requester ID: what an IOMMU
+    /// calls the function.
+    pub fn requester_id(self) -> u16 {
+        u16::from(self.0) << 3
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_device(device: u8) -> Self {
+        assert!(usize::from(device) < SLOTS);
+        Self(device)
+    }
 }
 
 struct Occupant {

@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 
 use common::{TestFunction, guest};
 use tofu_pci::{PciFunction, regs};
-use tofu_virtio::{Block, BlockConfig, Doorbells, Options, Virtio};
+use tofu_virtio::iommu::{Endpoint, Iommu};
+use tofu_virtio::regs::{COMMON_AT, REGISTER_BAR, common as virtio_common};
+use tofu_virtio::{Block, BlockConfig, Device, Doorbells, Options, Virtio};
 use tofu_vmm::{
     Error, GuestMemory, Hypervisor, KernelEntry, KernelError, LinuxBoot, LinuxSupport, Outcome,
-    Virtualisation, Vm, VmConfig, Windows, layout, probe,
+    Slot, Viot, Virtualisation, Vm, VmConfig, Windows, layout, probe,
 };
 use vm_memory::GuestMemoryBackend;
 use vmm_sys_util::eventfd::EventFd;
@@ -147,6 +149,11 @@ impl Doorbells for Bell {
 
 /// Puts a disk with one partition on the bus.
 fn plug_disk(vm: &Vm, folder: &Path) -> Arc<Virtio> {
+    plug_disk_behind(vm, folder, None).0
+}
+
+/// The same behind an IOMMU.
+fn plug_disk_behind(vm: &Vm, folder: &Path, endpoint: Option<Endpoint>) -> (Arc<Virtio>, Slot) {
     let path = folder.join("disk");
     let mut disk = vec![0; 1 << 20];
     // A partition table: type Linux, from sector 64 on, 1024 sectors.
@@ -156,12 +163,16 @@ fn plug_disk(vm: &Vm, folder: &Path) -> Arc<Virtio> {
     disk[510..512].copy_from_slice(&[0x55, 0xaa]);
     std::fs::write(&path, disk).unwrap();
     let block = Block::open(&BlockConfig { path, read_only: true, id: "test".to_owned() }).unwrap();
-    let options = Options { name: "disk".to_owned(), ..Options::default() };
-    let disk = Arc::new(Virtio::new(block, options, vm.memory().clone()).unwrap());
-    disk.endpoint().msix().unwrap().connect(vm.msi_sink());
-    let slot = vm.add_function(disk.clone()).unwrap();
-    disk.attach_doorbell(&Bell(vm.windows(slot).unwrap())).unwrap();
-    disk
+    plug(vm, block, Options { name: "disk".to_owned(), endpoint, ..Options::default() })
+}
+
+/// Puts a virtio device on the bus.
+fn plug(vm: &Vm, device: impl Device + 'static, options: Options) -> (Arc<Virtio>, Slot) {
+    let function = Arc::new(Virtio::new(device, options, vm.memory().clone()).unwrap());
+    function.endpoint().msix().unwrap().connect(vm.msi_sink());
+    let slot = vm.add_function(function.clone()).unwrap();
+    function.attach_doorbell(&Bell(vm.windows(slot).unwrap())).unwrap();
+    (function, slot)
 }
 
 fn config_word(function: &dyn PciFunction, offset: u16) -> u32 {
@@ -284,6 +295,7 @@ fn linux_finds_the_machine_through_acpi() {
             command_line: "console=ttyS0 panic=-1 memmap=0xb4000000$0x8000000 swiotlb=noforce",
             acpi: true,
             entry: KernelEntry::Auto,
+            viot: None,
         })
         .unwrap();
     linux.vm.start(|_| ()).unwrap();
@@ -347,6 +359,68 @@ fn linux_finds_the_machine_through_acpi() {
 
 fn mmio64_start(end: u64) -> u64 {
     layout::MMIO64_START.min(end / 2)
+}
+
+/// VIOT leads to the IOMMU, and a disk behind it works with the addresses that
+/// Linux maps; one that is not behind it works as ever.
+#[test]
+fn linux_finds_the_iommu_through_viot() {
+    let test = "linux_finds_the_iommu_through_viot";
+    let (Some(kvm), Some(folder)) = (hypervisor(test), kernel_folder(test)) else { return };
+    let _turn = turn();
+    let memory = 96 * MIB;
+    let config = VmConfig { name: "viot".to_owned(), memory, ..VmConfig::default() };
+    let linux = Linux::new(&kvm, &config);
+    let iommu = Iommu::new();
+    let options = Options { name: "iommu".to_owned(), ..Options::default() };
+    let (_function, iommu_slot) = plug(&linux.vm, iommu.clone(), options);
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    // The next slot.
+    let endpoint = iommu.endpoint(2 << 3);
+    let (behind, slot) = plug_disk_behind(&linux.vm, folders[0].path(), Some(endpoint));
+    assert_eq!(slot.requester_id(), 2 << 3);
+    let beside = plug_disk(&linux.vm, folders[1].path());
+
+    let kernel = std::fs::read(folder.join("vmlinux")).unwrap();
+    let initrd = initrd();
+    linux
+        .vm
+        .boot_linux(&LinuxBoot {
+            kernel: &kernel,
+            initrd: Some(&initrd),
+            command_line: "console=ttyS0 panic=-1",
+            acpi: true,
+            viot: Some(Viot { iommu: iommu_slot, behind: &[slot] }),
+            ..LinuxBoot::default()
+        })
+        .unwrap();
+    linux.vm.start(|_| ()).unwrap();
+    linux.expect("Run /init as init process");
+    linux.printed(&[
+        "ACPI: VIOT 0x",
+        "input address: 48 bits",
+        "page mask: 0xfffffffffffff000",
+        "0000:00:02.0: Adding to iommu group 0",
+        // It has read the partition tables of both.
+        " vda: vda1",
+        " vdb: vdb1",
+    ]);
+    for function in [1, 3] {
+        let group = format!("0000:00:0{function}.0: Adding to iommu group");
+        assert!(!linux.has(&group), "{group}");
+    }
+    for complaint in ["BUG:", "WARNING:", "Firmware Bug", "virtio_iommu: ", "I/O error"] {
+        assert!(!linux.has(complaint), "{complaint}: {}", linux.expect(complaint));
+    }
+    // The ring is mapped, at an address where there is no memory.
+    assert!(iommu.mappings() > 0);
+    let ring = |disk: &Virtio| {
+        let mut bytes = [0; 8];
+        disk.bar_read(REGISTER_BAR, COMMON_AT + virtio_common::QUEUE_DESC, &mut bytes);
+        u64::from_le_bytes(bytes)
+    };
+    assert!(ring(&behind) >= memory, "{:#x}", ring(&behind));
+    assert!((1..memory).contains(&ring(&beside)), "{:#x}", ring(&beside));
 }
 
 /// Without tables Linux finds what a PC always had, and moves a BAR that is
@@ -439,6 +513,7 @@ fn linux_runs_its_init_program_and_powers_off() {
                 command_line: "console=ttyS0 panic=-1",
                 acpi: true,
                 entry: KernelEntry::Auto,
+                viot: None,
             })
             .unwrap();
         linux.vm.start(|_| ()).unwrap();

@@ -342,6 +342,7 @@ proptest! {
             command_line: "test",
             acpi: true,
             entry: KernelEntry::Auto,
+            viot: None,
         };
         check(&memory, &boot);
         check(&memory, &LinuxBoot { entry: KernelEntry::Bits64, ..boot });
