@@ -1,6 +1,9 @@
 //! `tofu bench`: figures of this emulation on this host, each beside a baseline that was
 //! measured in the same run.
 
+mod foreign;
+mod linux;
+
 use std::fmt;
 use std::hint::black_box;
 use std::io::{self, Write};
@@ -41,6 +44,15 @@ struct Report {
     /// Puts from guest to guest.
     guests: Vec<Latency>,
     machines: Vec<MachineRun>,
+    linux: Option<linux::Linux>,
+    /// Parts that this host could not measure, and why.
+    skipped: Vec<Skipped>,
+}
+
+#[derive(Debug, Serialize)]
+struct Skipped {
+    part: String,
+    why: String,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -149,6 +161,19 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<u8> {
                 let run = machine_run(shape, guest)?;
                 say(&run)?;
                 report.machines.push(run);
+            }
+        }
+    }
+    if wanted(BenchPart::Linux) {
+        say(&"\nFrom Linux to Linux, against an Ethernet and soft RoCE between the same guests")?;
+        match linux::measure(args.quick, &mut say) {
+            Ok(linux) => report.linux = Some(linux),
+            // Whoever asks for nothing else wants to know.
+            Err(error) if args.only.is_some() => return Err(error),
+            Err(error) => {
+                let skipped = Skipped { part: "linux".to_owned(), why: format!("{error:#}") };
+                say(&format_args!("skipped {}: {}", skipped.part, skipped.why))?;
+                report.skipped.push(skipped);
             }
         }
     }

@@ -508,11 +508,13 @@ pub(crate) enum BenchPart {
     Guests,
     /// Machines of 1 to 192 nodes from start to end, and their memory
     Boot,
+    /// Two Linux nodes, against an Ethernet and soft RoCE between the same guests
+    Linux,
 }
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
-  tofu bench                      everything, about two minutes
+  tofu bench                      everything, some minutes
   tofu bench --only put --quick   a first impression
   tofu bench --json > host.json   for scripts";
 

@@ -164,7 +164,7 @@ const MOST_ENGINES: usize = 4;
 
 /// Polled doorbells are faster as long as every guest and every engine has a core of its own;
 /// otherwise whoever polls takes time from those who have work.
-fn doorbells(plan: &Plan, cores: usize, engines: usize) -> Doorbells {
+pub(crate) fn doorbells(plan: &Plan, cores: usize, engines: usize) -> Doorbells {
     match plan.doorbell {
         Doorbell::Trapped => Doorbells::Trapped,
         Doorbell::Polled => Doorbells::Polled,
