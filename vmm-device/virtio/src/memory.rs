@@ -22,8 +22,30 @@ pub struct DeviceMemory {
 type Pieces = SmallVec<[(u64, usize); 2]>;
 
 impl DeviceMemory {
-    pub(crate) fn new(physical: GuestMemory, endpoint: Option<Endpoint>) -> Self {
+    /// Memory of a device behind an IOMMU, as `endpoint`, or of one that is behind none.
+    pub fn new(physical: GuestMemory, endpoint: Option<Endpoint>) -> Self {
         Self { physical, endpoint }
+    }
+
+    /// Calls `f` with each slice of the range, in order; with none at all if any part of it is not
+    /// memory, or not mapped for this access. Returns whether that is so. While `f` is called, the
+    /// guest is not told that a mapping of these is gone.
+    pub fn access(
+        &self,
+        address: u64,
+        len: usize,
+        access: Permissions,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> bool {
+        let _begun = self.begin();
+        let slices = self.get_slices(GuestAddress(address), len, access);
+        let slices: SmallVec<[VolatileSlice<'_>; 2]> =
+            match slices.and_then(|mut slices| slices.by_ref().collect()) {
+                Ok(slices) => slices,
+                Err(_) => return false,
+            };
+        slices.into_iter().for_each(f);
+        true
     }
 
     /// Whether addresses are translated.
