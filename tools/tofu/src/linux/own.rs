@@ -10,11 +10,13 @@ use anyhow::Context;
 use tofu_icc::{Access, DmaError, DmaMemory};
 use tofu_machine::Node;
 use tofu_pci::{Endpoint, PciFunction};
+use tofu_virtio::iommu::Iommu;
 use tofu_virtio::{
-    Block, BlockConfig, Console, Device, Doorbells, Options, PortConfig, Rng, Virtio,
+    Block, BlockConfig, Console, Device, DeviceMemory, Doorbells, Options, PortConfig, Rng, Virtio,
 };
-use tofu_vmm::{GuestMemory, Hypervisor, KernelEntry, LinuxBoot, Vm, VmConfig, Windows};
-use vm_memory::VolatileSlice;
+use tofu_vmm::{Hypervisor, KernelEntry, LinuxBoot, Slot, Viot, Vm, VmConfig, Windows};
+use vm_memory::GuestMemory as _;
+use vm_memory::{GuestAddress, Permissions, VolatileSlice};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::qemu::Setup;
@@ -38,23 +40,25 @@ pub(crate) struct Started {
     pub(crate) agent: UnixStream,
 }
 
-/// The memory of whichever virtual machine a node has at the moment.
+/// The memory of whichever virtual machine a node has at the moment, at the addresses that its
+/// guest has mapped for the device.
 #[derive(Default)]
-pub(crate) struct LatestMemory(RwLock<Option<Arc<GuestMemory>>>);
+pub(crate) struct LatestMemory(RwLock<Option<Arc<DeviceMemory>>>);
 
 impl LatestMemory {
-    fn set(&self, memory: Option<Arc<GuestMemory>>) {
+    fn set(&self, memory: Option<Arc<DeviceMemory>>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = memory;
     }
 
-    fn get(&self) -> Option<Arc<GuestMemory>> {
+    fn get(&self) -> Option<Arc<DeviceMemory>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl DmaMemory for LatestMemory {
     fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
-        self.get().is_some_and(|memory| DmaMemory::contains(&*memory, addr, len, access))
+        let address = GuestAddress(addr);
+        self.get().is_some_and(|memory| memory.check_range(address, len, permissions(access)))
     }
 
     fn access(
@@ -64,7 +68,17 @@ impl DmaMemory for LatestMemory {
         access: Access,
         f: &mut dyn FnMut(VolatileSlice<'_>),
     ) -> Result<(), DmaError> {
-        self.get().ok_or(DmaError { addr, len })?.access(addr, len, access, f)
+        let memory = self.get();
+        let done = memory.is_some_and(|memory| memory.access(addr, len, permissions(access), f));
+        if done { Ok(()) } else { Err(DmaError { addr, len }) }
+    }
+}
+
+fn permissions(access: Access) -> Permissions {
+    match access {
+        Access::Read => Permissions::Read,
+        Access::Write => Permissions::Write,
+        Access::Update => Permissions::ReadWrite,
     }
 }
 
@@ -78,7 +92,7 @@ impl Doorbells for Notifications {
 }
 
 /// Puts a virtio device on the bus.
-fn add(vm: &Vm, name: &str, device: impl Device + 'static) -> anyhow::Result<()> {
+fn add(vm: &Vm, name: &str, device: impl Device + 'static) -> anyhow::Result<Slot> {
     let options = Options { name: name.to_owned(), ..Options::default() };
     let function = Arc::new(Virtio::new(device, options, vm.memory().clone())?);
     connect(vm, function.endpoint());
@@ -89,7 +103,7 @@ fn add(vm: &Vm, name: &str, device: impl Device + 'static) -> anyhow::Result<()>
         // It works without, by exits.
         log::debug!("{name}: {error}");
     }
-    Ok(())
+    Ok(slot)
 }
 
 fn connect(vm: &Vm, endpoint: &Endpoint) {
@@ -114,15 +128,20 @@ pub(crate) fn start(own: &Own, setup: &Setup) -> anyhow::Result<Started> {
     // Lines are not enough for a console.
     let vm = Vm::new(&own.hypervisor, &config, |_| {})?;
     own.node.reset();
-    own.memory.set(Some(Arc::new(vm.memory().clone())));
     connect(&vm, own.node.endpoint());
-    vm.add_function(Arc::clone(&own.node) as Arc<dyn PciFunction>)?;
+    let device = vm.add_function(Arc::clone(&own.node) as Arc<dyn PciFunction>)?;
+    // Programs reach the device through VFIO, which needs an IOMMU. The other devices are not
+    // behind it: they work whether or not the kernel has a driver for it.
+    let iommu = Iommu::new();
+    let endpoint = iommu.endpoint(device.requester_id().into());
+    own.memory.set(Some(Arc::new(DeviceMemory::new(vm.memory().clone(), Some(endpoint)))));
 
     let (agent, stream) = UnixStream::pair().context("no sockets left")?;
     let port =
         PortConfig { name: Some(AGENT_PORT.to_owned()), console: false, stream: Some(stream) };
     let (ports, _) = Console::new(vec![port])?;
     add(&vm, "agent", ports)?;
+    let iommu = add(&vm, "iommu", iommu)?;
     add(&vm, "rng", Rng::new())?;
     if let Some(root) = &kit.root {
         let id = "tofu-root".to_owned();
@@ -161,6 +180,7 @@ pub(crate) fn start(own: &Own, setup: &Setup) -> anyhow::Result<Started> {
         command_line: &setup.command_line,
         acpi: true,
         entry: KernelEntry::Auto,
+        viot: Some(Viot { iommu, behind: &[device] }),
     })?;
     vm.start(|_| {})?;
     Ok(Started { vm: Arc::new(vm), console, agent })
