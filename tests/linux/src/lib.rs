@@ -451,3 +451,77 @@ pub fn wait_for(what: &str, time: Duration, mut condition: impl FnMut() -> bool)
         thread::sleep(Duration::from_millis(50));
     }
 }
+
+/// A shell in a guest, on the console of its monitor.
+pub struct Typed {
+    child: Child,
+    input: std::process::ChildStdin,
+    output: Receiver<u8>,
+    seen: Vec<u8>,
+}
+
+impl Typed {
+    /// Starts a monitor with the console on its standard streams, and waits for the shell.
+    #[track_caller]
+    pub fn start(mut command: Command) -> Self {
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = child.spawn().unwrap();
+        let input = child.stdin.take().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        let (sender, output) = channel();
+        thread::spawn(move || {
+            for byte in BufReader::new(stdout).bytes().map_while(Result::ok) {
+                if sender.send(byte).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut guest = Self { child, input, output, seen: Vec::new() };
+        guest.until("# ");
+        guest
+    }
+
+    /// The monitor's process id.
+    pub fn id(&self) -> u64 {
+        self.child.id().into()
+    }
+
+    /// Types a line.
+    pub fn say(&mut self, line: &str) {
+        self.input.write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+
+    /// Types a command, and returns what it prints.
+    #[track_caller]
+    pub fn run(&mut self, command: &str) -> String {
+        // What is typed is shown as well, and is not the same.
+        self.say(&format!("echo BEGIN$((1)); {command}; echo END$((1))"));
+        self.until("BEGIN1\r\n");
+        let output = self.until("END1\r\n");
+        output.replace("\r\n", "\n").trim_end_matches("END1\n").to_owned()
+    }
+
+    /// What comes up to and with `text`.
+    #[track_caller]
+    fn until(&mut self, text: &str) -> String {
+        self.seen.clear();
+        let end = Instant::now() + PATIENCE;
+        while !self.seen.ends_with(text.as_bytes()) {
+            match self.output.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(byte) => self.seen.push(byte),
+                Err(error) => {
+                    let seen = String::from_utf8_lossy(&self.seen);
+                    panic!("no {text:?} ({error}) in: {seen}")
+                }
+            }
+        }
+        String::from_utf8_lossy(&self.seen).into_owned()
+    }
+}
+
+impl Drop for Typed {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,1 +1,251 @@
-fn main(){}
+//! What stock kernels, and other people's programs, find the device to be.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tofu_image::{Cache, Silent};
+use tofu_linux_tests::{Image, MOMENT, Place, Typed, kill, skip, wait_for};
+
+/// The folder of this workspace.
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Where the device is on a node.
+fn slot(place: &Place) -> String {
+    let devices = place.exec("0", &["tofu-guest", "ls", "--json"]).json();
+    devices[0]["device"].as_str().unwrap().to_owned()
+}
+
+/// Cases of the kernel's selftests that are skipped, and why.
+const SKIPPED: [(&str, &str); 1] =
+    [("vfio_pci_irq_test.msi.enable_trigger_disable", "the device has MSI-X only")];
+
+/// The cases of a selftest in the kernel's format: name, and what became of it.
+fn cases(output: &str) -> Vec<(String, &'static str)> {
+    let mut found = Vec::new();
+    for line in output.lines() {
+        let (word, rest) = line.split_once("ok ").unwrap_or_default();
+        let Some((_, name)) = rest.split_once(' ').filter(|(n, _)| n.parse::<u32>().is_ok()) else {
+            continue;
+        };
+        let (name, comment) = name.split_once(" # ").unwrap_or((name, ""));
+        let result = match word {
+            "" if comment.starts_with("SKIP") => "skipped",
+            "" if comment.is_empty() => "passed",
+            _ => "failed",
+        };
+        found.push((name.trim_start_matches("# ").to_owned(), result));
+    }
+    found
+}
+
+#[test]
+fn selftests_of_vfio() {
+    const TEST: &str = "selftests_of_vfio";
+    let Some(place) = Place::new(TEST, Image::Newest) else { return };
+    let build = Command::new(workspace().join("ci/selftests/build-vfio-selftests")).output();
+    let build = build.unwrap();
+    let error = String::from_utf8_lossy(&build.stderr);
+    if !build.status.success() {
+        assert!(
+            error.contains("no C compiler") || error.contains("mirror"),
+            "the selftests do not build: {error}"
+        );
+        return skip(TEST, error.lines().last().unwrap_or_default());
+    }
+    let programs = String::from_utf8(build.stdout).unwrap();
+    let programs = Path::new(programs.trim());
+    place.up(&["--image", Image::Newest.name(), "--shape", "1x1x1x1x1x1"]);
+    let slot = slot(&place);
+    place.exec("0", &["tofu-guest", "bind"]).ok();
+    // For the cases that map huge pages.
+    place.exec("0", &["sh", "-c", "echo 8 > /proc/sys/vm/nr_hugepages"]).ok();
+    let modes = ["vfio_type1_iommu", "vfio_type1v2_iommu"];
+    let variants = modes.iter().flat_map(|mode| {
+        [mode.to_string(), format!("{mode}_anonymous"), format!("{mode}_anonymous_hugetlb_2mb")]
+    });
+    let variants: Vec<_> = variants.map(|name| format!("-v {name}")).collect();
+    let device = format!("VFIO_SELFTESTS_IOMMU=vfio_type1v2_iommu /tmp/vfio_pci_device_test {slot}");
+    let mapping = format!("/tmp/vfio_dma_mapping_test {} {slot}", variants.join(" "));
+    let mut found = Vec::new();
+    let mut output = String::new();
+    for (program, line) in [("vfio_pci_device_test", device), ("vfio_dma_mapping_test", mapping)] {
+        let file = programs.join(program);
+        place.run(&["cp", file.to_str().unwrap(), "0:/tmp/"]).ok();
+        let said = place.exec("0", &["sh", "-c", &line]);
+        found.extend(cases(&said.out));
+        output += &format!("{said:?}\n");
+    }
+    let mut bad = Vec::new();
+    for (name, result) in &found {
+        let expected = SKIPPED.iter().find(|(known, _)| known == name);
+        match expected {
+            Some((_, why)) if *result == "skipped" => {
+                eprintln!("{result} {name}: as expected, {why}");
+            }
+            _ => eprintln!("{result} {name}"),
+        }
+        if *result == "failed" || (*result == "skipped") != expected.is_some() {
+            bad.push(name);
+        }
+    }
+    assert!(bad.is_empty(), "not as expected: {bad:?}\n{output}");
+    for expected in ["config_space_read_write", "validate_bars", "reset", "msix", "dma_map_unmap"] {
+        assert!(found.iter().any(|(name, _)| name.contains(expected)), "{expected}: {output}");
+    }
+    // Nobody has left it in a state that matters.
+    place.exec("0", &["tofu-guest", "selftest"]).ok();
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+/// `lspci -vvv` without what differs from run to run, see tests/golden/README.md.
+fn normalised(output: &str) -> String {
+    let mut lines = Vec::new();
+    for line in output.lines().filter(|line| !line.starts_with("lspci:")) {
+        let cut = |line: &str, start: &str, name: &str| {
+            let begin = line.find(start)? + start.len();
+            let end = line[begin..].find(' ').map_or(line.len(), |length| begin + length);
+            Some(format!("{}{name}{}", &line[..begin], &line[end..]))
+        };
+        let line = cut(line, "Memory at ", "ADDRESS")
+            .or_else(|| cut(line, "IOMMU group: ", "N"))
+            .or_else(|| cut(line, "Physical Slot: ", "N"))
+            .unwrap_or_else(|| line.to_owned());
+        lines.push(line);
+    }
+    if let Some(first) = lines.first_mut() {
+        let rest = first.split_once(' ').map_or("", |(_, rest)| rest);
+        *first = format!("SLOT {rest}");
+    }
+    lines.join("\n").trim_end().to_owned()
+}
+
+/// A QEMU of the test's own, attached to a device that `tofu serve` offers.
+struct Client<'a> {
+    place: &'a Place,
+    image: &'a Value,
+}
+
+impl Client<'_> {
+    /// Boots `line`, as `tofu serve` prints it, with a guest; returns its shell.
+    fn boot(&self, line: &str) -> Typed {
+        let folder = Path::new(self.image["folder"].as_str().unwrap());
+        let file = |name: &str| folder.join(name).display().to_string();
+        let mut line = format!(
+            "exec {line} -nodefaults -no-user-config -display none -no-reboot -serial stdio \
+             -accel tcg -cpu max,-erms,-fsrm -kernel {} -initrd {} \
+             -append 'console=ttyS0 quiet panic=-1 intel_iommu=on iomem=relaxed tofu.name=guest'",
+            file("vmlinux"),
+            file("initrd")
+        );
+        let root = folder.join("root.ext4");
+        if root.exists() {
+            line += &format!(
+                " -drive if=none,id=root,format=raw,readonly=on,file={} \
+                 -device virtio-blk-pci,drive=root",
+                root.display()
+            );
+        }
+        let mut command = Command::new("sh");
+        let path = format!("{}:{}", self.place.file("bin"), std::env::var("PATH").unwrap());
+        command.args(["-c", &line]).env("PATH", path);
+        // So that it is found among the processes of this place.
+        command.env("XDG_RUNTIME_DIR", self.place.path());
+        Typed::start(command)
+    }
+}
+
+#[test]
+fn a_served_device_and_what_lspci_says_of_it() {
+    const TEST: &str = "a_served_device_and_what_lspci_says_of_it";
+    let Some(place) = Place::new(TEST, Image::Newest) else { return };
+    let images = place.run(&["image", "ls", "--json"]).json();
+    let image = images.as_array().unwrap().iter().find(|image| image["name"] == "tofu-tests");
+    let client = Client { place: &place, image: image.unwrap() };
+
+    // The name that the printed command line has, for the QEMU that machines here run under.
+    let qemu = Cache::from_env().unwrap().qemu(None, &Silent).unwrap();
+    let words = qemu.command();
+    let words = [words.get_program()].into_iter().chain(words.get_args());
+    let words = words.map(|word| format!("'{}'", word.display()));
+    let variables = qemu.envs.iter();
+    let variables = variables.map(|(name, value)| format!("{}='{}'", name.display(), value.display()));
+    let words: Vec<_> = variables.chain(words).collect();
+    fs::create_dir(place.path().join("bin")).unwrap();
+    let script = place.path().join("bin/qemu-system-x86_64");
+    fs::write(&script, format!("#!/bin/sh\nexec env {} \"$@\"\n", words.join(" "))).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+
+    let mut serve = place.start(&["serve", "--shape", "2x1x1x1x1x1"]);
+    let mut text = String::new();
+    while !text.contains("Ctrl-C ends it.") {
+        text += &serve.line();
+    }
+    // The line that it prints for QEMU, with what it says to change for VFIO in the guest.
+    let begin = text.find("qemu-system-x86_64").unwrap();
+    let line = text[begin..].split("\n  and for VFIO").next().unwrap();
+    let line = line.replace("\\\n", " ");
+    let machine = "-machine q35,kernel-irqchip=split,memory-backend=ram";
+    let iommu = "-device intel-iommu,caching-mode=on";
+    assert!(text.contains(machine) && text.contains(iommu), "{text}");
+    let line = line.replace("-machine q35,memory-backend=ram", &format!("{machine} {iommu}"));
+    assert!(line.contains(machine), "{line}");
+
+    let mut guest = client.boot(&line);
+    let found = guest.run("tofu-guest ls --json");
+    assert!(found.contains("\"coords\":[0,0,0,0,0,0]"), "{found}");
+    let said = guest.run("tofu-guest selftest");
+    assert!(said.contains("18 checks passed"), "{said}");
+    // Killed while a program uses the device.
+    guest.say("puts shape=1x1x1x1x1x1 nodes=1; tofu-guest selftest");
+    kill(guest.id());
+    drop(guest);
+
+    // Another one, with the device behind a port of its own, as in a real machine.
+    let port = "-device pcie-root-port,id=rp0,chassis=1,slot=1";
+    let behind = line.replace(iommu, &format!("{iommu} {port}"));
+    let mut guest = client.boot(&behind.replace("{\"driver\":", "{\"bus\":\"rp0\",\"driver\":"));
+    // Without its list of names, which grows.
+    let output = guest.run("lspci -vvv -i /dev/null -d 10cf:1ccd");
+    let golden = fs::read_to_string(workspace().join("tests/golden/lspci-qemu.txt")).unwrap();
+    assert_eq!(normalised(&output), golden.trim_end());
+    let said = guest.run("tofu-guest selftest");
+    assert!(said.contains("18 checks passed"), "{said}");
+    kill(guest.id());
+    drop(guest);
+
+    // And one as the first, for the other node.
+    let other = line.replace("node-0-0-0-0-0-0", "node-1-0-0-0-0-0");
+    let mut guest = client.boot(&other);
+    let found = guest.run("tofu-guest ls --json");
+    assert!(found.contains("\"coords\":[1,0,0,0,0,0]"), "{found}");
+    drop(guest);
+
+    wait_for("the machine to be alone", MOMENT, || place.processes().len() <= 2);
+    tofu_linux_tests::interrupt(serve.id());
+    assert_eq!(serve.end(MOMENT).code, Some(130));
+    place.is_clean();
+}
+
+#[test]
+fn what_is_normalised() {
+    let raw = "lspci: Unable\n01:00.0 Class 0280: X (rev 01)\n\tIOMMU group: 4\n\tRegion 0: Memory \
+               at e0000000 (64-bit)\n\tPhysical Slot: 1-2\n\n";
+    let expected = "SLOT Class 0280: X (rev 01)\n\tIOMMU group: N\n\tRegion 0: Memory at ADDRESS \
+                    (64-bit)\n\tPhysical Slot: N";
+    assert_eq!(normalised(raw), expected);
+}
+
+#[test]
+fn how_cases_are_read() {
+    let output = "TAP version 13\n1..3\n#  RUN  a.b ...\n#   OK  a.b\nok 1 a.b\n# not ok\n\
+                  not ok 2 a.c\nok 3 a.d # SKIP no\nok 4 # SKIP x\n";
+    let found = cases(output);
+    let found: Vec<_> = found.iter().map(|(name, result)| (name.as_str(), *result)).collect();
+    assert_eq!(found[..3], [("a.b", "passed"), ("a.c", "failed"), ("a.d", "skipped")]);
+}

@@ -100,10 +100,11 @@ fn nodes_that_never_boot() {
     place.is_clean();
     // One that goes on without our agent. What it says last is there.
     let start = Instant::now();
-    let arguments =
-        ["--shape", "1x1x1x1x1x1", "--append", "rdinit=/bin/cat", "--boot-timeout", "12s"];
+    let init = "rdinit=/bin/busybox -- sh -c \"echo here I sit; exec /bin/busybox sleep 100\"";
+    let arguments = ["--shape", "1x1x1x1x1x1", "--append", init, "--boot-timeout", "15s"];
     let error = up(&place, &arguments).mistake();
-    assert!(error.contains("did not come up within 12 s"), "{error}");
+    assert!(error.contains("did not come up within 15 s"), "{error}");
+    assert!(error.ends_with("here I sit"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(60));
     place.is_clean();
     // An initrd that is none.

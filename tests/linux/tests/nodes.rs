@@ -34,16 +34,17 @@ fn self_test(place: &Place, node: &str) {
     assert_eq!(result["ok"], true, "{result}");
 }
 
-/// What a node's TNI 0 has sent.
+/// What a node's TNI 0 has sent; nothing if no program has the device.
 fn sent(place: &Place, node: &str) -> u64 {
-    let counters = place.exec(node, &["tofu-guest", "counters", "--json"]).json();
+    let said = place.exec(node, &["tofu-guest", "counters", "--json"]);
+    let counters: Value = serde_json::from_str(&said.out).unwrap_or_default();
     counters["TNI 0"]["NUM_SEND_TLP"].as_u64().unwrap_or(0)
 }
 
 /// Node 0 sends to node 1 without end; returns the two programs when that is under way.
 fn traffic(place: &Place) -> [Running; 2] {
-    const STREAM: [&str; 4] = ["stream", "nodes=2", "bytes=100000000000", "max=65536"];
-    let start = |node| place.start(&[&["exec", node, "--"], &STREAM[..]].concat());
+    // More than a minute of 8 bytes each.
+    let start = |node| place.start(&["exec", node, "--", "puts", "nodes=2", "count=4000000"]);
     let programs = [start("0"), start("1")];
     wait_for("data to be sent", MOMENT, || sent(place, "0") > 2000);
     let before = sent(place, "0");
@@ -51,16 +52,11 @@ fn traffic(place: &Place) -> [Running; 2] {
     programs
 }
 
-/// The sender of [`traffic`] ends by itself and says why; the other one waits for what does not
-/// come any more, if it is still there, and is ended.
+/// Ends the receiver of [`traffic`], which waits for what does not come any more.
 #[track_caller]
-fn sender_notices(place: &Place, [sender, receiver]: [Running; 2]) {
-    let said = sender.end(NOTICED);
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.out.contains("FAILED: ") || said.err.contains("FAILED: "), "{said:?}");
-    drop(receiver);
-    let idle = || place.exec("0", &["sh", "-c", "! pidof stream"]).code == Some(0);
-    wait_for("the sender to be gone", MOMENT, idle);
+fn end_receiver(place: &Place, receiver: Running) {
+    place.exec("1", &["killall", "puts"]).ok();
+    assert_eq!(receiver.end(MOMENT).code, Some(128 + 15));
 }
 
 #[test]
@@ -165,7 +161,12 @@ fn a_monitor_is_killed_in_mid_traffic() {
     // The one that is sent to.
     let programs = traffic(&place);
     kill(place.node(1)["pid"].as_u64().unwrap());
-    sender_notices(&place, programs);
+    let [sender, receiver] = programs;
+    let said = sender.end(NOTICED);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!((said.out + &said.err).contains("FAILED: a Put ended with result code"));
+    let said = receiver.end(MOMENT);
+    eprintln!("{said:?}");
     wait_for("node 1 to be off", MOMENT, || place.node(1)["state"] == "off");
     let error = place.exec("1", &["true"]).mistake();
     assert!(error.ends_with("the node is not up"), "{error}");
@@ -186,7 +187,7 @@ fn a_monitor_is_killed_in_mid_traffic() {
     assert!(sent(&place, "0") > before);
     assert!(programs.iter_mut().all(Running::runs));
     for node in ["0", "1"] {
-        place.exec(node, &["killall", "stream"]).ok();
+        place.exec(node, &["killall", "puts"]).ok();
     }
     for program in programs {
         assert_eq!(program.end(MOMENT).code, Some(128 + 15));
@@ -217,7 +218,7 @@ fn a_device_is_taken_away_in_mid_traffic() {
     let [sender, receiver] = traffic(&place);
     place.exec("0", &["tofu-guest", "reset"]).ok();
     assert_eq!(sender.end(NOTICED).code, Some(1));
-    drop(receiver);
+    end_receiver(&place, receiver);
     self_test(&place, "0");
 
     // Unbound under the program: it lets go.
@@ -237,15 +238,13 @@ fn a_device_is_taken_away_in_mid_traffic() {
     // A program that is killed, at the one end and at the other.
     for node in ["1", "0"] {
         let [sender, receiver] = traffic(&place);
-        place.exec(node, &["killall", "-9", "stream"]).ok();
+        place.exec(node, &["killall", "-9", "puts"]).ok();
         let (killed, other) = if node == "0" { (sender, receiver) } else { (receiver, sender) };
         assert_eq!(killed.end(MOMENT).code, Some(128 + 9));
         if node == "1" {
             assert_eq!(other.end(NOTICED).code, Some(1));
         } else {
-            drop(other);
-            let idle = || place.exec("1", &["sh", "-c", "! pidof stream"]).code == Some(0);
-            wait_for("the receiver to be gone", MOMENT, idle);
+            end_receiver(&place, other);
         }
         self_test(&place, node);
         all_pairs(&place, 2, 3);
