@@ -17,7 +17,8 @@ use tofu_abi::desc::MAX_MESSAGE;
 use tofu_inproc::Pair;
 
 use crate::baseline;
-use crate::cli::{BenchArgs, BenchPart, LinuxArgs, ShapeArgs, UpArgs};
+use crate::cli::{BenchArgs, BenchPart, LinuxArgs, SandboxArgs, ShapeArgs, UpArgs};
+use crate::confine::Confinement;
 use crate::plan::Plan;
 use crate::runner::{Backend, Event, Machines, Outcome};
 use crate::units::{Doorbell, GuestArgs};
@@ -290,7 +291,8 @@ fn run_machine(args: &UpArgs, limit: Duration) -> anyhow::Result<Run> {
     let (sender, events) = mpsc::channel();
     let before = resident_kib();
     let start = Instant::now();
-    let mut machine = Machines { linux: None }.start(&plan, sender)?;
+    let mut machine =
+        Machines { linux: None, confinement: Confinement::default() }.start(&plan, sender)?;
     let beyond_kib = machine
         .guest_resident_kib()
         .zip(resident_kib().zip(before))
@@ -326,6 +328,7 @@ fn resident_kib() -> Option<u64> {
 fn up(shape: &str, guest: &str) -> anyhow::Result<UpArgs> {
     Ok(UpArgs {
         shape: ShapeArgs { shape: Some(shape.parse()?), config: None },
+        sandbox: SandboxArgs { off: true },
         guest: Some(guest.to_owned()),
         args: None,
         nodes: None,

@@ -57,6 +57,18 @@ pub(crate) enum Command {
     Internal(InternalCommand),
 }
 
+/// Whether the machine's threads give up rights.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SandboxArgs {
+    /// Do without the sandbox
+    ///
+    /// Each thread that serves a guest gives up the system calls that it does not need (seccomp),
+    /// and the process access to files (Landlock), so that a guest that takes over its monitor
+    /// has little of it. Of use to find out whether the sandbox is at fault, and under debuggers.
+    #[arg(long = "no-sandbox")]
+    pub(crate) off: bool,
+}
+
 /// Which machine.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ShapeArgs {
@@ -85,6 +97,9 @@ pub(crate) struct ShapeArgs {
 pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
+
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxArgs,
 
     /// Guest program: a shipped one (see `tofu guest ls`) or the path of an ELF file
     ///
@@ -234,6 +249,9 @@ pub(crate) enum Net {
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
+
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxArgs,
 
     /// Folder for the sockets, node-X-Y-Z-A-B-C.sock [default: the machine's run directory]
     #[arg(long, value_name = "DIR")]

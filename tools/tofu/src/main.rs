@@ -10,6 +10,7 @@ mod bench;
 mod cli;
 mod client;
 mod config;
+mod confine;
 mod doctor;
 mod guest_cmd;
 mod guests;

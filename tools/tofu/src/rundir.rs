@@ -95,6 +95,11 @@ impl RunDir {
         &self.path
     }
 
+    /// The folder of all run directories.
+    pub(crate) fn base(&self) -> &Path {
+        self.path.parent().unwrap_or(&self.path)
+    }
+
     /// The socket for `tofu exec` and the like.
     pub(crate) fn control(&self) -> PathBuf {
         self.path.join(CONTROL)

@@ -15,10 +15,12 @@ use tofu_fabric::{Axis, NodeId};
 use tofu_icc::SharedPages;
 use tofu_machine::{DoorbellBackend, Doorbells, Machine, MachineConfig};
 use tofu_pci::PciFunction;
+use tofu_sandbox::Role;
 use tofu_vmm::{Attachment, Hypervisor, Vm, VmConfig, Windows};
 use vm_memory::{GuestMemoryBackend, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::confine::Confinement;
 use crate::linux::machine::{Host, LinuxNodes};
 use crate::linux::programs;
 use crate::plan::{Network, Plan, VmPlan};
@@ -91,6 +93,8 @@ pub(crate) trait Backend {
 pub(crate) struct Machines {
     /// What the plan's Linux nodes need.
     pub(crate) linux: Option<Host>,
+    /// What its threads give up.
+    pub(crate) confinement: Confinement,
 }
 
 /// A machine without nodes whose engines run, with the links down that are to be.
@@ -98,13 +102,15 @@ pub(crate) fn machine(
     network: &Network,
     doorbells: Doorbells,
     engines: usize,
+    confinement: &Confinement,
 ) -> anyhow::Result<Machine> {
     let machine =
         Machine::new(MachineConfig { doorbells, engines, ..MachineConfig::new(network.shape) })?;
     for &(at, port) in &network.links_down {
         machine.fabric().set_link(at, port, false)?;
     }
-    machine.start()?;
+    let first = confinement.hook(Role::Engine);
+    machine.start_with(move || first())?;
     Ok(machine)
 }
 
@@ -119,7 +125,8 @@ impl Backend for Machines {
         let hypervisor = any_bare.then(Hypervisor::open).transpose()?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let engines = engines(plan.engines, cores);
-        let machine = machine(&plan.network, doorbells(plan, cores, engines), engines)?;
+        let doorbells = doorbells(plan, cores, engines);
+        let machine = machine(&plan.network, doorbells, engines, &self.confinement)?;
         let mut running = Local { vms: HashMap::new(), linux: None, machine };
         // First, as they take their time, and small guests would wait for them in vain.
         if let Some(host) = &self.linux {
@@ -136,7 +143,9 @@ impl Backend for Machines {
                 }
             };
             note("running");
-            let vm = boot(hypervisor, &running.machine, plan, (id, at), vm, &events, note)
+            let first = self.confinement.hook(Role::Vcpu);
+            let machine = &running.machine;
+            let vm = boot(hypervisor, machine, plan, (id, at), vm, &events, first, note)
                 .with_context(|| format!("node {at}"))?;
             // The receiver is gone only when the run is over.
             let _ = events.send(Event::Booted(id));
@@ -173,7 +182,9 @@ pub(crate) fn doorbells(plan: &Plan, cores: usize, engines: usize) -> Doorbells 
     }
 }
 
-/// Makes a node and starts its guest; `note` is called with a word when that has ended.
+/// Makes a node and starts its guest; `first` is called on the vCPU's thread before that runs,
+/// `note` with a word when the guest has ended.
+#[expect(clippy::too_many_arguments, reason = "called once")]
 fn boot(
     hypervisor: &Hypervisor,
     machine: &Machine,
@@ -181,6 +192,7 @@ fn boot(
     (id, at): (NodeId, Coords),
     vm_plan: &VmPlan,
     events: &Sender<Event>,
+    first: Arc<dyn Fn() + Send + Sync>,
     note: impl Fn(&'static str) + Send + 'static,
 ) -> anyhow::Result<Vm> {
     let lines = events.clone();
@@ -201,6 +213,7 @@ fn boot(
         node.set_backend(Arc::new(WindowDoorbells::new(windows)));
     }
     vm.boot(&vm_plan.guest.image, &command_line(plan, vm_plan))?;
+    vm.on_thread_start(move |_| first());
     let ends = events.clone();
     vm.start(move |outcome| {
         // A guest that exited is like a processor that halted: its device goes on serving others

@@ -10,6 +10,7 @@ use tofu_machine::Doorbells;
 use tofu_vfio_user::Backing;
 
 use crate::cli::ServeArgs;
+use crate::confine::Confinement;
 use crate::linux::janitor::Janitor;
 use crate::linux::machine::Registry;
 use crate::linux::{control, qemu};
@@ -48,14 +49,15 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     }
     let sockets: Vec<PathBuf> =
         shape.iter().map(|at| folder.join(node_file("node", at, "sock"))).collect();
+    let confinement = Confinement::of_programs(&[dir.base(), folder.as_path()], args.sandbox.off)?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(args.engines.or(file.engines), cores);
-    let machine = runner::machine(&network, Doorbells::Trapped, engines)?;
+    let machine = runner::machine(&network, Doorbells::Trapped, engines, &confinement)?;
     let registry = Arc::new(Registry::new(shape, sender));
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
     let mut served = Vec::new();
     for (at, socket) in shape.iter().zip(&sockets) {
-        served.push(Served::start(&machine, at, socket, backing)?);
+        served.push(Served::start(&machine, at, socket, backing, &confinement)?);
         if let Some(id) = shape.node_id(at) {
             registry.others().insert(id, "served");
         }

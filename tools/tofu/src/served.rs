@@ -7,9 +7,12 @@ use std::thread::{self, JoinHandle};
 use anyhow::Context;
 use tofu_abi::Coords;
 use tofu_machine::{Doorbells, Machine};
+use tofu_sandbox::Role;
 use tofu_vfio_user::{
     Backing, BoundSocket, ClientMemory, ClientPages, Limits, Server, bind_socket,
 };
+
+use crate::confine::Confinement;
 
 /// A node's device on its socket. Dropping it closes and removes the socket.
 pub(crate) struct Served {
@@ -30,6 +33,7 @@ impl Served {
         at: Coords,
         socket: &Path,
         backing: Backing,
+        confinement: &Confinement,
     ) -> anyhow::Result<Self> {
         let socket = bind_socket(socket)?;
         let listener = socket.listener().context("no descriptors left")?;
@@ -46,7 +50,9 @@ impl Served {
         }
         let server = Arc::new(server);
         let mut served = Self { server: Arc::clone(&server), thread: None, at, socket };
+        let first = confinement.hook(Role::VfioUser);
         let run = move || {
+            first();
             if let Err(error) = server.run(listener) {
                 log::error!("node {at}: {error}");
             }

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use tofu_fabric::NodeId;
 
 use crate::cli::UpArgs;
+use crate::confine::Confinement;
 use crate::host;
 use crate::linux;
 use crate::plan::Plan;
@@ -29,6 +30,8 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         return linux::up::run(&plan, args);
     }
     linux::up::refuse_options(args)?;
+    // Before there are other threads, which it would not reach.
+    let confinement = Confinement::of_guests(args.sandbox.off)?;
     let (sender, events) = mpsc::channel();
     let signal_sender = sender.clone();
     let _signals = signals::forward(move |signal| {
@@ -38,7 +41,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     .context("cannot handle signals")?;
     let mut out = io::stdout();
     let mut screen = Screen::new(&mut out, Style::detect(args.json), &plan)?;
-    let machines = Machines { linux: None };
+    let machines = Machines { linux: None, confinement };
     watch(&plan, &machines, sender, &events, &mut screen, &mut |_| Ok(()))
 }
 

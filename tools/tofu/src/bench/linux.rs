@@ -17,6 +17,7 @@ use tofu_machine::Doorbells;
 
 use super::{Latency, foreign, up};
 use crate::cli::{LinuxArgs, Net, UpArgs};
+use crate::confine::Confinement;
 use crate::image_cmd::Shown;
 use crate::linux::janitor::Janitor;
 use crate::linux::kit::{Kit, kvm_runs_linux};
@@ -236,8 +237,10 @@ impl Lab {
             kvm,
             lan: args.linux.net == Net::Lan,
             registry: Arc::clone(&registry),
+            confinement: Confinement::default(),
         };
-        let running = Machines { linux: Some(host) }.start(&plan, sender)?;
+        let confinement = Confinement::default();
+        let running = Machines { linux: Some(host), confinement }.start(&plan, sender)?;
         let ready = start.elapsed();
         let guests = Guests(registry);
         Ok(Self { _running: running, guests, _janitor: janitor, _dir: dir, monitor, ready })

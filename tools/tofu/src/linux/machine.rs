@@ -21,6 +21,7 @@ use super::monitor::Kind;
 use super::node::{Common, LinuxNode};
 use super::own::{LatestMemory, Own};
 use super::qemu::Setup;
+use crate::confine::Confinement;
 use crate::plan::{LinuxPlan, Plan};
 use crate::rundir::node_file;
 use crate::runner::{self, Event};
@@ -41,6 +42,8 @@ pub(crate) struct Host {
     /// Whether the nodes have an Ethernet.
     pub(crate) lan: bool,
     pub(crate) registry: Arc<Registry>,
+    /// What its threads give up.
+    pub(crate) confinement: Confinement,
 }
 
 /// What is known about a machine outside of the thread that runs it: by those who serve `tofu ps`
@@ -118,7 +121,13 @@ impl LinuxNodes {
             let socket = host.dir.join(node_file("node", at, "sock"));
             let kind = match &host.own {
                 None => {
-                    served.push(Served::start(machine, at, &socket, Backing::Sealed)?);
+                    served.push(Served::start(
+                        machine,
+                        at,
+                        &socket,
+                        Backing::Sealed,
+                        &host.confinement,
+                    )?);
                     Kind::Qemu { group: host.group }
                 }
                 Some(hypervisor) => {
@@ -135,6 +144,7 @@ impl LinuxNodes {
                 command_line: command_line(plan, at, linux, host.lan.then(|| lan::ip(index))),
                 device: socket,
                 qmp: host.dir.join(node_file("qmp", at, "sock")),
+                confinement: host.confinement.clone(),
                 lan: lan.as_ref().and_then(|lan| lan.place(index)),
                 kvm: host.kvm,
             };

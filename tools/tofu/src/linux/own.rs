@@ -10,6 +10,7 @@ use anyhow::Context;
 use tofu_icc::{Access, DmaError, DmaMemory};
 use tofu_machine::Node;
 use tofu_pci::{Endpoint, PciFunction};
+use tofu_sandbox::Role;
 use tofu_virtio::iommu::Iommu;
 use tofu_virtio::{
     Block, BlockConfig, Console, Device, DeviceMemory, Doorbells, Options, PortConfig, Rng, Virtio,
@@ -92,8 +93,14 @@ impl Doorbells for Notifications {
 }
 
 /// Puts a virtio device on the bus.
-fn add(vm: &Vm, name: &str, device: impl Device + 'static) -> anyhow::Result<Slot> {
-    let options = Options { name: name.to_owned(), ..Options::default() };
+fn add(
+    vm: &Vm,
+    name: &str,
+    device: impl Device + 'static,
+    first: Arc<dyn Fn() + Send + Sync>,
+) -> anyhow::Result<Slot> {
+    let options =
+        Options { name: name.to_owned(), thread_start: Some(first), ..Options::default() };
     let function = Arc::new(Virtio::new(device, options, vm.memory().clone())?);
     connect(vm, function.endpoint());
     let slot = vm.add_function(Arc::clone(&function) as Arc<dyn PciFunction>)?;
@@ -140,12 +147,14 @@ pub(crate) fn start(own: &Own, setup: &Setup) -> anyhow::Result<Started> {
     let port =
         PortConfig { name: Some(AGENT_PORT.to_owned()), console: false, stream: Some(stream) };
     let (ports, _) = Console::new(vec![port])?;
-    add(&vm, "agent", ports)?;
-    let iommu = add(&vm, "iommu", iommu)?;
-    add(&vm, "rng", Rng::new())?;
+    let first = || setup.confinement.hook(Role::Virtio);
+    add(&vm, "agent", ports, first())?;
+    let iommu = add(&vm, "iommu", iommu, first())?;
+    add(&vm, "rng", Rng::new(), first())?;
     if let Some(root) = &kit.root {
         let id = "tofu-root".to_owned();
-        add(&vm, "root", Block::open(&BlockConfig { path: root.clone(), read_only: true, id })?)?;
+        let disk = Block::open(&BlockConfig { path: root.clone(), read_only: true, id })?;
+        add(&vm, "root", disk, first())?;
     }
 
     let (console, there) = UnixStream::pair().context("no sockets left")?;
@@ -182,6 +191,8 @@ pub(crate) fn start(own: &Own, setup: &Setup) -> anyhow::Result<Started> {
         entry: KernelEntry::Auto,
         viot: Some(Viot { iommu, behind: &[device] }),
     })?;
+    let first = setup.confinement.hook(Role::Vcpu);
+    vm.on_thread_start(move |_| first());
     vm.start(|_| {})?;
     Ok(Started { vm: Arc::new(vm), console, agent })
 }

@@ -12,6 +12,7 @@ use command_fds::{CommandFdExt, FdMapping};
 
 use super::janitor;
 use super::kit::Kit;
+use crate::confine::Confinement;
 use crate::units::MemorySize;
 
 /// What a node's QEMU is to be like.
@@ -35,6 +36,8 @@ pub(crate) struct Setup {
     pub(crate) lan: Option<(Arc<OwnedFd>, String)>,
     /// Whether the host's hardware runs the guest.
     pub(crate) kvm: bool,
+    /// What threads give up that serve the guest in this process.
+    pub(crate) confinement: Confinement,
 }
 
 /// Descriptors in QEMU.

@@ -13,6 +13,7 @@ use super::kit::{Kit, kvm_runs_linux};
 use super::machine::{Host, Registry};
 use super::{control, detach};
 use crate::cli::{Net, UpArgs, Vmm};
+use crate::confine::Confinement;
 use crate::image_cmd::{Shown, is_interrupted};
 use crate::plan::Plan;
 use crate::rundir::RunDir;
@@ -72,6 +73,7 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
     let janitor = Janitor::start(dir.path(), &[])?;
     let registry = Arc::new(Registry::new(plan.network.shape, sender.clone()));
     control::serve(&dir.control(), &registry)?;
+    let confinement = Confinement::of_programs(&[dir.base()], args.sandbox.off)?;
     let host = Host {
         kit: Arc::new(kit),
         own,
@@ -81,8 +83,9 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
         kvm: kvm_runs_linux(tofu_vmm::probe().linux()),
         lan: args.linux.net == Net::Lan,
         registry: Arc::clone(&registry),
+        confinement: confinement.clone(),
     };
-    let machines = Machines { linux: Some(host) };
+    let machines = Machines { linux: Some(host), confinement };
 
     let mut out = io::stdout();
     let mut screen = Screen::new(&mut out, style, plan)?;
