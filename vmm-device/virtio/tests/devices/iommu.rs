@@ -8,7 +8,7 @@ use tofu_virtio::iommu::{
     INPUT_LAST, Iommu, MSI_WINDOW,
 };
 use tofu_virtio::regs::{cap, feature};
-use tofu_virtio::{Block, BlockConfig, Options, Rng, Virtio};
+use tofu_virtio::{Block, BlockConfig, DeviceMemory, Options, Rng, Virtio};
 use vm_memory::{Bytes, GuestAddress, Permissions};
 
 use crate::driver::{BUFFERS, Guest, LOW, QUEUES, Queue, from_device, memory, to_device, wait};
@@ -456,4 +456,38 @@ fn a_ring_that_is_not_mapped_is_refused() {
     guest.describe(0, 8, [ring, ring + 0x4000, ring + 0x8000]);
     guest.go();
     guest.needs_reset();
+}
+
+/// As a device that is not a virtio device uses it.
+#[test]
+fn an_access_is_to_all_of_a_range_or_to_nothing() {
+    let iommu = Iommu::new();
+    let endpoint = iommu.endpoint(8);
+    let mut driver = Driver::new(&iommu, ALL);
+    let memory = DeviceMemory::new(driver.guest.memory.clone(), Some(endpoint));
+    assert_eq!(driver.attach(1, 8, 0), OK);
+    // The third page leads to where there is no memory.
+    assert_eq!(driver.map(1, (0x1000, 0x1fff), 0x30_0000, READ), OK);
+    assert_eq!(driver.map(1, (0x2000, 0x2fff), 0x38_0000, READ), OK);
+    assert_eq!(driver.map(1, (0x3000, 0x3fff), LOW, READ), OK);
+    driver.guest.memory.write_slice(b"far", GuestAddress(0x30_0ffd)).unwrap();
+    driver.guest.memory.write_slice(b"away", GuestAddress(0x38_0000)).unwrap();
+    let read = |at: u64, len: usize, access: Permissions| {
+        let mut bytes = Vec::new();
+        let done = memory.access(at, len, access, &mut |slice| {
+            let from = bytes.len();
+            bytes.resize(from + slice.len(), 0);
+            slice.copy_to(&mut bytes[from..]);
+        });
+        done.then_some(bytes.clone()).ok_or(bytes)
+    };
+    assert_eq!(read(0x1ffd, 7, Permissions::Read).unwrap(), b"faraway");
+    for (at, len, access) in [
+        (0x1ffd, 7, Permissions::Write),
+        (0x1ffd, 7, Permissions::ReadWrite),
+        (0x2ffd, 7, Permissions::Read),
+        (0x0ffd, 7, Permissions::Read),
+    ] {
+        assert_eq!(read(at, len, access).unwrap_err(), b"", "{at:#x}");
+    }
 }
