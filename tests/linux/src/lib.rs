@@ -23,7 +23,7 @@ use tempfile::TempDir;
 /// Longest time for a command, on a busy host.
 pub const PATIENCE: Duration = Duration::from_secs(150);
 /// Longest time for something that takes a moment, on a busy host.
-pub const MOMENT: Duration = Duration::from_secs(20);
+pub const MOMENT: Duration = Duration::from_secs(30);
 
 /// One machine at a time.
 static ONE: Mutex<()> = Mutex::new(());
@@ -213,7 +213,8 @@ impl Place {
     /// Boots a detached machine.
     #[track_caller]
     pub fn up(&self, args: &[&str]) {
-        self.run(&[&["up", "--linux", "--detach"], args].concat()).ok();
+        let up = ["up", "--linux", "--detach", "--boot-timeout", "140s"];
+        self.run(&[&up, args].concat()).ok();
     }
 
     /// Runs a command on a node.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tofu_linux_tests::{Image, MOMENT, Place, Running, kill, skip, wait_for};
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, kill, skip, wait_for};
 
 /// A program that has lost its peer must notice within this time, on a busy host.
 const NOTICED: Duration = Duration::from_secs(30);
@@ -42,14 +42,25 @@ fn sent(place: &Place, node: &str) -> u64 {
 }
 
 /// Node 0 sends to node 1 without end; returns the two programs when that is under way.
+#[track_caller]
 fn traffic(place: &Place) -> [Running; 2] {
-    // More than a minute of 8 bytes each.
+    // Minutes of 8 bytes each.
     let start = |node| place.start(&["exec", node, "--", "puts", "nodes=2", "count=4000000"]);
-    let programs = [start("0"), start("1")];
-    wait_for("data to be sent", MOMENT, || sent(place, "0") > 2000);
-    let before = sent(place, "0");
-    wait_for("more data to be sent", MOMENT, || sent(place, "0") > before);
-    programs
+    let mut programs = [start("0"), start("1")];
+    let end = Instant::now() + PATIENCE;
+    let mut before = 0;
+    loop {
+        let now = sent(place, "0");
+        if now > before && before > 2000 {
+            return programs;
+        }
+        before = now;
+        let stopped = programs.iter_mut().position(|program| !program.runs());
+        if let Some(node) = stopped {
+            panic!("node {node}: {:?}", programs.into_iter().nth(node).map(|p| p.end(MOMENT)));
+        }
+        assert!(Instant::now() < end, "nothing was sent within {PATIENCE:?}");
+    }
 }
 
 /// Ends the receiver of [`traffic`], which waits for what does not come any more.
@@ -96,7 +107,7 @@ fn two_nodes() {
 #[test]
 fn a_unit_of_twelve_nodes() {
     let Some(place) = Place::new("a_unit_of_twelve_nodes", Image::Default) else { return };
-    place.up(&["--shape", "unit", "--memory", "128MiB", "--boot-timeout", "140s"]);
+    place.up(&["--shape", "unit", "--memory", "128MiB"]);
     let nodes = place.ps()[0]["nodes"].clone();
     assert_eq!(nodes.as_array().map(Vec::len), Some(12));
     let mut expected: Vec<_> = (0..12)
