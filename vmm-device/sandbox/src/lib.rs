@@ -213,6 +213,7 @@ impl Sandbox {
     /// [`Error::Path`], [`Error::Files`]. What the kernel lacks is no error.
     pub fn enter_process(&self) -> Result<Entered, Error> {
         let mut entered = Entered { files: false, missing: Vec::new() };
+        let mut before = None;
         match &self.support.landlock {
             Ok(abi) => {
                 files::restrict(&self.policy.paths)?;
@@ -220,8 +221,8 @@ impl Sandbox {
                 entered.missing.extend(self.support.landlock_gaps());
                 let others = support::threads().saturating_sub(1);
                 if others > 0 && *abi < support::ABI_ALL_THREADS {
-                    let gap = format!("{others} threads that were there before may open any file");
-                    entered.missing.push(gap);
+                    before =
+                        Some(format!("{others} threads that were there before may open any file"));
                 }
             }
             Err(reason) => entered.missing.push(format!("files can be opened: {reason}")),
@@ -231,6 +232,11 @@ impl Sandbox {
         }
         for missing in &entered.missing {
             log::warn!("sandbox: {missing}");
+        }
+        if let Some(before) = before {
+            // The caller's doing, not the host's.
+            log::info!("sandbox: {before}");
+            entered.missing.push(before);
         }
         Ok(entered)
     }
