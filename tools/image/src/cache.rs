@@ -26,9 +26,9 @@ use crate::spec::{Kernel, Spec, check_name, check_package};
 use crate::{initramfs, kernel, root};
 
 /// Modules that a guest loads at boot.
-const LOAD: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
+pub(crate) const LOAD: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
 /// Modules that it loads when it finds such a device.
-const DEVICES: [&str; 5] =
+pub(crate) const DEVICES: [&str; 5] =
     ["virtio_blk", "virtio_net", "virtio-rng", "virtio_console", "virtio-iommu"];
 /// Modules that it needs for a root disk.
 const ROOT: [&str; 4] = ["ext4", "overlay", "crc32c_generic", "crc32c_intel"];

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::apt::hex;
 use crate::error::{Error, Result};
-use crate::{initramfs, manifest, root};
+use crate::{cache, initramfs, manifest, root};
 
 /// Which kernel an image has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -287,6 +287,7 @@ impl Spec {
             list.iter().for_each(|name| add(name.as_bytes()));
         }
         initramfs::scripts().iter().for_each(|script| add(script.as_bytes()));
+        cache::LOAD.iter().chain(&cache::DEVICES).for_each(|name| add(name.as_bytes()));
         add(root::RECIPE.as_bytes());
         for program in &self.programs {
             add(program.name.as_bytes());
