@@ -12,7 +12,7 @@ use tofu_abi::regs::NUM_TNI;
 use tofu_abi::table::PageSize;
 use tofu_abi::{StagOffset, rcode};
 use tofu_driver::{
-    Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Stag, Target,
+    Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Stag, Target, WaitError,
 };
 use tofu_vfio::{Bdf, Buffer, VfioPlatform};
 
@@ -144,6 +144,20 @@ impl Loop {
         let (code, old) = self.end_of(order)?;
         ensure!(code == rcode::SUCCESS, "a command ended with: {}", rcode::describe(code));
         Ok(old)
+    }
+
+    /// How a command ends that the queue reports by an exception as well, which may come first.
+    fn end_of_refused(&mut self, order: &Order) -> Result<u8, Fault> {
+        self.cq.post_and_ring(order, 0)?;
+        let mut waited = self.cq.wait_tcq(PATIENCE_NS);
+        if matches!(waited, Err(WaitError::Exception(_))) {
+            self.cq.clear_exceptions();
+            waited = self.cq.wait_tcq(PATIENCE_NS);
+        }
+        let code = waited?.rcode;
+        self.cq.clear_exceptions();
+        self.cq.wait_mrq(PATIENCE_NS)?;
+        Ok(code)
     }
 
     fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
@@ -279,13 +293,12 @@ fn stray(device: &Device<VfioPlatform>) -> Result<String, Fault> {
     let mut queue = Loop::open(device, 0, 0)?;
     let range = [MemoryRange { addr, len: 4096 }];
     let nowhere = queue.cq.register(&range, PageSize::Size4K, Access::ReadWrite, None)?;
-    let (read, _) = queue.end_of(&Order::put(queue.to, queue.at(0), nowhere.at(0), 8))?;
-    let (write, _) = queue.end_of(&Order::put(queue.to, nowhere.at(0), queue.at(0), 8))?;
+    let read = queue.end_of_refused(&Order::put(queue.to, queue.at(0), nowhere.at(0), 8))?;
+    let write = queue.end_of_refused(&Order::put(queue.to, nowhere.at(0), queue.at(0), 8))?;
     for (what, code) in [("read", read), ("write", write)] {
         let text = rcode::describe(code);
         ensure!(code != rcode::SUCCESS, "a {what} of memory that was taken away: {text}");
     }
-    queue.cq.clear_exceptions();
     queue.cq.close()?;
     Ok(format!("refused: {}, {}", rcode::describe(read), rcode::describe(write)))
 }
