@@ -4,7 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use iommufd_ioctls::{IommuFd, IommufdError};
 use tofu_abi::pci::REGISTER_BAR;
@@ -84,9 +85,11 @@ impl VfioPlatform {
         let group = found.iommu_group.ok_or(Error::NoIommu(bdf))?;
         let group_file = PathBuf::from(format!("/dev/vfio/{group}"));
         let (device, ops, info) = if group_file.exists() || !found.has_cdev {
-            Self::open_group(found).map_err(|error| explain(bdf, group, &group_file, error))?
+            patiently(|| Self::open_group(found))
+                .map_err(|error| explain(bdf, group, &group_file, error))?
         } else {
-            Self::open_cdev(found).map_err(|error| explain(bdf, group, Path::new(IOMMU), error))?
+            patiently(|| Self::open_cdev(found))
+                .map_err(|error| explain(bdf, group, Path::new(IOMMU), error))?
         };
         let info = info.map_err(Error::system("asking for the IOMMU's addresses"))?;
         let device = Arc::new(device);
@@ -226,6 +229,26 @@ fn enable(device: &VfioDevice) {
     device.region_read(VFIO_PCI_CONFIG_REGION_INDEX, &mut command, COMMAND);
     let command = u16::from_le_bytes(command) | COMMAND_MEMORY | COMMAND_MASTER;
     device.region_write(VFIO_PCI_CONFIG_REGION_INDEX, &command.to_le_bytes(), COMMAND);
+}
+
+/// Opens a device, and tries again for a while if somebody else holds its lock in the kernel, as
+/// another program does for a moment that binds it, resets it or changes its power state: the
+/// kernel resets a device when it is opened, and rather fails than waits.
+fn patiently(mut open: impl FnMut() -> Result<Opened, VfioError>) -> Result<Opened, VfioError> {
+    const EAGAIN: i32 = 11;
+    const PATIENCE: Duration = Duration::from_secs(2);
+    const PAUSE: Duration = Duration::from_millis(5);
+    let start = Instant::now();
+    loop {
+        match open() {
+            Err(VfioError::GroupGetDeviceFD(errno) | VfioError::VfioDeviceBindIommufd(errno))
+                if errno.errno() == EAGAIN && start.elapsed() < PATIENCE =>
+            {
+                thread::sleep(PAUSE)
+            }
+            other => return other,
+        }
+    }
 }
 
 /// What an error of VFIO's means to a user.
