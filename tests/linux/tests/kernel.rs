@@ -69,7 +69,8 @@ fn selftests_of_vfio() {
         [mode.to_string(), format!("{mode}_anonymous"), format!("{mode}_anonymous_hugetlb_2mb")]
     });
     let variants: Vec<_> = variants.map(|name| format!("-v {name}")).collect();
-    let device = format!("VFIO_SELFTESTS_IOMMU=vfio_type1v2_iommu /tmp/vfio_pci_device_test {slot}");
+    let device =
+        format!("VFIO_SELFTESTS_IOMMU=vfio_type1v2_iommu /tmp/vfio_pci_device_test {slot}");
     let mapping = format!("/tmp/vfio_dma_mapping_test {} {slot}", variants.join(" "));
     let mut found = Vec::new();
     let mut output = String::new();
@@ -174,7 +175,8 @@ fn a_served_device_and_what_lspci_says_of_it() {
     let words = [words.get_program()].into_iter().chain(words.get_args());
     let words = words.map(|word| format!("'{}'", word.display()));
     let variables = qemu.envs.iter();
-    let variables = variables.map(|(name, value)| format!("{}='{}'", name.display(), value.display()));
+    let variables =
+        variables.map(|(name, value)| format!("{}='{}'", name.display(), value.display()));
     let words: Vec<_> = variables.chain(words).collect();
     fs::create_dir(place.path().join("bin")).unwrap();
     let script = place.path().join("bin/qemu-system-x86_64");

@@ -54,7 +54,11 @@ fn of_a_machine_that_is_stopped_while_it_boots() {
             let nodes = ps[0]["nodes"].as_array();
             nodes.is_some_and(|nodes| nodes.iter().any(|node| node["state"] == "booting"))
         });
-        if by_force { kill(process.id()) } else { interrupt(process.id()) }
+        if by_force {
+            kill(process.id())
+        } else {
+            interrupt(process.id())
+        }
         let code = process.end(MOMENT).code;
         assert_eq!(code, if by_force { None } else { Some(130) });
         place.is_clean();

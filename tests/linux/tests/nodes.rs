@@ -177,7 +177,10 @@ fn a_monitor_is_killed_in_mid_traffic() {
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!((said.out + &said.err).contains("FAILED: a Put ended with result code"));
     let said = receiver.end(MOMENT);
-    eprintln!("{said:?}");
+    assert!(
+        said.code == Some(126) && said.err.contains("node 1: the node has stopped"),
+        "{said:?}"
+    );
     wait_for("node 1 to be off", MOMENT, || place.node(1)["state"] == "off");
     let error = place.exec("1", &["true"]).mistake();
     assert!(error.ends_with("the node is not up"), "{error}");
@@ -280,8 +283,14 @@ fn commands_files_and_the_console() {
     let said = place.run_with(&["exec", "0", "--", "sha256sum"], &bytes);
     let sum = said.ok();
     // A signal to the command is one to the program.
-    let mut sleeper =
-        place.start(&["exec", "0", "--", "sh", "-c", "trap 'exit 42' INT; echo on; sleep 60 & wait"]);
+    let mut sleeper = place.start(&[
+        "exec",
+        "0",
+        "--",
+        "sh",
+        "-c",
+        "trap 'exit 42' INT; echo on; sleep 60 & wait",
+    ]);
     assert_eq!(sleeper.line(), "on\n");
     tofu_linux_tests::interrupt(sleeper.id());
     assert_eq!(sleeper.end(MOMENT).code, Some(42));
