@@ -204,6 +204,8 @@ impl Bench {
             tag,
             gpid: u64::from(u.ratio(1, 16)?),
             header2: Header2(u.arbitrary::<u16>()?.into()),
+            // Four bits in a descriptor, which says nothing of what a peer sends.
+            sps: if u.arbitrary()? { 0 } else { u.arbitrary()? },
             remote: place(u)?,
             local: place(u)?,
             position,
