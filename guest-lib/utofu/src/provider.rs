@@ -126,12 +126,12 @@ pub struct Mapped<M> {
     pub isolated: bool,
 }
 
-/// A driver's platform that can lend the device memory of the process.
-pub trait MapUser: Platform {
+/// Lends the device behind a platform memory of the process.
+pub trait MapUser<P>: Clone {
     /// A loan, which ends when it is dropped.
     type Mapping;
 
-    /// Lets the device reach `len` bytes of memory at `addr`.
+    /// Lets the device behind `platform` reach `len` bytes of memory at `addr`.
     ///
     /// # Errors
     ///
@@ -142,38 +142,75 @@ pub trait MapUser: Platform {
     /// Until the loan ends, the memory stays mapped, and the process treats it as memory that
     /// others may change at any time.
     #[allow(unsafe_code)]
-    unsafe fn map_user(&self, addr: usize, len: usize) -> Result<Mapped<Self::Mapping>, Error>;
+    unsafe fn map_user(
+        &self,
+        platform: &P,
+        addr: usize,
+        len: usize,
+    ) -> Result<Mapped<Self::Mapping>, Error>;
 }
 
-/// A provider in a process that owns a device.
+/// Keeps processes that share a device off each other's control queues.
+pub trait ClaimQueue {
+    /// The right to a queue, which ends when it is dropped.
+    type Claim;
+
+    /// Asks for a queue that is to be opened.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotAvailable`] if another process has it.
+    fn claim(&self, tni: u8, cq: u8) -> Result<Self::Claim, Error>;
+}
+
+/// A process that has all queues of the device, or those that it was told of, for itself.
+impl ClaimQueue for () {
+    type Claim = ();
+
+    fn claim(&self, _: u8, _: u8) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// A provider in a process that drives a device.
 #[derive(Debug)]
-pub struct DriverProvider<P: Platform> {
+pub struct DriverProvider<P: Platform, M, C = ()> {
     device: Device<P>,
+    memory: M,
+    claims: C,
     mrq_size: u8,
     gpid: u64,
 }
 
-impl<P: Platform> DriverProvider<P> {
+impl<P: Platform, M> DriverProvider<P, M> {
     /// Gives out the queues of `device`, with message receive queues of size code `mrq_size` (0 to
-    /// 5), to processes of the group `gpid`.
-    pub const fn new(device: Device<P>, mrq_size: u8, gpid: u64) -> Self {
-        Self { device, mrq_size, gpid }
+    /// 5), to processes of the group `gpid`; `memory` lends it memory to be registered.
+    pub const fn new(device: Device<P>, memory: M, mrq_size: u8, gpid: u64) -> Self {
+        Self { device, memory, claims: (), mrq_size, gpid }
     }
 
+    /// The same for a device that is shared with other processes.
+    pub fn with_claims<C>(self, claims: C) -> DriverProvider<P, M, C> {
+        let Self { device, memory, claims: (), mrq_size, gpid } = self;
+        DriverProvider { device, memory, claims, mrq_size, gpid }
+    }
+}
+
+impl<P: Platform, M, C> DriverProvider<P, M, C> {
     /// The device.
     pub const fn device(&self) -> &Device<P> {
         &self.device
     }
 }
 
-impl<P: MapUser> Provider for DriverProvider<P> {
-    type Queue = DriverQueue<P>;
+impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M, C> {
+    type Queue = DriverQueue<P, M, C::Claim>;
 
     fn coords(&self) -> Coords {
         self.device.coords()
     }
 
-    fn open(&self, queue: &OpenQueue) -> Result<DriverQueue<P>, Error> {
+    fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error> {
         let broken = |_| {
             Error::with_value(
                 Code::Fatal,
@@ -182,6 +219,7 @@ impl<P: MapUser> Provider for DriverProvider<P> {
                 "the device does not enable the interface",
             )
         };
+        let claim = self.claims.claim(queue.tni, queue.cq)?;
         self.device.tni(queue.tni).and_then(|tni| tni.enable()).map_err(broken)?;
         let config = CqConfig {
             stags: queue.stags,
@@ -195,7 +233,8 @@ impl<P: MapUser> Provider for DriverProvider<P> {
         let cq = Cq::open(&self.device, &config).map_err(open_error)?;
         let notices = queue_entries(self.mrq_size.into()).unwrap_or(0) as usize;
         let orders = cq.free_slots();
-        Ok(DriverQueue { cq, orders, notices, registered: BTreeMap::new() })
+        let memory = self.memory.clone();
+        Ok(DriverQueue { cq, orders, notices, memory, registered: BTreeMap::new(), _claim: claim })
     }
 
     fn relax(&self) {
@@ -218,23 +257,26 @@ fn open_error(error: OpenError) -> Error {
     }
 }
 
-/// A control queue of a device that the process owns.
-pub struct DriverQueue<P: MapUser> {
+/// A control queue of a device that the process drives.
+pub struct DriverQueue<P: Platform, M: MapUser<P>, C = ()> {
     // First, so that it is closed before its memory goes.
     cq: Cq<P>,
     orders: usize,
     notices: usize,
-    registered: BTreeMap<u32, (Stag, P::Mapping)>,
+    memory: M,
+    registered: BTreeMap<u32, (Stag, M::Mapping)>,
+    // Last, when nobody uses the queue any more.
+    _claim: C,
 }
 
-impl<P: MapUser> DriverQueue<P> {
+impl<P: Platform, M: MapUser<P>, C> DriverQueue<P, M, C> {
     /// The queue as the driver has it.
     pub fn cq(&self) -> &Cq<P> {
         &self.cq
     }
 }
 
-impl<P: MapUser> Queue for DriverQueue<P> {
+impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
     fn orders(&self) -> usize {
         self.orders
     }
@@ -273,7 +315,7 @@ impl<P: MapUser> Queue for DriverQueue<P> {
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
         let platform = self.cq.device().platform();
         // SAFETY: as promised to this function; the loan ends with the registration.
-        let mapped = unsafe { platform.map_user(memory.addr, memory.len)? };
+        let mapped = unsafe { self.memory.map_user(platform, memory.addr, memory.len)? };
         let range = MemoryRange { addr: mapped.device_addr, len: memory.len as u64 };
         // Large pages make small tables and quick translations, but open up what is in front.
         let same = (mapped.device_addr ^ memory.addr as u64) & 0xffff == 0;

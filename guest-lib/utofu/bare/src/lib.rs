@@ -3,11 +3,11 @@
 #![no_std]
 
 use tofu_bare::platform::{BarePlatform, Error as BareError};
-use tofu_driver::{Device, DeviceError, DmaError, IrqError, Platform};
+use tofu_driver::{Device, DeviceError};
 use tofu_utofu::{DriverProvider, Error, MapUser, Mapped};
 
 /// What a [`Context`](tofu_utofu::Context) of a bare guest is made from.
-pub type BareProvider = DriverProvider<Guest>;
+pub type BareProvider = DriverProvider<BarePlatform, GuestMemory>;
 
 /// Why the device cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,53 +37,18 @@ impl core::error::Error for OpenError {}
 /// See [`OpenError`].
 pub fn open(mrq_size: u8) -> Result<BareProvider, OpenError> {
     let platform = BarePlatform::find().map_err(OpenError::Platform)?;
-    let device = Device::probe(Guest(platform)).map_err(OpenError::Device)?;
-    Ok(DriverProvider::new(device, mrq_size, 0))
+    let device = Device::probe(platform).map_err(OpenError::Device)?;
+    Ok(DriverProvider::new(device, GuestMemory, mrq_size, 0))
 }
 
-/// The platform of a guest, whose memory the device reaches at the addresses that the guest has.
-pub struct Guest(BarePlatform);
+/// Memory of the guest, which the device reaches at the addresses that the guest has.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestMemory;
 
-impl Platform for Guest {
-    type Dma = <BarePlatform as Platform>::Dma;
-
-    fn bar0_read64(&self, offset: u64) -> u64 {
-        self.0.bar0_read64(offset)
-    }
-
-    fn bar0_write64(&self, offset: u64, value: u64) {
-        self.0.bar0_write64(offset, value);
-    }
-
-    fn doorbell_write64(&self, offset: u64, value: u64) {
-        self.0.doorbell_write64(offset, value);
-    }
-
-    fn alloc_dma(&self, size: usize, align: usize) -> Result<Self::Dma, DmaError> {
-        self.0.alloc_dma(size, align)
-    }
-
-    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
-        self.0.irq_enable(vector)
-    }
-
-    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
-        self.0.irq_wait(vector, timeout_ns)
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.0.now_ns()
-    }
-
-    fn relax(&self) {
-        self.0.relax();
-    }
-}
-
-impl MapUser for Guest {
+impl<P> MapUser<P> for GuestMemory {
     type Mapping = ();
 
-    unsafe fn map_user(&self, addr: usize, _: usize) -> Result<Mapped<()>, Error> {
+    unsafe fn map_user(&self, _: &P, addr: usize, _: usize) -> Result<Mapped<()>, Error> {
         // The device finds memory that the guest does not have by itself.
         Ok(Mapped { mapping: (), device_addr: addr as u64, isolated: false })
     }

@@ -15,4 +15,4 @@ mod platform;
 
 pub use machine::{LocalError, LocalMachine, LocalProvider};
 pub use memory::Loan;
-pub use platform::LocalPlatform;
+pub use platform::{LocalMemory, LocalPlatform};

@@ -13,8 +13,8 @@ use tofu_pci::{PciFunction, regs};
 use tofu_utofu::DriverProvider;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use crate::LocalPlatform;
 use crate::memory::{NodeMemory, RING_BASE};
+use crate::{LocalMemory, LocalPlatform};
 
 /// Memory for the queues and tables of a node, in bytes. Only what is used takes memory.
 const RING_MEMORY: usize = 512 << 20;
@@ -22,7 +22,7 @@ const RING_MEMORY: usize = 512 << 20;
 const MRQ_SIZE: u8 = 2;
 
 /// Gives out the control queues of a node of a [`LocalMachine`].
-pub type LocalProvider = DriverProvider<LocalPlatform>;
+pub type LocalProvider = DriverProvider<LocalPlatform, LocalMemory>;
 
 /// Why a machine or a node cannot be had.
 #[derive(Debug, Error)]
@@ -78,7 +78,8 @@ impl LocalMachine {
         let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
         node.config_write(regs::COMMAND, &command.to_le_bytes());
         let platform = LocalPlatform::new(Arc::clone(&self.machine), node, arena, memory);
-        let provider = Arc::new(DriverProvider::new(Device::probe(platform)?, MRQ_SIZE, 0));
+        let device = Device::probe(platform)?;
+        let provider = Arc::new(DriverProvider::new(device, LocalMemory, MRQ_SIZE, 0));
         nodes.insert(coords, Arc::clone(&provider));
         Ok(provider)
     }

@@ -65,13 +65,22 @@ impl Platform for LocalPlatform {
     }
 }
 
-impl MapUser for LocalPlatform {
+/// Memory of the process, as a node of its machine is lent it.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalMemory;
+
+impl MapUser<LocalPlatform> for LocalMemory {
     type Mapping = Loan;
 
     #[allow(unsafe_code)]
-    unsafe fn map_user(&self, addr: usize, len: usize) -> Result<Mapped<Loan>, Error> {
+    unsafe fn map_user(
+        &self,
+        platform: &LocalPlatform,
+        addr: usize,
+        len: usize,
+    ) -> Result<Mapped<Loan>, Error> {
         // SAFETY: as promised to this function.
-        let loan = unsafe { NodeMemory::lend(&self.memory, addr, len)? };
+        let loan = unsafe { NodeMemory::lend(&platform.memory, addr, len)? };
         let device_addr = loan.device_addr();
         Ok(Mapped { mapping: loan, device_addr, isolated: true })
     }

@@ -3,9 +3,9 @@
 use std::env;
 use std::sync::Arc;
 
-use tofu_driver::{Device, DmaError, IrqError, Platform};
+use tofu_driver::Device;
 use tofu_utofu::{Code, DriverProvider, Error, MapUser, Mapped, Place};
-use tofu_vfio::{Buffer, MapError, UserMemory, VfioPlatform};
+use tofu_vfio::{MapError, UserMemory, VfioPlatform};
 
 use super::AnyProvider;
 use crate::process;
@@ -14,7 +14,7 @@ use crate::process;
 const MRQ_SIZE: u8 = 3;
 
 pub(crate) struct Vfio {
-    provider: Arc<DriverProvider<Shared>>,
+    provider: Arc<DriverProvider<VfioPlatform, Memory>>,
     place: Place,
 }
 
@@ -37,9 +37,9 @@ impl Vfio {
             let hint = format!("{error}; TOFU_PROVIDER=inproc would be a machine in this process");
             Error::new(Code::NotAvailable, what, hint.leak())
         })?;
-        let device = Device::probe(Shared(platform))
+        let device = Device::probe(platform)
             .map_err(|_| Error::new(Code::Fatal, what, "it does not answer"))?;
-        Ok(Self { provider: Arc::new(DriverProvider::new(device, MRQ_SIZE, 0)), place })
+        Ok(Self { provider: Arc::new(DriverProvider::new(device, Memory, MRQ_SIZE, 0)), place })
     }
 
     pub(crate) fn process(&self) -> Result<(AnyProvider, Place), Error> {
@@ -47,51 +47,21 @@ impl Vfio {
     }
 }
 
-/// The platform, with the memory of this process.
-struct Shared(VfioPlatform);
+/// The memory of this process.
+#[derive(Clone, Copy)]
+struct Memory;
 
-impl Platform for Shared {
-    type Dma = Buffer;
-
-    fn bar0_read64(&self, offset: u64) -> u64 {
-        self.0.bar0_read64(offset)
-    }
-
-    fn bar0_write64(&self, offset: u64, value: u64) {
-        self.0.bar0_write64(offset, value);
-    }
-
-    fn doorbell_write64(&self, offset: u64, value: u64) {
-        self.0.doorbell_write64(offset, value);
-    }
-
-    fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
-        self.0.alloc_dma(size, align)
-    }
-
-    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
-        self.0.irq_enable(vector)
-    }
-
-    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
-        self.0.irq_wait(vector, timeout_ns)
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.0.now_ns()
-    }
-
-    fn relax(&self) {
-        self.0.relax();
-    }
-}
-
-impl MapUser for Shared {
+impl MapUser<VfioPlatform> for Memory {
     type Mapping = UserMemory;
 
-    unsafe fn map_user(&self, addr: usize, len: usize) -> Result<Mapped<UserMemory>, Error> {
+    unsafe fn map_user(
+        &self,
+        platform: &VfioPlatform,
+        addr: usize,
+        len: usize,
+    ) -> Result<Mapped<UserMemory>, Error> {
         // SAFETY: as promised to this function.
-        let mapping = unsafe { self.0.map_user(addr as *mut u8, len) }.map_err(map_error)?;
+        let mapping = unsafe { platform.map_user(addr as *mut u8, len) }.map_err(map_error)?;
         let device_addr = mapping.device_addr();
         Ok(Mapped { mapping, device_addr, isolated: false })
     }
