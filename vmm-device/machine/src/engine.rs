@@ -71,7 +71,7 @@ pub(crate) enum Watching {
 }
 
 enum Change {
-    Listen(QueueId, Arc<EventFd>),
+    Listen(QueueId, u64, Arc<EventFd>),
     Ignore(Arc<EventFd>),
 }
 
@@ -126,9 +126,9 @@ impl Engine {
         }
     }
 
-    /// Runs a queue whenever `event` is signalled.
-    pub(crate) fn listen(&self, node: NodeId, tni: u8, cq: u8, event: Arc<EventFd>) {
-        self.change(Change::Listen(QueueId { node, tni, cq }, event));
+    /// Runs a queue whenever `event` is signalled in this life of the queue.
+    pub(crate) fn listen(&self, (node, tni, cq): (NodeId, u8, u8), life: u64, event: Arc<EventFd>) {
+        self.change(Change::Listen(QueueId { node, tni, cq }, life, event));
     }
 
     /// Ends listening to `event`.
@@ -255,6 +255,8 @@ struct Sources {
 /// A trapped doorbell.
 struct Doorbell {
     queue: QueueId,
+    /// The queue's life that it belongs to: what it rang for may be over when it is heard.
+    life: u64,
     node: Arc<Node>,
     event: Arc<EventFd>,
 }
@@ -270,13 +272,13 @@ impl Sources {
         let changes: Vec<Change> = lock(&self.engine.changes).drain(..).collect();
         for change in changes {
             match change {
-                Change::Listen(queue, event) => self.listen(queue, event, ops),
+                Change::Listen(queue, life, event) => self.listen(queue, life, event, ops),
                 Change::Ignore(event) => self.ignore(&event, ops),
             }
         }
     }
 
-    fn listen(&mut self, queue: QueueId, event: Arc<EventFd>, ops: &mut EventOps<'_>) {
+    fn listen(&mut self, queue: QueueId, life: u64, event: Arc<EventFd>, ops: &mut EventOps<'_>) {
         let node = lock(&self.engine.nodes).iter().find(|node| node.id() == queue.node).cloned();
         let Some(node) = node else {
             return;
@@ -293,7 +295,7 @@ impl Sources {
         if free == self.queues.len() {
             self.queues.push(None);
         }
-        self.queues[free] = Some(Doorbell { queue, node, event });
+        self.queues[free] = Some(Doorbell { queue, life, node, event });
     }
 
     fn ignore(&mut self, event: &Arc<EventFd>, ops: &mut EventOps<'_>) {
@@ -322,8 +324,8 @@ impl MutEventSubscriber for Sources {
             }
             token => {
                 let place = self.queues.get((token - FIRST_QUEUE) as usize);
-                if let Some(Some(Doorbell { queue, node, .. })) = place
-                    && node.rang(queue.tni, queue.cq)
+                if let Some(Some(Doorbell { queue, life, node, .. })) = place
+                    && node.rang(queue.tni, queue.cq, Some(*life))
                 {
                     lock(&self.engine.pending).push_back(*queue);
                 }
@@ -433,7 +435,7 @@ impl WatchedPage {
     fn poll(&self, engine: &Engine, pump: &mut Pump<'_>, late: bool) -> bool {
         let QueueId { node, tni, cq } = self.queue;
         let rang = self.node.icc().poll_doorbell(tni, cq);
-        if rang && self.node.rang(tni, cq) && (late || self.node.run(tni, cq, pump)) {
+        if rang && self.node.rang(tni, cq, None) && (late || self.node.run(tni, cq, pump)) {
             engine.enqueue(node, tni, cq);
         }
         rang

@@ -198,19 +198,23 @@ impl Node {
         lock(&self.host.events).retain(|_, bell| !bell.lent);
     }
 
-    /// Notes that a queue's doorbell rang. Returns whether it is to be put in line or run now; if
-    /// not it is in line already.
-    pub(crate) fn rang(&self, tni: u8, cq: u8) -> bool {
-        self.host.waiting[queue_index(tni, cq)].enter()
+    /// Notes that a queue's doorbell rang, in the life that is given or in whichever it is.
+    /// Returns whether it is to be put in line or run now; if not it is in line already, or that
+    /// life is over.
+    pub(crate) fn rang(&self, tni: u8, cq: u8, life: Option<u64>) -> bool {
+        self.host.waiting[queue_index(tni, cq)].enter(life)
     }
 
     /// Runs a queue for one turn; returns whether it is to be put in line for another. Its
-    /// place in line must be the caller's: see [`Node::rang`].
+    /// place in line must be the caller's: see [`Node::rang`]. Nothing is done for a doorbell that
+    /// rang before the queue was enabled last.
     pub(crate) fn run(&self, tni: u8, cq: u8, pump: &mut Pump<'_>) -> bool {
         let waiting = &self.host.waiting[queue_index(tni, cq)];
-        waiting.leave();
+        if !waiting.leave() {
+            return false;
+        }
         pump.refresh();
-        self.icc.run_queue(tni, cq, pump) && waiting.enter()
+        self.icc.run_queue(tni, cq, pump) && waiting.enter(None)
     }
 
     /// Write-protects the page of a queue: nobody looks at it any more. Returns false if that is
@@ -276,6 +280,8 @@ impl NodeHost {
     }
 
     fn attach(&self, tni: u8, cq: u8) -> Result<(), String> {
+        // Before doorbells are attached, so that none of the new life counts as an old one.
+        let life = self.waiting[queue_index(tni, cq)].renew();
         let Some(backend) = self.backend.get() else {
             return Ok(());
         };
@@ -302,7 +308,7 @@ impl NodeHost {
         let bell = Bell { event, lent: false };
         let event = Arc::clone(&lock(&self.events).entry((tni, cq)).or_insert(bell).event);
         if let Some(shared) = self.shared.upgrade() {
-            shared.engine_of(self.id).listen(self.id, tni, cq, event);
+            shared.engine_of(self.id).listen((self.id, tni, cq), life, event);
         }
         Ok(())
     }
@@ -341,7 +347,7 @@ impl Host for NodeHost {
 
     fn doorbell(&self, tni: u8, cq: u8) {
         let index = queue_index(tni, cq);
-        if self.waiting.get(index).is_none_or(|waiting| !waiting.enter()) {
+        if self.waiting.get(index).is_none_or(|waiting| !waiting.enter(None)) {
             return;
         }
         let inline = INLINE.with(|inline| match inline.borrow_mut().as_mut() {

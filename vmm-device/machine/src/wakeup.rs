@@ -1,8 +1,8 @@
 //! How work reaches an engine that sleeps, and a queue that is in line already.
 
-use std::sync::atomic::Ordering::{AcqRel, SeqCst};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 
-use tofu_sync::AtomicBool;
+use tofu_sync::{AtomicBool, AtomicU64};
 
 /// An engine's sleep.
 ///
@@ -34,26 +34,59 @@ impl Sleep {
     }
 }
 
-/// Whether a queue is in line at its engine, so that it never is twice.
+/// Whether a queue is in line at its engine, so that it never is twice, and for which of its lives:
+/// a queue that is enabled again does not serve what rang before.
 #[derive(Debug)]
-pub(crate) struct InLine(AtomicBool);
+pub(crate) struct InLine(AtomicU64);
+
+/// In line, because of a doorbell of this life or of an earlier one.
+const WAITS: u64 = 1;
+/// In line for an earlier life only.
+const STALE: u64 = 2;
+const ONE_LIFE: u64 = 4;
+
+const fn life(state: u64) -> u64 {
+    state & !(WAITS | STALE)
+}
 
 impl InLine {
     pub(crate) fn new() -> Self {
-        Self(AtomicBool::new(false))
+        Self(AtomicU64::new(0))
     }
 
-    /// A doorbell rang. Returns whether the queue is to be put in line; if not it is there
-    /// already.
-    pub(crate) fn enter(&self) -> bool {
-        !self.0.swap(true, AcqRel)
+    /// A new life begins. Returns it.
+    pub(crate) fn renew(&self) -> u64 {
+        let before = self.change(|state| {
+            let stale = if state & WAITS == 0 { 0 } else { STALE };
+            Some((state | stale).wrapping_add(ONE_LIFE))
+        });
+        // The change is never refused.
+        let (Ok(before) | Err(before)) = before;
+        life(before).wrapping_add(ONE_LIFE)
+    }
+
+    /// A doorbell rang, of the life that is given or of whichever it is. Returns whether the queue
+    /// is to be put in line; if not it is there already, or the life is over.
+    pub(crate) fn enter(&self, of: Option<u64>) -> bool {
+        let before = self.change(|state| {
+            let now = life(state);
+            of.is_none_or(|of| of == now).then_some(now | WAITS)
+        });
+        before.is_ok_and(|state| state & WAITS == 0)
     }
 
     /// The queue's turn has come. A doorbell that rings later puts it in line again; what was
-    /// written before earlier ones is seen by the turn.
-    pub(crate) fn leave(&self) {
+    /// written before earlier ones is seen by the turn. Returns whether any of them rang in this
+    /// life.
+    pub(crate) fn leave(&self) -> bool {
         // Reads what the last `enter` has written, unlike a store.
-        self.0.swap(false, AcqRel);
+        self.0.fetch_and(!(WAITS | STALE), AcqRel) & STALE == 0
+    }
+
+    /// Changes the state by a write even if it stays as it is, for the next
+    /// [`leave`](Self::leave) to read.
+    fn change(&self, f: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
+        self.0.fetch_update(AcqRel, Acquire, f)
     }
 }
 
@@ -63,7 +96,6 @@ mod loom_tests {
     use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
     use loom::sync::{Arc, Mutex};
     use loom::thread;
-    use tofu_sync::AtomicU64;
 
     struct Engine {
         sleep: Sleep,
@@ -126,6 +158,53 @@ mod loom_tests {
         });
     }
 
+    /// A doorbell of a life that ends, one of the next life, and an engine between them.
+    #[test]
+    fn loom_a_doorbell_is_served_in_its_own_life_only() {
+        struct Queue {
+            in_line: InLine,
+            line: Mutex<u32>,
+            /// Descriptors that the present life has to send.
+            entries: AtomicU32,
+        }
+        fn ring(queue: &Queue, life: u64) {
+            if queue.in_line.enter(Some(life)) {
+                *queue.line.lock().unwrap() += 1;
+            }
+        }
+        /// Whether the queue was run.
+        fn turn(queue: &Queue) -> bool {
+            let mut line = queue.line.lock().unwrap();
+            if *line == 0 {
+                return false;
+            }
+            assert_eq!(*line, 1, "the queue is in line twice");
+            *line = 0;
+            drop(line);
+            queue.in_line.leave() && queue.entries.load(Relaxed) == 2
+        }
+        loom::model(|| {
+            let queue = Arc::new(Queue {
+                in_line: InLine::new(),
+                line: Mutex::new(0),
+                entries: AtomicU32::new(1),
+            });
+            let first = queue.in_line.renew();
+            let other = Arc::clone(&queue);
+            let former = thread::spawn(move || ring(&other, first));
+            let other = Arc::clone(&queue);
+            let engine = thread::spawn(move || drop(turn(&other)));
+            let second = queue.in_line.renew();
+            assert_ne!(first, second);
+            queue.entries.store(2, Relaxed);
+            engine.join().unwrap();
+            former.join().unwrap();
+            assert!(!turn(&queue), "a doorbell of the former life is served");
+            ring(&queue, second);
+            assert!(turn(&queue), "a doorbell was lost");
+        });
+    }
+
     /// Two doorbells and an engine that takes the queue's turns.
     #[test]
     fn loom_doorbells_put_a_queue_in_line_once_and_are_served() {
@@ -136,7 +215,7 @@ mod loom_tests {
         }
         fn ring(queue: &Queue, entry: usize) {
             queue.entries[entry].store(1, Relaxed);
-            if queue.in_line.enter() {
+            if queue.in_line.enter(None) {
                 *queue.line.lock().unwrap() += 1;
             }
         }
@@ -148,7 +227,7 @@ mod loom_tests {
             assert_eq!(*line, 1, "the queue is in line twice");
             *line = 0;
             drop(line);
-            queue.in_line.leave();
+            assert!(queue.in_line.leave());
             [queue.entries[0].load(Relaxed), queue.entries[1].load(Relaxed)]
         }
         loom::model(|| {

@@ -79,6 +79,20 @@ mod checked {
                     fenced(success, || self.0.compare_exchange(current, new, success, failure))
                 }
 
+                /// Changes the value as `f` says, and returns the former one.
+                ///
+                /// # Errors
+                ///
+                /// The present value, if `f` returns `None` for it.
+                pub fn fetch_update(
+                    &self,
+                    set: Ordering,
+                    fetch: Ordering,
+                    f: impl FnMut($value) -> Option<$value>,
+                ) -> Result<$value, $value> {
+                    fenced(set, || self.0.fetch_update(set, fetch, f))
+                }
+
                 $(
                     /// Changes the value and returns the former one.
                     pub fn $method(&self, value: $value, order: Ordering) -> $value {
