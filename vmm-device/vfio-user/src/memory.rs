@@ -8,7 +8,6 @@ use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
 };
 use std::thread;
-use std::time::Duration;
 
 use rustix::fs::{
     OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat, fstatfs,
@@ -288,7 +287,8 @@ impl ClientMemory {
             drop(taken);
             thread::yield_now();
         }
-        self.wait_for_transfers();
+        // Transfers are bounded, and wait for nobody.
+        self.transfers.drain();
         result.map(|_| unmapped)
     }
 
@@ -335,24 +335,10 @@ impl ClientMemory {
         let taken = std::mem::take(&mut *self.write_ranges());
         let size = |(first, range): (&u64, &Range)| (range.last - first).saturating_add(1);
         let size = taken.iter().map(size).fold(0, u64::saturating_add);
-        self.wait_for_transfers();
+        self.transfers.drain();
         drop(taken);
         self.lock_files().clear();
         size
-    }
-
-    /// Waits for the transfers that may have found what is gone by now. Transfers are bounded.
-    fn wait_for_transfers(&self) {
-        self.transfers.flush();
-        let mut looks = 0u32;
-        while self.transfers.busy() {
-            looks += 1;
-            if looks < 64 {
-                thread::yield_now();
-            } else {
-                thread::sleep(Duration::from_micros(50));
-            }
-        }
     }
 
     /// Calls `f` with each part of the range and where it is, until there is nothing left or no
