@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tofu_fabric::Shape;
 
 use crate::map::MapArgs;
+use crate::run::RunArgs;
 use crate::units::{
     Cpus, Doorbell, Engines, GuestArgs, ImageName, MachineName, MemorySize, Timeout,
 };
@@ -38,6 +39,7 @@ cannot run this; 130 interrupted. `tofu exec` returns that of the program.";
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Up(Box<UpArgs>),
+    Run(Box<RunArgs>),
     Serve(ServeArgs),
     Ps(PsArgs),
     Exec(ExecArgs),

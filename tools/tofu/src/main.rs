@@ -19,6 +19,7 @@ mod image_cmd;
 mod linux;
 mod map;
 mod plan;
+mod run;
 mod rundir;
 mod runner;
 mod serve;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Command::Map(args) => map::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Guest(command) => guest_cmd::run(command),
+        Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Ps(args) => client::ps::run(args),
         Command::Exec(args) => client::exec::run(args),
