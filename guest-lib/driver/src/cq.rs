@@ -362,18 +362,9 @@ impl<P: Platform> Cq<P> {
         }
         self.irq().reset(self.interrupts);
         self.write(CqsReg::Enable, 1);
-        self.wait_enabled(true)
-    }
-
-    fn wait_enabled(&self, on: bool) -> Result<(), TimedOut> {
-        let what = if on { "STATUS.CQ_ENABLE to be set" } else { "STATUS.CQ_ENABLE to be clear" };
         let status = self.system + CqsReg::Status.offset();
-        // A queue that goes off is done with memory only when it has nothing under way either.
-        let there = |v| {
-            let status = CqsStatus(v);
-            status.cq_enable() == on && (on || !status.cache_flush_busy())
-        };
-        self.device.poll_register(status, what, there).map(drop)
+        let enabled = |v| CqsStatus(v).cq_enable();
+        self.device.poll_register(status, "STATUS.CQ_ENABLE to be set", enabled).map(drop)
     }
 
     /// Stops the queue and frees its memory. Commands that are not complete end; their
@@ -390,17 +381,14 @@ impl<P: Platform> Cq<P> {
         if !mem::replace(&mut self.open, false) {
             return Ok(());
         }
-        self.write(CqsReg::Enable, 0);
-        if let Err(e) = self.wait_enabled(false) {
+        self.device.disable_queue(self.tni, self.cq);
+        if let Err(e) = self.device.finish_queue(self.tni, self.cq) {
             // Whatever still runs there may write to the rings and read the tables: they
             // must stay what they are for good.
             mem::forget(Arc::clone(&self.rings));
             self.tables.leak();
             return Err(e);
         }
-        self.irq().reset(0);
-        self.write(CqsReg::SteeringTableEnable, 0);
-        self.write(CqsReg::MemoryBlockTableEnable, 0);
         Ok(())
     }
 

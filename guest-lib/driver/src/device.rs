@@ -1,11 +1,13 @@
 //! The device as a whole: probe, network interfaces, interrupt units.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt;
 
 use tofu_abi::Coords;
 use tofu_abi::regs::{
-    CqsReg, NUM_TNI, NodeAddress, Register, TniReg, TniState, TofuReg, cqs_page, tni_base, tofu,
+    CqsReg, CqsStatus, NUM_TNI, NodeAddress, Register, TniReg, TniState, TofuReg, cqs_page,
+    tni_base, tofu,
 };
 
 use crate::platform::Platform;
@@ -143,6 +145,38 @@ impl<P: Platform> Device<P> {
     /// Writes a register. For registers that no other part of the driver keeps.
     pub fn write(&self, register: Register, value: u64) {
         self.platform.bar0_write64(register.offset(), value);
+    }
+
+    /// Stops control queues that nobody looks after any more, because the process that has opened
+    /// them is gone, say. Returns those that the device does not let go of within 3 s: their
+    /// memory must stay what it is. A queue that is not open stays so.
+    pub fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)> {
+        // All of them first, so that they stop at the same time.
+        for &(tni, cq) in queues {
+            self.disable_queue(tni, cq);
+        }
+        let stuck = |&(tni, cq): &(u8, u8)| self.finish_queue(tni, cq).is_err();
+        queues.iter().copied().filter(stuck).collect()
+    }
+
+    /// Tells a control queue to stop.
+    pub(crate) fn disable_queue(&self, tni: u8, cq: u8) {
+        self.platform.bar0_write64(cqs_page(tni, cq) + CqsReg::Enable.offset(), 0);
+    }
+
+    /// Waits until a control queue has stopped and uses memory no more, and leaves it without
+    /// interrupts and tables.
+    pub(crate) fn finish_queue(&self, tni: u8, cq: u8) -> Result<(), TimedOut> {
+        let page = cqs_page(tni, cq);
+        // It is done with memory only when it has nothing under way either.
+        let done = |v| !CqsStatus(v).cq_enable() && !CqsStatus(v).cache_flush_busy();
+        let status = page + CqsReg::Status.offset();
+        self.poll_register(status, "STATUS.CQ_ENABLE to be clear", done)?;
+        self.cqs_irq(tni, cq).reset(0);
+        for reg in [CqsReg::SteeringTableEnable, CqsReg::MemoryBlockTableEnable] {
+            self.platform.bar0_write64(page + reg.offset(), 0);
+        }
+        Ok(())
     }
 
     /// Reads the register at `offset` until `done` says so, for 3 s at most.

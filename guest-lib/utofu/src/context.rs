@@ -79,8 +79,13 @@ impl<P: Provider> Context<P> {
             queues.reverse();
         }
         for queue in queues {
-            if let Some(ticket) = queue.create(kind)? {
-                return Ok(Vcq::new(Arc::clone(queue), ticket));
+            match queue.create(kind) {
+                Ok(Some(ticket)) => return Ok(Vcq::new(Arc::clone(queue), ticket)),
+                Ok(None) => {}
+                // Another process was faster.
+                Err(error)
+                    if error.code() == Code::NotAvailable && !self.place.owns(tni, queue.cq()) => {}
+                Err(error) => return Err(error),
             }
         }
         let hint = "the process's control queues on this TNI are taken";

@@ -21,6 +21,10 @@ pub const MAX_PROCESSES: u16 = 36;
 pub struct Place {
     tnis: Range<u8>,
     cqs: Range<u8>,
+    /// The first of the queues.
+    first: u8,
+    /// The others may be other processes'.
+    shared: bool,
 }
 
 impl Place {
@@ -52,8 +56,30 @@ impl Place {
         let tnis = NUM_TNI / sharing;
         let (share, turn) = (usize::from(index) / sharing, usize::from(index) % sharing);
         let end = starts.get(share + 1).copied().unwrap_or(USER_CQS);
-        let first = (turn * tnis) as u8;
-        Ok(Self { tnis: first..first + tnis as u8, cqs: starts[share]..end })
+        let tni = (turn * tnis) as u8;
+        let first = starts[share];
+        Ok(Self { tnis: tni..tni + tnis as u8, cqs: first..end, first, shared: false })
+    }
+
+    /// The share of a process that nobody has counted: it was given control queue `first` of every
+    /// interface, and may have others as long as no other process has them.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such user queue.
+    pub fn of_queue(first: u8) -> Result<Self, Error> {
+        if first >= USER_CQS {
+            let hint = "processes have queues 0 to 10";
+            return Err(Error::with_value(Code::NotAvailable, "control queue", first.into(), hint));
+        }
+        Ok(Self { tnis: 0..NUM_TNI as u8, cqs: 0..USER_CQS, first, shared: true })
+    }
+
+    /// The queue of its own that the next process which nobody has counted gets, if each queue is
+    /// taken or not as `is_free` says. With few processes they are those of a node with one, two,
+    /// three or four.
+    pub fn choose_queue(mut is_free: impl FnMut(u8) -> bool) -> Option<u8> {
+        [0, 6, 4, 8, 2, 5, 9, 10, 7, 3, 1].into_iter().find(|cq| is_free(*cq))
     }
 
     /// The network interfaces.
@@ -63,8 +89,15 @@ impl Place {
 
     /// The control queues on each of them. The first is that of VCQs that are neither exclusive
     /// nor in session mode.
-    pub fn cqs(&self) -> Range<u8> {
-        self.cqs.clone()
+    pub fn cqs(&self) -> impl Iterator<Item = u8> + use<> {
+        let first = self.first;
+        core::iter::once(first).chain(self.cqs.clone().filter(move |cq| *cq != first))
+    }
+
+    /// Whether a control queue is the process's for certain. Others must be asked for.
+    pub fn owns(&self, tni: u8, cq: u8) -> bool {
+        let within = self.tnis.contains(&tni) && self.cqs.contains(&cq);
+        within && (!self.shared || cq == self.first)
     }
 }
 
@@ -77,7 +110,7 @@ mod tests {
 
     fn firsts(processes: u16) -> Vec<u8> {
         let mut firsts: Vec<u8> =
-            (0..processes).map(|i| Place::new(i, processes).unwrap().cqs().start).collect();
+            (0..processes).filter_map(|i| Place::new(i, processes).unwrap().cqs().next()).collect();
         firsts.dedup();
         firsts
     }
@@ -105,8 +138,9 @@ mod tests {
                 let place = Place::new(index, processes).unwrap();
                 assert!(!place.tnis().is_empty(), "{index} of {processes}");
                 for tni in place.tnis() {
-                    assert!(tni < 6 && !place.cqs().is_empty());
+                    assert!(tni < 6 && place.cqs().count() > 0);
                     for cq in place.cqs() {
+                        assert!(place.owns(tni, cq));
                         assert!(cq < USER_CQS);
                         assert!(seen.insert((tni, cq)), "{index} of {processes}: {tni} {cq}");
                     }
@@ -116,6 +150,25 @@ mod tests {
         assert!(Place::new(0, 0).is_err());
         assert!(Place::new(0, 37).is_err());
         assert!(Place::new(4, 4).is_err());
+    }
+
+    #[test]
+    fn a_process_that_was_not_counted_has_one_queue_and_the_hope_for_others() {
+        let place = Place::of_queue(4).unwrap();
+        assert_eq!(place.tnis(), 0..6);
+        assert_eq!(place.cqs().collect::<Vec<_>>(), [4, 0, 1, 2, 3, 5, 6, 7, 8, 9, 10]);
+        for cq in place.cqs() {
+            assert_eq!(place.owns(5, cq), cq == 4);
+        }
+        assert!(Place::of_queue(11).is_err(), "the kernel's");
+        let mut free: BTreeSet<u8> = (0..USER_CQS).collect();
+        let mut order = Vec::new();
+        while let Some(cq) = Place::choose_queue(|cq| free.contains(&cq)) {
+            assert!(free.remove(&cq));
+            order.push(cq);
+        }
+        assert!(free.is_empty(), "{free:?} left");
+        assert_eq!(order[..2], [0, 6]);
     }
 
     #[test]

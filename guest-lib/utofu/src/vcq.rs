@@ -60,6 +60,10 @@ impl<P: Provider> SharedQueue<P> {
         self.tni
     }
 
+    pub(crate) fn cq(&self) -> u8 {
+        self.cq
+    }
+
     /// Makes a VCQ on this queue; `None` if the queue is taken in a way that does not go with it.
     pub(crate) fn create(&self, kind: Kind) -> Result<Option<Ticket>, Error> {
         let mut state = self.state.lock();
