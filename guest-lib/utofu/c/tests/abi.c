@@ -13,7 +13,10 @@
 #endif
 
 /* Not in the header; programs declare it themselves. */
-extern void utofu_get_last_error(char *msg);
+#ifdef __cplusplus
+extern "C"
+#endif
+void utofu_get_last_error(char *msg);
 
 _Static_assert(UTOFU_VERSION_MAJOR == 1, "UTOFU_VERSION_MAJOR");
 _Static_assert(UTOFU_VERSION_MINOR == 0, "UTOFU_VERSION_MINOR");

@@ -1,5 +1,6 @@
 //! C programs against the header and the shared library, built as a user builds his.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,9 +14,9 @@ fn have(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// The shared library, which cargo leaves beside the tests.
-fn library() -> PathBuf {
-    env::current_exe().unwrap().with_file_name("libtofucom.so")
+/// Where cargo leaves the shared libraries: beside the tests.
+fn libraries() -> PathBuf {
+    env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
 fn run(command: &mut Command) -> String {
@@ -23,58 +24,77 @@ fn run(command: &mut Command) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    // What could not run here is told to whoever runs the tests.
+    for line in err.lines().filter(|line| line.starts_with("SKIP ")) {
+        eprintln!("{line}");
+    }
     out
 }
 
-/// A folder with the header, the library and the pkg-config file as if installed.
+/// A folder with headers, libraries and files for pkg-config, as the manual says to install them.
 fn installed() -> TempDir {
     let root = tempfile::tempdir().unwrap();
-    let header = Path::new(HERE).join("../header");
-    fs::create_dir_all(root.path().join("include")).unwrap();
-    fs::create_dir_all(root.path().join("lib/pkgconfig")).unwrap();
-    fs::copy(header.join("utofu.h"), root.path().join("include/utofu.h")).unwrap();
-    fs::copy(library(), root.path().join("lib/libtofucom.so")).unwrap();
-    let config = fs::read_to_string(header.join("utofu.pc.in")).unwrap();
-    let config = config
-        .replace("@prefix@", root.path().to_str().unwrap())
-        .replace("@version@", env!("CARGO_PKG_VERSION"));
-    fs::write(root.path().join("lib/pkgconfig/utofu.pc"), config).unwrap();
+    run(Command::new(Path::new(HERE).join("../install"))
+        .arg("--prefix")
+        .arg(root.path())
+        .arg("--libs")
+        .arg(libraries()));
     root
 }
 
+/// What a compiler is to be told.
 fn flags(root: &Path) -> Vec<String> {
     if !have("pkg-config") {
         let root = root.display();
-        return vec![format!("-I{root}/include"), format!("-L{root}/lib"), "-ltofucom".into()];
+        let libraries = ["-ltofucom".to_owned(), "-ltofutop".to_owned()];
+        let folders = [format!("-I{root}/include"), format!("-L{root}/lib")];
+        return folders.into_iter().chain(libraries).collect();
     }
     let flags = run(Command::new("pkg-config")
-        .args(["--cflags", "--libs", "utofu"])
+        .args(["--cflags", "--libs", "utofu", "jtofu"])
         .env("PKG_CONFIG_PATH", root.join("lib/pkgconfig")));
     flags.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Builds a program and runs it with these environment variables; returns its output, or `None`
-/// if there is no compiler.
-fn build_and_run(source: &Path, env: &[(&str, &str)]) -> Option<String> {
+/// What the C programs of the tests are compiled with.
+const C: [&str; 7] = ["gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"];
+/// The same for those that are C++, too.
+const CPP: [&str; 8] =
+    ["g++", "-x", "c++", "-std=c++11", "-O1", "-Wall", "-Wextra", "-D_Static_assert=static_assert"];
+
+/// Builds a program, installed libraries at hand, and runs it with arguments and these environment
+/// variables; returns its output, or `None` if there is no compiler.
+fn build_and_run_with(
+    compiler: &[&str],
+    source: &Path,
+    args: &[&str],
+    env: &[(&str, &str)],
+) -> Option<String> {
     let name = source.file_stem().unwrap().to_str().unwrap();
-    if !have("gcc") {
-        eprintln!("SKIP {name}: no gcc");
+    if !have(compiler[0]) {
+        eprintln!("SKIP {name}: no {}", compiler[0]);
         return None;
     }
     let root = installed();
     let root = root.path();
     let program = root.join(name);
-    run(Command::new("gcc")
-        .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+    run(Command::new(compiler[0])
+        .args(&compiler[1..])
+        .args(["-pthread", "-o"])
         .args([&program, source])
+        .args(["-x", "none"])
         .args(flags(root)));
     let mut command = Command::new("timeout");
-    command.args(["--kill-after=5", "120"]).arg(&program);
+    command.args(["--kill-after=5", "120"]).arg(&program).args(args);
     for (name, _) in env::vars().filter(|(name, _)| name.contains("TOFU_")) {
         command.env_remove(name);
     }
     command.env("LD_LIBRARY_PATH", root.join("lib")).envs(env.iter().copied());
     Some(run(&mut command))
+}
+
+fn build_and_run(source: &Path, env: &[(&str, &str)]) -> Option<String> {
+    build_and_run_with(&C, source, &[], env)
 }
 
 fn test_source(name: &str) -> PathBuf {
@@ -86,9 +106,77 @@ const PAIR: [(&str, &str); 2] = [("TOFU_PROVIDER", "inproc"), ("TOFU_SHAPE", "1x
 
 #[test]
 fn values_layouts_and_symbols_are_those_that_programs_rely_on() {
-    if let Some(output) = build_and_run(&test_source("abi.c"), &[]) {
-        assert_eq!(output, "66 functions\n");
+    for compiler in [&C[..], &CPP] {
+        if let Some(output) = build_and_run_with(compiler, &test_source("abi.c"), &[], &[]) {
+            assert_eq!(output, "66 functions\n");
+        }
     }
+}
+
+#[test]
+fn the_library_has_its_name_and_just_its_functions() {
+    if !have("nm") || !have("readelf") {
+        eprintln!("SKIP the_library_has_its_name_and_just_its_functions: no binutils");
+        return;
+    }
+    let library = libraries().join("libtofucom.so");
+    let dynamic = run(Command::new("readelf").arg("-d").arg(&library));
+    assert!(dynamic.contains("soname: [libtofucom.so]"), "{dynamic}");
+    let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(&library));
+    let symbols = symbols.lines().filter_map(|line| line.split_whitespace().nth(2));
+    let exported: BTreeSet<_> = symbols.filter(|name| *name != "rust_eh_personality").collect();
+    // The functions of the header, and the three that are not in it.
+    let header = fs::read_to_string(Path::new(HERE).join("../header/utofu.h")).unwrap();
+    let mut expected: BTreeSet<_> = header
+        .lines()
+        .filter(|line| line.starts_with("int utofu_") || line.starts_with("void utofu_"))
+        .map(|line| line.split([' ', '(']).nth(1).unwrap())
+        .collect();
+    assert_eq!(expected.len(), 65);
+    expected.extend(["utofu_get_last_error", "tofu_inproc_count", "tofu_inproc_select"]);
+    assert_eq!(exported, expected);
+}
+
+/// Functions and codes in the table of the manual.
+fn documented_codes() -> BTreeSet<(String, String)> {
+    let page = Path::new(HERE).join("../../../docs/src/reference/utofu-codes.md");
+    let page = fs::read_to_string(page).unwrap();
+    let mut codes = BTreeSet::new();
+    for row in page.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let (functions, row) = row.split_once(" | ").unwrap();
+        for function in functions.split_whitespace() {
+            let function = function.trim_matches('`').to_owned();
+            let all = row.trim_end_matches([' ', '|']).split_whitespace();
+            codes.extend(all.map(|code| (function.clone(), code.to_owned())));
+        }
+    }
+    codes
+}
+
+#[test]
+fn every_function_returns_the_codes_of_the_manual_and_says_why() {
+    let source = test_source("codes.c");
+    let Some(mut output) = build_and_run(&source, &PAIR) else {
+        return;
+    };
+    let many = [PAIR[0], ("TOFU_SHAPE", "1x1x1x1x1x1"), ("TOFU_PPN", "36")];
+    output += &build_and_run_with(&C, &source, &["many-processes"], &many).unwrap();
+    let none = [("TOFU_DEVICE", "ffff:ff:1f.7")];
+    output += &build_and_run_with(&C, &source, &["no-device"], &none).unwrap();
+    let returned: BTreeSet<_> = output
+        .lines()
+        .filter_map(|line| line.split_once(" ERR_"))
+        .map(|(function, code)| (function.to_owned(), code.to_owned()))
+        .collect();
+    let documented = documented_codes();
+    let list = |a: &BTreeSet<_>, b: &BTreeSet<_>| a.difference(b).cloned().collect::<Vec<_>>();
+    assert_eq!(list(&returned, &documented), [], "not in the manual");
+    assert_eq!(list(&documented, &returned), [], "in the manual, and not seen");
+    assert!(documented.len() > 300, "the table was not read");
+    let succeeded: BTreeSet<_> =
+        output.lines().filter_map(|line| line.strip_suffix(" SUCCESS")).collect();
+    // All but those of barriers and the two that return nothing.
+    assert_eq!(succeeded.len(), 65 - 9 - 2, "{succeeded:?}");
 }
 
 #[test]
@@ -166,6 +254,39 @@ fn examples_print_what_the_manual_says() {
     assert_eq!(output, "12582912 bytes over 6 TNIs, 0 wrong\n");
     let output = example("relay.c", "1x1x1x2x3x2").unwrap();
     assert_eq!(output, "rank 11 has it: through 12 ranks, 10 of which did nothing\n");
+    let output = example("stride.c", "1x1x1x2x3x2").unwrap();
+    assert_eq!(output, "12 ranks, halo columns of 300 rows, 0 wrong\n");
+    let output = example("lock.c", "1x1x1x2x2x1").unwrap();
+    assert_eq!(output, "counter 800 of 800, lock free\n");
+    let output = example("piggyback.c", "1x1x1x2x2x1").unwrap();
+    assert_eq!(output, "512 of 512 letters as they were written\n");
+    let output = example("prepared.c", "1x1x1x2x3x2").unwrap();
+    assert_eq!(output, "100 rounds of 192 bytes of descriptors, 0 wrong\n");
+    let output = example("sizes.c", "1x1x1x2x1x1").unwrap();
+    assert_eq!(output, "22 sizes up to 16777215 bytes, 22 as they were sent\n");
+    let output = example("many_vcqs.c", "1x1x1x2x1x1").unwrap();
+    let expected = "rank 0: 6 TNIs, 96 completions\nrank 1: 96 of 96 numbers at the right VCQ\n";
+    assert_eq!(output, expected);
+    let output = example("threads.c", "1x1x1x2x1x1").unwrap();
+    assert_eq!(output, "2 ranks of 4 threads: each number drawn once\n");
+    let output = example("split.c", "1x1x1x2x1x1").unwrap();
+    assert_eq!(output, "40000000 bytes in 3 pieces\n");
+}
+
+#[test]
+fn a_job_finds_its_neighbours() {
+    let source = Path::new(HERE).join("../examples/c/torus.c");
+    let env = [
+        PAIR[0],
+        ("TOFU_SHAPE", "1x1x1x2x3x2"),
+        ("JTOFU_MAPINFO_NODE", "4x3"),
+        ("JTOFU_MAPINFO_SYSTEM", "1x1x1x2x3x2"),
+    ];
+    if let Some(output) = build_and_run(&source, &env) {
+        let expected = "rank 0: left 3 right 1 below 8 above 4\n\
+                        48 of 48 numbers from the right neighbour\n";
+        assert_eq!(output, expected);
+    }
 }
 
 #[test]

@@ -48,6 +48,36 @@ static inline utofu_vcq_id_t peer(int rank, utofu_tni_id_t tni)
     return id;
 }
 
+/* The STADD of memory that such a VCQ has registered under a reserved steering tag. */
+static inline utofu_stadd_t place(int rank, utofu_tni_id_t tni, unsigned stag)
+{
+    utofu_stadd_t stadd;
+    OK(utofu_query_stadd(peer(rank, tni), stag, &stadd));
+    return stadd;
+}
+
+/* The next completion; returns what its command was posted with. */
+static inline void *completed(utofu_vcq_hdl_t vcq)
+{
+    void *cbdata;
+    int code;
+    while ((code = utofu_poll_tcq(vcq, 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
+        ;
+    OK(code);
+    return cbdata;
+}
+
+/* The next notice. */
+static inline struct utofu_mrq_notice noticed(utofu_vcq_hdl_t vcq)
+{
+    struct utofu_mrq_notice notice;
+    int code;
+    while ((code = utofu_poll_mrq(vcq, 0, &notice)) == UTOFU_ERR_NOT_FOUND)
+        ;
+    OK(code);
+    return notice;
+}
+
 static void *ranks_thread(void *rank)
 {
     int number = (int)(intptr_t)rank;

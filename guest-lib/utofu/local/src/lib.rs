@@ -5,11 +5,13 @@
 //! a [`Context`](tofu_utofu::Context) of its own, run as threads of one, without a VM, without
 //! rights, and start in milliseconds.
 //!
-//! Where real hardware keeps registered memory in place, this crate cannot: a program that frees
-//! memory while it is registered, and lets others access it, crashes.
+//! Memory that the process does not have is refused, and what it may only read is not written.
+//! But where real hardware keeps registered memory in place, this crate cannot: a program that
+//! unmaps memory while it is registered, and lets others access it, crashes.
 #![deny(unsafe_code)]
 
 mod machine;
+mod maps;
 mod memory;
 mod platform;
 

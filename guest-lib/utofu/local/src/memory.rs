@@ -8,6 +8,8 @@ use tofu_icc::{Access, DmaError, DmaMemory};
 use tofu_utofu::{Code, Error};
 use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
+use crate::maps::{self, Rights};
+
 /// Queues and tables start here, so that address 0 is no memory.
 pub(crate) const RING_BASE: u64 = 0x1_0000;
 /// Lent memory starts here.
@@ -35,6 +37,8 @@ struct Lent {
 struct Range {
     addr: usize,
     len: usize,
+    /// The process itself may write to it.
+    writable: bool,
 }
 
 /// Memory of the process that a node can reach. Ends when it is dropped.
@@ -85,7 +89,8 @@ impl NodeMemory {
         self.lent.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lends memory of the process, at an address that has the same place in its granule.
+    /// Lends memory of the process, at an address that has the same place in its granule. What
+    /// the process itself may only read is not written.
     ///
     /// # Safety
     ///
@@ -93,6 +98,15 @@ impl NodeMemory {
     /// others may change at any time.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn lend(this: &Arc<Self>, addr: usize, len: usize) -> Result<Loan, Error> {
+        let writable = match maps::rights(addr, len) {
+            Rights::None => {
+                let hint = "it is not mapped, not all of it, or may not be read";
+                let what = "memory to be registered, at";
+                return Err(Error::with_value(Code::InvalidAddress, what, addr as u64, hint));
+            }
+            Rights::Read => false,
+            Rights::ReadWrite => true,
+        };
         let hint = "the device's address space has no room for it";
         let full = Error::with_value(Code::OutOfResource, "memory of size", len as u64, hint);
         let phase = addr as u64 % GRANULE;
@@ -102,17 +116,18 @@ impl NodeMemory {
         let granule = lent.find(size.ok_or(full)?).ok_or(full)?;
         let device_addr = granule + phase;
         lent.next = (device_addr + len as u64).next_multiple_of(GRANULE);
-        lent.ranges.insert(device_addr, Range { addr, len });
+        lent.ranges.insert(device_addr, Range { addr, len, writable });
         Ok(Loan { memory: Arc::clone(this), device_addr })
     }
 
     /// Where the process has the memory at an address of the device.
-    fn find_lent(&self, addr: u64, len: usize) -> Option<usize> {
+    fn find_lent(&self, addr: u64, len: usize, access: Access) -> Option<usize> {
         let lent = self.lent.read().unwrap_or_else(PoisonError::into_inner);
         let (&start, range) = lent.ranges.range(..=addr).next_back()?;
         let offset = usize::try_from(addr - start).ok()?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= range.len);
-        inside.then(|| range.addr + offset)
+        let allowed = range.writable || !access.writes();
+        (inside && allowed).then(|| range.addr + offset)
     }
 }
 
@@ -121,7 +136,7 @@ impl DmaMemory for NodeMemory {
         if addr < LENT_BASE {
             return self.rings.contains(addr, len, access);
         }
-        self.find_lent(addr, len).is_some()
+        self.find_lent(addr, len, access).is_some()
     }
 
     #[allow(unsafe_code)]
@@ -135,7 +150,7 @@ impl DmaMemory for NodeMemory {
         if addr < LENT_BASE {
             return self.rings.access(addr, len, access, f);
         }
-        let at = self.find_lent(addr, len).ok_or(DmaError { addr, len })?;
+        let at = self.find_lent(addr, len, access).ok_or(DmaError { addr, len })?;
         // SAFETY: the memory was lent, so it stays mapped until the loan ends. A loan is dropped
         // only after its steering tag was disabled and the device's translation cache flushed,
         // which waits for accesses under way; the lock need not be held during this one. Others
@@ -198,11 +213,29 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_address_space_is_refused() {
+    fn memory_that_is_not_there_is_refused_and_constants_are_not_written() {
+        static CONSTANT: [u8; 8] = [3; 8];
         let memory = memory();
         #[allow(unsafe_code)]
         // SAFETY: it is refused.
-        let refused = unsafe { NodeMemory::lend(&memory, 0x1000, 1 << 40) };
-        assert_eq!(refused.map(|_| ()).unwrap_err().code(), Code::OutOfResource);
+        let refused = unsafe { NodeMemory::lend(&memory, 8, 1 << 20) };
+        assert_eq!(refused.map(|_| ()).unwrap_err().code(), Code::InvalidAddress);
+        #[allow(unsafe_code)]
+        // SAFETY: nobody writes to it, which is what is tested.
+        let loan = unsafe { NodeMemory::lend(&memory, CONSTANT.as_ptr() as usize, 8).unwrap() };
+        let mut bytes = [0; 8];
+        memory.read(loan.device_addr(), &mut bytes).unwrap();
+        assert_eq!(bytes, CONSTANT);
+        assert!(memory.write(loan.device_addr(), &bytes).is_err());
+    }
+
+    #[test]
+    fn addresses_run_out() {
+        let mut lent = Lent { ranges: BTreeMap::new(), next: LENT_BASE };
+        let half = 1 << 39;
+        let at = lent.find(half).unwrap();
+        lent.ranges.insert(at, Range { addr: 0, len: half as usize, writable: true });
+        assert_eq!(lent.find(half), None);
+        assert!(lent.find(half / 4).is_some());
     }
 }
