@@ -36,7 +36,8 @@ pub use error::{Code, Error};
 pub use notice::{Notice, NoticeKind};
 pub use place::Place;
 pub use provider::{
-    ClaimQueue, DriverProvider, DriverQueue, MapUser, Mapped, OpenQueue, Provider, Queue, Registration,
+    ClaimQueue, DriverProvider, DriverQueue, MapUser, Mapped, OpenQueue, Provider, Queue,
+    Registration,
 };
 pub use queue::Completion;
 pub use vcq::{SharedQueue, Ticket, Vcq};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use serde::{Deserialize, Serialize};
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::BAR0_SIZE;
 use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
@@ -22,10 +23,44 @@ use crate::pci::{Awake, PciDevice};
 pub(crate) struct Region {
     /// In the order of their offsets.
     areas: Vec<Area>,
-    device: Arc<VfioDevice>,
+    file: Arc<dyn AsRawFd + Send + Sync>,
     /// Where the region starts in the device's file.
     start: u64,
     size: u64,
+}
+
+/// Where a region is in its device's file, and which parts of it can be mapped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    start: u64,
+    size: u64,
+    /// Offset in the region and length, in the order of offsets.
+    parts: Vec<(u64, u64)>,
+}
+
+impl Layout {
+    /// Of region `index` of a device.
+    pub(crate) fn of(device: &VfioDevice, index: u32) -> Self {
+        let (start, size) = (device.get_region_offset(index), device.get_region_size(index));
+        let mappable = device.get_region_flags(index) & VFIO_REGION_INFO_FLAG_MMAP != 0;
+        let sparse = device.get_region_caps(index).into_iter().find_map(|cap| match cap {
+            VfioRegionInfoCap::SparseMmap(sparse) => Some(sparse.areas),
+            _ => None,
+        });
+        let mut parts: Vec<(u64, u64)> = match sparse {
+            _ if !mappable => Vec::new(),
+            Some(areas) => areas.into_iter().map(|area| (area.offset, area.size)).collect(),
+            None => vec![(0, size)],
+        };
+        parts.retain(|(_, len)| *len > 0);
+        parts.sort_unstable();
+        Self { start, size, parts }
+    }
+
+    /// Size in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
 }
 
 /// A mapped part of a region.
@@ -116,32 +151,18 @@ impl Window {
 }
 
 impl Region {
-    /// Maps region `index` of a device as far as VFIO allows.
-    pub(crate) fn new(device: &Arc<VfioDevice>, index: u32) -> io::Result<Self> {
-        let (start, size) = (device.get_region_offset(index), device.get_region_size(index));
-        let mappable = device.get_region_flags(index) & VFIO_REGION_INFO_FLAG_MMAP != 0;
-        let sparse = device.get_region_caps(index).into_iter().find_map(|cap| match cap {
-            VfioRegionInfoCap::SparseMmap(sparse) => Some(sparse.areas),
-            _ => None,
-        });
-        let mut parts: Vec<(u64, u64)> = match sparse {
-            _ if !mappable => Vec::new(),
-            Some(areas) => areas.into_iter().map(|area| (area.offset, area.size)).collect(),
-            None => vec![(0, size)],
+    /// Maps a region of the device behind `file` as far as VFIO allows.
+    pub(crate) fn new(file: Arc<dyn AsRawFd + Send + Sync>, layout: &Layout) -> io::Result<Self> {
+        let &Layout { start, size, ref parts } = layout;
+        let map = |&(offset, len): &(u64, u64)| {
+            let start = start.checked_add(offset).ok_or(io::ErrorKind::InvalidInput)?;
+            let len = usize::try_from(len).map_err(io::Error::other)?;
+            // SAFETY: open as long as `file`.
+            let file = unsafe { BorrowedFd::borrow_raw(file.as_raw_fd()) };
+            Area::map(file, start, offset, len, ProtFlags::READ | ProtFlags::WRITE)
         };
-        parts.sort_unstable();
-        let areas = parts
-            .into_iter()
-            .filter(|(_, len)| *len > 0)
-            .map(|(offset, len)| {
-                let len = len as usize;
-                // SAFETY: open as long as `device`.
-                let file = unsafe { BorrowedFd::borrow_raw(device.as_raw_fd()) };
-                let protection = ProtFlags::READ | ProtFlags::WRITE;
-                Area::map(file, start + offset, offset, len, protection)
-            })
-            .collect::<io::Result<_>>()?;
-        Ok(Self { areas, device: Arc::clone(device), start, size })
+        let areas = parts.iter().map(map).collect::<io::Result<_>>()?;
+        Ok(Self { areas, file, start, size })
     }
 
     /// Size in bytes.
@@ -161,8 +182,8 @@ impl Region {
     }
 
     fn file(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as `device`.
-        unsafe { BorrowedFd::borrow_raw(self.device.as_raw_fd()) }
+        // SAFETY: open as long as `file`.
+        unsafe { BorrowedFd::borrow_raw(self.file.as_raw_fd()) }
     }
 
     /// Reads by a system call. What cannot be read reads as ones, as on a bus.

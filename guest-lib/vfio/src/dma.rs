@@ -18,6 +18,8 @@ use crate::iommu::Info;
 /// Size and alignment of the memory that small buffers are cut from: a huge page, which the IOMMU
 /// maps in one entry.
 const CHUNK: usize = 2 << 20;
+/// Memory of the process's own shares no piece of the device's addresses of this size.
+const GRANULE: usize = 64 << 10;
 /// Buffers from this size on get memory of their own.
 const LARGE: usize = 512 << 10;
 
@@ -64,13 +66,20 @@ pub enum MapError {
     Vfio(VfioError),
 }
 
-/// The address space that the IOMMU gives the device.
+/// Where device addresses come from when those that a process has are used up.
+pub(crate) trait MoreAddresses: Send + Sync {
+    /// Start and length of a range of at least `size` addresses that nobody else has.
+    fn more(&self, size: u64) -> Option<(u64, u64)>;
+}
+
+/// The address space that the IOMMU gives the device, or the part of it that this process has.
 pub(crate) struct Space {
     ops: Arc<dyn VfioOps>,
     /// Stays open as long as there are mappings: with its device, a container loses them.
     _device: Option<Arc<VfioDevice>>,
     page: u64,
     free: Mutex<FreeList>,
+    more: Option<Arc<dyn MoreAddresses>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -81,10 +90,29 @@ impl Space {
     /// The address space of `device`, which `ops` maps memory for.
     pub(crate) fn new(ops: Arc<dyn VfioOps>, device: Option<Arc<VfioDevice>>, info: &Info) -> Self {
         let free = Mutex::new(free_addresses(info));
-        Self { ops, _device: device, page: info.page, free }
+        Self { ops, _device: device, page: info.page, free, more: None }
     }
 
-    /// Maps whole pages for the device, at `phase` above a multiple of `align`.
+    /// A part of an address space, of which `more` gives further parts.
+    pub(crate) fn part(ops: Arc<dyn VfioOps>, info: &Info, more: Arc<dyn MoreAddresses>) -> Self {
+        Self { more: Some(more), ..Self::new(ops, None, info) }
+    }
+
+    /// Takes addresses as [`FreeList::take`] does.
+    fn take(&self, size: u64, align: u64, phase: u64) -> Option<u64> {
+        let taken = lock(&self.free).take(size, align, phase);
+        if taken.is_some() {
+            return taken;
+        }
+        // Whatever the alignment leaves out.
+        let (start, len) = self.more.as_ref()?.more(size.checked_add(align)?)?;
+        let mut free = lock(&self.free);
+        free.give(start, len);
+        free.take(size, align, phase)
+    }
+
+    /// Maps whole pages for the device, at `phase` above a multiple of `align`, with nothing else
+    /// within `apart` bytes in front of them: a power of two, by which `phase` is counted.
     ///
     /// # Safety
     ///
@@ -97,18 +125,24 @@ impl Space {
         len: usize,
         align: u64,
         phase: u64,
+        apart: u64,
     ) -> Result<Mapping, MapError> {
         let size = len as u64;
-        let addr = lock(&self.free)
-            .take(size, align.max(self.page), phase)
-            .ok_or(MapError::NoAddresses(size))?;
+        let too_many = MapError::NoAddresses(size);
+        // What is in front of the first page and behind the last one stays empty.
+        let front = phase & (apart - 1);
+        let Some(whole) = (size + front).checked_next_multiple_of(apart) else {
+            return Err(too_many);
+        };
+        let taken = self.take(whole, align.max(self.page), phase - front).ok_or(too_many)?;
+        let addr = taken + front;
         // SAFETY: as promised to this function.
         let mapped = unsafe { self.ops.vfio_dma_map(addr, len, memory) };
         if let Err(error) = mapped {
-            lock(&self.free).give(addr, size);
+            lock(&self.free).give(taken, whole);
             return Err(map_error(error, memory as usize, len));
         }
-        Ok(Mapping { space: Arc::clone(self), addr, len, active: true })
+        Ok(Mapping { space: Arc::clone(self), taken: (taken, whole), addr, len, active: true })
     }
 }
 
@@ -147,6 +181,8 @@ fn map_error(error: VfioError, address: usize, len: usize) -> MapError {
 /// A range of device addresses that leads to memory, until it is dropped.
 struct Mapping {
     space: Arc<Space>,
+    /// All addresses that nobody else gets meanwhile: start and length.
+    taken: (u64, u64),
     addr: u64,
     len: usize,
     active: bool,
@@ -161,7 +197,7 @@ impl Mapping {
                 return false;
             }
             self.active = false;
-            lock(&self.space.free).give(self.addr, self.len as u64);
+            lock(&self.space.free).give(self.taken.0, self.taken.1);
         }
         true
     }
@@ -198,7 +234,7 @@ impl Chunk {
         // accessed by volatile slices only.
         #[allow(unsafe_code)]
         let mapping = unsafe {
-            space.map(memory.as_ptr().wrapping_add(start), len, align.max(unit as u64), 0)?
+            space.map(memory.as_ptr().wrapping_add(start), len, align.max(unit as u64), 0, 1)?
         };
         let mut free = FreeList::default();
         free.give(mapping.addr, len as u64);
@@ -319,7 +355,7 @@ impl Pool {
             None => {
                 users.retain(|_, weak| weak.strong_count() > 0);
                 // In step with huge pages, should the memory have some.
-                let step = if end - start >= CHUNK { CHUNK } else { page };
+                let step = if end - start >= CHUNK { CHUNK } else { page.max(GRANULE) };
                 let phase = (start & (step - 1)) as u64;
                 let size = end - start;
                 // SAFETY: as promised to this function, for the pages that hold the memory.
@@ -329,6 +365,7 @@ impl Pool {
                         size,
                         step as u64,
                         phase,
+                        GRANULE as u64,
                     )?
                 };
                 let range = Arc::new(UserRange { start, mapping });
@@ -337,7 +374,18 @@ impl Pool {
             }
         };
         let addr = range.mapping.addr + (address - range.start) as u64;
-        Ok(UserMemory { _range: range, addr, len })
+        let isolated = range.start == start;
+        Ok(UserMemory { _range: range, addr, len, isolated })
+    }
+
+    /// Takes addresses that nothing is mapped at.
+    pub(crate) fn take_addresses(&self, len: u64, align: u64) -> Option<u64> {
+        lock(&self.space.free).take(len, align.max(self.space.page), 0)
+    }
+
+    /// Gives them back.
+    pub(crate) fn give_addresses(&self, start: u64, len: u64) {
+        lock(&self.space.free).give(start, len);
     }
 
     /// Bytes of address space that are left for mappings.
@@ -360,12 +408,19 @@ pub struct UserMemory {
     _range: Arc<UserRange>,
     addr: u64,
     len: usize,
+    isolated: bool,
 }
 
 impl UserMemory {
     /// Address at which the device sees the first byte.
     pub fn device_addr(&self) -> u64 {
         self.addr
+    }
+
+    /// Whether the 64 KiB piece of the device's addresses that the first byte is in has nothing in
+    /// front of it but what shares its page. The address is that of the process, modulo 64 KiB.
+    pub fn is_isolated(&self) -> bool {
+        self.isolated
     }
 
     /// Size in bytes.
@@ -633,6 +688,64 @@ mod tests {
         assert_eq!(second.device_addr() % 4096, at(40_000) % 4096);
         drop((first, second));
         assert_eq!(lock(&fake.mapped).len(), 0);
+    }
+
+    #[test]
+    fn nothing_is_in_front_of_user_memory_but_its_page() {
+        const STEP: u64 = GRANULE as u64;
+        let (pool, _fake) = pool();
+        let memory: Vec<AtomicU8> = (0..400_000).map(|_| AtomicU8::new(0)).collect();
+        let before = pool.free_addresses();
+        // Of many sizes, none of them in the pages of another.
+        let loans: Vec<_> = (0..20)
+            .map(|i| {
+                let part = &memory[i * 20_000..][..100 + i * 700];
+                (part.as_ptr() as u64, lend(&pool, part))
+            })
+            .collect();
+        let buffer = pool.alloc(LARGE, 8).unwrap();
+        for (address, loan) in &loans {
+            assert!(loan.is_isolated());
+            assert_eq!(loan.device_addr() % STEP, address % STEP);
+            let end = |l: &UserMemory| l.device_addr() + l.len() as u64;
+            for (_, other) in &loans {
+                let apart = loan.device_addr() / STEP > (end(other) - 1) / STEP
+                    || other.device_addr() / STEP > (end(loan) - 1) / STEP;
+                assert!(apart || other.device_addr() == loan.device_addr());
+            }
+            assert_ne!(buffer.device_addr() / STEP, loan.device_addr() / STEP);
+        }
+        drop((loans, buffer));
+        // A part of another loan has that in front of it.
+        let all = lend(&pool, &memory[100_000..200_000]);
+        let part = lend(&pool, &memory[150_000..160_000]);
+        assert_eq!((all.is_isolated(), part.is_isolated()), (true, false));
+        drop((all, part));
+        assert_eq!(pool.free_addresses(), before);
+    }
+
+    #[test]
+    fn a_part_grows_when_it_is_used_up() {
+        struct More(Mutex<Vec<u64>>);
+        impl MoreAddresses for More {
+            fn more(&self, size: u64) -> Option<(u64, u64)> {
+                let mut asked = lock(&self.0);
+                asked.push(size);
+                (asked.len() < 3).then(|| ((asked.len() as u64) << 32, size))
+            }
+        }
+        let more = Arc::new(More(Mutex::default()));
+        let info = Info { page: 4096, ranges: vec![(1 << 30, (1 << 30) + (4 << 20) - 1)] };
+        let fake = Arc::new(Fake::default());
+        let pool = Pool::new(Space::part(fake, &info, Arc::clone(&more) as _));
+        let size = 3 << 20;
+        let first = pool.alloc(size, 8).unwrap();
+        assert_eq!((first.device_addr(), lock(&more.0).len()), (1 << 30, 0));
+        let buffers: Vec<_> = (0..2).map(|_| pool.alloc(size, 8).unwrap()).collect();
+        let addresses: Vec<_> = buffers.iter().map(Buffer::device_addr).collect();
+        assert_eq!(addresses, [1 << 32, 2 << 32]);
+        assert!(lock(&more.0).iter().all(|asked| *asked >= size as u64));
+        assert!(pool.alloc(size, 8).is_err(), "there are no more");
     }
 
     #[test]

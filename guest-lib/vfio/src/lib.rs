@@ -22,11 +22,14 @@
 //! Interrupts are eventfds. [`tofu_driver::Platform::irq_wait`] sleeps on one of them without a
 //! thread in between; [`VfioPlatform::on_interrupt`] calls a function from an event loop instead.
 //!
+//! [`broker`] is how several processes share a device that one of them has opened.
+//!
 //! [`pci`] lists devices and moves them between drivers, and [`Window`] looks at the registers of
 //! one that is in use; they need no VFIO.
 #![deny(unsafe_code)]
 
 mod bar;
+pub mod broker;
 mod dma;
 mod error;
 mod event;
@@ -36,7 +39,7 @@ mod irq;
 pub mod pci;
 mod platform;
 
-pub use bar::Window;
+pub use bar::{Layout, Window};
 pub use dma::{Buffer, MapError, UserMemory};
 pub use error::Error;
 pub use pci::Bdf;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -14,7 +15,9 @@ use tofu_driver::{DmaError, IrqError, Platform};
 use vfio_bindings::bindings::vfio::{VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioIommufd, VfioOps};
 
-use crate::bar::Region;
+use crate::bar::{Layout, Region};
+use crate::broker::foreign::{unmap_in_container, unmap_in_ioas};
+use crate::broker::wire::{SpaceKind, Terms};
 use crate::dma::{Buffer, MapError, Pool, Space, UserMemory};
 use crate::error::Error;
 use crate::event::EventLoop;
@@ -41,6 +44,8 @@ pub struct VfioPlatform {
     registers: Region,
     device: Arc<VfioDevice>,
     memory: Pool,
+    ops: Arc<dyn VfioOps>,
+    page: u64,
     start: Instant,
 }
 
@@ -93,7 +98,8 @@ impl VfioPlatform {
         };
         let info = info.map_err(Error::system("asking for the IOMMU's addresses"))?;
         let device = Arc::new(device);
-        let registers = Region::new(&device, REGISTER_BAR.into())
+        let layout = Layout::of(&device, REGISTER_BAR.into());
+        let registers = Region::new(Arc::clone(&device) as _, &layout)
             .map_err(Error::system("mapping the registers"))?;
         if registers.size() != BAR0_SIZE {
             let (size, expected) = (registers.size(), BAR0_SIZE);
@@ -105,7 +111,9 @@ impl VfioPlatform {
             events: Mutex::new(None),
             interrupts: Interrupts::new(&device),
             registers,
-            memory: Pool::new(Space::new(ops, Some(Arc::clone(&device)), &info)),
+            memory: Pool::new(Space::new(Arc::clone(&ops), Some(Arc::clone(&device)), &info)),
+            ops,
+            page: info.page,
             device,
             start: Instant::now(),
         })
@@ -164,6 +172,63 @@ impl VfioPlatform {
         unsafe { self.memory.map_user(memory, len) }
     }
 
+    /// What another process needs to use the device, too, and the descriptors of the device and
+    /// its address space.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel's interface in use cannot be shared.
+    pub fn terms(&self) -> io::Result<(Terms, [BorrowedFd<'_>; 2])> {
+        let (space, fd) = match self.space().ok_or(io::ErrorKind::Unsupported)? {
+            AddressSpace::Container(container) => (SpaceKind::Container, container.as_raw_fd()),
+            AddressSpace::Iommufd(space) => {
+                (SpaceKind::Iommufd(space.ioas().id()), space.iommufd().as_raw_fd())
+            }
+        };
+        let registers = Layout::of(&self.device, REGISTER_BAR.into());
+        let fds = borrowed([self.device.as_raw_fd(), fd], self);
+        Ok((Terms { registers, page: self.page, space }, fds))
+    }
+
+    /// Sets device addresses aside for another process: start and length of a range of at least
+    /// `size` bytes, which starts at a multiple of 1 GiB.
+    pub fn lend_addresses(&self, size: u64) -> Option<(u64, u64)> {
+        let len = size.max(1).checked_next_multiple_of(LENT_UNIT)?;
+        Some((self.memory.take_addresses(len, LENT_UNIT)?, len))
+    }
+
+    /// Takes what other processes have mapped within a range, made of such as were lent, from the
+    /// device, and has the addresses back. The device must have stopped using them.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not do it. The addresses stay set aside then.
+    pub fn take_addresses_back(&self, start: u64, len: u64) -> Result<(), VfioError> {
+        const ENOENT: i32 = 2;
+        match self.space() {
+            Some(AddressSpace::Container(container)) => {
+                unmap_in_container(container, start, len)?;
+            }
+            Some(AddressSpace::Iommufd(space)) => {
+                match unmap_in_ioas(space.iommufd(), space.ioas().id(), start, len) {
+                    // Nothing was mapped.
+                    Err(VfioError::IommufdIoctlError(IommufdError::IommuIoasUnmap(errno)))
+                        if errno.errno() == ENOENT => {}
+                    other => drop(other?),
+                }
+            }
+            None => return Err(VfioError::InvalidDmaUnmapSize),
+        }
+        self.memory.give_addresses(start, len);
+        Ok(())
+    }
+
+    fn space(&self) -> Option<AddressSpace<'_>> {
+        let ops = self.ops.as_any();
+        let container = ops.downcast_ref().map(AddressSpace::Container);
+        container.or_else(|| ops.downcast_ref().map(AddressSpace::Iommufd))
+    }
+
     /// Bytes of device addresses that are left for mappings.
     pub fn free_addresses(&self) -> u64 {
         self.memory.free_addresses()
@@ -219,6 +284,22 @@ impl VfioPlatform {
     pub fn bar0_write32(&self, offset: u64, value: u32) {
         self.registers.write32(offset, value);
     }
+}
+
+/// Device addresses are lent to other processes in multiples of this many bytes.
+const LENT_UNIT: u64 = 1 << 30;
+
+/// What gives the device its address space.
+enum AddressSpace<'a> {
+    Container(&'a VfioContainer),
+    Iommufd(&'a VfioIommufd),
+}
+
+/// Descriptors that are open as long as their owner is there.
+#[allow(unsafe_code)]
+fn borrowed(fds: [RawFd; 2], _owner: &VfioPlatform) -> [BorrowedFd<'_>; 2] {
+    // SAFETY: the platform keeps the device and its address space open, and is borrowed.
+    fds.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 type Opened = (VfioDevice, Arc<dyn VfioOps>, io::Result<Info>);

@@ -1,0 +1,283 @@
+//! A process that uses a device by way of a broker.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use tofu_abi::regs::BAR0_SIZE;
+use tofu_driver::{DmaError, IrqError, Platform};
+
+use super::foreign::ForeignSpace;
+use super::wire::{Answer, Refusal, Request, VERSION, receive_with_fds, send};
+use crate::bar::Region;
+use crate::dma::{Buffer, MapError, MoreAddresses, Pool, Space, UserMemory};
+use crate::iommu::Info;
+
+/// How long the broker may take to answer. It never takes that long, unless it is stopped or the
+/// device is broken.
+const ANSWER: Duration = Duration::from_secs(20);
+/// How long a broker that has gone is waited for, as one that was killed is started anew.
+const RESTART: Duration = Duration::from_secs(3);
+
+/// Why a broker does not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BrokerError {
+    /// The broker says no.
+    #[error("{text}")]
+    Refused {
+        /// The kind of reason.
+        why: Refusal,
+        /// The reason in one line.
+        text: String,
+    },
+    /// It has answered nothing that makes sense.
+    #[error("tofud and this program do not understand each other: are they of one version?")]
+    Answer,
+    /// It is gone, or does not answer.
+    #[error("tofud is gone, or does not answer: {0}")]
+    Gone(io::Error),
+    /// The device cannot be used in this process.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// A connection to the broker of a device. The broker ends this process's share in the device
+/// with it.
+pub struct Broker {
+    /// `None` after something went wrong: answers would come to other questions.
+    socket: Mutex<Option<OwnedFd>>,
+}
+
+impl fmt::Debug for Broker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Broker")
+    }
+}
+
+impl Broker {
+    /// Connects to the broker that listens at `path`; `None` if there is none.
+    ///
+    /// A broker that was there and does not answer is given a moment to come back.
+    ///
+    /// # Errors
+    ///
+    /// If the socket cannot be used.
+    pub fn connect(path: &Path) -> io::Result<Option<Self>> {
+        let start = Instant::now();
+        let socket = loop {
+            match Self::try_connect(path) {
+                Ok(socket) => break socket,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error)
+                    if error.kind() == io::ErrorKind::ConnectionRefused
+                        && start.elapsed() < RESTART =>
+                {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        };
+        Ok(Some(Self::of(socket)?))
+    }
+
+    fn try_connect(path: &Path) -> io::Result<OwnedFd> {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        connect(&socket, &address)?;
+        Ok(socket)
+    }
+
+    /// A connection that is there already.
+    ///
+    /// # Errors
+    ///
+    /// If it is not a socket.
+    pub fn of(socket: OwnedFd) -> io::Result<Self> {
+        for direction in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&socket, direction, Some(ANSWER))?;
+        }
+        Ok(Self { socket: Mutex::new(Some(socket)) })
+    }
+
+    /// Asks to use the device, as process `place.0` of `place.1` of its node, if that is known.
+    ///
+    /// # Errors
+    ///
+    /// See [`BrokerError`].
+    pub fn join(self: Arc<Self>, place: Option<(u16, u16)>) -> Result<SharedPlatform, BrokerError> {
+        let (answer, fds) = self.ask(&Request::Hello { version: VERSION, place })?;
+        let Answer::Welcome { terms, addresses: (start, len), cq } = answer else {
+            return Err(BrokerError::Answer);
+        };
+        let fds: Result<[OwnedFd; 2], _> = fds.try_into();
+        let Ok([device, space]) = fds else {
+            return Err(BrokerError::Answer);
+        };
+        // Nothing that the rest relies on is left to the other side.
+        let sound = terms.registers.size() == BAR0_SIZE
+            && terms.page.is_power_of_two()
+            && len > 0
+            && start.checked_add(len).is_some();
+        if !sound {
+            return Err(BrokerError::Answer);
+        }
+        let registers = Region::new(Arc::new(device), &terms.registers)
+            .map_err(|source| BrokerError::System { what: "mapping the registers", source })?;
+        let info = Info { page: terms.page, ranges: vec![(start, start + (len - 1))] };
+        let ops = Arc::new(ForeignSpace::new(terms.space, space));
+        let memory = Pool::new(Space::part(ops, &info, Arc::clone(&self) as _));
+        Ok(SharedPlatform { registers, memory, start: Instant::now(), broker: self, cq })
+    }
+
+    /// Asks for a control queue that is not this process's own by its place.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::InUse`] if another process has it.
+    pub fn take(&self, tni: u8, cq: u8) -> Result<(), BrokerError> {
+        match self.ask(&Request::Take { tni, cq })? {
+            (Answer::Taken, _) => Ok(()),
+            _ => Err(BrokerError::Answer),
+        }
+    }
+
+    /// Gives a control queue back, after it was closed.
+    pub fn give(&self, tni: u8, cq: u8) {
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        // A broker that is gone needs not to be told.
+        if let Some(socket) = &*socket {
+            let _ = send(socket.as_fd(), &Request::Give { tni, cq }, &[]);
+        }
+    }
+
+    fn ask(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), BrokerError> {
+        let mut place = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = |kind: io::ErrorKind| BrokerError::Gone(kind.into());
+        let socket = place.as_ref().ok_or_else(|| gone(io::ErrorKind::NotConnected))?;
+        let answer = send(socket.as_fd(), request, &[])
+            .and_then(|()| receive_with_fds::<Answer>(socket.as_fd()));
+        match answer {
+            Ok(Some((Answer::Refused { why, text }, _))) => Err(BrokerError::Refused { why, text }),
+            Ok(Some(answer)) => Ok(answer),
+            other => {
+                *place = None;
+                Err(match other {
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => BrokerError::Answer,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        gone(io::ErrorKind::TimedOut)
+                    }
+                    Err(error) => BrokerError::Gone(error),
+                    Ok(_) => gone(io::ErrorKind::ConnectionAborted),
+                })
+            }
+        }
+    }
+}
+
+impl MoreAddresses for Broker {
+    fn more(&self, size: u64) -> Option<(u64, u64)> {
+        match self.ask(&Request::Addresses { size }) {
+            Ok((Answer::Addresses { start, len }, _))
+                if len >= size && start.checked_add(len).is_some() =>
+            {
+                Some((start, len))
+            }
+            Ok(_) => None,
+            Err(error) => {
+                log::warn!("no more device addresses: {error}");
+                None
+            }
+        }
+    }
+}
+
+/// A Tofu device that this process shares with others.
+///
+/// It has no interrupts: queues are to be polled.
+pub struct SharedPlatform {
+    registers: Region,
+    memory: Pool,
+    start: Instant,
+    broker: Arc<Broker>,
+    cq: Option<u8>,
+}
+
+impl fmt::Debug for SharedPlatform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SharedPlatform")
+    }
+}
+
+impl SharedPlatform {
+    /// Who has lent the device.
+    pub fn broker(&self) -> &Arc<Broker> {
+        &self.broker
+    }
+
+    /// The control queue of each interface that is this process's own, if it did not know its
+    /// place on the node.
+    pub fn cq(&self) -> Option<u8> {
+        self.cq
+    }
+
+    /// Lends the device memory of this process, see
+    /// [`VfioPlatform::map_user`](crate::VfioPlatform::map_user).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[allow(unsafe_code)]
+    pub unsafe fn map_user(&self, memory: *mut u8, len: usize) -> Result<UserMemory, MapError> {
+        // SAFETY: as promised to this function.
+        unsafe { self.memory.map_user(memory, len) }
+    }
+}
+
+impl Platform for SharedPlatform {
+    type Dma = Buffer;
+
+    #[inline]
+    fn bar0_read64(&self, offset: u64) -> u64 {
+        self.registers.read64(offset)
+    }
+
+    #[inline]
+    fn bar0_write64(&self, offset: u64, value: u64) {
+        self.registers.write64(offset, value);
+    }
+
+    fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
+        self.memory.alloc(size, align)
+    }
+
+    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
+        Err(IrqError { vector })
+    }
+
+    fn irq_wait(&self, _: u16, timeout_ns: u64) -> bool {
+        thread::sleep(Duration::from_nanos(timeout_ns));
+        false
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}

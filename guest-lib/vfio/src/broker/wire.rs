@@ -1,0 +1,265 @@
+//! Messages between a broker and the processes that share its device.
+//!
+//! A message is a packet of a UNIX socket (`SOCK_SEQPACKET`) in postcard's format. A process asks,
+//! one thing at a time, and the broker answers in order.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::bar::Layout;
+
+/// Version of the messages. Both sides must have the same.
+pub const VERSION: u16 = 1;
+/// Most bytes of a message.
+pub const MAX_MESSAGE: usize = 2048;
+/// Descriptors in a message at most: the device and its address space.
+pub const MAX_FDS: usize = 2;
+
+/// What a process asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// To use the device. The first message, answered by [`Answer::Welcome`].
+    Hello {
+        /// The process's [`VERSION`].
+        version: u16,
+        /// Which of how many processes of the node it is, from 0, if it knows.
+        place: Option<(u16, u16)>,
+    },
+    /// A control queue that is not its own by its place.
+    Take {
+        /// Network interface.
+        tni: u8,
+        /// Control queue.
+        cq: u8,
+    },
+    /// Gives back what it has taken. Not answered.
+    Give {
+        /// Network interface.
+        tni: u8,
+        /// Control queue.
+        cq: u8,
+    },
+    /// At least so many more device addresses, in a row.
+    Addresses {
+        /// Bytes.
+        size: u64,
+    },
+}
+
+/// What the broker answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// The process may use the device. Comes with two descriptors: of the device and of its
+    /// address space.
+    Welcome {
+        /// What it needs to know of the device.
+        terms: Terms,
+        /// Device addresses that are its own: start and length in bytes.
+        addresses: (u64, u64),
+        /// The control queue of each interface that is its own, if it did not know its place.
+        cq: Option<u8>,
+    },
+    /// The queue is its own.
+    Taken,
+    /// Further device addresses are its own: start and length in bytes.
+    Addresses {
+        /// First address.
+        start: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// No.
+    Refused {
+        /// The kind of reason.
+        why: Refusal,
+        /// The reason in one line.
+        text: String,
+    },
+}
+
+/// Kinds of reasons why the broker refuses something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// Another process has it.
+    InUse,
+    /// There is nothing left of it.
+    NoneLeft,
+    /// The broker cannot use the device.
+    NoDevice,
+    /// The request is wrong, or of another version.
+    Wrong,
+}
+
+/// What a process needs to know to use a device that the broker has opened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terms {
+    /// Where its registers are.
+    pub registers: Layout,
+    /// The smallest page of its IOMMU in bytes, a power of two.
+    pub page: u64,
+    /// What its address space is.
+    pub space: SpaceKind,
+}
+
+/// Kinds of address spaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SpaceKind {
+    /// A container of VFIO's.
+    Container,
+    /// An address space of iommufd, by its number.
+    Iommufd(u32),
+}
+
+/// Sends a message.
+///
+/// # Errors
+///
+/// If the other side is gone, or has no room left for it and the socket does not wait.
+pub fn send<T: Serialize>(
+    socket: BorrowedFd<'_>,
+    message: &T,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut bytes = [0; MAX_MESSAGE];
+    let used = postcard::to_slice(message, &mut bytes).map_err(io::Error::other)?;
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    loop {
+        match sendmsg(socket, &[IoSlice::new(used)], &mut control, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => {}
+            sent => return Ok(sent.map(drop)?),
+        }
+    }
+}
+
+/// Receives a message without descriptors, which are closed if there are any; `None` if the other
+/// side is gone.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::InvalidData`] if it is no message.
+pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<T>> {
+    take(socket, &mut RecvAncillaryBuffer::default())
+}
+
+/// Receives a message and the descriptors that come with it.
+///
+/// # Errors
+///
+/// As [`receive`].
+pub fn receive_with_fds<T: DeserializeOwned>(
+    socket: BorrowedFd<'_>,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let message = take(socket, &mut control);
+    // Also those of a message that is none.
+    let fds = control.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
+        _ => Vec::new(),
+    });
+    let fds = fds.collect();
+    Ok(message?.map(|message| (message, fds)))
+}
+
+fn take<T: DeserializeOwned>(
+    socket: BorrowedFd<'_>,
+    control: &mut RecvAncillaryBuffer<'_>,
+) -> io::Result<Option<T>> {
+    let mut bytes = [0; MAX_MESSAGE];
+    let received = loop {
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        match recvmsg(socket, &mut slices, control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            received => break received?,
+        }
+    };
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    if received.flags.contains(ReturnFlags::TRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that is too long"));
+    }
+    match postcard::take_from_bytes(&bytes[..received.bytes.min(MAX_MESSAGE)]) {
+        Ok((message, [])) => Ok(Some(message)),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a message with more behind it")),
+        Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::os::fd::AsFd;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    }
+
+    #[test]
+    fn messages_arrive_with_their_descriptors() {
+        let (one, other) = pair();
+        let refused = Answer::Refused { why: Refusal::InUse, text: "no".into() };
+        let (kept, passed) = pair();
+        send(one.as_fd(), &refused, &[]).unwrap();
+        send(one.as_fd(), &Answer::Taken, &[passed.as_fd(), one.as_fd()]).unwrap();
+        let (first, fds) = receive_with_fds::<Answer>(other.as_fd()).unwrap().unwrap();
+        assert_eq!((first, fds.len()), (refused, 0));
+        let (second, fds) = receive_with_fds::<Answer>(other.as_fd()).unwrap().unwrap();
+        assert_eq!((second, fds.len()), (Answer::Taken, 2));
+        drop(passed);
+        send(fds[0].as_fd(), &1u32, &[]).unwrap();
+        assert_eq!(receive::<u32>(kept.as_fd()).unwrap(), Some(1), "it is the same socket");
+        drop((one, fds));
+        assert!(receive::<Answer>(other.as_fd()).unwrap().is_none(), "gone");
+    }
+
+    #[test]
+    fn descriptors_that_nobody_wants_are_closed() {
+        let (one, other) = pair();
+        let (kept, passed) = pair();
+        send(one.as_fd(), &Answer::Taken, &[passed.as_fd()]).unwrap();
+        drop(passed);
+        assert_eq!(receive(other.as_fd()).unwrap(), Some(Answer::Taken));
+        assert!(receive::<u32>(kept.as_fd()).unwrap().is_none(), "nobody has the other end");
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused() {
+        let (one, other) = pair();
+        let text = "x".repeat(MAX_MESSAGE);
+        let answer = Answer::Refused { why: Refusal::Wrong, text };
+        assert!(send(one.as_fd(), &answer, &[]).is_err());
+        rustix::io::write(&one, &[0; MAX_MESSAGE + 1]).unwrap();
+        rustix::io::write(&one, &[1, 0]).unwrap();
+        for _ in 0..2 {
+            let error = receive::<Answer>(other.as_fd()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+        }
+        assert_eq!(receive::<Answer>(other.as_fd()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    proptest! {
+        /// Whatever bytes come are a request or an error.
+        #[test]
+        fn no_bytes_do_harm(bytes in proptest::collection::vec(any::<u8>(), 1..200)) {
+            let (one, other) = pair();
+            rustix::io::write(&one, &bytes).unwrap();
+            let _ = receive::<Request>(other.as_fd());
+        }
+    }
+}
