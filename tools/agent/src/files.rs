@@ -36,6 +36,9 @@ pub fn pack(path: &Path, out: impl Write) -> io::Result<usize> {
     let real = fs::canonicalize(path).map_err(|error| context(path, "cannot read", &error))?;
     let mut archive = tar::Builder::new(out);
     archive.follow_symlinks(false);
+    // Holes of files become zeros: `unpack` takes no holes, as a few bytes would make any number
+    // of others.
+    archive.sparse(false);
     let skipped = add(&mut archive, &real, Path::new(name))?;
     archive.into_inner()?.flush()?;
     Ok(skipped)
@@ -179,4 +182,58 @@ pub fn pack_bytes(name: &str, mode: u32, contents: &[u8], out: impl Write) -> io
     let mut archive = tar::Builder::new(out);
     archive.append_data(&mut header, name, contents)?;
     archive.into_inner()?.flush()
+}
+
+/// What is put into a folder that is packed.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A file or folder of this computer.
+    Path(PathBuf),
+    /// A file with this mode and these contents.
+    File(u32, Vec<u8>),
+    /// An empty folder.
+    Folder,
+}
+
+/// Writes an archive of a folder `name` to `out`, as [`pack`] would, with these things in it by
+/// their paths there. Returns how many were left out.
+///
+/// # Errors
+///
+/// If something cannot be read, or `out` not written.
+pub fn pack_folder(
+    name: &str,
+    contents: &[(PathBuf, Source)],
+    out: impl Write,
+) -> io::Result<usize> {
+    let mut archive = tar::Builder::new(out);
+    archive.follow_symlinks(false);
+    let folder = |archive: &mut tar::Builder<_>, path: &Path| {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Directory);
+        header.set_size(0);
+        header.set_mode(0o755);
+        archive.append_data(&mut header, path, io::empty())
+    };
+    folder(&mut archive, Path::new(name))?;
+    let mut skipped = 0;
+    for (path, source) in contents {
+        let path = Path::new(name).join(path);
+        match source {
+            Source::Path(from) => {
+                let real =
+                    fs::canonicalize(from).map_err(|error| context(from, "cannot read", &error))?;
+                skipped += add(&mut archive, &real, &path)?;
+            }
+            Source::File(mode, bytes) => {
+                let mut header = tar::Header::new_gnu();
+                header.set_size(bytes.len() as u64);
+                header.set_mode(*mode);
+                archive.append_data(&mut header, &path, bytes.as_slice())?;
+            }
+            Source::Folder => folder(&mut archive, &path)?,
+        }
+    }
+    archive.into_inner()?.flush()?;
+    Ok(skipped)
 }

@@ -2,7 +2,8 @@
 //! files, over a byte stream such as a virtio console port.
 //!
 //! [`wire`] has the messages and how they are framed, [`session`] the guest's side, [`files`]
-//! the archives that files travel in. The host's side is the command's.
+//! the archives that files travel in. The host's side is the command's. [`pmi`] lets MPI programs
+//! find each other.
 //!
 //! # Trust
 //!
@@ -14,5 +15,6 @@
 
 pub mod files;
 mod job;
+pub mod pmi;
 pub mod session;
 pub mod wire;

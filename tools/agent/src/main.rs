@@ -3,10 +3,13 @@
 //!
 //! `tofu-agent [PORT]` serves a virtio port, or a UNIX socket, for ever; `tofu-agent pack PATH`
 //! and `tofu-agent unpack PATH` move files as archives by way of the standard streams.
+//! `tofu-agent pmi SIZE MAPPING` serves the ranks of an MPI job, says where on its first line of
+//! output, and on later ones which rank has aborted the job with which code.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
@@ -16,7 +19,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tofu_agent::{files, session};
+use tofu_agent::{files, pmi, session};
 
 /// The port that the host gives its nodes.
 const PORT: &str = "/dev/virtio-ports/org.tofu.agent";
@@ -33,10 +36,17 @@ fn main() -> ExitCode {
             }
         }),
         ["unpack", path] => files::unpack(io::stdin().lock(), Path::new(path)),
+        ["pmi", size, mapping] => match size.parse() {
+            Ok(size) => serve_ranks(size, mapping),
+            Err(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a number of ranks")),
+        },
         [] => serve(Path::new(PORT)),
         [port] if !port.starts_with('-') => serve(Path::new(port)),
         _ => {
-            eprintln!("usage: tofu-agent [PORT] | tofu-agent pack PATH | tofu-agent unpack PATH");
+            eprintln!(
+                "usage: tofu-agent [PORT] | tofu-agent pack PATH | tofu-agent unpack PATH | \
+                 tofu-agent pmi SIZE MAPPING"
+            );
             return ExitCode::from(2);
         }
     };
@@ -58,6 +68,29 @@ fn serve(path: &Path) -> io::Result<()> {
         }
         sleep(PAUSE);
     }
+}
+
+/// Serves the ranks of an MPI job until the program is killed.
+fn serve_ranks(size: u32, mapping: &str) -> io::Result<()> {
+    let listener = TcpListener::bind((address(), 0))?;
+    println!("{}", listener.local_addr()?);
+    let report = |abort: pmi::Abort| {
+        let mut out = io::stdout().lock();
+        let told = writeln!(out, "{} {}", abort.rank, abort.code).and_then(|()| out.flush());
+        if let Err(error) = told {
+            eprintln!("{error}");
+        }
+    };
+    pmi::serve(&listener, size, mapping, report)
+}
+
+/// Where other nodes reach this one: the address that the kernel's command line gives its Ethernet
+/// (as this project's init reads it), or none but this node itself.
+fn address() -> IpAddr {
+    let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let words = line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("tofu.ip="));
+    let address = words.last().and_then(|word| word.split('/').next()?.parse().ok());
+    address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
 /// Opens the port; waits for it, as its driver may be a module that comes later.

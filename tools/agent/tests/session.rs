@@ -276,6 +276,20 @@ fn files_move_as_archives() {
 }
 
 #[test]
+fn a_file_with_holes_arrives_whole() {
+    use std::os::unix::fs::FileExt;
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("holes"), folder.path().join("copy"));
+    let file = std::fs::File::create(&from).unwrap();
+    file.set_len(1 << 20).unwrap();
+    file.write_all_at(b"middle", 1 << 19).unwrap();
+    let mut archive = Vec::new();
+    tofu_agent::files::pack(&from, &mut archive).unwrap();
+    tofu_agent::files::unpack(&archive[..], &to).unwrap();
+    assert!(std::fs::read(&from).unwrap() == std::fs::read(&to).unwrap());
+}
+
+#[test]
 fn the_agent_ends_with_its_socket_and_takes_its_programs_along() {
     let mut host = Host::new();
     host.exec(1, &["sh", "-c", "echo $$; exec sleep 1000"], false);
