@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
+use tofu_utofu::Code;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -191,6 +192,25 @@ fn null_and_garbage_are_refused_by_every_function() {
     if let Some(output) = build_and_run(&test_source("garbage.c"), &PAIR) {
         assert_eq!(output, "ok\n");
     }
+}
+
+#[test]
+fn any_calls_at_all_crash_nothing_and_return_the_codes_of_the_manual() {
+    let source = test_source("anything.c");
+    let Some(output) = build_and_run_with(&C, &source, &["60000"], &PAIR) else {
+        return;
+    };
+    let documented = documented_codes();
+    let name = |value: i32| Code::ALL.iter().find(|code| code.value() == value).unwrap().name();
+    let mut seen = BTreeSet::new();
+    for line in output.lines() {
+        let (function, code) = line.split_once(' ').unwrap();
+        seen.insert(function);
+        if let Some(code) = name(code.parse().unwrap()).strip_prefix("UTOFU_ERR_") {
+            assert!(documented.contains(&(function.to_owned(), code.to_owned())), "{line}");
+        }
+    }
+    assert_eq!(seen.len(), 65);
 }
 
 #[test]
