@@ -34,7 +34,7 @@ pub use command::{Command, Posting};
 pub use context::Context;
 pub use error::{Code, Error};
 pub use notice::{Notice, NoticeKind};
-pub use place::Place;
+pub use place::{Place, USER_CQS};
 pub use provider::{
     ClaimQueue, DriverProvider, DriverQueue, MapUser, Mapped, OpenQueue, Provider, Queue,
     Registration,

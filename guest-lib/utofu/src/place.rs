@@ -12,7 +12,7 @@ use tofu_abi::regs::NUM_TNI;
 use crate::error::{Code, Error};
 
 /// Control queues that user processes have: 0 to 10.
-const USER_CQS: u8 = 11;
+pub const USER_CQS: u8 = 11;
 /// Processes of a node at most.
 pub const MAX_PROCESSES: u16 = 36;
 

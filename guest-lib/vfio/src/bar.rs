@@ -39,6 +39,11 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// A region of `size` bytes that begins at `start` of its file and can be mapped as a whole.
+    pub fn whole(start: u64, size: u64) -> Self {
+        Self { start, size, parts: vec![(0, size)] }
+    }
+
     /// Of region `index` of a device.
     pub(crate) fn of(device: &VfioDevice, index: u32) -> Self {
         let (start, size) = (device.get_region_offset(index), device.get_region_size(index));

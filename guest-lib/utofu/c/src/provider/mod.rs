@@ -12,6 +12,7 @@ use tofu_utofu::{Code, Context, Error, OpenQueue, Provider, Queue};
 use crate::process::Process;
 
 /// A provider of whatever kind.
+#[derive(Clone)]
 pub(crate) struct AnyProvider(Arc<dyn AnyQueueProvider>);
 
 /// A control queue of whatever kind.

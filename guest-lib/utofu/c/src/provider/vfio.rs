@@ -1,49 +1,148 @@
-//! A device of this computer's that the process has for itself, by VFIO.
+//! A device of this computer's, by VFIO: shared with other processes by way of `tofud`, or, where
+//! there is none, for this process alone.
 
 use std::env;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tofu_driver::Device;
-use tofu_utofu::{Code, DriverProvider, Error, MapUser, Mapped, Place};
-use tofu_vfio::{MapError, UserMemory, VfioPlatform};
+use tofu_utofu::{ClaimQueue, Code, DriverProvider, Error, MapUser, Mapped, Place};
+use tofu_vfio::broker::wire::Refusal;
+use tofu_vfio::broker::{Broker, BrokerError, SharedPlatform, socket_path};
+use tofu_vfio::pci::Bus;
+use tofu_vfio::{Bdf, MapError, UserMemory, VfioPlatform};
 
 use super::AnyProvider;
 use crate::process;
 
 /// Size code of message receive queues, that of real systems: 131072 notices.
 const MRQ_SIZE: u8 = 3;
+/// What errors are about.
+const WHAT: &str = "Tofu device";
 
 pub(crate) struct Vfio {
-    provider: Arc<DriverProvider<VfioPlatform, Memory>>,
+    provider: AnyProvider,
     place: Place,
 }
 
 impl Vfio {
     /// The device that `TOFU_DEVICE` names, as in `0000:00:03.0`, or the first one; with the share
-    /// of process `TOFU_LOCAL_RANK` of `TOFU_PPN`.
+    /// of process `TOFU_LOCAL_RANK` of `TOFU_PPN`, or, if nobody has counted the processes, what
+    /// `tofud` has for it.
     pub(crate) fn open() -> Result<Self, Error> {
-        let what = "Tofu device";
-        let bdf = match env::var("TOFU_DEVICE") {
+        let wanted = match env::var("TOFU_DEVICE") {
             Err(env::VarError::NotPresent) => None,
             text => Some(text.unwrap_or_default().parse().map_err(|_| {
                 let hint = "the environment variable is not an address, as in 0000:00:03.0";
                 Error::new(Code::NotAvailable, "TOFU_DEVICE", hint)
             })?),
         };
-        let place =
-            Place::new(process::number("TOFU_LOCAL_RANK", 0)?, process::number("TOFU_PPN", 1)?)?;
-        let platform = VfioPlatform::open_at(bdf).map_err(|error| {
-            // Errors have texts that live as long as the program; there is one of this kind.
-            let hint = format!("{error}; TOFU_PROVIDER=inproc would be a machine in this process");
-            Error::new(Code::NotAvailable, what, hint.leak())
+        let place = (process::number("TOFU_LOCAL_RANK", 0)?, process::number("TOFU_PPN", 1)?);
+        let counted = Place::new(place.0, place.1)?;
+        let is_counted = env::var_os("TOFU_PPN").is_some();
+        let bdf = Bus::default().find(wanted).map_err(no_device)?.bdf;
+        let named = env::var_os("TOFUD_SOCKET").map(PathBuf::from);
+        let path = named.clone().unwrap_or_else(|| socket_path(bdf));
+        let broker = Broker::connect(&path).map_err(|error| {
+            let hint = format!("tofud at {}: {error}", path.display());
+            Error::new(Code::NotAvailable, WHAT, hint.leak())
         })?;
-        let device = Device::probe(platform)
-            .map_err(|_| Error::new(Code::Fatal, what, "it does not answer"))?;
-        Ok(Self { provider: Arc::new(DriverProvider::new(device, Memory, MRQ_SIZE, 0)), place })
+        match broker {
+            Some(broker) => Self::shared(broker, is_counted.then_some(place), counted),
+            None if named.is_some() => Err(no_broker(&path)),
+            None => Self::alone(bdf, counted),
+        }
+    }
+
+    fn alone(bdf: Bdf, place: Place) -> Result<Self, Error> {
+        let platform = VfioPlatform::open_at(Some(bdf)).map_err(|error| match error {
+            tofu_vfio::Error::Busy(_) => {
+                no_device(format_args!("{error}, unless tofud runs and shares it"))
+            }
+            error => no_device(error),
+        })?;
+        let device = Device::probe(platform).map_err(|_| no_answer())?;
+        let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0);
+        Ok(Self { provider: AnyProvider::new(Arc::new(provider)), place })
+    }
+
+    fn shared(broker: Broker, place: Option<(u16, u16)>, counted: Place) -> Result<Self, Error> {
+        let platform = Arc::new(broker).join(place).map_err(|error| broker_error(WHAT, error))?;
+        let place = platform.cq().map_or(Ok(counted), Place::of_queue)?;
+        let claims = Claims { broker: Arc::clone(platform.broker()), place: place.clone() };
+        let device = Device::probe(platform).map_err(|_| no_answer())?;
+        let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0).with_claims(claims);
+        Ok(Self { provider: AnyProvider::new(Arc::new(provider)), place })
     }
 
     pub(crate) fn process(&self) -> Result<(AnyProvider, Place), Error> {
-        Ok((AnyProvider::new(Arc::clone(&self.provider)), self.place.clone()))
+        Ok((self.provider.clone(), self.place.clone()))
+    }
+}
+
+/// Errors have texts that live as long as the program; there is one of this kind.
+fn no_device(why: impl std::fmt::Display) -> Error {
+    let hint = format!("{why}; TOFU_PROVIDER=inproc would be a machine in this process");
+    Error::new(Code::NotAvailable, WHAT, hint.leak())
+}
+
+fn no_broker(path: &Path) -> Error {
+    let hint = format!("no tofud listens at {}, which TOFUD_SOCKET names", path.display());
+    Error::new(Code::NotAvailable, WHAT, hint.leak())
+}
+
+const fn no_answer() -> Error {
+    Error::new(Code::Fatal, WHAT, "it does not answer")
+}
+
+fn broker_error(what: &'static str, error: BrokerError) -> Error {
+    let code = match error {
+        BrokerError::Refused { why: Refusal::NoneLeft, .. } => Code::Full,
+        BrokerError::Answer => Code::Fatal,
+        _ => Code::NotAvailable,
+    };
+    Error::new(code, what, error.to_string().leak())
+}
+
+/// The right to control queues, where other processes have some.
+struct Claims {
+    broker: Arc<Broker>,
+    place: Place,
+}
+
+/// A control queue that was asked for.
+struct Taken {
+    broker: Arc<Broker>,
+    tni: u8,
+    cq: u8,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.broker.give(self.tni, self.cq);
+    }
+}
+
+impl ClaimQueue for Claims {
+    type Claim = Option<Taken>;
+
+    fn claim(&self, tni: u8, cq: u8) -> Result<Option<Taken>, Error> {
+        if self.place.owns(tni, cq) {
+            return Ok(None);
+        }
+        match self.broker.take(tni, cq) {
+            Ok(()) => Ok(Some(Taken { broker: Arc::clone(&self.broker), tni, cq })),
+            // The next one may be free; so there may be many of these, and one text for all.
+            Err(BrokerError::Refused { why: Refusal::InUse, .. }) => {
+                let hint = "another process has it";
+                Err(Error::with_value(Code::NotAvailable, "control queue", cq.into(), hint))
+            }
+            Err(BrokerError::Gone(_)) => {
+                let hint = "tofud, which knows who has it, is gone";
+                Err(Error::with_value(Code::OutOfResource, "control queue", cq.into(), hint))
+            }
+            Err(error) => Err(broker_error("control queue", error)),
+        }
     }
 }
 
@@ -61,10 +160,28 @@ impl MapUser<VfioPlatform> for Memory {
         len: usize,
     ) -> Result<Mapped<UserMemory>, Error> {
         // SAFETY: as promised to this function.
-        let mapping = unsafe { platform.map_user(addr as *mut u8, len) }.map_err(map_error)?;
-        let device_addr = mapping.device_addr();
-        Ok(Mapped { mapping, device_addr, isolated: false })
+        mapped(unsafe { platform.map_user(addr as *mut u8, len) })
     }
+}
+
+impl MapUser<SharedPlatform> for Memory {
+    type Mapping = UserMemory;
+
+    unsafe fn map_user(
+        &self,
+        platform: &SharedPlatform,
+        addr: usize,
+        len: usize,
+    ) -> Result<Mapped<UserMemory>, Error> {
+        // SAFETY: as promised to this function.
+        mapped(unsafe { platform.map_user(addr as *mut u8, len) })
+    }
+}
+
+fn mapped(memory: Result<UserMemory, MapError>) -> Result<Mapped<UserMemory>, Error> {
+    let mapping = memory.map_err(map_error)?;
+    let (device_addr, isolated) = (mapping.device_addr(), mapping.is_isolated());
+    Ok(Mapped { mapping, device_addr, isolated })
 }
 
 fn map_error(error: MapError) -> Error {

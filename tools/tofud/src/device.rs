@@ -1,0 +1,82 @@
+//! The device that is shared.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use tofu_driver::Device;
+use tofu_vfio::broker::wire::Terms;
+use tofu_vfio::{Bdf, VfioPlatform};
+
+/// Opens the device when the first process comes.
+pub trait Source {
+    /// The device.
+    type Device: SharedDevice;
+
+    /// Opens it.
+    ///
+    /// # Errors
+    ///
+    /// The reason in one line.
+    fn open(&self) -> Result<Self::Device, String>;
+}
+
+/// A device that processes share. It is given up when it is dropped.
+pub trait SharedDevice {
+    /// What a process needs to use it: a description, and descriptors of the device and of its
+    /// address space.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be shared.
+    fn terms(&self) -> io::Result<(Terms, [BorrowedFd<'_>; 2])>;
+
+    /// Sets a range of at least `size` device addresses aside: start and length in bytes.
+    fn lend_addresses(&self, size: u64) -> Option<(u64, u64)>;
+
+    /// Unmaps all memory within a range, made of such as were lent, and has it back.
+    ///
+    /// # Errors
+    ///
+    /// The reason in one line; the range stays set aside.
+    fn take_addresses_back(&self, start: u64, len: u64) -> Result<(), String>;
+
+    /// Stops control queues, and returns those that do not stop.
+    fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)>;
+}
+
+/// Opens a device through VFIO.
+#[derive(Clone, Copy, Debug)]
+pub struct VfioSource(
+    /// Its address.
+    pub Bdf,
+);
+
+/// A device through VFIO.
+pub struct Vfio(Device<VfioPlatform>);
+
+impl Source for VfioSource {
+    type Device = Vfio;
+
+    fn open(&self) -> Result<Vfio, String> {
+        let platform = VfioPlatform::open_at(Some(self.0)).map_err(|error| error.to_string())?;
+        Device::probe(platform).map(Vfio).map_err(|error| format!("{}: {error}", self.0))
+    }
+}
+
+impl SharedDevice for Vfio {
+    fn terms(&self) -> io::Result<(Terms, [BorrowedFd<'_>; 2])> {
+        self.0.platform().terms()
+    }
+
+    fn lend_addresses(&self, size: u64) -> Option<(u64, u64)> {
+        self.0.platform().lend_addresses(size)
+    }
+
+    fn take_addresses_back(&self, start: u64, len: u64) -> Result<(), String> {
+        self.0.platform().take_addresses_back(start, len).map_err(|error| error.to_string())
+    }
+
+    fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)> {
+        self.0.stop_queues(queues)
+    }
+}

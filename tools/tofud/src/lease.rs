@@ -1,0 +1,239 @@
+//! Which control queues are whose.
+
+use tofu_abi::regs::NUM_TNI;
+use tofu_utofu::{Place, USER_CQS};
+use tofu_vfio::broker::wire::Refusal;
+
+/// Tells a process from all others that ever were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// Why a process does not get what it asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The kind of reason.
+    pub why: Refusal,
+    /// The reason in one line.
+    pub text: String,
+}
+
+impl Refused {
+    pub(crate) fn new(why: Refusal, text: impl Into<String>) -> Self {
+        Self { why, text: text.into() }
+    }
+}
+
+/// Whose a queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Nobody,
+    Client {
+        id: ClientId,
+        /// Its process id, for people.
+        pid: i32,
+    },
+    /// Of a process that is gone; the device does not let go of it.
+    Stuck,
+}
+
+impl Owner {
+    fn is(&self, client: ClientId) -> bool {
+        matches!(self, Self::Client { id, .. } if *id == client)
+    }
+}
+
+/// The control queues of a device's user processes.
+#[derive(Clone, Debug)]
+pub struct Leases([[Owner; USER_CQS as usize]; NUM_TNI]);
+
+impl Default for Leases {
+    fn default() -> Self {
+        Self([[Owner::Nobody; USER_CQS as usize]; NUM_TNI])
+    }
+}
+
+impl Leases {
+    fn owner(&mut self, tni: u8, cq: u8) -> Result<&mut Owner, Refused> {
+        let text = || format!("there is no control queue {cq} of TNI {tni} for processes");
+        let queue = self.0.get_mut(usize::from(tni)).and_then(|tni| tni.get_mut(usize::from(cq)));
+        queue.ok_or_else(|| Refused::new(Refusal::Wrong, text()))
+    }
+
+    fn is_free(&self, tni: u8, cq: u8) -> bool {
+        self.0[usize::from(tni)][usize::from(cq)] == Owner::Nobody
+    }
+
+    /// Gives a process its queues: those of its place (its number and how many processes there
+    /// are on the node), or one queue of each interface, whose number is returned.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::InUse`] or [`Refusal::NoneLeft`] if they are not free, [`Refusal::Wrong`] for a
+    /// place that there is not. Nothing is given then.
+    pub fn join(
+        &mut self,
+        id: ClientId,
+        pid: i32,
+        place: Option<(u16, u16)>,
+    ) -> Result<Option<u8>, Refused> {
+        let (queues, own): (Vec<_>, _) = match place {
+            Some((index, processes)) => {
+                let place = Place::new(index, processes);
+                let place =
+                    place.map_err(|error| Refused::new(Refusal::Wrong, error.to_string()))?;
+                let queues = place.tnis().flat_map(|tni| place.cqs().map(move |cq| (tni, cq)));
+                (queues.collect(), None)
+            }
+            None => {
+                let all = 0..NUM_TNI as u8;
+                let free = |cq| all.clone().all(|tni| self.is_free(tni, cq));
+                let own = Place::choose_queue(free).ok_or_else(|| {
+                    let text = "no control queue is free on all TNIs: other processes have them";
+                    Refused::new(Refusal::NoneLeft, text)
+                })?;
+                (all.map(|tni| (tni, own)).collect(), Some(own))
+            }
+        };
+        for &(tni, cq) in &queues {
+            self.check(tni, cq)?;
+        }
+        for (tni, cq) in queues {
+            *self.owner(tni, cq)? = Owner::Client { id, pid };
+        }
+        Ok(own)
+    }
+
+    /// That a queue is free.
+    fn check(&mut self, tni: u8, cq: u8) -> Result<(), Refused> {
+        let text = match *self.owner(tni, cq)? {
+            Owner::Nobody => return Ok(()),
+            Owner::Client { pid, .. } => {
+                format!("control queue {cq} of TNI {tni} is in use by process {pid}")
+            }
+            Owner::Stuck => format!("control queue {cq} of TNI {tni} does not stop"),
+        };
+        Err(Refused::new(Refusal::InUse, text))
+    }
+
+    /// Gives a process a further queue.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::InUse`] if it is not free.
+    pub fn take(&mut self, id: ClientId, pid: i32, tni: u8, cq: u8) -> Result<(), Refused> {
+        self.check(tni, cq)?;
+        *self.owner(tni, cq)? = Owner::Client { id, pid };
+        Ok(())
+    }
+
+    /// Takes a queue back that a process has closed.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Wrong`] if it is not its.
+    pub fn give(&mut self, id: ClientId, tni: u8, cq: u8) -> Result<(), Refused> {
+        let owner = self.owner(tni, cq)?;
+        if !owner.is(id) {
+            let text = format!("control queue {cq} of TNI {tni} is not this process's");
+            return Err(Refused::new(Refusal::Wrong, text));
+        }
+        *owner = Owner::Nobody;
+        Ok(())
+    }
+
+    /// The queues of a process.
+    pub fn of(&self, id: ClientId) -> Vec<(u8, u8)> {
+        let all = (0..NUM_TNI as u8).flat_map(|tni| (0..USER_CQS).map(move |cq| (tni, cq)));
+        let its = |&(tni, cq): &(u8, u8)| self.0[usize::from(tni)][usize::from(cq)].is(id);
+        all.filter(its).collect()
+    }
+
+    /// Ends the leases of a process. Those of its queues that are `stuck` are nobody's until the
+    /// device is given up.
+    pub fn end(&mut self, id: ClientId, stuck: &[(u8, u8)]) {
+        for (tni, cq) in self.of(id) {
+            let end = if stuck.contains(&(tni, cq)) { Owner::Stuck } else { Owner::Nobody };
+            self.0[usize::from(tni)][usize::from(cq)] = end;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(n: u64) -> ClientId {
+        ClientId(n)
+    }
+
+    fn join(leases: &mut Leases, n: u64, place: Option<(u16, u16)>) -> Result<Option<u8>, Refusal> {
+        leases.join(id(n), n as i32, place).map_err(|refused| refused.why)
+    }
+
+    #[test]
+    fn processes_that_nobody_counted_have_a_queue_on_each_interface() {
+        let mut leases = Leases::default();
+        let mut seen = Vec::new();
+        for n in 0..11 {
+            let cq = join(&mut leases, n, None).unwrap().unwrap();
+            let queues: Vec<_> = (0..6).map(|tni| (tni, cq)).collect();
+            assert_eq!(leases.of(id(n)), queues);
+            seen.push(cq);
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..11).collect::<Vec<_>>());
+        assert_eq!(join(&mut leases, 11, None), Err(Refusal::NoneLeft));
+        let before = leases.of(id(4));
+        leases.end(id(4), &[]);
+        assert_eq!(join(&mut leases, 12, None), Ok(Some(before[0].1)));
+        assert_eq!(leases.of(id(12)), before);
+    }
+
+    #[test]
+    fn processes_of_a_job_have_their_places() {
+        let mut leases = Leases::default();
+        for n in 0..8 {
+            assert_eq!(join(&mut leases, n, Some((n as u16, 8))), Ok(None));
+        }
+        assert_eq!(leases.of(id(1)), [(3, 0), (3, 1), (4, 0), (4, 1), (5, 0), (5, 1)]);
+        assert_eq!(join(&mut leases, 8, Some((3, 8))), Err(Refusal::InUse));
+        assert!(leases.of(id(8)).is_empty(), "nothing is given");
+        assert_eq!(join(&mut leases, 8, None), Err(Refusal::NoneLeft));
+        for place in [(0, 0), (8, 8), (0, 37)] {
+            assert_eq!(join(&mut leases, 8, Some(place)), Err(Refusal::Wrong), "{place:?}");
+        }
+        leases.end(id(3), &[]);
+        assert_eq!(join(&mut leases, 8, Some((3, 8))), Ok(None));
+    }
+
+    #[test]
+    fn further_queues_come_and_go() {
+        let mut leases = Leases::default();
+        let (one, other) = (id(1), id(2));
+        join(&mut leases, 1, None).unwrap();
+        join(&mut leases, 2, None).unwrap();
+        leases.take(one, 1, 5, 10).unwrap();
+        let refused = leases.take(other, 2, 5, 10).unwrap_err();
+        assert_eq!(refused.why, Refusal::InUse);
+        assert_eq!(refused.text, "control queue 10 of TNI 5 is in use by process 1");
+        assert_eq!(leases.give(other, 5, 10).unwrap_err().why, Refusal::Wrong);
+        leases.give(one, 5, 10).unwrap();
+        leases.take(other, 2, 5, 10).unwrap();
+        assert_eq!(leases.of(other).len(), 7);
+        // 11 is the kernel's.
+        for (tni, cq) in [(0, 11), (6, 0), (255, 255)] {
+            assert_eq!(leases.take(one, 1, tni, cq).unwrap_err().why, Refusal::Wrong);
+            assert_eq!(leases.give(one, tni, cq).unwrap_err().why, Refusal::Wrong);
+        }
+    }
+
+    #[test]
+    fn queues_that_do_not_stop_are_not_given_again() {
+        let mut leases = Leases::default();
+        assert_eq!(join(&mut leases, 1, None), Ok(Some(0)));
+        leases.end(id(1), &[(2, 0)]);
+        assert_eq!(leases.take(id(2), 2, 2, 0).unwrap_err().why, Refusal::InUse);
+        assert_eq!(join(&mut leases, 2, None), Ok(Some(6)));
+        leases.take(id(2), 2, 1, 0).unwrap();
+    }
+}

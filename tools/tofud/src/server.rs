@@ -1,0 +1,374 @@
+//! Serves the processes that share the device.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, chmod, rename, unlink};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, socket_with,
+};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tofu_vfio::broker::wire::{Answer, Refusal, Request, VERSION, receive, send};
+
+use crate::device::{SharedDevice, Source};
+use crate::lease::{ClientId, Leases, Refused};
+use crate::throttle::Throttle;
+
+/// Connections at a time at most. Processes of a node are 36 at most.
+pub const MAX_CLIENTS: usize = 64;
+/// Device addresses that a process has from the start, in bytes; it asks for more when they are
+/// used up.
+const FIRST_ADDRESSES: u64 = 8 << 30;
+/// Connections that are accepted before processes that are known are looked at again.
+const ACCEPTED_AT_ONCE: usize = 16;
+
+/// Makes a socket that listens at `path`, in place of one that may be there from before.
+///
+/// # Errors
+///
+/// If the folder does not let it.
+pub fn listen(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    // Made ready beside it, so that at any time what is there is a socket.
+    let new = path.with_extension("new");
+    match unlink(&new) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    bind(&socket, &SocketAddrUnix::new(&new)?)?;
+    chmod(&new, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::listen(&socket, MAX_CLIENTS as i32)?;
+    rename(&new, path)?;
+    Ok(socket)
+}
+
+/// A process, or whatever has connected.
+struct Client {
+    socket: OwnedFd,
+    /// Readable when the process has ended, should somebody else keep its socket open.
+    process: Option<OwnedFd>,
+    pid: i32,
+    /// Uses the device.
+    joined: bool,
+    /// Start and length of each range of device addresses.
+    addresses: Vec<(u64, u64)>,
+}
+
+/// What became of a client's message.
+enum Next {
+    Stay,
+    Leave,
+}
+
+/// Gives a device to the processes that connect.
+pub struct Server<S: Source> {
+    listener: OwnedFd,
+    source: S,
+    device: Option<S::Device>,
+    leases: Leases,
+    clients: BTreeMap<ClientId, Client>,
+    next: u64,
+    warnings: Throttle,
+}
+
+impl<S: Source> Server<S> {
+    /// Shares the device of `source` with those who connect to `listener`, which does not wait.
+    pub fn new(listener: OwnedFd, source: S) -> Self {
+        Self {
+            listener,
+            source,
+            device: None,
+            leases: Leases::default(),
+            clients: BTreeMap::new(),
+            next: 0,
+            warnings: Throttle::default(),
+        }
+    }
+
+    /// Processes that use the device.
+    pub fn users(&self) -> usize {
+        self.clients.values().filter(|client| client.joined).count()
+    }
+
+    /// Whether the device is open.
+    pub fn has_device(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// Serves until the system does not let it.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn run(&mut self) -> io::Result<()> {
+        loop {
+            self.turn(None)?;
+        }
+    }
+
+    /// Waits until something happens, or for so long, and deals with it.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn turn(&mut self, timeout: Option<&Timespec>) -> io::Result<()> {
+        let events = PollFlags::IN;
+        let mut fds = vec![PollFd::new(&self.listener, events)];
+        let mut whose = Vec::new();
+        for (id, client) in &self.clients {
+            fds.push(PollFd::new(&client.socket, events));
+            whose.push((*id, false));
+            if let Some(process) = &client.process {
+                fds.push(PollFd::new(process, events));
+                whose.push((*id, true));
+            }
+        }
+        match poll(&mut fds, timeout) {
+            Err(Errno::INTR) => return Ok(()),
+            polled => polled?,
+        };
+        let is_new = !fds[0].revents().is_empty();
+        let mut ended = Vec::new();
+        let mut ready = Vec::new();
+        for (fd, (id, is_process)) in fds[1..].iter().zip(whose) {
+            let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+            let happened = fd.revents();
+            if happened.intersects(gone) || (is_process && !happened.is_empty()) {
+                ended.push(id);
+            } else if !happened.is_empty() {
+                ready.push(id);
+            }
+        }
+        // First what makes room.
+        for id in ended {
+            self.end(id);
+        }
+        for id in ready {
+            if let Next::Leave = self.serve(id) {
+                self.end(id);
+            }
+        }
+        if is_new {
+            self.accept()?;
+        }
+        self.give_up_unused();
+        Ok(())
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match accept_with(&self.listener, flags) {
+                Ok(socket) => self.add(socket),
+                Err(Errno::AGAIN) => break,
+                // The other side is gone already, or was in the way.
+                Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
+                    self.warnings.warn(format_args!("cannot accept a process: {error}"));
+                    // It stays in line; without a pause it would be asked for without end.
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes on whoever is at the other end of a socket that does not wait.
+    pub fn add(&mut self, socket: OwnedFd) {
+        if self.clients.len() >= MAX_CLIENTS {
+            // Whoever has connected and says nothing has to go first.
+            let silent = self.clients.iter().find(|(_, client)| !client.joined);
+            if let Some(id) = silent.map(|(id, _)| *id) {
+                self.end(id);
+            } else {
+                self.warnings.warn("more processes than can be served");
+                let text = format!("tofud serves {MAX_CLIENTS} processes, and no more");
+                let _ = answer(socket.as_fd(), refused(Refusal::NoneLeft, text));
+                return;
+            }
+        }
+        let (process, pid) = match socket_peercred(&socket) {
+            Ok(peer) => {
+                (pidfd_open(peer.pid, PidfdFlags::empty()).ok(), Pid::as_raw(Some(peer.pid)))
+            }
+            Err(_) => (None, 0),
+        };
+        let id = ClientId(self.next);
+        self.next += 1;
+        let client = Client { socket, process, pid, joined: false, addresses: Vec::new() };
+        self.clients.insert(id, client);
+    }
+
+    /// Reads a message of a process and answers it.
+    fn serve(&mut self, id: ClientId) -> Next {
+        let Some(client) = self.clients.get(&id) else {
+            return Next::Stay;
+        };
+        let pid = client.pid;
+        let request = match receive::<Request>(client.socket.as_fd()) {
+            Ok(Some(request)) => request,
+            Ok(None) => return Next::Leave,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Next::Stay,
+            Err(error) => {
+                self.warnings.warn(format_args!("process {pid}: {error}"));
+                return Next::Leave;
+            }
+        };
+        let sent = match self.handle(id, &request) {
+            Ok(Handled::Silent) => Ok(()),
+            Ok(Handled::Answer(found)) => self.say(id, found),
+            Ok(Handled::Welcome(cq)) => self.welcome(id, cq),
+            Err(Refused { why, text }) => {
+                if why == Refusal::Wrong {
+                    self.warnings.warn(format_args!("process {pid}: {text}"));
+                }
+                let sent = self.say(id, refused(why, text));
+                // One that makes mistakes may make worse ones.
+                if why == Refusal::Wrong {
+                    return Next::Leave;
+                }
+                sent
+            }
+        };
+        match sent {
+            Ok(()) => Next::Stay,
+            Err(error) => {
+                self.warnings.warn(format_args!("process {pid} does not listen: {error}"));
+                Next::Leave
+            }
+        }
+    }
+
+    fn say(&self, id: ClientId, what: Answer) -> io::Result<()> {
+        self.clients.get(&id).map_or(Ok(()), |client| answer(client.socket.as_fd(), what))
+    }
+
+    fn handle(&mut self, id: ClientId, request: &Request) -> Result<Handled, Refused> {
+        let wrong = |text: &str| Refused::new(Refusal::Wrong, text);
+        let none = || Refused::new(Refusal::NoneLeft, "no device addresses are left");
+        let client = self.clients.get_mut(&id).ok_or_else(|| wrong("who is that?"))?;
+        let pid = client.pid;
+        match *request {
+            Request::Hello { version, .. } if version != VERSION => {
+                let text = format!("tofud speaks version {VERSION}, not {version}");
+                Err(Refused::new(Refusal::Wrong, text))
+            }
+            Request::Hello { .. } if client.joined => Err(wrong("it is known already")),
+            Request::Hello { place, .. } => {
+                let device = match &mut self.device {
+                    Some(device) => device,
+                    closed => {
+                        let opened = self.source.open();
+                        let no_device = |text| Refused::new(Refusal::NoDevice, text);
+                        closed.insert(opened.map_err(no_device)?)
+                    }
+                };
+                let cq = self.leases.join(id, pid, place)?;
+                let Some(range) = device.lend_addresses(FIRST_ADDRESSES) else {
+                    self.leases.end(id, &[]);
+                    return Err(none());
+                };
+                client.addresses.push(range);
+                client.joined = true;
+                log::info!("process {pid} uses the device");
+                Ok(Handled::Welcome(cq))
+            }
+            _ if !client.joined => Err(wrong("its first message is not a greeting")),
+            Request::Take { tni, cq } => {
+                self.leases.take(id, pid, tni, cq)?;
+                Ok(Handled::Answer(Answer::Taken))
+            }
+            Request::Give { tni, cq } => {
+                self.leases.give(id, tni, cq)?;
+                Ok(Handled::Silent)
+            }
+            Request::Addresses { size } => {
+                let device = self.device.as_ref().ok_or_else(none)?;
+                let (start, len) = device.lend_addresses(size).ok_or_else(none)?;
+                client.addresses.push((start, len));
+                Ok(Handled::Answer(Answer::Addresses { start, len }))
+            }
+        }
+    }
+
+    fn welcome(&self, id: ClientId, cq: Option<u8>) -> io::Result<()> {
+        let (Some(device), Some(client)) = (&self.device, self.clients.get(&id)) else {
+            return Ok(());
+        };
+        let (terms, fds) = device.terms()?;
+        let addresses = client.addresses.first().copied().unwrap_or_default();
+        send(client.socket.as_fd(), &Answer::Welcome { terms, addresses, cq }, &fds)
+    }
+
+    /// Ends a process's share: when this returns, the device does not use its memory any more.
+    fn end(&mut self, id: ClientId) {
+        let Some(client) = self.clients.remove(&id) else {
+            return;
+        };
+        let Some(device) = self.device.as_ref().filter(|_| client.joined) else {
+            return;
+        };
+        let pid = client.pid;
+        let stuck = device.stop_queues(&self.leases.of(id));
+        self.leases.end(id, &stuck);
+        if !stuck.is_empty() {
+            log::error!(
+                "the device does not let go of {} control queues of process {pid}; its memory \
+                 stays mapped until nobody uses the device",
+                stuck.len()
+            );
+            return;
+        }
+        for (start, len) in joined(client.addresses) {
+            if let Err(error) = device.take_addresses_back(start, len) {
+                log::error!("memory of process {pid} stays mapped for the device: {error}");
+            }
+        }
+        log::info!("process {pid} has left the device");
+    }
+
+    /// Gives the device up if nobody uses it. The kernel resets it then.
+    fn give_up_unused(&mut self) {
+        if self.device.is_some() && self.users() == 0 {
+            self.device = None;
+            self.leases = Leases::default();
+        }
+    }
+}
+
+/// What a request has led to.
+enum Handled {
+    Silent,
+    Answer(Answer),
+    Welcome(Option<u8>),
+}
+
+fn answer(socket: BorrowedFd<'_>, what: Answer) -> io::Result<()> {
+    send(socket, &what, &[])
+}
+
+fn refused(why: Refusal, text: String) -> Answer {
+    // It must fit into a message.
+    Answer::Refused { why, text: text.chars().take(300).collect() }
+}
+
+/// Ranges as few as possible: a process may have mapped memory across the border of two.
+fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.sort_unstable();
+    let mut result: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
+    for (start, len) in ranges {
+        match result.last_mut() {
+            Some(last) if last.0 + last.1 == start => last.1 += len,
+            _ => result.push((start, len)),
+        }
+    }
+    result
+}
