@@ -372,12 +372,18 @@ fn commands_that_do_not_exist_or_are_not_permitted_are_refused() {
         assert_eq!(a.run(&order).rcode, rcode::NOT_PERMITTED);
     }
     assert_eq!(a.notices(), [], "a command that was never sent has no notice");
-    // With the right to send them, it is the device that does not know how.
-    let mode = CqsMode(0).with_system(true);
-    let mut system = cluster.endpoint_with(0, &CqConfig { mode, ..CqConfig::new(1, 11) });
-    for order in raw {
-        assert_eq!(system.run(&order).rcode, rcode::UNSUPPORTED_COMMAND);
-    }
+    // Rights for system packets are not those for raw ones, of which each kind has its own.
+    let with_rights = |mode: CqsMode, tni| {
+        let mut queue = cluster.endpoint_with(0, &CqConfig { mode, ..CqConfig::new(tni, 11) });
+        raw.map(|order| queue.run(&order).rcode)
+    };
+    let (refused, allowed) = (rcode::NOT_PERMITTED, rcode::BAD_LENGTH);
+    let system = CqsMode(0).with_system(true);
+    assert_eq!(with_rights(system, 1), [refused, refused, allowed, allowed]);
+    assert_eq!(with_rights(system.with_trp1_enable(true), 2)[..2], [allowed, refused]);
+    assert_eq!(with_rights(system.with_trp2_enable(true), 3)[..2], [refused, allowed]);
+    let raw_only = CqsMode(0).with_trp1_enable(true).with_trp2_enable(true);
+    assert_eq!(with_rights(raw_only, 4), [refused; 4]);
 }
 
 #[test]

@@ -16,6 +16,9 @@ pub const PIGGYBACK_MAX: usize = 8;
 /// Data that it can carry after a WRITE_PIGGYBACK_BUFFER, in bytes.
 pub const PIGGYBACK_BUFFER_MAX: usize = 32;
 
+/// Bits of the address in the fourth qword of a packet command.
+const PACKET_ADDRESS: u64 = (1 << 48) - 1;
+
 bitfield! {
     /// Common header 1: the first qword of a descriptor.
     ///
@@ -33,6 +36,8 @@ bitfield! {
         mtu / with_mtu: u8 @ 16..=23,
         /// Operator of an ATOMIC_READ_MODIFY_WRITE, see [`ArmwOp`].
         op / with_op: u8 @ 20..=23,
+        /// E flag of a TRANSMIT_RAW_PACKET2. Ours: the frame is sent marked as bad.
+        e / with_e: bool @ 23..=23,
         /// Session progress steps to add at the target.
         sps / with_sps: u8 @ 24..=27,
         /// Path: A coordinate.
@@ -55,6 +60,10 @@ bitfield! {
         rc / with_rc: u8 @ 59..=59,
         /// Target network interface.
         ri / with_ri: u8 @ 61..=63,
+        /// Port of a TRANSMIT_RAW_PACKET2.
+        port / with_port: u8 @ 56..=60,
+        /// Virtual channel of a TRANSMIT_RAW_PACKET2.
+        vc / with_vc: u8 @ 62..=63,
     }
 }
 
@@ -68,6 +77,18 @@ impl Header1 {
     #[must_use]
     pub const fn with_target(self, n: Coords) -> Self {
         self.with_rx(n.x).with_ry(n.y).with_rz(n.z).with_ra(n.a).with_rb(n.b).with_rc(n.c)
+    }
+
+    /// Hops on X, Y and Z of a system packet, towards higher coordinates if positive. That the
+    /// fields rdx, rdy and rdz are signed is ours.
+    pub const fn distances(self) -> [i8; 3] {
+        [self.rx() as i8, self.ry() as i8, self.rz() as i8]
+    }
+
+    /// A copy with the hops on X, Y and Z replaced.
+    #[must_use]
+    pub const fn with_distances(self, d: [i8; 3]) -> Self {
+        self.with_rx(d[0] as u8).with_ry(d[1] as u8).with_rz(d[2] as u8)
     }
 
     /// The path.
@@ -137,13 +158,14 @@ pub enum Command {
     GetL = 0x05,
     /// Reads, changes and writes back 4 or 8 bytes of remote memory.
     AtomicReadModifyWrite = 0x0e,
-    /// Sends a raw packet.
+    /// Sends a frame as it lies in memory to a node.
     TransmitRawPacket1 = 0x10,
-    /// Sends a raw packet out of a given port.
+    /// Sends a frame as it lies in memory through a given port, one hop far.
     TransmitRawPacket2 = 0x11,
     /// Sends a system packet.
     TransmitSystemPacket1 = 0x12,
-    /// Sends a system packet.
+    /// Sends a system packet. How it differs from TRANSMIT_SYSTEM_PACKET1 is not public; here
+    /// it does not (ours).
     TransmitSystemPacket2 = 0x13,
 }
 
@@ -300,6 +322,24 @@ impl Descriptor {
             remote.0,
             operand,
         ])
+    }
+
+    /// A packet command, by `command`, for `length` bytes at the device address `pa`.
+    ///
+    /// What `header1` tells beside the command is in [`Header1`]; what must lie at `pa`, in
+    /// [`crate::frame`].
+    pub const fn packet(command: Command, header1: Header1, length: u16, pa: u64) -> Self {
+        Self([
+            header1.with_command(command as u8).0,
+            Header2(0).with_packet_length(length).0,
+            0,
+            pa & PACKET_ADDRESS,
+        ])
+    }
+
+    /// Address of the frame of a packet command.
+    pub const fn packet_address(&self) -> u64 {
+        self.0[3] & PACKET_ADDRESS
     }
 
     /// A copy with the flip bit set to `flip`.

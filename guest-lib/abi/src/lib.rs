@@ -13,6 +13,7 @@ pub mod addr;
 #[doc(hidden)]
 pub mod bits;
 pub mod desc;
+pub mod frame;
 pub mod irq;
 pub mod pci;
 pub mod queue;

@@ -24,7 +24,8 @@ pub const PBQ_ENTRY_SIZE: usize = 8;
 /// Bytes of a PRQ entry.
 pub const PRQ_ENTRY_SIZE: usize = 8;
 /// Bytes of the frame buffer that a PBQ entry lends.
-pub const PACKET_BUFFER_SIZE: usize = 2048;
+pub const PACKET_BUFFER_SIZE: usize = 1 << PACKET_BUFFER_SHIFT;
+const PACKET_BUFFER_SHIFT: u32 = 11;
 /// Bytes of one statistics dump: data and wait cycles for 6 TNIs and 10 ports, a qword each.
 pub const STQ_ENTRY_SIZE: usize = 0x100;
 
@@ -287,16 +288,41 @@ bitfield! {
         f / with_f: bool @ 7..=7,
         /// Address of the frame buffer, in units of 2048 bytes.
         pa_units / with_pa_units: u64 @ 11..=39,
-        /// W flag.
+        /// W flag. Ours: what is in the buffer was written by this node's device, a
+        /// [`crate::frame::Report`].
         w / with_w: bool @ 48..=48,
-        /// L flag.
+        /// L flag. Ours: the last entry about its TLP. It is always set.
         l / with_l: bool @ 54..=54,
-        /// E flag.
+        /// E flag. Ours: the buffer could not be written and holds nothing.
         e / with_e: bool @ 55..=55,
     }
 }
 
-/// What a PRQ entry is about.
+impl PbqEntry {
+    /// An entry that lends the buffer at `addr`, a multiple of 2048 below 2^40.
+    pub const fn lend(addr: u64, flip: bool) -> Self {
+        Self(0).with_pa_units(addr >> PACKET_BUFFER_SHIFT).with_f(flip)
+    }
+
+    /// Address of the buffer.
+    pub const fn addr(self) -> u64 {
+        self.pa_units() << PACKET_BUFFER_SHIFT
+    }
+}
+
+impl PrqEntry {
+    /// Address of the buffer.
+    pub const fn addr(self) -> u64 {
+        self.pa_units() << PACKET_BUFFER_SHIFT
+    }
+
+    /// What was received, if the code is a known one.
+    pub fn kind(self) -> Option<PrqRcode> {
+        PrqRcode::from_code(self.rcode())
+    }
+}
+
+/// What a PRQ entry is about. The names are public; what exactly leads to which is ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PrqRcode {
@@ -304,14 +330,33 @@ pub enum PrqRcode {
     UnknownTlp = 0,
     /// A system TLP.
     SystemTlp = 1,
-    /// A TLP to an address out of range.
+    /// A request to an address beyond an STag, a table or a memory block.
     AddressRangeException = 6,
-    /// A TLP to a queue that has an exception.
+    /// A request to an address that the queue's tables do not offer for it.
     CqException = 8,
-    /// A TLP with flags that do not go together.
+    /// A TLP with fields that cannot be: a system TLP that names another source than its frame.
     IllegalTlpFlags = 9,
     /// A TLP of an impossible length.
     IllegalTlpLength = 10,
-    /// A TLP to a queue in error.
+    /// A request that the queue does not take: there is none, it is disabled, or it talks to
+    /// others only.
     CqError = 12,
+}
+
+impl PrqRcode {
+    /// Every code.
+    pub const ALL: [Self; 7] = [
+        Self::UnknownTlp,
+        Self::SystemTlp,
+        Self::AddressRangeException,
+        Self::CqException,
+        Self::IllegalTlpFlags,
+        Self::IllegalTlpLength,
+        Self::CqError,
+    ];
+
+    /// The code of this number.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|rcode| *rcode as u8 == code)
+    }
 }

@@ -292,21 +292,24 @@ registers! {
         CqPresent = 0x40, "CQ_PRESENT",
         /// The last signal to a gate that is not enabled.
         ExceptionInfoInactiveBg = 0x48, "EXCEPTION_INFO_INACTIVE_BG",
-        /// How far the driver has consumed the packet receive queue.
+        /// How many packet receive entries the driver has consumed since PRQ_PA was written. Ours:
+        /// the device looks at the low log2(entries) + 1 bits.
         PrqFullPointer = 0x100, "PRQ_FULL_POINTER",
-        /// Address of the packet buffer queue.
+        /// Address of the packet buffer queue. Ours: a write starts the queue anew, with the size
+        /// that PBQ_SIZE has then; 0 turns it off.
         PbqPa = 0x108, "PBQ_PA",
         /// Size code of the packet buffer queue.
         PbqSize = 0x110, "PBQ_SIZE",
-        /// Address of the packet receive queue; bit 63 cache injection.
+        /// Address of the packet receive queue; bit 63 cache injection. Ours: a write starts the
+        /// queue anew, with the size that PRQ_SIZE has then; 0 turns it off.
         PrqPa = 0x118, "PRQ_PA",
         /// Size code of the packet receive queue.
         PrqSize = 0x120, "PRQ_SIZE",
-        /// Mask of the packet receive queue.
+        /// Ours: bit n set discards what has the code n, see [`crate::queue::PrqRcode`].
         PrqMask = 0x128, "PRQ_MASK",
-        /// Longest time a packet receive entry may be held back.
+        /// Longest time a packet receive entry may be held back. Ours: nanoseconds.
         PrqEntryCoalescingTimer = 0x130, "PRQ_ENTRY_COALESCING_TIMER",
-        /// Longest time a PRQ interrupt may be held back.
+        /// Longest time a PRQ interrupt may be held back. Ours: nanoseconds.
         PrqInterruptCoalescingTimer = 0x138, "PRQ_INTERRUPT_COALESCING_TIMER",
         /// Entries after which a held back PRQ interrupt is sent.
         PrqInterruptCoalescingCount = 0x140, "PRQ_INTERRUPT_COALESCING_COUNT",

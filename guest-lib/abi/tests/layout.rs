@@ -364,6 +364,7 @@ fn fields_have_the_public_bit_positions() {
                 ("command", 8, 15),
                 ("mtu", 16, 23),
                 ("op", 20, 23),
+                ("e", 23, 23),
                 ("sps", 24, 27),
                 ("pa", 28, 28),
                 ("pb", 29, 30),
@@ -375,6 +376,8 @@ fn fields_have_the_public_bit_positions() {
                 ("rb", 57, 58),
                 ("rc", 59, 59),
                 ("ri", 61, 63),
+                ("port", 56, 60),
+                ("vc", 62, 63),
             ],
         ),
         (

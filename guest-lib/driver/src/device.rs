@@ -207,7 +207,7 @@ pub struct Tni<'a, P> {
     tni: u8,
 }
 
-impl<P: Platform> Tni<'_, P> {
+impl<'a, P: Platform> Tni<'a, P> {
     fn read(&self, reg: TniReg) -> u64 {
         self.device.platform.bar0_read64(tni_base(self.tni) + reg.offset())
     }
@@ -245,7 +245,7 @@ impl<P: Platform> Tni<'_, P> {
     }
 
     /// Interrupt registers of the interface.
-    pub fn irq(&self) -> IrqUnit<'_, P> {
+    pub fn irq(&self) -> IrqUnit<'a, P> {
         let base = tni_base(self.tni);
         IrqUnit {
             platform: &self.device.platform,

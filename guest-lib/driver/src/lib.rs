@@ -15,6 +15,8 @@
 //! 5. [`Cq::poll_tcq`] and [`Cq::poll_mrq`] reap completions and notices; [`Cq::wait`]
 //!    sleeps until there is something to reap.
 //!
+//! [`Packets`] sends and receives system packets, the frames of a kernel's network driver.
+//!
 //! Registers are only touched while setting up and tearing down. On the hot path it is
 //! memory alone, except for the doorbell and, once for each quarter of a message receive
 //! queue, MRQ_FULL_POINTER: in a guest, a register access may cost an exit to the VMM.
@@ -26,6 +28,7 @@ extern crate alloc;
 mod cq;
 mod device;
 mod order;
+mod packets;
 mod platform;
 mod tables;
 pub mod topology;
@@ -33,5 +36,6 @@ pub mod topology;
 pub use cq::{Completion, Cq, CqConfig, CqException, Full, Notice, OpenError, WaitError};
 pub use device::{Device, DeviceError, IrqUnit, TimedOut, Tni};
 pub use order::{BadPiggyback, Order, Target};
+pub use packets::{PacketConfig, PacketError, PacketTarget, Packets, Received, SendError, Sent};
 pub use platform::{DmaBuffer, DmaError, IrqError, Platform};
 pub use tables::{Access, MemoryRange, Stag, StagError};

@@ -6,7 +6,10 @@ use tofu_abi::desc::{
     ArmwOp, Command, Descriptor, Header1, Header2, MAX_MESSAGE, MTU_UNIT, PIGGYBACK_BUFFER_MAX,
     PIGGYBACK_MAX,
 };
+use tofu_abi::frame::HEADER_SIZE;
 use tofu_abi::{Coords, Path, StagOffset};
+
+use crate::packets::PacketTarget;
 
 /// The network interface that a command is sent to. Its control queue is part of the remote
 /// [`StagOffset`].
@@ -73,6 +76,14 @@ impl Order {
     ) -> Self {
         debug_assert!(len <= MAX_MESSAGE);
         Self::single(Descriptor::transfer(command, to.header(), Header2(0), remote, local, len))
+    }
+
+    /// Sends a system packet of `payload` bytes, which begin 16 bytes behind the device address
+    /// `frame` (see [`tofu_abi::frame`]). A queue needs MODE.SYSTEM for it.
+    pub fn system_packet(to: &PacketTarget, frame: u64, payload: u16) -> Self {
+        let length = payload.saturating_add(HEADER_SIZE as u16);
+        let command = Command::TransmitSystemPacket1;
+        Self::single(Descriptor::packet(command, to.header(), length, frame))
     }
 
     /// Does nothing but complete.

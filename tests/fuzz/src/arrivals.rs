@@ -6,20 +6,26 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use arbitrary::{Result, Unstructured};
 use tofu_abi::desc::{ArmwOp, Command, DESC_SIZE, Descriptor, Header1, Header2};
-use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
+use tofu_abi::frame::{
+    ECRC_SIZE, HEADER_SIZE, ROUTING_HEADER_SIZE, RoutingHeader, SYSTEM_PAYLOAD_MAX, TLP_UNIT,
+    TlpHeader, TlpKind, frame_size,
+};
+use tofu_abi::regs::{CqReg, CqsMode, CqsReg, Register, TniReg};
 use tofu_abi::{Coords, Path, StagOffset, rcode};
-use tofu_fabric::{Class, DiscardReason, Packet, Port, PortCounters, XbCounters};
+use tofu_fabric::{Class, DiscardReason, Packet, Port, PortCounters, Way, XbCounters};
 use tofu_icc::{Answer, Body, Config, Host, Icc, Net, Payload, Request, SharedPages, Tag};
 use vm_memory::{MmapRegion, VolatileMemory};
 
 use crate::world::{
-    CQ, DATA_RANGE, HIGH, MRQ_RANGE, Memory, TCQ, TCQ_RANGE, TNI, TOQ, coords, open_queue,
+    BUFFERS_RANGE, CQ, DATA_RANGE, HIGH, MRQ_RANGE, Memory, PRQ_RANGE, TCQ, TCQ_RANGE, TNI, TOQ,
+    coords, open_packet_queues, open_queue,
 };
 
 /// Actions of one input at most.
 const MAX_ACTIONS: u32 = 64;
 
-const ALLOWED: [Range<u64>; 4] = [DATA_RANGE, TCQ_RANGE, MRQ_RANGE, HIGH..TCQ];
+const ALLOWED: [Range<u64>; 6] =
+    [DATA_RANGE, TCQ_RANGE, MRQ_RANGE, PRQ_RANGE, BUFFERS_RANGE, HIGH..TCQ];
 
 /// Surroundings that do nothing by themselves.
 struct Quiet(AtomicU64);
@@ -103,7 +109,12 @@ impl Bench {
             icc.bar_write(register.offset(), &value.to_le_bytes());
         };
         write(Register::Tni { tni: TNI, reg: TniReg::Enable }, 1);
+        let mode = CqsMode(0).with_system(true).with_trp1_enable(true).with_trp2_enable(true);
+        write(Register::Cqs { tni: TNI, cq: CQ, reg: CqsReg::Mode }, mode.0);
         open_queue(&mut |reg, value| write(Register::Cqs { tni: TNI, cq: CQ, reg }, value));
+        open_packet_queues(&memory, &mut |reg, value| {
+            write(Register::Tni { tni: TNI, reg }, value)
+        });
         Self { icc, host, memory, pages, posted: 0, requests: Vec::new() }
     }
 
@@ -157,7 +168,7 @@ impl Bench {
             }
             _ => {
                 let packet = self.packet(u)?;
-                let (_, request) = packet.body.tag();
+                let request = packet.body.is_request();
                 let mut net = Void { now_ns: self.now(), sent: Vec::new() };
                 self.icc.arrive(packet, &mut net);
                 assert_eq!(net.sent.len(), usize::from(request), "answers to one packet");
@@ -221,7 +232,7 @@ impl Bench {
             rcode: if u.arbitrary()? { 0 } else { u.arbitrary()? },
             request_ps: u.arbitrary()?,
         };
-        let body = match u.int_in_range(0..=5)? {
+        let body = match u.int_in_range(0..=6)? {
             0 => Body::Put { request, payload: payload(u, length)? },
             1 => Body::Get { request },
             2 => Body::Armw {
@@ -232,6 +243,7 @@ impl Bench {
             },
             3 => Body::PutAck { answer },
             4 => Body::GetData { answer, payload: payload(u, answer.done)? },
+            6 => Body::Frame { tag, frame: frame(u)? },
             _ => Body::ArmwAck { answer, old: u.arbitrary()? },
         };
         let other: u8 = u.arbitrary()?;
@@ -241,6 +253,7 @@ impl Bench {
             dst: coords(0),
             dst_tni: if other & 0x70 == 0 { u.arbitrary()? } else { TNI },
             path: Path::new(0, other & 3, 0),
+            way: Way::Shortest,
             class: if other & 0x80 == 0 { Class::Request } else { Class::Response },
             system: other & 4 != 0,
             tlps: number(u)?,
@@ -249,6 +262,29 @@ impl Bench {
             body,
         })
     }
+}
+
+/// A frame, more often one that could be.
+fn frame(u: &mut Unstructured<'_>) -> Result<Box<[u8]>> {
+    if u.ratio(1, 4)? {
+        let len = u.int_in_range(0..=4096)?;
+        return Ok(vec![u.arbitrary()?; len].into());
+    }
+    let payload = u.int_in_range(0..=SYSTEM_PAYLOAD_MAX)?;
+    let mut frame = vec![0x11; frame_size(payload)];
+    let units = (frame.len() - ROUTING_HEADER_SIZE) / TLP_UNIT - 1;
+    let routing = RoutingHeader(u.arbitrary()?).with_tlp_units(units as u8);
+    let mut header = TlpHeader(u64::from(u.arbitrary::<u32>()?));
+    if u.ratio(3, 4)? {
+        header = header.with_kind(TlpKind::System as u8).with_length(payload as u16);
+    }
+    let header = if u.arbitrary()? { header.with_source(coords(1)).with_i(0) } else { header };
+    frame[..ROUTING_HEADER_SIZE].copy_from_slice(&routing.0.to_le_bytes());
+    frame[ROUTING_HEADER_SIZE..HEADER_SIZE].copy_from_slice(&header.0.to_le_bytes());
+    let end = frame.len() - ECRC_SIZE;
+    let sum = crc32fast::hash(&frame[ROUTING_HEADER_SIZE..end]);
+    frame[end..].copy_from_slice(&sum.to_le_bytes());
+    Ok(frame.into())
 }
 
 /// A length, a count or a position.

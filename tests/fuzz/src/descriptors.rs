@@ -4,10 +4,13 @@ use std::ops::Range;
 
 use arbitrary::{Result, Unstructured};
 use tofu_abi::desc::{Command, DESC_SIZE, Descriptor, Header1, Header2};
-use tofu_abi::regs::{CqReg, CqsMode, CqsReg};
+use tofu_abi::regs::{CqReg, CqsMode, CqsReg, Register, TniReg};
 use tofu_abi::{Coords, Path, StagOffset};
 
-use crate::world::{CQ, DATA_RANGE, HIGH, MRQ_RANGE, TCQ, TCQ_RANGE, TOQ, World, coords};
+use crate::world::{
+    BUFFERS_RANGE, CQ, DATA_RANGE, HIGH, MRQ_RANGE, PRQ_RANGE, TCQ, TCQ_RANGE, TNI, TOQ, World,
+    coords, open_packet_queues,
+};
 
 /// Descriptors of one input at most. They can move this many times [`crate::world::DATA_SIZE`]
 /// bytes, in TLPs of 8 bytes with a notice each.
@@ -15,7 +18,8 @@ const MAX_DESCRIPTORS: u64 = 64;
 
 /// Memory of the two nodes that commands may change; the transmit order queue is marked by
 /// direct descriptors.
-const ALLOWED: [Range<u64>; 4] = [DATA_RANGE, TCQ_RANGE, MRQ_RANGE, HIGH..TCQ];
+const ALLOWED: [Range<u64>; 6] =
+    [DATA_RANGE, TCQ_RANGE, MRQ_RANGE, PRQ_RANGE, BUFFERS_RANGE, HIGH..TCQ];
 
 /// Runs one input.
 pub fn run(data: &[u8]) {
@@ -23,7 +27,11 @@ pub fn run(data: &[u8]) {
     for node in [0, 1] {
         world.memory[node].fill(node as u8);
         world.memory[node].set_tables();
-        world.open(node, CqsMode(0), 0);
+        let all = CqsMode(0).with_system(true).with_trp1_enable(true).with_trp2_enable(true);
+        world.open(node, all, 0);
+        open_packet_queues(&world.memory[node], &mut |reg, value| {
+            world.write(node, Register::Tni { tni: TNI, reg }, value);
+        });
     }
     world.bystanders_transfer();
     let before = [world.memory[0].snapshot(), world.memory[1].snapshot()];
@@ -90,6 +98,20 @@ fn act(world: &World, posted: &mut u64, u: &mut Unstructured<'_>) -> Result<()> 
         10 => world.write_cq(1, CqReg::MrqFullPointer, u.arbitrary::<u16>()?.into()),
         11 => world.machine.advance(u.arbitrary::<u32>()?.into()),
         12 => world.write_cq(0, CqReg::FetchStart, 1),
+        13 => {
+            let reg = *u.choose(&[
+                TniReg::PrqFullPointer,
+                TniReg::PrqMask,
+                TniReg::PrqEntryCoalescingTimer,
+                TniReg::PrqInterruptCoalescingTimer,
+                TniReg::PrqInterruptCoalescingCount,
+                TniReg::Imc,
+                TniReg::Irc,
+            ])?;
+            let value: u16 = u.arbitrary()?;
+            let node = usize::from(choice >> 7);
+            world.write(node, Register::Tni { tni: TNI, reg }, value.into());
+        }
         _ => world.run(4),
     }
     Ok(())
@@ -120,6 +142,17 @@ fn descriptor(u: &mut Unstructured<'_>) -> Result<Descriptor> {
         _ => u.arbitrary::<u32>()? & 0xff_ffff,
     };
     let header2 = Header2(flags.into()).with_edata(u.arbitrary()?).with_length(length);
+    if (0x10..=0x13).contains(&command) && u.ratio(7, 8)? {
+        // A frame out of the data, of a length that there can be, near by.
+        let units = u.int_in_range(0..=63)?;
+        let length = if command < 0x12 { 8 + 32 * units } else { 16 + 31 * units };
+        let at = DATA_RANGE.start + u64::from(u.arbitrary::<u16>()? & 0xff00);
+        let near = |byte: u8| i8::try_from(byte % 3).unwrap_or_default() - 1;
+        let distances = [near(u.arbitrary()?), 0, 0];
+        let header1 = if command < 0x12 { header1 } else { header1.with_distances(distances) };
+        let command = Command::from_code(command).unwrap_or(Command::Nop);
+        return Ok(Descriptor::packet(command, header1, length, at));
+    }
     let words = [header1.0, header2.0, place(u)?, place(u)?];
     Ok(Descriptor(words))
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tofu_abi::desc::{Command, DESC_SIZE, Descriptor, Header1, Header2};
-use tofu_abi::queue::{TCQ_ENTRY_SIZE, TcqEntry};
+use tofu_abi::queue::{PACKET_BUFFER_SIZE, PBQ_ENTRY_SIZE, PbqEntry, TCQ_ENTRY_SIZE, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg, Register, TniReg};
 use tofu_abi::table::{
     MEMORY_BLOCK_ENTRY_SIZE, MemoryBlock, PAGE_ENTRY_SIZE, PageEntry, PageSize,
@@ -30,6 +30,14 @@ pub(crate) const TCQ: u64 = HIGH + 0x1_0000;
 pub(crate) const MRQ: u64 = HIGH + 0x2_0000;
 pub(crate) const TCQ_RANGE: Range<u64> = TCQ..TCQ + 2048 * 8;
 pub(crate) const MRQ_RANGE: Range<u64> = MRQ..MRQ + 2048 * 32;
+
+/// Packet queues of the smallest size, and buffers for them, which have addresses of 40 bits.
+pub(crate) const PBQ: u64 = HIGH + 0x1_4000;
+pub(crate) const PRQ: u64 = HIGH + 0x1_8000;
+pub(crate) const PRQ_RANGE: Range<u64> = PRQ..PRQ + 2048 * 8;
+pub(crate) const BUFFERS: u64 = LOW + 0x3_0000;
+pub(crate) const BUFFERS_RANGE: Range<u64> = BUFFERS..BUFFERS + BUFFER_COUNT * 2048;
+const BUFFER_COUNT: u64 = 32;
 
 pub(crate) const STEERING: u64 = LOW;
 pub(crate) const BLOCKS: u64 = LOW + 0x1000;
@@ -331,6 +339,19 @@ impl World {
         let target = STAG_3 + BYSTANDER_TARGET;
         let target = target..target + posted * 64;
         self.memory[3].assert_unchanged(&before[1], std::slice::from_ref(&target));
+    }
+}
+
+/// Lends all buffers and sets up the packet queues of a TNI, by way of `write`.
+pub(crate) fn open_packet_queues(memory: &Memory, write: &mut dyn FnMut(TniReg, u64)) {
+    for n in 0..BUFFER_COUNT {
+        let entry = PbqEntry::lend(BUFFERS + n * PACKET_BUFFER_SIZE as u64, true);
+        memory.set_word(PBQ + n * PBQ_ENTRY_SIZE as u64, entry.0);
+    }
+    for (reg, value) in
+        [(TniReg::PbqSize, 0), (TniReg::PbqPa, PBQ), (TniReg::PrqSize, 0), (TniReg::PrqPa, PRQ)]
+    {
+        write(reg, value);
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Instant;
 use tofu_abi::Coords;
 use tofu_fabric::{
     Carrier, Class, Deliver, Direct, DiscardReason, Fabric, NodeId, Packet, Port, Shape, Timing,
+    Way,
 };
 
 const PACKETS: u32 = 2_000_000;
@@ -40,6 +41,7 @@ fn cost(carrier: &dyn Carrier<u64>, dst: Coords) -> f64 {
         dst,
         dst_tni: 0,
         path: dst.default_path(),
+        way: Way::Shortest,
         class: Class::Request,
         system: false,
         tlps: 1,

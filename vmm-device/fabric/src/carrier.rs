@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Fabric, NodeId, Packet, Port, RouteError};
+use crate::{Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
 
 /// Why a packet was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,15 +97,70 @@ impl Direct {
     }
 }
 
+impl Direct {
+    /// The route of a packet, whose target is filled in if it follows from its way.
+    fn route<B>(&self, packet: &mut Packet<B>) -> Result<Route<'_>, RouteError> {
+        let shape = self.fabric.shape();
+        let (src, path, class) = (packet.src, packet.path, packet.class);
+        match packet.way {
+            Way::Distances(distances) => {
+                let (dst, route) =
+                    shape.route_by_distances(src, packet.dst, distances, path, class)?;
+                packet.dst = dst;
+                Ok(route)
+            }
+            _ => shape.route(src, packet.dst, path, class),
+        }
+    }
+
+    /// Takes a packet one hop far.
+    fn hop<B>(
+        &self,
+        mut packet: Packet<B>,
+        port: Port,
+        vc: u8,
+        bad: bool,
+        out: &mut dyn Deliver<B>,
+    ) {
+        let shape = self.fabric.shape();
+        let from = shape.node_id(packet.src);
+        let to = shape.neighbor(packet.src, port);
+        let (Some(from), Some(dst)) = (from, to) else {
+            let at = from.unwrap_or(NodeId::NOWHERE);
+            out.discarded(at, from.map(|_| port), DiscardReason::NoSuchNode, packet);
+            return;
+        };
+        let Some(to) = shape.node_id(dst) else { return };
+        packet.dst = dst;
+        self.fabric.count_injected(from, packet.src_tni, packet.bytes);
+        let hop = Hop { from, port, to, vc };
+        if !self.fabric.send(hop, packet.system, packet.tlps, packet.bytes) {
+            out.discarded(from, Some(port), DiscardReason::LinkDown, packet);
+            return;
+        }
+        if bad {
+            self.fabric.count_nullified(hop, packet.tlps);
+        }
+        let transit = self.timing.transit_ps(1, packet.bytes);
+        packet.model_ps = packet.model_ps.saturating_add(transit);
+        out.arrived(to, packet);
+    }
+}
+
 impl<B> Carrier<B> for Direct {
     fn inject(&self, mut packet: Packet<B>, out: &mut dyn Deliver<B>) {
-        let shape = self.fabric.shape();
-        let route = match shape.route(packet.src, packet.dst, packet.path, packet.class) {
+        if let Way::Hop { port, vc, nullified } = packet.way {
+            self.hop(packet, port, vc, nullified, out);
+            return;
+        }
+        let route = match self.route(&mut packet) {
             Ok(route) => route,
             Err(error) => {
-                let at = shape.node_id(packet.src).unwrap_or(NodeId::NOWHERE);
+                let at = self.fabric.shape().node_id(packet.src).unwrap_or(NodeId::NOWHERE);
                 let reason = match error {
-                    RouteError::Source(_) | RouteError::Target(_) => DiscardReason::NoSuchNode,
+                    RouteError::Source(_) | RouteError::Target(_) | RouteError::Distance { .. } => {
+                        DiscardReason::NoSuchNode
+                    }
                     RouteError::Path(_) => DiscardReason::NoSuchPath,
                 };
                 out.discarded(at, None, reason, packet);

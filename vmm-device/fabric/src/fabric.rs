@@ -62,6 +62,7 @@ struct PortTx {
     tlps: AtomicU64,
     bytes: AtomicU64,
     system_tlps: AtomicU64,
+    nullified: AtomicU64,
     discarded_normal: AtomicU64,
     discarded_system: AtomicU64,
 }
@@ -146,6 +147,7 @@ impl Fabric {
             counters.send_tlp = sent.tlps.load(Relaxed);
             counters.send_bytes = sent.bytes.load(Relaxed);
             counters.send_system = sent.system_tlps.load(Relaxed);
+            counters.send_nullified = sent.nullified.load(Relaxed);
             counters.tx_discard_normal = sent.discarded_normal.load(Relaxed);
             counters.tx_discard_system = sent.discarded_system.load(Relaxed);
             counters.cut_through = counters.send_tlp;
@@ -155,6 +157,7 @@ impl Fabric {
             counters.recv_tlp = received.tlps.load(Relaxed);
             counters.recv_bytes = received.bytes.load(Relaxed);
             counters.recv_system = received.system_tlps.load(Relaxed);
+            counters.recv_nullified = received.nullified.load(Relaxed);
             counters.send_dllp = counters.recv_tlp;
         }
         Some(counters)
@@ -193,6 +196,12 @@ impl Fabric {
         }
     }
 
+    /// Counts TLPs that were sent over a hop's link marked as bad.
+    pub(crate) fn count_nullified(&self, hop: Hop, tlps: u32) {
+        let port = &self.nodes[hop.from.index()].tx().ports[hop.port.index()];
+        port.nullified.fetch_add(tlps.into(), Relaxed);
+    }
+
     /// Sends over a hop's link and counts it at both ends; false if the link is down,
     /// which counts as discarded at the sending port.
     #[inline]
@@ -219,7 +228,8 @@ impl Fabric {
 ///
 /// The counters are read one after another, so those of a busy port may be a few
 /// packets apart. The direct carrier knows neither transmission errors nor filters nor
-/// full buffers, so the counters of these stay 0.
+/// full buffers, so the counters of these stay 0; nullified TLPs are only those that were
+/// sent so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounters {
     /// Cycles in which each virtual channel had no credit to send.

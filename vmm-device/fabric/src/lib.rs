@@ -19,7 +19,7 @@ mod topology;
 
 pub use carrier::{Carrier, Deliver, Direct, DiscardReason, Timing};
 pub use fabric::{Fabric, NoSuchLink, PortCounters, XbCounters, XbCycles};
-pub use packet::{Class, Packet};
+pub use packet::{Class, Packet, Way};
 pub use routing::{Hop, Route, RouteError};
 pub use topology::{Axis, Link, NodeId, Port, Shape, ShapeError};
 

@@ -2,6 +2,8 @@
 
 use tofu_abi::{Coords, Path};
 
+use crate::Port;
+
 /// Whether a packet asks or answers. The two have virtual channels of their own, so
 /// that waiting requests never hold up the responses they wait for (IEEE Micro 2012).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -10,17 +12,44 @@ pub enum Class {
     Request,
     /// A response, which its receiver always takes in.
     Response,
+    /// A raw or system packet, which its receiver takes in or throws away. That these have
+    /// channels of their own, so that neither requests nor responses hold them up, is ours.
+    System,
 }
 
 impl Class {
+    /// Every class.
+    pub const ALL: [Self; 3] = [Self::Request, Self::Response, Self::System];
+
     /// The first of the class's two virtual channels (numbers are ours).
     #[inline]
     pub const fn first_vc(self) -> u8 {
         match self {
             Self::Request => 0,
             Self::Response => 2,
+            Self::System => 4,
         }
     }
+}
+
+/// Which way a packet takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// The shortest one to the target.
+    #[default]
+    Shortest,
+    /// So many hops on X, Y and Z, towards higher coordinates if positive. Where on X, Y and Z
+    /// the target is follows from that: the carrier works it out.
+    Distances([i8; 3]),
+    /// One hop, to whatever is behind a port: the carrier works out the target.
+    Hop {
+        /// The port.
+        port: Port,
+        /// The virtual channel.
+        vc: u8,
+        /// The frame is marked as bad on the way out.
+        nullified: bool,
+    },
 }
 
 /// A burst: one or more consecutive transport-layer packets (TLPs) of one command
@@ -43,7 +72,10 @@ pub struct Packet<B> {
     pub dst_tni: u8,
     /// Where the packet enters X, Y, Z routing.
     pub path: Path,
-    /// Request or response.
+    /// The way it takes. If that is not the shortest one, some of `dst` is worked out by the
+    /// carrier.
+    pub way: Way,
+    /// Request, response or neither.
     pub class: Class,
     /// Whether these are system TLPs, which have counters of their own.
     pub system: bool,

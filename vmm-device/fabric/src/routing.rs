@@ -23,7 +23,7 @@ pub struct Hop {
     pub port: Port,
     /// The node that receives.
     pub to: NodeId,
-    /// Virtual channel, 0 to 3: 0 and 1 for requests, 2 and 3 for responses.
+    /// Virtual channel: 0 and 1 for requests, 2 and 3 for responses, 4 and 5 for system packets.
     pub vc: u8,
 }
 
@@ -39,6 +39,14 @@ pub enum RouteError {
     /// The machine is cut down and does not have the path's A, B, C coordinates.
     #[error("the machine has no path through ({}, {}, {})", .0.a, .0.b, .0.c)]
     Path(Path),
+    /// So many hops lead out of a mesh, or all the way round a ring.
+    #[error("the machine does not have {} hops along {}", .hops, .axis)]
+    Distance {
+        /// The axis.
+        axis: Axis,
+        /// Hops along it.
+        hops: i8,
+    },
 }
 
 /// The hops from one node to another, found one by one without allocating.
@@ -61,6 +69,8 @@ pub struct Route<'a> {
     /// Where the legs of the first stage end.
     path: Path,
     target: [u8; 6],
+    /// Hops on X, Y and Z, if they were given.
+    distances: Option<[i8; 3]>,
     /// First virtual channel of the class.
     vc_base: u8,
     /// The leg after the current one.
@@ -87,6 +97,7 @@ impl<'a> Route<'a> {
             id: source.0,
             path,
             target: to.to_array(),
+            distances: None,
             vc_base: class.first_vc(),
             next_leg: 0,
             axis: LEGS[0],
@@ -113,6 +124,16 @@ impl<'a> Route<'a> {
                 _ => self.target[axis.index()],
             };
             self.next_leg += 1;
+            if let (Axis::X | Axis::Y | Axis::Z, Some(distances)) = (axis, self.distances) {
+                let distance = distances[axis.index()];
+                if distance == 0 {
+                    continue;
+                }
+                (self.plus, self.left) = (distance > 0, distance.unsigned_abs());
+                self.axis = axis;
+                self.crossed = false;
+                return true;
+            }
             let from = self.at[axis.index()];
             if from == to {
                 continue;
@@ -205,5 +226,41 @@ impl Shape {
             return Err(RouteError::Path(path));
         }
         Ok(Route::new(self, source, from, to, path, class))
+    }
+
+    /// The route of a packet that takes so many hops on X, Y and Z, towards higher coordinates
+    /// if positive, and goes to the A, B and C of `to`. Returns where it leads, too.
+    ///
+    /// It need not be the shortest way, but it must not lead all the way round a ring: then
+    /// virtual channels rise along it as they do along others.
+    ///
+    /// # Errors
+    /// A [`RouteError`] if the source, the target or the path is not in the machine, or an axis
+    /// does not have so many hops.
+    pub fn route_by_distances(
+        &self,
+        from: Coords,
+        to: Coords,
+        distances: [i8; 3],
+        path: Path,
+        class: Class,
+    ) -> Result<(Coords, Route<'_>), RouteError> {
+        if !self.contains(from) {
+            return Err(RouteError::Source(from));
+        }
+        let mut target = to.to_array();
+        for (axis, hops) in [Axis::X, Axis::Y, Axis::Z].into_iter().zip(distances) {
+            let len = i16::from(self.len(axis));
+            let end = i16::from(from.to_array()[axis.index()]) + i16::from(hops);
+            let inside = (0..len).contains(&end);
+            if i16::from(hops).abs() >= len || !(inside || self.wraps(axis)) {
+                return Err(RouteError::Distance { axis, hops });
+            }
+            target[axis.index()] = end.rem_euclid(len) as u8;
+        }
+        let to = Coords::from_array(target);
+        let mut route = self.route(from, to, path, class)?;
+        route.distances = Some(distances);
+        Ok((to, route))
     }
 }

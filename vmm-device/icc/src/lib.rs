@@ -24,6 +24,7 @@ mod host;
 mod irq;
 mod memory;
 mod notice;
+mod packet;
 mod page;
 mod regfile;
 mod rx;
@@ -148,9 +149,11 @@ impl Icc {
         if on {
             let now_ns = self.host.now_ns();
             enabled.for_each(|queue| self.with_completions(queue, now_ns, Completions::flush));
+            self.expire_packets(now_ns, true);
             self.ring_all();
         } else {
             enabled.for_each(Cq::quiesce);
+            self.quiesce_packets();
             self.statistics.quiesce();
         }
     }
@@ -211,6 +214,7 @@ impl Icc {
                 self.host.doorbell(queue.tni, queue.id);
             }
         }
+        self.expire_packets(now_ns, false);
         self.dump_statistics(now_ns);
     }
 

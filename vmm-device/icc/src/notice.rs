@@ -31,12 +31,14 @@ pub(crate) enum Kind {
     Put,
     Get,
     Armw,
+    /// A raw or system packet. Its command has a TCQ entry but no notice.
+    Frame,
 }
 
 impl Kind {
     const fn last_id(self) -> MrqId {
         match self {
-            Self::Put => MrqId::PutLast,
+            Self::Put | Self::Frame => MrqId::PutLast,
             Self::Get => MrqId::GetLast,
             Self::Armw => MrqId::Armw,
         }
@@ -44,7 +46,7 @@ impl Kind {
 
     const fn id(self) -> MrqId {
         match self {
-            Self::Put => MrqId::Put,
+            Self::Put | Self::Frame => MrqId::Put,
             Self::Get => MrqId::Get,
             Self::Armw => MrqId::Armw,
         }
@@ -52,7 +54,7 @@ impl Kind {
 
     const fn last_error_id(self) -> MrqId {
         match self {
-            Self::Put => MrqId::PutLastRemoteError,
+            Self::Put | Self::Frame => MrqId::PutLastRemoteError,
             Self::Get => MrqId::GetLastRemoteError,
             Self::Armw => MrqId::ArmwRemoteError,
         }
@@ -60,7 +62,7 @@ impl Kind {
 
     const fn error_id(self) -> MrqId {
         match self {
-            Self::Put => MrqId::PutRemoteError,
+            Self::Put | Self::Frame => MrqId::PutRemoteError,
             Self::Get => MrqId::GetRemoteError,
             Self::Armw => MrqId::ArmwRemoteError,
         }
@@ -235,6 +237,10 @@ impl Completions {
         };
         self.free.push(index);
         self.complete(command.slot, rcode, command.length, command.header1.interrupt(), w);
+        if command.kind == Kind::Frame {
+            self.release_deferred(w);
+            return;
+        }
         let id = if rcode == 0 { command.kind.last_id() } else { command.kind.last_error_id() };
         let advance = if rcode == 0 { command.length } else { 0 };
         let tail = last_tlp(command.length, command.mtu);

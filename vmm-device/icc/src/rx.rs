@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::SeqCst, fence};
 
-use tofu_abi::desc::{ArmwOp, MAX_MTU};
+use tofu_abi::desc::{ArmwOp, Command, MAX_MTU};
 use tofu_abi::irq::tnr::{self, PortRequest};
 use tofu_abi::queue::MrqId;
 use tofu_abi::rcode;
 use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI};
-use tofu_fabric::{Class, DiscardReason, Packet, Port};
+use tofu_fabric::{Class, DiscardReason, Packet, Port, Way};
 
 use crate::Icc;
 use crate::cq::{Cq, lock};
@@ -31,6 +31,9 @@ impl Icc {
                 let answer = self.serve(packet, net.now_ns());
                 self.count_sent(answer.src_tni, answer.tlps, answer.bytes);
                 net.inject(answer);
+            }
+            Body::Frame { frame, .. } => {
+                self.receive_frame(tni, from, packet.way, &frame, net.now_ns());
             }
             Body::PutAck { answer } => {
                 self.answered(tni, from, Kind::Put, &answer, 0, ps, net.now_ns());
@@ -81,13 +84,21 @@ impl Icc {
     fn serve(&self, packet: Packet<Body>, now: u64) -> Packet<Body> {
         let Packet { src, src_tni, dst_tni, path, model_ps, body, .. } = packet;
         let from = Sender { packet_src: src, tni: src_tni, path };
+        let peer = Peer { node: src, tni: src_tni };
+        let log = |command, request: &Request, answer: &Answer| {
+            if answer.rcode != rcode::SUCCESS {
+                self.log_exception(dst_tni, peer, command, request, answer.rcode, now);
+            }
+        };
         let (body, payload, mtu, padding) = match body {
             Body::Put { request, payload } => {
                 let answer = self.serve_put(dst_tni, &from, &request, &payload, model_ps, now);
+                log(Command::Put, &request, &answer);
                 (Body::PutAck { answer }, 0, request.mtu, false)
             }
             Body::Get { request } => {
                 let (answer, payload) = self.serve_get(dst_tni, &from, &request, model_ps, now);
+                log(Command::Get, &request, &answer);
                 let n = answer.done;
                 let padding = request.header2.padding();
                 (Body::GetData { answer, payload }, n, request.mtu, padding)
@@ -101,6 +112,7 @@ impl Icc {
                     model_ps,
                     now,
                 );
+                log(Command::AtomicReadModifyWrite, &request, &answer);
                 (Body::ArmwAck { answer, old }, answer.done, request.mtu, false)
             }
             // Only requests come here.
@@ -118,6 +130,7 @@ impl Icc {
             dst: src,
             dst_tni: src_tni,
             path,
+            way: Way::Shortest,
             class: Class::Response,
             system: false,
             tlps,
@@ -172,7 +185,6 @@ impl Icc {
     /// Reports a fault of an address at the target: an exception here, a code for the initiator.
     fn target_fault(&self, queue: &Cq, fault: Fault) -> u8 {
         queue.irq.request(self.host(), fault.irq);
-        self.count_exception(queue.tni);
         match fault.rcode {
             rcode::STEERING_TABLE_DISABLED => fault.rcode,
             code => code + rcode::REMOTE,
@@ -191,13 +203,9 @@ impl Icc {
         let refused = |rcode| answer(request, 0, rcode, request_ps);
         let queue = match self.admit(tni, from, request) {
             Ok(queue) => queue,
-            Err(rcode) => {
-                self.count_exception(tni);
-                return refused(rcode);
-            }
+            Err(rcode) => return refused(rcode),
         };
         if payload.len() < u64::from(request.length) {
-            self.count_exception(tni);
             return refused(rcode::ILLEGAL_TLP);
         }
         let pin = match self.pin(queue) {
@@ -255,7 +263,6 @@ impl Icc {
         let queue = match self.admit(tni, from, request) {
             Ok(queue) => queue,
             Err(rcode) => {
-                self.count_exception(tni);
                 return (answer(request, 0, rcode, request_ps), nothing());
             }
         };
@@ -307,13 +314,9 @@ impl Icc {
         let refused = |code| (answer(request, 0, code, request_ps), 0);
         let queue = match self.admit(tni, from, request) {
             Ok(queue) => queue,
-            Err(rcode) => {
-                self.count_exception(tni);
-                return refused(rcode);
-            }
+            Err(rcode) => return refused(rcode),
         };
         if request.length != 4 && request.length != 8 {
-            self.count_exception(tni);
             return refused(rcode::ILLEGAL_TLP);
         }
         let pin = match self.pin(queue) {

@@ -12,6 +12,7 @@ use tofu_fabric::{XbCounters, XbCycles};
 use crate::Icc;
 use crate::cq::lock;
 use crate::irq::IrqUnit;
+use crate::packet::PacketQueues;
 
 /// Registers of a TNI that only hold a value, by offset / 8.
 const REGISTERS: usize = 0x1d0 / 8;
@@ -26,6 +27,8 @@ pub(crate) struct TniUnit {
     enabled: AtomicBool,
     pub(crate) irq: IrqUnit,
     registers: [AtomicU64; REGISTERS],
+    /// Nothing is written to packet buffers and queues without this lock.
+    pub(crate) packets: Mutex<PacketQueues>,
 }
 
 impl TniUnit {
@@ -34,6 +37,7 @@ impl TniUnit {
             enabled: AtomicBool::new(false),
             irq: IrqUnit::new(vector::tni(id), tni::ALL),
             registers: [const { AtomicU64::new(0) }; REGISTERS],
+            packets: Mutex::default(),
         }
     }
 
@@ -43,6 +47,7 @@ impl TniUnit {
 
     pub(crate) fn reset(&self) {
         self.enabled.store(false, SeqCst);
+        *lock(&self.packets) = PacketQueues::default();
         self.irq.reset();
         for register in &self.registers {
             register.store(0, SeqCst);
@@ -53,7 +58,7 @@ impl TniUnit {
         &self.registers[reg.offset() as usize / 8]
     }
 
-    fn add(&self, reg: TniReg, n: u64) {
+    pub(crate) fn add(&self, reg: TniReg, n: u64) {
         self.register(reg).fetch_add(n, Relaxed);
     }
 
@@ -83,12 +88,24 @@ impl TniUnit {
         match reg {
             TniReg::Enable => {
                 let on = value & 1 != 0;
-                return !self.enabled.swap(on, SeqCst) && on;
+                let was = self.enabled.swap(on, SeqCst);
+                // When this returns, nothing more is written to packet buffers.
+                drop(lock(&self.packets));
+                return !was && on;
+            }
+            TniReg::PbqPa => {
+                let mut packets = lock(&self.packets);
+                self.register(reg).store(value, SeqCst);
+                packets.set_buffers(value, self.register(TniReg::PbqSize).load(SeqCst));
+            }
+            TniReg::PrqPa => {
+                let mut packets = lock(&self.packets);
+                self.register(reg).store(value, SeqCst);
+                self.register(TniReg::PrqFullPointer).store(0, SeqCst);
+                packets.set_receive(value, self.register(TniReg::PrqSize).load(SeqCst));
             }
             TniReg::PrqFullPointer
-            | TniReg::PbqPa
             | TniReg::PbqSize
-            | TniReg::PrqPa
             | TniReg::PrqSize
             | TniReg::PrqMask
             | TniReg::PrqEntryCoalescingTimer
@@ -211,16 +228,16 @@ impl Icc {
         }
     }
 
+    pub(crate) fn count_sent_system(&self, tni: u8, system: bool) {
+        if let Some(unit) = self.tnis.get(usize::from(tni)) {
+            unit.add(TniReg::NumSendSystemTlp, system.into());
+        }
+    }
+
     pub(crate) fn count_received(&self, tni: u8, tlps: u32, bytes: u64) {
         if let Some(unit) = self.tnis.get(usize::from(tni)) {
             unit.add(TniReg::NumReceiveTlp, tlps.into());
             unit.add(TniReg::ByteReceiveTlp, bytes);
-        }
-    }
-
-    pub(crate) fn count_exception(&self, tni: u8) {
-        if let Some(unit) = self.tnis.get(usize::from(tni)) {
-            unit.add(TniReg::RxNumExceptionTlp, 1);
         }
     }
 

@@ -98,13 +98,16 @@ pub struct Request {
 }
 
 impl Request {
+    /// Whether the TLPs have a size that a device gives them.
+    pub(crate) fn has_legal_mtu(&self) -> bool {
+        self.mtu > 0 && self.mtu <= MAX_MTU && self.mtu.is_multiple_of(MTU_UNIT)
+    }
+
     /// Whether the sizes are ones that a device sends. A peer that sends others could make the
     /// target work or allocate without measure.
     pub(crate) fn is_legal(&self) -> bool {
         let notices = self.length.div_ceil(self.mtu.max(1));
-        self.mtu > 0
-            && self.mtu <= MAX_MTU
-            && self.mtu.is_multiple_of(MTU_UNIT)
+        self.has_legal_mtu()
             && self.length <= BURST_BYTES
             && (notices <= BURST_NOTICES || !self.header2.packet_response())
             && self.total <= MAX_MESSAGE
@@ -207,15 +210,29 @@ pub enum Body {
         /// The value before the change.
         old: u64,
     },
+    /// A raw or system packet, which nobody answers.
+    Frame {
+        /// The command, so that its sender can be told if the network loses the packet.
+        tag: Tag,
+        /// The frame, see [`tofu_abi::frame`].
+        frame: Box<[u8]>,
+    },
 }
 
 impl Body {
-    /// The initiator's command, and whether this is a request.
+    /// Whether its target answers it.
+    pub fn is_request(&self) -> bool {
+        self.tag().1 && !matches!(self, Self::Frame { .. })
+    }
+
+    /// The initiator's command, and whether the packet comes from there rather than being an
+    /// answer to it.
     pub fn tag(&self) -> (Tag, bool) {
         match self {
             Self::Put { request, .. } | Self::Get { request } | Self::Armw { request, .. } => {
                 (request.tag, true)
             }
+            Self::Frame { tag, .. } => (*tag, true),
             Self::PutAck { answer }
             | Self::GetData { answer, .. }
             | Self::ArmwAck { answer, .. } => (answer.tag, false),

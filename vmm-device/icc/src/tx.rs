@@ -8,7 +8,7 @@ use tofu_abi::irq::cqs;
 use tofu_abi::queue::RingIndex;
 use tofu_abi::regs::{CqReg, NUM_TNI};
 use tofu_abi::{StagOffset, rcode};
-use tofu_fabric::{Class, Packet};
+use tofu_fabric::{Class, Packet, Way};
 
 use crate::Icc;
 use crate::cq::{Cq, lock};
@@ -103,8 +103,16 @@ impl Icc {
                         _ => 0,
                     };
                     left = left.saturating_sub(u64::from(length) / STEP_BYTES);
+                    let frame = match &packet.body {
+                        Body::Frame { tag, .. } => Some(*tag),
+                        _ => None,
+                    };
                     net.inject(packet);
                     net.progress();
+                    if let Some(tag) = frame {
+                        // The network has it. If it was lost already, it has ended with that.
+                        self.account(queue, tag, u32::MAX, rcode::SUCCESS, 0, net.now_ns());
+                    }
                 }
             }
         }
@@ -242,17 +250,11 @@ impl Icc {
             Some(Command::Get | Command::GetL) => Kind::Get,
             Some(Command::AtomicReadModifyWrite) => Kind::Armw,
             Some(
-                Command::TransmitRawPacket1
+                command @ (Command::TransmitRawPacket1
                 | Command::TransmitRawPacket2
                 | Command::TransmitSystemPacket1
-                | Command::TransmitSystemPacket2,
-            ) => {
-                return refuse(if queue.mode().system() {
-                    rcode::UNSUPPORTED_COMMAND
-                } else {
-                    rcode::NOT_PERMITTED
-                });
-            }
+                | Command::TransmitSystemPacket2),
+            ) => return self.start_packet(queue, slot, command, descriptor, now),
             None => return refuse(rcode::UNDEFINED_COMMAND),
         };
         if usize::from(header1.ri()) >= NUM_TNI {
@@ -345,6 +347,49 @@ impl Icc {
         self.continue_message(queue, transmit, active, now)
     }
 
+    /// Sends a raw or system packet. Its command ends when the network has taken it.
+    fn start_packet(
+        &self,
+        queue: &Cq,
+        slot: Slot,
+        command: Command,
+        descriptor: &Descriptor,
+        now: u64,
+    ) -> Step {
+        let fault = |request| queue.irq.request(self.host(), request);
+        let mut packet = match self.packet(queue, command, descriptor, fault) {
+            Ok(packet) => packet,
+            Err(rcode) => return self.answer(queue, slot, descriptor, rcode, 0, now),
+        };
+        let length = descriptor.header2().packet_length().into();
+        let outstanding = Outstanding {
+            kind: Kind::Frame,
+            slot,
+            header1: descriptor.header1(),
+            header2: descriptor.header2(),
+            remote: StagOffset(0),
+            local: StagOffset(0),
+            length,
+            mtu: MAX_MTU,
+            unanswered: length,
+            rcode: rcode::SUCCESS,
+            deadline_ns: now.saturating_add(self.timeout_ns()),
+            sequence: 0,
+        };
+        let Some((index, generation)) =
+            lock(&queue.completions).as_mut().and_then(|c| c.start(outstanding))
+        else {
+            return Step::Idle;
+        };
+        if let Body::Frame { tag, .. } = &mut packet.body {
+            *tag = Tag { cq: queue.id, index, generation };
+        }
+        self.count_sent(queue.tni, packet.tlps, packet.bytes);
+        self.count_sent_system(queue.tni, packet.system);
+        queue.page.add(CqReg::TxPayloadByte, length.into());
+        Step::Send(packet)
+    }
+
     /// Sends the next burst of a message.
     fn continue_message(
         &self,
@@ -394,7 +439,7 @@ impl Icc {
                     payload: Payload::Guest { memory, segments: from.segments, pin },
                 }
             }
-            Kind::Get | Kind::Armw => Body::Get { request },
+            Kind::Get | Kind::Armw | Kind::Frame => Body::Get { request },
         };
         let data = if active.kind == Kind::Put { n } else { 0 };
         let step = self.send(queue, &mut active, n, data, body);
@@ -418,6 +463,7 @@ impl Icc {
             dst: active.header1.target(),
             dst_tni: active.header1.ri(),
             path: active.header1.path(),
+            way: Way::Shortest,
             class: Class::Request,
             system: false,
             tlps,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
 use tofu_abi::{Coords, Path, StagOffset, rcode};
-use tofu_fabric::{Class, Packet, PortCounters, XbCounters};
+use tofu_fabric::{Class, Packet, PortCounters, Way, XbCounters};
 use tofu_icc::{Answer, Body, Config, DmaMemory, Host, Icc, Net, Payload, Request, Tag};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -72,6 +72,7 @@ fn packet(class: Class, body: Body) -> Packet<Body> {
         dst: SELF,
         dst_tni: 0,
         path: Path::new(0, 0, 0),
+        way: Way::Shortest,
         class,
         system: false,
         tlps: 1,

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
 use tofu_fabric::{
     Carrier, Class, Deliver, Direct, DiscardReason, Fabric, NoSuchLink, NodeId, Packet, Port,
-    PortCounters, Shape, Timing,
+    PortCounters, Shape, Timing, Way,
 };
 
 use crate::common::{any_journey, shape};
@@ -44,6 +44,7 @@ fn packet(src: Coords, dst: Coords) -> Packet<u32> {
         dst,
         dst_tni: 1,
         path: dst.default_path(),
+        way: Way::Shortest,
         class: Class::Request,
         system: false,
         tlps: 3,
@@ -317,4 +318,66 @@ proptest! {
         carrier.inject(packet(src, Coords::from_array(raw)), &mut log);
         prop_assert_eq!(log.arrived.len() + log.discarded.len(), 1);
     }
+}
+
+#[test]
+fn distances_lead_both_ways_round_a_ring() {
+    let carrier = direct(shape([5, 1, 1, 2, 1, 1]));
+    for (hops, x) in [(0, 0), (1, 1), (4, 4), (-1, 4), (-4, 1)] {
+        let way = Way::Distances([hops, 0, 0]);
+        let target = Coords { a: 1, ..node(9) };
+        let mut log = Log::default();
+        carrier.inject(Packet { way, path: Path::default(), ..packet(node(0), target) }, &mut log);
+        let (at, arrived) = &log.arrived[0];
+        assert_eq!(arrived.dst, Coords { a: 1, ..node(x) }, "{hops} hops");
+        assert_eq!(carrier.fabric().shape().coords(*at), Some(arrived.dst));
+    }
+    // All the way round, and beyond.
+    for hops in [5, -5, 127, -128] {
+        let way = Way::Distances([hops, 0, 0]);
+        let mut log = Log::default();
+        carrier.inject(Packet { way, ..packet(node(0), node(0)) }, &mut log);
+        assert_eq!(log.discarded[0].2, DiscardReason::NoSuchNode, "{hops} hops");
+        assert_eq!(log.discarded[0].1, None);
+    }
+}
+
+#[test]
+fn distances_do_not_lead_out_of_a_mesh() {
+    let carrier = direct(shape([5, 1, 1, 1, 1, 1]).with_torus([false; 3]));
+    let mut log = Log::default();
+    for hops in [-2, 4, 3] {
+        let way = Way::Distances([hops, 0, 0]);
+        carrier.inject(Packet { way, ..packet(node(1), node(0)) }, &mut log);
+    }
+    assert_eq!(log.discarded.len(), 2);
+    assert_eq!(log.arrived[0].1.dst, node(4));
+}
+
+#[test]
+fn a_hop_goes_through_its_port_and_counts_bad_frames() {
+    let carrier = direct(shape([3, 1, 1, 1, 1, 1]));
+    let send = |port, nullified| {
+        let way = Way::Hop { port, vc: 3, nullified };
+        let mut log = Log::default();
+        carrier.inject(Packet { way, ..packet(node(0), node(0)) }, &mut log);
+        log
+    };
+    assert_eq!(send(Port::XMinus, true).arrived[0].1.dst, node(2));
+    assert_eq!(send(Port::XMinus, false).arrived[0].1.dst, node(2));
+    let fabric = carrier.fabric();
+    let counters = |x, port| {
+        let id = fabric.shape().node_id(node(x)).unwrap();
+        fabric.port_counters(id, port).unwrap()
+    };
+    let sent = counters(0, Port::XMinus);
+    assert_eq!((sent.send_tlp, sent.send_nullified), (6, 3));
+    let received = counters(2, Port::XPlus);
+    assert_eq!((received.recv_tlp, received.recv_nullified), (6, 3));
+    // No link there, and one that is down.
+    let lost = send(Port::A, false).discarded.remove(0);
+    assert_eq!((lost.1, lost.2), (Some(Port::A), DiscardReason::NoSuchNode));
+    fabric.set_link(node(0), Port::XPlus, false).unwrap();
+    let lost = send(Port::XPlus, false).discarded.remove(0);
+    assert_eq!((lost.1, lost.2), (Some(Port::XPlus), DiscardReason::LinkDown));
 }

@@ -12,7 +12,7 @@ use tofu_fabric::{Axis, Class, Port, Shape};
 
 use crate::common::{Step, any_journey, is_xyz, shape, tori_and_meshes, trace};
 
-const VCS: usize = 4;
+const VCS: usize = 6;
 /// Vertices of a node: what leaves it by each port and channel, and its interface.
 const SLOTS: usize = Port::COUNT * VCS + 1;
 const INTERFACE: usize = SLOTS - 1;
@@ -26,7 +26,7 @@ struct Graph {
 }
 
 impl Graph {
-    /// The graph of all routes of a shape, for both classes, with channels given to
+    /// The graph of all routes of a shape, for all classes, with channels given to
     /// hops by `vc`.
     fn build(shape: &Shape, vc: impl Fn(&Step) -> u8) -> Self {
         let vertices = shape.nodes() as usize * SLOTS;
@@ -35,7 +35,7 @@ impl Graph {
         for from in shape.iter() {
             for to in shape.iter() {
                 for path in shape.paths() {
-                    for class in [Class::Request, Class::Response] {
+                    for class in Class::ALL {
                         let route = shape.route(from, to, path, class).expect("a route");
                         trace(shape, route, path, class, &mut steps);
                         graph.add(shape, from, class, &steps, &vc);
@@ -205,7 +205,7 @@ fn rank(shape: &Shape, step: &Step) -> (u8, usize) {
 
 fn assert_ranks_rise(shape: &Shape, from: Coords, to: Coords, path: Path) {
     let mut steps = Vec::new();
-    for class in [Class::Request, Class::Response] {
+    for class in Class::ALL {
         let route = shape.route(from, to, path, class).expect("a route");
         trace(shape, route, path, class, &mut steps);
         assert!(
@@ -216,6 +216,24 @@ fn assert_ranks_rise(shape: &Shape, from: Coords, to: Coords, path: Path) {
             assert_eq!(step.hop.vc / 2, class.first_vc() / 2, "classes stay apart");
         }
     }
+}
+
+/// The same for routes by distances, of which there are others than the shortest.
+fn assert_ranks_rise_by_distances(shape: &Shape, from: Coords, distances: [i8; 3], path: Path) {
+    let mut steps = Vec::new();
+    let class = Class::System;
+    let Ok((to, route)) = shape.route_by_distances(from, from, distances, path, class) else {
+        return;
+    };
+    let hops = distances.iter().map(|d| usize::from(d.unsigned_abs())).sum::<usize>();
+    assert_eq!(route.clone().filter(|hop| is_xyz(hop.port.axis())).count(), hops);
+    let end = route.clone().last().map_or(from, |hop| shape.coords(hop.to).expect("a node"));
+    assert_eq!(end, to);
+    trace(shape, route, path, class, &mut steps);
+    assert!(
+        steps.is_sorted_by(|a, b| rank(shape, a) < rank(shape, b)),
+        "{shape:?}: {distances:?} from {from} by {path:?}"
+    );
 }
 
 /// The whole of the argument for one axis of any length: see the reference manual.
@@ -229,6 +247,11 @@ fn ranks_rise_along_every_leg_of_every_axis() {
                 for from in shape.iter() {
                     for to in shape.iter() {
                         assert_ranks_rise(&shape, from, to, Path::default());
+                    }
+                    for hops in 1 - n as i8..n as i8 {
+                        let mut distances = [0; 3];
+                        distances[axis.index()] = hops;
+                        assert_ranks_rise_by_distances(&shape, from, distances, Path::default());
                     }
                 }
             }
@@ -281,5 +304,16 @@ proptest! {
     #[test]
     fn ranks_rise_along_any_route((shape, from, to, path) in any_journey()) {
         assert_ranks_rise(&shape, from, to, path);
+    }
+
+    #[test]
+    fn ranks_rise_along_any_route_by_distances(
+        (shape, from, _, path) in any_journey(),
+        distances in any::<[i8; 3]>(),
+    ) {
+        let within = |i: usize, axis| distances[i] % shape.len(axis) as i8;
+        let short = [within(0, Axis::X), within(1, Axis::Y), within(2, Axis::Z)];
+        assert_ranks_rise_by_distances(&shape, from, short, path);
+        assert_ranks_rise_by_distances(&shape, from, distances, path);
     }
 }

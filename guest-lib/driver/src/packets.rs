@@ -1,0 +1,549 @@
+//! System packets: a kernel's control queue to send them, packet buffers to receive them.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::mem;
+use core::sync::atomic::Ordering;
+
+use tofu_abi::desc::Header1;
+use tofu_abi::frame::{HEADER_SIZE, ROUTING_HEADER_SIZE, SYSTEM_PAYLOAD_MAX, TlpHeader};
+use tofu_abi::irq::{tni as requests, vector};
+use tofu_abi::queue::{
+    PACKET_BUFFER_SIZE, PBQ_ENTRY_SIZE, PRQ_ENTRY_SIZE, PbqEntry, PrqEntry, PrqRcode, RingIndex,
+    queue_entries,
+};
+use tofu_abi::regs::{CqsMode, KERNEL_CQ, TniReg, tni_base};
+use tofu_abi::table::TABLE_ALIGN;
+use tofu_abi::{Coords, Path, rcode};
+
+use crate::cq::{Cq, CqConfig, OpenError};
+use crate::device::{Device, DeviceError, IrqUnit};
+use crate::order::Order;
+use crate::platform::{DmaBuffer, DmaError, IrqError, Platform};
+
+/// Where a system packet goes, and which way: so many hops on X, Y and Z, towards higher
+/// coordinates if positive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PacketTarget {
+    /// Hops on X, Y and Z.
+    pub distances: [i8; 3],
+    /// A, B and C of the target; its X, Y and Z follow from the distances.
+    pub node: Coords,
+    /// Where the packet enters X, Y, Z routing.
+    pub path: Path,
+    /// Network interface of the target, 0 to 5.
+    pub tni: u8,
+}
+
+impl PacketTarget {
+    /// The way from one node to another that crosses no date line, which every machine has, by
+    /// the default path.
+    pub fn straight(from: Coords, to: Coords, tni: u8) -> Self {
+        let hops = |from: u8, to: u8| to.wrapping_sub(from) as i8;
+        Self {
+            distances: [hops(from.x, to.x), hops(from.y, to.y), hops(from.z, to.z)],
+            node: to,
+            path: to.default_path(),
+            tni,
+        }
+    }
+
+    pub(crate) fn header(&self) -> Header1 {
+        Header1(0)
+            .with_target(self.node)
+            .with_distances(self.distances)
+            .with_path(self.path)
+            .with_ri(self.tni)
+    }
+}
+
+/// How to open the packet interface of a TNI. Start from [`PacketConfig::new`].
+#[derive(Clone, Debug)]
+pub struct PacketConfig {
+    /// Network interface, 0 to 5.
+    pub tni: u8,
+    /// Control queue that sends, 0 to 11.
+    pub cq: u8,
+    /// Packet buffers to receive to, 1 to 1024.
+    pub rx_buffers: u16,
+    /// Frames that can be on their way out, 1 to 1024.
+    pub tx_buffers: u16,
+    /// PRQ_MASK: bit n set discards what has the code n, see [`PrqRcode`].
+    pub mask: u64,
+    /// Longest time that an interrupt is held back, in nanoseconds.
+    pub interrupt_ns: u64,
+    /// Packets after which a held back interrupt is sent.
+    pub interrupt_count: u64,
+    /// Whether to sleep until the interrupt of the TNI; if not, waiting is polling.
+    pub interrupts: bool,
+    /// How long [`Packets::wait`] polls before it sleeps, in nanoseconds.
+    pub spin_ns: u64,
+}
+
+impl PacketConfig {
+    /// The kernel's queue of a TNI, 256 buffers each way, system packets only, an interrupt for
+    /// each.
+    pub const fn new(tni: u8) -> Self {
+        Self {
+            tni,
+            cq: KERNEL_CQ,
+            rx_buffers: 256,
+            tx_buffers: 256,
+            mask: !(1 << PrqRcode::SystemTlp as u8),
+            interrupt_ns: 0,
+            interrupt_count: 0,
+            interrupts: true,
+            spin_ns: 0,
+        }
+    }
+}
+
+/// Largest number of buffers: the queues have twice as many entries, so that they never fill up
+/// although the device hears of what was consumed only now and then.
+const MAX_BUFFERS: u16 = 1024;
+/// Size code of the packet queues.
+const QUEUE_SIZE: u64 = 0;
+/// Requests that a sleeper is woken by.
+const WAKING: u64 = requests::PRQ_WRITE_ACKNOWLEDGE;
+
+/// Why the packet interface cannot be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketError {
+    /// No buffers, or more than 1024.
+    Buffers(u16),
+    /// Its control queue cannot be opened.
+    Queue(OpenError),
+    /// There is no such TNI, or it does not get to work.
+    Device(DeviceError),
+    /// No memory for queues and buffers.
+    Memory(DmaError),
+    /// Packet buffers must lie below 2^40, which this address does not.
+    Address(u64),
+    /// No interrupt.
+    Interrupt(IrqError),
+}
+
+impl fmt::Display for PacketError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Buffers(n) => write!(f, "1 to {MAX_BUFFERS} packet buffers, not {n}"),
+            Self::Queue(e) => e.fmt(f),
+            Self::Device(e) => e.fmt(f),
+            Self::Memory(e) => e.fmt(f),
+            Self::Address(addr) => {
+                write!(f, "packet buffers must lie below 2^40 for the device, not at {addr:#x}")
+            }
+            Self::Interrupt(e) => e.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for PacketError {}
+
+/// Why a packet is not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendError {
+    /// All buffers are on their way out. Try again when [`Packets::poll_sent`] has told of one.
+    Full,
+    /// The payload is longer than [`SYSTEM_PAYLOAD_MAX`] bytes.
+    TooLong(usize),
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full => f.write_str("all packet buffers are on their way out"),
+            Self::TooLong(n) => {
+                write!(f, "a system packet carries {SYSTEM_PAYLOAD_MAX} bytes at most, not {n}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for SendError {}
+
+/// The end of a packet's sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// What it was sent with.
+    pub cookie: u32,
+    /// [`rcode::SUCCESS`] if the network has taken it, or why it was lost. That it was taken does
+    /// not mean that it arrives.
+    pub rcode: u8,
+}
+
+impl Sent {
+    /// Whether the network has taken the packet.
+    pub const fn is_success(&self) -> bool {
+        self.rcode == rcode::SUCCESS
+    }
+}
+
+/// Something that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// What it is. Everything but [`PrqRcode::SystemTlp`] comes only if it is not masked.
+    pub kind: PrqRcode,
+    /// The TLP's header: who sent it, and how long it is. For other kinds than system packets it
+    /// is what the sender made it.
+    pub header: TlpHeader,
+    /// Bytes of payload that were copied.
+    pub len: usize,
+}
+
+/// The memory that the device uses.
+#[derive(Debug)]
+struct Memory<D> {
+    pbq: D,
+    prq: D,
+    rx: D,
+    tx: D,
+}
+
+/// The packet interface of a TNI, open.
+///
+/// Dropping it closes it.
+#[derive(Debug)]
+pub struct Packets<P: Platform> {
+    device: Device<P>,
+    tni: u8,
+    cq: Option<Cq<P>>,
+    memory: Arc<Memory<P::Dma>>,
+    /// Next entry of the packet buffer queue to write.
+    lend: RingIndex,
+    /// Next entry of the packet receive queue to read.
+    receive: RingIndex,
+    /// Entries that the device knows to be consumed.
+    full_pointer: u64,
+    /// Buffers that are not on their way out.
+    free_tx: Vec<u16>,
+    posted: bool,
+    interrupts: bool,
+    spin_ns: u64,
+    /// The acknowledge bit of IRR was cleared after the last interrupt.
+    armed: bool,
+}
+
+impl<P: Platform> Packets<P> {
+    /// Opens the interface: a control queue for sending, queues and buffers for receiving. Enables
+    /// the TNI, last, if it is not.
+    ///
+    /// # Errors
+    ///
+    /// See [`PacketError`].
+    pub fn open(device: &Device<P>, config: &PacketConfig) -> Result<Self, PacketError> {
+        for n in [config.rx_buffers, config.tx_buffers] {
+            if n == 0 || n > MAX_BUFFERS {
+                return Err(PacketError::Buffers(n));
+            }
+        }
+        let cq_config = CqConfig {
+            stags: 1,
+            mode: CqsMode(0).with_system(true),
+            interrupts: 0,
+            ..CqConfig::new(config.tni, config.cq)
+        };
+        let cq = Cq::open(device, &cq_config).map_err(PacketError::Queue)?;
+        let platform = device.platform();
+        let entries = queue_entries(QUEUE_SIZE).unwrap_or_default();
+        let alloc = |count: usize, size: usize, align: usize| {
+            platform.alloc_dma(count * size, align).map_err(PacketError::Memory)
+        };
+        let table = TABLE_ALIGN as usize;
+        let (rx_buffers, tx_buffers) = (config.rx_buffers.into(), config.tx_buffers.into());
+        let memory = Memory {
+            pbq: alloc(entries as usize, PBQ_ENTRY_SIZE, table)?,
+            prq: alloc(entries as usize, PRQ_ENTRY_SIZE, table)?,
+            rx: alloc(rx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
+            tx: alloc(tx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
+        };
+        let end = memory.rx.device_addr().saturating_add(memory.rx.len() as u64);
+        if end > 1 << 40 {
+            return Err(PacketError::Address(end));
+        }
+        if config.interrupts {
+            platform.irq_enable(vector::tni(config.tni)).map_err(PacketError::Interrupt)?;
+        }
+        let mut packets = Self {
+            device: device.clone(),
+            tni: config.tni,
+            cq: Some(cq),
+            memory: Arc::new(memory),
+            lend: RingIndex::new(entries),
+            receive: RingIndex::new(entries),
+            full_pointer: 0,
+            free_tx: (0..config.tx_buffers).rev().collect(),
+            posted: false,
+            interrupts: config.interrupts,
+            spin_ns: config.spin_ns,
+            armed: true,
+        };
+        for buffer in 0..rx_buffers {
+            packets.lend(packets.memory.rx.device_addr() + (buffer * PACKET_BUFFER_SIZE) as u64);
+        }
+        for (reg, value) in [
+            (TniReg::PrqMask, config.mask),
+            (TniReg::PrqEntryCoalescingTimer, 0),
+            (TniReg::PrqInterruptCoalescingTimer, config.interrupt_ns),
+            (TniReg::PrqInterruptCoalescingCount, config.interrupt_count),
+            (TniReg::PbqSize, QUEUE_SIZE),
+            (TniReg::PbqPa, packets.memory.pbq.device_addr()),
+            (TniReg::PrqSize, QUEUE_SIZE),
+            (TniReg::PrqPa, packets.memory.prq.device_addr()),
+        ] {
+            packets.write(reg, value);
+        }
+        let tni = device.tni(config.tni).map_err(PacketError::Device)?;
+        tni.irq().reset(if config.interrupts { WAKING } else { 0 });
+        if config.interrupts {
+            // An interrupt from before the reset of the unit is no news.
+            platform.irq_wait(vector::tni(config.tni), 0);
+        }
+        tni.enable().map_err(PacketError::Device)?;
+        Ok(packets)
+    }
+
+    /// Network interface.
+    pub fn tni(&self) -> u8 {
+        self.tni
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device<P> {
+        &self.device
+    }
+
+    fn write(&self, reg: TniReg, value: u64) {
+        self.device.platform().bar0_write64(tni_base(self.tni) + reg.offset(), value);
+    }
+
+    /// Reads a register of the TNI, such as a counter.
+    pub fn read(&self, reg: TniReg) -> u64 {
+        self.device.platform().bar0_read64(tni_base(self.tni) + reg.offset())
+    }
+
+    fn irq(&self) -> Option<IrqUnit<'_, P>> {
+        self.device.tni(self.tni).ok().map(|tni| tni.irq())
+    }
+
+    /// Gives a buffer to the device.
+    fn lend(&mut self, addr: u64) {
+        let at = self.lend.slot() as usize * PBQ_ENTRY_SIZE;
+        let entry = PbqEntry::lend(addr, self.lend.flip());
+        self.memory.pbq.store_u64(at, entry.0, Ordering::Release);
+        self.lend.advance();
+    }
+
+    /// Puts a packet into the queue, whose payload is the `parts` one after the other. It goes out
+    /// at the next [`Packets::flush`] at the latest.
+    ///
+    /// # Errors
+    ///
+    /// See [`SendError`].
+    pub fn post(
+        &mut self,
+        to: &PacketTarget,
+        parts: &[&[u8]],
+        cookie: u32,
+    ) -> Result<(), SendError> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if len > SYSTEM_PAYLOAD_MAX {
+            return Err(SendError::TooLong(len));
+        }
+        let (Some(cq), Some(buffer)) = (&mut self.cq, self.free_tx.pop()) else {
+            return Err(SendError::Full);
+        };
+        let at = usize::from(buffer) * PACKET_BUFFER_SIZE;
+        let mut end = at + HEADER_SIZE;
+        for part in parts {
+            self.memory.tx.write(end, part);
+            end += part.len();
+        }
+        let order = Order::system_packet(to, self.memory.tx.device_addr() + at as u64, len as u16);
+        if cq.post(&order, u64::from(cookie) << 32 | u64::from(buffer)).is_err() {
+            self.free_tx.push(buffer);
+            return Err(SendError::Full);
+        }
+        self.posted = true;
+        Ok(())
+    }
+
+    /// Tells the device of what was posted.
+    pub fn flush(&mut self) {
+        if mem::take(&mut self.posted)
+            && let Some(cq) = &self.cq
+        {
+            cq.doorbell();
+        }
+    }
+
+    /// [`Packets::post`] and [`Packets::flush`].
+    ///
+    /// # Errors
+    ///
+    /// See [`SendError`].
+    pub fn send(
+        &mut self,
+        to: &PacketTarget,
+        parts: &[&[u8]],
+        cookie: u32,
+    ) -> Result<(), SendError> {
+        self.post(to, parts, cookie)?;
+        self.flush();
+        Ok(())
+    }
+
+    /// Packets that can be posted now.
+    pub fn free(&self) -> usize {
+        self.free_tx.len()
+    }
+
+    /// What became of the next packet, in the order of sending.
+    pub fn poll_sent(&mut self) -> Option<Sent> {
+        let done = self.cq.as_mut()?.poll_tcq()?;
+        self.free_tx.push(done.cookie as u16);
+        Some(Sent { cookie: (done.cookie >> 32) as u32, rcode: done.rcode })
+    }
+
+    fn next(&self) -> Option<PrqEntry> {
+        let at = self.receive.slot() as usize * PRQ_ENTRY_SIZE;
+        let entry = PrqEntry(self.memory.prq.load_u64(at, Ordering::Acquire));
+        (entry.f() == self.receive.flip()).then_some(entry)
+    }
+
+    /// Whether [`Packets::recv`] has something.
+    pub fn is_ready(&self) -> bool {
+        self.next().is_some()
+    }
+
+    /// Takes the next packet: copies its payload to `buf`, as far as there is room, and gives its
+    /// buffer back to the device.
+    pub fn recv(&mut self, buf: &mut [u8]) -> Option<Received> {
+        loop {
+            let entry = self.next()?;
+            self.receive.advance();
+            let received = self.copy(entry, buf);
+            // The device tells addresses that were lent to it; a device that tells another one
+            // would write there itself, were it lent again.
+            if self.is_lent(entry.addr()) {
+                self.lend(entry.addr());
+            }
+            let entries = u64::from(self.receive.entries());
+            if self.receive.count() - self.full_pointer >= entries / 4 {
+                self.full_pointer = self.receive.count();
+                self.write(TniReg::PrqFullPointer, self.full_pointer);
+            }
+            if received.is_some() {
+                return received;
+            }
+        }
+    }
+
+    fn is_lent(&self, addr: u64) -> bool {
+        let at = addr.wrapping_sub(self.memory.rx.device_addr());
+        at < self.memory.rx.len() as u64 && at.is_multiple_of(PACKET_BUFFER_SIZE as u64)
+    }
+
+    fn copy(&self, entry: PrqEntry, buf: &mut [u8]) -> Option<Received> {
+        let kind = entry.kind()?;
+        if entry.e() || !self.is_lent(entry.addr()) {
+            return None;
+        }
+        let rx = &self.memory.rx;
+        let at = (entry.addr() - rx.device_addr()) as usize;
+        let header = TlpHeader(rx.load_u64(at + ROUTING_HEADER_SIZE, Ordering::Relaxed));
+        let len = usize::from(header.length()).min(SYSTEM_PAYLOAD_MAX).min(buf.len());
+        rx.read(at + HEADER_SIZE, &mut buf[..len]);
+        Some(Received { kind, header, len })
+    }
+
+    /// Waits until there is something to receive, for `timeout_ns` nanoseconds at most: polls for
+    /// a while ([`PacketConfig::spin_ns`]), then sleeps until the TNI's interrupt. Returns whether
+    /// there is.
+    pub fn wait(&mut self, timeout_ns: u64) -> bool {
+        self.flush();
+        let platform = self.device.platform();
+        let start = platform.now_ns();
+        let spin_ns = if self.interrupts { self.spin_ns.min(timeout_ns) } else { timeout_ns };
+        loop {
+            if self.is_ready() {
+                return true;
+            }
+            if platform.now_ns().saturating_sub(start) >= spin_ns {
+                break;
+            }
+            platform.relax();
+        }
+        loop {
+            self.arm();
+            if self.is_ready() {
+                return true;
+            }
+            let platform = self.device.platform();
+            let elapsed = platform.now_ns().saturating_sub(start);
+            if elapsed >= timeout_ns || !self.interrupts {
+                return false;
+            }
+            if platform.irq_wait(vector::tni(self.tni), timeout_ns - elapsed) {
+                self.armed = false;
+            }
+        }
+    }
+
+    /// Makes sure that the next packet raises an interrupt, for whoever sleeps by other means than
+    /// [`Packets::wait`]: to be called before the last look at [`Packets::is_ready`], and with
+    /// `fired` if an interrupt has come since the last call.
+    pub fn prepare_sleep(&mut self, fired: bool) {
+        self.armed &= !fired;
+        self.arm();
+    }
+
+    /// Clears the request bit, so that an entry written from now on raises it anew. What was
+    /// written before is seen by the look that follows.
+    fn arm(&mut self) {
+        if !self.interrupts || self.armed {
+            return;
+        }
+        if let Some(irq) = self.irq() {
+            irq.clear(WAKING);
+            // A write may be posted and arrive after the look; a read overtakes no write.
+            irq.pending();
+        }
+        self.armed = true;
+    }
+
+    /// Closes the interface and frees its memory. The TNI stays enabled: others may use it.
+    ///
+    /// # Errors
+    ///
+    /// If the device does not let go of the control queue within 3 s.
+    pub fn close(mut self) -> Result<(), crate::TimedOut> {
+        self.shut_down()
+    }
+
+    fn shut_down(&mut self) -> Result<(), crate::TimedOut> {
+        let Some(cq) = self.cq.take() else { return Ok(()) };
+        if let Some(irq) = self.irq() {
+            irq.mask(WAKING);
+        }
+        self.write(TniReg::PrqPa, 0);
+        self.write(TniReg::PbqPa, 0);
+        // Writes may be posted. When this is answered they have arrived, and nothing is written to
+        // the buffers any more.
+        self.read(TniReg::PrqPa);
+        let closed = cq.close();
+        if closed.is_err() {
+            // The device may still read from the buffers.
+            mem::forget(Arc::clone(&self.memory));
+        }
+        closed
+    }
+}
+
+impl<P: Platform> Drop for Packets<P> {
+    fn drop(&mut self) {
+        // Nobody is left to be told; the memory is safe either way.
+        let _ = self.shut_down();
+    }
+}
