@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 /// The free ranges of an address space, handed out in the order of addresses: the first that
 /// fits.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FreeList {
+pub struct FreeList {
     /// Start and length; no two of them touch.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl FreeList {
     /// Takes `size` bytes, at least one, at an address that is `phase` more than a multiple of
-    /// `align`, a power of two greater than `phase`.
-    pub(crate) fn take(&mut self, size: u64, align: u64, phase: u64) -> Option<u64> {
+    /// `align`, a power of two greater than `phase`. `None` if there is no such range.
+    pub fn take(&mut self, size: u64, align: u64, phase: u64) -> Option<u64> {
         debug_assert!(size > 0 && align.is_power_of_two() && phase < align);
         let (start, len, at) = self.ranges.iter().find_map(|(&start, &len)| {
             let gap = phase.wrapping_sub(start) & (align - 1);
@@ -32,7 +32,7 @@ impl FreeList {
     }
 
     /// Adds `len` bytes from `start` on, which are not free yet.
-    pub(crate) fn give(&mut self, mut start: u64, mut len: u64) {
+    pub fn give(&mut self, mut start: u64, mut len: u64) {
         if len == 0 {
             return;
         }
@@ -50,7 +50,7 @@ impl FreeList {
     }
 
     /// Bytes that are free, in pieces of whatever size.
-    pub(crate) fn total(&self) -> u64 {
+    pub fn total(&self) -> u64 {
         self.ranges.values().sum()
     }
 }

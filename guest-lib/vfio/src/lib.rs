@@ -42,5 +42,6 @@ mod platform;
 pub use bar::{Layout, Window};
 pub use dma::{Buffer, MapError, UserMemory};
 pub use error::Error;
+pub use free::FreeList;
 pub use pci::Bdf;
 pub use platform::VfioPlatform;

@@ -49,6 +49,10 @@ impl Channel {
         Self { socket, body: Vec::new() }
     }
 
+    pub(crate) fn socket(&self) -> &UnixStream {
+        &self.socket
+    }
+
     /// The body of the last message.
     pub(crate) fn body(&self) -> &[u8] {
         &self.body
@@ -60,7 +64,7 @@ impl Channel {
     pub(crate) fn receive(&mut self) -> Result<Option<Message>, ChannelError> {
         let mut fds = Ok(Vec::new());
         let mut bytes = [0; HEADER_SIZE];
-        match read(&self.socket, &mut bytes, &mut fds)? {
+        match read(&self.socket, &mut bytes, &mut fds, MAX_FDS)? {
             0 => return Ok(None),
             HEADER_SIZE => {}
             _ => return Err(ChannelError::Cut),
@@ -75,7 +79,7 @@ impl Channel {
             return Err(ChannelError::Size(header.size));
         };
         self.body.resize(length, 0);
-        if read(&self.socket, &mut self.body, &mut fds)? < length {
+        if read(&self.socket, &mut self.body, &mut fds, MAX_FDS)? < length {
             return Err(ChannelError::Cut);
         }
         Ok(Some(Message { header, fds }))
@@ -104,15 +108,15 @@ impl Channel {
     }
 }
 
-/// Sends the beginning of a message with its descriptors; returns how many bytes.
-fn send_with(
+/// Sends the beginning of a message with its descriptors, if any; returns how many bytes.
+pub(crate) fn send_with(
     socket: &UnixStream,
     message: &[u8],
     fds: &[BorrowedFd<'_>],
 ) -> Result<usize, ChannelError> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_SENT_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::from(Errno::MFILE).into());
     }
     loop {
@@ -123,15 +127,17 @@ fn send_with(
     }
 }
 
-/// Reads until `buffer` is full or the stream ends; returns how much there was.
-fn read(
+/// Reads until `buffer` is full or the stream ends; returns how much there was. More than `most`
+/// descriptors, with those in `fds` already, are an error; at most [`MAX_SENT_FDS`] are possible.
+pub(crate) fn read(
     socket: &UnixStream,
     buffer: &mut [u8],
     fds: &mut Result<Vec<OwnedFd>, Errno>,
+    most: usize,
 ) -> Result<usize, ChannelError> {
     let mut done = 0;
     while done < buffer.len() {
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_SENT_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut pieces = [IoSliceMut::new(&mut buffer[done..])];
         let received = match recvmsg(socket, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC) {
@@ -145,7 +151,7 @@ fn read(
                 fds.extend(new);
             }
         }
-        let too_many = fds.as_ref().is_ok_and(|fds| fds.len() > MAX_FDS);
+        let too_many = fds.as_ref().is_ok_and(|fds| fds.len() > most);
         if too_many || received.flags.contains(ReturnFlags::CTRUNC) {
             *fds = Err(Errno::INVAL);
         }

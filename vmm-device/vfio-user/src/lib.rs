@@ -26,15 +26,18 @@
 #![deny(unsafe_code)]
 
 mod channel;
+mod client;
 mod irq;
 mod memory;
 mod pages;
+mod process;
 mod sent;
 mod server;
 mod socket;
 mod wire;
 
 pub use crate::channel::ChannelError;
+pub use crate::client::{Client, ClientError, Doorbell, MappedPages};
 pub use crate::memory::{Backing, ClientMemory, Limits};
 pub use crate::pages::ClientPages;
 pub use crate::server::{Error, Server};

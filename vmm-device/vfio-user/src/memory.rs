@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 use tofu_icc::{Access, DmaError, DmaMemory, Epochs};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
+use crate::process::ClientProcess;
 use crate::wire::PAGE_SIZE;
 
 /// `f_type` of a file system of huge pages, see statfs(2).
@@ -36,6 +37,16 @@ pub enum Backing {
     /// the host does not have, ends this process. Cloud Hypervisor, whose memory cannot be
     /// sealed, needs this.
     Any,
+    /// As [`Backing::Sealed`], and also memory of the client's own process, wherever it has some:
+    /// a range without a descriptor is that, and its offset the address in the process. Such
+    /// ranges need not be whole pages.
+    ///
+    /// For programs of the user's own, never for guests: the client must run as this process's
+    /// user, this process must be allowed to debug it, and a client can make an engine wait for
+    /// the kernel to bring pages of it. A word of it is written as one, and atomic commands are
+    /// atomic to whatever else the devices of this process do, but not to the client's own
+    /// instructions.
+    Process,
 }
 
 /// How much a client may map.
@@ -78,6 +89,8 @@ pub struct ClientMemory {
     ranges: RwLock<BTreeMap<u64, Range>>,
     transfers: Epochs,
     files: Mutex<HashMap<FileId, Weak<MmapRegion<()>>>>,
+    /// The client's, with [`Backing::Process`].
+    process: Mutex<Option<Arc<ClientProcess>>>,
 }
 
 struct Range {
@@ -86,11 +99,36 @@ struct Range {
     place: Option<Place>,
 }
 
-/// Where a range begins in a file.
+/// Where a range begins.
 #[derive(Clone)]
-struct Place {
-    file: Arc<MmapRegion<()>>,
-    offset: usize,
+enum Place {
+    /// In a file, this many bytes in.
+    File(Arc<MmapRegion<()>>, usize),
+    /// In the client's process, at this address.
+    Process(Arc<ClientProcess>, usize),
+}
+
+impl Place {
+    /// The place that is `skip` bytes further on.
+    fn skip(&self, skip: usize) -> Self {
+        match self {
+            Self::File(file, offset) => Self::File(Arc::clone(file), offset + skip),
+            Self::Process(process, address) => Self::Process(Arc::clone(process), address + skip),
+        }
+    }
+
+    /// Whether `next` is where this one is after `size` bytes.
+    fn goes_on_in(&self, next: &Self, size: u64) -> bool {
+        match (self, next) {
+            (Self::File(a, at), Self::File(b, next)) => {
+                Arc::ptr_eq(a, b) && *at as u64 + size == *next as u64
+            }
+            (Self::Process(a, at), Self::Process(b, next)) => {
+                Arc::ptr_eq(a, b) && *at as u64 + size == *next as u64
+            }
+            _ => false,
+        }
+    }
 }
 
 /// What a client lets the device do to a range.
@@ -111,15 +149,8 @@ type FileId = (u64, u64, bool);
 
 /// A part of a range that a transfer uses.
 struct Piece {
-    file: Arc<MmapRegion<()>>,
-    offset: usize,
+    place: Place,
     len: usize,
-}
-
-impl Piece {
-    fn slice(&self) -> Option<VolatileSlice<'_>> {
-        self.file.get_slice(self.offset, self.len).ok()
-    }
 }
 
 /// What a client asks to be mapped.
@@ -134,10 +165,7 @@ pub(crate) struct MapRequest {
 impl Range {
     /// The part of a range that begins `skip` bytes in; its file has that many.
     fn rest(&self, skip: u64) -> Self {
-        let place = self.place.as_ref().map(|place| Place {
-            file: Arc::clone(&place.file),
-            offset: place.offset + skip as usize,
-        });
+        let place = self.place.as_ref().map(|place| place.skip(skip as usize));
         Self { last: self.last, rights: self.rights, place }
     }
 
@@ -146,9 +174,7 @@ impl Range {
     fn goes_on_in(&self, next: &Self, size: u64) -> bool {
         self.rights == next.rights
             && match (&self.place, &next.place) {
-                (Some(a), Some(b)) => {
-                    Arc::ptr_eq(&a.file, &b.file) && a.offset as u64 + size == b.offset as u64
-                }
+                (Some(a), Some(b)) => a.goes_on_in(b, size),
                 (None, None) => true,
                 _ => false,
             }
@@ -164,7 +190,22 @@ impl ClientMemory {
             ranges: RwLock::new(BTreeMap::new()),
             transfers: Epochs::new(),
             files: Mutex::new(HashMap::new()),
+            process: Mutex::new(None),
         }
+    }
+
+    /// What a client's memory may be made of.
+    pub(crate) fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// From now on ranges without a descriptor are memory of this process; `None`: not any more.
+    pub(crate) fn set_process(&self, process: Option<Arc<ClientProcess>>) {
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
+    }
+
+    fn process(&self) -> Option<Arc<ClientProcess>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How much a client may map.
@@ -192,13 +233,18 @@ impl ClientMemory {
     /// Maps a range; without a file the device finds nothing there.
     pub(crate) fn map(&self, request: MapRequest, file: Option<OwnedFd>) -> Result<(), Errno> {
         let MapRequest { address, size, offset, rights } = request;
-        if !is_aligned(address | size | offset) {
+        let process = if file.is_none() { self.process() } else { None };
+        if process.is_none() && !is_aligned(address | size | offset) {
             return Err(Errno::INVAL);
         }
         let last = last_of(address, size)?;
         // Refused before anything is mapped for it, and again when it is entered.
         check_free(&self.read_ranges(), address, last)?;
-        let place = file.map(|file| self.map_file(file, request)).transpose()?;
+        let place = match (file, process) {
+            (Some(file), _) => Some(self.map_file(file, request)?),
+            (None, Some(process)) => Some(map_process(process, request)?),
+            (None, None) => None,
+        };
         let mut range = Range { last, rights, place };
         let mut ranges = self.write_ranges();
         check_free(&ranges, address, last)?;
@@ -234,9 +280,9 @@ impl ClientMemory {
         let mut files = self.lock_files();
         let known = files.get(&id).and_then(Weak::upgrade).filter(|region| end <= region.size());
         if let Some(file) = known {
-            return may_write(request.rights, writable).map(|()| Place { file, offset });
+            return may_write(request.rights, writable).map(|()| Place::File(file, offset));
         }
-        if self.backing == Backing::Sealed {
+        if self.backing != Backing::Any {
             check_sealed(&file)?;
         }
         may_write(request.rights, writable)?;
@@ -260,7 +306,7 @@ impl ClientMemory {
                 .map_err(errno_of)?;
         let region = Arc::new(region);
         files.insert(id, Arc::downgrade(&region));
-        Ok(Place { file: region, offset })
+        Ok(Place::File(region, offset))
     }
 
     /// Takes away what is mapped of `size` bytes from `address`; returns how many bytes that
@@ -274,7 +320,8 @@ impl ClientMemory {
             last if last >= u64::MAX - PAGE_SIZE => u64::MAX,
             last => last,
         };
-        if !is_aligned(address) || !is_aligned(last.wrapping_add(1)) {
+        let pages = is_aligned(address) && is_aligned(last.wrapping_add(1));
+        if !pages && self.backing != Backing::Process {
             return Err(Errno::INVAL);
         }
         let mut unmapped = 0;
@@ -388,18 +435,27 @@ impl DmaMemory for ClientMemory {
         let _transfer = Transfer::begin(&self.transfers);
         let mut pieces = SmallVec::<[Piece; 2]>::new();
         self.walk(addr, len, access, |place, offset, len| {
-            let (file, offset) = (&place.file, place.offset + offset);
+            let place = place.skip(offset);
             match pieces.last_mut() {
-                Some(last) if Arc::ptr_eq(&last.file, file) && last.offset + last.len == offset => {
-                    last.len += len;
-                }
-                _ => pieces.push(Piece { file: Arc::clone(file), offset, len }),
+                Some(last) if last.place.goes_on_in(&place, last.len as u64) => last.len += len,
+                _ => pieces.push(Piece { place, len }),
             }
         })?;
+        let error = DmaError { addr, len };
+        let files = pieces.iter().filter_map(|piece| match &piece.place {
+            Place::File(file, offset) => Some(file.get_slice(*offset, piece.len)),
+            Place::Process(..) => None,
+        });
         let slices: SmallVec<[VolatileSlice<'_>; 2]> =
-            pieces.iter().map(Piece::slice).collect::<Option<_>>().ok_or(DmaError { addr, len })?;
-        for slice in slices {
-            f(slice);
+            files.collect::<Result<_, _>>().map_err(|_| error)?;
+        let mut slices = slices.into_iter();
+        for piece in &pieces {
+            match &piece.place {
+                Place::File(..) => slices.next().into_iter().for_each(&mut *f),
+                Place::Process(process, address) => {
+                    process.access(*address as u64, piece.len, access, f).map_err(|_| error)?
+                }
+            }
         }
         Ok(())
     }
@@ -421,6 +477,13 @@ impl Drop for Transfer<'_> {
     fn drop(&mut self) {
         self.transfers.leave(self.generation);
     }
+}
+
+fn map_process(process: Arc<ClientProcess>, request: MapRequest) -> Result<Place, Errno> {
+    last_of(request.offset, request.size)?;
+    let address = usize::try_from(request.offset).map_err(|_| Errno::INVAL)?;
+    process.check(request.offset, request.size)?;
+    Ok(Place::Process(process, address))
 }
 
 fn may_write(rights: Rights, writable: bool) -> Result<(), Errno> {

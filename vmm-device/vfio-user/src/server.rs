@@ -21,8 +21,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::channel::{Channel, ChannelError, Message};
 use crate::irq::{Vectors, check_eventfd};
-use crate::memory::{ClientMemory, MapRequest, Rights};
+use crate::memory::{Backing, ClientMemory, MapRequest, Rights};
 use crate::pages::ClientPages;
+use crate::process::ClientProcess;
 use crate::sent::{SentFd, set_back};
 use crate::wire::{
     Fields, HEADER_SIZE, MAX_DATA, MAX_FDS, MAX_MAPS_TOLD, MAX_SENT_FDS, PAGE_SIZE, VERSION,
@@ -48,6 +49,10 @@ pub enum Error {
     /// There is no memory for the pages that the client is to map.
     #[error("making pages for a client: {0}")]
     Pages(io::Error),
+    /// The client's process cannot be told, or is another user's, and [`Backing::Process`] wants
+    /// to reach its memory.
+    #[error("the client's process cannot be reached: {0}")]
+    Process(Errno),
     /// A client's messages could not be followed any more.
     #[error(transparent)]
     Channel(#[from] ChannelError),
@@ -160,8 +165,15 @@ impl Server {
             }
             sockets.client = Some(client.try_clone().map_err(Error::Duplicate)?);
         }
+        let process = match self.memory.backing() {
+            Backing::Process => Some(ClientProcess::of_peer(&client).map_err(Error::Process)?),
+            Backing::Sealed | Backing::Any => None,
+        };
+        let process = process.map(Arc::new);
+        self.memory.set_process(process.clone());
         let session = Session {
             server: self,
+            process,
             channel: Channel::new(client),
             reply: Vec::new(),
             fds: Vec::new(),
@@ -193,6 +205,7 @@ impl Server {
         // In this order: a device that was reset does not touch memory.
         self.node.reset();
         self.memory.clear();
+        self.memory.set_process(None);
         self.node.renew_doorbell_events();
         if let Some(table) = self.node.endpoint().msix() {
             self.vectors.clear(table);
@@ -359,6 +372,8 @@ impl DoorbellBackend for RungByClient {
 /// One client.
 struct Session<'a> {
     server: &'a Server,
+    /// Where ranges without a descriptor are memory of.
+    process: Option<Arc<ClientProcess>>,
     channel: Channel,
     /// The reply under construction, and the descriptors that go with it.
     reply: Vec<u8>,
@@ -378,7 +393,9 @@ impl Session<'_> {
         if !self.negotiate()? {
             return Ok(());
         }
-        while let Some(Message { header, fds }) = self.channel.receive()? {
+        while self.lives()
+            && let Some(Message { header, fds }) = self.channel.receive()?
+        {
             self.start_reply();
             let result = fds.and_then(|fds| self.execute(header.command, fds));
             if let Err(errno) = result {
@@ -388,6 +405,13 @@ impl Session<'_> {
             self.channel.reply(header, &mut self.reply, result, &fds)?;
         }
         Ok(())
+    }
+
+    /// Waits for a message; returns false if there will be none, as the client's process is no
+    /// more.
+    fn lives(&self) -> bool {
+        let Some(process) = &self.process else { return true };
+        process.wait(self.channel.socket()).unwrap_or(false)
     }
 
     fn start_reply(&mut self) {

@@ -103,6 +103,7 @@ pub(crate) struct Header {
     /// Bytes of the message with its header.
     pub(crate) size: u32,
     flags: u32,
+    errno: u32,
 }
 
 impl Header {
@@ -115,7 +116,33 @@ impl Header {
             command: u16::from_ne_bytes([bytes[2], bytes[3]]),
             size: word(4),
             flags: word(8),
+            errno: word(12),
         }
+    }
+
+    /// A command with this many bytes behind its header.
+    pub(crate) fn command(
+        id: u16,
+        command: u16,
+        body: usize,
+        wants_reply: bool,
+    ) -> [u8; HEADER_SIZE] {
+        let mut bytes = [0; HEADER_SIZE];
+        let flags = if wants_reply { 0 } else { NO_REPLY };
+        bytes[..2].copy_from_slice(&id.to_ne_bytes());
+        bytes[2..4].copy_from_slice(&command.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&((HEADER_SIZE + body) as u32).to_ne_bytes());
+        bytes[8..12].copy_from_slice(&flags.to_ne_bytes());
+        bytes
+    }
+
+    /// How a command ended that this is the answer to; `None` if it is none.
+    pub(crate) fn outcome(self) -> Option<Result<(), Errno>> {
+        if self.flags & TYPE != REPLY {
+            return None;
+        }
+        let errno = || Errno::from_raw_os_error(self.errno.clamp(1, 4095) as i32);
+        Some(if self.flags & ERROR == 0 { Ok(()) } else { Err(errno()) })
     }
 
     pub(crate) fn is_command(self) -> bool {

@@ -1,6 +1,7 @@
 //! Who gives the process its device: chosen by environment variables, which the manual lists.
 
 mod inproc;
+mod local;
 mod vfio;
 
 use std::env;
@@ -75,6 +76,8 @@ impl Provider for AnyProvider {
 pub(crate) enum Backend {
     /// A machine in this process.
     InProcess(inproc::InProcess),
+    /// A node in another process of this host.
+    Served(local::Served),
     /// A device of this computer's, by VFIO.
     Vfio(vfio::Vfio),
 }
@@ -84,7 +87,7 @@ impl Backend {
     pub(crate) fn processes(&self) -> usize {
         match self {
             Self::InProcess(machine) => machine.processes(),
-            Self::Vfio(_) => 1,
+            Self::Served(_) | Self::Vfio(_) => 1,
         }
     }
 
@@ -92,6 +95,7 @@ impl Backend {
     pub(crate) fn process(&self, index: usize) -> Result<Process, Error> {
         let (provider, place) = match self {
             Self::InProcess(machine) => machine.process(index)?,
+            Self::Served(node) => node.process()?,
             Self::Vfio(device) => device.process()?,
         };
         Ok(Context::new(Arc::new(provider), place))
@@ -102,11 +106,12 @@ impl Backend {
 pub(crate) fn choose() -> Result<Backend, Error> {
     match env::var("TOFU_PROVIDER").as_deref() {
         Ok("inproc") => inproc::InProcess::new().map(Backend::InProcess),
+        Ok("local") => local::Served::open().map(Backend::Served),
         Ok("vfio") => vfio::Vfio::open().map(Backend::Vfio),
         // A program in a guest finds its device by itself.
         Err(env::VarError::NotPresent) => vfio::Vfio::open().map(Backend::Vfio),
         _ => {
-            let hint = "the environment variable is not `inproc` or `vfio`";
+            let hint = "the environment variable is not `inproc`, `local` or `vfio`";
             Err(Error::new(Code::NotAvailable, "TOFU_PROVIDER", hint))
         }
     }

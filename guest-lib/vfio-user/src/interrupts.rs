@@ -1,0 +1,46 @@
+//! Interrupts: eventfds that the server signals.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use tofu_driver::IrqError;
+use tofu_vfio_user::Client;
+
+/// The vectors that are in use.
+#[derive(Debug, Default)]
+pub(crate) struct Interrupts(Mutex<HashMap<u16, Arc<OwnedFd>>>);
+
+impl Interrupts {
+    /// Has the server signal a vector.
+    pub(crate) fn enable(&self, client: &Client, vector: u16) -> Result<(), IrqError> {
+        let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if events.contains_key(&vector) {
+            return Ok(());
+        }
+        let error = IrqError { vector };
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event = eventfd(0, flags).map_err(|_| error)?;
+        client.bind_vector(vector, event.as_fd()).map_err(|_| error)?;
+        events.insert(vector, Arc::new(event));
+        Ok(())
+    }
+
+    /// Waits until a vector has fired since the last time that it was found to have; false after
+    /// `timeout_ns` nanoseconds, or if it is not enabled.
+    pub(crate) fn wait(&self, vector: u16, timeout_ns: u64) -> bool {
+        const SECOND: u64 = 1_000_000_000;
+        let events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(event) = events.get(&vector).cloned() else { return false };
+        drop(events);
+        let timeout = Timespec {
+            tv_sec: (timeout_ns / SECOND) as i64,
+            tv_nsec: (timeout_ns % SECOND) as i64,
+        };
+        let mut ready = [PollFd::new(&event, PollFlags::IN)];
+        // An error, such as a signal, is nothing that has fired; who waits looks at the time.
+        let fired = poll(&mut ready, Some(&timeout)).is_ok_and(|ready| ready > 0);
+        fired && rustix::io::read(&event, &mut [0; 8]).is_ok()
+    }
+}

@@ -1,0 +1,315 @@
+//! The platform: one device, attached.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
+use thiserror::Error;
+use tofu_abi::pci::REGISTER_BAR;
+use tofu_abi::table::IPA_BITS;
+use tofu_driver::{DmaError, IrqError, Platform};
+use tofu_inproc::{Arena, Buffer};
+use tofu_pci::regs;
+use tofu_vfio::FreeList;
+use tofu_vfio_user::{Client, ClientError, MappedPages};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
+
+use crate::interrupts::Interrupts;
+
+/// Region of configuration space, as VFIO numbers them.
+const CONFIG_REGION: u32 = 7;
+/// Queues and tables start here, so that address 0 is no memory.
+const QUEUE_BASE: u64 = 0x1_0000;
+/// Bytes for queues and tables. Only what is used takes memory.
+const QUEUE_MEMORY: usize = 512 << 20;
+/// Lent memory has addresses from here on.
+const LENT_BASE: u64 = 1 << 38;
+/// Loans do not share pieces of this size, so that a steering tag never reaches another loan.
+const GRANULE: u64 = 1 << 16;
+
+/// Why there is no device.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// Nobody listens there, or may not be talked to.
+    #[error("{socket}: {source}")]
+    Socket {
+        /// The socket.
+        socket: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The server does not do what it should.
+    #[error(transparent)]
+    Server(#[from] ClientError),
+    /// There is no memory for queues and tables.
+    #[error("memory of the device's queues: {0}")]
+    Memory(io::Error),
+}
+
+/// Why the device cannot be lent memory.
+#[derive(Debug, Error)]
+pub enum LoanError {
+    /// The device has no addresses for so much.
+    #[error("the device has no addresses left for {0} bytes")]
+    NoAddresses(u64),
+    /// The process has no memory there, or may not read it.
+    #[error("there is no memory to be read")]
+    NoMemory,
+    /// The host does not let the server reach this process's memory.
+    #[error("the device's server may not reach this process's memory")]
+    NotAllowed,
+    /// The server refuses otherwise, or is gone.
+    #[error(transparent)]
+    Server(ClientError),
+}
+
+impl From<ClientError> for LoanError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Refused(Errno::FAULT) => Self::NoMemory,
+            ClientError::Refused(Errno::PERM) => Self::NotAllowed,
+            error => Self::Server(error),
+        }
+    }
+}
+
+/// A Tofu device that another process serves at a socket.
+///
+/// This process has it for itself. When it and all memory that came from it are dropped, or the
+/// process ends, the device is reset.
+pub struct SocketPlatform {
+    client: Arc<Client>,
+    lent: Arc<Lent>,
+    queues: Arena,
+    pages: Option<Pages>,
+    bells: HashMap<u64, OwnedFd>,
+    interrupts: Interrupts,
+    start: Instant,
+}
+
+impl fmt::Debug for SocketPlatform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SocketPlatform").field("client", &self.client).finish_non_exhaustive()
+    }
+}
+
+impl SocketPlatform {
+    /// Attaches the device that is served at `socket`: a path, or the name of an abstract socket
+    /// behind an `@`.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConnectError`].
+    pub fn connect(socket: &str) -> Result<Self, ConnectError> {
+        let error = |source| ConnectError::Socket { socket: socket.to_owned(), source };
+        let address = match socket.strip_prefix('@') {
+            Some(name) => SocketAddr::from_abstract_name(name),
+            None => SocketAddr::from_pathname(socket),
+        };
+        let stream = address.and_then(|address| UnixStream::connect_addr(&address));
+        Self::attach(stream.map_err(error)?)
+    }
+
+    /// Attaches the device that is served at the other end of `socket`.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConnectError`].
+    pub fn attach(socket: UnixStream) -> Result<Self, ConnectError> {
+        let client = Arc::new(Client::new(socket)?);
+        let queues = queue_memory(&client)?;
+        let pages = client.mapped_pages()?.map(Pages::map).transpose();
+        let pages = pages.map_err(ConnectError::Memory)?;
+        let bells = match &pages {
+            Some(_) => Vec::new(),
+            None => client.doorbells()?,
+        };
+        let bells = bells.into_iter().map(|bell| (bell.offset, bell.event)).collect();
+        let mut free = FreeList::default();
+        free.give(LENT_BASE, (1 << IPA_BITS) - LENT_BASE);
+        let platform = Self {
+            lent: Arc::new(Lent { client: Arc::clone(&client), free: Mutex::new(free) }),
+            client,
+            queues,
+            pages,
+            bells,
+            interrupts: Interrupts::default(),
+            start: Instant::now(),
+        };
+        let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
+        let at = regs::COMMAND.into();
+        platform.client.region_write(CONFIG_REGION, at, &command.to_le_bytes())?;
+        Ok(platform)
+    }
+
+    /// Lends the device `len` bytes of this process's memory at `address`, until the result is
+    /// dropped: for reading, and for writing if it is `writable`. The server must be one that
+    /// reaches into its clients' processes.
+    ///
+    /// If the memory is unmapped meanwhile, the device finds none.
+    ///
+    /// # Errors
+    ///
+    /// See [`LoanError`].
+    pub fn lend(&self, address: usize, len: usize, writable: bool) -> Result<Loan, LoanError> {
+        let full = LoanError::NoAddresses(len as u64);
+        let phase = address as u64 % GRANULE;
+        let size = (len as u64).checked_add(phase);
+        let Some(size) = size.and_then(|size| size.checked_next_multiple_of(GRANULE)) else {
+            return Err(full);
+        };
+        let granule = self.lent.free().take(size, GRANULE, 0).ok_or(full)?;
+        let mut loan = Loan {
+            lent: Arc::clone(&self.lent),
+            granule: (granule, size),
+            address: granule + phase,
+            len: 0,
+        };
+        self.client.map(loan.address, len as u64, address as u64, writable, None)?;
+        loan.len = len as u64;
+        Ok(loan)
+    }
+}
+
+/// Memory that the device is lent.
+struct Lent {
+    client: Arc<Client>,
+    free: Mutex<FreeList>,
+}
+
+impl Lent {
+    fn free(&self) -> MutexGuard<'_, FreeList> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Memory of this process that the device reaches until this is dropped.
+pub struct Loan {
+    lent: Arc<Lent>,
+    /// What it has of the device's addresses: the first, and how many.
+    granule: (u64, u64),
+    address: u64,
+    /// Bytes, 0 if it is not mapped yet.
+    len: u64,
+}
+
+impl Loan {
+    /// Address of the first byte for the device. It has the same place in its 64 KiB as the
+    /// address in this process, and nothing else is lent in front of it there.
+    pub fn device_addr(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        if self.len > 0 && self.lent.client.unmap(self.address, self.len).is_err() {
+            // The server is gone, or has it mapped still: the addresses are not used again.
+            return;
+        }
+        self.lent.free().give(self.granule.0, self.granule.1);
+    }
+}
+
+/// Makes memory for queues and tables that the server maps too.
+fn queue_memory(client: &Client) -> Result<Arena, ConnectError> {
+    let make = || {
+        let file = memfd_create("tofu-queues", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, QUEUE_MEMORY as u64)?;
+        let start = FileOffset::new(File::from(file.try_clone()?), 0);
+        let region = (GuestAddress(QUEUE_BASE), QUEUE_MEMORY, Some(start));
+        let memory = GuestMemoryMmap::from_ranges_with_files([region]).map_err(io::Error::other)?;
+        io::Result::Ok((file, memory))
+    };
+    let (file, memory) = make().map_err(ConnectError::Memory)?;
+    client.map(QUEUE_BASE, QUEUE_MEMORY as u64, 0, true, Some(file.as_fd()))?;
+    Ok(Arena::new(memory).expect("the memory has a region"))
+}
+
+/// Registers that are mapped.
+struct Pages {
+    region: MmapRegion,
+    /// Offset and size, in the order of offsets.
+    areas: Vec<(u64, u64)>,
+}
+
+impl Pages {
+    fn map(pages: MappedPages) -> io::Result<Self> {
+        let MappedPages { file, mut areas } = pages;
+        areas.sort_unstable();
+        let end = areas.last().map_or(0, |(first, size)| first.saturating_add(*size));
+        let size = usize::try_from(end).map_err(io::Error::other)?;
+        let start = FileOffset::new(File::from(file), 0);
+        let region = MmapRegion::from_file(start, size).map_err(io::Error::other)?;
+        Ok(Self { region, areas })
+    }
+
+    /// The register at an offset, if it is mapped.
+    fn register(&self, offset: u64) -> Option<&AtomicU64> {
+        let after = self.areas.partition_point(|(first, _)| *first <= offset);
+        let (first, size) = self.areas.get(after.checked_sub(1)?)?;
+        if offset - first + 8 > *size {
+            return None;
+        }
+        self.region.get_atomic_ref(offset as usize).ok()
+    }
+}
+
+impl Platform for SocketPlatform {
+    type Dma = Buffer;
+
+    fn bar0_read64(&self, offset: u64) -> u64 {
+        if let Some(register) = self.pages.as_ref().and_then(|pages| pages.register(offset)) {
+            return u64::from_le(register.load(Ordering::Acquire));
+        }
+        let mut bytes = [0; 8];
+        // As on a bus when the device has gone.
+        match self.client.region_read(REGISTER_BAR.into(), offset, &mut bytes) {
+            Ok(()) => u64::from_le_bytes(bytes),
+            Err(_) => u64::MAX,
+        }
+    }
+
+    fn bar0_write64(&self, offset: u64, value: u64) {
+        if let Some(register) = self.pages.as_ref().and_then(|pages| pages.register(offset)) {
+            register.store(value.to_le(), Ordering::Release);
+        } else if let Some(bell) = self.bells.get(&offset) {
+            // A full counter rings already.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        } else {
+            // Lost if the server is gone, as on a bus.
+            let bytes = value.to_le_bytes();
+            let _ = self.client.region_write(REGISTER_BAR.into(), offset, &bytes);
+        }
+    }
+
+    fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
+        self.queues.alloc(size, align)
+    }
+
+    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
+        self.interrupts.enable(&self.client, vector)
+    }
+
+    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
+        self.interrupts.wait(vector, timeout_ns)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    fn relax(&self) {
+        // The device may be waiting for this processor.
+        std::thread::yield_now();
+    }
+}
