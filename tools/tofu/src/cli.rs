@@ -8,6 +8,7 @@ use tofu_fabric::Shape;
 
 use crate::map::MapArgs;
 use crate::run::RunArgs;
+use crate::sdk::SdkArgs;
 use crate::units::{
     Cpus, Doorbell, Engines, GuestArgs, ImageName, MachineName, MemorySize, Timeout,
 };
@@ -40,6 +41,7 @@ cannot run this; 130 interrupted. `tofu exec` returns that of the program.";
 pub(crate) enum Command {
     Up(Box<UpArgs>),
     Run(Box<RunArgs>),
+    Sdk(SdkArgs),
     Serve(ServeArgs),
     Ps(PsArgs),
     Exec(ExecArgs),

@@ -22,6 +22,7 @@ mod plan;
 mod run;
 mod rundir;
 mod runner;
+mod sdk;
 mod serve;
 mod served;
 mod signals;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Guest(command) => guest_cmd::run(command),
         Command::Run(args) => run::run(args),
+        Command::Sdk(args) => sdk::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Ps(args) => client::ps::run(args),
         Command::Exec(args) => client::exec::run(args),

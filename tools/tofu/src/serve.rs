@@ -53,7 +53,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(args.engines.or(file.engines), cores);
     let machine = runner::machine(&network, Doorbells::Trapped, engines, &confinement)?;
-    let registry = Arc::new(Registry::new(shape, sender));
+    let registry = Arc::new(Registry::new(&network, sender));
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
     let mut served = Vec::new();
     for (at, socket) in shape.iter().zip(&sockets) {

@@ -223,7 +223,7 @@ impl Lab {
         let dir = RunDir::create(None)?;
         let janitor = Janitor::start(dir.path(), &[])?;
         let (sender, _events) = mpsc::channel();
-        let registry = Arc::new(Registry::new(plan.network.shape, sender.clone()));
+        let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
         control::serve(&dir.control(), &registry)?;
         let kvm = kvm_runs_linux(tofu_vmm::probe().linux());
         let processors = if kvm { "KVM" } else { "emulated processors" };

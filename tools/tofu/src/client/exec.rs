@@ -66,7 +66,8 @@ impl Remote {
         Ok(Self { out, input, credit: Arc::new(Credit::new(WINDOW)) })
     }
 
-    fn say(&self, what: ToProgram) -> anyhow::Result<()> {
+    /// Tells it something.
+    pub(crate) fn say(&self, what: ToProgram) -> anyhow::Result<()> {
         let frame = encode(&Request::To(what))?;
         let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
         out.write_all(&frame).context("the machine has ended")
@@ -178,7 +179,7 @@ fn run_on_all(args: &ExecArgs, exec: &Exec) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-fn is_linux(node: &NodeInfo) -> bool {
+pub(crate) fn is_linux(node: &NodeInfo) -> bool {
     matches!(node.state.as_str(), "ready" | "booting" | "waiting" | "off")
 }
 

@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
+use tofu_abi::Coords;
 use tofu_agent::wire::{Exec, FrameReader, FromProgram, ToProgram, encode};
-use tofu_fabric::NodeId;
+use tofu_fabric::{Axis, NodeId, Port};
 
 use super::agent::Handle;
 use super::machine::Registry;
@@ -56,6 +57,10 @@ pub(crate) struct MachineInfo {
     /// Process that runs it.
     pub(crate) pid: u32,
     pub(crate) shape: String,
+    /// Which of X, Y and Z wrap round.
+    pub(crate) torus: [bool; 3],
+    /// The ends of links that started down.
+    pub(crate) links_down: Vec<[[u8; 6]; 2]>,
     /// Since it was started.
     pub(crate) seconds: f64,
 }
@@ -158,9 +163,15 @@ fn find(registry: &Registry, id: u32) -> anyhow::Result<&Arc<LinuxNode>> {
 }
 
 fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
+    let shape = &registry.network.shape;
+    let ends = |(at, port): &(Coords, Port)| {
+        Some([at.to_array(), shape.neighbor(*at, *port)?.to_array()])
+    };
     let machine = MachineInfo {
         pid: std::process::id(),
-        shape: registry.shape.to_string(),
+        shape: shape.to_string(),
+        torus: [Axis::X, Axis::Y, Axis::Z].map(|axis| shape.wraps(axis)),
+        links_down: registry.network.links_down.iter().filter_map(ends).collect(),
         seconds: registry.started.elapsed().as_secs_f64(),
     };
     say(client, &Reply::Machine(machine))?;
@@ -182,7 +193,7 @@ fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
         .collect();
     let others: Vec<_> = registry.others().iter().map(|(id, state)| (*id, *state)).collect();
     for (id, state) in others {
-        let Some(at) = registry.shape.coords(id) else { continue };
+        let Some(at) = shape.coords(id) else { continue };
         nodes.push(NodeInfo {
             index: id.0,
             at: at.to_array(),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
-use tofu_fabric::{NodeId, Shape};
+use tofu_fabric::NodeId;
 use tofu_machine::Machine;
 use tofu_vfio_user::Backing;
 use tofu_vmm::Hypervisor;
@@ -22,7 +22,7 @@ use super::node::{Common, LinuxNode};
 use super::own::{LatestMemory, Own};
 use super::qemu::Setup;
 use crate::confine::Confinement;
-use crate::plan::{LinuxPlan, Plan};
+use crate::plan::{LinuxPlan, Network, Plan};
 use crate::rundir::node_file;
 use crate::runner::{self, Event};
 use crate::served::Served;
@@ -49,7 +49,7 @@ pub(crate) struct Host {
 /// What is known about a machine outside of the thread that runs it: by those who serve `tofu ps`
 /// and the like.
 pub(crate) struct Registry {
-    pub(crate) shape: Shape,
+    pub(crate) network: Network,
     pub(crate) started: Instant,
     pub(crate) events: Sender<Event>,
     linux: OnceLock<Vec<Arc<LinuxNode>>>,
@@ -59,9 +59,9 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    pub(crate) fn new(shape: Shape, events: Sender<Event>) -> Self {
+    pub(crate) fn new(network: &Network, events: Sender<Event>) -> Self {
         Self {
-            shape,
+            network: network.clone(),
             started: Instant::now(),
             events,
             linux: OnceLock::new(),

@@ -71,7 +71,7 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
     };
     let dir = RunDir::create(args.linux.name.as_ref())?;
     let janitor = Janitor::start(dir.path(), &[])?;
-    let registry = Arc::new(Registry::new(plan.network.shape, sender.clone()));
+    let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
     control::serve(&dir.control(), &registry)?;
     let confinement = Confinement::of_programs(&[dir.base()], args.sandbox.off)?;
     let host = Host {

@@ -3,13 +3,16 @@
 //! What both have in common is in [`job`]: ranks' output, input and ends. A rank is whatever can
 //! be told and listened to as [`job::Rank`] says.
 
+mod bundle;
 pub(crate) mod job;
 mod local;
+mod machine;
+mod nodes;
+pub(crate) mod place;
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use anyhow::bail;
 use clap::Parser;
 use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
@@ -149,5 +152,5 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     if args.local {
         return local::run(args);
     }
-    bail!("tofu run: not built yet")
+    nodes::run(args)
 }

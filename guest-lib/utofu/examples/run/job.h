@@ -1,0 +1,91 @@
+/*
+ * A process of a job that `tofu run` has started: its rank, and the VCQ IDs of all others. No
+ * message is needed to learn these: jTofu knows the nodes, and a VCQ with a component ID has an ID
+ * that can be computed.
+ */
+#ifndef JOB_H
+#define JOB_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <jtofu.h>
+#include <utofu.h>
+
+extern void utofu_get_last_error(char *msg);
+
+/* Ends the process with the library's own words. */
+#define OK(call)                                               \
+    do {                                                       \
+        if ((call) != UTOFU_SUCCESS) {                         \
+            char text_[1024];                                  \
+            utofu_get_last_error(text_);                       \
+            fprintf(stderr, "%s\n", text_);                    \
+            exit(1);                                           \
+        }                                                      \
+    } while (0)
+
+#define JOB 1
+#define COMPONENT 7
+
+static inline int job_number(const char *name)
+{
+    const char *text = getenv(name);
+    if (text == NULL) {
+        fprintf(stderr, "%s is not set: start this program with tofu run\n", name);
+        exit(1);
+    }
+    return atoi(text);
+}
+
+static inline int job_rank(void)
+{
+    return job_number("TOFU_RANK");
+}
+
+static inline int job_size(void)
+{
+    return job_number("TOFU_SIZE");
+}
+
+/* Before anything else of jTofu. */
+static inline void job_start(void)
+{
+    void *map;
+    size_t length;
+    unsigned processes;
+    if (jtofu_create_mapinfo_by_envvars(&map, &length, &processes) != JTOFU_SUCCESS ||
+        jtofu_initialize(JOB, job_rank(), map) != JTOFU_SUCCESS) {
+        fprintf(stderr, "there is no map of the job\n");
+        exit(1);
+    }
+    free(map);
+}
+
+/* The control queue of a rank depends on how many share its node, and which of them it is. */
+static inline utofu_cq_id_t job_cq(int rank)
+{
+    static const utofu_cq_id_t first[4][4] = {{0}, {0, 6}, {0, 4, 8}, {0, 2, 5, 8}};
+    int per_node = job_number("TOFU_PPN");
+    if (per_node > 4) {
+        fprintf(stderr, "this program is for up to 4 ranks on a node\n");
+        exit(1);
+    }
+    return first[per_node - 1][rank % per_node];
+}
+
+/* The VCQ ID of a rank whose VCQ has this component ID on this TNI. */
+static inline utofu_vcq_id_t job_peer(int rank, utofu_tni_id_t tni)
+{
+    union jtofu_phys_coords at;
+    utofu_vcq_id_t id;
+    if (jtofu_query_phys_coords(JOB, (jtofu_rank_t)rank, &at) != JTOFU_SUCCESS) {
+        fprintf(stderr, "rank %d: the map has no such rank\n", rank);
+        exit(1);
+    }
+    OK(utofu_construct_vcq_id(at.a, tni, job_cq(rank), COMPONENT, &id));
+    return id;
+}
+
+#endif

@@ -1,0 +1,245 @@
+//! The machine that a job runs on: one that is there, or one for the time of the run.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tofu_abi::Coords;
+use tofu_fabric::{Axis, Shape};
+use tofu_jtofu::System;
+
+use super::RunArgs;
+use super::job::Control;
+use super::place::Wanted;
+use crate::client::exec::is_linux;
+use crate::client::{find_machine, info};
+use crate::linux::control::{MachineInfo, NodeInfo};
+use crate::linux::janitor;
+use crate::rundir;
+use crate::units::MachineName;
+
+/// Names of machines that are there for one run, which no other run takes.
+const OWN: &str = "run-";
+/// How long a machine may take to boot, on a busy host.
+const BOOT: &str = "180s";
+/// How long it may take to end.
+const END: Duration = Duration::from_secs(20);
+/// How much memory a node has whose programs are MPI's, which are large.
+const MPI_MEMORY: &str = "512MiB";
+
+/// The image that is taken for MPI programs if none is named.
+const MPI_IMAGE: &str = "mpich";
+
+/// A machine with Linux nodes.
+pub(crate) struct Machine {
+    pub(crate) name: MachineName,
+    pub(crate) control: PathBuf,
+    /// Those that are ready.
+    pub(crate) nodes: Vec<NodeInfo>,
+    /// The machine as jobs see it: what has no Linux that is ready counts as failed.
+    pub(crate) usable: System,
+    /// The machine as programs are told of it.
+    pub(crate) system: System,
+    /// Its process, if it is there for this run only.
+    own: Option<Own>,
+}
+
+impl Machine {
+    /// Finds or starts a machine; `None` if the user has stopped it.
+    ///
+    /// # Errors
+    ///
+    /// If there is none that will do, or it does not start.
+    pub(crate) fn find(
+        args: &RunArgs,
+        wanted: Wanted,
+        control: &Control,
+    ) -> anyhow::Result<Option<Self>> {
+        // What a machine is to be made of says that one is to be made.
+        let made = args.shape.is_some() || args.image.is_some();
+        if args.machine.is_some() {
+            return Self::running(find_machine(args.machine.as_ref())?, None).map(Some);
+        }
+        let mut there = Vec::new();
+        for (name, socket) in rundir::machines()?.into_iter().filter(|_| !made) {
+            if name.as_str().starts_with(OWN) {
+                continue;
+            }
+            match info(&socket) {
+                Ok((_, nodes)) if nodes.iter().any(is_linux) => there.push((name, socket)),
+                Ok(_) => {}
+                Err(error) => log::debug!("machine {name}: {error:#}"),
+            }
+        }
+        match there.len() {
+            0 => {
+                let Some((own, name)) = Own::start(args, wanted, control)? else { return Ok(None) };
+                Self::running(find_machine(Some(&name))?, Some(own)).map(Some)
+            }
+            1 => Self::running(there.remove(0), None).map(Some),
+            _ => {
+                let names: Vec<_> = there.iter().map(|(name, _)| name.as_str()).collect();
+                bail!("several machines are running, choose with --machine: {}", names.join(", "))
+            }
+        }
+    }
+
+    fn running((name, control): (MachineName, PathBuf), own: Option<Own>) -> anyhow::Result<Self> {
+        let (machine, nodes) = info(&control).with_context(|| format!("machine {name}"))?;
+        let nodes: Vec<_> = nodes.into_iter().filter(|node| node.state == "ready").collect();
+        if nodes.is_empty() {
+            bail!("the machine {name} has no Linux node that is ready; `tofu ps` lists its nodes");
+        }
+        let (shape, system) = system(&machine).with_context(|| format!("machine {name}"))?;
+        let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
+        let others = shape.iter().filter(|at| !ready.contains(at));
+        let usable = system.clone().with_failed(others)?;
+        Ok(Self { name, control, nodes, usable, system, own })
+    }
+
+    /// The number of the node at these coordinates.
+    pub(crate) fn index(&self, at: Coords) -> anyhow::Result<u32> {
+        let node = self.nodes.iter().find(|node| node.at == at.to_array());
+        Ok(node.with_context(|| format!("there is no Linux node {at}"))?.index)
+    }
+
+    /// Ends it if it is there for this run only.
+    pub(crate) fn end(self) -> anyhow::Result<()> {
+        self.own.map_or(Ok(()), Own::end)
+    }
+}
+
+fn system(machine: &MachineInfo) -> anyhow::Result<(Shape, System)> {
+    let shape: Shape = machine.shape.parse()?;
+    let links = machine.links_down.iter().map(|ends| {
+        let [from, to] = ends.map(Coords::from_array);
+        (from, to)
+    });
+    let system = System::new(Axis::ALL.map(|axis| shape.len(axis)), machine.torus)?;
+    Ok((shape, system.with_links_down(links)?))
+}
+
+/// A process that runs a machine, and ends with this one.
+struct Own {
+    child: Child,
+}
+
+impl Own {
+    /// Starts a machine with enough nodes and waits until they are ready; `None` if the user has
+    /// stopped it.
+    fn start(
+        args: &RunArgs,
+        wanted: Wanted,
+        control: &Control,
+    ) -> anyhow::Result<Option<(Self, MachineName)>> {
+        let shape = match args.shape {
+            Some(shape) => shape.to_string(),
+            None => {
+                // The job's torus as the machine's: every map fits, and so does every torus.
+                let nodes = wanted.nodes()?;
+                let mut lens = [1; 6];
+                for (len, wanted) in lens.iter_mut().zip(nodes.lens()) {
+                    *len = u8::try_from(*wanted).unwrap_or(u8::MAX);
+                }
+                let shape = Shape::new(lens).ok().with_context(|| {
+                    format!("a machine cannot be made for {nodes}; name one with --shape")
+                })?;
+                shape.to_string()
+            }
+        };
+        let name: MachineName = format!("{OWN}{}", std::process::id())
+            .parse()
+            .map_err(|allowed| anyhow::anyhow!("a machine's name is {allowed}"))?;
+        let mut command = janitor::wrapped(0, Path::new("/proc/self/exe"))?;
+        command.args(["up", "--linux", "--json", "--shape", &shape, "--boot-timeout", BOOT]);
+        command.args(["--name", name.as_str()]);
+        let image = args.image.as_ref().map(|image| image.as_str().to_owned());
+        if let Some(image) = image.or_else(|| args.mpi.then(|| MPI_IMAGE.to_owned())) {
+            command.args(["--image", &image]);
+        }
+        if args.mpi {
+            command.args(["--net", "lan", "--memory", MPI_MEMORY]);
+        }
+        command.stdout(Stdio::piped());
+        let start = Instant::now();
+        let mut child = command.spawn().context("cannot start a process for the machine")?;
+        let stdout = child.stdout.take().context("no pipe")?;
+        // Dropping it from here on ends the machine.
+        let own = Self { child };
+        if !args.json {
+            eprintln!("tofu: starting a machine {shape} of Linux nodes for this run");
+        }
+        let ready = own.wait(stdout, control)?;
+        if !ready {
+            own.end()?;
+            return Ok(None);
+        }
+        if !args.json {
+            eprintln!("tofu: ready after {:.1} s", start.elapsed().as_secs_f64());
+        }
+        Ok(Some((own, name)))
+    }
+
+    /// Waits until all nodes are ready; false if the user has stopped it.
+    fn wait(&self, stdout: ChildStdout, control: &Control) -> anyhow::Result<bool> {
+        let (sender, lines) = std::sync::mpsc::channel();
+        let mut output = BufReader::new(stdout);
+        let reader = thread::Builder::new().name("machine".into());
+        let reading = reader.spawn(move || {
+            let mut line = String::new();
+            while let Ok(1..) = (&mut output).take(1 << 16).read_line(&mut line) {
+                if sender.send(std::mem::take(&mut line)).is_err() {
+                    break;
+                }
+            }
+            // What it says later is of no interest, but must be read.
+            let _ = std::io::copy(&mut output, &mut std::io::sink());
+        });
+        reading.context("no threads left")?;
+        loop {
+            if control.signal().is_some() {
+                return Ok(false);
+            }
+            match lines.recv_timeout(Duration::from_millis(50)) {
+                Ok(line) => {
+                    let event: Value = serde_json::from_str(&line).unwrap_or_default();
+                    if event["event"] == "ready" {
+                        return Ok(true);
+                    }
+                }
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
+                // It has said why on standard error.
+                Err(_) if control.signal().is_some() => return Ok(false),
+                Err(_) => bail!("the machine for this run did not start"),
+            }
+        }
+    }
+
+    fn end(mut self) -> anyhow::Result<()> {
+        // It may have ended by itself.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let until = Instant::now() + END;
+        while self.child.try_wait()?.is_none() {
+            if Instant::now() > until {
+                bail!("the machine of this run does not end");
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            // Its janitor tidies up after it.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
