@@ -36,6 +36,8 @@ pub mod topology;
 pub use cq::{Completion, Cq, CqConfig, CqException, Full, Notice, OpenError, WaitError};
 pub use device::{Device, DeviceError, IrqUnit, TimedOut, Tni};
 pub use order::{BadPiggyback, Order, Target};
-pub use packets::{PacketConfig, PacketError, PacketTarget, Packets, Received, SendError, Sent};
+pub use packets::{
+    Lost, PacketConfig, PacketError, PacketTarget, Packets, Received, SendError, Sent,
+};
 pub use platform::{DmaBuffer, DmaError, IrqError, Platform};
 pub use tables::{Access, MemoryRange, Stag, StagError};

@@ -180,6 +180,16 @@ impl Sent {
     }
 }
 
+/// A packet that was lost, in its buffer.
+#[derive(Debug)]
+#[must_use = "its buffer comes back by `resend` or `give_up`"]
+pub struct Lost {
+    /// How its sending ended.
+    pub sent: Sent,
+    buffer: u16,
+    len: u32,
+}
+
 /// Something that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
@@ -351,20 +361,28 @@ impl<P: Platform> Packets<P> {
         if len > SYSTEM_PAYLOAD_MAX {
             return Err(SendError::TooLong(len));
         }
-        let (Some(cq), Some(buffer)) = (&mut self.cq, self.free_tx.pop()) else {
-            return Err(SendError::Full);
-        };
+        let buffer = self.free_tx.pop().ok_or(SendError::Full)?;
         let at = usize::from(buffer) * PACKET_BUFFER_SIZE;
         let mut end = at + HEADER_SIZE;
         for part in parts {
             self.memory.tx.write(end, part);
             end += part.len();
         }
-        let order = Order::system_packet(to, self.memory.tx.device_addr() + at as u64, len as u16);
-        if cq.post(&order, u64::from(cookie) << 32 | u64::from(buffer)).is_err() {
-            self.free_tx.push(buffer);
-            return Err(SendError::Full);
-        }
+        self.post_buffer(buffer, len, to, cookie).inspect_err(|_| self.free_tx.push(buffer))
+    }
+
+    fn post_buffer(
+        &mut self,
+        buffer: u16,
+        len: usize,
+        to: &PacketTarget,
+        cookie: u32,
+    ) -> Result<(), SendError> {
+        let at = u64::from(buffer) * PACKET_BUFFER_SIZE as u64;
+        let order = Order::system_packet(to, self.memory.tx.device_addr() + at, len as u16);
+        let cookie = u64::from(cookie) << 32 | (len as u64) << 16 | u64::from(buffer);
+        let cq = self.cq.as_mut().ok_or(SendError::Full)?;
+        cq.post(&order, cookie).map_err(|_| SendError::Full)?;
         self.posted = true;
         Ok(())
     }
@@ -401,9 +419,54 @@ impl<P: Platform> Packets<P> {
 
     /// What became of the next packet, in the order of sending.
     pub fn poll_sent(&mut self) -> Option<Sent> {
+        Some(match self.poll_sent_or_lost()? {
+            Ok(sent) => sent,
+            Err(lost) => {
+                let sent = lost.sent;
+                self.give_up(lost);
+                sent
+            }
+        })
+    }
+
+    /// The same, but a packet that was lost stays in its buffer until [`Packets::resend`] or
+    /// [`Packets::give_up`].
+    pub fn poll_sent_or_lost(&mut self) -> Option<Result<Sent, Lost>> {
         let done = self.cq.as_mut()?.poll_tcq()?;
-        self.free_tx.push(done.cookie as u16);
-        Some(Sent { cookie: (done.cookie >> 32) as u32, rcode: done.rcode })
+        let sent = Sent { cookie: (done.cookie >> 32) as u32, rcode: done.rcode };
+        let lost = Lost { sent, buffer: done.cookie as u16, len: done.cookie as u32 >> 16 };
+        if !sent.is_success() {
+            return Some(Err(lost));
+        }
+        self.give_up(lost);
+        Some(Ok(sent))
+    }
+
+    /// Posts a lost packet once more, to where and by which way is asked for now.
+    pub fn resend(&mut self, lost: Lost, to: &PacketTarget, cookie: u32) {
+        // There is room, as there is one for each buffer.
+        if self.post_buffer(lost.buffer, lost.len as usize, to, cookie).is_err() {
+            self.give_up(lost);
+        }
+    }
+
+    /// Lets go of a lost packet.
+    pub fn give_up(&mut self, lost: Lost) {
+        self.free_tx.push(lost.buffer);
+    }
+
+    /// Copies the payload of a lost packet to `buf`, as far as there is room, and returns its
+    /// length.
+    pub fn read_lost(&self, lost: &Lost, buf: &mut [u8]) -> usize {
+        let len = (lost.len as usize).min(buf.len());
+        let at = usize::from(lost.buffer) * PACKET_BUFFER_SIZE + HEADER_SIZE;
+        self.memory.tx.read(at, &mut buf[..len]);
+        len
+    }
+
+    /// Packets that were posted and of which nothing is known yet.
+    pub fn under_way(&self) -> usize {
+        self.memory.tx.len() / PACKET_BUFFER_SIZE - self.free_tx.len()
     }
 
     fn next(&self) -> Option<PrqEntry> {
@@ -420,10 +483,15 @@ impl<P: Platform> Packets<P> {
     /// Takes the next packet: copies its payload to `buf`, as far as there is room, and gives its
     /// buffer back to the device.
     pub fn recv(&mut self, buf: &mut [u8]) -> Option<Received> {
+        self.recv_split(&mut [], buf)
+    }
+
+    /// The same, with the first bytes of the payload in `head` and what follows in `body`.
+    pub fn recv_split(&mut self, head: &mut [u8], body: &mut [u8]) -> Option<Received> {
         loop {
             let entry = self.next()?;
             self.receive.advance();
-            let received = self.copy(entry, buf);
+            let received = self.copy(entry, head, body);
             // The device tells addresses that were lent to it; a device that tells another one
             // would write there itself, were it lent again.
             if self.is_lent(entry.addr()) {
@@ -445,7 +513,7 @@ impl<P: Platform> Packets<P> {
         at < self.memory.rx.len() as u64 && at.is_multiple_of(PACKET_BUFFER_SIZE as u64)
     }
 
-    fn copy(&self, entry: PrqEntry, buf: &mut [u8]) -> Option<Received> {
+    fn copy(&self, entry: PrqEntry, head: &mut [u8], body: &mut [u8]) -> Option<Received> {
         let kind = entry.kind()?;
         if entry.e() || !self.is_lent(entry.addr()) {
             return None;
@@ -453,8 +521,12 @@ impl<P: Platform> Packets<P> {
         let rx = &self.memory.rx;
         let at = (entry.addr() - rx.device_addr()) as usize;
         let header = TlpHeader(rx.load_u64(at + ROUTING_HEADER_SIZE, Ordering::Relaxed));
-        let len = usize::from(header.length()).min(SYSTEM_PAYLOAD_MAX).min(buf.len());
-        rx.read(at + HEADER_SIZE, &mut buf[..len]);
+        let len = usize::from(header.length()).min(SYSTEM_PAYLOAD_MAX);
+        let in_head = len.min(head.len());
+        let in_body = (len - in_head).min(body.len());
+        rx.read(at + HEADER_SIZE, &mut head[..in_head]);
+        rx.read(at + HEADER_SIZE + in_head, &mut body[..in_body]);
+        let len = in_head + in_body;
         Some(Received { kind, header, len })
     }
 

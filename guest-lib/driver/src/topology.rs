@@ -85,6 +85,20 @@ impl Shape {
         Self { torus: [has('x'), has('y'), has('z')], ..self }
     }
 
+    /// Lengths of the axes, in the order X Y Z A B C.
+    pub fn lengths(&self) -> [u8; 6] {
+        self.len
+    }
+
+    /// Whether the last node of an axis (0 to 5, in the order X Y Z A B C) is linked to the first.
+    pub fn wraps(&self, axis: usize) -> bool {
+        match axis {
+            0..=2 => self.torus[axis] && self.len[axis] > 1,
+            4 => self.len[4] == 3,
+            _ => false,
+        }
+    }
+
     /// Number of nodes.
     pub fn nodes(&self) -> u32 {
         self.len.iter().map(|n| u32::from(*n)).product()
@@ -121,11 +135,7 @@ impl Shape {
         self.rank(node)?;
         let (axis, plus) = *PORTS.get(port)?;
         let n = self.len[axis];
-        let wraps = match axis {
-            0..=2 => self.torus[axis] && n > 1,
-            4 => n == 3,
-            _ => false,
-        };
+        let wraps = self.wraps(axis);
         let mut to = node.to_array();
         let c = &mut to[axis];
         *c = match axis {

@@ -1,0 +1,372 @@
+//! Frames to pieces and back, without a device.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::fmt;
+
+use tofu_abi::Coords;
+use tofu_driver::topology::Shape;
+
+use crate::addr::{self, Mac};
+use crate::neighbor::{Answer, Place};
+use crate::reassembly::{Outcome, Reassembly};
+use crate::tree;
+use crate::wire::{self, ETHERNET_HEADER, HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr};
+
+/// Answers to questions for addresses that wait to be taken.
+const MAX_REPLIES: usize = 64;
+/// Pieces of broadcasts that are remembered, to tell those that come twice.
+const MAX_SEEN: usize = 256;
+
+/// What a link is made from.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The machine.
+    pub shape: Shape,
+    /// Number of the machine, 0 to [`addr::MAX_MACHINE`]: part of IP addresses.
+    pub machine: u8,
+    /// Largest IP packet, in bytes: 1280 to [`Config::MAX_MTU`]. All nodes should have the same.
+    pub mtu: u16,
+    /// Frames in several pieces that may be under way to this node at a time.
+    pub reassemblies: usize,
+}
+
+impl Config {
+    /// The largest MTU: with its Ethernet header a frame has at most 2^16 - 1 bytes.
+    pub const MAX_MTU: u16 = u16::MAX - ETHERNET_HEADER as u16;
+
+    /// MTU 1500, 32 frames under way, machine 0.
+    pub const fn new(shape: Shape) -> Self {
+        Self { shape, machine: 0, mtu: 1500, reassemblies: 32 }
+    }
+
+    /// Bytes of the longest frame: MTU and Ethernet header.
+    pub fn max_frame(&self) -> usize {
+        usize::from(self.mtu) + ETHERNET_HEADER
+    }
+}
+
+/// What was done, since the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames sent, broadcasts once.
+    pub sent: u64,
+    /// Frames received.
+    pub received: u64,
+    /// Questions for addresses that were answered here.
+    pub answered: u64,
+    /// Pieces of broadcasts handed on.
+    pub forwarded: u64,
+    /// Packets that are none of this format.
+    pub malformed: u64,
+    /// Packets and frames that name another sender than they have.
+    pub spoofed: u64,
+    /// Frames for other nodes than the one that they came to.
+    pub misdirected: u64,
+    /// Pieces that came twice.
+    pub duplicates: u64,
+    /// Frames whose sum is wrong, and pieces that do not fit to theirs.
+    pub damaged: u64,
+    /// Frames that were longer than the MTU allows.
+    pub oversized: u64,
+    /// Frames not all of whose pieces came in time, or for which there was no room.
+    pub abandoned: u64,
+    /// Frames to hardware addresses of no node.
+    pub no_such_node: u64,
+}
+
+/// Why a frame is not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendError {
+    /// It is shorter than an Ethernet header.
+    Runt(usize),
+    /// It is longer than the MTU allows.
+    TooLong {
+        /// Bytes of the frame.
+        len: usize,
+        /// Bytes that it may have.
+        max: usize,
+    },
+    /// No node of the machine has this hardware address.
+    NoSuchNode(Mac),
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Runt(len) => write!(f, "a frame of {len} bytes has no Ethernet header"),
+            Self::TooLong { len, max } => write!(f, "a frame has {max} bytes at most, not {len}"),
+            Self::NoSuchNode([a, b, c, d, e, g]) => {
+                write!(f, "no node has the address {a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for SendError {}
+
+/// A piece on its way to a node.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// The node that it goes to next.
+    pub to: Coords,
+    /// Whether it is part of a broadcast.
+    pub broadcast: bool,
+    /// Its header.
+    pub header: [u8; HEADER_SIZE],
+    /// Its part of the frame.
+    pub body: &'a [u8],
+}
+
+/// What came of a packet.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The packet's body is a frame of this length.
+    Whole(usize),
+    /// A frame is complete.
+    Assembled(Vec<u8>),
+    /// Nothing for this node, or not yet.
+    Nothing,
+}
+
+/// The state of a node's link.
+#[derive(Debug)]
+pub struct Core {
+    config: Config,
+    me: Coords,
+    next_id: u32,
+    reassembly: Reassembly,
+    seen: VecDeque<(Coords, u32, u16)>,
+    replies: VecDeque<Vec<u8>>,
+    counters: Counters,
+}
+
+impl Core {
+    /// The link of node `me`. An MTU out of range is taken as the nearest that is possible.
+    pub fn new(mut config: Config, me: Coords) -> Self {
+        config.mtu = config.mtu.clamp(1280, Config::MAX_MTU);
+        let reassembly = Reassembly::new(config.reassemblies);
+        Self {
+            config,
+            me,
+            next_id: 0,
+            reassembly,
+            seen: VecDeque::new(),
+            replies: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// What the link was made from.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The node.
+    pub fn me(&self) -> Coords {
+        self.me
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> Counters {
+        Counters { abandoned: self.reassembly.abandoned, ..self.counters }
+    }
+
+    /// Starts the numbers of frames elsewhere than at 0: a node that was started anew must not
+    /// repeat the numbers that it had before, lest pieces of old frames be taken for new ones.
+    pub fn set_next_id(&mut self, id: u32) {
+        self.next_id = id;
+    }
+
+    /// An answer to a question that this node asked.
+    pub fn take_reply(&mut self) -> Option<Vec<u8>> {
+        self.replies.pop_front()
+    }
+
+    /// Whether [`Core::take_reply`] has something.
+    pub fn has_reply(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
+    /// How many packets a frame takes, 0 if it goes nowhere.
+    pub fn packets_for(&self, frame: &[u8]) -> usize {
+        let pieces = frame.len().div_ceil(PIECE_MAX);
+        match destination(frame) {
+            Some(mac) if addr::is_multicast(mac) => {
+                pieces * tree::children(&self.config.shape, self.me, self.me).count()
+            }
+            _ => pieces,
+        }
+    }
+
+    /// Sends an Ethernet frame: hands its pieces to `out`.
+    ///
+    /// A question for the address of a node is not sent but answered.
+    ///
+    /// # Errors
+    ///
+    /// See [`SendError`].
+    pub fn send(&mut self, frame: &[u8], out: &mut dyn FnMut(&Piece<'_>)) -> Result<(), SendError> {
+        let mac = destination(frame).filter(|_| frame.len() >= ETHERNET_HEADER);
+        let mac = mac.ok_or(SendError::Runt(frame.len()))?;
+        let max = self.config.max_frame();
+        if frame.len() > max {
+            self.counters.oversized += 1;
+            return Err(SendError::TooLong { len: frame.len(), max });
+        }
+        let shape = &self.config.shape;
+        if !addr::is_multicast(mac) {
+            let node = addr::node_of_mac(mac)
+                .filter(|node| *node != self.me && shape.rank(*node).is_some());
+            let Some(node) = node else {
+                self.counters.no_such_node += 1;
+                return Err(SendError::NoSuchNode(mac));
+            };
+            self.counters.sent += 1;
+            self.cut(Kind::Unicast, frame, &mut |header, body| {
+                out(&Piece { to: node, broadcast: false, header, body });
+            });
+            return Ok(());
+        }
+        let place = Place { shape, machine: self.config.machine, me: self.me };
+        match place.answer(frame) {
+            Answer::Reply(reply) => {
+                self.counters.answered += 1;
+                if self.replies.len() < MAX_REPLIES {
+                    self.replies.push_back(reply);
+                }
+                return Ok(());
+            }
+            Answer::Silence => return Ok(()),
+            Answer::None => {}
+        }
+        self.counters.sent += 1;
+        let children = tree::children(shape, self.me, self.me);
+        self.cut(Kind::Broadcast, frame, &mut |header, body| {
+            for to in children.clone() {
+                out(&Piece { to, broadcast: true, header, body });
+            }
+        });
+        Ok(())
+    }
+
+    /// Cuts a frame into pieces.
+    fn cut(&mut self, kind: Kind, frame: &[u8], out: &mut dyn FnMut([u8; HEADER_SIZE], &[u8])) {
+        let id = self.next_id;
+        self.next_id = id.wrapping_add(1);
+        let sum = if frame.len() > PIECE_MAX { wire::sum(frame) } else { 0 };
+        for (n, body) in frame.chunks(PIECE_MAX).enumerate() {
+            let repr = Repr {
+                kind,
+                total: frame.len() as u16,
+                offset: (n * PIECE_MAX) as u16,
+                length: body.len() as u16,
+                id,
+                sum,
+                origin: self.me,
+            };
+            out(repr.emit(), body);
+        }
+    }
+
+    /// Takes a packet that came from node `from`, its header apart from what follows.
+    ///
+    /// A piece of a broadcast is handed on to others by way of `out`.
+    pub fn receive(
+        &mut self,
+        from: Coords,
+        header: &[u8],
+        body: &[u8],
+        now_ns: u64,
+        out: &mut dyn FnMut(&Piece<'_>),
+    ) -> Event {
+        let parsed = Packet::new_checked(header).and_then(|p| Repr::parse(&p, body.len()));
+        let Ok(repr) = parsed else {
+            self.counters.malformed += 1;
+            return Event::Nothing;
+        };
+        let body = &body[..usize::from(repr.length)];
+        if usize::from(repr.total) > self.config.max_frame() {
+            self.counters.oversized += 1;
+            return Event::Nothing;
+        }
+        match repr.kind {
+            Kind::Unicast if repr.origin == from => {}
+            Kind::Broadcast if self.may_spread(from, repr.origin) => {
+                if self.was_seen(&repr) {
+                    self.counters.duplicates += 1;
+                    return Event::Nothing;
+                }
+                for to in tree::children(&self.config.shape, repr.origin, self.me) {
+                    self.counters.forwarded += 1;
+                    out(&Piece { to, broadcast: true, header: repr.emit(), body });
+                }
+            }
+            _ => {
+                self.counters.spoofed += 1;
+                return Event::Nothing;
+            }
+        }
+        if repr.is_whole() {
+            return if self.accepts(&repr, body) {
+                Event::Whole(body.len())
+            } else {
+                Event::Nothing
+            };
+        }
+        match self.reassembly.insert(&repr, body, now_ns) {
+            Outcome::Complete(frame) if self.accepts(&repr, &frame) => Event::Assembled(frame),
+            Outcome::Complete(_) | Outcome::Pending => Event::Nothing,
+            Outcome::Duplicate => {
+                self.counters.duplicates += 1;
+                Event::Nothing
+            }
+            Outcome::Damaged => {
+                self.counters.damaged += 1;
+                Event::Nothing
+            }
+        }
+    }
+
+    /// Whether a node may hand on what comes from `origin` to this one: it is on the way.
+    fn may_spread(&self, from: Coords, origin: Coords) -> bool {
+        origin != self.me && tree::is_ancestor(&self.config.shape, origin, from, self.me)
+    }
+
+    /// Whether a piece of a broadcast was here already; if not, it is remembered.
+    fn was_seen(&mut self, repr: &Repr) -> bool {
+        let piece = (repr.origin, repr.id, repr.offset);
+        if self.seen.contains(&piece) {
+            return true;
+        }
+        if self.seen.len() >= MAX_SEEN {
+            self.seen.pop_front();
+        }
+        self.seen.push_back(piece);
+        false
+    }
+
+    /// Whether a frame is one that its origin may send to this node.
+    fn accepts(&mut self, repr: &Repr, frame: &[u8]) -> bool {
+        let own = addr::mac(self.me);
+        let to_me = destination(frame).is_some_and(|mac| match repr.kind {
+            Kind::Unicast => mac == own,
+            Kind::Broadcast => addr::is_multicast(mac),
+        });
+        if frame.get(6..12) != Some(&addr::mac(repr.origin)[..]) {
+            self.counters.spoofed += 1;
+            return false;
+        }
+        if !to_me {
+            self.counters.misdirected += 1;
+            return false;
+        }
+        self.counters.received += 1;
+        true
+    }
+}
+
+/// The hardware address that a frame goes to.
+fn destination(frame: &[u8]) -> Option<Mac> {
+    frame.first_chunk().copied()
+}

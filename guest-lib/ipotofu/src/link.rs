@@ -1,0 +1,405 @@
+//! The link over a device's packet interface.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec;
+use core::fmt;
+
+use tofu_abi::Coords;
+use tofu_abi::queue::PrqRcode;
+use tofu_abi::rcode;
+use tofu_driver::{Device, Lost, PacketConfig, PacketError, Packets, Platform};
+
+use crate::addr::{self, Mac};
+use crate::frames::{Config, Core, Counters, Event, Piece, SendError};
+use crate::routes::route;
+use crate::tree;
+use crate::wire::{HEADER_SIZE, PIECE_MAX, Packet, Repr};
+
+/// How long a way round a dead link is kept before the first one is tried again, in nanoseconds.
+const DETOUR_NS: u64 = 1_000_000_000;
+/// Nodes to which a detour is known at a time.
+const MAX_DETOURS: usize = 1024;
+/// How long a wait looks after packets that are on their way out before it sleeps, and how long it
+/// sleeps at most while there are any, both in nanoseconds.
+const SETTLE_NS: u64 = 200_000;
+const NAP_NS: u64 = 10_000_000;
+
+/// The cookie of a packet: node [18:0], way [25:19], broadcast [26].
+const BROADCAST_BIT: u32 = 1 << 26;
+
+fn cookie(to: Coords, attempt: u8, broadcast: bool) -> u32 {
+    addr::pack(to) | u32::from(attempt) << 19 | if broadcast { BROADCAST_BIT } else { 0 }
+}
+
+/// Why a link cannot be had, or a frame not be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkError {
+    /// The node is not in the machine.
+    NotInMachine(Coords),
+    /// Too few buffers to send a broadcast of the longest frame.
+    Buffers {
+        /// Buffers that are needed.
+        needed: usize,
+    },
+    /// The packet interface cannot be opened.
+    Open(PacketError),
+    /// Too much is on its way out. Try again after [`Link::wait_room`].
+    Full,
+    /// The frame cannot be sent.
+    Frame(SendError),
+}
+
+impl fmt::Display for LinkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotInMachine(node) => write!(f, "node {node} is not in the machine"),
+            Self::Buffers { needed } => {
+                write!(f, "this MTU needs {needed} buffers for sending at least")
+            }
+            Self::Open(e) => e.fmt(f),
+            Self::Full => f.write_str("too many packets are on their way out"),
+            Self::Frame(e) => e.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for LinkError {}
+
+/// A way to a node that is not the first one.
+#[derive(Clone, Copy, Debug)]
+struct Detour {
+    attempt: u8,
+    since_ns: u64,
+}
+
+/// What packets go out by.
+struct Out<P: Platform> {
+    packets: Packets<P>,
+    config: Config,
+    me: Coords,
+    detours: BTreeMap<u32, Detour>,
+    /// Packets that were sent again by another way.
+    rerouted: u64,
+    /// Packets that found no way, or no buffer.
+    lost: u64,
+    now_ns: u64,
+}
+
+impl<P: Platform> Out<P> {
+    fn attempt(&mut self, to: Coords) -> u8 {
+        let key = addr::pack(to);
+        match self.detours.get(&key) {
+            Some(detour) if self.now_ns.saturating_sub(detour.since_ns) < DETOUR_NS => {
+                detour.attempt
+            }
+            Some(_) => {
+                self.detours.remove(&key);
+                0
+            }
+            None => 0,
+        }
+    }
+
+    fn post(&mut self, to: Coords, broadcast: bool, parts: &[&[u8]]) {
+        let attempt = if self.detours.is_empty() { 0 } else { self.attempt(to) };
+        let tni = self.packets.tni();
+        let sent = route(&self.config.shape, self.me, to, tni, attempt).is_some_and(|target| {
+            self.packets.post(&target, parts, cookie(to, attempt, broadcast)).is_ok()
+        });
+        if !sent {
+            self.lost += 1;
+        }
+    }
+
+    /// Looks after packets whose sending has ended.
+    fn reap(&mut self) {
+        while let Some(done) = self.packets.poll_sent_or_lost() {
+            if let Err(lost) = done {
+                self.retry(lost);
+            }
+        }
+    }
+
+    /// Sends a lost packet another way, or, if it is a broadcast for a node that cannot be
+    /// reached, to those to which that node would have handed it on.
+    fn retry(&mut self, lost: Lost) {
+        let cookie_before = lost.sent.cookie;
+        let broadcast = cookie_before & BROADCAST_BIT != 0;
+        let attempt = (cookie_before >> 19 & 0x7f) as u8;
+        let Some(to) = addr::unpack(cookie_before & 0x7_ffff) else {
+            self.packets.give_up(lost);
+            return;
+        };
+        let next = attempt.saturating_add(1);
+        let tni = self.packets.tni();
+        let way = (lost.sent.rcode == rcode::LINK_DOWN)
+            .then(|| route(&self.config.shape, self.me, to, tni, next))
+            .flatten();
+        if let Some(target) = way {
+            if self.detours.len() >= MAX_DETOURS {
+                self.detours.clear();
+            }
+            let detour = Detour { attempt: next, since_ns: self.now_ns };
+            self.detours.insert(addr::pack(to), detour);
+            self.rerouted += 1;
+            self.packets.resend(lost, &target, cookie(to, next, broadcast));
+            return;
+        }
+        self.detours.remove(&addr::pack(to));
+        self.lost += 1;
+        let mut packet = [0; HEADER_SIZE + PIECE_MAX];
+        let len = self.packets.read_lost(&lost, &mut packet);
+        self.packets.give_up(lost);
+        if !broadcast {
+            return;
+        }
+        let (header, body) = packet[..len].split_at(HEADER_SIZE.min(len));
+        let parsed = Packet::new_checked(header).and_then(|p| Repr::parse(&p, body.len()));
+        if let Ok(repr) = parsed {
+            for child in tree::children(&self.config.shape, repr.origin, to) {
+                self.post(child, true, &[header, body]);
+            }
+        }
+    }
+}
+
+/// A link to all nodes of the machine: Ethernet frames in and out.
+///
+/// One thread drives it. Packets go out in batches: [`Link::flush`], [`Link::wait`] and
+/// [`Link::recv`] when it has nothing tell the device of them.
+pub struct Link<P: Platform> {
+    core: Core,
+    out: Out<P>,
+    scratch: Box<[u8]>,
+}
+
+impl<P: Platform> fmt::Debug for Link<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("node", &self.core.me()).finish_non_exhaustive()
+    }
+}
+
+impl<P: Platform> Link<P> {
+    /// Opens the link of this node on a TNI, which all nodes of the machine must do on the same.
+    ///
+    /// # Errors
+    ///
+    /// See [`LinkError`].
+    pub fn open(
+        device: &Device<P>,
+        config: Config,
+        packets: &PacketConfig,
+    ) -> Result<Self, LinkError> {
+        let me = device.coords();
+        if config.shape.rank(me).is_none() {
+            return Err(LinkError::NotInMachine(me));
+        }
+        let mut core = Core::new(config, me);
+        let config = core.config().clone();
+        let pieces = config.max_frame().div_ceil(PIECE_MAX);
+        let needed = pieces * tree::children(&config.shape, me, me).count().max(1);
+        if usize::from(packets.tx_buffers) < needed {
+            return Err(LinkError::Buffers { needed });
+        }
+        // Only system packets; what the device reports is for others.
+        let mask = !(1 << PrqRcode::SystemTlp as u8);
+        let packets = Packets::open(device, &PacketConfig { mask, ..packets.clone() })
+            .map_err(LinkError::Open)?;
+        let now_ns = device.platform().now_ns();
+        core.set_next_id(now_ns as u32);
+        let scratch = vec![0; PIECE_MAX].into();
+        let detours = BTreeMap::new();
+        let out = Out { packets, config, me, detours, rerouted: 0, lost: 0, now_ns };
+        Ok(Self { core, out, scratch })
+    }
+
+    /// The hardware address of this node.
+    pub fn mac(&self) -> Mac {
+        addr::mac(self.core.me())
+    }
+
+    /// The node.
+    pub fn coords(&self) -> Coords {
+        self.core.me()
+    }
+
+    /// Largest IP packet, in bytes.
+    pub fn mtu(&self) -> u16 {
+        self.core.config().mtu
+    }
+
+    /// What the link was made from.
+    pub fn config(&self) -> &Config {
+        self.core.config()
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> Counters {
+        self.core.counters()
+    }
+
+    /// Packets that went another way than the first one because a link was down.
+    pub fn rerouted(&self) -> u64 {
+        self.out.rerouted
+    }
+
+    /// Packets that were lost because no way or no buffer was left.
+    pub fn lost(&self) -> u64 {
+        self.out.lost
+    }
+
+    /// The packet interface, for its interrupt and its counters.
+    pub fn packets(&mut self) -> &mut Packets<P> {
+        &mut self.out.packets
+    }
+
+    /// Sends an Ethernet frame.
+    ///
+    /// # Errors
+    ///
+    /// [`LinkError::Full`] if there is no room for it now, [`LinkError::Frame`] if it cannot be
+    /// sent at all.
+    pub fn send(&mut self, frame: &[u8]) -> Result<(), LinkError> {
+        let needed = self.core.packets_for(frame);
+        if self.out.packets.free() < needed {
+            self.flush();
+            if self.out.packets.free() < needed && frame.len() <= self.config().max_frame() {
+                return Err(LinkError::Full);
+            }
+        }
+        let Self { core, out, .. } = self;
+        core.send(frame, &mut |piece: &Piece<'_>| {
+            out.post(piece.to, piece.broadcast, &[&piece.header, piece.body]);
+        })
+        .map_err(LinkError::Frame)
+    }
+
+    /// Whether a frame of any length could be sent now.
+    pub fn has_room(&mut self) -> bool {
+        let needed = self.config().max_frame().div_ceil(PIECE_MAX);
+        if self.out.packets.free() < needed {
+            self.flush();
+        }
+        self.out.packets.free() >= needed
+    }
+
+    /// Tells the device of what was sent, and looks after what has been on its way.
+    pub fn flush(&mut self) {
+        self.out.now_ns = self.out.packets.device().platform().now_ns();
+        self.out.packets.flush();
+        self.out.reap();
+        // What was sent once more.
+        self.out.packets.flush();
+    }
+
+    /// Takes the next frame, and returns its length. `buf` should have room for the longest one
+    /// ([`Config::max_frame`]); longer ones are cut off.
+    pub fn recv(&mut self, buf: &mut [u8]) -> Option<usize> {
+        let whole = |frame: &[u8], buf: &mut [u8]| {
+            let len = frame.len().min(buf.len());
+            buf[..len].copy_from_slice(&frame[..len]);
+            len
+        };
+        loop {
+            if let Some(reply) = self.core.take_reply() {
+                return Some(whole(&reply, buf));
+            }
+            // A piece goes straight to where it is wanted if it fits.
+            let direct = buf.len() >= PIECE_MAX;
+            let mut header = [0; HEADER_SIZE];
+            let body = if direct { &mut buf[..] } else { &mut self.scratch[..] };
+            let Some(received) = self.out.packets.recv_split(&mut header, body) else {
+                self.flush();
+                return None;
+            };
+            let header = &header[..received.len.min(HEADER_SIZE)];
+            let body = &body[..received.len - header.len()];
+            let Self { core, out, .. } = self;
+            if received.kind != PrqRcode::SystemTlp {
+                continue;
+            }
+            let now_ns = out.packets.device().platform().now_ns();
+            let event =
+                core.receive(received.header.source(), header, body, now_ns, &mut |piece| {
+                    if out.packets.free() == 0 {
+                        out.packets.flush();
+                        out.reap();
+                    }
+                    out.post(piece.to, true, &[&piece.header, piece.body]);
+                });
+            match event {
+                Event::Whole(len) if direct => return Some(len),
+                Event::Whole(len) => {
+                    let len = len.min(buf.len());
+                    buf[..len].copy_from_slice(&self.scratch[..len]);
+                    return Some(len);
+                }
+                Event::Assembled(frame) => return Some(whole(&frame, buf)),
+                Event::Nothing => {}
+            }
+        }
+    }
+
+    /// Whether there may be something to receive.
+    pub fn is_ready(&self) -> bool {
+        self.core.has_reply() || self.out.packets.is_ready()
+    }
+
+    /// Waits until there may be something to receive, for `timeout_ns` nanoseconds at most.
+    /// Returns whether there is.
+    pub fn wait(&mut self, timeout_ns: u64) -> bool {
+        let start = self.out.packets.device().platform().now_ns();
+        loop {
+            self.flush();
+            if self.is_ready() {
+                return true;
+            }
+            let elapsed = self.out.now_ns.saturating_sub(start);
+            if elapsed >= timeout_ns {
+                return false;
+            }
+            let left = timeout_ns - elapsed;
+            // A packet that meets a dead link is to be sent another way, so its end is awaited.
+            if self.out.packets.under_way() == 0 {
+                return self.out.packets.wait(left);
+            }
+            if elapsed < SETTLE_NS {
+                self.out.packets.device().platform().relax();
+            } else if self.out.packets.wait(left.min(NAP_NS)) {
+                return true;
+            }
+        }
+    }
+
+    /// Waits until there is room for a frame, for `timeout_ns` nanoseconds at most. Returns
+    /// whether there is.
+    pub fn wait_room(&mut self, timeout_ns: u64) -> bool {
+        let start = self.out.packets.device().platform().now_ns();
+        loop {
+            if self.has_room() {
+                return true;
+            }
+            if self.out.now_ns.saturating_sub(start) >= timeout_ns {
+                return false;
+            }
+            self.out.packets.device().platform().relax();
+        }
+    }
+
+    /// Waits until everything that was sent is out, for `timeout_ns` nanoseconds at most: what is
+    /// not when the link is closed is lost. Returns whether it is.
+    pub fn drain(&mut self, timeout_ns: u64) -> bool {
+        let start = self.out.packets.device().platform().now_ns();
+        loop {
+            self.flush();
+            if self.out.packets.under_way() == 0 {
+                return true;
+            }
+            if self.out.now_ns.saturating_sub(start) >= timeout_ns {
+                return false;
+            }
+            self.out.packets.device().platform().relax();
+        }
+    }
+}

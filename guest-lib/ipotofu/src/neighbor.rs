@@ -1,0 +1,146 @@
+//! Questions for hardware addresses (ARP, RFC 826; neighbour discovery, RFC 4861), which are
+//! answered on the spot: the answer follows from the address that is asked for.
+
+use alloc::vec::Vec;
+
+use tofu_abi::Coords;
+use tofu_driver::topology::Shape;
+
+use crate::addr::{self, Mac};
+use crate::wire::ETHERNET_HEADER;
+
+const ETHERTYPE_ARP: [u8; 2] = [0x08, 0x06];
+const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
+/// Hardware type Ethernet, protocol IPv4, lengths 6 and 4.
+const ARP_ETHERNET_IPV4: [u8; 6] = [0, 1, 8, 0, 6, 4];
+const ARP_REQUEST: [u8; 2] = [0, 1];
+const ARP_REPLY: [u8; 2] = [0, 2];
+const ARP_LEN: usize = 28;
+const IPV6_HEADER: usize = 40;
+const ICMPV6: u8 = 58;
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+/// ICMPv6 header, flags, target.
+const ND_LEN: usize = 24;
+const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
+/// The advertisement answers a solicitation; it replaces what was known.
+const SOLICITED: u8 = 0x40;
+const OVERRIDE: u8 = 0x20;
+
+/// What becomes of a frame that goes to a group.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// This is the answer; the question need not go anywhere.
+    Reply(Vec<u8>),
+    /// Nobody else can have the address that is asked for, so nobody is asked.
+    Silence,
+    /// It is for others.
+    None,
+}
+
+/// Where the node is, and in what.
+pub(crate) struct Place<'a> {
+    pub(crate) shape: &'a Shape,
+    pub(crate) machine: u8,
+    pub(crate) me: Coords,
+}
+
+impl Place<'_> {
+    /// Looks whether a frame of this node is a question that can be answered.
+    pub(crate) fn answer(&self, frame: &[u8]) -> Answer {
+        let found = match frame.get(12..ETHERNET_HEADER) {
+            Some(kind) if kind == ETHERTYPE_ARP => self.arp(frame),
+            Some(kind) if kind == ETHERTYPE_IPV6 => self.solicitation(frame),
+            _ => None,
+        };
+        found.unwrap_or(Answer::None)
+    }
+
+    fn owner(&self, node: Option<Coords>) -> Option<Result<Coords, ()>> {
+        let node = node.filter(|node| self.shape.rank(*node).is_some())?;
+        Some(if node == self.me { Err(()) } else { Ok(node) })
+    }
+
+    fn arp(&self, frame: &[u8]) -> Option<Answer> {
+        let arp: &[u8; ARP_LEN] = frame.get(ETHERNET_HEADER..)?.first_chunk()?;
+        if arp[..6] != ARP_ETHERNET_IPV4 || arp[6..8] != ARP_REQUEST {
+            return None;
+        }
+        let target: [u8; 4] = arp[24..].try_into().ok()?;
+        let (machine, node) = addr::node_of_ipv4(target)?;
+        let Ok(node) = self.owner(Some(node).filter(|_| machine == self.machine))? else {
+            return Some(Answer::Silence);
+        };
+        let mac = addr::mac(node);
+        let mut reply = Vec::with_capacity(ETHERNET_HEADER + ARP_LEN);
+        reply.extend_from_slice(&frame[6..12]);
+        reply.extend_from_slice(&mac);
+        reply.extend_from_slice(&ETHERTYPE_ARP);
+        reply.extend_from_slice(&ARP_ETHERNET_IPV4);
+        reply.extend_from_slice(&ARP_REPLY);
+        reply.extend_from_slice(&mac);
+        reply.extend_from_slice(&target);
+        reply.extend_from_slice(&arp[8..18]);
+        Some(Answer::Reply(reply))
+    }
+
+    fn solicitation(&self, frame: &[u8]) -> Option<Answer> {
+        let packet = frame.get(ETHERNET_HEADER..)?;
+        let (header, icmp) = packet.split_first_chunk::<IPV6_HEADER>()?;
+        let [_, _, _, _, len_high, len_low, next, hops, ..] = *header;
+        let icmp = icmp.get(..usize::from(u16::from_be_bytes([len_high, len_low])))?;
+        if next != ICMPV6 || hops != 255 || icmp.len() < ND_LEN || icmp[..2] != [SOLICITATION, 0] {
+            return None;
+        }
+        let source: [u8; 16] = header[8..24].try_into().ok()?;
+        let destination: [u8; 16] = header[24..40].try_into().ok()?;
+        if checksum(source, destination, icmp) != 0 {
+            return None;
+        }
+        let target: [u8; 16] = icmp[8..ND_LEN].try_into().ok()?;
+        let Ok(node) = self.owner(addr::node_of_ipv6(self.machine, target))? else {
+            return Some(Answer::Silence);
+        };
+        // Who asks without an address of its own wants to know whether it may have this one.
+        let probe = source == [0; 16];
+        let (to, to_mac) =
+            if probe { (ALL_NODES, &ALL_NODES_MAC[..]) } else { (source, &frame[6..12]) };
+        let flags = if probe { OVERRIDE } else { OVERRIDE | SOLICITED };
+        let mac = addr::mac(node);
+        let mut reply = Vec::with_capacity(ETHERNET_HEADER + IPV6_HEADER + ND_LEN + 8);
+        reply.extend_from_slice(to_mac);
+        reply.extend_from_slice(&mac);
+        reply.extend_from_slice(&ETHERTYPE_IPV6);
+        reply.extend_from_slice(&[0x60, 0, 0, 0, 0, ND_LEN as u8 + 8, ICMPV6, 255]);
+        reply.extend_from_slice(&target);
+        reply.extend_from_slice(&to);
+        let start = reply.len();
+        reply.extend_from_slice(&[ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0]);
+        reply.extend_from_slice(&target);
+        // The target's hardware address: option 2, 8 bytes long.
+        reply.extend_from_slice(&[2, 1]);
+        reply.extend_from_slice(&mac);
+        let sum = checksum(target, to, &reply[start..]);
+        reply[start + 2..start + 4].copy_from_slice(&sum.to_be_bytes());
+        Some(Answer::Reply(reply))
+    }
+}
+
+/// The ICMPv6 checksum (RFC 4443): of a message with its checksum field zero, what goes there;
+/// 0 of one with a right checksum.
+fn checksum(source: [u8; 16], destination: [u8; 16], message: &[u8]) -> u16 {
+    let length = (message.len() as u32).to_be_bytes();
+    let pseudo = [0, 0, 0, ICMPV6];
+    let mut sum = 0u32;
+    for part in [&source[..], &destination, &length, &pseudo, message] {
+        for pair in part.chunks(2) {
+            let low = pair.get(1).copied().unwrap_or(0);
+            sum += u32::from(u16::from_be_bytes([pair[0], low]));
+        }
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}

@@ -1,0 +1,78 @@
+//! The ways that a packet can take to a node: 12 paths, and both directions of each ring.
+
+use tofu_abi::{Coords, Path};
+use tofu_driver::PacketTarget;
+use tofu_driver::topology::Shape;
+
+/// Ways to a node at most: 12 paths times two directions on each of X, Y and Z.
+pub const MAX_ROUTES: u8 = 96;
+
+/// Way number `attempt` from one node to another, 0 being the default path by the shortest way;
+/// `None` if there are not so many, or a node is not in the machine.
+///
+/// The first ones differ in the path, the further ones go the other way round on X, Y or Z.
+pub fn route(
+    shape: &Shape,
+    from: Coords,
+    to: Coords,
+    tni: u8,
+    attempt: u8,
+) -> Option<PacketTarget> {
+    shape.rank(from)?;
+    shape.rank(to)?;
+    let [.., a, b, c] = shape.lengths();
+    let paths = a * b * c;
+    let (turn, path) = (attempt / paths, attempt % paths);
+    // The default path is the first one.
+    let first = (to.a * b + to.b) * c + to.c;
+    let path = (first + path) % paths;
+    let path = Path::new(path / (b * c), path / c % b, path % c);
+    let mut turn = turn;
+    let mut distances = [0; 3];
+    for (axis, distance) in distances.iter_mut().enumerate() {
+        let (start, end) = (from.to_array()[axis], to.to_array()[axis]);
+        if start == end {
+            continue;
+        }
+        let len = i16::from(shape.lengths()[axis]);
+        let straight = i16::from(end) - i16::from(start);
+        let mut hops = straight;
+        if shape.wraps(axis) {
+            let round = straight - len * straight.signum();
+            let shorter = if round.abs() < straight.abs() { round } else { straight };
+            let longer = if shorter == round { straight } else { round };
+            hops = if turn & 1 == 0 { shorter } else { longer };
+            turn >>= 1;
+        }
+        *distance = i8::try_from(hops).ok()?;
+    }
+    (turn == 0).then_some(PacketTarget { distances, node: to, path, tni })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(shape: &str, from: Coords, to: Coords) -> usize {
+        let shape = shape.parse().unwrap();
+        let mut seen = alloc::vec::Vec::new();
+        while let Some(route) = route(&shape, from, to, 0, seen.len() as u8) {
+            assert!(!seen.contains(&route), "{route:?} comes twice");
+            seen.push(route);
+        }
+        assert_eq!(seen.first().map_or(to.default_path(), |r| r.path), to.default_path());
+        seen.len()
+    }
+
+    #[test]
+    fn every_way_comes_once() {
+        let at = |x, y, a, b| Coords::new(x, y, 0, a, b, 0);
+        assert_eq!(all("1x1x1x2x3x2", at(0, 0, 0, 0), at(0, 0, 1, 2)), 12);
+        assert_eq!(all("3x1x1x1x1x1", at(0, 0, 0, 0), at(2, 0, 0, 0)), 2);
+        assert_eq!(all("3x4x1x2x3x2", at(0, 0, 0, 0), at(2, 2, 0, 0)), 48);
+        assert_eq!(all("3x4x1x2x3x2", at(0, 0, 0, 0), at(2, 0, 0, 0)), 24);
+        assert_eq!(all("3x4x1x2x3x2", at(0, 0, 0, 0), at(3, 0, 0, 0)), 0, "not in the machine");
+        let far = Coords::new(16, 16, 16, 1, 2, 1);
+        assert_eq!(all("32x32x32x2x3x2", Coords::default(), far), MAX_ROUTES.into());
+    }
+}

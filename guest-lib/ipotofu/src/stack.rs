@@ -1,0 +1,97 @@
+//! The link as a device of the TCP/IP stack smoltcp.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use smoltcp::phy::{self, Checksum, DeviceCapabilities, Medium};
+use smoltcp::time::Instant;
+use tofu_driver::Platform;
+
+use crate::Link;
+
+/// A link with a buffer for each direction.
+#[derive(Debug)]
+pub struct StackDevice<P: Platform> {
+    link: Link<P>,
+    rx: Vec<u8>,
+    tx: Vec<u8>,
+}
+
+impl<P: Platform> StackDevice<P> {
+    /// A device of this link.
+    pub fn new(link: Link<P>) -> Self {
+        let size = link.config().max_frame();
+        Self { link, rx: vec![0; size], tx: vec![0; size] }
+    }
+
+    /// The link.
+    pub fn link(&mut self) -> &mut Link<P> {
+        &mut self.link
+    }
+}
+
+/// A received frame.
+#[derive(Debug)]
+pub struct RxToken<'a>(&'a [u8]);
+
+impl phy::RxToken for RxToken<'_> {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        f(self.0)
+    }
+}
+
+/// Leave to send a frame.
+#[derive(Debug)]
+pub struct TxToken<'a, P: Platform> {
+    link: &'a mut Link<P>,
+    buf: &'a mut [u8],
+}
+
+impl<P: Platform> phy::TxToken for TxToken<'_, P> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        let len = len.min(self.buf.len());
+        let frame = &mut self.buf[..len];
+        let result = f(frame);
+        // Who sends is told by nobody: as on any other link, a frame may be lost.
+        let _ = self.link.send(frame);
+        result
+    }
+}
+
+impl<P: Platform> phy::Device for StackDevice<P> {
+    type RxToken<'a>
+        = RxToken<'a>
+    where
+        P: 'a;
+    type TxToken<'a>
+        = TxToken<'a, P>
+    where
+        P: 'a;
+
+    fn receive(&mut self, _: Instant) -> Option<(Self::RxToken<'_>, Self::TxToken<'_>)> {
+        let len = self.link.recv(&mut self.rx)?;
+        Some((RxToken(&self.rx[..len]), TxToken { link: &mut self.link, buf: &mut self.tx }))
+    }
+
+    fn transmit(&mut self, _: Instant) -> Option<Self::TxToken<'_>> {
+        self.link.has_room().then_some(TxToken { link: &mut self.link, buf: &mut self.tx })
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ethernet;
+        capabilities.max_transmission_unit = self.link.config().max_frame();
+        // Packets carry a checksum of the device's from end to end, so what arrives is not checked
+        // again; what is sent may be meant for somebody who does.
+        for protocol in [
+            &mut capabilities.checksum.ipv4,
+            &mut capabilities.checksum.tcp,
+            &mut capabilities.checksum.udp,
+            &mut capabilities.checksum.icmpv4,
+            &mut capabilities.checksum.icmpv6,
+        ] {
+            *protocol = Checksum::Tx;
+        }
+        capabilities
+    }
+}

@@ -1,0 +1,232 @@
+//! The header in front of every piece of an Ethernet frame.
+
+use core::fmt;
+
+use tofu_abi::Coords;
+use tofu_abi::frame::SYSTEM_PAYLOAD_MAX;
+use zerocopy::byteorder::network_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::addr;
+
+/// Version of the format.
+pub const VERSION: u8 = 1;
+/// Bytes of the header.
+pub const HEADER_SIZE: usize = 20;
+/// Bytes of a frame that one packet can carry.
+pub const PIECE_MAX: usize = SYSTEM_PAYLOAD_MAX - HEADER_SIZE;
+/// Bytes of an Ethernet header.
+pub const ETHERNET_HEADER: usize = 14;
+/// The largest MTU for which no frame needs more than one packet.
+pub const WHOLE_MTU: u16 = (PIECE_MAX - ETHERNET_HEADER) as u16;
+
+/// The header as it lies in a packet. Numbers are big endian.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Header {
+    /// Version in the high, kind in the low four bits.
+    version_kind: u8,
+    reserved: u8,
+    /// Bytes of the whole frame.
+    total: U16,
+    /// Where in the frame this piece begins, in bytes.
+    offset: U16,
+    /// Bytes of this piece.
+    length: U16,
+    /// Tells the frames of a sender apart.
+    id: U32,
+    /// Sum over the whole frame, if it is in several pieces; else 0.
+    sum: U32,
+    /// The node that the frame comes from.
+    origin: U32,
+}
+
+/// How a frame spreads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// To one node.
+    Unicast = 0,
+    /// To all nodes, each of which hands it on along the tree.
+    Broadcast = 1,
+}
+
+/// Why a header is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Malformed {
+    /// The packet is shorter than the header and the piece that it announces.
+    Truncated,
+    /// Another version, or a kind that this one does not have.
+    Unknown,
+    /// Lengths that do not fit together, or an origin that no node can have.
+    Inconsistent,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Truncated => "packet cut off",
+            Self::Unknown => "unknown version or kind",
+            Self::Inconsistent => "header contradicts itself",
+        })
+    }
+}
+
+impl core::error::Error for Malformed {}
+
+/// A packet with a header, checked for its length once.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    header: &'a Header,
+    body: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// A packet that is at least as long as its header.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Truncated`] if it is shorter.
+    pub fn new_checked(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let (header, body) = Header::ref_from_prefix(bytes).map_err(|_| Malformed::Truncated)?;
+        Ok(Self { header, body })
+    }
+
+    /// Version.
+    pub fn version(&self) -> u8 {
+        self.header.version_kind >> 4
+    }
+
+    /// Kind, if it is a known one.
+    pub fn kind(&self) -> Option<Kind> {
+        [Kind::Unicast, Kind::Broadcast]
+            .into_iter()
+            .find(|kind| *kind as u8 == self.header.version_kind & 0xf)
+    }
+
+    /// Bytes of the whole frame.
+    pub fn total(&self) -> u16 {
+        self.header.total.get()
+    }
+
+    /// Where in the frame the piece begins, in bytes.
+    pub fn offset(&self) -> u16 {
+        self.header.offset.get()
+    }
+
+    /// Bytes of the piece.
+    pub fn length(&self) -> u16 {
+        self.header.length.get()
+    }
+
+    /// Number of the frame.
+    pub fn id(&self) -> u32 {
+        self.header.id.get()
+    }
+
+    /// Sum over the frame.
+    pub fn sum(&self) -> u32 {
+        self.header.sum.get()
+    }
+
+    /// The node that the frame comes from, if there can be such a one.
+    pub fn origin(&self) -> Option<Coords> {
+        addr::unpack(self.header.origin.get())
+    }
+
+    /// What follows the header.
+    pub fn body(&self) -> &'a [u8] {
+        self.body
+    }
+}
+
+/// A header taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repr {
+    /// How the frame spreads.
+    pub kind: Kind,
+    /// Bytes of the whole frame.
+    pub total: u16,
+    /// Where in the frame this piece begins, in bytes: a multiple of [`PIECE_MAX`].
+    pub offset: u16,
+    /// Bytes of this piece.
+    pub length: u16,
+    /// Tells the frames of a sender apart.
+    pub id: u32,
+    /// Sum over the whole frame, see [`sum`]; 0 if it is in one piece.
+    pub sum: u32,
+    /// The node that the frame comes from.
+    pub origin: Coords,
+}
+
+impl Repr {
+    /// Takes a header apart that is followed by `body_len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// See [`Malformed`].
+    pub fn parse(packet: &Packet<'_>, body_len: usize) -> Result<Self, Malformed> {
+        let kind = packet.kind().filter(|_| packet.version() == VERSION);
+        let kind = kind.ok_or(Malformed::Unknown)?;
+        let origin = packet.origin().ok_or(Malformed::Inconsistent)?;
+        let (total, offset, length) = (packet.total(), packet.offset(), packet.length());
+        let (id, sum) = (packet.id(), packet.sum());
+        let repr = Self { kind, total, offset, length, id, sum, origin };
+        if !repr.is_consistent() {
+            return Err(Malformed::Inconsistent);
+        }
+        // What fills the packet up to its shortest length may follow.
+        if body_len < usize::from(length) {
+            return Err(Malformed::Truncated);
+        }
+        Ok(repr)
+    }
+
+    /// Pieces are as long as they can be, but for the last one, and follow each other.
+    fn is_consistent(&self) -> bool {
+        let (total, offset) = (usize::from(self.total), usize::from(self.offset));
+        total >= ETHERNET_HEADER
+            && offset < total
+            && offset.is_multiple_of(PIECE_MAX)
+            && usize::from(self.length) == (total - offset).min(PIECE_MAX)
+            && (self.sum == 0 || !self.is_whole())
+    }
+
+    /// Whether the piece is the whole frame.
+    pub const fn is_whole(&self) -> bool {
+        self.length == self.total
+    }
+
+    /// The header as it lies in a packet.
+    pub fn emit(&self) -> [u8; HEADER_SIZE] {
+        let header = Header {
+            version_kind: VERSION << 4 | self.kind as u8,
+            reserved: 0,
+            total: U16::new(self.total),
+            offset: U16::new(self.offset),
+            length: U16::new(self.length),
+            id: U32::new(self.id),
+            sum: U32::new(self.sum),
+            origin: U32::new(addr::pack(self.origin)),
+        };
+        let mut bytes = [0; HEADER_SIZE];
+        // The sizes are the same, so this cannot fail.
+        let _ = header.write_to(&mut bytes);
+        bytes
+    }
+}
+
+/// The sum over a frame: its 32-bit words, little endian and filled up with zeros, added with the
+/// carry at the end, as in RFC 1071 with wider words; never 0.
+pub fn sum(frame: &[u8]) -> u32 {
+    let (words, rest) = frame.as_chunks::<4>();
+    let mut sum: u64 = words.iter().map(|word| u64::from(u32::from_le_bytes(*word))).sum();
+    let mut last = [0; 4];
+    last[..rest.len()].copy_from_slice(rest);
+    sum += u64::from(u32::from_le_bytes(last));
+    while sum > u64::from(u32::MAX) {
+        sum = (sum & u64::from(u32::MAX)) + (sum >> 32);
+    }
+    // Nothing but zeros adds up to 0, and all ones stand for 0, too.
+    if sum == 0 { u32::MAX } else { sum as u32 }
+}

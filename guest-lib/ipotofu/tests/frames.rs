@@ -1,0 +1,435 @@
+//! Frames over networks that lose, repeat, mix up and damage packets, and packets that are none.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tofu_abi::Coords;
+use tofu_driver::topology::Shape;
+use tofu_ipotofu::wire::{HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr, sum};
+use tofu_ipotofu::{Config, Core, Event, SendError, addr, tree};
+
+/// A packet on its way: who sent it, who is to have it, header and body.
+#[derive(Clone, Debug)]
+struct Flying {
+    from: Coords,
+    to: Coords,
+    bytes: Vec<u8>,
+}
+
+fn shape(text: &str) -> Shape {
+    text.parse().unwrap()
+}
+
+fn config(shape: Shape, mtu: u16) -> Config {
+    Config { mtu, ..Config::new(shape) }
+}
+
+fn frame(from: Coords, to: addr::Mac, len: usize, seed: u8) -> Vec<u8> {
+    let mut frame = Vec::new();
+    frame.extend_from_slice(&to);
+    frame.extend_from_slice(&addr::mac(from));
+    frame.extend_from_slice(&[0x88, 0xb5]);
+    frame.extend((0..len - 14).map(|i| (i as u8).wrapping_mul(7) ^ (i >> 8) as u8 ^ seed));
+    frame
+}
+
+fn send(core: &mut Core, frame: &[u8]) -> Result<Vec<Flying>, SendError> {
+    let from = core.me();
+    let mut flying = Vec::new();
+    core.send(frame, &mut |piece| {
+        let bytes = [&piece.header[..], piece.body].concat();
+        flying.push(Flying { from, to: piece.to, bytes });
+    })?;
+    Ok(flying)
+}
+
+/// Lets a packet arrive; what it leads to, and what is handed on.
+fn arrive(core: &mut Core, packet: &Flying) -> (Option<Vec<u8>>, Vec<Flying>) {
+    let from = core.me();
+    let (header, body) = packet.bytes.split_at(HEADER_SIZE.min(packet.bytes.len()));
+    let mut flying = Vec::new();
+    let event = core.receive(packet.from, header, body, 0, &mut |piece| {
+        let bytes = [&piece.header[..], piece.body].concat();
+        flying.push(Flying { from, to: piece.to, bytes });
+    });
+    let frame = match event {
+        Event::Whole(len) => Some(body[..len].to_vec()),
+        Event::Assembled(frame) => Some(frame),
+        Event::Nothing => None,
+    };
+    (frame, flying)
+}
+
+/// All nodes of a machine.
+struct Net {
+    nodes: BTreeMap<Coords, Core>,
+}
+
+impl Net {
+    fn new(shape: Shape, mtu: u16) -> Self {
+        let all = (0..shape.nodes()).map(|rank| shape.coords(rank).unwrap());
+        Self { nodes: all.map(|node| (node, Core::new(config(shape, mtu), node))).collect() }
+    }
+
+    /// Lets everything arrive; what each node receives.
+    fn run(&mut self, mut flying: Vec<Flying>) -> BTreeMap<Coords, Vec<Vec<u8>>> {
+        let mut received = BTreeMap::<_, Vec<_>>::new();
+        while let Some(packet) = flying.pop() {
+            let node = self.nodes.get_mut(&packet.to).expect("a node of the machine");
+            let (frame, more) = arrive(node, &packet);
+            received.entry(packet.to).or_default().extend(frame);
+            flying.extend(more);
+        }
+        received
+    }
+}
+
+#[test]
+fn the_header_is_that_of_the_manual() {
+    let repr = Repr {
+        kind: Kind::Broadcast,
+        total: 3000,
+        offset: PIECE_MAX as u16,
+        length: 3000 - PIECE_MAX as u16,
+        id: 0x0102_0304,
+        sum: 0x0506_0708,
+        origin: Coords::new(1, 2, 3, 1, 2, 1),
+    };
+    let bytes = repr.emit();
+    assert_eq!(PIECE_MAX, 1952);
+    assert_eq!(
+        bytes,
+        [0x11, 0, 0x0b, 0xb8, 0x07, 0xa0, 0x04, 0x18, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0x44, 0x3d]
+    );
+    let packet = Packet::new_checked(&bytes).unwrap();
+    assert_eq!(Repr::parse(&packet, 1048), Ok(repr));
+    assert!(Repr::parse(&packet, 1047).is_err());
+}
+
+#[test]
+fn sums_do_not_depend_on_how_words_are_added() {
+    assert_eq!(sum(&[]), u32::MAX);
+    assert_eq!(sum(&[0; 7]), u32::MAX);
+    assert_eq!(sum(&[1, 0, 0, 0, 2]), 3);
+    assert_eq!(sum(&[0xff, 0xff, 0xff, 0xff, 5]), 5);
+}
+
+#[test]
+fn questions_for_nodes_are_answered_and_others_go_out() {
+    let shape = shape("1x1x1x2x3x2");
+    let (me, other) = (Coords::new(0, 0, 0, 0, 1, 0), Coords::new(0, 0, 0, 1, 2, 1));
+    let mut core = Core::new(config(shape, 1500), me);
+    let arp = |target: [u8; 4]| {
+        let mut frame = Vec::from(addr::BROADCAST);
+        frame.extend_from_slice(&addr::mac(me));
+        frame.extend_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+        frame.extend_from_slice(&addr::mac(me));
+        frame.extend_from_slice(&addr::ipv4(0, me));
+        frame.extend_from_slice(&[0; 6]);
+        frame.extend_from_slice(&target);
+        frame
+    };
+    assert!(send(&mut core, &arp(addr::ipv4(0, other))).unwrap().is_empty());
+    let reply = core.take_reply().unwrap();
+    assert_eq!(reply[..6], addr::mac(me));
+    assert_eq!(reply[6..14], [2, 0, 0, 0, 0, 13, 8, 6]);
+    assert_eq!(reply[20..22], [0, 2]);
+    assert_eq!(reply[22..28], addr::mac(other));
+    assert_eq!(reply[28..32], addr::ipv4(0, other));
+    assert_eq!(reply[32..38], addr::mac(me));
+    assert_eq!(reply[38..42], addr::ipv4(0, me));
+    assert_eq!(core.take_reply(), None);
+    // One's own address, as before it is used: nobody else has it.
+    assert!(send(&mut core, &arp(addr::ipv4(0, me))).unwrap().is_empty());
+    assert_eq!(core.take_reply(), None);
+    // Addresses that follow from no node of this machine.
+    let absent = addr::ipv4(0, Coords::new(1, 0, 0, 0, 0, 0));
+    for target in [[192, 168, 0, 1], addr::ipv4(1, other), absent, [10, 0, 0, 2]] {
+        assert_eq!(send(&mut core, &arp(target)).unwrap().len(), 4, "{target:?}");
+    }
+    assert_eq!(core.counters().answered, 1);
+    // A storm fills no memory.
+    for _ in 0..10_000 {
+        send(&mut core, &arp(addr::ipv4(0, other))).unwrap();
+    }
+    let replies = std::iter::from_fn(|| core.take_reply()).count();
+    assert!((1..=64).contains(&replies), "{replies}");
+}
+
+#[test]
+fn neighbour_solicitations_are_answered() {
+    let shape = shape("2x1x1x2x3x2");
+    let (me, other) = (Coords::default(), Coords::new(1, 0, 0, 1, 0, 0));
+    let mut core = Core::new(config(shape, 1500), me);
+    let solicitation = |source: [u8; 16], target: [u8; 16]| {
+        let mut multicast = [0; 16];
+        multicast[..13].copy_from_slice(&[0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff]);
+        multicast[13..].copy_from_slice(&target[13..]);
+        let mut icmp = vec![135, 0, 0, 0, 0, 0, 0, 0];
+        icmp.extend_from_slice(&target);
+        let pseudo = [&source[..], &multicast, &[0, 0, 0, 24, 0, 0, 0, 58], &icmp].concat();
+        let words = pseudo.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
+        let total = words.sum::<u32>();
+        let folded = (total & 0xffff) + (total >> 16);
+        let check = !(((folded & 0xffff) + (folded >> 16)) as u16);
+        icmp[2..4].copy_from_slice(&check.to_be_bytes());
+        let mut frame = vec![0x33, 0x33, 0xff, target[13], target[14], target[15]];
+        frame.extend_from_slice(&addr::mac(me));
+        frame.extend_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 24, 58, 255]);
+        frame.extend_from_slice(&source);
+        frame.extend_from_slice(&multicast);
+        frame.extend_from_slice(&icmp);
+        frame
+    };
+    for target in [addr::ipv6(0, other), addr::link_local(other)] {
+        let question = solicitation(addr::link_local(me), target);
+        assert!(send(&mut core, &question).unwrap().is_empty());
+        let reply = core.take_reply().unwrap();
+        assert_eq!(reply[..6], addr::mac(me));
+        assert_eq!(reply[6..12], addr::mac(other));
+        assert_eq!(reply[22..38], target);
+        assert_eq!(reply[38..54], addr::link_local(me));
+        assert_eq!((reply[54], reply[58]), (136, 0x60));
+        assert_eq!(reply[62..78], target);
+        assert_eq!(reply[78..86], [2, 1, 2, 0, 1, 0, 0, 8]);
+        // With the checksum in its place, the words add up to all ones.
+        let pseudo = [&reply[22..54], &[0, 0, 0, 32, 0, 0, 0, 58], &reply[54..]].concat();
+        let words = pseudo.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
+        let total = words.sum::<u32>();
+        assert_eq!((total & 0xffff) + (total >> 16), 0xffff);
+        // Who has no address yet is told with everybody, and not that it was asked.
+        assert!(send(&mut core, &solicitation([0; 16], target)).unwrap().is_empty());
+        let reply = core.take_reply().unwrap();
+        assert_eq!((reply[..6].to_vec(), reply[58]), (vec![0x33, 0x33, 0, 0, 0, 1], 0x20));
+        // A wrong checksum is no question.
+        let mut wrong = question.clone();
+        wrong[56] ^= 1;
+        assert!(!send(&mut core, &wrong).unwrap().is_empty());
+    }
+    // One's own address.
+    assert!(send(&mut core, &solicitation([0; 16], addr::ipv6(0, me))).unwrap().is_empty());
+    assert_eq!(core.take_reply(), None);
+}
+
+#[test]
+fn frames_that_cannot_go_are_refused() {
+    let shape = shape("1x1x1x2x1x1");
+    let (me, other) = (Coords::default(), Coords::new(0, 0, 0, 1, 0, 0));
+    let mut core = Core::new(config(shape, 1500), me);
+    let to = addr::mac(other);
+    assert_eq!(send(&mut core, &[0; 13]).unwrap_err(), SendError::Runt(13));
+    let long = send(&mut core, &frame(me, to, 1515, 0)).unwrap_err();
+    assert_eq!(long, SendError::TooLong { len: 1515, max: 1514 });
+    for mac in [addr::mac(me), addr::mac(Coords::new(0, 0, 0, 1, 1, 0)), [0x52, 0, 0, 0, 0, 1]] {
+        let refused = send(&mut core, &frame(me, mac, 60, 0)).unwrap_err();
+        assert_eq!(refused, SendError::NoSuchNode(mac));
+    }
+    assert_eq!(core.counters().no_such_node, 3);
+}
+
+#[test]
+fn who_lies_about_the_sender_is_not_heard() {
+    let shape = shape("1x1x1x2x3x2");
+    let node = |rank| shape.coords(rank).unwrap();
+    let mut victim = Core::new(config(shape, 1500), node(5));
+    let mut other = Core::new(config(shape, 1500), node(1));
+    let to = addr::mac(node(5));
+    // Another origin than the packet's source.
+    let mut packet = send(&mut other, &frame(node(1), to, 100, 0)).unwrap().remove(0);
+    packet.from = node(2);
+    assert_eq!(arrive(&mut victim, &packet).0, None);
+    // Another address in the frame.
+    let packet = send(&mut other, &frame(node(2), to, 100, 0)).unwrap().remove(0);
+    assert_eq!(arrive(&mut victim, &packet).0, None);
+    // A broadcast from somebody who is not on the way.
+    let all = send(&mut other, &frame(node(1), addr::BROADCAST, 100, 0)).unwrap();
+    let mut packet = all[0].clone();
+    let leaf = (0..12)
+        .map(node)
+        .find(|n| *n != node(5) && !tree::is_ancestor(&shape, node(1), *n, node(5)))
+        .unwrap();
+    packet.from = leaf;
+    assert_eq!(arrive(&mut victim, &packet), (None, vec![].into_iter().collect::<Vec<Flying>>()));
+    // One's own broadcast, come back.
+    packet.from = node(1);
+    let mut origin = Core::new(config(shape, 1500), node(1));
+    assert_eq!(arrive(&mut origin, &packet).0, None);
+    assert_eq!(victim.counters().spoofed, 3);
+    assert_eq!(victim.counters().received, 0);
+    // A frame for somebody else.
+    let mut packet = send(&mut other, &frame(node(1), addr::mac(node(3)), 100, 0)).unwrap();
+    packet[0].to = node(5);
+    assert_eq!(arrive(&mut victim, &packet[0]).0, None);
+    assert_eq!(victim.counters().misdirected, 1);
+}
+
+impl PartialEq for Flying {
+    fn eq(&self, other: &Self) -> bool {
+        (self.from, self.to, &self.bytes) == (other.from, other.to, &other.bytes)
+    }
+}
+
+#[test]
+fn pieces_of_frames_that_never_end_take_no_room() {
+    let shape = shape("1x1x1x2x3x2");
+    let node = |rank| shape.coords(rank).unwrap();
+    let mut target = Core::new(config(shape, 9000), node(0));
+    let to = addr::mac(node(0));
+    let mut hostile = Core::new(config(shape, 9000), node(1));
+    let mut friend = Core::new(config(shape, 9000), node(2));
+    let mut good = send(&mut friend, &frame(node(2), to, 9014, 1)).unwrap();
+    let last = good.pop().unwrap();
+    for piece in &good {
+        assert_eq!(arrive(&mut target, piece).0, None);
+    }
+    for seed in 0..1000u32 {
+        let first = send(&mut hostile, &frame(node(1), to, 9014, seed as u8)).unwrap().remove(0);
+        assert_eq!(arrive(&mut target, &first).0, None);
+    }
+    assert!(target.counters().abandoned > 900);
+    // Others are not in the way.
+    assert_eq!(arrive(&mut target, &last).0, Some(frame(node(2), to, 9014, 1)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Whatever comes, nothing breaks, and what is received has been sent so.
+    #[test]
+    fn any_bytes_are_taken(
+        header in proptest::collection::vec(any::<u8>(), 0..40),
+        body in proptest::collection::vec(any::<u8>(), 0..2000),
+        from in 0..48u32,
+    ) {
+        let shape = shape("1x1x4x2x3x2");
+        let mut core = Core::new(config(shape, 9000), shape.coords(7).unwrap());
+        let from = shape.coords(from).unwrap();
+        core.receive(from, &header, &body, 0, &mut |_| {});
+        let _ = core.send(&body, &mut |_| {});
+    }
+
+    #[test]
+    fn headers_come_out_as_they_went_in(bytes in any::<[u8; HEADER_SIZE]>(), len in 0..2048usize) {
+        let packet = Packet::new_checked(&bytes).unwrap();
+        if let Ok(repr) = Repr::parse(&packet, len) {
+            let mut expected = bytes;
+            expected[1] = 0;
+            prop_assert_eq!(repr.emit(), expected);
+            prop_assert!(usize::from(repr.length) <= PIECE_MAX.min(len));
+            prop_assert!(u32::from(repr.offset) + u32::from(repr.length) <= repr.total.into());
+        }
+    }
+
+    /// Packets get lost, come twice, in any order, or changed; what is received was sent.
+    #[test]
+    fn nothing_is_received_that_was_not_sent(
+        lengths in proptest::collection::vec(60usize..9015, 1..12),
+        mix in proptest::collection::vec((any::<u16>(), 0u8..20, any::<u16>(), 1u8..), 1..120),
+    ) {
+        let shape = shape("1x1x1x2x1x1");
+        let (a, b) = (shape.coords(0).unwrap(), shape.coords(1).unwrap());
+        let mut net = Net::new(shape, 9000);
+        let frames: Vec<_> = lengths
+            .iter()
+            .enumerate()
+            .map(|(n, len)| frame(a, addr::mac(b), *len, n as u8))
+            .collect();
+        let mut flying = Vec::new();
+        for frame in &frames {
+            flying.extend(send(net.nodes.get_mut(&a).unwrap(), frame).unwrap());
+        }
+        let mut received = Vec::new();
+        let mut changed = false;
+        let target = net.nodes.get_mut(&b).unwrap();
+        for (which, what, place, change) in mix {
+            if flying.is_empty() {
+                break;
+            }
+            let index = usize::from(which) % flying.len();
+            let mut packet = flying[index].clone();
+            match what {
+                0 => {
+                    // The device's ECRC finds these; without it the sum does, in frames of
+                    // several pieces.
+                    let at = usize::from(place) % packet.bytes.len();
+                    packet.bytes[at] ^= change;
+                    changed = true;
+                }
+                1 | 2 => {
+                    flying.swap_remove(index);
+                    continue;
+                }
+                3 | 4 => {}
+                _ => {
+                    flying.swap_remove(index);
+                }
+            }
+            received.extend(arrive(target, &packet).0);
+        }
+        for frame in &received {
+            let whole = frame.len() <= PIECE_MAX;
+            prop_assert!(frames.contains(frame) || (changed && whole), "{} bytes", frame.len());
+        }
+    }
+
+    /// Without loss every frame arrives, in whatever order its pieces come.
+    #[test]
+    fn pieces_may_come_in_any_order(
+        lengths in proptest::collection::vec(60usize..=65535, 1..6),
+        order in proptest::collection::vec(any::<u16>(), 220),
+    ) {
+        let shape = shape("1x1x1x2x1x1");
+        let (a, b) = (shape.coords(0).unwrap(), shape.coords(1).unwrap());
+        let mut net = Net::new(shape, Config::MAX_MTU);
+        let mut expected = Vec::new();
+        let mut flying = Vec::new();
+        for (n, len) in lengths.iter().enumerate() {
+            let frame = frame(a, addr::mac(b), *len, n as u8);
+            flying.extend(send(net.nodes.get_mut(&a).unwrap(), &frame).unwrap());
+            expected.push(frame);
+        }
+        let mut received = Vec::new();
+        for n in order {
+            if flying.is_empty() {
+                break;
+            }
+            let packet = flying.swap_remove(usize::from(n) % flying.len());
+            received.extend(arrive(net.nodes.get_mut(&b).unwrap(), &packet).0);
+        }
+        prop_assert!(flying.is_empty());
+        received.sort();
+        expected.sort();
+        prop_assert_eq!(received, expected);
+    }
+
+    /// Each node of any machine gets a broadcast once, and nobody sends it to himself or further
+    /// than one hop.
+    #[test]
+    fn a_broadcast_reaches_each_node_once(
+        len in (1..=4u8, 1..=3u8, 1..=3u8, 1..=2u8, 1..=3u8, 1..=2u8),
+        torus in "x?y?z?",
+        origin in any::<u32>(),
+        size in prop_oneof![Just(100usize), Just(5000)],
+    ) {
+        let (x, y, z, a, b, c) = len;
+        let shape = shape(&format!("{x}x{y}x{z}x{a}x{b}x{c}")).with_torus(&torus);
+        let origin = shape.coords(origin % shape.nodes()).unwrap();
+        let mut net = Net::new(shape, 9000);
+        let sent = frame(origin, addr::BROADCAST, size, 3);
+        let flying = send(net.nodes.get_mut(&origin).unwrap(), &sent).unwrap();
+        let received = net.run(flying);
+        prop_assert_eq!(received.len() as u32, shape.nodes() - 1);
+        for (node, frames) in received {
+            prop_assert_ne!(node, origin);
+            prop_assert_eq!(frames.len(), 1);
+            prop_assert_eq!(&frames[0], &sent);
+            let parent = tree::parent(&shape, origin, node).unwrap();
+            prop_assert!((0..10).any(|port| shape.neighbor(parent, port) == Some(node)));
+            prop_assert!(tree::children(&shape, origin, parent).any(|child| child == node));
+        }
+        for core in net.nodes.values() {
+            prop_assert_eq!(core.counters().duplicates, 0);
+            prop_assert_eq!(core.counters().spoofed, 0);
+        }
+    }
+}

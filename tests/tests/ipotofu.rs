@@ -1,0 +1,270 @@
+//! IP over Tofu between devices: links that go down, nodes that are not there, RDMA alongside.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tofu_abi::Coords;
+use tofu_abi::rcode;
+use tofu_driver::topology::Shape;
+use tofu_driver::{Device, Order, PacketConfig};
+use tofu_inproc::InProcess;
+use tofu_ipotofu::wire::WHOLE_MTU;
+use tofu_ipotofu::{Config, Link, LinkError, addr};
+use tofu_machine::{Machine, MachineConfig};
+use tofu_tests::{Cluster, pattern};
+
+type Node = Link<InProcess>;
+
+fn config(text: &str, mtu: u16) -> Config {
+    Config { mtu, ..Config::new(text.parse().unwrap()) }
+}
+
+fn open(device: &Device<InProcess>, text: &str, mtu: u16) -> Node {
+    let packets = PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(0) };
+    Link::open(device, config(text, mtu), &packets).unwrap()
+}
+
+/// Links of all nodes of a cluster.
+fn open_all(cluster: &Cluster, text: &str, mtu: u16) -> Vec<Node> {
+    let shape: Shape = text.parse().unwrap();
+    (0..shape.nodes()).map(|rank| open(cluster.device(rank), text, mtu)).collect()
+}
+
+fn frame(from: Coords, to: addr::Mac, len: usize, seed: u64) -> Vec<u8> {
+    let mut frame = [&to[..], &addr::mac(from), &[0x88, 0xb5]].concat();
+    frame.extend(pattern(seed, len - 14));
+    frame
+}
+
+/// Everything that is there for a node.
+fn receive(node: &mut Node) -> Vec<Vec<u8>> {
+    let mut buf = vec![0; node.config().max_frame()];
+    std::iter::from_fn(|| node.recv(&mut buf).map(|len| buf[..len].to_vec())).collect()
+}
+
+/// Lets links and devices work until nothing moves any more, and takes what arrived.
+fn settle(cluster: &Cluster, nodes: &mut [Node]) -> Vec<Vec<Vec<u8>>> {
+    let mut received = vec![Vec::new(); nodes.len()];
+    // As many rounds as a broadcast has hops and a packet has ways, at most.
+    for _ in 0..110 {
+        for (node, frames) in nodes.iter_mut().zip(&mut received) {
+            node.flush();
+            cluster.settle();
+            frames.extend(receive(node));
+        }
+    }
+    received
+}
+
+#[test]
+fn frames_of_all_lengths_arrive() {
+    let text = "1x1x1x2x1x1";
+    let cluster = Cluster::new(text);
+    let mut nodes = open_all(&cluster, text, 9000);
+    let (a, b) = (nodes[0].coords(), nodes[1].coords());
+    let whole = usize::from(WHOLE_MTU) + 14;
+    for len in [14, 60, 1514, whole, whole + 1, 2 * whole, 9014] {
+        let sent = frame(a, addr::mac(b), len, len as u64);
+        nodes[0].send(&sent).unwrap();
+        let received = settle(&cluster, &mut nodes);
+        assert_eq!(received, [vec![], vec![sent]], "{len} bytes");
+    }
+    assert!(matches!(nodes[0].send(&frame(a, addr::mac(b), 9015, 0)), Err(LinkError::Frame(_))));
+    // To a buffer that is too short for a piece, too.
+    let sent = frame(a, addr::mac(b), 300, 1);
+    nodes[0].send(&sent).unwrap();
+    nodes[0].flush();
+    cluster.settle();
+    let mut short = [0; 300];
+    assert_eq!(nodes[1].recv(&mut short), Some(300));
+    assert_eq!(short[..], sent);
+}
+
+#[test]
+fn a_full_link_says_so_and_recovers() {
+    let text = "1x1x1x2x1x1";
+    let cluster = Cluster::new(text);
+    let mut nodes = open_all(&cluster, text, 1500);
+    let (a, b) = (nodes[0].coords(), nodes[1].coords());
+    let sent = frame(a, addr::mac(b), 1514, 9);
+    let mut count = 0;
+    // Nothing runs in between, so that the buffers fill up.
+    let full = loop {
+        match nodes[0].send(&sent) {
+            Ok(()) => count += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((full, count), (LinkError::Full, 64));
+    assert!(nodes[0].wait_room(1_000_000_000));
+    nodes[0].send(&sent).unwrap();
+    let received = settle(&cluster, &mut nodes);
+    assert_eq!(received[1].len() as u64 + dropped(&cluster, 1), 65);
+}
+
+fn dropped(cluster: &Cluster, rank: u32) -> u64 {
+    use tofu_abi::regs::{Register, TniReg};
+    let reg = TniReg::RxNumDiscardSystemTlp;
+    cluster.device(rank).read(Register::Tni { tni: 0, reg })
+}
+
+#[test]
+fn a_sleeper_gets_frames_and_replies() {
+    let text = "1x1x1x2x1x1";
+    let cluster = Cluster::new(text);
+    let mut nodes = open_all(&cluster, text, 1500);
+    assert!(!nodes[1].wait(100_000));
+    let sent = frame(nodes[0].coords(), nodes[1].mac(), 100, 1);
+    nodes[0].send(&sent).unwrap();
+    nodes[0].flush();
+    assert!(nodes[1].wait(1_000_000_000));
+    assert_eq!(receive(&mut nodes[1]), [sent]);
+    assert!(nodes[0].drain(1_000_000_000));
+}
+
+#[test]
+fn frames_go_round_dead_links() {
+    let text = "3x1x1x2x3x2";
+    let cluster = Cluster::new(text);
+    let mut nodes = open_all(&cluster, text, 9000);
+    // Node 0 keeps its links on C, B+ and X- alone.
+    for port in [0, 2, 5] {
+        cluster.set_link(0, port, false);
+    }
+    for n in 1..nodes.len() {
+        let (a, b) = (nodes[0].coords(), nodes[n].coords());
+        let there = frame(a, addr::mac(b), 4000, n as u64);
+        let back = frame(b, addr::mac(a), 1514, n as u64);
+        nodes[0].send(&there).unwrap();
+        nodes[n].send(&back).unwrap();
+        let received = settle(&cluster, &mut nodes);
+        assert_eq!(received[n], [there], "to {b}");
+        assert_eq!(received[0], [back], "from {b}");
+    }
+    assert!(nodes[0].rerouted() > 0);
+    assert!(nodes.iter().all(|node| node.lost() == 0));
+    // Cut off for good.
+    for port in [1, 3, 4] {
+        cluster.set_link(0, port, false);
+    }
+    let (a, b) = (nodes[0].coords(), nodes[1].mac());
+    nodes[0].send(&frame(a, b, 100, 1)).unwrap();
+    let received = settle(&cluster, &mut nodes);
+    assert!(received.iter().all(Vec::is_empty));
+    assert_eq!(nodes[0].lost(), 1);
+    // And back; the first way is tried again after a while.
+    for port in 0..6 {
+        cluster.set_link(0, port, true);
+    }
+    cluster.pass(2_000_000_000);
+    let before = nodes[0].rerouted();
+    nodes[0].send(&frame(a, b, 100, 2)).unwrap();
+    assert_eq!(settle(&cluster, &mut nodes)[1].len(), 1);
+    assert_eq!(nodes[0].rerouted(), before);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever links are down, as long as no node is cut off, each node gets one copy.
+    #[test]
+    fn broadcasts_reach_each_node_once_with_links_down(
+        down in proptest::collection::vec((0u32..12, 0usize..4), 0..6),
+        origin in 0usize..12,
+        len in prop_oneof![Just(60usize), Just(3000)],
+    ) {
+        let text = "1x1x1x2x3x2";
+        let cluster = Cluster::new(text);
+        let mut nodes = open_all(&cluster, text, 9000);
+        for (rank, port) in down {
+            cluster.set_link(rank, port, false);
+        }
+        let sent = frame(nodes[origin].coords(), addr::BROADCAST, len, 5);
+        nodes[origin].send(&sent).unwrap();
+        let received = settle(&cluster, &mut nodes);
+        let lost: u64 = nodes.iter().map(|node| node.lost()).sum();
+        for (n, frames) in received.iter().enumerate() {
+            // Not every two nodes have a way between them that the device knows, even though they
+            // are connected; then others take over what is behind, and one edge is lost.
+            let expected = usize::from(n != origin);
+            prop_assert!(frames.len() == expected || (lost > 0 && frames.is_empty()), "{n}");
+            prop_assert!(frames.iter().all(|frame| *frame == sent));
+        }
+        if lost == 0 {
+            prop_assert_eq!(received.iter().flatten().count(), 11);
+        }
+    }
+}
+
+#[test]
+fn a_broadcast_passes_over_nodes_that_are_not_there() {
+    let text = "3x1x1x2x3x2";
+    let shape: Shape = text.parse().unwrap();
+    let machine = Arc::new(Machine::new(MachineConfig::new(text.parse().unwrap())).unwrap());
+    let absent = |rank: u32| rank % 3 == 1;
+    let mut nodes: Vec<_> = (0..shape.nodes())
+        .filter(|rank| !absent(*rank))
+        .map(|rank| {
+            let platform =
+                InProcess::attach(&machine, shape.coords(rank).unwrap(), 4 << 20).unwrap();
+            open(&Device::probe(platform).unwrap(), text, 1500)
+        })
+        .collect();
+    let sent = frame(nodes[0].coords(), addr::BROADCAST, 200, 1);
+    nodes[0].send(&sent).unwrap();
+    let mut received = vec![0; nodes.len()];
+    for _ in 0..60 {
+        for (node, count) in nodes.iter_mut().zip(&mut received) {
+            node.flush();
+            machine.run_pending();
+            *count += receive(node).len();
+        }
+    }
+    assert_eq!(received[0], 0);
+    assert!(received[1..].iter().all(|count| *count == 1), "{received:?}");
+    // To one that is not there.
+    let to = addr::mac(shape.coords(1).unwrap());
+    let before = nodes[0].lost();
+    let alone = frame(nodes[0].coords(), to, 100, 1);
+    nodes[0].send(&alone).unwrap();
+    machine.run_pending();
+    nodes[0].flush();
+    assert_eq!(nodes[0].lost(), before + 1);
+}
+
+#[test]
+fn rdma_goes_on_alongside() {
+    let text = "1x1x1x2x1x1";
+    let cluster = Cluster::new(text);
+    let mut nodes = open_all(&cluster, text, 9000);
+    let mut user = cluster.endpoint(0, 0, 0);
+    let target = cluster.endpoint(1, 0, 0);
+    let (a, b) = (nodes[0].coords(), nodes[1].mac());
+    for round in 0..50 {
+        user.fill(0, &pattern(round, 30_000));
+        let put = Order::put(target.target(), target.at(0), user.at(0), 30_000);
+        user.cq.post_and_ring(&put, 0).unwrap();
+        let sent = frame(a, b, 9014, round);
+        nodes[0].send(&sent).unwrap();
+        let received = settle(&cluster, &mut nodes);
+        assert_eq!(received[1], [sent]);
+        assert_eq!(user.complete().rcode, rcode::SUCCESS);
+        assert_eq!(target.bytes(0, 30_000), pattern(round, 30_000));
+    }
+}
+
+#[test]
+fn mistakes_are_told() {
+    let cluster = Cluster::new("1x1x1x2x3x2");
+    let device = cluster.device(11);
+    let open = |text, mtu, tx_buffers| {
+        let packets = PacketConfig { tx_buffers, ..PacketConfig::new(0) };
+        Link::open(device, config(text, mtu), &packets).unwrap_err()
+    };
+    let error = open("1x1x1x1x1x1", 1500, 64);
+    assert_eq!(error.to_string(), "node (0,0,0,1,2,1) is not in the machine");
+    let error = open("1x1x1x2x3x2", 9000, 19);
+    assert_eq!(error.to_string(), "this MTU needs 20 buffers for sending at least");
+    let error = open("1x1x1x2x3x2", 9000, 2000);
+    assert_eq!(error.to_string(), "1 to 1024 packet buffers, not 2000");
+}
