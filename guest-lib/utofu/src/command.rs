@@ -52,7 +52,7 @@ impl Posting {
     /// # Errors
     ///
     /// [`Code::InvalidVcqId`], [`Code::InvalidFlags`], [`Code::InvalidPathId`].
-    #[inline]
+    #[inline(always)]
     pub fn new(to: u64, edata: u64, flags: u64) -> Result<Self, Error> {
         let id = VcqId::check(to)?;
         flags::check_command(flags)?;
@@ -83,6 +83,7 @@ impl Posting {
         })
     }
 
+    #[inline(always)]
     fn remote(&self, stadd: u64) -> Result<StagOffset, Error> {
         Ok(StagOffset(Stadd::check(stadd, "remote STADD")?.0 | self.cqid))
     }
@@ -94,6 +95,7 @@ impl Posting {
         Command::one(Descriptor::put_piggyback(header1, header2, StagOffset(0), 0, 63))
     }
 
+    #[inline(always)]
     fn transfer(
         &self,
         opcode: Opcode,
@@ -122,7 +124,7 @@ impl Posting {
     /// # Errors
     ///
     /// [`Code::InvalidStadd`], [`Code::InvalidSize`].
-    #[inline]
+    #[inline(always)]
     pub fn put(
         &self,
         local: u64,
@@ -138,7 +140,7 @@ impl Posting {
     /// # Errors
     ///
     /// [`Code::InvalidStadd`], [`Code::InvalidSize`].
-    #[inline]
+    #[inline(always)]
     pub fn get(
         &self,
         local: u64,
@@ -174,7 +176,7 @@ impl Posting {
     /// # Errors
     ///
     /// [`Code::InvalidStadd`], [`Code::InvalidSize`].
-    #[inline]
+    #[inline(always)]
     pub fn put_piggyback8(&self, data: u64, length: usize, remote: u64) -> Result<Command, Error> {
         if length > PIGGYBACK_MAX {
             let hint = "this Put carries at most 8 bytes";
@@ -183,6 +185,7 @@ impl Posting {
         self.piggyback([data, 0, 0, 0], length, remote)
     }
 
+    #[inline(always)]
     fn piggyback(&self, words: [u64; 4], length: usize, remote: u64) -> Result<Command, Error> {
         let remote = self.remote(remote)?;
         if self.refuse {
@@ -204,7 +207,7 @@ impl Posting {
     /// # Errors
     ///
     /// [`Code::InvalidStadd`], [`Code::InvalidOp`].
-    #[inline]
+    #[inline(always)]
     pub fn armw(&self, op: u32, value: u64, size: u32, remote: u64) -> Result<Command, Error> {
         let op = match op {
             1 => ArmwOp::Swap,
@@ -220,6 +223,7 @@ impl Posting {
         Ok(Command::one(self.atomic(op, value, size, remote)?))
     }
 
+    #[inline(always)]
     fn atomic(
         &self,
         op: ArmwOp,
@@ -240,7 +244,7 @@ impl Posting {
     /// # Errors
     ///
     /// [`Code::InvalidStadd`].
-    #[inline]
+    #[inline(always)]
     pub fn cswap4(&self, old: u32, new: u32, remote: u64) -> Result<Command, Error> {
         let operand = u64::from(new) << 32 | u64::from(old);
         Ok(Command::one(self.atomic(ArmwOp::CompareAndSwap, operand, 4, remote)?))
@@ -251,7 +255,7 @@ impl Posting {
     /// # Errors
     ///
     /// [`Code::InvalidStadd`].
-    #[inline]
+    #[inline(always)]
     pub fn cswap8(&self, old: u64, new: u64, remote: u64) -> Result<Command, Error> {
         let swap = self.atomic(ArmwOp::CompareAndSwap, old, 8, remote)?;
         Ok(Command::two(Descriptor::write_piggyback_buffer([new, 0, 0]), swap))
@@ -293,11 +297,13 @@ pub struct Command {
 }
 
 impl Command {
+    #[inline(always)]
     const fn one(descriptor: Descriptor) -> Self {
         Self { descriptors: [descriptor, Descriptor([0; 4])], len: 1 }
     }
 
     /// The flags and whereabouts of a command are in its last descriptor.
+    #[inline(always)]
     const fn two(buffer: Descriptor, descriptor: Descriptor) -> Self {
         Self { descriptors: [buffer, descriptor], len: 2 }
     }
@@ -412,14 +418,16 @@ impl Command {
         self.marks().delay()
     }
 
-    /// Descriptors for the device, from the VCQ with this extra value.
-    pub(crate) fn finish(mut self, extra: u8) -> ([Descriptor; 2], usize) {
+    /// The command as the device is to have it, from the VCQ with this extra value: no longer a
+    /// prepared one.
+    #[inline(always)]
+    pub(crate) fn finish(&mut self, extra: u8) -> &[Descriptor] {
         let main = &mut self.descriptors[self.len - 1].0;
         main[0] &= !PREPARED;
         if main[0] & 0xff00 != 0 {
             main[1] = Edata(main[1] >> 16).with_sender(extra).0 << 16 | main[1] & 0xffff;
         }
-        (self.descriptors, self.len)
+        &self.descriptors[..self.len]
     }
 
     /// The extra value of the VCQ that the command is for; `None` if it is for nobody.
@@ -468,15 +476,17 @@ mod tests {
         let remote = Stadd::new(0xd07, 0x80).0;
         let packets = Packets::new(1924 - 4, 7).unwrap();
         let put = posting.put(local, remote, 0x12_3456, packets).unwrap();
-        let ([words, _], len) = put.finish(9);
-        assert_eq!(len, 1);
+        assert!(put.tcq_notice() && put.is_delayed());
+        let mut put = put;
+        let &[words] = put.finish(9) else {
+            panic!("more than one descriptor");
+        };
         // Path: the ID's own, 1101, with its A changed by the path ID; steps 5; mtu 240; Put.
         assert_eq!(words.0[0], id() & !0xffff_ffff | 0xc5f0_0100);
         // Length; edata a5; local notice, target 5, sender 9; flags j, p, q, s; gap.
         assert_eq!(words.0[1], 0x12_3456 << 32 | 0xa5d9_0000 | 0x2d00 | 7);
         assert_eq!(words.0[2], 6 << 58 | remote);
         assert_eq!(words.0[3], local);
-        assert!(put.tcq_notice() && put.is_delayed());
     }
 
     #[test]

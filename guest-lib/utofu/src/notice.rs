@@ -95,6 +95,7 @@ impl Entry {
     }
 
     /// Makes sense of an entry; `None` for those that are not about the end of a command.
+    #[inline(always)]
     pub(crate) fn decode(entry: &MrqEntry) -> Option<Self> {
         use NoticeKind::{LclArmw, LclGet, LclPut, RmtArmw, RmtGet, RmtPut};
         let kind = match entry.id()? {

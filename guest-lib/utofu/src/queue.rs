@@ -163,9 +163,8 @@ impl<Q: Queue> OpenState<Q> {
             self.make_room(slots)?;
         }
         let mut ring = false;
-        for command in commands {
-            let ([main, second], len) = command.finish(extra);
-            let delayed = command.is_delayed();
+        for mut command in commands {
+            let (delayed, told) = (command.is_delayed(), command.tcq_notice());
             if let Some(target) = command.target() {
                 let class = &mut self.classes[usize::from(target & 7)];
                 *class |= 1 << (target >> 3);
@@ -174,11 +173,10 @@ impl<Q: Queue> OpenState<Q> {
                 }
             }
             // There is room.
-            if self.queue.post(&[main, second][..len], delayed).is_err() {
+            if self.queue.post(command.finish(extra), delayed).is_err() {
                 return Err(busy());
             }
             let mask = self.posted.len() - 1;
-            let told = command.tcq_notice();
             self.posted[self.post & mask] = Posted { cbdata, extra, told };
             self.post = self.post.wrapping_add(1);
             self.unseen += 1;
@@ -206,6 +204,7 @@ impl<Q: Queue> OpenState<Q> {
         if self.room() < slots { Err(busy()) } else { Ok(()) }
     }
 
+    #[inline(always)]
     fn next_completion(&mut self) -> Option<(Posted, Completion)> {
         let rcode = self.queue.poll_completion()?;
         let posted = self.posted[self.reap & (self.posted.len() - 1)];
@@ -251,6 +250,7 @@ impl<Q: Queue> OpenState<Q> {
     }
 
     /// Whose notice it is; `None` if nobody's.
+    #[inline(always)]
     fn addressee(&self, entry: &Entry) -> Option<u8> {
         if entry.notice.kind.is_local() {
             return entry.wanted.then_some(entry.sender);
@@ -264,6 +264,7 @@ impl<Q: Queue> OpenState<Q> {
     }
 
     /// Completes a notice of a command of this queue: the peer's extra value.
+    #[inline(always)]
     fn complete(&mut self, entry: &mut Entry) {
         if !entry.notice.kind.is_local() {
             return;
@@ -299,6 +300,7 @@ impl<Q: Queue> OpenState<Q> {
         self.ambiguous.push_back(Ambiguous { to, user, remote });
     }
 
+    #[inline(always)]
     fn next_notice(&mut self) -> Option<(Option<u8>, Notice)> {
         loop {
             let Some(raw) = self.queue.poll_notice() else {

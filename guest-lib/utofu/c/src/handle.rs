@@ -26,7 +26,7 @@ pub(crate) fn give(vcq: Vcq<AnyProvider>, process: usize) -> Result<usize, Error
 }
 
 /// The VCQ of a handle. Whether it lives is found out with the queue's lock held.
-#[inline]
+#[inline(always)]
 pub(crate) fn find(handle: usize) -> Result<(&'static SharedQueue<AnyProvider>, Ticket), Error> {
     let queue = || {
         let process = process::existing(handle >> PROCESS & 0xffff)?;

@@ -33,6 +33,11 @@ pub(crate) fn ok(code: c_int) -> Result<()> {
     bail!("{}", String::from_utf8_lossy(&text[..len]))
 }
 
+/// One more look, if a poll has returned that nothing has come yet.
+pub(crate) fn nothing_yet(code: c_int) -> Result<u64> {
+    if code == NOT_FOUND { Ok(1) } else { ok(code).map(|()| 1) }
+}
+
 /// Coordinates of this process's node.
 pub(crate) fn my_coords() -> Result<[u8; 6]> {
     let mut coords = [0; 6];

@@ -14,12 +14,12 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
 use crate::measure::{MAX_SIZE, Row, Side};
-use crate::overhead::Overhead;
+use crate::overhead::{Overhead, Way};
 
 /// Measures uTofu between two processes.
 #[derive(Parser)]
@@ -46,6 +46,10 @@ struct Args {
     /// Coordinates of the other process's node, as in 0,0,0,1,0,0.
     #[arg(long, value_delimiter = ',', num_args = 1)]
     peer: Option<Vec<u8>>,
+    /// Just post so many commands of the overhead test, in one way, for a program that counts
+    /// instructions.
+    #[arg(long, num_args = 2, value_names = ["WAY", "COMMANDS"])]
+    repeat: Option<Vec<String>>,
     /// Answer the other process instead of measuring.
     #[arg(long, requires = "peer")]
     serve: bool,
@@ -85,6 +89,12 @@ fn main() -> Result<()> {
         use Test::{Bandwidth, Bidirectional, Get, Latency, Put, Rate};
         args.tests = vec![Latency, Put, Get, Bandwidth, Bidirectional, Rate];
     }
+    if let Some(repeat) = &args.repeat {
+        own_machine();
+        let way = Way::from_str(&repeat[0], true).map_err(|error| anyhow!("--repeat: {error}"))?;
+        let commands = repeat[1].parse().context("--repeat: not a number")?;
+        return overhead::repeat(way, commands);
+    }
     let results = match &args.peer {
         Some(coords) => {
             let coords = coords[..].try_into().ok().context("--peer: not six coordinates")?;
@@ -113,8 +123,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Both sides in this process.
-fn alone(args: &Args) -> Result<Vec<Row>> {
+/// Unless the environment says otherwise, the device is a machine in this process.
+fn own_machine() {
     if std::env::var_os("TOFU_PROVIDER").is_none() {
         // SAFETY: no other thread is there yet.
         unsafe {
@@ -122,6 +132,11 @@ fn alone(args: &Args) -> Result<Vec<Row>> {
             std::env::set_var("TOFU_SHAPE", "1x1x1x2x1x1");
         }
     }
+}
+
+/// Both sides in this process.
+fn alone(args: &Args) -> Result<Vec<Row>> {
+    own_machine();
     let coords = [0, 1].map(|process| {
         api::select(process).context("without --peer, TOFU_PROVIDER=inproc is needed")?;
         api::my_coords()
@@ -198,9 +213,19 @@ fn print(report: &Report) {
         );
     }
     if let Some(o) = &report.overhead {
-        let more = |ns: f64| (ns / o.by_hand_ns - 1.0) * 100.0;
-        println!("8-byte Put and its completion, by hand: {:.0} ns", o.by_hand_ns);
-        println!("in Rust: {:.0} ns ({:+.1} %)", o.rust_ns, more(o.rust_ns));
-        println!("in C: {:.0} ns ({:+.1} %)", o.c_ns, more(o.c_ns));
+        println!(
+            "Put of 8 bytes until completion and notice are taken, ns: median (fastest round)"
+        );
+        for (name, times) in [("by hand", &o.hand), ("in Rust", &o.rust), ("in C", &o.c)] {
+            let more = |a: f64, b: f64| (a / b - 1.0) * 100.0;
+            println!(
+                "{name:<8}{:>7.0} ({:.0}) {:+.1} % ({:+.1} %), {:.2} looks",
+                times.median_ns,
+                times.fastest_ns,
+                more(times.median_ns, o.hand.median_ns),
+                more(times.fastest_ns, o.hand.fastest_ns),
+                times.looks
+            );
+        }
     }
 }

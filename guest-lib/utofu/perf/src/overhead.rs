@@ -1,131 +1,215 @@
 //! What the library adds to posting by hand: the same commands through the driver's queue alone,
-//! through the Rust API, and through the C functions, on a machine in this process.
+//! through the Rust API, and through the C functions, on a machine in this process. All three look
+//! for the completion, then for the notice, and look exactly as often.
 
-use std::cell::Cell;
 use std::hint::black_box;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
 use serde::Serialize;
-use tofu_abi::Coords;
+use tofu_abi::{Coords, StagOffset, rcode};
 use tofu_driver::{Cq, CqConfig, Order, Target};
 use tofu_utofu::command::Posting;
-use tofu_utofu::ids::Stadd;
-use tofu_utofu::{Context, Place, flags};
-use tofu_utofu_local::LocalMachine;
+use tofu_utofu::{Code, Context, Place, flags};
+use tofu_utofu_local::{LocalMachine, LocalPlatform};
 
 use crate::api;
 
 /// Commands in a round.
-const ROUND: u32 = 2000;
-/// Rounds of each kind in turn, of which the fastest counts: the others were disturbed.
-const ROUNDS: usize = 100;
+const ROUND: u32 = 1000;
+/// Rounds of each kind, in turn.
+const ROUNDS: usize = 400;
 
-/// Time of a Put of 8 bytes to the own node, from posting to the completion that was taken.
+/// Through what commands are posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Way {
+    /// The driver's queue alone.
+    Hand,
+    /// The Rust API.
+    Rust,
+    /// The C functions.
+    C,
+}
+
+/// Time of a Put of 8 bytes to the own node, from posting until its completion and its notice were
+/// taken, in nanoseconds: medians of rounds, and of the fastest round.
 #[derive(Debug, Serialize)]
 pub(crate) struct Overhead {
-    /// Through the driver's queue alone, in nanoseconds.
-    pub(crate) by_hand_ns: f64,
+    /// Through the driver's queue alone.
+    pub(crate) hand: Times,
     /// Through the Rust API.
-    pub(crate) rust_ns: f64,
+    pub(crate) rust: Times,
     /// Through the C functions.
-    pub(crate) c_ns: f64,
+    pub(crate) c: Times,
 }
 
-/// Nanoseconds that a command takes in a round.
-fn round(one: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
-    let start = Instant::now();
-    for _ in 0..ROUND {
-        one()?;
-    }
-    Ok(start.elapsed().as_nanos() as f64 / f64::from(ROUND))
+/// Times of one way, in nanoseconds.
+#[derive(Debug, Serialize)]
+pub(crate) struct Times {
+    /// Median of the rounds.
+    pub(crate) median_ns: f64,
+    /// The fastest round.
+    pub(crate) fastest_ns: f64,
+    /// Looks at both queues for a command.
+    pub(crate) looks: f64,
 }
 
-/// Measures.
+/// Something that posts one command, takes its end, and tells how often it has looked.
+type One = Box<dyn FnMut(u64) -> Result<u64>>;
+
+/// The ends that every command asks for.
+const FLAGS: u64 = flags::TCQ_NOTICE | flags::LOCAL_MRQ_NOTICE;
+
+/// Measures all ways in turn.
 pub(crate) fn measure() -> Result<Overhead> {
+    let mut ways = [by_hand()?, through_rust()?, through_c()?];
+    let mut rounds = [(); 3].map(|()| Vec::with_capacity(ROUNDS));
+    let mut looks = [0; 3];
+    for round in 0..=ROUNDS {
+        for ((one, times), looks) in ways.iter_mut().zip(&mut rounds).zip(&mut looks) {
+            let start = Instant::now();
+            for i in 0..ROUND {
+                *looks += one(i.into())?;
+            }
+            let took = start.elapsed().as_nanos() as f64 / f64::from(ROUND);
+            if round > 0 {
+                times.push(took);
+            }
+        }
+    }
+    let commands = f64::from(ROUND) * (ROUNDS + 1) as f64;
+    let [hand, rust, c] = rounds.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        (times[times.len() / 2], times[0])
+    });
+    let times = |(median_ns, fastest_ns), looks| Times {
+        median_ns,
+        fastest_ns,
+        looks: looks as f64 / commands,
+    };
+    let [a, b, d] = looks;
+    Ok(Overhead { hand: times(hand, a), rust: times(rust, b), c: times(c, d) })
+}
+
+/// Posts commands in one way, for a program that counts instructions.
+pub(crate) fn repeat(way: Way, commands: u64) -> Result<()> {
+    let mut one = match way {
+        Way::Hand => by_hand()?,
+        Way::Rust => through_rust()?,
+        Way::C => through_c()?,
+    };
+    for i in 0..commands {
+        one(i)?;
+    }
+    Ok(())
+}
+
+/// A machine with one node.
+fn alone() -> Result<(LocalMachine, Context<tofu_utofu_local::LocalProvider>)> {
     let machine = LocalMachine::new("1x1x1x1x1x1".parse()?)?;
     let node = machine.node(Coords::default())?;
     let context = Context::new(Arc::clone(&node), Place::new(0, 1)?);
+    Ok((machine, context))
+}
 
+fn by_hand() -> Result<One> {
+    let (machine, context) = alone()?;
     let target = context.create_vcq(0, None, 0)?;
     let memory = api::memory(4096);
     // SAFETY: the memory is never freed, and nothing in Rust refers to it.
     let stadd = unsafe { target.reg_mem(memory, 4096, None, 0)? };
-
-    // A queue of its own. Its notices must be taken by hand too; the library does so by itself.
-    let config = CqConfig { interrupts: 0, mrq_size: 2, stags: 1, ..CqConfig::new(1, 9) };
-    node.device().tni(1)?.enable()?;
-    let mut cq = Cq::open(node.device(), &config)?;
-    let to = Target::new(Coords::default(), 0);
-    let remote = tofu_abi::StagOffset(stadd.0);
-    let next = Cell::new(0u64);
-    let value = || {
-        next.set(next.get() + 1);
-        black_box(next.get())
-    };
-    let mut by_hand = || {
-        let value = value();
-        let order = Order::put_piggyback(to, remote, &value.to_le_bytes())?;
+    let node = Arc::clone(context.provider());
+    let config = CqConfig { interrupts: 0, mrq_size: 2, stags: 1, ..CqConfig::new(2, 0) };
+    node.device().tni(2)?.enable()?;
+    let mut cq: Cq<LocalPlatform> = Cq::open(node.device(), &config)?;
+    let (to, remote) = (Target::new(Coords::default(), 0), StagOffset(stadd.0));
+    Ok(Box::new(move |value| {
+        let _alive = (&machine, &target);
+        let order = Order::put_piggyback(to, remote, &black_box(value).to_le_bytes())?;
         cq.post_and_ring(&order, value)?;
-        while cq.poll_tcq().is_none() {}
-        while cq.poll_mrq().is_some() {}
-        Ok(())
-    };
-
-    let vcq = context.create_vcq(2, None, 0)?;
-    let mut rust = || {
-        let value = value();
-        let posting = Posting::new(target.id().0, 0, flags::TCQ_NOTICE)?;
-        vcq.post(&posting.put_piggyback8(value, 8, stadd.0)?, value as usize)?;
-        while vcq.poll_tcq().is_none() {}
-        Ok(())
-    };
-    let mut c = through_c().context("TOFU_PROVIDER=inproc is needed")?;
-    let mut best = [f64::MAX; 3];
-    for _ in 0..ROUNDS {
-        let times = [round(&mut by_hand)?, round(&mut rust)?, round(&mut c)?];
-        for (best, time) in best.iter_mut().zip(times) {
-            *best = best.min(time);
+        let mut looks = 2;
+        let done = loop {
+            match cq.poll_tcq() {
+                Some(done) => break done,
+                None => looks += 1,
+            }
+        };
+        let notice = loop {
+            match cq.poll_mrq() {
+                Some(notice) => break notice,
+                None => looks += 1,
+            }
+        };
+        if done.rcode != rcode::SUCCESS || notice.word0().rcode() != rcode::SUCCESS {
+            bail!("a Put has failed: {}", rcode::describe(done.rcode));
         }
-    }
-    let [by_hand_ns, rust_ns, c_ns] = best;
-    Ok(Overhead { by_hand_ns, rust_ns, c_ns })
+        Ok(looks)
+    }))
 }
 
-/// The same, on the C library's own machine.
-fn through_c() -> Result<impl FnMut() -> Result<()>> {
+fn through_rust() -> Result<One> {
+    let (machine, context) = alone()?;
+    let target = context.create_vcq(0, None, 0)?;
+    let memory = api::memory(4096);
+    // SAFETY: the memory is never freed, and nothing in Rust refers to it.
+    let stadd = unsafe { target.reg_mem(memory, 4096, None, 0)? };
+    let vcq = context.create_vcq(2, None, 0)?;
+    Ok(Box::new(move |value| {
+        let _alive = &machine;
+        let posting = Posting::new(target.id().0, 0, FLAGS)?;
+        vcq.post(&posting.put_piggyback8(black_box(value), 8, stadd.0)?, value as usize)?;
+        let mut looks = 2;
+        let done = loop {
+            match vcq.poll_tcq() {
+                Some(done) => break done,
+                None => looks += 1,
+            }
+        };
+        let notice = loop {
+            match vcq.poll_mrq() {
+                Some(notice) => break notice,
+                None => looks += 1,
+            }
+        };
+        if done.status() != Code::Success || notice.status() != Code::Success {
+            bail!("a Put has failed: {}", rcode::describe(done.rcode));
+        }
+        Ok(looks)
+    }))
+}
+
+/// On the C library's own machine.
+fn through_c() -> Result<One> {
     let (mut target, mut handle, mut id, mut stadd) = (0, 0, 0, 0);
     let memory = api::memory(4096);
     // SAFETY: the memory is never freed, and nothing in Rust refers to it; the other pointers lead
     // to what they are said to.
     unsafe {
-        api::ok(tofucom::utofu_create_vcq(0, 0, &raw mut target))?;
+        api::ok(tofucom::utofu_create_vcq(0, 0, &raw mut target))
+            .context("TOFU_PROVIDER=inproc is needed")?;
         api::ok(tofucom::utofu_query_vcq_id(target, &raw mut id))?;
         api::ok(tofucom::utofu_reg_mem(target, memory.cast(), 4096, 0, &raw mut stadd))?;
         api::ok(tofucom::utofu_create_vcq(2, 0, &raw mut handle))?;
     }
-    let stadd = Stadd(stadd).0;
-    let mut value = 0u64;
-    Ok(move || {
-        value += 1;
+    Ok(Box::new(move |value| {
         let mut cbdata = ptr::null_mut();
-        let (data, flags) = (black_box(value), flags::TCQ_NOTICE);
+        let mut notice = tofucom::MrqNotice::default();
+        let mut looks = 2;
         // SAFETY: as above.
         unsafe {
-            api::ok(tofucom::utofu_put_piggyback8(
-                handle,
-                id,
-                data,
-                stadd,
-                8,
-                0,
-                flags,
-                ptr::null_mut(),
-            ))?;
-            while tofucom::utofu_poll_tcq(handle, 0, &raw mut cbdata) != 0 {}
+            let data = black_box(value);
+            let none = ptr::null_mut();
+            api::ok(tofucom::utofu_put_piggyback8(handle, id, data, stadd, 8, 0, FLAGS, none))?;
+            while let code @ ..0 = tofucom::utofu_poll_tcq(handle, 0, &raw mut cbdata) {
+                looks += api::nothing_yet(code)?;
+            }
+            while let code @ ..0 = tofucom::utofu_poll_mrq(handle, 0, &raw mut notice) {
+                looks += api::nothing_yet(code)?;
+            }
         }
-        Ok(())
-    })
+        Ok(looks)
+    }))
 }

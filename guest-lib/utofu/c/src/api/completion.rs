@@ -30,17 +30,16 @@ pub struct MrqNotice {
     pub reserved: [u64; 2],
 }
 
-/// The end of a command that did not do what it should.
-fn check(code: Code, result: u8) -> Result<(), Error> {
-    if code == Code::Success {
-        return Ok(());
-    }
-    Err(Error::with_value(
-        code,
-        "command ended with result",
-        result.into(),
-        rcode::describe(result),
-    ))
+/// The end of a command: an error if it did not do what it should.
+#[inline(always)]
+fn check(result: u8, code: impl FnOnce() -> Code) -> Result<(), Error> {
+    if result == rcode::SUCCESS { Ok(()) } else { Err(failed(code(), result)) }
+}
+
+#[cold]
+fn failed(code: Code, result: u8) -> Error {
+    let what = "command ended with result";
+    Error::with_value(code, what, result.into(), rcode::describe(result))
 }
 
 const fn empty(what: &'static str) -> Error {
@@ -65,7 +64,7 @@ pub unsafe extern "C" fn utofu_poll_tcq(
         flags::check(flags, 0, "flags")?;
         let done = queue.poll_tcq(ticket)?.ok_or(empty("completions"))?;
         out.set(done.cbdata as *mut c_void);
-        check(done.status(), done.rcode)
+        check(done.rcode, || done.status())
     })
 }
 
@@ -95,7 +94,7 @@ pub unsafe extern "C" fn utofu_poll_mrq(
             rmt_stadd: notice.rmt_stadd,
             ..MrqNotice::default()
         });
-        check(notice.status(), notice.rcode)
+        check(notice.rcode, || notice.status())
     })
 }
 

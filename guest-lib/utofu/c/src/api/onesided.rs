@@ -33,7 +33,7 @@ impl Batch {
         Self { command, stride, blocks }
     }
 
-    #[inline]
+    #[inline(always)]
     fn post(&self, vcq_hdl: usize, cbdata: *mut c_void) -> Result<(), Error> {
         let (queue, ticket) = handle::find(vcq_hdl)?;
         let cbdata = cbdata as usize;
