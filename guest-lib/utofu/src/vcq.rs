@@ -372,6 +372,15 @@ impl<P: Provider> Vcq<P> {
         self.queue.post_blocks(self.ticket, command, stride, blocks, cbdata)
     }
 
+    /// Posts prepared descriptors ([`Command::prepared`]), see [`SharedQueue::post_prepared`].
+    ///
+    /// # Errors
+    ///
+    /// [`Code::Busy`], [`Code::InvalidDesc`], [`Code::InvalidNumber`].
+    pub fn post_prepared(&self, descriptors: &[Descriptor], cbdata: usize) -> Result<(), Error> {
+        self.queue.post_prepared(self.ticket, descriptors, cbdata)
+    }
+
     /// Writes `length` bytes of local memory to memory of the VCQ `to`.
     ///
     /// # Errors
