@@ -25,19 +25,21 @@ const NOT_INHERITED: [&str; 8] = [
 ];
 
 /// Packages of this workspace whose programs run on Linux nodes.
-const LINUX: [&str; 3] = ["tofu-agent", "tofu-guest", "tofu-guests-linux"];
+const LINUX: [&str; 4] = ["tofu-agent", "tofu-guest", "tofu-guests-linux", "tofud"];
 
 /// What the programs are built from, from this folder.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 11] = [
     "../../Cargo.lock",
     "../../guest-lib/abi",
     "../../guest-lib/bare",
     "../../guest-lib/driver",
+    "../../guest-lib/utofu/src",
     "../../guest-lib/vfio",
     "../agent",
     "../guests",
     "../guests-linux",
     "../tofu-guest",
+    "../tofud",
 ];
 
 fn main() {

@@ -17,6 +17,7 @@ use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioIommufd, VfioOps};
 
 use crate::bar::{Layout, Region};
 use crate::broker::foreign::{unmap_in_container, unmap_in_ioas};
+use crate::broker::socket_path;
 use crate::broker::wire::{SpaceKind, Terms};
 use crate::dma::{Buffer, MapError, Pool, Space, UserMemory};
 use crate::error::Error;
@@ -71,6 +72,25 @@ impl VfioPlatform {
     ///
     /// See [`Error`].
     pub fn open_at(bdf: Option<Bdf>) -> Result<Self, Error> {
+        let start = Instant::now();
+        loop {
+            match Self::try_open_at(bdf) {
+                // Where there is a broker, it may be about to give the device up after the last of
+                // those who shared it.
+                Err(Error::Busy(bdf)) if start.elapsed() < LEAVING && socket_path(bdf).exists() => {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The same without patience, for brokers themselves.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn try_open_at(bdf: Option<Bdf>) -> Result<Self, Error> {
         let bus = Bus::default();
         let found = bus.find(bdf)?;
         match found.driver.as_deref() {
@@ -286,6 +306,8 @@ impl VfioPlatform {
     }
 }
 
+/// How long a broker may take to give a device up that nobody uses any more.
+const LEAVING: Duration = Duration::from_secs(1);
 /// Device addresses are lent to other processes in multiples of this many bytes.
 const LENT_UNIT: u64 = 1 << 30;
 

@@ -58,7 +58,8 @@ impl Source for VfioSource {
     type Device = Vfio;
 
     fn open(&self) -> Result<Vfio, String> {
-        let platform = VfioPlatform::open_at(Some(self.0)).map_err(|error| error.to_string())?;
+        let platform =
+            VfioPlatform::try_open_at(Some(self.0)).map_err(|error| error.to_string())?;
         Device::probe(platform).map(Vfio).map_err(|error| format!("{}: {error}", self.0))
     }
 }

@@ -1,0 +1,160 @@
+//! Many uTofu processes on a Linux node at once, by way of `tofud`: a C program (see
+//! `programs/processes.c`), built as a user builds his and copied to the nodes with its libraries.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Said, skip, wait_for};
+
+/// Where it all is in a node.
+const THERE: &str = "/tmp/utofu";
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}: {err}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A machine of two nodes that have the program; or `None`, after it was said why not.
+fn machine(test: &str) -> Option<Place> {
+    if Command::new("gcc").arg("--version").output().is_err() {
+        skip(test, "there is no gcc");
+        return None;
+    }
+    let place = Place::new(test, Image::Default)?;
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // Cargo leaves the library beside the tests.
+    let library = std::env::current_exe().unwrap().with_file_name("libtofucom.so");
+    let folder = place.path().join("utofu");
+    fs::create_dir(&folder).unwrap();
+    let program = folder.join("processes");
+    run(Command::new("gcc")
+        .args(["-Wall", "-Wextra", "-Werror", "-O2", "-o"])
+        .arg(&program)
+        .arg(here.join("programs/processes.c"))
+        .arg("-I")
+        .arg(here.join("../../guest-lib/utofu/header"))
+        .arg(&library));
+    // A node has no C library of its own.
+    let list =
+        run(Command::new("ldd").arg(&program).env("LD_LIBRARY_PATH", library.parent().unwrap()));
+    let mut libraries: Vec<_> = list
+        .lines()
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+        .map(PathBuf::from)
+        .collect();
+    libraries.push(library);
+    for library in libraries {
+        fs::copy(&library, folder.join(library.file_name().unwrap())).unwrap();
+    }
+    place.up(&["--memory", "768MiB"]);
+    for node in 0..2 {
+        place.run(&["cp", folder.to_str().unwrap(), &format!("{node}:/tmp")]).ok();
+    }
+    Some(place)
+}
+
+/// The command that runs the program on a node.
+fn processes<'a>(node: &'a str, args: &[&'a str]) -> Vec<&'a str> {
+    let loader = "/tmp/utofu/ld-linux-x86-64.so.2";
+    let start = ["exec", node, "--", loader, "--library-path", THERE, "/tmp/utofu/processes"];
+    [&start, args].concat()
+}
+
+/// Runs the program on both nodes at once.
+#[track_caller]
+fn on_both(place: &Place, args: &[&str], time: Duration) -> [String; 2] {
+    let start = |node| place.start(&processes(node, &[&["node", node], args].concat()));
+    let running = ["0", "1"].map(start);
+    running.map(|program| program.end(time).ok())
+}
+
+/// The processes that a program speaks of, each with the rounds that it did.
+fn rounds(out: &str) -> BTreeSet<(u32, u64)> {
+    let line = |line: &str| {
+        let (process, rounds) = line.strip_prefix("process ")?.split_once(": ")?;
+        Some((process.parse().ok()?, rounds.strip_suffix(" rounds")?.parse().ok()?))
+    };
+    out.lines().filter_map(line).collect()
+}
+
+/// Whether a program that uses VFIO by itself gets the device.
+fn others_have_it(place: &Place) -> Said {
+    place.exec("0", &["tofu-guest", "selftest"])
+}
+
+#[test]
+fn processes_that_nobody_counted() {
+    let Some(place) = machine("processes_that_nobody_counted") else { return };
+    // One alone, and as many as there are queues on all TNIs, started at once.
+    for count in ["1", "8", "11", "2"] {
+        let out = place.run(&processes("0", &["many", count, "20"])).ok();
+        let expected = (0..count.parse().unwrap()).map(|process| (process, 20)).collect();
+        assert_eq!(rounds(&out), expected, "{out}");
+    }
+    let said = place.run(&processes("0", &["many", "12", "1"]));
+    assert_eq!(said.code, Some(1), "{said:?}");
+    let text = "UTOFU_ERR_FULL: Tofu device: no control queue is free on all TNIs";
+    assert!(said.err.contains(text), "{said:?}");
+    // They have left nothing behind.
+    others_have_it(&place).ok();
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+#[test]
+fn processes_of_two_nodes() {
+    let Some(place) = machine("processes_of_two_nodes") else { return };
+    let out = on_both(&place, &["8", "4", "40"], PATIENCE).concat();
+    assert_eq!(rounds(&out), (0..12).map(|process| (process, 40)).collect(), "{out}");
+    // The first of twelve is killed again and again in the middle of large Puts.
+    let out = on_both(&place, &["8", "4", "0", "50"], 2 * PATIENCE);
+    assert!(out[0].contains("killed 50 times\n"), "{out:?}");
+    let out = rounds(&out.concat());
+    let all: BTreeSet<_> = out.iter().map(|(process, _)| *process).collect();
+    assert_eq!(all, (1..12).collect(), "{out:?}");
+    let counts: BTreeSet<_> = out.iter().map(|(_, rounds)| *rounds).collect();
+    assert_eq!(counts.len(), 1, "{out:?}");
+    others_have_it(&place).ok();
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+#[test]
+fn the_broker_is_killed() {
+    let Some(place) = machine("the_broker_is_killed") else { return };
+    let mut program = place.start(&processes("0", &["orphan", "/tmp/go"]));
+    assert_eq!(program.line(), "ready\n");
+    let refused = others_have_it(&place);
+    assert!(refused.code != Some(0) && refused.err.contains("in use"), "{refused:?}");
+    let old = place.exec("0", &["pidof", "tofud"]).ok();
+    place.exec("0", &["kill", "-9", old.trim()]).ok();
+    wait_for("a new tofud", MOMENT, || {
+        let new = place.exec("0", &["pidof", "tofud"]);
+        new.code == Some(0) && new.out != old
+    });
+    // The process keeps what it has; others wait for its end.
+    let said = place.run(&processes("0", &["many", "1", "1"]));
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("in use by another process"), "{said:?}");
+    place.exec("0", &["touch", "/tmp/go"]).ok();
+    let out = program.end(PATIENCE).ok();
+    let gone = "utofu_create_vcq: UTOFU_ERR_OUT_OF_RESOURCE: control queue 1: tofud, which knows \
+                who has it, is gone";
+    assert_eq!(out, format!("ready\nputs\nfurther queue: {gone}\n"));
+    let out = place.run(&processes("0", &["many", "8", "3"])).ok();
+    assert_eq!(rounds(&out).len(), 8, "{out}");
+    // Further queues are to be had from a broker that is there.
+    let out = place.run(&processes("0", &["orphan", "/tmp/go"])).ok();
+    assert_eq!(out, "ready\nputs\nfurther queue: yes\n");
+    // Nor does anything need one.
+    place.exec("0", &["sh", "-c", "rm /run/tofu/*.sock"]).ok();
+    let out = place.run(&processes("0", &["many", "1", "3"])).ok();
+    assert_eq!(rounds(&out).len(), 1, "{out}");
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
