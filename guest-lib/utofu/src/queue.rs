@@ -67,7 +67,7 @@ pub(crate) struct OpenState<Q> {
     /// Commands posted since the message receive queue was found empty.
     unseen: usize,
     /// For the lower three bits of a target's extra value: whether commands went to a target
-    /// without component ID (bit 0) and to one with it (bit 1).
+    /// without component ID (bit 0) and to one with it (bit 1), and which came first (bits 2, 3).
     classes: [u8; 8],
     /// Commands since both are the case, until their notices, which have the lower three bits
     /// only.
@@ -167,8 +167,9 @@ impl<Q: Queue> OpenState<Q> {
             let (delayed, told) = (command.is_delayed(), command.tcq_notice());
             if let Some(target) = command.target() {
                 let class = &mut self.classes[usize::from(target & 7)];
-                *class |= 1 << (target >> 3);
-                if *class == 3 {
+                let bit = 1 << (target >> 3);
+                *class |= if *class == 0 { bit | bit << 2 } else { bit };
+                if *class & 3 == 3 {
                     self.remember(&command);
                 }
             }
@@ -270,9 +271,11 @@ impl<Q: Queue> OpenState<Q> {
             return;
         }
         let id = entry.notice.vcq_id;
-        let extra = match self.classes[usize::from(entry.target)] {
-            1 => entry.target,
-            2 => entry.target | 8,
+        let class = self.classes[usize::from(entry.target)];
+        // What was posted before both were the case went to the first.
+        let first = entry.target | if class & 8 == 0 { 0 } else { 8 };
+        let extra = match class & 3 {
+            1 | 2 => first,
             _ => {
                 let same = |a: &Ambiguous| {
                     a.to.extra() & 7 == entry.target
@@ -282,7 +285,7 @@ impl<Q: Queue> OpenState<Q> {
                 };
                 let found = self.ambiguous.iter().position(same);
                 let command = found.and_then(|i| self.ambiguous.remove(i));
-                command.map_or(entry.target, |a| a.to.extra())
+                command.map_or(first, |a| a.to.extra())
             }
         };
         entry.notice.vcq_id = id.with_extra(extra);
