@@ -234,7 +234,8 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
         let notices = queue_entries(self.mrq_size.into()).unwrap_or(0) as usize;
         let orders = cq.free_slots();
         let memory = self.memory.clone();
-        Ok(DriverQueue { cq, orders, notices, memory, registered: BTreeMap::new(), _claim: claim })
+        let registered = BTreeMap::new();
+        Ok(DriverQueue { cq, orders, notices, memory, registered, idle: 0, _claim: claim })
     }
 
     fn relax(&self) {
@@ -257,6 +258,9 @@ fn open_error(error: OpenError) -> Error {
     }
 }
 
+/// After so many polls that found nothing the processor is offered to others: a few microseconds.
+const POLLS_IN_VAIN: u32 = 64;
+
 /// A control queue of a device that the process drives.
 pub struct DriverQueue<P: Platform, M: MapUser<P>, C = ()> {
     // First, so that it is closed before its memory goes.
@@ -265,6 +269,8 @@ pub struct DriverQueue<P: Platform, M: MapUser<P>, C = ()> {
     notices: usize,
     memory: M,
     registered: BTreeMap<u32, (Stag, M::Mapping)>,
+    /// Polls since there was something.
+    idle: u32,
     // Last, when nobody uses the queue any more.
     _claim: C,
 }
@@ -273,6 +279,21 @@ impl<P: Platform, M: MapUser<P>, C> DriverQueue<P, M, C> {
     /// The queue as the driver has it.
     pub fn cq(&self) -> &Cq<P> {
         &self.cq
+    }
+
+    /// Notes what a poll has found. A program that polls in vain may be keeping what it waits for
+    /// from the processor: a device that is a program, or a peer.
+    #[inline]
+    fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
+        if found.is_some() {
+            self.idle = 0;
+        } else {
+            self.idle = self.idle.wrapping_add(1);
+            if self.idle.is_multiple_of(POLLS_IN_VAIN) {
+                self.cq.device().platform().relax();
+            }
+        }
+        found
     }
 }
 
@@ -303,12 +324,14 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
 
     #[inline]
     fn poll_completion(&mut self) -> Option<u8> {
-        self.cq.poll_tcq().map(|done| done.rcode)
+        let found = self.cq.poll_tcq().map(|done| done.rcode);
+        self.polled(found)
     }
 
     #[inline]
     fn poll_notice(&mut self) -> Option<MrqEntry> {
-        self.cq.poll_mrq()
+        let found = self.cq.poll_mrq();
+        self.polled(found)
     }
 
     #[allow(unsafe_code)]

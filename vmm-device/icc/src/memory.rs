@@ -50,11 +50,13 @@ pub trait DmaMemory: Send + Sync {
     fn contains(&self, addr: u64, len: usize, access: Access) -> bool;
 
     /// Calls `f` with the pieces of the range, in order. It does no more to them than `access`
-    /// says.
+    /// says, and writes all of them where that is [`Access::Write`]: memory that is not in this
+    /// process is a copy here.
     ///
     /// # Errors
     ///
-    /// If any part of the range is not memory; then `f` is not called at all.
+    /// If any part of the range is not memory; then `f` is not called at all, unless that comes
+    /// out only when a copy of it is made or taken back.
     fn access(
         &self,
         addr: u64,
@@ -88,6 +90,22 @@ pub trait DmaMemory: Send + Sync {
             let end = at + piece.len();
             piece.copy_from(&buf[at..end]);
             at = end;
+        })
+    }
+
+    /// Writes what `source` has.
+    ///
+    /// # Errors
+    ///
+    /// If any part of the range is not memory.
+    fn write_from(&self, addr: u64, source: VolatileSlice<'_>) -> Result<(), DmaError> {
+        let mut done = 0;
+        self.access(addr, source.len(), Access::Write, &mut |piece| {
+            let n = piece.len();
+            if let Ok(part) = source.subslice(done, n) {
+                part.copy_to_volatile_slice(piece);
+            }
+            done += n;
         })
     }
 
@@ -307,14 +325,7 @@ fn copy_run(
         if result.is_err() {
             return;
         }
-        let mut done = 0;
-        result = dst.access(at, source.len(), Access::Write, &mut |target| {
-            let n = target.len();
-            if let Ok(part) = source.subslice(done, n) {
-                part.copy_to_volatile_slice(target);
-            }
-            done += n;
-        });
+        result = dst.write_from(at, source);
         at += source.len() as u64;
     })?;
     result

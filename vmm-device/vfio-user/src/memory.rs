@@ -153,6 +153,32 @@ struct Piece {
     len: usize,
 }
 
+/// Where a part of a range is.
+enum Reached<'a> {
+    /// In this process.
+    Here(VolatileSlice<'a>),
+    /// In the client's: its address there and its length.
+    There(&'a ClientProcess, u64, usize),
+}
+
+impl Reached<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Here(slice) => slice.len(),
+            Self::There(_, _, len) => *len,
+        }
+    }
+}
+
+impl Piece {
+    fn reach(&self) -> Option<Reached<'_>> {
+        Some(match &self.place {
+            Place::File(file, offset) => Reached::Here(file.get_slice(*offset, self.len).ok()?),
+            Place::Process(process, address) => Reached::There(process, *address as u64, self.len),
+        })
+    }
+}
+
 /// What a client asks to be mapped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapRequest {
@@ -419,17 +445,14 @@ impl ClientMemory {
     }
 }
 
-impl DmaMemory for ClientMemory {
-    fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
-        self.walk(addr, len, access, |_, _, _| {}).is_ok()
-    }
-
-    fn access(
+impl ClientMemory {
+    /// Calls `f` with the pieces of a range, in order, if all of it is memory for this access.
+    fn reach(
         &self,
         addr: u64,
         len: usize,
         access: Access,
-        f: &mut dyn FnMut(VolatileSlice<'_>),
+        f: &mut dyn FnMut(Reached<'_>) -> Result<(), Errno>,
     ) -> Result<(), DmaError> {
         // From before the addresses are looked up until the memory was used.
         let _transfer = Transfer::begin(&self.transfers);
@@ -442,22 +465,49 @@ impl DmaMemory for ClientMemory {
             }
         })?;
         let error = DmaError { addr, len };
-        let files = pieces.iter().filter_map(|piece| match &piece.place {
-            Place::File(file, offset) => Some(file.get_slice(*offset, piece.len)),
-            Place::Process(..) => None,
-        });
-        let slices: SmallVec<[VolatileSlice<'_>; 2]> =
-            files.collect::<Result<_, _>>().map_err(|_| error)?;
-        let mut slices = slices.into_iter();
-        for piece in &pieces {
-            match &piece.place {
-                Place::File(..) => slices.next().into_iter().for_each(&mut *f),
-                Place::Process(process, address) => {
-                    process.access(*address as u64, piece.len, access, f).map_err(|_| error)?
-                }
-            }
+        let reached: Option<SmallVec<[Reached<'_>; 2]>> = pieces.iter().map(Piece::reach).collect();
+        for piece in reached.ok_or(error)? {
+            f(piece).map_err(|_| error)?;
         }
         Ok(())
+    }
+}
+
+impl DmaMemory for ClientMemory {
+    fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
+        self.walk(addr, len, access, |_, _, _| {}).is_ok()
+    }
+
+    fn access(
+        &self,
+        addr: u64,
+        len: usize,
+        access: Access,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> Result<(), DmaError> {
+        self.reach(addr, len, access, &mut |piece| match piece {
+            Reached::Here(slice) => {
+                f(slice);
+                Ok(())
+            }
+            Reached::There(process, address, len) => process.access(address, len, access, f),
+        })
+    }
+
+    fn write_from(&self, addr: u64, source: VolatileSlice<'_>) -> Result<(), DmaError> {
+        let mut done = 0;
+        self.reach(addr, source.len(), Access::Write, &mut |piece| {
+            let part = source.subslice(done, piece.len()).map_err(|_| Errno::INVAL)?;
+            done += part.len();
+            match piece {
+                Reached::Here(slice) => {
+                    part.copy_to_volatile_slice(slice);
+                    Ok(())
+                }
+                // No copy of a copy.
+                Reached::There(process, address, _) => process.write(address, &part),
+            }
+        })
     }
 }
 
