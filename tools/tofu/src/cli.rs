@@ -422,7 +422,7 @@ pub(crate) enum InternalCommand {
     /// Remove a machine's files when standard input ends
     Janitor {
         /// The run directory
-        dir: PathBuf,
+        dir: Option<PathBuf>,
         /// Other files
         files: Vec<PathBuf>,
     },

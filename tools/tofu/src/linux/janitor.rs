@@ -36,7 +36,19 @@ impl Janitor {
     /// Starts it for the run directory `dir` and some other files.
     pub(crate) fn start(dir: &Path, files: &[PathBuf]) -> anyhow::Result<Self> {
         let mut command = own_command()?;
-        command.arg("janitor").arg(dir).args(files).process_group(0);
+        command.arg("janitor").arg(dir).args(files);
+        Self::spawn(command)
+    }
+
+    /// Starts it for a machine that has processes and no files.
+    pub(crate) fn for_processes() -> anyhow::Result<Self> {
+        let mut command = own_command()?;
+        command.arg("janitor");
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> anyhow::Result<Self> {
+        command.process_group(0);
         // Whoever reads our output would wait for it, too.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn();
@@ -81,12 +93,12 @@ pub(crate) fn wrapped(group: i32, program: &Path) -> anyhow::Result<Command> {
 /// Runs a hidden subcommand.
 pub(crate) fn run(command: &InternalCommand) -> anyhow::Result<u8> {
     match command {
-        InternalCommand::Janitor { dir, files } => tidy(dir, files),
+        InternalCommand::Janitor { dir, files } => tidy(dir.as_deref(), files),
         InternalCommand::Child { parent, program } => become_child(*parent, program),
     }
 }
 
-fn tidy(dir: &Path, files: &[PathBuf]) -> anyhow::Result<u8> {
+fn tidy(dir: Option<&Path>, files: &[PathBuf]) -> anyhow::Result<u8> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
@@ -99,7 +111,7 @@ fn tidy(dir: &Path, files: &[PathBuf]) -> anyhow::Result<u8> {
             let _ = fs::remove_file(file);
         }
     }
-    rundir::remove(dir)?;
+    dir.map_or(Ok(()), rundir::remove)?;
     let group = rustix::process::getpgrp();
     kill_process_group(group, Signal::KILL).context("cannot kill the machine's processes")?;
     Ok(0)
