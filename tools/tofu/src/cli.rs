@@ -226,7 +226,7 @@ impl LinuxArgs {
 /// A monitor for Linux nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Vmm {
-    /// The best that this host can offer
+    /// Our own with hardware virtualisation and without --net; QEMU otherwise
     Auto,
     /// Our own; needs hardware virtualisation
     Tofu,
@@ -395,6 +395,9 @@ pub(crate) enum ImageCommand {
         /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, or a file
         #[arg(long, value_name = "KERNEL", default_value = "auto")]
         kernel: String,
+        /// Kernel modules to add, with what they need
+        #[arg(long, value_name = "MODULE,...", value_delimiter = ',')]
+        modules: Vec<String>,
         /// Debian mirror to fetch from [default: that of this host's apt]
         #[arg(long, value_name = "URL")]
         mirror: Option<String>,

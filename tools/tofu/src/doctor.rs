@@ -55,7 +55,7 @@ struct Report {
 struct LinuxReport {
     /// Linux nodes can run, if need be after something was fetched.
     can_run: bool,
-    /// What runs them: `qemu-kvm` or `qemu-tcg`.
+    /// What runs them: `tofu`, our own monitor, or `qemu-tcg`.
     vmm: &'static str,
     /// What our own monitor can do with Linux here.
     own_monitor: tofu_vmm::LinuxSupport,
@@ -106,7 +106,7 @@ impl LinuxReport {
         let own_monitor = kvm.linux();
         Self {
             can_run: shared_memory && cache.is_some(),
-            vmm: if linux::kvm_runs_linux(own_monitor) { "qemu-kvm" } else { "qemu-tcg" },
+            vmm: if linux::kvm_runs_linux(own_monitor) { "tofu" } else { "qemu-tcg" },
             own_monitor,
             qemu: cache.as_ref().and_then(linux::present_qemu),
             images: images.into_iter().map(|image| image.name).collect(),
@@ -118,8 +118,9 @@ impl LinuxReport {
     fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut add = |level, what, text: String| findings.push(Finding { level, what, text });
-        if self.vmm == "qemu-kvm" {
-            let text = "run under QEMU with hardware virtualisation, at full speed";
+        if self.vmm == "tofu" {
+            let text = "run under our own monitor with hardware virtualisation, at full speed; with --net \
+                        lan under QEMU";
             add(Level::Good, "Linux nodes", text.into());
         } else {
             let text = "run under QEMU, which emulates their processors (TCG): they boot in \
@@ -352,7 +353,7 @@ mod tests {
         assert_eq!(texts[2].1, "none yet in /some/where; tofu image build makes one");
         assert_eq!(texts[3].0, "shared memory");
         let better = LinuxReport {
-            vmm: "qemu-kvm",
+            vmm: "tofu",
             qemu: Some("11.1.3".into()),
             images: vec!["default".into(), "mpi".into()],
             shared_memory: true,

@@ -25,14 +25,14 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
     let progress = Shown::new(cancelled, Style::detect(false).progress);
     let cache = Cache::from_env()?;
     let result = match command {
-        ImageCommand::Build { with, name, kernel, mirror, refresh } => {
+        ImageCommand::Build { with, name, kernel, modules, mirror, refresh } => {
             let name = match name {
                 Some(name) => name.as_str().to_owned(),
                 None => Spec::name_for(with),
             };
             let kernel: Kernel = kernel.parse()?;
             let spec = Spec::new(&name)?.kernel(kernel).refresh(*refresh);
-            let mut spec = spec.programs(guest::tools()?);
+            let mut spec = spec.programs(guest::tools()?).modules(modules)?;
             if !with.is_empty() {
                 spec = spec.with(with)?;
             }

@@ -31,6 +31,8 @@ use crate::units::{Doorbell, Engines};
 pub(crate) enum Event {
     /// The node's guest has been loaded and its vCPU runs; a Linux node can run programs.
     Booted(NodeId),
+    /// A Linux node can run programs again.
+    Rebooted(NodeId),
     /// The guest printed a line, without its line end.
     Line(NodeId, String),
     /// The guest has ended; the last event of the node.

@@ -166,7 +166,7 @@ impl Watch<'_, '_> {
 
     fn take(&mut self, event: Event) -> io::Result<()> {
         match event {
-            Event::Booted(node) if self.started => {
+            Event::Rebooted(node) => {
                 self.screen.note(&format!("{} is ready again", self.plan.coords(node)))
             }
             Event::Booted(node) => self.screen.booted(self.plan.coords(node), self.start.elapsed()),

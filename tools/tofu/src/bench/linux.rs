@@ -20,8 +20,8 @@ use crate::cli::{LinuxArgs, Net, UpArgs};
 use crate::confine::Confinement;
 use crate::image_cmd::Shown;
 use crate::linux::janitor::Janitor;
-use crate::linux::kit::{Kit, kvm_runs_linux};
-use crate::linux::machine::{Host, Registry};
+use crate::linux::kit::{self, Kit, kvm_runs_linux};
+use crate::linux::machine::{Choice, Host, Registry};
 use crate::linux::node::LinuxNode;
 use crate::linux::{control, guest, programs};
 use crate::plan::Plan;
@@ -171,6 +171,7 @@ pub(super) fn measure(
 fn prepare() -> anyhow::Result<()> {
     let progress = Shown::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     Kit::prepare(None, &LinuxArgs::NONE, &progress)?;
+    kit::qemu(&progress)?;
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
     let known = cache.find(IMAGE).ok().flatten();
@@ -220,6 +221,7 @@ impl Lab {
         let start = Instant::now();
         let plan = Plan::new(args)?;
         let kit = Kit::prepare(plan.image.as_ref(), &args.linux, &Silent)?;
+        let qemu = kit::qemu(&Silent)?;
         let dir = RunDir::create(None)?;
         let janitor = Janitor::start(dir.path(), &[])?;
         let (sender, _events) = mpsc::channel();
@@ -227,10 +229,10 @@ impl Lab {
         control::serve(&dir.control(), &registry)?;
         let kvm = kvm_runs_linux(tofu_vmm::probe().linux());
         let processors = if kvm { "KVM" } else { "emulated processors" };
-        let monitor = format!("QEMU {}, {processors}", kit.qemu.version);
+        let monitor = format!("QEMU {}, {processors}", qemu.version);
         let host = Host {
             kit: Arc::new(kit),
-            own: None,
+            monitor: Choice::Qemu(qemu),
             dir: dir.path().to_owned(),
             group: janitor.group(),
             boot_timeout: args.linux.boot_timeout.0,

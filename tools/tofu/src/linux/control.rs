@@ -164,9 +164,8 @@ fn find(registry: &Registry, id: u32) -> anyhow::Result<&Arc<LinuxNode>> {
 
 fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
     let shape = &registry.network.shape;
-    let ends = |(at, port): &(Coords, Port)| {
-        Some([at.to_array(), shape.neighbor(*at, *port)?.to_array()])
-    };
+    let ends =
+        |(at, port): &(Coords, Port)| Some([at.to_array(), shape.neighbor(*at, *port)?.to_array()]);
     let machine = MachineInfo {
         pid: std::process::id(),
         shape: shape.to_string(),

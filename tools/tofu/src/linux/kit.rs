@@ -1,7 +1,8 @@
-//! What Linux nodes are made of: QEMU, a kernel, an initrd, a root.
+//! What Linux nodes are made of: a QEMU if need be, a kernel, an initrd, a root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -18,8 +19,6 @@ pub(crate) const DEFAULT_IMAGE: &str = "default";
 /// Files and programs that Linux nodes need.
 #[derive(Clone, Debug)]
 pub(crate) struct Kit {
-    /// The monitor, where it is not our own.
-    pub(crate) qemu: Qemu,
     /// The kernel: an ELF file with a PVH note, or a bzImage.
     pub(crate) kernel: PathBuf,
     /// A cpio archive with our programs.
@@ -45,9 +44,7 @@ impl Kit {
         if let Some(path) = &args.initrd {
             check_initrd(path)?;
         }
-        shared_memory()?;
         let cache = Cache::from_env()?;
-        let qemu = cache.qemu(None, progress)?;
         // An initrd has modules for its own kernel only, but one of somebody else's kernel may
         // have all built in.
         let (kernel, initrd, root) = match (&args.kernel, &args.initrd) {
@@ -59,8 +56,18 @@ impl Kit {
                 (kernel, initrd.clone().unwrap_or(image.initrd), root)
             }
         };
-        Ok(Self { qemu, kernel, initrd, root })
+        Ok(Self { kernel, initrd, root })
     }
+}
+
+/// A QEMU that can be a client of our devices, fetched if there is none.
+///
+/// # Errors
+///
+/// If there is none and it cannot be fetched, or the host cannot share memory with it.
+pub(crate) fn qemu(progress: &dyn Progress) -> anyhow::Result<Arc<Qemu>> {
+    shared_memory()?;
+    Ok(Arc::new(Cache::from_env()?.qemu(None, progress)?))
 }
 
 /// Whether KVM, rather than an emulated processor, is what runs Linux here.

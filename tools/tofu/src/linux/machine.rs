@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_fabric::NodeId;
+use tofu_image::Qemu;
 use tofu_machine::Machine;
 use tofu_vfio_user::Backing;
 use tofu_vmm::Hypervisor;
@@ -32,8 +33,7 @@ pub(crate) struct Host {
     pub(crate) kit: Arc<Kit>,
     /// Folder for sockets and logs.
     pub(crate) dir: PathBuf,
-    /// Our own monitor, if it is to be used.
-    pub(crate) own: Option<Arc<Hypervisor>>,
+    pub(crate) monitor: Choice,
     /// Process group of the janitor.
     pub(crate) group: i32,
     pub(crate) boot_timeout: Duration,
@@ -44,6 +44,13 @@ pub(crate) struct Host {
     pub(crate) registry: Arc<Registry>,
     /// What its threads give up.
     pub(crate) confinement: Confinement,
+}
+
+/// The monitor of a machine's Linux nodes.
+#[derive(Clone)]
+pub(crate) enum Choice {
+    Own(Arc<Hypervisor>),
+    Qemu(Arc<Qemu>),
 }
 
 /// What is known about a machine outside of the thread that runs it: by those who serve `tofu ps`
@@ -119,8 +126,8 @@ impl LinuxNodes {
         for (index, (id, linux)) in plan.linux().enumerate() {
             let at = plan.coords(id);
             let socket = host.dir.join(node_file("node", at, "sock"));
-            let kind = match &host.own {
-                None => {
+            let kind = match &host.monitor {
+                Choice::Qemu(qemu) => {
                     served.push(Served::start(
                         machine,
                         at,
@@ -128,9 +135,9 @@ impl LinuxNodes {
                         Backing::Sealed,
                         &host.confinement,
                     )?);
-                    Kind::Qemu { group: host.group }
+                    Kind::Qemu { group: host.group, qemu: Arc::clone(qemu) }
                 }
-                Some(hypervisor) => {
+                Choice::Own(hypervisor) => {
                     let memory = Arc::new(LatestMemory::default());
                     let node = machine.add_node(at, Arc::clone(&memory) as _)?;
                     Kind::Own(Own { hypervisor: Arc::clone(hypervisor), node, memory })

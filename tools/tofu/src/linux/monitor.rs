@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use tofu_image::Qemu;
 use tofu_vmm::{Outcome, Vm};
 
 use super::own::{self, Own};
@@ -22,7 +23,7 @@ use super::qemu::{self, Setup};
 /// What runs a node's virtual machines.
 pub(crate) enum Kind {
     /// QEMU, in the janitor's process group.
-    Qemu { group: i32 },
+    Qemu { group: i32, qemu: Arc<Qemu> },
     /// Our own monitor.
     Own(Own),
 }
@@ -40,9 +41,9 @@ impl Kind {
     /// It may die with the thread that calls this.
     pub(crate) fn start(&self, setup: &Setup) -> anyhow::Result<(Monitor, [UnixStream; 2])> {
         match self {
-            Self::Qemu { group } => {
+            Self::Qemu { group, qemu } => {
                 let (errors, stderr) = std::io::pipe().context("no pipes left")?;
-                let started = qemu::start(setup, *group, stderr.into())?;
+                let started = qemu::start(qemu, setup, *group, stderr.into())?;
                 let watched = pidfd_open(Pid::from_child(&started.child), PidfdFlags::empty());
                 let errors = thread::Builder::new()
                     .name("stderr".into())

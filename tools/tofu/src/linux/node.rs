@@ -88,6 +88,8 @@ struct State {
     why: String,
     /// The virtual machine is to be started.
     start: bool,
+    /// A virtual machine was started before.
+    again: bool,
     /// The end of everything.
     stop: bool,
 }
@@ -111,6 +113,7 @@ impl LinuxNode {
             since: Instant::now(),
             why: String::new(),
             start: true,
+            again: false,
             stop: false,
         };
         Self {
@@ -249,7 +252,7 @@ impl LinuxNode {
     fn run(self: &Arc<Self>) -> anyhow::Result<String> {
         self.set(Phase::Waiting);
         let turn = Turn::take(&self.common, || self.state().stop);
-        let (monitor, [console, agent]) = {
+        let ((monitor, [console, agent]), again) = {
             // Under the lock, so that nobody stops a machine that is about to start.
             let mut state = self.state();
             if state.stop {
@@ -260,14 +263,15 @@ impl LinuxNode {
             state.killer = Some(started.0.killer());
             (state.phase, state.since) = (Phase::Booting, Instant::now());
             self.changed.notify_all();
-            started
+            (started, std::mem::replace(&mut state.again, true))
         };
         let why = thread::scope(|scope| {
             scope.spawn(|| self.console.follow(console));
             scope.spawn(|| {
                 self.agent.follow(agent, &self.setup.name, || {
                     self.set(Phase::Ready);
-                    self.send(Event::Booted(self.id));
+                    let event = if again { Event::Rebooted } else { Event::Booted };
+                    self.send(event(self.id));
                 });
             });
             let end = self.wait(&monitor, turn);

@@ -1,6 +1,8 @@
 //! Our own monitor for a Linux node, in this process.
 
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
@@ -159,7 +161,8 @@ pub(crate) fn start(own: &Own, setup: &Setup) -> anyhow::Result<Started> {
 
     let (console, there) = UnixStream::pair().context("no sockets left")?;
     let mut typed = there.try_clone()?;
-    // On the vCPU's thread; our reader never waits for anybody.
+    // On the vCPU's thread, which may write but not send; our reader never waits for anybody.
+    let there = File::from(OwnedFd::from(there));
     vm.set_console(move |bytes| {
         let _ = (&there).write_all(bytes);
     });

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use command_fds::{CommandFdExt, FdMapping};
+use tofu_image::Qemu;
 
 use super::janitor;
 use super::kit::Kit;
@@ -53,10 +54,14 @@ pub(crate) struct Started {
 }
 
 /// Starts QEMU in the janitor's group. It dies with the thread that calls this.
-pub(crate) fn start(setup: &Setup, group: i32, stderr: OwnedFd) -> anyhow::Result<Started> {
+pub(crate) fn start(
+    qemu: &Qemu,
+    setup: &Setup,
+    group: i32,
+    stderr: OwnedFd,
+) -> anyhow::Result<Started> {
     let (console, console_there) = UnixStream::pair().context("no sockets left")?;
     let (agent, agent_there) = UnixStream::pair().context("no sockets left")?;
-    let qemu = &setup.kit.qemu;
     let mut command = janitor::wrapped(group, &qemu.program)?;
     command.args(&qemu.args_prefix).envs(qemu.envs.iter().cloned());
     command.args(arguments(setup));

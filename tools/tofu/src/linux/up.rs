@@ -9,8 +9,8 @@ use anyhow::{Context, bail};
 use tofu_vmm::{Hypervisor, LinuxSupport};
 
 use super::janitor::Janitor;
-use super::kit::{Kit, kvm_runs_linux};
-use super::machine::{Host, Registry};
+use super::kit::{self, Kit, kvm_runs_linux};
+use super::machine::{Choice, Host, Registry};
 use super::{control, detach};
 use crate::cli::{Net, UpArgs, Vmm};
 use crate::confine::Confinement;
@@ -61,10 +61,10 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
     })
     .context("cannot handle signals")?;
     let style = Style::detect(args.json);
-    let kit = {
+    let (kit, monitor) = {
         let progress = Shown::new(cancelled, style.progress);
-        match Kit::prepare(plan.image.as_ref(), &args.linux, &progress) {
-            Ok(kit) => kit,
+        match prepare(plan, args, own, &progress) {
+            Ok(prepared) => prepared,
             Err(error) if is_interrupted(&error) => return Ok(130),
             Err(error) => return Err(error),
         }
@@ -76,7 +76,7 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
     let confinement = Confinement::of_programs(&[dir.base()], args.sandbox.off)?;
     let host = Host {
         kit: Arc::new(kit),
-        own,
+        monitor,
         dir: dir.path().to_owned(),
         group: janitor.group(),
         boot_timeout: args.linux.boot_timeout.0,
@@ -102,6 +102,20 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
     crate::up::watch(plan, &machines, sender, &events, &mut screen, &mut started)
 }
 
+/// What nodes boot and what runs them.
+fn prepare(
+    plan: &Plan,
+    args: &UpArgs,
+    own: Option<Arc<Hypervisor>>,
+    progress: &Shown,
+) -> anyhow::Result<(Kit, Choice)> {
+    let monitor = match own {
+        Some(hypervisor) => Choice::Own(hypervisor),
+        None => Choice::Qemu(kit::qemu(progress)?),
+    };
+    Ok((Kit::prepare(plan.image.as_ref(), &args.linux, progress)?, monitor))
+}
+
 /// What the user may want to know of a machine that is ready.
 fn hints(dir: &RunDir, args: &UpArgs) -> Vec<String> {
     let mut hints = vec![
@@ -116,21 +130,23 @@ fn hints(dir: &RunDir, args: &UpArgs) -> Vec<String> {
     hints
 }
 
-/// Our own monitor, if it is asked for. It is not chosen by itself: its guests have no IOMMU, which
-/// VFIO wants.
+/// Our own monitor, if it is asked for or the best there is: it needs hardware virtualisation, and
+/// has no Ethernet.
 fn own_monitor(args: &UpArgs) -> anyhow::Result<Option<Arc<Hypervisor>>> {
-    if args.linux.vmm != Vmm::Tofu {
-        return Ok(None);
-    }
-    if args.linux.net != Net::None {
-        bail!("--net: our own monitor has no Ethernet device; take --vmm qemu");
-    }
     let support = tofu_vmm::probe().linux();
-    if support == LinuxSupport::None {
-        bail!("--vmm tofu: {}", support.explanation());
-    }
-    if support == LinuxSupport::KernelOnly {
-        log::warn!("--vmm tofu: {}", support.explanation());
+    let with_net = args.linux.net != Net::None;
+    match args.linux.vmm {
+        Vmm::Qemu => return Ok(None),
+        Vmm::Auto if support != LinuxSupport::Full || with_net => return Ok(None),
+        Vmm::Auto => {}
+        Vmm::Tofu if with_net => {
+            bail!("--net: our own monitor has no Ethernet device; take --vmm qemu")
+        }
+        Vmm::Tofu => match support {
+            LinuxSupport::None => bail!("--vmm tofu: {}", support.explanation()),
+            LinuxSupport::KernelOnly => log::warn!("--vmm tofu: {}", support.explanation()),
+            LinuxSupport::Full => {}
+        },
     }
     Ok(Some(Arc::new(Hypervisor::open()?)))
 }
