@@ -41,6 +41,8 @@ pub enum Image {
     Default,
     /// Debian's newest kernel, which the kernel's own tests need, and lspci.
     Newest,
+    /// With the modules that make a host of virtual machines of a node.
+    Host,
 }
 
 impl Image {
@@ -49,6 +51,7 @@ impl Image {
         match self {
             Self::Default => "default",
             Self::Newest => "tofu-tests",
+            Self::Host => "tofu-tests-host",
         }
     }
 
@@ -58,12 +61,13 @@ impl Image {
             Self::Newest => {
                 &["image", "build", "--name", "tofu-tests", "--kernel", "cloud-backports"]
             }
+            Self::Host => &["image", "build", "--name", "tofu-tests-host", "--modules", "kvm-amd"],
         }
     }
 
     fn packages(self) -> &'static [&'static str] {
         match self {
-            Self::Default => &[],
+            Self::Default | Self::Host => &[],
             Self::Newest => &["--with", "pciutils"],
         }
     }
@@ -200,8 +204,9 @@ impl Place {
         self.run_for(args, PATIENCE, input)
     }
 
+    /// Runs a command that takes its time.
     #[track_caller]
-    fn run_for(&self, args: &[&str], time: Duration, input: &[u8]) -> Said {
+    pub fn run_for(&self, args: &[&str], time: Duration, input: &[u8]) -> Said {
         Running::start(self.command(args), input).end(time)
     }
 

@@ -1,0 +1,77 @@
+//! Our monitor with hardware virtualisation: on a Linux node whose emulated processor has AMD's, so
+//! that it needs nothing of the host that runs the test.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use tofu_linux_tests::{Image, Place, skip, tofu};
+
+/// The libraries that a program is linked with, and its loader.
+fn libraries(program: &Path) -> BTreeSet<String> {
+    let said = Command::new("ldd").arg(program).output().unwrap();
+    let text = String::from_utf8(said.stdout).unwrap();
+    text.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect()
+}
+
+/// A node that can be a host, with our command and what it needs.
+fn host(test: &str) -> Option<Place> {
+    let place = Place::new(test, Image::Host)?;
+    let up = ["--image", Image::Host.name(), "--shape", "1x1x1x1x1x1", "--vmm", "qemu"];
+    // Landlock is not among what the kernel of a node starts with.
+    let more = ["--memory", "3GiB", "--cpus", "2", "--append", "lsm=landlock,capability"];
+    place.up(&[&up[..], &more].concat());
+    place.exec("0", &["modprobe", "kvm-amd"]).ok();
+    if place.exec("0", &["test", "-c", "/dev/kvm"]).code != Some(0) {
+        skip(test, "the node's processor has no AMD-V, as with KVM on this host");
+        return None;
+    }
+    // Its debug information would be most of it.
+    let small = place.file("tofu-stripped");
+    let stripped = Command::new("strip").arg("-o").arg(&small).arg(tofu()).status();
+    let program =
+        if stripped.is_ok_and(|status| status.success()) { Path::new(&small) } else { &tofu() };
+    for library in libraries(program) {
+        let folder = Path::new(&library).parent().unwrap().to_str().unwrap();
+        place.exec("0", &["mkdir", "-p", folder]).ok();
+        let file = std::fs::canonicalize(&library).unwrap();
+        place.run(&["cp", file.to_str().unwrap(), &format!("0:{library}")]).ok();
+    }
+    place.run(&["cp", program.to_str().unwrap(), "0:/tmp/tofu"]).ok();
+    Some(place)
+}
+
+#[test]
+fn guests_run_on_hardware_virtualisation() {
+    let Some(place) = host("guests_run_on_hardware_virtualisation") else { return };
+    let doctor = place.exec("0", &["/tmp/tofu", "doctor", "--json"]).json();
+    assert_eq!(doctor["linux"]["vmm"], "tofu", "{doctor}");
+
+    for doorbell in ["trapped", "polled"] {
+        let up = ["/tmp/tofu", "up", "--doorbell", doorbell, "--timeout", "120s"];
+        let out = place.exec("0", &up).ok();
+        assert!(out.contains("all 12 guests succeeded"), "{out}");
+    }
+
+    // Linux by our own monitor, which `auto` takes, with all of the sandbox.
+    let mut files = Vec::new();
+    let image = place.run(&["image", "ls", "--json"]).json();
+    let images = image.as_array().unwrap();
+    let default = images.iter().find(|image| image["name"] == Image::Host.name()).unwrap();
+    for name in ["vmlinuz", "initrd"] {
+        let folder = Path::new(default["folder"].as_str().unwrap());
+        let from = folder.join(name);
+        place.run(&["cp", from.to_str().unwrap(), &format!("0:/tmp/{name}")]).ok();
+        files.push(format!("/tmp/{name}"));
+    }
+    let up = ["/tmp/tofu", "up", "--linux", "--nodes", "2", "--boot-timeout", "140s"];
+    let with = ["--kernel", &files[0], "--initrd", &files[1], "--guest", "allpairs"];
+    let line = [&["exec", "0", "--"], &up[..], &with].concat();
+    // Longer than it gives its guests itself, so that it says what is wrong.
+    let said = place.run_for(&line, Duration::from_secs(400), b"");
+    assert!(!said.err.contains("Landlock"), "{said:?}");
+    let out = said.ok();
+    assert!(out.contains("all 2 guests succeeded"), "{out}");
+    assert_eq!(out.matches("1 peers: put, get and atomic verified").count(), 4, "{out}");
+}
