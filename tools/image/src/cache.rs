@@ -371,6 +371,27 @@ impl Cache {
         Ok(folder)
     }
 
+    /// Copies a file or folder of an image's root file system into the folder `to`. Symbolic links
+    /// stay links.
+    ///
+    /// # Errors
+    ///
+    /// If the image has no root file system or that does not have it, or the copy cannot be
+    /// written. The host needs e2fsprogs, or else it is fetched.
+    pub fn copy_out(
+        &self,
+        image: &Image,
+        from: &str,
+        to: &Path,
+        progress: &dyn Progress,
+    ) -> Result<()> {
+        let Some(root) = &image.root else {
+            let folder = self.image_folder(&image.name);
+            return Err(Error::NotInImage { image: folder, path: from.into() });
+        };
+        crate::root::copy_out(self, root, from, to, progress)
+    }
+
     /// The image called `name`, if there is one.
     ///
     /// # Errors

@@ -140,6 +140,14 @@ pub enum Error {
     /// No image of that name.
     #[error("no image named {0:?}: `tofu image ls` shows what there is")]
     NoImage(String),
+    /// A root file system without a file.
+    #[error("{path} is not in the root file system {}", image.display())]
+    NotInImage {
+        /// The root file system.
+        image: PathBuf,
+        /// What was looked for.
+        path: String,
+    },
     /// QEMU named by the user that cannot be used.
     #[error("{} cannot be used: {reason}", program.display())]
     Qemu {

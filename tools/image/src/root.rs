@@ -110,6 +110,17 @@ impl Way {
     }
 }
 
+/// Copies a file or folder out of a root image into the folder `to`.
+pub(crate) fn copy_out(
+    cache: &Cache,
+    image: &Path,
+    from: &str,
+    to: &Path,
+    progress: &dyn Progress,
+) -> Result<()> {
+    Tools::find(cache, progress)?.copy_out(image, from, to, progress)
+}
+
 /// The part with the root image for `packages`, made if it is not there yet.
 pub(crate) fn part(
     cache: &Cache,
@@ -390,6 +401,19 @@ impl Tools {
         run::must(command, "making the root file system", image, progress)?;
         if ordinary && prefix.is_empty() {
             self.give_to_root(image, inodes, progress)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a file or folder out of an image into the folder `to`. Symbolic links stay links.
+    fn copy_out(&self, image: &Path, from: &str, to: &Path, progress: &dyn Progress) -> Result<()> {
+        let mut command = self.command("debugfs", &[]);
+        command.arg("-R").arg(format!("rdump \"{from}\" \"{}\"", to.display())).arg(image);
+        // It says what it could not do, but succeeds.
+        run::must(command, "reading a root file system", to, progress)?;
+        let name = from.rsplit('/').next().unwrap_or(from);
+        if to.join(name).symlink_metadata().is_err() {
+            return Err(Error::NotInImage { image: image.into(), path: from.into() });
         }
         Ok(())
     }

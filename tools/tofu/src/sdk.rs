@@ -2,10 +2,20 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use tofu_image::{Cache, Spec};
+
+use crate::image_cmd::{Shown, is_interrupted};
+use crate::linux::guest;
+use crate::signals;
+use crate::ui::Style;
+use crate::units::ImageName;
 
 /// Write headers, libraries and pkg-config files for C programs to a folder
 ///
@@ -17,13 +27,41 @@ pub(crate) struct SdkArgs {
     /// The folder; made if it is not there
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
+
+    /// Also what MPI programs are compiled with, from an image; the image mpich is made if need be
+    #[arg(long)]
+    pub(crate) mpi: bool,
+
+    /// Image to take MPI from [default: mpich]
+    #[arg(long, value_name = "NAME", requires = "mpi")]
+    pub(crate) image: Option<ImageName>,
 }
+
+/// The image for MPI programs, unless another is named.
+pub(crate) const MPI_IMAGE: &str = "mpich";
+/// Debian's packages in it.
+const MPI_PACKAGES: [&str; 2] = ["libmpich-dev", "mpich"];
+/// Where these have headers and libraries.
+const MPI_HEADERS: &str = "/usr/lib/x86_64-linux-gnu/mpich/include";
+const MPI_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libmpich.so.12";
+
+/// Compiles MPI programs for nodes. The library's own libraries are on the nodes only.
+const MPICC: &str = r#"#!/bin/sh
+# Compiles and links MPI programs for the nodes of tofu.
+here=$(cd "$(dirname "$0")/.." && pwd)
+exec "${@compiler@:-@default@}" -DMPICH_SKIP_MPICXX -I"$here/include/mpich" -I"$here/include" "$@" \
+    -L"$here/lib" -Wl,--allow-shlib-undefined -lmpich
+"#;
+/// Its names, the variables that choose another compiler, and the compilers.
+const COMPILERS: [(&str, &str, &str); 2] = [("mpicc", "CC", "cc"), ("mpicxx", "CXX", "c++")];
 
 const EXAMPLES: &str = "\
 Examples:
   tofu sdk sdk
   gcc -Isdk/include ring.c -Lsdk/lib -ltofucom -o ring
-  PKG_CONFIG_PATH=sdk/lib/pkgconfig pkg-config --cflags --libs utofu jtofu";
+  PKG_CONFIG_PATH=sdk/lib/pkgconfig pkg-config --cflags --libs utofu jtofu
+  tofu sdk --mpi sdk
+  sdk/bin/mpicc hello.c -o hello";
 
 /// Our libraries for programs.
 const LIBRARIES: [&str; 2] = ["libtofucom.so", "libtofutop.so"];
@@ -104,11 +142,87 @@ pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
         let new = target.with_extension("new");
         fs::copy(library, &new).and_then(|_| fs::rename(&new, &target)).with_context(cannot)?;
     }
+    if args.mpi && !mpi(args, &dir).with_context(cannot)? {
+        return Ok(130);
+    }
     let mut out = io::stdout().lock();
     writeln!(
         out,
         "gcc -I{0}/include program.c -L{0}/lib -ltofucom -o program",
         args.dir.display()
     )?;
+    if args.mpi {
+        writeln!(out, "{}/bin/mpicc program.c -o program", args.dir.display())?;
+    }
     Ok(0)
+}
+
+/// Writes what MPI programs are compiled with; false if the user has stopped it.
+fn mpi(args: &SdkArgs, dir: &Path) -> anyhow::Result<bool> {
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&cancelled);
+    let _signals =
+        signals::forward(move |_| seen.store(true, SeqCst)).context("cannot handle signals")?;
+    let progress = Shown::new(cancelled, Style::detect(false).progress);
+    match copy_mpi(args, dir, &progress) {
+        Ok(()) => Ok(true),
+        Err(error) if is_interrupted(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn copy_mpi(args: &SdkArgs, dir: &Path, progress: &Shown) -> anyhow::Result<()> {
+    let cache = Cache::from_env()?;
+    let name = args.image.as_ref().map_or(MPI_IMAGE, |image| image.as_str());
+    let image = match cache.find(name)? {
+        Some(image) => image,
+        None if name == MPI_IMAGE => {
+            let packages = MPI_PACKAGES.map(str::to_owned);
+            let spec = Spec::new(name)?.programs(guest::tools()?).with(packages)?;
+            cache.build(&spec, progress)?
+        }
+        None => bail!("image {name}: there is none; `tofu image ls` lists those there are"),
+    };
+    // In a place of its own first: what is there is replaced as a whole.
+    let place = dir.join(".mpi");
+    remove(&place)?;
+    fs::create_dir_all(&place)?;
+    let out = |from: &str| {
+        cache.copy_out(&image, from, &place, progress).with_context(|| {
+            format!(
+                "image {name} has no MPI to compile with; make one with `tofu image build --name \
+                 {name} --with {}`",
+                MPI_PACKAGES.join(",")
+            )
+        })
+    };
+    out(MPI_HEADERS)?;
+    out(MPI_LIBRARY)?;
+    // The name that programs ask for is a link to one with the version in it.
+    let link = place.join(Path::new(MPI_LIBRARY).file_name().unwrap_or_default());
+    let target = fs::read_link(&link)?;
+    let library = Path::new(MPI_LIBRARY).with_file_name(&target);
+    out(library.to_str().context("the library has no proper name")?)?;
+    let headers = dir.join("include/mpich");
+    remove(&headers)?;
+    fs::rename(place.join("include"), &headers)?;
+    fs::rename(place.join(&target), dir.join("lib/libmpich.so"))?;
+    remove(&place)?;
+    let bin = dir.join("bin");
+    fs::create_dir_all(&bin)?;
+    for (name, variable, default) in COMPILERS {
+        let script = MPICC.replace("@compiler@", variable).replace("@default@", default);
+        let path = bin.join(name);
+        fs::write(&path, script)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    }
+    progress.clear();
+    Ok(())
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }

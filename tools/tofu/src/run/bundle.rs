@@ -68,7 +68,7 @@ impl Bundle {
                 .with_context(|| format!("--copy {}: cannot read it", path.display()))?;
             contents.push((Path::new(WORK).join(name), Source::Path(path.clone())));
         }
-        let start = if program.contains('/') {
+        let start = if program.contains('/') || matches!(program.as_str(), "." | "..") {
             let path = Path::new(program);
             let (bytes, interpreter) = read(path)?;
             let name = sdk::name(path)?.to_owned();

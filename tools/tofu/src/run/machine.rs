@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,14 +14,14 @@ use tofu_fabric::{Axis, Shape};
 use tofu_jtofu::System;
 
 use super::RunArgs;
-use super::job::Control;
+use super::job::{Control, signal_code};
 use super::place::Wanted;
 use crate::client::exec::is_linux;
 use crate::client::{find_machine, info};
 use crate::linux::control::{MachineInfo, NodeInfo};
 use crate::linux::janitor;
-use crate::rundir;
-use crate::units::MachineName;
+use crate::units::{ImageName, MachineName};
+use crate::{EXIT_BAD_INPUT, rundir, sdk};
 
 /// Names of machines that are there for one run, which no other run takes.
 const OWN: &str = "run-";
@@ -32,8 +32,18 @@ const END: Duration = Duration::from_secs(20);
 /// How much memory a node has whose programs are MPI's, which are large.
 const MPI_MEMORY: &str = "512MiB";
 
-/// The image that is taken for MPI programs if none is named.
-const MPI_IMAGE: &str = "mpich";
+/// What became of the search for a machine.
+pub(crate) enum Found {
+    Machine(Box<Machine>),
+    /// The command is over, with this exit code, and the user knows why.
+    Over(u8),
+}
+
+impl Found {
+    fn machine(machine: Machine) -> Self {
+        Self::Machine(Box::new(machine))
+    }
+}
 
 /// A machine with Linux nodes.
 pub(crate) struct Machine {
@@ -50,20 +60,16 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Finds or starts a machine; `None` if the user has stopped it.
+    /// Finds or starts a machine.
     ///
     /// # Errors
     ///
     /// If there is none that will do, or it does not start.
-    pub(crate) fn find(
-        args: &RunArgs,
-        wanted: Wanted,
-        control: &Control,
-    ) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn find(args: &RunArgs, wanted: Wanted, control: &Control) -> anyhow::Result<Found> {
         // What a machine is to be made of says that one is to be made.
         let made = args.shape.is_some() || args.image.is_some();
         if args.machine.is_some() {
-            return Self::running(find_machine(args.machine.as_ref())?, None).map(Some);
+            return Self::running(find_machine(args.machine.as_ref())?, None).map(Found::machine);
         }
         let mut there = Vec::new();
         for (name, socket) in rundir::machines()?.into_iter().filter(|_| !made) {
@@ -78,10 +84,15 @@ impl Machine {
         }
         match there.len() {
             0 => {
-                let Some((own, name)) = Own::start(args, wanted, control)? else { return Ok(None) };
-                Self::running(find_machine(Some(&name))?, Some(own)).map(Some)
+                let (own, name) = Own::start(args, wanted)?;
+                match own.wait(control)? {
+                    Ok(own) => {
+                        Self::running(find_machine(Some(&name))?, Some(own)).map(Found::machine)
+                    }
+                    Err(code) => Ok(Found::Over(code)),
+                }
             }
-            1 => Self::running(there.remove(0), None).map(Some),
+            1 => Self::running(there.remove(0), None).map(Found::machine),
             _ => {
                 let names: Vec<_> = there.iter().map(|(name, _)| name.as_str()).collect();
                 bail!("several machines are running, choose with --machine: {}", names.join(", "))
@@ -127,16 +138,14 @@ fn system(machine: &MachineInfo) -> anyhow::Result<(Shape, System)> {
 /// A process that runs a machine, and ends with this one.
 struct Own {
     child: Child,
+    started: Instant,
+    /// Whether people are told how it goes.
+    talks: bool,
 }
 
 impl Own {
-    /// Starts a machine with enough nodes and waits until they are ready; `None` if the user has
-    /// stopped it.
-    fn start(
-        args: &RunArgs,
-        wanted: Wanted,
-        control: &Control,
-    ) -> anyhow::Result<Option<(Self, MachineName)>> {
+    /// Starts a machine with enough nodes.
+    fn start(args: &RunArgs, wanted: Wanted) -> anyhow::Result<(Self, MachineName)> {
         let shape = match args.shape {
             Some(shape) => shape.to_string(),
             None => {
@@ -158,35 +167,27 @@ impl Own {
         let mut command = janitor::wrapped(0, Path::new("/proc/self/exe"))?;
         command.args(["up", "--linux", "--json", "--shape", &shape, "--boot-timeout", BOOT]);
         command.args(["--name", name.as_str()]);
-        let image = args.image.as_ref().map(|image| image.as_str().to_owned());
-        if let Some(image) = image.or_else(|| args.mpi.then(|| MPI_IMAGE.to_owned())) {
-            command.args(["--image", &image]);
+        let default = args.mpi.then_some(sdk::MPI_IMAGE);
+        if let Some(image) = args.image.as_ref().map(ImageName::as_str).or(default) {
+            if tofu_image::Cache::from_env()?.find(image)?.is_none() && args.image.is_none() {
+                bail!("there is no image {image} for MPI programs; `tofu sdk --mpi DIR` makes it");
+            }
+            command.args(["--image", image]);
         }
         if args.mpi {
             command.args(["--net", "lan", "--memory", MPI_MEMORY]);
         }
         command.stdout(Stdio::piped());
-        let start = Instant::now();
-        let mut child = command.spawn().context("cannot start a process for the machine")?;
-        let stdout = child.stdout.take().context("no pipe")?;
-        // Dropping it from here on ends the machine.
-        let own = Self { child };
+        let child = command.spawn().context("cannot start a process for the machine")?;
         if !args.json {
             eprintln!("tofu: starting a machine {shape} of Linux nodes for this run");
         }
-        let ready = own.wait(stdout, control)?;
-        if !ready {
-            own.end()?;
-            return Ok(None);
-        }
-        if !args.json {
-            eprintln!("tofu: ready after {:.1} s", start.elapsed().as_secs_f64());
-        }
-        Ok(Some((own, name)))
+        Ok((Self { child, started: Instant::now(), talks: !args.json }, name))
     }
 
-    /// Waits until all nodes are ready; false if the user has stopped it.
-    fn wait(&self, stdout: ChildStdout, control: &Control) -> anyhow::Result<bool> {
+    /// Waits until all nodes are ready; if they are not to be, returns the exit code.
+    fn wait(mut self, control: &Control) -> anyhow::Result<Result<Self, u8>> {
+        let stdout = self.child.stdout.take().context("no pipe")?;
         let (sender, lines) = std::sync::mpsc::channel();
         let mut output = BufReader::new(stdout);
         let reader = thread::Builder::new().name("machine".into());
@@ -202,20 +203,27 @@ impl Own {
         });
         reading.context("no threads left")?;
         loop {
-            if control.signal().is_some() {
-                return Ok(false);
+            if let Some(signal) = control.signal() {
+                self.end()?;
+                return Ok(Err(signal_code(signal)));
             }
             match lines.recv_timeout(Duration::from_millis(50)) {
                 Ok(line) => {
                     let event: Value = serde_json::from_str(&line).unwrap_or_default();
                     if event["event"] == "ready" {
-                        return Ok(true);
+                        if self.talks {
+                            let seconds = self.started.elapsed().as_secs_f64();
+                            eprintln!("tofu: ready after {seconds:.1} s");
+                        }
+                        return Ok(Ok(self));
                     }
                 }
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
                 // It has said why on standard error.
-                Err(_) if control.signal().is_some() => return Ok(false),
-                Err(_) => bail!("the machine for this run did not start"),
+                Err(_) => {
+                    let code = self.child.wait()?.code().and_then(|code| u8::try_from(code).ok());
+                    return Ok(Err(code.filter(|code| *code != 0).unwrap_or(EXIT_BAD_INPUT)));
+                }
             }
         }
     }

@@ -14,7 +14,7 @@ use tofu_jtofu::Mapinfo;
 use super::RunArgs;
 use super::bundle::Bundle;
 use super::job::{self, Control, Event, Options, OutputTaker, Rank};
-use super::machine::Machine;
+use super::machine::{Found, Machine};
 use super::place::{self, Placement, Wanted};
 use crate::client::exec::Remote;
 
@@ -48,8 +48,8 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let wanted = Wanted::new(args)?;
     let bundle = Bundle::new(args)?;
     let machine = match Machine::find(args, wanted, &control)? {
-        Some(machine) => machine,
-        None => return Ok(job::signal_code(control.signal().unwrap_or_default())),
+        Found::Machine(machine) => machine,
+        Found::Over(code) => return Ok(code),
     };
     let result = on_machine(args, wanted, &bundle, &machine, &control);
     let ended = machine.end();
@@ -79,10 +79,10 @@ fn on_machine(
     Ok(code)
 }
 
-/// A name that no other job has.
+/// A name that no other job has, and none begins with.
 fn job_name() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    format!("tofu-run-{}-{}", std::process::id(), now.unwrap_or_default().as_millis())
+    format!("tofu-run-{}-{:013}", std::process::id(), now.unwrap_or_default().as_millis())
 }
 
 /// The nodes of a job.

@@ -55,14 +55,28 @@ impl Wanted {
         if let Some(map) = self.map {
             return Ok(map);
         }
-        let nodes = self.ranks.map_or(2, |ranks| ranks.div_ceil(self.ppn.unwrap_or(1)));
-        // One to 32 nodes: what does not fit in there shares nodes.
-        LogicalShape::new(&[nodes.clamp(1, MOST_STARTED)]).context("no such job")
+        let nodes = match (self.ranks, self.ppn) {
+            (None, _) => 2,
+            (Some(ranks), Some(ppn)) => ranks.div_ceil(ppn),
+            (Some(ranks), None) => {
+                let most = MOST_STARTED * MOST_ON_NODE;
+                if ranks > most {
+                    bail!(
+                        "-n {ranks}: a machine that is started for a run has up to {MOST_STARTED} \
+                         nodes with {MOST_ON_NODE} ranks each, {most} in all, unless --map, --ppn \
+                         or --shape ask for more"
+                    );
+                }
+                ranks.min(MOST_STARTED)
+            }
+        };
+        LogicalShape::new(&[nodes]).context("no such job")
     }
 }
 
-/// The most nodes in a row of a machine that is started for a job.
-const MOST_STARTED: u32 = 32;
+/// The most nodes of a machine that is started for a job which does not ask for more: as many as a
+/// Tofu unit has, and a host can bear.
+const MOST_STARTED: u32 = 12;
 
 /// Lays a job on the nodes of `system` that have not failed.
 ///
@@ -99,7 +113,11 @@ pub(crate) fn lay(system: &System, wanted: Wanted) -> anyhow::Result<Job> {
         Some(map) => map,
         None => LogicalShape::new(&[nodes])?,
     };
-    let map = RankMap::find(system, shape, false).context("--map")?;
+    let found = RankMap::find(system, shape, false);
+    let map = match wanted.map {
+        Some(_) => found.context("--map")?,
+        None => found.context("a row of nodes for the job; --map may ask for another shape")?,
+    };
     Ok(Job::new(&map, ppn, ranks)?)
 }
 
@@ -139,5 +157,82 @@ impl Placement {
             ("TOFU_PPN", job.per_node()),
         ];
         values.map(|(name, value)| (name.to_owned(), value.to_string())).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(ranks: Option<u32>, map: Option<&str>, ppn: Option<u32>) -> Wanted {
+        Wanted { ranks, map: map.map(|map| map.parse().unwrap()), ppn }
+    }
+
+    fn unit() -> System {
+        System::new([1, 1, 1, 2, 3, 2], [true; 3]).unwrap()
+    }
+
+    fn place(system: &System, wanted: Wanted) -> Placement {
+        let job = lay(system, wanted).unwrap();
+        Placement { info: Mapinfo { system: system.clone(), job } }
+    }
+
+    #[test]
+    fn ranks_go_to_nodes_first_and_share_them_then() {
+        let cases = [
+            (wanted(None, None, None), 12, 1, "12"),
+            (wanted(Some(3), None, None), 3, 1, "3"),
+            (wanted(Some(25), None, None), 25, 3, "12"),
+            (wanted(None, None, Some(2)), 24, 2, "12"),
+            (wanted(Some(5), None, Some(2)), 5, 2, "3"),
+            (wanted(None, Some("4x3"), None), 12, 1, "4x3"),
+            (wanted(Some(24), Some("4x3"), None), 24, 2, "4x3"),
+        ];
+        for (wanted, ranks, ppn, shape) in cases {
+            let job = lay(&unit(), wanted).unwrap();
+            assert_eq!((job.processes(), job.per_node()), (ranks, ppn), "{wanted:?}");
+            assert_eq!(job.shape().to_string(), shape, "{wanted:?}");
+        }
+    }
+
+    #[test]
+    fn ranks_know_their_place() {
+        let placement = place(&unit(), wanted(Some(5), None, Some(2)));
+        assert_eq!(placement.nodes().len(), 3);
+        assert_eq!(placement.node(0), placement.node(1));
+        assert_ne!(placement.node(1), placement.node(2));
+        assert_eq!((placement.local(3), placement.local(4)), ((1, 2), (0, 1)));
+        let variables = placement.variables(3);
+        let text: Vec<_> =
+            variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        assert_eq!(text, ["TOFU_RANK=3", "TOFU_SIZE=5", "TOFU_LOCAL_RANK=1", "TOFU_PPN=2"]);
+    }
+
+    #[test]
+    fn nodes_that_are_not_there_are_not_used() {
+        let failed = Coords::from_array([0, 0, 0, 0, 1, 0]);
+        let system = unit().with_failed([failed]).unwrap();
+        let placement = place(&system, wanted(Some(10), None, None));
+        assert!(!placement.nodes().contains(&failed));
+        assert!(lay(&system, wanted(Some(12), None, Some(1))).is_err());
+    }
+
+    #[test]
+    fn what_is_too_much_is_told() {
+        let cases = [
+            (wanted(Some(0), None, None), "one rank or more"),
+            (wanted(None, None, Some(37)), "1 to 36 ranks"),
+            (wanted(Some(13), None, Some(1)), "13 ranks are too many: the machine has 12"),
+            (wanted(Some(433), None, None), "at most 432"),
+            (wanted(Some(73), Some("2"), None), "has at most 72"),
+            (wanted(None, Some("4x4"), None), "4x4"),
+        ];
+        for (wanted, expected) in cases {
+            let error = format!("{:#}", lay(&unit(), wanted).unwrap_err());
+            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+        }
+        assert!(wanted(Some(433), None, None).nodes().is_err());
+        assert_eq!(wanted(Some(100), None, None).nodes().unwrap().nodes(), 12);
+        assert_eq!(wanted(Some(32), None, Some(1)).nodes().unwrap().nodes(), 32);
     }
 }
