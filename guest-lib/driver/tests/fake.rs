@@ -292,6 +292,25 @@ fn a_queue_that_does_not_stop_keeps_its_memory() {
 }
 
 #[test]
+fn queues_that_nobody_looks_after_are_stopped() {
+    let (fake, cq) = open();
+    let device = cq.device().clone();
+    // Whoever had it is gone, without closing it.
+    std::mem::forget(cq);
+    fake.take_writes();
+    let other = CQ + 1;
+    assert_eq!(device.stop_queues(&[(TNI, CQ), (TNI, other)]), []);
+    let writes = fake.take_writes();
+    let stop = |cq| (Register::Cqs { tni: TNI, cq, reg: CqsReg::Enable }, 0);
+    assert_eq!(writes[..2], [stop(CQ), stop(other)], "both before either is waited for");
+    assert!(writes.contains(&(cqs_reg(CqsReg::SteeringTableEnable), 0)));
+    let mut again = Cq::open(&device, &CqConfig::new(TNI, CQ)).unwrap();
+    assert!(again.post(&Order::nop(), 0).is_ok());
+    fake.with(|s| s.stuck = true);
+    assert_eq!(device.stop_queues(&[(TNI, CQ), (TNI, other)]), [(TNI, CQ)]);
+}
+
+#[test]
 fn table_entries_are_the_golden_words() {
     let (fake, mut cq) = open();
     // Two pages of 64 KiB: the memory starts 0x1234 bytes into the first one.

@@ -97,6 +97,7 @@ impl Broker {
         let address = SocketAddrUnix::new(path)?;
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        set_timeouts(&socket)?;
         connect(&socket, &address)?;
         Ok(socket)
     }
@@ -107,9 +108,7 @@ impl Broker {
     ///
     /// If it is not a socket.
     pub fn of(socket: OwnedFd) -> io::Result<Self> {
-        for direction in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&socket, direction, Some(ANSWER))?;
-        }
+        set_timeouts(&socket)?;
         Ok(Self { socket: Mutex::new(Some(socket)) })
     }
 
@@ -186,6 +185,13 @@ impl Broker {
             }
         }
     }
+}
+
+fn set_timeouts(socket: &OwnedFd) -> io::Result<()> {
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(socket, direction, Some(ANSWER))?;
+    }
+    Ok(())
 }
 
 impl MoreAddresses for Broker {
