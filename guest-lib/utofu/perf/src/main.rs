@@ -5,6 +5,7 @@
 //! their coordinates.
 
 mod api;
+mod baseline;
 mod measure;
 mod overhead;
 mod plot;
@@ -57,6 +58,10 @@ struct Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Test {
+    /// Baseline: a copy in the process's own memory.
+    Copy,
+    /// Baseline: a word that two threads of the process watch, one way.
+    Word,
     /// A message one way, told by a notice.
     Latency,
     /// A Put until it is complete.
@@ -76,6 +81,8 @@ enum Test {
 #[derive(Serialize)]
 struct Report {
     results: Vec<Row>,
+    /// Load of the machine before and after, if it tells: threads that want a processor.
+    load: [Option<f64>; 2],
     #[serde(skip_serializing_if = "Option::is_none")]
     overhead: Option<Overhead>,
 }
@@ -86,8 +93,8 @@ fn main() -> Result<()> {
         bail!("--sizes: {size} is not 1 to {MAX_SIZE}");
     }
     if args.tests.is_empty() {
-        use Test::{Bandwidth, Bidirectional, Get, Latency, Put, Rate};
-        args.tests = vec![Latency, Put, Get, Bandwidth, Bidirectional, Rate];
+        use Test::{Bandwidth, Bidirectional, Copy, Get, Latency, Put, Rate, Word};
+        args.tests = vec![Word, Copy, Latency, Put, Get, Bandwidth, Bidirectional, Rate];
     }
     if let Some(repeat) = &args.repeat {
         own_machine();
@@ -95,6 +102,7 @@ fn main() -> Result<()> {
         let commands = repeat[1].parse().context("--repeat: not a number")?;
         return overhead::repeat(way, commands);
     }
+    let before = baseline::load();
     let results = match &args.peer {
         Some(coords) => {
             let coords = coords[..].try_into().ok().context("--peer: not six coordinates")?;
@@ -110,7 +118,7 @@ fn main() -> Result<()> {
         None => alone(&args)?,
     };
     let overhead = args.tests.contains(&Test::Overhead).then(overhead::measure).transpose()?;
-    let report = Report { results, overhead };
+    let report = Report { results, load: [before, baseline::load()], overhead };
     if let Some(path) = &args.svg {
         fs::write(path, plot::svg(&report.results))
             .with_context(|| format!("writing {}", path.display()))?;
@@ -165,11 +173,14 @@ fn run(args: &Args, side: &Side) -> Result<Vec<Row>> {
     let time = Duration::from_millis(args.time);
     let mut rows = Vec::new();
     let all = usize::from(args.tnis);
-    // With few and with all interfaces, and everything in between for the message rate.
-    let some = if all > 1 { vec![1, all] } else { vec![1] };
+    // With one and with all interfaces, and everything in between for the largest size.
+    let largest = args.sizes.iter().max().copied();
     for test in &args.tests {
         for &size in &args.sizes {
+            let some: Vec<_> =
+                (1..=all).filter(|&n| n == 1 || n == all || Some(size) == largest).collect();
             match test {
+                Test::Copy => rows.push(baseline::copy(size, time)?),
                 Test::Latency => rows.push(side.latency(size, time)?),
                 Test::Put | Test::Get => {
                     rows.push(side.completion(size, *test == Test::Get, time)?);
@@ -180,10 +191,16 @@ fn run(args: &Args, side: &Side) -> Result<Vec<Row>> {
                         rows.push(side.bandwidth(size, tnis, both, time)?);
                     }
                 }
-                Test::Rate | Test::Overhead => {}
+                Test::Rate | Test::Word | Test::Overhead => {}
             }
         }
+        if *test == Test::Word {
+            rows.push(baseline::word(time)?);
+        }
         if *test == Test::Rate {
+            if args.peer.is_none() {
+                rows.push(overhead::rate_by_hand(time)?);
+            }
             for tnis in 1..=all {
                 rows.push(side.rate(tnis, time)?);
             }
@@ -200,14 +217,15 @@ fn print(report: &Report) {
         );
     }
     let number = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.2}"));
+    let time = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.3}"));
     for row in &report.results {
         println!(
             "{:<14}{:>9}{:>6}{:>10}{:>10}{:>10}{:>10}",
             row.test,
             row.size,
-            row.tnis,
-            number(row.p50_us),
-            number(row.p99_us),
+            if row.tnis == 0 { "-".to_owned() } else { row.tnis.to_string() },
+            time(row.p50_us),
+            time(row.p99_us),
             number(row.mb_per_s),
             number(row.million_per_s)
         );

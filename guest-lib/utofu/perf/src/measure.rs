@@ -15,9 +15,12 @@ pub(crate) const MEMORY: usize = 32 << 20;
 /// Largest message.
 pub(crate) const MAX_SIZE: usize = (1 << 24) - 1;
 /// Commands under way on each interface.
-const WINDOW: usize = 32;
+pub(crate) const WINDOW: usize = 32;
 /// How long the other side may take to get ready, and to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Looks in vain after which others may have the processor.
+const LOOKS: u32 = 256;
 
 /// What a message is for.
 const ECHO: u64 = 1;
@@ -38,7 +41,7 @@ pub(crate) struct Row {
     pub(crate) test: &'static str,
     /// Bytes of a message.
     pub(crate) size: usize,
-    /// Interfaces in use.
+    /// Interfaces in use; 0 for baselines.
     pub(crate) tnis: usize,
     /// Messages.
     pub(crate) messages: u64,
@@ -57,7 +60,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    const fn new(test: &'static str, size: usize, tnis: usize, messages: u64) -> Self {
+    pub(crate) const fn new(test: &'static str, size: usize, tnis: usize, messages: u64) -> Self {
         let none = None;
         Self {
             test,
@@ -71,8 +74,9 @@ impl Row {
         }
     }
 
-    fn times(mut self, histogram: &Histogram<u64>) -> Self {
-        let us = |quantile| Some(histogram.value_at_quantile(quantile) as f64 / 1000.0);
+    /// With the quantiles of a histogram, of whose units a microsecond has so many.
+    pub(crate) fn times(mut self, histogram: &Histogram<u64>, per_us: f64) -> Self {
+        let us = |quantile| Some(histogram.value_at_quantile(quantile) as f64 / per_us);
         self.p50_us = us(0.5);
         self.p99_us = us(0.99);
         self
@@ -150,7 +154,7 @@ impl Side {
                 break;
             }
         }
-        Ok(Row::new("latency", size, 1, messages).times(&histogram))
+        Ok(Row::new("latency", size, 1, messages).times(&histogram, 1000.0))
     }
 
     /// Time until a Put (`get` false) or Get is complete.
@@ -171,7 +175,7 @@ impl Side {
             messages += 1;
         }
         let test = if get { "get" } else { "put" };
-        Ok(Row::new(test, size, 1, messages).times(&histogram))
+        Ok(Row::new(test, size, 1, messages).times(&histogram, 1000.0))
     }
 
     /// Bytes per second with many messages under way on some interfaces, one way or both.
@@ -182,7 +186,7 @@ impl Side {
         both: bool,
         time: Duration,
     ) -> Result<Row> {
-        let (messages, took) = self.stream(tnis, time, |vcq, peer, turn| {
+        let (messages, rate) = self.stream(tnis, time, |vcq, peer, turn| {
             if both && turn % 2 == 1 {
                 vcq.get(peer, size, MEMORY as u64 / 2, TCQ_NOTICE)
             } else {
@@ -191,28 +195,30 @@ impl Side {
         })?;
         let test = if both { "bidirectional" } else { "bandwidth" };
         let mut row = Row::new(test, size, tnis, messages);
-        row.mb_per_s = Some(messages as f64 * size as f64 / took.as_secs_f64() / 1e6);
+        row.mb_per_s = Some(rate * size as f64 / 1e6);
         Ok(row)
     }
 
     /// Messages of 8 bytes per second.
     pub(crate) fn rate(&self, tnis: usize, time: Duration) -> Result<Row> {
-        let (messages, took) =
+        let (messages, rate) =
             self.stream(tnis, time, |vcq, peer, _| vcq.put8(peer, 0, TCQ_NOTICE))?;
         let mut row = Row::new("rate", 8, tnis, messages);
-        row.million_per_s = Some(messages as f64 / took.as_secs_f64() / 1e6);
+        row.million_per_s = Some(rate / 1e6);
         Ok(row)
     }
 
-    /// Keeps messages under way for some time, and waits for the last ones.
+    /// Keeps messages under way for some time, and waits for the last ones. Returns how many, and
+    /// how many end in a second.
     fn stream(
         &self,
         tnis: usize,
         time: Duration,
         mut post: impl FnMut(&Vcq, Peer, u64) -> Result<bool>,
-    ) -> Result<(u64, Duration)> {
+    ) -> Result<(u64, f64)> {
         let mut under_way = vec![0; tnis];
         let mut posted = 0;
+        let mut rate = Rate::new();
         let start = Instant::now();
         while posted == 0 || start.elapsed() < time {
             for (tni, count) in under_way.iter_mut().enumerate() {
@@ -223,18 +229,70 @@ impl Side {
                 }
                 while vcq.poll_tcq()? {
                     *count -= 1;
+                    rate.ended();
                 }
             }
+            rate.tick();
         }
         let mut left: VecDeque<usize> = (0..tnis).collect();
         while let Some(tni) = left.pop_front() {
             if under_way[tni] > 0 {
                 wait(|| Ok(self.vcqs[tni].poll_tcq()?.then_some(())))?;
                 under_way[tni] -= 1;
+                rate.ended();
                 left.push_back(tni);
             }
         }
-        Ok((posted, start.elapsed()))
+        Ok((posted, rate.median()))
+    }
+}
+
+/// How many messages end in a second: the median of short slices of time, as on a busy host others
+/// take the processor for a while every now and then.
+pub(crate) struct Rate {
+    start: Instant,
+    ended: u64,
+    slices: Vec<f64>,
+    /// What had ended at the last tick, and ticks since something new has.
+    seen: u64,
+    looks: u32,
+}
+
+impl Rate {
+    /// A slice is at least this long.
+    const SLICE: Duration = Duration::from_millis(2);
+
+    pub(crate) fn new() -> Self {
+        Self { start: Instant::now(), ended: 0, slices: Vec::new(), seen: 0, looks: 0 }
+    }
+
+    /// A message has ended.
+    pub(crate) const fn ended(&mut self) {
+        self.ended += 1;
+    }
+
+    /// To be called when all that has ended was counted. Lets others have the processor if
+    /// nothing has: on a busy host it may be the device's thread that waits for it.
+    pub(crate) fn tick(&mut self) {
+        self.looks = if self.ended == self.seen { self.looks + 1 } else { 0 };
+        self.seen = self.ended;
+        if self.looks >= LOOKS {
+            self.looks = 0;
+            thread::yield_now();
+        }
+        let took = self.start.elapsed();
+        if took >= Self::SLICE && self.ended > 0 {
+            self.slices.push(self.ended as f64 / took.as_secs_f64());
+            (self.start, self.ended, self.seen) = (Instant::now(), 0, 0);
+        }
+    }
+
+    pub(crate) fn median(mut self) -> f64 {
+        if self.slices.is_empty() {
+            self.slices.push(self.ended as f64 / self.start.elapsed().as_secs_f64());
+        }
+        self.slices.sort_by(f64::total_cmp);
+        self.slices[self.slices.len() / 2]
     }
 }
 
@@ -246,7 +304,8 @@ fn send(vcq: &Vcq, peer: Peer, size: usize, edata: u64) -> Result<()> {
     if posted { Ok(()) } else { bail!("the queue is full with one message under way") }
 }
 
-fn wait<T>(mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+/// Looks for something, and lets others have the processor if that takes long.
+pub(crate) fn wait<T>(mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let mut looks = 0u32;
     let start = Instant::now();
     loop {
@@ -254,7 +313,7 @@ fn wait<T>(mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
             return Ok(found);
         }
         looks = looks.wrapping_add(1);
-        if looks.is_multiple_of(256) {
+        if looks.is_multiple_of(LOOKS) {
             // The other side may need this processor.
             thread::yield_now();
             if start.elapsed() > PATIENCE {

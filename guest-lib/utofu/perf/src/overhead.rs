@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::ptr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
@@ -13,10 +13,11 @@ use serde::Serialize;
 use tofu_abi::{Coords, StagOffset, rcode};
 use tofu_driver::{Cq, CqConfig, Order, Target};
 use tofu_utofu::command::Posting;
-use tofu_utofu::{Code, Context, Place, flags};
-use tofu_utofu_local::{LocalMachine, LocalPlatform};
+use tofu_utofu::{Code, Context, Place, Vcq, flags};
+use tofu_utofu_local::{LocalMachine, LocalPlatform, LocalProvider};
 
 use crate::api;
+use crate::measure::{Rate, Row, WINDOW};
 
 /// Commands in a round.
 const ROUND: u32 = 1000;
@@ -108,37 +109,82 @@ pub(crate) fn repeat(way: Way, commands: u64) -> Result<()> {
 }
 
 /// A machine with one node.
-fn alone() -> Result<(LocalMachine, Context<tofu_utofu_local::LocalProvider>)> {
+fn alone() -> Result<(LocalMachine, Context<LocalProvider>)> {
     let machine = LocalMachine::new("1x1x1x1x1x1".parse()?)?;
     let node = machine.node(Coords::default())?;
     let context = Context::new(Arc::clone(&node), Place::new(0, 1)?);
     Ok((machine, context))
 }
 
+/// The driver's queue alone, and a target for it.
+struct Hand {
+    cq: Cq<LocalPlatform>,
+    to: Target,
+    remote: StagOffset,
+    // Kept alive.
+    _target: Vcq<LocalProvider>,
+    _machine: LocalMachine,
+}
+
+impl Hand {
+    fn new() -> Result<Self> {
+        let (machine, context) = alone()?;
+        let target = context.create_vcq(0, None, 0)?;
+        let memory = api::memory(4096);
+        // SAFETY: the memory is never freed, and nothing in Rust refers to it.
+        let stadd = unsafe { target.reg_mem(memory, 4096, None, 0)? };
+        let node = Arc::clone(context.provider());
+        let config = CqConfig { interrupts: 0, mrq_size: 2, stags: 1, ..CqConfig::new(2, 0) };
+        node.device().tni(2)?.enable()?;
+        let cq = Cq::open(node.device(), &config)?;
+        let (to, remote) = (Target::new(Coords::default(), 0), StagOffset(stadd.0));
+        Ok(Self { cq, to, remote, _target: target, _machine: machine })
+    }
+
+    fn post(&mut self, value: u64) -> Result<()> {
+        let data = black_box(value).to_le_bytes();
+        let order = Order::put_piggyback(self.to, self.remote, &data)?;
+        Ok(self.cq.post_and_ring(&order, value)?)
+    }
+}
+
+/// Baseline of the message rate: messages of 8 bytes by hand, over one interface of a machine in
+/// this process.
+pub(crate) fn rate_by_hand(time: Duration) -> Result<Row> {
+    let mut hand = Hand::new()?;
+    let (mut posted, mut ended, mut rate) = (0u64, 0u64, Rate::new());
+    let start = Instant::now();
+    while posted == 0 || start.elapsed() < time {
+        while posted - ended < WINDOW as u64 {
+            hand.post(posted)?;
+            posted += 1;
+        }
+        while hand.cq.poll_tcq().is_some() {
+            ended += 1;
+            rate.ended();
+        }
+        // The device tells of each command here, too.
+        while hand.cq.poll_mrq().is_some() {}
+        rate.tick();
+    }
+    let mut row = Row::new("rate by hand", 8, 1, posted);
+    row.million_per_s = Some(rate.median() / 1e6);
+    Ok(row)
+}
+
 fn by_hand() -> Result<One> {
-    let (machine, context) = alone()?;
-    let target = context.create_vcq(0, None, 0)?;
-    let memory = api::memory(4096);
-    // SAFETY: the memory is never freed, and nothing in Rust refers to it.
-    let stadd = unsafe { target.reg_mem(memory, 4096, None, 0)? };
-    let node = Arc::clone(context.provider());
-    let config = CqConfig { interrupts: 0, mrq_size: 2, stags: 1, ..CqConfig::new(2, 0) };
-    node.device().tni(2)?.enable()?;
-    let mut cq: Cq<LocalPlatform> = Cq::open(node.device(), &config)?;
-    let (to, remote) = (Target::new(Coords::default(), 0), StagOffset(stadd.0));
+    let mut hand = Hand::new()?;
     Ok(Box::new(move |value| {
-        let _alive = (&machine, &target);
-        let order = Order::put_piggyback(to, remote, &black_box(value).to_le_bytes())?;
-        cq.post_and_ring(&order, value)?;
+        hand.post(value)?;
         let mut looks = 2;
         let done = loop {
-            match cq.poll_tcq() {
+            match hand.cq.poll_tcq() {
                 Some(done) => break done,
                 None => looks += 1,
             }
         };
         let notice = loop {
-            match cq.poll_mrq() {
+            match hand.cq.poll_mrq() {
                 Some(notice) => break notice,
                 None => looks += 1,
             }

@@ -23,6 +23,7 @@ fn lines(rows: &[Row], value: impl Fn(&Row) -> Option<f64>) -> Vec<Line> {
             continue;
         };
         let name = match row.tnis {
+            0 => row.test.to_owned(),
             1 => format!("{}, 1 TNI", row.test),
             n => format!("{}, {n} TNIs", row.test),
         };

@@ -27,9 +27,10 @@ fn every_test_gives_its_numbers() {
     assert!(output.status.success(), "{error}");
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows = report["results"].as_array().unwrap();
-    let mut expected = Vec::new();
+    let mut expected = vec![("word", 8, 0)];
     for (test, tnis) in [
-        ("latency", &[1][..]),
+        ("copy", &[0][..]),
+        ("latency", &[1]),
         ("put", &[1]),
         ("get", &[1]),
         ("bandwidth", &[1, 2]),
@@ -39,7 +40,7 @@ fn every_test_gives_its_numbers() {
             expected.extend(tnis.iter().map(|&tnis| (test, size, tnis)));
         }
     }
-    expected.extend([("rate", 8, 1), ("rate", 8, 2)]);
+    expected.extend([("rate by hand", 8, 1), ("rate", 8, 1), ("rate", 8, 2)]);
     let found: Vec<_> = rows
         .iter()
         .map(|row| {
@@ -56,8 +57,24 @@ fn every_test_gives_its_numbers() {
             assert!(p99 >= row["p50_us"].as_f64().unwrap());
         }
     }
+    let load = report["load"].as_array().unwrap();
+    assert!(load.iter().all(|load| load.as_f64().is_some_and(|load| load >= 0.0)), "{load:?}");
+    // Times of copies, messages, Puts and Gets; bandwidths of copies, and both kinds with one
+    // interface and with two.
     let svg = fs::read_to_string(svg).unwrap();
-    assert!(svg.starts_with("<svg ") && svg.matches("<polyline").count() == 7, "{svg}");
+    assert!(svg.starts_with("<svg ") && svg.matches("<polyline").count() == 4 + 5, "{svg}");
+}
+
+#[test]
+fn commands_can_be_posted_in_each_way_without_measuring() {
+    for way in ["hand", "rust", "c"] {
+        let output = utofu_perf(&["--repeat", way, "100"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && output.stdout.is_empty(), "{way}: {error}");
+    }
+    let output = utofu_perf(&["--repeat", "foot", "100"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("--repeat: "), "{error}");
 }
 
 #[test]

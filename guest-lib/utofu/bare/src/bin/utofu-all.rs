@@ -365,9 +365,12 @@ impl Pair {
     }
 }
 
+/// Whether all was as expected.
+type Example = fn(&mut Pair) -> Result<bool, Error>;
+
 fn all() -> Result<(), Error> {
     let mut pair = Pair::open()?;
-    let examples: [(&str, fn(&mut Pair) -> Result<bool, Error>); 11] = [
+    let examples: [(&str, Example); 11] = [
         ("put", Pair::put),
         ("get", Pair::get),
         ("piggyback", Pair::piggyback),
