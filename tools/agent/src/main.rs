@@ -88,8 +88,9 @@ fn serve_ranks(size: u32, mapping: &str) -> io::Result<()> {
 /// (as this project's init reads it), or none but this node itself.
 fn address() -> IpAddr {
     let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    let words = line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("tofu.ip="));
-    let address = words.last().and_then(|word| word.split('/').next()?.parse().ok());
+    let mut words = line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("tofu.ip="));
+    // As everywhere on that line, the last one counts.
+    let address = words.next_back().and_then(|word| word.split('/').next()?.parse().ok());
     address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
