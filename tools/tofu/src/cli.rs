@@ -411,6 +411,14 @@ pub(crate) enum ImageCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Run the QEMU that Linux nodes run under, fetched if need be
+    ///
+    /// For machines of your own beside `tofu serve`: tofu image qemu -- -M q35 ...
+    Qemu {
+        /// QEMU's arguments
+        #[arg(value_name = "ARG", last = true)]
+        args: Vec<OsString>,
+    },
     /// Remove an image
     Rm {
         /// The image

@@ -1,6 +1,8 @@
 //! `tofu image`, and how the making of images is shown.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,6 +40,7 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
             }
             build(&cache.mirror(mirror.clone()), &spec, &progress)
         }
+        ImageCommand::Qemu { args } => qemu(&cache, args, &progress),
         ImageCommand::Ls { json } => list(&cache, *json),
         ImageCommand::Rm { name } => cache.remove(name.as_str(), &progress).map_err(Into::into),
     };
@@ -61,6 +64,14 @@ fn build(cache: &Cache, spec: &Spec, progress: &Shown) -> anyhow::Result<()> {
     writeln!(out, "{}", describe(&image))?;
     writeln!(out, "QEMU {} ({:?})", qemu.version, qemu.origin)?;
     Ok(())
+}
+
+/// Becomes QEMU, or says why not.
+fn qemu(cache: &Cache, args: &[OsString], progress: &Shown) -> anyhow::Result<()> {
+    let qemu = cache.qemu(None, progress)?;
+    progress.clear();
+    let error = qemu.command().args(args).exec();
+    Err(error).with_context(|| format!("cannot run {}", qemu.program.display()))
 }
 
 fn describe(image: &Image) -> String {

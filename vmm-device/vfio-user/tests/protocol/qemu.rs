@@ -260,7 +260,9 @@ fn serve(server: &Arc<Server>, socket: &Path) -> JoinHandle<Result<(), Error>> {
 fn have_qemu(test: &str) -> bool {
     let have = std::env::var_os("QEMU").is_some();
     if !have {
-        eprintln!("SKIP {test}: QEMU= names no QEMU of version 10.1 or later");
+        eprintln!(
+            "SKIP {test}: QEMU= names no QEMU of version 10.1 or later; ci/test --tier linux has one"
+        );
     }
     have
 }
