@@ -28,11 +28,12 @@ const NOT_INHERITED: [&str; 8] = [
 const LINUX: [&str; 4] = ["tofu-agent", "tofu-guest", "tofu-guests-linux", "tofud"];
 
 /// What the programs are built from, from this folder.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "../../Cargo.lock",
     "../../guest-lib/abi",
     "../../guest-lib/bare",
     "../../guest-lib/driver",
+    "../../guest-lib/ipotofu",
     "../../guest-lib/utofu/src",
     "../../guest-lib/vfio",
     "../agent",

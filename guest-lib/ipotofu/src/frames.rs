@@ -178,6 +178,18 @@ impl Core {
         self.next_id = id;
     }
 
+    /// Tells this node the addresses of another one, as if it had asked for them. False if there
+    /// are too many answers already that wait to be taken.
+    pub fn introduce(&mut self, node: Coords) -> bool {
+        let (shape, machine, me) = (&self.config.shape, self.config.machine, self.me);
+        let answers = Place { shape, machine, me }.introduction(node);
+        let fits = self.replies.len() + answers.len() <= MAX_REPLIES;
+        if fits {
+            self.replies.extend(answers);
+        }
+        fits
+    }
+
     /// An answer to a question that this node asked.
     pub fn take_reply(&mut self) -> Option<Vec<u8>> {
         self.replies.pop_front()

@@ -275,6 +275,13 @@ impl<P: Platform> Link<P> {
         .map_err(LinkError::Frame)
     }
 
+    /// Tells the IP stack of this node the addresses of another one, as if it had asked for them:
+    /// for stacks that ask slowly. False if there are too many answers already that wait for
+    /// [`Link::recv`].
+    pub fn introduce(&mut self, node: Coords) -> bool {
+        self.core.introduce(node)
+    }
+
     /// Whether a frame of any length could be sent now.
     pub fn has_room(&mut self) -> bool {
         let needed = self.config().max_frame().div_ceil(PIECE_MAX);

@@ -72,16 +72,9 @@ impl Place<'_> {
         let Ok(node) = self.owner(Some(node).filter(|_| machine == self.machine))? else {
             return Some(Answer::Silence);
         };
-        let mac = addr::mac(node);
-        let mut reply = Vec::with_capacity(ETHERNET_HEADER + ARP_LEN);
-        reply.extend_from_slice(&frame[6..12]);
-        reply.extend_from_slice(&mac);
-        reply.extend_from_slice(&ETHERTYPE_ARP);
-        reply.extend_from_slice(&ARP_ETHERNET_IPV4);
-        reply.extend_from_slice(&ARP_REPLY);
-        reply.extend_from_slice(&mac);
-        reply.extend_from_slice(&target);
-        reply.extend_from_slice(&arp[8..18]);
+        let asker = arp[8..18].try_into().ok()?;
+        let mut reply = arp_reply(node, target, asker);
+        reply[..6].copy_from_slice(&frame[6..12]);
         Some(Answer::Reply(reply))
     }
 
@@ -104,27 +97,68 @@ impl Place<'_> {
         };
         // Who asks without an address of its own wants to know whether it may have this one.
         let probe = source == [0; 16];
-        let (to, to_mac) =
-            if probe { (ALL_NODES, &ALL_NODES_MAC[..]) } else { (source, &frame[6..12]) };
-        let flags = if probe { OVERRIDE } else { OVERRIDE | SOLICITED };
-        let mac = addr::mac(node);
-        let mut reply = Vec::with_capacity(ETHERNET_HEADER + IPV6_HEADER + ND_LEN + 8);
-        reply.extend_from_slice(to_mac);
-        reply.extend_from_slice(&mac);
-        reply.extend_from_slice(&ETHERTYPE_IPV6);
-        reply.extend_from_slice(&[0x60, 0, 0, 0, 0, ND_LEN as u8 + 8, ICMPV6, 255]);
-        reply.extend_from_slice(&target);
-        reply.extend_from_slice(&to);
-        let start = reply.len();
-        reply.extend_from_slice(&[ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0]);
-        reply.extend_from_slice(&target);
-        // The target's hardware address: option 2, 8 bytes long.
-        reply.extend_from_slice(&[2, 1]);
-        reply.extend_from_slice(&mac);
-        let sum = checksum(target, to, &reply[start..]);
-        reply[start + 2..start + 4].copy_from_slice(&sum.to_be_bytes());
-        Some(Answer::Reply(reply))
+        let (to, to_mac, flags) = if probe {
+            (ALL_NODES, ALL_NODES_MAC, OVERRIDE)
+        } else {
+            (source, frame[6..12].try_into().ok()?, OVERRIDE | SOLICITED)
+        };
+        Some(Answer::Reply(advertisement(node, target, (to, to_mac), flags)))
     }
+
+    /// What would be answered to this node's questions for the addresses of `node`.
+    pub(crate) fn introduction(&self, node: Coords) -> [Vec<u8>; 2] {
+        let (mac, machine) = (addr::mac(self.me), self.machine);
+        let mut asker = [0; 10];
+        asker[..6].copy_from_slice(&mac);
+        asker[6..].copy_from_slice(&addr::ipv4(machine, self.me));
+        let to = (addr::ipv6(machine, self.me), mac);
+        [
+            arp_reply(node, addr::ipv4(machine, node), asker),
+            advertisement(node, addr::ipv6(machine, node), to, OVERRIDE | SOLICITED),
+        ]
+    }
+}
+
+/// An ARP reply for `node`, which has the address `target`, to an asker with this hardware and
+/// protocol address.
+fn arp_reply(node: Coords, target: [u8; 4], asker: [u8; 10]) -> Vec<u8> {
+    let mac = addr::mac(node);
+    let mut reply = Vec::with_capacity(ETHERNET_HEADER + ARP_LEN);
+    reply.extend_from_slice(&asker[..6]);
+    reply.extend_from_slice(&mac);
+    reply.extend_from_slice(&ETHERTYPE_ARP);
+    reply.extend_from_slice(&ARP_ETHERNET_IPV4);
+    reply.extend_from_slice(&ARP_REPLY);
+    reply.extend_from_slice(&mac);
+    reply.extend_from_slice(&target);
+    reply.extend_from_slice(&asker);
+    reply
+}
+
+/// A neighbour advertisement for `node`, which has the address `target`.
+fn advertisement(
+    node: Coords,
+    target: [u8; 16],
+    (to, to_mac): ([u8; 16], Mac),
+    flags: u8,
+) -> Vec<u8> {
+    let mac = addr::mac(node);
+    let mut reply = Vec::with_capacity(ETHERNET_HEADER + IPV6_HEADER + ND_LEN + 8);
+    reply.extend_from_slice(&to_mac);
+    reply.extend_from_slice(&mac);
+    reply.extend_from_slice(&ETHERTYPE_IPV6);
+    reply.extend_from_slice(&[0x60, 0, 0, 0, 0, ND_LEN as u8 + 8, ICMPV6, 255]);
+    reply.extend_from_slice(&target);
+    reply.extend_from_slice(&to);
+    let start = reply.len();
+    reply.extend_from_slice(&[ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0]);
+    reply.extend_from_slice(&target);
+    // The target's hardware address: option 2, 8 bytes long.
+    reply.extend_from_slice(&[2, 1]);
+    reply.extend_from_slice(&mac);
+    let sum = checksum(target, to, &reply[start..]);
+    reply[start + 2..start + 4].copy_from_slice(&sum.to_be_bytes());
+    reply
 }
 
 /// The ICMPv6 checksum (RFC 4443): of a message with its checksum field zero, what goes there;

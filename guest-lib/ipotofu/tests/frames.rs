@@ -148,6 +148,10 @@ fn questions_for_nodes_are_answered_and_others_go_out() {
         assert_eq!(send(&mut core, &arp(target)).unwrap().len(), 4, "{target:?}");
     }
     assert_eq!(core.counters().answered, 1);
+    // The same without having asked.
+    assert!(core.introduce(other));
+    assert_eq!(core.take_reply(), Some(reply));
+    assert_eq!(core.take_reply().unwrap()[..12], [addr::mac(me), addr::mac(other)].concat());
     // A storm fills no memory.
     for _ in 0..10_000 {
         send(&mut core, &arp(addr::ipv4(0, other))).unwrap();

@@ -19,6 +19,7 @@ extern crate alloc;
 mod bare;
 #[cfg(feature = "linux")]
 mod linux;
+pub mod net;
 mod results;
 
 #[cfg(not(feature = "linux"))]
