@@ -1,0 +1,275 @@
+//! `tofu run`: jobs of C programs on Linux nodes, with and without MPI, and how they end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, interrupt, kill, skip};
+
+/// Longest time for an image with MPI to be made, where it has to be fetched.
+const IMAGE: Duration = Duration::from_secs(600);
+
+/// A place with what is needed to compile programs, and programs.
+struct Job {
+    place: Place,
+    libraries: PathBuf,
+}
+
+fn must(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}: {err}", output.status);
+}
+
+fn has_compiler(test: &str) -> bool {
+    let found = ["gcc", "strip"].iter().all(|tool| {
+        Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success())
+    });
+    if !found {
+        skip(test, "there is no gcc, or no strip");
+    }
+    found
+}
+
+impl Job {
+    /// A place, what `tofu sdk` writes, and the C programs compiled with it.
+    fn new(place: Place, sdk: &[&str]) -> Self {
+        let libraries = place.path().join("libraries");
+        fs::create_dir(&libraries).unwrap();
+        for name in ["libtofucom.so", "libtofutop.so"] {
+            // Cargo leaves them beside the tests. Copying their debug information takes long.
+            let built = std::env::current_exe().unwrap().with_file_name(name);
+            must(Command::new("strip").arg("-o").arg(libraries.join(name)).arg(built));
+        }
+        let job = Self { place, libraries };
+        let folder = job.place.file("sdk");
+        job.start(&[&["sdk", &folder], sdk].concat(), b"").end(IMAGE).ok();
+        for source in ["programs/ranks.c", "../../guest-lib/utofu/examples/run/ring.c"] {
+            job.compile("gcc", source, &["-ltofucom", "-ltofutop"]);
+        }
+        job
+    }
+
+    fn compile(&self, compiler: &str, source: &str, libraries: &[&str]) {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+        let sdk = self.place.path().join("sdk");
+        let mut command = Command::new(compiler);
+        command.args(["-Wall", "-Wextra", "-Werror", "-O2", "-I"]).arg(sdk.join("include"));
+        command.arg(&source).arg("-L").arg(sdk.join("lib")).args(libraries);
+        must(command.arg("-o").arg(self.place.path().join(source.file_stem().unwrap())));
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.place.command(args);
+        command.env("TOFU_LIBRARIES", &self.libraries).current_dir(self.place.path());
+        command
+    }
+
+    fn start(&self, args: &[&str], input: &[u8]) -> Running {
+        Running::start(self.command(args), input)
+    }
+
+    #[track_caller]
+    fn run(&self, args: &[&str]) -> Said {
+        self.start(&[&["run"], args].concat(), b"").end(PATIENCE)
+    }
+
+    /// Nothing of any job is left on a node.
+    #[track_caller]
+    fn nodes_are_clean(&self) {
+        let look = "ls /tmp; grep -l TOFU_JOB= /proc/[0-9]*/environ 2>/dev/null; true";
+        let lines = self.place.exec_all(&["sh", "-c", look]);
+        assert!(lines.is_empty(), "{lines:?}");
+    }
+}
+
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn jobs_and_their_ends() {
+    const TEST: &str = "jobs_and_their_ends";
+    if !has_compiler(TEST) {
+        return;
+    }
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let job = Job::new(place, &[]);
+    job.place.up(&["--name", "two"]);
+
+    // Put and notice from rank to rank: a rank a node, then two on each.
+    let out = job.run(&["-n", "2", "./ring"]).ok();
+    let expected = ["0: rank 0 of 2: hello from rank 1", "1: rank 1 of 2: hello from rank 0"];
+    assert_eq!(sorted(&out), expected);
+    let out = job.run(&["-n", "4", "./ring"]).ok();
+    let line =
+        |rank: usize| format!("{rank}: rank {rank} of 4: hello from rank {}", (rank + 3) % 4);
+    assert_eq!(sorted(&out), (0..4).map(line).collect::<Vec<_>>());
+
+    // Who they are.
+    let environment = ["--env", "GIVEN=x y", "./ranks", "environment"];
+    let said = job.run(&[&["-n", "3"], environment.as_slice()].concat());
+    assert_eq!(sorted(&said.err), ["0: also", "1: also", "2: also"], "{said:?}");
+    let expected = ["0: 0 3 0 2 x y map", "1: 1 3 1 2 x y map", "2: 2 3 0 2 x y map"];
+    assert_eq!(sorted(&said.ok()), expected);
+    let said = job.run(&[&["--no-prefix"], environment.as_slice()].concat());
+    assert_eq!(sorted(&said.ok()), ["0 2 0 1 x y map", "1 2 0 1 x y map"]);
+    let out = job.run(&[&["--json", "--map", "2", "--ppn", "1"], environment.as_slice()].concat());
+    let out = out.ok();
+    let events: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |kind: &str| events.iter().filter(|event| event["event"] == kind).count();
+    assert_eq!((of("line"), of("ended"), of("summary")), (4, 2, 1), "{out}");
+    assert_eq!(events.last().unwrap()["code"], 0, "{out}");
+
+    // Input is the first rank's; a last line need not be whole.
+    let said = job.start(&["run", "./ranks", "input"], b"one\ntwo\n").end(PATIENCE);
+    let expected =
+        ["0: end without a newline", "0: got one", "0: got two", "1: end without a newline"];
+    assert_eq!(sorted(&said.ok()), expected);
+
+    // Files, scripts, and programs of the nodes.
+    fs::write(job.place.path().join("data"), "what was copied\n").unwrap();
+    let out = job.run(&["-n", "1", "--copy", "data", "./ranks", "file", "data"]).ok();
+    assert_eq!(out, "0: what was copied\n");
+    fs::write(job.place.path().join("script"), "#!/bin/sh\necho $TOFU_RANK $1 $(cat data)\n")
+        .unwrap();
+    let out = job.run(&["--copy", "data", "./script", "-x"]).ok();
+    assert_eq!(sorted(&out), ["0: 0 -x what was copied", "1: 1 -x what was copied"]);
+    assert_eq!(sorted(&job.run(&["hostname"]).ok()), ["0: t-0-0-0-0-0-0", "1: t-1-0-0-0-0-0"]);
+
+    // The first that fails decides; the others are ended, whether they want it or not.
+    let said = job.run(&["--grace", "100ms", "./ranks", "code"]);
+    assert_eq!(said.code, Some(7), "{said:?}");
+    assert!(
+        said.err.starts_with("tofu: rank 1 on node (1,0,0,0,0,0) has failed with exit code 7\n")
+    );
+    let said = job.run(&["--grace", "100ms", "./ranks", "signal"]);
+    assert_eq!(said.code, Some(128 + 11), "{said:?}");
+    assert!(said.err.contains("rank 1 on node (1,0,0,0,0,0) was ended by signal 11 (SIGSEGV)\n"));
+    let said = job.run(&["--grace", "100ms", "./ranks", "stubborn"]);
+    assert_eq!(said.code, Some(3), "{said:?}");
+    let said = job.run(&["nosuch"]);
+    assert_eq!(said.code, Some(127), "{said:?}");
+    let said = job.run(&["--timeout", "500ms", "./ranks", "wait"]);
+    assert_eq!(said.code, Some(124), "{said:?}");
+    assert!(said.err.contains("2 ranks still run after 0.5 s"), "{said:?}");
+    job.nodes_are_clean();
+
+    // Ctrl-C, upon which children that have left their rank's group go, too.
+    let mut running = job.start(&["run", "./ranks", "wait"], b"");
+    let lines = [running.line(), running.line()];
+    assert!(lines.iter().all(|line| line.ends_with(": on\n")), "{lines:?}");
+    interrupt(running.id());
+    assert_eq!(running.end(MOMENT).code, Some(130));
+    job.nodes_are_clean();
+
+    // What does not fit this machine.
+    let error = job.run(&["-n", "73", "./ring"]).mistake();
+    assert!(error.contains("73 ranks are too many: the machine has 2 Linux nodes"), "{error}");
+    let error = job.run(&["--map", "4x3", "./ring"]).mistake();
+    assert!(error.contains("4x3"), "{error}");
+    let error = job.run(&["--machine", "other", "./ring"]).mistake();
+    assert!(error.contains("no machine other is running"), "{error}");
+    let error = job.run(&["--mpi", "./ring"]).mistake();
+    assert!(error.contains("--net lan"), "{error}");
+    job.nodes_are_clean();
+    job.place.run(&["down"]).ok();
+    job.place.is_clean();
+}
+
+#[test]
+fn a_machine_for_the_time_of_a_run() {
+    const TEST: &str = "a_machine_for_the_time_of_a_run";
+    if !has_compiler(TEST) {
+        return;
+    }
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let job = Job::new(place, &[]);
+    let said = job.run(&["-n", "2", "./ring"]);
+    assert!(
+        said.err.starts_with("tofu: starting a machine 2x1x1x1x1x1 of Linux nodes"),
+        "{said:?}"
+    );
+    assert_eq!(sorted(&said.ok()).len(), 2);
+    assert_eq!(job.place.ps(), json!([]));
+    job.place.is_clean();
+
+    // While it boots.
+    let running = job.start(&["run", "-n", "2", "./ring"], b"");
+    tofu_linux_tests::wait_for("the machine", MOMENT, || job.place.ps() != json!([]));
+    interrupt(running.id());
+    let said = running.end(MOMENT);
+    assert_eq!((said.code, said.out.as_str()), (Some(130), ""), "{said:?}");
+    job.place.is_clean();
+
+    // By force, in the middle.
+    let mut running = job.start(&["run", "-n", "2", "./ranks", "wait"], b"");
+    running.line();
+    kill(running.id());
+    assert_eq!(running.end(MOMENT).code, None);
+    job.place.is_clean();
+}
+
+#[test]
+fn mpi_and_utofu_in_one_program() {
+    const TEST: &str = "mpi_and_utofu_in_one_program";
+    if !has_compiler(TEST) {
+        return;
+    }
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let job = Job::new(place, &["--mpi"]);
+    let mpicc = job.place.file("sdk/bin/mpicc");
+    job.compile(&mpicc, "../../guest-lib/utofu/examples/run/mpi_put.c", &["-ltofucom"]);
+    job.compile(&mpicc, "programs/mpi_abort.c", &[]);
+    let lan = ["--net", "lan", "--memory", "512MiB"];
+    job.place.up(&[&["--image", "mpich"], lan.as_slice()].concat());
+    for (ranks, numbers) in [("2", 4), ("4", 16)] {
+        let out = job.run(&["--mpi", "-n", ranks, "./mpi_put"]).ok();
+        assert_eq!(out, format!("0: {ranks} ranks have put {numbers} numbers, 0 wrong\n"));
+    }
+    let said = job.run(&["--mpi", "-n", "4", "./mpi_abort"]);
+    assert_eq!(said.code, Some(9), "{said:?}");
+    assert!(
+        said.err.contains("tofu: rank 1 on node (0,0,0,0,0,0) has aborted the job with code 9")
+    );
+    job.nodes_are_clean();
+    job.place.run(&["down"]).ok();
+    job.place.is_clean();
+}
+
+#[test]
+fn mistakes() {
+    const TEST: &str = "mistakes";
+    if !has_compiler(TEST) {
+        return;
+    }
+    let job = Job::new(Place::empty(), &[]);
+    fs::write(job.place.path().join("text"), "neither program nor script").unwrap();
+    let cases: [(&[&str], &str); 12] = [
+        (&["./nosuch"], "cannot run ./nosuch: No such file"),
+        (&["./text"], "cannot run ./text: it is neither an ELF program for x86-64 nor a script"),
+        (&["."], "cannot run .: it is not a file"),
+        (&["-n", "0", "./ring"], "-n 0: a job has one rank or more"),
+        (&["-n", "9999", "./ring"], "-n 9999: a machine that is started for a run has up to 12"),
+        (&["--ppn", "37", "./ring"], "--ppn 37: a node has 1 to 36 ranks"),
+        (&["--map", "4x3", "-n", "433", "./ring"], "-n 433: a map of 4x3"),
+        (&["--map", "4x", "./ring"], "invalid value '4x' for '--map"),
+        (&["--machine", "other", "./ring"], "no machine is running"),
+        (&["--env", "NOT_SET_HERE", "./ring"], "NOT_SET_HERE has no value here"),
+        (&["--copy", "nosuch", "./ring"], "--copy nosuch: cannot read it"),
+        (&["--libs", "host", "ring"], "ring is a program of the nodes; write ./ring"),
+    ];
+    for (args, expected) in cases {
+        let error = job.run(args).mistake();
+        assert!(error.contains(expected), "{args:?}: {error}");
+    }
+    let mut command = job.command(&["run", "./ring"]);
+    command.env("TOFU_LIBRARIES", job.place.path());
+    let error = Running::start(command, b"").end(MOMENT).mistake();
+    assert!(error.contains("libtofucom.so") && error.contains("cargo build"), "{error}");
+    job.place.is_clean();
+}
