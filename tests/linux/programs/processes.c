@@ -8,6 +8,8 @@
  *                                      killed so often in the middle of large Puts instead, and
  *                                      the others go on until that is over
  *   processes orphan FILE              has a queue, waits for FILE, and says what still works
+ *   processes heir FILE                has a queue and ends; a child of it that has all of its
+ *                                      descriptors waits for FILE
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -391,6 +393,18 @@ static void orphan(const char *file)
     printf("further queue: %s\n", code == UTOFU_SUCCESS ? "yes" : text);
 }
 
+static void heir(const char *file)
+{
+    open_queues();
+    if (child() != 0)
+        return;
+    for (int fd = 0; fd < 3; fd++)
+        close(fd);
+    while (access(file, F_OK) != 0 && now() < deadline)
+        usleep(100000);
+    _exit(0);
+}
+
 int main(int argc, char **argv)
 {
     int good = 0;
@@ -405,6 +419,9 @@ int main(int argc, char **argv)
         good = node(atoi(argv[2]), processes, atol(argv[5]), argc == 7 ? atoi(argv[6]) : 0);
     } else if (argc == 3 && strcmp(argv[1], "orphan") == 0) {
         orphan(argv[2]);
+        good = 1;
+    } else if (argc == 3 && strcmp(argv[1], "heir") == 0) {
+        heir(argv[2]);
         good = 1;
     } else {
         fail("what is wanted?");

@@ -100,6 +100,15 @@ fn processes_that_nobody_counted() {
     assert_eq!(said.code, Some(1), "{said:?}");
     let text = "UTOFU_ERR_FULL: Tofu device: no control queue is free on all TNIs";
     assert!(said.err.contains(text), "{said:?}");
+    // A queue is its process's, whoever has inherited the descriptors; another one keeps the
+    // device open meanwhile.
+    let mut other = place.start(&processes("0", &["orphan", "/tmp/go"]));
+    assert_eq!(other.line(), "ready\n");
+    place.run(&processes("0", &["heir", "/tmp/go"])).ok();
+    let out = place.run(&processes("0", &["many", "10", "2"])).ok();
+    assert_eq!(rounds(&out).len(), 10, "{out}");
+    place.exec("0", &["touch", "/tmp/go"]).ok();
+    other.end(PATIENCE).ok();
     // They have left nothing behind.
     others_have_it(&place).ok();
     place.run(&["down"]).ok();
