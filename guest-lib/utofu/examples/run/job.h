@@ -7,24 +7,10 @@
 #define JOB_H
 
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include <jtofu.h>
-#include <utofu.h>
 
-extern void utofu_get_last_error(char *msg);
-
-/* Ends the process with the library's own words. */
-#define OK(call)                                               \
-    do {                                                       \
-        if ((call) != UTOFU_SUCCESS) {                         \
-            char text_[1024];                                  \
-            utofu_get_last_error(text_);                       \
-            fprintf(stderr, "%s\n", text_);                    \
-            exit(1);                                           \
-        }                                                      \
-    } while (0)
+#include "check.h"
 
 #define JOB 1
 #define COMPONENT 7

@@ -3,23 +3,10 @@
  * and STADDs of the others, then each puts a number into the memory of every other one.
  */
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include <mpi.h>
-#include <utofu.h>
 
-extern void utofu_get_last_error(char *msg);
-
-#define OK(call)                                               \
-    do {                                                       \
-        if ((call) != UTOFU_SUCCESS) {                         \
-            char text_[1024];                                  \
-            utofu_get_last_error(text_);                       \
-            fprintf(stderr, "%s\n", text_);                    \
-            MPI_Abort(MPI_COMM_WORLD, 1);                      \
-        }                                                      \
-    } while (0)
+#include "check.h"
 
 struct card {
     utofu_vcq_id_t vcq;
