@@ -19,10 +19,10 @@ use tofu_utofu_local::{LocalMachine, LocalPlatform, LocalProvider};
 use crate::api;
 use crate::measure::{Rate, Row, WINDOW};
 
-/// Commands in a round.
-const ROUND: u32 = 1000;
+/// Commands in a round: so few that others seldom take the processor during one.
+const ROUND: u32 = 100;
 /// Rounds of each kind, in turn.
-const ROUNDS: usize = 400;
+const ROUNDS: usize = 4000;
 
 /// Through what commands are posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
