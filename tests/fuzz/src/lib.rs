@@ -7,6 +7,7 @@
 
 pub mod arrivals;
 pub mod descriptors;
+pub mod ipotofu;
 pub mod pci_config;
 pub mod registers;
 pub mod tables;

@@ -38,6 +38,11 @@ fn arrivals() {
 }
 
 #[test]
+fn ipotofu() {
+    replay("ipotofu", tofu_fuzz::ipotofu::run);
+}
+
+#[test]
 fn pci_config() {
     replay("pci_config", tofu_fuzz::pci_config::run);
 }

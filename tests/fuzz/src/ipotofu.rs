@@ -1,0 +1,146 @@
+//! Any packets and frames at a node's IP link.
+
+use arbitrary::{Result, Unstructured};
+use tofu_abi::Coords;
+use tofu_driver::topology::Shape;
+use tofu_ipotofu::wire::{HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr};
+use tofu_ipotofu::{Config, Core, Event, addr, tree};
+
+/// Packets and frames of one input at most.
+const MAX_ACTIONS: u32 = 256;
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let mut u = Unstructured::new(data);
+    let _ = play(&mut u);
+}
+
+fn play(u: &mut Unstructured<'_>) -> Result<()> {
+    let shape = *u.choose(&["1x1x1x2x3x2", "3x1x2x1x1x1", "2x2x4x2x3x2", "32x32x32x2x3x2"])?;
+    let torus = *u.choose(&["xyz", "", "y"])?;
+    let Ok(shape) = shape.parse::<Shape>() else { return Ok(()) };
+    let shape = shape.with_torus(torus);
+    let me = node(&shape, u)?;
+    let config = Config { mtu: u.arbitrary()?, reassemblies: 4, ..Config::new(shape) };
+    let mut core = Core::new(config, me);
+    let max = core.config().max_frame();
+    let mut now_ns = 0u64;
+    for _ in 0..MAX_ACTIONS {
+        if u.is_empty() {
+            break;
+        }
+        now_ns = now_ns.wrapping_add(u.arbitrary::<u32>()?.into());
+        if u.ratio(1, 4)? {
+            send(&mut core, &shape, u)?;
+        } else {
+            receive(&mut core, &shape, now_ns, max, u)?;
+        }
+        let mut replies = 0;
+        while let Some(reply) = core.take_reply() {
+            replies += 1;
+            assert!(reply.len() <= max && reply[6..8] == [2, 0], "an answer of no node");
+        }
+        assert!(replies <= 2, "{replies} answers to one question");
+    }
+    Ok(())
+}
+
+fn node(shape: &Shape, u: &mut Unstructured<'_>) -> Result<Coords> {
+    let rank = u.arbitrary::<u32>()? % shape.nodes();
+    Ok(shape.coords(rank).unwrap_or_default())
+}
+
+fn send(core: &mut Core, shape: &Shape, u: &mut Unstructured<'_>) -> Result<()> {
+    let (me, max) = (core.me(), core.config().max_frame());
+    let len = u.arbitrary_len::<u8>()?.min(128);
+    let mut frame = u.bytes(len)?.to_vec();
+    if u.ratio(3, 4)? && frame.len() >= 14 {
+        let to = if u.arbitrary()? { addr::BROADCAST } else { addr::mac(node(shape, u)?) };
+        frame[..6].copy_from_slice(&to);
+        frame[6..12].copy_from_slice(&addr::mac(me));
+        frame[12..14].copy_from_slice(u.choose(&[[8, 6], [0x86, 0xdd], [8, 0]])?);
+    }
+    if u.ratio(1, 8)? {
+        frame.resize(usize::from(u.arbitrary::<u16>()?), 0x5a);
+    }
+    let expected = core.packets_for(&frame);
+    let mut count = 0;
+    let sent = core.send(&frame, &mut |piece| {
+        count += 1;
+        check(shape, &piece.header, piece.body);
+        assert_ne!(piece.to, me, "a packet to oneself");
+        assert!(shape.rank(piece.to).is_some());
+    });
+    assert!(count == 0 || count == expected, "{count} packets instead of {expected}");
+    assert!(sent.is_err() || frame.len() <= max);
+    Ok(())
+}
+
+fn receive(
+    core: &mut Core,
+    shape: &Shape,
+    now_ns: u64,
+    max: usize,
+    u: &mut Unstructured<'_>,
+) -> Result<()> {
+    let (me, from) = (core.me(), node(shape, u)?);
+    let origin = if u.ratio(3, 4)? { from } else { node(shape, u)? };
+    let mut header = [0; HEADER_SIZE];
+    if u.ratio(1, 4)? {
+        u.fill_buffer(&mut header)?;
+    } else {
+        let total: u16 = u.arbitrary()?;
+        let pieces = usize::from(total).div_ceil(PIECE_MAX).max(1);
+        let offset = u.choose_index(pieces)? * PIECE_MAX;
+        let length = usize::from(total).saturating_sub(offset).min(PIECE_MAX);
+        let repr = Repr {
+            kind: if u.arbitrary()? { Kind::Unicast } else { Kind::Broadcast },
+            total,
+            offset: offset as u16,
+            length: length as u16,
+            id: u.int_in_range(0..=3)?,
+            sum: if pieces == 1 { 0 } else { u.int_in_range(1..=2)? },
+            origin,
+        };
+        header = repr.emit();
+    }
+    let len = if u.ratio(7, 8)? { PIECE_MAX } else { u.int_in_range(0..=PIECE_MAX)? };
+    let mut body = vec![0; len];
+    let some = u.len().min(20);
+    for (byte, value) in body.iter_mut().zip(u.bytes(some)?) {
+        *byte = *value;
+    }
+    if len >= 14 && u.ratio(3, 4)? {
+        let to = if u.arbitrary()? { addr::BROADCAST } else { addr::mac(me) };
+        body[..6].copy_from_slice(&to);
+        body[6..12].copy_from_slice(&addr::mac(origin));
+    }
+    let mut handed_on = 0;
+    let event = core.receive(from, &header, &body, now_ns, &mut |piece| {
+        handed_on += 1;
+        let repr = check(shape, &piece.header, piece.body);
+        assert_eq!(tree::parent(shape, repr.origin, piece.to), Some(me), "not a child");
+    });
+    assert!(handed_on <= 10, "handed on {handed_on} times");
+    let frame = match event {
+        Event::Nothing => return Ok(()),
+        Event::Whole(len) => body[..len].to_vec(),
+        Event::Assembled(frame) => frame,
+    };
+    assert!(frame.len() <= max, "longer than the MTU");
+    let mut source = [0; 6];
+    source.copy_from_slice(&frame[6..12]);
+    let source = addr::node_of_mac(source).expect("a node's address");
+    assert!(source == from || tree::is_ancestor(shape, source, from, me), "spoofed");
+    assert!(frame[..6] == addr::mac(me) || frame[0] & 1 != 0, "misdirected");
+    Ok(())
+}
+
+/// What goes out can be taken in.
+fn check(shape: &Shape, header: &[u8], body: &[u8]) -> Repr {
+    let packet = Packet::new_checked(header).expect("a whole header");
+    let repr = Repr::parse(&packet, body.len()).expect("a header that makes sense");
+    assert_eq!(usize::from(repr.length), body.len());
+    assert!(shape.rank(repr.origin).is_some());
+    repr
+}
