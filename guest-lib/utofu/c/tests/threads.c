@@ -64,7 +64,11 @@ static void *disturber(void *unused)
         void *cbdata;
         OK(utofu_create_vcq(0, 0, &vcq));
         OK(utofu_reg_mem(vcq, memory, sizeof memory, 0, &stadd));
-        OK(utofu_put(vcq, b_id, stadd, rmt + 64, 64, 0, TCQ, (void *)5));
+        int code;
+        while ((code = utofu_put(vcq, b_id, stadd, rmt + 64, 64, 0, TCQ, (void *)5)) ==
+               UTOFU_ERR_BUSY)
+            take();
+        IS(code, UTOFU_SUCCESS);
         OK(wait_tcq(vcq, &cbdata));
         IS((uintptr_t)cbdata, 5);
         OK(utofu_dereg_mem(vcq, stadd, 0));

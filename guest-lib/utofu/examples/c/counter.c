@@ -15,7 +15,7 @@ static void body(int rank, int size)
     meet();
 
     OK(utofu_query_stadd(peer(0, 0), STAG, &stadd));
-    uint64_t last = 0, sum = 0;
+    uint64_t last = 0, drawn = 0;
     int rising = 1;
     for (int i = 0; i < EACH; i++) {
         OK(utofu_armw8(vcq, peer(0, 0), UTOFU_ARMW_OP_ADD, 1, stadd, 0,
@@ -27,11 +27,9 @@ static void body(int rank, int size)
         OK(code);
         rising &= i == 0 || notice.rmt_value > last;
         last = notice.rmt_value;
-        sum += last;
+        drawn += last;
     }
-    static uint64_t total;
-    __atomic_fetch_add(&total, sum, __ATOMIC_SEQ_CST);
-    meet();
+    const uint64_t total = sum(rank, drawn);
     if (rank == 0) {
         uint64_t n = (uint64_t)size * EACH;
         printf("counter %llu, each number drawn once: %s\n", (unsigned long long)counter[0],

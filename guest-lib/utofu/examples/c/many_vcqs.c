@@ -7,13 +7,16 @@
 #define MAX_TNIS 6
 #define VCQS 16
 
-static utofu_vcq_id_t ids[MAX_TNIS][VCQS];
-static utofu_stadd_t places[MAX_TNIS][VCQS];
+/* Of each rank; only rank 1's are used. */
+static utofu_vcq_id_t ids[RANKS_MOST][MAX_TNIS][VCQS];
+static utofu_stadd_t places[RANKS_MOST][MAX_TNIS][VCQS];
 
 static void body(int rank, int size)
 {
     if (rank > 1 || size < 2) {
-        for (int i = 0; i < 3; i++) meet();
+        share(ids, sizeof *ids);
+        share(places, sizeof *places);
+        for (int i = 0; i < 2; i++) meet();
         return;
     }
     utofu_tni_id_t *tnis;
@@ -26,15 +29,16 @@ static void body(int rank, int size)
             if (v < 8) OK(utofu_create_vcq_with_cmp_id(tnis[t], (utofu_cmp_id_t)v, 0, &vcqs[t][v]));
             else OK(utofu_create_vcq(tnis[t], 0, &vcqs[t][v]));
             if (rank == 0) continue;
-            OK(utofu_query_vcq_id(vcqs[t][v], &ids[t][v]));
-            OK(utofu_reg_mem(vcqs[t][v], (void *)&numbers[t][v], 8, 0, &places[t][v]));
+            OK(utofu_query_vcq_id(vcqs[t][v], &ids[rank][t][v]));
+            OK(utofu_reg_mem(vcqs[t][v], (void *)&numbers[t][v], 8, 0, &places[rank][t][v]));
         }
     }
-    meet();
+    share(ids, sizeof *ids);
+    share(places, sizeof *places);
     if (rank == 0) {
         for (size_t t = 0; t < count; t++)
             for (int v = 0; v < VCQS; v++)
-                OK(utofu_put_piggyback8(vcqs[t][v], ids[t][v], t * 100 + v + 1, places[t][v], 8, v,
+                OK(utofu_put_piggyback8(vcqs[t][v], ids[1][t][v], t * 100 + v + 1, places[1][t][v], 8, v,
                                         UTOFU_ONESIDED_FLAG_TCQ_NOTICE |
                                             UTOFU_ONESIDED_FLAG_REMOTE_MRQ_NOTICE,
                                         (void *)&numbers[t][v]));

@@ -61,9 +61,7 @@ static void body(int rank, int size)
         wrong += area->arrivals != (uint64_t)round + 1;
         meet();
     }
-    static int total;
-    __atomic_fetch_add(&total, wrong, __ATOMIC_SEQ_CST);
-    meet();
+    const int total = (int)sum(rank, wrong);
     if (rank == 0)
         printf("%d rounds of %zu bytes of descriptors, %d wrong\n", ROUNDS, used, total);
     OK(utofu_free_vcq(vcq));

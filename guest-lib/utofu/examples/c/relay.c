@@ -21,7 +21,8 @@ static void body(int rank, int size)
     OK(utofu_create_vcq(0, rank == 0 ? 0 : UTOFU_VCQ_FLAG_SESSION_MODE, &vcq));
     OK(utofu_reg_mem(vcq, buffer, SIZE, 0, &places[rank]));
     OK(utofu_query_vcq_id(vcq, &ids[rank]));
-    meet();
+    share(ids, sizeof *ids);
+    share(places, sizeof *places);
     if (rank > 0 && rank + 1 < size) {
         unsigned long flags = rank + 2 < size ? UTOFU_ONESIDED_FLAG_SPS(1)
                                               : UTOFU_ONESIDED_FLAG_REMOTE_MRQ_NOTICE;

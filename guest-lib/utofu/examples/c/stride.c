@@ -47,9 +47,7 @@ static void body(int rank, int size)
         for (int column = 1; column <= COLUMNS; column++)
             wrong += (*m)[row][column] != value(rank, row, column);
     }
-    static int total;
-    __atomic_fetch_add(&total, wrong, __ATOMIC_SEQ_CST);
-    meet();
+    const int total = (int)sum(rank, wrong);
     if (rank == 0) printf("%d ranks, halo columns of %d rows, %d wrong\n", size, ROWS, total);
     OK(utofu_free_vcq(vcq));
     free(m);

@@ -70,9 +70,7 @@ static void body(int rank, int size)
     meet();
     int once = 0;
     for (int i = 0; i < TOTAL; i++) once += p->drawn[i] == 1;
-    static int total;
-    __atomic_fetch_add(&total, once + (p->mine[0] == TOTAL), __ATOMIC_SEQ_CST);
-    meet();
+    const int total = (int)sum(rank, once + (p->mine[0] == TOTAL));
     if (rank == 0)
         printf("%d ranks of %d threads: %s\n", size, THREADS,
                total == size * (TOTAL + 1) ? "each number drawn once" : "numbers lost or doubled");

@@ -1,6 +1,6 @@
 /*
- * uTofu with jTofu: the job's ranks form a two-dimensional torus (JTOFU_MAPINFO_NODE=4x3, say),
- * and each sends its number to its four neighbours. Neighbours are one hop apart.
+ * uTofu with jTofu: the job's ranks form a two-dimensional torus (JTOFU_MAPINFO_NODE=4x3, say, or
+ * what the launcher was told), and each sends its number to its four neighbours. Neighbours are one hop apart.
  */
 #include <jtofu.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "ranks.h"
 
 #define STAG 60
-#define JOB 1
+#define JOB RANKS_JOB
 
 static const char *directions[] = {"left", "right", "below", "above"};
 
@@ -64,9 +64,7 @@ static void body(int thread, int threads)
     int right = 0;
     for (int i = 0; i < 4; i++)
         right += inbox[i] == neighbour(at, steps[i][0], steps[i][1], &node);
-    static int total;
-    __atomic_fetch_add(&total, right, __ATOMIC_SEQ_CST);
-    meet();
+    const int total = (int)sum(thread, right);
     for (int turn = 0; turn < threads; turn++) {
         if (turn == (int)rank && rank == 0) {
             printf("rank 0:");
@@ -84,8 +82,8 @@ int main(void)
     void *mapinfo;
     size_t size;
     unsigned processes;
-    need(jtofu_create_mapinfo_by_envvars(&mapinfo, &size, &processes), "JTOFU_MAPINFO_NODE");
-    need(jtofu_initialize(JOB, 0, mapinfo), "jtofu_initialize");
+    need(jtofu_create_mapinfo_by_envvars(&mapinfo, &size, &processes), "the map of the job");
+    need(jtofu_initialize(JOB, (jtofu_rank_t)ranks_number(), mapinfo), "jtofu_initialize");
     run_ranks(body);
     need(jtofu_finalize(), "jtofu_finalize");
     free(mapinfo);

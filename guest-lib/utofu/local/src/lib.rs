@@ -16,5 +16,6 @@ mod memory;
 mod platform;
 
 pub use machine::{LocalError, LocalMachine, LocalProvider};
+pub use maps::{Rights, rights};
 pub use memory::Loan;
 pub use platform::{LocalMemory, LocalPlatform};

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 
 /// What the process may do with memory of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rights {
+pub enum Rights {
     /// It is not there, all of it or a part, or may not even be read.
     None,
     /// Some of it may only be read.
@@ -15,7 +15,7 @@ pub(crate) enum Rights {
 }
 
 /// What this process may do with `len` bytes at `addr`. Everything, if the kernel does not tell.
-pub(crate) fn rights(addr: usize, len: usize) -> Rights {
+pub fn rights(addr: usize, len: usize) -> Rights {
     File::open("/proc/self/maps")
         .map_or(Rights::ReadWrite, |maps| rights_in(BufReader::new(maps), addr, len))
 }

@@ -2,5 +2,6 @@
 
 mod bad_input;
 mod linux;
+mod local;
 mod serve;
 mod tofu;

@@ -76,7 +76,7 @@ impl Provider for AnyProvider {
 pub(crate) enum Backend {
     /// A machine in this process.
     InProcess(inproc::InProcess),
-    /// A node in another process of this host.
+    /// Nodes in another process of this host.
     Served(local::Served),
     /// A device of this computer's, by VFIO.
     Vfio(vfio::Vfio),
@@ -87,7 +87,8 @@ impl Backend {
     pub(crate) fn processes(&self) -> usize {
         match self {
             Self::InProcess(machine) => machine.processes(),
-            Self::Served(_) | Self::Vfio(_) => 1,
+            Self::Served(nodes) => nodes.processes(),
+            Self::Vfio(_) => 1,
         }
     }
 
@@ -95,7 +96,7 @@ impl Backend {
     pub(crate) fn process(&self, index: usize) -> Result<Process, Error> {
         let (provider, place) = match self {
             Self::InProcess(machine) => machine.process(index)?,
-            Self::Served(node) => node.process()?,
+            Self::Served(nodes) => nodes.process(index)?,
             Self::Vfio(device) => device.process()?,
         };
         Ok(Context::new(Arc::new(provider), place))
@@ -106,7 +107,7 @@ impl Backend {
 pub(crate) fn choose() -> Result<Backend, Error> {
     match env::var("TOFU_PROVIDER").as_deref() {
         Ok("inproc") => inproc::InProcess::new().map(Backend::InProcess),
-        Ok("local") => local::Served::open().map(Backend::Served),
+        Ok("local") => local::Served::new().map(Backend::Served),
         Ok("vfio") => vfio::Vfio::open().map(Backend::Vfio),
         // A program in a guest finds its device by itself.
         Err(env::VarError::NotPresent) => vfio::Vfio::open().map(Backend::Vfio),

@@ -1,0 +1,52 @@
+/*
+ * Rank 1 is killed while large Puts to it are under way. They end with an error, and ranks 0 and 2
+ * go on with each other.
+ */
+#include <signal.h>
+#include <unistd.h>
+
+#include "ranks.h"
+
+#define STAG 10
+#define SIZE (8 << 20)
+
+static void body(int rank, int size)
+{
+    utofu_vcq_hdl_t vcq;
+    utofu_stadd_t mine;
+    uint8_t *buffer = aligned_alloc(4096, SIZE);
+    if (size != 3) exit(1);
+    memset(buffer, rank, SIZE);
+    OK(utofu_create_vcq_with_cmp_id(0, 7, 0, &vcq));
+    OK(utofu_reg_mem_with_stag(vcq, buffer, SIZE, STAG, 0, &mine));
+    meet();
+    const unsigned long told = UTOFU_ONESIDED_FLAG_TCQ_NOTICE;
+    if (rank == 1) {
+        while (((volatile uint8_t *)buffer)[SIZE - 1] != 0)
+            ;
+        kill(getpid(), SIGKILL);
+    }
+    void *cbdata;
+    int code = UTOFU_SUCCESS, rounds = 0;
+    if (rank == 0) {
+        while (code == UTOFU_SUCCESS) {
+            OK(utofu_put(vcq, peer(1, 0), mine, place(1, 0, STAG), SIZE, 0, told, NULL));
+            while ((code = utofu_poll_tcq(vcq, 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
+                ;
+            rounds++;
+        }
+        OK(utofu_put(vcq, peer(2, 0), mine, place(2, 0, STAG), SIZE, 0, told, NULL));
+        completed(vcq);
+        printf("%s, then %d, then success\n", rounds > 1 ? "success" : "nothing", code);
+        exit(0);
+    }
+    while (((volatile uint8_t *)buffer)[SIZE - 1] != 0)
+        ;
+    exit(0);
+}
+
+int main(void)
+{
+    run_ranks(body);
+    return 0;
+}

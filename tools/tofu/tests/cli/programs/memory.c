@@ -1,0 +1,177 @@
+/*
+ * Memory of all kinds is reached where a process has it: of the stack, of the heap, of the program,
+ * of files; and what is not there, or not any more, is an error and nothing else.
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ranks.h"
+
+#define SIZE 100000
+
+static uint8_t data[SIZE] = {1};
+static uint8_t blank[SIZE];
+static const uint8_t constant[SIZE] = {2};
+
+static utofu_vcq_hdl_t vcq;
+static utofu_vcq_id_t ids[RANKS_MOST];
+
+static void is(int line, long long value, long long expected)
+{
+    if (value == expected) return;
+    fprintf(stderr, "line %d: %lld is not %lld\n", line, value, expected);
+    exit(1);
+}
+#define IS(value, expected) is(__LINE__, value, expected)
+
+/* How a command ended. */
+static int end(void)
+{
+    void *cbdata;
+    int code;
+    while ((code = utofu_poll_tcq(vcq, 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
+        ;
+    return code;
+}
+
+static int put(utofu_stadd_t from, utofu_stadd_t to, size_t length)
+{
+    OK(utofu_put(vcq, ids[1], from, to, length, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL));
+    return end();
+}
+
+static int get(utofu_stadd_t into, utofu_stadd_t from, size_t length)
+{
+    OK(utofu_get(vcq, ids[1], into, from, length, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL));
+    return end();
+}
+
+/* Tells all ranks where rank 1 has something. */
+static utofu_stadd_t of_rank_1(int rank, utofu_stadd_t stadd)
+{
+    utofu_stadd_t all[RANKS_MOST] = {0};
+    all[rank] = stadd;
+    share(all, sizeof *all);
+    return all[1];
+}
+
+static void one(int rank, uint8_t *memory, int writable)
+{
+    utofu_stadd_t mine = 0, source, back;
+    static uint8_t pattern[SIZE], copy[SIZE];
+    if (rank == 1) {
+        OK(utofu_reg_mem(vcq, memory, SIZE, 0, &mine));
+    } else {
+        for (int i = 0; i < SIZE; i++) pattern[i] = (uint8_t)(i * 7 + 3);
+        memset(copy, 0, SIZE);
+        OK(utofu_reg_mem(vcq, pattern, SIZE, 0, &source));
+        OK(utofu_reg_mem(vcq, copy, SIZE, 0, &back));
+    }
+    utofu_stadd_t theirs = of_rank_1(rank, mine);
+    if (rank == 0) {
+        if (writable) {
+            IS(put(source + 1, theirs + 1, SIZE - 2), UTOFU_SUCCESS);
+            IS(get(back + 1, theirs + 1, SIZE - 2), UTOFU_SUCCESS);
+            IS(memcmp(pattern + 1, copy + 1, SIZE - 2), 0);
+        } else {
+            IS(put(source, theirs, SIZE), UTOFU_ERR_TCQ_OTHER);
+            IS(get(back, theirs, SIZE), UTOFU_SUCCESS);
+            IS(copy[0], 2);
+        }
+        OK(utofu_dereg_mem(vcq, source, 0));
+        OK(utofu_dereg_mem(vcq, back, 0));
+    }
+    meet();
+    if (rank == 1) {
+        for (int i = 1; i < SIZE - 1 && writable; i++) IS(memory[i], (uint8_t)(i * 7 + 3));
+        OK(utofu_dereg_mem(vcq, mine, 0));
+    }
+}
+
+static void body(int rank, int size)
+{
+    uint8_t stack[SIZE];
+    uint8_t *heap = malloc(SIZE);
+    int file = memfd_create("file", 0);
+    IS(ftruncate(file, SIZE), 0);
+    uint8_t *shared = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    uint8_t *private = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    if (size != 2) exit(1);
+    OK(utofu_create_vcq(0, 0, &vcq));
+    OK(utofu_query_vcq_id(vcq, &ids[rank]));
+    share(ids, sizeof *ids);
+    one(rank, stack, 1);
+    one(rank, heap, 1);
+    one(rank, data, 1);
+    one(rank, blank, 1);
+    one(rank, shared, 1);
+    one(rank, private, 1);
+    one(rank, (uint8_t *)constant, 0);
+
+    /* A child has copies, and the process itself keeps what is registered. */
+    utofu_stadd_t mine = 0;
+    static uint8_t source[4096] = "after the fork", late[4096];
+    OK(utofu_reg_mem(vcq, rank == 1 ? heap : source, 4096, 0, &mine));
+    heap[0] = 0;
+    utofu_stadd_t theirs = of_rank_1(rank, mine);
+    pid_t child = fork();
+    if (child == 0) {
+        pause();
+        _exit(0);
+    }
+    heap[0] = 'x';
+    meet();
+    if (rank == 0) IS(put(mine, theirs, 4096), UTOFU_SUCCESS);
+    meet();
+    if (rank == 1) IS(strcmp((char *)heap, "after the fork"), 0);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+
+    /* What is not mapped cannot be registered. */
+    utofu_stadd_t none;
+    uint8_t *hole = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    munmap(hole + 4096, 4096);
+    IS(utofu_reg_mem(vcq, hole + 4096, 10, 0, &none), UTOFU_ERR_INVALID_ADDRESS);
+    IS(utofu_reg_mem(vcq, hole, 3 * 4096, 0, &none), UTOFU_ERR_INVALID_ADDRESS);
+    IS(utofu_reg_mem(vcq, (void *)16, 10, 0, &none), UTOFU_ERR_INVALID_ADDRESS);
+
+    /* Memory that goes while it is registered is not there; the process lives. */
+    utofu_stadd_t gone;
+    OK(utofu_reg_mem(vcq, hole, 4096, 0, &gone));
+    theirs = of_rank_1(rank, gone);
+    if (rank == 0) IS(put(mine, theirs, 4096), UTOFU_SUCCESS);
+    meet();
+    munmap(hole, 4096);
+    meet();
+    if (rank == 0) {
+        IS(put(mine, theirs, 4096), UTOFU_ERR_TCQ_OTHER);
+        OK(utofu_put_piggyback8(vcq, ids[1], 1, theirs, 8, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL));
+        IS(end(), UTOFU_ERR_TCQ_OTHER);
+        OK(utofu_armw8(vcq, ids[1], UTOFU_ARMW_OP_ADD, 1, theirs, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE,
+                       NULL));
+        IS(end(), UTOFU_ERR_TCQ_OTHER);
+        /* Who copies says that its own memory is missing, even if it is the other end's. */
+        IS(get(mine, theirs, 8), UTOFU_ERR_TCQ_MEMORY);
+        OK(utofu_put(vcq, ids[1], gone, theirs, 8, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL));
+        IS(end(), UTOFU_ERR_TCQ_OTHER);
+    }
+    OK(utofu_dereg_mem(vcq, gone, 0));
+
+    /* And everything still works. */
+    utofu_stadd_t last;
+    OK(utofu_reg_mem(vcq, late, 4096, 0, &last));
+    theirs = of_rank_1(rank, last);
+    if (rank == 0) IS(put(mine, theirs, 4096), UTOFU_SUCCESS);
+    meet();
+    if (rank == 1) puts((char *)late);
+    OK(utofu_free_vcq(vcq));
+}
+
+int main(void)
+{
+    run_ranks(body);
+    return 0;
+}
