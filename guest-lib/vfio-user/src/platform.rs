@@ -15,6 +15,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use thiserror::Error;
 use tofu_abi::pci::REGISTER_BAR;
+use tofu_abi::regs::NUM_TNI;
 use tofu_abi::table::IPA_BITS;
 use tofu_driver::{DmaError, IrqError, Platform};
 use tofu_inproc::{Arena, Buffer};
@@ -27,6 +28,9 @@ use crate::interrupts::Interrupts;
 
 /// Region of configuration space, as VFIO numbers them.
 const CONFIG_REGION: u32 = 7;
+/// Doorbells that are events: those of two queues of each interface. The others are messages, so
+/// that both processes have few descriptors.
+const DOORBELLS: usize = 2 * NUM_TNI;
 /// Queues and tables start here, so that address 0 is no memory.
 const QUEUE_BASE: u64 = 0x1_0000;
 /// Bytes for queues and tables. Only what is used takes memory.
@@ -125,7 +129,7 @@ impl SocketPlatform {
     ///
     /// See [`ConnectError`].
     pub fn attach(socket: UnixStream) -> Result<Self, ConnectError> {
-        let client = Arc::new(Client::new(socket)?);
+        let client = Arc::new(Client::new(socket, DOORBELLS)?);
         let queues = queue_memory(&client)?;
         let pages = client.mapped_pages()?.map(Pages::map).transpose();
         let pages = pages.map_err(ConnectError::Memory)?;

@@ -69,15 +69,16 @@ pub struct Doorbell {
 }
 
 impl Client {
-    /// Agrees with the server at the other end of `socket` on the protocol.
+    /// Agrees with the server at the other end of `socket` on the protocol. The server sends up
+    /// to `descriptors` at a time, 72 at most: one for each of so many doorbells.
     ///
     /// # Errors
     ///
     /// If nobody answers, or the server has another protocol.
-    pub fn new(socket: UnixStream) -> Result<Self, ClientError> {
+    pub fn new(socket: UnixStream, descriptors: usize) -> Result<Self, ClientError> {
         let client = Self(Mutex::new(Stream { socket, next_id: 0 }));
         let capabilities = serde_json::json!({ "capabilities": {
-            "max_msg_fds": MAX_SENT_FDS,
+            "max_msg_fds": descriptors.min(MAX_SENT_FDS),
             "max_data_xfer_size": MAX_DATA,
         }});
         let mut body = [VERSION.0.to_ne_bytes(), VERSION.1.to_ne_bytes()].concat();
@@ -207,7 +208,8 @@ impl Client {
         Ok(file.map(|file| MappedPages { file, areas }))
     }
 
-    /// Doorbells that can be rung without a message; none if they are polled.
+    /// Doorbells that can be rung without a message, those of the first queue of each interface
+    /// first; none if they are polled.
     ///
     /// # Errors
     ///

@@ -23,7 +23,9 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, setrlimit,
+};
 use signal_hook::consts::SIGKILL;
 use tofu_abi::Coords;
 use tofu_agent::wire::{Output, Status};
@@ -60,6 +62,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let program = Program::new(&args.program)?;
     // Ctrl-C is heard from here on.
     let control = Control::new()?;
+    allow_descriptors(ranks);
     let janitor = Janitor::for_processes()?;
     let host = LocalMachine::start(shape, ranks)?;
     let own: Vec<(OsString, OsString)> =
@@ -86,6 +89,21 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     drop(janitor);
     drop(host);
     code
+}
+
+/// Raises the limit of this process's descriptors to what so many ranks need, as far as it may.
+fn allow_descriptors(ranks: u32) {
+    /// Sockets, pipes, memory and doorbells.
+    const OF_A_RANK: u64 = 32;
+    const OTHERS: u64 = 128;
+    let wanted = OTHERS + u64::from(ranks) * OF_A_RANK;
+    let limit = getrlimit(Resource::Nofile);
+    let Some(current) = limit.current.filter(|current| *current < wanted) else { return };
+    let wanted = limit.maximum.map_or(wanted, |most| most.min(wanted));
+    let new = Rlimit { current: Some(wanted), maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, new) {
+        log::warn!("the limit of {current} descriptors cannot be raised: {error}");
+    }
 }
 
 /// A machine that has a node for each rank, and where the ranks are in it. `given` is the user's

@@ -1,0 +1,147 @@
+//! Two devices behind sockets, driven from here.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::thread::{self, JoinHandle};
+
+use tofu_abi::Coords;
+use tofu_abi::table::PageSize;
+use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Target};
+use tofu_machine::{Doorbells, Machine, MachineConfig};
+use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Limits, Server};
+use tofu_vfio_user_client::{Loan, LoanError, SocketPlatform};
+
+/// The longest time for anything, in nanoseconds.
+const PATIENCE: u64 = 60_000_000_000;
+const A: Coords = Coords::new(0, 0, 0, 0, 0, 0);
+const B: Coords = Coords::new(0, 0, 0, 1, 0, 0);
+
+struct Served {
+    machine: Machine,
+    servers: Vec<(Arc<Server>, JoinHandle<()>)>,
+}
+
+impl Served {
+    fn new(doorbells: Doorbells) -> Self {
+        let config = MachineConfig::new("1x1x1x2x1x1".parse().unwrap());
+        let machine = Machine::new(MachineConfig { doorbells, ..config }).unwrap();
+        machine.start().unwrap();
+        Self { machine, servers: Vec::new() }
+    }
+
+    fn attach(&mut self, at: Coords, backing: Backing) -> Device<SocketPlatform> {
+        let memory = Arc::new(ClientMemory::new(backing, Limits::DEFAULT));
+        let pages = ClientPages::new().unwrap();
+        let shared = Some(pages.shared());
+        let node = self.machine.add_node_with_pages(at, Arc::clone(&memory) as _, shared).unwrap();
+        let server = Arc::new(Server::new(node, memory).with_pages(pages));
+        let (mine, theirs) = UnixStream::pair().unwrap();
+        let serving = Arc::clone(&server);
+        let thread = thread::spawn(move || serving.serve(theirs).unwrap());
+        self.servers.push((server, thread));
+        Device::probe(SocketPlatform::attach(mine).unwrap()).unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        for (server, thread) in self.servers.drain(..) {
+            server.stop();
+            thread.join().unwrap();
+        }
+    }
+}
+
+fn open(device: &Device<SocketPlatform>, cq: u8) -> Cq<SocketPlatform> {
+    device.tni(0).unwrap().enable().unwrap();
+    Cq::open(device, &CqConfig::new(0, cq)).unwrap()
+}
+
+/// Lends a device words of this process and registers them.
+fn register(cq: &mut Cq<SocketPlatform>, words: &[AtomicU64]) -> (Loan, tofu_driver::Stag) {
+    let len = size_of_val(words);
+    let loan = cq.device().platform().lend(words.as_ptr() as usize, len, true).unwrap();
+    let range = MemoryRange { addr: loan.device_addr(), len: len as u64 };
+    let offset = loan.device_addr() % 256;
+    let stag = cq.register_at(range, PageSize::Size4K, Access::ReadWrite, 5, offset).unwrap();
+    (loan, stag)
+}
+
+fn words(value: u64) -> Vec<AtomicU64> {
+    (0..1000).map(|_| AtomicU64::new(value)).collect()
+}
+
+fn run(cq: &mut Cq<SocketPlatform>, order: &Order) -> u8 {
+    cq.post_and_ring(&order.clone().interrupt(), 7).unwrap();
+    cq.wait_tcq(PATIENCE).unwrap().rcode
+}
+
+/// Through queues with an event each, and such whose doorbells are messages.
+fn exchange(doorbells: Doorbells, queue: u8) {
+    let mut served = Served::new(doorbells);
+    let (a, b) = (served.attach(A, Backing::Process), served.attach(B, Backing::Process));
+    assert_eq!((a.coords(), b.coords()), (A, B));
+    let (mut from, mut to) = (open(&a, queue), open(&b, queue));
+    let (source, target) = (words(3), words(0));
+    let (_lent, mine) = register(&mut from, &source);
+    let (lent, theirs) = register(&mut to, &target);
+    let (mine_at, theirs_at) = (mine.at(0), theirs.at(0));
+    let there = Target::new(B, 0);
+    let put = Order::put(there, theirs_at, mine_at, 8000);
+    for _ in 0..100 {
+        assert_eq!(run(&mut from, &put), 0);
+    }
+    assert!(target.iter().all(|word| word.load(SeqCst) == 3));
+    let add = Order::armw8(there, tofu_abi::desc::ArmwOp::Add, theirs_at, 4);
+    assert_eq!(run(&mut from, &add), 0);
+    assert_eq!(target[0].load(SeqCst), 7);
+    assert_eq!(source[0].load(SeqCst), 3);
+    // Not after it was taken back.
+    to.unregister(theirs).unwrap();
+    drop(lent);
+    assert_ne!(run(&mut from, &put), 0);
+}
+
+#[test]
+fn doorbells_are_events_pages_or_messages() {
+    exchange(Doorbells::Trapped, 0);
+    exchange(Doorbells::Trapped, 9);
+    exchange(Doorbells::Polled, 0);
+}
+
+#[test]
+fn memory_is_lent_only_if_it_is_there_and_the_server_reaches_into_processes() {
+    let mut served = Served::new(Doorbells::Trapped);
+    let a = served.attach(A, Backing::Process);
+    let refused = a.platform().lend(8, 8, true).map(|_| ());
+    assert!(matches!(refused, Err(LoanError::NoMemory)), "{refused:?}");
+    let refused = a.platform().lend(0x1000, 1 << 41, true).map(|_| ());
+    assert!(matches!(refused, Err(LoanError::NoAddresses(_))), "{refused:?}");
+    // A server of guests takes such a range for one without memory.
+    let b = served.attach(B, Backing::Sealed);
+    let mut cq = open(&b, 0);
+    let own: Vec<u64> = vec![1; 2048];
+    let page = own.as_ptr() as usize & !0xfff;
+    let loan = b.platform().lend(page + 4096, 4096, true).unwrap();
+    let range = MemoryRange { addr: loan.device_addr(), len: 4096 };
+    let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
+    let order = Order::put(Target::new(B, 0), stag.at(0), stag.at(8), 8);
+    assert_ne!(run(&mut cq, &order), 0);
+}
+
+#[test]
+fn a_server_that_goes_is_no_crash() {
+    let mut served = Served::new(Doorbells::Trapped);
+    let a = served.attach(A, Backing::Process);
+    let cq = open(&a, 0);
+    drop(served);
+    cq.doorbell();
+    assert_eq!(cq.read_page(tofu_abi::regs::CqReg::FetchStart), u64::MAX);
+    assert!(matches!(a.platform().lend(page(), 8, true), Err(LoanError::Server(_))));
+}
+
+fn page() -> usize {
+    static WORD: AtomicU64 = AtomicU64::new(0);
+    (&raw const WORD).addr()
+}
