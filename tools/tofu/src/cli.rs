@@ -31,6 +31,7 @@ Start here:
   tofu doctor                     what this host can do
   tofu up                         12 VMs, one Tofu unit, every pair exchanges data
   tofu up --linux                 2 Linux VMs; then tofu exec, console, cp, down
+  tofu run -n 2 ./program         a program of yours, as a job on Linux nodes; see tofu sdk
   tofu topo                       the same machine on paper
   tofu up --help                  shapes, guests, machine files
 

@@ -398,7 +398,7 @@ impl Watch<'_> {
                 (format!("was ended by {}", signal_name(*signal)), status.exit_code())
             }
             Ok(status @ Status::NotRun { why, .. }) => {
-                (format!("did not run: {}", crate::ui::printable(why)), status.exit_code())
+                (format!("has not run to its end: {}", crate::ui::printable(why)), status.exit_code())
             }
             Err(error) => {
                 let broken = error.downcast_ref::<io::Error>();

@@ -119,6 +119,11 @@ impl Machine {
         Ok(node.with_context(|| format!("there is no Linux node {at}"))?.index)
     }
 
+    /// Whether it is there for this run only.
+    pub(crate) fn is_own(&self) -> bool {
+        self.own.is_some()
+    }
+
     /// Ends it if it is there for this run only.
     pub(crate) fn end(self) -> anyhow::Result<()> {
         self.own.map_or(Ok(()), Own::end)

@@ -73,10 +73,17 @@ fn on_machine(
     let site = Site { machine, nodes, name: job_name() };
     let result = site.put(&bundle.pack(&site.name, placement.info.to_json())?);
     let result = result.and_then(|()| site.start(args, bundle, &placement, control));
-    let tidied = site.tidy();
-    let code = result?;
-    tidied?;
-    Ok(code)
+    // A machine that is there for this run takes all with it.
+    let tidied = if machine.is_own() { Ok(()) } else { site.tidy() };
+    match (result?, tidied) {
+        (0, Err(error)) => Err(error),
+        // As of a node that has died under its ranks, which have told of it.
+        (code, Err(error)) => {
+            log::warn!("{error:#}");
+            Ok(code)
+        }
+        (code, Ok(())) => Ok(code),
+    }
 }
 
 /// A name that no other job has, and none begins with.
