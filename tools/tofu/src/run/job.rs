@@ -397,9 +397,10 @@ impl Watch<'_> {
             Ok(status @ Status::Signal(signal)) => {
                 (format!("was ended by {}", signal_name(*signal)), status.exit_code())
             }
-            Ok(status @ Status::NotRun { why, .. }) => {
-                (format!("has not run to its end: {}", crate::ui::printable(why)), status.exit_code())
-            }
+            Ok(status @ Status::NotRun { why, .. }) => (
+                format!("has not run to its end: {}", crate::ui::printable(why)),
+                status.exit_code(),
+            ),
             Err(error) => {
                 let broken = error.downcast_ref::<io::Error>();
                 if broken.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
