@@ -35,7 +35,7 @@ const fn from_xyz_abc(x: u8, y: u8, z: u8, abc: u8) -> Option<Coords> {
     Some(Coords::new(x, y, z, abc >> 3, b, abc & 1))
 }
 
-/// Coordinates as a number of 19 bits: X [18:14], Y [13:9], Z [8:4], A [3], B [2:1], C [0].
+/// Coordinates as a number of 19 bits: X in bits 18:14, Y 13:9, Z 8:4, A 3, B 2:1, C 0.
 pub const fn pack(node: Coords) -> u32 {
     (node.x as u32 & 31) << 14
         | (node.y as u32 & 31) << 9

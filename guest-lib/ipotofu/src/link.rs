@@ -25,7 +25,7 @@ const MAX_DETOURS: usize = 1024;
 const SETTLE_NS: u64 = 200_000;
 const NAP_NS: u64 = 10_000_000;
 
-/// The cookie of a packet: node [18:0], way [25:19], broadcast [26].
+/// The cookie of a packet: node in bits 18:0, way 25:19, broadcast 26.
 const BROADCAST_BIT: u32 = 1 << 26;
 
 fn cookie(to: Coords, attempt: u8, broadcast: bool) -> u32 {

@@ -26,7 +26,9 @@ mod results;
 pub use crate::bare::*;
 #[cfg(feature = "linux")]
 pub use crate::linux::*;
-pub use crate::results::{Hundredths, Latencies, Table};
+pub use crate::results::{
+    Column, Hundredths, LATENCY_COLUMNS, Latencies, Table, latency_row, percentile,
+};
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -149,6 +151,35 @@ pub fn machine_shape() -> Result<Shape, Error> {
     Ok(option("torus").map_or(shape, |axes| shape.with_torus(axes)))
 }
 
+/// What the command line and the device say about this node.
+struct Setup {
+    shape: Shape,
+    /// How many nodes run programs.
+    nodes: u32,
+    rank: u32,
+    /// Whether to poll instead of waiting for interrupts.
+    polling: bool,
+    device: Device<NodePlatform>,
+}
+
+impl Setup {
+    fn new() -> Result<Self, Error> {
+        let shape = machine_shape()?;
+        let nodes = number("nodes", shape.nodes().into())?.min(shape.nodes().into()) as u32;
+        let polling = match option("wait") {
+            None | Some("irq") => false,
+            Some("poll") => true,
+            Some(other) => return Err(fail!("wait={other} is neither irq nor poll")),
+        };
+        let device = Device::probe(find_device()?)?;
+        let coords = device.coords();
+        let rank = shape.rank(coords).filter(|rank| *rank < nodes).ok_or_else(|| {
+            fail!("node {coords} is not one of the {nodes} nodes that run programs")
+        })?;
+        Ok(Self { shape, nodes, rank, polling, device })
+    }
+}
+
 /// This node's queue and what it knows of the others.
 pub struct Comm {
     shape: Shape,
@@ -171,19 +202,7 @@ impl Comm {
     ///
     /// If there is no device, or the command line makes no sense.
     pub fn open(data_size: impl FnOnce(u32) -> usize) -> Result<Self, Error> {
-        let shape = machine_shape()?;
-        let nodes = number("nodes", shape.nodes().into())?.min(shape.nodes().into()) as u32;
-        let polling = match option("wait") {
-            None | Some("irq") => false,
-            Some("poll") => true,
-            Some(other) => return Err(fail!("wait={other} is neither irq nor poll")),
-        };
-
-        let device = Device::probe(find_device()?)?;
-        let coords = device.coords();
-        let rank = shape.rank(coords).filter(|rank| *rank < nodes).ok_or_else(|| {
-            fail!("node {coords} is not one of the {nodes} nodes that run programs")
-        })?;
+        let Setup { shape, nodes, rank, polling, device } = Setup::new()?;
         let allocate = |size| device.platform().alloc_dma(size, 4096);
         let (control, data) = (allocate(CONTROL_SIZE)?, allocate(data_size(nodes).max(1))?);
         let config = CqConfig {

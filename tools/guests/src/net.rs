@@ -15,13 +15,11 @@ use smoltcp::wire::{
     Ipv4Address, Ipv6Address,
 };
 use tofu_abi::Coords;
+use tofu_driver::PacketConfig;
 use tofu_driver::topology::Shape;
-use tofu_driver::{Device, PacketConfig};
 use tofu_ipotofu::{Link, StackDevice, addr};
 
-use crate::{
-    Error, NodePlatform, SPIN_NS, fail, find_device, machine_shape, now_ns, number, option,
-};
+use crate::{Error, NodePlatform, SPIN_NS, Setup, fail, now_ns, number};
 
 /// TNI of all nodes' links.
 const TNI: u8 = 0;
@@ -59,8 +57,7 @@ impl Net {
     ///
     /// If there is no device, or the command line makes no sense.
     pub fn open() -> Result<Self, Error> {
-        let shape = machine_shape()?;
-        let nodes = number("nodes", shape.nodes().into())?.min(shape.nodes().into()) as u32;
+        let Setup { shape, nodes, rank, polling, device } = Setup::new()?;
         let mtu = number("mtu", 1500)?;
         let max = tofu_ipotofu::Config::MAX_MTU;
         let mtu = u16::try_from(mtu).ok().filter(|mtu| (1280..=max).contains(mtu));
@@ -69,18 +66,10 @@ impl Net {
         let machine = u8::try_from(machine).ok().filter(|n| *n <= addr::MAX_MACHINE);
         let machine =
             machine.ok_or_else(|| fail!("machine= must be 0 to {}", addr::MAX_MACHINE))?;
-        let interrupts = match option("wait") {
-            None | Some("irq") => true,
-            Some("poll") => false,
-            Some(other) => return Err(fail!("wait={other} is neither irq nor poll")),
-        };
-        let device = Device::probe(find_device()?)?;
         let coords = device.coords();
-        let rank = shape.rank(coords).filter(|rank| *rank < nodes).ok_or_else(|| {
-            fail!("node {coords} is not one of the {nodes} nodes that run programs")
-        })?;
         let config = tofu_ipotofu::Config { mtu, machine, ..tofu_ipotofu::Config::new(shape) };
-        let packets = PacketConfig { interrupts, spin_ns: SPIN_NS, ..PacketConfig::new(TNI) };
+        let packets =
+            PacketConfig { interrupts: !polling, spin_ns: SPIN_NS, ..PacketConfig::new(TNI) };
         let link = Link::open(&device, config, &packets)?;
         let mac = EthernetAddress(link.mac());
         let mut device = StackDevice::new(link);

@@ -6,7 +6,7 @@ use core::fmt;
 use crate::{Comm, Error, fail, number, option, print, println};
 
 /// A column: its name in the table, its name in JSON, and its width.
-type Column = (&'static str, &'static str, usize);
+pub type Column = (&'static str, &'static str, usize);
 
 /// Rows of numbers, printed as they come; with `json=1` kept and printed in one line at the end:
 /// `{"program":"puts","rows":[{"bytes":8,...},...]}`.
@@ -104,6 +104,26 @@ impl fmt::Display for Hundredths {
     }
 }
 
+/// Columns of a table of latencies by size, whose rows are those of [`latency_row`].
+pub const LATENCY_COLUMNS: &[Column] = &[
+    ("bytes", "bytes", 8),
+    ("min us", "min_us", 10),
+    ("p50 us", "p50_us", 10),
+    ("p99 us", "p99_us", 10),
+];
+
+/// A size, and the shortest, median and nearly longest of some times in nanoseconds, which it
+/// puts in order.
+pub fn latency_row(size: u64, times: &mut [u64]) -> Vec<Hundredths> {
+    times.sort_unstable();
+    [Hundredths::whole(size)].into_iter().chain([0, 50, 99].map(|p| percentile(times, p))).collect()
+}
+
+/// The time that so many percent of `times`, nanoseconds in order, are shorter than.
+pub fn percentile(times: &[u64], percent: usize) -> Hundredths {
+    Hundredths::micros(times.get(times.len() * percent / 100).copied().unwrap_or_default())
+}
+
 /// A measurement of latency between node 0 and another one, as the command line wants it:
 /// `peer=N` (the last node), `count=N` for each size, `max=N` bytes at most (65536).
 pub struct Latencies {
@@ -138,13 +158,7 @@ impl Latencies {
             return Err(fail!("peer={peer} is not another node"));
         }
         comm.barrier()?;
-        let columns = &[
-            ("bytes", "bytes", 8),
-            ("min us", "min_us", 10),
-            ("p50 us", "p50_us", 10),
-            ("p99 us", "p99_us", 10),
-        ];
-        let table = (comm.rank() == 0).then(|| Table::new(program, columns)).transpose()?;
+        let table = (comm.rank() == 0).then(|| Table::new(program, LATENCY_COLUMNS)).transpose()?;
         Ok(Self { comm, peer: peer as u32, count, max, table })
     }
 
@@ -156,12 +170,8 @@ impl Latencies {
 
     /// Node 0: prints a row of the table from times in nanoseconds.
     pub fn report(&mut self, size: u64, mut times: Vec<u64>) {
-        times.sort_unstable();
-        let at = |percent: usize| {
-            Hundredths::micros(times.get(times.len() * percent / 100).copied().unwrap_or_default())
-        };
         if let Some(table) = &mut self.table {
-            table.row([Hundredths::whole(size), at(0), at(50), at(99)].into());
+            table.row(latency_row(size, &mut times));
         }
     }
 

@@ -12,7 +12,9 @@ use alloc::vec::Vec;
 use smoltcp::socket::udp;
 use smoltcp::wire::Ipv4Address;
 use tofu_guests::net::{Net, Pinger};
-use tofu_guests::{Error, Hundredths, Table, fail, fill_pattern, now_ns, number, println};
+use tofu_guests::{
+    Error, LATENCY_COLUMNS, Table, fail, fill_pattern, latency_row, now_ns, number, println,
+};
 
 tofu_guests::entry!(ping);
 
@@ -56,13 +58,7 @@ fn ping() -> Result<(), Error> {
             }
         }
     }
-    let columns = &[
-        ("bytes", "bytes", 8),
-        ("min us", "min_us", 10),
-        ("p50 us", "p50_us", 10),
-        ("p99 us", "p99_us", 10),
-    ];
-    let mut table = Table::new("ping", columns)?;
+    let mut table = Table::new("ping", LATENCY_COLUMNS)?;
     let mut data = vec![0; size];
     fill_pattern(3, &mut data);
     let mut sizes = vec![0, 56.min(size), size];
@@ -75,11 +71,7 @@ fn ping() -> Result<(), Error> {
                 times.push(once(&mut net, &mut pinger, to, &data[..size])?);
             }
         }
-        times.sort_unstable();
-        let at = |percent: usize| {
-            Hundredths::micros(times.get(times.len() * percent / 100).copied().unwrap_or_default())
-        };
-        table.row(vec![Hundredths::whole(size as u64), at(0), at(50), at(99)]);
+        table.row(latency_row(size as u64, &mut times));
     }
     for peer in &peers {
         let to = net.ipv6(*peer);

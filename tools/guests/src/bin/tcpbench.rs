@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use smoltcp::iface::SocketHandle;
 use smoltcp::socket::tcp;
 use tofu_guests::net::Net;
-use tofu_guests::{Error, Hundredths, Table, fail, now_ns, number, println};
+use tofu_guests::{Error, Hundredths, Table, fail, now_ns, number, percentile, println};
 
 tofu_guests::entry!(tcpbench);
 
@@ -86,14 +86,11 @@ fn client(net: &mut Net, socket: SocketHandle, bytes: u64, count: u64) -> Result
         times.push(now_ns() - start);
     }
     times.sort_unstable();
-    let at = |percent: usize| {
-        Hundredths::micros(times.get(times.len() * percent / 100).copied().unwrap_or_default())
-    };
     table.row(vec![
         Hundredths::mib_per_s(bytes, turn - start),
         Hundredths::mib_per_s(bytes, end - turn),
-        at(50),
-        at(99),
+        percentile(&times, 50),
+        percentile(&times, 99),
     ]);
     table.finish();
     finish(net, socket)
