@@ -177,6 +177,17 @@ fn jobs_and_their_ends() {
     let error = job.run(&["--mpi", "./ring"]).mistake();
     assert!(error.contains("--net lan"), "{error}");
     job.nodes_are_clean();
+
+    // A node that dies under its rank; the next job does without it.
+    let mut running = job.start(&["run", "--grace", "100ms", "./ranks", "wait"], b"");
+    let lines = [running.line(), running.line()];
+    assert!(lines.iter().all(|line| line.ends_with(": on\n")), "{lines:?}");
+    kill(job.place.node(1)["pid"].as_u64().unwrap());
+    let said = running.end(MOMENT);
+    assert_eq!(said.code, Some(126), "{said:?}");
+    let expected = "rank 1 on node (1,0,0,0,0,0) has not run to its end: the node has stopped\n";
+    assert!(said.err.contains(expected), "{said:?}");
+    assert_eq!(sorted(&job.run(&["-n", "2", "./ring"]).ok()).len(), 2);
     job.place.run(&["down"]).ok();
     job.place.is_clean();
 }
