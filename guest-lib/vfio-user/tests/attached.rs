@@ -73,7 +73,7 @@ fn words(value: u64) -> Vec<AtomicU64> {
 }
 
 fn run(cq: &mut Cq<SocketPlatform>, order: &Order) -> u8 {
-    cq.post_and_ring(&order.clone().interrupt(), 7).unwrap();
+    cq.post_and_ring(&order.interrupt(), 7).unwrap();
     cq.wait_tcq(PATIENCE).unwrap().rcode
 }
 
