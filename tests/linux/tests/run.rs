@@ -35,7 +35,7 @@ fn has_compiler(test: &str) -> bool {
 
 impl Job {
     /// A place, what `tofu sdk` writes, and the C programs compiled with it.
-    fn new(place: Place, sdk: &[&str]) -> Self {
+    fn new(place: Place) -> Self {
         let libraries = place.path().join("libraries");
         fs::create_dir(&libraries).unwrap();
         for name in ["libtofucom.so", "libtofutop.so"] {
@@ -44,8 +44,7 @@ impl Job {
             must(Command::new("strip").arg("-o").arg(libraries.join(name)).arg(built));
         }
         let job = Self { place, libraries };
-        let folder = job.place.file("sdk");
-        job.start(&[&["sdk", &folder], sdk].concat(), b"").end(IMAGE).ok();
+        job.start(&["sdk", "sdk"], b"").end(MOMENT).ok();
         for source in ["programs/ranks.c", "../../guest-lib/utofu/examples/run/ring.c"] {
             job.compile("gcc", source, &["-ltofucom", "-ltofutop"]);
         }
@@ -98,7 +97,7 @@ fn jobs_and_their_ends() {
         return;
     }
     let Some(place) = Place::new(TEST, Image::Default) else { return };
-    let job = Job::new(place, &[]);
+    let job = Job::new(place);
     job.place.up(&["--name", "two"]);
 
     // Put and notice from rank to rank: a rank a node, then two on each.
@@ -199,7 +198,7 @@ fn a_machine_for_the_time_of_a_run() {
         return;
     }
     let Some(place) = Place::new(TEST, Image::Default) else { return };
-    let job = Job::new(place, &[]);
+    let job = Job::new(place);
     let said = job.run(&["-n", "2", "./ring"]);
     assert!(
         said.err.starts_with("tofu: starting a machine 2x1x1x1x1x1 of Linux nodes"),
@@ -232,7 +231,12 @@ fn mpi_and_utofu_in_one_program() {
         return;
     }
     let Some(place) = Place::new(TEST, Image::Default) else { return };
-    let job = Job::new(place, &["--mpi"]);
+    let job = Job::new(place);
+    let said = job.start(&["sdk", "--mpi", "sdk"], b"").end(IMAGE);
+    if said.code == Some(2) && said.err.contains("mirror") {
+        return skip(TEST, said.err.lines().last().unwrap_or_default());
+    }
+    said.ok();
     let mpicc = job.place.file("sdk/bin/mpicc");
     job.compile(&mpicc, "../../guest-lib/utofu/examples/run/mpi_put.c", &["-ltofucom"]);
     job.compile(&mpicc, "programs/mpi_abort.c", &[]);
@@ -258,7 +262,7 @@ fn mistakes() {
     if !has_compiler(TEST) {
         return;
     }
-    let job = Job::new(Place::empty(), &[]);
+    let job = Job::new(Place::empty());
     fs::write(job.place.path().join("text"), "neither program nor script").unwrap();
     let cases: [(&[&str], &str); 12] = [
         (&["./nosuch"], "cannot run ./nosuch: No such file"),
