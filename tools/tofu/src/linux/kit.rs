@@ -51,7 +51,11 @@ impl Kit {
             (Some(kernel), Some(initrd)) => (kernel.clone(), initrd.clone(), None),
             (kernel, initrd) => {
                 let image = find_image(&cache, image, progress)?;
-                let kernel = kernel.clone().unwrap_or(image.kernel_elf);
+                // Emulated, a bzImage takes long to unpack itself. With hardware virtualisation
+                // it does not, and QEMU with KVM was seen to hang where it enters an ELF file.
+                let packed = image.kernel_bz.filter(|_| kvm_runs_linux(tofu_vmm::probe().linux()));
+                let own = packed.unwrap_or(image.kernel_elf);
+                let kernel = kernel.clone().unwrap_or(own);
                 let root = if initrd.is_some() { None } else { image.root };
                 (kernel, initrd.clone().unwrap_or(image.initrd), root)
             }
