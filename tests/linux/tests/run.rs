@@ -90,6 +90,56 @@ fn sorted(text: &str) -> Vec<&str> {
     lines
 }
 
+/// The C examples do on two nodes what they do anywhere.
+#[test]
+fn examples_run_on_two_nodes() {
+    const TEST: &str = "examples_run_on_two_nodes";
+    if !has_compiler(TEST) {
+        return;
+    }
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let job = Job::new(place);
+    job.place.up(&["--name", "two"]);
+    for (name, ranks, expected) in [
+        ("counter", "2", &["0: counter 2000, each number drawn once: yes"][..]),
+        ("lock", "2", &["0: counter 400 of 400, lock free"]),
+        ("pingpong", "2", &["0: 1000 rounds of 4096 bytes, first byte 208"]),
+        ("striping", "2", &["1: 12582912 bytes over 6 TNIs, 0 wrong"]),
+        ("stride", "2", &["0: 2 ranks, halo columns of 300 rows, 0 wrong"]),
+        ("piggyback", "2", &["0: 128 of 128 letters as they were written"]),
+        ("prepared", "2", &["0: 100 rounds of 192 bytes of descriptors, 0 wrong"]),
+        ("sizes", "2", &["0: 22 sizes up to 16777215 bytes, 22 as they were sent"]),
+        ("threads", "2", &["0: 2 ranks of 4 threads: each number drawn once"]),
+        ("split", "2", &["0: 40000000 bytes in 3 pieces"]),
+        (
+            "ring_put",
+            "2",
+            &[
+                r#"0: rank 0: "hello from rank 1", edata 1"#,
+                r#"1: rank 1: "hello from rank 0", edata 0"#,
+            ],
+        ),
+        (
+            "ring_get",
+            "2",
+            &["0: rank 0: 100000 bytes of 'B', 0 wrong", "1: rank 1: 100000 bytes of 'A', 0 wrong"],
+        ),
+        (
+            "many_vcqs",
+            "2",
+            &["0: rank 0: 6 TNIs, 96 completions", "1: rank 1: 96 of 96 numbers at the right VCQ"],
+        ),
+    ] {
+        let source = format!("../../guest-lib/utofu/examples/c/{name}.c");
+        job.compile("gcc", &source, &["-ltofucom", "-ltofutop", "-lpthread"]);
+        let out = job.run(&["-n", ranks, &format!("./{name}")]).ok();
+        assert_eq!(sorted(&out), expected, "{name}");
+    }
+    let said = job.run(&["-n", "4", "./counter"]);
+    assert!(said.err.contains("this program is for one rank on each node"), "{said:?}");
+    job.nodes_are_clean();
+}
+
 #[test]
 fn jobs_and_their_ends() {
     const TEST: &str = "jobs_and_their_ends";

@@ -208,6 +208,8 @@ static inline void run_rank(rank_body *body)
                "there is no map of the job");
     free(map);
     ranks_need(count <= RANKS_MOST, "more ranks than this program is for");
+    ranks_need(getenv("TOFU_PPN") == NULL || atoi(getenv("TOFU_PPN")) == 1,
+               "this program is for one rank on each node");
     ranks_size = (int)count;
     ranks_coords = (uint8_t(*)[6])calloc(count, sizeof *ranks_coords);
     for (unsigned i = 0; i < count; i++) {
