@@ -167,10 +167,14 @@ pub(super) fn measure(
     Ok(this)
 }
 
+fn kvm() -> bool {
+    kvm_runs_linux(tofu_vmm::probe().linux())
+}
+
 /// Makes sure that everything is in the cache.
 fn prepare() -> anyhow::Result<()> {
     let progress = Shown::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
-    Kit::prepare(None, &LinuxArgs::NONE, &progress)?;
+    Kit::prepare(None, &LinuxArgs::NONE, kvm(), &progress)?;
     kit::qemu(&progress)?;
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
@@ -220,14 +224,14 @@ impl Lab {
     fn start(args: &UpArgs) -> anyhow::Result<Self> {
         let start = Instant::now();
         let plan = Plan::new(args)?;
-        let kit = Kit::prepare(plan.image.as_ref(), &args.linux, &Silent)?;
+        let kvm = kvm();
+        let kit = Kit::prepare(plan.image.as_ref(), &args.linux, kvm, &Silent)?;
         let qemu = kit::qemu(&Silent)?;
         let dir = RunDir::create(None)?;
         let janitor = Janitor::start(dir.path(), &[])?;
         let (sender, _events) = mpsc::channel();
         let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
         control::serve(&dir.control(), &registry)?;
-        let kvm = kvm_runs_linux(tofu_vmm::probe().linux());
         let processors = if kvm { "KVM" } else { "emulated processors" };
         let monitor = format!("QEMU {}, {processors}", qemu.version);
         let host = Host {

@@ -28,7 +28,8 @@ pub(crate) struct Kit {
 }
 
 impl Kit {
-    /// What is asked for; what is missing is fetched and made.
+    /// What is asked for; what is missing is fetched and made. `kvm` is whether the host's
+    /// hardware runs the guests.
     ///
     /// # Errors
     ///
@@ -36,6 +37,7 @@ impl Kit {
     pub(crate) fn prepare(
         image: Option<&ImageName>,
         args: &LinuxArgs,
+        kvm: bool,
         progress: &dyn Progress,
     ) -> anyhow::Result<Self> {
         if let Some(path) = &args.kernel {
@@ -53,7 +55,7 @@ impl Kit {
                 let image = find_image(&cache, image, progress)?;
                 // Emulated, a bzImage takes long to unpack itself. With hardware virtualisation
                 // it does not, and QEMU with KVM was seen to hang where it enters an ELF file.
-                let packed = image.kernel_bz.filter(|_| kvm_runs_linux(tofu_vmm::probe().linux()));
+                let packed = image.kernel_bz.filter(|_| kvm);
                 let own = packed.unwrap_or(image.kernel_elf);
                 let kernel = kernel.clone().unwrap_or(own);
                 let root = if initrd.is_some() { None } else { image.root };

@@ -50,7 +50,8 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
         return detach::run();
     }
     let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
-    let own = own_monitor(args)?;
+    let support = tofu_vmm::probe().linux();
+    let (own, kvm) = (own_monitor(args, support)?, kvm_runs_linux(support));
     let (sender, events) = mpsc::channel();
     let (signal_sender, cancelled) = (sender.clone(), Arc::new(AtomicBool::new(false)));
     let seen = Arc::clone(&cancelled);
@@ -63,7 +64,7 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
     let style = Style::detect(args.json);
     let (kit, monitor) = {
         let progress = Shown::new(cancelled, style.progress);
-        match prepare(plan, args, own, &progress) {
+        match prepare(plan, args, own, kvm, &progress) {
             Ok(prepared) => prepared,
             Err(error) if is_interrupted(&error) => return Ok(130),
             Err(error) => return Err(error),
@@ -80,7 +81,7 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
         dir: dir.path().to_owned(),
         group: janitor.group(),
         boot_timeout: args.linux.boot_timeout.0,
-        kvm: kvm_runs_linux(tofu_vmm::probe().linux()),
+        kvm,
         lan: args.linux.net == Net::Lan,
         registry: Arc::clone(&registry),
         confinement: confinement.clone(),
@@ -107,13 +108,14 @@ fn prepare(
     plan: &Plan,
     args: &UpArgs,
     own: Option<Arc<Hypervisor>>,
+    kvm: bool,
     progress: &Shown,
 ) -> anyhow::Result<(Kit, Choice)> {
     let monitor = match own {
         Some(hypervisor) => Choice::Own(hypervisor),
         None => Choice::Qemu(kit::qemu(progress)?),
     };
-    Ok((Kit::prepare(plan.image.as_ref(), &args.linux, progress)?, monitor))
+    Ok((Kit::prepare(plan.image.as_ref(), &args.linux, kvm, progress)?, monitor))
 }
 
 /// What the user may want to know of a machine that is ready.
@@ -132,8 +134,7 @@ fn hints(dir: &RunDir, args: &UpArgs) -> Vec<String> {
 
 /// Our own monitor, if it is asked for or the best there is: it needs hardware virtualisation, and
 /// has no Ethernet.
-fn own_monitor(args: &UpArgs) -> anyhow::Result<Option<Arc<Hypervisor>>> {
-    let support = tofu_vmm::probe().linux();
+fn own_monitor(args: &UpArgs, support: LinuxSupport) -> anyhow::Result<Option<Arc<Hypervisor>>> {
     let with_net = args.linux.net != Net::None;
     match args.linux.vmm {
         Vmm::Qemu => return Ok(None),
