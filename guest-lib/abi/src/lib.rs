@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod addr;
+pub mod barrier;
 #[doc(hidden)]
 pub mod bits;
 pub mod desc;
@@ -18,6 +19,7 @@ pub mod irq;
 pub mod pci;
 pub mod queue;
 pub mod rcode;
+pub mod reduce;
 pub mod regs;
 pub mod table;
 
