@@ -1,17 +1,14 @@
-//! The Tofu barrier: gate addresses, links, operators, the start of a round and its notice.
+//! The Tofu barrier: gate addresses, links, the start of a round and its notice.
 //!
 //! Names, widths and bit positions of registers are public facts of the TofuD ICC. How a round
 //! is started and how its notice is laid out is not public: see [`BchReady`] and [`Notice`],
 //! which are ours.
 
 use crate::bitfield;
+use crate::reduce::{MAX_DOUBLES, MAX_INTEGERS, Op, VALUE_QWORDS};
 use crate::regs::{NUM_BCH, NUM_BG, NUM_TNI};
 use crate::{Coords, Path};
 
-/// Qwords of a value in a gate: eight integers, or three floating-point numbers of 320 bits.
-pub const VALUE_QWORDS: usize = 15;
-/// Qwords of a channel's input (IDATA): eight integers, or three numbers of 160 bits.
-pub const INPUT_QWORDS: usize = 8;
 /// Barrier sequence numbers have 24 bits.
 pub const BSEQ_MASK: u32 = (1 << 24) - 1;
 /// Group process ids have 40 bits at a gate.
@@ -19,74 +16,63 @@ pub const GPID_MASK: u64 = (1 << 40) - 1;
 /// Bytes of a channel's notice area, which is also its alignment.
 pub const NOTICE_SIZE: usize = 256;
 
-/// What travels between gates: the intermediate form of a reduction.
-pub type Value = [u64; VALUE_QWORDS];
-
-/// What gates do to their two inputs. The codes are those of uTofu's reduce operators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum ReduceOp {
-    /// Nothing: synchronisation alone.
-    Barrier = 1,
-    /// Bitwise and.
-    And = 2,
-    /// Bitwise or.
-    Or = 3,
-    /// Bitwise exclusive or.
-    Xor = 4,
-    /// The greater one, unsigned.
-    Max = 5,
-    /// The greatest one and where it is.
-    MaxLoc = 6,
-    /// Sum of integers, modulo 2^64.
-    Sum = 7,
-    /// Sum of floating-point numbers that does not depend on the order.
-    FpSum = 8,
+/// What barriers of a generation of Tofu have (TofuD paper, table II and section II.D).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// Network interfaces with barrier gates, from 0 on.
+    pub tnis: u8,
+    /// Barrier channels of an interface: those of gates 0 to `channels - 1`.
+    pub channels: u8,
+    /// Barrier gates of an interface.
+    pub gates: u8,
+    /// Integers that are reduced at once.
+    pub integers: u8,
+    /// Floating-point numbers that are summed at once.
+    pub doubles: u8,
 }
 
-impl ReduceOp {
-    /// Every operator.
-    pub const ALL: [Self; 8] = [
-        Self::Barrier,
-        Self::And,
-        Self::Or,
-        Self::Xor,
-        Self::Max,
-        Self::MaxLoc,
-        Self::Sum,
-        Self::FpSum,
-    ];
+impl Profile {
+    /// Tofu (K computer, FX10) and Tofu2 (FX100).
+    pub const TOFU: Self = Self { tnis: 1, channels: 8, gates: 64, integers: 1, doubles: 1 };
+    /// TofuD (Fugaku).
+    pub const TOFUD: Self = Self {
+        tnis: NUM_TNI as u8,
+        channels: NUM_BCH as u8,
+        gates: NUM_BG as u8,
+        integers: MAX_INTEGERS as u8,
+        doubles: MAX_DOUBLES as u8,
+    };
 
-    /// The operator with this code.
-    pub const fn from_code(code: u8) -> Option<Self> {
-        Some(match code {
-            1 => Self::Barrier,
-            2 => Self::And,
-            3 => Self::Or,
-            4 => Self::Xor,
-            5 => Self::Max,
-            6 => Self::MaxLoc,
-            7 => Self::Sum,
-            8 => Self::FpSum,
-            _ => return None,
-        })
-    }
-
-    /// Elements that a channel takes at most: none, 8 qwords or 3 floating-point numbers.
-    pub const fn max_elements(self) -> u8 {
-        match self {
-            Self::Barrier => 0,
-            Self::FpSum => 3,
-            _ => 8,
+    /// Elements that a channel takes at most.
+    pub const fn max_elements(&self, op: Op) -> u8 {
+        match op {
+            Op::Barrier => 0,
+            Op::FpSum => self.doubles,
+            _ => self.integers,
         }
     }
 
-    /// Bits of an element in IDATA.
-    pub const fn input_bits(self) -> u32 {
-        match self {
-            Self::FpSum => 160,
-            _ => 64,
-        }
+    /// Whether there is such a gate.
+    pub const fn has_gate(&self, tni: u8, bg: u8) -> bool {
+        tni < self.tnis && bg < self.gates
+    }
+
+    /// Whether there is such a channel, so that the gate of this number is a start/end gate.
+    pub const fn has_channel(&self, tni: u8, bch: u8) -> bool {
+        tni < self.tnis && bch < self.channels
+    }
+
+    /// Whether there is such a gate on some node.
+    pub const fn has_address(&self, address: BgAddress) -> bool {
+        self.has_gate(address.tni(), address.bg()) && address.b() < 3
+    }
+}
+
+/// Bits of an element in IDATA.
+pub const fn input_bits(op: Op) -> u32 {
+    match op {
+        Op::FpSum => 160,
+        _ => 64,
     }
 }
 
@@ -158,11 +144,6 @@ impl BgAddress {
     pub const fn place(self) -> Self {
         Self(self.0 & 0x0fff_ffff)
     }
-
-    /// Whether interface, gate and B coordinate are ones that TofuD has.
-    pub const fn exists(self) -> bool {
-        (self.tni() as usize) < NUM_TNI && (self.bg() as usize) < NUM_BG && self.b() < 3
-    }
 }
 
 bitfield! {
@@ -230,7 +211,7 @@ bitfield! {
     /// That STATE says whether the channel can take another operation is public; that a write
     /// with START begins one is ours. The operation takes the values that IDATA has then.
     pub struct BchReady {
-        /// Operator, see [`ReduceOp`].
+        /// Operation, see [`Op`].
         op / with_op: u8 @ 0..=3,
         /// Elements of IDATA in use, the rest counts as 0.
         count / with_count: u8 @ 8..=11,
@@ -286,9 +267,4 @@ impl Notice {
     pub const fn status_offset(bseq: u32) -> usize {
         Self::offset(bseq) + VALUE_QWORDS * 8
     }
-}
-
-/// Whether the gate is a start/end gate: one with a barrier channel.
-pub const fn has_channel(bg: u8) -> bool {
-    (bg as usize) < NUM_BCH
 }

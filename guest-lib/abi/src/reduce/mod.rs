@@ -1,0 +1,162 @@
+//! Reductions: what barrier gates compute.
+//!
+//! A barrier channel takes an [`Input`] of 64 bytes, as its IDATA registers do. Gates pass on
+//! [`Value`]s of 15 qwords, as their DATA_A and DATA_B registers hold; [`widen`] makes one of an
+//! input, [`combine`] makes one of two. Every operation is associative and commutative, bit for
+//! bit, so the result does not depend on the order in which signals come, nor on the algorithm.
+//!
+//! Public: the operations, the sizes, and the format of floating-point sums ([`fpsum`]) but for
+//! its bit positions. *Ours*: the places of elements in inputs and values.
+
+pub mod fpsum;
+
+use fpsum::{Input160, Sum320};
+
+/// Qwords of a barrier channel's input: eight integers, or three 160-bit numbers and 32 bits left.
+pub const INPUT_QWORDS: usize = 8;
+/// Qwords of an intermediate value and of a result: eight integers, or three 320-bit numbers.
+pub const VALUE_QWORDS: usize = 15;
+/// Integers that can be reduced at once in the device.
+pub const MAX_INTEGERS: usize = 8;
+/// Integers that uTofu reduces at once.
+pub const MAX_UTOFU_INTEGERS: usize = 6;
+/// Doubles that can be summed at once.
+pub const MAX_DOUBLES: usize = 3;
+
+/// What a barrier channel takes.
+pub type Input = [u64; INPUT_QWORDS];
+/// What gates pass on, and what a barrier channel returns.
+pub type Value = [u64; VALUE_QWORDS];
+
+/// The operations, with their codes in signals (OP_TYPE) and in uTofu.
+///
+/// The codes are uTofu's; that signals have the same is inferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Op {
+    /// No data: the result is 0.
+    Barrier = 1,
+    /// Bitwise and.
+    And = 2,
+    /// Bitwise or.
+    Or = 3,
+    /// Bitwise exclusive or.
+    Xor = 4,
+    /// The greatest, without sign.
+    Max = 5,
+    /// Of pairs (number, place): the greatest number, without sign, with its place. Of equal
+    /// numbers it is the greatest place. Both as public programs have it.
+    MaxLoc = 6,
+    /// Sum modulo 2^64.
+    Sum = 7,
+    /// Sum of floating-point numbers, see [`fpsum`].
+    FpSum = 8,
+}
+
+impl Op {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Barrier,
+        Self::And,
+        Self::Or,
+        Self::Xor,
+        Self::Max,
+        Self::MaxLoc,
+        Self::Sum,
+        Self::FpSum,
+    ];
+
+    /// The operation with a code, 1 to 8.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1..=8 => Some(Self::ALL[code as usize - 1]),
+            _ => None,
+        }
+    }
+
+    /// The code.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+}
+
+/// The intermediate value of an input.
+///
+/// Integers keep their places, and qwords 8 to 14 are 0. Bits 511:480 of an input are no part of
+/// a floating-point sum.
+pub fn widen(op: Op, input: &Input) -> Value {
+    let mut value = [0; VALUE_QWORDS];
+    match op {
+        Op::Barrier => {}
+        Op::FpSum => {
+            for (i, number) in Input160::unpack(input).into_iter().enumerate() {
+                Sum320::from(number).store(&mut value, i);
+            }
+        }
+        _ => value[..INPUT_QWORDS].copy_from_slice(input),
+    }
+    value
+}
+
+/// Puts `other` into `value`. Any bits may be in both.
+pub fn combine(op: Op, value: &mut Value, other: &Value) {
+    let integer: fn(u64, u64) -> u64 = match op {
+        Op::Barrier => {
+            *value = [0; VALUE_QWORDS];
+            return;
+        }
+        Op::FpSum => {
+            for i in 0..MAX_DOUBLES {
+                let sum = Sum320::load(value, i).plus(Sum320::load(other, i));
+                sum.store(value, i);
+            }
+            return;
+        }
+        Op::MaxLoc => {
+            let others = other[..MAX_INTEGERS].chunks_exact(2);
+            for (mine, other) in value[..MAX_INTEGERS].chunks_exact_mut(2).zip(others) {
+                // Slices compare by their first element, then by the next.
+                if other > &*mine {
+                    mine.copy_from_slice(other);
+                }
+            }
+            return;
+        }
+        Op::And => |a, b| a & b,
+        Op::Or => |a, b| a | b,
+        Op::Xor => |a, b| a ^ b,
+        Op::Max => u64::max,
+        Op::Sum => u64::wrapping_add,
+    };
+    for (mine, other) in value[..MAX_INTEGERS].iter_mut().zip(&other[..MAX_INTEGERS]) {
+        *mine = integer(*mine, *other);
+    }
+}
+
+/// An input of integers, of which further ones are 0; `None` for more than eight.
+pub fn integers(data: &[u64]) -> Option<Input> {
+    let mut input = [0; INPUT_QWORDS];
+    input.get_mut(..data.len())?.copy_from_slice(data);
+    Some(input)
+}
+
+/// An input of doubles, given by their bits, of which further ones are 0; `None` for more than
+/// three.
+pub fn doubles(data: &[u64]) -> Option<Input> {
+    if data.len() > MAX_DOUBLES {
+        return None;
+    }
+    let mut numbers = [Input160::ZERO; MAX_DOUBLES];
+    for (number, bits) in numbers.iter_mut().zip(data) {
+        *number = Input160::from_double(*bits);
+    }
+    Some(Input160::pack(&numbers))
+}
+
+/// The sums in a value, rounded to doubles, as their bits.
+pub fn sums(value: &Value) -> [u64; MAX_DOUBLES] {
+    core::array::from_fn(|i| Sum320::load(value, i).to_double())
+}
+
+#[cfg(test)]
+mod tests;
