@@ -1,0 +1,316 @@
+//! The link of a node that this process drives, on a thread of its own.
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use tofu_abi::Coords;
+use tofu_driver::{Device, DeviceError, PacketConfig, topology};
+use tofu_fabric::{Axis, Shape};
+use tofu_inproc::{AttachError, InProcess};
+use tofu_ipotofu::addr::Mac;
+use tofu_ipotofu::{Link, LinkError};
+use tofu_machine::Machine;
+use tofu_pci::MsiSink;
+
+/// Network interface of all nodes' links.
+const TNI: u8 = 0;
+/// Memory of the node, in bytes: queues, and packet buffers of 2 KiB.
+const MEMORY: usize = 16 << 20;
+/// Packet buffers in each direction: the most that a device takes, as this node may speak with all
+/// others.
+const BUFFERS: u16 = 1024;
+/// Frames that are taken before tenants get their turn.
+const TURN: usize = 256;
+/// How long the thread sleeps while packets are on their way out, as nobody wakes it up when one
+/// has met a dead link and has to be sent another way.
+const NAP: Duration = Duration::from_millis(1);
+
+/// How the network of the machine is made.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The machine.
+    pub shape: Shape,
+    /// Number of the machine, 0 to 7: part of IP addresses.
+    pub machine: u8,
+    /// Largest IP packet, in bytes: 1280 to 65521, the same on all nodes.
+    pub mtu: u16,
+}
+
+impl Config {
+    /// Machine 0, MTU 1500.
+    pub const fn new(shape: Shape) -> Self {
+        Self { shape, machine: 0, mtu: 1500 }
+    }
+
+    fn link(&self) -> Result<tofu_ipotofu::Config, IoNodeError> {
+        let wraps: String = [(Axis::X, 'x'), (Axis::Y, 'y'), (Axis::Z, 'z')]
+            .into_iter()
+            .filter(|(axis, _)| self.shape.wraps(*axis))
+            .map(|(_, name)| name)
+            .collect();
+        let shape: topology::Shape =
+            self.shape.to_string().parse().map_err(|_| IoNodeError::Shape)?;
+        let config = tofu_ipotofu::Config::new(shape.with_torus(&wraps));
+        Ok(tofu_ipotofu::Config { machine: self.machine, mtu: self.mtu, ..config })
+    }
+}
+
+/// Why an I/O node cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum IoNodeError {
+    /// It cannot be added to the machine.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// Its device does not answer.
+    #[error("the device of the I/O node: {0}")]
+    Device(#[from] DeviceError),
+    /// The link does not come up.
+    #[error("the link of the I/O node: {0}")]
+    Link(#[from] LinkError),
+    /// The host has no descriptors or threads left.
+    #[error("no descriptors or threads left: {0}")]
+    Host(#[from] std::io::Error),
+    /// The driver does not know the machine's shape.
+    #[error("the driver does not know this shape")]
+    Shape,
+}
+
+/// Wakes up the thread of an I/O node, so that its tenants get to work.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<OwnedFd>);
+
+impl Waker {
+    /// Does it; never blocks.
+    pub fn wake(&self) {
+        // Fails only if it was called more often than anybody can count.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// Interrupts of the device.
+struct Interrupt {
+    waker: Waker,
+    fired: AtomicBool,
+}
+
+impl MsiSink for Interrupt {
+    fn notify(&self, _: u16, _: u64, _: u32) {
+        self.fired.store(true, SeqCst);
+        self.waker.wake();
+    }
+
+    fn update(&self, _: u16, _: u64, _: u32, _: bool) {}
+}
+
+/// The way out to the other nodes.
+#[derive(Debug)]
+pub struct Out<'a> {
+    link: &'a mut Link<InProcess>,
+}
+
+impl Out<'_> {
+    /// Whether a frame of any length could be sent now. If not, its tenants are asked to work
+    /// again within a millisecond or so.
+    pub fn has_room(&mut self) -> bool {
+        self.link.has_room()
+    }
+
+    /// Sends an Ethernet frame, whose source must be [`Out::mac`]. As on any network, it may be
+    /// lost: if there is no room, or no such node.
+    pub fn send(&mut self, frame: &[u8]) {
+        if let Err(error) = self.link.send(frame) {
+            log::trace!("I/O node: {error}");
+        }
+    }
+
+    /// The hardware address of the node.
+    pub fn mac(&self) -> Mac {
+        self.link.mac()
+    }
+
+    /// Bytes of the longest frame: MTU and Ethernet header.
+    pub fn max_frame(&self) -> usize {
+        self.link.config().max_frame()
+    }
+}
+
+/// Somebody who uses the link of an I/O node. All of its methods are called on the node's thread
+/// and must not block.
+pub trait Tenant: Send {
+    /// A frame has come: for this node, or for a group. Returns whether it is for this tenant
+    /// alone; if not, the next one sees it too.
+    fn frame(&mut self, frame: &[u8]) -> bool;
+
+    /// Adds what is to be waited for before [`Tenant::work`] is called again.
+    fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        let _ = fds;
+    }
+
+    /// Does what there is to do: after frames have come, when something of [`Tenant::watch`] is
+    /// ready (`ready` has the events of each, in the same order; it is empty or shorter if they
+    /// were not looked at), when the time is over that it returned before, or when somebody has
+    /// called [`Waker::wake`]. Returns how long it can be left alone if nothing else happens.
+    fn work(&mut self, ready: &[PollFlags], out: &mut Out<'_>) -> Option<Duration>;
+}
+
+/// An I/O node whose link is up, and nobody drives it yet.
+pub struct Prepared {
+    link: Link<InProcess>,
+    interrupt: Arc<Interrupt>,
+}
+
+impl fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prepared").field("node", &self.link.coords()).finish_non_exhaustive()
+    }
+}
+
+impl Prepared {
+    /// Puts a device at `at` and opens its link.
+    ///
+    /// # Errors
+    ///
+    /// If the place is taken or not in the machine, or the host lacks something.
+    pub fn new(machine: &Arc<Machine>, at: Coords, config: &Config) -> Result<Self, IoNodeError> {
+        let platform = InProcess::attach(machine, at, MEMORY)?;
+        let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+            .map_err(std::io::Error::from)?;
+        let interrupt = Interrupt { waker: Waker(Arc::new(event)), fired: AtomicBool::new(false) };
+        let interrupt = Arc::new(interrupt);
+        if let Some(table) = machine.node(at).and_then(|node| node.endpoint().msix()) {
+            table.connect(Arc::clone(&interrupt) as Arc<dyn MsiSink>);
+        }
+        let device = Device::probe(platform)?;
+        let packets =
+            PacketConfig { rx_buffers: BUFFERS, tx_buffers: BUFFERS, ..PacketConfig::new(TNI) };
+        let link = Link::open(&device, config.link()?, &packets)?;
+        Ok(Self { link, interrupt })
+    }
+
+    /// The node.
+    pub fn coords(&self) -> Coords {
+        self.link.coords()
+    }
+
+    /// What wakes up the thread that is to come.
+    pub fn waker(&self) -> Waker {
+        self.interrupt.waker.clone()
+    }
+
+    /// Starts the thread. A frame is offered to the tenants in this order; `first` is called on
+    /// the thread before anything else, to give up rights, say.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no threads left.
+    pub fn start(
+        self,
+        tenants: Vec<Box<dyn Tenant>>,
+        first: impl FnOnce() + Send + 'static,
+    ) -> Result<IoNode, IoNodeError> {
+        let waker = self.waker();
+        let stopping = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stopping);
+        let thread = thread::Builder::new().name("io-node".into()).spawn(move || {
+            first();
+            if let Err(error) = run(self, tenants, &seen) {
+                log::error!("the I/O node has stopped: {error}");
+            }
+        })?;
+        Ok(IoNode { waker, stopping, thread: Some(thread) })
+    }
+}
+
+/// An I/O node that works. Dropping it ends that, and its tenants.
+#[derive(Debug)]
+pub struct IoNode {
+    waker: Waker,
+    stopping: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl IoNode {
+    /// Ends it.
+    pub fn stop(&mut self) {
+        self.stopping.store(true, SeqCst);
+        self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for IoNode {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn run(
+    prepared: Prepared,
+    mut tenants: Vec<Box<dyn Tenant>>,
+    stopping: &AtomicBool,
+) -> Result<(), rustix::io::Errno> {
+    let Prepared { mut link, interrupt } = prepared;
+    let mut frame = vec![0; link.config().max_frame()];
+    let mut ready: Vec<Vec<PollFlags>> = tenants.iter().map(|_| Vec::new()).collect();
+    while !stopping.load(SeqCst) {
+        for _ in 0..TURN {
+            let Some(len) = link.recv(&mut frame) else { break };
+            // The first that wants it.
+            let _ = tenants.iter_mut().any(|tenant| tenant.frame(&frame[..len]));
+        }
+        let mut timeout: Option<Duration> = None;
+        for (tenant, ready) in tenants.iter_mut().zip(&ready) {
+            let until = tenant.work(ready, &mut Out { link: &mut link });
+            timeout = [timeout, until].into_iter().flatten().min();
+        }
+        link.flush();
+        let mut fds = vec![PollFd::new(&interrupt.waker.0, PollFlags::IN)];
+        let counts: Vec<usize> = tenants
+            .iter()
+            .map(|tenant| {
+                let before = fds.len();
+                tenant.watch(&mut fds);
+                fds.len() - before
+            })
+            .collect();
+        let fired = interrupt.fired.swap(false, SeqCst);
+        link.packets().prepare_sleep(fired);
+        if link.is_ready() {
+            timeout = Some(Duration::ZERO);
+        } else if link.packets().under_way() > 0 {
+            timeout = Some(timeout.unwrap_or(NAP).min(NAP));
+        }
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs().min(3600) as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(error),
+        }
+        let mut events = fds.iter().map(PollFd::revents);
+        if events.next().is_some_and(|events| !events.is_empty()) {
+            // What it counts does not matter.
+            let _ = rustix::io::read(&interrupt.waker.0, &mut [0; 8]);
+        }
+        for (ready, count) in ready.iter_mut().zip(counts) {
+            ready.clear();
+            ready.extend(events.by_ref().take(count));
+        }
+    }
+    Ok(())
+}
+
+/// Used by tenants to say what they wait for.
+pub(crate) fn watched(fd: &impl AsFd, flags: PollFlags) -> PollFd<'_> {
+    PollFd::new(fd, flags)
+}

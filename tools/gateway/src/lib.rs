@@ -1,0 +1,23 @@
+//! I/O nodes: nodes of a machine that have no guest, but are driven by this process, and join the
+//! machine's network to the host.
+//!
+//! An [`IoNode`] is the link of such a node on a thread of its own. What it is good for is up to
+//! the [`Tenant`]s that live on top of it:
+//!
+//! - [`Stack`], a TCP/IP stack in this process, for connections to nodes without any rights on
+//!   the host;
+//! - [`Tap`], a network interface of the host's kernel, which needs CAP_NET_ADMIN;
+//! - others, such as a boot server.
+//!
+//! Whatever nodes send, nothing here panics, blocks, or takes memory without bound.
+#![deny(unsafe_code)]
+
+mod io_node;
+mod prefix;
+mod stack;
+mod tap;
+
+pub use io_node::{Config, IoNode, IoNodeError, Out, Prepared, Tenant, Waker};
+pub use prefix::Prefix;
+pub use stack::{ConnectError, Connected, Connector, Stack};
+pub use tap::{Tap, TapError};

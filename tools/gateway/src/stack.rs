@@ -1,0 +1,602 @@
+//! A TCP/IP stack in this process: connections to nodes without any rights on the host.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use smoltcp::iface::{self, Interface, SocketHandle, SocketSet};
+use smoltcp::phy::{self, Checksum, DeviceCapabilities, Medium};
+use smoltcp::socket::tcp;
+use smoltcp::time::Instant as StackInstant;
+use smoltcp::wire::{
+    ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetFrame, EthernetProtocol, IpCidr,
+    Ipv4Packet,
+};
+use tofu_abi::Coords;
+use tofu_ipotofu::addr;
+
+use crate::io_node::{Config, Out, Tenant, Waker, watched};
+use crate::prefix;
+
+/// Connections at a time; each has two buffers.
+const MOST_STREAMS: usize = 256;
+/// Bytes of each of them.
+const BUFFER: usize = 128 << 10;
+/// Frames that wait for the stack; more are lost.
+const MOST_FRAMES: usize = 1024;
+/// How long a node may take to answer a connection.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long one that is open may leave what it was sent without an answer.
+const STALL: Duration = Duration::from_secs(60);
+/// How often an idle connection is looked after.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// How long a connection whose client has gone may take to end.
+const LINGER: Duration = Duration::from_secs(60);
+/// Longer than the stack itself takes to give up.
+const ANSWER: Duration = Duration::from_secs(7);
+/// First port of those that connections are made from (RFC 6335).
+const FIRST_PORT: u16 = 49152;
+
+/// Why a connection to a node cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody listens at the port.
+    #[error("the node refuses connections at port {0}")]
+    Refused(u16),
+    /// The node does not say anything.
+    #[error(
+        "the node does not answer within {} s; does a program with IP over Tofu run there?",
+        CONNECT.as_secs()
+    )]
+    Silent,
+    /// There are too many already.
+    #[error("{MOST_STREAMS} connections are open, which is as many as there can be")]
+    TooMany,
+    /// No connection can be made to port 0.
+    #[error("port 0 is none that can be connected to")]
+    Port,
+    /// The I/O node has ended.
+    #[error("the gateway has ended")]
+    Gone,
+}
+
+enum Command {
+    Connect { to: Ipv4Addr, port: u16, reply: SyncSender<Result<u64, ConnectError>> },
+    Splice { id: u64, client: UnixStream },
+    Drop { id: u64 },
+}
+
+/// Asks a [`Stack`] for connections, from any thread.
+#[derive(Clone)]
+pub struct Connector {
+    commands: Sender<Command>,
+    waker: Waker,
+    machine: u8,
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector").field("machine", &self.machine).finish_non_exhaustive()
+    }
+}
+
+impl Connector {
+    fn say(&self, command: Command) -> Result<(), ConnectError> {
+        self.commands.send(command).map_err(|_| ConnectError::Gone)?;
+        self.waker.wake();
+        Ok(())
+    }
+
+    /// Opens a TCP connection to a port of a node, which takes as long as the node does to answer:
+    /// some seconds at most.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConnectError`].
+    pub fn connect(&self, node: Coords, port: u16) -> Result<Connected, ConnectError> {
+        if port == 0 {
+            return Err(ConnectError::Port);
+        }
+        let (reply, answer) = sync_channel(1);
+        let to = prefix::node_address(self.machine, node);
+        self.say(Command::Connect { to, port, reply })?;
+        match answer.recv_timeout(ANSWER) {
+            Ok(Ok(id)) => Ok(Connected { connector: self.clone(), id: Some(id) }),
+            Ok(Err(error)) => Err(error),
+            Err(RecvTimeoutError::Timeout) => Err(ConnectError::Silent),
+            Err(RecvTimeoutError::Disconnected) => Err(ConnectError::Gone),
+        }
+    }
+}
+
+/// A connection to a node that is open. Dropping it ends it.
+#[derive(Debug)]
+pub struct Connected {
+    connector: Connector,
+    id: Option<u64>,
+}
+
+impl Connected {
+    /// Joins the connection with a stream, for both directions and to the end of both.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Gone`].
+    pub fn splice(mut self, client: UnixStream) -> Result<(), ConnectError> {
+        client.set_nonblocking(true).map_err(|_| ConnectError::Gone)?;
+        let Some(id) = self.id.take() else { return Err(ConnectError::Gone) };
+        self.connector.say(Command::Splice { id, client })
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            // If it has ended, so has the connection.
+            let _ = self.connector.say(Command::Drop { id });
+        }
+    }
+}
+
+/// What a connection of the stack is at.
+enum State {
+    /// The node has not answered yet.
+    Connecting(SyncSender<Result<u64, ConnectError>>),
+    /// It has, and whoever asked has not said yet with what to join it.
+    Waiting,
+    /// It is joined with this stream.
+    Spliced(UnixStream),
+    /// The client has gone; what it sent last is on its way.
+    Ending { until: Instant },
+}
+
+struct Stream {
+    id: u64,
+    socket: SocketHandle,
+    state: State,
+    /// The client sends no more.
+    input_ended: bool,
+    /// The client has been told that the node sends no more.
+    output_ended: bool,
+    /// The client took less than there was.
+    blocked: bool,
+}
+
+/// The stack. It is a [`Tenant`] of an I/O node.
+pub struct Stack {
+    device: Queue,
+    interface: Interface,
+    sockets: SocketSet<'static>,
+    streams: Vec<Stream>,
+    commands: Receiver<Command>,
+    start: Instant,
+    next_id: u64,
+    next_port: u16,
+    machine: u8,
+    /// Its own address if it shares the node with others; otherwise all frames are its own.
+    shared: Option<Ipv4Addr>,
+    address: Ipv4Addr,
+    mac: EthernetAddress,
+}
+
+impl fmt::Debug for Stack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stack").field("streams", &self.streams.len()).finish_non_exhaustive()
+    }
+}
+
+impl Stack {
+    /// A stack for the I/O node `at`, which `waker` wakes up.
+    ///
+    /// It has the node's addresses. If somebody else has these, as the host's kernel behind a
+    /// [`Tap`](crate::Tap) (`shared`), it has the one of the node's other side, and takes no frames
+    /// but those for that.
+    pub fn new(config: &Config, at: Coords, waker: Waker, shared: bool) -> (Self, Connector) {
+        let mac = EthernetAddress(addr::mac(at));
+        let max_frame = usize::from(config.mtu) + tofu_ipotofu::wire::ETHERNET_HEADER;
+        let mut device = Queue { frames: VecDeque::new(), max_frame, buffer: vec![0; max_frame] };
+        let mut settings = iface::Config::new(mac.into());
+        settings.random_seed = seed();
+        let mut interface = Interface::new(
+            settings,
+            &mut Port { queue: &mut device, out: None },
+            StackInstant::ZERO,
+        );
+        let machine = config.machine;
+        let address = match shared {
+            true => prefix::other_side(machine, at),
+            false => prefix::node_address(machine, at),
+        };
+        interface.update_ip_addrs(|list| {
+            // All nodes of all machines are neighbours. There is room for more than these.
+            let _ = list.push(IpCidr::new(address.into(), 8));
+            if !shared {
+                let v6 = IpAddr::from(addr::ipv6(machine, at));
+                let _ = list.push(IpCidr::new(v6.into(), 64));
+            }
+        });
+        let (commands, receiver) = channel();
+        let stack = Self {
+            device,
+            interface,
+            sockets: SocketSet::new(Vec::new()),
+            streams: Vec::new(),
+            commands: receiver,
+            start: Instant::now(),
+            next_id: 0,
+            next_port: FIRST_PORT + (seed() % u64::from(u16::MAX - FIRST_PORT)) as u16,
+            machine,
+            shared: shared.then_some(address),
+            address,
+            mac,
+        };
+        (stack, Connector { commands, waker, machine })
+    }
+
+    fn now(&self) -> StackInstant {
+        StackInstant::from_micros(self.start.elapsed().as_micros() as i64)
+    }
+
+    fn connect(&mut self, to: Ipv4Addr, port: u16) -> Result<SocketHandle, ConnectError> {
+        if self.streams.len() >= MOST_STREAMS {
+            return Err(ConnectError::TooMany);
+        }
+        let buffer = || tcp::SocketBuffer::new(vec![0; BUFFER]);
+        let mut socket = tcp::Socket::new(buffer(), buffer());
+        socket.set_nagle_enabled(false);
+        socket.set_ack_delay(None);
+        socket.set_timeout(Some(CONNECT.into()));
+        let local = self.next_port;
+        self.next_port = local.checked_add(1).unwrap_or(FIRST_PORT);
+        // Questions for addresses are asked once a second at most, so the answer comes first.
+        self.introduce(to);
+        socket
+            .connect(self.interface.context(), (to, port), local)
+            .map_err(|_| ConnectError::Port)?;
+        Ok(self.sockets.add(socket))
+    }
+
+    /// Tells the stack the hardware address that goes with a node's address.
+    fn introduce(&mut self, node: Ipv4Addr) {
+        let Some((machine, at)) = addr::node_of_ipv4(node.octets()) else { return };
+        if machine != self.machine {
+            return;
+        }
+        let arp = ArpRepr::EthernetIpv4 {
+            operation: ArpOperation::Reply,
+            source_hardware_addr: EthernetAddress(addr::mac(at)),
+            source_protocol_addr: node,
+            target_hardware_addr: self.mac,
+            target_protocol_addr: self.address,
+        };
+        let header = EthernetFrame::<&[u8]>::header_len();
+        let mut frame = vec![0; header + arp.buffer_len()];
+        let mut ethernet = EthernetFrame::new_unchecked(&mut frame[..]);
+        ethernet.set_src_addr(EthernetAddress(addr::mac(at)));
+        ethernet.set_dst_addr(self.mac);
+        ethernet.set_ethertype(EthernetProtocol::Arp);
+        arp.emit(&mut ArpPacket::new_unchecked(ethernet.payload_mut()));
+        self.device.frames.push_back(frame);
+    }
+
+    fn obey(&mut self) {
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Connect { to, port, reply } => match self.connect(to, port) {
+                    Ok(socket) => {
+                        let id = self.next_id;
+                        self.next_id += 1;
+                        self.streams.push(Stream {
+                            id,
+                            socket,
+                            state: State::Connecting(reply),
+                            input_ended: false,
+                            output_ended: false,
+                            blocked: false,
+                        });
+                    }
+                    Err(error) => {
+                        // Who asked may have gone.
+                        let _ = reply.try_send(Err(error));
+                    }
+                },
+                Command::Splice { id, client } => {
+                    // If it has ended meanwhile, so does the client's.
+                    if let Some(stream) = self.streams.iter_mut().find(|stream| stream.id == id) {
+                        stream.state = State::Spliced(client);
+                    }
+                }
+                Command::Drop { id } => {
+                    if let Some(stream) = self.streams.iter_mut().find(|stream| stream.id == id) {
+                        self.sockets.get_mut::<tcp::Socket<'_>>(stream.socket).abort();
+                        stream.state = State::Ending { until: Instant::now() };
+                    }
+                }
+            }
+        }
+    }
+
+    /// Moves what can be moved; true if the stack has something to do then.
+    fn move_all(&mut self, ready: Option<&[PollFlags]>) -> bool {
+        let mut ready = ready.map(|ready| ready.iter().copied());
+        let mut moved = false;
+        for stream in &mut self.streams {
+            let socket = self.sockets.get_mut::<tcp::Socket<'_>>(stream.socket);
+            let watched = stream.watched(socket).is_some();
+            // Those that are new since are looked at, too.
+            let events = match ready.as_mut().filter(|_| watched).map(|ready| ready.next()) {
+                Some(Some(events)) => events,
+                _ => PollFlags::IN | PollFlags::OUT,
+            };
+            moved |= stream.advance(socket, events);
+        }
+        let before = self.streams.len();
+        let sockets = &mut self.sockets;
+        self.streams.retain(|stream| {
+            let over = stream.is_over(sockets.get::<tcp::Socket<'_>>(stream.socket));
+            if over {
+                sockets.remove(stream.socket);
+            }
+            !over
+        });
+        moved || before != self.streams.len()
+    }
+}
+
+/// Something that differs from one time to the next; what it seeds need not be secret.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0)
+}
+
+impl Stream {
+    /// The client and what to wait for from it, if anything.
+    fn watched(&self, socket: &tcp::Socket<'_>) -> Option<(&UnixStream, PollFlags)> {
+        let State::Spliced(client) = &self.state else { return None };
+        let mut flags = PollFlags::empty();
+        if !self.input_ended && socket.can_send() {
+            flags |= PollFlags::IN;
+        }
+        if self.blocked && socket.can_recv() {
+            flags |= PollFlags::OUT;
+        }
+        // Of one that nothing is wanted from, its end would be told again and again.
+        (!flags.is_empty()).then_some((client, flags))
+    }
+
+    /// Moves bytes between client and node; true if the stack has something to do then.
+    fn advance(&mut self, socket: &mut tcp::Socket<'_>, events: PollFlags) -> bool {
+        match &mut self.state {
+            State::Connecting(reply) => match socket.state() {
+                tcp::State::SynSent | tcp::State::SynReceived => false,
+                tcp::State::Established | tcp::State::CloseWait => {
+                    socket.set_timeout(Some(STALL.into()));
+                    socket.set_keep_alive(Some(KEEP_ALIVE.into()));
+                    let told = reply.try_send(Ok(self.id)).is_ok();
+                    self.state = State::Waiting;
+                    if !told {
+                        self.abort(socket);
+                    }
+                    true
+                }
+                // A node that refuses does so at once; of one that is silent the stack gives up.
+                _ => {
+                    let _ = reply.try_send(Err(ConnectError::Silent));
+                    self.abort(socket);
+                    true
+                }
+            },
+            State::Waiting => false,
+            State::Ending { until } => {
+                if Instant::now() >= *until && socket.is_open() {
+                    socket.abort();
+                    return true;
+                }
+                false
+            }
+            State::Spliced(client) => {
+                let client = &*client;
+                let mut moved = false;
+                let wants_in = events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
+                while wants_in && !self.input_ended && socket.can_send() {
+                    match socket.send(|buffer| receive(client, buffer)) {
+                        Ok(Ok(0)) => {
+                            self.input_ended = true;
+                            socket.close();
+                            moved = true;
+                        }
+                        Ok(Ok(_)) => moved = true,
+                        Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
+                        Ok(Err(_)) | Err(_) => {
+                            self.abort(socket);
+                            return true;
+                        }
+                    }
+                }
+                self.blocked = false;
+                while socket.can_recv() {
+                    match socket.recv(|buffer| send(client, buffer)) {
+                        Ok(Ok(_)) => moved = true,
+                        Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                            self.blocked = true;
+                            break;
+                        }
+                        Ok(Err(_)) | Err(_) => {
+                            self.abort(socket);
+                            return true;
+                        }
+                    }
+                }
+                // It has said all, and all of it has been passed on.
+                if !socket.may_recv() && !socket.can_recv() && !self.output_ended {
+                    self.output_ended = true;
+                    // It may have gone, which is found out by reading.
+                    let _ = client.shutdown(std::net::Shutdown::Write);
+                }
+                if self.input_ended && self.output_ended {
+                    self.state = State::Ending { until: Instant::now() + LINGER };
+                    moved = true;
+                }
+                moved
+            }
+        }
+    }
+
+    fn abort(&mut self, socket: &mut tcp::Socket<'_>) {
+        socket.abort();
+        self.state = State::Ending { until: Instant::now() };
+    }
+
+    /// Whether nothing is left to be done for it.
+    fn is_over(&self, socket: &tcp::Socket<'_>) -> bool {
+        // Of an aborted one the last word is still to be sent while it has a remote end.
+        let closed = match socket.state() {
+            tcp::State::Closed => socket.remote_endpoint().is_none(),
+            tcp::State::TimeWait => true,
+            _ => false,
+        };
+        let unread = matches!(self.state, State::Spliced(_)) && socket.can_recv();
+        let asked = matches!(self.state, State::Connecting(_));
+        closed && !unread && !asked
+    }
+}
+
+fn receive(mut client: &UnixStream, buffer: &mut [u8]) -> (usize, io::Result<usize>) {
+    let result = client.read(buffer);
+    (*result.as_ref().unwrap_or(&0), result)
+}
+
+fn send(mut client: &UnixStream, buffer: &mut [u8]) -> (usize, io::Result<usize>) {
+    let result = client.write(buffer);
+    (*result.as_ref().unwrap_or(&0), result)
+}
+
+impl Tenant for Stack {
+    fn frame(&mut self, frame: &[u8]) -> bool {
+        let (mine, others) = match self.shared {
+            None => (true, false),
+            Some(own) => wanted(frame, own),
+        };
+        if mine && self.device.frames.len() < MOST_FRAMES {
+            self.device.frames.push_back(frame.to_vec());
+        }
+        mine && !others
+    }
+
+    fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        for stream in &self.streams {
+            let socket = self.sockets.get::<tcp::Socket<'_>>(stream.socket);
+            fds.extend(stream.watched(socket).map(|(client, flags)| watched(client, flags)));
+        }
+    }
+
+    fn work(&mut self, ready: &[PollFlags], out: &mut Out<'_>) -> Option<Duration> {
+        // In the order of watch(), so before anything changes.
+        self.move_all(Some(ready));
+        self.obey();
+        // Once more for what the frames have brought.
+        for _ in 0..2 {
+            let now = self.now();
+            let Self { device, interface, sockets, .. } = self;
+            interface.poll(now, &mut Port { queue: device, out: Some(out) }, sockets);
+            if !self.move_all(None) {
+                break;
+            }
+        }
+        let now = self.now();
+        let delay = self.interface.poll_delay(now, &self.sockets).map(Duration::from);
+        let linger = self.streams.iter().filter_map(|stream| match stream.state {
+            State::Ending { until } => Some(until.saturating_duration_since(Instant::now())),
+            _ => None,
+        });
+        // Without room the thread is back soon, in any case.
+        let delay = delay.filter(|delay| !delay.is_zero() || out.has_room());
+        delay.into_iter().chain(linger).min()
+    }
+}
+
+/// Whether a frame is of interest to the owner of this address, and to others.
+fn wanted(frame: &[u8], own: Ipv4Addr) -> (bool, bool) {
+    let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return (false, true) };
+    let asked = match ethernet.ethertype() {
+        EthernetProtocol::Ipv4 => {
+            Ipv4Packet::new_checked(ethernet.payload()).is_ok_and(|packet| packet.dst_addr() == own)
+        }
+        EthernetProtocol::Arp => ArpPacket::new_checked(ethernet.payload())
+            .is_ok_and(|arp| arp.target_protocol_addr() == own.octets()),
+        _ => false,
+    };
+    (asked, !asked)
+}
+
+/// Frames for the stack.
+struct Queue {
+    frames: VecDeque<Vec<u8>>,
+    max_frame: usize,
+    buffer: Vec<u8>,
+}
+
+/// The device that the stack sees.
+struct Port<'a, 'b> {
+    queue: &'a mut Queue,
+    out: Option<&'a mut Out<'b>>,
+}
+
+struct RxToken(Vec<u8>);
+
+impl phy::RxToken for RxToken {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        f(&self.0)
+    }
+}
+
+struct TxToken<'a, 'b> {
+    buffer: &'a mut [u8],
+    out: &'a mut Out<'b>,
+}
+
+impl phy::TxToken for TxToken<'_, '_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        let frame = &mut self.buffer[..len];
+        let result = f(frame);
+        self.out.send(frame);
+        result
+    }
+}
+
+impl<'b> phy::Device for Port<'_, 'b> {
+    type RxToken<'a>
+        = RxToken
+    where
+        Self: 'a;
+    type TxToken<'a>
+        = TxToken<'a, 'b>
+    where
+        Self: 'a;
+
+    fn receive(&mut self, _: StackInstant) -> Option<(Self::RxToken<'_>, Self::TxToken<'_>)> {
+        let out = self.out.as_deref_mut()?;
+        let frame = self.queue.frames.pop_front()?;
+        Some((RxToken(frame), TxToken { buffer: &mut self.queue.buffer, out }))
+    }
+
+    fn transmit(&mut self, _: StackInstant) -> Option<Self::TxToken<'_>> {
+        let out = self.out.as_deref_mut()?;
+        out.has_room().then_some(TxToken { buffer: &mut self.queue.buffer, out })
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ethernet;
+        capabilities.max_transmission_unit = self.queue.max_frame;
+        // What arrives has been checked by the device, from end to end; but what a kernel behind
+        // another gateway has left to its network interface is checked nowhere else.
+        capabilities.checksum.ipv4 = Checksum::Both;
+        capabilities
+    }
+}
