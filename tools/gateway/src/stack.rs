@@ -145,8 +145,8 @@ impl Drop for Connected {
 
 /// What a connection of the stack is at.
 enum State {
-    /// The node has not answered yet.
-    Connecting(SyncSender<Result<u64, ConnectError>>),
+    /// The node has not answered yet at this port.
+    Connecting { port: u16, since: Instant, reply: SyncSender<Result<u64, ConnectError>> },
     /// It has, and whoever asked has not said yet with what to join it.
     Waiting,
     /// It is joined with this stream.
@@ -294,7 +294,7 @@ impl Stack {
                         self.streams.push(Stream {
                             id,
                             socket,
-                            state: State::Connecting(reply),
+                            state: State::Connecting { port, since: Instant::now(), reply },
                             input_ended: false,
                             output_ended: false,
                             blocked: false,
@@ -372,7 +372,7 @@ impl Stream {
     /// Moves bytes between client and node; true if the stack has something to do then.
     fn advance(&mut self, socket: &mut tcp::Socket<'_>, events: PollFlags) -> bool {
         match &mut self.state {
-            State::Connecting(reply) => match socket.state() {
+            State::Connecting { port, since, reply } => match socket.state() {
                 tcp::State::SynSent | tcp::State::SynReceived => false,
                 tcp::State::Established | tcp::State::CloseWait => {
                     socket.set_timeout(Some(STALL.into()));
@@ -384,9 +384,12 @@ impl Stream {
                     }
                     true
                 }
-                // A node that refuses does so at once; of one that is silent the stack gives up.
+                // A node that refuses does so soon; of one that is silent the stack gives up.
                 _ => {
-                    let _ = reply.try_send(Err(ConnectError::Silent));
+                    let refused = since.elapsed() < CONNECT;
+                    let why =
+                        if refused { ConnectError::Refused(*port) } else { ConnectError::Silent };
+                    let _ = reply.try_send(Err(why));
                     self.abort(socket);
                     true
                 }
@@ -461,7 +464,7 @@ impl Stream {
             _ => false,
         };
         let unread = matches!(self.state, State::Spliced(_)) && socket.can_recv();
-        let asked = matches!(self.state, State::Connecting(_));
+        let asked = matches!(self.state, State::Connecting { .. });
         closed && !unread && !asked
     }
 }
