@@ -1,0 +1,497 @@
+//! How gates are linked: from the members of a group to the links of each member's gates.
+//!
+//! A gate has at most two inputs, one from a gate of the same member and one from a gate of
+//! another member, and at most two outputs of the same kinds. Gate 0 of each member is its start
+//! and end gate: it sends the member's input to its outputs, and what comes to its inputs is the
+//! result. All other gates are relays, which send on what comes to them, combined.
+//!
+//! Every algorithm is made of three steps: two members exchange what
+//! they have, one gives what it has to another, or tells the outcome to another. All of them
+//! synchronise: nobody's result is there before everybody has started. That is also what keeps
+//! signals apart with double buffers only: who starts the round after next has the result of the
+//! next one, for which everybody must have started, and so have ended the present one; and when a
+//! member ends a round, all of its gates have fired.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+
+/// A gate of a group: member and gate, counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GateOf {
+    /// Member of the group.
+    pub member: u32,
+    /// Gate of the member; 0 is its start and end gate.
+    pub gate: u8,
+}
+
+/// The links of a gate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Links {
+    /// Input from a gate of the same member.
+    pub src_local: Option<u8>,
+    /// Input from a gate of another member.
+    pub src_remote: Option<GateOf>,
+    /// Output to a gate of the same member.
+    pub dst_local: Option<u8>,
+    /// Output to a gate of another member.
+    pub dst_remote: Option<GateOf>,
+}
+
+/// How the gates of all members are linked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    members: Vec<Vec<Links>>,
+}
+
+impl Plan {
+    /// Number of members.
+    pub fn members(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The links of a member's gates; none if there is no such member.
+    pub fn gates(&self, member: usize) -> &[Links] {
+        self.members.get(member).map_or(&[], Vec::as_slice)
+    }
+
+    /// Gates that the member with the most of them needs.
+    pub fn most_gates(&self) -> usize {
+        self.members.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// Communication stages: signals, one after the other, on the longest way from a start to an
+    /// end.
+    pub fn stages(&self) -> u32 {
+        self.longest(|_, _| 1, 0)
+    }
+
+    /// The longest way from a start to an end, by what each step takes: the first gate `start`,
+    /// each link to another gate `step(from, to)`.
+    ///
+    /// Ends after as many steps as there are gates, also for links that go round, which no plan
+    /// of this module has.
+    pub fn longest(&self, mut step: impl FnMut(GateOf, GateOf) -> u32, start: u32) -> u32 {
+        // When each gate fires, by going through gates whose inputs have all come.
+        let mut waiting: Vec<Vec<u8>> = Vec::with_capacity(self.members.len());
+        let mut at: Vec<Vec<u32>> = Vec::with_capacity(self.members.len());
+        for gates in &self.members {
+            let inputs = |links: &Links| {
+                u8::from(links.src_local.is_some()) + u8::from(links.src_remote.is_some())
+            };
+            waiting.push(gates.iter().map(inputs).collect());
+            at.push(vec![0; gates.len()]);
+        }
+        let starts =
+            (0..self.members.len() as u32).map(|member| (GateOf { member, gate: 0 }, start));
+        let mut ready: Vec<(GateOf, u32)> = starts.collect();
+        let mut longest = 0;
+        while let Some((from, time)) = ready.pop() {
+            let links = &self.members[from.member as usize][usize::from(from.gate)];
+            let local = links.dst_local.map(|gate| GateOf { gate, ..from });
+            for to in local.into_iter().chain(links.dst_remote) {
+                let come = time + step(from, to);
+                let (member, gate) = (to.member as usize, usize::from(to.gate));
+                at[member][gate] = at[member][gate].max(come);
+                waiting[member][gate] = waiting[member][gate].saturating_sub(1);
+                if waiting[member][gate] == 0 {
+                    match gate {
+                        0 => longest = longest.max(at[member][0]),
+                        _ => ready.push((to, at[member][gate])),
+                    }
+                }
+            }
+        }
+        longest
+    }
+}
+
+/// An algorithm, which says in what steps a group gets its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// Members exchange with the one whose number differs in bit 0, then in bit 1, and so on. For
+    /// `n` members, a power of two, log2 `n` gates each. Of other numbers, those above the power
+    /// give what they have to one below it, which takes two gates more.
+    RecursiveDoubling,
+    /// What members have is combined towards the root of a binary tree, and the outcome comes down.
+    /// At most five gates each.
+    Tree,
+    /// Along a line of members, from both ends to its middle, and back: all links are between
+    /// neighbours. On a ring that is half of it in each direction. Three gates each, and four in the
+    /// middle.
+    DoubleRing,
+    /// The first within each line of X, then of Y, then of Z.
+    RecursiveDoubling3d,
+    /// The same with double rings.
+    DoubleRing3d,
+    /// A tree within each part of so many members in a row, and recursive doubling among their
+    /// first ones. For parts of one network interface, or of one node.
+    Parts(u32),
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RecursiveDoubling => "recursive doubling",
+            Self::Tree => "reduce-broadcast tree",
+            Self::DoubleRing => "double ring",
+            Self::RecursiveDoubling3d => "3D recursive doubling",
+            Self::DoubleRing3d => "3D double ring",
+            Self::Parts(size) => return write!(f, "trees in parts of {size}, recursive doubling"),
+        })
+    }
+}
+
+/// Members of a group in a box: member `x + X * (y + Y * z)` of X by Y by Z.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Lengths of X, Y and Z, each at least 1.
+    pub axes: [u32; 3],
+}
+
+impl Shape {
+    /// All members in one line.
+    pub const fn line(members: u32) -> Self {
+        Self { axes: [members, 1, 1] }
+    }
+
+    /// Number of members, 0 for more than there can be.
+    pub fn members(&self) -> u32 {
+        let product = |n: u32, axis: &u32| n.checked_mul(*axis);
+        self.axes.iter().try_fold(1, product).unwrap_or(0)
+    }
+}
+
+/// More members than this are not planned for.
+pub const MAX_MEMBERS: u32 = 1 << 20;
+
+/// What cannot be planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadGroup {
+    /// Its number of members.
+    pub members: u32,
+}
+
+impl fmt::Display for BadGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a group of {} members: there are 1 to {MAX_MEMBERS}", self.members)
+    }
+}
+
+impl core::error::Error for BadGroup {}
+
+impl Algorithm {
+    /// The algorithms that are tried where none is asked for.
+    pub const ALL: [Self; 5] = [
+        Self::RecursiveDoubling3d,
+        Self::RecursiveDoubling,
+        Self::Tree,
+        Self::DoubleRing3d,
+        Self::DoubleRing,
+    ];
+
+    /// How a group's gates are linked.
+    ///
+    /// # Errors
+    ///
+    /// For no members, or more than [`MAX_MEMBERS`].
+    pub fn plan(self, shape: Shape) -> Result<Plan, BadGroup> {
+        let members = shape.members();
+        if !(1..=MAX_MEMBERS).contains(&members) {
+            return Err(BadGroup { members });
+        }
+        let mut builder = Builder::new(members);
+        let line: Vec<u32> = (0..members).collect();
+        match self {
+            Self::RecursiveDoubling => builder.doubling(&line),
+            Self::Tree => builder.tree(&line),
+            Self::DoubleRing => builder.double_ring(&line),
+            Self::RecursiveDoubling3d => {
+                shape.for_lines(|line| builder.doubling(line));
+            }
+            Self::DoubleRing3d => shape.for_lines(|line| builder.double_ring(line)),
+            Self::Parts(size) => {
+                let parts = || line.chunks(size.max(1) as usize);
+                parts().for_each(|part| builder.gather(part));
+                let firsts: Vec<u32> = parts().map(|part| part[0]).collect();
+                builder.doubling(&firsts);
+                parts().for_each(|part| builder.scatter(part));
+            }
+        }
+        Ok(builder.finish())
+    }
+}
+
+impl Shape {
+    /// Calls `f` for each line of members along X, then Y, then Z.
+    fn for_lines(&self, mut f: impl FnMut(&[u32])) {
+        let [x, y, z] = self.axes;
+        let mut stride = 1;
+        for length in [x, y, z] {
+            for first in (0..self.members()).filter(|m| m / stride % length == 0) {
+                let line: Vec<u32> = (0..length).map(|i| first + i * stride).collect();
+                f(&line);
+            }
+            stride *= length;
+        }
+    }
+}
+
+/// Links gates step by step.
+///
+/// Each member has a *last* gate, which has what the member knows; at first that is its start gate.
+#[derive(Debug)]
+struct Builder {
+    members: Vec<Vec<Links>>,
+    last: Vec<u8>,
+}
+
+impl Builder {
+    fn new(members: u32) -> Self {
+        let members = members as usize;
+        Self { members: vec![vec![Links::default()]; members], last: vec![0; members] }
+    }
+
+    fn last_of(&mut self, member: u32) -> &mut Links {
+        let member = member as usize;
+        &mut self.members[member][usize::from(self.last[member])]
+    }
+
+    /// Adds a gate, which becomes the member's last one.
+    fn add(&mut self, member: u32, src_local: Option<u8>) -> GateOf {
+        let gates = &mut self.members[member as usize];
+        let gate = gates.len() as u8;
+        gates.push(Links { src_local, ..Links::default() });
+        self.last[member as usize] = gate;
+        GateOf { member, gate }
+    }
+
+    /// Adds a gate behind the last one.
+    fn behind(&mut self, member: u32) -> GateOf {
+        let before = self.last[member as usize];
+        let gate = self.add(member, Some(before));
+        self.members[member as usize][usize::from(before)].dst_local = Some(gate.gate);
+        gate
+    }
+
+    /// The last gate, with its remote output unused.
+    fn free_to_send(&mut self, member: u32) -> GateOf {
+        if self.last_of(member).dst_remote.is_some() {
+            return self.behind(member);
+        }
+        GateOf { member, gate: self.last[member as usize] }
+    }
+
+    fn link(&mut self, from: GateOf, to: GateOf) {
+        self.members[from.member as usize][usize::from(from.gate)].dst_remote = Some(to);
+        self.members[to.member as usize][usize::from(to.gate)].src_remote = Some(from);
+    }
+
+    /// Both members know what both knew.
+    fn exchange(&mut self, a: u32, b: u32) {
+        let (from_a, from_b) = (self.free_to_send(a), self.free_to_send(b));
+        let (to_a, to_b) = (self.behind(a), self.behind(b));
+        self.link(from_a, to_b);
+        self.link(from_b, to_a);
+    }
+
+    /// `to` knows also what `from` knew.
+    fn give(&mut self, from: u32, to: u32) {
+        let from = self.free_to_send(from);
+        let to = self.behind(to);
+        self.link(from, to);
+    }
+
+    /// `to`, which has given all it knew, knows what `from` knows.
+    fn tell(&mut self, from: u32, to: u32) {
+        let from = self.free_to_send(from);
+        let to = self.add(to, None);
+        self.link(from, to);
+    }
+
+    fn doubling(&mut self, line: &[u32]) {
+        let Some(bits) = line.len().checked_ilog2() else { return };
+        let (core, rest) = line.split_at(1 << bits);
+        for (from, to) in rest.iter().zip(core) {
+            self.give(*from, *to);
+        }
+        for bit in 0..bits {
+            for (i, member) in core.iter().enumerate() {
+                let other = i ^ 1 << bit;
+                if other > i {
+                    self.exchange(*member, core[other]);
+                }
+            }
+        }
+        for (to, from) in rest.iter().zip(core) {
+            self.tell(*from, *to);
+        }
+    }
+
+    /// The first of a binary tree's members knows what all knew.
+    fn gather(&mut self, line: &[u32]) {
+        for i in (1..line.len()).rev() {
+            self.give(line[i], line[(i - 1) / 2]);
+        }
+    }
+
+    /// All of a binary tree's members know what the first one knows.
+    fn scatter(&mut self, line: &[u32]) {
+        for i in 1..line.len() {
+            self.tell(line[(i - 1) / 2], line[i]);
+        }
+    }
+
+    fn tree(&mut self, line: &[u32]) {
+        self.gather(line);
+        self.scatter(line);
+    }
+
+    fn double_ring(&mut self, line: &[u32]) {
+        let (before, from_middle) = line.split_at(line.len() / 2);
+        let Some((middle, after)) = from_middle.split_first() else { return };
+        // Outwards from the middle, in both directions.
+        let ways: [Vec<u32>; 2] = [
+            core::iter::once(middle).chain(before.iter().rev()).copied().collect(),
+            core::iter::once(middle).chain(after).copied().collect(),
+        ];
+        for way in &ways {
+            way.windows(2).rev().for_each(|pair| self.give(pair[1], pair[0]));
+        }
+        for way in &ways {
+            way.windows(2).for_each(|pair| self.tell(pair[0], pair[1]));
+        }
+    }
+
+    /// Links last gates to end gates.
+    fn finish(mut self) -> Plan {
+        for (gates, last) in self.members.iter_mut().zip(&self.last) {
+            let last = usize::from(*last);
+            let outputs = (gates[last].dst_local, gates[last].dst_remote);
+            if last == 0 || outputs != (None, None) {
+                // A member alone has a start gate that is linked to itself.
+                gates[last].dst_local = Some(0);
+                gates[0].src_local = Some(last as u8);
+            }
+        }
+        // A last gate that nothing follows is not needed: the end gate does the same. It is the
+        // member's highest, as gates are only ever added at the end.
+        for member in 0..self.members.len() {
+            let last = self.last[member];
+            let links = self.members[member][usize::from(last)];
+            if links.dst_local.is_some() || links.dst_remote.is_some() {
+                continue;
+            }
+            self.members[member].pop();
+            let end = &mut self.members[member][0];
+            (end.src_local, end.src_remote) = (links.src_local, links.src_remote);
+            if let Some(before) = links.src_local {
+                self.members[member][usize::from(before)].dst_local = Some(0);
+            }
+            if let Some(from) = links.src_remote {
+                let end = GateOf { member: member as u32, gate: 0 };
+                self.members[from.member as usize][usize::from(from.gate)].dst_remote = Some(end);
+            }
+        }
+        Plan { members: self.members }
+    }
+}
+
+/// What the steps of a round take, in nanoseconds, where an algorithm is chosen.
+///
+/// Relay gates and channels as in the papers, a hop as in the fabric's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// Barrier channel with start and end gate.
+    pub channel: u32,
+    /// A relay gate.
+    pub gate: u32,
+    /// A link between two nodes.
+    pub hop: u32,
+}
+
+impl Costs {
+    /// TofuD: 0.48 us, 0.13 us, and about 0.1 us.
+    pub const TOFUD: Self = Self { channel: 480, gate: 130, hop: 100 };
+}
+
+/// A chosen algorithm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Which one.
+    pub algorithm: Algorithm,
+    /// The links.
+    pub plan: Plan,
+    /// What a round takes by the costs, in nanoseconds.
+    pub nanoseconds: u32,
+}
+
+/// Gates are too few for any algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoChoice {
+    /// There is no such group.
+    Group(BadGroup),
+    /// Gates that a member would need for the most modest algorithm, with its start gate.
+    Gates {
+        /// So many would do.
+        needed: usize,
+        /// So many each member may have.
+        free: usize,
+    },
+}
+
+impl fmt::Display for NoChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Group(group) => group.fmt(f),
+            Self::Gates { needed, free } => {
+                write!(f, "a member has {free} barrier gates left, and would need {needed}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for NoChoice {}
+
+impl From<BadGroup> for NoChoice {
+    fn from(group: BadGroup) -> Self {
+        Self::Group(group)
+    }
+}
+
+/// Chooses the algorithm by which a round is over first, of those that each member has enough
+/// gates for. `hops(a, b)` is how far members are apart.
+///
+/// Every member comes to the same result if it is asked for the same: so `free`, which is the
+/// number of gates of the member with the fewest, must have been agreed upon.
+///
+/// # Errors
+///
+/// If there is no such group, or no algorithm does with so few gates.
+pub fn choose(
+    shape: Shape,
+    free: usize,
+    costs: Costs,
+    mut hops: impl FnMut(u32, u32) -> u32,
+) -> Result<Choice, NoChoice> {
+    let mut best: Option<Choice> = None;
+    let mut needed = usize::MAX;
+    for algorithm in Algorithm::ALL {
+        let plan = algorithm.plan(shape)?;
+        let gates = plan.most_gates();
+        needed = needed.min(gates);
+        if gates > free {
+            continue;
+        }
+        let step = |from: GateOf, to: GateOf| {
+            let gate = if to.gate == 0 { 0 } else { costs.gate };
+            let way = if from.member == to.member { 0 } else { hops(from.member, to.member) };
+            gate.saturating_add(costs.hop.saturating_mul(way))
+        };
+        let nanoseconds = plan.longest(step, costs.channel);
+        if best.as_ref().is_none_or(|best| nanoseconds < best.nanoseconds) {
+            best = Some(Choice { algorithm, plan, nanoseconds });
+        }
+    }
+    best.ok_or(NoChoice::Gates { needed, free })
+}
