@@ -3,12 +3,18 @@
 # emulated, at about 0.3 us.
 
 .equ KERNEL_CS,   0x10
+.equ KERNEL_DS,   0x18
 .equ USER_SS,     0x28 | 3
 .equ USER_CS,     0x30 | 3
 .equ TSS,         0x38
 .equ LAPIC_EOI,   0xfee000b0
 .equ LAPIC_SVR,   0xfee000f0
 .equ LAPIC_COUNT, 0xfee00380
+# Where the machine monitor puts what an image finds: see `loader`.
+.equ START_GDT,   0x500
+.equ START_IDT,   0x520
+.equ START_PAGE_TABLES, 0x9000
+.equ START_STACK_TOP, 0x18000
 # IOPL 3, interrupts on, the reserved bit.
 .equ USER_FLAGS,  0x3202
 .equ QUIET_FLAGS, 0x3002
@@ -51,6 +57,47 @@ _start:
     lea rax, [ring3_start]
     push rax
     iretq
+
+# ---- Entry by a PVH loader (QEMU's -kernel): 32-bit mode without paging, EBX = start information.
+# The memory map and the command line are brought into the form of the boot parameters later.
+.section .note.Xen, "a", @note
+.p2align 2
+    .long 4, 8, 18              # name, value, XEN_ELFNOTE_PHYS32_ENTRY
+    .asciz "Xen"
+    .quad pvh_start
+.text
+.code32
+pvh_start:
+    cld
+    mov esp, offset ring0_stack_top
+    mov [pvh_info], ebx
+    lgdt [gdt_pointer]
+    mov eax, 0x20               # PAE
+    mov cr4, eax
+    mov eax, offset pml4
+    mov cr3, eax
+    mov ecx, 0xc0000080         # EFER
+    rdmsr
+    or eax, 0x100               # long mode
+    wrmsr
+    mov eax, cr0
+    or eax, 0x80000001          # paging
+    mov cr0, eax
+    mov eax, KERNEL_CS
+    push eax
+    mov eax, offset pvh_long
+    push eax
+    retf
+.code64
+pvh_long:
+    mov eax, KERNEL_DS
+    mov ds, eax
+    mov es, eax
+    mov ss, eax
+    mov fs, eax
+    mov gs, eax
+    lea rsi, [pvh_zero_page]
+    jmp _start
 
 # ---- Exceptions: note what happened, report it from ring 3.
 .text
@@ -170,6 +217,47 @@ service_in32:
     in eax, dx
     iretq
 
+# Start an image in the state in which the machine monitor starts one: rdi = entry, rsi = boot
+# parameters. GDT, IDT and page tables are where the monitor puts them (see `loader`); this code
+# and its stack are mapped by those page tables, too. The selector of the code segment is the same.
+.p2align 4
+.global service_start
+service_start:
+    lgdt [start_gdt_pointer]
+    lidt [start_idt_pointer]
+    mov eax, START_PAGE_TABLES
+    mov cr3, rax
+    mov eax, 0x20
+    mov cr4, rax
+    mov eax, 0x80000011
+    mov cr0, rax
+    mov eax, KERNEL_DS
+    mov ds, eax
+    mov es, eax
+    mov ss, eax
+    mov fs, eax
+    mov gs, eax
+    mov esp, START_STACK_TOP
+    push 2
+    popfq
+    push rdi
+    xor eax, eax
+    xor ebx, ebx
+    xor ecx, ecx
+    xor edx, edx
+    xor edi, edi
+    xor ebp, ebp
+    xor r8d, r8d
+    xor r9d, r9d
+    xor r10d, r10d
+    xor r11d, r11d
+    xor r12d, r12d
+    xor r13d, r13d
+    xor r14d, r14d
+    xor r15d, r15d
+    # Leaves the stack pointer as it was before the push.
+    ret
+
 # ---- Tables.
 .section .data.page_tables, "aw"
 # Present, writable, user, accessed, dirty.
@@ -187,6 +275,7 @@ pdpt:
     .quad directories + 0x2000 + TABLE
     .quad directories + 0x3000 + TABLE
     .fill 508, 8, 0
+.global directories
 directories:
     # 2 MiB pages of the first 3 GiB, without the one below the image.
     .quad LARGE
@@ -232,8 +321,24 @@ tss:
 .p2align 3
 boot_params:
     .quad 0
+# Start information of a PVH loader, 0 for none.
+.global pvh_info
+pvh_info:
+    .quad 0
+.p2align 3
+start_gdt_pointer:
+    .word 4 * 8 - 1
+    .quad START_GDT
+.p2align 3
+start_idt_pointer:
+    .word 7
+    .quad START_IDT
 
 .bss
+.p2align 12
+.global pvh_zero_page
+pvh_zero_page:
+    .skip 4096
 .p2align 12
 .global idt
 idt:

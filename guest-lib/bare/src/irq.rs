@@ -17,7 +17,10 @@ const LAST: u8 = 0xef;
 
 const LAPIC_LVT_TIMER: usize = 0xfee0_0320;
 const LAPIC_TIMER_DIVIDE: usize = 0xfee0_03e0;
+const LAPIC_TIMER_COUNT: usize = 0xfee0_0380;
+const LAPIC_SPURIOUS: usize = 0xfee0_00f0;
 const DIVIDE_BY_1: u32 = 0b1011;
+const LVT_MASKED: u32 = 1 << 16;
 
 unsafe extern "C" {
     static irq_counts: [u64; 256];
@@ -79,6 +82,17 @@ pub fn wait(vector: Vector, seen: u64, timeout_ns: Option<u64>) -> u64 {
         };
         // SAFETY: in bounds by type.
         unsafe { service::wait(&raw const irq_counts[usize::from(vector.0)], seen, ticks) };
+    }
+}
+
+/// Leaves the local APIC as it is after a reset: off, its timer masked.
+pub(crate) fn reset() {
+    // SAFETY: registers of the local APIC, which does no DMA.
+    unsafe {
+        mmio::write32(LAPIC_TIMER_COUNT, 0);
+        mmio::write32(LAPIC_LVT_TIMER, LVT_MASKED);
+        mmio::write32(LAPIC_TIMER_DIVIDE, 0);
+        mmio::write32(LAPIC_SPURIOUS, 0xff);
     }
 }
 

@@ -45,6 +45,9 @@
 //! `print=` (a port that takes a whole line by address; without it output goes to
 //! the serial port at 0x3f8, which costs an exit a byte).
 //!
+//! A program can also be started by what knows the PVH entry, such as QEMU's `-kernel`: then there
+//! are none of these words, and the clock is measured against the ACPI timer.
+//!
 //! There is one CPU and one thread. Memory is identity-mapped: an address in the
 //! program is what a device needs for DMA.
 
@@ -56,6 +59,7 @@ mod cmdline;
 mod console;
 mod exception;
 pub mod irq;
+pub mod loader;
 mod mem;
 pub mod mmio;
 pub mod pci;

@@ -12,12 +12,14 @@ static HEAP: LockedHeap = LockedHeap::empty();
 
 const PRESENT: u64 = 1;
 const USER_TABLE: u64 = 0x27;
-const DEVICE_PAGE: u64 = 0xe7 | 0x18;
+const RAM_PAGE: u64 = 0xe7;
+const DEVICE_PAGE: u64 = RAM_PAGE | 0x18;
 const LARGE_PAGE: u64 = 2 << 20;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 unsafe extern "C" {
     static mut pml4: [u64; 512];
+    static mut directories: [u64; 4 * 512];
 }
 
 /// Gives the heap its memory.
@@ -66,6 +68,13 @@ pub(crate) fn map_device(address: u64, size: u64) -> bool {
         page += LARGE_PAGE;
     }
     true
+}
+
+/// Maps the page from 2 MiB on, which is left out below images at 4 MiB to catch an overflow of
+/// their stack.
+pub(crate) fn map_page_below_images() {
+    // SAFETY: the table is this program's, and the page was not mapped, so nothing refers to it.
+    unsafe { (&raw mut directories[1]).write_volatile(LARGE_PAGE | RAM_PAGE) };
 }
 
 /// The table that entry `index` (modulo 512) of `table` refers to, made if it is

@@ -21,6 +21,14 @@ const STATUS_CAPABILITIES: u32 = 1 << 20;
 const BAR0: u8 = 0x10;
 const CAPABILITIES: u8 = 0x34;
 const CAPABILITY_MSIX: u8 = 0x11;
+const CAPABILITY_PCIE: u8 = 0x10;
+/// Device capabilities of the PCI Express capability, and device control and status.
+const PCIE_DEVICE: u8 = 4;
+const PCIE_CONTROL: u8 = 8;
+const RESET_CAPABLE: u32 = 1 << 28;
+const INITIATE_RESET: u32 = 1 << 15;
+/// How often a device that is being reset is looked at.
+const RESET_TRIES: usize = 100_000;
 const MSIX_ENABLE: u32 = 1 << 31;
 const MSIX_FUNCTION_MASK: u32 = 1 << 30;
 /// Capabilities cannot be more than fit the 192 bytes behind the header.
@@ -147,6 +155,33 @@ impl Device {
         Ok(Msix { device: *self, capability, control, vectors, table: base + offset as usize })
     }
 
+    /// What the device may do on the bus: its command register.
+    pub fn command(&self) -> u16 {
+        self.config_read(COMMAND) as u16
+    }
+
+    /// Resets the device (function level reset) and gives it back the addresses of its BARs and
+    /// this `command`. Without effect but for the latter on a device that cannot be reset.
+    pub fn reset(&self, command: u16) {
+        let bars: [u32; 6] = core::array::from_fn(|bar| self.config_read(BAR0 + 4 * bar as u8));
+        self.config_write(COMMAND, 0);
+        if let Some(capability) = self.capability(CAPABILITY_PCIE)
+            && self.config_read(capability + PCIE_DEVICE) & RESET_CAPABLE != 0
+        {
+            let control = self.config_read(capability + PCIE_CONTROL) & 0xffff;
+            self.config_write(capability + PCIE_CONTROL, control | INITIATE_RESET);
+            for _ in 0..RESET_TRIES {
+                if self.config_read(ID) as u16 == self.vendor {
+                    break;
+                }
+            }
+            for (bar, value) in (0..).zip(bars) {
+                self.config_write(BAR0 + 4 * bar, value);
+            }
+        }
+        self.config_write(COMMAND, command.into());
+    }
+
     fn capability(&self, wanted: u8) -> Option<u8> {
         if self.config_read(COMMAND) & STATUS_CAPABILITIES == 0 {
             return None;
@@ -199,6 +234,11 @@ impl Msix {
             mmio::write64(entry + 8, vector.number().into());
         }
         Ok(())
+    }
+
+    /// Switches MSI-X off.
+    pub fn disable(&self) {
+        self.device.config_write(self.capability, self.control & !MSIX_ENABLE);
     }
 
     /// Switches MSI-X on.

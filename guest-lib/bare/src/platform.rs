@@ -42,6 +42,8 @@ impl core::error::Error for Error {}
 #[derive(Debug)]
 pub struct BarePlatform {
     device: pci::Device,
+    /// What the device was allowed to do before.
+    command: u16,
     registers: usize,
     /// Found when the first vector is enabled.
     msix: OnceCell<pci::Msix>,
@@ -64,14 +66,25 @@ impl BarePlatform {
     pub fn find() -> Result<Self, Error> {
         let device = pci::find(VENDOR_ID, DEVICE_TOFUD).ok_or(Error::NoDevice)?;
         let registers = device.map_bar(REGISTER_BAR, BAR0_SIZE).map_err(Error::Pci)?;
+        let command = device.command();
         device.enable();
         let vectors = RefCell::new([None; vector::COUNT as usize]);
-        Ok(Self { device, registers, msix: OnceCell::new(), vectors })
+        Ok(Self { device, command, registers, msix: OnceCell::new(), vectors })
     }
 
     /// The device's place on the bus.
     pub fn pci(&self) -> pci::Device {
         self.device
+    }
+
+    /// Resets the device, so that whoever comes next finds it as it was before
+    /// [`BarePlatform::find`]. What the driver has opened must be closed: nothing of it works any
+    /// more.
+    pub fn reset(&self) {
+        if let Some(msix) = self.msix.get() {
+            msix.disable();
+        }
+        self.device.reset(self.command);
     }
 
     /// The MSI-X table, switched on.

@@ -56,6 +56,19 @@ pub(crate) unsafe fn wait(count: *const u64, seen: u64, ticks: u32) {
     }
 }
 
+/// Enters an image in place of this program; see `service_start` in boot.s, whose address is
+/// `service`.
+///
+/// # Safety
+/// As for [`crate::loader::start`], whose tables have been written.
+pub(crate) unsafe fn start(service: *const u8, entry: u64, boot_params: u64) -> ! {
+    // SAFETY: promised by the caller; the service does not return.
+    unsafe {
+        asm!("fninit", "int3", in("rax") service, in("rdi") entry, in("rsi") boot_params,
+            options(noreturn, nostack));
+    }
+}
+
 /// Ends the program with `code`, 0 for success. Prints what has not been sent
 /// yet.
 pub fn exit(code: i32) -> ! {

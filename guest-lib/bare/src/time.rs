@@ -3,6 +3,9 @@
 use core::arch::x86_64::_rdtsc;
 use core::cell::Cell;
 
+use crate::service::in32;
+use crate::start;
+
 struct Clock {
     start: Cell<u64>,
     khz: Cell<u64>,
@@ -30,10 +33,36 @@ pub fn ticks() -> u64 {
 }
 
 pub(crate) fn init() {
-    CLOCK.start.set(ticks());
-    if let Some(khz) = crate::number("tsc_khz")
-        && khz != 0
-    {
+    let told = crate::number("tsc_khz").filter(|khz| *khz != 0);
+    if let Some(khz) = told.or_else(|| start::is_pvh().then(measure).flatten()) {
         CLOCK.khz.set(khz);
     }
+    CLOCK.start.set(ticks());
 }
+
+/// Frequency of the time stamp counter in kHz, by the ACPI timer of a Q35 machine. `None` if there
+/// is none, which reads as a constant.
+fn measure() -> Option<u64> {
+    const PORT: u16 = 0x608;
+    const HZ: u64 = 3_579_545;
+    /// The counter has 24 bits at least.
+    const MASK: u32 = 0xff_ffff;
+    /// About 5 ms.
+    const WANTED: u32 = 17_898;
+    const TRIES: u32 = 10_000_000;
+    let (first, start) = (in32(PORT), ticks());
+    for _ in 0..TRIES {
+        let passed = in32(PORT).wrapping_sub(first) & MASK;
+        if passed >= WANTED {
+            let counted = ticks().wrapping_sub(start);
+            return Some(counted * (HZ / 1000) / u64::from(passed)).filter(|khz| *khz != 0);
+        }
+        if passed == 0 && ticks().wrapping_sub(start) > STUCK_TICKS {
+            return None;
+        }
+    }
+    None
+}
+
+/// No timer stands still for so long.
+const STUCK_TICKS: u64 = 100_000_000;

@@ -1,0 +1,422 @@
+//! The node's end: questions that are asked until there is an answer, and files.
+
+use alloc::collections::VecDeque;
+use alloc::string::{String, ToString};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+
+use sha2::{Digest, Sha256};
+
+use crate::wire::{BLOCK, Envelope, Manifest, Message, Range, Role, parse};
+
+/// Answers that may be under way to a node at most: 64 pieces of a frame of 9 each fill less than
+/// the packet buffers that a node should have.
+const WINDOW_MAX: usize = 16;
+const WINDOW_START: usize = 4;
+/// So many later questions must have been answered until one counts as lost.
+const REORDERED: u32 = 8;
+/// Least and longest time until a question is asked again, and the first one, in nanoseconds.
+const RTO_MIN_NS: u64 = 20_000_000;
+const RTO_MAX_NS: u64 = 2_000_000_000;
+const RTO_START_NS: u64 = 200_000_000;
+
+/// How a node boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// A number that this boot has and others, of this node too, most likely do not.
+    pub session: u32,
+    /// How long a server may be silent, in nanoseconds.
+    pub patience_ns: u64,
+}
+
+/// Why nothing is booted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The server has not answered for so long, in nanoseconds.
+    Silent(u64),
+    /// The server refuses, in its own words.
+    Refused(String),
+    /// What was fetched is not what the manifest says.
+    WrongHash(Role),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent(ns) => write!(
+                f,
+                "the boot server has not answered for {}.{} s",
+                ns / 1_000_000_000,
+                ns / 100_000_000 % 10
+            ),
+            Self::Refused(why) => write!(f, "the boot server refuses: {why}"),
+            Self::WrongHash(role) => write!(
+                f,
+                "the {role} has another SHA-256 than the boot server announced, and is not started"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for Failure {}
+
+/// What is to be done next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Poll {
+    /// Send this to the server, and ask again.
+    Send(Vec<u8>),
+    /// Wait for a message, until this time at most.
+    Wait(u64),
+    /// There is an answer, or all of a file is there.
+    Ready,
+    /// It is over.
+    Failed(Failure),
+}
+
+/// Something that a node does with a server.
+pub trait Task {
+    /// What to do now.
+    fn poll(&mut self, now_ns: u64) -> Poll;
+
+    /// Takes a message. What is none, or not the answer to anything asked, is ignored.
+    fn receive(&mut self, bytes: &[u8], now_ns: u64);
+}
+
+/// A question that is repeated until there is an answer to it: less and less often, and not for
+/// ever.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    bytes: Vec<u8>,
+    envelope: Envelope,
+    start_ns: u64,
+    patience_ns: u64,
+    next_ns: u64,
+    pause_ns: u64,
+    answer: Option<Result<Option<Manifest>, Failure>>,
+}
+
+impl Ask {
+    /// What is there to boot?
+    pub fn manifest(settings: Settings, now_ns: u64) -> Self {
+        Self::new(settings, 0, &Message::Discover, now_ns)
+    }
+
+    /// Tells the server something that it is to acknowledge.
+    pub fn report(settings: Settings, message: &Message<'_>, now_ns: u64) -> Self {
+        Self::new(settings, u32::MAX, message, now_ns)
+    }
+
+    fn new(settings: Settings, tag: u32, message: &Message<'_>, now_ns: u64) -> Self {
+        let envelope = Envelope { session: settings.session, tag };
+        Self {
+            bytes: message.emit(envelope),
+            envelope,
+            start_ns: now_ns,
+            patience_ns: settings.patience_ns,
+            next_ns: now_ns,
+            pause_ns: RTO_START_NS / 4,
+            answer: None,
+        }
+    }
+
+    /// The manifest that came.
+    pub fn into_manifest(self) -> Option<Manifest> {
+        self.answer?.ok()?
+    }
+}
+
+impl Task for Ask {
+    fn poll(&mut self, now_ns: u64) -> Poll {
+        match &self.answer {
+            Some(Ok(_)) => return Poll::Ready,
+            Some(Err(failure)) => return Poll::Failed(failure.clone()),
+            None => {}
+        }
+        let waited = now_ns.saturating_sub(self.start_ns);
+        if waited >= self.patience_ns {
+            return Poll::Failed(Failure::Silent(waited));
+        }
+        if now_ns < self.next_ns {
+            return Poll::Wait(self.next_ns.min(self.start_ns.saturating_add(self.patience_ns)));
+        }
+        self.next_ns = now_ns.saturating_add(self.pause_ns);
+        self.pause_ns = (2 * self.pause_ns).min(RTO_MAX_NS);
+        Poll::Send(self.bytes.clone())
+    }
+
+    fn receive(&mut self, bytes: &[u8], _: u64) {
+        let Ok((envelope, message)) = parse(bytes) else { return };
+        if envelope != self.envelope || self.answer.is_some() {
+            return;
+        }
+        self.answer = match message {
+            Message::Offer(manifest) => Some(Ok(Some(manifest))),
+            Message::Ack => Some(Ok(None)),
+            Message::Refused(_, why) => Some(Err(Failure::Refused(why.to_string()))),
+            _ => None,
+        };
+    }
+}
+
+/// A question for a block that has no answer yet.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    tag: u32,
+    block: u32,
+    sent_ns: u64,
+    /// It was asked for before, so an answer says nothing about the time that answers take.
+    again: bool,
+}
+
+/// A file on its way.
+#[derive(Debug)]
+pub struct Fetch<'a> {
+    settings: Settings,
+    manifest: u32,
+    file: u16,
+    role: Role,
+    expected: [u8; 32],
+    buf: &'a mut [u8],
+    /// Blocks that are there, one bit each.
+    have: Vec<u64>,
+    blocks: u32,
+    done: u32,
+    /// Blocks from the start that were hashed.
+    hashed: u32,
+    sha: Sha256,
+    next: u32,
+    lost: VecDeque<u32>,
+    /// In the order of their tags.
+    flights: VecDeque<Flight>,
+    tag: u32,
+    window: usize,
+    /// Answers since the window last grew.
+    credit: usize,
+    /// The window shrinks once for all that was under way at a time.
+    shrunk_at: u32,
+    rtt_ns: Option<(u64, u64)>,
+    backoff: u32,
+    progress_ns: u64,
+    repeated: u64,
+    failure: Option<Failure>,
+}
+
+impl<'a> Fetch<'a> {
+    /// Begins to fetch the file of this role into `buf`. `None` if the manifest has no such file,
+    /// or `buf` is not of its size.
+    pub fn new(
+        settings: Settings,
+        manifest: &Manifest,
+        role: Role,
+        buf: &'a mut [u8],
+        now_ns: u64,
+    ) -> Option<Self> {
+        let (file, info) = manifest.file(role)?;
+        if info.size != buf.len() as u64 || !manifest.is_valid() {
+            return None;
+        }
+        let blocks = buf.len().div_ceil(BLOCK) as u32;
+        Some(Self {
+            settings,
+            manifest: manifest.id,
+            file,
+            role,
+            expected: info.sha256,
+            buf,
+            have: vec![0; (blocks as usize).div_ceil(64)],
+            blocks,
+            done: 0,
+            hashed: 0,
+            sha: Sha256::new(),
+            next: 0,
+            lost: VecDeque::new(),
+            flights: VecDeque::new(),
+            tag: u32::from(file) << 24,
+            window: WINDOW_START,
+            credit: 0,
+            shrunk_at: 0,
+            rtt_ns: None,
+            backoff: 0,
+            progress_ns: now_ns,
+            repeated: 0,
+            failure: None,
+        })
+    }
+
+    /// How much is there, in percent.
+    pub fn percent(&self) -> u8 {
+        (u64::from(self.done) * 100 / u64::from(self.blocks.max(1))) as u8
+    }
+
+    /// Questions that were asked again.
+    pub fn repeated(&self) -> u64 {
+        self.repeated
+    }
+
+    fn has(&self, block: u32) -> bool {
+        self.have[block as usize / 64] >> (block % 64) & 1 != 0
+    }
+
+    fn bytes_of(&self, block: u32) -> core::ops::Range<usize> {
+        let start = block as usize * BLOCK;
+        start..(start + BLOCK).min(self.buf.len())
+    }
+
+    /// How long an answer may take.
+    fn timeout_ns(&self) -> u64 {
+        let base = self.rtt_ns.map_or(RTO_START_NS, |(mean, spread)| mean + 4 * spread);
+        (base.max(RTO_MIN_NS) << self.backoff.min(8)).min(RTO_MAX_NS)
+    }
+
+    fn shrink(&mut self) {
+        self.window = (self.window / 2).max(1);
+        self.credit = 0;
+        self.shrunk_at = self.tag;
+    }
+
+    /// The next block to ask for, and whether it was asked for before.
+    fn choose(&mut self) -> Option<(u32, bool)> {
+        while let Some(block) = self.lost.pop_front() {
+            if !self.has(block) {
+                return Some((block, true));
+            }
+        }
+        let block = self.next;
+        (block < self.blocks).then(|| {
+            self.next += 1;
+            (block, false)
+        })
+    }
+
+    fn take(&mut self, tag: u32, range: Range, data: &[u8], now_ns: u64) {
+        if range.manifest != self.manifest || range.file != self.file {
+            return;
+        }
+        // What fits to no block is nothing that was asked for.
+        let block = (range.offset / BLOCK as u64) as u32;
+        if !range.offset.is_multiple_of(BLOCK as u64)
+            || block >= self.blocks
+            || self.bytes_of(block).len() != data.len()
+        {
+            return;
+        }
+        if let Some(at) = self.flights.iter().position(|flight| flight.tag == tag) {
+            let flight = self.flights[at];
+            self.flights.remove(at);
+            if !flight.again {
+                self.measure(now_ns.saturating_sub(flight.sent_ns));
+            }
+            while let Some(first) = self.flights.front()
+                && tag.wrapping_sub(first.tag) as i32 > REORDERED as i32
+            {
+                let lost = *first;
+                self.flights.pop_front();
+                self.lost.push_back(lost.block);
+                if lost.tag.wrapping_sub(self.shrunk_at) as i32 >= 0 {
+                    self.shrink();
+                }
+            }
+        }
+        if self.has(block) {
+            return;
+        }
+        let place = self.bytes_of(block);
+        self.buf[place].copy_from_slice(data);
+        self.have[block as usize / 64] |= 1 << (block % 64);
+        self.done += 1;
+        (self.backoff, self.progress_ns) = (0, now_ns);
+        self.credit += 1;
+        if self.credit >= self.window && self.window < WINDOW_MAX {
+            self.window += 1;
+            self.credit = 0;
+        }
+        // As it comes, so that there is nothing left to wait for at the end.
+        while self.hashed < self.blocks && self.has(self.hashed) {
+            let bytes = self.bytes_of(self.hashed);
+            self.sha.update(&self.buf[bytes]);
+            self.hashed += 1;
+        }
+    }
+
+    /// Smoothed time and its spread, as in RFC 6298.
+    fn measure(&mut self, ns: u64) {
+        self.rtt_ns = Some(match self.rtt_ns {
+            None => (ns, ns / 2),
+            Some((mean, spread)) => ((7 * mean + ns) / 8, (3 * spread + mean.abs_diff(ns)) / 4),
+        });
+    }
+
+    /// Compares what was fetched with the manifest.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::WrongHash`], also if not all of it is there.
+    pub fn finish(self) -> Result<(), Failure> {
+        let hash: [u8; 32] = self.sha.finalize().into();
+        if self.hashed == self.blocks && hash == self.expected {
+            Ok(())
+        } else {
+            Err(Failure::WrongHash(self.role))
+        }
+    }
+}
+
+impl Task for Fetch<'_> {
+    fn poll(&mut self, now_ns: u64) -> Poll {
+        if let Some(failure) = &self.failure {
+            return Poll::Failed(failure.clone());
+        }
+        if self.done == self.blocks {
+            return Poll::Ready;
+        }
+        let silent = now_ns.saturating_sub(self.progress_ns);
+        if silent >= self.settings.patience_ns {
+            return Poll::Failed(Failure::Silent(silent));
+        }
+        let timeout = self.timeout_ns();
+        let mut late = false;
+        while let Some(first) = self.flights.front()
+            && now_ns.saturating_sub(first.sent_ns) >= timeout
+        {
+            self.lost.push_back(first.block);
+            self.flights.pop_front();
+            late = true;
+        }
+        if late {
+            self.backoff += 1;
+            self.shrink();
+        }
+        if self.flights.len() < self.window
+            && let Some((block, again)) = self.choose()
+        {
+            let bytes = self.bytes_of(block);
+            let (tag, file, manifest) = (self.tag, self.file, self.manifest);
+            self.tag = tag.wrapping_add(1);
+            self.repeated += u64::from(again);
+            self.flights.push_back(Flight { tag, block, sent_ns: now_ns, again });
+            let range =
+                Range { manifest, file, length: bytes.len() as u16, offset: bytes.start as u64 };
+            let envelope = Envelope { session: self.settings.session, tag };
+            return Poll::Send(Message::Read(range).emit(envelope));
+        }
+        let late = self.flights.front().map_or(now_ns, |first| first.sent_ns + timeout);
+        Poll::Wait(late.min(self.progress_ns.saturating_add(self.settings.patience_ns)))
+    }
+
+    fn receive(&mut self, bytes: &[u8], now_ns: u64) {
+        let Ok((envelope, message)) = parse(bytes) else { return };
+        if envelope.session != self.settings.session || self.failure.is_some() {
+            return;
+        }
+        match message {
+            Message::Data(range, data) => self.take(envelope.tag, range, data, now_ns),
+            Message::Refused(_, why)
+                if self.flights.iter().any(|flight| flight.tag == envelope.tag) =>
+            {
+                self.failure = Some(Failure::Refused(why.to_string()));
+            }
+            _ => {}
+        }
+    }
+}
