@@ -25,10 +25,10 @@ const NOT_INHERITED: [&str; 8] = [
 ];
 
 /// Packages of this workspace whose programs run on Linux nodes.
-const LINUX: [&str; 4] = ["tofu-agent", "tofu-guest", "tofu-guests-linux", "tofud"];
+const LINUX: [&str; 5] = ["tofu-agent", "tofu-guest", "tofu-guests-linux", "tofu-net", "tofud"];
 
 /// What the programs are built from, from this folder.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "../../Cargo.lock",
     "../../guest-lib/abi",
     "../../guest-lib/bare",
@@ -40,6 +40,7 @@ const SOURCES: [&str; 12] = [
     "../guests",
     "../guests-linux",
     "../tofu-guest",
+    "../tofu-net",
     "../tofud",
 ];
 

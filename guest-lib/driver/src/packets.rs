@@ -596,20 +596,30 @@ impl<P: Platform> Packets<P> {
 
     fn shut_down(&mut self) -> Result<(), crate::TimedOut> {
         let Some(cq) = self.cq.take() else { return Ok(()) };
-        if let Some(irq) = self.irq() {
-            irq.mask(WAKING);
-        }
-        self.write(TniReg::PrqPa, 0);
-        self.write(TniReg::PbqPa, 0);
-        // Writes may be posted. When this is answered they have arrived, and nothing is written to
-        // the buffers any more.
-        self.read(TniReg::PrqPa);
+        self.device.stop_packets(self.tni);
         let closed = cq.close();
         if closed.is_err() {
             // The device may still read from the buffers.
             mem::forget(Arc::clone(&self.memory));
         }
         closed
+    }
+}
+
+impl<P: Platform> Device<P> {
+    /// Takes the packet buffers of a TNI from the device, and masks the interrupt: also of an
+    /// interface that nobody looks after any more, because the process that has opened it is gone,
+    /// say. Its control queue is to be stopped, too: [`Device::stop_queues`].
+    pub fn stop_packets(&self, tni: u8) {
+        if let Ok(tni) = self.tni(tni) {
+            tni.irq().mask(WAKING);
+        }
+        let base = tni_base(tni);
+        self.platform().bar0_write64(base + TniReg::PrqPa.offset(), 0);
+        self.platform().bar0_write64(base + TniReg::PbqPa.offset(), 0);
+        // Writes may be posted. When this is answered they have arrived, and nothing is written to
+        // the buffers any more.
+        self.platform().bar0_read64(base + TniReg::PrqPa.offset());
     }
 }
 

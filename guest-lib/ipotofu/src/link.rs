@@ -83,6 +83,8 @@ struct Out<P: Platform> {
     rerouted: u64,
     /// Packets that found no way, or no buffer.
     lost: u64,
+    /// Result code of the last one that was lost.
+    last_loss: Option<u8>,
     now_ns: u64,
 }
 
@@ -147,6 +149,7 @@ impl<P: Platform> Out<P> {
             return;
         }
         self.detours.remove(&addr::pack(to));
+        self.last_loss = Some(lost.sent.rcode);
         self.lost += 1;
         let mut packet = [0; HEADER_SIZE + PIECE_MAX];
         let len = self.packets.read_lost(&lost, &mut packet);
@@ -210,7 +213,8 @@ impl<P: Platform> Link<P> {
         core.set_next_id(now_ns as u32);
         let scratch = vec![0; PIECE_MAX].into();
         let detours = BTreeMap::new();
-        let out = Out { packets, config, me, detours, rerouted: 0, lost: 0, now_ns };
+        let out =
+            Out { packets, config, me, detours, rerouted: 0, lost: 0, last_loss: None, now_ns };
         Ok(Self { core, out, scratch })
     }
 
@@ -247,6 +251,11 @@ impl<P: Platform> Link<P> {
     /// Packets that were lost because no way or no buffer was left.
     pub fn lost(&self) -> u64 {
         self.out.lost
+    }
+
+    /// Why the last of them was: a result code, see [`tofu_abi::rcode`].
+    pub fn last_loss(&self) -> Option<u8> {
+        self.out.last_loss
     }
 
     /// The packet interface, for its interrupt and its counters.

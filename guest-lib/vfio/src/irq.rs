@@ -1,7 +1,7 @@
 //! Interrupts: MSI-X vectors as eventfds.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ impl Interrupts {
             std::thread::sleep(Duration::from_nanos(timeout_ns));
             return false;
         };
-        wait(event, timeout_ns)
+        wait(borrow(event), timeout_ns)
     }
 }
 
@@ -81,8 +81,9 @@ pub(crate) fn new_event() -> io::Result<EventFd> {
 
 /// Waits until an eventfd was written, for `timeout_ns` nanoseconds at most, and resets it;
 /// returns whether it was.
-fn wait(event: &EventFd, timeout_ns: u64) -> bool {
-    if event.read().is_ok() {
+pub(crate) fn wait(event: BorrowedFd<'_>, timeout_ns: u64) -> bool {
+    let take = || rustix::io::read(event, &mut [0; 8]).is_ok();
+    if take() {
         return true;
     }
     if timeout_ns == 0 {
@@ -98,9 +99,9 @@ fn wait(event: &EventFd, timeout_ns: u64) -> bool {
                 Timespec::try_from(left).ok()
             }
         };
-        let mut fds = [PollFd::from_borrowed_fd(borrow(event), PollFlags::IN)];
+        let mut fds = [PollFd::from_borrowed_fd(event, PollFlags::IN)];
         let polled = poll(&mut fds, left.as_ref());
-        if event.read().is_ok() {
+        if take() {
             return true;
         }
         // A signal does not end the wait.
@@ -126,7 +127,7 @@ mod raw {
 
     ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, VFIO_TYPE.into(), VFIO_BASE + 10);
 
-    pub(super) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+    pub(crate) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
         // SAFETY: open as long as `event`.
         unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
     }
@@ -144,7 +145,8 @@ mod raw {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }
-use raw::{borrow, set_msix};
+pub(crate) use raw::borrow;
+use raw::set_msix;
 
 #[cfg(test)]
 mod tests {
@@ -154,12 +156,12 @@ mod tests {
     #[test]
     fn a_wait_takes_what_came_before_and_ends_in_time() {
         let event = new_event().unwrap();
-        assert!(!wait(&event, 0));
+        assert!(!wait(borrow(&event), 0));
         event.write(3).unwrap();
-        assert!(wait(&event, u64::MAX), "remembered");
-        assert!(!wait(&event, 0), "consumed");
+        assert!(wait(borrow(&event), u64::MAX), "remembered");
+        assert!(!wait(borrow(&event), 0), "consumed");
         let start = Instant::now();
-        assert!(!wait(&event, 2_000_000));
+        assert!(!wait(borrow(&event), 2_000_000));
         assert!(start.elapsed() >= Duration::from_millis(2));
     }
 
@@ -171,7 +173,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
             waker.write(1).unwrap();
         });
-        assert!(wait(&event, u64::MAX));
+        assert!(wait(borrow(&event), u64::MAX));
         thread.join().unwrap();
     }
 }

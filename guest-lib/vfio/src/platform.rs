@@ -17,13 +17,13 @@ use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioIommufd, VfioOps};
 
 use crate::bar::{Layout, Region};
 use crate::broker::foreign::{unmap_in_container, unmap_in_ioas};
-use crate::broker::socket_path;
 use crate::broker::wire::{SpaceKind, Terms};
+use crate::broker::{Reservation, socket_path};
 use crate::dma::{Buffer, MapError, Pool, Space, UserMemory};
 use crate::error::Error;
 use crate::event::EventLoop;
 use crate::iommu::Info;
-use crate::irq::{Interrupts, new_event};
+use crate::irq::{Interrupts, borrow, new_event};
 use crate::pci::{Bdf, Bus, PciDevice, VFIO_PCI};
 
 const COMMAND: u64 = 4;
@@ -48,6 +48,8 @@ pub struct VfioPlatform {
     ops: Arc<dyn VfioOps>,
     page: u64,
     start: Instant,
+    /// Ends last, as others may have the device then.
+    _alone: Option<Reservation>,
 }
 
 impl fmt::Debug for VfioPlatform {
@@ -73,14 +75,22 @@ impl VfioPlatform {
     /// See [`Error`].
     pub fn open_at(bdf: Option<Bdf>) -> Result<Self, Error> {
         let start = Instant::now();
+        let mut alone: Option<Reservation> = None;
         loop {
+            let patience = if alone.is_some() { HANDOVER } else { LEAVING };
             match Self::try_open_at(bdf) {
-                // Where there is a broker, it may be about to give the device up after the last of
-                // those who shared it.
-                Err(Error::Busy(bdf)) if start.elapsed() < LEAVING && socket_path(bdf).exists() => {
+                // Where there is a broker, it may have the device for the node's network only, or
+                // be about to give it up after the last of those who shared it.
+                Err(Error::Busy(bdf))
+                    if start.elapsed() < patience && socket_path(bdf).exists() =>
+                {
+                    if alone.is_none() {
+                        alone = Reservation::of(bdf);
+                    }
                     thread::sleep(Duration::from_millis(10));
                 }
-                other => return other,
+                Ok(platform) => return Ok(Self { _alone: alone, ..platform }),
+                error => return error,
             }
         }
     }
@@ -136,6 +146,7 @@ impl VfioPlatform {
             page: info.page,
             device,
             start: Instant::now(),
+            _alone: None,
         })
     }
 
@@ -243,6 +254,15 @@ impl VfioPlatform {
         Ok(())
     }
 
+    /// The eventfd of an MSI-X vector, for another process that waits for it in this one's place.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such vector, or the system has no interrupt left.
+    pub fn share_interrupt(&self, vector: u16) -> io::Result<BorrowedFd<'_>> {
+        Ok(borrow(self.interrupts.enable(vector)?))
+    }
+
     fn space(&self) -> Option<AddressSpace<'_>> {
         let ops = self.ops.as_any();
         let container = ops.downcast_ref().map(AddressSpace::Container);
@@ -308,6 +328,8 @@ impl VfioPlatform {
 
 /// How long a broker may take to give a device up that nobody uses any more.
 const LEAVING: Duration = Duration::from_secs(1);
+/// How long the node's network may take to let go of a device, on a busy computer.
+const HANDOVER: Duration = Duration::from_secs(10);
 /// Device addresses are lent to other processes in multiples of this many bytes.
 const LENT_UNIT: u64 = 1 << 30;
 

@@ -30,6 +30,8 @@ pub(crate) const LOAD: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
 /// Modules that it loads when it finds such a device.
 pub(crate) const DEVICES: [&str; 5] =
     ["virtio_blk", "virtio_net", "virtio-rng", "virtio_console", "virtio-iommu"];
+/// Modules for what the kernel makes by itself: a network interface of a program's.
+const OWN: [&str; 1] = ["tun"];
 /// Modules that it needs for a root disk.
 const ROOT: [&str; 4] = ["ext4", "overlay", "crc32c_generic", "crc32c_intel"];
 
@@ -261,7 +263,7 @@ impl Cache {
         if let Some(tree) = tree {
             let mut names: Vec<&str> = LOAD.to_vec();
             names.extend(spec.extra_modules());
-            let optional = DEVICES.iter().chain(spec.optional_modules());
+            let optional = DEVICES.iter().chain(&OWN).chain(spec.optional_modules());
             let for_root = if spec.with.is_empty() { &[][..] } else { &ROOT[..] };
             names.extend(optional.chain(for_root).copied().filter(|name| tree.has(name)));
             modules = tree.closure(&names)?;

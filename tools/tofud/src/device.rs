@@ -3,8 +3,10 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use tofu_abi::irq::vector;
 use tofu_driver::Device;
 use tofu_vfio::broker::wire::Terms;
+use tofu_vfio::pci::Bus;
 use tofu_vfio::{Bdf, VfioPlatform};
 
 /// Opens the device when the first process comes.
@@ -12,12 +14,12 @@ pub trait Source {
     /// The device.
     type Device: SharedDevice;
 
-    /// Opens it.
+    /// Opens it. If it has no driver, it is bound to VFIO only if `bind` says so.
     ///
     /// # Errors
     ///
     /// The reason in one line.
-    fn open(&self) -> Result<Self::Device, String>;
+    fn open(&self, bind: bool) -> Result<Self::Device, String>;
 }
 
 /// A device that processes share. It is given up when it is dropped.
@@ -40,6 +42,16 @@ pub trait SharedDevice {
     /// The reason in one line; the range stays set aside.
     fn take_addresses_back(&self, start: u64, len: u64) -> Result<(), String>;
 
+    /// The eventfd of a TNI's interrupt.
+    ///
+    /// # Errors
+    ///
+    /// If the system has none left.
+    fn interrupt(&self, tni: u8) -> io::Result<BorrowedFd<'_>>;
+
+    /// Takes the packet buffers of a TNI from it, and masks its interrupt.
+    fn stop_packets(&self, tni: u8);
+
     /// Stops control queues, and returns those that do not stop.
     fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)>;
 }
@@ -57,7 +69,13 @@ pub struct Vfio(Device<VfioPlatform>);
 impl Source for VfioSource {
     type Device = Vfio;
 
-    fn open(&self) -> Result<Vfio, String> {
+    fn open(&self, bind: bool) -> Result<Vfio, String> {
+        if !bind {
+            let found = Bus::default().find(Some(self.0)).map_err(|error| error.to_string())?;
+            if found.driver.is_none() {
+                return Err(format!("{} has no driver", self.0));
+            }
+        }
         let platform =
             VfioPlatform::try_open_at(Some(self.0)).map_err(|error| error.to_string())?;
         Device::probe(platform).map(Vfio).map_err(|error| format!("{}: {error}", self.0))
@@ -75,6 +93,14 @@ impl SharedDevice for Vfio {
 
     fn take_addresses_back(&self, start: u64, len: u64) -> Result<(), String> {
         self.0.platform().take_addresses_back(start, len).map_err(|error| error.to_string())
+    }
+
+    fn interrupt(&self, tni: u8) -> io::Result<BorrowedFd<'_>> {
+        self.0.platform().share_interrupt(vector::tni(tni))
+    }
+
+    fn stop_packets(&self, tni: u8) {
+        self.0.stop_packets(tni);
     }
 
     fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)> {

@@ -1,6 +1,8 @@
 //! Which control queues are whose.
 
-use tofu_abi::regs::NUM_TNI;
+use std::fmt;
+
+use tofu_abi::regs::{KERNEL_CQ, NUM_TNI};
 use tofu_utofu::{Place, USER_CQS};
 use tofu_vfio::broker::wire::Refusal;
 
@@ -40,27 +42,45 @@ impl Owner {
     fn is(&self, client: ClientId) -> bool {
         matches!(self, Self::Client { id, .. } if *id == client)
     }
+
+    /// That it is nobody's, being `what` of a TNI.
+    fn check(self, what: impl fmt::Display, tni: u8) -> Result<(), Refused> {
+        let text = match self {
+            Self::Nobody => return Ok(()),
+            Self::Client { pid, .. } => format!("{what} of TNI {tni} is in use by process {pid}"),
+            Self::Stuck => format!("{what} of TNI {tni} does not stop"),
+        };
+        Err(Refused::new(Refusal::InUse, text))
+    }
 }
 
-/// The control queues of a device's user processes.
+/// The control queues and packet interfaces of a device.
 #[derive(Clone, Debug)]
-pub struct Leases([[Owner; USER_CQS as usize]; NUM_TNI]);
+pub struct Leases {
+    queues: [[Owner; USER_CQS as usize]; NUM_TNI],
+    /// With the kernel's control queue.
+    packets: [Owner; NUM_TNI],
+}
 
 impl Default for Leases {
     fn default() -> Self {
-        Self([[Owner::Nobody; USER_CQS as usize]; NUM_TNI])
+        Self {
+            queues: [[Owner::Nobody; USER_CQS as usize]; NUM_TNI],
+            packets: [Owner::Nobody; NUM_TNI],
+        }
     }
 }
 
 impl Leases {
     fn owner(&mut self, tni: u8, cq: u8) -> Result<&mut Owner, Refused> {
         let text = || format!("there is no control queue {cq} of TNI {tni} for processes");
-        let queue = self.0.get_mut(usize::from(tni)).and_then(|tni| tni.get_mut(usize::from(cq)));
+        let queue =
+            self.queues.get_mut(usize::from(tni)).and_then(|tni| tni.get_mut(usize::from(cq)));
         queue.ok_or_else(|| Refused::new(Refusal::Wrong, text()))
     }
 
     fn is_free(&self, tni: u8, cq: u8) -> bool {
-        self.0[usize::from(tni)][usize::from(cq)] == Owner::Nobody
+        self.queues[usize::from(tni)][usize::from(cq)] == Owner::Nobody
     }
 
     /// Gives a process its queues: those of its place (its number and how many processes there
@@ -105,14 +125,32 @@ impl Leases {
 
     /// That a queue is free.
     fn check(&mut self, tni: u8, cq: u8) -> Result<(), Refused> {
-        let text = match *self.owner(tni, cq)? {
-            Owner::Nobody => return Ok(()),
-            Owner::Client { pid, .. } => {
-                format!("control queue {cq} of TNI {tni} is in use by process {pid}")
-            }
-            Owner::Stuck => format!("control queue {cq} of TNI {tni} does not stop"),
-        };
-        Err(Refused::new(Refusal::InUse, text))
+        let owner = *self.owner(tni, cq)?;
+        owner.check(format_args!("control queue {cq}"), tni)
+    }
+
+    /// Gives a process the packet interface of a TNI.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::InUse`] if it is not free, [`Refusal::Wrong`] if there is none.
+    pub fn take_packets(&mut self, id: ClientId, pid: i32, tni: u8) -> Result<(), Refused> {
+        let owner = self.packets.get_mut(usize::from(tni));
+        let owner =
+            owner.ok_or_else(|| Refused::new(Refusal::Wrong, format!("there is no TNI {tni}")))?;
+        owner.check("the packet interface", tni)?;
+        *owner = Owner::Client { id, pid };
+        Ok(())
+    }
+
+    /// The TNIs whose packet interface is a process's.
+    pub fn packets_of(&self, id: ClientId) -> Vec<u8> {
+        (0..).zip(&self.packets).filter(|(_, owner)| owner.is(id)).map(|(tni, _)| tni).collect()
+    }
+
+    /// Whether there is a queue that does not stop.
+    pub fn any_stuck(&self) -> bool {
+        self.queues.iter().flatten().chain(&self.packets).any(|owner| *owner == Owner::Stuck)
     }
 
     /// Gives a process a further queue.
@@ -144,7 +182,7 @@ impl Leases {
     /// The queues of a process.
     pub fn of(&self, id: ClientId) -> Vec<(u8, u8)> {
         let all = (0..NUM_TNI as u8).flat_map(|tni| (0..USER_CQS).map(move |cq| (tni, cq)));
-        let its = |&(tni, cq): &(u8, u8)| self.0[usize::from(tni)][usize::from(cq)].is(id);
+        let its = |&(tni, cq): &(u8, u8)| self.queues[usize::from(tni)][usize::from(cq)].is(id);
         all.filter(its).collect()
     }
 
@@ -153,7 +191,11 @@ impl Leases {
     pub fn end(&mut self, id: ClientId, stuck: &[(u8, u8)]) {
         for (tni, cq) in self.of(id) {
             let end = if stuck.contains(&(tni, cq)) { Owner::Stuck } else { Owner::Nobody };
-            self.0[usize::from(tni)][usize::from(cq)] = end;
+            self.queues[usize::from(tni)][usize::from(cq)] = end;
+        }
+        for tni in self.packets_of(id) {
+            let stuck = stuck.contains(&(tni, KERNEL_CQ));
+            self.packets[usize::from(tni)] = if stuck { Owner::Stuck } else { Owner::Nobody };
         }
     }
 }

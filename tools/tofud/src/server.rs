@@ -13,6 +13,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tofu_abi::regs::KERNEL_CQ;
 use tofu_vfio::broker::wire::{Answer, Refusal, Request, VERSION, receive, send};
 
 use crate::device::{SharedDevice, Source};
@@ -54,10 +55,22 @@ struct Client {
     /// Readable when the process has ended, should somebody else keep its socket open.
     process: Option<OwnedFd>,
     pid: i32,
-    /// Uses the device.
-    joined: bool,
+    role: Role,
     /// Start and length of each range of device addresses.
     addresses: Vec<(u64, u64)>,
+}
+
+/// What a client has to do with the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Nothing, as it has not said anything.
+    Silent,
+    /// Shares it.
+    Program,
+    /// Is the node's network, on this TNI: shares it until somebody wants it alone.
+    Network(u8),
+    /// Has it alone, by VFIO.
+    Alone,
 }
 
 /// What became of a client's message.
@@ -74,6 +87,8 @@ pub struct Server<S: Source> {
     leases: Leases,
     clients: BTreeMap<ClientId, Client>,
     next: u64,
+    /// The device was opened once: if it has no driver, somebody has taken it away.
+    was_open: bool,
     warnings: Throttle,
 }
 
@@ -87,13 +102,20 @@ impl<S: Source> Server<S> {
             leases: Leases::default(),
             clients: BTreeMap::new(),
             next: 0,
+            was_open: false,
             warnings: Throttle::default(),
         }
     }
 
     /// Processes that use the device.
     pub fn users(&self) -> usize {
-        self.clients.values().filter(|client| client.joined).count()
+        let shares = |role| matches!(role, Role::Program | Role::Network(_));
+        self.clients.values().filter(|client| shares(client.role)).count()
+    }
+
+    fn with_role(&self, wanted: impl Fn(Role) -> bool) -> Vec<ClientId> {
+        let found = self.clients.iter().filter(|(_, client)| wanted(client.role));
+        found.map(|(id, _)| *id).collect()
     }
 
     /// Whether the device is open.
@@ -185,7 +207,7 @@ impl<S: Source> Server<S> {
     pub fn add(&mut self, socket: OwnedFd) {
         if self.clients.len() >= MAX_CLIENTS {
             // Whoever has connected and says nothing has to go first.
-            let silent = self.clients.iter().find(|(_, client)| !client.joined);
+            let silent = self.clients.iter().find(|(_, client)| client.role == Role::Silent);
             if let Some(id) = silent.map(|(id, _)| *id) {
                 self.end(id);
             } else {
@@ -203,7 +225,7 @@ impl<S: Source> Server<S> {
         };
         let id = ClientId(self.next);
         self.next += 1;
-        let client = Client { socket, process, pid, joined: false, addresses: Vec::new() };
+        let client = Client { socket, process, pid, role: Role::Silent, addresses: Vec::new() };
         self.clients.insert(id, client);
     }
 
@@ -254,34 +276,41 @@ impl<S: Source> Server<S> {
     fn handle(&mut self, id: ClientId, request: &Request) -> Result<Handled, Refused> {
         let wrong = |text: &str| Refused::new(Refusal::Wrong, text);
         let none = || Refused::new(Refusal::NoneLeft, "no device addresses are left");
-        let client = self.clients.get_mut(&id).ok_or_else(|| wrong("who is that?"))?;
-        let pid = client.pid;
+        let client = self.clients.get(&id).ok_or_else(|| wrong("who is that?"))?;
+        let (pid, role) = (client.pid, client.role);
         match *request {
-            Request::Hello { version, .. } if version != VERSION => {
+            Request::Hello { version, .. }
+            | Request::Packets { version, .. }
+            | Request::Alone { version }
+                if version != VERSION =>
+            {
                 let text = format!("tofud speaks version {VERSION}, not {version}");
                 Err(Refused::new(Refusal::Wrong, text))
             }
-            Request::Hello { .. } if client.joined => Err(wrong("it is known already")),
+            Request::Hello { .. } | Request::Packets { .. } | Request::Alone { .. }
+                if role != Role::Silent =>
+            {
+                Err(wrong("it is known already"))
+            }
             Request::Hello { place, .. } => {
-                let device = match &mut self.device {
-                    Some(device) => device,
-                    closed => {
-                        let opened = self.source.open();
-                        let no_device = |text| Refused::new(Refusal::NoDevice, text);
-                        closed.insert(opened.map_err(no_device)?)
-                    }
-                };
+                self.open(true)?;
                 let cq = self.leases.join(id, pid, place)?;
-                let Some(range) = device.lend_addresses(FIRST_ADDRESSES) else {
-                    self.leases.end(id, &[]);
-                    return Err(none());
-                };
-                client.addresses.push(range);
-                client.joined = true;
-                log::info!("process {pid} uses the device");
+                self.enter(id, Role::Program)?;
                 Ok(Handled::Welcome(cq))
             }
-            _ if !client.joined => Err(wrong("its first message is not a greeting")),
+            Request::Packets { tni, .. } => {
+                self.open(!self.was_open)?;
+                self.leases.take_packets(id, pid, tni)?;
+                self.enter(id, Role::Network(tni))?;
+                Ok(Handled::Welcome(None))
+            }
+            Request::Alone { .. } => {
+                self.leave_alone(id)?;
+                Ok(Handled::Answer(Answer::Yours))
+            }
+            _ if !matches!(role, Role::Program | Role::Network(_)) => {
+                Err(wrong("its first message is not a greeting"))
+            }
             Request::Take { tni, cq } => {
                 self.leases.take(id, pid, tni, cq)?;
                 Ok(Handled::Answer(Answer::Taken))
@@ -293,9 +322,64 @@ impl<S: Source> Server<S> {
             Request::Addresses { size } => {
                 let device = self.device.as_ref().ok_or_else(none)?;
                 let (start, len) = device.lend_addresses(size).ok_or_else(none)?;
-                client.addresses.push((start, len));
+                if let Some(client) = self.clients.get_mut(&id) {
+                    client.addresses.push((start, len));
+                }
                 Ok(Handled::Answer(Answer::Addresses { start, len }))
             }
+        }
+    }
+
+    /// Opens the device if it is not.
+    fn open(&mut self, bind: bool) -> Result<(), Refused> {
+        let alone = self.clients.values().find(|client| client.role == Role::Alone);
+        if let Some(Client { pid, .. }) = alone {
+            let text =
+                format!("the device is in use by another process, {pid}, which has it alone");
+            return Err(Refused::new(Refusal::NoDevice, text));
+        }
+        if self.device.is_none() {
+            let opened = self.source.open(bind);
+            self.device = Some(opened.map_err(|text| Refused::new(Refusal::NoDevice, text))?);
+            self.was_open = true;
+        }
+        Ok(())
+    }
+
+    /// Makes a process that has its queues one of those who share the device.
+    fn enter(&mut self, id: ClientId, role: Role) -> Result<(), Refused> {
+        let range = self.device.as_ref().and_then(|device| device.lend_addresses(FIRST_ADDRESSES));
+        let (Some(range), Some(client)) = (range, self.clients.get_mut(&id)) else {
+            self.leases.end(id, &[]);
+            return Err(Refused::new(Refusal::NoneLeft, "no device addresses are left"));
+        };
+        client.addresses.push(range);
+        client.role = role;
+        log::info!("process {} uses the device: {role:?}", client.pid);
+        Ok(())
+    }
+
+    /// Gives the device up for a process that wants it alone.
+    fn leave_alone(&mut self, id: ClientId) -> Result<(), Refused> {
+        let in_the_way = |(other, client): &(&ClientId, &Client)| {
+            **other != id && matches!(client.role, Role::Program | Role::Alone)
+        };
+        if let Some((_, client)) = self.clients.iter().find(in_the_way) {
+            let text = format!("the device is in use by process {}", client.pid);
+            return Err(Refused::new(Refusal::InUse, text));
+        }
+        self.end_network();
+        self.give_up_unused();
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.role = Role::Alone;
+            log::info!("process {} has the device alone", client.pid);
+        }
+        Ok(())
+    }
+
+    fn end_network(&mut self) {
+        for id in self.with_role(|role| matches!(role, Role::Network(_))) {
+            self.end(id);
         }
     }
 
@@ -304,6 +388,10 @@ impl<S: Source> Server<S> {
             return Ok(());
         };
         let (terms, fds) = device.terms()?;
+        let mut fds = fds.to_vec();
+        if let Role::Network(tni) = client.role {
+            fds.push(device.interrupt(tni)?);
+        }
         let addresses = client.addresses.first().copied().unwrap_or_default();
         send(client.socket.as_fd(), &Answer::Welcome { terms, addresses, cq }, &fds)
     }
@@ -313,11 +401,17 @@ impl<S: Source> Server<S> {
         let Some(client) = self.clients.remove(&id) else {
             return;
         };
-        let Some(device) = self.device.as_ref().filter(|_| client.joined) else {
+        let shares = matches!(client.role, Role::Program | Role::Network(_));
+        let Some(device) = self.device.as_ref().filter(|_| shares) else {
             return;
         };
         let pid = client.pid;
-        let stuck = device.stop_queues(&self.leases.of(id));
+        let mut queues = self.leases.of(id);
+        for tni in self.leases.packets_of(id) {
+            device.stop_packets(tni);
+            queues.push((tni, KERNEL_CQ));
+        }
+        let stuck = device.stop_queues(&queues);
         self.leases.end(id, &stuck);
         if !stuck.is_empty() {
             log::error!(
@@ -337,6 +431,10 @@ impl<S: Source> Server<S> {
 
     /// Gives the device up if nobody uses it. The kernel resets it then.
     fn give_up_unused(&mut self) {
+        // The network alone must not keep what only a reset mends.
+        if self.leases.any_stuck() && self.with_role(|role| role == Role::Program).is_empty() {
+            self.end_network();
+        }
         if self.device.is_some() && self.users() == 0 {
             self.device = None;
             self.leases = Leases::default();

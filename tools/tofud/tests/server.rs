@@ -29,6 +29,8 @@ struct State {
     back: Vec<(u64, u64)>,
     stopped: Vec<(u8, u8)>,
     stuck: Vec<(u8, u8)>,
+    bound: bool,
+    packets_stopped: Vec<u8>,
 }
 
 #[derive(Clone, Default)]
@@ -56,7 +58,8 @@ struct Device {
 impl Source for Fake {
     type Device = Device;
 
-    fn open(&self) -> Result<Device, String> {
+    fn open(&self, bind: bool) -> Result<Device, String> {
+        self.state().bound |= bind;
         if let Some(why) = self.state().refuse {
             return Err(why.into());
         }
@@ -94,6 +97,14 @@ impl SharedDevice for Device {
     fn take_addresses_back(&self, start: u64, len: u64) -> Result<(), String> {
         self.fake.state().back.push((start, len));
         Ok(())
+    }
+
+    fn interrupt(&self, _: u8) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.registers.as_fd())
+    }
+
+    fn stop_packets(&self, tni: u8) {
+        self.fake.state().packets_stopped.push(tni);
     }
 
     fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use tofu_abi::irq::vector;
 use tofu_abi::regs::BAR0_SIZE;
 use tofu_driver::{DmaError, IrqError, Platform};
 
@@ -18,6 +19,7 @@ use super::wire::{Answer, Refusal, Request, VERSION, receive_with_fds, send};
 use crate::bar::Region;
 use crate::dma::{Buffer, MapError, MoreAddresses, Pool, Space, UserMemory};
 use crate::iommu::Info;
+use crate::irq;
 
 /// How long the broker may take to answer. It never takes that long, unless it is stopped or the
 /// device is broken.
@@ -118,9 +120,47 @@ impl Broker {
     ///
     /// See [`BrokerError`].
     pub fn join(self: Arc<Self>, place: Option<(u16, u16)>) -> Result<SharedPlatform, BrokerError> {
-        let (answer, fds) = self.ask(&Request::Hello { version: VERSION, place })?;
+        self.enter(&Request::Hello { version: VERSION, place }, None)
+    }
+
+    /// Asks for the packet interface of a TNI, for the node's network. The platform that comes of
+    /// it has that TNI's interrupt.
+    ///
+    /// The device is to be let go of at once when the broker ends the connection, see
+    /// [`SharedPlatform::connection`].
+    ///
+    /// # Errors
+    ///
+    /// See [`BrokerError`].
+    pub fn join_packets(self: Arc<Self>, tni: u8) -> Result<SharedPlatform, BrokerError> {
+        let request = Request::Packets { version: VERSION, tni };
+        self.enter(&request, Some(vector::tni(tni)))
+    }
+
+    /// Asks to have the device alone, until this connection is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::InUse`] if processes share it.
+    pub fn reserve(&self) -> Result<(), BrokerError> {
+        match self.ask(&Request::Alone { version: VERSION })? {
+            (Answer::Yours, _) => Ok(()),
+            _ => Err(BrokerError::Answer),
+        }
+    }
+
+    fn enter(
+        self: Arc<Self>,
+        request: &Request,
+        vector: Option<u16>,
+    ) -> Result<SharedPlatform, BrokerError> {
+        let (answer, mut fds) = self.ask(request)?;
         let Answer::Welcome { terms, addresses: (start, len), cq } = answer else {
             return Err(BrokerError::Answer);
+        };
+        let interrupt = match vector {
+            Some(vector) => Some((vector, fds.pop().ok_or(BrokerError::Answer)?)),
+            None => None,
         };
         let fds: Result<[OwnedFd; 2], _> = fds.try_into();
         let Ok([device, space]) = fds else {
@@ -139,7 +179,7 @@ impl Broker {
         let info = Info { page: terms.page, ranges: vec![(start, start + (len - 1))] };
         let ops = Arc::new(ForeignSpace::new(terms.space, space));
         let memory = Pool::new(Space::part(ops, &info, Arc::clone(&self) as _));
-        Ok(SharedPlatform { registers, memory, start: Instant::now(), broker: self, cq })
+        Ok(SharedPlatform { registers, memory, start: Instant::now(), interrupt, broker: self, cq })
     }
 
     /// Asks for a control queue that is not this process's own by its place.
@@ -213,11 +253,13 @@ impl MoreAddresses for Broker {
 
 /// A Tofu device that this process shares with others.
 ///
-/// It has no interrupts: queues are to be polled.
+/// It has no interrupts but that of [`Broker::join_packets`]: queues are to be polled.
 pub struct SharedPlatform {
     registers: Region,
     memory: Pool,
     start: Instant,
+    /// A vector and its eventfd.
+    interrupt: Option<(u16, OwnedFd)>,
     broker: Arc<Broker>,
     cq: Option<u8>,
 }
@@ -232,6 +274,23 @@ impl SharedPlatform {
     /// Who has lent the device.
     pub fn broker(&self) -> &Arc<Broker> {
         &self.broker
+    }
+
+    /// The eventfd of the interrupt that was asked for, for event loops. Who reads it takes the
+    /// event from [`Platform::irq_wait`].
+    pub fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+        self.interrupt.as_ref().map(|(_, event)| event.as_fd())
+    }
+
+    /// A descriptor that has an event (a hang-up) when the broker wants the device back, or is
+    /// gone; `None` if it is known to be.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no descriptors left.
+    pub fn connection(&self) -> io::Result<Option<OwnedFd>> {
+        let socket = self.broker.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        socket.as_ref().map(OwnedFd::try_clone).transpose()
     }
 
     /// The control queue of each interface that is this process's own, if it did not know its
@@ -275,12 +334,20 @@ impl Platform for SharedPlatform {
     }
 
     fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
-        Err(IrqError { vector })
+        match &self.interrupt {
+            Some((own, _)) if *own == vector => Ok(()),
+            _ => Err(IrqError { vector }),
+        }
     }
 
-    fn irq_wait(&self, _: u16, timeout_ns: u64) -> bool {
-        thread::sleep(Duration::from_nanos(timeout_ns));
-        false
+    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
+        match &self.interrupt {
+            Some((own, event)) if *own == vector => irq::wait(event.as_fd(), timeout_ns),
+            _ => {
+                thread::sleep(Duration::from_nanos(timeout_ns));
+                false
+            }
+        }
     }
 
     fn now_ns(&self) -> u64 {

@@ -7,6 +7,10 @@
 //! When a process ends, however it does, its connection ends, and the broker stops its queues,
 //! takes its memory from the device, and has both to give again.
 //!
+//! The node's network is one of the processes, with the packet interface of a TNI
+//! ([`Broker::join_packets`]). It gives way to a process that wants the device alone
+//! ([`Reservation`]), and comes back after it.
+//!
 //! Processes that share a device in this way must trust each other: each can reach all registers
 //! and, by way of the device, all memory that the others have lent it. VFIO cannot keep them apart.
 //!
@@ -23,6 +27,22 @@ use std::path::PathBuf;
 use crate::pci::Bdf;
 
 pub use client::{Broker, BrokerError, SharedPlatform};
+
+/// The right to have a device alone, where a broker would otherwise give it to the node's network.
+/// It ends when it is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    _broker: Broker,
+}
+
+impl Reservation {
+    /// Asks the broker of a device, if there is one that answers and lets go of it.
+    pub fn of(bdf: Bdf) -> Option<Self> {
+        let broker = Broker::connect(&socket_path(bdf)).ok()??;
+        broker.reserve().ok()?;
+        Some(Self { _broker: broker })
+    }
+}
 
 /// The folder of sockets of brokers.
 pub const FOLDER: &str = "/run/tofu";

@@ -17,11 +17,11 @@ use serde::{Deserialize, Serialize};
 use crate::bar::Layout;
 
 /// Version of the messages. Both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 2048;
-/// Descriptors in a message at most: the device and its address space.
-pub const MAX_FDS: usize = 2;
+/// Descriptors in a message at most: the device, its address space, and an interrupt.
+pub const MAX_FDS: usize = 3;
 
 /// What a process asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +32,24 @@ pub enum Request {
         version: u16,
         /// Which of how many processes of the node it is, from 0, if it knows.
         place: Option<(u16, u16)>,
+    },
+    /// To use the packet interface of a TNI, and the kernel's control queue there, for the node's
+    /// network. The first message, answered by [`Answer::Welcome`], with the TNI's interrupt as a
+    /// third descriptor, an eventfd.
+    ///
+    /// The network has the device until somebody wants it alone: it has to let go of it at once
+    /// when the broker ends the connection.
+    Packets {
+        /// The process's [`VERSION`].
+        version: u16,
+        /// Network interface.
+        tni: u8,
+    },
+    /// To have the device alone, by VFIO. The first message, answered by [`Answer::Yours`] if
+    /// nobody but the network uses it. Nobody else gets it until the connection ends.
+    Alone {
+        /// The process's [`VERSION`].
+        version: u16,
     },
     /// A control queue that is not its own by its place.
     Take {
@@ -57,8 +75,8 @@ pub enum Request {
 /// What the broker answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// The process may use the device. Comes with two descriptors: of the device and of its
-    /// address space.
+    /// The process may use the device. Comes with descriptors of the device and of its address
+    /// space, and what else was asked for.
     Welcome {
         /// What it needs to know of the device.
         terms: Terms,
@@ -67,6 +85,8 @@ pub enum Answer {
         /// The control queue of each interface that is its own, if it did not know its place.
         cq: Option<u8>,
     },
+    /// The broker has given up the device, and those whose it was are about to.
+    Yours,
     /// The queue is its own.
     Taken,
     /// Further device addresses are its own: start and length in bytes.

@@ -1,0 +1,355 @@
+//! The daemon of a Linux node.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::{Value, json};
+use tofu_abi::regs::TniReg;
+use tofu_abi::{Coords, rcode};
+use tofu_driver::topology::Shape;
+use tofu_driver::{Device, PacketConfig};
+use tofu_ipotofu::{Config, Link};
+use tofu_vfio::Bdf;
+use tofu_vfio::broker::{Broker, SharedPlatform, socket_path};
+use tofu_vfio::pci::Bus;
+
+use crate::pump::{End, LONGEST_MTU, Pump};
+use crate::{AddressPlan, Tap};
+
+/// How long to wait before the device is asked for again.
+const RETRY: Duration = Duration::from_millis(200);
+/// How often the device is looked at, lest somebody has reset it.
+const LOOK: Duration = Duration::from_secs(1);
+/// Turns without a sleep before other descriptors are looked at in passing.
+const TURNS: u32 = 16;
+/// Packet buffers to receive to, and to send from.
+const RX_BUFFERS: u16 = 1024;
+const TX_BUFFERS: u16 = 512;
+
+/// What a daemon is told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The machine.
+    pub shape: Shape,
+    /// Its number, 0 to 7.
+    pub machine: u8,
+    /// Name of the interface.
+    pub interface: String,
+    /// Largest IP packet that the kernel sends, in bytes.
+    pub mtu: u16,
+    /// The TNI, the same on all nodes.
+    pub tni: u8,
+    /// The device; the first one if it is not named.
+    pub device: Option<Bdf>,
+    /// Where `tofud` listens; where it does by itself if it is not named.
+    pub broker: Option<PathBuf>,
+    /// Where the daemon tells what it has done.
+    pub stats: PathBuf,
+}
+
+/// Why a session has ended.
+enum Ended {
+    /// The daemon is to end.
+    Stop,
+    /// The device is gone, for this reason.
+    Lost(&'static str),
+}
+
+/// The daemon of `tofu0`.
+#[derive(Debug)]
+pub struct Daemon {
+    settings: Settings,
+    stop: OwnedFd,
+    stats: UnixListener,
+    pump: Pump,
+    tap: Option<(Tap, Coords, AddressPlan)>,
+    /// Of links that are closed.
+    counters: BTreeMap<&'static str, u64>,
+    sessions: u64,
+    why: String,
+}
+
+impl Daemon {
+    /// A daemon that ends when `stop` becomes readable.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot listen for those who ask what it has done.
+    pub fn new(settings: Settings, stop: OwnedFd) -> anyhow::Result<Self> {
+        let path = &settings.stats;
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+        }
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("removing {}", path.display()));
+            }
+            _ => {}
+        }
+        let listening = UnixListener::bind(path).and_then(|stats| {
+            stats.set_nonblocking(true)?;
+            Ok(stats)
+        });
+        let stats = listening.with_context(|| format!("listening at {}", path.display()))?;
+        let (pump, counters) = (Pump::default(), BTreeMap::new());
+        let why = "it has just been started".into();
+        Ok(Self { settings, stop, stats, pump, tap: None, counters, sessions: 0, why })
+    }
+
+    /// Has the interface work whenever the device can be had, until it is told to stop.
+    ///
+    /// # Errors
+    ///
+    /// What does not pass by waiting.
+    pub fn run(&mut self) -> anyhow::Result<()> {
+        loop {
+            let ended = match self.open()? {
+                Ok((mut link, connection)) => {
+                    let ended = self.serve(&mut link, connection)?;
+                    self.add_up(&mut link);
+                    ended
+                }
+                Err(why) => {
+                    if self.why != why {
+                        log::info!("waiting for the device: {why}");
+                        self.why = why;
+                    }
+                    if self.rest()? {
+                        Ended::Stop
+                    } else {
+                        continue;
+                    }
+                }
+            };
+            match ended {
+                Ended::Stop => return Ok(()),
+                Ended::Lost(why) => {
+                    log::info!("without the device: {why}");
+                    self.why = why.into();
+                }
+            }
+        }
+    }
+
+    /// Opens the link, or says why it has to wait.
+    #[allow(clippy::type_complexity)]
+    fn open(&mut self) -> anyhow::Result<Result<(Link<SharedPlatform>, OwnedFd), String>> {
+        let Settings { shape, machine, mtu, tni, device, .. } = self.settings;
+        let bdf = Bus::default().find(device)?.bdf;
+        let path = self.settings.broker.clone().unwrap_or_else(|| socket_path(bdf));
+        let broker = match Broker::connect(&path) {
+            Ok(Some(broker)) => broker,
+            Ok(None) => return Ok(Err(format!("no tofud at {}", path.display()))),
+            Err(error) => return Ok(Err(format!("tofud at {}: {error}", path.display()))),
+        };
+        let platform = match Arc::new(broker).join_packets(tni) {
+            Ok(platform) => platform,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let Some(connection) = platform.connection().context("asking for a descriptor")? else {
+            return Ok(Err("tofud is gone".into()));
+        };
+        let device = match Device::probe(platform) {
+            Ok(device) => device,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let me = device.coords();
+        if shape.rank(me).is_none() {
+            bail!("node {me} is not in the machine that it was told of");
+        }
+        let packets = PacketConfig {
+            rx_buffers: RX_BUFFERS,
+            tx_buffers: TX_BUFFERS,
+            ..PacketConfig::new(tni)
+        };
+        // The kernel decides what it sends; what others send is received, however long it is.
+        let config = Config { machine, mtu: LONGEST_MTU, ..Config::new(shape) };
+        let link = match Link::open(&device, config, &packets) {
+            Ok(link) => link,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        if self.tap.is_none() {
+            let plan = AddressPlan::new(&shape, machine, me);
+            let tap = Tap::open(&self.settings.interface)?;
+            tap.set_carrier(false)?;
+            tap.configure(&plan, mtu)?;
+            self.tap = Some((tap, me, plan));
+        }
+        Ok(Ok((link, connection)))
+    }
+
+    /// Moves frames until the device is gone.
+    fn serve(
+        &mut self,
+        link: &mut Link<SharedPlatform>,
+        connection: OwnedFd,
+    ) -> anyhow::Result<Ended> {
+        let Some((tap, me, _)) = self.tap.take() else { bail!("no interface") };
+        let plan = AddressPlan::new(&self.settings.shape, self.settings.machine, me);
+        tap.set_carrier(true)?;
+        self.sessions += 1;
+        self.why.clear();
+        log::info!("{} is up: {}", tap.name(), plan.ipv4);
+        let ended = self.exchange(link, &tap, &connection);
+        tap.set_carrier(false)?;
+        self.tap = Some((tap, me, plan));
+        ended
+    }
+
+    fn exchange(
+        &mut self,
+        link: &mut Link<SharedPlatform>,
+        tap: &Tap,
+        connection: &OwnedFd,
+    ) -> anyhow::Result<Ended> {
+        let platform = link.packets().device().clone();
+        let interrupt = platform.platform().interrupt().context("no interrupt")?;
+        let mut turns = 0;
+        let mut looked = Instant::now();
+        loop {
+            let moved = self.pump.turn(link, tap).context("the interface")?;
+            turns = if moved { turns + 1 } else { TURNS };
+            if turns < TURNS {
+                continue;
+            }
+            turns = 0;
+            if looked.elapsed() >= LOOK {
+                if link.packets().read(TniReg::PrqPa) == 0 {
+                    return Ok(Ended::Lost("somebody has reset it"));
+                }
+                looked = Instant::now();
+            }
+            let others = [self.stop.as_fd(), connection.as_fd(), self.stats.as_fd()];
+            let time = if moved { Duration::ZERO } else { LOOK };
+            match self.pump.sleep(link, tap, interrupt, &others, time)? {
+                End::Work => {}
+                End::Other(0) => return Ok(Ended::Stop),
+                End::Other(1) => return Ok(Ended::Lost("tofud wants it back, or is gone")),
+                End::Other(_) => {
+                    let state = self.state(Some(link), Some((tap, link.coords())));
+                    self.tell(&state);
+                }
+            }
+        }
+    }
+
+    /// Waits for a moment. Returns whether the daemon is to end.
+    fn rest(&mut self) -> io::Result<bool> {
+        let end = Instant::now() + RETRY;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+            let mut fds = [self.stop.as_fd(), self.stats.as_fd()]
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(0) => return Ok(false),
+                Ok(_) if !fds[0].revents().is_empty() => return Ok(true),
+                Ok(_) => {
+                    let tap = self.tap.as_ref().map(|(tap, me, _)| (tap, *me));
+                    let state = self.state(None, tap);
+                    self.tell(&state);
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Adds what a link has done to what those before it have.
+    fn add_up(&mut self, link: &mut Link<SharedPlatform>) {
+        for (name, value) in counters(link) {
+            *self.counters.entry(name).or_default() += value;
+        }
+    }
+
+    fn state(&self, link: Option<&Link<SharedPlatform>>, tap: Option<(&Tap, Coords)>) -> Value {
+        let Settings { shape, machine, interface, tni, .. } = &self.settings;
+        let mut sum = self.counters.clone();
+        for (name, value) in link.map(counters).unwrap_or_default() {
+            *sum.entry(name).or_default() += value;
+        }
+        let pump = self.pump.counters();
+        sum.extend([
+            ("refused", pump.refused),
+            ("unwanted", pump.unwanted),
+            ("sleeps", pump.sleeps),
+        ]);
+        let addresses = tap.map(|(_, me)| {
+            let plan = AddressPlan::new(shape, *machine, me);
+            json!({
+                "node": me.to_array(),
+                "mac": plan.mac.map(|b| format!("{b:02x}")).join(":"),
+                "ipv4": format!("{}/{}", plan.ipv4, plan.ipv4_prefix),
+                "ipv6": format!("{}/{}", plan.ipv6, plan.ipv6_prefix),
+            })
+        });
+        json!({
+            "interface": interface,
+            "state": if link.is_some() { "up" } else { "waiting" },
+            "why": self.why,
+            "tni": tni,
+            "sessions": self.sessions,
+            "addresses": addresses,
+            "last_loss": link.and_then(Link::last_loss).map(rcode::describe),
+            "counters": sum,
+        })
+    }
+
+    /// Tells whoever has asked.
+    fn tell(&self, state: &Value) {
+        // Whoever does not take it at once has bad luck: it fits into the socket's buffer.
+        if let Ok((stream, _)) = self.stats.accept() {
+            let _ = stream.set_nonblocking(true);
+            let _ = writeln!(&stream, "{state}");
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.settings.stats);
+    }
+}
+
+/// What a link has done, by name.
+fn counters(link: &Link<SharedPlatform>) -> Vec<(&'static str, u64)> {
+    let all = link.counters();
+    vec![
+        ("sent", all.sent),
+        ("received", all.received),
+        ("answered", all.answered),
+        ("forwarded", all.forwarded),
+        ("malformed", all.malformed),
+        ("spoofed", all.spoofed),
+        ("misdirected", all.misdirected),
+        ("duplicates", all.duplicates),
+        ("damaged", all.damaged),
+        ("oversized", all.oversized),
+        ("abandoned", all.abandoned),
+        ("no_such_node", all.no_such_node),
+        ("rerouted", link.rerouted()),
+        ("lost", link.lost()),
+    ]
+}
+
+/// What the daemon that tells at `path` has done, in JSON.
+///
+/// # Errors
+///
+/// If there is none.
+pub fn ask(path: &Path) -> anyhow::Result<Value> {
+    let stream = UnixStream::connect(path)
+        .with_context(|| format!("{}: is tofu-net running?", path.display()))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    serde_json::from_reader(stream).context("the answer makes no sense")
+}

@@ -1,0 +1,18 @@
+//! IP over Tofu on Linux: `tofu0`, an Ethernet interface of the kernel's whose frames go over the
+//! torus.
+//!
+//! [`Tap`] is the kernel's side of it, [`tofu_ipotofu::Link`] the torus's, [`Pump`] moves frames
+//! between the two, and [`Daemon`] looks after all that in a Linux node: it shares the device with
+//! other programs by way of `tofud`, gives way to one that wants it alone, and comes back.
+//! [`AddressPlan`] is which addresses a node has.
+#![deny(unsafe_code)]
+
+mod daemon;
+mod plan;
+mod pump;
+mod tap;
+
+pub use daemon::{Daemon, Settings, ask};
+pub use plan::AddressPlan;
+pub use pump::{Counters, End, Pump};
+pub use tap::{Tap, TapError};

@@ -1,0 +1,303 @@
+//! The kernel's side: a TAP interface.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use tofu_ipotofu::addr::Mac;
+
+use crate::AddressPlan;
+
+const DEVICE: &str = "/dev/net/tun";
+/// Bytes of an interface's name, with the zero at its end.
+const NAME_SIZE: usize = 16;
+
+/// What went wrong with the interface.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// The name is empty or too long.
+    #[error("{0:?} is no name for an interface: 1 to 15 bytes, without / and spaces")]
+    Name(String),
+    /// There are no TAP interfaces, or not for this user.
+    #[error("{DEVICE}: {0}; is the kernel's module tun there, and the user root?")]
+    Device(io::Error),
+    /// The kernel refuses something.
+    #[error("interface {name}: {what}: {source}")]
+    Interface {
+        /// The interface.
+        name: String,
+        /// What was asked for.
+        what: &'static str,
+        /// What the kernel says.
+        source: io::Error,
+    },
+}
+
+/// A TAP interface: frames that the kernel sends can be read from it, and what is written to it
+/// the kernel receives. Neither waits.
+#[derive(Debug)]
+pub struct Tap {
+    file: File,
+    name: String,
+}
+
+impl Tap {
+    /// Makes the interface `name`, or takes the one of that name that is there, if nobody has it.
+    /// It stays when this is dropped, without a carrier, so that connections outlive this process;
+    /// [`Tap::remove`] is the end of it.
+    ///
+    /// # Errors
+    ///
+    /// See [`TapError`].
+    pub fn open(name: &str) -> Result<Self, TapError> {
+        let proper = |b: u8| b.is_ascii_graphic() && b != b'/' && b != b'%';
+        if name.is_empty() || name.len() >= NAME_SIZE || !name.bytes().all(proper) {
+            return Err(TapError::Name(name.to_owned()));
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+        let file = options.open(DEVICE).map_err(TapError::Device)?;
+        let tap = Self { file, name: name.to_owned() };
+        raw::attach(tap.file.as_fd(), name).map_err(tap.error("making it"))?;
+        raw::set_persist(tap.file.as_fd(), true).map_err(tap.error("keeping it"))?;
+        Ok(tap)
+    }
+
+    /// Gives the interface addresses and an MTU in bytes, and switches it on.
+    ///
+    /// # Errors
+    ///
+    /// See [`TapError`].
+    pub fn configure(&self, plan: &AddressPlan, mtu: u16) -> Result<(), TapError> {
+        let name = &self.name;
+        let socket = |family, what| {
+            let flags = SocketFlags::CLOEXEC;
+            socket_with(family, SocketType::DGRAM, flags, None)
+                .map_err(|error| self.error(what)(error.into()))
+        };
+        let inet = socket(AddressFamily::INET, "asking for sockets")?;
+        let inet = inet.as_fd();
+        raw::set_mac(inet, name, plan.mac).map_err(self.error("its hardware address"))?;
+        raw::set_mtu(inet, name, mtu).map_err(self.error("its MTU"))?;
+        // Addresses follow from hardware: nobody else can have them, nor does a router know more.
+        for (key, value) in [("accept_dad", "0"), ("addr_gen_mode", "0")] {
+            // There may be no IPv6.
+            let _ = std::fs::write(self.setting(key), value);
+        }
+        raw::set_up(inet, name).map_err(self.error("switching it on"))?;
+        let (address, prefix) = (plan.ipv4, plan.ipv4_prefix);
+        if raw::ipv4(inet, name).ok() != Some(address) {
+            raw::set_ipv4(inet, name, address).map_err(self.error("its IPv4 address"))?;
+        }
+        raw::set_ipv4_mask(inet, name, prefix).map_err(self.error("its IPv4 network"))?;
+        if let Ok(inet6) = socket(AddressFamily::INET6, "asking for IPv6") {
+            match raw::add_ipv6(inet6.as_fd(), inet, name, plan.ipv6, plan.ipv6_prefix) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                // Switched off for this interface.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                other => other.map_err(self.error("its IPv6 address"))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn setting(&self, key: &str) -> PathBuf {
+        PathBuf::from("/proc/sys/net/ipv6/conf").join(&self.name).join(key)
+    }
+
+    /// Whether there is a carrier, as programs see it in the interface's state.
+    ///
+    /// # Errors
+    ///
+    /// See [`TapError`].
+    pub fn set_carrier(&self, on: bool) -> Result<(), TapError> {
+        raw::set_carrier(self.file.as_fd(), on).map_err(self.error("its carrier"))
+    }
+
+    /// Takes the next frame that the kernel sends; `None` if there is none now.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn read(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match (&self.file).read(buf) {
+                Ok(len) => return Ok(Some(len)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Gives the kernel a frame to receive.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says: an interface that is switched off receives nothing, for one.
+    pub fn write(&self, frame: &[u8]) -> io::Result<()> {
+        (&self.file).write(frame).map(drop)
+    }
+
+    /// Removes the interface.
+    ///
+    /// # Errors
+    ///
+    /// See [`TapError`].
+    pub fn remove(self) -> Result<(), TapError> {
+        raw::set_persist(self.file.as_fd(), false).map_err(self.error("letting go of it"))
+    }
+
+    /// The interface's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn error(&self, what: &'static str) -> impl FnOnce(io::Error) -> TapError {
+        let name = self.name.clone();
+        move |source| TapError::Interface { name, what, source }
+    }
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// What the kernel's interface is made of: structures by their addresses.
+#[allow(unsafe_code)]
+mod raw {
+    use super::{AddressFamily, BorrowedFd, Ipv4Addr, Ipv6Addr, Mac, NAME_SIZE, io};
+    use libc::{c_int, c_short, ifreq, sockaddr, sockaddr_in};
+    use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl};
+
+    const TUNSETIFF: Opcode = libc::TUNSETIFF as Opcode;
+    const TUNSETPERSIST: Opcode = libc::TUNSETPERSIST as Opcode;
+    const TUNSETCARRIER: Opcode = libc::TUNSETCARRIER as Opcode;
+    const SIOCGIFFLAGS: Opcode = libc::SIOCGIFFLAGS as Opcode;
+    const SIOCSIFFLAGS: Opcode = libc::SIOCSIFFLAGS as Opcode;
+    const SIOCSIFMTU: Opcode = libc::SIOCSIFMTU as Opcode;
+    const SIOCSIFHWADDR: Opcode = libc::SIOCSIFHWADDR as Opcode;
+    const SIOCGIFADDR: Opcode = libc::SIOCGIFADDR as Opcode;
+    const SIOCSIFADDR: Opcode = libc::SIOCSIFADDR as Opcode;
+    const SIOCSIFNETMASK: Opcode = libc::SIOCSIFNETMASK as Opcode;
+    const SIOCGIFINDEX: Opcode = libc::SIOCGIFINDEX as Opcode;
+
+    fn request(name: &str) -> ifreq {
+        // SAFETY: all bytes zero is a value of the structure and its union.
+        let mut request: ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name[..NAME_SIZE - 1].iter_mut().zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        request
+    }
+
+    /// An ioctl that reads an `ifreq`.
+    fn set<const CODE: Opcode>(fd: BorrowedFd<'_>, request: ifreq) -> io::Result<()> {
+        // SAFETY: all codes in use here take the address of an `ifreq`, which outlives the call.
+        Ok(unsafe { ioctl(fd, Setter::<CODE, ifreq>::new(request)) }?)
+    }
+
+    /// An ioctl that fills an `ifreq` in.
+    fn get<const CODE: Opcode>(fd: BorrowedFd<'_>, name: &str) -> io::Result<ifreq> {
+        let mut request = request(name);
+        // SAFETY: as for `set`.
+        unsafe { ioctl(fd, Updater::<CODE, ifreq>::new(&mut request)) }?;
+        Ok(request)
+    }
+
+    pub(super) fn attach(tun: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        let mut request = request(name);
+        request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as c_short;
+        set::<TUNSETIFF>(tun, request)
+    }
+
+    pub(super) fn set_persist(tun: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+        // SAFETY: this one takes a number.
+        Ok(unsafe { ioctl(tun, IntegerSetter::<TUNSETPERSIST>::new_usize(on.into())) }?)
+    }
+
+    pub(super) fn set_carrier(tun: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+        // SAFETY: this one takes the address of an int.
+        Ok(unsafe { ioctl(tun, Setter::<TUNSETCARRIER, c_int>::new(on.into())) }?)
+    }
+
+    pub(super) fn set_mac(inet: BorrowedFd<'_>, name: &str, mac: Mac) -> io::Result<()> {
+        let mut request = request(name);
+        // SAFETY: all bytes zero is a value of the structure.
+        let mut address: sockaddr = unsafe { std::mem::zeroed() };
+        address.sa_family = libc::ARPHRD_ETHER;
+        for (to, from) in address.sa_data.iter_mut().zip(mac) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_hwaddr = address;
+        set::<SIOCSIFHWADDR>(inet, request)
+    }
+
+    pub(super) fn set_mtu(inet: BorrowedFd<'_>, name: &str, mtu: u16) -> io::Result<()> {
+        let mut request = request(name);
+        request.ifr_ifru.ifru_mtu = mtu.into();
+        set::<SIOCSIFMTU>(inet, request)
+    }
+
+    pub(super) fn set_up(inet: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        let mut request = get::<SIOCGIFFLAGS>(inet, name)?;
+        // SAFETY: the kernel has filled in the flags.
+        unsafe { request.ifr_ifru.ifru_flags |= libc::IFF_UP as c_short };
+        set::<SIOCSIFFLAGS>(inet, request)
+    }
+
+    fn with_ipv4(name: &str, address: Ipv4Addr) -> ifreq {
+        let mut request = request(name);
+        let address = sockaddr_in {
+            sin_family: AddressFamily::INET.as_raw(),
+            sin_port: 0,
+            sin_addr: libc::in_addr { s_addr: u32::from(address).to_be() },
+            sin_zero: [0; 8],
+        };
+        // SAFETY: both structures have 16 bytes, and any bytes are a value of either.
+        request.ifr_ifru.ifru_addr =
+            unsafe { std::mem::transmute::<sockaddr_in, sockaddr>(address) };
+        request
+    }
+
+    pub(super) fn ipv4(inet: BorrowedFd<'_>, name: &str) -> io::Result<Ipv4Addr> {
+        let request = get::<SIOCGIFADDR>(inet, name)?;
+        // SAFETY: the kernel has filled in an address, and any bytes are a value of it.
+        let address =
+            unsafe { std::mem::transmute::<sockaddr, sockaddr_in>(request.ifr_ifru.ifru_addr) };
+        Ok(u32::from_be(address.sin_addr.s_addr).into())
+    }
+
+    pub(super) fn set_ipv4(inet: BorrowedFd<'_>, name: &str, address: Ipv4Addr) -> io::Result<()> {
+        set::<SIOCSIFADDR>(inet, with_ipv4(name, address))
+    }
+
+    pub(super) fn set_ipv4_mask(inet: BorrowedFd<'_>, name: &str, prefix: u8) -> io::Result<()> {
+        let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+        set::<SIOCSIFNETMASK>(inet, with_ipv4(name, mask.into()))
+    }
+
+    pub(super) fn add_ipv6(
+        inet6: BorrowedFd<'_>,
+        inet: BorrowedFd<'_>,
+        name: &str,
+        address: Ipv6Addr,
+        prefix: u8,
+    ) -> io::Result<()> {
+        let index = get::<SIOCGIFINDEX>(inet, name)?;
+        let request = libc::in6_ifreq {
+            ifr6_addr: libc::in6_addr { s6_addr: address.octets() },
+            ifr6_prefixlen: prefix.into(),
+            // SAFETY: the kernel has filled in the index.
+            ifr6_ifindex: unsafe { index.ifr_ifru.ifru_ifindex },
+        };
+        // SAFETY: a socket of this family takes the address of such a structure.
+        Ok(unsafe { ioctl(inet6, Setter::<SIOCSIFADDR, libc::in6_ifreq>::new(request)) }?)
+    }
+}
