@@ -98,8 +98,8 @@ struct Wire<'a> {
 
 impl Net for Wire<'_> {
     fn inject(&mut self, packet: Packet<Body>) {
-        let (_, request) = packet.body.tag();
-        if !request && self.world.lose_answers.load(Ordering::SeqCst) != 0 {
+        let answer = matches!(packet.body.tag(), Some((_, false)));
+        if answer && self.world.lose_answers.load(Ordering::SeqCst) != 0 {
             return;
         }
         self.world.carrier.inject(packet, self);

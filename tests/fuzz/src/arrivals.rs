@@ -174,7 +174,7 @@ impl Bench {
                 assert_eq!(net.sent.len(), usize::from(request), "answers to one packet");
                 if request {
                     let answer = &net.sent[0];
-                    assert!(!answer.body.tag().1, "a request was answered by a request");
+                    assert!(!answer.body.is_request(), "a request was answered by a request");
                 }
             }
         }
@@ -204,7 +204,9 @@ impl Bench {
         let mut length = number(u)?;
         if !self.requests.is_empty() && u.ratio(3, 4)? {
             let sent = &self.requests[u.choose_index(self.requests.len())?];
-            tag = sent.body.tag().0;
+            if let Some((sent, _)) = sent.body.tag() {
+                tag = sent;
+            }
             if let (Body::Put { request, .. } | Body::Get { request }, true) =
                 (&sent.body, u.arbitrary()?)
             {

@@ -13,10 +13,11 @@ pub trait Host: Send + Sync {
     fn interrupt(&self, vector: u16);
 
     /// Control queue `cq` of TNI `tni` has work: someone must call
-    /// [`Icc::run_queue`](crate::Icc::run_queue) soon.
+    /// [`Icc::run_queue`](crate::Icc::run_queue) soon. Numbers from
+    /// [`channel_bell`](crate::channel_bell)`(0)` on are those of barrier channels.
     fn doorbell(&self, tni: u8, cq: u8);
 
-    /// A control queue was enabled or disabled. Called by whoever writes the register, before
+    /// A control queue was enabled or disabled, or a barrier channel unmasked or masked. Called by whoever writes the register, before
     /// the write returns, so that doorbells can be set up before the first one rings.
     fn queue_enabled(&self, tni: u8, cq: u8, enabled: bool);
 

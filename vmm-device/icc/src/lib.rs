@@ -18,6 +18,7 @@
 //! transmitting side's and, below it, completions of any queue.
 #![forbid(unsafe_code)]
 
+mod barrier;
 mod cq;
 mod handover;
 mod host;
@@ -37,21 +38,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use tofu_abi::Coords;
+use tofu_abi::barrier::Profile;
 use tofu_abi::irq::{tnr, vector};
 use tofu_abi::regs::{NUM_CQ, NUM_TNI};
 
+use crate::barrier::Barrier;
 use crate::cq::{Cq, lock};
 use crate::irq::IrqUnit;
 use crate::notice::{Completions, Writer};
 use crate::regfile::Plain;
 use crate::stats::{Statistics, TniUnit};
 
+pub use crate::barrier::{BarrierTime, bell_channel, channel_bell};
 pub use crate::host::{Host, Net};
 pub use crate::memory::{Access, DmaError, DmaMemory, Segment, Segments};
 pub use crate::page::SharedPages;
 pub use crate::rx::discard_rcode;
 pub use crate::stats::{Faults, ModelTime};
-pub use crate::tlp::{Answer, Body, Payload, Request, Tag, burst_size, wire_bytes};
+pub use crate::tlp::{Answer, Body, Payload, Request, Signal, Tag, burst_size, wire_bytes};
 pub use crate::translate::Pin;
 pub use tofu_sync::Epochs;
 
@@ -68,6 +72,8 @@ pub struct Config {
     pub issue_ps: u64,
     /// Modelled time of a byte at the interface, in femtoseconds.
     pub byte_fs: u64,
+    /// Its barrier gates and channels.
+    pub barrier: Profile,
     /// Pages that the guest maps, for polled doorbells; without them doorbells are trapped.
     pub pages: Option<SharedPages>,
     /// What an unwritten word of the direct descriptor register reads as in a shared page: any
@@ -86,6 +92,7 @@ impl Config {
             timeout_ns: 500_000_000,
             issue_ps: 374_000,
             byte_fs: 147_059,
+            barrier: Profile::TOFUD,
             pages: None,
             blank: 0x7fb1_4a5c_93e6_d02f,
         }
@@ -101,6 +108,7 @@ pub struct Icc {
     tnis: Vec<TniUnit>,
     /// Control queues, TNI by TNI.
     queues: Vec<Cq>,
+    barrier: Barrier,
     tnr: IrqUnit,
     plain: Plain,
     statistics: Statistics,
@@ -123,6 +131,7 @@ impl Icc {
             bus_master: AtomicBool::new(false),
             tnis,
             queues,
+            barrier: Barrier::default(),
             tnr: IrqUnit::new(vector::TNR, tnr::ALL),
             plain: Plain::default(),
             statistics: Statistics::default(),
@@ -154,6 +163,7 @@ impl Icc {
         } else {
             enabled.for_each(Cq::quiesce);
             self.quiesce_packets();
+            self.quiesce_barrier();
             self.statistics.quiesce();
         }
     }
@@ -172,6 +182,7 @@ impl Icc {
         for tni in &self.tnis {
             tni.reset();
         }
+        self.reset_barrier();
         self.tnr.reset();
         self.plain.reset();
         self.statistics.reset();
@@ -185,16 +196,23 @@ impl Icc {
         }
     }
 
-    /// Whether a control queue is enabled; false for one that does not exist.
+    /// Whether a control queue is enabled, or the barrier channel in use whose doorbell
+    /// ([`channel_bell`]) is `cq`; false for one that does not exist.
     pub fn queue_is_enabled(&self, tni: u8, cq: u8) -> bool {
+        if let Some(bch) = bell_channel(cq) {
+            return self.channel_in_use(tni, bch);
+        }
         self.queue(tni, cq).is_some_and(Cq::enabled)
     }
 
-    /// Looks at the shared page of an enabled queue: whether its doorbell was rung since the
-    /// last look. Then [`run_queue`](Icc::run_queue) is due.
+    /// Looks at the shared page of an enabled queue or a channel in use: whether its doorbell was
+    /// rung since the last look. Then [`run_queue`](Icc::run_queue) is due.
     ///
     /// While the queue cannot work for another reason, none is heard: all ring when that ends.
     pub fn poll_doorbell(&self, tni: u8, cq: u8) -> bool {
+        if let Some(bch) = bell_channel(cq) {
+            return self.poll_channel(tni, bch);
+        }
         self.dma_enabled()
             && self.tni_enabled(tni)
             && self.queue(tni, cq).is_some_and(|queue| queue.enabled() && queue.poll_doorbell())

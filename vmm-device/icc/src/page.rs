@@ -1,4 +1,4 @@
-//! Storage of the control queue pages.
+//! Storage of the pages of control queues and barrier channels.
 //!
 //! With trapped doorbells a page is private to the device and every access of the guest
 //! comes through the BAR. With polled doorbells it is memory that the guest has mapped, and
@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI, PAGE_SIZE, cq_page};
+use tofu_abi::regs::{CqReg, NUM_BCH, NUM_CQ, NUM_TNI, PAGE_SIZE, bch_page, cq_page};
 use vm_memory::{MmapRegion, VolatileMemory};
 
-/// Pages that are shared with the guest: one of 4 KiB for each control queue.
+/// Pages that are shared with the guest: one of 4 KiB for each control queue and barrier channel.
 #[derive(Clone, Debug)]
 pub struct SharedPages {
     region: Arc<MmapRegion<()>>,
@@ -27,12 +27,12 @@ enum Layout {
 }
 
 impl SharedPages {
-    /// Bytes of the pages of all control queues.
-    pub const SIZE: usize = NUM_TNI * NUM_CQ * PAGE_SIZE as usize;
+    /// Bytes of the pages of all control queues and, behind them, all barrier channels.
+    pub const SIZE: usize = NUM_TNI * (NUM_CQ + NUM_BCH) * PAGE_SIZE as usize;
 
-    /// Bytes of BAR0 up to the end of the last control queue's page.
+    /// Bytes of BAR0 up to the end of the last barrier channel's page.
     pub const SIZE_AS_IN_BAR: usize =
-        (cq_page(NUM_TNI as u8 - 1, NUM_CQ as u8 - 1) + PAGE_SIZE) as usize;
+        (bch_page(NUM_TNI as u8 - 1, NUM_BCH as u8 - 1) + PAGE_SIZE) as usize;
 
     /// Uses `region`, which must be [`SharedPages::SIZE`] bytes long at least.
     pub fn new(region: Arc<MmapRegion<()>>) -> Option<Self> {
@@ -57,6 +57,20 @@ impl SharedPages {
         match self.layout {
             Layout::Packed => Self::page_offset(tni, cq),
             Layout::AsInBar => cq_page(tni, cq) as usize,
+        }
+    }
+
+    /// Byte offset of the page of one barrier channel in a packed region.
+    pub const fn channel_page_offset(tni: u8, bch: u8) -> usize {
+        let queues = NUM_TNI * NUM_CQ;
+        (queues + tni as usize * NUM_BCH + bch as usize) * PAGE_SIZE as usize
+    }
+
+    /// Byte offset in this region of the page of one barrier channel.
+    pub const fn offset_of_channel(&self, tni: u8, bch: u8) -> usize {
+        match self.layout {
+            Layout::Packed => Self::channel_page_offset(tni, bch),
+            Layout::AsInBar => bch_page(tni, bch) as usize,
         }
     }
 

@@ -5,9 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 
 use tofu_abi::irq::{cqs, tni as tni_irq};
-use tofu_abi::regs::{
-    BchReg, BgsReg, CqReg, CqsReg, NodeAddress, PortReg, Register, TniReg, TofuReg, XbReg,
-};
+use tofu_abi::regs::{CqReg, CqsReg, NodeAddress, PortReg, Register, TniReg, TofuReg, XbReg};
 use tofu_fabric::PortCounters;
 
 use crate::Icc;
@@ -149,14 +147,11 @@ impl Icc {
             Register::Port { port, reg } => self.read_port(port, reg),
             Register::Xb(reg) => self.read_xb(reg),
             Register::Tofu(reg) => self.read_tofu(register, reg),
-            Register::Bgs { tni, bg, reg } => match reg {
-                // A masked channel does not run.
-                BgsReg::BchMaskStatus => 0,
-                BgsReg::State => 0,
-                BgsReg::Imr | BgsReg::Imc => !self.plain.read(gate_unmasked(tni, bg)),
-                _ => self.plain.read(register.offset()),
-            },
-            Register::Bch { .. } | Register::BgsData { .. } => self.plain.read(register.offset()),
+            Register::Bgs { tni, bg, reg } => self.read_bgs(tni, bg, reg),
+            Register::BgsData { tni, bg, buffer, qword } => {
+                self.read_bgs_data(tni, bg, buffer, qword)
+            }
+            Register::Bch { tni, bch, reg } => self.read_bch(tni, bch, reg),
         }
     }
 
@@ -169,30 +164,15 @@ impl Icc {
             Register::Tofu(reg) => self.write_tofu(register, reg, part, data),
             // Counters.
             Register::Port { .. } => {}
-            // Barrier gates are inert: they keep their links but never become enabled.
-            Register::Bgs { tni, bg, reg } => match reg {
-                BgsReg::LocalLink
-                | BgsReg::RemoteLink
-                | BgsReg::SubnetSize
-                | BgsReg::GpidBseq
-                | BgsReg::SignalMask
-                | BgsReg::Icl
-                | BgsReg::BchMask
-                | BgsReg::BchNoticeIpa => self.write_plain(register, part, data),
-                BgsReg::Imr => {
-                    self.plain.update(gate_unmasked(tni, bg), |old| old & !part.merge(0, data));
-                }
-                BgsReg::Imc => {
-                    self.plain.update(gate_unmasked(tni, bg), |old| old | part.merge(0, data));
-                }
-                _ => {}
-            },
-            Register::Bch { reg, .. } => {
-                if !matches!(reg, BchReg::Ready | BchReg::IgnoredSignalCount) {
-                    self.write_plain(register, part, data);
-                }
+            Register::Bgs { tni, bg, reg } => {
+                let bits = part.merge(0, data);
+                self.write_bgs(tni, bg, reg, bits, |old| part.merge(old, data));
             }
-            Register::BgsData { .. } => self.write_plain(register, part, data),
+            Register::Bch { tni, bch, reg } => {
+                self.write_bch(tni, bch, reg, |old| part.merge(old, data));
+            }
+            // What gates hold is for them to write.
+            Register::BgsData { .. } => {}
         }
     }
 
@@ -356,12 +336,6 @@ impl Icc {
             _ => self.write_plain(register, part, data),
         }
     }
-}
-
-/// Where the unmasked interrupt requests of a barrier gate are kept. It is the complement of its
-/// mask, so that all is masked after reset as with the other units.
-const fn gate_unmasked(tni: u8, bg: u8) -> u64 {
-    Register::Bgs { tni, bg, reg: BgsReg::Imr }.offset()
 }
 
 /// The value of a port register.

@@ -44,18 +44,22 @@ impl Icc {
             Body::ArmwAck { answer, old } => {
                 self.answered(tni, from, Kind::Armw, &answer, old, ps, net.now_ns());
             }
+            Body::Signal(signal) => self.take_signal(tni, from, &signal, ps, net),
         }
     }
 
     /// A packet of this node was lost on its way, for the reason that `rcode` tells.
     ///
     /// A lost request ends its command with that code at once. A lost answer is nothing that
-    /// this node could do anything about: whoever waits for it has a timeout.
+    /// this node could do anything about: whoever waits for it has a timeout. A lost signal of a
+    /// barrier gate is an exception of the gate if its target does not exist.
     pub fn undeliverable(&self, packet: &Packet<Body>, rcode: u8, now_ns: u64) {
-        let (tag, request) = packet.body.tag();
-        if !request {
-            return;
+        if let Body::Signal(signal) = &packet.body {
+            self.signal_lost(packet.src_tni, signal, rcode);
         }
+        let Some((tag, true)) = packet.body.tag() else {
+            return;
+        };
         let Some(queue) = self.queue(packet.src_tni, tag.cq) else {
             return;
         };

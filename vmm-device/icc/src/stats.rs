@@ -4,6 +4,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
+use tofu_abi::barrier::{BgAddress, InactiveBg};
 use tofu_abi::irq::{tni, vector};
 use tofu_abi::queue::STQ_ENTRY_SIZE;
 use tofu_abi::regs::{CqReg, NUM_CQ, TniReg, TniState};
@@ -60,6 +61,12 @@ impl TniUnit {
 
     pub(crate) fn add(&self, reg: TniReg, n: u64) {
         self.register(reg).fetch_add(n, Relaxed);
+    }
+
+    /// Notes the last signal to a gate that is not enabled.
+    pub(crate) fn set_inactive_gate(&self, gate: u8, source: BgAddress) {
+        let info = InactiveBg(0).with_dest(gate).with_source(source.0 as u32);
+        self.register(TniReg::ExceptionInfoInactiveBg).store(info.0, Relaxed);
     }
 
     pub(crate) fn read(&self, reg: TniReg) -> u64 {

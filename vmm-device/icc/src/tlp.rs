@@ -8,7 +8,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use tofu_abi::StagOffset;
+use tofu_abi::barrier::{BSEQ_MASK, GPID_MASK, OP_ERROR};
 use tofu_abi::desc::{ArmwOp, Header2, MAX_MESSAGE, MAX_MTU, MTU_UNIT};
+use tofu_abi::reduce::{MAX_INTEGERS, Op, Value};
 
 use crate::memory::{DmaMemory, Segments};
 use crate::translate::Pin;
@@ -132,6 +134,44 @@ pub struct Answer {
     pub request_ps: u64,
 }
 
+/// A signal of a barrier gate for another one. Nobody answers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// The gate that it comes from.
+    pub source: u8,
+    /// The gate that it is for.
+    pub target: u8,
+    /// Group process id of the sender's gate, 40 bits.
+    pub gpid: u64,
+    /// Sequence number of the round, 24 bits.
+    pub bseq: u32,
+    /// OP_TYPE: code of a [`tofu_abi::reduce::Op`], or [`tofu_abi::barrier::OP_ERROR`].
+    pub op: u8,
+    /// The value; none for a barrier or an error.
+    pub value: Option<Box<Value>>,
+}
+
+impl Signal {
+    /// Payload bytes in the TLP (ours): those of the elements that the operation can have.
+    pub fn payload_bytes(&self) -> u32 {
+        match (&self.value, Op::from_code(self.op)) {
+            (None, _) => 0,
+            (Some(_), Some(Op::FpSum)) => size_of::<Value>() as u32,
+            (Some(_), _) => MAX_INTEGERS as u32 * 8,
+        }
+    }
+
+    /// Whether it is one that a gate sends.
+    pub(crate) fn is_legal(&self) -> bool {
+        let op = Op::from_code(self.op);
+        let without_value = op == Some(Op::Barrier) || self.op == OP_ERROR;
+        (op.is_some() || without_value)
+            && self.value.is_none() == without_value
+            && self.bseq <= BSEQ_MASK
+            && self.gpid <= GPID_MASK
+    }
+}
+
 /// Data of a burst.
 pub enum Payload {
     /// Up to 32 bytes that came with the command.
@@ -217,25 +257,28 @@ pub enum Body {
         /// The frame, see [`tofu_abi::frame`].
         frame: Box<[u8]>,
     },
+    /// A barrier gate's signal, which nobody answers.
+    Signal(Signal),
 }
 
 impl Body {
     /// Whether its target answers it.
     pub fn is_request(&self) -> bool {
-        self.tag().1 && !matches!(self, Self::Frame { .. })
+        matches!(self, Self::Put { .. } | Self::Get { .. } | Self::Armw { .. })
     }
 
     /// The initiator's command, and whether the packet comes from there rather than being an
-    /// answer to it.
-    pub fn tag(&self) -> (Tag, bool) {
+    /// answer to it; `None` for what belongs to no command.
+    pub fn tag(&self) -> Option<(Tag, bool)> {
         match self {
             Self::Put { request, .. } | Self::Get { request } | Self::Armw { request, .. } => {
-                (request.tag, true)
+                Some((request.tag, true))
             }
-            Self::Frame { tag, .. } => (*tag, true),
+            Self::Frame { tag, .. } => Some((*tag, true)),
             Self::PutAck { answer }
             | Self::GetData { answer, .. }
-            | Self::ArmwAck { answer, .. } => (answer.tag, false),
+            | Self::ArmwAck { answer, .. } => Some((answer.tag, false)),
+            Self::Signal(_) => None,
         }
     }
 }

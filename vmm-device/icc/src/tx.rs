@@ -11,6 +11,7 @@ use tofu_abi::{StagOffset, rcode};
 use tofu_fabric::{Class, Packet, Way};
 
 use crate::Icc;
+use crate::barrier::bell_channel;
 use crate::cq::{Cq, lock};
 use crate::host::Net;
 use crate::memory::Access;
@@ -80,6 +81,10 @@ impl Icc {
     /// Returns whether there is more to do: after a turn of bounded length the queue lets
     /// others work. If another thread runs the queue already, that one takes over what is new.
     pub fn run_queue(&self, tni: u8, cq: u8, net: &mut dyn Net) -> bool {
+        if let Some(bch) = bell_channel(cq) {
+            self.run_channel(tni, bch, net);
+            return false;
+        }
         let Some(queue) = self.queue(tni, cq) else {
             return false;
         };

@@ -145,7 +145,7 @@ fn ends_with(change: impl FnOnce(&mut Packet<Body>)) -> bool {
     let doorbell = Register::Cq { tni: 0, cq: 0, reg: CqReg::FetchStart };
     icc.bar_write(doorbell.offset(), &1u64.to_le_bytes());
     assert!(!icc.run_queue(0, 0, &mut net));
-    let (tag, _) = net.0[0].body.tag();
+    let (tag, _) = net.0[0].body.tag().unwrap();
     let answer =
         Answer { tag, position: 0, length: 64, done: 0, rcode: rcode::CQ_DISABLED, request_ps: 0 };
     let payload = Payload::Bytes(Box::new([0; 64]));

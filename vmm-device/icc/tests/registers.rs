@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use tofu_abi::Coords;
 use tofu_abi::regs::{
-    BgsReg, CqReg, CqsReg, PortReg, Register, TniReg, TofuReg, XbReg, subnet_contains,
+    BchReg, BgsReg, CqReg, CqsReg, PortReg, Register, TniReg, TofuReg, XbReg, subnet_contains,
 };
 use tofu_fabric::{PortCounters, XbCounters};
 use tofu_icc::{Config, Host, Icc};
@@ -88,6 +88,7 @@ fn reset_value(register: Register) -> u64 {
         | Register::Tni { reg: TniReg::Imr | TniReg::Imc, .. }
         | Register::Tofu(TofuReg::TnrImr | TofuReg::TnrImc) => u64::MAX,
         Register::Tni { reg: TniReg::CqPresent, .. } => 0xfff,
+        Register::Bgs { reg: BgsReg::BchMask, .. } => 1 << 63,
         // X 21, Y 10, Z 5, A 1, B 2, C 1.
         Register::Tofu(TofuReg::NodeAddress) => {
             21 << 18 | 10 << 13 | 5 << 8 | 1 << 7 | 2 << 5 | 1 << 4
@@ -157,6 +158,18 @@ fn counters_and_states_cannot_be_written() {
                     | CqsReg::ToqDirectDescriptorCount
             ),
             Register::Cq { reg, .. } => reg.offset() >= CqReg::TcqNumNotice.offset(),
+            Register::Bgs { reg, .. } => matches!(
+                reg,
+                BgsReg::Irr
+                    | BgsReg::State
+                    | BgsReg::ExceptionInfoGpidUnmatch
+                    | BgsReg::ExceptionInfoAddressUnmatch
+                    | BgsReg::SignalA
+                    | BgsReg::SignalB
+                    | BgsReg::BchMaskStatus
+            ),
+            Register::BgsData { .. } => true,
+            Register::Bch { reg, .. } => matches!(reg, BchReg::Ready | BchReg::IgnoredSignalCount),
             Register::Xb(reg) => reg == XbReg::StqNextOffset,
             Register::Tofu(reg) => matches!(reg, TofuReg::NodeAddress | TofuReg::TnrIrr),
             _ => false,

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tofu_abi::irq::vector;
-use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI, cq_page};
+use tofu_abi::regs::{CqReg, NUM_BCH, NUM_CQ, NUM_TNI, bch_page, cq_page};
 use tofu_abi::{Coords, pci};
 use tofu_fabric::{NodeId, Port, PortCounters, XbCounters};
-use tofu_icc::{Config, DmaMemory, Host, Icc, SharedPages};
+use tofu_icc::{Config, DmaMemory, Host, Icc, SharedPages, bell_channel};
 use tofu_pci::{BAR_COUNT, Bar, BarRange, Endpoint, Identity, LinkSpeed, PciFunction};
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -121,7 +121,7 @@ impl Node {
             pages: pages.clone(),
             backend: OnceLock::new(),
             events: Mutex::new(HashMap::new()),
-            waiting: (0..NUM_TNI * NUM_CQ).map(|_| InLine::new()).collect(),
+            waiting: (0..NUM_TNI * BELLS).map(|_| InLine::new()).collect(),
             warned: AtomicBool::new(false),
         });
         let icc_config = Config {
@@ -223,7 +223,7 @@ impl Node {
         let Some(backend) = self.host.backend.get().filter(|backend| backend.can_protect()) else {
             return false;
         };
-        backend.protect_page(cq_page(tni, cq));
+        backend.protect_page(bell_page(tni, cq));
         true
     }
 
@@ -249,8 +249,16 @@ impl Node {
     }
 }
 
+/// Doorbells of a TNI: of its control queues, then of its barrier channels.
+const BELLS: usize = NUM_CQ + NUM_BCH;
+
 fn queue_index(tni: u8, cq: u8) -> usize {
-    usize::from(tni) * NUM_CQ + usize::from(cq)
+    usize::from(tni) * BELLS + usize::from(cq)
+}
+
+/// BAR0 offset of the page with a doorbell.
+fn bell_page(tni: u8, cq: u8) -> u64 {
+    bell_channel(cq).map_or_else(|| cq_page(tni, cq), |bch| bch_page(tni, bch))
 }
 
 fn endpoint(coords: Coords) -> Result<Endpoint, Error> {
@@ -285,17 +293,22 @@ impl NodeHost {
         let Some(backend) = self.backend.get() else {
             return Ok(());
         };
-        let page = cq_page(tni, cq);
+        let page = bell_page(tni, cq);
         if let Some(pages) = &self.pages {
             let Some(shared) = self.shared.upgrade() else {
                 return Ok(());
             };
             let (engine, id) = (Arc::clone(shared.engine_of(self.id)), self.id);
-            let at = pages.offset_of(tni, cq);
+            let at = bell_channel(cq)
+                .map_or_else(|| pages.offset_of(tni, cq), |bch| pages.offset_of_channel(tni, bch));
             let watcher = Arc::clone(&engine);
             let written = Box::new(move || watcher.watch(id, tni, cq, Watching::Lifted));
             backend.attach_page(page, pages.region(), at, written)?;
             engine.watch(self.id, tni, cq, Watching::Start);
+            return Ok(());
+        }
+        if bell_channel(cq).is_some() {
+            // What is written to a channel's doorbell matters, so it has to come as a write.
             return Ok(());
         }
         let lent = lock(&self.events).get(&(tni, cq)).map(|bell| Arc::clone(&bell.event));
@@ -318,7 +331,7 @@ impl NodeHost {
             return;
         };
         let engine = shared.engine_of(self.id);
-        let page = cq_page(tni, cq);
+        let page = bell_page(tni, cq);
         if self.pages.is_some() {
             backend.detach(page);
             engine.watch(self.id, tni, cq, Watching::Stop);

@@ -1,4 +1,4 @@
-//! Pages of control queues that a client maps: doorbells without a message.
+//! Pages of control queues and barrier channels that a client maps: doorbells without a message.
 //!
 //! Unsafe, as it puts another file's memory where the device looks.
 #![allow(unsafe_code)]
@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use tofu_abi::regs::{NUM_CQ, NUM_TNI, PAGE_SIZE, cq_page};
+use tofu_abi::regs::{NUM_BCH, NUM_CQ, NUM_TNI, PAGE_SIZE, bch_page, cq_page};
 use tofu_icc::SharedPages;
 use vm_memory::{FileOffset, MmapRegion};
 
 const SIZE: usize = SharedPages::SIZE_AS_IN_BAR;
 
-/// Memory for the pages of a node's control queues, which the node's client maps too.
+/// Memory for the pages of a node's control queues and barrier channels, which the node's client maps too.
 ///
 /// Give [`ClientPages::shared`] to the node when it is made, and this to its
 /// [`Server`](crate::Server). Each client gets memory of its own, so that one that has left but
@@ -28,7 +28,7 @@ pub struct ClientPages {
 }
 
 impl ClientPages {
-    /// Pages for one node: 81 MiB of addresses, of which 288 KiB are ever used.
+    /// Pages for one node: 95 MiB of addresses, of which 672 KiB are ever used.
     ///
     /// # Errors
     ///
@@ -47,8 +47,15 @@ impl ClientPages {
 
     /// Where the pages are in BAR0, in bytes: first and size of each.
     pub(crate) fn areas() -> impl ExactSizeIterator<Item = (u64, u64)> {
-        (0..NUM_TNI * NUM_CQ)
-            .map(|queue| (cq_page((queue / NUM_CQ) as u8, (queue % NUM_CQ) as u8), PAGE_SIZE))
+        const EACH: usize = NUM_CQ + NUM_BCH;
+        (0..NUM_TNI * EACH).map(|page| {
+            let (tni, number) = ((page / EACH) as u8, page % EACH);
+            let offset = match number.checked_sub(NUM_CQ) {
+                None => cq_page(tni, number as u8),
+                Some(bch) => bch_page(tni, bch as u8),
+            };
+            (offset, PAGE_SIZE)
+        })
     }
 
     /// The file that the client maps; an offset in it is one in BAR0.

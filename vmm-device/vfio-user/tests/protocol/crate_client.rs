@@ -92,7 +92,7 @@ impl UserDevice {
                 areas.push((area.offset, mapped));
             }
         }
-        assert_eq!(areas.len(), if polled { 72 } else { 0 });
+        assert_eq!(areas.len(), if polled { 72 + 96 } else { 0 });
         assert!(client.region(1).unwrap().file_offset.is_none());
         // Guest memory.
         let mut ranges = Vec::new();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::client::*;
 use crate::remote::Remote;
-use tofu_abi::regs::{CqReg, CqsReg, Register, cq_page};
+use tofu_abi::regs::{CqReg, CqsReg, Register, bch_page, cq_page};
 use tofu_abi::table::PageSize;
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_icc::SharedPages;
@@ -15,8 +15,10 @@ use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
 const SECONDS: u64 = 1_000_000_000;
 const QUEUES: usize = 72;
+/// Pages that are memory: also those of barrier channels.
+const PAGES: usize = QUEUES + 96;
 /// Answer to GET_REGION_INFO with all areas.
-const WHOLE: u32 = 32 + 16 + 16 * QUEUES as u32;
+const WHOLE: u32 = 32 + 16 + 16 * PAGES as u32;
 
 fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
@@ -26,8 +28,16 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-fn all_pages() -> Vec<u64> {
+fn queue_pages() -> Vec<u64> {
     (0..6).flat_map(|tni| (0..12).map(move |cq| cq_page(tni, cq))).collect()
+}
+
+fn all_pages() -> Vec<u64> {
+    let of_tni = |tni| {
+        let channels = (0..16).map(move |bch| bch_page(tni, bch));
+        (0..12).map(move |cq| cq_page(tni, cq)).chain(channels)
+    };
+    (0..6).flat_map(of_tni).collect()
 }
 
 /// Maps the pages of BAR0 as QEMU does.
@@ -39,7 +49,7 @@ fn map_pages(client: &mut Client) -> MmapRegion<()> {
     assert_eq!(info[..16], words(&[WHOLE, 15, 0, 32]));
     assert_eq!(info.len(), WHOLE as usize);
     assert_eq!(long(&info, 24), 0);
-    assert_eq!(info[32..48], words(&[1 | 1 << 16, 0, QUEUES as u32, 0]));
+    assert_eq!(info[32..48], words(&[1 | 1 << 16, 0, PAGES as u32, 0]));
     let areas: Vec<_> = info[48..].chunks(16).map(|a| (long(a, 0), long(a, 8))).collect();
     assert_eq!(areas, all_pages().into_iter().map(|at| (at, 4096)).collect::<Vec<_>>());
     let [file] = <[_; 1]>::try_from(fds).unwrap();
@@ -217,7 +227,7 @@ fn a_doorbell_rings_by_its_event_descriptor() {
             assert_eq!(part[20..], [0; 20]);
             places.push(long(part, 0));
         }
-        let mut expected = all_pages();
+        let mut expected = queue_pages();
         let mut sorted: Vec<u64> =
             places.iter().map(|place| place - CqReg::FetchStart.offset()).collect();
         sorted.sort_unstable();

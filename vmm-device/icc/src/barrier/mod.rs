@@ -1,0 +1,403 @@
+//! The Tofu barrier: gates and channels of every interface, between registers, memory and network.
+//!
+//! Gates work by themselves: a signal that arrives is combined, passed on or made a notice
+//! within [`Icc::arrive`], whatever the node's processors do. The lock of an interface's gates is
+//! held while that is worked out and a notice is written; interrupts are requested and signals
+//! sent after it, so no two such locks are ever held together.
+
+mod gates;
+mod page;
+mod schedule;
+
+use std::sync::{Mutex, OnceLock};
+
+use tofu_abi::barrier::{BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR};
+use tofu_abi::irq::{bgs, tni as tni_irq, vector};
+use tofu_abi::rcode;
+use tofu_abi::reduce::{Op, VALUE_QWORDS};
+use tofu_abi::regs::{BchReg, BgsReg, NUM_CQ, TniReg};
+use tofu_fabric::{Class, Packet, Way};
+
+use crate::Icc;
+use crate::barrier::gates::{Content, Effects, Ended, Gates, Sent};
+use crate::barrier::page::ChannelPage;
+use crate::cq::lock;
+use crate::host::Net;
+use crate::irq::IrqUnit;
+use crate::memory::DmaError;
+use crate::notice::Peer;
+use crate::tlp::{Body, Signal, wire_bytes};
+
+pub use gates::BarrierTime;
+
+/// Number of a barrier channel's doorbell among those of its interface, which come after those of
+/// the control queues: see [`Host::doorbell`](crate::Host::doorbell).
+pub const fn channel_bell(bch: u8) -> u8 {
+    NUM_CQ as u8 + bch
+}
+
+/// The channel with this doorbell; `None` for a control queue's.
+pub const fn bell_channel(bell: u8) -> Option<u8> {
+    bell.checked_sub(NUM_CQ as u8)
+}
+
+/// Barrier gates and channels of one interface.
+///
+/// Most nodes never use theirs, so it is made when one of its registers is written first.
+pub(crate) struct Unit {
+    irqs: Box<[IrqUnit]>,
+    pages: Box<[ChannelPage]>,
+    gates: Mutex<Gates>,
+    /// Held while a channel is masked or unmasked and the host is told, so that the host hears of
+    /// it in that order. Taken before `gates`.
+    life: Mutex<()>,
+}
+
+impl Unit {
+    /// Shows channels' state in their pages.
+    fn publish(&self, gates: &Gates, bch: u8) {
+        if let Some(page) = self.pages.get(usize::from(bch)) {
+            page.publish(gates.ready(bch).state(), gates.ignored(bch));
+        }
+    }
+}
+
+/// The barrier of a node, TNI by TNI.
+#[derive(Default)]
+pub(crate) struct Barrier([OnceLock<Unit>; tofu_abi::regs::NUM_TNI]);
+
+impl Barrier {
+    fn get(&self, tni: u8) -> Option<&Unit> {
+        self.0.get(usize::from(tni))?.get()
+    }
+
+    fn units(&self) -> impl Iterator<Item = (u8, &Unit)> {
+        (0..).zip(&self.0).filter_map(|(tni, unit)| Some((tni, unit.get()?)))
+    }
+}
+
+impl Icc {
+    /// The gates of an interface that has any, whose registers are about to be written.
+    fn barrier_unit(&self, tni: u8) -> Option<&Unit> {
+        let profile = self.config.barrier;
+        if tni >= profile.tnis {
+            return None;
+        }
+        let make = || Unit {
+            irqs: (0..profile.gates).map(|_| IrqUnit::new(vector::bg(tni), bgs::ALL)).collect(),
+            pages: (0..profile.channels)
+                .map(|bch| ChannelPage::new(tni, bch, self.config.pages.as_ref()))
+                .collect(),
+            gates: Mutex::new(Gates::new(self.coords(), tni, profile)),
+            life: Mutex::new(()),
+        };
+        Some(self.barrier.0.get(usize::from(tni))?.get_or_init(make))
+    }
+
+    /// Modelled time of the rounds of a barrier channel.
+    pub fn barrier_time(&self, tni: u8, bch: u8) -> BarrierTime {
+        let time = |unit: &Unit| lock(&unit.gates).time(bch);
+        self.barrier.get(tni).map_or_else(BarrierTime::default, time)
+    }
+
+    /// Waits until nothing is written to notice areas any more. Bus mastering must be off.
+    pub(crate) fn quiesce_barrier(&self) {
+        for (_, unit) in self.barrier.units() {
+            drop(lock(&unit.gates));
+        }
+    }
+
+    /// Puts all gates and channels back to their reset state.
+    pub(crate) fn reset_barrier(&self) {
+        for (tni, unit) in self.barrier.units() {
+            let _life = lock(&unit.life);
+            let mut gates = lock(&unit.gates);
+            let fresh = Gates::new(self.coords(), tni, self.config.barrier);
+            let old = std::mem::replace(&mut *gates, fresh);
+            unit.irqs.iter().for_each(IrqUnit::reset);
+            unit.pages.iter().for_each(ChannelPage::clear);
+            drop(gates);
+            for bch in (0..self.config.barrier.channels).filter(|bch| !old.masked(*bch)) {
+                self.host.queue_enabled(tni, channel_bell(bch), false);
+            }
+        }
+    }
+
+    /// Whether a barrier channel is in use: not masked.
+    pub(crate) fn channel_in_use(&self, tni: u8, bch: u8) -> bool {
+        self.barrier.get(tni).is_some_and(|unit| !lock(&unit.gates).masked(bch))
+    }
+
+    pub(crate) fn read_bgs(&self, tni: u8, bg: u8, reg: BgsReg) -> u64 {
+        let profile = self.config.barrier;
+        if !profile.has_gate(tni, bg) {
+            return 0;
+        }
+        let Some(unit) = self.barrier.get(tni) else {
+            return match reg {
+                BgsReg::Imr | BgsReg::Imc => u64::MAX,
+                BgsReg::BchMask if profile.has_channel(tni, bg) => 1 << 63,
+                _ => 0,
+            };
+        };
+        let Some(irq) = unit.irqs.get(usize::from(bg)) else {
+            return 0;
+        };
+        match reg {
+            BgsReg::Irr => irq.pending(),
+            BgsReg::Imr | BgsReg::Imc => irq.mask(),
+            BgsReg::Icl => irq.level(),
+            BgsReg::DataA0 | BgsReg::DataAe | BgsReg::DataB0 | BgsReg::DataBe => 0,
+            // What reads IRC, and whether a change of the mask is under way, is 0 there.
+            _ => lock(&unit.gates).read(bg, reg),
+        }
+    }
+
+    /// A qword of a gate's data buffers.
+    pub(crate) fn read_bgs_data(&self, tni: u8, bg: u8, buffer: u8, qword: u8) -> u64 {
+        self.barrier.get(tni).map_or(0, |unit| lock(&unit.gates).data(bg, buffer, qword))
+    }
+
+    /// Writes a gate's register: `bits` are those that the access holds, `merge` makes the whole
+    /// value of the one before.
+    pub(crate) fn write_bgs(
+        &self,
+        tni: u8,
+        bg: u8,
+        reg: BgsReg,
+        bits: u64,
+        merge: impl Fn(u64) -> u64,
+    ) {
+        let Some(unit) = self.barrier_unit(tni) else {
+            return;
+        };
+        let Some(irq) = unit.irqs.get(usize::from(bg)) else {
+            return;
+        };
+        match reg {
+            BgsReg::Imr => irq.set_mask(bits),
+            BgsReg::Irc => irq.clear_pending(bits),
+            BgsReg::Imc => irq.clear_mask(self.host(), bits),
+            BgsReg::Icl => irq.set_level(merge(irq.level())),
+            BgsReg::Enable => {
+                let mut gates = lock(&unit.gates);
+                let on = merge(gates.read(bg, BgsReg::Enable)) & 1 != 0;
+                let result = if on {
+                    gates.enable(bg)
+                } else {
+                    gates.disable(bg);
+                    Ok(())
+                };
+                unit.publish(&gates, bg);
+                drop(gates);
+                if let Err(requests) = result {
+                    irq.request(self.host(), requests);
+                }
+            }
+            BgsReg::BchMask => {
+                let _life = lock(&unit.life);
+                let mut gates = lock(&unit.gates);
+                let was = gates.masked(bg);
+                let value = merge(gates.read(bg, reg));
+                gates.write(bg, reg, value);
+                unit.publish(&gates, bg);
+                let is = gates.masked(bg);
+                drop(gates);
+                if was != is {
+                    self.host.queue_enabled(tni, channel_bell(bg), !is);
+                }
+            }
+            _ => {
+                let mut gates = lock(&unit.gates);
+                let value = merge(gates.read(bg, reg));
+                gates.write(bg, reg, value);
+            }
+        }
+    }
+
+    pub(crate) fn read_bch(&self, tni: u8, bch: u8, reg: BchReg) -> u64 {
+        let unit = self.barrier.get(tni);
+        unit.and_then(|unit| unit.pages.get(usize::from(bch))).map_or(0, |page| page.read(reg))
+    }
+
+    /// Writes a register of a channel's page.
+    pub(crate) fn write_bch(&self, tni: u8, bch: u8, reg: BchReg, merge: impl Fn(u64) -> u64) {
+        let unit = self.barrier_unit(tni);
+        let Some(page) = unit.and_then(|unit| unit.pages.get(usize::from(bch))) else {
+            return;
+        };
+        if page.write(reg, merge) {
+            self.host.doorbell(tni, channel_bell(bch));
+        }
+    }
+
+    /// Looks at a channel's shared page: whether a round is to be started.
+    pub(crate) fn poll_channel(&self, tni: u8, bch: u8) -> bool {
+        let unit = self.barrier.get(tni);
+        unit.and_then(|unit| unit.pages.get(usize::from(bch))).is_some_and(ChannelPage::poll)
+    }
+
+    /// Starts the round that a channel's page asks for, if it does.
+    pub(crate) fn run_channel(&self, tni: u8, bch: u8, net: &mut dyn Net) {
+        let Some(unit) = self.barrier.get(tni) else {
+            return;
+        };
+        let Some(page) = unit.pages.get(usize::from(bch)) else {
+            return;
+        };
+        let mut effects = Effects::default();
+        {
+            let mut gates = lock(&unit.gates);
+            let Some(word) = page.take_start() else {
+                return;
+            };
+            if self.tni_enabled(tni) {
+                gates.start(bch, BchReady(word), page.input(), &mut effects);
+            } else {
+                gates.ignore_start(bch);
+            }
+            unit.publish(&gates, bch);
+            self.end_rounds(&gates, &mut effects);
+        }
+        self.settle_barrier(tni, unit, &effects, net);
+        net.progress();
+    }
+
+    /// A signal that arrived for a gate of this node.
+    pub(crate) fn take_signal(
+        &self,
+        tni: u8,
+        from: Peer,
+        signal: &Signal,
+        at_ps: u64,
+        net: &mut dyn Net,
+    ) {
+        if !signal.is_legal() {
+            if let Some(unit) = self.tnis.get(usize::from(tni)) {
+                unit.add(TniReg::RxNumUnknownTlp, 1);
+            }
+            return;
+        }
+        let source = BgAddress::new(from.node, from.tni, signal.source);
+        let Some(unit) = self.barrier.get(tni).filter(|_| self.tni_enabled(tni)) else {
+            self.inactive_gate(tni, signal.target, source.place());
+            return;
+        };
+        let content = Content {
+            bseq: signal.bseq,
+            gpid: signal.gpid,
+            op: signal.op,
+            value: signal.value.as_deref().copied().unwrap_or([0; VALUE_QWORDS]),
+        };
+        let mut effects = Effects::default();
+        {
+            let mut gates = lock(&unit.gates);
+            gates.arrive(signal.target, source, &content, at_ps, &mut effects);
+            if let Some(page) = unit.pages.get(usize::from(signal.target)) {
+                page.show_ignored(gates.ignored(signal.target));
+            }
+            for ended in &effects.ended {
+                unit.publish(&gates, ended.bch);
+            }
+            self.end_rounds(&gates, &mut effects);
+        }
+        self.settle_barrier(tni, unit, &effects, net);
+    }
+
+    /// A gate's signal was lost on its way. That its target does not exist is an exception of the
+    /// gate; a link that is down is one of the port, and the gates that wait go on waiting.
+    pub(crate) fn signal_lost(&self, tni: u8, signal: &Signal, code: u8) {
+        if !matches!(code, rcode::NO_SUCH_NODE | rcode::NO_SUCH_PATH) {
+            return;
+        }
+        let irq = self.barrier.get(tni).and_then(|u| u.irqs.get(usize::from(signal.source)));
+        if let Some(irq) = irq {
+            irq.request(self.host(), bgs::BG_SEND_ADDRESS_EXCEPTION);
+        }
+    }
+
+    /// Writes the notices of rounds that have ended, and adds the requests that say so. READY must
+    /// be there already: who sees the notice may start the next round, and that is not to be
+    /// overwritten.
+    fn end_rounds(&self, _locked: &Gates, effects: &mut Effects) {
+        for ended in &effects.ended {
+            let request = match self.write_notice(ended) {
+                Err(_) => bgs::DMA_COMPLETION_EXCEPTION,
+                Ok(()) if ended.content.op == OP_ERROR => bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE,
+                Ok(()) => bgs::SYNCHRONIZATION_ACKNOWLEDGE,
+            };
+            effects.requests.push((ended.bch, request));
+        }
+    }
+
+    fn write_notice(&self, ended: &Ended) -> Result<(), DmaError> {
+        let Content { bseq, op, value, .. } = &ended.content;
+        let at = ended.notice.wrapping_add(Notice::offset(*bseq) as u64);
+        let status_at = ended.notice.wrapping_add(Notice::status_offset(*bseq) as u64);
+        if !self.dma_enabled() {
+            return Err(DmaError { addr: at, len: tofu_abi::barrier::NOTICE_SIZE / 2 });
+        }
+        if Op::from_code(*op).is_some_and(|op| op != Op::Barrier) {
+            let mut bytes = [0; VALUE_QWORDS * 8];
+            for (chunk, word) in bytes.chunks_exact_mut(8).zip(value) {
+                chunk.copy_from_slice(&word.to_le_bytes());
+            }
+            self.memory.write(at, &bytes)?;
+        }
+        let status = NoticeStatus(0).with_bseq(*bseq).with_op(*op).with_valid(true);
+        self.memory.store(status_at, status.0)
+    }
+
+    /// Notes a signal to a gate that is not enabled.
+    fn inactive_gate(&self, tni: u8, target: u8, source: BgAddress) {
+        if let Some(unit) = self.tnis.get(usize::from(tni)) {
+            unit.set_inactive_gate(target, source);
+            unit.irq.request(self.host(), tni_irq::INACTIVE_BG);
+        }
+    }
+
+    /// Requests interrupts and sends signals, when nothing is locked any more.
+    fn settle_barrier(&self, tni: u8, unit: &Unit, effects: &Effects, net: &mut dyn Net) {
+        for &(bg, bits) in &effects.requests {
+            if let Some(irq) = unit.irqs.get(usize::from(bg)) {
+                irq.request(self.host(), bits);
+            }
+        }
+        if let Some((target, source)) = effects.inactive {
+            self.inactive_gate(tni, target, source);
+        }
+        for sent in &effects.sent {
+            let packet = self.signal_packet(tni, sent);
+            self.count_sent(tni, packet.tlps, packet.bytes);
+            net.inject(packet);
+        }
+    }
+
+    fn signal_packet(&self, tni: u8, sent: &Sent) -> Packet<Body> {
+        let Sent { from, to, content, at_ps } = sent;
+        let carries = Op::from_code(content.op).is_some_and(|op| op != Op::Barrier);
+        let signal = Signal {
+            source: *from,
+            target: to.bg(),
+            gpid: content.gpid,
+            bseq: content.bseq,
+            op: content.op,
+            value: carries.then(|| Box::new(content.value)),
+        };
+        Packet {
+            src: self.coords(),
+            src_tni: tni,
+            dst: to.coords(),
+            dst_tni: to.tni(),
+            path: to.path(),
+            way: Way::Shortest,
+            // Its receiver always takes it in, but so that answers never wait behind signals.
+            class: Class::Request,
+            system: false,
+            tlps: 1,
+            bytes: wire_bytes(signal.payload_bytes()),
+            model_ps: *at_ps,
+            body: Body::Signal(signal),
+        }
+    }
+}

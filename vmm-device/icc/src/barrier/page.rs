@@ -1,0 +1,99 @@
+//! The page of a barrier channel: IDATA, READY and IGNORED_SIGNAL_COUNT.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tofu_abi::barrier::BchReady;
+use tofu_abi::reduce::Input;
+use tofu_abi::regs::BchReg;
+use vm_memory::VolatileMemory;
+
+use crate::page::SharedPages;
+
+const REGISTERS: usize = BchReg::ALL.len();
+const FIRST: u64 = BchReg::Idata0.offset();
+const START: u64 = BchReady(0).with_start(true).0;
+const STATE: u64 = BchReady(0).with_state(true).0;
+
+/// The registers of a channel's page, in the device's own memory or in memory that the guest has
+/// mapped. The device takes nothing out of it but IDATA and a READY with START.
+#[derive(Debug)]
+pub(super) struct ChannelPage {
+    /// As of a private page; of a shared one, what stands in for a register that the mapping does
+    /// not have (which cannot happen, but need not be fatal either).
+    own: [AtomicU64; REGISTERS],
+    shared: Option<(SharedPages, usize)>,
+}
+
+impl ChannelPage {
+    pub(super) fn new(tni: u8, bch: u8, shared: Option<&SharedPages>) -> Self {
+        Self {
+            own: [const { AtomicU64::new(0) }; REGISTERS],
+            shared: shared.map(|pages| (pages.clone(), pages.offset_of_channel(tni, bch))),
+        }
+    }
+
+    fn reg(&self, reg: BchReg) -> &AtomicU64 {
+        let own = &self.own[((reg.offset() - FIRST) / 8) as usize % REGISTERS];
+        match &self.shared {
+            Some((pages, base)) => {
+                pages.region().get_atomic_ref(base + reg.offset() as usize).unwrap_or(own)
+            }
+            None => own,
+        }
+    }
+
+    /// A trapped read.
+    pub(super) fn read(&self, reg: BchReg) -> u64 {
+        let value = self.reg(reg).load(Ordering::Acquire);
+        if reg == BchReg::Ready { value & STATE } else { value }
+    }
+
+    /// A trapped write; `merge` makes the register's value of the one before. Returns whether a
+    /// round is to be started.
+    pub(super) fn write(&self, reg: BchReg, merge: impl Fn(u64) -> u64) -> bool {
+        let change = |old: u64| match reg {
+            BchReg::IgnoredSignalCount => None,
+            // Only the device sets STATE; a start clears it.
+            BchReg::Ready => match merge(old) {
+                new if new & START != 0 => Some(new & !STATE),
+                new => Some(new & !STATE | old & STATE),
+            },
+            _ => Some(merge(old)),
+        };
+        let word = self.reg(reg);
+        let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        reg == BchReg::Ready && self.poll()
+    }
+
+    /// Whether a round is to be started.
+    pub(super) fn poll(&self) -> bool {
+        self.reg(BchReg::Ready).load(Ordering::Acquire) & START != 0
+    }
+
+    /// Takes what was written to READY, if that is a start.
+    pub(super) fn take_start(&self) -> Option<u64> {
+        let take = |word: u64| (word & START != 0).then_some(0);
+        let word = self.reg(BchReg::Ready);
+        word.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()
+    }
+
+    pub(super) fn input(&self) -> Input {
+        std::array::from_fn(|i| self.reg(BchReg::ALL[i]).load(Ordering::Acquire))
+    }
+
+    /// Shows the channel's state. A start that was not taken yet is forgotten.
+    pub(super) fn publish(&self, ready: bool, ignored: u64) {
+        self.show_ignored(ignored);
+        self.reg(BchReg::Ready).store(if ready { STATE } else { 0 }, Ordering::Release);
+    }
+
+    pub(super) fn show_ignored(&self, ignored: u64) {
+        self.reg(BchReg::IgnoredSignalCount).store(ignored, Ordering::Release);
+    }
+
+    pub(super) fn clear(&self) {
+        for &reg in BchReg::ALL {
+            self.reg(reg).store(0, Ordering::Release);
+        }
+    }
+}
