@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::faults::Fate;
 use crate::{Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
 
 /// Why a packet was lost.
@@ -32,13 +33,18 @@ pub trait Deliver<B> {
         reason: DiscardReason,
         packet: Packet<B>,
     );
+
+    /// A packet is held back by a fault; it is delivered some packets later, or by
+    /// [`Wires::release`](crate::Wires::release), which should be called soon.
+    fn held(&mut self) {}
 }
 
 /// Takes packets to their targets.
 pub trait Carrier<B>: Send + Sync {
     /// Sends a packet from its source.
     ///
-    /// `out` is told of each packet exactly once what became of it. A carrier without
+    /// `out` is told of each packet exactly once what became of it, unless a fault that was asked
+    /// for swallows or doubles it. A carrier without
     /// delay tells it of this packet before it returns; one with delay may tell it of
     /// earlier packets. Packets of one class with the same source, target and path
     /// arrive in the order in which they were sent.
@@ -113,44 +119,16 @@ impl Direct {
         }
     }
 
-    /// Takes a packet one hop far.
-    fn hop<B>(
+    /// Takes a packet along its way; `watch` sees it, and may meddle with it.
+    #[inline]
+    pub(crate) fn carry<B, W: Watch<B>>(
         &self,
         mut packet: Packet<B>,
-        port: Port,
-        vc: u8,
-        bad: bool,
+        watch: &mut W,
         out: &mut dyn Deliver<B>,
     ) {
-        let shape = self.fabric.shape();
-        let from = shape.node_id(packet.src);
-        let to = shape.neighbor(packet.src, port);
-        let (Some(from), Some(dst)) = (from, to) else {
-            let at = from.unwrap_or(NodeId::NOWHERE);
-            out.discarded(at, from.map(|_| port), DiscardReason::NoSuchNode, packet);
-            return;
-        };
-        let Some(to) = shape.node_id(dst) else { return };
-        packet.dst = dst;
-        self.fabric.count_injected(from, packet.src_tni, packet.bytes);
-        let hop = Hop { from, port, to, vc };
-        if !self.fabric.send(hop, packet.system, packet.tlps, packet.bytes) {
-            out.discarded(from, Some(port), DiscardReason::LinkDown, packet);
-            return;
-        }
-        if bad {
-            self.fabric.count_nullified(hop, packet.tlps);
-        }
-        let transit = self.timing.transit_ps(1, packet.bytes);
-        packet.model_ps = packet.model_ps.saturating_add(transit);
-        out.arrived(to, packet);
-    }
-}
-
-impl<B> Carrier<B> for Direct {
-    fn inject(&self, mut packet: Packet<B>, out: &mut dyn Deliver<B>) {
         if let Way::Hop { port, vc, nullified } = packet.way {
-            self.hop(packet, port, vc, nullified, out);
+            self.carry_one_hop(packet, port, vc, nullified, watch, out);
             return;
         }
         let route = match self.route(&mut packet) {
@@ -163,27 +141,150 @@ impl<B> Carrier<B> for Direct {
                     }
                     RouteError::Path(_) => DiscardReason::NoSuchPath,
                 };
+                watch.lost(at, None, reason, &packet);
                 out.discarded(at, None, reason, packet);
                 return;
             }
         };
-        let mut at = route.node();
+        let at = route.node();
         self.fabric.count_injected(at, packet.src_tni, packet.bytes);
-        let mut hops = 0;
+        watch.entered(at, &packet);
+        self.travel(Journey { at, hops: route, taken: 0, packet, held: None }, watch, out);
+    }
+
+    /// Takes a packet one hop far.
+    fn carry_one_hop<B, W: Watch<B>>(
+        &self,
+        mut packet: Packet<B>,
+        port: Port,
+        vc: u8,
+        bad: bool,
+        watch: &mut W,
+        out: &mut dyn Deliver<B>,
+    ) {
+        let shape = self.fabric.shape();
+        let from = shape.node_id(packet.src);
+        let to = shape.neighbor(packet.src, port);
+        let (Some(from), Some(dst)) = (from, to) else {
+            let (at, port) = (from.unwrap_or(NodeId::NOWHERE), from.map(|_| port));
+            watch.lost(at, port, DiscardReason::NoSuchNode, &packet);
+            out.discarded(at, port, DiscardReason::NoSuchNode, packet);
+            return;
+        };
+        let Some(to) = shape.node_id(dst) else { return };
+        packet.dst = dst;
+        self.fabric.count_injected(from, packet.src_tni, packet.bytes);
+        watch.entered(from, &packet);
+        let hop = Hop { from, port, to, vc };
+        if bad && self.fabric.link_up(packet.src, port) == Some(true) {
+            self.fabric.count_nullified(hop, packet.tlps);
+        }
+        let hops = std::iter::once(hop);
+        self.travel(Journey { at: from, hops, taken: 0, packet, held: None }, watch, out);
+    }
+
+    /// Takes a packet, and its double if it gets one, over the rest of their hops.
+    #[inline]
+    fn travel<B, W: Watch<B>, H: Iterator<Item = Hop> + Clone>(
+        &self,
+        journey: Journey<B, H>,
+        watch: &mut W,
+        out: &mut dyn Deliver<B>,
+    ) {
+        if let Some(double) = self.travel_once(journey, true, watch, out) {
+            self.travel_once(double, false, watch, out);
+        }
+    }
+
+    /// Returns the packet's double, if it may have one and got one.
+    #[inline]
+    fn travel_once<B, W: Watch<B>, H: Iterator<Item = Hop> + Clone>(
+        &self,
+        journey: Journey<B, H>,
+        may_double: bool,
+        watch: &mut W,
+        out: &mut dyn Deliver<B>,
+    ) -> Option<Journey<B, H>> {
+        let Journey { mut at, mut hops, mut taken, mut packet, mut held } = journey;
+        let mut double = None;
         let mut dead = None;
-        for hop in route {
+        while let Some(hop) = hops.next() {
             if !self.fabric.send(hop, packet.system, packet.tlps, packet.bytes) {
                 dead = Some(hop.port);
                 break;
             }
-            hops += 1;
+            taken += 1;
             at = hop.to;
+            let fate = watch.crossed(hop, &mut packet);
+            if fate.lost {
+                return double;
+            }
+            held = held.max(fate.held);
+            if fate.doubled && may_double && double.is_none() {
+                let copy = watch.double(&packet);
+                double = copy.map(|packet| Journey { at, hops: hops.clone(), taken, packet, held });
+            }
         }
-        let transit = self.timing.transit_ps(hops, packet.bytes);
+        let transit = self.timing.transit_ps(taken, packet.bytes);
         packet.model_ps = packet.model_ps.saturating_add(transit);
         match dead {
-            None => out.arrived(at, packet),
-            Some(port) => out.discarded(at, Some(port), DiscardReason::LinkDown, packet),
+            None => watch.arrived(at, packet, held, out),
+            Some(port) => {
+                watch.lost(at, Some(port), DiscardReason::LinkDown, &packet);
+                out.discarded(at, Some(port), DiscardReason::LinkDown, packet);
+            }
         }
+        double
     }
 }
+
+impl<B> Carrier<B> for Direct {
+    fn inject(&self, packet: Packet<B>, out: &mut dyn Deliver<B>) {
+        self.carry(packet, &mut Unwatched, out);
+    }
+}
+
+/// A packet somewhere on its way.
+struct Journey<B, H> {
+    at: NodeId,
+    /// What is left of the way.
+    hops: H,
+    taken: u32,
+    packet: Packet<B>,
+    held: Option<u32>,
+}
+
+/// Looks on as packets travel.
+pub(crate) trait Watch<B> {
+    /// It is in the crossbar of its source.
+    fn entered(&mut self, _: NodeId, _: &Packet<B>) {}
+
+    /// It goes over a link that is up.
+    fn crossed(&mut self, _: Hop, _: &mut Packet<B>) -> Fate {
+        Fate::default()
+    }
+
+    /// A second one like it, if there can be one.
+    fn double(&mut self, _: &Packet<B>) -> Option<Packet<B>> {
+        None
+    }
+
+    /// It goes no further, as `out` will be told.
+    fn lost(&mut self, _: NodeId, _: Option<Port>, _: DiscardReason, _: &Packet<B>) {}
+
+    /// It is at its target, where `held` others are to overtake it.
+    fn arrived(
+        &mut self,
+        at: NodeId,
+        packet: Packet<B>,
+        _held: Option<u32>,
+        out: &mut dyn Deliver<B>,
+    ) {
+        out.arrived(at, packet);
+    }
+}
+
+/// Nobody looks on.
+struct Unwatched;
+
+impl<B> Watch<B> for Unwatched {}

@@ -5,3 +5,4 @@ mod common;
 mod deadlock;
 mod routing;
 mod topology;
+mod wires;

@@ -1,0 +1,269 @@
+//! Faults that are made to happen on links.
+//!
+//! What happens to a packet on a link follows from the seed, the link, the direction and how many
+//! packets went there before. So a run whose packets come in the same order has the same faults.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use tofu_abi::Coords;
+
+use crate::{Class, Fabric, Hop, NoSuchLink, Packet, Port};
+
+/// A chance, in parts per million.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ppm(u32);
+
+impl Ppm {
+    /// Never.
+    pub const NEVER: Self = Self(0);
+    /// Always.
+    pub const ALWAYS: Self = Self(1_000_000);
+
+    /// So many in a million; none if that is more than a million.
+    pub const fn new(parts: u32) -> Option<Self> {
+        if parts <= Self::ALWAYS.0 { Some(Self(parts)) } else { None }
+    }
+
+    /// Parts in a million.
+    pub const fn parts(self) -> u32 {
+        self.0
+    }
+
+    /// Whether it happens, by a random number.
+    const fn hits(self, random: u64) -> bool {
+        (random >> 32) * 1_000_000 >> 32 < self.0 as u64
+    }
+}
+
+/// How often what happens to a packet on a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// It is lost, and nobody is told.
+    pub loss: Ppm,
+    /// It arrives twice. A packet is doubled once on its way at most.
+    pub duplicate: Ppm,
+    /// It is held back at its target until up to [`REORDER_DEPTH`] others have overtaken it, or
+    /// until [`Wires::release`](crate::Wires::release).
+    pub reorder: Ppm,
+    /// Some of its bits change, and its check sequence with high likelihood does not fit any more.
+    pub corrupt: Ppm,
+    /// Some of its payload's bits change, no more than 8 next to each other, and its check
+    /// sequence is made to fit: what no device can see.
+    pub undetected: Ppm,
+}
+
+/// How many packets can overtake one that is held back.
+pub const REORDER_DEPTH: u32 = 8;
+
+impl Rates {
+    /// No faults.
+    pub const NONE: Self = Self {
+        loss: Ppm::NEVER,
+        duplicate: Ppm::NEVER,
+        reorder: Ppm::NEVER,
+        corrupt: Ppm::NEVER,
+        undetected: Ppm::NEVER,
+    };
+}
+
+/// Which faults a machine is to have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FaultPlan {
+    /// Faults with the same seed are the same.
+    pub seed: u64,
+    /// On every link.
+    pub everywhere: Rates,
+    /// On single links, in both directions, instead. The last one counts.
+    pub links: Vec<(Coords, Port, Rates)>,
+    /// Also loses requests and responses. Real links repeat a frame until it is right, so for
+    /// commands that does not happen, and their initiators end with a time-out.
+    pub commands: bool,
+}
+
+/// How often faults happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultCounters {
+    /// Packets lost.
+    pub lost: u64,
+    /// Packets doubled.
+    pub duplicated: u64,
+    /// Packets held back.
+    pub reordered: u64,
+    /// Packets damaged so that their target can see it.
+    pub corrupted: u64,
+    /// Packets damaged with a new check sequence.
+    pub undetected: u64,
+}
+
+/// What faults can do to the contents of packets.
+pub trait Disturb: Sized {
+    /// A copy, as if it had been sent twice. `None` if that cannot be had.
+    fn duplicate(&self) -> Option<Self>;
+
+    /// Changes some bits, as a random number says. If `undetected` the check sequence fits
+    /// afterwards; then no more than 8 neighbouring bits of the payload may change. Returns
+    /// whether anything has changed.
+    fn damage(&mut self, random: u64, undetected: bool) -> bool;
+}
+
+/// Faults at work.
+#[derive(Debug)]
+pub(crate) struct Faults<B> {
+    plan: FaultPlan,
+    /// By node and port, if there are any that differ.
+    rates: Vec<(usize, Rates)>,
+    /// Packets seen, by node and port.
+    seen: Box<[AtomicU64]>,
+    counters: Counters,
+    duplicate: fn(&B) -> Option<B>,
+    damage: fn(&mut B, u64, bool) -> bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    lost: AtomicU64,
+    duplicated: AtomicU64,
+    reordered: AtomicU64,
+    corrupted: AtomicU64,
+    undetected: AtomicU64,
+}
+
+/// What becomes of a packet on a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fate {
+    pub(crate) lost: bool,
+    pub(crate) doubled: bool,
+    /// So many others are to overtake it.
+    pub(crate) held: Option<u32>,
+}
+
+fn link_index(hop: Hop) -> usize {
+    hop.from.index() * Port::COUNT + hop.port.index()
+}
+
+impl<B: Disturb> Faults<B> {
+    /// # Errors
+    /// If the plan names a link that is not there.
+    pub(crate) fn new(fabric: &Fabric, plan: FaultPlan) -> Result<Self, NoSuchLink> {
+        let shape = fabric.shape();
+        let mut rates = Vec::new();
+        for &(node, port, own) in &plan.links {
+            let ends = shape.neighbor(node, port).map(|far| [(node, port), (far, port.opposite())]);
+            for (end, port) in ends.ok_or(NoSuchLink { node, port })? {
+                let id = shape.node_id(end).ok_or(NoSuchLink { node, port })?;
+                let index = id.index() * Port::COUNT + port.index();
+                rates.retain(|(known, _)| *known != index);
+                rates.push((index, own));
+            }
+        }
+        rates.sort_by_key(|(index, _)| *index);
+        let links = shape.nodes() as usize * Port::COUNT;
+        Ok(Self {
+            plan,
+            rates,
+            seen: (0..links).map(|_| AtomicU64::new(0)).collect(),
+            counters: Counters::default(),
+            duplicate: B::duplicate,
+            damage: B::damage,
+        })
+    }
+}
+
+impl<B> Faults<B> {
+    pub(crate) const fn plan(&self) -> &FaultPlan {
+        &self.plan
+    }
+
+    pub(crate) fn counters(&self) -> FaultCounters {
+        let Counters { lost, duplicated, reordered, corrupted, undetected } = &self.counters;
+        let read = |counter: &AtomicU64| counter.load(Relaxed);
+        FaultCounters {
+            lost: read(lost),
+            duplicated: read(duplicated),
+            reordered: read(reordered),
+            corrupted: read(corrupted),
+            undetected: read(undetected),
+        }
+    }
+
+    fn rates(&self, index: usize) -> &Rates {
+        match self.rates.binary_search_by_key(&index, |(known, _)| *known) {
+            Ok(place) => &self.rates[place].1,
+            Err(_) => &self.plan.everywhere,
+        }
+    }
+
+    /// What becomes of a packet that goes over a link. Damages it if that is due.
+    pub(crate) fn strike(&self, hop: Hop, packet: &mut Packet<B>) -> Fate {
+        let system = packet.class == Class::System;
+        if !system && !self.plan.commands {
+            return Fate::default();
+        }
+        let index = link_index(hop);
+        let rates = self.rates(index);
+        let Some(seen) = self.seen.get(index) else { return Fate::default() };
+        let number = seen.fetch_add(1, Relaxed);
+        let base = mix(self.plan.seed ^ mix((index as u64) << 40 ^ number));
+        let random = |kind: u64| mix(base.wrapping_add(kind));
+        let count = |counter: &AtomicU64| {
+            counter.fetch_add(1, Relaxed);
+        };
+        let mut fate = Fate { lost: rates.loss.hits(random(1)), ..Fate::default() };
+        if fate.lost {
+            count(&self.counters.lost);
+        }
+        if fate.lost || !system {
+            return fate;
+        }
+        if rates.corrupt.hits(random(2)) && (self.damage)(&mut packet.body, random(3), false) {
+            count(&self.counters.corrupted);
+        }
+        if rates.undetected.hits(random(4)) && (self.damage)(&mut packet.body, random(5), true) {
+            count(&self.counters.undetected);
+        }
+        fate.doubled = rates.duplicate.hits(random(6));
+        if rates.reorder.hits(random(7)) {
+            fate.held = Some(1 + (random(8) % u64::from(REORDER_DEPTH)) as u32);
+        }
+        fate
+    }
+
+    /// The same packet again.
+    pub(crate) fn double(&self, packet: &Packet<B>) -> Option<Packet<B>> {
+        let body = (self.duplicate)(&packet.body)?;
+        self.counters.duplicated.fetch_add(1, Relaxed);
+        Some(Packet { body, ..*packet })
+    }
+
+    pub(crate) fn count_held(&self) {
+        self.counters.reordered.fetch_add(1, Relaxed);
+    }
+}
+
+/// A number that looks random and depends on every bit of `n`: the finalizer of SplitMix64
+/// (Steele, Lea and Flood, OOPSLA 2014).
+const fn mix(n: u64) -> u64 {
+    let n = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ n >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chances_are_as_said() {
+        for parts in [0, 1_000, 10_000, 50_000, 500_000, 1_000_000] {
+            let chance = Ppm::new(parts).unwrap();
+            let hits = (0..100_000).filter(|n| chance.hits(mix(*n))).count() as i64;
+            let expected = i64::from(parts) / 10;
+            // Four times the standard deviation.
+            let p = f64::from(parts) / 1e6;
+            let margin = (4.0 * (100_000.0 * p * (1.0 - p)).sqrt()) as i64;
+            assert!((hits - expected).abs() <= margin, "{parts} ppm: {hits} of 100000");
+        }
+        assert_eq!(Ppm::new(1_000_001), None);
+    }
+}

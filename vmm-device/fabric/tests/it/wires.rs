@@ -1,0 +1,279 @@
+//! Taps and faults.
+
+use std::sync::{Arc, Mutex};
+
+use tofu_abi::Coords;
+use tofu_fabric::{
+    Carrier, Class, Deliver, Direction, DiscardReason, Disturb, Fabric, FaultPlan, NodeId, Packet,
+    Place, Port, Ppm, REORDER_DEPTH, Rates, Sight, Tap, Timing, Way, Wires,
+};
+
+use crate::common::shape;
+
+/// A body that remembers what was done to it.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Letter {
+    number: u32,
+    damage: u32,
+    forged: u32,
+}
+
+impl Disturb for Letter {
+    fn duplicate(&self) -> Option<Self> {
+        Some(self.clone())
+    }
+
+    fn damage(&mut self, _: u64, undetected: bool) -> bool {
+        if undetected {
+            self.forged += 1;
+        } else {
+            self.damage += 1;
+        }
+        true
+    }
+}
+
+/// What was told of packets.
+#[derive(Default)]
+struct Log {
+    arrived: Vec<(NodeId, Letter)>,
+    discarded: Vec<DiscardReason>,
+    held: usize,
+}
+
+impl Deliver<Letter> for Log {
+    fn arrived(&mut self, node: NodeId, packet: Packet<Letter>) {
+        self.arrived.push((node, packet.body));
+    }
+
+    fn discarded(&mut self, _: NodeId, _: Option<Port>, reason: DiscardReason, _: Packet<Letter>) {
+        self.discarded.push(reason);
+    }
+
+    fn held(&mut self) {
+        self.held += 1;
+    }
+}
+
+impl Log {
+    fn numbers(&self) -> Vec<u32> {
+        self.arrived.iter().map(|(_, letter)| letter.number).collect()
+    }
+}
+
+fn node(x: u8) -> Coords {
+    Coords::new(x, 0, 0, 0, 0, 0)
+}
+
+fn wires() -> Wires<Letter> {
+    let shape = shape([5, 1, 1, 1, 1, 1]).with_torus([false; 3]);
+    Wires::new(Arc::new(Fabric::new(shape)), Timing::TOFUD)
+}
+
+fn packet(class: Class, from: u8, to: u8, number: u32) -> Packet<Letter> {
+    Packet {
+        src: node(from),
+        src_tni: 2,
+        dst: node(to),
+        dst_tni: 1,
+        path: node(to).default_path(),
+        way: Way::Shortest,
+        class,
+        system: class == Class::System,
+        tlps: 1,
+        bytes: 104,
+        model_ps: 0,
+        body: Letter { number, ..Letter::default() },
+    }
+}
+
+fn with(rates: Rates) -> Wires<Letter> {
+    let wires = wires();
+    let plan = FaultPlan { seed: 1, everywhere: rates, ..FaultPlan::default() };
+    wires.set_faults(Some(plan)).unwrap();
+    wires
+}
+
+/// Sends packets 0 to `count` - 1.
+fn send(wires: &Wires<Letter>, class: Class, to: u8, count: u32) -> Log {
+    let mut log = Log::default();
+    for number in 0..count {
+        wires.inject(packet(class, 0, to, number), &mut log);
+    }
+    log
+}
+
+fn percent(n: u32) -> Ppm {
+    Ppm::new(n * 10_000).unwrap()
+}
+
+#[test]
+fn every_rate_holds_on_every_link() {
+    // Two links: each has its say. Four times the standard deviation is 240 at most.
+    let near = |found: u64, expected: u64| assert!(found.abs_diff(expected) < 250, "{found}");
+    let lossy = with(Rates { loss: percent(5), ..Rates::NONE });
+    let log = send(&lossy, Class::System, 2, 20_000);
+    let lost = lossy.faults().unwrap().1.lost;
+    near(lost, 20_000 - 20_000 * 95 * 95 / 10_000);
+    assert_eq!(log.arrived.len() as u64, 20_000 - lost);
+    // Nobody is told.
+    assert_eq!(log.discarded, []);
+
+    let wires = with(Rates { corrupt: percent(5), undetected: percent(1), ..Rates::NONE });
+    let log = send(&wires, Class::System, 2, 20_000);
+    let counters = wires.faults().unwrap().1;
+    near(counters.corrupted, 2_000);
+    near(counters.undetected, 400);
+    let sum = |of: fn(&Letter) -> u32| log.arrived.iter().map(|(_, l)| u64::from(of(l))).sum();
+    assert_eq!((counters.corrupted, counters.undetected), (sum(|l| l.damage), sum(|l| l.forged)));
+}
+
+#[test]
+fn a_packet_is_doubled_once() {
+    let wires = with(Rates { duplicate: Ppm::ALWAYS, ..Rates::NONE });
+    let log = send(&wires, Class::System, 4, 3);
+    assert_eq!(log.numbers(), [0, 0, 1, 1, 2, 2]);
+    assert_eq!(wires.faults().unwrap().1.duplicated, 3);
+    // The copy goes over the rest of the links: three of the four.
+    let counters = wires.fabric().port_counters(NodeId(1), Port::XPlus).unwrap();
+    assert_eq!(counters.send_system, 6);
+}
+
+#[test]
+fn packets_are_overtaken_by_a_few_others_and_none_gets_lost() {
+    let wires = with(Rates { reorder: percent(20), ..Rates::NONE });
+    let mut log = send(&wires, Class::System, 1, 1_000);
+    wires.release(&mut log);
+    let mut numbers = log.numbers();
+    let held = wires.faults().unwrap().1.reordered;
+    assert!((150..250).contains(&held), "{held}");
+    assert_eq!(log.held as u64, held);
+    let moved = numbers.windows(2).filter(|pair| pair[0] > pair[1]).count();
+    assert!(moved > 50, "{moved}");
+    for (place, number) in numbers.iter().enumerate() {
+        // Those that are held back do not count for others, hence the factor.
+        assert!(place.abs_diff(*number as usize) <= 3 * REORDER_DEPTH as usize, "{place} {number}");
+    }
+    numbers.sort_unstable();
+    assert!(numbers.into_iter().eq(0..1_000));
+}
+
+#[test]
+fn the_last_packet_waits_for_release_and_for_no_other_target() {
+    let wires = with(Rates { reorder: Ppm::ALWAYS, ..Rates::NONE });
+    let mut log = send(&wires, Class::System, 1, 1);
+    assert_eq!((log.arrived.len(), log.held), (0, 1));
+    wires.set_faults(None).unwrap();
+    wires.inject(packet(Class::System, 0, 2, 7), &mut log);
+    assert_eq!(log.numbers(), [7]);
+    wires.release(&mut log);
+    assert_eq!(log.numbers(), [7, 0]);
+    assert!(wires.faults().is_none());
+}
+
+#[test]
+fn commands_are_left_alone_unless_asked_for() {
+    let rates = Rates {
+        loss: Ppm::ALWAYS,
+        duplicate: Ppm::ALWAYS,
+        reorder: Ppm::ALWAYS,
+        corrupt: Ppm::ALWAYS,
+        undetected: Ppm::ALWAYS,
+    };
+    let wires = with(rates);
+    for class in [Class::Request, Class::Response] {
+        let log = send(&wires, class, 2, 10);
+        assert!(log.numbers().into_iter().eq(0..10));
+        assert!(log.arrived.iter().all(|(_, letter)| letter.damage + letter.forged == 0));
+    }
+    let plan = FaultPlan { everywhere: rates, commands: true, ..FaultPlan::default() };
+    wires.set_faults(Some(plan)).unwrap();
+    assert_eq!(send(&wires, Class::Request, 2, 10).arrived, []);
+    assert_eq!(wires.faults().unwrap().1.lost, 10);
+}
+
+#[test]
+fn the_same_seed_has_the_same_faults() {
+    let run = |seed| {
+        let wires = wires();
+        let rates = Rates { loss: percent(10), duplicate: percent(10), ..Rates::NONE };
+        let plan = FaultPlan { seed, everywhere: rates, ..FaultPlan::default() };
+        wires.set_faults(Some(plan)).unwrap();
+        send(&wires, Class::System, 3, 200).numbers()
+    };
+    assert_eq!(run(5), run(5));
+    assert_ne!(run(5), run(6));
+}
+
+#[test]
+fn single_links_have_rates_of_their_own() {
+    let wires = wires();
+    let all = Rates { loss: Ppm::ALWAYS, ..Rates::NONE };
+    let links = vec![(node(2), Port::XMinus, all), (node(3), Port::XPlus, all)];
+    wires.set_faults(Some(FaultPlan { links, ..FaultPlan::default() })).unwrap();
+    let arrived = |from, to| {
+        let mut log = Log::default();
+        wires.inject(packet(Class::System, from, to, 0), &mut log);
+        log.arrived.len()
+    };
+    // Both directions, and no others.
+    assert_eq!((arrived(2, 1), arrived(1, 2)), (0, 0));
+    assert_eq!((arrived(0, 1), arrived(2, 3), arrived(3, 4)), (1, 1, 0));
+    let links = vec![(node(0), Port::YPlus, all)];
+    let plan = FaultPlan { links, ..FaultPlan::default() };
+    let error = wires.set_faults(Some(plan)).unwrap_err();
+    assert_eq!(error.to_string(), "node (0,0,0,0,0,0) has no link at port Y+");
+    assert_eq!(arrived(1, 2), 0);
+}
+
+/// Writes down what it sees.
+#[derive(Default)]
+struct Seen(Mutex<Vec<(u32, Place, Direction, Option<u8>, u32)>>);
+
+impl Tap<Letter> for Seen {
+    fn seen(&self, sight: Sight, packet: &Packet<Letter>) {
+        let Sight { node, place, direction, vc } = sight;
+        self.0.lock().unwrap().push((node.0, place, direction, vc, packet.body.damage));
+    }
+}
+
+#[test]
+fn a_tap_sees_every_place_of_the_way() {
+    use Direction::{In, Lost, Out};
+    let (plus, minus) = (Place::Port(Port::XPlus), Place::Port(Port::XMinus));
+    let wires = wires();
+    let seen = Arc::new(Seen::default());
+    wires.set_tap(Some(Arc::clone(&seen) as _));
+    let all = Rates { corrupt: Ppm::ALWAYS, ..Rates::NONE };
+    let links = vec![(node(1), Port::XPlus, all)];
+    wires.set_faults(Some(FaultPlan { links, ..FaultPlan::default() })).unwrap();
+    let take = || std::mem::take(&mut *seen.0.lock().unwrap());
+    send(&wires, Class::System, 2, 1);
+    let expected = [
+        (0, Place::Tni(2), Out, None, 0),
+        (0, plus, Out, Some(4), 0),
+        (1, minus, In, Some(4), 0),
+        (1, plus, Out, Some(5), 0),
+        // Damaged on the second link.
+        (2, minus, In, Some(5), 1),
+        (2, Place::Tni(1), In, None, 1),
+    ];
+    assert_eq!(take(), expected);
+
+    // To itself: no link.
+    send(&wires, Class::Request, 0, 1);
+    assert_eq!(take(), [(0, Place::Tni(2), Out, None, 0), (0, Place::Tni(1), In, None, 0)]);
+
+    wires.fabric().set_link(node(0), Port::XPlus, false).unwrap();
+    send(&wires, Class::Request, 1, 1);
+    let lost = Lost(DiscardReason::LinkDown);
+    assert_eq!(take(), [(0, Place::Tni(2), Out, None, 0), (0, plus, lost, None, 0)]);
+
+    let mut log = Log::default();
+    wires.inject(packet(Class::Request, 0, 9, 0), &mut log);
+    assert_eq!(take(), [(0, Place::Tni(2), Lost(DiscardReason::NoSuchNode), None, 0)]);
+
+    wires.set_tap(None);
+    send(&wires, Class::System, 0, 1);
+    assert_eq!(take(), []);
+}
