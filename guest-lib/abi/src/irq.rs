@@ -72,6 +72,8 @@ pub mod bgs {
     pub const DMA_COMPLETION_EXCEPTION: u64 = 1 << 26;
     /// Every request bit there is.
     pub const ALL: u64 = 0x3f | 0x7 << 24;
+    /// The requests that report an exception rather than the end of a round.
+    pub const EXCEPTIONS: u64 = 0x3f | DMA_COMPLETION_EXCEPTION;
 }
 
 /// TNI requests.

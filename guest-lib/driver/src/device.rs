@@ -6,8 +6,8 @@ use core::fmt;
 
 use tofu_abi::Coords;
 use tofu_abi::regs::{
-    CqsReg, CqsStatus, NUM_TNI, NodeAddress, Register, TniReg, TniState, TofuReg, cqs_page,
-    tni_base, tofu,
+    BgsReg, CqsReg, CqsStatus, NUM_TNI, NodeAddress, Register, TniReg, TniState, TofuReg, bgs_page,
+    cqs_page, tni_base, tofu,
 };
 
 use crate::platform::Platform;
@@ -137,6 +137,18 @@ impl<P: Platform> Device<P> {
         }
     }
 
+    /// Interrupt registers of a barrier gate.
+    pub(crate) fn bgs_irq(&self, tni: u8, bg: u8) -> IrqUnit<'_, P> {
+        let page = bgs_page(tni, bg);
+        IrqUnit {
+            platform: &self.platform,
+            irr: page + BgsReg::Irr.offset(),
+            imr: page + BgsReg::Imr.offset(),
+            irc: page + BgsReg::Irc.offset(),
+            imc: page + BgsReg::Imc.offset(),
+        }
+    }
+
     /// Reads a register.
     pub fn read(&self, register: Register) -> u64 {
         self.platform.bar0_read64(register.offset())
@@ -257,7 +269,7 @@ impl<'a, P: Platform> Tni<'a, P> {
     }
 }
 
-/// The interrupt registers of one unit (CQS, TNI or TNR).
+/// The interrupt registers of one unit (CQS, BGS, TNI or TNR).
 #[derive(Debug)]
 pub struct IrqUnit<'a, P> {
     platform: &'a P,

@@ -15,6 +15,7 @@
 //! 5. [`Cq::poll_tcq`] and [`Cq::poll_mrq`] reap completions and notices; [`Cq::wait`]
 //!    sleeps until there is something to reap.
 //!
+//! [`Channel`] is a barrier channel with its gates: it synchronises and reduces.
 //! [`Packets`] sends and receives system packets, the frames of a kernel's network driver.
 //!
 //! Registers are only touched while setting up and tearing down. On the hot path it is
@@ -25,6 +26,7 @@
 
 extern crate alloc;
 
+mod barrier;
 mod cq;
 mod device;
 mod order;
@@ -33,6 +35,9 @@ mod platform;
 mod tables;
 pub mod topology;
 
+pub use barrier::{
+    Channel, ChannelConfig, ChannelError, ChannelWaitError, Gate, Outcome, StartError,
+};
 pub use cq::{Completion, Cq, CqConfig, CqException, Full, Notice, OpenError, WaitError};
 pub use device::{Device, DeviceError, IrqUnit, TimedOut, Tni};
 pub use order::{BadPiggyback, Order, Target};

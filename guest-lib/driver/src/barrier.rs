@@ -1,0 +1,750 @@
+//! Barrier channels and gates: synchronisation and reductions without the processor.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::mem;
+use core::sync::atomic::Ordering;
+
+use tofu_abi::barrier::{
+    BCH_MASK, BCH_MASK_STATUS_RUN, BSEQ_MASK, BchReady, BgAddress, GPID_MASK, GpidBseq, LocalLink,
+    NOTICE_SIZE, Notice, NoticeStatus, Profile, RemoteLink, SignalMask, input_bits,
+};
+use tofu_abi::irq::{bgs, vector};
+use tofu_abi::reduce::{Input, Op, VALUE_QWORDS, Value};
+use tofu_abi::regs::{BchReg, BgsReg, CqsMode, bch_page, bgs_page};
+
+use crate::device::{Device, IrqUnit, TimedOut};
+use crate::platform::{DmaBuffer, DmaError, IrqError, Platform};
+
+/// Longest sleep of a wait, in nanoseconds. All channels of an interface have the same interrupt,
+/// so another one's wait may take it: then this bounds what that costs.
+const NAP_NS: u64 = 1_000_000;
+
+/// How to open a barrier channel. Start from [`ChannelConfig::new`].
+#[derive(Clone, Copy, Debug)]
+pub struct ChannelConfig {
+    /// Network interface, 0 to 5.
+    pub tni: u8,
+    /// Barrier channel, 0 to 15: also the number of its start/end gate.
+    pub bch: u8,
+    /// Group process id, 40 bits. Only gates with the same one take signals of each other.
+    pub gpid: u64,
+    /// Sequence number of the first round, 24 bits: the same for all members of the group. After
+    /// a round that did not end, the next set-up of the same gates should have one that is at
+    /// least 2 higher, so that late signals are told from its own.
+    pub bseq: u32,
+    /// Subnet of remote gates; rights have no meaning here.
+    pub subnet: CqsMode,
+    /// Requests to unmask, see [`tofu_abi::irq::bgs`]. 0 opens a channel that is only polled.
+    pub interrupts: u64,
+    /// How long [`Channel::wait`] polls before it sleeps, in nanoseconds.
+    pub spin_ns: u64,
+    /// What barriers of the device's generation have.
+    pub profile: Profile,
+}
+
+impl ChannelConfig {
+    /// A channel of group 0 that begins with round 0, without a subnet, whose rounds' ends and
+    /// exceptions are interrupts.
+    pub const fn new(tni: u8, bch: u8) -> Self {
+        Self {
+            tni,
+            bch,
+            gpid: 0,
+            bseq: 0,
+            subnet: CqsMode(0),
+            interrupts: bgs::ALL,
+            spin_ns: 0,
+            profile: Profile::TOFUD,
+        }
+    }
+}
+
+/// A gate and its links.
+///
+/// A relay gate, 16 to 47, waits for its sources, and signals its destinations. A start/end gate,
+/// 0 to 15, signals its destinations when its channel starts a round; the round ends when the
+/// signals of its sources have come. So its sources must have passed on the channel's own value
+/// too, for it to be in the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gate {
+    /// Network interface, 0 to 5.
+    pub tni: u8,
+    /// Number of the gate, 0 to 47.
+    pub bg: u8,
+    /// Gate of the same interface to wait for.
+    pub src_local: Option<u8>,
+    /// Gate of any node and interface to wait for; its path has no meaning.
+    pub src_remote: Option<BgAddress>,
+    /// Gate of the same interface to signal.
+    pub dst_local: Option<u8>,
+    /// Gate of any node and interface to signal, by the path in the address.
+    pub dst_remote: Option<BgAddress>,
+}
+
+impl Gate {
+    /// A gate without links.
+    pub const fn new(tni: u8, bg: u8) -> Self {
+        Self { tni, bg, src_local: None, src_remote: None, dst_local: None, dst_remote: None }
+    }
+}
+
+/// Why a channel cannot be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChannelError {
+    /// The device has no such channel.
+    NoSuchChannel {
+        /// Network interface.
+        tni: u8,
+        /// Channel.
+        bch: u8,
+    },
+    /// The device has no such gate.
+    NoSuchGate {
+        /// Network interface.
+        tni: u8,
+        /// Gate.
+        bg: u8,
+    },
+    /// A gate was given twice.
+    Twice {
+        /// Network interface.
+        tni: u8,
+        /// Gate.
+        bg: u8,
+    },
+    /// The channel's start/end gate is not among the gates, or another channel's is.
+    StartGate {
+        /// Network interface.
+        tni: u8,
+        /// Gate that is missing, or that does not belong here.
+        bg: u8,
+    },
+    /// A gate of another node that no node has.
+    NoSuchAddress {
+        /// Gate with the link.
+        bg: u8,
+        /// What it is linked to.
+        address: BgAddress,
+    },
+    /// A gate of another node that is not in the subnet.
+    Subnet {
+        /// Gate with the link.
+        bg: u8,
+        /// What it is linked to.
+        address: BgAddress,
+    },
+    /// A link within the interface whose other end is not given or is linked to another gate.
+    LocalLink {
+        /// Network interface.
+        tni: u8,
+        /// Gate with the link.
+        bg: u8,
+        /// Gate that it names.
+        other: u8,
+    },
+    /// A gate that waits for nobody would never fire.
+    NoSource {
+        /// Network interface.
+        tni: u8,
+        /// Gate.
+        bg: u8,
+    },
+    /// A gate that waits, directly or not, only for itself would never fire.
+    NeverFires {
+        /// Network interface.
+        tni: u8,
+        /// Gate.
+        bg: u8,
+    },
+    /// The group process id has more than 40 bits, or the sequence number more than 24.
+    Number(u64),
+    /// The channel or a gate is in use.
+    Busy {
+        /// Network interface.
+        tni: u8,
+        /// Gate.
+        bg: u8,
+    },
+    /// The device refuses a gate; the requests of [`tofu_abi::irq::bgs`] say why.
+    Refused {
+        /// Network interface.
+        tni: u8,
+        /// Gate.
+        bg: u8,
+        /// IRR of the gate.
+        irr: u64,
+    },
+    /// No memory for notices.
+    Memory(DmaError),
+    /// No interrupt.
+    Interrupt(IrqError),
+    /// A gate or channel did not get to work.
+    Enable(TimedOut),
+}
+
+impl fmt::Display for ChannelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSuchChannel { tni, bch } => {
+                write!(f, "there is no barrier channel {bch} on TNI {tni}")
+            }
+            Self::NoSuchGate { tni, bg } => write!(f, "there is no barrier gate {bg} on TNI {tni}"),
+            Self::Twice { tni, bg } => write!(f, "gate {bg} of TNI {tni} is set twice"),
+            Self::StartGate { tni, bg } => write!(
+                f,
+                "of start/end gates, the channel's own is set and no other; gate {bg} of TNI {tni} \
+                 is not so"
+            ),
+            Self::NoSuchAddress { bg, address } => {
+                write!(f, "gate {bg} is linked to a gate that does not exist: ")?;
+                write_address(f, *address)
+            }
+            Self::Subnet { bg, address } => {
+                write!(f, "gate {bg} is linked to a gate outside of the subnet: ")?;
+                write_address(f, *address)
+            }
+            Self::LocalLink { tni, bg, other } => write!(
+                f,
+                "gate {bg} of TNI {tni} is linked to gate {other}, but that one not to it"
+            ),
+            Self::NoSource { tni, bg } => {
+                write!(f, "gate {bg} of TNI {tni} waits for no other gate, so it never fires")
+            }
+            Self::NeverFires { tni, bg } => write!(
+                f,
+                "gate {bg} of TNI {tni} waits for gates that wait for it, so it never fires"
+            ),
+            Self::Number(n) => write!(
+                f,
+                "{n:#x} is too large: group process ids have 40 bits, sequence numbers 24"
+            ),
+            Self::Busy { tni, bg } => write!(f, "gate {bg} of TNI {tni} is in use"),
+            Self::Refused { tni, bg, irr } => {
+                write!(f, "the device refuses gate {bg} of TNI {tni}:")?;
+                write_requests(f, *irr)
+            }
+            Self::Memory(e) => e.fmt(f),
+            Self::Interrupt(e) => e.fmt(f),
+            Self::Enable(e) => e.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ChannelError {}
+
+fn write_address(f: &mut fmt::Formatter<'_>, address: BgAddress) -> fmt::Result {
+    write!(f, "node {}, TNI {}, gate {}", address.coords(), address.tni(), address.bg())
+}
+
+fn write_requests(f: &mut fmt::Formatter<'_>, irr: u64) -> fmt::Result {
+    const NAMES: [(u64, &str); 7] = [
+        (bgs::NODE_ADDRESS_UNMATCH, "signal of a gate that it is not linked to"),
+        (bgs::BG_RECV_ADDRESS_EXCEPTION, "no such gate to receive from"),
+        (bgs::BG_SEND_ADDRESS_EXCEPTION, "no such gate to send to"),
+        (bgs::GPID_UNMATCH, "signal of another group"),
+        (bgs::BSEQ_UNMATCH, "signal of another round"),
+        (bgs::SIGNAL_STATE_ERROR, "signal came twice or with another operation"),
+        (bgs::DMA_COMPLETION_EXCEPTION, "notice not writable"),
+    ];
+    let set = NAMES.iter().filter(|(bit, _)| irr & bit != 0);
+    for (i, (_, name)) in set.enumerate() {
+        write!(f, "{} {name}", if i == 0 { "" } else { "," })?;
+    }
+    Ok(())
+}
+
+/// Why a round cannot be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartError {
+    /// The last one has not ended, or its result was not taken.
+    Busy,
+    /// More elements than the operation takes.
+    Count {
+        /// Elements asked for.
+        count: u8,
+        /// Elements that there may be.
+        max: u8,
+    },
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy => f.write_str("the channel's last round has not ended"),
+            Self::Count { count, max } => {
+                write!(f, "{count} elements, where the operation takes {max} at most")
+            }
+        }
+    }
+}
+
+impl core::error::Error for StartError {}
+
+/// How a round ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Sequence number of the round.
+    pub bseq: u32,
+    /// The operation; `None` if members of the group started the round with different ones.
+    pub op: Option<Op>,
+    /// The result; all 0 after a barrier or a mismatch.
+    pub value: Value,
+}
+
+/// Why a wait ended before its round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChannelWaitError {
+    /// No round was started.
+    Idle,
+    /// The round did not end in time. It may still do so, unless the channel is closed.
+    TimedOut {
+        /// What the channel's gates report, see [`Channel::exceptions`].
+        exceptions: u64,
+    },
+    /// The round has ended, but the device could not write its notice.
+    Notice,
+}
+
+impl fmt::Display for ChannelWaitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Idle => f.write_str("no round was started"),
+            Self::TimedOut { exceptions: 0 } => f.write_str("timed out: not all members came"),
+            Self::TimedOut { exceptions } => {
+                f.write_str("timed out; gates report:")?;
+                write_requests(f, *exceptions)
+            }
+            Self::Notice => f.write_str("the device could not write the notice of the round"),
+        }
+    }
+}
+
+impl core::error::Error for ChannelWaitError {}
+
+/// An open barrier channel with its gates.
+///
+/// Dropping it closes it. If the device does not let go of it then, the memory of its notices is
+/// never freed.
+#[derive(Debug)]
+pub struct Channel<P: Platform> {
+    device: Device<P>,
+    tni: u8,
+    bch: u8,
+    profile: Profile,
+    interrupts: u64,
+    spin_ns: u64,
+    notices: Arc<P::Dma>,
+    gates: Vec<(u8, u8)>,
+    /// The next round, or the one that was started.
+    bseq: u32,
+    running: bool,
+    open: bool,
+}
+
+impl<P: Platform> Channel<P> {
+    /// Opens a channel with the node's gates for it, its own start/end gate among them. Gates
+    /// may lie in other interfaces than the channel.
+    ///
+    /// Until all members of the group have done this, none may start a round: signals to gates
+    /// that are not set up are lost.
+    ///
+    /// # Errors
+    ///
+    /// See [`ChannelError`]. Nothing is changed then.
+    pub fn open(
+        device: &Device<P>,
+        config: &ChannelConfig,
+        gates: &[Gate],
+    ) -> Result<Self, ChannelError> {
+        check(config, gates)?;
+        let (tni, bch) = (config.tni, config.bch);
+        let platform = device.platform();
+        let read = |tni, bg, reg: BgsReg| platform.bar0_read64(bgs_page(tni, bg) + reg.offset());
+        if read(tni, bch, BgsReg::BchMask) & BCH_MASK == 0 {
+            return Err(ChannelError::Busy { tni, bg: bch });
+        }
+        for gate in gates {
+            if read(gate.tni, gate.bg, BgsReg::State) & 1 != 0 {
+                return Err(ChannelError::Busy { tni: gate.tni, bg: gate.bg });
+            }
+        }
+        if config.interrupts != 0 {
+            platform.irq_enable(vector::bg(tni)).map_err(ChannelError::Interrupt)?;
+        }
+        let notices = platform.alloc_dma(NOTICE_SIZE, NOTICE_SIZE).map_err(ChannelError::Memory)?;
+        let mut channel = Self {
+            device: device.clone(),
+            tni,
+            bch,
+            profile: config.profile,
+            interrupts: config.interrupts,
+            spin_ns: config.spin_ns,
+            notices: Arc::new(notices),
+            gates: Vec::with_capacity(gates.len()),
+            bseq: config.bseq,
+            running: false,
+            open: true,
+        };
+        // What fails from here on is undone by the drop.
+        let address = channel.notices.device_addr();
+        channel.write(tni, bch, BgsReg::BchNoticeIpa, address);
+        channel.write(tni, bch, BgsReg::BchMask, 0);
+        channel.wait_for_mask().map_err(ChannelError::Enable)?;
+        for gate in gates {
+            channel.set_gate(config, gate)?;
+        }
+        if config.interrupts != 0 {
+            // An interrupt from before is no news.
+            platform.irq_wait(vector::bg(tni), 0);
+        }
+        Ok(channel)
+    }
+
+    fn set_gate(&mut self, config: &ChannelConfig, gate: &Gate) -> Result<(), ChannelError> {
+        let Gate { tni, bg, src_local, src_remote, dst_local, dst_remote } = *gate;
+        let own = (tni, bg) == (self.tni, self.bch);
+        let wanted = if own { config.interrupts } else { 0 };
+        self.device.bgs_irq(tni, bg).reset(wanted);
+        let mask = SignalMask(0)
+            .with_sig_recv(src_local.is_none())
+            .with_tlp_recv(src_remote.is_none())
+            .with_sig_send(dst_local.is_none())
+            .with_tlp_send(dst_remote.is_none());
+        let local =
+            LocalLink(0).with_recv(src_local.unwrap_or(0)).with_send(dst_local.unwrap_or(0));
+        let remote = RemoteLink(0)
+            .with_recv(src_remote.map_or(0, |a| a.place().0 as u32))
+            .with_send(dst_remote.map_or(0, |a| a.0 as u32));
+        let number = GpidBseq(0).with_gpid(config.gpid).with_bseq(config.bseq);
+        for (reg, value) in [
+            (BgsReg::SignalMask, mask.0),
+            (BgsReg::LocalLink, local.0),
+            (BgsReg::RemoteLink, remote.0),
+            (BgsReg::SubnetSize, config.subnet.0),
+            (BgsReg::GpidBseq, number.0),
+            (BgsReg::Enable, 1),
+        ] {
+            self.write(tni, bg, reg, value);
+        }
+        self.gates.push((tni, bg));
+        let irr = self.device.bgs_irq(tni, bg).pending();
+        const REFUSALS: u64 = bgs::BG_RECV_ADDRESS_EXCEPTION | bgs::BG_SEND_ADDRESS_EXCEPTION;
+        if irr & REFUSALS != 0 {
+            return Err(ChannelError::Refused { tni, bg, irr });
+        }
+        let state = bgs_page(tni, bg) + BgsReg::State.offset();
+        self.device
+            .poll_register(state, "barrier gate STATE enabled", |v| v & 1 != 0)
+            .map(drop)
+            .map_err(ChannelError::Enable)
+    }
+
+    fn write(&self, tni: u8, bg: u8, reg: BgsReg, value: u64) {
+        self.device.platform().bar0_write64(bgs_page(tni, bg) + reg.offset(), value);
+    }
+
+    fn wait_for_mask(&self) -> Result<(), TimedOut> {
+        self.device.wait_for_channel_mask(self.tni, self.bch)
+    }
+
+    /// Network interface of the channel.
+    pub fn tni(&self) -> u8 {
+        self.tni
+    }
+
+    /// Number of the channel and of its start/end gate.
+    pub fn bch(&self) -> u8 {
+        self.bch
+    }
+
+    /// Sequence number of the round under way, or of the next one.
+    pub fn bseq(&self) -> u32 {
+        self.bseq
+    }
+
+    /// Whether a round was started whose outcome was not taken yet.
+    pub fn is_running(&self) -> bool {
+        self.running
+    }
+
+    /// Starts a round with the first `count` elements of `input`: qwords, or floating-point
+    /// numbers of 160 bits (see [`tofu_abi::reduce`]). All members of the group must start it with
+    /// the same operation.
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    pub fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), StartError> {
+        if self.running {
+            return Err(StartError::Busy);
+        }
+        let max = self.profile.max_elements(op);
+        if count > max {
+            return Err(StartError::Count { count, max });
+        }
+        let platform = self.device.platform();
+        let page = bch_page(self.tni, self.bch);
+        let words = (u32::from(count) * input_bits(op)).div_ceil(64) as usize;
+        for (reg, word) in BchReg::ALL.iter().zip(&input[..words]) {
+            platform.doorbell_write64(page + reg.offset(), *word);
+        }
+        let ready = BchReady(0).with_op(op.code()).with_count(count).with_start(true);
+        platform.doorbell_write64(page + BchReg::Ready.offset(), ready.0);
+        self.running = true;
+        Ok(())
+    }
+
+    /// Takes the outcome of the round that was started, if it has ended.
+    pub fn poll(&mut self) -> Option<Outcome> {
+        if !self.running {
+            return None;
+        }
+        let at = Notice::status_offset(self.bseq);
+        let status = NoticeStatus(self.notices.load_u64(at, Ordering::Acquire));
+        if !status.valid() || status.bseq() != self.bseq {
+            return None;
+        }
+        let op = Op::from_code(status.op());
+        let mut value = [0; VALUE_QWORDS];
+        if op.is_some_and(|op| op != Op::Barrier) {
+            let start = Notice::offset(self.bseq);
+            for (i, word) in value.iter_mut().enumerate() {
+                *word = self.notices.load_u64(start + 8 * i, Ordering::Relaxed);
+            }
+        }
+        // Before this half is used again it must not look as if that round had ended.
+        self.notices.store_u64(at, 0, Ordering::Relaxed);
+        let outcome = Outcome { bseq: self.bseq, op, value };
+        self.next_round();
+        Some(outcome)
+    }
+
+    fn next_round(&mut self) {
+        self.bseq = self.bseq.wrapping_add(1) & BSEQ_MASK;
+        self.running = false;
+    }
+
+    /// Takes the outcome of the round that was started, waiting for it for `timeout_ns`
+    /// nanoseconds at most: polls for a while ([`ChannelConfig::spin_ns`]), then sleeps until the
+    /// channel's interrupt. A channel without interrupts only polls.
+    ///
+    /// # Errors
+    ///
+    /// See [`ChannelWaitError`].
+    pub fn wait(&mut self, timeout_ns: u64) -> Result<Outcome, ChannelWaitError> {
+        const ENDS: u64 = bgs::SYNCHRONIZATION_ACKNOWLEDGE
+            | bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE
+            | bgs::DMA_COMPLETION_EXCEPTION;
+        if let Some(outcome) = self.poll() {
+            return Ok(outcome);
+        }
+        if !self.running {
+            return Err(ChannelWaitError::Idle);
+        }
+        let start = self.device.platform().now_ns();
+        let sleeps = self.interrupts & ENDS != 0;
+        loop {
+            let elapsed = self.device.platform().now_ns().saturating_sub(start);
+            if sleeps && elapsed >= self.spin_ns {
+                // Clear, look, sleep: see `Cq::wait`. The read brings the write to the device.
+                let irq = self.irq();
+                let pending = irq.pending();
+                irq.clear(ENDS);
+                irq.pending();
+                if let Some(outcome) = self.poll() {
+                    return Ok(outcome);
+                }
+                if pending & bgs::DMA_COMPLETION_EXCEPTION != 0 {
+                    self.next_round();
+                    return Err(ChannelWaitError::Notice);
+                }
+                let nap = timeout_ns.saturating_sub(elapsed).min(NAP_NS);
+                self.device.platform().irq_wait(vector::bg(self.tni), nap);
+            } else {
+                self.device.platform().relax();
+            }
+            if let Some(outcome) = self.poll() {
+                return Ok(outcome);
+            }
+            if elapsed >= timeout_ns {
+                if self.irq().pending() & bgs::DMA_COMPLETION_EXCEPTION != 0 {
+                    self.irq().clear(bgs::DMA_COMPLETION_EXCEPTION);
+                    self.next_round();
+                    return Err(ChannelWaitError::Notice);
+                }
+                return Err(ChannelWaitError::TimedOut { exceptions: self.exceptions() });
+            }
+        }
+    }
+
+    /// Starts a round and waits for its outcome.
+    ///
+    /// # Errors
+    ///
+    /// As [`Channel::wait`].
+    ///
+    /// # Panics
+    ///
+    /// If a round is under way or `count` is too large.
+    pub fn run(
+        &mut self,
+        op: Op,
+        input: &Input,
+        count: u8,
+        timeout_ns: u64,
+    ) -> Result<Outcome, ChannelWaitError> {
+        self.start(op, input, count).expect("the caller keeps to the rules");
+        self.wait(timeout_ns)
+    }
+
+    fn irq(&self) -> IrqUnit<'_, P> {
+        self.device.bgs_irq(self.tni, self.bch)
+    }
+
+    /// Exceptions that the channel's gates report, put together: requests of
+    /// [`tofu_abi::irq::bgs`]. A stray signal of somebody else may be behind them, so they do not
+    /// end a round.
+    pub fn exceptions(&self) -> u64 {
+        let pending = |&(tni, bg): &(u8, u8)| self.device.bgs_irq(tni, bg).pending();
+        self.gates.iter().map(pending).fold(0, |all, bits| all | bits) & bgs::EXCEPTIONS
+    }
+
+    /// Interrupt registers of one of the channel's gates.
+    pub fn gate_irq(&self, tni: u8, bg: u8) -> Option<IrqUnit<'_, P>> {
+        self.gates.contains(&(tni, bg)).then(|| self.device.bgs_irq(tni, bg))
+    }
+
+    /// Signals and starts that the channel did not take.
+    pub fn ignored_signals(&self) -> u64 {
+        let page = bch_page(self.tni, self.bch);
+        self.device.platform().bar0_read64(page + BchReg::IgnoredSignalCount.offset())
+    }
+
+    /// Masks the channel and disables its gates. A round under way ends nowhere at this node;
+    /// other members may wait for it in vain.
+    ///
+    /// # Errors
+    ///
+    /// If the device does not let go of the channel within 3 s. The memory of its notices is then
+    /// never freed.
+    pub fn close(mut self) -> Result<(), TimedOut> {
+        self.shut_down()
+    }
+
+    fn shut_down(&mut self) -> Result<(), TimedOut> {
+        if !mem::replace(&mut self.open, false) {
+            return Ok(());
+        }
+        let stopped = self.device.stop_barrier(self.tni, self.bch, &self.gates);
+        if stopped.is_err() {
+            mem::forget(Arc::clone(&self.notices));
+        }
+        stopped
+    }
+}
+
+impl<P: Platform> Drop for Channel<P> {
+    fn drop(&mut self) {
+        // Nobody is left to be told; the memory is safe either way.
+        let _ = self.shut_down();
+    }
+}
+
+impl<P: Platform> Device<P> {
+    /// Stops a barrier channel that nobody looks after any more, and gates, with what they were
+    /// about.
+    ///
+    /// # Errors
+    ///
+    /// If the device does not let go of the channel within 3 s: memory of its notices must stay
+    /// what it is.
+    pub fn stop_barrier(&self, tni: u8, bch: u8, gates: &[(u8, u8)]) -> Result<(), TimedOut> {
+        let write = |tni, bg, reg: BgsReg, value| {
+            self.platform().bar0_write64(bgs_page(tni, bg) + reg.offset(), value);
+        };
+        write(tni, bch, BgsReg::BchMask, BCH_MASK);
+        for &(tni, bg) in gates {
+            write(tni, bg, BgsReg::Enable, 0);
+            self.bgs_irq(tni, bg).reset(0);
+        }
+        self.wait_for_channel_mask(tni, bch)
+    }
+
+    fn wait_for_channel_mask(&self, tni: u8, bch: u8) -> Result<(), TimedOut> {
+        let status = bgs_page(tni, bch) + BgsReg::BchMaskStatus.offset();
+        let done = |v| v & BCH_MASK_STATUS_RUN == 0;
+        self.poll_register(status, "BCH_MASK_STATUS.RUN to be clear", done).map(drop)
+    }
+}
+
+/// Checks what can be known of gates before they are set.
+fn check(config: &ChannelConfig, gates: &[Gate]) -> Result<(), ChannelError> {
+    let profile = config.profile;
+    let (tni, bch) = (config.tni, config.bch);
+    if !profile.has_channel(tni, bch) {
+        return Err(ChannelError::NoSuchChannel { tni, bch });
+    }
+    if config.gpid > GPID_MASK {
+        return Err(ChannelError::Number(config.gpid));
+    }
+    if config.bseq > BSEQ_MASK {
+        return Err(ChannelError::Number(config.bseq.into()));
+    }
+    for (i, gate) in gates.iter().enumerate() {
+        let (tni, bg) = (gate.tni, gate.bg);
+        if !profile.has_gate(tni, bg) {
+            return Err(ChannelError::NoSuchGate { tni, bg });
+        }
+        if gates[..i].iter().any(|other| (other.tni, other.bg) == (tni, bg)) {
+            return Err(ChannelError::Twice { tni, bg });
+        }
+        if profile.has_channel(tni, bg) && (tni, bg) != (config.tni, config.bch) {
+            return Err(ChannelError::StartGate { tni, bg });
+        }
+        for address in [gate.src_remote, gate.dst_remote].into_iter().flatten() {
+            let node = address.coords();
+            if !profile.has_address(address) {
+                return Err(ChannelError::NoSuchAddress { bg, address });
+            }
+            if !config.subnet.subnet_allows(node.x, node.y, node.z) {
+                return Err(ChannelError::Subnet { bg, address });
+            }
+        }
+        if gate.src_local.is_none() && gate.src_remote.is_none() {
+            return Err(ChannelError::NoSource { tni, bg });
+        }
+        let find = |bg: u8| gates.iter().find(|other| (other.tni, other.bg) == (tni, bg));
+        for (other, back) in [
+            (gate.src_local, (|g: &Gate| g.dst_local) as fn(&Gate) -> Option<u8>),
+            (gate.dst_local, |g| g.src_local),
+        ] {
+            if let Some(other) = other
+                && find(other).and_then(back) != Some(bg)
+            {
+                return Err(ChannelError::LocalLink { tni, bg, other });
+            }
+        }
+    }
+    if !gates.iter().any(|gate| (gate.tni, gate.bg) == (tni, bch)) {
+        return Err(ChannelError::StartGate { tni, bg: bch });
+    }
+    // Local links are one to one, so each gate has a chain of gates before it. It fires if that
+    // begins at the start gate, or with a gate that waits for other nodes alone.
+    for gate in gates {
+        let mut at = gate;
+        for _ in 0..=gates.len() {
+            let Some(source) = at.src_local else { break };
+            if profile.has_channel(at.tni, source) {
+                break;
+            }
+            let next = gates.iter().find(|other| (other.tni, other.bg) == (at.tni, source));
+            match next {
+                Some(next) if next != gate => at = next,
+                _ => return Err(ChannelError::NeverFires { tni: gate.tni, bg: gate.bg }),
+            }
+        }
+    }
+    Ok(())
+}
