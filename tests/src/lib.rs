@@ -51,7 +51,8 @@ impl World {
     /// Looks at the pages that guests have mapped.
     fn poll(&self) {
         for node in 0..self.pages.len() {
-            for (tni, cq) in (0..6).flat_map(|tni| (0..12).map(move |cq| (tni, cq))) {
+            // Control queues, then barrier channels.
+            for (tni, cq) in (0..6).flat_map(|tni| (0..12 + 16).map(move |cq| (tni, cq))) {
                 if self.nodes()[node].poll_doorbell(tni, cq) {
                     self.doorbells.lock().unwrap().push_back((node, tni, cq));
                 }
@@ -61,10 +62,15 @@ impl World {
 
     /// The memory behind a register of a shared page; `None` where accesses are trapped.
     fn mapped(&self, node: usize, offset: u64) -> Option<&AtomicU64> {
-        let Some(Register::Cq { tni, cq, reg }) = Register::decode(offset) else {
-            return None;
+        let at = match Register::decode(offset)? {
+            Register::Cq { tni, cq, reg } => {
+                SharedPages::page_offset(tni, cq) + reg.offset() as usize
+            }
+            Register::Bch { tni, bch, reg } => {
+                SharedPages::channel_page_offset(tni, bch) + reg.offset() as usize
+            }
+            _ => return None,
         };
-        let at = SharedPages::page_offset(tni, cq) + reg.offset() as usize;
         self.pages.get(node)?.region().get_atomic_ref(at).ok()
     }
 

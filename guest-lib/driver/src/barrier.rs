@@ -703,6 +703,12 @@ fn check(config: &ChannelConfig, gates: &[Gate]) -> Result<(), ChannelError> {
         if profile.has_channel(tni, bg) && (tni, bg) != (config.tni, config.bch) {
             return Err(ChannelError::StartGate { tni, bg });
         }
+    }
+    if !gates.iter().any(|gate| (gate.tni, gate.bg) == (tni, bch)) {
+        return Err(ChannelError::StartGate { tni, bg: bch });
+    }
+    for gate in gates {
+        let (tni, bg) = (gate.tni, gate.bg);
         for address in [gate.src_remote, gate.dst_remote].into_iter().flatten() {
             let node = address.coords();
             if !profile.has_address(address) {
@@ -726,9 +732,6 @@ fn check(config: &ChannelConfig, gates: &[Gate]) -> Result<(), ChannelError> {
                 return Err(ChannelError::LocalLink { tni, bg, other });
             }
         }
-    }
-    if !gates.iter().any(|gate| (gate.tni, gate.bg) == (tni, bch)) {
-        return Err(ChannelError::StartGate { tni, bg: bch });
     }
     // Local links are one to one, so each gate has a chain of gates before it. It fires if that
     // begins at the start gate, or with a gate that waits for other nodes alone.

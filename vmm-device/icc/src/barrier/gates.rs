@@ -341,6 +341,7 @@ impl Gates {
     ) {
         let at = usize::from(bch);
         let free = self.ready(bch).state();
+        let alone = !self.channels.iter().any(|channel| channel.running);
         let (Some(channel), Some(gate)) = (self.channels.get_mut(at), self.gates.get_mut(at))
         else {
             return;
@@ -359,7 +360,12 @@ impl Gates {
         let (bseq, gpid) = (gate.bseq(), gate.gpid_bseq.gpid());
         let value = reduce::widen(op, &input);
         let content = Content { bseq, gpid, op: op.code(), value };
-        let at_ps = self.schedules[bseq as usize & 1].take(bseq, START_OVERLAP_PS, START_PS);
+        let schedule = &mut self.schedules[bseq as usize & 1];
+        if alone {
+            // What an earlier round of the same number did is long over.
+            *schedule = Schedule::default();
+        }
+        let at_ps = schedule.take(bseq, START_OVERLAP_PS, START_PS);
         let buffer = gate.buffer(bseq);
         buffer.state = buffer.state.with_sig_send(true);
         buffer.ready_ps = buffer.ready_ps.max(at_ps);

@@ -1,0 +1,311 @@
+//! Members that do not come, that do something else, and networks that lose signals.
+
+use tofu_abi::barrier::{BchReady, BgAddress, InactiveBg};
+use tofu_abi::irq::tnr::{self, PortRequest};
+use tofu_abi::irq::{bgs, tni, vector};
+use tofu_abi::reduce::{Input, Op};
+use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
+use tofu_driver::{Channel, ChannelConfig, ChannelWaitError, Gate, Platform};
+use tofu_tests::{Cluster, PATIENCE_NS};
+
+use crate::group::{BCH, Group, RELAYS, TNI, config, doubling, members, tree};
+
+const SHORT_NS: u64 = 10_000_000;
+
+/// What a gate of TNI `TNI` reports.
+fn pending(cluster: &Cluster, rank: u32, bg: u8) -> u64 {
+    cluster.device(rank).read(Register::Bgs { tni: TNI, bg, reg: BgsReg::Irr }) & bgs::EXCEPTIONS
+}
+
+fn info(cluster: &Cluster, rank: u32, bg: u8, reg: BgsReg) -> BgAddress {
+    BgAddress(cluster.device(rank).read(Register::Bgs { tni: TNI, bg, reg }))
+}
+
+#[test]
+fn a_member_that_never_comes_leaves_the_others_to_their_timeouts() {
+    let cluster = Cluster::new("1x1x1x2x3x2");
+    let mut group = Group::with(&cluster, 12, tree, &config(7, 100));
+    group.barrier();
+    for rank in (0..12).filter(|rank| *rank != 5) {
+        group.channels[rank].start(Op::Barrier, &[0; 8], 0).unwrap();
+    }
+    for rank in (0..12).filter(|rank| *rank != 5) {
+        let error = group.channels[rank].wait(SHORT_NS).unwrap_err();
+        assert_eq!(error, ChannelWaitError::TimedOut { exceptions: 0 });
+    }
+    assert_eq!(group.channels[5].wait(SHORT_NS), Err(ChannelWaitError::Idle));
+    // Set up again with another number, it works as if nothing had been.
+    let Group { channels, .. } = group;
+    for channel in channels {
+        channel.close().unwrap();
+    }
+    let mut group = Group::with(&cluster, 12, tree, &config(7, 110));
+    for _ in 0..3 {
+        group.barrier();
+    }
+    assert_eq!(group.channels[0].exceptions(), 0);
+}
+
+#[test]
+fn a_late_signal_of_a_former_set_up_is_told_from_the_present_one() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let members = members(&cluster, 2, TNI, BCH);
+    let open = |rank: usize, bseq| {
+        let gates = doubling(&members, rank);
+        Channel::open(cluster.device(rank as u32), &config(7, bseq), &gates).unwrap()
+    };
+    let mut late = open(0, 0);
+    let mut other = open(1, 4);
+    late.start(Op::Barrier, &[0; 8], 0).unwrap();
+    cluster.settle();
+    assert_eq!(pending(&cluster, 1, BCH), bgs::BSEQ_UNMATCH);
+    drop(late);
+    let mut now = open(0, 4);
+    other.start(Op::Barrier, &[0; 8], 0).unwrap();
+    now.start(Op::Barrier, &[0; 8], 0).unwrap();
+    assert!(now.wait(PATIENCE_NS).is_ok() && other.wait(PATIENCE_NS).is_ok());
+}
+
+#[test]
+fn different_operations_end_the_round_everywhere_with_an_error() {
+    let cluster = Cluster::new("1x1x1x2x3x2");
+    for odd_one in 0..12 {
+        let mut group = Group::new(&cluster, 12, tree);
+        for (rank, channel) in group.channels.iter_mut().enumerate() {
+            let op = if rank == odd_one { Op::Max } else { Op::Sum };
+            channel.start(op, &[rank as u64; 8], 8).unwrap();
+        }
+        for outcome in group.outcomes() {
+            assert_eq!((outcome.op, outcome.value), (None, [0; 15]));
+        }
+        let ack = bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE;
+        for channel in &group.channels {
+            assert_eq!(channel.gate_irq(TNI, BCH).unwrap().pending() & 7 << 24, ack);
+        }
+        let told = group.channels.iter().filter(|c| c.exceptions() == bgs::SIGNAL_STATE_ERROR);
+        assert!(told.count() >= 1, "where the two met");
+        // The next round is as good as any.
+        group.barrier();
+    }
+}
+
+#[test]
+fn a_signal_lost_at_a_dead_link_is_an_error_of_the_port() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    cluster.device(0).tnr_irq().reset(tnr::ALL);
+    let mut group = Group::new(&cluster, 2, doubling);
+    cluster.set_link(0, 0, false);
+    group.start(Op::Barrier, &[[0; 8]; 2], 0);
+    for channel in &mut group.channels {
+        let error = channel.wait(SHORT_NS).unwrap_err();
+        assert_eq!(error, ChannelWaitError::TimedOut { exceptions: 0 });
+    }
+    assert_eq!(cluster.device(0).tnr_irq().pending(), tnr::bit(0, PortRequest::PortError));
+    cluster.set_link(0, 0, true);
+    drop(group);
+    Group::with(&cluster, 2, doubling, &config(0, 2)).barrier();
+}
+
+#[test]
+fn a_gate_of_a_node_that_does_not_exist_cannot_be_signalled() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let nowhere = BgAddress(0).with_x(9).with_bg(BCH);
+    let gate = Gate {
+        src_local: Some(BCH),
+        dst_local: Some(BCH),
+        dst_remote: Some(nowhere),
+        ..Gate::new(TNI, BCH)
+    };
+    let mut channel = Channel::open(cluster.device(0), &config(0, 0), &[gate]).unwrap();
+    channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
+    assert_eq!(channel.exceptions(), bgs::BG_SEND_ADDRESS_EXCEPTION);
+}
+
+#[test]
+fn a_signal_of_another_group_is_refused() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let members = members(&cluster, 2, TNI, BCH);
+    let mut channels = [0usize, 1].map(|rank| {
+        let gates = doubling(&members, rank);
+        let config = config(40 + rank as u64, 0);
+        Channel::open(cluster.device(rank as u32), &config, &gates).unwrap()
+    });
+    for channel in &mut channels {
+        channel.start(Op::Barrier, &[0; 8], 0).unwrap();
+    }
+    cluster.settle();
+    for (rank, channel) in channels.iter_mut().enumerate() {
+        assert!(cluster.device(rank as u32).platform().irq_wait(vector::bg(TNI), 0));
+        let exceptions = bgs::GPID_UNMATCH;
+        assert_eq!(channel.wait(SHORT_NS), Err(ChannelWaitError::TimedOut { exceptions }));
+        let other = members[1 - rank].place();
+        let reg = BgsReg::ExceptionInfoGpidUnmatch;
+        assert_eq!(info(&cluster, rank as u32, BCH, reg), other);
+    }
+}
+
+/// A node whose gate sends to one that waits for somebody else, or for nobody, or is not enabled.
+#[test]
+fn a_signal_of_a_stranger_changes_nothing() {
+    let cluster = Cluster::new("1x1x1x2x3x2");
+    let mut group = Group::with(&cluster, 4, doubling, &config(7, 0));
+    let stranger = BgAddress::new(cluster.device(9).coords(), TNI, 5);
+    let config = ChannelConfig { gpid: 7, ..ChannelConfig::new(TNI, 5) };
+    let reg = BgsReg::ExceptionInfoAddressUnmatch;
+    for bg in [BCH, RELAYS[0]] {
+        let gate = Gate {
+            src_local: Some(5),
+            dst_local: Some(5),
+            dst_remote: Some(group.members[1].with_bg(bg)),
+            ..Gate::new(TNI, 5)
+        };
+        let mut channel = Channel::open(cluster.device(9), &config, &[gate]).unwrap();
+        channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
+        assert_eq!(pending(&cluster, 1, bg), bgs::NODE_ADDRESS_UNMATCH);
+        assert_eq!(info(&cluster, 1, bg, reg), stranger.place());
+    }
+    let device = cluster.device(1);
+    device.tni(TNI).unwrap().irq().reset(tni::ALL);
+    let gate = Gate {
+        src_local: Some(5),
+        dst_local: Some(5),
+        dst_remote: Some(group.members[1].with_bg(44)),
+        ..Gate::new(TNI, 5)
+    };
+    let mut channel = Channel::open(cluster.device(9), &config, &[gate]).unwrap();
+    channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
+    assert_eq!(device.tni(TNI).unwrap().irq().pending(), tni::INACTIVE_BG);
+    assert!(device.platform().irq_wait(vector::tni(TNI), 0));
+    let register = Register::Tni { tni: TNI, reg: TniReg::ExceptionInfoInactiveBg };
+    let info = InactiveBg(device.read(register));
+    assert_eq!((info.dest(), u64::from(info.source())), (44, stranger.place().0));
+    group.barrier();
+}
+
+#[test]
+fn an_interface_that_is_off_takes_no_part() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let mut group = Group::new(&cluster, 2, doubling);
+    cluster.device(1).tni(TNI).unwrap().disable().unwrap();
+    group.start(Op::Barrier, &[[0; 8]; 2], 0);
+    for channel in &mut group.channels {
+        assert!(channel.wait(SHORT_NS).is_err());
+    }
+    assert_eq!(group.channels[1].ignored_signals(), 1, "its start");
+    let off = cluster.device(1).tni(TNI).unwrap();
+    assert_eq!(off.irq().pending(), tni::INACTIVE_BG, "the other's signal");
+    off.enable().unwrap();
+    drop(group);
+    Group::with(&cluster, 2, doubling, &config(0, 2)).barrier();
+}
+
+#[test]
+fn a_masked_channel_ignores_and_counts() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let mut group = Group::new(&cluster, 2, doubling);
+    let register = |reg| Register::Bgs { tni: TNI, bg: BCH, reg };
+    let ready = Register::Bch { tni: TNI, bch: BCH, reg: BchReg::Ready };
+    let device = cluster.device(1);
+    device.write(register(BgsReg::BchMask), 1 << 63);
+    assert_eq!(device.read(register(BgsReg::BchMaskStatus)), 0);
+    assert!(!BchReady(device.read(ready)).state());
+    group.start(Op::Barrier, &[[0; 8]; 2], 0);
+    cluster.settle();
+    assert_eq!(group.channels[1].ignored_signals(), 2, "its start and the other's signal");
+    device.write(register(BgsReg::BchMask), 0);
+    assert!(BchReady(device.read(ready)).state());
+}
+
+#[test]
+fn a_notice_address_outside_of_memory_is_an_exception() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let mut group = Group::new(&cluster, 2, doubling);
+    let register = Register::Bgs { tni: TNI, bg: BCH, reg: BgsReg::BchNoticeIpa };
+    let right = cluster.device(0).read(register);
+    // Behind memory, not aligned, at the end of all addresses.
+    for wrong in [cluster.memory_end(0), right + 4, u64::MAX - 127, u64::MAX] {
+        cluster.device(0).write(register, wrong);
+        group.start(Op::Sum, &[[1; 8]; 2], 8);
+        assert_eq!(group.channels[0].wait(PATIENCE_NS), Err(ChannelWaitError::Notice));
+        assert_eq!(group.channels[1].wait(PATIENCE_NS).unwrap().value[0], 2);
+    }
+    cluster.device(0).write(register, right);
+    group.barrier();
+    // The same while the device must not write memory.
+    cluster.set_bus_master(0, false);
+    group.start(Op::Barrier, &[[0; 8]; 2], 0);
+    assert_eq!(group.channels[0].wait(PATIENCE_NS), Err(ChannelWaitError::Notice));
+    group.channels[1].wait(PATIENCE_NS).unwrap();
+    cluster.set_bus_master(0, true);
+    group.barrier();
+}
+
+#[test]
+fn an_operation_that_there_is_not_is_an_error_of_the_start_gate() {
+    let cluster = Cluster::new("1x1x1x1x1x1");
+    let gate = Gate { src_local: Some(BCH), dst_local: Some(BCH), ..Gate::new(TNI, BCH) };
+    let mut channel = Channel::open(cluster.device(0), &config(0, 0), &[gate]).unwrap();
+    let ready = Register::Bch { tni: TNI, bch: BCH, reg: BchReg::Ready };
+    let start = BchReady(0).with_start(true);
+    for wrong in [
+        start,
+        start.with_op(9),
+        start.with_op(15),
+        start.with_op(1).with_count(1),
+        start.with_op(7).with_count(9),
+        start.with_op(8).with_count(4),
+    ] {
+        channel.gate_irq(TNI, BCH).unwrap().clear(u64::MAX);
+        cluster.device(0).write(ready, wrong.0);
+        cluster.settle();
+        assert_eq!(channel.exceptions(), bgs::SIGNAL_STATE_ERROR, "{wrong:?}");
+        assert!(BchReady(cluster.device(0).read(ready)).state());
+    }
+    channel.run(Op::Sum, &Input::default(), 8, PATIENCE_NS).unwrap();
+}
+
+/// Gates in a circle, one of which begins a round: the signal comes round once and no further.
+#[test]
+fn a_circle_of_gates_does_not_run_for_ever() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let register = |bg, reg| Register::Bgs { tni: TNI, bg, reg };
+    let here = |bg: u8| BgAddress::new(cluster.device(0).coords(), TNI, bg).0;
+    // By local links on node 0: the channel's gate, 20, 21, 22, 20, ...; 20 takes the signal of
+    // the start gate as one of the remote kind. 22 waits for 21 alone.
+    let gates: [(u8, u64, u64, u64); 4] = [
+        (BCH, 1 << 61 | 1 << 63, 0, here(20)),
+        (20, 1 << 60 | 1 << 63, 21, here(BCH) << 32),
+        (21, 1 << 60 | 1 << 62, 20 << 32 | 22, 0),
+        (22, 1 << 61 | 1 << 62, 21 << 32, here(20)),
+    ];
+    let device = cluster.device(0);
+    device.write(register(BCH, BgsReg::BchMask), 0);
+    for (bg, mask, local, remote) in gates {
+        device.write(register(bg, BgsReg::SignalMask), mask);
+        device.write(register(bg, BgsReg::LocalLink), local);
+        device.write(register(bg, BgsReg::RemoteLink), remote);
+        device.write(register(bg, BgsReg::Enable), 1);
+    }
+    let ready = Register::Bch { tni: TNI, bch: BCH, reg: BchReg::Ready };
+    device.write(ready, BchReady(0).with_op(1).with_start(true).0);
+    cluster.settle();
+    // It came back to gate 20, from a gate that this does not wait for.
+    assert_eq!(pending(&cluster, 0, 20), bgs::NODE_ADDRESS_UNMATCH);
+    assert_eq!((pending(&cluster, 0, 21), pending(&cluster, 0, 22)), (0, 0));
+}
+
+#[test]
+fn a_reset_forgets_gates_and_channels() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let mut group = Group::new(&cluster, 2, doubling);
+    group.start(Op::Barrier, &[[0; 8]; 2], 0);
+    let irq = Register::Bgs { tni: TNI, bg: BCH, reg: BgsReg::Imr };
+    cluster.icc(0).reset();
+    assert_eq!(cluster.device(0).read(irq), u64::MAX);
+    let state = Register::Bgs { tni: TNI, bg: BCH, reg: BgsReg::State };
+    assert_eq!(cluster.device(0).read(state), 0);
+    drop(group);
+    cluster.icc(0).set_bus_master(true);
+    cluster.device(0).tni(TNI).unwrap().enable().unwrap();
+    Group::with(&cluster, 2, doubling, &config(0, 2)).barrier();
+}

@@ -1,0 +1,358 @@
+//! Barrier gates and channels, from the driver's side.
+
+mod faults;
+mod group;
+mod settings;
+
+use std::sync::atomic::Ordering;
+
+use tofu_abi::barrier::{BchReady, BgAddress, Profile, SignalState};
+use tofu_abi::irq::{bgs, vector};
+use tofu_abi::reduce::{self, Input, Op};
+use tofu_abi::regs::{BchReg, BgsReg, Register};
+use tofu_driver::{Channel, ChannelConfig, Gate, Platform, StartError};
+use tofu_tests::{Cluster, PATIENCE_NS};
+
+use crate::group::{
+    Algorithm, BCH, Group, RELAYS, TNI, config, doubling, doubling_with, expected, inputs, ring,
+    tree,
+};
+
+/// All operations, by all algorithms that work for so many members.
+fn every_operation(cluster: &Cluster, sizes: &[u32]) {
+    let algorithms: [(&str, Algorithm); 3] =
+        [("doubling", doubling), ("tree", tree), ("ring", ring)];
+    for &n in sizes {
+        for (name, algorithm) in algorithms {
+            if name == "doubling" && !n.is_power_of_two() {
+                continue;
+            }
+            let mut group = Group::new(cluster, n, algorithm);
+            for op in Op::ALL {
+                let inputs = inputs(op, n as usize, n.into());
+                let value = group.reduce(op, &inputs, Profile::TOFUD.max_elements(op));
+                assert_eq!(value, expected(op, &inputs), "{op:?} of {n} nodes by {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_operation_of_up_to_48_nodes_by_every_algorithm() {
+    let sizes: Vec<u32> = (1..=48).collect();
+    every_operation(&Cluster::new("2x2x1x2x3x2"), &sizes);
+}
+
+#[test]
+fn the_same_with_pages_that_driver_and_device_share() {
+    every_operation(&Cluster::polled("1x1x1x2x3x2"), &[1, 2, 4, 7, 12]);
+}
+
+#[test]
+fn elements_beyond_the_count_are_nothing() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let mut group = Group::new(&cluster, 2, doubling);
+    let eight = [reduce::integers(&[7; 8]).unwrap(); 2];
+    assert_eq!(group.reduce(Op::Sum, &eight, 8)[..9], [14, 14, 14, 14, 14, 14, 14, 14, 0]);
+    // What was written to IDATA before is there still, but no part of it.
+    assert_eq!(group.reduce(Op::Sum, &eight, 3)[..9], [14, 14, 14, 0, 0, 0, 0, 0, 0]);
+    let three = [reduce::doubles(&[1.5f64.to_bits(); 3]).unwrap(); 2];
+    let sums = |value| reduce::sums(&value).map(f64::from_bits);
+    assert_eq!(sums(group.reduce(Op::FpSum, &three, 3)), [3.0, 3.0, 3.0]);
+    assert_eq!(sums(group.reduce(Op::FpSum, &three, 1)), [3.0, 0.0, 0.0]);
+    assert_eq!(sums(group.reduce(Op::FpSum, &three, 0)), [0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn a_hundred_thousand_barriers_of_twelve_nodes() {
+    let cluster = Cluster::new("1x1x1x2x3x2");
+    // Over the end of the sequence numbers.
+    let mut group = Group::with(&cluster, 12, tree, &config(1, 0xff_ff00));
+    for round in 0..100_000u64 {
+        if round % 100 == 0 {
+            let inputs = [reduce::integers(&[round]).unwrap(); 12];
+            assert_eq!(group.reduce(Op::Sum, &inputs, 1)[0], 12 * round);
+        } else {
+            group.barrier();
+        }
+    }
+    assert_eq!(group.channels[0].bseq(), (0xff_ff00 + 100_000) & 0xff_ffff);
+    for channel in &group.channels {
+        assert_eq!((channel.exceptions(), channel.ignored_signals()), (0, 0));
+    }
+}
+
+#[test]
+fn no_node_ends_before_the_last_has_begun() {
+    let cluster = Cluster::new("1x1x1x2x3x2");
+    let algorithms: [(Algorithm, usize); 3] = [(doubling, 8), (tree, 12), (ring, 12)];
+    for (algorithm, n) in algorithms {
+        for last in 0..n {
+            let mut group = Group::new(&cluster, n as u32, algorithm);
+            for rank in (0..n).filter(|rank| *rank != last) {
+                group.channels[rank].start(Op::Barrier, &[0; 8], 0).unwrap();
+            }
+            cluster.settle();
+            for channel in &mut group.channels {
+                assert_eq!(channel.poll(), None);
+            }
+            group.channels[last].start(Op::Barrier, &[0; 8], 0).unwrap();
+            group.outcomes();
+        }
+    }
+}
+
+/// What a debugger does to the processors of relaying nodes: their drivers do nothing between
+/// the start of the round and its end elsewhere.
+#[test]
+fn gates_work_without_their_drivers() {
+    let cluster = Cluster::new("1x1x1x2x3x2");
+    let mut group = Group::new(&cluster, 12, ring);
+    let inputs = inputs(Op::Sum, 12, 0);
+    group.start(Op::Sum, &inputs, 8);
+    let outcome = group.channels[11].wait(PATIENCE_NS).unwrap();
+    assert_eq!(outcome.value, expected(Op::Sum, &inputs));
+    // All the others have the notice in memory by now.
+    for channel in &mut group.channels[..11] {
+        assert_eq!(channel.poll().unwrap().value, outcome.value);
+    }
+}
+
+#[test]
+fn a_fast_node_may_be_a_round_ahead() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let mut group = Group::new(&cluster, 2, doubling);
+    let number = |n: u64| [reduce::integers(&[n]).unwrap(); 2];
+    for round in (0..10u64).step_by(2) {
+        group.start(Op::Sum, &number(round), 1);
+        let [fast, slow] = &mut group.channels[..] else { panic!("two members") };
+        assert_eq!(fast.wait(PATIENCE_NS).unwrap().value[0], 2 * round);
+        fast.start(Op::Sum, &number(round + 1)[0], 1).unwrap();
+        cluster.settle();
+        // It waits in the other buffer, with its value, before the slow one has looked.
+        let read = |reg| cluster.device(1).read(Register::Bgs { tni: TNI, bg: BCH, reg });
+        let (mut buffers, mut used) = ([BgsReg::SignalA, BgsReg::SignalB], 1);
+        if !(round + 1).is_multiple_of(2) {
+            buffers.reverse();
+            used = 1;
+        }
+        let state = SignalState(read(buffers[0]));
+        assert_eq!((state.tlp_recv(), state.sig_recv(), state.sig_send()), (true, false, false));
+        assert_eq!((state.op(), read(buffers[1])), (Op::Sum.code(), 0));
+        let data = Register::BgsData { tni: TNI, bg: BCH, buffer: used, qword: 0 };
+        assert_eq!(cluster.device(1).read(data), round + 1);
+        assert_eq!(slow.poll().unwrap().value[0], 2 * round);
+        slow.start(Op::Sum, &number(round + 1)[0], 1).unwrap();
+        assert_eq!(slow.wait(PATIENCE_NS).unwrap().value[0], 2 * (round + 1));
+        assert_eq!(fast.wait(PATIENCE_NS).unwrap().value[0], 2 * (round + 1));
+    }
+}
+
+#[test]
+fn one_round_at_a_time() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let mut group = Group::new(&cluster, 2, doubling);
+    let ready = Register::Bch { tni: TNI, bch: BCH, reg: BchReg::Ready };
+    let state = |rank| BchReady(cluster.device(rank).read(ready)).state();
+    assert!(state(0) && state(1));
+    let channel = &mut group.channels[0];
+    channel.start(Op::Barrier, &[0; 8], 0).unwrap();
+    assert!(!state(0));
+    assert_eq!(channel.start(Op::Barrier, &[0; 8], 0), Err(StartError::Busy));
+    // Whoever does not care is not heard, and counted.
+    cluster.settle();
+    cluster.device(0).write(ready, BchReady(0).with_op(1).with_start(true).0);
+    cluster.settle();
+    assert_eq!(channel.ignored_signals(), 1);
+    assert!(!state(0));
+    group.channels[1].start(Op::Barrier, &[0; 8], 0).unwrap();
+    group.outcomes();
+    assert!(state(0) && state(1));
+    let count = |count, max| Err(StartError::Count { count, max });
+    assert_eq!(group.channels[0].start(Op::Barrier, &[0; 8], 1), count(1, 0));
+    assert_eq!(group.channels[0].start(Op::Sum, &[0; 8], 9), count(9, 8));
+    assert_eq!(group.channels[0].start(Op::FpSum, &[0; 8], 4), count(4, 3));
+    group.barrier();
+}
+
+#[test]
+fn all_gates_and_channels_work_at_once() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    // 16 groups of the two nodes on each of six interfaces, each with three gates of each node.
+    let mut groups: Vec<Group> = Vec::new();
+    for (tni, bch) in (0..6).flat_map(|tni| (0..16).map(move |bch| (tni, bch))) {
+        let config = ChannelConfig { gpid: 9, ..ChannelConfig::new(tni, bch) };
+        let members = group::members(&cluster, 2, tni, bch);
+        let channels = (0..2)
+            .map(|rank| {
+                let mut gates = ring(&members, rank as usize);
+                // Each group has relays of its own.
+                let own = |bg: u8| if bg == bch { bg } else { 16 + 2 * bch + (bg - 16) };
+                for gate in &mut gates {
+                    gate.bg = own(gate.bg);
+                    for local in [&mut gate.src_local, &mut gate.dst_local].into_iter().flatten() {
+                        *local = own(*local);
+                    }
+                    for far in [&mut gate.src_remote, &mut gate.dst_remote].into_iter().flatten() {
+                        *far = far.with_bg(own(far.bg()));
+                    }
+                }
+                Channel::open(cluster.device(rank), &config, &gates).unwrap()
+            })
+            .collect();
+        groups.push(Group { members, channels });
+    }
+    for round in 0..3 {
+        let number = |n: usize| [reduce::integers(&[(n + round) as u64]).unwrap(); 2];
+        for (n, group) in groups.iter_mut().enumerate() {
+            group.start(Op::Sum, &number(n), 1);
+        }
+        for (n, group) in groups.iter_mut().enumerate().rev() {
+            for outcome in group.outcomes() {
+                assert_eq!(outcome.value[0], 2 * (n + round) as u64);
+            }
+        }
+    }
+}
+
+/// Processes of one node synchronise through gates of different interfaces, or of the same one.
+#[test]
+fn members_may_be_on_the_same_node() {
+    let cluster = Cluster::new("1x1x1x1x1x1");
+    let device = cluster.device(0);
+    for places in [[(0, 0), (1, 0), (5, 15), (2, 7)], [(4, 0), (4, 1), (4, 2), (4, 3)]] {
+        let members = places.map(|(tni, bch)| BgAddress::new(device.coords(), tni, bch));
+        let mut channels: Vec<_> = places
+            .into_iter()
+            .enumerate()
+            .map(|(rank, (tni, bch))| {
+                let gates = doubling_with(&members, rank, |rank, _| RELAYS[rank]);
+                Channel::open(device, &ChannelConfig::new(tni, bch), &gates).unwrap()
+            })
+            .collect();
+        for round in 0..5 {
+            for (rank, channel) in channels.iter_mut().enumerate() {
+                channel.start(Op::Max, &[rank as u64 + round, 0, 0, 0, 0, 0, 0, 0], 1).unwrap();
+            }
+            for channel in &mut channels {
+                assert_eq!(channel.wait(PATIENCE_NS).unwrap().value[0], 3 + round);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_round_is_an_interrupt_if_it_is_unmasked() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let mut group = Group::new(&cluster, 2, doubling);
+    let fired = |rank| cluster.device(rank).platform().irq_wait(vector::bg(TNI), 0);
+    group.start(Op::Barrier, &[[0; 8]; 2], 0);
+    cluster.settle();
+    let irq =
+        |group: &Group, rank: usize| group.channels[rank].gate_irq(TNI, BCH).unwrap().pending();
+    assert_eq!(irq(&group, 0), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
+    assert!(fired(0) && fired(1));
+    assert!(!fired(0) && !fired(1));
+    group.outcomes();
+    drop(group);
+    let polled = ChannelConfig { interrupts: 0, ..config(5, 0) };
+    let mut group = Group::with(&cluster, 2, doubling, &polled);
+    group.barrier();
+    assert_eq!(irq(&group, 0), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
+    assert!(!fired(0) && !fired(1));
+}
+
+/// The figures of the TofuD paper (section V.E), where signals do not leave the node.
+#[test]
+fn modelled_time_is_that_of_the_paper() {
+    let cluster = Cluster::new("2x1x1x1x1x1");
+    // The simple test of the paper: one channel, two gates connected in series.
+    let here = BgAddress::new(cluster.device(0).coords(), TNI, BCH);
+    let mut gates = [Gate::new(TNI, BCH), Gate::new(TNI, RELAYS[0])];
+    for (gate, other) in [(0, RELAYS[0]), (1, BCH)] {
+        gates[gate].src_local = Some(other);
+        gates[gate].dst_local = Some(other);
+    }
+    let mut channel = Channel::open(cluster.device(0), &config(0, 0), &gates).unwrap();
+    for rounds in 1..4 {
+        channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
+        let time = cluster.icc(0).barrier_time(TNI, BCH);
+        assert_eq!((time.rounds, time.last_ps), (rounds, 480_000 + 130_000));
+        assert_eq!(time.total_ps, rounds * time.last_ps);
+    }
+    drop(channel);
+    // Between neighbours a hop comes to it, and 104 bytes at 6.8 GB/s.
+    let members = [here, BgAddress::new(cluster.device(1).coords(), TNI, BCH)];
+    let mut channels = [0, 1].map(|rank| {
+        let gates = doubling(&members, rank as usize);
+        Channel::open(cluster.device(rank), &config(0, 0), &gates).unwrap()
+    });
+    for channel in &mut channels {
+        channel.start(Op::Barrier, &[0; 8], 0).unwrap();
+    }
+    for (rank, channel) in (0..).zip(&mut channels) {
+        channel.wait(PATIENCE_NS).unwrap();
+        let time = cluster.icc(rank).barrier_time(TNI, BCH);
+        assert_eq!(time.last_ps, 480_000 + 100_000 + 104 * 147_059 / 1000);
+    }
+}
+
+/// 0.29 us of each channel's 0.48 us do not overlap with those of others on the interface, and
+/// neither do relay gates.
+#[test]
+fn modelled_time_of_channels_of_one_interface_adds_up() {
+    // A signal within the node takes the time of its 104 bytes.
+    let signal = 104 * 147_059 / 1000;
+    for n in [1u64, 2, 4] {
+        let cluster = Cluster::new("1x1x1x1x1x1");
+        let address = |bch| BgAddress::new(cluster.device(0).coords(), 1, bch);
+        let members: Vec<_> = (0..n as u8).map(address).collect();
+        let mut channels: Vec<_> = (0..n as u8)
+            .map(|bch| {
+                let gates = doubling_with(&members, bch.into(), |rank, _| RELAYS[rank]);
+                Channel::open(cluster.device(0), &ChannelConfig::new(1, bch), &gates).unwrap()
+            })
+            .collect();
+        for rounds in 1..4 {
+            for channel in &mut channels {
+                channel.start(Op::Barrier, &Input::default(), 0).unwrap();
+            }
+            for channel in &mut channels {
+                channel.wait(PATIENCE_NS).unwrap();
+            }
+            let times = (0..n as u8).map(|bch| cluster.icc(0).barrier_time(1, bch));
+            let last = times.inspect(|t| assert_eq!(t.rounds, rounds)).map(|t| t.last_ps).max();
+            let busy = 190_000 + 290_000 * n;
+            // Of more than two, signals may be later than the interface is free.
+            let relays = if n == 4 { n * 130_000 } else { 0 };
+            let waits = if n == 4 { 4 * signal } else { 0 };
+            assert!((busy + relays..=busy + relays + waits).contains(&last.unwrap()), "{last:?}");
+        }
+    }
+}
+
+#[test]
+fn a_notice_has_the_half_that_its_round_chooses() {
+    let cluster = Cluster::new("1x1x1x1x1x1");
+    let area = cluster.alloc(0, 512, 256);
+    let mut gate = Gate::new(TNI, BCH);
+    gate.src_local = Some(BCH);
+    gate.dst_local = Some(BCH);
+    let channel = Channel::open(cluster.device(0), &config(0, 6), &[gate]).unwrap();
+    let at = tofu_driver::DmaBuffer::device_addr(&area);
+    let device = cluster.device(0);
+    device.write(Register::Bgs { tni: TNI, bg: BCH, reg: BgsReg::BchNoticeIpa }, at);
+    let idata = |n: usize| Register::Bch { tni: TNI, bch: BCH, reg: BchReg::ALL[n] };
+    let ready = Register::Bch { tni: TNI, bch: BCH, reg: BchReg::Ready };
+    let word = |i: usize| tofu_driver::DmaBuffer::load_u64(&area, 8 * i, Ordering::Acquire);
+    for (round, half) in [(6, 0), (7, 16), (8, 0)] {
+        device.write(idata(0), round);
+        device.write(idata(7), 100 + round);
+        device.write(ready, BchReady(0).with_op(Op::Xor.code()).with_count(8).with_start(true).0);
+        cluster.settle();
+        assert_eq!((word(half), word(half + 7), word(half + 8)), (round, 100 + round, 0));
+        assert_eq!(word(half + 15), 1 << 63 | 4 << 24 | round);
+        assert!((32..64).all(|i| word(i) == 0), "the area has 256 bytes");
+    }
+    drop(channel);
+}

@@ -1,0 +1,210 @@
+//! Links that cannot be, and what the driver and the device say of them.
+
+use tofu_abi::barrier::{BgAddress, GpidBseq, LocalLink, RemoteLink, SignalMask};
+use tofu_abi::irq::bgs;
+use tofu_abi::reduce::Op;
+use tofu_abi::regs::{BgsReg, CqsMode, Register};
+use tofu_driver::{Channel, ChannelConfig, ChannelError, Device, Gate};
+use tofu_inproc::InProcess;
+use tofu_tests::{Cluster, PATIENCE_NS};
+
+use crate::group::{BCH, Group, RELAYS, TNI, config, doubling, members, tree};
+
+fn refused(cluster: &Cluster, config: &ChannelConfig, gates: &[Gate]) -> ChannelError {
+    let error = Channel::open(cluster.device(0), config, gates).unwrap_err();
+    assert!(!error.to_string().is_empty());
+    error
+}
+
+#[test]
+fn the_driver_says_what_is_wrong_with_links() {
+    let cluster = Cluster::new("1x1x1x2x3x2");
+    let members = members(&cluster, 4, TNI, BCH);
+    let good = doubling(&members, 0);
+    let relay = RELAYS[0];
+    let plain = config(0, 0);
+    let check = |gates: &[Gate]| refused(&cluster, &plain, gates);
+    let change = |n: usize, f: &dyn Fn(&mut Gate)| {
+        let mut gates = good.clone();
+        f(&mut gates[n]);
+        gates
+    };
+    for (tni, bch) in [(6, 0), (0, 16)] {
+        let config = ChannelConfig::new(tni, bch);
+        assert_eq!(refused(&cluster, &config, &good), ChannelError::NoSuchChannel { tni, bch });
+    }
+    let numbers = [
+        (ChannelConfig { gpid: 1 << 40, ..plain }, 1 << 40),
+        (ChannelConfig { bseq: 1 << 24, ..plain }, 1 << 24),
+    ];
+    for (config, number) in numbers {
+        assert_eq!(refused(&cluster, &config, &good), ChannelError::Number(number));
+    }
+    assert_eq!(check(&change(1, &|g| g.bg = 48)), ChannelError::NoSuchGate { tni: TNI, bg: 48 });
+    assert_eq!(check(&change(1, &|g| g.tni = 6)), ChannelError::NoSuchGate { tni: 6, bg: relay });
+    assert_eq!(check(&[good[0], good[0]]), ChannelError::Twice { tni: TNI, bg: BCH });
+    assert_eq!(check(&[]), ChannelError::StartGate { tni: TNI, bg: BCH });
+    let other = [good[0], good[1], Gate { src_remote: Some(members[1]), ..Gate::new(0, 2) }];
+    assert_eq!(check(&other), ChannelError::StartGate { tni: 0, bg: 2 });
+    for address in [members[1].with_bg(48), members[1].with_tni(7), members[1].with_b(3)] {
+        let error = ChannelError::NoSuchAddress { bg: BCH, address };
+        assert_eq!(check(&change(0, &|g| g.dst_remote = Some(address))), error);
+        assert_eq!(check(&change(0, &|g| g.src_remote = Some(address))), error);
+    }
+    // Only X 4 and 5 of 8.
+    let subnet = CqsMode(0).with_nx(8).with_sx(4).with_lx(2);
+    let config = ChannelConfig { subnet, ..plain };
+    let address = good[0].src_remote.unwrap();
+    assert_eq!(refused(&cluster, &config, &good), ChannelError::Subnet { bg: BCH, address });
+    let one_way = ChannelError::LocalLink { tni: TNI, bg: BCH, other: relay };
+    assert_eq!(check(&change(1, &|g| g.src_local = None)), one_way);
+    assert_eq!(check(&good[..1]), one_way);
+    let error = ChannelError::NoSource { tni: TNI, bg: relay };
+    assert_eq!(check(&[self_linked(), Gate::new(TNI, relay)]), error);
+    // Two relays that wait for each other.
+    let mut loop_of_two = [self_linked(), Gate::new(TNI, relay), Gate::new(TNI, RELAYS[1])];
+    for (gate, other) in [(1, RELAYS[1]), (2, relay)] {
+        loop_of_two[gate].src_local = Some(other);
+        loop_of_two[gate].dst_local = Some(other);
+    }
+    assert_eq!(check(&loop_of_two), ChannelError::NeverFires { tni: TNI, bg: relay });
+    let mut loop_of_one = [self_linked(), Gate::new(TNI, relay)];
+    loop_of_one[1].src_local = Some(relay);
+    loop_of_one[1].dst_local = Some(relay);
+    assert_eq!(check(&loop_of_one), ChannelError::NeverFires { tni: TNI, bg: relay });
+    // After all of that, what is right works.
+    Group::new(&cluster, 4, doubling).barrier();
+}
+
+/// A start/end gate whose rounds end at once.
+fn self_linked() -> Gate {
+    Gate { src_local: Some(BCH), dst_local: Some(BCH), ..Gate::new(TNI, BCH) }
+}
+
+#[test]
+fn gates_belong_to_one_channel_until_it_is_closed() {
+    let cluster = Cluster::new("1x1x1x2x3x2");
+    let group = Group::new(&cluster, 12, tree);
+    let gates = tree(&group.members, 0);
+    let error = refused(&cluster, &config(0, 0), &gates);
+    assert_eq!(error, ChannelError::Busy { tni: TNI, bg: BCH });
+    // Another channel with a relay in common: nothing is changed, so it is free afterwards.
+    let other = ChannelConfig::new(TNI, BCH + 1);
+    let mut own = Gate::new(TNI, BCH + 1);
+    own.src_local = Some(BCH + 1);
+    own.dst_local = Some(BCH + 1);
+    let stolen = Gate { src_remote: Some(group.members[1]), ..Gate::new(TNI, RELAYS[0]) };
+    let error = refused(&cluster, &other, &[own, stolen]);
+    assert_eq!(error, ChannelError::Busy { tni: TNI, bg: RELAYS[0] });
+    Channel::open(cluster.device(0), &other, &[own]).unwrap();
+    drop(group);
+    let mut group = Group::new(&cluster, 12, tree);
+    group.barrier();
+    for channel in group.channels {
+        channel.close().unwrap();
+    }
+    Group::new(&cluster, 8, doubling).barrier();
+}
+
+fn gate_register(bg: u8, reg: BgsReg) -> Register {
+    Register::Bgs { tni: TNI, bg, reg }
+}
+
+/// Enables a gate with these links; returns STATE and IRR.
+fn enable(device: &Device<InProcess>, bg: u8, links: [u64; 4]) -> (u64, u64) {
+    device.write(gate_register(bg, BgsReg::Irc), u64::MAX);
+    let [mask, local, remote, subnet] = links;
+    for (reg, value) in [
+        (BgsReg::SignalMask, mask),
+        (BgsReg::LocalLink, local),
+        (BgsReg::RemoteLink, remote),
+        (BgsReg::SubnetSize, subnet),
+        (BgsReg::Enable, 1),
+    ] {
+        device.write(gate_register(bg, reg), value);
+    }
+    let result = (
+        device.read(gate_register(bg, BgsReg::State)),
+        device.read(gate_register(bg, BgsReg::Irr)),
+    );
+    device.write(gate_register(bg, BgsReg::Enable), 0);
+    result
+}
+
+#[test]
+fn the_device_refuses_links_to_gates_that_there_are_not() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let device = cluster.device(0);
+    let peer = BgAddress::new(cluster.device(1).coords(), 1, 20).0;
+    let (recv, send) = (bgs::BG_RECV_ADDRESS_EXCEPTION, bgs::BG_SEND_ADDRESS_EXCEPTION);
+    let local = |recv, send| LocalLink(0).with_recv(recv).with_send(send).0;
+    let remote =
+        |recv: u64, send: u64| RemoteLink(0).with_recv(recv as u32).with_send(send as u32).0;
+    let all = SignalMask(0).0;
+    let subnet = CqsMode(0).with_nx(8).with_sx(4).with_lx(2).0;
+    let wrong = |bg, tni| BgAddress(peer).with_bg(bg).with_tni(tni).0;
+    assert_eq!(enable(device, 17, [all, local(20, 21), remote(peer, peer), 0]), (1, 0));
+    for (links, irr) in [
+        ([all, local(48, 20), remote(peer, peer), 0], recv),
+        ([all, local(20, 63), remote(peer, peer), 0], send),
+        ([all, local(20, 20), remote(wrong(48, 0), peer), 0], recv),
+        ([all, local(20, 20), remote(peer, wrong(0, 6)), 0], send),
+        ([all, local(50, 50), remote(wrong(0, 7), wrong(0, 7)), 0], recv | send),
+        ([all, local(20, 20), remote(peer, peer), subnet], recv | send),
+        ([all, local(20, 20), remote(BgAddress(peer).with_b(3).0, peer), 0], recv),
+    ] {
+        assert_eq!(enable(device, 17, links), (0, irr), "{links:x?}");
+    }
+    // Links that are masked do not matter.
+    let none = SignalMask(0)
+        .with_sig_recv(true)
+        .with_sig_send(true)
+        .with_tlp_recv(true)
+        .with_tlp_send(true);
+    assert_eq!(enable(device, 17, [none.0, u64::MAX, u64::MAX, subnet]), (1, 0));
+}
+
+#[test]
+fn settings_of_an_enabled_gate_stay_what_they_are() {
+    let cluster = Cluster::new("1x1x1x2x1x1");
+    let mut group = Group::new(&cluster, 2, doubling);
+    let device = cluster.device(0);
+    let settings = [
+        BgsReg::SignalMask,
+        BgsReg::LocalLink,
+        BgsReg::RemoteLink,
+        BgsReg::SubnetSize,
+        BgsReg::GpidBseq,
+    ];
+    let before = settings.map(|reg| device.read(gate_register(BCH, reg)));
+    for reg in settings {
+        device.write(gate_register(BCH, reg), u64::MAX);
+    }
+    assert_eq!(settings.map(|reg| device.read(gate_register(BCH, reg))), before);
+    group.barrier();
+    let number = GpidBseq(device.read(gate_register(BCH, BgsReg::GpidBseq)));
+    assert_eq!((number.gpid(), number.bseq()), (0x12_3456, 1), "it counts on");
+}
+
+/// A path in the address is the way that signals take.
+#[test]
+fn signals_take_the_path_of_their_link() {
+    let cluster = Cluster::new("1x1x1x2x3x2");
+    // Rank 2 is the neighbour on B+, port 3.
+    let members = [0, 2].map(|rank| BgAddress::new(cluster.device(rank).coords(), TNI, BCH));
+    cluster.set_link(0, 3, false);
+    for (path, arrives) in [([0, 1], false), ([2, 2], true)] {
+        let mut channels = [0usize, 1].map(|rank| {
+            let mut gates = doubling(&members, rank);
+            gates[0].dst_remote = gates[0].dst_remote.map(|to| to.with_pb(path[rank]));
+            let device = cluster.device(2 * rank as u32);
+            Channel::open(device, &config(0, 0), &gates).unwrap()
+        });
+        for channel in &mut channels {
+            channel.start(Op::Barrier, &[0; 8], 0).unwrap();
+        }
+        for channel in &mut channels {
+            assert_eq!(channel.wait(PATIENCE_NS).is_ok(), arrives, "{path:?}");
+        }
+    }
+}
