@@ -20,6 +20,7 @@
 
 mod barrier;
 mod cq;
+mod disturb;
 mod handover;
 mod host;
 mod irq;

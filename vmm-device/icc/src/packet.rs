@@ -291,9 +291,7 @@ impl Icc {
             .with_source(self.coords())
             .with_i(tni);
         frame[ROUTING_HEADER_SIZE..HEADER_SIZE].copy_from_slice(&tlp.0.to_le_bytes());
-        let end = frame.len() - ECRC_SIZE;
-        let sum = ecrc(&frame);
-        frame[end..].copy_from_slice(&sum.to_le_bytes());
+        seal(&mut frame);
         let routing = routing_header(header, frame.len()).with_distances(distances);
         let source = self.coords();
         Outgoing {
@@ -504,9 +502,7 @@ fn report_frame(from: Peer, report: &Report) -> Vec<u8> {
     frame[HEADER_SIZE..HEADER_SIZE + Report::SIZE].copy_from_slice(&report.to_bytes());
     let routing = RoutingHeader(0).with_tlp_units(len_field(frame.len()));
     frame[..ROUTING_HEADER_SIZE].copy_from_slice(&routing.0.to_le_bytes());
-    let end = frame.len() - ECRC_SIZE;
-    let sum = ecrc(&frame);
-    frame[end..].copy_from_slice(&sum.to_le_bytes());
+    seal(&mut frame);
     frame
 }
 
@@ -551,6 +547,14 @@ fn ecrc(frame: &[u8]) -> u32 {
     frame.get(ROUTING_HEADER_SIZE..end).map_or(0, crc32fast::hash)
 }
 
-fn ecrc_is_right(frame: &[u8]) -> bool {
+/// Makes a frame end with its ECRC.
+pub(crate) fn seal(frame: &mut [u8]) {
+    let sum = ecrc(frame);
+    if let Some(end) = frame.last_chunk_mut::<ECRC_SIZE>() {
+        *end = sum.to_le_bytes();
+    }
+}
+
+pub(crate) fn ecrc_is_right(frame: &[u8]) -> bool {
     frame.last_chunk::<ECRC_SIZE>().is_some_and(|end| u32::from_le_bytes(*end) == ecrc(frame))
 }

@@ -12,6 +12,7 @@ use tofu_icc::Net;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
+use crate::pump::RELEASES;
 use crate::wakeup::Sleep;
 use crate::{Error, Node, Pump, Shared, lock};
 
@@ -174,13 +175,16 @@ impl Engine {
             }
         }
         if self.deadline.load(SeqCst) <= pump.now_ns() {
-            self.expire(&pump);
+            self.expire(&mut pump);
         }
         worked
     }
 
-    fn expire(&self, pump: &Pump<'_>) {
+    fn expire(&self, pump: &mut Pump<'_>) {
         self.deadline.store(u64::MAX, SeqCst);
+        if self.index == RELEASES {
+            pump.release();
+        }
         for node in lock(&self.nodes).iter() {
             node.icc().expire(pump.now_ns());
             self.deadline.fetch_min(node.icc().next_deadline(), SeqCst);

@@ -10,6 +10,7 @@
 //! the same [`Pump`].
 #![forbid(unsafe_code)]
 
+pub mod capture;
 mod engine;
 mod node;
 mod pump;
@@ -22,9 +23,10 @@ use std::time::Instant;
 
 use thiserror::Error;
 use tofu_abi::Coords;
-use tofu_fabric::{Direct, Fabric, NodeId, Shape, Timing};
-use tofu_icc::{DmaMemory, SharedPages};
+use tofu_fabric::{Fabric, NodeId, Shape, Timing, Wires};
+use tofu_icc::{Body, DmaMemory, SharedPages};
 
+use crate::capture::{Capture, CaptureConfig, Hub};
 use crate::engine::Engine;
 
 pub use crate::node::{DoorbellBackend, Doorbells, Node};
@@ -105,7 +107,7 @@ enum Clock {
 
 /// What all parts of a machine share.
 pub(crate) struct Shared {
-    carrier: Direct,
+    wires: Arc<Wires<Body>>,
     nodes: Vec<OnceLock<Arc<Node>>>,
     engines: Vec<Arc<Engine>>,
     clock: Clock,
@@ -122,7 +124,7 @@ impl Shared {
     }
 
     fn fabric(&self) -> &Arc<Fabric> {
-        self.carrier.fabric()
+        self.wires.fabric()
     }
 
     fn node(&self, id: NodeId) -> Option<&Arc<Node>> {
@@ -134,10 +136,31 @@ impl Shared {
     }
 }
 
+/// The network of a machine, for those who look at it or meddle with it. It may outlive the
+/// machine.
+#[derive(Clone)]
+pub struct Network {
+    wires: Arc<Wires<Body>>,
+    captures: Arc<Hub>,
+}
+
+impl Network {
+    /// The links, and their faults.
+    pub const fn wires(&self) -> &Arc<Wires<Body>> {
+        &self.wires
+    }
+
+    /// Records from now on what goes through a node.
+    pub fn capture(&self, config: CaptureConfig) -> Capture {
+        self.captures.start(config)
+    }
+}
+
 /// A machine. Dropping it stops its engines.
 pub struct Machine {
     shared: Arc<Shared>,
     config: MachineConfig,
+    network: Network,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -168,14 +191,16 @@ impl Machine {
             .map(|index| Engine::new(index).map(Arc::new))
             .collect::<Result<_, _>>()?;
         let shared = Shared {
-            carrier: Direct::new(fabric, config.timing),
+            wires: Arc::new(Wires::new(fabric, config.timing)),
             nodes: (0..nodes).map(|_| OnceLock::new()).collect(),
             engines,
             clock,
             spin_ns: config.spin_ns,
             stopping: AtomicBool::new(false),
         };
-        Ok(Self { shared: Arc::new(shared), config, threads: Mutex::new(Vec::new()) })
+        let network = Network { captures: Hub::new(&shared.wires), wires: shared.wires.clone() };
+        let threads = Mutex::new(Vec::new());
+        Ok(Self { shared: Arc::new(shared), config, network, threads })
     }
 
     /// What the machine was made from.
@@ -186,6 +211,11 @@ impl Machine {
     /// The links between the nodes.
     pub fn fabric(&self) -> &Arc<Fabric> {
         self.shared.fabric()
+    }
+
+    /// What can be seen and changed of the network from anywhere.
+    pub const fn network(&self) -> &Network {
+        &self.network
     }
 
     /// Time on the machine's clock, in nanoseconds.

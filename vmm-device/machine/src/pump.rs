@@ -8,6 +8,11 @@ use tofu_icc::{Body, Net, discard_rcode};
 
 use crate::Shared;
 
+/// How long a fault holds a packet back that nobody overtakes, in nanoseconds.
+const HOLD_NS: u64 = 1_000_000;
+/// The engine that lets such packets go.
+pub(crate) const RELEASES: usize = 0;
+
 /// A thread's view of the network.
 ///
 /// A packet that is injected is not handled by its target at once but put in line, so that no
@@ -26,6 +31,13 @@ enum Event {
 impl<'a> Pump<'a> {
     pub(crate) fn new(shared: &'a Shared) -> Self {
         Self { shared, arrivals: VecDeque::new(), now_ns: shared.now_ns() }
+    }
+
+    /// Lets packets go that a fault holds back.
+    pub(crate) fn release(&mut self) {
+        let shared = self.shared;
+        shared.wires.release(self);
+        self.progress();
     }
 
     /// Reads the clock.
@@ -48,12 +60,17 @@ impl Deliver<Body> for Pump<'_> {
     ) {
         self.arrivals.push_back(Event::Discarded(at, port, reason, packet));
     }
+
+    fn held(&mut self) {
+        let deadline = self.now_ns.saturating_add(HOLD_NS);
+        self.shared.engines[RELEASES].want(deadline);
+    }
 }
 
 impl Net for Pump<'_> {
     fn inject(&mut self, packet: Packet<Body>) {
         let shared = self.shared;
-        shared.carrier.inject(packet, self);
+        shared.wires.inject(packet, self);
     }
 
     fn progress(&mut self) {

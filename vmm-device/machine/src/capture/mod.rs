@@ -1,0 +1,257 @@
+//! Records of the packets that pass a node.
+//!
+//! A [`Capture`] sees what goes through the TNIs and ports of one node. The threads that move
+//! packets never wait for its reader: what finds its ring full is counted and left out.
+
+mod record;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant, SystemTime};
+
+use tofu_fabric::{Direction, NodeId, Packet, Place, Port, Shape, Sight, TNIS, Tap, Wires};
+use tofu_icc::Body;
+
+use crate::lock;
+
+pub use record::{HEADER_SIZE, Kind, VERSION};
+
+/// Places of a node where packets are seen: its TNIs, then its ports, in the order of their
+/// numbers.
+pub const INTERFACES: usize = TNIS + Port::COUNT;
+
+/// The number of a place among [`INTERFACES`]; none for a TNI that no node has.
+pub fn interface(place: Place) -> Option<usize> {
+    match place {
+        Place::Tni(tni) => Some(usize::from(tni)).filter(|tni| *tni < TNIS),
+        Place::Port(port) => Some(TNIS + port.index()),
+    }
+}
+
+/// The place with this number; none from [`INTERFACES`] on.
+pub fn place(interface: usize) -> Option<Place> {
+    match interface.checked_sub(TNIS) {
+        None => Some(Place::Tni(interface as u8)),
+        Some(port) => Port::from_index(port).map(Place::Port),
+    }
+}
+
+/// What to record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaptureConfig {
+    /// At which node.
+    pub node: NodeId,
+    /// Bit n stands for the interface with the number n.
+    pub interfaces: u32,
+    /// Bit n stands for the [`Kind`] with the code n.
+    pub kinds: u32,
+    /// Bytes of a record at most, its header among them; no less than that is taken.
+    pub snaplen: usize,
+    /// Bytes of records that wait for the reader at most.
+    pub backlog: usize,
+}
+
+impl CaptureConfig {
+    /// Whole frames of all kinds at all places of a node; up to 8 MiB wait.
+    pub const fn new(node: NodeId) -> Self {
+        Self {
+            node,
+            interfaces: (1 << INTERFACES) - 1,
+            kinds: u32::MAX,
+            snaplen: 2048,
+            backlog: 8 << 20,
+        }
+    }
+}
+
+/// A packet at a place of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Since 1970, in nanoseconds of the host's clock.
+    pub time_ns: u64,
+    /// Number of the place, see [`interface`].
+    pub interface: usize,
+    /// Which way it went.
+    pub direction: Direction,
+    /// The record's header and as much of the packet as there is place for, see the manual's
+    /// page on captures.
+    pub bytes: Vec<u8>,
+    /// Bytes of header and whole packet.
+    pub length: u32,
+}
+
+/// What an interface counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InterfaceCounters {
+    /// Packets that the filter let through.
+    pub seen: u64,
+    /// Those of them that found the ring full.
+    pub dropped: u64,
+}
+
+/// What is recorded at a node from now on. Dropping it ends that.
+pub struct Capture {
+    active: Arc<Active>,
+    hub: Arc<Hub>,
+}
+
+struct Active {
+    config: CaptureConfig,
+    ring: Mutex<Ring>,
+    filled: Condvar,
+    seen: [AtomicU64; INTERFACES],
+    dropped: [AtomicU64; INTERFACES],
+}
+
+#[derive(Default)]
+struct Ring {
+    records: VecDeque<Record>,
+    bytes: usize,
+    closed: bool,
+}
+
+/// Bytes that a record takes besides its own.
+const RECORD_COST: usize = size_of::<Record>();
+
+impl Capture {
+    /// The next record; none if none comes in this time.
+    pub fn next(&self, timeout: Duration) -> Option<Record> {
+        let end = Instant::now() + timeout;
+        let mut ring = lock(&self.active.ring);
+        loop {
+            if let Some(record) = ring.records.pop_front() {
+                ring.bytes -= record.bytes.len() + RECORD_COST;
+                return Some(record);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.active.filled.wait_timeout(ring, left);
+            ring = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Records no more; what waits can still be had.
+    pub fn close(&self) {
+        lock(&self.active.ring).closed = true;
+    }
+
+    /// What an interface counted so far.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such interface.
+    pub fn counters(&self, interface: usize) -> InterfaceCounters {
+        InterfaceCounters {
+            seen: self.active.seen[interface].load(Relaxed),
+            dropped: self.active.dropped[interface].load(Relaxed),
+        }
+    }
+
+    /// What is recorded.
+    pub fn config(&self) -> &CaptureConfig {
+        &self.active.config
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.hub.remove(&self.active);
+    }
+}
+
+impl Active {
+    fn take(&self, sight: Sight, kind: Kind, shape: &Shape, packet: &Packet<Body>) {
+        let Some(interface) = interface(sight.place) else { return };
+        let config = &self.config;
+        if config.interfaces & 1 << interface == 0 || config.kinds & 1 << kind as u8 == 0 {
+            return;
+        }
+        let Some(at) = shape.coords(sight.node) else { return };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let time_ns = now.map_or(0, |now| now.as_nanos() as u64);
+        // Made before the lock is taken: readers and senders wait for no copy of each other's.
+        if self.is_full() {
+            self.count(interface, true);
+            return;
+        }
+        let (bytes, length) = record::encode(at, sight, kind, packet, config.snaplen);
+        let record = Record { time_ns, interface, direction: sight.direction, bytes, length };
+        let mut ring = lock(&self.ring);
+        let cost = record.bytes.len() + RECORD_COST;
+        let full = ring.bytes + cost > config.backlog;
+        if !full && !ring.closed {
+            ring.bytes += cost;
+            ring.records.push_back(record);
+        }
+        let closed = ring.closed;
+        drop(ring);
+        if !closed {
+            self.count(interface, full);
+            self.filled.notify_one();
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        let ring = lock(&self.ring);
+        !ring.closed && ring.bytes + record::HEADER_SIZE + RECORD_COST > self.config.backlog
+    }
+
+    fn count(&self, interface: usize, dropped: bool) {
+        self.seen[interface].fetch_add(1, Relaxed);
+        if dropped {
+            self.dropped[interface].fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// All captures of a machine.
+pub(crate) struct Hub {
+    wires: Weak<Wires<Body>>,
+    shape: Shape,
+    active: RwLock<Vec<Arc<Active>>>,
+}
+
+impl Hub {
+    pub(crate) fn new(wires: &Arc<Wires<Body>>) -> Arc<Self> {
+        let shape = *wires.fabric().shape();
+        Arc::new(Self { wires: Arc::downgrade(wires), shape, active: RwLock::default() })
+    }
+
+    pub(crate) fn start(self: &Arc<Self>, config: CaptureConfig) -> Capture {
+        let active = Arc::new(Active {
+            config,
+            ring: Mutex::default(),
+            filled: Condvar::new(),
+            seen: Default::default(),
+            dropped: Default::default(),
+        });
+        self.change(|all| all.push(Arc::clone(&active)));
+        Capture { active, hub: Arc::clone(self) }
+    }
+
+    fn remove(self: &Arc<Self>, gone: &Arc<Active>) {
+        self.change(|all| all.retain(|active| !Arc::ptr_eq(active, gone)));
+    }
+
+    fn change(self: &Arc<Self>, change: impl FnOnce(&mut Vec<Arc<Active>>)) {
+        // Held until the tap is set, so that two changes do not leave it to chance which counts.
+        let mut all = self.active.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut all);
+        if let Some(wires) = self.wires.upgrade() {
+            let tap = (!all.is_empty()).then(|| Arc::clone(self) as Arc<dyn Tap<Body>>);
+            wires.set_tap(tap);
+        }
+    }
+}
+
+impl Tap<Body> for Hub {
+    fn seen(&self, sight: Sight, packet: &Packet<Body>) {
+        let all = self.active.read().unwrap_or_else(PoisonError::into_inner);
+        for active in all.iter().filter(|active| active.config.node == sight.node) {
+            active.take(sight, Kind::of(packet), &self.shape, packet);
+        }
+    }
+}

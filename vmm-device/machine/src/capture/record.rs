@@ -1,0 +1,237 @@
+//! What is recorded of a packet: a header of ours, and the frame.
+
+use tofu_abi::Coords;
+use tofu_abi::frame::{self, ROUTING_HEADER_SIZE, RoutingHeader, TlpHeader};
+use tofu_fabric::{Class, Direction, DiscardReason, Packet, Place, Sight, Way};
+use tofu_icc::{Answer, Body, Payload, Request};
+
+/// Version of the header.
+pub const VERSION: u8 = 1;
+/// Bytes of the header.
+pub const HEADER_SIZE: usize = 56;
+
+/// Kinds in TLP headers that were made for the record, above those that packet buffers know.
+const SYNTHETIC: u8 = 16;
+
+/// Kinds of packets, with their codes in the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// A system packet.
+    System = 1,
+    /// A raw packet.
+    Raw = 2,
+    /// A Put.
+    Put = 3,
+    /// A Get.
+    Get = 4,
+    /// An atomic command.
+    Atomic = 5,
+    /// Answer to a Put.
+    PutAnswer = 6,
+    /// Answer to a Get, with its data.
+    GetAnswer = 7,
+    /// Answer to an atomic command.
+    AtomicAnswer = 8,
+    /// A signal of a barrier gate.
+    Signal = 9,
+}
+
+impl Kind {
+    pub(crate) fn of(packet: &Packet<Body>) -> Self {
+        match &packet.body {
+            Body::Frame { .. } if packet.system => Self::System,
+            Body::Frame { .. } => Self::Raw,
+            Body::Put { .. } => Self::Put,
+            Body::Get { .. } => Self::Get,
+            Body::Armw { .. } => Self::Atomic,
+            Body::PutAck { .. } => Self::PutAnswer,
+            Body::GetData { .. } => Self::GetAnswer,
+            Body::ArmwAck { .. } => Self::AtomicAnswer,
+            Body::Signal(_) => Self::Signal,
+        }
+    }
+}
+
+/// A record of at most `snaplen` bytes, and how long it would be otherwise.
+pub(super) fn encode(
+    at: Coords,
+    sight: Sight,
+    kind: Kind,
+    packet: &Packet<Body>,
+    snaplen: usize,
+) -> (Vec<u8>, u32) {
+    let snaplen = snaplen.max(HEADER_SIZE);
+    let mut out = Vec::with_capacity(snaplen.min(2048));
+    header(&mut out, at, sight, kind, packet);
+    let mut tail = 0;
+    match &packet.body {
+        Body::Frame { frame, .. } => {
+            let kept = frame.len().min(snaplen - HEADER_SIZE);
+            out.extend_from_slice(&frame[..kept]);
+            tail = frame.len() - kept;
+        }
+        body => {
+            tlp(&mut out, kind, packet);
+            let payload = fields(&mut out, body);
+            if let Some((payload, length)) = payload {
+                let room = snaplen.saturating_sub(out.len()).min(length);
+                let kept = copy(&mut out, payload, room);
+                tail = length - kept;
+            }
+        }
+    }
+    let length = u32::try_from(out.len() + tail).unwrap_or(u32::MAX);
+    out.truncate(snaplen);
+    (out, length)
+}
+
+/// See the manual's page on captures.
+fn header(out: &mut Vec<u8>, at: Coords, sight: Sight, kind: Kind, packet: &Packet<Body>) {
+    let place = match sight.place {
+        Place::Tni(tni) => tni,
+        Place::Port(port) => 16 + port.index() as u8,
+    };
+    let direction = match sight.direction {
+        Direction::Out => 0,
+        Direction::In => 1,
+        Direction::Lost(DiscardReason::LinkDown) => 2,
+        Direction::Lost(DiscardReason::NoSuchNode) => 3,
+        Direction::Lost(DiscardReason::NoSuchPath) => 4,
+        Direction::Lost(_) => 5,
+    };
+    let class = match packet.class {
+        Class::Request => 0,
+        Class::Response => 1,
+        Class::System => 2,
+    };
+    let (way, port, distances) = match packet.way {
+        Way::Shortest => (0, 0, [0; 3]),
+        Way::Distances(distances) => (1, 0, distances),
+        Way::Hop { port, nullified, .. } => (2 | u8::from(nullified) << 7, port as u8, [0; 3]),
+    };
+    out.extend([VERSION, HEADER_SIZE as u8, place, direction]);
+    out.extend([sight.vc.unwrap_or(u8::MAX), class, kind as u8, way]);
+    out.extend(at.to_array());
+    out.extend([packet.src_tni, packet.dst_tni]);
+    out.extend(packet.src.to_array());
+    out.extend(packet.dst.to_array());
+    out.extend([packet.path.a, packet.path.b, packet.path.c, port]);
+    out.extend(distances.map(|hops| hops as u8));
+    out.push(0);
+    out.extend(packet.tlps.to_le_bytes());
+    out.extend(packet.bytes.to_le_bytes());
+    out.extend(packet.model_ps.to_le_bytes());
+    debug_assert_eq!(out.len(), HEADER_SIZE);
+}
+
+/// The two headers of a packet that has no frame of its own, in the manner of one that has.
+fn tlp(out: &mut Vec<u8>, kind: Kind, packet: &Packet<Body>) {
+    let each = packet.bytes / u64::from(packet.tlps.max(1));
+    let units = each.saturating_sub(ROUTING_HEADER_SIZE as u64).div_ceil(frame::TLP_UNIT as u64);
+    let routing = RoutingHeader(0)
+        .with_tlp_units(units.saturating_sub(1).min(61) as u8)
+        .with_path(packet.path)
+        .with_a(packet.dst.a)
+        .with_b(packet.dst.b)
+        .with_c(packet.dst.c)
+        .with_di(packet.dst_tni)
+        .with_barrier(matches!(packet.body, Body::Signal(_)));
+    let kind = SYNTHETIC + kind as u8;
+    let tlp = TlpHeader(0).with_kind(kind).with_source(packet.src).with_i(packet.src_tni);
+    out.extend(routing.0.to_le_bytes());
+    out.extend(tlp.0.to_le_bytes());
+}
+
+/// The fields of a command or answer. Returns its data, and how much that is.
+fn fields<'a>(out: &mut Vec<u8>, body: &'a Body) -> Option<(&'a Payload, usize)> {
+    match body {
+        Body::Put { request: command, payload } => {
+            request(out, command);
+            Some((payload, command.length as usize))
+        }
+        Body::Get { request: command } => {
+            request(out, command);
+            None
+        }
+        Body::Armw { request: command, op, operand, compare } => {
+            request(out, command);
+            out.extend([*op as u8, 0, 0, 0, 0, 0, 0, 0]);
+            out.extend(operand.to_le_bytes());
+            out.extend(compare.to_le_bytes());
+            None
+        }
+        Body::PutAck { answer: end } => {
+            answer(out, end);
+            None
+        }
+        Body::GetData { answer: end, payload } => {
+            answer(out, end);
+            Some((payload, end.done as usize))
+        }
+        Body::ArmwAck { answer: end, old } => {
+            answer(out, end);
+            out.extend(old.to_le_bytes());
+            None
+        }
+        Body::Signal(signal) => {
+            let value = signal.value.as_deref();
+            let words = signal.payload_bytes() as usize / 8;
+            out.extend([signal.source, signal.target, signal.op, words as u8]);
+            out.extend(signal.bseq.to_le_bytes());
+            out.extend(signal.gpid.to_le_bytes());
+            for word in value.into_iter().flatten().take(words) {
+                out.extend(word.to_le_bytes());
+            }
+            None
+        }
+        Body::Frame { .. } => None,
+    }
+}
+
+fn request(out: &mut Vec<u8>, request: &Request) {
+    out.extend([request.tag.cq, request.sps]);
+    out.extend(request.tag.index.to_le_bytes());
+    out.extend(request.tag.generation.to_le_bytes());
+    for word in [request.gpid, request.header2.0, request.remote.0, request.local.0] {
+        out.extend(word.to_le_bytes());
+    }
+    for word in [request.position, request.length, request.total, request.mtu] {
+        out.extend(word.to_le_bytes());
+    }
+}
+
+fn answer(out: &mut Vec<u8>, answer: &Answer) {
+    out.extend([answer.tag.cq, answer.rcode]);
+    out.extend(answer.tag.index.to_le_bytes());
+    out.extend(answer.tag.generation.to_le_bytes());
+    for word in [answer.position, answer.length, answer.done, 0] {
+        out.extend(word.to_le_bytes());
+    }
+    out.extend(answer.request_ps.to_le_bytes());
+}
+
+/// Appends up to `room` bytes of data. Returns how much there was.
+fn copy(out: &mut Vec<u8>, payload: &Payload, room: usize) -> usize {
+    let start = out.len();
+    match payload {
+        Payload::Inline { data, len } => {
+            out.extend_from_slice(&data[..room.min((*len).into()).min(data.len())]);
+        }
+        Payload::Bytes(data) => out.extend_from_slice(&data[..room.min(data.len())]),
+        Payload::Guest { memory, segments, .. } => {
+            for segment in segments {
+                let at = out.len();
+                let take = (segment.len as usize).min(room - (at - start));
+                out.resize(at + take, 0);
+                // Memory that has gone since is not the capture's affair: the packet's target
+                // will find out.
+                if take == 0 || memory.read(segment.addr, &mut out[at..]).is_err() {
+                    out.truncate(at);
+                    break;
+                }
+            }
+        }
+    }
+    out.len() - start
+}
