@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tofu_fabric::Shape;
 
+use crate::client::link::LinkCommand;
 use crate::map::MapArgs;
 use crate::run::RunArgs;
 use crate::sdk::SdkArgs;
@@ -50,6 +51,8 @@ pub(crate) enum Command {
     Cp(CpArgs),
     Restart(RestartArgs),
     Down(DownArgs),
+    #[command(subcommand)]
+    Link(LinkCommand),
     #[command(subcommand)]
     Image(ImageCommand),
     Doctor(DoctorArgs),

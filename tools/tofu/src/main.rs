@@ -17,6 +17,7 @@ mod guests;
 mod host;
 mod image_cmd;
 mod linux;
+mod live;
 mod map;
 mod plan;
 mod run;
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         Command::Cp(args) => client::cp::run(args),
         Command::Restart(args) => client::restart(args),
         Command::Down(args) => client::down(args),
+        Command::Link(command) => client::link::run(command),
         Command::Image(command) => image_cmd::run(command),
         Command::Internal(command) => linux::janitor::run(command),
     };

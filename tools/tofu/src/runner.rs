@@ -129,6 +129,9 @@ impl Backend for Machines {
         let engines = engines(plan.engines, cores);
         let doorbells = doorbells(plan, cores, engines);
         let machine = machine(&plan.network, doorbells, engines, &self.confinement)?;
+        if let Some(host) = &self.linux {
+            host.registry.built(&machine);
+        }
         let mut running = Local { vms: HashMap::new(), linux: None, machine };
         // First, as they take their time, and small guests would wait for them in vain.
         if let Some(host) = &self.linux {

@@ -54,6 +54,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let engines = runner::engines(args.engines.or(file.engines), cores);
     let machine = runner::machine(&network, Doorbells::Trapped, engines, &confinement)?;
     let registry = Arc::new(Registry::new(&network, sender));
+    registry.built(&machine);
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
     let mut served = Vec::new();
     for (at, socket) in shape.iter().zip(&sockets) {

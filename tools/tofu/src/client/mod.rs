@@ -1,8 +1,10 @@
-//! Commands that speak to a machine that runs: `ps`, `exec`, `console`, `cp`, `restart`, `down`.
+//! Commands that speak to a machine that runs: `ps`, `exec`, `console`, `cp`, `restart`, `down`,
+//! `link`.
 
 pub(crate) mod console;
 pub(crate) mod cp;
 pub(crate) mod exec;
+pub(crate) mod link;
 pub(crate) mod ps;
 
 use std::io::Write;
@@ -12,7 +14,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use tofu_abi::Coords;
 use tofu_agent::wire::{FrameReader, encode};
+use tofu_fabric::{NodeId, Shape};
 
 use crate::cli::{DownArgs, RestartArgs};
 use crate::linux::control::{MachineInfo, NodeInfo, Reply, Request};
@@ -101,6 +105,20 @@ pub(crate) struct Found {
 /// Finds what the user calls `text`: an index, coordinates or a name, with the machine in front
 /// if need be.
 pub(crate) fn find_node(text: &str) -> anyhow::Result<Found> {
+    let (machine, wanted) = parse_node(text)?;
+    let (name, control) = find_machine(machine.as_ref())?;
+    let (_, nodes) = info(&control)?;
+    let found = nodes.iter().find(|node| wanted.means(node));
+    match found {
+        Some(node) => Ok(Found { node: node.clone(), control }),
+        None => bail!(
+            "node {text}: the machine {name} has no such node with a guest; `tofu ps` lists them"
+        ),
+    }
+}
+
+/// What the user calls a node, and the machine if it is in front.
+pub(crate) fn parse_node(text: &str) -> anyhow::Result<(Option<MachineName>, NodeName)> {
     let (machine, node) = match text.split_once('/') {
         Some((machine, node)) => {
             let name = machine
@@ -116,15 +134,7 @@ pub(crate) fn find_node(text: &str) -> anyhow::Result<Found> {
              a name such as t-0-0-0-0-0-0"
         )
     })?;
-    let (name, control) = find_machine(machine.as_ref())?;
-    let (_, nodes) = info(&control)?;
-    let found = nodes.iter().find(|node| wanted.means(node));
-    match found {
-        Some(node) => Ok(Found { node: node.clone(), control }),
-        None => bail!(
-            "node {text}: the machine {name} has no such node with a guest; `tofu ps` lists them"
-        ),
-    }
+    Ok((machine, wanted))
 }
 
 /// How a node can be called.
@@ -153,6 +163,14 @@ impl NodeName {
         let at: Option<Vec<u8>> =
             parts.iter().map(|part| number(part).and_then(|n| u8::try_from(n).ok())).collect();
         at?.try_into().ok().map(Self::At)
+    }
+
+    /// Where it is in a machine of this shape.
+    pub(crate) fn at(self, shape: &Shape) -> Option<Coords> {
+        match self {
+            Self::Index(index) => shape.coords(NodeId(index)),
+            Self::At(at) => Some(Coords::from_array(at)).filter(|at| shape.contains(*at)),
+        }
     }
 
     fn means(self, node: &NodeInfo) -> bool {

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use tofu_abi::Coords;
 use tofu_agent::wire::{Exec, FrameReader, FromProgram, ToProgram, encode};
-use tofu_fabric::{Axis, NodeId, Port};
+use tofu_fabric::{Axis, NodeId};
 
 use super::agent::Handle;
 use super::machine::Registry;
 use super::node::LinuxNode;
+use crate::live;
 use crate::runner::Event;
 
 /// What a command asks; the first message of a connection, but for [`Request::To`].
@@ -38,6 +38,8 @@ pub(crate) enum Request {
     Restart { node: u32 },
     /// Ends the machine. Answered when that has begun.
     Down,
+    /// About the network. Answered by [`Reply::Network`].
+    Network(live::Ask),
 }
 
 /// What a machine answers.
@@ -46,6 +48,7 @@ pub(crate) enum Reply {
     Machine(MachineInfo),
     Node(NodeInfo),
     Program(FromProgram),
+    Network(live::Answer),
     Done,
     /// What was asked for cannot be done: why, in one line.
     Error(String),
@@ -59,7 +62,7 @@ pub(crate) struct MachineInfo {
     pub(crate) shape: String,
     /// Which of X, Y and Z wrap round.
     pub(crate) torus: [bool; 3],
-    /// The ends of links that started down.
+    /// The ends of links that are down.
     pub(crate) links_down: Vec<[[u8; 6]; 2]>,
     /// Since it was started.
     pub(crate) seconds: f64,
@@ -141,6 +144,10 @@ fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<(
         Request::Down => {
             registry.events.send(Event::Down).context("the machine is going down already")
         }
+        Request::Network(ask) => match live::answer(registry, ask) {
+            Ok(answer) => return say(&mut client, &Reply::Network(answer)),
+            Err(error) => Err(error),
+        },
         Request::To(_) => Err(anyhow::anyhow!("no program runs on this connection")),
     };
     let reply = match result {
@@ -164,13 +171,11 @@ fn find(registry: &Registry, id: u32) -> anyhow::Result<&Arc<LinuxNode>> {
 
 fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
     let shape = &registry.network.shape;
-    let ends =
-        |(at, port): &(Coords, Port)| Some([at.to_array(), shape.neighbor(*at, *port)?.to_array()]);
     let machine = MachineInfo {
         pid: std::process::id(),
         shape: shape.to_string(),
         torus: [Axis::X, Axis::Y, Axis::Z].map(|axis| shape.wraps(axis)),
-        links_down: registry.network.links_down.iter().filter_map(ends).collect(),
+        links_down: live::links_down(registry),
         seconds: registry.started.elapsed().as_secs_f64(),
     };
     say(client, &Reply::Machine(machine))?;

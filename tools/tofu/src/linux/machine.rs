@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
-use tofu_fabric::NodeId;
+use tofu_fabric::{Fabric, NodeId};
 use tofu_image::Qemu;
 use tofu_machine::Machine;
 use tofu_vfio_user::Backing;
@@ -60,6 +60,7 @@ pub(crate) struct Registry {
     pub(crate) started: Instant,
     pub(crate) events: Sender<Event>,
     linux: OnceLock<Vec<Arc<LinuxNode>>>,
+    fabric: OnceLock<Arc<Fabric>>,
     /// Nodes without Linux, and what they are doing, in a word.
     others: Mutex<HashMap<NodeId, &'static str>>,
     cancelled: AtomicBool,
@@ -72,6 +73,7 @@ impl Registry {
             started: Instant::now(),
             events,
             linux: OnceLock::new(),
+            fabric: OnceLock::new(),
             others: Mutex::default(),
             cancelled: AtomicBool::new(false),
         }
@@ -80,6 +82,16 @@ impl Registry {
     /// The Linux nodes; none before they were started.
     pub(crate) fn linux(&self) -> &[Arc<LinuxNode>] {
         self.linux.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// The links of a machine that has been built.
+    pub(crate) fn fabric(&self) -> Option<&Arc<Fabric>> {
+        self.fabric.get()
+    }
+
+    /// Tells which machine it is about. Only the first one counts.
+    pub(crate) fn built(&self, machine: &Machine) {
+        let _ = self.fabric.set(Arc::clone(machine.fabric()));
     }
 
     pub(crate) fn others(&self) -> MutexGuard<'_, HashMap<NodeId, &'static str>> {

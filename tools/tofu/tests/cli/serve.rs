@@ -101,3 +101,37 @@ pub(crate) fn janitor(machine: u64) -> u64 {
     });
     children.last().expect("a machine has a janitor")
 }
+
+#[test]
+fn links_go_down_and_come_up() {
+    let place = Place::new();
+    let (mut process, _) = place.start(&["serve", "--shape", "2x1x1x2x1x1", "--json"]);
+    let down = || -> Vec<String> {
+        let out = place.run(&["link", "ls", "--down"]).ok();
+        out.lines().map(str::to_owned).collect()
+    };
+    assert_eq!(place.run(&["link", "ls"]).ok().lines().count(), 6);
+    assert_eq!(down(), [""; 0]);
+    place.run(&["link", "down", "0,0,0,0,0,0", "A"]).ok();
+    assert_eq!(down(), ["(0,0,0,0,0,0) A  (0,0,0,1,0,0) down"]);
+    // Both links of a ring of two.
+    place.run(&["link", "down", "tofu/3", "t-0-0-0-1-0-0"]).ok();
+    assert_eq!(down().len(), 3);
+    let links = place.run(&["link", "ls", "--json"]).ok();
+    let links: serde_json::Value = serde_json::from_str(&links).unwrap();
+    let links = links.as_array().unwrap();
+    assert_eq!(links.iter().filter(|link| link["up"] == false).count(), 3);
+    place.run(&["link", "up", "1", "0"]).ok();
+    place.run(&["link", "up", "1", "X-"]).ok();
+    assert_eq!(down().len(), 1);
+    place.run(&["link", "up", "1", "X+"]).ok();
+    assert_eq!(down(), [""; 0]);
+    let error = place.run(&["link", "down", "0", "3"]).error();
+    assert!(error.contains("(0,0,0,0,0,0) and (1,0,0,1,0,0) are not neighbours"), "{error}");
+    let error = place.run(&["link", "down", "0", "Y+"]).error();
+    assert!(error.contains("port Y+: node (0,0,0,0,0,0) has no link there; it has: A, X-, X+"));
+    let error = place.run(&["link", "up", "4", "A"]).error();
+    assert!(error.contains("node 4: the machine 2x1x1x2x1x1 has no such node"), "{error}");
+    signal(process.id(), "INT");
+    assert_eq!(process.wait(), Some(130));
+}

@@ -1,0 +1,170 @@
+//! `tofu link`: links of a machine that runs.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use serde_json::json;
+use tofu_abi::Coords;
+use tofu_fabric::{Link, Port, Shape};
+
+use super::{Connection, find_machine, info, parse_node};
+use crate::linux::control::{Reply, Request};
+use crate::live::{Answer, Ask, LinkEnd};
+use crate::units::MachineName;
+
+/// Take links of a running machine down and up, or list them
+///
+/// A link goes down as a whole, in both directions. What is sent over it then is lost: the port
+/// before it counts it, and the sender is told.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum LinkCommand {
+    /// Take the link between two neighbours down
+    Down(LinkArgs),
+    /// Bring the link between two neighbours up again
+    Up(LinkArgs),
+    /// List the links and whether they are up
+    Ls {
+        /// Machine; not needed if only one runs
+        #[arg(value_name = "NAME")]
+        name: Option<MachineName>,
+        /// Only those that are down
+        #[arg(long)]
+        down: bool,
+        /// Print the list as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Which link.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct LinkArgs {
+    /// Node at one end: an index, coordinates X,Y,Z,A,B,C or a name t-X-Y-Z-A-B-C, with MACHINE/
+    /// in front if several machines run
+    #[arg(value_name = "NODE")]
+    pub(crate) from: String,
+
+    /// Node at the other end, or the port of the first: A, C, B-, B+, X-, X+, Y-, Y+, Z-, Z+
+    ///
+    /// Between two nodes on a ring of two there are two links; by nodes, both are meant.
+    #[arg(value_name = "NODE|PORT")]
+    pub(crate) to: String,
+}
+
+/// Runs `tofu link` and returns the exit code.
+pub(crate) fn run(command: &LinkCommand) -> anyhow::Result<u8> {
+    match command {
+        LinkCommand::Down(args) => set(args, false),
+        LinkCommand::Up(args) => set(args, true),
+        LinkCommand::Ls { name, down, json } => list(name.as_ref(), *down, *json),
+    }
+}
+
+/// What a machine answers about its network.
+pub(crate) fn ask(control: &Path, ask: Ask) -> anyhow::Result<Answer> {
+    match Connection::open(control, &Request::Network(ask))?.answer()? {
+        Reply::Network(answer) => Ok(answer),
+        _ => bail!("not an answer"),
+    }
+}
+
+/// The shape of a machine that runs.
+pub(crate) fn shape(control: &Path) -> anyhow::Result<Shape> {
+    let (machine, _) = info(control)?;
+    let shape: Shape = machine.shape.parse()?;
+    Ok(shape.with_torus(machine.torus))
+}
+
+fn set(args: &LinkArgs, up: bool) -> anyhow::Result<u8> {
+    let (machine, from) = parse_node(&args.from)?;
+    let (_, control) = find_machine(machine.as_ref())?;
+    let shape = shape(&control)?;
+    let at = from
+        .at(&shape)
+        .with_context(|| format!("node {}: the machine {shape} has no such node", args.from))?;
+    for port in ports(&shape, at, &args.to)? {
+        ask(&control, Ask::SetLink { at: at.to_array(), port: port.index() as u8, up })?;
+    }
+    Ok(0)
+}
+
+/// The ports that a user means by a port or a neighbour.
+fn ports(shape: &Shape, at: Coords, text: &str) -> anyhow::Result<Vec<Port>> {
+    let with_link = || Port::ALL.into_iter().filter(|port| shape.neighbor(at, *port).is_some());
+    let name = text.to_uppercase();
+    if let Some(port) = Port::ALL.into_iter().find(|port| port.to_string() == name) {
+        if shape.neighbor(at, port).is_none() {
+            let ports: Vec<_> = with_link().map(|port| port.to_string()).collect();
+            bail!("port {text}: node {at} has no link there; it has: {}", ports.join(", "));
+        }
+        return Ok(vec![port]);
+    }
+    let (_, to) = parse_node(text)?;
+    let to = to
+        .at(shape)
+        .with_context(|| format!("node {text}: the machine {shape} has no such node"))?;
+    let ports: Vec<_> = with_link().filter(|port| shape.neighbor(at, *port) == Some(to)).collect();
+    if ports.is_empty() {
+        let near: Vec<_> =
+            with_link().filter_map(|port| Some(shape.neighbor(at, port)?.to_string())).collect();
+        bail!("{at} and {to} are not neighbours; next to {at} are: {}", near.join(" "));
+    }
+    Ok(ports)
+}
+
+fn list(name: Option<&MachineName>, only_down: bool, as_json: bool) -> anyhow::Result<u8> {
+    let (_, control) = find_machine(name)?;
+    let shape = shape(&control)?;
+    let Answer::Links { down } = ask(&control, Ask::Links)? else { bail!("not an answer") };
+    let links = shape.links().map(|link| {
+        let up = !down.contains(&LinkEnd::of(&link));
+        (link, up)
+    });
+    let mut out = io::stdout().lock();
+    let mut all = Vec::new();
+    for (link, up) in links.filter(|(_, up)| !up || !only_down) {
+        let Link { from, port, to, .. } = link;
+        if as_json {
+            let (from, to, port) = (from.to_array(), to.to_array(), port.to_string());
+            all.push(json!({ "from": from, "port": port, "to": to, "up": up }));
+        } else {
+            let (port, state) = (port.to_string(), if up { "up" } else { "down" });
+            writeln!(out, "{from} {port:<2} {to} {state}")?;
+        }
+    }
+    if as_json {
+        writeln!(out, "{}", json!(all))?;
+    }
+    out.flush()?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_has_several_names() {
+        let shape = Shape::UNIT;
+        let at = Coords::default();
+        for text in ["B+", "b+", "0,0,0,0,1,0", "t-0-0-0-0-1-0", "2"] {
+            assert_eq!(ports(&shape, at, text).unwrap(), [Port::BPlus], "{text}");
+        }
+        let pair: Shape = "2x1x1x1x1x1".parse().unwrap();
+        assert_eq!(ports(&pair, at, "1").unwrap(), [Port::XMinus, Port::XPlus]);
+        assert_eq!(ports(&pair, at, "X-").unwrap(), [Port::XMinus]);
+    }
+
+    #[test]
+    fn links_that_are_not_there_are_named() {
+        let error = |to| ports(&Shape::UNIT, Coords::default(), to).unwrap_err().to_string();
+        let expected = "port X+: node (0,0,0,0,0,0) has no link there; it has: A, C, B-, B+";
+        assert_eq!(error("X+"), expected);
+        let message = error("11");
+        assert!(message.starts_with("(0,0,0,0,0,0) and (0,0,0,1,2,1) are not neighbours; next to"));
+        assert!(error("12").ends_with("the machine 1x1x1x2x3x2 has no such node"));
+        assert!(error("north").starts_with("node north: not a node; give an index"));
+    }
+}
