@@ -321,6 +321,11 @@ tss:
 .p2align 3
 boot_params:
     .quad 0
+# Bytes of a loader's heap, 0 for other programs. The address of a symbol, which the compiler would
+# take to be anything but 0.
+.global loader_heap_size
+loader_heap_size:
+    .quad __loader_heap
 # Start information of a PVH loader, 0 for none.
 .global pvh_info
 pvh_info:

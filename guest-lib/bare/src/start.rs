@@ -13,7 +13,7 @@ unsafe extern "C" {
     static pvh_info: u64;
     static mut pvh_zero_page: [u8; 4096];
     static __image_end: u8;
-    static __loader_heap: u8;
+    static loader_heap_size: usize;
     static exception_stubs: u8;
     static irq_stubs: u8;
     static spurious_stub: u8;
@@ -144,8 +144,8 @@ fn heap() -> Range<usize> {
 
 /// Where the heap of a loader is: at the end of RAM. `None` if this program is none.
 pub(crate) fn loader_heap() -> Option<Range<usize>> {
-    // The symbol's address is the number that the linker was given.
-    let size = (&raw const __loader_heap) as usize;
+    // SAFETY: the linker writes it; nobody else does.
+    let size = unsafe { loader_heap_size };
     let Range { start, end } = heap();
     (size > 0).then(|| end.saturating_sub(size).max(start)..end)
 }
