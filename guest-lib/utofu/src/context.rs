@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use tofu_abi::Coords;
 
+use crate::barrier::Barriers;
 use crate::error::{Code, Error};
 use crate::flags;
 use crate::ids::{check_cmp_id, check_tni};
@@ -18,6 +19,7 @@ pub struct Context<P: Provider> {
     place: Place,
     /// By interface, then by control queue.
     queues: Vec<Arc<SharedQueue<P>>>,
+    barriers: Barriers<P::Channel>,
 }
 
 impl<P: Provider> Context<P> {
@@ -27,7 +29,7 @@ impl<P: Provider> Context<P> {
         let queues = all
             .map(|(tni, cq)| Arc::new(SharedQueue::new(Arc::clone(&provider), tni, cq)))
             .collect();
-        Self { provider, place, queues }
+        Self { provider, place, queues, barriers: Barriers::default() }
     }
 
     /// The provider.
@@ -50,6 +52,18 @@ impl<P: Provider> Context<P> {
         &self.queues
     }
 
+    pub(crate) fn barriers(&self) -> &Barriers<P::Channel> {
+        &self.barriers
+    }
+
+    pub(crate) fn check_own_tni(&self, tni: u8) -> Result<(), Error> {
+        if self.place.tnis().contains(&tni) {
+            return Ok(());
+        }
+        let hint = "this TNI is for other processes of the node";
+        Err(Error::with_value(Code::NotAvailable, "TNI", tni.into(), hint))
+    }
+
     /// Makes a VCQ on an interface, with a component ID (0 to 7) if there is one.
     ///
     /// # Errors
@@ -63,10 +77,7 @@ impl<P: Provider> Context<P> {
         let extra = cmp_id.map(check_cmp_id).transpose()?;
         let known = flags::VCQ_THREAD_SAFE | flags::VCQ_EXCLUSIVE | flags::VCQ_SESSION_MODE;
         flags::check(flags, known, "flags of a VCQ")?;
-        if !self.place.tnis().contains(&tni) {
-            let hint = "this TNI is for other processes of the node";
-            return Err(Error::with_value(Code::NotAvailable, "TNI", tni.into(), hint));
-        }
+        self.check_own_tni(tni)?;
         let kind = Kind {
             extra,
             exclusive: flags & flags::VCQ_EXCLUSIVE != 0,

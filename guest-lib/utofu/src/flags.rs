@@ -9,6 +9,9 @@ pub const VCQ_EXCLUSIVE: u64 = 1 << 1;
 /// VCQ: its commands start when a peer says so.
 pub const VCQ_SESSION_MODE: u64 = 1 << 2;
 
+/// VBG: several threads use it at the same time.
+pub const VBG_THREAD_SAFE: u64 = 1 << 0;
+
 /// Registered memory: peers may read it, nobody may write it.
 pub const REG_MEM_READ_ONLY: u64 = 1 << 0;
 

@@ -153,7 +153,7 @@ pub(crate) const fn is_path(number: u8) -> bool {
     number & 6 != 6
 }
 
-fn check_path(path: Path) -> Result<u8, Error> {
+pub(crate) fn check_path(path: Path) -> Result<u8, Error> {
     if path.a > 1 || path.b > 2 || path.c > 1 {
         let value = u64::from(path.a) << 16 | u64::from(path.b) << 8 | u64::from(path.c);
         let hint = "A and C are 0 or 1, B is 0 to 2";
@@ -233,6 +233,19 @@ const VBG_ID_ZEROS: u64 = 0x10e0_e0e0_ffff_ffc0;
 impl VbgId {
     /// No gate.
     pub const NULL: Self = Self(u64::MAX);
+
+    /// The ID of a gate.
+    pub const fn new(node: Coords, tni: u8, bg: u8) -> Self {
+        Self(0)
+            .with_bg(bg)
+            .with_x(node.x)
+            .with_y(node.y)
+            .with_z(node.z)
+            .with_a(node.a)
+            .with_b(node.b)
+            .with_c(node.c)
+            .with_tni(tni)
+    }
 
     /// Checks an ID from outside.
     ///

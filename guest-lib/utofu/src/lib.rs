@@ -6,6 +6,9 @@
 //! [`Stadd`](ids::Stadd); [`Vcq::post`] starts [`Command`]s; [`Vcq::poll_tcq`] and
 //! [`Vcq::poll_mrq`] tell how they ended and what others did.
 //!
+//! [`Context::alloc_vbg`] and [`Context::set_vbg`] take and link barrier gates;
+//! [`Context::barrier`] and the reductions beside it start what the gates then do by themselves.
+//!
 //! The VCQs that a process makes on one interface share one control queue of the device, as they
 //! do on real systems, unless they are exclusive. What the C API adds (handles, codes, pointers)
 //! is in another crate.
@@ -16,10 +19,12 @@
 
 extern crate alloc;
 
+mod barrier;
 pub mod command;
 mod context;
 pub mod error;
 pub mod flags;
+mod gates;
 pub mod ids;
 mod lock;
 mod notice;
@@ -30,14 +35,16 @@ mod stag;
 mod vcq;
 mod wire;
 
+pub use barrier::Reduced;
 pub use command::{Command, Posting};
 pub use context::Context;
 pub use error::{Code, Error};
+pub use gates::{GatePool, VbgSetting};
 pub use notice::{Notice, NoticeKind};
 pub use place::{Place, USER_CQS};
 pub use provider::{
-    ClaimQueue, DriverProvider, DriverQueue, MapUser, Mapped, OpenQueue, Provider, Queue,
-    Registration,
+    Channel, ClaimQueue, DriverChannel, DriverProvider, DriverQueue, MapUser, Mapped, OpenQueue,
+    Provider, Queue, Registration,
 };
 pub use queue::Completion;
 pub use vcq::{SharedQueue, Ticket, Vcq};

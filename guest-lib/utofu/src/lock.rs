@@ -36,7 +36,7 @@ pub(crate) type Guard<'a, T> = SpinMutexGuard<'a, T, Patience>;
 
 /// A lock that a panic of its holder leaves open: nothing behind it is left half changed for
 /// longer than a call that cannot panic.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Lock<T>(SpinMutex<T, Patience>);
 
 impl<T> Lock<T> {

@@ -2,17 +2,25 @@
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 
 use tofu_abi::Coords;
+use tofu_abi::barrier::BgAddress;
 use tofu_abi::desc::Descriptor;
+use tofu_abi::irq::bgs;
 use tofu_abi::queue::{MrqEntry, queue_entries};
-use tofu_abi::regs::CqsMode;
+use tofu_abi::reduce::{Input, Op, Value};
+use tofu_abi::regs::{CqsMode, NUM_TNI};
 use tofu_abi::table::PageSize;
 use tofu_driver::{
-    Access, Cq, CqConfig, Device, Full, MemoryRange, OpenError, Order, Platform, Stag, StagError,
+    Access, ChannelConfig, ChannelError, Cq, CqConfig, Device, Full, Gate, MemoryRange, OpenError,
+    Order, Platform, Stag, StagError, StartError,
 };
 
 use crate::error::{Code, Error};
+use crate::gates::{GatePool, VbgSetting};
+use crate::ids::VbgId;
+use crate::lock::Lock;
 
 /// A control queue to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +39,8 @@ pub struct OpenQueue {
 pub trait Provider {
     /// A control queue.
     type Queue: Queue;
+    /// A barrier channel.
+    type Channel: Channel;
 
     /// The node.
     fn coords(&self) -> Coords;
@@ -44,8 +54,58 @@ pub trait Provider {
     /// not answer.
     fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error>;
 
+    /// Takes a start and end gate and `relays` relay gates of an interface, as a mask; `None` if
+    /// there are not so many left.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::OutOfResource`] if nobody can be asked.
+    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error>;
+
+    /// Gives gates back, which belong to no channel any more.
+    fn give_gates(&self, tni: u8, gates: u64);
+
+    /// Links gates, of which `bch` of `tni` is the start and end gate, and opens its channel, with
+    /// their interfaces at work.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidArg`] for a start and end gate without input, and links by which a gate
+    /// would wait for itself; [`Code::Used`] if the device has a gate in use; [`Code::OutOfMemory`],
+    /// [`Code::OutOfResource`], and [`Code::Fatal`] if the device does not answer.
+    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<Self::Channel, Error>;
+
     /// Called while a thread waits for the device.
     fn relax(&self);
+}
+
+/// An open barrier channel.
+///
+/// Dropping it closes it.
+pub trait Channel {
+    /// Starts a round.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::Busy`] while one is under way; [`Code::BarrierOther`] if a gate is in error.
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), Error>;
+
+    /// The result of the round, once there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::BarrierMismatch`] if the members did not start the same; [`Code::BarrierOther`] if a
+    /// gate is in error.
+    fn poll(&mut self) -> Result<Option<Value>, Error>;
+
+    /// Closes it.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::Fatal`] if the device does not let go of its gates.
+    fn close(self) -> Result<(), Error>
+    where
+        Self: Sized;
 }
 
 /// Memory to be registered.
@@ -161,20 +221,44 @@ pub trait ClaimQueue {
     ///
     /// [`Code::NotAvailable`] if another process has it.
     fn claim(&self, tni: u8, cq: u8) -> Result<Self::Claim, Error>;
+
+    /// Asks for barrier gates, as [`Provider::take_gates`].
+    ///
+    /// # Errors
+    ///
+    /// [`Code::OutOfResource`] if nobody can be asked.
+    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error>;
+
+    /// Gives barrier gates back.
+    fn give_gates(&self, tni: u8, gates: u64);
 }
 
-/// A process that has all queues of the device, or those that it was told of, for itself.
-impl ClaimQueue for () {
+/// A process that has all queues of the device, or those that it was told of, for itself, and all
+/// barrier gates.
+#[derive(Debug, Default)]
+pub struct Unshared {
+    gates: Lock<GatePool>,
+}
+
+impl ClaimQueue for Unshared {
     type Claim = ();
 
     fn claim(&self, _: u8, _: u8) -> Result<(), Error> {
         Ok(())
     }
+
+    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+        Ok(self.gates.lock().take(tni, relays))
+    }
+
+    fn give_gates(&self, tni: u8, gates: u64) {
+        self.gates.lock().give(tni, gates);
+    }
 }
 
 /// A provider in a process that drives a device.
 #[derive(Debug)]
-pub struct DriverProvider<P: Platform, M, C = ()> {
+pub struct DriverProvider<P: Platform, M, C = Unshared> {
     device: Device<P>,
     memory: M,
     claims: C,
@@ -185,13 +269,13 @@ pub struct DriverProvider<P: Platform, M, C = ()> {
 impl<P: Platform, M> DriverProvider<P, M> {
     /// Gives out the queues of `device`, with message receive queues of size code `mrq_size` (0 to
     /// 5), to processes of the group `gpid`; `memory` lends it memory to be registered.
-    pub const fn new(device: Device<P>, memory: M, mrq_size: u8, gpid: u64) -> Self {
-        Self { device, memory, claims: (), mrq_size, gpid }
+    pub fn new(device: Device<P>, memory: M, mrq_size: u8, gpid: u64) -> Self {
+        Self { device, memory, claims: Unshared::default(), mrq_size, gpid }
     }
 
     /// The same for a device that is shared with other processes.
     pub fn with_claims<C>(self, claims: C) -> DriverProvider<P, M, C> {
-        let Self { device, memory, claims: (), mrq_size, gpid } = self;
+        let Self { device, memory, claims: _, mrq_size, gpid } = self;
         DriverProvider { device, memory, claims, mrq_size, gpid }
     }
 }
@@ -201,26 +285,25 @@ impl<P: Platform, M, C> DriverProvider<P, M, C> {
     pub const fn device(&self) -> &Device<P> {
         &self.device
     }
+
+    fn enable(&self, tni: u8) -> Result<(), Error> {
+        let hint = "the device does not enable the interface";
+        let broken = |_| Error::with_value(Code::Fatal, "TNI", tni.into(), hint);
+        self.device.tni(tni).and_then(|tni| tni.enable()).map_err(broken)
+    }
 }
 
 impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M, C> {
     type Queue = DriverQueue<P, M, C::Claim>;
+    type Channel = DriverChannel<P>;
 
     fn coords(&self) -> Coords {
         self.device.coords()
     }
 
     fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error> {
-        let broken = |_| {
-            Error::with_value(
-                Code::Fatal,
-                "TNI",
-                queue.tni.into(),
-                "the device does not enable the interface",
-            )
-        };
         let claim = self.claims.claim(queue.tni, queue.cq)?;
-        self.device.tni(queue.tni).and_then(|tni| tni.enable()).map_err(broken)?;
+        self.enable(queue.tni)?;
         let config = CqConfig {
             stags: queue.stags,
             mrq_size: self.mrq_size,
@@ -238,8 +321,95 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
         Ok(DriverQueue { cq, orders, notices, memory, registered, idle: 0, _claim: claim })
     }
 
+    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+        self.claims.take_gates(tni, relays)
+    }
+
+    fn give_gates(&self, tni: u8, gates: u64) {
+        self.claims.give_gates(tni, gates);
+    }
+
+    fn open_channel(
+        &self,
+        tni: u8,
+        bch: u8,
+        gates: &[VbgSetting],
+    ) -> Result<DriverChannel<P>, Error> {
+        for tni in 0..NUM_TNI as u8 {
+            if gates.iter().any(|gate| gate.id.tni() == tni) {
+                self.enable(tni)?;
+            }
+        }
+        let gates: Vec<Gate> = gates.iter().map(driver_gate).collect();
+        // The library polls.
+        let config =
+            ChannelConfig { gpid: self.gpid, interrupts: 0, ..ChannelConfig::new(tni, bch) };
+        let channel =
+            tofu_driver::Channel::open(&self.device, &config, &gates).map_err(channel_error)?;
+        Ok(DriverChannel { device: self.device.clone(), channel, idle: 0 })
+    }
+
     fn relax(&self) {
         self.device.platform().relax();
+    }
+}
+
+/// The address of a gate.
+fn address(id: VbgId) -> BgAddress {
+    BgAddress::new(id.coords(), id.tni(), id.bg())
+}
+
+fn driver_gate(setting: &VbgSetting) -> Gate {
+    let path = |to: BgAddress| setting.path.map_or(to, |path| to.with_path(path));
+    Gate {
+        tni: setting.id.tni(),
+        bg: setting.id.bg(),
+        src_local: setting.src_local.map(VbgId::bg),
+        src_remote: setting.src_remote.map(|from| address(from).place()),
+        dst_local: setting.dst_local.map(VbgId::bg),
+        dst_remote: setting.dst_remote.map(|to| path(address(to))),
+    }
+}
+
+fn channel_error(error: ChannelError) -> Error {
+    const WHAT: &str = "barrier gate";
+    let gate = |code, bg: u8, hint| Error::with_value(code, WHAT, bg.into(), hint);
+    match error {
+        ChannelError::NoSuchChannel { bch: bg, .. } | ChannelError::NoSuchGate { bg, .. } => {
+            gate(Code::InvalidVbgId, bg, "the device does not have it")
+        }
+        ChannelError::Twice { bg, .. } => gate(Code::InvalidVbgId, bg, "it is named twice"),
+        ChannelError::StartGate { bg, .. } => {
+            gate(Code::InvalidVbgId, bg, "a channel has one start and end gate, its own")
+        }
+        ChannelError::NoSuchAddress { bg, .. } => {
+            gate(Code::InvalidVbgId, bg, "it is linked to a gate that no node has")
+        }
+        ChannelError::Subnet { bg, .. } => {
+            gate(Code::InvalidVbgId, bg, "it is linked to a gate outside of the process's subnet")
+        }
+        ChannelError::LocalLink { bg, .. } => {
+            gate(Code::InvalidVbgId, bg, "the gate that it is linked to is not linked to it")
+        }
+        ChannelError::NoSource { bg, .. } => {
+            gate(Code::InvalidArg, bg, "it waits for no gate, so it would never fire")
+        }
+        ChannelError::NeverFires { bg, .. } => gate(
+            Code::InvalidArg,
+            bg,
+            "it waits for gates that wait for it, so it would never fire",
+        ),
+        ChannelError::Busy { bg, .. } => {
+            gate(Code::Used, bg, "it is in use, by whom this library does not know")
+        }
+        ChannelError::Refused { bg, .. } => {
+            gate(Code::InvalidVbgId, bg, "the device refuses its links: a gate does not exist")
+        }
+        ChannelError::Memory(_) => Error::new(Code::OutOfMemory, WHAT, "no memory for results"),
+        ChannelError::Interrupt(_) | ChannelError::Number(_) => {
+            Error::new(Code::OutOfResource, WHAT, "the device does not allow for it")
+        }
+        ChannelError::Enable(_) => Error::new(Code::Fatal, WHAT, "the device does not enable it"),
     }
 }
 
@@ -255,6 +425,67 @@ fn open_error(error: OpenError) -> Error {
             Error::new(Code::OutOfResource, WHAT, "the device does not allow for its size")
         }
         OpenError::Enable(_) => Error::new(Code::Fatal, WHAT, "the device does not enable it"),
+    }
+}
+
+/// After so many polls that found nothing the gates are asked for errors, which takes longer.
+const POLLS_WITHOUT_QUESTION: u32 = 1 << 16;
+
+/// A barrier channel of a device that the process drives.
+pub struct DriverChannel<P: Platform> {
+    device: Device<P>,
+    channel: tofu_driver::Channel<P>,
+    /// Polls since there was something.
+    idle: u32,
+}
+
+impl<P: Platform> Channel for DriverChannel<P> {
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), Error> {
+        self.channel.start(op, input, count).map_err(|error| match error {
+            StartError::Busy => {
+                let hint = "its last round has not ended: free its gates, and allocate others";
+                Error::new(Code::Busy, "barrier channel", hint)
+            }
+            StartError::Count { max, .. } => {
+                let hint = "the device reduces no more elements at once";
+                Error::with_value(Code::InvalidNumber, "elements above", max.into(), hint)
+            }
+        })
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Result<Option<Value>, Error> {
+        if let Some(outcome) = self.channel.poll() {
+            self.idle = 0;
+            return match outcome.op {
+                Some(_) => Ok(Some(outcome.value)),
+                None => {
+                    let hint = "members of the group have started different operations";
+                    Err(Error::new(Code::BarrierMismatch, "barrier", hint))
+                }
+            };
+        }
+        self.idle = self.idle.wrapping_add(1);
+        if self.idle.is_multiple_of(POLLS_IN_VAIN) {
+            self.device.platform().relax();
+        }
+        if self.idle.is_multiple_of(POLLS_WITHOUT_QUESTION) {
+            let exceptions = self.channel.exceptions();
+            if exceptions & bgs::DMA_COMPLETION_EXCEPTION != 0 {
+                let hint = "the device could not write the result";
+                return Err(Error::with_value(Code::BarrierOther, "exceptions", exceptions, hint));
+            }
+            if exceptions & bgs::BG_SEND_ADDRESS_EXCEPTION != 0 {
+                let hint = "a gate could not send to the gate that it is linked to";
+                return Err(Error::with_value(Code::BarrierOther, "exceptions", exceptions, hint));
+            }
+        }
+        Ok(None)
+    }
+
+    fn close(self) -> Result<(), Error> {
+        let hint = "the device does not let go of it";
+        self.channel.close().map_err(|_| Error::new(Code::Fatal, "barrier channel", hint))
     }
 }
 

@@ -14,8 +14,8 @@ use tofu_utofu::ids::{Stadd, VbgId, VcqId};
 use tofu_utofu::{Code, Command, Context, Error, Place, Vcq};
 use tofu_utofu_local::{LocalMachine, LocalProvider};
 
-/// Codes of barriers, which are not there yet; those that C functions alone return; those for
-/// which there is always a more exact one; and what no test can have at will.
+/// Codes of barriers, which have a test of their own; those that C functions alone return; those
+/// for which there is always a more exact one; and what no test can have at will.
 const ELSEWHERE: [Code; 14] = [
     Code::NotCompleted,
     Code::NotProcessed,

@@ -37,6 +37,19 @@ static void check(int line, const char *function, const char *name, int got, int
 #define CASE(code, function, ...) \
     check(__LINE__, #function, #code, function(__VA_ARGS__), UTOFU_##code)
 
+/* The same for a poll, once the round is over. */
+#define OVER(code, function, ...)                                            \
+    do {                                                                     \
+        struct timespec start_;                                              \
+        clock_gettime(CLOCK_MONOTONIC, &start_);                             \
+        int over_;                                                            \
+        while ((over_ = function(__VA_ARGS__)) == UTOFU_ERR_NOT_COMPLETED &&  \
+               !late(&start_))                                               \
+            ;                                                                \
+        IS(over_, UTOFU_##code);                                              \
+        printf(#function " " #code "\n");                                    \
+    } while (0)
+
 /* The arguments of each command, with those in question first; the last ones tell whether it is
  * posted or prepared. */
 #define PUT(h, to, l, r, f, ...) h, to, l, r, 8, 0, f, __VA_ARGS__
@@ -440,55 +453,198 @@ static void memory(void)
     OK(utofu_dereg_mem(a, stadd, 0));
 }
 
-static void barriers(void)
+/* Links of a gate with one of the other process's, or with itself alone. */
+static struct utofu_vbg_setting meet(utofu_vbg_id_t own, utofu_vbg_id_t peer)
 {
-    utofu_vbg_id_t ids[2] = {0, 0}, id = 0, none = UTOFU_VBG_ID_NULL;
-    struct utofu_vbg_setting setting = {0, none, none, none, none, {0, 0, 0}};
-    uint64_t data[6] = {0};
-    double doubles[3] = {0};
-    const enum utofu_reduce_op wrong = (enum utofu_reduce_op)9;
+    struct utofu_vbg_setting setting = {own, own, peer, own, peer, {UTOFU_PATH_COORD_NULL, 0, 0}};
+    return setting;
+}
+
+static int over(int (*poll)(utofu_vbg_id_t, unsigned long), utofu_vbg_id_t id)
+{
+    struct timespec start;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    int code;
+    while ((code = poll(id, 0)) == UTOFU_ERR_NOT_COMPLETED && !late(&start))
+        ;
+    return code;
+}
+
+static int over_uint64(utofu_vbg_id_t id, unsigned long flags)
+{
+    uint64_t data[6];
+    return utofu_poll_reduce_uint64(id, flags, data);
+}
+
+static int over_double(utofu_vbg_id_t id, unsigned long flags)
+{
+    double data[3];
+    return utofu_poll_reduce_double(id, flags, data);
+}
+
+static void gates(void)
+{
+    const utofu_vbg_id_t none = UTOFU_VBG_ID_NULL, never = 48;
+    utofu_vbg_id_t ids[40], id;
     uint8_t coords[6];
     utofu_tni_id_t tni;
     utofu_bg_id_t bg;
     uint16_t extra;
-    CASE(ERR_NOT_SUPPORTED, utofu_alloc_vbg, 0, 2, 0, ids);
-    CASE(ERR_INVALID_POINTER, utofu_alloc_vbg, 0, 2, 0, NULL);
-    CASE(ERR_INVALID_TNI_ID, utofu_alloc_vbg, 6, 2, 0, ids);
-    CASE(ERR_INVALID_FLAGS, utofu_alloc_vbg, 0, 2, 2, ids);
-    CASE(ERR_INVALID_NUMBER, utofu_alloc_vbg, 0, 0, 0, ids);
-    CASE(ERR_NOT_SUPPORTED, utofu_free_vbg, ids, 2);
+    CASE(SUCCESS, utofu_alloc_vbg, 2, 2, UTOFU_VBG_FLAG_THREAD_SAFE, ids);
+    CASE(ERR_INVALID_POINTER, utofu_alloc_vbg, 2, 2, 0, NULL);
+    CASE(ERR_INVALID_TNI_ID, utofu_alloc_vbg, 6, 2, 0, &id);
+    CASE(ERR_INVALID_FLAGS, utofu_alloc_vbg, 2, 2, 2, &id);
+    CASE(ERR_INVALID_NUMBER, utofu_alloc_vbg, 2, 0, 0, &id);
+    CASE(ERR_FULL, utofu_alloc_vbg, 2, 33, 0, ids + 2);
+
+    struct utofu_vbg_setting own = meet(ids[0], none), wrong = own;
+    CASE(ERR_INVALID_POINTER, utofu_set_vbg, NULL, 1);
+    CASE(ERR_INVALID_NUMBER, utofu_set_vbg, &own, 0);
+    CASE(ERR_INVALID_NUMBER, utofu_set_vbg, &own, 289);
+    wrong.vbg_id = never;
+    CASE(ERR_INVALID_VBG_ID, utofu_set_vbg, &wrong, 1);
+    wrong = own;
+    wrong.dst_rmt_vbg_id = ids[0];
+    wrong.dst_path_coords[0] = 2;
+    CASE(ERR_INVALID_PATH, utofu_set_vbg, &wrong, 1);
+    wrong = own;
+    wrong.src_lcl_vbg_id = none;
+    wrong.dst_lcl_vbg_id = none;
+    CASE(ERR_INVALID_ARG, utofu_set_vbg, &wrong, 1);
+    CASE(SUCCESS, utofu_set_vbg, &own, 1);
+    CASE(ERR_USED, utofu_set_vbg, &own, 1);
+
+    CASE(SUCCESS, utofu_query_vbg_info, ids[0], coords, &tni, &bg, &extra);
+    CASE(ERR_INVALID_VBG_ID, utofu_query_vbg_info, none, coords, &tni, &bg, &extra);
+    CASE(ERR_INVALID_POINTER, utofu_query_vbg_info, ids[0], NULL, &tni, &bg, &extra);
+
     CASE(ERR_INVALID_POINTER, utofu_free_vbg, NULL, 2);
     CASE(ERR_INVALID_NUMBER, utofu_free_vbg, ids, 0);
-    CASE(ERR_NOT_SUPPORTED, utofu_set_vbg, &setting, 1);
-    CASE(ERR_INVALID_POINTER, utofu_set_vbg, NULL, 1);
-    CASE(ERR_INVALID_NUMBER, utofu_set_vbg, &setting, 0);
-    CASE(SUCCESS, utofu_query_vbg_info, id, coords, &tni, &bg, &extra);
-    CASE(ERR_INVALID_VBG_ID, utofu_query_vbg_info, none, coords, &tni, &bg, &extra);
-    CASE(ERR_INVALID_POINTER, utofu_query_vbg_info, id, NULL, &tni, &bg, &extra);
-    CASE(ERR_NOT_SUPPORTED, utofu_barrier, id, 0);
+    id = never;
+    CASE(ERR_INVALID_VBG_ID, utofu_free_vbg, &id, 1);
+    CASE(SUCCESS, utofu_free_vbg, ids, 2);
+    CASE(ERR_INVALID_VBG_ID, utofu_free_vbg, ids, 2);
+}
+
+static void barriers(void)
+{
+    const utofu_vbg_id_t none = UTOFU_VBG_ID_NULL;
+    const enum utofu_reduce_op sum = UTOFU_REDUCE_OP_SUM, fp = UTOFU_REDUCE_OP_BFPSUM;
+    utofu_vbg_id_t id, peer;
+    uint64_t data[8] = {0};
+    double doubles[4] = {0};
+    struct utofu_vbg_setting setting;
+    OK(tofu_inproc_select(1));
+    OK(utofu_alloc_vbg(1, 1, 0, &peer));
+    OK(tofu_inproc_select(0));
+    OK(utofu_alloc_vbg(1, 1, 0, &id));
+    CASE(ERR_NOT_AVAILABLE, utofu_barrier, id, 0);
+    CASE(ERR_NOT_AVAILABLE, utofu_poll_barrier, id, 0);
+    CASE(ERR_NOT_AVAILABLE, utofu_reduce_uint64, id, sum, data, 6, 0);
+    CASE(ERR_NOT_AVAILABLE, utofu_poll_reduce_uint64, id, 0, data);
+    CASE(ERR_NOT_AVAILABLE, utofu_reduce_double, id, fp, doubles, 3, 0);
+    CASE(ERR_NOT_AVAILABLE, utofu_poll_reduce_double, id, 0, doubles);
+    setting = meet(id, peer);
+    OK(utofu_set_vbg(&setting, 1));
+    OK(tofu_inproc_select(1));
+    setting = meet(peer, id);
+    OK(utofu_set_vbg(&setting, 1));
+    OK(tofu_inproc_select(0));
+
+    CASE(ERR_NOT_PROCESSED, utofu_poll_barrier, id, 0);
+    CASE(ERR_NOT_PROCESSED, utofu_poll_reduce_uint64, id, 0, data);
+    CASE(ERR_NOT_PROCESSED, utofu_poll_reduce_double, id, 0, doubles);
     CASE(ERR_INVALID_VBG_ID, utofu_barrier, none, 0);
     CASE(ERR_INVALID_FLAGS, utofu_barrier, id, 1);
-    CASE(ERR_NOT_SUPPORTED, utofu_reduce_uint64, id, UTOFU_REDUCE_OP_SUM, data, 6, 0);
-    CASE(ERR_INVALID_VBG_ID, utofu_reduce_uint64, none, UTOFU_REDUCE_OP_SUM, data, 6, 0);
-    CASE(ERR_INVALID_FLAGS, utofu_reduce_uint64, id, UTOFU_REDUCE_OP_SUM, data, 6, 1);
-    CASE(ERR_INVALID_OP, utofu_reduce_uint64, id, wrong, data, 6, 0);
-    CASE(ERR_INVALID_POINTER, utofu_reduce_uint64, id, UTOFU_REDUCE_OP_SUM, NULL, 6, 0);
-    CASE(ERR_NOT_SUPPORTED, utofu_reduce_double, id, UTOFU_REDUCE_OP_BFPSUM, doubles, 3, 0);
-    CASE(ERR_INVALID_VBG_ID, utofu_reduce_double, none, UTOFU_REDUCE_OP_BFPSUM, doubles, 3, 0);
-    CASE(ERR_INVALID_FLAGS, utofu_reduce_double, id, UTOFU_REDUCE_OP_BFPSUM, doubles, 3, 1);
-    CASE(ERR_INVALID_OP, utofu_reduce_double, id, wrong, doubles, 3, 0);
-    CASE(ERR_INVALID_POINTER, utofu_reduce_double, id, UTOFU_REDUCE_OP_BFPSUM, NULL, 3, 0);
-    CASE(ERR_NOT_SUPPORTED, utofu_poll_barrier, id, 0);
     CASE(ERR_INVALID_VBG_ID, utofu_poll_barrier, none, 0);
     CASE(ERR_INVALID_FLAGS, utofu_poll_barrier, id, 1);
-    CASE(ERR_NOT_SUPPORTED, utofu_poll_reduce_uint64, id, 0, data);
+    CASE(ERR_INVALID_VBG_ID, utofu_reduce_uint64, none, sum, data, 6, 0);
+    CASE(ERR_INVALID_FLAGS, utofu_reduce_uint64, id, sum, data, 6, 1);
+    CASE(ERR_INVALID_OP, utofu_reduce_uint64, id, fp, data, 3, 0);
+    CASE(ERR_INVALID_NUMBER, utofu_reduce_uint64, id, sum, data, 7, 0);
+    CASE(ERR_INVALID_POINTER, utofu_reduce_uint64, id, sum, NULL, 6, 0);
     CASE(ERR_INVALID_VBG_ID, utofu_poll_reduce_uint64, none, 0, data);
     CASE(ERR_INVALID_FLAGS, utofu_poll_reduce_uint64, id, 1, data);
     CASE(ERR_INVALID_POINTER, utofu_poll_reduce_uint64, id, 0, NULL);
-    CASE(ERR_NOT_SUPPORTED, utofu_poll_reduce_double, id, 0, doubles);
+    CASE(ERR_INVALID_VBG_ID, utofu_reduce_double, none, fp, doubles, 3, 0);
+    CASE(ERR_INVALID_FLAGS, utofu_reduce_double, id, fp, doubles, 3, 1);
+    CASE(ERR_INVALID_OP, utofu_reduce_double, id, sum, doubles, 3, 0);
+    CASE(ERR_INVALID_NUMBER, utofu_reduce_double, id, fp, doubles, 4, 0);
+    CASE(ERR_INVALID_POINTER, utofu_reduce_double, id, fp, NULL, 3, 0);
     CASE(ERR_INVALID_VBG_ID, utofu_poll_reduce_double, none, 0, doubles);
     CASE(ERR_INVALID_FLAGS, utofu_poll_reduce_double, id, 1, doubles);
     CASE(ERR_INVALID_POINTER, utofu_poll_reduce_double, id, 0, NULL);
+
+    /* Rounds that the peer is late for, and for which it then starts something else. */
+    for (int kind = 0; kind < 3; kind++) {
+        switch (kind) {
+        case 0:
+            CASE(SUCCESS, utofu_barrier, id, 0);
+            CASE(ERR_NOT_COMPLETED, utofu_poll_barrier, id, 0);
+            break;
+        case 1:
+            CASE(SUCCESS, utofu_reduce_uint64, id, sum, data, 6, 0);
+            CASE(ERR_NOT_COMPLETED, utofu_poll_reduce_uint64, id, 0, data);
+            break;
+        default:
+            CASE(SUCCESS, utofu_reduce_double, id, fp, doubles, 3, 0);
+            CASE(ERR_NOT_COMPLETED, utofu_poll_reduce_double, id, 0, doubles);
+        }
+        CASE(ERR_BUSY, utofu_barrier, id, 0);
+        CASE(ERR_BUSY, utofu_reduce_uint64, id, sum, data, 6, 0);
+        CASE(ERR_BUSY, utofu_reduce_double, id, fp, doubles, 3, 0);
+        OK(tofu_inproc_select(1));
+        OK(utofu_reduce_uint64(peer, UTOFU_REDUCE_OP_MAX, data, 1, 0));
+        IS(over(over_uint64, peer), UTOFU_ERR_BARRIER_MISMATCH);
+        OK(tofu_inproc_select(0));
+        switch (kind) {
+        case 0: OVER(ERR_BARRIER_MISMATCH, utofu_poll_barrier, id, 0); break;
+        case 1: OVER(ERR_BARRIER_MISMATCH, utofu_poll_reduce_uint64, id, 0, data); break;
+        default: OVER(ERR_BARRIER_MISMATCH, utofu_poll_reduce_double, id, 0, doubles);
+        }
+    }
+
+    /* With the peer. */
+    for (int kind = 0; kind < 3; kind++) {
+        for (unsigned process = 0; process < 2; process++) {
+            utofu_vbg_id_t own = process ? peer : id;
+            OK(tofu_inproc_select(process));
+            if (kind == 0) OK(utofu_barrier(own, 0));
+            if (kind == 1) OK(utofu_reduce_uint64(own, sum, data, 6, 0));
+            if (kind == 2) OK(utofu_reduce_double(own, fp, doubles, 3, 0));
+        }
+        if (kind == 0) OK(over(utofu_poll_barrier, peer));
+        if (kind == 1) OK(over(over_uint64, peer));
+        if (kind == 2) OK(over(over_double, peer));
+        OK(tofu_inproc_select(0));
+        if (kind == 0) OVER(SUCCESS, utofu_poll_barrier, id, 0);
+        if (kind == 1) OVER(SUCCESS, utofu_poll_reduce_uint64, id, 0, data);
+        if (kind == 2) OVER(SUCCESS, utofu_poll_reduce_double, id, 0, doubles);
+    }
+    OK(utofu_free_vbg(&id, 1));
+
+    /* By a path that this machine does not have. */
+    for (int kind = 0; kind < 3; kind++) {
+        OK(utofu_alloc_vbg(1, 1, 0, &id));
+        setting = meet(id, peer);
+        memcpy(setting.dst_path_coords, (uint8_t[3]){0, 2, 0}, 3);
+        OK(utofu_set_vbg(&setting, 1));
+        switch (kind) {
+        case 0:
+            OK(utofu_barrier(id, 0));
+            OVER(ERR_BARRIER_OTHER, utofu_poll_barrier, id, 0);
+            break;
+        case 1:
+            OK(utofu_reduce_uint64(id, sum, data, 6, 0));
+            OVER(ERR_BARRIER_OTHER, utofu_poll_reduce_uint64, id, 0, data);
+            break;
+        default:
+            OK(utofu_reduce_double(id, fp, doubles, 3, 0));
+            OVER(ERR_BARRIER_OTHER, utofu_poll_reduce_double, id, 0, doubles);
+        }
+        IS(utofu_barrier(id, 0), UTOFU_ERR_BUSY);
+        OK(utofu_free_vbg(&id, 1));
+    }
 }
 
 /* With 36 processes on a node each has one interface. */
@@ -504,6 +660,8 @@ static void many_processes(void)
         utofu_tni_id_t other = (utofu_tni_id_t)((ids[0] + 1) % 6);
         CASE(ERR_NOT_AVAILABLE, utofu_create_vcq, other, 0, &vcq);
         CASE(ERR_NOT_AVAILABLE, utofu_create_vcq_with_cmp_id, other, 0, 0, &vcq);
+        utofu_vbg_id_t gate;
+        CASE(ERR_NOT_AVAILABLE, utofu_alloc_vbg, other, 1, 0, &gate);
         free(ids);
     }
 }
@@ -521,6 +679,11 @@ static void no_device(void)
     CASE(ERR_NOT_AVAILABLE, utofu_query_my_coords, coords);
     CASE(ERR_NOT_AVAILABLE, utofu_create_vcq, 0, 0, &vcq);
     CASE(ERR_NOT_AVAILABLE, utofu_create_vcq_with_cmp_id, 0, 0, 0, &vcq);
+    utofu_vbg_id_t gate = 0;
+    struct utofu_vbg_setting setting = {0, 0, 0, 0, 0, {0, 0, 0}};
+    CASE(ERR_NOT_AVAILABLE, utofu_alloc_vbg, 0, 1, 0, &gate);
+    CASE(ERR_NOT_AVAILABLE, utofu_set_vbg, &setting, 1);
+    CASE(ERR_NOT_AVAILABLE, utofu_free_vbg, &gate, 1);
     OK(utofu_construct_vcq_id(coords, 0, 0, 0, &id));
     OK(utofu_set_vcq_id_path(&id, path));
     OK(utofu_query_stadd(id, 0, &stadd));
@@ -551,6 +714,7 @@ int main(int argc, char **argv)
     sizes();
     posting();
     ends();
+    gates();
     barriers();
     memory();
     return 0;

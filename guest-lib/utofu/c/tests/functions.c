@@ -484,25 +484,75 @@ static void errors(void)
     OK(utofu_nop(a, 0, NULL));
 }
 
+/* Four members, two TNIs of each of two nodes, by recursive doubling. */
 static void barriers(void)
 {
-    utofu_vbg_id_t ids[2] = {0, 0};
-    struct utofu_vbg_setting setting = {0, 0, 0, 0, 0, {0, 0, 0}};
-    uint64_t data[6] = {0};
-    double doubles[3] = {0};
-    IS(utofu_alloc_vbg(0, 2, 0, ids), UTOFU_ERR_NOT_SUPPORTED);
-    IS(utofu_alloc_vbg(6, 2, 0, ids), UTOFU_ERR_INVALID_TNI_ID);
-    IS(utofu_alloc_vbg(0, 0, 0, ids), UTOFU_ERR_INVALID_NUMBER);
-    IS(utofu_free_vbg(ids, 2), UTOFU_ERR_NOT_SUPPORTED);
-    IS(utofu_set_vbg(&setting, 1), UTOFU_ERR_NOT_SUPPORTED);
-    IS(utofu_barrier(0, 0), UTOFU_ERR_NOT_SUPPORTED);
-    IS(utofu_barrier(UTOFU_VBG_ID_NULL, 0), UTOFU_ERR_INVALID_VBG_ID);
-    IS(utofu_reduce_uint64(0, UTOFU_REDUCE_OP_MAX, data, 6, 0), UTOFU_ERR_NOT_SUPPORTED);
-    IS(utofu_reduce_uint64(0, (enum utofu_reduce_op)9, data, 6, 0), UTOFU_ERR_INVALID_OP);
-    IS(utofu_reduce_double(0, UTOFU_REDUCE_OP_BFPSUM, doubles, 3, 0), UTOFU_ERR_NOT_SUPPORTED);
-    IS(utofu_poll_barrier(0, 0), UTOFU_ERR_NOT_SUPPORTED);
-    IS(utofu_poll_reduce_uint64(0, 0, data), UTOFU_ERR_NOT_SUPPORTED);
-    IS(utofu_poll_reduce_double(0, 0, doubles), UTOFU_ERR_NOT_SUPPORTED);
+    enum { MEMBERS = 4, ROUNDS = 20 };
+    utofu_vbg_id_t gates[MEMBERS][2];
+    const utofu_vbg_id_t none = UTOFU_VBG_ID_NULL;
+    for (unsigned m = 0; m < MEMBERS; m++) {
+        OK(tofu_inproc_select(m / 2));
+        OK(utofu_alloc_vbg(4 + m % 2, 2, 0, gates[m]));
+        IS(gates[m][0] & 63, 0);
+        IS(gates[m][1] & 63, 16);
+    }
+    /* First with the other TNI, then with the other node. */
+    for (unsigned m = 0; m < MEMBERS; m++) {
+        utofu_vbg_id_t *own = gates[m], *first = gates[m ^ 1], *second = gates[m ^ 2];
+        struct utofu_vbg_setting settings[2] = {
+            {own[0], own[1], second[1], own[1], first[1], {UTOFU_PATH_COORD_NULL, 9, 9}},
+            {own[1], own[0], first[0], own[0], second[0], {1, 0, 0}},
+        };
+        OK(tofu_inproc_select(m / 2));
+        IS(utofu_barrier(own[0], 0), UTOFU_ERR_NOT_AVAILABLE);
+        OK(utofu_set_vbg(settings, 2));
+    }
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        struct timespec start;
+        clock_gettime(CLOCK_MONOTONIC, &start);
+        for (unsigned m = 0; m < MEMBERS; m++) {
+            uint64_t data[6] = {m + round, ~(uint64_t)m, 1ull << m, 0, 5, m};
+            OK(tofu_inproc_select(m / 2));
+            OK(utofu_reduce_uint64(gates[m][0], UTOFU_REDUCE_OP_SUM, data, 6, 0));
+            IS(utofu_barrier(gates[m][0], 0), UTOFU_ERR_BUSY);
+        }
+        for (unsigned m = 0; m < MEMBERS; m++) {
+            uint64_t data[7] = {0, 0, 0, 0, 0, 0, 77};
+            int code;
+            OK(tofu_inproc_select(m / 2));
+            while ((code = utofu_poll_reduce_uint64(gates[m][0], 0, data)) ==
+                       UTOFU_ERR_NOT_COMPLETED && !late(&start))
+                ;
+            OK(code);
+            uint64_t expected[7] = {6 + 4 * round, -10, 15, 0, 20, 6, 77};
+            IS(memcmp(data, expected, sizeof data), 0);
+        }
+        /* The same result in every order, and to the last bit. */
+        for (unsigned m = 0; m < MEMBERS; m++) {
+            const double terms[MEMBERS] = {1e16, 1, -1e16, 0.25};
+            double data[3] = {terms[(m + round) % MEMBERS], m, -0.0};
+            OK(tofu_inproc_select(m / 2));
+            OK(utofu_reduce_double(gates[m][0], UTOFU_REDUCE_OP_BFPSUM, data, 3, 0));
+        }
+        for (unsigned m = 0; m < MEMBERS; m++) {
+            double data[3] = {9, 9, 9};
+            int code;
+            OK(tofu_inproc_select(m / 2));
+            while ((code = utofu_poll_reduce_double(gates[m][0], 0, data)) ==
+                       UTOFU_ERR_NOT_COMPLETED && !late(&start))
+                ;
+            OK(code);
+            double expected[3] = {1.25, 6, 0};
+            IS(memcmp(data, expected, sizeof data), 0);
+        }
+    }
+    for (unsigned m = 0; m < MEMBERS; m++) {
+        OK(tofu_inproc_select(m / 2));
+        OK(utofu_free_vbg(&gates[m][m % 2], 1));
+        OK(utofu_free_vbg(&gates[m][1 - m % 2], 1));
+    }
+    OK(tofu_inproc_select(0));
+    IS(utofu_barrier(none, 0), UTOFU_ERR_INVALID_VBG_ID);
     uint8_t coords[6];
     utofu_tni_id_t tni;
     utofu_bg_id_t bg;

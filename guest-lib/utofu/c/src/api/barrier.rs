@@ -1,13 +1,15 @@
-//! Barrier gates, which the device does not have yet: their functions say so, after checking
-//! what is to be checked.
+//! Barrier gates, barriers and reductions.
 
 use std::ffi::{c_int, c_uint, c_ulong};
 
+use tofu_abi::reduce::{MAX_DOUBLES, MAX_UTOFU_INTEGERS};
+use tofu_abi::regs::{NUM_BG, NUM_TNI};
 use tofu_utofu::error::null;
-use tofu_utofu::ids::{VbgId, check_tni};
-use tofu_utofu::{Code, Error, flags};
+use tofu_utofu::ids::VbgId;
+use tofu_utofu::{Code, Error, VbgSetting as Setting};
 
 use crate::call::{Out, call};
+use crate::process;
 
 /// `struct utofu_vbg_setting`: the links of a gate.
 #[derive(Clone, Copy, Debug)]
@@ -27,15 +29,32 @@ pub struct VbgSetting {
     pub dst_path_coords: [u8; 3],
 }
 
-/// The only flag of a VBG.
-const THREAD_SAFE: c_ulong = 1;
+/// Barrier gates of a node.
+const NODE_GATES: usize = NUM_TNI * NUM_BG;
 
-fn none() -> Result<(), Error> {
-    Err(Error::new(Code::NotSupported, "barrier gates", "this device has none that work"))
-}
-
-fn check_pointer<T>(at: *const T, what: &'static str) -> Result<(), Error> {
-    if at.is_null() { Err(null(what)) } else { Ok(()) }
+/// Reads a list of at most `most` values.
+///
+/// # Safety
+///
+/// `from` is null or leads to `count` values.
+unsafe fn list<T: Copy>(
+    from: *const T,
+    count: usize,
+    most: usize,
+    what: &'static str,
+) -> Result<Vec<T>, Error> {
+    if from.is_null() {
+        return Err(null(what));
+    }
+    if count > most {
+        let hint = "there cannot be so many";
+        return Err(Error::with_value(Code::InvalidNumber, what, count as u64, hint));
+    }
+    let value = |i| {
+        // SAFETY: as promised to this function. It may lie in a packed structure.
+        unsafe { from.add(i).read_unaligned() }
+    };
+    Ok((0..count).map(value).collect())
 }
 
 /// Allocates barrier gates; the first one is a start and end gate.
@@ -51,19 +70,13 @@ pub unsafe extern "C" fn utofu_alloc_vbg(
     vbg_ids: *mut u64,
 ) -> c_int {
     call("utofu_alloc_vbg", || {
-        check_pointer(vbg_ids, "vbg_ids")?;
-        check_tni(tni_id)?;
-        flags::check(flags, THREAD_SAFE, "flags of a VBG")?;
-        check_number(num_vbgs)?;
-        none()
+        // SAFETY: as promised to this function.
+        let out = unsafe { Out::new(vbg_ids, "vbg_ids")? };
+        let ids = process::current()?.0.alloc_vbg(tni_id, num_vbgs, flags)?;
+        let ids: Vec<u64> = ids.into_iter().map(u64::from).collect();
+        out.set_all(&ids);
+        Ok(())
     })
-}
-
-fn check_number(number: usize) -> Result<(), Error> {
-    if number == 0 {
-        return Err(Error::new(Code::InvalidNumber, "number of VBGs 0", "there is at least one"));
-    }
-    Ok(())
 }
 
 /// Frees barrier gates.
@@ -74,9 +87,10 @@ fn check_number(number: usize) -> Result<(), Error> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_free_vbg(vbg_ids: *mut u64, num_vbgs: usize) -> c_int {
     call("utofu_free_vbg", || {
-        check_pointer(vbg_ids, "vbg_ids")?;
-        check_number(num_vbgs)?;
-        none()
+        // SAFETY: as promised to this function.
+        let ids = unsafe { list(vbg_ids, num_vbgs, NODE_GATES, "number of VBGs")? };
+        let ids = ids.into_iter().map(VbgId::check).collect::<Result<Vec<_>, _>>()?;
+        process::current()?.0.free_vbg(&ids)
     })
 }
 
@@ -91,9 +105,20 @@ pub unsafe extern "C" fn utofu_set_vbg(
     num_vbg_settings: usize,
 ) -> c_int {
     call("utofu_set_vbg", || {
-        check_pointer(vbg_settings, "vbg_settings")?;
-        check_number(num_vbg_settings)?;
-        none()
+        // SAFETY: as promised to this function.
+        let settings =
+            unsafe { list(vbg_settings, num_vbg_settings, NODE_GATES, "number of VBGs")? };
+        let check = |setting: VbgSetting| {
+            let links = [
+                setting.src_lcl_vbg_id,
+                setting.src_rmt_vbg_id,
+                setting.dst_lcl_vbg_id,
+                setting.dst_rmt_vbg_id,
+            ];
+            Setting::check(setting.vbg_id, links, setting.dst_path_coords)
+        };
+        let settings = settings.into_iter().map(check).collect::<Result<Vec<_>, _>>()?;
+        process::current()?.0.set_vbg(&settings)
     })
 }
 
@@ -129,20 +154,10 @@ pub unsafe extern "C" fn utofu_query_vbg_info(
     })
 }
 
-fn check_round(vbg_id: u64, op: c_uint, flags: c_ulong) -> Result<(), Error> {
-    VbgId::check(vbg_id)?;
-    if !(1..=8).contains(&op) {
-        let hint = "operations are 1 to 8 (enum utofu_reduce_op)";
-        return Err(Error::with_value(Code::InvalidOp, "operation", op.into(), hint));
-    }
-    flags::check(flags, 0, "flags")?;
-    none()
-}
-
 /// Starts a barrier.
 #[unsafe(no_mangle)]
 pub extern "C" fn utofu_barrier(vbg_id: u64, flags: c_ulong) -> c_int {
-    call("utofu_barrier", || check_round(vbg_id, 1, flags))
+    call("utofu_barrier", || process::current()?.0.barrier(VbgId::check(vbg_id)?, flags))
 }
 
 /// Starts a reduction of integers.
@@ -158,10 +173,10 @@ pub unsafe extern "C" fn utofu_reduce_uint64(
     num_data: usize,
     flags: c_ulong,
 ) -> c_int {
-    let _ = num_data;
     call("utofu_reduce_uint64", || {
-        check_pointer(data, "data")?;
-        check_round(vbg_id, op, flags)
+        // SAFETY: as promised to this function.
+        let data = unsafe { list(data, num_data, MAX_UTOFU_INTEGERS, "number of integers")? };
+        process::current()?.0.reduce_uint64(VbgId::check(vbg_id)?, op, &data, flags)
     })
 }
 
@@ -178,17 +193,17 @@ pub unsafe extern "C" fn utofu_reduce_double(
     num_data: usize,
     flags: c_ulong,
 ) -> c_int {
-    let _ = num_data;
     call("utofu_reduce_double", || {
-        check_pointer(data, "data")?;
-        check_round(vbg_id, op, flags)
+        // SAFETY: as promised to this function.
+        let data = unsafe { list(data, num_data, MAX_DOUBLES, "number of doubles")? };
+        process::current()?.0.reduce_double(VbgId::check(vbg_id)?, op, &data, flags)
     })
 }
 
 /// Asks whether a barrier is over.
 #[unsafe(no_mangle)]
 pub extern "C" fn utofu_poll_barrier(vbg_id: u64, flags: c_ulong) -> c_int {
-    call("utofu_poll_barrier", || check_round(vbg_id, 1, flags))
+    call("utofu_poll_barrier", || process::current()?.0.poll_barrier(VbgId::check(vbg_id)?, flags))
 }
 
 /// Asks whether a reduction of integers is over, and for its result.
@@ -203,8 +218,11 @@ pub unsafe extern "C" fn utofu_poll_reduce_uint64(
     data: *mut u64,
 ) -> c_int {
     call("utofu_poll_reduce_uint64", || {
-        check_pointer(data, "data")?;
-        check_round(vbg_id, 1, flags)
+        // SAFETY: as promised to this function.
+        let out = unsafe { Out::new(data, "data")? };
+        let results = process::current()?.0.poll_reduce_uint64(VbgId::check(vbg_id)?, flags)?;
+        out.set_all(&results);
+        Ok(())
     })
 }
 
@@ -220,7 +238,10 @@ pub unsafe extern "C" fn utofu_poll_reduce_double(
     data: *mut f64,
 ) -> c_int {
     call("utofu_poll_reduce_double", || {
-        check_pointer(data, "data")?;
-        check_round(vbg_id, 1, flags)
+        // SAFETY: as promised to this function.
+        let out = unsafe { Out::new(data, "data")? };
+        let results = process::current()?.0.poll_reduce_double(VbgId::check(vbg_id)?, flags)?;
+        out.set_all(&results);
+        Ok(())
     })
 }

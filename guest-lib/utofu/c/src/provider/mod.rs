@@ -8,7 +8,8 @@ use std::env;
 use std::sync::Arc;
 
 use tofu_abi::Coords;
-use tofu_utofu::{Code, Context, Error, OpenQueue, Provider, Queue};
+use tofu_abi::reduce::{Input, Op, Value};
+use tofu_utofu::{Channel, Code, Context, Error, OpenQueue, Provider, Queue, VbgSetting};
 
 use crate::process::Process;
 
@@ -19,20 +20,62 @@ pub(crate) struct AnyProvider(Arc<dyn AnyQueueProvider>);
 /// A control queue of whatever kind.
 pub(crate) type AnyQueue = Box<dyn Queue + Send>;
 
+/// A barrier channel of whatever kind.
+pub(crate) struct AnyChannel(Box<dyn AnyBarrier>);
+
 impl AnyProvider {
     fn new<P>(provider: Arc<P>) -> Self
     where
         P: Provider + Send + Sync + 'static,
         P::Queue: Send + 'static,
+        P::Channel: Send + 'static,
     {
         Self(Arc::new(Erased(provider)))
     }
 }
 
-/// A [`Provider`] without its type of queue.
+/// A [`Channel`] without its type.
+trait AnyBarrier: Send {
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), Error>;
+    fn poll(&mut self) -> Result<Option<Value>, Error>;
+    fn close(self: Box<Self>) -> Result<(), Error>;
+}
+
+impl<C: Channel + Send> AnyBarrier for C {
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), Error> {
+        Channel::start(self, op, input, count)
+    }
+
+    fn poll(&mut self) -> Result<Option<Value>, Error> {
+        Channel::poll(self)
+    }
+
+    fn close(self: Box<Self>) -> Result<(), Error> {
+        Channel::close(*self)
+    }
+}
+
+impl Channel for AnyChannel {
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), Error> {
+        self.0.start(op, input, count)
+    }
+
+    fn poll(&mut self) -> Result<Option<Value>, Error> {
+        self.0.poll()
+    }
+
+    fn close(self) -> Result<(), Error> {
+        self.0.close()
+    }
+}
+
+/// A [`Provider`] without its types of queue and channel.
 trait AnyQueueProvider: Send + Sync {
     fn coords(&self) -> Coords;
     fn open(&self, queue: &OpenQueue) -> Result<AnyQueue, Error>;
+    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error>;
+    fn give_gates(&self, tni: u8, gates: u64);
+    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<AnyChannel, Error>;
     fn relax(&self);
 }
 
@@ -42,6 +85,7 @@ impl<P> AnyQueueProvider for Erased<P>
 where
     P: Provider + Send + Sync,
     P::Queue: Send + 'static,
+    P::Channel: Send + 'static,
 {
     fn coords(&self) -> Coords {
         self.0.coords()
@@ -51,6 +95,18 @@ where
         Ok(Box::new(self.0.open(queue)?))
     }
 
+    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+        self.0.take_gates(tni, relays)
+    }
+
+    fn give_gates(&self, tni: u8, gates: u64) {
+        self.0.give_gates(tni, gates);
+    }
+
+    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<AnyChannel, Error> {
+        Ok(AnyChannel(Box::new(self.0.open_channel(tni, bch, gates)?)))
+    }
+
     fn relax(&self) {
         self.0.relax();
     }
@@ -58,6 +114,7 @@ where
 
 impl Provider for AnyProvider {
     type Queue = AnyQueue;
+    type Channel = AnyChannel;
 
     fn coords(&self) -> Coords {
         self.0.coords()
@@ -65,6 +122,18 @@ impl Provider for AnyProvider {
 
     fn open(&self, queue: &OpenQueue) -> Result<AnyQueue, Error> {
         self.0.open(queue)
+    }
+
+    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+        self.0.take_gates(tni, relays)
+    }
+
+    fn give_gates(&self, tni: u8, gates: u64) {
+        self.0.give_gates(tni, gates);
+    }
+
+    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<AnyChannel, Error> {
+        self.0.open_channel(tni, bch, gates)
     }
 
     fn relax(&self) {

@@ -1,0 +1,449 @@
+//! Virtual barrier gates: allocating and linking them, barriers and reductions.
+
+use alloc::vec::Vec;
+use core::ops::Deref;
+
+use tofu_abi::reduce::{self, Input, MAX_DOUBLES, MAX_UTOFU_INTEGERS, Op, Value};
+use tofu_abi::regs::{NUM_BCH, NUM_BG, NUM_TNI};
+
+use crate::context::Context;
+use crate::error::{Code, Error};
+use crate::flags;
+use crate::gates::{VbgSetting, by_channel, numbers};
+use crate::ids::{VbgId, check_tni};
+use crate::lock::Lock;
+use crate::provider::{Channel, Provider};
+
+/// What a round is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Round {
+    Barrier,
+    /// So many integers.
+    Integers(usize),
+    /// So many floating-point numbers.
+    Doubles(usize),
+}
+
+/// Results of a reduction: a slice of as many as were reduced.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reduced<T> {
+    count: usize,
+    values: [T; MAX_UTOFU_INTEGERS],
+}
+
+impl<T: Copy + Default> Reduced<T> {
+    fn new(count: usize, from: impl IntoIterator<Item = T>) -> Self {
+        let mut values = [T::default(); MAX_UTOFU_INTEGERS];
+        values.iter_mut().zip(from).for_each(|(value, from)| *value = from);
+        Self { count: count.min(MAX_UTOFU_INTEGERS), values }
+    }
+}
+
+impl<T> Deref for Reduced<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.values[..self.count]
+    }
+}
+
+/// A start and end gate of the process's, with its channel.
+struct Start<C> {
+    channel: C,
+    round: Option<Round>,
+}
+
+/// What a gate is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    /// Not this process's.
+    None,
+    /// This process's, with no links.
+    Allocated,
+    /// Linked, and looked after by the channel of an interface.
+    Linked { tni: u8, bch: u8 },
+}
+
+/// The barrier gates of a process.
+pub(crate) struct Barriers<C> {
+    gates: Lock<[[Gate; NUM_BG]; NUM_TNI]>,
+    /// By interface and channel. Locked for less than `gates`, and after it.
+    starts: [[Lock<Option<Start<C>>>; NUM_BCH]; NUM_TNI],
+}
+
+impl<C> Default for Barriers<C> {
+    fn default() -> Self {
+        Self {
+            gates: Lock::new([[Gate::None; NUM_BG]; NUM_TNI]),
+            starts: core::array::from_fn(|_| core::array::from_fn(|_| Lock::new(None))),
+        }
+    }
+}
+
+fn wrong_gate(id: VbgId, hint: &'static str) -> Error {
+    Error::with_value(Code::InvalidVbgId, "VBG ID", id.0, hint)
+}
+
+const NOT_OURS: &str = "the process has not allocated it";
+
+/// What is wrong with a number of elements or gates.
+fn wrong_number(what: &'static str, number: usize, hint: &'static str) -> Error {
+    Error::with_value(Code::InvalidNumber, what, number as u64, hint)
+}
+
+impl<P: Provider> Context<P> {
+    /// Allocates barrier gates of an interface: one start and end gate, which comes first, and
+    /// relay gates.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidTniId`], [`Code::InvalidFlags`], [`Code::InvalidNumber`] for none;
+    /// [`Code::NotAvailable`] for an interface that is other processes'; [`Code::Full`] if there
+    /// are not so many left, and then none is allocated.
+    pub fn alloc_vbg(&self, tni: u16, number: usize, flags: u64) -> Result<Vec<VbgId>, Error> {
+        let tni = check_tni(tni)?;
+        flags::check(flags, flags::VBG_THREAD_SAFE, "flags of a VBG")?;
+        let relays = number.checked_sub(1).ok_or(wrong_number(
+            "number of VBGs",
+            number,
+            "there is at least one",
+        ))?;
+        self.check_own_tni(tni)?;
+        let mut gates = self.barriers().gates.lock();
+        let mask = self.provider().take_gates(tni, relays)?.ok_or({
+            let hint = "it has fewer gates left, or no start and end gate; another TNI may do";
+            Error::with_value(Code::Full, "barrier gates of TNI", tni.into(), hint)
+        })?;
+        for bg in numbers(mask) {
+            gates[usize::from(tni)][usize::from(bg)] = Gate::Allocated;
+        }
+        Ok(numbers(mask).map(|bg| VbgId::new(self.coords(), tni, bg)).collect())
+    }
+
+    /// Frees gates, in any order, all of them or none. When a gate goes, the channel that looked
+    /// after it is closed, and its other gates have no links any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidNumber`] for none; [`Code::InvalidVbgId`] for a gate that the process has
+    /// not allocated, or that is named twice; [`Code::Fatal`] if the device does not let go of a
+    /// gate.
+    pub fn free_vbg(&self, ids: &[VbgId]) -> Result<(), Error> {
+        check_count(ids.len())?;
+        let mut gates = self.barriers().gates.lock();
+        let mut freed = [0u64; NUM_TNI];
+        for id in ids {
+            if self.gate(&gates, *id) == Gate::None {
+                return Err(wrong_gate(*id, NOT_OURS));
+            }
+            let (tni, bit) = (usize::from(id.tni()), 1 << id.bg());
+            if freed[tni] & bit != 0 {
+                return Err(wrong_gate(*id, "it is named twice"));
+            }
+            freed[tni] |= bit;
+        }
+        let mut result = Ok(());
+        for id in ids {
+            if let Gate::Linked { tni, bch } = self.gate(&gates, *id)
+                && let Err(error) = self.close_channel(&mut gates, tni, bch)
+            {
+                result = Err(error);
+            }
+        }
+        for (tni, mask) in freed.iter().enumerate().filter(|(_, mask)| **mask != 0) {
+            for bg in numbers(*mask) {
+                gates[tni][usize::from(bg)] = Gate::None;
+            }
+            // Gates that the device did not let go of are nobody's any more.
+            if result.is_ok() {
+                self.provider().give_gates(tni as u8, *mask);
+            }
+        }
+        result
+    }
+
+    /// Links gates, and starts to pass signals on: all of them or none.
+    ///
+    /// All gates of a channel are linked by one call, and then stay so until one of them is freed.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidNumber`] for none; [`Code::InvalidVbgId`] for a gate that the process has
+    /// not allocated, that is named twice, or whose local links lead to other interfaces, to gates
+    /// that are not linked in the same call, or to no or several start and end gates;
+    /// [`Code::Used`] for a gate that is linked already; [`Code::InvalidArg`] for a start and end
+    /// gate that has no input, and for links by which a gate would wait for itself; what
+    /// [`Provider::open_channel`] may say.
+    pub fn set_vbg(&self, settings: &[VbgSetting]) -> Result<(), Error> {
+        check_count(settings.len())?;
+        if settings.len() > NUM_TNI * NUM_BG {
+            return Err(wrong_number("number of VBGs", settings.len(), "a node has 288"));
+        }
+        let mut gates = self.barriers().gates.lock();
+        for setting in settings {
+            match self.gate(&gates, setting.id) {
+                Gate::Allocated => {}
+                Gate::None => return Err(wrong_gate(setting.id, NOT_OURS)),
+                Gate::Linked { .. } => {
+                    let hint = "it is linked already: free it, and allocate it again";
+                    return Err(Error::with_value(Code::Used, "VBG ID", setting.id.0, hint));
+                }
+            }
+        }
+        let channels = by_channel(settings)?;
+        for (i, channel) in channels.iter().enumerate() {
+            let (tni, bch) = (channel.start.tni(), channel.start.bg());
+            let opened = match self.provider().open_channel(tni, bch, &channel.settings) {
+                Ok(opened) => opened,
+                Err(error) => {
+                    for before in &channels[..i] {
+                        // What is to be told is why it was done.
+                        let _ =
+                            self.close_channel(&mut gates, before.start.tni(), before.start.bg());
+                    }
+                    return Err(error);
+                }
+            };
+            for setting in &channel.settings {
+                let id = setting.id;
+                gates[usize::from(id.tni())][usize::from(id.bg())] = Gate::Linked { tni, bch };
+            }
+            *self.start_at(tni, bch).lock() = Some(Start { channel: opened, round: None });
+        }
+        Ok(())
+    }
+
+    /// Starts a barrier.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVbgId`] if it is not a start and end gate of the process's,
+    /// [`Code::NotAvailable`] if it is not linked, [`Code::InvalidFlags`], [`Code::Busy`] while a
+    /// barrier or reduction is under way; [`Code::BarrierOther`] if the device has met with an
+    /// error at one of the gates.
+    pub fn barrier(&self, id: VbgId, flags: u64) -> Result<(), Error> {
+        self.begin(id, flags, Op::Barrier, &Input::default(), Round::Barrier)
+    }
+
+    /// Starts a reduction of 1 to 6 integers.
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::barrier`]; [`Code::InvalidOp`] for an operation that is not on integers;
+    /// [`Code::InvalidNumber`] for too few or too many, or for half a pair of `MaxLoc`.
+    pub fn reduce_uint64(&self, id: VbgId, op: u32, data: &[u64], flags: u64) -> Result<(), Error> {
+        let op = match operation(op)? {
+            other @ (Op::Barrier | Op::FpSum) => return Err(not_here(other)),
+            op => op,
+        };
+        if op == Op::MaxLoc && !data.len().is_multiple_of(2) {
+            let hint = "MAXLOC takes pairs of a number and a place";
+            return Err(wrong_number("number of integers", data.len(), hint));
+        }
+        let input = match data.len() {
+            1..=MAX_UTOFU_INTEGERS => reduce::integers(data),
+            _ => None,
+        };
+        let hint = "1 to 6 are reduced at once";
+        let input = input.ok_or(wrong_number("number of integers", data.len(), hint))?;
+        self.begin(id, flags, op, &input, Round::Integers(data.len()))
+    }
+
+    /// Starts a reduction of 1 to 3 floating-point numbers.
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::barrier`]; [`Code::InvalidOp`] for an operation other than `FpSum`;
+    /// [`Code::InvalidNumber`] for too few or too many.
+    pub fn reduce_double(&self, id: VbgId, op: u32, data: &[f64], flags: u64) -> Result<(), Error> {
+        match operation(op)? {
+            Op::FpSum => {}
+            other => return Err(not_here(other)),
+        }
+        let mut bits = [0; MAX_DOUBLES];
+        let input = match data.len() {
+            count @ 1..=MAX_DOUBLES => {
+                bits.iter_mut().zip(data).for_each(|(bits, x)| *bits = x.to_bits());
+                reduce::doubles(&bits[..count])
+            }
+            _ => None,
+        };
+        let hint = "1 to 3 are summed at once";
+        let input = input.ok_or(wrong_number("number of doubles", data.len(), hint))?;
+        self.begin(id, flags, Op::FpSum, &input, Round::Doubles(data.len()))
+    }
+
+    /// Asks whether a barrier is over.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotCompleted`] if it is not; [`Code::NotProcessed`] if none was started;
+    /// [`Code::BarrierMismatch`] if the members did not all start the same; otherwise as
+    /// [`Context::barrier`].
+    pub fn poll_barrier(&self, id: VbgId, flags: u64) -> Result<(), Error> {
+        self.end(id, flags, |round| round == Round::Barrier).map(drop)
+    }
+
+    /// Asks whether a reduction of integers is over: the results, as many as were reduced.
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::poll_barrier`].
+    pub fn poll_reduce_uint64(&self, id: VbgId, flags: u64) -> Result<Reduced<u64>, Error> {
+        let (round, value) = self.end(id, flags, |round| matches!(round, Round::Integers(_)))?;
+        let Round::Integers(count) = round else { return Err(not_begun()) };
+        Ok(Reduced::new(count, value))
+    }
+
+    /// Asks whether a reduction of floating-point numbers is over: the results, as many as were
+    /// reduced.
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::poll_barrier`].
+    pub fn poll_reduce_double(&self, id: VbgId, flags: u64) -> Result<Reduced<f64>, Error> {
+        let (round, value) = self.end(id, flags, |round| matches!(round, Round::Doubles(_)))?;
+        let Round::Doubles(count) = round else { return Err(not_begun()) };
+        Ok(Reduced::new(count, reduce::sums(&value).map(f64::from_bits)))
+    }
+
+    /// What a gate is to this process.
+    fn gate(&self, gates: &[[Gate; NUM_BG]; NUM_TNI], id: VbgId) -> Gate {
+        let own = VbgId::new(self.coords(), id.tni(), id.bg()) == id;
+        let gate = gates.get(usize::from(id.tni())).and_then(|tni| tni.get(usize::from(id.bg())));
+        gate.copied().filter(|_| own).unwrap_or(Gate::None)
+    }
+
+    fn start_at(&self, tni: u8, bch: u8) -> &Lock<Option<Start<P::Channel>>> {
+        &self.barriers().starts[usize::from(tni)][usize::from(bch)]
+    }
+
+    fn close_channel(
+        &self,
+        gates: &mut [[Gate; NUM_BG]; NUM_TNI],
+        tni: u8,
+        bch: u8,
+    ) -> Result<(), Error> {
+        for gate in gates.iter_mut().flatten() {
+            if *gate == (Gate::Linked { tni, bch }) {
+                *gate = Gate::Allocated;
+            }
+        }
+        match self.start_at(tni, bch).lock().take() {
+            Some(start) => start.channel.close(),
+            None => Ok(()),
+        }
+    }
+
+    /// Calls `f` with the channel of a start and end gate.
+    #[inline]
+    fn with_start<T>(
+        &self,
+        id: VbgId,
+        flags: u64,
+        f: impl FnOnce(&mut Start<P::Channel>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let own = VbgId::new(self.coords(), id.tni(), id.bg()) == id;
+        let tni = self.barriers().starts.get(usize::from(id.tni()));
+        let start = tni.and_then(|tni| tni.get(usize::from(id.bg()))).filter(|_| own);
+        let hint = "not a start and end gate that the process has allocated";
+        let mut start = start.ok_or_else(|| wrong_gate(id, hint))?.lock();
+        flags::check(flags, 0, "flags")?;
+        match &mut *start {
+            Some(start) => f(start),
+            None => {
+                drop(start);
+                match self.gate(&self.barriers().gates.lock(), id) {
+                    Gate::None => Err(wrong_gate(id, hint)),
+                    _ => {
+                        let hint = "it is not linked: utofu_set_vbg comes first";
+                        Err(Error::with_value(Code::NotAvailable, "VBG ID", id.0, hint))
+                    }
+                }
+            }
+        }
+    }
+
+    fn begin(
+        &self,
+        id: VbgId,
+        flags: u64,
+        op: Op,
+        input: &Input,
+        round: Round,
+    ) -> Result<(), Error> {
+        self.with_start(id, flags, |start| {
+            if start.round.is_some() {
+                let hint = "a barrier or reduction is under way: poll until it is over";
+                return Err(Error::with_value(Code::Busy, "VBG ID", id.0, hint));
+            }
+            let count = match round {
+                Round::Barrier => 0,
+                Round::Integers(count) | Round::Doubles(count) => count as u8,
+            };
+            start.channel.start(op, input, count)?;
+            start.round = Some(round);
+            Ok(())
+        })
+    }
+
+    /// The round that is over, if it is one of those that are asked for, and its result.
+    #[inline]
+    fn end(
+        &self,
+        id: VbgId,
+        flags: u64,
+        is_it: impl FnOnce(Round) -> bool,
+    ) -> Result<(Round, Value), Error> {
+        self.with_start(id, flags, |start| {
+            let round = start.round.filter(|round| is_it(*round)).ok_or(not_begun())?;
+            let outcome = match start.channel.poll() {
+                Ok(None) => {
+                    let hint = "others have not started it yet";
+                    return Err(Error::new(Code::NotCompleted, "barrier", hint));
+                }
+                Ok(Some(outcome)) => Ok(outcome),
+                Err(error) => Err(error),
+            };
+            start.round = None;
+            outcome.map(|value| (round, value))
+        })
+    }
+}
+
+fn check_count(count: usize) -> Result<(), Error> {
+    match count {
+        0 => Err(wrong_number("number of VBGs", 0, "there is at least one")),
+        _ => Ok(()),
+    }
+}
+
+fn operation(op: u32) -> Result<Op, Error> {
+    let hint = "operations are 1 to 8 (enum utofu_reduce_op)";
+    let none = Error::with_value(Code::InvalidOp, "operation", op.into(), hint);
+    u8::try_from(op).ok().and_then(Op::from_code).ok_or(none)
+}
+
+fn not_here(op: Op) -> Error {
+    let hint = "integers have BAND, BOR, BXOR, MAX, MAXLOC and SUM, doubles BFPSUM";
+    Error::with_value(Code::InvalidOp, "operation", op.code().into(), hint)
+}
+
+fn not_begun() -> Error {
+    Error::new(Code::NotProcessed, "barrier", "none of this kind was started")
+}
+
+impl<P: Provider> Drop for Context<P> {
+    fn drop(&mut self) {
+        let mut ids = Vec::new();
+        for (tni, gates) in (0..).zip(self.barriers().gates.lock().iter()) {
+            for (bg, _) in (0..).zip(gates).filter(|(_, gate)| **gate != Gate::None) {
+                ids.push(VbgId::new(self.coords(), tni, bg));
+            }
+        }
+        if !ids.is_empty() {
+            // Gates that the device does not let go of are not given to others.
+            let _ = self.free_vbg(&ids);
+        }
+    }
+}
