@@ -1,6 +1,6 @@
 //! Frames to pieces and back, without a device.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -9,6 +9,7 @@ use tofu_driver::topology::Shape;
 
 use crate::addr::{self, Mac};
 use crate::neighbor::{Answer, Place};
+use crate::offload::{FACTS_SIZE, Facts};
 use crate::reassembly::{Outcome, Reassembly};
 use crate::tree;
 use crate::wire::{self, ETHERNET_HEADER, HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr};
@@ -17,6 +18,11 @@ use crate::wire::{self, ETHERNET_HEADER, HEADER_SIZE, Kind, PIECE_MAX, Packet, R
 const MAX_REPLIES: usize = 64;
 /// Pieces of broadcasts that are remembered, to tell those that come twice.
 const MAX_SEEN: usize = 256;
+/// How long it is believed that a node takes frames that are not finished, in nanoseconds: what
+/// runs there may be replaced by something that does not.
+const TAKES_NS: u64 = 2_000_000_000;
+/// Nodes of which that is known at a time.
+const MAX_TAKERS: usize = 4096;
 
 /// What a link is made from.
 #[derive(Clone, Debug)]
@@ -29,6 +35,8 @@ pub struct Config {
     pub mtu: u16,
     /// Frames in several pieces that may be under way to this node at a time.
     pub reassemblies: usize,
+    /// Whether this node takes frames that are not finished, see [`crate::offload`].
+    pub unfinished: bool,
 }
 
 impl Config {
@@ -37,12 +45,17 @@ impl Config {
 
     /// MTU 1500, 32 frames under way, machine 0.
     pub const fn new(shape: Shape) -> Self {
-        Self { shape, machine: 0, mtu: 1500, reassemblies: 32 }
+        Self { shape, machine: 0, mtu: 1500, reassemblies: 32, unfinished: false }
     }
 
     /// Bytes of the longest frame: MTU and Ethernet header.
     pub fn max_frame(&self) -> usize {
         usize::from(self.mtu) + ETHERNET_HEADER
+    }
+
+    /// Bytes of the longest frame that can arrive, with what is in front of it.
+    fn max_total(&self) -> usize {
+        if self.unfinished { u16::MAX.into() } else { self.max_frame() }
     }
 }
 
@@ -114,6 +127,8 @@ pub struct Piece<'a> {
     pub broadcast: bool,
     /// Its header.
     pub header: [u8; HEADER_SIZE],
+    /// What is between its header and its part of the frame.
+    pub prefix: &'a [u8],
     /// Its part of the frame.
     pub body: &'a [u8],
 }
@@ -125,6 +140,9 @@ pub enum Event {
     Whole(usize),
     /// A frame is complete.
     Assembled(Vec<u8>),
+    /// A frame that is not finished; it begins at byte [`FACTS_SIZE`] of the packet's body, up to
+    /// this length of both, or of what was assembled.
+    Unfinished(Facts, usize, Option<Vec<u8>>),
     /// Nothing for this node, or not yet.
     Nothing,
 }
@@ -137,6 +155,8 @@ pub struct Core {
     next_id: u32,
     reassembly: Reassembly,
     seen: VecDeque<(Coords, u32, u16)>,
+    /// When a node has said last that it takes frames that are not finished, in nanoseconds.
+    takers: BTreeMap<u32, u64>,
     replies: VecDeque<Vec<u8>>,
     counters: Counters,
 }
@@ -152,6 +172,7 @@ impl Core {
             next_id: 0,
             reassembly,
             seen: VecDeque::new(),
+            takers: BTreeMap::new(),
             replies: VecDeque::new(),
             counters: Counters::default(),
         }
@@ -235,8 +256,8 @@ impl Core {
                 return Err(SendError::NoSuchNode(mac));
             };
             self.counters.sent += 1;
-            self.cut(Kind::Unicast, frame, &mut |header, body| {
-                out(&Piece { to: node, broadcast: false, header, body });
+            self.cut(Kind::Unicast, &[], frame, &mut |header, prefix, body| {
+                out(&Piece { to: node, broadcast: false, header, prefix, body });
             });
             return Ok(());
         }
@@ -254,30 +275,66 @@ impl Core {
         }
         self.counters.sent += 1;
         let children = tree::children(shape, self.me, self.me);
-        self.cut(Kind::Broadcast, frame, &mut |header, body| {
+        self.cut(Kind::Broadcast, &[], frame, &mut |header, prefix, body| {
             for to in children.clone() {
-                out(&Piece { to, broadcast: true, header, body });
+                out(&Piece { to, broadcast: true, header, prefix, body });
             }
         });
         Ok(())
     }
 
-    /// Cuts a frame into pieces.
-    fn cut(&mut self, kind: Kind, frame: &[u8], out: &mut dyn FnMut([u8; HEADER_SIZE], &[u8])) {
+    /// Sends a frame that is not finished, if the node that it goes to takes it as it is. If not,
+    /// nothing is done, and false returned: it is to be finished ([`Facts::finish`]) and sent.
+    pub fn send_unfinished(
+        &mut self,
+        facts: &Facts,
+        frame: &[u8],
+        now_ns: u64,
+        out: &mut dyn FnMut(&Piece<'_>),
+    ) -> bool {
+        let fits = FACTS_SIZE + frame.len() <= u16::MAX.into() && frame.len() >= ETHERNET_HEADER;
+        let node = destination(frame).and_then(addr::node_of_mac);
+        let node = node.filter(|node| self.config.shape.rank(*node).is_some() && *node != self.me);
+        let Some(node) = node.filter(|_| fits) else { return false };
+        let since = self.takers.get(&addr::pack(node)).copied();
+        if since.is_none_or(|since| now_ns.saturating_sub(since) > TAKES_NS) {
+            return false;
+        }
+        self.counters.sent += 1;
+        self.cut(Kind::Unfinished, &facts.emit(), frame, &mut |header, prefix, body| {
+            out(&Piece { to: node, broadcast: false, header, prefix, body });
+        });
+        true
+    }
+
+    /// Cuts a frame into pieces, with something in front of it.
+    fn cut(
+        &mut self,
+        kind: Kind,
+        prefix: &[u8],
+        frame: &[u8],
+        out: &mut dyn FnMut([u8; HEADER_SIZE], &[u8], &[u8]),
+    ) {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
-        let sum = if frame.len() > PIECE_MAX { wire::sum(frame) } else { 0 };
-        for (n, body) in frame.chunks(PIECE_MAX).enumerate() {
+        let total = prefix.len() + frame.len();
+        let sum = if total > PIECE_MAX { wire::sum_behind(prefix, frame) } else { 0 };
+        let (mut offset, mut prefix, mut rest) = (0, prefix, frame);
+        while offset < total {
+            let (body, next) = rest.split_at(rest.len().min(PIECE_MAX - prefix.len()));
+            let length = prefix.len() + body.len();
             let repr = Repr {
                 kind,
-                total: frame.len() as u16,
-                offset: (n * PIECE_MAX) as u16,
-                length: body.len() as u16,
+                takes_unfinished: self.config.unfinished,
+                total: total as u16,
+                offset: offset as u16,
+                length: length as u16,
                 id,
                 sum,
                 origin: self.me,
             };
-            out(repr.emit(), body);
+            out(repr.emit(), prefix, body);
+            (offset, prefix, rest) = (offset + length, &[], next);
         }
     }
 
@@ -298,12 +355,16 @@ impl Core {
             return Event::Nothing;
         };
         let body = &body[..usize::from(repr.length)];
-        if usize::from(repr.total) > self.config.max_frame() {
+        if usize::from(repr.total) > self.config.max_total() {
             self.counters.oversized += 1;
             return Event::Nothing;
         }
         match repr.kind {
-            Kind::Unicast if repr.origin == from => {}
+            Kind::Unfinished if !self.config.unfinished => {
+                self.counters.malformed += 1;
+                return Event::Nothing;
+            }
+            Kind::Unicast | Kind::Unfinished if repr.origin == from => self.learn(&repr, now_ns),
             Kind::Broadcast if self.may_spread(from, repr.origin) => {
                 if self.was_seen(&repr) {
                     self.counters.duplicates += 1;
@@ -311,7 +372,7 @@ impl Core {
                 }
                 for to in tree::children(&self.config.shape, repr.origin, self.me) {
                     self.counters.forwarded += 1;
-                    out(&Piece { to, broadcast: true, header: repr.emit(), body });
+                    out(&Piece { to, broadcast: true, header: repr.emit(), prefix: &[], body });
                 }
             }
             _ => {
@@ -320,15 +381,23 @@ impl Core {
             }
         }
         if repr.is_whole() {
-            return if self.accepts(&repr, body) {
-                Event::Whole(body.len())
-            } else {
-                Event::Nothing
+            return match self.accepts(&repr, body) {
+                Some(facts) if repr.kind == Kind::Unfinished => {
+                    Event::Unfinished(facts, body.len(), None)
+                }
+                Some(_) => Event::Whole(body.len()),
+                None => Event::Nothing,
             };
         }
         match self.reassembly.insert(&repr, body, now_ns) {
-            Outcome::Complete(frame) if self.accepts(&repr, &frame) => Event::Assembled(frame),
-            Outcome::Complete(_) | Outcome::Pending => Event::Nothing,
+            Outcome::Complete(frame) => match self.accepts(&repr, &frame) {
+                Some(facts) if repr.kind == Kind::Unfinished => {
+                    Event::Unfinished(facts, frame.len(), Some(frame))
+                }
+                Some(_) => Event::Assembled(frame),
+                None => Event::Nothing,
+            },
+            Outcome::Pending => Event::Nothing,
             Outcome::Duplicate => {
                 self.counters.duplicates += 1;
                 Event::Nothing
@@ -338,6 +407,22 @@ impl Core {
                 Event::Nothing
             }
         }
+    }
+
+    /// Remembers whether the origin of a packet takes frames that are not finished.
+    fn learn(&mut self, repr: &Repr, now_ns: u64) {
+        if !self.config.unfinished {
+            return;
+        }
+        let node = addr::pack(repr.origin);
+        if !repr.takes_unfinished {
+            self.takers.remove(&node);
+            return;
+        }
+        if self.takers.len() >= MAX_TAKERS && !self.takers.contains_key(&node) {
+            self.takers.clear();
+        }
+        self.takers.insert(node, now_ns);
     }
 
     /// Whether a node may hand on what comes from `origin` to this one: it is on the way.
@@ -358,23 +443,34 @@ impl Core {
         false
     }
 
-    /// Whether a frame is one that its origin may send to this node.
-    fn accepts(&mut self, repr: &Repr, frame: &[u8]) -> bool {
+    /// What is left to do with a frame, if it is one that its origin may send to this node.
+    fn accepts(&mut self, repr: &Repr, frame: &[u8]) -> Option<Facts> {
+        let (facts, frame) = match frame.split_at_checked(FACTS_SIZE) {
+            Some((facts, frame)) if repr.kind == Kind::Unfinished => {
+                let facts = Facts::parse(facts).and_then(|facts| facts.check(frame).map(|_| facts));
+                let Ok(facts) = facts else {
+                    self.counters.malformed += 1;
+                    return None;
+                };
+                (facts, frame)
+            }
+            _ => (Facts::default(), frame),
+        };
         let own = addr::mac(self.me);
         let to_me = destination(frame).is_some_and(|mac| match repr.kind {
-            Kind::Unicast => mac == own,
+            Kind::Unicast | Kind::Unfinished => mac == own,
             Kind::Broadcast => addr::is_multicast(mac),
         });
         if frame.get(6..12) != Some(&addr::mac(repr.origin)[..]) {
             self.counters.spoofed += 1;
-            return false;
+            return None;
         }
         if !to_me {
             self.counters.misdirected += 1;
-            return false;
+            return None;
         }
         self.counters.received += 1;
-        true
+        Some(facts)
     }
 }
 

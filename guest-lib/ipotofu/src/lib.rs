@@ -5,7 +5,7 @@
 //! [`Link`] is the whole of it over the driver's packet interface: frames in, frames out. Its
 //! parts need no device: [`addr`] derives addresses from coordinates, [`wire`] is the header of
 //! each packet, [`Core`] takes frames apart and puts them together and answers questions for
-//! addresses, [`tree`] is how broadcasts spread, [`routes`] which ways lead to a node.
+//! addresses, [`offload`] is frames that others finish, [`tree`] is how broadcasts spread, [`routes`] which ways lead to a node.
 //!
 //! Nothing that arrives makes this panic, hang or allocate beyond [`Config`]'s bounds.
 #![no_std]
@@ -17,6 +17,7 @@ pub mod addr;
 mod frames;
 mod link;
 mod neighbor;
+pub mod offload;
 mod reassembly;
 pub mod routes;
 #[cfg(feature = "smoltcp")]

@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec;
+use alloc::vec::Vec;
 use core::fmt;
 
 use tofu_abi::Coords;
@@ -12,6 +13,7 @@ use tofu_driver::{Device, Lost, PacketConfig, PacketError, Packets, Platform};
 
 use crate::addr::{self, Mac};
 use crate::frames::{Config, Core, Counters, Event, Piece, SendError};
+use crate::offload::{BadFacts, FACTS_SIZE, Facts};
 use crate::routes::route;
 use crate::tree;
 use crate::wire::{HEADER_SIZE, PIECE_MAX, Packet, Repr};
@@ -48,6 +50,8 @@ pub enum LinkError {
     Full,
     /// The frame cannot be sent.
     Frame(SendError),
+    /// What is said to be left to do with the frame does not fit to it.
+    Facts,
 }
 
 impl fmt::Display for LinkError {
@@ -60,6 +64,7 @@ impl fmt::Display for LinkError {
             Self::Open(e) => e.fmt(f),
             Self::Full => f.write_str("too many packets are on their way out"),
             Self::Frame(e) => e.fmt(f),
+            Self::Facts => f.write_str("checksum or segments do not fit to the frame"),
         }
     }
 }
@@ -114,6 +119,11 @@ impl<P: Platform> Out<P> {
         }
     }
 
+    fn post_piece(&mut self, piece: &Piece<'_>) {
+        let parts = [&piece.header, piece.prefix, piece.body];
+        self.post(piece.to, piece.broadcast, &parts);
+    }
+
     /// Looks after packets whose sending has ended.
     fn reap(&mut self) {
         while let Some(done) = self.packets.poll_sent_or_lost() {
@@ -165,6 +175,16 @@ impl<P: Platform> Out<P> {
             }
         }
     }
+}
+
+/// A frame that was received: what is left to do with it, and where it is.
+enum Taken {
+    /// In the buffer that was offered, from one byte to another.
+    Here(Facts, usize, usize),
+    /// In the link's own one.
+    Scratch(Facts, usize, usize),
+    /// Elsewhere, from this byte on.
+    Apart(Facts, usize, Vec<u8>),
 }
 
 /// A link to all nodes of the machine: Ethernet frames in and out.
@@ -279,9 +299,41 @@ impl<P: Platform> Link<P> {
         }
         let Self { core, out, .. } = self;
         core.send(frame, &mut |piece: &Piece<'_>| {
-            out.post(piece.to, piece.broadcast, &[&piece.header, piece.body]);
+            out.post_piece(piece);
         })
         .map_err(LinkError::Frame)
+    }
+
+    /// Sends an Ethernet frame that is not finished: as it is to a node that takes it, or else
+    /// finished, as one or several.
+    ///
+    /// # Errors
+    ///
+    /// As [`Link::send`]. If there is room for some of several frames, the others are lost.
+    pub fn send_unfinished(&mut self, facts: &Facts, frame: &[u8]) -> Result<(), LinkError> {
+        if facts.is_finished() {
+            return self.send(frame);
+        }
+        // What does not fit to the frame would be refused there, too.
+        facts.check(frame).map_err(|BadFacts| LinkError::Facts)?;
+        if self.out.packets.free() < (FACTS_SIZE + frame.len()).div_ceil(PIECE_MAX) {
+            self.flush();
+        }
+        let Self { core, out, .. } = self;
+        let now_ns = out.packets.device().platform().now_ns();
+        if out.packets.free() < (FACTS_SIZE + frame.len()).div_ceil(PIECE_MAX) {
+            return Err(LinkError::Full);
+        }
+        if core.send_unfinished(facts, frame, now_ns, &mut |piece| out.post_piece(piece)) {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        let finished = facts.finish(frame, &mut |frame| {
+            let sent = self.send(frame);
+            result = result.and(sent);
+        });
+        finished.map_err(|BadFacts| LinkError::Facts)?;
+        result
     }
 
     /// Tells the IP stack of this node the addresses of another one, as if it had asked for them:
@@ -310,7 +362,8 @@ impl<P: Platform> Link<P> {
     }
 
     /// Takes the next frame, and returns its length. `buf` should have room for the longest one
-    /// ([`Config::max_frame`]); longer ones are cut off.
+    /// ([`Config::max_frame`]); longer ones are cut off. Frames that are not finished are dropped:
+    /// [`Link::recv_with`] takes them.
     pub fn recv(&mut self, buf: &mut [u8]) -> Option<usize> {
         let whole = |frame: &[u8], buf: &mut [u8]| {
             let len = frame.len().min(buf.len());
@@ -318,8 +371,39 @@ impl<P: Platform> Link<P> {
             len
         };
         loop {
+            match self.next(buf)? {
+                Taken::Here(facts, 0, len) if facts.is_finished() => return Some(len),
+                Taken::Scratch(facts, 0, len) if facts.is_finished() => {
+                    return Some(whole(&self.scratch[..len], buf));
+                }
+                Taken::Apart(facts, 0, frame) if facts.is_finished() => {
+                    return Some(whole(&frame, buf));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Takes the next frame, and hands it to `take`, with what is left to do with it: nothing,
+    /// unless [`Config::unfinished`]. `buf` is a place for it, which `take` need not find it in;
+    /// [`PIECE_MAX`] bytes and more make it fast.
+    pub fn recv_with<R>(
+        &mut self,
+        buf: &mut [u8],
+        take: impl FnOnce(&Facts, &[u8]) -> R,
+    ) -> Option<R> {
+        Some(match self.next(buf)? {
+            Taken::Here(facts, start, len) => take(&facts, &buf[start..len]),
+            Taken::Scratch(facts, start, len) => take(&facts, &self.scratch[start..len]),
+            Taken::Apart(facts, start, frame) => take(&facts, &frame[start..]),
+        })
+    }
+
+    fn next(&mut self, buf: &mut [u8]) -> Option<Taken> {
+        let finished = Facts::default();
+        loop {
             if let Some(reply) = self.core.take_reply() {
-                return Some(whole(&reply, buf));
+                return Some(Taken::Apart(finished, 0, reply));
             }
             // A piece goes straight to where it is wanted if it fits.
             let direct = buf.len() >= PIECE_MAX;
@@ -342,18 +426,19 @@ impl<P: Platform> Link<P> {
                         out.packets.flush();
                         out.reap();
                     }
-                    out.post(piece.to, true, &[&piece.header, piece.body]);
+                    out.post_piece(piece);
                 });
-            match event {
-                Event::Whole(len) if direct => return Some(len),
-                Event::Whole(len) => {
-                    let len = len.min(buf.len());
-                    buf[..len].copy_from_slice(&self.scratch[..len]);
-                    return Some(len);
-                }
-                Event::Assembled(frame) => return Some(whole(&frame, buf)),
-                Event::Nothing => {}
-            }
+            let place = |facts, start, len| {
+                let place = if direct { Taken::Here } else { Taken::Scratch };
+                place(facts, start, len)
+            };
+            return Some(match event {
+                Event::Whole(len) => place(finished, 0, len),
+                Event::Unfinished(facts, len, None) => place(facts, FACTS_SIZE, len),
+                Event::Assembled(frame) => Taken::Apart(finished, 0, frame),
+                Event::Unfinished(facts, _, Some(frame)) => Taken::Apart(facts, FACTS_SIZE, frame),
+                Event::Nothing => continue,
+            });
         }
     }
 

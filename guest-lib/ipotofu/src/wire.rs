@@ -8,6 +8,7 @@ use zerocopy::byteorder::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::addr;
+use crate::offload::FACTS_SIZE;
 
 /// Version of the format.
 pub const VERSION: u8 = 1;
@@ -26,7 +27,8 @@ pub const WHOLE_MTU: u16 = (PIECE_MAX - ETHERNET_HEADER) as u16;
 struct Header {
     /// Version in the high, kind in the low four bits.
     version_kind: u8,
-    reserved: u8,
+    /// Bit 0: the sender takes frames that are not finished.
+    flags: u8,
     /// Bytes of the whole frame.
     total: U16,
     /// Where in the frame this piece begins, in bytes.
@@ -49,7 +51,12 @@ pub enum Kind {
     Unicast = 0,
     /// To all nodes, each of which hands it on along the tree.
     Broadcast = 1,
+    /// To one node that takes it: what is left to do with the frame, and then the frame.
+    Unfinished = 2,
 }
+
+/// The flag of senders that take [`Kind::Unfinished`].
+const TAKES_UNFINISHED: u8 = 1;
 
 /// Why a header is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +106,7 @@ impl<'a> Packet<'a> {
 
     /// Kind, if it is a known one.
     pub fn kind(&self) -> Option<Kind> {
-        [Kind::Unicast, Kind::Broadcast]
+        [Kind::Unicast, Kind::Broadcast, Kind::Unfinished]
             .into_iter()
             .find(|kind| *kind as u8 == self.header.version_kind & 0xf)
     }
@@ -129,6 +136,11 @@ impl<'a> Packet<'a> {
         self.header.sum.get()
     }
 
+    /// Whether the sender takes frames that are not finished.
+    pub fn takes_unfinished(&self) -> bool {
+        self.header.flags & TAKES_UNFINISHED != 0
+    }
+
     /// The node that the frame comes from, if there can be such a one.
     pub fn origin(&self) -> Option<Coords> {
         addr::unpack(self.header.origin.get())
@@ -145,7 +157,9 @@ impl<'a> Packet<'a> {
 pub struct Repr {
     /// How the frame spreads.
     pub kind: Kind,
-    /// Bytes of the whole frame.
+    /// Whether the node that the frame comes from takes [`Kind::Unfinished`].
+    pub takes_unfinished: bool,
+    /// Bytes of the whole frame, and of what is in front of it.
     pub total: u16,
     /// Where in the frame this piece begins, in bytes: a multiple of [`PIECE_MAX`].
     pub offset: u16,
@@ -171,7 +185,8 @@ impl Repr {
         let origin = packet.origin().ok_or(Malformed::Inconsistent)?;
         let (total, offset, length) = (packet.total(), packet.offset(), packet.length());
         let (id, sum) = (packet.id(), packet.sum());
-        let repr = Self { kind, total, offset, length, id, sum, origin };
+        let takes_unfinished = packet.takes_unfinished();
+        let repr = Self { kind, takes_unfinished, total, offset, length, id, sum, origin };
         if !repr.is_consistent() {
             return Err(Malformed::Inconsistent);
         }
@@ -185,7 +200,8 @@ impl Repr {
     /// Pieces are as long as they can be, but for the last one, and follow each other.
     fn is_consistent(&self) -> bool {
         let (total, offset) = (usize::from(self.total), usize::from(self.offset));
-        total >= ETHERNET_HEADER
+        let prefix = if self.kind == Kind::Unfinished { FACTS_SIZE } else { 0 };
+        total >= prefix + ETHERNET_HEADER
             && offset < total
             && offset.is_multiple_of(PIECE_MAX)
             && usize::from(self.length) == (total - offset).min(PIECE_MAX)
@@ -201,7 +217,7 @@ impl Repr {
     pub fn emit(&self) -> [u8; HEADER_SIZE] {
         let header = Header {
             version_kind: VERSION << 4 | self.kind as u8,
-            reserved: 0,
+            flags: if self.takes_unfinished { TAKES_UNFINISHED } else { 0 },
             total: U16::new(self.total),
             offset: U16::new(self.offset),
             length: U16::new(self.length),
@@ -219,11 +235,31 @@ impl Repr {
 /// The sum over a frame: its 32-bit words, little endian and filled up with zeros, added with the
 /// carry at the end, as in RFC 1071 with wider words; never 0.
 pub fn sum(frame: &[u8]) -> u32 {
-    let (words, rest) = frame.as_chunks::<4>();
-    let mut sum: u64 = words.iter().map(|word| u64::from(u32::from_le_bytes(*word))).sum();
-    let mut last = [0; 4];
+    finish(words(frame))
+}
+
+/// The same over a frame and what is in front of it, a multiple of 4 bytes.
+pub(crate) fn sum_behind(prefix: &[u8], frame: &[u8]) -> u32 {
+    finish(words(prefix) + words(frame))
+}
+
+fn words(bytes: &[u8]) -> u64 {
+    // Two words at a time, whose carries are counted: half the additions.
+    let (pairs, rest) = bytes.as_chunks::<8>();
+    let (mut sum, mut carries) = (0u64, 0);
+    for pair in pairs {
+        let (next, carry) = sum.overflowing_add(u64::from_le_bytes(*pair));
+        sum = next;
+        carries += u64::from(carry);
+    }
+    let mut last = [0; 8];
     last[..rest.len()].copy_from_slice(rest);
-    sum += u64::from(u32::from_le_bytes(last));
+    let last = u64::from_le_bytes(last);
+    // 2^32 and 2^64 both count as 1.
+    [sum, last].iter().map(|pair| (pair >> 32) + (pair & 0xffff_ffff)).sum::<u64>() + carries
+}
+
+fn finish(mut sum: u64) -> u32 {
     while sum > u64::from(u32::MAX) {
         sum = (sum & u64::from(u32::MAX)) + (sum >> 32);
     }

@@ -37,7 +37,7 @@ fn send(core: &mut Core, frame: &[u8]) -> Result<Vec<Flying>, SendError> {
     let from = core.me();
     let mut flying = Vec::new();
     core.send(frame, &mut |piece| {
-        let bytes = [&piece.header[..], piece.body].concat();
+        let bytes = [&piece.header[..], piece.prefix, piece.body].concat();
         flying.push(Flying { from, to: piece.to, bytes });
     })?;
     Ok(flying)
@@ -49,12 +49,13 @@ fn arrive(core: &mut Core, packet: &Flying) -> (Option<Vec<u8>>, Vec<Flying>) {
     let (header, body) = packet.bytes.split_at(HEADER_SIZE.min(packet.bytes.len()));
     let mut flying = Vec::new();
     let event = core.receive(packet.from, header, body, 0, &mut |piece| {
-        let bytes = [&piece.header[..], piece.body].concat();
+        let bytes = [&piece.header[..], piece.prefix, piece.body].concat();
         flying.push(Flying { from, to: piece.to, bytes });
     });
     let frame = match event {
         Event::Whole(len) => Some(body[..len].to_vec()),
         Event::Assembled(frame) => Some(frame),
+        Event::Unfinished(..) => panic!("nobody has asked for such frames"),
         Event::Nothing => None,
     };
     (frame, flying)
@@ -88,6 +89,7 @@ impl Net {
 fn the_header_is_that_of_the_manual() {
     let repr = Repr {
         kind: Kind::Broadcast,
+        takes_unfinished: false,
         total: 3000,
         offset: PIECE_MAX as u16,
         length: 3000 - PIECE_MAX as u16,

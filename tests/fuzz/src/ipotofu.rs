@@ -3,6 +3,7 @@
 use arbitrary::{Result, Unstructured};
 use tofu_abi::Coords;
 use tofu_driver::topology::Shape;
+use tofu_ipotofu::offload::{FACTS_SIZE, Facts};
 use tofu_ipotofu::wire::{HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr};
 use tofu_ipotofu::{Config, Core, Event, addr, tree};
 
@@ -21,7 +22,10 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let Ok(shape) = shape.parse::<Shape>() else { return Ok(()) };
     let shape = shape.with_torus(torus);
     let me = node(&shape, u)?;
-    let config = Config { mtu: u.arbitrary()?, reassemblies: 4, ..Config::new(shape) };
+    // Half of the nodes take unfinished frames.
+    let unfinished = me.c == 1;
+    let config =
+        Config { mtu: u.arbitrary()?, reassemblies: 4, unfinished, ..Config::new(shape) };
     let mut core = Core::new(config, me);
     let max = core.config().max_frame();
     let mut now_ns = 0u64;
@@ -67,12 +71,21 @@ fn send(core: &mut Core, shape: &Shape, u: &mut Unstructured<'_>) -> Result<()> 
     let mut count = 0;
     let sent = core.send(&frame, &mut |piece| {
         count += 1;
-        check(shape, &piece.header, piece.body);
+        check(shape, &piece.header, &[piece.prefix, piece.body].concat());
         assert_ne!(piece.to, me, "a packet to oneself");
         assert!(shape.rank(piece.to).is_some());
     });
     assert!(count == 0 || count == expected, "{count} packets instead of {expected}");
     assert!(sent.is_err() || frame.len() <= max);
+    let mut bytes = [0; FACTS_SIZE];
+    for byte in &mut bytes {
+        *byte = u.arbitrary().unwrap_or_default();
+    }
+    if let Ok(facts) = Facts::parse(&bytes)
+        && facts.check(&frame).is_ok()
+    {
+        finish(&facts, &frame);
+    }
     Ok(())
 }
 
@@ -94,7 +107,8 @@ fn receive(
         let offset = u.choose_index(pieces)? * PIECE_MAX;
         let length = usize::from(total).saturating_sub(offset).min(PIECE_MAX);
         let repr = Repr {
-            kind: if u.arbitrary()? { Kind::Unicast } else { Kind::Broadcast },
+            kind: *u.choose(&[Kind::Unicast, Kind::Broadcast, Kind::Unfinished])?,
+            takes_unfinished: length & 1 == 1,
             total,
             offset: offset as u16,
             length: length as u16,
@@ -110,15 +124,16 @@ fn receive(
     for (byte, value) in body.iter_mut().zip(u.bytes(some)?) {
         *byte = *value;
     }
-    if len >= 14 && u.ratio(3, 4)? {
+    if len >= 14 + FACTS_SIZE && u.ratio(3, 4)? {
         let to = if u.arbitrary()? { addr::BROADCAST } else { addr::mac(me) };
-        body[..6].copy_from_slice(&to);
-        body[6..12].copy_from_slice(&addr::mac(origin));
+        let at = if header[0] & 0xf == Kind::Unfinished as u8 { FACTS_SIZE } else { 0 };
+        body[at..at + 6].copy_from_slice(&to);
+        body[at + 6..at + 12].copy_from_slice(&addr::mac(origin));
     }
     let mut handed_on = 0;
     let event = core.receive(from, &header, &body, now_ns, &mut |piece| {
         handed_on += 1;
-        let repr = check(shape, &piece.header, piece.body);
+        let repr = check(shape, &piece.header, &[piece.prefix, piece.body].concat());
         assert_eq!(tree::parent(shape, repr.origin, piece.to), Some(me), "not a child");
     });
     assert!(handed_on <= 10, "handed on {handed_on} times");
@@ -126,14 +141,30 @@ fn receive(
         Event::Nothing => return Ok(()),
         Event::Whole(len) => body[..len].to_vec(),
         Event::Assembled(frame) => frame,
+        Event::Unfinished(facts, len, whole) => {
+            assert!(core.config().unfinished, "a frame that this node does not take");
+            let frame = whole.unwrap_or_else(|| body.clone())[FACTS_SIZE..len].to_vec();
+            finish(&facts, &frame);
+            frame
+        }
     };
-    assert!(frame.len() <= max, "longer than the MTU");
+    assert!(frame.len() <= max || core.config().unfinished, "longer than the MTU");
     let mut source = [0; 6];
     source.copy_from_slice(&frame[6..12]);
     let source = addr::node_of_mac(source).expect("a node's address");
     assert!(source == from || tree::is_ancestor(shape, source, from, me), "spoofed");
     assert!(frame[..6] == addr::mac(me) || frame[0] & 1 != 0, "misdirected");
     Ok(())
+}
+
+/// A frame that was received can be finished: into frames no longer than it is, and not too many.
+fn finish(facts: &Facts, frame: &[u8]) {
+    let mut count = 0;
+    let done = facts.finish(frame, &mut |finished| {
+        assert!(finished.len() <= frame.len() && finished[..12] == frame[..12]);
+        count += 1;
+    });
+    assert!(done.is_ok() && (1..=frame.len().div_ceil(48)).contains(&count), "{count} frames");
 }
 
 /// What goes out can be taken in.

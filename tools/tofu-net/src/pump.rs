@@ -7,6 +7,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tofu_driver::Platform;
+use tofu_ipotofu::offload::Facts;
+use tofu_ipotofu::wire::PIECE_MAX;
 use tofu_ipotofu::{Config, Link, LinkError};
 
 use crate::Tap;
@@ -39,11 +41,16 @@ pub enum End {
     Other(usize),
 }
 
-/// Moves frames between an interface and a link. It keeps nothing but a buffer, so a link may be
+/// Moves frames between an interface and a link. It keeps a frame at most, so a link may be
 /// replaced by another one at any time.
 #[derive(Debug)]
 pub struct Pump {
+    /// For what comes from the torus.
     buf: Box<[u8]>,
+    /// For what the kernel sends.
+    out: Box<[u8]>,
+    /// A frame in `out` that there was no room for.
+    held: Option<(Facts, usize)>,
     counters: Counters,
     /// The interrupt has fired since the last sleep.
     fired: bool,
@@ -53,10 +60,10 @@ pub struct Pump {
 
 impl Default for Pump {
     fn default() -> Self {
-        // The longest frame that a link can carry.
-        let longest = usize::from(u16::MAX);
         Self {
-            buf: vec![0; longest].into(),
+            buf: vec![0; PIECE_MAX].into(),
+            out: vec![0; LONGEST_FRAME].into(),
+            held: None,
             counters: Counters::default(),
             fired: false,
             cramped: false,
@@ -78,9 +85,10 @@ impl Pump {
     pub fn turn<P: Platform>(&mut self, link: &mut Link<P>, tap: &Tap) -> io::Result<bool> {
         let mut moved = false;
         for _ in 0..BATCH {
-            let Some(len) = link.recv(&mut self.buf) else { break };
+            let taken = link.recv_with(&mut self.buf, |facts, frame| tap.write(facts, frame));
+            let Some(taken) = taken else { break };
             moved = true;
-            if tap.write(&self.buf[..len]).is_err() {
+            if taken.is_err() {
                 self.counters.unwanted += 1;
             }
         }
@@ -90,11 +98,21 @@ impl Pump {
                 self.cramped = true;
                 break;
             }
-            let Some(len) = tap.read(&mut self.buf)? else { break };
+            let (facts, len) = match self.held.take() {
+                Some(held) => held,
+                None => match tap.read(&mut self.out)? {
+                    Some(read) => read,
+                    None => break,
+                },
+            };
             moved = true;
-            match link.send(&self.buf[..len]) {
+            match link.send_unfinished(&facts, &self.out[..len]) {
                 Ok(()) => {}
-                Err(LinkError::Full) => self.cramped = true,
+                Err(LinkError::Full) => {
+                    self.held = Some((facts, len));
+                    self.cramped = true;
+                    break;
+                }
                 Err(_) => self.counters.refused += 1,
             }
         }
@@ -103,7 +121,7 @@ impl Pump {
     }
 
     /// Sleeps until there is something to move, or one of `others` is readable or gone, for `time`
-    /// at most. `interrupt` is the eventfd of the interrupt of the link's TNI.
+    /// at most; with no time at all it only looks at the others. `interrupt` is the eventfd of the interrupt of the link's TNI.
     ///
     /// # Errors
     ///
@@ -116,15 +134,20 @@ impl Pump {
         others: &[BorrowedFd<'_>],
         time: Duration,
     ) -> io::Result<End> {
-        link.packets().prepare_sleep(std::mem::take(&mut self.fired));
-        let time = if link.is_ready() {
-            Duration::ZERO
-        } else if self.cramped {
-            CRAMPED
-        } else if link.packets().under_way() > 0 {
-            NAP.min(time)
-        } else {
+        let time = if time.is_zero() {
             time
+        } else {
+            // This takes several accesses to registers, none of which is fast.
+            link.packets().prepare_sleep(std::mem::take(&mut self.fired));
+            if link.is_ready() {
+                Duration::ZERO
+            } else if self.cramped {
+                CRAMPED.min(time)
+            } else if link.packets().under_way() > 0 {
+                NAP.min(time)
+            } else {
+                time
+            }
         };
         self.counters.sleeps += u64::from(!time.is_zero());
         let mut fds: Vec<_> = others
@@ -142,12 +165,16 @@ impl Pump {
             Err(error) => return Err(error.into()),
         }
         if !fds[others.len()].revents().is_empty() {
-            self.fired = rustix::io::read(interrupt, &mut [0; 8]).is_ok();
+            self.fired |= rustix::io::read(interrupt, &mut [0; 8]).is_ok();
         }
         let other = fds[..others.len()].iter().position(|fd| !fd.revents().is_empty());
         Ok(other.map_or(End::Work, End::Other))
     }
 }
+
+/// The longest frame that the kernel sends: what TCP leaves to be cut may be longer than what the
+/// torus carries at once.
+const LONGEST_FRAME: usize = 1 << 17;
 
 /// The longest frame that links of this project carry, in bytes.
 pub(crate) const LONGEST_MTU: u16 = Config::MAX_MTU;

@@ -1,14 +1,16 @@
 //! The kernel's side: a TAP interface.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tofu_ipotofu::addr::Mac;
+use tofu_ipotofu::offload::{Facts, Segments};
 
 use crate::AddressPlan;
 
@@ -38,7 +40,8 @@ pub enum TapError {
 }
 
 /// A TAP interface: frames that the kernel sends can be read from it, and what is written to it
-/// the kernel receives. Neither waits.
+/// the kernel receives. Neither waits. Frames are unfinished both ways, as the kernel likes it: it
+/// leaves checksums to others, and cutting what a TCP sends into segments.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
@@ -63,6 +66,7 @@ impl Tap {
         let file = options.open(DEVICE).map_err(TapError::Device)?;
         let tap = Self { file, name: name.to_owned() };
         raw::attach(tap.file.as_fd(), name).map_err(tap.error("making it"))?;
+        raw::offload(tap.file.as_fd()).map_err(tap.error("leaving checksums to others"))?;
         raw::set_persist(tap.file.as_fd(), true).map_err(tap.error("keeping it"))?;
         Ok(tap)
     }
@@ -118,29 +122,39 @@ impl Tap {
         raw::set_carrier(self.file.as_fd(), on).map_err(self.error("its carrier"))
     }
 
-    /// Takes the next frame that the kernel sends; `None` if there is none now.
+    /// Takes the next frame that the kernel sends, its length and what is left to do with it; `None`
+    /// if there is none now. What the kernel says of a frame in an unknown way is not understood as
+    /// anything: such a frame has the length 0.
     ///
     /// # Errors
     ///
     /// What the kernel says.
-    pub fn read(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+    pub fn read(&self, buf: &mut [u8]) -> io::Result<Option<(Facts, usize)>> {
+        let mut header = [0; VNET_HEADER];
         loop {
-            match (&self.file).read(buf) {
-                Ok(len) => return Ok(Some(len)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+            let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(buf)];
+            let read = rustix::io::readv(&self.file, &mut parts);
+            return match read.map(|len| len.checked_sub(VNET_HEADER)) {
+                Ok(Some(len)) => Ok(Some(
+                    understand(&header).map_or((Facts::default(), 0), |facts| (facts, len)),
+                )),
+                Ok(None) => Ok(Some((Facts::default(), 0))),
+                Err(Errno::AGAIN) => Ok(None),
+                Err(Errno::INTR) => continue,
+                Err(error) => Err(error.into()),
+            };
         }
     }
 
-    /// Gives the kernel a frame to receive.
+    /// Gives the kernel a frame to receive, with what is left to do with it.
     ///
     /// # Errors
     ///
     /// What the kernel says: an interface that is switched off receives nothing, for one.
-    pub fn write(&self, frame: &[u8]) -> io::Result<()> {
-        (&self.file).write(frame).map(drop)
+    pub fn write(&self, facts: &Facts, frame: &[u8]) -> io::Result<()> {
+        let header = explain(facts, frame);
+        let parts = [IoSlice::new(&header), IoSlice::new(frame)];
+        Ok(rustix::io::writev(&self.file, &parts).map(drop)?)
     }
 
     /// Removes the interface.
@@ -169,6 +183,52 @@ impl AsFd for Tap {
     }
 }
 
+/// Bytes of what the kernel says of a frame in front of it: `struct virtio_net_hdr`. Numbers are in
+/// the processor's order.
+const VNET_HEADER: usize = 10;
+const NEEDS_CSUM: u8 = 1;
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+const GSO_ECN: u8 = 0x80;
+
+fn understand(header: &[u8; VNET_HEADER]) -> Option<Facts> {
+    let word = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
+    let segments = match header[1] & !GSO_ECN {
+        0 => Segments::One,
+        GSO_TCPV4 => Segments::Tcp4,
+        GSO_TCPV6 => Segments::Tcp6,
+        _ => return None,
+    };
+    let cut = segments != Segments::One;
+    Some(Facts {
+        checksum: (header[0] & NEEDS_CSUM != 0).then(|| (word(6), word(8))),
+        segments,
+        size: if cut { word(4) } else { 0 },
+        ecn: cut && header[1] & GSO_ECN != 0,
+    })
+}
+
+fn explain(facts: &Facts, frame: &[u8]) -> [u8; VNET_HEADER] {
+    let mut header = [0; VNET_HEADER];
+    let mut put = |at: usize, word: u16| header[at..at + 2].copy_from_slice(&word.to_ne_bytes());
+    if let Ok(Some(headers)) = facts.check(frame) {
+        put(2, headers as u16);
+    }
+    put(4, facts.size);
+    if let Some((start, offset)) = facts.checksum {
+        put(6, start);
+        put(8, offset);
+        header[0] = NEEDS_CSUM;
+    }
+    header[1] = match facts.segments {
+        Segments::One => 0,
+        Segments::Tcp4 => GSO_TCPV4,
+        Segments::Tcp6 => GSO_TCPV6,
+    };
+    header[1] |= if facts.ecn { GSO_ECN } else { 0 };
+    header
+}
+
 /// What the kernel's interface is made of: structures by their addresses.
 #[allow(unsafe_code)]
 mod raw {
@@ -177,6 +237,7 @@ mod raw {
     use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl};
 
     const TUNSETIFF: Opcode = libc::TUNSETIFF as Opcode;
+    const TUNSETOFFLOAD: Opcode = libc::TUNSETOFFLOAD as Opcode;
     const TUNSETPERSIST: Opcode = libc::TUNSETPERSIST as Opcode;
     const TUNSETCARRIER: Opcode = libc::TUNSETCARRIER as Opcode;
     const SIOCGIFFLAGS: Opcode = libc::SIOCGIFFLAGS as Opcode;
@@ -213,8 +274,15 @@ mod raw {
 
     pub(super) fn attach(tun: BorrowedFd<'_>, name: &str) -> io::Result<()> {
         let mut request = request(name);
-        request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as c_short;
+        request.ifr_ifru.ifru_flags =
+            (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as c_short;
         set::<TUNSETIFF>(tun, request)
+    }
+
+    pub(super) fn offload(tun: BorrowedFd<'_>) -> io::Result<()> {
+        let all = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+        // SAFETY: this one takes a number.
+        Ok(unsafe { ioctl(tun, IntegerSetter::<TUNSETOFFLOAD>::new_usize(all as usize)) }?)
     }
 
     pub(super) fn set_persist(tun: BorrowedFd<'_>, on: bool) -> io::Result<()> {
