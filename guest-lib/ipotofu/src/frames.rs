@@ -133,6 +133,9 @@ pub struct Piece<'a> {
     pub body: &'a [u8],
 }
 
+/// Takes pieces: header, what is between it and the part of the frame, and that part.
+type PieceSink<'a> = dyn FnMut([u8; HEADER_SIZE], &[u8], &[u8]) + 'a;
+
 /// What came of a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
@@ -308,13 +311,7 @@ impl Core {
     }
 
     /// Cuts a frame into pieces, with something in front of it.
-    fn cut(
-        &mut self,
-        kind: Kind,
-        prefix: &[u8],
-        frame: &[u8],
-        out: &mut dyn FnMut([u8; HEADER_SIZE], &[u8], &[u8]),
-    ) {
+    fn cut(&mut self, kind: Kind, prefix: &[u8], frame: &[u8], out: &mut PieceSink<'_>) {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
         let total = prefix.len() + frame.len();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
-use std::net::Shutdown;
+use std::net::{Ipv4Addr, Shutdown};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -46,6 +46,8 @@ pub struct Settings {
     pub interface: String,
     /// Largest IP packet that the kernel sends, in bytes.
     pub mtu: u16,
+    /// Where to send what is not for the machine, if there is no other way.
+    pub gateway: Option<Ipv4Addr>,
     /// The TNI, the same on all nodes.
     pub tni: u8,
     /// The device; the first one if it is not named.
@@ -182,6 +184,9 @@ impl Daemon {
             let tap = Tap::open(&self.settings.interface)?;
             tap.set_carrier(false)?;
             tap.configure(&plan, mtu)?;
+            if let Some(gateway) = self.settings.gateway {
+                tap.add_default_route(gateway)?;
+            }
             self.tap = Some((tap, me, plan));
         }
         Ok(Ok((link, connection)))

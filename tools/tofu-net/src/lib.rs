@@ -4,10 +4,11 @@
 //! [`Tap`] is the kernel's side of it, [`tofu_ipotofu::Link`] the torus's, [`Pump`] moves frames
 //! between the two, and [`Daemon`] looks after all that in a Linux node: it shares the device with
 //! other programs by way of `tofud`, gives way to one that wants it alone, and comes back.
-//! [`AddressPlan`] is which addresses a node has.
+//! [`AddressPlan`] is which addresses a node has, [`names`] puts names to those of all nodes.
 #![deny(unsafe_code)]
 
 mod daemon;
+pub mod names;
 mod plan;
 mod pump;
 mod tap;

@@ -5,14 +5,16 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::str::FromStr;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use rustix::fs::{FlockOperation, flock};
 use tofu_driver::topology::Shape;
-use tofu_net::{Daemon, Settings, ask};
+use tofu_net::{Daemon, Settings, ask, names};
 use tofu_vfio::Bdf;
 
 /// Where the daemon tells what it has done.
@@ -49,9 +51,10 @@ struct Run {
     /// Which of its axes X, Y and Z are rings, such as xyz [default: the kernel's tofu.torus]
     #[arg(long, value_name = "AXES")]
     torus: Option<String>,
-    /// Number of the machine, 0 to 7, a part of its addresses
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=7))]
-    machine: u8,
+    /// Number of the machine, 0 to 7, a part of its addresses [default: the kernel's tofu.machine,
+    /// or 0]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=7))]
+    machine: Option<u8>,
     /// Name of the interface
     #[arg(long, value_name = "NAME", default_value = "tofu0")]
     interface: String,
@@ -64,6 +67,16 @@ struct Run {
     /// PCI address of the device [default: the first Tofu device]
     #[arg(long, value_name = "DEVICE")]
     device: Option<Bdf>,
+    /// IPv4 address to send to what is not for the machine, if there is no other way [default: the
+    /// kernel's tofu.gateway, or none]
+    #[arg(long, value_name = "ADDRESS")]
+    gateway: Option<Ipv4Addr>,
+    /// Put the names of all nodes into this file, in the format of /etc/hosts
+    #[arg(long, value_name = "FILE")]
+    hosts: Option<PathBuf>,
+    /// Tell this file of the kernel's tofu.dns, a name server, if it has nothing to say
+    #[arg(long, value_name = "FILE")]
+    resolver: Option<PathBuf>,
     /// Where tofud listens [default: where it does by itself]
     #[arg(long, value_name = "PATH", env = "TOFUD_SOCKET")]
     broker: Option<PathBuf>,
@@ -106,20 +119,53 @@ fn shape(run: &Run) -> anyhow::Result<Shape> {
     Ok(axes.map_or(shape, |axes| shape.with_torus(&axes)))
 }
 
-fn mtu(run: &Run) -> anyhow::Result<u16> {
-    let told = || kernel_option("mtu").map(|text| (text.parse().ok(), text));
-    match (run.mtu, told()) {
-        (Some(mtu), _) | (None, Some((Some(mtu @ 1280..=65521), _))) => Ok(mtu),
-        (None, None) => Ok(1500),
-        (None, Some((_, text))) => anyhow::bail!("tofu.mtu={text}: an MTU is 1280 to 65521"),
+/// What is said by an option, or else by a word of the kernel's, if it is `allowed`.
+fn value<T: FromStr + Copy>(
+    own: Option<T>,
+    word: &str,
+    allowed: &str,
+    fits: impl Fn(T) -> bool,
+) -> anyhow::Result<Option<T>> {
+    match (own, kernel_option(word)) {
+        (Some(own), _) => Ok(Some(own)),
+        (None, None) => Ok(None),
+        (None, Some(text)) => match text.parse().ok().filter(|value| fits(*value)) {
+            Some(value) => Ok(Some(value)),
+            None => bail!("tofu.{word}={text}: {allowed}"),
+        },
     }
 }
 
+/// Writes a name server into a file that has none.
+fn write_resolver(path: &Path, server: IpAddr) -> std::io::Result<()> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    if text.lines().any(|line| line.trim_start().starts_with("nameserver")) {
+        return Ok(());
+    }
+    fs::write(path, format!("{text}nameserver {server}\n"))
+}
+
 fn serve(run: Run) -> anyhow::Result<()> {
+    let shape = shape(&run)?;
+    let machine = value(run.machine, "machine", "a machine has a number from 0 to 7", |n| n < 8)?;
+    let machine = machine.unwrap_or(0);
+    let mtu =
+        value(run.mtu, "mtu", "an MTU is 1280 to 65521", |mtu| (1280..=65521).contains(&mtu))?;
+    let gateway = value(run.gateway, "gateway", "an IPv4 address, as in 10.0.0.2", |_| true)?;
+    let server = value(None::<IpAddr>, "dns", "an IP address, as in 10.0.0.2", |_| true)?;
+    if let Some(path) = &run.hosts
+        && !names::write(path, shape, machine).with_context(|| path.display().to_string())?
+    {
+        log::warn!("{}: too many nodes for it", path.display());
+    }
+    if let (Some(path), Some(server)) = (&run.resolver, server) {
+        write_resolver(path, server).with_context(|| path.display().to_string())?;
+    }
     let settings = Settings {
-        shape: shape(&run)?,
-        machine: run.machine,
-        mtu: mtu(&run)?,
+        shape,
+        machine,
+        mtu: mtu.unwrap_or(1500),
+        gateway,
         interface: run.interface,
         tni: run.tni,
         device: run.device,
@@ -130,7 +176,7 @@ fn serve(run: Run) -> anyhow::Result<()> {
     // Held until the end, whatever that is.
     let lock = fs::File::create("/run/tofu/net.lock").context("/run/tofu/net.lock")?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        anyhow::bail!("another tofu-net is running");
+        bail!("another tofu-net is running");
     }
     let (stop, write) = rustix::pipe::pipe().context("making a pipe")?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {

@@ -109,6 +109,23 @@ impl Tap {
         Ok(())
     }
 
+    /// Sends what no other route is for to this address, by a route of low preference.
+    ///
+    /// # Errors
+    ///
+    /// See [`TapError`].
+    pub fn add_default_route(&self, gateway: Ipv4Addr) -> Result<(), TapError> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None);
+        let added = socket
+            .map_err(io::Error::from)
+            .and_then(|inet| raw::add_default_route(inet.as_fd(), &self.name, gateway));
+        match added {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            added => added.map_err(self.error("its default route")),
+        }
+    }
+
     fn setting(&self, key: &str) -> PathBuf {
         PathBuf::from("/proc/sys/net/ipv6/conf").join(&self.name).join(key)
     }
@@ -233,8 +250,13 @@ fn explain(facts: &Facts, frame: &[u8]) -> [u8; VNET_HEADER] {
 #[allow(unsafe_code)]
 mod raw {
     use super::{AddressFamily, BorrowedFd, Ipv4Addr, Ipv6Addr, Mac, NAME_SIZE, io};
-    use libc::{c_int, c_short, ifreq, sockaddr, sockaddr_in};
+    use libc::{c_int, c_short, ifreq, rtentry, sockaddr, sockaddr_in};
+    use std::ffi::CString;
+
     use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl};
+
+    /// Of the default route: others come first.
+    const ROUTE_METRIC: c_short = 100;
 
     const TUNSETIFF: Opcode = libc::TUNSETIFF as Opcode;
     const TUNSETOFFLOAD: Opcode = libc::TUNSETOFFLOAD as Opcode;
@@ -247,6 +269,7 @@ mod raw {
     const SIOCGIFADDR: Opcode = libc::SIOCGIFADDR as Opcode;
     const SIOCSIFADDR: Opcode = libc::SIOCSIFADDR as Opcode;
     const SIOCSIFNETMASK: Opcode = libc::SIOCSIFNETMASK as Opcode;
+    const SIOCADDRT: Opcode = libc::SIOCADDRT as Opcode;
     const SIOCGIFINDEX: Opcode = libc::SIOCGIFINDEX as Opcode;
 
     fn request(name: &str) -> ifreq {
@@ -349,6 +372,30 @@ mod raw {
     pub(super) fn set_ipv4_mask(inet: BorrowedFd<'_>, name: &str, prefix: u8) -> io::Result<()> {
         let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
         set::<SIOCSIFNETMASK>(inet, with_ipv4(name, mask.into()))
+    }
+
+    pub(super) fn add_default_route(
+        inet: BorrowedFd<'_>,
+        name: &str,
+        gateway: Ipv4Addr,
+    ) -> io::Result<()> {
+        let device = CString::new(name)?;
+        let address = |ip| {
+            let request = with_ipv4(name, ip);
+            // SAFETY: an address is what `with_ipv4` has put there.
+            unsafe { request.ifr_ifru.ifru_addr }
+        };
+        // SAFETY: all bytes zero is a value of the structure.
+        let mut route: rtentry = unsafe { std::mem::zeroed() };
+        route.rt_dst = address(Ipv4Addr::UNSPECIFIED);
+        route.rt_genmask = address(Ipv4Addr::UNSPECIFIED);
+        route.rt_gateway = address(gateway);
+        route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
+        // The kernel counts from 1 here.
+        route.rt_metric = ROUTE_METRIC + 1;
+        route.rt_dev = device.as_ptr().cast_mut();
+        // SAFETY: this one takes the address of such a structure; the name outlives the call.
+        Ok(unsafe { ioctl(inet, Setter::<SIOCADDRT, rtentry>::new(route)) }?)
     }
 
     pub(super) fn add_ipv6(
