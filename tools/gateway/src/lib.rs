@@ -21,3 +21,4 @@ pub use io_node::{Config, IoNode, IoNodeError, Out, Prepared, Tenant, Waker};
 pub use prefix::Prefix;
 pub use stack::{ConnectError, Connected, Connector, Stack};
 pub use tap::{Tap, TapError};
+pub use tofu_ipotofu::addr;

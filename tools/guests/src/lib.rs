@@ -4,7 +4,7 @@
 //! a node knows every other one's addresses without being told.
 //!
 //! Command line: `shape=` and `torus=` tell the machine (see [`tofu_driver::topology`]),
-//! `nodes=N` that only the first N nodes run programs, `wait=irq` (the default) or
+//! `nodes=N` that only the first N nodes run programs, `without=N` that node N is left out of them, `wait=irq` (the default) or
 //! `wait=poll` how to wait, `json=1` that results are wanted as a line of JSON.
 //!
 //! The programs run without an operating system (feature `bare`, the default) or as Linux
@@ -151,11 +151,46 @@ pub fn machine_shape() -> Result<Shape, Error> {
     Ok(option("torus").map_or(shape, |axes| shape.with_torus(axes)))
 }
 
+/// The nodes that run programs, numbered from 0.
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    shape: Shape,
+    nodes: u32,
+    /// Number among all nodes of one that runs none, but joins the machine to others.
+    without: Option<u32>,
+}
+
+impl Places {
+    fn new() -> Result<Self, Error> {
+        let shape = machine_shape()?;
+        let without = match option("without") {
+            Some(_) => u32::try_from(number("without", 0)?).ok().filter(|n| *n < shape.nodes()),
+            None => None,
+        };
+        let most = shape.nodes() - u32::from(without.is_some());
+        let nodes = number("nodes", most.into())?.min(most.into()) as u32;
+        Ok(Self { shape, nodes, without })
+    }
+
+    fn coords(&self, rank: u32) -> Option<Coords> {
+        let skipped = self.without.is_some_and(|without| rank >= without);
+        self.shape.coords(rank + u32::from(skipped)).filter(|_| rank < self.nodes)
+    }
+
+    fn rank(&self, coords: Coords) -> Option<u32> {
+        let place = self.shape.rank(coords)?;
+        let rank = match self.without {
+            Some(without) if place == without => return None,
+            Some(without) if place > without => place - 1,
+            _ => place,
+        };
+        (rank < self.nodes).then_some(rank)
+    }
+}
+
 /// What the command line and the device say about this node.
 struct Setup {
-    shape: Shape,
-    /// How many nodes run programs.
-    nodes: u32,
+    places: Places,
     rank: u32,
     /// Whether to poll instead of waiting for interrupts.
     polling: bool,
@@ -164,8 +199,7 @@ struct Setup {
 
 impl Setup {
     fn new() -> Result<Self, Error> {
-        let shape = machine_shape()?;
-        let nodes = number("nodes", shape.nodes().into())?.min(shape.nodes().into()) as u32;
+        let places = Places::new()?;
         let polling = match option("wait") {
             None | Some("irq") => false,
             Some("poll") => true,
@@ -173,16 +207,17 @@ impl Setup {
         };
         let device = Device::probe(find_device()?)?;
         let coords = device.coords();
-        let rank = shape.rank(coords).filter(|rank| *rank < nodes).ok_or_else(|| {
+        let nodes = places.nodes;
+        let rank = places.rank(coords).ok_or_else(|| {
             fail!("node {coords} is not one of the {nodes} nodes that run programs")
         })?;
-        Ok(Self { shape, nodes, rank, polling, device })
+        Ok(Self { places, rank, polling, device })
     }
 }
 
 /// This node's queue and what it knows of the others.
 pub struct Comm {
-    shape: Shape,
+    places: Places,
     nodes: u32,
     rank: u32,
     sleeper: Sleeper,
@@ -202,7 +237,8 @@ impl Comm {
     ///
     /// If there is no device, or the command line makes no sense.
     pub fn open(data_size: impl FnOnce(u32) -> usize) -> Result<Self, Error> {
-        let Setup { shape, nodes, rank, polling, device } = Setup::new()?;
+        let Setup { places, rank, polling, device } = Setup::new()?;
+        let nodes = places.nodes;
         let allocate = |size| device.platform().alloc_dma(size, 4096);
         let (control, data) = (allocate(CONTROL_SIZE)?, allocate(data_size(nodes).max(1))?);
         let config = CqConfig {
@@ -220,12 +256,12 @@ impl Comm {
         // Last: from here on, what others send is taken.
         device.tni(TNI)?.enable()?;
         let sleeper = Sleeper::new()?;
-        Ok(Self { shape, nodes, rank, sleeper, cq, control, data, barriers: 0, started: 0 })
+        Ok(Self { places, nodes, rank, sleeper, cq, control, data, barriers: 0, started: 0 })
     }
 
     /// The machine's shape.
     pub fn shape(&self) -> &Shape {
-        &self.shape
+        &self.places.shape
     }
 
     /// How many nodes run programs.
@@ -266,7 +302,7 @@ impl Comm {
     ///
     /// If the machine has no such node.
     pub fn target(&self, rank: u32) -> Target {
-        Target::new(self.shape.coords(rank).expect("a node of the machine"), TNI)
+        Target::new(self.places.coords(rank).expect("a node of the machine"), TNI)
     }
 
     /// The address of a byte of a node's data, the same on every node.

@@ -1,7 +1,8 @@
 //! IP between the nodes: the TCP/IP stack smoltcp over system packets.
 //!
 //! Command line: `mtu=N` (1500) and `machine=N` (0) are those of IP over Tofu, see
-//! [`tofu_ipotofu::Config`]; `shape=`, `torus=`, `nodes=` and `wait=` as for all programs.
+//! [`tofu_ipotofu::Config`], `gateway=ADDRESS` is the way to everything outside; `shape=`,
+//! `torus=`, `nodes=`, `without=` and `wait=` as for all programs.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -16,10 +17,9 @@ use smoltcp::wire::{
 };
 use tofu_abi::Coords;
 use tofu_driver::PacketConfig;
-use tofu_driver::topology::Shape;
 use tofu_ipotofu::{Link, StackDevice, addr};
 
-use crate::{Error, NodePlatform, SPIN_NS, Setup, fail, now_ns, number};
+use crate::{Error, NodePlatform, Places, SPIN_NS, Setup, fail, now_ns, number, option};
 
 /// TNI of all nodes' links.
 const TNI: u8 = 0;
@@ -35,7 +35,7 @@ const FIRST_LOCAL_PORT: u16 = 49152;
 
 /// A node's IP stack.
 pub struct Net {
-    shape: Shape,
+    places: Places,
     nodes: u32,
     rank: u32,
     machine: u8,
@@ -57,7 +57,8 @@ impl Net {
     ///
     /// If there is no device, or the command line makes no sense.
     pub fn open() -> Result<Self, Error> {
-        let Setup { shape, nodes, rank, polling, device } = Setup::new()?;
+        let Setup { places, rank, polling, device } = Setup::new()?;
+        let (shape, nodes) = (places.shape, places.nodes);
         let mtu = number("mtu", 1500)?;
         let max = tofu_ipotofu::Config::MAX_MTU;
         let mtu = u16::try_from(mtu).ok().filter(|mtu| (1280..=max).contains(mtu));
@@ -83,8 +84,14 @@ impl Net {
         };
         own(IpCidr::new(Ipv4Address::from(addr::ipv4(machine, coords)).into(), 8), &mut iface)?;
         own(IpCidr::new(Ipv6Address::from(addr::ipv6(machine, coords)).into(), 64), &mut iface)?;
+        if let Some(gateway) = option("gateway") {
+            let gateway: Ipv4Address =
+                gateway.parse().map_err(|_| fail!("gateway={gateway} is not an IPv4 address"))?;
+            // There is room for it, as it is the first.
+            let _ = iface.routes_mut().add_default_ipv4_route(gateway);
+        }
         Ok(Self {
-            shape,
+            places,
             nodes,
             rank,
             machine,
@@ -120,7 +127,7 @@ impl Net {
     }
 
     fn coords(&self, rank: u32) -> Coords {
-        self.shape.coords(rank).unwrap_or_default()
+        self.places.coords(rank).unwrap_or_default()
     }
 
     /// The IPv4 address of a node.

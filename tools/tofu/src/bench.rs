@@ -19,6 +19,7 @@ use tofu_inproc::Pair;
 use crate::baseline;
 use crate::cli::{BenchArgs, BenchPart, LinuxArgs, SandboxArgs, ShapeArgs, UpArgs};
 use crate::confine::Confinement;
+use crate::gateway::GatewayArgs;
 use crate::plan::Plan;
 use crate::runner::{Backend, Event, Machines, Outcome};
 use crate::units::{Doorbell, GuestArgs};
@@ -291,8 +292,7 @@ fn run_machine(args: &UpArgs, limit: Duration) -> anyhow::Result<Run> {
     let (sender, events) = mpsc::channel();
     let before = resident_kib();
     let start = Instant::now();
-    let mut machine =
-        Machines { linux: None, confinement: Confinement::default() }.start(&plan, sender)?;
+    let mut machine = Machines::bare(Confinement::default()).start(&plan, sender)?;
     let beyond_kib = machine
         .guest_resident_kib()
         .zip(resident_kib().zip(before))
@@ -337,6 +337,7 @@ fn up(shape: &str, guest: &str) -> anyhow::Result<UpArgs> {
         doorbell: None,
         engines: None,
         json: false,
+        ip: GatewayArgs::NONE,
         linux: LinuxArgs::NONE,
     })
 }

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tofu_fabric::Shape;
 
+use crate::client::forward::ForwardArgs;
 use crate::client::link::LinkCommand;
+use crate::gateway::GatewayArgs;
 use crate::map::MapArgs;
 use crate::run::RunArgs;
 use crate::sdk::SdkArgs;
@@ -49,6 +51,7 @@ pub(crate) enum Command {
     Exec(ExecArgs),
     Console(ConsoleArgs),
     Cp(CpArgs),
+    Forward(ForwardArgs),
     Restart(RestartArgs),
     Down(DownArgs),
     #[command(subcommand)]
@@ -148,6 +151,9 @@ pub(crate) struct UpArgs {
     /// Print one JSON object per event and a summary at the end
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) ip: GatewayArgs,
 
     #[command(flatten)]
     pub(crate) linux: LinuxArgs,
@@ -436,6 +442,9 @@ pub(crate) enum ImageCommand {
 pub(crate) enum InternalCommand {
     /// Remove a machine's files when standard input ends
     Janitor {
+        /// Undo the address translation of this name
+        #[arg(long)]
+        nat: Option<String>,
         /// The run directory
         dir: Option<PathBuf>,
         /// Other files

@@ -15,7 +15,9 @@ use tofu_abi::Coords;
 use tofu_fabric::{Port, Shape};
 
 use crate::guests::GuestName;
-use crate::units::{Cpus, Doorbell, Engines, GuestArgs, ImageName, MemorySize, Timeout};
+use crate::units::{
+    Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
+};
 
 /// What is wrong with a machine file.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +69,8 @@ pub(crate) struct MachineFile {
     pub(crate) timeout: Option<Timeout>,
     pub(crate) engines: Option<Engines>,
     pub(crate) image: Option<ImageName>,
+    pub(crate) ip_number: Option<IpNumber>,
+    pub(crate) mtu: Option<Mtu>,
     pub(crate) nodes: Vec<NodeEntry>,
     pub(crate) links: Vec<LinkEntry>,
 }
@@ -91,6 +95,8 @@ pub(crate) struct NodeEntry {
     pub(crate) place: Place,
     pub(crate) at: Coords,
     pub(crate) settings: Settings,
+    /// Whether it has no guest, but joins the machine to the host.
+    pub(crate) gateway: bool,
 }
 
 /// A `[[link]]`: a link and whether it starts down.
@@ -106,6 +112,16 @@ impl NodeEntry {
     /// The error that this machine has no such node.
     pub(crate) fn outside(&self, shape: &Shape) -> ConfigError {
         not_in_machine(&self.place, self.at, shape)
+    }
+
+    /// The error that there is a gateway already.
+    pub(crate) fn second_gateway(&self) -> ConfigError {
+        ConfigError::Value {
+            place: self.place.clone(),
+            field: "gateway",
+            value: "true".into(),
+            allowed: "for one node of a machine only".into(),
+        }
     }
 
     /// The error that an earlier entry already speaks of this node.
@@ -168,6 +184,8 @@ struct RawFile {
     cpus: Option<Spanned<i64>>,
     append: Option<Spanned<String>>,
     image: Option<Spanned<String>>,
+    ip_number: Option<Spanned<i64>>,
+    mtu: Option<Spanned<i64>>,
     #[serde(default)]
     node: Vec<RawNode>,
     #[serde(default)]
@@ -192,6 +210,8 @@ struct RawNode {
     linux: Option<bool>,
     cpus: Option<Spanned<i64>>,
     append: Option<Spanned<String>>,
+    #[serde(default)]
+    gateway: bool,
 }
 
 #[derive(Deserialize)]
@@ -230,6 +250,8 @@ impl MachineFile {
             timeout: source.text("timeout", &raw.timeout)?,
             engines: None,
             image: source.text("image", &raw.image)?,
+            ip_number: source.number("ip_number", &raw.ip_number)?,
+            mtu: source.number("mtu", &raw.mtu)?,
             nodes: Vec::with_capacity(raw.node.len()),
             links: Vec::with_capacity(raw.link.len()),
         };
@@ -246,6 +268,7 @@ impl MachineFile {
             file.nodes.push(NodeEntry {
                 place: source.place(node.at.span()),
                 at: source.coords(&node.at)?,
+                gateway: node.gateway,
                 settings: Settings {
                     linux: node.linux,
                     cpus: source.cpus(&node.cpus)?,
@@ -343,9 +366,17 @@ impl Source<'_> {
     }
 
     fn cpus(&self, value: &Option<Spanned<i64>>) -> Result<Option<Cpus>, ConfigError> {
+        self.number("cpus", value)
+    }
+
+    fn number<T: TryFrom<i64, Error = &'static str>>(
+        &self,
+        field: &'static str,
+        value: &Option<Spanned<i64>>,
+    ) -> Result<Option<T>, ConfigError> {
         let Some(value) = value else { return Ok(None) };
-        let parsed = Cpus::try_from(*value.get_ref());
-        parsed.map(Some).map_err(|allowed| self.value_error("cpus", value, allowed))
+        let parsed = T::try_from(*value.get_ref());
+        parsed.map(Some).map_err(|allowed| self.value_error(field, value, allowed))
     }
 
     fn check_generation(&self, value: Option<&Spanned<String>>) -> Result<(), ConfigError> {

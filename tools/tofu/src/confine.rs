@@ -16,14 +16,17 @@ const HINT: &str = "This is a mistake of tofu's or an attack from a guest; pleas
 pub(crate) struct Confinement(Option<Arc<Sandbox>>);
 
 impl Confinement {
-    /// Confines this process, whose guests all run in it: no file can be opened any more but KVM
-    /// and what the run-time library looks at. `switched_off` is the user's wish to go without.
+    /// Confines this process, whose guests all run in it: no file can be opened any more but
+    /// KVM, what the run-time library looks at, and what is in these folders. `switched_off` is the user's wish to go without.
     ///
     /// # Errors
     ///
     /// If the kernel has the means and refuses.
-    pub(crate) fn of_guests(switched_off: bool) -> anyhow::Result<Self> {
-        let policy = Policy::new().allow_runtime().allow_if_present("/dev/kvm", Access::Device);
+    pub(crate) fn of_guests(folders: &[&Path], switched_off: bool) -> anyhow::Result<Self> {
+        let mut policy = Policy::new().allow_runtime().allow_if_present("/dev/kvm", Access::Device);
+        for folder in folders {
+            policy = policy.allow(*folder, Access::Folder);
+        }
         Self::enter(policy, switched_off)
     }
 

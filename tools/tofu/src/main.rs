@@ -12,6 +12,7 @@ mod client;
 mod config;
 mod confine;
 mod doctor;
+mod gateway;
 mod guest_cmd;
 mod guests;
 mod host;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         Command::Exec(args) => client::exec::run(args),
         Command::Console(args) => client::console::run(args),
         Command::Cp(args) => client::cp::run(args),
+        Command::Forward(args) => client::forward::run(args),
         Command::Restart(args) => client::restart(args),
         Command::Down(args) => client::down(args),
         Command::Link(command) => client::link::run(command),

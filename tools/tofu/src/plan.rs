@@ -10,7 +10,9 @@ use crate::cli::{ShapeArgs, UpArgs};
 use crate::config::{ConfigError, MachineFile, Settings};
 use crate::guests::{Guest, GuestError, GuestName};
 use crate::linux::guest::LinuxGuest;
-use crate::units::{Cpus, Doorbell, Engines, GuestArgs, ImageName, MemorySize, Timeout};
+use crate::units::{
+    Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
+};
 
 /// The guest program that runs if nothing else is asked for.
 const DEFAULT_GUEST: &str = "allpairs";
@@ -38,8 +40,21 @@ pub(crate) struct Plan {
     pub(crate) engines: Option<Engines>,
     /// The image of Linux nodes, if not the default one.
     pub(crate) image: Option<ImageName>,
+    /// What goes for IP over Tofu.
+    pub(crate) ip: IpPlan,
     /// All nodes in the order of their numbers.
     pub(crate) nodes: Vec<NodePlan>,
+}
+
+/// What goes for IP over Tofu on all nodes of a [`Plan`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct IpPlan {
+    /// Part of addresses.
+    pub(crate) number: IpNumber,
+    /// Largest IP packet.
+    pub(crate) mtu: Mtu,
+    /// Whether nodes reach the networks of the host.
+    pub(crate) nat: bool,
 }
 
 /// A node of a [`Plan`].
@@ -60,13 +75,15 @@ pub(crate) enum Role {
     Bare(VmPlan),
     /// A Linux guest.
     Linux(LinuxPlan),
+    /// This process, which joins the machine to the host.
+    Gateway,
 }
 
 impl Role {
     /// Guest memory in bytes, and the guest program that runs to its end there.
     fn vm(&self) -> Option<(MemorySize, Option<&str>)> {
         match self {
-            Self::Stub => None,
+            Self::Stub | Self::Gateway => None,
             Self::Bare(vm) => Some((vm.memory, Some(&vm.guest.name))),
             Self::Linux(linux) => {
                 Some((linux.memory, linux.guest.as_ref().map(|guest| &*guest.name)))
@@ -113,6 +130,14 @@ pub(crate) enum PlanError {
         MemorySize::LINUX_LEAST
     )]
     LinuxMemory { memory: MemorySize },
+    #[error(
+        "--gateway {at}: the shape {shape} has no such node; each number must be below its length"
+    )]
+    Gateway { at: Coords, shape: Shape },
+    #[error("--nat is for machines with a gateway; add --gateway and a node, such as 0,0,0,0,0,0")]
+    Nat,
+    #[error("the machine has no node but its gateway; give a larger --shape")]
+    OnlyGateway,
     #[error("--nodes {asked}: the shape {shape} has {} nodes; give 1 to {0}", shape.nodes())]
     Nodes { asked: u32, shape: Shape },
 }
@@ -166,11 +191,20 @@ impl Plan {
             return Err(PlanError::Nodes { asked: count, shape });
         }
 
+        let asked = args.ip.gateway.map(|node| node.0);
+        let mut gateway = match asked {
+            Some(at) => Some(shape.node_id(at).ok_or(PlanError::Gateway { at, shape })?),
+            None => None,
+        };
         let mut overrides: HashMap<NodeId, &Settings> = HashMap::new();
         for node in &file.nodes {
             let id = shape.node_id(node.at).ok_or_else(|| node.outside(&shape))?;
             if overrides.insert(id, &node.settings).is_some() {
                 return Err(node.repeated().into());
+            }
+            // The command line wins.
+            if node.gateway && asked.is_none() && gateway.replace(id).is_some() {
+                return Err(node.second_gateway().into());
             }
         }
 
@@ -193,13 +227,31 @@ impl Plan {
         let mut nodes = Vec::with_capacity(shape.nodes() as usize);
         for (id, coords) in (0..).map(NodeId).zip(shape.iter()) {
             let own = overrides.get(&id).copied().unwrap_or(&machine);
-            let role = if id.0 < count { roles.of(own)? } else { Role::Stub };
+            let role = match gateway {
+                Some(gateway) if gateway == id => Role::Gateway,
+                _ if id.0 < count => roles.of(own)?,
+                _ => Role::Stub,
+            };
             nodes.push(NodePlan { coords, role });
         }
+        if args.ip.nat && gateway.is_none() {
+            return Err(PlanError::Nat);
+        }
+        if shape.nodes() == 1 && gateway.is_some() {
+            return Err(PlanError::OnlyGateway);
+        }
+        let ip = IpPlan {
+            number: args.ip.ip_number.or(file.ip_number).unwrap_or_default(),
+            mtu: args.ip.mtu.or(file.mtu).unwrap_or_default(),
+            nat: args.ip.nat,
+        };
+        // What is behind a gateway is used by people, who take their time.
+        let timeout = if gateway.is_some() { Timeout::LONGEST } else { Timeout::DEFAULT };
         Ok(Self {
             network,
+            ip,
             doorbell: args.doorbell.or(file.doorbell).unwrap_or_default(),
-            timeout: args.timeout.or(file.timeout).unwrap_or(Timeout::DEFAULT),
+            timeout: args.timeout.or(file.timeout).unwrap_or(timeout),
             engines: args.engines.or(file.engines),
             image: args.linux.image.clone().or(file.image),
             nodes,
@@ -224,6 +276,11 @@ impl Plan {
             Role::Linux(linux) => Some((id, linux)),
             _ => None,
         })
+    }
+
+    /// The gateway.
+    pub(crate) fn gateway(&self) -> Option<NodeId> {
+        self.roles().find(|(_, role)| matches!(role, Role::Gateway)).map(|(id, _)| id)
     }
 
     /// The nodes with a virtual machine.

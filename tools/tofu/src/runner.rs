@@ -21,7 +21,8 @@ use vm_memory::{GuestMemoryBackend, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::confine::Confinement;
-use crate::linux::machine::{Host, LinuxNodes};
+use crate::gateway::{self, Gateway};
+use crate::linux::machine::{Host, LinuxNodes, Registry};
 use crate::linux::programs;
 use crate::plan::{Network, Plan, VmPlan};
 use crate::units::{Doorbell, Engines};
@@ -95,8 +96,26 @@ pub(crate) trait Backend {
 pub(crate) struct Machines {
     /// What the plan's Linux nodes need.
     pub(crate) linux: Option<Host>,
+    /// What is told of it to those who serve `tofu ps` and the like, if anything.
+    pub(crate) registry: Option<Arc<Registry>>,
+    /// What joins it to the host.
+    pub(crate) gateway: Option<gateway::Setup>,
     /// What its threads give up.
     pub(crate) confinement: Confinement,
+}
+
+impl Machines {
+    /// Machines of small guests only, which nobody asks about.
+    pub(crate) fn bare(confinement: Confinement) -> Self {
+        Self { linux: None, registry: None, gateway: None, confinement }
+    }
+
+    /// Machines with Linux nodes.
+    pub(crate) fn linux(host: Host) -> Self {
+        let confinement = host.confinement.clone();
+        let registry = Some(Arc::clone(&host.registry));
+        Self { linux: Some(host), registry, gateway: None, confinement }
+    }
 }
 
 /// A machine without nodes whose engines run, with the links down that are to be.
@@ -128,16 +147,25 @@ impl Backend for Machines {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let engines = engines(plan.engines, cores);
         let doorbells = doorbells(plan, cores, engines);
-        let machine = machine(&plan.network, doorbells, engines, &self.confinement)?;
-        if let Some(host) = &self.linux {
-            host.registry.built(&machine);
+        let machine = Arc::new(machine(&plan.network, doorbells, engines, &self.confinement)?);
+        let mut running = Local { vms: HashMap::new(), linux: None, gateway: None, machine };
+        let registry = self.registry.as_ref();
+        if let Some(registry) = registry {
+            registry.built(&running.machine);
         }
-        let mut running = Local { vms: HashMap::new(), linux: None, machine };
+        // Before anybody looks for it.
+        if let Some(setup) = &self.gateway {
+            let gateway = setup.start(&running.machine, &self.confinement)?;
+            if let Some(registry) = registry {
+                registry.with_gateway(gateway.connector.clone());
+                registry.others().extend(plan.gateway().map(|id| (id, "gateway")));
+            }
+            running.gateway = Some(gateway);
+        }
         // First, as they take their time, and small guests would wait for them in vain.
         if let Some(host) = &self.linux {
             running.linux = Some(LinuxNodes::start(host, &running.machine, plan, &events)?);
         }
-        let registry = self.linux.as_ref().map(|host| &host.registry);
         for (id, vm) in plan.bare() {
             let Some(hypervisor) = &hypervisor else { break };
             let at = plan.coords(id);
@@ -250,7 +278,10 @@ pub(crate) fn machine_words(plan: &Plan, prefix: &str) -> String {
     let torus: String =
         axes.iter().filter(|(axis, _)| shape.wraps(*axis)).map(|(_, c)| c).collect();
     let nodes = plan.vms().count();
-    format!("{prefix}shape={shape} {prefix}torus={torus} {prefix}nodes={nodes}")
+    let ip = gateway::words(plan, prefix);
+    format!("{prefix}shape={shape} {prefix}torus={torus} {prefix}nodes={nodes} {ip}")
+        .trim_end()
+        .to_owned()
 }
 
 fn outcome_of(outcome: &tofu_vmm::Outcome) -> Outcome {
@@ -267,7 +298,8 @@ struct Local {
     // Dropped in this order: no vCPU may be left when the engines stop.
     vms: HashMap<NodeId, Vm>,
     linux: Option<LinuxNodes>,
-    machine: Machine,
+    gateway: Option<Gateway>,
+    machine: Arc<Machine>,
 }
 
 impl Running for Local {
@@ -292,6 +324,7 @@ impl Running for Local {
         if let Some(linux) = &mut self.linux {
             linux.stop();
         }
+        self.gateway = None;
         self.machine.stop();
     }
 }

@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::Serialize;
+use tofu_abi::Coords;
+
+use crate::client::NodeName;
 
 /// Guest memory of a node in bytes: 2 MiB to 1 TiB in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -52,6 +55,7 @@ pub(crate) struct Timeout(pub(crate) Duration);
 
 impl Timeout {
     pub(crate) const DEFAULT: Self = Self(Duration::from_secs(60));
+    pub(crate) const LONGEST: Self = Self(Duration::from_secs(24 * 3600));
     pub(crate) const ALLOWED: &str =
         "a whole number with ms, s, m or h, such as \"30s\", from 1ms to 24h";
 }
@@ -235,6 +239,82 @@ impl FromStr for Doorbell {
     }
 }
 
+/// A node of a machine, by its coordinates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeAt(pub(crate) Coords);
+
+impl FromStr for NodeAt {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let allowed = "coordinates such as 0,0,0,0,0,0 or a name such as t-0-0-0-0-0-0";
+        match NodeName::parse(text) {
+            Some(NodeName::At(at)) => Ok(Self(Coords::from_array(at))),
+            _ => Err(allowed),
+        }
+    }
+}
+
+/// Number of a machine in IP addresses: 0 to 7.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct IpNumber(pub(crate) u8);
+
+impl IpNumber {
+    pub(crate) const ALLOWED: &str = "a whole number from 0 to 7";
+}
+
+impl TryFrom<i64> for IpNumber {
+    type Error = &'static str;
+
+    fn try_from(number: i64) -> Result<Self, Self::Error> {
+        match number {
+            0..=7 => Ok(Self(number as u8)),
+            _ => Err(Self::ALLOWED),
+        }
+    }
+}
+
+impl FromStr for IpNumber {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
+    }
+}
+
+/// Largest IP packet between nodes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mtu(pub(crate) u16);
+
+impl Mtu {
+    pub(crate) const ALLOWED: &str = "a whole number of bytes from 1280 to 65521";
+}
+
+impl Default for Mtu {
+    fn default() -> Self {
+        Self(1500)
+    }
+}
+
+impl TryFrom<i64> for Mtu {
+    type Error = &'static str;
+
+    fn try_from(number: i64) -> Result<Self, Self::Error> {
+        match number {
+            1280..=65521 => Ok(Self(number as u16)),
+            _ => Err(Self::ALLOWED),
+        }
+    }
+}
+
+impl FromStr for Mtu {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
+    }
+}
+
 /// Digits only: `parse` alone would take a sign.
 fn whole_number(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
@@ -290,6 +370,14 @@ mod tests {
             assert_eq!(text.parse::<Engines>(), Err(Engines::ALLOWED), "{text}");
         }
         assert!("rounds=3 verify".parse::<GuestArgs>().is_ok());
+        assert_eq!("7".parse(), Ok(IpNumber(7)));
+        for text in ["8", "-1", "one"] {
+            assert_eq!(text.parse::<IpNumber>(), Err(IpNumber::ALLOWED), "{text}");
+        }
+        assert_eq!("65521".parse(), Ok(Mtu(65521)));
+        for text in ["1279", "65522", "66816", "big"] {
+            assert_eq!(text.parse::<Mtu>(), Err(Mtu::ALLOWED), "{text}");
+        }
         assert_eq!("16".parse::<Cpus>(), Ok(Cpus(16)));
         for text in ["0", "17", "-1", "two"] {
             assert_eq!(text.parse::<Cpus>(), Err(Cpus::ALLOWED), "{text}");

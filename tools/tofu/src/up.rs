@@ -1,6 +1,8 @@
 //! `tofu up`: runs a plan and reports.
 
 use std::io;
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,9 +12,13 @@ use tofu_fabric::NodeId;
 
 use crate::cli::UpArgs;
 use crate::confine::Confinement;
+use crate::gateway;
 use crate::host;
 use crate::linux;
+use crate::linux::janitor::Janitor;
+use crate::linux::machine::Registry;
 use crate::plan::Plan;
+use crate::rundir::RunDir;
 use crate::runner::{Backend, Event, Machines, Outcome, Running};
 use crate::signals;
 use crate::ui::{NodeResult, Screen, Style, printable};
@@ -30,8 +36,14 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         return linux::up::run(&plan, args);
     }
     linux::up::refuse_options(args)?;
+    let start = Instant::now();
+    // Others can ask for it if it has a name, and do if it has a gateway.
+    let named = plan.gateway().is_some() || args.linux.name.is_some();
+    let named = named.then(|| Named::new(&plan, args)).transpose()?;
+    let (dir, gateway) = named.map_or((None, None), |named| (Some(named.dir), named.gateway));
     // Before there are other threads, which it would not reach.
-    let confinement = Confinement::of_guests(args.sandbox.off)?;
+    let folders: Vec<&Path> = dir.iter().map(|(_, dir)| dir.base()).collect();
+    let confinement = Confinement::of_guests(&folders, args.sandbox.off)?;
     let (sender, events) = mpsc::channel();
     let signal_sender = sender.clone();
     let _signals = signals::forward(move |signal| {
@@ -41,8 +53,37 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     .context("cannot handle signals")?;
     let mut out = io::stdout();
     let mut screen = Screen::new(&mut out, Style::detect(args.json), &plan)?;
-    let machines = Machines { linux: None, confinement };
-    watch(&plan, &machines, sender, &events, &mut screen, &mut |_| Ok(()))
+    let mut machines = Machines::bare(confinement);
+    let hints = gateway.as_ref().map(gateway::Setup::hints);
+    machines.gateway = gateway;
+    if let Some((_, dir)) = &dir {
+        let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
+        linux::control::serve(&dir.control(), &registry)?;
+        machines.registry = Some(registry);
+    }
+    let mut started = |screen: &mut Screen<'_>| match (&dir, &hints) {
+        (Some((_, dir)), Some(hints)) => {
+            Ok(screen.ready(dir.name().as_str(), start.elapsed(), hints)?)
+        }
+        _ => Ok(()),
+    };
+    watch(&plan, &machines, sender, &events, &mut screen, &mut started)
+}
+
+/// What a machine of small guests has that others can ask for.
+struct Named {
+    // In this order: the janitor removes the directory as long as its name is taken.
+    dir: (Janitor, RunDir),
+    gateway: Option<gateway::Setup>,
+}
+
+impl Named {
+    fn new(plan: &Plan, args: &UpArgs) -> anyhow::Result<Self> {
+        let dir = RunDir::create(args.linux.name.as_ref())?;
+        let janitor = Janitor::start_with(dir.path(), &[], gateway::table(plan, &dir).as_deref())?;
+        let gateway = gateway::Setup::new(plan, &args.ip, &dir)?;
+        Ok(Self { dir: (janitor, dir), gateway })
+    }
 }
 
 /// Refuses a machine whose guests could use more memory than there is, which
@@ -297,10 +338,9 @@ impl std::fmt::Display for Seconds {
 mod tests {
     use super::*;
     use crate::guests::Guest;
-    use crate::plan::{Network, NodePlan, Role, VmPlan};
+    use crate::plan::{IpPlan, Network, NodePlan, Role, VmPlan};
     use crate::units::{Doorbell, MemorySize, Timeout};
     use std::borrow::Cow;
-    use std::sync::Arc;
     use tofu_fabric::Shape;
 
     fn plan(shape: &str, vms: usize, timeout: Duration) -> Plan {
@@ -318,6 +358,7 @@ mod tests {
             timeout: Timeout(timeout),
             engines: None,
             image: None,
+            ip: IpPlan::default(),
         }
     }
 

@@ -245,8 +245,7 @@ impl Lab {
             registry: Arc::clone(&registry),
             confinement: Confinement::default(),
         };
-        let confinement = Confinement::default();
-        let running = Machines { linux: Some(host), confinement }.start(&plan, sender)?;
+        let running = Machines::linux(host).start(&plan, sender)?;
         let ready = start.elapsed();
         let guests = Guests(registry);
         Ok(Self { _running: running, guests, _janitor: janitor, _dir: dir, monitor, ready })

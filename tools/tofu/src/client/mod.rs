@@ -1,9 +1,10 @@
-//! Commands that speak to a machine that runs: `ps`, `exec`, `console`, `cp`, `restart`, `down`,
-//! `link`.
+//! Commands that speak to a machine that runs: `ps`, `exec`, `console`, `cp`, `forward`, `restart`,
+//! `down`, `link`.
 
 pub(crate) mod console;
 pub(crate) mod cp;
 pub(crate) mod exec;
+pub(crate) mod forward;
 pub(crate) mod link;
 pub(crate) mod ps;
 

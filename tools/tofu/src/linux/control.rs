@@ -16,6 +16,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tofu_agent::wire::{Exec, FrameReader, FromProgram, ToProgram, encode};
 use tofu_fabric::{Axis, NodeId};
+use tofu_gateway::{Connected, Connector};
 
 use super::agent::Handle;
 use super::machine::Registry;
@@ -36,6 +37,11 @@ pub(crate) enum Request {
     Console { node: u32 },
     /// Starts a node's virtual machine anew. Answered when it has started.
     Restart { node: u32 },
+    /// Whether there is a gateway. Answered by [`Reply::Done`].
+    Gateway,
+    /// A TCP connection to a node by way of the gateway. Answered by [`Reply::Done`]; from then on
+    /// the connection is its bytes.
+    Forward { node: u32, port: u16 },
     /// Ends the machine. Answered when that has begun.
     Down,
     /// About the network. Answered by [`Reply::Network`].
@@ -74,7 +80,7 @@ pub(crate) struct NodeInfo {
     pub(crate) index: u32,
     pub(crate) at: [u8; 6],
     pub(crate) name: String,
-    /// `waiting`, `booting`, `ready`, `off`; `running`, `ended`; `served`.
+    /// `waiting`, `booting`, `ready`, `off`; `running`, `ended`; `served`; `gateway`.
     pub(crate) state: String,
     /// `qemu`, `tofu`, or `none`.
     pub(crate) vmm: String,
@@ -141,6 +147,14 @@ fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<(
             Err(error) => Err(error),
         },
         Request::Restart { node } => find(registry, node).and_then(|node| node.restart()),
+        Request::Gateway => gateway(registry).map(drop),
+        Request::Forward { node, port } => match connect(registry, node, port) {
+            Ok(connected) => {
+                say(&mut client, &Reply::Done)?;
+                return Ok(connected.splice(client)?);
+            }
+            Err(error) => Err(error),
+        },
         Request::Down => {
             registry.events.send(Event::Down).context("the machine is going down already")
         }
@@ -167,6 +181,22 @@ fn find(registry: &Registry, id: u32) -> anyhow::Result<&Arc<LinuxNode>> {
         None if registry.linux().is_empty() => bail!("the machine has not started yet"),
         None => bail!("the node has no virtual machine"),
     }
+}
+
+fn gateway(registry: &Registry) -> anyhow::Result<&Connector> {
+    registry.gateway().context(
+        "the machine has no gateway that works; start it with --gateway and a node, such as \
+         tofu up --gateway 0,0,0,0,0,0",
+    )
+}
+
+fn connect(registry: &Registry, node: u32, port: u16) -> anyhow::Result<Connected> {
+    let gateway = gateway(registry)?;
+    let at = registry.network.shape.coords(NodeId(node)).context("there is no such node")?;
+    if registry.others().get(&NodeId(node)) == Some(&"gateway") {
+        bail!("it is the gateway itself, which has no guest");
+    }
+    Ok(gateway.connect(at, port)?)
 }
 
 fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
@@ -203,7 +233,7 @@ fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
             at: at.to_array(),
             name: crate::runner::name(at),
             state: state.into(),
-            vmm: if state == "served" { "none" } else { "tofu" }.into(),
+            vmm: if matches!(state, "served" | "gateway") { "none" } else { "tofu" }.into(),
             pid: None,
             seconds: registry.started.elapsed().as_secs_f64(),
         });

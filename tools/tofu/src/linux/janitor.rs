@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cli::InternalCommand;
+use crate::gateway::nat;
 use crate::rundir;
 
 /// Said to the janitor at an orderly end: the files have been removed, and what is there now is
@@ -35,8 +36,19 @@ pub(crate) struct Janitor {
 impl Janitor {
     /// Starts it for the run directory `dir` and some other files.
     pub(crate) fn start(dir: &Path, files: &[PathBuf]) -> anyhow::Result<Self> {
+        Self::start_with(dir, files, None)
+    }
+
+    /// The same; it also takes back the address translation of the table `nat`, at any end.
+    pub(crate) fn start_with(
+        dir: &Path,
+        files: &[PathBuf],
+        nat: Option<&str>,
+    ) -> anyhow::Result<Self> {
         let mut command = own_command()?;
-        command.arg("janitor").arg(dir).args(files);
+        command.arg("janitor");
+        command.args(nat.iter().flat_map(|nat| ["--nat", nat]));
+        command.arg(dir).args(files);
         Self::spawn(command)
     }
 
@@ -93,12 +105,12 @@ pub(crate) fn wrapped(group: i32, program: &Path) -> anyhow::Result<Command> {
 /// Runs a hidden subcommand.
 pub(crate) fn run(command: &InternalCommand) -> anyhow::Result<u8> {
     match command {
-        InternalCommand::Janitor { dir, files } => tidy(dir.as_deref(), files),
+        InternalCommand::Janitor { nat, dir, files } => tidy(dir.as_deref(), nat.as_deref(), files),
         InternalCommand::Child { parent, program } => become_child(*parent, program),
     }
 }
 
-fn tidy(dir: Option<&Path>, files: &[PathBuf]) -> anyhow::Result<u8> {
+fn tidy(dir: Option<&Path>, table: Option<&str>, files: &[PathBuf]) -> anyhow::Result<u8> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
@@ -110,6 +122,9 @@ fn tidy(dir: Option<&Path>, files: &[PathBuf]) -> anyhow::Result<u8> {
             // It may not have been made yet.
             let _ = fs::remove_file(file);
         }
+    }
+    if let (Some(table), Some(base)) = (table, dir.and_then(Path::parent)) {
+        nat::undo(table, base);
     }
     dir.map_or(Ok(()), rundir::remove)?;
     let group = rustix::process::getpgrp();

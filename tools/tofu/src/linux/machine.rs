@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_fabric::{Fabric, NodeId};
+use tofu_gateway::Connector;
 use tofu_image::Qemu;
 use tofu_machine::Machine;
 use tofu_vfio_user::Backing;
@@ -63,6 +64,7 @@ pub(crate) struct Registry {
     fabric: OnceLock<Arc<Fabric>>,
     /// Nodes without Linux, and what they are doing, in a word.
     others: Mutex<HashMap<NodeId, &'static str>>,
+    gateway: OnceLock<Connector>,
     cancelled: AtomicBool,
 }
 
@@ -75,8 +77,19 @@ impl Registry {
             linux: OnceLock::new(),
             fabric: OnceLock::new(),
             others: Mutex::default(),
+            gateway: OnceLock::new(),
             cancelled: AtomicBool::new(false),
         }
+    }
+
+    /// The machine's gateway, if it has one that works.
+    pub(crate) fn gateway(&self) -> Option<&Connector> {
+        self.gateway.get()
+    }
+
+    /// Tells of the gateway. Only the first one counts.
+    pub(crate) fn with_gateway(&self, connector: Connector) {
+        let _ = self.gateway.set(connector);
     }
 
     /// The Linux nodes; none before they were started.

@@ -14,6 +14,7 @@ use super::machine::{Choice, Host, Registry};
 use super::{control, detach};
 use crate::cli::{Net, UpArgs, Vmm};
 use crate::confine::Confinement;
+use crate::gateway;
 use crate::image_cmd::{Shown, is_interrupted};
 use crate::plan::Plan;
 use crate::rundir::RunDir;
@@ -31,7 +32,6 @@ pub(crate) fn refuse_options(args: &UpArgs) -> anyhow::Result<()> {
         (linux.initrd.is_some(), "--initrd"),
         (linux.append.is_some(), "--append"),
         (linux.net != Net::None, "--net"),
-        (linux.name.is_some(), "--name"),
         (linux.detach, "--detach"),
     ];
     match given.iter().find(|(given, _)| *given) {
@@ -71,7 +71,9 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
         }
     };
     let dir = RunDir::create(args.linux.name.as_ref())?;
-    let janitor = Janitor::start(dir.path(), &[])?;
+    let table = gateway::table(plan, &dir);
+    let janitor = Janitor::start_with(dir.path(), &[], table.as_deref())?;
+    let gateway = gateway::Setup::new(plan, &args.ip, &dir)?;
     let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
     control::serve(&dir.control(), &registry)?;
     let confinement = Confinement::of_programs(&[dir.base()], args.sandbox.off)?;
@@ -84,9 +86,10 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
         kvm,
         lan: args.linux.net == Net::Lan,
         registry: Arc::clone(&registry),
-        confinement: confinement.clone(),
+        confinement,
     };
-    let machines = Machines { linux: Some(host), confinement };
+    let more = gateway.as_ref().map(gateway::Setup::hints).unwrap_or_default();
+    let machines = Machines { gateway, ..Machines::linux(host) };
 
     let mut out = io::stdout();
     let mut screen = Screen::new(&mut out, style, plan)?;
@@ -94,7 +97,7 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
         if !plan.stays_up() {
             return Ok(());
         }
-        screen.ready(dir.name().as_str(), start.elapsed(), &hints(&dir, args))?;
+        screen.ready(dir.name().as_str(), start.elapsed(), &hints(&dir, args, &more))?;
         match &mut parent {
             Some(parent) => parent.leave(&dir.path().join("log")),
             None => Ok(()),
@@ -119,13 +122,14 @@ fn prepare(
 }
 
 /// What the user may want to know of a machine that is ready.
-fn hints(dir: &RunDir, args: &UpArgs) -> Vec<String> {
+fn hints(dir: &RunDir, args: &UpArgs, more: &[String]) -> Vec<String> {
     let mut hints = vec![
         "  tofu exec 0 -- uname -a       run a command on node 0 (--all: on all nodes)".into(),
         "  tofu console 0                its console (Ctrl-] leaves)".into(),
         "  tofu cp FILE 0:/tmp/          copy a file there".into(),
         format!("  tofu down {:<19} end the machine", dir.name().as_str()),
     ];
+    hints.extend_from_slice(more);
     if !args.linux.detached {
         hints.push("Ctrl-C ends it, too.".into());
     }

@@ -1,6 +1,7 @@
 //! The built command, from outside.
 
 mod bad_input;
+mod gateway;
 mod linux;
 mod local;
 mod serve;

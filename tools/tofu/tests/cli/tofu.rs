@@ -63,31 +63,18 @@ impl Place {
 
     /// Runs the command with something on its standard input.
     pub(crate) fn run_with(&self, args: &[&str], input: &[u8]) -> Said {
-        let mut command = self.command(args);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut stdin = child.stdin.take().unwrap();
-        let input = input.to_vec();
-        let feed = std::thread::spawn(move || {
-            // It may not want it all.
-            let _ = stdin.write_all(&input);
-        });
-        let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
-        feed.join().unwrap();
-        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        Said { code: status.code(), out: text(&stdout), err: text(&stderr) }
+        run(self.command(args), input)
+    }
+
+    /// Runs a command that runs the command, here.
+    pub(crate) fn run_command(&self, mut command: Command) -> Said {
+        command.env("XDG_RUNTIME_DIR", self.path()).env_remove("RUST_LOG");
+        run(command, b"")
     }
 
     /// Starts a command whose first line is JSON.
     pub(crate) fn start(&self, args: &[&str]) -> (Process, Value) {
-        let child = self.command(args).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-        let mut child = child.unwrap();
-        let mut out = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        out.read_line(&mut line).unwrap();
-        let process = Process { child, _out: out };
-        let value = serde_json::from_str(&line);
-        (process, value.unwrap_or_else(|error| panic!("{line:?}: {error}")))
+        Process::start(self.command(args))
     }
 
     pub(crate) fn ps(&self) -> Value {
@@ -130,6 +117,22 @@ impl Drop for Place {
     }
 }
 
+/// Runs a command with something on its standard input.
+fn run(mut command: Command, input: &[u8]) -> Said {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.to_vec();
+    let feed = std::thread::spawn(move || {
+        // It may not want it all.
+        let _ = stdin.write_all(&input);
+    });
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    feed.join().unwrap();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    Said { code: status.code(), out: text(&stdout), err: text(&stderr) }
+}
+
 /// A command that runs, until it is dropped.
 pub(crate) struct Process {
     child: Child,
@@ -137,6 +140,18 @@ pub(crate) struct Process {
 }
 
 impl Process {
+    /// Starts a command whose first line is JSON.
+    pub(crate) fn start(mut command: Command) -> (Self, Value) {
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut child = child.unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        let process = Self { child, _out: out };
+        let value = serde_json::from_str(&line);
+        (process, value.unwrap_or_else(|error| panic!("{line:?}: {error}")))
+    }
+
     pub(crate) fn id(&self) -> u64 {
         self.child.id().into()
     }

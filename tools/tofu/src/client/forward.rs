@@ -1,0 +1,281 @@
+//! `tofu forward`: ports of this host that lead to ports of nodes.
+//!
+//! This process listens. For each connection it asks the machine for a stream to the node, and
+//! passes bytes on; so a machine's process, which gives up its rights, opens no port.
+
+use std::io::{self, BufReader, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::set_socket_linger;
+use serde_json::json;
+use tofu_abi::Coords;
+
+use super::{Connection, find_node};
+use crate::linux::control::{NodeInfo, Reply, Request};
+use crate::{rundir, signals};
+
+/// Make ports of this host lead to ports of a machine's nodes
+///
+/// The machine must have a gateway: tofu up --gateway. Each connection to the port becomes one from
+/// the gateway to the node, over the torus. Needs no rights. Runs until Ctrl-C, or until the
+/// machine ends.
+#[derive(Debug, Clone, Parser)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ForwardArgs {
+    /// [ADDRESS:]PORT:NODE:PORT: where to listen, and where that leads
+    ///
+    /// ADDRESS is 127.0.0.1 unless given; IPv6 is written in brackets. PORT 0 takes one that is
+    /// free. NODE is as for `tofu exec`.
+    #[arg(value_name = "FORWARD", required = true)]
+    forwards: Vec<Forward>,
+
+    /// Print one JSON object for each
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tofu forward 8080:0:80 2222:t-0-0-0-0-0-1:22
+  tofu forward 0.0.0.0:8080:lab/0,0,0,1,2,1:80     for other hosts, too; of the machine lab
+  tofu forward --json 0:3:80                       which port it is, is printed";
+
+/// Connections at a time; each takes two threads.
+const MOST: usize = 256;
+/// How long the same thing is not said again.
+const QUIET: Duration = Duration::from_secs(1);
+/// How often it is looked whether the machine is still there.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// One of the user's wishes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Forward {
+    listen: SocketAddr,
+    node: String,
+    port: u16,
+}
+
+impl FromStr for Forward {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let allowed = || {
+            format!(
+                "{text}: a forward is [ADDRESS:]PORT:NODE:PORT, such as 8080:0:80 or 127.0.0.1:8080:0:80"
+            )
+        };
+        let (rest, port) = text.rsplit_once(':').ok_or_else(allowed)?;
+        let (listen, node) = rest.rsplit_once(':').ok_or_else(allowed)?;
+        let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(allowed)?;
+        let listen = match listen.parse::<u16>() {
+            Ok(port) => SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+            Err(_) => listen.parse().map_err(|_| allowed())?,
+        };
+        if node.is_empty() {
+            return Err(allowed());
+        }
+        Ok(Self { listen, node: node.to_owned(), port })
+    }
+}
+
+/// Where a listener's connections go.
+struct Way {
+    control: PathBuf,
+    node: NodeInfo,
+    port: u16,
+    /// Connections of all ways.
+    open: Arc<AtomicUsize>,
+    /// What was said last of what went wrong, and when.
+    said: Mutex<Option<(String, Instant)>>,
+}
+
+impl Way {
+    /// Tells the user, but not the same again and again.
+    fn complain(&self, line: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let again = said.as_ref().is_some_and(|(last, at)| last == line && at.elapsed() < QUIET);
+        if !again {
+            eprintln!("{line}");
+            *said = Some((line.to_owned(), Instant::now()));
+        }
+    }
+}
+
+/// Runs `tofu forward` and returns the exit code.
+pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<u8> {
+    let (sender, ended) = mpsc::channel();
+    let _signals = signals::forward(move |signal| {
+        // Nobody listens any more if it is over.
+        let _ = sender.send(signal);
+    })
+    .context("cannot handle signals")?;
+    let open = Arc::new(AtomicUsize::new(0));
+    let mut controls = Vec::new();
+    let mut listening = Vec::new();
+    for forward in &args.forwards {
+        let found = find_node(&forward.node)?;
+        Connection::open(&found.control, &Request::Gateway)?
+            .answer()
+            .with_context(|| format!("node {}", forward.node))?;
+        let listener = TcpListener::bind(forward.listen)
+            .with_context(|| format!("cannot listen at {}", forward.listen))?;
+        controls.push(found.control.clone());
+        let (node, port, open) = (found.node, forward.port, Arc::clone(&open));
+        let way = Way { control: found.control, node, port, open, said: Mutex::default() };
+        listening.push((listener, way));
+    }
+    for (listener, way) in listening {
+        print(args, listener.local_addr()?, &way)?;
+        let accept = move || accept(&listener, &Arc::new(way));
+        thread::Builder::new().name("forward".into()).spawn(accept).context("no threads left")?;
+    }
+    loop {
+        match ended.recv_timeout(LOOK) {
+            Ok(_) | Err(RecvTimeoutError::Disconnected) => return Ok(0),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if controls.iter().all(|control| rundir::is_gone(control)) {
+            bail!("the machine has ended");
+        }
+    }
+}
+
+fn print(args: &ForwardArgs, listen: SocketAddr, way: &Way) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if args.json {
+        let at = way.node.at;
+        writeln!(out, "{}", json!({ "listen": listen.to_string(), "node": at, "port": way.port }))?;
+    } else {
+        let at = Coords::from_array(way.node.at);
+        writeln!(out, "{listen} leads to port {} of {at}", way.port)?;
+    }
+    out.flush()
+}
+
+fn accept(listener: &TcpListener, way: &Arc<Way>) {
+    for client in listener.incoming() {
+        let client = match client {
+            Ok(client) => client,
+            Err(error) => {
+                // Descriptors, most likely, which come back when connections end.
+                eprintln!("tofu: no connection can be taken: {error}");
+                thread::sleep(LOOK);
+                continue;
+            }
+        };
+        if way.open.fetch_add(1, SeqCst) >= MOST {
+            way.open.fetch_sub(1, SeqCst);
+            reset(&client);
+            continue;
+        }
+        let own = Arc::clone(way);
+        let run = move || {
+            if let Err(error) = serve(&client, &own) {
+                let at = Coords::from_array(own.node.at);
+                own.complain(&format!("tofu: port {} of {at}: {error:#}", own.port));
+                reset(&client);
+            }
+            own.open.fetch_sub(1, SeqCst);
+        };
+        if thread::Builder::new().name("forward".into()).spawn(run).is_err() {
+            // The client has been dropped with what could not be run.
+            way.open.fetch_sub(1, SeqCst);
+        }
+    }
+}
+
+/// Lets the client see that the connection did not end in order.
+fn reset(client: &TcpStream) {
+    // Closed in order, then.
+    let _ = set_socket_linger(client, Some(Duration::ZERO));
+}
+
+fn serve(client: &TcpStream, way: &Way) -> anyhow::Result<()> {
+    let (node, from_node) = connect(&way.control, way.node.index, way.port)?;
+    // Whoever forwards knows no more about when to send than the client.
+    client.set_nodelay(true)?;
+    let client_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let there = thread::Builder::new().spawn_scoped(scope, || {
+            copy(client, &node);
+            client_ended.store(true, SeqCst);
+            // The other direction goes on; if the node has gone, it ends by itself.
+            let _ = node.shutdown(Shutdown::Write);
+        });
+        there.context("no threads left")?;
+        let whole = copy(from_node, client);
+        // The machine lets go of the stream when both directions have ended in order, or when the
+        // connection has ended otherwise.
+        let mut gone = [PollFd::new(&node, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let gone = poll(&mut gone, Some(&now)).is_ok_and(|n| n > 0);
+        if whole && (!gone || client_ended.load(SeqCst)) {
+            let _ = client.shutdown(Shutdown::Write);
+        } else {
+            reset(client);
+            // Ends the other direction as well.
+            let _ = client.shutdown(Shutdown::Read);
+        }
+        Ok(())
+    })
+}
+
+/// A stream to a port of a node, by way of the machine's gateway.
+fn connect(
+    control: &Path,
+    node: u32,
+    port: u16,
+) -> anyhow::Result<(UnixStream, BufReader<UnixStream>)> {
+    let mut connection = Connection::open(control, &Request::Forward { node, port })?;
+    let Reply::Done = connection.answer()? else { bail!("not an answer") };
+    let (stream, input) = connection.split();
+    // What the node says first may have come with the answer.
+    Ok((stream, input.into_inner()))
+}
+
+/// Passes on all that comes; false if it ended before its time.
+fn copy(mut from: impl io::Read, mut to: impl Write) -> bool {
+    io::copy(&mut from, &mut to).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forwards_are_read() {
+        let parse =
+            |text: &str| text.parse::<Forward>().map(|f| (f.listen.to_string(), f.node, f.port));
+        for (text, listen, node, port) in [
+            ("8080:0:80", "127.0.0.1:8080", "0", 80),
+            ("0:t-0-0-0-1-2-1:22", "127.0.0.1:0", "t-0-0-0-1-2-1", 22),
+            ("0.0.0.0:8080:lab/0,0,0,1,2,1:80", "0.0.0.0:8080", "lab/0,0,0,1,2,1", 80),
+            ("[::1]:8080:0:80", "[::1]:8080", "0", 80),
+        ] {
+            assert_eq!(parse(text), Ok((listen.to_owned(), node.to_owned(), port)), "{text}");
+        }
+        for text in [
+            "",
+            "8080",
+            "8080:0",
+            "8080:0:0",
+            "8080:0:x",
+            "8080::80",
+            "host:8080:0:80",
+            "65536:0:80",
+        ] {
+            assert!(parse(text).is_err_and(|error| error.contains("such as 8080:0:80")), "{text}");
+        }
+    }
+}

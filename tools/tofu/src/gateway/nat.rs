@@ -1,0 +1,209 @@
+//! Network address translation for a machine's nodes, by the host's kernel.
+//!
+//! Rules are in a table of the machine's own, so that taking it away takes nothing else; the
+//! janitor does that, as this process gives up the right to and may be killed. Forwarding between
+//! the host's interfaces is switched on for the time, and off again by the last machine that goes.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+use tofu_gateway::Prefix;
+
+use super::host::run;
+
+const IP_FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
+/// What our tables' and chains' names begin with.
+const OURS: &str = "tofu-";
+/// Longest name of a chain of iptables, in bytes.
+const CHAIN_MAX: usize = 28;
+
+/// The table of a machine of this name.
+pub(crate) fn table(machine: &str) -> String {
+    format!("{OURS}{machine}").chars().take(CHAIN_MAX).collect()
+}
+
+/// What the host has to change rules with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tool {
+    Nft,
+    Iptables,
+}
+
+impl Tool {
+    const ALL: [Self; 2] = [Self::Nft, Self::Iptables];
+
+    fn program(self) -> &'static str {
+        match self {
+            Self::Nft => "nft",
+            Self::Iptables => "iptables",
+        }
+    }
+
+    fn package(self) -> &'static str {
+        match self {
+            Self::Nft => "nftables",
+            Self::Iptables => "iptables",
+        }
+    }
+
+    fn is_there(self) -> bool {
+        let mut command = Command::new(self.program());
+        command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    }
+
+    fn run(self, args: &[&str]) -> anyhow::Result<()> {
+        run(self.program(), args, self.package())
+    }
+
+    /// Whether rules of ours are there.
+    fn has_tables(self) -> bool {
+        let args: &[&str] = match self {
+            Self::Nft => &["list", "tables", "ip"],
+            Self::Iptables => &["-w", "-t", "nat", "-S"],
+        };
+        let output = Command::new(self.program()).args(args).stderr(Stdio::null()).output();
+        let text = output.map(|output| output.stdout).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        text.split_whitespace().any(|word| word.starts_with(OURS))
+    }
+}
+
+/// Lets the nodes behind `interface`, whose addresses are `prefix`, reach what this host reaches.
+/// `base` is the folder of all run directories.
+///
+/// # Errors
+///
+/// If the host has no program for it, or that refuses.
+pub(crate) fn apply(
+    table: &str,
+    interface: &str,
+    prefix: Prefix,
+    base: &Path,
+) -> anyhow::Result<()> {
+    let Some(tool) = Tool::ALL.into_iter().find(|tool| tool.is_there()) else {
+        bail!("--nat needs nft (package nftables) or iptables, and this host has neither");
+    };
+    match tool {
+        Tool::Nft => nft(&ruleset(table, interface, prefix)),
+        Tool::Iptables => iptables(table, interface, prefix),
+    }
+    .context("--nat")?;
+    forward(base).with_context(|| format!("--nat: cannot write {IP_FORWARD}"))
+}
+
+/// Takes back what [`apply`] did, as far as it is there.
+pub(crate) fn undo(table: &str, base: &Path) {
+    for tool in Tool::ALL.into_iter().filter(|tool| tool.is_there()) {
+        // What is not there need not be removed.
+        match tool {
+            Tool::Nft => drop(tool.run(&["delete", "table", "ip", table])),
+            Tool::Iptables => {
+                for (of, from) in [("nat", "POSTROUTING"), ("filter", "FORWARD")] {
+                    drop(tool.run(&["-w", "-t", of, "-D", from, "-j", table]));
+                    drop(tool.run(&["-w", "-t", of, "-F", table]));
+                    drop(tool.run(&["-w", "-t", of, "-X", table]));
+                }
+            }
+        }
+    }
+    let others = Tool::ALL.into_iter().any(|tool| tool.is_there() && tool.has_tables());
+    if let Some(note) = note(base)
+        && !others
+        && note.exists()
+    {
+        // It may have been switched off by somebody else.
+        let _ = fs::write(IP_FORWARD, "0");
+        let _ = fs::remove_file(note);
+    }
+}
+
+/// The rules as nft reads them. Nodes can be reached from outside only by what they have begun.
+fn ruleset(table: &str, interface: &str, prefix: Prefix) -> String {
+    format!(
+        "add table ip {table}
+delete table ip {table}
+table ip {table} {{
+    chain postrouting {{
+        type nat hook postrouting priority 100;
+        ip saddr {prefix} oifname != \"{interface}\" masquerade
+    }}
+    chain forward {{
+        type filter hook forward priority 0;
+        iifname \"{interface}\" accept
+        oifname \"{interface}\" ct state established,related accept
+        oifname \"{interface}\" drop
+    }}
+}}
+"
+    )
+}
+
+fn nft(rules: &str) -> anyhow::Result<()> {
+    let mut command = Command::new("nft");
+    command.args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().context("cannot run nft")?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(rules.as_bytes())?;
+    }
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("nft: {}", said.lines().next().unwrap_or("it did not say why").trim());
+    }
+    Ok(())
+}
+
+fn iptables(table: &str, interface: &str, prefix: Prefix) -> anyhow::Result<()> {
+    let prefix = prefix.to_string();
+    let state = ["-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED"];
+    let rules: [(&str, Vec<&str>); 8] = [
+        ("nat", vec!["-N", table]),
+        ("nat", vec!["-A", table, "-s", &prefix, "!", "-o", interface, "-j", "MASQUERADE"]),
+        ("nat", vec!["-A", "POSTROUTING", "-j", table]),
+        ("filter", vec!["-N", table]),
+        ("filter", vec!["-A", table, "-i", interface, "-j", "ACCEPT"]),
+        ("filter", [&["-A", table, "-o", interface][..], &state, &["-j", "ACCEPT"]].concat()),
+        ("filter", vec!["-A", table, "-o", interface, "-j", "DROP"]),
+        ("filter", vec!["-I", "FORWARD", "-j", table]),
+    ];
+    for (of, rule) in rules {
+        Tool::Iptables.run(&[&["-w", "-t", of][..], &rule].concat())?;
+    }
+    Ok(())
+}
+
+/// A file that says that forwarding was off before the first machine, in this network namespace.
+fn note(base: &Path) -> Option<PathBuf> {
+    let namespace = fs::read_link("/proc/self/ns/net").ok()?;
+    let number: String =
+        namespace.to_str()?.chars().filter(|digit| digit.is_ascii_digit()).collect();
+    Some(base.join(format!(".ip-forward-was-off-{number}")))
+}
+
+fn forward(base: &Path) -> std::io::Result<()> {
+    if fs::read_to_string(IP_FORWARD)?.trim() != "0" {
+        return Ok(());
+    }
+    if let Some(note) = note(base) {
+        fs::write(note, "")?;
+    }
+    fs::write(IP_FORWARD, "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_named_after_the_machine() {
+        assert_eq!(table("tofu-2"), "tofu-tofu-2");
+        assert_eq!(table(&"x".repeat(32)).len(), CHAIN_MAX);
+        let rules = ruleset("tofu-a", "a", "10.0.0.0/26".parse().unwrap());
+        assert!(rules.contains("ip saddr 10.0.0.0/26 oifname != \"a\" masquerade"), "{rules}");
+        assert_eq!(rules.matches('{').count(), rules.matches('}').count());
+    }
+}
