@@ -3,6 +3,7 @@
 mod faults;
 mod group;
 mod settings;
+mod threads;
 
 use std::sync::atomic::Ordering;
 

@@ -1,0 +1,82 @@
+//! A machine with engine threads, whose nodes synchronise from threads of their own.
+
+use std::sync::Arc;
+use std::thread;
+
+use tofu_abi::barrier::BgAddress;
+use tofu_abi::reduce::{self, Op};
+use tofu_driver::{Channel, ChannelConfig, Device};
+use tofu_fabric::Shape;
+use tofu_inproc::InProcess;
+use tofu_machine::{Machine, MachineConfig};
+
+use crate::group::{Algorithm, BCH, TNI, config, doubling, ring, tree};
+
+/// Longer than anything here takes, in nanoseconds.
+const LONG_NS: u64 = 30_000_000_000;
+const NODES: usize = 12;
+const ROUNDS: u64 = 300;
+
+fn devices() -> Vec<Device<InProcess>> {
+    let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
+    let config = MachineConfig { engines: 2, ..MachineConfig::new(shape) };
+    let machine = Arc::new(Machine::new(config).unwrap());
+    let devices = shape
+        .iter()
+        .map(|coords| {
+            let device =
+                Device::probe(InProcess::attach(&machine, coords, 1 << 20).unwrap()).unwrap();
+            device.tni(TNI).unwrap().enable().unwrap();
+            device
+        })
+        .collect();
+    machine.start().unwrap();
+    devices
+}
+
+/// Three groups of the same nodes, each by another algorithm, with two threads for each node:
+/// they run rounds at the same time, and threads are as late as the host makes them.
+#[test]
+fn threads_of_all_nodes_go_through_the_same_rounds() {
+    let devices = devices();
+    let groups: [(Algorithm, u8, usize); 3] =
+        [(tree, 0, NODES), (ring, BCH, NODES), (doubling, BCH + 1, 8)];
+    let mut channels = Vec::new();
+    for (algorithm, bch, n) in groups {
+        let members: Vec<_> =
+            devices[..n].iter().map(|d| BgAddress::new(d.coords(), TNI, bch)).collect();
+        for (rank, device) in devices[..n].iter().enumerate() {
+            let mut gates = algorithm(&members, rank);
+            // Relays of its own for each group.
+            let own = |bg: u8| if bg < 16 { bg } else { bg + 6 * bch };
+            for gate in &mut gates {
+                gate.bg = own(gate.bg);
+                for local in [&mut gate.src_local, &mut gate.dst_local].into_iter().flatten() {
+                    *local = own(*local);
+                }
+                for far in [&mut gate.src_remote, &mut gate.dst_remote].into_iter().flatten() {
+                    *far = far.with_bg(own(far.bg()));
+                }
+            }
+            // Some sleep until the interrupt, some only poll.
+            let interrupts = if rank % 3 == 0 { tofu_abi::irq::bgs::ALL } else { 0 };
+            let config =
+                ChannelConfig { bch, interrupts, spin_ns: 20_000, ..config(bch.into(), 0) };
+            channels.push((n as u64, rank as u64, Channel::open(device, &config, &gates).unwrap()));
+        }
+    }
+    thread::scope(|scope| {
+        for (n, rank, channel) in &mut channels {
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let input = reduce::integers(&[*rank + round, round]).unwrap();
+                    let outcome = channel.run(Op::Sum, &input, 2, LONG_NS).unwrap();
+                    let sum = *n * round + *n * (*n - 1) / 2;
+                    assert_eq!(outcome.value[..3], [sum, *n * round, 0]);
+                    assert_eq!(outcome.op, Some(Op::Sum));
+                }
+                assert_eq!(channel.exceptions(), 0);
+            });
+        }
+    });
+}

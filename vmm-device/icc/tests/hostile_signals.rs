@@ -1,0 +1,231 @@
+//! Signals that no gate sends, and more of them than any sends, as a peer over a cable could.
+
+use std::sync::Arc;
+
+use tofu_abi::barrier::{BchReady, BgAddress, GpidBseq, OP_ERROR, SignalMask, SignalState};
+use tofu_abi::irq::bgs;
+use tofu_abi::reduce::{Op, Value};
+use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
+use tofu_abi::{Coords, Path};
+use tofu_fabric::{Class, Packet, PortCounters, Way, XbCounters};
+use tofu_icc::{Body, Config, DmaMemory, Host, Icc, Net, Signal, channel_bell};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+const SELF: Coords = Coords::new(0, 0, 0, 0, 0, 0);
+const PEER: Coords = Coords::new(0, 0, 0, 1, 0, 0);
+const RELAY: u8 = 20;
+const GPID: u64 = 5;
+const NOTICE: u64 = 0x1000;
+
+struct Quiet;
+
+impl Host for Quiet {
+    fn interrupt(&self, _: u16) {}
+    fn doorbell(&self, _: u8, _: u8) {}
+    fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+    fn timer(&self, _: u64) {}
+    fn now_ns(&self) -> u64 {
+        0
+    }
+    fn port_counters(&self, _: u8) -> PortCounters {
+        PortCounters::default()
+    }
+    fn xb_counters(&self) -> XbCounters {
+        XbCounters::default()
+    }
+}
+
+#[derive(Default)]
+struct Sent(Vec<Packet<Body>>);
+
+impl Net for Sent {
+    fn inject(&mut self, packet: Packet<Body>) {
+        self.0.push(packet);
+    }
+    fn progress(&mut self) {}
+    fn now_ns(&self) -> u64 {
+        0
+    }
+}
+
+/// A device whose gate 20 relays from gate 7 of the peer to its gate 8, and whose gate 0 is
+/// linked to itself and to gate 9 of the peer.
+struct Device {
+    icc: Icc,
+    memory: GuestMemoryMmap<()>,
+    net: Sent,
+}
+
+impl Device {
+    fn new() -> Self {
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x2000)]).unwrap();
+        let icc = Icc::new(Config::tofud(SELF), Arc::new(Quiet), Arc::new(memory.clone()));
+        icc.set_bus_master(true);
+        let device = Self { icc, memory, net: Sent::default() };
+        device.write(Register::Tni { tni: 0, reg: TniReg::Enable }, 1);
+        let peer = |bg| BgAddress::new(PEER, 0, bg).place().0;
+        let relay = SignalMask(0).with_sig_recv(true).with_sig_send(true);
+        device.gate(RELAY, relay.0, peer(7) << 32 | peer(8));
+        device.write(Register::Bgs { tni: 0, bg: 0, reg: BgsReg::BchNoticeIpa }, NOTICE);
+        device.write(Register::Bgs { tni: 0, bg: 0, reg: BgsReg::BchMask }, 0);
+        device.gate(0, 0, peer(9) << 32 | peer(9));
+        device
+    }
+
+    fn gate(&self, bg: u8, mask: u64, remote: u64) {
+        let number = GpidBseq(0).with_gpid(GPID).with_bseq(10);
+        for (reg, value) in [
+            (BgsReg::SignalMask, mask),
+            (BgsReg::RemoteLink, remote),
+            (BgsReg::GpidBseq, number.0),
+            (BgsReg::Enable, 1),
+        ] {
+            self.write(Register::Bgs { tni: 0, bg, reg }, value);
+        }
+    }
+
+    fn write(&self, register: Register, value: u64) {
+        self.icc.bar_write(register.offset(), &value.to_le_bytes());
+    }
+
+    fn read(&self, register: Register) -> u64 {
+        let mut bytes = [0; 8];
+        self.icc.bar_read(register.offset(), &mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    fn irr(&self, bg: u8) -> u64 {
+        let pending = self.read(Register::Bgs { tni: 0, bg, reg: BgsReg::Irr });
+        self.write(Register::Bgs { tni: 0, bg, reg: BgsReg::Irc }, u64::MAX);
+        pending
+    }
+
+    /// Lets a signal arrive; returns how many came of it.
+    fn arrive(&mut self, tni: u8, signal: Signal) -> usize {
+        let before = self.net.0.len();
+        let packet = Packet {
+            src: PEER,
+            src_tni: 0,
+            dst: SELF,
+            dst_tni: tni,
+            path: Path::new(0, 0, 0),
+            way: Way::Shortest,
+            class: Class::Request,
+            system: false,
+            tlps: 1,
+            bytes: 104,
+            model_ps: u64::MAX,
+            body: Body::Signal(signal),
+        };
+        self.icc.arrive(packet, &mut self.net);
+        self.net.0.len() - before
+    }
+
+    fn start(&mut self) {
+        let ready = Register::Bch { tni: 0, bch: 0, reg: BchReg::Ready };
+        self.write(ready, BchReady(0).with_op(Op::Sum.code()).with_count(1).with_start(true).0);
+        assert!(!self.icc.run_queue(0, channel_bell(0), &mut self.net));
+    }
+}
+
+/// What the relay waits for.
+fn signal() -> Signal {
+    let value: Box<Value> = Box::new([3; 15]);
+    let op = Op::Sum.code();
+    Signal { source: 7, target: RELAY, gpid: GPID, bseq: 10, op, value: Some(value) }
+}
+
+#[test]
+fn a_relay_passes_on_what_it_waits_for_once_for_each_round() {
+    let mut device = Device::new();
+    assert_eq!(device.arrive(0, signal()), 1);
+    let Body::Signal(sent) = &device.net.0[0].body else { panic!("a signal") };
+    assert_eq!(sent, &Signal { source: RELAY, target: 8, ..signal() });
+    assert_eq!(device.irr(RELAY), 0);
+    // Again, as a network that repeats what has arrived would send it.
+    assert_eq!(device.arrive(0, signal()), 0);
+    assert_eq!(device.irr(RELAY), bgs::BSEQ_UNMATCH);
+    // Out of order: the next but one waits, and goes with the next one.
+    assert_eq!(device.arrive(0, Signal { bseq: 12, ..signal() }), 0);
+    assert_eq!(device.irr(RELAY), 0, "the gate waits for round 11");
+    assert_eq!(device.arrive(0, Signal { bseq: 12, ..signal() }), 0);
+    assert_eq!(device.irr(RELAY), bgs::SIGNAL_STATE_ERROR, "twice");
+    assert_eq!(device.arrive(0, Signal { bseq: 11, ..signal() }), 2);
+    assert_eq!(device.irr(RELAY), 0);
+}
+
+#[test]
+fn a_duplicate_while_the_gate_waits_changes_nothing() {
+    let mut device = Device::new();
+    device.start();
+    let end = Signal { source: 9, target: 0, ..signal() };
+    let state = || Register::Bgs { tni: 0, bg: 0, reg: BgsReg::SignalA };
+    let waiting = SignalState(device.read(state()));
+    assert!(waiting.sig_recv() && waiting.sig_send() && !waiting.tlp_recv());
+    let early = Signal { bseq: 11, ..end.clone() };
+    device.arrive(0, early.clone());
+    device.arrive(0, early);
+    assert_eq!(device.irr(0), bgs::SIGNAL_STATE_ERROR);
+    device.arrive(0, end.clone());
+    assert_eq!(device.irr(0), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
+    assert_eq!(device.memory.load(NOTICE).unwrap(), 3);
+    device.arrive(0, end);
+    assert_eq!(device.irr(0), bgs::BSEQ_UNMATCH);
+    device.start();
+    assert_eq!(device.irr(0), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
+    assert_eq!(device.memory.load(NOTICE + 128).unwrap(), 3, "the early one, once");
+}
+
+#[test]
+fn signals_that_no_gate_sends_are_counted_and_dropped() {
+    let mut device = Device::new();
+    let unknown = Register::Tni { tni: 0, reg: TniReg::RxNumUnknownTlp };
+    let illegal = [
+        Signal { op: 0, ..signal() },
+        Signal { op: 9, ..signal() },
+        Signal { op: 255, ..signal() },
+        Signal { op: OP_ERROR, ..signal() },
+        Signal { op: Op::Barrier.code(), ..signal() },
+        Signal { value: None, ..signal() },
+        Signal { bseq: 1 << 24, ..signal() },
+        Signal { gpid: 1 << 40 | GPID, ..signal() },
+    ];
+    for (n, signal) in (1..).zip(illegal) {
+        assert_eq!(device.arrive(0, signal), 0);
+        assert_eq!((device.read(unknown), device.irr(RELAY)), (n, 0));
+    }
+    // Gates and interfaces that there are not.
+    for (tni, target) in [(0, 48), (0, 255), (5, RELAY), (6, RELAY), (255, 0)] {
+        assert_eq!(device.arrive(tni, Signal { target, ..signal() }), 0);
+    }
+    assert_eq!(device.arrive(0, Signal { source: 255, ..signal() }), 0);
+    assert_eq!(device.irr(RELAY), bgs::NODE_ADDRESS_UNMATCH);
+    assert_eq!(device.arrive(0, signal()), 1, "the relay waits for its signal as before");
+}
+
+#[test]
+fn an_error_goes_on_as_an_error() {
+    let mut device = Device::new();
+    let error = Signal { op: OP_ERROR, value: None, ..signal() };
+    assert_eq!(device.arrive(0, error.clone()), 1);
+    let Body::Signal(sent) = &device.net.0[0].body else { panic!("a signal") };
+    assert_eq!(sent, &Signal { source: RELAY, target: 8, ..error });
+    assert_eq!(device.irr(RELAY), 0, "who saw the two operations has reported it");
+    device.start();
+    let end = Signal { source: 9, target: 0, op: OP_ERROR, value: None, ..signal() };
+    device.arrive(0, end);
+    assert_eq!(device.irr(0), bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE);
+    assert_eq!(device.memory.load(NOTICE + 120).unwrap(), 1 << 63 | 15 << 24 | 10);
+}
+
+#[test]
+fn a_flood_of_signals_is_work_for_each_and_no_more() {
+    let mut device = Device::new();
+    for n in 0..100_000 {
+        device.arrive(0, Signal { bseq: n % 24, ..signal() });
+        device.arrive(0, Signal { bseq: n, target: (n % 64) as u8, source: 1, ..signal() });
+    }
+    // Rounds 10 to 23 came once each; the gate has not seen 24 and takes nothing else.
+    assert_eq!(device.net.0.len(), 14);
+    assert!(device.net.0.iter().all(|packet| packet.bytes == 8 + 128), "64 bytes of payload");
+}
