@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod arrivals;
+pub mod barrier;
 pub mod descriptors;
 pub mod ipotofu;
 pub mod pci_config;

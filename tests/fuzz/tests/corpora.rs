@@ -38,6 +38,11 @@ fn arrivals() {
 }
 
 #[test]
+fn barrier() {
+    replay("barrier", tofu_fuzz::barrier::run);
+}
+
+#[test]
 fn ipotofu() {
     replay("ipotofu", tofu_fuzz::ipotofu::run);
 }
