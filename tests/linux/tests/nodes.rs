@@ -110,9 +110,9 @@ fn a_unit_of_twelve_nodes() {
     place.up(&["--shape", "unit", "--memory", "128MiB"]);
     let nodes = place.ps()[0]["nodes"].clone();
     assert_eq!(nodes.as_array().map(Vec::len), Some(12));
-    let mut expected: Vec<_> = (0..12)
+    let expected: Vec<_> = (0..12)
         .map(|index| (index / 6, index / 2 % 3, index % 2))
-        .map(|(a, b, c)| format!("(0,0,0,{a},{b},{c}) [0,0,0,{a},{b},{c}] null"))
+        .map(|(a, b, c)| format!("(0,0,0,{a},{b},{c}) [0,0,0,{a},{b},{c}] \"vfio-pci\""))
         .collect();
     let state = |line: &String| {
         let (node, devices) = line.split_once(' ').unwrap();
@@ -121,10 +121,8 @@ fn a_unit_of_twelve_nodes() {
         format!("{node} {} {}", devices[0]["coords"], devices[0]["driver"])
     };
     let list = ["tofu-guest", "ls", "--json"];
-    let found: Vec<_> = place.exec_all(&list).iter().map(state).collect();
-    assert_eq!(found, expected);
+    // The network has bound it already, or is about to.
     place.exec_all(&["tofu-guest", "bind"]);
-    expected.iter_mut().for_each(|line| *line = line.replace("null", "\"vfio-pci\""));
     let drivers = place.exec_all(&["sh", "-c", "ls /sys/bus/pci/drivers/vfio-pci | grep -c :"]);
     assert!(drivers.len() == 12 && drivers.iter().all(|line| line.ends_with(" 1")), "{drivers:?}");
     let found: Vec<_> = place.exec_all(&list).iter().map(state).collect();

@@ -160,9 +160,9 @@ fn the_broker_is_killed() {
     // Further queues are to be had from a broker that is there.
     let out = place.run(&processes("0", &["orphan", "/tmp/go"])).ok();
     assert_eq!(out, "ready\nputs\nfurther queue: yes\n");
-    // Nor does anything need one, once it has let go of the device.
+    // Nor does anything need one, once it has let go of the device, and the network as well.
     others_have_it(&place).ok();
-    place.exec("0", &["sh", "-c", "rm /run/tofu/*.sock"]).ok();
+    place.exec("0", &["sh", "-c", "rm /run/tofu/*.sock; killall tofu-net"]).ok();
     let out = place.run(&processes("0", &["many", "1", "3"])).ok();
     assert_eq!(rounds(&out).len(), 1, "{out}");
     place.run(&["down"]).ok();

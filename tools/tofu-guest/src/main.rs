@@ -9,9 +9,12 @@ mod selftest;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tofu_vfio::Bdf;
+use tofu_vfio::broker::{Reservation, socket_path};
 use tofu_vfio::pci::Bus;
 
 /// Looks after Tofu devices from inside of a Linux guest
@@ -140,6 +143,9 @@ impl Output {
 const EXIT_FAULT: u8 = 1;
 const EXIT_BAD_INPUT: u8 = 2;
 
+/// Pause before a device is asked for again that processes share.
+const AGAIN: Duration = Duration::from_millis(100);
+
 fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(code) => code,
@@ -168,6 +174,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Unbind { device, output } => {
             let bdf = bus.find(device.bdf)?.bdf;
+            keep_network_away(bdf);
             bus.unbind(bdf)?;
             done(&output, bdf, "without a driver")?;
         }
@@ -182,6 +189,23 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Has the node's network let go of a device, as soon as no other process shares it, until this one
+/// ends.
+fn keep_network_away(bdf: Bdf) {
+    thread::spawn(move || {
+        let _alone = loop {
+            match Reservation::of(bdf) {
+                Some(alone) => break alone,
+                None if socket_path(bdf).exists() => thread::sleep(AGAIN),
+                None => return,
+            }
+        };
+        loop {
+            thread::park();
+        }
+    });
 }
 
 fn done(output: &Output, bdf: Bdf, what: &str) -> anyhow::Result<()> {

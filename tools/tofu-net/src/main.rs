@@ -188,21 +188,25 @@ fn serve(run: Run) -> anyhow::Result<()> {
 
 fn stats(json: bool) -> anyhow::Result<()> {
     let state = ask(STATS.as_ref())?;
-    let mut out = std::io::stdout().lock();
+    let mut text = String::new();
     if json {
-        writeln!(out, "{state}")?;
-        return Ok(());
-    }
-    for key in ["interface", "state", "why", "last_loss"] {
-        let text = state[key].as_str().unwrap_or_default();
-        if !text.is_empty() {
-            writeln!(out, "{key:14} {text}")?;
+        text = format!("{state}\n");
+    } else {
+        for key in ["interface", "state", "why", "last_loss"] {
+            let value = state[key].as_str().unwrap_or_default();
+            if !value.is_empty() {
+                text += &format!("{key:14} {value}\n");
+            }
+        }
+        for part in ["addresses", "counters"] {
+            for (key, value) in state[part].as_object().into_iter().flatten() {
+                text += &format!("{key:14} {}\n", value.to_string().trim_matches('"'));
+            }
         }
     }
-    for part in ["addresses", "counters"] {
-        for (key, value) in state[part].as_object().into_iter().flatten() {
-            writeln!(out, "{key:14} {}", value.to_string().trim_matches('"'))?;
-        }
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        // Whoever reads has seen enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
     }
-    Ok(())
 }
