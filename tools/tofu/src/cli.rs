@@ -48,6 +48,7 @@ pub(crate) enum Command {
     Sdk(SdkArgs),
     Serve(ServeArgs),
     Ps(PsArgs),
+    Hosts(HostsArgs),
     Exec(ExecArgs),
     Console(ConsoleArgs),
     Cp(CpArgs),
@@ -299,6 +300,24 @@ Examples:
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PsArgs {
     /// Print the list as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Print the names and addresses of a machine's nodes, as lines of /etc/hosts
+///
+/// On the host they are of use where there is a gateway to the machine; Linux nodes have them.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct HostsArgs {
+    /// Machine; not needed if only one runs
+    #[arg(value_name = "NAME")]
+    pub(crate) name: Option<MachineName>,
+
+    /// The number that the machine was given, a part of its addresses
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=7))]
+    pub(crate) machine: u8,
+
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

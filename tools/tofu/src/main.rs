@@ -63,6 +63,7 @@ fn main() -> ExitCode {
         Command::Sdk(args) => sdk::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Ps(args) => client::ps::run(args),
+        Command::Hosts(args) => client::hosts::run(args),
         Command::Exec(args) => client::exec::run(args),
         Command::Console(args) => client::console::run(args),
         Command::Cp(args) => client::cp::run(args),

@@ -1,10 +1,11 @@
-//! Commands that speak to a machine that runs: `ps`, `exec`, `console`, `cp`, `forward`, `restart`,
-//! `down`, `link`.
+//! Commands that speak to a machine that runs: `ps`, `hosts`, `exec`, `console`, `cp`, `forward`,
+//! `restart`, `down`, `link`.
 
 pub(crate) mod console;
 pub(crate) mod cp;
 pub(crate) mod exec;
 pub(crate) mod forward;
+pub(crate) mod hosts;
 pub(crate) mod link;
 pub(crate) mod ps;
 
