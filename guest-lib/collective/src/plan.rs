@@ -124,8 +124,8 @@ pub enum Algorithm {
     RecursiveDoubling3d,
     /// The same with double rings.
     DoubleRing3d,
-    /// A tree within each part of so many members in a row, and recursive doubling among their
-    /// first ones. For parts of one network interface, or of one node.
+    /// A tree within each of so many parts of members in a row, as equal as can be, and recursive
+    /// doubling among their first ones. For parts of one network interface, or of one node.
     Parts(u32),
 }
 
@@ -137,7 +137,7 @@ impl fmt::Display for Algorithm {
             Self::DoubleRing => "double ring",
             Self::RecursiveDoubling3d => "3D recursive doubling",
             Self::DoubleRing3d => "3D double ring",
-            Self::Parts(size) => return write!(f, "trees in parts of {size}, recursive doubling"),
+            Self::Parts(n) => return write!(f, "trees in {n} parts, recursive doubling"),
         })
     }
 }
@@ -210,8 +210,10 @@ impl Algorithm {
                 shape.for_lines(|line| builder.doubling(line));
             }
             Self::DoubleRing3d => shape.for_lines(|line| builder.double_ring(line)),
-            Self::Parts(size) => {
-                let parts = || line.chunks(size.max(1) as usize);
+            Self::Parts(number) => {
+                let number = number.clamp(1, members) as usize;
+                let end = |part: usize| part * line.len() / number;
+                let parts = || (0..number).map(|part| &line[end(part)..end(part + 1)]);
                 parts().for_each(|part| builder.gather(part));
                 let firsts: Vec<u32> = parts().map(|part| part[0]).collect();
                 builder.doubling(&firsts);
@@ -459,8 +461,36 @@ impl From<BadGroup> for NoChoice {
     }
 }
 
+/// What some algorithms make of a group, the one by which a round is over first in front.
+/// `hops(a, b)` is how far members are apart.
+///
+/// # Errors
+///
+/// If there is no such group.
+pub fn choices(
+    algorithms: &[Algorithm],
+    shape: Shape,
+    costs: Costs,
+    mut hops: impl FnMut(u32, u32) -> u32,
+) -> Result<Vec<Choice>, BadGroup> {
+    let mut choices = Vec::with_capacity(algorithms.len());
+    for algorithm in algorithms {
+        let plan = algorithm.plan(shape)?;
+        let step = |from: GateOf, to: GateOf| {
+            let gate = if to.gate == 0 { 0 } else { costs.gate };
+            let way = if from.member == to.member { 0 } else { hops(from.member, to.member) };
+            gate.saturating_add(costs.hop.saturating_mul(way))
+        };
+        let nanoseconds = plan.longest(step, costs.channel);
+        choices.push(Choice { algorithm: *algorithm, plan, nanoseconds });
+    }
+    // Of those that take the same time, the first keeps its place.
+    choices.sort_by_key(|choice| choice.nanoseconds);
+    Ok(choices)
+}
+
 /// Chooses the algorithm by which a round is over first, of those that each member has enough
-/// gates for. `hops(a, b)` is how far members are apart.
+/// gates for.
 ///
 /// Every member comes to the same result if it is asked for the same: so `free`, which is the
 /// number of gates of the member with the fewest, must have been agreed upon.
@@ -472,26 +502,10 @@ pub fn choose(
     shape: Shape,
     free: usize,
     costs: Costs,
-    mut hops: impl FnMut(u32, u32) -> u32,
+    hops: impl FnMut(u32, u32) -> u32,
 ) -> Result<Choice, NoChoice> {
-    let mut best: Option<Choice> = None;
-    let mut needed = usize::MAX;
-    for algorithm in Algorithm::ALL {
-        let plan = algorithm.plan(shape)?;
-        let gates = plan.most_gates();
-        needed = needed.min(gates);
-        if gates > free {
-            continue;
-        }
-        let step = |from: GateOf, to: GateOf| {
-            let gate = if to.gate == 0 { 0 } else { costs.gate };
-            let way = if from.member == to.member { 0 } else { hops(from.member, to.member) };
-            gate.saturating_add(costs.hop.saturating_mul(way))
-        };
-        let nanoseconds = plan.longest(step, costs.channel);
-        if best.as_ref().is_none_or(|best| nanoseconds < best.nanoseconds) {
-            best = Some(Choice { algorithm, plan, nanoseconds });
-        }
-    }
-    best.ok_or(NoChoice::Gates { needed, free })
+    let choices = choices(&Algorithm::ALL, shape, costs, hops)?;
+    let needed = choices.iter().map(|choice| choice.plan.most_gates()).min().unwrap_or(0);
+    let enough = choices.into_iter().find(|choice| choice.plan.most_gates() <= free);
+    enough.ok_or(NoChoice::Gates { needed, free })
 }

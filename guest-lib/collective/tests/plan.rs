@@ -172,7 +172,7 @@ const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::DoubleRing,
     Algorithm::RecursiveDoubling3d,
     Algorithm::DoubleRing3d,
-    Algorithm::Parts(3),
+    Algorithm::Parts(6),
     Algorithm::Parts(8),
 ];
 

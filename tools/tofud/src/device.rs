@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use tofu_abi::irq::vector;
+use tofu_abi::regs::{NUM_BCH, NUM_BG, NUM_TNI};
 use tofu_driver::Device;
 use tofu_vfio::broker::wire::Terms;
 use tofu_vfio::pci::Bus;
@@ -54,6 +55,10 @@ pub trait SharedDevice {
 
     /// Stops control queues, and returns those that do not stop.
     fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)>;
+
+    /// Stops barrier gates, a bit for each by interface, and the channels of those that have one.
+    /// Returns whether they have stopped.
+    fn stop_gates(&self, gates: &[u64; NUM_TNI]) -> bool;
 }
 
 /// Opens a device through VFIO.
@@ -105,5 +110,16 @@ impl SharedDevice for Vfio {
 
     fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)> {
         self.0.stop_queues(queues)
+    }
+
+    fn stop_gates(&self, gates: &[u64; NUM_TNI]) -> bool {
+        let all: Vec<(u8, u8)> = (0..NUM_TNI as u8)
+            .flat_map(|tni| (0..NUM_BG as u8).map(move |bg| (tni, bg)))
+            .filter(|(tni, bg)| gates[usize::from(*tni)] >> bg & 1 != 0)
+            .collect();
+        // Gates without a start and end gate belong to no channel of the process, so none is open.
+        let channels = all.iter().filter(|(_, bg)| usize::from(*bg) < NUM_BCH);
+        let stop = |&(tni, bch): &(u8, u8)| self.0.stop_barrier(tni, bch, &all).is_ok();
+        channels.map(stop).fold(true, |all, one| all && one)
     }
 }

@@ -1,9 +1,10 @@
-//! Which control queues are whose.
+//! Which control queues and barrier gates are whose.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use tofu_abi::regs::{KERNEL_CQ, NUM_TNI};
-use tofu_utofu::{Place, USER_CQS};
+use tofu_utofu::{GatePool, Place, USER_CQS};
 use tofu_vfio::broker::wire::Refusal;
 
 /// Tells a process from all others that ever were.
@@ -60,6 +61,12 @@ pub struct Leases {
     queues: [[Owner; USER_CQS as usize]; NUM_TNI],
     /// With the kernel's control queue.
     packets: [Owner; NUM_TNI],
+    /// Barrier gates that nobody has.
+    gates: GatePool,
+    /// Those of each process: a bit for each, by interface.
+    gates_of: BTreeMap<ClientId, [u64; NUM_TNI]>,
+    /// Gates of a process that is gone do not stop.
+    gates_stuck: bool,
 }
 
 impl Default for Leases {
@@ -67,6 +74,9 @@ impl Default for Leases {
         Self {
             queues: [[Owner::Nobody; USER_CQS as usize]; NUM_TNI],
             packets: [Owner::Nobody; NUM_TNI],
+            gates: GatePool::default(),
+            gates_of: BTreeMap::new(),
+            gates_stuck: false,
         }
     }
 }
@@ -148,9 +158,10 @@ impl Leases {
         (0..).zip(&self.packets).filter(|(_, owner)| owner.is(id)).map(|(tni, _)| tni).collect()
     }
 
-    /// Whether there is a queue that does not stop.
+    /// Whether there is a queue or a gate that does not stop.
     pub fn any_stuck(&self) -> bool {
-        self.queues.iter().flatten().chain(&self.packets).any(|owner| *owner == Owner::Stuck)
+        let queues = self.queues.iter().flatten().chain(&self.packets);
+        self.gates_stuck || queues.into_iter().any(|owner| *owner == Owner::Stuck)
     }
 
     /// Gives a process a further queue.
@@ -177,6 +188,60 @@ impl Leases {
         }
         *owner = Owner::Nobody;
         Ok(())
+    }
+
+    /// Gives a process a start and end gate, and relay gates: one bit each.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NoneLeft`] if there are not so many left, [`Refusal::Wrong`] if there is no such
+    /// interface.
+    pub fn take_gates(&mut self, id: ClientId, tni: u8, relays: u8) -> Result<u64, Refused> {
+        if usize::from(tni) >= NUM_TNI {
+            return Err(Refused::new(Refusal::Wrong, format!("there is no TNI {tni}")));
+        }
+        let gates = self.gates.take(tni, relays.into()).ok_or_else(|| {
+            let text = format!("TNI {tni} has not so many barrier gates left");
+            Refused::new(Refusal::NoneLeft, text)
+        })?;
+        self.gates_of.entry(id).or_default()[usize::from(tni)] |= gates;
+        Ok(gates)
+    }
+
+    /// Takes gates back that a process does not use any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Wrong`] if they are not all its.
+    pub fn give_gates(&mut self, id: ClientId, tni: u8, gates: u64) -> Result<(), Refused> {
+        let its = self.gates_of.get_mut(&id).and_then(|its| its.get_mut(usize::from(tni)));
+        match its {
+            Some(its) if gates & !*its == 0 => *its &= !gates,
+            _ => {
+                let text = format!("barrier gates of TNI {tni} are not this process's");
+                return Err(Refused::new(Refusal::Wrong, text));
+            }
+        }
+        self.gates.give(tni, gates);
+        Ok(())
+    }
+
+    /// The gates of a process, by interface.
+    pub fn gates_of(&self, id: ClientId) -> [u64; NUM_TNI] {
+        self.gates_of.get(&id).copied().unwrap_or_default()
+    }
+
+    /// Ends the leases of a process's gates. Those that do not stop are nobody's until the device
+    /// is given up.
+    pub fn end_gates(&mut self, id: ClientId, stopped: bool) {
+        let gates = self.gates_of.remove(&id).unwrap_or_default();
+        if !stopped {
+            self.gates_stuck = true;
+            return;
+        }
+        for (tni, gates) in (0..).zip(gates) {
+            self.gates.give(tni, gates);
+        }
     }
 
     /// The queues of a process.
@@ -267,6 +332,28 @@ mod tests {
             assert_eq!(leases.take(one, 1, tni, cq).unwrap_err().why, Refusal::Wrong);
             assert_eq!(leases.give(one, tni, cq).unwrap_err().why, Refusal::Wrong);
         }
+    }
+
+    #[test]
+    fn gates_come_and_go_and_run_out() {
+        let mut leases = Leases::default();
+        let (one, other) = (id(1), id(2));
+        assert_eq!(leases.take_gates(one, 3, 2), Ok(1 | 3 << 16));
+        assert_eq!(leases.take_gates(other, 3, 31).unwrap_err().why, Refusal::NoneLeft);
+        assert_eq!(leases.take_gates(other, 3, 30), Ok(2 | 0x3fff_ffff << 18));
+        assert_eq!(leases.take_gates(one, 6, 0).unwrap_err().why, Refusal::Wrong);
+        for (tni, gates) in [(3, 1), (3, 1 << 63), (6, 0), (2, 1)] {
+            assert_eq!(leases.give_gates(other, tni, gates).unwrap_err().why, Refusal::Wrong);
+        }
+        leases.give_gates(one, 3, 1 << 17).unwrap();
+        assert_eq!(leases.gates_of(one), [0, 0, 0, 1 | 1 << 16, 0, 0]);
+        leases.end_gates(one, true);
+        assert_eq!(leases.take_gates(other, 3, 2), Ok(1 | 3 << 16));
+        assert!(!leases.any_stuck());
+        leases.end_gates(other, false);
+        assert!(leases.any_stuck());
+        assert_eq!(leases.take_gates(one, 3, 1).unwrap_err().why, Refusal::NoneLeft);
+        assert_eq!(leases.take_gates(one, 3, 0), Ok(4));
     }
 
     #[test]

@@ -319,6 +319,14 @@ impl<S: Source> Server<S> {
                 self.leases.give(id, tni, cq)?;
                 Ok(Handled::Silent)
             }
+            Request::TakeGates { tni, relays } => {
+                let gates = self.leases.take_gates(id, tni, relays)?;
+                Ok(Handled::Answer(Answer::Gates { gates }))
+            }
+            Request::GiveGates { tni, gates } => {
+                self.leases.give_gates(id, tni, gates)?;
+                Ok(Handled::Silent)
+            }
             Request::Addresses { size } => {
                 let device = self.device.as_ref().ok_or_else(none)?;
                 let (start, len) = device.lend_addresses(size).ok_or_else(none)?;
@@ -413,6 +421,15 @@ impl<S: Source> Server<S> {
         }
         let stuck = device.stop_queues(&queues);
         self.leases.end(id, &stuck);
+        let gates_stopped = device.stop_gates(&self.leases.gates_of(id));
+        self.leases.end_gates(id, gates_stopped);
+        if !gates_stopped {
+            log::error!(
+                "the device does not let go of barrier gates of process {pid}; its memory stays \
+                 mapped until nobody uses the device"
+            );
+            return;
+        }
         if !stuck.is_empty() {
             log::error!(
                 "the device does not let go of {} control queues of process {pid}; its memory \

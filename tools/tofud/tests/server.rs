@@ -28,6 +28,8 @@ struct State {
     lent: u64,
     back: Vec<(u64, u64)>,
     stopped: Vec<(u8, u8)>,
+    stopped_gates: Vec<[u64; 6]>,
+    gates_stick: bool,
     stuck: Vec<(u8, u8)>,
     bound: bool,
     packets_stopped: Vec<u8>,
@@ -111,6 +113,12 @@ impl SharedDevice for Device {
         let mut state = self.fake.state();
         state.stopped.extend(queues);
         queues.iter().copied().filter(|queue| state.stuck.contains(queue)).collect()
+    }
+
+    fn stop_gates(&self, gates: &[u64; 6]) -> bool {
+        let mut state = self.fake.state();
+        state.stopped_gates.push(*gates);
+        !state.gates_stick
     }
 }
 
@@ -266,14 +274,39 @@ fn what_does_not_stop_is_nobodys() {
 }
 
 #[test]
+fn barrier_gates_are_stopped_before_others_have_them() {
+    let mut test = Test::new();
+    let (one, ..) = test.join(None);
+    let (other, ..) = test.join(None);
+    let take = |relays| Request::TakeGates { tni: 1, relays };
+    assert_eq!(test.ask(&one, &take(32)), Some(Answer::Gates { gates: 1 | 0xffff_ffff << 16 }));
+    assert_eq!(why(test.ask(&other, &take(1))), Refusal::NoneLeft);
+    test.ask(&one, &Request::GiveGates { tni: 1, gates: 1 << 20 });
+    assert_eq!(test.ask(&other, &take(1)), Some(Answer::Gates { gates: 2 | 1 << 20 }));
+    drop(one);
+    test.settle();
+    let all = 1 | 0xffff_ffff << 16 & !(1 << 20);
+    assert_eq!(test.fake.state().stopped_gates, [[0, all, 0, 0, 0, 0]]);
+    assert_eq!(test.ask(&other, &take(31)), Some(Answer::Gates { gates: all }));
+    // What does not stop may still write to the process's memory.
+    test.fake.state().back.clear();
+    test.fake.state().gates_stick = true;
+    drop(other);
+    test.settle();
+    assert_eq!(test.fake.state().back, []);
+}
+
+#[test]
 fn those_who_make_no_sense_are_shown_out() {
     let mut test = Test::new();
     let (good, ..) = test.join(None);
-    let requests: [&[Request]; 4] = [
+    let requests: [&[Request]; 6] = [
         &[Request::Hello { version: VERSION + 1, place: None }],
         &[Request::Take { tni: 0, cq: 1 }],
         &[hello(None), hello(None)],
         &[hello(None), Request::Give { tni: 0, cq: 0 }],
+        &[hello(None), Request::GiveGates { tni: 0, gates: 1 }],
+        &[hello(None), Request::TakeGates { tni: 6, relays: 0 }],
     ];
     for requests in requests {
         let socket = test.connect();
@@ -362,4 +395,101 @@ fn a_socket_is_replaced_by_the_next_broker() {
     assert!(Broker::connect(&path).unwrap().is_some());
     let files = std::fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(files, 1, "nothing else is left there");
+}
+
+fn packets(tni: u8) -> Request {
+    Request::Packets { version: VERSION, tni }
+}
+
+fn alone() -> Request {
+    Request::Alone { version: VERSION }
+}
+
+#[test]
+fn the_network_shares_the_device_with_programs() {
+    let mut test = Test::new();
+    let network = test.connect();
+    send(network.as_fd(), &packets(2), &[]).unwrap();
+    test.settle();
+    let (welcome, fds) = receive_with_fds(network.as_fd()).unwrap().unwrap();
+    assert!(matches!(welcome, Answer::Welcome { cq: None, .. }), "{welcome:?}");
+    assert_eq!(fds.len(), 3, "the device, its address space, the interrupt");
+    let (program, _, cq) = test.join(None);
+    assert_eq!((cq, test.server.users()), (Some(0), 2));
+    // There is one network on a TNI, and no TNI 6.
+    let other = test.connect();
+    assert_eq!(why(test.ask(&other, &packets(2))), Refusal::InUse);
+    let other = test.connect();
+    assert_eq!(why(test.ask(&other, &packets(6))), Refusal::Wrong);
+    assert_eq!(test.ask(&other, &packets(3)), None, "it was shown out");
+    drop(program);
+    test.settle();
+    assert_eq!(test.fake.counts(), (1, 0), "the network has it still");
+    test.fake.state().stopped.clear();
+    drop(network);
+    test.settle();
+    {
+        let state = test.fake.state();
+        assert_eq!((&state.packets_stopped[..], &state.stopped[..]), (&[2][..], &[(2, 11)][..]));
+    }
+    assert_eq!(test.fake.counts(), (1, 1));
+}
+
+#[test]
+fn the_network_gives_way_to_whoever_wants_the_device_alone() {
+    let mut test = Test::new();
+    let network = test.connect();
+    assert!(matches!(test.ask(&network, &packets(0)), Some(Answer::Welcome { .. })));
+    let (program, ..) = test.join(None);
+    let greedy = test.connect();
+    assert_eq!(why(test.ask(&greedy, &alone())), Refusal::InUse, "a program has it");
+    drop(program);
+    test.settle();
+    assert_eq!(test.ask(&greedy, &alone()), Some(Answer::Yours));
+    assert_eq!(test.fake.counts(), (1, 1), "given up");
+    assert!(receive_with_fds::<Answer>(network.as_fd()).unwrap().is_none(), "shown out");
+    // Until it is gone nobody else gets the device.
+    for request in [packets(0), hello(None)] {
+        let other = test.connect();
+        assert_eq!(why(test.ask(&other, &request)), Refusal::NoDevice);
+    }
+    let other = test.connect();
+    assert_eq!(why(test.ask(&other, &alone())), Refusal::InUse);
+    assert_eq!(why(test.ask(&greedy, &Request::Take { tni: 0, cq: 0 })), Refusal::Wrong);
+    drop(greedy);
+    test.settle();
+    let network = test.connect();
+    assert!(matches!(test.ask(&network, &packets(0)), Some(Answer::Welcome { .. })));
+    assert_eq!(test.fake.state().open, 2);
+}
+
+#[test]
+fn the_network_binds_a_device_once_only() {
+    let mut test = Test::new();
+    let network = test.connect();
+    test.ask(&network, &packets(0)).unwrap();
+    assert!(std::mem::take(&mut test.fake.state().bound), "it has no driver at first");
+    drop(network);
+    test.settle();
+    // Whoever takes the driver away now means it.
+    let network = test.connect();
+    test.ask(&network, &packets(0)).unwrap();
+    assert!(!test.fake.state().bound);
+    drop(network);
+    test.settle();
+    test.join(None);
+    assert!(test.fake.state().bound, "a program has asked for it");
+}
+
+#[test]
+fn what_only_a_reset_mends_is_not_kept_by_the_network() {
+    let mut test = Test::new();
+    let network = test.connect();
+    test.ask(&network, &packets(0)).unwrap();
+    let (program, ..) = test.join(None);
+    test.fake.state().stuck.push((4, 0));
+    drop(program);
+    test.settle();
+    assert_eq!(test.fake.counts(), (1, 1), "given up, to be reset");
+    assert!(receive_with_fds::<Answer>(network.as_fd()).unwrap().is_none(), "shown out");
 }

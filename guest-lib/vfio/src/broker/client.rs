@@ -196,10 +196,32 @@ impl Broker {
 
     /// Gives a control queue back, after it was closed.
     pub fn give(&self, tni: u8, cq: u8) {
+        self.tell(&Request::Give { tni, cq });
+    }
+
+    /// Asks for a start and end gate of an interface, and relay gates: one bit each.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NoneLeft`] if there are not so many left.
+    pub fn take_gates(&self, tni: u8, relays: u8) -> Result<u64, BrokerError> {
+        match self.ask(&Request::TakeGates { tni, relays })? {
+            (Answer::Gates { gates }, _) => Ok(gates),
+            _ => Err(BrokerError::Answer),
+        }
+    }
+
+    /// Gives barrier gates back, after their channel was closed.
+    pub fn give_gates(&self, tni: u8, gates: u64) {
+        self.tell(&Request::GiveGates { tni, gates });
+    }
+
+    /// Sends a request that is not answered.
+    fn tell(&self, request: &Request) {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         // A broker that is gone needs not to be told.
         if let Some(socket) = &*socket {
-            let _ = send(socket.as_fd(), &Request::Give { tni, cq }, &[]);
+            let _ = send(socket.as_fd(), request, &[]);
         }
     }
 

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::bar::Layout;
 
 /// Version of the messages. Both sides must have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 2048;
 /// Descriptors in a message at most: the device, its address space, and an interrupt.
@@ -65,6 +65,20 @@ pub enum Request {
         /// Control queue.
         cq: u8,
     },
+    /// A start and end gate of an interface, and relay gates, answered by [`Answer::Gates`].
+    TakeGates {
+        /// Network interface.
+        tni: u8,
+        /// Relay gates.
+        relays: u8,
+    },
+    /// Gives barrier gates back, which are linked no more. Not answered.
+    GiveGates {
+        /// Network interface.
+        tni: u8,
+        /// The gates, one bit each.
+        gates: u64,
+    },
     /// At least so many more device addresses, in a row.
     Addresses {
         /// Bytes.
@@ -89,6 +103,11 @@ pub enum Answer {
     Yours,
     /// The queue is its own.
     Taken,
+    /// Barrier gates are its own: one bit each.
+    Gates {
+        /// The gates.
+        gates: u64,
+    },
     /// Further device addresses are its own: start and length in bytes.
     Addresses {
         /// First address.

@@ -146,12 +146,25 @@ impl ClaimQueue for Claims {
     }
 
     fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
-        let _ = (tni, relays);
-        Ok(None)
+        let Ok(relays) = u8::try_from(relays) else { return Ok(None) };
+        match self.broker.take_gates(tni, relays) {
+            Ok(gates) => Ok(Some(gates)),
+            Err(BrokerError::Refused { why: Refusal::NoneLeft, .. }) => Ok(None),
+            Err(BrokerError::Gone(_)) => {
+                let hint = "tofud, which knows who has them, is gone";
+                Err(Error::with_value(
+                    Code::OutOfResource,
+                    "barrier gates of TNI",
+                    tni.into(),
+                    hint,
+                ))
+            }
+            Err(error) => Err(broker_error("barrier gates", error)),
+        }
     }
 
     fn give_gates(&self, tni: u8, gates: u64) {
-        let _ = (tni, gates);
+        self.broker.give_gates(tni, gates);
     }
 }
 
