@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
+use tofu_abi::barrier::Profile;
 use tofu_abi::queue::{MrqEntry, MrqId};
 use tofu_abi::regs::{CqReg, CqsReg, PortReg, Register, TniReg};
 use tofu_abi::table::PageSize;
@@ -235,15 +236,20 @@ impl Cluster {
     /// Like [`Cluster::new`], with control queue pages that are memory shared between driver
     /// and device, which looks at them now and then.
     pub fn polled(shape: &str) -> Self {
-        Self::build(shape, 4 << 20, true)
+        Self::build(shape, 4 << 20, true, Profile::TOFUD)
     }
 
     /// A machine with `size` bytes of memory for each node.
     pub fn with_memory(shape: &str, size: usize) -> Self {
-        Self::build(shape, size, false)
+        Self::build(shape, size, false, Profile::TOFUD)
     }
 
-    fn build(shape: &str, size: usize, polled: bool) -> Self {
+    /// A machine whose nodes have barriers like this.
+    pub fn with_barrier(shape: &str, barrier: Profile) -> Self {
+        Self::build(shape, 4 << 20, false, barrier)
+    }
+
+    fn build(shape: &str, size: usize, polled: bool, barrier: Profile) -> Self {
         let shape: Shape = shape.parse().unwrap();
         let fabric = Arc::new(Fabric::new(shape));
         let pages: Vec<_> = (0..if polled { shape.nodes() } else { 0 })
@@ -272,7 +278,8 @@ impl Cluster {
                 node,
                 interrupts: Arc::clone(&interrupts),
             };
-            let config = Config { pages: world.pages.get(node).cloned(), ..Config::tofud(coords) };
+            let pages = world.pages.get(node).cloned();
+            let config = Config { pages, barrier, ..Config::tofud(coords) };
             let icc = Icc::new(config, Arc::new(host), Arc::new(memory.clone()));
             icc.set_bus_master(true);
             nodes.push(Arc::new(icc));

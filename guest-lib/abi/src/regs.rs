@@ -11,8 +11,11 @@ pub const NUM_TNI: usize = 6;
 pub const NUM_CQ: usize = 12;
 /// The control queue that belongs to the kernel.
 pub const KERNEL_CQ: u8 = 11;
-/// Barrier gates (BG) of a TNI.
+/// Barrier gates (BG) of a TNI of TofuD.
 pub const NUM_BG: usize = 48;
+/// Barrier gates that a TNI may have: 64 in Tofu and Tofu2, whose gates are reached by the same
+/// registers here (ours).
+pub const MAX_BG: usize = 64;
 /// Barrier channels (BCH) of a TNI: barrier gates 0 to 15 have one each.
 pub const NUM_BCH: usize = 16;
 /// Link ports of a node.
@@ -564,7 +567,7 @@ pub enum Register {
     Bgs {
         /// Network interface, 0 to 5.
         tni: u8,
-        /// Barrier gate, 0 to 47.
+        /// Barrier gate, 0 to 47 (TofuD).
         bg: u8,
         /// Register.
         reg: BgsReg,
@@ -573,7 +576,7 @@ pub enum Register {
     BgsData {
         /// Network interface, 0 to 5.
         tni: u8,
-        /// Barrier gate, 0 to 47.
+        /// Barrier gate, 0 to 47 (TofuD).
         bg: u8,
         /// Buffer: 0 = A, 1 = B.
         buffer: u8,
@@ -630,7 +633,7 @@ impl Register {
                 None => None,
             }
         } else if area < TNI_AREA {
-            if unit >= NUM_BG {
+            if unit >= MAX_BG {
                 return None;
             }
             Self::decode_bgs(tni, unit as u8, reg)

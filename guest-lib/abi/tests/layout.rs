@@ -229,7 +229,7 @@ fn golden_map() -> Vec<(u64, Register)> {
                 map.push((page + offset, Register::Bch { tni, bch, reg: *reg }));
             }
         }
-        for bg in 0..48u8 {
+        for bg in 0..64u8 {
             let page = 0x80_0000 + t + u64::from(bg) * 0x1_0000;
             for (reg, (offset, name)) in BgsReg::ALL.iter().zip(BGS) {
                 // The 15 data qwords have a variant of their own; barrier channels exist

@@ -672,6 +672,17 @@ impl<P: Platform> Device<P> {
         self.wait_for_channel_mask(tni, bch)
     }
 
+    /// What barriers of the device's generation have; `None` if it has none.
+    ///
+    /// The mask of a gate that exists never reads as 0, as requests that there are not stay
+    /// masked.
+    pub fn barrier_profile(&self) -> Option<Profile> {
+        let has_gate = |tni: u8, bg: u8| self.bgs_irq(tni, bg).masked() != 0;
+        [Profile::TOFUD, Profile::TOFU]
+            .into_iter()
+            .find(|profile| has_gate(profile.tnis - 1, profile.gates - 1))
+    }
+
     fn wait_for_channel_mask(&self, tni: u8, bch: u8) -> Result<(), TimedOut> {
         let status = bgs_page(tni, bch) + BgsReg::BchMaskStatus.offset();
         let done = |v| v & BCH_MASK_STATUS_RUN == 0;

@@ -295,6 +295,11 @@ impl<P: Platform> IrqUnit<'_, P> {
         self.platform.bar0_read64(self.irr)
     }
 
+    /// Requests that are masked.
+    pub fn masked(&self) -> u64 {
+        self.platform.bar0_read64(self.imr)
+    }
+
     /// Clears pending requests.
     pub fn clear(&self, bits: u64) {
         self.platform.bar0_write64(self.irc, bits);

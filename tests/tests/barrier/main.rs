@@ -11,7 +11,7 @@ use tofu_abi::barrier::{BchReady, BgAddress, Profile, SignalState};
 use tofu_abi::irq::{bgs, vector};
 use tofu_abi::reduce::{self, Input, Op};
 use tofu_abi::regs::{BchReg, BgsReg, Register};
-use tofu_driver::{Channel, ChannelConfig, Gate, Platform, StartError};
+use tofu_driver::{Channel, ChannelConfig, ChannelError, Gate, Platform, StartError};
 use tofu_tests::{Cluster, PATIENCE_NS};
 
 use crate::group::{
@@ -47,6 +47,53 @@ fn every_operation_of_up_to_48_nodes_by_every_algorithm() {
 #[test]
 fn the_same_with_pages_that_driver_and_device_share() {
     every_operation(&Cluster::polled("1x1x1x2x3x2"), &[1, 2, 4, 7, 12]);
+}
+
+/// 8 channels and 64 gates on TNI 0, and one element.
+#[test]
+fn barriers_of_tofu_and_tofu2() {
+    let profile = Profile::TOFU;
+    let cluster = Cluster::with_barrier("1x1x1x2x3x2", profile);
+    assert_eq!(cluster.device(0).barrier_profile(), Some(profile));
+    assert_eq!(Cluster::new("1x1x1x1x1x1").device(0).barrier_profile(), Some(Profile::TOFUD));
+    let config = ChannelConfig { profile, ..ChannelConfig::new(0, 7) };
+    // Relays that TofuD does not have, and some that would be start/end gates there.
+    let members = group::members(&cluster, 8, 0, 7);
+    let relay = |_: usize, step: usize| [63, 8][step - 1];
+    let mut channels: Vec<_> = (0..8)
+        .map(|rank| {
+            let gates = doubling_with(&members, rank, relay);
+            Channel::open(cluster.device(rank as u32), &config, &gates).unwrap()
+        })
+        .collect();
+    for op in [Op::Barrier, Op::Sum, Op::FpSum] {
+        let inputs = inputs(op, 8, 1);
+        let count = profile.max_elements(op);
+        assert!(count <= 1);
+        for (channel, input) in channels.iter_mut().zip(&inputs) {
+            let more = StartError::Count { count: count + 1, max: count };
+            assert_eq!(channel.start(op, input, count + 1), Err(more));
+            channel.start(op, input, count).unwrap();
+        }
+        for channel in &mut channels {
+            let outcome = channel.wait(PATIENCE_NS).unwrap();
+            let full = expected(op, &inputs);
+            let qwords = if op == Op::FpSum { 5 } else { usize::from(count) };
+            assert_eq!(outcome.value[..qwords], full[..qwords], "{op:?}");
+        }
+    }
+    drop(channels);
+    // What the others have is not there.
+    let gate =
+        |tni, bch| Gate { src_local: Some(bch), dst_local: Some(bch), ..Gate::new(tni, bch) };
+    for (tni, bch) in [(0, 8), (1, 0), (5, 15)] {
+        let tofud = ChannelConfig::new(tni, bch);
+        let error = Channel::open(cluster.device(0), &tofud, &[gate(tni, bch)]).unwrap_err();
+        assert!(matches!(error, ChannelError::Busy { .. }), "{error}: a driver of TofuD");
+        let own = ChannelConfig { profile, ..tofud };
+        let error = Channel::open(cluster.device(0), &own, &[gate(tni, bch)]).unwrap_err();
+        assert_eq!(error, ChannelError::NoSuchChannel { tni, bch });
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@ use std::time::Instant;
 
 use thiserror::Error;
 use tofu_abi::Coords;
+use tofu_abi::barrier::Profile;
 use tofu_fabric::{Fabric, NodeId, Shape, Timing, Wires};
 use tofu_icc::{Body, DmaMemory, SharedPages};
 
@@ -44,6 +45,8 @@ pub struct MachineConfig {
     pub shape: Shape,
     /// Times of its links.
     pub timing: Timing,
+    /// Barrier gates and channels of its nodes.
+    pub barrier: Profile,
     /// How doorbells arrive.
     pub doorbells: Doorbells,
     /// How many engines share the nodes; at least one.
@@ -61,6 +64,7 @@ impl MachineConfig {
         Self {
             shape,
             timing: Timing::TOFUD,
+            barrier: Profile::TOFUD,
             doorbells: Doorbells::Trapped,
             engines: 1,
             timeout_ns: 500_000_000,

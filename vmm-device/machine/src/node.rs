@@ -127,6 +127,7 @@ impl Node {
         let icc_config = Config {
             timeout_ns: config.timeout_ns,
             byte_fs: config.timing.byte_fs,
+            barrier: config.barrier,
             pages,
             blank: RandomState::new().hash_one(id.0),
             ..Config::tofud(coords)
