@@ -534,9 +534,9 @@ impl<P: Platform> Channel<P> {
     ///
     /// See [`ChannelWaitError`].
     pub fn wait(&mut self, timeout_ns: u64) -> Result<Outcome, ChannelWaitError> {
-        const ENDS: u64 = bgs::SYNCHRONIZATION_ACKNOWLEDGE
-            | bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE
-            | bgs::DMA_COMPLETION_EXCEPTION;
+        const ACKNOWLEDGES: u64 =
+            bgs::SYNCHRONIZATION_ACKNOWLEDGE | bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE;
+        const ENDS: u64 = ACKNOWLEDGES | bgs::DMA_COMPLETION_EXCEPTION;
         if let Some(outcome) = self.poll() {
             return Ok(outcome);
         }
@@ -549,16 +549,13 @@ impl<P: Platform> Channel<P> {
             let elapsed = self.device.platform().now_ns().saturating_sub(start);
             if sleeps && elapsed >= self.spin_ns {
                 // Clear, look, sleep: see `Cq::wait`. The read brings the write to the device.
-                let irq = self.irq();
-                let pending = irq.pending();
-                irq.clear(ENDS);
-                irq.pending();
+                self.irq().clear(ACKNOWLEDGES);
+                let lost = self.notice_was_lost();
                 if let Some(outcome) = self.poll() {
                     return Ok(outcome);
                 }
-                if pending & bgs::DMA_COMPLETION_EXCEPTION != 0 {
-                    self.next_round();
-                    return Err(ChannelWaitError::Notice);
+                if lost {
+                    return Err(self.without_notice());
                 }
                 let nap = timeout_ns.saturating_sub(elapsed).min(NAP_NS);
                 self.device.platform().irq_wait(vector::bg(self.tni), nap);
@@ -569,14 +566,23 @@ impl<P: Platform> Channel<P> {
                 return Ok(outcome);
             }
             if elapsed >= timeout_ns {
-                if self.irq().pending() & bgs::DMA_COMPLETION_EXCEPTION != 0 {
-                    self.irq().clear(bgs::DMA_COMPLETION_EXCEPTION);
-                    self.next_round();
-                    return Err(ChannelWaitError::Notice);
+                if self.notice_was_lost() {
+                    return Err(self.without_notice());
                 }
                 return Err(ChannelWaitError::TimedOut { exceptions: self.exceptions() });
             }
         }
+    }
+
+    fn notice_was_lost(&self) -> bool {
+        self.irq().pending() & bgs::DMA_COMPLETION_EXCEPTION != 0
+    }
+
+    /// Goes on to the next round without the outcome of this one.
+    fn without_notice(&mut self) -> ChannelWaitError {
+        self.irq().clear(bgs::DMA_COMPLETION_EXCEPTION);
+        self.next_round();
+        ChannelWaitError::Notice
     }
 
     /// Starts a round and waits for its outcome.

@@ -174,7 +174,6 @@ fn counters_and_states_cannot_be_written() {
             Register::Bch { reg, .. } => matches!(reg, BchReg::Ready | BchReg::IgnoredSignalCount),
             Register::Xb(reg) => reg == XbReg::StqNextOffset,
             Register::Tofu(reg) => matches!(reg, TofuReg::NodeAddress | TofuReg::TnrIrr),
-            _ => false,
         };
         if fixed {
             device.write(register, u64::MAX);
