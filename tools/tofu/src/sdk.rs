@@ -82,6 +82,9 @@ const HEADERS: [(&str, &str, &str); 2] = [
     ),
 ];
 
+/// A header of a library that has one already.
+const COLLECTIVE: &str = include_str!("../../../guest-lib/utofu/header/tofu_collective.h");
+
 /// The last part of a path.
 pub(crate) fn name(path: &Path) -> anyhow::Result<&str> {
     let name = path.file_name().and_then(|name| name.to_str());
@@ -136,6 +139,7 @@ pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
             template.replace("@prefix@", prefix).replace("@version@", env!("CARGO_PKG_VERSION"));
         fs::write(pkgconfig.join(format!("{name}.pc")), text).with_context(cannot)?;
     }
+    fs::write(include.join("tofu_collective.h"), COLLECTIVE).with_context(cannot)?;
     for library in &libraries {
         // A program may have the old one open: it keeps that.
         let target = lib.join(name(library)?);

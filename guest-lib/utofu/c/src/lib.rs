@@ -1,4 +1,4 @@
-//! `libtofucom`: the functions of `utofu.h`, and `utofu_get_last_error`.
+//! `libtofucom`: the functions of `utofu.h` and `tofu_collective.h`, and `utofu_get_last_error`.
 //!
 //! What they do is in `tofu-utofu`; here are pointers, handles and codes, and the choice of who
 //! gives the process its device (`provider`). Pointers are checked for null, handles for being

@@ -126,14 +126,20 @@ fn the_library_has_its_name_and_just_its_functions() {
     let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(&library));
     let symbols = symbols.lines().filter_map(|line| line.split_whitespace().nth(2));
     let exported: BTreeSet<_> = symbols.filter(|name| *name != "rust_eh_personality").collect();
-    // The functions of the header, and the three that are not in it.
-    let header = fs::read_to_string(Path::new(HERE).join("../header/utofu.h")).unwrap();
-    let mut expected: BTreeSet<_> = header
-        .lines()
-        .filter(|line| line.starts_with("int utofu_") || line.starts_with("void utofu_"))
-        .map(|line| line.split([' ', '(']).nth(1).unwrap())
-        .collect();
+    // The functions of the headers, and the three that are not in any.
+    let header = |name| fs::read_to_string(Path::new(HERE).join("../header").join(name)).unwrap();
+    let (utofu, collective) = (header("utofu.h"), header("tofu_collective.h"));
+    let functions = |header: &'static str, prefix| {
+        let lines = header.lines().filter_map(|line| {
+            let name = line.strip_prefix("int ").or(line.strip_prefix("void "))?;
+            name.starts_with(prefix).then_some(name)
+        });
+        lines.map(|name| name.split('(').next().unwrap()).collect::<BTreeSet<_>>()
+    };
+    let mut expected = functions(utofu.leak(), "utofu_");
     assert_eq!(expected.len(), 65);
+    expected.extend(functions(collective.leak(), "tofu_coll_"));
+    assert_eq!(expected.len(), 65 + 8);
     expected.extend(["utofu_get_last_error", "tofu_inproc_count", "tofu_inproc_select"]);
     assert_eq!(exported, expected);
 }
@@ -211,6 +217,14 @@ fn any_calls_at_all_crash_nothing_and_return_the_codes_of_the_manual() {
         }
     }
     assert_eq!(seen.len(), 65);
+}
+
+#[test]
+fn groups_synchronise_and_reduce() {
+    let unit = [PAIR[0], ("TOFU_SHAPE", "1x1x1x2x3x2")];
+    if let Some(output) = build_and_run(&test_source("collective.c"), &unit) {
+        assert_eq!(output, "ok\n");
+    }
 }
 
 #[test]
@@ -329,7 +343,7 @@ fn the_python_of_the_manual_runs() {
 
 #[test]
 fn the_header_is_good_c99_and_cpp() {
-    let header = Path::new(HERE).join("../header/utofu.h");
+    let headers = Path::new(HERE).join("../header");
     for (compiler, language) in [("gcc", "c"), ("g++", "c++")] {
         if !have(compiler) {
             eprintln!("SKIP the_header_is_good_c99_and_cpp: no {compiler}");
@@ -338,7 +352,8 @@ fn the_header_is_good_c99_and_cpp() {
         let standard = if language == "c" { "-std=c99" } else { "-std=c++98" };
         run(Command::new(compiler)
             .args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-Wno-long-long", standard])
-            .args(["-fsyntax-only", "-x", language])
-            .arg(&header));
+            .args(["-fsyntax-only", "-x", language, "-I"])
+            .arg(&headers)
+            .args([headers.join("utofu.h"), headers.join("tofu_collective.h")]));
     }
 }

@@ -1,9 +1,10 @@
-//! The functions of `utofu.h`, by its sections.
+//! The functions of `utofu.h`, by its sections, and of `tofu_collective.h`.
 //!
 //! Each returns 0 or a negative code (`enum utofu_return_code`), and keeps the reason for
 //! `utofu_get_last_error`. Pointers that must not be null give `UTOFU_ERR_INVALID_POINTER`.
 
 mod barrier;
+mod collective;
 mod completion;
 mod extra;
 mod memory;
@@ -13,6 +14,7 @@ mod tni;
 mod vcq;
 
 pub use barrier::*;
+pub use collective::*;
 pub use completion::*;
 pub use extra::*;
 pub use memory::*;
