@@ -23,10 +23,12 @@ use crate::manifest::{self, Manifest};
 use crate::modules::Tree;
 use crate::progress::{Phase, Progress};
 use crate::spec::{Kernel, Spec, check_name, check_package};
-use crate::{initramfs, kernel, root};
+use crate::{driver, initramfs, kernel, root};
 
 /// Modules that a guest loads at boot.
 pub(crate) const LOAD: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
+/// Modules that one with our own driver loads instead.
+const DRIVER: [&str; 1] = ["tofu"];
 /// Modules that it loads when it finds such a device.
 pub(crate) const DEVICES: [&str; 5] =
     ["virtio_blk", "virtio_net", "virtio-rng", "virtio_console", "virtio-iommu"];
@@ -246,6 +248,13 @@ impl Cache {
         }
         match &spec.chosen_kernel() {
             Kernel::File(_) => {}
+            Kernel::Driver => {
+                let (root, key, part) = driver::part(self, spec.refresh, progress)?;
+                release.clone_from(&part.kernel);
+                tree = Some(Tree::open(&self.part_folder(&key).join("modules"), &release)?);
+                take(part, &key, &["vmlinux", "vmlinuz"])?;
+                take(Manifest::new(&root, ""), &root, &[])?;
+            }
             named => {
                 let key = format!("kernel-{named}");
                 let part = self.kernel_part(named, &key, spec.refresh, progress)?;
@@ -261,13 +270,14 @@ impl Cache {
         let mut modules = Vec::new();
         let mut load: Vec<&str> = Vec::new();
         if let Some(tree) = tree {
-            let mut names: Vec<&str> = LOAD.to_vec();
+            let first = if spec.kernel == Kernel::Driver { &DRIVER[..] } else { &LOAD[..] };
+            let mut names: Vec<&str> = first.to_vec();
             names.extend(spec.extra_modules());
             let optional = DEVICES.iter().chain(&OWN).chain(spec.optional_modules());
             let for_root = if spec.with.is_empty() { &[][..] } else { &ROOT[..] };
             names.extend(optional.chain(for_root).copied().filter(|name| tree.has(name)));
             modules = tree.closure(&names)?;
-            load.extend(LOAD);
+            load.extend(first);
             load.extend(spec.modules.iter().map(String::as_str));
         }
         let busybox = self.part_folder("busybox").join("busybox");

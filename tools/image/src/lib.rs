@@ -35,6 +35,7 @@ pub const TCG_ARGUMENTS: &str = "no_timer_check tsc=reliable";
 mod apt;
 mod cache;
 mod cpio;
+mod driver;
 mod error;
 mod initramfs;
 mod kernel;

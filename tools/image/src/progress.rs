@@ -16,6 +16,8 @@ pub enum Phase {
     Unpack,
     /// Making the kernel's files.
     Kernel,
+    /// Compiling a kernel with our driver; progress is in files, about.
+    Compile,
     /// Making the initial RAM file system.
     Initramfs,
     /// Running the packages' own set-up scripts; progress is in packages.
@@ -32,6 +34,7 @@ impl fmt::Display for Phase {
             Phase::Download => "download",
             Phase::Unpack => "unpack",
             Phase::Kernel => "kernel",
+            Phase::Compile => "compile the kernel and its driver",
             Phase::Initramfs => "initramfs",
             Phase::Configure => "configure packages",
             Phase::Root => "root file system",

@@ -48,7 +48,7 @@ pub(crate) const RECIPE: &str =
 
 /// How the packages' scripts can be run on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+pub(crate) enum Way {
     /// As root, in namespaces of their own.
     Root,
     /// As root by chroot alone, as in a container that may not mount.
@@ -87,8 +87,23 @@ impl Way {
         })
     }
 
+    /// A command that runs the script `tofu-build/configure` in `root` with an argument.
+    ///
+    /// # Errors
+    /// [`Error::NoTool`] if the host allows no such thing.
+    pub(crate) fn enter(self, root: &Path, argument: &str) -> Result<Command> {
+        let shell = run::find("sh").unwrap_or_else(|| "/bin/sh".into());
+        let mut command = self.command(&shell).ok_or_else(|| Error::NoTool {
+            tool: "a root user, real or in a user namespace,".into(),
+            purpose: "run programs in a root file system of their own",
+            remedy: "allow user namespaces on this host, or run this as root",
+        })?;
+        command.args(["-c", ENTER, "enter"]).arg(root).arg(argument);
+        Ok(command)
+    }
+
     /// The best that the host allows.
-    fn find(progress: &dyn Progress) -> Result<Self> {
+    pub(crate) fn find(progress: &dyn Progress) -> Result<Self> {
         let ways: &[Way] = match rustix::process::geteuid().is_root() {
             true => &[Way::Root, Way::Chroot],
             false => &[Way::UserNamespace],

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::apt::hex;
 use crate::error::{Error, Result};
-use crate::{cache, initramfs, manifest, root};
+use crate::{cache, driver, initramfs, manifest, root};
 
 /// Which kernel an image has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,14 +27,16 @@ pub enum Kernel {
     CloudBackports,
     /// The newest kernel for all machines, from backports.
     GenericBackports,
+    /// A kernel built for the driver tofu.ko, and the driver: see `driver.rs`.
+    Driver,
     /// A file of the user's own: a bzImage or ELF kernel, with all that is needed built in.
     File(PathBuf),
 }
 
 impl Kernel {
     /// Names of those that have one.
-    pub const NAMES: [&'static str; 5] =
-        ["auto", "cloud", "generic", "cloud-backports", "generic-backports"];
+    pub const NAMES: [&'static str; 6] =
+        ["auto", "cloud", "generic", "cloud-backports", "generic-backports", "driver"];
 }
 
 impl fmt::Display for Kernel {
@@ -45,6 +47,7 @@ impl fmt::Display for Kernel {
             Kernel::Generic => f.write_str("generic"),
             Kernel::CloudBackports => f.write_str("cloud-backports"),
             Kernel::GenericBackports => f.write_str("generic-backports"),
+            Kernel::Driver => f.write_str("driver"),
             Kernel::File(path) => write!(f, "{}", path.display()),
         }
     }
@@ -61,13 +64,14 @@ impl FromStr for Kernel {
             "generic" => Kernel::Generic,
             "cloud-backports" => Kernel::CloudBackports,
             "generic-backports" => Kernel::GenericBackports,
+            "driver" => Kernel::Driver,
             path if path.contains('/') => Kernel::File(path.into()),
             other => {
                 return Err(Error::Invalid {
                     what: "kernel",
                     value: other.into(),
-                    allowed: "auto, cloud, generic, cloud-backports, generic-backports, or the \
-                              path of a kernel file",
+                    allowed: "auto, cloud, generic, cloud-backports, generic-backports, driver, \
+                              or the path of a kernel file",
                 });
             }
         })
@@ -282,6 +286,9 @@ impl Spec {
                 add(&number.to_le_bytes());
             }
         }
+        if self.kernel == Kernel::Driver {
+            add(driver::recipe().as_bytes());
+        }
         for list in [&self.with, &self.modules] {
             add(&(list.len() as u64).to_le_bytes());
             list.iter().for_each(|name| add(name.as_bytes()));
@@ -309,6 +316,7 @@ mod tests {
         let specs = [
             plain(),
             plain().kernel(Kernel::Generic),
+            plain().kernel(Kernel::Driver),
             plain().kernel(Kernel::File("/no/such".into())),
             plain().with(["mpich"]).unwrap(),
             plain().with(["mpich", "iperf3"]).unwrap(),

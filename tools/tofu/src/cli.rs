@@ -421,9 +421,13 @@ pub(crate) enum ImageCommand {
         /// Name of the image [default: default, or made of the packages]
         #[arg(long, value_name = "NAME")]
         name: Option<ImageName>,
-        /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, or a file
+        /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, driver, or a file
         #[arg(long, value_name = "KERNEL", default_value = "auto")]
         kernel: String,
+        /// Build a kernel with the driver tofu.ko, which takes minutes the first time: the same as
+        /// --kernel driver, with `driver` as the default name
+        #[arg(long, conflicts_with = "kernel")]
+        kernel_driver: bool,
         /// Kernel modules to add, with what they need
         #[arg(long, value_name = "MODULE,...", value_delimiter = ',')]
         modules: Vec<String>,

@@ -27,12 +27,14 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
     let progress = Shown::new(cancelled, Style::detect(false).progress);
     let cache = Cache::from_env()?;
     let result = match command {
-        ImageCommand::Build { with, name, kernel, modules, mirror, refresh } => {
+        ImageCommand::Build { with, name, kernel, kernel_driver, modules, mirror, refresh } => {
             let name = match name {
                 Some(name) => name.as_str().to_owned(),
+                None if *kernel_driver && with.is_empty() => "driver".into(),
+                None if *kernel_driver => format!("driver+{}", Spec::name_for(with)),
                 None => Spec::name_for(with),
             };
-            let kernel: Kernel = kernel.parse()?;
+            let kernel = if *kernel_driver { Kernel::Driver } else { kernel.parse()? };
             let spec = Spec::new(&name)?.kernel(kernel).refresh(*refresh);
             let mut spec = spec.programs(guest::tools()?).modules(modules)?;
             if !with.is_empty() {

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of the kernel that the device reads: its tables.
+
+use core::ptr::NonNull;
+
+use kernel::bindings;
+use kernel::prelude::*;
+use kernel::sync::barrier::{dma_mb, Write};
+use kernel::sync::Arc;
+
+use crate::device::Device;
+
+/// Zeroed memory, contiguous for the device, page aligned, made of qwords.
+pub(crate) struct Table {
+    device: Arc<Device>,
+    cpu: NonNull<u64>,
+    addr: u64,
+    qwords: usize,
+}
+
+// SAFETY: the memory belongs to this object alone, whichever thread has it.
+unsafe impl Send for Table {}
+// SAFETY: all accesses are volatile ones of aligned qwords.
+unsafe impl Sync for Table {}
+
+impl Table {
+    /// A table of `qwords` zeros.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(device: &Arc<Device>, qwords: usize) -> Result<Self> {
+        let mut addr = 0;
+        let size = qwords.checked_mul(8).ok_or(EINVAL)?;
+        // SAFETY: the device is bound as long as there are files, and only files have tables.
+        let cpu = unsafe {
+            bindings::dma_alloc_attrs(
+                device.raw(),
+                size,
+                &mut addr,
+                bindings::GFP_KERNEL | bindings::__GFP_ZERO | bindings::__GFP_NOWARN,
+                0,
+            )
+        };
+        let cpu = NonNull::new(cpu.cast()).ok_or(ENOMEM)?;
+        Ok(Self { device: device.clone(), cpu, addr, qwords })
+    }
+
+    /// Where the device sees it.
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Stores one qword, after all that was stored before.
+    ///
+    /// An index beyond the table is a mistake of the driver's and stores nothing.
+    pub(crate) fn store(&self, index: usize, value: u64) {
+        if index >= self.qwords {
+            return;
+        }
+        dma_mb(Write);
+        // SAFETY: the index was checked; the memory is ours until `drop`.
+        unsafe { self.cpu.add(index).write_volatile(value.to_le()) };
+    }
+
+    /// Loads one qword; 0 beyond the table.
+    pub(crate) fn load(&self, index: usize) -> u64 {
+        if index >= self.qwords {
+            return 0;
+        }
+        // SAFETY: as in `store`.
+        u64::from_le(unsafe { self.cpu.add(index).read_volatile() })
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with these figures.
+        unsafe {
+            bindings::dma_free_attrs(
+                self.device.raw(),
+                self.qwords * 8,
+                self.cpu.as_ptr().cast(),
+                self.addr,
+                0,
+            )
+        };
+    }
+}

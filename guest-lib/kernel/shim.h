@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Between shim.c and the Rust side. Functions called tofu_shim_ are C and forward to the kernel;
+ * those called tofu_rs_ are Rust and decide.
+ */
+#ifndef TOFU_SHIM_H
+#define TOFU_SHIM_H
+
+#include <linux/types.h>
+
+struct file;
+struct mm_struct;
+struct page;
+struct pid;
+struct proc_dir_entry;
+struct vm_area_struct;
+
+/* Files of /proc/tofu. @node is what tofu_shim_proc_file() was given. */
+int tofu_rs_open(void *node, void **data);
+void tofu_rs_release(void *node, void *data);
+long tofu_rs_ioctl(void *node, void *data, unsigned int cmd, unsigned long arg);
+ssize_t tofu_rs_read(void *node, char __user *buf, size_t len, loff_t *pos);
+int tofu_rs_mmap(void *node, void *data, struct vm_area_struct *vma,
+		 unsigned long offset, unsigned long len, bool shared, bool write);
+
+struct proc_dir_entry *tofu_shim_proc_folder(const char *name, struct proc_dir_entry *parent);
+struct proc_dir_entry *tofu_shim_proc_file(const char *name, umode_t mode,
+					   struct proc_dir_entry *parent, void *node);
+void tofu_shim_proc_remove(struct proc_dir_entry *entry);
+
+int tofu_shim_map_registers(struct vm_area_struct *vma, phys_addr_t addr, unsigned long len);
+int tofu_shim_map_table(struct vm_area_struct *vma, void *table);
+void *tofu_shim_table_alloc(unsigned long len);
+void tofu_shim_table_free(void *table);
+
+phys_addr_t tofu_shim_page_phys(struct page *page);
+void *tofu_shim_page_address(struct page *page);
+unsigned long tofu_shim_total_pages(void);
+void tofu_shim_pinned_account(struct mm_struct *mm, long pages);
+
+struct pid *tofu_shim_current_pid(void);
+void tofu_shim_signal(struct pid *pid, int signo, int code, int value);
+
+#endif

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! tofu.ko: a driver for the Tofu interconnect controller.
+//!
+//! It gives unprivileged processes remote direct memory access (RDMA) through `/proc/tofu`, the
+//! interface that programs know from the machines that have this controller. What is public about
+//! that interface is met exactly; what is not is marked *ours*.
+//!
+//! `device` has what a node has once, `cq` a control queue that a process has opened, `pin`
+//! memory of processes that the device may reach, `watch` how the driver learns that such memory
+//! is unmapped, `bch` barrier channels, `users` who may use what, `uapi` the arguments of ioctls,
+//! `node` the files, `sys` all that calls the kernel without a safe abstraction.
+
+use kernel::device::Core;
+use kernel::dma::{Device as _, DmaMask};
+use kernel::pci;
+use kernel::prelude::*;
+use kernel::sync::Arc;
+
+mod bch;
+mod cq;
+mod device;
+mod dma;
+mod node;
+mod pin;
+mod shim;
+mod uapi;
+mod users;
+mod watch;
+
+use device::Device;
+
+/// Bits of an address in the device's tables.
+const DMA_BITS: DmaMask = DmaMask::new::<{ tofu_abi::table::IPA_BITS }>();
+
+/// The function, whose vendor the kernel has no name for.
+const TOFUD: pci::DeviceId = {
+    let id = kernel::bindings::pci_device_id {
+        vendor: tofu_abi::pci::VENDOR_ID as u32,
+        device: tofu_abi::pci::DEVICE_TOFUD as u32,
+        subvendor: !0,
+        subdevice: !0,
+        class: 0,
+        class_mask: 0,
+        driver_data: 0,
+        override_only: 0,
+    };
+    // SAFETY: `DeviceId` is a transparent wrapper.
+    unsafe { core::mem::transmute::<kernel::bindings::pci_device_id, pci::DeviceId>(id) }
+};
+
+kernel::pci_device_table!(PCI_TABLE, <TofuDriver as pci::Driver>::IdInfo, [(TOFUD, ())]);
+
+struct TofuDriver;
+
+/// What lives from probe to unbind. Files go first: after them nobody uses the device.
+struct Bound {
+    _files: node::Files,
+    device: Arc<Device>,
+}
+
+impl pci::Driver for TofuDriver {
+    type IdInfo = ();
+    type Data<'bound> = Bound;
+
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<Core<'_>>,
+        _info: Option<&'bound Self::IdInfo>,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        pin_init::pin_init_scope(move || {
+            pdev.enable_device_mem()?;
+            // SAFETY: nothing has been mapped or allocated for the device yet.
+            unsafe { pdev.dma_set_mask_and_coherent(DMA_BITS)? };
+            pdev.set_master();
+            let device = Device::new(pdev)?;
+            let files = node::Files::new(&device)?;
+            let [x, y, z, a, b, c] = device.coords().to_array();
+            dev_info!(pdev, "node ({},{},{},{},{},{})\n", x, y, z, a, b, c);
+            Ok(core::convert::identity::<Result<Bound>>(Ok(Bound { _files: files, device })))
+        })
+    }
+
+    fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        // No new transfers begin; those of open queues end when their files are released.
+        this.device.quiesce();
+    }
+}
+
+kernel::module_pci_driver! {
+    type: TofuDriver,
+    name: "tofu",
+    authors: ["The open Tofu project"],
+    description: "Tofu interconnect controller",
+    license: "GPL",
+}

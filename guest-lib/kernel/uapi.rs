@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Arguments of the ioctls: numbers, layouts, and what can be checked without a device.
+
+use kernel::ffi::c_ulong;
+use kernel::ioctl::_IOWR;
+use kernel::prelude::*;
+use kernel::transmute::{AsBytes, FromBytes};
+use kernel::uaccess::{UserPtr, UserSlice};
+
+use tofu_abi::regs::CqsMode;
+
+/// Version that INIT_CQ has to name.
+pub(crate) const VERSION: u16 = 0x2a00;
+
+const fn number(n: u32) -> u32 {
+    // The size says 8 whatever the argument is, as in the public interface.
+    _IOWR::<c_ulong>(b'd' as u32, n)
+}
+
+/// Opens the queue.
+pub(crate) const INIT_CQ: u32 = number(0);
+/// Registers memory.
+pub(crate) const ALLOC_STAG: u32 = number(1);
+/// Takes memory back.
+pub(crate) const FREE_STAGS: u32 = number(2);
+/// Sets up a barrier channel with its gates.
+pub(crate) const ENABLE_BCH: u32 = number(3);
+/// Takes it down.
+pub(crate) const DISABLE_BCH: u32 = number(4);
+/// Which signal tells of exceptions.
+pub(crate) const SET_RT_SIGNAL: u32 = number(5);
+/// Subnet of users without one of their own.
+pub(crate) const SET_SUBNET: u32 = number(6);
+/// Rights of a user.
+pub(crate) const REG_USER: u32 = number(7);
+/// Links that are down.
+pub(crate) const NOTIFY_LINKDOWN: u32 = number(8);
+/// Counters of a port.
+pub(crate) const GET_PORT_STAT: u32 = number(9);
+/// Counters of a queue.
+pub(crate) const GET_CQ_STAT: u32 = number(10);
+/// Reads registers.
+pub(crate) const LOAD_REGISTER: u32 = number(11);
+/// Reads queues and tables.
+pub(crate) const LOAD_RESOURCE: u32 = number(12);
+
+/// Declares an argument that is plain integers without padding, or with padding that is a field.
+macro_rules! argument {
+    ($(#[$meta:meta])* $name:ident, $size:literal { $( $field:ident: $ty:ty ),* $(,)? }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name { $( pub(crate) $field: $ty ),* }
+        const _: () = assert!(size_of::<$name>() == $size);
+        const _: () = assert!(0 $( + size_of::<$ty>() )* == $size);
+        // SAFETY: integers and arrays of them: every pattern of bits is a value.
+        unsafe impl FromBytes for $name {}
+        // SAFETY: there is no padding: the sizes of the fields add up to the size.
+        unsafe impl AsBytes for $name {}
+    };
+}
+
+argument! {
+    /// INIT_CQ.
+    InitCq, 32 {
+        version: u16, session_mode: u8, toq_size: u8, mrq_size: u8, num_stag: u8, tcq_cinj: u8,
+        mrq_cinj: u8, toq_mem: u64, tcq_mem: u64, mrq_mem: u64,
+    }
+}
+argument! {
+    /// ALLOC_STAG.
+    AllocStag, 32 { flags: u32, stag: i32, offset: u64, va: u64, len: u64 }
+}
+argument! {
+    /// FREE_STAGS.
+    FreeStags, 16 { num: u16, pad: [u8; 6], stags: u64 }
+}
+argument! {
+    /// ENABLE_BCH.
+    EnableBch, 24 { addr: u64, bseq: i32, num: i32, bgs: u64 }
+}
+argument! {
+    /// An address of a gate's neighbour.
+    Addr, 9 { pa: u8, pb: u8, pc: u8, x: u8, y: u8, z: u8, a: u8, b: u8, c: u8 }
+}
+argument! {
+    /// A gate of ENABLE_BCH.
+    SetBg, 56 {
+        tni: i32, gate: i32, source_lgate: i32, source_raddr: Addr, pad0: [u8; 3],
+        source_rtni: i32, source_rgate: i32, dest_lgate: i32, dest_raddr: Addr, pad1: [u8; 3],
+        dest_rtni: i32, dest_rgate: i32,
+    }
+}
+argument! {
+    /// SET_SUBNET, and a part of REG_USER.
+    Subnet, 20 {
+        res0: i32, res1: i32, nx: u8, sx: u8, lx: u8, ny: u8, sy: u8, ly: u8, nz: u8, sz: u8,
+        lz: u8, pad: [u8; 3],
+    }
+}
+argument! {
+    /// REG_USER.
+    RegUser, 48 {
+        uid: u32, gpid: u32, subnet: Subnet, pad: [u8; 4], cqmask: u64, bgmask: u64,
+    }
+}
+argument! {
+    /// NOTIFY_LINKDOWN.
+    NotifyLinkdown, 16 { num: i32, pad: [u8; 4], items: u64 }
+}
+argument! {
+    /// An item of NOTIFY_LINKDOWN.
+    LinkdownItem, 8 { x: u8, y: u8, z: u8, a: u8, b: u8, c: u8, ports: u16 }
+}
+argument! {
+    /// GET_PORT_STAT.
+    PortStat, 264 { port_no: i32, pad: [u8; 4], mask: u64, pa: [u64; 31] }
+}
+argument! {
+    /// GET_CQ_STAT.
+    CqStat, 24 { tni: i32, cqid: i32, txbyte: u64, rxbyte: u64 }
+}
+argument! {
+    /// LOAD_REGISTER.
+    LoadRegister, 24 { pa: u64, len: u64, buf: u64 }
+}
+argument! {
+    /// LOAD_RESOURCE.
+    LoadResource, 32 { rsc_id: u64, offset: u64, len: u64, buf: u64 }
+}
+
+/// ALLOC_STAG: others may only read.
+pub(crate) const READ_ONLY: u32 = 1;
+/// ALLOC_STAG: the table may have large pages.
+pub(crate) const LARGE_PAGES: u32 = 2;
+
+impl Subnet {
+    /// The fields as CQS MODE has them.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if a partition does not lie in its system, or a size is above 32.
+    pub(crate) fn mode(&self) -> Result<CqsMode> {
+        for (n, s, l) in
+            [(self.nx, self.sx, self.lx), (self.ny, self.sy, self.ly), (self.nz, self.sz, self.lz)]
+        {
+            let fit = n <= 32 && l <= n && (s < n || (n == 0 && s == 0));
+            if !fit {
+                return Err(EINVAL);
+            }
+        }
+        Ok(CqsMode(0)
+            .with_nx(self.nx)
+            .with_sx(self.sx)
+            .with_lx(self.lx)
+            .with_ny(self.ny)
+            .with_sy(self.sy)
+            .with_ly(self.ly)
+            .with_nz(self.nz)
+            .with_sz(self.sz)
+            .with_lz(self.lz))
+    }
+}
+
+/// Reads a value at a user's address.
+///
+/// # Errors
+///
+/// `EFAULT`.
+pub(crate) fn get<T: FromBytes>(addr: u64) -> Result<T> {
+    UserSlice::new(UserPtr::from_addr(addr as usize), size_of::<T>()).reader().read()
+}
+
+/// Writes a value to a user's address.
+///
+/// # Errors
+///
+/// `EFAULT`.
+pub(crate) fn put<T: AsBytes>(addr: u64, value: &T) -> Result {
+    UserSlice::new(UserPtr::from_addr(addr as usize), size_of::<T>()).writer().write(value)
+}

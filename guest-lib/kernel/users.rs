@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Who may use what: the group process id, subnet and queues of each user.
+
+use kernel::prelude::*;
+
+use tofu_abi::regs::{CqsMode, NUM_TNI};
+
+/// Users that can be registered at most (ours).
+const MAX_USERS: usize = 1024;
+/// Control queues that processes may have.
+pub(crate) const CQ_MASK: u64 = (1 << crate::device::USER_CQS) - 1;
+/// Barrier gates that processes may have; the last four are the kernel's (inferred from the mask
+/// that public programs register).
+pub(crate) const BG_MASK: u64 = (1 << 44) - 1;
+
+/// What a user may do.
+#[derive(Clone, Copy)]
+pub(crate) struct Rights {
+    /// Only queues with the same id talk to each other.
+    pub(crate) gpid: u64,
+    /// Subnet fields of CQS MODE; all zero is no limit.
+    pub(crate) subnet: CqsMode,
+    /// Control queues of each TNI.
+    pub(crate) cqs: [u64; NUM_TNI],
+    /// Barrier gates of each TNI.
+    pub(crate) bgs: [u64; NUM_TNI],
+}
+
+/// The calling process's user, as the host of all user namespaces counts: who is root in a
+/// namespace of its own is not root here.
+pub(crate) fn current() -> u32 {
+    kernel::task::Kuid::current_euid().into_raw().val
+}
+
+/// The register of users.
+pub(crate) struct Users {
+    list: KVec<(u32, Rights)>,
+    subnet: CqsMode,
+}
+
+impl Users {
+    pub(crate) const fn new() -> Self {
+        Self { list: KVec::new(), subnet: CqsMode(0) }
+    }
+
+    /// The rights of a user. Ours: one that is not registered may use every queue, with the user
+    /// id as group process id, so that users without registration do not reach each other.
+    pub(crate) fn rights(&self, uid: u32) -> Rights {
+        let known = self.list.iter().find(|(known, _)| *known == uid);
+        let mut rights = known.map_or(
+            Rights {
+                gpid: uid.into(),
+                subnet: CqsMode(0),
+                cqs: [CQ_MASK; NUM_TNI],
+                bgs: [BG_MASK; NUM_TNI],
+            },
+            |(_, rights)| *rights,
+        );
+        if rights.subnet == CqsMode(0) {
+            rights.subnet = self.subnet;
+        }
+        rights
+    }
+
+    /// Registers a user, anew if need be.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC`, `ENOMEM`.
+    pub(crate) fn register(&mut self, uid: u32, rights: Rights) -> Result {
+        if let Some((_, known)) = self.list.iter_mut().find(|(known, _)| *known == uid) {
+            *known = rights;
+            return Ok(());
+        }
+        if self.list.len() >= MAX_USERS {
+            return Err(ENOSPC);
+        }
+        self.list.push((uid, rights), GFP_KERNEL)?;
+        Ok(())
+    }
+
+    /// The subnet of users who have none of their own.
+    pub(crate) fn set_subnet(&mut self, subnet: CqsMode) {
+        self.subnet = subnet;
+    }
+}
