@@ -19,7 +19,7 @@
 //!
 //! `unsafe` is confined to the modules `kick` (signals to vCPU threads), `slots`
 //! (KVM memory slots), `pages` (their write protection) and `limits` (resource
-//! limits), and one union read in `vcpu`.
+//! limits), one union read in `vcpu`, and one instruction in `tsc`.
 
 #![deny(unsafe_code)]
 
@@ -44,6 +44,7 @@ mod platform;
 mod probe;
 mod serial;
 mod slots;
+mod tsc;
 mod vcpu;
 mod vm;
 mod windows;
@@ -54,6 +55,7 @@ pub use linux::{KernelEntry, KernelError, LinuxBoot, Viot};
 pub use pages::shared_region;
 pub use pci_host::Slot;
 pub use probe::{HostSupport, LinuxSupport, Virtualisation, probe};
+pub use tsc::host_tsc_khz;
 pub use vcpu::{Fault, Outcome, Registers};
 pub use vm::{ConsoleInput, Vm, VmConfig};
 pub use windows::{Attachment, Windows};

@@ -136,7 +136,13 @@ fn arguments(setup: &Setup) -> Vec<OsString> {
         add(&["-drive", &format!("if=none,id=root,format=raw,readonly=on,file={root}")]);
         add(&["-device", "virtio-blk-pci,drive=root"]);
     }
-    add(&["-append", &setup.command_line]);
+    let mut command_line = setup.command_line.clone();
+    if let Some(khz) = tofu_vmm::host_tsc_khz().filter(|_| !setup.kvm) {
+        // The emulated counter is the host's. On a busy host the kernel would measure it against
+        // timers that are late, and its clock would run several times too fast.
+        command_line.insert_str(0, &format!("tsc_early_khz={khz} "));
+    }
+    add(&["-append", &command_line]);
     args.extend(["-kernel".into(), kit.kernel.clone().into()]);
     args.extend(["-initrd".into(), kit.initrd.clone().into()]);
     args
