@@ -2,7 +2,9 @@
 //! measured in the same run.
 
 mod foreign;
+mod ip;
 mod linux;
+mod veth;
 
 use std::fmt;
 use std::hint::black_box;
@@ -47,6 +49,7 @@ struct Report {
     guests: Vec<Latency>,
     machines: Vec<MachineRun>,
     linux: Option<linux::Linux>,
+    ip: Option<ip::Ip>,
     /// Parts that this host could not measure, and why.
     skipped: Vec<Skipped>,
 }
@@ -178,6 +181,10 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<u8> {
                 report.skipped.push(skipped);
             }
         }
+    }
+    if wanted(BenchPart::Ip) {
+        say(&"\nIP between two nodes, against virtio-net on a bridge, and stacks on a veth pair")?;
+        report.ip = Some(ip::measure(args.quick, &mut say)?);
     }
     if args.json {
         serde_json::to_writer_pretty(&mut out, &report)?;

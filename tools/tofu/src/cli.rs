@@ -579,6 +579,8 @@ pub(crate) enum BenchPart {
     Boot,
     /// Two Linux nodes, against an Ethernet and soft RoCE between the same guests
     Linux,
+    /// IP between two nodes, against virtio-net on a bridge, and TCP/IP stacks on a veth pair
+    Ip,
 }
 
 const BENCH_EXAMPLES: &str = "\

@@ -34,7 +34,7 @@ pub(super) fn write_throughput(output: &str, bytes: u64) -> Option<f64> {
     perftest_row(output, bytes)?.get(3).copied()
 }
 
-/// Of `iperf3 --json`: what arrived, in MiB/s.
+/// Of `iperf3 --json`: what arrived, in MiB/s; with `--bidir` both ways together.
 pub(super) fn iperf(output: &str) -> Option<f64> {
     #[derive(Deserialize)]
     struct Report {
@@ -43,13 +43,15 @@ pub(super) fn iperf(output: &str) -> Option<f64> {
     #[derive(Deserialize)]
     struct End {
         sum_received: Sum,
+        sum_received_bidir_reverse: Option<Sum>,
     }
     #[derive(Deserialize)]
     struct Sum {
         bits_per_second: f64,
     }
     let report: Report = serde_json::from_str(output).ok()?;
-    Some(report.end.sum_received.bits_per_second / 8.0 / f64::from(1 << 20))
+    let back = report.end.sum_received_bidir_reverse.map_or(0.0, |sum| sum.bits_per_second);
+    Some((report.end.sum_received.bits_per_second + back) / 8.0 / f64::from(1 << 20))
 }
 
 #[cfg(test)]
@@ -94,6 +96,9 @@ t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]
         let output = r#"{ "start": {}, "end": { "sum_sent": { "bytes": 1 },
             "sum_received": { "seconds": 2.1, "bits_per_second": 8388608.0 } } }"#;
         assert_eq!(iperf(output), Some(1.0));
+        let output = r#"{ "end": { "sum_received": { "bits_per_second": 8388608.0 },
+            "sum_received_bidir_reverse": { "bits_per_second": 16777216.0 } } }"#;
+        assert_eq!(iperf(output), Some(3.0));
         assert_eq!(iperf("iperf3: error"), None);
     }
 }

@@ -16,11 +16,12 @@ use tofu_image::{Cache, Silent, Spec};
 use tofu_machine::Doorbells;
 
 use super::{Latency, foreign, up};
-use crate::cli::{LinuxArgs, Net, UpArgs};
+use crate::cli::{LinuxArgs, UpArgs};
 use crate::confine::Confinement;
 use crate::image_cmd::Shown;
 use crate::linux::janitor::Janitor;
 use crate::linux::kit::{self, Kit, kvm_runs_linux};
+use crate::linux::lan::Ethernet;
 use crate::linux::machine::{Choice, Host, Registry};
 use crate::linux::node::LinuxNode;
 use crate::linux::{control, guest, programs};
@@ -38,7 +39,7 @@ const SHAPE: &str = "2x1x1x1x1x1";
 /// rxe and perftest take more than the usual memory of a node.
 const MEMORY: MemorySize = MemorySize(512 << 20);
 /// Where node 1 is in the Ethernet.
-const PEER: &str = "10.84.0.2";
+pub(super) const PEER: &str = "10.84.0.2";
 /// How long a program in a guest may take, in seconds.
 const PATIENCE_S: u32 = 60;
 /// How long a client tries to reach its server, and how often.
@@ -77,18 +78,18 @@ pub(super) struct Linux {
 
 #[derive(Debug, Serialize)]
 pub(super) struct Throughput {
-    what: String,
+    pub(super) what: String,
     /// Of a message; `None` for a stream.
-    bytes: Option<u64>,
-    mib_per_s: f64,
+    pub(super) bytes: Option<u64>,
+    pub(super) mib_per_s: f64,
 }
 
 /// How many times as good as the other.
 #[derive(Debug, Serialize)]
 pub(super) struct Ratio {
-    what: String,
-    times: f64,
-    target: Option<f64>,
+    pub(super) what: String,
+    pub(super) times: f64,
+    pub(super) target: Option<f64>,
 }
 
 /// Measures; `say` gets lines as they come.
@@ -102,7 +103,7 @@ pub(super) fn measure(
     let (args, other) = modes()?;
 
     // As `tofu up --linux` does it, but for how doorbells arrive, which is settled afterwards.
-    let lab = Lab::start(&UpArgs { doorbell: Some(other), ..args.clone() })?;
+    let lab = Lab::start(&UpArgs { doorbell: Some(other), ..args.clone() }, Ethernet::None)?;
     this.monitor.clone_from(&lab.monitor);
     this.ready_s = Some(lab.ready.as_secs_f64());
     say(&format_args!("{}", lab.monitor))?;
@@ -120,15 +121,7 @@ pub(super) fn measure(
     }
     drop(lab);
 
-    let lab = Lab::start(&UpArgs {
-        memory: Some(MEMORY),
-        linux: LinuxArgs {
-            image: IMAGE.parse::<ImageName>().ok(),
-            net: Net::Lan,
-            ..args.linux.clone()
-        },
-        ..args
-    })?;
+    let lab = Lab::start(&with_image(args), Ethernet::Sockets)?;
     let guests = &lab.guests;
     let mode = if other == Doorbell::Polled { Doorbell::Trapped } else { Doorbell::Polled };
     guests.latencies(quick, mode.name(), &mut |latency| {
@@ -136,7 +129,9 @@ pub(super) fn measure(
         this.latency.push(latency);
         Ok(())
     })?;
-    let ping = guests.ping(quick)?;
+    let count = if quick { 100 } else { 1000 };
+    let ping = format!("-A -c {count}");
+    let ping = guests.ping("virtio-net, ping, round trip", &ping, PEER)?;
     say(&ping)?;
     this.ethernet.push(ping);
     guests.soft_roce()?;
@@ -147,7 +142,8 @@ pub(super) fn measure(
     say(&Throughput::header())?;
     this.throughput = guests.throughput(quick)?;
     this.throughput.iter().try_for_each(|row| say(row))?;
-    let tcp = guests.tcp(quick)?;
+    let seconds = if quick { 1 } else { 4 };
+    let tcp = guests.tcp("virtio-net, TCP (iperf3)", PEER, seconds, "")?;
     say(&tcp)?;
     this.comparison.push(tcp);
     for bytes in THROUGHPUT_SIZES {
@@ -172,7 +168,7 @@ fn kvm() -> bool {
 }
 
 /// Makes sure that everything is in the cache.
-fn prepare() -> anyhow::Result<()> {
+pub(super) fn prepare() -> anyhow::Result<()> {
     let progress = Shown::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     Kit::prepare(None, &LinuxArgs::NONE, kvm(), &progress)?;
     kit::qemu(&progress)?;
@@ -188,7 +184,7 @@ fn prepare() -> anyhow::Result<()> {
 }
 
 /// The machine, and the doorbell mode that `auto` does not take for it.
-fn modes() -> anyhow::Result<(UpArgs, Doorbell)> {
+pub(super) fn modes() -> anyhow::Result<(UpArgs, Doorbell)> {
     let args = UpArgs {
         guest: None,
         linux: LinuxArgs { linux: true, ..LinuxArgs::NONE },
@@ -203,25 +199,31 @@ fn modes() -> anyhow::Result<(UpArgs, Doorbell)> {
     })
 }
 
+/// The same machine with the image that has the programs to compare with.
+pub(super) fn with_image(args: UpArgs) -> UpArgs {
+    let image = IMAGE.parse::<ImageName>().ok();
+    UpArgs { memory: Some(MEMORY), linux: LinuxArgs { image, ..args.linux }, ..args }
+}
+
 /// The average of the last minute.
-fn load() -> Option<f64> {
+pub(super) fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
 /// A machine of two Linux nodes. Dropping it ends them.
-struct Lab {
+pub(super) struct Lab {
     // In this order: guests end before what looks after their files.
     _running: Box<dyn Running>,
-    guests: Guests,
+    pub(super) guests: Guests,
     _janitor: Janitor,
     _dir: RunDir,
-    monitor: String,
+    pub(super) monitor: String,
     ready: Duration,
 }
 
 impl Lab {
     /// Starts it as `tofu up` does, and waits until both nodes are ready.
-    fn start(args: &UpArgs) -> anyhow::Result<Self> {
+    pub(super) fn start(args: &UpArgs, lan: Ethernet) -> anyhow::Result<Self> {
         let start = Instant::now();
         let plan = Plan::new(args)?;
         let kvm = kvm();
@@ -241,7 +243,7 @@ impl Lab {
             group: janitor.group(),
             boot_timeout: args.linux.boot_timeout.0,
             kvm,
-            lan: args.linux.net == Net::Lan,
+            lan,
             registry: Arc::clone(&registry),
             confinement: Confinement::default(),
         };
@@ -253,7 +255,7 @@ impl Lab {
 }
 
 /// The two guests of a machine.
-struct Guests(Arc<Registry>);
+pub(super) struct Guests(Arc<Registry>);
 
 impl Guests {
     fn node(&self, index: usize) -> anyhow::Result<&Arc<LinuxNode>> {
@@ -261,7 +263,7 @@ impl Guests {
     }
 
     /// Runs a command on a node; returns its exit code and what it printed, errors as well.
-    fn run(&self, node: usize, command: &str) -> anyhow::Result<(Option<i32>, String)> {
+    pub(super) fn run(&self, node: usize, command: &str) -> anyhow::Result<(Option<i32>, String)> {
         let patience = PATIENCE_S.to_string();
         let words = ["timeout", &patience].into_iter().chain(command.split_whitespace());
         let args = words.map(str::to_owned).collect();
@@ -280,7 +282,7 @@ impl Guests {
     }
 
     /// Runs a command that must succeed; returns what it printed.
-    fn must(&self, node: usize, command: &str) -> anyhow::Result<String> {
+    pub(super) fn must(&self, node: usize, command: &str) -> anyhow::Result<String> {
         match self.run(node, command)? {
             (Some(0), output) => Ok(output),
             (code, errors) => {
@@ -372,17 +374,16 @@ impl Guests {
         rows.into_iter().map(row).collect()
     }
 
-    /// Round trips over the Ethernet, each as soon as the last has ended.
-    fn ping(&self, quick: bool) -> anyhow::Result<Latency> {
-        let count = if quick { 100 } else { 1000 };
-        let output = self.must(0, &format!("ping -A -c {count} {PEER}"))?;
+    /// Round trips from node 0 by ICMP.
+    pub(super) fn ping(&self, what: &str, options: &str, peer: &str) -> anyhow::Result<Latency> {
+        let output = self.must(0, &format!("ping {options} {peer}"))?;
         let mut times = foreign::ping(&output);
         times.sort_by(f64::total_cmp);
         let at = |percent: usize| {
             times.get(times.len() * percent / 100).copied().context("ping: no answers")
         };
         Ok(Latency {
-            what: "virtio-net, ping, round trip".into(),
+            what: what.to_owned(),
             bytes: 56,
             min_us: at(0)?,
             p50_us: at(50)?,
@@ -390,12 +391,18 @@ impl Guests {
         })
     }
 
-    fn tcp(&self, quick: bool) -> anyhow::Result<Throughput> {
-        let seconds = if quick { 1 } else { 4 };
-        let client = format!("iperf3 --json -c {PEER} -t {seconds}");
+    /// A TCP stream between the nodes, or several with other options of iperf3.
+    pub(super) fn tcp(
+        &self,
+        what: &str,
+        peer: &str,
+        seconds: u32,
+        options: &str,
+    ) -> anyhow::Result<Throughput> {
+        let client = format!("iperf3 --json -c {peer} -t {seconds}{options}");
         let output = self.client("iperf3 -s -1", &client)?;
         let mib_per_s = foreign::iperf(&output).context("iperf3: no result")?;
-        Ok(Throughput { what: "virtio-net, TCP (iperf3)".into(), bytes: None, mib_per_s })
+        Ok(Throughput { what: what.to_owned(), bytes: None, mib_per_s })
     }
 
     /// Sets soft RoCE up.
@@ -489,7 +496,7 @@ impl Linux {
 }
 
 impl Throughput {
-    fn header() -> String {
+    pub(super) fn header() -> String {
         format!("{:52} {:>8} {:>10}", "", "bytes", "MiB/s")
     }
 }
@@ -502,7 +509,7 @@ impl fmt::Display for Throughput {
 }
 
 impl Ratio {
-    fn header() -> String {
+    pub(super) fn header() -> String {
         format!("{:70} {:>8} {:>7}", "", "times", "target")
     }
 }

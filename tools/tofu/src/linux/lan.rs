@@ -2,9 +2,13 @@
 //!
 //! Each node has a pair of datagram sockets, an Ethernet frame a datagram. Two nodes are joined
 //! directly; of more, a thread passes frames on, as a switch does.
+//!
+//! For comparison there is what other people have: a TAP interface for each node, on a bridge of
+//! the host's kernel. That takes rights, and somebody who has made them.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -14,6 +18,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 
+use crate::cli::Net;
+
 /// The longest frame that is passed on, in bytes; virtio has no longer ones.
 const MAX_FRAME: usize = 65_536 + 64;
 /// Addresses that the switch remembers; a guest can make up any number of them.
@@ -21,9 +27,60 @@ const MOST_ADDRESSES: usize = 4096;
 
 type Mac = [u8; 6];
 
+/// What kind of Ethernet a machine's Linux nodes have.
+#[derive(Clone, Debug)]
+pub(crate) enum Ethernet {
+    /// None.
+    None,
+    /// Sockets, in this process.
+    Sockets,
+    /// TAP interfaces `tap0`, `tap1` and so on in a network namespace, whose file this is.
+    Taps(PathBuf),
+}
+
+impl Ethernet {
+    /// Makes it for so many nodes.
+    pub(crate) fn join(&self, nodes: usize) -> anyhow::Result<Option<Lan>> {
+        match self {
+            Self::None => Ok(None),
+            Self::Sockets => Lan::new(nodes).map(Some),
+            Self::Taps(namespace) => {
+                let end = |n| End::Tap { namespace: namespace.clone(), name: format!("tap{n}") };
+                Ok(Some(Lan { ends: (0..nodes).map(end).collect(), hub: None }))
+            }
+        }
+    }
+}
+
+impl From<Net> for Ethernet {
+    fn from(net: Net) -> Self {
+        match net {
+            Net::None => Self::None,
+            Net::Lan => Self::Sockets,
+        }
+    }
+}
+
+/// A node's place in the network.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// Its Ethernet address.
+    pub(crate) mac: String,
+    pub(crate) end: End,
+}
+
+/// What a node's monitor sends frames to.
+#[derive(Clone, Debug)]
+pub(crate) enum End {
+    /// A datagram socket.
+    Socket(Arc<OwnedFd>),
+    /// A TAP interface, and the file of the network namespace that has it.
+    Tap { namespace: PathBuf, name: String },
+}
+
 /// The network. Dropping it ends it.
 pub(crate) struct Lan {
-    ends: Vec<Arc<OwnedFd>>,
+    ends: Vec<End>,
     hub: Option<(OwnedFd, JoinHandle<()>)>,
 }
 
@@ -37,12 +94,13 @@ impl Lan {
     pub(crate) fn new(nodes: usize) -> anyhow::Result<Self> {
         if nodes == 2 {
             let (a, b) = pair(SocketType::DGRAM)?;
-            return Ok(Self { ends: vec![Arc::new(a), Arc::new(b)], hub: None });
+            let ends = [a, b].map(|end| End::Socket(Arc::new(end))).into();
+            return Ok(Self { ends, hub: None });
         }
         let (mut ends, mut ports) = (Vec::new(), Vec::new());
         for _ in 0..nodes {
             let (end, port) = pair(SocketType::DGRAM)?;
-            ends.push(Arc::new(end));
+            ends.push(End::Socket(Arc::new(end)));
             ports.push(port);
         }
         let (stop, stopped) = pair(SocketType::STREAM)?;
@@ -54,12 +112,12 @@ impl Lan {
         Ok(Self { ends, hub: Some((stop, hub.context("no threads left")?)) })
     }
 
-    /// The place of a node, and its Ethernet address there.
-    pub(crate) fn place(&self, index: usize) -> Option<(Arc<OwnedFd>, String)> {
-        let end = self.ends.get(index)?;
+    /// The place of a node.
+    pub(crate) fn place(&self, index: usize) -> Option<Place> {
+        let end = self.ends.get(index)?.clone();
         // Locally administered.
         let mac = format!("52:54:00:74:{:02x}:{:02x}", (index >> 8) & 0xff, index & 0xff);
-        Some((Arc::clone(end), mac))
+        Some(Place { mac, end })
     }
 }
 
@@ -125,8 +183,15 @@ mod tests {
     use super::*;
     use rustix::event::Timespec;
 
+    fn end(lan: &Lan, node: usize) -> &OwnedFd {
+        match &lan.ends[node] {
+            End::Socket(end) => end,
+            End::Tap { .. } => panic!("no socket"),
+        }
+    }
+
     fn has_frame(lan: &Lan, node: usize) -> Option<Vec<u8>> {
-        let end = &lan.ends[node];
+        let end = end(lan, node);
         let soon = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
         let n = poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&soon)).unwrap();
         (n > 0).then(|| {
@@ -142,7 +207,7 @@ mod tests {
         let lan = Lan::new(3).unwrap();
         let frame = |to: u8, from: u8| [[to; 6].as_slice(), &[from; 6], b"hello"].concat();
         let post = |node: usize, frame: &[u8]| {
-            send(&lan.ends[node], frame, SendFlags::empty()).unwrap();
+            send(end(&lan, node), frame, SendFlags::empty()).unwrap();
         };
         // To everybody, and so is where 2 lives known.
         post(0, &frame(0xff, 2));
@@ -164,6 +229,6 @@ mod tests {
         assert_eq!(has_frame(&lan, 1), Some(b"any datagram".to_vec()));
         assert_eq!(ip(0), "10.84.0.1/16");
         assert_eq!(ip(299), "10.84.1.44/16");
-        assert_ne!(lan.place(0).unwrap().1, lan.place(1).unwrap().1);
+        assert_ne!(lan.place(0).unwrap().mac, lan.place(1).unwrap().mac);
     }
 }

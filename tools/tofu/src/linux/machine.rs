@@ -18,7 +18,7 @@ use tofu_vfio_user::Backing;
 use tofu_vmm::Hypervisor;
 
 use super::kit::Kit;
-use super::lan::{self, Lan};
+use super::lan::{self, Ethernet, Lan};
 use super::monitor::Kind;
 use super::node::{Common, LinuxNode};
 use super::own::{LatestMemory, Own};
@@ -40,8 +40,8 @@ pub(crate) struct Host {
     pub(crate) boot_timeout: Duration,
     /// Whether the host's hardware runs the guests.
     pub(crate) kvm: bool,
-    /// Whether the nodes have an Ethernet.
-    pub(crate) lan: bool,
+    /// The Ethernet of the nodes.
+    pub(crate) lan: Ethernet,
     pub(crate) registry: Arc<Registry>,
     /// What its threads give up.
     pub(crate) confinement: Confinement,
@@ -143,10 +143,7 @@ impl LinuxNodes {
     ) -> anyhow::Result<Self> {
         let common = Common::new(host.boot_timeout, events.clone());
         let common = Arc::new(common);
-        let lan = match host.lan {
-            true => Some(Lan::new(plan.linux().count())?),
-            false => None,
-        };
+        let lan = host.lan.join(plan.linux().count())?;
         let (mut nodes, mut served) = (Vec::new(), Vec::new());
         for (index, (id, linux)) in plan.linux().enumerate() {
             let at = plan.coords(id);
@@ -173,7 +170,7 @@ impl LinuxNodes {
                 name: runner::name(at),
                 memory: linux.memory,
                 cpus: linux.cpus.0,
-                command_line: command_line(plan, at, linux, host.lan.then(|| lan::ip(index))),
+                command_line: command_line(plan, at, linux, lan.as_ref().map(|_| lan::ip(index))),
                 device: socket,
                 qmp: host.dir.join(node_file("qmp", at, "sock")),
                 confinement: host.confinement.clone(),

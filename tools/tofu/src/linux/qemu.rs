@@ -13,6 +13,7 @@ use tofu_image::Qemu;
 
 use super::janitor;
 use super::kit::Kit;
+use super::lan::{End, Place};
 use crate::confine::Confinement;
 use crate::units::MemorySize;
 
@@ -33,8 +34,8 @@ pub(crate) struct Setup {
     pub(crate) device: PathBuf,
     /// Where QEMU's own control socket goes.
     pub(crate) qmp: PathBuf,
-    /// Its place in the local network and its Ethernet address there.
-    pub(crate) lan: Option<(Arc<OwnedFd>, String)>,
+    /// Its place in the Ethernet of the nodes.
+    pub(crate) lan: Option<Place>,
     /// Whether the host's hardware runs the guest.
     pub(crate) kvm: bool,
     /// What threads give up that serve the guest in this process.
@@ -62,7 +63,15 @@ pub(crate) fn start(
 ) -> anyhow::Result<Started> {
     let (console, console_there) = UnixStream::pair().context("no sockets left")?;
     let (agent, agent_there) = UnixStream::pair().context("no sockets left")?;
-    let mut command = janitor::wrapped(group, &qemu.program)?;
+    let mut command = match setup.lan.as_ref().map(|lan| &lan.end) {
+        // Where its interface is.
+        Some(End::Tap { namespace, .. }) => {
+            let mut command = janitor::wrapped(group, Path::new("nsenter"))?;
+            command.arg(format!("--net={}", namespace.display())).arg("--").arg(&qemu.program);
+            command
+        }
+        _ => janitor::wrapped(group, &qemu.program)?,
+    };
     command.args(&qemu.args_prefix).envs(qemu.envs.iter().cloned());
     command.args(arguments(setup));
     // It has its ways to say something: the console, and errors.
@@ -71,7 +80,7 @@ pub(crate) fn start(
         FdMapping { parent_fd: console_there.into(), child_fd: CONSOLE },
         FdMapping { parent_fd: agent_there.into(), child_fd: AGENT },
     ];
-    if let Some((lan, _)) = &setup.lan {
+    if let Some(Place { end: End::Socket(lan), .. }) = &setup.lan {
         mappings.push(FdMapping { parent_fd: lan.try_clone()?, child_fd: LAN });
     }
     command.fd_mappings(mappings).context("cannot pass descriptors to QEMU")?;
@@ -125,8 +134,12 @@ fn arguments(setup: &Setup) -> Vec<OsString> {
     add(&["-device", "virtio-rng-pci"]);
     let qmp = setup.qmp.display().to_string().replace(',', ",,");
     add(&["-qmp", &format!("unix:{qmp},server=on,wait=off")]);
-    if let Some((_, mac)) = &setup.lan {
-        add(&["-netdev", &format!("dgram,id=lan,local.type=fd,local.str={LAN}")]);
+    if let Some(Place { mac, end }) = &setup.lan {
+        let backend = match end {
+            End::Socket(_) => format!("dgram,id=lan,local.type=fd,local.str={LAN}"),
+            End::Tap { name, .. } => format!("tap,id=lan,ifname={name},script=no,downscript=no"),
+        };
+        add(&["-netdev", &backend]);
         add(&["-device", &format!("virtio-net-pci,netdev=lan,mac={mac},romfile=")]);
     }
     add(&["-device", &device_argument(&setup.device)]);

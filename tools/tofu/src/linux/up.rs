@@ -84,7 +84,7 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
         group: janitor.group(),
         boot_timeout: args.linux.boot_timeout.0,
         kvm,
-        lan: args.linux.net == Net::Lan,
+        lan: args.linux.net.into(),
         registry: Arc::clone(&registry),
         confinement,
     };
