@@ -345,6 +345,8 @@ fn up(shape: &str, guest: &str) -> anyhow::Result<UpArgs> {
         engines: None,
         json: false,
         ip: GatewayArgs::NONE,
+        faults: None,
+        capture: Vec::new(),
         linux: LinuxArgs::NONE,
     })
 }

@@ -6,8 +6,11 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tofu_fabric::Shape;
 
+use crate::client::capture::CaptureArgs;
+use crate::client::fault::FaultCommand;
 use crate::client::forward::ForwardArgs;
 use crate::client::link::LinkCommand;
+use crate::faults::FaultSpec;
 use crate::gateway::GatewayArgs;
 use crate::map::MapArgs;
 use crate::run::RunArgs;
@@ -57,6 +60,9 @@ pub(crate) enum Command {
     Down(DownArgs),
     #[command(subcommand)]
     Link(LinkCommand),
+    #[command(subcommand)]
+    Fault(FaultCommand),
+    Capture(CaptureArgs),
     #[command(subcommand)]
     Image(ImageCommand),
     Doctor(DoctorArgs),
@@ -152,6 +158,21 @@ pub(crate) struct UpArgs {
     /// Print one JSON object per event and a summary at the end
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Faults on all links, such as loss=1%,duplicate=0.5%,reorder=2%,corrupt=1%,seed=7
+    ///
+    /// What happens to raw and system packets on each link, which are what IP over Tofu uses.
+    /// `undetected` damages packets and makes their check sequence fit. With `commands`, loss is
+    /// for Puts, Gets and the like as well. `tofu fault` changes it while the machine runs.
+    #[arg(long, value_name = "FAULTS")]
+    pub(crate) faults: Option<FaultSpec>,
+
+    /// Capture what goes through a node, from start to end, into a file for Wireshark
+    ///
+    /// NODE is an index, coordinates X,Y,Z,A,B,C or a name t-X-Y-Z-A-B-C. See `tofu capture` for
+    /// more.
+    #[arg(long, value_name = "NODE=FILE")]
+    pub(crate) capture: Vec<String>,
 
     #[command(flatten)]
     pub(crate) ip: GatewayArgs,

@@ -14,6 +14,7 @@ use toml::Spanned;
 use tofu_abi::Coords;
 use tofu_fabric::{Port, Shape};
 
+use crate::faults::FaultSpec;
 use crate::guests::GuestName;
 use crate::units::{
     Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
@@ -71,6 +72,8 @@ pub(crate) struct MachineFile {
     pub(crate) image: Option<ImageName>,
     pub(crate) ip_number: Option<IpNumber>,
     pub(crate) mtu: Option<Mtu>,
+    /// On all links.
+    pub(crate) faults: Option<FaultSpec>,
     pub(crate) nodes: Vec<NodeEntry>,
     pub(crate) links: Vec<LinkEntry>,
 }
@@ -99,13 +102,15 @@ pub(crate) struct NodeEntry {
     pub(crate) gateway: bool,
 }
 
-/// A `[[link]]`: a link and whether it starts down.
+/// A `[[link]]`: a link, whether it starts down, and which faults it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinkEntry {
     pub(crate) place: Place,
     pub(crate) at: Coords,
     pub(crate) port: Port,
     pub(crate) down: bool,
+    /// Its own, instead of those on all links.
+    pub(crate) faults: Option<FaultSpec>,
 }
 
 impl NodeEntry {
@@ -186,6 +191,7 @@ struct RawFile {
     image: Option<Spanned<String>>,
     ip_number: Option<Spanned<i64>>,
     mtu: Option<Spanned<i64>>,
+    faults: Option<Spanned<String>>,
     #[serde(default)]
     node: Vec<RawNode>,
     #[serde(default)]
@@ -220,6 +226,7 @@ struct RawLink {
     at: Spanned<Vec<i64>>,
     port: Spanned<String>,
     down: bool,
+    faults: Option<Spanned<String>>,
 }
 
 impl MachineFile {
@@ -252,6 +259,7 @@ impl MachineFile {
             image: source.text("image", &raw.image)?,
             ip_number: source.number("ip_number", &raw.ip_number)?,
             mtu: source.number("mtu", &raw.mtu)?,
+            faults: source.text("faults", &raw.faults)?,
             nodes: Vec::with_capacity(raw.node.len()),
             links: Vec::with_capacity(raw.link.len()),
         };
@@ -284,6 +292,7 @@ impl MachineFile {
                 at: source.coords(&link.at)?,
                 port: port.ok_or_else(|| source.value_error("port", &link.port, PORT_ALLOWED))?,
                 down: link.down,
+                faults: source.text("faults", &link.faults)?,
             });
         }
         Ok(file)
@@ -431,6 +440,7 @@ mod tests {
             cpus = 2
             append = "quiet"
             image = "mpi"
+            faults = "loss=1%,seed=3"
 
             [[node]]
             at = [1, 0, 0, 0, 2, 1]
@@ -445,6 +455,7 @@ mod tests {
             at = [0, 0, 0, 0, 0, 0]
             port = "B+"
             down = true
+            faults = "loss=100%"
             "#,
         )
         .unwrap();
@@ -467,9 +478,11 @@ mod tests {
         let node = &file.nodes[0].settings;
         assert_eq!((node.linux, node.cpus), (Some(true), Some(Cpus(4))));
         assert_eq!(node.append, append("debug"));
+        assert_eq!(file.faults.map(|faults| faults.to_string()).as_deref(), Some("loss=1%,seed=3"));
         let link = &file.links[0];
+        assert_eq!(link.faults, "loss=100%".parse().ok());
         assert_eq!((link.at, link.port, link.down), (Coords::default(), Port::BPlus, true));
-        assert_eq!(link.place, Place { path: "m.toml".into(), line: 27 });
+        assert_eq!(link.place, Place { path: "m.toml".into(), line: 28 });
     }
 
     #[test]
@@ -502,6 +515,7 @@ mod tests {
             ("engines = -9223372036854775808", "engines = -9223372036854775808 is not"),
             ("cpus = 17", "cpus = 17 is not allowed; cpus is a whole number of processors"),
             ("image = \"a/b\"", "image = \"a/b\" is not allowed; image is 1 to 64 letters"),
+            ("faults = \"loss=2\"", "faults = \"loss=2\" is not allowed; faults is a list of loss"),
             ("append = \"a\\nb\"", "append = \"a\\nb\" is not allowed; append is at most 1024"),
             ("generation = \"tofu2\"", "generation is \"tofud\" in this version; the other"),
             ("generation = \"tofu\"", "come later"),

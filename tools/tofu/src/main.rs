@@ -7,11 +7,13 @@
 
 mod baseline;
 mod bench;
+mod capture;
 mod cli;
 mod client;
 mod config;
 mod confine;
 mod doctor;
+mod faults;
 mod gateway;
 mod guest_cmd;
 mod guests;
@@ -71,6 +73,8 @@ fn main() -> ExitCode {
         Command::Restart(args) => client::restart(args),
         Command::Down(args) => client::down(args),
         Command::Link(command) => client::link::run(command),
+        Command::Fault(command) => client::fault::run(command),
+        Command::Capture(args) => client::capture::run(args),
         Command::Image(command) => image_cmd::run(command),
         Command::Internal(command) => linux::janitor::run(command),
     };

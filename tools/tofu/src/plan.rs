@@ -1,13 +1,18 @@
 //! From the machine file and the command line to a machine that can be started.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
 use tofu_abi::Coords;
-use tofu_fabric::{NodeId, Port, Shape};
+use tofu_fabric::{FaultPlan, NodeId, Port, Shape};
 
+use crate::capture;
 use crate::cli::{ShapeArgs, UpArgs};
-use crate::config::{ConfigError, MachineFile, Settings};
+use crate::client::NodeName;
+use crate::config::{ConfigError, LinkEntry, MachineFile, Settings};
+use crate::faults::FaultSpec;
 use crate::guests::{Guest, GuestError, GuestName};
 use crate::linux::guest::LinuxGuest;
 use crate::units::{
@@ -42,6 +47,10 @@ pub(crate) struct Plan {
     pub(crate) image: Option<ImageName>,
     /// What goes for IP over Tofu.
     pub(crate) ip: IpPlan,
+    /// Faults on its links.
+    pub(crate) faults: Option<FaultPlan>,
+    /// What to capture from its start on.
+    pub(crate) captures: Vec<capture::ToFile>,
     /// All nodes in the order of their numbers.
     pub(crate) nodes: Vec<NodePlan>,
 }
@@ -138,6 +147,8 @@ pub(crate) enum PlanError {
     Nat,
     #[error("the machine has no node but its gateway; give a larger --shape")]
     OnlyGateway,
+    #[error("--capture {asked}: {why}")]
+    Capture { asked: String, why: String },
     #[error("--nodes {asked}: the shape {shape} has {} nodes; give 1 to {0}", shape.nodes())]
     Nodes { asked: u32, shape: Shape },
 }
@@ -254,6 +265,8 @@ impl Plan {
             timeout: args.timeout.or(file.timeout).unwrap_or(timeout),
             engines: args.engines.or(file.engines),
             image: args.linux.image.clone().or(file.image),
+            faults: faults(args.faults.or(file.faults), &file.links),
+            captures: captures(&args.capture, &shape)?,
             nodes,
         })
     }
@@ -314,6 +327,34 @@ impl Plan {
         let sizes = self.roles().filter_map(|(_, role)| role.vm()).map(|(memory, _)| memory.0);
         sizes.fold(0, u64::saturating_add)
     }
+}
+
+/// The faults of a machine, and of links that have some of their own.
+fn faults(everywhere: Option<FaultSpec>, links: &[LinkEntry]) -> Option<FaultPlan> {
+    let own = |link: &LinkEntry| Some((link.at, link.port, link.faults?.rates));
+    let links: Vec<_> = links.iter().filter_map(own).collect();
+    if everywhere.is_none() && links.is_empty() {
+        return None;
+    }
+    Some(FaultPlan { links, ..everywhere.unwrap_or_default().plan() })
+}
+
+fn captures(asked: &[String], shape: &Shape) -> Result<Vec<capture::ToFile>, PlanError> {
+    let capture = |asked: &String| {
+        let no = |why: String| PlanError::Capture { asked: asked.clone(), why };
+        let (node, path) = asked
+            .split_once('=')
+            .ok_or_else(|| no("give NODE=FILE, such as 0=node0.pcapng".into()))?;
+        let name = NodeName::parse(node).ok_or_else(|| {
+            no("give an index, coordinates or a name of a node in front of the =".into())
+        })?;
+        let at =
+            name.at(shape).ok_or_else(|| no(format!("the machine {shape} has no node {node}")))?;
+        let file =
+            File::create(path).map_err(|error| no(format!("cannot write {path}: {error}")))?;
+        Ok(capture::ToFile { at, path: path.into(), file: Arc::new(file) })
+    };
+    asked.iter().map(capture).collect()
 }
 
 /// The machine of Linux nodes if none is described: two, next to each other.

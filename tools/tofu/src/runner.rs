@@ -13,6 +13,7 @@ use tofu_abi::Coords;
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_fabric::{Axis, NodeId};
 use tofu_icc::SharedPages;
+use tofu_machine::capture::CaptureConfig;
 use tofu_machine::{DoorbellBackend, Doorbells, Machine, MachineConfig};
 use tofu_pci::PciFunction;
 use tofu_sandbox::Role;
@@ -20,6 +21,7 @@ use tofu_vmm::{Attachment, Hypervisor, Vm, VmConfig, Windows};
 use vm_memory::{GuestMemoryBackend, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::capture;
 use crate::confine::Confinement;
 use crate::gateway::{self, Gateway};
 use crate::linux::machine::{Host, LinuxNodes, Registry};
@@ -148,7 +150,10 @@ impl Backend for Machines {
         let engines = engines(plan.engines, cores);
         let doorbells = doorbells(plan, cores, engines);
         let machine = Arc::new(machine(&plan.network, doorbells, engines, &self.confinement)?);
-        let mut running = Local { vms: HashMap::new(), linux: None, gateway: None, machine };
+        machine.network().wires().set_faults(plan.faults.clone())?;
+        let captures = captures(&machine, plan)?;
+        let mut running =
+            Local { vms: HashMap::new(), linux: None, gateway: None, machine, captures };
         let registry = self.registry.as_ref();
         if let Some(registry) = registry {
             registry.built(&running.machine);
@@ -198,6 +203,15 @@ impl Backend for Machines {
             host.registry.cancel();
         }
     }
+}
+
+/// Starts the captures of a plan.
+fn captures(machine: &Machine, plan: &Plan) -> anyhow::Result<Vec<capture::Running>> {
+    let start = |to: &capture::ToFile| {
+        let node = plan.network.shape.node_id(to.at).context("no such node")?;
+        capture::Running::start(machine.network().capture(CaptureConfig::new(node)), to)
+    };
+    plan.captures.iter().map(start).collect()
 }
 
 /// Engines of a machine unless the user says otherwise: more of them than this fight over the
@@ -300,6 +314,7 @@ struct Local {
     linux: Option<LinuxNodes>,
     gateway: Option<Gateway>,
     machine: Arc<Machine>,
+    captures: Vec<capture::Running>,
 }
 
 impl Running for Local {
@@ -326,6 +341,7 @@ impl Running for Local {
         }
         self.gateway = None;
         self.machine.stop();
+        self.captures.clear();
     }
 }
 

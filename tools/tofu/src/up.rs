@@ -359,6 +359,8 @@ mod tests {
             engines: None,
             image: None,
             ip: IpPlan::default(),
+            faults: None,
+            captures: Vec::new(),
         }
     }
 

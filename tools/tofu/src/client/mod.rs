@@ -1,9 +1,11 @@
 //! Commands that speak to a machine that runs: `ps`, `hosts`, `exec`, `console`, `cp`, `forward`,
-//! `restart`, `down`, `link`.
+//! `restart`, `down`, `link`, `fault`, `capture`.
 
+pub(crate) mod capture;
 pub(crate) mod console;
 pub(crate) mod cp;
 pub(crate) mod exec;
+pub(crate) mod fault;
 pub(crate) mod forward;
 pub(crate) mod hosts;
 pub(crate) mod link;
@@ -61,6 +63,11 @@ impl Connection {
             Some(reply) => Ok(reply),
             None => bail!("the machine has ended"),
         }
+    }
+
+    /// Another handle of the connection.
+    pub(crate) fn stream(&self) -> anyhow::Result<UnixStream> {
+        Ok(self.out.try_clone()?)
     }
 
     pub(crate) fn split(self) -> (UnixStream, FrameReader<UnixStream>) {

@@ -21,8 +21,8 @@ use tofu_gateway::{Connected, Connector};
 use super::agent::Handle;
 use super::machine::Registry;
 use super::node::LinuxNode;
-use crate::live;
 use crate::runner::Event;
+use crate::{capture, live};
 
 /// What a command asks; the first message of a connection, but for [`Request::To`].
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,6 +44,8 @@ pub(crate) enum Request {
     Forward { node: u32, port: u16 },
     /// Ends the machine. Answered when that has begun.
     Down,
+    /// Answered by [`Reply::Capture`] until it ends, with the client or by itself.
+    Capture(capture::serve::Ask),
     /// About the network. Answered by [`Reply::Network`].
     Network(live::Ask),
 }
@@ -55,6 +57,7 @@ pub(crate) enum Reply {
     Node(NodeInfo),
     Program(FromProgram),
     Network(live::Answer),
+    Capture(capture::serve::Answer),
     Done,
     /// What was asked for cannot be done: why, in one line.
     Error(String),
@@ -157,6 +160,12 @@ fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<(
         },
         Request::Down => {
             registry.events.send(Event::Down).context("the machine is going down already")
+        }
+        Request::Capture(ask) => {
+            match capture::serve::serve(&mut client, requests, registry, &ask) {
+                Ok(()) => return Ok(()),
+                Err(error) => Err(error),
+            }
         }
         Request::Network(ask) => match live::answer(registry, ask) {
             Ok(answer) => return say(&mut client, &Reply::Network(answer)),

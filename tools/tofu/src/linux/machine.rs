@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
-use tofu_fabric::{Fabric, NodeId};
+use tofu_fabric::NodeId;
 use tofu_gateway::Connector;
 use tofu_image::Qemu;
 use tofu_machine::Machine;
@@ -61,7 +61,7 @@ pub(crate) struct Registry {
     pub(crate) started: Instant,
     pub(crate) events: Sender<Event>,
     linux: OnceLock<Vec<Arc<LinuxNode>>>,
-    fabric: OnceLock<Arc<Fabric>>,
+    running: OnceLock<tofu_machine::Network>,
     /// Nodes without Linux, and what they are doing, in a word.
     others: Mutex<HashMap<NodeId, &'static str>>,
     gateway: OnceLock<Connector>,
@@ -75,7 +75,7 @@ impl Registry {
             started: Instant::now(),
             events,
             linux: OnceLock::new(),
-            fabric: OnceLock::new(),
+            running: OnceLock::new(),
             others: Mutex::default(),
             gateway: OnceLock::new(),
             cancelled: AtomicBool::new(false),
@@ -97,14 +97,14 @@ impl Registry {
         self.linux.get().map_or(&[], Vec::as_slice)
     }
 
-    /// The links of a machine that has been built.
-    pub(crate) fn fabric(&self) -> Option<&Arc<Fabric>> {
-        self.fabric.get()
+    /// The network of a machine that has been built.
+    pub(crate) fn running(&self) -> Option<&tofu_machine::Network> {
+        self.running.get()
     }
 
     /// Tells which machine it is about. Only the first one counts.
     pub(crate) fn built(&self, machine: &Machine) {
-        let _ = self.fabric.set(Arc::clone(machine.fabric()));
+        let _ = self.running.set(machine.network().clone());
     }
 
     pub(crate) fn others(&self) -> MutexGuard<'_, HashMap<NodeId, &'static str>> {

@@ -1,0 +1,125 @@
+//! Captures: what a node's ports and TNIs see, as pcapng.
+
+pub(crate) mod file;
+pub(crate) mod select;
+pub(crate) mod serve;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use tofu_abi::Coords;
+use tofu_machine::capture::Capture;
+
+use file::Writer;
+
+/// How often a capture without packets looks whether it is to end, and what it has is sent on.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// When a capture ends by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Limits {
+    /// After so many packets.
+    pub(crate) count: Option<u64>,
+    /// After so many seconds.
+    pub(crate) seconds: Option<u64>,
+}
+
+/// What became of a capture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Summary {
+    /// Packets in the file.
+    pub(crate) packets: u64,
+    /// Packets that the filter let through, but for which there was no place.
+    pub(crate) dropped: u64,
+    pub(crate) seconds: f64,
+}
+
+/// Writes what is captured to `out`, until a limit is reached or `stop` is set, with the counters
+/// of the interfaces at the end.
+///
+/// # Errors
+///
+/// If `out` can take no more.
+pub(crate) fn write(
+    capture: &Capture,
+    at: Coords,
+    limits: Limits,
+    stop: &AtomicBool,
+    out: &mut dyn Write,
+) -> io::Result<Summary> {
+    let (start, since) = (Instant::now(), SystemTime::now());
+    let end = limits.seconds.map(|seconds| start + Duration::from_secs(seconds));
+    let mut writer = Writer::new(out, at, capture.config())?;
+    let mut packets = 0;
+    let is_over = || stop.load(SeqCst) || end.is_some_and(|end| Instant::now() >= end);
+    while limits.count.is_none_or(|count| packets < count) && !is_over() {
+        let left = end.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()));
+        match capture.next(left.min(LOOK)) {
+            Some(record) => {
+                writer.record(&record)?;
+                packets += 1;
+            }
+            None => writer.flush()?,
+        }
+    }
+    capture.close();
+    // What came before that.
+    while limits.count.is_none_or(|count| packets < count)
+        && let Some(record) = capture.next(Duration::ZERO)
+    {
+        writer.record(&record)?;
+        packets += 1;
+    }
+    let dropped = writer.finish(capture, since)?;
+    Ok(Summary { packets, dropped, seconds: start.elapsed().as_secs_f64() })
+}
+
+/// A capture into a file from the start of a machine to its end.
+#[derive(Clone, Debug)]
+pub(crate) struct ToFile {
+    pub(crate) at: Coords,
+    pub(crate) path: PathBuf,
+    /// Opened early, as the machine gives up the right to open files.
+    pub(crate) file: Arc<std::fs::File>,
+}
+
+/// A capture that is being written by a thread. Dropping it ends it.
+pub(crate) struct Running {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    /// # Errors
+    ///
+    /// If there are no threads left.
+    pub(crate) fn start(capture: Capture, to: &ToFile) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (seen, to) = (Arc::clone(&stop), to.clone());
+        let thread = thread::Builder::new().name("capture".into());
+        let thread = thread.spawn(move || {
+            let mut out = io::BufWriter::new(&*to.file);
+            let written = write(&capture, to.at, Limits::default(), &seen, &mut out);
+            if let Err(error) = written.and_then(|_| out.flush()) {
+                log::error!("capture {}: {error}", to.path.display());
+            }
+        });
+        Ok(Self { stop, thread: Some(thread.context("no threads left")?) })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.store(true, SeqCst);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed.
+            let _ = thread.join();
+        }
+    }
+}

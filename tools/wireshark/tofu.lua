@@ -1,0 +1,539 @@
+-- Dissector of captures that `tofu capture` makes: our record header, the TLP behind it, and IP over
+-- Tofu in system packets. For Wireshark and tshark, 3.6 or later:
+--
+--     tshark -X lua_script:tofu.lua -r file.pcapng
+--
+-- or copy it to ~/.local/lib/wireshark/plugins. The layouts are in the manual's page on captures.
+
+local bits = bit32 or bit
+local band, bxor, rshift = bits.band, bits.bxor, bits.rshift
+
+local RECORD_HEADER = 56
+local FRAME_HEADER = 16
+local PIECE = 1952
+local IP_HEADER = 20
+local FACTS = 8
+
+local tofu = Proto("tofu", "Tofu interconnect")
+local ipot = Proto("ipot", "IP over Tofu")
+
+local PORTS = { [0] = "A", "C", "B-", "B+", "X-", "X+", "Y-", "Y+", "Z-", "Z+" }
+local DIRECTIONS = {
+    [0] = "out", "in", "lost: link down", "lost: no such node", "lost: no such path", "lost",
+}
+local CLASSES = { [0] = "request", "response", "system" }
+local KINDS = {
+    "system packet", "raw packet", "Put", "Get", "atomic", "Put answer", "Get answer",
+    "atomic answer", "barrier signal",
+}
+local SYSTEM, RAW, PUT, GET, ATOMIC, PUT_ANSWER, GET_ANSWER, ATOMIC_ANSWER, SIGNAL =
+    1, 2, 3, 4, 5, 6, 7, 8, 9
+local WAYS = { [0] = "shortest", "distances", "one hop" }
+local OPS = { [0] = "compare and swap", "swap", "add", "xor", "and", "or" }
+local SIGNAL_OPS = {
+    "barrier", "and", "or", "xor", "max", "maxloc", "sum", "floating-point sum",
+}
+local IP_KINDS = { [0] = "unicast", "broadcast", "unfinished" }
+
+local f = {
+    version = ProtoField.uint8("tofu.version", "Record header version"),
+    header = ProtoField.uint8("tofu.header_length", "Record header length"),
+    place = ProtoField.string("tofu.place", "Seen at"),
+    direction = ProtoField.uint8("tofu.direction", "Direction", base.DEC, DIRECTIONS),
+    vc = ProtoField.uint8("tofu.vc", "Virtual channel"),
+    class = ProtoField.uint8("tofu.class", "Class", base.DEC, CLASSES),
+    kind = ProtoField.uint8("tofu.kind", "Kind", base.DEC, KINDS),
+    way = ProtoField.uint8("tofu.way", "Way", base.DEC, WAYS, 0x7f),
+    nullified = ProtoField.bool("tofu.nullified", "Marked as bad", 8, nil, 0x80),
+    node = ProtoField.string("tofu.node", "Node"),
+    src = ProtoField.string("tofu.src", "Source"),
+    dst = ProtoField.string("tofu.dst", "Target"),
+    src_tni = ProtoField.uint8("tofu.src_tni", "Source TNI"),
+    dst_tni = ProtoField.uint8("tofu.dst_tni", "Target TNI"),
+    path = ProtoField.string("tofu.path", "Path (A, B, C)"),
+    hop = ProtoField.uint8("tofu.hop_port", "Hop through port", base.DEC, PORTS),
+    distances = ProtoField.string("tofu.distances", "Hops on X, Y, Z"),
+    tlps = ProtoField.uint32("tofu.tlps", "TLPs in the burst"),
+    bytes = ProtoField.uint64("tofu.bytes", "Bytes on the wire"),
+    model = ProtoField.uint64("tofu.model_ps", "Modelled time (ps)"),
+
+    r_units = ProtoField.uint8("tofu.routing.len", "LEN (TLP units of 32 bytes, less one)"),
+    r_path = ProtoField.string("tofu.routing.path", "Path (A, B, C)"),
+    r_distances = ProtoField.string("tofu.routing.distances", "Hops on X, Y, Z"),
+    r_target = ProtoField.string("tofu.routing.target", "Target A, B, C"),
+    r_tni = ProtoField.uint8("tofu.routing.tni", "Target TNI"),
+    r_barrier = ProtoField.bool("tofu.routing.barrier", "Barrier"),
+    r_system = ProtoField.bool("tofu.routing.system", "System"),
+
+    t_kind = ProtoField.uint8("tofu.tlp.kind", "TLP kind"),
+    t_length = ProtoField.uint16("tofu.tlp.length", "Payload length"),
+    t_tni = ProtoField.uint8("tofu.tlp.tni", "Sender's TNI"),
+    t_source = ProtoField.string("tofu.tlp.source", "Sender"),
+    t_payload = ProtoField.bytes("tofu.tlp.payload", "Payload"),
+    t_ecrc = ProtoField.uint32("tofu.tlp.ecrc", "ECRC", base.HEX),
+    t_ecrc_good = ProtoField.bool("tofu.tlp.ecrc.good", "ECRC is right"),
+
+    cq = ProtoField.uint8("tofu.cq", "Control queue of the initiator"),
+    sps = ProtoField.uint8("tofu.sps", "Session advance"),
+    index = ProtoField.uint16("tofu.index", "Command"),
+    generation = ProtoField.uint32("tofu.generation", "Command generation"),
+    gpid = ProtoField.uint64("tofu.gpid", "Group process id", base.HEX),
+    flags = ProtoField.uint64("tofu.header2", "Second command header", base.HEX),
+    edata = ProtoField.uint16("tofu.edata", "Edata", base.HEX),
+    strong = ProtoField.bool("tofu.strong_order", "Strong order"),
+    remote_cq = ProtoField.uint8("tofu.remote.cq", "Target's control queue"),
+    remote_stag = ProtoField.uint32("tofu.remote.stag", "Target's steering tag"),
+    remote_offset = ProtoField.uint64("tofu.remote.offset", "Target's offset", base.HEX),
+    local_cq = ProtoField.uint8("tofu.local.cq", "Initiator's control queue"),
+    local_stag = ProtoField.uint32("tofu.local.stag", "Initiator's steering tag"),
+    local_offset = ProtoField.uint64("tofu.local.offset", "Initiator's offset", base.HEX),
+    position = ProtoField.uint32("tofu.position", "Position in the message"),
+    length = ProtoField.uint32("tofu.length", "Bytes of this burst"),
+    total = ProtoField.uint32("tofu.total", "Bytes of the message"),
+    mtu = ProtoField.uint32("tofu.mtu", "Bytes of payload in a TLP"),
+    op = ProtoField.uint8("tofu.op", "Operation", base.DEC, OPS),
+    operand = ProtoField.uint64("tofu.operand", "Operand", base.HEX),
+    compare = ProtoField.uint64("tofu.compare", "Compared with", base.HEX),
+    rcode = ProtoField.uint8("tofu.rcode", "Result code", base.HEX),
+    done = ProtoField.uint32("tofu.done", "Bytes done"),
+    request_ps = ProtoField.uint64("tofu.request_ps", "Modelled time of the request (ps)"),
+    old = ProtoField.uint64("tofu.old", "Former value", base.HEX),
+    data = ProtoField.bytes("tofu.data", "Data"),
+
+    s_source = ProtoField.uint8("tofu.signal.source", "From gate"),
+    s_target = ProtoField.uint8("tofu.signal.target", "For gate"),
+    s_op = ProtoField.uint8("tofu.signal.op", "Operation", base.DEC, SIGNAL_OPS),
+    s_bseq = ProtoField.uint32("tofu.signal.bseq", "Round"),
+    s_value = ProtoField.uint64("tofu.signal.value", "Value", base.HEX),
+}
+for _, field in pairs(f) do
+    table.insert(tofu.fields, field)
+end
+
+local g = {
+    version = ProtoField.uint8("ipot.version", "Version", base.DEC, nil, 0xf0),
+    kind = ProtoField.uint8("ipot.kind", "Kind", base.DEC, IP_KINDS, 0x0f),
+    unfinished = ProtoField.bool("ipot.takes_unfinished", "Sender takes unfinished frames", 8, nil, 1),
+    total = ProtoField.uint16("ipot.total", "Bytes of the frame"),
+    offset = ProtoField.uint16("ipot.offset", "Offset of the piece"),
+    length = ProtoField.uint16("ipot.length", "Bytes of the piece"),
+    id = ProtoField.uint32("ipot.id", "Frame id"),
+    sum = ProtoField.uint32("ipot.sum", "Sum", base.HEX),
+    sum_good = ProtoField.bool("ipot.sum.good", "Sum is right"),
+    origin = ProtoField.string("ipot.origin", "Origin"),
+    piece = ProtoField.bytes("ipot.piece", "Piece"),
+    pieces = ProtoField.uint32("ipot.pieces", "Put together of pieces"),
+}
+for _, field in pairs(g) do
+    table.insert(ipot.fields, field)
+end
+
+local e_short = ProtoExpert.new(
+    "tofu.short", "Cut off or too short", expert.group.MALFORMED, expert.severity.ERROR)
+local e_version = ProtoExpert.new(
+    "tofu.unknown", "Unknown version or kind", expert.group.UNDECODED, expert.severity.WARN)
+local e_ecrc = ProtoExpert.new(
+    "tofu.ecrc_wrong", "Wrong ECRC", expert.group.CHECKSUM, expert.severity.ERROR)
+local e_lost = ProtoExpert.new(
+    "tofu.lost", "Lost here", expert.group.SEQUENCE, expert.severity.WARN)
+tofu.experts = { e_short, e_version, e_ecrc, e_lost }
+local e_malformed = ProtoExpert.new(
+    "ipot.malformed", "Malformed IP over Tofu", expert.group.MALFORMED, expert.severity.ERROR)
+local e_spoofed = ProtoExpert.new(
+    "ipot.spoofed", "Origin is not the sender", expert.group.SECURITY, expert.severity.WARN)
+local e_damaged = ProtoExpert.new(
+    "ipot.damaged", "Sum is wrong", expert.group.CHECKSUM, expert.severity.ERROR)
+ipot.experts = { e_malformed, e_spoofed, e_damaged }
+
+local ethernet = Dissector.get("eth_withoutfcs")
+
+local function coords(range)
+    local c = {}
+    for i = 0, range:len() - 1 do
+        c[i + 1] = tostring(range(i, 1):uint())
+    end
+    return "(" .. table.concat(c, ",") .. ")"
+end
+
+local function signed(byte)
+    return byte < 128 and byte or byte - 256
+end
+
+-- A field of `width` bits of a little-endian qword.
+local function field(range, first, width)
+    return range:le_uint64():rshift(first):band(UInt64(2 ^ width - 1, 0)):tonumber()
+end
+
+local crc_table
+local function crc32(range)
+    if not crc_table then
+        crc_table = {}
+        for n = 0, 255 do
+            local c = n
+            for _ = 1, 8 do
+                c = band(c, 1) == 1 and bxor(rshift(c, 1), 0xedb88320) or rshift(c, 1)
+            end
+            crc_table[n] = c
+        end
+    end
+    local bytes = range:bytes()
+    local crc = 0xffffffff
+    for i = 0, bytes:len() - 1 do
+        crc = bxor(rshift(crc, 8), crc_table[band(bxor(crc, bytes:get_index(i)), 0xff)])
+    end
+    return bxor(crc, 0xffffffff) % 2 ^ 32
+end
+
+-- RFC 1071 with little-endian words of 32 bits.
+local function frame_sum(bytes)
+    local sum, n = 0, bytes:len()
+    for at = 0, n - 1, 4 do
+        local word, scale = 0, 1
+        for i = at, math.min(at + 3, n - 1) do
+            word = word + bytes:get_index(i) * scale
+            scale = scale * 256
+        end
+        sum = sum + word
+    end
+    while sum >= 2 ^ 32 do
+        sum = sum % 2 ^ 32 + math.floor(sum / 2 ^ 32)
+    end
+    return sum == 0 and 0xffffffff or sum
+end
+
+-- Frames of IP over Tofu that are being put together, by place and frame, and those that are
+-- complete, by the number of the record that completed them.
+local partial, complete = {}, {}
+local MOST_PARTIAL, partial_count = 4096, 0
+
+function tofu.init()
+    partial, complete, partial_count = {}, {}, 0
+end
+
+local function packed(origin)
+    local part = function(first, width)
+        return math.floor(origin / 2 ^ first) % 2 ^ width
+    end
+    return string.format("(%d,%d,%d,%d,%d,%d)",
+        part(14, 5), part(9, 5), part(4, 5), part(3, 1), part(1, 2), part(0, 1))
+end
+
+local function hand_over(bytes, kind, pinfo, root)
+    local skip = kind == 2 and FACTS or 0
+    if bytes:len() <= skip then
+        return
+    end
+    local frame = bytes:subset(skip, bytes:len() - skip)
+    ethernet:call(frame:tvb("Frame over Tofu"), pinfo, root)
+end
+
+-- Returns whether the payload is IP over Tofu.
+local function dissect_ip(payload, seen, pinfo, root)
+    if payload:len() < IP_HEADER then
+        return false
+    end
+    local version, kind = rshift(payload(0, 1):uint(), 4), band(payload(0, 1):uint(), 0xf)
+    local total, offset, length =
+        payload(2, 2):uint(), payload(4, 2):uint(), payload(6, 2):uint()
+    if version ~= 1 or kind > 2 or total < 14 then
+        return false
+    end
+    local tree = root:add(ipot, payload)
+    tree:add(g.version, payload(0, 1))
+    tree:add(g.kind, payload(0, 1))
+    tree:add(g.unfinished, payload(1, 1))
+    tree:add(g.total, payload(2, 2))
+    tree:add(g.offset, payload(4, 2))
+    tree:add(g.length, payload(6, 2))
+    tree:add(g.id, payload(8, 4))
+    tree:add(g.sum, payload(12, 4))
+    local origin = packed(payload(16, 4):uint())
+    tree:add(g.origin, payload(16, 4), origin)
+    pinfo.cols.protocol = "IPoT"
+    local what = string.format("%s, frame %d of %d bytes", IP_KINDS[kind], payload(8, 4):uint(), total)
+    pinfo.cols.info = what .. string.format(", bytes %d to %d", offset, offset + length - 1)
+    if offset % PIECE ~= 0 or offset >= total or length ~= math.min(PIECE, total - offset) then
+        tree:add_proto_expert_info(e_malformed)
+        return true
+    end
+    if kind ~= 1 and origin ~= seen.src then
+        tree:add_proto_expert_info(e_spoofed)
+    end
+    if payload:len() < IP_HEADER + length then
+        -- More than what the capture has kept.
+        return true
+    end
+    local piece = payload(IP_HEADER, length)
+    tree:add(g.piece, piece)
+    if length == total then
+        hand_over(piece:bytes(), kind, pinfo, root)
+        return true
+    end
+    if not pinfo.visited then
+        local key = seen.key .. origin .. payload(8, 4):uint() .. "/" .. kind .. "/" .. total
+        local frame = partial[key]
+        if not frame then
+            if partial_count >= MOST_PARTIAL then
+                partial, partial_count = {}, 0
+            end
+            frame = { have = 0, pieces = {} }
+            partial[key] = frame
+            partial_count = partial_count + 1
+        end
+        if not frame.pieces[offset] then
+            frame.pieces[offset] = piece:bytes()
+            frame.have = frame.have + length
+        end
+        if frame.have == total then
+            local bytes, count = ByteArray.new(), 0
+            for at = 0, total - 1, PIECE do
+                bytes:append(frame.pieces[at])
+                count = count + 1
+            end
+            complete[pinfo.number] = {
+                bytes = bytes,
+                count = count,
+                good = frame_sum(bytes) == payload(12, 4):uint(),
+            }
+            partial[key] = nil
+            partial_count = partial_count - 1
+        end
+    end
+    local whole = complete[pinfo.number]
+    if whole then
+        tree:add(g.pieces, whole.count):set_generated()
+        tree:add(g.sum_good, whole.good):set_generated()
+        if whole.good then
+            hand_over(whole.bytes, kind, pinfo, root)
+        else
+            tree:add_proto_expert_info(e_damaged)
+        end
+    end
+    return true
+end
+
+local function dissect_frame(frame, seen, pinfo, root, tree)
+    if frame:len() < FRAME_HEADER then
+        tree:add_proto_expert_info(e_short)
+        return
+    end
+    local routing = frame(0, 8)
+    local sub = tree:add(tofu, routing, "Routing header")
+    local path = string.format("(%d,%d,%d)",
+        field(routing, 6, 1), field(routing, 7, 2), field(routing, 9, 1))
+    local hops = string.format("(%d,%d,%d)", signed(field(routing, 10, 8)),
+        signed(field(routing, 18, 8)), signed(field(routing, 26, 8)))
+    local target = string.format("(%d,%d,%d)",
+        field(routing, 34, 1), field(routing, 35, 2), field(routing, 37, 1))
+    sub:add(f.r_units, routing, field(routing, 0, 6))
+    sub:add(f.r_path, routing, path)
+    sub:add(f.r_distances, routing, hops)
+    sub:add(f.r_target, routing, target)
+    sub:add(f.r_tni, routing, field(routing, 38, 3))
+    sub:add(f.r_barrier, routing, field(routing, 41, 1) == 1)
+    sub:add(f.r_system, routing, field(routing, 42, 1) == 1)
+
+    local header = frame(8, 8)
+    sub = tree:add(tofu, header, "TLP header")
+    local length = field(header, 8, 12)
+    sub:add(f.t_kind, header, field(header, 0, 8))
+    sub:add(f.t_length, header, length)
+    sub:add(f.t_tni, header, field(header, 20, 3))
+    sub:add(f.t_source, header, string.format("(%d,%d,%d,%d,%d,%d)", field(header, 24, 8),
+        field(header, 32, 8), field(header, 40, 8), field(header, 48, 1), field(header, 49, 2),
+        field(header, 51, 1)))
+
+    if seen.kind ~= SYSTEM and seen.kind ~= RAW then
+        return
+    end
+    local size = 8 + (field(routing, 0, 6) + 1) * 32
+    if frame:len() == size then
+        local ecrc = frame(size - 4, 4)
+        local good = crc32(frame(8, size - 12)) == ecrc:le_uint()
+        tree:add_le(f.t_ecrc, ecrc)
+        tree:add(f.t_ecrc_good, ecrc, good):set_generated()
+        if not good then
+            tree:add_proto_expert_info(e_ecrc)
+            pinfo.cols.info:append(", wrong ECRC")
+            return
+        end
+    end
+    local have = math.min(length, math.max(frame:len() - FRAME_HEADER, 0))
+    if have < length then
+        tree:add_proto_expert_info(e_short)
+    end
+    if have == 0 then
+        return
+    end
+    local payload = frame(FRAME_HEADER, have)
+    tree:add(f.t_payload, payload)
+    if seen.kind == SYSTEM then
+        dissect_ip(payload:tvb("System packet"), seen, pinfo, root)
+    end
+end
+
+local function stag(tree, range, cq, tag, offset)
+    tree:add(cq, range, field(range, 58, 6))
+    tree:add(tag, range, field(range, 40, 18))
+    tree:add(offset, range, range:le_uint64():band(UInt64(0xffffffff, 0xff)))
+end
+
+local function dissect_request(body, seen, pinfo, tree)
+    if body:len() < 56 then
+        tree:add_proto_expert_info(e_short)
+        return
+    end
+    tree:add(f.cq, body(0, 1))
+    tree:add(f.sps, body(1, 1))
+    tree:add_le(f.index, body(2, 2))
+    tree:add_le(f.generation, body(4, 4))
+    tree:add_le(f.gpid, body(8, 8))
+    tree:add_le(f.flags, body(16, 8))
+    tree:add(f.strong, body(16, 8), field(body(16, 8), 8, 1) == 1)
+    tree:add(f.edata, body(16, 8), field(body(16, 8), 16, 16))
+    stag(tree, body(24, 8), f.remote_cq, f.remote_stag, f.remote_offset)
+    stag(tree, body(32, 8), f.local_cq, f.local_stag, f.local_offset)
+    tree:add_le(f.position, body(40, 4))
+    tree:add_le(f.length, body(44, 4))
+    tree:add_le(f.total, body(48, 4))
+    tree:add_le(f.mtu, body(52, 4))
+    pinfo.cols.info:append(string.format(", %d bytes at %d of %d", body(44, 4):le_uint(),
+        body(40, 4):le_uint(), body(48, 4):le_uint()))
+    if seen.kind == ATOMIC then
+        if body:len() < 80 then
+            tree:add_proto_expert_info(e_short)
+            return
+        end
+        tree:add(f.op, body(56, 1))
+        tree:add_le(f.operand, body(64, 8))
+        tree:add_le(f.compare, body(72, 8))
+    elseif seen.kind == PUT and body:len() > 56 then
+        tree:add(f.data, body(56))
+    end
+end
+
+local function dissect_answer(body, seen, pinfo, tree)
+    if body:len() < 32 then
+        tree:add_proto_expert_info(e_short)
+        return
+    end
+    tree:add(f.cq, body(0, 1))
+    tree:add(f.rcode, body(1, 1))
+    tree:add_le(f.index, body(2, 2))
+    tree:add_le(f.generation, body(4, 4))
+    tree:add_le(f.position, body(8, 4))
+    tree:add_le(f.length, body(12, 4))
+    tree:add_le(f.done, body(16, 4))
+    tree:add_le(f.request_ps, body(24, 8))
+    pinfo.cols.info:append(string.format(", result %#x, %d bytes", body(1, 1):uint(),
+        body(16, 4):le_uint()))
+    if seen.kind == ATOMIC_ANSWER then
+        if body:len() < 40 then
+            tree:add_proto_expert_info(e_short)
+            return
+        end
+        tree:add_le(f.old, body(32, 8))
+    elseif seen.kind == GET_ANSWER and body:len() > 32 then
+        tree:add(f.data, body(32))
+    end
+end
+
+local function dissect_signal(body, pinfo, tree)
+    if body:len() < 16 then
+        tree:add_proto_expert_info(e_short)
+        return
+    end
+    tree:add(f.s_source, body(0, 1))
+    tree:add(f.s_target, body(1, 1))
+    tree:add(f.s_op, body(2, 1))
+    tree:add_le(f.s_bseq, body(4, 4))
+    tree:add_le(f.gpid, body(8, 8))
+    for at = 16, body:len() - 8, 8 do
+        tree:add_le(f.s_value, body(at, 8))
+    end
+    pinfo.cols.info:append(string.format(", gate %d to %d, round %d", body(0, 1):uint(),
+        body(1, 1):uint(), body(4, 4):le_uint()))
+end
+
+function tofu.dissector(tvb, pinfo, root)
+    pinfo.cols.protocol = "Tofu"
+    local tree = root:add(tofu, tvb())
+    if tvb:len() < RECORD_HEADER then
+        pinfo.cols.info = "cut off"
+        tree:add_proto_expert_info(e_short)
+        return tvb:len()
+    end
+    local header = tvb(1, 1):uint()
+    tree:add(f.version, tvb(0, 1))
+    tree:add(f.header, tvb(1, 1))
+    if tvb(0, 1):uint() ~= 1 or header < RECORD_HEADER or header > tvb:len() then
+        pinfo.cols.info = "unknown record header"
+        tree:add_proto_expert_info(e_version)
+        return tvb:len()
+    end
+    local at = tvb(2, 1):uint()
+    local place = at < 16 and "tni" .. at or "port " .. (PORTS[at - 16] or at - 16)
+    local seen = {
+        kind = tvb(6, 1):uint(),
+        src = coords(tvb(16, 6)),
+        dst = coords(tvb(22, 6)),
+        key = coords(tvb(8, 6)) .. place .. tvb(3, 1):uint(),
+    }
+    tree:add(f.node, tvb(8, 6), coords(tvb(8, 6)))
+    tree:add(f.place, tvb(2, 1), place)
+    tree:add(f.direction, tvb(3, 1))
+    if tvb(4, 1):uint() ~= 0xff then
+        tree:add(f.vc, tvb(4, 1))
+    end
+    tree:add(f.class, tvb(5, 1))
+    tree:add(f.kind, tvb(6, 1))
+    tree:add(f.way, tvb(7, 1))
+    tree:add(f.nullified, tvb(7, 1))
+    tree:add(f.src_tni, tvb(14, 1))
+    tree:add(f.dst_tni, tvb(15, 1))
+    tree:add(f.src, tvb(16, 6), seen.src)
+    tree:add(f.dst, tvb(22, 6), seen.dst)
+    tree:add(f.path, tvb(28, 3), coords(tvb(28, 3)))
+    local way = band(tvb(7, 1):uint(), 0x7f)
+    if way == 2 then
+        tree:add(f.hop, tvb(31, 1))
+    elseif way == 1 then
+        tree:add(f.distances, tvb(32, 3), string.format("(%d,%d,%d)", tvb(32, 1):int(),
+            tvb(33, 1):int(), tvb(34, 1):int()))
+    end
+    tree:add_le(f.tlps, tvb(36, 4))
+    tree:add_le(f.bytes, tvb(40, 8))
+    tree:add_le(f.model, tvb(48, 8))
+
+    pinfo.cols.src = seen.src
+    pinfo.cols.dst = seen.dst
+    local direction = tvb(3, 1):uint()
+    pinfo.cols.info = string.format("%s, %s %s", KINDS[seen.kind] or "unknown kind", place,
+        DIRECTIONS[direction] or direction)
+    if direction > 1 then
+        tree:add_proto_expert_info(e_lost)
+    end
+
+    if tvb:len() == header then
+        return tvb:len()
+    end
+    local frame = tvb(header):tvb()
+    dissect_frame(frame, seen, pinfo, root, tree)
+    local body = frame:len() > FRAME_HEADER and frame(FRAME_HEADER):tvb()
+    if seen.kind == SYSTEM or seen.kind == RAW then
+        return tvb:len()
+    elseif not KINDS[seen.kind] then
+        tree:add_proto_expert_info(e_version)
+    elseif not body then
+        tree:add_proto_expert_info(e_short)
+    elseif seen.kind <= ATOMIC then
+        dissect_request(body, seen, pinfo, tree)
+    elseif seen.kind <= ATOMIC_ANSWER then
+        dissect_answer(body, seen, pinfo, tree)
+    else
+        dissect_signal(body, pinfo, tree)
+    end
+    return tvb:len()
+end
+
+DissectorTable.get("wtap_encap"):add(wtap.USER0, tofu)
