@@ -43,6 +43,8 @@ pub enum Image {
     Newest,
     /// With the modules that make a host of virtual machines of a node.
     Host,
+    /// With Debian's programs for networks, file servers and MPI.
+    Network,
 }
 
 impl Image {
@@ -52,6 +54,7 @@ impl Image {
             Self::Default => "default",
             Self::Newest => "tofu-tests",
             Self::Host => "tofu-tests-host",
+            Self::Network => "tofu-tests-network",
         }
     }
 
@@ -62,6 +65,7 @@ impl Image {
                 &["image", "build", "--name", "tofu-tests", "--kernel", "cloud-backports"]
             }
             Self::Host => &["image", "build", "--name", "tofu-tests-host", "--modules", "kvm-amd"],
+            Self::Network => &["image", "build", "--name", "tofu-tests-network"],
         }
     }
 
@@ -69,6 +73,13 @@ impl Image {
         match self {
             Self::Default | Self::Host => &[],
             Self::Newest => &["--with", "pciutils"],
+            Self::Network => &[
+                "--modules",
+                "nfsd,nfsv4",
+                "--with",
+                "ethtool,iperf3,iproute2,iputils-ping,mpich,nfs-kernel-server,openssh-client,\
+                 openssh-server,python3-minimal,socat,tcpdump",
+            ],
         }
     }
 }

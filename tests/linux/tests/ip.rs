@@ -1,0 +1,288 @@
+//! IP between Linux nodes by `tofu0`: two nodes that send each other anything, and twelve.
+//!
+//! What takes minutes runs if the environment variable TOFU_LONG is set.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tofu_linux_tests::{Image, PATIENCE, Place, Running, skip};
+
+/// The program that nodes run, and where it is there.
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/ip.py");
+const THERE: &str = "/tmp/ip.py";
+/// Time for a long step.
+const LONG: Duration = Duration::from_secs(900);
+
+/// A machine whose nodes have the program.
+struct Net {
+    place: Place,
+    nodes: usize,
+}
+
+impl Net {
+    /// Starts a machine; `None` if this host cannot.
+    fn start(test: &str, nodes: usize, args: &[&str]) -> Option<Self> {
+        let place = Place::new(test, Image::Network)?;
+        let options = ["--name", "net", "--image", Image::Network.name(), "--memory", "288MiB"];
+        place.up(&[&options, args].concat());
+        let this = Self { place, nodes };
+        for node in 0..nodes {
+            this.place.run(&["cp", PROGRAM, &format!("{node}:{THERE}")]).ok();
+        }
+        Some(this)
+    }
+
+    /// Runs a shell's command line on a node.
+    #[track_caller]
+    fn shell(&self, node: usize, line: &str) -> String {
+        self.shell_for(node, line, PATIENCE)
+    }
+
+    #[track_caller]
+    fn shell_for(&self, node: usize, line: &str, time: Duration) -> String {
+        let node = node.to_string();
+        self.place.run_for(&["exec", &node, "--", "sh", "-c", line], time, b"").ok()
+    }
+
+    /// Starts the program on a node.
+    fn begin(&self, node: usize, args: &[&str]) -> Running {
+        let node = node.to_string();
+        let command = ["exec", node.as_str(), "--", "python3", THERE];
+        self.place.start(&[&command, args].concat())
+    }
+
+    /// Runs the program on a node; what it says.
+    #[track_caller]
+    fn python(&self, node: usize, args: &[&str]) -> Value {
+        self.begin(node, args).end(LONG).json()
+    }
+
+    /// Moves so many bytes each way between two nodes at the same time, while something else
+    /// happens. Nothing may arrive other than it was sent.
+    #[track_caller]
+    fn stream(&self, from: usize, to: usize, bytes: u64, meanwhile: impl FnOnce(&mut Running)) {
+        let bytes_text = bytes.to_string();
+        let server = self.begin(to, &["serve", &bytes_text]);
+        let mut client = self.begin(from, &["connect", &format!("n{to}"), &bytes_text]);
+        meanwhile(&mut client);
+        let [client, server] = [client, server].map(|running| running.end(LONG).json());
+        for (one, other) in [(&client, &server), (&server, &client)] {
+            assert_eq!(one["bytes"], bytes, "{client} {server}");
+            assert_eq!(one["taken"], other["given"], "{client} {server}");
+        }
+    }
+
+    /// All answer to all.
+    #[track_caller]
+    fn everybody_answers(&self) {
+        for node in 0..self.nodes {
+            let peer = (node + 1) % self.nodes;
+            let said = self.shell(node, &format!("ping -c 3 -i 0.2 -W 10 n{peer}"));
+            assert!(said.contains(" 0% packet loss"), "{said}");
+        }
+    }
+
+    /// Counters of a node's link.
+    #[track_caller]
+    fn counters(&self, node: usize) -> Value {
+        let text = self.shell(node, "tofu-net stats --json");
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+}
+
+/// Whether tests of minutes are wanted.
+fn long(test: &str) -> bool {
+    let long = std::env::var_os("TOFU_LONG").is_some();
+    if !long {
+        skip(test, "takes minutes; TOFU_LONG=1 runs it");
+    }
+    long
+}
+
+/// A number in what iperf3 says.
+fn rate(said: &Value, sum: &str) -> f64 {
+    said["end"][sum]["bits_per_second"].as_f64().unwrap_or_else(|| panic!("no {sum}: {said}"))
+}
+
+fn addresses_and_names(net: &Net) {
+    for target in ["n1", "t-1-0-0-0-0-0", "10.1.0.1", "-6 n1", "fd54:6f66:7500:0:0:1ff:fe00:0"] {
+        let said = net.shell(0, &format!("ping -c 2 -i 0.2 -W 10 {target}"));
+        assert!(said.contains(" 0% packet loss"), "{said}");
+    }
+    let said = net.shell(0, "ping -c 2 -i 0.2 -W 10 fe80::1ff:fe00:0%tofu0");
+    assert!(said.contains(" 0% packet loss"), "{said}");
+    // Node (1,0,0,0,0,0) has the network and the address that follow from the shape.
+    let said = net.shell(1, "ip -4 -o address show dev tofu0; hostname");
+    assert!(said.contains("10.1.0.1/15") && said.contains("t-1-0-0-0-0-0"), "{said}");
+}
+
+/// Echo requests of every `step`-th size up to 9000, in pieces of IP's and in frames of that
+/// length.
+fn sizes(net: &Net, step: u64) {
+    for mtu in ["1500", "9028"] {
+        for node in 0..2 {
+            net.shell(node, &format!("ip link set tofu0 mtu {mtu}"));
+        }
+        let said = net.python(0, &["sizes", "10.1.0.1", "0", "9000", &step.to_string()]);
+        assert_eq!(said["answered"], 9000 / step + 1, "MTU {mtu}: {said}");
+        assert_eq!(said["wrong"], 0, "MTU {mtu}: {said}");
+    }
+    for node in 0..2 {
+        net.shell(node, "ip link set tofu0 mtu 1500");
+    }
+}
+
+fn flood(net: &Net, count: u32) {
+    let said = net.shell_for(0, &format!("ping -f -q -c {count} n1"), LONG);
+    assert!(said.contains(&format!("{count} received, 0% packet loss")), "{said}");
+}
+
+/// TCP and UDP out, in, and both ways.
+fn iperf(net: &Net, seconds: u32) {
+    net.shell(1, "iperf3 -s -D");
+    let run = |options: &str| -> Value {
+        let said = net.shell_for(0, &format!("iperf3 --json -c n1 -t {seconds} {options}"), LONG);
+        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{said}: {error}"))
+    };
+    assert!(rate(&run(""), "sum_received") > 0.0);
+    assert!(rate(&run("-R"), "sum_received") > 0.0);
+    let both = run("--bidir");
+    assert!(rate(&both, "sum_received") > 0.0 && rate(&both, "sum_received_bidir_reverse") > 0.0);
+    assert!(rate(&run("-6"), "sum_received") > 0.0);
+    for way in ["", "-R"] {
+        // Slow enough for a busy host; datagrams have no flow control.
+        let said = run(&format!("-u -b 2M {way}"));
+        let packets = said["end"]["sum"]["packets"].as_f64().unwrap();
+        let lost = said["end"]["sum"]["lost_packets"].as_f64().unwrap();
+        assert!(packets > 0.0 && lost <= packets / 2.0, "{said}");
+    }
+}
+
+/// Whatever a node gets wrong on its Ethernet is counted, and nobody stops answering.
+fn bad_input(net: &Net, count: u32) {
+    let sum = |counters: &Value, names: &[&str]| -> u64 {
+        names.iter().map(|name| find(counters, name)).sum()
+    };
+    const SPOOFED: [&str; 2] = ["spoofed", "refused"];
+    const NOWHERE: [&str; 3] = ["no_such_node", "lost", "refused"];
+    let before = [0, 1].map(|node| net.counters(node));
+    let said = net.python(0, &["bad", "t-1-0-0-0-0-0", &count.to_string()]);
+    assert_eq!(said["sent"]["arp"], count, "{said}");
+    // Longer than the interface lets anything be: the kernel says so.
+    assert_eq!(said["refused"]["oversized"], count, "{said}");
+    net.everybody_answers();
+    let after = [0, 1].map(|node| net.counters(node));
+    let more = |names: &[&str]| {
+        let total = |counters: &[Value; 2]| counters.iter().map(|one| sum(one, names)).sum::<u64>();
+        total(&after) - total(&before)
+    };
+    let detail = || format!("before {before:?}, after {after:?}, {said}");
+    // Those of an absent node and those of no node at all; those with two wrong sources.
+    assert!(more(&NOWHERE) >= u64::from(count), "{}", detail());
+    assert!(more(&SPOOFED) >= u64::from(2 * count), "{}", detail());
+}
+
+/// A counter, wherever it is.
+#[track_caller]
+fn find(counters: &Value, name: &str) -> u64 {
+    fn search(value: &Value, name: &str) -> Option<u64> {
+        let fields = value.as_object()?;
+        let here = fields.get(name).and_then(Value::as_u64);
+        here.or_else(|| fields.values().find_map(|inner| search(inner, name)))
+    }
+    search(counters, name).unwrap_or_else(|| panic!("no counter {name}: {counters}"))
+}
+
+/// Two nodes: every size, floods, TCP and UDP, and what nobody should send.
+#[test]
+fn two_nodes() {
+    const TEST: &str = "two_nodes";
+    let Some(net) = Net::start(TEST, 2, &[]) else { return };
+    addresses_and_names(&net);
+    sizes(&net, 45);
+    flood(&net, 500);
+    iperf(&net, 1);
+    net.stream(0, 1, 8 << 20, |_| ());
+    bad_input(&net, 100);
+    net.stream(1, 0, 1 << 20, |_| ());
+}
+
+/// The same for minutes: really every size.
+#[test]
+fn two_nodes_for_long() {
+    const TEST: &str = "two_nodes_for_long";
+    if !long(TEST) {
+        return;
+    }
+    let Some(net) = Net::start(TEST, 2, &[]) else { return };
+    sizes(&net, 1);
+    flood(&net, 20_000);
+    iperf(&net, 20);
+    net.stream(0, 1, 256 << 20, |_| ());
+    bad_input(&net, 3000);
+    net.everybody_answers();
+}
+
+/// Twelve nodes: all to all, groups, and connections while links go down and up.
+#[test]
+fn twelve_nodes() {
+    const TEST: &str = "twelve_nodes";
+    let Some(net) = Net::start(TEST, 12, &["--shape", "unit"]) else { return };
+    twelve(&net, 6);
+}
+
+/// The same for minutes, and with a network that loses, doubles, reorders and damages.
+#[test]
+fn twelve_nodes_for_long() {
+    const TEST: &str = "twelve_nodes_for_long";
+    if !long(TEST) {
+        return;
+    }
+    let Some(net) = Net::start(TEST, 12, &["--shape", "unit"]) else { return };
+    twelve(&net, 60);
+    for node in 1..12 {
+        net.stream(0, node, 8 << 20, |_| ());
+    }
+}
+
+/// Neighbours in a unit whose links are taken down, in turns: the first node's, all but one.
+fn twelve(net: &Net, rounds: usize) {
+    // Datagrams from everybody to everybody.
+    let echoes: Vec<Running> = (0..12).map(|node| net.begin(node, &["echo"])).collect();
+    let asking: Vec<Running> = (0..12).map(|node| net.begin(node, &["all", "12"])).collect();
+    for (node, asking) in asking.into_iter().enumerate() {
+        let said = asking.end(LONG).json();
+        assert_eq!(said["missing"], Value::Array(Vec::new()), "node {node}");
+    }
+    drop(echoes);
+    // Multicasts by both versions of IP, each at everybody once.
+    let everybody: Vec<Running> =
+        (0..12).map(|node| net.begin(node, &["group", "12", "100"])).collect();
+    for (node, told) in everybody.into_iter().enumerate() {
+        let said = told.end(LONG).json();
+        assert_eq!(said["heard4"], 12, "node {node}: {said}");
+        assert_eq!(said["heard6"], 12, "node {node}: {said}");
+        assert_eq!(said["twice"], 0, "node {node}: {said}");
+    }
+    // A connection from one corner to the other, while its links go down one after another and
+    // come up again: there is a way at all times.
+    net.stream(0, 11, 4 << 20, |client| {
+        for round in 0..rounds {
+            let port = ["A", "C", "B+", "B-"][round % 4];
+            net.place.run(&["link", "down", "0", port]).ok();
+            net.place.run(&["link", "up", "0", port]).ok();
+            if !client.runs() {
+                break;
+            }
+        }
+    });
+    // With one way left.
+    for port in ["C", "B+", "B-"] {
+        net.place.run(&["link", "down", "0", port]).ok();
+    }
+    net.stream(11, 0, 1 << 20, |_| ());
+    for port in ["C", "B+", "B-"] {
+        net.place.run(&["link", "up", "0", port]).ok();
+    }
+    net.everybody_answers();
+}
