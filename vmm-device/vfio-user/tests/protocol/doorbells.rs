@@ -7,9 +7,14 @@ use std::time::{Duration, Instant};
 
 use crate::client::*;
 use crate::remote::Remote;
-use tofu_abi::regs::{CqReg, CqsReg, Register, bch_page, cq_page};
+use tofu_abi::barrier::BchReady;
+use tofu_abi::reduce::Op;
+use tofu_abi::regs::{BchReg, CqReg, CqsReg, Register, bch_page, cq_page};
 use tofu_abi::table::PageSize;
-use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
+use tofu_driver::{
+    Access, Channel, ChannelConfig, Cq, CqConfig, Device, DmaBuffer, Gate, MemoryRange, Order,
+    Platform, Target,
+};
 use tofu_icc::SharedPages;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
@@ -122,6 +127,38 @@ fn a_doorbell_in_a_mapped_page_is_heard_however_long_it_was_quiet() {
     assert_eq!(looped.cq.device().platform().bar0_read64(counter), 4);
     drop(looped);
     thread.join().unwrap().unwrap();
+}
+
+/// A barrier channel whose rounds are started in a mapped page, and by messages.
+#[test]
+fn a_barrier_is_started_in_a_mapped_page_however_long_it_was_quiet() {
+    for polled in [true, false] {
+        let host = if polled { Host::polled() } else { Host::sealed() };
+        let (mut client, thread) = host.attach(0);
+        let pages = polled.then(|| map_pages(&mut client));
+        let mut remote = Remote::new(client);
+        remote.pages = pages;
+        let device = Device::probe(remote).unwrap();
+        device.tni(4).unwrap().enable().unwrap();
+        let gate = Gate { src_local: Some(9), dst_local: Some(9), ..Gate::new(4, 9) };
+        let config = ChannelConfig { interrupts: 0, ..ChannelConfig::new(4, 9) };
+        let mut channel = Channel::open(&device, &config, &[gate]).unwrap();
+        for (round, quiet) in [(1, 0), (2, 1), (3, 40), (4, 1200)] {
+            sleep(Duration::from_millis(quiet));
+            let input = [round, 10 * round, 0, 0, 0, 0, 0, 0];
+            let outcome = channel.run(Op::Max, &input, 2, 20 * SECONDS).unwrap();
+            assert_eq!(outcome.value[..3], [round, 10 * round, 0]);
+        }
+        // Closed, the page is memory again, and starts nothing.
+        channel.close().unwrap();
+        let ready = Register::Bch { tni: 4, bch: 9, reg: BchReg::Ready }.offset();
+        device.platform().bar0_write64(ready, BchReady(0).with_op(1).with_start(true).0);
+        sleep(Duration::from_millis(30));
+        let rounds = host.servers[0].node().icc().barrier_time(4, 9).rounds;
+        assert_eq!(rounds, 4);
+        drop(device);
+        thread.join().unwrap().unwrap();
+    }
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl Remote {
     /// A word of BAR0 that is mapped.
     pub(crate) fn word(&self, offset: u64) -> Option<&AtomicU64> {
         let pages = self.pages.as_ref()?;
-        let Register::Cq { .. } = Register::decode(offset)? else {
+        let (Register::Cq { .. } | Register::Bch { .. }) = Register::decode(offset)? else {
             return None;
         };
         pages.get_atomic_ref(offset as usize).ok()
