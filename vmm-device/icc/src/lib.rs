@@ -15,7 +15,8 @@
 //! [`run_queue`](Icc::run_queue) and enabling take, and one for its completions, which is never
 //! held across a call to the host or the network. The first may be held when the second is
 //! taken, not the other way round; no two queues' locks are ever held together except a
-//! transmitting side's and, below it, completions of any queue.
+//! transmitting side's and, below it, completions of any queue. The barrier gates of an interface
+//! have one lock, below which no other of the device is taken.
 #![forbid(unsafe_code)]
 
 mod barrier;

@@ -148,7 +148,7 @@ impl Icc {
             BgsReg::Imr | BgsReg::Imc => irq.mask(),
             BgsReg::Icl => irq.level(),
             BgsReg::DataA0 | BgsReg::DataAe | BgsReg::DataB0 | BgsReg::DataBe => 0,
-            // What reads IRC, and whether a change of the mask is under way, is 0 there.
+            // IRC and BCH_MASK_STATUS are among those that the gates know nothing of: 0.
             _ => lock(&unit.gates).read(bg, reg),
         }
     }
