@@ -6,6 +6,8 @@
 //! [`Place::new`] with a line `SKIP test: reason`.
 #![forbid(unsafe_code)]
 
+pub mod namespace;
+
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};

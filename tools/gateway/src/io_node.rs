@@ -17,6 +17,8 @@ use tofu_ipotofu::{Link, LinkError};
 use tofu_machine::Machine;
 use tofu_pci::MsiSink;
 
+use crate::honest::is_honest;
+
 /// Network interface of all nodes' links.
 const TNI: u8 = 0;
 /// Memory of the node, in bytes: queues, and packet buffers of 2 KiB.
@@ -142,7 +144,8 @@ impl Out<'_> {
 /// Somebody who uses the link of an I/O node. All of its methods are called on the node's thread
 /// and must not block.
 pub trait Tenant: Send {
-    /// A frame has come: for this node, or for a group. Returns whether it is for this tenant
+    /// A frame has come: for this node, or for a group, from the node whose hardware address it
+    /// has, and without IP addresses of other nodes as its sender's. Returns whether it is for this tenant
     /// alone; if not, the next one sees it too.
     fn frame(&mut self, frame: &[u8]) -> bool;
 
@@ -258,11 +261,15 @@ fn run(
     stopping: &AtomicBool,
 ) -> Result<(), rustix::io::Errno> {
     let Prepared { mut link, interrupt } = prepared;
-    let mut frame = vec![0; link.config().max_frame()];
+    let (machine, max_frame) = (link.config().machine, link.config().max_frame());
+    let mut frame = vec![0; max_frame];
     let mut ready: Vec<Vec<PollFlags>> = tenants.iter().map(|_| Vec::new()).collect();
     while !stopping.load(SeqCst) {
         for _ in 0..TURN {
             let Some(len) = link.recv(&mut frame) else { break };
+            if !is_honest(&frame[..len], machine) {
+                continue;
+            }
             // The first that wants it.
             let _ = tenants.iter_mut().any(|tenant| tenant.frame(&frame[..len]));
         }

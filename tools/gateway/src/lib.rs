@@ -12,6 +12,7 @@
 //! Whatever nodes send, nothing here panics, blocks, or takes memory without bound.
 #![deny(unsafe_code)]
 
+mod honest;
 mod io_node;
 mod prefix;
 mod stack;

@@ -102,6 +102,7 @@ fn serve(link: Link<InProcess>, at: Coords, stop: &AtomicBool) {
 
 /// A machine of four nodes: an I/O node, two servers, and one with nothing.
 struct World {
+    machine: Arc<Machine>,
     connector: Connector,
     shape: Shape,
     // Before the servers, which others speak to.
@@ -120,7 +121,7 @@ impl World {
         let prepared = Prepared::new(&machine, at(0), &config).unwrap();
         let (stack, connector) = Stack::new(&config, at(0), prepared.waker(), shared);
         let io_node = prepared.start(vec![Box::new(stack)], || ()).unwrap();
-        Self { connector, shape, _io_node: io_node, _servers: servers }
+        Self { machine, connector, shape, _io_node: io_node, _servers: servers }
     }
 
     fn at(&self, index: usize) -> Coords {
@@ -233,8 +234,57 @@ fn nobody_there() {
     // A place without a device.
     let silent = world.connector.connect(world.at(3), ECHO).unwrap_err();
     assert_eq!(silent, ConnectError::Silent);
-    let World { connector, shape, _io_node, _servers } = world;
+    let World { connector, shape, _io_node, _servers, .. } = world;
     drop(_io_node);
     let gone = connector.connect(shape.iter().nth(1).unwrap(), ECHO).unwrap_err();
     assert_eq!(gone, ConnectError::Gone);
+}
+
+#[test]
+fn garbage_from_a_node_changes_nothing() {
+    for shared in [false, true] {
+        let world = World::new(shared);
+        let at = world.at(3);
+        let device = Device::probe(InProcess::attach(&world.machine, at, 16 << 20).unwrap());
+        let config = tofu_ipotofu::Config::new(world.shape.to_string().parse().unwrap());
+        let mut link = Link::open(&device.unwrap(), config, &PacketConfig::new(0)).unwrap();
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let (world, ended) = (&world, &ended);
+            scope.spawn(move || {
+                for n in 0..10 {
+                    let sent = bytes(n, 200_000);
+                    assert!(echo(&world.open(1, ECHO), &sent) == sent, "connection {n}");
+                }
+                ended.store(true, SeqCst);
+            });
+            let mut seed = 1;
+            while !ended.load(SeqCst) {
+                seed += 1;
+                if link.send(&garbage(seed, addr::mac(at), addr::mac(world.at(0)))).is_err() {
+                    link.wait_room(1_000_000);
+                }
+            }
+        });
+    }
+}
+
+/// A frame that is nearly one: IPv4, ARP, IPv6 or other, of the gateway's addresses or others.
+fn garbage(seed: u32, from: addr::Mac, gateway: addr::Mac) -> Vec<u8> {
+    let kinds = [[8, 0], [8, 6], [0x86, 0xdd], [0x88, 0xb5]];
+    let to = if seed % 5 == 0 { addr::BROADCAST } else { gateway };
+    let mut frame = [&to[..], &from, &kinds[seed as usize % 4]].concat();
+    let mut body = bytes(seed, 1 + seed % 1400);
+    // Fields that let it come further.
+    let starts: [&[u8]; 4] = [
+        &[0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 37, 10, 0, 0, 1],
+        &[0, 1, 8, 0, 6, 4, 0, 2, 2, 0, 0, 0, 0, 9, 10, 0, 0, 5, 2, 0, 0, 0, 0, 0, 10, 0, 0, 1],
+        &[0x60, 0, 0, 0, 0, 24, 58, 255],
+        &[],
+    ];
+    let start = starts[seed as usize % 4];
+    let n = start.len().min(body.len()).min(seed as usize / 4 % 40);
+    body[..n].copy_from_slice(&start[..n]);
+    frame.extend(body);
+    frame
 }

@@ -177,6 +177,11 @@ impl Places {
         self.shape.coords(rank + u32::from(skipped)).filter(|_| rank < self.nodes)
     }
 
+    /// The node that is left out.
+    fn gateway(&self) -> Option<Coords> {
+        self.shape.coords(self.without?)
+    }
+
     fn rank(&self, coords: Coords) -> Option<u32> {
         let place = self.shape.rank(coords)?;
         let rank = match self.without {

@@ -100,7 +100,7 @@ impl Net {
             iface,
             sockets: SocketSet::new(Vec::new()),
             introduced_ns: None,
-            next_introduction: nodes,
+            next_introduction: u32::MAX,
             next_port: FIRST_LOCAL_PORT,
         })
     }
@@ -149,6 +149,11 @@ impl Net {
         Instant::from_micros((now_ns() / 1000) as i64)
     }
 
+    /// How many nodes the stack is told of, itself among them.
+    fn known(&self) -> u32 {
+        self.nodes + u32::from(self.places.gateway().is_some())
+    }
+
     /// Lets the stack work on what has come and what is to be sent.
     pub fn poll(&mut self) {
         let now = now_ns();
@@ -157,15 +162,21 @@ impl Net {
             self.next_introduction = 0;
         }
         loop {
-            while self.next_introduction < self.nodes {
-                let coords = self.coords(self.next_introduction);
-                if self.next_introduction != self.rank && !self.device.link().introduce(coords) {
+            while self.next_introduction < self.known() {
+                let number = self.next_introduction;
+                // Behind the nodes with programs comes the one that joins them to others.
+                let coords = if number < self.nodes {
+                    self.coords(number)
+                } else {
+                    self.places.gateway().unwrap_or_default()
+                };
+                if number != self.rank && !self.device.link().introduce(coords) {
                     break;
                 }
                 self.next_introduction += 1;
             }
             self.iface.poll(Self::now(), &mut self.device, &mut self.sockets);
-            if self.next_introduction >= self.nodes {
+            if self.next_introduction >= self.known() {
                 break;
             }
         }

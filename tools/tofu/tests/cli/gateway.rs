@@ -1,22 +1,16 @@
 //! Machines with a gateway: `tofu forward` without rights, and the host's interface with them.
 
-use std::fs::{File, read_to_string};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsFd;
-use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::{Value, json};
+use tofu_linux_tests::namespace::{Namespace, can_translate};
+use tofu_linux_tests::skip;
 
 use crate::tofu::{PATIENCE, Place, Process, signal, wait_for};
-
-fn skip(test: &str, why: &str) {
-    println!("SKIP {test}: {why}");
-}
 
 /// Whether this host can run small guests; if not, says so.
 fn can_run(place: &Place, test: &str) -> bool {
@@ -264,82 +258,6 @@ fn wrong_gateways_are_explained() {
     place.is_clean();
 }
 
-/// A network namespace: what happens to interfaces and routes in it, happens to no host.
-struct Namespace {
-    name: String,
-}
-
-impl Namespace {
-    /// `None` if there cannot be one, which is said.
-    fn new(test: &str) -> Option<Self> {
-        let this = Self { name: format!("tofu-test-{}", std::process::id()) };
-        let made = Command::new("ip").args(["netns", "add", &this.name]).output();
-        match made {
-            Ok(output) if output.status.success() => {}
-            Ok(output) => {
-                let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                skip(test, &format!("no network namespace can be made: {why}"));
-                std::mem::forget(this);
-                return None;
-            }
-            Err(error) => {
-                skip(test, &format!("cannot run ip: {error}"));
-                std::mem::forget(this);
-                return None;
-            }
-        }
-        if !Path::new("/dev/net/tun").exists() {
-            skip(test, "the host has no TAP interfaces");
-            return None;
-        }
-        this.ip(&["link", "set", "dev", "lo", "up"]);
-        Some(this)
-    }
-
-    /// What a command of the namespace's `ip` says.
-    fn ip(&self, args: &[&str]) -> String {
-        let output = Command::new("ip").args(["-n", &self.name]).args(args).output().unwrap();
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// A command in the namespace.
-    fn command(&self, program: &str, args: &[&str]) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name, program]).args(args);
-        command
-    }
-
-    /// Calls `f` on a thread that is in the namespace.
-    fn inside<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
-        let file = File::open(format!("/run/netns/{}", self.name)).unwrap();
-        thread::scope(|scope| {
-            let inside = scope.spawn(|| {
-                let kind = Some(LinkNameSpaceType::Network);
-                move_into_link_name_space(file.as_fd(), kind).unwrap();
-                f()
-            });
-            inside.join().unwrap()
-        })
-    }
-
-    /// The interface, routes and switches that a gateway may change.
-    fn state(&self) -> String {
-        let forward = self.inside(|| read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap());
-        let tables = match self.command("nft", &["list", "tables"]).output() {
-            Ok(output) => String::from_utf8(output.stdout).unwrap(),
-            Err(_) => String::new(),
-        };
-        let (links, routes) = (self.ip(&["-o", "link"]), self.ip(&["route"]));
-        format!("{links}{routes}{forward}{tables}")
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
-    }
-}
-
 #[test]
 fn the_host_has_an_interface() {
     const TEST: &str = "the_host_has_an_interface";
@@ -349,19 +267,13 @@ fn the_host_has_an_interface() {
     }
     let Some(host) = Namespace::new(TEST) else { return };
     let before = host.state();
-    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
-    let nat: &[&str] = if has("nft") || has("iptables") { &["--nat"] } else { &[] };
+    let nat: &[&str] = if can_translate() { &["--nat"] } else { &[] };
     if nat.is_empty() {
         skip(TEST, "address translation needs nft or iptables");
     }
     for end in ["down", "KILL"] {
         let more = [&["--tap", "on", "--name", "web"], nat].concat();
-        let mut up = servers_in(&place, &more, |args| {
-            let mut command =
-                host.command(place.command(&[]).get_program().to_str().unwrap(), args);
-            command.env("XDG_RUNTIME_DIR", place.path());
-            command
-        });
+        let mut up = servers_in(&place, &more, |args| host.command(&place.command(args)));
         let addresses = host.ip(&["-o", "addr", "show", "dev", "web"]);
         for own in ["inet 10.0.0.1/26 ", "inet6 fd54:6f66:7500::ff:fe00:0/64 "] {
             assert!(addresses.contains(own), "{addresses}");
@@ -382,13 +294,14 @@ fn the_host_has_an_interface() {
         forward.end();
         if !nat.is_empty() {
             let state = host.state();
-            assert!(state.contains("\n1\n") && state.contains("table ip tofu-web\n"), "{state}");
+            assert!(
+                state.contains("forwarding 1\n") && state.contains("table ip tofu-web\n"),
+                "{state}"
+            );
         }
         // Addresses that are taken.
-        let second = place.run_command(host.command(
-            place.command(&[]).get_program().to_str().unwrap(),
-            &["up", "--gateway", "0,0,0,0,0,0", "--tap", "on", "--name", "second"],
-        ));
+        let second = ["up", "--gateway", "0,0,0,0,0,0", "--tap", "on", "--name", "second"];
+        let second = place.run_command(host.command(&place.command(&second)));
         let error = second.error();
         assert!(error.contains("10.0.0.0/26 collide with the route 10.0.0.0/26 of web"), "{error}");
         assert!(error.contains("--ip-number 1"), "{error}");

@@ -66,9 +66,8 @@ impl Place {
         run(self.command(args), input)
     }
 
-    /// Runs a command that runs the command, here.
-    pub(crate) fn run_command(&self, mut command: Command) -> Said {
-        command.env("XDG_RUNTIME_DIR", self.path()).env_remove("RUST_LOG");
+    /// Runs a command that was made of one of [`Place::command`].
+    pub(crate) fn run_command(&self, command: Command) -> Said {
         run(command, b"")
     }
 

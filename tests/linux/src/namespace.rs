@@ -1,0 +1,124 @@
+//! Network namespaces: what happens to interfaces, routes and rules in one happens to no host.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::thread;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::skip;
+
+/// A network namespace, until it is dropped.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    /// A new one with its loopback interface up; or `None`, after it was said why `test` cannot
+    /// have one with TAP interfaces here.
+    pub fn new(test: &str) -> Option<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        if !Path::new("/dev/net/tun").exists() {
+            skip(test, "the host has no TAP interfaces");
+            return None;
+        }
+        let name = format!("tofu-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
+        let why = match Command::new("ip").args(["netns", "add", &name]).output() {
+            Ok(output) if output.status.success() => {
+                let this = Self { name };
+                this.ip(&["link", "set", "dev", "lo", "up"]);
+                return Some(this);
+            }
+            Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            Err(error) => format!("cannot run ip: {error}"),
+        };
+        skip(test, &format!("no network namespace can be made: {why}"));
+        None
+    }
+
+    /// What `ip` says of what is in it.
+    ///
+    /// # Panics
+    ///
+    /// If it does not succeed.
+    #[track_caller]
+    pub fn ip(&self, args: &[&str]) -> String {
+        let output = Command::new("ip").args(["-n", &self.name]).args(args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "ip {args:?}: {said}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The same command, in the namespace.
+    pub fn command(&self, command: &Command) -> Command {
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", &self.name]);
+        inside.arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(name, value),
+                None => inside.env_remove(name),
+            };
+        }
+        inside
+    }
+
+    /// A pair of interfaces of this name that join it with another one, with these addresses.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be made.
+    #[track_caller]
+    pub fn join(&self, interface: &str, other: &Self, addresses: [&str; 2]) {
+        let peer = ["peer", "name", interface, "netns", &other.name];
+        self.ip(&[&["link", "add", interface, "type", "veth"][..], &peer].concat());
+        for (namespace, address) in [self, other].into_iter().zip(addresses) {
+            namespace.ip(&["addr", "add", address, "dev", interface]);
+            namespace.ip(&["link", "set", "dev", interface, "up"]);
+        }
+    }
+
+    /// Calls `f` on a thread that is in the namespace.
+    ///
+    /// # Panics
+    ///
+    /// If `f` does, or no thread gets there.
+    pub fn inside<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        let file = File::open(format!("/run/netns/{}", self.name)).unwrap();
+        thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+                f()
+            });
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Whatever a gateway may change: interfaces, routes, forwarding, tables of rules.
+    pub fn state(&self) -> String {
+        let forward = "/proc/sys/net/ipv4/ip_forward";
+        let forward = self.inside(|| std::fs::read_to_string(forward).unwrap_or_default());
+        let mut nft = Command::new("nft");
+        nft.args(["list", "tables"]);
+        let tables = self.command(&nft).output().map(|output| output.stdout).unwrap_or_default();
+        let (links, routes) = (self.ip(&["-o", "link"]), self.ip(&["route"]));
+        format!("{links}{routes}forwarding {forward}{}", String::from_utf8_lossy(&tables))
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // Nobody is left to be told.
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+    }
+}
+
+/// Whether the host has a program for address translation.
+pub fn can_translate() -> bool {
+    let has = |program| Command::new(program).arg("--version").output().is_ok();
+    has("nft") || has("iptables")
+}
