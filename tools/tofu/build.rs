@@ -28,10 +28,11 @@ const NOT_INHERITED: [&str; 8] = [
 const LINUX: [&str; 5] = ["tofu-agent", "tofu-guest", "tofu-guests-linux", "tofu-net", "tofud"];
 
 /// What the programs are built from, from this folder.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "../../Cargo.lock",
     "../../guest-lib/abi",
     "../../guest-lib/bare",
+    "../../guest-lib/collective",
     "../../guest-lib/driver",
     "../../guest-lib/ipotofu",
     "../../guest-lib/utofu/src",

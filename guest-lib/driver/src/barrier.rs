@@ -17,8 +17,7 @@ use tofu_abi::regs::{BchReg, BgsReg, CqsMode, bch_page, bgs_page};
 use crate::device::{Device, IrqUnit, TimedOut};
 use crate::platform::{DmaBuffer, DmaError, IrqError, Platform};
 
-/// Longest sleep of a wait, in nanoseconds. All channels of an interface have the same interrupt,
-/// so another one's wait may take it: then this bounds what that costs.
+/// See [`ChannelConfig::nap_ns`].
 const NAP_NS: u64 = 1_000_000;
 
 /// How to open a barrier channel. Start from [`ChannelConfig::new`].
@@ -40,6 +39,10 @@ pub struct ChannelConfig {
     pub interrupts: u64,
     /// How long [`Channel::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,
+    /// Longest sleep of [`Channel::wait`], in nanoseconds. All channels of an interface have the
+    /// same interrupt, so another one's wait may take it: then this bounds what that costs. Who
+    /// has but one channel on the interface can sleep longer.
+    pub nap_ns: u64,
     /// What barriers of the device's generation have.
     pub profile: Profile,
 }
@@ -56,6 +59,7 @@ impl ChannelConfig {
             subnet: CqsMode(0),
             interrupts: bgs::ALL,
             spin_ns: 0,
+            nap_ns: NAP_NS,
             profile: Profile::TOFUD,
         }
     }
@@ -335,6 +339,7 @@ pub struct Channel<P: Platform> {
     profile: Profile,
     interrupts: u64,
     spin_ns: u64,
+    nap_ns: u64,
     notices: Arc<P::Dma>,
     gates: Vec<(u8, u8)>,
     /// The next round, or the one that was started.
@@ -381,6 +386,7 @@ impl<P: Platform> Channel<P> {
             profile: config.profile,
             interrupts: config.interrupts,
             spin_ns: config.spin_ns,
+            nap_ns: config.nap_ns,
             notices: Arc::new(notices),
             gates: Vec::with_capacity(gates.len()),
             bseq: config.bseq,
@@ -557,7 +563,7 @@ impl<P: Platform> Channel<P> {
                 if lost {
                     return Err(self.without_notice());
                 }
-                let nap = timeout_ns.saturating_sub(elapsed).min(NAP_NS);
+                let nap = timeout_ns.saturating_sub(elapsed).min(self.nap_ns);
                 self.device.platform().irq_wait(vector::bg(self.tni), nap);
             } else {
                 self.device.platform().relax();

@@ -17,6 +17,7 @@ extern crate alloc;
 
 #[cfg(not(feature = "linux"))]
 mod bare;
+pub mod collective;
 #[cfg(feature = "linux")]
 mod linux;
 pub mod net;
@@ -225,6 +226,7 @@ pub struct Comm {
     places: Places,
     nodes: u32,
     rank: u32,
+    polling: bool,
     sleeper: Sleeper,
     cq: Cq<NodePlatform>,
     control: NodeBuffer,
@@ -261,7 +263,18 @@ impl Comm {
         // Last: from here on, what others send is taken.
         device.tni(TNI)?.enable()?;
         let sleeper = Sleeper::new()?;
-        Ok(Self { places, nodes, rank, sleeper, cq, control, data, barriers: 0, started: 0 })
+        Ok(Self {
+            places,
+            nodes,
+            rank,
+            polling,
+            sleeper,
+            cq,
+            control,
+            data,
+            barriers: 0,
+            started: 0,
+        })
     }
 
     /// The machine's shape.

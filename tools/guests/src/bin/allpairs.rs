@@ -1,5 +1,5 @@
 //! Every node puts data to every other one, counts itself there by an atomic, gets data back
-//! and verifies all of it.
+//! and verifies all of it. At the end all nodes sum up a number of each by their barrier gates.
 //!
 //! `rounds=N`: how often (once).
 #![cfg_attr(feature = "bare", no_std, no_main)]
@@ -11,7 +11,9 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use tofu_abi::desc::ArmwOp;
+use tofu_abi::reduce::Op;
 use tofu_driver::{DmaBuffer, Order};
+use tofu_guests::collective::Gates;
 use tofu_guests::{Comm, Error, fail, fill_pattern, now_ns, number, println};
 
 tofu_guests::entry!(allpairs);
@@ -62,7 +64,25 @@ fn allpairs() -> Result<(), Error> {
     let us = (now_ns() - start) / 1000;
     let peers = comm.nodes() - 1;
     println!("{peers} peers: put, get and atomic verified {rounds} times, {us} us");
-    Ok(())
+    allreduce(&mut comm)
+}
+
+/// The last thing: a sum over all nodes, without the processor.
+fn allreduce(comm: &mut Comm) -> Result<(), Error> {
+    let (rank, nodes) = (u64::from(comm.rank()), u64::from(comm.nodes()));
+    let mut gates = Gates::open(comm)?;
+    let start = now_ns();
+    let [sum] = gates.reduce(Op::Sum, [rank + 1])?;
+    let us = (now_ns() - start) / 1000;
+    if sum != nodes * (nodes + 1) / 2 {
+        return Err(fail!("the allreduce of 1 to {nodes} is {sum}"));
+    }
+    if rank == 0 {
+        let algorithm = gates.choice().algorithm;
+        println!("allreduce over {nodes} nodes by {algorithm}: sum {sum}, {us} us");
+    }
+    // Gates of others may still be about to send to this node's.
+    comm.barrier()
 }
 
 /// What node `rank` sends in a round.
