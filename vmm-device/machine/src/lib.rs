@@ -73,6 +73,43 @@ impl MachineConfig {
     }
 }
 
+/// A generation of Tofu: so far, whose links and barrier gates the nodes have. All else is
+/// TofuD's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Generation {
+    /// K computer and FX10.
+    Tofu,
+    /// FX100.
+    Tofu2,
+    /// Fugaku.
+    #[default]
+    TofuD,
+}
+
+impl Generation {
+    /// The generation with this name, in small letters.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "tofu" => Some(Self::Tofu),
+            "tofu2" => Some(Self::Tofu2),
+            "tofud" => Some(Self::TofuD),
+            _ => None,
+        }
+    }
+}
+
+impl MachineConfig {
+    /// A machine of this generation and shape with one engine and trapped doorbells.
+    pub const fn of(generation: Generation, shape: Shape) -> Self {
+        let (timing, barrier) = match generation {
+            Generation::Tofu => (Timing::TOFU1, Profile::TOFU),
+            Generation::Tofu2 => (Timing::TOFU2, Profile::TOFU),
+            Generation::TofuD => (Timing::TOFUD, Profile::TOFUD),
+        };
+        Self { timing, barrier, ..Self::new(shape) }
+    }
+}
+
 /// Why a node or a machine cannot be had.
 #[derive(Debug, Error)]
 pub enum Error {
