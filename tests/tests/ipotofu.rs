@@ -123,6 +123,44 @@ fn a_sleeper_gets_frames_and_replies() {
 }
 
 #[test]
+fn broadcasts_go_around_nodes_that_do_not_listen() {
+    // In a ring of four, node 2 is behind node 1, which has a device and no link.
+    let text = "4x1x1x1x1x1";
+    let cluster = Cluster::new(text);
+    let packets = PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(0) };
+    let open = |rank| {
+        let config = Config { confirmed: true, ..config(text, 9000) };
+        Link::open(cluster.device(rank), config, &packets).unwrap()
+    };
+    let mut nodes = vec![open(0), open(2), open(3)];
+    let from = nodes[0].coords();
+    let sent = [1, 2, 3].map(|seed| frame(from, addr::BROADCAST, 5000, seed));
+    nodes[0].send(&sent[0]).unwrap();
+    let received = settle(&cluster, &mut nodes);
+    assert_eq!(received, [vec![], vec![], vec![sent[0].clone()]]);
+    assert!(!nodes[0].is_settled());
+    // It takes a while to find out.
+    assert!(!nodes[0].wait(200_000_000));
+    let received = settle(&cluster, &mut nodes);
+    assert_eq!(received, [vec![], vec![sent[0].clone()], vec![]]);
+    assert!(nodes[0].is_settled());
+    // From then on it is known, until the node listens.
+    nodes[0].send(&sent[1]).unwrap();
+    let received = settle(&cluster, &mut nodes);
+    assert_eq!(received, [vec![], vec![sent[1].clone()], vec![sent[1].clone()]]);
+    nodes.push(open(1));
+    for _ in 0..2 {
+        nodes[0].send(&sent[2]).unwrap();
+        let received = settle(&cluster, &mut nodes);
+        let once = vec![sent[2].clone()];
+        assert_eq!(received, [vec![], once.clone(), once.clone(), once]);
+    }
+    // The last one came by way of the node that listens now, and by no other.
+    assert_eq!(nodes[1].counters().duplicates, 3, "three pieces of the frame before it");
+    assert!(nodes[0].is_settled());
+}
+
+#[test]
 fn frames_go_round_dead_links() {
     let text = "3x1x1x2x3x2";
     let cluster = Cluster::new(text);

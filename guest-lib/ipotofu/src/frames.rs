@@ -37,6 +37,9 @@ pub struct Config {
     pub reassemblies: usize,
     /// Whether this node takes frames that are not finished, see [`crate::offload`].
     pub unfinished: bool,
+    /// Whether broadcasts of this node are to be confirmed from node to node, so that they go around
+    /// nodes that have a device but do not listen.
+    pub confirmed: bool,
 }
 
 impl Config {
@@ -45,7 +48,7 @@ impl Config {
 
     /// MTU 1500, 32 frames under way, machine 0.
     pub const fn new(shape: Shape) -> Self {
-        Self { shape, machine: 0, mtu: 1500, reassemblies: 32, unfinished: false }
+        Self { shape, machine: 0, mtu: 1500, reassemblies: 32, unfinished: false, confirmed: false }
     }
 
     /// Bytes of the longest frame: MTU and Ethernet header.
@@ -146,6 +149,8 @@ pub enum Event {
     /// A frame that is not finished; it begins at byte [`FACTS_SIZE`] of the packet's body, up to
     /// this length of both, or of what was assembled.
     Unfinished(Facts, usize, Option<Vec<u8>>),
+    /// The packet's sender has got the piece of a broadcast with this origin, id and offset.
+    Heard(Coords, u32, u16),
     /// Nothing for this node, or not yet.
     Nothing,
 }
@@ -323,6 +328,7 @@ impl Core {
             let repr = Repr {
                 kind,
                 takes_unfinished: self.config.unfinished,
+                asks: kind == Kind::Broadcast && self.config.confirmed,
                 total: total as u16,
                 offset: offset as u16,
                 length: length as u16,
@@ -362,7 +368,13 @@ impl Core {
                 return Event::Nothing;
             }
             Kind::Unicast | Kind::Unfinished if repr.origin == from => self.learn(&repr, now_ns),
+            Kind::Heard => return Event::Heard(repr.origin, repr.id, repr.offset),
             Kind::Broadcast if self.may_spread(from, repr.origin) => {
+                // Also one that has come before: the confirmation may have been lost.
+                if repr.asks {
+                    let header = repr.heard().emit();
+                    out(&Piece { to: from, broadcast: false, header, prefix: &[], body: &[] });
+                }
                 if self.was_seen(&repr) {
                     self.counters.duplicates += 1;
                     return Event::Nothing;
@@ -457,6 +469,7 @@ impl Core {
         let to_me = destination(frame).is_some_and(|mac| match repr.kind {
             Kind::Unicast | Kind::Unfinished => mac == own,
             Kind::Broadcast => addr::is_multicast(mac),
+            Kind::Heard => false,
         });
         if frame.get(6..12) != Some(&addr::mac(repr.origin)[..]) {
             self.counters.spoofed += 1;

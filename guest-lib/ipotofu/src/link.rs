@@ -1,7 +1,7 @@
 //! The link over a device's packet interface.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
@@ -26,6 +26,13 @@ const MAX_DETOURS: usize = 1024;
 /// sleeps at most while there are any, both in nanoseconds.
 const SETTLE_NS: u64 = 200_000;
 const NAP_NS: u64 = 10_000_000;
+
+/// How long the confirmation of a broadcast may take before it goes around the node, and how long
+/// it goes around at once from then on, both in nanoseconds.
+const CONFIRM_NS: u64 = 100_000_000;
+const DEAF_NS: u64 = 10_000_000_000;
+/// Pieces that wait for confirmation at a time. Those beyond are taken as confirmed.
+const MAX_AWAITED: usize = 64;
 
 /// The cookie of a packet: node in bits 18:0, way 25:19, broadcast 26.
 const BROADCAST_BIT: u32 = 1 << 26;
@@ -78,12 +85,27 @@ struct Detour {
     since_ns: u64,
 }
 
+/// A piece of a broadcast whose confirmation is awaited.
+#[derive(Debug)]
+struct Awaited {
+    to: Coords,
+    origin: Coords,
+    id: u32,
+    offset: u16,
+    since_ns: u64,
+    packet: Vec<u8>,
+}
+
 /// What packets go out by.
 struct Out<P: Platform> {
     packets: Packets<P>,
     config: Config,
     me: Coords,
     detours: BTreeMap<u32, Detour>,
+    /// In the order of sending.
+    awaited: VecDeque<Awaited>,
+    /// Nodes that have not confirmed something, and when that was found out.
+    deaf: BTreeMap<u32, u64>,
     /// Packets that were sent again by another way.
     rerouted: u64,
     /// Packets that found no way, or no buffer.
@@ -121,7 +143,72 @@ impl<P: Platform> Out<P> {
 
     fn post_piece(&mut self, piece: &Piece<'_>) {
         let parts = [&piece.header, piece.prefix, piece.body];
-        self.post(piece.to, piece.broadcast, &parts);
+        if piece.broadcast {
+            self.spread(piece.to, &parts);
+        } else {
+            self.post(piece.to, false, &parts);
+        }
+    }
+
+    /// Sends a piece of a broadcast to a node, and, if that is known not to listen, to those to
+    /// which it would have handed it on.
+    fn spread(&mut self, to: Coords, parts: &[&[u8]]) {
+        self.post(to, true, parts);
+        let header = Packet::new_checked(parts[0]).and_then(|packet| {
+            let length = packet.length().into();
+            Repr::parse(&packet, length)
+        });
+        let Ok(repr) = header else { return };
+        if !repr.asks {
+            return;
+        }
+        let since = self.deaf.get(&addr::pack(to)).copied();
+        if since.is_some_and(|since| self.now_ns.saturating_sub(since) < DEAF_NS) {
+            // The way down a tree is short.
+            for child in tree::children(&self.config.shape, repr.origin, to) {
+                self.spread(child, parts);
+            }
+            return;
+        }
+        // Nobody is behind it.
+        if tree::children(&self.config.shape, repr.origin, to).next().is_none() {
+            return;
+        }
+        if self.awaited.len() >= MAX_AWAITED {
+            self.awaited.pop_front();
+        }
+        let Repr { origin, id, offset, .. } = repr;
+        let packet = parts.concat();
+        let since_ns = self.now_ns;
+        self.awaited.push_back(Awaited { to, origin, id, offset, since_ns, packet });
+    }
+
+    /// Takes note that a node has got a piece of a broadcast.
+    fn heard(&mut self, from: Coords, origin: Coords, id: u32, offset: u16) {
+        self.deaf.remove(&addr::pack(from));
+        self.forget(from, origin, id, offset);
+    }
+
+    fn forget(&mut self, to: Coords, origin: Coords, id: u32, offset: u16) {
+        let key = (to, origin, id, offset);
+        self.awaited.retain(|one| (one.to, one.origin, one.id, one.offset) != key);
+    }
+
+    /// Has broadcasts go around nodes that have not confirmed them in time.
+    fn go_around(&mut self) {
+        let late = |one: &Awaited, now: u64| now.saturating_sub(one.since_ns) >= CONFIRM_NS;
+        while self.awaited.front().is_some_and(|one| late(one, self.now_ns))
+            && let Some(one) = self.awaited.pop_front()
+        {
+            if self.deaf.len() >= MAX_DETOURS {
+                self.deaf.clear();
+            }
+            self.deaf.insert(addr::pack(one.to), self.now_ns);
+            let (header, body) = one.packet.split_at(HEADER_SIZE.min(one.packet.len()));
+            for child in tree::children(&self.config.shape, one.origin, one.to) {
+                self.spread(child, &[header, body]);
+            }
+        }
     }
 
     /// Looks after packets whose sending has ended.
@@ -170,8 +257,9 @@ impl<P: Platform> Out<P> {
         let (header, body) = packet[..len].split_at(HEADER_SIZE.min(len));
         let parsed = Packet::new_checked(header).and_then(|p| Repr::parse(&p, body.len()));
         if let Ok(repr) = parsed {
+            self.forget(to, repr.origin, repr.id, repr.offset);
             for child in tree::children(&self.config.shape, repr.origin, to) {
-                self.post(child, true, &[header, body]);
+                self.spread(child, &[header, body]);
             }
         }
     }
@@ -232,9 +320,19 @@ impl<P: Platform> Link<P> {
         let now_ns = device.platform().now_ns();
         core.set_next_id(now_ns as u32);
         let scratch = vec![0; PIECE_MAX].into();
-        let detours = BTreeMap::new();
-        let out =
-            Out { packets, config, me, detours, rerouted: 0, lost: 0, last_loss: None, now_ns };
+        let (detours, deaf, awaited) = (BTreeMap::new(), BTreeMap::new(), VecDeque::new());
+        let out = Out {
+            packets,
+            config,
+            me,
+            detours,
+            awaited,
+            deaf,
+            rerouted: 0,
+            lost: 0,
+            last_loss: None,
+            now_ns,
+        };
         Ok(Self { core, out, scratch })
     }
 
@@ -357,6 +455,7 @@ impl<P: Platform> Link<P> {
         self.out.now_ns = self.out.packets.device().platform().now_ns();
         self.out.packets.flush();
         self.out.reap();
+        self.out.go_around();
         // What was sent once more.
         self.out.packets.flush();
     }
@@ -437,6 +536,10 @@ impl<P: Platform> Link<P> {
                 Event::Unfinished(facts, len, None) => place(facts, FACTS_SIZE, len),
                 Event::Assembled(frame) => Taken::Apart(finished, 0, frame),
                 Event::Unfinished(facts, _, Some(frame)) => Taken::Apart(facts, FACTS_SIZE, frame),
+                Event::Heard(origin, id, offset) => {
+                    out.heard(received.header.source(), origin, id, offset);
+                    continue;
+                }
                 Event::Nothing => continue,
             });
         }
@@ -445,6 +548,12 @@ impl<P: Platform> Link<P> {
     /// Whether there may be something to receive.
     pub fn is_ready(&self) -> bool {
         self.core.has_reply() || self.out.packets.is_ready()
+    }
+
+    /// Whether nothing is on its way out that has to be looked after, by [`Link::flush`] from time
+    /// to time.
+    pub fn is_settled(&self) -> bool {
+        self.out.packets.under_way() == 0 && self.out.awaited.is_empty()
     }
 
     /// Waits until there may be something to receive, for `timeout_ns` nanoseconds at most.
@@ -462,7 +571,7 @@ impl<P: Platform> Link<P> {
             }
             let left = timeout_ns - elapsed;
             // A packet that meets a dead link is to be sent another way, so its end is awaited.
-            if self.out.packets.under_way() == 0 {
+            if self.is_settled() {
                 return self.out.packets.wait(left);
             }
             if elapsed < SETTLE_NS {

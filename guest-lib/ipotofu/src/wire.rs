@@ -27,7 +27,8 @@ pub const WHOLE_MTU: u16 = (PIECE_MAX - ETHERNET_HEADER) as u16;
 struct Header {
     /// Version in the high, kind in the low four bits.
     version_kind: u8,
-    /// Bit 0: the sender takes frames that are not finished.
+    /// Bit 0: the origin takes frames that are not finished. Bit 1: whoever gets this broadcast is
+    /// to confirm it.
     flags: u8,
     /// Bytes of the whole frame.
     total: U16,
@@ -53,10 +54,14 @@ pub enum Kind {
     Broadcast = 1,
     /// To one node that takes it: what is left to do with the frame, and then the frame.
     Unfinished = 2,
+    /// No frame, but a confirmation: a piece of a broadcast has come to the sender of this.
+    Heard = 3,
 }
 
 /// The flag of senders that take [`Kind::Unfinished`].
 const TAKES_UNFINISHED: u8 = 1;
+/// The flag of broadcasts that are to be confirmed.
+const ASKS: u8 = 2;
 
 /// Why a header is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +111,7 @@ impl<'a> Packet<'a> {
 
     /// Kind, if it is a known one.
     pub fn kind(&self) -> Option<Kind> {
-        [Kind::Unicast, Kind::Broadcast, Kind::Unfinished]
+        [Kind::Unicast, Kind::Broadcast, Kind::Unfinished, Kind::Heard]
             .into_iter()
             .find(|kind| *kind as u8 == self.header.version_kind & 0xf)
     }
@@ -141,6 +146,11 @@ impl<'a> Packet<'a> {
         self.header.flags & TAKES_UNFINISHED != 0
     }
 
+    /// Whether whoever gets this is to confirm it.
+    pub fn asks(&self) -> bool {
+        self.header.flags & ASKS != 0
+    }
+
     /// The node that the frame comes from, if there can be such a one.
     pub fn origin(&self) -> Option<Coords> {
         addr::unpack(self.header.origin.get())
@@ -159,6 +169,8 @@ pub struct Repr {
     pub kind: Kind,
     /// Whether the node that the frame comes from takes [`Kind::Unfinished`].
     pub takes_unfinished: bool,
+    /// Whether it is a broadcast that is to be confirmed by [`Kind::Heard`].
+    pub asks: bool,
     /// Bytes of the whole frame, and of what is in front of it.
     pub total: u16,
     /// Where in the frame this piece begins, in bytes: a multiple of [`PIECE_MAX`].
@@ -186,7 +198,8 @@ impl Repr {
         let (total, offset, length) = (packet.total(), packet.offset(), packet.length());
         let (id, sum) = (packet.id(), packet.sum());
         let takes_unfinished = packet.takes_unfinished();
-        let repr = Self { kind, takes_unfinished, total, offset, length, id, sum, origin };
+        let asks = packet.asks() && kind == Kind::Broadcast;
+        let repr = Self { kind, takes_unfinished, asks, total, offset, length, id, sum, origin };
         if !repr.is_consistent() {
             return Err(Malformed::Inconsistent);
         }
@@ -200,6 +213,9 @@ impl Repr {
     /// Pieces are as long as they can be, but for the last one, and follow each other.
     fn is_consistent(&self) -> bool {
         let (total, offset) = (usize::from(self.total), usize::from(self.offset));
+        if self.kind == Kind::Heard {
+            return offset.is_multiple_of(PIECE_MAX) && (total, self.length, self.sum) == (0, 0, 0);
+        }
         let prefix = if self.kind == Kind::Unfinished { FACTS_SIZE } else { 0 };
         total >= prefix + ETHERNET_HEADER
             && offset < total
@@ -213,11 +229,18 @@ impl Repr {
         self.length == self.total
     }
 
+    /// The confirmation of a piece of a broadcast: it has the same origin, id and offset.
+    pub const fn heard(&self) -> Self {
+        let kind = Kind::Heard;
+        Self { kind, takes_unfinished: false, asks: false, total: 0, length: 0, sum: 0, ..*self }
+    }
+
     /// The header as it lies in a packet.
     pub fn emit(&self) -> [u8; HEADER_SIZE] {
         let header = Header {
             version_kind: VERSION << 4 | self.kind as u8,
-            flags: if self.takes_unfinished { TAKES_UNFINISHED } else { 0 },
+            flags: if self.takes_unfinished { TAKES_UNFINISHED } else { 0 }
+                | if self.asks { ASKS } else { 0 },
             total: U16::new(self.total),
             offset: U16::new(self.offset),
             length: U16::new(self.length),

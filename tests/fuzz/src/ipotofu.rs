@@ -82,6 +82,7 @@ fn send(core: &mut Core, shape: &Shape, u: &mut Unstructured<'_>) -> Result<()> 
         *byte = u.arbitrary().unwrap_or_default();
     }
     if let Ok(facts) = Facts::parse(&bytes)
+        && frame.len() >= 14
         && facts.check(&frame).is_ok()
     {
         finish(&facts, &frame);
@@ -107,8 +108,9 @@ fn receive(
         let offset = u.choose_index(pieces)? * PIECE_MAX;
         let length = usize::from(total).saturating_sub(offset).min(PIECE_MAX);
         let repr = Repr {
-            kind: *u.choose(&[Kind::Unicast, Kind::Broadcast, Kind::Unfinished])?,
+            kind: *u.choose(&[Kind::Unicast, Kind::Broadcast, Kind::Unfinished, Kind::Heard])?,
             takes_unfinished: length & 1 == 1,
+            asks: length & 2 == 2,
             total,
             offset: offset as u16,
             length: length as u16,
@@ -134,11 +136,16 @@ fn receive(
     let event = core.receive(from, &header, &body, now_ns, &mut |piece| {
         handed_on += 1;
         let repr = check(shape, &piece.header, &[piece.prefix, piece.body].concat());
-        assert_eq!(tree::parent(shape, repr.origin, piece.to), Some(me), "not a child");
+        let to = if repr.kind == Kind::Heard {
+            piece.to == from
+        } else {
+            tree::parent(shape, repr.origin, piece.to) == Some(me)
+        };
+        assert!(to, "{:?} to {}, which is not a child", repr.kind, piece.to);
     });
-    assert!(handed_on <= 10, "handed on {handed_on} times");
+    assert!(handed_on <= 11, "handed on {handed_on} times");
     let frame = match event {
-        Event::Nothing => return Ok(()),
+        Event::Nothing | Event::Heard(..) => return Ok(()),
         Event::Whole(len) => body[..len].to_vec(),
         Event::Assembled(frame) => frame,
         Event::Unfinished(facts, len, whole) => {

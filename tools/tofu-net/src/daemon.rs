@@ -174,7 +174,9 @@ impl Daemon {
             ..PacketConfig::new(tni)
         };
         // The kernel decides what it sends; what others send is received, however long it is.
-        let config = Config { machine, mtu: LONGEST_MTU, unfinished: true, ..Config::new(shape) };
+        let (unfinished, confirmed) = (true, true);
+        let config =
+            Config { machine, mtu: LONGEST_MTU, unfinished, confirmed, ..Config::new(shape) };
         let link = match Link::open(&device, config, &packets) {
             Ok(link) => link,
             Err(error) => return Ok(Err(error.to_string())),

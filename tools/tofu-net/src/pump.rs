@@ -143,7 +143,7 @@ impl Pump {
                 Duration::ZERO
             } else if self.cramped {
                 CRAMPED.min(time)
-            } else if link.packets().under_way() > 0 {
+            } else if !link.is_settled() {
                 NAP.min(time)
             } else {
                 time
