@@ -272,7 +272,7 @@ fn garbage_from_a_node_changes_nothing() {
 /// A frame that is nearly one: IPv4, ARP, IPv6 or other, of the gateway's addresses or others.
 fn garbage(seed: u32, from: addr::Mac, gateway: addr::Mac) -> Vec<u8> {
     let kinds = [[8, 0], [8, 6], [0x86, 0xdd], [0x88, 0xb5]];
-    let to = if seed % 5 == 0 { addr::BROADCAST } else { gateway };
+    let to = if seed.is_multiple_of(5) { addr::BROADCAST } else { gateway };
     let mut frame = [&to[..], &from, &kinds[seed as usize % 4]].concat();
     let mut body = bytes(seed, 1 + seed % 1400);
     // Fields that let it come further.
