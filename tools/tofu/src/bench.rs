@@ -1,6 +1,7 @@
 //! `tofu bench`: figures of this emulation on this host, each beside a baseline that was
 //! measured in the same run.
 
+mod barrier;
 mod foreign;
 mod ip;
 mod linux;
@@ -13,7 +14,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use serde::Serialize;
 use tofu_abi::desc::MAX_MESSAGE;
 use tofu_inproc::Pair;
@@ -48,6 +49,7 @@ struct Report {
     /// Puts from guest to guest.
     guests: Vec<Latency>,
     machines: Vec<MachineRun>,
+    barriers: Option<barrier::Barriers>,
     linux: Option<linux::Linux>,
     ip: Option<ip::Ip>,
     /// Parts that this host could not measure, and why.
@@ -151,6 +153,14 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<u8> {
                 }
             }
         }
+    }
+    if wanted(BenchPart::Barrier) {
+        let barriers = barrier::measure(args.quick, &mut say)?;
+        if let Some(path) = &args.plot {
+            std::fs::write(path, barrier::svg(&barriers))
+                .with_context(|| format!("writing {}", path.display()))?;
+        }
+        report.barriers = Some(barriers);
     }
     if wanted(BenchPart::Boot) {
         say(&"\nMachines from the command to the end of the last guest")?;

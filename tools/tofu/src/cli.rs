@@ -587,6 +587,10 @@ pub(crate) struct BenchArgs {
     /// Print the figures as JSON
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Write a picture of the barriers' figures to this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
 }
 
 /// A part of `tofu bench`.
@@ -596,6 +600,8 @@ pub(crate) enum BenchPart {
     Put,
     /// Latency between two guests in each doorbell mode
     Guests,
+    /// Barriers and sums of twelve guests, by gates and by Puts, and modelled ones of up to 768 nodes
+    Barrier,
     /// Machines of 1 to 192 nodes from start to end, and their memory
     Boot,
     /// Two Linux nodes, against an Ethernet and soft RoCE between the same guests
