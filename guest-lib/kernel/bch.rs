@@ -33,7 +33,10 @@ pub(crate) struct Gates {
 
 impl Gates {
     pub(crate) const fn new() -> Self {
-        Self { open: [0; NUM_TNI], taken: [0; NUM_TNI] }
+        Self {
+            open: [0; NUM_TNI],
+            taken: [0; NUM_TNI],
+        }
     }
 
     /// Sets a bit of a mask that was not set.
@@ -192,9 +195,14 @@ impl Bch {
         let page = a.addr & !(PAGE - 1);
         let notice = Pinned::new(&self.device, &current_mm()?, page, page + PAGE, true, PAGE)?;
         let addr = notice.addr(0) + (a.addr - page);
-        self.device.write(self.channel_register(BgsReg::BchNoticeIpa), addr);
+        self.device
+            .write(self.channel_register(BgsReg::BchNoticeIpa), addr);
         self.device.write(self.channel_register(BgsReg::BchMask), 0);
-        let mut enabled = Enabled { irqs: KVec::new(), _notice: notice, gates: [0; NUM_TNI] };
+        let mut enabled = Enabled {
+            irqs: KVec::new(),
+            _notice: notice,
+            gates: [0; NUM_TNI],
+        };
         let status = self.channel_register(BgsReg::BchMaskStatus);
         let result = self
             .device
@@ -231,8 +239,15 @@ impl Bch {
             }
             self.device.wait(register(BgsReg::State), |v| v & 1 != 0)?;
         }
-        for (tni, mask) in enabled.gates.iter().enumerate().filter(|(_, mask)| **mask != 0) {
-            let Some(request) = self.device.vector(irq::vector::bg(tni as u8)) else { continue };
+        for (tni, mask) in enabled
+            .gates
+            .iter()
+            .enumerate()
+            .filter(|(_, mask)| **mask != 0)
+        {
+            let Some(request) = self.device.vector(irq::vector::bg(tni as u8)) else {
+                continue;
+            };
             let handler = Handler {
                 device: self.device.clone(),
                 tni: tni as u8,
@@ -244,7 +259,9 @@ impl Bch {
             let registration = unsafe {
                 kirq::Registration::new(request, kirq::Flags::SHARED, c"tofu-bg", Ok(handler))
             };
-            enabled.irqs.push(KBox::try_pin_init(registration, GFP_KERNEL)?, GFP_KERNEL)?;
+            enabled
+                .irqs
+                .push(KBox::try_pin_init(registration, GFP_KERNEL)?, GFP_KERNEL)?;
         }
         Ok(())
     }
@@ -252,18 +269,23 @@ impl Bch {
     /// Undoes as much as [`Bch::enable`] has done.
     fn take_down(&self, enabled: &mut Enabled) {
         enabled.irqs.clear();
-        self.device.write(self.channel_register(BgsReg::BchMask), BCH_MASK);
+        self.device
+            .write(self.channel_register(BgsReg::BchMask), BCH_MASK);
         for (tni, mask) in enabled.gates.iter().enumerate() {
             let tni = tni as u8;
             for gate in (0..NUM_BG as u8).filter(|gate| mask >> gate & 1 != 0) {
-                self.device.write(Self::gate_register(tni, gate, BgsReg::Imr), u64::MAX);
-                self.device.write(Self::gate_register(tni, gate, BgsReg::Enable), 0);
+                self.device
+                    .write(Self::gate_register(tni, gate, BgsReg::Imr), u64::MAX);
+                self.device
+                    .write(Self::gate_register(tni, gate, BgsReg::Enable), 0);
             }
             Gates::give_up(&mut self.device.gates.lock().taken, tni, *mask);
         }
         // Nothing more is written to the notice area, which is about to be unpinned.
-        self.device.write(self.channel_register(BgsReg::BchNoticeIpa), 0);
-        self.device.read(self.channel_register(BgsReg::BchMaskStatus));
+        self.device
+            .write(self.channel_register(BgsReg::BchNoticeIpa), 0);
+        self.device
+            .read(self.channel_register(BgsReg::BchMaskStatus));
     }
 
     fn disable(&self) -> Result {
@@ -298,9 +320,19 @@ impl Gate {
             return Err(EACCES);
         }
         // Less than 0 is no gate.
-        let local = |gate: i32| if gate < 0 { Ok(None) } else { number(gate, NUM_BG).map(Some) };
+        let local = |gate: i32| {
+            if gate < 0 {
+                Ok(None)
+            } else {
+                number(gate, NUM_BG).map(Some)
+            }
+        };
         let remote = |addr: &Addr, tni, gate| {
-            if gate < 0 { Ok(None) } else { address(addr, tni, gate, rights).map(Some) }
+            if gate < 0 {
+                Ok(None)
+            } else {
+                address(addr, tni, gate, rights).map(Some)
+            }
         };
         let source = local(set.source_lgate)?;
         let dest = local(set.dest_lgate)?;
@@ -314,7 +346,9 @@ impl Gate {
                 .with_tlp_recv(from.is_none())
                 .with_sig_send(dest.is_none())
                 .with_tlp_send(to.is_none()),
-            local: LocalLink(0).with_recv(source.unwrap_or(0)).with_send(dest.unwrap_or(0)),
+            local: LocalLink(0)
+                .with_recv(source.unwrap_or(0))
+                .with_send(dest.unwrap_or(0)),
             remote: RemoteLink(0)
                 .with_recv(from.map_or(0, |from| from.place().0 as u32))
                 .with_send(to.map_or(0, |to| to.0 as u32)),
@@ -325,7 +359,10 @@ impl Gate {
 }
 
 fn number(value: i32, end: usize) -> Result<u8> {
-    u8::try_from(value).ok().filter(|n| usize::from(*n) < end).ok_or(EINVAL)
+    u8::try_from(value)
+        .ok()
+        .filter(|n| usize::from(*n) < end)
+        .ok_or(EINVAL)
 }
 
 fn address(addr: &Addr, tni: i32, gate: i32, rights: &Rights) -> Result<BgAddress> {

@@ -58,7 +58,9 @@ impl Signal {
     /// For the calling process.
     pub(crate) fn new() -> Self {
         // SAFETY: no requirements; the reference is ours.
-        Self { pid: unsafe { shim::tofu_shim_current_pid() }, number: Atomic::new(Self::DEFAULT) }
+        let pid = unsafe { shim::tofu_shim_current_pid() };
+        let number = Atomic::new(Self::DEFAULT);
+        Self { pid, number }
     }
 
     /// SET_RT_SIGNAL.
@@ -120,8 +122,15 @@ impl kirq::Handler for Handler {
         self.device.write(page + CqsReg::Irc.offset(), pending);
         for (bit, code) in EXCEPTIONS {
             if pending & bit != 0 {
-                dev_dbg!(self.device.pdev(), "tni{}cq{}: exception {}\n", self.tni, self.cq, code);
-                self.signal.send(code, i32::from(self.tni) << 8 | i32::from(self.cq));
+                dev_dbg!(
+                    self.device.pdev(),
+                    "tni{}cq{}: exception {}\n",
+                    self.tni,
+                    self.cq,
+                    code
+                );
+                self.signal
+                    .send(code, i32::from(self.tni) << 8 | i32::from(self.cq));
             }
         }
         IrqReturn::Handled
@@ -198,7 +207,10 @@ impl Shown {
         if table.is_null() {
             return Err(ENOMEM);
         }
-        Ok(Self { table: table.cast(), qwords })
+        Ok(Self {
+            table: table.cast(),
+            qwords,
+        })
     }
 
     fn bytes(&self) -> u64 {
@@ -234,7 +246,10 @@ impl Tables {
     }
 
     fn state(&self, stag: u32) -> StagState {
-        self.states.get(stag as usize).copied().unwrap_or(StagState::Dead)
+        self.states
+            .get(stag as usize)
+            .copied()
+            .unwrap_or(StagState::Dead)
     }
 
     fn set_state(&mut self, stag: u32, state: StagState) {
@@ -344,13 +359,7 @@ impl Cq {
     }
 
     /// Pins a ring and watches it.
-    fn ring(
-        self: &Arc<Self>,
-        mm: &ARef<Mm>,
-        addr: u64,
-        bytes: u64,
-        align: u64,
-    ) -> Result<Ring> {
+    fn ring(self: &Arc<Self>, mm: &ARef<Mm>, addr: u64, bytes: u64, align: u64) -> Result<Ring> {
         if addr == 0 || addr % align != 0 {
             return Err(EINVAL);
         }
@@ -364,7 +373,12 @@ impl Cq {
             );
             return Err(EOPNOTSUPP);
         }
-        Ok(Ring { _watch: watch, pinned, at: addr - start, bytes })
+        Ok(Ring {
+            _watch: watch,
+            pinned,
+            at: addr - start,
+            bytes,
+        })
     }
 
     fn init(self: &Arc<Self>, a: &InitCq) -> Result {
@@ -373,7 +387,9 @@ impl Cq {
             && a.num_stag <= 2
             && a.tcq_cinj <= 1
             && a.mrq_cinj <= 1;
-        let toq = queue_entries(a.toq_size.into()).filter(|_| fit).ok_or(EINVAL)?;
+        let toq = queue_entries(a.toq_size.into())
+            .filter(|_| fit)
+            .ok_or(EINVAL)?;
         let mrq = queue_entries(a.mrq_size.into()).ok_or(EINVAL)?;
         let stags = 1u32 << (13 + a.num_stag);
 
@@ -387,8 +403,18 @@ impl Cq {
         let (toq, mrq) = (u64::from(toq), u64::from(mrq));
         let rings = [
             self.ring(&mm, a.toq_mem, toq * DESC_SIZE as u64, DESC_SIZE as u64)?,
-            self.ring(&mm, a.tcq_mem, toq * TCQ_ENTRY_SIZE as u64, TCQ_ENTRY_SIZE as u64)?,
-            self.ring(&mm, a.mrq_mem, mrq * MRQ_ENTRY_SIZE as u64, MRQ_ENTRY_SIZE as u64)?,
+            self.ring(
+                &mm,
+                a.tcq_mem,
+                toq * TCQ_ENTRY_SIZE as u64,
+                TCQ_ENTRY_SIZE as u64,
+            )?,
+            self.ring(
+                &mm,
+                a.mrq_mem,
+                mrq * MRQ_ENTRY_SIZE as u64,
+                MRQ_ENTRY_SIZE as u64,
+            )?,
         ];
         let tables = Tables::new(&self.device, stags)?;
         let mut list = KVVec::with_capacity(stags as usize, GFP_KERNEL)?;
@@ -399,7 +425,10 @@ impl Cq {
         let rights = self.device.users.lock().rights(self.uid);
         let injection = |wanted: u8| if wanted == 1 { CACHE_INJECTION } else { 0 };
         let settings = [
-            (CqsReg::Mode, rights.subnet.with_session(a.session_mode == 1).0),
+            (
+                CqsReg::Mode,
+                rights.subnet.with_session(a.session_mode == 1).0,
+            ),
             (CqsReg::Gpid, rights.gpid),
             (CqsReg::ToqIpa, rings[0].addr()),
             (CqsReg::ToqSize, a.toq_size.into()),
@@ -426,9 +455,18 @@ impl Cq {
         }
         let irq = self.irq()?;
         if irq.is_some() {
-            self.device.write(self.register(CqsReg::Imc), Handler::mask());
+            self.device
+                .write(self.register(CqsReg::Imc), Handler::mask());
         }
-        let open = KBox::new(Open { mm, irq, rings, stags: list }, GFP_KERNEL)?;
+        let open = KBox::new(
+            Open {
+                mm,
+                irq,
+                rings,
+                stags: list,
+            },
+            GFP_KERNEL,
+        )?;
         {
             let mut shared = self.shared.lock();
             if shared.ring_gone {
@@ -458,8 +496,9 @@ impl Cq {
             signal: self.signal.clone(),
         };
         // SAFETY: it is never forgotten: it goes with `Open`, and first when that is leaked.
-        let registration =
-            unsafe { kirq::Registration::new(request, kirq::Flags::SHARED, c"tofu-cq", Ok(handler)) };
+        let registration = unsafe {
+            kirq::Registration::new(request, kirq::Flags::SHARED, c"tofu-cq", Ok(handler))
+        };
         KBox::try_pin_init(registration, GFP_KERNEL).map(Some)
     }
 
@@ -533,7 +572,11 @@ impl Cq {
         read_only: bool,
     ) -> Result {
         let large = a.flags & uapi::LARGE_PAGES != 0 && end - start >= PageSize::Size2M.bytes();
-        let align = if large { PageSize::Size2M.bytes() } else { BASE_ALIGN };
+        let align = if large {
+            PageSize::Size2M.bytes()
+        } else {
+            BASE_ALIGN
+        };
         let base = start & !(align - 1);
         if end - base > MAX_SPAN {
             return Err(EINVAL);
@@ -569,8 +612,11 @@ impl Cq {
         a.offset = a.va - base - mbva;
 
         let i = stag as usize * 2;
-        let block =
-            MemoryBlock(0).with_ps(page as u8).with_ipa(pages.addr()).with_enable(true).0;
+        let block = MemoryBlock(0)
+            .with_ps(page as u8)
+            .with_ipa(pages.addr())
+            .with_enable(true)
+            .0;
         let steering = Steering(0)
             .with_readonly(read_only)
             .with_mbva_units(mbva >> 8)
@@ -582,7 +628,14 @@ impl Cq {
             | (span & ((1 << 27) - 1)) << 36
             | u64::from(page == PageSize::Size2M) << 63;
         // The memory of this box is needed below, where none can be allocated.
-        let record = KBox::new(Stag { _watch: watch, _pinned: pinned, _pages: pages }, GFP_KERNEL)?;
+        let record = KBox::new(
+            Stag {
+                _watch: watch,
+                _pinned: pinned,
+                _pages: pages,
+            },
+            GFP_KERNEL,
+        )?;
         let place = open.stags.get_mut(stag as usize).ok_or(EINVAL)?;
 
         let mut shared = self.shared.lock();
@@ -666,7 +719,9 @@ impl Cq {
             }
             if let Some(tables) = shared.tables.as_mut() {
                 // Nobody else gives them out while `state` is locked.
-                stags.iter().for_each(|stag| tables.set_state(*stag, StagState::Free));
+                stags
+                    .iter()
+                    .for_each(|stag| tables.set_state(*stag, StagState::Free));
             }
         }
         for stag in stags {
@@ -680,10 +735,16 @@ impl Cq {
     /// Stops the queue, for good. What it uses may go if this says that the device has let go.
     fn stop(&self, shared: &mut Shared) -> bool {
         shared.enabled = false;
-        self.device.write(self.register(CqsReg::SteeringTableEnable), 0);
+        self.device
+            .write(self.register(CqsReg::SteeringTableEnable), 0);
         let stopped = self.device.enable_cq(self.tni, self.cq, false);
         if stopped.is_err() {
-            dev_err!(self.device.pdev(), "tni{}cq{}: does not stop\n", self.tni, self.cq);
+            dev_err!(
+                self.device.pdev(),
+                "tni{}cq{}: does not stop\n",
+                self.tni,
+                self.cq
+            );
         }
         stopped.is_ok()
     }
@@ -701,7 +762,9 @@ impl Cq {
             }
             What::Stag(stag) => {
                 let enabled = shared.enabled;
-                let Some(tables) = shared.tables.as_mut() else { return };
+                let Some(tables) = shared.tables.as_mut() else {
+                    return;
+                };
                 match tables.state(stag) {
                     StagState::Pending => tables.set_state(stag, StagState::Aborted),
                     StagState::Live => {
@@ -723,12 +786,17 @@ impl Cq {
     /// Gives back what STags held whose memory was unmapped.
     fn bury(&self) {
         let mut state = self.state.lock();
-        let Some(open) = state.as_deref_mut() else { return };
+        let Some(open) = state.as_deref_mut() else {
+            return;
+        };
         for (stag, place) in open.stags.iter_mut().enumerate() {
             let stag = stag as u32;
             let is_dead = {
                 let shared = self.shared.lock();
-                shared.tables.as_ref().is_some_and(|t| t.state(stag) == StagState::Dead)
+                shared
+                    .tables
+                    .as_ref()
+                    .is_some_and(|t| t.state(stag) == StagState::Dead)
             };
             if place.is_some() && is_dead {
                 *place = None;
@@ -747,7 +815,8 @@ impl Cq {
                 let mut shared = self.shared.lock();
                 self.device.write(self.register(CqsReg::Imr), u64::MAX);
                 let stopped = self.stop(&mut shared);
-                self.device.write(self.register(CqsReg::MemoryBlockTableEnable), 0);
+                self.device
+                    .write(self.register(CqsReg::MemoryBlockTableEnable), 0);
                 stopped
             };
             open.irq = None;
@@ -793,7 +862,10 @@ impl Cq {
     /// `ENOENT` if the queue is not set up, `EINVAL` beyond the ring, `EFAULT`.
     pub(crate) fn dump_ring(&self, ring: usize, offset: u64, len: u64, user: u64) -> Result {
         let state = self.state.lock();
-        let ring = state.as_ref().and_then(|open| open.rings.get(ring)).ok_or(ENOENT)?;
+        let ring = state
+            .as_ref()
+            .and_then(|open| open.rings.get(ring))
+            .ok_or(ENOENT)?;
         if offset.checked_add(len).ok_or(EINVAL)? > ring.bytes {
             return Err(EINVAL);
         }
@@ -818,7 +890,11 @@ impl Cq {
                 if end > tables.states.len() as u64 * 16 {
                     return Err(EINVAL);
                 }
-                let table = if blocks { &tables.blocks } else { &tables.steering };
+                let table = if blocks {
+                    &tables.blocks
+                } else {
+                    &tables.steering
+                };
                 table.load((at / 8) as usize)
             };
             out.write(&value)?;
@@ -833,7 +909,10 @@ impl Cq {
 ///
 /// `EINVAL` if there are no such addresses.
 fn pages_around(addr: u64, len: u64) -> Result<(u64, u64)> {
-    let end = addr.checked_add(len).and_then(|end| end.checked_add(PAGE - 1)).ok_or(EINVAL)?;
+    let end = addr
+        .checked_add(len)
+        .and_then(|end| end.checked_add(PAGE - 1))
+        .ok_or(EINVAL)?;
     let (start, end) = (addr & !(PAGE - 1), end & !(PAGE - 1));
     if end > i64::MAX as u64 || end - start > MAX_SPAN {
         return Err(EINVAL);

@@ -178,7 +178,8 @@ impl Device {
         let page = cqs_page(tni, cq);
         self.write(page + CqsReg::CacheFlush.offset(), 1);
         let status = page + CqsReg::Status.offset();
-        self.wait(status, |v| !CqsStatus(v).cache_flush_busy()).map(drop)
+        self.wait(status, |v| !CqsStatus(v).cache_flush_busy())
+            .map(drop)
     }
 
     /// The interrupt of a vector, if the kernel had enough for the device.
@@ -198,8 +199,10 @@ impl Device {
     /// `EBUSY` if it is already.
     pub(crate) fn claim_cq(&self, tni: u8, cq: u8, owner: &Arc<Cq>) -> Result {
         let mut cqs = self.cqs.lock();
-        let place =
-            cqs.get_mut(usize::from(tni)).and_then(|t| t.get_mut(usize::from(cq))).ok_or(ENODEV)?;
+        let place = cqs
+            .get_mut(usize::from(tni))
+            .and_then(|t| t.get_mut(usize::from(cq)))
+            .ok_or(ENODEV)?;
         if place.is_some() {
             return Err(EBUSY);
         }
@@ -211,7 +214,9 @@ impl Device {
     pub(crate) fn give_up_cq(&self, tni: u8, cq: u8) {
         let gone = {
             let mut cqs = self.cqs.lock();
-            let place = cqs.get_mut(usize::from(tni)).and_then(|t| t.get_mut(usize::from(cq)));
+            let place = cqs
+                .get_mut(usize::from(tni))
+                .and_then(|t| t.get_mut(usize::from(cq)));
             place.and_then(Option::take)
         };
         // Outside of the lock: it may be the last reference.

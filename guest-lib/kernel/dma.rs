@@ -44,7 +44,12 @@ impl Table {
             )
         };
         let cpu = NonNull::new(cpu.cast()).ok_or(ENOMEM)?;
-        Ok(Self { device: device.clone(), cpu, addr, qwords })
+        Ok(Self {
+            device: device.clone(),
+            cpu,
+            addr,
+            qwords,
+        })
     }
 
     /// Where the device sees it.

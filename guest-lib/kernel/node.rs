@@ -49,7 +49,6 @@ struct Node {
 pub(crate) struct Files {
     root: NonNull<ProcEntry>,
     // Boxes, because /proc has their addresses.
-    #[expect(clippy::vec_box)]
     nodes: KVec<KBox<Node>>,
 }
 
@@ -66,7 +65,10 @@ impl Files {
         let count = 3 + NUM_TNI * (USER_CQS + NUM_BCH);
         let root = folder(c"tofu", core::ptr::null_mut()).map_err(|_| EEXIST)?;
         // From here on an error takes away what there is.
-        let mut files = Self { root, nodes: KVec::new() };
+        let mut files = Self {
+            root,
+            nodes: KVec::new(),
+        };
         files.nodes.reserve(count, GFP_KERNEL)?;
         let dev = folder(c"dev", root.as_ptr())?.as_ptr();
         files.add(device, root.as_ptr(), c"position", 0o666, Kind::Position)?;
@@ -93,13 +95,18 @@ impl Files {
         mode: bindings::umode_t,
         kind: Kind,
     ) -> Result {
-        let node = KBox::new(Node { device: device.clone(), kind }, GFP_KERNEL)?;
+        let node = KBox::new(
+            Node {
+                device: device.clone(),
+                kind,
+            },
+            GFP_KERNEL,
+        )?;
         let raw = core::ptr::from_ref(&*node).cast_mut().cast();
         // It has to be there before the file is.
         self.nodes.push(node, GFP_KERNEL)?;
         // SAFETY: `parent` is an entry of ours; the node stays until the entry is removed.
-        let entry =
-            unsafe { shim::tofu_shim_proc_file(name.as_char_ptr(), mode, parent, raw) };
+        let entry = unsafe { shim::tofu_shim_proc_file(name.as_char_ptr(), mode, parent, raw) };
         if entry.is_null() {
             return Err(ENOMEM);
         }
@@ -239,7 +246,11 @@ unsafe extern "C" fn tofu_rs_mmap(
             let cq = unsafe { ArcBorrow::from_raw(data.cast::<Cq>()) };
             if offset == PAGE && shared {
                 // The table is the kernel's.
-                return code(if write { Err(EACCES) } else { cq.map_table(vma, len) });
+                return code(if write {
+                    Err(EACCES)
+                } else {
+                    cq.map_table(vma, len)
+                });
             }
             cq.page_phys()
         }
@@ -257,18 +268,28 @@ unsafe extern "C" fn tofu_rs_mmap(
 
 fn privileged() -> Result {
     // SAFETY: no requirements.
-    if unsafe { bindings::capable(bindings::CAP_SYS_ADMIN as c_int) } { Ok(()) } else { Err(EPERM) }
+    if unsafe { bindings::capable(bindings::CAP_SYS_ADMIN as c_int) } {
+        Ok(())
+    } else {
+        Err(EPERM)
+    }
 }
 
 impl Node {
     fn read(&self, buf: usize, len: usize, pos: &mut i64) -> Result<usize> {
-        let Kind::Position = self.kind else { return Err(EINVAL) };
+        let Kind::Position = self.kind else {
+            return Err(EINVAL);
+        };
         let [x, y, z, a, b, c] = self.device.coords().to_array();
         let text = CString::try_from_fmt(fmt!("{x} {y} {z} {a} {b} {c}\n"))?;
         let text = text.to_bytes();
         let start = usize::try_from(*pos).map_err(|_| EINVAL)?.min(text.len());
-        let part = text.get(start..text.len().min(start.saturating_add(len))).ok_or(EINVAL)?;
-        UserSlice::new(UserPtr::from_addr(buf), part.len()).writer().write_slice(part)?;
+        let part = text
+            .get(start..text.len().min(start.saturating_add(len)))
+            .ok_or(EINVAL)?;
+        UserSlice::new(UserPtr::from_addr(buf), part.len())
+            .writer()
+            .write_slice(part)?;
         *pos += part.len() as i64;
         Ok(part.len())
     }
@@ -307,7 +328,11 @@ impl Node {
     fn register_user(&self, a: &uapi::RegUser) -> Result {
         let masks = |addr: u64, allowed: u64| -> Result<[u64; NUM_TNI]> {
             let masks: [u64; NUM_TNI] = uapi::get(addr)?;
-            if masks.iter().all(|mask| mask & !allowed == 0) { Ok(masks) } else { Err(EINVAL) }
+            if masks.iter().all(|mask| mask & !allowed == 0) {
+                Ok(masks)
+            } else {
+                Err(EINVAL)
+            }
         };
         let rights = Rights {
             gpid: a.gpid.into(),
@@ -324,8 +349,10 @@ impl Node {
             return Err(EINVAL);
         }
         for i in 0..a.num as u64 {
-            let item: uapi::LinkdownItem =
-                uapi::get(a.items.wrapping_add(i * size_of::<uapi::LinkdownItem>() as u64))?;
+            let item: uapi::LinkdownItem = uapi::get(
+                a.items
+                    .wrapping_add(i * size_of::<uapi::LinkdownItem>() as u64),
+            )?;
             let fit = [item.x, item.y, item.z].iter().all(|p| *p < 32)
                 && item.a < 2
                 && item.b < 3
@@ -334,11 +361,25 @@ impl Node {
             if !fit {
                 return Err(EINVAL);
             }
-            let uapi::LinkdownItem { x, y, z, a, b, c, ports } = item;
+            let uapi::LinkdownItem {
+                x,
+                y,
+                z,
+                a,
+                b,
+                c,
+                ports,
+            } = item;
             dev_dbg!(
                 self.device.pdev(),
                 "links down at ({},{},{},{},{},{}): ports {:#x}\n",
-                x, y, z, a, b, c, ports
+                x,
+                y,
+                z,
+                a,
+                b,
+                c,
+                ports
             );
         }
         Ok(())
@@ -346,7 +387,9 @@ impl Node {
 
     fn port_stat(&self, arg: u64) -> Result {
         let mut stat: uapi::PortStat = uapi::get(arg)?;
-        let port = usize::try_from(stat.port_no).ok().filter(|n| (1..=NUM_PORT).contains(n));
+        let port = usize::try_from(stat.port_no)
+            .ok()
+            .filter(|n| (1..=NUM_PORT).contains(n));
         let port = port.ok_or(EINVAL)? as u8 - 1;
         for (value, reg) in stat.pa.iter_mut().zip(PortReg::ALL) {
             *value = self.device.port_counter(port, *reg);
@@ -356,8 +399,14 @@ impl Node {
 
     fn cq_stat(&self, arg: u64) -> Result {
         let mut stat: uapi::CqStat = uapi::get(arg)?;
-        let tni = usize::try_from(stat.tni).ok().filter(|n| *n < NUM_TNI).ok_or(EINVAL)?;
-        let cq = usize::try_from(stat.cqid).ok().filter(|n| *n < NUM_CQ).ok_or(EINVAL)?;
+        let tni = usize::try_from(stat.tni)
+            .ok()
+            .filter(|n| *n < NUM_TNI)
+            .ok_or(EINVAL)?;
+        let cq = usize::try_from(stat.cqid)
+            .ok()
+            .filter(|n| *n < NUM_CQ)
+            .ok_or(EINVAL)?;
         let page = cq_page(tni as u8, cq as u8);
         stat.txbyte = self.device.read(page + CqReg::TxPayloadByte.offset());
         stat.rxbyte = self.device.read(page + CqReg::RxPayloadByte.offset());

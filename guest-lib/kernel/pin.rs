@@ -31,7 +31,10 @@ pub(crate) fn current_mm() -> Result<ARef<Mm>> {
 /// How pages are mapped for the device.
 enum Map {
     /// One range of device addresses: there is an IOMMU. The pages begin `lead` bytes into it.
-    Range { state: bindings::dma_iova_state, lead: usize },
+    Range {
+        state: bindings::dma_iova_state,
+        lead: usize,
+    },
     /// Each page has an address.
     Pages(KVVec<u64>),
 }
@@ -105,7 +108,11 @@ impl Pinned {
                 )
             };
             if got <= 0 {
-                return Err(if got == 0 { EFAULT } else { Error::from_errno(got) });
+                return Err(if got == 0 {
+                    EFAULT
+                } else {
+                    Error::from_errno(got)
+                });
             }
             // SAFETY: so many were written.
             unsafe { self.pages.inc_len(got as usize) };
@@ -134,7 +141,9 @@ impl Pinned {
 
     fn phys(&self, index: usize) -> u64 {
         // SAFETY: the page is pinned.
-        self.pages.get(index).map_or(0, |page| unsafe { shim::tofu_shim_page_phys(*page) })
+        self.pages
+            .get(index)
+            .map_or(0, |page| unsafe { shim::tofu_shim_page_phys(*page) })
     }
 
     /// Pages from `index` on that follow each other in memory.
@@ -164,9 +173,7 @@ impl Pinned {
             let len = n * PAGE as usize;
             // SAFETY: the range lies in what was allocated, the pages are pinned.
             result = kernel::error::to_result(unsafe {
-                bindings::dma_iova_link(
-                    dev, &mut state, self.phys(done), offset, len, direction, 0,
-                )
+                bindings::dma_iova_link(dev, &mut state, self.phys(done), offset, len, direction, 0)
             });
             if result.is_err() {
                 break;
@@ -210,7 +217,11 @@ impl Pinned {
             // SAFETY: the page is pinned and the device bound.
             let addr = unsafe {
                 bindings::dma_map_phys(
-                    self.device.raw(), self.phys(index), PAGE as usize, self.direction(), 0,
+                    self.device.raw(),
+                    self.phys(index),
+                    PAGE as usize,
+                    self.direction(),
+                    0,
                 )
             };
             if addr == u64::MAX {
@@ -228,7 +239,11 @@ impl Pinned {
             // SAFETY: mapped in `map_pages` with these figures.
             unsafe {
                 bindings::dma_unmap_phys(
-                    self.device.raw(), *addr, PAGE as usize, self.direction(), 0,
+                    self.device.raw(),
+                    *addr,
+                    PAGE as usize,
+                    self.direction(),
+                    0,
                 )
             };
         }
@@ -253,7 +268,10 @@ impl Pinned {
             Map::Range { .. } => true,
             Map::Pages(addrs) => {
                 let first = addrs.first().copied().unwrap_or(0);
-                addrs.iter().enumerate().all(|(i, addr)| *addr == first + i as u64 * PAGE)
+                addrs
+                    .iter()
+                    .enumerate()
+                    .all(|(i, addr)| *addr == first + i as u64 * PAGE)
             }
         }
     }
@@ -276,8 +294,7 @@ impl Pinned {
         if end > self.pages.len() as u64 * PAGE {
             return Err(EINVAL);
         }
-        let mut out =
-            UserSlice::new(UserPtr::from_addr(user as usize), len as usize).writer();
+        let mut out = UserSlice::new(UserPtr::from_addr(user as usize), len as usize).writer();
         let mut bounce = KBox::new([0u8; 512], GFP_KERNEL)?;
         while len > 0 {
             let page = self.pages.get((offset / PAGE) as usize).ok_or(EINVAL)?;

@@ -44,5 +44,10 @@ extern "C" {
     pub(crate) fn tofu_shim_pinned_account(mm: *mut bindings::mm_struct, pages: c_long);
 
     pub(crate) fn tofu_shim_current_pid() -> *mut bindings::pid;
-    pub(crate) fn tofu_shim_signal(pid: *mut bindings::pid, signo: c_int, code: c_int, value: c_int);
+    pub(crate) fn tofu_shim_signal(
+        pid: *mut bindings::pid,
+        signo: c_int,
+        code: c_int,
+        value: c_int,
+    );
 }

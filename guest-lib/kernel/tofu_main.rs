@@ -49,7 +49,11 @@ const TOFUD: pci::DeviceId = {
     unsafe { core::mem::transmute::<kernel::bindings::pci_device_id, pci::DeviceId>(id) }
 };
 
-kernel::pci_device_table!(PCI_TABLE, <TofuDriver as pci::Driver>::IdInfo, [(TOFUD, ())]);
+kernel::pci_device_table!(
+    PCI_TABLE,
+    <TofuDriver as pci::Driver>::IdInfo,
+    [(TOFUD, ())]
+);
 
 struct TofuDriver;
 
@@ -78,7 +82,10 @@ impl pci::Driver for TofuDriver {
             let files = node::Files::new(&device)?;
             let [x, y, z, a, b, c] = device.coords().to_array();
             dev_info!(pdev, "node ({},{},{},{},{},{})\n", x, y, z, a, b, c);
-            Ok(core::convert::identity::<Result<Bound>>(Ok(Bound { _files: files, device })))
+            Ok(core::convert::identity::<Result<Bound>>(Ok(Bound {
+                _files: files,
+                device,
+            })))
         })
     }
 

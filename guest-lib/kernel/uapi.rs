@@ -142,9 +142,11 @@ impl Subnet {
     ///
     /// `EINVAL` if a partition does not lie in its system, or a size is above 32.
     pub(crate) fn mode(&self) -> Result<CqsMode> {
-        for (n, s, l) in
-            [(self.nx, self.sx, self.lx), (self.ny, self.sy, self.ly), (self.nz, self.sz, self.lz)]
-        {
+        for (n, s, l) in [
+            (self.nx, self.sx, self.lx),
+            (self.ny, self.sy, self.ly),
+            (self.nz, self.sz, self.lz),
+        ] {
             let fit = n <= 32 && l <= n && (s < n || (n == 0 && s == 0));
             if !fit {
                 return Err(EINVAL);
@@ -169,7 +171,9 @@ impl Subnet {
 ///
 /// `EFAULT`.
 pub(crate) fn get<T: FromBytes>(addr: u64) -> Result<T> {
-    UserSlice::new(UserPtr::from_addr(addr as usize), size_of::<T>()).reader().read()
+    UserSlice::new(UserPtr::from_addr(addr as usize), size_of::<T>())
+        .reader()
+        .read()
 }
 
 /// Writes a value to a user's address.
@@ -178,5 +182,7 @@ pub(crate) fn get<T: FromBytes>(addr: u64) -> Result<T> {
 ///
 /// `EFAULT`.
 pub(crate) fn put<T: AsBytes>(addr: u64, value: &T) -> Result {
-    UserSlice::new(UserPtr::from_addr(addr as usize), size_of::<T>()).writer().write(value)
+    UserSlice::new(UserPtr::from_addr(addr as usize), size_of::<T>())
+        .writer()
+        .write(value)
 }

@@ -41,7 +41,10 @@ pub(crate) struct Users {
 
 impl Users {
     pub(crate) const fn new() -> Self {
-        Self { list: KVec::new(), subnet: CqsMode(0) }
+        Self {
+            list: KVec::new(),
+            subnet: CqsMode(0),
+        }
     }
 
     /// The rights of a user. Ours: one that is not registered may use every queue, with the user

@@ -86,6 +86,9 @@ impl PinnedDrop for Watch {
     }
 }
 
+/// # Safety
+///
+/// For the kernel alone, of a notifier that [`Watch::new`] has inserted.
 unsafe extern "C" fn invalidate(
     notifier: *mut bindings::mmu_interval_notifier,
     range: *const bindings::mmu_notifier_range,
@@ -106,9 +109,7 @@ unsafe extern "C" fn invalidate(
     }
     // SAFETY: only notifiers of a `Watch` have this callback, and it is there until the notifier
     // is removed.
-    let watch = unsafe {
-        &*kernel::container_of!(Opaque::cast_from(notifier), Watch, notifier)
-    };
+    let watch = unsafe { &*kernel::container_of!(Opaque::cast_from(notifier), Watch, notifier) };
     watch.cq.unmapped(watch.what);
     true
 }
