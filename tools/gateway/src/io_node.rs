@@ -292,7 +292,7 @@ fn run(
         link.packets().prepare_sleep(fired);
         if link.is_ready() {
             timeout = Some(Duration::ZERO);
-        } else if link.packets().under_way() > 0 {
+        } else if !link.is_settled() {
             timeout = Some(timeout.unwrap_or(NAP).min(NAP));
         }
         let timeout = timeout.map(|timeout| Timespec {
