@@ -24,17 +24,21 @@ const NOT_INHERITED: [&str; 8] = [
     "CARGO_MAKEFLAGS",
 ];
 
+/// The program of tools/guests that is no guest.
+const FIRMWARE: &str = "tofu-boot";
+
 /// Packages of this workspace whose programs run on Linux nodes.
 const LINUX: [&str; 5] = ["tofu-agent", "tofu-guest", "tofu-guests-linux", "tofu-net", "tofud"];
 
 /// What the programs are built from, from this folder.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "../../Cargo.lock",
     "../../guest-lib/abi",
     "../../guest-lib/bare",
     "../../guest-lib/collective",
     "../../guest-lib/driver",
     "../../guest-lib/ipotofu",
+    "../../guest-lib/netboot",
     "../../guest-lib/utofu/src",
     "../../guest-lib/vfio",
     "../agent",
@@ -74,7 +78,15 @@ fn main() {
     let ours = |package: &str| LINUX.contains(&package);
     let linux = programs(&root, ours, &target.join(&triple).join("release"));
 
+    let (firmware, bare): (Vec<_>, Vec<_>) =
+        bare.into_iter().partition(|(name, ..)| name == FIRMWARE);
     let mut code = String::new();
+    for (_, summary, image) in &firmware {
+        let image = image.to_str().expect("OUT_DIR is UTF-8");
+        code.push_str(&format!(
+            "/// {summary}.\npub(crate) static FIRMWARE: &[u8] = include_bytes!({image:?});\n"
+        ));
+    }
     list(&mut code, "SHIPPED", "The guest programs in tools/guests, by name.", &bare);
     list(&mut code, "LINUX", "The programs for Linux nodes, by name.", &linux);
     fs::write(out.join("shipped.rs"), code).expect("OUT_DIR is writable");

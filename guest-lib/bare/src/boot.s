@@ -71,6 +71,10 @@ pvh_start:
     cld
     mov esp, offset ring0_stack_top
     mov [pvh_info], ebx
+    # The BIOS has left the PIC's timer on, at the vector of an exception: all masked.
+    mov al, 0xff
+    out 0x21, al
+    out 0xa1, al
     lgdt [gdt_pointer]
     mov eax, 0x20               # PAE
     mov cr4, eax

@@ -10,15 +10,17 @@ use sha2::{Digest, Sha256};
 
 use crate::wire::{BLOCK, Envelope, Manifest, Message, Range, Role, parse};
 
-/// Answers that may be under way to a node at most: 64 pieces of a frame of 9 each fill less than
-/// the packet buffers that a node should have.
+/// Answers that may be under way to a node at most: of 9 packets each, they fit the packet buffers
+/// that a node should have.
 const WINDOW_MAX: usize = 16;
 const WINDOW_START: usize = 4;
+/// One alone would make each loss a wait.
+const WINDOW_MIN: usize = 2;
 /// So many later questions must have been answered until one counts as lost.
 const REORDERED: u32 = 8;
 /// Least and longest time until a question is asked again, and the first one, in nanoseconds.
 const RTO_MIN_NS: u64 = 20_000_000;
-const RTO_MAX_NS: u64 = 2_000_000_000;
+const RTO_MAX_NS: u64 = 500_000_000;
 const RTO_START_NS: u64 = 200_000_000;
 
 /// How a node boots.
@@ -81,6 +83,9 @@ pub trait Task {
 
     /// Takes a message. What is none, or not the answer to anything asked, is ignored.
     fn receive(&mut self, bytes: &[u8], now_ns: u64);
+
+    /// Whether there is an answer, or all of a file.
+    fn is_done(&self) -> bool;
 }
 
 /// A question that is repeated until there is an answer to it: less and less often, and not for
@@ -156,6 +161,10 @@ impl Task for Ask {
             Message::Refused(_, why) => Some(Err(Failure::Refused(why.to_string()))),
             _ => None,
         };
+    }
+
+    fn is_done(&self) -> bool {
+        matches!(self.answer, Some(Ok(_)))
     }
 }
 
@@ -270,7 +279,7 @@ impl<'a> Fetch<'a> {
     }
 
     fn shrink(&mut self) {
-        self.window = (self.window / 2).max(1);
+        self.window = (self.window / 2).max(WINDOW_MIN);
         self.credit = 0;
         self.shrunk_at = self.tag;
     }
@@ -418,5 +427,8 @@ impl Task for Fetch<'_> {
             }
             _ => {}
         }
+    }
+    fn is_done(&self) -> bool {
+        self.done == self.blocks
     }
 }

@@ -9,6 +9,7 @@ pub mod arrivals;
 pub mod barrier;
 pub mod descriptors;
 pub mod ipotofu;
+pub mod netboot;
 pub mod pci_config;
 pub mod registers;
 pub mod tables;

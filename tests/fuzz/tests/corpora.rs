@@ -48,6 +48,11 @@ fn ipotofu() {
 }
 
 #[test]
+fn netboot() {
+    replay("netboot", tofu_fuzz::netboot::run);
+}
+
+#[test]
 fn pci_config() {
     replay("pci_config", tofu_fuzz::pci_config::run);
 }

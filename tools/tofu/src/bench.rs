@@ -23,6 +23,7 @@ use crate::baseline;
 use crate::cli::{BenchArgs, BenchPart, LinuxArgs, SandboxArgs, ShapeArgs, UpArgs};
 use crate::confine::Confinement;
 use crate::gateway::GatewayArgs;
+use crate::netboot::BootArgs;
 use crate::plan::Plan;
 use crate::runner::{Backend, Event, Machines, Outcome};
 use crate::units::{Doorbell, GuestArgs};
@@ -357,6 +358,7 @@ fn up(shape: &str, guest: &str) -> anyhow::Result<UpArgs> {
         ip: GatewayArgs::NONE,
         faults: None,
         capture: Vec::new(),
+        boot: BootArgs::default(),
         linux: LinuxArgs::NONE,
     })
 }

@@ -13,6 +13,7 @@ use crate::client::link::LinkCommand;
 use crate::faults::FaultSpec;
 use crate::gateway::GatewayArgs;
 use crate::map::MapArgs;
+use crate::netboot::BootArgs;
 use crate::run::RunArgs;
 use crate::sdk::SdkArgs;
 use crate::units::{
@@ -173,6 +174,9 @@ pub(crate) struct UpArgs {
     /// more.
     #[arg(long, value_name = "NODE=FILE")]
     pub(crate) capture: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) boot: BootArgs,
 
     #[command(flatten)]
     pub(crate) ip: GatewayArgs,

@@ -16,6 +16,7 @@ use tofu_fabric::{Port, Shape};
 
 use crate::faults::FaultSpec;
 use crate::guests::GuestName;
+use crate::netboot::BootFrom;
 use crate::units::{
     Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
 };
@@ -70,6 +71,8 @@ pub(crate) struct MachineFile {
     pub(crate) timeout: Option<Timeout>,
     pub(crate) engines: Option<Engines>,
     pub(crate) image: Option<ImageName>,
+    /// Where the boot server is.
+    pub(crate) boot_server: Option<Coords>,
     pub(crate) ip_number: Option<IpNumber>,
     pub(crate) mtu: Option<Mtu>,
     /// On all links.
@@ -90,6 +93,8 @@ pub(crate) struct Settings {
     pub(crate) cpus: Option<Cpus>,
     /// For the kernel of Linux nodes.
     pub(crate) append: Option<GuestArgs>,
+    /// Where the guest or kernel comes from.
+    pub(crate) boot: Option<BootFrom>,
 }
 
 /// A `[[node]]`: settings of the node at these coordinates.
@@ -189,6 +194,8 @@ struct RawFile {
     cpus: Option<Spanned<i64>>,
     append: Option<Spanned<String>>,
     image: Option<Spanned<String>>,
+    boot: Option<Spanned<String>>,
+    boot_server: Option<Spanned<Vec<i64>>>,
     ip_number: Option<Spanned<i64>>,
     mtu: Option<Spanned<i64>>,
     faults: Option<Spanned<String>>,
@@ -216,6 +223,7 @@ struct RawNode {
     linux: Option<bool>,
     cpus: Option<Spanned<i64>>,
     append: Option<Spanned<String>>,
+    boot: Option<Spanned<String>>,
     #[serde(default)]
     gateway: bool,
 }
@@ -251,12 +259,17 @@ impl MachineFile {
                 linux: raw.linux,
                 cpus: source.cpus(&raw.cpus)?,
                 append: source.text("append", &raw.append)?,
+                boot: source.text("boot", &raw.boot)?,
                 ..source.settings(&raw.guest, &raw.memory, &raw.args)?
             },
             doorbell: source.text("doorbell", &raw.doorbell)?,
             timeout: source.text("timeout", &raw.timeout)?,
             engines: None,
             image: source.text("image", &raw.image)?,
+            boot_server: match &raw.boot_server {
+                Some(at) => Some(source.coords_of("boot_server", at)?),
+                None => None,
+            },
             ip_number: source.number("ip_number", &raw.ip_number)?,
             mtu: source.number("mtu", &raw.mtu)?,
             faults: source.text("faults", &raw.faults)?,
@@ -281,6 +294,7 @@ impl MachineFile {
                     linux: node.linux,
                     cpus: source.cpus(&node.cpus)?,
                     append: source.text("append", &node.append)?,
+                    boot: source.text("boot", &node.boot)?,
                     ..source.settings(&node.guest, &node.memory, &node.args)?
                 },
             });
@@ -400,10 +414,18 @@ impl Source<'_> {
     }
 
     fn coords(&self, value: &Spanned<Vec<i64>>) -> Result<Coords, ConfigError> {
+        self.coords_of("at", value)
+    }
+
+    fn coords_of(
+        &self,
+        field: &'static str,
+        value: &Spanned<Vec<i64>>,
+    ) -> Result<Coords, ConfigError> {
         let bytes = <[i64; 6]>::try_from(value.get_ref().as_slice()).ok();
         let bytes = bytes.filter(|all| all.iter().all(|c| (0..32).contains(c)));
         let coords = bytes.map(|all| Coords::from_array(all.map(|c| c as u8)));
-        coords.ok_or_else(|| self.value_error("at", value, COORDS_ALLOWED))
+        coords.ok_or_else(|| self.value_error(field, value, COORDS_ALLOWED))
     }
 }
 
@@ -441,6 +463,8 @@ mod tests {
             append = "quiet"
             image = "mpi"
             faults = "loss=1%,seed=3"
+            boot = "tofu"
+            boot_server = [1, 0, 0, 0, 0, 0]
 
             [[node]]
             at = [1, 0, 0, 0, 2, 1]
@@ -450,6 +474,7 @@ mod tests {
             linux = true
             cpus = 4
             append = "debug"
+            boot = "monitor"
 
             [[link]]
             at = [0, 0, 0, 0, 0, 0]
@@ -479,10 +504,13 @@ mod tests {
         assert_eq!((node.linux, node.cpus), (Some(true), Some(Cpus(4))));
         assert_eq!(node.append, append("debug"));
         assert_eq!(file.faults.map(|faults| faults.to_string()).as_deref(), Some("loss=1%,seed=3"));
+        assert_eq!(machine.boot, Some(BootFrom::Tofu));
+        assert_eq!(file.boot_server, Some(Coords::new(1, 0, 0, 0, 0, 0)));
+        assert_eq!(node.boot, Some(BootFrom::Monitor));
         let link = &file.links[0];
         assert_eq!(link.faults, "loss=100%".parse().ok());
         assert_eq!((link.at, link.port, link.down), (Coords::default(), Port::BPlus, true));
-        assert_eq!(link.place, Place { path: "m.toml".into(), line: 28 });
+        assert_eq!(link.place, Place { path: "m.toml".into(), line: 31 });
     }
 
     #[test]
@@ -513,6 +541,8 @@ mod tests {
             ("timeout = \"soon\"", "timeout = \"soon\" is not allowed; timeout is a whole"),
             ("engines = 0", "engines = 0 is not allowed; engines is a whole number of threads"),
             ("engines = -9223372036854775808", "engines = -9223372036854775808 is not"),
+            ("boot = \"disk\"", "boot = \"disk\" is not allowed; boot is \"monitor\" or \"tofu\""),
+            ("boot_server = [1]", "boot_server = [1] is not allowed; boot_server is [x, y, z"),
             ("cpus = 17", "cpus = 17 is not allowed; cpus is a whole number of processors"),
             ("image = \"a/b\"", "image = \"a/b\" is not allowed; image is 1 to 64 letters"),
             ("faults = \"loss=2\"", "faults = \"loss=2\" is not allowed; faults is a list of loss"),

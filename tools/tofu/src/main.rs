@@ -22,6 +22,7 @@ mod image_cmd;
 mod linux;
 mod live;
 mod map;
+mod netboot;
 mod plan;
 mod run;
 mod rundir;

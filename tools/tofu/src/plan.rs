@@ -15,6 +15,7 @@ use crate::config::{ConfigError, LinkEntry, MachineFile, Settings};
 use crate::faults::FaultSpec;
 use crate::guests::{Guest, GuestError, GuestName};
 use crate::linux::guest::LinuxGuest;
+use crate::netboot::{BootFrom, ServerPlan};
 use crate::units::{
     Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
 };
@@ -45,6 +46,8 @@ pub(crate) struct Plan {
     pub(crate) engines: Option<Engines>,
     /// The image of Linux nodes, if not the default one.
     pub(crate) image: Option<ImageName>,
+    /// The boot server, if nodes boot over the torus.
+    pub(crate) boot_server: Option<ServerPlan>,
     /// What goes for IP over Tofu.
     pub(crate) ip: IpPlan,
     /// Faults on its links.
@@ -89,6 +92,15 @@ pub(crate) enum Role {
 }
 
 impl Role {
+    /// Whether what it runs comes over the torus.
+    fn is_netbooted(&self) -> bool {
+        match self {
+            Self::Stub | Self::Gateway => false,
+            Self::Bare(vm) => vm.boot == BootFrom::Tofu,
+            Self::Linux(linux) => linux.boot == BootFrom::Tofu,
+        }
+    }
+
     /// Guest memory in bytes, and the guest program that runs to its end there.
     fn vm(&self) -> Option<(MemorySize, Option<&str>)> {
         match self {
@@ -114,6 +126,8 @@ pub(crate) struct LinuxPlan {
     pub(crate) args: String,
     /// What the user wants on the kernel's command line.
     pub(crate) append: String,
+    /// Where the kernel comes from.
+    pub(crate) boot: BootFrom,
 }
 
 /// A small guest of a [`Plan`].
@@ -125,6 +139,8 @@ pub(crate) struct VmPlan {
     pub(crate) memory: MemorySize,
     /// What the user wants on the command line; the machine adds its own part.
     pub(crate) args: String,
+    /// Where the program comes from.
+    pub(crate) boot: BootFrom,
 }
 
 /// Why there is no plan.
@@ -151,6 +167,15 @@ pub(crate) enum PlanError {
     Capture { asked: String, why: String },
     #[error("--nodes {asked}: the shape {shape} has {} nodes; give 1 to {0}", shape.nodes())]
     Nodes { asked: u32, shape: Shape },
+    #[error("boot server at {at}: the shape {shape} has no such node")]
+    BootServer { at: Coords, shape: Shape },
+    #[error("boot server at {at}: that node is the gateway; give another one")]
+    BootServerAtGateway { at: Coords },
+    #[error(
+        "nodes that boot over the torus need a boot server on a node of its own; give --shape or \
+         --nodes so that one is left"
+    )]
+    NoBootServer,
 }
 
 impl Network {
@@ -194,8 +219,7 @@ impl Plan {
     /// Builds the plan for `tofu up`. The command line wins over the file's
     /// machine-wide settings, a `[[node]]` of the file over both.
     pub(crate) fn new(args: &UpArgs) -> Result<Self, PlanError> {
-        let (network, file) =
-            Network::new_or(&args.shape, if args.linux.linux { pair() } else { Shape::UNIT })?;
+        let (network, file) = Network::new_or(&args.shape, default_shape(args))?;
         let shape = network.shape;
         let count = args.nodes.unwrap_or(shape.nodes());
         if count == 0 || count > shape.nodes() {
@@ -233,6 +257,7 @@ impl Plan {
             linux: if args.linux.linux { Some(true) } else { file.settings.linux },
             cpus: args.linux.cpus.or(file.settings.cpus),
             append: args.linux.append.clone().or(file.settings.append),
+            boot: args.boot.boot.or(file.settings.boot),
         };
         let mut roles = Roles { machine: &machine, bare: HashMap::new(), linux: HashMap::new() };
         let mut nodes = Vec::with_capacity(shape.nodes() as usize);
@@ -258,7 +283,15 @@ impl Plan {
         };
         // What is behind a gateway is used by people, who take their time.
         let timeout = if gateway.is_some() { Timeout::LONGEST } else { Timeout::DEFAULT };
+        let boot_server = match nodes.iter().any(|node: &NodePlan| node.role.is_netbooted()) {
+            false => None,
+            true => {
+                let asked = args.boot.boot_server.map(|at| at.0).or(file.boot_server);
+                Some(ServerPlan::new(make_room(&mut nodes, asked, &shape)?, &args.boot))
+            }
+        };
         Ok(Self {
+            boot_server,
             network,
             ip,
             doorbell: args.doorbell.or(file.doorbell).unwrap_or_default(),
@@ -304,6 +337,11 @@ impl Plan {
     /// The nodes where a guest program runs to its end, and its name.
     pub(crate) fn programs(&self) -> impl Iterator<Item = (NodeId, &str)> {
         self.roles().filter_map(|(id, role)| Some((id, role.vm()?.1?)))
+    }
+
+    /// How many nodes get what they run from the boot server.
+    pub(crate) fn netbooted(&self) -> usize {
+        self.nodes.iter().filter(|node| node.role.is_netbooted()).count()
     }
 
     /// Name of the guest program of a node.
@@ -357,6 +395,41 @@ fn captures(asked: &[String], shape: &Shape) -> Result<Vec<capture::ToFile>, Pla
     asked.iter().map(capture).collect()
 }
 
+/// The machine if none is described.
+fn default_shape(args: &UpArgs) -> Shape {
+    match (args.linux.linux, args.boot.boot) {
+        (false, _) => Shape::UNIT,
+        // And a boot server.
+        (true, Some(BootFrom::Tofu)) => Shape::new([3, 1, 1, 1, 1, 1]).unwrap_or(Shape::UNIT),
+        (true, _) => pair(),
+    }
+}
+
+/// Makes a node the boot server's: the one that is asked for, else the last one without a VM, else
+/// the last one.
+fn make_room(
+    nodes: &mut [NodePlan],
+    asked: Option<Coords>,
+    shape: &Shape,
+) -> Result<NodeId, PlanError> {
+    let at = match asked {
+        Some(at) => shape.node_id(at).ok_or(PlanError::BootServer { at, shape: *shape })?.index(),
+        None => {
+            let free = nodes.iter().rposition(|node| matches!(node.role, Role::Stub));
+            let last = || nodes.iter().rposition(|node| !matches!(node.role, Role::Gateway));
+            free.or_else(last).ok_or(PlanError::NoBootServer)?
+        }
+    };
+    if matches!(nodes[at].role, Role::Gateway) {
+        return Err(PlanError::BootServerAtGateway { at: nodes[at].coords });
+    }
+    nodes[at].role = Role::Stub;
+    if !nodes.iter().any(|node| node.role.is_netbooted()) {
+        return Err(PlanError::NoBootServer);
+    }
+    Ok(NodeId(at as u32))
+}
+
 /// The machine of Linux nodes if none is described: two, next to each other.
 fn pair() -> Shape {
     Shape::new([2, 1, 1, 1, 1, 1]).unwrap_or(Shape::UNIT)
@@ -377,6 +450,7 @@ impl Roles<'_> {
         let memory = own.memory.or(machine.memory);
         let text = |text: Option<&GuestArgs>| text.map(|text| text.0.clone()).unwrap_or_default();
         let args = text(own.args.as_ref().or(machine.args.as_ref()));
+        let boot = own.boot.or(machine.boot).unwrap_or_default();
         if own.linux.or(machine.linux).unwrap_or(false) {
             let guest = match name {
                 Some(name) => Some(load(&mut self.linux, name, LinuxGuest::load)?),
@@ -388,12 +462,12 @@ impl Roles<'_> {
             }
             let cpus = own.cpus.or(machine.cpus).unwrap_or(Cpus::DEFAULT);
             let append = text(own.append.as_ref().or(machine.append.as_ref()));
-            return Ok(Role::Linux(LinuxPlan { guest, memory, cpus, args, append }));
+            return Ok(Role::Linux(LinuxPlan { guest, memory, cpus, args, append, boot }));
         }
         let default = GuestName::Shipped(DEFAULT_GUEST.into());
         let guest = load(&mut self.bare, name.unwrap_or(&default), Guest::load)?;
         let memory = memory.unwrap_or(MemorySize::DEFAULT);
-        Ok(Role::Bare(VmPlan { guest, memory, args }))
+        Ok(Role::Bare(VmPlan { guest, memory, args, boot }))
     }
 }
 
@@ -521,6 +595,43 @@ mod tests {
         let plan = Case::new("guest = \"one.elf\"").plan(&["--nodes", "2"]).unwrap();
         assert_eq!(plan.nodes.len(), 12);
         assert_eq!(plan.vms().map(|id| id.0).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn a_boot_server_has_a_node_of_its_own() {
+        let case = Case::new("guest = \"one.elf\"");
+        let server = |plan: &Plan| plan.boot_server.map(|server| plan.coords(server.at));
+        assert_eq!(server(&case.plan(&[]).unwrap()), None);
+        // The last node gives way if there is no other one.
+        let plan = case.plan(&["--boot", "tofu"]).unwrap();
+        assert_eq!(server(&plan), Some(Coords::new(0, 0, 0, 1, 2, 1)));
+        assert_eq!((plan.vms().count(), plan.netbooted()), (11, 11));
+        let plan = case.plan(&["--boot", "tofu", "--nodes", "3"]).unwrap();
+        assert_eq!(server(&plan), Some(Coords::new(0, 0, 0, 1, 2, 1)));
+        assert_eq!(plan.vms().count(), 3);
+        let plan = case.plan(&["--boot", "tofu", "--boot-server", "0,0,0,0,1,0"]).unwrap();
+        assert_eq!(server(&plan), Some(Coords::new(0, 0, 0, 0, 1, 0)));
+        assert!(plan.vms().all(|id| Some(plan.coords(id)) != server(&plan)));
+        let message = case.error(&["--boot", "tofu", "--boot-server", "1,0,0,0,0,0"]);
+        assert_eq!(message, "boot server at (1,0,0,0,0,0): the shape 1x1x1x2x3x2 has no such node");
+        let message = case.error(&["--boot", "tofu", "--shape", "1x1x1x1x1x1"]);
+        assert!(message.contains("need a boot server on a node of its own"), "{message}");
+    }
+
+    #[test]
+    fn single_nodes_boot_over_the_torus() {
+        let file = r#"
+            guest = "one.elf"
+            boot_server = [0, 0, 0, 0, 0, 1]
+            [[node]]
+            at = [0, 0, 0, 1, 0, 0]
+            boot = "tofu"
+        "#;
+        let plan = Case::new(file).plan(&[]).unwrap();
+        assert_eq!((plan.vms().count(), plan.netbooted()), (11, 1));
+        assert_eq!(plan.boot_server.map(|server| server.at), Some(NodeId(1)));
+        let plan = Case::new("").plan(&["--linux", "--boot", "tofu"]).unwrap();
+        assert_eq!((plan.linux().count(), plan.network.shape.nodes()), (2, 3));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use anyhow::Context;
 use tofu_abi::Coords;
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_fabric::{Axis, NodeId};
+use tofu_gateway::IoNode;
 use tofu_icc::SharedPages;
 use tofu_machine::capture::CaptureConfig;
 use tofu_machine::{DoorbellBackend, Doorbells, Machine, MachineConfig};
@@ -26,6 +27,8 @@ use crate::confine::Confinement;
 use crate::gateway::{self, Gateway};
 use crate::linux::machine::{Host, LinuxNodes, Registry};
 use crate::linux::programs;
+use crate::netboot::board::Stage;
+use crate::netboot::{self, BootFrom};
 use crate::plan::{Network, Plan, VmPlan};
 use crate::units::{Doorbell, Engines};
 
@@ -36,6 +39,8 @@ pub(crate) enum Event {
     Booted(NodeId),
     /// A Linux node can run programs again.
     Rebooted(NodeId),
+    /// Something is new of a node that boots over the torus.
+    Netboot(NodeId, Stage),
     /// The guest printed a line, without its line end.
     Line(NodeId, String),
     /// The guest has ended; the last event of the node.
@@ -152,8 +157,14 @@ impl Backend for Machines {
         let machine = Arc::new(machine(&plan.network, doorbells, engines, &self.confinement)?);
         machine.network().wires().set_faults(plan.faults.clone())?;
         let captures = captures(&machine, plan)?;
-        let mut running =
-            Local { vms: HashMap::new(), linux: None, gateway: None, machine, captures };
+        let mut running = Local {
+            vms: HashMap::new(),
+            linux: None,
+            boot_server: None,
+            gateway: None,
+            machine,
+            captures,
+        };
         let registry = self.registry.as_ref();
         if let Some(registry) = registry {
             registry.built(&running.machine);
@@ -167,6 +178,10 @@ impl Backend for Machines {
             }
             running.gateway = Some(gateway);
         }
+        running.boot_server = {
+            let files = self.linux.as_ref().map(|host| host.boot_files(plan));
+            netboot::start(&running.machine, plan, files.as_ref(), &events, &self.confinement)?
+        };
         // First, as they take their time, and small guests would wait for them in vain.
         if let Some(host) = &self.linux {
             running.linux = Some(LinuxNodes::start(host, &running.machine, plan, &events)?);
@@ -259,7 +274,10 @@ fn boot(
     if let Some(windows) = vm.windows(slot) {
         node.set_backend(Arc::new(WindowDoorbells::new(windows)));
     }
-    vm.boot(&vm_plan.guest.image, &command_line(plan, vm_plan))?;
+    match plan.boot_server.filter(|_| vm_plan.boot == BootFrom::Tofu) {
+        None => vm.boot(&vm_plan.guest.image, &command_line(plan, vm_plan))?,
+        Some(server) => vm.boot(netboot::FIRMWARE, &netboot::firmware_line(plan, &server))?,
+    }
     vm.on_thread_start(move |_| first());
     let ends = events.clone();
     vm.start(move |outcome| {
@@ -281,7 +299,7 @@ pub(crate) fn name(at: Coords) -> String {
 }
 
 /// What a guest is told: the machine, and what the user has to say.
-fn command_line(plan: &Plan, vm: &VmPlan) -> String {
+pub(crate) fn command_line(plan: &Plan, vm: &VmPlan) -> String {
     format!("{} {}", machine_words(plan, ""), vm.args).trim_end().to_owned()
 }
 
@@ -312,6 +330,7 @@ struct Local {
     // Dropped in this order: no vCPU may be left when the engines stop.
     vms: HashMap<NodeId, Vm>,
     linux: Option<LinuxNodes>,
+    boot_server: Option<IoNode>,
     gateway: Option<Gateway>,
     machine: Arc<Machine>,
     captures: Vec<capture::Running>,
@@ -338,6 +357,9 @@ impl Running for Local {
         }
         if let Some(linux) = &mut self.linux {
             linux.stop();
+        }
+        if let Some(server) = &mut self.boot_server {
+            server.stop();
         }
         self.gateway = None;
         self.machine.stop();

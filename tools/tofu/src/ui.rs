@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tofu_abi::Coords;
 
+use crate::netboot::board::{self, Line};
 use crate::plan::Plan;
 
 /// How a node's run ended, in the words of the result table.
@@ -135,6 +136,40 @@ impl<'a> Screen<'a> {
             }))?;
         }
         Ok(())
+    }
+
+    /// Something is worth a line of a node that boots over the torus.
+    pub(crate) fn netboot(&mut self, at: Coords, line: &Line) -> io::Result<()> {
+        if self.style.json {
+            let (stage, detail) = match line {
+                Line::Progress(role, percent) => {
+                    ("fetching", json!({ "file": role.to_string(), "percent": percent }))
+                }
+                Line::Started(took) => ("starting", json!({ "seconds": took.as_secs_f64() })),
+                Line::Failed(why) => ("failed", json!({ "why": printable(why) })),
+            };
+            let node = at.to_array();
+            return self.object(
+                json!({ "event": "netboot", "node": node, "stage": stage, "detail": detail }),
+            );
+        }
+        let words = printable(&board::words(at, line));
+        match line {
+            // The moving line shows it better.
+            Line::Progress(..) if self.bar.is_some() => Ok(()),
+            Line::Failed(_) => {
+                let words = self.paint(RED, &words);
+                self.line(&words)
+            }
+            _ => self.line(&words),
+        }
+    }
+
+    /// How far the slowest node is that boots over the torus.
+    pub(crate) fn netboot_slowest(&self, words: Option<String>) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(words.unwrap_or_else(|| "booted".into()));
+        }
     }
 
     /// Counts boots until all have booted, ends from then on.

@@ -17,6 +17,7 @@ use crate::host;
 use crate::linux;
 use crate::linux::janitor::Janitor;
 use crate::linux::machine::Registry;
+use crate::netboot::board::{Board, Stage};
 use crate::plan::Plan;
 use crate::rundir::RunDir;
 use crate::runner::{Backend, Event, Machines, Outcome, Running};
@@ -120,6 +121,7 @@ struct Watch<'a, 'b> {
     down: bool,
     /// All have booted.
     started: bool,
+    boots: Board,
 }
 
 /// Starts a machine and follows it to its end: all guests have ended, the time is
@@ -143,6 +145,7 @@ pub(crate) fn watch(
         signal: None,
         down: false,
         started: false,
+        boots: Board::new(plan.netbooted()),
     };
 
     // On a thread of its own, so that what happens while others boot is seen.
@@ -211,6 +214,7 @@ impl Watch<'_, '_> {
                 self.screen.note(&format!("{} is ready again", self.plan.coords(node)))
             }
             Event::Booted(node) => self.screen.booted(self.plan.coords(node), self.start.elapsed()),
+            Event::Netboot(node, stage) => self.netboot(node, stage),
             Event::Line(node, text) => {
                 let text = printable(&text);
                 self.screen.guest_line(self.plan.coords(node), &text)?;
@@ -242,6 +246,18 @@ impl Watch<'_, '_> {
                 self.screen.note(&note)
             }
             Event::Signal(_) | Event::Down | Event::Died(..) | Event::Started => Ok(()),
+        }
+    }
+
+    fn netboot(&mut self, node: NodeId, stage: Stage) -> io::Result<()> {
+        let at = self.plan.coords(node);
+        if let Some(line) = self.boots.take(node, stage) {
+            self.screen.netboot(at, &line)?;
+        }
+        self.screen.netboot_slowest(self.boots.slowest());
+        match self.boots.summary() {
+            Some(summary) => self.screen.note(&summary),
+            None => Ok(()),
         }
     }
 
@@ -338,6 +354,7 @@ impl std::fmt::Display for Seconds {
 mod tests {
     use super::*;
     use crate::guests::Guest;
+    use crate::netboot::BootFrom;
     use crate::plan::{IpPlan, Network, NodePlan, Role, VmPlan};
     use crate::units::{Doorbell, MemorySize, Timeout};
     use std::borrow::Cow;
@@ -346,12 +363,18 @@ mod tests {
     fn plan(shape: &str, vms: usize, timeout: Duration) -> Plan {
         let shape: Shape = shape.parse().unwrap();
         let guest = Guest { name: "probe".into(), image: Arc::new(Cow::Borrowed(&[])) };
-        let vm = VmPlan { guest, memory: MemorySize(16 << 20), args: String::new() };
+        let vm = VmPlan {
+            guest,
+            memory: MemorySize(16 << 20),
+            args: String::new(),
+            boot: BootFrom::Monitor,
+        };
         let nodes = (0..).zip(shape.iter()).map(|(id, coords)| {
             let role = if id < vms { Role::Bare(vm.clone()) } else { Role::Stub };
             NodePlan { coords, role }
         });
         Plan {
+            boot_server: None,
             nodes: nodes.collect(),
             network: Network { shape, links_down: Vec::new() },
             doorbell: Doorbell::Auto,

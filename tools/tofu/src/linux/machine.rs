@@ -22,8 +22,9 @@ use super::lan::{self, Ethernet, Lan};
 use super::monitor::Kind;
 use super::node::{Common, LinuxNode};
 use super::own::{LatestMemory, Own};
-use super::qemu::Setup;
+use super::qemu::{self, Setup};
 use crate::confine::Confinement;
+use crate::netboot::{self, BootFrom, LinuxFiles};
 use crate::plan::{LinuxPlan, Network, Plan};
 use crate::rundir::node_file;
 use crate::runner::{self, Event};
@@ -45,6 +46,22 @@ pub(crate) struct Host {
     pub(crate) registry: Arc<Registry>,
     /// What its threads give up.
     pub(crate) confinement: Confinement,
+}
+
+impl Host {
+    /// What a plan's Linux nodes boot over the torus, if any do.
+    pub(crate) fn boot_files(&self, plan: &Plan) -> LinuxFiles<'_> {
+        let lines = plan.linux().enumerate().map(|(index, (id, linux))| {
+            let has_lan = !matches!(self.lan, Ethernet::None);
+            let line = command_line(plan, plan.coords(id), linux, has_lan.then(|| lan::ip(index)));
+            (id, qemu::with_clock(line, self.kvm))
+        });
+        LinuxFiles {
+            kernel: &self.kit.kernel,
+            initrd: &self.kit.initrd,
+            command_lines: lines.collect(),
+        }
+    }
 }
 
 /// The monitor of a machine's Linux nodes.
@@ -144,6 +161,7 @@ impl LinuxNodes {
         let common = Common::new(host.boot_timeout, events.clone());
         let common = Arc::new(common);
         let lan = host.lan.join(plan.linux().count())?;
+        let firmware = netboot::firmware(plan, &host.dir)?;
         let (mut nodes, mut served) = (Vec::new(), Vec::new());
         for (index, (id, linux)) in plan.linux().enumerate() {
             let at = plan.coords(id);
@@ -173,6 +191,7 @@ impl LinuxNodes {
                 command_line: command_line(plan, at, linux, lan.as_ref().map(|_| lan::ip(index))),
                 device: socket,
                 qmp: host.dir.join(node_file("qmp", at, "sock")),
+                firmware: firmware.clone().filter(|_| linux.boot == BootFrom::Tofu),
                 confinement: host.confinement.clone(),
                 lan: lan.as_ref().and_then(|lan| lan.place(index)),
                 kvm: host.kvm,

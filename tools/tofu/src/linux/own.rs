@@ -127,7 +127,10 @@ pub(crate) fn start(own: &Own, setup: &Setup) -> anyhow::Result<Started> {
     let read = |path: &std::path::Path| {
         std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
     };
-    let (kernel, initrd) = (read(&kit.kernel)?, read(&kit.initrd)?);
+    let (kernel, initrd, command_line) = match &setup.firmware {
+        None => (read(&kit.kernel)?, Some(read(&kit.initrd)?), &setup.command_line),
+        Some(firmware) => (read(&firmware.file)?, None, &firmware.command_line),
+    };
     let config = VmConfig {
         name: setup.name.clone(),
         memory: setup.memory.0,
@@ -188,8 +191,8 @@ pub(crate) fn start(own: &Own, setup: &Setup) -> anyhow::Result<Started> {
         .context("no threads left")?;
     vm.boot_linux(&LinuxBoot {
         kernel: &kernel,
-        initrd: Some(&initrd),
-        command_line: &setup.command_line,
+        initrd: initrd.as_deref(),
+        command_line,
         acpi: true,
         entry: KernelEntry::Auto,
         viot: Some(Viot { iommu, behind: &[device] }),

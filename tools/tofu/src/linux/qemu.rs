@@ -15,6 +15,7 @@ use super::janitor;
 use super::kit::Kit;
 use super::lan::{End, Place};
 use crate::confine::Confinement;
+use crate::netboot::Firmware;
 use crate::units::MemorySize;
 
 /// What a node's QEMU is to be like.
@@ -30,6 +31,8 @@ pub(crate) struct Setup {
     pub(crate) cpus: u32,
     /// For the kernel.
     pub(crate) command_line: String,
+    /// What it starts with instead of the kernel, which that fetches.
+    pub(crate) firmware: Option<Firmware>,
     /// Where the node's device is served.
     pub(crate) device: PathBuf,
     /// Where QEMU's own control socket goes.
@@ -149,14 +152,27 @@ fn arguments(setup: &Setup) -> Vec<OsString> {
         add(&["-drive", &format!("if=none,id=root,format=raw,readonly=on,file={root}")]);
         add(&["-device", "virtio-blk-pci,drive=root"]);
     }
-    let mut command_line = setup.command_line.clone();
-    if let Some(khz) = tofu_vmm::host_tsc_khz().filter(|_| !setup.kvm) {
-        // The emulated counter is the host's. On a busy host the kernel would measure it against
-        // timers that are late, and its clock would run several times too fast.
-        command_line.insert_str(0, &format!("tsc_early_khz={khz} "));
+    if let Some(firmware) = &setup.firmware {
+        // By which it ends if it cannot boot anything.
+        add(&["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
+        let clock = tofu_vmm::host_tsc_khz().filter(|_| !setup.kvm);
+        let clock = clock.map(|khz| format!(" tsc_khz={khz}")).unwrap_or_default();
+        add(&["-append", &format!("{}{clock}", firmware.command_line)]);
+        args.extend(["-kernel".into(), firmware.file.clone().into()]);
+        return args;
     }
-    add(&["-append", &command_line]);
+    add(&["-append", &with_clock(setup.command_line.clone(), setup.kvm)]);
     args.extend(["-kernel".into(), kit.kernel.clone().into()]);
     args.extend(["-initrd".into(), kit.initrd.clone().into()]);
     args
+}
+
+/// A kernel's command line that tells it the time stamp counter's frequency where the processor is
+/// emulated. The emulated counter is the host's. On a busy host the kernel would measure it against
+/// timers that are late, and its clock would run several times too fast.
+pub(crate) fn with_clock(mut command_line: String, kvm: bool) -> String {
+    if let Some(khz) = tofu_vmm::host_tsc_khz().filter(|_| !kvm) {
+        command_line.insert_str(0, &format!("tsc_early_khz={khz} "));
+    }
+    command_line
 }

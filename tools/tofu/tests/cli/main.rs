@@ -4,5 +4,6 @@ mod bad_input;
 mod gateway;
 mod linux;
 mod local;
+mod netboot;
 mod serve;
 mod tofu;

@@ -1,0 +1,46 @@
+//! Linux nodes that fetch their kernels over the torus.
+
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, wait_for};
+
+/// Two nodes boot at once, work together, and one boots again.
+#[test]
+fn linux_comes_over_the_torus() {
+    let Some(place) = Place::new("linux_comes_over_the_torus", Image::Default) else { return };
+    place.up(&["--boot", "tofu"]);
+    let ps = place.ps();
+    // The third one is the boot server's.
+    assert_eq!(
+        (&ps[0]["shape"], ps[0]["nodes"].as_array().map(Vec::len)),
+        (&"3x1x1x1x1x1".into(), Some(2))
+    );
+    for node in ["0", "1"] {
+        // What the kernel was told is for this node.
+        let line = place.exec(node, &["cat", "/proc/cmdline"]).ok();
+        assert!(line.contains(&format!("tofu.name=t-{node}-0-0-0-0-0 ")), "{line}");
+        // The firmware was there before it.
+        let log = place.path().join(format!("tofu/tofu/console-{node}-0-0-0-0-0.log"));
+        let console = std::fs::read_to_string(&log).unwrap();
+        assert!(console.contains("boot: ") && console.contains(" KiB in "), "{console}");
+    }
+    let lines = place.exec_all(&["allpairs", "rounds=2"]);
+    assert!(lines.iter().all(|line| line.contains(" 1 peers: put, get and atomic")), "{lines:?}");
+
+    let before = place.exec("1", &["cat", "/proc/sys/kernel/random/boot_id"]).ok();
+    place.run(&["restart", "1"]).ok();
+    wait_for("the node to come back", PATIENCE, || {
+        let said = place.exec("1", &["cat", "/proc/sys/kernel/random/boot_id"]);
+        said.code == Some(0) && said.out != before
+    });
+    place.run_for(&["down"], MOMENT, b"").ok();
+    place.is_clean();
+}
+
+/// A kernel that is not what the server has announced is not started.
+#[test]
+fn a_changed_kernel_is_not_started() {
+    let Some(place) = Place::new("a_changed_kernel_is_not_started", Image::Default) else { return };
+    let said = place.run(&["up", "--linux", "--boot", "tofu", "--boot-fault", "corrupt"]);
+    let error = said.mistake();
+    assert!(error.contains("the kernel has another SHA-256"), "{error}");
+    place.is_clean();
+}

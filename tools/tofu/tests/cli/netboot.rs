@@ -1,0 +1,123 @@
+//! Small guests that are fetched over the torus.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::tofu::{Place, Said};
+
+/// Whether this host can run small guests.
+fn kvm(test: &str) -> bool {
+    let there = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    if !there {
+        eprintln!("SKIP {test}: no /dev/kvm");
+    }
+    there
+}
+
+/// The events of a run.
+fn events(said: &Said) -> Vec<Value> {
+    said.out.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+}
+
+fn with<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    events.iter().filter(|event| event["event"] == kind).collect()
+}
+
+fn up(place: &Place, args: &[&str]) -> Said {
+    place.run(&[&["up", "--json", "--boot", "tofu"], args].concat())
+}
+
+#[test]
+fn a_unit_boots_and_works_together() {
+    if !kvm("a_unit_boots_and_works_together") {
+        return;
+    }
+    let place = Place::new();
+    // 12 nodes at once, and the server on one more.
+    let shape = ["--shape", "1x1x2x2x3x2", "--nodes", "12"];
+    let said = up(&place, &[&shape[..], &["--guest", "allpairs"]].concat());
+    let events = events(&said);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let verified = |event: &&&Value| {
+        event["text"].as_str().is_some_and(|text| text.starts_with("11 peers: put, get and atomic"))
+    };
+    assert_eq!(with(&events, "line").iter().filter(verified).count(), 12);
+    let starting =
+        |event: &&&Value| event["stage"] == "starting" && event["detail"]["seconds"].is_number();
+    assert_eq!(with(&events, "netboot").iter().filter(starting).count(), 12);
+    let notes = with(&events, "note");
+    let note = |event: &&Value| {
+        event["text"].as_str().is_some_and(|text| text.starts_with("boot: 12 nodes over the torus"))
+    };
+    assert_eq!(notes.into_iter().filter(note).count(), 1);
+}
+
+#[test]
+fn a_guest_finds_what_it_finds_otherwise() {
+    if !kvm("a_guest_finds_what_it_finds_otherwise") {
+        return;
+    }
+    let place = Place::new();
+    // `puts` takes interrupts, a clock and arguments.
+    let shape = ["--shape", "3x1x1x1x1x1", "--nodes", "2", "--guest", "puts", "--args", "count=20"];
+    let lines = |said: &Said| -> Vec<(Value, String)> {
+        let events = events(said);
+        let lines = with(&events, "line").into_iter().map(|event| {
+            // But for the firmware's words, and times.
+            let text = event["text"].as_str().unwrap_or_default();
+            let words =
+                text.split_whitespace().filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
+            (event["node"].clone(), words.collect::<Vec<_>>().join(" "))
+        });
+        let mut lines: Vec<_> = lines.filter(|(_, text)| !text.starts_with("boot:")).collect();
+        lines.sort_by_key(|(node, _)| node.to_string());
+        lines
+    };
+    let fetched = up(&place, &shape);
+    assert_eq!(fetched.code, Some(0), "{fetched:?}");
+    let given = place.run(&[&["up", "--json"], &shape[..]].concat());
+    assert_eq!(given.code, Some(0), "{given:?}");
+    assert!(!lines(&given).is_empty());
+    assert_eq!(lines(&fetched), lines(&given));
+}
+
+#[test]
+fn what_cannot_be_booted_is_not() {
+    if !kvm("what_cannot_be_booted_is_not") {
+        return;
+    }
+    let place = Place::new();
+    let pair = ["--shape", "2x1x1x1x1x1", "--guest", "hello"];
+    let cases: [(&[&str], &str); 3] = [
+        (&["--boot-fault", "corrupt"], "the kernel has another SHA-256"),
+        (&["--boot-fault", "silent", "--boot-patience", "1s"], "has not answered for 1."),
+        (&["--memory", "6MiB"], "give "),
+    ];
+    for (args, expected) in cases {
+        let said = up(&place, &[&pair[..], args].concat());
+        let events = events(&said);
+        assert_eq!(said.code, Some(1), "{said:?}");
+        // It was the firmware that ended, and it says why; the guest has not run.
+        let ended = with(&events, "ended");
+        assert_eq!((ended.len(), &ended[0]["code"]), (1, &json!(1)), "{said:?}");
+        let lines = with(&events, "line");
+        let text = |event: &Value| event["text"].as_str().unwrap_or_default().to_owned();
+        let why =
+            |event: &&Value| text(event).starts_with("FAILED: ") && text(event).contains(expected);
+        assert!(lines.iter().any(|event| why(event)), "{said:?}");
+        assert!(lines.iter().all(|event| !text(event).starts_with("I am node")), "{said:?}");
+    }
+}
+
+#[test]
+fn mistakes_are_named() {
+    let place = Place::new();
+    let error = |args: &[&str]| up(&place, args).error();
+    let text = error(&["--boot-server", "1,2"]);
+    assert!(text.contains("coordinates X,Y,Z,A,B,C"), "{text}");
+    let text = error(&["--boot-server", "9,0,0,0,0,0"]);
+    assert!(text.contains("boot server at (9,0,0,0,0,0): the shape 1x1x1x2x3x2 has no"), "{text}");
+    let text = error(&["--shape", "1x1x1x1x1x1"]);
+    assert!(text.contains("a boot server on a node of its own"), "{text}");
+}
