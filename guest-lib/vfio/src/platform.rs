@@ -74,24 +74,29 @@ impl VfioPlatform {
     ///
     /// See [`Error`].
     pub fn open_at(bdf: Option<Bdf>) -> Result<Self, Error> {
-        let start = Instant::now();
         let mut alone: Option<Reservation> = None;
+        // An attempt alone may take long, so patience begins with what the first one has found.
+        let mut since = None;
         loop {
-            let patience = if alone.is_some() { HANDOVER } else { LEAVING };
-            match Self::try_open_at(bdf) {
-                // Where there is a broker, it may have the device for the node's network only, or
-                // be about to give it up after the last of those who shared it.
-                Err(Error::Busy(bdf))
-                    if start.elapsed() < patience && socket_path(bdf).exists() =>
-                {
-                    if alone.is_none() {
-                        alone = Reservation::of(bdf);
-                    }
-                    thread::sleep(Duration::from_millis(10));
-                }
+            let busy = match Self::try_open_at(bdf) {
                 Ok(platform) => return Ok(Self { _alone: alone, ..platform }),
-                error => return error,
+                Err(Error::Busy(busy)) if socket_path(busy).exists() => busy,
+                Err(error) => return Err(error),
+            };
+            // The broker may have it for the node's network only, or be about to give it up after
+            // the last of those who shared it.
+            let mut patience = HANDOVER;
+            if alone.is_none() {
+                alone = Reservation::of(busy);
+                match alone {
+                    Some(_) => since = None,
+                    None => patience = LEAVING,
+                }
             }
+            if since.get_or_insert_with(Instant::now).elapsed() > patience {
+                return Err(Error::Busy(busy));
+            }
+            thread::sleep(Duration::from_millis(10));
         }
     }
 

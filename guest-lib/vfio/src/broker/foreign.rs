@@ -9,7 +9,7 @@ use iommufd_bindings::iommufd::{
     iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE,
     iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE,
 };
-use iommufd_ioctls::IommuFd;
+use iommufd_ioctls::{IommuFd, IommufdError};
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_TYPE,
     vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap,
@@ -123,11 +123,20 @@ impl VfioOps for ForeignSpace {
     }
 
     fn vfio_dma_unmap(&self, iova: u64, size: usize) -> Result<(), VfioError> {
+        const ENOENT: i32 = 2;
         let size = size as u64;
         let unmapped = match self {
             Self::Container(container) => unmap_in_container(container, iova, size)?,
-            Self::Iommufd { iommufd, ioas } => unmap_in_ioas(iommufd, *ioas, iova, size)?,
+            Self::Iommufd { iommufd, ioas } => match unmap_in_ioas(iommufd, *ioas, iova, size) {
+                Err(VfioError::IommufdIoctlError(IommufdError::IommuIoasUnmap(errno)))
+                    if errno.errno() == ENOENT =>
+                {
+                    0
+                }
+                unmapped => unmapped?,
+            },
         };
-        if unmapped == size { Ok(()) } else { Err(VfioError::InvalidDmaUnmapSize) }
+        // Nothing is left of it when the broker has taken it back already.
+        if unmapped == size || unmapped == 0 { Ok(()) } else { Err(VfioError::InvalidDmaUnmapSize) }
     }
 }
