@@ -119,7 +119,8 @@ impl SharedDevice for Vfio {
             .collect();
         // Gates without a start and end gate belong to no channel of the process, so none is open.
         let channels = all.iter().filter(|(_, bg)| usize::from(*bg) < NUM_BCH);
-        let stop = |&(tni, bch): &(u8, u8)| self.0.stop_barrier(tni, bch, &all).is_ok();
-        channels.map(stop).fold(true, |all, one| all && one)
+        let sticks = |&&(tni, bch): &&(u8, u8)| self.0.stop_barrier(tni, bch, &all).is_err();
+        // All of them, also when one sticks.
+        channels.filter(sticks).count() == 0
     }
 }
