@@ -148,7 +148,7 @@ fn is_page_of(page: &[u8], node: u32) {
     let line = format!("{node} 0123456789 abcdefghijklmnopqrstuvwxyz\n");
     let first = format!("This is node {node}.\n");
     assert!(body.starts_with(&first), "{}", &body[..40]);
-    let rest = body[first.len()..].as_bytes();
+    let rest = &body.as_bytes()[first.len()..];
     assert!(rest.iter().eq(line.as_bytes().iter().cycle().take(PAGE - first.len())));
 }
 
