@@ -15,13 +15,21 @@ pub struct StackDevice<P: Platform> {
     link: Link<P>,
     rx: Vec<u8>,
     tx: Vec<u8>,
+    verify: bool,
 }
 
 impl<P: Platform> StackDevice<P> {
     /// A device of this link.
     pub fn new(link: Link<P>) -> Self {
         let size = link.config().max_frame();
-        Self { link, rx: vec![0; size], tx: vec![0; size] }
+        Self { link, rx: vec![0; size], tx: vec![0; size], verify: false }
+    }
+
+    /// Has the stack check the checksums of what arrives. That is of use where something between
+    /// sender and receiver computes the device's own checksum anew. To be called before the
+    /// stack's interface is made.
+    pub fn verify(&mut self) {
+        self.verify = true;
     }
 
     /// The link.
@@ -82,7 +90,8 @@ impl<P: Platform> phy::Device for StackDevice<P> {
         capabilities.medium = Medium::Ethernet;
         capabilities.max_transmission_unit = self.link.config().max_frame();
         // Packets carry a checksum of the device's from end to end, so what arrives is not checked
-        // again; what is sent may be meant for somebody who does.
+        // again unless asked for; what is sent may be meant for somebody who does.
+        let kind = || if self.verify { Checksum::Both } else { Checksum::Tx };
         for protocol in [
             &mut capabilities.checksum.ipv4,
             &mut capabilities.checksum.tcp,
@@ -90,7 +99,7 @@ impl<P: Platform> phy::Device for StackDevice<P> {
             &mut capabilities.checksum.icmpv4,
             &mut capabilities.checksum.icmpv6,
         ] {
-            *protocol = Checksum::Tx;
+            *protocol = kind();
         }
         capabilities
     }

@@ -1,7 +1,7 @@
 //! IP between the nodes: the TCP/IP stack smoltcp over system packets.
 //!
 //! Command line: `mtu=N` (1500) and `machine=N` (0) are those of IP over Tofu, see
-//! [`tofu_ipotofu::Config`], `gateway=ADDRESS` is the way to everything outside; `shape=`,
+//! [`tofu_ipotofu::Config`], `verify=1` checks the checksums of IP besides the device's, `gateway=ADDRESS` is the way to everything outside; `shape=`,
 //! `torus=`, `nodes=`, `without=` and `wait=` as for all programs.
 
 use alloc::vec;
@@ -74,6 +74,9 @@ impl Net {
         let link = Link::open(&device, config, &packets)?;
         let mac = EthernetAddress(link.mac());
         let mut device = StackDevice::new(link);
+        if number("verify", 0)? != 0 {
+            device.verify();
+        }
         let mut config = Config::new(mac.into());
         config.random_seed = now_ns() ^ u64::from(rank) << 32;
         let mut iface = Interface::new(config, &mut device, Instant::ZERO);

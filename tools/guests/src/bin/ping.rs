@@ -1,7 +1,8 @@
 //! Node 0 pings every other node over IP, and tells them by a broadcast when it is done.
 //!
 //! `count=N` echo requests of each size to each node (20), `size=N` bytes of data of the largest
-//! (what fits into one packet of the MTU). Once each by IPv6, too.
+//! (what fits into one packet of the MTU). Once each by IPv6, too. `tries=N` (1): requests that
+//! are not answered are sent again, where the network loses some.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
@@ -78,20 +79,29 @@ fn ping() -> Result<(), Error> {
         once(&mut net, &mut pinger, to, &data[..56.min(size)])?;
     }
     table.finish();
-    let socket = net.sockets.get_mut::<udp::Socket>(udp);
-    socket
-        .send_slice(DONE, (Ipv4Address::BROADCAST, PORT))
-        .map_err(|error| fail!("the broadcast: {error}"))?;
+    for _ in 0..number("tries", 1)?.max(1) {
+        let socket = net.sockets.get_mut::<udp::Socket>(udp);
+        socket
+            .send_slice(DONE, (Ipv4Address::BROADCAST, PORT))
+            .map_err(|error| fail!("the broadcast: {error}"))?;
+        // One after another, so that the loss of one is not that of the next.
+        net.run(AGAIN_NS, |_| None::<()>);
+    }
     net.close()
 }
 
-/// An echo request that must be answered.
+/// An echo request that must be answered, at the last try at the latest.
 fn once(
     net: &mut Net,
     pinger: &mut Pinger,
     to: smoltcp::wire::IpAddress,
     data: &[u8],
 ) -> Result<u64, Error> {
-    let time = pinger.ping(net, to, data, ANSWER_NS)?;
-    time.ok_or_else(|| fail!("{to} does not answer a request of {} bytes any more", data.len()))
+    let tries = number("tries", 1)?.max(1);
+    for _ in 0..tries {
+        if let Some(time) = pinger.ping(net, to, data, ANSWER_NS / tries)? {
+            return Ok(time);
+        }
+    }
+    Err(fail!("{to} does not answer a request of {} bytes any more", data.len()))
 }
