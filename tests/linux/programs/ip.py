@@ -109,22 +109,17 @@ def group(nodes, seconds):
 
 def all_peers(nodes):
     """One datagram of 1400 bytes to every node, which sends it back (`echo`)."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     missing = []
     for node in range(int(nodes)):
-        data = os.urandom(1400)
-        for _ in range(20):
-            sock.sendto(data, (f"n{node}", GROUP_PORT + 1))
-            ready, _, _ = select.select([sock], [], [], 1)
-            if ready:
-                back = sock.recv(2048)
-                if back == data:
-                    break
-        else:
-            missing.append(node)
-        # Late answers are of no more use.
-        sock.close()
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        data, end, back = os.urandom(1400), time.monotonic() + 60, None
+        # Nobody may listen there yet, and on a busy host an answer takes its time.
+        while back != data and time.monotonic() < end:
+            sock.sendto(data, (f"n{node}", GROUP_PORT + 1))
+            if select.select([sock], [], [], 2)[0]:
+                back = sock.recv(2048)
+        if back != data:
+            missing.append(node)
     return {"missing": missing}
 
 

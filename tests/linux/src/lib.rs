@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod namespace;
+pub mod net;
 
 use std::ffi::OsStr;
 use std::fmt;

@@ -2,102 +2,9 @@
 //!
 //! What takes minutes runs if the environment variable TOFU_LONG is set.
 
-use std::time::Duration;
-
 use serde_json::Value;
-use tofu_linux_tests::{Image, PATIENCE, Place, Running, skip};
-
-/// The program that nodes run, and where it is there.
-const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/ip.py");
-const THERE: &str = "/tmp/ip.py";
-/// Time for a long step.
-const LONG: Duration = Duration::from_secs(900);
-
-/// A machine whose nodes have the program.
-struct Net {
-    place: Place,
-    nodes: usize,
-}
-
-impl Net {
-    /// Starts a machine; `None` if this host cannot.
-    fn start(test: &str, nodes: usize, args: &[&str]) -> Option<Self> {
-        let place = Place::new(test, Image::Network)?;
-        let options = ["--name", "net", "--image", Image::Network.name(), "--memory", "288MiB"];
-        place.up(&[&options, args].concat());
-        let this = Self { place, nodes };
-        for node in 0..nodes {
-            this.place.run(&["cp", PROGRAM, &format!("{node}:{THERE}")]).ok();
-        }
-        Some(this)
-    }
-
-    /// Runs a shell's command line on a node.
-    #[track_caller]
-    fn shell(&self, node: usize, line: &str) -> String {
-        self.shell_for(node, line, PATIENCE)
-    }
-
-    #[track_caller]
-    fn shell_for(&self, node: usize, line: &str, time: Duration) -> String {
-        let node = node.to_string();
-        self.place.run_for(&["exec", &node, "--", "sh", "-c", line], time, b"").ok()
-    }
-
-    /// Starts the program on a node.
-    fn begin(&self, node: usize, args: &[&str]) -> Running {
-        let node = node.to_string();
-        let command = ["exec", node.as_str(), "--", "python3", THERE];
-        self.place.start(&[&command, args].concat())
-    }
-
-    /// Runs the program on a node; what it says.
-    #[track_caller]
-    fn python(&self, node: usize, args: &[&str]) -> Value {
-        self.begin(node, args).end(LONG).json()
-    }
-
-    /// Moves so many bytes each way between two nodes at the same time, while something else
-    /// happens. Nothing may arrive other than it was sent.
-    #[track_caller]
-    fn stream(&self, from: usize, to: usize, bytes: u64, meanwhile: impl FnOnce(&mut Running)) {
-        let bytes_text = bytes.to_string();
-        let server = self.begin(to, &["serve", &bytes_text]);
-        let mut client = self.begin(from, &["connect", &format!("n{to}"), &bytes_text]);
-        meanwhile(&mut client);
-        let [client, server] = [client, server].map(|running| running.end(LONG).json());
-        for (one, other) in [(&client, &server), (&server, &client)] {
-            assert_eq!(one["bytes"], bytes, "{client} {server}");
-            assert_eq!(one["taken"], other["given"], "{client} {server}");
-        }
-    }
-
-    /// All answer to all.
-    #[track_caller]
-    fn everybody_answers(&self) {
-        for node in 0..self.nodes {
-            let peer = (node + 1) % self.nodes;
-            let said = self.shell(node, &format!("ping -c 3 -i 0.2 -W 10 n{peer}"));
-            assert!(said.contains(" 0% packet loss"), "{said}");
-        }
-    }
-
-    /// Counters of a node's link.
-    #[track_caller]
-    fn counters(&self, node: usize) -> Value {
-        let text = self.shell(node, "tofu-net stats --json");
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"))
-    }
-}
-
-/// Whether tests of minutes are wanted.
-fn long(test: &str) -> bool {
-    let long = std::env::var_os("TOFU_LONG").is_some();
-    if !long {
-        skip(test, "takes minutes; TOFU_LONG=1 runs it");
-    }
-    long
-}
+use tofu_linux_tests::Running;
+use tofu_linux_tests::net::{LONG, Net, long};
 
 /// A number in what iperf3 says.
 fn rate(said: &Value, sum: &str) -> f64 {
@@ -223,15 +130,8 @@ fn two_nodes_for_long() {
     net.everybody_answers();
 }
 
-/// Twelve nodes: all to all, groups, and connections while links go down and up.
-#[test]
-fn twelve_nodes() {
-    const TEST: &str = "twelve_nodes";
-    let Some(net) = Net::start(TEST, 12, &["--shape", "unit"]) else { return };
-    twelve(&net, 6);
-}
-
-/// The same for minutes, and with a network that loses, doubles, reorders and damages.
+/// Twelve nodes: all to all, groups, and connections while links go down and up. To boot them takes
+/// minutes on a busy host.
 #[test]
 fn twelve_nodes_for_long() {
     const TEST: &str = "twelve_nodes_for_long";
@@ -239,7 +139,7 @@ fn twelve_nodes_for_long() {
         return;
     }
     let Some(net) = Net::start(TEST, 12, &["--shape", "unit"]) else { return };
-    twelve(&net, 60);
+    twelve(&net, 20);
     for node in 1..12 {
         net.stream(0, node, 8 << 20, |_| ());
     }

@@ -1,0 +1,111 @@
+//! Machines of Linux nodes with programs for networks.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::{Image, PATIENCE, Place, Running, skip};
+
+/// The program that nodes run, and where it is there.
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/ip.py");
+const THERE: &str = "/tmp/ip.py";
+/// Time for a machine to boot on a busy host.
+const BOOT: Duration = Duration::from_secs(420);
+/// Time for a long step.
+pub const LONG: Duration = Duration::from_secs(900);
+
+/// A machine called `net` whose nodes have the program `ip.py`.
+pub struct Net {
+    /// Where it runs.
+    pub place: Place,
+    nodes: usize,
+}
+
+impl Net {
+    /// Starts a machine of so many nodes with these arguments of `tofu up`; `None`, after it was
+    /// said why, if this host cannot.
+    pub fn start(test: &str, nodes: usize, args: &[&str]) -> Option<Self> {
+        Self::start_with(test, nodes, "288MiB", args)
+    }
+
+    /// The same with another size of the nodes' memory. What a node writes is in half of it.
+    pub fn start_with(test: &str, nodes: usize, memory: &str, args: &[&str]) -> Option<Self> {
+        let place = Place::new(test, Image::Network)?;
+        let options = ["--name", "net", "--image", Image::Network.name(), "--memory", memory];
+        // Twelve nodes boot some at a time.
+        let up = ["up", "--linux", "--detach", "--boot-timeout", "400s"];
+        place.run_for(&[&up, &options[..], args].concat(), BOOT, b"").ok();
+        let this = Self { place, nodes };
+        for node in 0..nodes {
+            this.place.run(&["cp", PROGRAM, &format!("{node}:{THERE}")]).ok();
+        }
+        Some(this)
+    }
+
+    /// Runs a shell's command line on a node.
+    #[track_caller]
+    pub fn shell(&self, node: usize, line: &str) -> String {
+        self.shell_for(node, line, PATIENCE)
+    }
+
+    /// Runs a shell's command line that takes its time.
+    #[track_caller]
+    pub fn shell_for(&self, node: usize, line: &str, time: Duration) -> String {
+        let node = node.to_string();
+        self.place.run_for(&["exec", &node, "--", "sh", "-c", line], time, b"").ok()
+    }
+
+    /// Starts the program on a node.
+    pub fn begin(&self, node: usize, args: &[&str]) -> Running {
+        let node = node.to_string();
+        let command = ["exec", node.as_str(), "--", "python3", THERE];
+        self.place.start(&[&command, args].concat())
+    }
+
+    /// Runs the program on a node; what it says.
+    #[track_caller]
+    pub fn python(&self, node: usize, args: &[&str]) -> Value {
+        self.begin(node, args).end(LONG).json()
+    }
+
+    /// Moves so many bytes each way between two nodes at the same time, while something else
+    /// happens. Nothing may arrive other than it was sent.
+    #[track_caller]
+    pub fn stream(&self, from: usize, to: usize, bytes: u64, meanwhile: impl FnOnce(&mut Running)) {
+        let bytes_text = bytes.to_string();
+        let server = self.begin(to, &["serve", &bytes_text]);
+        let mut client = self.begin(from, &["connect", &format!("n{to}"), &bytes_text]);
+        meanwhile(&mut client);
+        let [client, server] = [client, server].map(|running| running.end(LONG).json());
+        for (one, other) in [(&client, &server), (&server, &client)] {
+            assert_eq!(one["bytes"], bytes, "{client} {server}");
+            assert_eq!(one["taken"], other["given"], "{client} {server}");
+        }
+    }
+
+    /// All answer to all.
+    #[track_caller]
+    pub fn everybody_answers(&self) {
+        for node in 0..self.nodes {
+            let peer = (node + 1) % self.nodes;
+            let said = self.shell(node, &format!("ping -c 3 -i 0.2 -W 10 n{peer}"));
+            assert!(said.contains(" 0% packet loss"), "{said}");
+        }
+    }
+
+    /// Counters of a node's link.
+    #[track_caller]
+    pub fn counters(&self, node: usize) -> Value {
+        let text = self.shell(node, "tofu-net stats --json");
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+}
+
+/// Whether tests of minutes are wanted.
+pub fn long(test: &str) -> bool {
+    let long = std::env::var_os("TOFU_LONG").is_some();
+    if !long {
+        skip(test, "takes minutes; TOFU_LONG=1 runs it");
+    }
+    long
+}
