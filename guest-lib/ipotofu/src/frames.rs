@@ -320,7 +320,9 @@ impl Core {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
         let total = prefix.len() + frame.len();
-        let sum = if total > PIECE_MAX { wire::sum_behind(prefix, frame) } else { 0 };
+        // A frame that is not finished has no checksum of its own that would find damage.
+        let summed = total > PIECE_MAX || kind == Kind::Unfinished;
+        let sum = if summed { wire::sum_behind(prefix, frame) } else { 0 };
         let (mut offset, mut prefix, mut rest) = (0, prefix, frame);
         while offset < total {
             let (body, next) = rest.split_at(rest.len().min(PIECE_MAX - prefix.len()));
@@ -390,6 +392,10 @@ impl Core {
             }
         }
         if repr.is_whole() {
+            if repr.kind == Kind::Unfinished && wire::sum(body) != repr.sum {
+                self.counters.damaged += 1;
+                return Event::Nothing;
+            }
             return match self.accepts(&repr, body) {
                 Some(facts) if repr.kind == Kind::Unfinished => {
                     Event::Unfinished(facts, body.len(), None)

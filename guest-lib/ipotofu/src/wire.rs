@@ -221,7 +221,7 @@ impl Repr {
             && offset < total
             && offset.is_multiple_of(PIECE_MAX)
             && usize::from(self.length) == (total - offset).min(PIECE_MAX)
-            && (self.sum == 0 || !self.is_whole())
+            && (self.sum == 0 || !self.is_whole() || self.kind == Kind::Unfinished)
     }
 
     /// Whether the piece is the whole frame.

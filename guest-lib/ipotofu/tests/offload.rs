@@ -5,7 +5,7 @@ use smoltcp::wire::{EthernetFrame, Ipv4Packet, Ipv6Packet, TcpPacket, UdpPacket}
 use tofu_abi::Coords;
 use tofu_driver::topology::Shape;
 use tofu_ipotofu::offload::{BadFacts, FACTS_SIZE, Facts, Segments};
-use tofu_ipotofu::wire::{HEADER_SIZE, Kind, Packet};
+use tofu_ipotofu::wire::{self, HEADER_SIZE, Kind, Packet};
 use tofu_ipotofu::{Config, Core, Event, addr};
 
 const ONE: Coords = Coords::new(0, 0, 0, 0, 0, 0);
@@ -258,15 +258,22 @@ fn a_hostile_neighbour_gets_nothing_through() {
         for bit in 0..8 {
             let mut changed = packets.clone();
             changed[0].1[byte] ^= 1 << bit;
+            // Damage is found; a liar makes the sum fit.
+            assert_eq!(arrive(&mut other, ONE, &changed, 0), Event::Nothing);
+            let sum = wire::sum(&changed[0].1).to_be_bytes();
+            changed[0].0[12..16].copy_from_slice(&sum);
             if let Event::Unfinished(said, len, None) = arrive(&mut other, ONE, &changed, 0) {
                 assert!(said.check(&changed[0].1[FACTS_SIZE..len]).is_ok());
             }
         }
     }
     assert!(other.counters().malformed > 30, "{:?}", other.counters());
+    assert_eq!(other.counters().damaged, 64);
     // For another node, or by one that it does not come from.
     let mut stray = packets.clone();
     stray[0].1[FACTS_SIZE + 5] ^= 2;
+    let sum = wire::sum(&stray[0].1).to_be_bytes();
+    stray[0].0[12..16].copy_from_slice(&sum);
     assert_eq!(arrive(&mut other, ONE, &stray, 0), Event::Nothing);
     assert_eq!(other.counters().misdirected, 1);
     assert_eq!(arrive(&mut other, OTHER, &packets, 0), Event::Nothing);
