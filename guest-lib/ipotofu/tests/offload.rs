@@ -62,7 +62,7 @@ fn frame(v6: bool, protocol: u8, flags: u8, payload: &[u8]) -> (Facts, Vec<u8>) 
 }
 
 fn bytes(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 31 >> 3) as u8).collect()
+    (0..len).map(|i| ((i * 31) >> 3) as u8).collect()
 }
 
 /// Looks at a finished frame with another TCP/IP stack's eyes: sequence number, flags, payload.
