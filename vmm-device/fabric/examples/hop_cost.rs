@@ -1,5 +1,5 @@
-//! Prints what the direct carrier costs, in nanoseconds of wall time: a packet within
-//! its node, and each further hop.
+//! Prints what a packet within its node costs, and each further hop, in nanoseconds of wall time:
+//! with the direct carrier, with wires that nobody looks at, and with a tap that does nothing.
 //!
 //! `cargo run --release -p tofu-fabric --example hop_cost`
 
@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use tofu_abi::Coords;
 use tofu_fabric::{
-    Carrier, Class, Deliver, Direct, DiscardReason, Fabric, NodeId, Packet, Port, Shape, Timing,
-    Way,
+    Carrier, Class, Deliver, Direct, DiscardReason, Fabric, NodeId, Packet, Port, Shape, Sight,
+    Tap, Timing, Way, Wires,
 };
 
 const PACKETS: u32 = 2_000_000;
@@ -30,6 +30,14 @@ impl Deliver<u64> for Sink {
         packet: Packet<u64>,
     ) {
         unreachable!("{reason:?}: {packet:?}");
+    }
+}
+
+struct Idle;
+
+impl Tap<u64> for Idle {
+    fn seen(&self, sight: Sight, _: &Packet<u64>) {
+        black_box(sight);
     }
 }
 
@@ -61,7 +69,12 @@ fn cost(carrier: &dyn Carrier<u64>, dst: Coords) -> f64 {
 
 fn main() {
     let shape = Shape::new([8, 8, 8, 2, 3, 2]).expect("within limits");
-    let carrier = Direct::new(Arc::new(Fabric::new(shape)), Timing::TOFUD);
+    let fabric = || Arc::new(Fabric::new(shape));
+    let direct = Direct::new(fabric(), Timing::TOFUD);
+    let (wires, tapped) =
+        (Wires::new(fabric(), Timing::TOFUD), Wires::new(fabric(), Timing::TOFUD));
+    tapped.set_tap(Some(Arc::new(Idle)));
+    println!("{:24}{:>10}{:>10}{:>10}", "ns", "direct", "wires", "tapped");
     for (name, dst) in [
         ("own node, 0 hops", Coords::default()),
         ("neighbour on X, 1 hop", Coords::new(1, 0, 0, 0, 0, 0)),
@@ -69,6 +82,8 @@ fn main() {
         ("far on X, 4 hops", Coords::new(4, 0, 0, 0, 0, 0)),
         ("far corner, 15 hops", Coords::new(4, 4, 4, 1, 1, 1)),
     ] {
-        println!("{name:24}{:6.1} ns", cost(&carrier, dst));
+        let carriers: [&dyn Carrier<u64>; 3] = [&direct, &wires, &tapped];
+        let [direct, wires, tapped] = carriers.map(|carrier| cost(carrier, dst));
+        println!("{name:24}{direct:10.1}{wires:10.1}{tapped:10.1}");
     }
 }

@@ -56,6 +56,8 @@ pub(crate) fn write(
     let (start, since) = (Instant::now(), SystemTime::now());
     let end = limits.seconds.map(|seconds| start + Duration::from_secs(seconds));
     let mut writer = Writer::new(out, at, capture.config())?;
+    // With its head, a file is one however soon the machine ends.
+    writer.flush()?;
     let mut packets = 0;
     let is_over = || stop.load(SeqCst) || end.is_some_and(|end| Instant::now() >= end);
     while limits.count.is_none_or(|count| packets < count) && !is_over() {

@@ -31,7 +31,7 @@ pub(crate) struct Ask {
 /// What comes of it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// More of the file; the first one is empty, when the capture has begun.
+    /// More of the file; the first one when the capture has begun.
     Data(Vec<u8>),
     /// The file is complete.
     End(Summary),
@@ -91,9 +91,7 @@ pub(crate) fn serve(
     let thread = thread::Builder::new().name("capture-end".into());
     thread.spawn(listen).context("no threads left")?;
     let capture = network.capture(config);
-    let mut sender = Sender(client);
-    sender.say(Answer::Data(Vec::new()))?;
-    let mut out = BufWriter::with_capacity(MAX_DATA, sender);
+    let mut out = BufWriter::with_capacity(MAX_DATA, Sender(client));
     let summary = super::write(&capture, at, ask.limits, &stop, &mut out)?;
     out.flush()?;
     out.get_mut().say(Answer::End(summary))?;

@@ -108,14 +108,14 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
     let summary = loop {
         match connection.answer()? {
             Reply::Capture(Answer::Data(bytes)) => {
-                if !begun && !args.json {
-                    eprintln!("capturing at {at}; Ctrl-C ends it");
-                }
-                begun = true;
                 file.add(&bytes).with_context(|| match to_stdout {
                     true => "standard output".to_owned(),
                     false => format!("cannot write {}", args.write.display()),
                 })?;
+                if !begun && !args.json {
+                    eprintln!("capturing at {at}; Ctrl-C ends it");
+                }
+                begun = true;
             }
             Reply::Capture(Answer::End(summary)) => break summary,
             _ => bail!("not an answer"),

@@ -76,6 +76,15 @@ impl Place {
         Process::start(self.command(args))
     }
 
+    /// Whether small guests run on this host; says so if not.
+    pub(crate) fn can_boot(&self, test: &str) -> bool {
+        let runs = self.run(&["doctor"]).code == Some(0);
+        if !runs {
+            eprintln!("SKIP {test}: `tofu doctor` says that machines do not run here");
+        }
+        runs
+    }
+
     pub(crate) fn ps(&self) -> Value {
         serde_json::from_str(&self.run(&["ps", "--json"]).ok()).unwrap()
     }

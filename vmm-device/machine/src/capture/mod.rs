@@ -255,3 +255,110 @@ impl Tap<Body> for Hub {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tofu_abi::Coords;
+    use tofu_fabric::{Carrier, Class, Deliver, DiscardReason, Fabric, Timing, Way};
+    use tofu_icc::Tag;
+
+    /// Nobody at the targets.
+    struct Nobody;
+
+    impl Deliver<Body> for Nobody {
+        fn arrived(&mut self, _: NodeId, _: Packet<Body>) {}
+        fn discarded(&mut self, _: NodeId, _: Option<Port>, _: DiscardReason, _: Packet<Body>) {}
+    }
+
+    struct Net {
+        wires: Arc<Wires<Body>>,
+        hub: Arc<Hub>,
+    }
+
+    impl Net {
+        fn new() -> Self {
+            let wires = Arc::new(Wires::new(Arc::new(Fabric::new(Shape::UNIT)), Timing::TOFUD));
+            Self { hub: Hub::new(&wires), wires }
+        }
+
+        /// A system packet from node 0 to its neighbour on C, node 1.
+        fn send(&self) {
+            let (src, dst) = (Coords::default(), Coords::new(0, 0, 0, 0, 0, 1));
+            let tag = Tag { cq: 11, index: 0, generation: 0 };
+            let packet = Packet {
+                src,
+                src_tni: 2,
+                dst,
+                dst_tni: 3,
+                path: dst.default_path(),
+                way: Way::Shortest,
+                class: Class::System,
+                system: true,
+                tlps: 1,
+                bytes: 104,
+                model_ps: 0,
+                body: Body::Frame { tag, frame: vec![0xa5; 104].into() },
+            };
+            self.wires.inject(packet, &mut Nobody);
+        }
+    }
+
+    fn all(capture: &Capture) -> Vec<Record> {
+        std::iter::from_fn(|| capture.next(Duration::ZERO)).collect()
+    }
+
+    #[test]
+    fn a_node_sees_its_own_places() {
+        let net = Net::new();
+        let captures = [0, 1, 2].map(|node| net.hub.start(CaptureConfig::new(NodeId(node))));
+        net.send();
+        let seen = captures.each_ref().map(|capture| {
+            let records = all(capture).into_iter();
+            records.map(|record| (record.interface, record.direction)).collect::<Vec<_>>()
+        });
+        let port_c = TNIS + Port::C.index();
+        assert_eq!(seen[0], [(2, Direction::Out), (port_c, Direction::Out)]);
+        assert_eq!(seen[1], [(port_c, Direction::In), (3, Direction::In)]);
+        assert_eq!(seen[2], []);
+    }
+
+    #[test]
+    fn a_reader_that_sleeps_loses_packets_which_are_counted() {
+        let net = Net::new();
+        let config = CaptureConfig { backlog: 4096, ..CaptureConfig::new(NodeId(0)) };
+        let capture = net.hub.start(config);
+        (0..100).for_each(|_| net.send());
+        let records = all(&capture).len() as u64;
+        let counters = [2, TNIS + Port::C.index()].map(|interface| capture.counters(interface));
+        assert_eq!(counters.map(|counters| counters.seen), [100, 100]);
+        let dropped: u64 = counters.iter().map(|counters| counters.dropped).sum();
+        assert!(records > 4 && records < 30, "{records}");
+        assert_eq!(records + dropped, 200);
+        // There is room again.
+        net.send();
+        assert_eq!(all(&capture).len(), 2);
+        capture.close();
+        net.send();
+        assert_eq!((all(&capture).len(), capture.counters(2).seen), (0, 101));
+    }
+
+    #[test]
+    fn places_kinds_and_lengths_can_be_chosen() {
+        let net = Net::new();
+        let whole = CaptureConfig::new(NodeId(0));
+        let port = CaptureConfig { interfaces: 0xffc0, snaplen: 60, ..whole.clone() };
+        let puts = CaptureConfig { kinds: 1 << Kind::Put as u8, ..whole.clone() };
+        let captures = [whole, port, puts].map(|config| net.hub.start(config));
+        net.send();
+        let found = captures.each_ref().map(all);
+        assert_eq!(found.each_ref().map(Vec::len), [2, 1, 0]);
+        let [first, cut] = [&found[0][0], &found[1][0]];
+        assert_eq!((first.bytes.len(), first.length), (HEADER_SIZE + 104, 160));
+        assert_eq!((cut.bytes.len(), cut.length), (60, 160));
+        assert_eq!(first.bytes[HEADER_SIZE..], [0xa5; 104]);
+        // Version, header, TNI 2, out; no channel, system class, system packet, shortest way.
+        assert_eq!(first.bytes[..8], [VERSION, HEADER_SIZE as u8, 2, 0, 255, 2, 1, 0]);
+        assert_eq!(captures[2].counters(2).seen, 0);
+    }
+}

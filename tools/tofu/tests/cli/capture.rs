@@ -1,0 +1,283 @@
+//! `tofu capture` and `tofu up --capture`: the files, and what tshark makes of them by our
+//! dissector.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
+use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
+
+use crate::tofu::{Place, signal};
+
+/// A capture file.
+#[derive(Default)]
+struct Capture {
+    names: Vec<String>,
+    /// Interface and bytes.
+    packets: Vec<(u32, Vec<u8>)>,
+    received: u64,
+    dropped: u64,
+}
+
+fn read(path: &Path) -> Capture {
+    let bytes = std::fs::read(path).unwrap();
+    let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
+    let mut capture = Capture::default();
+    while let Some(block) = reader.next_block() {
+        match block.unwrap().0 {
+            Block::InterfaceDescription(interface) => {
+                for option in &interface.options {
+                    if let InterfaceDescriptionOption::IfName(name) = option {
+                        capture.names.push(name.to_string());
+                    }
+                }
+            }
+            Block::EnhancedPacket(packet) => {
+                capture.packets.push((packet.interface_id, packet.data.to_vec()));
+            }
+            Block::InterfaceStatistics(statistics) => {
+                for option in &statistics.options {
+                    match option {
+                        InterfaceStatisticsOption::IsbIfRecv(n) => capture.received += n,
+                        InterfaceStatisticsOption::IsbIfDrop(n) => capture.dropped += n,
+                        _ => {}
+                    }
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    capture
+}
+
+fn has_tshark(test: &str) -> bool {
+    let runs = Command::new("tshark").arg("--version").output().is_ok_and(|o| o.status.success());
+    if !runs {
+        eprintln!("SKIP {test}: there is no tshark; on Debian, apt-get install tshark");
+    }
+    runs
+}
+
+fn dissector() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../wireshark/tofu.lua")
+}
+
+/// What tshark prints of a capture.
+fn tshark(file: &Path, args: &[&str]) -> String {
+    let script = format!("lua_script:{}", dissector().display());
+    let mut command = Command::new("tshark");
+    command.args(["-n", "-X", &script, "-r"]).arg(file).args(args);
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{err}");
+    assert!(!err.contains("Lua") && !out.contains("Lua Error"), "{err}{out}");
+    out
+}
+
+/// Rows of fields of the packets that a filter lets through.
+fn fields(file: &Path, filter: &str, names: &[&str]) -> Vec<Vec<String>> {
+    let mut args = vec!["-Y", filter, "-T", "fields"];
+    args.extend(names.iter().flat_map(|name| ["-e", name]));
+    let out = tshark(file, &args);
+    out.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect()
+}
+
+/// Two nodes ping each other; node 0 is captured.
+fn ping(place: &Place, extra: &[&str]) -> PathBuf {
+    let path = place.path().join("node0.pcapng");
+    let capture = format!("0={}", path.display());
+    let up = ["up", "--shape", "1x1x1x2x1x1", "--guest", "ping", "--args", "count=3 mtu=9000"];
+    place.run(&[&up[..], &["--capture", &capture], extra].concat()).ok();
+    path
+}
+
+#[test]
+fn a_run_is_captured_from_start_to_end() {
+    let place = Place::new();
+    if !place.can_boot("a_run_is_captured_from_start_to_end") {
+        return;
+    }
+    let path = ping(&place, &[]);
+    let capture = read(&path);
+    assert_eq!(capture.names.len(), 16);
+    assert_eq!((capture.names[0].as_str(), capture.names[6].as_str()), ("tni0", "port-A"));
+    // Each packet at the TNI and at the only port, and nowhere else.
+    let mut by_interface: BTreeMap<u32, usize> = BTreeMap::new();
+    for (interface, bytes) in &capture.packets {
+        *by_interface.entry(*interface).or_default() += 1;
+        assert_eq!((bytes[0], bytes[1]), (1, 56));
+    }
+    let counts: Vec<_> = by_interface.into_iter().collect();
+    assert_eq!(counts, [(0, capture.packets.len() / 2), (6, capture.packets.len() / 2)]);
+    assert_eq!((capture.received, capture.dropped), (capture.packets.len() as u64, 0));
+
+    if !has_tshark("a_run_is_captured_from_start_to_end, the dissector") {
+        return;
+    }
+    let names = ["tofu.src", "tofu.dst", "ip.src", "ip.dst", "tofu.place", "tofu.vc"];
+    let requests = fields(&path, "icmp.type == 8 && tofu.place == \"tni0\"", &names);
+    let expected = ["(0,0,0,0,0,0)", "(0,0,0,1,0,0)", "10.0.0.1", "10.0.0.33", "tni0", ""];
+    assert!(requests.len() >= 10, "{requests:?}");
+    assert!(requests.iter().all(|row| row[..] == expected), "{requests:?}");
+    let replies = fields(&path, "icmp.type == 0 && tofu.place == \"port A\"", &names);
+    assert!(replies.iter().all(|row| (row[0].as_str(), &*row[5]) == ("(0,0,0,1,0,0)", "4")));
+    assert!(replies.len() >= 9);
+
+    // 8972 bytes of data are a frame of 9014, in five pieces.
+    let names = ["ipot.pieces", "ipot.sum.good", "ip.len", "icmp.checksum.status"];
+    let large = fields(&path, "ip.len == 9000 && icmp.type == 0 && tofu.place == \"tni0\"", &names);
+    assert_eq!(large.len(), 3);
+    assert!(large.iter().all(|row| row[..] == ["5", "1", "9000", "1"]), "{large:?}");
+    // IPv6, and the broadcast at the end.
+    assert!(!fields(&path, "icmpv6.type == 129", &["ipv6.src"]).is_empty());
+    assert!(!fields(&path, "ipot.kind == 1 && udp.dstport == 7777", &["eth.dst"]).is_empty());
+    let bad = fields(&path, "_ws.malformed || _ws.expert.severity == error", &["_ws.expert"]);
+    assert_eq!(bad, [[""; 0]; 0]);
+}
+
+#[test]
+fn damaged_frames_are_dissected_too() {
+    let place = Place::new();
+    if !place.can_boot("damaged_frames_are_dissected_too") {
+        return;
+    }
+    // Nobody needs to have an answer here.
+    let path = place.path().join("bad.pcapng");
+    let capture = format!("1={}", path.display());
+    let up = ["up", "--shape", "1x1x1x2x1x1", "--guest", "ping", "--timeout", "3s"];
+    let faults = ["--faults", "corrupt=50%,undetected=50%,duplicate=5%,seed=3"];
+    place.run(&[&up[..], &faults, &["--capture", &capture]].concat());
+    let packets = read(&path).packets.len();
+    assert!(packets > 20, "{packets}");
+    if !has_tshark("damaged_frames_are_dissected_too") {
+        return;
+    }
+    // All of them, and what is wrong with them.
+    assert_eq!(fields(&path, "tofu", &["frame.number"]).len(), packets);
+    assert!(!fields(&path, "tofu.tlp.ecrc.good == 0", &["frame.number"]).is_empty());
+    assert!(!fields(&path, "tofu.ecrc_wrong", &["frame.number"]).is_empty());
+    tshark(&path, &["-V"]);
+}
+
+#[test]
+fn commands_are_dissected() {
+    let place = Place::new();
+    if !place.can_boot("commands_are_dissected") {
+        return;
+    }
+    let path = place.path().join("puts.pcapng");
+    let capture = format!("t-0-0-0-0-0-0={}", path.display());
+    let up = ["up", "--shape", "1x1x1x2x1x1", "--guest", "allpairs", "--capture", &capture];
+    place.run(&up).ok();
+    if !has_tshark("commands_are_dissected") {
+        return;
+    }
+    let rows = fields(&path, "tofu.kind == 3 && tofu.direction == 1", &["tofu.total", "tofu.src"]);
+    assert!(!rows.is_empty());
+    let answers = fields(&path, "tofu.kind == 6", &["tofu.rcode", "tofu.done"]);
+    assert!(answers.iter().any(|row| row[0] == "0x00" && row[1] != "0"), "{answers:?}");
+    assert_eq!(fields(&path, "_ws.expert.severity == error", &["frame.number"]), [[""; 0]; 0]);
+}
+
+/// Starts a capture, and waits until it has begun.
+fn begin(place: &Place, args: &[&str]) -> Child {
+    let mut command = place.command(args);
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("capturing at ("), "{line}");
+    child
+}
+
+#[test]
+fn captures_end_as_asked_and_leave_good_files() {
+    let place = Place::new();
+    let (mut machine, _) = place.start(&["serve", "--shape", "unit", "--json"]);
+    let path = place.path().join("quiet.pcapng");
+    let file = path.to_str().unwrap();
+    let out = place.run(&["capture", "0", "-w", file, "--seconds", "1", "--json"]).ok();
+    let summary: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&summary["packets"], &summary["dropped"]), (&0.into(), &0.into()));
+    assert_eq!(read(&path).names.len(), 16);
+
+    let mut capture = begin(&place, &["capture", "0,0,0,1,2,1", "-w", file]);
+    signal(capture.id().into(), "INT");
+    assert_eq!(capture.wait().unwrap().code(), Some(0));
+    assert_eq!(read(&path).names.len(), 16);
+
+    // The machine ends first.
+    let mut capture = begin(&place, &["capture", "tofu/11", "-w", file]);
+    signal(machine.id(), "INT");
+    assert_eq!(machine.wait(), Some(130));
+    assert_eq!(capture.wait().unwrap().code(), Some(2));
+    read(&path);
+}
+
+#[test]
+fn a_running_machine_is_captured() {
+    let place = Place::new();
+    if !place.can_boot("a_running_machine_is_captured") {
+        return;
+    }
+    let up = ["up", "--name", "ping", "--shape", "1x1x1x2x1x1", "--json", "--guest", "ping"];
+    let (mut machine, _) = place.start(&[&up[..], &["--args", "count=3000 size=56"]].concat());
+    let path = place.path().join("some.pcapng");
+    let limits = ["--on", "tni0,X+", "--kind", "system", "--count", "40", "--snaplen", "100"];
+    let capture = ["capture", "t-0-0-0-1-0-0", "--json", "-w", path.to_str().unwrap()];
+    let out = place.run(&[&capture[..], &limits].concat()).ok();
+    let summary: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(summary["packets"], 40);
+    let capture = read(&path);
+    assert_eq!(capture.packets.len(), 40);
+    assert!(capture.packets.iter().all(|(interface, bytes)| (*interface, bytes.len()) == (0, 100)));
+    assert_eq!(place.run(&["down"]).code, Some(0));
+    machine.wait();
+}
+
+#[test]
+fn what_cannot_be_captured_is_refused() {
+    let place = Place::new();
+    let error = place.run(&["capture", "0", "-w", "x"]).error();
+    assert!(error.contains("no machine is running"), "{error}");
+    let (_machine, _) = place.start(&["serve", "--shape", "2x1x1x1x1x1", "--json"]);
+    let error = place.run(&["capture", "2", "-w", "x"]).error();
+    assert!(error.contains("node 2: the machine 2x1x1x1x1x1 has no such node"), "{error}");
+    let error = place.run(&["capture", "0", "-w", "/no/such/x"]).error();
+    assert!(error.contains("cannot write /no/such/x: No such file"), "{error}");
+    let error = place.run(&["capture", "0", "-w", "x", "--on", "tni6"]).error();
+    assert!(error.contains("tni, tni0 to tni5, port, or a port: A, C"), "{error}");
+    let error = place.run(&["capture", "0", "-w", "x", "--kind", "ip"]).error();
+    assert!(error.contains("system, raw, put, get, atomic, answer, or barrier"), "{error}");
+    for (capture, expected) in [
+        ("0", "--capture 0: give NODE=FILE"),
+        ("x=y", "--capture x=y: give an index, coordinates or a name"),
+        ("12=y", "--capture 12=y: the machine 1x1x1x2x3x2 has no node 12"),
+        ("0=/no/such/y", "cannot write /no/such/y: No such file"),
+    ] {
+        let error = place.run(&["up", "--capture", capture]).error();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn faults_are_set_shown_and_counted() {
+    let place = Place::new();
+    let (_machine, _) = place.start(&["serve", "--shape", "2x1x1x1x1x1", "--json"]);
+    assert_eq!(place.run(&["fault", "show"]).ok(), "no faults\n");
+    place.run(&["fault", "set", "loss=1%,reorder=0.5%,seed=7"]).ok();
+    let shown: serde_json::Value =
+        serde_json::from_str(&place.run(&["fault", "show", "--json"]).ok()).unwrap();
+    assert_eq!(shown["faults"], "loss=1%,reorder=0.5%,seed=7");
+    assert_eq!(shown["lost"], 0);
+    place.run(&["fault", "off"]).ok();
+    assert_eq!(place.run(&["fault", "show", "--json"]).ok(), "null\n");
+    let error = place.run(&["fault", "set", "loss=2"]).error();
+    assert!(
+        error.contains("a list of loss, duplicate, reorder, corrupt and undetected"),
+        "{error}"
+    );
+}

@@ -1,0 +1,80 @@
+//! IP between bare guests over a network that loses, doubles, reorders and damages packets, and
+//! whose links go down and up: what is delivered is right, and TCP completes.
+
+use crate::tofu::Place;
+
+/// Runs a pair of guests, which compare all data; returns what they printed.
+fn pair(place: &Place, guest: &str, args: &str, faults: &str) -> String {
+    let up = ["up", "--shape", "1x1x1x2x1x1", "--json", "--timeout", "120s", "--guest", guest];
+    place.run(&[&up[..], &["--args", args, "--faults", faults]].concat()).ok()
+}
+
+#[test]
+fn every_fault_alone_is_survived() {
+    let place = Place::new();
+    if !place.can_boot("every_fault_alone_is_survived") {
+        return;
+    }
+    for fault in ["loss", "duplicate", "reorder", "corrupt", "undetected"] {
+        pair(&place, "httpd", "verify=1", &format!("{fault}=5%,seed=1"));
+    }
+}
+
+#[test]
+fn all_faults_together_are_survived() {
+    let place = Place::new();
+    if !place.can_boot("all_faults_together_are_survived") {
+        return;
+    }
+    let faults = "loss=1%,duplicate=1%,reorder=2%,corrupt=1%,undetected=1%,seed=7";
+    pair(&place, "tcpbench", "verify=1 bytes=500000 count=50", faults);
+    // Frames in several pieces, of which each can get lost.
+    pair(&place, "tcpbench", "verify=1 bytes=500000 count=50 mtu=9000", faults);
+    pair(&place, "ping", "verify=1 count=5 tries=10", faults);
+}
+
+#[test]
+fn what_no_device_sees_the_guests_find() {
+    let place = Place::new();
+    if !place.can_boot("what_no_device_sees_the_guests_find") {
+        return;
+    }
+    // Without checks of its own, the stack hands damaged data to the program, which compares it.
+    let up = ["up", "--shape", "1x1x1x2x1x1", "--guest", "httpd", "--timeout", "20s"];
+    let said = place.run(&[&up[..], &["--faults", "undetected=20%"]].concat());
+    assert_eq!(said.code, Some(1), "{said:?}");
+}
+
+#[test]
+fn links_go_down_and_up_under_a_connection() {
+    let place = Place::new();
+    if !place.can_boot("links_go_down_and_up_under_a_connection") {
+        return;
+    }
+    let (mut machine, _) = place.start(&[
+        "up",
+        "--name",
+        "tcp",
+        "--shape",
+        "unit",
+        "--json",
+        "--timeout",
+        "120s",
+        "--guest",
+        "tcpbench",
+        "--args",
+        "bytes=16000000 peer=2",
+    ]);
+    // It may have ended by now.
+    let set = |state: &str, port: &str| place.run(&["link", state, "0", port]).code == Some(0);
+    // From node 0 to its neighbour on B there is always a way left.
+    let mut changes = 0;
+    while place.ps().as_array().is_some_and(|machines| !machines.is_empty()) {
+        for port in ["B+", "A", "C"] {
+            changes += u32::from(set("down", port));
+            set("up", port);
+        }
+    }
+    assert_eq!(machine.wait(), Some(0));
+    assert!(changes >= 3, "{changes}");
+}
