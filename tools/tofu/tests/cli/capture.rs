@@ -225,6 +225,7 @@ fn a_running_machine_is_captured() {
     }
     let up = ["up", "--name", "ping", "--shape", "1x1x1x2x1x1", "--json", "--guest", "ping"];
     let (mut machine, _) = place.start(&[&up[..], &["--args", "count=3000 size=56"]].concat());
+    place.wait_for_machine();
     let path = place.path().join("some.pcapng");
     let limits = ["--on", "tni0,X+", "--kind", "system", "--count", "40", "--snaplen", "100"];
     let capture = ["capture", "t-0-0-0-1-0-0", "--json", "-w", path.to_str().unwrap()];

@@ -65,6 +65,7 @@ fn links_go_down_and_up_under_a_connection() {
         "--args",
         "bytes=16000000 peer=2",
     ]);
+    place.wait_for_machine();
     // It may have ended by now.
     let set = |state: &str, port: &str| place.run(&["link", state, "0", port]).code == Some(0);
     // From node 0 to its neighbour on B there is always a way left.

@@ -85,6 +85,15 @@ impl Place {
         runs
     }
 
+    /// Waits until a machine can be asked, which is a moment after its first line.
+    pub(crate) fn wait_for_machine(&self) {
+        let end = Instant::now() + PATIENCE;
+        while self.ps().as_array().is_none_or(Vec::is_empty) {
+            assert!(Instant::now() < end, "no machine is there");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     pub(crate) fn ps(&self) -> Value {
         serde_json::from_str(&self.run(&["ps", "--json"]).ok()).unwrap()
     }
