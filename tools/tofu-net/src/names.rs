@@ -89,7 +89,7 @@ mod tests {
             fs::read_to_string(&path).unwrap(),
             "127.0.0.1\tlocalhost\n::1 six\n# tofu0: nodes of the machine\n\
              10.0.0.1\tt-0-0-0-0-0-0 n0\nfd54:6f66:7500::ff:fe00:0\tt-0-0-0-0-0-0 n0\n\
-             10.1.0.1\tt-1-0-0-0-0-0 n1\nfd54:6f66:7500:0:0:1ff:fe00:0\tt-1-0-0-0-0-0 n1\n\
+             10.1.0.1\tt-1-0-0-0-0-0 n1\nfd54:6f66:7500::1ff:fe00:0\tt-1-0-0-0-0-0 n1\n\
              # tofu0: end\n"
         );
         assert!(!write(&path, shape("32x32x32x2x3x2"), 0).unwrap(), "too many");
