@@ -53,13 +53,15 @@ struct Weather {
     jitter_ns: u64,
 }
 
+/// What is on its way, by time of arrival: to whom, the server if `None`, from whom, and what.
+type Way = BTreeMap<(u64, u64), (Option<Coords>, Coords, Vec<u8>)>;
+
 struct World {
     server: Server,
     now_ns: u64,
     weather: Weather,
     dice: Dice,
-    /// What is on its way, by time of arrival; to the server if `None`.
-    way: BTreeMap<(u64, u64), (Option<Coords>, Coords, Vec<u8>)>,
+    way: Way,
     sent: u64,
     news: Vec<News>,
 }

@@ -13,6 +13,7 @@ use toml::Spanned;
 
 use tofu_abi::Coords;
 use tofu_fabric::{Port, Shape};
+use tofu_machine::Generation;
 
 use crate::faults::FaultSpec;
 use crate::guests::GuestName;
@@ -66,6 +67,7 @@ pub(crate) struct MachineFile {
     pub(crate) shape: Option<Shape>,
     /// X, Y, Z: torus (true) or mesh.
     pub(crate) torus: [Option<bool>; 3],
+    pub(crate) generation: Generation,
     pub(crate) settings: Settings,
     pub(crate) doorbell: Option<Doorbell>,
     pub(crate) timeout: Option<Timeout>,
@@ -250,11 +252,11 @@ impl MachineFile {
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let source = Source { path, text };
         let raw: RawFile = toml::from_str(text).map_err(|error| source.toml_error(&error))?;
-        source.check_generation(raw.generation.as_ref())?;
         let torus = raw.torus.unwrap_or_default();
         let mut file = Self {
             shape: None,
             torus: [torus.x, torus.y, torus.z],
+            generation: source.generation(raw.generation.as_ref())?,
             settings: Settings {
                 linux: raw.linux,
                 cpus: source.cpus(&raw.cpus)?,
@@ -402,15 +404,11 @@ impl Source<'_> {
         parsed.map(Some).map_err(|allowed| self.value_error(field, value, allowed))
     }
 
-    fn check_generation(&self, value: Option<&Spanned<String>>) -> Result<(), ConfigError> {
-        match value.map(|value| (value, value.get_ref().as_str())) {
-            None | Some((_, "tofud")) => Ok(()),
-            Some((value, "tofu" | "tofu2")) => {
-                let allowed = "\"tofud\" in this version; the other generations come later";
-                Err(self.value_error("generation", value, allowed))
-            }
-            Some((value, _)) => Err(self.value_error("generation", value, "\"tofud\"")),
-        }
+    fn generation(&self, value: Option<&Spanned<String>>) -> Result<Generation, ConfigError> {
+        let Some(value) = value else { return Ok(Generation::default()) };
+        Generation::from_name(value.get_ref()).ok_or_else(|| {
+            self.value_error("generation", value, "\"tofud\", \"tofu2\" or \"tofu\"")
+        })
     }
 
     fn coords(&self, value: &Spanned<Vec<i64>>) -> Result<Coords, ConfigError> {
@@ -451,7 +449,7 @@ mod tests {
             r#"
             shape = "2x1x1x2x3x2"
             torus = { x = false, z = true }
-            generation = "tofud"
+            generation = "tofu2"
             memory = "32MiB"
             guest = "hello"
             args = "rounds=4"
@@ -489,6 +487,7 @@ mod tests {
         assert_eq!(file.settings.guest, Some(GuestName::Shipped("hello".into())));
         assert_eq!(file.settings.memory, Some(MemorySize(32 << 20)));
         assert_eq!(file.settings.args, Some(GuestArgs("rounds=4".into())));
+        assert_eq!(file.generation, Generation::Tofu2);
         assert_eq!(file.doorbell, Some(Doorbell::Polled));
         assert_eq!(file.timeout, "30s".parse().ok());
         assert_eq!(file.engines, "2".parse().ok());
@@ -547,8 +546,6 @@ mod tests {
             ("image = \"a/b\"", "image = \"a/b\" is not allowed; image is 1 to 64 letters"),
             ("faults = \"loss=2\"", "faults = \"loss=2\" is not allowed; faults is a list of loss"),
             ("append = \"a\\nb\"", "append = \"a\\nb\" is not allowed; append is at most 1024"),
-            ("generation = \"tofu2\"", "generation is \"tofud\" in this version; the other"),
-            ("generation = \"tofu\"", "come later"),
             ("generation = \"tofu9\"", "generation = \"tofu9\" is not allowed; generation is"),
             (
                 "[[node]]\nat = [0, 0, 0, 0, 0]",

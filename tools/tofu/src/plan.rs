@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use tofu_abi::Coords;
 use tofu_fabric::{FaultPlan, NodeId, Port, Shape};
+use tofu_machine::Generation;
 
 use crate::capture;
 use crate::cli::{ShapeArgs, UpArgs};
@@ -42,6 +43,8 @@ pub(crate) struct Plan {
     pub(crate) doorbell: Doorbell,
     /// After this time all guests that still run count as hanging.
     pub(crate) timeout: Timeout,
+    /// Whose links and barrier gates the nodes have.
+    pub(crate) generation: Generation,
     /// Engine threads; `None` leaves the number to the machine.
     pub(crate) engines: Option<Engines>,
     /// The image of Linux nodes, if not the default one.
@@ -296,6 +299,7 @@ impl Plan {
             ip,
             doorbell: args.doorbell.or(file.doorbell).unwrap_or_default(),
             timeout: args.timeout.or(file.timeout).unwrap_or(timeout),
+            generation: file.generation,
             engines: args.engines.or(file.engines),
             image: args.linux.image.clone().or(file.image),
             faults: faults(args.faults.or(file.faults), &file.links),

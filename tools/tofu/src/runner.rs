@@ -15,7 +15,7 @@ use tofu_fabric::{Axis, NodeId};
 use tofu_gateway::IoNode;
 use tofu_icc::SharedPages;
 use tofu_machine::capture::CaptureConfig;
-use tofu_machine::{DoorbellBackend, Doorbells, Machine, MachineConfig};
+use tofu_machine::{DoorbellBackend, Doorbells, Generation, Machine, MachineConfig};
 use tofu_pci::PciFunction;
 use tofu_sandbox::Role;
 use tofu_vmm::{Attachment, Hypervisor, Vm, VmConfig, Windows};
@@ -128,12 +128,13 @@ impl Machines {
 /// A machine without nodes whose engines run, with the links down that are to be.
 pub(crate) fn machine(
     network: &Network,
+    generation: Generation,
     doorbells: Doorbells,
     engines: usize,
     confinement: &Confinement,
 ) -> anyhow::Result<Machine> {
-    let machine =
-        Machine::new(MachineConfig { doorbells, engines, ..MachineConfig::new(network.shape) })?;
+    let config = MachineConfig::of(generation, network.shape);
+    let machine = Machine::new(MachineConfig { doorbells, engines, ..config })?;
     for &(at, port) in &network.links_down {
         machine.fabric().set_link(at, port, false)?;
     }
@@ -154,7 +155,9 @@ impl Backend for Machines {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let engines = engines(plan.engines, cores);
         let doorbells = doorbells(plan, cores, engines);
-        let machine = Arc::new(machine(&plan.network, doorbells, engines, &self.confinement)?);
+        let (network, confinement) = (&plan.network, &self.confinement);
+        let machine = machine(network, plan.generation, doorbells, engines, confinement)?;
+        let machine = Arc::new(machine);
         machine.network().wires().set_faults(plan.faults.clone())?;
         let captures = captures(&machine, plan)?;
         let mut running = Local {

@@ -379,6 +379,7 @@ mod tests {
             network: Network { shape, links_down: Vec::new() },
             doorbell: Doorbell::Auto,
             timeout: Timeout(timeout),
+            generation: Default::default(),
             engines: None,
             image: None,
             ip: IpPlan::default(),

@@ -31,7 +31,7 @@ impl Ppm {
 
     /// Whether it happens, by a random number.
     const fn hits(self, random: u64) -> bool {
-        ((random >> 32) * 1_000_000) >> 32 < self.0 as u64
+        (((random >> 32) * 1_000_000) >> 32) < self.0 as u64
     }
 }
 

@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn two_are_joined() {
         let lan = Lan::new(2).unwrap();
-        send(&lan.ends[0], b"any datagram", SendFlags::empty()).unwrap();
+        send(end(&lan, 0), b"any datagram", SendFlags::empty()).unwrap();
         assert_eq!(has_frame(&lan, 1), Some(b"any datagram".to_vec()));
         assert_eq!(ip(0), "10.84.0.1/16");
         assert_eq!(ip(299), "10.84.1.44/16");

@@ -67,7 +67,7 @@ impl Tenant for BootServer {
             if !out.has_room() {
                 return Some(SOON);
             }
-            let Some((to, message)) = self.server.answer() else { return None };
+            let (to, message) = self.server.answer()?;
             frame.clear();
             frame.extend_from_slice(&addr::mac(to));
             frame.extend_from_slice(&out.mac());

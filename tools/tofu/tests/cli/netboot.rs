@@ -105,7 +105,7 @@ fn what_cannot_be_booted_is_not() {
         let text = |event: &Value| event["text"].as_str().unwrap_or_default().to_owned();
         let why =
             |event: &&Value| text(event).starts_with("FAILED: ") && text(event).contains(expected);
-        assert!(lines.iter().any(|event| why(event)), "{said:?}");
+        assert!(lines.iter().any(why), "{said:?}");
         assert!(lines.iter().all(|event| !text(event).starts_with("I am node")), "{said:?}");
     }
 }

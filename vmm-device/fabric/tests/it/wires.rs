@@ -226,9 +226,12 @@ fn single_links_have_rates_of_their_own() {
     assert_eq!(arrived(1, 2), 0);
 }
 
+/// Node, place, direction, virtual channel and damage of a packet.
+type Sighting = (u32, Place, Direction, Option<u8>, u32);
+
 /// Writes down what it sees.
 #[derive(Default)]
-struct Seen(Mutex<Vec<(u32, Place, Direction, Option<u8>, u32)>>);
+struct Seen(Mutex<Vec<Sighting>>);
 
 impl Tap<Letter> for Seen {
     fn seen(&self, sight: Sight, packet: &Packet<Letter>) {
