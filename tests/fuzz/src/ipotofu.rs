@@ -24,8 +24,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let me = node(&shape, u)?;
     // Half of the nodes take unfinished frames.
     let unfinished = me.c == 1;
-    let config =
-        Config { mtu: u.arbitrary()?, reassemblies: 4, unfinished, ..Config::new(shape) };
+    let config = Config { mtu: u.arbitrary()?, reassemblies: 4, unfinished, ..Config::new(shape) };
     let mut core = Core::new(config, me);
     let max = core.config().max_frame();
     let mut now_ns = 0u64;

@@ -16,16 +16,16 @@ const IMAGE: Duration = Duration::from_secs(600);
 fn ssh(net: &Net) {
     let key = net.shell(
         0,
-        "mkdir -p -m 700 /root/.ssh && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519 && \
-         cat /root/.ssh/id_ed25519.pub",
+        "mkdir -p -m 700 ~root/.ssh && ssh-keygen -q -t ed25519 -N '' -f ~root/.ssh/id_ed25519 && \
+         cat ~root/.ssh/id_ed25519.pub",
     );
     for node in 0..2 {
         net.shell(
             node,
             &format!(
-                "mkdir -p -m 700 /root/.ssh /run/sshd && echo '{}' >/root/.ssh/authorized_keys && \
+                "mkdir -p -m 700 ~root/.ssh /run/sshd && echo '{}' >~root/.ssh/authorized_keys && \
                  printf 'StrictHostKeyChecking no\\nUserKnownHostsFile /dev/null\\nLogLevel ERROR\\n' \
-                 >/root/.ssh/config && /usr/sbin/sshd",
+                 >~root/.ssh/config && /usr/sbin/sshd",
                 key.trim()
             ),
         );
