@@ -559,6 +559,11 @@ impl<P: Platform> Packets<P> {
             }
             if platform.irq_wait(vector::tni(self.tni), timeout_ns - elapsed) {
                 self.armed = false;
+                // What the interrupt was for is not to wait until the next one is asked for, as
+                // that takes two accesses to registers.
+                if self.is_ready() {
+                    return true;
+                }
             }
         }
     }

@@ -24,7 +24,7 @@ const DETOUR_NS: u64 = 1_000_000_000;
 const MAX_DETOURS: usize = 1024;
 /// How long a wait looks after packets that are on their way out before it sleeps, and how long it
 /// sleeps at most while there are any, both in nanoseconds.
-const SETTLE_NS: u64 = 200_000;
+const SETTLE_NS: u64 = 5_000;
 const NAP_NS: u64 = 10_000_000;
 
 /// How long the confirmation of a broadcast may take before it goes around the node, and how long
