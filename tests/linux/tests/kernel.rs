@@ -59,7 +59,9 @@ fn selftests_of_vfio() {
     }
     let programs = String::from_utf8(build.stdout).unwrap();
     let programs = Path::new(programs.trim());
-    place.up(&["--image", Image::Newest.name(), "--shape", "1x1x1x1x1x1"]);
+    let image = ["--image", Image::Newest.name(), "--shape", "1x1x1x1x1x1"];
+    // The device is theirs alone.
+    place.up(&[&image[..], &["--append", "tofu.net=off"]].concat());
     let slot = slot(&place);
     place.exec("0", &["tofu-guest", "bind"]).ok();
     // For the cases that map huge pages.
