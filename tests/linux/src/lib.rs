@@ -251,6 +251,21 @@ impl Place {
         lines
     }
 
+    /// Runs `allpairs` on all of the machine's `nodes`, which verify what they exchange with each
+    /// other and add up their numbers.
+    #[track_caller]
+    pub fn all_pairs(&self, nodes: usize, rounds: u32) {
+        let lines = self.exec_all(&["allpairs", &format!("rounds={rounds}")]);
+        let (sums, pairs): (Vec<_>, Vec<_>) =
+            lines.iter().partition(|line| line.contains(" allreduce over "));
+        let expected =
+            format!(" {} peers: put, get and atomic verified {rounds} times, ", nodes - 1);
+        assert_eq!(pairs.len(), nodes, "{lines:?}");
+        assert!(pairs.iter().all(|line| line.contains(&expected)), "{lines:?}");
+        let sum = format!(": sum {}, ", nodes * (nodes + 1) / 2);
+        assert!(sums.len() == 1 && sums[0].contains(&sum), "{lines:?}");
+    }
+
     /// The machines, as `tofu ps` has them.
     #[track_caller]
     pub fn ps(&self) -> Value {

@@ -16,15 +16,6 @@ fn device(place: &Place, node: &str) -> Value {
     devices[0].clone()
 }
 
-/// Every node exchanges data with every other, and says so.
-#[track_caller]
-fn all_pairs(place: &Place, nodes: usize, rounds: u32) {
-    let lines = place.exec_all(&["allpairs", &format!("rounds={rounds}")]);
-    assert_eq!(lines.len(), nodes, "{lines:?}");
-    let expected = format!(" {} peers: put, get and atomic verified {rounds} times, ", nodes - 1);
-    assert!(lines.iter().all(|line| line.contains(&expected)), "{lines:?}");
-}
-
 /// The self-test of a node's device passes.
 #[track_caller]
 fn self_test(place: &Place, node: &str) {
@@ -93,12 +84,12 @@ fn two_nodes() {
     for _ in 0..2 {
         place.exec_all(&["tofu-guest", "bind"]);
         assert_eq!(device(&place, "0")["driver"], "vfio-pci");
-        all_pairs(&place, 2, 5);
+        place.all_pairs(2, 5);
         place.exec_all(&["tofu-guest", "unbind"]);
         assert_eq!(device(&place, "1")["driver"], Value::Null);
     }
     // Programs bind it themselves.
-    all_pairs(&place, 2, 1);
+    place.all_pairs(2, 1);
     self_test(&place, "1");
     place.run(&["down"]).ok();
     place.is_clean();
@@ -127,7 +118,7 @@ fn a_unit_of_twelve_nodes() {
     assert!(drivers.len() == 12 && drivers.iter().all(|line| line.ends_with(" 1")), "{drivers:?}");
     let found: Vec<_> = place.exec_all(&list).iter().map(state).collect();
     assert_eq!(found, expected);
-    all_pairs(&place, 12, 1);
+    place.all_pairs(12, 1);
     place.run(&["down"]).ok();
     place.is_clean();
 }
@@ -152,7 +143,11 @@ fn linux_and_bare_nodes_on_one_torus() {
         let text = line["text"].as_str().unwrap();
         text.starts_with("3 peers: put, get and atomic verified 3 times, ")
     };
-    assert!(lines.len() == 4 && lines.iter().all(|line| verified(line)), "{out}");
+    assert_eq!(lines.iter().filter(|line| verified(line)).count(), 4, "{out}");
+    // One node tells of the sum over all.
+    let sum = |line: &&&Value| line["text"].as_str().unwrap().contains(" nodes by ");
+    let sums: Vec<_> = lines.iter().filter(sum).collect();
+    assert!(sums.len() == 1 && sums[0]["text"].as_str().unwrap().contains(": sum 10, "), "{out}");
     let ended = of("ended");
     assert!(ended.len() == 4 && ended.iter().all(|node| node["code"] == 0), "{out}");
     let summary = of("summary");
@@ -165,7 +160,7 @@ fn a_monitor_is_killed_in_mid_traffic() {
     const TEST: &str = "a_monitor_is_killed_in_mid_traffic";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     place.up(&["--shape", "3x1x1x1x1x1"]);
-    all_pairs(&place, 3, 1);
+    place.all_pairs(3, 1);
 
     // The one that is sent to.
     let programs = traffic(&place);
@@ -187,7 +182,7 @@ fn a_monitor_is_killed_in_mid_traffic() {
     }
     place.run(&["restart", "1"]).ok();
     assert_eq!(device(&place, "1")["coords"], json!([1, 0, 0, 0, 0, 0]));
-    all_pairs(&place, 3, 3);
+    place.all_pairs(3, 3);
 
     // One that has no part in the traffic of the others: they do not notice.
     let mut programs = traffic(&place);
@@ -204,7 +199,7 @@ fn a_monitor_is_killed_in_mid_traffic() {
     for program in programs {
         assert_eq!(program.end(MOMENT).code, Some(128 + 15));
     }
-    all_pairs(&place, 3, 1);
+    place.all_pairs(3, 1);
     place.run(&["down"]).ok();
     place.is_clean();
 }
@@ -224,7 +219,7 @@ fn a_device_is_taken_away_in_mid_traffic() {
     let said = sender.end(NOTICED);
     assert_eq!(said.code, Some(1), "{said:?}");
     self_test(&place, "1");
-    all_pairs(&place, 2, 3);
+    place.all_pairs(2, 3);
 
     // Reset of the one that sends.
     let [sender, receiver] = traffic(&place);
@@ -245,7 +240,7 @@ fn a_device_is_taken_away_in_mid_traffic() {
     assert_eq!(device(&place, "1")["driver"], Value::Null);
     place.exec("1", &["tofu-guest", "bind"]).ok();
     self_test(&place, "1");
-    all_pairs(&place, 2, 3);
+    place.all_pairs(2, 3);
 
     // A program that is killed, at the one end and at the other.
     for node in ["1", "0"] {
@@ -259,7 +254,7 @@ fn a_device_is_taken_away_in_mid_traffic() {
             end_receiver(&place, other);
         }
         self_test(&place, node);
-        all_pairs(&place, 2, 3);
+        place.all_pairs(2, 3);
     }
     place.run(&["down"]).ok();
     place.is_clean();
