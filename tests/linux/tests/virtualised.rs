@@ -19,8 +19,10 @@ fn libraries(program: &Path) -> BTreeSet<String> {
 fn host(test: &str) -> Option<Place> {
     let place = Place::new(test, Image::Host)?;
     let up = ["--image", Image::Host.name(), "--shape", "1x1x1x1x1x1", "--vmm", "qemu"];
-    // Landlock is not among what the kernel of a node starts with.
-    let more = ["--memory", "3GiB", "--cpus", "2", "--append", "lsm=landlock,capability"];
+    // Landlock is not among what the kernel of a node starts with. With two processors, guests and
+    // at times the host itself are lost in QEMU's emulation of AMD-V.
+    let append = "lsm=landlock,capability tofu.net=off";
+    let more = ["--memory", "3GiB", "--cpus", "1", "--append", append];
     place.up(&[&up[..], &more].concat());
     place.exec("0", &["modprobe", "kvm-amd"]).ok();
     if place.exec("0", &["test", "-c", "/dev/kvm"]).code != Some(0) {
@@ -77,7 +79,7 @@ fn guests_run_on_hardware_virtualisation() {
     }
 }
 
-/// In some runs a Linux node ends by a triple fault (seen while booting), which has not been
+/// With two processors for the host, some runs lost a Linux node by a triple fault, which has not been
 /// explained: the emulated AMD-V may be at fault as well as our monitor. Bare guests never did.
 const TRIES: u32 = 3;
 
