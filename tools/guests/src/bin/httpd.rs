@@ -50,7 +50,7 @@ fn httpd() -> Result<(), Error> {
     loop {
         let done = net.run(START_NS, |net| {
             server.work(net);
-            (!forever && server.served >= fetched).then_some(())
+            (!forever && server.served >= fetched && server.is_taken(net)).then_some(())
         });
         if done.is_some() {
             net.run(END_NS, |net| {
@@ -102,6 +102,13 @@ impl Server {
             .collect();
         let is_found = connections.iter().map(|_| false).collect();
         Ok(Self { connections, found, missing, is_found, served: 0 })
+    }
+
+    /// Whether clients have acknowledged all that they were sent.
+    fn is_taken(&self, net: &Net) -> bool {
+        self.connections
+            .iter()
+            .all(|connection| net.sockets.get::<tcp::Socket>(connection.handle).send_queue() == 0)
     }
 
     /// Whether no connection is open.
@@ -184,11 +191,13 @@ fn fetch(net: &mut Net, server: &mut Server, peer: u32, size: usize) -> Result<(
     if whole.is_none() || response != expected {
         return Err(fail!("of node {peer}'s page {} bytes came, or wrong ones", response.len()));
     }
-    let closed = net.run(PAGE_NS, |net| {
+    net.run(END_NS, |net| {
         server.work(net);
         let state = net.sockets.get::<tcp::Socket>(handle).state();
         matches!(state, tcp::State::Closed | tcp::State::TimeWait).then_some(())
     });
+    net.sockets.get_mut::<tcp::Socket>(handle).abort();
+    net.poll();
     net.sockets.remove(handle);
-    closed.ok_or_else(|| fail!("the connection to node {peer} does not end"))
+    Ok(())
 }
