@@ -33,7 +33,7 @@ use crate::{rundir, signals};
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ForwardArgs {
-    /// [ADDRESS:]PORT:NODE:PORT: where to listen, and where that leads
+    /// PORT:NODE:PORT or ADDRESS:PORT:NODE:PORT: where to listen, and where that leads
     ///
     /// ADDRESS is 127.0.0.1 unless given; IPv6 is written in brackets. PORT 0 takes one that is
     /// free. NODE is as for `tofu exec`.
