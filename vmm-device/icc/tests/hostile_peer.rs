@@ -1,52 +1,22 @@
 //! Packets that no device sends, as a peer over a cable could make them up.
 
+mod common;
+
 use std::sync::Arc;
 
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
 use tofu_abi::{Coords, Path, StagOffset, rcode};
-use tofu_fabric::{Class, Packet, PortCounters, Way, XbCounters};
-use tofu_icc::{Answer, Body, Config, DmaMemory, Host, Icc, Net, Payload, Request, Tag};
+use tofu_fabric::{Class, Packet, Way};
+use tofu_icc::{Answer, Body, Config, DmaMemory, Icc, Payload, Request, Tag};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-const SELF: Coords = Coords::new(0, 0, 0, 0, 0, 0);
-const PEER: Coords = Coords::new(0, 0, 0, 1, 0, 0);
+use common::{PEER, Quiet, SELF, Sent};
+
 const TOQ: u64 = 0;
 const TCQ: u64 = 0x1_0000;
 const MRQ: u64 = 0x2_0000;
 const MEMORY: usize = 0x3_0000;
-
-struct Quiet;
-
-impl Host for Quiet {
-    fn interrupt(&self, _: u16) {}
-    fn doorbell(&self, _: u8, _: u8) {}
-    fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
-    fn timer(&self, _: u64) {}
-    fn now_ns(&self) -> u64 {
-        0
-    }
-    fn port_counters(&self, _: u8) -> PortCounters {
-        PortCounters::default()
-    }
-    fn xb_counters(&self) -> XbCounters {
-        XbCounters::default()
-    }
-}
-
-/// Keeps what is sent.
-#[derive(Default)]
-struct Sent(Vec<Packet<Body>>);
-
-impl Net for Sent {
-    fn inject(&mut self, packet: Packet<Body>) {
-        self.0.push(packet);
-    }
-    fn progress(&mut self) {}
-    fn now_ns(&self) -> u64 {
-        0
-    }
-}
 
 /// A device with one enabled queue without translation tables.
 fn device() -> (Icc, GuestMemoryMmap<()>) {

@@ -1,5 +1,7 @@
 //! Signals that no gate sends, and more of them than any sends, as a peer over a cable could.
 
+mod common;
+
 use std::sync::Arc;
 
 use tofu_abi::barrier::{BchReady, BgAddress, GpidBseq, OP_ERROR, SignalMask, SignalState};
@@ -7,46 +9,15 @@ use tofu_abi::irq::bgs;
 use tofu_abi::reduce::{Op, Value};
 use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
 use tofu_abi::{Coords, Path};
-use tofu_fabric::{Class, Packet, PortCounters, Way, XbCounters};
-use tofu_icc::{Body, Config, DmaMemory, Host, Icc, Net, Signal, channel_bell};
+use tofu_fabric::{Class, Packet, Way};
+use tofu_icc::{Body, Config, DmaMemory, Icc, Signal, channel_bell};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-const SELF: Coords = Coords::new(0, 0, 0, 0, 0, 0);
-const PEER: Coords = Coords::new(0, 0, 0, 1, 0, 0);
+use common::{PEER, Quiet, SELF, Sent};
+
 const RELAY: u8 = 20;
 const GPID: u64 = 5;
 const NOTICE: u64 = 0x1000;
-
-struct Quiet;
-
-impl Host for Quiet {
-    fn interrupt(&self, _: u16) {}
-    fn doorbell(&self, _: u8, _: u8) {}
-    fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
-    fn timer(&self, _: u64) {}
-    fn now_ns(&self) -> u64 {
-        0
-    }
-    fn port_counters(&self, _: u8) -> PortCounters {
-        PortCounters::default()
-    }
-    fn xb_counters(&self) -> XbCounters {
-        XbCounters::default()
-    }
-}
-
-#[derive(Default)]
-struct Sent(Vec<Packet<Body>>);
-
-impl Net for Sent {
-    fn inject(&mut self, packet: Packet<Body>) {
-        self.0.push(packet);
-    }
-    fn progress(&mut self) {}
-    fn now_ns(&self) -> u64 {
-        0
-    }
-}
 
 /// A device whose gate 20 relays from gate 7 of the peer to its gate 8, and whose gate 0 is
 /// linked to itself and to gate 9 of the peer.
