@@ -123,13 +123,12 @@ impl VfioOps for ForeignSpace {
     }
 
     fn vfio_dma_unmap(&self, iova: u64, size: usize) -> Result<(), VfioError> {
-        const ENOENT: i32 = 2;
         let size = size as u64;
         let unmapped = match self {
             Self::Container(container) => unmap_in_container(container, iova, size)?,
             Self::Iommufd { iommufd, ioas } => match unmap_in_ioas(iommufd, *ioas, iova, size) {
                 Err(VfioError::IommufdIoctlError(IommufdError::IommuIoasUnmap(errno)))
-                    if errno.errno() == ENOENT =>
+                    if errno.errno() == rustix::io::Errno::NOENT.raw_os_error() =>
                 {
                     0
                 }
