@@ -4,11 +4,11 @@ mod common;
 
 use std::sync::Arc;
 
+use tofu_abi::Path;
 use tofu_abi::barrier::{BchReady, BgAddress, GpidBseq, OP_ERROR, SignalMask, SignalState};
 use tofu_abi::irq::bgs;
 use tofu_abi::reduce::{Op, Value};
 use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
-use tofu_abi::{Coords, Path};
 use tofu_fabric::{Class, Packet, Way};
 use tofu_icc::{Body, Config, DmaMemory, Icc, Signal, channel_bell};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
