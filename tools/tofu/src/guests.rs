@@ -25,6 +25,23 @@ pub(crate) fn for_linux(name: &str) -> Option<&'static Shipped> {
     LINUX.iter().find(|shipped| shipped.name == name)
 }
 
+/// The name of a program, for people, and what is in its file. A file of more than `most` bytes, or
+/// what is no regular file, is refused before it is read.
+pub(crate) fn read_program(path: &Path, most: u64) -> Result<(String, Vec<u8>), GuestError> {
+    let read_error = |source| GuestError::Read { path: path.to_owned(), source };
+    let metadata = std::fs::metadata(path).map_err(read_error)?;
+    if !metadata.is_file() {
+        let problem = "not a regular file";
+        return Err(GuestError::NotBootable { path: path.to_owned(), problem });
+    }
+    if metadata.len() > most {
+        return Err(GuestError::TooLarge { path: path.to_owned(), most });
+    }
+    let image = std::fs::read(path).map_err(read_error)?;
+    let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
+    Ok((name.into_owned(), image))
+}
+
 /// Which guest program to run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum GuestName {
@@ -82,6 +99,9 @@ pub(crate) enum GuestError {
         path.display()
     )]
     NotBootable { path: PathBuf, problem: &'static str },
+    /// The file has more than `most` bytes.
+    #[error("guest {}: larger than {} MiB", path.display(), most >> 20)]
+    TooLarge { path: PathBuf, most: u64 },
 }
 
 /// A guest program in memory.
@@ -116,20 +136,10 @@ impl Guest {
                 Ok(Self { name: shipped.name.to_owned(), image })
             }
             GuestName::File(path) => {
-                let read_error = |source| GuestError::Read { path: path.clone(), source };
-                let not_bootable =
-                    |problem| GuestError::NotBootable { path: path.clone(), problem };
-                let metadata = std::fs::metadata(path).map_err(read_error)?;
-                if !metadata.is_file() {
-                    return Err(not_bootable("not a regular file"));
-                }
-                if metadata.len() > MAX_IMAGE {
-                    return Err(not_bootable("larger than 1 GiB"));
-                }
-                let image = std::fs::read(path).map_err(read_error)?;
-                check_elf(&image).map_err(not_bootable)?;
-                let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
-                Ok(Self { name: name.into_owned(), image: Arc::new(Cow::Owned(image)) })
+                let (name, image) = read_program(path, MAX_IMAGE)?;
+                check_elf(&image)
+                    .map_err(|problem| GuestError::NotBootable { path: path.clone(), problem })?;
+                Ok(Self { name, image: Arc::new(Cow::Owned(image)) })
             }
         }
     }

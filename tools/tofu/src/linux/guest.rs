@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use crate::guests::{GuestError, GuestName, LINUX, Shipped, for_linux};
+use crate::guests::{GuestError, GuestName, LINUX, Shipped, for_linux, read_program};
 
 /// A program for Linux nodes, in memory.
 #[derive(Clone, Debug)]
@@ -27,19 +27,8 @@ impl LinuxGuest {
                 Ok(Self { name: wanted.clone(), image: Arc::new(Cow::Borrowed(shipped.image)) })
             }
             GuestName::File(path) => {
-                let read_error = |source| GuestError::Read { path: path.clone(), source };
-                let not_bootable =
-                    |problem| GuestError::NotBootable { path: path.clone(), problem };
-                let metadata = std::fs::metadata(path).map_err(read_error)?;
-                if !metadata.is_file() {
-                    return Err(not_bootable("not a regular file"));
-                }
-                if metadata.len() > MAX_IMAGE {
-                    return Err(not_bootable("larger than 256 MiB"));
-                }
-                let image = std::fs::read(path).map_err(read_error)?;
-                let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
-                Ok(Self { name: name.into_owned(), image: Arc::new(Cow::Owned(image)) })
+                let (name, image) = read_program(path, MAX_IMAGE)?;
+                Ok(Self { name, image: Arc::new(Cow::Owned(image)) })
             }
         }
     }
