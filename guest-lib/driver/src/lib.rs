@@ -33,6 +33,7 @@ mod order;
 mod packets;
 mod platform;
 mod tables;
+mod target;
 pub mod topology;
 
 pub use barrier::{
@@ -41,8 +42,7 @@ pub use barrier::{
 pub use cq::{Completion, Cq, CqConfig, CqException, Full, Notice, OpenError, WaitError};
 pub use device::{Device, DeviceError, IrqUnit, TimedOut, Tni};
 pub use order::{BadPiggyback, Order, Target};
-pub use packets::{
-    Lost, PacketConfig, PacketError, PacketTarget, Packets, Received, SendError, Sent,
-};
+pub use packets::{Lost, PacketConfig, PacketError, Packets, Received, SendError, Sent};
 pub use platform::{DmaBuffer, DmaError, IrqError, Platform};
 pub use tables::{Access, MemoryRange, Stag, StagError};
+pub use target::PacketTarget;

@@ -9,7 +9,7 @@ use tofu_abi::desc::{
 use tofu_abi::frame::HEADER_SIZE;
 use tofu_abi::{Coords, Path, StagOffset};
 
-use crate::packets::PacketTarget;
+use crate::target::PacketTarget;
 
 /// The network interface that a command is sent to. Its control queue is part of the remote
 /// [`StagOffset`].

@@ -6,57 +6,21 @@ use core::fmt;
 use core::mem;
 use core::sync::atomic::Ordering;
 
-use tofu_abi::desc::Header1;
 use tofu_abi::frame::{HEADER_SIZE, ROUTING_HEADER_SIZE, SYSTEM_PAYLOAD_MAX, TlpHeader};
 use tofu_abi::irq::{tni as requests, vector};
 use tofu_abi::queue::{
     PACKET_BUFFER_SIZE, PBQ_ENTRY_SIZE, PRQ_ENTRY_SIZE, PbqEntry, PrqEntry, PrqRcode, RingIndex,
     queue_entries,
 };
+use tofu_abi::rcode;
 use tofu_abi::regs::{CqsMode, KERNEL_CQ, TniReg, tni_base};
 use tofu_abi::table::TABLE_ALIGN;
-use tofu_abi::{Coords, Path, rcode};
 
 use crate::cq::{Cq, CqConfig, OpenError};
 use crate::device::{Device, DeviceError, IrqUnit};
 use crate::order::Order;
 use crate::platform::{DmaBuffer, DmaError, IrqError, Platform};
-
-/// Where a system packet goes, and which way: so many hops on X, Y and Z, towards higher
-/// coordinates if positive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PacketTarget {
-    /// Hops on X, Y and Z.
-    pub distances: [i8; 3],
-    /// A, B and C of the target; its X, Y and Z follow from the distances.
-    pub node: Coords,
-    /// Where the packet enters X, Y, Z routing.
-    pub path: Path,
-    /// Network interface of the target, 0 to 5.
-    pub tni: u8,
-}
-
-impl PacketTarget {
-    /// The way from one node to another that crosses no date line, which every machine has, by
-    /// the default path.
-    pub fn straight(from: Coords, to: Coords, tni: u8) -> Self {
-        let hops = |from: u8, to: u8| to.wrapping_sub(from) as i8;
-        Self {
-            distances: [hops(from.x, to.x), hops(from.y, to.y), hops(from.z, to.z)],
-            node: to,
-            path: to.default_path(),
-            tni,
-        }
-    }
-
-    pub(crate) fn header(&self) -> Header1 {
-        Header1(0)
-            .with_target(self.node)
-            .with_distances(self.distances)
-            .with_path(self.path)
-            .with_ri(self.tni)
-    }
-}
+use crate::target::PacketTarget;
 
 /// How to open the packet interface of a TNI. Start from [`PacketConfig::new`].
 #[derive(Clone, Debug)]

@@ -214,7 +214,7 @@ impl Core {
         let answers = Place { shape, machine, me }.introduction(node);
         let fits = self.replies.len() + answers.len() <= MAX_REPLIES;
         if fits {
-            self.replies.extend(answers);
+            self.replies.extend(answers.map(|answer| answer.as_bytes().to_vec()));
         }
         fits
     }
@@ -274,7 +274,7 @@ impl Core {
             Answer::Reply(reply) => {
                 self.counters.answered += 1;
                 if self.replies.len() < MAX_REPLIES {
-                    self.replies.push_back(reply);
+                    self.replies.push_back(reply.as_bytes().to_vec());
                 }
                 return Ok(());
             }
@@ -322,7 +322,15 @@ impl Core {
         let total = prefix.len() + frame.len();
         // A frame that is not finished has no checksum of its own that would find damage.
         let summed = total > PIECE_MAX || kind == Kind::Unfinished;
-        let sum = if summed { wire::sum_behind(prefix, frame) } else { 0 };
+        let sum = if summed {
+            // The facts in front of a frame are a multiple of 4 bytes.
+            let mut sum = wire::Sum::default();
+            sum.add(prefix);
+            sum.add(frame);
+            sum.finish()
+        } else {
+            0
+        };
         let (mut offset, mut prefix, mut rest) = (0, prefix, frame);
         while offset < total {
             let (body, next) = rest.split_at(rest.len().min(PIECE_MAX - prefix.len()));

@@ -14,10 +14,11 @@
 extern crate alloc;
 
 pub mod addr;
+mod finish;
 mod frames;
 pub mod hosts;
 mod link;
-mod neighbor;
+pub mod neighbor;
 pub mod offload;
 mod reassembly;
 pub mod routes;

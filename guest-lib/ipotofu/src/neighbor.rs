@@ -1,8 +1,6 @@
 //! Questions for hardware addresses (ARP, RFC 826; neighbour discovery, RFC 4861), which are
 //! answered on the spot: the answer follows from the address that is asked for.
 
-use alloc::vec::Vec;
-
 use tofu_abi::Coords;
 use tofu_driver::topology::Shape;
 
@@ -28,11 +26,38 @@ const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
 
+/// Bytes of the longest reply, an advertisement.
+const REPLY_MAX: usize = ETHERNET_HEADER + IPV6_HEADER + ND_LEN + 8;
+
+/// A frame that answers a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    bytes: [u8; REPLY_MAX],
+    len: usize,
+}
+
+impl Reply {
+    const EMPTY: Self = Self { bytes: [0; REPLY_MAX], len: 0 };
+
+    /// The frame.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    fn push(&mut self, part: &[u8]) {
+        let end = self.len + part.len();
+        if let Some(place) = self.bytes.get_mut(self.len..end) {
+            place.copy_from_slice(part);
+            self.len = end;
+        }
+    }
+}
+
 /// What becomes of a frame that goes to a group.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// This is the answer; the question need not go anywhere.
-    Reply(Vec<u8>),
+    Reply(Reply),
     /// Nobody else can have the address that is asked for, so nobody is asked.
     Silence,
     /// It is for others.
@@ -40,15 +65,19 @@ pub(crate) enum Answer {
 }
 
 /// Where the node is, and in what.
-pub(crate) struct Place<'a> {
-    pub(crate) shape: &'a Shape,
-    pub(crate) machine: u8,
-    pub(crate) me: Coords,
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The machine.
+    pub shape: &'a Shape,
+    /// Its number, 0 to 7.
+    pub machine: u8,
+    /// The node that asks.
+    pub me: Coords,
 }
 
 impl Place<'_> {
     /// Looks whether a frame of this node is a question that can be answered.
-    pub(crate) fn answer(&self, frame: &[u8]) -> Answer {
+    pub fn answer(&self, frame: &[u8]) -> Answer {
         let found = match frame.get(12..ETHERNET_HEADER) {
             Some(kind) if kind == ETHERTYPE_ARP => self.arp(frame),
             Some(kind) if kind == ETHERTYPE_IPV6 => self.solicitation(frame),
@@ -74,7 +103,7 @@ impl Place<'_> {
         };
         let asker = arp[8..18].try_into().ok()?;
         let mut reply = arp_reply(node, target, asker);
-        reply[..6].copy_from_slice(&frame[6..12]);
+        reply.bytes[..6].copy_from_slice(&frame[6..12]);
         Some(Answer::Reply(reply))
     }
 
@@ -106,7 +135,7 @@ impl Place<'_> {
     }
 
     /// What would be answered to this node's questions for the addresses of `node`.
-    pub(crate) fn introduction(&self, node: Coords) -> [Vec<u8>; 2] {
+    pub fn introduction(&self, node: Coords) -> [Reply; 2] {
         let (mac, machine) = (addr::mac(self.me), self.machine);
         let mut asker = [0; 10];
         asker[..6].copy_from_slice(&mac);
@@ -121,17 +150,17 @@ impl Place<'_> {
 
 /// An ARP reply for `node`, which has the address `target`, to an asker with this hardware and
 /// protocol address.
-fn arp_reply(node: Coords, target: [u8; 4], asker: [u8; 10]) -> Vec<u8> {
+fn arp_reply(node: Coords, target: [u8; 4], asker: [u8; 10]) -> Reply {
     let mac = addr::mac(node);
-    let mut reply = Vec::with_capacity(ETHERNET_HEADER + ARP_LEN);
-    reply.extend_from_slice(&asker[..6]);
-    reply.extend_from_slice(&mac);
-    reply.extend_from_slice(&ETHERTYPE_ARP);
-    reply.extend_from_slice(&ARP_ETHERNET_IPV4);
-    reply.extend_from_slice(&ARP_REPLY);
-    reply.extend_from_slice(&mac);
-    reply.extend_from_slice(&target);
-    reply.extend_from_slice(&asker);
+    let mut reply = Reply::EMPTY;
+    reply.push(&asker[..6]);
+    reply.push(&mac);
+    reply.push(&ETHERTYPE_ARP);
+    reply.push(&ARP_ETHERNET_IPV4);
+    reply.push(&ARP_REPLY);
+    reply.push(&mac);
+    reply.push(&target);
+    reply.push(&asker);
     reply
 }
 
@@ -141,23 +170,23 @@ fn advertisement(
     target: [u8; 16],
     (to, to_mac): ([u8; 16], Mac),
     flags: u8,
-) -> Vec<u8> {
+) -> Reply {
     let mac = addr::mac(node);
-    let mut reply = Vec::with_capacity(ETHERNET_HEADER + IPV6_HEADER + ND_LEN + 8);
-    reply.extend_from_slice(&to_mac);
-    reply.extend_from_slice(&mac);
-    reply.extend_from_slice(&ETHERTYPE_IPV6);
-    reply.extend_from_slice(&[0x60, 0, 0, 0, 0, ND_LEN as u8 + 8, ICMPV6, 255]);
-    reply.extend_from_slice(&target);
-    reply.extend_from_slice(&to);
-    let start = reply.len();
-    reply.extend_from_slice(&[ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0]);
-    reply.extend_from_slice(&target);
+    let mut reply = Reply::EMPTY;
+    reply.push(&to_mac);
+    reply.push(&mac);
+    reply.push(&ETHERTYPE_IPV6);
+    reply.push(&[0x60, 0, 0, 0, 0, ND_LEN as u8 + 8, ICMPV6, 255]);
+    reply.push(&target);
+    reply.push(&to);
+    let start = reply.len;
+    reply.push(&[ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0]);
+    reply.push(&target);
     // The target's hardware address: option 2, 8 bytes long.
-    reply.extend_from_slice(&[2, 1]);
-    reply.extend_from_slice(&mac);
-    let sum = checksum(target, to, &reply[start..]);
-    reply[start + 2..start + 4].copy_from_slice(&sum.to_be_bytes());
+    reply.push(&[2, 1]);
+    reply.push(&mac);
+    let sum = checksum(target, to, &reply.as_bytes()[start..]);
+    reply.bytes[start + 2..start + 4].copy_from_slice(&sum.to_be_bytes());
     reply
 }
 

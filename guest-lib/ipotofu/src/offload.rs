@@ -1,8 +1,9 @@
 //! Frames that are not finished: whose checksum is not there yet, or that stand for several of a
 //! TCP connection. Linux calls this checksum and segmentation offload. Such a frame goes to nodes
-//! that say that they take it; for others it is finished here.
-
-use alloc::vec::Vec;
+//! that say that they take it; for others it is finished here ([`Facts::finish`]).
+//!
+//! Like `addr`, `neighbor`, `routes`, `tree` and `wire`, this file needs no allocator: the kernel
+//! driver compiles them, too.
 
 use zerocopy::byteorder::network_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -20,16 +21,12 @@ const ECN: u8 = 0x80;
 const MIN_SEGMENT: u16 = 48;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
-const TCP: u8 = 6;
+pub(crate) const TCP: u8 = 6;
 const IPV4_MIN: usize = 20;
-const IPV6_HEADER: usize = 40;
+pub(crate) const IPV6_HEADER: usize = 40;
 const TCP_MIN: usize = 20;
-/// Where in a TCP header its checksum and flags are.
-const TCP_CHECKSUM: usize = 16;
-const TCP_FLAGS: usize = 13;
-const FIN: u8 = 1;
-const PSH: u8 = 8;
-const CWR: u8 = 0x80;
+/// Where in a TCP header its checksum is.
+pub(crate) const TCP_CHECKSUM: usize = 16;
 
 /// The facts as they lie in front of a frame. Numbers are big endian.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -153,62 +150,6 @@ impl Facts {
             && end < frame.len();
         if fits { Ok(Some(end)) } else { Err(BadFacts) }
     }
-
-    /// Does what is left to do: hands finished frames to `out`, in order.
-    ///
-    /// # Errors
-    ///
-    /// If the facts do not fit to the frame. Nothing is handed out then.
-    pub fn finish(&self, frame: &[u8], out: &mut dyn FnMut(&[u8])) -> Result<(), BadFacts> {
-        let Some(headers) = self.check(frame)? else {
-            let mut done = frame.to_vec();
-            if let Some((start, offset)) = self.checksum {
-                complete(&mut done, start.into(), offset.into());
-            }
-            out(&done);
-            return Ok(());
-        };
-        let Some((start, _)) = self.checksum else { return Err(BadFacts) };
-        let tcp = usize::from(start);
-        let v4 = self.segments == Segments::Tcp4;
-        let payload = &frame[headers..];
-        let last = payload.len().div_ceil(self.size.into()) - 1;
-        let mut segment = Vec::with_capacity(headers + usize::from(self.size));
-        for (n, body) in payload.chunks(self.size.into()).enumerate() {
-            segment.clear();
-            segment.extend_from_slice(&frame[..headers]);
-            segment.extend_from_slice(body);
-            let sequence =
-                get32(&segment, tcp + 4).wrapping_add((n * usize::from(self.size)) as u32);
-            segment[tcp + 4..tcp + 8].copy_from_slice(&sequence.to_be_bytes());
-            if n != last {
-                segment[tcp + TCP_FLAGS] &= !(FIN | PSH);
-            }
-            if n != 0 {
-                segment[tcp + TCP_FLAGS] &= !CWR;
-            }
-            let length = segment.len() - ETHERNET_HEADER;
-            if v4 {
-                let id = get16(&segment, ETHERNET_HEADER + 4).wrapping_add(n as u16);
-                put16(&mut segment, ETHERNET_HEADER + 2, length as u16);
-                put16(&mut segment, ETHERNET_HEADER + 4, id);
-                put16(&mut segment, ETHERNET_HEADER + 10, 0);
-                let sum = !fold(sum(&segment[ETHERNET_HEADER..tcp]));
-                put16(&mut segment, ETHERNET_HEADER + 10, sum);
-            } else {
-                put16(&mut segment, ETHERNET_HEADER + 4, (length - IPV6_HEADER) as u16);
-            }
-            // What the kernel has summed up is the pseudo header with the length of the whole.
-            let addresses = if v4 { 12..20 } else { 8..40 };
-            let (from, to) = (ETHERNET_HEADER + addresses.start, ETHERNET_HEADER + addresses.end);
-            let tcp_length = (segment.len() - tcp) as u32;
-            let pseudo = sum(&segment[from..to]) + u64::from(TCP) + u64::from(tcp_length);
-            put16(&mut segment, tcp + TCP_CHECKSUM, fold(pseudo));
-            complete(&mut segment, tcp, TCP_CHECKSUM);
-            out(&segment);
-        }
-        Ok(())
-    }
 }
 
 /// Where the TCP header of a frame with IPv4 is.
@@ -233,40 +174,6 @@ fn packet(frame: &[u8], kind: [u8; 2]) -> Option<&[u8]> {
     (frame.get(12..ETHERNET_HEADER)? == kind).then(|| &frame[ETHERNET_HEADER..])
 }
 
-/// Replaces the field at `start + offset` by the checksum (RFC 1071) from `start` on, the field
-/// included.
-fn complete(frame: &mut [u8], start: usize, offset: usize) {
-    let sum = !fold(sum(&frame[start..]));
-    // 0 would mean that a UDP datagram has none; ffff is the same number.
-    put16(frame, start + offset, if sum == 0 { u16::MAX } else { sum });
-}
-
-/// The sum of 16-bit words, big endian, before carries are added.
-fn sum(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<4>();
-    // Two words at a time: they come together when carries are added.
-    let mut sum: u64 = words.iter().map(|word| u64::from(u32::from_be_bytes(*word))).sum();
-    let mut last = [0; 4];
-    last[..rest.len()].copy_from_slice(rest);
-    sum += u64::from(u32::from_be_bytes(last));
-    sum
-}
-
-fn fold(mut sum: u64) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum as u16
-}
-
-fn get16(bytes: &[u8], at: usize) -> u16 {
+pub(crate) fn get16(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn get32(bytes: &[u8], at: usize) -> u32 {
-    u32::from(get16(bytes, at)) << 16 | u32::from(get16(bytes, at + 2))
-}
-
-fn put16(bytes: &mut [u8], at: usize, value: u16) {
-    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }

@@ -258,12 +258,27 @@ impl Repr {
 /// The sum over a frame: its 32-bit words, little endian and filled up with zeros, added with the
 /// carry at the end, as in RFC 1071 with wider words; never 0.
 pub fn sum(frame: &[u8]) -> u32 {
-    finish(words(frame))
+    let mut sum = Sum::default();
+    sum.add(frame);
+    sum.finish()
 }
 
-/// The same over a frame and what is in front of it, a multiple of 4 bytes.
-pub(crate) fn sum_behind(prefix: &[u8], frame: &[u8]) -> u32 {
-    finish(words(prefix) + words(frame))
+/// A sum that is made piece by piece.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sum(u64);
+
+impl Sum {
+    /// Adds a part. All parts but the last one are multiples of 4 bytes; their order does not
+    /// matter.
+    pub fn add(&mut self, part: &[u8]) {
+        // Of each of these there may be 2^24 before it is too much.
+        self.0 = (self.0 & u64::from(u32::MAX)) + (self.0 >> 32) + words(part);
+    }
+
+    /// The sum as it goes into headers.
+    pub fn finish(self) -> u32 {
+        finish(self.0)
+    }
 }
 
 fn words(bytes: &[u8]) -> u64 {
