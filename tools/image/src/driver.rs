@@ -57,6 +57,10 @@ const PACKAGES: &[&str] = &[
 /// Lines that a build of this kernel says, about, to tell how far it is.
 const LINES: u64 = 2300;
 
+/// How the names of build roots begin, and of those that are not complete yet.
+const ROOT: &str = "driver-root-";
+const WORK: &str = ".work-";
+
 const CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu.config");
 const SCRIPT: &str = include_str!("../init/driver");
 
@@ -123,9 +127,17 @@ pub(crate) fn part(
     refresh: bool,
     progress: &dyn Progress,
 ) -> Result<(String, String, Manifest)> {
-    let root_key = format!("driver-root-{}", &root_recipe()[..12]);
+    let root_key = format!("{ROOT}{}", &root_recipe()[..12]);
     cache.make_part(&root_key, refresh, |folder, manifest| {
-        make_root(cache, folder, manifest, progress)
+        // What takes so long is not begun anew after an interruption.
+        let work = folder.with_file_name(format!("{WORK}{root_key}"));
+        forget_others(&work)?;
+        if refresh {
+            remove_folder(&work)?;
+        }
+        make_root(cache, &work, manifest, progress)?;
+        fs::rename(work.join("root"), folder.join("root")).on("move", &work)?;
+        remove_folder(&work)
     })?;
     let key = format!("driver-{}", &recipe()[..12]);
     let root = cache.part_folder(&root_key).join("root");
@@ -135,20 +147,49 @@ pub(crate) fn part(
     Ok((root_key, key, manifest))
 }
 
+/// Removes what is left of root folders of other recipes, whose making was interrupted.
+fn forget_others(work: &Path) -> Result<()> {
+    let Some(parts) = work.parent() else { return Ok(()) };
+    for entry in fs::read_dir(parts).on("read", parts)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&format!("{WORK}{ROOT}")) && entry.path() != work {
+            remove_folder(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the build root in `work`, or goes on where it was interrupted.
 fn make_root(
     cache: &Cache,
-    folder: &Path,
+    work: &Path,
     manifest: &mut Manifest,
     progress: &dyn Progress,
 ) -> Result<()> {
-    let root = folder.join("root");
+    let root = work.join("root");
     let apt = cache.apt(progress)?;
     let mut debs = apt.closure(PACKAGES, apt::From::Backports)?;
     // It has the links /bin, /lib and so on, which have to be there before anything else.
     debs.sort_by_key(|deb| deb.name() != "base-files");
     let files = apt.fetch(&debs, apt::From::Backports)?;
-    apt.unpack(&files, &root)?;
     manifest.packages = apt::packages(&debs, &files)?;
+    let unpacked = work.join("unpacked");
+    let these = format!("{:?}", manifest.packages);
+    if fs::read_to_string(&unpacked).is_ok_and(|those| those == these) {
+        progress.note("going on with a build that was interrupted");
+    } else {
+        remove_folder(work)?;
+        apt.unpack(&files, &root)?;
+        prepare(&root)?;
+        write(&unpacked, &these)?;
+    }
+    build(&root, "kernel", LINES, progress)?;
+    apt.discard(&files);
+    // The sources are unpacked; the rest is what modules are built of.
+    remove_folder(&root.join("usr/src"))
+}
+
+/// What a root of unpacked packages lacks.
+fn prepare(root: &Path) -> Result<()> {
     for name in ["build", "src", "tofu-build", "dev", "proc", "tmp"] {
         let path = root.join(name);
         fs::create_dir_all(&path).on("create", &path)?;
@@ -160,11 +201,7 @@ fn make_root(
             symlink(target, &link).on("create", &link)?;
         }
     }
-    write(&root.join("build/config"), CONFIG)?;
-    build(&root, "kernel", LINES, progress)?;
-    apt.discard(&files);
-    // The sources are unpacked; the rest is what modules are built of.
-    remove_folder(&root.join("usr/src"))
+    write(&root.join("build/config"), CONFIG)
 }
 
 fn make_module(
