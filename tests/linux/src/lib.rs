@@ -8,6 +8,7 @@
 
 pub mod namespace;
 pub mod net;
+pub mod sdk;
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -167,9 +168,7 @@ impl Place {
                 format!("no Linux nodes on this host: {}", doctor["linux"])
             }
             // What the host lacks; all else is a fault.
-            Some(2) if said.err.contains("mirror") || said.err.contains("cannot find") => {
-                said.err.lines().last().unwrap_or_default().to_owned()
-            }
+            _ if said.lacks_packages() => said.err.lines().last().unwrap_or_default().to_owned(),
             _ => panic!("{said:?}"),
         };
         skip(test, &why);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::sdk::{Sdk, has_compiler};
 use crate::{Image, PATIENCE, Place, Running, skip};
 
 /// The program that nodes run, and where it is there.
@@ -81,6 +82,68 @@ impl Net {
             assert_eq!(one["bytes"], bytes, "{client} {server}");
             assert_eq!(one["taken"], other["given"], "{client} {server}");
         }
+    }
+
+    /// Lets node 0 log in on all nodes by ssh.
+    #[track_caller]
+    pub fn ssh(&self) {
+        let key = self.shell(
+            0,
+            "mkdir -p -m 700 ~root/.ssh && ssh-keygen -q -t ed25519 -N '' -f ~root/.ssh/id_ed25519 \
+             && cat ~root/.ssh/id_ed25519.pub",
+        );
+        let options = "StrictHostKeyChecking no\\nUserKnownHostsFile /dev/null\\nLogLevel ERROR\\n";
+        let prepare = format!(
+            "mkdir -p -m 700 ~root/.ssh /run/sshd && echo '{}' >~root/.ssh/authorized_keys && \
+             printf '{options}' >~root/.ssh/config && /usr/sbin/sshd",
+            key.trim()
+        );
+        self.place.exec_all(&["sh", "-c", &prepare]);
+    }
+
+    /// Compiles the program `mpi_ip` and copies it to all nodes; `None`, after it was said why, if
+    /// this host cannot.
+    #[track_caller]
+    pub fn mpi_program(&self, test: &str) -> Option<Sdk> {
+        let test = format!("{test}_mpi");
+        if !has_compiler(&test) {
+            return None;
+        }
+        let sdk = Sdk::new(&self.place);
+        if !sdk.add_mpi(&self.place, &test) {
+            return None;
+        }
+        sdk.compile_mpi("programs/mpi_ip.c", &[]);
+        for node in 0..self.nodes {
+            self.place
+                .run(&["cp", &self.place.file("mpi_ip"), &format!("{node}:/tmp/mpi_ip")])
+                .ok();
+        }
+        Some(sdk)
+    }
+
+    /// Runs it on all nodes with so many rounds, by `tofu0` alone: started by ssh from node 0.
+    #[track_caller]
+    pub fn mpi(&self, rounds: u32) {
+        let hosts: Vec<_> = (0..self.nodes).map(|node| format!("n{node}")).collect();
+        let said = self.shell_for(
+            0,
+            &format!(
+                "HYDRA_LAUNCHER=ssh UCX_TLS=tcp,self UCX_NET_DEVICES=tofu0 mpiexec -iface tofu0 \
+                 -hosts {} -n {} /tmp/mpi_ip {rounds} 2>&1",
+                hosts.join(","),
+                self.nodes
+            ),
+            LONG,
+        );
+        let names = self.place.exec_all(&["hostname"]);
+        for (rank, name) in names.iter().enumerate() {
+            // Each line has its node in front.
+            let name = name.split_whitespace().last().unwrap_or_default();
+            let line = format!("rank {rank} of {} on {name}", self.nodes);
+            assert!(said.lines().any(|other| other == line), "{line}: {said}");
+        }
+        assert!(said.lines().any(|line| line == "0 wrong"), "{said}");
     }
 
     /// All answer to all.

@@ -1,69 +1,30 @@
 //! `tofu run`: jobs of C programs on Linux nodes, with and without MPI, and how they end.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use serde_json::{Value, json};
-use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, interrupt, kill, skip};
-
-/// Longest time for an image with MPI to be made, where it has to be fetched.
-const IMAGE: Duration = Duration::from_secs(600);
+use tofu_linux_tests::sdk::{Sdk, has_compiler};
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, interrupt, kill};
 
 /// A place with what is needed to compile programs, and programs.
 struct Job {
     place: Place,
-    libraries: PathBuf,
-}
-
-fn must(command: &mut Command) {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let err = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {}: {err}", output.status);
-}
-
-fn has_compiler(test: &str) -> bool {
-    let found = ["gcc", "strip"].iter().all(|tool| {
-        Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success())
-    });
-    if !found {
-        skip(test, "there is no gcc, or no strip");
-    }
-    found
+    sdk: Sdk,
 }
 
 impl Job {
     /// A place, what `tofu sdk` writes, and the C programs compiled with it.
     fn new(place: Place) -> Self {
-        let libraries = place.path().join("libraries");
-        fs::create_dir(&libraries).unwrap();
-        for name in ["libtofucom.so", "libtofutop.so"] {
-            // Cargo leaves them beside the tests. Copying their debug information takes long.
-            let built = std::env::current_exe().unwrap().with_file_name(name);
-            must(Command::new("strip").arg("-o").arg(libraries.join(name)).arg(built));
-        }
-        let job = Self { place, libraries };
-        job.start(&["sdk", "sdk"], b"").end(MOMENT).ok();
+        let sdk = Sdk::new(&place);
         for source in ["programs/ranks.c", "../../guest-lib/utofu/examples/run/ring.c"] {
-            job.compile("gcc", source, &["-ltofucom", "-ltofutop"]);
+            sdk.compile(source, &["-ltofucom", "-ltofutop"]);
         }
-        job
-    }
-
-    fn compile(&self, compiler: &str, source: &str, libraries: &[&str]) {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
-        let sdk = self.place.path().join("sdk");
-        let mut command = Command::new(compiler);
-        command.args(["-Wall", "-Wextra", "-Werror", "-O2", "-I"]).arg(sdk.join("include"));
-        command.arg(&source).arg("-L").arg(sdk.join("lib")).args(libraries);
-        must(command.arg("-o").arg(self.place.path().join(source.file_stem().unwrap())));
+        Self { place, sdk }
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = self.place.command(args);
-        command.env("TOFU_LIBRARIES", &self.libraries).current_dir(self.place.path());
-        command
+        self.sdk.command(&self.place, args)
     }
 
     fn start(&self, args: &[&str], input: &[u8]) -> Running {
@@ -131,7 +92,7 @@ fn examples_run_on_two_nodes() {
         ),
     ] {
         let source = format!("../../guest-lib/utofu/examples/c/{name}.c");
-        job.compile("gcc", &source, &["-ltofucom", "-ltofutop", "-lpthread"]);
+        job.sdk.compile(&source, &["-ltofucom", "-ltofutop", "-lpthread"]);
         let out = job.run(&["-n", ranks, &format!("./{name}")]).ok();
         assert_eq!(sorted(&out), expected, "{name}");
     }
@@ -282,14 +243,11 @@ fn mpi_and_utofu_in_one_program() {
     }
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     let job = Job::new(place);
-    let said = job.start(&["sdk", "--mpi", "sdk"], b"").end(IMAGE);
-    if said.code == Some(2) && said.err.contains("mirror") {
-        return skip(TEST, said.err.lines().last().unwrap_or_default());
+    if !job.sdk.add_mpi(&job.place, TEST) {
+        return;
     }
-    said.ok();
-    let mpicc = job.place.file("sdk/bin/mpicc");
-    job.compile(&mpicc, "../../guest-lib/utofu/examples/run/mpi_put.c", &["-ltofucom"]);
-    job.compile(&mpicc, "programs/mpi_abort.c", &[]);
+    job.sdk.compile_mpi("../../guest-lib/utofu/examples/run/mpi_put.c", &["-ltofucom"]);
+    job.sdk.compile_mpi("programs/mpi_abort.c", &[]);
     let lan = ["--net", "lan", "--memory", "512MiB"];
     job.place.up(&[&["--image", "mpich"], lan.as_slice()].concat());
     for (ranks, numbers) in [("2", 4), ("4", 16)] {
