@@ -120,6 +120,8 @@ impl kirq::Handler for Handler {
             return IrqReturn::None;
         }
         self.device.write(page + CqsReg::Irc.offset(), pending);
+        // SAFETY: no requirements.
+        unsafe { shim::tofu_shim_trace_fault(self.tni, self.cq, pending) };
         for (bit, code) in EXCEPTIONS {
             if pending & bit != 0 {
                 dev_dbg!(

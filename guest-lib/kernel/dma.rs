@@ -69,6 +69,14 @@ impl Table {
         unsafe { self.cpu.add(index).write_volatile(value.to_le()) };
     }
 
+    /// Where the bytes from `at` to `at + len` are; nowhere beyond the table.
+    pub(crate) fn bytes(&self, at: usize, len: usize) -> Option<*mut [u8]> {
+        let end = at.checked_add(len).filter(|end| *end <= self.qwords * 8)?;
+        // SAFETY: the bytes before `end` are in the table.
+        let start = unsafe { self.cpu.as_ptr().cast::<u8>().add(at) };
+        Some(core::ptr::slice_from_raw_parts_mut(start, end - at))
+    }
+
     /// Loads one qword; 0 beyond the table.
     pub(crate) fn load(&self, index: usize) -> u64 {
         if index >= self.qwords {

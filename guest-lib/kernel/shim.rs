@@ -11,6 +11,47 @@ pub(crate) struct ProcEntry {
     _opaque: [u8; 0],
 }
 
+/// A network interface, which only C looks into.
+#[repr(C)]
+pub(crate) struct NetDevice {
+    _opaque: [u8; 0],
+}
+
+/// A frame, which only C looks into.
+#[repr(C)]
+pub(crate) struct SkBuff {
+    _opaque: [u8; 0],
+}
+
+/// `struct tofu_facts`: what is left to do with a frame.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct NetFacts {
+    pub(crate) needs_csum: u8,
+    pub(crate) gso_type: u8,
+    pub(crate) gso_size: u16,
+    pub(crate) csum_start: u16,
+    pub(crate) csum_offset: u16,
+}
+
+impl NetFacts {
+    /// Kinds of segments, as virtio's network device numbers them.
+    pub(crate) const TCP4: u8 = 1;
+    pub(crate) const TCP6: u8 = 4;
+    pub(crate) const ECN: u8 = 0x80;
+}
+
+/// `struct tofu_net_setup`: what an interface is made from.
+#[repr(C)]
+pub(crate) struct NetSetup {
+    pub(crate) link: *mut c_void,
+    pub(crate) parent: *mut bindings::device,
+    pub(crate) name: *const c_char,
+    pub(crate) mac: [u8; 6],
+    pub(crate) mtu: u16,
+    pub(crate) max_mtu: u16,
+}
+
 // The structs that C alone looks into have fields without size in some configurations.
 #[allow(improper_ctypes)]
 extern "C" {
@@ -50,4 +91,55 @@ extern "C" {
         code: c_int,
         value: c_int,
     );
+
+    // netdev.c
+    pub(crate) fn tofu_shim_net_add(setup: *const NetSetup, error: *mut c_int) -> *mut NetDevice;
+    pub(crate) fn tofu_shim_net_remove(dev: *mut NetDevice);
+    pub(crate) fn tofu_shim_net_schedule(dev: *mut NetDevice);
+    pub(crate) fn tofu_shim_net_look_again(dev: *mut NetDevice);
+    pub(crate) fn tofu_shim_net_hold(dev: *mut NetDevice);
+    pub(crate) fn tofu_shim_net_go_on(dev: *mut NetDevice);
+    pub(crate) fn tofu_shim_net_is_held(dev: *mut NetDevice) -> bool;
+    pub(crate) fn tofu_shim_quiet(on: bool);
+    pub(crate) fn tofu_shim_param_shape() -> *const c_char;
+    pub(crate) fn tofu_shim_param_torus() -> *const c_char;
+    pub(crate) fn tofu_shim_param_machine() -> u32;
+    pub(crate) fn tofu_shim_param_mtu() -> u32;
+    pub(crate) fn tofu_shim_param_interfaces() -> u32;
+    pub(crate) fn tofu_shim_skb_len(skb: *const SkBuff) -> u32;
+    pub(crate) fn tofu_shim_skb_read(
+        skb: *const SkBuff,
+        at: u32,
+        to: *mut c_void,
+        len: u32,
+    ) -> c_int;
+    pub(crate) fn tofu_shim_skb_facts(skb: *const SkBuff, facts: *mut NetFacts) -> bool;
+    pub(crate) fn tofu_shim_skb_finish(skb: *mut *mut SkBuff) -> bool;
+    pub(crate) fn tofu_shim_skb_next(skb: *mut SkBuff) -> *mut SkBuff;
+    pub(crate) fn tofu_shim_skb_sent(dev: *mut NetDevice, skb: *mut SkBuff, sent: bool);
+    pub(crate) fn tofu_shim_skb_new(dev: *mut NetDevice, len: u32) -> *mut SkBuff;
+    pub(crate) fn tofu_shim_skb_write(
+        skb: *mut SkBuff,
+        at: u32,
+        from: *const c_void,
+        len: u32,
+    ) -> c_int;
+    pub(crate) fn tofu_shim_skb_free(skb: *mut SkBuff);
+    pub(crate) fn tofu_shim_skb_receive(
+        dev: *mut NetDevice,
+        skb: *mut SkBuff,
+        facts: *const NetFacts,
+    ) -> bool;
+    pub(crate) fn tofu_shim_skb_answer(dev: *mut NetDevice, frame: *const c_void, len: u32);
+    pub(crate) fn tofu_shim_trace_doorbell(tni: u8, cq: u8, orders: u32);
+    pub(crate) fn tofu_shim_trace_completion(tni: u8, cq: u8, slot: u32, rcode: u8);
+    pub(crate) fn tofu_shim_trace_packet(
+        tni: u8,
+        origin: u32,
+        id: u32,
+        offset: u16,
+        length: u16,
+        kind: u8,
+    );
+    pub(crate) fn tofu_shim_trace_fault(tni: u8, cq: u8, requests: u64);
 }

@@ -9,7 +9,7 @@
 //! `device` has what a node has once, `cq` a control queue that a process has opened, `pin`
 //! memory of processes that the device may reach, `watch` how the driver learns that such memory
 //! is unmapped, `bch` barrier channels, `users` who may use what, `uapi` the arguments of ioctls,
-//! `node` the files, `sys` all that calls the kernel without a safe abstraction.
+//! `node` the files, `netdev` the network interfaces, `packets` their queues, `sys` all that calls the kernel without a safe abstraction.
 
 use kernel::device::Core;
 use kernel::dma::{Device as _, DmaMask};
@@ -21,7 +21,9 @@ mod bch;
 mod cq;
 mod device;
 mod dma;
+mod netdev;
 mod node;
+mod packets;
 mod pin;
 mod shim;
 mod uapi;
@@ -57,8 +59,10 @@ kernel::pci_device_table!(
 
 struct TofuDriver;
 
-/// What lives from probe to unbind. Files go first: after them nobody uses the device.
+/// What lives from probe to unbind. Interfaces and files go first: after them nobody uses the
+/// device.
 struct Bound {
+    _net: netdev::Interfaces,
     _files: node::Files,
     device: Arc<Device>,
 }
@@ -83,6 +87,7 @@ impl pci::Driver for TofuDriver {
             let [x, y, z, a, b, c] = device.coords().to_array();
             dev_info!(pdev, "node ({},{},{},{},{},{})\n", x, y, z, a, b, c);
             Ok(core::convert::identity::<Result<Bound>>(Ok(Bound {
+                _net: netdev::interfaces(&device),
                 _files: files,
                 device,
             })))

@@ -1,6 +1,7 @@
 //! Addresses that follow from a node's coordinates.
 
 use tofu_abi::Coords;
+use tofu_driver::topology::Shape;
 
 /// A hardware address.
 pub type Mac = [u8; 6];
@@ -79,6 +80,15 @@ pub const fn ipv4(machine: u8, node: Coords) -> [u8; 4] {
     let host = (machine as u32 & 7) << 21 | pack(node) << 2 | NODE_INTERFACE as u32;
     let [_, a, b, c] = host.to_be_bytes();
     [NET10, a, b, c]
+}
+
+/// Bits of the smallest IPv4 network that all nodes of a machine are in.
+pub fn ipv4_prefix(shape: &Shape, machine: u8) -> u8 {
+    let first = u32::from_be_bytes(ipv4(machine, Coords::default()));
+    let last = Coords::from_array(shape.lengths().map(|len| len - 1));
+    // The addresses of all interfaces of the last node, not only of the node itself.
+    let last = u32::from_be_bytes(ipv4(machine, last)) | 3;
+    ((first & !3) ^ last).leading_zeros() as u8
 }
 
 /// Machine and node with this IPv4 address.

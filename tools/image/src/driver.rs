@@ -87,17 +87,31 @@ const SOURCES: &[(&str, &str)] = sources![
     "abi/src/reduce/mod.rs",
     "abi/src/regs.rs",
     "abi/src/table.rs",
+    "driver/src/target.rs",
+    "driver/src/topology.rs",
+    "ipotofu/src/addr.rs",
+    "ipotofu/src/neighbor.rs",
+    "ipotofu/src/offload.rs",
+    "ipotofu/src/routes.rs",
+    "ipotofu/src/tree.rs",
+    "ipotofu/src/wire.rs",
     "kernel/Kbuild",
     "kernel/bch.rs",
     "kernel/cq.rs",
     "kernel/device.rs",
     "kernel/dma.rs",
+    "kernel/ipotofu.rs",
+    "kernel/netdev.c",
+    "kernel/netdev.h",
+    "kernel/netdev.rs",
     "kernel/node.rs",
+    "kernel/packets.rs",
     "kernel/pin.rs",
     "kernel/shim.c",
     "kernel/shim.h",
     "kernel/shim.rs",
     "kernel/tofu_main.rs",
+    "kernel/trace.h",
     "kernel/uapi.rs",
     "kernel/users.rs",
     "kernel/watch.rs",
@@ -151,7 +165,9 @@ pub(crate) fn part(
 fn forget_others(work: &Path) -> Result<()> {
     let Some(parts) = work.parent() else { return Ok(()) };
     for entry in fs::read_dir(parts).on("read", parts)?.flatten() {
-        if entry.file_name().to_string_lossy().starts_with(&format!("{WORK}{ROOT}")) && entry.path() != work {
+        if entry.file_name().to_string_lossy().starts_with(&format!("{WORK}{ROOT}"))
+            && entry.path() != work
+        {
             remove_folder(&entry.path())?;
         }
     }
@@ -292,6 +308,10 @@ mod tests {
                 }
             }
         }
+        // Files of other crates, which it names by their paths.
+        let shared = fs::read_to_string(base.join("kernel/ipotofu.rs")).unwrap();
+        let paths = shared.lines().filter_map(|line| line.strip_prefix("#[path = \"../"));
+        found.extend(paths.map(|path| path.trim_end_matches("\"]").to_owned()));
         found.sort();
         let known: Vec<&str> = SOURCES.iter().map(|(path, _)| *path).collect();
         assert_eq!(known, found);

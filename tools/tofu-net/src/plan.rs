@@ -27,14 +27,10 @@ pub struct AddressPlan {
 impl AddressPlan {
     /// Those of node `me` of machine `machine` (0 to [`addr::MAX_MACHINE`]).
     pub fn new(shape: &Shape, machine: u8, me: Coords) -> Self {
-        let first = u32::from_be_bytes(addr::ipv4(machine, Coords::default()));
-        let last = Coords::from_array(shape.lengths().map(|len| len - 1));
-        // The addresses of all interfaces of the last node, not only of the node itself.
-        let last = u32::from_be_bytes(addr::ipv4(machine, last)) | 3;
         Self {
             mac: addr::mac(me),
             ipv4: addr::ipv4(machine, me).into(),
-            ipv4_prefix: ((first & !3) ^ last).leading_zeros() as u8,
+            ipv4_prefix: addr::ipv4_prefix(shape, machine),
             ipv6: addr::ipv6(machine, me).into(),
             ipv6_prefix: ULA_PREFIX,
         }

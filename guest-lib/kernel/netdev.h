@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Between netdev.c and netdev.rs. Functions called tofu_shim_ are C and forward to the kernel;
+ * those called tofu_rs_ are Rust and decide.
+ */
+#ifndef TOFU_NETDEV_H
+#define TOFU_NETDEV_H
+
+#include <linux/types.h>
+
+struct device;
+struct ethtool_coalesce;
+struct net_device;
+struct sk_buff;
+
+/* What is left to do with a frame, as in the header of virtio's network device. */
+struct tofu_facts {
+	u8 needs_csum;
+	u8 gso_type;
+	u16 gso_size;
+	u16 csum_start;
+	u16 csum_offset;
+};
+
+/* What an interface is made from. */
+struct tofu_net_setup {
+	void *link;
+	struct device *parent;
+	const char *name;
+	u8 mac[6];
+	u16 mtu;
+	u16 max_mtu;
+};
+
+/* Of an interface: all but _xmit, _poll and _fired may sleep. */
+int tofu_rs_net_open(void *link, struct net_device *dev);
+void tofu_rs_net_stop(void *link);
+/* Takes the frame in any case. */
+void tofu_rs_net_xmit(void *link, struct net_device *dev, struct sk_buff *skb, bool more);
+int tofu_rs_net_poll(void *link, struct net_device *dev, int budget);
+/* Whether there is more to be done, although the poll has found nothing. */
+bool tofu_rs_net_rest(void *link, struct net_device *dev);
+void tofu_rs_net_counters(void *link, u64 *values, int n);
+const char *tofu_rs_net_counter_name(int n);
+int tofu_rs_net_counter_count(void);
+ssize_t tofu_rs_net_show(void *link, int what, char *buf, size_t size);
+void tofu_rs_net_coalesce(void *link, u32 *usecs, u32 *frames, bool set);
+
+struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *error);
+void tofu_shim_net_remove(struct net_device *dev);
+void tofu_shim_net_schedule(struct net_device *dev);
+void tofu_shim_net_look_again(struct net_device *dev);
+void tofu_shim_net_hold(struct net_device *dev);
+void tofu_shim_net_go_on(struct net_device *dev);
+bool tofu_shim_net_is_held(struct net_device *dev);
+
+/* Turns software interrupts off and on, on this processor. */
+void tofu_shim_quiet(bool on);
+
+/* Parameters of the module. */
+const char *tofu_shim_param_shape(void);
+const char *tofu_shim_param_torus(void);
+u32 tofu_shim_param_machine(void);
+u32 tofu_shim_param_mtu(void);
+u32 tofu_shim_param_interfaces(void);
+
+u32 tofu_shim_skb_len(const struct sk_buff *skb);
+int tofu_shim_skb_read(const struct sk_buff *skb, u32 at, void *to, u32 len);
+bool tofu_shim_skb_facts(const struct sk_buff *skb, struct tofu_facts *facts);
+bool tofu_shim_skb_finish(struct sk_buff **skb);
+struct sk_buff *tofu_shim_skb_next(struct sk_buff *skb);
+void tofu_shim_skb_sent(struct net_device *dev, struct sk_buff *skb, bool sent);
+struct sk_buff *tofu_shim_skb_new(struct net_device *dev, u32 len);
+int tofu_shim_skb_write(struct sk_buff *skb, u32 at, const void *from, u32 len);
+void tofu_shim_skb_free(struct sk_buff *skb);
+bool tofu_shim_skb_receive(struct net_device *dev, struct sk_buff *skb,
+			   const struct tofu_facts *facts);
+void tofu_shim_skb_answer(struct net_device *dev, const void *frame, u32 len);
+
+void tofu_shim_trace_doorbell(u8 tni, u8 cq, u32 orders);
+void tofu_shim_trace_completion(u8 tni, u8 cq, u32 slot, u8 rcode);
+void tofu_shim_trace_packet(u8 tni, u32 origin, u32 id, u16 offset, u16 length, u8 kind);
+void tofu_shim_trace_fault(u8 tni, u8 cq, u64 requests);
+
+#endif

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The packet interface of a TNI: the kernel's control queue, which sends system packets, and the
+//! queues and buffers by which they are received.
+
+use kernel::prelude::*;
+use kernel::sync::barrier::{dma_mb, Read};
+use kernel::sync::Arc;
+
+use tofu_abi::desc::{Command, Descriptor, DESC_SIZE};
+use tofu_abi::frame::{TlpHeader, HEADER_SIZE, ROUTING_HEADER_SIZE, SYSTEM_PAYLOAD_MAX};
+use tofu_abi::irq::{cqs, tni as requests};
+use tofu_abi::queue::{
+    queue_entries, PbqEntry, PrqEntry, PrqRcode, RingIndex, TcqEntry, MRQ_ENTRY_SIZE,
+    PACKET_BUFFER_SIZE,
+};
+use tofu_abi::regs::{
+    cq_page, cqs_page, tni_base, CqReg, CqsMode, CqsReg, TniReg, KERNEL_CQ,
+};
+use tofu_abi::Coords;
+use tofu_ipotofu::PacketTarget;
+
+use crate::device::Device;
+use crate::dma::Table;
+use crate::shim;
+
+/// Packets that can be on their way out.
+pub(crate) const OUT: u16 = 512;
+/// Packet buffers to receive to. The queues have twice as many entries, so that they never fill up
+/// although the device hears of what was consumed only now and then.
+const IN: usize = 1024;
+/// Size code of all queues.
+const SIZE: u64 = 0;
+/// Qwords of a buffer, and of a descriptor.
+const BUFFER_QWORDS: usize = PACKET_BUFFER_SIZE / 8;
+const DESC_QWORDS: usize = DESC_SIZE / 8;
+
+fn entries() -> u32 {
+    queue_entries(SIZE).unwrap_or(1)
+}
+
+/// A packet on its way out.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Order {
+    /// Where it goes.
+    pub(crate) to: Coords,
+    /// Number of the way that it takes.
+    pub(crate) attempt: u8,
+    /// Part of a broadcast.
+    pub(crate) broadcast: bool,
+    buffer: u16,
+    len: u16,
+}
+
+impl Order {
+    /// A packet of `len` bytes in buffer `buffer`.
+    pub(crate) fn new(to: Coords, attempt: u8, broadcast: bool, buffer: u16, len: usize) -> Self {
+        Self {
+            to,
+            attempt,
+            broadcast,
+            buffer,
+            len: len as u16,
+        }
+    }
+
+    /// The buffer that it is in.
+    pub(crate) fn buffer(&self) -> u16 {
+        self.buffer
+    }
+
+    /// Bytes of its payload.
+    pub(crate) fn len(&self) -> usize {
+        self.len.into()
+    }
+}
+
+/// What the device reads and writes to send.
+struct SendMemory {
+    toq: Table,
+    tcq: Table,
+    _mrq: Table,
+    frames: Table,
+    steering: Table,
+    blocks: Table,
+}
+
+/// The sending side.
+pub(crate) struct Sender {
+    device: Arc<Device>,
+    tni: u8,
+    memory: Option<SendMemory>,
+    post: RingIndex,
+    reap: RingIndex,
+    /// By slots of the TOQ.
+    orders: KVVec<Order>,
+    free: KVVec<u16>,
+    posted: u32,
+    /// An interrupt was asked for with one of the descriptors.
+    asked: bool,
+}
+
+impl Sender {
+    /// Opens the kernel's queue of a TNI. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, `ETIMEDOUT`, `EIO`.
+    pub(crate) fn open(device: &Arc<Device>, tni: u8) -> Result<Self> {
+        let n = entries() as usize;
+        let memory = SendMemory {
+            toq: Table::new(device, n * DESC_QWORDS)?,
+            tcq: Table::new(device, n)?,
+            _mrq: Table::new(device, n * MRQ_ENTRY_SIZE / 8)?,
+            frames: Table::new(device, usize::from(OUT) * BUFFER_QWORDS)?,
+            // Of one STag each, which is never used.
+            steering: Table::new(device, 32)?,
+            blocks: Table::new(device, 32)?,
+        };
+        let page = cqs_page(tni, KERNEL_CQ);
+        let settings = [
+            (CqsReg::Mode, CqsMode(0).with_system(true).0),
+            (CqsReg::Gpid, 0),
+            (CqsReg::ToqIpa, memory.toq.addr()),
+            (CqsReg::ToqSize, SIZE),
+            (CqsReg::TcqIpa, memory.tcq.addr()),
+            (CqsReg::MrqIpa, memory._mrq.addr()),
+            (CqsReg::MrqSize, SIZE),
+            (CqsReg::MrqMask, u64::MAX),
+            (CqsReg::FetchStop, 0),
+            (CqsReg::TcqDescriptorCoalescingTimer, 0),
+            (CqsReg::MrqDescriptorCoalescingTimer, 0),
+            (CqsReg::MemoryBlockTableIpa, memory.blocks.addr()),
+            (CqsReg::MemoryBlockTableSize, 1),
+            (CqsReg::MemoryBlockTableEnable, 1),
+            (CqsReg::SteeringTableIpa, memory.steering.addr()),
+            (CqsReg::SteeringTableSize, 1),
+            (CqsReg::SteeringTableEnable, 1),
+            (CqsReg::MrqInterruptMask, u64::MAX),
+            (CqsReg::Imr, u64::MAX),
+            (CqsReg::Irc, u64::MAX),
+            (CqsReg::Imc, cqs::TCQ_WRITE_ACKNOWLEDGE),
+        ];
+        let mut free = KVVec::with_capacity(OUT.into(), GFP_KERNEL)?;
+        for buffer in (0..OUT).rev() {
+            free.push(buffer, GFP_KERNEL)?;
+        }
+        let this = Self {
+            device: device.clone(),
+            tni,
+            memory: Some(memory),
+            post: RingIndex::new(entries()),
+            reap: RingIndex::new(entries()),
+            orders: KVVec::from_elem(Order::default(), n, GFP_KERNEL)?,
+            free,
+            posted: 0,
+            asked: false,
+        };
+        for (reg, value) in settings {
+            device.write(page + reg.offset(), value);
+        }
+        // From here on `drop` stops the queue.
+        device.enable_cq(tni, KERNEL_CQ, true)?;
+        Ok(this)
+    }
+
+    /// Packets that can be posted now.
+    pub(crate) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Whether nothing is on its way.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.free.len() == OUT.into()
+    }
+
+    /// Takes a buffer, which comes back by [`Self::post`] or [`Self::give_up`].
+    pub(crate) fn take(&mut self) -> Option<u16> {
+        self.free.pop()
+    }
+
+    /// Lets go of a buffer.
+    pub(crate) fn give_up(&mut self, buffer: u16) {
+        // There is room: each one was in there at first.
+        let _ = self.free.push_within_capacity(buffer);
+    }
+
+    /// The payload of a buffer.
+    pub(crate) fn payload(&mut self, buffer: u16) -> Option<&mut [u8]> {
+        let at = usize::from(buffer) * PACKET_BUFFER_SIZE + HEADER_SIZE;
+        let bytes = self.memory.as_ref()?.frames.bytes(at, SYSTEM_PAYLOAD_MAX)?;
+        // SAFETY: the memory lives as long as `self`. The device reads a buffer that was posted
+        // and does not write it; nobody else has it.
+        Some(unsafe { &mut *bytes })
+    }
+
+    /// Puts a packet into the queue, at whose end the device raises an interrupt if `ask`.
+    pub(crate) fn post(&mut self, order: Order, target: &PacketTarget, ask: bool) {
+        let Some(memory) = self.memory.as_ref() else {
+            return;
+        };
+        let frame = memory.frames.addr() + u64::from(order.buffer) * PACKET_BUFFER_SIZE as u64;
+        let command = Command::TransmitSystemPacket1;
+        let header = target.header().with_interrupt(ask);
+        let length = order.len + HEADER_SIZE as u16;
+        let words = Descriptor::packet(command, header, length, frame)
+            .with_flip(self.post.flip())
+            .0;
+        let slot = self.post.slot() as usize;
+        if let Some(place) = self.orders.get_mut(slot) {
+            *place = order;
+        }
+        // The first word has the flip bit, so it goes last.
+        for (i, word) in words.into_iter().enumerate().rev() {
+            memory.toq.store(slot * DESC_QWORDS + i, word);
+        }
+        self.post.advance();
+        self.posted += 1;
+        self.asked |= ask;
+    }
+
+    /// Tells the device of what was posted.
+    pub(crate) fn flush(&mut self) {
+        if self.posted == 0 {
+            return;
+        }
+        // SAFETY: no requirements.
+        unsafe { shim::tofu_shim_trace_doorbell(self.tni, KERNEL_CQ, self.posted) };
+        self.posted = 0;
+        let page = cq_page(self.tni, KERNEL_CQ);
+        self.device.write(page + CqReg::FetchStart.offset(), 1);
+    }
+
+    /// The next packet whose sending has ended, in the order of posting, and its result code. Its
+    /// buffer is the caller's.
+    pub(crate) fn reap(&mut self) -> Option<(Order, u8)> {
+        if self.reap.count() == self.post.count() {
+            return None;
+        }
+        let slot = self.reap.slot();
+        let entry = TcqEntry(self.memory.as_ref()?.tcq.load(slot as usize));
+        if entry.flip() != self.reap.flip() {
+            return None;
+        }
+        self.reap.advance();
+        // SAFETY: no requirements.
+        unsafe { shim::tofu_shim_trace_completion(self.tni, KERNEL_CQ, slot, entry.rcode()) };
+        let order = self.orders.get(slot as usize).copied()?;
+        Some((order, entry.rcode()))
+    }
+
+    /// Has the next interrupt that was asked for be raised, if one was.
+    pub(crate) fn rest(&mut self) {
+        if core::mem::take(&mut self.asked) {
+            let page = cqs_page(self.tni, KERNEL_CQ);
+            self.device
+                .write(page + CqsReg::Irc.offset(), cqs::TCQ_WRITE_ACKNOWLEDGE);
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let page = cqs_page(self.tni, KERNEL_CQ);
+        self.device.write(page + CqsReg::Imr.offset(), u64::MAX);
+        if self.device.enable_cq(self.tni, KERNEL_CQ, false).is_err() {
+            dev_err!(
+                self.device.pdev(),
+                "tni{}cq{} does not stop: its memory is lost\n",
+                self.tni,
+                KERNEL_CQ
+            );
+            core::mem::forget(self.memory.take());
+        }
+    }
+}
+
+/// The receiving side.
+pub(crate) struct Receiver {
+    device: Arc<Device>,
+    tni: u8,
+    pbq: Table,
+    prq: Table,
+    frames: Table,
+    lend: RingIndex,
+    receive: RingIndex,
+    full_pointer: u64,
+}
+
+impl Receiver {
+    /// Lends buffers to a TNI.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn open(device: &Arc<Device>, tni: u8) -> Result<Self> {
+        let n = entries() as usize;
+        let mut this = Self {
+            device: device.clone(),
+            tni,
+            pbq: Table::new(device, n)?,
+            prq: Table::new(device, n)?,
+            frames: Table::new(device, IN * BUFFER_QWORDS)?,
+            lend: RingIndex::new(entries()),
+            receive: RingIndex::new(entries()),
+            full_pointer: 0,
+        };
+        for buffer in 0..IN {
+            let addr = this.frames.addr() + (buffer * PACKET_BUFFER_SIZE) as u64;
+            this.lend(addr);
+        }
+        for (reg, value) in [
+            (TniReg::Imr, u64::MAX),
+            (TniReg::Irc, u64::MAX),
+            (TniReg::PrqMask, !(1 << PrqRcode::SystemTlp as u8)),
+            (TniReg::PrqEntryCoalescingTimer, 0),
+            (TniReg::PbqSize, SIZE),
+            (TniReg::PbqPa, this.pbq.addr()),
+            (TniReg::PrqSize, SIZE),
+            (TniReg::PrqPa, this.prq.addr()),
+            (TniReg::Imc, requests::PRQ_WRITE_ACKNOWLEDGE),
+        ] {
+            this.write(reg, value);
+        }
+        Ok(this)
+    }
+
+    fn write(&self, reg: TniReg, value: u64) {
+        self.device.write(tni_base(self.tni) + reg.offset(), value);
+    }
+
+    fn lend(&mut self, addr: u64) {
+        let entry = PbqEntry::lend(addr, self.lend.flip());
+        self.pbq.store(self.lend.slot() as usize, entry.0);
+        self.lend.advance();
+    }
+
+    fn next(&self) -> Option<PrqEntry> {
+        let entry = PrqEntry(self.prq.load(self.receive.slot() as usize));
+        (entry.f() == self.receive.flip()).then_some(entry)
+    }
+
+    /// Takes the next packet: hands its sender and payload to `take`, and gives its buffer back.
+    /// `None` if there is none; `Some(None)` if it was nothing that `take` could be given.
+    pub(crate) fn take<R>(
+        &mut self,
+        take: impl FnOnce(Coords, &[u8]) -> Option<R>,
+    ) -> Option<Option<R>> {
+        let entry = self.next()?;
+        dma_mb(Read);
+        self.receive.advance();
+        let at = entry.addr().wrapping_sub(self.frames.addr()) as usize;
+        // The device tells addresses that were lent to it; a device that tells another one would
+        // write there itself, were it lent again.
+        let ours = at < IN * PACKET_BUFFER_SIZE && at % PACKET_BUFFER_SIZE == 0;
+        let mut taken = None;
+        if ours && !entry.e() && entry.kind() == Some(PrqRcode::SystemTlp) {
+            let header = TlpHeader(self.frames.load((at + ROUTING_HEADER_SIZE) / 8));
+            let len = usize::from(header.length()).min(SYSTEM_PAYLOAD_MAX);
+            if let Some(payload) = self.frames.bytes(at + HEADER_SIZE, len) {
+                // SAFETY: the device has given the buffer back and does not write it any more.
+                taken = take(header.source(), unsafe { &*payload });
+            }
+        }
+        if ours {
+            self.lend(entry.addr());
+        }
+        if self.receive.count() - self.full_pointer >= u64::from(entries()) / 4 {
+            self.full_pointer = self.receive.count();
+            self.write(TniReg::PrqFullPointer, self.full_pointer);
+        }
+        Some(taken)
+    }
+
+    /// Has the next packet raise an interrupt. Returns whether one is there already.
+    pub(crate) fn rest(&self) -> bool {
+        self.write(TniReg::Irc, requests::PRQ_WRITE_ACKNOWLEDGE);
+        // The write may be posted and arrive after the look; a read overtakes no write.
+        self.device.read(tni_base(self.tni) + TniReg::Irr.offset());
+        self.next().is_some()
+    }
+
+    /// Longest time that an interrupt is held back, in nanoseconds, and after how many packets it
+    /// is sent nevertheless.
+    pub(crate) fn coalesce(&self, nanoseconds: u64, packets: u64) {
+        self.write(TniReg::PrqInterruptCoalescingTimer, nanoseconds);
+        self.write(TniReg::PrqInterruptCoalescingCount, packets);
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.write(TniReg::Imr, u64::MAX);
+        self.write(TniReg::PrqPa, 0);
+        self.write(TniReg::PbqPa, 0);
+        // Writes may be posted. When this is answered they have arrived, and nothing is written to
+        // the buffers any more.
+        self.device.read(tni_base(self.tni) + TniReg::PrqPa.offset());
+    }
+}
