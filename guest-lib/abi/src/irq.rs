@@ -70,6 +70,8 @@ pub mod bgs {
     pub const ERROR_SYNCHRONIZATION_ACKNOWLEDGE: u64 = 1 << 25;
     /// The notice could not be written.
     pub const DMA_COMPLETION_EXCEPTION: u64 = 1 << 26;
+    /// That a round has ended, well or not.
+    pub const ACKNOWLEDGES: u64 = SYNCHRONIZATION_ACKNOWLEDGE | ERROR_SYNCHRONIZATION_ACKNOWLEDGE;
     /// Every request bit there is.
     pub const ALL: u64 = 0x3f | 0x7 << 24;
     /// The requests that report an exception rather than the end of a round.

@@ -345,6 +345,9 @@ pub struct Channel<P: Platform> {
     /// The next round, or the one that was started.
     bseq: u32,
     running: bool,
+    /// Whether the acknowledges have been cleared, and no interrupt has come since: then the end
+    /// of the round is an interrupt.
+    armed: bool,
     open: bool,
 }
 
@@ -391,6 +394,7 @@ impl<P: Platform> Channel<P> {
             gates: Vec::with_capacity(gates.len()),
             bseq: config.bseq,
             running: false,
+            armed: false,
             open: true,
         };
         // What fails from here on is undone by the drop.
@@ -499,6 +503,8 @@ impl<P: Platform> Channel<P> {
         let ready = BchReady(0).with_op(op.code()).with_count(count).with_start(true);
         platform.doorbell_write64(page + BchReg::Ready.offset(), ready.0);
         self.running = true;
+        // The device does so when a round starts.
+        self.armed = true;
         Ok(())
     }
 
@@ -540,9 +546,7 @@ impl<P: Platform> Channel<P> {
     ///
     /// See [`ChannelWaitError`].
     pub fn wait(&mut self, timeout_ns: u64) -> Result<Outcome, ChannelWaitError> {
-        const ACKNOWLEDGES: u64 =
-            bgs::SYNCHRONIZATION_ACKNOWLEDGE | bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE;
-        const ENDS: u64 = ACKNOWLEDGES | bgs::DMA_COMPLETION_EXCEPTION;
+        const ENDS: u64 = bgs::ACKNOWLEDGES | bgs::DMA_COMPLETION_EXCEPTION;
         if let Some(outcome) = self.poll() {
             return Ok(outcome);
         }
@@ -554,17 +558,23 @@ impl<P: Platform> Channel<P> {
         loop {
             let elapsed = self.device.platform().now_ns().saturating_sub(start);
             if sleeps && elapsed >= self.spin_ns {
-                // Clear, look, sleep: see `Cq::wait`. The read brings the write to the device.
-                self.irq().clear(ACKNOWLEDGES);
-                let lost = self.notice_was_lost();
-                if let Some(outcome) = self.poll() {
-                    return Ok(outcome);
-                }
-                if lost {
-                    return Err(self.without_notice());
+                if !self.armed {
+                    // Clear, look, sleep: see `Cq::wait`. The read brings the write to the device.
+                    self.irq().clear(bgs::ACKNOWLEDGES);
+                    let lost = self.notice_was_lost();
+                    if let Some(outcome) = self.poll() {
+                        return Ok(outcome);
+                    }
+                    if lost {
+                        return Err(self.without_notice());
+                    }
+                    self.armed = true;
                 }
                 let nap = timeout_ns.saturating_sub(elapsed).min(self.nap_ns);
                 self.device.platform().irq_wait(vector::bg(self.tni), nap);
+                // What has ended the sleep may be the interrupt of an earlier round that came
+                // late. Then the request that it was for would hide that of this round's end.
+                self.armed = false;
             } else {
                 self.device.platform().relax();
             }

@@ -331,29 +331,29 @@ impl Gates {
 
     /// Begins a round, as `ready` says, by the start gate's signals; or ignores that and counts it,
     /// if the channel cannot take an operation. One that does not exist is an error of the start
-    /// gate.
+    /// gate. Returns whether a round has begun.
     pub(super) fn start(
         &mut self,
         bch: u8,
         ready: BchReady,
         mut input: Input,
         effects: &mut Effects,
-    ) {
+    ) -> bool {
         let at = usize::from(bch);
         let free = self.ready(bch).state();
         let alone = !self.channels.iter().any(|channel| channel.running);
         let (Some(channel), Some(gate)) = (self.channels.get_mut(at), self.gates.get_mut(at))
         else {
-            return;
+            return false;
         };
         if !free {
             channel.ignored = channel.ignored.wrapping_add(1);
-            return;
+            return false;
         }
         let op = Op::from_code(ready.op());
         let Some(op) = op.filter(|op| ready.count() <= self.profile.max_elements(*op)) else {
             effects.requests.push((bch, bgs::SIGNAL_STATE_ERROR));
-            return;
+            return false;
         };
         channel.running = true;
         keep_bits(&mut input, u32::from(ready.count()) * input_bits(op));
@@ -372,6 +372,7 @@ impl Gates {
         self.send(bch, &content, at_ps, effects);
         self.fire(bch, effects);
         self.work(effects);
+        true
     }
 
     /// Counts a start that the interface is not enabled for.

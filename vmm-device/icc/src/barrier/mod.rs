@@ -251,10 +251,13 @@ impl Icc {
             let Some(word) = page.take_start() else {
                 return;
             };
-            if self.tni_enabled(tni) {
-                gates.start(bch, BchReady(word), page.input(), &mut effects);
-            } else {
+            if !self.tni_enabled(tni) {
                 gates.ignore_start(bch);
+            } else if gates.start(bch, BchReady(word), page.input(), &mut effects)
+                && let Some(irq) = unit.irqs.get(usize::from(bch))
+            {
+                // So that who starts a round need not do it: the page of a channel has no IRC.
+                irq.clear_pending(bgs::ACKNOWLEDGES);
             }
             unit.publish(&gates, bch);
             self.end_rounds(&gates, &mut effects);
