@@ -88,11 +88,12 @@ fn apply(op: &Op, mine: &mut [u8], theirs: &mut [u8]) -> Vec<Told> {
     };
     let atomic = |theirs: &mut [u8], at: usize, wide: bool, f: &dyn Fn(u64) -> u64| {
         let len = if wide { 8 } else { 4 };
-        if !at.is_multiple_of(len) {
-            return (Code::MrqRmtStadd, None);
-        }
+        // In the order of the device, which can find both faults in one command.
         if at + len > SIZE {
             return (Code::MrqRmtLength, None);
+        }
+        if !at.is_multiple_of(len) {
+            return (Code::MrqRmtStadd, None);
         }
         let old = word(theirs, at, len);
         set_word(theirs, at, len, f(old));
