@@ -2,12 +2,14 @@
 
 mod inproc;
 mod local;
+mod tof;
 mod vfio;
 
 use std::env;
 use std::sync::Arc;
 
 use tofu_abi::Coords;
+use tofu_abi::barrier::Profile;
 use tofu_abi::reduce::{Input, Op, Value};
 use tofu_utofu::{Channel, Code, Context, Error, OpenQueue, Provider, Queue, VbgSetting};
 
@@ -73,6 +75,7 @@ impl Channel for AnyChannel {
 trait AnyQueueProvider: Send + Sync {
     fn coords(&self) -> Coords;
     fn open(&self, queue: &OpenQueue) -> Result<AnyQueue, Error>;
+    fn barrier_profile(&self) -> Profile;
     fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error>;
     fn give_gates(&self, tni: u8, gates: u64);
     fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<AnyChannel, Error>;
@@ -93,6 +96,10 @@ where
 
     fn open(&self, queue: &OpenQueue) -> Result<AnyQueue, Error> {
         Ok(Box::new(self.0.open(queue)?))
+    }
+
+    fn barrier_profile(&self) -> Profile {
+        self.0.barrier_profile()
     }
 
     fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
@@ -124,6 +131,10 @@ impl Provider for AnyProvider {
         self.0.open(queue)
     }
 
+    fn barrier_profile(&self) -> Profile {
+        self.0.barrier_profile()
+    }
+
     fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
         self.0.take_gates(tni, relays)
     }
@@ -147,6 +158,8 @@ pub(crate) enum Backend {
     InProcess(inproc::InProcess),
     /// Nodes in another process of this host.
     Served(local::Served),
+    /// A device of this computer's, by the kernel driver.
+    Tof(tof::Tof),
     /// A device of this computer's, by VFIO.
     Vfio(vfio::Vfio),
 }
@@ -157,7 +170,7 @@ impl Backend {
         match self {
             Self::InProcess(machine) => machine.processes(),
             Self::Served(nodes) => nodes.processes(),
-            Self::Vfio(_) => 1,
+            Self::Tof(_) | Self::Vfio(_) => 1,
         }
     }
 
@@ -166,6 +179,7 @@ impl Backend {
         let (provider, place) = match self {
             Self::InProcess(machine) => machine.process(index)?,
             Self::Served(nodes) => nodes.process(index)?,
+            Self::Tof(device) => device.process()?,
             Self::Vfio(device) => device.process()?,
         };
         Ok(Context::new(Arc::new(provider), place))
@@ -177,11 +191,15 @@ pub(crate) fn choose() -> Result<Backend, Error> {
     match env::var("TOFU_PROVIDER").as_deref() {
         Ok("inproc") => inproc::InProcess::new().map(Backend::InProcess),
         Ok("local") => local::Served::new().map(Backend::Served),
+        Ok("tof") => tof::Tof::open().map(Backend::Tof),
         Ok("vfio") => vfio::Vfio::open().map(Backend::Vfio),
         // A program in a guest finds its device by itself.
+        Err(env::VarError::NotPresent) if tof::Tof::is_there() => {
+            tof::Tof::open().map(Backend::Tof)
+        }
         Err(env::VarError::NotPresent) => vfio::Vfio::open().map(Backend::Vfio),
         _ => {
-            let hint = "the environment variable is not `inproc`, `local` or `vfio`";
+            let hint = "the environment variable is not `inproc`, `local`, `tof` or `vfio`";
             Err(Error::new(Code::NotAvailable, "TOFU_PROVIDER", hint))
         }
     }

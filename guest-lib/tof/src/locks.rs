@@ -1,0 +1,116 @@
+//! What processes of a node have, told apart by locks on a file that all of them have open.
+//!
+//! Locks belong to the open file, so that they end with the process, however it ends; a child that
+//! it has forked keeps them until it ends as well, or starts another program.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use tofu_abi::regs::{NUM_BG, NUM_CQ, NUM_TNI};
+
+/// Bytes that stand for queues, followed by those that stand for gates.
+const QUEUES: usize = NUM_TNI * NUM_CQ;
+
+/// The locks of one process.
+#[derive(Debug)]
+pub(crate) struct Locks(File);
+
+/// What a lock is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Thing {
+    Queue { tni: u8, cq: u8 },
+    Gate { tni: u8, bg: u8 },
+}
+
+impl Thing {
+    fn byte(self) -> usize {
+        match self {
+            Self::Queue { tni, cq } => usize::from(tni) * NUM_CQ + usize::from(cq),
+            Self::Gate { tni, bg } => QUEUES + usize::from(tni) * NUM_BG + usize::from(bg),
+        }
+    }
+}
+
+impl Locks {
+    /// Locks on `file`, which was opened for reading and writing.
+    pub(crate) fn new(file: File) -> Self {
+        Self(file)
+    }
+
+    fn set(&self, kind: libc::c_int, thing: Thing) -> io::Result<()> {
+        let lock = libc::flock {
+            l_type: kind as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: thing.byte() as libc::off_t,
+            l_len: 1,
+            l_pid: 0,
+        };
+        // SAFETY: the call reads the structure.
+        match unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a lock; `false` if another process has it. The process's own never stands in the way.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says, of a system without locks.
+    pub(crate) fn take(&self, thing: Thing) -> io::Result<bool> {
+        match self.set(libc::F_WRLCK, thing) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) if error.raw_os_error() == Some(libc::EACCES) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives it up.
+    pub(crate) fn give(&self, thing: Thing) {
+        if let Err(error) = self.set(libc::F_UNLCK, thing) {
+            log::warn!("unlocking {thing:?}: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn everything_has_a_lock_of_its_own() {
+        let tnis = 0..NUM_TNI as u8;
+        let queues = tnis
+            .clone()
+            .flat_map(|tni| (0..NUM_CQ as u8).map(move |cq| Thing::Queue { tni, cq }.byte()));
+        let gates =
+            tnis.flat_map(|tni| (0..NUM_BG as u8).map(move |bg| Thing::Gate { tni, bg }.byte()));
+        let bytes: BTreeSet<_> = queues.chain(gates).collect();
+        assert_eq!(bytes.len(), NUM_TNI * (NUM_CQ + NUM_BG));
+    }
+
+    #[test]
+    fn two_processes_have_one_each() {
+        let path = std::env::temp_dir().join(format!("tofu-tof-locks-{}", std::process::id()));
+        let open = || {
+            let mut options = File::options();
+            options.read(true).write(true).create(true).truncate(false);
+            Locks::new(options.open(&path).unwrap())
+        };
+        let (one, other) = (open(), open());
+        let (gate, queue) = (Thing::Gate { tni: 5, bg: 47 }, Thing::Queue { tni: 0, cq: 0 });
+        assert!(one.take(gate).unwrap());
+        assert!(one.take(gate).unwrap(), "its own");
+        assert!(!other.take(gate).unwrap());
+        assert!(other.take(queue).unwrap());
+        one.give(gate);
+        assert!(other.take(gate).unwrap());
+        drop(other);
+        assert!(one.take(queue).unwrap(), "they end with the file");
+        std::fs::remove_file(path).unwrap();
+    }
+}

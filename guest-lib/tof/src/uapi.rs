@@ -1,0 +1,182 @@
+//! The kernel's interface: layouts and numbers, and the calls.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Version that INIT_CQ names.
+const VERSION: u16 = 0x2a00;
+/// ALLOC_STAG: others may only read.
+const READ_ONLY: u32 = 1;
+
+/// Argument of INIT_CQ. Rings are addresses of this process.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(crate) struct InitCq {
+    version: u16,
+    pub(crate) session_mode: u8,
+    pub(crate) toq_size: u8,
+    pub(crate) mrq_size: u8,
+    num_stag: u8,
+    tcq_cinj: u8,
+    mrq_cinj: u8,
+    pub(crate) toq_mem: u64,
+    pub(crate) tcq_mem: u64,
+    pub(crate) mrq_mem: u64,
+}
+
+#[repr(C)]
+struct AllocStag {
+    flags: u32,
+    stag: i32,
+    offset: u64,
+    va: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct FreeStags {
+    num: u16,
+    stags: u64,
+}
+
+#[repr(C)]
+struct EnableBch {
+    addr: u64,
+    bseq: i32,
+    num: i32,
+    bgs: u64,
+}
+
+/// Where a gate's neighbour is, with the path there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Addr {
+    pub(crate) pa: u8,
+    pub(crate) pb: u8,
+    pub(crate) pc: u8,
+    pub(crate) x: u8,
+    pub(crate) y: u8,
+    pub(crate) z: u8,
+    pub(crate) a: u8,
+    pub(crate) b: u8,
+    pub(crate) c: u8,
+}
+
+/// A gate with its links; less than 0 stands for none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SetBg {
+    pub(crate) tni: i32,
+    pub(crate) gate: i32,
+    pub(crate) source_lgate: i32,
+    pub(crate) source_raddr: Addr,
+    pub(crate) source_rtni: i32,
+    pub(crate) source_rgate: i32,
+    pub(crate) dest_lgate: i32,
+    pub(crate) dest_raddr: Addr,
+    pub(crate) dest_rtni: i32,
+    pub(crate) dest_rgate: i32,
+}
+
+const _: () = assert!(size_of::<InitCq>() == 32);
+const _: () = assert!(size_of::<AllocStag>() == 32);
+const _: () = assert!(size_of::<FreeStags>() == 16);
+const _: () = assert!(size_of::<EnableBch>() == 24);
+const _: () = assert!(size_of::<Addr>() == 9);
+const _: () = assert!(size_of::<SetBg>() == 56);
+
+/// The size in the number says 8 whatever the argument is.
+const fn number(n: libc::Ioctl) -> libc::Ioctl {
+    0xc008_6400 + n
+}
+
+/// # Safety
+///
+/// `argument` must be what the call takes, and what the kernel and the device do to memory upon
+/// it must be sound.
+unsafe fn call<T>(file: BorrowedFd<'_>, n: libc::Ioctl, argument: &mut T) -> io::Result<()> {
+    let argument = std::ptr::from_mut(argument);
+    // SAFETY: the caller's promise.
+    match unsafe { libc::ioctl(file.as_raw_fd(), number(n), argument) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Opens a queue.
+///
+/// # Errors
+///
+/// What the kernel says.
+///
+/// # Safety
+///
+/// The rings are memory that is accessed as memory that others may change, until `file` is closed
+/// and the queue's page is not mapped any more.
+pub(crate) unsafe fn init_cq(file: BorrowedFd<'_>, init: InitCq) -> io::Result<()> {
+    // Cache injection, as on real systems; the library's 8192 STags.
+    let mut init = InitCq { version: VERSION, tcq_cinj: 1, mrq_cinj: 1, num_stag: 0, ..init };
+    // SAFETY: as promised to this function.
+    unsafe { call(file, 0, &mut init) }
+}
+
+/// Registers memory under an STag, or the lowest one that is free of those that programs do not
+/// choose themselves; returns it with the offset of the first byte.
+///
+/// # Errors
+///
+/// What the kernel says.
+///
+/// # Safety
+///
+/// Until it is freed, or `file` is closed, the process treats the memory as memory that others may
+/// change at any time.
+pub(crate) unsafe fn alloc_stag(
+    file: BorrowedFd<'_>,
+    addr: usize,
+    len: usize,
+    wanted: Option<u32>,
+    read_only: bool,
+) -> io::Result<(u32, u64)> {
+    let flags = if read_only { READ_ONLY } else { 0 };
+    let stag = wanted.map_or(-1, |stag| stag as i32);
+    let mut a = AllocStag { flags, stag, offset: 0, va: addr as u64, len: len as u64 };
+    // SAFETY: as promised to this function.
+    unsafe { call(file, 1, &mut a)? };
+    Ok((a.stag as u32, a.offset))
+}
+
+/// Takes memory back.
+///
+/// # Errors
+///
+/// What the kernel says: `ENOENT` if the kernel has done so already.
+pub(crate) fn free_stag(file: BorrowedFd<'_>, stag: u32) -> io::Result<()> {
+    let mut stags = [stag as i32];
+    let mut a = FreeStags { num: 1, stags: stags.as_mut_ptr() as u64 };
+    // SAFETY: the kernel writes to the one place that `num` says.
+    unsafe { call(file, 2, &mut a) }
+}
+
+/// Sets up a barrier channel with its gates.
+///
+/// # Errors
+///
+/// What the kernel says.
+///
+/// # Safety
+///
+/// 256 bytes at `notice` are accessed as memory that others may change, until `file` is closed
+/// and the channel's page is not mapped any more.
+pub(crate) unsafe fn enable_bch(
+    file: BorrowedFd<'_>,
+    notice: u64,
+    bseq: u32,
+    gates: &[SetBg],
+) -> io::Result<()> {
+    let num = i32::try_from(gates.len()).unwrap_or(i32::MAX);
+    let mut a = EnableBch { addr: notice, bseq: bseq as i32, num, bgs: gates.as_ptr() as u64 };
+    // SAFETY: as promised to this function; the kernel reads as many gates as there are.
+    unsafe { call(file, 3, &mut a) }
+}
