@@ -120,6 +120,7 @@ impl kirq::Handler for Handler {
             return IrqReturn::None;
         }
         self.device.write(page + CqsReg::Irc.offset(), pending);
+        self.device.faults.add(1, Relaxed);
         // SAFETY: no requirements.
         unsafe { shim::tofu_shim_trace_fault(self.tni, self.cq, pending) };
         for (bit, code) in EXCEPTIONS {

@@ -46,6 +46,8 @@ pub(crate) struct Device {
     pub(crate) gates: Mutex<crate::bch::Gates>,
     /// Pages that processes have pinned.
     pub(crate) pinned: kernel::sync::atomic::Atomic<usize>,
+    /// Exceptions that a process was told of.
+    pub(crate) faults: kernel::sync::atomic::Atomic<u64>,
 }
 
 impl Device {
@@ -93,6 +95,7 @@ impl Device {
                 cqs <- new_mutex!([const { [const { None }; USER_CQS] }; NUM_TNI]),
                 gates <- new_mutex!(crate::bch::Gates::new()),
                 pinned: kernel::sync::atomic::Atomic::new(0),
+                faults: kernel::sync::atomic::Atomic::new(0),
             }),
             GFP_KERNEL,
         )?;

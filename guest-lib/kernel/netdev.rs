@@ -239,12 +239,7 @@ impl Frame {
     fn write(&mut self, at: usize, part: &[u8]) -> bool {
         // SAFETY: the frame is ours; whether the part is within it is looked at there.
         let error = unsafe {
-            shim::tofu_shim_skb_write(
-                self.skb,
-                at as u32,
-                part.as_ptr().cast(),
-                part.len() as u32,
-            )
+            shim::tofu_shim_skb_write(self.skb, at as u32, part.as_ptr().cast(), part.len() as u32)
         };
         error == 0
     }
@@ -259,7 +254,9 @@ impl Frame {
     /// Gives it to the stack; false if the facts do not fit.
     fn receive(self, dev: *mut NetDevice, facts: Option<&Facts>) -> bool {
         let facts = facts.map(NetFacts::from);
-        let facts = facts.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+        let facts = facts
+            .as_ref()
+            .map_or(core::ptr::null(), core::ptr::from_ref);
         let skb = self.skb;
         core::mem::forget(self);
         // SAFETY: the frame is complete, and the stack's from here on.
@@ -313,7 +310,11 @@ impl NetFacts {
         Some(Facts {
             checksum: (self.needs_csum != 0).then_some((self.csum_start, self.csum_offset)),
             segments,
-            size: if segments == Segments::One { 0 } else { self.gso_size },
+            size: if segments == Segments::One {
+                0
+            } else {
+                self.gso_size
+            },
             ecn: self.gso_type & Self::ECN != 0,
         })
     }
@@ -571,7 +572,9 @@ impl Link {
         let node = addr::node_of_mac(mac)
             .filter(|node| *node != self.me && self.shape.rank(*node).is_some());
         if unfinished {
-            let prefix = facts.facts().filter(|_| len + FACTS_SIZE <= u16::MAX.into());
+            let prefix = facts
+                .facts()
+                .filter(|_| len + FACTS_SIZE <= u16::MAX.into());
             match (node, prefix) {
                 (Some(node), Some(facts)) if self.takes_unfinished(node, now) => {
                     let sent = tx.unicast(self, node, *skb, len, Some(&facts), now);
@@ -803,7 +806,11 @@ impl Tx {
         };
         // Whoever is held must hear of room as soon as there is some.
         let ask = sender.room() < ENOUGH && sender.room() % 32 == 0;
-        sender.post(Order::new(to, attempt, broadcast, buffer, len), &target, ask);
+        sender.post(
+            Order::new(to, attempt, broadcast, buffer, len),
+            &target,
+            ask,
+        );
     }
 
     /// Posts a packet of these two parts.
@@ -872,7 +879,9 @@ impl Tx {
             *place = buffer;
             let offset = n * PIECE_MAX;
             let end = HEADER_SIZE + (total - offset).min(PIECE_MAX);
-            let body = sender.payload(buffer).and_then(|all| all.get_mut(HEADER_SIZE..end));
+            let body = sender
+                .payload(buffer)
+                .and_then(|all| all.get_mut(HEADER_SIZE..end));
             let copied = body.is_some_and(|body| {
                 let in_front = prefix.len().saturating_sub(offset);
                 let (front, rest) = body.split_at_mut(in_front);
@@ -911,7 +920,10 @@ impl Tx {
                 sum: if summed { sum.finish() } else { 0 },
                 origin: link.me,
             };
-            let header = self.sender.as_mut().and_then(|sender| sender.payload(*buffer));
+            let header = self
+                .sender
+                .as_mut()
+                .and_then(|sender| sender.payload(*buffer));
             if let Some(header) = header.and_then(|all| all.first_chunk_mut()) {
                 *header = repr.emit();
             }
@@ -1114,7 +1126,13 @@ impl Tx {
         if let Some(repr) = repr {
             self.forget(order.to, repr.origin, repr.id, repr.offset);
             for child in tree::children(&link.shape, repr.origin, order.to) {
-                self.spread(link, child, &repr, &scratch[..usize::from(repr.length)], now);
+                self.spread(
+                    link,
+                    child,
+                    &repr,
+                    &scratch[..usize::from(repr.length)],
+                    now,
+                );
             }
         }
         self.scratch = scratch;
@@ -1455,7 +1473,10 @@ pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
         )
     };
     let Some(text) = shape else {
-        dev_info!(device.pdev(), "no tofu0: the parameter shape is not given\n");
+        dev_info!(
+            device.pdev(),
+            "no tofu0: the parameter shape is not given\n"
+        );
         return made;
     };
     let Ok(shape) = text.parse::<Shape>() else {
@@ -1614,8 +1635,12 @@ extern "C" fn tofu_rs_net_show(
     size: usize,
 ) -> isize {
     // SAFETY: as above, and the buffer has that size.
-    let (link, buf) =
-        unsafe { (link_of(link), core::slice::from_raw_parts_mut(buf.cast::<u8>(), size)) };
+    let (link, buf) = unsafe {
+        (
+            link_of(link),
+            core::slice::from_raw_parts_mut(buf.cast::<u8>(), size),
+        )
+    };
     let mut text = Text { buf, len: 0 };
     match link.show(what, &mut text) {
         Ok(()) => text.len as isize,

@@ -14,9 +14,7 @@ use tofu_abi::queue::{
     queue_entries, PbqEntry, PrqEntry, PrqRcode, RingIndex, TcqEntry, MRQ_ENTRY_SIZE,
     PACKET_BUFFER_SIZE,
 };
-use tofu_abi::regs::{
-    cq_page, cqs_page, tni_base, CqReg, CqsMode, CqsReg, TniReg, KERNEL_CQ,
-};
+use tofu_abi::regs::{cq_page, cqs_page, tni_base, CqReg, CqsMode, CqsReg, TniReg, KERNEL_CQ};
 use tofu_abi::Coords;
 use tofu_ipotofu::PacketTarget;
 
@@ -395,6 +393,7 @@ impl Drop for Receiver {
         self.write(TniReg::PbqPa, 0);
         // Writes may be posted. When this is answered they have arrived, and nothing is written to
         // the buffers any more.
-        self.device.read(tni_base(self.tni) + TniReg::PrqPa.offset());
+        self.device
+            .read(tni_base(self.tni) + TniReg::PrqPa.offset());
     }
 }

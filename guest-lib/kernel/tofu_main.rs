@@ -9,7 +9,7 @@
 //! `device` has what a node has once, `cq` a control queue that a process has opened, `pin`
 //! memory of processes that the device may reach, `watch` how the driver learns that such memory
 //! is unmapped, `bch` barrier channels, `users` who may use what, `uapi` the arguments of ioctls,
-//! `node` the files, `netdev` the network interfaces, `packets` their queues, `sys` all that calls the kernel without a safe abstraction.
+//! `node` the files, `stats` those of debugfs, `netdev` the network interfaces, `packets` their queues, `sys` all that calls the kernel without a safe abstraction.
 
 use kernel::device::Core;
 use kernel::dma::{Device as _, DmaMask};
@@ -26,6 +26,7 @@ mod node;
 mod packets;
 mod pin;
 mod shim;
+mod stats;
 mod uapi;
 mod users;
 mod watch;
@@ -63,6 +64,7 @@ struct TofuDriver;
 /// device.
 struct Bound {
     _net: netdev::Interfaces,
+    _stats: Option<stats::Files>,
     _files: node::Files,
     device: Arc<Device>,
 }
@@ -88,6 +90,8 @@ impl pci::Driver for TofuDriver {
             dev_info!(pdev, "node ({},{},{},{},{},{})\n", x, y, z, a, b, c);
             Ok(core::convert::identity::<Result<Bound>>(Ok(Bound {
                 _net: netdev::interfaces(&device),
+                // The device works without them.
+                _stats: stats::files(&device).ok(),
                 _files: files,
                 device,
             })))

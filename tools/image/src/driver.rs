@@ -110,6 +110,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "kernel/shim.c",
     "kernel/shim.h",
     "kernel/shim.rs",
+    "kernel/stats.rs",
     "kernel/tofu_main.rs",
     "kernel/trace.h",
     "kernel/uapi.rs",
