@@ -20,6 +20,7 @@ mod gates;
 mod locks;
 mod page;
 mod platform;
+mod signal;
 mod uapi;
 
 pub use platform::{OpenError, RegisterError, TofPlatform};

@@ -19,6 +19,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 use crate::gates::Gate;
 use crate::locks::{Locks, Thing};
 use crate::page::Page;
+use crate::signal;
 use crate::uapi::{self, InitCq};
 
 /// Where the driver's files are.
@@ -109,6 +110,9 @@ impl Opened {
     fn new(name: &str) -> Result<Self, OpenError> {
         let path = format!("{FILES}/dev/{name}");
         let file = File::options().read(true).write(true).open(path)?;
+        if let Some(number) = signal::ignored() {
+            uapi::set_rt_signal(file.as_fd(), number)?;
+        }
         let page = Page::map(file.as_fd())?;
         Ok(Self { page, file })
     }

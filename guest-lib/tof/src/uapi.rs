@@ -87,7 +87,7 @@ const _: () = assert!(size_of::<Addr>() == 9);
 const _: () = assert!(size_of::<SetBg>() == 56);
 
 /// The size in the number says 8 whatever the argument is.
-const fn number(n: libc::Ioctl) -> libc::Ioctl {
+const fn request(n: libc::Ioctl) -> libc::Ioctl {
     0xc008_6400 + n
 }
 
@@ -98,7 +98,7 @@ const fn number(n: libc::Ioctl) -> libc::Ioctl {
 unsafe fn call<T>(file: BorrowedFd<'_>, n: libc::Ioctl, argument: &mut T) -> io::Result<()> {
     let argument = std::ptr::from_mut(argument);
     // SAFETY: the caller's promise.
-    match unsafe { libc::ioctl(file.as_raw_fd(), number(n), argument) } {
+    match unsafe { libc::ioctl(file.as_raw_fd(), request(n), argument) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -179,4 +179,15 @@ pub(crate) unsafe fn enable_bch(
     let mut a = EnableBch { addr: notice, bseq: bseq as i32, num, bgs: gates.as_ptr() as u64 };
     // SAFETY: as promised to this function; the kernel reads as many gates as there are.
     unsafe { call(file, 3, &mut a) }
+}
+
+/// Chooses the signal for exceptions of a queue or channel.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub(crate) fn set_rt_signal(file: BorrowedFd<'_>, number: i32) -> io::Result<()> {
+    let mut number = number;
+    // SAFETY: the kernel reads the number.
+    unsafe { call(file, 5, &mut number) }
 }

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Barrier channels: rounds, what they reduce, signals upon errors, and the end of a process.
+ *
+ *	barrier                               two channels of this node
+ *	barrier meet ME ROUNDS X Y Z A B C    member ME (0 or 1), with the other one at that node
+ */
+#include "common.h"
+
+enum { BARRIER = 1, MAX = 5, SUM = 7, MISMATCH = 15 };
+
+struct channel {
+	int fd, tni, bch, relay;
+	volatile uint64_t *regs;
+	volatile uint64_t *notice;
+	uint32_t bseq;
+};
+
+static struct channel open_channel(int tni, int bch)
+{
+	/* A relay gate of its own, the same for all who compute it. */
+	struct channel c = { .tni = tni, .bch = bch, .relay = 16 + bch };
+	char name[64];
+
+	snprintf(name, sizeof(name), "/proc/tofu/dev/tni%dbch%d", tni, bch);
+	c.fd = open(name, O_RDWR);
+	if (c.fd < 0)
+		die(name);
+	c.regs = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, c.fd, 0);
+	if (c.regs == MAP_FAILED)
+		die("mmap of a channel");
+	uint8_t *page = memory(PAGE);
+	memset(page, 0xa5, PAGE);
+	c.notice = (volatile uint64_t *)(page + 512);
+	memset(page + 512, 0, 256);
+	return c;
+}
+
+static void close_channel(struct channel *c)
+{
+	munmap((void *)c->regs, PAGE);
+	close(c->fd);
+	munmap((uint8_t *)c->notice - 512, PAGE);
+}
+
+static struct tof_addr address(struct coords at)
+{
+	return (struct tof_addr){ at.a, at.b, at.c, at.x, at.y, at.z, at.a, at.b, at.c };
+}
+
+/* Both members start, and each one's relay waits for both. */
+static int link_to(struct channel *c, struct coords other, int tni, int bch, uint32_t bseq)
+{
+	struct tof_addr there = address(other);
+	struct tof_set_bg gates[2] = {
+		{ c->tni, c->bch, c->relay, there, 0, -1, c->relay, there, tni, 16 + bch },
+		{ c->tni, c->relay, c->bch, there, tni, bch, c->bch, there, 0, -1 },
+	};
+	struct tof_enable_bch a = { .addr = (void *)c->notice, .bseq = bseq, .num = 2, .bgs = gates };
+
+	c->bseq = bseq;
+	memset((void *)c->notice, 0, 256);
+	return ioctl(c->fd, TOF_IOCTL_ENABLE_BCH, &a);
+}
+
+static void start(struct channel *c, int op, int count, const uint64_t *values)
+{
+	for (int i = 0; i < count; i++)
+		c->regs[0x800 / 8 + i] = values[i];
+	c->regs[0x840 / 8] = 1ull << 62 | (uint64_t)count << 8 | op;
+}
+
+/* The operation of the round's notice, or -1 after so many seconds. */
+static int wait_round(struct channel *c, uint64_t *values, int seconds)
+{
+	volatile uint64_t *half = c->notice + (c->bseq & 1) * 16;
+	time_t end = time(NULL) + seconds;
+
+	while (!(half[15] >> 63) || (half[15] & 0xffffff) != c->bseq)
+		if (time(NULL) > end)
+			return -1;
+	__sync_synchronize();
+	int op = half[15] >> 24 & 15;
+
+	for (int i = 0; i < 6; i++)
+		values[i] = half[i];
+	half[15] = 0;
+	c->bseq = (c->bseq + 1) & 0xffffff;
+	return op;
+}
+
+static int rest_is_untouched(struct channel *c)
+{
+	uint8_t *page = (uint8_t *)c->notice - 512;
+
+	for (int i = 0; i < PAGE; i++)
+		if ((i < 512 || i >= 768) && page[i] != 0xa5)
+			return 0;
+	return 1;
+}
+
+static void rounds(struct coords me)
+{
+	/* Of two interfaces, and a sequence number that is about to begin anew. */
+	struct channel a = open_channel(0, 4), b = open_channel(3, 5);
+	uint32_t bseq = 0xffffff - 20;
+	uint64_t va[6], vb[6];
+	int good = 1;
+
+	WORKS(link_to(&a, me, 3, 5, bseq), "a channel");
+	WORKS(link_to(&b, me, 0, 4, bseq), "and another one");
+	for (uint64_t i = 0; i < 40; i++) {
+		uint64_t x[] = { i, 1000 + i, ~0ull, 1, 2, 3 }, y[] = { i * i, 7, 2, 30, 20, 10 };
+		int op = i % 3 == 0 ? BARRIER : i % 3 == 1 ? SUM : MAX;
+		int count = op == BARRIER ? 0 : 6;
+
+		start(&a, op, count, x);
+		if (i == 0)
+			CHECK(wait_round(&a, va, 1) == -1, "nobody passes alone");
+		start(&b, op, count, y);
+		good &= wait_round(&a, va, 20) == op && wait_round(&b, vb, 20) == op;
+		for (int k = 0; k < count; k++) {
+			uint64_t most = x[k] > y[k] ? x[k] : y[k];
+
+			good &= va[k] == (op == SUM ? x[k] + y[k] : most) && vb[k] == va[k];
+		}
+	}
+	CHECK(good, "40 rounds, with sums and maxima");
+	CHECK(rest_is_untouched(&a) && rest_is_untouched(&b), "only notices were written");
+	close_channel(&a);
+	close_channel(&b);
+}
+
+/* What the last signal of these numbers said. */
+static volatile int got_number, got_code, got_value;
+
+static void note(int number, siginfo_t *info, void *context)
+{
+	(void)context;
+	got_code = info->si_errno;
+	got_value = info->si_int;
+	got_number = number;
+}
+
+static int got(int number, int code, int value)
+{
+	for (int i = 0; i < 1000 && got_number != number; i++)
+		usleep(10000);
+	return got_number == number && got_code == code && got_value == value;
+}
+
+static void signals(struct coords me)
+{
+	struct channel a = open_channel(1, 6), b = open_channel(1, 7), c = open_channel(1, 8);
+	struct sigaction action = { .sa_sigaction = note, .sa_flags = SA_SIGINFO };
+	int number = SIGRTMIN + 3, other = SIGRTMIN + 4;
+
+	sigaction(number, &action, NULL);
+	sigaction(other, &action, NULL);
+	WORKS(ioctl(a.fd, TOF_IOCTL_SET_RT_SIGNAL, &number), "SET_RT_SIGNAL of a channel");
+	WORKS(ioctl(b.fd, TOF_IOCTL_SET_RT_SIGNAL, &other), "and another one");
+
+	uint64_t values[6] = { 1 };
+	WORKS(link_to(&a, me, 1, 7, 3), "a member");
+	WORKS(link_to(&b, me, 1, 6, 3), "another one");
+	start(&a, SUM, 1, values);
+	start(&b, MAX, 1, values);
+	CHECK(wait_round(&a, values, 20) == MISMATCH && wait_round(&b, values, 20) == MISMATCH,
+	      "different operations: both are told");
+	CHECK(got(number, 2, 1 << 8 | 6) || got(other, 2, 1 << 8 | 7),
+	      "SIGNAL_STATE_ERROR: signal %d, code %d, value %#x", got_number, got_code, got_value);
+	WORKS(ioctl(a.fd, TOF_IOCTL_DISABLE_BCH), "DISABLE_BCH");
+	WORKS(ioctl(b.fd, TOF_IOCTL_DISABLE_BCH), "DISABLE_BCH");
+	got_number = 0;
+
+	WORKS(link_to(&a, me, 1, 7, 100), "a member in round 100");
+	WORKS(link_to(&b, me, 1, 6, 500), "the other one in round 500");
+	start(&b, BARRIER, 0, NULL);
+	CHECK(got(number, 1, 1 << 8 | 6), "BSEQ_UNMATCH: signal %d, code %d, value %#x", got_number,
+	      got_code, got_value);
+	WORKS(ioctl(a.fd, TOF_IOCTL_DISABLE_BCH), "DISABLE_BCH");
+	WORKS(ioctl(b.fd, TOF_IOCTL_DISABLE_BCH), "DISABLE_BCH");
+
+	/* a waits for b, but c comes. */
+	got_number = 0;
+	WORKS(link_to(&a, me, 1, 7, 9), "a member");
+	WORKS(link_to(&c, me, 1, 6, 9), "one that it does not know");
+	start(&c, BARRIER, 0, NULL);
+	CHECK(got(number, 0, 1 << 8 | 6), "NODE_ADDRESS_UNMATCH: signal %d, code %d, value %#x",
+	      got_number, got_code, got_value);
+	close_channel(&a);
+	close_channel(&b);
+	close_channel(&c);
+}
+
+/* A process ends in the middle of a round: its channel and gates are free at once. */
+static void killed(struct coords me)
+{
+	int good = 1;
+
+	for (int i = 0; i < 20; i++) {
+		int pipes[2];
+		char byte;
+
+		if (pipe(pipes))
+			die("pipe");
+		pid_t child = fork();
+		if (child == 0) {
+			struct channel a = open_channel(2, 1), b = open_channel(2, 2);
+			uint64_t values[6];
+
+			if (link_to(&a, me, 2, 2, i) || link_to(&b, me, 2, 1, i))
+				_exit(1);
+			for (int round = 0;; round++) {
+				if (round == 3)
+					(void)!write(pipes[1], "x", 1);
+				start(&a, BARRIER, 0, NULL);
+				start(&b, BARRIER, 0, NULL);
+				if (wait_round(&a, values, 20) < 0 || wait_round(&b, values, 20) < 0)
+					_exit(1);
+			}
+		}
+		close(pipes[1]);
+		good &= read(pipes[0], &byte, 1) == 1;
+		close(pipes[0]);
+		usleep(i * 300);
+		kill(child, SIGKILL);
+		waitpid(child, NULL, 0);
+	}
+	CHECK(good, "channels of 20 processes that were killed");
+}
+
+static int meet(int me, int count, struct coords other)
+{
+	struct channel c = open_channel(4, 3);
+	uint64_t value, sum[6];
+	int good = 1;
+
+	if (link_to(&c, other, 4, 3, 1))
+		die("ENABLE_BCH");
+	/* Signals to gates that are not set up are lost: whoever started us waits for this line. */
+	printf("ready\n");
+	fflush(stdout);
+	(void)!read(0, &value, 1);
+	for (int i = 0; i < count; i++) {
+		value = i * (me + 1);
+		start(&c, SUM, 1, &value);
+		good &= wait_round(&c, sum, 60) == SUM && sum[0] == (uint64_t)i * 3;
+	}
+	CHECK(good, "%d rounds between two nodes", count);
+	close_channel(&c);
+	return finish();
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 10 && !strcmp(argv[1], "meet")) {
+		struct coords other = { atoi(argv[4]), atoi(argv[5]), atoi(argv[6]), atoi(argv[7]),
+			atoi(argv[8]), atoi(argv[9]) };
+
+		return meet(atoi(argv[2]), atoi(argv[3]), other);
+	}
+	struct coords me = my_coords();
+
+	rounds(me);
+	signals(me);
+	killed(me);
+	return finish();
+}

@@ -1,0 +1,43 @@
+//! The signal that tells of exceptions.
+//!
+//! The kernel sends one for exceptions of a queue or channel, and SIGTERM unless a process has
+//! chosen another. What they are about, programs of this library learn from completions and
+//! results, as on every platform; so it chooses one that the process ignores.
+#![allow(unsafe_code)]
+
+use std::sync::OnceLock;
+
+/// A real-time signal that nothing is done upon, if one can be had: the highest one that the
+/// program has not given a meaning when this is first called.
+pub(crate) fn ignored() -> Option<i32> {
+    static CHOSEN: OnceLock<Option<i32>> = OnceLock::new();
+    *CHOSEN.get_or_init(|| (libc::SIGRTMIN()..=libc::SIGRTMAX()).rev().find(|n| ignore(*n)))
+}
+
+/// Ignores a signal, unless the program has a handler for it.
+fn ignore(number: i32) -> bool {
+    // SAFETY: a structure of integers and a mask, for which zeroes are values.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes the structure.
+    let known = unsafe { libc::sigaction(number, std::ptr::null(), &raw mut action) } == 0;
+    if known && action.sa_sigaction == libc::SIG_DFL {
+        action.sa_sigaction = libc::SIG_IGN;
+        // SAFETY: the call reads the structure, which sets no handler.
+        return unsafe { libc::sigaction(number, &raw const action, std::ptr::null_mut()) } == 0;
+    }
+    known && action.sa_sigaction == libc::SIG_IGN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_lives_on() {
+        let number = ignored().unwrap();
+        assert!(number >= 32);
+        assert_eq!(ignored(), Some(number));
+        // SAFETY: no requirements.
+        assert_eq!(unsafe { libc::raise(number) }, 0);
+    }
+}
