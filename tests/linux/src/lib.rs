@@ -6,6 +6,7 @@
 //! [`Place::new`] with a line `SKIP test: reason`.
 #![forbid(unsafe_code)]
 
+pub mod driver;
 pub mod namespace;
 pub mod net;
 pub mod sdk;

@@ -2,59 +2,16 @@
 //! from outside, between two nodes and while the driver comes and goes. The image with the driver
 //! takes minutes to make, so these tests only run where it has been made.
 
-use std::path::Path;
-use std::process::Command;
-
-use tofu_linux_tests::{Image, PATIENCE, Place, skip};
-
-const IMAGE: &str = "driver";
+use tofu_linux_tests::driver::{self, IMAGE, is_well, passes};
+use tofu_linux_tests::{PATIENCE, Place};
 
 /// A machine of two nodes with the driver and the C programs in /tmp; or `None`, after it was
 /// said why not.
 fn machine(test: &str) -> Option<Place> {
-    if Command::new("gcc").arg("--version").output().is_err() {
-        skip(test, "there is no gcc");
-        return None;
-    }
-    let place = Place::new(test, Image::Default)?;
-    let images = place.run(&["image", "ls", "--json"]).json();
-    let images = images.as_array().unwrap();
-    if !images.iter().any(|image| image["name"] == IMAGE) {
-        skip(test, "no image with the driver: `tofu image build --kernel-driver` makes one");
-        return None;
-    }
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-lib/kernel/tests");
+    let place = driver::place(test)?;
     place.up(&["--image", IMAGE, "--memory", "512MiB"]);
-    for program in ["ioctls", "users", "memory", "races", "put"] {
-        let path = place.file(program);
-        let output = Command::new("gcc")
-            .args(["-static", "-pthread", "-Wall", "-Wextra", "-Werror", "-O2", "-o", &path])
-            .arg(source.join(program).with_extension("c"))
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        for node in 0..2 {
-            place.run(&["cp", &path, &format!("{node}:/tmp")]).ok();
-        }
-    }
+    driver::programs(&place, &["ioctls", "users", "memory", "races", "put"], &["0", "1"]);
     Some(place)
-}
-
-/// Runs a C test on a node: it succeeds, and says how many things it has looked at.
-#[track_caller]
-fn passes(place: &Place, node: &str, command: &[&str]) {
-    let said = place.run_for(&[&["exec", node, "--"], command].concat(), PATIENCE, b"");
-    assert!(said.code == Some(0) && said.out.contains("\n1.."), "{said:?}");
-    assert!(!said.out.contains("not ok"), "{said:?}");
-}
-
-/// The kernel has not complained.
-#[track_caller]
-fn is_well(place: &Place, node: &str) {
-    let log = place.exec(node, &["dmesg"]).ok();
-    for sign in ["BUG:", "WARNING:", "Oops", "Call Trace", "does not stop", "DMAR: [DMA"] {
-        assert!(!log.contains(sign), "{sign}: {log}");
-    }
 }
 
 #[test]

@@ -1,0 +1,61 @@
+//! Machines whose nodes have the kernel driver `tofu.ko`, and its C tests in them.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::{Image, PATIENCE, Place, skip};
+
+/// Name of the image with the driver, which takes minutes to make, so that tests only run where it
+/// has been made.
+pub const IMAGE: &str = "driver";
+
+/// A place for a machine with that image; or `None`, after it was said why not.
+pub fn place(test: &str) -> Option<Place> {
+    if Command::new("gcc").arg("--version").output().is_err() {
+        skip(test, "there is no gcc");
+        return None;
+    }
+    let place = Place::new(test, Image::Default)?;
+    let images = place.run(&["image", "ls", "--json"]).json();
+    let images = images.as_array().unwrap();
+    if !images.iter().any(|image| image["name"] == IMAGE) {
+        skip(test, "no image with the driver: `tofu image build --kernel-driver` makes one");
+        return None;
+    }
+    Some(place)
+}
+
+/// Compiles C tests of the driver (`guest-lib/kernel/tests`) and puts them into /tmp of nodes.
+#[track_caller]
+pub fn programs(place: &Place, names: &[&str], nodes: &[&str]) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-lib/kernel/tests");
+    for name in names {
+        let path = place.file(name);
+        let output = Command::new("gcc")
+            .args(["-static", "-pthread", "-Wall", "-Wextra", "-Werror", "-O2", "-o", &path])
+            .arg(source.join(name).with_extension("c"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        for node in nodes {
+            place.run(&["cp", &path, &format!("{node}:/tmp")]).ok();
+        }
+    }
+}
+
+/// Runs a C test on a node: it succeeds, and says how many things it has looked at.
+#[track_caller]
+pub fn passes(place: &Place, node: &str, command: &[&str]) {
+    let said = place.run_for(&[&["exec", node, "--"], command].concat(), PATIENCE, b"");
+    assert!(said.code == Some(0) && said.out.contains("\n1.."), "{said:?}");
+    assert!(!said.out.contains("not ok"), "{said:?}");
+}
+
+/// The kernel has not complained.
+#[track_caller]
+pub fn is_well(place: &Place, node: &str) {
+    let log = place.exec(node, &["dmesg"]).ok();
+    for sign in ["BUG:", "WARNING:", "Oops", "Call Trace", "does not stop", "DMAR: [DMA"] {
+        assert!(!log.contains(sign), "{sign}: {log}");
+    }
+}

@@ -1,0 +1,157 @@
+//! `tofu0` of the kernel driver: three nodes on a ring, the middle one of which has the device by
+//! VFIO and its `tofu0` from `tofu-net`, so that both understand each other.
+
+use std::fs;
+
+use tofu_linux_tests::driver::{self, IMAGE, is_well, passes};
+use tofu_linux_tests::{MOMENT, PATIENCE, Place, wait_for};
+
+/// The node without the driver: its kernel refuses the module.
+const MACHINE: &str = r#"
+shape = "3x1x1x1x1x1"
+linux = true
+memory = "384MiB"
+[[node]]
+at = [1, 0, 0, 0, 0, 0]
+append = "module_blacklist=tofu"
+"#;
+
+/// IPv4 addresses of the nodes.
+const ADDRESSES: [&str; 3] = ["10.0.0.1", "10.1.0.1", "10.2.0.1"];
+/// Nodes whose interface is the driver's.
+const DRIVER: [usize; 2] = [0, 2];
+
+/// Runs a line of shell on a node.
+#[track_caller]
+fn shell(place: &Place, node: usize, line: &str) -> String {
+    place.run_for(&["exec", &node.to_string(), "--", "sh", "-c", line], PATIENCE, b"").ok()
+}
+
+/// An echo of so many bytes comes back.
+#[track_caller]
+fn answers(place: &Place, from: usize, to: usize, bytes: u32) {
+    let line = format!("ping -c 2 -W 5 -s {bytes} {}", ADDRESSES[to]);
+    let said = shell(place, from, &line);
+    assert!(said.contains(" 0% packet loss"), "{from} to {to}, {bytes}: {said}");
+}
+
+/// Random bytes go by TCP as they are.
+#[track_caller]
+fn streams(place: &Place, from: usize, to: usize) {
+    // The listener must not see the end of its input, or it ends too early.
+    let listen =
+        "rm -f /tmp/got; (sleep 60 | nc -l -p 5002 >/tmp/got) </dev/null >/dev/null 2>&1 &";
+    shell(place, to, listen);
+    let send = format!(
+        "dd if=/dev/urandom of=/tmp/sent bs=64k count=128 2>/dev/null; \
+         for i in $(seq 50); do nc {} 5002 </tmp/sent && break; sleep 0.2; done; \
+         md5sum </tmp/sent",
+        ADDRESSES[to]
+    );
+    let sent = shell(place, from, &send);
+    wait_for("the last bytes", MOMENT, || shell(place, to, "md5sum </tmp/got") == sent);
+}
+
+/// How many nodes answer a ping to all of them.
+#[track_caller]
+fn nodes_that_answer(place: &Place, from: usize) -> usize {
+    let said = shell(place, from, "ping -6 -c 2 -W 3 ff02::1%tofu0; true");
+    let mut answers: Vec<_> =
+        said.lines().filter_map(|line| line.split(" from ").nth(1)?.split(": ").next()).collect();
+    answers.sort_unstable();
+    answers.dedup();
+    answers.len()
+}
+
+/// The value of a counter in `ethtool -S`, by the C test.
+#[track_caller]
+fn counter(place: &Place, node: usize, name: &str) -> u64 {
+    let said = shell(place, node, "/tmp/net counters");
+    let value = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name}: {said}")).parse().unwrap()
+}
+
+#[test]
+fn the_interface_of_the_driver() {
+    let Some(place) = driver::place("the_interface_of_the_driver") else { return };
+    let config = place.file("machine.toml");
+    fs::write(&config, MACHINE).unwrap();
+    place.up(&["--config", &config, "--image", IMAGE]);
+    driver::programs(&place, &["net"], &["0", "2"]);
+
+    for (node, address) in ADDRESSES.iter().enumerate() {
+        let ours = shell(&place, node, "[ -d /sys/class/net/tofu0/tofu ] && echo yes; true");
+        assert_eq!(ours == "yes\n", DRIVER.contains(&node), "node {node}: {ours}");
+        let said = shell(&place, node, "ip address show tofu0");
+        assert!(said.contains(&format!("inet {address}/14")), "{said}");
+    }
+    // Within a piece, at its end, and in many, by all combinations of the two.
+    for (from, to) in [(0, 1), (1, 0), (0, 2)] {
+        for bytes in [0, 1, 1472, 1473, 1910, 1911, 20_000, 65_000] {
+            answers(&place, from, to, bytes);
+        }
+        streams(&place, from, to);
+    }
+    assert_eq!(nodes_that_answer(&place, 0), 3);
+    assert_eq!(nodes_that_answer(&place, 1), 3);
+    assert!(counter(&place, 0, "forwarded") + counter(&place, 2, "forwarded") == 0);
+
+    // The interface itself, by its C test, which leaves it as it was.
+    passes(&place, "0", &["/tmp/net", "test"]);
+
+    // A frame as long as it can be.
+    for node in DRIVER {
+        shell(&place, node, "ip link set tofu0 mtu 65521");
+    }
+    answers(&place, 0, 2, 65_400);
+    streams(&place, 2, 0);
+
+    // Around a link that is down, and not at all when there is no way.
+    place.run(&["link", "down", "0", "2"]).ok();
+    answers(&place, 0, 2, 30_000);
+    assert!(counter(&place, 0, "rerouted") > 0);
+    assert_eq!(nodes_that_answer(&place, 0), 3);
+    place.run(&["link", "down", "0", "1"]).ok();
+    let said = shell(&place, 0, "ping -c 1 -W 1 10.2.0.1; true");
+    assert!(said.contains("100% packet loss"), "{said}");
+    assert!(counter(&place, 0, "lost") > 0);
+    for to in ["1", "2"] {
+        place.run(&["link", "up", "0", to]).ok();
+    }
+    answers(&place, 0, 2, 56);
+
+    // What can be seen of it.
+    let health = shell(&place, 2, "cat /sys/kernel/debug/tofu/health");
+    assert!(health.starts_with("state ok\n"), "{health}");
+    let health = shell(&place, 0, "cat /sys/kernel/debug/tofu/health");
+    assert!(health.starts_with("state degraded\n") && health.contains("PORT_ERROR"), "{health}");
+    let queues = shell(&place, 0, "cat /sys/kernel/debug/tofu/queues");
+    assert!(queues.contains("tni0cq11 owner kernel"), "{queues}");
+    let trace = "cd /sys/kernel/tracing 2>/dev/null && [ -e events/tofu ] || \
+                 { mount -t tracefs trace /sys/kernel/tracing; cd /sys/kernel/tracing; }; \
+                 echo 1 >events/tofu/enable; ping -c 1 10.2.0.1 >/dev/null; \
+                 echo 0 >events/tofu/enable; cat trace";
+    let trace = shell(&place, 0, trace);
+    for event in
+        ["tofu_doorbell: tni0cq11 orders=", "tofu_completion: tni0cq11", "tofu_packet: tni0"]
+    {
+        assert!(trace.contains(event), "no {event}: {trace}");
+    }
+
+    // It comes and goes in the midst of traffic, and works afterwards.
+    let script = "modprobe tofu; for i in 1 2 3 4 5; do \
+                      (ping -A -i 0 -s 20000 10.2.0.1 >/dev/null 2>&1 &) ; \
+                      (nc 10.2.0.1 9 </dev/zero >/dev/null 2>&1 &) ; sleep 0.3; \
+                      ip link set tofu0 down || exit 1; ip link set tofu0 up || exit 2; sleep 0.3; \
+                      rmmod tofu || exit 3; modprobe tofu || exit 4; killall ping nc 2>/dev/null; \
+                  done; true";
+    shell(&place, 0, script);
+    wait_for("tofu0", MOMENT, || shell(&place, 0, "ip address show tofu0").contains("inet 10."));
+    answers(&place, 0, 2, 20_000);
+    answers(&place, 0, 1, 20_000);
+    for node in DRIVER {
+        is_well(&place, &node.to_string());
+    }
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
