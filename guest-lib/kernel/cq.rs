@@ -574,36 +574,40 @@ impl Cq {
         end: u64,
         read_only: bool,
     ) -> Result {
-        let large = a.flags & uapi::LARGE_PAGES != 0 && end - start >= PageSize::Size2M.bytes();
-        let align = if large {
-            PageSize::Size2M.bytes()
-        } else {
-            BASE_ALIGN
-        };
-        let base = start & !(align - 1);
+        let huge = PageSize::Size2M.bytes();
+        let large = a.flags & uapi::LARGE_PAGES != 0 && end - start >= huge;
+        let base = start & !(if large { huge } else { BASE_ALIGN } - 1);
         if end - base > MAX_SPAN {
             return Err(EINVAL);
         }
+        // In step with huge pages, should the memory have some: then the IOMMU has them too.
+        let (page, align) = if end - start >= huge {
+            (PageSize::Size2M, huge)
+        } else {
+            (PageSize::Size64K, BASE_ALIGN)
+        };
         // Watched first: what is unmapped while it is being pinned is noticed.
         let watch = Watch::new(self, What::Stag(stag), &open.mm, start, end - start)?;
         let pinned = Pinned::new(&self.device, &open.mm, start, end, !read_only, align)?;
 
-        let range = pinned.range().filter(|addr| large && addr % align == 0);
-        let (page, entries) = match range {
-            Some(_) => (PageSize::Size2M, (end - base).div_ceil(align)),
-            None => (PageSize::Size4K, (end - base) / PAGE),
+        let range = pinned.range().filter(|addr| addr % align == 0);
+        // Where the table begins in the process's memory.
+        let (page, first) = match range {
+            Some(_) => (page, start & !(align - 1)),
+            None => (PageSize::Size4K, base),
         };
+        let entries = (end - first).div_ceil(page.bytes());
         let pages = Table::new(&self.device, entries as usize)?;
         let entry = |addr: u64| PageEntry(0).with_ipa(addr).with_enable(true).0;
         match range {
-            Some(first) => {
+            Some(addr) => {
                 for i in 0..entries {
-                    pages.store(i as usize, entry(first + i * align));
+                    pages.store(i as usize, entry(addr + i * align));
                 }
             }
             None => {
                 // Entries in front of the first page stay disabled.
-                let skipped = ((start - base) / PAGE) as usize;
+                let skipped = ((start - first) / PAGE) as usize;
                 for i in 0..pinned.len() {
                     pages.store(skipped + i, entry(pinned.addr(i)));
                 }
@@ -611,8 +615,8 @@ impl Cq {
         }
         // An STag of the process's own choice begins at the memory itself.
         let special = stag < SPECIAL_STAGS;
-        let mbva = if special { (a.va & !0xff) - base } else { 0 };
-        a.offset = a.va - base - mbva;
+        let mbva = if special { a.va & !0xff } else { base } - first;
+        a.offset = a.va - first - mbva;
 
         let i = stag as usize * 2;
         let block = MemoryBlock(0)
@@ -629,7 +633,7 @@ impl Cq {
         let span = (end - base).div_ceil(BASE_ALIGN);
         let shown = base >> 16 & ((1 << 36) - 1)
             | (span & ((1 << 27) - 1)) << 36
-            | u64::from(page == PageSize::Size2M) << 63;
+            | u64::from(large && range.is_some()) << 63;
         // The memory of this box is needed below, where none can be allocated.
         let record = KBox::new(
             Stag {
@@ -650,7 +654,7 @@ impl Cq {
         }
         tables.blocks.store(i + 1, entries);
         tables.blocks.store(i, block);
-        tables.steering.store(i + 1, end - base - mbva);
+        tables.steering.store(i + 1, end - first - mbva);
         tables.steering.store(i, steering);
         tables.shown.set(stag, shown);
         tables.set_state(stag, StagState::Live);

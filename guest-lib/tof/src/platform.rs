@@ -10,7 +10,7 @@ use tofu_abi::Coords;
 use tofu_abi::barrier::BCH_MASK;
 use tofu_abi::regs::{
     BgsReg, CACHE_INJECTION, CqsMode, CqsReg, CqsStatus, NUM_BCH, NUM_BG, NUM_CQ, NUM_TNI,
-    NodeAddress, Register, TniReg, TniState, TofuReg,
+    NodeAddress, PAGE_STRIDE, Register, TNI_STRIDE, TniReg, TniState, TofuReg,
 };
 use tofu_driver::{DmaError, IrqError, Platform};
 use tofu_inproc::{Arena, Buffer};
@@ -386,7 +386,7 @@ impl Platform for TofPlatform {
     type Dma = Buffer;
 
     fn bar0_read64(&self, offset: u64) -> u64 {
-        let own = offset % tofu_abi::regs::PAGE_STRIDE;
+        let own = offset % PAGE_STRIDE;
         match Register::decode(offset) {
             Some(Register::Tofu(TofuReg::NodeAddress)) => NodeAddress::from_coords(self.coords).0,
             Some(Register::Tni { reg: TniReg::CqPresent, .. }) => (1 << USER_CQS) - 1,
@@ -422,7 +422,7 @@ impl Platform for TofPlatform {
     }
 
     fn bar0_write64(&self, offset: u64, value: u64) {
-        let own = offset % tofu_abi::regs::PAGE_STRIDE;
+        let own = offset % PAGE_STRIDE;
         match Register::decode(offset) {
             Some(Register::Cq { tni, cq, .. }) => {
                 if let Some(queue) = self.queue(tni, cq)
@@ -464,6 +464,19 @@ impl Platform for TofPlatform {
             // The rest is the kernel's, or is not there.
             _ => {}
         }
+    }
+
+    #[inline]
+    fn doorbell_write64(&self, offset: u64, value: u64) {
+        // The way of every command: shorter than to look up the register.
+        let (tni, cq) = (offset / TNI_STRIDE, offset % TNI_STRIDE / PAGE_STRIDE);
+        if cq < USER_CQS
+            && let Some(queue) = self.queue(tni as u8, cq as u8)
+            && let Some(opened) = &read(queue).opened
+        {
+            return opened.page.write(offset % PAGE_STRIDE, value);
+        }
+        self.bar0_write64(offset, value);
     }
 
     fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
