@@ -4,7 +4,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 
-use tofu_abi::reduce::{MAX_DOUBLES, MAX_UTOFU_INTEGERS, Op};
+use tofu_abi::reduce::{MAX_UTOFU_INTEGERS, Op};
 use tofu_utofu::ids::VbgId;
 use tofu_utofu::{Code, Context, Error, Provider, VbgSetting};
 
@@ -217,14 +217,14 @@ impl<'c, P: Provider> Group<'c, P> {
     }
 
     /// Puts what comes of all members' integers in their place: any number of them, six in a
-    /// round.
+    /// round (one on Tofu and Tofu2, where there is no [`Op::MaxLoc`] for that).
     ///
     /// # Errors
     ///
     /// As [`Context::reduce_uint64`] and [`Context::poll_reduce_uint64`].
     pub fn allreduce(&self, op: Op, data: &mut [u64]) -> Result<(), Error> {
         let gate = self.gates[0];
-        for part in data.chunks_mut(MAX_UTOFU_INTEGERS) {
+        for part in data.chunks_mut(self.context.integers_at_once()) {
             self.context.reduce_uint64(gate, op.code().into(), part, 0)?;
             let result = self.over(|| self.context.poll_reduce_uint64(gate, 0))?;
             part.copy_from_slice(&result);
@@ -240,7 +240,7 @@ impl<'c, P: Provider> Group<'c, P> {
     /// As [`Context::reduce_double`] and [`Context::poll_reduce_double`].
     pub fn allreduce_sum(&self, data: &mut [f64]) -> Result<(), Error> {
         let gate = self.gates[0];
-        for part in data.chunks_mut(MAX_DOUBLES) {
+        for part in data.chunks_mut(self.context.doubles_at_once()) {
             self.context.reduce_double(gate, Op::FpSum.code().into(), part, 0)?;
             let result = self.over(|| self.context.poll_reduce_double(gate, 0))?;
             part.copy_from_slice(&result);

@@ -124,8 +124,9 @@ pub enum Algorithm {
     RecursiveDoubling3d,
     /// The same with double rings.
     DoubleRing3d,
-    /// A tree within each of so many parts of members in a row, as equal as can be, and recursive
-    /// doubling among their first ones. For parts of one network interface, or of one node.
+    /// For members in so many parts in a row, as equal as can be, each of one network interface or
+    /// of one node: trees, and recursive doubling among their roots, of which there are 2^k. A tree
+    /// has the members of one of the 2^k largest parts, and its share of those of the others.
     Parts(u32),
 }
 
@@ -211,17 +212,81 @@ impl Algorithm {
             }
             Self::DoubleRing3d => shape.for_lines(|line| builder.double_ring(line)),
             Self::Parts(number) => {
-                let number = number.clamp(1, members) as usize;
-                let end = |part: usize| part * line.len() / number;
-                let parts = || (0..number).map(|part| &line[end(part)..end(part + 1)]);
-                parts().for_each(|part| builder.gather(part));
-                let firsts: Vec<u32> = parts().map(|part| part[0]).collect();
-                builder.doubling(&firsts);
-                parts().for_each(|part| builder.scatter(part));
+                let trees = trees(&parts(&line, number));
+                trees.iter().for_each(|tree| builder.gather_evenly(tree));
+                let roots: Vec<u32> = trees.iter().map(|tree| tree[0]).collect();
+                builder.doubling(&roots);
+                for mut tree in trees {
+                    // Who has had a relay gate on the way up has none on the way down.
+                    let others = tree.get_mut(2..).unwrap_or_default();
+                    others.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
+                    builder.scatter_evenly(&tree);
+                }
             }
         }
         Ok(builder.finish())
     }
+}
+
+/// Members in a row, divided into parts as equal as can be.
+fn parts(line: &[u32], number: u32) -> Vec<&[u32]> {
+    let number = (number as usize).clamp(1, line.len().max(1));
+    let end = |part: usize| part * line.len() / number;
+    (0..number).map(|part| &line[end(part)..end(part + 1)]).collect()
+}
+
+/// The members of 2^k trees: the largest parts, to which the members of the others are dealt out
+/// so that all have about the same number.
+fn trees(parts: &[&[u32]]) -> Vec<Vec<u32>> {
+    let mut by_size: Vec<&[u32]> = parts.to_vec();
+    by_size.sort_by_key(|part| core::cmp::Reverse(part.len()));
+    let roots = 1 << by_size.len().checked_ilog2().unwrap_or(0);
+    let (largest, others) = by_size.split_at(roots.min(by_size.len()));
+    let mut trees: Vec<Vec<u32>> = largest.iter().map(|part| part.to_vec()).collect();
+    for member in others.concat() {
+        if let Some(smallest) = trees.iter_mut().min_by_key(|tree| tree.len()) {
+            smallest.push(member);
+        }
+    }
+    trees
+}
+
+/// A barrier among members in so many parts in a row: a tree within each part, and among the
+/// roots the dissemination algorithm, in which each signals to the one 1, 2, 4, ... further on. It
+/// takes no more stages for other numbers of parts than for the next power of two.
+///
+/// Values of members come to others several times, so this is not for sums; AND, OR and the
+/// maximum are as they should be.
+///
+/// # Errors
+///
+/// As [`Algorithm::plan`].
+pub fn disseminate(members: u32, number: u32) -> Result<Plan, BadGroup> {
+    if !(1..=MAX_MEMBERS).contains(&members) {
+        return Err(BadGroup { members });
+    }
+    let mut builder = Builder::new(members);
+    let line: Vec<u32> = (0..members).collect();
+    let parts = parts(&line, number);
+    parts.iter().for_each(|part| builder.gather_evenly(part));
+    let roots: Vec<u32> = parts.iter().map(|part| part[0]).collect();
+    let mut distance = 1;
+    while distance < roots.len() {
+        builder.shift(&roots, distance);
+        distance *= 2;
+    }
+    parts.iter().for_each(|part| builder.scatter_evenly(part));
+    Ok(builder.finish())
+}
+
+/// A member alone, whose value goes through so many relay gates, one after the other.
+pub fn in_series(relays: u8) -> Plan {
+    let gate = |i: u8| Links {
+        src_local: Some(i.checked_sub(1).unwrap_or(relays)),
+        dst_local: Some(if i == relays { 0 } else { i + 1 }),
+        ..Links::default()
+    };
+    Plan { members: vec![(0..=relays).map(gate).collect()] }
 }
 
 impl Shape {
@@ -327,6 +392,39 @@ impl Builder {
         }
         for (to, from) in rest.iter().zip(core) {
             self.tell(*from, *to);
+        }
+    }
+
+    /// Each member knows also what the one `distance` before it knew, of those in a circle.
+    fn shift(&mut self, circle: &[u32], distance: usize) {
+        let from: Vec<GateOf> = circle.iter().map(|member| self.free_to_send(*member)).collect();
+        let to: Vec<GateOf> = circle.iter().map(|member| self.behind(*member)).collect();
+        for (i, from) in from.into_iter().enumerate() {
+            self.link(from, to[(i + distance) % to.len()]);
+        }
+    }
+
+    /// The first member knows what all knew, after as few stages as there can be: of neighbours one
+    /// knows what both knew, then of pairs, and so on.
+    fn gather_evenly(&mut self, line: &[u32]) {
+        for distance in (0..).map(|bit| 1 << bit).take_while(|distance| *distance < line.len()) {
+            for pair in line.chunks(2 * distance) {
+                if let Some(from) = pair.get(distance) {
+                    self.give(*from, pair[0]);
+                }
+            }
+        }
+    }
+
+    /// All members know what the first one knows, by the same tree.
+    fn scatter_evenly(&mut self, line: &[u32]) {
+        let Some(bits) = line.len().checked_next_power_of_two().map(usize::ilog2) else { return };
+        for distance in (0..bits).rev().map(|bit| 1 << bit) {
+            for pair in line.chunks(2 * distance) {
+                if let Some(to) = pair.get(distance) {
+                    self.tell(pair[0], *to);
+                }
+            }
         }
     }
 

@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 use tofu_abi::reduce::{self, Op, Value};
-use tofu_collective::plan::{Algorithm, Costs, GateOf, Links, NoChoice, Plan, Shape, choose};
+use tofu_collective::plan::{
+    Algorithm, Costs, GateOf, Links, NoChoice, Plan, Shape, choose, disseminate, in_series,
+};
 
 /// A gate's buffer for one of two rounds.
 #[derive(Clone, Default)]
@@ -223,16 +225,20 @@ fn check(
     choose: impl FnMut(usize) -> usize,
 ) {
     let plan = algorithm.plan(shape).unwrap();
+    check_plan(&plan, &format!("{algorithm}, {shape:?}"), op, rounds, choose);
+}
+
+fn check_plan(plan: &Plan, name: &str, op: Op, rounds: usize, choose: impl FnMut(usize) -> usize) {
     let members = plan.members();
     let inputs = (0..members)
         .map(|member| (0..rounds).map(|round| input(op, member, round)).collect())
         .collect();
-    let mut machine = Machine::new(&plan, op, inputs);
+    let mut machine = Machine::new(plan, op, inputs);
     machine.run(choose);
     let results: Vec<Value> = (0..rounds).map(|round| expected(op, members, round)).collect();
     for (member, got) in machine.results.iter().enumerate() {
-        assert_eq!(got.len(), rounds, "{algorithm}, {shape:?}: member {member} hangs");
-        assert_eq!(*got, results, "{algorithm}, {shape:?}, {op:?}: member {member}");
+        assert_eq!(got.len(), rounds, "{name}: member {member} hangs");
+        assert_eq!(*got, results, "{name}, {op:?}: member {member}");
     }
 }
 
@@ -274,6 +280,63 @@ fn nobody_is_done_before_everybody_has_started() {
                 assert!(machine.results.iter().all(Vec::is_empty), "{algorithm}: without {late}");
             }
         }
+    }
+}
+
+#[test]
+fn dissemination_is_a_barrier_and_right_where_values_may_come_twice() {
+    for members in 1..=48 {
+        for parts in [1, 2, 3, 5, 6, 7, 48] {
+            let plan = disseminate(members, parts).unwrap();
+            check_links(&plan);
+            for op in [Op::Barrier, Op::And, Op::Or, Op::Max] {
+                let name = format!("dissemination, {members} in {parts} parts");
+                check_plan(&plan, &name, op, 3, |n| n - 1);
+            }
+        }
+    }
+    for late in 0..13 {
+        let mut inputs = vec![vec![[0; 15]]; 13];
+        inputs[late].clear();
+        let mut machine = Machine::new(&disseminate(13, 6).unwrap(), Op::Barrier, inputs);
+        machine.run(|_| 0);
+        assert!(machine.results.iter().all(Vec::is_empty), "without {late}");
+    }
+    assert!(disseminate(0, 1).is_err());
+}
+
+#[test]
+fn a_value_goes_through_relays_in_series() {
+    for relays in 0..5 {
+        let plan = in_series(relays);
+        check_links(&plan);
+        check_plan(&plan, "in series", Op::Sum, 3, |_| 0);
+        assert_eq!(
+            (plan.most_gates(), plan.stages()),
+            (1 + usize::from(relays), 1 + u32::from(relays))
+        );
+    }
+}
+
+/// Start and end points, TNIs, gates of the TNI with the most, and stages, as in Table VI of the
+/// paper on TofuD.
+#[test]
+fn test_programs_of_the_tofud_paper() {
+    let of_a_tni = |plan: &Plan, tnis: u32| {
+        let members = plan.members();
+        let end = |part: u32| part as usize * members / tnis as usize;
+        let gates = |part| (end(part)..end(part + 1)).map(|m| plan.gates(m).len()).sum();
+        (0..tnis).map(gates).max().unwrap_or(0usize)
+    };
+    let parts = |members, tnis| Algorithm::Parts(tnis).plan(Shape::line(members)).unwrap();
+    for (plan, tnis, gates, stages) in [
+        (in_series(1), 1, 2, 2),
+        (parts(4, 4), 4, 2, 2),
+        (parts(8, 6), 6, 5, 4),
+        (parts(16, 6), 6, 9, 6),
+        (disseminate(48, 6).unwrap(), 6, 24, 9),
+    ] {
+        assert_eq!((of_a_tni(&plan, tnis), plan.stages()), (gates, stages));
     }
 }
 

@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 use core::ops::Deref;
 
+use tofu_abi::barrier::Profile;
 use tofu_abi::reduce::{self, Input, MAX_DOUBLES, MAX_UTOFU_INTEGERS, Op, Value};
 use tofu_abi::regs::{NUM_BCH, NUM_BG, NUM_TNI};
 
@@ -92,6 +93,21 @@ fn wrong_number(what: &'static str, number: usize, hint: &'static str) -> Error 
 }
 
 impl<P: Provider> Context<P> {
+    /// What barriers of the device's generation have: Tofu and Tofu2 reduce one element at once.
+    pub fn barrier_profile(&self) -> Profile {
+        self.provider().barrier_profile()
+    }
+
+    /// Integers that [`Context::reduce_uint64`] takes at most.
+    pub fn integers_at_once(&self) -> usize {
+        MAX_UTOFU_INTEGERS.min(self.barrier_profile().integers.into())
+    }
+
+    /// Floating-point numbers that [`Context::reduce_double`] takes at most.
+    pub fn doubles_at_once(&self) -> usize {
+        MAX_DOUBLES.min(self.barrier_profile().doubles.into())
+    }
+
     /// Allocates barrier gates of an interface: one start and end gate, which comes first, and
     /// relay gates.
     ///
@@ -190,7 +206,7 @@ impl<P: Provider> Context<P> {
                 }
             }
         }
-        let channels = by_channel(settings)?;
+        let channels = by_channel(settings, self.barrier_profile().channels)?;
         for (i, channel) in channels.iter().enumerate() {
             let (tni, bch) = (channel.start.tni(), channel.start.bg());
             let opened = match self.provider().open_channel(tni, bch, &channel.settings) {

@@ -4,15 +4,11 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use tofu_abi::Path;
-use tofu_abi::regs::{NUM_BCH, NUM_BG, NUM_TNI};
+use tofu_abi::barrier::Profile;
+use tofu_abi::regs::{NUM_BG, NUM_TNI};
 
 use crate::error::{Code, Error};
 use crate::ids::{PATH_COORD_NULL, VbgId, check_path};
-
-/// Gates of an interface, as a mask.
-const ALL: u64 = (1 << NUM_BG) - 1;
-/// Those that have a barrier channel.
-const CHANNELS: u64 = (1 << NUM_BCH) - 1;
 
 /// The barrier gates of a device that nobody has.
 ///
@@ -20,24 +16,36 @@ const CHANNELS: u64 = (1 << NUM_BCH) - 1;
 /// does are given the same.
 #[derive(Clone, Debug)]
 pub struct GatePool {
+    /// Of each interface, as masks.
+    all: [u64; NUM_TNI],
     free: [u64; NUM_TNI],
+    /// Gates that have a barrier channel.
+    channels: u64,
 }
 
 impl Default for GatePool {
     fn default() -> Self {
-        Self { free: [ALL; NUM_TNI] }
+        Self::new(Profile::TOFUD)
     }
 }
 
 impl GatePool {
+    /// All gates of a device that VBG IDs have numbers for, which end at 47.
+    pub fn new(profile: Profile) -> Self {
+        let gates = first(usize::from(profile.gates).min(NUM_BG));
+        let of = |tni| if tni < usize::from(profile.tnis) { gates } else { 0 };
+        let all = core::array::from_fn(of);
+        Self { all, free: all, channels: first(profile.channels.into()) }
+    }
+
     /// Takes a start and end gate, and relay gates, as a mask; `None` if they are not all there,
     /// and then nothing is taken.
     pub fn take(&mut self, tni: u8, relays: usize) -> Option<u64> {
         let free = self.free.get_mut(usize::from(tni))?;
-        let mut taken = lowest(*free & CHANNELS)?;
+        let mut taken = lowest(*free & self.channels)?;
         // Ends after as many as there are.
         for _ in 0..relays {
-            taken |= lowest(*free & !CHANNELS & !taken)?;
+            taken |= lowest(*free & !self.channels & !taken)?;
         }
         *free &= !taken;
         Some(taken)
@@ -45,10 +53,16 @@ impl GatePool {
 
     /// Puts gates back.
     pub fn give(&mut self, tni: u8, gates: u64) {
-        if let Some(free) = self.free.get_mut(usize::from(tni)) {
-            *free |= gates & ALL;
+        let tni = usize::from(tni);
+        if let (Some(free), Some(all)) = (self.free.get_mut(tni), self.all.get(tni)) {
+            *free |= gates & all;
         }
     }
+}
+
+/// The lowest so many bits, fewer than 64.
+const fn first(count: usize) -> u64 {
+    (1 << count) - 1
 }
 
 /// The lowest bit.
@@ -140,8 +154,8 @@ pub(crate) struct ChannelGates {
 /// Divides gates among the channels that they belong to.
 ///
 /// Gates that are linked by local links belong together. Those that are linked to no start and
-/// end gate in this way belong to the first channel.
-pub(crate) fn by_channel(settings: &[VbgSetting]) -> Result<Vec<ChannelGates>, Error> {
+/// end gate in this way belong to the first channel. Gates below `count` are start and end gates.
+pub(crate) fn by_channel(settings: &[VbgSetting], count: u8) -> Result<Vec<ChannelGates>, Error> {
     let wrong = |id: VbgId, hint| Err(Error::with_value(Code::InvalidVbgId, "VBG ID", id.0, hint));
     let find = |id: VbgId| settings.iter().position(|setting| setting.id == id);
     let mut channel_of: Vec<Option<usize>> = vec![None; settings.len()];
@@ -161,7 +175,7 @@ pub(crate) fn by_channel(settings: &[VbgSetting]) -> Result<Vec<ChannelGates>, E
                 );
             }
         }
-        if usize::from(setting.id.bg()) >= NUM_BCH {
+        if setting.id.bg() >= count {
             continue;
         }
         let channel = channels.len();
@@ -184,7 +198,7 @@ pub(crate) fn by_channel(settings: &[VbgSetting]) -> Result<Vec<ChannelGates>, E
         match channels.get_mut(channel.unwrap_or(0)) {
             Some(channel) => channel.settings.push(*setting),
             None => {
-                let hint = "it is linked to no start and end gate (0 to 15) in the same call";
+                let hint = "it is linked to no start and end gate in the same call";
                 return wrong(setting.id, hint);
             }
         }
@@ -196,6 +210,27 @@ pub(crate) fn by_channel(settings: &[VbgSetting]) -> Result<Vec<ChannelGates>, E
 mod tests {
     use super::*;
     use tofu_abi::Coords;
+    use tofu_abi::regs::NUM_BCH;
+
+    const ALL: u64 = first(NUM_BG);
+    const CHANNELS: u64 = first(NUM_BCH);
+
+    #[test]
+    fn earlier_generations_have_their_gates_on_one_interface() {
+        let mut pool = GatePool::new(Profile::TOFU);
+        for tni in 1..6 {
+            assert_eq!(pool.take(tni, 0), None);
+        }
+        assert_eq!(pool.take(0, 41), None, "8 to 47 are relays");
+        assert_eq!(pool.take(0, 40), Some(1 | (ALL & !0xff)));
+        for bg in 1..8 {
+            assert_eq!(pool.take(0, 0), Some(1 << bg));
+        }
+        assert_eq!(pool.take(0, 0), None);
+        pool.give(0, u64::MAX);
+        pool.give(1, u64::MAX);
+        assert_eq!((pool.take(0, 40), pool.take(1, 0)), (Some(1 | (ALL & !0xff)), None));
+    }
 
     fn gate(tni: u8, bg: u8) -> VbgId {
         VbgId::new(Coords::new(3, 4, 5, 1, 2, 1), tni, bg)
@@ -232,7 +267,7 @@ mod tests {
             // Between two other nodes only.
             VbgSetting { src_remote: Some(up), ..VbgSetting::new(gate(5, 20)) },
         ];
-        let channels = by_channel(&settings).unwrap();
+        let channels = by_channel(&settings, NUM_BCH as u8).unwrap();
         assert_eq!(channels.len(), 2);
         assert_eq!(channels[0].start, start);
         assert_eq!(channels[0].settings, [settings[0], settings[1], settings[2], settings[4]]);
@@ -241,7 +276,7 @@ mod tests {
 
     #[test]
     fn links_that_cannot_be() {
-        let code = |settings: &[VbgSetting]| by_channel(settings).unwrap_err();
+        let code = |settings: &[VbgSetting]| by_channel(settings, NUM_BCH as u8).unwrap_err();
         let (start, relay) = (gate(0, 0), gate(0, 16));
         let to =
             |id: VbgId, local: VbgId| VbgSetting { dst_local: Some(local), ..VbgSetting::new(id) };
@@ -258,7 +293,7 @@ mod tests {
             assert_eq!(error.code(), Code::InvalidVbgId);
             assert!(alloc::format!("{error}").contains(hint), "{error}");
         }
-        assert_eq!(by_channel(&[]).unwrap(), []);
+        assert_eq!(by_channel(&[], NUM_BCH as u8).unwrap(), []);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use tofu_abi::Coords;
-use tofu_abi::barrier::BgAddress;
+use tofu_abi::barrier::{BgAddress, Profile};
 use tofu_abi::desc::Descriptor;
 use tofu_abi::irq::bgs;
 use tofu_abi::queue::{MrqEntry, queue_entries};
@@ -53,6 +53,11 @@ pub trait Provider {
     /// [`Code::OutOfMemory`] if there is nothing left for it, [`Code::Fatal`] if the device does
     /// not answer.
     fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error>;
+
+    /// What barriers of the device's generation have. TofuD's, unless a provider knows better.
+    fn barrier_profile(&self) -> Profile {
+        Profile::TOFUD
+    }
 
     /// Takes a start and end gate and `relays` relay gates of an interface, as a mask; `None` if
     /// there are not so many left.
@@ -240,6 +245,13 @@ pub struct Unshared {
     gates: Lock<GatePool>,
 }
 
+impl Unshared {
+    /// With the barrier gates of a device's generation.
+    pub fn new(profile: Profile) -> Self {
+        Self { gates: Lock::new(GatePool::new(profile)) }
+    }
+}
+
 impl ClaimQueue for Unshared {
     type Claim = ();
 
@@ -264,19 +276,21 @@ pub struct DriverProvider<P: Platform, M, C = Unshared> {
     claims: C,
     mrq_size: u8,
     gpid: u64,
+    profile: Profile,
 }
 
 impl<P: Platform, M> DriverProvider<P, M> {
     /// Gives out the queues of `device`, with message receive queues of size code `mrq_size` (0 to
     /// 5), to processes of the group `gpid`; `memory` lends it memory to be registered.
     pub fn new(device: Device<P>, memory: M, mrq_size: u8, gpid: u64) -> Self {
-        Self { device, memory, claims: Unshared::default(), mrq_size, gpid }
+        let profile = device.barrier_profile().unwrap_or(Profile::TOFUD);
+        Self { device, memory, claims: Unshared::new(profile), mrq_size, gpid, profile }
     }
 
     /// The same for a device that is shared with other processes.
     pub fn with_claims<C>(self, claims: C) -> DriverProvider<P, M, C> {
-        let Self { device, memory, claims: _, mrq_size, gpid } = self;
-        DriverProvider { device, memory, claims, mrq_size, gpid }
+        let Self { device, memory, claims: _, mrq_size, gpid, profile } = self;
+        DriverProvider { device, memory, claims, mrq_size, gpid, profile }
     }
 }
 
@@ -321,6 +335,10 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
         Ok(DriverQueue { cq, orders, notices, memory, registered, idle: 0, _claim: claim })
     }
 
+    fn barrier_profile(&self) -> Profile {
+        self.profile
+    }
+
     fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
         self.claims.take_gates(tni, relays)
     }
@@ -342,8 +360,12 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
         }
         let gates: Vec<Gate> = gates.iter().map(driver_gate).collect();
         // The library polls.
-        let config =
-            ChannelConfig { gpid: self.gpid, interrupts: 0, ..ChannelConfig::new(tni, bch) };
+        let config = ChannelConfig {
+            gpid: self.gpid,
+            interrupts: 0,
+            profile: self.profile,
+            ..ChannelConfig::new(tni, bch)
+        };
         let channel =
             tofu_driver::Channel::open(&self.device, &config, &gates).map_err(channel_error)?;
         Ok(DriverChannel { device: self.device.clone(), channel, idle: 0 })

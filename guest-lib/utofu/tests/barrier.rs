@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::{Pair, pair, wait};
+use common::{Pair, pair, pair_of, wait};
 use tofu_abi::reduce::Op;
 use tofu_fabric::Shape;
 use tofu_utofu::ids::VbgId;
 use tofu_utofu::{Code, Context, Error, Place, Reduced, VbgSetting};
-use tofu_utofu_local::{LocalMachine, LocalProvider};
+use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};
 
 fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> Code {
     let error = result.unwrap_err();
@@ -96,6 +96,70 @@ fn different_operations_are_a_mismatch_and_the_next_round_is_good() {
     other.reduce_uint64(b, 7, &[2], 0).unwrap();
     assert_eq!(*over(|| one.poll_reduce_uint64(a, 0)).unwrap(), [42]);
     assert_eq!(*over(|| other.poll_reduce_uint64(b, 0)).unwrap(), [42]);
+}
+
+#[test]
+fn after_a_round_that_does_not_end_gates_are_linked_anew() {
+    let Pair { contexts, .. } = pair();
+    let [one, other] = &contexts;
+    // The one that never comes has done several rounds, one or none.
+    for rounds in [5, 1, 0] {
+        let [a, b] = linked(&contexts, 4);
+        for round in 0..rounds {
+            one.reduce_uint64(a, 7, &[round], 0).unwrap();
+            other.reduce_uint64(b, 7, &[1], 0).unwrap();
+            assert_eq!(*over(|| one.poll_reduce_uint64(a, 0)).unwrap(), [round + 1]);
+            over(|| other.poll_reduce_uint64(b, 0)).unwrap();
+        }
+        one.reduce_uint64(a, 7, &[1 << 40], 0).unwrap();
+        assert_eq!(code(one.poll_reduce_uint64(a, 0)), Code::NotCompleted);
+        assert_eq!(code(one.barrier(a, 0)), Code::Busy);
+        // Both let go of their gates before one links them again: see utofu-choices.md.
+        one.free_vbg(&[a]).unwrap();
+        other.free_vbg(&[b]).unwrap();
+    }
+    let [a, b] = linked(&contexts, 4);
+    for round in 0..4 {
+        one.reduce_uint64(a, 7, &[round], 0).unwrap();
+        other.reduce_uint64(b, 7, &[2], 0).unwrap();
+        assert_eq!(*over(|| one.poll_reduce_uint64(a, 0)).unwrap(), [round + 2]);
+        assert_eq!(*over(|| other.poll_reduce_uint64(b, 0)).unwrap(), [round + 2]);
+    }
+}
+
+#[test]
+fn gates_of_tofu_and_tofu2() {
+    for generation in [Generation::Tofu, Generation::Tofu2] {
+        let Pair { contexts, .. } = pair_of(generation);
+        let [one, other] = &contexts;
+        for tni in 1..6 {
+            assert_eq!(code(one.alloc_vbg(tni, 1, 0)), Code::Full, "TNI 0 alone has gates");
+        }
+        let [a, b] = linked(&contexts, 0);
+        assert_eq!((one.integers_at_once(), one.doubles_at_once()), (1, 1));
+        assert_eq!(code(one.reduce_uint64(a, 7, &[1, 2], 0)), Code::InvalidNumber);
+        assert_eq!(code(one.reduce_double(a, 8, &[1.0, 2.0], 0)), Code::InvalidNumber);
+        one.reduce_uint64(a, 7, &[1], 0).unwrap();
+        other.reduce_uint64(b, 7, &[2], 0).unwrap();
+        assert_eq!(*over(|| one.poll_reduce_uint64(a, 0)).unwrap(), [3]);
+        over(|| other.poll_reduce_uint64(b, 0)).unwrap();
+        // Start and end gates are 0 to 7, so 8 is a relay here.
+        let [start, relay] = one.alloc_vbg(0, 2, 0).unwrap()[..] else { panic!("two gates") };
+        assert_eq!((start.bg(), relay.bg()), (1, 8));
+        let pass = |at: VbgId, via: VbgId| VbgSetting {
+            src_local: Some(via),
+            dst_local: Some(via),
+            ..VbgSetting::new(at)
+        };
+        one.set_vbg(&[pass(start, relay), pass(relay, start)]).unwrap();
+        one.barrier(start, 0).unwrap();
+        over(|| one.poll_barrier(start, 0)).unwrap();
+        assert_eq!(one.alloc_vbg(0, 40, 0).unwrap().len(), 40, "39 relays are left");
+        for _ in 3..8 {
+            one.alloc_vbg(0, 1, 0).unwrap();
+        }
+        assert_eq!(code(one.alloc_vbg(0, 1, 0)), Code::Full, "no start gate is left");
+    }
 }
 
 #[test]

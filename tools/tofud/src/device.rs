@@ -3,8 +3,9 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use tofu_abi::barrier::Profile;
 use tofu_abi::irq::vector;
-use tofu_abi::regs::{NUM_BCH, NUM_BG, NUM_TNI};
+use tofu_abi::regs::{NUM_BG, NUM_TNI};
 use tofu_driver::Device;
 use tofu_vfio::broker::wire::Terms;
 use tofu_vfio::pci::Bus;
@@ -55,6 +56,11 @@ pub trait SharedDevice {
 
     /// Stops control queues, and returns those that do not stop.
     fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)>;
+
+    /// What barriers of its generation have.
+    fn barrier_profile(&self) -> Profile {
+        Profile::TOFUD
+    }
 
     /// Stops barrier gates, a bit for each by interface, and the channels of those that have one.
     /// Returns whether they have stopped.
@@ -112,13 +118,18 @@ impl SharedDevice for Vfio {
         self.0.stop_queues(queues)
     }
 
+    fn barrier_profile(&self) -> Profile {
+        self.0.barrier_profile().unwrap_or(Profile::TOFUD)
+    }
+
     fn stop_gates(&self, gates: &[u64; NUM_TNI]) -> bool {
+        let profile = self.barrier_profile();
         let all: Vec<(u8, u8)> = (0..NUM_TNI as u8)
             .flat_map(|tni| (0..NUM_BG as u8).map(move |bg| (tni, bg)))
             .filter(|(tni, bg)| gates[usize::from(*tni)] >> bg & 1 != 0)
             .collect();
         // Gates without a start and end gate belong to no channel of the process, so none is open.
-        let channels = all.iter().filter(|(_, bg)| usize::from(*bg) < NUM_BCH);
+        let channels = all.iter().filter(|(tni, bg)| profile.has_channel(*tni, *bg));
         let sticks = |&&(tni, bch): &&(u8, u8)| self.0.stop_barrier(tni, bch, &all).is_err();
         // All of them, also when one sticks.
         channels.filter(sticks).count() == 0

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use tofu_abi::barrier::Profile;
 use tofu_abi::regs::{KERNEL_CQ, NUM_TNI};
 use tofu_utofu::{GatePool, Place, USER_CQS};
 use tofu_vfio::broker::wire::Refusal;
@@ -71,17 +72,22 @@ pub struct Leases {
 
 impl Default for Leases {
     fn default() -> Self {
-        Self {
-            queues: [[Owner::Nobody; USER_CQS as usize]; NUM_TNI],
-            packets: [Owner::Nobody; NUM_TNI],
-            gates: GatePool::default(),
-            gates_of: BTreeMap::new(),
-            gates_stuck: false,
-        }
+        Self::new(Profile::TOFUD)
     }
 }
 
 impl Leases {
+    /// Nobody has anything of a device with such barriers.
+    pub fn new(profile: Profile) -> Self {
+        Self {
+            queues: [[Owner::Nobody; USER_CQS as usize]; NUM_TNI],
+            packets: [Owner::Nobody; NUM_TNI],
+            gates: GatePool::new(profile),
+            gates_of: BTreeMap::new(),
+            gates_stuck: false,
+        }
+    }
+
     fn owner(&mut self, tni: u8, cq: u8) -> Result<&mut Owner, Refused> {
         let text = || format!("there is no control queue {cq} of TNI {tni} for processes");
         let queue =

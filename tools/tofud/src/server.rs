@@ -348,7 +348,9 @@ impl<S: Source> Server<S> {
         }
         if self.device.is_none() {
             let opened = self.source.open(bind);
-            self.device = Some(opened.map_err(|text| Refused::new(Refusal::NoDevice, text))?);
+            let device = opened.map_err(|text| Refused::new(Refusal::NoDevice, text))?;
+            self.leases = Leases::new(device.barrier_profile());
+            self.device = Some(device);
             self.was_open = true;
         }
         Ok(())

@@ -19,3 +19,4 @@ pub use machine::{LocalError, LocalMachine, LocalProvider};
 pub use maps::{Rights, rights};
 pub use memory::Loan;
 pub use platform::{LocalMemory, LocalPlatform};
+pub use tofu_machine::Generation;

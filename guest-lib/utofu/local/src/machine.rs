@@ -8,7 +8,7 @@ use tofu_abi::Coords;
 use tofu_driver::{Device, DeviceError};
 use tofu_fabric::Shape;
 use tofu_inproc::Arena;
-use tofu_machine::{Machine, MachineConfig};
+use tofu_machine::{Generation, Machine, MachineConfig};
 use tofu_pci::{PciFunction, regs};
 use tofu_utofu::DriverProvider;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -51,7 +51,16 @@ impl LocalMachine {
     ///
     /// If the host has no threads or descriptors left.
     pub fn new(shape: Shape) -> Result<Self, LocalError> {
-        let machine = Arc::new(Machine::new(MachineConfig::new(shape))?);
+        Self::of(Generation::TofuD, shape)
+    }
+
+    /// The same with the links and barrier gates of a generation of Tofu.
+    ///
+    /// # Errors
+    ///
+    /// As [`LocalMachine::new`].
+    pub fn of(generation: Generation, shape: Shape) -> Result<Self, LocalError> {
+        let machine = Arc::new(Machine::new(MachineConfig::of(generation, shape))?);
         machine.start()?;
         Ok(Self { machine, nodes: Mutex::new(HashMap::new()) })
     }

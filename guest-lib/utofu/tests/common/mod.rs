@@ -7,7 +7,7 @@ use tofu_abi::Coords;
 use tofu_fabric::Shape;
 use tofu_utofu::ids::Stadd;
 use tofu_utofu::{Completion, Context, Notice, Place, Vcq};
-use tofu_utofu_local::{LocalMachine, LocalProvider};
+use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};
 
 /// How long a test waits for the device.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -19,7 +19,12 @@ pub struct Pair {
 }
 
 pub fn pair() -> Pair {
-    let machine = LocalMachine::new(Shape::new([1, 1, 1, 2, 1, 1]).unwrap()).unwrap();
+    pair_of(Generation::TofuD)
+}
+
+pub fn pair_of(generation: Generation) -> Pair {
+    let shape = Shape::new([1, 1, 1, 2, 1, 1]).unwrap();
+    let machine = LocalMachine::of(generation, shape).unwrap();
     let contexts = [0, 1].map(|a| {
         let node = machine.node(Coords::new(0, 0, 0, a, 0, 0)).unwrap();
         Context::new(node, Place::new(0, 1).unwrap())
