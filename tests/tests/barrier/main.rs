@@ -4,6 +4,7 @@ mod faults;
 mod group;
 mod settings;
 mod threads;
+mod wires;
 
 use std::sync::atomic::Ordering;
 

@@ -75,8 +75,9 @@ pub struct FaultPlan {
     pub everywhere: Rates,
     /// On single links, in both directions, instead. The last one counts.
     pub links: Vec<(Coords, Port, Rates)>,
-    /// Also loses requests and responses. Real links repeat a frame until it is right, so for
-    /// commands that does not happen, and their initiators end with a time-out.
+    /// Also loses requests and responses, and doubles those that [`Disturb::duplicate`] has a copy
+    /// of. Real links repeat a frame until it is right, and drop it when it comes again, so that
+    /// does not happen there. Initiators of commands then end with a time-out.
     pub commands: bool,
 }
 
@@ -212,7 +213,11 @@ impl<B> Faults<B> {
         if fate.lost {
             count(&self.counters.lost);
         }
-        if fate.lost || !system {
+        if fate.lost {
+            return fate;
+        }
+        fate.doubled = rates.duplicate.hits(random(6));
+        if !system {
             return fate;
         }
         if rates.corrupt.hits(random(2)) && (self.damage)(&mut packet.body, random(3), false) {
@@ -221,7 +226,6 @@ impl<B> Faults<B> {
         if rates.undetected.hits(random(4)) && (self.damage)(&mut packet.body, random(5), true) {
             count(&self.counters.undetected);
         }
-        fate.doubled = rates.duplicate.hits(random(6));
         if rates.reorder.hits(random(7)) {
             fate.held = Some(1 + (random(8) % u64::from(REORDER_DEPTH)) as u32);
         }

@@ -11,6 +11,7 @@ impl Disturb for Body {
     fn duplicate(&self) -> Option<Self> {
         match self {
             Self::Frame { tag, frame } => Some(Self::Frame { tag: *tag, frame: frame.clone() }),
+            Self::Signal(signal) => Some(Self::Signal(signal.clone())),
             _ => None,
         }
     }
