@@ -5,9 +5,13 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tofu_abi::Coords;
 use tofu_abi::rcode;
+use tofu_abi::table::PageSize;
 use tofu_driver::topology::Shape;
-use tofu_driver::{Device, Order, PacketConfig};
+use tofu_driver::{
+    Access, Cq, CqConfig, Device, MemoryRange, Order, PacketConfig, Platform, Target,
+};
 use tofu_inproc::InProcess;
+use tofu_ipotofu::offload::Facts;
 use tofu_ipotofu::wire::WHOLE_MTU;
 use tofu_ipotofu::{Config, Link, LinkError, addr};
 use tofu_machine::{Machine, MachineConfig};
@@ -106,6 +110,124 @@ fn dropped(cluster: &Cluster, rank: u32) -> u64 {
     use tofu_abi::regs::{Register, TniReg};
     let reg = TniReg::RxNumDiscardSystemTlp;
     cluster.device(rank).read(Register::Tni { tni: 0, reg })
+}
+
+/// Two links that fetch long frames from each other, and know it of each other.
+fn fetching(cluster: &Cluster, text: &str) -> Vec<Node> {
+    let config = Config { unfinished: true, fetches: true, ..config(text, 9000) };
+    let packets = PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(0) };
+    let open = |rank| Link::open(cluster.device(rank), config.clone(), &packets).unwrap();
+    let mut nodes = vec![open(0), open(1)];
+    introduce(cluster, &mut nodes);
+    nodes
+}
+
+/// A short frame each way: each says of itself what it does.
+fn introduce(cluster: &Cluster, nodes: &mut [Node]) {
+    for (from, to) in [(0, 1), (1, 0)] {
+        let sent = frame(nodes[from].coords(), nodes[to].mac(), 100, 7);
+        nodes[from].send(&sent).unwrap();
+        nodes[from].flush();
+        cluster.settle();
+        assert_eq!(receive(&mut nodes[to]), [sent]);
+    }
+}
+
+#[test]
+fn long_frames_are_fetched_in_order_and_places_come_back() {
+    let text = "1x1x1x2x1x1";
+    let cluster = Cluster::new(text);
+    let mut nodes = fetching(&cluster, text);
+    let (from, to) = (nodes[0].coords(), nodes[1].mac());
+    let finished = Facts::default();
+    // More than there are places for, long ones and short ones by turns.
+    let sent: Vec<_> = (0..60).map(|n| frame(from, to, [9014, 80][n % 2], n as u64)).collect();
+    let mut received = Vec::new();
+    let mut waits = 0;
+    for frame in &sent {
+        while let Err(error) = nodes[0].send_unfinished(&finished, frame) {
+            assert_eq!(error, LinkError::Full);
+            waits += 1;
+            received.extend(settle(&cluster, &mut nodes).remove(1));
+        }
+    }
+    received.extend(settle(&cluster, &mut nodes).remove(1));
+    assert!(received == sent, "{} frames of {}", received.len(), sent.len());
+    assert!(waits > 0, "there were places for all of them");
+    let (ours, theirs) = (nodes[0].counters(), nodes[1].counters());
+    assert_eq!((ours.offered, theirs.fetched, theirs.unfetched), (30, 30, 0));
+    assert_eq!((theirs.damaged, theirs.malformed), (0, 0));
+    assert!(!nodes[1].is_fetching());
+    // One that is unfinished, as long as can be, whose checksum is at its end.
+    let long = frame(from, to, 65527, 3);
+    let facts = Facts { checksum: Some((14, 65511)), ..finished };
+    nodes[0].send_unfinished(&facts, &long).unwrap();
+    nodes[0].flush();
+    cluster.settle();
+    let mut buf = [0; 2000];
+    let mut take = || nodes[1].recv_with(&mut buf, |facts, frame| (*facts, frame.to_vec()));
+    let got = (0..10).find_map(|_| {
+        let got = take();
+        cluster.settle();
+        got
+    });
+    assert!(got == Some((facts, long)));
+    // Finished ones are no longer than they may be.
+    let long = frame(from, to, 9015, 3);
+    let refused = nodes[0].send_unfinished(&finished, &long);
+    assert!(matches!(refused, Err(LinkError::Frame(_))), "{refused:?}");
+}
+
+#[test]
+fn frames_that_cannot_be_fetched_are_lost_and_the_next_ones_sent() {
+    let text = "1x1x1x2x1x1";
+    let cluster = Cluster::new(text);
+    let mut nodes = fetching(&cluster, text);
+    let (from, to) = (nodes[0].coords(), nodes[1].mac());
+    let long = frame(from, to, 9014, 1);
+    // Its origin starts anew, with other memory, between the offer and the Get.
+    nodes[0].send_unfinished(&Facts::default(), &long).unwrap();
+    nodes[0].flush();
+    assert_eq!(nodes[0].counters().offered, 1);
+    cluster.settle();
+    drop(nodes.remove(0));
+    nodes.insert(0, open(cluster.device(0), text, 9000));
+    assert_eq!(settle(&cluster, &mut nodes), [vec![], Vec::<Vec<u8>>::new()]);
+    assert_eq!((nodes[1].counters().unfetched, nodes[1].counters().fetched), (1, 0));
+    assert!(!nodes[1].is_fetching());
+    // The new one knows nothing of fetching: pieces go both ways.
+    introduce(&cluster, &mut nodes);
+    for (a, b) in [(0, 1), (1, 0)] {
+        let long = frame(nodes[a].coords(), nodes[b].mac(), 9014, 2);
+        nodes[a].send_unfinished(&Facts::default(), &long).unwrap();
+        assert_eq!(settle(&cluster, &mut nodes)[b], [long]);
+    }
+    assert_eq!((nodes[0].counters().offered, nodes[1].counters().offered), (0, 0));
+}
+
+#[test]
+fn nobody_else_can_read_or_write_where_frames_are_fetched() {
+    let text = "3x1x1x1x1x1";
+    let cluster = Cluster::new(text);
+    let mut nodes = fetching(&cluster, text);
+    let shared = nodes[0].packets().share_at(0).unwrap();
+    // A queue of another group, on a node that is none of the two.
+    let device = cluster.device(2);
+    let mut cq = Cq::open(device, &CqConfig::new(0, 3)).unwrap();
+    let memory = device.platform().alloc_dma(4096, 4096).unwrap();
+    let range = [MemoryRange::of(&memory)];
+    let own = cq.register(&range, PageSize::Size4K, Access::ReadWrite, None).unwrap();
+    let target = Target::new(nodes[0].coords(), 0);
+    for stag in [0, 1] {
+        let there = shared.with_stag(stag);
+        for order in
+            [Order::get(target, there, own.at(0), 64), Order::put(target, there, own.at(0), 64)]
+        {
+            cq.post_and_ring(&order, 0).unwrap();
+            cluster.settle();
+            assert_eq!(cq.poll_tcq().map(|done| done.rcode), Some(rcode::GPID), "{order:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! System packets: a kernel's control queue to send them, packet buffers to receive them.
 
+use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -12,14 +13,15 @@ use tofu_abi::queue::{
     PACKET_BUFFER_SIZE, PBQ_ENTRY_SIZE, PRQ_ENTRY_SIZE, PbqEntry, PrqEntry, PrqRcode, RingIndex,
     queue_entries,
 };
-use tofu_abi::rcode;
 use tofu_abi::regs::{CqsMode, KERNEL_CQ, TniReg, tni_base};
-use tofu_abi::table::TABLE_ALIGN;
+use tofu_abi::table::{PageSize, TABLE_ALIGN};
+use tofu_abi::{StagOffset, rcode};
 
 use crate::cq::{Cq, CqConfig, OpenError};
 use crate::device::{Device, DeviceError, IrqUnit};
-use crate::order::Order;
+use crate::order::{Order, Target};
 use crate::platform::{DmaBuffer, DmaError, IrqError, Platform};
+use crate::tables::{Access, MemoryRange, Stag, StagError};
 use crate::target::PacketTarget;
 
 /// How to open the packet interface of a TNI. Start from [`PacketConfig::new`].
@@ -43,6 +45,13 @@ pub struct PacketConfig {
     pub interrupts: bool,
     /// How long [`Packets::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,
+    /// Bytes of memory that the control queues of the same group may read by Get, see
+    /// [`Packets::share`]; 0: none.
+    pub share: usize,
+    /// Bytes of memory for what is read from others by [`Packets::fetch`]; 0: none.
+    pub fetch: usize,
+    /// Number of the group, see [`CqConfig::gpid`].
+    pub gpid: u64,
 }
 
 impl PacketConfig {
@@ -59,6 +68,9 @@ impl PacketConfig {
             interrupt_count: 0,
             interrupts: true,
             spin_ns: 0,
+            share: 0,
+            fetch: 0,
+            gpid: 0,
         }
     }
 }
@@ -66,8 +78,12 @@ impl PacketConfig {
 /// Largest number of buffers: the queues have twice as many entries, so that they never fill up
 /// although the device hears of what was consumed only now and then.
 const MAX_BUFFERS: u16 = 1024;
+/// Pages that the memory for Gets is made of.
+const SHARED_PAGE: PageSize = PageSize::Size4K;
 /// Size code of the packet queues.
 const QUEUE_SIZE: u64 = 0;
+/// In the place of a buffer's number: the command is no packet but a Get.
+const NO_BUFFER: u16 = u16::MAX;
 /// Requests that a sleeper is woken by.
 const WAKING: u64 = requests::PRQ_WRITE_ACKNOWLEDGE;
 
@@ -86,6 +102,8 @@ pub enum PacketError {
     Address(u64),
     /// No interrupt.
     Interrupt(IrqError),
+    /// The memory for Gets cannot be registered.
+    Stag(StagError),
 }
 
 impl fmt::Display for PacketError {
@@ -99,6 +117,7 @@ impl fmt::Display for PacketError {
                 write!(f, "packet buffers must lie below 2^40 for the device, not at {addr:#x}")
             }
             Self::Interrupt(e) => e.fmt(f),
+            Self::Stag(e) => write!(f, "memory for Gets: {e}"),
         }
     }
 }
@@ -173,6 +192,8 @@ struct Memory<D> {
     prq: D,
     rx: D,
     tx: D,
+    share: Option<D>,
+    fetch: Option<D>,
 }
 
 /// The packet interface of a TNI, open.
@@ -184,6 +205,10 @@ pub struct Packets<P: Platform> {
     tni: u8,
     cq: Option<Cq<P>>,
     memory: Arc<Memory<P::Dma>>,
+    share: Option<Stag>,
+    fetch: Option<Stag>,
+    /// Gets that have ended: cookie and result code.
+    fetched: VecDeque<(u32, u8)>,
     /// Next entry of the packet buffer queue to write.
     lend: RingIndex,
     /// Next entry of the packet receive queue to read.
@@ -213,7 +238,8 @@ impl<P: Platform> Packets<P> {
             }
         }
         let cq_config = CqConfig {
-            stags: 1,
+            stags: 2,
+            gpid: config.gpid,
             mode: CqsMode(0).with_system(true),
             interrupts: 0,
             ..CqConfig::new(config.tni, config.cq)
@@ -224,13 +250,16 @@ impl<P: Platform> Packets<P> {
         let alloc = |count: usize, size: usize, align: usize| {
             platform.alloc_dma(count * size, align).map_err(PacketError::Memory)
         };
-        let table = TABLE_ALIGN as usize;
+        // Whole pages are what others get to see.
+        let (table, page) = (TABLE_ALIGN as usize, SHARED_PAGE.bytes() as usize);
         let (rx_buffers, tx_buffers) = (config.rx_buffers.into(), config.tx_buffers.into());
         let memory = Memory {
             pbq: alloc(entries as usize, PBQ_ENTRY_SIZE, table)?,
             prq: alloc(entries as usize, PRQ_ENTRY_SIZE, table)?,
             rx: alloc(rx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
             tx: alloc(tx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
+            share: (config.share > 0).then(|| alloc(config.share, 1, page)).transpose()?,
+            fetch: (config.fetch > 0).then(|| alloc(config.fetch, 1, page)).transpose()?,
         };
         let end = memory.rx.device_addr().saturating_add(memory.rx.len() as u64);
         if end > 1 << 40 {
@@ -244,6 +273,9 @@ impl<P: Platform> Packets<P> {
             tni: config.tni,
             cq: Some(cq),
             memory: Arc::new(memory),
+            share: None,
+            fetch: None,
+            fetched: VecDeque::new(),
             lend: RingIndex::new(entries),
             receive: RingIndex::new(entries),
             full_pointer: 0,
@@ -253,6 +285,9 @@ impl<P: Platform> Packets<P> {
             spin_ns: config.spin_ns,
             armed: true,
         };
+        let memory = Arc::clone(&packets.memory);
+        packets.share = packets.register(memory.share.as_ref(), Access::ReadOnly)?;
+        packets.fetch = packets.register(memory.fetch.as_ref(), Access::ReadWrite)?;
         for buffer in 0..rx_buffers {
             packets.lend(packets.memory.rx.device_addr() + (buffer * PACKET_BUFFER_SIZE) as u64);
         }
@@ -276,6 +311,16 @@ impl<P: Platform> Packets<P> {
         }
         tni.enable().map_err(PacketError::Device)?;
         Ok(packets)
+    }
+
+    fn register(
+        &mut self,
+        memory: Option<&P::Dma>,
+        access: Access,
+    ) -> Result<Option<Stag>, PacketError> {
+        let (Some(cq), Some(memory)) = (&mut self.cq, memory) else { return Ok(None) };
+        let range = MemoryRange::of(memory);
+        cq.register(&[range], SHARED_PAGE, access, None).map(Some).map_err(PacketError::Stag)
     }
 
     /// Network interface.
@@ -396,7 +441,13 @@ impl<P: Platform> Packets<P> {
     /// The same, but a packet that was lost stays in its buffer until [`Packets::resend`] or
     /// [`Packets::give_up`].
     pub fn poll_sent_or_lost(&mut self) -> Option<Result<Sent, Lost>> {
-        let done = self.cq.as_mut()?.poll_tcq()?;
+        let done = loop {
+            let done = self.cq.as_mut()?.poll_tcq()?;
+            if done.cookie as u16 != NO_BUFFER {
+                break done;
+            }
+            self.fetched.push_back(((done.cookie >> 32) as u32, done.rcode));
+        };
         let sent = Sent { cookie: (done.cookie >> 32) as u32, rcode: done.rcode };
         let lost = Lost { sent, buffer: done.cookie as u16, len: done.cookie as u32 >> 16 };
         if !sent.is_success() {
@@ -426,6 +477,59 @@ impl<P: Platform> Packets<P> {
         let at = usize::from(lost.buffer) * PACKET_BUFFER_SIZE + HEADER_SIZE;
         self.memory.tx.read(at, &mut buf[..len]);
         len
+    }
+
+    /// The memory that others may read. It is the caller's business which part of it means what.
+    pub fn share(&self) -> Option<&P::Dma> {
+        self.memory.share.as_ref()
+    }
+
+    /// The place of a byte of [`Packets::share`], by which others name it to [`Packets::fetch`].
+    pub fn share_at(&self, offset: u64) -> Option<StagOffset> {
+        self.share.filter(|stag| offset < stag.len()).map(|stag| stag.at(offset))
+    }
+
+    /// The memory that [`Packets::fetch`] reads to.
+    pub fn fetch_memory(&self) -> Option<&P::Dma> {
+        self.memory.fetch.as_ref()
+    }
+
+    /// Reads `len` bytes of what another interface shares, at its place `from`, to byte `offset`
+    /// of [`Packets::fetch_memory`]. It starts at the next [`Packets::flush`] at the latest; its
+    /// end is told by [`Packets::poll_fetched`].
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::Full`] if the queue is full, [`SendError::TooLong`] if the memory ends before.
+    pub fn fetch(
+        &mut self,
+        target: Target,
+        from: StagOffset,
+        offset: u64,
+        len: u32,
+        cookie: u32,
+    ) -> Result<(), SendError> {
+        let stag = self
+            .fetch
+            .filter(|stag| offset.checked_add(len.into()).is_some_and(|end| end <= stag.len()));
+        let stag = stag.ok_or(SendError::TooLong(len as usize))?;
+        let order = Order::get(target, from, stag.at(offset), len);
+        let cookie = u64::from(cookie) << 32 | u64::from(NO_BUFFER);
+        let cq = self.cq.as_mut().ok_or(SendError::Full)?;
+        cq.post(&order, cookie).map_err(|_| SendError::Full)?;
+        self.posted = true;
+        Ok(())
+    }
+
+    /// The next of the [`Packets::fetch`]es that have ended: its cookie and result code.
+    /// [`Packets::poll_sent_or_lost`] finds them.
+    pub fn poll_fetched(&mut self) -> Option<(u32, u8)> {
+        self.fetched.pop_front()
+    }
+
+    /// Whether [`Packets::poll_fetched`] has something.
+    pub fn has_fetched(&self) -> bool {
+        !self.fetched.is_empty()
     }
 
     /// Packets that were posted and of which nothing is known yet.

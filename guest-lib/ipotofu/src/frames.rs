@@ -4,11 +4,12 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::fmt;
 
-use tofu_abi::Coords;
+use tofu_abi::{Coords, StagOffset};
 use tofu_driver::topology::Shape;
 
 use crate::addr::{self, Mac};
 use crate::neighbor::{Answer, Place};
+use crate::offer::{FETCHES, MIN_FRAME, Offer};
 use crate::offload::{FACTS_SIZE, Facts};
 use crate::reassembly::{Outcome, Reassembly};
 use crate::tree;
@@ -40,6 +41,9 @@ pub struct Config {
     /// Whether broadcasts of this node are to be confirmed from node to node, so that they go around
     /// nodes that have a device but do not listen.
     pub confirmed: bool,
+    /// Whether this node fetches long frames that others offer to it, and offers them to those
+    /// that do so, see [`crate::offer`]. It needs [`Config::unfinished`].
+    pub fetches: bool,
 }
 
 impl Config {
@@ -48,7 +52,15 @@ impl Config {
 
     /// MTU 1500, 32 frames under way, machine 0.
     pub const fn new(shape: Shape) -> Self {
-        Self { shape, machine: 0, mtu: 1500, reassemblies: 32, unfinished: false, confirmed: false }
+        Self {
+            shape,
+            machine: 0,
+            mtu: 1500,
+            reassemblies: 32,
+            unfinished: false,
+            confirmed: false,
+            fetches: false,
+        }
     }
 
     /// Bytes of the longest frame: MTU and Ethernet header.
@@ -87,6 +99,12 @@ pub struct Counters {
     pub oversized: u64,
     /// Frames not all of whose pieces came in time, or for which there was no room.
     pub abandoned: u64,
+    /// Frames among those sent that were offered to be fetched.
+    pub offered: u64,
+    /// Frames that were fetched.
+    pub fetched: u64,
+    /// Frames that were offered but could not be fetched.
+    pub unfetched: u64,
     /// Frames to hardware addresses of no node.
     pub no_such_node: u64,
 }
@@ -173,6 +191,7 @@ impl Core {
     /// The link of node `me`. An MTU out of range is taken as the nearest that is possible.
     pub fn new(mut config: Config, me: Coords) -> Self {
         config.mtu = config.mtu.clamp(1280, Config::MAX_MTU);
+        config.fetches &= config.unfinished;
         let reassembly = Reassembly::new(config.reassemblies);
         Self {
             config,
@@ -300,10 +319,7 @@ impl Core {
         now_ns: u64,
         out: &mut dyn FnMut(&Piece<'_>),
     ) -> bool {
-        let fits = FACTS_SIZE + frame.len() <= u16::MAX.into() && frame.len() >= ETHERNET_HEADER;
-        let node = destination(frame).and_then(addr::node_of_mac);
-        let node = node.filter(|node| self.config.shape.rank(*node).is_some() && *node != self.me);
-        let Some(node) = node.filter(|_| fits) else { return false };
+        let Some(node) = self.taker(frame) else { return false };
         let since = self.takers.get(&addr::pack(node)).copied();
         if since.is_none_or(|since| now_ns.saturating_sub(since) > TAKES_NS) {
             return false;
@@ -315,22 +331,71 @@ impl Core {
         true
     }
 
-    /// Cuts a frame into pieces, with something in front of it.
-    fn cut(&mut self, kind: Kind, prefix: &[u8], frame: &[u8], out: &mut PieceSink<'_>) {
+    /// The node that a frame goes to with its facts in front of it, if it goes to one, and is not
+    /// too long for that.
+    fn taker(&self, frame: &[u8]) -> Option<Coords> {
+        let fits = FACTS_SIZE + frame.len() <= u16::MAX.into() && frame.len() >= ETHERNET_HEADER;
+        let node = destination(frame).filter(|_| fits).and_then(addr::node_of_mac)?;
+        (self.config.shape.rank(node).is_some() && node != self.me).then_some(node)
+    }
+
+    /// The node to which a long frame may be offered.
+    pub(crate) fn offers_to(&self, facts: &Facts, frame: &[u8]) -> Option<Coords> {
+        let long = self.config.fetches && frame.len() >= MIN_FRAME;
+        let sendable = !facts.is_finished() || frame.len() <= self.config.max_frame();
+        self.taker(frame).filter(|_| long && sendable)
+    }
+
+    /// The offer of a frame that lies at `place`.
+    pub(crate) fn offer(&mut self, facts: &Facts, frame: &[u8], place: StagOffset) -> Offer {
+        let id = self.new_id();
+        self.counters.sent += 1;
+        self.counters.offered += 1;
+        let (origin, facts) = (self.me, facts.emit());
+        let total = (FACTS_SIZE + frame.len()) as u16;
+        Offer { origin, id, total, sum: sum_of([&facts, frame]), facts, place }
+    }
+
+    /// Looks at a frame that was fetched, its facts in front of it: what is left to do with it, if
+    /// it is one that its origin may send to this node.
+    pub(crate) fn fetched(&mut self, offer: &Offer, frame: &[u8]) -> Option<Facts> {
+        if wire::sum(frame) != offer.sum {
+            self.counters.damaged += 1;
+            return None;
+        }
+        let facts = self.accepts(Kind::Unfinished, offer.origin, frame)?;
+        self.counters.fetched += 1;
+        if facts.is_finished() && frame.len() - FACTS_SIZE > self.config.max_frame() {
+            self.counters.received -= 1;
+            self.counters.oversized += 1;
+            return None;
+        }
+        Some(facts)
+    }
+
+    /// A message of [`crate::offer`] that makes no sense, or is in another node's name.
+    pub(crate) fn note_malformed(&mut self) {
+        self.counters.malformed += 1;
+    }
+
+    /// An offer for which there was no room, or a frame that could not be fetched.
+    pub(crate) fn note_unfetched(&mut self) {
+        self.counters.unfetched += 1;
+    }
+
+    fn new_id(&mut self) -> u32 {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
+        id
+    }
+
+    /// Cuts a frame into pieces, with something in front of it.
+    fn cut(&mut self, kind: Kind, prefix: &[u8], frame: &[u8], out: &mut PieceSink<'_>) {
+        let id = self.new_id();
         let total = prefix.len() + frame.len();
         // A frame that is not finished has no checksum of its own that would find damage.
         let summed = total > PIECE_MAX || kind == Kind::Unfinished;
-        let sum = if summed {
-            // The facts in front of a frame are a multiple of 4 bytes.
-            let mut sum = wire::Sum::default();
-            sum.add(prefix);
-            sum.add(frame);
-            sum.finish()
-        } else {
-            0
-        };
+        let sum = if summed { sum_of([prefix, frame]) } else { 0 };
         let (mut offset, mut prefix, mut rest) = (0, prefix, frame);
         while offset < total {
             let (body, next) = rest.split_at(rest.len().min(PIECE_MAX - prefix.len()));
@@ -346,7 +411,11 @@ impl Core {
                 sum,
                 origin: self.me,
             };
-            out(repr.emit(), prefix, body);
+            let mut header = repr.emit();
+            if self.config.fetches {
+                header[1] |= FETCHES;
+            }
+            out(header, prefix, body);
             (offset, prefix, rest) = (offset + length, &[], next);
         }
     }
@@ -404,7 +473,7 @@ impl Core {
                 self.counters.damaged += 1;
                 return Event::Nothing;
             }
-            return match self.accepts(&repr, body) {
+            return match self.accepts(repr.kind, repr.origin, body) {
                 Some(facts) if repr.kind == Kind::Unfinished => {
                     Event::Unfinished(facts, body.len(), None)
                 }
@@ -413,7 +482,7 @@ impl Core {
             };
         }
         match self.reassembly.insert(&repr, body, now_ns) {
-            Outcome::Complete(frame) => match self.accepts(&repr, &frame) {
+            Outcome::Complete(frame) => match self.accepts(repr.kind, repr.origin, &frame) {
                 Some(facts) if repr.kind == Kind::Unfinished => {
                     Event::Unfinished(facts, frame.len(), Some(frame))
                 }
@@ -467,9 +536,9 @@ impl Core {
     }
 
     /// What is left to do with a frame, if it is one that its origin may send to this node.
-    fn accepts(&mut self, repr: &Repr, frame: &[u8]) -> Option<Facts> {
+    fn accepts(&mut self, kind: Kind, origin: Coords, frame: &[u8]) -> Option<Facts> {
         let (facts, frame) = match frame.split_at_checked(FACTS_SIZE) {
-            Some((facts, frame)) if repr.kind == Kind::Unfinished => {
+            Some((facts, frame)) if kind == Kind::Unfinished => {
                 let facts = Facts::parse(facts).and_then(|facts| facts.check(frame).map(|_| facts));
                 let Ok(facts) = facts else {
                     self.counters.malformed += 1;
@@ -480,12 +549,12 @@ impl Core {
             _ => (Facts::default(), frame),
         };
         let own = addr::mac(self.me);
-        let to_me = destination(frame).is_some_and(|mac| match repr.kind {
+        let to_me = destination(frame).is_some_and(|mac| match kind {
             Kind::Unicast | Kind::Unfinished => mac == own,
             Kind::Broadcast => addr::is_multicast(mac),
             Kind::Heard => false,
         });
-        if frame.get(6..12) != Some(&addr::mac(repr.origin)[..]) {
+        if frame.get(6..12) != Some(&addr::mac(origin)[..]) {
             self.counters.spoofed += 1;
             return None;
         }
@@ -496,6 +565,13 @@ impl Core {
         self.counters.received += 1;
         Some(facts)
     }
+}
+
+/// The sum over parts one after the other, of which all but the last are multiples of 4 bytes.
+fn sum_of(parts: [&[u8]; 2]) -> u32 {
+    let mut sum = wire::Sum::default();
+    parts.into_iter().for_each(|part| sum.add(part));
+    sum.finish()
 }
 
 /// The hardware address that a frame goes to.

@@ -19,6 +19,7 @@ mod frames;
 pub mod hosts;
 mod link;
 pub mod neighbor;
+pub mod offer;
 pub mod offload;
 mod reassembly;
 pub mod routes;

@@ -9,10 +9,13 @@ use core::fmt;
 use tofu_abi::Coords;
 use tofu_abi::queue::PrqRcode;
 use tofu_abi::rcode;
-use tofu_driver::{Device, Lost, PacketConfig, PacketError, Packets, Platform};
+use tofu_driver::{
+    Device, DmaBuffer, Lost, PacketConfig, PacketError, Packets, Platform, Received, Target,
+};
 
 use crate::addr::{self, Mac};
 use crate::frames::{Config, Core, Counters, Event, Piece, SendError};
+use crate::offer::{self, Fetches, Message, Offers, Room};
 use crate::offload::{BadFacts, FACTS_SIZE, Facts};
 use crate::routes::route;
 use crate::tree;
@@ -265,6 +268,17 @@ impl<P: Platform> Out<P> {
     }
 }
 
+/// The group of control queues that may fetch from each other, see [`tofu_driver::CqConfig::gpid`].
+/// Ours: "IP".
+const GROUP: u64 = 0x4950;
+/// How long a look after frames that are being fetched takes before other things are done, and how
+/// long a sleep takes at most while there are any, both in nanoseconds.
+const FETCH_LOOK_NS: u64 = 50_000;
+const FETCH_NAP_NS: u64 = 200_000;
+/// How long a packet waits at most for frames of the same origin that were offered before, in
+/// nanoseconds: TCP takes what overtakes others for a sign of loss.
+const OVERTAKE_NS: u64 = 2_000_000;
+
 /// A frame that was received: what is left to do with it, and where it is.
 enum Taken {
     /// In the buffer that was offered, from one byte to another.
@@ -273,6 +287,8 @@ enum Taken {
     Scratch(Facts, usize, usize),
     /// Elsewhere, from this byte on.
     Apart(Facts, usize, Vec<u8>),
+    /// Where fetched frames are, from one byte to another.
+    Fetched(Facts, usize, usize),
 }
 
 /// A link to all nodes of the machine: Ethernet frames in and out.
@@ -282,7 +298,18 @@ enum Taken {
 pub struct Link<P: Platform> {
     core: Core,
     out: Out<P>,
+    offers: Offers,
+    fetches: Fetches,
+    late: Option<Box<Late>>,
     scratch: Box<[u8]>,
+}
+
+/// A packet that waits for frames of its origin that are being fetched.
+struct Late {
+    received: Received,
+    header: [u8; HEADER_SIZE],
+    body: [u8; PIECE_MAX],
+    since_ns: u64,
 }
 
 impl<P: Platform> fmt::Debug for Link<P> {
@@ -315,8 +342,12 @@ impl<P: Platform> Link<P> {
         }
         // Only system packets; what the device reports is for others.
         let mask = !(1 << PrqRcode::SystemTlp as u8);
-        let packets = Packets::open(device, &PacketConfig { mask, ..packets.clone() })
-            .map_err(LinkError::Open)?;
+        let mut packets = PacketConfig { mask, ..packets.clone() };
+        if config.fetches {
+            let memory = offer::SLOTS * offer::SLOT;
+            packets = PacketConfig { share: memory, fetch: memory, gpid: GROUP, ..packets };
+        }
+        let packets = Packets::open(device, &packets).map_err(LinkError::Open)?;
         let now_ns = device.platform().now_ns();
         core.set_next_id(now_ns as u32);
         let scratch = vec![0; PIECE_MAX].into();
@@ -333,7 +364,8 @@ impl<P: Platform> Link<P> {
             last_loss: None,
             now_ns,
         };
-        Ok(Self { core, out, scratch })
+        let (offers, fetches) = (Offers::new(), Fetches::new());
+        Ok(Self { core, out, offers, fetches, late: None, scratch })
     }
 
     /// The hardware address of this node.
@@ -409,6 +441,11 @@ impl<P: Platform> Link<P> {
     ///
     /// As [`Link::send`]. If there is room for some of several frames, the others are lost.
     pub fn send_unfinished(&mut self, facts: &Facts, frame: &[u8]) -> Result<(), LinkError> {
+        if let Some(node) = self.core.offers_to(facts, frame)
+            && self.offer(node, facts, frame)?
+        {
+            return Ok(());
+        }
         if facts.is_finished() {
             return self.send(frame);
         }
@@ -434,6 +471,106 @@ impl<P: Platform> Link<P> {
         result
     }
 
+    /// Offers a frame to a node. False if it does not fetch, or everything is taken by others.
+    fn offer(&mut self, node: Coords, facts: &Facts, frame: &[u8]) -> Result<bool, LinkError> {
+        facts.check(frame).map_err(|BadFacts| LinkError::Facts)?;
+        let now_ns = self.out.packets.device().platform().now_ns();
+        let slot = match self.offers.room(node, now_ns) {
+            Room::Slot(_) if self.out.packets.free() == 0 => return Err(LinkError::Full),
+            Room::Slot(slot) => slot,
+            Room::Busy => return Err(LinkError::Full),
+            Room::None => return Ok(false),
+        };
+        let at = slot * offer::SLOT;
+        let (Some(memory), Some(place)) =
+            (self.out.packets.share(), self.out.packets.share_at(at as u64))
+        else {
+            return Ok(false);
+        };
+        memory.write(at, frame);
+        let offer = self.core.offer(facts, frame, place);
+        self.offers.offer(slot, node, offer.id, now_ns);
+        self.tell(node, &Message::Offer(offer));
+        Ok(true)
+    }
+
+    fn tell(&mut self, node: Coords, message: &Message) {
+        let (header, body) = message.emit(self.core.me());
+        self.out.post(node, false, &[&header, &body]);
+    }
+
+    /// Takes a message of a node about frames that are fetched.
+    fn hear(&mut self, from: Coords, message: Option<Message>) {
+        let now_ns = self.out.packets.device().platform().now_ns();
+        self.offers.learn(from, message.is_some(), now_ns);
+        match message {
+            Some(Message::Offer(offer)) => {
+                if !self.fetches.add(offer) {
+                    self.core.note_unfetched();
+                }
+                self.fetch();
+            }
+            Some(Message::Done { id, refused }) => self.offers.done(from, id, refused, now_ns),
+            None => self.core.note_malformed(),
+        }
+    }
+
+    /// Fetches what can be.
+    fn fetch(&mut self) {
+        while let Some((slot, offer)) = self.fetches.next() {
+            let at = (slot * offer::SLOT) as u64;
+            let target = Target::new(offer.origin, self.out.packets.tni());
+            let len = u32::from(offer.total) - FACTS_SIZE as u32;
+            if self.out.packets.fetch(target, offer.place, at, len, slot as u32).is_err() {
+                self.unfetched(slot);
+            }
+        }
+    }
+
+    /// A frame could not be fetched: its origin is to send the next ones.
+    fn unfetched(&mut self, slot: usize) {
+        let Some(offer) = self.fetches.take(slot) else { return };
+        self.core.note_unfetched();
+        self.fetches.answered(offer.origin);
+        self.tell(offer.origin, &Message::Done { id: offer.id, refused: true });
+    }
+
+    /// Takes the next frame that was fetched.
+    fn take_fetched(&mut self) -> Option<Taken> {
+        while let Some((slot, rcode)) = self.out.packets.poll_fetched() {
+            let slot = slot as usize;
+            if rcode != rcode::SUCCESS {
+                self.out.last_loss = Some(rcode);
+                self.unfetched(slot);
+                self.fetch();
+                continue;
+            }
+            let Some(offer) = self.fetches.take(slot) else { continue };
+            // Others could write there, so what is looked at must be a copy.
+            let total = usize::from(offer.total);
+            let frame = &mut self.fetches.frame()[..total];
+            let (facts, rest) = frame.split_at_mut(FACTS_SIZE);
+            facts.copy_from_slice(&offer.facts);
+            if let Some(memory) = self.out.packets.fetch_memory() {
+                memory.read(slot * offer::SLOT, rest);
+            }
+            let accepted = self.core.fetched(&offer, frame);
+            self.fetch();
+            while let Some((node, id)) = self.fetches.answer(false) {
+                self.tell(node, &Message::Done { id, refused: false });
+            }
+            if let Some(facts) = accepted {
+                return Some(Taken::Fetched(facts, FACTS_SIZE, total));
+            }
+        }
+        None
+    }
+
+    /// Whether frames are on their way here from others' memory.
+    pub fn is_fetching(&self) -> bool {
+        self.fetches.are_under_way()
+    }
+
     /// Tells the IP stack of this node the addresses of another one, as if it had asked for them:
     /// for stacks that ask slowly. False if there are too many answers already that wait for
     /// [`Link::recv`].
@@ -453,6 +590,9 @@ impl<P: Platform> Link<P> {
     /// Tells the device of what was sent, and looks after what has been on its way.
     pub fn flush(&mut self) {
         self.out.now_ns = self.out.packets.device().platform().now_ns();
+        while let Some((node, id)) = self.fetches.answer(true) {
+            self.tell(node, &Message::Done { id, refused: false });
+        }
         self.out.packets.flush();
         self.out.reap();
         self.out.go_around();
@@ -478,6 +618,9 @@ impl<P: Platform> Link<P> {
                 Taken::Apart(facts, 0, frame) if facts.is_finished() => {
                     return Some(whole(&frame, buf));
                 }
+                Taken::Fetched(facts, start, end) if facts.is_finished() => {
+                    return Some(whole(&self.fetches.frame()[start..end], buf));
+                }
                 _ => {}
             }
         }
@@ -495,28 +638,74 @@ impl<P: Platform> Link<P> {
             Taken::Here(facts, start, len) => take(&facts, &buf[start..len]),
             Taken::Scratch(facts, start, len) => take(&facts, &self.scratch[start..len]),
             Taken::Apart(facts, start, frame) => take(&facts, &frame[start..]),
+            Taken::Fetched(facts, start, end) => take(&facts, &self.fetches.frame()[start..end]),
         })
     }
 
     fn next(&mut self, buf: &mut [u8]) -> Option<Taken> {
         let finished = Facts::default();
         loop {
+            if let Some(taken) = self.take_fetched() {
+                return Some(taken);
+            }
             if let Some(reply) = self.core.take_reply() {
                 return Some(Taken::Apart(finished, 0, reply));
             }
             // A piece goes straight to where it is wanted if it fits.
             let direct = buf.len() >= PIECE_MAX;
             let mut header = [0; HEADER_SIZE];
+            let late = self.late.take();
+            let keep = late.as_ref().is_some_and(|late| self.overtakes(late));
             let body = if direct { &mut buf[..] } else { &mut self.scratch[..] };
-            let Some(received) = self.out.packets.recv_split(&mut header, body) else {
+            let again = late.is_some();
+            let received = match late {
+                Some(late) if keep => {
+                    self.late = Some(late);
+                    None
+                }
+                Some(late) => {
+                    header = late.header;
+                    body[..PIECE_MAX].copy_from_slice(&late.body);
+                    Some(late.received)
+                }
+                None => self.out.packets.recv_split(&mut header, body),
+            };
+            let Some(received) = received else {
                 self.flush();
+                if self.await_fetched() {
+                    continue;
+                }
                 return None;
             };
+            let whole_header = header;
             let header = &header[..received.len.min(HEADER_SIZE)];
             let body = &body[..received.len - header.len()];
             let Self { core, out, .. } = self;
             if received.kind != PrqRcode::SystemTlp {
                 continue;
+            }
+            if core.config().fetches {
+                let from = received.header.source();
+                if offer::is_message(header) {
+                    let message = Message::parse(from, header, body);
+                    self.hear(from, message);
+                    continue;
+                }
+                if offer::is_from_origin(header) {
+                    let now_ns = out.packets.device().platform().now_ns();
+                    self.offers.learn(from, offer::says_fetches(header), now_ns);
+                    if !again && self.fetches.are_under_way_from(from) {
+                        let mut late = Box::new(Late {
+                            received,
+                            header: whole_header,
+                            body: [0; PIECE_MAX],
+                            since_ns: now_ns,
+                        });
+                        late.body[..body.len()].copy_from_slice(body);
+                        self.late = Some(late);
+                        continue;
+                    }
+                }
             }
             let now_ns = out.packets.device().platform().now_ns();
             let event =
@@ -545,15 +734,42 @@ impl<P: Platform> Link<P> {
         }
     }
 
+    /// Whether a packet would overtake frames of its origin that are being fetched.
+    fn overtakes(&self, late: &Late) -> bool {
+        let now_ns = self.out.packets.device().platform().now_ns();
+        now_ns.saturating_sub(late.since_ns) < OVERTAKE_NS
+            && self.fetches.are_under_way_from(late.received.header.source())
+    }
+
+    /// Looks for a moment after frames that are being fetched. Returns whether one has come.
+    fn await_fetched(&mut self) -> bool {
+        let start = self.out.now_ns;
+        while !self.out.packets.has_fetched() {
+            if !self.fetches.are_under_way() {
+                return false;
+            }
+            let platform = self.out.packets.device().platform();
+            if platform.now_ns().saturating_sub(start) >= FETCH_LOOK_NS {
+                return false;
+            }
+            platform.relax();
+            self.out.reap();
+        }
+        true
+    }
+
     /// Whether there may be something to receive.
     pub fn is_ready(&self) -> bool {
-        self.core.has_reply() || self.out.packets.is_ready()
+        self.core.has_reply()
+            || self.late.is_some()
+            || self.out.packets.is_ready()
+            || self.out.packets.has_fetched()
     }
 
     /// Whether nothing is on its way out that has to be looked after, by [`Link::flush`] from time
     /// to time.
     pub fn is_settled(&self) -> bool {
-        self.out.packets.under_way() == 0 && self.out.awaited.is_empty()
+        self.out.packets.under_way() == 0 && self.out.awaited.is_empty() && !self.is_fetching()
     }
 
     /// Waits until there may be something to receive, for `timeout_ns` nanoseconds at most.
@@ -576,8 +792,11 @@ impl<P: Platform> Link<P> {
             }
             if elapsed < SETTLE_NS {
                 self.out.packets.device().platform().relax();
-            } else if self.out.packets.wait(left.min(NAP_NS)) {
-                return true;
+            } else {
+                let nap = if self.is_fetching() { FETCH_NAP_NS } else { NAP_NS };
+                if self.out.packets.wait(left.min(nap)) {
+                    return true;
+                }
             }
         }
     }

@@ -28,7 +28,7 @@ struct Header {
     /// Version in the high, kind in the low four bits.
     version_kind: u8,
     /// Bit 0: the origin takes frames that are not finished. Bit 1: whoever gets this broadcast is
-    /// to confirm it.
+    /// to confirm it. Bit 2: the origin fetches, see `offer.rs`.
     flags: u8,
     /// Bytes of the whole frame.
     total: U16,
@@ -59,7 +59,7 @@ pub enum Kind {
 }
 
 /// The flag of senders that take [`Kind::Unfinished`].
-const TAKES_UNFINISHED: u8 = 1;
+pub(crate) const TAKES_UNFINISHED: u8 = 1;
 /// The flag of broadcasts that are to be confirmed.
 const ASKS: u8 = 2;
 

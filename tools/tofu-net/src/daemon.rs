@@ -174,9 +174,14 @@ impl Daemon {
             ..PacketConfig::new(tni)
         };
         // The kernel decides what it sends; what others send is received, however long it is.
-        let (unfinished, confirmed) = (true, true);
-        let config =
-            Config { machine, mtu: LONGEST_MTU, unfinished, confirmed, ..Config::new(shape) };
+        let config = Config {
+            machine,
+            mtu: LONGEST_MTU,
+            unfinished: true,
+            confirmed: true,
+            fetches: true,
+            ..Config::new(shape)
+        };
         let link = match Link::open(&device, config, &packets) {
             Ok(link) => link,
             Err(error) => return Ok(Err(error.to_string())),
@@ -342,6 +347,9 @@ fn counters(link: &Link<SharedPlatform>) -> Vec<(&'static str, u64)> {
         ("duplicates", all.duplicates),
         ("damaged", all.damaged),
         ("oversized", all.oversized),
+        ("offered", all.offered),
+        ("fetched", all.fetched),
+        ("unfetched", all.unfetched),
         ("abandoned", all.abandoned),
         ("no_such_node", all.no_such_node),
         ("rerouted", link.rerouted()),

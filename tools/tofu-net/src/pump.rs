@@ -15,10 +15,13 @@ use crate::Tap;
 
 /// Frames each way that are moved before anything else is looked after.
 const BATCH: usize = 64;
+/// After more frames than this the next ones are looked for before a sleep, which takes accesses
+/// to registers; a request and its answer are not worth a look that finds nothing.
+const FEW: usize = 3;
 /// How long a sleep is while packets are on their way out, of whose end nothing tells: one that
 /// meets a dead link is to be sent another way.
 const NAP: Duration = Duration::from_millis(10);
-/// How long a sleep is while there is no room to send.
+/// How long a sleep is while there is no room to send, or something is being fetched.
 const CRAMPED: Duration = Duration::from_micros(200);
 
 /// What was moved, since the beginning.
@@ -54,8 +57,8 @@ pub struct Pump {
     counters: Counters,
     /// The interrupt has fired since the last sleep.
     fired: bool,
-    /// There was no room for what the kernel sends.
-    cramped: bool,
+    /// There was no room for what the kernel sends, and how long a sleep is for that reason.
+    cramped: Option<Duration>,
 }
 
 impl Default for Pump {
@@ -66,7 +69,7 @@ impl Default for Pump {
             held: None,
             counters: Counters::default(),
             fired: false,
-            cramped: false,
+            cramped: None,
         }
     }
 }
@@ -77,25 +80,26 @@ impl Pump {
         self.counters
     }
 
-    /// Moves what there is, a batch each way at most. Returns whether there was anything.
+    /// Moves what there is, a batch each way at most. Returns whether there is likely to be more at
+    /// once.
     ///
     /// # Errors
     ///
     /// If the interface is gone.
     pub fn turn<P: Platform>(&mut self, link: &mut Link<P>, tap: &Tap) -> io::Result<bool> {
-        let mut moved = false;
+        let mut moved = 0;
         for _ in 0..BATCH {
             let taken = link.recv_with(&mut self.buf, |facts, frame| tap.write(facts, frame));
             let Some(taken) = taken else { break };
-            moved = true;
+            moved += 1;
             if taken.is_err() {
                 self.counters.unwanted += 1;
             }
         }
-        self.cramped = false;
+        self.cramped = None;
         for _ in 0..BATCH {
             if !link.has_room() {
-                self.cramped = true;
+                self.cramped = Some(CRAMPED);
                 break;
             }
             let (facts, len) = match self.held.take() {
@@ -105,19 +109,20 @@ impl Pump {
                     None => break,
                 },
             };
-            moved = true;
             match link.send_unfinished(&facts, &self.out[..len]) {
                 Ok(()) => {}
                 Err(LinkError::Full) => {
                     self.held = Some((facts, len));
-                    self.cramped = true;
+                    // What makes room, if it is not packets that are lacking, interrupts.
+                    self.cramped = Some(if link.has_room() { NAP } else { CRAMPED });
                     break;
                 }
                 Err(_) => self.counters.refused += 1,
             }
+            moved += 1;
         }
         link.flush();
-        Ok(moved)
+        Ok(moved > FEW)
     }
 
     /// Sleeps until there is something to move, or one of `others` is readable or gone, for `time`
@@ -141,8 +146,10 @@ impl Pump {
             link.packets().prepare_sleep(std::mem::take(&mut self.fired));
             if link.is_ready() {
                 Duration::ZERO
-            } else if self.cramped {
+            } else if link.is_fetching() {
                 CRAMPED.min(time)
+            } else if let Some(cramped) = self.cramped {
+                cramped.min(time)
             } else if !link.is_settled() {
                 NAP.min(time)
             } else {
@@ -156,7 +163,7 @@ impl Pump {
             .chain([interrupt])
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
-        if !self.cramped {
+        if self.cramped.is_none() {
             fds.push(PollFd::from_borrowed_fd(tap.as_fd(), PollFlags::IN));
         }
         let timeout = Timespec::try_from(time).map_err(io::Error::other)?;
