@@ -15,7 +15,7 @@ use kernel::ffi::{c_char, c_int, c_void};
 use kernel::irq::{self as kirq, IrqReturn};
 use kernel::prelude::*;
 use kernel::str::CStr;
-use kernel::sync::atomic::{Atomic, Relaxed};
+use kernel::sync::atomic::{Atomic, Full, Relaxed};
 use kernel::sync::{new_mutex, new_spinlock, Arc, Mutex, SpinLock};
 use kernel::time::{ClockSource, Monotonic};
 
@@ -354,6 +354,7 @@ unsafe impl Sync for Handler {}
 impl kirq::Handler for Handler {
     fn handle(&self) -> IrqReturn {
         self.link.interrupts.add(1, Relaxed);
+        self.link.fired.store(1, Relaxed);
         // SAFETY: the interrupt is given back before the interface goes.
         unsafe { shim::tofu_shim_net_schedule(self.dev) };
         IrqReturn::Handled
@@ -375,6 +376,8 @@ pub(crate) struct Link {
     #[pin]
     irqs: Mutex<Option<Irqs>>,
     interrupts: Atomic<u64>,
+    /// 1 if there was an interrupt that the device was not yet told to raise anew.
+    fired: Atomic<i32>,
     /// Nodes that take frames that are not finished: key plus one, above when they have said so
     /// last, in milliseconds.
     takers: KVVec<Atomic<u64>>,
@@ -438,6 +441,7 @@ impl Link {
                 rx <- new_spinlock!(rx),
                 irqs <- new_mutex!(None),
                 interrupts: Atomic::new(0),
+                fired: Atomic::new(0),
                 takers,
                 coalesce_us: Atomic::new(0),
                 coalesce_packets: Atomic::new(0),
@@ -480,6 +484,8 @@ impl Link {
         tx.sender = Some(sender);
         tx.next_id = now_ns() as u32;
         tx.waiting = 0;
+        // One may have come before there was somebody to tell.
+        self.fired.store(1, Relaxed);
         Ok(())
     }
 
@@ -688,8 +694,14 @@ impl Link {
     /// Has the next packet raise an interrupt. Returns whether there is something to be done now.
     fn rest(&self, dev: *mut NetDevice) -> bool {
         let now = now_ns();
+        // Without an interrupt since the last time the device still has to raise one.
+        let fired = self.fired.xchg(0, Full) != 0;
         let rx = self.rx.lock();
-        let ready = rx.receiver.as_ref().is_some_and(Receiver::rest);
+        let receiver = rx.receiver.as_ref();
+        let ready = receiver.is_some_and(|receiver| match fired {
+            true => receiver.rest(),
+            false => receiver.is_ready(),
+        });
         drop(rx);
         let mut tx = self.tx.lock();
         if let Some(sender) = tx.sender.as_mut() {
@@ -1212,7 +1224,7 @@ impl RxState {
             tx.post_parts(link, from, false, &repr.heard().emit(), &[], now);
         }
         let piece = Some((repr.origin, repr.id, repr.offset));
-        if self.seen.iter().any(|seen| *seen == piece) {
+        if self.seen.contains(&piece) {
             drop(tx);
             self.count(Count::Duplicates);
             return None;
@@ -1241,7 +1253,7 @@ impl RxState {
             return None;
         }
         let (facts, whole) = body.split_at_checked(if unfinished { FACTS_SIZE } else { 0 })?;
-        let Some(mut frame) = Frame::new(dev, whole.len()).filter(|_| whole.len() > 0) else {
+        let Some(mut frame) = Frame::new(dev, whole.len()) else {
             self.count(Count::NoMemory);
             return None;
         };

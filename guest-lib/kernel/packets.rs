@@ -338,6 +338,11 @@ impl Receiver {
         (entry.f() == self.receive.flip()).then_some(entry)
     }
 
+    /// Whether there is something to take.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.next().is_some()
+    }
+
     /// Takes the next packet: hands its sender and payload to `take`, and gives its buffer back.
     /// `None` if there is none; `Some(None)` if it was nothing that `take` could be given.
     pub(crate) fn take<R>(
@@ -375,7 +380,7 @@ impl Receiver {
         self.write(TniReg::Irc, requests::PRQ_WRITE_ACKNOWLEDGE);
         // The write may be posted and arrive after the look; a read overtakes no write.
         self.device.read(tni_base(self.tni) + TniReg::Irr.offset());
-        self.next().is_some()
+        self.is_ready()
     }
 
     /// Longest time that an interrupt is held back, in nanoseconds, and after how many packets it

@@ -35,6 +35,12 @@ struct Cli {
 enum Command {
     /// Have the interface, in the foreground
     Run(Box<Run>),
+    /// Put the names of all nodes into a file such as /etc/hosts, by the kernel's tofu.shape,
+    /// tofu.torus and tofu.machine, and end
+    Hosts {
+        /// The file
+        file: PathBuf,
+    },
     /// Print what the interface has done
     Stats {
         /// Print JSON
@@ -87,6 +93,9 @@ fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let done = match cli.command {
         Command::Run(run) => serve(*run),
+        Command::Hosts { file } => {
+            shape(None, None).and_then(|shape| write_hosts(&file, shape, machine(None)?))
+        }
         Command::Stats { json } => stats(json),
     };
     match done {
@@ -107,15 +116,15 @@ fn kernel_option(name: &str) -> Option<String> {
     line.split_ascii_whitespace().rev().find_map(value)
 }
 
-fn shape(run: &Run) -> anyhow::Result<Shape> {
-    let shape = match run.shape {
+fn shape(shape: Option<Shape>, torus: Option<String>) -> anyhow::Result<Shape> {
+    let shape = match shape {
         Some(shape) => shape,
         None => kernel_option("shape")
             .context("no --shape, and the kernel's command line has no tofu.shape")?
             .parse()
             .context("tofu.shape")?,
     };
-    let axes = run.torus.clone().or_else(|| kernel_option("torus"));
+    let axes = torus.or_else(|| kernel_option("torus"));
     Ok(axes.map_or(shape, |axes| shape.with_torus(&axes)))
 }
 
@@ -136,6 +145,19 @@ fn value<T: FromStr + Copy>(
     }
 }
 
+fn machine(own: Option<u8>) -> anyhow::Result<u8> {
+    let number = value(own, "machine", "a machine has a number from 0 to 7", |n| n < 8)?;
+    Ok(number.unwrap_or(0))
+}
+
+/// Writes the names of all nodes into a file, unless there are too many.
+fn write_hosts(path: &Path, shape: Shape, machine: u8) -> anyhow::Result<()> {
+    if !names::write(path, shape, machine).with_context(|| path.display().to_string())? {
+        log::warn!("{}: too many nodes for it", path.display());
+    }
+    Ok(())
+}
+
 /// Writes a name server into a file that has none.
 fn write_resolver(path: &Path, server: IpAddr) -> std::io::Result<()> {
     let text = fs::read_to_string(path).unwrap_or_default();
@@ -146,17 +168,14 @@ fn write_resolver(path: &Path, server: IpAddr) -> std::io::Result<()> {
 }
 
 fn serve(run: Run) -> anyhow::Result<()> {
-    let shape = shape(&run)?;
-    let machine = value(run.machine, "machine", "a machine has a number from 0 to 7", |n| n < 8)?;
-    let machine = machine.unwrap_or(0);
+    let shape = shape(run.shape, run.torus.clone())?;
+    let machine = machine(run.machine)?;
     let mtu =
         value(run.mtu, "mtu", "an MTU is 1280 to 65521", |mtu| (1280..=65521).contains(&mtu))?;
     let gateway = value(run.gateway, "gateway", "an IPv4 address, as in 10.0.0.2", |_| true)?;
     let server = value(None::<IpAddr>, "dns", "an IP address, as in 10.0.0.2", |_| true)?;
-    if let Some(path) = &run.hosts
-        && !names::write(path, shape, machine).with_context(|| path.display().to_string())?
-    {
-        log::warn!("{}: too many nodes for it", path.display());
+    if let Some(path) = &run.hosts {
+        write_hosts(path, shape, machine)?;
     }
     if let (Some(path), Some(server)) = (&run.resolver, server) {
         write_resolver(path, server).with_context(|| path.display().to_string())?;
