@@ -3,7 +3,8 @@
  *   processes many N ROUNDS            N processes of this node that nobody has counted put to each
  *                                      other over all TNIs and check what they get
  *   processes node ME P0 P1 ROUNDS [TIMES]
- *                                      the P0 or P1 processes of node ME (0 or 1), which put to all
+ *                                      the P0 or P1 processes of node ME (0 or 1, or "rank", as
+ *                                      `tofu run` has numbered them), which put to all
  *                                      of both nodes; with TIMES, the first process of node 0 is
  *                                      killed so often in the middle of large Puts instead, and
  *                                      the others go on until that is over
@@ -342,6 +343,8 @@ static int node(int me, const int *processes, unsigned long rounds, int times)
 
 static int many(int count, unsigned long rounds)
 {
+    unsetenv("TOFU_PPN");
+    unsetenv("TOFU_LOCAL_RANK");
     for (int me = 0; me < count; me++) {
         if (child() != 0)
             continue;
@@ -416,7 +419,9 @@ int main(int argc, char **argv)
         good = many(atoi(argv[2]), atol(argv[3]));
     } else if ((argc == 6 || argc == 7) && strcmp(argv[1], "node") == 0) {
         int processes[2] = {atoi(argv[3]), atoi(argv[4])};
-        good = node(atoi(argv[2]), processes, atol(argv[5]), argc == 7 ? atoi(argv[6]) : 0);
+        const char *rank = getenv("TOFU_RANK");
+        int me = atoi(rank && strcmp(argv[2], "rank") == 0 ? rank : argv[2]);
+        good = node(me, processes, atol(argv[5]), argc == 7 ? atoi(argv[6]) : 0);
     } else if (argc == 3 && strcmp(argv[1], "orphan") == 0) {
         orphan(argv[2]);
         good = 1;

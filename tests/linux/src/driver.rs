@@ -3,11 +3,14 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::{Image, PATIENCE, Place, skip};
+use crate::{Image, PATIENCE, Place, Said, skip};
 
 /// Name of the image with the driver, which takes minutes to make, so that tests only run where it
-/// has been made.
-pub const IMAGE: &str = "driver";
+/// has been made. `TOFU_DRIVER_IMAGE` names another one, such as one whose kernel looks after
+/// itself.
+pub fn image() -> String {
+    std::env::var("TOFU_DRIVER_IMAGE").unwrap_or_else(|_| "driver".into())
+}
 
 /// A place for a machine with that image; or `None`, after it was said why not.
 pub fn place(test: &str) -> Option<Place> {
@@ -18,7 +21,7 @@ pub fn place(test: &str) -> Option<Place> {
     let place = Place::new(test, Image::Default)?;
     let images = place.run(&["image", "ls", "--json"]).json();
     let images = images.as_array().unwrap();
-    if !images.iter().any(|image| image["name"] == IMAGE) {
+    if !images.iter().any(|found| found["name"] == image().as_str()) {
         skip(test, "no image with the driver: `tofu image build --kernel-driver` makes one");
         return None;
     }
@@ -46,7 +49,12 @@ pub fn programs(place: &Place, names: &[&str], nodes: &[&str]) {
 /// Runs a C test on a node: it succeeds, and says how many things it has looked at.
 #[track_caller]
 pub fn passes(place: &Place, node: &str, command: &[&str]) {
-    let said = place.run_for(&[&["exec", node, "--"], command].concat(), PATIENCE, b"");
+    passed(&place.run_for(&[&["exec", node, "--"], command].concat(), PATIENCE, b""));
+}
+
+/// A C test has succeeded, and said how many things it has looked at.
+#[track_caller]
+pub fn passed(said: &Said) {
     assert!(said.code == Some(0) && said.out.contains("\n1.."), "{said:?}");
     assert!(!said.out.contains("not ok"), "{said:?}");
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use tofu_linux_tests::driver::{self, IMAGE, is_well, passes};
+use tofu_linux_tests::driver::{self, image, is_well, passes};
 use tofu_linux_tests::{MOMENT, PATIENCE, Place, wait_for};
 
 /// The node without the driver: its kernel refuses the module.
@@ -76,7 +76,7 @@ fn the_interface_of_the_driver() {
     let Some(place) = driver::place("the_interface_of_the_driver") else { return };
     let config = place.file("machine.toml");
     fs::write(&config, MACHINE).unwrap();
-    place.up(&["--config", &config, "--image", IMAGE]);
+    place.up(&["--config", &config, "--image", &image()]);
     driver::programs(&place, &["net"], &["0", "2"]);
 
     for (node, address) in ADDRESSES.iter().enumerate() {
