@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tofu_driver::{Device, DeviceError, PacketConfig, topology};
 use tofu_fabric::{Axis, Shape};
 use tofu_inproc::{AttachError, InProcess};
 use tofu_ipotofu::addr::Mac;
-use tofu_ipotofu::{Link, LinkError};
+use tofu_ipotofu::{Counters, Link, LinkError};
 use tofu_machine::Machine;
 use tofu_pci::MsiSink;
 
@@ -219,13 +219,40 @@ impl Prepared {
         let waker = self.waker();
         let stopping = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stopping);
+        let stats = LinkStats::default();
+        let told = stats.clone();
         let thread = thread::Builder::new().name("io-node".into()).spawn(move || {
             first();
-            if let Err(error) = run(self, tenants, &seen) {
+            if let Err(error) = run(self, tenants, &seen, &told) {
                 log::error!("the I/O node has stopped: {error}");
             }
         })?;
-        Ok(IoNode { waker, stopping, thread: Some(thread) })
+        Ok(IoNode { waker, stats, stopping, thread: Some(thread) })
+    }
+}
+
+/// What an I/O node's link has counted, from any thread.
+#[derive(Clone, Debug, Default)]
+pub struct LinkStats(Arc<Mutex<LinkCounters>>);
+
+/// A snapshot of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkCounters {
+    /// What the link counts itself.
+    pub link: Counters,
+    /// Frames that were dropped because an address in them is another node's.
+    pub forged: u64,
+}
+
+impl LinkStats {
+    /// What has been counted up to the last time that the node's thread had nothing to do.
+    pub fn now(&self) -> LinkCounters {
+        *self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LinkCounters> {
+        // Whoever panicked in between has left numbers.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -233,11 +260,17 @@ impl Prepared {
 #[derive(Debug)]
 pub struct IoNode {
     waker: Waker,
+    stats: LinkStats,
     stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl IoNode {
+    /// What its link counts; also of use when the node has ended.
+    pub fn stats(&self) -> LinkStats {
+        self.stats.clone()
+    }
+
     /// Ends it.
     pub fn stop(&mut self) {
         self.stopping.store(true, SeqCst);
@@ -259,6 +292,7 @@ fn run(
     prepared: Prepared,
     mut tenants: Vec<Box<dyn Tenant>>,
     stopping: &AtomicBool,
+    stats: &LinkStats,
 ) -> Result<(), rustix::io::Errno> {
     let Prepared { mut link, interrupt } = prepared;
     let (machine, max_frame) = (link.config().machine, link.config().max_frame());
@@ -268,6 +302,7 @@ fn run(
         for _ in 0..TURN {
             let Some(len) = link.recv(&mut frame) else { break };
             if !is_honest(&frame[..len], machine) {
+                stats.lock().forged += 1;
                 continue;
             }
             // The first that wants it.
@@ -279,6 +314,7 @@ fn run(
             timeout = [timeout, until].into_iter().flatten().min();
         }
         link.flush();
+        stats.lock().link = link.counters();
         let mut fds = vec![PollFd::new(&interrupt.waker.0, PollFlags::IN)];
         let counts: Vec<usize> = tenants
             .iter()

@@ -12,13 +12,16 @@
 //! Whatever nodes send, nothing here panics, blocks, or takes memory without bound.
 #![deny(unsafe_code)]
 
+mod datagrams;
 mod honest;
 mod io_node;
 mod prefix;
 mod stack;
 mod tap;
 
-pub use io_node::{Config, IoNode, IoNodeError, Out, Prepared, Tenant, Waker};
+pub use io_node::{
+    Config, IoNode, IoNodeError, LinkCounters, LinkStats, Out, Prepared, Tenant, Waker,
+};
 pub use prefix::Prefix;
 pub use stack::{ConnectError, Connected, Connector, Stack};
 pub use tap::{Tap, TapError};

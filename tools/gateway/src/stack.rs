@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use smoltcp::iface::{self, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{self, Checksum, DeviceCapabilities, Medium};
-use smoltcp::socket::tcp;
+use smoltcp::socket::{tcp, udp};
 use smoltcp::time::Instant as StackInstant;
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetFrame, EthernetProtocol, IpCidr,
@@ -20,11 +20,14 @@ use smoltcp::wire::{
 use tofu_abi::Coords;
 use tofu_ipotofu::addr;
 
+use crate::datagrams::{self, Flow};
 use crate::io_node::{Config, Out, Tenant, Waker, watched};
 use crate::prefix;
 
-/// Connections at a time; each has two buffers.
+/// Connections at a time; each has two buffers. As many flows of datagrams.
 const MOST_STREAMS: usize = 256;
+/// Headers of IPv4 and of UDP.
+const UDP_HEADERS: u16 = 20 + 8;
 /// Bytes of each of them.
 const BUFFER: usize = 128 << 10;
 /// Frames that wait for the stack; more are lost.
@@ -66,9 +69,24 @@ pub enum ConnectError {
 }
 
 enum Command {
-    Connect { to: Ipv4Addr, port: u16, reply: SyncSender<Result<u64, ConnectError>> },
-    Splice { id: u64, client: UnixStream },
-    Drop { id: u64 },
+    Connect {
+        to: Ipv4Addr,
+        port: u16,
+        reply: SyncSender<Result<u64, ConnectError>>,
+    },
+    Splice {
+        id: u64,
+        client: UnixStream,
+    },
+    Drop {
+        id: u64,
+    },
+    Datagrams {
+        to: Ipv4Addr,
+        port: u16,
+        client: UnixStream,
+        reply: SyncSender<Result<(), ConnectError>>,
+    },
 }
 
 /// Asks a [`Stack`] for connections, from any thread.
@@ -111,6 +129,30 @@ impl Connector {
             Err(RecvTimeoutError::Timeout) => Err(ConnectError::Silent),
             Err(RecvTimeoutError::Disconnected) => Err(ConnectError::Gone),
         }
+    }
+
+    /// Joins a stream with a UDP port of a node, from a port of the gateway's that is for this
+    /// alone. On the stream each datagram, of up to MTU - 28 bytes, has its length in two bytes in
+    /// front, big endian; longer ones are lost. Nothing is written to it before something has come
+    /// from it. Ends when the client closes it.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConnectError`]. Whether somebody listens there is not known.
+    pub fn datagrams(
+        &self,
+        node: Coords,
+        port: u16,
+        client: UnixStream,
+    ) -> Result<(), ConnectError> {
+        if port == 0 {
+            return Err(ConnectError::Port);
+        }
+        client.set_nonblocking(true).map_err(|_| ConnectError::Gone)?;
+        let (reply, answer) = sync_channel(1);
+        let to = prefix::node_address(self.machine, node);
+        self.say(Command::Datagrams { to, port, client, reply })?;
+        answer.recv_timeout(ANSWER).map_err(|_| ConnectError::Gone)?
     }
 }
 
@@ -173,6 +215,7 @@ pub struct Stack {
     interface: Interface,
     sockets: SocketSet<'static>,
     streams: Vec<Stream>,
+    flows: Vec<(SocketHandle, Flow)>,
     commands: Receiver<Command>,
     start: Instant,
     next_id: u64,
@@ -182,6 +225,8 @@ pub struct Stack {
     shared: Option<Ipv4Addr>,
     address: Ipv4Addr,
     mac: EthernetAddress,
+    /// In bytes.
+    longest_datagram: usize,
 }
 
 impl fmt::Debug for Stack {
@@ -226,6 +271,7 @@ impl Stack {
             interface,
             sockets: SocketSet::new(Vec::new()),
             streams: Vec::new(),
+            flows: Vec::new(),
             commands: receiver,
             start: Instant::now(),
             next_id: 0,
@@ -234,6 +280,7 @@ impl Stack {
             shared: shared.then_some(address),
             address,
             mac,
+            longest_datagram: config.mtu.saturating_sub(UDP_HEADERS).into(),
         };
         (stack, Connector { commands, waker, machine })
     }
@@ -251,14 +298,37 @@ impl Stack {
         socket.set_nagle_enabled(false);
         socket.set_ack_delay(None);
         socket.set_timeout(Some(CONNECT.into()));
-        let local = self.next_port;
-        self.next_port = local.checked_add(1).unwrap_or(FIRST_PORT);
+        let local = self.port();
         // Questions for addresses are asked once a second at most, so the answer comes first.
         self.introduce(to);
         socket
             .connect(self.interface.context(), (to, port), local)
             .map_err(|_| ConnectError::Port)?;
         Ok(self.sockets.add(socket))
+    }
+
+    /// The next port to send from.
+    fn port(&mut self) -> u16 {
+        let port = self.next_port;
+        self.next_port = port.checked_add(1).unwrap_or(FIRST_PORT);
+        port
+    }
+
+    fn datagrams(
+        &mut self,
+        to: Ipv4Addr,
+        port: u16,
+        client: UnixStream,
+    ) -> Result<(), ConnectError> {
+        if self.flows.len() >= MOST_STREAMS {
+            return Err(ConnectError::TooMany);
+        }
+        let mut socket = datagrams::socket();
+        socket.bind((self.address, self.port())).map_err(|_| ConnectError::Port)?;
+        self.introduce(to);
+        let flow = Flow::new(client, (to, port).into(), self.longest_datagram);
+        self.flows.push((self.sockets.add(socket), flow));
+        Ok(())
     }
 
     /// Tells the stack the hardware address that goes with a node's address.
@@ -305,6 +375,10 @@ impl Stack {
                         let _ = reply.try_send(Err(error));
                     }
                 },
+                Command::Datagrams { to, port, client, reply } => {
+                    // Who asked may have gone, and then the client ends.
+                    let _ = reply.try_send(self.datagrams(to, port, client));
+                }
                 Command::Splice { id, client } => {
                     // If it has ended meanwhile, so does the client's.
                     if let Some(stream) = self.streams.iter_mut().find(|stream| stream.id == id) {
@@ -335,8 +409,20 @@ impl Stack {
             };
             moved |= stream.advance(socket, events);
         }
-        let before = self.streams.len();
+        let before = self.streams.len() + self.flows.len();
         let sockets = &mut self.sockets;
+        self.flows.retain_mut(|(handle, flow)| {
+            let events = match ready.as_mut().map(Iterator::next) {
+                Some(Some(events)) => events,
+                _ => PollFlags::IN | PollFlags::OUT,
+            };
+            let result = flow.advance(sockets.get_mut::<udp::Socket<'_>>(*handle), events);
+            moved |= *result.as_ref().unwrap_or(&true);
+            if result.is_err() {
+                sockets.remove(*handle);
+            }
+            result.is_ok()
+        });
         self.streams.retain(|stream| {
             let over = stream.is_over(sockets.get::<tcp::Socket<'_>>(stream.socket));
             if over {
@@ -344,7 +430,7 @@ impl Stack {
             }
             !over
         });
-        moved || before != self.streams.len()
+        moved || before != self.streams.len() + self.flows.len()
     }
 }
 
@@ -495,6 +581,10 @@ impl Tenant for Stack {
         for stream in &self.streams {
             let socket = self.sockets.get::<tcp::Socket<'_>>(stream.socket);
             fds.extend(stream.watched(socket).map(|(client, flags)| watched(client, flags)));
+        }
+        for (_, flow) in &self.flows {
+            let (client, flags) = flow.watched();
+            fds.push(watched(client, flags));
         }
     }
 

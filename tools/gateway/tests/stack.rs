@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use smoltcp::iface::{self, Interface, SocketHandle, SocketSet};
-use smoltcp::socket::tcp;
+use smoltcp::socket::{tcp, udp};
 use smoltcp::time::Instant;
 use smoltcp::wire::{EthernetAddress, IpCidr, Ipv4Address};
 use tofu_abi::Coords;
@@ -73,6 +73,9 @@ fn serve(link: Link<InProcess>, at: Coords, stop: &AtomicBool) {
     for port in [ECHO, STALL] {
         places.extend((0..PLACES).map(|_| (port, socket(&mut sockets))));
     }
+    let buffer = || udp::PacketBuffer::new(vec![udp::PacketMetadata::EMPTY; 64], vec![0; 1 << 17]);
+    let datagrams = sockets.add(udp::Socket::new(buffer(), buffer()));
+    sockets.get_mut::<udp::Socket<'_>>(datagrams).bind(ECHO).unwrap();
     let start = std::time::Instant::now();
     while !stop.load(SeqCst) {
         let now = Instant::from_micros(start.elapsed().as_micros() as i64);
@@ -94,6 +97,11 @@ fn serve(link: Link<InProcess>, at: Coords, stop: &AtomicBool) {
             if !socket.may_recv() && !socket.can_recv() && socket.may_send() {
                 socket.close();
             }
+        }
+        let socket = sockets.get_mut::<udp::Socket<'_>>(datagrams);
+        while let Ok((data, from)) = socket.recv() {
+            let data = data.to_vec();
+            socket.send_slice(&data, from.endpoint).unwrap();
         }
         interface.poll(now, &mut device, &mut sockets);
         device.link().wait(1_000_000);
@@ -223,6 +231,77 @@ fn clients_that_vanish_leave_room_for_others() {
     }
     let sent = bytes(9, 1000);
     assert_eq!(echo(&world.open(1, ECHO), &sent), sent);
+}
+
+/// A stream of datagrams to a port of a node.
+fn datagrams(world: &World, node: usize, port: u16) -> UnixStream {
+    let (here, there) = UnixStream::pair().unwrap();
+    world.connector.datagrams(world.at(node), port, there).unwrap();
+    here.set_read_timeout(Some(PATIENCE)).unwrap();
+    here
+}
+
+/// A datagram as it lies in a stream.
+fn framed(data: &[u8]) -> Vec<u8> {
+    [&(data.len() as u16).to_be_bytes()[..], data].concat()
+}
+
+/// The next datagram of a stream.
+fn next(mut stream: &UnixStream) -> Vec<u8> {
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).unwrap();
+    let mut data = vec![0; u16::from_be_bytes(length).into()];
+    stream.read_exact(&mut data).unwrap();
+    data
+}
+
+#[test]
+fn datagrams_there_and_back() {
+    for shared in [false, true] {
+        let world = World::new(shared);
+        let streams = [1, 2].map(|node| datagrams(&world, node, ECHO));
+        // Both at once, of all lengths that fit into a packet.
+        for length in [0, 1, 100, 1471, 1472] {
+            let sent = [0, 1].map(|n| bytes(length + n, length));
+            for (mut stream, sent) in streams.iter().zip(&sent) {
+                // One that nobody can have comes first, and is lost.
+                stream.write_all(&framed(&[9; 1473])).unwrap();
+                stream.write_all(&framed(sent)).unwrap();
+            }
+            for (stream, sent) in streams.iter().zip(&sent) {
+                assert_eq!(next(stream), *sent, "{length} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn flows_end_with_their_clients() {
+    let world = World::new(false);
+    let (here, there) = UnixStream::pair().unwrap();
+    let port = world.connector.datagrams(world.at(1), 0, there).unwrap_err();
+    assert_eq!(port, ConnectError::Port);
+    drop(here);
+    // More in turn than there can be at a time; nobody answers them.
+    for _ in 0..600 {
+        let mut stream = datagrams(&world, 3, ECHO);
+        stream.write_all(&framed(b"anybody?")).unwrap();
+    }
+    let mut stream = datagrams(&world, 1, ECHO);
+    stream.write_all(&framed(b"somebody?")).unwrap();
+    assert_eq!(next(&stream), b"somebody?");
+    // So many at a time.
+    let mut open: Vec<_> = Vec::new();
+    let why = loop {
+        let (here, there) = UnixStream::pair().unwrap();
+        match world.connector.datagrams(world.at(1), ECHO, there) {
+            Ok(()) => open.push(here),
+            Err(why) => break why,
+        }
+        assert!(open.len() <= 256);
+    };
+    assert_eq!(why, ConnectError::TooMany);
+    drop(open);
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub mod collective;
 #[cfg(feature = "linux")]
 mod linux;
 pub mod net;
+pub mod random;
 mod results;
 
 #[cfg(not(feature = "linux"))]

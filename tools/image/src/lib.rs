@@ -37,6 +37,7 @@ mod cache;
 mod cpio;
 mod driver;
 mod error;
+mod fetched;
 mod initramfs;
 mod kernel;
 mod manifest;
@@ -47,6 +48,7 @@ mod qemu;
 mod root;
 mod run;
 mod spec;
+mod tshark;
 
 pub use cache::{Cache, Image};
 pub use error::{Error, Result};

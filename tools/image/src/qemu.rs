@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::apt;
 use crate::cache::Cache;
 use crate::error::{Error, IoContext, Result};
-use crate::manifest::Manifest;
+use crate::fetched::{LIBRARIES, start};
 use crate::progress::{Progress, Silent};
 use crate::run;
 
@@ -20,8 +20,8 @@ pub const MINIMUM: (u32, u32) = (10, 1);
 
 const NAME: &str = "qemu-system-x86_64";
 const PACKAGE: &str = "qemu-system-x86";
-/// Where Debian keeps libraries.
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+/// Its part of the cache.
+const PART: &str = "qemu";
 
 /// Where a QEMU is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,22 +63,15 @@ impl Qemu {
 
     /// The one in `root`. It runs with its own loader and libraries, so the host's do not matter.
     fn in_root(root: &Path, version: String) -> Self {
-        let libraries = root.join(LIBRARIES);
-        let mut path = OsString::from(&libraries);
-        path.push(":");
-        path.push(root.join("lib/x86_64-linux-gnu"));
+        let (program, mut args_prefix) = start(root, NAME);
+        for folder in ["usr/share/qemu", "usr/share/seabios"] {
+            args_prefix.extend(["-L".into(), root.join(folder).into()]);
+        }
+        let modules = root.join(LIBRARIES).join("qemu");
         Self {
-            program: libraries.join("ld-linux-x86-64.so.2"),
-            args_prefix: vec![
-                "--library-path".into(),
-                path,
-                root.join("usr/bin").join(NAME).into(),
-                "-L".into(),
-                root.join("usr/share/qemu").into(),
-                "-L".into(),
-                root.join("usr/share/seabios").into(),
-            ],
-            envs: vec![("QEMU_MODULE_DIR".into(), libraries.join("qemu").into())],
+            program,
+            args_prefix,
+            envs: vec![("QEMU_MODULE_DIR".into(), modules.into())],
             version,
             origin: Origin::Fetched,
         }
@@ -191,8 +184,8 @@ impl Cache {
         {
             return Some(Qemu::plain(program, version, Origin::Host));
         }
-        let manifest = self.part("qemu").ok()??;
-        Some(Qemu::in_root(&self.part_folder("qemu").join("root"), manifest.kernel))
+        let manifest = self.part(PART).ok()??;
+        Some(Qemu::in_root(&self.root_of(PART), manifest.kernel))
     }
 
     fn probe_once(&self, program: &Path, progress: &dyn Progress) -> Result<Known> {
@@ -213,33 +206,15 @@ impl Cache {
 
     /// QEMU in the cache; fetched if it is not there, or `refresh`.
     pub(crate) fn fetched_qemu(&self, refresh: bool, progress: &dyn Progress) -> Result<Qemu> {
-        let ready = |manifest: Manifest| {
-            Qemu::in_root(&self.part_folder("qemu").join("root"), manifest.kernel)
-        };
-        if !refresh && let Some(manifest) = self.part("qemu")? {
-            return Ok(ready(manifest));
-        }
-        let _lock = self.lock(progress)?;
-        self.make_part("qemu", refresh, |folder, manifest| {
-            let apt = self.apt(progress)?;
-            let debs = apt.closure(&[PACKAGE], apt::From::Backports)?;
-            let files = apt.fetch(&debs, apt::From::Backports)?;
-            let root = folder.join("root");
-            apt.unpack(&files, &root)?;
-            for waste in ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/icons"] {
-                let _ = fs::remove_dir_all(root.join(waste));
-            }
-            manifest.packages = apt::packages(&debs, &files)?;
-            let qemu = Qemu::in_root(&root, String::new());
-            let mut command = qemu.command();
+        let from = apt::From::Backports;
+        let manifest = self.fetch_program(PART, PACKAGE, from, refresh, progress, |root| {
+            let mut command = Qemu::in_root(root, String::new()).command();
             command.arg("--version");
-            let said = run::must(command, "asking QEMU for its version", &root, progress)?;
+            let said = run::must(command, "asking QEMU for its version", root, progress)?;
             let version = parse_version(&said).map(|(version, _)| version);
-            manifest.kernel = version.unwrap_or_default();
-            apt.discard(&files);
-            Ok(())
-        })
-        .map(ready)
+            Ok(version.unwrap_or_default())
+        })?;
+        Ok(Qemu::in_root(&self.root_of(PART), manifest.kernel))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::client::capture::CaptureArgs;
 use crate::client::fault::FaultCommand;
 use crate::client::forward::ForwardArgs;
 use crate::client::link::LinkCommand;
+use crate::client::stats::StatsArgs;
 use crate::faults::FaultSpec;
 use crate::gateway::GatewayArgs;
 use crate::map::MapArgs;
@@ -65,6 +66,7 @@ pub(crate) enum Command {
     Fault(FaultCommand),
     Capture(CaptureArgs),
     #[command(subcommand)]
+    Stats(StatsArgs),
     Image(ImageCommand),
     Doctor(DoctorArgs),
     Topo(TopoArgs),
@@ -338,7 +340,7 @@ pub(crate) struct HostsArgs {
     #[arg(value_name = "NAME")]
     pub(crate) name: Option<MachineName>,
 
-    /// The number that the machine was given, a part of its addresses
+    /// The number that the machine was given by `tofu up --ip-number N`, a part of its addresses
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=7))]
     pub(crate) machine: u8,
 
@@ -497,6 +499,17 @@ pub(crate) enum InternalCommand {
         dir: Option<PathBuf>,
         /// Other files
         files: Vec<PathBuf>,
+    },
+    /// Run the host's tshark, or one that is fetched, to look at captures
+    ///
+    /// tofu image tshark -- -X lua_script:tools/wireshark/tofu.lua -r file.pcapng
+    Tshark {
+        /// Not the host's, even if there is one
+        #[arg(long)]
+        fetched: bool,
+        /// tshark's arguments
+        #[arg(value_name = "ARG", last = true)]
+        args: Vec<OsString>,
     },
     /// Become a program that dies with its parent
     Child {

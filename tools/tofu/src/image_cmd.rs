@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -42,7 +43,15 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
             }
             build(&cache.mirror(mirror.clone()), &spec, &progress)
         }
-        ImageCommand::Qemu { args } => qemu(&cache, args, &progress),
+        ImageCommand::Qemu { args } => cache
+            .qemu(None, &progress)
+            .map_err(Into::into)
+            .and_then(|qemu| become_program(qemu.command(), args, &progress)),
+        ImageCommand::Tshark { fetched, args } => {
+            let tshark =
+                if *fetched { cache.fetched_tshark(&progress) } else { cache.tshark(&progress) };
+            tshark.map_err(Into::into).and_then(|command| become_program(command, args, &progress))
+        }
         ImageCommand::Ls { json } => list(&cache, *json),
         ImageCommand::Rm { name } => cache.remove(name.as_str(), &progress).map_err(Into::into),
     };
@@ -68,12 +77,11 @@ fn build(cache: &Cache, spec: &Spec, progress: &Shown) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Becomes QEMU, or says why not.
-fn qemu(cache: &Cache, args: &[OsString], progress: &Shown) -> anyhow::Result<()> {
-    let qemu = cache.qemu(None, progress)?;
+/// Becomes a program, or says why not.
+fn become_program(mut command: Command, args: &[OsString], progress: &Shown) -> anyhow::Result<()> {
     progress.clear();
-    let error = qemu.command().args(args).exec();
-    Err(error).with_context(|| format!("cannot run {}", qemu.program.display()))
+    let error = command.args(args).exec();
+    Err(error).with_context(|| format!("cannot run {}", command.get_program().display()))
 }
 
 fn describe(image: &Image) -> String {

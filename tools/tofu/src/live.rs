@@ -7,6 +7,7 @@ use tofu_fabric::{Link, Port, Shape};
 
 use crate::faults::FaultSpec;
 use crate::linux::machine::Registry;
+use crate::stats::{self, NodeCounters};
 
 /// A question about the network, or an order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -19,6 +20,8 @@ pub(crate) enum Ask {
     SetFaults(Option<String>),
     /// Answered by [`Answer::Faults`].
     Faults,
+    /// What the device at a place has counted. Answered by [`Answer::Counters`].
+    Counters { at: [u8; 6] },
 }
 
 /// What a machine answers.
@@ -31,6 +34,8 @@ pub(crate) enum Answer {
     },
     /// None if there are none.
     Faults(Option<FaultReport>),
+    /// None where no device is.
+    Counters(Option<NodeCounters>),
 }
 
 /// Faults, and how often they happened.
@@ -83,6 +88,9 @@ pub(crate) fn answer(registry: &Registry, ask: Ask) -> anyhow::Result<Answer> {
             let spec = spec.map_err(|allowed| anyhow!("faults are {allowed}"))?;
             wires.set_faults(spec.map(|spec| spec.plan()))?;
             Ok(Answer::Done)
+        }
+        Ask::Counters { at } => {
+            Ok(Answer::Counters(stats::of(registry, Coords::from_array(at))?))
         }
         Ask::Faults => Ok(Answer::Faults(wires.faults().map(|(plan, counters)| FaultReport {
             faults: FaultSpec::of(&plan).to_string(),

@@ -31,6 +31,7 @@ mod sdk;
 mod serve;
 mod served;
 mod signals;
+mod stats;
 mod svg;
 mod topo;
 mod ui;
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
         Command::Fault(command) => client::fault::run(command),
         Command::Capture(args) => client::capture::run(args),
         Command::Image(command) => image_cmd::run(command),
+        Command::Stats(args) => client::stats::run(args),
         Command::Internal(command) => linux::janitor::run(command),
     };
     match result {

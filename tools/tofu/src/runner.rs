@@ -176,7 +176,7 @@ impl Backend for Machines {
         if let Some(setup) = &self.gateway {
             let gateway = setup.start(&running.machine, &self.confinement)?;
             if let Some(registry) = registry {
-                registry.with_gateway(gateway.connector.clone());
+                registry.with_gateway(&gateway);
                 registry.others().extend(plan.gateway().map(|id| (id, "gateway")));
             }
             running.gateway = Some(gateway);

@@ -17,7 +17,7 @@ mod pump;
 mod wakeup;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -183,12 +183,18 @@ impl Shared {
 pub struct Network {
     wires: Arc<Wires<Body>>,
     captures: Arc<Hub>,
+    machine: Weak<Shared>,
 }
 
 impl Network {
     /// The links, and their faults.
     pub const fn wires(&self) -> &Arc<Wires<Body>> {
         &self.wires
+    }
+
+    /// A node, as long as the machine is there; `None` where no device was put.
+    pub fn node(&self, id: NodeId) -> Option<Arc<Node>> {
+        self.machine.upgrade()?.node(id).cloned()
     }
 
     /// Records from now on what goes through a node.
@@ -239,9 +245,14 @@ impl Machine {
             spin_ns: config.spin_ns,
             stopping: AtomicBool::new(false),
         };
-        let network = Network { captures: Hub::new(&shared.wires), wires: shared.wires.clone() };
+        let shared = Arc::new(shared);
+        let network = Network {
+            captures: Hub::new(&shared.wires),
+            wires: shared.wires.clone(),
+            machine: Arc::downgrade(&shared),
+        };
         let threads = Mutex::new(Vec::new());
-        Ok(Self { shared: Arc::new(shared), config, network, threads })
+        Ok(Self { shared, config, network, threads })
     }
 
     /// What the machine was made from.

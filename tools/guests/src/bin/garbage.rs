@@ -14,6 +14,7 @@ use tofu_abi::regs::{
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
 use tofu_abi::{Coords, StagOffset};
 use tofu_driver::{Device, DmaBuffer, Platform};
+use tofu_guests::random::Random;
 use tofu_guests::{Error, NodeBuffer, NodePlatform, find_device, number, println};
 
 tofu_guests::entry!(garbage);
@@ -41,7 +42,7 @@ fn garbage() -> Result<(), Error> {
     let tables = platform.alloc_dma(TABLES, 4096)?;
     let device = Device::probe(platform)?;
     let me = device.coords();
-    let mut vandal = Vandal { random: Random(seed ^ 0x5851_f42d_4c95_7f2d), arena, tables, me };
+    let mut vandal = Vandal { random: Random::new(seed), arena, tables, me };
     vandal.fill_tables();
     for tni in 0..6 {
         device.tni(tni)?.enable()?;
@@ -68,30 +69,6 @@ fn garbage() -> Result<(), Error> {
     }
     println!("{steps} steps of garbage survived");
     Ok(())
-}
-
-/// xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        (self.next() >> 16) % n
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    fn choose<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len() as u64) as usize]
-    }
 }
 
 struct Vandal {

@@ -1,12 +1,14 @@
 //! `tofu forward`: ports of this host that lead to ports of nodes.
 //!
-//! This process listens. For each connection it asks the machine for a stream to the node, and
+//! This process listens. For each connection, or each sender of datagrams, it asks the machine for a stream to the node, and
 //! passes bytes on; so a machine's process, which gives up its rights, opens no port.
 
+mod udp;
+
 use std::io::{self, BufReader, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -27,7 +29,7 @@ use crate::{rundir, signals};
 
 /// Make ports of this host lead to ports of a machine's nodes
 ///
-/// The machine must have a gateway: tofu up --gateway. Each connection to the port becomes one from
+/// The machine must have a gateway: tofu up --gateway. Ports are of TCP but with --udp. Each connection to the port becomes one from
 /// the gateway to the node, over the torus. Needs no rights. Runs until Ctrl-C, or until the
 /// machine ends.
 #[derive(Debug, Clone, Parser)]
@@ -37,8 +39,15 @@ pub(crate) struct ForwardArgs {
     ///
     /// ADDRESS is 127.0.0.1 unless given; IPv6 is written in brackets. PORT 0 takes one that is
     /// free. NODE is as for `tofu exec`.
-    #[arg(value_name = "FORWARD", required = true)]
+    #[arg(value_name = "FORWARD", required_unless_present = "udp")]
     forwards: Vec<Forward>,
+
+    /// The same for a UDP port; may be given again
+    ///
+    /// Each sender has a port of the gateway's for itself, until nothing has come or gone for a
+    /// minute. Datagrams have up to MTU - 28 bytes.
+    #[arg(long, value_name = "FORWARD")]
+    udp: Vec<Forward>,
 
     /// Print one JSON object for each
     #[arg(long)]
@@ -49,6 +58,7 @@ const EXAMPLES: &str = "\
 Examples:
   tofu forward 8080:0:80 2222:t-0-0-0-0-0-1:22
   tofu forward 0.0.0.0:8080:lab/0,0,0,1,2,1:80     for other hosts, too; of the machine lab
+  tofu forward --udp 5353:0:53 8053:0:53           UDP and TCP
   tofu forward --json 0:3:80                       which port it is, is printed";
 
 /// Connections at a time; each takes two threads.
@@ -123,21 +133,28 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<u8> {
     let open = Arc::new(AtomicUsize::new(0));
     let mut controls = Vec::new();
     let mut listening = Vec::new();
-    for forward in &args.forwards {
+    let tcp = args.forwards.iter().map(|forward| (forward, false));
+    for (forward, udp) in tcp.chain(args.udp.iter().map(|forward| (forward, true))) {
         let found = find_node(&forward.node)?;
         Connection::open(&found.control, &Request::Gateway)?
             .answer()
             .with_context(|| format!("node {}", forward.node))?;
-        let listener = TcpListener::bind(forward.listen)
-            .with_context(|| format!("cannot listen at {}", forward.listen))?;
+        let cannot = || format!("cannot listen at {}", forward.listen);
+        let listener = match udp {
+            false => Listener::Tcp(TcpListener::bind(forward.listen).with_context(cannot)?),
+            true => Listener::Udp(UdpSocket::bind(forward.listen).with_context(cannot)?),
+        };
         controls.push(found.control.clone());
         let (node, port, open) = (found.node, forward.port, Arc::clone(&open));
         let way = Way { control: found.control, node, port, open, said: Mutex::default() };
         listening.push((listener, way));
     }
     for (listener, way) in listening {
-        print(args, listener.local_addr()?, &way)?;
-        let accept = move || accept(&listener, &Arc::new(way));
+        print(args, &listener, &way)?;
+        let accept = move || match listener {
+            Listener::Tcp(listener) => accept(&listener, &Arc::new(way)),
+            Listener::Udp(socket) => udp::serve(&Arc::new(socket), &Arc::new(way)),
+        };
         thread::Builder::new().name("forward".into()).spawn(accept).context("no threads left")?;
     }
     loop {
@@ -151,14 +168,27 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<u8> {
     }
 }
 
-fn print(args: &ForwardArgs, listen: SocketAddr, way: &Way) -> io::Result<()> {
+/// Where clients come.
+enum Listener {
+    Tcp(TcpListener),
+    Udp(UdpSocket),
+}
+
+fn print(args: &ForwardArgs, listener: &Listener, way: &Way) -> io::Result<()> {
+    let (protocol, listen) = match listener {
+        Listener::Tcp(listener) => ("tcp", listener.local_addr()?),
+        Listener::Udp(socket) => ("udp", socket.local_addr()?),
+    };
+    let (listen, port) = (listen.to_string(), way.port);
     let mut out = io::stdout().lock();
     if args.json {
         let at = way.node.at;
-        writeln!(out, "{}", json!({ "listen": listen.to_string(), "node": at, "port": way.port }))?;
+        let line = json!({ "protocol": protocol, "listen": listen, "node": at, "port": port });
+        writeln!(out, "{line}")?;
     } else {
         let at = Coords::from_array(way.node.at);
-        writeln!(out, "{listen} leads to port {} of {at}", way.port)?;
+        let protocol = if protocol == "udp" { "UDP " } else { "" };
+        writeln!(out, "{protocol}{listen} leads to {protocol}port {port} of {at}")?;
     }
     out.flush()
 }
@@ -202,7 +232,7 @@ fn reset(client: &TcpStream) {
 }
 
 fn serve(client: &TcpStream, way: &Way) -> anyhow::Result<()> {
-    let (node, from_node) = connect(&way.control, way.node.index, way.port)?;
+    let (node, from_node) = connect(way, false)?;
     // Whoever forwards knows no more about when to send than the client.
     client.set_nodelay(true)?;
     let client_ended = AtomicBool::new(false);
@@ -231,13 +261,12 @@ fn serve(client: &TcpStream, way: &Way) -> anyhow::Result<()> {
     })
 }
 
-/// A stream to a port of a node, by way of the machine's gateway.
-fn connect(
-    control: &Path,
-    node: u32,
-    port: u16,
-) -> anyhow::Result<(UnixStream, BufReader<UnixStream>)> {
-    let mut connection = Connection::open(control, &Request::Forward { node, port })?;
+/// A stream to a port of a node, of TCP's bytes or of datagrams, by way of the machine's gateway.
+fn connect(way: &Way, udp: bool) -> anyhow::Result<(UnixStream, BufReader<UnixStream>)> {
+    let (node, port) = (way.node.index, way.port);
+    let request =
+        if udp { Request::Datagrams { node, port } } else { Request::Forward { node, port } };
+    let mut connection = Connection::open(&way.control, &request)?;
     let Reply::Done = connection.answer()? else { bail!("not an answer") };
     let (stream, input) = connection.split();
     // What the node says first may have come with the answer.

@@ -1,5 +1,5 @@
 //! Commands that speak to a machine that runs: `ps`, `hosts`, `exec`, `console`, `cp`, `forward`,
-//! `restart`, `down`, `link`, `fault`, `capture`.
+//! `restart`, `down`, `link`, `fault`, `stats`, `capture`.
 
 pub(crate) mod capture;
 pub(crate) mod console;
@@ -10,6 +10,7 @@ pub(crate) mod forward;
 pub(crate) mod hosts;
 pub(crate) mod link;
 pub(crate) mod ps;
+pub(crate) mod stats;
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

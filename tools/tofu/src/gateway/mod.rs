@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use tofu_abi::Coords;
-use tofu_gateway::{Config, Connector, IoNode, Prefix, Prepared, Stack, Tap, Tenant, addr};
+use tofu_gateway::{
+    Config, Connector, IoNode, LinkStats, Prefix, Prepared, Stack, Tap, Tenant, addr,
+};
 use tofu_machine::Machine;
 use tofu_sandbox::Role;
 
@@ -129,7 +131,7 @@ impl Setup {
         // The roles of both are to read and write what is open.
         let first = confinement.hook(Role::Virtio);
         let node = prepared.start(tenants, move || first())?;
-        Ok(Gateway { connector, _node: node })
+        Ok(Gateway { at: self.at, connector, stats: node.stats(), _node: node })
     }
 
     /// What the user may want to know of it, in lines.
@@ -155,7 +157,9 @@ pub(crate) fn table(plan: &Plan, dir: &RunDir) -> Option<String> {
 
 /// A gateway that works, until it is dropped.
 pub(crate) struct Gateway {
+    pub(crate) at: Coords,
     pub(crate) connector: Connector,
+    pub(crate) stats: LinkStats,
     _node: IoNode,
 }
 

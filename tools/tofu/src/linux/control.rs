@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
+use tofu_abi::Coords;
 use tofu_agent::wire::{Exec, FrameReader, FromProgram, ToProgram, encode};
 use tofu_fabric::{Axis, NodeId};
 use tofu_gateway::{Connected, Connector};
@@ -44,6 +45,9 @@ pub(crate) enum Request {
     Forward { node: u32, port: u16 },
     /// Ends the machine. Answered when that has begun.
     Down,
+    /// Datagrams to a node's port by way of the gateway, and what it answers. Answered by
+    /// [`Reply::Done`]; from then on each has its length in front, in two bytes, big endian.
+    Datagrams { node: u32, port: u16 },
     /// Answered by [`Reply::Capture`] until it ends, with the client or by itself.
     Capture(capture::serve::Ask),
     /// About the network. Answered by [`Reply::Network`].
@@ -161,6 +165,10 @@ fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<(
         Request::Down => {
             registry.events.send(Event::Down).context("the machine is going down already")
         }
+        Request::Datagrams { node, port } => match datagrams(&mut client, registry, node, port) {
+            Ok(()) => return Ok(()),
+            Err(error) => Err(error),
+        },
         Request::Capture(ask) => {
             match capture::serve::serve(&mut client, requests, registry, &ask) {
                 Ok(()) => return Ok(()),
@@ -199,7 +207,8 @@ fn gateway(registry: &Registry) -> anyhow::Result<&Connector> {
     )
 }
 
-fn connect(registry: &Registry, node: u32, port: u16) -> anyhow::Result<Connected> {
+/// The gateway, and the place of a node that it is to reach.
+fn way(registry: &Registry, node: u32) -> anyhow::Result<(&Connector, Coords)> {
     let gateway = gateway(registry)?;
     let at = registry.network.shape.coords(NodeId(node)).context("there is no such node")?;
     if registry.others().get(&NodeId(node)) == Some(&"gateway") {
@@ -208,9 +217,26 @@ fn connect(registry: &Registry, node: u32, port: u16) -> anyhow::Result<Connecte
     Ok(gateway.connect(at, port)?)
 }
 
+    Ok((gateway, at))
+}
+
+fn connect(registry: &Registry, node: u32, port: u16) -> anyhow::Result<Connected> {
+    let (gateway, at) = way(registry, node)?;
 fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
     let shape = &registry.network.shape;
     let machine = MachineInfo {
+fn datagrams(
+    client: &mut UnixStream,
+    registry: &Registry,
+    node: u32,
+    port: u16,
+) -> anyhow::Result<()> {
+    let (gateway, at) = way(registry, node)?;
+    gateway.datagrams(at, port, client.try_clone()?)?;
+    // Nothing comes the same way before the client has sent something.
+    say(client, &Reply::Done)
+}
+
         pid: std::process::id(),
         shape: shape.to_string(),
         torus: [Axis::X, Axis::Y, Axis::Z].map(|axis| shape.wraps(axis)),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_fabric::NodeId;
-use tofu_gateway::Connector;
+use tofu_gateway::{Connector, LinkStats};
 use tofu_image::Qemu;
 use tofu_machine::Machine;
 use tofu_vfio_user::Backing;
@@ -24,6 +24,7 @@ use super::node::{Common, LinuxNode};
 use super::own::{LatestMemory, Own};
 use super::qemu::{self, Setup};
 use crate::confine::Confinement;
+use crate::gateway::Gateway;
 use crate::netboot::{self, BootFrom, LinuxFiles};
 use crate::plan::{LinuxPlan, Network, Plan};
 use crate::rundir::node_file;
@@ -84,6 +85,7 @@ pub(crate) struct Registry {
     gateway: OnceLock<Connector>,
     cancelled: AtomicBool,
 }
+    gateway_link: OnceLock<(Coords, LinkStats)>,
 
 impl Registry {
     pub(crate) fn new(network: &Network, events: Sender<Event>) -> Self {
@@ -98,6 +100,7 @@ impl Registry {
             cancelled: AtomicBool::new(false),
         }
     }
+            gateway_link: OnceLock::new(),
 
     /// The machine's gateway, if it has one that works.
     pub(crate) fn gateway(&self) -> Option<&Connector> {
@@ -105,8 +108,14 @@ impl Registry {
     }
 
     /// Tells of the gateway. Only the first one counts.
-    pub(crate) fn with_gateway(&self, connector: Connector) {
-        let _ = self.gateway.set(connector);
+    pub(crate) fn with_gateway(&self, gateway: &Gateway) {
+        let _ = self.gateway.set(gateway.connector.clone());
+        let _ = self.gateway_link.set((gateway.at, gateway.stats.clone()));
+    /// What the gateway's link counts, if it is at this place.
+    pub(crate) fn gateway_link(&self, at: Coords) -> Option<&LinkStats> {
+        self.gateway_link.get().filter(|(place, _)| *place == at).map(|(_, stats)| stats)
+    }
+
     }
 
     /// The Linux nodes; none before they were started.

@@ -1,0 +1,168 @@
+//! Sends what no node should on IP over Tofu: in other nodes' names, too long, cut off, questions
+//! without end. Nothing of it may harm the other nodes; the program succeeds if it comes to its end.
+//!
+//! `count=N`: how many packets (20000), `seed=N`: which.
+#![cfg_attr(feature = "bare", no_std, no_main)]
+
+extern crate alloc;
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use smoltcp::wire::{ArpOperation, ArpPacket, ArpRepr, EthernetAddress};
+use tofu_abi::Coords;
+use tofu_driver::topology::Shape;
+use tofu_driver::{Device, PacketConfig, PacketTarget, Packets};
+use tofu_guests::random::Random;
+use tofu_guests::{Error, find_device, machine_shape, number, println};
+use tofu_ipotofu::addr;
+use tofu_ipotofu::wire::{ETHERNET_HEADER, Kind, PIECE_MAX, Repr, sum};
+
+tofu_guests::entry!(badframes);
+
+/// TNI of all nodes' links.
+const TNI: u8 = 0;
+const ARP: [u8; 2] = [0x08, 0x06];
+const IPV4: [u8; 2] = [0x08, 0x00];
+const BROADCAST: [u8; 6] = [0xff; 6];
+
+fn badframes() -> Result<(), Error> {
+    let count = number("count", 20_000)?;
+    let random = Random::new(number("seed", 1)?);
+    let shape = machine_shape()?;
+    let device = Device::probe(find_device()?)?;
+    let me = device.coords();
+    let mut packets = Packets::open(&device, &PacketConfig::new(TNI))?;
+    let mut vandal = Vandal { random, shape, me };
+    let mut received = vec![0; 2048];
+    for n in 0..count {
+        let to = vandal.node();
+        let packet = vandal.packet(to, n as u32);
+        let target = PacketTarget::straight(me, to, TNI);
+        while packets.free() == 0 {
+            packets.wait(1_000_000);
+            while packets.poll_sent().is_some() {}
+        }
+        packets.send(&target, &[&packet], n as u32)?;
+        while packets.poll_sent().is_some() {}
+        // What the others have to say about it does not matter.
+        while packets.recv(&mut received).is_some() {}
+    }
+    println!("{count} bad packets sent");
+    packets.close()?;
+    Ok(())
+}
+
+struct Vandal {
+    random: Random,
+    shape: Shape,
+    me: Coords,
+}
+
+impl Vandal {
+    /// A node of the machine; now and then itself.
+    fn node(&mut self) -> Coords {
+        let rank = self.random.below(self.shape.nodes().into()) as u32;
+        self.shape.coords(rank).unwrap_or(self.me)
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.random.next() as u8).collect()
+    }
+
+    /// An Ethernet frame.
+    fn frame(&mut self, to: [u8; 6], from: [u8; 6], kind: [u8; 2], data: &[u8]) -> Vec<u8> {
+        [&to[..], &from, &kind, data].concat()
+    }
+
+    /// A packet that is right but for what the caller makes wrong.
+    fn repr(&self, kind: Kind, id: u32, len: usize) -> Repr {
+        Repr {
+            kind,
+            takes_unfinished: false,
+            asks: false,
+            total: len as u16,
+            offset: 0,
+            length: len.min(PIECE_MAX) as u16,
+            id,
+            sum: 0,
+            origin: self.me,
+        }
+    }
+
+    /// One packet for a node.
+    fn packet(&mut self, to: Coords, id: u32) -> Vec<u8> {
+        let (own, theirs, other) = (addr::mac(self.me), addr::mac(to), self.node());
+        let (len, name) = (self.random.below(1400) as usize, addr::mac(other));
+        let data = self.bytes(len);
+        match self.random.below(10) {
+            // From another node, says the packet.
+            0 => {
+                let frame = self.frame(theirs, name, IPV4, &data);
+                let repr = Repr { origin: other, ..self.repr(Kind::Unicast, id, frame.len()) };
+                [&repr.emit()[..], &frame].concat()
+            }
+            // From another node, says the frame.
+            1 => {
+                let frame = self.frame(theirs, name, IPV4, &data);
+                [&self.repr(Kind::Unicast, id, frame.len()).emit()[..], &frame].concat()
+            }
+            // For another node than the one that it comes to.
+            2 => {
+                let frame = self.frame(name, own, IPV4, &data);
+                [&self.repr(Kind::Unicast, id, frame.len()).emit()[..], &frame].concat()
+            }
+            // A broadcast in the name of another node.
+            3 => {
+                let frame = self.frame(BROADCAST, name, IPV4, &data);
+                let repr = Repr { origin: other, ..self.repr(Kind::Broadcast, id, frame.len()) };
+                [&repr.emit()[..], &frame].concat()
+            }
+            // A question for an address that nobody has, to all.
+            4 | 5 => self.question(id),
+            // The first piece of a frame that is longer than any, or that never becomes complete.
+            6 => {
+                let total = PIECE_MAX as u64 + 1 + self.random.below(u64::from(u16::MAX) - 2000);
+                let data = self.bytes(PIECE_MAX - ETHERNET_HEADER);
+                let piece = self.frame(theirs, own, IPV4, &data);
+                let sum = sum(&piece);
+                let repr = Repr { sum, ..self.repr(Kind::Unicast, id, total as usize) };
+                [&repr.emit()[..], &piece].concat()
+            }
+            // Cut off, in its header or behind it.
+            7 => {
+                let frame = self.frame(theirs, own, IPV4, &data);
+                let repr = self.repr(Kind::Unicast, id, frame.len());
+                let mut packet = [&repr.emit()[..], &frame].concat();
+                packet.truncate(self.random.below(packet.len() as u64) as usize);
+                packet
+            }
+            // Unfinished, with facts that do not fit, or a confirmation that nobody waits for.
+            8 => {
+                let kind = self.random.choose(&[Kind::Unfinished, Kind::Heard]);
+                let frame = self.frame(theirs, own, IPV4, &data);
+                let body = [&self.bytes(8)[..], &frame].concat();
+                let repr = Repr { sum: sum(&body), ..self.repr(kind, id, body.len()) };
+                let repr = if kind == Kind::Heard { repr.heard() } else { repr };
+                [&repr.emit()[..], &body].concat()
+            }
+            _ => data,
+        }
+    }
+
+    /// A right question by ARP for an address that no node has, in a broadcast.
+    fn question(&mut self, id: u32) -> Vec<u8> {
+        let [.., a, b, _] = self.random.next().to_le_bytes();
+        let arp = ArpRepr::EthernetIpv4 {
+            operation: ArpOperation::Request,
+            source_hardware_addr: EthernetAddress(addr::mac(self.me)),
+            source_protocol_addr: addr::ipv4(0, self.me).into(),
+            target_hardware_addr: EthernetAddress([0; 6]),
+            target_protocol_addr: [192, 168, a, b].into(),
+        };
+        let mut data = vec![0; arp.buffer_len()];
+        arp.emit(&mut ArpPacket::new_unchecked(&mut data));
+        let frame = self.frame(BROADCAST, addr::mac(self.me), ARP, &data);
+        [&self.repr(Kind::Broadcast, id, frame.len()).emit()[..], &frame].concat()
+    }
+}

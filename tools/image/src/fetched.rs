@@ -1,0 +1,64 @@
+//! Programs out of Debian's packages that run on any host, with their own loader and libraries.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::apt;
+use crate::cache::Cache;
+use crate::error::Result;
+use crate::manifest::Manifest;
+use crate::progress::Progress;
+
+/// Where Debian keeps libraries.
+pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+
+/// How to run `name` of the packages in `root`, so that the host's libraries do not matter: the
+/// loader, and what comes before the program's own arguments.
+pub(crate) fn start(root: &Path, name: &str) -> (PathBuf, Vec<OsString>) {
+    let libraries = root.join(LIBRARIES);
+    let mut path = OsString::from(&libraries);
+    path.push(":");
+    path.push(root.join("lib/x86_64-linux-gnu"));
+    let program = root.join("usr/bin").join(name).into();
+    (libraries.join("ld-linux-x86-64.so.2"), vec!["--library-path".into(), path, program])
+}
+
+impl Cache {
+    /// Where a fetched program's packages are.
+    pub(crate) fn root_of(&self, part: &str) -> PathBuf {
+        self.part_folder(part).join("root")
+    }
+
+    /// The manifest of a package with all that it needs, in the part of the cache of that name;
+    /// fetched if it is not there, or `refresh`. `version` asks the program in the folder for its
+    /// version.
+    pub(crate) fn fetch_program(
+        &self,
+        part: &str,
+        package: &str,
+        from: apt::From,
+        refresh: bool,
+        progress: &dyn Progress,
+        version: impl FnOnce(&Path) -> Result<String>,
+    ) -> Result<Manifest> {
+        if !refresh && let Some(manifest) = self.part(part)? {
+            return Ok(manifest);
+        }
+        let _lock = self.lock(progress)?;
+        self.make_part(part, refresh, |folder, manifest| {
+            let apt = self.apt(progress)?;
+            let debs = apt.closure(&[package], from)?;
+            let files = apt.fetch(&debs, from)?;
+            let root = folder.join("root");
+            apt.unpack(&files, &root)?;
+            for waste in ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/icons"] {
+                let _ = fs::remove_dir_all(root.join(waste));
+            }
+            manifest.packages = apt::packages(&debs, &files)?;
+            manifest.kernel = version(&root)?;
+            apt.discard(&files);
+            Ok(())
+        })
+    }
+}

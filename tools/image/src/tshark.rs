@@ -1,0 +1,54 @@
+//! tshark, which tests and users look at captures with: the host's own, or Debian's in the cache.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::apt;
+use crate::cache::Cache;
+use crate::error::Result;
+use crate::fetched::{LIBRARIES, start};
+use crate::progress::Progress;
+use crate::run;
+
+const NAME: &str = "tshark";
+
+/// The one in `root`.
+fn in_root(root: &Path) -> Command {
+    let (loader, args) = start(root, NAME);
+    let mut command = run::command(&loader);
+    let plugins = root.join(LIBRARIES).join("wireshark");
+    command
+        .args(args)
+        .env("WIRESHARK_DATA_DIR", root.join("usr/share/wireshark"))
+        .env("WIRESHARK_PLUGIN_DIR", plugins.join("plugins"))
+        .env("WIRESHARK_EXTCAP_DIR", plugins.join("extcap"));
+    command
+}
+
+impl Cache {
+    /// A command that runs tshark; its arguments are to be added. If the host has none, it is
+    /// fetched into the cache, unless it is there.
+    ///
+    /// # Errors
+    /// All that can go wrong with fetching.
+    pub fn tshark(&self, progress: &dyn Progress) -> Result<Command> {
+        match run::find(NAME) {
+            Some(program) => Ok(Command::new(program)),
+            None => self.fetched_tshark(progress),
+        }
+    }
+
+    /// The same without looking at what the host has.
+    ///
+    /// # Errors
+    /// All that can go wrong with fetching.
+    pub fn fetched_tshark(&self, progress: &dyn Progress) -> Result<Command> {
+        self.fetch_program(NAME, NAME, apt::From::Release, false, progress, |root| {
+            let mut command = in_root(root);
+            command.arg("--version");
+            let said = run::must(command, "asking tshark for its version", root, progress)?;
+            Ok(said.lines().next().unwrap_or_default().to_owned())
+        })?;
+        Ok(in_root(&self.root_of(NAME)))
+    }
+}

@@ -1,0 +1,223 @@
+//! `tofu stats`: what the devices of a machine that runs have counted.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use tofu_abi::Coords;
+use tofu_abi::regs::{PortReg, TniReg};
+use tofu_fabric::{NodeId, Port, Shape};
+
+use super::link::{ask, shape};
+use super::{find_machine, parse_node};
+use crate::live::{Answer, Ask};
+use crate::rundir;
+use crate::stats::{Counters, NodeCounters};
+use crate::units::{MachineName, Timeout};
+
+/// Show what the devices of a running machine have counted
+///
+/// A line for each device, or all counters of one by their names in the register map. Counters
+/// begin with the device's last reset, those of ports with the machine.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct StatsArgs {
+    /// Node: an index, coordinates X,Y,Z,A,B,C or a name t-X-Y-Z-A-B-C, with MACHINE/ in front if
+    /// several machines run [default: all]
+    #[arg(value_name = "NODE")]
+    pub(crate) node: Option<String>,
+
+    /// Machine; not needed if only one runs
+    #[arg(long, value_name = "NAME", conflicts_with = "node")]
+    pub(crate) machine: Option<MachineName>,
+
+    /// Go on, and show what was added in each such time, until Ctrl-C or the machine's end
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
+    pub(crate) watch: Option<Timeout>,
+
+    /// Print JSON: with --watch an object each time
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tofu stats
+  tofu stats 0 --json
+  tofu stats --watch
+      what comes and goes each second";
+
+/// Columns of the overview: their titles, and what is in them.
+const COLUMNS: [(&str, fn(&NodeCounters) -> u64); 9] = [
+    ("sent", |n| n.of_tnis(TniReg::NumSendTlp)),
+    ("KiB", |n| n.of_tnis(TniReg::ByteSendTlp) / 64),
+    ("received", |n| n.of_tnis(TniReg::NumReceiveTlp)),
+    ("KiB", |n| n.of_tnis(TniReg::ByteReceiveTlp) / 64),
+    ("system", |n| n.of_tnis(TniReg::NumSendSystemTlp) + n.of_tnis(TniReg::RxNumSystemTlp)),
+    ("discarded", |n| {
+        n.of_tnis(TniReg::RxNumDiscardSystemTlp)
+            + n.of_tnis(TniReg::RxNumDiscardUnknownTlp)
+            + n.of_tnis(TniReg::RxNumDiscardExceptionTlp)
+    }),
+    ("damaged", |n| n.of_tnis(TniReg::NumReceiveNullifiedTlp)),
+    ("refused", |n| n.of_tnis(TniReg::RxNumExceptionTlp) + n.of_tnis(TniReg::RxNumUnknownTlp)),
+    ("no link", |n| {
+        n.of_ports(PortReg::NumTxDiscardSystemTlp) + n.of_ports(PortReg::NumTxDiscardNormalTlp)
+    }),
+];
+
+/// A node and what its device has counted.
+type Counted = (NodeId, Coords, NodeCounters);
+
+/// Runs `tofu stats` and returns the exit code.
+pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<u8> {
+    let wanted = args.node.as_deref().map(parse_node).transpose()?;
+    let machine = wanted.as_ref().map_or(args.machine.as_ref(), |(machine, _)| machine.as_ref());
+    let (name, control) = find_machine(machine)?;
+    let shape = shape(&control)?;
+    let one = match (&wanted, &args.node) {
+        (Some((_, node)), Some(text)) => {
+            let at = node.at(&shape);
+            Some(at.with_context(|| format!("node {text}: the machine {shape} has no such node"))?)
+        }
+        _ => None,
+    };
+    let look = || all(&control, &shape, one);
+    let mut last = look()?;
+    if last.is_empty() {
+        match (&args.node, one) {
+            (Some(text), Some(_)) => bail!("node {text}: there is no device at this place"),
+            _ => bail!("the machine {name} has no devices"),
+        }
+    }
+    let show = |counted: &[Counted]| show(&shape, counted, one.is_some(), args.json);
+    let Some(Timeout(interval)) = args.watch else {
+        show(&last)?;
+        return Ok(0);
+    };
+    loop {
+        sleep(interval.max(Duration::from_millis(10)));
+        let now = match look() {
+            Ok(now) => now,
+            // The machine has ended.
+            Err(_) if rundir::is_gone(&control) => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        let added: Vec<Counted> = now
+            .iter()
+            .map(|(id, at, counters)| {
+                let before = last.iter().find(|(other, ..)| other == id);
+                let added = before.map(|(.., before)| counters.since(before));
+                (*id, *at, added.unwrap_or_else(|| counters.clone()))
+            })
+            .collect();
+        show(&added)?;
+        last = now;
+    }
+}
+
+/// All devices, or the one at a place.
+fn all(control: &Path, shape: &Shape, one: Option<Coords>) -> anyhow::Result<Vec<Counted>> {
+    let mut found = Vec::new();
+    for id in (0..shape.nodes()).map(NodeId) {
+        let Some(at) = shape.coords(id) else { continue };
+        if one.is_some_and(|one| one != at) {
+            continue;
+        }
+        match ask(control, Ask::Counters { at: at.to_array() })? {
+            Answer::Counters(Some(counters)) => found.push((id, at, counters)),
+            Answer::Counters(None) => {}
+            _ => bail!("not an answer"),
+        }
+    }
+    Ok(found)
+}
+
+fn show(shape: &Shape, counted: &[Counted], detailed: bool, as_json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if as_json {
+        let nodes: Vec<_> = counted.iter().map(as_object).collect();
+        writeln!(out, "{}", json!({ "shape": shape.to_string(), "nodes": nodes }))?;
+    } else if detailed {
+        for (_, at, counters) in counted {
+            details(&mut out, shape, *at, counters)?;
+        }
+    } else {
+        overview(&mut out, counted)?;
+    }
+    out.flush()
+}
+
+fn as_object((id, at, counters): &Counted) -> Value {
+    let object = |name: &str, value: Value, counters: &Counters| {
+        let mut object: Map<String, Value> =
+            counters.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+        object.insert(name.to_owned(), value);
+        Value::Object(object)
+    };
+    let tnis = counters.tnis.iter().enumerate().map(|(n, tni)| object("tni", json!(n), tni));
+    let ports = Port::ALL.iter().zip(&counters.ports);
+    let ports = ports.map(|(port, counters)| object("port", json!(port.to_string()), counters));
+    let queues = counters.queues.iter().map(|(tni, cq, counters)| {
+        let mut queue = object("cq", json!(cq), counters);
+        queue["tni"] = json!(tni);
+        queue
+    });
+    json!({
+        "node": id.0, "at": at.to_array(), "tnis": tnis.collect::<Vec<_>>(),
+        "ports": ports.collect::<Vec<_>>(), "queues": queues.collect::<Vec<_>>(),
+        "ip": counters.ip,
+    })
+}
+
+fn overview(out: &mut dyn Write, counted: &[Counted]) -> io::Result<()> {
+    let mut rows = vec![vec!["index".to_owned(), "node".to_owned()]];
+    rows[0].extend(COLUMNS.iter().map(|(title, _)| (*title).to_owned()));
+    for (id, at, counters) in counted {
+        let mut row = vec![id.0.to_string(), at.to_string()];
+        row.extend(COLUMNS.iter().map(|(_, value)| value(counters).to_string()));
+        rows.push(row);
+    }
+    let widths: Vec<usize> = (0..rows[0].len())
+        .map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0))
+        .collect();
+    for row in rows {
+        let cells: Vec<_> =
+            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
+        writeln!(out, "{}", cells.join("  "))?;
+    }
+    Ok(())
+}
+
+/// All counters that are not 0.
+fn details(
+    out: &mut dyn Write,
+    shape: &Shape,
+    at: Coords,
+    counters: &NodeCounters,
+) -> io::Result<()> {
+    writeln!(out, "node {at}")?;
+    let mut block = |title: String, counters: &Counters| -> io::Result<()> {
+        let counted: Vec<_> = counters.iter().filter(|(_, value)| **value != 0).collect();
+        if counted.is_empty() {
+            return Ok(());
+        }
+        writeln!(out, "  {title}")?;
+        counted.iter().try_for_each(|(name, value)| writeln!(out, "    {name:<32} {value:>14}"))
+    };
+    for (n, tni) in counters.tnis.iter().enumerate() {
+        block(format!("TNI {n}"), tni)?;
+    }
+    for (tni, cq, queue) in &counters.queues {
+        block(format!("TNI {tni}, control queue {cq}"), queue)?;
+    }
+    for (port, counted) in Port::ALL.iter().zip(&counters.ports) {
+        let to = shape.neighbor(at, *port).map_or("nowhere".to_owned(), |to| to.to_string());
+        block(format!("port {port}, to {to}"), counted)?;
+    }
+    counters.ip.iter().try_for_each(|ip| block("IP over Tofu".to_owned(), ip))
+}
