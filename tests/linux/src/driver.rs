@@ -59,11 +59,18 @@ pub fn passed(said: &Said) {
     assert!(!said.out.contains("not ok"), "{said:?}");
 }
 
-/// The kernel has not complained.
+/// The kernel has not complained; nor has it lost memory, if it looks for that.
 #[track_caller]
 pub fn is_well(place: &Place, node: &str) {
     let log = place.exec(node, &["dmesg"]).ok();
-    for sign in ["BUG:", "WARNING:", "Oops", "Call Trace", "does not stop", "DMAR: [DMA"] {
+    let signs = ["BUG:", "WARNING:", "Oops", "Call Trace", "INFO: task", "does not stop"];
+    for sign in signs.iter().chain(&["DMAR: [DMA"]) {
         assert!(!log.contains(sign), "{sign}: {log}");
     }
+    // What is lost is told once it has been so for some seconds.
+    let script = "mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null; \
+                  leaks=/sys/kernel/debug/kmemleak; [ -e $leaks ] || exit 0; \
+                  echo scan >$leaks; sleep 6; echo scan >$leaks; cat $leaks";
+    let leaks = place.exec(node, &["sh", "-c", script]).ok();
+    assert!(!leaks.contains("tofu"), "{leaks}");
 }

@@ -246,10 +246,12 @@ impl Cache {
             let (key, part) = root::part(self, &spec.with, spec.refresh, progress)?;
             take(part, &key, &["root.ext4"])?;
         }
-        match &spec.chosen_kernel() {
+        let kernel = spec.chosen_kernel();
+        match &kernel {
             Kernel::File(_) => {}
-            Kernel::Driver => {
-                let (root, key, part) = driver::part(self, spec.refresh, progress)?;
+            Kernel::Driver | Kernel::DriverDebug => {
+                let flavour = kernel.driver().unwrap_or(driver::Flavour::Plain);
+                let (root, key, part) = driver::part(self, flavour, spec.refresh, progress)?;
                 release.clone_from(&part.kernel);
                 tree = Some(Tree::open(&self.part_folder(&key).join("modules"), &release)?);
                 take(part, &key, &["vmlinux", "vmlinuz"])?;
@@ -270,7 +272,7 @@ impl Cache {
         let mut modules = Vec::new();
         let mut load: Vec<&str> = Vec::new();
         if let Some(tree) = tree {
-            let first = if spec.kernel == Kernel::Driver { &DRIVER[..] } else { &LOAD[..] };
+            let first = if spec.kernel.driver().is_some() { &DRIVER[..] } else { &LOAD[..] };
             let mut names: Vec<&str> = first.to_vec();
             names.extend(spec.extra_modules());
             let optional = DEVICES.iter().chain(&OWN).chain(spec.optional_modules());

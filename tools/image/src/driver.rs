@@ -54,6 +54,8 @@ const PACKAGES: &[&str] = &[
     "tar",
     "xz-utils",
 ];
+/// What a kernel that looks after itself needs besides: KASAN wants the same compiler for C and Rust.
+const CLANG: &[&str] = &["clang", "lld", "llvm"];
 /// Lines that a build of this kernel says, about, to tell how far it is.
 const LINES: u64 = 2300;
 
@@ -62,6 +64,7 @@ const ROOT: &str = "driver-root-";
 const WORK: &str = ".work-";
 
 const CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu.config");
+const DEBUG_CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu-debug.config");
 const SCRIPT: &str = include_str!("../init/driver");
 
 /// Files by their paths below `guest-lib`.
@@ -118,10 +121,30 @@ const SOURCES: &[(&str, &str)] = sources![
     "kernel/watch.rs",
 ];
 
+/// Which kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    /// Small and fast.
+    Plain,
+    /// Looks after itself: locks, memory, leaks.
+    Debug,
+}
+
+impl Flavour {
+    fn packages(self) -> Vec<&'static str> {
+        let more = if self == Self::Debug { CLANG } else { &[] };
+        PACKAGES.iter().chain(more).copied().collect()
+    }
+
+    fn config(self) -> String {
+        if self == Self::Debug { CONFIG.to_owned() + DEBUG_CONFIG } else { CONFIG.into() }
+    }
+}
+
 /// Changes with the driver's sources and the way that it is built.
-pub(crate) fn recipe() -> String {
+pub(crate) fn recipe(flavour: Flavour) -> String {
     let mut hash = Sha256::new();
-    hash.update(root_recipe());
+    hash.update(root_recipe(flavour));
     for (path, text) in SOURCES {
         for part in [path, text] {
             hash.update((part.len() as u64).to_le_bytes());
@@ -131,18 +154,20 @@ pub(crate) fn recipe() -> String {
     hex(&hash.finalize())
 }
 
-fn root_recipe() -> String {
-    hex(&Sha256::digest([SCRIPT, CONFIG, &PACKAGES.join(" ")].join("\n")))
+fn root_recipe(flavour: Flavour) -> String {
+    let parts = [SCRIPT, &flavour.config(), &flavour.packages().join(" ")];
+    hex(&Sha256::digest(parts.join("\n")))
 }
 
 /// The part with vmlinux, vmlinuz, config and modules, as those of Debian's kernels; and the build
 /// root's key, which the image has to keep.
 pub(crate) fn part(
     cache: &Cache,
+    flavour: Flavour,
     refresh: bool,
     progress: &dyn Progress,
 ) -> Result<(String, String, Manifest)> {
-    let root_key = format!("{ROOT}{}", &root_recipe()[..12]);
+    let root_key = format!("{ROOT}{}", &root_recipe(flavour)[..12]);
     cache.make_part(&root_key, refresh, |folder, manifest| {
         // What takes so long is not begun anew after an interruption.
         let work = folder.with_file_name(format!("{WORK}{root_key}"));
@@ -150,14 +175,14 @@ pub(crate) fn part(
         if refresh {
             remove_folder(&work)?;
         }
-        make_root(cache, &work, manifest, progress)?;
+        make_root(cache, flavour, &work, manifest, progress)?;
         fs::rename(work.join("root"), folder.join("root")).on("move", &work)?;
         remove_folder(&work)
     })?;
-    let key = format!("driver-{}", &recipe()[..12]);
+    let key = format!("driver-{}", &recipe(flavour)[..12]);
     let root = cache.part_folder(&root_key).join("root");
     let manifest = cache.make_part(&key, refresh, |folder, manifest| {
-        make_module(&root, folder, manifest, progress)
+        make_module(flavour, &root, folder, manifest, progress)
     })?;
     Ok((root_key, key, manifest))
 }
@@ -178,13 +203,14 @@ fn forget_others(work: &Path) -> Result<()> {
 /// Makes the build root in `work`, or goes on where it was interrupted.
 fn make_root(
     cache: &Cache,
+    flavour: Flavour,
     work: &Path,
     manifest: &mut Manifest,
     progress: &dyn Progress,
 ) -> Result<()> {
     let root = work.join("root");
     let apt = cache.apt(progress)?;
-    let mut debs = apt.closure(PACKAGES, apt::From::Backports)?;
+    let mut debs = apt.closure(&flavour.packages(), apt::From::Backports)?;
     // It has the links /bin, /lib and so on, which have to be there before anything else.
     debs.sort_by_key(|deb| deb.name() != "base-files");
     let files = apt.fetch(&debs, apt::From::Backports)?;
@@ -196,17 +222,17 @@ fn make_root(
     } else {
         remove_folder(work)?;
         apt.unpack(&files, &root)?;
-        prepare(&root)?;
+        prepare(&root, &flavour.config())?;
         write(&unpacked, &these)?;
     }
-    build(&root, "kernel", LINES, progress)?;
+    build(flavour, &root, "kernel", LINES, progress)?;
     apt.discard(&files);
     // The sources are unpacked; the rest is what modules are built of.
     remove_folder(&root.join("usr/src"))
 }
 
 /// What a root of unpacked packages lacks.
-fn prepare(root: &Path) -> Result<()> {
+fn prepare(root: &Path, config: &str) -> Result<()> {
     for name in ["build", "src", "tofu-build", "dev", "proc", "tmp"] {
         let path = root.join(name);
         fs::create_dir_all(&path).on("create", &path)?;
@@ -218,10 +244,11 @@ fn prepare(root: &Path) -> Result<()> {
             symlink(target, &link).on("create", &link)?;
         }
     }
-    write(&root.join("build/config"), CONFIG)
+    write(&root.join("build/config"), config)
 }
 
 fn make_module(
+    flavour: Flavour,
     root: &Path,
     folder: &Path,
     manifest: &mut Manifest,
@@ -231,7 +258,7 @@ fn make_module(
     for (path, text) in SOURCES {
         write(&root.join("src/guest-lib").join(path), text)?;
     }
-    build(root, "module", 10, progress)?;
+    build(flavour, root, "module", 10, progress)?;
     let built = root.join("build");
     let copy = |from: &str, to: &str| {
         let to = folder.join(to);
@@ -259,12 +286,21 @@ fn make_module(
 }
 
 /// Runs our script in the root.
-fn build(root: &Path, what: &str, lines: u64, progress: &dyn Progress) -> Result<()> {
+fn build(
+    flavour: Flavour,
+    root: &Path,
+    what: &str,
+    lines: u64,
+    progress: &dyn Progress,
+) -> Result<()> {
     write(&root.join("tofu-build/configure"), SCRIPT)?;
     let log = root.join("build/log");
     write(&log, "")?;
     let mut command = Way::find(progress)?.enter(root, what)?;
     command.env("HOME", "/root");
+    if flavour == Flavour::Debug {
+        command.env("LLVM", "1");
+    }
     let said = || fs::read_to_string(&log).unwrap_or_default();
     let mut ticks = 0u32;
     progress.update(Phase::Compile, 0, lines);

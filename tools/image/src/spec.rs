@@ -29,14 +29,32 @@ pub enum Kernel {
     GenericBackports,
     /// A kernel built for the driver tofu.ko, and the driver: see `driver.rs`.
     Driver,
+    /// The same with checks of locks and memory, for tests of the driver; slow.
+    DriverDebug,
     /// A file of the user's own: a bzImage or ELF kernel, with all that is needed built in.
     File(PathBuf),
 }
 
 impl Kernel {
     /// Names of those that have one.
-    pub const NAMES: [&'static str; 6] =
-        ["auto", "cloud", "generic", "cloud-backports", "generic-backports", "driver"];
+    pub const NAMES: [&'static str; 7] = [
+        "auto",
+        "cloud",
+        "generic",
+        "cloud-backports",
+        "generic-backports",
+        "driver",
+        "driver-debug",
+    ];
+
+    /// Of kernels with the driver, which one it is.
+    pub(crate) fn driver(&self) -> Option<driver::Flavour> {
+        match self {
+            Kernel::Driver => Some(driver::Flavour::Plain),
+            Kernel::DriverDebug => Some(driver::Flavour::Debug),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Kernel {
@@ -48,6 +66,7 @@ impl fmt::Display for Kernel {
             Kernel::CloudBackports => f.write_str("cloud-backports"),
             Kernel::GenericBackports => f.write_str("generic-backports"),
             Kernel::Driver => f.write_str("driver"),
+            Kernel::DriverDebug => f.write_str("driver-debug"),
             Kernel::File(path) => write!(f, "{}", path.display()),
         }
     }
@@ -65,13 +84,14 @@ impl FromStr for Kernel {
             "cloud-backports" => Kernel::CloudBackports,
             "generic-backports" => Kernel::GenericBackports,
             "driver" => Kernel::Driver,
+            "driver-debug" => Kernel::DriverDebug,
             path if path.contains('/') => Kernel::File(path.into()),
             other => {
                 return Err(Error::Invalid {
                     what: "kernel",
                     value: other.into(),
                     allowed: "auto, cloud, generic, cloud-backports, generic-backports, driver, \
-                              or the path of a kernel file",
+                              driver-debug, or the path of a kernel file",
                 });
             }
         })
@@ -286,8 +306,8 @@ impl Spec {
                 add(&number.to_le_bytes());
             }
         }
-        if self.kernel == Kernel::Driver {
-            add(driver::recipe().as_bytes());
+        if let Some(flavour) = self.kernel.driver() {
+            add(driver::recipe(flavour).as_bytes());
         }
         for list in [&self.with, &self.modules] {
             add(&(list.len() as u64).to_le_bytes());
