@@ -146,6 +146,31 @@ impl Vcq {
     }
 }
 
+/// A VCQ that is for registrations. It is freed by the end of the program.
+pub(crate) struct Registrar(usize);
+
+impl Registrar {
+    pub(crate) fn new() -> Result<Self> {
+        let mut handle = 0;
+        // SAFETY: the pointer may be written to.
+        ok(unsafe { c::utofu_create_vcq(0, 0, &raw mut handle) })?;
+        Ok(Self(handle))
+    }
+
+    /// Registers memory until [`Registrar::deregister`]. Nobody is told where it is.
+    pub(crate) fn register(&self, memory: &mut [u8]) -> Result<u64> {
+        let mut stadd = 0;
+        let start = memory.as_mut_ptr().cast::<c_void>();
+        // SAFETY: the memory is there, and no peer knows of it, so nobody changes it.
+        ok(unsafe { c::utofu_reg_mem(self.0, start, memory.len(), 0, &raw mut stadd) })?;
+        Ok(stadd)
+    }
+
+    pub(crate) fn deregister(&self, stadd: u64) -> Result<()> {
+        ok(c::utofu_dereg_mem(self.0, stadd, 0))
+    }
+}
+
 impl Peer {
     /// The peer's VCQ on an interface.
     pub(crate) fn new(mut coords: [u8; 6], tni: u16) -> Result<Self> {

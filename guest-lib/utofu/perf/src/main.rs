@@ -9,6 +9,7 @@ mod baseline;
 mod measure;
 mod overhead;
 mod plot;
+mod registration;
 
 use std::fs;
 use std::path::PathBuf;
@@ -26,7 +27,7 @@ use crate::overhead::{Overhead, Way};
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// What to measure; everything but the overhead if nothing is named.
+    /// What to measure; everything but registration and overhead if nothing is named.
     #[arg(value_enum)]
     tests: Vec<Test>,
     /// Bytes of messages, separated by commas, up to 16777215.
@@ -74,6 +75,8 @@ enum Test {
     Bidirectional,
     /// Messages of 8 bytes.
     Rate,
+    /// Memory of 4 KiB to 1 GiB, registered and taken back; only if it is named.
+    Registration,
     /// What the library adds to posting by hand.
     Overhead,
 }
@@ -191,11 +194,14 @@ fn run(args: &Args, side: &Side) -> Result<Vec<Row>> {
                         rows.push(side.bandwidth(size, tnis, both, time)?);
                     }
                 }
-                Test::Rate | Test::Word | Test::Overhead => {}
+                Test::Rate | Test::Word | Test::Registration | Test::Overhead => {}
             }
         }
         if *test == Test::Word {
             rows.push(baseline::word(time)?);
+        }
+        if *test == Test::Registration {
+            rows.extend(registration::measure(time)?);
         }
         if *test == Test::Rate {
             if args.peer.is_none() {

@@ -12,6 +12,19 @@ fn utofu_perf(args: &[&str]) -> Output {
 }
 
 #[test]
+fn memory_is_registered() {
+    let output = utofu_perf(&["registration", "--time=1", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["results"].as_array().unwrap();
+    let found: Vec<_> =
+        rows.iter().map(|row| (row["test"].as_str(), row["size"].as_u64())).collect();
+    assert_eq!(found[..2], [(Some("register"), Some(4096)), (Some("deregister"), Some(4096))]);
+    assert!(found.len() >= 8, "{found:?}");
+    assert!(rows.iter().all(|row| row["p50_us"].as_f64().unwrap() > 0.0), "{rows:?}");
+}
+
+#[test]
 fn every_test_gives_its_numbers() {
     let folder = tempfile::tempdir().unwrap();
     let svg = folder.path().join("plot.svg");

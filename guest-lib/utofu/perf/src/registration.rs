@@ -1,0 +1,47 @@
+//! What it takes to register memory, and to take it back.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use hdrhistogram::Histogram;
+
+use crate::api::Registrar;
+use crate::measure::Row;
+
+/// Bytes of memory, from a page to what a large program has.
+const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30];
+
+/// Registers memory of all sizes that there is memory for, again and again; the memory has been
+/// written to before.
+pub(crate) fn measure(time: Duration) -> Result<Vec<Row>> {
+    let registrar = Registrar::new()?;
+    let mut rows = Vec::new();
+    for size in SIZES {
+        let mut memory: Vec<u8> = Vec::new();
+        if memory.try_reserve_exact(size).is_err() {
+            break;
+        }
+        memory.resize(size, 1);
+        let (mut there, mut back) = (Histogram::<u64>::new(3)?, Histogram::<u64>::new(3)?);
+        let begun = Instant::now();
+        while there.is_empty() || begun.elapsed() < time {
+            let start = Instant::now();
+            let stadd = match registrar.register(&mut memory) {
+                // A node may have less than the largest.
+                Err(error) if !rows.is_empty() && there.is_empty() => {
+                    eprintln!("registration of {size} bytes: {error}");
+                    return Ok(rows);
+                }
+                stadd => stadd?,
+            };
+            there.record(start.elapsed().as_nanos() as u64)?;
+            let start = Instant::now();
+            registrar.deregister(stadd)?;
+            back.record(start.elapsed().as_nanos() as u64)?;
+        }
+        for (test, times) in [("register", there), ("deregister", back)] {
+            rows.push(Row::new(test, size, 1, times.len()).times(&times, 1000.0));
+        }
+    }
+    Ok(rows)
+}
