@@ -368,7 +368,10 @@ impl Cq {
         }
         let (start, end) = pages_around(addr, bytes)?;
         let watch = Watch::new(self, What::Ring, mm, start, end - start)?;
-        let pinned = Pinned::new(&self.device, mm, start, end, true, PAGE)?;
+        let huge = PageSize::Size2M.bytes();
+        // In step with huge pages, should the memory have some: then the IOMMU has them too.
+        let align = if end - start >= huge { huge } else { PAGE };
+        let pinned = Pinned::new(&self.device, mm, start, end, true, align)?;
         if !pinned.is_contiguous() {
             dev_dbg!(
                 self.device.pdev(),
