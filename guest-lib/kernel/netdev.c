@@ -70,7 +70,7 @@ struct tofu_net {
 /* How often what is on its way out is looked after. */
 #define TOFU_LOOK (HZ / 100 ? HZ / 100 : 1)
 /* A frame that is longer than this does not lie in one piece in memory. */
-#define TOFU_LINEAR 1024
+#define TOFU_LINEAR 2000
 /* Bytes of such a frame that do: all headers. */
 #define TOFU_HEAD 256
 

@@ -19,6 +19,7 @@ use kernel::sync::atomic::{Atomic, Full, Relaxed};
 use kernel::sync::{new_mutex, new_spinlock, Arc, Mutex, SpinLock};
 use kernel::time::{ClockSource, Monotonic};
 
+use tofu_abi::frame::SYSTEM_PAYLOAD_MAX;
 use tofu_abi::irq::vector;
 use tofu_abi::regs::{tni_base, TniReg, KERNEL_CQ};
 use tofu_abi::{rcode, Coords};
@@ -816,8 +817,8 @@ impl Tx {
             sender.give_up(buffer);
             return;
         };
-        // Whoever is held must hear of room as soon as there is some.
-        let ask = sender.room() < ENOUGH && sender.room() % 32 == 0;
+        // Whoever is held must hear of room as soon as there is some: at the ends of frames.
+        let ask = sender.room() < ENOUGH && len < SYSTEM_PAYLOAD_MAX;
         sender.post(
             Order::new(to, attempt, broadcast, buffer, len),
             &target,
