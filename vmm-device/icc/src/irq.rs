@@ -91,17 +91,36 @@ impl IrqUnit {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
-    use loom::sync::Arc;
-    use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
     use tofu_fabric::{PortCounters, XbCounters};
 
     /// Counts interrupts.
-    struct Counter(AtomicU32);
+    struct Counter(Mutex<u32>, Condvar);
+
+    impl Counter {
+        fn new() -> Self {
+            Self(Mutex::new(0), Condvar::new())
+        }
+
+        fn count(&self) -> u32 {
+            *self.0.lock().unwrap()
+        }
+
+        /// Sleeps until there are more than `seen`, and sees them.
+        fn sleep(&self, seen: &mut u32) {
+            let mut count = self.0.lock().unwrap();
+            while *count == *seen {
+                count = self.1.wait(count).unwrap();
+            }
+            *seen = *count;
+        }
+    }
 
     impl Host for Counter {
         fn interrupt(&self, _: u16) {
-            self.0.fetch_add(1, Relaxed);
+            *self.0.lock().unwrap() += 1;
+            self.1.notify_all();
         }
         fn doorbell(&self, _: u8, _: u8) {}
         fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
@@ -124,14 +143,13 @@ mod loom_tests {
 
     fn model(driver: fn(&Model)) {
         loom::model(move || {
-            let model =
-                Arc::new(Model { unit: IrqUnit::new(0, 1), host: Counter(AtomicU32::new(0)) });
+            let model = Arc::new(Model { unit: IrqUnit::new(0, 1), host: Counter::new() });
             let other = Arc::clone(&model);
             let device = thread::spawn(move || other.unit.request(&other.host, 1));
             driver(&model);
             device.join().unwrap();
             let pending = model.unit.pending() & !model.unit.mask();
-            let sent = model.host.0.load(Relaxed);
+            let sent = model.host.count();
             assert!(pending == 0 || sent > 0, "a request is pending and unmasked, unannounced");
         });
     }
@@ -149,6 +167,74 @@ mod loom_tests {
             // The driver polls here, so what it clears is not lost.
             m.unit.clear_pending(1);
             m.unit.clear_mask(&m.host, 1);
+        });
+    }
+
+    /// A barrier channel whose round 1 has ended.
+    struct Barrier {
+        unit: IrqUnit,
+        host: Counter,
+        gates: Mutex<Gates>,
+    }
+
+    /// What the lock of an interface's gates protects, and the notice.
+    #[derive(Default)]
+    struct Gates {
+        started: bool,
+        signalled: bool,
+        /// The notice of round 2 is written.
+        ended: bool,
+    }
+
+    impl Barrier {
+        /// Does something that may end the round; the interrupt is requested after the lock.
+        fn change(&self, change: impl FnOnce(&mut Gates)) {
+            let mut gates = self.gates.lock().unwrap();
+            change(&mut gates);
+            gates.ended = gates.started && gates.signalled;
+            let ended = gates.ended;
+            drop(gates);
+            if ended {
+                self.unit.request(&self.host, 1);
+            }
+        }
+
+        fn has_ended(&self) -> bool {
+            self.gates.lock().unwrap().ended
+        }
+    }
+
+    /// The driver's `Channel::wait`, while the request for the end of the round before comes late.
+    /// A lost interrupt is a deadlock, which loom finds.
+    #[test]
+    fn loom_who_waits_for_the_end_of_a_round_wakes_up() {
+        // Three threads: every order with up to three preemptions, as loom advises.
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let barrier = Arc::new(Barrier {
+                unit: IrqUnit::new(0, 1),
+                host: Counter::new(),
+                gates: Mutex::default(),
+            });
+            barrier.unit.clear_mask(&barrier.host, 1);
+            let (late, signal) = (Arc::clone(&barrier), Arc::clone(&barrier));
+            let late = thread::spawn(move || late.unit.request(&late.host, 1));
+            let signal = thread::spawn(move || signal.change(|gates| gates.signalled = true));
+            barrier.change(|gates| {
+                barrier.unit.clear_pending(1);
+                gates.started = true;
+            });
+            let mut seen = 0;
+            while !barrier.has_ended() {
+                barrier.host.sleep(&mut seen);
+                if barrier.has_ended() {
+                    break;
+                }
+                barrier.unit.clear_pending(1);
+            }
+            late.join().unwrap();
+            signal.join().unwrap();
         });
     }
 }
