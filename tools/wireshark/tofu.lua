@@ -33,7 +33,11 @@ local OPS = { [0] = "compare and swap", "swap", "add", "xor", "and", "or" }
 local SIGNAL_OPS = {
     "barrier", "and", "or", "xor", "max", "maxloc", "sum", "floating-point sum",
 }
-local IP_KINDS = { [0] = "unicast", "broadcast", "unfinished" }
+local IP_KINDS = {
+    [0] = "unicast", "broadcast", "unfinished", "confirmation", "offer", "fetched",
+}
+local BROADCAST, UNFINISHED, CONFIRMATION, OFFER, FETCHED = 1, 2, 3, 4, 5
+local SEGMENTS = { [0] = "one", "TCP over IPv4", [4] = "TCP over IPv6" }
 
 local f = {
     version = ProtoField.uint8("tofu.version", "Record header version"),
@@ -114,6 +118,9 @@ local g = {
     version = ProtoField.uint8("ipot.version", "Version", base.DEC, nil, 0xf0),
     kind = ProtoField.uint8("ipot.kind", "Kind", base.DEC, IP_KINDS, 0x0f),
     unfinished = ProtoField.bool("ipot.takes_unfinished", "Sender takes unfinished frames", 8, nil, 1),
+    confirm = ProtoField.bool("ipot.confirm", "To be confirmed", 8, nil, 2),
+    fetches = ProtoField.bool("ipot.fetches", "Sender fetches frames", 8, nil, 4),
+    refused = ProtoField.bool("ipot.refused", "Could not be fetched", 8, nil, 8),
     total = ProtoField.uint16("ipot.total", "Bytes of the frame"),
     offset = ProtoField.uint16("ipot.offset", "Offset of the piece"),
     length = ProtoField.uint16("ipot.length", "Bytes of the piece"),
@@ -123,6 +130,14 @@ local g = {
     origin = ProtoField.string("ipot.origin", "Origin"),
     piece = ProtoField.bytes("ipot.piece", "Piece"),
     pieces = ProtoField.uint32("ipot.pieces", "Put together of pieces"),
+
+    checksum = ProtoField.bool("ipot.facts.checksum", "Checksum is to be completed", 8, nil, 1),
+    segments = ProtoField.uint8("ipot.facts.segments", "Segments", base.DEC, SEGMENTS, 0x7f),
+    cwr = ProtoField.bool("ipot.facts.cwr", "CWR is for the first segment", 8, nil, 0x80),
+    size = ProtoField.uint16("ipot.facts.size", "Bytes of payload of a segment"),
+    start = ProtoField.uint16("ipot.facts.start", "Checksum is over what begins at"),
+    at = ProtoField.uint16("ipot.facts.at", "Checksum is behind that at"),
+    place = ProtoField.uint64("ipot.place", "To be fetched from", base.HEX),
 }
 for _, field in pairs(g) do
     table.insert(ipot.fields, field)
@@ -218,13 +233,57 @@ local function packed(origin)
         part(14, 5), part(9, 5), part(4, 5), part(3, 1), part(1, 2), part(0, 1))
 end
 
-local function hand_over(bytes, kind, pinfo, root)
-    local skip = kind == 2 and FACTS or 0
-    if bytes:len() <= skip then
-        return
+-- What is left to do with an unfinished frame.
+local function dissect_facts(range, tree)
+    local facts = tree:add(ipot, range, "What is left to do")
+    facts:add(g.checksum, range(0, 1))
+    facts:add(g.segments, range(1, 1))
+    facts:add(g.cwr, range(1, 1))
+    facts:add(g.size, range(2, 2))
+    facts:add(g.start, range(4, 2))
+    facts:add(g.at, range(6, 2))
+end
+
+-- A whole frame, with what is in front of it if it is unfinished.
+local function hand_over(whole, kind, tree, pinfo, root)
+    local frame = whole
+    if kind == UNFINISHED then
+        if whole:len() <= FACTS then
+            tree:add_proto_expert_info(e_malformed)
+            return
+        end
+        dissect_facts(whole(0, FACTS), tree)
+        frame = whole(FACTS):tvb()
     end
-    local frame = bytes:subset(skip, bytes:len() - skip)
-    ethernet:call(frame:tvb("Frame over Tofu"), pinfo, root)
+    ethernet:call(frame, pinfo, root)
+end
+
+-- Packets without a piece of a frame: about another node's broadcast, or about a frame that its
+-- receiver reads from the sender's memory.
+local function dissect_message(payload, kind, origin, pinfo, tree)
+    local total, offset, length =
+        payload(2, 2):uint(), payload(4, 2):uint(), payload(6, 2):uint()
+    local id, right = payload(8, 4):uint(), total == 0 and length == 0
+    if kind == CONFIRMATION then
+        right = right and offset % PIECE == 0
+        pinfo.cols.info = string.format(
+            "confirmation, frame %d of %s, bytes from %d", id, origin, offset)
+    elseif kind == FETCHED then
+        right = right and offset == 0
+        tree:add(g.refused, payload(1, 1))
+        pinfo.cols.info = string.format("fetched, frames up to %d", id)
+    else
+        right = total >= FACTS + 14 and offset == 0 and length == FACTS + 8
+            and payload:len() >= IP_HEADER + length
+        if right then
+            dissect_facts(payload(IP_HEADER, FACTS), tree)
+            tree:add(g.place, payload(IP_HEADER + FACTS, 8))
+        end
+        pinfo.cols.info = string.format("offer, frame %d of %d bytes", id, total)
+    end
+    if not right then
+        tree:add_proto_expert_info(e_malformed)
+    end
 end
 
 -- Returns whether the payload is IP over Tofu.
@@ -235,13 +294,16 @@ local function dissect_ip(payload, seen, pinfo, root)
     local version, kind = rshift(payload(0, 1):uint(), 4), band(payload(0, 1):uint(), 0xf)
     local total, offset, length =
         payload(2, 2):uint(), payload(4, 2):uint(), payload(6, 2):uint()
-    if version ~= 1 or kind > 2 or total < 14 then
+    local is_piece = kind < CONFIRMATION
+    if version ~= 1 or kind > FETCHED or (is_piece and total < 14) then
         return false
     end
     local tree = root:add(ipot, payload)
     tree:add(g.version, payload(0, 1))
     tree:add(g.kind, payload(0, 1))
     tree:add(g.unfinished, payload(1, 1))
+    tree:add(g.confirm, payload(1, 1))
+    tree:add(g.fetches, payload(1, 1))
     tree:add(g.total, payload(2, 2))
     tree:add(g.offset, payload(4, 2))
     tree:add(g.length, payload(6, 2))
@@ -250,13 +312,17 @@ local function dissect_ip(payload, seen, pinfo, root)
     local origin = packed(payload(16, 4):uint())
     tree:add(g.origin, payload(16, 4), origin)
     pinfo.cols.protocol = "IPoT"
+    if not is_piece then
+        dissect_message(payload, kind, origin, pinfo, tree)
+        return true
+    end
     local what = string.format("%s, frame %d of %d bytes", IP_KINDS[kind], payload(8, 4):uint(), total)
     pinfo.cols.info = what .. string.format(", bytes %d to %d", offset, offset + length - 1)
     if offset % PIECE ~= 0 or offset >= total or length ~= math.min(PIECE, total - offset) then
         tree:add_proto_expert_info(e_malformed)
         return true
     end
-    if kind ~= 1 and origin ~= seen.src then
+    if kind ~= BROADCAST and origin ~= seen.src then
         tree:add_proto_expert_info(e_spoofed)
     end
     if payload:len() < IP_HEADER + length then
@@ -266,7 +332,7 @@ local function dissect_ip(payload, seen, pinfo, root)
     local piece = payload(IP_HEADER, length)
     tree:add(g.piece, piece)
     if length == total then
-        hand_over(piece:bytes(), kind, pinfo, root)
+        hand_over(piece:bytes():tvb("Frame over Tofu"), kind, tree, pinfo, root)
         return true
     end
     if not pinfo.visited then
@@ -304,7 +370,7 @@ local function dissect_ip(payload, seen, pinfo, root)
         tree:add(g.pieces, whole.count):set_generated()
         tree:add(g.sum_good, whole.good):set_generated()
         if whole.good then
-            hand_over(whole.bytes, kind, pinfo, root)
+            hand_over(whole.bytes:tvb("Frame over Tofu"), kind, tree, pinfo, root)
         else
             tree:add_proto_expert_info(e_damaged)
         end

@@ -2,9 +2,11 @@
 //!
 //! What takes minutes runs if the environment variable TOFU_LONG is set.
 
+use std::fs::metadata;
+
 use serde_json::Value;
-use tofu_linux_tests::Running;
 use tofu_linux_tests::net::{LONG, Net, long};
+use tofu_linux_tests::{MOMENT, Running, interrupt, skip, wait_for};
 
 /// A number in what iperf3 says.
 fn rate(said: &Value, sum: &str) -> f64 {
@@ -51,6 +53,49 @@ fn faults(net: &Net, per_mille: u32, bytes: u64) {
     let happened: u64 = happened.iter().map(|kind| find(&shown, kind)).sum();
     assert!(happened > 0, "{shown}");
     net.place.run(&["fault", "off"]).ok();
+}
+
+/// What goes through node 0 while it is pinged and spoken with, as tshark sees it by our dissector.
+fn capture(net: &Net) {
+    let place = &net.place;
+    let file = place.file("ip.pcapng");
+    let capture = place.start(&["capture", "0", "-w", &file, "--on", "tni0", "--json"]);
+    // Its head is there when it has begun.
+    wait_for("the capture", MOMENT, || metadata(&file).is_ok_and(|data| data.len() > 0));
+    net.shell(1, "ping -c 3 -i 0.2 -W 10 n0");
+    net.shell(0, "ping -c 2 -i 0.2 ff02::1%tofu0");
+    net.stream(0, 1, 100_000, |_| ());
+    interrupt(capture.id());
+    let said = capture.end(MOMENT).json();
+    assert_eq!(said["dropped"], 0, "{said}");
+    assert!(said["packets"].as_u64().is_some_and(|packets| packets > 20), "{said}");
+
+    let script =
+        concat!("lua_script:", env!("CARGO_MANIFEST_DIR"), "/../../tools/wireshark/tofu.lua");
+    let tshark = |args: &[&str]| {
+        let fixed = ["image", "tshark", "--", "-n", "-X", script, "-r", &file];
+        place.run_for(&[&fixed, args].concat(), LONG, b"")
+    };
+    let first = tshark(&["-c", "1"]);
+    if first.lacks_packages() {
+        return skip("two_nodes_capture", first.err.lines().last().unwrap_or_default());
+    }
+    first.ok();
+    let rows = |filter: &str| -> Vec<String> {
+        let fields = ["ip.src", "ip.dst", "tofu.src", "tofu.direction"];
+        let fields = fields.iter().flat_map(|field| ["-e", field]);
+        let args: Vec<_> = ["-Y", filter, "-T", "fields"].into_iter().chain(fields).collect();
+        tshark(&args).ok().lines().map(str::to_owned).collect()
+    };
+    assert_eq!(rows("icmp.type == 8"), ["10.1.0.1\t10.0.0.1\t(1,0,0,0,0,0)\t1"; 3]);
+    assert_eq!(rows("icmp.type == 0"), ["10.0.0.1\t10.1.0.1\t(0,0,0,0,0,0)\t0"; 3]);
+    // TCP between Linux nodes leaves checksums and segments to the other end; multicasts are
+    // confirmed.
+    assert!(!rows("ipot.kind == 2 && tcp && ipot.facts.checksum == 1").is_empty());
+    assert!(!rows("ipot.kind == 1 && ipot.confirm == 1 && icmpv6.type == 128").is_empty());
+    assert!(!rows("ipot.kind == 3 && tofu.direction == 1").is_empty());
+    let wrong = "ipot.malformed || ipot.spoofed || ipot.damaged || tofu.unknown || tofu.short";
+    assert_eq!(rows(wrong), [""; 0]);
 }
 
 fn flood(net: &Net, count: u32) {
@@ -125,6 +170,7 @@ fn two_nodes() {
     faults(&net, 10, 1 << 20);
     faults(&net, 50, 1 << 18);
     addresses_and_names(&net);
+    capture(&net);
     sizes(&net);
     flood(&net, 500);
     iperf(&net, 1);

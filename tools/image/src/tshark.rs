@@ -1,16 +1,21 @@
 //! tshark, which tests and users look at captures with: the host's own, or Debian's in the cache.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use crate::apt;
 use crate::cache::Cache;
-use crate::error::Result;
+use crate::error::{IoContext, Result};
 use crate::fetched::{LIBRARIES, start};
 use crate::progress::Progress;
 use crate::run;
 
 const NAME: &str = "tshark";
+/// Where tshark of these packages looks for settings of Lua when root runs it, for whom it ignores
+/// the environment; and that scripts on its command line are for root, too.
+const INIT: &str = "plugins/init.lua";
+const SCRIPTS_FOR_ALL: &str = "run_user_scripts_when_superuser = true\n";
 
 /// The one in `root`.
 fn in_root(root: &Path) -> Command {
@@ -44,6 +49,9 @@ impl Cache {
     /// All that can go wrong with fetching.
     pub fn fetched_tshark(&self, progress: &dyn Progress) -> Result<Command> {
         self.fetch_program(NAME, NAME, apt::From::Release, false, progress, |root| {
+            let init = root.join(LIBRARIES).join(INIT);
+            fs::create_dir_all(init.parent().unwrap_or(root)).on("make", &init)?;
+            fs::write(&init, SCRIPTS_FOR_ALL).on("write", &init)?;
             let mut command = in_root(root);
             command.arg("--version");
             let said = run::must(command, "asking tshark for its version", root, progress)?;

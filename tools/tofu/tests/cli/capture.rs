@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
 use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 
-use crate::tofu::{Place, signal};
+use crate::tofu::{Place, signal, wait_for};
 
 /// A capture file.
 #[derive(Default)]
@@ -53,37 +53,42 @@ fn read(path: &Path) -> Capture {
     capture
 }
 
-fn has_tshark(test: &str) -> bool {
-    let runs = Command::new("tshark").arg("--version").output().is_ok_and(|o| o.status.success());
-    if !runs {
-        eprintln!("SKIP {test}: there is no tshark; on Debian, apt-get install tshark");
+/// tshark: the host's, or the one that the command fetches. `None`, after it was said why, if
+/// there is none to be had.
+fn tshark_for(test: &str) -> Option<Tshark> {
+    let place = Place::new();
+    let said = place.run(&["image", "tshark", "--", "--version"]);
+    if said.code == Some(0) {
+        return Some(Tshark(place));
     }
-    runs
+    eprintln!("SKIP {test}: {}", said.err.lines().last().unwrap_or("there is no tshark"));
+    None
 }
+
+struct Tshark(Place);
 
 fn dissector() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../wireshark/tofu.lua")
 }
 
-/// What tshark prints of a capture.
-fn tshark(file: &Path, args: &[&str]) -> String {
-    let script = format!("lua_script:{}", dissector().display());
-    let mut command = Command::new("tshark");
-    command.args(["-n", "-X", &script, "-r"]).arg(file).args(args);
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{err}");
-    assert!(!err.contains("Lua") && !out.contains("Lua Error"), "{err}{out}");
-    out
-}
+impl Tshark {
+    /// What it prints of a capture.
+    fn run(&self, file: &Path, args: &[&str]) -> String {
+        let script = format!("lua_script:{}", dissector().display());
+        let fixed = ["image", "tshark", "--", "-n", "-X", &script, "-r", file.to_str().unwrap()];
+        let said = self.0.run(&[&fixed, args].concat());
+        let no_errors = !said.err.contains("Lua") && !said.out.contains("Lua Error");
+        assert!(said.code == Some(0) && no_errors, "{said:?}");
+        said.out
+    }
 
-/// Rows of fields of the packets that a filter lets through.
-fn fields(file: &Path, filter: &str, names: &[&str]) -> Vec<Vec<String>> {
-    let mut args = vec!["-Y", filter, "-T", "fields"];
-    args.extend(names.iter().flat_map(|name| ["-e", name]));
-    let out = tshark(file, &args);
-    out.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect()
+    /// Rows of fields of the packets that a filter lets through.
+    fn fields(&self, file: &Path, filter: &str, names: &[&str]) -> Vec<Vec<String>> {
+        let mut args = vec!["-Y", filter, "-T", "fields"];
+        args.extend(names.iter().flat_map(|name| ["-e", name]));
+        let out = self.run(file, &args);
+        out.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect()
+    }
 }
 
 /// Two nodes ping each other; node 0 is captured.
@@ -115,27 +120,31 @@ fn a_run_is_captured_from_start_to_end() {
     assert_eq!(counts, [(0, capture.packets.len() / 2), (6, capture.packets.len() / 2)]);
     assert_eq!((capture.received, capture.dropped), (capture.packets.len() as u64, 0));
 
-    if !has_tshark("a_run_is_captured_from_start_to_end, the dissector") {
+    let Some(tshark) = tshark_for("a_run_is_captured_from_start_to_end, the dissector") else {
         return;
-    }
+    };
     let names = ["tofu.src", "tofu.dst", "ip.src", "ip.dst", "tofu.place", "tofu.vc"];
-    let requests = fields(&path, "icmp.type == 8 && tofu.place == \"tni0\"", &names);
+    let requests = tshark.fields(&path, "icmp.type == 8 && tofu.place == \"tni0\"", &names);
     let expected = ["(0,0,0,0,0,0)", "(0,0,0,1,0,0)", "10.0.0.1", "10.0.0.33", "tni0", ""];
     assert!(requests.len() >= 10, "{requests:?}");
     assert!(requests.iter().all(|row| row[..] == expected), "{requests:?}");
-    let replies = fields(&path, "icmp.type == 0 && tofu.place == \"port A\"", &names);
+    let replies = tshark.fields(&path, "icmp.type == 0 && tofu.place == \"port A\"", &names);
     assert!(replies.iter().all(|row| (row[0].as_str(), &*row[5]) == ("(0,0,0,1,0,0)", "4")));
     assert!(replies.len() >= 9);
 
     // 8972 bytes of data are a frame of 9014, in five pieces.
-    let names = ["ipot.pieces", "ipot.sum.good", "ip.len", "icmp.checksum.status"];
-    let large = fields(&path, "ip.len == 9000 && icmp.type == 0 && tofu.place == \"tni0\"", &names);
+    let names = ["ipot.pieces", "ip.len", "icmp.checksum.status"];
+    let large = "ip.len == 9000 && icmp.type == 0 && tofu.place == \"tni0\" && ipot.sum.good == 1";
+    let large = tshark.fields(&path, large, &names);
     assert_eq!(large.len(), 3);
-    assert!(large.iter().all(|row| row[..] == ["5", "1", "9000", "1"]), "{large:?}");
+    assert!(large.iter().all(|row| row[..] == ["5", "9000", "1"]), "{large:?}");
     // IPv6, and the broadcast at the end.
-    assert!(!fields(&path, "icmpv6.type == 129", &["ipv6.src"]).is_empty());
-    assert!(!fields(&path, "ipot.kind == 1 && udp.dstport == 7777", &["eth.dst"]).is_empty());
-    let bad = fields(&path, "_ws.malformed || _ws.expert.severity == error", &["_ws.expert"]);
+    assert!(!tshark.fields(&path, "icmpv6.type == 129", &["ipv6.src"]).is_empty());
+    assert!(
+        !tshark.fields(&path, "ipot.kind == 1 && udp.dstport == 7777", &["eth.dst"]).is_empty()
+    );
+    let bad =
+        tshark.fields(&path, "_ws.malformed || _ws.expert.severity == error", &["_ws.expert"]);
     assert_eq!(bad, [[""; 0]; 0]);
 }
 
@@ -153,14 +162,12 @@ fn damaged_frames_are_dissected_too() {
     place.run(&[&up[..], &faults, &["--capture", &capture]].concat());
     let packets = read(&path).packets.len();
     assert!(packets >= 6, "{packets}");
-    if !has_tshark("damaged_frames_are_dissected_too") {
-        return;
-    }
+    let Some(tshark) = tshark_for("damaged_frames_are_dissected_too") else { return };
     // All of them, and what is wrong with them.
-    assert_eq!(fields(&path, "tofu", &["frame.number"]).len(), packets);
-    assert!(!fields(&path, "tofu.tlp.ecrc.good == 0", &["frame.number"]).is_empty());
-    assert!(!fields(&path, "tofu.ecrc_wrong", &["frame.number"]).is_empty());
-    tshark(&path, &["-V"]);
+    assert_eq!(tshark.fields(&path, "tofu", &["frame.number"]).len(), packets);
+    assert!(!tshark.fields(&path, "tofu.tlp.ecrc.good == 0", &["frame.number"]).is_empty());
+    assert!(!tshark.fields(&path, "tofu.ecrc_wrong", &["frame.number"]).is_empty());
+    tshark.run(&path, &["-V"]);
 }
 
 #[test]
@@ -173,14 +180,16 @@ fn commands_are_dissected() {
     let capture = format!("t-0-0-0-0-0-0={}", path.display());
     let up = ["up", "--shape", "1x1x1x2x1x1", "--guest", "allpairs", "--capture", &capture];
     place.run(&up).ok();
-    if !has_tshark("commands_are_dissected") {
-        return;
-    }
-    let rows = fields(&path, "tofu.kind == 3 && tofu.direction == 1", &["tofu.total", "tofu.src"]);
+    let Some(tshark) = tshark_for("commands_are_dissected") else { return };
+    let rows =
+        tshark.fields(&path, "tofu.kind == 3 && tofu.direction == 1", &["tofu.total", "tofu.src"]);
     assert!(!rows.is_empty());
-    let answers = fields(&path, "tofu.kind == 6", &["tofu.rcode", "tofu.done"]);
+    let answers = tshark.fields(&path, "tofu.kind == 6", &["tofu.rcode", "tofu.done"]);
     assert!(answers.iter().any(|row| row[0] == "0x00" && row[1] != "0"), "{answers:?}");
-    assert_eq!(fields(&path, "_ws.expert.severity == error", &["frame.number"]), [[""; 0]; 0]);
+    assert_eq!(
+        tshark.fields(&path, "_ws.expert.severity == error", &["frame.number"]),
+        [[""; 0]; 0]
+    );
 }
 
 /// Starts a capture, and waits until it has begun.
@@ -262,6 +271,81 @@ fn what_cannot_be_captured_is_refused() {
         let error = place.run(&["up", "--capture", capture]).error();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+/// The counters of a column of `tofu stats --json`, summed up over what `of` is about.
+fn counted(stats: &serde_json::Value, node: usize, of: &str, name: &str) -> u64 {
+    let all = stats["nodes"][node][of].as_array().unwrap();
+    all.iter().map(|one| one[name].as_u64().unwrap_or_else(|| panic!("no {name}: {one}"))).sum()
+}
+
+#[test]
+fn devices_say_what_they_have_counted() {
+    let place = Place::new();
+    let error = place.run(&["stats"]).error();
+    assert!(error.contains("no machine is running"), "{error}");
+    if !place.can_boot("devices_say_what_they_have_counted") {
+        return;
+    }
+    let up = ["up", "--name", "ping", "--shape", "2x1x1x2x1x1", "--json", "--guest", "ping"];
+    let more = ["--gateway", "1,0,0,0,0,0", "--tap", "off", "--args", "count=300000 size=56"];
+    let (mut machine, _) = place.start(&[&up[..], &more].concat());
+    place.wait_for_machine();
+    let stats = |args: &[&str]| -> serde_json::Value {
+        let out = place.run(&[&["stats", "--json"], args].concat()).ok();
+        serde_json::from_str(&out).unwrap()
+    };
+    wait_for("packets", || {
+        let stats = stats(&[]);
+        stats["nodes"].as_array().map(Vec::len) == Some(4)
+            && counted(&stats, 0, "tnis", "RX_NUM_SYSTEM_TLP") > 100
+    });
+    let (before, after) = (stats(&["0"]), stats(&["t-0-0-0-0-0-0"]));
+    for (of, name) in [
+        ("tnis", "NUM_SEND_SYSTEM_TLP"),
+        ("tnis", "BYTE_RECEIVE_TLP"),
+        ("ports", "NUM_SEND_TLP"),
+        ("queues", "TCQ_NUM_NOTICE"),
+    ] {
+        let [before, after] = [&before, &after].map(|stats| counted(stats, 0, of, name));
+        assert!(0 < before && before <= after, "{name}: {before} {after}");
+    }
+    assert_eq!(counted(&after, 0, "ports", "NUM_TX_DISCARD_SYSTEM_TLP"), 0);
+    // The gateway's IP is this process's own; that of the others is not known.
+    let all = stats(&[]);
+    let gateway = all["nodes"].as_array().unwrap().iter().find(|node| node["at"][0] == 1).unwrap();
+    assert!(gateway["ip"]["received"].is_number(), "{gateway}");
+    assert!(all["nodes"][0]["ip"].is_null());
+    // With a dead link, what is sent over it is counted at its port.
+    place.run(&["link", "down", "0", "A"]).ok();
+    wait_for("lost packets", || {
+        counted(&stats(&["0"]), 0, "ports", "NUM_TX_DISCARD_SYSTEM_TLP") > 0
+    });
+    place.run(&["link", "up", "0", "A"]).ok();
+    // For people: a line for each device, and what was added in some time.
+    let text = place.run(&["stats"]).ok();
+    assert!(text.starts_with("index ") && text.lines().count() == 5, "{text}");
+    let text = place.run(&["stats", "0"]).ok();
+    assert!(text.contains("TNI 0\n") && text.contains("port A, to (0,0,0,1,0,0)"), "{text}");
+    let mut watch = place.command(&["stats", "0", "--watch", "50ms", "--json"]);
+    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let added: Vec<u64> = lines
+        .by_ref()
+        .take(3)
+        .map(|line| serde_json::from_str(&line.unwrap()).unwrap())
+        .map(|stats: serde_json::Value| counted(&stats, 0, "tnis", "NUM_SEND_TLP"))
+        .collect();
+    let total = counted(&stats(&["0"]), 0, "tnis", "NUM_SEND_TLP");
+    assert!(added.iter().sum::<u64>() < total, "{added:?}, {total}");
+    // It ends with the machine.
+    place.run(&["down"]).ok();
+    machine.wait();
+    // As many as there are.
+    let _ = lines.count();
+    assert_eq!(watch.wait().unwrap().code(), Some(0));
+    let error = place.run(&["stats", "--watch", "0s"]).error();
+    assert!(error.contains("a whole number with ms, s, m or h"), "{error}");
 }
 
 #[test]

@@ -315,3 +315,25 @@ fn the_host_has_an_interface() {
         place.is_clean();
     }
 }
+
+/// What nodes should not send is counted where it comes.
+#[test]
+fn bad_frames_are_counted() {
+    let place = Place::new();
+    if !can_run(&place, "bad_frames_are_counted") {
+        return;
+    }
+    let up = ["up", "--json", "--shape", "1x1x1x2x1x2", "--gateway", "0,0,0,0,0,0", "--tap", "off"];
+    let vandals = ["--guest", "badframes", "--args", "count=1000000"];
+    let (mut machine, _) = place.start(&[&up[..], &vandals].concat());
+    place.wait_for_machine();
+    wait_for("each kind of bad frame", || {
+        let said = place.run(&["stats", "0", "--json"]);
+        // The machine may have just begun.
+        let Ok(stats) = serde_json::from_str::<Value>(&said.out) else { return false };
+        let kinds = ["malformed", "spoofed", "misdirected", "oversized", "forwarded"];
+        kinds.iter().all(|kind| stats["nodes"][0]["ip"][kind].as_u64().is_some_and(|n| n > 0))
+    });
+    place.run(&["down"]).ok();
+    machine.wait();
+}

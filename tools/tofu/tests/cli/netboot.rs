@@ -53,6 +53,39 @@ fn a_unit_boots_and_works_together() {
     assert_eq!(notes.into_iter().filter(note).count(), 1);
 }
 
+/// Eleven nodes at once, over links of which some are dead, and all others lose, double, reorder
+/// and damage packets; and two nodes over worse links.
+#[test]
+fn nodes_boot_over_bad_links() {
+    if !kvm("nodes_boot_over_bad_links") {
+        return;
+    }
+    let place = Place::new();
+    let file = place.path().join("bad.toml");
+    // The server, on the last node, keeps two of its four links, and so does node 0.
+    let (server, first) = ("0, 0, 0, 1, 2, 1", "0, 0, 0, 0, 0, 0");
+    let dead = [(server, "A"), (server, "B+"), (first, "A"), (first, "C")];
+    let links =
+        dead.map(|(at, port)| format!("[[link]]\nat = [{at}]\nport = \"{port}\"\ndown = true\n"));
+    fs::write(&file, format!("shape = \"unit\"\n{}", links.concat())).unwrap();
+    let file = file.to_str().unwrap();
+    let unit = ["-c", file, "--nodes", "11"];
+    let pair = ["--shape", "3x1x1x1x1x1", "--nodes", "2"];
+    for (shape, nodes, faults) in [
+        (&unit[..], 11, "loss=1%,duplicate=2%,reorder=2%,corrupt=0.5%,seed=5"),
+        (&pair, 2, "loss=5%,duplicate=5%,reorder=5%,corrupt=1%,seed=5"),
+    ] {
+        let more = ["--guest", "hello", "--timeout", "150s", "--faults", faults];
+        let said = up(&place, &[shape, &more].concat());
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let events = events(&said);
+        let runs = |event: &&&Value| {
+            event["text"].as_str().is_some_and(|text| text.starts_with("I am node"))
+        };
+        assert_eq!(with(&events, "line").iter().filter(runs).count(), nodes, "{events:?}");
+    }
+}
+
 #[test]
 fn a_guest_finds_what_it_finds_otherwise() {
     if !kvm("a_guest_finds_what_it_finds_otherwise") {
