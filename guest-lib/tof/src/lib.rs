@@ -16,6 +16,7 @@
 //! [`TofPlatform::lock_gate`]).
 #![deny(unsafe_code)]
 
+mod buffer;
 mod gates;
 mod locks;
 mod page;
@@ -23,4 +24,5 @@ mod platform;
 mod signal;
 mod uapi;
 
+pub use buffer::Buffer;
 pub use platform::{OpenError, RegisterError, TofPlatform};

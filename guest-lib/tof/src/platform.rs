@@ -13,9 +13,8 @@ use tofu_abi::regs::{
     NodeAddress, PAGE_STRIDE, Register, TNI_STRIDE, TniReg, TniState, TofuReg,
 };
 use tofu_driver::{DmaError, IrqError, Platform};
-use tofu_inproc::{Arena, Buffer};
-use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
+use crate::buffer::Buffer;
 use crate::gates::Gate;
 use crate::locks::{Locks, Thing};
 use crate::page::Page;
@@ -26,8 +25,6 @@ use crate::uapi::{self, InitCq};
 const FILES: &str = "/proc/tofu";
 /// Queues of each interface that processes may have.
 const USER_CQS: u64 = 11;
-/// Pages of the processor, and of registers.
-const PAGE: usize = 4096;
 
 /// Why a queue or channel cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -480,17 +477,7 @@ impl Platform for TofPlatform {
     }
 
     fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
-        let error = DmaError { size, align };
-        if align > PAGE {
-            return Err(error);
-        }
-        let whole = size.max(1).checked_next_multiple_of(PAGE).ok_or(error)?;
-        // Device addresses are those of the process: it is the kernel that knows the device's.
-        let region = MmapRegion::new(whole).map_err(|_| error)?;
-        let at = GuestAddress(region.as_ptr() as u64);
-        let region = GuestRegionMmap::new(region, at).ok_or(error)?;
-        let memory = GuestMemoryMmap::from_regions(vec![region]).map_err(|_| error)?;
-        Arena::new(memory).ok_or(error)?.alloc(size, align)
+        Buffer::new(size, align)
     }
 
     fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
@@ -546,7 +533,11 @@ mod tests {
         assert_eq!(buffer.len(), 5000);
         buffer.store_u64(4096, 0x1234, Ordering::Relaxed);
         assert_eq!(buffer.load_u64(4096, Ordering::Relaxed), 0x1234);
+        let mut bytes = [1; 3];
+        buffer.read(4997, &mut bytes);
+        assert_eq!(bytes, [0; 3]);
         assert!(platform().alloc_dma(usize::MAX, 256).is_err());
+        assert!(platform().alloc_dma(1, 8192).is_err());
     }
 
     #[test]

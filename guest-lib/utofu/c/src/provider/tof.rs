@@ -11,8 +11,7 @@ use tofu_abi::desc::Descriptor;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::regs::{NUM_BG, NUM_TNI};
 use tofu_driver::{Device, DmaBuffer, Full, Platform};
-use tofu_inproc::Buffer;
-use tofu_tof::{OpenError, RegisterError, TofPlatform};
+use tofu_tof::{Buffer, OpenError, RegisterError, TofPlatform};
 use tofu_utofu::{
     ClaimQueue, Code, DriverChannel, DriverProvider, DriverQueue, Error, GatePool, MapUser, Mapped,
     OpenQueue, Place, Provider, Queue, Registration, VbgSetting,
