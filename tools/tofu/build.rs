@@ -1,11 +1,11 @@
 //! Builds the programs for nodes and embeds them.
 //!
 //! Those of tools/guests run without an operating system. They are a workspace of
-//! their own (no std, panic = "abort"), so they get a cargo of their own with a
-//! target folder inside this crate's OUT_DIR. Those for Linux nodes are packages of
-//! this workspace, but linked statically, as there may be nothing else in a guest:
-//! one more cargo for all of them. Every binary is described by the first sentence of its
-//! documentation.
+//! their own (no std, panic = "abort"), so they get a cargo of their own. Those for Linux nodes
+//! are packages of this workspace, but linked statically, as there may be nothing else in a guest:
+//! one more cargo for all of them. Both build in the folder `programs` of the target folder, which
+//! all profiles share: the programs are the same for all. Every binary is described by the first
+//! sentence of its documentation.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,13 +60,14 @@ fn main() {
     let version = String::from_utf8_lossy(&version.stdout);
     println!("cargo::rustc-env=TOFU_RUSTC_VERSION={}", version.trim());
 
-    let target = out.join("guests");
+    let shared = shared_folder(&out);
+    let target = shared.join("guests");
     let mut build = cargo(&guests);
     build.args(["build", "--release", "--locked", "--target-dir"]).arg(&target);
     run(build, "the guest programs in tools/guests do not build");
-    let bare = programs(&guests, |_| true, &target.join("release"));
+    let bare = programs(&guests, |_| true, &target.join("release"), &out.join("guests"));
 
-    let (target, triple) = (out.join("linux"), variable("TARGET"));
+    let (target, triple) = (shared.join("linux"), variable("TARGET"));
     let mut build = cargo(&root);
     build.args(["build", "--release", "--locked", "--bins", "--target", &triple, "--target-dir"]);
     build.arg(&target).args(LINUX.iter().flat_map(|package| ["--package", package]));
@@ -76,7 +77,7 @@ fn main() {
     build.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
     run(build, "the programs for Linux nodes do not build");
     let ours = |package: &str| LINUX.contains(&package);
-    let linux = programs(&root, ours, &target.join(&triple).join("release"));
+    let linux = programs(&root, ours, &target.join(&triple).join("release"), &out.join("linux"));
 
     let (firmware, bare): (Vec<_>, Vec<_>) =
         bare.into_iter().partition(|(name, ..)| name == FIRMWARE);
@@ -100,8 +101,27 @@ fn run(mut build: Command, problem: &str) {
 /// A program that was built: its name, what it is for, its file.
 type Program = (String, String, PathBuf);
 
-/// The programs of the packages that `wanted` wants, of the workspace in `folder`.
-fn programs(folder: &Path, wanted: impl Fn(&str) -> bool, built: &Path) -> Vec<Program> {
+/// The folder `programs` beside those of the profiles, or `out` where cargo lays out its target
+/// folder in another way than `PROFILE/build/PACKAGE/out`.
+fn shared_folder(out: &Path) -> PathBuf {
+    let known =
+        out.ends_with("out") && out.ancestors().nth(2).is_some_and(|f| f.ends_with("build"));
+    match out.ancestors().nth(4) {
+        Some(target) if known => target.join("programs"),
+        _ => out.join("programs"),
+    }
+}
+
+/// The programs of the packages that `wanted` wants, of the workspace in `folder`. They are copied
+/// from where they were `built` to `kept`, since a build of another profile may replace the former
+/// at any time.
+fn programs(
+    folder: &Path,
+    wanted: impl Fn(&str) -> bool,
+    built: &Path,
+    kept: &Path,
+) -> Vec<Program> {
+    fs::create_dir_all(kept).expect("OUT_DIR is writable");
     let mut metadata = cargo(folder);
     metadata.args(["metadata", "--no-deps", "--locked", "--format-version", "1"]);
     let metadata = metadata.output().expect("cargo starts");
@@ -119,7 +139,9 @@ fn programs(folder: &Path, wanted: impl Fn(&str) -> bool, built: &Path) -> Vec<P
                 .is_some_and(|kinds| kinds.iter().any(|kind| kind == "bin"));
             if let (true, Some(name)) = (is_program, program["name"].as_str()) {
                 let source = program["src_path"].as_str().unwrap_or_default();
-                programs.push((name.to_owned(), summary(Path::new(source)), built.join(name)));
+                let image = kept.join(name);
+                fs::copy(built.join(name), &image).expect("the program was built");
+                programs.push((name.to_owned(), summary(Path::new(source)), image));
             }
         }
     }
