@@ -8,10 +8,11 @@ use tofu_abi::rcode;
 use tofu_abi::table::PageSize;
 use tofu_driver::topology::Shape;
 use tofu_driver::{
-    Access, Cq, CqConfig, Device, MemoryRange, Order, PacketConfig, Platform, Target,
+    Access, Cq, CqConfig, Device, MemoryRange, Order, PacketConfig, Packets, Platform, Target,
 };
 use tofu_inproc::InProcess;
 use tofu_ipotofu::offload::Facts;
+use tofu_ipotofu::routes::route;
 use tofu_ipotofu::wire::WHOLE_MTU;
 use tofu_ipotofu::{Config, Link, LinkError, addr};
 use tofu_machine::{Machine, MachineConfig};
@@ -323,8 +324,70 @@ fn frames_go_round_dead_links() {
     assert_eq!(nodes[0].rerouted(), before);
 }
 
+prop_compose! {
+    /// Something like a message about frames to be fetched, of node 2 or in the name of node 0.
+    fn hostile()(
+        kind in prop_oneof![Just(0x14u8), Just(0x15), Just(0x12), any::<u8>()],
+        flags in any::<u8>(),
+        total in prop_oneof![Just(22u16), Just(9022), Just(u16::MAX), any::<u16>()],
+        id in prop_oneof![Just(0u32), any::<u32>()],
+        sum in prop_oneof![Just(u32::MAX), any::<u32>()],
+        honest in any::<bool>(),
+        body in any::<[u8; 16]>(),
+    ) -> Vec<u8> {
+        let origin = addr::pack(Coords::new(if honest { 2 } else { 0 }, 0, 0, 0, 0, 0));
+        let length = if kind == 0x14 { 16u16 } else { 0 };
+        let total = if kind == 0x15 { 0 } else { total };
+        let sum = if kind == 0x15 { 0 } else { sum };
+        let mut packet = vec![kind, flags];
+        packet.extend([total, 0, length].iter().flat_map(|word| word.to_be_bytes()));
+        packet.extend([id, sum, origin].iter().flat_map(|word| word.to_be_bytes()));
+        packet.extend(body);
+        packet
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever a third node sends, frames between two that fetch from each other are right, and
+    /// the two go on.
+    #[test]
+    fn a_hostile_node_does_not_keep_others_from_fetching(
+        packets in proptest::collection::vec((hostile(), any::<bool>()), 1..60),
+    ) {
+        let text = "3x1x1x1x1x1";
+        let cluster = Cluster::new(text);
+        let mut nodes = fetching(&cluster, text);
+        let (from, to) = (nodes[0].coords(), nodes[1].mac());
+        let shape: Shape = text.parse().unwrap();
+        let mut third = Packets::open(cluster.device(2), &PacketConfig {
+            share: 1 << 16,
+            gpid: 0x4950,
+            ..PacketConfig::new(0)
+        }).unwrap();
+        let place = third.share_at(0).unwrap();
+        let mut sent = Vec::new();
+        let mut received = Vec::new();
+        for (n, (mut packet, aside)) in packets.into_iter().enumerate() {
+            // Some name memory that is there.
+            if aside {
+                packet[28..36].copy_from_slice(&place.0.to_be_bytes());
+            }
+            let target = route(&shape, cluster.device(2).coords(), nodes[1].coords(), 0, 0);
+            third.send(&target.unwrap(), &[&packet], 0).unwrap();
+            let next = frame(from, to, 9014, n as u64);
+            if nodes[0].send_unfinished(&Facts::default(), &next).is_ok() {
+                sent.push(next);
+            }
+            received.extend(settle(&cluster, &mut nodes).remove(1));
+            while third.poll_sent().is_some() {}
+        }
+        received.retain(|frame| frame[6..12] == addr::mac(from));
+        prop_assert!(received == sent, "{} frames of {}", received.len(), sent.len());
+        prop_assert!(sent.len() == nodes[0].counters().offered as usize && !sent.is_empty());
+        prop_assert!(!nodes[1].is_fetching());
+    }
 
     /// Whatever links are down, as long as no node is cut off, each node gets one copy.
     #[test]

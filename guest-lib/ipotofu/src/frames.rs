@@ -105,6 +105,8 @@ pub struct Counters {
     pub fetched: u64,
     /// Frames that were offered but could not be fetched.
     pub unfetched: u64,
+    /// Frames among those offered of which nothing was heard in time.
+    pub lapsed: u64,
     /// Frames to hardware addresses of no node.
     pub no_such_node: u64,
 }

@@ -390,7 +390,7 @@ impl<P: Platform> Link<P> {
 
     /// What was done so far.
     pub fn counters(&self) -> Counters {
-        self.core.counters()
+        Counters { lapsed: self.offers.lapsed, ..self.core.counters() }
     }
 
     /// Packets that went another way than the first one because a link was down.

@@ -3,6 +3,7 @@
 use arbitrary::{Result, Unstructured};
 use tofu_abi::Coords;
 use tofu_driver::topology::Shape;
+use tofu_ipotofu::offer::{self, Message};
 use tofu_ipotofu::offload::{FACTS_SIZE, Facts};
 use tofu_ipotofu::wire::{HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr};
 use tofu_ipotofu::{Config, Core, Event, addr, tree};
@@ -130,6 +131,12 @@ fn receive(
         let at = if header[0] & 0xf == Kind::Unfinished as u8 { FACTS_SIZE } else { 0 };
         body[at..at + 6].copy_from_slice(&to);
         body[at + 6..at + 12].copy_from_slice(&addr::mac(origin));
+    }
+    if let Some(message) = Message::parse(from, &header, &body) {
+        // What is understood is what a node could have sent.
+        let (again, rest) = message.emit(from);
+        assert!(offer::is_message(&header), "no message of this kind");
+        assert_eq!(Message::parse(from, &again, &rest), Some(message));
     }
     let mut handed_on = 0;
     let event = core.receive(from, &header, &body, now_ns, &mut |piece| {

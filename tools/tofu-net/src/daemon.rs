@@ -350,6 +350,7 @@ fn counters(link: &Link<SharedPlatform>) -> Vec<(&'static str, u64)> {
         ("offered", all.offered),
         ("fetched", all.fetched),
         ("unfetched", all.unfetched),
+        ("lapsed", all.lapsed),
         ("abandoned", all.abandoned),
         ("no_such_node", all.no_such_node),
         ("rerouted", link.rerouted()),

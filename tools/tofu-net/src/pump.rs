@@ -15,9 +15,6 @@ use crate::Tap;
 
 /// Frames each way that are moved before anything else is looked after.
 const BATCH: usize = 64;
-/// After more frames than this the next ones are looked for before a sleep, which takes accesses
-/// to registers; a request and its answer are not worth a look that finds nothing.
-const FEW: usize = 3;
 /// How long a sleep is while packets are on their way out, of whose end nothing tells: one that
 /// meets a dead link is to be sent another way.
 const NAP: Duration = Duration::from_millis(10);
@@ -80,18 +77,17 @@ impl Pump {
         self.counters
     }
 
-    /// Moves what there is, a batch each way at most. Returns whether there is likely to be more at
-    /// once.
+    /// Moves what there is, a batch each way at most. Returns whether there was anything.
     ///
     /// # Errors
     ///
     /// If the interface is gone.
     pub fn turn<P: Platform>(&mut self, link: &mut Link<P>, tap: &Tap) -> io::Result<bool> {
-        let mut moved = 0;
+        let mut moved = false;
         for _ in 0..BATCH {
             let taken = link.recv_with(&mut self.buf, |facts, frame| tap.write(facts, frame));
             let Some(taken) = taken else { break };
-            moved += 1;
+            moved = true;
             if taken.is_err() {
                 self.counters.unwanted += 1;
             }
@@ -119,10 +115,10 @@ impl Pump {
                 }
                 Err(_) => self.counters.refused += 1,
             }
-            moved += 1;
+            moved = true;
         }
         link.flush();
-        Ok(moved > FEW)
+        Ok(moved)
     }
 
     /// Sleeps until there is something to move, or one of `others` is readable or gone, for `time`
