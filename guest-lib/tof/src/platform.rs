@@ -363,7 +363,8 @@ impl TofPlatform {
         let bseq = gate(tni, bch).map_or(0, Gate::bseq);
         // SAFETY: the notice area is a device address of `alloc_dma`: memory that the driver
         // accesses by loads, stores and copies, and keeps until it has masked the channel.
-        Ok(unsafe { uapi::enable_bch(file, channel.notice, bseq, &settings)? })
+        let enabled = unsafe { uapi::enable_bch(file, channel.notice, bseq, &settings) };
+        enabled.map_err(OpenError::from)
     }
 }
 

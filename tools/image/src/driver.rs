@@ -7,6 +7,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -58,6 +59,9 @@ const PACKAGES: &[&str] = &[
 const CLANG: &[&str] = &["clang", "lld", "llvm"];
 /// Lines that a build of this kernel says, about, to tell how far it is.
 const LINES: u64 = 2300;
+
+/// Ten minutes on two idle processors, but hours on a busy host.
+const COMPILE_LIMIT: Duration = Duration::from_secs(6 * 3600);
 
 /// How the names of build roots begin, and of those that are not complete yet.
 const ROOT: &str = "driver-root-";
@@ -295,7 +299,10 @@ fn build(
 ) -> Result<()> {
     write(&root.join("tofu-build/configure"), SCRIPT)?;
     let log = root.join("build/log");
-    write(&log, "")?;
+    // That of a kernel goes on when its build does.
+    if what != "kernel" || !log.exists() {
+        write(&log, "")?;
+    }
     let mut command = Way::find(progress)?.enter(root, what)?;
     command.env("HOME", "/root");
     if flavour == Flavour::Debug {
@@ -304,13 +311,14 @@ fn build(
     let said = || fs::read_to_string(&log).unwrap_or_default();
     let mut ticks = 0u32;
     progress.update(Phase::Compile, 0, lines);
-    let output = run::run(command, "building the kernel driver", progress, || {
-        ticks += 1;
-        if ticks.is_multiple_of(20) {
-            let done = said().lines().count() as u64;
-            progress.update(Phase::Compile, done.min(lines), lines);
-        }
-    })?;
+    let output =
+        run::run_for(COMPILE_LIMIT, command, "building the kernel driver", progress, || {
+            ticks += 1;
+            if ticks.is_multiple_of(20) {
+                let done = said().lines().count() as u64;
+                progress.update(Phase::Compile, done.min(lines), lines);
+            }
+        })?;
     if !output.ok {
         let output = run::Output { stderr: said(), ..output };
         return Err(run::failure(&output, "make".into(), "building the kernel driver", &log));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, IoContext, Result};
 use crate::progress::Progress;
 
-/// Nothing we run needs longer than this.
+/// What we run needs no longer than this, but for compilers.
 const TIME_LIMIT: Duration = Duration::from_secs(3600);
 /// How much of a child's output is kept, in bytes. apt's list of a few thousand packages fits.
 const OUTPUT_LIMIT: usize = 16 << 20;
@@ -97,6 +97,20 @@ fn collect(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
 /// # Errors
 /// When the program cannot be started, takes over an hour, or the caller cancels.
 pub(crate) fn run(
+    command: Command,
+    purpose: &'static str,
+    progress: &dyn Progress,
+    tick: impl FnMut(),
+) -> Result<Output> {
+    run_for(TIME_LIMIT, command, purpose, progress, tick)
+}
+
+/// The same for what may take another time.
+///
+/// # Errors
+/// As [`run`], after `limit`.
+pub(crate) fn run_for(
+    limit: Duration,
     mut command: Command,
     purpose: &'static str,
     progress: &dyn Progress,
@@ -124,11 +138,11 @@ pub(crate) fn run(
         if progress.cancelled() {
             return Err(Error::Interrupted);
         }
-        if began.elapsed() > TIME_LIMIT {
+        if began.elapsed() > limit {
             return Err(Error::Child {
                 program: program.to_string_lossy().into_owned(),
                 purpose,
-                reason: "no end within an hour".into(),
+                reason: format!("no end within {} minutes", limit.as_secs() / 60),
             });
         }
         tick();

@@ -291,7 +291,7 @@ impl TofQueue {
         }
         let Some(blank) = &self.blank else { return Ok(()) };
         let addr = blank.device_addr() as usize;
-        let read_only = stag % 2 != 0;
+        let read_only = stag & 1 != 0;
         // SAFETY: the page is mapped as long as the queue is open, and nobody looks at it.
         let parked = unsafe { platform.register(self.at, addr, 1, None, read_only) };
         parked.map(drop).map_err(register_error)
