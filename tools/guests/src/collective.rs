@@ -1,13 +1,13 @@
 //! Collectives of all nodes: by barrier gates, and the same by Puts alone.
 
+use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use tofu_abi::Coords;
-use tofu_abi::barrier::BgAddress;
+use tofu_abi::barrier::{BgAddress, Profile};
 use tofu_abi::irq::bgs;
 use tofu_abi::reduce::{self, Input, Op, Value};
-use tofu_abi::regs::NUM_BCH;
 use tofu_collective::plan::{Choice, Costs, GateOf, Shape, choose};
 use tofu_driver::{Channel, ChannelConfig, DmaBuffer, Gate, Order};
 
@@ -15,8 +15,6 @@ use crate::{Comm, Error, GPID, NodePlatform, SPIN_NS, TNI, fail};
 
 /// Start and end gate, and the channel, of all nodes.
 const BCH: u8 = 0;
-/// A start and end gate, and the relay gates of a TNI.
-const MOST_GATES: usize = 1 + 32;
 /// How long a round may take, in nanoseconds, before a node is asked whether it still works.
 const ROUND_NS: u64 = 10_000_000_000;
 
@@ -24,13 +22,50 @@ const ROUND_NS: u64 = 10_000_000_000;
 pub struct Gates {
     channel: Channel<NodePlatform>,
     choice: Choice,
+    profile: Profile,
 }
 
 /// The gate of a node's device: all nodes have the same ones free.
-fn gate_number(gate: u8) -> u8 {
+fn gate_number(profile: Profile, gate: u8) -> u8 {
     match gate {
         0 => BCH,
-        relay => NUM_BCH as u8 + relay - 1,
+        relay => profile.channels + relay - 1,
+    }
+}
+
+fn profile_of(comm: &mut Comm) -> Result<Profile, Error> {
+    let profile = comm.cq.device().barrier_profile();
+    profile.ok_or_else(|| fail!("the device has no barrier gates"))
+}
+
+/// Opens the channel with its gates; when this returns all nodes have.
+fn open(comm: &mut Comm, profile: Profile, gates: &[Gate]) -> Result<Channel<NodePlatform>, Error> {
+    let config = ChannelConfig {
+        gpid: GPID,
+        profile,
+        interrupts: if comm.polling { 0 } else { bgs::ACKNOWLEDGES },
+        spin_ns: SPIN_NS,
+        // It is the only channel of the interface.
+        nap_ns: ROUND_NS,
+        ..ChannelConfig::new(TNI, BCH)
+    };
+    let channel = Channel::open(comm.cq.device(), &config, gates)?;
+    // Signals to gates that are not linked yet would be lost.
+    comm.barrier()?;
+    Ok(channel)
+}
+
+fn run(
+    channel: &mut Channel<NodePlatform>,
+    op: Op,
+    input: &Input,
+    count: u8,
+) -> Result<Value, Error> {
+    channel.start(op, input, count)?;
+    let outcome = channel.wait(ROUND_NS)?;
+    match outcome.op {
+        Some(_) => Ok(outcome.value),
+        None => Err(fail!("nodes have started different operations")),
     }
 }
 
@@ -48,9 +83,13 @@ impl Gates {
     ///
     /// If the device refuses, or a command fails.
     pub fn open(comm: &mut Comm) -> Result<Self, Error> {
+        let profile = profile_of(comm)?;
+        // A start and end gate, and the relay gates of a TNI.
+        let most = usize::from(1 + profile.gates - profile.channels);
         let node = |rank| comm.places.coords(rank).unwrap_or_default();
         let far = |a, b| hops(node(a), node(b));
-        let choice = choose(Shape::line(comm.nodes), MOST_GATES, Costs::TOFUD, far)?;
+        let choice = choose(Shape::line(comm.nodes), most, Costs::TOFUD, far)?;
+        let gate_number = |gate| gate_number(profile, gate);
         let address = |at: GateOf| BgAddress::new(node(at.member), TNI, gate_number(at.gate));
         let links = choice.plan.gates(comm.rank as usize);
         let gates = (0..).zip(links).map(|(number, links)| Gate {
@@ -61,22 +100,8 @@ impl Gates {
             ..Gate::new(TNI, gate_number(number))
         });
         let gates: Vec<_> = gates.collect();
-        let config = ChannelConfig {
-            gpid: GPID,
-            interrupts: if comm.polling {
-                0
-            } else {
-                bgs::SYNCHRONIZATION_ACKNOWLEDGE | bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE
-            },
-            spin_ns: SPIN_NS,
-            // It is the only channel of the interface.
-            nap_ns: ROUND_NS,
-            ..ChannelConfig::new(TNI, BCH)
-        };
-        let channel = Channel::open(comm.cq.device(), &config, &gates)?;
-        // Signals to gates that are not linked yet would be lost.
-        comm.barrier()?;
-        Ok(Self { channel, choice })
+        let channel = open(comm, profile, &gates)?;
+        Ok(Self { channel, choice, profile })
     }
 
     /// How the gates are linked.
@@ -90,12 +115,7 @@ impl Gates {
     }
 
     fn run(&mut self, op: Op, input: &Input, count: u8) -> Result<Value, Error> {
-        self.channel.start(op, input, count)?;
-        let outcome = self.channel.wait(ROUND_NS)?;
-        match outcome.op {
-            Some(_) => Ok(outcome.value),
-            None => Err(fail!("nodes have started different operations")),
-        }
+        run(&mut self.channel, op, input, count)
     }
 
     /// Waits until all nodes are here.
@@ -107,28 +127,107 @@ impl Gates {
         self.run(Op::Barrier, &Input::default(), 0).map(drop)
     }
 
-    /// What comes of all nodes' integers, 8 at most.
+    /// Whether there is [`Op::MaxLoc`], which reduces two integers at once.
+    pub fn have_pairs(&self) -> bool {
+        self.profile.integers >= 2
+    }
+
+    /// What comes of all nodes' integers, in as many rounds as it takes.
     ///
     /// # Errors
     ///
     /// As [`Gates::barrier`].
-    pub fn reduce<const N: usize>(&mut self, op: Op, data: [u64; N]) -> Result<[u64; N], Error> {
-        let input = reduce::integers(&data).ok_or_else(|| fail!("{N} integers are too many"))?;
-        let value = self.run(op, &input, N as u8)?;
-        Ok(core::array::from_fn(|i| value[i]))
+    pub fn reduce<const N: usize>(
+        &mut self,
+        op: Op,
+        mut data: [u64; N],
+    ) -> Result<[u64; N], Error> {
+        for part in data.chunks_mut(self.profile.integers.into()) {
+            let input = reduce::integers(part).ok_or_else(too_many)?;
+            let value = self.run(op, &input, part.len() as u8)?;
+            part.iter_mut().zip(value).for_each(|(word, result)| *word = result);
+        }
+        Ok(data)
     }
 
-    /// The sums of all nodes' numbers, 3 at most.
+    /// The sums of all nodes' numbers, in as many rounds as it takes.
     ///
     /// # Errors
     ///
     /// As [`Gates::barrier`].
     pub fn sum<const N: usize>(&mut self, data: [f64; N]) -> Result<[f64; N], Error> {
-        let input = reduce::doubles(&data.map(f64::to_bits));
-        let input = input.ok_or_else(|| fail!("{N} numbers are too many"))?;
-        let value = self.run(Op::FpSum, &input, N as u8)?;
-        Ok(core::array::from_fn(|i| f64::from_bits(reduce::sums(&value)[i])))
+        let mut bits = data.map(f64::to_bits);
+        for part in bits.chunks_mut(self.profile.doubles.into()) {
+            let input = reduce::doubles(part).ok_or_else(too_many)?;
+            let value = self.run(Op::FpSum, &input, part.len() as u8)?;
+            part.iter_mut().zip(reduce::sums(&value)).for_each(|(bits, sum)| *bits = sum);
+        }
+        Ok(bits.map(f64::from_bits))
     }
+}
+
+/// Gates of nodes 0 and 2 of three, whose signals to each other go through relay gates of node 1.
+pub struct Through {
+    channel: Channel<NodePlatform>,
+}
+
+impl Through {
+    /// The node with the relay gates.
+    pub const RELAY: u32 = 1;
+
+    /// Links the gates. All nodes call this at the same place.
+    ///
+    /// # Errors
+    ///
+    /// If there are not three nodes, or the device refuses.
+    pub fn open(comm: &mut Comm) -> Result<Self, Error> {
+        if comm.nodes != 3 {
+            return Err(fail!("this takes three nodes, not {}", comm.nodes));
+        }
+        let profile = profile_of(comm)?;
+        if profile.integers < 2 {
+            return Err(fail!("the device reduces one integer at once, and this takes two"));
+        }
+        let gate = |rank, number| {
+            let node = comm.places.coords(rank).unwrap_or_default();
+            BgAddress::new(node, TNI, gate_number(profile, number))
+        };
+        // Gate 1 of the relay leads from node 0 to node 2, gate 2 back.
+        let own = |src_remote, dst_remote| Gate {
+            src_local: Some(BCH),
+            dst_local: Some(BCH),
+            src_remote,
+            dst_remote,
+            ..Gate::new(TNI, BCH)
+        };
+        let relay = |number, from, to| Gate {
+            src_remote: Some(gate(from, 0)),
+            dst_remote: Some(gate(to, 0)),
+            ..Gate::new(TNI, gate_number(profile, number))
+        };
+        let via = |number| Some(gate(Self::RELAY, number));
+        let gates = match comm.rank {
+            0 => vec![own(via(2), via(1))],
+            Self::RELAY => vec![own(None, None), relay(1, 0, 2), relay(2, 2, 0)],
+            _ => vec![own(via(1), via(2))],
+        };
+        Ok(Self { channel: open(comm, profile, &gates)? })
+    }
+
+    /// The sums of the two nodes' integers.
+    ///
+    /// # Errors
+    ///
+    /// If the other one does not come within 10 s.
+    pub fn sum(&mut self, data: [u64; 2]) -> Result<[u64; 2], Error> {
+        let input = reduce::integers(&data).ok_or_else(too_many)?;
+        let value = run(&mut self.channel, Op::Sum, &input, 2)?;
+        Ok([value[0], value[1]])
+    }
+}
+
+fn too_many() -> Error {
+    fail!("the device says that it reduces more elements at once than there are places for")
 }
 
 /// The same by Puts: each node works on every step, by recursive doubling.

@@ -59,14 +59,16 @@ pub(crate) enum Command {
     Cp(CpArgs),
     Forward(ForwardArgs),
     Restart(RestartArgs),
+    Pause(PauseArgs),
+    Resume(ResumeArgs),
     Down(DownArgs),
     #[command(subcommand)]
     Link(LinkCommand),
     #[command(subcommand)]
     Fault(FaultCommand),
+    Stats(StatsArgs),
     Capture(CaptureArgs),
     #[command(subcommand)]
-    Stats(StatsArgs),
     Image(ImageCommand),
     Doctor(DoctorArgs),
     Topo(TopoArgs),
@@ -422,6 +424,25 @@ pub(crate) struct RestartArgs {
     pub(crate) node: String,
 }
 
+/// Stop the processors of a node
+///
+/// Its device works on: memory that others may reach, and barrier gates. `tofu resume` lets them
+/// go on.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PauseArgs {
+    /// Node, as for `tofu exec`
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+}
+
+/// Let the processors of a node go on that `tofu pause` has stopped
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ResumeArgs {
+    /// Node, as for `tofu exec`
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+}
+
 /// End a machine
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DownArgs {
@@ -479,6 +500,17 @@ pub(crate) enum ImageCommand {
         #[arg(value_name = "ARG", last = true)]
         args: Vec<OsString>,
     },
+    /// Run the host's tshark, or one that is fetched, to look at captures
+    ///
+    /// tofu image tshark -- -X lua_script:tools/wireshark/tofu.lua -r file.pcapng
+    Tshark {
+        /// Not the host's, even if there is one
+        #[arg(long)]
+        fetched: bool,
+        /// tshark's arguments
+        #[arg(value_name = "ARG", last = true)]
+        args: Vec<OsString>,
+    },
     /// Remove an image
     Rm {
         /// The image
@@ -499,17 +531,6 @@ pub(crate) enum InternalCommand {
         dir: Option<PathBuf>,
         /// Other files
         files: Vec<PathBuf>,
-    },
-    /// Run the host's tshark, or one that is fetched, to look at captures
-    ///
-    /// tofu image tshark -- -X lua_script:tools/wireshark/tofu.lua -r file.pcapng
-    Tshark {
-        /// Not the host's, even if there is one
-        #[arg(long)]
-        fetched: bool,
-        /// tshark's arguments
-        #[arg(value_name = "ARG", last = true)]
-        args: Vec<OsString>,
     },
     /// Become a program that dies with its parent
     Child {

@@ -73,12 +73,14 @@ fn main() -> ExitCode {
         Command::Cp(args) => client::cp::run(args),
         Command::Forward(args) => client::forward::run(args),
         Command::Restart(args) => client::restart(args),
+        Command::Pause(args) => client::hold(&args.node, true),
+        Command::Resume(args) => client::hold(&args.node, false),
         Command::Down(args) => client::down(args),
         Command::Link(command) => client::link::run(command),
         Command::Fault(command) => client::fault::run(command),
+        Command::Stats(args) => client::stats::run(args),
         Command::Capture(args) => client::capture::run(args),
         Command::Image(command) => image_cmd::run(command),
-        Command::Stats(args) => client::stats::run(args),
         Command::Internal(command) => linux::janitor::run(command),
     };
     match result {

@@ -205,6 +205,9 @@ impl Backend for Machines {
                 .with_context(|| format!("node {at}"))?;
             // The receiver is gone only when the run is over.
             let _ = events.send(Event::Booted(id));
+            if let Some(registry) = registry {
+                registry.with_guest(id, vm.holder());
+            }
             running.vms.insert(id, vm);
         }
         for node in registry.iter().flat_map(|registry| registry.linux()) {

@@ -57,7 +57,7 @@ pub use pci_host::Slot;
 pub use probe::{HostSupport, LinuxSupport, Virtualisation, probe};
 pub use tsc::host_tsc_khz;
 pub use vcpu::{Fault, Outcome, Registers};
-pub use vm::{ConsoleInput, Vm, VmConfig};
+pub use vm::{ConsoleInput, Holder, Vm, VmConfig};
 pub use windows::{Attachment, Windows};
 
 /// What guests see guest memory as, shared between VMM and devices; cloning it

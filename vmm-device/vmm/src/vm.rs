@@ -40,6 +40,22 @@ const THREAD_STACK: usize = 256 << 10;
 /// overloaded.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Holds the vCPUs of a VM. It may outlive the VM.
+#[derive(Clone)]
+pub struct Holder(Arc<Control>);
+
+impl Holder {
+    /// As [`Vm::pause`].
+    pub fn pause(&self) -> bool {
+        self.0.pause(ANSWER_TIMEOUT)
+    }
+
+    /// As [`Vm::resume`].
+    pub fn resume(&self) {
+        self.0.resume();
+    }
+}
+
 /// What a VM is made of.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
@@ -351,6 +367,11 @@ impl Vm {
     /// Lets paused vCPUs go on.
     pub fn resume(&self) {
         self.control.resume();
+    }
+
+    /// A way to do that from elsewhere.
+    pub fn holder(&self) -> Holder {
+        Holder(self.control.clone())
     }
 
     /// The first vCPU's registers as of now, for finding out where a guest hangs.

@@ -2,6 +2,10 @@
 //!
 //! `rounds=N` of each (1000), by turns, so that both see the same load. Node 0 prints a table:
 //! `gates` is 1 for gates and 0 for Puts, `bytes` 0 for a barrier and 8 for a sum.
+//!
+//! With `through=SECONDS` nodes 0 and 2 of three add up numbers for so long instead, through relay
+//! gates of node 1, which has no other part in it: it counts aloud, so that one sees it stop when
+//! somebody stops it, and the others not.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
@@ -9,7 +13,7 @@ extern crate alloc;
 use alloc::vec::Vec;
 
 use tofu_abi::reduce::Op;
-use tofu_guests::collective::{Gates, Messages};
+use tofu_guests::collective::{Gates, Messages, Through};
 use tofu_guests::{
     Column, Comm, Error, Hundredths, Table, fail, now_ns, number, percentile, println,
 };
@@ -27,6 +31,49 @@ const COLUMNS: &[Column] = &[
 const TURN: u64 = 50;
 
 fn barrier() -> Result<(), Error> {
+    match number("through", 0)? {
+        0 => measure(),
+        seconds => through(seconds),
+    }
+}
+
+/// Time between two lines of a node, in nanoseconds.
+const LINE_NS: u64 = 100_000_000;
+
+fn through(seconds: u64) -> Result<(), Error> {
+    let mut comm = Comm::open(|_| Messages::SIZE)?;
+    let mut pair = Through::open(&mut comm)?;
+    let end = now_ns().saturating_add(seconds.saturating_mul(1_000_000_000));
+    let (mut sums, mut next) = (0u64, now_ns());
+    loop {
+        // The last round is the one that both know to be the last.
+        let over = u64::from(now_ns() >= end);
+        if comm.rank() == Through::RELAY {
+            comm.pause(LINE_NS);
+            if over != 0 {
+                break;
+            }
+            println!("relays");
+            continue;
+        }
+        let [sum, last] = pair.sum([sums, over])?;
+        if sum != 2 * sums {
+            return Err(fail!("the sum is {sum} instead of {}", 2 * sums));
+        }
+        if last != 0 {
+            break;
+        }
+        sums += 1;
+        if now_ns() >= next {
+            println!("{sums} sums");
+            next = now_ns() + LINE_NS;
+        }
+    }
+    // Gates of others may still be about to send to this node's.
+    comm.barrier()
+}
+
+fn measure() -> Result<(), Error> {
     let rounds = number("rounds", 1000)?;
     if !(1..=1_000_000).contains(&rounds) {
         return Err(fail!("rounds= must be 1 to 1000000"));

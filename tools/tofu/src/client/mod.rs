@@ -191,6 +191,14 @@ impl NodeName {
     }
 }
 
+/// Runs `tofu pause` (`on`) or `tofu resume` and returns the exit code.
+pub(crate) fn hold(node: &str, on: bool) -> anyhow::Result<u8> {
+    let found = find_node(node)?;
+    let node = found.node.index;
+    Connection::open(&found.control, &Request::Hold { node, on })?.answer()?;
+    Ok(0)
+}
+
 /// Runs `tofu restart` and returns the exit code.
 pub(crate) fn restart(args: &RestartArgs) -> anyhow::Result<u8> {
     let found = find_node(&args.node)?;

@@ -38,16 +38,18 @@ pub(crate) enum Request {
     Console { node: u32 },
     /// Starts a node's virtual machine anew. Answered when it has started.
     Restart { node: u32 },
+    /// Stops a node's processors, or lets them go on. Answered when they have.
+    Hold { node: u32, on: bool },
     /// Whether there is a gateway. Answered by [`Reply::Done`].
     Gateway,
     /// A TCP connection to a node by way of the gateway. Answered by [`Reply::Done`]; from then on
     /// the connection is its bytes.
     Forward { node: u32, port: u16 },
-    /// Ends the machine. Answered when that has begun.
-    Down,
     /// Datagrams to a node's port by way of the gateway, and what it answers. Answered by
     /// [`Reply::Done`]; from then on each has its length in front, in two bytes, big endian.
     Datagrams { node: u32, port: u16 },
+    /// Ends the machine. Answered when that has begun.
+    Down,
     /// Answered by [`Reply::Capture`] until it ends, with the client or by itself.
     Capture(capture::serve::Ask),
     /// About the network. Answered by [`Reply::Network`].
@@ -154,6 +156,7 @@ fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<(
             Err(error) => Err(error),
         },
         Request::Restart { node } => find(registry, node).and_then(|node| node.restart()),
+        Request::Hold { node, on } => registry.hold(NodeId(node), on),
         Request::Gateway => gateway(registry).map(drop),
         Request::Forward { node, port } => match connect(registry, node, port) {
             Ok(connected) => {
@@ -162,13 +165,13 @@ fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<(
             }
             Err(error) => Err(error),
         },
-        Request::Down => {
-            registry.events.send(Event::Down).context("the machine is going down already")
-        }
         Request::Datagrams { node, port } => match datagrams(&mut client, registry, node, port) {
             Ok(()) => return Ok(()),
             Err(error) => Err(error),
         },
+        Request::Down => {
+            registry.events.send(Event::Down).context("the machine is going down already")
+        }
         Request::Capture(ask) => {
             match capture::serve::serve(&mut client, requests, registry, &ask) {
                 Ok(()) => return Ok(()),
@@ -214,17 +217,14 @@ fn way(registry: &Registry, node: u32) -> anyhow::Result<(&Connector, Coords)> {
     if registry.others().get(&NodeId(node)) == Some(&"gateway") {
         bail!("it is the gateway itself, which has no guest");
     }
-    Ok(gateway.connect(at, port)?)
-}
-
     Ok((gateway, at))
 }
 
 fn connect(registry: &Registry, node: u32, port: u16) -> anyhow::Result<Connected> {
     let (gateway, at) = way(registry, node)?;
-fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
-    let shape = &registry.network.shape;
-    let machine = MachineInfo {
+    Ok(gateway.connect(at, port)?)
+}
+
 fn datagrams(
     client: &mut UnixStream,
     registry: &Registry,
@@ -237,6 +237,9 @@ fn datagrams(
     say(client, &Reply::Done)
 }
 
+fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
+    let shape = &registry.network.shape;
+    let machine = MachineInfo {
         pid: std::process::id(),
         shape: shape.to_string(),
         torus: [Axis::X, Axis::Y, Axis::Z].map(|axis| shape.wraps(axis)),

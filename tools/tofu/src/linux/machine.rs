@@ -15,7 +15,7 @@ use tofu_gateway::{Connector, LinkStats};
 use tofu_image::Qemu;
 use tofu_machine::Machine;
 use tofu_vfio_user::Backing;
-use tofu_vmm::Hypervisor;
+use tofu_vmm::{Holder, Hypervisor};
 
 use super::kit::Kit;
 use super::lan::{self, Ethernet, Lan};
@@ -82,10 +82,12 @@ pub(crate) struct Registry {
     running: OnceLock<tofu_machine::Network>,
     /// Nodes without Linux, and what they are doing, in a word.
     others: Mutex<HashMap<NodeId, &'static str>>,
+    /// The virtual machines of small guests.
+    holders: Mutex<HashMap<NodeId, Holder>>,
     gateway: OnceLock<Connector>,
+    gateway_link: OnceLock<(Coords, LinkStats)>,
     cancelled: AtomicBool,
 }
-    gateway_link: OnceLock<(Coords, LinkStats)>,
 
 impl Registry {
     pub(crate) fn new(network: &Network, events: Sender<Event>) -> Self {
@@ -96,26 +98,27 @@ impl Registry {
             linux: OnceLock::new(),
             running: OnceLock::new(),
             others: Mutex::default(),
+            holders: Mutex::default(),
             gateway: OnceLock::new(),
+            gateway_link: OnceLock::new(),
             cancelled: AtomicBool::new(false),
         }
     }
-            gateway_link: OnceLock::new(),
 
     /// The machine's gateway, if it has one that works.
     pub(crate) fn gateway(&self) -> Option<&Connector> {
         self.gateway.get()
     }
 
-    /// Tells of the gateway. Only the first one counts.
-    pub(crate) fn with_gateway(&self, gateway: &Gateway) {
-        let _ = self.gateway.set(gateway.connector.clone());
-        let _ = self.gateway_link.set((gateway.at, gateway.stats.clone()));
     /// What the gateway's link counts, if it is at this place.
     pub(crate) fn gateway_link(&self, at: Coords) -> Option<&LinkStats> {
         self.gateway_link.get().filter(|(place, _)| *place == at).map(|(_, stats)| stats)
     }
 
+    /// Tells of the gateway. Only the first one counts.
+    pub(crate) fn with_gateway(&self, gateway: &Gateway) {
+        let _ = self.gateway.set(gateway.connector.clone());
+        let _ = self.gateway_link.set((gateway.at, gateway.stats.clone()));
     }
 
     /// The Linux nodes; none before they were started.
@@ -131,6 +134,31 @@ impl Registry {
     /// Tells which machine it is about. Only the first one counts.
     pub(crate) fn built(&self, machine: &Machine) {
         let _ = self.running.set(machine.network().clone());
+    }
+
+    /// Tells of the virtual machine of a small guest.
+    pub(crate) fn with_guest(&self, node: NodeId, holder: Holder) {
+        self.holders.lock().unwrap_or_else(PoisonError::into_inner).insert(node, holder);
+    }
+
+    /// Stops the processors of a node, or lets them go on. Its device works on.
+    ///
+    /// # Errors
+    ///
+    /// If the node has none that run.
+    pub(crate) fn hold(&self, node: NodeId, on: bool) -> anyhow::Result<()> {
+        if let Some(linux) = self.linux().iter().find(|linux| linux.id == node) {
+            return linux.hold(on);
+        }
+        let holder =
+            self.holders.lock().unwrap_or_else(PoisonError::into_inner).get(&node).cloned();
+        let holder = holder.context("the node has no virtual machine")?;
+        if !on {
+            holder.resume();
+        } else if !holder.pause() {
+            bail!("the node's guest has ended, or does not stop");
+        }
+        Ok(())
     }
 
     pub(crate) fn others(&self) -> MutexGuard<'_, HashMap<NodeId, &'static str>> {

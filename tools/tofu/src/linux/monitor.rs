@@ -112,6 +112,21 @@ impl Killer {
         }
     }
 
+    /// Stops its processors, or lets them go on. Returns whether that could be done.
+    pub(crate) fn hold(&self, on: bool) -> bool {
+        match self {
+            Self::Process(pid) => {
+                let signal = if on { Signal::STOP } else { Signal::CONT };
+                Pid::from_raw(*pid as i32).is_some_and(|pid| kill_process(pid, signal).is_ok())
+            }
+            Self::Own(vm) if on => vm.pause(),
+            Self::Own(vm) => {
+                vm.resume();
+                true
+            }
+        }
+    }
+
     /// The monitor's process, if it has one of its own.
     pub(crate) fn pid(&self) -> Option<u32> {
         match self {

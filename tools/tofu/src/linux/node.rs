@@ -195,6 +195,18 @@ impl LinuxNode {
         Ok(())
     }
 
+    /// Stops the virtual machine's processors, or lets them go on.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub(crate) fn hold(&self, on: bool) -> anyhow::Result<()> {
+        match &self.state().killer {
+            Some(killer) if killer.hold(on) => Ok(()),
+            _ => bail!("the node's virtual machine is not running"),
+        }
+    }
+
     /// Ends the virtual machine for good. Does not wait for it.
     pub(crate) fn stop(&self) {
         let mut state = self.state();
