@@ -469,7 +469,8 @@ pub(crate) enum ImageCommand {
         /// Name of the image [default: default, or made of the packages]
         #[arg(long, value_name = "NAME")]
         name: Option<ImageName>,
-        /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, driver, or a file
+        /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, driver, driver-debug, or a
+        /// file
         #[arg(long, value_name = "KERNEL", default_value = "auto")]
         kernel: String,
         /// Build a kernel with the driver tofu.ko, which takes minutes the first time: the same as
