@@ -106,6 +106,9 @@ fn the_interface_of_the_driver() {
     answers(&place, 0, 2, 65_400);
     streams(&place, 2, 0);
 
+    let health = shell(&place, 0, "cat /sys/kernel/debug/tofu/health");
+    assert!(health.starts_with("state ok\n"), "{health}");
+
     // Around a link that is down, and not at all when there is no way.
     place.run(&["link", "down", "0", "2"]).ok();
     answers(&place, 0, 2, 30_000);
@@ -121,8 +124,6 @@ fn the_interface_of_the_driver() {
     answers(&place, 0, 2, 56);
 
     // What can be seen of it.
-    let health = shell(&place, 2, "cat /sys/kernel/debug/tofu/health");
-    assert!(health.starts_with("state ok\n"), "{health}");
     let health = shell(&place, 0, "cat /sys/kernel/debug/tofu/health");
     assert!(health.starts_with("state degraded\n") && health.contains("PORT_ERROR"), "{health}");
     let queues = shell(&place, 0, "cat /sys/kernel/debug/tofu/queues");
