@@ -175,6 +175,11 @@ fn two_nodes() {
     flood(&net, 500);
     iperf(&net, 1);
     net.stream(0, 1, 8 << 20, |_| ());
+    // Long frames are not sent but fetched, each way.
+    for node in 0..2 {
+        let said: Value = net.shell(node, "tofu-net stats --json").parse().unwrap();
+        assert!(said["counters"]["fetched"].as_u64().is_some_and(|count| count > 0), "{said}");
+    }
     bad_input(&net, 100);
     net.stream(1, 0, 1 << 20, |_| ());
 }
