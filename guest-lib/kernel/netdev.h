@@ -32,7 +32,7 @@ struct tofu_net_setup {
 	u16 max_mtu;
 };
 
-/* Of an interface: all but _xmit, _poll and _fired may sleep. */
+/* Of an interface. _xmit, _poll, _rest and _counters are called with software interrupts off. */
 int tofu_rs_net_open(void *link, struct net_device *dev);
 void tofu_rs_net_stop(void *link);
 /* Takes the frame in any case. */
