@@ -50,7 +50,11 @@ impl Tof {
         })?;
         let device = Device::probe(platform)
             .map_err(|_| Error::new(Code::Fatal, WHAT, "it does not answer"))?;
-        let place = if is_counted { counted } else { free_place(device.platform())? };
+        let place = if is_counted {
+            take_place(device.platform(), counted)?
+        } else {
+            free_place(device.platform())?
+        };
         let claims =
             Claims { device: device.clone(), place: place.clone(), gates: Mutex::default() };
         let inner = DriverProvider::new(device.clone(), NoLoan, MRQ_SIZE, 0).with_claims(claims);
@@ -61,6 +65,18 @@ impl Tof {
     pub(crate) fn process(&self) -> Result<(AnyProvider, Place), Error> {
         Ok((self.provider.clone(), self.place.clone()))
     }
+}
+
+/// Takes the share of a process that was counted, so that one that was not keeps off it.
+fn take_place(platform: &TofPlatform, place: Place) -> Result<Place, Error> {
+    for (tni, cq) in place.tnis().flat_map(|tni| place.cqs().map(move |cq| (tni, cq))) {
+        if !platform.lock_queue(tni, cq).map_err(|error| no_locks(&error))? {
+            let hint =
+                "another process has it, though TOFU_PPN and TOFU_LOCAL_RANK say whose it is";
+            return Err(Error::with_value(Code::NotAvailable, "control queue", cq.into(), hint));
+        }
+    }
+    Ok(place)
 }
 
 /// The share of a process that nobody has counted: a queue of every interface.
