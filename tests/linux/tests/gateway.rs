@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
 
 use serde_json::Value;
 use tofu_linux_tests::namespace::{Namespace, can_translate};
@@ -44,9 +43,9 @@ fn fetch(mut stream: TcpStream) -> Vec<u8> {
     answer.split_off(end)
 }
 
-/// A `tofu forward`, and its port here.
-fn forward(place: &Place, args: &[&str]) -> (Running, u16) {
-    let mut forward = place.start(&[&["forward", "--json"], args].concat());
+/// A `tofu forward` to port 80 of a node, and its port here.
+fn forward(place: &Place, node: &str) -> (Running, u16) {
+    let mut forward = place.start(&["forward", "--json", &format!("0:{node}:80")]);
     let said: Value = serde_json::from_str(&forward.line()).unwrap();
     let port = said["listen"].as_str().unwrap().rsplit_once(':').unwrap().1.parse().unwrap();
     (forward, port)
@@ -83,11 +82,9 @@ fn the_host_and_the_world() {
 
     // By forwards, which need nothing of the host.
     for node in ["1", "t-2-0-0-0-0-0"] {
-        let (_running, port) = forward(&place, &[&format!("0:{node}:80")]);
+        let (_running, port) = forward(&place, node);
         assert!(fetch(TcpStream::connect(("127.0.0.1", port)).unwrap()) == data, "node {node}");
     }
-
-    names(&place);
 
     if let Some((host, world)) = &spaces {
         // By the host's interface, both at once.
@@ -119,30 +116,6 @@ fn the_host_and_the_world() {
     place.is_clean();
 }
 
-/// A name server on a node answers questions by UDP from here.
-fn names(place: &Place) {
-    let serve = "echo 'web 192.0.2.7' >/tmp/names && busybox dnsd -d -c /tmp/names";
-    place.exec("1", &["sh", "-c", serve]).ok();
-    let (_running, port) = forward(place, &["--udp", "0:1:53"]);
-    // Two questions after each other from each of two senders.
-    let senders = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
-    for id in 1..3 {
-        for sender in &senders {
-            let question = [&[0, id, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0][..], b"\x03web\0\0\x01\0\x01"];
-            sender.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-            let mut answer = [0; 512];
-            // On a busy host one may get lost.
-            let length = (0..10).find_map(|_| {
-                sender.send_to(&question.concat(), ("127.0.0.1", port)).unwrap();
-                sender.recv(&mut answer).ok()
-            });
-            let answer = &answer[..length.expect("an answer")];
-            assert_eq!(answer[..2], [0, id]);
-            assert!(answer.ends_with(&[192, 0, 2, 7]), "{answer:?}");
-        }
-    }
-}
-
 /// A node fetches a file from a server that knows of the host only.
 fn to_the_world(place: &Place, world: &Namespace, data: &[u8]) {
     let listener = world.inside(|| TcpListener::bind("192.0.2.2:8000").unwrap());
@@ -164,6 +137,7 @@ fn to_the_world(place: &Place, world: &Namespace, data: &[u8]) {
     // But nobody from outside reaches a node, even if it knows the way.
     world.ip(&["route", "add", "10.0.0.0/8", "via", "192.0.2.1"]);
     let address = format!("{}:80", NODES[0]).parse().unwrap();
-    let outside = world.inside(|| TcpStream::connect_timeout(&address, Duration::from_secs(2)));
+    let outside =
+        world.inside(|| TcpStream::connect_timeout(&address, std::time::Duration::from_secs(2)));
     assert!(outside.is_err(), "{outside:?}");
 }

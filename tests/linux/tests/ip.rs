@@ -62,7 +62,7 @@ fn capture(net: &Net) {
     let capture = place.start(&["capture", "0", "-w", &file, "--on", "tni0", "--json"]);
     // Its head is there when it has begun.
     wait_for("the capture", MOMENT, || metadata(&file).is_ok_and(|data| data.len() > 0));
-    net.shell(1, "ping -c 3 -i 0.2 -W 10 n0");
+    net.shell(1, "ping -4 -c 3 -i 0.2 -W 10 n0");
     net.shell(0, "ping -c 2 -i 0.2 ff02::1%tofu0");
     net.stream(0, 1, 100_000, |_| ());
     interrupt(capture.id());
