@@ -452,19 +452,6 @@ pub fn kill(pid: u64) {
     signal(pid, Signal::KILL);
 }
 
-/// Stops a process until [`proceed`].
-#[track_caller]
-pub fn suspend(pid: u64) {
-    signal(pid, Signal::STOP);
-}
-
-/// Lets a stopped process go on, if it is still there.
-pub fn proceed(pid: u64) {
-    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _ = kill_process(pid, Signal::CONT);
-    }
-}
-
 /// Sends SIGINT, as Ctrl-C does.
 #[track_caller]
 pub fn interrupt(pid: u64) {

@@ -4,7 +4,7 @@
 use std::fs;
 
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
-use tofu_linux_tests::{Image, PATIENCE, Place, Running, proceed, skip, suspend, wait_for};
+use tofu_linux_tests::{Image, PATIENCE, Place, Running, skip, wait_for};
 
 /// The lines of all ranks, in order.
 fn lines(out: &str) -> Vec<&str> {
@@ -16,15 +16,6 @@ fn lines(out: &str) -> Vec<&str> {
 /// A line of each of so many ranks.
 fn of_each(ranks: usize, line: &str) -> Vec<String> {
     (0..ranks).map(|rank| format!("{rank}: {line}")).collect()
-}
-
-/// Lets a stopped process go on, however the test ends.
-struct Suspended(u64);
-
-impl Drop for Suspended {
-    fn drop(&mut self) {
-        proceed(self.0);
-    }
 }
 
 #[test]
@@ -57,8 +48,7 @@ fn gates_of_processes_on_three_nodes() {
     let mut job = start("3", "stopped");
     assert_eq!(job.line(), "1: started\n");
     let qemu = place.node(1)["pid"].as_u64().unwrap();
-    let suspended = Suspended(qemu);
-    suspend(qemu);
+    place.run(&["pause", "1"]).ok();
     wait_for("QEMU to stop", PATIENCE, || {
         let stat = fs::read_to_string(format!("/proc/{qemu}/stat")).unwrap();
         stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
@@ -68,7 +58,7 @@ fn gates_of_processes_on_three_nodes() {
     }
     let seen: String = (0..4).map(|_| job.line()).collect();
     assert_eq!(lines(&seen), ["0: 200 sums", "0: met", "2: 200 sums", "2: met"]);
-    drop(suspended);
+    place.run(&["resume", "1"]).ok();
     assert_eq!(job.line(), "1: over\n");
     job.end(PATIENCE).ok();
 
@@ -87,7 +77,7 @@ fn gates_of_a_paused_guest() {
         return;
     }
     let shape = ["--name", "three", "--shape", "3x1x1x1x1x1", "--timeout", "140s"];
-    let guest = ["--guest", "barrier", "--args", "through=20"];
+    let guest = ["--guest", "barrier", "--args", "through=12"];
     let mut machine = place.start(&[&["up"], &shape[..], &guest].concat());
     let is_node = |line: &str, node: u32| line.contains(&format!("{node},0,0,0,0,0"));
     let sums = |line: &str| {
