@@ -5,6 +5,7 @@ mod barrier;
 mod foreign;
 mod ip;
 mod linux;
+mod netboot;
 mod veth;
 
 use std::fmt;

@@ -1,5 +1,5 @@
-//! IP between two nodes: Linux nodes against virtio-net on a bridge between the same guests, and
-//! bare guests against the same TCP/IP stack on a veth pair.
+//! IP between nodes: Linux nodes against virtio-net on a bridge between the same guests, and
+//! bare guests against the same TCP/IP stack on a veth pair; and nodes that boot over it.
 
 use std::fmt;
 use std::io;
@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 
 use super::linux::{self, Guests, Lab, Ratio, Throughput};
+use super::netboot::{self, Boot};
 use super::veth::{self, Namespace};
 use super::{Latency, PATIENCE, latency, run_machine, up};
 use crate::cli::UpArgs;
@@ -42,6 +43,7 @@ pub(super) struct Ip {
     load: Option<[f64; 2]>,
     latency: Vec<Latency>,
     throughput: Vec<Throughput>,
+    boots: Vec<Boot>,
     ratios: Vec<Ratio>,
     /// What this host could not measure, and why.
     skipped: Vec<String>,
@@ -60,6 +62,7 @@ pub(super) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Ip> {
     if let Err(error) = this.linux(quick, say) {
         this.skip(&format!("Linux nodes: {error:#}"), say)?;
     }
+    this.boots(quick, say)?;
     say(&Ratio::header())?;
     this.ratios.iter().try_for_each(|ratio| say(ratio))?;
     this.load = before.zip(linux::load()).map(|(before, after)| [before, after]);
@@ -190,6 +193,28 @@ impl Ip {
                 "TCP both ways: tofu0 / virtio-net",
             ];
             self.compare(&names, &ours, &others);
+        }
+        Ok(())
+    }
+
+    /// Machines that boot over the torus.
+    fn boots(&mut self, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
+        let nodes = if quick { 2 } else { 12 };
+        say(&Boot::header())?;
+        type Measure = fn(u32) -> anyhow::Result<Boot>;
+        let both: [(&str, Measure); 2] =
+            [("bare guests", netboot::bare), ("Linux nodes", netboot::linux)];
+        for (what, measure) in both {
+            match measure(nodes) {
+                Ok(boot) => {
+                    say(&boot)?;
+                    let what = format!("{}: monitor / torus", boot.what);
+                    let times = boot.monitor_s / boot.torus_s;
+                    self.ratios.push(Ratio { what, times, target: None });
+                    self.boots.push(boot);
+                }
+                Err(error) => self.skip(&format!("network boot of {what}: {error:#}"), say)?,
+            }
         }
         Ok(())
     }

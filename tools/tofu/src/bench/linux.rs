@@ -218,7 +218,7 @@ pub(super) struct Lab {
     _janitor: Janitor,
     _dir: RunDir,
     pub(super) monitor: String,
-    ready: Duration,
+    pub(super) ready: Duration,
 }
 
 impl Lab {
