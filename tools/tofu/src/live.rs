@@ -89,9 +89,7 @@ pub(crate) fn answer(registry: &Registry, ask: Ask) -> anyhow::Result<Answer> {
             wires.set_faults(spec.map(|spec| spec.plan()))?;
             Ok(Answer::Done)
         }
-        Ask::Counters { at } => {
-            Ok(Answer::Counters(stats::of(registry, Coords::from_array(at))?))
-        }
+        Ask::Counters { at } => Ok(Answer::Counters(stats::of(registry, Coords::from_array(at))?)),
         Ask::Faults => Ok(Answer::Faults(wires.faults().map(|(plan, counters)| FaultReport {
             faults: FaultSpec::of(&plan).to_string(),
             links: plan.links.len() as u32,

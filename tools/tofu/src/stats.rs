@@ -65,7 +65,8 @@ fn of_device(node: &Node) -> NodeCounters {
     let queues = tnis.clone().flat_map(|tni| (0..NUM_CQ as u8).map(move |cq| (tni, cq)));
     let enabled = |&(tni, cq): &(u8, u8)| read(Register::Cqs { tni, cq, reg: CqsReg::Enable }) & 1;
     let of_queue = |(tni, cq)| {
-        let counters = QUEUE.map(|reg| (reg.name().to_owned(), read(Register::Cq { tni, cq, reg })));
+        let counters =
+            QUEUE.map(|reg| (reg.name().to_owned(), read(Register::Cq { tni, cq, reg })));
         (tni, cq, Counters::from(counters))
     };
     NodeCounters {

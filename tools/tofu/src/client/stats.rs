@@ -51,8 +51,10 @@ Examples:
   tofu stats --watch
       what comes and goes each second";
 
-/// Columns of the overview: their titles, and what is in them.
-const COLUMNS: [(&str, fn(&NodeCounters) -> u64); 9] = [
+/// A column of the overview: its title, and what is in it.
+type Column = (&'static str, fn(&NodeCounters) -> u64);
+
+const COLUMNS: [Column; 9] = [
     ("sent", |n| n.of_tnis(TniReg::NumSendTlp)),
     ("KiB", |n| n.of_tnis(TniReg::ByteSendTlp) / 64),
     ("received", |n| n.of_tnis(TniReg::NumReceiveTlp)),
