@@ -16,8 +16,15 @@ const WINDOW_MAX: usize = 16;
 const WINDOW_START: usize = 4;
 /// One alone would make each loss a wait.
 const WINDOW_MIN: usize = 2;
+/// A file is kept account of in units of so many bytes: with what is in front of them they fit one
+/// packet.
+const UNIT: usize = 1 << 10;
+/// Units of the longest answer.
+const LENGTH_MAX: u32 = (BLOCK / UNIT) as u32;
 /// So many later questions must have been answered until one counts as lost.
 const REORDERED: u32 = 8;
+/// After so many times in a row that no answer came in time the server may have gone.
+const SILENCE: u32 = 4;
 /// Least and longest time until a question is asked again, and the first one, in nanoseconds.
 const RTO_MIN_NS: u64 = 20_000_000;
 const RTO_MAX_NS: u64 = 500_000_000;
@@ -168,11 +175,18 @@ impl Task for Ask {
     }
 }
 
-/// A question for a block that has no answer yet.
+/// Units that follow one another.
+#[derive(Clone, Copy, Debug)]
+struct Units {
+    first: u32,
+    count: u32,
+}
+
+/// A question that has no answer yet.
 #[derive(Clone, Copy, Debug)]
 struct Flight {
     tag: u32,
-    block: u32,
+    units: Units,
     sent_ns: u64,
     /// It was asked for before, so an answer says nothing about the time that answers take.
     again: bool,
@@ -187,15 +201,18 @@ pub struct Fetch<'a> {
     role: Role,
     expected: [u8; 32],
     buf: &'a mut [u8],
-    /// Blocks that are there, one bit each.
+    /// Units that are there, one bit each.
     have: Vec<u64>,
-    blocks: u32,
+    units: u32,
     done: u32,
-    /// Blocks from the start that were hashed.
+    /// Units from the start that were hashed.
     hashed: u32,
     sha: Sha256,
     next: u32,
-    lost: VecDeque<u32>,
+    lost: VecDeque<Units>,
+    /// Units that a question asks for at most. All packets of an answer must come, so a link that
+    /// loses many lets short ones through only.
+    length: u32,
     /// In the order of their tags.
     flights: VecDeque<Flight>,
     tag: u32,
@@ -225,7 +242,7 @@ impl<'a> Fetch<'a> {
         if info.size != buf.len() as u64 || !manifest.is_valid() {
             return None;
         }
-        let blocks = buf.len().div_ceil(BLOCK) as u32;
+        let units = buf.len().div_ceil(UNIT) as u32;
         Some(Self {
             settings,
             manifest: manifest.id,
@@ -233,13 +250,14 @@ impl<'a> Fetch<'a> {
             role,
             expected: info.sha256,
             buf,
-            have: vec![0; (blocks as usize).div_ceil(64)],
-            blocks,
+            have: vec![0; (units as usize).div_ceil(64)],
+            units,
             done: 0,
             hashed: 0,
             sha: Sha256::new(),
             next: 0,
             lost: VecDeque::new(),
+            length: LENGTH_MAX,
             flights: VecDeque::new(),
             tag: u32::from(file) << 24,
             window: WINDOW_START,
@@ -255,7 +273,7 @@ impl<'a> Fetch<'a> {
 
     /// How much is there, in percent.
     pub fn percent(&self) -> u8 {
-        (u64::from(self.done) * 100 / u64::from(self.blocks.max(1))) as u8
+        (u64::from(self.done) * 100 / u64::from(self.units.max(1))) as u8
     }
 
     /// Questions that were asked again.
@@ -263,13 +281,13 @@ impl<'a> Fetch<'a> {
         self.repeated
     }
 
-    fn has(&self, block: u32) -> bool {
-        self.have[block as usize / 64] >> (block % 64) & 1 != 0
+    fn has(&self, unit: u32) -> bool {
+        self.have[unit as usize / 64] >> (unit % 64) & 1 != 0
     }
 
-    fn bytes_of(&self, block: u32) -> core::ops::Range<usize> {
-        let start = block as usize * BLOCK;
-        start..(start + BLOCK).min(self.buf.len())
+    fn bytes_of(&self, units: Units) -> core::ops::Range<usize> {
+        let start = units.first as usize * UNIT;
+        start..(start + units.count as usize * UNIT).min(self.buf.len())
     }
 
     /// How long an answer may take.
@@ -279,35 +297,45 @@ impl<'a> Fetch<'a> {
     }
 
     fn shrink(&mut self) {
-        self.window = (self.window / 2).max(WINDOW_MIN);
+        self.length = (self.length / 2).max(1);
+        // Short answers are no burden, and get through only if there are many. A server that has
+        // gone is asked little.
+        let least = match self.backoff {
+            ..=SILENCE => WINDOW_MIN.max(WINDOW_MAX / self.length as usize),
+            _ => WINDOW_MIN,
+        };
+        self.window = (self.window / 2).max(least);
         self.credit = 0;
         self.shrunk_at = self.tag;
     }
 
-    /// The next block to ask for, and whether it was asked for before.
-    fn choose(&mut self) -> Option<(u32, bool)> {
-        while let Some(block) = self.lost.pop_front() {
-            if !self.has(block) {
-                return Some((block, true));
+    /// What to ask for next, and whether it was asked for before.
+    fn choose(&mut self) -> Option<(Units, bool)> {
+        while let Some(Units { first, count }) = self.lost.pop_front() {
+            let end = first + count;
+            let Some(first) = (first..end).find(|&unit| !self.has(unit)) else { continue };
+            let count = self.length.min(end - first);
+            if first + count < end {
+                self.lost.push_front(Units { first: first + count, count: end - first - count });
             }
+            return Some((Units { first, count }, true));
         }
-        let block = self.next;
-        (block < self.blocks).then(|| {
-            self.next += 1;
-            (block, false)
-        })
+        let first = self.next;
+        let count = self.length.min(self.units - first);
+        self.next += count;
+        (count > 0).then_some((Units { first, count }, false))
     }
 
     fn take(&mut self, tag: u32, range: Range, data: &[u8], now_ns: u64) {
         if range.manifest != self.manifest || range.file != self.file {
             return;
         }
-        // What fits to no block is nothing that was asked for.
-        let block = (range.offset / BLOCK as u64) as u32;
-        if !range.offset.is_multiple_of(BLOCK as u64)
-            || block >= self.blocks
-            || self.bytes_of(block).len() != data.len()
-        {
+        // What is not made of units is nothing that was asked for.
+        let Ok(start) = usize::try_from(range.offset) else { return };
+        let Some(end) = start.checked_add(data.len()).filter(|&end| end <= self.buf.len()) else {
+            return;
+        };
+        if !start.is_multiple_of(UNIT) || !(end.is_multiple_of(UNIT) || end == self.buf.len()) {
             return;
         }
         if let Some(at) = self.flights.iter().position(|flight| flight.tag == tag) {
@@ -321,28 +349,35 @@ impl<'a> Fetch<'a> {
             {
                 let lost = *first;
                 self.flights.pop_front();
-                self.lost.push_back(lost.block);
+                self.lost.push_back(lost.units);
                 if lost.tag.wrapping_sub(self.shrunk_at) as i32 >= 0 {
                     self.shrink();
                 }
             }
         }
-        if self.has(block) {
+        let before = self.done;
+        for unit in (start / UNIT) as u32..end.div_ceil(UNIT) as u32 {
+            if self.has(unit) {
+                continue;
+            }
+            let place = self.bytes_of(Units { first: unit, count: 1 });
+            self.buf[place.clone()].copy_from_slice(&data[place.start - start..place.end - start]);
+            self.have[unit as usize / 64] |= 1 << (unit % 64);
+            self.done += 1;
+        }
+        if self.done == before {
             return;
         }
-        let place = self.bytes_of(block);
-        self.buf[place].copy_from_slice(data);
-        self.have[block as usize / 64] |= 1 << (block % 64);
-        self.done += 1;
         (self.backoff, self.progress_ns) = (0, now_ns);
         self.credit += 1;
-        if self.credit >= self.window && self.window < WINDOW_MAX {
-            self.window += 1;
+        if self.credit >= self.window {
+            self.window = (self.window + 1).min(WINDOW_MAX);
+            self.length = (2 * self.length).min(LENGTH_MAX);
             self.credit = 0;
         }
         // As it comes, so that there is nothing left to wait for at the end.
-        while self.hashed < self.blocks && self.has(self.hashed) {
-            let bytes = self.bytes_of(self.hashed);
+        while self.hashed < self.units && self.has(self.hashed) {
+            let bytes = self.bytes_of(Units { first: self.hashed, count: 1 });
             self.sha.update(&self.buf[bytes]);
             self.hashed += 1;
         }
@@ -363,7 +398,7 @@ impl<'a> Fetch<'a> {
     /// [`Failure::WrongHash`], also if not all of it is there.
     pub fn finish(self) -> Result<(), Failure> {
         let hash: [u8; 32] = self.sha.finalize().into();
-        if self.hashed == self.blocks && hash == self.expected {
+        if self.hashed == self.units && hash == self.expected {
             Ok(())
         } else {
             Err(Failure::WrongHash(self.role))
@@ -376,7 +411,7 @@ impl Task for Fetch<'_> {
         if let Some(failure) = &self.failure {
             return Poll::Failed(failure.clone());
         }
-        if self.done == self.blocks {
+        if self.done == self.units {
             return Poll::Ready;
         }
         let silent = now_ns.saturating_sub(self.progress_ns);
@@ -388,7 +423,7 @@ impl Task for Fetch<'_> {
         while let Some(first) = self.flights.front()
             && now_ns.saturating_sub(first.sent_ns) >= timeout
         {
-            self.lost.push_back(first.block);
+            self.lost.push_back(first.units);
             self.flights.pop_front();
             late = true;
         }
@@ -397,13 +432,13 @@ impl Task for Fetch<'_> {
             self.shrink();
         }
         if self.flights.len() < self.window
-            && let Some((block, again)) = self.choose()
+            && let Some((units, again)) = self.choose()
         {
-            let bytes = self.bytes_of(block);
+            let bytes = self.bytes_of(units);
             let (tag, file, manifest) = (self.tag, self.file, self.manifest);
             self.tag = tag.wrapping_add(1);
             self.repeated += u64::from(again);
-            self.flights.push_back(Flight { tag, block, sent_ns: now_ns, again });
+            self.flights.push_back(Flight { tag, units, sent_ns: now_ns, again });
             let range =
                 Range { manifest, file, length: bytes.len() as u16, offset: bytes.start as u64 };
             let envelope = Envelope { session: self.settings.session, tag };
@@ -429,6 +464,6 @@ impl Task for Fetch<'_> {
         }
     }
     fn is_done(&self) -> bool {
-        self.done == self.blocks
+        self.done == self.units
     }
 }
