@@ -1,4 +1,4 @@
-/* Barrier gates of several processes on several nodes, for tests/linux/tests/barrier.rs. A rank of
+/* Barrier gates of several processes on several nodes, for tests/linux/tests/gates.rs. A rank of
  * a job of `tofu run`:
  *
  *   barriers groups     two groups of all ranks at once; gates of a node run out and come back

@@ -1,6 +1,6 @@
 //! How long a barrier, and the sum of a number of each node, take: in barrier gates, and by Puts.
 //!
-//! `rounds=N` of each (1000), by turns, so that both see the same load. Node 0 prints a table:
+//! `rounds=N` of each (200), by turns, so that both see the same load. Node 0 prints a table:
 //! `gates` is 1 for gates and 0 for Puts, `bytes` 0 for a barrier and 8 for a sum.
 //!
 //! With `through=SECONDS` nodes 0 and 2 of three add up numbers for so long instead, through relay
@@ -74,7 +74,7 @@ fn through(seconds: u64) -> Result<(), Error> {
 }
 
 fn measure() -> Result<(), Error> {
-    let rounds = number("rounds", 1000)?;
+    let rounds = number("rounds", 200)?;
     if !(1..=1_000_000).contains(&rounds) {
         return Err(fail!("rounds= must be 1 to 1000000"));
     }
