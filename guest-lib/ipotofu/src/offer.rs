@@ -7,11 +7,11 @@ use alloc::vec::Vec;
 
 use tofu_abi::{Coords, StagOffset};
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::addr;
 use crate::offload::FACTS_SIZE;
-use crate::wire::{ETHERNET_HEADER, HEADER_SIZE, Kind, TAKES_UNFINISHED, VERSION};
+use crate::wire::{ETHERNET_HEADER, HEADER_SIZE, Header, Kind, TAKES_UNFINISHED, VERSION};
 
 /// The flag of packets whose origin fetches frames that are offered to it.
 pub const FETCHES: u8 = 4;
@@ -42,20 +42,6 @@ const FETCHES_NS: u64 = 2_000_000_000;
 const SHUN_NS: u64 = 10_000_000_000;
 /// Nodes that are known at a time.
 const MAX_NODES: usize = 4096;
-
-/// Header and body as they lie in a packet; an answer has no body. Numbers are big endian.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-struct Header {
-    version_kind: u8,
-    flags: u8,
-    total: U16,
-    offset: U16,
-    length: U16,
-    id: U32,
-    sum: U32,
-    origin: U32,
-}
 
 /// A frame in the memory of the node that it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,24 +24,24 @@ pub const WHOLE_MTU: u16 = (PIECE_MAX - ETHERNET_HEADER) as u16;
 /// The header as it lies in a packet. Numbers are big endian.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Header {
+pub(crate) struct Header {
     /// Version in the high, kind in the low four bits.
-    version_kind: u8,
+    pub(crate) version_kind: u8,
     /// Bit 0: the origin takes frames that are not finished. Bit 1: whoever gets this broadcast is
     /// to confirm it. Bit 2: the origin fetches, see `offer.rs`.
-    flags: u8,
+    pub(crate) flags: u8,
     /// Bytes of the whole frame.
-    total: U16,
+    pub(crate) total: U16,
     /// Where in the frame this piece begins, in bytes.
-    offset: U16,
+    pub(crate) offset: U16,
     /// Bytes of this piece.
-    length: U16,
+    pub(crate) length: U16,
     /// Tells the frames of a sender apart.
-    id: U32,
+    pub(crate) id: U32,
     /// Sum over the whole frame, if it is in several pieces; else 0.
-    sum: U32,
+    pub(crate) sum: U32,
     /// The node that the frame comes from.
-    origin: U32,
+    pub(crate) origin: U32,
 }
 
 /// How a frame spreads.
