@@ -36,10 +36,11 @@ const WAITING_PER_NODE: usize = 2 * PER_NODE;
 /// Answers that may be owed to a node before they are sent without waiting for others.
 const OWED: u32 = 4;
 /// How long an offer lasts that is not answered, how long it is believed that a node fetches, and
-/// how long one that could not is left alone, all in nanoseconds.
+/// how long one is left alone that could not, or that let an offer lapse, all in nanoseconds.
 const LAPSE_NS: u64 = 250_000_000;
 const FETCHES_NS: u64 = 2_000_000_000;
 const SHUN_NS: u64 = 10_000_000_000;
+const SHUN_LAPSED_NS: u64 = 1_000_000_000;
 /// Nodes that are known at a time.
 const MAX_NODES: usize = 4096;
 
@@ -253,7 +254,7 @@ impl Offers {
             *slot = None;
             self.lapsed += 1;
             if let Some(taker) = self.takers.get_mut(&offered.to) {
-                taker.shunned_ns = now_ns.saturating_add(SHUN_NS / 10);
+                taker.shunned_ns = now_ns.saturating_add(SHUN_LAPSED_NS);
             }
         }
     }
@@ -409,7 +410,7 @@ mod tests {
         offers.learn(NODE, true, 1 + LAPSE_NS);
         assert_eq!(offers.room(NODE, 1 + LAPSE_NS), Room::None);
         assert_eq!(offers.lapsed, 1);
-        let later = 2 + LAPSE_NS + SHUN_NS / 10;
+        let later = 2 + LAPSE_NS + SHUN_LAPSED_NS;
         offers.learn(NODE, true, later);
         assert_eq!(offers.room(NODE, later), Room::Slot(0));
         offers.done(NODE, 0, true, later);
