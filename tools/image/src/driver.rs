@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::apt::{self, hex};
 use crate::cache::{Cache, remove_folder};
-use crate::error::{IoContext, Result};
+use crate::error::{Error, IoContext, Result};
 use crate::kernel;
 use crate::manifest::Manifest;
 use crate::progress::{Phase, Progress};
@@ -66,10 +66,13 @@ const COMPILE_LIMIT: Duration = Duration::from_secs(6 * 3600);
 /// How the names of build roots begin, and of those that are not complete yet.
 const ROOT: &str = "driver-root-";
 const WORK: &str = ".work-";
+/// Who makes a build root holds this lock of the cache.
+pub(crate) const LOCK: &str = "driver-lock";
 
 const CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu.config");
 const DEBUG_CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu-debug.config");
 const SCRIPT: &str = include_str!("../init/driver");
+const OWN_SCRIPT: &str = include_str!("../init/module");
 
 /// Files by their paths below `guest-lib`.
 macro_rules! sources {
@@ -111,6 +114,13 @@ const SOURCES: &[(&str, &str)] = sources![
     "kernel/netdev.c",
     "kernel/netdev.h",
     "kernel/netdev.rs",
+    "kernel/netdev/counts.rs",
+    "kernel/netdev/frame.rs",
+    "kernel/netdev/interface.rs",
+    "kernel/netdev/known.rs",
+    "kernel/netdev/rx.rs",
+    "kernel/netdev/spread.rs",
+    "kernel/netdev/tx.rs",
     "kernel/node.rs",
     "kernel/packets.rs",
     "kernel/pin.rs",
@@ -163,41 +173,184 @@ fn root_recipe(flavour: Flavour) -> String {
     hex(&Sha256::digest(parts.join("\n")))
 }
 
+fn root_key(flavour: Flavour) -> String {
+    format!("{ROOT}{}", &root_recipe(flavour)[..12])
+}
+
+/// Whether a folder among the parts is a build root that is being made.
+pub(crate) fn is_work(name: &str) -> bool {
+    name.starts_with(WORK)
+}
+
+/// The folder in which a build root is made, which stays after an interruption: what takes so long
+/// is not begun anew.
+fn work_folder(cache: &Cache, flavour: Flavour) -> PathBuf {
+    cache.part_folder(&format!("{WORK}{}", root_key(flavour)))
+}
+
+/// Makes the build root with its kernel, which [`part`] takes from there; nothing is done if it is
+/// there. The caller does not hold the cache's lock, which is needed for moments only: others can
+/// use the cache while the compiler runs.
+pub(crate) fn compile(
+    cache: &Cache,
+    flavour: Flavour,
+    refresh: bool,
+    progress: &dyn Progress,
+) -> Result<()> {
+    let _lock = cache.lock_file(LOCK, progress)?;
+    let work = work_folder(cache, flavour);
+    if !refresh && (cache.part(&root_key(flavour))?.is_some() || Manifest::read(&work)?.is_some()) {
+        return Ok(());
+    }
+    forget_others(cache)?;
+    if refresh {
+        remove_folder(&work)?;
+    }
+    make_root(cache, flavour, &work, progress)?.write(&work)
+}
+
 /// The part with vmlinux, vmlinuz, config and modules, as those of Debian's kernels; and the build
-/// root's key, which the image has to keep.
+/// root's key, which the image has to keep. The root is there or was made by [`compile`].
 pub(crate) fn part(
     cache: &Cache,
     flavour: Flavour,
     refresh: bool,
     progress: &dyn Progress,
 ) -> Result<(String, String, Manifest)> {
-    let root_key = format!("{ROOT}{}", &root_recipe(flavour)[..12]);
-    cache.make_part(&root_key, refresh, |folder, manifest| {
-        // What takes so long is not begun anew after an interruption.
-        let work = folder.with_file_name(format!("{WORK}{root_key}"));
-        forget_others(&work)?;
-        if refresh {
-            remove_folder(&work)?;
-        }
-        make_root(cache, flavour, &work, manifest, progress)?;
-        fs::rename(work.join("root"), folder.join("root")).on("move", &work)?;
-        remove_folder(&work)
-    })?;
+    let root = take_root(cache, flavour)?;
     let key = format!("driver-{}", &recipe(flavour)[..12]);
-    let root = cache.part_folder(&root_key).join("root");
     let manifest = cache.make_part(&key, refresh, |folder, manifest| {
         make_module(flavour, &root, folder, manifest, progress)
     })?;
-    Ok((root_key, key, manifest))
+    Ok((root_key(flavour), key, manifest))
+}
+
+/// The build root, taken from where it was made if need be.
+fn take_root(cache: &Cache, flavour: Flavour) -> Result<PathBuf> {
+    let key = root_key(flavour);
+    let work = work_folder(cache, flavour);
+    let made = Manifest::read(&work)?;
+    // A new one takes the place of the old one.
+    cache.make_part(&key, made.is_some(), |folder, manifest| {
+        manifest.packages = made.map(|made| made.packages).unwrap_or_default();
+        fs::rename(work.join("root"), folder.join("root")).on("move", &work)?;
+        remove_folder(&work)
+    })?;
+    Ok(cache.part_folder(&key).join("root"))
+}
+
+/// What came of a [`Module`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Made {
+    /// Whether make succeeded.
+    pub ok: bool,
+    /// What make and the compiler said.
+    pub said: String,
+    /// The modules, copied to where they were wanted.
+    pub modules: Vec<PathBuf>,
+}
+
+/// Sources of a kernel module outside of the kernel's, to be compiled for nodes that have the
+/// kernel of the driver `tofu.ko`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Module {
+    folder: PathBuf,
+    base: PathBuf,
+    debug: bool,
+    arguments: Vec<String>,
+}
+
+impl Module {
+    /// That of the folder with this Kbuild file.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        let folder = folder.into();
+        Self { base: folder.clone(), folder, debug: false, arguments: Vec::new() }
+    }
+
+    /// The module needs files of this folder around it, too.
+    #[must_use]
+    pub fn base(mut self, base: Option<PathBuf>) -> Self {
+        self.base = base.unwrap_or(self.base);
+        self
+    }
+
+    /// For the kernel that looks after itself: `driver-debug`.
+    #[must_use]
+    pub fn debug(mut self, debug: bool) -> Self {
+        self.debug = debug;
+        self
+    }
+
+    /// Arguments of make, words without blanks: `CLIPPY=1`, `W=1`.
+    #[must_use]
+    pub fn arguments(mut self, arguments: impl IntoIterator<Item = String>) -> Self {
+        self.arguments.extend(arguments);
+        self
+    }
+
+    /// Compiles it, with the kernel if that is not there yet (minutes), and copies `*.ko` to the
+    /// folder `to`.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel cannot be made, or files not be copied. What the compiler finds is no error
+    /// here: see [`Made`].
+    pub fn make(&self, cache: &Cache, to: &Path, progress: &dyn Progress) -> Result<Made> {
+        let bad = |value, allowed| Error::Invalid { what: "kernel module", value, allowed };
+        let folder = fs::canonicalize(&self.folder).on("read", &self.folder)?;
+        let base = fs::canonicalize(&self.base).on("read", &self.base)?;
+        let Ok(inside) = folder.strip_prefix(&base) else {
+            return Err(bad(folder.display().to_string(), "must be in the folder of --base"));
+        };
+        if !["Kbuild", "Makefile"].iter().any(|name| folder.join(name).is_file()) {
+            return Err(bad(folder.display().to_string(), "needs a Kbuild file or a Makefile"));
+        }
+        let words = || self.arguments.iter().map(String::as_str).chain(inside.to_str());
+        if let Some(word) = words().find(|word| word.contains(char::is_whitespace)) {
+            return Err(bad(word.to_owned(), "paths and arguments of make may not have blanks"));
+        }
+        let flavour = if self.debug { Flavour::Debug } else { Flavour::Plain };
+        compile(cache, flavour, false, progress)?;
+        let _lock = cache.lock(progress)?;
+        let root = take_root(cache, flavour)?;
+        let own = root.join("src/own");
+        remove_folder(&own)?;
+        fs::create_dir_all(&own).on("create", &own)?;
+        let mut copy = run::command(Path::new("cp"));
+        copy.args(["-a", "--"]).arg(base.join(".")).arg(&own);
+        run::must(copy, "copying the module's sources", &own, progress)?;
+        let env = [
+            ("TOFU_FOLDER", inside.to_string_lossy().into_owned()),
+            ("TOFU_ARGUMENTS", self.arguments.join(" ")),
+        ];
+        let output = enter(flavour, &root, (OWN_SCRIPT, "own"), &env, progress, |_| {
+            progress.update(Phase::Module, 0, 0);
+        })?;
+        let log = root.join("build/log");
+        let said = fs::read_to_string(&log).unwrap_or_default() + &output.stderr;
+        let mut modules = Vec::new();
+        if output.ok {
+            let built = root.join("build/own");
+            for entry in fs::read_dir(&built).on("read", &built)?.flatten() {
+                let from = entry.path();
+                if from.extension().is_some_and(|extension| extension == "ko") {
+                    let to = to.join(entry.file_name());
+                    fs::copy(&from, &to).on("write", &to)?;
+                    modules.push(to);
+                }
+            }
+        }
+        Ok(Made { ok: output.ok, said, modules })
+    }
 }
 
 /// Removes what is left of root folders of other recipes, whose making was interrupted.
-fn forget_others(work: &Path) -> Result<()> {
-    let Some(parts) = work.parent() else { return Ok(()) };
+fn forget_others(cache: &Cache) -> Result<()> {
+    let ours = [Flavour::Plain, Flavour::Debug].map(|flavour| work_folder(cache, flavour));
+    let Some(parts) = ours[0].parent() else { return Ok(()) };
+    fs::create_dir_all(parts).on("create", parts)?;
     for entry in fs::read_dir(parts).on("read", parts)?.flatten() {
-        if entry.file_name().to_string_lossy().starts_with(&format!("{WORK}{ROOT}"))
-            && entry.path() != work
-        {
+        if is_work(&entry.file_name().to_string_lossy()) && !ours.contains(&entry.path()) {
             remove_folder(&entry.path())?;
         }
     }
@@ -209,30 +362,37 @@ fn make_root(
     cache: &Cache,
     flavour: Flavour,
     work: &Path,
-    manifest: &mut Manifest,
     progress: &dyn Progress,
-) -> Result<()> {
+) -> Result<Manifest> {
     let root = work.join("root");
-    let apt = cache.apt(progress)?;
-    let mut debs = apt.closure(&flavour.packages(), apt::From::Backports)?;
-    // It has the links /bin, /lib and so on, which have to be there before anything else.
-    debs.sort_by_key(|deb| deb.name() != "base-files");
-    let files = apt.fetch(&debs, apt::From::Backports)?;
-    manifest.packages = apt::packages(&debs, &files)?;
-    let unpacked = work.join("unpacked");
-    let these = format!("{:?}", manifest.packages);
-    if fs::read_to_string(&unpacked).is_ok_and(|those| those == these) {
-        progress.note("going on with a build that was interrupted");
-    } else {
-        remove_folder(work)?;
-        apt.unpack(&files, &root)?;
-        prepare(&root, &flavour.config())?;
-        write(&unpacked, &these)?;
-    }
+    let mut manifest = Manifest::new(&root_key(flavour), "");
+    let files = {
+        let _lock = cache.lock(progress)?;
+        let apt = cache.apt(progress)?;
+        let mut debs = apt.closure(&flavour.packages(), apt::From::Backports)?;
+        // It has the links /bin, /lib and so on, which have to be there before anything else.
+        debs.sort_by_key(|deb| deb.name() != "base-files");
+        let files = apt.fetch(&debs, apt::From::Backports)?;
+        manifest.packages = apt::packages(&debs, &files)?;
+        let unpacked = work.join("unpacked");
+        let these = format!("{:?}", manifest.packages);
+        if fs::read_to_string(&unpacked).is_ok_and(|those| those == these) {
+            progress.note("going on with a build that was interrupted");
+        } else {
+            remove_folder(work)?;
+            apt.unpack(&files, &root)?;
+            prepare(&root, &flavour.config())?;
+            write(&unpacked, &these)?;
+        }
+        files
+    };
     build(flavour, &root, "kernel", LINES, progress)?;
-    apt.discard(&files);
     // The sources are unpacked; the rest is what modules are built of.
-    remove_folder(&root.join("usr/src"))
+    for file in &files {
+        let _ = fs::remove_file(file);
+    }
+    remove_folder(&root.join("usr/src"))?;
+    Ok(manifest)
 }
 
 /// What a root of unpacked packages lacks.
@@ -289,7 +449,7 @@ fn make_module(
     Ok(())
 }
 
-/// Runs our script in the root.
+/// Runs our script in the root, which is to succeed.
 fn build(
     flavour: Flavour,
     root: &Path,
@@ -297,34 +457,47 @@ fn build(
     lines: u64,
     progress: &dyn Progress,
 ) -> Result<()> {
-    write(&root.join("tofu-build/configure"), SCRIPT)?;
+    progress.update(Phase::Compile, 0, lines);
+    let output = enter(flavour, root, (SCRIPT, what), &[], progress, |said| {
+        progress.update(Phase::Compile, (said.lines().count() as u64).min(lines), lines);
+    })?;
+    if !output.ok {
+        let log = root.join("build/log");
+        let stderr = fs::read_to_string(&log).unwrap_or_default();
+        let output = run::Output { stderr, ..output };
+        return Err(run::failure(&output, "make".into(), "building the kernel driver", &log));
+    }
+    progress.update(Phase::Compile, lines, lines);
+    Ok(())
+}
+
+/// Runs a script in the root with an argument, and tells every second or so what it has said.
+fn enter(
+    flavour: Flavour,
+    root: &Path,
+    (script, what): (&str, &str),
+    env: &[(&str, String)],
+    progress: &dyn Progress,
+    mut tell: impl FnMut(&str),
+) -> Result<run::Output> {
+    write(&root.join("tofu-build/configure"), script)?;
     let log = root.join("build/log");
     // That of a kernel goes on when its build does.
     if what != "kernel" || !log.exists() {
         write(&log, "")?;
     }
     let mut command = Way::find(progress)?.enter(root, what)?;
-    command.env("HOME", "/root");
+    command.env("HOME", "/root").envs(env.iter().map(|(name, value)| (name, value)));
     if flavour == Flavour::Debug {
         command.env("LLVM", "1");
     }
-    let said = || fs::read_to_string(&log).unwrap_or_default();
     let mut ticks = 0u32;
-    progress.update(Phase::Compile, 0, lines);
-    let output =
-        run::run_for(COMPILE_LIMIT, command, "building the kernel driver", progress, || {
-            ticks += 1;
-            if ticks.is_multiple_of(20) {
-                let done = said().lines().count() as u64;
-                progress.update(Phase::Compile, done.min(lines), lines);
-            }
-        })?;
-    if !output.ok {
-        let output = run::Output { stderr: said(), ..output };
-        return Err(run::failure(&output, "make".into(), "building the kernel driver", &log));
-    }
-    progress.update(Phase::Compile, lines, lines);
-    Ok(())
+    run::run_for(COMPILE_LIMIT, command, "building the kernel driver", progress, || {
+        ticks += 1;
+        if ticks.is_multiple_of(20) {
+            tell(&fs::read_to_string(&log).unwrap_or_default());
+        }
+    })
 }
 
 fn write(path: &PathBuf, text: &str) -> Result<()> {
@@ -342,14 +515,12 @@ mod tests {
     fn every_source_file_is_there() {
         let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-lib");
         let mut found = Vec::new();
-        for (folder, prefix) in
-            [("abi/src", "abi/src/"), ("abi/src/reduce", "abi/src/reduce/"), ("kernel", "kernel/")]
-        {
+        for folder in ["abi/src", "abi/src/reduce", "kernel", "kernel/netdev"] {
             for entry in fs::read_dir(base.join(folder)).unwrap().flatten() {
                 let name = entry.file_name().into_string().unwrap();
                 let source = [".rs", ".c", ".h"].iter().any(|end| name.ends_with(end));
                 if (source && name != "tests.rs") || name == "Kbuild" {
-                    found.push(format!("{prefix}{name}"));
+                    found.push(format!("{folder}/{name}"));
                 }
             }
         }

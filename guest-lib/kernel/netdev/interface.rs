@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the kernel knows of an interface, and what netdev.c calls.
+
+use core::fmt::Write;
+
+use kernel::ffi::{c_char, c_int, c_void};
+use kernel::prelude::*;
+use kernel::str::CStr;
+use kernel::sync::atomic::Relaxed;
+use kernel::sync::Arc;
+
+use tofu_ipotofu::addr;
+use tofu_ipotofu::topology::Shape;
+use tofu_ipotofu::wire::ETHERNET_HEADER;
+
+use super::counts::{COUNTS, NAMES, REGISTERS};
+use super::{Link, Quiet};
+use crate::device::Device;
+use crate::shim::{self, NetDevice, NetSetup, SkBuff};
+
+/// Interfaces at most. Each has a TNI of its own, from 0 on.
+const MAX_INTERFACES: u32 = 2;
+/// What the number of the machine is more by in the addresses of the second interface.
+const SECOND_MACHINE: u8 = 4;
+/// The largest MTU: with its Ethernet header a frame has at most 2^16 - 1 bytes.
+const MAX_MTU: u16 = u16::MAX - ETHERNET_HEADER as u16;
+
+/// A page to write text to.
+struct Text<'a> {
+    buf: &'a mut [u8],
+    len: usize,
+}
+
+impl Write for Text<'_> {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        let end = self.len + text.len();
+        let place = self.buf.get_mut(self.len..end).ok_or(core::fmt::Error)?;
+        place.copy_from_slice(text.as_bytes());
+        self.len = end;
+        Ok(())
+    }
+}
+
+impl Link {
+    /// Writes a line about the interface.
+    fn show(&self, what: c_int, to: &mut Text<'_>) -> core::fmt::Result {
+        match what {
+            0 => {
+                let [x, y, z, a, b, c] = self.me.to_array();
+                writeln!(to, "{x} {y} {z} {a} {b} {c}")
+            }
+            1 => {
+                let [a, b, c, d] = addr::ipv4(self.machine, self.me);
+                let bits = addr::ipv4_prefix(&self.shape, self.machine);
+                writeln!(to, "{a}.{b}.{c}.{d}/{bits}")
+            }
+            2 => {
+                let address = core::net::Ipv6Addr::from(addr::ipv6(self.machine, self.me));
+                writeln!(to, "{address}/64")
+            }
+            3 => {
+                let [x, y, z, a, b, c] = self.shape.lengths();
+                writeln!(to, "{x}x{y}x{z}x{a}x{b}x{c}")
+            }
+            _ => writeln!(to, "{}", self.tni),
+        }
+    }
+}
+
+/// An interface that the kernel knows. Dropping it takes it away.
+pub(crate) struct Interface {
+    dev: *mut NetDevice,
+    _link: Arc<Link>,
+}
+
+// SAFETY: the interface is only taken away, by whoever has this.
+unsafe impl Send for Interface {}
+// SAFETY: as above.
+unsafe impl Sync for Interface {}
+
+impl Drop for Interface {
+    fn drop(&mut self) {
+        // SAFETY: it was added and is taken away once. It is down afterwards.
+        unsafe { shim::tofu_shim_net_remove(self.dev) };
+    }
+}
+
+/// The interfaces of a node.
+pub(crate) type Interfaces = [Option<Interface>; MAX_INTERFACES as usize];
+
+/// Text of a parameter.
+fn parameter<'a>(text: *const c_char) -> Option<&'a str> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: parameters are strings that stay.
+    unsafe { CStr::from_char_ptr(text) }.to_str().ok()
+}
+
+/// Makes the interfaces that the module's parameters ask for. One that cannot be made is told of
+/// in the log: the device works without it.
+pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
+    let mut made = [None, None];
+    // SAFETY: parameters are there before any device is.
+    let (shape, torus, machine, mtu, count) = unsafe {
+        (
+            parameter(shim::tofu_shim_param_shape()),
+            parameter(shim::tofu_shim_param_torus()),
+            shim::tofu_shim_param_machine(),
+            shim::tofu_shim_param_mtu(),
+            shim::tofu_shim_param_interfaces(),
+        )
+    };
+    let Some(text) = shape else {
+        dev_info!(
+            device.pdev(),
+            "no tofu0: the parameter shape is not given\n"
+        );
+        return made;
+    };
+    let Ok(shape) = text.parse::<Shape>() else {
+        dev_err!(
+            device.pdev(),
+            "no tofu0: shape={}: it is six lengths such as 1x1x1x2x3x2, at most 32x32x32x2x3x2\n",
+            text
+        );
+        return made;
+    };
+    let shape = torus.map_or(shape, |axes| shape.with_torus(axes));
+    let (Ok(machine @ 0..=addr::MAX_MACHINE), Ok(mtu @ 1280..=MAX_MTU)) =
+        (u8::try_from(machine), u16::try_from(mtu))
+    else {
+        dev_err!(
+            device.pdev(),
+            "no tofu0: machine={} is 0 to 7, mtu={} is 1280 to 65521\n",
+            machine,
+            mtu
+        );
+        return made;
+    };
+    if shape.rank(device.coords()).is_none() {
+        dev_err!(
+            device.pdev(),
+            "no tofu0: shape={} does not have this node\n",
+            text
+        );
+        return made;
+    }
+    if count > MAX_INTERFACES {
+        dev_warn!(device.pdev(), "interfaces={} is 0, 1 or 2\n", count);
+    }
+    let names = [c"tofu0", c"tofu1"];
+    for (tni, (place, name)) in made.iter_mut().zip(names).take(count as usize).enumerate() {
+        let machine = (machine + tni as u8 * SECOND_MACHINE) % (addr::MAX_MACHINE + 1);
+        match interface(device, shape, machine, tni as u8, name, mtu) {
+            Ok(interface) => *place = Some(interface),
+            Err(error) => dev_err!(device.pdev(), "no tofu{}: {:?}\n", tni, error),
+        }
+    }
+    made
+}
+
+fn interface(
+    device: &Arc<Device>,
+    shape: Shape,
+    machine: u8,
+    tni: u8,
+    name: &'static CStr,
+    mtu: u16,
+) -> Result<Interface> {
+    let link = Link::new(device, shape, machine, tni)?;
+    let setup = NetSetup {
+        link: Arc::as_ptr(&link).cast_mut().cast(),
+        parent: device.raw(),
+        name: name.as_char_ptr(),
+        mac: addr::mac(device.coords()),
+        mtu,
+        max_mtu: MAX_MTU,
+    };
+    let mut error = 0;
+    // SAFETY: the link lives as long as the interface.
+    let dev = unsafe { shim::tofu_shim_net_add(&setup, &mut error) };
+    if dev.is_null() {
+        return Err(Error::from_errno(error));
+    }
+    Ok(Interface { dev, _link: link })
+}
+
+/// The link that netdev.c was given.
+///
+/// # Safety
+///
+/// `link` is of an [`Interface`] that is there.
+unsafe fn link_of<'a>(link: *mut c_void) -> &'a Link {
+    // SAFETY: see above.
+    unsafe { &*link.cast::<Link>() }
+}
+
+/// Brings an interface up.
+#[no_mangle]
+extern "C" fn tofu_rs_net_open(link: *mut c_void, dev: *mut NetDevice) -> c_int {
+    // SAFETY: the link of an interface is an `Arc`, which that keeps; this is one more reference.
+    let link = unsafe {
+        let borrowed = core::mem::ManuallyDrop::new(Arc::from_raw(link.cast::<Link>()));
+        Arc::clone(&borrowed)
+    };
+    link.open(dev).map_or_else(Error::to_errno, |()| 0)
+}
+
+/// Takes an interface down.
+#[no_mangle]
+extern "C" fn tofu_rs_net_stop(link: *mut c_void) {
+    // SAFETY: netdev.c passes the link of its interface.
+    unsafe { link_of(link) }.stop();
+}
+
+/// Sends a frame.
+#[no_mangle]
+extern "C" fn tofu_rs_net_xmit(
+    link: *mut c_void,
+    dev: *mut NetDevice,
+    skb: *mut SkBuff,
+    more: bool,
+) {
+    // SAFETY: as above.
+    unsafe { link_of(link) }.xmit(dev, skb, more);
+}
+
+/// Receives.
+#[no_mangle]
+extern "C" fn tofu_rs_net_poll(link: *mut c_void, dev: *mut NetDevice, budget: c_int) -> c_int {
+    // SAFETY: as above.
+    unsafe { link_of(link) }.poll(dev, budget)
+}
+
+/// Waits for the next interrupt.
+#[no_mangle]
+extern "C" fn tofu_rs_net_rest(link: *mut c_void, dev: *mut NetDevice) -> bool {
+    // SAFETY: as above.
+    unsafe { link_of(link) }.rest(dev)
+}
+
+/// What was done.
+#[no_mangle]
+extern "C" fn tofu_rs_net_counters(link: *mut c_void, values: *mut u64, n: c_int) {
+    // SAFETY: as above, and there are so many values.
+    unsafe {
+        let values = core::slice::from_raw_parts_mut(values, n as usize);
+        link_of(link).counters(values);
+    }
+}
+
+/// How many counters there are.
+#[no_mangle]
+extern "C" fn tofu_rs_net_counter_count() -> c_int {
+    (COUNTS + REGISTERS.len()) as c_int
+}
+
+/// The name of a counter.
+#[no_mangle]
+extern "C" fn tofu_rs_net_counter_name(n: c_int) -> *const c_char {
+    let n = n as usize;
+    let register = || REGISTERS.get(n.wrapping_sub(COUNTS)).map(|(name, _)| *name);
+    let name = NAMES.get(n).copied().or_else(register);
+    name.unwrap_or(c"").as_char_ptr()
+}
+
+/// A line about the interface; its length.
+#[no_mangle]
+extern "C" fn tofu_rs_net_show(
+    link: *mut c_void,
+    what: c_int,
+    buf: *mut c_char,
+    size: usize,
+) -> isize {
+    // SAFETY: as above, and the buffer has that size.
+    let (link, buf) = unsafe {
+        (
+            link_of(link),
+            core::slice::from_raw_parts_mut(buf.cast::<u8>(), size),
+        )
+    };
+    let mut text = Text { buf, len: 0 };
+    match link.show(what, &mut text) {
+        Ok(()) => text.len as isize,
+        Err(_) => EINVAL.to_errno() as isize,
+    }
+}
+
+/// Reads or sets how long interrupts are held back.
+#[no_mangle]
+extern "C" fn tofu_rs_net_coalesce(
+    link: *mut c_void,
+    usecs: *mut u32,
+    frames: *mut u32,
+    set: bool,
+) {
+    // SAFETY: as above, and both values are there.
+    let (link, usecs, frames) = unsafe { (link_of(link), &mut *usecs, &mut *frames) };
+    if !set {
+        *usecs = link.coalesce_us.load(Relaxed);
+        *frames = link.coalesce_packets.load(Relaxed);
+        return;
+    }
+    link.coalesce_us.store(*usecs, Relaxed);
+    link.coalesce_packets.store(*frames, Relaxed);
+    let _quiet = Quiet::new();
+    if let Some(receiver) = link.rx.lock().receiver.as_ref() {
+        receiver.coalesce(u64::from(*usecs) * 1000, (*frames).into());
+    }
+}
