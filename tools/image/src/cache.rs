@@ -136,24 +136,35 @@ impl Cache {
         Apt::open(&self.folder.join("apt"), self.mirror.as_deref(), progress)
     }
 
+    /// Waits until nobody else has the lock of this name, which is held until the file is dropped.
+    pub(crate) fn lock_file(&self, name: &str, progress: &dyn Progress) -> Result<File> {
+        loop {
+            if let Some(file) = self.try_lock_file(name)? {
+                return Ok(file);
+            }
+            if progress.cancelled() {
+                return Err(Error::Interrupted);
+            }
+            progress.update(Phase::Waiting, 0, 0);
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// The same without waiting; `None` if somebody has it.
+    fn try_lock_file(&self, name: &str) -> Result<Option<File>> {
+        fs::create_dir_all(&self.folder).on("create", &self.folder)?;
+        let path = self.folder.join(name);
+        let file = File::options().create(true).append(true).open(&path).on("open", &path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error).on("lock", &path),
+        }
+    }
+
     /// Waits until nobody else builds, and removes what an interrupted build left.
     pub(crate) fn lock(&self, progress: &dyn Progress) -> Result<File> {
-        fs::create_dir_all(&self.folder).on("create", &self.folder)?;
-        let path = self.folder.join("lock");
-        let file = File::options().create(true).append(true).open(&path).on("open", &path)?;
-        loop {
-            match file.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) => {
-                    if progress.cancelled() {
-                        return Err(Error::Interrupted);
-                    }
-                    progress.update(Phase::Waiting, 0, 0);
-                    thread::sleep(Duration::from_millis(100));
-                }
-                Err(TryLockError::Error(error)) => return Err(error).on("lock", &path),
-            }
-        }
+        let file = self.lock_file("lock", progress)?;
         for sub in ["parts", "images"] {
             let folder = self.folder.join(sub);
             fs::create_dir_all(&folder).on("create", &folder)?;
@@ -199,6 +210,10 @@ impl Cache {
         };
         if let (Some(image), false) = (ready(), spec.refresh) {
             return Ok(image);
+        }
+        if let Some(flavour) = spec.kernel.driver() {
+            // Minutes, in which others can make their images.
+            driver::compile(self, flavour, spec.refresh, progress)?;
         }
         let _lock = self.lock(progress)?;
         if let (Some(image), false) = (ready(), spec.refresh) {
@@ -472,10 +487,12 @@ impl Cache {
         let used: BTreeSet<&String> =
             images.iter().flat_map(|image| &image.manifest.parts).collect();
         let parts = self.folder.join("parts");
+        let compiles = self.try_lock_file(driver::LOCK)?.is_none();
         for entry in fs::read_dir(&parts).on("read", &parts)?.flatten() {
             let key = entry.file_name().to_string_lossy().into_owned();
             let kept = ["qemu", "tools"].contains(&key.as_str()) || key.starts_with(PACKAGES);
-            if !kept && !used.contains(&key) {
+            let busy = compiles && driver::is_work(&key);
+            if !kept && !busy && !used.contains(&key) {
                 remove_folder(&entry.path())?;
             }
         }

@@ -323,6 +323,7 @@ impl Module {
             ("TOFU_FOLDER", inside.to_string_lossy().into_owned()),
             ("TOFU_ARGUMENTS", self.arguments.join(" ")),
         ];
+        progress.update(Phase::Module, 0, 0);
         let output = enter(flavour, &root, (OWN_SCRIPT, "own"), &env, progress, |_| {
             progress.update(Phase::Module, 0, 0);
         })?;

@@ -51,6 +51,7 @@ mod spec;
 mod tshark;
 
 pub use cache::{Cache, Image};
+pub use driver::{Made, Module};
 pub use error::{Error, Result};
 pub use kernel::{Kind as KernelKind, inspect as inspect_kernel};
 pub use manifest::{FileInfo, Manifest, Package};

@@ -18,6 +18,8 @@ pub enum Phase {
     Kernel,
     /// Compiling a kernel with our driver; progress is in files, about.
     Compile,
+    /// Compiling a module of the user's.
+    Module,
     /// Making the initial RAM file system.
     Initramfs,
     /// Running the packages' own set-up scripts; progress is in packages.
@@ -35,6 +37,7 @@ impl fmt::Display for Phase {
             Phase::Unpack => "unpack",
             Phase::Kernel => "kernel",
             Phase::Compile => "compile the kernel and its driver",
+            Phase::Module => "compile the module",
             Phase::Initramfs => "initramfs",
             Phase::Configure => "configure packages",
             Phase::Root => "root file system",

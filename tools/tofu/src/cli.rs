@@ -487,6 +487,29 @@ pub(crate) enum ImageCommand {
         #[arg(long)]
         refresh: bool,
     },
+    /// Compile a kernel module for nodes with the kernel of the image `driver`
+    ///
+    /// Sources in FOLDER, with a Kbuild file; C or Rust. What the compiler says is printed, and
+    /// modules (*.ko) are left in FOLDER. The kernel is built first if it is not there yet, which
+    /// takes minutes. Then: tofu up --linux --image driver, tofu cp FOLDER/mine.ko 0:/tmp,
+    /// tofu exec 0 -- insmod /tmp/mine.ko.
+    Module {
+        /// Folder with the sources and Kbuild
+        #[arg(value_name = "FOLDER")]
+        folder: PathBuf,
+        /// Folder around it with more files that it needs [default: FOLDER]
+        #[arg(long, value_name = "BASE")]
+        base: Option<PathBuf>,
+        /// Where to leave the modules [default: FOLDER]
+        #[arg(long, short, value_name = "FOLDER")]
+        out: Option<PathBuf>,
+        /// For the kernel of `--kernel driver-debug`
+        #[arg(long)]
+        debug: bool,
+        /// Arguments of make, such as W=1 or CLIPPY=1
+        #[arg(value_name = "ARG", last = true)]
+        args: Vec<String>,
+    },
     /// List the images
     Ls {
         /// Print the list as JSON

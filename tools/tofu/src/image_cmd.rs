@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use tofu_image::{Cache, Image, Kernel, Phase, Progress, Spec};
+use tofu_image::{Cache, Image, Kernel, Made, Module, Phase, Progress, Spec};
 
 use crate::cli::ImageCommand;
 use crate::linux::guest;
@@ -42,6 +42,15 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
                 spec = spec.with(with)?;
             }
             build(&cache.mirror(mirror.clone()), &spec, &progress)
+        }
+        ImageCommand::Module { folder, base, out, debug, args } => {
+            let module = Module::new(folder).base(base.clone()).debug(*debug);
+            let to = out.as_ref().unwrap_or(folder);
+            module
+                .arguments(args.iter().cloned())
+                .make(&cache, to, &progress)
+                .map_err(Into::into)
+                .and_then(|made| tell(&made, &progress))
         }
         ImageCommand::Qemu { args } => cache
             .qemu(None, &progress)
@@ -74,6 +83,20 @@ fn build(cache: &Cache, spec: &Spec, progress: &Shown) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{}", describe(&image))?;
     writeln!(out, "QEMU {} ({:?})", qemu.version, qemu.origin)?;
+    Ok(())
+}
+
+/// Says what came of a module.
+fn tell(made: &Made, progress: &Shown) -> anyhow::Result<()> {
+    progress.clear();
+    eprint!("{}", made.said);
+    if !made.ok {
+        anyhow::bail!("the module cannot be compiled; what the compiler said is above");
+    }
+    let mut out = io::stdout().lock();
+    for module in &made.modules {
+        writeln!(out, "{}", module.display())?;
+    }
     Ok(())
 }
 
