@@ -140,9 +140,54 @@ impl kirq::Handler for Handler {
     }
 }
 
+/// What an STag stands for: pages of the process, and how they are offered.
+#[derive(Clone, Copy)]
+struct Span {
+    /// First byte of the first page, and the one behind the last.
+    start: u64,
+    end: u64,
+    /// Where the address space begins.
+    base: u64,
+    large: bool,
+    read_only: bool,
+}
+
+impl Span {
+    /// # Errors
+    ///
+    /// `EINVAL` if there are no such addresses, or more than an offset can say.
+    fn new(a: &AllocStag) -> Result<Self> {
+        let (start, end) = pages_around(a.va, a.len)?;
+        let huge = PageSize::Size2M.bytes();
+        let large = a.flags & uapi::LARGE_PAGES != 0 && end - start >= huge;
+        let base = start & !(if large { huge } else { BASE_ALIGN } - 1);
+        if end - base > MAX_SPAN {
+            return Err(EINVAL);
+        }
+        let read_only = a.flags & uapi::READ_ONLY != 0;
+        Ok(Self {
+            start,
+            end,
+            base,
+            large,
+            read_only,
+        })
+    }
+
+    /// Whether the public interface has one STag for both: it counts in pages of 64 KiB.
+    fn serves(&self, other: &Self) -> bool {
+        let kind = |span: &Self| (span.base, span.large, span.read_only);
+        kind(self) == kind(other)
+            && self.end.div_ceil(BASE_ALIGN) == other.end.div_ceil(BASE_ALIGN)
+            && (self.start..=self.end).contains(&other.start)
+            && other.end <= self.end
+    }
+}
+
 /// Registered memory. The order of fields is that of taking it down.
 struct Stag {
-    _watch: Pin<KBox<Watch>>,
+    span: Span,
+    watch: Pin<KBox<Watch>>,
     _pinned: Pinned,
     _pages: Table,
 }
@@ -169,6 +214,8 @@ struct Open {
     /// TOQ, TCQ, MRQ.
     rings: [Ring; 3],
     stags: KVVec<Option<KBox<Stag>>>,
+    /// No STag from here on has ever been given out.
+    end: u32,
 }
 
 /// How things stand with an STag.
@@ -470,6 +517,7 @@ impl Cq {
                 irq,
                 rings,
                 stags: list,
+                end: 0,
             },
             GFP_KERNEL,
         )?;
@@ -516,7 +564,7 @@ impl Cq {
         if open.mm.as_raw() != current_mm()?.as_raw() {
             return Err(EPERM);
         }
-        let known = uapi::READ_ONLY | uapi::LARGE_PAGES;
+        let known = uapi::READ_ONLY | uapi::LARGE_PAGES | uapi::NEW_STAG;
         let wanted = u32::try_from(a.stag).ok();
         let bad = a.flags & !known != 0
             || a.stag < -1
@@ -526,10 +574,16 @@ impl Cq {
         if bad {
             return Err(EINVAL);
         }
-        let (start, end) = pages_around(a.va, a.len)?;
-        let read_only = a.flags & uapi::READ_ONLY != 0;
-        let stag = self.choose(wanted, read_only)?;
-        let made = self.make_stag(open, &mut a, stag, start, end, read_only);
+        let span = Span::new(&a)?;
+        if wanted.is_none() && a.flags & uapi::NEW_STAG == 0 {
+            if let Some(stag) = self.known(open, &span) {
+                a.stag = stag as i32;
+                a.offset = a.va - span.base;
+                return uapi::put(arg, &a);
+            }
+        }
+        let stag = self.choose(wanted, span.read_only)?;
+        let made = self.make_stag(open, &mut a, stag, &span);
         if let Err(error) = made {
             let mut shared = self.shared.lock();
             if let Some(tables) = shared.tables.as_mut() {
@@ -544,6 +598,18 @@ impl Cq {
             return Err(error);
         }
         Ok(())
+    }
+
+    /// An STag that stands for the same memory already, if its pages are the process's still.
+    fn known(&self, open: &Open, span: &Span) -> Option<u32> {
+        let shared = self.shared.lock();
+        let tables = shared.tables.as_ref().filter(|_| shared.enabled)?;
+        let first = SPECIAL_STAGS + u32::from(span.read_only);
+        (first..open.end).step_by(2).find(|stag| {
+            let stag_there = open.stags.get(*stag as usize).and_then(Option::as_ref);
+            stag_there.is_some_and(|s| s.span.serves(span) && s.watch.is_untouched())
+                && tables.state(*stag) == StagState::Live
+        })
     }
 
     /// Reserves an STag.
@@ -573,16 +639,16 @@ impl Cq {
         open: &mut Open,
         a: &mut AllocStag,
         stag: u32,
-        start: u64,
-        end: u64,
-        read_only: bool,
+        span: &Span,
     ) -> Result {
+        let &Span {
+            start,
+            end,
+            base,
+            large,
+            read_only,
+        } = span;
         let huge = PageSize::Size2M.bytes();
-        let large = a.flags & uapi::LARGE_PAGES != 0 && end - start >= huge;
-        let base = start & !(if large { huge } else { BASE_ALIGN } - 1);
-        if end - base > MAX_SPAN {
-            return Err(EINVAL);
-        }
         // In step with huge pages, should the memory have some: then the IOMMU has them too.
         let (page, align) = if end - start >= huge {
             (PageSize::Size2M, huge)
@@ -633,14 +699,15 @@ impl Cq {
             .with_mbid(stag as u16)
             .with_enable(true)
             .0;
-        let span = (end - base).div_ceil(BASE_ALIGN);
+        let units = (end - base).div_ceil(BASE_ALIGN);
         let shown = base >> 16 & ((1 << 36) - 1)
-            | (span & ((1 << 27) - 1)) << 36
+            | (units & ((1 << 27) - 1)) << 36
             | u64::from(large && range.is_some()) << 63;
         // The memory of this box is needed below, where none can be allocated.
         let record = KBox::new(
             Stag {
-                _watch: watch,
+                span: *span,
+                watch,
                 _pinned: pinned,
                 _pages: pages,
             },
@@ -662,6 +729,7 @@ impl Cq {
         tables.shown.set(stag, shown);
         tables.set_state(stag, StagState::Live);
         *place = Some(record);
+        open.end = open.end.max(stag + 1);
         Ok(())
     }
 

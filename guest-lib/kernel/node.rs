@@ -11,7 +11,9 @@ use kernel::str::CString;
 use kernel::sync::{Arc, ArcBorrow};
 use kernel::uaccess::{UserPtr, UserSlice};
 
-use tofu_abi::regs::{cq_page, CqReg, PortReg, BAR0_SIZE, NUM_BCH, NUM_CQ, NUM_PORT, NUM_TNI};
+use tofu_abi::regs::{
+    cq_page, CqReg, PortReg, BAR0_SIZE, NUM_BCH, NUM_CQ, NUM_PORT, NUM_TNI, PAGE_STRIDE,
+};
 
 use crate::bch::Bch;
 use crate::cq::Cq;
@@ -25,6 +27,10 @@ use crate::users::{Rights, BG_MASK, CQ_MASK};
 const HARDWARE_BASE: u64 = 0x4000_0000;
 /// Bytes that LOAD_REGISTER and LOAD_RESOURCE give at most in one call (ours).
 const MAX_LOAD: u64 = 16 << 20;
+/// Pages of the machines that the interface comes from: a program may count on them. The registers
+/// of a queue or channel have so much space of their own.
+const FOREIGN_PAGE: u64 = 1 << 16;
+const _: () = assert!(FOREIGN_PAGE == PAGE_STRIDE);
 /// Items of NOTIFY_LINKDOWN at most (ours).
 const MAX_LINKS: i32 = 4096;
 
@@ -244,7 +250,7 @@ unsafe extern "C" fn tofu_rs_mmap(
         Kind::Cq(..) => {
             // SAFETY: made by `into_raw`; the file holds the reference during the call.
             let cq = unsafe { ArcBorrow::from_raw(data.cast::<Cq>()) };
-            if offset == PAGE && shared {
+            if (offset == PAGE || offset == FOREIGN_PAGE) && shared {
                 // The table is the kernel's.
                 return code(if write {
                     Err(EACCES)
@@ -258,8 +264,8 @@ unsafe extern "C" fn tofu_rs_mmap(
         Kind::Bch(..) => unsafe { ArcBorrow::from_raw(data.cast::<Bch>()) }.page_phys(),
         _ => return ENODEV.to_errno(),
     };
-    // One page: the next one is somebody else's.
-    if offset != 0 || len != PAGE || !shared {
+    // What is behind is somebody else's.
+    if offset != 0 || len > FOREIGN_PAGE || !shared {
         return EINVAL.to_errno();
     }
     // SAFETY: the caller's promise, and the page is one that processes may have.

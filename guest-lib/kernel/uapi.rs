@@ -134,6 +134,8 @@ argument! {
 pub(crate) const READ_ONLY: u32 = 1;
 /// ALLOC_STAG: the table may have large pages.
 pub(crate) const LARGE_PAGES: u32 = 2;
+/// ALLOC_STAG: an STag of its own, also if one stands for the same memory already (ours).
+pub(crate) const NEW_STAG: u32 = 1 << 31;
 
 impl Subnet {
     /// The fields as CQS MODE has them.

@@ -6,6 +6,7 @@ use kernel::bindings;
 use kernel::mm::Mm;
 use kernel::prelude::*;
 use kernel::sync::aref::ARef;
+use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::Arc;
 use kernel::types::Opaque;
 
@@ -27,6 +28,8 @@ pub(crate) struct Watch {
     notifier: Opaque<bindings::mmu_interval_notifier>,
     cq: Arc<Cq>,
     what: What,
+    /// Whether the process may have other pages in place of those that are pinned.
+    touched: Atomic<bool>,
 }
 
 // SAFETY: the notifier is the kernel's until it is removed, which any thread may do.
@@ -58,6 +61,7 @@ impl Watch {
             try_pin_init!(&this in Self {
                 cq: cq.clone(),
                 what,
+                touched: Atomic::new(false),
                 notifier: Opaque::zeroed(),
                 _: {
                     // SAFETY: the notifier stays where it is until `drop` removes it; the other
@@ -75,6 +79,13 @@ impl Watch {
             }? Error),
             GFP_KERNEL,
         )
+    }
+}
+
+impl Watch {
+    /// Whether the process's page table still has the pages that were there at first.
+    pub(crate) fn is_untouched(&self) -> bool {
+        !self.touched.load(Relaxed)
     }
 }
 
@@ -96,6 +107,10 @@ unsafe extern "C" fn invalidate(
 ) -> bool {
     // SAFETY: the kernel hands us a range that is there during the call.
     let (event, flags) = unsafe { ((*range).event, (*range).flags) };
+    // SAFETY: only notifiers of a `Watch` have this callback, and it is there until the notifier
+    // is removed.
+    let watch = unsafe { &*kernel::container_of!(Opaque::cast_from(notifier), Watch, notifier) };
+    watch.touched.store(true, Relaxed);
     // Pages are pinned, so the other events do not take them away from the device.
     if event != bindings::mmu_notifier_event_MMU_NOTIFY_UNMAP
         && event != bindings::mmu_notifier_event_MMU_NOTIFY_RELEASE
@@ -107,9 +122,6 @@ unsafe extern "C" fn invalidate(
     if flags & bindings::MMU_NOTIFIER_RANGE_BLOCKABLE == 0 {
         return false;
     }
-    // SAFETY: only notifiers of a `Watch` have this callback, and it is there until the notifier
-    // is removed.
-    let watch = unsafe { &*kernel::container_of!(Opaque::cast_from(notifier), Watch, notifier) };
     watch.cq.unmapped(watch.what);
     true
 }

@@ -72,6 +72,7 @@ static void stags(void)
 } while (0)
 	FAILS(ioctl(q.fd, TOF_IOCTL_ALLOC_STAG, BAD), EFAULT, "ALLOC_STAG with a bad pointer");
 	BAD_STAG(4, -1, buffer, 1, EINVAL, "an unknown flag");
+	BAD_STAG(TOF_STAG_NEW | 4, -1, buffer, 1, EINVAL, "another one");
 	BAD_STAG(0, -2, buffer, 1, EINVAL, "STag -2");
 	BAD_STAG(0, 4096, buffer, 1, EINVAL, "STag 4096");
 	BAD_STAG(0, -1, NULL, 1, EINVAL, "no address");
@@ -112,11 +113,52 @@ static void stags(void)
 
 	/* Until there are no more: half of the table beyond the special ones is for writing. */
 	int count = 0;
-	while (add_memory(&q, buffer, 1, -1, 0) >= 0)
+	while (add_memory(&q, buffer, 1, -1, TOF_STAG_NEW) >= 0)
 		count++;
 	CHECK(errno == ENOSPC && count == 2048, "%d STags, then none", count);
 	close_queue(&q);
 	munmap(buffer, len);
+}
+
+/* The same memory has one STag, however often it is registered, as long as it is the same. */
+static void again(void)
+{
+	struct queue q = open_queue(0, 1);
+	enum { UNIT = 64 << 10, HUGE = 2 << 20 };
+	char *area = memory(4 * HUGE);
+	char *buffer = area + UNIT - ((uintptr_t)area & (UNIT - 1));
+	char *large = area + 2 * HUGE - ((uintptr_t)area & (HUGE - 1));
+	int64_t first = add_memory(&q, buffer + 100, 9000, -1, 0);
+	int stag = stag_of(first);
+
+	CHECK(first >= 0 && add_memory(&q, buffer + 100, 9000, -1, 0) == first, "the same STag again");
+	CHECK(add_memory(&q, buffer + 5000, 10, -1, 0) == first + 4900, "of a part, too");
+	CHECK(stag_of(add_memory(&q, buffer + 100, 9000, -1, TOF_STAG_READ_ONLY)) % 2,
+	      "not for reading only");
+	CHECK(stag_of(add_memory(&q, buffer + 100, 9000, -1, TOF_STAG_NEW)) != stag,
+	      "not if a new one is wanted");
+	CHECK(stag_of(add_memory(&q, buffer + 100, 2 * UNIT, -1, 0)) != stag, "not for more memory");
+	CHECK(stag_of(add_memory(&q, buffer + 100, 9000, 7, 0)) == 7, "nor if one is named");
+	int one = stag_of(add_memory(&q, large, HUGE, -1, 0));
+	CHECK(stag_of(add_memory(&q, large, HUGE, -1, TOF_STAG_LARGE_PAGES)) != one,
+	      "nor with pages of another size");
+
+	/* Other pages at the same place are other memory. */
+	int64_t from = add_memory(&q, buffer, 64, 20, 0);
+	madvise(buffer, 3 * PAGE, MADV_DONTNEED);
+	buffer[101] = 77;
+	int64_t fresh = add_memory(&q, buffer + 100, 9000, -1, 0);
+	CHECK(fresh >= 0 && stag_of(fresh) != stag, "not when the pages have been replaced");
+	CHECK(from >= 0 && put(&q, my_coords(), 0, from, fresh + 1, 1) == 0 && buffer[0] == 0,
+	      "the device still has those that it had");
+	struct tof_free_stags f = { .num = 1, .stags = (int[]){ stag_of(fresh) } };
+	WORKS(ioctl(q.fd, TOF_IOCTL_FREE_STAGS, &f), "it is freed once");
+	f.stags = (int[]){ stag_of(fresh) };
+	FAILS(ioctl(q.fd, TOF_IOCTL_FREE_STAGS, &f), ENOENT, "however often it was given out");
+	f = (struct tof_free_stags){ .num = 1, .stags = (int[]){ stag } };
+	WORKS(ioctl(q.fd, TOF_IOCTL_FREE_STAGS, &f), "the old one has to be freed as well");
+	munmap(area, 4 * HUGE);
+	close_queue(&q);
 }
 
 static void maps(void)
@@ -125,11 +167,15 @@ static void maps(void)
 	char *buffer = memory(PAGE);
 	uint64_t *table;
 
-	CHECK(mmap(NULL, 2 * PAGE, PROT_READ, MAP_SHARED, q.fd, 0) == MAP_FAILED && errno == EINVAL,
-	      "one page of registers only");
+	/* Machines that have this interface have pages of 64 KiB. */
+	volatile uint64_t *regs = mmap(NULL, 16 * PAGE, PROT_READ, MAP_SHARED, q.fd, 0);
+	CHECK(regs != MAP_FAILED && regs[0x78 / 8] == q.regs[0x78 / 8], "64 KiB of registers");
+	munmap((void *)regs, 16 * PAGE);
+	CHECK(mmap(NULL, 17 * PAGE, PROT_READ, MAP_SHARED, q.fd, 0) == MAP_FAILED && errno == EINVAL,
+	      "but not those of the next queue");
 	CHECK(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, q.fd, 0) == MAP_FAILED && errno == EINVAL,
 	      "no private map of registers");
-	CHECK(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, q.fd, 16 * PAGE) == MAP_FAILED &&
+	CHECK(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, q.fd, 32 * PAGE) == MAP_FAILED &&
 	      errno == EINVAL, "no register page of another queue");
 	CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, q.fd, PAGE) == MAP_FAILED &&
 	      errno == EACCES, "the table is not for writing");
@@ -145,6 +191,10 @@ static void maps(void)
 	}
 	CHECK(mmap(NULL, 8192 * 16 + PAGE, PROT_READ, MAP_SHARED, q.fd, PAGE) == MAP_FAILED,
 	      "no more than the table");
+	uint64_t *elsewhere = mmap(NULL, 8192 * 16, PROT_READ, MAP_SHARED, q.fd, 16 * PAGE);
+	CHECK(elsewhere != MAP_FAILED && elsewhere[10] && elsewhere[10] == elsewhere[11],
+	      "the table at 64 KiB, too");
+	munmap(elsewhere, 8192 * 16);
 	close_queue(&q);
 	munmap(buffer, PAGE);
 }
@@ -355,6 +405,7 @@ int main(void)
 	numbers();
 	init_cq();
 	stags();
+	again();
 	maps();
 	signals();
 	statistics();

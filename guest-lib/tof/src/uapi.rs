@@ -8,6 +8,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 const VERSION: u16 = 0x2a00;
 /// ALLOC_STAG: others may only read.
 const READ_ONLY: u32 = 1;
+/// ALLOC_STAG: not one that the same memory has already.
+const NEW_STAG: u32 = 1 << 31;
 
 /// Argument of INIT_CQ. Rings are addresses of this process.
 #[repr(C)]
@@ -139,7 +141,7 @@ pub(crate) unsafe fn alloc_stag(
     wanted: Option<u32>,
     read_only: bool,
 ) -> io::Result<(u32, u64)> {
-    let flags = if read_only { READ_ONLY } else { 0 };
+    let flags = NEW_STAG | if read_only { READ_ONLY } else { 0 };
     let stag = wanted.map_or(-1, |stag| stag as i32);
     let mut a = AllocStag { flags, stag, offset: 0, va: addr as u64, len: len as u64 };
     // SAFETY: as promised to this function.

@@ -19,6 +19,7 @@ struct tof_init_cq {
 
 #define TOF_STAG_READ_ONLY 1u
 #define TOF_STAG_LARGE_PAGES 2u
+#define TOF_STAG_NEW 0x80000000u /* ours: never one that the memory has already */
 
 struct tof_alloc_stag {
 	__u32 flags;
