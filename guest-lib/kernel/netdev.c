@@ -65,6 +65,8 @@ struct tofu_net {
 	struct napi_struct napi;
 	/* Looks after what is on its way out while nothing comes in. */
 	struct timer_list timer;
+	/* Looks after the state of the ports. */
+	struct timer_list beat;
 };
 
 /* How often what is on its way out is looked after. */
@@ -91,6 +93,14 @@ static void net_timer(struct timer_list *timer)
 	napi_schedule(&net->napi);
 }
 
+static void net_beat(struct timer_list *timer)
+{
+	struct tofu_net *net = timer_container_of(net, timer, beat);
+
+	tofu_rs_net_beat(net->link, net->dev);
+	mod_timer(&net->beat, jiffies + round_jiffies_relative(HZ));
+}
+
 static int net_open(struct net_device *dev)
 {
 	struct tofu_net *net = netdev_priv(dev);
@@ -100,7 +110,7 @@ static int net_open(struct net_device *dev)
 		return error;
 	napi_enable(&net->napi);
 	netif_start_queue(dev);
-	netif_carrier_on(dev);
+	mod_timer(&net->beat, jiffies);
 	/* What has come before polling was allowed raises no interrupt any more. */
 	local_bh_disable();
 	napi_schedule(&net->napi);
@@ -114,6 +124,7 @@ static int net_stop(struct net_device *dev)
 
 	netif_carrier_off(dev);
 	netif_tx_disable(dev);
+	timer_delete_sync(&net->beat);
 	napi_disable(&net->napi);
 	timer_delete_sync(&net->timer);
 	tofu_rs_net_stop(net->link);
@@ -227,6 +238,7 @@ TOFU_SHOW(ipv4, 1);
 TOFU_SHOW(ipv6, 2);
 TOFU_SHOW(shape, 3);
 TOFU_SHOW(tni, 4);
+TOFU_SHOW(ports, 5);
 
 static struct attribute *net_attrs[] = {
 	&dev_attr_position.attr,
@@ -234,6 +246,7 @@ static struct attribute *net_attrs[] = {
 	&dev_attr_ipv6.attr,
 	&dev_attr_shape.attr,
 	&dev_attr_tni.attr,
+	&dev_attr_ports.attr,
 	NULL,
 };
 
@@ -271,6 +284,7 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 	netif_set_tso_max_segs(dev, 64);
 	netif_napi_add(dev, &net->napi, net_poll);
 	timer_setup(&net->timer, net_timer, 0);
+	timer_setup(&net->beat, net_beat, 0);
 	netif_carrier_off(dev);
 	*error = register_netdev(dev);
 	if (*error) {
@@ -318,6 +332,14 @@ void tofu_shim_net_go_on(struct net_device *dev)
 bool tofu_shim_net_is_held(struct net_device *dev)
 {
 	return netif_queue_stopped(dev);
+}
+
+void tofu_shim_net_carrier(struct net_device *dev, bool on)
+{
+	if (on)
+		netif_carrier_on(dev);
+	else
+		netif_carrier_off(dev);
 }
 
 void tofu_shim_quiet(bool on)

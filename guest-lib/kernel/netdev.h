@@ -32,7 +32,7 @@ struct tofu_net_setup {
 	u16 max_mtu;
 };
 
-/* Of an interface. _xmit, _poll, _rest and _counters are called with software interrupts off. */
+/* Of an interface. _xmit, _poll, _rest, _beat and _counters are called with software interrupts off. */
 int tofu_rs_net_open(void *link, struct net_device *dev);
 void tofu_rs_net_stop(void *link);
 /* Takes the frame in any case. */
@@ -40,6 +40,8 @@ void tofu_rs_net_xmit(void *link, struct net_device *dev, struct sk_buff *skb, b
 int tofu_rs_net_poll(void *link, struct net_device *dev, int budget);
 /* Whether there is more to be done, although the poll has found nothing. */
 bool tofu_rs_net_rest(void *link, struct net_device *dev);
+/* Every second. */
+void tofu_rs_net_beat(void *link, struct net_device *dev);
 void tofu_rs_net_counters(void *link, u64 *values, int n);
 const char *tofu_rs_net_counter_name(int n);
 int tofu_rs_net_counter_count(void);
@@ -53,6 +55,7 @@ void tofu_shim_net_look_again(struct net_device *dev);
 void tofu_shim_net_hold(struct net_device *dev);
 void tofu_shim_net_go_on(struct net_device *dev);
 bool tofu_shim_net_is_held(struct net_device *dev);
+void tofu_shim_net_carrier(struct net_device *dev, bool on);
 
 /* Turns software interrupts off and on, on this processor. */
 void tofu_shim_quiet(bool on);

@@ -7,7 +7,7 @@
 //! forwards what the kernel asks of an interface.
 //!
 //! `interface` is what the kernel sees, `tx` and `rx` are the two directions, `spread` has the
-//! broadcasts, `frame` the kernel's frames, `known` what is known of other nodes, `counts` the
+//! broadcasts, `carrier` the state of the ports, `frame` the kernel's frames, `known` what is known of other nodes, `counts` the
 //! counters.
 //!
 //! Two locks, `rx` before `tx`. Both are taken with software interrupts off, by the stack when it
@@ -29,6 +29,7 @@ use crate::device::Device;
 use crate::packets::{Receiver, Sender};
 use crate::shim::{self, NetDevice};
 
+mod carrier;
 mod counts;
 mod frame;
 mod interface;
@@ -37,6 +38,7 @@ mod rx;
 mod spread;
 mod tx;
 
+use carrier::Ports;
 use counts::{Count, COUNTS, REGISTERS};
 pub(crate) use interface::{interfaces, Interfaces};
 use known::Takers;
@@ -99,7 +101,8 @@ pub(crate) struct Link {
 
 impl Link {
     fn new(device: &Arc<Device>, shape: Shape, machine: u8, tni: u8) -> Result<Arc<Self>> {
-        let (tx, rx, takers) = (Tx::new()?, Rx::new()?, Takers::new()?);
+        let ports = Ports::new(&shape, device.coords());
+        let (tx, rx, takers) = (Tx::new(ports)?, Rx::new()?, Takers::new()?);
         Arc::pin_init(
             pin_init!(Self {
                 device: device.clone(),
@@ -154,6 +157,9 @@ impl Link {
         tx.sender = Some(sender);
         tx.next_id = now_ns() as u32;
         tx.waiting = 0;
+        tx.ports = Ports::new(&self.shape, self.me);
+        // SAFETY: the interface is coming up.
+        unsafe { shim::tofu_shim_net_carrier(dev, tx.ports.carrier()) };
         // One may have come before there was somebody to tell.
         self.fired.store(1, Relaxed);
         Ok(())
@@ -178,16 +184,20 @@ impl Link {
     /// Receives up to `budget` packets. Returns how many.
     fn poll(&self, dev: *mut NetDevice, budget: c_int) -> c_int {
         let now = now_ns();
-        let go_on = {
+        let (go_on, carrier) = {
             let mut tx = self.tx.lock();
             tx.reap(self, now);
             tx.go_around(self, now);
             tx.flush();
             tx.counts[Count::Polls as usize] += 1;
-            tx.sender
-                .as_ref()
-                .is_some_and(|sender| sender.room() >= ENOUGH)
+            let sender = tx.sender.as_ref();
+            let go_on = sender.is_some_and(|sender| sender.room() >= ENOUGH);
+            (go_on, tx.ports.news())
         };
+        if let Some(on) = carrier {
+            // SAFETY: the interface is up.
+            unsafe { shim::tofu_shim_net_carrier(dev, on) };
+        }
         // SAFETY: the interface is up.
         if go_on && unsafe { shim::tofu_shim_net_is_held(dev) } {
             // SAFETY: as above.
@@ -212,6 +222,14 @@ impl Link {
         }
         self.tx.lock().flush();
         done
+    }
+
+    /// Is called every second while the interface is up.
+    fn beat(&self, dev: *mut NetDevice) {
+        if self.tx.lock().look_at_ports(self) {
+            // SAFETY: the interface is up.
+            unsafe { shim::tofu_shim_net_look_again(dev) };
+        }
     }
 
     /// Has the next packet raise an interrupt. Returns whether there is something to be done now.

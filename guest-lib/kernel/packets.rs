@@ -37,6 +37,18 @@ fn entries() -> u32 {
     queue_entries(SIZE).unwrap_or(1)
 }
 
+/// What a packet is for.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// For its target alone.
+    #[default]
+    Unicast,
+    /// Part of a broadcast.
+    Broadcast,
+    /// To learn whether it can leave through this port, 0 to 9.
+    Port(u8),
+}
+
 /// A packet on its way out.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Order {
@@ -44,19 +56,19 @@ pub(crate) struct Order {
     pub(crate) to: Coords,
     /// Number of the way that it takes.
     pub(crate) attempt: u8,
-    /// Part of a broadcast.
-    pub(crate) broadcast: bool,
+    /// What it is for.
+    pub(crate) purpose: Purpose,
     buffer: u16,
     len: u16,
 }
 
 impl Order {
     /// A packet of `len` bytes in buffer `buffer`.
-    pub(crate) fn new(to: Coords, attempt: u8, broadcast: bool, buffer: u16, len: usize) -> Self {
+    pub(crate) fn new(to: Coords, attempt: u8, purpose: Purpose, buffer: u16, len: usize) -> Self {
         Self {
             to,
             attempt,
-            broadcast,
+            purpose,
             buffer,
             len: len as u16,
         }

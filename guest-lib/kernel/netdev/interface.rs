@@ -63,7 +63,15 @@ impl Link {
                 let [x, y, z, a, b, c] = self.shape.lengths();
                 writeln!(to, "{x}x{y}x{z}x{a}x{b}x{c}")
             }
-            _ => writeln!(to, "{}", self.tni),
+            4 => writeln!(to, "{}", self.tni),
+            _ => {
+                let _quiet = Quiet::new();
+                let tx = self.tx.lock();
+                for (name, up) in tx.ports.named() {
+                    writeln!(to, "{name} {}", if up { "up" } else { "down" })?;
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -232,6 +240,13 @@ extern "C" fn tofu_rs_net_xmit(
 extern "C" fn tofu_rs_net_poll(link: *mut c_void, dev: *mut NetDevice, budget: c_int) -> c_int {
     // SAFETY: as above.
     unsafe { link_of(link) }.poll(dev, budget)
+}
+
+/// Looks after what takes no packet to change.
+#[no_mangle]
+extern "C" fn tofu_rs_net_beat(link: *mut c_void, dev: *mut NetDevice) {
+    // SAFETY: as above.
+    unsafe { link_of(link) }.beat(dev);
 }
 
 /// Waits for the next interrupt.

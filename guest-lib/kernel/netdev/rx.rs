@@ -13,7 +13,7 @@ use tofu_ipotofu::wire::{self, Kind, Packet, Repr, Sum, PIECE_MAX};
 use super::counts::{Count, COUNTS};
 use super::frame::{Frame, HEAD};
 use super::Link;
-use crate::packets::Receiver;
+use crate::packets::{Purpose, Receiver};
 use crate::shim::{self, NetDevice};
 
 /// How long a frame may take from its first piece to its last, in nanoseconds.
@@ -150,7 +150,7 @@ impl RxState {
         let mut tx = link.tx.lock();
         // Also one that has come before: the confirmation may have been lost.
         if repr.asks {
-            tx.post_parts(link, from, false, &repr.heard().emit(), &[], now);
+            tx.post_parts(link, from, Purpose::Unicast, &repr.heard().emit(), &[], now);
         }
         let piece = Some((repr.origin, repr.id, repr.offset));
         if self.seen.contains(&piece) {

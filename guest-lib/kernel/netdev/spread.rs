@@ -10,7 +10,7 @@ use super::counts::Count;
 use super::frame::read;
 use super::tx::Tx;
 use super::Link;
-use crate::packets::Sender;
+use crate::packets::{Purpose, Sender};
 use crate::shim::SkBuff;
 
 /// How long the confirmation of a broadcast may take before it goes around the node, and how long
@@ -122,7 +122,7 @@ impl Tx {
         let _ = self.spread.push_within_capacity(to);
         // Every node is in the tree once, so this ends.
         while let Some(node) = self.spread.pop() {
-            self.post_parts(link, node, true, &header, body, now);
+            self.post_parts(link, node, Purpose::Broadcast, &header, body, now);
             if !repr.asks {
                 continue;
             }

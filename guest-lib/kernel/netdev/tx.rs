@@ -13,12 +13,13 @@ use tofu_ipotofu::routes::route;
 use tofu_ipotofu::tree;
 use tofu_ipotofu::wire::{Kind, Packet, Repr, Sum, ETHERNET_HEADER, HEADER_SIZE, PIECE_MAX};
 
+use super::carrier::Ports;
 use super::counts::{Count, COUNTS};
 use super::frame::{read, HEAD};
 use super::known::Known;
 use super::spread::{Awaited, AWAITED, NO_PIECE, SPREAD};
 use super::{now_ns, Link};
-use crate::packets::{Order, Sender};
+use crate::packets::{Order, Purpose, Sender};
 use crate::shim::{self, NetDevice, NetFacts, SkBuff};
 
 /// Pieces of the longest frame, with what is in front of it.
@@ -35,6 +36,7 @@ const DETOUR_NS: u64 = 1_000_000_000;
 pub(super) struct Tx {
     pub(super) sender: Option<Sender>,
     pub(super) next_id: u32,
+    pub(super) ports: Ports,
     pub(super) detours: Known,
     pub(super) deaf: Known,
     /// A ring, in the order of sending: the next one to be looked at, and how many there are.
@@ -173,7 +175,7 @@ impl Link {
 }
 
 impl Tx {
-    pub(super) fn new() -> Result<Self> {
+    pub(super) fn new(ports: Ports) -> Result<Self> {
         let awaited = Awaited {
             live: false,
             to: Coords::default(),
@@ -188,6 +190,7 @@ impl Tx {
         Ok(Self {
             sender: None,
             next_id: 0,
+            ports,
             detours: Known::new()?,
             deaf: Known::new()?,
             awaited: ring,
@@ -210,7 +213,7 @@ impl Tx {
         &mut self,
         link: &Link,
         to: Coords,
-        broadcast: bool,
+        purpose: Purpose,
         buffer: u16,
         len: usize,
         now: u64,
@@ -227,11 +230,7 @@ impl Tx {
         };
         // Whoever is held must hear of room as soon as there is some: at the ends of frames.
         let ask = sender.room() < ENOUGH && len < SYSTEM_PAYLOAD_MAX;
-        sender.post(
-            Order::new(to, attempt, broadcast, buffer, len),
-            &target,
-            ask,
-        );
+        sender.post(Order::new(to, attempt, purpose, buffer, len), &target, ask);
     }
 
     /// Posts a packet of these two parts.
@@ -239,7 +238,7 @@ impl Tx {
         &mut self,
         link: &Link,
         to: Coords,
-        broadcast: bool,
+        purpose: Purpose,
         header: &[u8; HEADER_SIZE],
         body: &[u8],
         now: u64,
@@ -263,7 +262,7 @@ impl Tx {
             }
         });
         match filled {
-            Some(buffer) => self.post(link, to, broadcast, buffer, len, now),
+            Some(buffer) => self.post(link, to, purpose, buffer, len, now),
             None => self.counts[Count::Lost as usize] += 1,
         }
     }
@@ -348,7 +347,14 @@ impl Tx {
             if let Some(header) = header.and_then(|all| all.first_chunk_mut()) {
                 *header = repr.emit();
             }
-            self.post(link, to, false, *buffer, HEADER_SIZE + length, now);
+            self.post(
+                link,
+                to,
+                Purpose::Unicast,
+                *buffer,
+                HEADER_SIZE + length,
+                now,
+            );
         }
         self.counts[Count::Sent as usize] += 1;
         true
@@ -357,7 +363,16 @@ impl Tx {
     /// Looks after packets whose sending has ended.
     pub(super) fn reap(&mut self, link: &Link, now: u64) {
         while let Some((order, code)) = self.sender.as_mut().and_then(Sender::reap) {
-            if code == rcode::SUCCESS {
+            let port = match order.purpose {
+                Purpose::Port(port) => Some(port),
+                _ => None,
+            };
+            if let Some(port) = port {
+                self.ports.answered(port, code);
+            } else if code == rcode::LINK_DOWN {
+                self.ports.suspect();
+            }
+            if code == rcode::SUCCESS || port.is_some() {
                 if let Some(sender) = self.sender.as_mut() {
                     sender.give_up(order.buffer());
                 }
@@ -380,7 +395,7 @@ impl Tx {
         if let Some(target) = way {
             self.detours.set(order.to, now, next);
             self.counts[Count::Rerouted as usize] += 1;
-            let again = Order::new(order.to, next, order.broadcast, order.buffer(), order.len());
+            let again = Order::new(order.to, next, order.purpose, order.buffer(), order.len());
             sender.post(again, &target, false);
             return;
         }
@@ -398,7 +413,7 @@ impl Tx {
                     .copy_from_slice(&body[..usize::from(repr.length)]);
                 Some(repr)
             });
-            repr = parsed.filter(|_| order.broadcast);
+            repr = parsed.filter(|_| order.purpose == Purpose::Broadcast);
         }
         sender.give_up(order.buffer());
         if let Some(repr) = repr {

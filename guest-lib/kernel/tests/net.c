@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * The interface tofu0 from inside: `net test` looks at what ethtool and ioctls tell and set, and
- * at frames that cannot go anywhere; `net counters` prints the counters of ethtool.
+ * at frames that cannot go anywhere; `net counters` prints the counters of ethtool, `net link`
+ * what it says of the link.
  */
 #include <arpa/inet.h>
 #include <linux/ethtool.h>
@@ -166,8 +167,16 @@ int main(int argc, char **argv)
 			printf("%s %llu\n", names.name[i], (unsigned long long)values.value[i]);
 		return 0;
 	}
+	if (argc == 2 && !strcmp(argv[1], "link")) {
+		struct ethtool_value link = { .cmd = ETHTOOL_GLINK };
+
+		if (ethtool(&link))
+			die("ETHTOOL_GLINK");
+		printf("%s\n", link.data ? "link" : "no link");
+		return 0;
+	}
 	if (argc != 2 || strcmp(argv[1], "test")) {
-		fprintf(stderr, "usage: net test | net counters\n");
+		fprintf(stderr, "usage: net test | net counters | net link\n");
 		return 2;
 	}
 	test();

@@ -71,6 +71,17 @@ fn counter(place: &Place, node: usize, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {name}: {said}")).parse().unwrap()
 }
 
+/// What is known of a node's ports.
+#[track_caller]
+fn ports(place: &Place, node: usize) -> String {
+    shell(place, node, "cat /sys/class/net/tofu0/tofu/ports")
+}
+
+#[track_caller]
+fn has_carrier(place: &Place, node: usize) -> bool {
+    shell(place, node, "cat /sys/class/net/tofu0/carrier") == "1\n"
+}
+
 #[test]
 fn the_interface_of_the_driver() {
     let Some(place) = driver::place("the_interface_of_the_driver") else { return };
@@ -114,13 +125,30 @@ fn the_interface_of_the_driver() {
     answers(&place, 0, 2, 30_000);
     assert!(counter(&place, 0, "rerouted") > 0);
     assert_eq!(nodes_that_answer(&place, 0), 3);
-    place.run(&["link", "down", "0", "1"]).ok();
-    let said = shell(&place, 0, "ping -c 1 -W 1 10.2.0.1; true");
+    // Node 1 is out of reach, and node 0 still reaches node 2.
+    for ends in [["1", "0"], ["1", "2"]] {
+        place.run(&[&["link", "down"], &ends[..]].concat()).ok();
+    }
+    place.run(&["link", "up", "0", "2"]).ok();
+    let said = shell(&place, 0, "ping -c 1 -W 1 10.1.0.1; true");
     assert!(said.contains("100% packet loss"), "{said}");
     assert!(counter(&place, 0, "lost") > 0);
-    for to in ["1", "2"] {
-        place.run(&["link", "up", "0", to]).ok();
+    assert_eq!(ports(&place, 0), "X- up\nX+ down\n");
+    assert!(has_carrier(&place, 0));
+
+    // Without any link there is no carrier, and with one it is back.
+    place.run(&["link", "down", "0", "2"]).ok();
+    wait_for("no carrier", MOMENT, || !has_carrier(&place, 0));
+    assert_eq!(ports(&place, 0), "X- down\nX+ down\n");
+    let said = shell(&place, 0, "ip link show tofu0; /tmp/net link");
+    assert!(said.contains("NO-CARRIER") && said.ends_with("\nno link\n"), "{said}");
+    place.run(&["link", "up", "0", "1"]).ok();
+    wait_for("a carrier", MOMENT, || has_carrier(&place, 0));
+    assert_eq!(shell(&place, 0, "/tmp/net link"), "link\n");
+    for ends in [["0", "2"], ["1", "2"]] {
+        place.run(&[&["link", "up"], &ends[..]].concat()).ok();
     }
+    wait_for("all ports", MOMENT, || ports(&place, 0) == "X- up\nX+ up\n");
     answers(&place, 0, 2, 56);
 
     // What can be seen of it.

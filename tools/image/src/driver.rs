@@ -114,6 +114,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "kernel/netdev.c",
     "kernel/netdev.h",
     "kernel/netdev.rs",
+    "kernel/netdev/carrier.rs",
     "kernel/netdev/counts.rs",
     "kernel/netdev/frame.rs",
     "kernel/netdev/interface.rs",
