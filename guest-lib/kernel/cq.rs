@@ -236,7 +236,7 @@ enum StagState {
 struct Tables {
     steering: Table,
     blocks: Table,
-    shown: Shown,
+    shown: Arc<Shown>,
     states: KVVec<StagState>,
 }
 
@@ -248,6 +248,8 @@ struct Shown {
 
 // SAFETY: the table belongs to this object, and is written under the lock of `Tables`.
 unsafe impl Send for Shown {}
+// SAFETY: as above; whoever else has a reference only shows it to a process.
+unsafe impl Sync for Shown {}
 
 impl Shown {
     fn new(stags: usize) -> Result<Self> {
@@ -290,7 +292,7 @@ impl Tables {
         Ok(Self {
             steering: Table::new(device, n * 2)?,
             blocks: Table::new(device, n * 2)?,
-            shown: Shown::new(n)?,
+            shown: Arc::new(Shown::new(n)?, GFP_KERNEL)?,
             states: KVVec::from_elem(StagState::Free, n, GFP_KERNEL)?,
         })
     }
@@ -316,7 +318,8 @@ impl Tables {
     }
 }
 
-/// What the tables' lock guards.
+/// What the tables' lock guards. It is taken when memory is unmapped, also by the kernel when it is
+/// short of memory: nothing is allocated while it is held.
 struct Shared {
     tables: Option<Tables>,
     /// Whether the device works for the queue.
@@ -921,16 +924,18 @@ impl Cq {
     ///
     /// `EPERM` before INIT_CQ, `EINVAL` for more than there is.
     pub(crate) fn map_table(&self, vma: *mut bindings::vm_area_struct, len: u64) -> Result {
-        let shared = self.shared.lock();
-        let tables = shared.tables.as_ref().ok_or(EPERM)?;
-        if len > tables.shown.bytes() {
+        // Not while the lock is held: page tables are allocated, which may wait for somebody who
+        // unmaps memory, who may wait for the lock.
+        let shown = {
+            let shared = self.shared.lock();
+            shared.tables.as_ref().ok_or(EPERM)?.shown.clone()
+        };
+        if len > shown.bytes() {
             return Err(EINVAL);
         }
         // SAFETY: the kernel hands us an area that is being set up; the table is user memory of
-        // the kernel's, and there while the lock is held.
-        kernel::error::to_result(unsafe {
-            shim::tofu_shim_map_table(vma, tables.shown.table.cast())
-        })
+        // the kernel's, and there as long as we have a reference.
+        kernel::error::to_result(unsafe { shim::tofu_shim_map_table(vma, shown.table.cast()) })
     }
 
     /// Copies a part of a ring (0 TOQ, 1 TCQ, 2 MRQ) to a user's address.
