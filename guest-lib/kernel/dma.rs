@@ -77,6 +77,15 @@ impl Table {
         Some(core::ptr::slice_from_raw_parts_mut(start, end - at))
     }
 
+    /// Copies what is in the table from qword `first` on, which others may be writing meanwhile;
+    /// zeros beyond the table.
+    pub(crate) fn copy(&self, first: usize, to: &mut [u8]) {
+        for (i, part) in to.chunks_mut(8).enumerate() {
+            let qword = self.load(first + i).to_le_bytes();
+            part.copy_from_slice(&qword[..part.len()]);
+        }
+    }
+
     /// Loads one qword; 0 beyond the table.
     pub(crate) fn load(&self, index: usize) -> u64 {
         if index >= self.qwords {

@@ -15,6 +15,8 @@ extern crate zerocopy_derive;
 pub mod addr;
 #[path = "../ipotofu/src/neighbor.rs"]
 pub mod neighbor;
+#[path = "../ipotofu/src/offer.rs"]
+pub mod offer;
 #[path = "../ipotofu/src/offload.rs"]
 pub mod offload;
 #[path = "../ipotofu/src/routes.rs"]

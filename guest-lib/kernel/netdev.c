@@ -5,6 +5,7 @@
  */
 #include <linux/etherdevice.h>
 #include <linux/ethtool.h>
+#include <linux/hrtimer.h>
 #include <linux/module.h>
 #include <linux/moduleparam.h>
 #include <linux/netdevice.h>
@@ -65,6 +66,8 @@ struct tofu_net {
 	struct napi_struct napi;
 	/* Looks after what is on its way out while nothing comes in. */
 	struct timer_list timer;
+	/* Has what waits for a frame looked at when it has waited long enough. */
+	struct hrtimer nap;
 	/* Looks after the state of the ports. */
 	struct timer_list beat;
 };
@@ -91,6 +94,14 @@ static void net_timer(struct timer_list *timer)
 	struct tofu_net *net = timer_container_of(net, timer, timer);
 
 	napi_schedule(&net->napi);
+}
+
+static enum hrtimer_restart net_nap(struct hrtimer *timer)
+{
+	struct tofu_net *net = container_of(timer, struct tofu_net, nap);
+
+	napi_schedule(&net->napi);
+	return HRTIMER_NORESTART;
 }
 
 static void net_beat(struct timer_list *timer)
@@ -127,6 +138,7 @@ static int net_stop(struct net_device *dev)
 	timer_delete_sync(&net->beat);
 	napi_disable(&net->napi);
 	timer_delete_sync(&net->timer);
+	hrtimer_cancel(&net->nap);
 	tofu_rs_net_stop(net->link);
 	return 0;
 }
@@ -135,7 +147,8 @@ static netdev_tx_t net_xmit(struct sk_buff *skb, struct net_device *dev)
 {
 	struct tofu_net *net = netdev_priv(dev);
 
-	tofu_rs_net_xmit(net->link, dev, skb, netdev_xmit_more());
+	if (!tofu_rs_net_xmit(net->link, dev, skb, netdev_xmit_more()))
+		return NETDEV_TX_BUSY;
 	return NETDEV_TX_OK;
 }
 
@@ -285,6 +298,7 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 	netif_napi_add(dev, &net->napi, net_poll);
 	timer_setup(&net->timer, net_timer, 0);
 	timer_setup(&net->beat, net_beat, 0);
+	hrtimer_setup(&net->nap, net_nap, CLOCK_MONOTONIC, HRTIMER_MODE_REL_SOFT);
 	netif_carrier_off(dev);
 	*error = register_netdev(dev);
 	if (*error) {
@@ -317,6 +331,13 @@ void tofu_shim_net_look_again(struct net_device *dev)
 
 	if (!timer_pending(&net->timer))
 		mod_timer(&net->timer, jiffies + TOFU_LOOK);
+}
+
+void tofu_shim_net_nap(struct net_device *dev, u64 nanoseconds)
+{
+	struct tofu_net *net = netdev_priv(dev);
+
+	hrtimer_start(&net->nap, ns_to_ktime(nanoseconds), HRTIMER_MODE_REL_SOFT);
 }
 
 void tofu_shim_net_hold(struct net_device *dev)

@@ -35,8 +35,8 @@ struct tofu_net_setup {
 /* Of an interface. _xmit, _poll, _rest, _beat and _counters are called with software interrupts off. */
 int tofu_rs_net_open(void *link, struct net_device *dev);
 void tofu_rs_net_stop(void *link);
-/* Takes the frame in any case. */
-void tofu_rs_net_xmit(void *link, struct net_device *dev, struct sk_buff *skb, bool more);
+/* Takes the frame, or returns false and has the queue held. */
+bool tofu_rs_net_xmit(void *link, struct net_device *dev, struct sk_buff *skb, bool more);
 int tofu_rs_net_poll(void *link, struct net_device *dev, int budget);
 /* Whether there is more to be done, although the poll has found nothing. */
 bool tofu_rs_net_rest(void *link, struct net_device *dev);
@@ -52,6 +52,7 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 void tofu_shim_net_remove(struct net_device *dev);
 void tofu_shim_net_schedule(struct net_device *dev);
 void tofu_shim_net_look_again(struct net_device *dev);
+void tofu_shim_net_nap(struct net_device *dev, u64 nanoseconds);
 void tofu_shim_net_hold(struct net_device *dev);
 void tofu_shim_net_go_on(struct net_device *dev);
 bool tofu_shim_net_is_held(struct net_device *dev);

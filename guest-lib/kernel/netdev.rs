@@ -7,7 +7,7 @@
 //! forwards what the kernel asks of an interface.
 //!
 //! `interface` is what the kernel sees, `tx` and `rx` are the two directions, `spread` has the
-//! broadcasts, `carrier` the state of the ports, `frame` the kernel's frames, `known` what is known of other nodes, `counts` the
+//! broadcasts, `carrier` the state of the ports, `frame` the kernel's frames, `long` the frames that are fetched, `known` what is known of other nodes, `counts` the
 //! counters.
 //!
 //! Two locks, `rx` before `tx`. Both are taken with software interrupts off, by the stack when it
@@ -34,6 +34,7 @@ mod counts;
 mod frame;
 mod interface;
 mod known;
+mod long;
 mod rx;
 mod spread;
 mod tx;
@@ -42,8 +43,8 @@ use carrier::Ports;
 use counts::{Count, COUNTS, REGISTERS};
 pub(crate) use interface::{interfaces, Interfaces};
 use known::Takers;
-use rx::Rx;
-use tx::{Tx, ENOUGH};
+use rx::{Rx, Step};
+use tx::Tx;
 
 fn now_ns() -> u64 {
     Monotonic::ktime_get() as u64
@@ -95,6 +96,8 @@ pub(crate) struct Link {
     fired: Atomic<i32>,
     /// Nodes that take frames that are not finished.
     takers: Takers,
+    /// Nodes that fetch frames that are offered to them.
+    fetchers: Takers,
     coalesce_us: Atomic<u32>,
     coalesce_packets: Atomic<u32>,
 }
@@ -102,7 +105,8 @@ pub(crate) struct Link {
 impl Link {
     fn new(device: &Arc<Device>, shape: Shape, machine: u8, tni: u8) -> Result<Arc<Self>> {
         let ports = Ports::new(&shape, device.coords());
-        let (tx, rx, takers) = (Tx::new(ports)?, Rx::new()?, Takers::new()?);
+        let (tx, rx) = (Tx::new(ports)?, Rx::new()?);
+        let (takers, fetchers) = (Takers::new()?, Takers::new()?);
         Arc::pin_init(
             pin_init!(Self {
                 device: device.clone(),
@@ -116,6 +120,7 @@ impl Link {
                 interrupts: Atomic::new(0),
                 fired: Atomic::new(0),
                 takers,
+                fetchers,
                 coalesce_us: Atomic::new(0),
                 coalesce_packets: Atomic::new(0),
             }),
@@ -157,6 +162,7 @@ impl Link {
         tx.sender = Some(sender);
         tx.next_id = now_ns() as u32;
         tx.waiting = 0;
+        tx.long.clear();
         tx.ports = Ports::new(&self.shape, self.me);
         // SAFETY: the interface is coming up.
         unsafe { shim::tofu_shim_net_carrier(dev, tx.ports.carrier()) };
@@ -184,43 +190,50 @@ impl Link {
     /// Receives up to `budget` packets. Returns how many.
     fn poll(&self, dev: *mut NetDevice, budget: c_int) -> c_int {
         let now = now_ns();
-        let (go_on, carrier) = {
+        let carrier = {
             let mut tx = self.tx.lock();
             tx.reap(self, now);
             tx.go_around(self, now);
             tx.flush();
             tx.counts[Count::Polls as usize] += 1;
-            let sender = tx.sender.as_ref();
-            let go_on = sender.is_some_and(|sender| sender.room() >= ENOUGH);
-            (go_on, tx.ports.news())
+            tx.ports.news()
         };
         if let Some(on) = carrier {
             // SAFETY: the interface is up.
             unsafe { shim::tofu_shim_net_carrier(dev, on) };
         }
+        let mut done = 0;
+        while done < budget {
+            let step = self.rx.lock().step(self, dev, now);
+            match step {
+                Step::Idle => break,
+                Step::Wait(nanoseconds) => {
+                    // SAFETY: the interface is up.
+                    unsafe { shim::tofu_shim_net_nap(dev, nanoseconds) };
+                    break;
+                }
+                Step::Done => {}
+                // Without locks: the stack may answer at once.
+                Step::Frame(frame, facts) => {
+                    if !frame.receive(dev, facts.as_ref()) {
+                        self.rx.lock().state.count(Count::Malformed);
+                    }
+                }
+            }
+            done += 1;
+        }
+        let mut rx = self.rx.lock();
+        let mut tx = self.tx.lock();
+        rx.state.answer(self, &mut tx, true, now);
+        drop(rx);
+        tx.flush();
+        let goes_on = tx.goes_on(self, now);
+        drop(tx);
         // SAFETY: the interface is up.
-        if go_on && unsafe { shim::tofu_shim_net_is_held(dev) } {
+        if goes_on && unsafe { shim::tofu_shim_net_is_held(dev) } {
             // SAFETY: as above.
             unsafe { shim::tofu_shim_net_go_on(dev) };
         }
-        let mut done = 0;
-        while done < budget {
-            let mut rx = self.rx.lock();
-            let Rx { receiver, state } = &mut *rx;
-            let taken = receiver.as_mut().and_then(|receiver| {
-                receiver.take(|from, payload| state.receive(self, dev, from, payload, now))
-            });
-            let Some(taken) = taken else { break };
-            drop(rx);
-            done += 1;
-            // Without locks: the stack may answer at once.
-            if let Some((frame, facts)) = taken {
-                if !frame.receive(dev, facts.as_ref()) {
-                    self.rx.lock().state.counts[Count::Malformed as usize] += 1;
-                }
-            }
-        }
-        self.tx.lock().flush();
         done
     }
 
@@ -243,6 +256,9 @@ impl Link {
             true => receiver.rest(),
             false => receiver.is_ready(),
         });
+        // What waits for a frame is looked at when that comes, or when it has waited long enough.
+        let ready = ready && !rx.state.is_waiting();
+        let fetching = rx.state.is_fetching();
         drop(rx);
         let mut tx = self.tx.lock();
         if let Some(sender) = tx.sender.as_mut() {
@@ -250,7 +266,11 @@ impl Link {
         }
         tx.reap(self, now);
         tx.flush();
-        let settled = tx.waiting == 0 && tx.sender.as_ref().is_none_or(Sender::is_settled);
+        let settled = tx.waiting == 0
+            && !tx.long.is_blocked()
+            && !fetching
+            && tx.sender.as_ref().is_none_or(Sender::is_settled);
+        let ready = ready || tx.long.has_fetched();
         if !settled {
             // SAFETY: the interface is up.
             unsafe { shim::tofu_shim_net_look_again(dev) };

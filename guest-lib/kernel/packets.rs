@@ -7,7 +7,7 @@ use kernel::prelude::*;
 use kernel::sync::barrier::{dma_mb, Read};
 use kernel::sync::Arc;
 
-use tofu_abi::desc::{Command, Descriptor, DESC_SIZE};
+use tofu_abi::desc::{Command, Descriptor, Header1, Header2, DESC_SIZE};
 use tofu_abi::frame::{TlpHeader, HEADER_SIZE, ROUTING_HEADER_SIZE, SYSTEM_PAYLOAD_MAX};
 use tofu_abi::irq::{cqs, tni as requests};
 use tofu_abi::queue::{
@@ -15,7 +15,9 @@ use tofu_abi::queue::{
     PACKET_BUFFER_SIZE,
 };
 use tofu_abi::regs::{cq_page, cqs_page, tni_base, CqReg, CqsMode, CqsReg, TniReg, KERNEL_CQ};
-use tofu_abi::Coords;
+use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
+use tofu_abi::{Coords, StagOffset};
+use tofu_ipotofu::offer::{GROUP, SLOT, SLOTS};
 use tofu_ipotofu::PacketTarget;
 
 use crate::device::Device;
@@ -47,6 +49,8 @@ pub(crate) enum Purpose {
     Broadcast,
     /// To learn whether it can leave through this port, 0 to 9.
     Port(u8),
+    /// No packet, but a Get of a frame to this slot.
+    Fetch(u8),
 }
 
 /// A packet on its way out.
@@ -74,6 +78,16 @@ impl Order {
         }
     }
 
+    /// A Get to a slot of the memory for frames that are fetched.
+    fn fetch(from: Coords, slot: usize) -> Self {
+        let purpose = Purpose::Fetch(slot as u8);
+        Self {
+            to: from,
+            purpose,
+            ..Self::default()
+        }
+    }
+
     /// The buffer that it is in.
     pub(crate) fn buffer(&self) -> u16 {
         self.buffer
@@ -85,6 +99,65 @@ impl Order {
     }
 }
 
+/// Places for long frames, and the page table by which the device finds them.
+struct Places {
+    frames: Table,
+    pages: Table,
+    page: PageSize,
+}
+
+impl Places {
+    fn new(device: &Arc<Device>) -> Result<Self> {
+        let bytes = SLOTS * SLOT;
+        let frames = Table::new(device, bytes / 8)?;
+        let page = match frames.addr() % PageSize::Size64K.bytes() {
+            0 => PageSize::Size64K,
+            _ => PageSize::Size4K,
+        };
+        let pages = Table::new(device, bytes / page.bytes() as usize)?;
+        for (i, at) in (0..bytes).step_by(page.bytes() as usize).enumerate() {
+            let entry = PageEntry(0).with_ipa(frames.addr() + at as u64);
+            pages.store(i, entry.with_enable(true).0);
+        }
+        Ok(Self {
+            frames,
+            pages,
+            page,
+        })
+    }
+
+    /// Has an STag stand for them.
+    fn register(&self, steering: &Table, blocks: &Table, stag: u32, readonly: bool) {
+        let at = stag as usize * 2;
+        let bytes = (SLOTS * SLOT) as u64;
+        let block = MemoryBlock(0)
+            .with_ps(self.page as u8)
+            .with_ipa(self.pages.addr())
+            .with_enable(true);
+        blocks.store(at + 1, bytes / self.page.bytes());
+        blocks.store(at, block.0);
+        let entry = Steering(0)
+            .with_readonly(readonly)
+            .with_mbid(stag as u16)
+            .with_enable(true);
+        steering.store(at + 1, bytes);
+        steering.store(at, entry.0);
+    }
+}
+
+/// Memory for long frames.
+struct Long {
+    /// Frames that others fetch, which they may only read.
+    share: Places,
+    /// Frames of others, which the device puts here.
+    fetch: Places,
+}
+
+/// The STags of [`Long`].
+const SHARE: u32 = 0;
+const FETCH: u32 = 1;
+const STAGS: u64 = 2;
+
 /// What the device reads and writes to send.
 struct SendMemory {
     toq: Table,
@@ -93,6 +166,7 @@ struct SendMemory {
     frames: Table,
     steering: Table,
     blocks: Table,
+    long: Option<Long>,
 }
 
 /// The sending side.
@@ -118,19 +192,36 @@ impl Sender {
     /// `ENOMEM`, `ETIMEDOUT`, `EIO`.
     pub(crate) fn open(device: &Arc<Device>, tni: u8) -> Result<Self> {
         let n = entries() as usize;
+        let long = || -> Result<Long> {
+            Ok(Long {
+                share: Places::new(device)?,
+                fetch: Places::new(device)?,
+            })
+        };
         let memory = SendMemory {
             toq: Table::new(device, n * DESC_QWORDS)?,
             tcq: Table::new(device, n)?,
             _mrq: Table::new(device, n * MRQ_ENTRY_SIZE / 8)?,
             frames: Table::new(device, usize::from(OUT) * BUFFER_QWORDS)?,
-            // Of one STag each, which is never used.
-            steering: Table::new(device, 32)?,
-            blocks: Table::new(device, 32)?,
+            steering: Table::new(device, 2 * STAGS as usize)?,
+            blocks: Table::new(device, 2 * STAGS as usize)?,
+            long: long().ok(),
         };
+        match memory.long.as_ref() {
+            Some(long) => {
+                let (steering, blocks) = (&memory.steering, &memory.blocks);
+                long.share.register(steering, blocks, SHARE, true);
+                long.fetch.register(steering, blocks, FETCH, false);
+            }
+            None => dev_info!(
+                device.pdev(),
+                "no memory for long frames: they go in pieces\n"
+            ),
+        }
         let page = cqs_page(tni, KERNEL_CQ);
         let settings = [
             (CqsReg::Mode, CqsMode(0).with_system(true).0),
-            (CqsReg::Gpid, 0),
+            (CqsReg::Gpid, GROUP),
             (CqsReg::ToqIpa, memory.toq.addr()),
             (CqsReg::ToqSize, SIZE),
             (CqsReg::TcqIpa, memory.tcq.addr()),
@@ -141,10 +232,10 @@ impl Sender {
             (CqsReg::TcqDescriptorCoalescingTimer, 0),
             (CqsReg::MrqDescriptorCoalescingTimer, 0),
             (CqsReg::MemoryBlockTableIpa, memory.blocks.addr()),
-            (CqsReg::MemoryBlockTableSize, 1),
+            (CqsReg::MemoryBlockTableSize, STAGS),
             (CqsReg::MemoryBlockTableEnable, 1),
             (CqsReg::SteeringTableIpa, memory.steering.addr()),
-            (CqsReg::SteeringTableSize, 1),
+            (CqsReg::SteeringTableSize, STAGS),
             (CqsReg::SteeringTableEnable, 1),
             (CqsReg::MrqInterruptMask, u64::MAX),
             (CqsReg::Imr, u64::MAX),
@@ -213,9 +304,16 @@ impl Sender {
         let command = Command::TransmitSystemPacket1;
         let header = target.header().with_interrupt(ask);
         let length = order.len + HEADER_SIZE as u16;
-        let words = Descriptor::packet(command, header, length, frame)
-            .with_flip(self.post.flip())
-            .0;
+        let descriptor = Descriptor::packet(command, header, length, frame);
+        self.push(order, descriptor, ask);
+    }
+
+    /// Puts a command into the queue.
+    fn push(&mut self, order: Order, descriptor: Descriptor, ask: bool) {
+        let Some(memory) = self.memory.as_ref() else {
+            return;
+        };
+        let words = descriptor.with_flip(self.post.flip()).0;
         let slot = self.post.slot() as usize;
         if let Some(place) = self.orders.get_mut(slot) {
             *place = order;
@@ -227,6 +325,52 @@ impl Sender {
         self.post.advance();
         self.posted += 1;
         self.asked |= ask;
+    }
+
+    /// Whether there is memory for long frames.
+    pub(crate) fn has_long(&self) -> bool {
+        self.memory.as_ref().is_some_and(|m| m.long.is_some())
+    }
+
+    /// A slot for a frame that others may fetch, and how they name it.
+    pub(crate) fn share(&mut self, slot: usize) -> Option<(&mut [u8], StagOffset)> {
+        let long = self.memory.as_ref()?.long.as_ref()?;
+        let bytes = long.share.frames.bytes(slot * SLOT, SLOT)?;
+        let place = StagOffset::new(KERNEL_CQ, SHARE, (slot * SLOT) as u64);
+        // SAFETY: the memory lives as long as `self`. Devices may read it and not write it; nobody
+        // else has it.
+        Some((unsafe { &mut *bytes }, place))
+    }
+
+    /// Has `len` bytes of another node's memory read to a slot. False if that is not possible.
+    pub(crate) fn fetch(
+        &mut self,
+        from: Coords,
+        place: StagOffset,
+        slot: usize,
+        len: usize,
+    ) -> bool {
+        // There is room: the queue has more entries than there are buffers and slots.
+        if !self.has_long() || slot >= SLOTS || len > SLOT {
+            return false;
+        }
+        let header = Header1(0)
+            .with_target(from)
+            .with_path(from.default_path())
+            .with_ri(self.tni)
+            .with_interrupt(true);
+        let local = StagOffset::new(KERNEL_CQ, FETCH, (slot * SLOT) as u64);
+        let (command, nothing) = (Command::Get, Header2(0));
+        let get = Descriptor::transfer(command, header, nothing, place, local, len as u32);
+        self.push(Order::fetch(from, slot), get, true);
+        true
+    }
+
+    /// Copies a part of what was fetched to a slot, from byte `at` on, a multiple of 8.
+    pub(crate) fn fetched(&self, slot: usize, at: usize, to: &mut [u8]) {
+        if let Some(long) = self.memory.as_ref().and_then(|m| m.long.as_ref()) {
+            long.fetch.frames.copy((slot * SLOT + at) / 8, to);
+        }
     }
 
     /// Tells the device of what was posted.
@@ -355,6 +499,35 @@ impl Receiver {
         self.next().is_some()
     }
 
+    /// Where a buffer is, if it is one that was lent. The device tells addresses that were lent to
+    /// it; a device that tells another one would write there itself, were it lent again.
+    fn place(&self, entry: &PrqEntry) -> Option<usize> {
+        let at = entry.addr().wrapping_sub(self.frames.addr()) as usize;
+        let ours = at < IN * PACKET_BUFFER_SIZE && at % PACKET_BUFFER_SIZE == 0;
+        ours.then_some(at)
+    }
+
+    /// The sender and the payload of a packet.
+    fn packet(&self, entry: &PrqEntry) -> Option<(Coords, *mut [u8])> {
+        let at = self.place(entry)?;
+        if entry.e() || entry.kind() != Some(PrqRcode::SystemTlp) {
+            return None;
+        }
+        let header = TlpHeader(self.frames.load((at + ROUTING_HEADER_SIZE) / 8));
+        let len = usize::from(header.length()).min(SYSTEM_PAYLOAD_MAX);
+        let payload = self.frames.bytes(at + HEADER_SIZE, len)?;
+        Some((header.source(), payload))
+    }
+
+    /// What `look` says of the next packet, which stays where it is.
+    pub(crate) fn peek<R>(&self, look: impl FnOnce(Coords, &[u8]) -> R) -> Option<R> {
+        let entry = self.next()?;
+        dma_mb(Read);
+        let (from, payload) = self.packet(&entry)?;
+        // SAFETY: as in `take`.
+        Some(look(from, unsafe { &*payload }))
+    }
+
     /// Takes the next packet: hands its sender and payload to `take`, and gives its buffer back.
     /// `None` if there is none; `Some(None)` if it was nothing that `take` could be given.
     pub(crate) fn take<R>(
@@ -364,19 +537,11 @@ impl Receiver {
         let entry = self.next()?;
         dma_mb(Read);
         self.receive.advance();
-        let at = entry.addr().wrapping_sub(self.frames.addr()) as usize;
-        // The device tells addresses that were lent to it; a device that tells another one would
-        // write there itself, were it lent again.
-        let ours = at < IN * PACKET_BUFFER_SIZE && at % PACKET_BUFFER_SIZE == 0;
-        let mut taken = None;
-        if ours && !entry.e() && entry.kind() == Some(PrqRcode::SystemTlp) {
-            let header = TlpHeader(self.frames.load((at + ROUTING_HEADER_SIZE) / 8));
-            let len = usize::from(header.length()).min(SYSTEM_PAYLOAD_MAX);
-            if let Some(payload) = self.frames.bytes(at + HEADER_SIZE, len) {
-                // SAFETY: the device has given the buffer back and does not write it any more.
-                taken = take(header.source(), unsafe { &*payload });
-            }
-        }
+        let ours = self.place(&entry).is_some();
+        let taken = self.packet(&entry).and_then(|(from, payload)| {
+            // SAFETY: the device has given the buffer back and does not write it any more.
+            take(from, unsafe { &*payload })
+        });
         if ours {
             self.lend(entry.addr());
         }

@@ -100,6 +100,7 @@ extern "C" {
     pub(crate) fn tofu_shim_net_hold(dev: *mut NetDevice);
     pub(crate) fn tofu_shim_net_go_on(dev: *mut NetDevice);
     pub(crate) fn tofu_shim_net_is_held(dev: *mut NetDevice) -> bool;
+    pub(crate) fn tofu_shim_net_nap(dev: *mut NetDevice, nanoseconds: u64);
     pub(crate) fn tofu_shim_net_carrier(dev: *mut NetDevice, on: bool);
     pub(crate) fn tofu_shim_quiet(on: bool);
     pub(crate) fn tofu_shim_param_shape() -> *const c_char;

@@ -20,6 +20,7 @@ pub mod hosts;
 mod link;
 pub mod neighbor;
 pub mod offer;
+mod offers;
 pub mod offload;
 mod reassembly;
 pub mod routes;

@@ -15,7 +15,8 @@ use tofu_driver::{
 
 use crate::addr::{self, Mac};
 use crate::frames::{Config, Core, Counters, Event, Piece, SendError};
-use crate::offer::{self, Fetches, Message, Offers, Room};
+use crate::offer::{self, Fetches, GROUP, Message, OVERTAKE_NS, Offer, Room};
+use crate::offers::Offers;
 use crate::offload::{BadFacts, FACTS_SIZE, Facts};
 use crate::routes::route;
 use crate::tree;
@@ -268,16 +269,10 @@ impl<P: Platform> Out<P> {
     }
 }
 
-/// The group of control queues that may fetch from each other, see [`tofu_driver::CqConfig::gpid`].
-/// Ours: "IP".
-const GROUP: u64 = 0x4950;
 /// How long a look after frames that are being fetched takes before other things are done, and how
 /// long a sleep takes at most while there are any, both in nanoseconds.
 const FETCH_LOOK_NS: u64 = 50_000;
 const FETCH_NAP_NS: u64 = 200_000;
-/// How long a packet waits at most for frames of the same origin that were offered before, in
-/// nanoseconds: TCP takes what overtakes others for a sign of loss.
-const OVERTAKE_NS: u64 = 2_000_000;
 
 /// A frame that was received: what is left to do with it, and where it is.
 enum Taken {
@@ -299,7 +294,9 @@ pub struct Link<P: Platform> {
     core: Core,
     out: Out<P>,
     offers: Offers,
-    fetches: Fetches,
+    fetches: Fetches<Vec<Option<Offer>>>,
+    /// A frame as it was fetched, behind its facts.
+    fetched: Vec<u8>,
     late: Option<Box<Late>>,
     scratch: Box<[u8]>,
 }
@@ -364,8 +361,9 @@ impl<P: Platform> Link<P> {
             last_loss: None,
             now_ns,
         };
-        let (offers, fetches) = (Offers::new(), Fetches::new());
-        Ok(Self { core, out, offers, fetches, late: None, scratch })
+        let (offers, fetches) = (Offers::default(), Fetches::new(vec![None; offer::MAX_WAITING]));
+        let fetched = vec![0; offer::SLOT];
+        Ok(Self { core, out, offers, fetches, fetched, late: None, scratch })
     }
 
     /// The hardware address of this node.
@@ -507,6 +505,7 @@ impl<P: Platform> Link<P> {
             Some(Message::Offer(offer)) => {
                 if !self.fetches.add(offer) {
                     self.core.note_unfetched();
+                    self.answer(false);
                 }
                 self.fetch();
             }
@@ -517,13 +516,20 @@ impl<P: Platform> Link<P> {
 
     /// Fetches what can be.
     fn fetch(&mut self) {
-        while let Some((slot, offer)) = self.fetches.next() {
+        while let Some((slot, offer)) = self.fetches.begin() {
             let at = (slot * offer::SLOT) as u64;
             let target = Target::new(offer.origin, self.out.packets.tni());
             let len = u32::from(offer.total) - FACTS_SIZE as u32;
             if self.out.packets.fetch(target, offer.place, at, len, slot as u32).is_err() {
                 self.unfetched(slot);
             }
+        }
+    }
+
+    /// Answers offers that are dealt with: those whose answer cannot wait, or all.
+    fn answer(&mut self, all: bool) {
+        while let Some((node, id)) = self.fetches.answer(all) {
+            self.tell(node, &Message::Done { id, refused: false });
         }
     }
 
@@ -548,7 +554,7 @@ impl<P: Platform> Link<P> {
             let Some(offer) = self.fetches.take(slot) else { continue };
             // Others could write there, so what is looked at must be a copy.
             let total = usize::from(offer.total);
-            let frame = &mut self.fetches.frame()[..total];
+            let frame = &mut self.fetched[..total];
             let (facts, rest) = frame.split_at_mut(FACTS_SIZE);
             facts.copy_from_slice(&offer.facts);
             if let Some(memory) = self.out.packets.fetch_memory() {
@@ -556,9 +562,7 @@ impl<P: Platform> Link<P> {
             }
             let accepted = self.core.fetched(&offer, frame);
             self.fetch();
-            while let Some((node, id)) = self.fetches.answer(false) {
-                self.tell(node, &Message::Done { id, refused: false });
-            }
+            self.answer(false);
             if let Some(facts) = accepted {
                 return Some(Taken::Fetched(facts, FACTS_SIZE, total));
             }
@@ -590,9 +594,7 @@ impl<P: Platform> Link<P> {
     /// Tells the device of what was sent, and looks after what has been on its way.
     pub fn flush(&mut self) {
         self.out.now_ns = self.out.packets.device().platform().now_ns();
-        while let Some((node, id)) = self.fetches.answer(true) {
-            self.tell(node, &Message::Done { id, refused: false });
-        }
+        self.answer(true);
         self.out.packets.flush();
         self.out.reap();
         self.out.go_around();
@@ -619,7 +621,7 @@ impl<P: Platform> Link<P> {
                     return Some(whole(&frame, buf));
                 }
                 Taken::Fetched(facts, start, end) if facts.is_finished() => {
-                    return Some(whole(&self.fetches.frame()[start..end], buf));
+                    return Some(whole(&self.fetched[start..end], buf));
                 }
                 _ => {}
             }
@@ -638,7 +640,7 @@ impl<P: Platform> Link<P> {
             Taken::Here(facts, start, len) => take(&facts, &buf[start..len]),
             Taken::Scratch(facts, start, len) => take(&facts, &self.scratch[start..len]),
             Taken::Apart(facts, start, frame) => take(&facts, &frame[start..]),
-            Taken::Fetched(facts, start, end) => take(&facts, &self.fetches.frame()[start..end]),
+            Taken::Fetched(facts, start, end) => take(&facts, &self.fetched[start..end]),
         })
     }
 

@@ -1,9 +1,9 @@
 //! Long frames that are not sent but fetched: their origin says where they are in its memory, and
 //! the receiver reads them from there, by one Get instead of dozens of packets.
+//!
+//! The kernel driver has this file, too, so nothing here allocates.
 
-use alloc::collections::{BTreeMap, VecDeque};
-use alloc::vec;
-use alloc::vec::Vec;
+use core::ops::{Deref, DerefMut};
 
 use tofu_abi::{Coords, StagOffset};
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
@@ -29,20 +29,28 @@ pub const MIN_FRAME: usize = 8 << 10;
 pub const SLOT: usize = 1 << 16;
 /// Frames that are offered at a time, in all and to one node.
 pub const SLOTS: usize = 16;
-const PER_NODE: usize = 8;
+pub(crate) const PER_NODE: usize = 8;
 /// Offers that wait to be fetched, in all; of one node, as many as it may have under way, twice.
-const MAX_WAITING: usize = 256;
+pub const MAX_WAITING: usize = 256;
 const WAITING_PER_NODE: usize = 2 * PER_NODE;
 /// Answers that may be owed to a node before they are sent without waiting for others.
 const OWED: u32 = 4;
-/// How long an offer lasts that is not answered, how long it is believed that a node fetches, and
-/// how long one is left alone that could not, or that let an offer lapse, all in nanoseconds.
-const LAPSE_NS: u64 = 250_000_000;
-const FETCHES_NS: u64 = 2_000_000_000;
-const SHUN_NS: u64 = 10_000_000_000;
-const SHUN_LAPSED_NS: u64 = 1_000_000_000;
-/// Nodes that are known at a time.
-const MAX_NODES: usize = 4096;
+/// Nodes to which one may be owed at a time.
+const OWED_NODES: usize = 32;
+/// How long an offer lasts that is not answered, in nanoseconds.
+pub const LAPSE_NS: u64 = 250_000_000;
+/// How long it is believed that a node fetches, in nanoseconds.
+pub const FETCHES_NS: u64 = 2_000_000_000;
+/// How long a node is left alone that could not fetch, in nanoseconds.
+pub const SHUN_NS: u64 = 10_000_000_000;
+/// How long a node is left alone that let an offer lapse, in nanoseconds.
+pub const SHUN_LAPSED_NS: u64 = 1_000_000_000;
+/// The group of control queues that may fetch from each other, as in their register GPID. Ours:
+/// "IP".
+pub const GROUP: u64 = 0x4950;
+/// How long a packet waits at most for frames of the same origin that were offered before, in
+/// nanoseconds: TCP takes what overtakes others for a sign of loss.
+pub const OVERTAKE_NS: u64 = 2_000_000;
 
 /// A frame in the memory of the node that it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,14 +89,29 @@ pub fn is_message(header: &[u8]) -> bool {
 }
 
 /// Whether a packet with this header comes from its origin at once, if it is no forgery.
-pub(crate) fn is_from_origin(header: &[u8]) -> bool {
+pub fn is_from_origin(header: &[u8]) -> bool {
     let direct = [Kind::Unicast, Kind::Unfinished];
     header.first().is_some_and(|first| direct.map(|kind| VERSION << 4 | kind as u8).contains(first))
 }
 
 /// Whether the origin of a packet fetches frames.
-pub(crate) fn says_fetches(header: &[u8]) -> bool {
+pub fn says_fetches(header: &[u8]) -> bool {
     header.get(1).is_some_and(|flags| flags & FETCHES != 0)
+}
+
+/// What follows the header of a message.
+#[derive(Clone, Copy, Debug)]
+pub struct MessageBody {
+    bytes: [u8; OFFER_SIZE - HEADER_SIZE],
+    len: usize,
+}
+
+impl Deref for MessageBody {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
 }
 
 impl Message {
@@ -116,15 +139,17 @@ impl Message {
     }
 
     /// The message as it lies in a packet of node `me`: its header, and what follows.
-    pub fn emit(&self, me: Coords) -> ([u8; HEADER_SIZE], Vec<u8>) {
-        let (kind, flags, id, total, sum, body) = match self {
+    pub fn emit(&self, me: Coords) -> ([u8; HEADER_SIZE], MessageBody) {
+        let mut body = MessageBody { bytes: [0; _], len: 0 };
+        let (kind, flags, id, total, sum) = match self {
             Self::Offer(offer) => {
-                let body = [&offer.facts[..], &offer.place.0.to_be_bytes()].concat();
-                (OFFER, 0, offer.id, offer.total, offer.sum, body)
+                let (facts, place) = body.bytes.split_at_mut(FACTS_SIZE);
+                facts.copy_from_slice(&offer.facts);
+                place.copy_from_slice(&offer.place.0.to_be_bytes());
+                body.len = body.bytes.len();
+                (OFFER, 0, offer.id, offer.total, offer.sum)
             }
-            Self::Done { id, refused } => {
-                (DONE, if *refused { REFUSED } else { 0 }, *id, 0, 0, Vec::new())
-            }
+            Self::Done { id, refused } => (DONE, if *refused { REFUSED } else { 0 }, *id, 0, 0),
         };
         let header = Header {
             version_kind: kind,
@@ -146,7 +171,7 @@ impl Message {
 
 /// What can be done with a frame for a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
+pub enum Room {
     /// It goes into this slot.
     Slot(usize),
     /// There will be a slot soon.
@@ -155,68 +180,23 @@ pub(crate) enum Room {
     None,
 }
 
-/// What is known of a node.
-#[derive(Clone, Copy, Debug, Default)]
-struct Taker {
-    /// When it has said last that it fetches, in nanoseconds.
-    since_ns: u64,
-    /// Until when nothing is offered to it.
-    shunned_ns: u64,
-}
-
 /// A frame that is offered.
 #[derive(Clone, Copy, Debug)]
 struct Offered {
-    to: u32,
+    to: Coords,
     id: u32,
     since_ns: u64,
 }
 
-/// What this node offers.
-#[derive(Debug)]
-pub(crate) struct Offers {
-    slots: [Option<Offered>; SLOTS],
-    takers: BTreeMap<u32, Taker>,
-    /// Offers that nobody answered in time.
-    pub(crate) lapsed: u64,
-}
+/// The places of frames that this node offers.
+#[derive(Debug, Default)]
+pub struct Slots([Option<Offered>; SLOTS]);
 
-impl Offers {
-    pub(crate) fn new() -> Self {
-        Self { slots: [None; SLOTS], takers: BTreeMap::new(), lapsed: 0 }
-    }
-
-    /// Takes note of whether a node fetches.
-    pub(crate) fn learn(&mut self, node: Coords, fetches: bool, now_ns: u64) {
-        let node = addr::pack(node);
-        if let Some(taker) = self.takers.get_mut(&node) {
-            // A node that does not any more has nothing to be forgotten but this.
-            taker.since_ns = if fetches { now_ns } else { 0 };
-            if !fetches && taker.shunned_ns <= now_ns {
-                self.takers.remove(&node);
-            }
-        } else if fetches {
-            if self.takers.len() >= MAX_NODES {
-                self.takers.clear();
-            }
-            self.takers.insert(node, Taker { since_ns: now_ns, shunned_ns: 0 });
-        }
-    }
-
-    /// Where to put a frame for a node.
-    pub(crate) fn room(&mut self, to: Coords, now_ns: u64) -> Room {
-        let to = addr::pack(to);
-        let Some(taker) = self.takers.get(&to).copied() else { return Room::None };
-        let believed = taker.since_ns > 0 && now_ns.saturating_sub(taker.since_ns) <= FETCHES_NS;
-        if !believed || taker.shunned_ns > now_ns {
-            return Room::None;
-        }
-        self.expire(now_ns);
-        if self.takers.get(&to).is_some_and(|taker| taker.shunned_ns > now_ns) {
-            return Room::None;
-        }
-        let its = self.slots.iter().flatten().filter(|offered| offered.to == to).count();
-        match self.slots.iter().position(Option::is_none) {
+impl Slots {
+    /// Where to put a frame for a node that fetches.
+    pub fn room(&self, to: Coords) -> Room {
+        let its = self.0.iter().flatten().filter(|offered| offered.to == to).count();
+        match self.0.iter().position(Option::is_none) {
             Some(slot) if its < PER_NODE => Room::Slot(slot),
             _ if its > 0 => Room::Busy,
             // Others have them all.
@@ -224,75 +204,88 @@ impl Offers {
         }
     }
 
-    pub(crate) fn offer(&mut self, slot: usize, to: Coords, id: u32, now_ns: u64) {
-        self.slots[slot] = Some(Offered { to: addr::pack(to), id, since_ns: now_ns });
+    /// Takes note that the frame in a slot, which was free, is offered.
+    pub fn offer(&mut self, slot: usize, to: Coords, id: u32, now_ns: u64) {
+        if let Some(place) = self.0.get_mut(slot) {
+            *place = Some(Offered { to, id, since_ns: now_ns });
+        }
     }
 
     /// A node has answered an offer, and thereby all before it.
-    pub(crate) fn done(&mut self, from: Coords, id: u32, refused: bool, now_ns: u64) {
-        let from = addr::pack(from);
-        for slot in &mut self.slots {
+    pub fn done(&mut self, from: Coords, id: u32) {
+        for slot in &mut self.0 {
             // Ids count up, and wrap.
             let meant = |o: Offered| o.to == from && id.wrapping_sub(o.id) < 1 << 31;
             if slot.is_some_and(meant) {
                 *slot = None;
             }
         }
-        if refused && let Some(taker) = self.takers.get_mut(&from) {
-            taker.shunned_ns = now_ns.saturating_add(SHUN_NS);
-        }
     }
 
-    /// Gives up what was not answered in time. It may be fetched nevertheless, and has a wrong
-    /// sum then.
-    fn expire(&mut self, now_ns: u64) {
-        for slot in &mut self.slots {
-            let Some(offered) = *slot else { continue };
-            if now_ns.saturating_sub(offered.since_ns) < LAPSE_NS {
-                continue;
-            }
-            *slot = None;
-            self.lapsed += 1;
-            if let Some(taker) = self.takers.get_mut(&offered.to) {
-                taker.shunned_ns = now_ns.saturating_add(SHUN_LAPSED_NS);
+    /// Gives up what was not answered in time, and names the nodes that have not. It may be
+    /// fetched nevertheless, and has a wrong sum then.
+    pub fn expire(&mut self, now_ns: u64, mut lapsed: impl FnMut(Coords)) {
+        for slot in &mut self.0 {
+            let late = |o: &mut Offered| now_ns.saturating_sub(o.since_ns) >= LAPSE_NS;
+            if let Some(offered) = slot.take_if(late) {
+                lapsed(offered.to);
             }
         }
     }
 }
 
-/// What this node fetches.
+/// The last frame of a node that has been dealt with, and how many since an answer.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    to: Coords,
+    id: u32,
+    count: u32,
+}
+
+/// What this node fetches. `W` is where offers wait: [`MAX_WAITING`] places, empty at first.
 #[derive(Debug)]
-pub(crate) struct Fetches {
-    waiting: VecDeque<Offer>,
+pub struct Fetches<W> {
+    /// A ring: the first one of those that wait, and how many there are.
+    ring: W,
+    first: usize,
+    count: usize,
     slots: [Option<Offer>; SLOTS],
-    /// The last frame of each node that has been dealt with, and how many since an answer.
-    owed: Vec<(Coords, u32, u32)>,
-    /// A frame as it was fetched, behind its facts.
-    frame: Vec<u8>,
+    owed: [Option<Owed>; OWED_NODES],
 }
 
-impl Fetches {
-    pub(crate) fn new() -> Self {
-        let (waiting, owed) = (VecDeque::new(), Vec::new());
-        Self { waiting, slots: [None; SLOTS], owed, frame: vec![0; SLOT] }
+impl<W: DerefMut<Target = [Option<Offer>]>> Fetches<W> {
+    /// Nothing.
+    pub fn new(ring: W) -> Self {
+        Self { ring, first: 0, count: 0, slots: [None; SLOTS], owed: [None; OWED_NODES] }
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.ring.fill(None);
+        (self.first, self.count) = (0, 0);
+        (self.slots, self.owed) = ([None; SLOTS], [None; OWED_NODES]);
     }
 
     /// Whether something is on its way here.
-    pub(crate) fn are_under_way(&self) -> bool {
+    pub fn are_under_way(&self) -> bool {
         self.slots.iter().any(Option::is_some)
     }
 
     /// Whether something of a node is on its way here.
-    pub(crate) fn are_under_way_from(&self, node: Coords) -> bool {
+    pub fn are_under_way_from(&self, node: Coords) -> bool {
         self.slots.iter().flatten().any(|offer| offer.origin == node)
     }
 
-    /// Takes an offer. False if there are too many, and it is forgotten.
-    pub(crate) fn add(&mut self, offer: Offer) -> bool {
-        let its = self.waiting.iter().filter(|waiting| waiting.origin == offer.origin).count();
-        let fits = its < WAITING_PER_NODE && self.waiting.len() < MAX_WAITING;
+    /// Takes an offer. False if there are too many, and it is forgotten; [`Fetches::answer`] is to
+    /// be asked then.
+    pub fn add(&mut self, offer: Offer) -> bool {
+        let waiting = self.ring.iter().flatten();
+        let its = waiting.filter(|waiting| waiting.origin == offer.origin).count();
+        let size = self.ring.len();
+        let fits = its < WAITING_PER_NODE && self.count < size;
         if fits {
-            self.waiting.push_back(offer);
+            self.ring[(self.first + self.count) % size] = Some(offer);
+            self.count += 1;
         } else {
             self.owe(offer.origin, offer.id);
         }
@@ -300,54 +293,64 @@ impl Fetches {
     }
 
     /// The next one to be fetched, and to which slot.
-    pub(crate) fn next(&mut self) -> Option<(usize, Offer)> {
+    pub fn begin(&mut self) -> Option<(usize, Offer)> {
         let slot = self.slots.iter().position(Option::is_none)?;
-        let offer = self.waiting.pop_front()?;
+        let offer = self.ring.get_mut(self.first)?.take()?;
+        self.first = (self.first + 1) % self.ring.len();
+        self.count -= 1;
         self.slots[slot] = Some(offer);
         Some((slot, offer))
     }
 
-    /// What was fetched to a slot, which is free now.
-    pub(crate) fn take(&mut self, slot: usize) -> Option<Offer> {
+    /// What was fetched to a slot, which is free now. [`Fetches::answer`] is to be asked then.
+    pub fn take(&mut self, slot: usize) -> Option<Offer> {
         let offer = self.slots.get_mut(slot)?.take()?;
         self.owe(offer.origin, offer.id);
         Some(offer)
     }
 
-    /// A place for a frame with its facts.
-    pub(crate) fn frame(&mut self) -> &mut Vec<u8> {
-        &mut self.frame
-    }
-
     fn owe(&mut self, to: Coords, id: u32) {
-        match self.owed.iter_mut().find(|(node, ..)| *node == to) {
-            Some((_, last, count)) => {
-                // They may have come out of order.
-                if id.wrapping_sub(*last) < 1 << 31 {
-                    *last = id;
-                }
-                *count += 1;
+        if let Some(owed) = self.owed.iter_mut().flatten().find(|owed| owed.to == to) {
+            // They may have come out of order.
+            if id.wrapping_sub(owed.id) < 1 << 31 {
+                owed.id = id;
             }
-            None => self.owed.push((to, id, 1)),
+            owed.count += 1;
+        } else if let Some(place) = self.owed.iter_mut().find(|place| place.is_none()) {
+            *place = Some(Owed { to, id, count: 1 });
         }
     }
 
-    /// To whom an answer is owed, up to which id: those that cannot wait, or all.
-    pub(crate) fn answer(&mut self, all: bool) -> Option<(Coords, u32)> {
-        let at = self.owed.iter().position(|(.., count)| all || *count >= OWED)?;
-        let (node, id, _) = self.owed.swap_remove(at);
-        Some((node, id))
+    /// To whom an answer is owed, up to which id: those that cannot wait, or all. To be asked
+    /// until there are none.
+    pub fn answer(&mut self, all: bool) -> Option<(Coords, u32)> {
+        let full = self.owed.iter().all(Option::is_some);
+        let due = |owed: &mut Owed| all || full || owed.count >= OWED;
+        let owed = self.owed.iter_mut().find_map(|place| place.take_if(due))?;
+        Some((owed.to, owed.id))
     }
 
     /// The answer is given in another way.
-    pub(crate) fn answered(&mut self, to: Coords) {
-        self.owed.retain(|(node, ..)| *node != to);
+    pub fn answered(&mut self, to: Coords) {
+        for place in &mut self.owed {
+            place.take_if(|owed| owed.to == to);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec;
+    use alloc::vec::Vec;
+
     use super::*;
+
+    impl Slots {
+        /// What is offered to a node.
+        pub(crate) fn ids_of(&self, to: Coords) -> Vec<u32> {
+            self.0.iter().flatten().filter(|o| o.to == to).map(|o| o.id).collect()
+        }
+    }
 
     const NODE: Coords = Coords::new(1, 2, 3, 0, 1, 1);
 
@@ -375,55 +378,8 @@ mod tests {
     }
 
     #[test]
-    fn offers_are_bounded_for_each_node_and_in_all() {
-        let mut offers = Offers::new();
-        let node = |n: u8| Coords::new(n, 0, 0, 0, 0, 0);
-        assert_eq!(offers.room(node(1), 1), Room::None, "it has not said that it fetches");
-        (1..4).for_each(|n| offers.learn(node(n), true, 1));
-        let mut fill = |n| {
-            (0..100)
-                .find(|id| match offers.room(node(n), 2) {
-                    Room::Slot(slot) => {
-                        offers.offer(slot, node(n), *id, 2);
-                        false
-                    }
-                    _ => true,
-                })
-                .unwrap() as usize
-        };
-        assert_eq!([fill(1), fill(2), fill(3)], [PER_NODE, PER_NODE, 0]);
-        assert_eq!(offers.room(node(1), 2), Room::Busy);
-        assert_eq!(offers.room(node(3), 2), Room::None, "it would wait for others");
-        offers.done(node(1), 3, false, 3);
-        offers.done(node(3), 100, false, 3);
-        assert!(matches!(offers.room(node(3), 3), Room::Slot(_)));
-        let left = offers.slots.iter().flatten().filter(|o| o.to == addr::pack(node(1)));
-        assert_eq!(left.map(|o| o.id).collect::<Vec<_>>(), [4, 5, 6, 7]);
-    }
-
-    #[test]
-    fn nodes_that_do_not_answer_or_cannot_are_left_alone_for_a_while() {
-        let mut offers = Offers::new();
-        offers.learn(NODE, true, 1);
-        offers.offer(0, NODE, 0, 1);
-        assert!(matches!(offers.room(NODE, LAPSE_NS), Room::Slot(_)));
-        offers.learn(NODE, true, 1 + LAPSE_NS);
-        assert_eq!(offers.room(NODE, 1 + LAPSE_NS), Room::None);
-        assert_eq!(offers.lapsed, 1);
-        let later = 2 + LAPSE_NS + SHUN_LAPSED_NS;
-        offers.learn(NODE, true, later);
-        assert_eq!(offers.room(NODE, later), Room::Slot(0));
-        offers.done(NODE, 0, true, later);
-        offers.learn(NODE, true, later + SHUN_NS - 1);
-        assert_eq!(offers.room(NODE, later + SHUN_NS - 1), Room::None);
-        offers.learn(NODE, true, later + SHUN_NS);
-        assert_eq!(offers.room(NODE, later + SHUN_NS), Room::Slot(0));
-        assert_eq!(offers.room(NODE, later + SHUN_NS + FETCHES_NS + 1), Room::None, "old news");
-    }
-
-    #[test]
     fn what_is_fetched_is_answered_up_to_the_last_one() {
-        let mut fetches = Fetches::new();
+        let mut fetches = Fetches::new(vec![None; MAX_WAITING]);
         for id in (0..WAITING_PER_NODE as u32 + 3).map(|n| (u32::MAX - 2).wrapping_add(n)) {
             let fits = fetches.add(offer(id));
             assert_eq!(fits, id.wrapping_sub(u32::MAX - 2) < WAITING_PER_NODE as u32);
@@ -431,7 +387,7 @@ mod tests {
         let dropped = (u32::MAX - 2).wrapping_add(WAITING_PER_NODE as u32 + 2);
         assert_eq!(fetches.answer(false), None);
         assert_eq!(fetches.answer(true), Some((NODE, dropped)));
-        let taken: Vec<_> = core::iter::from_fn(|| fetches.next()).collect();
+        let taken: Vec<_> = core::iter::from_fn(|| fetches.begin()).collect();
         assert_eq!(taken.len(), SLOTS);
         assert!(fetches.are_under_way());
         for (slot, offer) in taken.iter().rev().take(4) {
@@ -441,5 +397,19 @@ mod tests {
         // The last one of those, though it ended first.
         assert_eq!(fetches.answer(false), Some((NODE, taken[SLOTS - 1].1.id)));
         assert_eq!(fetches.answer(true), None);
+    }
+
+    #[test]
+    fn answers_to_many_nodes_do_not_wait_for_more() {
+        let mut fetches = Fetches::new(vec![None; MAX_WAITING]);
+        let nodes = (0..OWED_NODES as u8).map(|n| Coords::new(n, 0, 0, 0, 0, 0));
+        for (n, origin) in nodes.enumerate() {
+            assert!(fetches.add(Offer { origin, ..offer(n as u32) }));
+            let (slot, _) = fetches.begin().unwrap();
+            fetches.take(slot);
+            let due = fetches.answer(false);
+            assert_eq!(due.is_some(), n + 1 == OWED_NODES, "{n}");
+        }
+        assert_eq!(fetches.answer(false), None, "there is room again");
     }
 }

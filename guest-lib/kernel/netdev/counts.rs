@@ -29,9 +29,13 @@ pub(super) enum Count {
     Polls,
     Interrupts,
     Held,
+    Offered,
+    Fetched,
+    Lapsed,
+    Unfetched,
 }
 
-pub(super) const COUNTS: usize = Count::Held as usize + 1;
+pub(super) const COUNTS: usize = Count::Unfetched as usize + 1;
 
 /// Names of the counters for ethtool: those of [`Count`], then registers of the TNI.
 pub(super) const NAMES: [&CStr; COUNTS] = [
@@ -55,6 +59,10 @@ pub(super) const NAMES: [&CStr; COUNTS] = [
     c"polls",
     c"interrupts",
     c"held",
+    c"offered",
+    c"fetched",
+    c"lapsed",
+    c"unfetched",
 ];
 pub(super) const REGISTERS: [(&CStr, TniReg); 7] = [
     (c"tni_send_tlp", TniReg::NumSendTlp),

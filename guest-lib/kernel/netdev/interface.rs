@@ -223,16 +223,16 @@ extern "C" fn tofu_rs_net_stop(link: *mut c_void) {
     unsafe { link_of(link) }.stop();
 }
 
-/// Sends a frame.
+/// Sends a frame. False if it has to wait and is still the caller's.
 #[no_mangle]
 extern "C" fn tofu_rs_net_xmit(
     link: *mut c_void,
     dev: *mut NetDevice,
     skb: *mut SkBuff,
     more: bool,
-) {
+) -> bool {
     // SAFETY: as above.
-    unsafe { link_of(link) }.xmit(dev, skb, more);
+    unsafe { link_of(link) }.xmit(dev, skb, more)
 }
 
 /// Receives.

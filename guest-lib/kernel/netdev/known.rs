@@ -7,7 +7,6 @@ use kernel::sync::atomic::{Atomic, Relaxed};
 
 use tofu_abi::Coords;
 use tofu_ipotofu::addr;
-use tofu_ipotofu::wire::Repr;
 
 /// Nodes of which something is known at a time, a power of two.
 const KNOWN: usize = 256;
@@ -54,13 +53,13 @@ impl Known {
     }
 }
 
-/// How long it is believed that a node takes frames that are not finished, in milliseconds.
+/// How long it is believed of a node what it has said of itself, in milliseconds.
 const TAKES_MS: u64 = 2_000;
 /// Bits of a time in [`Takers`].
 const TAKER_TIME: u32 = 44;
 
-/// Nodes that take frames that are not finished: key plus one, above when they have said so last,
-/// in milliseconds. The receiving side writes what the sending side reads.
+/// Nodes that take something: key plus one, above when they have said so last, in milliseconds. The
+/// receiving side writes what the sending side reads.
 pub(super) struct Takers(KVVec<Atomic<u64>>);
 
 impl Takers {
@@ -80,14 +79,14 @@ impl Takers {
             && (now / 1_000_000).saturating_sub(since) <= TAKES_MS
     }
 
-    pub(super) fn learn(&self, repr: &Repr, now: u64) {
-        let (key, at) = place(repr.origin);
+    pub(super) fn learn(&self, node: Coords, takes: bool, now: u64) {
+        let (key, at) = place(node);
         let Some(taker) = self.0.get(at) else {
             return;
         };
         let key = u64::from(key) + 1;
         let time = (now / 1_000_000) & ((1 << TAKER_TIME) - 1);
-        if repr.takes_unfinished {
+        if takes {
             taker.store(key << TAKER_TIME | time, Relaxed);
         } else if taker.load(Relaxed) >> TAKER_TIME == key {
             taker.store(0, Relaxed);

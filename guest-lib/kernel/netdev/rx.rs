@@ -6,13 +6,14 @@ use kernel::prelude::*;
 
 use tofu_abi::Coords;
 use tofu_ipotofu::addr::{self, Mac};
+use tofu_ipotofu::offer::{self, Fetches, Offer, MAX_WAITING, OVERTAKE_NS};
 use tofu_ipotofu::offload::{Facts, FACTS_SIZE};
 use tofu_ipotofu::tree;
 use tofu_ipotofu::wire::{self, Kind, Packet, Repr, Sum, PIECE_MAX};
 
 use super::counts::{Count, COUNTS};
 use super::frame::{Frame, HEAD};
-use super::Link;
+use super::{now_ns, Link};
 use crate::packets::{Purpose, Receiver};
 use crate::shim::{self, NetDevice};
 
@@ -45,12 +46,27 @@ pub(super) struct Rx {
     pub(super) state: RxState,
 }
 
+/// What became of a look for something to receive.
+pub(super) enum Step {
+    /// There is nothing.
+    Idle,
+    /// The next packet is to wait for so many nanoseconds, unless something is fetched before.
+    Wait(u64),
+    /// Something was done.
+    Done,
+    /// A frame has come, and what is left to do with it.
+    Frame(Frame, Option<Facts>),
+}
+
 pub(super) struct RxState {
     partials: KVVec<Option<Partial>>,
     /// Origin, id and offset of pieces; the place of the next one.
     seen: KVVec<Option<(Coords, u32, u16)>>,
     next_seen: usize,
     pub(super) counts: [u64; COUNTS],
+    pub(super) fetches: Fetches<KVVec<Option<Offer>>>,
+    /// When the next packet began to wait for frames that were offered before it.
+    late: Option<u64>,
 }
 
 impl Rx {
@@ -66,8 +82,29 @@ impl Rx {
                 seen: KVVec::from_elem(None, SEEN, GFP_KERNEL)?,
                 next_seen: 0,
                 counts: [0; COUNTS],
+                fetches: Fetches::new(KVVec::from_elem(None, MAX_WAITING, GFP_KERNEL)?),
+                late: None,
             },
         })
+    }
+
+    /// Takes the next frame that was fetched, or the next packet.
+    pub(super) fn step(&mut self, link: &Link, dev: *mut NetDevice, now: u64) -> Step {
+        if let Some(step) = self.state.take_fetched(link, dev, now) {
+            return step;
+        }
+        let (Some(receiver), state) = (self.receiver.as_mut(), &mut self.state) else {
+            return Step::Idle;
+        };
+        if let Some(left) = state.must_wait(receiver) {
+            return Step::Wait(left);
+        }
+        let taken = receiver.take(|from, payload| state.receive(link, dev, from, payload, now));
+        match taken {
+            None => Step::Idle,
+            Some(None) => Step::Done,
+            Some(Some((frame, facts))) => Step::Frame(frame, facts),
+        }
     }
 }
 
@@ -77,6 +114,31 @@ impl RxState {
         for partial in self.partials.iter_mut() {
             *partial = None;
         }
+        self.fetches.clear();
+        self.late = None;
+    }
+
+    /// Whether the next packet waits for a frame.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.late.is_some()
+    }
+
+    /// How much longer the next packet must wait for frames of its origin that were offered before.
+    fn must_wait(&mut self, receiver: &Receiver) -> Option<u64> {
+        let follows = receiver.peek(|from, payload| {
+            offer::is_from_origin(payload) && self.fetches.are_under_way_from(from)
+        });
+        if follows != Some(true) {
+            self.late = None;
+            return None;
+        }
+        let now = now_ns();
+        let waited = now.saturating_sub(*self.late.get_or_insert(now));
+        let left = OVERTAKE_NS.checked_sub(waited).filter(|left| *left > 0);
+        if left.is_none() {
+            self.late = None;
+        }
+        left
     }
 
     pub(super) fn count(&mut self, what: Count) {
@@ -84,7 +146,7 @@ impl RxState {
     }
 
     /// Takes a packet. Returns a frame that it completes, with what is left to do with it.
-    pub(super) fn receive(
+    fn receive(
         &mut self,
         link: &Link,
         dev: *mut NetDevice,
@@ -92,6 +154,10 @@ impl RxState {
         payload: &[u8],
         now: u64,
     ) -> Option<(Frame, Option<Facts>)> {
+        if offer::is_message(payload) {
+            self.hear(link, from, payload, now);
+            return None;
+        }
         let parsed = Packet::new_checked(payload)
             .and_then(|packet| Repr::parse(&packet, packet.body().len()).map(|r| (r, packet)));
         let Ok((repr, packet)) = parsed else {
@@ -118,7 +184,8 @@ impl RxState {
                 return None;
             }
             Kind::Unicast | Kind::Unfinished if repr.origin == from => {
-                link.takers.learn(&repr, now)
+                link.takers.learn(from, repr.takes_unfinished, now);
+                link.fetchers.learn(from, offer::says_fetches(payload), now);
             }
             Kind::Broadcast
                 if repr.origin != link.me
@@ -186,7 +253,13 @@ impl RxState {
             self.count(Count::NoMemory);
             return None;
         };
-        let facts = self.accept(link, repr, unfinished.then_some(facts), whole)?;
+        let facts = self.accept(
+            link,
+            repr.origin,
+            repr.kind,
+            unfinished.then_some(facts),
+            whole,
+        )?;
         if !frame.write(0, whole) {
             return None;
         }
@@ -194,10 +267,11 @@ impl RxState {
     }
 
     /// What is left to do with a frame, if it is one that its origin may send to this node.
-    fn accept(
+    pub(super) fn accept(
         &mut self,
         link: &Link,
-        repr: &Repr,
+        origin: Coords,
+        kind: Kind,
         facts: Option<&[u8]>,
         head: &[u8],
     ) -> Option<Option<Facts>> {
@@ -210,12 +284,12 @@ impl RxState {
                 return None;
             }
         };
-        if head.get(6..12) != Some(&addr::mac(repr.origin)[..]) {
+        if head.get(6..12) != Some(&addr::mac(origin)[..]) {
             self.count(Count::Spoofed);
             return None;
         }
         let mac: Mac = *head.first_chunk()?;
-        let ours = match repr.kind {
+        let ours = match kind {
             Kind::Broadcast => addr::is_multicast(mac),
             _ => mac == addr::mac(link.me),
         };
@@ -278,7 +352,7 @@ impl RxState {
         let mut head = [0; HEAD];
         let head = partial.frame.head(&mut head);
         let facts = (front > 0).then_some(&partial.facts[..]);
-        let facts = self.accept(link, repr, facts, head)?;
+        let facts = self.accept(link, repr.origin, repr.kind, facts, head)?;
         Some((partial.frame, facts))
     }
 

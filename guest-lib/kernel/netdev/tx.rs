@@ -8,6 +8,7 @@ use tofu_abi::frame::SYSTEM_PAYLOAD_MAX;
 use tofu_abi::{rcode, Coords};
 use tofu_ipotofu::addr::{self, Mac};
 use tofu_ipotofu::neighbor::{Answer, Place};
+use tofu_ipotofu::offer::FETCHES;
 use tofu_ipotofu::offload::{Facts, FACTS_SIZE};
 use tofu_ipotofu::routes::route;
 use tofu_ipotofu::tree;
@@ -17,6 +18,7 @@ use super::carrier::Ports;
 use super::counts::{Count, COUNTS};
 use super::frame::{read, HEAD};
 use super::known::Known;
+use super::long::Long;
 use super::spread::{Awaited, AWAITED, NO_PIECE, SPREAD};
 use super::{now_ns, Link};
 use crate::packets::{Order, Purpose, Sender};
@@ -28,7 +30,7 @@ const MAX_PIECES: usize = (u16::MAX as usize).div_ceil(PIECE_MAX);
 /// into 64 segments here.
 const RESERVE: usize = 80;
 /// It goes on when there is room for so many.
-pub(super) const ENOUGH: usize = 2 * RESERVE;
+const ENOUGH: usize = 2 * RESERVE;
 /// How long a way round a dead link is kept before the first one is tried again.
 const DETOUR_NS: u64 = 1_000_000_000;
 
@@ -37,6 +39,7 @@ pub(super) struct Tx {
     pub(super) sender: Option<Sender>,
     pub(super) next_id: u32,
     pub(super) ports: Ports,
+    pub(super) long: Long,
     pub(super) detours: Known,
     pub(super) deaf: Known,
     /// A ring, in the order of sending: the next one to be looked at, and how many there are.
@@ -50,11 +53,34 @@ pub(super) struct Tx {
 }
 
 impl Link {
-    /// Sends a frame of the stack's, or drops it.
-    pub(super) fn xmit(&self, dev: *mut NetDevice, mut skb: *mut SkBuff, more: bool) {
+    /// The node that a frame is for, if it is for one; and whether it is a frame at all.
+    fn target(&self, skb: *const SkBuff, mac: &mut Mac) -> (Option<Coords>, bool) {
+        // SAFETY: the caller has the frame.
+        let len = unsafe { shim::tofu_shim_skb_len(skb) } as usize;
+        let is_frame = len >= ETHERNET_HEADER && read(skb, 0, mac);
+        let node = addr::node_of_mac(*mac)
+            .filter(|node| *node != self.me && self.shape.rank(*node).is_some());
+        (node.filter(|_| is_frame), is_frame)
+    }
+
+    /// Sends a frame of the stack's, or drops it. False if it has to wait.
+    pub(super) fn xmit(&self, dev: *mut NetDevice, mut skb: *mut SkBuff, more: bool) -> bool {
         let now = now_ns();
         let mut tx = self.tx.lock();
         tx.reap(self, now);
+        if let (Some(node), _) = self.target(skb, &mut [0; 6]) {
+            // SAFETY: the frame is ours.
+            let len = unsafe { shim::tofu_shim_skb_len(skb) } as usize;
+            if tx.must_wait(self, node, len, now) {
+                tx.counts[Count::Held as usize] += 1;
+                // SAFETY: the interface is up.
+                unsafe { shim::tofu_shim_net_hold(dev) };
+                tx.flush();
+                // SAFETY: as above.
+                unsafe { shim::tofu_shim_net_look_again(dev) };
+                return false;
+            }
+        }
         while !skb.is_null() {
             let (next, sent) = self.send(&mut tx, dev, &mut skb, now);
             let Some(rest) = next else {
@@ -78,6 +104,7 @@ impl Link {
         }
         // SAFETY: the interface is up.
         unsafe { shim::tofu_shim_net_look_again(dev) };
+        true
     }
 
     /// Sends the first frame of a list. Returns the rest of the list and whether it was sent; no
@@ -95,13 +122,19 @@ impl Link {
         // SAFETY: as above.
         let len = unsafe { shim::tofu_shim_skb_len(*skb) } as usize;
         let mut mac: Mac = [0; 6];
-        let is_frame = len >= ETHERNET_HEADER && read(*skb, 0, &mut mac);
-        let node = addr::node_of_mac(mac)
-            .filter(|node| *node != self.me && self.shape.rank(*node).is_some());
+        let (node, is_frame) = self.target(*skb, &mut mac);
+        let prefix = match unfinished {
+            true => facts.facts(),
+            false => Some(Facts::default()),
+        };
+        let prefix = prefix.filter(|_| len + FACTS_SIZE <= u16::MAX.into());
+        if let (Some(node), Some(facts)) = (node, &prefix) {
+            if tx.offer(self, node, *skb, len, facts, now) {
+                // SAFETY: the frame is ours.
+                return (Some(unsafe { shim::tofu_shim_skb_next(*skb) }), true);
+            }
+        }
         if unfinished {
-            let prefix = facts
-                .facts()
-                .filter(|_| len + FACTS_SIZE <= u16::MAX.into());
             match (node, prefix) {
                 (Some(node), Some(facts)) if self.takers.has(node, now) => {
                     let sent = tx.unicast(self, node, *skb, len, Some(&facts), now);
@@ -191,6 +224,7 @@ impl Tx {
             sender: None,
             next_id: 0,
             ports,
+            long: Long::new()?,
             detours: Known::new()?,
             deaf: Known::new()?,
             awaited: ring,
@@ -206,6 +240,12 @@ impl Tx {
         if let Some(sender) = self.sender.as_mut() {
             sender.flush();
         }
+    }
+
+    /// Whether the stack may go on, should it have been held.
+    pub(super) fn goes_on(&mut self, link: &Link, now: u64) -> bool {
+        let room = self.sender.as_ref().map_or(0, Sender::room);
+        room >= ENOUGH && !self.is_blocked(link, now)
     }
 
     /// Posts the packet in a buffer.
@@ -289,6 +329,7 @@ impl Tx {
             self.counts[Count::Full as usize] += 1;
             return false;
         }
+        let flags = if sender.has_long() { FETCHES } else { 0 };
         let summed = pieces > 1 || facts.is_some();
         let mut sum = Sum::default();
         for (n, place) in buffers.iter_mut().take(pieces).enumerate() {
@@ -346,6 +387,7 @@ impl Tx {
                 .and_then(|sender| sender.payload(*buffer));
             if let Some(header) = header.and_then(|all| all.first_chunk_mut()) {
                 *header = repr.emit();
+                header[1] |= flags;
             }
             self.post(
                 link,
@@ -363,21 +405,24 @@ impl Tx {
     /// Looks after packets whose sending has ended.
     pub(super) fn reap(&mut self, link: &Link, now: u64) {
         while let Some((order, code)) = self.sender.as_mut().and_then(Sender::reap) {
-            let port = match order.purpose {
-                Purpose::Port(port) => Some(port),
-                _ => None,
-            };
-            if let Some(port) = port {
-                self.ports.answered(port, code);
-            } else if code == rcode::LINK_DOWN {
-                self.ports.suspect();
-            }
-            if code == rcode::SUCCESS || port.is_some() {
-                if let Some(sender) = self.sender.as_mut() {
-                    sender.give_up(order.buffer());
+            let is_packet = match order.purpose {
+                Purpose::Port(port) => {
+                    self.ports.answered(port, code);
+                    false
                 }
-            } else {
+                Purpose::Fetch(slot) => {
+                    self.long.ended(slot, code);
+                    continue;
+                }
+                Purpose::Unicast | Purpose::Broadcast => true,
+            };
+            if is_packet && code != rcode::SUCCESS {
+                if code == rcode::LINK_DOWN {
+                    self.ports.suspect();
+                }
                 self.retry(link, &order, code, now);
+            } else if let Some(sender) = self.sender.as_mut() {
+                sender.give_up(order.buffer());
             }
         }
     }
