@@ -467,7 +467,10 @@ fn build(
     })?;
     if !output.ok {
         let log = root.join("build/log");
-        let stderr = fs::read_to_string(&log).unwrap_or_default();
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        // What the compiler said is some lines above make's farewell. Marked, so that it is told.
+        let errors = said.lines().filter(|line| line.contains("error")).take(2);
+        let stderr = errors.map(|line| format!("E: {line}\n")).collect::<String>() + &said;
         let output = run::Output { stderr, ..output };
         return Err(run::failure(&output, "make".into(), "building the kernel driver", &log));
     }
