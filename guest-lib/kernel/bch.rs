@@ -4,6 +4,7 @@
 
 use kernel::irq::{self as kirq, IrqReturn};
 use kernel::prelude::*;
+use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::{new_mutex, Arc, Mutex};
 
 use tofu_abi::barrier::{
@@ -15,6 +16,7 @@ use tofu_abi::{irq, Coords, Path};
 use crate::cq::Signal;
 use crate::device::Device;
 use crate::pin::{current_mm, Pinned, PAGE};
+use crate::shim;
 use crate::uapi::{self, Addr, EnableBch, SetBg};
 use crate::users::Rights;
 
@@ -76,6 +78,7 @@ struct Handler {
     signal: Arc<Signal>,
     /// TNI and channel, for the process.
     value: i32,
+    seen: Arc<Atomic<u64>>,
 }
 
 impl kirq::Handler for Handler {
@@ -88,6 +91,11 @@ impl kirq::Handler for Handler {
                 continue;
             }
             self.device.write(page + BgsReg::Irc.offset(), pending);
+            self.device.faults.add(1, Relaxed);
+            // Nobody else writes it.
+            self.seen.store(self.seen.load(Relaxed) | pending, Relaxed);
+            // SAFETY: no requirements.
+            unsafe { shim::tofu_shim_trace_gate_fault(self.tni, gate, self.value as u32, pending) };
             for (bit, code) in EXCEPTIONS {
                 if pending & bit != 0 {
                     self.signal.send(code, self.value);
@@ -104,6 +112,9 @@ struct Enabled {
     irqs: KVec<Pin<KBox<kirq::Registration<'static, Handler>>>>,
     _notice: Pinned,
     gates: [u64; NUM_TNI],
+    /// Exceptions that the process was told of, which are no longer in the registers; of each
+    /// interrupt.
+    seen: KVec<Arc<Atomic<u64>>>,
 }
 
 /// A barrier channel that is open.
@@ -202,6 +213,7 @@ impl Bch {
             irqs: KVec::new(),
             _notice: notice,
             gates: [0; NUM_TNI],
+            seen: KVec::new(),
         };
         let status = self.channel_register(BgsReg::BchMaskStatus);
         let result = self
@@ -248,12 +260,15 @@ impl Bch {
             let Some(request) = self.device.vector(irq::vector::bg(tni as u8)) else {
                 continue;
             };
+            let seen = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+            enabled.seen.push(seen.clone(), GFP_KERNEL)?;
             let handler = Handler {
                 device: self.device.clone(),
                 tni: tni as u8,
                 gates: *mask,
                 signal: self.signal.clone(),
                 value: i32::from(self.tni) << 8 | i32::from(self.bch),
+                seen,
             };
             // SAFETY: it goes with `Enabled`, which is never forgotten.
             let registration = unsafe {
@@ -292,6 +307,29 @@ impl Bch {
         let mut enabled = self.state.lock().take().ok_or(EPERM)?;
         self.take_down(&mut enabled);
         Ok(())
+    }
+
+    /// Exceptions of the channel's gates since ENABLE_BCH, also those that are no signal (ours):
+    /// requests of [`irq::bgs`], put together.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` if the channel is not enabled.
+    pub(crate) fn exceptions(&self) -> Result<u64> {
+        let state = self.state.lock();
+        let enabled = state.as_ref().ok_or(EPERM)?;
+        let mut all = enabled
+            .seen
+            .iter()
+            .fold(0, |all, seen| all | seen.load(Relaxed));
+        for (tni, mask) in enabled.gates.iter().enumerate() {
+            for gate in (0..NUM_BG as u8).filter(|gate| mask >> gate & 1 != 0) {
+                all |= self
+                    .device
+                    .read(Self::gate_register(tni as u8, gate, BgsReg::Irr));
+            }
+        }
+        Ok(all & irq::bgs::EXCEPTIONS)
     }
 
     /// The file is closed for good.

@@ -213,17 +213,26 @@ unsafe extern "C" fn tofu_rs_ioctl(
 
 /// # Safety
 ///
-/// `node` must be that of the file, `pos` its position.
+/// `node` must be that of the file, `data` what `tofu_rs_open` left, `pos` the file's position.
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_read(
     node: *mut c_void,
+    data: *mut c_void,
     buf: *mut c_void,
     len: usize,
     pos: *mut bindings::loff_t,
 ) -> isize {
     // SAFETY: the caller's promise.
     let (node, pos) = unsafe { (node_of(node), &mut *pos) };
-    match node.read(buf as usize, len, pos) {
+    let read = match node.kind {
+        Kind::Position => node.read(buf as usize, len, pos),
+        // SAFETY: made by `into_raw`; the file holds the reference during the call.
+        Kind::Bch(..) => unsafe { ArcBorrow::from_raw(data.cast::<Bch>()) }
+            .exceptions()
+            .and_then(|exceptions| put_word(buf as usize, len, exceptions)),
+        _ => Err(EINVAL),
+    };
+    match read {
         Ok(n) => n as isize,
         Err(error) => error.to_errno() as isize,
     }
@@ -272,6 +281,15 @@ unsafe extern "C" fn tofu_rs_mmap(
     unsafe { shim::tofu_shim_map_registers(vma, page, len as usize) }
 }
 
+/// The result of a read that gives one word.
+fn put_word(buf: usize, len: usize, word: u64) -> Result<usize> {
+    if len < size_of::<u64>() {
+        return Err(EINVAL);
+    }
+    uapi::put(buf as u64, &word)?;
+    Ok(size_of::<u64>())
+}
+
 fn privileged() -> Result {
     // SAFETY: no requirements.
     if unsafe { bindings::capable(bindings::CAP_SYS_ADMIN as c_int) } {
@@ -282,10 +300,8 @@ fn privileged() -> Result {
 }
 
 impl Node {
+    /// Reads the node's position.
     fn read(&self, buf: usize, len: usize, pos: &mut i64) -> Result<usize> {
-        let Kind::Position = self.kind else {
-            return Err(EINVAL);
-        };
         let [x, y, z, a, b, c] = self.device.coords().to_array();
         let text = CString::try_from_fmt(fmt!("{x} {y} {z} {a} {b} {c}\n"))?;
         let text = text.to_bytes();

@@ -13,6 +13,7 @@
 #include <linux/vmalloc.h>
 
 #include "shim.h"
+#include "trace.h"
 
 static void *node_of(struct file *file)
 {
@@ -39,7 +40,7 @@ static long node_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 
 static ssize_t node_read(struct file *file, char __user *buf, size_t len, loff_t *pos)
 {
-	return tofu_rs_read(node_of(file), buf, len, pos);
+	return tofu_rs_read(node_of(file), file->private_data, buf, len, pos);
 }
 
 static int node_mmap(struct file *file, struct vm_area_struct *vma)
@@ -139,4 +140,9 @@ void tofu_shim_signal(struct pid *pid, int signo, int code, int value)
 	if (task)
 		send_sig_info(signo, &info, task);
 	rcu_read_unlock();
+}
+
+void tofu_shim_trace_gate_fault(u8 tni, u8 bg, u32 channel, u64 requests)
+{
+	trace_tofu_gate_fault(tni, bg, channel, requests);
 }

@@ -19,7 +19,7 @@ struct vm_area_struct;
 int tofu_rs_open(void *node, void **data);
 void tofu_rs_release(void *node, void *data);
 long tofu_rs_ioctl(void *node, void *data, unsigned int cmd, unsigned long arg);
-ssize_t tofu_rs_read(void *node, char __user *buf, size_t len, loff_t *pos);
+ssize_t tofu_rs_read(void *node, void *data, char __user *buf, size_t len, loff_t *pos);
 int tofu_rs_mmap(void *node, void *data, struct vm_area_struct *vma,
 		 unsigned long offset, unsigned long len, bool shared, bool write);
 
@@ -40,5 +40,7 @@ void tofu_shim_pinned_account(struct mm_struct *mm, long pages);
 
 struct pid *tofu_shim_current_pid(void);
 void tofu_shim_signal(struct pid *pid, int signo, int code, int value);
+
+void tofu_shim_trace_gate_fault(u8 tni, u8 bg, u32 channel, u64 requests);
 
 #endif

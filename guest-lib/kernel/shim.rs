@@ -85,6 +85,7 @@ extern "C" {
     pub(crate) fn tofu_shim_pinned_account(mm: *mut bindings::mm_struct, pages: c_long);
 
     pub(crate) fn tofu_shim_current_pid() -> *mut bindings::pid;
+    pub(crate) fn tofu_shim_trace_gate_fault(tni: u8, bg: u8, channel: u32, requests: u64);
     pub(crate) fn tofu_shim_signal(
         pid: *mut bindings::pid,
         signo: c_int,

@@ -85,6 +85,25 @@ TRACE_EVENT(tofu_fault,
 	TP_printk("tni%ucq%u requests=%#llx", __entry->tni, __entry->cq, __entry->requests)
 );
 
+TRACE_EVENT(tofu_gate_fault,
+	TP_PROTO(u8 tni, u8 bg, u32 channel, u64 requests),
+	TP_ARGS(tni, bg, channel, requests),
+	TP_STRUCT__entry(
+		__field(u64, requests)
+		__field(u32, channel)
+		__field(u8, tni)
+		__field(u8, bg)
+	),
+	TP_fast_assign(
+		__entry->requests = requests;
+		__entry->channel = channel;
+		__entry->tni = tni;
+		__entry->bg = bg;
+	),
+	TP_printk("tni%ubg%u channel=tni%ubch%u requests=%#llx", __entry->tni, __entry->bg,
+		  __entry->channel >> 8, __entry->channel & 0xff, __entry->requests)
+);
+
 #endif
 
 #undef TRACE_INCLUDE_PATH

@@ -160,6 +160,8 @@ struct Channel {
     opened: Option<Opened>,
     notice: u64,
     unmasked: bool,
+    /// Interfaces and numbers of its gates, once the kernel has set it up.
+    gates: Vec<(u8, u8)>,
 }
 
 /// The device of this computer, through the kernel driver.
@@ -354,7 +356,7 @@ impl TofPlatform {
     /// [`OpenError`].
     #[allow(unsafe_code)]
     pub fn enable_channel(&self, tni: u8, bch: u8, gates: &[(u8, u8)]) -> Result<(), OpenError> {
-        let channel = read(self.channel(tni, bch).ok_or(OpenError::None)?);
+        let mut channel = write(self.channel(tni, bch).ok_or(OpenError::None)?);
         let file = channel.opened.as_ref().ok_or(OpenError::None)?.file.as_fd();
         let known = self.gates();
         let gate = |tni: u8, bg: u8| known.get(gate_index(tni, bg));
@@ -364,7 +366,23 @@ impl TofPlatform {
         // SAFETY: the notice area is a device address of `alloc_dma`: memory that the driver
         // accesses by loads, stores and copies, and keeps until it has masked the channel.
         let enabled = unsafe { uapi::enable_bch(file, channel.notice, bseq, &settings) };
-        enabled.map_err(OpenError::from)
+        enabled?;
+        channel.gates = gates.to_vec();
+        Ok(())
+    }
+
+    /// Exceptions of the channel that has a gate, as the kernel knows them.
+    fn exceptions(&self, tni: u8, bg: u8) -> u64 {
+        let of_channel = |channel: &RwLock<Channel>| {
+            let channel = read(channel);
+            let file =
+                &channel.opened.as_ref().filter(|_| channel.gates.contains(&(tni, bg)))?.file;
+            let mut word = [0; 8];
+            // It fails if the driver has gone; then nothing is known.
+            let got = (&*file).read(&mut word).ok()?;
+            (got == word.len()).then(|| u64::from_ne_bytes(word))
+        };
+        self.channels.iter().find_map(of_channel).unwrap_or(0)
     }
 }
 
@@ -413,6 +431,7 @@ impl Platform for TofPlatform {
                     let unmasked = self.channel(tni, bg).is_some_and(unmasked);
                     if unmasked { 0 } else { BCH_MASK }
                 }
+                BgsReg::Irr => self.exceptions(tni, bg),
                 _ => 0,
             },
             _ => u64::MAX,

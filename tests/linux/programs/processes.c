@@ -198,7 +198,10 @@ static void peer_of(struct peer *peer, int node, int rank, int processes)
 {
     static const int starts[4] = {0, 2, 5, 8};
     int sharing = (processes + 3) / 4, all = 6 / sharing;
-    uint8_t coords[6] = {node, 0, 0, 0, 0, 0};
+    /* Neighbours along X, or along the axis of this number. */
+    const char *axis = getenv("AXIS");
+    uint8_t coords[6] = {0};
+    coords[axis ? atoi(axis) % 6 : 0] = node;
     peer->tnis = all;
     for (int i = 0; i < all; i++)
         check(utofu_construct_vcq_id(coords, rank % sharing * all + i, starts[rank / sharing],

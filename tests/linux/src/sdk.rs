@@ -71,6 +71,13 @@ impl Sdk {
         command
     }
 
+    /// A program of the place's folder on this host, with these libraries.
+    pub fn here(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("LD_LIBRARY_PATH", &self.libraries).current_dir(&self.folder);
+        command
+    }
+
     /// Compiles a source file, named from the folder of these tests, with these libraries.
     #[track_caller]
     pub fn compile(&self, source: &str, libraries: &[&str]) {

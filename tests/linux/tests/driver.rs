@@ -3,14 +3,19 @@
 //! while the driver comes and goes. The image with the driver takes minutes to make, so these tests
 //! only run where it has been made.
 
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tofu_linux_tests::driver::{self, image, is_well, passed, passes};
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
-use tofu_linux_tests::{PATIENCE, Place, Running};
+use tofu_linux_tests::{PATIENCE, Place, Running, skip};
 
 /// C programs that need no library.
 const PROGRAMS: [&str; 7] = ["ioctls", "users", "memory", "races", "put", "barrier", "foreign"];
+
+/// Two neighbours along A, as the library's own tests have them.
+const SHAPE: &str = "1x1x1x2x1x1";
 
 /// Two nodes with the driver.
 struct Nodes {
@@ -26,7 +31,7 @@ fn machine(test: &str) -> Option<Nodes> {
     }
     let place = driver::place(test)?;
     let sdk = Sdk::new(&place);
-    place.up(&["--image", &image(), "--memory", "768MiB"]);
+    place.up(&["--image", &image(), "--memory", "768MiB", "--shape", SHAPE]);
     driver::programs(&place, &PROGRAMS, &["0", "1"]);
     Some(Nodes { place, sdk })
 }
@@ -124,17 +129,93 @@ fn utofu_programs(nodes: &Nodes) {
     let mut expected: Vec<_> = (0..11).map(|n| format!("process {n}: 20 rounds")).collect();
     expected.sort_unstable();
     assert_eq!(nodes.job(&job, PATIENCE), expected);
-    let job = ["-n", "2", "./processes", "node", "rank", "6", "4", "0", "20"];
+    let job = ["-n", "2", "--env", "AXIS=3", "./processes", "node", "rank", "6", "4", "0", "20"];
     let out = nodes.job(&job, 2 * PATIENCE);
     assert!(out.contains(&"0: killed 20 times".to_owned()), "{out:?}");
     assert_eq!(out.len(), 10, "one line, and one for each of nine processes: {out:?}");
+}
+
+/// The library's own tests, in which both processes are one process of node 0 here. They say the
+/// same as on a machine in that process, which runs on this host.
+fn utofu_tests(nodes: &Nodes) {
+    for (name, args) in [
+        ("abi", &[][..]),
+        ("functions", &[]),
+        ("codes", &[]),
+        ("garbage", &[]),
+        ("threads", &[]),
+        ("model", &["3000"]),
+    ] {
+        utofu_test(nodes, name);
+        let program = format!("./{name}");
+        let mut command = nodes.sdk.here(&program);
+        command.args(args).env("TOFU_PROVIDER", "inproc").env("TOFU_SHAPE", SHAPE);
+        let expected = Running::start(command, b"").end(PATIENCE).ok();
+        let job = [&["-n", "1", "--no-prefix", &program], args].concat();
+        let out = nodes.job(&job, 2 * PATIENCE);
+        let mut expected: Vec<_> = expected.lines().collect();
+        expected.sort_unstable();
+        assert_eq!(out, expected, "{name}");
+    }
+    // Any calls, of which nobody knows what they do: all functions are among them, the program
+    // looks at memory and at the codes.
+    utofu_test(nodes, "anything");
+    let lines = nodes.job(&["-n", "1", "--no-prefix", "./anything", "5000"], 2 * PATIENCE);
+    let mut functions: Vec<_> = lines.iter().filter_map(|line| line.split(' ').next()).collect();
+    functions.dedup();
+    assert_eq!(functions.len(), 65, "{functions:?}");
+}
+
+fn utofu_test(nodes: &Nodes, name: &str) {
+    let source = format!("../../guest-lib/utofu/c/tests/{name}.c");
+    let flags = ["-DONE_PROCESS", "-ltofucom", "-ltofutop", "-lpthread"];
+    nodes.sdk.compile(&source, &flags);
+}
+
+/// Barriers and reductions of groups, two processes on each node; all gates run out, and come back
+/// from processes that are killed in the midst of a round.
+fn utofu_barriers(nodes: &Nodes) {
+    nodes.sdk.compile("programs/barriers.c", &["-ltofucom", "-ltofutop"]);
+    let groups = "4 ranks: 200 rounds right, gates ran out and came back";
+    let expected: Vec<_> = (0..4).map(|rank| format!("{rank}: {groups}")).collect();
+    assert_eq!(nodes.job(&["-n", "4", "./barriers", "groups"], PATIENCE), expected);
+    let hold = nodes.sdk.command(&nodes.place, &["run", "-n", "4", "./barriers", "hold"]);
+    assert_eq!(Running::start(hold, b"").end(PATIENCE).code, Some(128 + 9));
+    let expected: Vec<_> = (0..4).map(|rank| format!("{rank}: took all and met")).collect();
+    assert_eq!(nodes.job(&["-n", "4", "./barriers", "take"], PATIENCE), expected);
+}
+
+/// `utofu-perf` between the nodes ends with figures for all it is asked for.
+fn utofu_perf(nodes: &Nodes) {
+    let built = std::env::current_exe().unwrap();
+    let program: PathBuf = built.ancestors().nth(2).unwrap().join("utofu-perf");
+    if !program.is_file() {
+        return skip("utofu_perf", "no utofu-perf: `cargo build -p tofu-utofu-perf` makes it");
+    }
+    std::fs::copy(program, nodes.place.path().join("utofu-perf")).unwrap();
+    let between = [nodes.position("0"), nodes.position("1")].concat().join(",");
+    let options = ["--tnis=2", "--time=30", "--sizes=8,65536", "--json", "--between", &between];
+    let tests = ["latency", "put", "get", "bandwidth", "rate", "registration"];
+    let job = [&["run", "-n", "2", "--no-prefix", "./utofu-perf"], &options[..], &tests].concat();
+    let command = nodes.sdk.command(&nodes.place, &job);
+    let report: Value = Running::start(command, b"").end(PATIENCE).json();
+    let rows = report["results"].as_array().unwrap();
+    for test in ["latency", "put", "get", "bandwidth", "rate", "register", "deregister"] {
+        let rows: Vec<_> = rows.iter().filter(|row| row["test"] == test).collect();
+        assert!(!rows.is_empty(), "{test}: {report}");
+        for row in rows {
+            let figures = ["p50_us", "mb_per_s", "million_per_s"];
+            let figure = figures.iter().find_map(|name| row[name].as_f64());
+            assert!(figure.is_some_and(|value| value > 0.0), "{row}");
+        }
+    }
 }
 
 /// Loading and unloading, also while queues are open and mapped and Puts are under way.
 fn comes_and_goes(nodes: &Nodes, times: u32) {
     let script = format!(
         "for i in $(seq {times}); do \
-             /tmp/races 60 $i >/dev/null 2>&1 & sleep 0.$((1 + i % 4)); \
+             /tmp/races 60 $i >/dev/null 2>&1 & sleep 0.0$((3 + i % 7)); \
              rmmod tofu || exit 1; [ -e /proc/tofu ] && exit 2; \
              kill -9 $! 2>/dev/null; wait; \
              modprobe tofu || insmod /lib/modules/*/kernel/tofu/tofu.ko || exit 3; \
@@ -142,7 +223,9 @@ fn comes_and_goes(nodes: &Nodes, times: u32) {
          done"
     );
     let command = ["exec", "0", "--", "sh", "-c", &script];
-    nodes.place.run_for(&command, 4 * PATIENCE, b"").ok();
+    let start = Instant::now();
+    nodes.place.run_for(&command, 8 * PATIENCE, b"").ok();
+    eprintln!("{times} times unloaded and loaded in {:.1} s", start.elapsed().as_secs_f32());
 }
 
 #[test]
@@ -159,7 +242,10 @@ fn the_driver_and_its_tests() {
     barriers(&nodes);
     foreign_program(&nodes);
     utofu_programs(&nodes);
-    let times = if std::env::var_os("TOFU_LONG").is_some() { 100 } else { 10 };
+    utofu_tests(&nodes);
+    utofu_barriers(&nodes);
+    utofu_perf(&nodes);
+    let times = if std::env::var_os("TOFU_LONG").is_some() { 1000 } else { 100 };
     comes_and_goes(&nodes, times);
     passes(&nodes.place, "0", &["/tmp/users"]);
     foreign_program(&nodes);

@@ -220,6 +220,13 @@ fn any_calls_at_all_crash_nothing_and_return_the_codes_of_the_manual() {
 }
 
 #[test]
+fn random_commands_do_what_a_model_does() {
+    if let Some(output) = build_and_run_with(&C, &test_source("model.c"), &["5000"], &PAIR) {
+        assert_eq!(output, "ok\n");
+    }
+}
+
+#[test]
 fn groups_synchronise_and_reduce() {
     let unit = [PAIR[0], ("TOFU_SHAPE", "1x1x1x2x3x2")];
     if let Some(output) = build_and_run(&test_source("collective.c"), &unit) {

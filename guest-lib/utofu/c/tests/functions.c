@@ -62,7 +62,7 @@ static void vcqs(void)
     uint8_t coords[6] = {9, 9, 9, 9, 9, 9};
     OK(tofu_inproc_select(1));
     OK(utofu_query_my_coords(coords));
-    for (int i = 0; i < 6; i++) IS(coords[i], i == 3);
+    for (int i = 0; i < 6; i++) IS(coords[i], i == 3 ? PEER : 0);
     OK(utofu_create_vcq_with_cmp_id(4, 7, UTOFU_VCQ_FLAG_THREAD_SAFE, &b));
     OK(tofu_inproc_select(0));
     OK(utofu_query_my_coords(coords));
@@ -74,17 +74,17 @@ static void vcqs(void)
     OK(utofu_query_vcq_id(b, &b_id));
 
     utofu_vcq_id_t made;
-    coords[3] = 1;
+    coords[3] = PEER;
     OK(utofu_construct_vcq_id(coords, 4, 0, 7, &made));
     IS(made, b_id);
     /* TNI 4, A 1; path through A 1; extra 15. */
-    IS(b_id, 0x810000001f000000);
+    IS(b_id, PEER ? 0x810000001f000000 : 0x800000000f000000);
     utofu_tni_id_t tni;
     utofu_cq_id_t cq;
     uint16_t extra;
     memset(coords, 9, 6);
     OK(utofu_query_vcq_info(b_id, coords, &tni, &cq, &extra));
-    IS(coords[3], 1);
+    IS(coords[3], PEER);
     IS(coords[5], 0);
     IS(tni, 4);
     IS(cq, 0);
@@ -127,7 +127,7 @@ static void paths(void)
     utofu_path_id_t id;
     utofu_vcq_id_t target = b_id;
     OK(utofu_get_path_id(target, path, &id));
-    IS(id, 12 ^ 1);
+    IS(id, 12 ^ PEER);
     memset(path, 9, 3);
     OK(utofu_get_path_coords(target, id, path));
     IS(path[0] << 16 | path[1] << 8 | path[2], 0x000201);
@@ -493,8 +493,9 @@ static void barriers(void)
     for (unsigned m = 0; m < MEMBERS; m++) {
         OK(tofu_inproc_select(m / 2));
         OK(utofu_alloc_vbg(4 + m % 2, 2, 0, gates[m]));
-        IS(gates[m][0] & 63, 0);
-        IS(gates[m][1] & 63, 16);
+        unsigned taken = PEER ? 0 : m / 2;
+        IS(gates[m][0] & 63, 0 + taken);
+        IS(gates[m][1] & 63, 16 + taken);
     }
     /* First with the other TNI, then with the other node. */
     for (unsigned m = 0; m < MEMBERS; m++) {

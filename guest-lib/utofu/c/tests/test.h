@@ -11,8 +11,26 @@
 #include <utofu.h>
 
 extern void utofu_get_last_error(char *msg);
+
+#ifdef ONE_PROCESS
+/* On a device that is there, the second process is the same one, and so on the same node. */
+enum { PEER = 0 };
+static inline int tofu_inproc_select(unsigned process)
+{
+    return process < 2 ? UTOFU_SUCCESS : UTOFU_ERR_INVALID_NUMBER;
+}
+static inline int tofu_inproc_count(unsigned *count)
+{
+    if (!count) return UTOFU_ERR_INVALID_POINTER;
+    *count = 2;
+    return UTOFU_SUCCESS;
+}
+#else
+/* Coordinate A of the second process's node. */
+enum { PEER = 1 };
 extern int tofu_inproc_select(unsigned process);
 extern int tofu_inproc_count(unsigned *count);
+#endif
 
 #define TCQ UTOFU_ONESIDED_FLAG_TCQ_NOTICE
 #define LOCAL UTOFU_ONESIDED_FLAG_LOCAL_MRQ_NOTICE

@@ -55,6 +55,10 @@ struct Args {
     /// Answer the other process instead of measuring.
     #[arg(long, requires = "peer")]
     serve: bool,
+    /// Coordinates of two nodes, twelve numbers: the process on the first one measures, that on
+    /// the second answers. For jobs, whose processes all have the same arguments.
+    #[arg(long, value_delimiter = ',', num_args = 1, conflicts_with = "peer")]
+    between: Option<Vec<u8>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -104,6 +108,15 @@ fn main() -> Result<()> {
         let way = Way::from_str(&repeat[0], true).map_err(|error| anyhow!("--repeat: {error}"))?;
         let commands = repeat[1].parse().context("--repeat: not a number")?;
         return overhead::repeat(way, commands);
+    }
+    if let Some(nodes) = args.between.take() {
+        let (first, second) = nodes.split_at_checked(6).context("--between: not two nodes")?;
+        let own = api::my_coords()?;
+        args.serve = own == second;
+        args.peer = Some(if args.serve { first } else { second }.to_vec());
+        if !args.serve && own != first {
+            bail!("--between: this is node {own:?}, neither of the two");
+        }
     }
     let before = baseline::load();
     let results = match &args.peer {
