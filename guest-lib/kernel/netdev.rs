@@ -60,6 +60,8 @@ struct Irqs {
 struct Handler {
     dev: *mut NetDevice,
     link: Arc<Link>,
+    /// That of the control queue, not of the packets.
+    sent: bool,
 }
 
 // SAFETY: the interface may be told from any processor.
@@ -70,7 +72,11 @@ unsafe impl Sync for Handler {}
 impl kirq::Handler for Handler {
     fn handle(&self) -> IrqReturn {
         self.link.interrupts.add(1, Relaxed);
-        self.link.fired.store(1, Relaxed);
+        let fired = match self.sent {
+            true => &self.link.sent,
+            false => &self.link.fired,
+        };
+        fired.store(1, Relaxed);
         // SAFETY: the interrupt is given back before the interface goes.
         unsafe { shim::tofu_shim_net_schedule(self.dev) };
         IrqReturn::Handled
@@ -92,8 +98,10 @@ pub(crate) struct Link {
     #[pin]
     irqs: Mutex<Option<Irqs>>,
     interrupts: Atomic<u64>,
-    /// 1 if there was an interrupt that the device was not yet told to raise anew.
+    /// 1 if there was an interrupt that the device was not yet told to raise anew: of the packets,
+    /// and of the control queue.
     fired: Atomic<i32>,
+    sent: Atomic<i32>,
     /// Nodes that take frames that are not finished.
     takers: Takers,
     /// Nodes that fetch frames that are offered to them.
@@ -119,6 +127,7 @@ impl Link {
                 irqs <- new_mutex!(None),
                 interrupts: Atomic::new(0),
                 fired: Atomic::new(0),
+                sent: Atomic::new(0),
                 takers,
                 fetchers,
                 coalesce_us: Atomic::new(0),
@@ -129,17 +138,18 @@ impl Link {
     }
 
     fn open(self: &Arc<Self>, dev: *mut NetDevice) -> Result {
-        let mut sender = Sender::open(&self.device, self.tni)?;
+        let sender = Sender::open(&self.device, self.tni)?;
         let receiver = Receiver::open(&self.device, self.tni)?;
         receiver.coalesce(
             u64::from(self.coalesce_us.load(Relaxed)) * 1000,
             self.coalesce_packets.load(Relaxed).into(),
         );
-        let irq = |number| -> Result<_> {
+        let irq = |number, sent| -> Result<_> {
             let request = self.device.vector(number).ok_or(ENODEV)?;
             let handler = Handler {
                 dev,
                 link: self.clone(),
+                sent,
             };
             // SAFETY: it is never forgotten: it goes when the interface is stopped, at the latest
             // when it is removed.
@@ -149,11 +159,9 @@ impl Link {
             KBox::try_pin_init(registration, GFP_KERNEL)
         };
         let irqs = Irqs {
-            _packets: irq(vector::tni(self.tni))?,
-            _sent: irq(vector::cq(self.tni, KERNEL_CQ))?,
+            _packets: irq(vector::tni(self.tni), false)?,
+            _sent: irq(vector::cq(self.tni, KERNEL_CQ), true)?,
         };
-        // What was sent before is not remembered, unlike the numbers that it had.
-        sender.rest();
         *self.irqs.lock() = Some(irqs);
         let _quiet = Quiet::new();
         let mut rx = self.rx.lock();
@@ -168,6 +176,7 @@ impl Link {
         unsafe { shim::tofu_shim_net_carrier(dev, tx.ports.carrier()) };
         // One may have come before there was somebody to tell.
         self.fired.store(1, Relaxed);
+        self.sent.store(1, Relaxed);
         Ok(())
     }
 
@@ -261,8 +270,10 @@ impl Link {
         let fetching = rx.state.is_fetching();
         drop(rx);
         let mut tx = self.tx.lock();
-        if let Some(sender) = tx.sender.as_mut() {
-            sender.rest();
+        if self.sent.xchg(0, Full) != 0 {
+            if let Some(sender) = tx.sender.as_ref() {
+                sender.rest();
+            }
         }
         tx.reap(self, now);
         tx.flush();

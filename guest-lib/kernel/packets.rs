@@ -180,8 +180,6 @@ pub(crate) struct Sender {
     orders: KVVec<Order>,
     free: KVVec<u16>,
     posted: u32,
-    /// An interrupt was asked for with one of the descriptors.
-    asked: bool,
 }
 
 impl Sender {
@@ -255,7 +253,6 @@ impl Sender {
             orders: KVVec::from_elem(Order::default(), n, GFP_KERNEL)?,
             free,
             posted: 0,
-            asked: false,
         };
         for (reg, value) in settings {
             device.write(page + reg.offset(), value);
@@ -305,11 +302,11 @@ impl Sender {
         let header = target.header().with_interrupt(ask);
         let length = order.len + HEADER_SIZE as u16;
         let descriptor = Descriptor::packet(command, header, length, frame);
-        self.push(order, descriptor, ask);
+        self.push(order, descriptor);
     }
 
     /// Puts a command into the queue.
-    fn push(&mut self, order: Order, descriptor: Descriptor, ask: bool) {
+    fn push(&mut self, order: Order, descriptor: Descriptor) {
         let Some(memory) = self.memory.as_ref() else {
             return;
         };
@@ -324,7 +321,6 @@ impl Sender {
         }
         self.post.advance();
         self.posted += 1;
-        self.asked |= ask;
     }
 
     /// Whether there is memory for long frames.
@@ -362,7 +358,7 @@ impl Sender {
         let local = StagOffset::new(KERNEL_CQ, FETCH, (slot * SLOT) as u64);
         let (command, nothing) = (Command::Get, Header2(0));
         let get = Descriptor::transfer(command, header, nothing, place, local, len as u32);
-        self.push(Order::fetch(from, slot), get, true);
+        self.push(Order::fetch(from, slot), get);
         true
     }
 
@@ -403,13 +399,14 @@ impl Sender {
         Some((order, entry.rcode()))
     }
 
-    /// Has the next interrupt that was asked for be raised, if one was.
-    pub(crate) fn rest(&mut self) {
-        if core::mem::take(&mut self.asked) {
-            let page = cqs_page(self.tni, KERNEL_CQ);
-            self.device
-                .write(page + CqsReg::Irc.offset(), cqs::TCQ_WRITE_ACKNOWLEDGE);
-        }
+    /// Has the next end that was to be told by an interrupt raise one. What has ended before is to
+    /// be looked at afterwards.
+    pub(crate) fn rest(&self) {
+        let page = cqs_page(self.tni, KERNEL_CQ);
+        let acknowledge = cqs::TCQ_WRITE_ACKNOWLEDGE;
+        self.device.write(page + CqsReg::Irc.offset(), acknowledge);
+        // As in `Receiver::rest`.
+        self.device.read(page + CqsReg::Irr.offset());
     }
 }
 

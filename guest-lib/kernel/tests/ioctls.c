@@ -161,6 +161,32 @@ static void again(void)
 	close_queue(&q);
 }
 
+/* Half of the node's memory, however often the same pages are counted. */
+static void too_much(void)
+{
+	struct queue q = open_queue(0, 2);
+	const size_t len = 64 << 20;
+	const size_t all = (size_t)sysconf(_SC_PHYS_PAGES) * PAGE;
+	char *area = memory(len);
+	size_t count = 0;
+	int64_t last = 0, address;
+
+	while ((address = add_memory(&q, area, len, -1, TOF_STAG_NEW)) >= 0)
+		last = address, count++;
+	CHECK(errno == ENOMEM && count * len <= all / 2 && (count + 2) * len > all / 2,
+	      "%zu times 64 MiB of %zu, then none", count, all >> 20);
+	FAILS(ioctl(q.fd, TOF_IOCTL_ALLOC_STAG, &((struct tof_alloc_stag){ .stag = 3,
+	      .va = area, .len = len })), ENOMEM, "nor with an STag of one's own choice");
+	CHECK(add_memory(&q, area, PAGE, -1, 0) >= 0, "a page still fits");
+	struct tof_free_stags f = { .num = 1, .stags = (int[]){ stag_of(last) } };
+	WORKS(ioctl(q.fd, TOF_IOCTL_FREE_STAGS, &f), "one is freed");
+	last = add_memory(&q, area, len, -1, TOF_STAG_NEW);
+	CHECK(last >= 0 && put(&q, my_coords(), 0, last, last + PAGE, PAGE) == 0,
+	      "and there is one again");
+	close_queue(&q);
+	munmap(area, len);
+}
+
 static void maps(void)
 {
 	struct queue q = open_queue(1, 3);
@@ -406,6 +432,7 @@ int main(void)
 	init_cq();
 	stags();
 	again();
+	too_much();
 	maps();
 	signals();
 	statistics();

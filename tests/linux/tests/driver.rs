@@ -4,6 +4,7 @@
 //! only run where it has been made.
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -12,8 +13,11 @@ use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{PATIENCE, Place, Running, skip};
 
 /// C programs that need no library.
-const PROGRAMS: [&str; 7] = ["ioctls", "users", "memory", "races", "put", "barrier", "foreign"];
+const PROGRAMS: [&str; 8] =
+    ["ioctls", "users", "memory", "races", "put", "barrier", "foreign", "contiguous"];
 
+/// Loads the driver.
+const LOAD: &str = "{ modprobe tofu || insmod /lib/modules/*/kernel/tofu/tofu.ko; }";
 /// Two neighbours along A, as the library's own tests have them.
 const SHAPE: &str = "1x1x1x2x1x1";
 
@@ -57,6 +61,45 @@ impl Nodes {
         lines.sort_unstable();
         lines
     }
+}
+
+/// Starts to trace what the driver tells; `false`, after it was said, if the kernel cannot.
+fn trace(nodes: &Nodes) -> bool {
+    let script = "cd /sys/kernel/tracing && mount -t tracefs trace . && cd . || exit 9; \
+                  [ -e events/tofu ] || exit 9; echo 1 >events/tofu/enable";
+    let said = nodes.place.exec("0", &["sh", "-c", script]);
+    if said.code == Some(9) {
+        skip("gate_faults_are_traced", "the image's kernel has no tracepoints");
+        return false;
+    }
+    said.ok();
+    true
+}
+
+/// The exceptions of gates that the test of barriers has provoked are in the trace.
+fn gate_faults_are_traced(nodes: &Nodes) {
+    let script = "cd /sys/kernel/tracing; grep tofu_gate_fault trace; echo 0 >events/tofu/enable";
+    let faults = nodes.place.exec("0", &["sh", "-c", script]).ok();
+    assert!(faults.contains(": tofu_gate_fault: tni0bg"), "{faults}");
+    assert!(
+        faults.lines().all(|line| line.contains(" channel=tni") && line.contains(" requests=0x"))
+    );
+}
+
+/// The device without an IOMMU, which the kernel can be told to leave out for a group of devices.
+fn without_an_iommu(nodes: &Nodes) {
+    let with_group = |kind: &str, then: &str| {
+        let script = format!(
+            "rmmod tofu || exit 1; \
+             for device in /sys/bus/pci/devices/*; do \
+                 [ $(cat $device/vendor) = 0x10cf ] && echo {kind} >$device/iommu_group/type; \
+             done; \
+             {LOAD} || exit 3; {then}"
+        );
+        nodes.place.run_for(&["exec", "0", "--", "sh", "-c", &script], PATIENCE, b"")
+    };
+    passed(&with_group("identity", "exec /tmp/contiguous"));
+    with_group("DMA", "true").ok();
 }
 
 /// A Put between two nodes without a library, of a length that is no multiple of anything.
@@ -218,7 +261,7 @@ fn comes_and_goes(nodes: &Nodes, times: u32) {
              /tmp/races 60 $i >/dev/null 2>&1 & sleep 0.0$((3 + i % 7)); \
              rmmod tofu || exit 1; [ -e /proc/tofu ] && exit 2; \
              kill -9 $! 2>/dev/null; wait; \
-             modprobe tofu || insmod /lib/modules/*/kernel/tofu/tofu.ko || exit 3; \
+             {LOAD} || exit 3; \
              cat /proc/tofu/position >/dev/null || exit 4; \
          done"
     );
@@ -228,14 +271,35 @@ fn comes_and_goes(nodes: &Nodes, times: u32) {
     eprintln!("{times} times unloaded and loaded in {:.1} s", start.elapsed().as_secs_f32());
 }
 
+/// Programs include the header and nothing else, in whichever language.
+#[test]
+fn the_header_stands_alone() {
+    let header = "../../guest-lib/kernel/include/uapi/tof.h";
+    for (compiler, language, standard) in [("gcc", "c", "-std=c99"), ("g++", "c++", "-std=c++11")] {
+        let flags = ["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x"];
+        let mut command = Command::new(compiler);
+        command.args([standard]).args(flags).args([language, header]);
+        match command.output() {
+            Err(_) => skip("the_header_stands_alone", &format!("there is no {compiler}")),
+            Ok(output) => {
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            }
+        }
+    }
+}
+
 #[test]
 fn the_driver_and_its_tests() {
     let Some(nodes) = machine("the_driver_and_its_tests") else { return };
     assert_ne!(nodes.position("0"), nodes.position("1"));
     assert_eq!(nodes.position("0").len(), 6);
 
+    let traced = trace(&nodes);
     for test in ["ioctls", "users", "memory", "barrier"] {
         passes(&nodes.place, "0", &[&format!("/tmp/{test}")]);
+    }
+    if traced {
+        gate_faults_are_traced(&nodes);
     }
     passes(&nodes.place, "0", &["/tmp/races", "5"]);
     puts(&nodes);
@@ -247,6 +311,7 @@ fn the_driver_and_its_tests() {
     utofu_perf(&nodes);
     let times = if std::env::var_os("TOFU_LONG").is_some() { 1000 } else { 100 };
     comes_and_goes(&nodes, times);
+    without_an_iommu(&nodes);
     passes(&nodes.place, "0", &["/tmp/users"]);
     foreign_program(&nodes);
     for node in ["0", "1"] {
