@@ -1,5 +1,5 @@
 //! Sends what no node should on IP over Tofu: in other nodes' names, too long, cut off, questions
-//! without end. Nothing of it may harm the other nodes; the program succeeds if it comes to its end.
+//! without end, offers of what is not there. Nothing of it may harm the other nodes; the program succeeds if it comes to its end.
 //!
 //! `count=N`: how many packets (20000), `seed=N`: which.
 #![cfg_attr(feature = "bare", no_std, no_main)]
@@ -10,12 +10,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use smoltcp::wire::{ArpOperation, ArpPacket, ArpRepr, EthernetAddress};
-use tofu_abi::Coords;
+use tofu_abi::{Coords, StagOffset};
 use tofu_driver::topology::Shape;
 use tofu_driver::{Device, PacketConfig, PacketTarget, Packets};
 use tofu_guests::random::Random;
 use tofu_guests::{Error, find_device, machine_shape, number, println};
 use tofu_ipotofu::addr;
+use tofu_ipotofu::offer::{Message, Offer};
+use tofu_ipotofu::offload::FACTS_SIZE;
 use tofu_ipotofu::wire::{ETHERNET_HEADER, Kind, PIECE_MAX, Repr, sum};
 
 tofu_guests::entry!(badframes);
@@ -95,7 +97,7 @@ impl Vandal {
         let (own, theirs, other) = (addr::mac(self.me), addr::mac(to), self.node());
         let (len, name) = (self.random.below(1400) as usize, addr::mac(other));
         let data = self.bytes(len);
-        match self.random.below(10) {
+        match self.random.below(11) {
             // From another node, says the packet.
             0 => {
                 let frame = self.frame(theirs, name, IPV4, &data);
@@ -145,6 +147,18 @@ impl Vandal {
                 let repr = Repr { sum: sum(&body), ..self.repr(kind, id, body.len()) };
                 let repr = if kind == Kind::Heard { repr.heard() } else { repr };
                 [&repr.emit()[..], &body].concat()
+            }
+            // A frame to be fetched from memory that is not there, or the end of an offer that
+            // nobody has made.
+            9 => {
+                let total = self.random.below(1 << 16) as u16;
+                let place = StagOffset(self.random.next());
+                let (facts, sum) = ([0; FACTS_SIZE], self.random.next() as u32);
+                let offer = Offer { origin: self.me, id, total, sum, facts, place };
+                let done = Message::Done { id, refused: self.random.below(8) == 0 };
+                let message = self.random.choose(&[Message::Offer(offer), done]);
+                let (header, body) = message.emit(self.me);
+                [&header[..], &body].concat()
             }
             _ => data,
         }
