@@ -102,8 +102,11 @@ impl Ports {
     /// or suspected to be down, else now and then.
     fn is_time(&mut self) -> bool {
         self.beats += 1;
+        if self.asked != 0 {
+            return false;
+        }
         let doubt = core::mem::take(&mut self.suspect) || self.ports.contains(&Port::Down);
-        if self.asked != 0 || !(doubt || self.beats >= QUIET_BEATS) {
+        if !doubt && self.beats < QUIET_BEATS {
             return false;
         }
         self.beats = 0;

@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use serde_json::Value;
 use tofu_linux_tests::driver::{self, image, is_well, passes};
 use tofu_linux_tests::{MOMENT, PATIENCE, Place, wait_for};
 
@@ -35,15 +36,15 @@ fn answers(place: &Place, from: usize, to: usize, bytes: u32) {
     assert!(said.contains(" 0% packet loss"), "{from} to {to}, {bytes}: {said}");
 }
 
-/// Random bytes go by TCP as they are.
+/// So many MiB of random bytes go by TCP as they are.
 #[track_caller]
-fn streams(place: &Place, from: usize, to: usize) {
+fn streams(place: &Place, from: usize, to: usize, size: u32) {
     // The listener must not see the end of its input, or it ends too early.
     let listen =
         "rm -f /tmp/got; (sleep 60 | nc -l -p 5002 >/tmp/got) </dev/null >/dev/null 2>&1 &";
     shell(place, to, listen);
     let send = format!(
-        "dd if=/dev/urandom of=/tmp/sent bs=64k count=128 2>/dev/null; \
+        "dd if=/dev/urandom of=/tmp/sent bs=1M count={size} 2>/dev/null; \
          for i in $(seq 50); do nc {} 5002 </tmp/sent && break; sleep 0.2; done; \
          md5sum </tmp/sent",
         ADDRESSES[to]
@@ -101,8 +102,16 @@ fn the_interface_of_the_driver() {
         for bytes in [0, 1, 1472, 1473, 1910, 1911, 20_000, 65_000] {
             answers(&place, from, to, bytes);
         }
-        streams(&place, from, to);
+        streams(&place, from, to, 8);
     }
+    // Long frames are not sent but fetched, by nodes of both kinds from nodes of both kinds.
+    for node in DRIVER {
+        assert!(counter(&place, node, "fetched") > 0, "node {node}");
+    }
+    assert!(counter(&place, 0, "offered") > 0);
+    let said: Value = shell(&place, 1, "tofu-net stats --json").parse().unwrap();
+    assert!(said["counters"]["fetched"].as_u64().is_some_and(|count| count > 0), "{said}");
+    assert!(said["counters"]["offered"].as_u64().is_some_and(|count| count > 0), "{said}");
     assert_eq!(nodes_that_answer(&place, 0), 3);
     assert_eq!(nodes_that_answer(&place, 1), 3);
     assert!(counter(&place, 0, "forwarded") + counter(&place, 2, "forwarded") == 0);
@@ -115,25 +124,48 @@ fn the_interface_of_the_driver() {
         shell(&place, node, "ip link set tofu0 mtu 65521");
     }
     answers(&place, 0, 2, 65_400);
-    streams(&place, 2, 0);
+    streams(&place, 2, 0, 8);
 
     let health = shell(&place, 0, "cat /sys/kernel/debug/tofu/health");
     assert!(health.starts_with("state ok\n"), "{health}");
 
+    // Links lose packets: offers that nobody hears of lapse, and what goes by TCP is right.
+    place.run(&["fault", "set", "loss=1%,seed=7"]).ok();
+    streams(&place, 0, 2, 2);
+    streams(&place, 1, 0, 2);
+    place.run(&["fault", "set", "loss=5%,seed=7"]).ok();
+    wait_for("an offer that lapses", PATIENCE, || {
+        shell(&place, 0, "ping -c 10 -A -W 1 -s 10000 10.2.0.1; true");
+        counter(&place, 0, "lapsed") > 0
+    });
+    place.run(&["fault", "off"]).ok();
+    let before = counter(&place, 2, "fetched");
+    wait_for("offers again", MOMENT, || {
+        answers(&place, 0, 2, 30_000);
+        counter(&place, 2, "fetched") > before
+    });
+
     // Around a link that is down, and not at all when there is no way.
     place.run(&["link", "down", "0", "2"]).ok();
-    answers(&place, 0, 2, 30_000);
+    // A Get has one way only: who cannot fetch refuses, and is sent what comes next.
+    wait_for("frames in pieces", PATIENCE, || {
+        let said = shell(&place, 0, "ping -c 2 -W 2 -s 30000 10.2.0.1; true");
+        said.contains(" 0% packet loss")
+    });
+    // The first of them, or the answer to it.
+    assert!(counter(&place, 0, "unfetched") + counter(&place, 2, "unfetched") > 0);
     assert!(counter(&place, 0, "rerouted") > 0);
     assert_eq!(nodes_that_answer(&place, 0), 3);
     // Node 1 is out of reach, and node 0 still reaches node 2.
+    place.run(&["link", "up", "0", "2"]).ok();
+    wait_for("both ports", MOMENT, || ports(&place, 0) == "X- up\nX+ up\n");
     for ends in [["1", "0"], ["1", "2"]] {
         place.run(&[&["link", "down"], &ends[..]].concat()).ok();
     }
-    place.run(&["link", "up", "0", "2"]).ok();
     let said = shell(&place, 0, "ping -c 1 -W 1 10.1.0.1; true");
     assert!(said.contains("100% packet loss"), "{said}");
     assert!(counter(&place, 0, "lost") > 0);
-    assert_eq!(ports(&place, 0), "X- up\nX+ down\n");
+    wait_for("a port that is down", MOMENT, || ports(&place, 0) == "X- up\nX+ down\n");
     assert!(has_carrier(&place, 0));
 
     // Without any link there is no carrier, and with one it is back.
