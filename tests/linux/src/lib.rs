@@ -30,6 +30,9 @@ pub const PATIENCE: Duration = Duration::from_secs(150);
 /// Longest time for something that takes a moment, on a busy host.
 pub const MOMENT: Duration = Duration::from_secs(30);
 
+/// How lines about the making of images begin.
+const PROGRESS: &str = "tofu: image: ";
+
 /// One machine at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
@@ -127,7 +130,7 @@ impl Said {
     pub fn mistake(self) -> String {
         assert_eq!(self.code, Some(2), "{self:?}");
         // Progress of preparations comes before it.
-        let mut lines = self.err.lines().filter(|line| !line.starts_with("tofu: image: "));
+        let mut lines = self.err.lines().filter(|line| !line.starts_with(PROGRESS));
         let line = lines.next().unwrap_or_default().to_owned();
         assert!(line.starts_with("tofu: ") && lines.next().is_none(), "{self:?}");
         line
@@ -342,6 +345,7 @@ impl Drop for Place {
 pub struct Running {
     child: Child,
     what: String,
+    since: Instant,
     lines: Receiver<String>,
     seen: String,
     err: Option<JoinHandle<String>>,
@@ -372,14 +376,22 @@ impl Running {
                 line.clear();
             }
         });
-        let mut stderr = child.stderr.take().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let err = thread::spawn(move || {
             let mut bytes = Vec::new();
-            // As much as there is.
-            let _ = stderr.read_to_end(&mut bytes);
+            let mut begin = 0;
+            while let Ok(1..) = stderr.read_until(b'\n', &mut bytes) {
+                // Why it takes long, and for what it waits: for whoever waits for the test, whose
+                // own output comes at its end.
+                if bytes[begin..].starts_with(PROGRESS.as_bytes()) {
+                    let _ = std::io::stderr().write_all(&bytes[begin..]);
+                }
+                begin = bytes.len();
+            }
             String::from_utf8_lossy(&bytes).into_owned()
         });
-        Self { child, what, lines, seen: String::new(), err: Some(err), out: Some(out) }
+        let since = Instant::now();
+        Self { child, what, since, lines, seen: String::new(), err: Some(err), out: Some(out) }
     }
 
     /// Its process id.
@@ -430,6 +442,9 @@ impl Running {
         self.seen.extend(self.lines.try_iter());
         let err = self.err.take().unwrap().join().unwrap();
         let (out, what) = (std::mem::take(&mut self.seen), std::mem::take(&mut self.what));
+        // Where a test's time goes, for who reads its log.
+        let shown: String = what.chars().take(160).collect();
+        eprintln!("{:7.2} s  {shown}", self.since.elapsed().as_secs_f64());
         Said { code: status.code(), out, err, what }
     }
 }

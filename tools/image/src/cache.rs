@@ -13,7 +13,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
@@ -39,6 +39,8 @@ const ROOT: [&str; 4] = ["ext4", "overlay", "crc32c_generic", "crc32c_intel"];
 
 /// How the parts begin that [`Cache::packages`] makes.
 const PACKAGES: &str = "packages-";
+/// Whoever waits for a lock for so long is told which it is.
+const TELL_AFTER: Duration = Duration::from_secs(1);
 const NEW: &str = ".new-";
 const OLD: &str = ".old-";
 
@@ -138,6 +140,8 @@ impl Cache {
 
     /// Waits until nobody else has the lock of this name, which is held until the file is dropped.
     pub(crate) fn lock_file(&self, name: &str, progress: &dyn Progress) -> Result<File> {
+        let since = Instant::now();
+        let mut told = false;
         loop {
             if let Some(file) = self.try_lock_file(name)? {
                 return Ok(file);
@@ -146,6 +150,11 @@ impl Cache {
                 return Err(Error::Interrupted);
             }
             progress.update(Phase::Waiting, 0, 0);
+            if !told && since.elapsed() >= TELL_AFTER {
+                told = true;
+                let path = self.folder.join(name);
+                progress.note(&format!("another process builds, and has {}", path.display()));
+            }
             thread::sleep(Duration::from_millis(100));
         }
     }
