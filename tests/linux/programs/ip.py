@@ -1,14 +1,13 @@
 """What a node does in tests of IP: each command prints one line of JSON."""
 
-import hashlib
-import json
 import os
-import random
 import select
 import socket
 import struct
 import sys
 import time
+
+# Others are imported where they are needed: an emulated processor takes a second for them.
 
 INTERFACE = b"tofu0"
 ICMP_ECHO, ICMP_REPLY = 8, 0
@@ -87,7 +86,8 @@ def meet(nodes, seconds):
     heard = {group4: set(), group6: set(), wide: set()}
     seen, content, back = set(), set(), set()
     number, told, twice, wrong, quiet = 0, 0.0, 0, 0, None
-    addresses = {socket.gethostbyname(f"n{node}") for node in range(nodes)}
+    # Names are bytes, as text is looked at with the help of further modules.
+    addresses = {socket.gethostbyname(b"n%d" % node) for node in range(nodes)}
     while time.monotonic() < end:
         now = time.monotonic()
         done = all(len(names) >= nodes for names in heard.values()) and back == addresses
@@ -125,6 +125,8 @@ def meet(nodes, seconds):
 
 
 def take(connection, amount):
+    import hashlib
+
     digest, left = hashlib.sha256(), amount
     while left:
         data = connection.recv(min(left, 1 << 18))
@@ -136,6 +138,9 @@ def take(connection, amount):
 
 
 def give(connection, amount, seed):
+    import hashlib
+    import random
+
     source, digest = random.Random(seed), hashlib.sha256()
     block = source.randbytes(1 << 18)
     left = amount
@@ -158,7 +163,7 @@ def serve(amount):
 def connect(peer, amount):
     for _ in range(100):
         try:
-            return stream(socket.create_connection((peer, STREAM_PORT), 20), int(amount), "connect")
+            return stream(socket.create_connection((peer.encode(), STREAM_PORT), 20), int(amount), "connect")
         except ConnectionRefusedError:
             time.sleep(0.2)
     return {"error": "refused"}
@@ -202,6 +207,8 @@ def udp(source, target, data):
 
 def bad(peer, count):
     """Whatever a node can get wrong on its Ethernet."""
+    import random
+
     count = int(count)
     raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHER_IP))
     raw.bind((INTERFACE.decode(), ETHER_IP))
@@ -243,7 +250,10 @@ def main():
     commands = {
         "sizes": sizes, "meet": meet, "serve": serve, "connect": connect, "bad": bad,
     }
-    print(json.dumps(commands[sys.argv[1]](*sys.argv[2:])))
+    answer = commands[sys.argv[1]](*sys.argv[2:])
+    import json
+
+    print(json.dumps(answer))
 
 
 main()

@@ -59,7 +59,8 @@ impl Net {
     /// Starts the program on a node.
     pub fn begin(&self, node: usize, args: &[&str]) -> Running {
         let node = node.to_string();
-        let command = ["exec", node.as_str(), "--", "python3", THERE];
+        // Emulated processors take seconds for what Python otherwise looks for at its start.
+        let command = ["exec", node.as_str(), "--", "python3", "-I", "-S", THERE];
         self.place.start(&[&command, args].concat())
     }
 

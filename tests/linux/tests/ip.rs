@@ -6,7 +6,7 @@ use std::fs::metadata;
 
 use serde_json::Value;
 use tofu_linux_tests::net::{LONG, Net, long};
-use tofu_linux_tests::{MOMENT, Running, interrupt, skip, wait_for};
+use tofu_linux_tests::{MOMENT, Place, Running, interrupt, skip, wait_for};
 
 /// A number in what iperf3 says.
 fn rate(said: &Value, sum: &str) -> f64 {
@@ -203,13 +203,36 @@ fn two_nodes_for_long() {
 }
 
 /// Twelve nodes that come over the torus, from a boot server on a thirteenth: all to all, groups,
-/// connections while links go down and up, and MPI.
+/// connections while links go down and up, MPI; and their devices without the network.
 #[test]
 fn twelve_nodes() {
     const TEST: &str = "twelve_nodes";
     let shape = ["--shape", "1x1x2x2x3x2", "--nodes", "12", "--boot", "tofu"];
     let Some(net) = Net::start(TEST, 12, &shape) else { return };
     twelve(&net, &["A", "C", "B+", "B-", "Z+", "Z-"], 12);
+    devices(&net.place);
+    net.place.run(&["down"]).ok();
+    net.place.is_clean();
+}
+
+/// Twelve devices are where they should be, and each reaches each.
+fn devices(place: &Place) {
+    let expected: Vec<_> = (0..12)
+        .map(|index| (index / 6, index / 2 % 3, index % 2))
+        .map(|(a, b, c)| format!("(0,0,0,{a},{b},{c}) [0,0,0,{a},{b},{c}] \"vfio-pci\""))
+        .collect();
+    let state = |line: &String| {
+        let (node, devices) = line.split_once(' ').unwrap();
+        let devices: Value = serde_json::from_str(devices).unwrap();
+        assert_eq!(devices.as_array().map(Vec::len), Some(1), "{line}");
+        format!("{node} {} {}", devices[0]["coords"], devices[0]["driver"])
+    };
+    // The network has bound them.
+    let drivers = place.exec_all(&["sh", "-c", "ls /sys/bus/pci/drivers/vfio-pci | grep -c :"]);
+    assert!(drivers.len() == 12 && drivers.iter().all(|line| line.ends_with(" 1")), "{drivers:?}");
+    let found = place.exec_all(&["tofu-guest", "ls", "--json"]);
+    assert_eq!(found.iter().map(state).collect::<Vec<_>>(), expected);
+    place.all_pairs(12, 1);
 }
 
 /// The same without the boot server, for long. To boot them takes minutes on a busy host.

@@ -51,16 +51,23 @@ fn sorted(text: &str) -> Vec<&str> {
     lines
 }
 
-/// The C examples do on two nodes what they do anywhere.
 #[test]
-fn examples_run_on_two_nodes() {
-    const TEST: &str = "examples_run_on_two_nodes";
+fn jobs_on_two_nodes() {
+    const TEST: &str = "jobs_on_two_nodes";
     if !has_compiler(TEST) {
         return;
     }
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     let job = Job::new(place);
     job.place.up(&["--name", "two"]);
+    examples(&job);
+    jobs_and_their_ends(&job);
+    job.place.run(&["down"]).ok();
+    job.place.is_clean();
+}
+
+/// The C examples do on two nodes what they do anywhere.
+fn examples(job: &Job) {
     for (name, ranks, expected) in [
         ("counter", "2", &["0: counter 2000, each number drawn once: yes"][..]),
         ("lock", "2", &["0: counter 400 of 400, lock free"]),
@@ -101,16 +108,8 @@ fn examples_run_on_two_nodes() {
     job.nodes_are_clean();
 }
 
-#[test]
-fn jobs_and_their_ends() {
-    const TEST: &str = "jobs_and_their_ends";
-    if !has_compiler(TEST) {
-        return;
-    }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
-    let job = Job::new(place);
-    job.place.up(&["--name", "two"]);
-
+/// The last one leaves one node only.
+fn jobs_and_their_ends(job: &Job) {
     // Put and notice from rank to rank: a rank a node, then two on each.
     let out = job.run(&["-n", "2", "./ring"]).ok();
     let expected = ["0: rank 0 of 2: hello from rank 1", "1: rank 1 of 2: hello from rank 0"];
@@ -198,8 +197,6 @@ fn jobs_and_their_ends() {
     let expected = "rank 1 on node (1,0,0,0,0,0) has not run to its end: the node has stopped\n";
     assert!(said.err.contains(expected), "{said:?}");
     assert_eq!(sorted(&job.run(&["-n", "2", "./ring"]).ok()).len(), 2);
-    job.place.run(&["down"]).ok();
-    job.place.is_clean();
 }
 
 #[test]

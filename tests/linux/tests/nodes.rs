@@ -64,7 +64,17 @@ fn end_receiver(place: &Place, receiver: Running) {
 #[test]
 fn two_nodes() {
     let Some(place) = Place::new("two_nodes", Image::Default) else { return };
-    place.up(&[]);
+    place.up(&["--name", "two"]);
+    devices(&place);
+    a_device_is_taken_away_in_mid_traffic(&place);
+    commands_files_and_the_console(&place);
+    place.run(&["down", "two"]).ok();
+    assert_eq!(place.ps(), json!([]));
+    place.is_clean();
+}
+
+/// As the machine, the kernel and programs have them.
+fn devices(place: &Place) {
     let ps = place.ps();
     assert_eq!(ps[0]["shape"], "2x1x1x1x1x1");
     for (index, node) in ["0", "1"].into_iter().enumerate() {
@@ -72,7 +82,7 @@ fn two_nodes() {
         assert_eq!((&own["state"], &own["vmm"]), (&json!("ready"), &json!("qemu")));
         // As the machine has it, by the device's registers.
         assert_eq!(own["at"], json!([index, 0, 0, 0, 0, 0]));
-        let device = device(&place, node);
+        let device = device(place, node);
         assert_eq!(device["coords"], own["at"], "{device}");
         assert!(device["iommu_group"].is_number(), "{device}");
         // As the kernel has it.
@@ -83,44 +93,14 @@ fn two_nodes() {
     }
     for _ in 0..2 {
         place.exec_all(&["tofu-guest", "bind"]);
-        assert_eq!(device(&place, "0")["driver"], "vfio-pci");
+        assert_eq!(device(place, "0")["driver"], "vfio-pci");
         place.all_pairs(2, 5);
         place.exec_all(&["tofu-guest", "unbind"]);
-        assert_eq!(device(&place, "1")["driver"], Value::Null);
+        assert_eq!(device(place, "1")["driver"], Value::Null);
     }
     // Programs bind it themselves.
     place.all_pairs(2, 1);
-    self_test(&place, "1");
-    place.run(&["down"]).ok();
-    place.is_clean();
-}
-
-#[test]
-fn a_unit_of_twelve_nodes() {
-    let Some(place) = Place::new("a_unit_of_twelve_nodes", Image::Default) else { return };
-    place.up(&["--shape", "unit", "--memory", "128MiB"]);
-    let nodes = place.ps()[0]["nodes"].clone();
-    assert_eq!(nodes.as_array().map(Vec::len), Some(12));
-    let expected: Vec<_> = (0..12)
-        .map(|index| (index / 6, index / 2 % 3, index % 2))
-        .map(|(a, b, c)| format!("(0,0,0,{a},{b},{c}) [0,0,0,{a},{b},{c}] \"vfio-pci\""))
-        .collect();
-    let state = |line: &String| {
-        let (node, devices) = line.split_once(' ').unwrap();
-        let devices: Value = serde_json::from_str(devices).unwrap();
-        assert_eq!(devices.as_array().map(Vec::len), Some(1), "{line}");
-        format!("{node} {} {}", devices[0]["coords"], devices[0]["driver"])
-    };
-    let list = ["tofu-guest", "ls", "--json"];
-    // The network has bound it already, or is about to.
-    place.exec_all(&["tofu-guest", "bind"]);
-    let drivers = place.exec_all(&["sh", "-c", "ls /sys/bus/pci/drivers/vfio-pci | grep -c :"]);
-    assert!(drivers.len() == 12 && drivers.iter().all(|line| line.ends_with(" 1")), "{drivers:?}");
-    let found: Vec<_> = place.exec_all(&list).iter().map(state).collect();
-    assert_eq!(found, expected);
-    place.all_pairs(12, 1);
-    place.run(&["down"]).ok();
-    place.is_clean();
+    self_test(place, "1");
 }
 
 #[test]
@@ -204,32 +184,27 @@ fn a_monitor_is_killed_in_mid_traffic() {
     place.is_clean();
 }
 
-#[test]
-fn a_device_is_taken_away_in_mid_traffic() {
-    const TEST: &str = "a_device_is_taken_away_in_mid_traffic";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
-    place.up(&[]);
-
+fn a_device_is_taken_away_in_mid_traffic(place: &Place) {
     // Reset under the program that is sent to.
-    let [sender, receiver] = traffic(&place);
+    let [sender, receiver] = traffic(place);
     place.exec("1", &["tofu-guest", "reset"]).ok();
     let said = receiver.end(NOTICED);
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!((said.out + &said.err).contains("FAILED: the device was reset"));
     let said = sender.end(NOTICED);
     assert_eq!(said.code, Some(1), "{said:?}");
-    self_test(&place, "1");
+    self_test(place, "1");
     place.all_pairs(2, 3);
 
     // Reset of the one that sends.
-    let [sender, receiver] = traffic(&place);
+    let [sender, receiver] = traffic(place);
     place.exec("0", &["tofu-guest", "reset"]).ok();
     assert_eq!(sender.end(NOTICED).code, Some(1));
-    end_receiver(&place, receiver);
-    self_test(&place, "0");
+    end_receiver(place, receiver);
+    self_test(place, "0");
 
     // Unbound under the program: it lets go.
-    let [sender, receiver] = traffic(&place);
+    let [sender, receiver] = traffic(place);
     let start = Instant::now();
     place.exec("1", &["tofu-guest", "unbind"]).ok();
     assert!(start.elapsed() < NOTICED);
@@ -237,34 +212,28 @@ fn a_device_is_taken_away_in_mid_traffic() {
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!((said.out + &said.err).contains("is being taken away"));
     assert_eq!(sender.end(NOTICED).code, Some(1));
-    assert_eq!(device(&place, "1")["driver"], Value::Null);
+    assert_eq!(device(place, "1")["driver"], Value::Null);
     place.exec("1", &["tofu-guest", "bind"]).ok();
-    self_test(&place, "1");
+    self_test(place, "1");
     place.all_pairs(2, 3);
 
     // A program that is killed, at the one end and at the other.
     for node in ["1", "0"] {
-        let [sender, receiver] = traffic(&place);
+        let [sender, receiver] = traffic(place);
         place.exec(node, &["killall", "-9", "puts"]).ok();
         let (killed, other) = if node == "0" { (sender, receiver) } else { (receiver, sender) };
         assert_eq!(killed.end(MOMENT).code, Some(128 + 9));
         if node == "1" {
             assert_eq!(other.end(NOTICED).code, Some(1));
         } else {
-            end_receiver(&place, other);
+            end_receiver(place, other);
         }
-        self_test(&place, node);
+        self_test(place, node);
         place.all_pairs(2, 3);
     }
-    place.run(&["down"]).ok();
-    place.is_clean();
 }
 
-#[test]
-fn commands_files_and_the_console() {
-    let Some(place) = Place::new("commands_files_and_the_console", Image::Default) else { return };
-    place.up(&["--name", "one", "--shape", "1x1x1x1x1x1"]);
-
+fn commands_files_and_the_console(place: &Place) {
     // The streams, the input and the code are the program's own.
     let said = place.exec("0", &["sh", "-c", "echo out; echo err >&2; exit 7"]);
     assert_eq!((said.out.as_str(), said.err.as_str(), said.code), ("out\n", "err\n", Some(7)));
@@ -318,7 +287,7 @@ fn commands_files_and_the_console() {
     assert!(error.contains("/no/file"), "{error}");
 
     // A console, before and after something is typed.
-    place.run_with(&["console", "one/0"], b"\necho typed-$((40+2))\n").ok();
+    place.run_with(&["console", "two/0"], b"\necho typed-$((40+2))\n").ok();
     let answered = || place.run(&["console", "0"]).ok().contains("typed-42");
     wait_for("the console to answer", MOMENT, answered);
 
@@ -328,7 +297,4 @@ fn commands_files_and_the_console() {
     wait_for("the node to be off", MOMENT, || place.node(0)["state"] == "off");
     place.run(&["restart", "0"]).ok();
     assert_eq!(place.exec("0", &["ls", "/tmp/folder"]).code, Some(1));
-    place.run(&["down", "one"]).ok();
-    assert_eq!(place.ps(), json!([]));
-    place.is_clean();
 }

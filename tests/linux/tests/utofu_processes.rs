@@ -88,8 +88,16 @@ fn others_have_it(place: &Place) -> Said {
 }
 
 #[test]
-fn processes_that_nobody_counted() {
-    let Some(place) = machine("processes_that_nobody_counted") else { return };
+fn many_processes() {
+    let Some(place) = machine("many_processes") else { return };
+    that_nobody_counted(&place);
+    of_two_nodes(&place);
+    without_their_broker(&place);
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+fn that_nobody_counted(place: &Place) {
     // One alone, and as many as there are queues on all TNIs, started at once.
     for count in ["1", "8", "11", "2"] {
         let out = place.run(&processes("0", &["many", count, "20"])).ok();
@@ -110,35 +118,29 @@ fn processes_that_nobody_counted() {
     place.exec("0", &["touch", "/tmp/go"]).ok();
     other.end(PATIENCE).ok();
     // They have left nothing behind.
-    others_have_it(&place).ok();
-    place.run(&["down"]).ok();
-    place.is_clean();
+    others_have_it(place).ok();
+    place.exec("0", &["rm", "/tmp/go"]).ok();
 }
 
-#[test]
-fn processes_of_two_nodes() {
-    let Some(place) = machine("processes_of_two_nodes") else { return };
-    let out = on_both(&place, &["8", "4", "40"], PATIENCE).concat();
+fn of_two_nodes(place: &Place) {
+    let out = on_both(place, &["8", "4", "40"], PATIENCE).concat();
     assert_eq!(rounds(&out), (0..12).map(|process| (process, 40)).collect(), "{out}");
     // The first of twelve is killed again and again in the middle of large Puts.
-    let out = on_both(&place, &["8", "4", "0", "50"], 2 * PATIENCE);
+    let out = on_both(place, &["8", "4", "0", "50"], 2 * PATIENCE);
     assert!(out[0].contains("killed 50 times\n"), "{out:?}");
     let out = rounds(&out.concat());
     let all: BTreeSet<_> = out.iter().map(|(process, _)| *process).collect();
     assert_eq!(all, (1..12).collect(), "{out:?}");
     let counts: BTreeSet<_> = out.iter().map(|(_, rounds)| *rounds).collect();
     assert_eq!(counts.len(), 1, "{out:?}");
-    others_have_it(&place).ok();
-    place.run(&["down"]).ok();
-    place.is_clean();
+    others_have_it(place).ok();
 }
 
-#[test]
-fn the_broker_is_killed() {
-    let Some(place) = machine("the_broker_is_killed") else { return };
+/// It is killed, and comes back.
+fn without_their_broker(place: &Place) {
     let mut program = place.start(&processes("0", &["orphan", "/tmp/go"]));
     assert_eq!(program.line(), "ready\n");
-    let refused = others_have_it(&place);
+    let refused = others_have_it(place);
     assert!(refused.code != Some(0) && refused.err.contains("in use"), "{refused:?}");
     let old = place.exec("0", &["pidof", "tofud"]).ok();
     place.exec("0", &["kill", "-9", old.trim()]).ok();
@@ -161,10 +163,8 @@ fn the_broker_is_killed() {
     let out = place.run(&processes("0", &["orphan", "/tmp/go"])).ok();
     assert_eq!(out, "ready\nputs\nfurther queue: yes\n");
     // Nor does anything need one, once it has let go of the device, and the network as well.
-    others_have_it(&place).ok();
+    others_have_it(place).ok();
     place.exec("0", &["sh", "-c", "rm /run/tofu/*.sock; killall tofu-net"]).ok();
     let out = place.run(&processes("0", &["many", "1", "3"])).ok();
     assert_eq!(rounds(&out).len(), 1, "{out}");
-    place.run(&["down"]).ok();
-    place.is_clean();
 }
