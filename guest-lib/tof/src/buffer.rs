@@ -10,8 +10,8 @@ use vm_memory::{AtomicInteger, MmapRegion, VolatileMemory, VolatileSlice};
 
 /// Pages of the processor.
 const PAGE: usize = 4096;
-/// Size and alignment of what buffers are cut from: a large page, if the kernel has one. Its parts
-/// lie side by side also for a device that no IOMMU translates for, as queues have to.
+/// Size and alignment of what buffers are cut from: a large page, if the kernel has one, so
+/// that small buffers lie side by side in the machine's memory.
 const CHUNK: usize = 2 << 20;
 
 /// Memory that buffers are parts of, which lives as long as one of them.

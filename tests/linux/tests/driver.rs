@@ -100,11 +100,6 @@ fn without_an_iommu(nodes: &Nodes) {
         nodes.place.run_for(&["exec", "0", "--", "sh", "-c", &script], PATIENCE, b"")
     };
     passed(&with_group("identity", "exec /tmp/contiguous"));
-    // The library has its queues in large pages.
-    for test in ["functions", "model"] {
-        let job = ["-n", "1", "--no-prefix", &format!("./{test}")];
-        assert_eq!(nodes.job(&job, PATIENCE), ["ok"], "{test}");
-    }
     with_group("DMA", "true").ok();
 }
 
