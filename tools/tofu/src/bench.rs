@@ -2,6 +2,7 @@
 //! measured in the same run.
 
 mod barrier;
+mod driver;
 mod foreign;
 mod ip;
 mod linux;
@@ -54,8 +55,30 @@ struct Report {
     barriers: Option<barrier::Barriers>,
     linux: Option<linux::Linux>,
     ip: Option<ip::Ip>,
+    driver: Option<driver::Driver>,
     /// Parts that this host could not measure, and why.
     skipped: Vec<Skipped>,
+}
+
+impl Report {
+    /// Notes why a part could not be measured. Whoever asks for nothing else gets the error.
+    fn unless_skipped<T>(
+        &mut self,
+        args: &BenchArgs,
+        part: &str,
+        measured: anyhow::Result<T>,
+        say: &mut dyn FnMut(&dyn fmt::Display) -> io::Result<()>,
+    ) -> anyhow::Result<Option<T>> {
+        match measured {
+            Err(error) if args.only.is_none() => {
+                let skipped = Skipped { part: part.to_owned(), why: format!("{error:#}") };
+                say(&format_args!("skipped {}: {}", skipped.part, skipped.why))?;
+                self.skipped.push(skipped);
+                Ok(None)
+            }
+            measured => measured.map(Some),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -183,20 +206,17 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<u8> {
     }
     if wanted(BenchPart::Linux) {
         say(&"\nFrom Linux to Linux, against an Ethernet and soft RoCE between the same guests")?;
-        match linux::measure(args.quick, &mut say) {
-            Ok(linux) => report.linux = Some(linux),
-            // Whoever asks for nothing else wants to know.
-            Err(error) if args.only.is_some() => return Err(error),
-            Err(error) => {
-                let skipped = Skipped { part: "linux".to_owned(), why: format!("{error:#}") };
-                say(&format_args!("skipped {}: {}", skipped.part, skipped.why))?;
-                report.skipped.push(skipped);
-            }
-        }
+        let measured = linux::measure(args.quick, &mut say);
+        report.linux = report.unless_skipped(args, "linux", measured, &mut say)?;
     }
     if wanted(BenchPart::Ip) {
         say(&"\nIP between two nodes, against virtio-net on a bridge, and stacks on a veth pair")?;
         report.ip = Some(ip::measure(args.quick, &mut say)?);
+    }
+    if wanted(BenchPart::Driver) {
+        say(&"\nThe kernel driver, against VFIO and tofu-net on the same device, and virtio-net")?;
+        let measured = driver::measure(args.quick, args.utofu_perf.as_deref(), &mut say);
+        report.driver = report.unless_skipped(args, "driver", measured, &mut say)?;
     }
     if args.json {
         serde_json::to_writer_pretty(&mut out, &report)?;

@@ -650,6 +650,11 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
+    /// utofu-perf, linked statically, to measure uTofu on the driver and on VFIO; the manual's
+    /// page on uTofu says how to build it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) utofu_perf: Option<PathBuf>,
+
     /// Write a picture of the barriers' figures to this file, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
@@ -670,6 +675,9 @@ pub(crate) enum BenchPart {
     Linux,
     /// IP between two nodes, against virtio-net on a bridge, and TCP/IP stacks on a veth pair
     Ip,
+    /// The kernel driver, against VFIO and tofu-net on the same device, and virtio-net; needs its
+    /// kernel (tofu image build --kernel-driver)
+    Driver,
 }
 
 const BENCH_EXAMPLES: &str = "\

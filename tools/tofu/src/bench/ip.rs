@@ -22,7 +22,7 @@ const TARGET_LATENCY: f64 = 2.0;
 /// MTUs between bare guests.
 const MTUS: [u16; 2] = [1500, 9000];
 /// Two interfaces on a bridge, for two nodes.
-const BRIDGE: &str = "\
+pub(super) const BRIDGE: &str = "\
 ip link add br0 type bridge
 echo 1 >/proc/sys/net/ipv6/conf/br0/disable_ipv6
 for tap in tap0 tap1; do
@@ -41,15 +41,22 @@ pub(super) struct Ip {
     monitor: Option<String>,
     /// The host's load, average of a minute, before and after.
     load: Option<[f64; 2]>,
-    latency: Vec<Latency>,
-    throughput: Vec<Throughput>,
+    #[serde(flatten)]
+    figures: Figures,
     boots: Vec<Boot>,
-    ratios: Vec<Ratio>,
+}
+
+/// Figures of several sides, and how they compare.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Figures {
+    pub(super) latency: Vec<Latency>,
+    pub(super) throughput: Vec<Throughput>,
+    pub(super) ratios: Vec<Ratio>,
     /// What this host could not measure, and why.
     skipped: Vec<String>,
 }
 
-type Say<'a> = dyn FnMut(&dyn fmt::Display) -> io::Result<()> + 'a;
+pub(super) type Say<'a> = dyn FnMut(&dyn fmt::Display) -> io::Result<()> + 'a;
 
 /// Measures; `say` gets lines as they come.
 pub(super) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Ip> {
@@ -60,11 +67,10 @@ pub(super) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Ip> {
         this.bare(mtu, quick, say)?;
     }
     if let Err(error) = this.linux(quick, say) {
-        this.skip(&format!("Linux nodes: {error:#}"), say)?;
+        this.figures.skip(&format!("Linux nodes: {error:#}"), say)?;
     }
     this.boots(quick, say)?;
-    say(&Ratio::header())?;
-    this.ratios.iter().try_for_each(|ratio| say(ratio))?;
+    this.figures.say_ratios(say)?;
     this.load = before.zip(linux::load()).map(|(before, after)| [before, after]);
     if let Some([before, after]) = this.load {
         say(&format_args!("host load before and after: {before:.1}, {after:.1}"))?;
@@ -73,15 +79,15 @@ pub(super) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Ip> {
 }
 
 /// One side of a comparison.
-struct Side {
+pub(super) struct Side {
     /// Medians of round trips in microseconds.
     round_trips: Vec<f64>,
     /// MiB/s.
     streams: Vec<f64>,
 }
 
-impl Ip {
-    fn skip(&mut self, why: &str, say: &mut Say<'_>) -> io::Result<()> {
+impl Figures {
+    pub(super) fn skip(&mut self, why: &str, say: &mut Say<'_>) -> io::Result<()> {
         say(&format_args!("skipped {why}"))?;
         self.skipped.push(why.to_owned());
         Ok(())
@@ -106,120 +112,25 @@ impl Ip {
         Ok(())
     }
 
+    pub(super) fn say_ratios(&self, say: &mut Say<'_>) -> io::Result<()> {
+        say(&Ratio::header())?;
+        self.ratios.iter().try_for_each(|ratio| say(ratio))
+    }
+
     /// Puts our figures beside the others', which come in the same order.
-    fn compare(&mut self, names: &[&str], ours: &Side, others: &Side) {
+    fn compare<S: AsRef<str>>(&mut self, names: &[S], ours: &Side, others: &Side) {
         let pairs = ours.round_trips.iter().zip(&others.round_trips);
         let round_trips = pairs.map(|(ours, others)| (others / ours, TARGET_LATENCY));
         let pairs = ours.streams.iter().zip(&others.streams);
         let streams = pairs.map(|(ours, others)| (ours / others, TARGET_THROUGHPUT));
         for (name, (times, target)) in names.iter().zip(round_trips.chain(streams)) {
-            let what = (*name).to_owned();
+            let what = name.as_ref().to_owned();
             self.ratios.push(Ratio { what, times, target: Some(target) });
         }
     }
 
-    /// Between bare guests, and by the same stack on a veth pair.
-    fn bare(&mut self, mtu: u16, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
-        let (count, bytes) = if quick { (100, 4 << 20) } else { (1000, 32 << 20) };
-        let mut ours = Side::new();
-        for line in guest("ping", &format!("mtu={mtu} count={count}"))? {
-            let what = format!("bare guests, ping, MTU {mtu}");
-            let Some(row) = latency(&what, &line).filter(|row| row.bytes == 56) else { continue };
-            self.round_trip(row, &mut ours, say)?;
-        }
-        for line in guest("tcpbench", &format!("mtu={mtu} bytes={bytes}"))? {
-            let Some(rates) = tcpbench(&line) else { continue };
-            for (way, mib_per_s) in ["out", "in"].into_iter().zip(rates) {
-                let what = format!("bare guests, TCP {way}, MTU {mtu}");
-                self.stream(Throughput { what, bytes: None, mib_per_s }, &mut ours, say)?;
-            }
-        }
-        let figures = match veth::measure(mtu, count, bytes) {
-            Ok(figures) => figures,
-            Err(error) => return Ok(self.skip(&format!("veth pair: {error:#}"), say)?),
-        };
-        let mut others = Side::new();
-        let [min_us, p50_us, p99_us] = figures.ping.map(|ns| ns as f64 / 1000.0);
-        let what = format!("veth pair, ping, MTU {mtu}");
-        let row = Latency { what, bytes: 56, min_us, p50_us, p99_us };
-        self.round_trip(row, &mut others, say)?;
-        for (way, bytes_per_s) in ["out", "in"].into_iter().zip(figures.tcp) {
-            let what = format!("veth pair, TCP {way}, MTU {mtu}");
-            let mib_per_s = bytes_per_s / f64::from(1 << 20);
-            self.stream(Throughput { what, bytes: None, mib_per_s }, &mut others, say)?;
-        }
-        let names = [
-            "ping: veth / bare guests",
-            "TCP out: bare guests / veth",
-            "TCP in: bare guests / veth",
-        ];
-        let names = names.map(|name| format!("{name}, MTU {mtu}"));
-        self.compare(&names.each_ref().map(String::as_str), &ours, &others);
-        Ok(())
-    }
-
-    /// Between Linux nodes, by `tofu0` and by virtio-net.
-    fn linux(&mut self, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
-        linux::prepare()?;
-        let (args, _) = linux::modes()?;
-        let bridge = Namespace::new(BRIDGE);
-        let lan = match &bridge {
-            Ok(bridge) => Ethernet::Taps(bridge.path()),
-            Err(_) => Ethernet::None,
-        };
-        let lab = Lab::start(&linux::with_image(args), lan)?;
-        say(&format_args!("{}", lab.monitor))?;
-        self.monitor = Some(lab.monitor.clone());
-        let ours = match tofu0(&lab.guests) {
-            Ok(peer) => Some(self.between("tofu0", &peer, &lab.guests, quick, say)?),
-            Err(error) => {
-                self.skip(&format!("tofu0: {error:#}"), say)?;
-                None
-            }
-        };
-        let others = match &bridge {
-            Ok(_) => Some(self.between("virtio-net", linux::PEER, &lab.guests, quick, say)?),
-            Err(error) => {
-                self.skip(&format!("virtio-net: {error:#}"), say)?;
-                None
-            }
-        };
-        if let Some((ours, others)) = ours.zip(others) {
-            let names = [
-                "ping, one after another: virtio-net / tofu0",
-                "ping, spaced: virtio-net / tofu0",
-                "TCP out: tofu0 / virtio-net",
-                "TCP in: tofu0 / virtio-net",
-                "TCP both ways: tofu0 / virtio-net",
-            ];
-            self.compare(&names, &ours, &others);
-        }
-        Ok(())
-    }
-
-    /// Machines that boot over the torus.
-    fn boots(&mut self, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
-        let nodes = if quick { 2 } else { 12 };
-        say(&Boot::header())?;
-        type Measure = fn(u32) -> anyhow::Result<Boot>;
-        let both: [(&str, Measure); 2] =
-            [("bare guests", netboot::bare), ("Linux nodes", netboot::linux)];
-        for (what, measure) in both {
-            match measure(nodes) {
-                Ok(boot) => {
-                    say(&boot)?;
-                    let what = format!("{}: monitor / torus", boot.what);
-                    let times = boot.monitor_s / boot.torus_s;
-                    self.ratios.push(Ratio { what, times, target: None });
-                    self.boots.push(boot);
-                }
-                Err(error) => self.skip(&format!("network boot of {what}: {error:#}"), say)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn between(
+    /// Pings and streams of TCP between two nodes, by the interface with the peer's address.
+    pub(super) fn between(
         &mut self,
         name: &str,
         peer: &str,
@@ -244,6 +155,118 @@ impl Ip {
             self.stream(row, &mut side, say)?;
         }
         Ok(side)
+    }
+
+    /// Puts one interface between Linux nodes beside another.
+    pub(super) fn compare_linux(&mut self, name: &str, ours: &Side, other: &str, others: &Side) {
+        let names = [
+            format!("ping, one after another: {other} / {name}"),
+            format!("ping, spaced: {other} / {name}"),
+            format!("TCP out: {name} / {other}"),
+            format!("TCP in: {name} / {other}"),
+            format!("TCP both ways: {name} / {other}"),
+        ];
+        self.compare(&names, ours, others);
+    }
+}
+
+impl Ip {
+    /// Between bare guests, and by the same stack on a veth pair.
+    fn bare(&mut self, mtu: u16, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
+        let (count, bytes) = if quick { (100, 4 << 20) } else { (1000, 32 << 20) };
+        let mut ours = Side::new();
+        for line in guest("ping", &format!("mtu={mtu} count={count}"))? {
+            let what = format!("bare guests, ping, MTU {mtu}");
+            let Some(row) = latency(&what, &line).filter(|row| row.bytes == 56) else { continue };
+            self.figures.round_trip(row, &mut ours, say)?;
+        }
+        for line in guest("tcpbench", &format!("mtu={mtu} bytes={bytes}"))? {
+            let Some(rates) = tcpbench(&line) else { continue };
+            for (way, mib_per_s) in ["out", "in"].into_iter().zip(rates) {
+                let what = format!("bare guests, TCP {way}, MTU {mtu}");
+                self.figures.stream(Throughput { what, bytes: None, mib_per_s }, &mut ours, say)?;
+            }
+        }
+        let figures = match veth::measure(mtu, count, bytes) {
+            Ok(figures) => figures,
+            Err(error) => return Ok(self.figures.skip(&format!("veth pair: {error:#}"), say)?),
+        };
+        let mut others = Side::new();
+        let [min_us, p50_us, p99_us] = figures.ping.map(|ns| ns as f64 / 1000.0);
+        let what = format!("veth pair, ping, MTU {mtu}");
+        let row = Latency { what, bytes: 56, min_us, p50_us, p99_us };
+        self.figures.round_trip(row, &mut others, say)?;
+        for (way, bytes_per_s) in ["out", "in"].into_iter().zip(figures.tcp) {
+            let what = format!("veth pair, TCP {way}, MTU {mtu}");
+            let mib_per_s = bytes_per_s / f64::from(1 << 20);
+            self.figures.stream(Throughput { what, bytes: None, mib_per_s }, &mut others, say)?;
+        }
+        let names = [
+            "ping: veth / bare guests",
+            "TCP out: bare guests / veth",
+            "TCP in: bare guests / veth",
+        ];
+        let names = names.map(|name| format!("{name}, MTU {mtu}"));
+        self.figures.compare(&names, &ours, &others);
+        Ok(())
+    }
+
+    /// Between Linux nodes, by `tofu0` and by virtio-net.
+    fn linux(&mut self, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
+        linux::prepare()?;
+        let (args, _) = linux::modes()?;
+        let bridge = Namespace::new(BRIDGE);
+        let lan = match &bridge {
+            Ok(bridge) => Ethernet::Taps(bridge.path()),
+            Err(_) => Ethernet::None,
+        };
+        let lab = Lab::start(&linux::with_image(args), lan)?;
+        say(&format_args!("{}", lab.monitor))?;
+        self.monitor = Some(lab.monitor.clone());
+        let ours = match tofu0(&lab.guests) {
+            Ok(peer) => Some(self.figures.between("tofu0", &peer, &lab.guests, quick, say)?),
+            Err(error) => {
+                self.figures.skip(&format!("tofu0: {error:#}"), say)?;
+                None
+            }
+        };
+        let others = match &bridge {
+            Ok(_) => {
+                Some(self.figures.between("virtio-net", linux::PEER, &lab.guests, quick, say)?)
+            }
+            Err(error) => {
+                self.figures.skip(&format!("virtio-net: {error:#}"), say)?;
+                None
+            }
+        };
+        if let Some((ours, others)) = ours.zip(others) {
+            self.figures.compare_linux("tofu0", &ours, "virtio-net", &others);
+        }
+        Ok(())
+    }
+
+    /// Machines that boot over the torus.
+    fn boots(&mut self, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
+        let nodes = if quick { 2 } else { 12 };
+        say(&Boot::header())?;
+        type Measure = fn(u32) -> anyhow::Result<Boot>;
+        let both: [(&str, Measure); 2] =
+            [("bare guests", netboot::bare), ("Linux nodes", netboot::linux)];
+        for (what, measure) in both {
+            match measure(nodes) {
+                Ok(boot) => {
+                    say(&boot)?;
+                    let what = format!("{}: monitor / torus", boot.what);
+                    let times = boot.monitor_s / boot.torus_s;
+                    self.figures.ratios.push(Ratio { what, times, target: None });
+                    self.boots.push(boot);
+                }
+                Err(error) => {
+                    self.figures.skip(&format!("network boot of {what}: {error:#}"), say)?
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -273,7 +296,7 @@ fn tcpbench(line: &str) -> Option<[f64; 2]> {
 }
 
 /// The address of node 1's `tofu0`, once both nodes have one.
-fn tofu0(guests: &Guests) -> anyhow::Result<String> {
+pub(super) fn tofu0(guests: &Guests) -> anyhow::Result<String> {
     let start = std::time::Instant::now();
     loop {
         let address = |node| {
@@ -312,7 +335,7 @@ mod tests {
 
     #[test]
     fn sides_are_compared_so_that_more_is_better() {
-        let mut ip = Ip::default();
+        let mut ip = Figures::default();
         let ours = Side { round_trips: vec![50.0], streams: vec![300.0, 100.0] };
         let others = Side { round_trips: vec![100.0], streams: vec![100.0, 200.0] };
         ip.compare(&["a", "b", "c"], &ours, &others);

@@ -264,15 +264,42 @@ impl Guests {
 
     /// Runs a command on a node; returns its exit code and what it printed, errors as well.
     pub(super) fn run(&self, node: usize, command: &str) -> anyhow::Result<(Option<i32>, String)> {
+        self.run_words(node, command.split_whitespace())
+            .with_context(|| format!("node {node}: {command}"))
+    }
+
+    /// Runs a command that must succeed; returns what it printed.
+    pub(super) fn must(&self, node: usize, command: &str) -> anyhow::Result<String> {
+        succeeded(node, command, self.run(node, command)?)
+    }
+
+    /// Runs a shell script that must succeed; returns what it printed.
+    pub(super) fn script(&self, node: usize, script: &str) -> anyhow::Result<String> {
+        let said = self.run_words(node, ["sh", "-c", script].into_iter())?;
+        succeeded(node, script, said)
+    }
+
+    /// Writes a program to a file of a node.
+    pub(super) fn put(&self, node: usize, file: &str, program: &[u8]) -> anyhow::Result<()> {
+        let args = ["sh", "-c", "cat >$0 && chmod +x $0", file].map(str::to_owned).into();
+        let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: true };
+        programs::must_run(self.node(node)?.agent(), exec, program)
+    }
+
+    /// Runs a command of words; see [`run`](Self::run).
+    fn run_words<'a>(
+        &self,
+        node: usize,
+        words: impl Iterator<Item = &'a str>,
+    ) -> anyhow::Result<(Option<i32>, String)> {
         let patience = PATIENCE_S.to_string();
-        let words = ["timeout", &patience].into_iter().chain(command.split_whitespace());
-        let args = words.map(str::to_owned).collect();
+        let first = ["timeout".to_owned(), patience];
+        let args = first.into_iter().chain(words.map(str::to_owned)).collect();
         let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
         let mut said = [Vec::new(), Vec::new()];
         let status = programs::run(self.node(node)?.agent(), exec, &[], |output, bytes| {
             said[output as usize].extend_from_slice(bytes);
-        })
-        .with_context(|| format!("node {node}: {command}"))?;
+        })?;
         let code = match status {
             Status::Code(code) => Some(code),
             _ => None,
@@ -281,21 +308,8 @@ impl Guests {
         Ok((code, String::from_utf8_lossy(&said[kind as usize]).into_owned()))
     }
 
-    /// Runs a command that must succeed; returns what it printed.
-    pub(super) fn must(&self, node: usize, command: &str) -> anyhow::Result<String> {
-        match self.run(node, command)? {
-            (Some(0), output) => Ok(output),
-            (code, errors) => {
-                let code = code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
-                let last = errors.lines().rev().find(|line| !line.trim().is_empty());
-                let last = crate::ui::printable(last.unwrap_or("no message").trim());
-                bail!("node {node}: {command}: exit code {code}: {last}")
-            }
-        }
-    }
-
     /// Runs a server on node 1 and its client on node 0; returns what the client printed.
-    fn client(&self, server: &str, client: &str) -> anyhow::Result<String> {
+    pub(super) fn client(&self, server: &str, client: &str) -> anyhow::Result<String> {
         thread::scope(|scope| {
             let serving = scope.spawn(|| self.must(1, server));
             let deadline = Instant::now() + CONNECT;
@@ -432,6 +446,21 @@ impl Guests {
             foreign::write_throughput(&output, bytes).context("ib_write_bw: no result")?;
         Ok(Throughput { what: RXE.into(), bytes: Some(bytes), mib_per_s })
     }
+}
+
+/// What a command printed that has succeeded.
+fn succeeded(
+    node: usize,
+    command: &str,
+    (code, said): (Option<i32>, String),
+) -> anyhow::Result<String> {
+    if code == Some(0) {
+        return Ok(said);
+    }
+    let code = code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
+    let last = said.lines().rev().find(|line| !line.trim().is_empty());
+    let last = crate::ui::printable(last.unwrap_or("no message").trim());
+    bail!("node {node}: {command}: exit code {code}: {last}")
 }
 
 const TO_COMPLETION: &str = "Put to completion, spinning";
