@@ -272,6 +272,21 @@ fn comes_and_goes(nodes: &Nodes, times: u32) {
     eprintln!("{times} times unloaded and loaded in {:.1} s", start.elapsed().as_secs_f32());
 }
 
+/// The driver for learners, compiled as the manual says, in place of ours.
+fn learners_driver(nodes: &Nodes) {
+    let source = "../../guest-lib/kernel/samples/first_put";
+    let out = nodes.place.path().to_str().unwrap();
+    let debug: &[&str] = if image() == "driver-debug" { &["--debug"] } else { &[] };
+    let compile = [&["image", "module", source, "--out", out], debug].concat();
+    let module = nodes.place.run_for(&compile, PATIENCE, b"").ok();
+    nodes.place.run(&["cp", module.trim(), "1:/tmp"]).ok();
+    let script = format!(
+        "rmmod tofu && insmod /tmp/first_put.ko && dmesg | tail -n 2 && rmmod first_put && {LOAD}"
+    );
+    let said = nodes.place.run_for(&["exec", "1", "--", "sh", "-c", &script], PATIENCE, b"").ok();
+    assert!(said.contains("Put of 64 bytes: rcode 0, arrived"), "{said}");
+}
+
 /// Programs include the header and nothing else, in whichever language.
 #[test]
 fn the_header_stands_alone() {
@@ -313,6 +328,7 @@ fn the_driver_and_its_tests() {
     let times = if std::env::var_os("TOFU_LONG").is_some() { 1000 } else { 100 };
     comes_and_goes(&nodes, times);
     without_an_iommu(&nodes);
+    learners_driver(&nodes);
     passes(&nodes.place, "0", &["/tmp/users"]);
     foreign_program(&nodes);
     for node in ["0", "1"] {
