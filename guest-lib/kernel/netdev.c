@@ -31,6 +31,9 @@ MODULE_PARM_DESC(machine, "Number of the machine, 0 to 7, a part of addresses.")
 static uint mtu = 1500;
 module_param(mtu, uint, 0444);
 MODULE_PARM_DESC(mtu, "Largest IP packet of interfaces at first, in bytes, 1280 to 65521.");
+static uint queues = 1;
+module_param(queues, uint, 0444);
+MODULE_PARM_DESC(queues, "Queues of each interface for either direction, 1 to 3, on a TNI each.");
 static uint interfaces = 1;
 module_param(interfaces, uint, 0444);
 MODULE_PARM_DESC(interfaces, "0, 1 (tofu0 on TNI 0) or 2 (tofu1 on TNI 1, too).");
@@ -60,17 +63,34 @@ u32 tofu_shim_param_interfaces(void)
 	return interfaces;
 }
 
-struct tofu_net {
+u32 tofu_shim_param_queues(void)
+{
+	return queues;
+}
+
+/* A pair of queues, one for each direction. */
+struct tofu_queue {
 	void *link;
 	struct net_device *dev;
+	u16 number;
 	struct napi_struct napi;
 	/* Looks after what is on its way out while nothing comes in. */
 	struct timer_list timer;
 	/* Has what waits for a frame looked at when it has waited long enough. */
 	struct hrtimer nap;
+};
+
+struct tofu_net {
 	/* Looks after the state of the ports. */
 	struct timer_list beat;
+	unsigned int count;
+	struct tofu_queue queues[] __counted_by(count);
 };
+
+static struct netdev_queue *tx_queue(struct tofu_queue *queue)
+{
+	return netdev_get_tx_queue(queue->dev, queue->number);
+}
 
 /* How often what is on its way out is looked after. */
 #define TOFU_LOOK (HZ / 100 ? HZ / 100 : 1)
@@ -81,26 +101,27 @@ struct tofu_net {
 
 static int net_poll(struct napi_struct *napi, int budget)
 {
-	struct tofu_net *net = container_of(napi, struct tofu_net, napi);
-	int done = tofu_rs_net_poll(net->link, net->dev, budget);
+	struct tofu_queue *queue = container_of(napi, struct tofu_queue, napi);
+	int done = tofu_rs_net_poll(queue->link, queue, budget);
 
-	if (done < budget && napi_complete_done(napi, done) && tofu_rs_net_rest(net->link, net->dev))
+	if (done < budget && napi_complete_done(napi, done) &&
+	    tofu_rs_net_rest(queue->link, queue))
 		napi_schedule(napi);
 	return done;
 }
 
 static void net_timer(struct timer_list *timer)
 {
-	struct tofu_net *net = timer_container_of(net, timer, timer);
+	struct tofu_queue *queue = timer_container_of(queue, timer, timer);
 
-	napi_schedule(&net->napi);
+	napi_schedule(&queue->napi);
 }
 
 static enum hrtimer_restart net_nap(struct hrtimer *timer)
 {
-	struct tofu_net *net = container_of(timer, struct tofu_net, nap);
+	struct tofu_queue *queue = container_of(timer, struct tofu_queue, nap);
 
-	napi_schedule(&net->napi);
+	napi_schedule(&queue->napi);
 	return HRTIMER_NORESTART;
 }
 
@@ -108,23 +129,39 @@ static void net_beat(struct timer_list *timer)
 {
 	struct tofu_net *net = timer_container_of(net, timer, beat);
 
-	tofu_rs_net_beat(net->link, net->dev);
+	tofu_rs_net_beat(net->queues[0].link, &net->queues[0]);
 	mod_timer(&net->beat, jiffies + round_jiffies_relative(HZ));
+}
+
+static void close_queue(struct tofu_queue *queue)
+{
+	napi_disable(&queue->napi);
+	timer_delete_sync(&queue->timer);
+	hrtimer_cancel(&queue->nap);
+	tofu_rs_net_stop(queue->link);
 }
 
 static int net_open(struct net_device *dev)
 {
 	struct tofu_net *net = netdev_priv(dev);
-	int error = tofu_rs_net_open(net->link, dev);
+	unsigned int i;
+	int error;
 
-	if (error)
-		return error;
-	napi_enable(&net->napi);
-	netif_start_queue(dev);
+	for (i = 0; i < net->count; i++) {
+		error = tofu_rs_net_open(net->queues[i].link, &net->queues[i]);
+		if (error) {
+			while (i--)
+				close_queue(&net->queues[i]);
+			return error;
+		}
+		napi_enable(&net->queues[i].napi);
+	}
+	netif_tx_start_all_queues(dev);
 	mod_timer(&net->beat, jiffies);
 	/* What has come before polling was allowed raises no interrupt any more. */
 	local_bh_disable();
-	napi_schedule(&net->napi);
+	for (i = 0; i < net->count; i++)
+		napi_schedule(&net->queues[i].napi);
 	local_bh_enable();
 	return 0;
 }
@@ -132,37 +169,47 @@ static int net_open(struct net_device *dev)
 static int net_stop(struct net_device *dev)
 {
 	struct tofu_net *net = netdev_priv(dev);
+	unsigned int i;
 
 	netif_carrier_off(dev);
 	netif_tx_disable(dev);
 	timer_delete_sync(&net->beat);
-	napi_disable(&net->napi);
-	timer_delete_sync(&net->timer);
-	hrtimer_cancel(&net->nap);
-	tofu_rs_net_stop(net->link);
+	for (i = 0; i < net->count; i++)
+		close_queue(&net->queues[i]);
 	return 0;
+}
+
+static u16 net_select_queue(struct net_device *dev, struct sk_buff *skb, struct net_device *sb)
+{
+	struct tofu_net *net = netdev_priv(dev);
+
+	if (net->count == 1)
+		return 0;
+	return tofu_rs_net_select(net->queues[0].link, skb, netdev_pick_tx(dev, skb, sb));
 }
 
 static netdev_tx_t net_xmit(struct sk_buff *skb, struct net_device *dev)
 {
 	struct tofu_net *net = netdev_priv(dev);
+	struct tofu_queue *queue = &net->queues[skb_get_queue_mapping(skb)];
 
-	if (!tofu_rs_net_xmit(net->link, dev, skb, netdev_xmit_more()))
+	if (!tofu_rs_net_xmit(queue->link, queue, skb, netdev_xmit_more()))
 		return NETDEV_TX_BUSY;
 	return NETDEV_TX_OK;
 }
 
-static void net_tx_timeout(struct net_device *dev, unsigned int queue)
+static void net_tx_timeout(struct net_device *dev, unsigned int number)
 {
 	struct tofu_net *net = netdev_priv(dev);
 
 	netdev_warn(dev, "what was sent does not leave\n");
-	napi_schedule(&net->napi);
+	napi_schedule(&net->queues[number].napi);
 }
 
 static const struct net_device_ops net_ops = {
 	.ndo_open = net_open,
 	.ndo_stop = net_stop,
+	.ndo_select_queue = net_select_queue,
 	.ndo_start_xmit = net_xmit,
 	.ndo_tx_timeout = net_tx_timeout,
 	.ndo_validate_addr = eth_validate_addr,
@@ -190,9 +237,13 @@ static void net_strings(struct net_device *dev, u32 set, u8 *data)
 static void net_stats(struct net_device *dev, struct ethtool_stats *stats, u64 *data)
 {
 	struct tofu_net *net = netdev_priv(dev);
+	int n = tofu_rs_net_counter_count();
+	unsigned int i;
 
+	memset(data, 0, n * sizeof(*data));
 	local_bh_disable();
-	tofu_rs_net_counters(net->link, data, tofu_rs_net_counter_count());
+	for (i = 0; i < net->count; i++)
+		tofu_rs_net_counters(net->queues[i].link, data, n);
 	local_bh_enable();
 }
 
@@ -201,7 +252,8 @@ static int net_get_coalesce(struct net_device *dev, struct ethtool_coalesce *c,
 {
 	struct tofu_net *net = netdev_priv(dev);
 
-	tofu_rs_net_coalesce(net->link, &c->rx_coalesce_usecs, &c->rx_max_coalesced_frames, false);
+	tofu_rs_net_coalesce(net->queues[0].link, &c->rx_coalesce_usecs,
+			     &c->rx_max_coalesced_frames, false);
 	return 0;
 }
 
@@ -209,9 +261,20 @@ static int net_set_coalesce(struct net_device *dev, struct ethtool_coalesce *c,
 			    struct kernel_ethtool_coalesce *kernel, struct netlink_ext_ack *ack)
 {
 	struct tofu_net *net = netdev_priv(dev);
+	unsigned int i;
 
-	tofu_rs_net_coalesce(net->link, &c->rx_coalesce_usecs, &c->rx_max_coalesced_frames, true);
+	for (i = 0; i < net->count; i++)
+		tofu_rs_net_coalesce(net->queues[i].link, &c->rx_coalesce_usecs,
+				     &c->rx_max_coalesced_frames, true);
 	return 0;
+}
+
+static void net_channels(struct net_device *dev, struct ethtool_channels *channels)
+{
+	struct tofu_net *net = netdev_priv(dev);
+
+	channels->max_combined = net->count;
+	channels->combined_count = net->count;
 }
 
 static int net_link_ksettings(struct net_device *dev, struct ethtool_link_ksettings *settings)
@@ -234,6 +297,7 @@ static const struct ethtool_ops net_ethtool_ops = {
 	.get_ethtool_stats = net_stats,
 	.get_coalesce = net_get_coalesce,
 	.set_coalesce = net_set_coalesce,
+	.get_channels = net_channels,
 	.get_ts_info = ethtool_op_get_ts_info,
 };
 
@@ -242,7 +306,7 @@ static ssize_t _name##_show(struct device *device, struct device_attribute *attr
 {											\
 	struct tofu_net *net = netdev_priv(to_net_dev(device));				\
 											\
-	return tofu_rs_net_show(net->link, _what, buf, PAGE_SIZE);			\
+	return tofu_rs_net_show(net->queues[0].link, _what, buf, PAGE_SIZE);		\
 }											\
 static DEVICE_ATTR_RO(_name)
 
@@ -270,15 +334,16 @@ static const struct attribute_group net_group = {
 
 struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *error)
 {
-	struct net_device *dev = alloc_etherdev(sizeof(struct tofu_net));
+	unsigned int n = setup->queues;
 	struct tofu_net *net;
+	struct net_device *dev;
 
 	*error = -ENOMEM;
+	dev = alloc_etherdev_mqs(struct_size(net, queues, n), n, n);
 	if (!dev)
 		return NULL;
 	net = netdev_priv(dev);
-	net->link = setup->link;
-	net->dev = dev;
+	net->count = n;
 	SET_NETDEV_DEV(dev, setup->parent);
 	strscpy(dev->name, setup->name, IFNAMSIZ);
 	eth_hw_addr_set(dev, setup->mac);
@@ -295,14 +360,21 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 	dev->features = dev->hw_features | NETIF_F_HIGHDMA;
 	/* What is not taken unfinished at the other end must have room when it is cut here. */
 	netif_set_tso_max_segs(dev, 64);
-	netif_napi_add(dev, &net->napi, net_poll);
-	timer_setup(&net->timer, net_timer, 0);
 	timer_setup(&net->beat, net_beat, 0);
-	hrtimer_setup(&net->nap, net_nap, CLOCK_MONOTONIC, HRTIMER_MODE_REL_SOFT);
+	for (unsigned int i = 0; i < n; i++) {
+		struct tofu_queue *queue = &net->queues[i];
+
+		queue->link = setup->links[i];
+		queue->dev = dev;
+		queue->number = i;
+		netif_napi_add(dev, &queue->napi, net_poll);
+		timer_setup(&queue->timer, net_timer, 0);
+		hrtimer_setup(&queue->nap, net_nap, CLOCK_MONOTONIC, HRTIMER_MODE_REL_SOFT);
+	}
 	netif_carrier_off(dev);
 	*error = register_netdev(dev);
 	if (*error) {
-		netif_napi_del(&net->napi);
+		/* With all that was added to it. */
 		free_netdev(dev);
 		return NULL;
 	}
@@ -311,56 +383,47 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 
 void tofu_shim_net_remove(struct net_device *dev)
 {
-	struct tofu_net *net = netdev_priv(dev);
-
 	unregister_netdev(dev);
-	netif_napi_del(&net->napi);
 	free_netdev(dev);
 }
 
-void tofu_shim_net_schedule(struct net_device *dev)
+void tofu_shim_net_schedule(struct tofu_queue *queue)
 {
-	struct tofu_net *net = netdev_priv(dev);
-
-	napi_schedule(&net->napi);
+	napi_schedule(&queue->napi);
 }
 
-void tofu_shim_net_look_again(struct net_device *dev)
+void tofu_shim_net_look_again(struct tofu_queue *queue)
 {
-	struct tofu_net *net = netdev_priv(dev);
-
-	if (!timer_pending(&net->timer))
-		mod_timer(&net->timer, jiffies + TOFU_LOOK);
+	if (!timer_pending(&queue->timer))
+		mod_timer(&queue->timer, jiffies + TOFU_LOOK);
 }
 
-void tofu_shim_net_nap(struct net_device *dev, u64 nanoseconds)
+void tofu_shim_net_nap(struct tofu_queue *queue, u64 nanoseconds)
 {
-	struct tofu_net *net = netdev_priv(dev);
-
-	hrtimer_start(&net->nap, ns_to_ktime(nanoseconds), HRTIMER_MODE_REL_SOFT);
+	hrtimer_start(&queue->nap, ns_to_ktime(nanoseconds), HRTIMER_MODE_REL_SOFT);
 }
 
-void tofu_shim_net_hold(struct net_device *dev)
+void tofu_shim_net_hold(struct tofu_queue *queue)
 {
-	netif_stop_queue(dev);
+	netif_tx_stop_queue(tx_queue(queue));
 }
 
-void tofu_shim_net_go_on(struct net_device *dev)
+void tofu_shim_net_go_on(struct tofu_queue *queue)
 {
-	netif_wake_queue(dev);
+	netif_tx_wake_queue(tx_queue(queue));
 }
 
-bool tofu_shim_net_is_held(struct net_device *dev)
+bool tofu_shim_net_is_held(struct tofu_queue *queue)
 {
-	return netif_queue_stopped(dev);
+	return netif_tx_queue_stopped(tx_queue(queue));
 }
 
-void tofu_shim_net_carrier(struct net_device *dev, bool on)
+void tofu_shim_net_carrier(struct tofu_queue *queue, bool on)
 {
 	if (on)
-		netif_carrier_on(dev);
+		netif_carrier_on(queue->dev);
 	else
-		netif_carrier_off(dev);
+		netif_carrier_off(queue->dev);
 }
 
 void tofu_shim_quiet(bool on)
@@ -429,26 +492,25 @@ struct sk_buff *tofu_shim_skb_next(struct sk_buff *skb)
 }
 
 /* The frame is done with. */
-void tofu_shim_skb_sent(struct net_device *dev, struct sk_buff *skb, bool sent)
+void tofu_shim_skb_sent(struct tofu_queue *queue, struct sk_buff *skb, bool sent)
 {
 	if (sent) {
-		dev_sw_netstats_tx_add(dev, 1, skb->len);
+		dev_sw_netstats_tx_add(queue->dev, 1, skb->len);
 		dev_consume_skb_any(skb);
 	} else {
-		dev_core_stats_tx_dropped_inc(dev);
+		dev_core_stats_tx_dropped_inc(queue->dev);
 		dev_kfree_skb_any(skb);
 	}
 }
 
 /* A frame of @len bytes, which are to be written. */
-struct sk_buff *tofu_shim_skb_new(struct net_device *dev, u32 len)
+struct sk_buff *tofu_shim_skb_new(struct tofu_queue *queue, u32 len)
 {
-	struct tofu_net *net = netdev_priv(dev);
 	struct sk_buff *skb;
 	int error;
 
 	if (len <= TOFU_LINEAR) {
-		skb = napi_alloc_skb(&net->napi, len);
+		skb = napi_alloc_skb(&queue->napi, len);
 		if (skb)
 			skb_put(skb, len);
 		return skb;
@@ -475,10 +537,9 @@ void tofu_shim_skb_free(struct sk_buff *skb)
 }
 
 /* Gives a frame to the stack. False, and the frame is gone, if @facts do not fit to it. */
-bool tofu_shim_skb_receive(struct net_device *dev, struct sk_buff *skb,
+bool tofu_shim_skb_receive(struct tofu_queue *queue, struct sk_buff *skb,
 			   const struct tofu_facts *facts)
 {
-	struct tofu_net *net = netdev_priv(dev);
 	unsigned int len = skb->len;
 
 	if (facts) {
@@ -491,26 +552,27 @@ bool tofu_shim_skb_receive(struct net_device *dev, struct sk_buff *skb,
 		};
 
 		if (virtio_net_hdr_to_skb(skb, &hdr, true)) {
-			dev_core_stats_rx_dropped_inc(dev);
+			dev_core_stats_rx_dropped_inc(queue->dev);
 			dev_kfree_skb_any(skb);
 			return false;
 		}
 	}
-	skb->protocol = eth_type_trans(skb, dev);
-	dev_sw_netstats_rx_add(dev, len);
-	napi_gro_receive(&net->napi, skb);
+	skb->protocol = eth_type_trans(skb, queue->dev);
+	dev_sw_netstats_rx_add(queue->dev, len);
+	skb_record_rx_queue(skb, queue->number);
+	napi_gro_receive(&queue->napi, skb);
 	return true;
 }
 
 /* Gives the stack an answer to what it has just asked. */
-void tofu_shim_skb_answer(struct net_device *dev, const void *frame, u32 len)
+void tofu_shim_skb_answer(struct tofu_queue *queue, const void *frame, u32 len)
 {
-	struct sk_buff *skb = netdev_alloc_skb_ip_align(dev, len);
+	struct sk_buff *skb = netdev_alloc_skb_ip_align(queue->dev, len);
 
 	if (!skb)
 		return;
 	skb_put_data(skb, frame, len);
-	skb->protocol = eth_type_trans(skb, dev);
+	skb->protocol = eth_type_trans(skb, queue->dev);
 	netif_rx(skb);
 }
 

@@ -24,7 +24,9 @@ struct tofu_facts {
 
 /* What an interface is made from. */
 struct tofu_net_setup {
-	void *link;
+	/* One for each pair of queues. */
+	void *const *links;
+	u32 queues;
 	struct device *parent;
 	const char *name;
 	u8 mac[6];
@@ -32,31 +34,36 @@ struct tofu_net_setup {
 	u16 max_mtu;
 };
 
-/* Of an interface. _xmit, _poll, _rest, _beat and _counters are called with software interrupts off. */
-int tofu_rs_net_open(void *link, struct net_device *dev);
+struct tofu_queue;
+
+/* Of a queue. _xmit, _poll, _rest, _beat and _counters are called with software interrupts off. */
+int tofu_rs_net_open(void *link, struct tofu_queue *queue);
 void tofu_rs_net_stop(void *link);
 /* Takes the frame, or returns false and has the queue held. */
-bool tofu_rs_net_xmit(void *link, struct net_device *dev, struct sk_buff *skb, bool more);
-int tofu_rs_net_poll(void *link, struct net_device *dev, int budget);
+bool tofu_rs_net_xmit(void *link, struct tofu_queue *queue, struct sk_buff *skb, bool more);
+int tofu_rs_net_poll(void *link, struct tofu_queue *queue, int budget);
 /* Whether there is more to be done, although the poll has found nothing. */
-bool tofu_rs_net_rest(void *link, struct net_device *dev);
-/* Every second. */
-void tofu_rs_net_beat(void *link, struct net_device *dev);
+bool tofu_rs_net_rest(void *link, struct tofu_queue *queue);
 void tofu_rs_net_counters(void *link, u64 *values, int n);
+void tofu_rs_net_coalesce(void *link, u32 *usecs, u32 *frames, bool set);
 const char *tofu_rs_net_counter_name(int n);
 int tofu_rs_net_counter_count(void);
+
+/* Of an interface, with the link of its first queue. */
+u16 tofu_rs_net_select(void *link, const struct sk_buff *skb, u16 chosen);
+/* Every second. */
+void tofu_rs_net_beat(void *link, struct tofu_queue *queue);
 ssize_t tofu_rs_net_show(void *link, int what, char *buf, size_t size);
-void tofu_rs_net_coalesce(void *link, u32 *usecs, u32 *frames, bool set);
 
 struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *error);
 void tofu_shim_net_remove(struct net_device *dev);
-void tofu_shim_net_schedule(struct net_device *dev);
-void tofu_shim_net_look_again(struct net_device *dev);
-void tofu_shim_net_nap(struct net_device *dev, u64 nanoseconds);
-void tofu_shim_net_hold(struct net_device *dev);
-void tofu_shim_net_go_on(struct net_device *dev);
-bool tofu_shim_net_is_held(struct net_device *dev);
-void tofu_shim_net_carrier(struct net_device *dev, bool on);
+void tofu_shim_net_schedule(struct tofu_queue *queue);
+void tofu_shim_net_look_again(struct tofu_queue *queue);
+void tofu_shim_net_nap(struct tofu_queue *queue, u64 nanoseconds);
+void tofu_shim_net_hold(struct tofu_queue *queue);
+void tofu_shim_net_go_on(struct tofu_queue *queue);
+bool tofu_shim_net_is_held(struct tofu_queue *queue);
+void tofu_shim_net_carrier(struct tofu_queue *queue, bool on);
 
 /* Turns software interrupts off and on, on this processor. */
 void tofu_shim_quiet(bool on);
@@ -67,19 +74,20 @@ const char *tofu_shim_param_torus(void);
 u32 tofu_shim_param_machine(void);
 u32 tofu_shim_param_mtu(void);
 u32 tofu_shim_param_interfaces(void);
+u32 tofu_shim_param_queues(void);
 
 u32 tofu_shim_skb_len(const struct sk_buff *skb);
 int tofu_shim_skb_read(const struct sk_buff *skb, u32 at, void *to, u32 len);
 bool tofu_shim_skb_facts(const struct sk_buff *skb, struct tofu_facts *facts);
 bool tofu_shim_skb_finish(struct sk_buff **skb);
 struct sk_buff *tofu_shim_skb_next(struct sk_buff *skb);
-void tofu_shim_skb_sent(struct net_device *dev, struct sk_buff *skb, bool sent);
-struct sk_buff *tofu_shim_skb_new(struct net_device *dev, u32 len);
+void tofu_shim_skb_sent(struct tofu_queue *queue, struct sk_buff *skb, bool sent);
+struct sk_buff *tofu_shim_skb_new(struct tofu_queue *queue, u32 len);
 int tofu_shim_skb_write(struct sk_buff *skb, u32 at, const void *from, u32 len);
 void tofu_shim_skb_free(struct sk_buff *skb);
-bool tofu_shim_skb_receive(struct net_device *dev, struct sk_buff *skb,
+bool tofu_shim_skb_receive(struct tofu_queue *queue, struct sk_buff *skb,
 			   const struct tofu_facts *facts);
-void tofu_shim_skb_answer(struct net_device *dev, const void *frame, u32 len);
+void tofu_shim_skb_answer(struct tofu_queue *queue, const void *frame, u32 len);
 
 void tofu_shim_trace_doorbell(u8 tni, u8 cq, u32 orders);
 void tofu_shim_trace_completion(u8 tni, u8 cq, u32 slot, u8 rcode);

@@ -7,10 +7,13 @@
 //! forwards what the kernel asks of an interface.
 //!
 //! `interface` is what the kernel sees, `tx` and `rx` are the two directions, `spread` has the
-//! broadcasts, `carrier` the state of the ports, `frame` the kernel's frames, `long` the frames that are fetched, `known` what is known of other nodes, `counts` the
-//! counters.
+//! broadcasts, `carrier` the state of the ports, `frame` the kernel's frames, `long` the frames that
+//! are fetched, `known` what is known of other nodes, `counts` the counters.
 //!
-//! Two locks, `rx` before `tx`. Both are taken with software interrupts off, by the stack when it
+//! An interface has one to three queues, each a [`Link`] over a TNI of its own. The first one is what
+//! every node has; frames to one node may go by the others if that node listens there, too.
+//!
+//! Two locks of each, `rx` before `tx`. Both are taken with software interrupts off, by the stack when it
 //! sends and polls, and by netdev.c for all others.
 
 use kernel::ffi::c_int;
@@ -27,7 +30,7 @@ use tofu_ipotofu::topology::Shape;
 
 use crate::device::Device;
 use crate::packets::{Receiver, Sender};
-use crate::shim::{self, NetDevice};
+use crate::shim::{self, NetQueue};
 
 mod carrier;
 mod counts;
@@ -58,7 +61,7 @@ struct Irqs {
 
 /// All that an interrupt does is to have the interface polled.
 struct Handler {
-    dev: *mut NetDevice,
+    queue: *mut NetQueue,
     link: Arc<Link>,
     /// That of the control queue, not of the packets.
     sent: bool,
@@ -78,12 +81,50 @@ impl kirq::Handler for Handler {
         };
         fired.store(1, Relaxed);
         // SAFETY: the interrupt is given back before the interface goes.
-        unsafe { shim::tofu_shim_net_schedule(self.dev) };
+        unsafe { shim::tofu_shim_net_schedule(self.queue) };
         IrqReturn::Handled
     }
 }
 
-/// One interface's link to the other nodes.
+/// What other nodes have said of themselves, to whichever queue.
+struct Heard {
+    /// Nodes that take frames that are not finished.
+    takers: Takers,
+    /// Nodes that fetch frames that are offered to them.
+    fetchers: Takers,
+    /// Nodes that listen at the second queue's TNI, and the third one's.
+    listeners: [Takers; MAX_QUEUES - 1],
+}
+
+impl Heard {
+    fn new() -> Result<Arc<Self>> {
+        let heard = Self {
+            takers: Takers::new()?,
+            fetchers: Takers::new()?,
+            listeners: [Takers::new()?, Takers::new()?],
+        };
+        Ok(Arc::new(heard, GFP_KERNEL)?)
+    }
+
+    /// Takes note of what the packet of a node says of it.
+    fn learn(&self, from: Coords, fetches: bool, more_queues: u8, now: u64) {
+        self.fetchers.learn(from, fetches, now);
+        for (n, listeners) in self.listeners.iter().enumerate() {
+            listeners.learn(from, n < usize::from(more_queues), now);
+        }
+    }
+
+    /// How many queues a node has, as far as is known.
+    fn queues(&self, node: Coords, now: u64) -> usize {
+        let listen = |listeners: &&Takers| listeners.has(node, now);
+        1 + self.listeners.iter().take_while(listen).count()
+    }
+}
+
+/// Queues of an interface at most.
+const MAX_QUEUES: usize = 3;
+
+/// The link of one of an interface's queues to the other nodes.
 #[pin_data]
 pub(crate) struct Link {
     device: Arc<Device>,
@@ -91,6 +132,10 @@ pub(crate) struct Link {
     machine: u8,
     me: Coords,
     tni: u8,
+    /// Which of the interface's queues it is; the first one has all but unicast frames.
+    number: u8,
+    /// How many there are.
+    queues: u8,
     #[pin]
     tx: SpinLock<Tx>,
     #[pin]
@@ -102,19 +147,22 @@ pub(crate) struct Link {
     /// and of the control queue.
     fired: Atomic<i32>,
     sent: Atomic<i32>,
-    /// Nodes that take frames that are not finished.
-    takers: Takers,
-    /// Nodes that fetch frames that are offered to them.
-    fetchers: Takers,
+    heard: Arc<Heard>,
     coalesce_us: Atomic<u32>,
     coalesce_packets: Atomic<u32>,
 }
 
 impl Link {
-    fn new(device: &Arc<Device>, shape: Shape, machine: u8, tni: u8) -> Result<Arc<Self>> {
+    fn new(
+        device: &Arc<Device>,
+        shape: Shape,
+        machine: u8,
+        tni: u8,
+        (number, queues): (u8, u8),
+        heard: Arc<Heard>,
+    ) -> Result<Arc<Self>> {
         let ports = Ports::new(&shape, device.coords());
         let (tx, rx) = (Tx::new(ports)?, Rx::new()?);
-        let (takers, fetchers) = (Takers::new()?, Takers::new()?);
         Arc::pin_init(
             pin_init!(Self {
                 device: device.clone(),
@@ -122,14 +170,15 @@ impl Link {
                 machine,
                 me: device.coords(),
                 tni,
+                number,
+                queues,
                 tx <- new_spinlock!(tx),
                 rx <- new_spinlock!(rx),
                 irqs <- new_mutex!(None),
                 interrupts: Atomic::new(0),
                 fired: Atomic::new(0),
                 sent: Atomic::new(0),
-                takers,
-                fetchers,
+                heard,
                 coalesce_us: Atomic::new(0),
                 coalesce_packets: Atomic::new(0),
             }),
@@ -137,7 +186,7 @@ impl Link {
         )
     }
 
-    fn open(self: &Arc<Self>, dev: *mut NetDevice) -> Result {
+    fn open(self: &Arc<Self>, queue: *mut NetQueue) -> Result {
         let sender = Sender::open(&self.device, self.tni)?;
         let receiver = Receiver::open(&self.device, self.tni)?;
         receiver.coalesce(
@@ -147,7 +196,7 @@ impl Link {
         let irq = |number, sent| -> Result<_> {
             let request = self.device.vector(number).ok_or(ENODEV)?;
             let handler = Handler {
-                dev,
+                queue,
                 link: self.clone(),
                 sent,
             };
@@ -173,7 +222,7 @@ impl Link {
         tx.long.clear();
         tx.ports = Ports::new(&self.shape, self.me);
         // SAFETY: the interface is coming up.
-        unsafe { shim::tofu_shim_net_carrier(dev, tx.ports.carrier()) };
+        unsafe { shim::tofu_shim_net_carrier(queue, tx.ports.carrier()) };
         // One may have come before there was somebody to tell.
         self.fired.store(1, Relaxed);
         self.sent.store(1, Relaxed);
@@ -197,7 +246,7 @@ impl Link {
     }
 
     /// Receives up to `budget` packets. Returns how many.
-    fn poll(&self, dev: *mut NetDevice, budget: c_int) -> c_int {
+    fn poll(&self, queue: *mut NetQueue, budget: c_int) -> c_int {
         let now = now_ns();
         let carrier = {
             let mut tx = self.tx.lock();
@@ -209,22 +258,22 @@ impl Link {
         };
         if let Some(on) = carrier {
             // SAFETY: the interface is up.
-            unsafe { shim::tofu_shim_net_carrier(dev, on) };
+            unsafe { shim::tofu_shim_net_carrier(queue, on) };
         }
         let mut done = 0;
         while done < budget {
-            let step = self.rx.lock().step(self, dev, now);
+            let step = self.rx.lock().step(self, queue, now);
             match step {
                 Step::Idle => break,
                 Step::Wait(nanoseconds) => {
                     // SAFETY: the interface is up.
-                    unsafe { shim::tofu_shim_net_nap(dev, nanoseconds) };
+                    unsafe { shim::tofu_shim_net_nap(queue, nanoseconds) };
                     break;
                 }
                 Step::Done => {}
                 // Without locks: the stack may answer at once.
                 Step::Frame(frame, facts) => {
-                    if !frame.receive(dev, facts.as_ref()) {
+                    if !frame.receive(queue, facts.as_ref()) {
                         self.rx.lock().state.count(Count::Malformed);
                     }
                 }
@@ -239,23 +288,23 @@ impl Link {
         let goes_on = tx.goes_on(self, now);
         drop(tx);
         // SAFETY: the interface is up.
-        if goes_on && unsafe { shim::tofu_shim_net_is_held(dev) } {
+        if goes_on && unsafe { shim::tofu_shim_net_is_held(queue) } {
             // SAFETY: as above.
-            unsafe { shim::tofu_shim_net_go_on(dev) };
+            unsafe { shim::tofu_shim_net_go_on(queue) };
         }
         done
     }
 
     /// Is called every second while the interface is up.
-    fn beat(&self, dev: *mut NetDevice) {
+    fn beat(&self, queue: *mut NetQueue) {
         if self.tx.lock().look_at_ports(self) {
             // SAFETY: the interface is up.
-            unsafe { shim::tofu_shim_net_look_again(dev) };
+            unsafe { shim::tofu_shim_net_look_again(queue) };
         }
     }
 
     /// Has the next packet raise an interrupt. Returns whether there is something to be done now.
-    fn rest(&self, dev: *mut NetDevice) -> bool {
+    fn rest(&self, queue: *mut NetQueue) -> bool {
         let now = now_ns();
         // Without an interrupt since the last time the device still has to raise one.
         let fired = self.fired.xchg(0, Full) != 0;
@@ -284,24 +333,25 @@ impl Link {
         let ready = ready || tx.long.has_fetched();
         if !settled {
             // SAFETY: the interface is up.
-            unsafe { shim::tofu_shim_net_look_again(dev) };
+            unsafe { shim::tofu_shim_net_look_again(queue) };
         }
         ready
     }
 
+    /// Adds what was done by this queue.
     fn counters(&self, values: &mut [u64]) {
         let rx = self.rx.lock();
         let tx = self.tx.lock();
         let sums = rx.state.counts.iter().zip(&tx.counts);
         for (value, (received, sent)) in values.iter_mut().zip(sums) {
-            *value = received + sent;
+            *value += received + sent;
         }
         if let Some(value) = values.get_mut(Count::Interrupts as usize) {
-            *value = self.interrupts.load(Relaxed);
+            *value += self.interrupts.load(Relaxed);
         }
         drop((rx, tx));
         for (value, (_, reg)) in values.iter_mut().skip(COUNTS).zip(REGISTERS) {
-            *value = self.device.read(tni_base(self.tni) + reg.offset());
+            *value += self.device.read(tni_base(self.tni) + reg.offset());
         }
     }
 }

@@ -17,6 +17,12 @@ pub(crate) struct NetDevice {
     _opaque: [u8; 0],
 }
 
+/// A pair of queues of one, which only C looks into.
+#[repr(C)]
+pub(crate) struct NetQueue {
+    _opaque: [u8; 0],
+}
+
 /// A frame, which only C looks into.
 #[repr(C)]
 pub(crate) struct SkBuff {
@@ -44,7 +50,8 @@ impl NetFacts {
 /// `struct tofu_net_setup`: what an interface is made from.
 #[repr(C)]
 pub(crate) struct NetSetup {
-    pub(crate) link: *mut c_void,
+    pub(crate) links: *const *mut c_void,
+    pub(crate) queues: u32,
     pub(crate) parent: *mut bindings::device,
     pub(crate) name: *const c_char,
     pub(crate) mac: [u8; 6],
@@ -96,19 +103,20 @@ extern "C" {
     // netdev.c
     pub(crate) fn tofu_shim_net_add(setup: *const NetSetup, error: *mut c_int) -> *mut NetDevice;
     pub(crate) fn tofu_shim_net_remove(dev: *mut NetDevice);
-    pub(crate) fn tofu_shim_net_schedule(dev: *mut NetDevice);
-    pub(crate) fn tofu_shim_net_look_again(dev: *mut NetDevice);
-    pub(crate) fn tofu_shim_net_hold(dev: *mut NetDevice);
-    pub(crate) fn tofu_shim_net_go_on(dev: *mut NetDevice);
-    pub(crate) fn tofu_shim_net_is_held(dev: *mut NetDevice) -> bool;
-    pub(crate) fn tofu_shim_net_nap(dev: *mut NetDevice, nanoseconds: u64);
-    pub(crate) fn tofu_shim_net_carrier(dev: *mut NetDevice, on: bool);
+    pub(crate) fn tofu_shim_net_schedule(queue: *mut NetQueue);
+    pub(crate) fn tofu_shim_net_look_again(queue: *mut NetQueue);
+    pub(crate) fn tofu_shim_net_hold(queue: *mut NetQueue);
+    pub(crate) fn tofu_shim_net_go_on(queue: *mut NetQueue);
+    pub(crate) fn tofu_shim_net_is_held(queue: *mut NetQueue) -> bool;
+    pub(crate) fn tofu_shim_net_nap(queue: *mut NetQueue, nanoseconds: u64);
+    pub(crate) fn tofu_shim_net_carrier(queue: *mut NetQueue, on: bool);
     pub(crate) fn tofu_shim_quiet(on: bool);
     pub(crate) fn tofu_shim_param_shape() -> *const c_char;
     pub(crate) fn tofu_shim_param_torus() -> *const c_char;
     pub(crate) fn tofu_shim_param_machine() -> u32;
     pub(crate) fn tofu_shim_param_mtu() -> u32;
     pub(crate) fn tofu_shim_param_interfaces() -> u32;
+    pub(crate) fn tofu_shim_param_queues() -> u32;
     pub(crate) fn tofu_shim_skb_len(skb: *const SkBuff) -> u32;
     pub(crate) fn tofu_shim_skb_read(
         skb: *const SkBuff,
@@ -119,8 +127,8 @@ extern "C" {
     pub(crate) fn tofu_shim_skb_facts(skb: *const SkBuff, facts: *mut NetFacts) -> bool;
     pub(crate) fn tofu_shim_skb_finish(skb: *mut *mut SkBuff) -> bool;
     pub(crate) fn tofu_shim_skb_next(skb: *mut SkBuff) -> *mut SkBuff;
-    pub(crate) fn tofu_shim_skb_sent(dev: *mut NetDevice, skb: *mut SkBuff, sent: bool);
-    pub(crate) fn tofu_shim_skb_new(dev: *mut NetDevice, len: u32) -> *mut SkBuff;
+    pub(crate) fn tofu_shim_skb_sent(queue: *mut NetQueue, skb: *mut SkBuff, sent: bool);
+    pub(crate) fn tofu_shim_skb_new(queue: *mut NetQueue, len: u32) -> *mut SkBuff;
     pub(crate) fn tofu_shim_skb_write(
         skb: *mut SkBuff,
         at: u32,
@@ -129,11 +137,11 @@ extern "C" {
     ) -> c_int;
     pub(crate) fn tofu_shim_skb_free(skb: *mut SkBuff);
     pub(crate) fn tofu_shim_skb_receive(
-        dev: *mut NetDevice,
+        queue: *mut NetQueue,
         skb: *mut SkBuff,
         facts: *const NetFacts,
     ) -> bool;
-    pub(crate) fn tofu_shim_skb_answer(dev: *mut NetDevice, frame: *const c_void, len: u32);
+    pub(crate) fn tofu_shim_skb_answer(queue: *mut NetQueue, frame: *const c_void, len: u32);
     pub(crate) fn tofu_shim_trace_doorbell(tni: u8, cq: u8, orders: u32);
     pub(crate) fn tofu_shim_trace_completion(tni: u8, cq: u8, slot: u32, rcode: u8);
     pub(crate) fn tofu_shim_trace_packet(

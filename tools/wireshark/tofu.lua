@@ -120,6 +120,7 @@ local g = {
     unfinished = ProtoField.bool("ipot.takes_unfinished", "Sender takes unfinished frames", 8, nil, 1),
     confirm = ProtoField.bool("ipot.confirm", "To be confirmed", 8, nil, 2),
     fetches = ProtoField.bool("ipot.fetches", "Sender fetches frames", 8, nil, 4),
+    more_queues = ProtoField.uint8("ipot.more_queues", "Further TNIs at which the sender listens", base.DEC, nil, 0x30),
     refused = ProtoField.bool("ipot.refused", "Could not be fetched", 8, nil, 8),
     total = ProtoField.uint16("ipot.total", "Bytes of the frame"),
     offset = ProtoField.uint16("ipot.offset", "Offset of the piece"),
@@ -304,6 +305,7 @@ local function dissect_ip(payload, seen, pinfo, root)
     tree:add(g.unfinished, payload(1, 1))
     tree:add(g.confirm, payload(1, 1))
     tree:add(g.fetches, payload(1, 1))
+    tree:add(g.more_queues, payload(1, 1))
     tree:add(g.total, payload(2, 2))
     tree:add(g.offset, payload(4, 2))
     tree:add(g.length, payload(6, 2))

@@ -28,7 +28,8 @@ pub(crate) struct Header {
     /// Version in the high, kind in the low four bits.
     pub(crate) version_kind: u8,
     /// Bit 0: the origin takes frames that are not finished. Bit 1: whoever gets this broadcast is
-    /// to confirm it. Bit 2: the origin fetches, see `offer.rs`.
+    /// to confirm it. Bit 2: the origin fetches, see `offer.rs`. Bits 4 and 5: at how many further
+    /// TNIs the origin listens.
     pub(crate) flags: u8,
     /// Bytes of the whole frame.
     pub(crate) total: U16,
@@ -62,6 +63,20 @@ pub enum Kind {
 pub(crate) const TAKES_UNFINISHED: u8 = 1;
 /// The flag of broadcasts that are to be confirmed.
 const ASKS: u8 = 2;
+/// Where the number of further TNIs is in the flags, and its bits.
+const MORE_QUEUES_SHIFT: u8 = 4;
+const MORE_QUEUES: u8 = 3;
+
+/// The flags that say at how many further TNIs a node listens, 3 at most.
+pub const fn more_queues(count: u8) -> u8 {
+    let count = if count > MORE_QUEUES { MORE_QUEUES } else { count };
+    count << MORE_QUEUES_SHIFT
+}
+
+/// At how many further TNIs the origin of a packet listens; of a packet without a header none.
+pub fn says_more_queues(packet: &[u8]) -> u8 {
+    packet.get(1).map_or(0, |flags| flags >> MORE_QUEUES_SHIFT & MORE_QUEUES)
+}
 
 /// Why a header is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

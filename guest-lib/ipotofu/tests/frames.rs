@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tofu_abi::Coords;
 use tofu_driver::topology::Shape;
-use tofu_ipotofu::wire::{HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr, sum};
+use tofu_ipotofu::wire::{self, HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr, sum};
 use tofu_ipotofu::{Config, Core, Event, SendError, addr, tree};
 
 /// A packet on its way: who sent it, who is to have it, header and body.
@@ -83,6 +83,31 @@ impl Net {
         }
         received
     }
+}
+
+#[test]
+fn further_tnis_are_told_and_change_nothing_else() {
+    let repr = Repr {
+        kind: Kind::Unicast,
+        takes_unfinished: true,
+        asks: false,
+        total: 100,
+        offset: 0,
+        length: 100,
+        id: 7,
+        sum: 0,
+        origin: Coords::new(1, 2, 3, 1, 2, 1),
+    };
+    for count in 0..=3 {
+        let mut header = repr.emit();
+        header[1] |= wire::more_queues(count);
+        assert_eq!(wire::says_more_queues(&header), count);
+        let bytes = [&header[..], &[9; 100]].concat();
+        let packet = Packet::new_checked(&bytes[..]).unwrap();
+        assert_eq!(Repr::parse(&packet, packet.body().len()), Ok(repr));
+    }
+    assert_eq!(wire::more_queues(9), wire::more_queues(3));
+    assert_eq!(wire::says_more_queues(&[0x10]), 0, "no header");
 }
 
 #[test]

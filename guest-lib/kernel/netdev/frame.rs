@@ -4,7 +4,7 @@
 
 use tofu_ipotofu::offload::{Facts, Segments};
 
-use crate::shim::{self, NetDevice, NetFacts, SkBuff};
+use crate::shim::{self, NetFacts, NetQueue, SkBuff};
 
 /// Bytes of a frame in which a question for an address, and all headers, are.
 pub(super) const HEAD: usize = 256;
@@ -19,9 +19,9 @@ pub(super) struct Frame {
 unsafe impl Send for Frame {}
 
 impl Frame {
-    pub(super) fn new(dev: *mut NetDevice, len: usize) -> Option<Self> {
+    pub(super) fn new(queue: *mut NetQueue, len: usize) -> Option<Self> {
         // SAFETY: the interface exists as long as it is polled.
-        let skb = unsafe { shim::tofu_shim_skb_new(dev, len as u32) };
+        let skb = unsafe { shim::tofu_shim_skb_new(queue, len as u32) };
         (!skb.is_null()).then_some(Self { skb, len })
     }
 
@@ -42,7 +42,7 @@ impl Frame {
     }
 
     /// Gives it to the stack; false if the facts do not fit.
-    pub(super) fn receive(self, dev: *mut NetDevice, facts: Option<&Facts>) -> bool {
+    pub(super) fn receive(self, queue: *mut NetQueue, facts: Option<&Facts>) -> bool {
         let facts = facts.map(NetFacts::from);
         let facts = facts
             .as_ref()
@@ -50,7 +50,7 @@ impl Frame {
         let skb = self.skb;
         core::mem::forget(self);
         // SAFETY: the frame is complete, and the stack's from here on.
-        unsafe { shim::tofu_shim_skb_receive(dev, skb, facts) }
+        unsafe { shim::tofu_shim_skb_receive(queue, skb, facts) }
     }
 }
 

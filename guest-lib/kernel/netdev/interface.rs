@@ -15,9 +15,9 @@ use tofu_ipotofu::topology::Shape;
 use tofu_ipotofu::wire::ETHERNET_HEADER;
 
 use super::counts::{COUNTS, NAMES, REGISTERS};
-use super::{Link, Quiet};
+use super::{Heard, Link, Quiet, MAX_QUEUES};
 use crate::device::Device;
-use crate::shim::{self, NetDevice, NetSetup, SkBuff};
+use crate::shim::{self, NetDevice, NetQueue, NetSetup, SkBuff};
 
 /// Interfaces at most. Each has a TNI of its own, from 0 on.
 const MAX_INTERFACES: u32 = 2;
@@ -63,7 +63,13 @@ impl Link {
                 let [x, y, z, a, b, c] = self.shape.lengths();
                 writeln!(to, "{x}x{y}x{z}x{a}x{b}x{c}")
             }
-            4 => writeln!(to, "{}", self.tni),
+            4 => {
+                write!(to, "{}", self.tni)?;
+                for number in 1..self.queues {
+                    write!(to, " {}", self.tni + number * MAX_INTERFACES as u8)?;
+                }
+                writeln!(to)
+            }
             _ => {
                 let _quiet = Quiet::new();
                 let tx = self.tx.lock();
@@ -79,7 +85,7 @@ impl Link {
 /// An interface that the kernel knows. Dropping it takes it away.
 pub(crate) struct Interface {
     dev: *mut NetDevice,
-    _link: Arc<Link>,
+    _links: KVec<Arc<Link>>,
 }
 
 // SAFETY: the interface is only taken away, by whoever has this.
@@ -111,13 +117,14 @@ fn parameter<'a>(text: *const c_char) -> Option<&'a str> {
 pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
     let mut made = [None, None];
     // SAFETY: parameters are there before any device is.
-    let (shape, torus, machine, mtu, count) = unsafe {
+    let (shape, torus, machine, mtu, count, queues) = unsafe {
         (
             parameter(shim::tofu_shim_param_shape()),
             parameter(shim::tofu_shim_param_torus()),
             shim::tofu_shim_param_machine(),
             shim::tofu_shim_param_mtu(),
             shim::tofu_shim_param_interfaces(),
+            shim::tofu_shim_param_queues(),
         )
     };
     let Some(text) = shape else {
@@ -158,10 +165,15 @@ pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
     if count > MAX_INTERFACES {
         dev_warn!(device.pdev(), "interfaces={} is 0, 1 or 2\n", count);
     }
+    let most = MAX_QUEUES as u32;
+    if !(1..=most).contains(&queues) {
+        dev_warn!(device.pdev(), "queues={} is 1, 2 or 3\n", queues);
+    }
+    let queues = queues.clamp(1, most) as u8;
     let names = [c"tofu0", c"tofu1"];
     for (tni, (place, name)) in made.iter_mut().zip(names).take(count as usize).enumerate() {
         let machine = (machine + tni as u8 * SECOND_MACHINE) % (addr::MAX_MACHINE + 1);
-        match interface(device, shape, machine, tni as u8, name, mtu) {
+        match interface(device, shape, machine, (tni as u8, queues), name, mtu) {
             Ok(interface) => *place = Some(interface),
             Err(error) => dev_err!(device.pdev(), "no tofu{}: {:?}\n", tni, error),
         }
@@ -173,13 +185,24 @@ fn interface(
     device: &Arc<Device>,
     shape: Shape,
     machine: u8,
-    tni: u8,
+    (tni, queues): (u8, u8),
     name: &'static CStr,
     mtu: u16,
 ) -> Result<Interface> {
-    let link = Link::new(device, shape, machine, tni)?;
+    let heard = Heard::new()?;
+    let mut links = KVec::with_capacity(MAX_QUEUES, GFP_KERNEL)?;
+    let mut raw = [core::ptr::null_mut(); MAX_QUEUES];
+    for (number, raw) in (0..queues).zip(&mut raw) {
+        // Those of two interfaces by turns, so that they never meet.
+        let tni = tni + number * MAX_INTERFACES as u8;
+        let heard = heard.clone();
+        let link = Link::new(device, shape, machine, tni, (number, queues), heard)?;
+        *raw = Arc::as_ptr(&link).cast_mut().cast();
+        links.push(link, GFP_KERNEL)?;
+    }
     let setup = NetSetup {
-        link: Arc::as_ptr(&link).cast_mut().cast(),
+        links: raw.as_ptr(),
+        queues: queues.into(),
         parent: device.raw(),
         name: name.as_char_ptr(),
         mac: addr::mac(device.coords()),
@@ -187,12 +210,12 @@ fn interface(
         max_mtu: MAX_MTU,
     };
     let mut error = 0;
-    // SAFETY: the link lives as long as the interface.
+    // SAFETY: the links live as long as the interface.
     let dev = unsafe { shim::tofu_shim_net_add(&setup, &mut error) };
     if dev.is_null() {
         return Err(Error::from_errno(error));
     }
-    Ok(Interface { dev, _link: link })
+    Ok(Interface { dev, _links: links })
 }
 
 /// The link that netdev.c was given.
@@ -205,18 +228,18 @@ unsafe fn link_of<'a>(link: *mut c_void) -> &'a Link {
     unsafe { &*link.cast::<Link>() }
 }
 
-/// Brings an interface up.
+/// Brings a queue up.
 #[no_mangle]
-extern "C" fn tofu_rs_net_open(link: *mut c_void, dev: *mut NetDevice) -> c_int {
+extern "C" fn tofu_rs_net_open(link: *mut c_void, queue: *mut NetQueue) -> c_int {
     // SAFETY: the link of an interface is an `Arc`, which that keeps; this is one more reference.
     let link = unsafe {
         let borrowed = core::mem::ManuallyDrop::new(Arc::from_raw(link.cast::<Link>()));
         Arc::clone(&borrowed)
     };
-    link.open(dev).map_or_else(Error::to_errno, |()| 0)
+    link.open(queue).map_or_else(Error::to_errno, |()| 0)
 }
 
-/// Takes an interface down.
+/// Takes a queue down.
 #[no_mangle]
 extern "C" fn tofu_rs_net_stop(link: *mut c_void) {
     // SAFETY: netdev.c passes the link of its interface.
@@ -227,36 +250,43 @@ extern "C" fn tofu_rs_net_stop(link: *mut c_void) {
 #[no_mangle]
 extern "C" fn tofu_rs_net_xmit(
     link: *mut c_void,
-    dev: *mut NetDevice,
+    queue: *mut NetQueue,
     skb: *mut SkBuff,
     more: bool,
 ) -> bool {
     // SAFETY: as above.
-    unsafe { link_of(link) }.xmit(dev, skb, more)
+    unsafe { link_of(link) }.xmit(queue, skb, more)
+}
+
+/// The queue for a frame. `link` is that of the first one.
+#[no_mangle]
+extern "C" fn tofu_rs_net_select(link: *mut c_void, skb: *const SkBuff, chosen: u16) -> u16 {
+    // SAFETY: as above.
+    unsafe { link_of(link) }.select(skb, chosen)
 }
 
 /// Receives.
 #[no_mangle]
-extern "C" fn tofu_rs_net_poll(link: *mut c_void, dev: *mut NetDevice, budget: c_int) -> c_int {
+extern "C" fn tofu_rs_net_poll(link: *mut c_void, queue: *mut NetQueue, budget: c_int) -> c_int {
     // SAFETY: as above.
-    unsafe { link_of(link) }.poll(dev, budget)
+    unsafe { link_of(link) }.poll(queue, budget)
 }
 
 /// Looks after what takes no packet to change.
 #[no_mangle]
-extern "C" fn tofu_rs_net_beat(link: *mut c_void, dev: *mut NetDevice) {
+extern "C" fn tofu_rs_net_beat(link: *mut c_void, queue: *mut NetQueue) {
     // SAFETY: as above.
-    unsafe { link_of(link) }.beat(dev);
+    unsafe { link_of(link) }.beat(queue);
 }
 
 /// Waits for the next interrupt.
 #[no_mangle]
-extern "C" fn tofu_rs_net_rest(link: *mut c_void, dev: *mut NetDevice) -> bool {
+extern "C" fn tofu_rs_net_rest(link: *mut c_void, queue: *mut NetQueue) -> bool {
     // SAFETY: as above.
-    unsafe { link_of(link) }.rest(dev)
+    unsafe { link_of(link) }.rest(queue)
 }
 
-/// What was done.
+/// Adds what was done.
 #[no_mangle]
 extern "C" fn tofu_rs_net_counters(link: *mut c_void, values: *mut u64, n: c_int) {
     // SAFETY: as above, and there are so many values.

@@ -8,7 +8,7 @@ use tofu_abi::{rcode, Coords};
 use tofu_ipotofu::addr;
 use tofu_ipotofu::offer::{Message, Offer, Room, Slots, MIN_FRAME, SHUN_LAPSED_NS, SHUN_NS, SLOTS};
 use tofu_ipotofu::offload::{Facts, FACTS_SIZE};
-use tofu_ipotofu::wire::{Kind, Sum, HEADER_SIZE};
+use tofu_ipotofu::wire::{self, Kind, Sum, HEADER_SIZE};
 
 use super::counts::Count;
 use super::frame::{read, Frame, HEAD};
@@ -17,7 +17,7 @@ use super::rx::{RxState, Step};
 use super::tx::Tx;
 use super::Link;
 use crate::packets::Purpose;
-use crate::shim::{self, NetDevice, SkBuff};
+use crate::shim::{self, NetQueue, SkBuff};
 
 /// Why nothing is offered to a node for a while.
 const REFUSED: u8 = 0;
@@ -83,7 +83,7 @@ impl Tx {
             shunned.set(node, now, LAPSED);
         });
         let able = self.sender.as_ref().is_some_and(|sender| sender.has_long());
-        if able && link.fetchers.has(to, now) && !self.long.is_shunned(to, now) {
+        if able && link.heard.fetchers.has(to, now) && !self.long.is_shunned(to, now) {
             self.long.slots.room(to)
         } else {
             Room::None
@@ -157,7 +157,8 @@ impl Tx {
     }
 
     fn tell(&mut self, link: &Link, to: Coords, message: &Message, now: u64) {
-        let (header, body) = message.emit(link.me);
+        let (mut header, body) = message.emit(link.me);
+        header[1] |= wire::more_queues(link.queues - 1);
         self.post_parts(link, to, Purpose::Unicast, &header, &body, now);
     }
 
@@ -184,7 +185,8 @@ impl RxState {
             .split_at_checked(HEADER_SIZE)
             .filter(|_| able)
             .and_then(|(header, body)| Message::parse(from, header, body));
-        link.fetchers.learn(from, message.is_some(), now);
+        let more = wire::says_more_queues(payload);
+        link.heard.learn(from, message.is_some(), more, now);
         let Some(message) = message else {
             self.count(Count::Malformed);
             return;
@@ -245,7 +247,7 @@ impl RxState {
     pub(super) fn take_fetched(
         &mut self,
         link: &Link,
-        dev: *mut NetDevice,
+        queue: *mut NetQueue,
         now: u64,
     ) -> Option<Step> {
         let mut tx = link.tx.lock();
@@ -253,7 +255,7 @@ impl RxState {
         let slot = usize::from(slot);
         let frame = if code == rcode::SUCCESS {
             let offer = self.fetches.take(slot)?;
-            let frame = self.copy(&tx, dev, slot, &offer);
+            let frame = self.copy(&tx, queue, slot, &offer);
             self.answer(link, &mut tx, false, now);
             frame.map(|frame| (frame, offer))
         } else {
@@ -277,10 +279,10 @@ impl RxState {
 
     /// A frame as it was fetched, if it is what was offered. Others could write to where it is, so
     /// that what is summed up and looked at must be a copy.
-    fn copy(&mut self, tx: &Tx, dev: *mut NetDevice, slot: usize, offer: &Offer) -> Option<Frame> {
+    fn copy(&mut self, tx: &Tx, queue: *mut NetQueue, slot: usize, offer: &Offer) -> Option<Frame> {
         let sender = tx.sender.as_ref()?;
         let len = usize::from(offer.total).saturating_sub(FACTS_SIZE);
-        let Some(mut frame) = Frame::new(dev, len) else {
+        let Some(mut frame) = Frame::new(queue, len) else {
             self.count(Count::NoMemory);
             return None;
         };

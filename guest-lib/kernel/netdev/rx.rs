@@ -15,7 +15,7 @@ use super::counts::{Count, COUNTS};
 use super::frame::{Frame, HEAD};
 use super::{now_ns, Link};
 use crate::packets::{Purpose, Receiver};
-use crate::shim::{self, NetDevice};
+use crate::shim::{self, NetQueue};
 
 /// How long a frame may take from its first piece to its last, in nanoseconds.
 const LIFETIME_NS: u64 = 1_000_000_000;
@@ -89,8 +89,8 @@ impl Rx {
     }
 
     /// Takes the next frame that was fetched, or the next packet.
-    pub(super) fn step(&mut self, link: &Link, dev: *mut NetDevice, now: u64) -> Step {
-        if let Some(step) = self.state.take_fetched(link, dev, now) {
+    pub(super) fn step(&mut self, link: &Link, queue: *mut NetQueue, now: u64) -> Step {
+        if let Some(step) = self.state.take_fetched(link, queue, now) {
             return step;
         }
         let (Some(receiver), state) = (self.receiver.as_mut(), &mut self.state) else {
@@ -99,7 +99,7 @@ impl Rx {
         if let Some(left) = state.must_wait(receiver) {
             return Step::Wait(left);
         }
-        let taken = receiver.take(|from, payload| state.receive(link, dev, from, payload, now));
+        let taken = receiver.take(|from, payload| state.receive(link, queue, from, payload, now));
         match taken {
             None => Step::Idle,
             Some(None) => Step::Done,
@@ -149,7 +149,7 @@ impl RxState {
     fn receive(
         &mut self,
         link: &Link,
-        dev: *mut NetDevice,
+        queue: *mut NetQueue,
         from: Coords,
         payload: &[u8],
         now: u64,
@@ -184,11 +184,14 @@ impl RxState {
                 return None;
             }
             Kind::Unicast | Kind::Unfinished if repr.origin == from => {
-                link.takers.learn(from, repr.takes_unfinished, now);
-                link.fetchers.learn(from, offer::says_fetches(payload), now);
+                link.heard.takers.learn(from, repr.takes_unfinished, now);
+                let more = wire::says_more_queues(payload);
+                link.heard
+                    .learn(from, offer::says_fetches(payload), more, now);
             }
             Kind::Broadcast
-                if repr.origin != link.me
+                if link.number == 0
+                    && repr.origin != link.me
                     && tree::is_ancestor(&link.shape, repr.origin, from, link.me) =>
             {
                 self.hand_on(link, from, &repr, body, now)?;
@@ -199,9 +202,9 @@ impl RxState {
             }
         }
         if repr.is_whole() {
-            self.take_whole(link, dev, &repr, body)
+            self.take_whole(link, queue, &repr, body)
         } else {
-            self.take_piece(link, dev, &repr, body, now)
+            self.take_piece(link, queue, &repr, body, now)
         }
     }
 
@@ -239,7 +242,7 @@ impl RxState {
     fn take_whole(
         &mut self,
         link: &Link,
-        dev: *mut NetDevice,
+        queue: *mut NetQueue,
         repr: &Repr,
         body: &[u8],
     ) -> Option<(Frame, Option<Facts>)> {
@@ -249,7 +252,7 @@ impl RxState {
             return None;
         }
         let (facts, whole) = body.split_at_checked(if unfinished { FACTS_SIZE } else { 0 })?;
-        let Some(mut frame) = Frame::new(dev, whole.len()) else {
+        let Some(mut frame) = Frame::new(queue, whole.len()) else {
             self.count(Count::NoMemory);
             return None;
         };
@@ -304,12 +307,12 @@ impl RxState {
     fn take_piece(
         &mut self,
         link: &Link,
-        dev: *mut NetDevice,
+        queue: *mut NetQueue,
         repr: &Repr,
         body: &[u8],
         now: u64,
     ) -> Option<(Frame, Option<Facts>)> {
-        let at = self.partial(dev, repr, now)?;
+        let at = self.partial(queue, repr, now)?;
         let place = self.partials.get_mut(at)?;
         let partial = place.as_mut()?;
         if (partial.total, partial.sum) != (repr.total, repr.sum) {
@@ -358,7 +361,7 @@ impl RxState {
 
     /// The place of the frame that a piece belongs to, which begins with it if need be: in the
     /// place of an older one if there are too many.
-    fn partial(&mut self, dev: *mut NetDevice, repr: &Repr, now: u64) -> Option<usize> {
+    fn partial(&mut self, queue: *mut NetQueue, repr: &Repr, now: u64) -> Option<usize> {
         let (mut free, mut oldest, mut oldest_of_origin) = (None, None, None);
         let mut of_origin = 0;
         let mut abandoned = 0;
@@ -406,7 +409,7 @@ impl RxState {
         };
         let frame = usize::from(repr.total)
             .checked_sub(front)
-            .and_then(|len| Frame::new(dev, len));
+            .and_then(|len| Frame::new(queue, len));
         let Some(frame) = frame else {
             self.count(Count::NoMemory);
             return None;

@@ -12,7 +12,7 @@ use tofu_ipotofu::offer::FETCHES;
 use tofu_ipotofu::offload::{Facts, FACTS_SIZE};
 use tofu_ipotofu::routes::route;
 use tofu_ipotofu::tree;
-use tofu_ipotofu::wire::{Kind, Packet, Repr, Sum, ETHERNET_HEADER, HEADER_SIZE, PIECE_MAX};
+use tofu_ipotofu::wire::{self, Kind, Packet, Repr, Sum, ETHERNET_HEADER, HEADER_SIZE, PIECE_MAX};
 
 use super::carrier::Ports;
 use super::counts::{Count, COUNTS};
@@ -22,7 +22,7 @@ use super::long::Long;
 use super::spread::{Awaited, AWAITED, NO_PIECE, SPREAD};
 use super::{now_ns, Link};
 use crate::packets::{Order, Purpose, Sender};
-use crate::shim::{self, NetDevice, NetFacts, SkBuff};
+use crate::shim::{self, NetFacts, NetQueue, SkBuff};
 
 /// Pieces of the longest frame, with what is in front of it.
 const MAX_PIECES: usize = (u16::MAX as usize).div_ceil(PIECE_MAX);
@@ -64,7 +64,7 @@ impl Link {
     }
 
     /// Sends a frame of the stack's, or drops it. False if it has to wait.
-    pub(super) fn xmit(&self, dev: *mut NetDevice, mut skb: *mut SkBuff, more: bool) -> bool {
+    pub(super) fn xmit(&self, queue: *mut NetQueue, mut skb: *mut SkBuff, more: bool) -> bool {
         let now = now_ns();
         let mut tx = self.tx.lock();
         tx.reap(self, now);
@@ -74,28 +74,28 @@ impl Link {
             if tx.must_wait(self, node, len, now) {
                 tx.counts[Count::Held as usize] += 1;
                 // SAFETY: the interface is up.
-                unsafe { shim::tofu_shim_net_hold(dev) };
+                unsafe { shim::tofu_shim_net_hold(queue) };
                 tx.flush();
                 // SAFETY: as above.
-                unsafe { shim::tofu_shim_net_look_again(dev) };
+                unsafe { shim::tofu_shim_net_look_again(queue) };
                 return false;
             }
         }
         while !skb.is_null() {
-            let (next, sent) = self.send(&mut tx, dev, &mut skb, now);
+            let (next, sent) = self.send(&mut tx, queue, &mut skb, now);
             let Some(rest) = next else {
                 // It has become several.
                 continue;
             };
             // SAFETY: the frame is ours and not used any more.
-            unsafe { shim::tofu_shim_skb_sent(dev, skb, sent) };
+            unsafe { shim::tofu_shim_skb_sent(queue, skb, sent) };
             skb = rest;
         }
         let room = tx.sender.as_ref().map_or(0, Sender::room);
         if room < RESERVE {
             tx.counts[Count::Held as usize] += 1;
             // SAFETY: the interface is up.
-            unsafe { shim::tofu_shim_net_hold(dev) };
+            unsafe { shim::tofu_shim_net_hold(queue) };
         }
         if !more || room < RESERVE {
             if let Some(sender) = tx.sender.as_mut() {
@@ -103,8 +103,21 @@ impl Link {
             }
         }
         // SAFETY: the interface is up.
-        unsafe { shim::tofu_shim_net_look_again(dev) };
+        unsafe { shim::tofu_shim_net_look_again(queue) };
         true
+    }
+
+    /// The queue for a frame for which the stack has chosen one.
+    pub(super) fn select(&self, skb: *const SkBuff, chosen: u16) -> u16 {
+        let queues = match self.target(skb, &mut [0; 6]) {
+            (Some(node), _) => self.heard.queues(node, now_ns()),
+            _ => 1,
+        };
+        if usize::from(chosen) < queues {
+            chosen
+        } else {
+            0
+        }
     }
 
     /// Sends the first frame of a list. Returns the rest of the list and whether it was sent; no
@@ -112,7 +125,7 @@ impl Link {
     fn send(
         &self,
         tx: &mut Tx,
-        dev: *mut NetDevice,
+        queue: *mut NetQueue,
         skb: &mut *mut SkBuff,
         now: u64,
     ) -> (Option<*mut SkBuff>, bool) {
@@ -136,7 +149,7 @@ impl Link {
         }
         if unfinished {
             match (node, prefix) {
-                (Some(node), Some(facts)) if self.takers.has(node, now) => {
+                (Some(node), Some(facts)) if self.heard.takers.has(node, now) => {
                     let sent = tx.unicast(self, node, *skb, len, Some(&facts), now);
                     // SAFETY: the frame is ours.
                     return (Some(unsafe { shim::tofu_shim_skb_next(*skb) }), sent);
@@ -163,7 +176,7 @@ impl Link {
             tx.counts[Count::Oversized as usize] += 1;
             false
         } else if addr::is_multicast(mac) {
-            self.send_to_group(tx, dev, *skb, len, now)
+            self.send_to_group(tx, queue, *skb, len, now)
         } else if let Some(node) = node {
             tx.unicast(self, node, *skb, len, None, now)
         } else {
@@ -176,7 +189,7 @@ impl Link {
     fn send_to_group(
         &self,
         tx: &mut Tx,
-        dev: *mut NetDevice,
+        queue: *mut NetQueue,
         skb: *const SkBuff,
         len: usize,
         now: u64,
@@ -197,7 +210,7 @@ impl Link {
                 let frame = reply.as_bytes();
                 // SAFETY: the interface is up; the bytes are copied.
                 unsafe {
-                    shim::tofu_shim_skb_answer(dev, frame.as_ptr().cast(), frame.len() as u32)
+                    shim::tofu_shim_skb_answer(queue, frame.as_ptr().cast(), frame.len() as u32)
                 };
                 true
             }
@@ -329,7 +342,8 @@ impl Tx {
             self.counts[Count::Full as usize] += 1;
             return false;
         }
-        let flags = if sender.has_long() { FETCHES } else { 0 };
+        let flags =
+            if sender.has_long() { FETCHES } else { 0 } | wire::more_queues(link.queues - 1);
         let summed = pieces > 1 || facts.is_some();
         let mut sum = Sum::default();
         for (n, place) in buffers.iter_mut().take(pieces).enumerate() {

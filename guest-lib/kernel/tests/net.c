@@ -98,6 +98,7 @@ static void test(void)
 {
 	struct ethtool_drvinfo info = { .cmd = ETHTOOL_GDRVINFO };
 	struct ethtool_value link = { .cmd = ETHTOOL_GLINK };
+	struct ethtool_channels channels = { .cmd = ETHTOOL_GCHANNELS };
 	struct ethtool_coalesce before = { .cmd = ETHTOOL_GCOALESCE }, set, after = before;
 	unsigned char frame[1514] = { 0 };
 	struct ifreq mac = request(NULL);
@@ -111,6 +112,10 @@ static void test(void)
 	CHECK(counter("tni_send_system_tlp") > 0, "the device has counted, too");
 	WORKS(ethtool(&link), "ETHTOOL_GLINK");
 	CHECK(link.data == 1, "the link is up");
+	WORKS(ethtool(&channels), "ETHTOOL_GCHANNELS");
+	CHECK(channels.combined_count >= 1 && channels.combined_count <= 3 &&
+	      channels.combined_count == channels.max_combined && !channels.tx_count,
+	      "%u queues for each direction", channels.combined_count);
 
 	WORKS(ethtool(&before), "ETHTOOL_GCOALESCE");
 	set = before;

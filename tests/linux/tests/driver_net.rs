@@ -7,14 +7,20 @@ use serde_json::Value;
 use tofu_linux_tests::driver::{self, image, is_well, passes};
 use tofu_linux_tests::{MOMENT, PATIENCE, Place, wait_for};
 
-/// The node without the driver: its kernel refuses the module.
+/// The node without the driver: its kernel refuses the module. The others have several queues.
 const MACHINE: &str = r#"
 shape = "3x1x1x1x1x1"
 linux = true
 memory = "384MiB"
 [[node]]
+at = [0, 0, 0, 0, 0, 0]
+append = "tofu.queues=3"
+[[node]]
 at = [1, 0, 0, 0, 0, 0]
 append = "module_blacklist=tofu"
+[[node]]
+at = [2, 0, 0, 0, 0, 0]
+append = "tofu.queues=2"
 "#;
 
 /// IPv4 addresses of the nodes.
@@ -72,6 +78,32 @@ fn counter(place: &Place, node: usize, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {name}: {said}")).parse().unwrap()
 }
 
+/// System packets that a TNI of a node has sent.
+#[track_caller]
+fn sent_by(place: &Place, node: usize, tni: u32) -> u64 {
+    let said = shell(place, node, "cat /sys/kernel/debug/tofu/interfaces");
+    let name = format!("tni{tni} NUM_SEND_SYSTEM_TLP ");
+    said.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |n| n.parse().unwrap())
+}
+
+/// Streams go by all queues that both ends have, and by no others.
+fn queues_are_used(place: &Place) {
+    for (node, tnis) in [(0, "0 2 4\n"), (2, "0 2\n")] {
+        assert_eq!(shell(place, node, "cat /sys/class/net/tofu0/tofu/tni"), tnis);
+    }
+    let before = [0, 2].map(|tni| sent_by(place, 0, tni));
+    for _ in 0..12 {
+        streams(place, 0, 2, 1);
+        streams(place, 0, 1, 1);
+        let now = [0, 2].map(|tni| sent_by(place, 0, tni));
+        if now.iter().zip(before).all(|(now, before)| *now > before + 100) {
+            assert_eq!(sent_by(place, 0, 4), 0, "node 2 has no third queue, node 1 but one");
+            return;
+        }
+    }
+    panic!("twelve connections, and all by one queue");
+}
+
 /// What is known of a node's ports.
 #[track_caller]
 fn ports(place: &Place, node: usize) -> String {
@@ -104,6 +136,7 @@ fn the_interface_of_the_driver() {
         }
         streams(&place, from, to, 8);
     }
+    queues_are_used(&place);
     // Long frames are not sent but fetched, by nodes of both kinds from nodes of both kinds.
     for node in DRIVER {
         assert!(counter(&place, node, "fetched") > 0, "node {node}");
@@ -194,9 +227,14 @@ fn the_interface_of_the_driver() {
                  echo 0 >events/tofu/enable; cat trace";
     let trace = shell(&place, 0, trace);
     for event in
-        ["tofu_doorbell: tni0cq11 orders=", "tofu_completion: tni0cq11", "tofu_packet: tni0"]
+        // Either queue may have been chosen for the ping.
+        [
+            &["tofu_doorbell: tni0cq11 orders=", "tofu_doorbell: tni2cq11 orders="],
+            &["tofu_completion: tni0cq11", "tofu_completion: tni2cq11"],
+            &["tofu_packet: tni0", "tofu_packet: tni2"],
+        ]
     {
-        assert!(trace.contains(event), "no {event}: {trace}");
+        assert!(event.iter().any(|name| trace.contains(name)), "no {event:?}: {trace}");
     }
 
     // It comes and goes in the midst of traffic, and works afterwards.
