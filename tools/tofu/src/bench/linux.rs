@@ -546,7 +546,7 @@ impl Ratio {
 impl fmt::Display for Ratio {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:70} {:>8.2}", self.what, self.times)?;
-        self.target.map_or(Ok(()), |target| write!(f, " {target:>7.0}"))
+        self.target.map_or(Ok(()), |target| write!(f, " {target:>7}"))
     }
 }
 
