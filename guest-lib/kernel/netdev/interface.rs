@@ -351,7 +351,9 @@ extern "C" fn tofu_rs_net_coalesce(
     link.coalesce_us.store(*usecs, Relaxed);
     link.coalesce_packets.store(*frames, Relaxed);
     let _quiet = Quiet::new();
-    if let Some(receiver) = link.rx.lock().receiver.as_ref() {
+    // By a name, so that it is given up before software interrupts are on again.
+    let rx = link.rx.lock();
+    if let Some(receiver) = rx.receiver.as_ref() {
         receiver.coalesce(u64::from(*usecs) * 1000, (*frames).into());
     }
 }
