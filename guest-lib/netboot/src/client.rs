@@ -338,9 +338,10 @@ impl<'a> Fetch<'a> {
         if !start.is_multiple_of(UNIT) || !(end.is_multiple_of(UNIT) || end == self.buf.len()) {
             return;
         }
-        if let Some(at) = self.flights.iter().position(|flight| flight.tag == tag) {
-            let flight = self.flights[at];
-            self.flights.remove(at);
+        let at = self.flights.iter().position(|flight| flight.tag == tag);
+        if let Some(flight) = at.and_then(|at| self.flights.remove(at)) {
+            // An answer may have less than was asked for, or something else.
+            self.lost.push_back(flight.units);
             if !flight.again {
                 self.measure(now_ns.saturating_sub(flight.sent_ns));
             }

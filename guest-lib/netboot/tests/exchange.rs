@@ -263,6 +263,41 @@ fn blocks_of_other_files_are_refused() {
     }
 }
 
+/// Found by fuzzing: what an answer did not have was never asked for again.
+#[test]
+fn what_an_answer_leaves_out_is_asked_for_again() {
+    let kernel = bytes(3 * BLOCK + 17);
+    let manifest = boot(&kernel, None).manifest().clone();
+    let mut buf = vec![0; kernel.len()];
+    let mut fetch = Fetch::new(settings(1), &manifest, Role::Kernel, &mut buf, 0).unwrap();
+    let (mut questions, mut now_ns) = (0, 0);
+    loop {
+        match fetch.poll(now_ns) {
+            Poll::Send(question) => {
+                questions += 1;
+                assert!(questions < 1000, "{} %", fetch.percent());
+                let (envelope, Message::Read(asked)) = wire::parse(&question).unwrap() else {
+                    panic!("no question");
+                };
+                // A kilobyte of what was asked for.
+                let length = asked.length.min(1 << 10);
+                let start = asked.offset as usize;
+                let there = &kernel[start..start + usize::from(length)];
+                let answer = Message::Data(Range { length, ..asked }, there).emit(envelope);
+                fetch.receive(&answer, now_ns);
+            }
+            Poll::Wait(until) => {
+                assert!(until > now_ns, "a wait that is over");
+                now_ns = until;
+            }
+            Poll::Ready => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    fetch.finish().unwrap();
+    assert_eq!(buf, kernel);
+}
+
 #[test]
 fn nodes_take_turns() {
     let kernel = bytes(64 * BLOCK);
