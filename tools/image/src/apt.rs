@@ -407,12 +407,12 @@ impl<'a> Apt<'a> {
         command.arg("-X").arg(file).arg(to);
         run::must(command, "unpacking a package", to, self.progress)
     }
+}
 
-    /// Forgets files that are of no more use.
-    pub(crate) fn discard(&self, files: &[PathBuf]) {
-        for file in files {
-            let _ = fs::remove_file(file);
-        }
+/// Removes package files that are of no more use.
+pub(crate) fn discard(files: &[PathBuf]) {
+    for file in files {
+        let _ = fs::remove_file(file);
     }
 }
 

@@ -350,7 +350,7 @@ impl Cache {
             }
             manifest.kernel = release;
             manifest.packages = apt::packages(&debs, &files)?;
-            apt.discard(&files);
+            apt::discard(&files);
             progress.update(Phase::Kernel, 1, 1);
             Ok(())
         })
@@ -368,7 +368,7 @@ impl Cache {
             fs::remove_dir_all(&unpacked).on("remove", &unpacked)?;
             manifest.add_file(folder, "busybox")?;
             manifest.packages = apt::packages(&debs, &files)?;
-            apt.discard(&files);
+            apt::discard(&files);
             Ok(())
         })
     }
@@ -403,7 +403,7 @@ impl Cache {
             let files = apt.fetch(&debs, from)?;
             apt.unpack(&files, &new.join("root"))?;
             manifest.packages = apt::packages(&debs, &files)?;
-            apt.discard(&files);
+            apt::discard(&files);
             Ok(())
         })?;
         Ok(folder)

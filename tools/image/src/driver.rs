@@ -392,9 +392,7 @@ fn make_root(
     };
     build(flavour, &root, "kernel", LINES, progress)?;
     // The sources are unpacked; the rest is what modules are built of.
-    for file in &files {
-        let _ = fs::remove_file(file);
-    }
+    apt::discard(&files);
     remove_folder(&root.join("usr/src"))?;
     Ok(manifest)
 }

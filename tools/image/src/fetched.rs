@@ -57,7 +57,7 @@ impl Cache {
             }
             manifest.packages = apt::packages(&debs, &files)?;
             manifest.kernel = version(&root)?;
-            apt.discard(&files);
+            apt::discard(&files);
             Ok(())
         })
     }
