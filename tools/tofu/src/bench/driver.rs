@@ -17,8 +17,9 @@ use super::ip::{BRIDGE, Figures, Say, Side, tofu0};
 use super::linux::{self, Guests, Lab, PEER, Ratio};
 use super::veth::Namespace;
 use crate::cli::{LinuxArgs, UpArgs};
+use crate::guests::GuestName;
 use crate::image_cmd::Shown;
-use crate::linux::guest;
+use crate::linux::guest::{self, LinuxGuest};
 use crate::linux::lan::Ethernet;
 use crate::ui::Style;
 use crate::units::{ImageName, MemorySize};
@@ -32,7 +33,6 @@ const MEMORY: MemorySize = MemorySize(3 << 30);
 const TARGET: f64 = 0.95;
 /// The address of either node's peer, on the torus.
 const PEERS: [&str; 2] = ["1,0,0,0,0,0", "0,0,0,0,0,0"];
-const PERF: &str = "/tmp/utofu-perf";
 /// How long a program of uTofu may look for its device, which has just changed its driver.
 const COMES_UP: Duration = Duration::from_secs(20);
 
@@ -204,14 +204,15 @@ impl Driver {
         quick: bool,
         say: &mut Say<'_>,
     ) -> anyhow::Result<()> {
-        let program = std::fs::read(perf).with_context(|| format!("reading {}", perf.display()))?;
-        (0..2).try_for_each(|node| guests.put(node, PERF, &program))?;
+        let program = LinuxGuest::load(&GuestName::File(perf.to_owned()))?;
+        let perf = guests.put(0, &program)?;
+        guests.put(1, &program)?;
         let (rounds, time) = if quick { (1, 50) } else { (4, 300) };
         let (mut driver, mut vfio) = (Best::new(), Best::new());
         for _ in 0..rounds {
-            run(guests, time, &mut driver)?;
+            run(guests, &perf, time, &mut driver)?;
             both(guests, TO_VFIO)?;
-            run(guests, time, &mut vfio)?;
+            run(guests, &perf, time, &mut vfio)?;
             both(guests, TO_DRIVER)?;
         }
         say(&Command::header())?;
@@ -232,11 +233,11 @@ impl Driver {
 }
 
 /// One round between the two nodes.
-fn run(guests: &Guests, time: u32, best: &mut Best) -> anyhow::Result<()> {
+fn run(guests: &Guests, perf: &str, time: u32, best: &mut Best) -> anyhow::Result<()> {
     let common = format!("--tnis 1 --time {time} --json");
     let tests = "latency put get registration --sizes 8,65536,1048576";
-    let server = format!("{PERF} --serve --tnis 1 --peer {}", PEERS[1]);
-    let client = format!("{PERF} {tests} {common} --peer {}", PEERS[0]);
+    let server = format!("{perf} --serve --tnis 1 --peer {}", PEERS[1]);
+    let client = format!("{perf} {tests} {common} --peer {}", PEERS[0]);
     let start = Instant::now();
     let said = loop {
         match guests.client(&server, &client) {

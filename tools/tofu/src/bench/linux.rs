@@ -19,12 +19,13 @@ use super::{Latency, foreign, up};
 use crate::cli::{LinuxArgs, UpArgs};
 use crate::confine::Confinement;
 use crate::image_cmd::Shown;
+use crate::linux::guest::{self, LinuxGuest};
 use crate::linux::janitor::Janitor;
 use crate::linux::kit::{self, Kit, kvm_runs_linux};
 use crate::linux::lan::Ethernet;
 use crate::linux::machine::{Choice, Host, Registry};
 use crate::linux::node::LinuxNode;
-use crate::linux::{control, guest, programs};
+use crate::linux::{control, programs};
 use crate::plan::Plan;
 use crate::rundir::RunDir;
 use crate::runner::{self, Backend, Machines, Running};
@@ -264,8 +265,7 @@ impl Guests {
 
     /// Runs a command on a node; returns its exit code and what it printed, errors as well.
     pub(super) fn run(&self, node: usize, command: &str) -> anyhow::Result<(Option<i32>, String)> {
-        self.run_words(node, command.split_whitespace())
-            .with_context(|| format!("node {node}: {command}"))
+        self.run_words(node, &command.split_whitespace().collect::<Vec<_>>())
     }
 
     /// Runs a command that must succeed; returns what it printed.
@@ -275,31 +275,24 @@ impl Guests {
 
     /// Runs a shell script that must succeed; returns what it printed.
     pub(super) fn script(&self, node: usize, script: &str) -> anyhow::Result<String> {
-        let said = self.run_words(node, ["sh", "-c", script].into_iter())?;
-        succeeded(node, script, said)
+        succeeded(node, script, self.run_words(node, &["sh", "-c", script])?)
     }
 
-    /// Writes a program to a file of a node.
-    pub(super) fn put(&self, node: usize, file: &str, program: &[u8]) -> anyhow::Result<()> {
-        let args = ["sh", "-c", "cat >$0 && chmod +x $0", file].map(str::to_owned).into();
-        let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: true };
-        programs::must_run(self.node(node)?.agent(), exec, program)
+    /// Brings a program to a node; returns where it is there.
+    pub(super) fn put(&self, node: usize, program: &LinuxGuest) -> anyhow::Result<String> {
+        programs::put(self.node(node)?, program)
     }
 
-    /// Runs a command of words; see [`run`](Self::run).
-    fn run_words<'a>(
-        &self,
-        node: usize,
-        words: impl Iterator<Item = &'a str>,
-    ) -> anyhow::Result<(Option<i32>, String)> {
+    /// The same as [`run`](Self::run) with a command in words.
+    fn run_words(&self, node: usize, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
         let patience = PATIENCE_S.to_string();
-        let first = ["timeout".to_owned(), patience];
-        let args = first.into_iter().chain(words.map(str::to_owned)).collect();
+        let args = ["timeout", &patience].iter().chain(words).map(ToString::to_string).collect();
         let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
         let mut said = [Vec::new(), Vec::new()];
         let status = programs::run(self.node(node)?.agent(), exec, &[], |output, bytes| {
             said[output as usize].extend_from_slice(bytes);
-        })?;
+        })
+        .with_context(|| format!("node {node}: {}", words.join(" ")))?;
         let code = match status {
             Status::Code(code) => Some(code),
             _ => None,

@@ -106,7 +106,7 @@ pub(crate) fn start(
 }
 
 /// Brings a program into a guest; returns where it is there.
-fn put(node: &LinuxNode, guest: &LinuxGuest) -> anyhow::Result<String> {
+pub(crate) fn put(node: &LinuxNode, guest: &LinuxGuest) -> anyhow::Result<String> {
     let name = format!("guest-{}", guest.name);
     let mut archive = Vec::new();
     files::pack_bytes(&name, 0o755, &guest.image, &mut archive)?;
