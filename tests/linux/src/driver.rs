@@ -12,6 +12,10 @@ pub fn image() -> String {
     std::env::var("TOFU_DRIVER_IMAGE").unwrap_or_else(|_| "driver".into())
 }
 
+/// Goes to the folder of tracing, in a shell of a node.
+pub const TRACING: &str =
+    "cd /sys/kernel/tracing && { [ -e events ] || { mount -t tracefs trace . && cd .; }; }";
+
 /// A place for a machine with that image; or `None`, after it was said why not.
 pub fn place(test: &str) -> Option<Place> {
     if Command::new("gcc").arg("--version").output().is_err() {

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tofu_linux_tests::driver::{self, image, is_well, passed, passes};
+use tofu_linux_tests::driver::{self, TRACING, image, is_well, passed, passes};
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{PATIENCE, Place, Running, skip};
 
@@ -65,9 +65,8 @@ impl Nodes {
 
 /// Starts to trace what the driver tells; `false`, after it was said, if the kernel cannot.
 fn trace(nodes: &Nodes) -> bool {
-    let script = "cd /sys/kernel/tracing && mount -t tracefs trace . && cd . || exit 9; \
-                  [ -e events/tofu ] || exit 9; echo 1 >events/tofu/enable";
-    let said = nodes.place.exec("0", &["sh", "-c", script]);
+    let script = format!("{TRACING} && [ -e events/tofu ] || exit 9; echo 1 >events/tofu/enable");
+    let said = nodes.place.exec("0", &["sh", "-c", &script]);
     if said.code == Some(9) {
         skip("gate_faults_are_traced", "the image's kernel has no tracepoints");
         return false;
@@ -78,8 +77,8 @@ fn trace(nodes: &Nodes) -> bool {
 
 /// The exceptions of gates that the test of barriers has provoked are in the trace.
 fn gate_faults_are_traced(nodes: &Nodes) {
-    let script = "cd /sys/kernel/tracing; grep tofu_gate_fault trace; echo 0 >events/tofu/enable";
-    let faults = nodes.place.exec("0", &["sh", "-c", script]).ok();
+    let script = format!("{TRACING}; grep tofu_gate_fault trace; echo 0 >events/tofu/enable");
+    let faults = nodes.place.exec("0", &["sh", "-c", &script]).ok();
     // A signal of another round.
     assert!(faults.contains("channel=tni1bch6 requests=0x10\n"), "{faults}");
     assert!(

@@ -4,7 +4,7 @@
 use std::fs;
 
 use serde_json::Value;
-use tofu_linux_tests::driver::{self, image, is_well, passes};
+use tofu_linux_tests::driver::{self, TRACING, image, is_well, passes};
 use tofu_linux_tests::{MOMENT, PATIENCE, Place, wait_for};
 
 /// The node without the driver: its kernel refuses the module. The others have several queues.
@@ -230,11 +230,11 @@ fn the_interface_of_the_driver() {
     assert!(health.starts_with("state degraded\n") && health.contains("PORT_ERROR"), "{health}");
     let queues = shell(&place, 0, "cat /sys/kernel/debug/tofu/queues");
     assert!(queues.contains("tni0cq11 owner kernel"), "{queues}");
-    let trace = "cd /sys/kernel/tracing 2>/dev/null && [ -e events/tofu ] || \
-                 { mount -t tracefs trace /sys/kernel/tracing; cd /sys/kernel/tracing; }; \
-                 echo 1 >events/tofu/enable; ping -c 1 10.2.0.1 >/dev/null; \
-                 echo 0 >events/tofu/enable; cat trace";
-    let trace = shell(&place, 0, trace);
+    let trace = format!(
+        "{TRACING}; echo 1 >events/tofu/enable; ping -c 1 10.2.0.1 >/dev/null; \
+         echo 0 >events/tofu/enable; cat trace"
+    );
+    let trace = shell(&place, 0, &trace);
     for event in
         // Either queue may have been chosen for the ping.
         [
