@@ -80,9 +80,7 @@ impl Watch {
             GFP_KERNEL,
         )
     }
-}
 
-impl Watch {
     /// Whether the process's page table still has the pages that were there at first.
     pub(crate) fn is_untouched(&self) -> bool {
         !self.touched.load(Relaxed)
