@@ -1,5 +1,6 @@
 //! Sends what no node should on IP over Tofu: in other nodes' names, too long, cut off, questions
-//! without end, offers of what is not there. Nothing of it may harm the other nodes; the program succeeds if it comes to its end.
+//! without end, offers of what is not there. Nothing of it may harm the other nodes; the program
+//! succeeds if it comes to its end.
 //!
 //! `count=N`: how many packets (20000), `seed=N`: which.
 #![cfg_attr(feature = "bare", no_std, no_main)]
