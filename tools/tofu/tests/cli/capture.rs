@@ -288,7 +288,9 @@ fn devices_say_what_they_have_counted() {
         return;
     }
     let up = ["up", "--name", "ping", "--shape", "2x1x1x2x1x1", "--json", "--guest", "ping"];
-    let more = ["--gateway", "1,0,0,0,0,0", "--tap", "off", "--args", "count=300000 size=56"];
+    // What is on the link when it dies is lost, be it the answer: another request follows.
+    let ping = "count=300000 size=56 tries=100";
+    let more = ["--gateway", "1,0,0,0,0,0", "--tap", "off", "--args", ping];
     let (mut machine, _) = place.start(&[&up[..], &more].concat());
     place.wait_for_machine();
     let stats = |args: &[&str]| -> serde_json::Value {
