@@ -312,6 +312,7 @@ impl Module {
         if let Some(word) = words().find(|word| word.contains(char::is_whitespace)) {
             return Err(bad(word.to_owned(), "paths and arguments of make may not have blanks"));
         }
+        fs::create_dir_all(to).on("create", to)?;
         let flavour = if self.debug { Flavour::Debug } else { Flavour::Plain };
         compile(cache, flavour, false, progress)?;
         let _lock = cache.lock(progress)?;

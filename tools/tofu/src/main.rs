@@ -88,10 +88,22 @@ fn main() -> ExitCode {
         // The reader of our output has what it wanted, as in `tofu topo | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("tofu: {error:#}");
+            eprintln!("tofu: {}", in_one_line(&error));
             ExitCode::from(EXIT_BAD_INPUT)
         }
     }
+}
+
+/// An error with its causes. Those of some libraries name their cause themselves.
+fn in_one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !line.ends_with(&cause) {
+            line += if line.is_empty() { "" } else { ": " };
+            line += &cause;
+        }
+    }
+    line
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -121,6 +133,17 @@ fn usage_line(rendered: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn causes_are_named_once() {
+        let no_file = || io::Error::from(io::ErrorKind::NotFound);
+        let path = "some/file".into();
+        let error = tofu_image::Error::Io { what: "read", path, source: no_file() };
+        let said = format!("cannot read some/file: {}", no_file());
+        assert_eq!(in_one_line(&error.into()), said);
+        let error = anyhow::Error::from(no_file()).context("cannot read some/file");
+        assert_eq!(in_one_line(&error), said);
+    }
 
     fn message(args: &[&str]) -> String {
         let error = Cli::try_parse_from(["tofu"].iter().chain(args)).unwrap_err();
