@@ -80,9 +80,11 @@ impl Table {
     /// Copies what is in the table from qword `first` on, which others may be writing meanwhile;
     /// zeros beyond the table.
     pub(crate) fn copy(&self, first: usize, to: &mut [u8]) {
-        for (i, part) in to.chunks_mut(8).enumerate() {
-            let qword = self.load(first + i).to_le_bytes();
-            part.copy_from_slice(&qword[..part.len()]);
+        let (qwords, rest) = to.as_chunks_mut();
+        let last = self.load(first + qwords.len()).to_le_bytes();
+        rest.copy_from_slice(&last[..rest.len()]);
+        for (i, qword) in qwords.iter_mut().enumerate() {
+            *qword = self.load(first + i).to_le_bytes();
         }
     }
 

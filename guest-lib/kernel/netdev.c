@@ -531,6 +531,28 @@ int tofu_shim_skb_write(struct sk_buff *skb, u32 at, const void *from, u32 len)
 	return skb_store_bits(skb, at, from, len);
 }
 
+/*
+ * The bytes of a new frame from @at on that lie together, and in @len how many; NULL beyond its
+ * end.
+ */
+void *tofu_shim_skb_part(struct sk_buff *skb, u32 at, u32 *len)
+{
+	u32 size = skb_headlen(skb);
+	void *part = skb->data;
+	int frag = 0;
+
+	while (at >= size) {
+		at -= size;
+		if (frag == skb_shinfo(skb)->nr_frags)
+			return NULL;
+		part = skb_frag_address(&skb_shinfo(skb)->frags[frag]);
+		size = skb_frag_size(&skb_shinfo(skb)->frags[frag]);
+		frag++;
+	}
+	*len = size - at;
+	return part + at;
+}
+
 void tofu_shim_skb_free(struct sk_buff *skb)
 {
 	dev_kfree_skb_any(skb);

@@ -362,11 +362,15 @@ impl Sender {
         true
     }
 
-    /// Copies a part of what was fetched to a slot, from byte `at` on, a multiple of 8.
-    pub(crate) fn fetched(&self, slot: usize, at: usize, to: &mut [u8]) {
-        if let Some(long) = self.memory.as_ref().and_then(|m| m.long.as_ref()) {
-            long.fetch.frames.copy((slot * SLOT + at) / 8, to);
-        }
+    /// Copies a part of what was fetched to a slot, from byte `at` on. False if that is no multiple
+    /// of 8, or nothing can be fetched.
+    pub(crate) fn fetched(&self, slot: usize, at: usize, to: &mut [u8]) -> bool {
+        let long = self.memory.as_ref().and_then(|m| m.long.as_ref());
+        let Some(long) = long.filter(|_| at % 8 == 0) else {
+            return false;
+        };
+        long.fetch.frames.copy((slot * SLOT + at) / 8, to);
+        true
     }
 
     /// Tells the device of what was posted.

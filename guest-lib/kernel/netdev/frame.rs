@@ -34,6 +34,18 @@ impl Frame {
         error == 0
     }
 
+    /// The bytes from `at` on that lie together; none beyond its end.
+    pub(super) fn part(&mut self, at: usize) -> &mut [u8] {
+        let mut len = 0;
+        // SAFETY: the frame is ours, and as `new` made it.
+        let part = unsafe { shim::tofu_shim_skb_part(self.skb, at as u32, &mut len) };
+        if part.is_null() {
+            return &mut [];
+        }
+        // SAFETY: so many bytes of the frame are there, and nobody else has it.
+        unsafe { core::slice::from_raw_parts_mut(part.cast(), len as usize) }
+    }
+
     /// Its first bytes.
     pub(super) fn head<'a>(&self, buf: &'a mut [u8; HEAD]) -> &'a [u8] {
         let len = self.len.min(HEAD);

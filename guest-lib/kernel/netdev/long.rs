@@ -288,21 +288,19 @@ impl RxState {
         };
         let mut sum = Sum::default();
         sum.add(&offer.facts);
-        let mut part = [0; PART];
-        let mut written = true;
-        for at in (0..len).step_by(PART) {
-            let part = &mut part[..(len - at).min(PART)];
-            sender.fetched(slot, at, part);
+        let mut at = 0;
+        while at < len {
+            let part = frame.part(at);
+            if part.is_empty() || !sender.fetched(slot, at, part) {
+                break;
+            }
             sum.add(part);
-            written &= frame.write(at, part);
+            at += part.len();
         }
-        if !written || sum.finish() != offer.sum {
+        if at != len || sum.finish() != offer.sum {
             self.count(Count::Damaged);
             return None;
         }
         Some(frame)
     }
 }
-
-/// Bytes that are copied at a time, a multiple of 8; they lie on the stack.
-const PART: usize = 1024;
