@@ -230,13 +230,14 @@ fn the_interface_of_the_driver() {
     assert!(health.starts_with("state degraded\n") && health.contains("PORT_ERROR"), "{health}");
     let queues = shell(&place, 0, "cat /sys/kernel/debug/tofu/queues");
     assert!(queues.contains("tni0cq11 owner kernel"), "{queues}");
+    // What was sent is looked after with the next packet, or later.
     let trace = format!(
-        "{TRACING}; echo 1 >events/tofu/enable; ping -c 1 10.2.0.1 >/dev/null; \
+        "{TRACING}; echo 1 >events/tofu/enable; ping -c 3 -i 0.2 10.2.0.1 >/dev/null; \
          echo 0 >events/tofu/enable; cat trace"
     );
     let trace = shell(&place, 0, &trace);
     for event in
-        // Either queue may have been chosen for the ping.
+        // Either queue may have been chosen for the pings.
         [
             &["tofu_doorbell: tni0cq11 orders=", "tofu_doorbell: tni2cq11 orders="],
             &["tofu_completion: tni0cq11", "tofu_completion: tni2cq11"],
