@@ -532,10 +532,10 @@ int tofu_shim_skb_write(struct sk_buff *skb, u32 at, const void *from, u32 len)
 }
 
 /*
- * The bytes of a new frame from @at on that lie together, and in @len how many; NULL beyond its
+ * The bytes of a frame from @at on that lie together, and in @len how many; NULL beyond its
  * end.
  */
-void *tofu_shim_skb_part(struct sk_buff *skb, u32 at, u32 *len)
+void *tofu_shim_skb_part(const struct sk_buff *skb, u32 at, u32 *len)
 {
 	u32 size = skb_headlen(skb);
 	void *part = skb->data;

@@ -84,7 +84,7 @@ struct sk_buff *tofu_shim_skb_next(struct sk_buff *skb);
 void tofu_shim_skb_sent(struct tofu_queue *queue, struct sk_buff *skb, bool sent);
 struct sk_buff *tofu_shim_skb_new(struct tofu_queue *queue, u32 len);
 int tofu_shim_skb_write(struct sk_buff *skb, u32 at, const void *from, u32 len);
-void *tofu_shim_skb_part(struct sk_buff *skb, u32 at, u32 *len);
+void *tofu_shim_skb_part(const struct sk_buff *skb, u32 at, u32 *len);
 void tofu_shim_skb_free(struct sk_buff *skb);
 bool tofu_shim_skb_receive(struct tofu_queue *queue, struct sk_buff *skb,
 			   const struct tofu_facts *facts);

@@ -135,7 +135,7 @@ extern "C" {
         from: *const c_void,
         len: u32,
     ) -> c_int;
-    pub(crate) fn tofu_shim_skb_part(skb: *mut SkBuff, at: u32, len: *mut u32) -> *mut c_void;
+    pub(crate) fn tofu_shim_skb_part(skb: *const SkBuff, at: u32, len: *mut u32) -> *mut c_void;
     pub(crate) fn tofu_shim_skb_free(skb: *mut SkBuff);
     pub(crate) fn tofu_shim_skb_receive(
         queue: *mut NetQueue,

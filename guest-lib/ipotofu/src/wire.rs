@@ -286,8 +286,31 @@ impl Sum {
     /// Adds a part. All parts but the last one are multiples of 4 bytes; their order does not
     /// matter.
     pub fn add(&mut self, part: &[u8]) {
-        // Of each of these there may be 2^24 before it is too much.
-        self.0 = (self.0 & u64::from(u32::MAX)) + (self.0 >> 32) + words(part);
+        self.add_at(0, part);
+    }
+
+    /// Adds a part that begins with byte `at` and has any length.
+    pub fn add_at(&mut self, at: usize, part: &[u8]) {
+        let (pairs, rest) = part.as_chunks();
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        let mut words = Words::default();
+        for pair in pairs {
+            words.add(u64::from_le_bytes(*pair));
+        }
+        words.add(u64::from_le_bytes(last));
+        self.add_words(at, words);
+    }
+
+    /// Adds a part that was added up elsewhere, see [`Sum::add_at`].
+    pub fn add_words(&mut self, at: usize, words: Words) {
+        let Words { sum, carries } = words;
+        let (sum, carry) = sum.overflowing_add(carries);
+        // 2^64 counts as 1, so a part that is shifted is a sum that is rotated.
+        let sum = (sum + u64::from(carry)).rotate_left(8 * (at % 8) as u32);
+        // 2^32 does, too.
+        self.0 =
+            (self.0 & u64::from(u32::MAX)) + (self.0 >> 32) + (sum >> 32) + (sum & 0xffff_ffff);
     }
 
     /// The sum as it goes into headers.
@@ -296,20 +319,21 @@ impl Sum {
     }
 }
 
-fn words(bytes: &[u8]) -> u64 {
-    // Two words at a time, whose carries are counted: half the additions.
-    let (pairs, rest) = bytes.as_chunks::<8>();
-    let (mut sum, mut carries) = (0u64, 0);
-    for pair in pairs {
-        let (next, carry) = sum.overflowing_add(u64::from_le_bytes(*pair));
-        sum = next;
-        carries += u64::from(carry);
+/// Two words at a time that are added up, with their carries: for who copies and sums up in one go.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Words {
+    sum: u64,
+    carries: u64,
+}
+
+impl Words {
+    /// Adds the next 8 bytes, little endian, filled up with zeros at the end.
+    #[inline]
+    pub fn add(&mut self, pair: u64) {
+        let (sum, carry) = self.sum.overflowing_add(pair);
+        self.sum = sum;
+        self.carries += u64::from(carry);
     }
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    let last = u64::from_le_bytes(last);
-    // 2^32 and 2^64 both count as 1.
-    [sum, last].iter().map(|pair| (pair >> 32) + (pair & 0xffff_ffff)).sum::<u64>() + carries
 }
 
 fn finish(mut sum: u64) -> u32 {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tofu_abi::Coords;
 use tofu_driver::topology::Shape;
-use tofu_ipotofu::wire::{self, HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr, sum};
+use tofu_ipotofu::wire::{self, HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr, Sum, Words, sum};
 use tofu_ipotofu::{Config, Core, Event, SendError, addr, tree};
 
 /// A packet on its way: who sent it, who is to have it, header and body.
@@ -140,6 +140,45 @@ fn sums_do_not_depend_on_how_words_are_added() {
     assert_eq!(sum(&[0; 7]), u32::MAX);
     assert_eq!(sum(&[1, 0, 0, 0, 2]), 3);
     assert_eq!(sum(&[0xff, 0xff, 0xff, 0xff, 5]), 5);
+}
+
+/// A slow sum, a byte after the other.
+fn by_bytes(frame: &[u8]) -> u32 {
+    let sum = frame.iter().enumerate().fold(0u64, |sum, (at, byte)| {
+        (sum + (u64::from(*byte) << (8 * (at % 4)))) % u64::from(u32::MAX)
+    });
+    if sum == 0 { u32::MAX } else { sum as u32 }
+}
+
+proptest! {
+    #[test]
+    fn sums_of_parts_of_any_length_make_the_sum(
+        parts in prop::collection::vec(prop::collection::vec(any_byte(), 0..40), 0..9),
+        front in prop::collection::vec(any::<[u8; 4]>(), 0..5),
+    ) {
+        let front = front.concat();
+        let mut summed = Sum::default();
+        summed.add(&front);
+        let mut at = 0;
+        for part in &parts {
+            let mut words = Words::default();
+            for qword in part.chunks(8) {
+                let mut pair = [0; 8];
+                pair[..qword.len()].copy_from_slice(qword);
+                words.add(u64::from_le_bytes(pair));
+            }
+            summed.add_words(at, words);
+            at += part.len();
+        }
+        let whole = [front, parts.concat()].concat();
+        prop_assert_eq!(summed.finish(), sum(&whole));
+        prop_assert_eq!(summed.finish(), by_bytes(&whole));
+    }
+}
+
+/// Bytes among which there are many that carry.
+fn any_byte() -> impl Strategy<Value = u8> {
+    prop_oneof![Just(0), Just(0xff), any::<u8>()]
 }
 
 #[test]

@@ -3,7 +3,9 @@
 //! Frames of the kernel's.
 
 use tofu_ipotofu::offload::{Facts, Segments};
+use tofu_ipotofu::wire::{Sum, Words};
 
+use crate::dma;
 use crate::shim::{self, NetFacts, NetQueue, SkBuff};
 
 /// Bytes of a frame in which a question for an address, and all headers, are.
@@ -36,14 +38,12 @@ impl Frame {
 
     /// The bytes from `at` on that lie together; none beyond its end.
     pub(super) fn part(&mut self, at: usize) -> &mut [u8] {
-        let mut len = 0;
-        // SAFETY: the frame is ours, and as `new` made it.
-        let part = unsafe { shim::tofu_shim_skb_part(self.skb, at as u32, &mut len) };
+        let (part, len) = part(self.skb, at);
         if part.is_null() {
             return &mut [];
         }
         // SAFETY: so many bytes of the frame are there, and nobody else has it.
-        unsafe { core::slice::from_raw_parts_mut(part.cast(), len as usize) }
+        unsafe { core::slice::from_raw_parts_mut(part, len) }
     }
 
     /// Its first bytes.
@@ -71,6 +71,42 @@ impl Drop for Frame {
         // SAFETY: the frame is ours.
         unsafe { shim::tofu_shim_skb_free(self.skb) };
     }
+}
+
+/// Where the bytes of a frame from `at` on are that lie together, and how many; nowhere beyond its
+/// end.
+fn part(skb: *const SkBuff, at: usize) -> (*mut u8, usize) {
+    let mut len = 0;
+    // SAFETY: the caller has the frame.
+    let part = unsafe { shim::tofu_shim_skb_part(skb, at as u32, &mut len) };
+    (part.cast(), len as usize)
+}
+
+/// Copies a frame, which is as long as that, and adds it to `sum`.
+pub(super) fn read_and_sum(skb: *const SkBuff, to: &mut [u8], sum: &mut Sum) -> bool {
+    let mut at = 0;
+    while at < to.len() {
+        let (from, len) = part(skb, at);
+        if from.is_null() || len == 0 {
+            return false;
+        }
+        let len = len.min(to.len() - at);
+        let to = &mut to[at..at + len];
+        let mut words = Words::default();
+        let from: *const u64 = from.cast_const().cast();
+        // What is left of a qword at the end may be in the next page.
+        let (whole, rest) = to.split_at_mut(if from.is_aligned() { len & !7 } else { 0 });
+        // SAFETY: so many bytes of the frame are there, in whole qwords.
+        unsafe { dma::copy(from, whole, &mut words) };
+        sum.add_words(at, words);
+        at += whole.len();
+        if !read(skb, at, rest) {
+            return false;
+        }
+        sum.add_at(at, rest);
+        at += rest.len();
+    }
+    true
 }
 
 /// Copies a part of a frame, which is as long as that.

@@ -11,7 +11,7 @@ use tofu_ipotofu::offload::{Facts, FACTS_SIZE};
 use tofu_ipotofu::wire::{self, Kind, Sum, HEADER_SIZE};
 
 use super::counts::Count;
-use super::frame::{read, Frame, HEAD};
+use super::frame::{read_and_sum, Frame, HEAD};
 use super::known::Known;
 use super::rx::{RxState, Step};
 use super::tx::Tx;
@@ -132,13 +132,12 @@ impl Tx {
         let Some(memory) = memory.get_mut(..len) else {
             return false;
         };
-        if !read(skb, 0, memory) {
-            return false;
-        }
         let facts = facts.emit();
         let mut sum = Sum::default();
         sum.add(&facts);
-        sum.add(memory);
+        if !read_and_sum(skb, memory, &mut sum) {
+            return false;
+        }
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
         let offer = Offer {
@@ -291,10 +290,9 @@ impl RxState {
         let mut at = 0;
         while at < len {
             let part = frame.part(at);
-            if part.is_empty() || !sender.fetched(slot, at, part) {
+            if part.is_empty() || !sender.fetched(slot, at, part, &mut sum) {
                 break;
             }
-            sum.add(part);
             at += part.len();
         }
         if at != len || sum.finish() != offer.sum {
