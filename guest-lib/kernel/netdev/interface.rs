@@ -26,6 +26,12 @@ const SECOND_MACHINE: u8 = 4;
 /// The largest MTU: with its Ethernet header a frame has at most 2^16 - 1 bytes.
 const MAX_MTU: u16 = u16::MAX - ETHERNET_HEADER as u16;
 
+/// The TNI of a queue of the interface whose first queue has TNI `first`: those of both interfaces
+/// by turns, so that they never meet.
+const fn tni_of(first: u8, number: u8) -> u8 {
+    first + number * MAX_INTERFACES as u8
+}
+
 /// A page to write text to.
 struct Text<'a> {
     buf: &'a mut [u8],
@@ -66,7 +72,7 @@ impl Link {
             4 => {
                 write!(to, "{}", self.tni)?;
                 for number in 1..self.queues {
-                    write!(to, " {}", self.tni + number * MAX_INTERFACES as u8)?;
+                    write!(to, " {}", tni_of(self.tni, number))?;
                 }
                 writeln!(to)
             }
@@ -193,9 +199,7 @@ fn interface(
     let mut links = KVec::with_capacity(MAX_QUEUES, GFP_KERNEL)?;
     let mut raw = [core::ptr::null_mut(); MAX_QUEUES];
     for (number, raw) in (0..queues).zip(&mut raw) {
-        // Those of two interfaces by turns, so that they never meet.
-        let tni = tni + number * MAX_INTERFACES as u8;
-        let heard = heard.clone();
+        let (tni, heard) = (tni_of(tni, number), heard.clone());
         let link = Link::new(device, shape, machine, tni, (number, queues), heard)?;
         *raw = Arc::as_ptr(&link).cast_mut().cast();
         links.push(link, GFP_KERNEL)?;
