@@ -8,7 +8,7 @@ use kernel::bindings;
 use kernel::prelude::*;
 use kernel::sync::barrier::{dma_mb, Write};
 use kernel::sync::Arc;
-use tofu_ipotofu::wire::Words;
+use tofu_ipotofu::wire::{Sum, Words};
 
 use crate::device::Device;
 
@@ -79,15 +79,15 @@ impl Table {
     }
 
     /// Copies what is in the table from qword `first` on, which others may be writing meanwhile,
-    /// and adds it to `words`: looking at it once more would take half as long as that. False if
+    /// and adds it to `sum`: looking at it once more would take half as long as that. False if
     /// that is beyond the table.
-    pub(crate) fn copy(&self, first: usize, to: &mut [u8], words: &mut Words) -> bool {
+    pub(crate) fn copy(&self, first: usize, to: &mut [u8], sum: &mut Sum) -> bool {
         let end = first.checked_add(to.len().div_ceil(8));
         if end.is_none_or(|end| end > self.qwords) {
             return false;
         }
         // SAFETY: these qwords are in the table, and the memory is ours until `drop`.
-        unsafe { copy(self.cpu.as_ptr().add(first), to, words) };
+        unsafe { copy(self.cpu.as_ptr().add(first), to, 0, sum) };
         true
     }
 
@@ -101,27 +101,28 @@ impl Table {
     }
 }
 
-/// Copies bytes that others may be writing meanwhile, and adds them up as they are in the copy.
+/// Copies bytes that others may be writing meanwhile, and adds them to `sum` as they are in the copy,
+/// as its bytes from `at` on.
 ///
 /// # Safety
 ///
 /// So many bytes can be read at `from`, filled up to whole qwords.
-pub(crate) unsafe fn copy(from: *const u64, to: &mut [u8], words: &mut Words) {
+pub(crate) unsafe fn copy(from: *const u64, to: &mut [u8], at: usize, sum: &mut Sum) {
     let (qwords, rest) = to.as_chunks_mut();
     let whole = qwords.len();
+    let mut words = Words::default();
     for (i, qword) in qwords.iter_mut().enumerate() {
         // SAFETY: by the function's own contract.
         let value = unsafe { from.add(i).read_volatile() };
         *qword = value.to_ne_bytes();
         words.add(u64::from_le(value));
     }
+    sum.add_words(at, words);
     if !rest.is_empty() {
         // SAFETY: by the function's own contract.
         let value = unsafe { from.add(whole).read_volatile() };
-        let mut last = [0; 8];
         rest.copy_from_slice(&value.to_ne_bytes()[..rest.len()]);
-        last[..rest.len()].copy_from_slice(rest);
-        words.add(u64::from_le_bytes(last));
+        sum.add_at(at + 8 * whole, rest);
     }
 }
 

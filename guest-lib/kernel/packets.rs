@@ -18,7 +18,7 @@ use tofu_abi::regs::{cq_page, cqs_page, tni_base, CqReg, CqsMode, CqsReg, TniReg
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
 use tofu_abi::{Coords, StagOffset};
 use tofu_ipotofu::offer::{GROUP, SLOT, SLOTS};
-use tofu_ipotofu::wire::{Sum, Words};
+use tofu_ipotofu::wire::Sum;
 use tofu_ipotofu::PacketTarget;
 
 use crate::device::Device;
@@ -367,14 +367,10 @@ impl Sender {
     /// if `at` is no multiple of 8, or nothing can be fetched.
     pub(crate) fn fetched(&self, slot: usize, at: usize, to: &mut [u8], sum: &mut Sum) -> bool {
         let long = self.memory.as_ref().and_then(|m| m.long.as_ref());
-        let mut words = Words::default();
-        let copied = at % 8 == 0
-            && long.is_some_and(|long| {
-                let first = (slot * SLOT + at) / 8;
-                long.fetch.frames.copy(first, to, &mut words)
-            });
-        sum.add_words(at, words);
-        copied
+        let Some(long) = long.filter(|_| at % 8 == 0) else {
+            return false;
+        };
+        long.fetch.frames.copy((slot * SLOT + at) / 8, to, sum)
     }
 
     /// Tells the device of what was posted.

@@ -3,7 +3,7 @@
 //! Frames of the kernel's.
 
 use tofu_ipotofu::offload::{Facts, Segments};
-use tofu_ipotofu::wire::{Sum, Words};
+use tofu_ipotofu::wire::Sum;
 
 use crate::dma;
 use crate::shim::{self, NetFacts, NetQueue, SkBuff};
@@ -92,13 +92,11 @@ pub(super) fn read_and_sum(skb: *const SkBuff, to: &mut [u8], sum: &mut Sum) -> 
         }
         let len = len.min(to.len() - at);
         let to = &mut to[at..at + len];
-        let mut words = Words::default();
         let from: *const u64 = from.cast_const().cast();
         // What is left of a qword at the end may be in the next page.
         let (whole, rest) = to.split_at_mut(if from.is_aligned() { len & !7 } else { 0 });
         // SAFETY: so many bytes of the frame are there, in whole qwords.
-        unsafe { dma::copy(from, whole, &mut words) };
-        sum.add_words(at, words);
+        unsafe { dma::copy(from, whole, at, sum) };
         at += whole.len();
         if !read(skb, at, rest) {
             return false;
