@@ -7,14 +7,14 @@
 //! forwards what the kernel asks of an interface.
 //!
 //! `interface` is what the kernel sees, `tx` and `rx` are the two directions, `spread` has the
-//! broadcasts, `carrier` the state of the ports, `frame` the kernel's frames, `long` the frames that
-//! are fetched, `known` what is known of other nodes, `counts` the counters.
+//! broadcasts, `carrier` the state of the ports, `frame` the kernel's frames, `long` the frames
+//! that are fetched, `known` what is known of other nodes, `counts` the counters.
 //!
-//! An interface has one to three queues, each a [`Link`] over a TNI of its own. The first one is what
-//! every node has; frames to one node may go by the others if that node listens there, too.
+//! An interface has one to three queues, each a [`Link`] over a TNI of its own. The first one is
+//! what every node has; frames to one node may go by the others if that node listens there, too.
 //!
-//! Two locks of each, `rx` before `tx`. Both are taken with software interrupts off, by the stack when it
-//! sends and polls, and by netdev.c for all others.
+//! Two locks of each, `rx` before `tx`. Both are taken with software interrupts off, by the stack
+//! when it sends and polls, and by netdev.c for all others.
 
 use kernel::ffi::c_int;
 use kernel::irq::{self as kirq, IrqReturn};
