@@ -111,6 +111,8 @@ pub(super) fn measure(
     perf: Option<&Path>,
     say: &mut Say<'_>,
 ) -> anyhow::Result<Driver> {
+    let perf = perf.map(|file| LinuxGuest::load(&GuestName::File(file.to_owned())));
+    let perf = perf.transpose().context("--utofu-perf")?;
     let args = prepare()?;
     let mut this = Driver::default();
     let before = linux::load();
@@ -130,7 +132,7 @@ pub(super) fn measure(
     figures.compare_linux("tofu.ko", &driver, "virtio-net", &virtio);
 
     match perf {
-        Some(perf) => this.commands(perf, guests, quick, say)?,
+        Some(perf) => this.commands(&perf, guests, quick, say)?,
         None => this.figures.skip("uTofu: no --utofu-perf FILE", say)?,
     }
     this.figures.say_ratios(say)?;
@@ -199,14 +201,13 @@ impl Driver {
     /// Commands and registration, by turns.
     fn commands(
         &mut self,
-        perf: &Path,
+        program: &LinuxGuest,
         guests: &Guests,
         quick: bool,
         say: &mut Say<'_>,
     ) -> anyhow::Result<()> {
-        let program = LinuxGuest::load(&GuestName::File(perf.to_owned()))?;
-        let perf = guests.put(0, &program)?;
-        guests.put(1, &program)?;
+        let perf = guests.put(0, program)?;
+        guests.put(1, program)?;
         let (rounds, time) = if quick { (1, 50) } else { (4, 300) };
         let (mut driver, mut vfio) = (Best::new(), Best::new());
         for _ in 0..rounds {
