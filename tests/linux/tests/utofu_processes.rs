@@ -37,7 +37,7 @@ fn machine(test: &str) -> Option<Place> {
         .arg(&program)
         .arg(here.join("programs/processes.c"))
         .arg("-I")
-        .arg(here.join("../../guest-lib/utofu/header"))
+        .arg(here.join("../../guest-lib/utofu/c/include"))
         .arg(&library));
     // A node has no C library of its own.
     let list =

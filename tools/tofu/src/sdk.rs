@@ -72,18 +72,18 @@ const FOLDER: &str = "TOFU_LIBRARIES";
 const HEADERS: [(&str, &str, &str); 2] = [
     (
         "utofu",
-        include_str!("../../../guest-lib/utofu/header/utofu.h"),
-        include_str!("../../../guest-lib/utofu/header/utofu.pc.in"),
+        include_str!("../../../guest-lib/utofu/c/include/utofu.h"),
+        include_str!("../../../guest-lib/utofu/c/utofu.pc.in"),
     ),
     (
         "jtofu",
-        include_str!("../../../guest-lib/jtofu/capi/include/jtofu.h"),
-        include_str!("../../../guest-lib/jtofu/capi/jtofu.pc.in"),
+        include_str!("../../../guest-lib/jtofu/c/include/jtofu.h"),
+        include_str!("../../../guest-lib/jtofu/c/jtofu.pc.in"),
     ),
 ];
 
 /// A header of a library that has one already.
-const COLLECTIVE: &str = include_str!("../../../guest-lib/utofu/header/tofu_collective.h");
+const COLLECTIVE: &str = include_str!("../../../guest-lib/utofu/c/include/tofu_collective.h");
 
 /// The last part of a path.
 pub(crate) fn name(path: &Path) -> anyhow::Result<&str> {

@@ -127,7 +127,7 @@ fn the_library_has_its_name_and_just_its_functions() {
     let symbols = symbols.lines().filter_map(|line| line.split_whitespace().nth(2));
     let exported: BTreeSet<_> = symbols.filter(|name| *name != "rust_eh_personality").collect();
     // The functions of the headers, and the three that are not in any.
-    let header = |name| fs::read_to_string(Path::new(HERE).join("../header").join(name)).unwrap();
+    let header = |name| fs::read_to_string(Path::new(HERE).join("include").join(name)).unwrap();
     let (utofu, collective) = (header("utofu.h"), header("tofu_collective.h"));
     let functions = |header: &'static str, prefix| {
         let lines = header.lines().filter_map(|line| {
@@ -350,7 +350,7 @@ fn the_python_of_the_manual_runs() {
 
 #[test]
 fn the_header_is_good_c99_and_cpp() {
-    let headers = Path::new(HERE).join("../header");
+    let headers = Path::new(HERE).join("include");
     for (compiler, language) in [("gcc", "c"), ("g++", "c++")] {
         if !have(compiler) {
             eprintln!("SKIP the_header_is_good_c99_and_cpp: no {compiler}");

@@ -47,7 +47,7 @@ impl Jobs {
             .args(["-pthread", "-o"])
             .args([&program, source])
             .args(
-                ["utofu/header", "jtofu/capi/include", "utofu/examples/c"]
+                ["utofu/c/include", "jtofu/c/include", "utofu/examples/c"]
                     .map(|folder| format!("-I{}", guest_lib(folder).display())),
             )
             .arg(format!("-L{}", libraries().display()))
