@@ -15,6 +15,7 @@ pub mod barrier;
 pub mod bits;
 pub mod desc;
 pub mod frame;
+pub mod ids;
 pub mod irq;
 pub mod pci;
 pub mod queue;
@@ -24,3 +25,5 @@ pub mod regs;
 pub mod table;
 
 pub use addr::{Coords, Path, StagOffset};
+pub use ids::{BchId, BgId, CqId, Doorbell, TniId};
+pub use rcode::Rcode;

@@ -6,6 +6,13 @@
 //! in its MRQ entry. Codes 0x10 to 0x2f speak of an address; [`REMOTE`] is added when it is
 //! the remote one, except for [`STEERING_TABLE_DISABLED`], which is the same for both.
 
+use core::fmt;
+
+/// A result code. Hardware may answer with one that has no name here.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Rcode(u8);
+
 /// Defines the codes together with their texts.
 macro_rules! rcodes {
     ($( $(#[$meta:meta])* $name:ident = $code:literal, $text:literal; )*) => {
@@ -13,6 +20,14 @@ macro_rules! rcodes {
 
         /// Every code with a short text.
         pub const ALL: &[(u8, &str)] = &[$(($code, $text)),*];
+
+        impl Rcode {
+            $( $(#[$meta])* pub const $name: Self = Self($code); )*
+
+            /// Every code with its name and a short text; of those that speak of an address, the
+            /// one for the local address.
+            pub const ALL: &[(Self, &str, &str)] = &[$((Self($code), stringify!($name), $text)),*];
+        }
     };
 }
 
@@ -108,4 +123,94 @@ pub const fn is_local(code: u8) -> bool {
 pub fn describe(code: u8) -> &'static str {
     let base = if is_remote_address(code) { code - REMOTE } else { code };
     ALL.iter().find(|(c, _)| *c == base).map_or("unknown result code", |(_, text)| text)
+}
+
+impl Rcode {
+    /// Added to a code of 0x11 to 0x1f when the address at fault is the remote one.
+    const REMOTE: u8 = REMOTE;
+
+    /// The code with this number.
+    #[inline]
+    pub const fn new(raw: u8) -> Self {
+        Self(raw)
+    }
+
+    /// The number, as it stands in queue entries.
+    #[inline]
+    pub const fn raw(self) -> u8 {
+        self.0
+    }
+
+    /// Whether the command did what it should.
+    #[inline]
+    pub const fn is_success(self) -> bool {
+        self.0 == Self::SUCCESS.0
+    }
+
+    /// The same fault at the target's address; [`Rcode::STEERING_TABLE_DISABLED`] and what speaks of
+    /// no address stay as they are.
+    #[must_use]
+    pub const fn remote(self) -> Self {
+        if self.0 > 0x10 && self.0 <= 0x1f { Self(self.0 + Self::REMOTE) } else { self }
+    }
+
+    /// Whether the code reports an address at fault at the target.
+    pub const fn is_remote_address(self) -> bool {
+        self.0 > 0x10 + Self::REMOTE && self.0 <= 0x1f + Self::REMOTE
+    }
+
+    /// Whether the code reports a fault of the command or memory on the initiator's side.
+    ///
+    /// [`Rcode::STEERING_TABLE_DISABLED`] counts as local: the code alone does not tell.
+    pub const fn is_local(self) -> bool {
+        !self.is_success() && self.0 <= 0x1f
+    }
+
+    /// Name and text of the code, at whichever end.
+    fn known(self) -> Option<(&'static str, &'static str)> {
+        let base = if self.is_remote_address() { self.0 - Self::REMOTE } else { self.0 };
+        Self::ALL.iter().find(|(code, ..)| code.0 == base).map(|(_, name, text)| (*name, *text))
+    }
+
+    /// A short text for the code.
+    pub fn describe(self) -> &'static str {
+        self.known().map_or("unknown result code", |(_, text)| text)
+    }
+}
+
+impl From<u8> for Rcode {
+    fn from(raw: u8) -> Self {
+        Self(raw)
+    }
+}
+
+impl From<Rcode> for u8 {
+    fn from(code: Rcode) -> u8 {
+        code.0
+    }
+}
+
+impl fmt::Debug for Rcode {
+    /// `0x14 OFFSET_RANGE`, `0x34 OFFSET_RANGE remote`, `0xff`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#04x}", self.0)?;
+        match self.known() {
+            Some((name, _)) if self.is_remote_address() => write!(f, " {name} remote"),
+            Some((name, _)) => write!(f, " {name}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Rcode {
+    /// The text of [`Rcode::describe`].
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.describe())
+    }
+}
+
+impl fmt::LowerHex for Rcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::LowerHex::fmt(&self.0, f)
+    }
 }

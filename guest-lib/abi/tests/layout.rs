@@ -4,17 +4,16 @@
 
 use proptest::prelude::*;
 use tofu_abi::desc::{ArmwOp, Command, Descriptor, Header1, Header2};
-use tofu_abi::irq;
+use tofu_abi::irq::{self, BgsIrqs, CqsIrqs, PortRequest, TniIrqs, TnrIrqs};
 use tofu_abi::queue::{
     MrqId, MrqWord0, MrqWord1, PbqEntry, PrqEntry, RingIndex, TcqEntry, queue_entries,
 };
-use tofu_abi::rcode;
 use tofu_abi::regs::{
     BchReg, BgsReg, CqReg, CqsMode, CqsReg, CqsStatus, NodeAddress, PortReg, Register, TniReg,
     TofuReg, XbReg, subnet_contains,
 };
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
-use tofu_abi::{Coords, Path, StagOffset};
+use tofu_abi::{BchId, BgId, Coords, CqId, Doorbell, Path, Rcode, StagOffset, TniId};
 
 /// Offset in the block and public name.
 type Row = (u64, &'static str);
@@ -449,30 +448,64 @@ fn fields_have_the_public_bit_positions() {
 #[test]
 fn interrupt_bits_are_the_public_ones() {
     let cqs = [
-        (0, irq::cqs::TOQ_READ_EXCEPTION),
-        (1, irq::cqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION),
-        (2, irq::cqs::TOQ_MARKED_UE),
-        (3, irq::cqs::TCQ_WRITE_EXCEPTION),
-        (4, irq::cqs::TOQ_SOURCE_TYPE_EXCEPTION),
-        (5, irq::cqs::TCQ_WRITE_ACKNOWLEDGE),
-        (7, irq::cqs::MRQ_WRITE_ACKNOWLEDGE),
-        (8, irq::cqs::MRQ_WRITE_EXCEPTION),
-        (9, irq::cqs::MRQ_OVERFLOW),
-        (36, irq::cqs::STEERING_READ_EXCEPTION),
-        (38, irq::cqs::MB_READ_EXCEPTION),
-        (39, irq::cqs::PAYLOAD_READ_EXCEPTION),
-        (40, irq::cqs::PAYLOAD_WRITE_EXCEPTION),
+        (0, CqsIrqs::TOQ_READ_EXCEPTION),
+        (1, CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION),
+        (2, CqsIrqs::TOQ_MARKED_UE),
+        (3, CqsIrqs::TCQ_WRITE_EXCEPTION),
+        (4, CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION),
+        (5, CqsIrqs::TCQ_WRITE_ACKNOWLEDGE),
+        (7, CqsIrqs::MRQ_WRITE_ACKNOWLEDGE),
+        (8, CqsIrqs::MRQ_WRITE_EXCEPTION),
+        (9, CqsIrqs::MRQ_OVERFLOW),
+        (36, CqsIrqs::STEERING_READ_EXCEPTION),
+        (38, CqsIrqs::MB_READ_EXCEPTION),
+        (39, CqsIrqs::PAYLOAD_READ_EXCEPTION),
+        (40, CqsIrqs::PAYLOAD_WRITE_EXCEPTION),
     ];
-    for (bit, mask) in cqs {
-        assert_eq!(mask, 1 << bit);
+    for (bit, set) in cqs {
+        assert_eq!(set.raw(), 1 << bit);
     }
-    assert_eq!(irq::cqs::ALL, 0x1d0_0000_03bf);
-    assert_eq!(irq::cqs::EXCEPTIONS, 0x1d0_0000_031f);
-    assert_eq!(irq::bgs::ALL, 0x0700_003f);
-    assert_eq!(irq::tni::ALL, 0x1_0001_007f);
-    assert_eq!(irq::tnr::bit(9, irq::tnr::PortRequest::RoutingError), 1 << 58);
-    assert_eq!(irq::tnr::bit(2, irq::tnr::PortRequest::PortError), 1 << 14);
-    assert_eq!(irq::tnr::ALL.count_ones(), 50);
+    assert_eq!(CqsIrqs::ALL.raw(), 0x1d0_0000_03bf);
+    assert_eq!(CqsIrqs::EXCEPTIONS.raw(), 0x1d0_0000_031f);
+    assert_eq!(BgsIrqs::ALL.raw(), 0x0700_003f);
+    assert_eq!(BgsIrqs::EXCEPTIONS.raw(), 0x0400_003f);
+    assert_eq!(TniIrqs::ALL.raw(), 0x1_0001_007f);
+    assert_eq!(TnrIrqs::of(9, PortRequest::RoutingError).raw(), 1 << 58);
+    assert_eq!(TnrIrqs::of(2, PortRequest::PortError).raw(), 1 << 14);
+    assert_eq!(TnrIrqs::ALL.raw().count_ones(), 50);
+}
+
+#[test]
+fn interrupt_sets_are_sets() {
+    let both = CqsIrqs::MRQ_OVERFLOW | CqsIrqs::TOQ_MARKED_UE;
+    assert!(both.intersects(CqsIrqs::EXCEPTIONS) && !both.intersects(CqsIrqs::ACKNOWLEDGES));
+    assert_eq!(both.without(CqsIrqs::TOQ_MARKED_UE), CqsIrqs::MRQ_OVERFLOW);
+    assert_eq!(format!("{both:?}"), r#"{"TOQ_MARKED_UE", "MRQ_OVERFLOW"}"#);
+    // Hardware may have requests that nobody knows.
+    assert_eq!(format!("{:?}", CqsIrqs::from_raw(1 << 63)), "{9223372036854775808}");
+    let links = TnrIrqs::of(3, PortRequest::PortError) | TnrIrqs::of(9, PortRequest::PortError);
+    assert!(links.ports(PortRequest::PortError).eq([3, 9]));
+    assert_eq!(links.ports(PortRequest::RoutingError).count(), 0);
+}
+
+#[test]
+fn ids_are_what_the_register_map_has() {
+    assert_eq!(TniId::ALL.map(TniId::get), [0, 1, 2, 3, 4, 5]);
+    assert_eq!((TniId::new(5), TniId::new(6)), (Some(TniId::ALL[5]), None));
+    assert_eq!((CqId::new(11), CqId::new(12)), (Some(CqId::KERNEL), None));
+    assert_eq!((BgId::new(63).map(BgId::get), BgId::new(64)), (Some(63), None));
+    assert_eq!(BchId::new(16), None);
+    assert!(BchId::ALL.iter().all(|bch| bch.gate().channel() == Some(*bch)));
+    assert_eq!(BgId::ALL[16].channel(), None);
+    for (number, doorbell) in (0u8..).zip(Doorbell::ALL) {
+        assert_eq!(doorbell.number(), number);
+        assert_eq!(Doorbell::from_number(number), Some(doorbell));
+    }
+    assert_eq!(Doorbell::from_number(28), None);
+    assert_eq!(Doorbell::from_number(255), None);
+    let (tni, queue, channel) = (TniId::ALL[1], CqId::ALL[2], BchId::ALL[3]);
+    assert_eq!(Doorbell::from(queue).page(tni), 0x102_0000);
+    assert_eq!(Doorbell::from(channel).page(tni), 0x1e3_0000);
 }
 
 #[test]
@@ -621,27 +654,31 @@ fn flip_bits_follow_the_laps() {
 
 #[test]
 fn result_codes_are_distinct_and_described() {
-    assert_eq!(rcode::SUCCESS, 0);
-    assert_eq!(rcode::STEERING_TABLE_DISABLED, 0x10);
-    let mut codes: Vec<u8> = rcode::ALL.iter().map(|(code, _)| *code).collect();
+    assert_eq!(Rcode::SUCCESS.raw(), 0);
+    assert_eq!(Rcode::STEERING_TABLE_DISABLED.raw(), 0x10);
+    let mut codes: Vec<u8> = Rcode::ALL.iter().map(|(code, ..)| code.raw()).collect();
     // Remote variants of the address codes count as codes of their own.
     let remote: Vec<u8> =
-        codes.iter().filter(|c| (0x11..=0x1f).contains(*c)).map(|c| c + rcode::REMOTE).collect();
+        codes.iter().filter(|c| (0x11..=0x1f).contains(*c)).map(|c| c + 0x20).collect();
     codes.extend(remote);
     let total = codes.len();
     codes.sort_unstable();
     codes.dedup();
     assert_eq!(codes.len(), total);
     for code in 0..=255 {
-        assert_eq!(rcode::describe(code) == "unknown result code", !codes.contains(&code));
+        let unknown = Rcode::new(code).describe() == "unknown result code";
+        assert_eq!(unknown, !codes.contains(&code));
     }
-    assert_eq!(
-        rcode::describe(rcode::READ_ONLY + rcode::REMOTE),
-        rcode::describe(rcode::READ_ONLY)
-    );
-    assert!(rcode::is_remote_address(rcode::READ_ONLY + rcode::REMOTE));
-    assert!(!rcode::is_remote_address(rcode::READ_ONLY));
-    assert!(rcode::is_local(rcode::READ_ONLY) && !rcode::is_local(rcode::SUCCESS));
+    let remote = Rcode::READ_ONLY.remote();
+    assert_eq!(remote.raw(), 0x35);
+    assert_eq!(remote.describe(), Rcode::READ_ONLY.describe());
+    assert_eq!(remote.remote(), remote);
+    assert_eq!(Rcode::STEERING_TABLE_DISABLED.remote(), Rcode::STEERING_TABLE_DISABLED);
+    assert!(remote.is_remote_address() && !Rcode::READ_ONLY.is_remote_address());
+    assert!(Rcode::READ_ONLY.is_local() && !Rcode::SUCCESS.is_local());
+    assert_eq!(format!("{:?}", Rcode::READ_ONLY), "0x15 READ_ONLY");
+    assert_eq!(format!("{remote:?}"), "0x35 READ_ONLY remote");
+    assert_eq!(format!("{:?} {0}", Rcode::new(0xff)), "0xff unknown result code");
 }
 
 #[test]
