@@ -101,8 +101,8 @@ impl Table {
     }
 }
 
-/// Copies bytes that others may be writing meanwhile, and adds them to `sum` as they are in the copy,
-/// as its bytes from `at` on.
+/// Copies bytes that others may be writing meanwhile, and adds them to `sum` as they are in the
+/// copy, as its bytes from `at` on.
 ///
 /// # Safety
 ///

@@ -9,7 +9,8 @@
 //! `device` has what a node has once, `cq` a control queue that a process has opened, `pin`
 //! memory of processes that the device may reach, `watch` how the driver learns that such memory
 //! is unmapped, `bch` barrier channels, `users` who may use what, `uapi` the arguments of ioctls,
-//! `node` the files, `stats` those of debugfs, `netdev` the network interfaces, `packets` their queues, `sys` all that calls the kernel without a safe abstraction.
+//! `node` the files, `stats` those of debugfs, `netdev` the network interfaces, `packets` their
+//! queues, `sys` all that calls the kernel without a safe abstraction.
 
 use kernel::device::Core;
 use kernel::dma::{Device as _, DmaMask};

@@ -170,7 +170,8 @@ fn list(code: &mut String, list: &str, what: &str, programs: &[Program]) {
     for (name, summary, image) in programs {
         let image = image.to_str().expect("OUT_DIR is UTF-8");
         code.push_str(&format!(
-            "Shipped {{ name: {name:?}, summary: {summary:?}, image: include_bytes!({image:?}) }},\n"
+            "Shipped {{ name: {name:?}, summary: {summary:?}, \
+             image: include_bytes!({image:?}) }},\n"
         ));
     }
     code.push_str("];\n");

@@ -1,5 +1,5 @@
--- Dissector of captures that `tofu capture` makes: our record header, the TLP behind it, and IP over
--- Tofu in system packets. For Wireshark and tshark, 3.6 or later:
+-- Dissector of captures that `tofu capture` makes: our record header, the TLP behind it, and IP
+-- over Tofu in system packets. For Wireshark and tshark, 3.6 or later:
 --
 --     tshark -X lua_script:tofu.lua -r file.pcapng
 --
@@ -117,10 +117,12 @@ end
 local g = {
     version = ProtoField.uint8("ipot.version", "Version", base.DEC, nil, 0xf0),
     kind = ProtoField.uint8("ipot.kind", "Kind", base.DEC, IP_KINDS, 0x0f),
-    unfinished = ProtoField.bool("ipot.takes_unfinished", "Sender takes unfinished frames", 8, nil, 1),
+    unfinished = ProtoField.bool("ipot.takes_unfinished", "Sender takes unfinished frames", 8,
+        nil, 1),
     confirm = ProtoField.bool("ipot.confirm", "To be confirmed", 8, nil, 2),
     fetches = ProtoField.bool("ipot.fetches", "Sender fetches frames", 8, nil, 4),
-    more_queues = ProtoField.uint8("ipot.more_queues", "Further TNIs at which the sender listens", base.DEC, nil, 0x30),
+    more_queues = ProtoField.uint8("ipot.more_queues", "Further TNIs at which the sender listens",
+        base.DEC, nil, 0x30),
     refused = ProtoField.bool("ipot.refused", "Could not be fetched", 8, nil, 8),
     total = ProtoField.uint16("ipot.total", "Bytes of the frame"),
     offset = ProtoField.uint16("ipot.offset", "Offset of the piece"),
@@ -318,7 +320,8 @@ local function dissect_ip(payload, seen, pinfo, root)
         dissect_message(payload, kind, origin, pinfo, tree)
         return true
     end
-    local what = string.format("%s, frame %d of %d bytes", IP_KINDS[kind], payload(8, 4):uint(), total)
+    local what =
+        string.format("%s, frame %d of %d bytes", IP_KINDS[kind], payload(8, 4):uint(), total)
     pinfo.cols.info = what .. string.format(", bytes %d to %d", offset, offset + length - 1)
     if offset % PIECE ~= 0 or offset >= total or length ~= math.min(PIECE, total - offset) then
         tree:add_proto_expert_info(e_malformed)

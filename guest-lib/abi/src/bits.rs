@@ -13,7 +13,10 @@ macro_rules! bitfield {
     (
         $(#[$meta:meta])*
         pub struct $name:ident {
-            $( $(#[$fmeta:meta])* $field:ident / $with:ident : $ty:tt @ $lo:literal ..= $hi:literal ),* $(,)?
+            $(
+                $(#[$fmeta:meta])*
+                $field:ident / $with:ident : $ty:tt @ $lo:literal ..= $hi:literal
+            ),* $(,)?
         }
     ) => {
         $(#[$meta])*
@@ -61,8 +64,12 @@ macro_rules! bitfield {
             }
         }
     };
-    (@get bool, $raw:expr, $lo:literal, $hi:literal) => { $crate::bits::extract($raw, $lo, $hi) != 0 };
-    (@get $ty:tt, $raw:expr, $lo:literal, $hi:literal) => { $crate::bits::extract($raw, $lo, $hi) as $ty };
+    (@get bool, $raw:expr, $lo:literal, $hi:literal) => {
+        $crate::bits::extract($raw, $lo, $hi) != 0
+    };
+    (@get $ty:tt, $raw:expr, $lo:literal, $hi:literal) => {
+        $crate::bits::extract($raw, $lo, $hi) as $ty
+    };
 }
 
 /// Mask of a field `width` bits wide, at bit 0.

@@ -117,8 +117,8 @@ pub enum Algorithm {
     /// At most five gates each.
     Tree,
     /// Along a line of members, from both ends to its middle, and back: all links are between
-    /// neighbours. On a ring that is half of it in each direction. Three gates each, and four in the
-    /// middle.
+    /// neighbours. On a ring that is half of it in each direction. Three gates each, and four in
+    /// the middle.
     DoubleRing,
     /// The first within each line of X, then of Y, then of Z.
     RecursiveDoubling3d,

@@ -38,8 +38,8 @@ pub struct Config {
     pub reassemblies: usize,
     /// Whether this node takes frames that are not finished, see [`crate::offload`].
     pub unfinished: bool,
-    /// Whether broadcasts of this node are to be confirmed from node to node, so that they go around
-    /// nodes that have a device but do not listen.
+    /// Whether broadcasts of this node are to be confirmed from node to node, so that they go
+    /// around nodes that have a device but do not listen.
     pub confirmed: bool,
     /// Whether this node fetches long frames that others offer to it, and offers them to those
     /// that do so, see [`crate::offer`]. It needs [`Config::unfinished`].

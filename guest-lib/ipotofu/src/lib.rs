@@ -3,9 +3,10 @@
 //! What goes over the wire, and why, is in the manual (docs/src/reference/ip-over-tofu.md).
 //!
 //! [`Link`] is the whole of it over the driver's packet interface: frames in, frames out. Its
-//! parts need no device: [`addr`] derives addresses from coordinates, [`hosts`] names, [`wire`] is the header of
-//! each packet, [`Core`] takes frames apart and puts them together and answers questions for
-//! addresses, [`offload`] is frames that others finish, [`tree`] is how broadcasts spread, [`routes`] which ways lead to a node.
+//! parts need no device: [`addr`] derives addresses from coordinates, [`hosts`] names, [`wire`] is
+//! the header of each packet, [`Core`] takes frames apart and puts them together and answers
+//! questions for addresses, [`offload`] is frames that others finish, [`tree`] is how broadcasts
+//! spread, [`routes`] which ways lead to a node.
 //!
 //! Nothing that arrives makes this panic, hang or allocate beyond [`Config`]'s bounds.
 #![no_std]

@@ -142,7 +142,8 @@ static inline void close_queue(struct queue *q)
 }
 
 /* STag (-1: any) for memory; the address word of its first byte. */
-static inline int64_t add_memory(struct queue *q, void *va, size_t len, int stag, unsigned int flags)
+static inline int64_t add_memory(struct queue *q, void *va, size_t len, int stag,
+				 unsigned int flags)
 {
 	struct tof_alloc_stag a = { .flags = flags, .stag = stag, .va = va, .len = len };
 

@@ -176,7 +176,8 @@ impl fmt::Display for ImageError {
                 f.write_str("the image is not a static x86-64 ELF program")
             }
             Self::Unknown(Kind::Linux) => f.write_str(
-                "the kernel is neither a 64-bit bzImage of Linux 3.8 or later nor an x86-64 ELF file",
+                "the kernel is neither a 64-bit bzImage of Linux 3.8 or later \
+                 nor an x86-64 ELF file",
             ),
             Self::Truncated => f.write_str("the image is cut off"),
             Self::Broken(what) => write!(f, "a broken image: {what}"),

@@ -378,13 +378,17 @@ proptest! {
 
     /// Messages are read as they were written, and no other bytes are taken for them.
     #[test]
-    fn bytes_are_a_message_or_none(bytes in proptest::collection::vec(any::<u8>(), 0..200), at: usize) {
+    fn bytes_are_a_message_or_none(
+        bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        at: usize,
+    ) {
         prop_assert!(wire::parse(&bytes).is_err());
         let envelope = wire::Envelope { session: 5, tag: 6 };
         let range = Range { manifest: 1, file: 0, length: bytes.len() as u16, offset: 3 };
         if !bytes.is_empty() {
             let mut emitted = Message::Data(range, &bytes).emit(envelope);
-            prop_assert_eq!(wire::parse(&emitted).unwrap(), (envelope, Message::Data(range, &bytes)));
+            let parsed = wire::parse(&emitted).unwrap();
+            prop_assert_eq!(parsed, (envelope, Message::Data(range, &bytes)));
             let at = at % emitted.len();
             emitted[at] ^= 0x10;
             prop_assert!(wire::parse(&emitted).is_err());

@@ -193,7 +193,9 @@ proptest! {
                 prop_assert!(ROOM.start <= memory.start && memory.end <= ROOM.end);
                 prop_assert!(segment.file.len() as u64 <= memory.end - memory.start);
                 for other in &layout.segments[..n] {
-                    prop_assert!(other.memory.end <= memory.start || memory.end <= other.memory.start);
+                    prop_assert!(
+                        other.memory.end <= memory.start || memory.end <= other.memory.start
+                    );
                 }
             }
             prop_assert!(ROOM.contains(&layout.entry));

@@ -76,7 +76,8 @@ pub trait Provider {
     /// # Errors
     ///
     /// [`Code::InvalidArg`] for a start and end gate without input, and links by which a gate
-    /// would wait for itself; [`Code::Used`] if the device has a gate in use; [`Code::OutOfMemory`],
+    /// would wait for itself; [`Code::Used`] if the device has a gate in use;
+    /// [`Code::OutOfMemory`],
     /// [`Code::OutOfResource`], and [`Code::Fatal`] if the device does not answer.
     fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<Self::Channel, Error>;
 

@@ -156,7 +156,11 @@ fn apply(op: &Op, mine: &mut [u8], theirs: &mut [u8]) -> Vec<Told> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn random_commands_agree_with_the_model(

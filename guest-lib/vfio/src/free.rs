@@ -104,7 +104,10 @@ mod tests {
         /// end everything is one range again.
         #[test]
         fn pieces_never_overlap(
-            steps in proptest::collection::vec((1u64..0x4000, 0u32..14, any::<u64>(), any::<bool>()), 1..200)
+            steps in proptest::collection::vec(
+                (1u64..0x4000, 0u32..14, any::<u64>(), any::<bool>()),
+                1..200,
+            )
         ) {
             const START: u64 = 0x1000;
             const LEN: u64 = 0x10_0000;

@@ -156,14 +156,16 @@ def give(connection, amount, seed):
 
 def serve(amount):
     """Takes so many bytes from a client while it gives it as many; both say what they saw."""
-    return stream(socket.create_server(("::", STREAM_PORT), family=socket.AF_INET6, dualstack_ipv6=True)
+    return stream(socket.create_server(("::", STREAM_PORT), family=socket.AF_INET6,
+                                       dualstack_ipv6=True)
                   .accept()[0], int(amount), "serve")
 
 
 def connect(peer, amount):
     for _ in range(100):
         try:
-            return stream(socket.create_connection((peer.encode(), STREAM_PORT), 20), int(amount), "connect")
+            connected = socket.create_connection((peer.encode(), STREAM_PORT), 20)
+            return stream(connected, int(amount), "connect")
         except ConnectionRefusedError:
             time.sleep(0.2)
     return {"error": "refused"}

@@ -137,8 +137,8 @@ fn the_interface_of_the_driver() {
         streams(&place, from, to, 8);
     }
     queues_are_used(&place);
-    // Long frames are not sent but fetched, by nodes of both kinds from nodes of both kinds. What TCP
-    // sends at a time may be short on a slow host, so they are echoes.
+    // Long frames are not sent but fetched, by nodes of both kinds from nodes of both kinds. What
+    // TCP sends at a time may be short on a slow host, so they are echoes.
     for mtu in [65_521, 1500] {
         for node in 0..ADDRESSES.len() {
             shell(&place, node, &format!("ip link set tofu0 mtu {mtu}"));

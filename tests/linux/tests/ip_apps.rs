@@ -10,7 +10,8 @@ fn sum(said: &str) -> &str {
     said.split_whitespace().next().unwrap_or_default()
 }
 
-/// A file of so many MiB there and back by scp, with a cipher that emulated processors are quick at.
+/// A file of so many MiB there and back by scp, with a cipher that emulated processors are quick
+/// at.
 fn scp(net: &Net, mib: u32) {
     assert_eq!(net.shell(0, "ssh n1 hostname"), "t-1-0-0-0-0-0\n");
     assert_eq!(net.shell(0, "ssh -6 n1 hostname"), "t-1-0-0-0-0-0\n");
@@ -35,7 +36,8 @@ fn nfs(net: &Net) {
     net.shell(0, "head -c 8000000 /dev/urandom >/tmp/big");
     net.shell(
         1,
-        "mkdir -p /srv/share && mount -t tmpfs share /srv/share && mount -t nfsd nfsd /proc/fs/nfsd && \
+        "mkdir -p /srv/share && mount -t tmpfs share /srv/share && \
+         mount -t nfsd nfsd /proc/fs/nfsd && \
          echo '/srv/share *(rw,fsid=0,insecure,no_root_squash,no_subtree_check)' >/etc/exports && \
          exportfs -ra && rpc.mountd -N 2 -N 3 && rpc.nfsd -N 3 -V 4.2 -G 10 -L 10 4 && \
          echo Y >/proc/fs/nfsd/v4_end_grace",

@@ -79,8 +79,9 @@ fn guests_run_on_hardware_virtualisation() {
     }
 }
 
-/// With two processors for the host, some runs lost a Linux node by a triple fault, which has not been
-/// explained: the emulated AMD-V may be at fault as well as our monitor. Bare guests never did.
+/// With two processors for the host, some runs lost a Linux node by a triple fault, which has not
+/// been explained: the emulated AMD-V may be at fault as well as our monitor. Bare guests never
+/// did.
 const TRIES: u32 = 3;
 
 fn linux_by_our_own_monitor(place: &Place, up: &[&str], with: &[&str]) -> Result<(), Said> {

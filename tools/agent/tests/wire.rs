@@ -68,7 +68,11 @@ proptest! {
 
     /// A message with bits turned is another one or none, nothing worse.
     #[test]
-    fn damaged_messages_harm_nobody(message in to_guest(), at in any::<prop::sample::Index>(), bit in 0u32..8) {
+    fn damaged_messages_harm_nobody(
+        message in to_guest(),
+        at in any::<prop::sample::Index>(),
+        bit in 0u32..8,
+    ) {
         let mut stream = encode(&message).unwrap();
         let at = at.index(stream.len());
         stream[at] ^= 1u8 << bit;

@@ -145,8 +145,8 @@ impl Out<'_> {
 /// and must not block.
 pub trait Tenant: Send {
     /// A frame has come: for this node, or for a group, from the node whose hardware address it
-    /// has, and without IP addresses of other nodes as its sender's. Returns whether it is for this tenant
-    /// alone; if not, the next one sees it too.
+    /// has, and without IP addresses of other nodes as its sender's. Returns whether it is for this
+    /// tenant alone; if not, the next one sees it too.
     fn frame(&mut self, frame: &[u8]) -> bool;
 
     /// Adds what is to be waited for before [`Tenant::work`] is called again.

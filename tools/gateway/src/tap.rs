@@ -49,8 +49,8 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Makes an interface of this name, for frames of up to `max_frame` bytes. It is down and has no
-    /// addresses.
+    /// Makes an interface of this name, for frames of up to `max_frame` bytes. It is down and has
+    /// no addresses.
     ///
     /// # Errors
     ///

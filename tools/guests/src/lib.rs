@@ -4,8 +4,9 @@
 //! a node knows every other one's addresses without being told.
 //!
 //! Command line: `shape=` and `torus=` tell the machine (see [`tofu_driver::topology`]),
-//! `nodes=N` that only the first N nodes run programs, `without=N` that node N is left out of them, `wait=irq` (the default) or
-//! `wait=poll` how to wait, `json=1` that results are wanted as a line of JSON.
+//! `nodes=N` that only the first N nodes run programs, `without=N` that node N is left out of them,
+//! `wait=irq` (the default) or `wait=poll` how to wait, `json=1` that results are wanted as a line
+//! of JSON.
 //!
 //! The programs run without an operating system (feature `bare`, the default) or as Linux
 //! programs (feature `linux`). What differs is behind [`entry!`], [`println!`], [`option`],

@@ -32,7 +32,7 @@ const EXIT_RELEASED: i32 = 1;
 const EXIT_USAGE: u8 = 2;
 
 const HELP: &str = "\
-options are words such as count=100; the kernel's command line has defaults for them (tofu.count=100)
+options are words such as count=100; the kernel's command line has defaults (tofu.count=100)
   shape=XxYxZxAxBxC  the machine's shape      torus=xyz  axes of X, Y, Z that are rings
   nodes=N            only the first N nodes   wait=irq|poll  how to wait for the device
   device=BDF         the device, if there are several

@@ -1,8 +1,9 @@
 //! IP between the nodes: the TCP/IP stack smoltcp over system packets.
 //!
 //! Command line: `mtu=N` (1500) and `machine=N` (0) are those of IP over Tofu, see
-//! [`tofu_ipotofu::Config`], `verify=1` checks the checksums of IP besides the device's, `gateway=ADDRESS` is the way to everything outside; `shape=`,
-//! `torus=`, `nodes=`, `without=` and `wait=` as for all programs.
+//! [`tofu_ipotofu::Config`], `verify=1` checks the checksums of IP besides the device's,
+//! `gateway=ADDRESS` is the way to everything outside; `shape=`, `torus=`, `nodes=`, `without=` and
+//! `wait=` as for all programs.
 
 use alloc::vec;
 use alloc::vec::Vec;

@@ -55,7 +55,8 @@ const PACKAGES: &[&str] = &[
     "tar",
     "xz-utils",
 ];
-/// What a kernel that looks after itself needs besides: KASAN wants the same compiler for C and Rust.
+/// What a kernel that looks after itself needs besides: KASAN wants the same compiler for C and
+/// Rust.
 const CLANG: &[&str] = &["clang", "lld", "llvm"];
 /// Lines that a build of this kernel says, about, to tell how far it is.
 const LINES: u64 = 2300;

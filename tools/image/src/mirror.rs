@@ -248,7 +248,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_parsed(text in "(deb|Types: deb|URIs:|Suites:|#|\\[|\\]| |\n|x|\u{e4}){0,40}") {
+        fn any_text_is_parsed(
+            text in "(deb|Types: deb|URIs:|Suites:|#|\\[|\\]| |\n|x|\u{e4}){0,40}",
+        ) {
             parse_lines(&text);
             archives(&parse_stanzas(&text));
         }

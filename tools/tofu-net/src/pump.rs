@@ -122,7 +122,8 @@ impl Pump {
     }
 
     /// Sleeps until there is something to move, or one of `others` is readable or gone, for `time`
-    /// at most; with no time at all it only looks at the others. `interrupt` is the eventfd of the interrupt of the link's TNI.
+    /// at most; with no time at all it only looks at the others. `interrupt` is the eventfd of the
+    /// interrupt of the link's TNI.
     ///
     /// # Errors
     ///

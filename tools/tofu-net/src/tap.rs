@@ -139,9 +139,9 @@ impl Tap {
         raw::set_carrier(self.file.as_fd(), on).map_err(self.error("its carrier"))
     }
 
-    /// Takes the next frame that the kernel sends, its length and what is left to do with it; `None`
-    /// if there is none now. What the kernel says of a frame in an unknown way is not understood as
-    /// anything: such a frame has the length 0.
+    /// Takes the next frame that the kernel sends, its length and what is left to do with it;
+    /// `None` if there is none now. What the kernel says of a frame in an unknown way is not
+    /// understood as anything: such a frame has the length 0.
     ///
     /// # Errors
     ///

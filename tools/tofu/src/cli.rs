@@ -343,7 +343,8 @@ pub(crate) struct HostsArgs {
     pub(crate) name: Option<MachineName>,
 
     /// The number that the machine was given by `tofu up --ip-number N`, a part of its addresses
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=7))]
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=7))]
     pub(crate) machine: u8,
 
     /// Print JSON
@@ -469,8 +470,8 @@ pub(crate) enum ImageCommand {
         /// Name of the image [default: default, or made of the packages]
         #[arg(long, value_name = "NAME")]
         name: Option<ImageName>,
-        /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, driver, driver-debug, or a
-        /// file
+        /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, driver, driver-debug,
+        /// or a file
         #[arg(long, value_name = "KERNEL", default_value = "auto")]
         kernel: String,
         /// Build a kernel with the driver tofu.ko, which takes minutes the first time: the same as
@@ -667,7 +668,8 @@ pub(crate) enum BenchPart {
     Put,
     /// Latency between two guests in each doorbell mode
     Guests,
-    /// Barriers and sums of twelve guests, by gates and by Puts, and modelled ones of up to 768 nodes
+    /// Barriers and sums of twelve guests, by gates and by Puts, and modelled ones of up to 768
+    /// nodes
     Barrier,
     /// Machines of 1 to 192 nodes from start to end, and their memory
     Boot,

@@ -614,7 +614,8 @@ mod tests {
             lines in proptest::collection::vec(
                 prop_oneof![
                     "\\PC{0,20}",
-                    "(shape|memory|guest|at|port|down|engines|torus|args) = (\"\\PC{0,8}\"|-?[0-9]{1,20}|\\[[0-9, ]{0,8}\\])",
+                    "(shape|memory|guest|at|port|down|engines|torus|args) = \
+                     (\"\\PC{0,8}\"|-?[0-9]{1,20}|\\[[0-9, ]{0,8}\\])",
                     Just("[[node]]".to_owned()),
                     Just("[[link]]".to_owned()),
                 ],

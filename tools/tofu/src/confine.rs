@@ -17,7 +17,8 @@ pub(crate) struct Confinement(Option<Arc<Sandbox>>);
 
 impl Confinement {
     /// Confines this process, whose guests all run in it: no file can be opened any more but
-    /// KVM, what the run-time library looks at, and what is in these folders. `switched_off` is the user's wish to go without.
+    /// KVM, what the run-time library looks at, and what is in these folders. `switched_off` is the
+    /// user's wish to go without.
     ///
     /// # Errors
     ///

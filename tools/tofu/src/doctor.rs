@@ -119,8 +119,8 @@ impl LinuxReport {
         let mut findings = Vec::new();
         let mut add = |level, what, text: String| findings.push(Finding { level, what, text });
         if self.vmm == "tofu" {
-            let text = "run under our own monitor with hardware virtualisation, at full speed; with --net \
-                        lan under QEMU";
+            let text = "run under our own monitor with hardware virtualisation, at full speed; \
+                        with --net lan under QEMU";
             add(Level::Good, "Linux nodes", text.into());
         } else {
             let text = "run under QEMU, which emulates their processors (TCG): they boot in \
@@ -240,14 +240,15 @@ fn kvm_findings(kvm: &HostSupport) -> Vec<Finding> {
     }];
     findings.push(match kvm.virtualisation {
         Virtualisation::Hardware => {
-            finding(Level::Good, "processor", "has hardware virtualisation; every guest runs at full speed")
+            let text = "has hardware virtualisation; every guest runs at full speed";
+            finding(Level::Good, "processor", text)
         }
         Virtualisation::Pvm => finding(
             Level::Note,
             "processor",
-            "offers no hardware virtualisation; KVM does it in software (PVM). User-mode code runs at \
-             full speed, kernel-mode code is emulated and slow. The small guest programs shipped here \
-             are made for that; Linux guests do not run this way",
+            "offers no hardware virtualisation; KVM does it in software (PVM). User-mode code runs \
+             at full speed, kernel-mode code is emulated and slow. The small guest programs \
+             shipped here are made for that; Linux guests do not run this way",
         ),
         Virtualisation::None => finding(
             Level::Note,
@@ -299,7 +300,8 @@ fn memory_finding(available: u64) -> Finding {
 fn files_finding(soft: Option<u64>, hard: Option<u64>) -> Finding {
     let words = |limit: Option<u64>| limit.map_or("unlimited".into(), |limit| limit.to_string());
     let text = format!(
-        "{} a process, can be raised to {}; each VM takes some, and tofu raises the limit by itself",
+        "{} a process, can be raised to {}; each VM takes some, \
+         and tofu raises the limit by itself",
         words(soft),
         words(hard)
     );

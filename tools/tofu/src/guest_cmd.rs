@@ -110,8 +110,8 @@ fn crate_name(dir: &Path) -> anyhow::Result<String> {
         && name.len() <= 64;
     if !good {
         bail!(
-            "guest new {}: the last part names the crate and must be lower-case letters, digits, - and _, \
-             starting with a letter",
+            "guest new {}: the last part names the crate and must be lower-case letters, digits, \
+             - and _, starting with a letter",
             dir.display()
         );
     }

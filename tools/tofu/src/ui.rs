@@ -119,7 +119,8 @@ impl<'a> Screen<'a> {
             };
             let memory = plan.guest_memory() >> 20;
             screen.line(&format!(
-                "machine {shape}: {vms} VMs{linux}{stubs}{down}, {memory} MiB of guest memory, doorbells {}",
+                "machine {shape}: {vms} VMs{linux}{stubs}{down}, {memory} MiB of guest memory, \
+                 doorbells {}",
                 plan.doorbell.name()
             ))?;
         }

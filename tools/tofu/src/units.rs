@@ -22,7 +22,8 @@ impl MemorySize {
     pub(crate) const LINUX_DEFAULT: Self = Self(256 << 20);
     /// The least that a Linux node boots with.
     pub(crate) const LINUX_LEAST: Self = Self(96 << 20);
-    pub(crate) const ALLOWED: &str = "a whole number with KiB, MiB or GiB, such as \"16MiB\", from 2MiB to 1024GiB, in 4KiB steps";
+    pub(crate) const ALLOWED: &str = "a whole number with KiB, MiB or GiB, such as \"16MiB\", \
+                                      from 2MiB to 1024GiB, in 4KiB steps";
 }
 
 impl FromStr for MemorySize {

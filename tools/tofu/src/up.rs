@@ -93,7 +93,8 @@ fn check_memory(plan: &Plan, available: Option<u64>) -> anyhow::Result<()> {
     let (wanted, mib) = (plan.guest_memory(), 1 << 20);
     match available {
         Some(available) if wanted > available => bail!(
-            "too little memory: {} VMs want {} MiB, {} MiB are available; lower --memory or --nodes",
+            "too little memory: {} VMs want {} MiB, {} MiB are available; \
+             lower --memory or --nodes",
             plan.vms().count(),
             wanted / mib,
             available / mib

@@ -17,8 +17,9 @@ pub trait Host: Send + Sync {
     /// [`channel_bell`](crate::channel_bell)`(0)` on are those of barrier channels.
     fn doorbell(&self, tni: u8, cq: u8);
 
-    /// A control queue was enabled or disabled, or a barrier channel unmasked or masked. Called by whoever writes the register, before
-    /// the write returns, so that doorbells can be set up before the first one rings.
+    /// A control queue was enabled or disabled, or a barrier channel unmasked or masked. Called by
+    /// whoever writes the register, before the write returns, so that doorbells can be set up
+    /// before the first one rings.
     fn queue_enabled(&self, tni: u8, cq: u8, enabled: bool);
 
     /// The device wants [`Icc::expire`](crate::Icc::expire) to be called at `deadline_ns`

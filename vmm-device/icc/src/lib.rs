@@ -11,9 +11,9 @@
 //! bounded, and so is the memory of a queue.
 //!
 //! Locks: a queue has one for its life, which is held while it is enabled, disabled or reset;
-//! it is taken first and never by what runs queues. It has one for its transmitting side, which only
-//! [`run_queue`](Icc::run_queue) and enabling take, and one for its completions, which is never
-//! held across a call to the host or the network. The first may be held when the second is
+//! it is taken first and never by what runs queues. It has one for its transmitting side, which
+//! only [`run_queue`](Icc::run_queue) and enabling take, and one for its completions, which is
+//! never held across a call to the host or the network. The first may be held when the second is
 //! taken, not the other way round; no two queues' locks are ever held together except a
 //! transmitting side's and, below it, completions of any queue. The barrier gates of an interface
 //! have one lock, below which no other of the device is taken.

@@ -117,7 +117,9 @@ fn measure(name: &str, pages: u64, scattered: bool, page_wise: bool) {
     let longest = watch.join().unwrap();
     assert_eq!(unmapped, Ok(pages * PAGE));
     println!(
-        "{name}: {ranges} ranges, mapped in {mapping:.2?} ({:.2?} each), 1 MiB Puts {bandwidth:.0} MiB/s, given up in {unmapping:.2?}, look-ups meanwhile {longest:.2?} at most",
+        "{name}: {ranges} ranges, mapped in {mapping:.2?} ({:.2?} each), 1 MiB Puts \
+         {bandwidth:.0} MiB/s, given up in {unmapping:.2?}, \
+         look-ups meanwhile {longest:.2?} at most",
         mapping / if page_wise { pages as u32 } else { 1 },
     );
     drop((cq, device));

@@ -16,7 +16,8 @@ use vm_memory::{FileOffset, MmapRegion};
 
 const SIZE: usize = SharedPages::SIZE_AS_IN_BAR;
 
-/// Memory for the pages of a node's control queues and barrier channels, which the node's client maps too.
+/// Memory for the pages of a node's control queues and barrier channels, which the node's client
+/// maps too.
 ///
 /// Give [`ClientPages::shared`] to the node when it is made, and this to its
 /// [`Server`](crate::Server). Each client gets memory of its own, so that one that has left but

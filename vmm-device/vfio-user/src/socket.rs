@@ -24,7 +24,11 @@ pub enum SocketError {
     #[error("{} exists and is no socket; remove it or choose another name", .0.display())]
     NoSocket(PathBuf),
     /// The name is too long.
-    #[error("socket {}: the name has {} bytes, at most {NAME_MAX} are allowed", .0.display(), .0.as_os_str().len())]
+    #[error(
+        "socket {}: the name has {} bytes, at most {NAME_MAX} are allowed",
+        .0.display(),
+        .0.as_os_str().len()
+    )]
     TooLong(PathBuf),
     /// The host refuses.
     #[error("socket {}: {source}", .path.display())]

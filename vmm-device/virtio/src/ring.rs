@@ -131,7 +131,8 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Follows a chain of at most `limit` buffers, which is what a driver may make (1.2, 2.7.5.3.1).
+    /// Follows a chain of at most `limit` buffers, which is what a driver may make (1.2,
+    /// 2.7.5.3.1).
     fn collect(
         mut chain: DescriptorChain<&DeviceMemory>,
         limit: u16,
@@ -271,7 +272,9 @@ mod tests {
                 .zip(&lens)
                 .map(|(at, &len)| Segment { start: GuestAddress(at * 1000), len })
                 .collect();
-            let bytes = |(start, len): (GuestAddress, usize)| (start.0..start.0 + len as u64).collect::<Vec<_>>();
+            let bytes = |(start, len): (GuestAddress, usize)| {
+                (start.0..start.0 + len as u64).collect::<Vec<_>>()
+            };
             let all: Vec<u64> =
                 segments.iter().flat_map(|s| bytes((s.start, s.len as usize))).collect();
             let end = all.len().min((from + len) as usize);

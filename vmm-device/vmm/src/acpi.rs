@@ -34,8 +34,8 @@ pub(crate) const RESET_VALUE: u8 = 6;
 pub(crate) const CMOS_CENTURY: u8 = 0x32;
 
 /// Makes the tables of a machine with `vcpus` CPUs whose window for 64-bit BARs
-/// is `mmio64`, and that has an IOMMU if `viot` says so, as one block to be placed at [`layout::ACPI_START`]. It begins
-/// with the RSDP.
+/// is `mmio64`, and that has an IOMMU if `viot` says so, as one block to be placed at
+/// [`layout::ACPI_START`]. It begins with the RSDP.
 pub(crate) fn tables(vcpus: u8, mmio64: Range<u64>, viot: Option<Viot<'_>>) -> Vec<u8> {
     // The RSDP comes first but points to what follows.
     let mut block = Block { bytes: vec![0; Rsdp::len()] };

@@ -74,7 +74,10 @@ pub enum Error {
     #[error("not a bootable guest program: {0}")]
     Image(String),
     /// The command line is longer than the boot protocol allows or has a NUL.
-    #[error("guest command line of {0} bytes: at most {max} without NUL bytes", max = crate::layout::COMMAND_LINE_MAX)]
+    #[error(
+        "guest command line of {0} bytes: at most {max} without NUL bytes",
+        max = crate::layout::COMMAND_LINE_MAX
+    )]
     CommandLine(usize),
     /// The kernel, its initrd or its command line cannot be booted.
     #[error("cannot boot this kernel: {0}")]

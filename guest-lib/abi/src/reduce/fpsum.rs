@@ -8,14 +8,14 @@
 //!
 //! *Ours*, as the layout of bits is not public:
 //!
-//! - A number is `significand * 2^(80 * (code - 15))`, its exponent code 0 to 30. A double `m * 2^q`
-//!   with an integer `m` below 2^53 has the exponent `80 * floor(q / 80)`: its significand takes up
-//!   to 132 bits and the sign, which leaves room for sums of 2^22 of them.
+//! - A number is `significand * 2^(80 * (code - 15))`, its exponent code 0 to 30. A double
+//!   `m * 2^q` with an integer `m` below 2^53 has the exponent `80 * floor(q / 80)`: its
+//!   significand takes up to 132 bits and the sign, which leaves room for sums of 2^22 of them.
 //! - Code 31 is for what is no finite number: bits 0, 1, 2 of the significand say that there was a
 //!   NaN, +infinity, -infinity. Their sum has all bits of both.
-//! - Significands are in bits 154:0 in two's complement, exponent codes in bits 159:155. In 320 bits
-//!   the digit with the greater exponent is at bits 159:0, the other at bits 314:160; bits 319:315
-//!   are 0. Three inputs lie in a row, without gaps; so do three sums.
+//! - Significands are in bits 154:0 in two's complement, exponent codes in bits 159:155. In 320
+//!   bits the digit with the greater exponent is at bits 159:0, the other at bits 314:160; bits
+//!   319:315 are 0. Three inputs lie in a row, without gaps; so do three sums.
 //! - Zero has the exponent code 0. It has no sign: a sum of negative zeros is +0.
 //! - A result is rounded to the nearest double, ties to even, once, at the end; beyond the greatest
 //!   double it is an infinity. A NaN, or infinities of both signs, give the NaN 0x7ff8000000000000.

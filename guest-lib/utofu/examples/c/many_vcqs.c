@@ -38,7 +38,8 @@ static void body(int rank, int size)
     if (rank == 0) {
         for (size_t t = 0; t < count; t++)
             for (int v = 0; v < VCQS; v++)
-                OK(utofu_put_piggyback8(vcqs[t][v], ids[1][t][v], t * 100 + v + 1, places[1][t][v], 8, v,
+                OK(utofu_put_piggyback8(vcqs[t][v], ids[1][t][v], t * 100 + v + 1, places[1][t][v],
+                                        8, v,
                                         UTOFU_ONESIDED_FLAG_TCQ_NOTICE |
                                             UTOFU_ONESIDED_FLAG_REMOTE_MRQ_NOTICE,
                                         (void *)&numbers[t][v]));

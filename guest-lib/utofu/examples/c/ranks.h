@@ -107,7 +107,8 @@ static inline void share(void *array, size_t bytes)
         /* What the poll finds is nothing; it lets others have the processor. */
         while (__atomic_load_n(&ranks_in.turns[half][rank], __ATOMIC_ACQUIRE) < ranks_turn)
             utofu_poll_tcq(ranks_vcq, 0, &cbdata);
-        if (bytes > 0) memcpy((uint8_t *)array + (size_t)rank * bytes, ranks_in.data[half][rank], bytes);
+        if (bytes > 0)
+            memcpy((uint8_t *)array + (size_t)rank * bytes, ranks_in.data[half][rank], bytes);
     }
 }
 

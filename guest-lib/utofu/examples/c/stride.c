@@ -20,7 +20,8 @@ static void body(int rank, int size)
 {
     matrix *m = aligned_alloc(256, (sizeof(matrix) + 255) / 256 * 256);
     for (int row = 0; row < ROWS; row++)
-        for (int column = 0; column < COLUMNS + 2; column++) (*m)[row][column] = value(rank, row, column);
+        for (int column = 0; column < COLUMNS + 2; column++)
+            (*m)[row][column] = value(rank, row, column);
     utofu_vcq_hdl_t vcq;
     utofu_stadd_t mine;
     OK(utofu_create_vcq_with_cmp_id(0, 7, 0, &vcq));

@@ -1,6 +1,7 @@
 /*
  * uTofu with jTofu: the job's ranks form a two-dimensional torus (JTOFU_MAPINFO_NODE=4x3, say, or
- * what the launcher was told), and each sends its number to its four neighbours. Neighbours are one hop apart.
+ * what the launcher was told), and each sends its number to its four neighbours. Neighbours are one
+ * hop apart.
  */
 #include <jtofu.h>
 #include <string.h>
@@ -20,7 +21,8 @@ static void need(int code, const char *what)
 }
 
 /* The rank some steps away in the torus, and its node. */
-static jtofu_rank_t neighbour(union jtofu_log_coords at, int x, int y, union jtofu_phys_coords *node)
+static jtofu_rank_t neighbour(union jtofu_log_coords at, int x, int y,
+                              union jtofu_phys_coords *node)
 {
     union jtofu_log_coords size;
     jtofu_rank_t rank;

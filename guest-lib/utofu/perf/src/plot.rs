@@ -102,7 +102,8 @@ fn plot(svg: &mut String, top: f64, title: &str, lines: &[Line]) {
 pub(crate) fn svg(rows: &[Row]) -> String {
     let mut svg = format!(
         "<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{}' \
-         font-family='sans-serif' font-size='12'>\n<rect width='100%' height='100%' fill='white'/>\n",
+         font-family='sans-serif' font-size='12'>\n\
+         <rect width='100%' height='100%' fill='white'/>\n",
         2.0 * HEIGHT
     );
     let latency = lines(rows, |row| row.p50_us);

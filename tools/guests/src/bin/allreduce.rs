@@ -21,7 +21,8 @@ fn allreduce() -> Result<(), Error> {
     let (nodes, own) = (comm.nodes(), gates.count(&comm));
     let algorithm = gates.choice().algorithm;
     println!(
-        "{nodes} nodes, {algorithm}, {own} gates here: all operations verified {rounds} times, {us} us"
+        "{nodes} nodes, {algorithm}, {own} gates here: \
+         all operations verified {rounds} times, {us} us"
     );
     // Gates of others may still be about to send to this node's.
     comm.barrier()

@@ -24,8 +24,8 @@ const SERVERS: usize = 16;
 /// nanoseconds.
 const START_NS: u64 = 60_000_000_000;
 const PAGE_NS: u64 = 20_000_000_000;
-/// How long the ends of connections are waited for: the last acknowledgement may have been lost, and
-/// who sent it be gone.
+/// How long the ends of connections are waited for: the last acknowledgement may have been lost,
+/// and who sent it be gone.
 const END_NS: u64 = 2_000_000_000;
 /// Longest request that is looked at, in bytes.
 const MAX_REQUEST: usize = 1024;

@@ -1,9 +1,9 @@
 //! Boot firmware: fetches what the node is to run from a boot server, and starts it.
 //!
 //! Command line: `shape=` and `torus=` tell the machine, as for all programs; `server=N` the
-//! number of the node with the boot server (without it, it is looked for by broadcast); `patience_ms=N` after
-//! how many milliseconds of silence to give up (10000). What goes over the wire is in the manual
-//! (docs/src/reference/netboot.md).
+//! number of the node with the boot server (without it, it is looked for by broadcast);
+//! `patience_ms=N` after how many milliseconds of silence to give up (10000). What goes over the
+//! wire is in the manual (docs/src/reference/netboot.md).
 
 #![no_std]
 #![no_main]

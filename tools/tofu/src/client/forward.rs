@@ -1,7 +1,8 @@
 //! `tofu forward`: ports of this host that lead to ports of nodes.
 //!
-//! This process listens. For each connection, or each sender of datagrams, it asks the machine for a stream to the node, and
-//! passes bytes on; so a machine's process, which gives up its rights, opens no port.
+//! This process listens. For each connection, or each sender of datagrams, it asks the machine for
+//! a stream to the node, and passes bytes on; so a machine's process, which gives up its rights,
+//! opens no port.
 
 mod udp;
 
@@ -29,9 +30,9 @@ use crate::{rundir, signals};
 
 /// Make ports of this host lead to ports of a machine's nodes
 ///
-/// The machine must have a gateway: tofu up --gateway. Ports are of TCP but with --udp. Each connection to the port becomes one from
-/// the gateway to the node, over the torus. Needs no rights. Runs until Ctrl-C, or until the
-/// machine ends.
+/// The machine must have a gateway: tofu up --gateway. Ports are of TCP but with --udp. Each
+/// connection to the port becomes one from the gateway to the node, over the torus. Needs no
+/// rights. Runs until Ctrl-C, or until the machine ends.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ForwardArgs {
@@ -82,7 +83,8 @@ impl FromStr for Forward {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let allowed = || {
             format!(
-                "{text}: a forward is [ADDRESS:]PORT:NODE:PORT, such as 8080:0:80 or 127.0.0.1:8080:0:80"
+                "{text}: a forward is [ADDRESS:]PORT:NODE:PORT, \
+                 such as 8080:0:80 or 127.0.0.1:8080:0:80"
             )
         };
         let (rest, port) = text.rsplit_once(':').ok_or_else(allowed)?;

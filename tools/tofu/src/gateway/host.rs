@@ -105,8 +105,8 @@ fn check_routes(ours: Prefix, machine: u8, text: &str) -> anyhow::Result<()> {
     }
     let other = (machine + 1) % 8;
     bail!(
-        "the machine's addresses {ours} collide with the route {to} of {interface}; give it another \
-         number, as with --ip-number {other}, or --tap off"
+        "the machine's addresses {ours} collide with the route {to} of {interface}; give it \
+         another number, as with --ip-number {other}, or --tap off"
     )
 }
 

@@ -239,7 +239,8 @@ proptest! {
         for change in changes {
             match change {
                 Change::Map { page, count, from } => {
-                    let taken = model[page as usize..(page + count) as usize].iter().any(Option::is_some);
+                    let pages = page as usize..(page + count) as usize;
+                    let taken = model[pages].iter().any(Option::is_some);
                     let place = [from * PAGE, BASE + page * PAGE, count * PAGE];
                     let expected = if taken { Err(EEXIST) } else { Ok(()) };
                     prop_assert_eq!(client.try_map(Some(&file), place), expected);

@@ -261,7 +261,8 @@ fn have_qemu(test: &str) -> bool {
     let have = std::env::var_os("QEMU").is_some();
     if !have {
         eprintln!(
-            "SKIP {test}: QEMU= names no QEMU of version 10.1 or later; ci/test --tier linux has one"
+            "SKIP {test}: QEMU= names no QEMU of version 10.1 or later; \
+             ci/test --tier linux has one"
         );
     }
     have

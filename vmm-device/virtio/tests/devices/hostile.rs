@@ -212,9 +212,14 @@ fn step() -> impl Strategy<Value = Step> {
         prop_oneof![0u64..64, regs::NOTIFY_AT..regs::NOTIFY_AT + 8, 0u64..0x4010, any::<u64>()];
     prop_oneof![
         1 => (0u64..4, place, bytes)
-            .prop_map(|(queue, at, data)| Step::Scribble { place: QUEUES + queue * 0x1_0000 + at, data }),
+            .prop_map(|(queue, at, data)| Step::Scribble {
+                place: QUEUES + queue * 0x1_0000 + at,
+                data,
+            }),
         8 => (0u16..9, address, len, 0u16..8, 0u16..9)
-            .prop_map(|(index, at, len, flags, next)| Step::Descriptor { index, at, len, flags, next }),
+            .prop_map(|(index, at, len, flags, next)| {
+                Step::Descriptor { index, at, len, flags, next }
+            }),
         8 => (0u16..9).prop_map(Step::Publish),
         1 => (0u8..3, fields, any::<u64>(), 0usize..4)
             .prop_map(|(bar, offset, data, width)| Step::Bar { bar, offset, data, width }),

@@ -135,7 +135,8 @@ static void body(int rank, int size)
      * place.
      */
     utofu_stadd_t none;
-    uint8_t *hole = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *hole =
+        mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     IS(mprotect(hole + 4096, 4096, PROT_NONE), 0);
     IS(utofu_reg_mem(vcq, hole + 4096, 10, 0, &none), UTOFU_ERR_INVALID_ADDRESS);
     IS(utofu_reg_mem(vcq, hole, 3 * 4096, 0, &none), UTOFU_ERR_INVALID_ADDRESS);
@@ -151,7 +152,8 @@ static void body(int rank, int size)
     meet();
     if (rank == 0) {
         IS(put(mine, theirs, 4096), UTOFU_ERR_TCQ_OTHER);
-        OK(utofu_put_piggyback8(vcq, ids[1], 1, theirs, 8, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL));
+        OK(utofu_put_piggyback8(vcq, ids[1], 1, theirs, 8, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE,
+                                NULL));
         IS(end(), UTOFU_ERR_TCQ_OTHER);
         OK(utofu_armw8(vcq, ids[1], UTOFU_ARMW_OP_ADD, 1, theirs, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE,
                        NULL));

@@ -165,7 +165,8 @@ proptest! {
             prop_assert_eq!(space.mapped(), mapped);
             let Step::Access(number, at, len, access) = step else { continue };
             let mut found = Vec::new();
-            let result = endpoint(&space, number).begin().translate(at, len, access, &mut |at, len| {
+            let endpoint = endpoint(&space, number);
+            let result = endpoint.begin().translate(at, len, access, &mut |at, len| {
                 found.extend(at..at + len as u64);
             });
             let bytes = at..at + len as u64;
