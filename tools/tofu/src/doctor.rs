@@ -165,7 +165,7 @@ pub(crate) fn run(json: bool) -> anyhow::Result<u8> {
     let mut report = Report {
         can_run: false,
         version: env!("CARGO_PKG_VERSION"),
-        rustc: env!("TOFU_RUSTC_VERSION"),
+        rustc: tofu_programs::RUSTC_VERSION,
         kernel: host::kernel(),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         memory_total: host::memory_total(),

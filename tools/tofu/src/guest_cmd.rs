@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use serde_json::json;
+use tofu_programs::{BARE, LINUX, Shipped, for_bare, for_linux};
 
 use crate::cli::GuestCommand;
-use crate::guests::{LINUX, SHIPPED, Shipped, for_linux};
 
 /// Runs `tofu guest`.
 pub(crate) fn run(command: &GuestCommand) -> anyhow::Result<u8> {
@@ -31,7 +31,7 @@ pub(crate) fn run(command: &GuestCommand) -> anyhow::Result<u8> {
 
 fn list(json: bool) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
-    let is_bare = |name: &str| SHIPPED.iter().any(|shipped| shipped.name == name);
+    let is_bare = |name: &str| for_bare(name).is_some();
     let linux_only: Vec<&Shipped> = LINUX.iter().filter(|guest| !is_bare(guest.name)).collect();
     if json {
         let bytes = |guest: &Shipped| guest.image.len();
@@ -39,14 +39,14 @@ fn list(json: bool) -> anyhow::Result<u8> {
             json!({ "name": guest.name, "summary": guest.summary, "bytes": bare,
                     "linux_bytes": linux })
         };
-        let both = SHIPPED.iter().map(|g| entry(g, Some(bytes(g)), for_linux(g.name).map(bytes)));
+        let both = BARE.iter().map(|g| entry(g, Some(bytes(g)), for_linux(g.name).map(bytes)));
         let only = linux_only.iter().map(|g| entry(g, None, Some(bytes(g))));
         writeln!(out, "{}", serde_json::Value::from_iter(both.chain(only)))?;
         return Ok(0);
     }
-    let all = SHIPPED.iter().chain(LINUX);
+    let all = BARE.iter().chain(LINUX);
     let width = all.map(|guest| guest.name.len()).max().unwrap_or(0);
-    for guest in SHIPPED {
+    for guest in BARE {
         writeln!(out, "{:width$}  {}", guest.name, guest.summary)?;
     }
     writeln!(out, "\n  on Linux nodes only:")?;

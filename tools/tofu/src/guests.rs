@@ -1,29 +1,14 @@
 //! Guest programs: the shipped ones and files.
 //!
-//! The shipped ones come from the build script, in two lists: [`SHIPPED`] for nodes without an
-//! operating system, [`LINUX`] for Linux nodes: the same programs, and tools.
+//! The shipped ones come in two lists: [`BARE`] for nodes without an operating system, [`LINUX`] for
+//! Linux nodes: the same programs, and tools.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A program for nodes that is part of `tofu`.
-pub(crate) struct Shipped {
-    /// What the user calls it.
-    pub(crate) name: &'static str,
-    /// One line about it.
-    pub(crate) summary: &'static str,
-    /// The ELF file.
-    pub(crate) image: &'static [u8],
-}
-
-include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
-
-/// The shipped program of that name for Linux nodes.
-pub(crate) fn for_linux(name: &str) -> Option<&'static Shipped> {
-    LINUX.iter().find(|shipped| shipped.name == name)
-}
+use tofu_programs::{BARE, LINUX, for_bare, for_linux};
 
 /// The name of a program, for people, and what is in its file. A file of more than `most` bytes, or
 /// what is no regular file, is refused before it is read.
@@ -55,7 +40,7 @@ impl GuestName {
     /// What the user means by `text`: the name of a shipped guest, or a path, which
     /// has a `/` or ends in `.elf`. A relative one starts at `folder`.
     pub(crate) fn find(text: &str, folder: &Path) -> Option<Self> {
-        if SHIPPED.iter().chain(LINUX).any(|shipped| shipped.name == text) {
+        if BARE.iter().chain(LINUX).any(|shipped| shipped.name == text) {
             return Some(Self::Shipped(text.to_owned()));
         }
         let is_path = text.contains('/') || text.ends_with(".elf");
@@ -64,7 +49,7 @@ impl GuestName {
 
     /// What can be given.
     pub(crate) fn allowed() -> String {
-        let names: Vec<_> = SHIPPED.iter().map(|shipped| shipped.name).collect();
+        let names: Vec<_> = BARE.iter().map(|shipped| shipped.name).collect();
         format!(
             "one of {} or the path of an ELF file (with a / or ending in .elf)",
             names.join(", ")
@@ -127,7 +112,7 @@ impl Guest {
     pub(crate) fn load(name: &GuestName) -> Result<Self, GuestError> {
         match name {
             GuestName::Shipped(wanted) => {
-                let shipped = SHIPPED.iter().find(|shipped| shipped.name == wanted);
+                let shipped = for_bare(wanted);
                 let shipped = shipped.ok_or_else(|| match for_linux(wanted) {
                     Some(_) => GuestError::LinuxOnly(wanted.clone()),
                     None => GuestError::Unknown(wanted.clone()),
@@ -179,8 +164,8 @@ mod tests {
 
     #[test]
     fn shipped_guests_boot() {
-        assert!(!SHIPPED.is_empty());
-        for shipped in SHIPPED {
+        assert!(!BARE.is_empty());
+        for shipped in BARE {
             assert_eq!(check_elf(shipped.image), Ok(()), "{}", shipped.name);
             assert!(!shipped.summary.is_empty(), "{} has no description", shipped.name);
         }

@@ -17,6 +17,7 @@ use tofu_icc::SharedPages;
 use tofu_machine::capture::CaptureConfig;
 use tofu_machine::{DoorbellBackend, Doorbells, Generation, Machine, MachineConfig};
 use tofu_pci::PciFunction;
+use tofu_programs::FIRMWARE;
 use tofu_sandbox::Role;
 use tofu_vmm::{Attachment, Hypervisor, Vm, VmConfig, Windows};
 use vm_memory::{GuestMemoryBackend, MmapRegion};
@@ -282,7 +283,7 @@ fn boot(
     }
     match plan.boot_server.filter(|_| vm_plan.boot == BootFrom::Tofu) {
         None => vm.boot(&vm_plan.guest.image, &command_line(plan, vm_plan))?,
-        Some(server) => vm.boot(netboot::FIRMWARE, &netboot::firmware_line(plan, &server))?,
+        Some(server) => vm.boot(FIRMWARE, &netboot::firmware_line(plan, &server))?,
     }
     vm.on_thread_start(move |_| first());
     let ends = events.clone();

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use crate::guests::{GuestError, GuestName, LINUX, Shipped, for_linux, read_program};
+use tofu_programs::{LINUX, Shipped, for_linux};
+
+use crate::guests::{GuestError, GuestName, read_program};
 
 /// A program for Linux nodes, in memory.
 #[derive(Clone, Debug)]

@@ -21,6 +21,7 @@ use tofu_gateway::{Config, IoNode, Prepared};
 use tofu_machine::Machine;
 use tofu_netboot::wire::{Kind, MTU};
 use tofu_netboot::{Boot, Content, Fault, Server};
+use tofu_programs::FIRMWARE;
 use tofu_sandbox::Role;
 
 use self::tenant::BootServer;
@@ -28,8 +29,6 @@ use crate::confine::Confinement;
 use crate::plan::Plan;
 use crate::runner::{self, Event};
 use crate::units::Timeout;
-
-pub(crate) use crate::guests::FIRMWARE;
 
 /// Where a node's guest or kernel comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

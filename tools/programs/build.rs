@@ -33,7 +33,7 @@ const FIRMWARE: &str = "tofu-boot";
 /// Packages of this workspace whose programs run on Linux nodes.
 const LINUX: [&str; 5] = ["tofu-agent", "tofu-guest", "tofu-guests-linux", "tofu-net", "tofud"];
 
-/// What the programs are built from, from this folder.
+/// What the programs are built from, relative to this folder.
 const SOURCES: [&str; 15] = [
     "../../Cargo.lock",
     "../../guest-lib/abi",
@@ -100,10 +100,9 @@ fn write_code(out: &Path, firmware: &[Program], bare: &[Program], linux: &[Progr
         format!("include_bytes!({image:?})")
     });
     let image = image.unwrap_or_else(|| "&[]".to_owned());
-    let mut code = format!(
-        "/// The boot firmware of small guests.\npub(crate) static FIRMWARE: &[u8] = {image};\n"
-    );
-    list(&mut code, "SHIPPED", "The guest programs in tools/guests, by name.", bare);
+    let mut code =
+        format!("/// The boot firmware of small guests.\npub static FIRMWARE: &[u8] = {image};\n");
+    list(&mut code, "BARE", "The guest programs in tools/guests, by name.", bare);
     list(&mut code, "LINUX", "The programs for Linux nodes, by name.", linux);
     fs::write(out.join("shipped.rs"), code).expect("OUT_DIR is writable");
 }
@@ -166,7 +165,7 @@ fn programs(
 
 /// Adds a list of programs to the code.
 fn list(code: &mut String, list: &str, what: &str, programs: &[Program]) {
-    code.push_str(&format!("/// {what}\npub(crate) static {list}: &[Shipped] = &[\n"));
+    code.push_str(&format!("/// {what}\npub static {list}: &[Shipped] = &[\n"));
     for (name, summary, image) in programs {
         let image = image.to_str().expect("OUT_DIR is UTF-8");
         code.push_str(&format!(
