@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use tofu_control::MachineName;
 use tofu_fabric::Shape;
 
 use crate::client::capture::CaptureArgs;
@@ -17,9 +18,7 @@ use crate::map::MapArgs;
 use crate::netboot::BootArgs;
 use crate::run::RunArgs;
 use crate::sdk::SdkArgs;
-use crate::units::{
-    Cpus, Doorbell, Engines, GuestArgs, ImageName, MachineName, MemorySize, Timeout,
-};
+use crate::units::{Cpus, Doorbell, Engines, GuestArgs, ImageName, MemorySize, Timeout};
 
 /// Run a Tofu machine of virtual machines
 ///

@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::Deserialize;
-use toml::Spanned;
-
 use tofu_abi::Coords;
 use tofu_fabric::{Port, Shape};
 use tofu_machine::Generation;
+use toml::Spanned;
 
 use crate::faults::FaultSpec;
 use crate::guests::GuestName;

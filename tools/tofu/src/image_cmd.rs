@@ -1,23 +1,20 @@
-//! `tofu image`, and how the making of images is shown.
+//! `tofu image`.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use anyhow::Context;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use tofu_image::{Cache, Image, Kernel, Made, Module, Phase, Progress, Spec};
+use tofu_image::{Cache, Image, Kernel, Made, Module, Spec};
+use tofu_ui::{ImageProgress, Style, is_interrupted, signals};
 
 use crate::cli::ImageCommand;
 use crate::linux::guest;
-use crate::signals;
-use crate::ui::Style;
 
 /// Runs `tofu image` and returns the exit code.
 pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
@@ -25,7 +22,7 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
     let seen = Arc::clone(&cancelled);
     let _signals =
         signals::forward(move |_| seen.store(true, SeqCst)).context("cannot handle signals")?;
-    let progress = Shown::new(cancelled, Style::detect(false).progress);
+    let progress = ImageProgress::new(cancelled, Style::detect(false).progress);
     let cache = Cache::from_env()?;
     let result = match command {
         ImageCommand::Build { with, name, kernel, kernel_driver, modules, mirror, refresh } => {
@@ -71,12 +68,7 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
     }
 }
 
-/// Whether the user has stopped it.
-pub(crate) fn is_interrupted(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(tofu_image::Error::Interrupted))
-}
-
-fn build(cache: &Cache, spec: &Spec, progress: &Shown) -> anyhow::Result<()> {
+fn build(cache: &Cache, spec: &Spec, progress: &ImageProgress) -> anyhow::Result<()> {
     let image = cache.build(spec, progress)?;
     let qemu = cache.qemu(None, progress)?;
     progress.clear();
@@ -87,7 +79,7 @@ fn build(cache: &Cache, spec: &Spec, progress: &Shown) -> anyhow::Result<()> {
 }
 
 /// Says what came of a module.
-fn tell(made: &Made, progress: &Shown) -> anyhow::Result<()> {
+fn tell(made: &Made, progress: &ImageProgress) -> anyhow::Result<()> {
     progress.clear();
     eprint!("{}", made.said);
     if !made.ok {
@@ -101,7 +93,11 @@ fn tell(made: &Made, progress: &Shown) -> anyhow::Result<()> {
 }
 
 /// Becomes a program, or says why not.
-fn become_program(mut command: Command, args: &[OsString], progress: &Shown) -> anyhow::Result<()> {
+fn become_program(
+    mut command: Command,
+    args: &[OsString],
+    progress: &ImageProgress,
+) -> anyhow::Result<()> {
     progress.clear();
     let error = command.args(args).exec();
     Err(error).with_context(|| format!("cannot run {}", command.get_program().display()))
@@ -143,76 +139,4 @@ fn list(cache: &Cache, as_json: bool) -> anyhow::Result<()> {
         }
     }
     Ok(out.flush()?)
-}
-
-/// Progress on a terminal; without one, a line for each phase.
-pub(crate) struct Shown {
-    cancelled: Arc<AtomicBool>,
-    terminal: bool,
-    state: Mutex<(Option<Phase>, Option<ProgressBar>)>,
-}
-
-impl Shown {
-    /// Nothing is shown before something is to be done.
-    pub(crate) fn new(cancelled: Arc<AtomicBool>, terminal: bool) -> Self {
-        Self { cancelled, terminal, state: Mutex::default() }
-    }
-
-    /// Takes the bar away.
-    pub(crate) fn clear(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(bar) = state.1.take() {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        self.clear();
-    }
-}
-
-impl Progress for Shown {
-    fn update(&self, phase: Phase, done: u64, total: u64) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (last, bar) = &mut *state;
-        let begins = *last != Some(phase);
-        *last = Some(phase);
-        if !self.terminal {
-            if begins {
-                eprintln!("tofu: image: {phase}");
-            }
-            return;
-        }
-        let bar = bar.get_or_insert_with(|| {
-            let bar = ProgressBar::new(0);
-            bar.enable_steady_tick(Duration::from_millis(100));
-            bar
-        });
-        if begins {
-            let template = match phase {
-                Phase::Download => "{msg} {bar:24} {bytes}/{total_bytes} {elapsed}",
-                _ => "{msg} {spinner} {elapsed}",
-            };
-            if let Ok(style) = ProgressStyle::with_template(template) {
-                bar.set_style(style);
-            }
-            bar.set_message(format!("image: {phase}"));
-        }
-        bar.set_length(total);
-        bar.set_position(done);
-    }
-
-    fn note(&self, text: &str) {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match &state.1 {
-            Some(bar) => bar.suspend(|| eprintln!("tofu: image: {text}")),
-            None => eprintln!("tofu: image: {text}"),
-        }
-    }
-
-    fn cancelled(&self) -> bool {
-        self.cancelled.load(SeqCst)
-    }
 }

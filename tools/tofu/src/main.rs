@@ -25,12 +25,10 @@ mod map;
 mod netboot;
 mod plan;
 mod run;
-mod rundir;
 mod runner;
 mod sdk;
 mod serve;
 mod served;
-mod signals;
 mod stats;
 mod svg;
 mod topo;
@@ -43,7 +41,6 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-
 use cli::{Cli, Command};
 
 /// Bad input, or a host that cannot do what was asked.

@@ -6,12 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tofu_abi::Coords;
+use tofu_control::NodeName;
 use tofu_fabric::{FaultPlan, NodeId, Port, Shape};
 use tofu_machine::Generation;
 
 use crate::capture;
 use crate::cli::{ShapeArgs, UpArgs};
-use crate::client::NodeName;
 use crate::config::{ConfigError, LinkEntry, MachineFile, Settings};
 use crate::faults::FaultSpec;
 use crate::guests::{Guest, GuestError, GuestName};

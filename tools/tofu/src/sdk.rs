@@ -10,11 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use anyhow::{Context, bail};
 use clap::Args;
 use tofu_image::{Cache, Spec};
+use tofu_ui::{ImageProgress, Style, is_interrupted, signals};
 
-use crate::image_cmd::{Shown, is_interrupted};
 use crate::linux::guest;
-use crate::signals;
-use crate::ui::Style;
 use crate::units::ImageName;
 
 /// Write headers, libraries and pkg-config files for C programs to a folder
@@ -167,7 +165,7 @@ fn mpi(args: &SdkArgs, dir: &Path) -> anyhow::Result<bool> {
     let seen = Arc::clone(&cancelled);
     let _signals =
         signals::forward(move |_| seen.store(true, SeqCst)).context("cannot handle signals")?;
-    let progress = Shown::new(cancelled, Style::detect(false).progress);
+    let progress = ImageProgress::new(cancelled, Style::detect(false).progress);
     match copy_mpi(args, dir, &progress) {
         Ok(()) => Ok(true),
         Err(error) if is_interrupted(&error) => Ok(false),
@@ -175,7 +173,7 @@ fn mpi(args: &SdkArgs, dir: &Path) -> anyhow::Result<bool> {
     }
 }
 
-fn copy_mpi(args: &SdkArgs, dir: &Path, progress: &Shown) -> anyhow::Result<()> {
+fn copy_mpi(args: &SdkArgs, dir: &Path, progress: &ImageProgress) -> anyhow::Result<()> {
     let cache = Cache::from_env()?;
     let name = args.image.as_ref().map_or(MPI_IMAGE, |image| image.as_str());
     let image = match cache.find(name)? {

@@ -6,7 +6,9 @@ use std::sync::{Arc, mpsc};
 
 use anyhow::{Context, bail};
 use serde_json::json;
+use tofu_control::rundir::{RunDir, node_file};
 use tofu_machine::Doorbells;
+use tofu_ui::signals;
 use tofu_vfio_user::Backing;
 
 use crate::cli::ServeArgs;
@@ -15,10 +17,8 @@ use crate::linux::janitor::Janitor;
 use crate::linux::machine::Registry;
 use crate::linux::{control, qemu};
 use crate::plan::Network;
-use crate::rundir::{RunDir, node_file};
 use crate::runner::{self, Event};
 use crate::served::Served;
-use crate::signals;
 use crate::units::MemorySize;
 
 /// Sockets that are printed with their command lines; of more only the folder is.

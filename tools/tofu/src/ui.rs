@@ -7,6 +7,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tofu_abi::Coords;
+use tofu_ui::{Style, printable};
 
 use crate::netboot::board::{self, Line};
 use crate::plan::Plan;
@@ -35,31 +36,6 @@ impl NodeResult {
             (true, _) => "ok".into(),
             (false, Some(code)) => format!("exit code {code}"),
             (false, None) => self.kind.into(),
-        }
-    }
-}
-
-/// Where output goes and what it looks like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Style {
-    /// JSON events instead of text.
-    pub(crate) json: bool,
-    /// ANSI colours.
-    pub(crate) colour: bool,
-    /// A moving progress line on stderr.
-    pub(crate) progress: bool,
-}
-
-impl Style {
-    /// What suits the standard streams: colour only on a terminal and only if
-    /// NO_COLOR is unset or empty, progress only if stderr is a terminal.
-    pub(crate) fn detect(json: bool) -> Self {
-        use io::IsTerminal;
-        let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self {
-            json,
-            colour: !json && !no_colour && io::stdout().is_terminal(),
-            progress: !json && io::stderr().is_terminal(),
         }
     }
 }
@@ -354,16 +330,4 @@ impl Drop for Screen<'_> {
             bar.finish_and_clear();
         }
     }
-}
-
-/// A guest's text with control characters replaced, so that a guest cannot steer
-/// the user's terminal. Tabs become spaces.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| match c {
-            '\t' => ' ',
-            c if c.is_control() => '\u{fffd}',
-            c => c,
-        })
-        .collect()
 }

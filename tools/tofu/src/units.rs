@@ -8,8 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::Serialize;
 use tofu_abi::Coords;
-
-use crate::client::NodeName;
+use tofu_control::NodeName;
 
 /// Guest memory of a node in bytes: 2 MiB to 1 TiB in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -127,39 +126,6 @@ impl FromStr for Cpus {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
-    }
-}
-
-/// Name of a machine: it is a file name, too.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(transparent)]
-pub(crate) struct MachineName(String);
-
-impl MachineName {
-    pub(crate) const ALLOWED: &str = "1 to 32 letters, digits, - and _, and begins with a letter";
-
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for MachineName {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let letter = text.starts_with(|c: char| c.is_ascii_alphabetic());
-        let known = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
-        if letter && known && text.len() <= 32 {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(Self::ALLOWED)
-        }
-    }
-}
-
-impl fmt::Display for MachineName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -382,10 +348,6 @@ mod tests {
         assert_eq!("16".parse::<Cpus>(), Ok(Cpus(16)));
         for text in ["0", "17", "-1", "two"] {
             assert_eq!(text.parse::<Cpus>(), Err(Cpus::ALLOWED), "{text}");
-        }
-        assert!("a-machine_2".parse::<MachineName>().is_ok());
-        for text in ["", "..", "a/b", "2a", "-a", "a b", "ü", &"x".repeat(33)] {
-            assert_eq!(text.parse::<MachineName>(), Err(MachineName::ALLOWED), "{text}");
         }
         assert!("iperf3+mpich".parse::<ImageName>().is_ok());
         for text in ["", "+a", "a/b", &"x".repeat(65)] {

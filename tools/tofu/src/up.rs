@@ -8,21 +8,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use tofu_control::rundir::RunDir;
 use tofu_fabric::NodeId;
+use tofu_ui::{Style, printable, signals};
 
 use crate::cli::UpArgs;
 use crate::confine::Confinement;
-use crate::gateway;
-use crate::host;
-use crate::linux;
 use crate::linux::janitor::Janitor;
 use crate::linux::machine::Registry;
 use crate::netboot::board::{Board, Stage};
 use crate::plan::Plan;
-use crate::rundir::RunDir;
 use crate::runner::{Backend, Event, Machines, Outcome, Running};
-use crate::signals;
-use crate::ui::{NodeResult, Screen, Style, printable};
+use crate::ui::{NodeResult, Screen};
+use crate::{gateway, host, linux};
 
 /// A guest failed.
 const EXIT_FAILED: u8 = 1;

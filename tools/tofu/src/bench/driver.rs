@@ -12,16 +12,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tofu_image::{Cache, Kernel, Spec};
+use tofu_ui::{ImageProgress, Style};
 
 use super::ip::{BRIDGE, Figures, Say, Side, tofu0};
 use super::linux::{self, Guests, Lab, PEER, Ratio};
 use super::veth::Namespace;
 use crate::cli::{LinuxArgs, UpArgs};
 use crate::guests::GuestName;
-use crate::image_cmd::Shown;
 use crate::linux::guest::{self, LinuxGuest};
 use crate::linux::lan::Ethernet;
-use crate::ui::Style;
 use crate::units::{ImageName, MemorySize};
 
 /// The image with the driver and the programs that measure.
@@ -151,7 +150,8 @@ fn prepare() -> anyhow::Result<UpArgs> {
     if !cache.list()?.iter().any(|image| image.manifest.asked_kernel == kernel) {
         bail!("the kernel of the driver is not there: tofu image build --kernel-driver makes it");
     }
-    let progress = Shown::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
+    let progress =
+        ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     let spec = Spec::new(IMAGE)?.kernel(Kernel::Driver).programs(guest::tools()?);
     cache.build(&spec.with(PACKAGES)?, &progress)?;
     let (args, _) = linux::modes()?;

@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tofu_agent::wire::{Exec, Output, Program, Status};
+use tofu_control::rundir::RunDir;
 use tofu_image::{Cache, Silent, Spec};
 use tofu_machine::Doorbells;
+use tofu_ui::{ImageProgress, Style};
 
 use super::{Latency, foreign, up};
 use crate::cli::{LinuxArgs, UpArgs};
 use crate::confine::Confinement;
-use crate::image_cmd::Shown;
 use crate::linux::guest::{self, LinuxGuest};
 use crate::linux::janitor::Janitor;
 use crate::linux::kit::{self, Kit, kvm_runs_linux};
@@ -27,9 +28,7 @@ use crate::linux::machine::{Choice, Host, Registry};
 use crate::linux::node::LinuxNode;
 use crate::linux::{control, programs};
 use crate::plan::Plan;
-use crate::rundir::RunDir;
 use crate::runner::{self, Backend, Machines, Running};
-use crate::ui::Style;
 use crate::units::{Doorbell, ImageName, MemorySize};
 
 /// The image with the programs that are measured for comparison.
@@ -170,7 +169,8 @@ fn kvm() -> bool {
 
 /// Makes sure that everything is in the cache.
 pub(super) fn prepare() -> anyhow::Result<()> {
-    let progress = Shown::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
+    let progress =
+        ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
     Kit::prepare(None, &LinuxArgs::NONE, kvm(), &progress)?;
     kit::qemu(&progress)?;
     let cache = Cache::from_env()?;
@@ -452,7 +452,7 @@ fn succeeded(
     }
     let code = code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
     let last = said.lines().rev().find(|line| !line.trim().is_empty());
-    let last = crate::ui::printable(last.unwrap_or("no message").trim());
+    let last = tofu_ui::printable(last.unwrap_or("no message").trim());
     bail!("node {node}: {command}: exit code {code}: {last}")
 }
 

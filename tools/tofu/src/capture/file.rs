@@ -4,8 +4,6 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
-use pcap_file::DataLink;
-use pcap_file::Endianness;
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
 use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption, InterfaceTsResolution,
@@ -15,6 +13,7 @@ use pcap_file::pcapng::blocks::interface_statistics::{
 };
 use pcap_file::pcapng::blocks::section_header::{SectionHeaderBlock, SectionHeaderOption};
 use pcap_file::pcapng::{Block, PcapNgBlock, PcapNgWriter};
+use pcap_file::{DataLink, Endianness};
 use tofu_abi::Coords;
 use tofu_fabric::{Direction, Place};
 use tofu_machine::capture::{Capture, CaptureConfig, INTERFACES, Record, place};

@@ -12,33 +12,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
-use serde::{Deserialize, Serialize};
-use tofu_abi::Coords;
-use tofu_machine::capture::Capture;
-
 use file::Writer;
+use tofu_abi::Coords;
+use tofu_control::protocol::{CaptureLimits, CaptureSummary};
+use tofu_machine::capture::Capture;
 
 /// How often a capture without packets looks whether it is to end, and what it has is sent on.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// When a capture ends by itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Limits {
-    /// After so many packets.
-    pub(crate) count: Option<u64>,
-    /// After so many seconds.
-    pub(crate) seconds: Option<u64>,
-}
-
-/// What became of a capture.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Summary {
-    /// Packets in the file.
-    pub(crate) packets: u64,
-    /// Packets that the filter let through, but for which there was no place.
-    pub(crate) dropped: u64,
-    pub(crate) seconds: f64,
-}
 
 /// Writes what is captured to `out`, until a limit is reached or `stop` is set, with the counters
 /// of the interfaces at the end.
@@ -49,10 +29,10 @@ pub(crate) struct Summary {
 pub(crate) fn write(
     capture: &Capture,
     at: Coords,
-    limits: Limits,
+    limits: CaptureLimits,
     stop: &AtomicBool,
     out: &mut dyn Write,
-) -> io::Result<Summary> {
+) -> io::Result<CaptureSummary> {
     let (start, since) = (Instant::now(), SystemTime::now());
     let end = limits.seconds.map(|seconds| start + Duration::from_secs(seconds));
     let mut writer = Writer::new(out, at, capture.config())?;
@@ -79,7 +59,7 @@ pub(crate) fn write(
         packets += 1;
     }
     let dropped = writer.finish(capture, since)?;
-    Ok(Summary { packets, dropped, seconds: start.elapsed().as_secs_f64() })
+    Ok(CaptureSummary { packets, dropped, seconds: start.elapsed().as_secs_f64() })
 }
 
 /// A capture into a file from the start of a machine to its end.
@@ -107,7 +87,7 @@ impl Running {
         let thread = thread::Builder::new().name("capture".into());
         let thread = thread.spawn(move || {
             let mut out = io::BufWriter::new(&*to.file);
-            let written = write(&capture, to.at, Limits::default(), &seen, &mut out);
+            let written = write(&capture, to.at, CaptureLimits::default(), &seen, &mut out);
             if let Err(error) = written.and_then(|_| out.flush()) {
                 log::error!("capture {}: {error}", to.path.display());
             }

@@ -7,41 +7,18 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 
 use anyhow::Context;
-use serde::{Deserialize, Serialize};
 use tofu_abi::Coords;
 use tofu_agent::wire::{FrameReader, MAX_DATA, encode};
+use tofu_control::protocol::{CaptureReply, CaptureRequest, Reply, Request};
 use tofu_machine::capture::CaptureConfig;
 
-use super::{Limits, Summary};
-use crate::linux::control::{Reply, Request};
 use crate::linux::machine::Registry;
-
-/// What to capture.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Ask {
-    pub(crate) at: [u8; 6],
-    /// A bit for each interface.
-    pub(crate) interfaces: u32,
-    /// A bit for each kind.
-    pub(crate) kinds: u32,
-    pub(crate) snaplen: u32,
-    pub(crate) limits: Limits,
-}
-
-/// What comes of it.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
-    /// More of the file; the first one when the capture has begun.
-    Data(Vec<u8>),
-    /// The file is complete.
-    End(Summary),
-}
 
 /// Sends what is written to a client.
 struct Sender<'a>(&'a mut UnixStream);
 
 impl Sender<'_> {
-    fn say(&mut self, answer: Answer) -> io::Result<()> {
+    fn say(&mut self, answer: CaptureReply) -> io::Result<()> {
         let bytes = encode(&Reply::Capture(answer)).map_err(io::Error::other)?;
         self.0.write_all(&bytes)
     }
@@ -50,7 +27,7 @@ impl Sender<'_> {
 impl Write for Sender<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let some = &bytes[..bytes.len().min(MAX_DATA)];
-        self.say(Answer::Data(some.to_vec()))?;
+        self.say(CaptureReply::Data(some.to_vec()))?;
         Ok(some.len())
     }
 
@@ -68,17 +45,17 @@ pub(crate) fn serve(
     client: &mut UnixStream,
     mut requests: FrameReader<UnixStream>,
     registry: &Registry,
-    ask: &Ask,
+    request: &CaptureRequest,
 ) -> anyhow::Result<()> {
     let network = registry.running().context("the machine has not started yet")?;
-    let at = Coords::from_array(ask.at);
+    let at = Coords::from_array(request.at);
     let shape = network.wires().fabric().shape();
     let node =
         shape.node_id(at).with_context(|| format!("the machine {shape} has no node {at}"))?;
     let config = CaptureConfig {
-        interfaces: ask.interfaces,
-        kinds: ask.kinds,
-        snaplen: ask.snaplen as usize,
+        interfaces: request.interfaces,
+        kinds: request.kinds,
+        snaplen: request.snaplen as usize,
         ..CaptureConfig::new(node)
     };
     let stop = Arc::new(AtomicBool::new(false));
@@ -92,8 +69,8 @@ pub(crate) fn serve(
     thread.spawn(listen).context("no threads left")?;
     let capture = network.capture(config);
     let mut out = BufWriter::with_capacity(MAX_DATA, Sender(client));
-    let summary = super::write(&capture, at, ask.limits, &stop, &mut out)?;
+    let summary = super::write(&capture, at, request.limits, &stop, &mut out)?;
     out.flush()?;
-    out.get_mut().say(Answer::End(summary))?;
+    out.get_mut().say(CaptureReply::End(summary))?;
     Ok(())
 }

@@ -8,15 +8,14 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::json;
+use tofu_control::protocol::{
+    CaptureLimits, CaptureReply, CaptureRequest, CaptureSummary, Reply, Request,
+};
+use tofu_control::{Connection, find_machine, parse_node, shape};
+use tofu_ui::signals;
 
-use super::link::shape;
-use super::{Connection, find_machine, parse_node};
 use crate::capture::file::WholeBlocks;
 use crate::capture::select::{Kinds, Places};
-use crate::capture::serve::{Answer, Ask};
-use crate::capture::{Limits, Summary};
-use crate::linux::control::{Reply, Request};
-use crate::signals;
 
 /// Write what goes through a node's ports and network interfaces into a file for Wireshark
 ///
@@ -89,12 +88,12 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
         let cannot = || format!("cannot write {}", args.write.display());
         Box::new(File::create(&args.write).with_context(cannot)?)
     };
-    let request = Request::Capture(Ask {
+    let request = Request::Capture(CaptureRequest {
         at: at.to_array(),
         interfaces: args.on.iter().map(|places| places.0).reduce(union).unwrap_or(Places::ALL.0),
         kinds: args.kind.iter().map(|kinds| kinds.0).reduce(union).unwrap_or(Kinds::ALL.0),
         snaplen: args.snaplen,
-        limits: Limits { count: args.count, seconds: args.seconds },
+        limits: CaptureLimits { count: args.count, seconds: args.seconds },
     });
     let mut connection = Connection::open(&control, &request)?;
     let stream = connection.stream()?;
@@ -107,7 +106,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
     let mut begun = false;
     let summary = loop {
         match connection.answer()? {
-            Reply::Capture(Answer::Data(bytes)) => {
+            Reply::Capture(CaptureReply::Data(bytes)) => {
                 file.add(&bytes).with_context(|| match to_stdout {
                     true => "standard output".to_owned(),
                     false => format!("cannot write {}", args.write.display()),
@@ -117,7 +116,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
                 }
                 begun = true;
             }
-            Reply::Capture(Answer::End(summary)) => break summary,
+            Reply::Capture(CaptureReply::End(summary)) => break summary,
             _ => bail!("not an answer"),
         }
     };
@@ -129,8 +128,8 @@ const fn union(a: u32, b: u32) -> u32 {
     a | b
 }
 
-fn report(summary: &Summary, as_json: bool, to_stderr: bool) {
-    let Summary { packets, dropped, seconds } = summary;
+fn report(summary: &CaptureSummary, as_json: bool, to_stderr: bool) {
+    let CaptureSummary { packets, dropped, seconds } = summary;
     if as_json {
         let line = json!({ "packets": packets, "dropped": dropped, "seconds": seconds });
         if to_stderr {

@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
+use tofu_control::protocol::Request;
+use tofu_control::{Connection, find_node};
 
-use super::{Connection, find_node};
 use crate::cli::ConsoleArgs;
-use crate::linux::control::Request;
 
 /// Ctrl-].
 const ESCAPE: u8 = 0x1d;

@@ -7,9 +7,9 @@ use std::thread;
 use anyhow::{Context, bail};
 use tofu_agent::files;
 use tofu_agent::wire::{Exec, Output, Program, Status};
+use tofu_control::{MachineName, NodeName, RemoteProgram, find_node};
+use tofu_ui::printable;
 
-use super::exec::Remote;
-use super::{NodeName, find_node};
 use crate::cli::CpArgs;
 
 /// How much of the other side's complaint is shown, in bytes.
@@ -46,7 +46,7 @@ impl<'a> Place<'a> {
         let name = node.rsplit_once('/').map_or(node, |(_, name)| name);
         let machine = node.strip_suffix(name).and_then(|machine| machine.strip_suffix('/'));
         let is_node = NodeName::parse(name).is_some()
-            && machine.is_none_or(|machine| machine.parse::<crate::units::MachineName>().is_ok());
+            && machine.is_none_or(|machine| machine.parse::<MachineName>().is_ok());
         if is_node { Self::There(node, path) } else { Self::Here(text) }
     }
 }
@@ -62,7 +62,8 @@ fn send(from: &str, node: &str, to: &str) -> anyhow::Result<()> {
     files::name_of(Path::new(from))?;
     std::fs::metadata(from).with_context(|| format!("cannot read {from}"))?;
     let found = find_node(node)?;
-    let remote = Remote::start(&found.control, found.node.index, agent(["unpack", to], true))?;
+    let remote =
+        RemoteProgram::start(&found.control, found.node.index, agent(["unpack", to], true))?;
     let (reader, writer) = io::pipe().context("no pipes left")?;
     let mut complaint = Vec::new();
     let (packed, status) = thread::scope(|scope| {
@@ -86,7 +87,8 @@ fn send(from: &str, node: &str, to: &str) -> anyhow::Result<()> {
 fn fetch(node: &str, from: &str, to: &str) -> anyhow::Result<()> {
     files::name_of(Path::new(from))?;
     let found = find_node(node)?;
-    let remote = Remote::start(&found.control, found.node.index, agent(["pack", from], false))?;
+    let remote =
+        RemoteProgram::start(&found.control, found.node.index, agent(["pack", from], false))?;
     let (reader, mut writer) = io::pipe().context("no pipes left")?;
     let mut complaint = Vec::new();
     let (unpacked, status) = thread::scope(|scope| {
@@ -120,10 +122,10 @@ fn complain(complaint: &mut Vec<u8>, bytes: &[u8]) -> io::Result<()> {
 
 fn check(status: Status, complaint: &[u8], node: &str) -> anyhow::Result<()> {
     let complaint = String::from_utf8_lossy(complaint);
-    let complaint = crate::ui::printable(complaint.trim());
+    let complaint = printable(complaint.trim());
     match status {
         Status::Code(0) => Ok(()),
-        Status::NotRun { why, .. } => bail!("node {node}: {}", crate::ui::printable(&why)),
+        Status::NotRun { why, .. } => bail!("node {node}: {}", printable(&why)),
         _ if complaint.is_empty() => bail!("node {node}: copying was ended there"),
         _ => bail!("node {node}: {complaint}"),
     }

@@ -1,23 +1,19 @@
 //! `tofu exec`.
 
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{self, Write};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tofu_abi::Coords;
-use tofu_agent::wire::{
-    Exec, FromProgram, MAX_DATA, Output, Program, Status, ToProgram, WINDOW, encode,
-};
+use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
+use tofu_control::protocol::NodeInfo;
+use tofu_control::{RemoteProgram, find_machine, find_node, info};
+use tofu_ui::printable;
 
-use super::{Connection, find_machine, find_node, info};
 use crate::cli::ExecArgs;
-use crate::linux::control::{NodeInfo, Reply, Request};
-use crate::linux::flow::Credit;
 
 /// Runs `tofu exec` and returns the exit code.
 pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<u8> {
@@ -32,8 +28,8 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<u8> {
     }
     let Some(node) = &args.node else { bail!("name a node, or give --all") };
     let found = find_node(node)?;
-    let program = Remote::start(&found.control, found.node.index, exec)?;
-    program.forward_signals()?;
+    let program = RemoteProgram::start(&found.control, found.node.index, exec)?;
+    forward_signals(&program)?;
     let from = program.clone();
     thread::spawn(move || from.feed(io::stdin()));
     let status = program.follow(|output, bytes| match output {
@@ -44,107 +40,30 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<u8> {
         Output::Err => io::stderr().lock().write_all(bytes),
     })?;
     if let Status::NotRun { why, .. } = &status {
-        eprintln!("tofu: node {node}: {}", crate::ui::printable(why));
+        eprintln!("tofu: node {node}: {}", printable(why));
     }
     Ok(status.exit_code())
 }
 
-/// A program on a node, as seen from a command.
-#[derive(Clone)]
-pub(crate) struct Remote {
-    out: Arc<Mutex<UnixStream>>,
-    input: Arc<Mutex<Option<Connection>>>,
-    credit: Arc<Credit>,
-}
-
-impl Remote {
-    /// Starts it.
-    pub(crate) fn start(control: &Path, node: u32, exec: Exec) -> anyhow::Result<Self> {
-        let connection = Connection::open(control, &Request::Exec { node, exec })?;
-        let out = Arc::new(Mutex::new(connection.out.try_clone()?));
-        let input = Arc::new(Mutex::new(Some(connection)));
-        Ok(Self { out, input, credit: Arc::new(Credit::new(WINDOW)) })
-    }
-
-    /// Tells it something.
-    pub(crate) fn say(&self, what: ToProgram) -> anyhow::Result<()> {
-        let frame = encode(&Request::To(what))?;
-        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
-        out.write_all(&frame).context("the machine has ended")
-    }
-
-    /// Gives it everything that can be read.
-    pub(crate) fn feed(&self, mut input: impl Read) {
-        let mut buffer = vec![0; MAX_DATA];
-        loop {
-            let most = self.credit.wait(MAX_DATA);
-            match input.read(&mut buffer[..most]) {
-                Ok(0) => break,
-                Ok(n) => {
-                    self.credit.spend(n);
-                    if self.say(ToProgram::Input(buffer[..n].to_vec())).is_err() {
-                        return;
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // As at a closed terminal.
-                Err(_) => break,
+/// Passes signals of this process on to a program, until the process ends.
+fn forward_signals(program: &RemoteProgram) -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])?;
+    let program = program.clone();
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            if program.say(ToProgram::Signal(signal)).is_err() {
+                return;
             }
         }
-        // If it cannot be told, it has ended.
-        let _ = self.say(ToProgram::InputEnd);
-    }
-
-    /// Lets [`Remote::feed`] end by finding out that the program has.
-    pub(crate) fn give_up(&self) {
-        self.credit.grant(u32::MAX);
-    }
-
-    /// Passes signals of this process on, until the process ends.
-    fn forward_signals(&self) -> anyhow::Result<()> {
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])?;
-        let remote = self.clone();
-        thread::spawn(move || {
-            for signal in signals.forever() {
-                if remote.say(ToProgram::Signal(signal)).is_err() {
-                    return;
-                }
-            }
-        });
-        Ok(())
-    }
-
-    /// Takes its output until it ends.
-    ///
-    /// # Errors
-    ///
-    /// If the node or machine is gone; or `output` fails, upon which the program is killed.
-    pub(crate) fn follow(
-        &self,
-        mut output: impl FnMut(Output, &[u8]) -> io::Result<()>,
-    ) -> anyhow::Result<Status> {
-        let connection = self.input.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(mut connection) = connection else { bail!("the program is followed already") };
-        loop {
-            match connection.answer()? {
-                Reply::Program(FromProgram::Output(stream, bytes)) => {
-                    output(stream, &bytes)?;
-                    // If it has ended, it has said so, which comes next.
-                    let _ = self.say(ToProgram::Credit(stream, bytes.len() as u32));
-                }
-                Reply::Program(FromProgram::Credit(bytes)) => self.credit.grant(bytes),
-                Reply::Program(FromProgram::Ended(status)) => return Ok(status),
-                _ => bail!("not an answer"),
-            }
-        }
-    }
+    });
+    Ok(())
 }
 
 /// Runs a command on all Linux nodes at the same time; the exit code is the first that is not 0.
 fn run_on_all(args: &ExecArgs, exec: &Exec) -> anyhow::Result<u8> {
     let (name, control) = find_machine(args.machine.as_ref())?;
     let (_, nodes) = info(&control)?;
-    let nodes: Vec<NodeInfo> = nodes.into_iter().filter(is_linux).collect();
+    let nodes: Vec<NodeInfo> = nodes.into_iter().filter(NodeInfo::is_linux).collect();
     if nodes.is_empty() {
         bail!("the machine {name} has no Linux nodes");
     }
@@ -163,7 +82,7 @@ fn run_on_all(args: &ExecArgs, exec: &Exec) -> anyhow::Result<u8> {
         let at = Coords::from_array(node.at);
         let own = match result {
             Ok(Status::NotRun { missing, why }) => {
-                eprintln!("tofu: node {at}: {}", crate::ui::printable(&why));
+                eprintln!("tofu: node {at}: {}", printable(&why));
                 Status::NotRun { missing, why }.exit_code()
             }
             Ok(status) => status.exit_code(),
@@ -179,10 +98,6 @@ fn run_on_all(args: &ExecArgs, exec: &Exec) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-pub(crate) fn is_linux(node: &NodeInfo) -> bool {
-    matches!(node.state.as_str(), "ready" | "booting" | "waiting" | "off")
-}
-
 /// A line is shown in pieces of this size, in bytes.
 const MAX_LINE: usize = 64 << 10;
 
@@ -196,8 +111,8 @@ fn run_prefixed(control: &Path, node: &NodeInfo, exec: Exec) -> anyhow::Result<S
             Output::Err => io::stderr().lock().write_all(&line),
         }
     };
-    let program = Remote::start(control, node.index, exec)?;
-    program.forward_signals()?;
+    let program = RemoteProgram::start(control, node.index, exec)?;
+    forward_signals(&program)?;
     let status = program.follow(|output, bytes| {
         let line: &mut Vec<u8> = &mut lines[output as usize];
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {

@@ -3,12 +3,10 @@
 use anyhow::bail;
 use clap::Subcommand;
 use serde_json::json;
+use tofu_control::protocol::{FaultReport, NetworkReply, NetworkRequest};
+use tofu_control::{MachineName, ask, find_machine};
 
-use super::find_machine;
-use super::link::ask;
 use crate::faults::FaultSpec;
-use crate::live::{Answer, Ask, FaultReport};
-use crate::units::MachineName;
 
 /// Have packets of a running machine lost, doubled, overtaken or damaged on its links
 ///
@@ -46,14 +44,16 @@ pub(crate) enum FaultCommand {
 /// Runs `tofu fault` and returns the exit code.
 pub(crate) fn run(command: &FaultCommand) -> anyhow::Result<u8> {
     let (name, question) = match command {
-        FaultCommand::Set { faults, name } => (name, Ask::SetFaults(Some(faults.to_string()))),
-        FaultCommand::Off { name } => (name, Ask::SetFaults(None)),
-        FaultCommand::Show { name, .. } => (name, Ask::Faults),
+        FaultCommand::Set { faults, name } => {
+            (name, NetworkRequest::SetFaults(Some(faults.to_string())))
+        }
+        FaultCommand::Off { name } => (name, NetworkRequest::SetFaults(None)),
+        FaultCommand::Show { name, .. } => (name, NetworkRequest::Faults),
     };
     let (_, control) = find_machine(name.as_ref())?;
     match (ask(&control, question)?, command) {
-        (Answer::Done, _) => {}
-        (Answer::Faults(report), FaultCommand::Show { json, .. }) => {
+        (NetworkReply::Done, _) => {}
+        (NetworkReply::Faults(report), FaultCommand::Show { json, .. }) => {
             println!("{}", if *json { as_json(report.as_ref()) } else { text(report.as_ref()) });
         }
         _ => bail!("not an answer"),

@@ -23,10 +23,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_socket_linger;
 use serde_json::json;
 use tofu_abi::Coords;
-
-use super::{Connection, find_node};
-use crate::linux::control::{NodeInfo, Reply, Request};
-use crate::{rundir, signals};
+use tofu_control::protocol::{NodeInfo, Reply, Request};
+use tofu_control::{Connection, find_node, rundir};
+use tofu_ui::signals;
 
 /// Make ports of this host lead to ports of a machine's nodes
 ///

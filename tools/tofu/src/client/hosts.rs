@@ -4,9 +4,9 @@ use std::io::{self, Write};
 
 use serde_json::json;
 use tofu_abi::Coords;
+use tofu_control::{find_machine, info};
 use tofu_ipotofu::hosts::Host;
 
-use super::{find_machine, info};
 use crate::cli::HostsArgs;
 
 /// Runs `tofu hosts` and returns the exit code.

@@ -1,18 +1,14 @@
 //! `tofu link`: links of a machine that runs.
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tofu_abi::Coords;
+use tofu_control::protocol::{LinkEnd, NetworkReply, NetworkRequest};
+use tofu_control::{MachineName, ask, find_machine, parse_node, shape};
 use tofu_fabric::{Link, Port, Shape};
-
-use super::{Connection, find_machine, info, parse_node};
-use crate::linux::control::{Reply, Request};
-use crate::live::{Answer, Ask, LinkEnd};
-use crate::units::MachineName;
 
 /// Take links of a running machine down and up, or list them
 ///
@@ -62,21 +58,6 @@ pub(crate) fn run(command: &LinkCommand) -> anyhow::Result<u8> {
     }
 }
 
-/// What a machine answers about its network.
-pub(crate) fn ask(control: &Path, ask: Ask) -> anyhow::Result<Answer> {
-    match Connection::open(control, &Request::Network(ask))?.answer()? {
-        Reply::Network(answer) => Ok(answer),
-        _ => bail!("not an answer"),
-    }
-}
-
-/// The shape of a machine that runs.
-pub(crate) fn shape(control: &Path) -> anyhow::Result<Shape> {
-    let (machine, _) = info(control)?;
-    let shape: Shape = machine.shape.parse()?;
-    Ok(shape.with_torus(machine.torus))
-}
-
 fn set(args: &LinkArgs, up: bool) -> anyhow::Result<u8> {
     let (machine, from) = parse_node(&args.from)?;
     let (_, control) = find_machine(machine.as_ref())?;
@@ -85,7 +66,7 @@ fn set(args: &LinkArgs, up: bool) -> anyhow::Result<u8> {
         .at(&shape)
         .with_context(|| format!("node {}: the machine {shape} has no such node", args.from))?;
     for port in ports(&shape, at, &args.to)? {
-        ask(&control, Ask::SetLink { at: at.to_array(), port: port.index() as u8, up })?;
+        ask(&control, NetworkRequest::SetLink { at: at.to_array(), port: port.index() as u8, up })?;
     }
     Ok(0)
 }
@@ -117,7 +98,9 @@ fn ports(shape: &Shape, at: Coords, text: &str) -> anyhow::Result<Vec<Port>> {
 fn list(name: Option<&MachineName>, only_down: bool, as_json: bool) -> anyhow::Result<u8> {
     let (_, control) = find_machine(name)?;
     let shape = shape(&control)?;
-    let Answer::Links { down } = ask(&control, Ask::Links)? else { bail!("not an answer") };
+    let NetworkReply::Links(down) = ask(&control, NetworkRequest::Links)? else {
+        bail!("not an answer")
+    };
     let links = shape.links().map(|link| {
         let up = !down.contains(&LinkEnd::of(&link));
         (link, up)

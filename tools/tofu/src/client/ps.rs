@@ -4,16 +4,16 @@ use std::io::{self, Write};
 
 use serde_json::json;
 use tofu_abi::Coords;
+use tofu_control::protocol::{MachineInfo, NodeInfo};
+use tofu_control::{info, rundir};
 
 use crate::cli::PsArgs;
-use crate::linux::control::{MachineInfo, NodeInfo};
-use crate::rundir;
 
 /// Runs `tofu ps` and returns the exit code.
 pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
     let mut machines = Vec::new();
     for (name, control) in rundir::machines()? {
-        match super::info(&control) {
+        match info(&control) {
             Ok((machine, nodes)) => machines.push((name.to_string(), machine, nodes)),
             // It has come or gone this moment.
             Err(_) if rundir::is_gone(&control) => rundir::clear(&control)?,

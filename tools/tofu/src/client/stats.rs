@@ -10,14 +10,13 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use tofu_abi::Coords;
 use tofu_abi::regs::{PortReg, TniReg};
+use tofu_control::protocol::{NetworkReply, NetworkRequest};
+use tofu_control::{
+    Counters, MachineName, NodeCounters, ask, find_machine, parse_node, rundir, shape,
+};
 use tofu_fabric::{NodeId, Port, Shape};
 
-use super::link::{ask, shape};
-use super::{find_machine, parse_node};
-use crate::live::{Answer, Ask};
-use crate::rundir;
-use crate::stats::{Counters, NodeCounters};
-use crate::units::{MachineName, Timeout};
+use crate::units::Timeout;
 
 /// Show what the devices of a running machine have counted
 ///
@@ -130,9 +129,9 @@ fn all(control: &Path, shape: &Shape, one: Option<Coords>) -> anyhow::Result<Vec
         if one.is_some_and(|one| one != at) {
             continue;
         }
-        match ask(control, Ask::Counters { at: at.to_array() })? {
-            Answer::Counters(Some(counters)) => found.push((id, at, counters)),
-            Answer::Counters(None) => {}
+        match ask(control, NetworkRequest::Counters { at: at.to_array() })? {
+            NetworkReply::Counters(Some(counters)) => found.push((id, at, counters)),
+            NetworkReply::Counters(None) => {}
             _ => bail!("not an answer"),
         }
     }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use tofu_abi::Coords;
+use tofu_control::rundir::RunDir;
 use tofu_gateway::{
     Config, Connector, IoNode, LinkStats, Prefix, Prepared, Stack, Tap, Tenant, addr,
 };
@@ -20,7 +21,6 @@ use tofu_sandbox::Role;
 
 use crate::confine::Confinement;
 use crate::plan::Plan;
-use crate::rundir::RunDir;
 use crate::units::{IpNumber, Mtu, NodeAt};
 
 /// How the machine's network is joined to the host.

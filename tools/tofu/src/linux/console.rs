@@ -84,7 +84,7 @@ impl Console {
 
 /// Of a kernel that has given up the reason is shown rather than where that was.
 fn last_lines(text: &str, most: usize) -> Vec<String> {
-    let clean = text.lines().map(|line| crate::ui::printable(line.trim_end()));
+    let clean = text.lines().map(|line| tofu_ui::printable(line.trim_end()));
     let mut lines: Vec<String> = clean.filter(|line| !line.trim().is_empty()).collect();
     if let Some(panic) = lines.iter().rposition(|line| line.contains("Kernel panic")) {
         lines.truncate(panic + 1);

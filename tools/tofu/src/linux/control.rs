@@ -13,9 +13,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use serde::{Deserialize, Serialize};
 use tofu_abi::Coords;
-use tofu_agent::wire::{Exec, FrameReader, FromProgram, ToProgram, encode};
+use tofu_agent::wire::{FrameReader, FromProgram, encode};
+use tofu_control::protocol::{MachineInfo, NodeInfo, Reply, Request};
 use tofu_fabric::{Axis, NodeId};
 use tofu_gateway::{Connected, Connector};
 
@@ -24,80 +24,6 @@ use super::machine::Registry;
 use super::node::LinuxNode;
 use crate::runner::Event;
 use crate::{capture, live};
-
-/// What a command asks; the first message of a connection, but for [`Request::To`].
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Request {
-    /// Answered by [`Reply::Machine`], a [`Reply::Node`] for each node, [`Reply::Done`].
-    Info,
-    /// Runs a program on a node. Its words come as [`Reply::Program`].
-    Exec { node: u32, exec: Exec },
-    /// Something for that program.
-    To(ToProgram),
-    /// Answered by [`Reply::Done`]; from then on the connection is the console's bytes.
-    Console { node: u32 },
-    /// Starts a node's virtual machine anew. Answered when it has started.
-    Restart { node: u32 },
-    /// Stops a node's processors, or lets them go on. Answered when they have.
-    Hold { node: u32, on: bool },
-    /// Whether there is a gateway. Answered by [`Reply::Done`].
-    Gateway,
-    /// A TCP connection to a node by way of the gateway. Answered by [`Reply::Done`]; from then on
-    /// the connection is its bytes.
-    Forward { node: u32, port: u16 },
-    /// Datagrams to a node's port by way of the gateway, and what it answers. Answered by
-    /// [`Reply::Done`]; from then on each has its length in front, in two bytes, big endian.
-    Datagrams { node: u32, port: u16 },
-    /// Ends the machine. Answered when that has begun.
-    Down,
-    /// Answered by [`Reply::Capture`] until it ends, with the client or by itself.
-    Capture(capture::serve::Ask),
-    /// About the network. Answered by [`Reply::Network`].
-    Network(live::Ask),
-}
-
-/// What a machine answers.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Reply {
-    Machine(MachineInfo),
-    Node(NodeInfo),
-    Program(FromProgram),
-    Network(live::Answer),
-    Capture(capture::serve::Answer),
-    Done,
-    /// What was asked for cannot be done: why, in one line.
-    Error(String),
-}
-
-/// A machine as `tofu ps` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct MachineInfo {
-    /// Process that runs it.
-    pub(crate) pid: u32,
-    pub(crate) shape: String,
-    /// Which of X, Y and Z wrap round.
-    pub(crate) torus: [bool; 3],
-    /// The ends of links that are down.
-    pub(crate) links_down: Vec<[[u8; 6]; 2]>,
-    /// Since it was started.
-    pub(crate) seconds: f64,
-}
-
-/// A node as `tofu ps` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct NodeInfo {
-    pub(crate) index: u32,
-    pub(crate) at: [u8; 6],
-    pub(crate) name: String,
-    /// `waiting`, `booting`, `ready`, `off`; `running`, `ended`; `served`; `gateway`.
-    pub(crate) state: String,
-    /// `qemu`, `tofu`, or `none`.
-    pub(crate) vmm: String,
-    /// Process of its monitor.
-    pub(crate) pid: Option<u32>,
-    /// Since it has been in its state.
-    pub(crate) seconds: f64,
-}
 
 /// Serves the socket, from now on to the end of the process.
 pub(crate) fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {

@@ -14,8 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal, setsid};
-
-use crate::signals;
+use tofu_ui::signals;
 
 /// The command's side: returns its exit code.
 pub(crate) fn run() -> anyhow::Result<u8> {

@@ -16,10 +16,10 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tofu_control::rundir;
 
 use crate::cli::InternalCommand;
 use crate::gateway::nat;
-use crate::rundir;
 
 /// Said to the janitor at an orderly end: the files have been removed, and what is there now is
 /// somebody else's.

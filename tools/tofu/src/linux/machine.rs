@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
+use tofu_control::rundir::node_file;
 use tofu_fabric::NodeId;
 use tofu_gateway::{Connector, LinkStats};
 use tofu_image::Qemu;
@@ -27,7 +28,6 @@ use crate::confine::Confinement;
 use crate::gateway::Gateway;
 use crate::netboot::{self, BootFrom, LinuxFiles};
 use crate::plan::{LinuxPlan, Network, Plan};
-use crate::rundir::node_file;
 use crate::runner::{self, Event};
 use crate::served::Served;
 

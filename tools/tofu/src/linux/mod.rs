@@ -5,7 +5,6 @@ pub(crate) mod agent;
 pub(crate) mod console;
 pub(crate) mod control;
 pub(crate) mod detach;
-pub(crate) mod flow;
 pub(crate) mod guest;
 pub(crate) mod janitor;
 pub(crate) mod kit;

@@ -193,7 +193,7 @@ fn last_error(errors: PipeReader) -> String {
     const MOST: usize = 3;
     let mut last = VecDeque::new();
     for line in BufReader::new(errors).split(b'\n').map_while(Result::ok) {
-        let line = crate::ui::printable(String::from_utf8_lossy(&line).trim());
+        let line = tofu_ui::printable(String::from_utf8_lossy(&line).trim());
         // It says so when it is sent a signal, which we say ourselves.
         if line.is_empty() || line.contains("terminating on signal") {
             continue;

@@ -18,8 +18,7 @@ use tofu_virtio::{
     Block, BlockConfig, Console, Device, DeviceMemory, Doorbells, Options, PortConfig, Rng, Virtio,
 };
 use tofu_vmm::{Hypervisor, KernelEntry, LinuxBoot, Slot, Viot, Vm, VmConfig, Windows};
-use vm_memory::GuestMemory as _;
-use vm_memory::{GuestAddress, Permissions, VolatileSlice};
+use vm_memory::{GuestAddress, GuestMemory as _, Permissions, VolatileSlice};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::qemu::Setup;

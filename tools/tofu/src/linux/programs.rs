@@ -65,7 +65,7 @@ pub(crate) fn must_run(agent: &Arc<Agent>, exec: Exec, input: &[u8]) -> anyhow::
     })?;
     match status {
         Status::Code(0) => Ok(()),
-        _ => bail!("{name}: {}", crate::ui::printable(String::from_utf8_lossy(&errors).trim())),
+        _ => bail!("{name}: {}", tofu_ui::printable(String::from_utf8_lossy(&errors).trim())),
     }
 }
 

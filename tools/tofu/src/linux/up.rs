@@ -6,6 +6,8 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use tofu_control::rundir::RunDir;
+use tofu_ui::{ImageProgress, Style, is_interrupted, signals};
 use tofu_vmm::{Hypervisor, LinuxSupport};
 
 use super::janitor::Janitor;
@@ -15,12 +17,9 @@ use super::{control, detach};
 use crate::cli::{Net, UpArgs, Vmm};
 use crate::confine::Confinement;
 use crate::gateway;
-use crate::image_cmd::{Shown, is_interrupted};
 use crate::plan::Plan;
-use crate::rundir::RunDir;
 use crate::runner::{Event, Machines};
-use crate::signals;
-use crate::ui::{Screen, Style};
+use crate::ui::Screen;
 
 /// Refuses options that mean nothing without Linux nodes, rather than ignore them.
 pub(crate) fn refuse_options(args: &UpArgs) -> anyhow::Result<()> {
@@ -63,7 +62,7 @@ pub(crate) fn run(plan: &Plan, args: &UpArgs) -> anyhow::Result<u8> {
     .context("cannot handle signals")?;
     let style = Style::detect(args.json);
     let (kit, monitor) = {
-        let progress = Shown::new(cancelled, style.progress);
+        let progress = ImageProgress::new(cancelled, style.progress);
         match prepare(plan, args, own, kvm, &progress) {
             Ok(prepared) => prepared,
             Err(error) if is_interrupted(&error) => return Ok(130),
@@ -112,7 +111,7 @@ fn prepare(
     args: &UpArgs,
     own: Option<Arc<Hypervisor>>,
     kvm: bool,
-    progress: &Shown,
+    progress: &ImageProgress,
 ) -> anyhow::Result<(Kit, Choice)> {
     let monitor = match own {
         Some(hypervisor) => Choice::Own(hypervisor),

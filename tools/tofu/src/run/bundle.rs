@@ -251,7 +251,7 @@ fn list(loader: &Path, path: &Path, ours: &[PathBuf]) -> anyhow::Result<Found> {
     let found = parse(&text);
     if !output.status.success() && found.missing.is_none() {
         let errors = String::from_utf8_lossy(&output.stderr);
-        let line = crate::ui::printable(errors.lines().next().unwrap_or("no reason given"));
+        let line = tofu_ui::printable(errors.lines().next().unwrap_or("no reason given"));
         bail!("cannot tell which libraries {} needs: {line}", path.display());
     }
     Ok(found)

@@ -12,9 +12,9 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use signal_hook::consts::SIGTERM;
 use tofu_agent::wire::{Output, Status};
+use tofu_ui::signals::{self, Forwarding};
 
 use super::RunArgs;
-use crate::signals::{self, Forwarding};
 
 /// The exit code after `--timeout`, as of timeout(1).
 const EXIT_TIMEOUT: u8 = 124;
@@ -397,10 +397,9 @@ impl Watch<'_> {
             Ok(status @ Status::Signal(signal)) => {
                 (format!("was ended by {}", signal_name(*signal)), status.exit_code())
             }
-            Ok(status @ Status::NotRun { why, .. }) => (
-                format!("has not run to its end: {}", crate::ui::printable(why)),
-                status.exit_code(),
-            ),
+            Ok(status @ Status::NotRun { why, .. }) => {
+                (format!("has not run to its end: {}", tofu_ui::printable(why)), status.exit_code())
+            }
             Err(error) => {
                 let broken = error.downcast_ref::<io::Error>();
                 if broken.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {

@@ -10,18 +10,17 @@ use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tofu_abi::Coords;
+use tofu_control::protocol::{MachineInfo, NodeInfo};
+use tofu_control::{MachineName, find_machine, info, rundir};
 use tofu_fabric::{Axis, Shape};
 use tofu_jtofu::System;
 
 use super::RunArgs;
 use super::job::{Control, signal_code};
 use super::place::Wanted;
-use crate::client::exec::is_linux;
-use crate::client::{find_machine, info};
-use crate::linux::control::{MachineInfo, NodeInfo};
 use crate::linux::janitor;
-use crate::units::{ImageName, MachineName};
-use crate::{EXIT_BAD_INPUT, rundir, sdk};
+use crate::units::ImageName;
+use crate::{EXIT_BAD_INPUT, sdk};
 
 /// Names of machines that are there for one run, which no other run takes.
 const OWN: &str = "run-";
@@ -77,7 +76,9 @@ impl Machine {
                 continue;
             }
             match info(&socket) {
-                Ok((_, nodes)) if nodes.iter().any(is_linux) => there.push((name, socket)),
+                Ok((_, nodes)) if nodes.iter().any(NodeInfo::is_linux) => {
+                    there.push((name, socket))
+                }
                 Ok(_) => {}
                 Err(error) => log::debug!("machine {name}: {error:#}"),
             }

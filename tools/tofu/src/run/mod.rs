@@ -14,10 +14,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Parser;
+use tofu_control::MachineName;
 use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
 
-use crate::units::{ImageName, MachineName, Timeout};
+use crate::units::{ImageName, Timeout};
 
 /// Run a program as a job: many processes, each of which knows its rank
 ///

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
+use tofu_control::RemoteProgram;
 use tofu_jtofu::Mapinfo;
 
 use super::RunArgs;
@@ -16,7 +17,6 @@ use super::bundle::Bundle;
 use super::job::{self, Control, Event, Options, OutputTaker, Rank};
 use super::machine::{Found, Machine};
 use super::place::{self, Placement, Wanted};
-use crate::client::exec::Remote;
 
 /// Where a job's folder is on a node.
 const FOLDER: &str = "/tmp";
@@ -181,7 +181,7 @@ impl Site<'_> {
                 stdin: rank == 0,
             };
             let node = self.machine.index(placement.node(rank))?;
-            Ok(Arc::new(Remote::start(socket, node, exec)?))
+            Ok(Arc::new(RemoteProgram::start(socket, node, exec)?))
         };
         let place = |rank| format!(" on node {}", placement.node(rank));
         let code = job::run(control, Options::new(args), job.processes(), &place, &mut start);
@@ -194,7 +194,7 @@ impl Site<'_> {
 
 /// Runs a program of ours on a node, and wants it to succeed.
 fn must(socket: &Path, node: u32, exec: Exec, input: &[u8]) -> anyhow::Result<()> {
-    let remote = Remote::start(socket, node, exec)?;
+    let remote = RemoteProgram::start(socket, node, exec)?;
     let mut complaint = Vec::new();
     let status = thread::scope(|scope| {
         let feeding = remote.clone();
@@ -210,18 +210,18 @@ fn must(socket: &Path, node: u32, exec: Exec, input: &[u8]) -> anyhow::Result<()
     });
     match status? {
         Status::Code(0) => Ok(()),
-        Status::NotRun { why, .. } => bail!(crate::ui::printable(&why)),
-        _ => bail!(crate::ui::printable(String::from_utf8_lossy(&complaint).trim())),
+        Status::NotRun { why, .. } => bail!(tofu_ui::printable(&why)),
+        _ => bail!(tofu_ui::printable(String::from_utf8_lossy(&complaint).trim())),
     }
 }
 
-impl Rank for Remote {
+impl Rank for RemoteProgram {
     fn follow(&self, output: &mut OutputTaker<'_>) -> anyhow::Result<Status> {
-        Remote::follow(self, output)
+        RemoteProgram::follow(self, output)
     }
 
     fn feed(&self, input: &mut dyn Read) {
-        Remote::feed(self, input);
+        RemoteProgram::feed(self, input);
     }
 
     fn signal(&self, signal: i32) {
@@ -236,7 +236,7 @@ impl Rank for Remote {
 
 /// The process manager of an MPI job, on the node of its first rank.
 struct Manager {
-    remote: Remote,
+    remote: RemoteProgram,
     /// Where ranks reach it.
     address: String,
 }
@@ -256,7 +256,7 @@ impl Manager {
         let exec =
             Exec { program: Program::Agent, args: words.into(), env: Vec::new(), stdin: false };
         let node = site.machine.index(placement.node(0))?;
-        let remote = Remote::start(&site.machine.control, node, exec)?;
+        let remote = RemoteProgram::start(&site.machine.control, node, exec)?;
         let (sender, addresses) = mpsc::channel();
         let followed = remote.clone();
         let follow = move || {
@@ -317,7 +317,7 @@ fn heard(line: &str, addresses: &Sender<String>, events: &Sender<Event>) {
             // The receiver is gone only when the run is over.
             let _ = events.send(Event::Abort { rank, code });
         }
-        Some(_) => log::warn!("the ranks' process manager says {:?}", crate::ui::printable(line)),
+        Some(_) => log::warn!("the ranks' process manager says {:?}", tofu_ui::printable(line)),
     }
 }
 

@@ -8,7 +8,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
 /// While it lives, signals are forwarded; dropping it joins the thread.
-pub(crate) struct Forwarding {
+pub struct Forwarding {
     handle: Handle,
     thread: Option<JoinHandle<()>>,
 }
@@ -19,7 +19,7 @@ const SAME: Duration = Duration::from_millis(500);
 
 /// Calls `forward` with the number of the first SIGINT or SIGTERM. A later one ends
 /// the process at once, for the case that stopping hangs.
-pub(crate) fn forward(forward: impl Fn(i32) + Send + 'static) -> io::Result<Forwarding> {
+pub fn forward(forward: impl Fn(i32) + Send + 'static) -> io::Result<Forwarding> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let handle = signals.handle();
     let thread = thread::Builder::new().name("signals".into()).spawn(move || {

@@ -9,6 +9,7 @@ pub(crate) struct Credit {
 }
 
 impl Credit {
+    /// Credit for so many bytes to begin with.
     pub(crate) fn new(bytes: u32) -> Self {
         Self { left: Mutex::new(bytes.into()), more: Condvar::new() }
     }

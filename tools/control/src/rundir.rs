@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
 
-use crate::units::MachineName;
+use crate::name::MachineName;
 
 /// The machine's name if the user gives none.
 const DEFAULT_NAME: &str = "tofu";
@@ -24,7 +24,7 @@ const CONTROL: &str = "control";
 
 /// The directory of a machine of this process.
 #[derive(Debug)]
-pub(crate) struct RunDir {
+pub struct RunDir {
     name: MachineName,
     path: PathBuf,
     /// Locked until it is dropped.
@@ -37,7 +37,7 @@ impl RunDir {
     /// # Errors
     ///
     /// If a machine of that name runs, or the directory cannot be made.
-    pub(crate) fn create(name: Option<&MachineName>) -> anyhow::Result<Self> {
+    pub fn create(name: Option<&MachineName>) -> anyhow::Result<Self> {
         let base = base()?;
         let _creating = creating(&base)?;
         if let Some(name) = name {
@@ -86,22 +86,22 @@ impl RunDir {
     }
 
     /// The machine's name.
-    pub(crate) fn name(&self) -> &MachineName {
+    pub fn name(&self) -> &MachineName {
         &self.name
     }
 
     /// The directory.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The folder of all run directories.
-    pub(crate) fn base(&self) -> &Path {
+    pub fn base(&self) -> &Path {
         self.path.parent().unwrap_or(&self.path)
     }
 
     /// The socket for `tofu exec` and the like.
-    pub(crate) fn control(&self) -> PathBuf {
+    pub fn control(&self) -> PathBuf {
         self.path.join(CONTROL)
     }
 }
@@ -114,14 +114,14 @@ impl Drop for RunDir {
 }
 
 /// Name of a file for a node, such as `node-0-0-0-1-2-0.sock`.
-pub(crate) fn node_file(kind: &str, at: Coords, extension: &str) -> String {
+pub fn node_file(kind: &str, at: Coords, extension: &str) -> String {
     let [x, y, z, a, b, c] = at.to_array();
     format!("{kind}-{x}-{y}-{z}-{a}-{b}-{c}.{extension}")
 }
 
 /// The machines that run, by name, with their control sockets. What dead ones have left is
 /// removed.
-pub(crate) fn machines() -> anyhow::Result<Vec<(MachineName, PathBuf)>> {
+pub fn machines() -> anyhow::Result<Vec<(MachineName, PathBuf)>> {
     let base = base()?;
     let _creating = creating(&base)?;
     let mut found = Vec::new();
@@ -141,7 +141,7 @@ pub(crate) fn machines() -> anyhow::Result<Vec<(MachineName, PathBuf)>> {
 }
 
 /// Whether the directory is gone, or nobody's.
-pub(crate) fn is_gone(control: &Path) -> bool {
+pub fn is_gone(control: &Path) -> bool {
     control.parent().is_none_or(|dir| !is_alive(dir))
 }
 
@@ -154,7 +154,7 @@ fn is_alive(dir: &Path) -> bool {
 }
 
 /// Removes the run directory of a machine that has gone since it was listed.
-pub(crate) fn clear(control: &Path) -> anyhow::Result<()> {
+pub fn clear(control: &Path) -> anyhow::Result<()> {
     let base = base()?;
     let _creating = creating(&base)?;
     // Another one may have its name by now.
@@ -165,7 +165,7 @@ pub(crate) fn clear(control: &Path) -> anyhow::Result<()> {
 }
 
 /// Removes the run directory of a machine that is no more.
-pub(crate) fn remove(dir: &Path) -> anyhow::Result<()> {
+pub fn remove(dir: &Path) -> anyhow::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error)
             .with_context(|| format!("cannot remove what a dead machine left: {}", dir.display())),

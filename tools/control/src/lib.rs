@@ -1,0 +1,19 @@
+//! The control protocol of a machine: what commands ask a machine that runs, by the socket in its
+//! run directory, and the client side of it.
+//!
+//! The server side is in `tofu-supervisor`.
+
+#![forbid(unsafe_code)]
+
+mod connection;
+mod counters;
+mod flow;
+mod name;
+mod program;
+pub mod protocol;
+pub mod rundir;
+
+pub use connection::{Connection, Found, ask, find_machine, find_node, info, parse_node, shape};
+pub use counters::{Counters, NodeCounters};
+pub use name::{MachineName, NodeName};
+pub use program::RemoteProgram;

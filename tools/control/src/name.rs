@@ -1,0 +1,118 @@
+//! How users call machines and their nodes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+use tofu_abi::Coords;
+use tofu_fabric::{NodeId, Shape};
+
+use crate::protocol::NodeInfo;
+
+/// Name of a machine: it is a file name, too.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct MachineName(String);
+
+impl MachineName {
+    /// What a name may be.
+    pub const ALLOWED: &str = "1 to 32 letters, digits, - and _, and begins with a letter";
+
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for MachineName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let letter = text.starts_with(|c: char| c.is_ascii_alphabetic());
+        let known = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+        if letter && known && text.len() <= 32 {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(Self::ALLOWED)
+        }
+    }
+}
+
+impl fmt::Display for MachineName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// How a node can be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeName {
+    /// By its number.
+    Index(u32),
+    /// By its coordinates.
+    At([u8; 6]),
+}
+
+impl NodeName {
+    /// An index, coordinates with or without parentheses, or a name such as `t-0-0-0-0-0-0`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let number = |text: &str| {
+            let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            digits.then(|| text.parse::<u32>().ok()).flatten()
+        };
+        if let Some(index) = number(text) {
+            return Some(Self::Index(index));
+        }
+        let parts: Vec<&str> = match text.strip_prefix("t-") {
+            Some(name) => name.split('-').collect(),
+            None => {
+                let inner = text.strip_prefix('(').and_then(|text| text.strip_suffix(')'));
+                inner.unwrap_or(text).split(',').map(str::trim).collect()
+            }
+        };
+        let at: Option<Vec<u8>> =
+            parts.iter().map(|part| number(part).and_then(|n| u8::try_from(n).ok())).collect();
+        at?.try_into().ok().map(Self::At)
+    }
+
+    /// Where it is in a machine of this shape.
+    pub fn at(self, shape: &Shape) -> Option<Coords> {
+        match self {
+            Self::Index(index) => shape.coords(NodeId(index)),
+            Self::At(at) => Some(Coords::from_array(at)).filter(|at| shape.contains(*at)),
+        }
+    }
+
+    /// Whether this node is called so.
+    pub fn means(self, node: &NodeInfo) -> bool {
+        match self {
+            Self::Index(index) => node.index == index,
+            Self::At(at) => node.at == at,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_have_several_names() {
+        assert_eq!(NodeName::parse("11"), Some(NodeName::Index(11)));
+        let at = Some(NodeName::At([1, 0, 0, 1, 2, 0]));
+        for text in ["1,0,0,1,2,0", "t-1-0-0-1-2-0", "(1,0,0,1,2,0)", "1, 0, 0, 1, 2, 0"] {
+            assert_eq!(NodeName::parse(text), at, "{text}");
+        }
+        for text in ["", "-1", "+1", "1,0,0,1,2", "1,0,0,1,2,0,0", "1,0,0,1,2,256", "t-1", "x"] {
+            assert_eq!(NodeName::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn machines_have_names_of_files() {
+        assert!("a-machine_2".parse::<MachineName>().is_ok());
+        for text in ["", "..", "a/b", "2a", "-a", "a b", "ü", &"x".repeat(33)] {
+            assert_eq!(text.parse::<MachineName>(), Err(MachineName::ALLOWED), "{text}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! A program on a Linux node, as seen from a command.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, bail};
+use tofu_agent::wire::{Exec, FromProgram, MAX_DATA, Output, Status, ToProgram, WINDOW, encode};
+
+use crate::connection::Connection;
+use crate::flow::Credit;
+use crate::protocol::{Reply, Request};
+
+/// A program on a node, as seen from a command.
+#[derive(Clone)]
+pub struct RemoteProgram {
+    out: Arc<Mutex<UnixStream>>,
+    input: Arc<Mutex<Option<Connection>>>,
+    credit: Arc<Credit>,
+}
+
+impl RemoteProgram {
+    /// Starts it.
+    pub fn start(control: &Path, node: u32, exec: Exec) -> anyhow::Result<Self> {
+        let connection = Connection::open(control, &Request::Exec { node, exec })?;
+        let out = Arc::new(Mutex::new(connection.stream()?));
+        let input = Arc::new(Mutex::new(Some(connection)));
+        Ok(Self { out, input, credit: Arc::new(Credit::new(WINDOW)) })
+    }
+
+    /// Tells it something.
+    pub fn say(&self, what: ToProgram) -> anyhow::Result<()> {
+        let frame = encode(&Request::To(what))?;
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        out.write_all(&frame).context("the machine has ended")
+    }
+
+    /// Gives it everything that can be read.
+    pub fn feed(&self, mut input: impl Read) {
+        let mut buffer = vec![0; MAX_DATA];
+        loop {
+            let most = self.credit.wait(MAX_DATA);
+            match input.read(&mut buffer[..most]) {
+                Ok(0) => break,
+                Ok(n) => {
+                    self.credit.spend(n);
+                    if self.say(ToProgram::Input(buffer[..n].to_vec())).is_err() {
+                        return;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // As at a closed terminal.
+                Err(_) => break,
+            }
+        }
+        // If it cannot be told, it has ended.
+        let _ = self.say(ToProgram::InputEnd);
+    }
+
+    /// Lets [`RemoteProgram::feed`] end by finding out that the program has.
+    pub fn give_up(&self) {
+        self.credit.grant(u32::MAX);
+    }
+
+    /// Takes its output until it ends.
+    ///
+    /// # Errors
+    ///
+    /// If the node or machine is gone; or `output` fails, upon which the program is killed.
+    pub fn follow(
+        &self,
+        mut output: impl FnMut(Output, &[u8]) -> io::Result<()>,
+    ) -> anyhow::Result<Status> {
+        let connection = self.input.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut connection) = connection else { bail!("the program is followed already") };
+        loop {
+            match connection.answer()? {
+                Reply::Program(FromProgram::Output(stream, bytes)) => {
+                    output(stream, &bytes)?;
+                    // If it has ended, it has said so, which comes next.
+                    let _ = self.say(ToProgram::Credit(stream, bytes.len() as u32));
+                }
+                Reply::Program(FromProgram::Credit(bytes)) => self.credit.grant(bytes),
+                Reply::Program(FromProgram::Ended(status)) => return Ok(status),
+                _ => bail!("not an answer"),
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! How the making of images is shown.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tofu_image::{Phase, Progress};
+
+/// Whether the user has stopped it.
+pub fn is_interrupted(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(tofu_image::Error::Interrupted))
+}
+
+/// Progress on a terminal; without one, a line for each phase.
+#[derive(Debug)]
+pub struct ImageProgress {
+    cancelled: Arc<AtomicBool>,
+    terminal: bool,
+    state: Mutex<(Option<Phase>, Option<ProgressBar>)>,
+}
+
+impl ImageProgress {
+    /// Nothing is shown before something is to be done.
+    pub fn new(cancelled: Arc<AtomicBool>, terminal: bool) -> Self {
+        Self { cancelled, terminal, state: Mutex::default() }
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bar) = state.1.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for ImageProgress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl Progress for ImageProgress {
+    fn update(&self, phase: Phase, done: u64, total: u64) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (last, bar) = &mut *state;
+        let begins = *last != Some(phase);
+        *last = Some(phase);
+        if !self.terminal {
+            if begins {
+                eprintln!("tofu: image: {phase}");
+            }
+            return;
+        }
+        let bar = bar.get_or_insert_with(|| {
+            let bar = ProgressBar::new(0);
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        });
+        if begins {
+            let template = match phase {
+                Phase::Download => "{msg} {bar:24} {bytes}/{total_bytes} {elapsed}",
+                _ => "{msg} {spinner} {elapsed}",
+            };
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style);
+            }
+            bar.set_message(format!("image: {phase}"));
+        }
+        bar.set_length(total);
+        bar.set_position(done);
+    }
+
+    fn note(&self, text: &str) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match &state.1 {
+            Some(bar) => bar.suspend(|| eprintln!("tofu: image: {text}")),
+            None => eprintln!("tofu: image: {text}"),
+        }
+    }
+
+    fn cancelled(&self) -> bool {
+        self.cancelled.load(SeqCst)
+    }
+}

@@ -1,0 +1,13 @@
+//! Text that others have written.
+
+/// A guest's text with control characters replaced, so that a guest cannot steer
+/// the user's terminal. Tabs become spaces.
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| match c {
+            '\t' => ' ',
+            c if c.is_control() => '\u{fffd}',
+            c => c,
+        })
+        .collect()
+}
