@@ -12,7 +12,7 @@ use tofu_abi::barrier::Profile;
 use tofu_abi::queue::{MrqEntry, MrqId};
 use tofu_abi::regs::{CqReg, CqsReg, PortReg, Register, TniReg};
 use tofu_abi::table::PageSize;
-use tofu_abi::{Coords, StagOffset};
+use tofu_abi::{Coords, CqId, Doorbell, StagOffset, TniId};
 use tofu_driver::{
     Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Stag, Target,
 };
@@ -36,7 +36,7 @@ struct World {
     fabric: Arc<Fabric>,
     carrier: Direct,
     nodes: OnceLock<Vec<Arc<Icc>>>,
-    doorbells: Mutex<VecDeque<(usize, u8, u8)>>,
+    doorbells: Mutex<VecDeque<(usize, TniId, Doorbell)>>,
     now: AtomicU64,
     /// Answers are lost while this is set.
     lose_answers: AtomicU64,
@@ -52,10 +52,11 @@ impl World {
     /// Looks at the pages that guests have mapped.
     fn poll(&self) {
         for node in 0..self.pages.len() {
-            // Control queues, then barrier channels.
-            for (tni, cq) in (0..6).flat_map(|tni| (0..12 + 16).map(move |cq| (tni, cq))) {
-                if self.nodes()[node].poll_doorbell(tni, cq) {
-                    self.doorbells.lock().unwrap().push_back((node, tni, cq));
+            for (tni, bell) in
+                TniId::ALL.into_iter().flat_map(|tni| Doorbell::ALL.map(|bell| (tni, bell)))
+            {
+                if self.nodes()[node].poll_doorbell(tni, bell) {
+                    self.doorbells.lock().unwrap().push_back((node, tni, bell));
                 }
             }
         }
@@ -65,10 +66,10 @@ impl World {
     fn mapped(&self, node: usize, offset: u64) -> Option<&AtomicU64> {
         let at = match Register::decode(offset)? {
             Register::Cq { tni, cq, reg } => {
-                SharedPages::page_offset(tni, cq) + reg.offset() as usize
+                SharedPages::page_offset(tni, cq.into()) + reg.offset() as usize
             }
             Register::Bch { tni, bch, reg } => {
-                SharedPages::channel_page_offset(tni, bch) + reg.offset() as usize
+                SharedPages::page_offset(tni, bch.into()) + reg.offset() as usize
             }
             _ => return None,
         };
@@ -81,9 +82,9 @@ impl World {
         self.poll();
         loop {
             let next = self.doorbells.lock().unwrap().pop_front();
-            let Some((node, tni, cq)) = next else { break };
-            if self.nodes()[node].run_queue(tni, cq, &mut net) {
-                self.doorbells.lock().unwrap().push_back((node, tni, cq));
+            let Some((node, tni, bell)) = next else { break };
+            if self.nodes()[node].run_queue(tni, bell, &mut net) {
+                self.doorbells.lock().unwrap().push_back((node, tni, bell));
             }
             net.progress();
         }
@@ -163,11 +164,11 @@ impl Host for Surroundings {
         self.interrupts.fire(vector);
     }
 
-    fn doorbell(&self, tni: u8, cq: u8) {
-        self.world().doorbells.lock().unwrap().push_back((self.node, tni, cq));
+    fn doorbell(&self, tni: TniId, bell: Doorbell) {
+        self.world().doorbells.lock().unwrap().push_back((self.node, tni, bell));
     }
 
-    fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+    fn queue_enabled(&self, _: TniId, _: Doorbell, _: bool) {}
 
     fn timer(&self, _: u64) {}
 
@@ -365,6 +366,7 @@ impl Cluster {
 
     /// TLPs that TNI `tni` of node `rank` has sent.
     pub fn sent_tlps(&self, rank: u32, tni: u8) -> u64 {
+        let tni = TniId::new(tni).unwrap();
         self.device(rank).read(Register::Tni { tni, reg: TniReg::NumSendTlp })
     }
 
@@ -417,12 +419,18 @@ impl Endpoint {
 
     /// A register of the queue's user page.
     pub fn cq_register(&self, reg: CqReg) -> Register {
-        Register::Cq { tni: self.tni, cq: self.cq.cq(), reg }
+        let (tni, cq) = self.queue_ids();
+        Register::Cq { tni, cq, reg }
     }
 
     /// A register of the queue's system page.
     pub fn cqs_register(&self, reg: CqsReg) -> Register {
-        Register::Cqs { tni: self.tni, cq: self.cq.cq(), reg }
+        let (tni, cq) = self.queue_ids();
+        Register::Cqs { tni, cq, reg }
+    }
+
+    fn queue_ids(&self) -> (TniId, CqId) {
+        (TniId::new(self.tni).unwrap(), CqId::new(self.cq.cq()).unwrap())
     }
 
     /// Posts a command and waits until it is complete.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use tofu_abi::Coords;
 use tofu_abi::rcode;
 use tofu_abi::table::PageSize;
+use tofu_abi::{Coords, TniId};
 use tofu_driver::topology::Shape;
 use tofu_driver::{
     Access, Cq, CqConfig, Device, MemoryRange, Order, PacketConfig, Packets, Platform, Target,
@@ -110,7 +110,7 @@ fn a_full_link_says_so_and_recovers() {
 fn dropped(cluster: &Cluster, rank: u32) -> u64 {
     use tofu_abi::regs::{Register, TniReg};
     let reg = TniReg::RxNumDiscardSystemTlp;
-    cluster.device(rank).read(Register::Tni { tni: 0, reg })
+    cluster.device(rank).read(Register::Tni { tni: TniId::ALL[0], reg })
 }
 
 /// Two links that fetch long frames from each other, and know it of each other.

@@ -6,7 +6,7 @@ use tofu_abi::irq::vector;
 use tofu_abi::queue::MrqId;
 use tofu_abi::rcode;
 use tofu_abi::regs::{CqsMode, Register, TniReg};
-use tofu_abi::{Path, StagOffset};
+use tofu_abi::{Path, StagOffset, TniId};
 use tofu_driver::{CqConfig, Order, Platform};
 use tofu_tests::{Cluster, Endpoint};
 
@@ -74,7 +74,7 @@ fn an_interface_that_is_off_refuses_what_arrives() {
     let order = Order::put(b.target(), b.at(0), a.at(0), 8);
     cluster.device(1).tni(2).unwrap().disable().unwrap();
     assert_eq!(a.run(&order).rcode, rcode::TNI_DISABLED);
-    let exceptions = Register::Tni { tni: 2, reg: TniReg::RxNumExceptionTlp };
+    let exceptions = Register::Tni { tni: TniId::ALL[2], reg: TniReg::RxNumExceptionTlp };
     assert_eq!(cluster.device(1).read(exceptions), 1);
     cluster.device(1).tni(2).unwrap().enable().unwrap();
     assert_eq!(a.run(&order).rcode, rcode::SUCCESS);

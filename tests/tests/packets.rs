@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
-use tofu_abi::Coords;
 use tofu_abi::desc::{Command, Descriptor, Header1};
 use tofu_abi::frame::{
     ECRC_SIZE, FRAME_MAX, FRAME_MIN, HEADER_SIZE, Report, RoutingHeader, SYSTEM_PAYLOAD_MAX,
@@ -13,6 +12,7 @@ use tofu_abi::irq::{cqs, tni as requests};
 use tofu_abi::queue::{MrqId, PbqEntry, PrqEntry, PrqRcode, RingIndex};
 use tofu_abi::rcode;
 use tofu_abi::regs::{CqsMode, PortReg, Register, TniReg};
+use tofu_abi::{Coords, TniId};
 use tofu_driver::{
     CqConfig, DmaBuffer, Order, PacketConfig, PacketTarget, Packets, Received, SendError,
 };
@@ -30,7 +30,7 @@ fn straight(cluster: &Cluster, from: u32, to: u32) -> PacketTarget {
 }
 
 fn tni(cluster: &Cluster, rank: u32, reg: TniReg) -> u64 {
-    cluster.device(rank).read(Register::Tni { tni: 0, reg })
+    cluster.device(rank).read(Register::Tni { tni: TniId::ALL[0], reg })
 }
 
 fn irr(cluster: &Cluster, rank: u32) -> u64 {
@@ -77,7 +77,7 @@ impl Queues {
             (TniReg::PrqSize, 0),
             (TniReg::PrqPa, queues.prq.device_addr()),
         ] {
-            cluster.device(rank).write(Register::Tni { tni: 0, reg }, value);
+            cluster.device(rank).write(Register::Tni { tni: TniId::ALL[0], reg }, value);
         }
         queues
     }
@@ -333,7 +333,7 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
     let mut a = open(&cluster, 0);
     let there = straight(&cluster, 0, 1);
     let mut queues = Queues::new(&cluster, 1, 2);
-    let irc = Register::Tni { tni: 0, reg: TniReg::Irc };
+    let irc = Register::Tni { tni: TniId::ALL[0], reg: TniReg::Irc };
     let take_irr = || {
         let pending = irr(&cluster, 1);
         cluster.device(1).write(irc, u64::MAX);
@@ -369,14 +369,14 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
     queues.lend(ENTRIES.into(), queues.buffers.device_addr());
     put();
     assert_eq!(take_irr(), discard | requests::PRQ_OVERFLOW);
-    let full = Register::Tni { tni: 0, reg: TniReg::PrqFullPointer };
+    let full = Register::Tni { tni: TniId::ALL[0], reg: TniReg::PrqFullPointer };
     cluster.device(1).write(full, 1);
     put();
     assert_eq!(take_irr(), requests::PRQ_WRITE_ACKNOWLEDGE);
     let received = std::iter::from_fn(|| queues.next()).count();
     assert_eq!(received, ENTRIES as usize - 2, "those of the first lap, and one of the second");
     // Queues that are not memory.
-    let pbq = Register::Tni { tni: 0, reg: TniReg::PbqPa };
+    let pbq = Register::Tni { tni: TniId::ALL[0], reg: TniReg::PbqPa };
     cluster.device(1).write(pbq, cluster.memory_end(1) + 64);
     cluster.device(1).write(full, u64::from(ENTRIES));
     put();
@@ -384,7 +384,7 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
     cluster.device(1).write(pbq, queues.pbq.device_addr());
     queues.pbq.fill(0);
     queues.lend(0, queues.buffers.device_addr());
-    let prq = Register::Tni { tni: 0, reg: TniReg::PrqPa };
+    let prq = Register::Tni { tni: TniId::ALL[0], reg: TniReg::PrqPa };
     cluster.device(1).write(prq, cluster.memory_end(1) + 64);
     put();
     assert_eq!(take_irr(), requests::PRQ_WRITE_EXCEPTION);
@@ -423,7 +423,7 @@ fn exceptions_of_others_are_reported() {
         assert_eq!(report.remote, order.descriptors()[0].remote());
     }
     // Masked, they are counted only.
-    let mask = Register::Tni { tni: 0, reg: TniReg::PrqMask };
+    let mask = Register::Tni { tni: TniId::ALL[0], reg: TniReg::PrqMask };
     cluster.device(1).write(mask, 1 << PrqRcode::CqError as u8);
     a.run(&put(remote(0).with_cqid(3)));
     assert_eq!(queues.next(), None);
@@ -437,7 +437,8 @@ fn entries_and_interrupts_are_held_back_as_told() {
     let mut a = open(&cluster, 0);
     let there = straight(&cluster, 0, 1);
     let mut queues = Queues::new(&cluster, 1, 64);
-    let set = |reg, value| cluster.device(1).write(Register::Tni { tni: 0, reg }, value);
+    let set =
+        |reg, value| cluster.device(1).write(Register::Tni { tni: TniId::ALL[0], reg }, value);
     let mut put = |n| {
         for _ in 0..n {
             assert_eq!(send(&cluster, &mut a, &there, b"x"), rcode::SUCCESS);

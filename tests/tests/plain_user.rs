@@ -10,7 +10,7 @@ use tofu_abi::irq::cqs;
 use tofu_abi::queue::{MrqEntry, MrqId, MrqWord0, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
 use tofu_abi::table::{MemoryBlock, PageEntry, Steering};
-use tofu_abi::{Coords, StagOffset, rcode};
+use tofu_abi::{Coords, CqId, StagOffset, TniId, rcode};
 use tofu_driver::{DmaBuffer, Platform};
 use tofu_fabric::Shape;
 use tofu_inproc::{Buffer, InProcess};
@@ -18,8 +18,8 @@ use tofu_machine::{Machine, MachineConfig};
 
 const ENTRIES: u64 = 2048;
 const LONG: u64 = 20_000_000_000;
-const TNI: u8 = 2;
-const CQ: u8 = 3;
+const TNI: TniId = TniId::ALL[2];
+const CQ: CqId = CqId::ALL[3];
 
 /// One process: its queue, and 64 KiB of memory as STag 0.
 struct Process {
@@ -158,9 +158,9 @@ fn put(to: Coords, n: u64) -> [u64; 4] {
         .with_mtu(240)
         .with_target(to)
         .with_path(to.default_path())
-        .with_ri(TNI);
+        .with_ri(TNI.get());
     let header2 = Header2(0).with_remote_notice(true).with_edata(n as u16).with_length(8);
-    let (remote, local) = (StagOffset::new(CQ, 0, 0), StagOffset::new(CQ, 0, 8));
+    let (remote, local) = (StagOffset::new(CQ.get(), 0, 0), StagOffset::new(CQ.get(), 0, 8));
     [header1.0, header2.0, remote.0, local.0]
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::{CqsReg, Register};
 use tofu_abi::table::PageSize;
-use tofu_abi::{StagOffset, rcode};
+use tofu_abi::{CqId, StagOffset, TniId, rcode};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_fabric::Shape;
 use tofu_inproc::{Buffer, InProcess};
@@ -142,7 +142,8 @@ fn a_node_without_bus_mastering_writes_nothing_more() {
 #[test]
 fn two_processors_may_enable_and_disable_a_queue_at_once() {
     upset(30, |round, node, _| {
-        let enable = Register::Cqs { tni: 0, cq: 0, reg: CqsReg::Enable }.offset();
+        let enable =
+            Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::Enable }.offset();
         let write = |on: u64| node.bar_write(REGISTER_BAR, enable, &on.to_le_bytes());
         std::thread::scope(|s| {
             for thread in 0..2 {

@@ -8,7 +8,7 @@ use tofu_abi::queue::MrqId;
 use tofu_abi::rcode::{self, REMOTE};
 use tofu_abi::regs::{CqsReg, Register};
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
-use tofu_abi::{StagOffset, desc::MAX_MESSAGE};
+use tofu_abi::{CqId, StagOffset, TniId, desc::MAX_MESSAGE};
 use tofu_driver::{Access, CqConfig, DmaBuffer, MemoryRange, Order};
 use tofu_inproc::Buffer;
 use tofu_tests::{Cluster, Endpoint, pattern};
@@ -444,6 +444,6 @@ fn a_page_table_may_be_its_own_page() {
     let mut long = Order::get(b.end.target(), b.at(0), a.at(0), MAX_MESSAGE).descriptors()[0];
     long = Descriptor([long.0[0], long.0[1], b.at(1 << 39).0, long.0[3]]);
     assert_ne!(a.run(&Order::raw(&[long])).rcode, rcode::SUCCESS);
-    let status = Register::Cqs { tni: 0, cq: 0, reg: CqsReg::Status };
+    let status = Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::Status };
     assert_ne!(cluster.device(1).read(status), 0, "the queue is alive");
 }

@@ -77,6 +77,11 @@ impl CqId {
 }
 
 impl BgId {
+    /// The gate that a field of six bits names; bits above them are ignored.
+    pub const fn from_field(bits: u8) -> Self {
+        Self(bits % MAX_BG as u8)
+    }
+
     /// The channel of a start/end gate.
     pub const fn channel(self) -> Option<BchId> {
         BchId::new(self.0)

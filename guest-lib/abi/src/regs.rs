@@ -4,6 +4,7 @@
 //! hardware physical address - 0x4000_0000). A register is 64 bits wide.
 
 use crate::bitfield;
+use crate::ids::{BchId, BgId, CqId, TniId};
 
 /// Tofu network interfaces (TNI) of a TofuD node.
 pub const NUM_TNI: usize = 6;
@@ -538,46 +539,46 @@ impl TofuReg {
 pub enum Register {
     /// Of a control queue's user page.
     Cq {
-        /// Network interface, 0 to 5.
-        tni: u8,
-        /// Control queue, 0 to 11.
-        cq: u8,
+        /// Network interface.
+        tni: TniId,
+        /// Control queue.
+        cq: CqId,
         /// Register.
         reg: CqReg,
     },
     /// Of a control queue's system page.
     Cqs {
-        /// Network interface, 0 to 5.
-        tni: u8,
-        /// Control queue, 0 to 11.
-        cq: u8,
+        /// Network interface.
+        tni: TniId,
+        /// Control queue.
+        cq: CqId,
         /// Register.
         reg: CqsReg,
     },
     /// Of a barrier channel's user page.
     Bch {
-        /// Network interface, 0 to 5.
-        tni: u8,
-        /// Barrier channel, 0 to 15.
-        bch: u8,
+        /// Network interface.
+        tni: TniId,
+        /// Barrier channel.
+        bch: BchId,
         /// Register.
         reg: BchReg,
     },
     /// Of a barrier gate's system page.
     Bgs {
-        /// Network interface, 0 to 5.
-        tni: u8,
+        /// Network interface.
+        tni: TniId,
         /// Barrier gate, 0 to 47 (TofuD).
-        bg: u8,
+        bg: BgId,
         /// Register.
         reg: BgsReg,
     },
     /// One of the 2 x 15 data qwords of a barrier gate.
     BgsData {
-        /// Network interface, 0 to 5.
-        tni: u8,
+        /// Network interface.
+        tni: TniId,
         /// Barrier gate, 0 to 47 (TofuD).
-        bg: u8,
+        bg: BgId,
         /// Buffer: 0 = A, 1 = B.
         buffer: u8,
         /// Qword, 0 to 14.
@@ -585,8 +586,8 @@ pub enum Register {
     },
     /// Of a network interface.
     Tni {
-        /// Network interface, 0 to 5.
-        tni: u8,
+        /// Network interface.
+        tni: TniId,
         /// Register.
         reg: TniReg,
     },
@@ -612,49 +613,43 @@ impl Register {
         if offset >= PORT_BASE {
             return Self::decode_node(offset);
         }
-        let tni = (offset / TNI_STRIDE) as u8;
+        let Some(tni) = TniId::new((offset / TNI_STRIDE) as u8) else {
+            return None;
+        };
         let area = offset % TNI_STRIDE;
-        let unit = ((area % 0x40_0000) / PAGE_STRIDE) as usize;
+        // At most 63: an area has 64 pages.
+        let unit = ((area % 0x40_0000) / PAGE_STRIDE) as u8;
         let reg = area % PAGE_STRIDE;
         if area < CQS_AREA {
-            if unit >= NUM_CQ {
-                return None;
-            }
-            match CqReg::from_offset(reg) {
-                Some(reg) => Some(Self::Cq { tni, cq: unit as u8, reg }),
-                None => None,
+            match (CqId::new(unit), CqReg::from_offset(reg)) {
+                (Some(cq), Some(reg)) => Some(Self::Cq { tni, cq, reg }),
+                _ => None,
             }
         } else if area < BGS_AREA {
-            if unit >= NUM_CQ {
-                return None;
-            }
-            match CqsReg::from_offset(reg) {
-                Some(reg) => Some(Self::Cqs { tni, cq: unit as u8, reg }),
-                None => None,
+            match (CqId::new(unit), CqsReg::from_offset(reg)) {
+                (Some(cq), Some(reg)) => Some(Self::Cqs { tni, cq, reg }),
+                _ => None,
             }
         } else if area < TNI_AREA {
-            if unit >= MAX_BG {
-                return None;
+            match BgId::new(unit) {
+                Some(bg) => Self::decode_bgs(tni, bg, reg),
+                None => None,
             }
-            Self::decode_bgs(tni, unit as u8, reg)
         } else if area < BCH_AREA {
             match TniReg::from_offset(area - TNI_AREA) {
                 Some(reg) => Some(Self::Tni { tni, reg }),
                 None => None,
             }
         } else {
-            let bch = ((area - BCH_AREA) / PAGE_STRIDE) as usize;
-            if bch >= NUM_BCH {
-                return None;
-            }
-            match BchReg::from_offset(reg) {
-                Some(reg) => Some(Self::Bch { tni, bch: bch as u8, reg }),
-                None => None,
+            let unit = ((area - BCH_AREA) / PAGE_STRIDE) as u8;
+            match (BchId::new(unit), BchReg::from_offset(reg)) {
+                (Some(bch), Some(reg)) => Some(Self::Bch { tni, bch, reg }),
+                _ => None,
             }
         }
     }
 
-    const fn decode_bgs(tni: u8, bg: u8, reg: u64) -> Option<Self> {
+    const fn decode_bgs(tni: TniId, bg: BgId, reg: u64) -> Option<Self> {
         let a = BgsReg::DataA0.offset();
         let b = BgsReg::DataB0.offset();
         if reg >= a && reg <= BgsReg::DataAe.offset() && reg.is_multiple_of(8) {
@@ -664,7 +659,7 @@ impl Register {
             return Some(Self::BgsData { tni, bg, buffer: 1, qword: ((reg - b) / 8) as u8 });
         }
         // Barrier gates above 15 have no barrier channel, so no BCH registers.
-        if reg >= BgsReg::BchMask.offset() && bg as usize >= NUM_BCH {
+        if reg >= BgsReg::BchMask.offset() && bg.channel().is_none() {
             return None;
         }
         match BgsReg::from_offset(reg) {
@@ -699,15 +694,15 @@ impl Register {
     #[inline]
     pub const fn offset(self) -> u64 {
         match self {
-            Self::Cq { tni, cq, reg } => cq_page(tni, cq) + reg.offset(),
-            Self::Cqs { tni, cq, reg } => cqs_page(tni, cq) + reg.offset(),
-            Self::Bch { tni, bch, reg } => bch_page(tni, bch) + reg.offset(),
-            Self::Bgs { tni, bg, reg } => bgs_page(tni, bg) + reg.offset(),
+            Self::Cq { tni, cq, reg } => cq_page(tni.get(), cq.get()) + reg.offset(),
+            Self::Cqs { tni, cq, reg } => cqs_page(tni.get(), cq.get()) + reg.offset(),
+            Self::Bch { tni, bch, reg } => bch_page(tni.get(), bch.get()) + reg.offset(),
+            Self::Bgs { tni, bg, reg } => bgs_page(tni.get(), bg.get()) + reg.offset(),
             Self::BgsData { tni, bg, buffer, qword } => {
                 let first = if buffer == 0 { BgsReg::DataA0 } else { BgsReg::DataB0 };
-                bgs_page(tni, bg) + first.offset() + qword as u64 * 8
+                bgs_page(tni.get(), bg.get()) + first.offset() + qword as u64 * 8
             }
-            Self::Tni { tni, reg } => tni_base(tni) + reg.offset(),
+            Self::Tni { tni, reg } => tni_base(tni.get()) + reg.offset(),
             Self::Port { port, reg } => PORT_BASE + port as u64 * PORT_STRIDE + reg.offset(),
             Self::Xb(reg) => XB_BASE + reg.offset(),
             Self::Tofu(reg) => TOFU_BASE + reg.offset(),

@@ -211,10 +211,10 @@ fn every_block_has_the_public_offsets_and_names() {
 /// Every register of the device with the address that the public formulas give it.
 fn golden_map() -> Vec<(u64, Register)> {
     let mut map = Vec::new();
-    for tni in 0..6u8 {
-        let t = u64::from(tni) * 0x100_0000;
-        for cq in 0..12u8 {
-            let page = t + u64::from(cq) * 0x1_0000;
+    for tni in TniId::ALL {
+        let t = u64::from(tni.get()) * 0x100_0000;
+        for cq in CqId::ALL {
+            let page = t + u64::from(cq.get()) * 0x1_0000;
             for (reg, (offset, _)) in CqReg::ALL.iter().zip(CQ) {
                 map.push((page + offset, Register::Cq { tni, cq, reg: *reg }));
             }
@@ -222,18 +222,18 @@ fn golden_map() -> Vec<(u64, Register)> {
                 map.push((0x40_0000 + page + offset, Register::Cqs { tni, cq, reg: *reg }));
             }
         }
-        for bch in 0..16u8 {
-            let page = 0xe0_0000 + t + u64::from(bch) * 0x1_0000;
+        for bch in BchId::ALL {
+            let page = 0xe0_0000 + t + u64::from(bch.get()) * 0x1_0000;
             for (reg, (offset, _)) in BchReg::ALL.iter().zip(BCH) {
                 map.push((page + offset, Register::Bch { tni, bch, reg: *reg }));
             }
         }
-        for bg in 0..64u8 {
-            let page = 0x80_0000 + t + u64::from(bg) * 0x1_0000;
+        for bg in BgId::ALL {
+            let page = 0x80_0000 + t + u64::from(bg.get()) * 0x1_0000;
             for (reg, (offset, name)) in BgsReg::ALL.iter().zip(BGS) {
                 // The 15 data qwords have a variant of their own; barrier channels exist
                 // for the gates 0 to 15 only.
-                if !name.starts_with("DATA_") && (bg < 16 || *offset < 0x800) {
+                if !name.starts_with("DATA_") && (bg.get() < 16 || *offset < 0x800) {
                     map.push((page + offset, Register::Bgs { tni, bg, reg: *reg }));
                 }
             }

@@ -11,7 +11,7 @@ use tofu_abi::irq::{cqs, vector};
 use tofu_abi::queue::{MrqEntry, MrqId, MrqWord0, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, NodeAddress, Register, TniReg, TniState, TofuReg};
 use tofu_abi::table::PageSize;
-use tofu_abi::{Coords, StagOffset, rcode};
+use tofu_abi::{Coords, CqId, StagOffset, TniId, rcode};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DeviceError, DmaBuffer, DmaError, Full, IrqError, MemoryRange,
     OpenError, Order, Platform, StagError, Target, WaitError,
@@ -20,6 +20,8 @@ use tofu_driver::{
 const NODE: Coords = Coords::new(3, 2, 1, 1, 2, 0);
 const TNI: u8 = 2;
 const CQ: u8 = 5;
+const TNI_ID: TniId = TniId::ALL[TNI as usize];
+const CQ_ID: CqId = CqId::ALL[CQ as usize];
 
 /// Memory of one allocation.
 #[derive(Clone, Debug)]
@@ -93,7 +95,7 @@ impl Fake {
         let mut state = State { next_addr: 0x10_0000, ..State::default() };
         let address = NodeAddress::from_coords(NODE).0;
         state.registers.insert(Register::Tofu(TofuReg::NodeAddress).offset(), address);
-        let present = Register::Tni { tni: TNI, reg: TniReg::CqPresent };
+        let present = Register::Tni { tni: TNI_ID, reg: TniReg::CqPresent };
         state.registers.insert(present.offset(), 0xfff);
         Self(Arc::new(Mutex::new(state)))
     }
@@ -188,11 +190,11 @@ impl Platform for Fake {
 }
 
 fn cqs_reg(reg: CqsReg) -> Register {
-    Register::Cqs { tni: TNI, cq: CQ, reg }
+    Register::Cqs { tni: TNI_ID, cq: CQ_ID, reg }
 }
 
 fn cq_reg(reg: CqReg) -> Register {
-    Register::Cq { tni: TNI, cq: CQ, reg }
+    Register::Cq { tni: TNI_ID, cq: CQ_ID, reg }
 }
 
 fn open() -> (Fake, Cq<Fake>) {
@@ -229,7 +231,7 @@ fn probe_reads_the_coordinates_and_refuses_what_is_no_device() {
 fn a_tni_is_enabled_and_disabled() {
     let device = Device::probe(Fake::new()).unwrap();
     device.tni(TNI).unwrap().enable().unwrap();
-    let state = Register::Tni { tni: TNI, reg: TniReg::State };
+    let state = Register::Tni { tni: TNI_ID, reg: TniReg::State };
     assert_eq!(device.read(state), TniState::Normal as u64);
     device.tni(TNI).unwrap().disable().unwrap();
     assert_eq!(device.read(state), TniState::Disable as u64);
@@ -301,7 +303,10 @@ fn queues_that_nobody_looks_after_are_stopped() {
     let other = CQ + 1;
     assert_eq!(device.stop_queues(&[(TNI, CQ), (TNI, other)]), []);
     let writes = fake.take_writes();
-    let stop = |cq| (Register::Cqs { tni: TNI, cq, reg: CqsReg::Enable }, 0);
+    let stop = |cq: u8| {
+        let cq = CqId::new(cq).unwrap();
+        (Register::Cqs { tni: TNI_ID, cq, reg: CqsReg::Enable }, 0)
+    };
     assert_eq!(writes[..2], [stop(CQ), stop(other)], "both before either is waited for");
     assert!(writes.contains(&(cqs_reg(CqsReg::SteeringTableEnable), 0)));
     let mut again = Cq::open(&device, &CqConfig::new(TNI, CQ)).unwrap();

@@ -409,29 +409,32 @@ impl Platform for TofPlatform {
             // The kernel has enabled it.
             Some(Register::Tni { reg: TniReg::State, .. }) => TniState::Normal as u64,
             Some(Register::Cq { tni, cq, .. }) => self
-                .queue(tni, cq)
+                .queue(tni.get(), cq.get())
                 .and_then(|queue| Some(read(queue).opened.as_ref()?.page.read(own)))
                 .unwrap_or(u64::MAX),
             Some(Register::Bch { tni, bch, .. }) => self
-                .channel(tni, bch)
+                .channel(tni.get(), bch.get())
                 .and_then(|channel| Some(read(channel).opened.as_ref()?.page.read(own)))
                 .unwrap_or(u64::MAX),
             Some(Register::Cqs { tni, cq, reg: CqsReg::Status }) => {
-                let enabled = self.queue(tni, cq).is_some_and(|queue| read(queue).enabled);
+                let enabled =
+                    self.queue(tni.get(), cq.get()).is_some_and(|queue| read(queue).enabled);
                 CqsStatus(0).with_cq_enable(enabled).0
             }
             // Requests are the kernel's: to this process nothing is pending.
             Some(Register::Cqs { .. }) => 0,
             Some(Register::Bgs { tni, bg, reg }) => match reg {
-                BgsReg::State => {
-                    self.gates().get(gate_index(tni, bg)).is_some_and(|gate| gate.enabled).into()
-                }
+                BgsReg::State => self
+                    .gates()
+                    .get(gate_index(tni.get(), bg.get()))
+                    .is_some_and(|gate| gate.enabled)
+                    .into(),
                 BgsReg::BchMask => {
                     let unmasked = |channel: &RwLock<Channel>| read(channel).unmasked;
-                    let unmasked = self.channel(tni, bg).is_some_and(unmasked);
+                    let unmasked = self.channel(tni.get(), bg.get()).is_some_and(unmasked);
                     if unmasked { 0 } else { BCH_MASK }
                 }
-                BgsReg::Irr => self.exceptions(tni, bg),
+                BgsReg::Irr => self.exceptions(tni.get(), bg.get()),
                 _ => 0,
             },
             _ => u64::MAX,
@@ -442,39 +445,39 @@ impl Platform for TofPlatform {
         let own = offset % PAGE_STRIDE;
         match Register::decode(offset) {
             Some(Register::Cq { tni, cq, .. }) => {
-                if let Some(queue) = self.queue(tni, cq)
+                if let Some(queue) = self.queue(tni.get(), cq.get())
                     && let Some(opened) = &read(queue).opened
                 {
                     opened.page.write(own, value);
                 }
             }
             Some(Register::Bch { tni, bch, .. }) => {
-                if let Some(channel) = self.channel(tni, bch)
+                if let Some(channel) = self.channel(tni.get(), bch.get())
                     && let Some(opened) = &read(channel).opened
                 {
                     opened.page.write(own, value);
                 }
             }
             Some(Register::Cqs { tni, cq, reg }) => {
-                if let Some(queue) = self.queue(tni, cq) {
+                if let Some(queue) = self.queue(tni.get(), cq.get()) {
                     write(queue).write(reg, value);
                 }
             }
             Some(Register::Bgs { tni, bg, reg: BgsReg::BchNoticeIpa }) => {
-                if let Some(channel) = self.channel(tni, bg) {
+                if let Some(channel) = self.channel(tni.get(), bg.get()) {
                     write(channel).notice = value;
                 }
             }
             Some(Register::Bgs { tni, bg, reg: BgsReg::BchMask }) => {
                 if value & BCH_MASK != 0 {
                     // The kernel takes the channel down, and its gates, when it is closed.
-                    self.close_channel(tni, bg);
-                } else if let Some(channel) = self.channel(tni, bg) {
+                    self.close_channel(tni.get(), bg.get());
+                } else if let Some(channel) = self.channel(tni.get(), bg.get()) {
                     write(channel).unmasked = true;
                 }
             }
             Some(Register::Bgs { tni, bg, reg }) => {
-                if let Some(gate) = self.gates().get_mut(gate_index(tni, bg)) {
+                if let Some(gate) = self.gates().get_mut(gate_index(tni.get(), bg.get())) {
                     gate.write(reg, value);
                 }
             }

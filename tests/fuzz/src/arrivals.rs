@@ -10,8 +10,8 @@ use tofu_abi::frame::{
     ECRC_SIZE, HEADER_SIZE, ROUTING_HEADER_SIZE, RoutingHeader, SYSTEM_PAYLOAD_MAX, TLP_UNIT,
     TlpHeader, TlpKind, frame_size,
 };
-use tofu_abi::regs::{CqReg, CqsMode, CqsReg, Register, TniReg};
-use tofu_abi::{Coords, Path, StagOffset, rcode};
+use tofu_abi::regs::{CqReg, CqsMode, CqsReg, NUM_CQ, Register, TniReg};
+use tofu_abi::{Coords, CqId, Doorbell, Path, StagOffset, TniId, rcode};
 use tofu_fabric::{Class, DiscardReason, Packet, Port, PortCounters, Way, XbCounters};
 use tofu_icc::{Answer, Body, Config, Host, Icc, Net, Payload, Request, SharedPages, Tag};
 use vm_memory::{MmapRegion, VolatileMemory};
@@ -32,8 +32,8 @@ struct Quiet(AtomicU64);
 
 impl Host for Quiet {
     fn interrupt(&self, _: u16) {}
-    fn doorbell(&self, _: u8, _: u8) {}
-    fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+    fn doorbell(&self, _: TniId, _: Doorbell) {}
+    fn queue_enabled(&self, _: TniId, _: Doorbell, _: bool) {}
     fn timer(&self, _: u64) {}
     fn now_ns(&self) -> u64 {
         self.0.load(SeqCst)
@@ -88,7 +88,7 @@ pub fn run(data: &[u8]) {
     bench.requests.clear();
     bench.icc.set_bus_master(false);
     bench.icc.reset();
-    assert!(!bench.icc.queue_is_enabled(TNI, CQ));
+    assert!(!bench.icc.queue_is_enabled(TNI, CQ.into()));
 }
 
 impl Bench {
@@ -127,7 +127,7 @@ impl Bench {
             // A command whose answers are what the input says.
             0 | 1 => {
                 let command = *u.choose(&Command::ALL)?;
-                let place = StagOffset::new(CQ, 0, u.arbitrary::<u16>()?.into());
+                let place = StagOffset::new(CQ.get(), 0, u.arbitrary::<u16>()?.into());
                 let length = u.int_in_range(0..=0x2_0000)?;
                 let header2 = Header2(u.arbitrary::<u16>()?.into());
                 let header1 = Header1(0).with_target(coords(1)).with_mtu(u.arbitrary()?);
@@ -136,7 +136,7 @@ impl Bench {
                 self.memory.write(slot, &words.with_flip(true).to_bytes());
                 self.posted += 1;
                 let mut net = Void { now_ns: self.now(), sent: Vec::new() };
-                self.icc.run_queue(TNI, CQ, &mut net);
+                self.icc.run_queue(TNI, CQ.into(), &mut net);
                 self.requests.extend(net.sent);
             }
             2 if !self.requests.is_empty() => {
@@ -155,13 +155,13 @@ impl Bench {
             // What the guest writes to its page meanwhile.
             5 => {
                 let Some(pages) = &self.pages else { return Ok(()) };
-                let at = SharedPages::page_offset(TNI, CQ) + 8 * u.int_in_range(0..=17)?;
+                let at = SharedPages::page_offset(TNI, CQ.into()) + 8 * u.int_in_range(0..=17)?;
                 if let Ok(word) = pages.get_atomic_ref::<AtomicU64>(at) {
                     word.store(u.arbitrary()?, SeqCst);
                 }
-                if self.icc.poll_doorbell(TNI, CQ) {
+                if self.icc.poll_doorbell(TNI, CQ.into()) {
                     let mut net = Void { now_ns: self.now(), sent: Vec::new() };
-                    self.icc.run_queue(TNI, CQ, &mut net);
+                    self.icc.run_queue(TNI, CQ.into(), &mut net);
                     self.requests.extend(net.sent);
                 }
                 self.icc.payload_bytes();
@@ -193,12 +193,13 @@ impl Bench {
     /// A packet, often one that goes with a command of the device.
     fn packet(&self, u: &mut Unstructured<'_>) -> Result<Packet<Body>> {
         let mut tag = Tag {
-            cq: u.int_in_range(0..=1)?,
+            cq: CqId::ALL[u.int_in_range(0..=1)?],
             index: u.int_in_range(0..=2)?,
             generation: u.int_in_range(0..=2)?,
         };
         if u.ratio(1, 16)? {
-            tag = Tag { cq: u.arbitrary()?, index: u.arbitrary()?, generation: u.arbitrary()? };
+            let cq = CqId::ALL[usize::from(u.arbitrary::<u8>()?) % NUM_CQ];
+            tag = Tag { cq, index: u.arbitrary()?, generation: u.arbitrary()? };
         }
         let mut position = number(u)?;
         let mut length = number(u)?;
@@ -253,7 +254,7 @@ impl Bench {
             src: if other & 7 == 0 { Coords::from_array(u.arbitrary()?) } else { coords(1) },
             src_tni: if other & 8 == 0 { 0 } else { u.arbitrary()? },
             dst: coords(0),
-            dst_tni: if other & 0x70 == 0 { u.arbitrary()? } else { TNI },
+            dst_tni: if other & 0x70 == 0 { u.arbitrary()? } else { TNI.get() },
             path: Path::new(0, other & 3, 0),
             way: Way::Shortest,
             class: if other & 0x80 == 0 { Class::Request } else { Class::Response },
@@ -303,7 +304,7 @@ fn place(u: &mut Unstructured<'_>) -> Result<StagOffset> {
     if u.ratio(1, 16)? {
         return Ok(StagOffset(u.arbitrary()?));
     }
-    Ok(StagOffset::new(CQ, u.int_in_range(0..=8)?, u.arbitrary::<u16>()?.into()))
+    Ok(StagOffset::new(CQ.get(), u.int_in_range(0..=8)?, u.arbitrary::<u16>()?.into()))
 }
 
 /// A payload, more often one of the length that its header says.

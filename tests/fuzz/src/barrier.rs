@@ -9,14 +9,17 @@ use tofu_abi::barrier::{
     RemoteLink, SignalMask,
 };
 use tofu_abi::reduce::Op;
-use tofu_abi::regs::{BchReg, BgsReg, CqsMode, Register, TniReg};
+use tofu_abi::regs::{BchReg, BgsReg, CqsMode, NUM_BCH, Register, TniReg};
+use tofu_abi::{BchId, BgId, TniId};
 
 use crate::world::{DATA, HIGH, LOW, TNI, World, coords};
 
 /// Where the notices of the channel of a gate go, if the input does not say otherwise.
 const NOTICES: u64 = DATA;
 /// The channel of the two bystanders, and their group.
-const BCH: u8 = 0;
+const BCH: BchId = BchId::ALL[0];
+/// The two interfaces that take part.
+const TNIS: [TniId; 2] = [TNI, TniId::ALL[1]];
 const GROUP: u64 = 7;
 /// Gates that inputs mostly use: with channels, then relays.
 const GATES: [u8; 8] = [0, 1, 2, 15, 16, 17, 18, 47];
@@ -26,7 +29,7 @@ pub fn run(data: &[u8]) {
     let world = World::new();
     let before: Vec<_> = world.memory.iter().map(|memory| memory.snapshot()).collect();
     for node in 0..4 {
-        for tni in [TNI, TNI + 1] {
+        for tni in TNIS {
             world.write(node, Register::Tni { tni, reg: TniReg::Enable }, 1);
         }
     }
@@ -50,7 +53,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-fn bgs(tni: u8, bg: u8, reg: BgsReg) -> Register {
+fn bgs(tni: TniId, bg: BgId, reg: BgsReg) -> Register {
     Register::Bgs { tni, bg, reg }
 }
 
@@ -62,7 +65,7 @@ struct Bystanders {
 impl Bystanders {
     fn new(world: &World) -> Self {
         for node in [2, 3] {
-            let other = BgAddress::new(coords(5 - node), TNI, BCH);
+            let other = BgAddress::new(coords(5 - node), TNI.get(), BCH.get());
             let remote = RemoteLink(0).with_recv(other.place().0 as u32).with_send(other.0 as u32);
             // X 1 of 2.
             let subnet = CqsMode(0).with_nx(2).with_sx(1).with_lx(1);
@@ -70,13 +73,13 @@ impl Bystanders {
                 (BgsReg::BchNoticeIpa, NOTICES),
                 (BgsReg::BchMask, 0),
                 (BgsReg::SignalMask, 0),
-                (BgsReg::LocalLink, LocalLink(0).with_recv(BCH).with_send(BCH).0),
+                (BgsReg::LocalLink, LocalLink(0).with_recv(BCH.get()).with_send(BCH.get()).0),
                 (BgsReg::RemoteLink, remote.0),
                 (BgsReg::SubnetSize, subnet.0),
                 (BgsReg::GpidBseq, GpidBseq(0).with_gpid(GROUP).0),
                 (BgsReg::Enable, 1),
             ] {
-                world.write(node, bgs(TNI, BCH, reg), value);
+                world.write(node, bgs(TNI, BCH.gate(), reg), value);
             }
         }
         Self { bseq: 0 }
@@ -108,8 +111,8 @@ impl Bystanders {
 fn act(world: &World, areas: &mut [Vec<Range<u64>>; 2], u: &mut Unstructured<'_>) -> Result<()> {
     let choice: u8 = u.arbitrary()?;
     let node = usize::from(choice >> 7);
-    let tni = TNI + (choice >> 6 & 1);
-    let bg = gate(u)?;
+    let tni = TNIS[usize::from(choice >> 6 & 1)];
+    let bg = BgId::from_field(gate(u)?);
     match choice & 0xf {
         // A gate with links, all at once.
         0..=4 => {
@@ -139,11 +142,19 @@ fn act(world: &World, areas: &mut [Vec<Range<u64>>; 2], u: &mut Unstructured<'_>
                 .with_op(u.arbitrary()?)
                 .with_count(if u.ratio(7, 8)? { 0 } else { u.arbitrary()? })
                 .with_start(true);
-            world.write(node, Register::Bch { tni, bch: bg % 16, reg: BchReg::Ready }, ready.0);
+            world.write(
+                node,
+                Register::Bch { tni, bch: BchId::ALL[bg.index() % NUM_BCH], reg: BchReg::Ready },
+                ready.0,
+            );
         }
         9 => {
             let (reg, value) = (*u.choose(BchReg::ALL)?, u.arbitrary()?);
-            world.write(node, Register::Bch { tni, bch: bg % 16, reg }, value);
+            world.write(
+                node,
+                Register::Bch { tni, bch: BchId::ALL[bg.index() % NUM_BCH], reg },
+                value,
+            );
         }
         10 => {
             let reg = *u.choose(BgsReg::ALL)?;
@@ -170,7 +181,14 @@ fn act(world: &World, areas: &mut [Vec<Range<u64>>; 2], u: &mut Unstructured<'_>
 }
 
 /// Sets a notice address, and notes that there may be notices.
-fn notices(world: &World, areas: &mut [Vec<Range<u64>>; 2], node: usize, tni: u8, bg: u8, at: u64) {
+fn notices(
+    world: &World,
+    areas: &mut [Vec<Range<u64>>; 2],
+    node: usize,
+    tni: TniId,
+    bg: BgId,
+    at: u64,
+) {
     world.write(node, bgs(tni, bg, BgsReg::BchNoticeIpa), at);
     areas[node].push(at..at.saturating_add(NOTICE_SIZE as u64));
 }
@@ -187,5 +205,5 @@ fn address(u: &mut Unstructured<'_>) -> Result<BgAddress> {
     let node = u.int_in_range(0..=3)?;
     // Mostly the two that the input plays with.
     let node = if u.ratio(3, 4)? { node & 1 } else { node };
-    Ok(BgAddress::new(coords(node), TNI + u.int_in_range(0..=1)?, gate(u)?))
+    Ok(BgAddress::new(coords(node), u.int_in_range(0..=1)?, gate(u)?))
 }

@@ -3,6 +3,7 @@
 use arbitrary::{Result, Unstructured};
 use tofu_abi::pci;
 use tofu_abi::regs::{BAR0_SIZE, CqReg, CqsReg, NUM_CQ, NUM_TNI, Register, TniReg, XbReg};
+use tofu_abi::{CqId, TniId};
 use tofu_pci::PciFunction;
 
 use crate::world::{DATA, HIGH, LOW, LOW_SIZE, MRQ, TCQ, TOQ, World, coords};
@@ -25,7 +26,7 @@ pub fn run(data: &[u8]) {
         world.nodes[node].reset();
         world.allow_dma(node);
         let mut bytes = [0; 8];
-        let register = Register::Cqs { tni: 0, cq: 0, reg: CqsReg::Status };
+        let register = Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::Status };
         world.nodes[node].bar_read(pci::REGISTER_BAR, register.offset(), &mut bytes);
         assert_eq!(u64::from_le_bytes(bytes), 0, "STATUS of a queue after a reset");
     }
@@ -83,10 +84,11 @@ fn act(world: &World, u: &mut Unstructured<'_>) -> Result<()> {
 
 /// A register, more often one that does something.
 fn register(u: &mut Unstructured<'_>) -> Result<Register> {
-    let tni = u.int_in_range(0..=NUM_TNI as u8 - 1)?;
-    let cq = u.int_in_range(0..=NUM_CQ as u8 - 1)?;
+    let tni = u.int_in_range(0..=NUM_TNI - 1)?;
+    let cq = u.int_in_range(0..=NUM_CQ - 1)?;
     // Most of what needs several registers needs those of one queue.
     let (tni, cq) = if u.ratio(3, 4)? { (tni & 1, cq & 1) } else { (tni, cq) };
+    let (tni, cq) = (TniId::ALL[tni], CqId::ALL[cq]);
     Ok(match u.int_in_range(0..=7)? {
         0..=2 => Register::Cqs { tni, cq, reg: *u.choose(CqsReg::ALL)? },
         3 | 4 => Register::Cq { tni, cq, reg: *u.choose(CqReg::ALL)? },

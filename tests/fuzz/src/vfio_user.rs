@@ -16,7 +16,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
-use tofu_abi::{Coords, pci};
+use tofu_abi::{Coords, CqId, TniId, pci};
 use tofu_icc::DmaMemory;
 use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_pci::{PciFunction, regs};
@@ -388,7 +388,7 @@ fn access(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
 
 /// A place in a region, mostly one where something is.
 fn place(u: &mut Unstructured<'_>) -> Result<(u32, u64)> {
-    let cqs = |reg| Register::Cqs { tni: 0, cq: 0, reg }.offset();
+    let cqs = |reg| Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg }.offset();
     Ok(match u.int_in_range(0..=7)? {
         0 => (7, u.int_in_range(0..=0xff)?),
         1 => (7, regs::COMMAND.into()),
@@ -400,11 +400,14 @@ fn place(u: &mut Unstructured<'_>) -> Result<(u32, u64)> {
                 cqs(CqsReg::ToqIpa),
                 cqs(CqsReg::TcqIpa),
                 cqs(CqsReg::MrqIpa),
-                Register::Tni { tni: 0, reg: TniReg::Enable }.offset(),
+                Register::Tni { tni: TniId::ALL[0], reg: TniReg::Enable }.offset(),
             ];
             (0, register[u.choose_index(register.len())?])
         }
-        5 => (0, Register::Cq { tni: 0, cq: 0, reg: CqReg::FetchStart }.offset()),
+        5 => (
+            0,
+            Register::Cq { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqReg::FetchStart }.offset(),
+        ),
         6 => (0, u.int_in_range(0..=0x1000_0000)?),
         _ => (u.int_in_range(0..=10)?, u.arbitrary()?),
     })

@@ -11,7 +11,7 @@ use tofu_abi::table::{
     MEMORY_BLOCK_ENTRY_SIZE, MemoryBlock, PAGE_ENTRY_SIZE, PageEntry, PageSize,
     STEERING_ENTRY_SIZE, Steering,
 };
-use tofu_abi::{Coords, StagOffset, pci, rcode};
+use tofu_abi::{Coords, CqId, StagOffset, TniId, pci, rcode};
 use tofu_machine::{Machine, MachineConfig, Node};
 use tofu_pci::{PciFunction, regs};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -58,8 +58,8 @@ const BYSTANDER_TARGET: u64 = 0x4000;
 const BYSTANDER_LENGTH: usize = 61;
 
 /// The queue that the world sets up on every node.
-pub(crate) const TNI: u8 = 0;
-pub(crate) const CQ: u8 = 0;
+pub(crate) const TNI: TniId = TniId::ALL[0];
+pub(crate) const CQ: CqId = CqId::ALL[0];
 
 /// Bytes that are compared at a time.
 const PIECE: usize = 0x1000;
@@ -313,8 +313,8 @@ impl World {
             Command::Put,
             Header1(0).with_target(coords(3)).with_path(coords(3).default_path()),
             Header2(0),
-            StagOffset::new(CQ, 3, to),
-            StagOffset::new(CQ, 3, from),
+            StagOffset::new(CQ.get(), 3, to),
+            StagOffset::new(CQ.get(), 3, from),
             BYSTANDER_LENGTH as u32,
         );
         self.memory[2].write(TOQ + slot * DESC_SIZE as u64, &put.with_flip(true).to_bytes());

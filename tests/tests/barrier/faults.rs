@@ -8,17 +8,20 @@ use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
 use tofu_driver::{Channel, ChannelConfig, ChannelWaitError, Gate, Platform};
 use tofu_tests::{Cluster, PATIENCE_NS};
 
-use crate::group::{BCH, Group, RELAYS, TNI, config, doubling, members, tree};
+use crate::group::{
+    BCH, Group, RELAYS, TNI, TNI_ID, channel_register, config, doubling, gate_register, members,
+    tree,
+};
 
 const SHORT_NS: u64 = 10_000_000;
 
 /// What a gate of TNI `TNI` reports.
 fn pending(cluster: &Cluster, rank: u32, bg: u8) -> u64 {
-    cluster.device(rank).read(Register::Bgs { tni: TNI, bg, reg: BgsReg::Irr }) & bgs::EXCEPTIONS
+    cluster.device(rank).read(gate_register(bg, BgsReg::Irr)) & bgs::EXCEPTIONS
 }
 
 fn info(cluster: &Cluster, rank: u32, bg: u8, reg: BgsReg) -> BgAddress {
-    BgAddress(cluster.device(rank).read(Register::Bgs { tni: TNI, bg, reg }))
+    BgAddress(cluster.device(rank).read(gate_register(bg, reg)))
 }
 
 #[test]
@@ -176,7 +179,7 @@ fn a_signal_of_a_stranger_changes_nothing() {
     channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
     assert_eq!(device.tni(TNI).unwrap().irq().pending(), tni::INACTIVE_BG);
     assert!(device.platform().irq_wait(vector::tni(TNI), 0));
-    let register = Register::Tni { tni: TNI, reg: TniReg::ExceptionInfoInactiveBg };
+    let register = Register::Tni { tni: TNI_ID, reg: TniReg::ExceptionInfoInactiveBg };
     let info = InactiveBg(device.read(register));
     assert_eq!((info.dest(), u64::from(info.source())), (44, stranger.place().0));
     group.barrier();
@@ -203,8 +206,8 @@ fn an_interface_that_is_off_takes_no_part() {
 fn a_masked_channel_ignores_and_counts() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
-    let register = |reg| Register::Bgs { tni: TNI, bg: BCH, reg };
-    let ready = Register::Bch { tni: TNI, bch: BCH, reg: BchReg::Ready };
+    let register = |reg| gate_register(BCH, reg);
+    let ready = channel_register(BchReg::Ready);
     let device = cluster.device(1);
     device.write(register(BgsReg::BchMask), 1 << 63);
     assert_eq!(device.read(register(BgsReg::BchMaskStatus)), 0);
@@ -220,7 +223,7 @@ fn a_masked_channel_ignores_and_counts() {
 fn a_notice_address_outside_of_memory_is_an_exception() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
-    let register = Register::Bgs { tni: TNI, bg: BCH, reg: BgsReg::BchNoticeIpa };
+    let register = gate_register(BCH, BgsReg::BchNoticeIpa);
     let right = cluster.device(0).read(register);
     // Behind memory, not aligned, at the end of all addresses.
     for wrong in [cluster.memory_end(0), right + 4, u64::MAX - 127, u64::MAX] {
@@ -245,7 +248,7 @@ fn an_operation_that_there_is_not_is_an_error_of_the_start_gate() {
     let cluster = Cluster::new("1x1x1x1x1x1");
     let gate = Gate { src_local: Some(BCH), dst_local: Some(BCH), ..Gate::new(TNI, BCH) };
     let mut channel = Channel::open(cluster.device(0), &config(0, 0), &[gate]).unwrap();
-    let ready = Register::Bch { tni: TNI, bch: BCH, reg: BchReg::Ready };
+    let ready = channel_register(BchReg::Ready);
     let start = BchReady(0).with_start(true);
     for wrong in [
         start,
@@ -268,7 +271,7 @@ fn an_operation_that_there_is_not_is_an_error_of_the_start_gate() {
 #[test]
 fn a_circle_of_gates_does_not_run_for_ever() {
     let cluster = Cluster::new("1x1x1x2x1x1");
-    let register = |bg, reg| Register::Bgs { tni: TNI, bg, reg };
+    let register = |bg, reg| gate_register(bg, reg);
     let here = |bg: u8| BgAddress::new(cluster.device(0).coords(), TNI, bg).0;
     // By local links on node 0: the channel's gate, 20, 21, 22, 20, ...; 20 takes the signal of
     // the start gate as one of the remote kind. 22 waits for 21 alone.
@@ -286,7 +289,7 @@ fn a_circle_of_gates_does_not_run_for_ever() {
         device.write(register(bg, BgsReg::RemoteLink), remote);
         device.write(register(bg, BgsReg::Enable), 1);
     }
-    let ready = Register::Bch { tni: TNI, bch: BCH, reg: BchReg::Ready };
+    let ready = channel_register(BchReg::Ready);
     device.write(ready, BchReady(0).with_op(1).with_start(true).0);
     cluster.settle();
     // It came back to gate 20, from a gate that this does not wait for.
@@ -299,10 +302,10 @@ fn a_reset_forgets_gates_and_channels() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
     group.start(Op::Barrier, &[[0; 8]; 2], 0);
-    let irq = Register::Bgs { tni: TNI, bg: BCH, reg: BgsReg::Imr };
+    let irq = gate_register(BCH, BgsReg::Imr);
     cluster.icc(0).reset();
     assert_eq!(cluster.device(0).read(irq), u64::MAX);
-    let state = Register::Bgs { tni: TNI, bg: BCH, reg: BgsReg::State };
+    let state = gate_register(BCH, BgsReg::State);
     assert_eq!(cluster.device(0).read(state), 0);
     drop(group);
     cluster.icc(0).set_bus_master(true);

@@ -2,6 +2,8 @@
 
 use tofu_abi::barrier::BgAddress;
 use tofu_abi::reduce::{self, Input, Op, Value};
+use tofu_abi::regs::{BchReg, BgsReg, Register};
+use tofu_abi::{BchId, BgId, TniId};
 use tofu_driver::{Channel, ChannelConfig, Gate, Outcome};
 use tofu_inproc::InProcess;
 use tofu_tests::{Cluster, PATIENCE_NS};
@@ -9,6 +11,19 @@ use tofu_tests::{Cluster, PATIENCE_NS};
 /// Interface and channel of all groups, where it does not matter.
 pub(crate) const TNI: u8 = 2;
 pub(crate) const BCH: u8 = 3;
+pub(crate) const TNI_ID: TniId = TniId::ALL[TNI as usize];
+pub(crate) const BCH_ID: BchId = BchId::ALL[BCH as usize];
+
+/// A register of a gate.
+pub(crate) fn gate_register(bg: u8, reg: BgsReg) -> Register {
+    Register::Bgs { tni: TNI_ID, bg: BgId::new(bg).unwrap(), reg }
+}
+
+/// A register of the channel.
+pub(crate) fn channel_register(reg: BchReg) -> Register {
+    Register::Bch { tni: TNI_ID, bch: BCH_ID, reg }
+}
+
 /// The first relay gates.
 pub(crate) const RELAYS: [u8; 4] = [16, 17, 18, 19];
 

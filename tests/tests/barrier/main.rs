@@ -12,12 +12,13 @@ use tofu_abi::barrier::{BchReady, BgAddress, Profile, SignalState};
 use tofu_abi::irq::{bgs, vector};
 use tofu_abi::reduce::{self, Input, Op};
 use tofu_abi::regs::{BchReg, BgsReg, Register};
+use tofu_abi::{BchId, TniId};
 use tofu_driver::{Channel, ChannelConfig, ChannelError, Gate, Platform, StartError};
 use tofu_tests::{Cluster, PATIENCE_NS};
 
 use crate::group::{
-    Algorithm, BCH, Group, RELAYS, TNI, config, doubling, doubling_with, expected, inputs, ring,
-    tree,
+    Algorithm, BCH, BCH_ID, Group, RELAYS, TNI, TNI_ID, channel_register, config, doubling,
+    doubling_with, expected, gate_register, inputs, ring, tree,
 };
 
 /// All operations, by all algorithms that work for so many members.
@@ -179,7 +180,7 @@ fn a_fast_node_may_be_a_round_ahead() {
         fast.start(Op::Sum, &number(round + 1)[0], 1).unwrap();
         cluster.settle();
         // It waits in the other buffer, with its value, before the slow one has looked.
-        let read = |reg| cluster.device(1).read(Register::Bgs { tni: TNI, bg: BCH, reg });
+        let read = |reg| cluster.device(1).read(gate_register(BCH, reg));
         let (mut buffers, mut used) = ([BgsReg::SignalA, BgsReg::SignalB], 1);
         if !(round + 1).is_multiple_of(2) {
             buffers.reverse();
@@ -188,7 +189,7 @@ fn a_fast_node_may_be_a_round_ahead() {
         let state = SignalState(read(buffers[0]));
         assert_eq!((state.tlp_recv(), state.sig_recv(), state.sig_send()), (true, false, false));
         assert_eq!((state.op(), read(buffers[1])), (Op::Sum.code(), 0));
-        let data = Register::BgsData { tni: TNI, bg: BCH, buffer: used, qword: 0 };
+        let data = Register::BgsData { tni: TNI_ID, bg: BCH_ID.gate(), buffer: used, qword: 0 };
         assert_eq!(cluster.device(1).read(data), round + 1);
         assert_eq!(slow.poll().unwrap().value[0], 2 * round);
         slow.start(Op::Sum, &number(round + 1)[0], 1).unwrap();
@@ -201,7 +202,7 @@ fn a_fast_node_may_be_a_round_ahead() {
 fn one_round_at_a_time() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
-    let ready = Register::Bch { tni: TNI, bch: BCH, reg: BchReg::Ready };
+    let ready = channel_register(BchReg::Ready);
     let state = |rank| BchReady(cluster.device(rank).read(ready)).state();
     assert!(state(0) && state(1));
     let channel = &mut group.channels[0];
@@ -325,7 +326,7 @@ fn modelled_time_is_that_of_the_paper() {
     let mut channel = Channel::open(cluster.device(0), &config(0, 0), &gates).unwrap();
     for rounds in 1..4 {
         channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
-        let time = cluster.icc(0).barrier_time(TNI, BCH);
+        let time = cluster.icc(0).barrier_time(TNI_ID, BCH_ID);
         assert_eq!((time.rounds, time.last_ps), (rounds, 480_000 + 130_000));
         assert_eq!(time.total_ps, rounds * time.last_ps);
     }
@@ -341,7 +342,7 @@ fn modelled_time_is_that_of_the_paper() {
     }
     for (rank, channel) in (0..).zip(&mut channels) {
         channel.wait(PATIENCE_NS).unwrap();
-        let time = cluster.icc(rank).barrier_time(TNI, BCH);
+        let time = cluster.icc(rank).barrier_time(TNI_ID, BCH_ID);
         assert_eq!(time.last_ps, 480_000 + 100_000 + 104 * 147_059 / 1000);
     }
 }
@@ -369,7 +370,9 @@ fn modelled_time_of_channels_of_one_interface_adds_up() {
             for channel in &mut channels {
                 channel.wait(PATIENCE_NS).unwrap();
             }
-            let times = (0..n as u8).map(|bch| cluster.icc(0).barrier_time(1, bch));
+            let times = BchId::ALL[..n as usize]
+                .iter()
+                .map(|bch| cluster.icc(0).barrier_time(TniId::ALL[1], *bch));
             let last = times.inspect(|t| assert_eq!(t.rounds, rounds)).map(|t| t.last_ps).max();
             let busy = 190_000 + 290_000 * n;
             // Of more than two, signals may be later than the interface is free.
@@ -390,9 +393,9 @@ fn a_notice_has_the_half_that_its_round_chooses() {
     let channel = Channel::open(cluster.device(0), &config(0, 6), &[gate]).unwrap();
     let at = tofu_driver::DmaBuffer::device_addr(&area);
     let device = cluster.device(0);
-    device.write(Register::Bgs { tni: TNI, bg: BCH, reg: BgsReg::BchNoticeIpa }, at);
-    let idata = |n: usize| Register::Bch { tni: TNI, bch: BCH, reg: BchReg::ALL[n] };
-    let ready = Register::Bch { tni: TNI, bch: BCH, reg: BchReg::Ready };
+    device.write(gate_register(BCH, BgsReg::BchNoticeIpa), at);
+    let idata = |n: usize| channel_register(BchReg::ALL[n]);
+    let ready = channel_register(BchReg::Ready);
     let word = |i: usize| tofu_driver::DmaBuffer::load_u64(&area, 8 * i, Ordering::Acquire);
     for (round, half) in [(6, 0), (7, 16), (8, 0)] {
         device.write(idata(0), round);

@@ -3,12 +3,12 @@
 use tofu_abi::barrier::{BgAddress, GpidBseq, LocalLink, RemoteLink, SignalMask};
 use tofu_abi::irq::bgs;
 use tofu_abi::reduce::Op;
-use tofu_abi::regs::{BgsReg, CqsMode, Register};
+use tofu_abi::regs::{BgsReg, CqsMode};
 use tofu_driver::{Channel, ChannelConfig, ChannelError, Device, Gate};
 use tofu_inproc::InProcess;
 use tofu_tests::{Cluster, PATIENCE_NS};
 
-use crate::group::{BCH, Group, RELAYS, TNI, config, doubling, members, tree};
+use crate::group::{BCH, Group, RELAYS, TNI, config, doubling, gate_register, members, tree};
 
 fn refused(cluster: &Cluster, config: &ChannelConfig, gates: &[Gate]) -> ChannelError {
     let error = Channel::open(cluster.device(0), config, gates).unwrap_err();
@@ -104,10 +104,6 @@ fn gates_belong_to_one_channel_until_it_is_closed() {
         channel.close().unwrap();
     }
     Group::new(&cluster, 8, doubling).barrier();
-}
-
-fn gate_register(bg: u8, reg: BgsReg) -> Register {
-    Register::Bgs { tni: TNI, bg, reg }
 }
 
 /// Enables a gate with these links; returns STATE and IRR.

@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use anyhow::bail;
 use serde_json::{Map, Value, json};
 use tofu_abi::regs::{
-    CqReg, CqsReg, CqsStatus, NUM_CQ, NUM_PORT, NUM_TNI, NodeAddress, PortReg, Register, TniReg,
-    TniState, TofuReg, XbReg,
+    CqReg, CqsReg, CqsStatus, NUM_PORT, NodeAddress, PortReg, Register, TniReg, TniState, TofuReg,
+    XbReg,
 };
+use tofu_abi::{CqId, TniId};
 use tofu_driver::topology::PORT_NAMES;
 use tofu_vfio::Window;
 use tofu_vfio::pci::{Bus, PciDevice};
@@ -30,7 +31,7 @@ impl View {
         let address = NodeAddress(raw);
         let view = Self { window, address };
         // Where nothing answers, a system reads ones or zeros; every interface has queues.
-        let queues = view.tni(0, TniReg::CqPresent);
+        let queues = view.tni(TniId::ALL[0], TniReg::CqPresent);
         let no_address = NodeAddress::from_coords(address.coords()).0 != raw;
         if no_address || queues == 0 || queues == NOTHING {
             bail!("{}: the registers do not answer; is it switched off?", device.bdf);
@@ -42,7 +43,7 @@ impl View {
         self.window.read64(register.offset())
     }
 
-    fn tni(&self, tni: u8, reg: TniReg) -> u64 {
+    fn tni(&self, tni: TniId, reg: TniReg) -> u64 {
         self.read(Register::Tni { tni, reg })
     }
 }
@@ -95,15 +96,18 @@ pub(crate) fn show(device: &PciDevice, output: &Output) -> anyhow::Result<()> {
         present: Vec<u8>,
         enabled: Vec<u8>,
     }
-    let tnis: Vec<Tni> = (0..NUM_TNI as u8)
+    let tnis: Vec<Tni> = TniId::ALL
+        .into_iter()
         .map(|tni| {
             let mask = view.tni(tni, TniReg::CqPresent);
-            let present: Vec<u8> = (0..NUM_CQ as u8).filter(|cq| mask >> cq & 1 != 0).collect();
-            let is_enabled = |cq: &u8| {
+            let present: Vec<CqId> =
+                CqId::ALL.into_iter().filter(|cq| mask >> cq.get() & 1 != 0).collect();
+            let is_enabled = |cq: &CqId| {
                 let status = Register::Cqs { tni, cq: *cq, reg: CqsReg::Status };
                 CqsStatus(view.read(status)).cq_enable()
             };
-            let enabled = present.iter().copied().filter(is_enabled).collect();
+            let enabled = present.iter().copied().filter(is_enabled).map(CqId::get).collect();
+            let present = present.into_iter().map(CqId::get).collect();
             Tni { state: state_name(view.tni(tni, TniReg::State)), present, enabled }
         })
         .collect();
@@ -187,8 +191,8 @@ impl Block {
 /// `tofu-guest regs`.
 pub(crate) fn registers(
     device: &PciDevice,
-    tni: Option<u8>,
-    cq: Option<u8>,
+    tni: Option<TniId>,
+    cq: Option<CqId>,
     output: &Output,
 ) -> anyhow::Result<()> {
     let view = View::open(device)?;
@@ -240,13 +244,13 @@ pub(crate) fn counters(device: &PciDevice, all: bool, output: &Output) -> anyhow
             |reg| Register::Port { port, reg },
         ));
     }
-    for tni in 0..NUM_TNI as u8 {
+    for tni in TniId::ALL {
         let first = TniReg::ALL.iter().position(|reg| *reg == TNI_COUNTERS).unwrap_or(0);
         let registers = &TniReg::ALL[first..];
         blocks.push(Block::new(&view, format!("TNI {tni}"), registers, TniReg::name, |reg| {
             Register::Tni { tni, reg }
         }));
-        for cq in 0..NUM_CQ as u8 {
+        for cq in CqId::ALL {
             let registers = [
                 CqReg::TcqNumNotice,
                 CqReg::MrqNumNotice,

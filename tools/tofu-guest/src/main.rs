@@ -13,6 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use tofu_abi::{CqId, TniId};
 use tofu_vfio::Bdf;
 use tofu_vfio::broker::{Reservation, socket_path};
 use tofu_vfio::pci::Bus;
@@ -162,6 +163,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Ls { output } => look::list(&bus, &output)?,
         Command::Show { device, output } => look::show(&bus.find(device.bdf)?, &output)?,
         Command::Regs { device, tni, cq, output } => {
+            let (tni, cq) = (tni.and_then(TniId::new), cq.and_then(CqId::new));
             look::registers(&bus.find(device.bdf)?, tni, cq, &output)?;
         }
         Command::Counters { device, all, output } => {

@@ -1,8 +1,8 @@
 //! What a node's device has counted, for `tofu stats`: by the names of the register map.
 
 use anyhow::Context;
-use tofu_abi::Coords;
-use tofu_abi::regs::{CqReg, CqsReg, NUM_CQ, NUM_PORT, NUM_TNI, PortReg, Register, TniReg};
+use tofu_abi::regs::{CqReg, CqsReg, NUM_PORT, PortReg, Register, TniReg};
+use tofu_abi::{Coords, CqId, TniId};
 use tofu_control::{Counters, NodeCounters};
 use tofu_gateway::LinkCounters;
 use tofu_machine::Node;
@@ -33,7 +33,7 @@ fn of_device(node: &Node) -> NodeCounters {
         node.icc().bar_read(register.offset(), &mut data);
         u64::from_le_bytes(data)
     };
-    let tnis = 0..NUM_TNI as u8;
+    let tnis = TniId::ALL.into_iter();
     let counted = |reg: &&TniReg| reg.offset() >= TniReg::SendCount.offset();
     let of_tni = |tni| {
         let regs = TniReg::ALL.iter().filter(counted);
@@ -44,12 +44,13 @@ fn of_device(node: &Node) -> NodeCounters {
         let regs = PortReg::ALL.iter().filter(counts);
         regs.map(|&reg| (reg.name().to_owned(), read(Register::Port { port, reg }))).collect()
     };
-    let queues = tnis.clone().flat_map(|tni| (0..NUM_CQ as u8).map(move |cq| (tni, cq)));
-    let enabled = |&(tni, cq): &(u8, u8)| read(Register::Cqs { tni, cq, reg: CqsReg::Enable }) & 1;
-    let of_queue = |(tni, cq)| {
+    let queues = tnis.clone().flat_map(|tni| CqId::ALL.map(|cq| (tni, cq)));
+    let enabled =
+        |&(tni, cq): &(TniId, CqId)| read(Register::Cqs { tni, cq, reg: CqsReg::Enable }) & 1;
+    let of_queue = |(tni, cq): (TniId, CqId)| {
         let counters =
             QUEUE.map(|reg| (reg.name().to_owned(), read(Register::Cq { tni, cq, reg })));
-        (tni, cq, Counters::from(counters))
+        (tni.get(), cq.get(), Counters::from(counters))
     };
     NodeCounters {
         tnis: tnis.map(of_tni).collect(),

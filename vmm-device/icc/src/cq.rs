@@ -8,6 +8,7 @@ use tofu_abi::desc::{Command, Descriptor, source_type};
 use tofu_abi::irq::{cqs, vector};
 use tofu_abi::queue::{RingIndex, queue_entries};
 use tofu_abi::regs::{CACHE_INJECTION, CqReg, CqsMode, CqsReg, CqsStatus};
+use tofu_abi::{CqId, TniId};
 
 use crate::handover::Handover;
 use crate::irq::IrqUnit;
@@ -97,8 +98,8 @@ const PLAIN: usize = 30;
 
 /// A control queue.
 pub(crate) struct Cq {
-    pub(crate) tni: u8,
-    pub(crate) id: u8,
+    pub(crate) tni: TniId,
+    pub(crate) id: CqId,
     enabled: AtomicBool,
     /// Held while the queue is enabled or disabled and the host is told, so that the host hears
     /// of it in that order. Taken before all other locks.
@@ -128,7 +129,7 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    pub(crate) fn new(tni: u8, id: u8, shared: Option<&SharedPages>, blank: u64) -> Self {
+    pub(crate) fn new(tni: TniId, id: CqId, shared: Option<&SharedPages>, blank: u64) -> Self {
         Self {
             tni,
             id,
@@ -140,7 +141,7 @@ impl Cq {
             next: AtomicU64::new(0),
             session: AtomicU32::new(0),
             session_overflow: AtomicBool::new(false),
-            irq: IrqUnit::new(vector::cq(tni, id), cqs::ALL),
+            irq: IrqUnit::new(vector::cq(tni.get(), id.get()), cqs::ALL),
             page: Page::new(tni, id, shared),
             tables: Arc::new(Tables::new()),
             direct: Mutex::new(DirectRegister::default()),

@@ -61,6 +61,7 @@ mod tests {
     use super::*;
     use crate::packet::ecrc_is_right;
     use crate::tlp::Tag;
+    use tofu_abi::CqId;
     use tofu_abi::frame::{TlpKind, frame_size};
 
     fn body(payload: usize) -> Body {
@@ -68,7 +69,7 @@ mod tests {
         let header = TlpHeader(0).with_kind(TlpKind::System as u8).with_length(payload as u16);
         frame[ROUTING_HEADER_SIZE..HEADER_SIZE].copy_from_slice(&header.0.to_le_bytes());
         seal(&mut frame);
-        let tag = Tag { cq: 11, index: 0, generation: 0 };
+        let tag = Tag { cq: CqId::KERNEL, index: 0, generation: 0 };
         Body::Frame { tag, frame: frame.into() }
     }
 

@@ -1,5 +1,6 @@
 //! What the device needs from its surroundings.
 
+use tofu_abi::{Doorbell, TniId};
 use tofu_fabric::{Packet, PortCounters, XbCounters};
 
 use crate::tlp::Body;
@@ -12,15 +13,14 @@ pub trait Host: Send + Sync {
     /// Sends the MSI-X message of `vector` (see [`tofu_abi::irq::vector`]).
     fn interrupt(&self, vector: u16);
 
-    /// Control queue `cq` of TNI `tni` has work: someone must call
-    /// [`Icc::run_queue`](crate::Icc::run_queue) soon. Numbers from
-    /// [`channel_bell`](crate::channel_bell)`(0)` on are those of barrier channels.
-    fn doorbell(&self, tni: u8, cq: u8);
+    /// A doorbell of TNI `tni` rang: someone must call
+    /// [`Icc::run_queue`](crate::Icc::run_queue) soon.
+    fn doorbell(&self, tni: TniId, doorbell: Doorbell);
 
     /// A control queue was enabled or disabled, or a barrier channel unmasked or masked. Called by
     /// whoever writes the register, before the write returns, so that doorbells can be set up
     /// before the first one rings.
-    fn queue_enabled(&self, tni: u8, cq: u8, enabled: bool);
+    fn queue_enabled(&self, tni: TniId, doorbell: Doorbell, enabled: bool);
 
     /// The device wants [`Icc::expire`](crate::Icc::expire) to be called at `deadline_ns`
     /// on the clock of [`Host::now_ns`], or earlier.

@@ -93,6 +93,7 @@ mod loom_tests {
     use super::*;
     use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
+    use tofu_abi::{Doorbell, TniId};
     use tofu_fabric::{PortCounters, XbCounters};
 
     /// Counts interrupts.
@@ -122,8 +123,8 @@ mod loom_tests {
             *self.0.lock().unwrap() += 1;
             self.1.notify_all();
         }
-        fn doorbell(&self, _: u8, _: u8) {}
-        fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+        fn doorbell(&self, _: TniId, _: Doorbell) {}
+        fn queue_enabled(&self, _: TniId, _: Doorbell, _: bool) {}
         fn timer(&self, _: u64) {}
         fn now_ns(&self) -> u64 {
             0

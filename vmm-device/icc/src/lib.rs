@@ -39,10 +39,10 @@ mod tx;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-use tofu_abi::Coords;
 use tofu_abi::barrier::Profile;
 use tofu_abi::irq::{tnr, vector};
 use tofu_abi::regs::{NUM_CQ, NUM_TNI};
+use tofu_abi::{Coords, CqId, Doorbell, TniId};
 
 use crate::barrier::Barrier;
 use crate::cq::{Cq, lock};
@@ -51,7 +51,7 @@ use crate::notice::{Completions, Writer};
 use crate::regfile::Plain;
 use crate::stats::{Statistics, TniUnit};
 
-pub use crate::barrier::{BarrierTime, bell_channel, channel_bell};
+pub use crate::barrier::BarrierTime;
 pub use crate::host::{Host, Net};
 pub use crate::memory::{Access, DmaError, DmaMemory, Segment, Segments};
 pub use crate::page::SharedPages;
@@ -107,7 +107,7 @@ pub struct Icc {
     host: Arc<dyn Host>,
     memory: Arc<dyn DmaMemory>,
     bus_master: AtomicBool,
-    tnis: Vec<TniUnit>,
+    tnis: [TniUnit; NUM_TNI],
     /// Control queues, TNI by TNI.
     queues: Vec<Cq>,
     barrier: Barrier,
@@ -123,10 +123,11 @@ impl Icc {
     /// [`set_bus_master`](Icc::set_bus_master).
     pub fn new(config: Config, host: Arc<dyn Host>, memory: Arc<dyn DmaMemory>) -> Self {
         let (pages, blank) = (config.pages.as_ref(), config.blank);
-        let queues = (0..NUM_TNI as u8)
-            .flat_map(|tni| (0..NUM_CQ as u8).map(move |cq| Cq::new(tni, cq, pages, blank)))
+        let queues = TniId::ALL
+            .into_iter()
+            .flat_map(|tni| CqId::ALL.map(|cq| Cq::new(tni, cq, pages, blank)))
             .collect();
-        let tnis = (0..NUM_TNI as u8).map(TniUnit::new).collect();
+        let tnis = TniId::ALL.map(TniUnit::new);
         Self {
             host,
             memory,
@@ -178,7 +179,7 @@ impl Icc {
             let was = queue.enabled();
             queue.reset();
             if was {
-                self.host.queue_enabled(queue.tni, queue.id, false);
+                self.host.queue_enabled(queue.tni, queue.id.into(), false);
             }
         }
         for tni in &self.tnis {
@@ -194,30 +195,28 @@ impl Icc {
     /// Rings the doorbells of all enabled queues.
     fn ring_all(&self) {
         for queue in self.queues.iter().filter(|queue| queue.enabled()) {
-            self.host.doorbell(queue.tni, queue.id);
+            self.host.doorbell(queue.tni, queue.id.into());
         }
     }
 
-    /// Whether a control queue is enabled, or the barrier channel in use whose doorbell
-    /// ([`channel_bell`]) is `cq`; false for one that does not exist.
-    pub fn queue_is_enabled(&self, tni: u8, cq: u8) -> bool {
-        if let Some(bch) = bell_channel(cq) {
-            return self.channel_in_use(tni, bch);
+    /// Whether the control queue with this doorbell is enabled, or the barrier channel in use.
+    pub fn queue_is_enabled(&self, tni: TniId, doorbell: Doorbell) -> bool {
+        match doorbell {
+            Doorbell::Cq(cq) => self.queue(tni, cq).enabled(),
+            Doorbell::Channel(bch) => self.channel_in_use(tni, bch),
         }
-        self.queue(tni, cq).is_some_and(Cq::enabled)
     }
 
     /// Looks at the shared page of an enabled queue or a channel in use: whether its doorbell was
     /// rung since the last look. Then [`run_queue`](Icc::run_queue) is due.
     ///
     /// While the queue cannot work for another reason, none is heard: all ring when that ends.
-    pub fn poll_doorbell(&self, tni: u8, cq: u8) -> bool {
-        if let Some(bch) = bell_channel(cq) {
-            return self.poll_channel(tni, bch);
-        }
-        self.dma_enabled()
-            && self.tni_enabled(tni)
-            && self.queue(tni, cq).is_some_and(|queue| queue.enabled() && queue.poll_doorbell())
+    pub fn poll_doorbell(&self, tni: TniId, doorbell: Doorbell) -> bool {
+        let queue = match doorbell {
+            Doorbell::Cq(cq) => self.queue(tni, cq),
+            Doorbell::Channel(bch) => return self.poll_channel(tni, bch),
+        };
+        self.dma_enabled() && self.tni(tni).enabled() && queue.enabled() && queue.poll_doorbell()
     }
 
     /// Does what is due at `now_ns`: notices and interrupts that were held back, commands that
@@ -231,7 +230,7 @@ impl Icc {
             self.with_completions(queue, now_ns, Completions::expire);
             self.note_deadline(queue);
             if queue.stalled.swap(false, SeqCst) {
-                self.host.doorbell(queue.tni, queue.id);
+                self.host.doorbell(queue.tni, queue.id.into());
             }
         }
         self.expire_packets(now_ns, false);
@@ -264,13 +263,12 @@ impl Icc {
         queue.irq.request(&*self.host, requests);
     }
 
-    fn queue(&self, tni: u8, cq: u8) -> Option<&Cq> {
-        let valid = usize::from(tni) < NUM_TNI && usize::from(cq) < NUM_CQ;
-        valid.then(|| self.queues.get(usize::from(tni) * NUM_CQ + usize::from(cq)))?
+    fn queue(&self, tni: TniId, cq: CqId) -> &Cq {
+        &self.queues[tni.index() * NUM_CQ + cq.index()]
     }
 
-    fn tni_enabled(&self, tni: u8) -> bool {
-        self.tnis.get(usize::from(tni)).is_some_and(TniUnit::enabled)
+    fn tni(&self, tni: TniId) -> &TniUnit {
+        &self.tnis[tni.index()]
     }
 
     /// A writer of notices with the queue's present settings.

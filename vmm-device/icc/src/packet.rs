@@ -12,8 +12,8 @@ use tofu_abi::irq::{cqs, tni as requests};
 use tofu_abi::queue::{
     PBQ_ENTRY_SIZE, PRQ_ENTRY_SIZE, PbqEntry, PrqEntry, PrqRcode, RingIndex, queue_entries,
 };
-use tofu_abi::regs::{CACHE_INJECTION, NUM_TNI, TniReg};
-use tofu_abi::{Coords, rcode};
+use tofu_abi::regs::{CACHE_INJECTION, TniReg};
+use tofu_abi::{Coords, TniId, rcode};
 use tofu_fabric::{Class, Packet, Port, Way};
 
 use crate::Icc;
@@ -240,7 +240,7 @@ impl Icc {
             return Err(rcode::BAD_LENGTH);
         }
         let hop = command == Command::TransmitRawPacket2;
-        if !hop && usize::from(header.ri()) >= NUM_TNI {
+        if !hop && TniId::new(header.ri()).is_none() {
             return Err(rcode::NO_SUCH_NODE);
         }
         let port = Port::from_index(header.port().into());
@@ -266,7 +266,7 @@ impl Icc {
         let system = tlp_header(&out.frame).kind() == TlpKind::System as u8;
         Ok(Packet {
             src: self.coords(),
-            src_tni: tni,
+            src_tni: tni.get(),
             dst: out.dst,
             dst_tni: out.dst_tni,
             path: header.path(),
@@ -283,13 +283,13 @@ impl Icc {
         })
     }
 
-    fn system(&self, tni: u8, header: Header1, payload: usize, mut frame: Vec<u8>) -> Outgoing {
+    fn system(&self, tni: TniId, header: Header1, payload: usize, mut frame: Vec<u8>) -> Outgoing {
         let distances = header.distances();
         let tlp = TlpHeader(0)
             .with_kind(TlpKind::System as u8)
             .with_length(payload as u16)
             .with_source(self.coords())
-            .with_i(tni);
+            .with_i(tni.get());
         frame[ROUTING_HEADER_SIZE..HEADER_SIZE].copy_from_slice(&tlp.0.to_le_bytes());
         seal(&mut frame);
         let routing = routing_header(header, frame.len()).with_distances(distances);
@@ -331,10 +331,15 @@ impl Icc {
     }
 
     /// Takes a frame that arrived for TNI `tni` of this node.
-    pub(crate) fn receive_frame(&self, tni: u8, from: Peer, way: Way, frame: &[u8], now_ns: u64) {
-        let Some(unit) = self.tnis.get(usize::from(tni)) else {
-            return;
-        };
+    pub(crate) fn receive_frame(
+        &self,
+        tni: TniId,
+        from: Peer,
+        way: Way,
+        frame: &[u8],
+        now_ns: u64,
+    ) {
+        let unit = self.tni(tni);
         if matches!(way, Way::Hop { nullified: true, .. }) {
             unit.add(TniReg::NumReceiveNullifiedTlp, 1);
             return;
@@ -373,16 +378,14 @@ impl Icc {
     /// queue if there is one.
     pub(crate) fn log_exception(
         &self,
-        tni: u8,
+        tni: TniId,
         from: Peer,
         command: Command,
         request: &Request,
         rcode: u8,
         now_ns: u64,
     ) {
-        let Some(unit) = self.tnis.get(usize::from(tni)) else {
-            return;
-        };
+        let unit = self.tni(tni);
         unit.add(TniReg::RxNumExceptionTlp, 1);
         let Some(code) = exception_code(rcode, request) else {
             return;
@@ -392,7 +395,7 @@ impl Icc {
         }
         let report = Report {
             rcode,
-            source_cq: request.tag.cq,
+            source_cq: request.tag.cq.get(),
             command: command as u8,
             length: request.length,
             remote: request.remote,

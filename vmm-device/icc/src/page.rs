@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tofu_abi::regs::{CqReg, NUM_BCH, NUM_CQ, NUM_TNI, PAGE_SIZE, bch_page, cq_page};
+use tofu_abi::regs::{CqReg, NUM_BCH, NUM_CQ, NUM_TNI, PAGE_SIZE, bch_page};
+use tofu_abi::{CqId, Doorbell, TniId};
 use vm_memory::{MmapRegion, VolatileMemory};
 
 /// Pages that are shared with the guest: one of 4 KiB for each control queue and barrier channel.
@@ -47,30 +48,20 @@ impl SharedPages {
         fits.then_some(Self { region, layout: Layout::AsInBar })
     }
 
-    /// Byte offset of the page of one control queue in a packed region ([`SharedPages::new`]).
-    pub const fn page_offset(tni: u8, cq: u8) -> usize {
-        (tni as usize * NUM_CQ + cq as usize) * PAGE_SIZE as usize
+    /// Byte offset of the page of one doorbell in a packed region ([`SharedPages::new`]).
+    pub const fn page_offset(tni: TniId, doorbell: Doorbell) -> usize {
+        let page = match doorbell {
+            Doorbell::Cq(cq) => tni.index() * NUM_CQ + cq.index(),
+            Doorbell::Channel(bch) => NUM_TNI * NUM_CQ + tni.index() * NUM_BCH + bch.index(),
+        };
+        page * PAGE_SIZE as usize
     }
 
-    /// Byte offset in this region of the page of one control queue.
-    pub const fn offset_of(&self, tni: u8, cq: u8) -> usize {
+    /// Byte offset in this region of the page of one doorbell.
+    pub const fn offset_of(&self, tni: TniId, doorbell: Doorbell) -> usize {
         match self.layout {
-            Layout::Packed => Self::page_offset(tni, cq),
-            Layout::AsInBar => cq_page(tni, cq) as usize,
-        }
-    }
-
-    /// Byte offset of the page of one barrier channel in a packed region.
-    pub const fn channel_page_offset(tni: u8, bch: u8) -> usize {
-        let queues = NUM_TNI * NUM_CQ;
-        (queues + tni as usize * NUM_BCH + bch as usize) * PAGE_SIZE as usize
-    }
-
-    /// Byte offset in this region of the page of one barrier channel.
-    pub const fn offset_of_channel(&self, tni: u8, bch: u8) -> usize {
-        match self.layout {
-            Layout::Packed => Self::channel_page_offset(tni, bch),
-            Layout::AsInBar => bch_page(tni, bch) as usize,
+            Layout::Packed => Self::page_offset(tni, doorbell),
+            Layout::AsInBar => doorbell.page(tni) as usize,
         }
     }
 
@@ -92,10 +83,10 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    pub(crate) fn new(tni: u8, cq: u8, shared: Option<&SharedPages>) -> Self {
+    pub(crate) fn new(tni: TniId, cq: CqId, shared: Option<&SharedPages>) -> Self {
         Self {
             own: [const { AtomicU64::new(0) }; REGISTERS],
-            shared: shared.map(|s| (s.clone(), s.offset_of(tni, cq))),
+            shared: shared.map(|s| (s.clone(), s.offset_of(tni, cq.into()))),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use tofu_abi::irq::{cqs, tni as tni_irq};
 use tofu_abi::regs::{CqReg, CqsReg, NodeAddress, PortReg, Register, TniReg, TofuReg, XbReg};
+use tofu_abi::{CqId, TniId};
 use tofu_fabric::PortCounters;
 
 use crate::Icc;
@@ -135,15 +136,9 @@ impl Icc {
 
     fn read_register(&self, register: Register) -> u64 {
         match register {
-            Register::Cq { tni, cq, reg } => {
-                self.queue(tni, cq).map_or(0, |queue| queue.read_page(reg))
-            }
-            Register::Cqs { tni, cq, reg } => {
-                self.queue(tni, cq).map_or(0, |queue| queue.read(reg))
-            }
-            Register::Tni { tni, reg } => {
-                self.tnis.get(usize::from(tni)).map_or(0, |unit| unit.read(reg))
-            }
+            Register::Cq { tni, cq, reg } => self.queue(tni, cq).read_page(reg),
+            Register::Cqs { tni, cq, reg } => self.queue(tni, cq).read(reg),
+            Register::Tni { tni, reg } => self.tni(tni).read(reg),
             Register::Port { port, reg } => self.read_port(port, reg),
             Register::Xb(reg) => self.read_xb(reg),
             Register::Tofu(reg) => self.read_tofu(register, reg),
@@ -180,17 +175,15 @@ impl Icc {
         self.plain.update(register.offset(), |old| part.merge(old, data));
     }
 
-    fn write_cq(&self, tni: u8, cq: u8, reg: CqReg, part: Part, data: u64) {
-        let Some(queue) = self.queue(tni, cq) else {
-            return;
-        };
+    fn write_cq(&self, tni: TniId, cq: CqId, reg: CqReg, part: Part, data: u64) {
+        let queue = self.queue(tni, cq);
         if let Some(word) = DIRECT.iter().position(|direct| *direct == reg) {
             if !queue.enabled() {
                 return;
             }
             let value = if part == Part::High { data << 32 } else { data };
             match queue.write_direct(word, value, part.halves()) {
-                Ok(true) => self.host.doorbell(tni, cq),
+                Ok(true) => self.host.doorbell(tni, cq.into()),
                 Ok(false) => {}
                 Err(()) => {
                     queue.stop();
@@ -200,7 +193,7 @@ impl Icc {
             return;
         }
         match reg {
-            CqReg::FetchStart if queue.enabled() => self.host.doorbell(tni, cq),
+            CqReg::FetchStart if queue.enabled() => self.host.doorbell(tni, cq.into()),
             CqReg::MrqFullPointer
             | CqReg::PiggybackBuffer0
             | CqReg::PiggybackBuffer1
@@ -212,10 +205,8 @@ impl Icc {
         }
     }
 
-    fn write_cqs(&self, tni: u8, cq: u8, reg: CqsReg, part: Part, data: u64) {
-        let Some(queue) = self.queue(tni, cq) else {
-            return;
-        };
+    fn write_cqs(&self, tni: TniId, cq: CqId, reg: CqsReg, part: Part, data: u64) {
+        let queue = self.queue(tni, cq);
         // The halves of set and clear registers stand for themselves; the others merge.
         let bits = part.merge(0, data);
         let merged = part.merge(queue.read(reg), data);
@@ -228,7 +219,7 @@ impl Icc {
             CqsReg::FetchStop => {
                 queue.set_fetch_stop(data & 1 != 0);
                 if data & 1 == 0 && queue.enabled() {
-                    self.host.doorbell(tni, cq);
+                    self.host.doorbell(tni, cq.into());
                 }
             }
             CqsReg::MemoryBlockTableEnable
@@ -255,20 +246,18 @@ impl Icc {
                 return;
             }
             if queue.enable() {
-                self.host.queue_enabled(queue.tni, queue.id, true);
+                self.host.queue_enabled(queue.tni, queue.id.into(), true);
                 // What lay in the queue before is fetched at the next doorbell.
             } else {
                 queue.irq.request(self.host(), cqs::TOQ_READ_EXCEPTION);
             }
         } else if queue.disable() {
-            self.host.queue_enabled(queue.tni, queue.id, false);
+            self.host.queue_enabled(queue.tni, queue.id.into(), false);
         }
     }
 
-    fn write_tni(&self, tni: u8, reg: TniReg, part: Part, data: u64) {
-        let Some(unit) = self.tnis.get(usize::from(tni)) else {
-            return;
-        };
+    fn write_tni(&self, tni: TniId, reg: TniReg, part: Part, data: u64) {
+        let unit = self.tni(tni);
         let bits = part.merge(0, data);
         let merged = part.merge(unit.read(reg), data);
         match reg {

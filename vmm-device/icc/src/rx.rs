@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::SeqCst, fence}
 use tofu_abi::desc::{ArmwOp, Command, MAX_MTU};
 use tofu_abi::irq::tnr::{self, PortRequest};
 use tofu_abi::queue::MrqId;
-use tofu_abi::rcode;
-use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI};
+use tofu_abi::regs::CqReg;
+use tofu_abi::{CqId, TniId, rcode};
 use tofu_fabric::{Class, DiscardReason, Packet, Port, Way};
 
 use crate::Icc;
@@ -23,13 +23,18 @@ const STRONG_TAIL: u32 = 8;
 impl Icc {
     /// Takes a packet that arrived for this node.
     pub fn arrive(&self, packet: Packet<Body>, net: &mut dyn Net) {
-        self.count_received(packet.dst_tni, packet.tlps, packet.bytes);
+        let Some(tni) = TniId::new(packet.dst_tni) else {
+            // Only a raw frame may name an interface that no node has.
+            return;
+        };
+        let unit = self.tni(tni);
+        unit.count_received(packet.tlps, packet.bytes);
         let from = Peer { node: packet.src, tni: packet.src_tni };
-        let (tni, ps) = (packet.dst_tni, packet.model_ps);
+        let ps = packet.model_ps;
         match packet.body {
             Body::Put { .. } | Body::Get { .. } | Body::Armw { .. } => {
-                let answer = self.serve(packet, net.now_ns());
-                self.count_sent(answer.src_tni, answer.tlps, answer.bytes);
+                let answer = self.serve(tni, packet, net.now_ns());
+                unit.count_sent(answer.tlps, answer.bytes);
                 net.inject(answer);
             }
             Body::Frame { frame, .. } => {
@@ -54,13 +59,13 @@ impl Icc {
     /// this node could do anything about: whoever waits for it has a timeout. A lost signal of a
     /// barrier gate is an exception of the gate if its target does not exist.
     pub fn undeliverable(&self, packet: &Packet<Body>, rcode: u8, now_ns: u64) {
-        if let Body::Signal(signal) = &packet.body {
-            self.signal_lost(packet.src_tni, signal, rcode);
-        }
-        let Some((tag, true)) = packet.body.tag() else {
+        let Some(tni) = TniId::new(packet.src_tni) else {
             return;
         };
-        let Some(queue) = self.queue(packet.src_tni, tag.cq) else {
+        if let Body::Signal(signal) = &packet.body {
+            self.signal_lost(tni, signal, rcode);
+        }
+        let Some((tag, true)) = packet.body.tag() else {
             return;
         };
         let length = match &packet.body {
@@ -69,7 +74,7 @@ impl Icc {
             }
             _ => 0,
         };
-        self.account(queue, tag, length.max(1), rcode, 0, now_ns);
+        self.account(self.queue(tni, tag.cq), tag, length.max(1), rcode, 0, now_ns);
     }
 
     /// A packet, of whichever node, was lost at this node, where it should have left through
@@ -85,37 +90,31 @@ impl Icc {
     }
 
     /// Does what a request asks for and makes its answer.
-    fn serve(&self, packet: Packet<Body>, now: u64) -> Packet<Body> {
-        let Packet { src, src_tni, dst_tni, path, model_ps, body, .. } = packet;
+    fn serve(&self, tni: TniId, packet: Packet<Body>, now: u64) -> Packet<Body> {
+        let Packet { src, src_tni, path, model_ps, body, .. } = packet;
         let from = Sender { packet_src: src, tni: src_tni, path };
         let peer = Peer { node: src, tni: src_tni };
         let log = |command, request: &Request, answer: &Answer| {
             if answer.rcode != rcode::SUCCESS {
-                self.log_exception(dst_tni, peer, command, request, answer.rcode, now);
+                self.log_exception(tni, peer, command, request, answer.rcode, now);
             }
         };
         let (body, payload, mtu, padding) = match body {
             Body::Put { request, payload } => {
-                let answer = self.serve_put(dst_tni, &from, &request, &payload, model_ps, now);
+                let answer = self.serve_put(tni, &from, &request, &payload, model_ps, now);
                 log(Command::Put, &request, &answer);
                 (Body::PutAck { answer }, 0, request.mtu, false)
             }
             Body::Get { request } => {
-                let (answer, payload) = self.serve_get(dst_tni, &from, &request, model_ps, now);
+                let (answer, payload) = self.serve_get(tni, &from, &request, model_ps, now);
                 log(Command::Get, &request, &answer);
                 let n = answer.done;
                 let padding = request.header2.padding();
                 (Body::GetData { answer, payload }, n, request.mtu, padding)
             }
             Body::Armw { request, op, operand, compare } => {
-                let (answer, old) = self.serve_armw(
-                    dst_tni,
-                    &from,
-                    &request,
-                    (op, operand, compare),
-                    model_ps,
-                    now,
-                );
+                let (answer, old) =
+                    self.serve_armw(tni, &from, &request, (op, operand, compare), model_ps, now);
                 log(Command::AtomicReadModifyWrite, &request, &answer);
                 (Body::ArmwAck { answer, old }, answer.done, request.mtu, false)
             }
@@ -130,7 +129,7 @@ impl Icc {
         }
         Packet {
             src: self.coords(),
-            src_tni: dst_tni,
+            src_tni: tni.get(),
             dst: src,
             dst_tni: src_tni,
             path,
@@ -145,21 +144,18 @@ impl Icc {
     }
 
     /// The queue that a request is for, if it may take it.
-    fn admit(&self, tni: u8, from: &Sender, request: &Request) -> Result<&Cq, u8> {
-        if usize::from(tni) >= NUM_TNI || !request.is_legal() {
+    fn admit(&self, tni: TniId, from: &Sender, request: &Request) -> Result<&Cq, u8> {
+        if !request.is_legal() {
             return Err(rcode::ILLEGAL_TLP);
         }
         if !self.dma_enabled() {
             return Err(rcode::TARGET_DMA_OFF);
         }
-        if !self.tni_enabled(tni) {
+        if !self.tni(tni).enabled() {
             return Err(rcode::TNI_DISABLED);
         }
-        let cq = request.remote.cqid();
-        if usize::from(cq) >= NUM_CQ {
-            return Err(rcode::NO_SUCH_CQ);
-        }
-        let queue = self.queue(tni, cq).ok_or(rcode::NO_SUCH_CQ)?;
+        let cq = CqId::new(request.remote.cqid()).ok_or(rcode::NO_SUCH_CQ)?;
+        let queue = self.queue(tni, cq);
         if !queue.enabled() {
             return Err(rcode::CQ_DISABLED);
         }
@@ -197,7 +193,7 @@ impl Icc {
 
     fn serve_put(
         &self,
-        tni: u8,
+        tni: TniId,
         from: &Sender,
         request: &Request,
         payload: &Payload,
@@ -251,13 +247,13 @@ impl Icc {
     /// Lets a queue in session mode go on, as a message that has arrived says.
     fn advance_session(&self, queue: &Cq, request: &Request) {
         if queue.advance_session(request.sps) {
-            self.host().doorbell(queue.tni, queue.id);
+            self.host().doorbell(queue.tni, queue.id.into());
         }
     }
 
     fn serve_get(
         &self,
-        tni: u8,
+        tni: TniId,
         from: &Sender,
         request: &Request,
         request_ps: u64,
@@ -308,7 +304,7 @@ impl Icc {
 
     fn serve_armw(
         &self,
-        tni: u8,
+        tni: TniId,
         from: &Sender,
         request: &Request,
         (op, operand, compare): (ArmwOp, u64, u64),
@@ -455,7 +451,7 @@ impl Icc {
     /// An answer with data.
     fn take_get_data(
         &self,
-        tni: u8,
+        tni: TniId,
         from: Peer,
         answer: &Answer,
         payload: &Payload,
@@ -463,9 +459,7 @@ impl Icc {
         now: u64,
     ) {
         let mut answer = *answer;
-        let Some(queue) = self.queue(tni, answer.tag.cq) else {
-            return;
-        };
+        let queue = self.queue(tni, answer.tag.cq);
         // Before the look for the command: a queue that is disabled and enabled again meanwhile
         // waits for this, so the command and the tables are of one life.
         let pin = queue.tables.pin();
@@ -509,7 +503,7 @@ impl Icc {
     #[expect(clippy::too_many_arguments, reason = "the parts of three kinds of packet")]
     fn answered(
         &self,
-        tni: u8,
+        tni: TniId,
         from: Peer,
         kind: Kind,
         answer: &Answer,
@@ -517,9 +511,7 @@ impl Icc {
         model_ps: u64,
         now: u64,
     ) {
-        let Some(queue) = self.queue(tni, answer.tag.cq) else {
-            return;
-        };
+        let queue = self.queue(tni, answer.tag.cq);
         let mut writer = self.writer(queue, now);
         let held_until;
         {
@@ -576,7 +568,7 @@ impl Icc {
         self.raise(queue, requests);
         self.want_expire(held_until);
         if queue.stalled.swap(false, SeqCst) {
-            self.host().doorbell(queue.tni, queue.id);
+            self.host().doorbell(queue.tni, queue.id.into());
         }
     }
 }

@@ -8,6 +8,7 @@ use tofu_abi::barrier::{BgAddress, InactiveBg};
 use tofu_abi::irq::{tni, vector};
 use tofu_abi::queue::STQ_ENTRY_SIZE;
 use tofu_abi::regs::{CqReg, NUM_CQ, TniReg, TniState};
+use tofu_abi::{BgId, TniId};
 use tofu_fabric::{XbCounters, XbCycles};
 
 use crate::Icc;
@@ -33,10 +34,10 @@ pub(crate) struct TniUnit {
 }
 
 impl TniUnit {
-    pub(crate) fn new(id: u8) -> Self {
+    pub(crate) fn new(id: TniId) -> Self {
         Self {
             enabled: AtomicBool::new(false),
-            irq: IrqUnit::new(vector::tni(id), tni::ALL),
+            irq: IrqUnit::new(vector::tni(id.get()), tni::ALL),
             registers: [const { AtomicU64::new(0) }; REGISTERS],
             packets: Mutex::default(),
         }
@@ -63,9 +64,19 @@ impl TniUnit {
         self.register(reg).fetch_add(n, Relaxed);
     }
 
+    pub(crate) fn count_sent(&self, tlps: u32, bytes: u64) {
+        self.add(TniReg::NumSendTlp, tlps.into());
+        self.add(TniReg::ByteSendTlp, bytes);
+    }
+
+    pub(crate) fn count_received(&self, tlps: u32, bytes: u64) {
+        self.add(TniReg::NumReceiveTlp, tlps.into());
+        self.add(TniReg::ByteReceiveTlp, bytes);
+    }
+
     /// Notes the last signal to a gate that is not enabled.
-    pub(crate) fn set_inactive_gate(&self, gate: u8, source: BgAddress) {
-        let info = InactiveBg(0).with_dest(gate).with_source(source.0 as u32);
+    pub(crate) fn set_inactive_gate(&self, gate: BgId, source: BgAddress) {
+        let info = InactiveBg(0).with_dest(gate.get()).with_source(source.0 as u32);
         self.register(TniReg::ExceptionInfoInactiveBg).store(info.0, Relaxed);
     }
 
@@ -209,10 +220,8 @@ impl Icc {
     }
 
     /// Modelled time of the commands of a TNI.
-    pub fn model_time(&self, tni: u8) -> ModelTime {
-        let Some((answers, last, total)) = self.statistics.model.get(usize::from(tni)) else {
-            return ModelTime::default();
-        };
+    pub fn model_time(&self, tni: TniId) -> ModelTime {
+        let (answers, last, total) = &self.statistics.model[tni.index()];
         ModelTime {
             answers: answers.load(Relaxed),
             last_request_ps: last.load(Relaxed),
@@ -220,32 +229,11 @@ impl Icc {
         }
     }
 
-    pub(crate) fn count_model_time(&self, tni: u8, request_ps: u64, answer_ps: u64) {
-        if let Some((answers, last, total)) = self.statistics.model.get(usize::from(tni)) {
-            answers.fetch_add(1, Relaxed);
-            last.store(request_ps, Relaxed);
-            total.fetch_add(answer_ps, Relaxed);
-        }
-    }
-
-    pub(crate) fn count_sent(&self, tni: u8, tlps: u32, bytes: u64) {
-        if let Some(unit) = self.tnis.get(usize::from(tni)) {
-            unit.add(TniReg::NumSendTlp, tlps.into());
-            unit.add(TniReg::ByteSendTlp, bytes);
-        }
-    }
-
-    pub(crate) fn count_sent_system(&self, tni: u8, system: bool) {
-        if let Some(unit) = self.tnis.get(usize::from(tni)) {
-            unit.add(TniReg::NumSendSystemTlp, system.into());
-        }
-    }
-
-    pub(crate) fn count_received(&self, tni: u8, tlps: u32, bytes: u64) {
-        if let Some(unit) = self.tnis.get(usize::from(tni)) {
-            unit.add(TniReg::NumReceiveTlp, tlps.into());
-            unit.add(TniReg::ByteReceiveTlp, bytes);
-        }
+    pub(crate) fn count_model_time(&self, tni: TniId, request_ps: u64, answer_ps: u64) {
+        let (answers, last, total) = &self.statistics.model[tni.index()];
+        answers.fetch_add(1, Relaxed);
+        last.store(request_ps, Relaxed);
+        total.fetch_add(answer_ps, Relaxed);
     }
 
     /// Payload bytes that all control queues together have sent and received.

@@ -7,10 +7,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tofu_abi::StagOffset;
 use tofu_abi::barrier::{BSEQ_MASK, GPID_MASK, OP_ERROR};
 use tofu_abi::desc::{ArmwOp, Header2, MAX_MESSAGE, MAX_MTU, MTU_UNIT};
 use tofu_abi::reduce::{MAX_INTEGERS, Op, Value};
+use tofu_abi::{BgId, CqId, StagOffset};
 
 use crate::memory::{DmaMemory, Segments};
 use crate::translate::Pin;
@@ -66,7 +66,7 @@ const fn padded(payload: u32, padding: bool) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     /// Control queue of the initiator.
-    pub cq: u8,
+    pub cq: CqId,
     /// Place in the queue's table of outstanding commands.
     pub index: u16,
     /// Tells commands apart that had the same place.
@@ -138,9 +138,9 @@ pub struct Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signal {
     /// The gate that it comes from.
-    pub source: u8,
+    pub source: BgId,
     /// The gate that it is for.
-    pub target: u8,
+    pub target: BgId,
     /// Group process id of the sender's gate, 40 bits.
     pub gpid: u64,
     /// Sequence number of the round, 24 bits.

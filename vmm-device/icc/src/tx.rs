@@ -6,12 +6,11 @@ use tofu_abi::desc::{
 };
 use tofu_abi::irq::cqs;
 use tofu_abi::queue::RingIndex;
-use tofu_abi::regs::{CqReg, NUM_TNI};
-use tofu_abi::{StagOffset, rcode};
+use tofu_abi::regs::{CqReg, TniReg};
+use tofu_abi::{Doorbell, StagOffset, TniId, rcode};
 use tofu_fabric::{Class, Packet, Way};
 
 use crate::Icc;
-use crate::barrier::bell_channel;
 use crate::cq::{Cq, lock};
 use crate::host::Net;
 use crate::memory::Access;
@@ -75,18 +74,18 @@ enum Step {
 }
 
 impl Icc {
-    /// Runs a control queue: takes descriptors until it meets a blank one, and sends what they
-    /// ask for.
+    /// Runs the control queue or barrier channel of a doorbell: takes descriptors until it meets a
+    /// blank one, and sends what they ask for.
     ///
     /// Returns whether there is more to do: after a turn of bounded length the queue lets
     /// others work. If another thread runs the queue already, that one takes over what is new.
-    pub fn run_queue(&self, tni: u8, cq: u8, net: &mut dyn Net) -> bool {
-        if let Some(bch) = bell_channel(cq) {
-            self.run_channel(tni, bch, net);
-            return false;
-        }
-        let Some(queue) = self.queue(tni, cq) else {
-            return false;
+    pub fn run_queue(&self, tni: TniId, doorbell: Doorbell, net: &mut dyn Net) -> bool {
+        let queue = match doorbell {
+            Doorbell::Cq(cq) => self.queue(tni, cq),
+            Doorbell::Channel(bch) => {
+                self.run_channel(tni, bch, net);
+                return false;
+            }
         };
         queue.transmit.run(|transmit| {
             let more = transmit.as_mut().is_some_and(|transmit| self.turn(queue, transmit, net));
@@ -125,7 +124,7 @@ impl Icc {
     }
 
     fn step(&self, queue: &Cq, transmit: &mut Transmit, now: u64) -> Step {
-        if !self.dma_enabled() || !self.tni_enabled(queue.tni) {
+        if !self.dma_enabled() || !self.tni(queue.tni).enabled() {
             return Step::Idle;
         }
         if let Some(active) = transmit.active {
@@ -262,7 +261,7 @@ impl Icc {
             ) => return self.start_packet(queue, slot, command, descriptor, now),
             None => return refuse(rcode::UNDEFINED_COMMAND),
         };
-        if usize::from(header1.ri()) >= NUM_TNI {
+        if TniId::new(header1.ri()).is_none() {
             return refuse(rcode::NO_SUCH_NODE);
         }
         if !queue.mode().subnet_allows(header1.rx(), header1.ry(), header1.rz()) {
@@ -293,9 +292,9 @@ impl Icc {
         // Piggyback data and operands come with the command; the other side is told the
         // queue that they come from all the same.
         let local = if kind == Kind::Armw || piggyback {
-            StagOffset::new(queue.id, 0, 0)
+            StagOffset::new(queue.id.get(), 0, 0)
         } else {
-            descriptor.local().with_cqid(queue.id)
+            descriptor.local().with_cqid(queue.id.get())
         };
         let outstanding = Outstanding {
             kind,
@@ -389,8 +388,9 @@ impl Icc {
         if let Body::Frame { tag, .. } = &mut packet.body {
             *tag = Tag { cq: queue.id, index, generation };
         }
-        self.count_sent(queue.tni, packet.tlps, packet.bytes);
-        self.count_sent_system(queue.tni, packet.system);
+        let unit = self.tni(queue.tni);
+        unit.count_sent(packet.tlps, packet.bytes);
+        unit.add(TniReg::NumSendSystemTlp, packet.system.into());
         queue.page.add(CqReg::TxPayloadByte, length.into());
         Step::Send(packet)
     }
@@ -464,7 +464,7 @@ impl Icc {
         let (tlps, bytes) = burst_size(data, active.mtu, padding);
         let packet = Packet {
             src: self.coords(),
-            src_tni: queue.tni,
+            src_tni: queue.tni.get(),
             dst: active.header1.target(),
             dst_tni: active.header1.ri(),
             path: active.header1.path(),
@@ -478,7 +478,7 @@ impl Icc {
         };
         active.sent += n;
         active.wire += bytes;
-        self.count_sent(queue.tni, tlps, bytes);
+        self.tni(queue.tni).count_sent(tlps, bytes);
         Step::Send(packet)
     }
 }

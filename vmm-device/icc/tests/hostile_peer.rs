@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
-use tofu_abi::{Coords, Path, StagOffset, rcode};
+use tofu_abi::{Coords, CqId, Path, StagOffset, TniId, rcode};
 use tofu_fabric::{Class, Packet, Way};
 use tofu_icc::{Answer, Body, Config, DmaMemory, Icc, Payload, Request, Tag};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -26,11 +26,11 @@ fn device() -> (Icc, GuestMemoryMmap<()>) {
     let write = |register: Register, value: u64| {
         icc.bar_write(register.offset(), &value.to_le_bytes());
     };
-    write(Register::Tni { tni: 0, reg: TniReg::Enable }, 1);
+    write(Register::Tni { tni: TniId::ALL[0], reg: TniReg::Enable }, 1);
     for (reg, value) in
         [(CqsReg::ToqIpa, TOQ), (CqsReg::TcqIpa, TCQ), (CqsReg::MrqIpa, MRQ), (CqsReg::Enable, 1)]
     {
-        write(Register::Cqs { tni: 0, cq: 0, reg }, value);
+        write(Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg }, value);
     }
     (icc, memory)
 }
@@ -54,7 +54,7 @@ fn packet(class: Class, body: Body) -> Packet<Body> {
 
 fn request() -> Request {
     Request {
-        tag: Tag { cq: 0, index: 0, generation: 1 },
+        tag: Tag { cq: CqId::ALL[0], index: 0, generation: 1 },
         gpid: 0,
         header2: Header2(0),
         sps: 0,
@@ -112,9 +112,9 @@ fn ends_with(change: impl FnOnce(&mut Packet<Body>)) -> bool {
     let get = Descriptor::transfer(Command::Get, header1, notices, remote, local, 64);
     memory.write(TOQ, &get.with_flip(true).to_bytes()).unwrap();
     let mut net = Sent::default();
-    let doorbell = Register::Cq { tni: 0, cq: 0, reg: CqReg::FetchStart };
+    let doorbell = Register::Cq { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqReg::FetchStart };
     icc.bar_write(doorbell.offset(), &1u64.to_le_bytes());
-    assert!(!icc.run_queue(0, 0, &mut net));
+    assert!(!icc.run_queue(TniId::ALL[0], CqId::ALL[0].into(), &mut net));
     let (tag, _) = net.0[0].body.tag().unwrap();
     let answer =
         Answer { tag, position: 0, length: 64, done: 0, rcode: rcode::CQ_DISABLED, request_ps: 0 };
@@ -160,8 +160,9 @@ fn counters_that_a_guest_scribbles_over_can_be_summed_up() {
     let config = Config { pages: SharedPages::new(Arc::clone(&region)), ..Config::tofud(SELF) };
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
     let icc = Icc::new(config, Arc::new(Quiet), Arc::new(memory));
-    for cq in 0..2 {
-        let at = SharedPages::page_offset(0, cq) + CqReg::TxPayloadByte.offset() as usize;
+    for cq in [0, 1] {
+        let at = SharedPages::page_offset(TniId::ALL[0], CqId::ALL[cq].into())
+            + CqReg::TxPayloadByte.offset() as usize;
         region.get_atomic_ref::<AtomicU64>(at).unwrap().store(u64::MAX, SeqCst);
     }
     assert_eq!(icc.payload_bytes(), (u64::MAX - 1, 0));

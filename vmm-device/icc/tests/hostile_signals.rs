@@ -4,18 +4,20 @@ mod common;
 
 use std::sync::Arc;
 
-use tofu_abi::Path;
 use tofu_abi::barrier::{BchReady, BgAddress, GpidBseq, OP_ERROR, SignalMask, SignalState};
 use tofu_abi::irq::bgs;
 use tofu_abi::reduce::{Op, Value};
 use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
+use tofu_abi::{BchId, BgId, Path, TniId};
 use tofu_fabric::{Class, Packet, Way};
-use tofu_icc::{Body, Config, DmaMemory, Icc, Signal, channel_bell};
+use tofu_icc::{Body, Config, DmaMemory, Icc, Signal};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use common::{PEER, Quiet, SELF, Sent};
 
-const RELAY: u8 = 20;
+const RELAY: BgId = BgId::ALL[20];
+/// The start/end gate of the channel.
+const END: BgId = BgId::ALL[0];
 const GPID: u64 = 5;
 const NOTICE: u64 = 0x1000;
 
@@ -33,17 +35,20 @@ impl Device {
         let icc = Icc::new(Config::tofud(SELF), Arc::new(Quiet), Arc::new(memory.clone()));
         icc.set_bus_master(true);
         let device = Self { icc, memory, net: Sent::default() };
-        device.write(Register::Tni { tni: 0, reg: TniReg::Enable }, 1);
+        device.write(Register::Tni { tni: TniId::ALL[0], reg: TniReg::Enable }, 1);
         let peer = |bg| BgAddress::new(PEER, 0, bg).place().0;
         let relay = SignalMask(0).with_sig_recv(true).with_sig_send(true);
         device.gate(RELAY, relay.0, peer(7) << 32 | peer(8));
-        device.write(Register::Bgs { tni: 0, bg: 0, reg: BgsReg::BchNoticeIpa }, NOTICE);
-        device.write(Register::Bgs { tni: 0, bg: 0, reg: BgsReg::BchMask }, 0);
-        device.gate(0, 0, peer(9) << 32 | peer(9));
+        device.write(
+            Register::Bgs { tni: TniId::ALL[0], bg: END, reg: BgsReg::BchNoticeIpa },
+            NOTICE,
+        );
+        device.write(Register::Bgs { tni: TniId::ALL[0], bg: END, reg: BgsReg::BchMask }, 0);
+        device.gate(END, 0, peer(9) << 32 | peer(9));
         device
     }
 
-    fn gate(&self, bg: u8, mask: u64, remote: u64) {
+    fn gate(&self, bg: BgId, mask: u64, remote: u64) {
         let number = GpidBseq(0).with_gpid(GPID).with_bseq(10);
         for (reg, value) in [
             (BgsReg::SignalMask, mask),
@@ -51,7 +56,7 @@ impl Device {
             (BgsReg::GpidBseq, number.0),
             (BgsReg::Enable, 1),
         ] {
-            self.write(Register::Bgs { tni: 0, bg, reg }, value);
+            self.write(Register::Bgs { tni: TniId::ALL[0], bg, reg }, value);
         }
     }
 
@@ -65,9 +70,9 @@ impl Device {
         u64::from_le_bytes(bytes)
     }
 
-    fn irr(&self, bg: u8) -> u64 {
-        let pending = self.read(Register::Bgs { tni: 0, bg, reg: BgsReg::Irr });
-        self.write(Register::Bgs { tni: 0, bg, reg: BgsReg::Irc }, u64::MAX);
+    fn irr(&self, bg: BgId) -> u64 {
+        let pending = self.read(Register::Bgs { tni: TniId::ALL[0], bg, reg: BgsReg::Irr });
+        self.write(Register::Bgs { tni: TniId::ALL[0], bg, reg: BgsReg::Irc }, u64::MAX);
         pending
     }
 
@@ -93,9 +98,9 @@ impl Device {
     }
 
     fn start(&mut self) {
-        let ready = Register::Bch { tni: 0, bch: 0, reg: BchReg::Ready };
+        let ready = Register::Bch { tni: TniId::ALL[0], bch: BchId::ALL[0], reg: BchReg::Ready };
         self.write(ready, BchReady(0).with_op(Op::Sum.code()).with_count(1).with_start(true).0);
-        assert!(!self.icc.run_queue(0, channel_bell(0), &mut self.net));
+        assert!(!self.icc.run_queue(TniId::ALL[0], BchId::ALL[0].into(), &mut self.net));
     }
 }
 
@@ -103,7 +108,7 @@ impl Device {
 fn signal() -> Signal {
     let value: Box<Value> = Box::new([3; 15]);
     let op = Op::Sum.code();
-    Signal { source: 7, target: RELAY, gpid: GPID, bseq: 10, op, value: Some(value) }
+    Signal { source: BgId::ALL[7], target: RELAY, gpid: GPID, bseq: 10, op, value: Some(value) }
 }
 
 #[test]
@@ -111,7 +116,7 @@ fn a_relay_passes_on_what_it_waits_for_once_for_each_round() {
     let mut device = Device::new();
     assert_eq!(device.arrive(0, signal()), 1);
     let Body::Signal(sent) = &device.net.0[0].body else { panic!("a signal") };
-    assert_eq!(sent, &Signal { source: RELAY, target: 8, ..signal() });
+    assert_eq!(sent, &Signal { source: RELAY, target: BgId::ALL[8], ..signal() });
     assert_eq!(device.irr(RELAY), 0);
     // Again, as a network that repeats what has arrived would send it.
     assert_eq!(device.arrive(0, signal()), 0);
@@ -129,28 +134,28 @@ fn a_relay_passes_on_what_it_waits_for_once_for_each_round() {
 fn a_duplicate_while_the_gate_waits_changes_nothing() {
     let mut device = Device::new();
     device.start();
-    let end = Signal { source: 9, target: 0, ..signal() };
-    let state = || Register::Bgs { tni: 0, bg: 0, reg: BgsReg::SignalA };
+    let end = Signal { source: BgId::ALL[9], target: END, ..signal() };
+    let state = || Register::Bgs { tni: TniId::ALL[0], bg: END, reg: BgsReg::SignalA };
     let waiting = SignalState(device.read(state()));
     assert!(waiting.sig_recv() && waiting.sig_send() && !waiting.tlp_recv());
     let early = Signal { bseq: 11, ..end.clone() };
     device.arrive(0, early.clone());
     device.arrive(0, early);
-    assert_eq!(device.irr(0), bgs::SIGNAL_STATE_ERROR);
+    assert_eq!(device.irr(END), bgs::SIGNAL_STATE_ERROR);
     device.arrive(0, end.clone());
-    assert_eq!(device.irr(0), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
+    assert_eq!(device.irr(END), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
     assert_eq!(device.memory.load(NOTICE).unwrap(), 3);
     device.arrive(0, end);
-    assert_eq!(device.irr(0), bgs::BSEQ_UNMATCH);
+    assert_eq!(device.irr(END), bgs::BSEQ_UNMATCH);
     device.start();
-    assert_eq!(device.irr(0), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
+    assert_eq!(device.irr(END), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
     assert_eq!(device.memory.load(NOTICE + 128).unwrap(), 3, "the early one, once");
 }
 
 #[test]
 fn signals_that_no_gate_sends_are_counted_and_dropped() {
     let mut device = Device::new();
-    let unknown = Register::Tni { tni: 0, reg: TniReg::RxNumUnknownTlp };
+    let unknown = Register::Tni { tni: TniId::ALL[0], reg: TniReg::RxNumUnknownTlp };
     let illegal = [
         Signal { op: 0, ..signal() },
         Signal { op: 9, ..signal() },
@@ -166,10 +171,12 @@ fn signals_that_no_gate_sends_are_counted_and_dropped() {
         assert_eq!((device.read(unknown), device.irr(RELAY)), (n, 0));
     }
     // Gates and interfaces that there are not.
-    for (tni, target) in [(0, 48), (0, 255), (5, RELAY), (6, RELAY), (255, 0)] {
+    for (tni, target) in
+        [(0, BgId::ALL[48]), (0, BgId::ALL[63]), (5, RELAY), (6, RELAY), (255, END)]
+    {
         assert_eq!(device.arrive(tni, Signal { target, ..signal() }), 0);
     }
-    assert_eq!(device.arrive(0, Signal { source: 255, ..signal() }), 0);
+    assert_eq!(device.arrive(0, Signal { source: BgId::ALL[63], ..signal() }), 0);
     assert_eq!(device.irr(RELAY), bgs::NODE_ADDRESS_UNMATCH);
     assert_eq!(device.arrive(0, signal()), 1, "the relay waits for its signal as before");
 }
@@ -180,12 +187,12 @@ fn an_error_goes_on_as_an_error() {
     let error = Signal { op: OP_ERROR, value: None, ..signal() };
     assert_eq!(device.arrive(0, error.clone()), 1);
     let Body::Signal(sent) = &device.net.0[0].body else { panic!("a signal") };
-    assert_eq!(sent, &Signal { source: RELAY, target: 8, ..error });
+    assert_eq!(sent, &Signal { source: RELAY, target: BgId::ALL[8], ..error });
     assert_eq!(device.irr(RELAY), 0, "who saw the two operations has reported it");
     device.start();
-    let end = Signal { source: 9, target: 0, op: OP_ERROR, value: None, ..signal() };
+    let end = Signal { source: BgId::ALL[9], target: END, op: OP_ERROR, value: None, ..signal() };
     device.arrive(0, end);
-    assert_eq!(device.irr(0), bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE);
+    assert_eq!(device.irr(END), bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE);
     assert_eq!(device.memory.load(NOTICE + 120).unwrap(), 1 << 63 | 15 << 24 | 10);
 }
 
@@ -194,7 +201,10 @@ fn a_flood_of_signals_is_work_for_each_and_no_more() {
     let mut device = Device::new();
     for n in 0..100_000 {
         device.arrive(0, Signal { bseq: n % 24, ..signal() });
-        device.arrive(0, Signal { bseq: n, target: (n % 64) as u8, source: 1, ..signal() });
+        device.arrive(
+            0,
+            Signal { bseq: n, target: BgId::from_field(n as u8), source: BgId::ALL[1], ..signal() },
+        );
     }
     // Rounds 10 to 23 came once each; the gate has not seen 24 and takes nothing else.
     assert_eq!(device.net.0.len(), 14);

@@ -10,7 +10,7 @@ use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
 use tofu_abi::queue::{MrqEntry, MrqId, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg, XbReg};
 use tofu_abi::table::{MemoryBlock, PageEntry, Steering};
-use tofu_abi::{Coords, StagOffset, rcode};
+use tofu_abi::{Coords, CqId, Doorbell, StagOffset, TniId, rcode};
 use tofu_fabric::{Packet, PortCounters, XbCounters};
 use tofu_icc::{Body, Config, DmaMemory, Host, Icc, Net, SharedPages};
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
@@ -37,8 +37,8 @@ struct Noting {
 
 impl Host for Noting {
     fn interrupt(&self, _: u16) {}
-    fn doorbell(&self, _: u8, _: u8) {}
-    fn queue_enabled(&self, _: u8, _: u8, enabled: bool) {
+    fn doorbell(&self, _: TniId, _: Doorbell) {}
+    fn queue_enabled(&self, _: TniId, _: Doorbell, enabled: bool) {
         if self.slow && enabled {
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -83,7 +83,7 @@ struct Node {
 }
 
 fn cqs(reg: CqsReg) -> Register {
-    Register::Cqs { tni: 0, cq: 0, reg }
+    Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg }
 }
 
 impl Node {
@@ -110,7 +110,7 @@ impl Node {
         ] {
             node.memory.store(addr, value).unwrap();
         }
-        node.write(Register::Tni { tni: 0, reg: TniReg::Enable }, 1);
+        node.write(Register::Tni { tni: TniId::ALL[0], reg: TniReg::Enable }, 1);
         for (reg, value) in [
             (CqsReg::ToqIpa, TOQ),
             (CqsReg::TcqIpa, TCQ),
@@ -136,7 +136,7 @@ impl Node {
     fn post(&mut self, descriptor: &Descriptor, net: &mut Slow) {
         self.memory.write(TOQ + self.posted * 32, &descriptor.with_flip(true).to_bytes()).unwrap();
         self.posted += 1;
-        while self.icc.run_queue(0, 0, net) {}
+        while self.icc.run_queue(TniId::ALL[0], CqId::ALL[0].into(), net) {}
     }
 
     /// A TCQ entry of the first lap, if it is there.
@@ -308,7 +308,7 @@ fn the_host_hears_of_a_queues_life_in_its_order() {
         node.write(cqs(CqsReg::Enable), 0);
     });
     assert_eq!(*node.host.enabled.lock().unwrap(), [true, false, true, false]);
-    assert!(!node.icc.queue_is_enabled(0, 0));
+    assert!(!node.icc.queue_is_enabled(TniId::ALL[0], CqId::ALL[0].into()));
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn a_direct_descriptor_rings_only_when_it_is_whole_and_may_go() {
     let write = |register: Register, value: u64| {
         icc.bar_write(register.offset(), &value.to_le_bytes());
     };
-    write(Register::Tni { tni: 0, reg: TniReg::Enable }, 1);
+    write(Register::Tni { tni: TniId::ALL[0], reg: TniReg::Enable }, 1);
     for (reg, value) in
         [(CqsReg::TcqIpa, TCQ), (CqsReg::MrqIpa, MRQ), (CqsReg::FetchStop, 1), (CqsReg::Enable, 1)]
     {
@@ -333,16 +333,16 @@ fn a_direct_descriptor_rings_only_when_it_is_whole_and_may_go() {
     for n in [0, 1, 2] {
         word(n).store(nop, SeqCst);
         // An engine that took this for work would never sleep.
-        assert!(!icc.poll_doorbell(0, 0), "word {n}");
+        assert!(!icc.poll_doorbell(TniId::ALL[0], CqId::ALL[0].into()), "word {n}");
     }
     word(3).store(0, SeqCst);
-    assert!(!icc.poll_doorbell(0, 0), "the queue may not fetch");
+    assert!(!icc.poll_doorbell(TniId::ALL[0], CqId::ALL[0].into()), "the queue may not fetch");
     write(cqs(CqsReg::FetchStop), 0);
-    assert!(icc.poll_doorbell(0, 0));
+    assert!(icc.poll_doorbell(TniId::ALL[0], CqId::ALL[0].into()));
     let mut net = Slow::default();
-    icc.run_queue(0, 0, &mut net);
+    icc.run_queue(TniId::ALL[0], CqId::ALL[0].into(), &mut net);
     assert_eq!(word(0).load(SeqCst), blank);
-    assert!(!icc.poll_doorbell(0, 0));
+    assert!(!icc.poll_doorbell(TniId::ALL[0], CqId::ALL[0].into()));
 }
 
 #[test]
@@ -350,8 +350,8 @@ fn a_counter_of_cycles_counts_for_longer_than_any_uptime() {
     struct Old;
     impl Host for Old {
         fn interrupt(&self, _: u16) {}
-        fn doorbell(&self, _: u8, _: u8) {}
-        fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+        fn doorbell(&self, _: TniId, _: Doorbell) {}
+        fn queue_enabled(&self, _: TniId, _: Doorbell, _: bool) {}
         fn timer(&self, _: u64) {}
         fn now_ns(&self) -> u64 {
             u64::MAX - 1
@@ -398,7 +398,7 @@ fn the_greatest_settings_overflow_nothing() {
     a.write(Register::Xb(XbReg::StqUpdateInterval), 0);
     a.write(Register::Xb(XbReg::StqEnable), 1);
     a.icc.expire(u64::MAX);
-    let fetch = Register::Cq { tni: 0, cq: 0, reg: CqReg::FetchStart };
+    let fetch = Register::Cq { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqReg::FetchStart };
     a.write(fetch, u64::MAX);
-    assert!(a.icc.queue_is_enabled(0, 0));
+    assert!(a.icc.queue_is_enabled(TniId::ALL[0], CqId::ALL[0].into()));
 }

@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use tofu_abi::Coords;
 use tofu_abi::regs::{
-    BchReg, BgsReg, CqReg, CqsReg, PortReg, Register, TniReg, TofuReg, XbReg, subnet_contains,
+    BchReg, BgsReg, CqReg, CqsReg, NUM_BG, PortReg, Register, TniReg, TofuReg, XbReg,
+    subnet_contains,
 };
+use tofu_abi::{BgId, Coords, CqId, Doorbell, TniId};
 use tofu_fabric::{PortCounters, XbCounters};
 use tofu_icc::{Config, Host, Icc};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -20,8 +21,8 @@ impl Host for Messages {
     fn interrupt(&self, vector: u16) {
         self.0.lock().unwrap().push(vector);
     }
-    fn doorbell(&self, _: u8, _: u8) {}
-    fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+    fn doorbell(&self, _: TniId, _: Doorbell) {}
+    fn queue_enabled(&self, _: TniId, _: Doorbell, _: bool) {}
     fn timer(&self, _: u64) {}
     fn now_ns(&self) -> u64 {
         0
@@ -84,7 +85,7 @@ fn registers() -> Vec<Register> {
 fn reset_value(register: Register) -> u64 {
     match register {
         // Of gates that TofuD does not have.
-        Register::Bgs { bg: 48.., .. } => 0,
+        Register::Bgs { bg, .. } if bg.index() >= NUM_BG => 0,
         Register::Cqs { reg: CqsReg::Imr | CqsReg::Imc, .. }
         | Register::Bgs { reg: BgsReg::Imr | BgsReg::Imc, .. }
         | Register::Tni { reg: TniReg::Imr | TniReg::Imc, .. }
@@ -186,11 +187,11 @@ fn counters_and_states_cannot_be_written() {
 fn a_register_has_two_halves() {
     let device = Device::new();
     for register in [
-        Register::Cqs { tni: 3, cq: 7, reg: CqsReg::ToqIpa },
-        Register::Cqs { tni: 5, cq: 11, reg: CqsReg::SteeringTableIpa },
-        Register::Cq { tni: 1, cq: 2, reg: CqReg::MrqFullPointer },
-        Register::Tni { tni: 4, reg: TniReg::PrqPa },
-        Register::Bgs { tni: 2, bg: 47, reg: BgsReg::RemoteLink },
+        Register::Cqs { tni: TniId::ALL[3], cq: CqId::ALL[7], reg: CqsReg::ToqIpa },
+        Register::Cqs { tni: TniId::ALL[5], cq: CqId::ALL[11], reg: CqsReg::SteeringTableIpa },
+        Register::Cq { tni: TniId::ALL[1], cq: CqId::ALL[2], reg: CqReg::MrqFullPointer },
+        Register::Tni { tni: TniId::ALL[4], reg: TniReg::PrqPa },
+        Register::Bgs { tni: TniId::ALL[2], bg: BgId::ALL[47], reg: BgsReg::RemoteLink },
         Register::Xb(XbReg::StqPa),
         Register::Tofu(TofuReg::PortSetting),
     ] {
@@ -202,7 +203,7 @@ fn a_register_has_two_halves() {
         assert_eq!((device.read_half(at), device.read_half(at + 4)), (0x5555_6666, 0x7777_8888));
     }
     // Enabling is bit 0: the other half says nothing about it.
-    let enable = Register::Cqs { tni: 0, cq: 0, reg: CqsReg::Enable };
+    let enable = Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::Enable };
     device.write(enable, 1);
     device.icc.bar_write(enable.offset() + 4, &[0; 4]);
     assert_eq!(device.read(enable), 1);
@@ -213,7 +214,7 @@ fn a_register_has_two_halves() {
 #[test]
 fn other_sizes_have_no_effect_and_are_counted() {
     let device = Device::new();
-    let register = Register::Cqs { tni: 0, cq: 0, reg: CqsReg::ToqIpa };
+    let register = Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::ToqIpa };
     device.write(register, 0x1234);
     let at = register.offset();
     for (offset, len) in [(0, 1), (0, 2), (1, 8), (2, 4), (4, 8), (0, 16), (0, 3), (0, 0), (0, 64)]
@@ -239,9 +240,9 @@ fn other_sizes_have_no_effect_and_are_counted() {
 #[test]
 fn masks_are_set_and_cleared_bit_by_bit() {
     let device = Device::new();
-    let cqs = |reg| Register::Cqs { tni: 1, cq: 4, reg };
-    let tni = |reg| Register::Tni { tni: 1, reg };
-    let bgs = |reg| Register::Bgs { tni: 1, bg: 20, reg };
+    let cqs = |reg| Register::Cqs { tni: TniId::ALL[1], cq: CqId::ALL[4], reg };
+    let tni = |reg| Register::Tni { tni: TniId::ALL[1], reg };
+    let bgs = |reg| Register::Bgs { tni: TniId::ALL[1], bg: BgId::ALL[20], reg };
     let units = [
         [cqs(CqsReg::Irr), cqs(CqsReg::Imr), cqs(CqsReg::Irc), cqs(CqsReg::Imc)],
         [tni(TniReg::Irr), tni(TniReg::Imr), tni(TniReg::Irc), tni(TniReg::Imc)],
@@ -273,7 +274,7 @@ fn masks_are_set_and_cleared_bit_by_bit() {
 #[test]
 fn a_pending_request_is_announced_when_it_is_unmasked_and_not_twice() {
     let device = Device::new();
-    let cqs = |reg| Register::Cqs { tni: 2, cq: 5, reg };
+    let cqs = |reg| Register::Cqs { tni: TniId::ALL[2], cq: CqId::ALL[5], reg };
     // A queue size that does not exist.
     device.write(cqs(CqsReg::ToqSize), 6);
     device.write(cqs(CqsReg::Enable), 1);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use tofu_abi::{Doorbell, TniId};
 use tofu_fabric::NodeId;
 use tofu_icc::Net;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -39,8 +40,8 @@ const TURN_NS: u64 = 200_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct QueueId {
     node: NodeId,
-    tni: u8,
-    cq: u8,
+    tni: TniId,
+    bell: Doorbell,
 }
 
 /// An engine: the work of some of a machine's nodes.
@@ -115,8 +116,8 @@ impl Engine {
     }
 
     /// Puts a queue in line.
-    pub(crate) fn enqueue(&self, node: NodeId, tni: u8, cq: u8) {
-        lock(&self.pending).push_back(QueueId { node, tni, cq });
+    pub(crate) fn enqueue(&self, node: NodeId, tni: TniId, bell: Doorbell) {
+        lock(&self.pending).push_back(QueueId { node, tni, bell });
         self.wake();
     }
 
@@ -128,8 +129,13 @@ impl Engine {
     }
 
     /// Runs a queue whenever `event` is signalled in this life of the queue.
-    pub(crate) fn listen(&self, (node, tni, cq): (NodeId, u8, u8), life: u64, event: Arc<EventFd>) {
-        self.change(Change::Listen(QueueId { node, tni, cq }, life, event));
+    pub(crate) fn listen(
+        &self,
+        (node, tni, bell): (NodeId, TniId, Doorbell),
+        life: u64,
+        event: Arc<EventFd>,
+    ) {
+        self.change(Change::Listen(QueueId { node, tni, bell }, life, event));
     }
 
     /// Ends listening to `event`.
@@ -146,8 +152,8 @@ impl Engine {
     }
 
     /// Looks at the shared page of a queue from now on, or not any more.
-    pub(crate) fn watch(&self, node: NodeId, tni: u8, cq: u8, what: Watching) {
-        lock(&self.watch_changes).push((QueueId { node, tni, cq }, what));
+    pub(crate) fn watch(&self, node: NodeId, tni: TniId, bell: Doorbell, what: Watching) {
+        lock(&self.watch_changes).push((QueueId { node, tni, bell }, what));
         self.watch_changed.store(true, SeqCst);
         self.wake();
     }
@@ -169,7 +175,7 @@ impl Engine {
             };
             worked = true;
             if let Some(node) = shared.node(queue.node)
-                && node.run(queue.tni, queue.cq, &mut pump)
+                && node.run(queue.tni, queue.bell, &mut pump)
             {
                 lock(&self.pending).push_back(queue);
             }
@@ -253,11 +259,11 @@ fn look(sources: &mut EventManager<Sources>, timeout_ms: i32) -> Result<(), Stri
 struct Sources {
     engine: Arc<Engine>,
     timer: Arc<Mutex<TimerFd>>,
-    queues: Vec<Option<Doorbell>>,
+    queues: Vec<Option<TrappedDoorbell>>,
 }
 
 /// A trapped doorbell.
-struct Doorbell {
+struct TrappedDoorbell {
     queue: QueueId,
     /// The queue's life that it belongs to: what it rang for may be over when it is heard.
     life: u64,
@@ -299,7 +305,7 @@ impl Sources {
         if free == self.queues.len() {
             self.queues.push(None);
         }
-        self.queues[free] = Some(Doorbell { queue, life, node, event });
+        self.queues[free] = Some(TrappedDoorbell { queue, life, node, event });
     }
 
     fn ignore(&mut self, event: &Arc<EventFd>, ops: &mut EventOps<'_>) {
@@ -328,8 +334,8 @@ impl MutEventSubscriber for Sources {
             }
             token => {
                 let place = self.queues.get((token - FIRST_QUEUE) as usize);
-                if let Some(Some(Doorbell { queue, life, node, .. })) = place
-                    && node.rang(queue.tni, queue.cq, Some(*life))
+                if let Some(Some(TrappedDoorbell { queue, life, node, .. })) = place
+                    && node.rang(queue.tni, queue.bell, Some(*life))
                 {
                     lock(&self.engine.pending).push_back(*queue);
                 }
@@ -437,22 +443,23 @@ impl WatchedPage {
 
     /// Runs the queue if its doorbell rang; if it is `late` the queue is only put in line.
     fn poll(&self, engine: &Engine, pump: &mut Pump<'_>, late: bool) -> bool {
-        let QueueId { node, tni, cq } = self.queue;
-        let rang = self.node.icc().poll_doorbell(tni, cq);
-        if rang && self.node.rang(tni, cq, None) && (late || self.node.run(tni, cq, pump)) {
-            engine.enqueue(node, tni, cq);
+        let QueueId { node, tni, bell } = self.queue;
+        let rang = self.node.icc().poll_doorbell(tni, bell);
+        if rang && self.node.rang(tni, bell, None) && (late || self.node.run(tni, bell, pump)) {
+            engine.enqueue(node, tni, bell);
         }
         rang
     }
 
     fn protect(&mut self) -> bool {
-        self.protected = self.node.protect(self.queue.tni, self.queue.cq);
+        self.protected = self.node.protect(self.queue.tni, self.queue.bell);
         self.protected
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use tofu_abi::CqId;
     use tofu_abi::regs::{CqsReg, Register, TniReg};
     use tofu_abi::{Coords, pci};
     use tofu_fabric::Shape;
@@ -503,8 +510,12 @@ mod tests {
         node.config_write(regs::COMMAND, &command.to_le_bytes());
         let events = Arc::new(Events::default());
         node.set_backend(Arc::clone(&events) as _);
-        write(&node, Register::Tni { tni: 0, reg: TniReg::Enable }, 1);
-        write(&node, Register::Cqs { tni: 0, cq: 0, reg: CqsReg::Enable }, 1);
+        write(&node, Register::Tni { tni: TniId::ALL[0], reg: TniReg::Enable }, 1);
+        write(
+            &node,
+            Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::Enable },
+            1,
+        );
 
         let engine = machine.shared.engine_of(node.id());
         let mut sources = EventManager::<Sources>::new().unwrap();
@@ -523,7 +534,11 @@ mod tests {
         assert_eq!(lock(&engine.pending).len(), 1);
 
         // A doorbell of a disabled queue is not listened to.
-        write(&node, Register::Cqs { tni: 0, cq: 0, reg: CqsReg::Enable }, 0);
+        write(
+            &node,
+            Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::Enable },
+            0,
+        );
         look(&mut sources, 0).unwrap();
         machine.run_turn();
         assert!(lock(&events.0).is_empty());
@@ -534,9 +549,9 @@ mod tests {
         let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
         let machine = Machine::new(MachineConfig::new(shape)).unwrap();
         let engine = &machine.shared.engines[0];
-        for cq in 0..12 {
-            for tni in 0..6 {
-                engine.enqueue(NodeId(0), tni, cq);
+        for cq in CqId::ALL {
+            for tni in TniId::ALL {
+                engine.enqueue(NodeId(0), tni, cq.into());
             }
         }
         assert!(engine.turn(&machine.shared));

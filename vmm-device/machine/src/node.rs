@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tofu_abi::irq::vector;
-use tofu_abi::regs::{CqReg, NUM_BCH, NUM_CQ, NUM_TNI, bch_page, cq_page};
-use tofu_abi::{Coords, pci};
+use tofu_abi::regs::{CqReg, NUM_TNI};
+use tofu_abi::{Coords, CqId, Doorbell, TniId, pci};
 use tofu_fabric::{NodeId, Port, PortCounters, XbCounters};
-use tofu_icc::{Config, DmaMemory, Host, Icc, SharedPages, bell_channel};
+use tofu_icc::{Config, DmaMemory, Host, Icc, SharedPages};
 use tofu_pci::{BAR_COUNT, Bar, BarRange, Endpoint, Identity, LinkSpeed, PciFunction};
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -72,7 +72,7 @@ pub trait DoorbellBackend: Send + Sync {
 thread_local! {
     /// Doorbells that rang during a trapped write of this thread, which runs them itself when
     /// the write is done. `None` outside of such a write.
-    static INLINE: RefCell<Option<Vec<(u8, u8)>>> = const { RefCell::new(None) };
+    static INLINE: RefCell<Option<Vec<(TniId, Doorbell)>>> = const { RefCell::new(None) };
 }
 
 /// A node of a machine.
@@ -98,7 +98,7 @@ struct NodeHost {
     pages: Option<SharedPages>,
     backend: OnceLock<Arc<dyn DoorbellBackend>>,
     /// Event descriptors of trapped doorbells, by queue.
-    events: Mutex<HashMap<(u8, u8), Bell>>,
+    events: Mutex<HashMap<(TniId, CqId), Bell>>,
     /// Queues that wait for their engine, so that each waits only once.
     waiting: Vec<InLine>,
     /// Whether it was logged that a doorbell could not be attached.
@@ -121,7 +121,7 @@ impl Node {
             pages: pages.clone(),
             backend: OnceLock::new(),
             events: Mutex::new(HashMap::new()),
-            waiting: (0..NUM_TNI * BELLS).map(|_| InLine::new()).collect(),
+            waiting: (0..NUM_TNI * Doorbell::COUNT).map(|_| InLine::new()).collect(),
             warned: AtomicBool::new(false),
         });
         let icc_config = Config {
@@ -176,12 +176,7 @@ impl Node {
     /// # Errors
     ///
     /// [`Error::Host`] if the host has no descriptors left.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such queue.
-    pub fn doorbell_event(&self, tni: u8, cq: u8) -> Result<Arc<EventFd>, Error> {
-        assert!(usize::from(tni) < NUM_TNI && usize::from(cq) < NUM_CQ, "TNI {tni} CQ {cq}");
+    pub fn doorbell_event(&self, tni: TniId, cq: CqId) -> Result<Arc<EventFd>, Error> {
         let mut events = lock(&self.host.events);
         if let Some(bell) = events.get_mut(&(tni, cq)) {
             bell.lent = true;
@@ -202,29 +197,29 @@ impl Node {
     /// Notes that a queue's doorbell rang, in the life that is given or in whichever it is.
     /// Returns whether it is to be put in line or run now; if not it is in line already, or that
     /// life is over.
-    pub(crate) fn rang(&self, tni: u8, cq: u8, life: Option<u64>) -> bool {
-        self.host.waiting[queue_index(tni, cq)].enter(life)
+    pub(crate) fn rang(&self, tni: TniId, bell: Doorbell, life: Option<u64>) -> bool {
+        self.host.waiting[bell_index(tni, bell)].enter(life)
     }
 
     /// Runs a queue for one turn; returns whether it is to be put in line for another. Its
     /// place in line must be the caller's: see [`Node::rang`]. Nothing is done for a doorbell that
     /// rang before the queue was enabled last.
-    pub(crate) fn run(&self, tni: u8, cq: u8, pump: &mut Pump<'_>) -> bool {
-        let waiting = &self.host.waiting[queue_index(tni, cq)];
+    pub(crate) fn run(&self, tni: TniId, bell: Doorbell, pump: &mut Pump<'_>) -> bool {
+        let waiting = &self.host.waiting[bell_index(tni, bell)];
         if !waiting.leave() {
             return false;
         }
         pump.refresh();
-        self.icc.run_queue(tni, cq, pump) && waiting.enter(None)
+        self.icc.run_queue(tni, bell, pump) && waiting.enter(None)
     }
 
     /// Write-protects the page of a queue: nobody looks at it any more. Returns false if that is
     /// not possible.
-    pub(crate) fn protect(&self, tni: u8, cq: u8) -> bool {
+    pub(crate) fn protect(&self, tni: TniId, bell: Doorbell) -> bool {
         let Some(backend) = self.host.backend.get().filter(|backend| backend.can_protect()) else {
             return false;
         };
-        backend.protect_page(bell_page(tni, cq));
+        backend.protect_page(bell.page(tni));
         true
     }
 
@@ -236,10 +231,10 @@ impl Node {
             return;
         };
         debug_assert_eq!(bar, pci::REGISTER_BAR);
-        for (tni, cq) in rung {
+        for (tni, bell) in rung {
             let mut pump = Pump::new(&shared);
-            if self.run(tni, cq, &mut pump) {
-                self.host.enqueue(tni, cq);
+            if self.run(tni, bell, &mut pump) {
+                self.host.enqueue(tni, bell);
             }
         }
     }
@@ -250,16 +245,8 @@ impl Node {
     }
 }
 
-/// Doorbells of a TNI: of its control queues, then of its barrier channels.
-const BELLS: usize = NUM_CQ + NUM_BCH;
-
-fn queue_index(tni: u8, cq: u8) -> usize {
-    usize::from(tni) * BELLS + usize::from(cq)
-}
-
-/// BAR0 offset of the page with a doorbell.
-fn bell_page(tni: u8, cq: u8) -> u64 {
-    bell_channel(cq).map_or_else(|| cq_page(tni, cq), |bch| bch_page(tni, bch))
+fn bell_index(tni: TniId, bell: Doorbell) -> usize {
+    tni.index() * Doorbell::COUNT + usize::from(bell.number())
 }
 
 fn endpoint(coords: Coords) -> Result<Endpoint, Error> {
@@ -282,36 +269,35 @@ fn endpoint(coords: Coords) -> Result<Endpoint, Error> {
 
 impl NodeHost {
     /// Puts a queue in line at its engine.
-    fn enqueue(&self, tni: u8, cq: u8) {
+    fn enqueue(&self, tni: TniId, bell: Doorbell) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.engine_of(self.id).enqueue(self.id, tni, cq);
+            shared.engine_of(self.id).enqueue(self.id, tni, bell);
         }
     }
 
-    fn attach(&self, tni: u8, cq: u8) -> Result<(), String> {
+    fn attach(&self, tni: TniId, bell: Doorbell) -> Result<(), String> {
         // Before doorbells are attached, so that none of the new life counts as an old one.
-        let life = self.waiting[queue_index(tni, cq)].renew();
+        let life = self.waiting[bell_index(tni, bell)].renew();
         let Some(backend) = self.backend.get() else {
             return Ok(());
         };
-        let page = bell_page(tni, cq);
+        let page = bell.page(tni);
         if let Some(pages) = &self.pages {
             let Some(shared) = self.shared.upgrade() else {
                 return Ok(());
             };
             let (engine, id) = (Arc::clone(shared.engine_of(self.id)), self.id);
-            let at = bell_channel(cq)
-                .map_or_else(|| pages.offset_of(tni, cq), |bch| pages.offset_of_channel(tni, bch));
+            let at = pages.offset_of(tni, bell);
             let watcher = Arc::clone(&engine);
-            let written = Box::new(move || watcher.watch(id, tni, cq, Watching::Lifted));
+            let written = Box::new(move || watcher.watch(id, tni, bell, Watching::Lifted));
             backend.attach_page(page, pages.region(), at, written)?;
-            engine.watch(self.id, tni, cq, Watching::Start);
+            engine.watch(self.id, tni, bell, Watching::Start);
             return Ok(());
         }
-        if bell_channel(cq).is_some() {
+        let Doorbell::Cq(cq) = bell else {
             // What is written to a channel's doorbell matters, so it has to come as a write.
             return Ok(());
-        }
+        };
         let lent = lock(&self.events).get(&(tni, cq)).map(|bell| Arc::clone(&bell.event));
         let event = match lent {
             Some(event) => event,
@@ -319,31 +305,32 @@ impl NodeHost {
         };
         backend.attach_event(page + CqReg::FetchStart.offset(), &event)?;
         // Somebody may have asked for the queue's descriptor meanwhile: theirs counts.
-        let bell = Bell { event, lent: false };
-        let event = Arc::clone(&lock(&self.events).entry((tni, cq)).or_insert(bell).event);
+        let own = Bell { event, lent: false };
+        let event = Arc::clone(&lock(&self.events).entry((tni, cq)).or_insert(own).event);
         if let Some(shared) = self.shared.upgrade() {
-            shared.engine_of(self.id).listen((self.id, tni, cq), life, event);
+            shared.engine_of(self.id).listen((self.id, tni, bell), life, event);
         }
         Ok(())
     }
 
-    fn detach(&self, tni: u8, cq: u8) {
+    fn detach(&self, tni: TniId, bell: Doorbell) {
         let (Some(backend), Some(shared)) = (self.backend.get(), self.shared.upgrade()) else {
             return;
         };
         let engine = shared.engine_of(self.id);
-        let page = bell_page(tni, cq);
+        let page = bell.page(tni);
         if self.pages.is_some() {
             backend.detach(page);
-            engine.watch(self.id, tni, cq, Watching::Stop);
+            engine.watch(self.id, tni, bell, Watching::Stop);
             return;
         }
+        let Doorbell::Cq(cq) = bell else { return };
         let event = {
             let mut events = lock(&self.events);
-            let Some(bell) = events.get(&(tni, cq)) else {
+            let Some(known) = events.get(&(tni, cq)) else {
                 return;
             };
-            let (event, lent) = (Arc::clone(&bell.event), bell.lent);
+            let (event, lent) = (Arc::clone(&known.event), known.lent);
             if !lent {
                 events.remove(&(tni, cq));
             }
@@ -359,32 +346,32 @@ impl Host for NodeHost {
         self.endpoint.trigger(vector);
     }
 
-    fn doorbell(&self, tni: u8, cq: u8) {
-        let index = queue_index(tni, cq);
+    fn doorbell(&self, tni: TniId, bell: Doorbell) {
+        let index = bell_index(tni, bell);
         if self.waiting.get(index).is_none_or(|waiting| !waiting.enter(None)) {
             return;
         }
         let inline = INLINE.with(|inline| match inline.borrow_mut().as_mut() {
             Some(rung) => {
-                rung.push((tni, cq));
+                rung.push((tni, bell));
                 true
             }
             None => false,
         });
         if !inline {
-            self.enqueue(tni, cq);
+            self.enqueue(tni, bell);
         }
     }
 
-    fn queue_enabled(&self, tni: u8, cq: u8, enabled: bool) {
+    fn queue_enabled(&self, tni: TniId, bell: Doorbell, enabled: bool) {
         if !enabled {
-            self.detach(tni, cq);
-        } else if let Err(error) = self.attach(tni, cq)
+            self.detach(tni, bell);
+        } else if let Err(error) = self.attach(tni, bell)
             && !self.warned.swap(true, Relaxed)
         {
             // Doorbells still arrive, as ordinary writes. A guest can make this happen as often
             // as it likes.
-            log::warn!("node {}: doorbell of TNI {tni} CQ {cq}: {error}", self.id);
+            log::warn!("node {}: doorbell of TNI {tni} {bell}: {error}", self.id);
         }
     }
 

@@ -12,6 +12,7 @@ use std::io::BufRead;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tofu_abi::{CqId, TniId};
 use tofu_fabric::Shape;
 use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Limits, Server, bind_socket};
@@ -44,9 +45,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             _ => {
                 for (server, memory, ..) in &served {
                     let node = server.node();
-                    let enabled = (0..6u8)
-                        .flat_map(|tni| (0..12u8).map(move |cq| (tni, cq)))
-                        .filter(|&(tni, cq)| node.icc().queue_is_enabled(tni, cq))
+                    let enabled = TniId::ALL
+                        .into_iter()
+                        .flat_map(|tni| CqId::ALL.map(|cq| (tni, cq)))
+                        .filter(|&(tni, cq)| node.icc().queue_is_enabled(tni, cq.into()))
                         .count();
                     println!(
                         "node {}: {} ranges, {enabled} queues, bus master {}, MSI-X {}",

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use tofu_abi::regs::{NUM_BCH, NUM_CQ, NUM_TNI, PAGE_SIZE, bch_page, cq_page};
+use tofu_abi::regs::{NUM_TNI, PAGE_SIZE};
+use tofu_abi::{Doorbell, TniId};
 use tofu_icc::SharedPages;
 use vm_memory::{FileOffset, MmapRegion};
 
@@ -48,14 +49,9 @@ impl ClientPages {
 
     /// Where the pages are in BAR0, in bytes: first and size of each.
     pub(crate) fn areas() -> impl ExactSizeIterator<Item = (u64, u64)> {
-        const EACH: usize = NUM_CQ + NUM_BCH;
-        (0..NUM_TNI * EACH).map(|page| {
-            let (tni, number) = ((page / EACH) as u8, page % EACH);
-            let offset = match number.checked_sub(NUM_CQ) {
-                None => cq_page(tni, number as u8),
-                Some(bch) => bch_page(tni, bch as u8),
-            };
-            (offset, PAGE_SIZE)
+        (0..NUM_TNI * Doorbell::COUNT).map(|page| {
+            let (tni, bell) = (page / Doorbell::COUNT, page % Doorbell::COUNT);
+            (Doorbell::ALL[bell].page(TniId::ALL[tni]), PAGE_SIZE)
         })
     }
 

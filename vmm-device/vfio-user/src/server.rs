@@ -13,7 +13,8 @@ use serde::Deserialize;
 use smallvec::SmallVec;
 use thiserror::Error;
 use tofu_abi::pci::{MSIX_BAR, REGISTER_BAR};
-use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI, cq_page};
+use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI};
+use tofu_abi::{CqId, Doorbell, TniId};
 use tofu_machine::{DoorbellBackend, Doorbells, Node};
 use tofu_pci::{CONFIG_SPACE_SIZE, MsiSink, MsixTable, PciFunction, regs};
 use vm_memory::MmapRegion;
@@ -616,10 +617,10 @@ fn region_io_fds(
         return Ok(());
     }
     for number in 0..bells {
-        let (tni, cq) = ((number % NUM_TNI) as u8, (number / NUM_TNI) as u8);
+        let (tni, cq) = (TniId::ALL[number % NUM_TNI], CqId::ALL[number / NUM_TNI]);
         let event = server.node.doorbell_event(tni, cq).map_err(|_| Errno::MFILE)?;
         // Of writes of any size, which size 0 means, and any value.
-        put_long(reply, &[cq_page(tni, cq) + CqReg::FetchStart.offset(), 0]);
+        put_long(reply, &[Doorbell::from(cq).page(tni) + CqReg::FetchStart.offset(), 0]);
         put(reply, &[number as u32, io_fd::IOEVENTFD, 0, 0]);
         put_long(reply, &[0]);
         fds.push(SentFd::Doorbell(event));

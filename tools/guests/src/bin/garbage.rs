@@ -9,10 +9,10 @@
 
 use tofu_abi::desc::{Command, DESC_SIZE, Header1, Header2};
 use tofu_abi::regs::{
-    BAR0_SIZE, BchReg, BgsReg, CqReg, CqsReg, PortReg, Register, TniReg, TofuReg, XbReg,
+    BAR0_SIZE, BchReg, BgsReg, CqReg, CqsReg, NUM_BG, PortReg, Register, TniReg, TofuReg, XbReg,
 };
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
-use tofu_abi::{Coords, StagOffset};
+use tofu_abi::{BchId, BgId, Coords, CqId, StagOffset, TniId};
 use tofu_driver::{Device, DmaBuffer, Platform};
 use tofu_guests::random::Random;
 use tofu_guests::{Error, NodeBuffer, NodePlatform, find_device, number, println};
@@ -61,7 +61,7 @@ fn garbage() -> Result<(), Error> {
             6 => vandal.fill_tables(),
             7 => vandal.set_up(&device),
             8 => {
-                let (tni, cq) = (vandal.random.below(6) as u8, vandal.random.below(12) as u8);
+                let (tni, cq) = vandal.any_queue();
                 device.write(Register::Cq { tni, cq, reg: CqReg::FetchStart }, 1);
             }
             _ => vandal.odd_access(device.platform()),
@@ -109,16 +109,24 @@ impl Vandal {
         if self.random.one_in(4) { self.nowhere() } else { self.tables.device_addr() + BLOCKS_AT }
     }
 
+    fn any_queue(&mut self) -> (TniId, CqId) {
+        (self.random.choose(&TniId::ALL), self.random.choose(&CqId::ALL))
+    }
+
     /// Any register.
     fn register(&mut self) -> Register {
+        let (tni, cq) = self.any_queue();
         let r = &mut self.random;
-        let (tni, cq) = (r.below(6) as u8, r.below(12) as u8);
         match r.below(16) {
             0..5 => Register::Cqs { tni, cq, reg: r.choose(CqsReg::ALL) },
             5..9 => Register::Cq { tni, cq, reg: r.choose(CqReg::ALL) },
             9 | 10 => Register::Tni { tni, reg: r.choose(TniReg::ALL) },
-            11 => Register::Bgs { tni, bg: r.below(48) as u8, reg: r.choose(BgsReg::ALL) },
-            12 => Register::Bch { tni, bch: r.below(16) as u8, reg: r.choose(BchReg::ALL) },
+            11 => Register::Bgs {
+                tni,
+                bg: r.choose(&BgId::ALL[..NUM_BG]),
+                reg: r.choose(BgsReg::ALL),
+            },
+            12 => Register::Bch { tni, bch: r.choose(&BchId::ALL), reg: r.choose(BchReg::ALL) },
             13 => Register::Xb(r.choose(XbReg::ALL)),
             14 => Register::Port { port: r.below(10) as u8, reg: r.choose(PortReg::ALL) },
             _ => Register::Tofu(
@@ -162,7 +170,7 @@ impl Vandal {
 
     /// Makes a queue that works, so that garbage gets further.
     fn set_up(&mut self, device: &Device<NodePlatform>) {
-        let (tni, cq) = (self.random.below(6) as u8, self.random.below(12) as u8);
+        let (tni, cq) = self.any_queue();
         let base = self.arena.device_addr();
         let place = |n: u64| base + n * RING;
         let tables = self.tables.device_addr();

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
-use tofu_abi::Coords;
 use tofu_abi::barrier::BgAddress;
 use tofu_abi::reduce::{Input, Op};
 use tofu_abi::regs::{NUM_BCH, NUM_TNI};
+use tofu_abi::{BchId, Coords, TniId};
 use tofu_collective::plan::{Algorithm, GateOf, Plan, Shape, disseminate, in_series};
 use tofu_driver::{Channel, ChannelConfig, Device, Gate};
 use tofu_inproc::InProcess;
@@ -256,7 +256,9 @@ impl Model {
             for (channel, (node, tni)) in channels.iter_mut().zip(members) {
                 channel.wait(ROUND_NS)?;
                 let node = self.machine.node(*node).context("a node of a model")?;
-                last = last.max(node.icc().barrier_time(*tni, channel.bch()).last_ps);
+                let (tni, bch) = (TniId::new(*tni), BchId::new(channel.bch()));
+                let (tni, bch) = tni.zip(bch).context("a channel of a model")?;
+                last = last.max(node.icc().barrier_time(tni, bch).last_ps);
             }
         }
         Ok((last as f64 / 1e6, most.unwrap_or(0)))

@@ -6,7 +6,6 @@
 //! then it is in the next one.
 
 use smallvec::SmallVec;
-use tofu_abi::Coords;
 use tofu_abi::barrier::{
     BSEQ_MASK, BchReady, BgAddress, GpidBseq, LocalLink, OP_ERROR, Profile, RemoteLink, SignalMask,
     SignalState, input_bits,
@@ -14,6 +13,7 @@ use tofu_abi::barrier::{
 use tofu_abi::irq::bgs;
 use tofu_abi::reduce::{self, Input, Op, VALUE_QWORDS, Value};
 use tofu_abi::regs::{BgsReg, CqsMode};
+use tofu_abi::{BchId, BgId, Coords, TniId};
 
 use super::schedule::{END_PS, RELAY_PS, START_OVERLAP_PS, START_PS, Schedule};
 
@@ -30,14 +30,14 @@ pub(super) struct Content {
 /// Where a signal comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    Local(u8),
+    Local(BgId),
     Remote(BgAddress),
 }
 
 /// A signal for a gate that may be anywhere.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
-    pub(super) from: u8,
+    pub(super) from: BgId,
     pub(super) to: BgAddress,
     pub(super) content: Content,
     /// Modelled time at which it leaves.
@@ -47,7 +47,7 @@ pub(super) struct Sent {
 /// A round that has ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ended {
-    pub(super) bch: u8,
+    pub(super) bch: BchId,
     pub(super) notice: u64,
     pub(super) content: Content,
 }
@@ -58,9 +58,9 @@ pub(super) struct Effects {
     pub(super) sent: SmallVec<[Sent; 2]>,
     pub(super) ended: SmallVec<[Ended; 1]>,
     /// Interrupt requests of gates.
-    pub(super) requests: SmallVec<[(u8, u64); 2]>,
+    pub(super) requests: SmallVec<[(BgId, u64); 2]>,
     /// The last signal to a gate that is not enabled, and the address that it came from.
-    pub(super) inactive: Option<(u8, BgAddress)>,
+    pub(super) inactive: Option<(BgId, BgAddress)>,
 }
 
 /// One of a gate's two buffers.
@@ -166,18 +166,18 @@ pub struct BarrierTime {
 #[derive(Debug)]
 pub(super) struct Gates {
     node: Coords,
-    tni: u8,
+    tni: TniId,
     profile: Profile,
     gates: Box<[Gate]>,
     channels: Box<[Channel]>,
     /// One for rounds with an even number and one for the others.
     schedules: [Schedule; 2],
     /// Signals within the interface that are to be handled.
-    local: SmallVec<[(u8, u8, Content, u64); 4]>,
+    local: SmallVec<[(BgId, BgId, Content, u64); 4]>,
 }
 
 impl Gates {
-    pub(super) fn new(node: Coords, tni: u8, profile: Profile) -> Self {
+    pub(super) fn new(node: Coords, tni: TniId, profile: Profile) -> Self {
         Self {
             node,
             tni,
@@ -189,16 +189,16 @@ impl Gates {
         }
     }
 
-    fn address(&self, bg: u8) -> BgAddress {
-        BgAddress::new(self.node, self.tni, bg).place()
+    fn address(&self, bg: BgId) -> BgAddress {
+        BgAddress::new(self.node, self.tni.get(), bg.get()).place()
     }
 
     /// The value of a register that is not an interrupt register.
-    pub(super) fn read(&self, bg: u8, reg: BgsReg) -> u64 {
-        let Some(gate) = self.gates.get(usize::from(bg)) else {
+    pub(super) fn read(&self, bg: BgId, reg: BgsReg) -> u64 {
+        let Some(gate) = self.gates.get(bg.index()) else {
             return 0;
         };
-        let channel = self.channels.get(usize::from(bg));
+        let channel = self.channels.get(bg.index());
         match reg {
             BgsReg::Enable | BgsReg::State => gate.enabled.into(),
             BgsReg::ExceptionInfoGpidUnmatch => gate.gpid_unmatch,
@@ -217,24 +217,24 @@ impl Gates {
     }
 
     /// A qword of a gate's buffer A (0) or B (1).
-    pub(super) fn data(&self, bg: u8, buffer: u8, qword: u8) -> u64 {
-        let gate = self.gates.get(usize::from(bg));
+    pub(super) fn data(&self, bg: BgId, buffer: u8, qword: u8) -> u64 {
+        let gate = self.gates.get(bg.index());
         let buffer = gate.and_then(|gate| gate.buffers.get(usize::from(buffer)));
         buffer.and_then(|b| b.value.get(usize::from(qword))).copied().unwrap_or(0)
     }
 
     /// Writes a setting of a gate or channel. Links and the sequence number are those of a gate
     /// that is not enabled; what is written while it is has no effect.
-    pub(super) fn write(&mut self, bg: u8, reg: BgsReg, value: u64) {
+    pub(super) fn write(&mut self, bg: BgId, reg: BgsReg, value: u64) {
         if let BgsReg::BchMask | BgsReg::BchNoticeIpa = reg {
-            match (self.channels.get_mut(usize::from(bg)), reg) {
+            match (self.channels.get_mut(bg.index()), reg) {
                 (Some(channel), BgsReg::BchNoticeIpa) => channel.notice = value,
-                (Some(_), _) => self.mask_channel(bg, value >> 63 != 0),
+                (Some(_), _) => self.mask_channel(bg.index(), value >> 63 != 0),
                 _ => {}
             }
             return;
         }
-        let Some(gate) = self.gates.get_mut(usize::from(bg)).filter(|gate| !gate.enabled) else {
+        let Some(gate) = self.gates.get_mut(bg.index()).filter(|gate| !gate.enabled) else {
             return;
         };
         match reg {
@@ -247,8 +247,7 @@ impl Gates {
         }
     }
 
-    fn mask_channel(&mut self, bch: u8, masked: bool) {
-        let at = usize::from(bch);
+    fn mask_channel(&mut self, at: usize, masked: bool) {
         let (Some(channel), Some(gate)) = (self.channels.get_mut(at), self.gates.get_mut(at))
         else {
             return;
@@ -262,9 +261,9 @@ impl Gates {
 
     /// Enables a gate, or does not, because of its links: then it returns the interrupt requests
     /// that say so.
-    pub(super) fn enable(&mut self, bg: u8) -> Result<(), u64> {
+    pub(super) fn enable(&mut self, bg: BgId) -> Result<(), u64> {
         let profile = self.profile;
-        let Some(gate) = self.gates.get_mut(usize::from(bg)) else {
+        let Some(gate) = self.gates.get_mut(bg.index()) else {
             return Ok(());
         };
         if gate.enabled {
@@ -296,19 +295,19 @@ impl Gates {
     }
 
     /// Disables a gate. What it has received is gone, and so is a round of its channel.
-    pub(super) fn disable(&mut self, bg: u8) {
-        if let Some(gate) = self.gates.get_mut(usize::from(bg)) {
+    pub(super) fn disable(&mut self, bg: BgId) {
+        if let Some(gate) = self.gates.get_mut(bg.index()) {
             gate.enabled = false;
             gate.buffers = [Buffer::EMPTY; 2];
         }
-        if let Some(channel) = self.channels.get_mut(usize::from(bg)) {
+        if let Some(channel) = self.channels.get_mut(bg.index()) {
             channel.running = false;
         }
     }
 
     /// READY of a channel.
-    pub(super) fn ready(&self, bch: u8) -> BchReady {
-        let at = usize::from(bch);
+    pub(super) fn ready(&self, bch: BchId) -> BchReady {
+        let at = bch.index();
         let ready = match (self.channels.get(at), self.gates.get(at)) {
             (Some(channel), Some(gate)) => !channel.masked && gate.enabled && !channel.running,
             _ => false,
@@ -317,16 +316,16 @@ impl Gates {
     }
 
     /// IGNORED_SIGNAL_COUNT of a channel.
-    pub(super) fn ignored(&self, bch: u8) -> u64 {
-        self.channels.get(usize::from(bch)).map_or(0, |channel| channel.ignored)
+    pub(super) fn ignored(&self, bch: BchId) -> u64 {
+        self.channels.get(bch.index()).map_or(0, |channel| channel.ignored)
     }
 
-    pub(super) fn masked(&self, bch: u8) -> bool {
-        self.channels.get(usize::from(bch)).is_none_or(|channel| channel.masked)
+    pub(super) fn masked(&self, bch: BchId) -> bool {
+        self.channels.get(bch.index()).is_none_or(|channel| channel.masked)
     }
 
-    pub(super) fn time(&self, bch: u8) -> BarrierTime {
-        self.channels.get(usize::from(bch)).map_or_else(BarrierTime::default, |c| c.time)
+    pub(super) fn time(&self, bch: BchId) -> BarrierTime {
+        self.channels.get(bch.index()).map_or_else(BarrierTime::default, |c| c.time)
     }
 
     /// Begins a round, as `ready` says, by the start gate's signals; or ignores that and counts it,
@@ -334,12 +333,12 @@ impl Gates {
     /// gate. Returns whether a round has begun.
     pub(super) fn start(
         &mut self,
-        bch: u8,
+        bch: BchId,
         ready: BchReady,
         mut input: Input,
         effects: &mut Effects,
     ) -> bool {
-        let at = usize::from(bch);
+        let at = bch.index();
         let free = self.ready(bch).state();
         let alone = !self.channels.iter().any(|channel| channel.running);
         let (Some(channel), Some(gate)) = (self.channels.get_mut(at), self.gates.get_mut(at))
@@ -352,7 +351,7 @@ impl Gates {
         }
         let op = Op::from_code(ready.op());
         let Some(op) = op.filter(|op| ready.count() <= self.profile.max_elements(*op)) else {
-            effects.requests.push((bch, bgs::SIGNAL_STATE_ERROR));
+            effects.requests.push((bch.gate(), bgs::SIGNAL_STATE_ERROR));
             return false;
         };
         channel.running = true;
@@ -369,15 +368,15 @@ impl Gates {
         let buffer = gate.buffer(bseq);
         buffer.state = buffer.state.with_sig_send(true);
         buffer.ready_ps = buffer.ready_ps.max(at_ps);
-        self.send(bch, &content, at_ps, effects);
-        self.fire(bch, effects);
+        self.send(bch.gate(), &content, at_ps, effects);
+        self.fire(bch.gate(), effects);
         self.work(effects);
         true
     }
 
     /// Counts a start that the interface is not enabled for.
-    pub(super) fn ignore_start(&mut self, bch: u8) {
-        if let Some(channel) = self.channels.get_mut(usize::from(bch)) {
+    pub(super) fn ignore_start(&mut self, bch: BchId) {
+        if let Some(channel) = self.channels.get_mut(bch.index()) {
             channel.ignored = channel.ignored.wrapping_add(1);
         }
     }
@@ -385,7 +384,7 @@ impl Gates {
     /// A signal of a gate elsewhere.
     pub(super) fn arrive(
         &mut self,
-        bg: u8,
+        bg: BgId,
         from: BgAddress,
         content: &Content,
         at_ps: u64,
@@ -403,8 +402,8 @@ impl Gates {
     }
 
     /// Sends a gate's signals.
-    fn send(&mut self, bg: u8, content: &Content, at_ps: u64, effects: &mut Effects) {
-        let Some(gate) = self.gates.get(usize::from(bg)) else {
+    fn send(&mut self, bg: BgId, content: &Content, at_ps: u64, effects: &mut Effects) {
+        let Some(gate) = self.gates.get(bg.index()) else {
             return;
         };
         if !gate.mask.tlp_send() {
@@ -412,14 +411,15 @@ impl Gates {
             effects.sent.push(Sent { from: bg, to, content: *content, at_ps });
         }
         if !gate.mask.sig_send() {
-            self.local.push((bg, gate.local.send(), *content, at_ps));
+            let to = BgId::from_field(gate.local.send());
+            self.local.push((bg, to, *content, at_ps));
         }
     }
 
     /// A gate takes a signal, if it waits for it.
     fn take(
         &mut self,
-        bg: u8,
+        bg: BgId,
         source: Source,
         content: &Content,
         at_ps: u64,
@@ -429,11 +429,11 @@ impl Gates {
             Source::Local(from) => self.address(from),
             Source::Remote(from) => from,
         };
-        let Some(gate) = self.gates.get_mut(usize::from(bg)).filter(|gate| gate.enabled) else {
+        let Some(gate) = self.gates.get_mut(bg.index()).filter(|gate| gate.enabled) else {
             effects.inactive = Some((bg, sender));
             return;
         };
-        if let Some(channel) = self.channels.get_mut(usize::from(bg)).filter(|c| c.masked) {
+        if let Some(channel) = self.channels.get_mut(bg.index()).filter(|c| c.masked) {
             channel.ignored = channel.ignored.wrapping_add(1);
             return;
         }
@@ -443,7 +443,7 @@ impl Gates {
             return;
         }
         let expected = match source {
-            Source::Local(from) => !gate.mask.sig_recv() && gate.local.recv() == from,
+            Source::Local(from) => !gate.mask.sig_recv() && gate.local.recv() == from.get(),
             Source::Remote(from) => {
                 !gate.mask.tlp_recv()
                     && u64::from(gate.remote.recv()) == from.0
@@ -478,15 +478,15 @@ impl Gates {
 
     /// Lets a gate fire as long as the signals of its present round have all come: once, or twice
     /// if those of the next round came before.
-    fn fire(&mut self, bg: u8, effects: &mut Effects) {
-        let at = usize::from(bg);
+    fn fire(&mut self, bg: BgId, effects: &mut Effects) {
+        let at = bg.index();
         while let Some(gate) = self.gates.get_mut(at)
             && gate.is_complete()
         {
             let bseq = gate.bseq();
             let buffer = *gate.buffer(bseq);
             let schedule = &mut self.schedules[bseq as usize & 1];
-            if let Some(channel) = self.channels.get_mut(at) {
+            if let (Some(channel), Some(bch)) = (self.channels.get_mut(at), bg.channel()) {
                 // The end of a round waits for its beginning at this node.
                 if !buffer.state.sig_send() {
                     return;
@@ -497,7 +497,7 @@ impl Gates {
                 channel.time.last_ps = end_ps;
                 channel.time.total_ps = channel.time.total_ps.saturating_add(end_ps);
                 channel.running = false;
-                effects.ended.push(Ended { bch: bg, notice: channel.notice, content });
+                effects.ended.push(Ended { bch, notice: channel.notice, content });
                 return;
             }
             let content = gate.next_round();

@@ -11,11 +11,11 @@ mod schedule;
 
 use std::sync::{Mutex, OnceLock};
 
-use tofu_abi::barrier::{BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR};
+use tofu_abi::barrier::{BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR, Profile};
 use tofu_abi::irq::{bgs, tni as tni_irq, vector};
-use tofu_abi::rcode;
 use tofu_abi::reduce::{Op, VALUE_QWORDS};
-use tofu_abi::regs::{BchReg, BgsReg, NUM_CQ, TniReg};
+use tofu_abi::regs::{BchReg, BgsReg, TniReg};
+use tofu_abi::{BchId, BgId, TniId, rcode};
 use tofu_fabric::{Class, Packet, Way};
 
 use crate::Icc;
@@ -29,17 +29,6 @@ use crate::notice::Peer;
 use crate::tlp::{Body, Signal, wire_bytes};
 
 pub use gates::BarrierTime;
-
-/// Number of a barrier channel's doorbell among those of its interface, which come after those of
-/// the control queues: see [`Host::doorbell`](crate::Host::doorbell).
-pub const fn channel_bell(bch: u8) -> u8 {
-    NUM_CQ as u8 + bch
-}
-
-/// The channel with this doorbell; `None` for a control queue's.
-pub const fn bell_channel(bell: u8) -> Option<u8> {
-    bell.checked_sub(NUM_CQ as u8)
-}
 
 /// Barrier gates and channels of one interface.
 ///
@@ -55,11 +44,16 @@ pub(crate) struct Unit {
 
 impl Unit {
     /// Shows channels' state in their pages.
-    fn publish(&self, gates: &Gates, bch: u8) {
-        if let Some(page) = self.pages.get(usize::from(bch)) {
+    fn publish(&self, gates: &Gates, bch: BchId) {
+        if let Some(page) = self.pages.get(bch.index()) {
             page.publish(gates.ready(bch).state(), gates.ignored(bch));
         }
     }
+}
+
+/// The barrier channels of an interface.
+fn channels(profile: Profile) -> impl Iterator<Item = BchId> {
+    BchId::ALL.into_iter().take(profile.channels.into())
 }
 
 /// The barrier of a node, TNI by TNI.
@@ -67,35 +61,37 @@ impl Unit {
 pub(crate) struct Barrier([OnceLock<Unit>; tofu_abi::regs::NUM_TNI]);
 
 impl Barrier {
-    fn get(&self, tni: u8) -> Option<&Unit> {
-        self.0.get(usize::from(tni))?.get()
+    fn get(&self, tni: TniId) -> Option<&Unit> {
+        self.0[tni.index()].get()
     }
 
-    fn units(&self) -> impl Iterator<Item = (u8, &Unit)> {
-        (0..).zip(&self.0).filter_map(|(tni, unit)| Some((tni, unit.get()?)))
+    fn units(&self) -> impl Iterator<Item = (TniId, &Unit)> {
+        TniId::ALL.into_iter().zip(&self.0).filter_map(|(tni, unit)| Some((tni, unit.get()?)))
     }
 }
 
 impl Icc {
     /// The gates of an interface that has any, whose registers are about to be written.
-    fn barrier_unit(&self, tni: u8) -> Option<&Unit> {
+    fn barrier_unit(&self, tni: TniId) -> Option<&Unit> {
         let profile = self.config.barrier;
-        if tni >= profile.tnis {
+        if tni.get() >= profile.tnis {
             return None;
         }
         let make = || Unit {
-            irqs: (0..profile.gates).map(|_| IrqUnit::new(vector::bg(tni), bgs::ALL)).collect(),
-            pages: (0..profile.channels)
+            irqs: (0..profile.gates)
+                .map(|_| IrqUnit::new(vector::bg(tni.get()), bgs::ALL))
+                .collect(),
+            pages: channels(profile)
                 .map(|bch| ChannelPage::new(tni, bch, self.config.pages.as_ref()))
                 .collect(),
             gates: Mutex::new(Gates::new(self.coords(), tni, profile)),
             life: Mutex::new(()),
         };
-        Some(self.barrier.0.get(usize::from(tni))?.get_or_init(make))
+        Some(self.barrier.0[tni.index()].get_or_init(make))
     }
 
     /// Modelled time of the rounds of a barrier channel.
-    pub fn barrier_time(&self, tni: u8, bch: u8) -> BarrierTime {
+    pub fn barrier_time(&self, tni: TniId, bch: BchId) -> BarrierTime {
         let time = |unit: &Unit| lock(&unit.gates).time(bch);
         self.barrier.get(tni).map_or_else(BarrierTime::default, time)
     }
@@ -117,30 +113,30 @@ impl Icc {
             unit.irqs.iter().for_each(IrqUnit::reset);
             unit.pages.iter().for_each(ChannelPage::clear);
             drop(gates);
-            for bch in (0..self.config.barrier.channels).filter(|bch| !old.masked(*bch)) {
-                self.host.queue_enabled(tni, channel_bell(bch), false);
+            for bch in channels(self.config.barrier).filter(|bch| !old.masked(*bch)) {
+                self.host.queue_enabled(tni, bch.into(), false);
             }
         }
     }
 
     /// Whether a barrier channel is in use: not masked.
-    pub(crate) fn channel_in_use(&self, tni: u8, bch: u8) -> bool {
+    pub(crate) fn channel_in_use(&self, tni: TniId, bch: BchId) -> bool {
         self.barrier.get(tni).is_some_and(|unit| !lock(&unit.gates).masked(bch))
     }
 
-    pub(crate) fn read_bgs(&self, tni: u8, bg: u8, reg: BgsReg) -> u64 {
+    pub(crate) fn read_bgs(&self, tni: TniId, bg: BgId, reg: BgsReg) -> u64 {
         let profile = self.config.barrier;
-        if !profile.has_gate(tni, bg) {
+        if !profile.has_gate(tni.get(), bg.get()) {
             return 0;
         }
         let Some(unit) = self.barrier.get(tni) else {
             return match reg {
                 BgsReg::Imr | BgsReg::Imc => u64::MAX,
-                BgsReg::BchMask if profile.has_channel(tni, bg) => 1 << 63,
+                BgsReg::BchMask if profile.has_channel(tni.get(), bg.get()) => 1 << 63,
                 _ => 0,
             };
         };
-        let Some(irq) = unit.irqs.get(usize::from(bg)) else {
+        let Some(irq) = unit.irqs.get(bg.index()) else {
             return 0;
         };
         match reg {
@@ -154,7 +150,7 @@ impl Icc {
     }
 
     /// A qword of a gate's data buffers.
-    pub(crate) fn read_bgs_data(&self, tni: u8, bg: u8, buffer: u8, qword: u8) -> u64 {
+    pub(crate) fn read_bgs_data(&self, tni: TniId, bg: BgId, buffer: u8, qword: u8) -> u64 {
         self.barrier.get(tni).map_or(0, |unit| lock(&unit.gates).data(bg, buffer, qword))
     }
 
@@ -162,8 +158,8 @@ impl Icc {
     /// value of the one before.
     pub(crate) fn write_bgs(
         &self,
-        tni: u8,
-        bg: u8,
+        tni: TniId,
+        bg: BgId,
         reg: BgsReg,
         bits: u64,
         merge: impl Fn(u64) -> u64,
@@ -171,7 +167,7 @@ impl Icc {
         let Some(unit) = self.barrier_unit(tni) else {
             return;
         };
-        let Some(irq) = unit.irqs.get(usize::from(bg)) else {
+        let Some(irq) = unit.irqs.get(bg.index()) else {
             return;
         };
         match reg {
@@ -188,23 +184,26 @@ impl Icc {
                     gates.disable(bg);
                     Ok(())
                 };
-                unit.publish(&gates, bg);
+                if let Some(bch) = bg.channel() {
+                    unit.publish(&gates, bch);
+                }
                 drop(gates);
                 if let Err(requests) = result {
                     irq.request(self.host(), requests);
                 }
             }
             BgsReg::BchMask => {
+                let Some(bch) = bg.channel() else { return };
                 let _life = lock(&unit.life);
                 let mut gates = lock(&unit.gates);
-                let was = gates.masked(bg);
+                let was = gates.masked(bch);
                 let value = merge(gates.read(bg, reg));
                 gates.write(bg, reg, value);
-                unit.publish(&gates, bg);
-                let is = gates.masked(bg);
+                unit.publish(&gates, bch);
+                let is = gates.masked(bch);
                 drop(gates);
                 if was != is {
-                    self.host.queue_enabled(tni, channel_bell(bg), !is);
+                    self.host.queue_enabled(tni, bch.into(), !is);
                 }
             }
             _ => {
@@ -215,34 +214,40 @@ impl Icc {
         }
     }
 
-    pub(crate) fn read_bch(&self, tni: u8, bch: u8, reg: BchReg) -> u64 {
+    pub(crate) fn read_bch(&self, tni: TniId, bch: BchId, reg: BchReg) -> u64 {
         let unit = self.barrier.get(tni);
-        unit.and_then(|unit| unit.pages.get(usize::from(bch))).map_or(0, |page| page.read(reg))
+        unit.and_then(|unit| unit.pages.get(bch.index())).map_or(0, |page| page.read(reg))
     }
 
     /// Writes a register of a channel's page.
-    pub(crate) fn write_bch(&self, tni: u8, bch: u8, reg: BchReg, merge: impl Fn(u64) -> u64) {
+    pub(crate) fn write_bch(
+        &self,
+        tni: TniId,
+        bch: BchId,
+        reg: BchReg,
+        merge: impl Fn(u64) -> u64,
+    ) {
         let unit = self.barrier_unit(tni);
-        let Some(page) = unit.and_then(|unit| unit.pages.get(usize::from(bch))) else {
+        let Some(page) = unit.and_then(|unit| unit.pages.get(bch.index())) else {
             return;
         };
         if page.write(reg, merge) {
-            self.host.doorbell(tni, channel_bell(bch));
+            self.host.doorbell(tni, bch.into());
         }
     }
 
     /// Looks at a channel's shared page: whether a round is to be started.
-    pub(crate) fn poll_channel(&self, tni: u8, bch: u8) -> bool {
+    pub(crate) fn poll_channel(&self, tni: TniId, bch: BchId) -> bool {
         let unit = self.barrier.get(tni);
-        unit.and_then(|unit| unit.pages.get(usize::from(bch))).is_some_and(ChannelPage::poll)
+        unit.and_then(|unit| unit.pages.get(bch.index())).is_some_and(ChannelPage::poll)
     }
 
     /// Starts the round that a channel's page asks for, if it does.
-    pub(crate) fn run_channel(&self, tni: u8, bch: u8, net: &mut dyn Net) {
+    pub(crate) fn run_channel(&self, tni: TniId, bch: BchId, net: &mut dyn Net) {
         let Some(unit) = self.barrier.get(tni) else {
             return;
         };
-        let Some(page) = unit.pages.get(usize::from(bch)) else {
+        let Some(page) = unit.pages.get(bch.index()) else {
             return;
         };
         let mut effects = Effects::default();
@@ -251,10 +256,10 @@ impl Icc {
             let Some(word) = page.take_start() else {
                 return;
             };
-            if !self.tni_enabled(tni) {
+            if !self.tni(tni).enabled() {
                 gates.ignore_start(bch);
             } else if gates.start(bch, BchReady(word), page.input(), &mut effects)
-                && let Some(irq) = unit.irqs.get(usize::from(bch))
+                && let Some(irq) = unit.irqs.get(bch.index())
             {
                 // So that who starts a round need not do it: the page of a channel has no IRC.
                 irq.clear_pending(bgs::ACKNOWLEDGES);
@@ -269,20 +274,18 @@ impl Icc {
     /// A signal that arrived for a gate of this node.
     pub(crate) fn take_signal(
         &self,
-        tni: u8,
+        tni: TniId,
         from: Peer,
         signal: &Signal,
         at_ps: u64,
         net: &mut dyn Net,
     ) {
         if !signal.is_legal() {
-            if let Some(unit) = self.tnis.get(usize::from(tni)) {
-                unit.add(TniReg::RxNumUnknownTlp, 1);
-            }
+            self.tni(tni).add(TniReg::RxNumUnknownTlp, 1);
             return;
         }
-        let source = BgAddress::new(from.node, from.tni, signal.source);
-        let Some(unit) = self.barrier.get(tni).filter(|_| self.tni_enabled(tni)) else {
+        let source = BgAddress::new(from.node, from.tni, signal.source.get());
+        let Some(unit) = self.barrier.get(tni).filter(|_| self.tni(tni).enabled()) else {
             self.inactive_gate(tni, signal.target, source.place());
             return;
         };
@@ -296,8 +299,10 @@ impl Icc {
         {
             let mut gates = lock(&unit.gates);
             gates.arrive(signal.target, source, &content, at_ps, &mut effects);
-            if let Some(page) = unit.pages.get(usize::from(signal.target)) {
-                page.show_ignored(gates.ignored(signal.target));
+            if let Some(bch) = signal.target.channel()
+                && let Some(page) = unit.pages.get(bch.index())
+            {
+                page.show_ignored(gates.ignored(bch));
             }
             for ended in &effects.ended {
                 unit.publish(&gates, ended.bch);
@@ -309,11 +314,11 @@ impl Icc {
 
     /// A gate's signal was lost on its way. That its target does not exist is an exception of the
     /// gate; a link that is down is one of the port, and the gates that wait go on waiting.
-    pub(crate) fn signal_lost(&self, tni: u8, signal: &Signal, code: u8) {
+    pub(crate) fn signal_lost(&self, tni: TniId, signal: &Signal, code: u8) {
         if !matches!(code, rcode::NO_SUCH_NODE | rcode::NO_SUCH_PATH) {
             return;
         }
-        let irq = self.barrier.get(tni).and_then(|u| u.irqs.get(usize::from(signal.source)));
+        let irq = self.barrier.get(tni).and_then(|u| u.irqs.get(signal.source.index()));
         if let Some(irq) = irq {
             irq.request(self.host(), bgs::BG_SEND_ADDRESS_EXCEPTION);
         }
@@ -329,7 +334,7 @@ impl Icc {
                 Ok(()) if ended.content.op == OP_ERROR => bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE,
                 Ok(()) => bgs::SYNCHRONIZATION_ACKNOWLEDGE,
             };
-            effects.requests.push((ended.bch, request));
+            effects.requests.push((ended.bch.gate(), request));
         }
     }
 
@@ -352,17 +357,16 @@ impl Icc {
     }
 
     /// Notes a signal to a gate that is not enabled.
-    fn inactive_gate(&self, tni: u8, target: u8, source: BgAddress) {
-        if let Some(unit) = self.tnis.get(usize::from(tni)) {
-            unit.set_inactive_gate(target, source);
-            unit.irq.request(self.host(), tni_irq::INACTIVE_BG);
-        }
+    fn inactive_gate(&self, tni: TniId, target: BgId, source: BgAddress) {
+        let unit = self.tni(tni);
+        unit.set_inactive_gate(target, source);
+        unit.irq.request(self.host(), tni_irq::INACTIVE_BG);
     }
 
     /// Requests interrupts and sends signals, when nothing is locked any more.
-    fn settle_barrier(&self, tni: u8, unit: &Unit, effects: &Effects, net: &mut dyn Net) {
+    fn settle_barrier(&self, tni: TniId, unit: &Unit, effects: &Effects, net: &mut dyn Net) {
         for &(bg, bits) in &effects.requests {
-            if let Some(irq) = unit.irqs.get(usize::from(bg)) {
+            if let Some(irq) = unit.irqs.get(bg.index()) {
                 irq.request(self.host(), bits);
             }
         }
@@ -371,17 +375,17 @@ impl Icc {
         }
         for sent in &effects.sent {
             let packet = self.signal_packet(tni, sent);
-            self.count_sent(tni, packet.tlps, packet.bytes);
+            self.tni(tni).count_sent(packet.tlps, packet.bytes);
             net.inject(packet);
         }
     }
 
-    fn signal_packet(&self, tni: u8, sent: &Sent) -> Packet<Body> {
+    fn signal_packet(&self, tni: TniId, sent: &Sent) -> Packet<Body> {
         let Sent { from, to, content, at_ps } = sent;
         let carries = Op::from_code(content.op).is_some_and(|op| op != Op::Barrier);
         let signal = Signal {
             source: *from,
-            target: to.bg(),
+            target: BgId::from_field(to.bg()),
             gpid: content.gpid,
             bseq: content.bseq,
             op: content.op,
@@ -389,7 +393,7 @@ impl Icc {
         };
         Packet {
             src: self.coords(),
-            src_tni: tni,
+            src_tni: tni.get(),
             dst: to.coords(),
             dst_tni: to.tni(),
             path: to.path(),

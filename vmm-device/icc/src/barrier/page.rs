@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tofu_abi::barrier::BchReady;
 use tofu_abi::reduce::Input;
 use tofu_abi::regs::BchReg;
+use tofu_abi::{BchId, TniId};
 use vm_memory::VolatileMemory;
 
 use crate::page::SharedPages;
@@ -25,10 +26,10 @@ pub(super) struct ChannelPage {
 }
 
 impl ChannelPage {
-    pub(super) fn new(tni: u8, bch: u8, shared: Option<&SharedPages>) -> Self {
+    pub(super) fn new(tni: TniId, bch: BchId, shared: Option<&SharedPages>) -> Self {
         Self {
             own: [const { AtomicU64::new(0) }; REGISTERS],
-            shared: shared.map(|pages| (pages.clone(), pages.offset_of_channel(tni, bch))),
+            shared: shared.map(|pages| (pages.clone(), pages.offset_of(tni, bch.into()))),
         }
     }
 

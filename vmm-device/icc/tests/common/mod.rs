@@ -1,6 +1,6 @@
 //! Surroundings of a device that is alone in a test.
 
-use tofu_abi::Coords;
+use tofu_abi::{Coords, Doorbell, TniId};
 use tofu_fabric::{Packet, PortCounters, XbCounters};
 use tofu_icc::{Body, Host, Net};
 
@@ -14,8 +14,8 @@ pub(crate) struct Quiet;
 
 impl Host for Quiet {
     fn interrupt(&self, _: u16) {}
-    fn doorbell(&self, _: u8, _: u8) {}
-    fn queue_enabled(&self, _: u8, _: u8, _: bool) {}
+    fn doorbell(&self, _: TniId, _: Doorbell) {}
+    fn queue_enabled(&self, _: TniId, _: Doorbell, _: bool) {}
     fn timer(&self, _: u64) {}
     fn now_ns(&self) -> u64 {
         0

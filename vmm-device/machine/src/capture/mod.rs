@@ -260,6 +260,7 @@ impl Tap<Body> for Hub {
 mod tests {
     use super::*;
     use tofu_abi::Coords;
+    use tofu_abi::CqId;
     use tofu_fabric::{Carrier, Class, Deliver, DiscardReason, Fabric, Timing, Way};
     use tofu_icc::Tag;
 
@@ -285,7 +286,7 @@ mod tests {
         /// A system packet from node 0 to its neighbour on C, node 1.
         fn send(&self) {
             let (src, dst) = (Coords::default(), Coords::new(0, 0, 0, 0, 0, 1));
-            let tag = Tag { cq: 11, index: 0, generation: 0 };
+            let tag = Tag { cq: CqId::KERNEL, index: 0, generation: 0 };
             let packet = Packet {
                 src,
                 src_tni: 2,

@@ -177,7 +177,7 @@ fn fields<'a>(out: &mut Vec<u8>, body: &'a Body) -> Option<(&'a Payload, usize)>
         Body::Signal(signal) => {
             let value = signal.value.as_deref();
             let words = signal.payload_bytes() as usize / 8;
-            out.extend([signal.source, signal.target, signal.op, words as u8]);
+            out.extend([signal.source.get(), signal.target.get(), signal.op, words as u8]);
             out.extend(signal.bseq.to_le_bytes());
             out.extend(signal.gpid.to_le_bytes());
             for word in value.into_iter().flatten().take(words) {
@@ -190,7 +190,7 @@ fn fields<'a>(out: &mut Vec<u8>, body: &'a Body) -> Option<(&'a Payload, usize)>
 }
 
 fn request(out: &mut Vec<u8>, request: &Request) {
-    out.extend([request.tag.cq, request.sps]);
+    out.extend([request.tag.cq.get(), request.sps]);
     out.extend(request.tag.index.to_le_bytes());
     out.extend(request.tag.generation.to_le_bytes());
     for word in [request.gpid, request.header2.0, request.remote.0, request.local.0] {
@@ -202,7 +202,7 @@ fn request(out: &mut Vec<u8>, request: &Request) {
 }
 
 fn answer(out: &mut Vec<u8>, answer: &Answer) {
-    out.extend([answer.tag.cq, answer.rcode]);
+    out.extend([answer.tag.cq.get(), answer.rcode]);
     out.extend(answer.tag.index.to_le_bytes());
     out.extend(answer.tag.generation.to_le_bytes());
     for word in [answer.position, answer.length, answer.done, 0] {

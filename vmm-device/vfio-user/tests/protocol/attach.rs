@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::client::*;
 use crate::remote::{BASE, Remote};
-use tofu_abi::StagOffset;
 use tofu_abi::irq::vector;
 use tofu_abi::pci::{DEVICE_TOFUD, VENDOR_ID};
 use tofu_abi::regs::BAR0_SIZE;
 use tofu_abi::table::PageSize;
+use tofu_abi::{CqId, StagOffset, TniId};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_inproc::Buffer;
 
@@ -59,7 +59,7 @@ fn a_put_between_two_clients() {
     // Nothing is left of the clients.
     for (server, memory) in host.servers.iter().zip(&host.memories) {
         assert_eq!(memory.mapped_ranges(), 0);
-        assert!(!server.node().icc().queue_is_enabled(1, 2));
+        assert!(!server.node().icc().queue_is_enabled(TniId::ALL[1], CqId::ALL[2].into()));
         assert!(!server.node().endpoint().bus_master());
     }
 }

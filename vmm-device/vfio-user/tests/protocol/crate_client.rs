@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
+use tofu_abi::Doorbell;
 use tofu_abi::irq::vector;
-use tofu_abi::regs::{BAR0_SIZE, Register, cq_page};
+use tofu_abi::regs::{BAR0_SIZE, Register};
 use tofu_abi::table::PageSize;
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DmaBuffer, DmaError, IrqError, MemoryRange, Order, Platform,
@@ -127,7 +128,7 @@ impl UserDevice {
         let Register::Cq { tni, cq, .. } = Register::decode(offset)? else {
             return None;
         };
-        let page = cq_page(tni, cq);
+        let page = Doorbell::from(cq).page(tni);
         let (_, mapped) = self.areas.iter().find(|(at, _)| *at == page)?;
         mapped.get_atomic_ref((offset - page) as usize).ok()
     }

@@ -11,6 +11,7 @@ use tofu_abi::barrier::BchReady;
 use tofu_abi::reduce::Op;
 use tofu_abi::regs::{BchReg, CqReg, CqsReg, Register, bch_page, cq_page};
 use tofu_abi::table::PageSize;
+use tofu_abi::{BchId, CqId, TniId};
 use tofu_driver::{
     Access, Channel, ChannelConfig, Cq, CqConfig, Device, DmaBuffer, Gate, MemoryRange, Order,
     Platform, Target,
@@ -69,8 +70,8 @@ fn word_at(pages: &MmapRegion<()>, offset: u64) -> &AtomicU64 {
 }
 
 /// The doorbell of a queue of TNI 2.
-fn fetch_start(cq: u8) -> u64 {
-    Register::Cq { tni: 2, cq, reg: CqReg::FetchStart }.offset()
+fn fetch_start(cq: usize) -> u64 {
+    Register::Cq { tni: TniId::ALL[2], cq: CqId::ALL[cq], reg: CqReg::FetchStart }.offset()
 }
 
 /// A queue of a client, with which it puts to itself.
@@ -123,7 +124,8 @@ fn a_doorbell_in_a_mapped_page_is_heard_however_long_it_was_quiet() {
         println!("after {quiet} ms: {time:?}");
     }
     // The device counts in the same page.
-    let counter = Register::Cq { tni: 2, cq: 3, reg: CqReg::TxPayloadByte }.offset();
+    let counter =
+        Register::Cq { tni: TniId::ALL[2], cq: CqId::ALL[3], reg: CqReg::TxPayloadByte }.offset();
     assert_eq!(looped.cq.device().platform().bar0_read64(counter), 4);
     drop(looped);
     thread.join().unwrap().unwrap();
@@ -151,10 +153,11 @@ fn a_barrier_is_started_in_a_mapped_page_however_long_it_was_quiet() {
         }
         // Closed, the page is memory again, and starts nothing.
         channel.close().unwrap();
-        let ready = Register::Bch { tni: 4, bch: 9, reg: BchReg::Ready }.offset();
+        let ready =
+            Register::Bch { tni: TniId::ALL[4], bch: BchId::ALL[9], reg: BchReg::Ready }.offset();
         device.platform().bar0_write64(ready, BchReady(0).with_op(1).with_start(true).0);
         sleep(Duration::from_millis(30));
-        let rounds = host.servers[0].node().icc().barrier_time(4, 9).rounds;
+        let rounds = host.servers[0].node().icc().barrier_time(TniId::ALL[4], BchId::ALL[9]).rounds;
         assert_eq!(rounds, 4);
         drop(device);
         thread.join().unwrap().unwrap();
@@ -191,7 +194,7 @@ fn a_page_of_a_disabled_queue_is_memory_without_consequences() {
     let value =
         platform.client.lock().unwrap().read(0, cq_page(2, 7) + CqReg::MrqFullPointer.offset(), 8);
     assert_eq!(value, 0x1234_5678_9abc_def0u64.to_le_bytes());
-    assert!(!host.servers[0].node().icc().queue_is_enabled(2, 7));
+    assert!(!host.servers[0].node().icc().queue_is_enabled(TniId::ALL[2], CqId::ALL[7].into()));
     drop(looped);
     thread.join().unwrap().unwrap();
 }
@@ -210,7 +213,8 @@ fn the_next_client_has_pages_of_its_own() {
     let mut looped = Looped::new(&host, remote);
     looped.put(1);
     let word = |offset: u64| word_at(&kept, offset);
-    let counter = Register::Cq { tni: 2, cq: 3, reg: CqReg::TxPayloadByte }.offset();
+    let counter =
+        Register::Cq { tni: TniId::ALL[2], cq: CqId::ALL[3], reg: CqReg::TxPayloadByte }.offset();
     assert_eq!(word(counter).load(SeqCst), 0);
     word(fetch_start(3)).store(1, SeqCst);
     looped.put(2);
@@ -288,7 +292,8 @@ fn a_doorbell_rings_by_its_event_descriptor() {
         // The queue's next life has the same descriptor, and does not hear what rang before it:
         // what lies in the transmit queue yet is not sent again.
         rustix::io::write(&bell, &9u64.to_ne_bytes()).unwrap();
-        let enable = Register::Cqs { tni: 2, cq: 3, reg: CqsReg::Enable }.offset();
+        let enable =
+            Register::Cqs { tni: TniId::ALL[2], cq: CqId::ALL[3], reg: CqsReg::Enable }.offset();
         let platform = looped.cq.device().platform();
         platform.bar0_write64(enable, 0);
         rustix::io::write(&bell, &9u64.to_ne_bytes()).unwrap();
@@ -299,7 +304,8 @@ fn a_doorbell_rings_by_its_event_descriptor() {
             rustix::io::write(former, &9u64.to_ne_bytes()).unwrap();
         }
         sleep(Duration::from_millis(20));
-        let sent = Register::Cq { tni: 2, cq: 3, reg: CqReg::TxPayloadByte }.offset();
+        let sent = Register::Cq { tni: TniId::ALL[2], cq: CqId::ALL[3], reg: CqReg::TxPayloadByte }
+            .offset();
         assert_eq!(platform.bar0_read64(sent), 0);
         rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
         let end = Instant::now() + Duration::from_secs(20);
