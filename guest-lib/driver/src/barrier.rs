@@ -1,21 +1,20 @@
 //! Barrier channels and gates: synchronisation and reductions without the processor.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::mem;
-use core::sync::atomic::Ordering;
 
 use tofu_abi::barrier::{
-    BCH_MASK, BCH_MASK_STATUS_RUN, BSEQ_MASK, BchReady, BgAddress, GPID_MASK, GpidBseq, LocalLink,
-    NOTICE_SIZE, Notice, NoticeStatus, Profile, RemoteLink, SignalMask, input_bits,
+    BCH_MASK, BCH_MASK_STATUS_RUN, BSEQ_MASK, BgAddress, GPID_MASK, GpidBseq, LocalLink,
+    NOTICE_SIZE, Profile, RemoteLink, SignalMask,
 };
 use tofu_abi::irq::{bgs, vector};
-use tofu_abi::reduce::{Input, Op, VALUE_QWORDS, Value};
+use tofu_abi::reduce::{Input, Op};
 use tofu_abi::regs::{BchReg, BgsReg, CqsMode, bch_page, bgs_page};
 
-use crate::device::{Device, IrqUnit, TimedOut};
-use crate::platform::{DmaBuffer, DmaError, IrqError, Platform};
+use crate::device::{Device, DevicePage, IrqUnit, TimedOut};
+use crate::platform::{DmaError, IrqError, Platform, UserPage};
+use crate::rounds::{Outcome, Rounds, StartError};
 
 /// See [`ChannelConfig::nap_ns`].
 const NAP_NS: u64 = 1_000_000;
@@ -62,6 +61,83 @@ impl ChannelConfig {
             nap_ns: NAP_NS,
             profile: Profile::TOFUD,
         }
+    }
+
+    /// Checks what can be known of a channel and its gates before they are set.
+    ///
+    /// # Errors
+    ///
+    /// See [`ChannelError`].
+    pub fn check(&self, gates: &[Gate]) -> Result<(), ChannelError> {
+        let profile = self.profile;
+        let (tni, bch) = (self.tni, self.bch);
+        if !profile.has_channel(tni, bch) {
+            return Err(ChannelError::NoSuchChannel { tni, bch });
+        }
+        if self.gpid > GPID_MASK {
+            return Err(ChannelError::Number(self.gpid));
+        }
+        if self.bseq > BSEQ_MASK {
+            return Err(ChannelError::Number(self.bseq.into()));
+        }
+        for (i, gate) in gates.iter().enumerate() {
+            let (tni, bg) = (gate.tni, gate.bg);
+            if !profile.has_gate(tni, bg) {
+                return Err(ChannelError::NoSuchGate { tni, bg });
+            }
+            if gates[..i].iter().any(|other| (other.tni, other.bg) == (tni, bg)) {
+                return Err(ChannelError::Twice { tni, bg });
+            }
+            if profile.has_channel(tni, bg) && (tni, bg) != (self.tni, self.bch) {
+                return Err(ChannelError::StartGate { tni, bg });
+            }
+        }
+        if !gates.iter().any(|gate| (gate.tni, gate.bg) == (tni, bch)) {
+            return Err(ChannelError::StartGate { tni, bg: bch });
+        }
+        for gate in gates {
+            let (tni, bg) = (gate.tni, gate.bg);
+            for address in [gate.src_remote, gate.dst_remote].into_iter().flatten() {
+                let node = address.coords();
+                if !profile.has_address(address) {
+                    return Err(ChannelError::NoSuchAddress { bg, address });
+                }
+                if !self.subnet.subnet_allows(node.x, node.y, node.z) {
+                    return Err(ChannelError::Subnet { bg, address });
+                }
+            }
+            if gate.src_local.is_none() && gate.src_remote.is_none() {
+                return Err(ChannelError::NoSource { tni, bg });
+            }
+            let find = |bg: u8| gates.iter().find(|other| (other.tni, other.bg) == (tni, bg));
+            for (other, back) in [
+                (gate.src_local, (|g: &Gate| g.dst_local) as fn(&Gate) -> Option<u8>),
+                (gate.dst_local, |g| g.src_local),
+            ] {
+                if let Some(other) = other
+                    && find(other).and_then(back) != Some(bg)
+                {
+                    return Err(ChannelError::LocalLink { tni, bg, other });
+                }
+            }
+        }
+        // Local links are one to one, so each gate has a chain of gates before it. It fires if that
+        // begins at the start gate, or with a gate that waits for other nodes alone.
+        for gate in gates {
+            let mut at = gate;
+            for _ in 0..=gates.len() {
+                let Some(source) = at.src_local else { break };
+                if profile.has_channel(at.tni, source) {
+                    break;
+                }
+                let next = gates.iter().find(|other| (other.tni, other.bg) == (at.tni, source));
+                match next {
+                    Some(next) if next != gate => at = next,
+                    _ => return Err(ChannelError::NeverFires { tni: gate.tni, bg: gate.bg }),
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -259,44 +335,6 @@ fn write_requests(f: &mut fmt::Formatter<'_>, irr: u64) -> fmt::Result {
     Ok(())
 }
 
-/// Why a round cannot be started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StartError {
-    /// The last one has not ended, or its result was not taken.
-    Busy,
-    /// More elements than the operation takes.
-    Count {
-        /// Elements asked for.
-        count: u8,
-        /// Elements that there may be.
-        max: u8,
-    },
-}
-
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Busy => f.write_str("the channel's last round has not ended"),
-            Self::Count { count, max } => {
-                write!(f, "{count} elements, where the operation takes {max} at most")
-            }
-        }
-    }
-}
-
-impl core::error::Error for StartError {}
-
-/// How a round ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// Sequence number of the round.
-    pub bseq: u32,
-    /// The operation; `None` if members of the group started the round with different ones.
-    pub op: Option<Op>,
-    /// The result; all 0 after a barrier or a mismatch.
-    pub value: Value,
-}
-
 /// Why a wait ended before its round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChannelWaitError {
@@ -333,18 +371,13 @@ impl core::error::Error for ChannelWaitError {}
 /// never freed.
 #[derive(Debug)]
 pub struct Channel<P: Platform> {
-    device: Device<P>,
     tni: u8,
     bch: u8,
-    profile: Profile,
     interrupts: u64,
     spin_ns: u64,
     nap_ns: u64,
-    notices: Arc<P::Dma>,
+    rounds: Rounds<P::Dma, DevicePage<P>>,
     gates: Vec<(u8, u8)>,
-    /// The next round, or the one that was started.
-    bseq: u32,
-    running: bool,
     /// Whether the acknowledges have been cleared, and no interrupt has come since: then the end
     /// of the round is an interrupt.
     armed: bool,
@@ -366,7 +399,7 @@ impl<P: Platform> Channel<P> {
         config: &ChannelConfig,
         gates: &[Gate],
     ) -> Result<Self, ChannelError> {
-        check(config, gates)?;
+        config.check(gates)?;
         let (tni, bch) = (config.tni, config.bch);
         let platform = device.platform();
         let read = |tni, bg, reg: BgsReg| platform.bar0_read64(bgs_page(tni, bg) + reg.offset());
@@ -382,24 +415,20 @@ impl<P: Platform> Channel<P> {
             platform.irq_enable(vector::bg(tni)).map_err(ChannelError::Interrupt)?;
         }
         let notices = platform.alloc_dma(NOTICE_SIZE, NOTICE_SIZE).map_err(ChannelError::Memory)?;
+        let page = DevicePage::new(device.clone(), bch_page(tni, bch));
         let mut channel = Self {
-            device: device.clone(),
             tni,
             bch,
-            profile: config.profile,
             interrupts: config.interrupts,
             spin_ns: config.spin_ns,
             nap_ns: config.nap_ns,
-            notices: Arc::new(notices),
+            rounds: Rounds::new(notices, page, config.profile, config.bseq),
             gates: Vec::with_capacity(gates.len()),
-            bseq: config.bseq,
-            running: false,
             armed: false,
             open: true,
         };
         // What fails from here on is undone by the drop.
-        let address = channel.notices.device_addr();
-        channel.write(tni, bch, BgsReg::BchNoticeIpa, address);
+        channel.write(tni, bch, BgsReg::BchNoticeIpa, channel.rounds.notices_addr());
         channel.write(tni, bch, BgsReg::BchMask, 0);
         channel.wait_for_mask().map_err(ChannelError::Enable)?;
         for gate in gates {
@@ -416,7 +445,7 @@ impl<P: Platform> Channel<P> {
         let Gate { tni, bg, src_local, src_remote, dst_local, dst_remote } = *gate;
         let own = (tni, bg) == (self.tni, self.bch);
         let wanted = if own { config.interrupts } else { 0 };
-        self.device.bgs_irq(tni, bg).reset(wanted);
+        self.device().bgs_irq(tni, bg).reset(wanted);
         let mask = SignalMask(0)
             .with_sig_recv(src_local.is_none())
             .with_tlp_recv(src_remote.is_none())
@@ -439,24 +468,29 @@ impl<P: Platform> Channel<P> {
             self.write(tni, bg, reg, value);
         }
         self.gates.push((tni, bg));
-        let irr = self.device.bgs_irq(tni, bg).pending();
+        let irr = self.device().bgs_irq(tni, bg).pending();
         const REFUSALS: u64 = bgs::BG_RECV_ADDRESS_EXCEPTION | bgs::BG_SEND_ADDRESS_EXCEPTION;
         if irr & REFUSALS != 0 {
             return Err(ChannelError::Refused { tni, bg, irr });
         }
         let state = bgs_page(tni, bg) + BgsReg::State.offset();
-        self.device
+        self.device()
             .poll_register(state, "barrier gate STATE enabled", |v| v & 1 != 0)
             .map(drop)
             .map_err(ChannelError::Enable)
     }
 
+    /// The device that the channel belongs to.
+    pub fn device(&self) -> &Device<P> {
+        self.rounds.page().device()
+    }
+
     fn write(&self, tni: u8, bg: u8, reg: BgsReg, value: u64) {
-        self.device.platform().bar0_write64(bgs_page(tni, bg) + reg.offset(), value);
+        self.device().platform().bar0_write64(bgs_page(tni, bg) + reg.offset(), value);
     }
 
     fn wait_for_mask(&self) -> Result<(), TimedOut> {
-        self.device.wait_for_channel_mask(self.tni, self.bch)
+        self.device().wait_for_channel_mask(self.tni, self.bch)
     }
 
     /// Network interface of the channel.
@@ -471,71 +505,31 @@ impl<P: Platform> Channel<P> {
 
     /// Sequence number of the round under way, or of the next one.
     pub fn bseq(&self) -> u32 {
-        self.bseq
+        self.rounds.bseq()
     }
 
     /// Whether a round was started whose outcome was not taken yet.
     pub fn is_running(&self) -> bool {
-        self.running
+        self.rounds.is_running()
     }
 
-    /// Starts a round with the first `count` elements of `input`: qwords, or floating-point
-    /// numbers of 160 bits (see [`tofu_abi::reduce`]). All members of the group must start it with
-    /// the same operation.
+    /// See [`Rounds::start`].
     ///
     /// # Errors
     ///
     /// See [`StartError`].
+    #[inline]
     pub fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), StartError> {
-        if self.running {
-            return Err(StartError::Busy);
-        }
-        let max = self.profile.max_elements(op);
-        if count > max {
-            return Err(StartError::Count { count, max });
-        }
-        let platform = self.device.platform();
-        let page = bch_page(self.tni, self.bch);
-        let words = (u32::from(count) * input_bits(op)).div_ceil(64) as usize;
-        for (reg, word) in BchReg::ALL.iter().zip(&input[..words]) {
-            platform.doorbell_write64(page + reg.offset(), *word);
-        }
-        let ready = BchReady(0).with_op(op.code()).with_count(count).with_start(true);
-        platform.doorbell_write64(page + BchReg::Ready.offset(), ready.0);
-        self.running = true;
-        // The device does so when a round starts.
+        self.rounds.start(op, input, count)?;
+        // The device clears the acknowledges when a round starts.
         self.armed = true;
         Ok(())
     }
 
-    /// Takes the outcome of the round that was started, if it has ended.
+    /// See [`Rounds::poll`].
+    #[inline]
     pub fn poll(&mut self) -> Option<Outcome> {
-        if !self.running {
-            return None;
-        }
-        let at = Notice::status_offset(self.bseq);
-        let status = NoticeStatus(self.notices.load_u64(at, Ordering::Acquire));
-        if !status.valid() || status.bseq() != self.bseq {
-            return None;
-        }
-        let op = Op::from_code(status.op());
-        let mut value = [0; VALUE_QWORDS];
-        if op.is_some_and(|op| op != Op::Barrier) {
-            let start = Notice::offset(self.bseq);
-            for (i, word) in value.iter_mut().enumerate() {
-                *word = self.notices.load_u64(start + 8 * i, Ordering::Relaxed);
-            }
-        }
-        // Before this half is used again it must not look as if that round had ended.
-        self.notices.store_u64(at, 0, Ordering::Relaxed);
-        let outcome = Outcome { bseq: self.bseq, op, value };
-        self.next_round();
-        Some(outcome)
-    }
-
-    fn next_round(&mut self) {
-        self.bseq = self.bseq.wrapping_add(1) & BSEQ_MASK;
-        self.running = false;
+        self.rounds.poll()
     }
 
     /// Takes the outcome of the round that was started, waiting for it for `timeout_ns`
@@ -550,13 +544,13 @@ impl<P: Platform> Channel<P> {
         if let Some(outcome) = self.poll() {
             return Ok(outcome);
         }
-        if !self.running {
+        if !self.is_running() {
             return Err(ChannelWaitError::Idle);
         }
-        let start = self.device.platform().now_ns();
+        let start = self.device().platform().now_ns();
         let sleeps = self.interrupts & ENDS != 0;
         loop {
-            let elapsed = self.device.platform().now_ns().saturating_sub(start);
+            let elapsed = self.device().platform().now_ns().saturating_sub(start);
             if sleeps && elapsed >= self.spin_ns {
                 if !self.armed {
                     // Clear, look, sleep: see `Cq::wait`. The read brings the write to the device.
@@ -571,12 +565,12 @@ impl<P: Platform> Channel<P> {
                     self.armed = true;
                 }
                 let nap = timeout_ns.saturating_sub(elapsed).min(self.nap_ns);
-                self.device.platform().irq_wait(vector::bg(self.tni), nap);
+                self.device().platform().irq_wait(vector::bg(self.tni), nap);
                 // What has ended the sleep may be the interrupt of an earlier round that came
                 // late. Then the request that it was for would hide that of this round's end.
                 self.armed = false;
             } else {
-                self.device.platform().relax();
+                self.device().platform().relax();
             }
             if let Some(outcome) = self.poll() {
                 return Ok(outcome);
@@ -597,7 +591,7 @@ impl<P: Platform> Channel<P> {
     /// Goes on to the next round without the outcome of this one.
     fn without_notice(&mut self) -> ChannelWaitError {
         self.irq().clear(bgs::DMA_COMPLETION_EXCEPTION);
-        self.next_round();
+        self.rounds.next_round();
         ChannelWaitError::Notice
     }
 
@@ -622,26 +616,25 @@ impl<P: Platform> Channel<P> {
     }
 
     fn irq(&self) -> IrqUnit<'_, P> {
-        self.device.bgs_irq(self.tni, self.bch)
+        self.device().bgs_irq(self.tni, self.bch)
     }
 
     /// Exceptions that the channel's gates report, put together: requests of
     /// [`tofu_abi::irq::bgs`]. A stray signal of somebody else may be behind them, so they do not
     /// end a round.
     pub fn exceptions(&self) -> u64 {
-        let pending = |&(tni, bg): &(u8, u8)| self.device.bgs_irq(tni, bg).pending();
+        let pending = |&(tni, bg): &(u8, u8)| self.device().bgs_irq(tni, bg).pending();
         self.gates.iter().map(pending).fold(0, |all, bits| all | bits) & bgs::EXCEPTIONS
     }
 
     /// Interrupt registers of one of the channel's gates.
     pub fn gate_irq(&self, tni: u8, bg: u8) -> Option<IrqUnit<'_, P>> {
-        self.gates.contains(&(tni, bg)).then(|| self.device.bgs_irq(tni, bg))
+        self.gates.contains(&(tni, bg)).then(|| self.device().bgs_irq(tni, bg))
     }
 
     /// Signals and starts that the channel did not take.
     pub fn ignored_signals(&self) -> u64 {
-        let page = bch_page(self.tni, self.bch);
-        self.device.platform().bar0_read64(page + BchReg::IgnoredSignalCount.offset())
+        self.rounds.page().read(BchReg::IgnoredSignalCount.offset())
     }
 
     /// Masks the channel and disables its gates. A round under way ends nowhere at this node;
@@ -659,9 +652,9 @@ impl<P: Platform> Channel<P> {
         if !mem::replace(&mut self.open, false) {
             return Ok(());
         }
-        let stopped = self.device.stop_barrier(self.tni, self.bch, &self.gates);
+        let stopped = self.device().stop_barrier(self.tni, self.bch, &self.gates);
         if stopped.is_err() {
-            mem::forget(Arc::clone(&self.notices));
+            self.rounds.leak();
         }
         stopped
     }
@@ -710,77 +703,4 @@ impl<P: Platform> Device<P> {
         let done = |v| v & BCH_MASK_STATUS_RUN == 0;
         self.poll_register(status, "BCH_MASK_STATUS.RUN to be clear", done).map(drop)
     }
-}
-
-/// Checks what can be known of gates before they are set.
-fn check(config: &ChannelConfig, gates: &[Gate]) -> Result<(), ChannelError> {
-    let profile = config.profile;
-    let (tni, bch) = (config.tni, config.bch);
-    if !profile.has_channel(tni, bch) {
-        return Err(ChannelError::NoSuchChannel { tni, bch });
-    }
-    if config.gpid > GPID_MASK {
-        return Err(ChannelError::Number(config.gpid));
-    }
-    if config.bseq > BSEQ_MASK {
-        return Err(ChannelError::Number(config.bseq.into()));
-    }
-    for (i, gate) in gates.iter().enumerate() {
-        let (tni, bg) = (gate.tni, gate.bg);
-        if !profile.has_gate(tni, bg) {
-            return Err(ChannelError::NoSuchGate { tni, bg });
-        }
-        if gates[..i].iter().any(|other| (other.tni, other.bg) == (tni, bg)) {
-            return Err(ChannelError::Twice { tni, bg });
-        }
-        if profile.has_channel(tni, bg) && (tni, bg) != (config.tni, config.bch) {
-            return Err(ChannelError::StartGate { tni, bg });
-        }
-    }
-    if !gates.iter().any(|gate| (gate.tni, gate.bg) == (tni, bch)) {
-        return Err(ChannelError::StartGate { tni, bg: bch });
-    }
-    for gate in gates {
-        let (tni, bg) = (gate.tni, gate.bg);
-        for address in [gate.src_remote, gate.dst_remote].into_iter().flatten() {
-            let node = address.coords();
-            if !profile.has_address(address) {
-                return Err(ChannelError::NoSuchAddress { bg, address });
-            }
-            if !config.subnet.subnet_allows(node.x, node.y, node.z) {
-                return Err(ChannelError::Subnet { bg, address });
-            }
-        }
-        if gate.src_local.is_none() && gate.src_remote.is_none() {
-            return Err(ChannelError::NoSource { tni, bg });
-        }
-        let find = |bg: u8| gates.iter().find(|other| (other.tni, other.bg) == (tni, bg));
-        for (other, back) in [
-            (gate.src_local, (|g: &Gate| g.dst_local) as fn(&Gate) -> Option<u8>),
-            (gate.dst_local, |g| g.src_local),
-        ] {
-            if let Some(other) = other
-                && find(other).and_then(back) != Some(bg)
-            {
-                return Err(ChannelError::LocalLink { tni, bg, other });
-            }
-        }
-    }
-    // Local links are one to one, so each gate has a chain of gates before it. It fires if that
-    // begins at the start gate, or with a gate that waits for other nodes alone.
-    for gate in gates {
-        let mut at = gate;
-        for _ in 0..=gates.len() {
-            let Some(source) = at.src_local else { break };
-            if profile.has_channel(at.tni, source) {
-                break;
-            }
-            let next = gates.iter().find(|other| (other.tni, other.bg) == (at.tni, source));
-            match next {
-                Some(next) if next != gate => at = next,
-                _ => return Err(ChannelError::NeverFires { tni: gate.tni, bg: gate.bg }),
-            }
-        }
-    }
-    Ok(())
 }

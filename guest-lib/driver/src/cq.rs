@@ -1,26 +1,19 @@
-//! A control queue: rings, doorbell, completions, notices, interrupts.
+//! A control queue: its registers, and the rings that they set up.
 
-use alloc::sync::Arc;
-use alloc::vec;
-use alloc::vec::Vec;
 use core::fmt;
 use core::mem;
-use core::sync::atomic::Ordering;
 
-use tofu_abi::desc::{DESC_SIZE, Descriptor, Header1, source_type};
 use tofu_abi::irq;
-use tofu_abi::queue::{
-    MRQ_ENTRY_SIZE, MrqEntry, MrqWord0, RingIndex, TCQ_ENTRY_SIZE, TcqEntry, queue_entries,
-};
-use tofu_abi::rcode;
+use tofu_abi::queue::queue_entries;
 use tofu_abi::regs::{
     CqReg, CqsMode, CqsReg, CqsStatus, NUM_CQ, NUM_TNI, TniReg, cq_page, cqs_page, tni_base,
 };
-use tofu_abi::table::{PageSize, TABLE_ALIGN};
+use tofu_abi::table::PageSize;
 
-use crate::device::{Device, IrqUnit, TimedOut};
+use crate::device::{Device, DevicePage, IrqUnit, TimedOut};
 use crate::order::Order;
-use crate::platform::{DmaBuffer, DmaError, IrqError, Platform};
+use crate::platform::{DmaBuffer, DmaError, IrqError, Platform, UserPage};
+use crate::rings::{Completion, Full, Notice, RingMemory, Rings};
 use crate::tables::{Access, MAX_STAGS, MemoryRange, Stag, StagError, Tables};
 
 /// How to open a control queue. Start from [`CqConfig::new`].
@@ -122,19 +115,6 @@ impl fmt::Display for OpenError {
 
 impl core::error::Error for OpenError {}
 
-/// The transmit order queue has no room for the descriptors, until more completions are
-/// reaped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
-
-impl fmt::Display for Full {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("transmit order queue full")
-    }
-}
-
-impl core::error::Error for Full {}
-
 /// The device reports exceptions of a control queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqException {
@@ -191,74 +171,22 @@ impl fmt::Display for WaitError {
 
 impl core::error::Error for WaitError {}
 
-/// The end of a command, from its transmit complete queue entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
-    /// What the command was posted with.
-    pub cookie: u64,
-    /// How it ended, see [`tofu_abi::rcode`].
-    pub rcode: u8,
-    /// The entry's length field: bytes of the message.
-    pub length: u32,
-}
-
-impl Completion {
-    /// Whether the command did what it should.
-    pub const fn is_success(&self) -> bool {
-        self.rcode == rcode::SUCCESS
-    }
-}
-
-/// An entry of the message receive queue.
-pub type Notice = MrqEntry;
-
-/// What the driver remembers about a transmit order queue slot.
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    cookie: u64,
-    /// The command's completion is that of a later slot.
-    silent: bool,
-}
-
-/// Memory of the three rings.
-#[derive(Debug)]
-struct Rings<D> {
-    toq: D,
-    tcq: D,
-    mrq: D,
-}
-
 /// An open control queue.
 ///
 /// Dropping it closes it. If the device does not let go of the queue then, its memory is
 /// never freed, so that the device cannot write to memory that belongs to someone else.
 #[derive(Debug)]
 pub struct Cq<P: Platform> {
-    device: Device<P>,
     tni: u8,
     cq: u8,
-    page: u64,
     system: u64,
     vector: u16,
     interrupts: u64,
     spin_ns: u64,
 
-    rings: Arc<Rings<P::Dma>>,
+    rings: Rings<P::Dma, DevicePage<P>>,
     tables: Tables<P>,
 
-    /// Next transmit order to write.
-    post: RingIndex,
-    /// Next transmit completion to read.
-    reap: RingIndex,
-    slots: Vec<Slot>,
-    /// [`RingIndex::count`] just after the last direct descriptor.
-    direct_end: u64,
-    /// Header of the first order that the device must not see yet, and its count.
-    held: Option<(u64, Header1)>,
-    /// Next notice to read.
-    receive: RingIndex,
-    /// Notices that the device knows to be consumed.
-    full_pointer: u64,
     /// The acknowledge bits of IRR were cleared after the last interrupt.
     armed: bool,
     open: bool,
@@ -295,34 +223,18 @@ impl<P: Platform> Cq<P> {
             platform.irq_enable(vector).map_err(OpenError::Interrupt)?;
         }
 
-        let alloc = |entries: u32, size: usize| {
-            platform
-                .alloc_dma(entries as usize * size, TABLE_ALIGN as usize)
-                .map_err(OpenError::Memory)
-        };
-        let rings = Rings {
-            toq: alloc(orders, DESC_SIZE)?,
-            tcq: alloc(orders, TCQ_ENTRY_SIZE)?,
-            mrq: alloc(notices, MRQ_ENTRY_SIZE)?,
-        };
+        let alloc = |size, align| platform.alloc_dma(size, align);
+        let memory = RingMemory::new(orders, notices, alloc).map_err(OpenError::Memory)?;
+        let page = DevicePage::new(device.clone(), cq_page(tni, cq));
         let mut queue = Self {
-            device: device.clone(),
             tni,
             cq,
-            page: cq_page(tni, cq),
             system,
             vector,
             interrupts: config.interrupts,
             spin_ns: config.spin_ns,
-            rings: Arc::new(rings),
+            rings: Rings::new(memory, page),
             tables: Tables::new(platform, cq, config.stags).map_err(OpenError::Memory)?,
-            post: RingIndex::new(orders),
-            reap: RingIndex::new(orders),
-            slots: vec![Slot { cookie: 0, silent: false }; orders as usize],
-            direct_end: 0,
-            held: None,
-            receive: RingIndex::new(notices),
-            full_pointer: 0,
             armed: true,
             open: true,
         };
@@ -336,13 +248,14 @@ impl<P: Platform> Cq<P> {
 
     fn enable(&mut self, config: &CqConfig) -> Result<(), TimedOut> {
         let stags = u64::from(self.tables.len());
+        let rings = self.rings.memory();
         let writes = [
             (CqsReg::Mode, config.mode.0),
             (CqsReg::Gpid, config.gpid),
-            (CqsReg::ToqIpa, self.rings.toq.device_addr()),
+            (CqsReg::ToqIpa, rings.toq_addr()),
             (CqsReg::ToqSize, config.toq_size.into()),
-            (CqsReg::TcqIpa, self.rings.tcq.device_addr()),
-            (CqsReg::MrqIpa, self.rings.mrq.device_addr()),
+            (CqsReg::TcqIpa, rings.tcq_addr()),
+            (CqsReg::MrqIpa, rings.mrq_addr()),
             (CqsReg::MrqSize, config.mrq_size.into()),
             (CqsReg::MrqMask, config.mrq_mask),
             (CqsReg::TcqDescriptorCoalescingTimer, config.tcq_coalescing_ns),
@@ -364,7 +277,7 @@ impl<P: Platform> Cq<P> {
         self.write(CqsReg::Enable, 1);
         let status = self.system + CqsReg::Status.offset();
         let enabled = |v| CqsStatus(v).cq_enable();
-        self.device.poll_register(status, "STATUS.CQ_ENABLE to be set", enabled).map(drop)
+        self.device().poll_register(status, "STATUS.CQ_ENABLE to be set", enabled).map(drop)
     }
 
     /// Stops the queue and frees its memory. Commands that are not complete end; their
@@ -381,11 +294,11 @@ impl<P: Platform> Cq<P> {
         if !mem::replace(&mut self.open, false) {
             return Ok(());
         }
-        self.device.disable_queue(self.tni, self.cq);
-        if let Err(e) = self.device.finish_queue(self.tni, self.cq) {
+        self.device().disable_queue(self.tni, self.cq);
+        if let Err(e) = self.device().finish_queue(self.tni, self.cq) {
             // Whatever still runs there may write to the rings and read the tables: they
             // must stay what they are for good.
-            mem::forget(Arc::clone(&self.rings));
+            self.rings.leak();
             self.tables.leak();
             return Err(e);
         }
@@ -404,20 +317,20 @@ impl<P: Platform> Cq<P> {
 
     /// The device that the queue belongs to.
     pub fn device(&self) -> &Device<P> {
-        &self.device
+        self.rings.page().device()
     }
 
     fn write(&self, reg: CqsReg, value: u64) {
-        self.device.platform().bar0_write64(self.system + reg.offset(), value);
+        self.device().platform().bar0_write64(self.system + reg.offset(), value);
     }
 
     fn irq(&self) -> IrqUnit<'_, P> {
-        self.device.cqs_irq(self.tni, self.cq)
+        self.device().cqs_irq(self.tni, self.cq)
     }
 
     /// STATUS.
     pub fn status(&self) -> CqsStatus {
-        CqsStatus(self.device.platform().bar0_read64(self.system + CqsReg::Status.offset()))
+        CqsStatus(self.device().platform().bar0_read64(self.system + CqsReg::Status.offset()))
     }
 
     /// Gives memory an STag: `wanted`, or the next one that is free.
@@ -436,7 +349,8 @@ impl<P: Platform> Cq<P> {
         access: Access,
         wanted: Option<u32>,
     ) -> Result<Stag, StagError> {
-        self.tables.register(self.device.platform(), ranges, page, access, wanted)
+        let platform = self.rings.page().device().platform();
+        self.tables.register(platform, ranges, page, access, wanted)
     }
 
     /// Like [`Cq::register`] for one contiguous range, under a given STag and such that the
@@ -456,7 +370,8 @@ impl<P: Platform> Cq<P> {
         stag: u32,
         offset: u64,
     ) -> Result<Stag, StagError> {
-        self.tables.register_at(self.device.platform(), range, page, access, stag, offset)
+        let platform = self.rings.page().device().platform();
+        self.tables.register_at(platform, range, page, access, stag, offset)
     }
 
     /// Takes an STag's memory back: disables its entries and empties the device's translation
@@ -480,236 +395,95 @@ impl<P: Platform> Cq<P> {
     pub fn flush_cache(&self) -> Result<(), TimedOut> {
         self.write(CqsReg::CacheFlush, 1);
         let status = self.system + CqsReg::Status.offset();
-        self.device
+        self.device()
             .poll_register(status, "STATUS.CACHE_FLUSH_BUSY to be clear", |v| {
                 !CqsStatus(v).cache_flush_busy()
             })
             .map(drop)
     }
 
+    /// Entries of the transmit order queue.
+    pub fn orders(&self) -> usize {
+        self.rings.orders()
+    }
+
+    /// Entries of the message receive queue.
+    pub fn notices(&self) -> usize {
+        self.rings.notices()
+    }
+
     /// Descriptors that can be posted now.
+    #[inline]
     pub fn free_slots(&self) -> usize {
-        self.slots.len() - (self.post.count() - self.reap.count()) as usize
+        self.rings.free_slots()
     }
 
-    /// Puts a command into the transmit order queue. The device takes notice at the next
-    /// [`Cq::doorbell`] at the latest.
+    /// See [`Rings::post`].
     ///
     /// # Errors
     ///
     /// [`Full`] if there is no room.
+    #[inline]
     pub fn post(&mut self, order: &Order, cookie: u64) -> Result<(), Full> {
-        let descriptors = order.descriptors();
-        let first = self.claim(descriptors.len(), cookie)?;
-        // Backwards, so that the device finds either nothing or the whole command.
-        for (i, descriptor) in descriptors.iter().enumerate().rev() {
-            self.write_order(first + i as u64, *descriptor);
-        }
-        self.release();
-        Ok(())
+        self.rings.post(order, cookie)
     }
 
-    /// Puts a command into the transmit order queue, but keeps it and all that is posted so
-    /// after it from the device until the next command is posted in another way. A doorbell
-    /// alone does not start them.
+    /// See [`Rings::post_delayed`].
     ///
     /// # Errors
     ///
     /// [`Full`] if there is no room.
+    #[inline]
     pub fn post_delayed(&mut self, order: &Order, cookie: u64) -> Result<(), Full> {
-        let descriptors = order.descriptors();
-        let first = self.claim(descriptors.len(), cookie)?;
-        for (i, descriptor) in descriptors.iter().enumerate().rev() {
-            let count = first + i as u64;
-            if i == 0 && self.held.is_none() {
-                // The device stops at this entry as long as it is blank.
-                self.write_operands(count, descriptor);
-                self.held = Some((count, descriptor.header1()));
-            } else {
-                self.write_order(count, *descriptor);
-            }
-        }
-        Ok(())
+        self.rings.post_delayed(order, cookie)
     }
 
-    /// Lets the device have what [`Cq::post_delayed`] kept from it.
-    fn release(&mut self) {
-        if let Some((count, header)) = self.held.take() {
-            self.write_header(count, header);
-        }
-    }
-
-    /// Tells the device that there are commands. One doorbell is enough for any number.
-    pub fn doorbell(&self) {
-        self.write_page(CqReg::FetchStart, 1);
-    }
-
-    /// [`Cq::post`] and [`Cq::doorbell`].
+    /// See [`Rings::post_direct`].
     ///
     /// # Errors
     ///
     /// [`Full`] if there is no room.
-    pub fn post_and_ring(&mut self, order: &Order, cookie: u64) -> Result<(), Full> {
-        self.post(order, cookie)?;
-        self.doorbell();
-        Ok(())
-    }
-
-    /// Hands a command to the device through the direct descriptor register, which saves it
-    /// the reading of the queue. Everything posted before goes first.
-    ///
-    /// While the last direct descriptor is not complete, the command goes into the queue
-    /// instead and the doorbell is rung.
-    ///
-    /// # Errors
-    ///
-    /// [`Full`] if there is no room.
+    #[inline]
     pub fn post_direct(&mut self, order: &Order, cookie: u64) -> Result<(), Full> {
-        if !self.is_complete(self.direct_end) {
-            return self.post_and_ring(order, cookie);
-        }
-        let descriptors = order.descriptors();
-        let n = descriptors.len();
-        let first = self.claim(n, cookie)?;
-        self.release();
-        self.direct_end = self.post.count();
-        let direct = |h: Header1| h.with_source_type(source_type::DIRECT);
-        // The queue's entries keep the places, so that the command has its turn and its
-        // completion entry.
-        for i in (0..n as u64).rev() {
-            self.write_order(first + i, Descriptor([direct(Header1(0)).0, 0, 0, 0]));
-        }
-        let mut words = [0; 8];
-        for (i, descriptor) in descriptors.iter().enumerate() {
-            let [header, rest @ ..] = descriptor.0;
-            let header = direct(Header1(header)).with_flip(self.flip(first + i as u64));
-            words[i * 4] = header.0;
-            words[i * 4 + 1..i * 4 + 4].copy_from_slice(&rest);
-        }
-        // The first qword goes last: it tells how many there are.
-        for i in (0..n * 4).rev() {
-            let offset = self.page + CqReg::DirectDescriptor0.offset() + i as u64 * 8;
-            self.device.platform().doorbell_write64(offset, words[i]);
-        }
-        Ok(())
+        self.rings.post_direct(order, cookie)
     }
 
-    /// Takes `n` slots for one command and returns the count of the first one.
-    fn claim(&mut self, n: usize, cookie: u64) -> Result<u64, Full> {
-        if self.free_slots() < n {
-            return Err(Full);
-        }
-        let first = self.post.count();
-        for i in 0..n {
-            self.slots[self.post.slot() as usize] = Slot { cookie, silent: i + 1 < n };
-            self.post.advance();
-        }
-        Ok(first)
-    }
-
-    fn slot(&self, count: u64) -> usize {
-        (count & (u64::from(self.post.entries()) - 1)) as usize
-    }
-
-    /// Flip bit of a valid entry, see [`RingIndex::flip`].
-    fn flip(&self, count: u64) -> bool {
-        (count >> self.post.entries().trailing_zeros()) & 1 == 0
-    }
-
-    /// Writes the descriptor into its slot and makes it valid.
-    fn write_order(&self, count: u64, descriptor: Descriptor) {
-        self.write_operands(count, &descriptor);
-        // The first word still has the last lap's flip bit and so is blank until here. One
-        // store brings the command and its flip bit, after all that is to be seen with it.
-        self.write_header(count, descriptor.header1());
-    }
-
-    fn write_operands(&self, count: u64, descriptor: &Descriptor) {
-        let at = self.slot(count) * DESC_SIZE;
-        let [_, a, b, c] = descriptor.0;
-        let toq = &self.rings.toq;
-        toq.store_u64(at + 8, a, Ordering::Relaxed);
-        toq.store_u64(at + 16, b, Ordering::Relaxed);
-        toq.store_u64(at + 24, c, Ordering::Relaxed);
-    }
-
-    fn write_header(&self, count: u64, header: Header1) {
-        let header = header.with_flip(self.flip(count));
-        self.rings.toq.store_u64(self.slot(count) * DESC_SIZE, header.0, Ordering::Release);
-    }
-
-    /// Whether the commands before `count` are complete, reaped or not.
-    fn is_complete(&self, count: u64) -> bool {
-        if self.reap.count() >= count {
-            return true;
-        }
-        let entry = self.load_tcq(count - 1);
-        entry.flip() == self.flip(count - 1)
-    }
-
-    fn load_tcq(&self, count: u64) -> TcqEntry {
-        TcqEntry(self.rings.tcq.load_u64(self.slot(count) * TCQ_ENTRY_SIZE, Ordering::Acquire))
-    }
-
-    fn tcq_ready(&self) -> bool {
-        (self.reap.count()..self.post.count())
-            .take_while(|n| self.load_tcq(*n).flip() == self.flip(*n))
-            .any(|n| !self.slots[self.slot(n)].silent)
-    }
-
-    /// Reaps the next completion, in the order of posting.
+    /// See [`Rings::post_and_ring`].
     ///
-    /// A command of two descriptors has one completion.
+    /// # Errors
+    ///
+    /// [`Full`] if there is no room.
+    #[inline]
+    pub fn post_and_ring(&mut self, order: &Order, cookie: u64) -> Result<(), Full> {
+        self.rings.post_and_ring(order, cookie)
+    }
+
+    /// See [`Rings::doorbell`].
+    #[inline]
+    pub fn doorbell(&self) {
+        self.rings.doorbell();
+    }
+
+    /// See [`Rings::poll_tcq`].
+    #[inline]
     pub fn poll_tcq(&mut self) -> Option<Completion> {
-        while self.reap.count() < self.post.count() {
-            let entry = self.load_tcq(self.reap.count());
-            if entry.flip() != self.reap.flip() {
-                return None;
-            }
-            let slot = self.slots[self.reap.slot() as usize];
-            self.reap.advance();
-            if !slot.silent {
-                let cookie = slot.cookie;
-                return Some(Completion { cookie, rcode: entry.rcode(), length: entry.length() });
-            }
-        }
-        None
+        self.rings.poll_tcq()
     }
 
-    fn load_mrq(&self) -> Option<MrqWord0> {
-        let at = self.receive.slot() as usize * MRQ_ENTRY_SIZE;
-        let word = MrqWord0(self.rings.mrq.load_u64(at, Ordering::Acquire));
-        (word.flip() == self.receive.flip()).then_some(word)
-    }
-
-    /// Takes the next notice from the message receive queue.
+    /// See [`Rings::poll_mrq`].
+    #[inline]
     pub fn poll_mrq(&mut self) -> Option<Notice> {
-        let word0 = self.load_mrq()?;
-        let at = self.receive.slot() as usize * MRQ_ENTRY_SIZE;
-        let word = |i: usize| self.rings.mrq.load_u64(at + i * 8, Ordering::Relaxed);
-        let notice = MrqEntry([word0.0, word(1), word(2), word(3)]);
-        self.receive.advance();
-        // A register write for every notice would cost more than the notice.
-        if self.receive.count() - self.full_pointer >= u64::from(self.receive.entries()) / 4 {
-            self.acknowledge_mrq();
-        }
-        Some(notice)
+        self.rings.poll_mrq()
     }
 
-    /// Tells the device how many notices were taken. [`Cq::poll_mrq`] does so for each
-    /// quarter of the queue.
+    /// See [`Rings::acknowledge_mrq`].
     pub fn acknowledge_mrq(&mut self) {
-        self.full_pointer = self.receive.count();
-        self.write_page(CqReg::MrqFullPointer, self.full_pointer);
-    }
-
-    fn write_page(&self, reg: CqReg, value: u64) {
-        self.device.platform().doorbell_write64(self.page + reg.offset(), value);
+        self.rings.acknowledge_mrq();
     }
 
     /// Whether [`Cq::poll_tcq`] or [`Cq::poll_mrq`] has something.
     pub fn is_ready(&self) -> bool {
-        self.tcq_ready() || self.load_mrq().is_some()
+        self.rings.is_ready()
     }
 
     /// Waits until there is something to reap, for `timeout_ns` nanoseconds at most: polls
@@ -752,14 +526,14 @@ impl<P: Platform> Cq<P> {
         if let Some(found) = poll(self) {
             return Ok(found);
         }
-        let start = self.device.platform().now_ns();
+        let start = self.device().platform().now_ns();
         let spin_ns = if self.interrupts == 0 { timeout_ns } else { self.spin_ns.min(timeout_ns) };
         loop {
-            self.device.platform().relax();
+            self.device().platform().relax();
             if let Some(found) = poll(self) {
                 return Ok(found);
             }
-            if self.device.platform().now_ns().saturating_sub(start) >= spin_ns {
+            if self.device().platform().now_ns().saturating_sub(start) >= spin_ns {
                 break;
             }
         }
@@ -778,7 +552,7 @@ impl<P: Platform> Cq<P> {
             if let Some(found) = poll(self) {
                 return Ok(found);
             }
-            let platform = self.device.platform();
+            let platform = self.device().platform();
             let elapsed = platform.now_ns().saturating_sub(start);
             if elapsed >= timeout_ns {
                 return Err(WaitError::TimedOut);
@@ -812,7 +586,7 @@ impl<P: Platform> Cq<P> {
 
     /// Reads a register of the queue's user page, such as a counter.
     pub fn read_page(&self, reg: CqReg) -> u64 {
-        self.device.platform().bar0_read64(self.page + reg.offset())
+        self.rings.page().read(reg.offset())
     }
 }
 

@@ -10,7 +10,7 @@ use tofu_abi::regs::{
     cqs_page, tni_base, tofu,
 };
 
-use crate::platform::Platform;
+use crate::platform::{Platform, UserPage};
 
 /// How long a register may take to follow a command: 3 s, as in the public kernel driver.
 pub(crate) const REGISTER_TIMEOUT_NS: u64 = 3_000_000_000;
@@ -209,6 +209,35 @@ impl<P: Platform> Device<P> {
             }
             self.platform.relax();
         }
+    }
+}
+
+/// A user page among the registers of a device.
+#[derive(Debug)]
+pub(crate) struct DevicePage<P> {
+    device: Device<P>,
+    /// Offset in BAR0.
+    base: u64,
+}
+
+impl<P: Platform> DevicePage<P> {
+    pub(crate) const fn new(device: Device<P>, base: u64) -> Self {
+        Self { device, base }
+    }
+
+    pub(crate) const fn device(&self) -> &Device<P> {
+        &self.device
+    }
+}
+
+impl<P: Platform> UserPage for DevicePage<P> {
+    fn read(&self, offset: u64) -> u64 {
+        self.device.platform.bar0_read64(self.base + offset)
+    }
+
+    #[inline]
+    fn write(&self, offset: u64, value: u64) {
+        self.device.platform.doorbell_write64(self.base + offset, value);
     }
 }
 

@@ -18,6 +18,9 @@
 //! [`Channel`] is a barrier channel with its gates: it synchronises and reduces.
 //! [`Packets`] sends and receives system packets, the frames of a kernel's network driver.
 //!
+//! [`Rings`] and [`Rounds`] are the hot halves of a queue and a channel. They know nothing but
+//! memory and a [`UserPage`], so that they also serve a process whose kernel sets queues up.
+//!
 //! Registers are only touched while setting up and tearing down. On the hot path it is
 //! memory alone, except for the doorbell and, once for each quarter of a message receive
 //! queue, MRQ_FULL_POINTER: in a guest, a register access may cost an exit to the VMM.
@@ -32,17 +35,19 @@ mod device;
 mod order;
 mod packets;
 mod platform;
+mod rings;
+mod rounds;
 mod tables;
 mod target;
 pub mod topology;
 
-pub use barrier::{
-    Channel, ChannelConfig, ChannelError, ChannelWaitError, Gate, Outcome, StartError,
-};
-pub use cq::{Completion, Cq, CqConfig, CqException, Full, Notice, OpenError, WaitError};
+pub use barrier::{Channel, ChannelConfig, ChannelError, ChannelWaitError, Gate};
+pub use cq::{Cq, CqConfig, CqException, OpenError, WaitError};
 pub use device::{Device, DeviceError, IrqUnit, TimedOut, Tni};
 pub use order::{BadPiggyback, Order, Target};
 pub use packets::{Lost, PacketConfig, PacketError, Packets, Received, SendError, Sent};
-pub use platform::{DmaBuffer, DmaError, IrqError, Platform};
+pub use platform::{DmaBuffer, DmaError, IrqError, Platform, UserPage};
+pub use rings::{Completion, Full, Notice, RingMemory, Rings};
+pub use rounds::{Outcome, Rounds, StartError};
 pub use tables::{Access, MemoryRange, Stag, StagError};
 pub use target::PacketTarget;

@@ -102,6 +102,16 @@ pub trait DmaBuffer {
     fn write(&self, offset: usize, buf: &[u8]);
 }
 
+/// The page of registers of a control queue or barrier channel, which whoever posts and starts
+/// may have without the device's other registers. Offsets are multiples of 8 in the page.
+pub trait UserPage {
+    /// Reads a register.
+    fn read(&self, offset: u64) -> u64;
+
+    /// Writes a register. The device sees it after all that was written to memory before.
+    fn write(&self, offset: u64, value: u64);
+}
+
 /// No memory of the wanted size and alignment is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaError {

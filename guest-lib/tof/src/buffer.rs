@@ -28,7 +28,7 @@ impl Buffer {
     /// # Errors
     ///
     /// If there is no such memory.
-    pub(crate) fn new(len: usize, align: usize) -> Result<Self, DmaError> {
+    pub fn new(len: usize, align: usize) -> Result<Self, DmaError> {
         let error = DmaError { size: len, align };
         let whole = len.max(1).checked_next_multiple_of(PAGE).filter(|_| align <= PAGE);
         let memory = MmapRegion::new(whole.ok_or(error)?).map_err(|_| error)?;
@@ -90,5 +90,24 @@ impl DmaBuffer for Buffer {
 
     fn write(&self, offset: usize, buf: &[u8]) {
         self.slice(offset, buf.len()).copy_from(buf);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_has_addresses_of_the_process() {
+        let buffer = Buffer::new(5000, 256).unwrap();
+        assert_eq!(buffer.device_addr() % 4096, 0);
+        assert_eq!(buffer.len(), 5000);
+        buffer.store_u64(4096, 0x1234, Ordering::Relaxed);
+        assert_eq!(buffer.load_u64(4096, Ordering::Relaxed), 0x1234);
+        let mut bytes = [1; 3];
+        buffer.read(4997, &mut bytes);
+        assert_eq!(bytes, [0; 3]);
+        assert!(Buffer::new(usize::MAX, 256).is_err());
+        assert!(Buffer::new(1, 8192).is_err());
     }
 }

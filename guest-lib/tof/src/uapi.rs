@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Version that INIT_CQ names.
-const VERSION: u16 = 0x2a00;
+pub(crate) const VERSION: u16 = 0x2a00;
 /// ALLOC_STAG: others may only read.
 const READ_ONLY: u32 = 1;
 /// ALLOC_STAG: not one that the same memory has already.
@@ -13,15 +13,16 @@ const NEW_STAG: u32 = 1 << 31;
 
 /// Argument of INIT_CQ. Rings are addresses of this process.
 #[repr(C)]
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct InitCq {
-    version: u16,
+    pub(crate) version: u16,
     pub(crate) session_mode: u8,
     pub(crate) toq_size: u8,
     pub(crate) mrq_size: u8,
-    num_stag: u8,
-    tcq_cinj: u8,
-    mrq_cinj: u8,
+    /// 0 for the library's 8192 STags.
+    pub(crate) num_stag: u8,
+    pub(crate) tcq_cinj: u8,
+    pub(crate) mrq_cinj: u8,
     pub(crate) toq_mem: u64,
     pub(crate) tcq_mem: u64,
     pub(crate) mrq_mem: u64,
@@ -116,9 +117,7 @@ unsafe fn call<T>(file: BorrowedFd<'_>, n: libc::Ioctl, argument: &mut T) -> io:
 ///
 /// The rings are memory that is accessed as memory that others may change, until `file` is closed
 /// and the queue's page is not mapped any more.
-pub(crate) unsafe fn init_cq(file: BorrowedFd<'_>, init: InitCq) -> io::Result<()> {
-    // Cache injection, as on real systems; the library's 8192 STags.
-    let mut init = InitCq { version: VERSION, tcq_cinj: 1, mrq_cinj: 1, num_stag: 0, ..init };
+pub(crate) unsafe fn init_cq(file: BorrowedFd<'_>, mut init: InitCq) -> io::Result<()> {
     // SAFETY: as promised to this function.
     unsafe { call(file, 0, &mut init) }
 }

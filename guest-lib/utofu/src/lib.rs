@@ -22,6 +22,7 @@ extern crate alloc;
 mod barrier;
 pub mod command;
 mod context;
+mod driver;
 pub mod error;
 pub mod flags;
 mod gates;
@@ -38,13 +39,13 @@ mod wire;
 pub use barrier::Reduced;
 pub use command::{Command, Posting};
 pub use context::Context;
+pub use driver::{
+    ClaimQueue, DriverBarrier, DriverChannel, DriverProvider, DriverQueue, MapUser, Mapped,
+};
 pub use error::{Code, Error};
 pub use gates::{GatePool, VbgSetting};
 pub use notice::{Notice, NoticeKind};
 pub use place::{Place, USER_CQS};
-pub use provider::{
-    Channel, ClaimQueue, DriverChannel, DriverProvider, DriverQueue, MapUser, Mapped, OpenQueue,
-    Provider, Queue, Registration,
-};
+pub use provider::{Channel, OpenQueue, Provider, Queue, Registration};
 pub use queue::Completion;
 pub use vcq::{SharedQueue, Ticket, Vcq};

@@ -9,12 +9,15 @@ use std::time::Duration;
 use tofu_abi::Coords;
 use tofu_abi::desc::Descriptor;
 use tofu_abi::queue::MrqEntry;
+use tofu_abi::reduce::{Input, Op};
 use tofu_abi::regs::{NUM_BG, NUM_TNI};
-use tofu_driver::{Device, DmaBuffer, Full, Platform};
-use tofu_tof::{Buffer, OpenError, RegisterError, TofPlatform};
+use tofu_driver::{ChannelConfig, DmaBuffer, Full, Gate, Order, Outcome, StartError, TimedOut};
+use tofu_tof::{
+    BarrierChannel, Buffer, ControlQueue, OpenError, QueueConfig, RegisterError, TofDevice,
+};
 use tofu_utofu::{
-    ClaimQueue, Code, DriverChannel, DriverProvider, DriverQueue, Error, GatePool, MapUser, Mapped,
-    OpenQueue, Place, Provider, Queue, Registration, VbgSetting,
+    Code, DriverBarrier, DriverChannel, Error, GatePool, OpenQueue, Place, Provider, Queue,
+    Registration, VbgSetting,
 };
 
 use super::AnyProvider;
@@ -24,6 +27,7 @@ use crate::process;
 const MRQ_SIZE: u8 = 3;
 /// What errors are about.
 const WHAT: &str = "Tofu device";
+const QUEUE: &str = "control queue";
 /// Where the STags begin that the kernel chooses.
 const FIRST_NORMAL_STAG: u32 = 4096;
 
@@ -35,7 +39,7 @@ pub(crate) struct Tof {
 impl Tof {
     /// Whether there is a kernel driver.
     pub(crate) fn is_there() -> bool {
-        TofPlatform::is_there()
+        TofDevice::is_there()
     }
 
     /// The device that the kernel driver has; with the share of process `TOFU_LOCAL_RANK` of
@@ -44,21 +48,14 @@ impl Tof {
         let counted =
             Place::new(process::number("TOFU_LOCAL_RANK", 0)?, process::number("TOFU_PPN", 1)?)?;
         let is_counted = env::var_os("TOFU_PPN").is_some();
-        let platform = TofPlatform::open().map_err(|error| {
+        let device = TofDevice::open().map_err(|error| {
             let hint = format!("the kernel driver: {error}");
             Error::new(Code::NotAvailable, WHAT, hint.leak())
         })?;
-        let device = Device::probe(platform)
-            .map_err(|_| Error::new(Code::Fatal, WHAT, "it does not answer"))?;
-        let place = if is_counted {
-            take_place(device.platform(), counted)?
-        } else {
-            free_place(device.platform())?
-        };
-        let claims =
-            Claims { device: device.clone(), place: place.clone(), gates: Mutex::default() };
-        let inner = DriverProvider::new(device.clone(), NoLoan, MRQ_SIZE, 0).with_claims(claims);
-        let provider = AnyProvider::new(Arc::new(TofProvider { device, inner }));
+        let place = if is_counted { take_place(&device, counted)? } else { free_place(&device)? };
+        let inner =
+            TofProvider { device: Arc::new(device), place: place.clone(), gates: Mutex::default() };
+        let provider = AnyProvider::new(Arc::new(inner));
         Ok(Self { provider, place })
     }
 
@@ -68,22 +65,22 @@ impl Tof {
 }
 
 /// Takes the share of a process that was counted, so that one that was not keeps off it.
-fn take_place(platform: &TofPlatform, place: Place) -> Result<Place, Error> {
+fn take_place(device: &TofDevice, place: Place) -> Result<Place, Error> {
     for (tni, cq) in place.tnis().flat_map(|tni| place.cqs().map(move |cq| (tni, cq))) {
-        if !platform.lock_queue(tni, cq).map_err(|error| no_locks(&error))? {
+        if !device.lock_queue(tni, cq).map_err(|error| no_locks(&error))? {
             let hint =
                 "another process has it, though TOFU_PPN and TOFU_LOCAL_RANK say whose it is";
-            return Err(Error::with_value(Code::NotAvailable, "control queue", cq.into(), hint));
+            return Err(Error::with_value(Code::NotAvailable, QUEUE, cq.into(), hint));
         }
     }
     Ok(place)
 }
 
 /// The share of a process that nobody has counted: a queue of every interface.
-fn free_place(platform: &TofPlatform) -> Result<Place, Error> {
+fn free_place(device: &TofDevice) -> Result<Place, Error> {
     let mut failed = None;
     let first = Place::choose_queue(|cq| {
-        let mut lock = |tni| match platform.lock_queue(tni, cq) {
+        let mut lock = |tni| match device.lock_queue(tni, cq) {
             Ok(locked) => locked,
             Err(error) => {
                 failed = Some(error);
@@ -91,7 +88,7 @@ fn free_place(platform: &TofPlatform) -> Result<Place, Error> {
             }
         };
         let Some(taken) = (0..NUM_TNI as u8).find(|tni| !lock(*tni)) else { return true };
-        (0..taken).for_each(|tni| platform.unlock_queue(tni, cq));
+        (0..taken).for_each(|tni| device.unlock_queue(tni, cq));
         false
     });
     if let Some(error) = failed {
@@ -106,13 +103,18 @@ fn no_locks(error: &std::io::Error) -> Error {
     Error::new(Code::OutOfResource, WHAT, hint.leak())
 }
 
-fn open_error(what: &'static str, number: u8, error: &OpenError) -> Error {
+fn open_error(what: &'static str, number: u8, error: OpenError) -> Error {
     let number = u64::from(number);
     match error {
         // The next one may be free; so there may be many of these, and one text for all.
         OpenError::Busy => {
             Error::with_value(Code::NotAvailable, what, number, "another process has it")
         }
+        OpenError::GateBusy => {
+            let hint = "a program that does not use this library has one of its gates";
+            Error::with_value(Code::Used, what, number, hint)
+        }
+        OpenError::Gates(error) => error.into(),
         OpenError::Permission => {
             Error::with_value(Code::NotAvailable, what, number, "this user may not have it")
         }
@@ -126,54 +128,56 @@ fn open_error(what: &'static str, number: u8, error: &OpenError) -> Error {
     }
 }
 
-/// The right to control queues and gates, where other processes have some.
-struct Claims {
-    device: Device<TofPlatform>,
+struct TofProvider {
+    device: Arc<TofDevice>,
     place: Place,
     /// Those that this process does not have.
     gates: Mutex<GatePool>,
 }
 
-/// A control queue that was opened.
-struct Taken {
-    device: Device<TofPlatform>,
+/// A queue that was claimed for as long as it is open.
+struct QueueClaim {
+    device: Arc<TofDevice>,
     tni: u8,
     cq: u8,
-    /// It belongs to nobody when it is closed.
-    locked: bool,
 }
 
-impl Drop for Taken {
+impl Drop for QueueClaim {
     fn drop(&mut self) {
-        let platform = self.device.platform();
-        platform.close_queue(self.tni, self.cq);
-        if self.locked {
-            platform.unlock_queue(self.tni, self.cq);
-        }
+        self.device.unlock_queue(self.tni, self.cq);
     }
 }
 
-impl ClaimQueue for Claims {
-    type Claim = Taken;
+impl TofProvider {
+    /// Claims a queue that is not this process's by its share.
+    fn claim(&self, tni: u8, cq: u8) -> Result<Option<QueueClaim>, Error> {
+        if self.place.owns(tni, cq) {
+            return Ok(None);
+        }
+        if !self.device.lock_queue(tni, cq).map_err(|error| no_locks(&error))? {
+            return Err(open_error(QUEUE, cq, OpenError::Busy));
+        }
+        Ok(Some(QueueClaim { device: Arc::clone(&self.device), tni, cq }))
+    }
+}
 
-    fn claim(&self, tni: u8, cq: u8) -> Result<Taken, Error> {
-        const WHAT: &str = "control queue";
-        let platform = self.device.platform();
-        let locked = !self.place.owns(tni, cq);
-        if locked && !platform.lock_queue(tni, cq).map_err(|error| no_locks(&error))? {
-            return Err(open_error(WHAT, cq, &OpenError::Busy));
-        }
-        if let Err(error) = platform.open_queue(tni, cq) {
-            if locked {
-                platform.unlock_queue(tni, cq);
-            }
-            return Err(open_error(WHAT, cq, &error));
-        }
-        Ok(Taken { device: self.device.clone(), tni, cq, locked })
+impl Provider for TofProvider {
+    type Queue = TofQueue;
+    type Channel = DriverChannel<TofBarrier>;
+
+    fn coords(&self) -> Coords {
+        self.device.coords()
+    }
+
+    fn open(&self, queue: &OpenQueue) -> Result<TofQueue, Error> {
+        let &OpenQueue { tni, cq, session, .. } = queue;
+        let claim = self.claim(tni, cq)?;
+        let config = QueueConfig { tni, cq, toq_size: 0, mrq_size: MRQ_SIZE, session };
+        let queue = ControlQueue::open(&config).map_err(|error| open_error(QUEUE, cq, error))?;
+        Ok(TofQueue { queue, blank: None, _claim: claim })
     }
 
     fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
-        let platform = self.device.platform();
         let mut pool = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
         let mut foreign = 0;
         // Ends, as each round finds a gate that is another process's.
@@ -182,7 +186,7 @@ impl ClaimQueue for Claims {
             let mut locked = 0;
             let mut refused = None;
             for bg in bits(gates) {
-                match platform.lock_gate(tni, bg) {
+                match self.device.lock_gate(tni, bg) {
                     Ok(true) => locked |= 1 << bg,
                     Ok(false) => foreign |= 1 << bg,
                     Err(error) => refused = Some(no_locks(&error)),
@@ -191,7 +195,7 @@ impl ClaimQueue for Claims {
             if locked == gates {
                 break Ok(Some(gates));
             }
-            bits(locked).for_each(|bg| platform.unlock_gate(tni, bg));
+            bits(locked).for_each(|bg| self.device.unlock_gate(tni, bg));
             pool.give(tni, gates & !foreign);
             if let Some(error) = refused {
                 break Err(error);
@@ -203,8 +207,19 @@ impl ClaimQueue for Claims {
     }
 
     fn give_gates(&self, tni: u8, gates: u64) {
-        bits(gates).for_each(|bg| self.device.platform().unlock_gate(tni, bg));
+        bits(gates).for_each(|bg| self.device.unlock_gate(tni, bg));
         self.gates.lock().unwrap_or_else(PoisonError::into_inner).give(tni, gates);
+    }
+
+    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<Self::Channel, Error> {
+        let gates: Vec<_> = gates.iter().map(Gate::from).collect();
+        let channel = BarrierChannel::open(&ChannelConfig::new(tni, bch), &gates);
+        let channel = channel.map_err(|error| open_error("barrier channel", bch, error))?;
+        Ok(DriverChannel::new(TofBarrier(channel)))
+    }
+
+    fn relax(&self) {
+        std::hint::spin_loop();
     }
 }
 
@@ -212,68 +227,26 @@ fn bits(mask: u64) -> impl Iterator<Item = u8> {
     (0..NUM_BG as u8).filter(move |bit| mask >> bit & 1 != 0)
 }
 
-/// Memory is registered with the kernel, see [`TofQueue`].
-#[derive(Clone, Copy)]
-struct NoLoan;
+/// A barrier channel, whose gates are the kernel's.
+struct TofBarrier(BarrierChannel);
 
-impl MapUser<TofPlatform> for NoLoan {
-    type Mapping = ();
-
-    unsafe fn map_user(&self, _: &TofPlatform, _: usize, _: usize) -> Result<Mapped<()>, Error> {
-        Err(Error::new(Code::Fatal, "memory to be registered", "it is not the kernel's"))
-    }
-}
-
-struct TofProvider {
-    device: Device<TofPlatform>,
-    inner: DriverProvider<TofPlatform, NoLoan, Claims>,
-}
-
-impl Provider for TofProvider {
-    type Queue = TofQueue;
-    type Channel = DriverChannel<TofPlatform>;
-
-    fn coords(&self) -> Coords {
-        self.device.coords()
+impl DriverBarrier for TofBarrier {
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), StartError> {
+        self.0.rounds_mut().start(op, input, count)
     }
 
-    fn open(&self, queue: &OpenQueue) -> Result<TofQueue, Error> {
-        // The driver's own tables are not used.
-        let inner = self.inner.open(&OpenQueue { stags: 1, ..*queue })?;
-        if let Some(error) = self.device.platform().queue_error(queue.tni, queue.cq) {
-            return Err(open_error("control queue", queue.cq, &error));
-        }
-        let device = self.device.clone();
-        Ok(TofQueue { inner, device, at: (queue.tni, queue.cq), blank: None })
+    #[inline]
+    fn poll(&mut self) -> Option<Outcome> {
+        self.0.rounds_mut().poll()
     }
 
-    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
-        self.inner.take_gates(tni, relays)
+    fn exceptions(&self) -> u64 {
+        self.0.exceptions()
     }
 
-    fn give_gates(&self, tni: u8, gates: u64) {
-        self.inner.give_gates(tni, gates);
-    }
-
-    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<Self::Channel, Error> {
-        const WHAT: &str = "barrier channel";
-        let platform = self.device.platform();
-        platform.open_channel(tni, bch).map_err(|error| open_error(WHAT, bch, &error))?;
-        let channel = self.inner.open_channel(tni, bch, gates);
-        let channel = channel.inspect_err(|_| platform.close_channel(tni, bch))?;
-        let all: Vec<_> = gates.iter().map(|gate| (gate.id.tni(), gate.id.bg())).collect();
-        match platform.enable_channel(tni, bch, &all) {
-            Ok(()) => Ok(channel),
-            Err(OpenError::Busy) => {
-                let hint = "a program that does not use this library has one of its gates";
-                Err(Error::with_value(Code::Used, WHAT, bch.into(), hint))
-            }
-            Err(error) => Err(open_error(WHAT, bch, &error)),
-        }
-    }
-
-    fn relax(&self) {
-        self.inner.relax();
+    fn close(self) -> Result<(), TimedOut> {
+        // The kernel lets go of its memory only when the device does.
+        Ok(())
     }
 }
 
@@ -284,11 +257,10 @@ impl Provider for TofProvider {
 /// until the program says so. Such a one is parked: it stands for a page that nobody uses.
 struct TofQueue {
     // First, so that the device uses nothing when the rest goes.
-    inner: DriverQueue<TofPlatform, NoLoan, Taken>,
-    device: Device<TofPlatform>,
-    at: (u8, u8),
+    queue: ControlQueue,
     /// What parked STags stand for.
     blank: Option<Buffer>,
+    _claim: Option<QueueClaim>,
 }
 
 /// Times that the kernel is asked whether it has given up the STag of memory that was unmapped,
@@ -299,68 +271,66 @@ const PAUSE: Duration = Duration::from_millis(5);
 impl TofQueue {
     /// Makes the kernel take an STag for a page that nobody uses.
     fn park(&mut self, stag: u32) -> Result<(), Error> {
-        let platform = self.device.platform();
         if self.blank.is_none() {
             let hint = "no memory left";
             let error = |_| Error::new(Code::OutOfMemory, "memory to be registered", hint);
-            self.blank = Some(platform.alloc_dma(1, 1).map_err(error)?);
+            self.blank = Some(Buffer::new(1, 1).map_err(error)?);
         }
         let Some(blank) = &self.blank else { return Ok(()) };
         let addr = blank.device_addr() as usize;
         let read_only = stag & 1 != 0;
         // SAFETY: the page is mapped as long as the queue is open, and nobody looks at it.
-        let parked = unsafe { platform.register(self.at, addr, 1, None, read_only) };
+        let parked = unsafe { self.queue.register(addr, 1, None, read_only) };
         parked.map(drop).map_err(register_error)
     }
 }
 
 impl Queue for TofQueue {
     fn orders(&self) -> usize {
-        self.inner.orders()
+        self.queue.rings().orders()
     }
 
     fn notices(&self) -> usize {
-        self.inner.notices()
+        self.queue.rings().notices()
     }
 
     #[inline]
     fn free_slots(&self) -> usize {
-        self.inner.free_slots()
+        self.queue.rings().free_slots()
     }
 
     #[inline]
     fn post(&mut self, descriptors: &[Descriptor], delayed: bool) -> Result<(), Full> {
-        self.inner.post(descriptors, delayed)
+        let order = Order::raw(descriptors);
+        let rings = self.queue.rings_mut();
+        if delayed { rings.post_delayed(&order, 0) } else { rings.post(&order, 0) }
     }
 
     #[inline]
     fn ring(&mut self) {
-        self.inner.ring();
+        self.queue.rings().doorbell();
     }
 
     #[inline]
     fn poll_completion(&mut self) -> Option<u8> {
-        self.inner.poll_completion()
+        self.queue.rings_mut().poll_tcq().map(|done| done.rcode)
     }
 
     #[inline]
     fn poll_notice(&mut self) -> Option<MrqEntry> {
-        self.inner.poll_notice()
+        self.queue.rings_mut().poll_mrq()
     }
 
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
         let &Registration { addr, len, stag, offset, read_only } = memory;
-        let (tni, cq) = self.at;
-        let device = self.device.clone();
-        let platform = device.platform();
         let wanted = (stag < FIRST_NORMAL_STAG).then_some(stag);
         for _ in 0..TRIES {
             // SAFETY: as promised to this function.
-            let got = unsafe { platform.register(self.at, addr, len, wanted, read_only) };
+            let got = unsafe { self.queue.register(addr, len, wanted, read_only) };
             match got {
                 Ok((got, at)) if got == stag && at == offset => return Ok(()),
                 Ok((got, _)) => {
-                    platform.deregister(tni, cq, got).map_err(register_error)?;
+                    self.queue.deregister(got).map_err(register_error)?;
                     match got.cmp(&stag) {
                         std::cmp::Ordering::Less => self.park(got)?,
                         std::cmp::Ordering::Greater => thread::sleep(PAUSE),
@@ -377,8 +347,7 @@ impl Queue for TofQueue {
 
     fn deregister(&mut self, stag: u32) -> Result<(), Error> {
         // A parked one is free again as well.
-        let (tni, cq) = self.at;
-        self.device.platform().deregister(tni, cq, stag).map_err(|_| {
+        self.queue.deregister(stag).map_err(|_| {
             let hint = "the device does not let go of the memory";
             Error::with_value(Code::Fatal, "steering tag", stag.into(), hint)
         })

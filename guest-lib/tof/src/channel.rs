@@ -1,0 +1,141 @@
+//! A barrier channel that the kernel sets up, with its gates.
+
+use std::io::Read;
+use std::os::fd::AsFd;
+
+use tofu_abi::barrier::{BgAddress, NOTICE_SIZE};
+use tofu_driver::{ChannelConfig, DmaBuffer, Gate, Rounds};
+
+use crate::buffer::Buffer;
+use crate::error::OpenError;
+use crate::file::PageFile;
+use crate::uapi::{self, Addr, SetBg};
+
+/// A barrier channel of this process. Its page and the memory of its notices are the process's;
+/// its gates are the kernel's.
+///
+/// Dropping it closes it, and its gates with it.
+#[derive(Debug)]
+pub struct BarrierChannel {
+    rounds: Rounds<Buffer, PageFile>,
+}
+
+impl BarrierChannel {
+    /// Opens a channel with its gates. Group, subnet and interrupts of `config` are the kernel's
+    /// and have no meaning here.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    #[allow(unsafe_code)]
+    pub fn open(config: &ChannelConfig, gates: &[Gate]) -> Result<Self, OpenError> {
+        config.check(gates).map_err(OpenError::Gates)?;
+        let &ChannelConfig { tni, bch, bseq, profile, .. } = config;
+        let page = PageFile::open(&format!("tni{tni}bch{bch}"))?;
+        let notices = Buffer::new(NOTICE_SIZE, NOTICE_SIZE)?;
+        let settings: Vec<_> = gates.iter().map(setting).collect();
+        // SAFETY: a device address of a buffer is an address of this process. Rounds access it by
+        // atomic loads and stores, and keep it until the page is unmapped and the file closed.
+        let enabled =
+            unsafe { uapi::enable_bch(page.as_fd(), notices.device_addr(), bseq, &settings) };
+        enabled.map_err(|error| match OpenError::from(error) {
+            OpenError::Busy => OpenError::GateBusy,
+            error => error,
+        })?;
+        Ok(Self { rounds: Rounds::new(notices, page, profile, bseq) })
+    }
+
+    /// What is started and polled.
+    pub const fn rounds_mut(&mut self) -> &mut Rounds<Buffer, PageFile> {
+        &mut self.rounds
+    }
+
+    /// Exceptions of the channel's gates, as the kernel knows them; 0 if it does not tell, because
+    /// the driver has gone.
+    pub fn exceptions(&self) -> u64 {
+        let mut word = [0; 8];
+        match self.rounds.page().file().read(&mut word) {
+            Ok(8) => u64::from_ne_bytes(word),
+            _ => 0,
+        }
+    }
+}
+
+/// A gate as the kernel takes it.
+fn setting(gate: &Gate) -> SetBg {
+    let local = |bg: Option<u8>| bg.map_or(-1, i32::from);
+    let remote = |at: Option<BgAddress>| match at {
+        Some(at) => (address(at), at.tni().into(), at.bg().into()),
+        None => (Addr::default(), 0, -1),
+    };
+    // What a gate receives from has no path.
+    let source = gate.src_remote.map(|from| from.with_path(from.coords().default_path()));
+    let (source_raddr, source_rtni, source_rgate) = remote(source);
+    let (dest_raddr, dest_rtni, dest_rgate) = remote(gate.dst_remote);
+    SetBg {
+        tni: gate.tni.into(),
+        gate: gate.bg.into(),
+        source_lgate: local(gate.src_local),
+        source_raddr,
+        source_rtni,
+        source_rgate,
+        dest_lgate: local(gate.dst_local),
+        dest_raddr,
+        dest_rtni,
+        dest_rgate,
+    }
+}
+
+fn address(at: BgAddress) -> Addr {
+    let (node, path) = (at.coords(), at.path());
+    Addr {
+        pa: path.a,
+        pb: path.b,
+        pc: path.c,
+        x: node.x,
+        y: node.y,
+        z: node.z,
+        a: node.a,
+        b: node.b,
+        c: node.c,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tofu_abi::{Coords, Path};
+
+    #[test]
+    fn links_are_those_of_the_gate() {
+        let to = BgAddress::new(Coords::new(3, 2, 1, 1, 2, 0), 4, 33).with_path(Path::new(0, 1, 1));
+        let from = BgAddress::new(Coords::new(5, 6, 7, 0, 1, 1), 2, 9);
+        let gate = Gate {
+            src_local: Some(17),
+            src_remote: Some(from.place()),
+            dst_remote: Some(to),
+            ..Gate::new(1, 20)
+        };
+        let expected = SetBg {
+            tni: 1,
+            gate: 20,
+            source_lgate: 17,
+            source_raddr: Addr { x: 5, y: 6, z: 7, a: 0, b: 1, c: 1, pa: 0, pb: 1, pc: 1 },
+            source_rtni: 2,
+            source_rgate: 9,
+            dest_lgate: -1,
+            dest_raddr: Addr { x: 3, y: 2, z: 1, a: 1, b: 2, c: 0, pa: 0, pb: 1, pc: 1 },
+            dest_rtni: 4,
+            dest_rgate: 33,
+        };
+        assert_eq!(setting(&gate), expected);
+    }
+
+    #[test]
+    fn a_gate_without_links_has_none() {
+        let setting = setting(&Gate::new(0, 3));
+        let links =
+            [setting.source_lgate, setting.source_rgate, setting.dest_lgate, setting.dest_rgate];
+        assert_eq!(links, [-1; 4]);
+    }
+}

@@ -1,0 +1,93 @@
+//! The device of this computer, and which of its queues and gates this process has.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use tofu_abi::Coords;
+use tofu_abi::regs::NodeAddress;
+
+use crate::file::FILES;
+use crate::locks::{Locks, Thing};
+
+/// The device of this computer, through the kernel driver.
+#[derive(Debug)]
+pub struct TofDevice {
+    coords: Coords,
+    locks: Locks,
+}
+
+impl TofDevice {
+    /// Whether there is a kernel driver.
+    pub fn is_there() -> bool {
+        Path::new(FILES).join("position").exists()
+    }
+
+    /// The device that the kernel driver has.
+    ///
+    /// # Errors
+    ///
+    /// If there is no driver, or it does not say where the node is.
+    pub fn open() -> io::Result<Self> {
+        let path = Path::new(FILES).join("position");
+        let mut file = File::options().read(true).write(true).open(path)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let coords = parse(&text).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { coords, locks: Locks::new(file) })
+    }
+
+    /// The node.
+    pub const fn coords(&self) -> Coords {
+        self.coords
+    }
+
+    /// Claims a queue among the processes that use this library; `false` if another one has it.
+    ///
+    /// # Errors
+    ///
+    /// Of a system without locks.
+    pub fn lock_queue(&self, tni: u8, cq: u8) -> io::Result<bool> {
+        self.locks.take(Thing::Queue { tni, cq })
+    }
+
+    /// Gives up [`TofDevice::lock_queue`].
+    pub fn unlock_queue(&self, tni: u8, cq: u8) {
+        self.locks.give(Thing::Queue { tni, cq });
+    }
+
+    /// Claims a barrier gate, as [`TofDevice::lock_queue`] does queues.
+    ///
+    /// # Errors
+    ///
+    /// Of a system without locks.
+    pub fn lock_gate(&self, tni: u8, bg: u8) -> io::Result<bool> {
+        self.locks.take(Thing::Gate { tni, bg })
+    }
+
+    /// Gives up [`TofDevice::lock_gate`].
+    pub fn unlock_gate(&self, tni: u8, bg: u8) {
+        self.locks.give(Thing::Gate { tni, bg });
+    }
+}
+
+/// Six numbers.
+fn parse(text: &str) -> Option<Coords> {
+    let mut words = text.split_whitespace().map(|word| word.parse::<u8>().ok());
+    let mut next = || words.next().flatten();
+    let coords = Coords::new(next()?, next()?, next()?, next()?, next()?, next()?);
+    (NodeAddress::from_coords(coords).coords() == coords).then_some(coords)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_six_coordinates() {
+        assert_eq!(parse("3 0 31 1 2 0\n"), Some(Coords::new(3, 0, 31, 1, 2, 0)));
+        for bad in ["", "1 2 3", "1 2 3 4 5 6", "-1 0 0 0 0 0", "32 0 0 0 0 0", "x"] {
+            assert_eq!(parse(bad), None, "{bad:?}");
+        }
+    }
+}

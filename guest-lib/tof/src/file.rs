@@ -1,0 +1,57 @@
+//! The file of a queue or channel.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use tofu_driver::UserPage;
+
+use crate::error::OpenError;
+use crate::page::Page;
+use crate::{signal, uapi};
+
+/// Where the driver's files are.
+pub(crate) const FILES: &str = "/proc/tofu";
+
+/// A file that is open, and its page of registers.
+///
+/// The page comes first: the file is closed for good when it is dropped, and its queue or channel
+/// has stopped then.
+#[derive(Debug)]
+pub struct PageFile {
+    page: Page,
+    file: File,
+}
+
+impl PageFile {
+    pub(crate) fn open(name: &str) -> Result<Self, OpenError> {
+        let path = Path::new(FILES).join("dev").join(name);
+        let file = File::options().read(true).write(true).open(path)?;
+        if let Some(number) = signal::ignored() {
+            uapi::set_rt_signal(file.as_fd(), number)?;
+        }
+        let page = Page::map(file.as_fd())?;
+        Ok(Self { page, file })
+    }
+
+    pub(crate) const fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl AsFd for PageFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl UserPage for PageFile {
+    fn read(&self, offset: u64) -> u64 {
+        self.page.read(offset)
+    }
+
+    #[inline]
+    fn write(&self, offset: u64, value: u64) {
+        self.page.write(offset, value);
+    }
+}

@@ -1,0 +1,538 @@
+//! A provider in a process that drives a device by the driver.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use tofu_abi::Coords;
+use tofu_abi::barrier::{BgAddress, Profile};
+use tofu_abi::desc::Descriptor;
+use tofu_abi::irq::bgs;
+use tofu_abi::queue::MrqEntry;
+use tofu_abi::reduce::{Input, Op, Value};
+use tofu_abi::regs::{CqsMode, NUM_TNI};
+use tofu_abi::table::PageSize;
+use tofu_driver::{
+    Access, ChannelConfig, ChannelError, Cq, CqConfig, Device, Full, Gate, MemoryRange, OpenError,
+    Order, Outcome, Platform, Stag, StagError, StartError, TimedOut,
+};
+
+use crate::error::{Code, Error};
+use crate::gates::{GatePool, VbgSetting};
+use crate::ids::VbgId;
+use crate::lock::Lock;
+use crate::provider::{Channel, OpenQueue, Provider, Queue, Registration};
+
+/// Memory of the process that the device can reach until this is dropped.
+#[derive(Debug)]
+pub struct Mapped<M> {
+    /// Keeps it so.
+    pub mapping: M,
+    /// Address of the first byte for the device; what follows is contiguous.
+    pub device_addr: u64,
+    /// Nothing else is mapped in the 64 KiB in front of it.
+    pub isolated: bool,
+}
+
+/// Lends the device behind a platform memory of the process.
+pub trait MapUser<P>: Clone {
+    /// A loan, which ends when it is dropped.
+    type Mapping;
+
+    /// Lets the device behind `platform` reach `len` bytes of memory at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Queue::register`].
+    ///
+    /// # Safety
+    ///
+    /// Until the loan ends, the memory stays mapped, and the process treats it as memory that
+    /// others may change at any time.
+    #[allow(unsafe_code)]
+    unsafe fn map_user(
+        &self,
+        platform: &P,
+        addr: usize,
+        len: usize,
+    ) -> Result<Mapped<Self::Mapping>, Error>;
+}
+
+/// Keeps processes that share a device off each other's control queues.
+pub trait ClaimQueue {
+    /// The right to a queue, which ends when it is dropped.
+    type Claim;
+
+    /// Asks for a queue that is to be opened.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotAvailable`] if another process has it.
+    fn claim(&self, tni: u8, cq: u8) -> Result<Self::Claim, Error>;
+
+    /// Asks for barrier gates, as [`Provider::take_gates`].
+    ///
+    /// # Errors
+    ///
+    /// [`Code::OutOfResource`] if nobody can be asked.
+    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error>;
+
+    /// Gives barrier gates back.
+    fn give_gates(&self, tni: u8, gates: u64);
+}
+
+/// A process that has all queues of the device, or those that it was told of, for itself, and all
+/// barrier gates.
+#[derive(Debug, Default)]
+pub struct Unshared {
+    gates: Lock<GatePool>,
+}
+
+impl Unshared {
+    /// With the barrier gates of a device's generation.
+    pub fn new(profile: Profile) -> Self {
+        Self { gates: Lock::new(GatePool::new(profile)) }
+    }
+}
+
+impl ClaimQueue for Unshared {
+    type Claim = ();
+
+    fn claim(&self, _: u8, _: u8) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+        Ok(self.gates.lock().take(tni, relays))
+    }
+
+    fn give_gates(&self, tni: u8, gates: u64) {
+        self.gates.lock().give(tni, gates);
+    }
+}
+
+/// A provider in a process that drives a device.
+#[derive(Debug)]
+pub struct DriverProvider<P: Platform, M, C = Unshared> {
+    device: Device<P>,
+    memory: M,
+    claims: C,
+    mrq_size: u8,
+    gpid: u64,
+    profile: Profile,
+}
+
+impl<P: Platform, M> DriverProvider<P, M> {
+    /// Gives out the queues of `device`, with message receive queues of size code `mrq_size` (0 to
+    /// 5), to processes of the group `gpid`; `memory` lends it memory to be registered.
+    pub fn new(device: Device<P>, memory: M, mrq_size: u8, gpid: u64) -> Self {
+        let profile = device.barrier_profile().unwrap_or(Profile::TOFUD);
+        Self { device, memory, claims: Unshared::new(profile), mrq_size, gpid, profile }
+    }
+
+    /// The same for a device that is shared with other processes.
+    pub fn with_claims<C>(self, claims: C) -> DriverProvider<P, M, C> {
+        let Self { device, memory, claims: _, mrq_size, gpid, profile } = self;
+        DriverProvider { device, memory, claims, mrq_size, gpid, profile }
+    }
+}
+
+impl<P: Platform, M, C> DriverProvider<P, M, C> {
+    /// The device.
+    pub const fn device(&self) -> &Device<P> {
+        &self.device
+    }
+
+    fn enable(&self, tni: u8) -> Result<(), Error> {
+        let hint = "the device does not enable the interface";
+        let broken = |_| Error::with_value(Code::Fatal, "TNI", tni.into(), hint);
+        self.device.tni(tni).and_then(|tni| tni.enable()).map_err(broken)
+    }
+}
+
+impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M, C> {
+    type Queue = DriverQueue<P, M, C::Claim>;
+    type Channel = DriverChannel<tofu_driver::Channel<P>>;
+
+    fn coords(&self) -> Coords {
+        self.device.coords()
+    }
+
+    fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error> {
+        let claim = self.claims.claim(queue.tni, queue.cq)?;
+        self.enable(queue.tni)?;
+        let config = CqConfig {
+            stags: queue.stags,
+            mrq_size: self.mrq_size,
+            gpid: self.gpid,
+            mode: CqsMode(0).with_session(queue.session),
+            // The library polls.
+            interrupts: 0,
+            ..CqConfig::new(queue.tni, queue.cq)
+        };
+        let cq = Cq::open(&self.device, &config).map_err(open_error)?;
+        let memory = self.memory.clone();
+        let registered = BTreeMap::new();
+        Ok(DriverQueue { cq, memory, registered, idle: 0, _claim: claim })
+    }
+
+    fn barrier_profile(&self) -> Profile {
+        self.profile
+    }
+
+    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+        self.claims.take_gates(tni, relays)
+    }
+
+    fn give_gates(&self, tni: u8, gates: u64) {
+        self.claims.give_gates(tni, gates);
+    }
+
+    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<Self::Channel, Error> {
+        for tni in 0..NUM_TNI as u8 {
+            if gates.iter().any(|gate| gate.id.tni() == tni) {
+                self.enable(tni)?;
+            }
+        }
+        let gates: Vec<Gate> = gates.iter().map(Gate::from).collect();
+        // The library polls.
+        let config = ChannelConfig {
+            gpid: self.gpid,
+            interrupts: 0,
+            profile: self.profile,
+            ..ChannelConfig::new(tni, bch)
+        };
+        let channel = tofu_driver::Channel::open(&self.device, &config, &gates)?;
+        Ok(DriverChannel::new(channel))
+    }
+
+    fn relax(&self) {
+        self.device.platform().relax();
+    }
+}
+
+/// The address of a gate.
+fn address(id: VbgId) -> BgAddress {
+    BgAddress::new(id.coords(), id.tni(), id.bg())
+}
+
+impl From<&VbgSetting> for Gate {
+    fn from(setting: &VbgSetting) -> Self {
+        let path = |to: BgAddress| setting.path.map_or(to, |path| to.with_path(path));
+        Self {
+            tni: setting.id.tni(),
+            bg: setting.id.bg(),
+            src_local: setting.src_local.map(VbgId::bg),
+            src_remote: setting.src_remote.map(|from| address(from).place()),
+            dst_local: setting.dst_local.map(VbgId::bg),
+            dst_remote: setting.dst_remote.map(|to| path(address(to))),
+        }
+    }
+}
+
+impl From<ChannelError> for Error {
+    fn from(error: ChannelError) -> Self {
+        const WHAT: &str = "barrier gate";
+        let gate = |code, bg: u8, hint| Error::with_value(code, WHAT, bg.into(), hint);
+        match error {
+            ChannelError::NoSuchChannel { bch: bg, .. } | ChannelError::NoSuchGate { bg, .. } => {
+                gate(Code::InvalidVbgId, bg, "the device does not have it")
+            }
+            ChannelError::Twice { bg, .. } => gate(Code::InvalidVbgId, bg, "it is named twice"),
+            ChannelError::StartGate { bg, .. } => {
+                gate(Code::InvalidVbgId, bg, "a channel has one start and end gate, its own")
+            }
+            ChannelError::NoSuchAddress { bg, .. } => {
+                gate(Code::InvalidVbgId, bg, "it is linked to a gate that no node has")
+            }
+            ChannelError::Subnet { bg, .. } => gate(
+                Code::InvalidVbgId,
+                bg,
+                "it is linked to a gate outside of the process's subnet",
+            ),
+            ChannelError::LocalLink { bg, .. } => {
+                gate(Code::InvalidVbgId, bg, "the gate that it is linked to is not linked to it")
+            }
+            ChannelError::NoSource { bg, .. } => {
+                gate(Code::InvalidArg, bg, "it waits for no gate, so it would never fire")
+            }
+            ChannelError::NeverFires { bg, .. } => gate(
+                Code::InvalidArg,
+                bg,
+                "it waits for gates that wait for it, so it would never fire",
+            ),
+            ChannelError::Busy { bg, .. } => {
+                gate(Code::Used, bg, "it is in use, by whom this library does not know")
+            }
+            ChannelError::Refused { bg, .. } => {
+                gate(Code::InvalidVbgId, bg, "the device refuses its links: a gate does not exist")
+            }
+            ChannelError::Memory(_) => Error::new(Code::OutOfMemory, WHAT, "no memory for results"),
+            ChannelError::Interrupt(_) | ChannelError::Number(_) => {
+                Error::new(Code::OutOfResource, WHAT, "the device does not allow for it")
+            }
+            ChannelError::Enable(_) => {
+                Error::new(Code::Fatal, WHAT, "the device does not enable it")
+            }
+        }
+    }
+}
+
+fn open_error(error: OpenError) -> Error {
+    const WHAT: &str = "control queue";
+    match error {
+        OpenError::NoSuchCq { cq, .. } => {
+            Error::with_value(Code::NotAvailable, WHAT, cq.into(), "the device does not have it")
+        }
+        OpenError::Busy(_) => Error::new(Code::NotAvailable, WHAT, "another process has it"),
+        OpenError::Memory(_) => Error::new(Code::OutOfMemory, WHAT, "no memory for its rings"),
+        OpenError::QueueSize(_) | OpenError::Stags(_) | OpenError::Interrupt(_) => {
+            Error::new(Code::OutOfResource, WHAT, "the device does not allow for its size")
+        }
+        OpenError::Enable(_) => Error::new(Code::Fatal, WHAT, "the device does not enable it"),
+    }
+}
+
+/// After so many polls that found nothing the gates are asked for errors, which takes longer.
+const POLLS_WITHOUT_QUESTION: u32 = 1 << 16;
+
+/// A barrier channel, as a driver has it.
+pub trait DriverBarrier {
+    /// See [`tofu_driver::Rounds::start`].
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), StartError>;
+
+    /// See [`tofu_driver::Rounds::poll`].
+    fn poll(&mut self) -> Option<Outcome>;
+
+    /// Exceptions that the channel's gates report.
+    fn exceptions(&self) -> u64;
+
+    /// Called while a thread waits for the device.
+    fn relax(&self) {}
+
+    /// Closes the channel.
+    ///
+    /// # Errors
+    ///
+    /// If the device does not let go of it.
+    fn close(self) -> Result<(), TimedOut>;
+}
+
+impl<P: Platform> DriverBarrier for tofu_driver::Channel<P> {
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), StartError> {
+        self.start(op, input, count)
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Outcome> {
+        self.poll()
+    }
+
+    fn exceptions(&self) -> u64 {
+        self.exceptions()
+    }
+
+    fn relax(&self) {
+        self.device().platform().relax();
+    }
+
+    fn close(self) -> Result<(), TimedOut> {
+        self.close()
+    }
+}
+
+/// A barrier channel of a device that the process drives.
+pub struct DriverChannel<B> {
+    channel: B,
+    /// Polls since there was something.
+    idle: u32,
+}
+
+impl<B: DriverBarrier> DriverChannel<B> {
+    /// A channel that is open.
+    pub const fn new(channel: B) -> Self {
+        Self { channel, idle: 0 }
+    }
+}
+
+impl<B: DriverBarrier> Channel for DriverChannel<B> {
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), Error> {
+        self.channel.start(op, input, count).map_err(|error| match error {
+            StartError::Busy => {
+                let hint = "its last round has not ended: free its gates, and allocate others";
+                Error::new(Code::Busy, "barrier channel", hint)
+            }
+            StartError::Count { max, .. } => {
+                let hint = "the device reduces no more elements at once";
+                Error::with_value(Code::InvalidNumber, "elements above", max.into(), hint)
+            }
+        })
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Result<Option<Value>, Error> {
+        if let Some(outcome) = self.channel.poll() {
+            self.idle = 0;
+            return match outcome.op {
+                Some(_) => Ok(Some(outcome.value)),
+                None => {
+                    let hint = "members of the group have started different operations";
+                    Err(Error::new(Code::BarrierMismatch, "barrier", hint))
+                }
+            };
+        }
+        self.idle = self.idle.wrapping_add(1);
+        if self.idle.is_multiple_of(POLLS_IN_VAIN) {
+            self.channel.relax();
+        }
+        if self.idle.is_multiple_of(POLLS_WITHOUT_QUESTION) {
+            let exceptions = self.channel.exceptions();
+            if exceptions & bgs::DMA_COMPLETION_EXCEPTION != 0 {
+                let hint = "the device could not write the result";
+                return Err(Error::with_value(Code::BarrierOther, "exceptions", exceptions, hint));
+            }
+            if exceptions & bgs::BG_SEND_ADDRESS_EXCEPTION != 0 {
+                let hint = "a gate could not send to the gate that it is linked to";
+                return Err(Error::with_value(Code::BarrierOther, "exceptions", exceptions, hint));
+            }
+        }
+        Ok(None)
+    }
+
+    fn close(self) -> Result<(), Error> {
+        let hint = "the device does not let go of it";
+        self.channel.close().map_err(|_| Error::new(Code::Fatal, "barrier channel", hint))
+    }
+}
+
+/// After so many polls that found nothing the processor is offered to others: a few microseconds.
+const POLLS_IN_VAIN: u32 = 64;
+
+/// A control queue of a device that the process drives.
+pub struct DriverQueue<P: Platform, M: MapUser<P>, C = ()> {
+    // First, so that it is closed before its memory goes.
+    cq: Cq<P>,
+    memory: M,
+    registered: BTreeMap<u32, (Stag, M::Mapping)>,
+    /// Polls since there was something.
+    idle: u32,
+    // Last, when nobody uses the queue any more.
+    _claim: C,
+}
+
+impl<P: Platform, M: MapUser<P>, C> DriverQueue<P, M, C> {
+    /// The queue as the driver has it.
+    pub fn cq(&self) -> &Cq<P> {
+        &self.cq
+    }
+
+    /// Notes what a poll has found. A program that polls in vain may be keeping what it waits for
+    /// from the processor: a device that is a program, or a peer.
+    #[inline]
+    fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
+        if found.is_some() {
+            self.idle = 0;
+        } else {
+            self.idle = self.idle.wrapping_add(1);
+            if self.idle.is_multiple_of(POLLS_IN_VAIN) {
+                self.cq.device().platform().relax();
+            }
+        }
+        found
+    }
+}
+
+impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
+    fn orders(&self) -> usize {
+        self.cq.orders()
+    }
+
+    fn notices(&self) -> usize {
+        self.cq.notices()
+    }
+
+    #[inline]
+    fn free_slots(&self) -> usize {
+        self.cq.free_slots()
+    }
+
+    #[inline]
+    fn post(&mut self, descriptors: &[Descriptor], delayed: bool) -> Result<(), Full> {
+        let order = Order::raw(descriptors);
+        if delayed { self.cq.post_delayed(&order, 0) } else { self.cq.post(&order, 0) }
+    }
+
+    #[inline]
+    fn ring(&mut self) {
+        self.cq.doorbell();
+    }
+
+    #[inline]
+    fn poll_completion(&mut self) -> Option<u8> {
+        let found = self.cq.poll_tcq().map(|done| done.rcode);
+        self.polled(found)
+    }
+
+    #[inline]
+    fn poll_notice(&mut self) -> Option<MrqEntry> {
+        let found = self.cq.poll_mrq();
+        self.polled(found)
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
+        let platform = self.cq.device().platform();
+        // SAFETY: as promised to this function; the loan ends with the registration.
+        let mapped = unsafe { self.memory.map_user(platform, memory.addr, memory.len)? };
+        let range = MemoryRange { addr: mapped.device_addr, len: memory.len as u64 };
+        // Large pages make small tables and quick translations, but open up what is in front.
+        let same = (mapped.device_addr ^ memory.addr as u64) & 0xffff == 0;
+        let page = match memory.len {
+            _ if !mapped.isolated || !same => PageSize::Size4K,
+            0..=0x1_0000 => PageSize::Size64K,
+            _ => PageSize::Size2M,
+        };
+        let access = if memory.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let stag = self
+            .cq
+            .register_at(range, page, access, memory.stag, memory.offset)
+            .map_err(register_error)?;
+        self.registered.insert(memory.stag, (stag, mapped.mapping));
+        Ok(())
+    }
+
+    fn deregister(&mut self, stag: u32) -> Result<(), Error> {
+        let Some((taken, mapping)) = self.registered.remove(&stag) else {
+            return Ok(());
+        };
+        if self.cq.unregister(taken).is_err() {
+            // The device may still use the memory: it stays lent for good.
+            core::mem::forget(mapping);
+            let hint = "the device does not let go of the memory";
+            return Err(Error::with_value(Code::Fatal, "steering tag", stag.into(), hint));
+        }
+        Ok(())
+    }
+}
+
+fn register_error(error: StagError) -> Error {
+    const WHAT: &str = "memory to be registered";
+    match error {
+        StagError::Memory(_) => Error::new(Code::OutOfMemory, WHAT, "no memory for its tables"),
+        StagError::NoneFree | StagError::InUse(_) | StagError::OutOfRange(_) => {
+            Error::new(Code::OutOfResource, WHAT, "the device has no steering tag for it")
+        }
+        StagError::Empty
+        | StagError::NotPages { .. }
+        | StagError::Address(_)
+        | StagError::Offset(_) => {
+            Error::new(Code::InvalidAddress, WHAT, "the device cannot reach it")
+        }
+        StagError::NotRegistered(_) | StagError::Flush(_) => {
+            Error::new(Code::Fatal, WHAT, "the device does not answer")
+        }
+    }
+}
