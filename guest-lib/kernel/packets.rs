@@ -16,7 +16,7 @@ use tofu_abi::queue::{
 };
 use tofu_abi::regs::{cq_page, cqs_page, tni_base, CqReg, CqsMode, CqsReg, TniReg, KERNEL_CQ};
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
-use tofu_abi::{Coords, StagOffset};
+use tofu_abi::{Coords, Rcode, StagOffset};
 use tofu_ipotofu::offer::{GROUP, SLOT, SLOTS};
 use tofu_ipotofu::wire::Sum;
 use tofu_ipotofu::PacketTarget;
@@ -387,7 +387,7 @@ impl Sender {
 
     /// The next packet whose sending has ended, in the order of posting, and its result code. Its
     /// buffer is the caller's.
-    pub(crate) fn reap(&mut self) -> Option<(Order, u8)> {
+    pub(crate) fn reap(&mut self) -> Option<(Order, Rcode)> {
         if self.reap.count() == self.post.count() {
             return None;
         }
@@ -398,7 +398,7 @@ impl Sender {
         }
         self.reap.advance();
         // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_completion(self.tni, KERNEL_CQ, slot, entry.rcode()) };
+        unsafe { shim::tofu_shim_trace_completion(self.tni, KERNEL_CQ, slot, entry.rcode().raw()) };
         let order = self.orders.get(slot as usize).copied()?;
         Some((order, entry.rcode()))
     }

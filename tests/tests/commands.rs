@@ -1,8 +1,8 @@
 //! Every command, flag and field of a descriptor, as seen at both ends.
 
+use tofu_abi::Rcode;
 use tofu_abi::desc::{ArmwOp, Command, Descriptor, Header1, MAX_MESSAGE};
 use tofu_abi::queue::MrqId;
-use tofu_abi::rcode;
 use tofu_abi::regs::{CqReg, CqsMode};
 use tofu_abi::{Coords, Path};
 use tofu_driver::{CqConfig, DmaBuffer, Order};
@@ -19,7 +19,7 @@ fn pair() -> (Cluster, Endpoint, Endpoint) {
 fn nop_completes_without_a_notice() {
     let (_cluster, mut a, _b) = pair();
     let done = a.run(&Order::nop());
-    assert_eq!((done.rcode, done.length), (rcode::SUCCESS, 0));
+    assert_eq!((done.rcode, done.length), (Rcode::SUCCESS, 0));
     assert_eq!(a.notices(), []);
 }
 
@@ -29,7 +29,7 @@ fn put_moves_the_bytes_and_nothing_else() {
     a.fill(0, &pattern(1, 5000));
     b.buffer.fill(0xee);
     let done = a.run(&Order::put(b.target(), b.at(33), a.at(7), 4099));
-    assert_eq!((done.rcode, done.length), (rcode::SUCCESS, 4099));
+    assert_eq!((done.rcode, done.length), (Rcode::SUCCESS, 4099));
     assert_eq!(b.bytes(33, 4099), a.bytes(7, 4099));
     assert_eq!(b.bytes(0, 33), vec![0xee; 33]);
     assert_eq!(b.bytes(33 + 4099, 64), vec![0xee; 64]);
@@ -42,7 +42,7 @@ fn get_moves_the_bytes_the_other_way() {
         b.fill(0, &pattern(2, 9000));
         a.buffer.fill(0xee);
         let done = a.run(&order(b.target(), b.at(3), a.at(101), 8191));
-        assert_eq!((done.rcode, done.length), (rcode::SUCCESS, 8191));
+        assert_eq!((done.rcode, done.length), (Rcode::SUCCESS, 8191));
         assert_eq!(a.bytes(101, 8191), b.bytes(3, 8191));
         assert_eq!(a.bytes(0, 101), vec![0xee; 101]);
         assert_eq!(a.bytes(101 + 8191, 64), vec![0xee; 64]);
@@ -54,11 +54,11 @@ fn messages_without_data_complete_and_are_noticed() {
     let (_cluster, mut a, mut b) = pair();
     a.fill(0, &[1; 16]);
     let put = Order::put(b.target(), b.at(0), a.at(0), 0).remote_notice();
-    assert_eq!(a.run(&put).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&put).rcode, Rcode::SUCCESS);
     assert_eq!(b.bytes(0, 16), [0; 16]);
     assert_eq!(b.ids(), [MrqId::PutLastHalfway]);
     let get = Order::get(b.target(), b.at(0), a.at(0), 0).remote_notice();
-    assert_eq!(a.run(&get).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&get).rcode, Rcode::SUCCESS);
     assert_eq!(b.ids(), [MrqId::GetLastHalfway]);
     assert_eq!(a.ids(), [MrqId::PutLast, MrqId::GetLast]);
 }
@@ -71,7 +71,7 @@ fn piggyback_puts_carry_up_to_32_bytes() {
         b.buffer.fill(0);
         let order = Order::put_piggyback(b.target(), b.at(5), &data[..len]).unwrap();
         let done = a.run(&order);
-        assert_eq!((done.rcode, done.length as usize), (rcode::SUCCESS, len));
+        assert_eq!((done.rcode, done.length as usize), (Rcode::SUCCESS, len));
         assert_eq!(b.bytes(5, len), data[..len]);
         assert_eq!(b.bytes(5 + len, 64), [0; 64]);
     }
@@ -89,7 +89,7 @@ fn piggyback_data_may_come_from_the_registers() {
     }
     let mut put = Order::put_piggyback(b.target(), b.at(0), &[7; 32]).unwrap().descriptors()[1];
     put.0[3] = 0x0707_0707;
-    assert_eq!(a.run(&Order::raw(&[put])).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&Order::raw(&[put])).rcode, Rcode::SUCCESS);
     assert_eq!(b.words(0, 4), [0x0707_0707, 0x11, 0x22, 0x33]);
 }
 
@@ -108,7 +108,7 @@ fn atomics_change_8_bytes_and_return_the_old_value() {
     for (op, new) in cases {
         b.set_word(8, old);
         let done = a.run(&Order::armw8(b.target(), op, b.at(8), x));
-        assert_eq!((done.rcode, done.length), (rcode::SUCCESS, 8));
+        assert_eq!((done.rcode, done.length), (Rcode::SUCCESS, 8));
         assert_eq!(b.words(0, 3), [0, new, 0], "{op:?}");
         let [notice] = a.notices()[..] else { panic!("one notice") };
         assert_eq!(notice.id(), Some(MrqId::Armw));
@@ -131,7 +131,7 @@ fn atomics_change_4_bytes_and_leave_their_neighbours() {
     ];
     for (op, new) in cases {
         b.set_word(8, u64::from(old) << 32 | 0x5555);
-        assert_eq!(a.run(&Order::armw4(b.target(), op, b.at(12), x)).rcode, rcode::SUCCESS);
+        assert_eq!(a.run(&Order::armw4(b.target(), op, b.at(12), x)).rcode, Rcode::SUCCESS);
         assert_eq!(b.words(1, 2), [u64::from(new) << 32 | 0x5555, 0], "{op:?}");
         assert_eq!(a.notices()[0].old_value(), u64::from(old));
     }
@@ -143,13 +143,13 @@ fn compare_and_swap_changes_only_what_it_expects() {
     b.set_word(0, 10);
     for (old, new, after) in [(11, 12, 10), (10, u64::MAX, u64::MAX)] {
         let before = b.words(0, 1)[0];
-        assert_eq!(a.run(&Order::cswap8(b.target(), b.at(0), old, new)).rcode, rcode::SUCCESS);
+        assert_eq!(a.run(&Order::cswap8(b.target(), b.at(0), old, new)).rcode, Rcode::SUCCESS);
         assert_eq!(b.words(0, 1), [after]);
         assert_eq!(a.notices()[0].old_value(), before);
     }
     b.set_word(0, 0xaaaa_aaaa_0000_000a);
     for (old, new, after) in [(11, 12, 10u64), (10, 13, 13)] {
-        assert_eq!(a.run(&Order::cswap4(b.target(), b.at(0), old, new)).rcode, rcode::SUCCESS);
+        assert_eq!(a.run(&Order::cswap4(b.target(), b.at(0), old, new)).rcode, Rcode::SUCCESS);
         assert_eq!(b.words(0, 1), [0xaaaa_aaaa_0000_0000 | after]);
         assert_eq!(a.notices()[0].old_value(), 10);
     }
@@ -168,7 +168,7 @@ fn notices_tell_both_ends_about_each_other() {
     assert_eq!((at_b.word0().coords(), at_b.word0().i()), (a.node, a.tni));
     for notice in [at_a, at_b] {
         let word0 = notice.word0();
-        assert_eq!(word0.rcode(), rcode::SUCCESS);
+        assert_eq!(word0.rcode(), Rcode::SUCCESS);
         assert_eq!(Path::new(word0.pa(), word0.pb(), word0.pc()), path);
         assert_eq!(notice.word1().edata(), 0xa55a);
         assert_eq!(notice.word1().length(), 4000 % 1920, "payload of the last TLP");
@@ -232,7 +232,7 @@ fn the_mtu_cuts_messages_into_tlps() {
         (Order::put(b.target(), b.at(0), a.at(0), 17).mtu(8), 3),
     ] {
         let before = cluster.sent_tlps(0, 0);
-        assert_eq!(a.run(&order).rcode, rcode::SUCCESS);
+        assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
         assert_eq!(cluster.sent_tlps(0, 0) - before, tlps);
     }
 }
@@ -244,7 +244,7 @@ fn padding_and_gap_do_not_change_the_data() {
     let order = Order::put(b.target(), b.at(1), a.at(2), 2500);
     for order in [order.padding(), order.gap(255), order.cache_injection(), order.strong_order()] {
         b.buffer.fill(0);
-        assert_eq!(a.run(&order.sps(15)).rcode, rcode::SUCCESS);
+        assert_eq!(a.run(&order.sps(15)).rcode, Rcode::SUCCESS);
         assert_eq!(b.bytes(1, 2500), a.bytes(2, 2500));
         assert_eq!(b.bytes(2501, 256), vec![0; 256], "padding is for the link only");
     }
@@ -274,7 +274,7 @@ fn every_path_arrives_and_is_reported() {
         for path in (0..12).map(|i| Path::new(i / 6, i / 2 % 3, i % 2)) {
             a.fill(0, &pattern(rank as u64 * 12 + u64::from(path.b), 64));
             let order = Order::put(b.target(), b.at(0), a.at(0), 64).path(path).remote_notice();
-            assert_eq!(a.run(&order).rcode, rcode::SUCCESS);
+            assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
             assert_eq!(b.bytes(0, 64), a.bytes(0, 64));
             let word0 = b.notices()[0].word0();
             assert_eq!(Path::new(word0.pa(), word0.pb(), word0.pc()), path);
@@ -290,13 +290,13 @@ fn a_queue_can_talk_to_itself_and_to_other_tnis_of_its_node() {
     let mut others: Vec<_> = (1..6).map(|tni| cluster.endpoint(4, tni, 11)).collect();
     a.fill(0, &pattern(5, 100));
     let order = Order::put(a.target(), a.at(1000), a.at(0), 100).remote_notice();
-    assert_eq!(a.run(&order).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
     assert_eq!(a.bytes(1000, 100), pattern(5, 100));
     // The own completion comes before the notice that the command caused.
     assert_eq!(a.ids(), [MrqId::PutLast, MrqId::PutLastHalfway]);
     for b in &mut others {
         let order = Order::put(b.target(), b.at(0), a.at(0), 100).remote_notice();
-        assert_eq!(a.run(&order).rcode, rcode::SUCCESS);
+        assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
         assert_eq!(b.bytes(0, 100), pattern(5, 100));
         assert_eq!(b.ids(), [MrqId::PutLastHalfway]);
     }
@@ -308,7 +308,7 @@ fn overlapping_self_puts_stay_in_their_range() {
     let mut a = cluster.endpoint(0, 0, 0);
     a.fill(0, &[9; 256]);
     let order = Order::put(a.target(), a.at(16), a.at(0), 240);
-    assert_eq!(a.run(&order).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
     assert_eq!(a.bytes(0, 256), [9; 256]);
     assert_eq!(a.bytes(256, 16), [0; 16]);
 }
@@ -366,10 +366,10 @@ fn commands_that_do_not_exist_or_are_not_permitted_are_refused() {
     let orders: Vec<_> = (0..=255).filter(|c| Command::from_code(*c).is_none()).map(with).collect();
     let raw = [0x10, 0x11, 0x12, 0x13].map(with);
     for order in orders {
-        assert_eq!(a.run(&order).rcode, rcode::UNDEFINED_COMMAND);
+        assert_eq!(a.run(&order).rcode, Rcode::UNDEFINED_COMMAND);
     }
     for order in raw {
-        assert_eq!(a.run(&order).rcode, rcode::NOT_PERMITTED);
+        assert_eq!(a.run(&order).rcode, Rcode::NOT_PERMITTED);
     }
     assert_eq!(a.notices(), [], "a command that was never sent has no notice");
     // Rights for system packets are not those for raw ones, of which each kind has its own.
@@ -377,7 +377,7 @@ fn commands_that_do_not_exist_or_are_not_permitted_are_refused() {
         let mut queue = cluster.endpoint_with(0, &CqConfig { mode, ..CqConfig::new(tni, 11) });
         raw.map(|order| queue.run(&order).rcode)
     };
-    let (refused, allowed) = (rcode::NOT_PERMITTED, rcode::BAD_LENGTH);
+    let (refused, allowed) = (Rcode::NOT_PERMITTED, Rcode::BAD_LENGTH);
     let system = CqsMode(0).with_system(true);
     assert_eq!(with_rights(system, 1), [refused, refused, allowed, allowed]);
     assert_eq!(with_rights(system.with_trp1_enable(true), 2)[..2], [allowed, refused]);
@@ -390,11 +390,11 @@ fn commands_that_do_not_exist_or_are_not_permitted_are_refused() {
 fn fields_out_of_range_are_refused() {
     let (_cluster, mut a, b) = pair();
     let put = Order::put(b.target(), b.at(0), a.at(0), 8);
-    assert_eq!(a.run(&put.mtu(1928)).rcode, rcode::BAD_MTU);
-    assert_eq!(a.run(&put.mtu(2040)).rcode, rcode::BAD_MTU);
+    assert_eq!(a.run(&put.mtu(1928)).rcode, Rcode::BAD_MTU);
+    assert_eq!(a.run(&put.mtu(2040)).rcode, Rcode::BAD_MTU);
     let mut piggyback = Order::put_piggyback(b.target(), b.at(0), &[1; 8]).unwrap();
     piggyback = piggyback_len(piggyback, 33);
-    assert_eq!(a.run(&piggyback).rcode, rcode::BAD_LENGTH);
+    assert_eq!(a.run(&piggyback).rcode, Rcode::BAD_LENGTH);
     for len in [0, 1, 2, 3, 5, 16] {
         let d = Descriptor::armw(
             put.descriptors()[0].header1(),
@@ -404,17 +404,17 @@ fn fields_out_of_range_are_refused() {
             1,
             len,
         );
-        assert_eq!(a.run(&Order::raw(&[d])).rcode, rcode::BAD_LENGTH, "{len}");
+        assert_eq!(a.run(&Order::raw(&[d])).rcode, Rcode::BAD_LENGTH, "{len}");
     }
     let mut armw = Order::armw8(b.target(), ArmwOp::Add, b.at(0), 1).descriptors()[0];
     for op in 6..16 {
         armw.0[0] = armw.header1().with_op(op).0;
-        assert_eq!(a.run(&Order::raw(&[armw])).rcode, rcode::BAD_OPERATOR);
+        assert_eq!(a.run(&Order::raw(&[armw])).rcode, Rcode::BAD_OPERATOR);
     }
     for tni in [6, 7] {
         let mut d = put.descriptors()[0];
         d.0[0] = d.header1().with_ri(tni).0;
-        assert_eq!(a.run(&Order::raw(&[d])).rcode, rcode::NO_SUCH_NODE);
+        assert_eq!(a.run(&Order::raw(&[d])).rcode, Rcode::NO_SUCH_NODE);
     }
     assert_eq!(b.words(0, 4), [0; 4]);
 }
@@ -436,19 +436,19 @@ fn nodes_and_paths_outside_the_machine_are_refused() {
         let mut target = b.target();
         target.node = node;
         let order = Order::put(target, b.at(0), a.at(0), 8).path(Path::new(0, 0, 0));
-        assert_eq!(a.run(&order).rcode, rcode::NO_SUCH_NODE, "{node}");
+        assert_eq!(a.run(&order).rcode, Rcode::NO_SUCH_NODE, "{node}");
     }
     let order = Order::put(b.target(), b.at(0), a.at(0), 8).path(Path::new(0, 3, 0));
-    assert_eq!(a.run(&order).rcode, rcode::NO_SUCH_PATH);
+    assert_eq!(a.run(&order).rcode, Rcode::NO_SUCH_PATH);
 }
 
 #[test]
 fn an_atomic_address_must_be_aligned() {
     let (_cluster, mut a, b) = pair();
     for (order, code) in [
-        (Order::armw8(b.target(), ArmwOp::Add, b.at(4), 1), rcode::ALIGNMENT + rcode::REMOTE),
-        (Order::armw4(b.target(), ArmwOp::Add, b.at(2), 1), rcode::ALIGNMENT + rcode::REMOTE),
-        (Order::armw4(b.target(), ArmwOp::Add, b.at(4), 1), rcode::SUCCESS),
+        (Order::armw8(b.target(), ArmwOp::Add, b.at(4), 1), Rcode::ALIGNMENT.remote()),
+        (Order::armw4(b.target(), ArmwOp::Add, b.at(2), 1), Rcode::ALIGNMENT.remote()),
+        (Order::armw4(b.target(), ArmwOp::Add, b.at(4), 1), Rcode::SUCCESS),
     ] {
         assert_eq!(a.run(&order).rcode, code);
     }

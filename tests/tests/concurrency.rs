@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tofu_abi::Rcode;
 use tofu_abi::desc::ArmwOp;
-use tofu_abi::rcode;
 use tofu_abi::table::PageSize;
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_fabric::Shape;
@@ -66,7 +66,7 @@ fn reap(cq: &mut Cq<InProcess>, n: usize) {
     let mut done = 0;
     while done < n {
         while let Some(completion) = cq.poll_tcq() {
-            assert_eq!(completion.rcode, rcode::SUCCESS);
+            assert_eq!(completion.rcode, Rcode::SUCCESS);
             done += 1;
         }
         while cq.poll_mrq().is_some() {}
@@ -132,7 +132,7 @@ fn compare_and_swap_makes_a_lock() {
                 let mut run = |order: &Order| {
                     cq.post_and_ring(order, 0).unwrap();
                     let notice = cq.wait_mrq(LONG).unwrap();
-                    assert_eq!(notice.word0().rcode(), rcode::SUCCESS);
+                    assert_eq!(notice.word0().rcode(), Rcode::SUCCESS);
                     assert!(cq.wait_tcq(LONG).unwrap().is_success());
                     notice.old_value()
                 };
@@ -279,7 +279,7 @@ fn queues_may_close_while_others_send_to_them() {
                     while cq.poll_mrq().is_some() {}
                 };
                 match done.rcode {
-                    rcode::SUCCESS => good += 1,
+                    Rcode::SUCCESS => good += 1,
                     _ => refused += 1,
                 }
             }

@@ -1,9 +1,9 @@
 //! Requests, masks and messages.
 
+use tofu_abi::Rcode;
 use tofu_abi::irq::cqs::{self, MRQ_WRITE_ACKNOWLEDGE, TCQ_WRITE_ACKNOWLEDGE};
 use tofu_abi::irq::vector;
 use tofu_abi::queue::MrqId;
-use tofu_abi::rcode;
 use tofu_abi::regs::CqsReg;
 use tofu_driver::{CqConfig, Order, Platform, WaitError};
 use tofu_tests::{Cluster, Endpoint};
@@ -132,7 +132,7 @@ fn a_wait_reports_exceptions() {
     let (_cluster, mut a, b) = pair(&config());
     let order = Order::put(b.target(), b.at(0), a.at(0).with_stag(9), 8);
     a.cq.post_and_ring(&order, 0).unwrap();
-    assert_eq!(a.cq.wait_tcq(1_000_000).unwrap().rcode, rcode::STAG_DISABLED);
+    assert_eq!(a.cq.wait_tcq(1_000_000).unwrap().rcode, Rcode::STAG_DISABLED);
     a.notices();
     let Err(WaitError::Exception(exception)) = a.cq.wait(1_000_000) else { panic!("no exception") };
     assert_eq!(exception.irr, cqs::STEERING_READ_EXCEPTION);

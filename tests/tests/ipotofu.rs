@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use tofu_abi::rcode;
+use tofu_abi::Rcode;
 use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, TniId};
 use tofu_driver::topology::Shape;
@@ -226,7 +226,7 @@ fn nobody_else_can_read_or_write_where_frames_are_fetched() {
         {
             cq.post_and_ring(&order, 0).unwrap();
             cluster.settle();
-            assert_eq!(cq.poll_tcq().map(|done| done.rcode), Some(rcode::GPID), "{order:?}");
+            assert_eq!(cq.poll_tcq().map(|done| done.rcode), Some(Rcode::GPID), "{order:?}");
         }
     }
 }
@@ -471,7 +471,7 @@ fn rdma_goes_on_alongside() {
         nodes[0].send(&sent).unwrap();
         let received = settle(&cluster, &mut nodes);
         assert_eq!(received[1], [sent]);
-        assert_eq!(user.complete().rcode, rcode::SUCCESS);
+        assert_eq!(user.complete().rcode, Rcode::SUCCESS);
         assert_eq!(target.bytes(0, 30_000), pattern(round, 30_000));
     }
 }

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use tofu_abi::Path;
+use tofu_abi::Rcode;
 use tofu_abi::desc::source_type::DIRECT;
 use tofu_abi::desc::{ArmwOp, MAX_MTU};
 use tofu_abi::queue::MrqId;
-use tofu_abi::rcode;
 use tofu_driver::{CqConfig, DmaBuffer, Order};
 use tofu_tests::{Cluster, Endpoint, pattern};
 
@@ -249,7 +249,7 @@ proptest! {
                 end.cq.post_and_ring(&order, 7).unwrap();
             }
             let done = end.complete();
-            prop_assert_eq!((done.cookie, done.rcode), (7, rcode::SUCCESS));
+            prop_assert_eq!((done.cookie, done.rcode), (7, Rcode::SUCCESS));
             prop_assert_eq!(done.length as usize, expected.length);
 
             // Notices, by kind: of the own command and of the other side's.
@@ -324,6 +324,6 @@ proptest! {
             a.notices();
         }
         let order = Order::put(a.target(), a.at(0), b.at(0), 100);
-        prop_assert_eq!(b.run(&order).rcode, rcode::SUCCESS);
+        prop_assert_eq!(b.run(&order).rcode, Rcode::SUCCESS);
     }
 }

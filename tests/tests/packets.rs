@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
+use tofu_abi::Rcode;
 use tofu_abi::desc::{Command, Descriptor, Header1};
 use tofu_abi::frame::{
     ECRC_SIZE, FRAME_MAX, FRAME_MIN, HEADER_SIZE, Report, RoutingHeader, SYSTEM_PAYLOAD_MAX,
@@ -10,7 +11,6 @@ use tofu_abi::frame::{
 };
 use tofu_abi::irq::{cqs, tni as requests};
 use tofu_abi::queue::{MrqId, PbqEntry, PrqEntry, PrqRcode, RingIndex};
-use tofu_abi::rcode;
 use tofu_abi::regs::{CqsMode, PortReg, Register, TniReg};
 use tofu_abi::{Coords, TniId};
 use tofu_driver::{
@@ -45,7 +45,7 @@ fn receive(packets: &mut Packets<InProcess>) -> Option<(Received, Vec<u8>)> {
 }
 
 /// Sends, and returns the code with which the command ends.
-fn send(cluster: &Cluster, from: &mut Packets<InProcess>, to: &PacketTarget, data: &[u8]) -> u8 {
+fn send(cluster: &Cluster, from: &mut Packets<InProcess>, to: &PacketTarget, data: &[u8]) -> Rcode {
     from.send(to, &[data], 0).unwrap();
     cluster.settle();
     from.poll_sent().unwrap().rcode
@@ -136,7 +136,7 @@ fn a_system_packet_arrives_whole_and_names_its_sender() {
     let there = straight(&cluster, 0, 1);
     for len in [0, 1, 83, 84, 85, 1500, SYSTEM_PAYLOAD_MAX] {
         let data = pattern(len as u64, len);
-        assert_eq!(send(&cluster, &mut a, &there, &data), rcode::SUCCESS);
+        assert_eq!(send(&cluster, &mut a, &there, &data), Rcode::SUCCESS);
         let (received, bytes) = receive(&mut b).unwrap();
         assert_eq!(bytes, data, "{len} bytes");
         assert_eq!(received.kind, PrqRcode::SystemTlp);
@@ -154,7 +154,7 @@ fn a_system_packet_arrives_whole_and_names_its_sender() {
     assert_eq!(port(0, PortReg::ByteSendTlp) * 16, tni(&cluster, 0, TniReg::ByteSendTlp) * 16);
     // To oneself, too.
     let here = straight(&cluster, 0, 0);
-    assert_eq!(send(&cluster, &mut a, &here, b"echo"), rcode::SUCCESS);
+    assert_eq!(send(&cluster, &mut a, &here, b"echo"), Rcode::SUCCESS);
     assert_eq!(receive(&mut a).unwrap().1, b"echo");
 }
 
@@ -164,7 +164,7 @@ fn the_buffer_holds_the_frame_as_it_was_on_the_link() {
     let mut queues = Queues::new(&cluster, 4, 8);
     let mut a = open(&cluster, 0);
     let to = PacketTarget { distances: [-1, 0, 0], ..straight(&cluster, 0, 4) };
-    assert_eq!(send(&cluster, &mut a, &to, b"frame"), rcode::SUCCESS);
+    assert_eq!(send(&cluster, &mut a, &to, b"frame"), Rcode::SUCCESS);
     let entry = queues.next().unwrap();
     assert_eq!(entry.addr(), queues.buffers.device_addr());
     assert_eq!(
@@ -191,19 +191,19 @@ fn distances_lead_to_the_node_that_they_say() {
         [([2, 0, 0], [2, 0]), ([-1, 0, 0], [2, 0]), ([-2, 1, 0], [1, 1]), ([0, -1, 0], [0, 1])]
     {
         let to = PacketTarget { distances, ..straight(&cluster, 0, 0) };
-        assert_eq!(send(&cluster, &mut nodes[0], &to, b"x"), rcode::SUCCESS);
+        assert_eq!(send(&cluster, &mut nodes[0], &to, b"x"), Rcode::SUCCESS);
         let rank = target[0] * 4 + target[1] * 2;
         assert!(receive(&mut nodes[rank]).is_some(), "{distances:?}");
     }
     for distances in [[3, 0, 0], [0, 2, 0], [0, 0, 1], [-128, 0, 0], [127, 127, 127]] {
         let to = PacketTarget { distances, ..straight(&cluster, 0, 0) };
         let code = send(&cluster, &mut nodes[0], &to, b"x");
-        assert_eq!(code, rcode::NO_SUCH_NODE, "{distances:?}");
+        assert_eq!(code, Rcode::NO_SUCH_NODE, "{distances:?}");
     }
     let no_path = PacketTarget { path: tofu_abi::Path::new(0, 2, 0), ..straight(&cluster, 0, 1) };
-    assert_eq!(send(&cluster, &mut nodes[0], &no_path, b"x"), rcode::NO_SUCH_PATH);
+    assert_eq!(send(&cluster, &mut nodes[0], &no_path, b"x"), Rcode::NO_SUCH_PATH);
     let no_tni = PacketTarget { tni: 7, ..straight(&cluster, 0, 1) };
-    assert_eq!(send(&cluster, &mut nodes[0], &no_tni, b"x"), rcode::NO_SUCH_NODE);
+    assert_eq!(send(&cluster, &mut nodes[0], &no_tni, b"x"), Rcode::NO_SUCH_NODE);
 }
 
 #[test]
@@ -213,14 +213,14 @@ fn a_packet_that_meets_a_dead_link_is_reported() {
     let down = PacketTarget { distances: [-1, 0, 0], ..straight(&cluster, 0, 0) };
     let up = PacketTarget { distances: [2, 0, 0], ..down };
     cluster.set_link(0, 4, false);
-    assert_eq!(send(&cluster, &mut a, &down, b"x"), rcode::LINK_DOWN);
+    assert_eq!(send(&cluster, &mut a, &down, b"x"), Rcode::LINK_DOWN);
     assert_eq!(receive(&mut b), None);
     let discards = Register::Port { port: 4, reg: PortReg::NumTxDiscardSystemTlp };
     assert_eq!(cluster.device(0).read(discards), 1);
-    assert_eq!(send(&cluster, &mut a, &up, b"x"), rcode::SUCCESS, "the other way round");
+    assert_eq!(send(&cluster, &mut a, &up, b"x"), Rcode::SUCCESS, "the other way round");
     assert!(receive(&mut b).is_some());
     cluster.set_link(0, 4, true);
-    assert_eq!(send(&cluster, &mut a, &down, b"x"), rcode::SUCCESS);
+    assert_eq!(send(&cluster, &mut a, &down, b"x"), Rcode::SUCCESS);
 }
 
 #[test]
@@ -235,16 +235,16 @@ fn packet_commands_are_checked() {
     };
     let (raw, system) = (Command::TransmitRawPacket1, Command::TransmitSystemPacket2);
     for length in [0, 8, FRAME_MIN - 32, FRAME_MIN + 1, FRAME_MAX + 32, 4095] {
-        assert_eq!(run(raw, length, at).rcode, rcode::BAD_LENGTH, "raw, {length}");
+        assert_eq!(run(raw, length, at).rcode, Rcode::BAD_LENGTH, "raw, {length}");
     }
     for length in [0, HEADER_SIZE - 1, HEADER_SIZE + SYSTEM_PAYLOAD_MAX + 1, 4095] {
-        assert_eq!(run(system, length, at).rcode, rcode::BAD_LENGTH, "system, {length}");
+        assert_eq!(run(system, length, at).rcode, Rcode::BAD_LENGTH, "system, {length}");
     }
     for command in [raw, system] {
-        assert_eq!(run(command, FRAME_MIN, at + 8).rcode, rcode::ALIGNMENT);
-        assert_eq!(run(command, FRAME_MIN, 1 << 47).rcode, rcode::PAYLOAD_ACCESS);
+        assert_eq!(run(command, FRAME_MIN, at + 8).rcode, Rcode::ALIGNMENT);
+        assert_eq!(run(command, FRAME_MIN, 1 << 47).rcode, Rcode::PAYLOAD_ACCESS);
         let done = run(command, FRAME_MIN, at);
-        assert_eq!((done.rcode, done.length), (rcode::SUCCESS, FRAME_MIN as u32));
+        assert_eq!((done.rcode, done.length), (Rcode::SUCCESS, FRAME_MIN as u32));
     }
     let exceptions = queue.cqs_register(tofu_abi::regs::CqsReg::Irr);
     assert_eq!(queue.device().read(exceptions) & cqs::EXCEPTIONS, cqs::PAYLOAD_READ_EXCEPTION);
@@ -310,21 +310,21 @@ fn raw_packets_go_through_the_port_that_they_name() {
         queue.run(&Order::raw(&[Descriptor::packet(command, header, FRAME_MIN as u16, at)])).rcode
     };
     for vc in 0..4 {
-        assert_eq!(hop(Header1(0).with_port(4).with_vc(vc)), rcode::SUCCESS);
+        assert_eq!(hop(Header1(0).with_port(4).with_vc(vc)), Rcode::SUCCESS);
         assert_eq!(queues.next().unwrap().kind(), Some(PrqRcode::SystemTlp));
     }
     // Marked as bad: counted, never seen.
-    assert_eq!(hop(Header1(0).with_port(4).with_e(true)), rcode::SUCCESS);
+    assert_eq!(hop(Header1(0).with_port(4).with_e(true)), Rcode::SUCCESS);
     assert_eq!(queues.next(), None);
     assert_eq!(tni(&cluster, 2, TniReg::NumReceiveNullifiedTlp), 1);
     let sent = Register::Port { port: 4, reg: PortReg::NumSendNullifiedTlp };
     let received = Register::Port { port: 5, reg: PortReg::NumReceiveNullifiedTlp };
     assert_eq!(cluster.device(0).read(sent), 1);
     assert_eq!(cluster.device(2).read(received), 1);
-    assert_eq!(hop(Header1(0).with_port(10)), rcode::NO_SUCH_NODE);
-    assert_eq!(hop(Header1(0).with_port(0)), rcode::NO_SUCH_NODE, "no link at that port");
+    assert_eq!(hop(Header1(0).with_port(10)), Rcode::NO_SUCH_NODE);
+    assert_eq!(hop(Header1(0).with_port(0)), Rcode::NO_SUCH_NODE, "no link at that port");
     cluster.set_link(0, 4, false);
-    assert_eq!(hop(Header1(0).with_port(4)), rcode::LINK_DOWN);
+    assert_eq!(hop(Header1(0).with_port(4)), Rcode::LINK_DOWN);
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
         pending
     };
     let mut put = || send(&cluster, &mut a, &there, b"12345678");
-    assert_eq!((put(), put()), (rcode::SUCCESS, rcode::SUCCESS));
+    assert_eq!((put(), put()), (Rcode::SUCCESS, Rcode::SUCCESS));
     assert_eq!(take_irr(), requests::PRQ_WRITE_ACKNOWLEDGE);
     put();
     let discard = requests::PRQ_PACKET_DISCARD;
@@ -363,7 +363,7 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
         queues.lend(n, queues.buffers.device_addr());
     }
     for _ in 3..ENTRIES {
-        assert_eq!(put(), rcode::SUCCESS);
+        assert_eq!(put(), Rcode::SUCCESS);
     }
     assert_eq!(take_irr(), requests::PRQ_WRITE_ACKNOWLEDGE);
     queues.lend(ENTRIES.into(), queues.buffers.device_addr());
@@ -404,10 +404,10 @@ fn exceptions_of_others_are_reported() {
     let local = a.at(0);
     let put = |at| Order::put(b.target(), at, local, 64);
     let orders = [
-        (put(remote(0xffff)), rcode::OFFSET_RANGE + rcode::REMOTE, PrqRcode::AddressRangeException),
-        (put(remote(0).with_stag(9)), rcode::STAG_DISABLED + rcode::REMOTE, PrqRcode::CqException),
-        (put(remote(0).with_cqid(3)), rcode::CQ_DISABLED, PrqRcode::CqError),
-        (put(remote(0).with_cqid(63)), rcode::NO_SUCH_CQ, PrqRcode::CqError),
+        (put(remote(0xffff)), Rcode::OFFSET_RANGE.remote(), PrqRcode::AddressRangeException),
+        (put(remote(0).with_stag(9)), Rcode::STAG_DISABLED.remote(), PrqRcode::CqException),
+        (put(remote(0).with_cqid(3)), Rcode::CQ_DISABLED, PrqRcode::CqError),
+        (put(remote(0).with_cqid(63)), Rcode::NO_SUCH_CQ, PrqRcode::CqError),
     ];
     for (order, code, kind) in orders {
         assert_eq!(a.run(&order).rcode, code);
@@ -441,7 +441,7 @@ fn entries_and_interrupts_are_held_back_as_told() {
         |reg, value| cluster.device(1).write(Register::Tni { tni: TniId::ALL[0], reg }, value);
     let mut put = |n| {
         for _ in 0..n {
-            assert_eq!(send(&cluster, &mut a, &there, b"x"), rcode::SUCCESS);
+            assert_eq!(send(&cluster, &mut a, &there, b"x"), Rcode::SUCCESS);
         }
     };
     set(TniReg::PrqEntryCoalescingTimer, 50_000);
@@ -472,12 +472,12 @@ fn nothing_is_received_without_bus_mastering_or_with_the_tni_off() {
     let (mut a, mut b) = (open(&cluster, 0), open(&cluster, 1));
     let there = straight(&cluster, 0, 1);
     cluster.set_bus_master(1, false);
-    assert_eq!(send(&cluster, &mut a, &there, b"1"), rcode::SUCCESS);
+    assert_eq!(send(&cluster, &mut a, &there, b"1"), Rcode::SUCCESS);
     cluster.set_bus_master(1, true);
     cluster.device(1).tni(0).unwrap().disable().unwrap();
-    assert_eq!(send(&cluster, &mut a, &there, b"2"), rcode::SUCCESS);
+    assert_eq!(send(&cluster, &mut a, &there, b"2"), Rcode::SUCCESS);
     cluster.device(1).tni(0).unwrap().enable().unwrap();
-    assert_eq!(send(&cluster, &mut a, &there, b"3"), rcode::SUCCESS);
+    assert_eq!(send(&cluster, &mut a, &there, b"3"), Rcode::SUCCESS);
     assert_eq!(receive(&mut b).unwrap().1, b"3");
     assert_eq!(receive(&mut b), None);
     assert_eq!(tni(&cluster, 1, TniReg::RxNumDiscardSystemTlp), 2);
@@ -485,7 +485,7 @@ fn nothing_is_received_without_bus_mastering_or_with_the_tni_off() {
     cluster.icc(1).reset();
     cluster.icc(1).set_bus_master(true);
     cluster.device(1).tni(0).unwrap().enable().unwrap();
-    assert_eq!(send(&cluster, &mut a, &there, b"4"), rcode::SUCCESS);
+    assert_eq!(send(&cluster, &mut a, &there, b"4"), Rcode::SUCCESS);
     assert_eq!(tni(&cluster, 1, TniReg::RxNumDiscardSystemTlp), 1);
 }
 
@@ -503,7 +503,7 @@ fn system_packets_pass_rdma_that_is_stuck() {
     cluster.settle();
     assert!(user.cq.poll_tcq().is_none(), "no Put gets an answer");
     for _ in 0..300 {
-        assert_eq!(send(&cluster, &mut a, &straight(&cluster, 0, 1), b"through"), rcode::SUCCESS);
+        assert_eq!(send(&cluster, &mut a, &straight(&cluster, 0, 1), b"through"), Rcode::SUCCESS);
         assert_eq!(receive(&mut b).unwrap().1, b"through");
     }
     assert!(!user.ids().contains(&MrqId::PutLast));

@@ -10,7 +10,7 @@ use tofu_abi::irq::cqs;
 use tofu_abi::queue::{MrqEntry, MrqId, MrqWord0, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
 use tofu_abi::table::{MemoryBlock, PageEntry, Steering};
-use tofu_abi::{Coords, CqId, StagOffset, TniId, rcode};
+use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{DmaBuffer, Platform};
 use tofu_fabric::Shape;
 use tofu_inproc::{Buffer, InProcess};
@@ -183,7 +183,7 @@ fn puts_by_the_book_until_the_message_queue_overflows() {
         a.memory.store_u64(8, n + 1, Ordering::Relaxed);
         let (slot, flip) = a.post(put(b.coords, n));
         let done = a.ring_until(|| a.completion(slot, flip));
-        assert_eq!((done.rcode(), done.length()), (rcode::SUCCESS, 8));
+        assert_eq!((done.rcode(), done.length()), (Rcode::SUCCESS, 8));
         let notice = a.wait_notice();
         assert_eq!((notice.id(), notice.word1().edata()), (Some(MrqId::PutLast), n as u16));
         let notice = b.wait_notice();
@@ -195,7 +195,7 @@ fn puts_by_the_book_until_the_message_queue_overflows() {
     // One more than there is room for, as nobody has said that entries were read.
     let (slot, flip) = a.post(put(b.coords, 0));
     let done = a.ring_until(|| a.completion(slot, flip));
-    assert_eq!(done.rcode(), rcode::SUCCESS);
+    assert_eq!(done.rcode(), Rcode::SUCCESS);
     a.ring_until(|| (overflow(&a) && overflow(&b)).then_some(()));
     assert_eq!((a.notice(), b.notice()), (None, None));
     let status = tofu_abi::regs::CqsStatus(a.read(Process::cqs(CqsReg::Status)));

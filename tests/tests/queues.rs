@@ -1,9 +1,9 @@
 //! Rings, flip bits, overflow, coalescing, direct descriptors, stopping.
 
+use tofu_abi::Rcode;
 use tofu_abi::desc::{Command, Descriptor, Header1, source_type};
 use tofu_abi::irq::cqs;
 use tofu_abi::queue::MrqId;
-use tofu_abi::rcode;
 use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, MRQ_MASK_DISCARD};
 use tofu_driver::{CqConfig, Order};
 use tofu_tests::{Cluster, Endpoint, pattern};
@@ -52,7 +52,7 @@ fn rings_go_around_several_times() {
             a.cq.doorbell();
             for i in 0..200 {
                 let done = a.complete();
-                assert_eq!((done.cookie, done.rcode), (batch * 200 + i, rcode::SUCCESS));
+                assert_eq!((done.cookie, done.rcode), (batch * 200 + i, Rcode::SUCCESS));
             }
             assert_eq!(a.notices().len(), 200);
             for notice in b.notices() {
@@ -82,7 +82,7 @@ fn a_full_queue_is_worked_off_by_one_doorbell() {
                 assert_eq!(a.complete().cookie, n, "lap {lap}");
             }
         }
-        assert_eq!(a.run(&piggyback(5, &b)).rcode, rcode::SUCCESS);
+        assert_eq!(a.run(&piggyback(5, &b)).rcode, Rcode::SUCCESS);
     }
 }
 
@@ -98,7 +98,7 @@ fn without_a_doorbell_nothing_starts_and_a_needless_one_is_harmless() {
         a.cq.doorbell();
         cluster.settle();
         assert_eq!(a.cq.poll_tcq(), None);
-        assert_eq!(a.run(&Order::nop()).rcode, rcode::SUCCESS);
+        assert_eq!(a.run(&Order::nop()).rcode, Rcode::SUCCESS);
     }
 }
 
@@ -112,7 +112,7 @@ fn a_full_message_queue_overflows_and_goes_on_when_there_is_room() {
         }
         assert_eq!(b.cq.exception(), None);
         // The queue is full: the notice is lost, the data is not.
-        assert_eq!(a.run(&piggyback(77, &b).remote_notice()).rcode, rcode::SUCCESS);
+        assert_eq!(a.run(&piggyback(77, &b).remote_notice()).rcode, Rcode::SUCCESS);
         assert_eq!(b.words(0, 1), [77]);
         assert_eq!(b.cq.exception().unwrap().irr, cqs::MRQ_OVERFLOW);
         b.cq.clear_exceptions();
@@ -159,7 +159,7 @@ fn notices_can_be_discarded() {
     let mut a = cluster.endpoint(0, 0, 0);
     let config = CqConfig { mrq_mask: MRQ_MASK_DISCARD, ..CqConfig::new(0, 0) };
     let mut b = cluster.endpoint_with(1, &config);
-    assert_eq!(a.run(&piggyback(3, &b).remote_notice()).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&piggyback(3, &b).remote_notice()).rcode, Rcode::SUCCESS);
     assert_eq!((b.words(0, 1), b.notices().len()), (vec![3], 0));
     assert_eq!(a.ids(), [MrqId::PutLast]);
 }
@@ -227,7 +227,7 @@ fn direct_descriptors_of_one_and_two() {
             let order = orders[n as usize % 4];
             a.cq.post_direct(&order, n).unwrap();
             let done = a.complete();
-            assert_eq!((done.cookie, done.rcode), (n, rcode::SUCCESS));
+            assert_eq!((done.cookie, done.rcode), (n, Rcode::SUCCESS));
             a.notices();
         }
         assert_eq!(b.bytes(0, 100), pattern(1, 100));
@@ -306,7 +306,7 @@ fn a_queue_entry_with_a_source_type_that_does_not_exist_stops_the_queue() {
     // Closing and opening it again helps.
     a.cq.close().unwrap();
     let mut again = cluster.endpoint(0, 0, 0);
-    assert_eq!(again.run(&Order::nop()).rcode, rcode::SUCCESS);
+    assert_eq!(again.run(&Order::nop()).rcode, Rcode::SUCCESS);
 }
 
 #[test]
@@ -326,12 +326,12 @@ fn fetch_stop_holds_the_queue_and_lets_it_go_on() {
 fn an_answer_that_never_comes_is_a_timeout() {
     let (cluster, mut a, b) = pair();
     cluster.lose_answers(true);
-    assert_eq!(a.run(&piggyback(4, &b)).rcode, rcode::TIMEOUT);
+    assert_eq!(a.run(&piggyback(4, &b)).rcode, Rcode::TIMEOUT);
     let get = Order::get(b.target(), b.at(0), a.at(0), 1 << 15);
-    assert_eq!(a.run(&get).rcode, rcode::TIMEOUT);
+    assert_eq!(a.run(&get).rcode, Rcode::TIMEOUT);
     assert_eq!(a.ids(), [MrqId::PutLastRemoteError, MrqId::GetLastRemoteError]);
     cluster.lose_answers(false);
-    assert_eq!(a.run(&get).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&get).rcode, Rcode::SUCCESS);
     // More than can be outstanding at a time, all without an answer.
     cluster.lose_answers(true);
     for n in 0..300 {
@@ -340,7 +340,7 @@ fn an_answer_that_never_comes_is_a_timeout() {
     a.cq.doorbell();
     for n in 0..300 {
         let done = a.complete();
-        assert_eq!((done.cookie, done.rcode), (n, rcode::TIMEOUT));
+        assert_eq!((done.cookie, done.rcode), (n, Rcode::TIMEOUT));
     }
 }
 
@@ -357,10 +357,10 @@ fn closing_forgets_what_was_under_way() {
     cluster.lose_answers(false);
     // The next owner of the queue hears nothing of its predecessor's commands.
     let mut a = cluster.endpoint(0, 0, 0);
-    assert_eq!(a.run(&Order::nop()).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&Order::nop()).rcode, Rcode::SUCCESS);
     cluster.pass(1_000_000_000);
     assert_eq!((a.cq.poll_tcq(), a.notices()), (None, vec![]));
-    assert_eq!(b.run(&piggyback(5, &a)).rcode, rcode::SUCCESS);
+    assert_eq!(b.run(&piggyback(5, &a)).rcode, Rcode::SUCCESS);
 }
 
 #[test]
@@ -421,9 +421,9 @@ fn piggyback_buffers_belong_to_their_queue() {
     let (first, second) = (long(&b, 1), long(&b, 2));
     let [buffer, put] = first.descriptors() else { panic!("two descriptors") };
     assert_eq!(buffer.header1().command(), Command::WritePiggybackBuffer as u8);
-    assert_eq!(a.run(&Order::raw(&[*buffer])).rcode, rcode::SUCCESS);
-    assert_eq!(c.run(&second).rcode, rcode::SUCCESS);
-    assert_eq!(a.run(&Order::raw(&[*put])).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&Order::raw(&[*buffer])).rcode, Rcode::SUCCESS);
+    assert_eq!(c.run(&second).rcode, Rcode::SUCCESS);
+    assert_eq!(a.run(&Order::raw(&[*put])).rcode, Rcode::SUCCESS);
     assert_eq!(b.bytes(0, 32), [1; 32]);
 }
 
@@ -434,7 +434,7 @@ fn strong_order_moves_every_byte_of_any_length() {
         b.buffer.fill(0);
         a.fill(0, &pattern(len as u64, len));
         let order = Order::put(b.target(), b.at(0), a.at(0), len as u32).strong_order();
-        assert_eq!(a.run(&order).rcode, rcode::SUCCESS);
+        assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
         assert_eq!(b.bytes(0, len), pattern(len as u64, len));
         assert_eq!(b.bytes(len, 8), [0; 8]);
     }

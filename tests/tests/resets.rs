@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::{CqsReg, Register};
 use tofu_abi::table::PageSize;
-use tofu_abi::{CqId, StagOffset, TniId, rcode};
+use tofu_abi::{CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_fabric::Shape;
 use tofu_inproc::{Buffer, InProcess};
@@ -46,7 +46,7 @@ fn at(offset: u64) -> StagOffset {
 }
 
 /// Runs a command, and returns how it ended.
-fn run(cq: &mut Cq<InProcess>, order: &Order) -> u8 {
+fn run(cq: &mut Cq<InProcess>, order: &Order) -> Rcode {
     cq.post_and_ring(order, 0).unwrap();
     let done = cq.wait_tcq(LONG).expect("every command ends").rcode;
     while cq.poll_mrq().is_some() {}
@@ -91,13 +91,13 @@ fn upset(rounds: u32, what: impl Fn(u32, &Node, &Device<InProcess>) + Sync) {
                 let data = pattern(n, SIZE);
                 buffers[0].write(0, &data);
                 let order = Order::put(victim, at(0), at(0), SIZE as u32).remote_notice();
-                assert_ne!(run(&mut cq, &order), rcode::TIMEOUT, "refused, but not unanswered");
+                assert_ne!(run(&mut cq, &order), Rcode::TIMEOUT, "refused, but not unanswered");
                 let order = Order::get(victim, at(0), at(0), SIZE as u32).remote_notice();
-                assert_ne!(run(&mut cq, &order), rcode::TIMEOUT, "refused, but not unanswered");
+                assert_ne!(run(&mut cq, &order), Rcode::TIMEOUT, "refused, but not unanswered");
                 // What happens to one neighbour is nothing to the other.
                 buffers[0].write(0, &data);
                 let order = Order::put(bystander, at(0), at(0), SIZE as u32);
-                assert_eq!(run(&mut cq, &order), rcode::SUCCESS);
+                assert_eq!(run(&mut cq, &order), Rcode::SUCCESS);
                 let mut found = vec![0; SIZE];
                 buffers[2].read(0, &mut found);
                 assert!(found == data, "round {n}");
@@ -125,7 +125,7 @@ fn upset(rounds: u32, what: impl Fn(u32, &Node, &Device<InProcess>) + Sync) {
         let device = start(nodes[1], &platforms[1]);
         let mut cq = open(&device, &buffers[1]);
         let order = Order::get(bystander, at(0), at(0), 8);
-        assert_ne!(run(&mut cq, &order), rcode::TIMEOUT);
+        assert_ne!(run(&mut cq, &order), Rcode::TIMEOUT);
     });
 }
 

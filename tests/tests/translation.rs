@@ -5,10 +5,9 @@ use std::sync::atomic::Ordering;
 use tofu_abi::desc::{ArmwOp, Descriptor};
 use tofu_abi::irq::cqs;
 use tofu_abi::queue::MrqId;
-use tofu_abi::rcode::{self, REMOTE};
 use tofu_abi::regs::{CqsReg, Register};
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
-use tofu_abi::{CqId, StagOffset, TniId, desc::MAX_MESSAGE};
+use tofu_abi::{CqId, Rcode, StagOffset, TniId, desc::MAX_MESSAGE};
 use tofu_driver::{Access, CqConfig, DmaBuffer, MemoryRange, Order};
 use tofu_inproc::Buffer;
 use tofu_tests::{Cluster, Endpoint, pattern};
@@ -94,7 +93,7 @@ impl Handmade {
 }
 
 /// What to break, the code that it is answered with and the exception that goes with it.
-type Fault = (&'static str, fn(&Handmade), u8, u64);
+type Fault = (&'static str, fn(&Handmade), Rcode, u64);
 
 const FAR: u64 = 0xff_0000_0000;
 
@@ -104,58 +103,58 @@ fn faults() -> Vec<Fault> {
         (
             "table off",
             |h| h.set(CqsReg::SteeringTableEnable, 0),
-            rcode::STEERING_TABLE_DISABLED,
+            Rcode::STEERING_TABLE_DISABLED,
             ST,
         ),
-        ("table short", |h| h.set(CqsReg::SteeringTableSize, 5), rcode::STAG_RANGE, ST),
-        ("table gone", |h| h.set(CqsReg::SteeringTableIpa, FAR), rcode::STEERING_UNREADABLE, ST),
+        ("table short", |h| h.set(CqsReg::SteeringTableSize, 5), Rcode::STAG_RANGE, ST),
+        ("table gone", |h| h.set(CqsReg::SteeringTableIpa, FAR), Rcode::STEERING_UNREADABLE, ST),
         (
             "table at the end",
             |h| h.set(CqsReg::SteeringTableIpa, u64::MAX - 80),
-            rcode::STEERING_UNREADABLE,
+            Rcode::STEERING_UNREADABLE,
             ST,
         ),
         (
             "entry off",
             |h| h.steering(Handmade::good_steering().with_enable(false), 1 << 14),
-            rcode::STAG_DISABLED,
+            Rcode::STAG_DISABLED,
             ST,
         ),
-        ("entry short", |h| h.steering(Handmade::good_steering(), 0x1007), rcode::OFFSET_RANGE, ST),
+        ("entry short", |h| h.steering(Handmade::good_steering(), 0x1007), Rcode::OFFSET_RANGE, ST),
         (
             "blocks off",
             |h| h.set(CqsReg::MemoryBlockTableEnable, 0),
-            rcode::MEMORY_BLOCK_TABLE_DISABLED,
+            Rcode::MEMORY_BLOCK_TABLE_DISABLED,
             MB,
         ),
-        ("blocks short", |h| h.set(CqsReg::MemoryBlockTableSize, 9), rcode::MEMORY_BLOCK_RANGE, MB),
+        ("blocks short", |h| h.set(CqsReg::MemoryBlockTableSize, 9), Rcode::MEMORY_BLOCK_RANGE, MB),
         (
             "blocks gone",
             |h| h.set(CqsReg::MemoryBlockTableIpa, FAR),
-            rcode::MEMORY_BLOCK_UNREADABLE,
+            Rcode::MEMORY_BLOCK_UNREADABLE,
             MB,
         ),
         (
             "block off",
             |h| h.block(h.good_block().with_enable(false), PAGES),
-            rcode::MEMORY_BLOCK_DISABLED,
+            Rcode::MEMORY_BLOCK_DISABLED,
             MB,
         ),
-        ("page size 3", |h| h.block(h.good_block().with_ps(3), PAGES), rcode::BAD_PAGE_SIZE, MB),
-        ("page size 6", |h| h.block(h.good_block().with_ps(6), PAGES), rcode::BAD_PAGE_SIZE, MB),
-        ("page size 7", |h| h.block(h.good_block().with_ps(7), PAGES), rcode::BAD_PAGE_SIZE, MB),
-        ("block short", |h| h.block(h.good_block(), 1), rcode::PAGE_RANGE, MB),
+        ("page size 3", |h| h.block(h.good_block().with_ps(3), PAGES), Rcode::BAD_PAGE_SIZE, MB),
+        ("page size 6", |h| h.block(h.good_block().with_ps(6), PAGES), Rcode::BAD_PAGE_SIZE, MB),
+        ("page size 7", |h| h.block(h.good_block().with_ps(7), PAGES), Rcode::BAD_PAGE_SIZE, MB),
+        ("block short", |h| h.block(h.good_block(), 1), Rcode::PAGE_RANGE, MB),
         (
             "pages gone",
             |h| h.block(h.good_block().with_ipa(FAR), PAGES),
-            rcode::PAGE_UNREADABLE,
+            Rcode::PAGE_UNREADABLE,
             MB,
         ),
-        ("page off", |h| h.page(1, h.good_page(1).with_enable(false)), rcode::PAGE_DISABLED, MB),
+        ("page off", |h| h.page(1, h.good_page(1).with_enable(false)), Rcode::PAGE_DISABLED, MB),
         (
             "page gone",
             |h| h.page(1, PageEntry(0).with_enable(true).with_ipa(FAR)),
-            rcode::PAYLOAD_ACCESS,
+            Rcode::PAYLOAD_ACCESS,
             PAYLOAD_READ_EXCEPTION,
         ),
     ]
@@ -187,7 +186,7 @@ fn a_fault_at_the_initiator_is_told_to_it_alone() {
         assert_eq!(b.notices(), [], "{name}");
         assert_eq!(b.cq.exception(), None, "{name}");
         restore(&a);
-        assert_eq!(a.end.run(&put).rcode, rcode::SUCCESS, "{name} repaired");
+        assert_eq!(a.end.run(&put).rcode, Rcode::SUCCESS, "{name} repaired");
         assert_eq!((a.end.ids(), b.ids()), (vec![MrqId::PutLast], vec![MrqId::PutLastHalfway]));
     }
 }
@@ -216,7 +215,7 @@ fn a_fault_at_the_target_is_told_to_both() {
         ),
     ];
     for (name, damage, code, exception) in faults() {
-        let code = if code == rcode::STEERING_TABLE_DISABLED { code } else { code + REMOTE };
+        let code = code.remote();
         for (order, error, halfway) in orders {
             damage(&b);
             let order = order(&a, &b).remote_notice();
@@ -235,7 +234,7 @@ fn a_fault_at_the_target_is_told_to_both() {
             assert_eq!(seen, expected, "{name}");
             b.end.cq.clear_exceptions();
             restore(&b);
-            assert_eq!(a.run(&order).rcode, rcode::SUCCESS, "{name} repaired");
+            assert_eq!(a.run(&order).rcode, Rcode::SUCCESS, "{name} repaired");
             assert_eq!(b.end.ids(), [halfway]);
             a.notices();
         }
@@ -251,7 +250,7 @@ fn of_a_message_that_fails_whole_tlps_land_and_nothing_of_the_others() {
     b.page(2, b.good_page(2).with_enable(false));
     // TLPs of 1024 bytes: seven whole ones lie below page 2, the eighth would cross into it.
     let order = Order::put(b.end.target(), b.at(512), a.at(0), 0x2800).mtu(1024);
-    assert_eq!(a.run(&order).rcode, rcode::PAGE_DISABLED + REMOTE);
+    assert_eq!(a.run(&order).rcode, Rcode::PAGE_DISABLED.remote());
     let mut bytes = vec![0; 0x4000];
     b.buffer.read(0, &mut bytes);
     assert!(bytes[..512].iter().all(|x| *x == 0));
@@ -261,10 +260,10 @@ fn of_a_message_that_fails_whole_tlps_land_and_nothing_of_the_others() {
 
     // The same when every TLP has a notice: what landed is noticed, the rest is not.
     let order = order.packet_response().remote_notice();
-    assert_eq!(a.run(&order).rcode, rcode::PAGE_DISABLED + REMOTE);
+    assert_eq!(a.run(&order).rcode, Rcode::PAGE_DISABLED.remote());
     assert_eq!(b.end.ids(), [MrqId::PutHalfway; 7]);
     b.page(0, b.good_page(0).with_enable(false));
-    assert_eq!(a.run(&order).rcode, rcode::PAGE_DISABLED + REMOTE);
+    assert_eq!(a.run(&order).rcode, Rcode::PAGE_DISABLED.remote());
     assert_eq!(b.end.notices(), [], "nothing landed");
 }
 
@@ -276,18 +275,18 @@ fn read_only_memory_can_be_read_and_not_written() {
     b.fill(0, &[3; 64]);
     let range = [MemoryRange::of(&b.buffer)];
     let ro = b.cq.register(&range, PageSize::Size4K, Access::ReadOnly, None).unwrap();
-    let code = rcode::READ_ONLY + REMOTE;
+    let code = Rcode::READ_ONLY.remote();
     assert_eq!(a.run(&Order::put(b.target(), ro.at(0), a.at(0), 8)).rcode, code);
     let piggyback = Order::put_piggyback(b.target(), ro.at(0), &[9]).unwrap();
     assert_eq!(a.run(&piggyback).rcode, code);
     let armw = Order::armw8(b.target(), ArmwOp::Or, ro.at(0), 0);
     assert_eq!(a.run(&armw).rcode, code, "an atomic that changes nothing is a write all the same");
-    assert_eq!(a.run(&Order::get(b.target(), ro.at(0), a.at(0), 64)).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&Order::get(b.target(), ro.at(0), a.at(0), 64)).rcode, Rcode::SUCCESS);
     assert_eq!(a.bytes(0, 64), [3; 64]);
     assert_eq!(b.bytes(0, 64), [3; 64]);
     // Reading from read-only memory is fine for the own Put, writing is not for the own Get.
-    assert_eq!(b.run(&Order::put(a.target(), a.at(0), ro.at(0), 8)).rcode, rcode::SUCCESS);
-    assert_eq!(b.run(&Order::get(a.target(), a.at(0), ro.at(0), 8)).rcode, rcode::READ_ONLY);
+    assert_eq!(b.run(&Order::put(a.target(), a.at(0), ro.at(0), 8)).rcode, Rcode::SUCCESS);
+    assert_eq!(b.run(&Order::get(a.target(), a.at(0), ro.at(0), 8)).rcode, Rcode::READ_ONLY);
 }
 
 #[test]
@@ -309,7 +308,7 @@ fn offset_and_length_are_checked_to_the_byte() {
         ((1 << 40) - 1, 2, false),
     ] {
         let order = Order::get(b.end.target(), b.at(offset), a.at(0), n);
-        let expected = if fits { rcode::SUCCESS } else { rcode::OFFSET_RANGE + REMOTE };
+        let expected = if fits { Rcode::SUCCESS } else { Rcode::OFFSET_RANGE.remote() };
         assert_eq!(a.run(&order).rcode, expected, "{offset} + {n}");
     }
 }
@@ -321,7 +320,7 @@ fn the_start_of_the_address_space_is_in_units_of_256() {
     let b = Handmade::new(&cluster, 1);
     b.steering(Handmade::good_steering().with_mbva_units(0x11), 4096);
     a.fill(0, &pattern(8, 100));
-    assert_eq!(a.run(&Order::put(b.end.target(), b.at(3), a.at(0), 100)).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&Order::put(b.end.target(), b.at(3), a.at(0), 100)).rcode, Rcode::SUCCESS);
     let mut bytes = [0; 100];
     b.buffer.read(0x1103, &mut bytes);
     assert_eq!(bytes[..], pattern(8, 100));
@@ -342,7 +341,7 @@ fn every_page_size_works_with_pages_in_any_order() {
             [MemoryRange { addr: base + 2 * n, len: n }, MemoryRange { addr: base, len: n }];
         let stag = b.cq.register(&ranges, size, Access::ReadWrite, None).unwrap();
         let order = Order::put(b.target(), stag.at(n - 1000), a.at(0), 3000);
-        assert_eq!(a.run(&order).rcode, rcode::SUCCESS, "{size:?}");
+        assert_eq!(a.run(&order).rcode, Rcode::SUCCESS, "{size:?}");
         let mut low = vec![0; 2000];
         let mut high = vec![0; 1000];
         block.read(3 * n as usize - 1000, &mut high);
@@ -363,7 +362,7 @@ fn huge_pages_reach_as_far_as_there_is_memory() {
         let stag = b.cq.register(&range, size, Access::ReadWrite, None).unwrap();
         b.buffer.fill(0);
         let order = Order::put(b.target(), stag.at(40), a.at(0), 64);
-        assert_eq!(a.run(&order).rcode, rcode::SUCCESS, "{size:?}");
+        assert_eq!(a.run(&order).rcode, Rcode::SUCCESS, "{size:?}");
         assert_eq!(b.bytes(40, 64), pattern(10, 64), "{size:?}");
         b.cq.unregister(stag).unwrap();
     }
@@ -377,9 +376,9 @@ fn a_piece_that_leaves_the_memory_is_no_memory() {
     let end = cluster.memory_end(1);
     let range = [MemoryRange { addr: end - 4096, len: 8192 }];
     let stag = b.cq.register(&range, PageSize::Size64K, Access::ReadWrite, None).unwrap();
-    let code = rcode::PAYLOAD_ACCESS + REMOTE;
+    let code = Rcode::PAYLOAD_ACCESS.remote();
     assert_eq!(a.run(&Order::put(b.target(), stag.at(4090), a.at(0), 7)).rcode, code);
-    assert_eq!(a.run(&Order::put(b.target(), stag.at(4090), a.at(0), 6)).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&Order::put(b.target(), stag.at(4090), a.at(0), 6)).rcode, Rcode::SUCCESS);
     assert_eq!(a.run(&Order::put(b.target(), stag.at(4096), a.at(0), 1)).rcode, code);
 }
 
@@ -391,11 +390,11 @@ fn an_unregistered_stag_is_disabled_at_once() {
     let range = [MemoryRange::of(&b.buffer)];
     let stag = b.cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(100)).unwrap();
     let order = Order::put(b.target(), stag.at(0), a.at(0), 8);
-    assert_eq!(a.run(&order).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
     b.cq.unregister(stag).unwrap();
-    assert_eq!(a.run(&order).rcode, rcode::STAG_DISABLED + REMOTE);
+    assert_eq!(a.run(&order).rcode, Rcode::STAG_DISABLED.remote());
     b.cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(100)).unwrap();
-    assert_eq!(a.run(&order).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
 }
 
 #[test]
@@ -404,12 +403,12 @@ fn tables_may_be_cached_until_they_are_flushed() {
     let mut a = cluster.endpoint(0, 0, 0);
     let b = Handmade::new(&cluster, 1);
     let order = Order::put(b.end.target(), b.at(0), a.at(0), 8);
-    assert_eq!(a.run(&order).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
     b.steering.store_u64(STAG as usize * 16, 0, Ordering::Release);
     let cached = a.run(&order).rcode;
-    assert!(cached == rcode::SUCCESS || cached == rcode::STAG_DISABLED + REMOTE, "{cached:#x}");
+    assert!(cached == Rcode::SUCCESS || cached == Rcode::STAG_DISABLED.remote(), "{cached:#x}");
     b.flush();
-    assert_eq!(a.run(&order).rcode, rcode::STAG_DISABLED + REMOTE);
+    assert_eq!(a.run(&order).rcode, Rcode::STAG_DISABLED.remote());
 }
 
 #[test]
@@ -420,10 +419,10 @@ fn a_memory_block_may_be_shared_and_stags_may_be_large() {
     let mut b = b;
     let range = [MemoryRange::of(&b.buffer)];
     let stag = b.cq.register(&range, PageSize::Size64K, Access::ReadWrite, Some(65535)).unwrap();
-    assert_eq!(a.run(&Order::put(b.target(), stag.at(0), a.at(0), 8)).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&Order::put(b.target(), stag.at(0), a.at(0), 8)).rcode, Rcode::SUCCESS);
     // 18 bits of STag: one that the table does not have.
     let beyond = StagOffset::new(1, 65536, 0);
-    let code = rcode::STAG_RANGE + REMOTE;
+    let code = Rcode::STAG_RANGE.remote();
     assert_eq!(a.run(&Order::put(b.target(), beyond, a.at(0), 8)).rcode, code);
 }
 
@@ -438,12 +437,12 @@ fn a_page_table_may_be_its_own_page() {
     b.steering(Handmade::good_steering(), u64::MAX);
     a.fill(0, &[0xff; 16384]);
     let order = Order::put(b.end.target(), b.at(0), a.at(0), 16384);
-    assert_eq!(a.run(&order).rcode, rcode::SUCCESS);
+    assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
     // What it wrote there are enabled entries that lead out of the memory.
-    assert_eq!(a.run(&order).rcode, rcode::PAYLOAD_ACCESS + REMOTE);
+    assert_eq!(a.run(&order).rcode, Rcode::PAYLOAD_ACCESS.remote());
     let mut long = Order::get(b.end.target(), b.at(0), a.at(0), MAX_MESSAGE).descriptors()[0];
     long = Descriptor([long.0[0], long.0[1], b.at(1 << 39).0, long.0[3]]);
-    assert_ne!(a.run(&Order::raw(&[long])).rcode, rcode::SUCCESS);
+    assert_ne!(a.run(&Order::raw(&[long])).rcode, Rcode::SUCCESS);
     let status = Register::Cqs { tni: TniId::ALL[0], cq: CqId::ALL[0], reg: CqsReg::Status };
     assert_ne!(cluster.device(1).read(status), 0, "the queue is alive");
 }

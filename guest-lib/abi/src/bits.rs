@@ -5,7 +5,8 @@
 
 /// Defines a newtype over `u64` with one getter and one `with_` setter for each field.
 ///
-/// A field is `name: type @ low..=high`; `bool` fields take a single bit.
+/// A field is `name: type @ low..=high`; `bool` fields take a single bit, [`Rcode`](crate::Rcode)
+/// fields eight.
 /// Setters mask their argument, so a value that is too wide never spills into a
 /// neighbouring field.
 #[macro_export]
@@ -39,7 +40,7 @@ macro_rules! bitfield {
                 #[inline]
                 #[must_use]
                 pub const fn $with(self, value: $ty) -> Self {
-                    Self($crate::bits::insert(self.0, value as u64, $lo, $hi))
+                    Self($crate::bits::insert(self.0, $crate::bitfield!(@put $ty, value), $lo, $hi))
                 }
             )*
         }
@@ -67,6 +68,11 @@ macro_rules! bitfield {
     (@get bool, $raw:expr, $lo:literal, $hi:literal) => {
         $crate::bits::extract($raw, $lo, $hi) != 0
     };
+    (@get Rcode, $raw:expr, $lo:literal, $hi:literal) => {
+        $crate::Rcode::new($crate::bits::extract($raw, $lo, $hi) as u8)
+    };
+    (@put Rcode, $value:expr) => { $value.raw() as u64 };
+    (@put $ty:tt, $value:expr) => { $value as u64 };
     (@get $ty:tt, $raw:expr, $lo:literal, $hi:literal) => {
         $crate::bits::extract($raw, $lo, $hi) as $ty
     };

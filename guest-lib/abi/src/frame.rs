@@ -17,7 +17,7 @@
 //! keeps the target's TNI.
 
 use crate::addr::{Coords, Path, StagOffset};
-use crate::bitfield;
+use crate::{Rcode, bitfield};
 
 /// Bytes of a routing header.
 pub const ROUTING_HEADER_SIZE: usize = 8;
@@ -154,8 +154,8 @@ pub enum TlpKind {
 /// What a device reports of a request of another node that it refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What the other node was answered, see [`crate::rcode`].
-    pub rcode: u8,
+    /// What the other node was answered, see [`Rcode`].
+    pub rcode: Rcode,
     /// Control queue of the initiator.
     pub source_cq: u8,
     /// Code of the command ([`crate::desc::Command`]): PUT, GET or ATOMIC_READ_MODIFY_WRITE.
@@ -174,7 +174,7 @@ impl Report {
 
     /// The report as it lies in memory.
     pub fn to_bytes(&self) -> [u8; Self::SIZE] {
-        let word0 = u64::from(self.rcode)
+        let word0 = u64::from(self.rcode.raw())
             | u64::from(self.source_cq) << 8
             | u64::from(self.command) << 16
             | u64::from(self.length) << 32;
@@ -194,7 +194,7 @@ impl Report {
             *word = u64::from_le_bytes(le);
         }
         Self {
-            rcode: words[0] as u8,
+            rcode: Rcode::new(words[0] as u8),
             source_cq: (words[0] >> 8) as u8,
             command: (words[0] >> 16) as u8,
             length: (words[0] >> 32) as u32,

@@ -5,7 +5,7 @@
 //! zeroed, so entries of the first lap have the flip bit set ([`RingIndex`]).
 
 use crate::addr::{Coords, Path, StagOffset};
-use crate::bitfield;
+use crate::{Rcode, bitfield};
 
 /// Largest size code of a queue.
 pub const MAX_SIZE_CODE: u64 = 5;
@@ -81,8 +81,8 @@ bitfield! {
         counter_unmatch / with_counter_unmatch: bool @ 5..=5,
         /// Flip bit.
         flip / with_flip: bool @ 7..=7,
-        /// How the command ended, see [`crate::rcode`].
-        rcode / with_rcode: u8 @ 8..=15,
+        /// How the command ended, see [`Rcode`].
+        rcode / with_rcode: Rcode @ 8..=15,
         /// Bytes of the message.
         length / with_length: u32 @ 32..=55,
     }
@@ -95,8 +95,8 @@ bitfield! {
         flip / with_flip: bool @ 7..=7,
         /// What happened, see [`MrqId`].
         id / with_id: u8 @ 8..=15,
-        /// How it ended, see [`crate::rcode`].
-        rcode / with_rcode: u8 @ 16..=23,
+        /// How it ended, see [`Rcode`].
+        rcode / with_rcode: Rcode @ 16..=23,
         /// Path: A coordinate.
         pa / with_pa: u8 @ 28..=28,
         /// Path: B coordinate.

@@ -3,24 +3,20 @@
 //! Public are 0, success, and 0x10, steering table disabled. All others are ours: each
 //! failure has its own, so that a driver can tell what to mend. The same code stands in
 //! the initiator's TCQ entry and, unless the command was refused before anything was sent,
-//! in its MRQ entry. Codes 0x10 to 0x2f speak of an address; [`REMOTE`] is added when it is
-//! the remote one, except for [`STEERING_TABLE_DISABLED`], which is the same for both.
+//! in its MRQ entry. Codes 0x10 to 0x2f speak of an address; 0x20 is added when it is
+//! the remote one ([`Rcode::remote`]), except for [`Rcode::STEERING_TABLE_DISABLED`], which is the
+//! same for both.
 
 use core::fmt;
 
 /// A result code. Hardware may answer with one that has no name here.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Rcode(u8);
 
 /// Defines the codes together with their texts.
 macro_rules! rcodes {
     ($( $(#[$meta:meta])* $name:ident = $code:literal, $text:literal; )*) => {
-        $( $(#[$meta])* pub const $name: u8 = $code; )*
-
-        /// Every code with a short text.
-        pub const ALL: &[(u8, &str)] = &[$(($code, $text)),*];
-
         impl Rcode {
             $( $(#[$meta])* pub const $name: Self = Self($code); )*
 
@@ -104,30 +100,9 @@ rcodes! {
     TIMEOUT = 0x51, "no answer in time";
 }
 
-/// Added to a code of 0x11 to 0x1f when the address at fault is the remote one.
-pub const REMOTE: u8 = 0x20;
-
-/// Whether the code reports an address at fault at the target.
-pub const fn is_remote_address(code: u8) -> bool {
-    code >= 0x11 + REMOTE && code <= 0x1f + REMOTE
-}
-
-/// Whether the code reports a fault of the command or memory on the initiator's side.
-///
-/// [`STEERING_TABLE_DISABLED`] counts as local: the code alone does not tell.
-pub const fn is_local(code: u8) -> bool {
-    code != SUCCESS && code <= 0x1f
-}
-
-/// A short text for a code.
-pub fn describe(code: u8) -> &'static str {
-    let base = if is_remote_address(code) { code - REMOTE } else { code };
-    ALL.iter().find(|(c, _)| *c == base).map_or("unknown result code", |(_, text)| text)
-}
-
 impl Rcode {
     /// Added to a code of 0x11 to 0x1f when the address at fault is the remote one.
-    const REMOTE: u8 = REMOTE;
+    const REMOTE: u8 = 0x20;
 
     /// The code with this number.
     #[inline]
@@ -154,6 +129,12 @@ impl Rcode {
         if self.0 > 0x10 && self.0 <= 0x1f { Self(self.0 + Self::REMOTE) } else { self }
     }
 
+    /// The same fault as whoever owns the address sees it: the inverse of [`Rcode::remote`].
+    #[must_use]
+    pub const fn local(self) -> Self {
+        if self.is_remote_address() { Self(self.0 - Self::REMOTE) } else { self }
+    }
+
     /// Whether the code reports an address at fault at the target.
     pub const fn is_remote_address(self) -> bool {
         self.0 > 0x10 + Self::REMOTE && self.0 <= 0x1f + Self::REMOTE
@@ -168,8 +149,8 @@ impl Rcode {
 
     /// Name and text of the code, at whichever end.
     fn known(self) -> Option<(&'static str, &'static str)> {
-        let base = if self.is_remote_address() { self.0 - Self::REMOTE } else { self.0 };
-        Self::ALL.iter().find(|(code, ..)| code.0 == base).map(|(_, name, text)| (*name, *text))
+        let base = self.local();
+        Self::ALL.iter().find(|(code, ..)| *code == base).map(|(_, name, text)| (*name, *text))
     }
 
     /// A short text for the code.

@@ -581,13 +581,13 @@ fn descriptors_are_the_golden_words() {
 #[test]
 fn entries_and_tables_are_the_golden_words() {
     assert_eq!(
-        TcqEntry(0).with_flip(true).with_rcode(0x50).with_length(0x12_3456).0,
+        TcqEntry(0).with_flip(true).with_rcode(Rcode::LINK_DOWN).with_length(0x12_3456).0,
         0x12_3456_0000_5080
     );
     let word0 = MrqWord0(0)
         .with_flip(true)
         .with_id(9)
-        .with_rcode(0x10)
+        .with_rcode(Rcode::STEERING_TABLE_DISABLED)
         .with_coords(Coords::new(1, 2, 3, 1, 2, 1))
         .with_i(4);
     assert_eq!(word0.0, 0x8d03_0201_0010_0980);
@@ -733,9 +733,11 @@ proptest! {
         check_setter!(raw, value, StagOffset {
             offset / with_offset: u64, stag / with_stag: u32, cqid / with_cqid: u8,
         });
-        check_setter!(raw, value, TcqEntry {
-            rcode / with_rcode: u8, length / with_length: u32,
-        });
+        check_setter!(raw, value, TcqEntry { length / with_length: u32 });
+        let ended = TcqEntry(raw).with_rcode(Rcode::new(value as u8));
+        prop_assert_eq!(ended.0 & !0xff00, raw & !0xff00);
+        prop_assert_eq!(ended.rcode().raw(), value as u8);
+        prop_assert_eq!(TcqEntry(raw).with_rcode(TcqEntry(raw).rcode()).0, raw);
         check_setter!(raw, value, MrqWord1 {
             edata / with_edata: u16, length / with_length: u16, op / with_op: u8,
         });

@@ -15,7 +15,7 @@ use tofu_abi::queue::{
 };
 use tofu_abi::regs::{CqsMode, KERNEL_CQ, TniReg, tni_base};
 use tofu_abi::table::{PageSize, TABLE_ALIGN};
-use tofu_abi::{StagOffset, rcode};
+use tofu_abi::{Rcode, StagOffset};
 
 use crate::cq::{Cq, CqConfig, OpenError};
 use crate::device::{Device, DeviceError, IrqUnit};
@@ -151,15 +151,15 @@ impl core::error::Error for SendError {}
 pub struct Sent {
     /// What it was sent with.
     pub cookie: u32,
-    /// [`rcode::SUCCESS`] if the network has taken it, or why it was lost. That it was taken does
+    /// [`Rcode::SUCCESS`] if the network has taken it, or why it was lost. That it was taken does
     /// not mean that it arrives.
-    pub rcode: u8,
+    pub rcode: Rcode,
 }
 
 impl Sent {
     /// Whether the network has taken the packet.
     pub const fn is_success(&self) -> bool {
-        self.rcode == rcode::SUCCESS
+        self.rcode.is_success()
     }
 }
 
@@ -208,7 +208,7 @@ pub struct Packets<P: Platform> {
     share: Option<Stag>,
     fetch: Option<Stag>,
     /// Gets that have ended: cookie and result code.
-    fetched: VecDeque<(u32, u8)>,
+    fetched: VecDeque<(u32, Rcode)>,
     /// Next entry of the packet buffer queue to write.
     lend: RingIndex,
     /// Next entry of the packet receive queue to read.
@@ -523,7 +523,7 @@ impl<P: Platform> Packets<P> {
 
     /// The next of the [`Packets::fetch`]es that have ended: its cookie and result code.
     /// [`Packets::poll_sent_or_lost`] finds them.
-    pub fn poll_fetched(&mut self) -> Option<(u32, u8)> {
+    pub fn poll_fetched(&mut self) -> Option<(u32, Rcode)> {
         self.fetched.pop_front()
     }
 

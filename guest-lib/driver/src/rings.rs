@@ -8,9 +8,9 @@ use core::fmt;
 use core::mem;
 use core::sync::atomic::Ordering;
 
+use tofu_abi::Rcode;
 use tofu_abi::desc::{DESC_SIZE, Descriptor, Header1, source_type};
 use tofu_abi::queue::{MRQ_ENTRY_SIZE, MrqEntry, MrqWord0, RingIndex, TCQ_ENTRY_SIZE, TcqEntry};
-use tofu_abi::rcode;
 use tofu_abi::regs::CqReg;
 use tofu_abi::table::TABLE_ALIGN;
 
@@ -35,8 +35,8 @@ impl core::error::Error for Full {}
 pub struct Completion {
     /// What the command was posted with.
     pub cookie: u64,
-    /// How it ended, see [`tofu_abi::rcode`].
-    pub rcode: u8,
+    /// How it ended, see [`Rcode`](tofu_abi::Rcode).
+    pub rcode: Rcode,
     /// The entry's length field: bytes of the message.
     pub length: u32,
 }
@@ -44,7 +44,7 @@ pub struct Completion {
 impl Completion {
     /// Whether the command did what it should.
     pub const fn is_success(&self) -> bool {
-        self.rcode == rcode::SUCCESS
+        self.rcode.is_success()
     }
 }
 

@@ -11,7 +11,7 @@ use tofu_abi::irq::{cqs, vector};
 use tofu_abi::queue::{MrqEntry, MrqId, MrqWord0, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, NodeAddress, Register, TniReg, TniState, TofuReg};
 use tofu_abi::table::PageSize;
-use tofu_abi::{Coords, CqId, StagOffset, TniId, rcode};
+use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DeviceError, DmaBuffer, DmaError, Full, IrqError, MemoryRange,
     OpenError, Order, Platform, StagError, Target, WaitError,
@@ -204,7 +204,7 @@ fn open() -> (Fake, Cq<Fake>) {
     (fake, cq)
 }
 
-fn complete(fake: &Fake, count: u64, rcode: u8) {
+fn complete(fake: &Fake, count: u64, rcode: Rcode) {
     let entry = TcqEntry(0).with_flip((count / 2048) & 1 == 0).with_rcode(rcode).with_length(7);
     fake.memory_at(CqsReg::TcqIpa).set((count % 2048) as usize, entry.0);
 }
@@ -426,9 +426,9 @@ fn posting_fills_the_ring_over_laps_and_stops_when_full() {
         assert_eq!(cq.post(&Order::nop(), 0), Err(Full));
         for count in lap * 2048..posted {
             assert_eq!(cq.poll_tcq(), None);
-            complete(&fake, count, rcode::SUCCESS);
+            complete(&fake, count, Rcode::SUCCESS);
             let done = cq.poll_tcq().unwrap();
-            assert_eq!((done.cookie, done.rcode, done.length), (count, 0, 7));
+            assert_eq!((done.cookie, done.rcode, done.length), (count, Rcode::SUCCESS, 7));
         }
         assert_eq!(cq.free_slots(), 2048);
     }
@@ -464,7 +464,7 @@ fn a_command_of_two_descriptors_needs_two_slots_and_completes_once() {
         cq.post(&Order::nop(), i).unwrap();
     }
     assert_eq!(cq.post(&order, 0), Err(Full));
-    complete(&fake, 0, 0);
+    complete(&fake, 0, Rcode::SUCCESS);
     assert_eq!(cq.poll_tcq().unwrap().cookie, 0);
     // The command wraps around: its halves have different flip bits.
     cq.post(&order, 99).unwrap();
@@ -472,17 +472,17 @@ fn a_command_of_two_descriptors_needs_two_slots_and_completes_once() {
     assert_eq!([toq.word(2047 * 4), toq.word(2047 * 4 + 1)], [0x280, 4]);
     assert_eq!(toq.word(0) & 0xff80, 0x0e00);
     for count in 1..2048 {
-        complete(&fake, count, 0);
+        complete(&fake, count, Rcode::SUCCESS);
     }
     for cookie in 1..2047 {
         assert_eq!(cq.poll_tcq().unwrap().cookie, cookie);
     }
     assert_eq!(cq.poll_tcq(), None);
     assert!(!cq.is_ready());
-    complete(&fake, 2048, 0x50);
+    complete(&fake, 2048, Rcode::LINK_DOWN);
     assert!(cq.is_ready());
     let done = cq.poll_tcq().unwrap();
-    assert_eq!((done.cookie, done.rcode), (99, 0x50));
+    assert_eq!((done.cookie, done.rcode), (99, Rcode::LINK_DOWN));
 }
 
 #[test]
@@ -513,7 +513,7 @@ fn direct_descriptors_keep_their_place_in_the_queue() {
     cq.post_direct(&Order::nop(), 2).unwrap();
     assert_eq!(fake.take_writes(), [(cq_reg(CqReg::FetchStart), 1)]);
     assert_eq!(toq.word(12), 0x80);
-    complete(&fake, 2, 0);
+    complete(&fake, 2, Rcode::SUCCESS);
     cq.post_direct(&Order::nop(), 3).unwrap();
     assert_eq!(fake.take_writes().len(), 4);
 }

@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use tofu_abi::Coords;
+use tofu_abi::Rcode;
 use tofu_abi::queue::PrqRcode;
-use tofu_abi::rcode;
 use tofu_driver::{
     Device, DmaBuffer, Lost, PacketConfig, PacketError, Packets, Platform, Received, Target,
 };
@@ -115,7 +115,7 @@ struct Out<P: Platform> {
     /// Packets that found no way, or no buffer.
     lost: u64,
     /// Result code of the last one that was lost.
-    last_loss: Option<u8>,
+    last_loss: Option<Rcode>,
     now_ns: u64,
 }
 
@@ -236,7 +236,7 @@ impl<P: Platform> Out<P> {
         };
         let next = attempt.saturating_add(1);
         let tni = self.packets.tni();
-        let way = (lost.sent.rcode == rcode::LINK_DOWN)
+        let way = (lost.sent.rcode == Rcode::LINK_DOWN)
             .then(|| route(&self.config.shape, self.me, to, tni, next))
             .flatten();
         if let Some(target) = way {
@@ -401,8 +401,8 @@ impl<P: Platform> Link<P> {
         self.out.lost
     }
 
-    /// Why the last of them was: a result code, see [`tofu_abi::rcode`].
-    pub fn last_loss(&self) -> Option<u8> {
+    /// Why the last of them was: a result code, see [`Rcode`](tofu_abi::Rcode).
+    pub fn last_loss(&self) -> Option<Rcode> {
         self.out.last_loss
     }
 
@@ -545,7 +545,7 @@ impl<P: Platform> Link<P> {
     fn take_fetched(&mut self) -> Option<Taken> {
         while let Some((slot, rcode)) = self.out.packets.poll_fetched() {
             let slot = slot as usize;
-            if rcode != rcode::SUCCESS {
+            if rcode != Rcode::SUCCESS {
                 self.out.last_loss = Some(rcode);
                 self.unfetched(slot);
                 self.fetch();

@@ -6,8 +6,7 @@
 //! So a packet is sent through every port from time to time, that its neighbour does not look at:
 //! a confirmation that nobody waits for.
 
-use tofu_abi::rcode;
-use tofu_abi::Coords;
+use tofu_abi::{Coords, Rcode};
 use tofu_ipotofu::topology::{Shape, PORT_NAMES};
 use tofu_ipotofu::wire::{Repr, HEADER_SIZE};
 use tofu_ipotofu::PacketTarget;
@@ -87,9 +86,9 @@ impl Ports {
     }
 
     /// What became of the packet that was sent through a port to learn of that.
-    pub(super) fn answered(&mut self, port: u8, code: u8) {
+    pub(super) fn answered(&mut self, port: u8, code: Rcode) {
         let state = match code {
-            rcode::LINK_DOWN => Port::Down,
+            Rcode::LINK_DOWN => Port::Down,
             _ => Port::Up,
         };
         if let Some(place) = self.ports.get_mut(usize::from(port)) {

@@ -4,7 +4,7 @@
 
 use kernel::prelude::*;
 
-use tofu_abi::{rcode, Coords};
+use tofu_abi::{Coords, Rcode};
 use tofu_ipotofu::addr;
 use tofu_ipotofu::offer::{Message, Offer, Room, Slots, MIN_FRAME, SHUN_LAPSED_NS, SHUN_NS, SLOTS};
 use tofu_ipotofu::offload::{Facts, FACTS_SIZE};
@@ -31,7 +31,7 @@ pub(super) struct Long {
     /// The node whose next frame waits for a slot, and with it all others.
     blocked: Option<Coords>,
     /// Slots for which a Get has ended, and how, in the order of the commands.
-    fetched: KVVec<(u8, u8)>,
+    fetched: KVVec<(u8, Rcode)>,
 }
 
 impl Long {
@@ -57,7 +57,7 @@ impl Long {
     }
 
     /// Takes note of the end of a Get.
-    pub(super) fn ended(&mut self, slot: u8, code: u8) {
+    pub(super) fn ended(&mut self, slot: u8, code: Rcode) {
         // There is room, as there is one for each slot.
         let _ = self.fetched.push_within_capacity((slot, code));
     }
@@ -252,7 +252,7 @@ impl RxState {
         let mut tx = link.tx.lock();
         let (slot, code) = tx.long.fetched.remove(0).ok()?;
         let slot = usize::from(slot);
-        let frame = if code == rcode::SUCCESS {
+        let frame = if code == Rcode::SUCCESS {
             let offer = self.fetches.take(slot)?;
             let frame = self.copy(&tx, queue, slot, &offer);
             self.answer(link, &mut tx, false, now);

@@ -5,7 +5,7 @@
 use kernel::prelude::*;
 
 use tofu_abi::frame::SYSTEM_PAYLOAD_MAX;
-use tofu_abi::{rcode, Coords};
+use tofu_abi::{Coords, Rcode};
 use tofu_ipotofu::addr::{self, Mac};
 use tofu_ipotofu::neighbor::{Answer, Place};
 use tofu_ipotofu::offer::FETCHES;
@@ -430,8 +430,8 @@ impl Tx {
                 }
                 Purpose::Unicast | Purpose::Broadcast => true,
             };
-            if is_packet && code != rcode::SUCCESS {
-                if code == rcode::LINK_DOWN {
+            if is_packet && code != Rcode::SUCCESS {
+                if code == Rcode::LINK_DOWN {
                     self.ports.suspect();
                 }
                 self.retry(link, &order, code, now);
@@ -443,12 +443,12 @@ impl Tx {
 
     /// Sends a lost packet another way, or, if it is a broadcast for a node that cannot be
     /// reached, to those to which that node would have handed it on.
-    fn retry(&mut self, link: &Link, order: &Order, code: u8, now: u64) {
+    fn retry(&mut self, link: &Link, order: &Order, code: Rcode, now: u64) {
         let Some(sender) = self.sender.as_mut() else {
             return;
         };
         let next = order.attempt.saturating_add(1);
-        let way = (code == rcode::LINK_DOWN)
+        let way = (code == Rcode::LINK_DOWN)
             .then(|| route(&link.shape, link.me, order.to, link.tni, next))
             .flatten();
         if let Some(target) = way {

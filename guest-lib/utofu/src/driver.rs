@@ -3,7 +3,6 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use tofu_abi::Coords;
 use tofu_abi::barrier::{BgAddress, Profile};
 use tofu_abi::desc::Descriptor;
 use tofu_abi::irq::bgs;
@@ -11,6 +10,7 @@ use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op, Value};
 use tofu_abi::regs::{CqsMode, NUM_TNI};
 use tofu_abi::table::PageSize;
+use tofu_abi::{Coords, Rcode};
 use tofu_driver::{
     Access, ChannelConfig, ChannelError, Cq, CqConfig, Device, Full, Gate, MemoryRange, OpenError,
     Order, Outcome, Platform, Stag, StagError, StartError, TimedOut,
@@ -471,7 +471,7 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
     }
 
     #[inline]
-    fn poll_completion(&mut self) -> Option<u8> {
+    fn poll_completion(&mut self) -> Option<Rcode> {
         let found = self.cq.poll_tcq().map(|done| done.rcode);
         self.polled(found)
     }

@@ -1,8 +1,8 @@
 //! Message receive queue entries as programs see them.
 
+use tofu_abi::Rcode;
 use tofu_abi::StagOffset;
 use tofu_abi::queue::{MrqEntry, MrqId};
-use tofu_abi::rcode;
 
 use crate::error::Code;
 use crate::ids::VcqId;
@@ -38,8 +38,8 @@ impl NoticeKind {
 pub struct Notice {
     /// What it is about.
     pub kind: NoticeKind,
-    /// How the command ended, see [`tofu_abi::rcode`]. Always success for commands of others.
-    pub rcode: u8,
+    /// How the command ended, see [`Rcode`](tofu_abi::Rcode). Always success for commands of others.
+    pub rcode: Rcode,
     /// The VCQ at the other end.
     pub vcq_id: VcqId,
     /// The command's data for notices.
@@ -157,40 +157,39 @@ impl Entry {
 }
 
 /// The return code for the result code of a transmit complete queue entry.
-pub(crate) fn tcq_code(code: u8) -> Code {
+pub(crate) fn tcq_code(code: Rcode) -> Code {
     match code {
-        rcode::SUCCESS => Code::Success,
-        rcode::BAD_LENGTH | rcode::OFFSET_RANGE => Code::TcqLength,
-        rcode::UNDEFINED_COMMAND
-        | rcode::NOT_PERMITTED
-        | rcode::BAD_MTU
-        | rcode::BAD_OPERATOR
-        | rcode::UNSUPPORTED_COMMAND => Code::TcqDesc,
-        rcode::PAYLOAD_ACCESS => Code::TcqMemory,
-        rcode::STAG_RANGE..=rcode::PAGE_DISABLED => Code::TcqStadd,
+        Rcode::SUCCESS => Code::Success,
+        Rcode::BAD_LENGTH | Rcode::OFFSET_RANGE => Code::TcqLength,
+        Rcode::UNDEFINED_COMMAND
+        | Rcode::NOT_PERMITTED
+        | Rcode::BAD_MTU
+        | Rcode::BAD_OPERATOR
+        | Rcode::UNSUPPORTED_COMMAND => Code::TcqDesc,
+        Rcode::PAYLOAD_ACCESS => Code::TcqMemory,
+        code if (Rcode::STAG_RANGE..=Rcode::PAGE_DISABLED).contains(&code) => Code::TcqStadd,
         _ => Code::TcqOther,
     }
 }
 
 /// The return code for the result code of a message receive queue entry.
-pub(crate) fn mrq_code(code: u8) -> Code {
-    if rcode::is_remote_address(code) {
-        return match code - rcode::REMOTE {
-            rcode::OFFSET_RANGE => Code::MrqRmtLength,
-            rcode::PAYLOAD_ACCESS => Code::MrqRmtMemory,
+pub(crate) fn mrq_code(code: Rcode) -> Code {
+    if code.is_remote_address() {
+        return match code.local() {
+            Rcode::OFFSET_RANGE => Code::MrqRmtLength,
+            Rcode::PAYLOAD_ACCESS => Code::MrqRmtMemory,
             _ => Code::MrqRmtStadd,
         };
     }
     match code {
-        rcode::SUCCESS => Code::Success,
-        rcode::OFFSET_RANGE => Code::MrqLclLength,
-        rcode::PAYLOAD_ACCESS => Code::MrqLclMemory,
-        rcode::STAG_RANGE..=rcode::ALIGNMENT => Code::MrqLclStadd,
-        rcode::NO_SUCH_NODE
-        | rcode::NO_SUCH_PATH
-        | rcode::TNI_DISABLED..=rcode::TARGET_DMA_OFF
-        | rcode::LINK_DOWN
-        | rcode::TIMEOUT => Code::MrqPeer,
+        Rcode::SUCCESS => Code::Success,
+        Rcode::OFFSET_RANGE => Code::MrqLclLength,
+        Rcode::PAYLOAD_ACCESS => Code::MrqLclMemory,
+        code if (Rcode::STAG_RANGE..=Rcode::ALIGNMENT).contains(&code) => Code::MrqLclStadd,
+        Rcode::NO_SUCH_NODE | Rcode::NO_SUCH_PATH | Rcode::LINK_DOWN | Rcode::TIMEOUT => {
+            Code::MrqPeer
+        }
+        code if (Rcode::TNI_DISABLED..=Rcode::TARGET_DMA_OFF).contains(&code) => Code::MrqPeer,
         _ => Code::MrqOther,
     }
 }
@@ -214,18 +213,18 @@ mod tests {
 
     #[test]
     fn every_result_code_has_a_return_code() {
-        for &(code, text) in rcode::ALL {
-            for code in [code, code | rcode::REMOTE] {
-                let success = code == rcode::SUCCESS;
+        for &(code, _, text) in Rcode::ALL {
+            for code in [code, code.remote()] {
+                let success = code == Rcode::SUCCESS;
                 assert_eq!(tcq_code(code) == Code::Success, success, "{text}");
                 assert_eq!(mrq_code(code) == Code::Success, success, "{text}");
             }
         }
-        assert_eq!(tcq_code(rcode::STAG_DISABLED), Code::TcqStadd);
-        assert_eq!(tcq_code(rcode::STAG_DISABLED + rcode::REMOTE), Code::TcqOther);
-        assert_eq!(mrq_code(rcode::STAG_DISABLED), Code::MrqLclStadd);
-        assert_eq!(mrq_code(rcode::STAG_DISABLED + rcode::REMOTE), Code::MrqRmtStadd);
-        assert_eq!(mrq_code(rcode::READ_ONLY + rcode::REMOTE), Code::MrqRmtStadd);
-        assert_eq!(mrq_code(rcode::CQ_DISABLED), Code::MrqPeer);
+        assert_eq!(tcq_code(Rcode::STAG_DISABLED), Code::TcqStadd);
+        assert_eq!(tcq_code(Rcode::STAG_DISABLED.remote()), Code::TcqOther);
+        assert_eq!(mrq_code(Rcode::STAG_DISABLED), Code::MrqLclStadd);
+        assert_eq!(mrq_code(Rcode::STAG_DISABLED.remote()), Code::MrqRmtStadd);
+        assert_eq!(mrq_code(Rcode::READ_ONLY.remote()), Code::MrqRmtStadd);
+        assert_eq!(mrq_code(Rcode::CQ_DISABLED), Code::MrqPeer);
     }
 }

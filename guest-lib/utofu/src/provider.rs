@@ -2,11 +2,11 @@
 
 use alloc::boxed::Box;
 
-use tofu_abi::Coords;
 use tofu_abi::barrier::Profile;
 use tofu_abi::desc::Descriptor;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op, Value};
+use tofu_abi::{Coords, Rcode};
 use tofu_driver::Full;
 
 #[allow(unused_imports, reason = "for links")]
@@ -146,7 +146,7 @@ pub trait Queue {
     fn ring(&mut self);
 
     /// The result code of the next command, in the order of posting.
-    fn poll_completion(&mut self) -> Option<u8>;
+    fn poll_completion(&mut self) -> Option<Rcode>;
 
     /// The next notice.
     fn poll_notice(&mut self) -> Option<MrqEntry>;
@@ -194,7 +194,7 @@ impl<Q: Queue + ?Sized> Queue for Box<Q> {
         (**self).ring();
     }
 
-    fn poll_completion(&mut self) -> Option<u8> {
+    fn poll_completion(&mut self) -> Option<Rcode> {
         (**self).poll_completion()
     }
 

@@ -3,6 +3,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
+use tofu_abi::Rcode;
 
 use crate::command::Command;
 use crate::error::{Code, Error};
@@ -22,8 +23,8 @@ const MAX_WAITING: usize = 1 << 17;
 pub struct Completion {
     /// What the command was posted with.
     pub cbdata: usize,
-    /// How it ended, see [`tofu_abi::rcode`].
-    pub rcode: u8,
+    /// How it ended, see [`Rcode`](tofu_abi::Rcode).
+    pub rcode: Rcode,
 }
 
 impl Completion {

@@ -11,7 +11,7 @@ use tofu_abi::frame::{
     TlpHeader, TlpKind, frame_size,
 };
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg, NUM_CQ, Register, TniReg};
-use tofu_abi::{Coords, CqId, Doorbell, Path, StagOffset, TniId, rcode};
+use tofu_abi::{Coords, CqId, Doorbell, Path, Rcode, StagOffset, TniId};
 use tofu_fabric::{Class, DiscardReason, Packet, Port, PortCounters, Way, XbCounters};
 use tofu_icc::{Answer, Body, Config, Host, Icc, Net, Payload, Request, SharedPages, Tag};
 use vm_memory::{MmapRegion, VolatileMemory};
@@ -142,7 +142,7 @@ impl Bench {
             2 if !self.requests.is_empty() => {
                 let index = u.choose_index(self.requests.len())?;
                 let packet = self.requests.swap_remove(index);
-                self.icc.undeliverable(&packet, rcode::LINK_DOWN, self.now());
+                self.icc.undeliverable(&packet, Rcode::LINK_DOWN, self.now());
             }
             3 => {
                 self.host.0.fetch_add(u.arbitrary::<u32>()?.into(), SeqCst);
@@ -232,7 +232,7 @@ impl Bench {
             position,
             length,
             done: if u.arbitrary()? { length } else { number(u)? },
-            rcode: if u.arbitrary()? { 0 } else { u.arbitrary()? },
+            rcode: Rcode::new(if u.arbitrary()? { 0 } else { u.arbitrary()? }),
             request_ps: u.arbitrary()?,
         };
         let body = match u.int_in_range(0..=6)? {

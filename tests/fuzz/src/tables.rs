@@ -6,7 +6,7 @@ use arbitrary::{Result, Unstructured};
 use tofu_abi::desc::{ArmwOp, Command, DESC_SIZE, Descriptor, Header1, Header2};
 use tofu_abi::queue::{TCQ_ENTRY_SIZE, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg};
-use tofu_abi::{StagOffset, rcode};
+use tofu_abi::{Rcode, StagOffset};
 
 use crate::world::{
     BLOCKS, CQ, DATA, HIGH, HIGH_SIZE, LOW, LOW_SIZE, MRQ_RANGE, Memory, PAGES, STEERING,
@@ -173,7 +173,7 @@ fn command(world: &World, roots: &[Roots; 2], posted: u64, u: &mut Unstructured<
         there.ranges.len() == 1 && there.ranges[0].start.is_multiple_of(length.max(1).into());
     let possible = there.complete && here.complete && (!atomic || aligned);
     assert_eq!(
-        done.rcode() == rcode::SUCCESS,
+        done.rcode() == Rcode::SUCCESS,
         possible,
         "{command:?} of {length} bytes from {local:?} to {remote:?} ended with {:#x}",
         done.rcode()

@@ -11,7 +11,7 @@ use tofu_abi::table::{
     MEMORY_BLOCK_ENTRY_SIZE, MemoryBlock, PAGE_ENTRY_SIZE, PageEntry, PageSize,
     STEERING_ENTRY_SIZE, Steering,
 };
-use tofu_abi::{Coords, CqId, StagOffset, TniId, pci, rcode};
+use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId, pci};
 use tofu_machine::{Machine, MachineConfig, Node};
 use tofu_pci::{PciFunction, regs};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -322,7 +322,7 @@ impl World {
         self.run(64);
         let done = TcqEntry(self.memory[2].word(TCQ + slot * TCQ_ENTRY_SIZE as u64));
         assert!(done.flip(), "the bystanders' Put has not completed");
-        assert_eq!((done.rcode(), done.length()), (rcode::SUCCESS, BYSTANDER_LENGTH as u32));
+        assert_eq!((done.rcode(), done.length()), (Rcode::SUCCESS, BYSTANDER_LENGTH as u32));
         let mut data = [[0; BYSTANDER_LENGTH]; 2];
         self.memory[2].read(STAG_3 + from, &mut data[0]);
         self.memory[3].read(STAG_3 + to, &mut data[1]);

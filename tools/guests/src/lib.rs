@@ -41,7 +41,7 @@ use core::sync::atomic::Ordering;
 use tofu_abi::desc::ArmwOp;
 use tofu_abi::irq::cqs::{MRQ_WRITE_ACKNOWLEDGE, TCQ_WRITE_ACKNOWLEDGE};
 use tofu_abi::table::PageSize;
-use tofu_abi::{Coords, StagOffset, rcode};
+use tofu_abi::{Coords, Rcode, StagOffset};
 use tofu_driver::topology::Shape;
 use tofu_driver::{
     Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target,
@@ -355,7 +355,7 @@ impl Comm {
                 return Ok(notice.old_value());
             }
             if !is_not_up(done.rcode) || now_ns() - start > START_NS {
-                return Err(fail!("{}", rcode::describe(done.rcode)));
+                return Err(fail!("{}", done.rcode.describe()));
             }
             self.pause(pause);
             pause = (2 * pause).min(RETRY_MAX_NS);
@@ -378,7 +378,7 @@ impl Comm {
         while let Some(done) = self.cq.poll_tcq() {
             self.started -= 1;
             if !done.is_success() {
-                return Err(fail!("{}", rcode::describe(done.rcode)));
+                return Err(fail!("{}", done.rcode.describe()));
             }
         }
         Ok(())
@@ -457,7 +457,7 @@ impl Comm {
                 "command {} of {}: {}",
                 done.cookie,
                 last.map_or(0, |i| i + 1),
-                rcode::describe(done.rcode)
+                done.rcode.describe()
             )),
         }
     }
@@ -518,14 +518,14 @@ impl Comm {
 }
 
 /// Whether a command with this result may work later because its target is still starting.
-fn is_not_up(code: u8) -> bool {
-    const STAG_DISABLED: u8 = rcode::STAG_DISABLED + rcode::REMOTE;
+fn is_not_up(code: Rcode) -> bool {
+    const STAG_DISABLED: Rcode = Rcode::STAG_DISABLED.remote();
     matches!(
         code,
-        rcode::TARGET_DMA_OFF
-            | rcode::TNI_DISABLED
-            | rcode::CQ_DISABLED
-            | rcode::STEERING_TABLE_DISABLED
+        Rcode::TARGET_DMA_OFF
+            | Rcode::TNI_DISABLED
+            | Rcode::CQ_DISABLED
+            | Rcode::STEERING_TABLE_DISABLED
             | STAG_DISABLED
     )
 }

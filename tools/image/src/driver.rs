@@ -89,6 +89,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "abi/src/bits.rs",
     "abi/src/desc.rs",
     "abi/src/frame.rs",
+    "abi/src/ids.rs",
     "abi/src/irq.rs",
     "abi/src/lib.rs",
     "abi/src/pci.rs",

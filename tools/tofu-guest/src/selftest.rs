@@ -10,7 +10,7 @@ use tofu_abi::desc::ArmwOp;
 use tofu_abi::irq::{cqs, vector};
 use tofu_abi::regs::NUM_TNI;
 use tofu_abi::table::PageSize;
-use tofu_abi::{StagOffset, rcode};
+use tofu_abi::{Rcode, StagOffset};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Stag, Target, WaitError,
 };
@@ -132,7 +132,7 @@ impl Loop {
     }
 
     /// Runs a command and returns how it ended and the old value that an atomic one brings.
-    fn end_of(&mut self, order: &Order) -> Result<(u8, u64), Fault> {
+    fn end_of(&mut self, order: &Order) -> Result<(Rcode, u64), Fault> {
         self.cq.post_and_ring(order, 0)?;
         let done = self.cq.wait_tcq(PATIENCE_NS)?;
         let notice = self.cq.wait_mrq(PATIENCE_NS)?;
@@ -142,12 +142,12 @@ impl Loop {
     /// The same, for a command that must succeed.
     fn run(&mut self, order: &Order) -> Result<u64, Fault> {
         let (code, old) = self.end_of(order)?;
-        ensure!(code == rcode::SUCCESS, "a command ended with: {}", rcode::describe(code));
+        ensure!(code == Rcode::SUCCESS, "a command ended with: {}", code.describe());
         Ok(old)
     }
 
     /// How a command ends that the queue reports by an exception as well, which may come first.
-    fn end_of_refused(&mut self, order: &Order) -> Result<u8, Fault> {
+    fn end_of_refused(&mut self, order: &Order) -> Result<Rcode, Fault> {
         self.cq.post_and_ring(order, 0)?;
         let mut waited = self.cq.wait_tcq(PATIENCE_NS);
         if matches!(waited, Err(WaitError::Exception(_))) {
@@ -296,11 +296,11 @@ fn stray(device: &Device<VfioPlatform>) -> Result<String, Fault> {
     let read = queue.end_of_refused(&Order::put(queue.to, queue.at(0), nowhere.at(0), 8))?;
     let write = queue.end_of_refused(&Order::put(queue.to, nowhere.at(0), queue.at(0), 8))?;
     for (what, code) in [("read", read), ("write", write)] {
-        let text = rcode::describe(code);
-        ensure!(code != rcode::SUCCESS, "a {what} of memory that was taken away: {text}");
+        let text = code.describe();
+        ensure!(code != Rcode::SUCCESS, "a {what} of memory that was taken away: {text}");
     }
     queue.cq.close()?;
-    Ok(format!("refused: {}, {}", rcode::describe(read), rcode::describe(write)))
+    Ok(format!("refused: {}, {}", read.describe(), write.describe()))
 }
 
 fn reset(device: &Device<VfioPlatform>) -> Result<String, Fault> {

@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use tofu_abi::regs::TniReg;
-use tofu_abi::{Coords, rcode};
+use tofu_abi::{Coords, Rcode};
 use tofu_driver::topology::Shape;
 use tofu_driver::{Device, PacketConfig};
 use tofu_ipotofu::{Config, Link};
@@ -311,7 +311,7 @@ impl Daemon {
             "tni": tni,
             "sessions": self.sessions,
             "addresses": addresses,
-            "last_loss": link.and_then(Link::last_loss).map(rcode::describe),
+            "last_loss": link.and_then(Link::last_loss).map(Rcode::describe),
             "counters": sum,
         })
     }

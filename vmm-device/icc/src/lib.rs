@@ -67,7 +67,7 @@ pub struct Config {
     /// Place of the node in the machine.
     pub coords: Coords,
     /// How long a command waits for an answer before it ends with
-    /// [`TIMEOUT`](tofu_abi::rcode::TIMEOUT), in nanoseconds.
+    /// [`TIMEOUT`](tofu_abi::Rcode::TIMEOUT), in nanoseconds.
     pub timeout_ns: u64,
     /// Modelled time from a doorbell to the first TLP on the link and from the last link to
     /// memory, in picoseconds: everything but the network.
@@ -151,7 +151,7 @@ impl Icc {
 
     /// PCI bus mastering: while it is off the device neither reads nor writes memory, and
     /// answers requests of others with
-    /// [`TARGET_DMA_OFF`](tofu_abi::rcode::TARGET_DMA_OFF). What it should have written to its
+    /// [`TARGET_DMA_OFF`](tofu_abi::Rcode::TARGET_DMA_OFF). What it should have written to its
     /// own queues it writes when bus mastering is on again.
     ///
     /// When a call that turns it off returns, the device does not touch memory any more.

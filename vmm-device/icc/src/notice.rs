@@ -11,7 +11,7 @@ use tofu_abi::queue::{
     MRQ_ENTRY_SIZE, MrqEntry, MrqId, MrqWord0, MrqWord1, RingIndex, TCQ_ENTRY_SIZE, TcqEntry,
 };
 use tofu_abi::regs::{CqReg, MRQ_MASK_DISCARD};
-use tofu_abi::{Coords, Path};
+use tofu_abi::{Coords, Path, Rcode};
 
 use crate::memory::DmaMemory;
 use crate::page::Page;
@@ -92,7 +92,7 @@ pub(crate) struct Outstanding {
     /// Bytes whose answers have not come yet, or 1 for a message without data.
     pub(crate) unanswered: u32,
     /// The first error.
-    pub(crate) rcode: u8,
+    pub(crate) rcode: Rcode,
     /// When the command is given up unless an answer comes, in nanoseconds.
     pub(crate) deadline_ns: u64,
     /// Order in which the commands were started; set by [`Completions::start`].
@@ -230,7 +230,7 @@ impl Completions {
 
     /// Ends an outstanding command: its TCQ entry, its MRQ notice, and then whatever notices
     /// of others waited for it.
-    pub(crate) fn finish(&mut self, index: u16, rcode: u8, old_value: u64, w: &mut Writer<'_>) {
+    pub(crate) fn finish(&mut self, index: u16, rcode: Rcode, old_value: u64, w: &mut Writer<'_>) {
         let Some(command) = self.window.get_mut(usize::from(index)).and_then(|place| place.take())
         else {
             return;
@@ -241,11 +241,12 @@ impl Completions {
             self.release_deferred(w);
             return;
         }
-        let id = if rcode == 0 { command.kind.last_id() } else { command.kind.last_error_id() };
-        let advance = if rcode == 0 { command.length } else { 0 };
+        let id =
+            if rcode.is_success() { command.kind.last_id() } else { command.kind.last_error_id() };
+        let advance = if rcode.is_success() { command.length } else { 0 };
         let tail = last_tlp(command.length, command.mtu);
         let mut entry = initiator_notice(&command, id, rcode, advance, tail);
-        if command.kind == Kind::Armw && rcode == 0 {
+        if command.kind == Kind::Armw && rcode.is_success() {
             entry.0[2] = old_value;
         }
         self.notice(entry, w);
@@ -259,7 +260,7 @@ impl Completions {
         index: u16,
         position: u32,
         done: u32,
-        rcode: u8,
+        rcode: Rcode,
         w: &mut Writer<'_>,
     ) {
         let Some(Some(command)) = self.window.get(usize::from(index)).copied() else {
@@ -271,11 +272,14 @@ impl Completions {
             let n = command.mtu.min(end - at);
             at += n;
             if at < command.length {
-                self.notice(initiator_notice(&command, command.kind.id(), 0, at, n), w);
+                self.notice(
+                    initiator_notice(&command, command.kind.id(), Rcode::SUCCESS, at, n),
+                    w,
+                );
             }
         }
         // After an error the TLP at fault has a notice of its own, unless it is the last one.
-        if rcode != 0 && end + command.mtu < command.length {
+        if !rcode.is_success() && end + command.mtu < command.length {
             let id = command.kind.error_id();
             self.notice(initiator_notice(&command, id, rcode, end, command.mtu), w);
         }
@@ -317,7 +321,7 @@ impl Completions {
     pub(crate) fn complete(
         &mut self,
         slot: Slot,
-        rcode: u8,
+        rcode: Rcode,
         length: u32,
         interrupt: bool,
         w: &mut Writer<'_>,
@@ -433,7 +437,7 @@ impl Completions {
         }
         for index in 0..self.window.len() {
             if self.window[index].is_some_and(|command| command.deadline_ns <= w.now_ns) {
-                self.finish(index as u16, tofu_abi::rcode::TIMEOUT, 0, w);
+                self.finish(index as u16, Rcode::TIMEOUT, 0, w);
             }
         }
     }
@@ -462,7 +466,7 @@ fn last_tlp(length: u32, mtu: u32) -> u32 {
 fn initiator_notice(
     command: &Outstanding,
     id: MrqId,
-    rcode: u8,
+    rcode: Rcode,
     advance: u32,
     tlp: u32,
 ) -> MrqEntry {
@@ -477,7 +481,7 @@ fn initiator_notice(
         path: command.header1.path(),
         edata: command.header2.edata(),
         // The TLP that the notice is for: behind it after a success, at it after an error.
-        initial: if rcode == 0 { advance <= tlp } else { error_at == 0 },
+        initial: if rcode.is_success() { advance <= tlp } else { error_at == 0 },
         length: tlp,
         local: command.local.advanced(u64::from(advance)),
         remote: command.remote.advanced(u64::from(advance)),
@@ -493,7 +497,7 @@ fn initiator_notice(
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Notice {
     pub(crate) id: MrqId,
-    pub(crate) rcode: u8,
+    pub(crate) rcode: Rcode,
     pub(crate) peer: Coords,
     pub(crate) peer_tni: u8,
     pub(crate) path: Path,

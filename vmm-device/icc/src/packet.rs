@@ -13,7 +13,7 @@ use tofu_abi::queue::{
     PBQ_ENTRY_SIZE, PRQ_ENTRY_SIZE, PbqEntry, PrqEntry, PrqRcode, RingIndex, queue_entries,
 };
 use tofu_abi::regs::{CACHE_INJECTION, TniReg};
-use tofu_abi::{Coords, TniId, rcode};
+use tofu_abi::{Coords, Rcode, TniId};
 use tofu_fabric::{Class, Packet, Port, Way};
 
 use crate::Icc;
@@ -218,7 +218,7 @@ impl Icc {
         command: Command,
         descriptor: &Descriptor,
         fault: impl FnOnce(u64),
-    ) -> Result<Packet<Body>, u8> {
+    ) -> Result<Packet<Body>, Rcode> {
         let (tni, mode) = (queue.tni, queue.mode());
         let header = descriptor.header1();
         let raw = matches!(command, Command::TransmitRawPacket1 | Command::TransmitRawPacket2);
@@ -228,7 +228,7 @@ impl Icc {
             _ => mode.system(),
         };
         if !allowed {
-            return Err(rcode::NOT_PERMITTED);
+            return Err(Rcode::NOT_PERMITTED);
         }
         let length = usize::from(descriptor.header2().packet_length());
         let fits = if raw {
@@ -237,26 +237,26 @@ impl Icc {
             (HEADER_SIZE..=HEADER_SIZE + SYSTEM_PAYLOAD_MAX).contains(&length)
         };
         if !fits {
-            return Err(rcode::BAD_LENGTH);
+            return Err(Rcode::BAD_LENGTH);
         }
         let hop = command == Command::TransmitRawPacket2;
         if !hop && TniId::new(header.ri()).is_none() {
-            return Err(rcode::NO_SUCH_NODE);
+            return Err(Rcode::NO_SUCH_NODE);
         }
         let port = Port::from_index(header.port().into());
         if hop && port.is_none() {
-            return Err(rcode::NO_SUCH_NODE);
+            return Err(Rcode::NO_SUCH_NODE);
         }
         let at = descriptor.packet_address();
         if !at.is_multiple_of(FRAME_ALIGN) {
             fault(cqs::PAYLOAD_READ_EXCEPTION);
-            return Err(rcode::ALIGNMENT);
+            return Err(Rcode::ALIGNMENT);
         }
         let size = if raw { length } else { frame_size(length - HEADER_SIZE) };
         let mut frame = vec![0; size];
         if self.memory().read(at, &mut frame[..length]).is_err() {
             fault(cqs::PAYLOAD_READ_EXCEPTION);
-            return Err(rcode::PAYLOAD_ACCESS);
+            return Err(Rcode::PAYLOAD_ACCESS);
         }
         let out = match (command, port) {
             (Command::TransmitRawPacket1, _) => self.raw(header, frame),
@@ -382,7 +382,7 @@ impl Icc {
         from: Peer,
         command: Command,
         request: &Request,
-        rcode: u8,
+        rcode: Rcode,
         now_ns: u64,
     ) {
         let unit = self.tni(tni);
@@ -477,16 +477,15 @@ const fn exception(code: PrqRcode) -> (PrqRcode, TniReg, TniReg) {
 }
 
 /// As what a request that was answered with `rcode` goes into the packet receive queue, if at all.
-fn exception_code(code: u8, request: &Request) -> Option<PrqRcode> {
-    let address = if rcode::is_remote_address(code) { code - rcode::REMOTE } else { code };
-    Some(match address {
-        rcode::SUCCESS | rcode::TNI_DISABLED | rcode::TARGET_DMA_OFF => return None,
-        rcode::ILLEGAL_TLP if !request.has_legal_mtu() => PrqRcode::IllegalTlpFlags,
-        rcode::ILLEGAL_TLP => PrqRcode::IllegalTlpLength,
-        rcode::STAG_RANGE | rcode::OFFSET_RANGE | rcode::MEMORY_BLOCK_RANGE | rcode::PAGE_RANGE => {
+fn exception_code(code: Rcode, request: &Request) -> Option<PrqRcode> {
+    Some(match code.local() {
+        Rcode::SUCCESS | Rcode::TNI_DISABLED | Rcode::TARGET_DMA_OFF => return None,
+        Rcode::ILLEGAL_TLP if !request.has_legal_mtu() => PrqRcode::IllegalTlpFlags,
+        Rcode::ILLEGAL_TLP => PrqRcode::IllegalTlpLength,
+        Rcode::STAG_RANGE | Rcode::OFFSET_RANGE | Rcode::MEMORY_BLOCK_RANGE | Rcode::PAGE_RANGE => {
             PrqRcode::AddressRangeException
         }
-        rcode::NO_SUCH_CQ | rcode::CQ_DISABLED | rcode::GPID | rcode::REMOTE_SUBNET => {
+        Rcode::NO_SUCH_CQ | Rcode::CQ_DISABLED | Rcode::GPID | Rcode::REMOTE_SUBNET => {
             PrqRcode::CqError
         }
         _ => PrqRcode::CqException,

@@ -6,7 +6,7 @@ use tofu_abi::desc::{ArmwOp, Command, MAX_MTU};
 use tofu_abi::irq::tnr::{self, PortRequest};
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::CqReg;
-use tofu_abi::{CqId, TniId, rcode};
+use tofu_abi::{CqId, Rcode, TniId};
 use tofu_fabric::{Class, DiscardReason, Packet, Port, Way};
 
 use crate::Icc;
@@ -58,7 +58,7 @@ impl Icc {
     /// A lost request ends its command with that code at once. A lost answer is nothing that
     /// this node could do anything about: whoever waits for it has a timeout. A lost signal of a
     /// barrier gate is an exception of the gate if its target does not exist.
-    pub fn undeliverable(&self, packet: &Packet<Body>, rcode: u8, now_ns: u64) {
+    pub fn undeliverable(&self, packet: &Packet<Body>, rcode: Rcode, now_ns: u64) {
         let Some(tni) = TniId::new(packet.src_tni) else {
             return;
         };
@@ -95,7 +95,7 @@ impl Icc {
         let from = Sender { packet_src: src, tni: src_tni, path };
         let peer = Peer { node: src, tni: src_tni };
         let log = |command, request: &Request, answer: &Answer| {
-            if answer.rcode != rcode::SUCCESS {
+            if answer.rcode != Rcode::SUCCESS {
                 self.log_exception(tni, peer, command, request, answer.rcode, now);
             }
         };
@@ -144,27 +144,27 @@ impl Icc {
     }
 
     /// The queue that a request is for, if it may take it.
-    fn admit(&self, tni: TniId, from: &Sender, request: &Request) -> Result<&Cq, u8> {
+    fn admit(&self, tni: TniId, from: &Sender, request: &Request) -> Result<&Cq, Rcode> {
         if !request.is_legal() {
-            return Err(rcode::ILLEGAL_TLP);
+            return Err(Rcode::ILLEGAL_TLP);
         }
         if !self.dma_enabled() {
-            return Err(rcode::TARGET_DMA_OFF);
+            return Err(Rcode::TARGET_DMA_OFF);
         }
         if !self.tni(tni).enabled() {
-            return Err(rcode::TNI_DISABLED);
+            return Err(Rcode::TNI_DISABLED);
         }
-        let cq = CqId::new(request.remote.cqid()).ok_or(rcode::NO_SUCH_CQ)?;
+        let cq = CqId::new(request.remote.cqid()).ok_or(Rcode::NO_SUCH_CQ)?;
         let queue = self.queue(tni, cq);
         if !queue.enabled() {
-            return Err(rcode::CQ_DISABLED);
+            return Err(Rcode::CQ_DISABLED);
         }
         if queue.gpid() != request.gpid {
-            return Err(rcode::GPID);
+            return Err(Rcode::GPID);
         }
         let n = from.packet_src;
         if !queue.mode().subnet_allows(n.x, n.y, n.z) {
-            return Err(rcode::REMOTE_SUBNET);
+            return Err(Rcode::REMOTE_SUBNET);
         }
         Ok(queue)
     }
@@ -173,22 +173,19 @@ impl Icc {
     ///
     /// Only now is it certain that a queue which is disabled meanwhile, or a device whose bus
     /// mastering is turned off, waits for this; so both are looked at once more.
-    fn pin(&self, queue: &Cq) -> Result<Pin, u8> {
+    fn pin(&self, queue: &Cq) -> Result<Pin, Rcode> {
         let pin = queue.tables.pin();
         match (queue.enabled(), self.dma_enabled()) {
-            (false, _) => Err(rcode::CQ_DISABLED),
-            (_, false) => Err(rcode::TARGET_DMA_OFF),
+            (false, _) => Err(Rcode::CQ_DISABLED),
+            (_, false) => Err(Rcode::TARGET_DMA_OFF),
             _ => Ok(pin),
         }
     }
 
     /// Reports a fault of an address at the target: an exception here, a code for the initiator.
-    fn target_fault(&self, queue: &Cq, fault: Fault) -> u8 {
+    fn target_fault(&self, queue: &Cq, fault: Fault) -> Rcode {
         queue.irq.request(self.host(), fault.irq);
-        match fault.rcode {
-            rcode::STEERING_TABLE_DISABLED => fault.rcode,
-            code => code + rcode::REMOTE,
-        }
+        fault.rcode.remote()
     }
 
     fn serve_put(
@@ -206,7 +203,7 @@ impl Icc {
             Err(rcode) => return refused(rcode),
         };
         if payload.len() < u64::from(request.length) {
-            return refused(rcode::ILLEGAL_TLP);
+            return refused(Rcode::ILLEGAL_TLP);
         }
         let pin = match self.pin(queue) {
             Ok(pin) => pin,
@@ -220,7 +217,7 @@ impl Icc {
             Access::Write,
         );
         let mut done = to.len;
-        let mut code = rcode::SUCCESS;
+        let mut code = Rcode::SUCCESS;
         if let Some(fault) = to.fault {
             // Whole TLPs only: of the one with the fault no byte is written.
             done -= done % request.mtu;
@@ -238,7 +235,7 @@ impl Icc {
             self.halfway_notices(queue, from, request, done, ids, now);
         }
         let last = request.position.saturating_add(request.length) == request.total;
-        if last && code == rcode::SUCCESS {
+        if last && code == Rcode::SUCCESS {
             self.advance_session(queue, request);
         }
         answer(request, done, code, request_ps)
@@ -278,7 +275,7 @@ impl Icc {
             Access::Read,
         );
         let mut done = range.len;
-        let mut code = rcode::SUCCESS;
+        let mut code = Rcode::SUCCESS;
         if let Some(fault) = range.fault {
             done -= done % request.mtu;
             code = self.target_fault(queue, fault);
@@ -317,7 +314,7 @@ impl Icc {
             Err(rcode) => return refused(rcode),
         };
         if request.length != 4 && request.length != 8 {
-            return refused(rcode::ILLEGAL_TLP);
+            return refused(Rcode::ILLEGAL_TLP);
         }
         let pin = match self.pin(queue) {
             Ok(pin) => pin,
@@ -336,7 +333,7 @@ impl Icc {
         // A word that is not aligned could span pages, and no host changes such a one as one.
         let addr = at.segments.first().map_or(0, |s| s.addr);
         if at.segments.len() != 1 || addr % u64::from(request.length) != 0 {
-            let fault = Fault { rcode: rcode::ALIGNMENT, irq: Fault::payload(true).irq };
+            let fault = Fault { rcode: Rcode::ALIGNMENT, irq: Fault::payload(true).irq };
             return refused(self.target_fault(queue, fault));
         }
         let mut old = 0;
@@ -357,7 +354,7 @@ impl Icc {
         if request.header2.remote_notice() {
             let notice = Notice {
                 id: MrqId::ArmwHalfway,
-                rcode: rcode::SUCCESS,
+                rcode: Rcode::SUCCESS,
                 peer: from.packet_src,
                 peer_tni: from.tni,
                 path: from.path,
@@ -370,7 +367,7 @@ impl Icc {
             self.remote_notices(queue, [notice], now);
         }
         self.advance_session(queue, request);
-        (answer(request, request.length, rcode::SUCCESS, request_ps), old)
+        (answer(request, request.length, Rcode::SUCCESS, request_ps), old)
     }
 
     /// Notices at the target for the `done` bytes of a burst: one for every TLP if the command
@@ -399,7 +396,7 @@ impl Icc {
                 let advance = u64::from(at - request.position);
                 notices.push(Notice {
                     id: if ends { last } else { each },
-                    rcode: rcode::SUCCESS,
+                    rcode: Rcode::SUCCESS,
                     peer: from.packet_src,
                     peer_tni: from.tni,
                     path: from.path,
@@ -540,7 +537,7 @@ impl Icc {
     }
 
     /// Counts `n` bytes of a command as answered and ends the command if these were the last.
-    pub(crate) fn account(&self, queue: &Cq, tag: Tag, n: u32, rcode: u8, old: u64, now: u64) {
+    pub(crate) fn account(&self, queue: &Cq, tag: Tag, n: u32, rcode: Rcode, old: u64, now: u64) {
         let mut writer = self.writer(queue, now);
         let held_until;
         {
@@ -551,7 +548,7 @@ impl Icc {
             let Some(command) = completions.find(tag.index, tag.generation) else {
                 return;
             };
-            if command.rcode == tofu_abi::rcode::SUCCESS {
+            if command.rcode == Rcode::SUCCESS {
                 command.rcode = rcode;
             }
             command.unanswered = command.unanswered.saturating_sub(n);
@@ -574,11 +571,11 @@ impl Icc {
 }
 
 /// The code that ends a command whose request was lost for this reason.
-pub const fn discard_rcode(reason: DiscardReason) -> u8 {
+pub const fn discard_rcode(reason: DiscardReason) -> Rcode {
     match reason {
-        DiscardReason::NoSuchNode => rcode::NO_SUCH_NODE,
-        DiscardReason::NoSuchPath => rcode::NO_SUCH_PATH,
-        _ => rcode::LINK_DOWN,
+        DiscardReason::NoSuchNode => Rcode::NO_SUCH_NODE,
+        DiscardReason::NoSuchPath => Rcode::NO_SUCH_PATH,
+        _ => Rcode::LINK_DOWN,
     }
 }
 
@@ -589,7 +586,7 @@ struct Sender {
     path: tofu_abi::Path,
 }
 
-fn answer(request: &Request, done: u32, rcode: u8, request_ps: u64) -> Answer {
+fn answer(request: &Request, done: u32, rcode: Rcode, request_ps: u64) -> Answer {
     Answer {
         tag: request.tag,
         position: request.position,

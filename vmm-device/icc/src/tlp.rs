@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tofu_abi::barrier::{BSEQ_MASK, GPID_MASK, OP_ERROR};
 use tofu_abi::desc::{ArmwOp, Header2, MAX_MESSAGE, MAX_MTU, MTU_UNIT};
 use tofu_abi::reduce::{MAX_INTEGERS, Op, Value};
-use tofu_abi::{BgId, CqId, StagOffset};
+use tofu_abi::{BgId, CqId, Rcode, StagOffset};
 
 use crate::memory::{DmaMemory, Segments};
 use crate::translate::Pin;
@@ -128,8 +128,8 @@ pub struct Answer {
     pub length: u32,
     /// Bytes of the burst that were written or read; less than `length` after an error.
     pub done: u32,
-    /// Result code, see [`tofu_abi::rcode`].
-    pub rcode: u8,
+    /// Result code, see [`Rcode`](tofu_abi::Rcode).
+    pub rcode: Rcode,
     /// Modelled time of the request's way, in picoseconds.
     pub request_ps: u64,
 }

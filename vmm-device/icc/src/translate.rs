@@ -9,7 +9,7 @@ use tofu_abi::table::{
     MEMORY_BLOCK_ENTRY_SIZE, MemoryBlock, PAGE_ENTRY_SIZE, PageEntry, PageSize,
     STEERING_ENTRY_SIZE, Steering,
 };
-use tofu_abi::{StagOffset, rcode};
+use tofu_abi::{Rcode, StagOffset};
 use tofu_sync::Epochs;
 
 use crate::memory::{Access, DmaMemory, Segment, Segments};
@@ -21,23 +21,23 @@ const CACHE_PLACES: usize = 32;
 /// the address, and the interrupt request that goes with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    pub(crate) rcode: u8,
+    pub(crate) rcode: Rcode,
     pub(crate) irq: u64,
 }
 
 impl Fault {
-    const fn steering(rcode: u8) -> Self {
+    const fn steering(rcode: Rcode) -> Self {
         Self { rcode, irq: cqs::STEERING_READ_EXCEPTION }
     }
 
-    const fn memory_block(rcode: u8) -> Self {
+    const fn memory_block(rcode: Rcode) -> Self {
         Self { rcode, irq: cqs::MB_READ_EXCEPTION }
     }
 
     /// Memory at a translated address that cannot be read or written.
     pub(crate) const fn payload(write: bool) -> Self {
         let irq = if write { cqs::PAYLOAD_WRITE_EXCEPTION } else { cqs::PAYLOAD_READ_EXCEPTION };
-        Self { rcode: rcode::PAYLOAD_ACCESS, irq }
+        Self { rcode: Rcode::PAYLOAD_ACCESS, irq }
     }
 }
 
@@ -158,7 +158,7 @@ impl Tables {
 
     fn mapping(&self, memory: &dyn DmaMemory, pin: &Pin, stag: u32) -> Result<Mapping, Fault> {
         if !self.steering_enable.load(SeqCst) {
-            return Err(Fault::steering(rcode::STEERING_TABLE_DISABLED));
+            return Err(Fault::steering(Rcode::STEERING_TABLE_DISABLED));
         }
         let place = stag as usize % CACHE_PLACES;
         {
@@ -181,33 +181,33 @@ impl Tables {
 
     fn read_mapping(&self, memory: &dyn DmaMemory, pin: &Pin, stag: u32) -> Result<Mapping, Fault> {
         if u64::from(stag) >= self.steering_size.load(SeqCst) {
-            return Err(Fault::steering(rcode::STAG_RANGE));
+            return Err(Fault::steering(Rcode::STAG_RANGE));
         }
-        let unreadable = |_| Fault::steering(rcode::STEERING_UNREADABLE);
+        let unreadable = |_| Fault::steering(Rcode::STEERING_UNREADABLE);
         let at = entry_address(&self.steering_ipa, u64::from(stag), STEERING_ENTRY_SIZE)
-            .ok_or(Fault::steering(rcode::STEERING_UNREADABLE))?;
+            .ok_or(Fault::steering(Rcode::STEERING_UNREADABLE))?;
         let steering = Steering(memory.load(at).map_err(unreadable)?);
         if !steering.enable() {
-            return Err(Fault::steering(rcode::STAG_DISABLED));
+            return Err(Fault::steering(Rcode::STAG_DISABLED));
         }
         let length = memory.load(at + 8).map_err(unreadable)?;
 
         if !self.block_enable.load(SeqCst) {
-            return Err(Fault::memory_block(rcode::MEMORY_BLOCK_TABLE_DISABLED));
+            return Err(Fault::memory_block(Rcode::MEMORY_BLOCK_TABLE_DISABLED));
         }
         let mbid = u64::from(steering.mbid());
         if mbid >= self.block_size.load(SeqCst) {
-            return Err(Fault::memory_block(rcode::MEMORY_BLOCK_RANGE));
+            return Err(Fault::memory_block(Rcode::MEMORY_BLOCK_RANGE));
         }
-        let unreadable = |_| Fault::memory_block(rcode::MEMORY_BLOCK_UNREADABLE);
+        let unreadable = |_| Fault::memory_block(Rcode::MEMORY_BLOCK_UNREADABLE);
         let at = entry_address(&self.block_ipa, mbid, MEMORY_BLOCK_ENTRY_SIZE)
-            .ok_or(Fault::memory_block(rcode::MEMORY_BLOCK_UNREADABLE))?;
+            .ok_or(Fault::memory_block(Rcode::MEMORY_BLOCK_UNREADABLE))?;
         let block = MemoryBlock(memory.load(at).map_err(unreadable)?);
         if !block.enable() {
-            return Err(Fault::memory_block(rcode::MEMORY_BLOCK_DISABLED));
+            return Err(Fault::memory_block(Rcode::MEMORY_BLOCK_DISABLED));
         }
         let page =
-            PageSize::from_code(block.ps()).ok_or(Fault::memory_block(rcode::BAD_PAGE_SIZE))?;
+            PageSize::from_code(block.ps()).ok_or(Fault::memory_block(Rcode::BAD_PAGE_SIZE))?;
         let pages = memory.load(at + 8).map_err(unreadable)?;
         Ok(Mapping {
             stag,
@@ -238,11 +238,11 @@ impl Tables {
             Err(fault) => return Translation::failed(fault),
         };
         if access.writes() && m.readonly {
-            return Translation::failed(Fault::steering(rcode::READ_ONLY));
+            return Translation::failed(Fault::steering(Rcode::READ_ONLY));
         }
         let offset = at.offset();
         if offset > m.length {
-            return Translation::failed(Fault::steering(rcode::OFFSET_RANGE));
+            return Translation::failed(Fault::steering(Rcode::OFFSET_RANGE));
         }
         let mut t = Translation { segments: Segments::new(), len: 0, fault: None };
         let within = u64::from(len).min(m.length - offset) as u32;
@@ -271,7 +271,7 @@ impl Tables {
             address += u64::from(n);
         }
         if within < len {
-            t.fault = Some(Fault::steering(rcode::OFFSET_RANGE));
+            t.fault = Some(Fault::steering(Rcode::OFFSET_RANGE));
         }
         t
     }
@@ -286,14 +286,14 @@ fn entry_address(base: &AtomicU64, index: u64, size: u64) -> Option<u64> {
 /// Address of page `index` of a memory block.
 fn page(memory: &dyn DmaMemory, m: &Mapping, index: u64) -> Result<u64, Fault> {
     if index >= m.pages {
-        return Err(Fault::memory_block(rcode::PAGE_RANGE));
+        return Err(Fault::memory_block(Rcode::PAGE_RANGE));
     }
     let entry = memory
         .load(m.table + index * PAGE_ENTRY_SIZE)
-        .map_err(|_| Fault::memory_block(rcode::PAGE_UNREADABLE))?;
+        .map_err(|_| Fault::memory_block(Rcode::PAGE_UNREADABLE))?;
     let entry = PageEntry(entry);
     if !entry.enable() {
-        return Err(Fault::memory_block(rcode::PAGE_DISABLED));
+        return Err(Fault::memory_block(Rcode::PAGE_DISABLED));
     }
     // Address bits below the page size are ignored (ours).
     Ok(entry.ipa() >> m.page_bits << m.page_bits)

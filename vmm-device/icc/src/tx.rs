@@ -7,7 +7,7 @@ use tofu_abi::desc::{
 use tofu_abi::irq::cqs;
 use tofu_abi::queue::RingIndex;
 use tofu_abi::regs::{CqReg, TniReg};
-use tofu_abi::{Doorbell, StagOffset, TniId, rcode};
+use tofu_abi::{Doorbell, Rcode, StagOffset, TniId};
 use tofu_fabric::{Class, Packet, Way};
 
 use crate::Icc;
@@ -115,7 +115,7 @@ impl Icc {
                     net.progress();
                     if let Some(tag) = frame {
                         // The network has it. If it was lost already, it has ended with that.
-                        self.account(queue, tag, u32::MAX, rcode::SUCCESS, 0, net.now_ns());
+                        self.account(queue, tag, u32::MAX, Rcode::SUCCESS, 0, net.now_ns());
                     }
                 }
             }
@@ -217,7 +217,7 @@ impl Icc {
         queue: &Cq,
         slot: Slot,
         descriptor: &Descriptor,
-        rcode: u8,
+        rcode: Rcode,
         length: u32,
         now: u64,
     ) -> Step {
@@ -245,10 +245,10 @@ impl Icc {
         let command = Command::from_code(header1.command());
         let refuse = |rcode| self.answer(queue, slot, descriptor, rcode, 0, now);
         let kind = match command {
-            Some(Command::Nop) => return refuse(rcode::SUCCESS),
+            Some(Command::Nop) => return refuse(Rcode::SUCCESS),
             Some(Command::WritePiggybackBuffer) => {
                 queue.write_piggyback([descriptor.0[1], descriptor.0[2], descriptor.0[3]]);
-                return refuse(rcode::SUCCESS);
+                return refuse(Rcode::SUCCESS);
             }
             Some(Command::Put | Command::PutPiggyback) => Kind::Put,
             Some(Command::Get | Command::GetL) => Kind::Get,
@@ -259,13 +259,13 @@ impl Icc {
                 | Command::TransmitSystemPacket1
                 | Command::TransmitSystemPacket2),
             ) => return self.start_packet(queue, slot, command, descriptor, now),
-            None => return refuse(rcode::UNDEFINED_COMMAND),
+            None => return refuse(Rcode::UNDEFINED_COMMAND),
         };
         if TniId::new(header1.ri()).is_none() {
-            return refuse(rcode::NO_SUCH_NODE);
+            return refuse(Rcode::NO_SUCH_NODE);
         }
         if !queue.mode().subnet_allows(header1.rx(), header1.ry(), header1.rz()) {
-            return refuse(rcode::SUBNET);
+            return refuse(Rcode::SUBNET);
         }
         let piggyback = command == Some(Command::PutPiggyback);
         let length = if piggyback { header2.piggyback_length().into() } else { header2.length() };
@@ -275,18 +275,18 @@ impl Icc {
             (_, mtu) => mtu,
         };
         if mtu > MAX_MTU {
-            return refuse(rcode::BAD_MTU);
+            return refuse(Rcode::BAD_MTU);
         }
         if piggyback && length as usize > PIGGYBACK_BUFFER_MAX {
-            return refuse(rcode::BAD_LENGTH);
+            return refuse(Rcode::BAD_LENGTH);
         }
         let op = ArmwOp::from_code(header1.op());
         if kind == Kind::Armw {
             if length != 4 && length != 8 {
-                return refuse(rcode::BAD_LENGTH);
+                return refuse(Rcode::BAD_LENGTH);
             }
             if op.is_none() {
-                return refuse(rcode::BAD_OPERATOR);
+                return refuse(Rcode::BAD_OPERATOR);
             }
         }
         // Piggyback data and operands come with the command; the other side is told the
@@ -306,7 +306,7 @@ impl Icc {
             length,
             mtu,
             unanswered: length.max(1),
-            rcode: rcode::SUCCESS,
+            rcode: Rcode::SUCCESS,
             deadline_ns: now.saturating_add(self.timeout_ns()),
             sequence: 0,
         };
@@ -376,7 +376,7 @@ impl Icc {
             length,
             mtu: MAX_MTU,
             unanswered: length,
-            rcode: rcode::SUCCESS,
+            rcode: Rcode::SUCCESS,
             deadline_ns: now.saturating_add(self.timeout_ns()),
             sequence: 0,
         };
@@ -408,13 +408,13 @@ impl Icc {
             match completions.as_mut().and_then(|c| c.find(active.tag.index, active.tag.generation))
             {
                 // After an error, and when it was given up, the rest is not sent.
-                Some(command) => command.rcode != rcode::SUCCESS,
+                Some(command) => command.rcode != Rcode::SUCCESS,
                 None => true,
             }
         };
         if failed {
             transmit.active = None;
-            self.give_up_rest(queue, &active, rcode::SUCCESS, now);
+            self.give_up_rest(queue, &active, Rcode::SUCCESS, now);
             return Step::Done;
         }
         let limit = if active.header2.packet_response() {
@@ -453,7 +453,7 @@ impl Icc {
     }
 
     /// Counts what was not sent of a message as answered, and ends it if nothing else is awaited.
-    fn give_up_rest(&self, queue: &Cq, active: &Active, rcode: u8, now: u64) {
+    fn give_up_rest(&self, queue: &Cq, active: &Active, rcode: Rcode, now: u64) {
         let rest = (active.length - active.sent).max(u32::from(active.length == 0));
         self.account(queue, active.tag, rest, rcode, 0, now);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
-use tofu_abi::{Coords, CqId, Path, StagOffset, TniId, rcode};
+use tofu_abi::{Coords, CqId, Path, Rcode, StagOffset, TniId};
 use tofu_fabric::{Class, Packet, Way};
 use tofu_icc::{Answer, Body, Config, DmaMemory, Icc, Payload, Request, Tag};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -68,7 +68,7 @@ fn request() -> Request {
 }
 
 /// Lets a Get arrive and returns the code of its answer.
-fn get(request: Request) -> u8 {
+fn get(request: Request) -> Rcode {
     let (icc, _) = device();
     let mut net = Sent::default();
     icc.arrive(packet(Class::Request, Body::Get { request }), &mut net);
@@ -80,7 +80,7 @@ fn get(request: Request) -> u8 {
 
 #[test]
 fn sizes_that_no_device_sends_are_refused() {
-    assert_eq!(get(request()), rcode::STEERING_TABLE_DISABLED, "a legal request");
+    assert_eq!(get(request()), Rcode::STEERING_TABLE_DISABLED, "a legal request");
     let padding = Header2(0).with_padding(true);
     let notices = Header2(0).with_packet_response(true);
     let long = Request { length: 256 << 10, total: 256 << 10, ..request() };
@@ -97,9 +97,9 @@ fn sizes_that_no_device_sends_are_refused() {
         // Notices without number.
         Request { mtu: 8, header2: notices, ..long },
     ] {
-        assert_eq!(get(illegal), rcode::ILLEGAL_TLP, "{illegal:?}");
+        assert_eq!(get(illegal), Rcode::ILLEGAL_TLP, "{illegal:?}");
     }
-    assert_eq!(get(long), rcode::STEERING_TABLE_DISABLED, "the longest burst");
+    assert_eq!(get(long), Rcode::STEERING_TABLE_DISABLED, "the longest burst");
 }
 
 /// Posts a Get of 64 bytes to the peer and lets something arrive instead of its answer. Returns
@@ -117,7 +117,7 @@ fn ends_with(change: impl FnOnce(&mut Packet<Body>)) -> bool {
     assert!(!icc.run_queue(TniId::ALL[0], CqId::ALL[0].into(), &mut net));
     let (tag, _) = net.0[0].body.tag().unwrap();
     let answer =
-        Answer { tag, position: 0, length: 64, done: 0, rcode: rcode::CQ_DISABLED, request_ps: 0 };
+        Answer { tag, position: 0, length: 64, done: 0, rcode: Rcode::CQ_DISABLED, request_ps: 0 };
     let payload = Payload::Bytes(Box::new([0; 64]));
     let mut packet = packet(Class::Response, Body::GetData { answer, payload });
     change(&mut packet);

@@ -10,7 +10,7 @@ use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
 use tofu_abi::queue::{MrqEntry, MrqId, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg, XbReg};
 use tofu_abi::table::{MemoryBlock, PageEntry, Steering};
-use tofu_abi::{Coords, CqId, Doorbell, StagOffset, TniId, rcode};
+use tofu_abi::{Coords, CqId, Doorbell, Rcode, StagOffset, TniId};
 use tofu_fabric::{Packet, PortCounters, XbCounters};
 use tofu_icc::{Body, Config, DmaMemory, Host, Icc, Net, SharedPages};
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
@@ -186,7 +186,7 @@ fn an_answer_to_the_queues_former_owner_is_nothing_to_the_next() {
     assert_eq!(a.completion(0), None, "nobody has answered this command yet");
     deliver(&b, &mut net);
     deliver(&a, &mut net);
-    assert_eq!(a.completion(0).unwrap().rcode(), rcode::SUCCESS);
+    assert_eq!(a.completion(0).unwrap().rcode(), Rcode::SUCCESS);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn data_that_comes_while_bus_mastering_is_off_is_not_written() {
     assert_eq!((a.completion(0), a.notices()), (None, vec![]));
     // The driver learns of it as soon as it can.
     a.icc.set_bus_master(true);
-    assert_eq!(a.completion(0).unwrap().rcode(), rcode::PAYLOAD_ACCESS);
+    assert_eq!(a.completion(0).unwrap().rcode(), Rcode::PAYLOAD_ACCESS);
     assert_eq!(a.notices()[0].id(), Some(MrqId::GetLastRemoteError));
     assert_eq!(a.memory.load(DATA).unwrap(), 0);
 }
@@ -215,7 +215,7 @@ fn a_completion_while_bus_mastering_is_off_is_kept() {
     deliver(&a, &mut net);
     assert_eq!((a.completion(0), a.notices()), (None, vec![]));
     a.icc.set_bus_master(true);
-    assert_eq!(a.completion(0).unwrap().rcode(), rcode::SUCCESS);
+    assert_eq!(a.completion(0).unwrap().rcode(), Rcode::SUCCESS);
     assert_eq!(a.notices()[0].id(), Some(MrqId::PutLast));
 }
 
@@ -259,13 +259,13 @@ fn a_command_that_gets_on_is_not_given_up() {
         let answer = net.sent.pop_back().unwrap();
         a.icc.arrive(answer, &mut net);
     }
-    assert_eq!(a.completion(0).unwrap().rcode(), rcode::SUCCESS);
+    assert_eq!(a.completion(0).unwrap().rcode(), Rcode::SUCCESS);
 
     // One that does not is.
     a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
     net.now += TIMEOUT;
     a.icc.expire(net.now);
-    assert_eq!(a.completion(1).unwrap().rcode(), rcode::TIMEOUT);
+    assert_eq!(a.completion(1).unwrap().rcode(), Rcode::TIMEOUT);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use tofu_abi::rcode;
+use tofu_abi::Rcode;
 use tofu_fabric::{Carrier, Deliver, DiscardReason, NodeId, Packet, Port};
 use tofu_icc::{Body, Net, discard_rcode};
 
@@ -80,7 +80,7 @@ impl Net for Pump<'_> {
                     Some(target) => target.icc().arrive(packet, self),
                     // A place of the machine whose device is not there, or not yet: it answers as
                     // one in its reset state.
-                    None => self.undeliverable(rcode::TARGET_DMA_OFF, &packet),
+                    None => self.undeliverable(Rcode::TARGET_DMA_OFF, &packet),
                 },
                 Event::Discarded(at, port, reason, packet) => {
                     self.lost(at, port, reason, &packet);
@@ -104,7 +104,7 @@ impl Pump<'_> {
     }
 
     /// Tells the node that sent a packet that it did not arrive.
-    fn undeliverable(&self, code: u8, packet: &Packet<Body>) {
+    fn undeliverable(&self, code: Rcode, packet: &Packet<Body>) {
         let source = self.shared.fabric().shape().node_id(packet.src);
         if let Some(node) = source.and_then(|id| self.shared.node(id)) {
             node.icc().undeliverable(packet, code, self.now_ns);

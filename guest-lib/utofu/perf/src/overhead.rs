@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use serde::Serialize;
-use tofu_abi::{Coords, StagOffset, rcode};
+use tofu_abi::{Coords, Rcode, StagOffset};
 use tofu_driver::{Cq, CqConfig, Order, Target};
 use tofu_utofu::command::Posting;
 use tofu_utofu::{Code, Context, Place, Vcq, flags};
@@ -189,8 +189,8 @@ fn by_hand() -> Result<One> {
                 None => looks += 1,
             }
         };
-        if done.rcode != rcode::SUCCESS || notice.word0().rcode() != rcode::SUCCESS {
-            bail!("a Put has failed: {}", rcode::describe(done.rcode));
+        if done.rcode != Rcode::SUCCESS || notice.word0().rcode() != Rcode::SUCCESS {
+            bail!("a Put has failed: {}", done.rcode.describe());
         }
         Ok(looks)
     }))
@@ -221,7 +221,7 @@ fn through_rust() -> Result<One> {
             }
         };
         if done.status() != Code::Success || notice.status() != Code::Success {
-            bail!("a Put has failed: {}", rcode::describe(done.rcode));
+            bail!("a Put has failed: {}", done.rcode.describe());
         }
         Ok(looks)
     }))

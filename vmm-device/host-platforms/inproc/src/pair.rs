@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use thiserror::Error;
-use tofu_abi::StagOffset;
 use tofu_abi::table::PageSize;
+use tofu_abi::{Rcode, StagOffset};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DeviceError, DmaBuffer, DmaError, Full, MemoryRange, OpenError,
     Order, Platform, StagError, Target,
@@ -45,8 +45,8 @@ pub enum PairError {
     #[error("a command did not end")]
     Lost,
     /// A command failed.
-    #[error("{}", tofu_abi::rcode::describe(*.0))]
-    Failed(u8),
+    #[error("{0}")]
+    Failed(Rcode),
 }
 
 /// Two neighbouring devices without engine threads: the thread that rings the doorbell does all

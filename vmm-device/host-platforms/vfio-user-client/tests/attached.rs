@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 
-use tofu_abi::Coords;
 use tofu_abi::table::PageSize;
+use tofu_abi::{Coords, Rcode};
 use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Target};
 use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Limits, Server};
@@ -72,7 +72,7 @@ fn words(value: u64) -> Vec<AtomicU64> {
     (0..1000).map(|_| AtomicU64::new(value)).collect()
 }
 
-fn run(cq: &mut Cq<SocketPlatform>, order: &Order) -> u8 {
+fn run(cq: &mut Cq<SocketPlatform>, order: &Order) -> Rcode {
     cq.post_and_ring(&order.interrupt(), 7).unwrap();
     cq.wait_tcq(PATIENCE).unwrap().rcode
 }
@@ -90,17 +90,17 @@ fn exchange(doorbells: Doorbells, queue: u8) {
     let there = Target::new(B, 0);
     let put = Order::put(there, theirs_at, mine_at, 8000);
     for _ in 0..100 {
-        assert_eq!(run(&mut from, &put), 0);
+        assert_eq!(run(&mut from, &put), Rcode::SUCCESS);
     }
     assert!(target.iter().all(|word| word.load(SeqCst) == 3));
     let add = Order::armw8(there, tofu_abi::desc::ArmwOp::Add, theirs_at, 4);
-    assert_eq!(run(&mut from, &add), 0);
+    assert_eq!(run(&mut from, &add), Rcode::SUCCESS);
     assert_eq!(target[0].load(SeqCst), 7);
     assert_eq!(source[0].load(SeqCst), 3);
     // Not after it was taken back.
     to.unregister(theirs).unwrap();
     drop(lent);
-    assert_ne!(run(&mut from, &put), 0);
+    assert_ne!(run(&mut from, &put), Rcode::SUCCESS);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn memory_is_lent_only_if_it_is_there_and_the_server_reaches_into_processes() {
     let range = MemoryRange { addr: loan.device_addr(), len: 4096 };
     let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
     let order = Order::put(Target::new(B, 0), stag.at(0), stag.at(8), 8);
-    assert_ne!(run(&mut cq, &order), 0);
+    assert_ne!(run(&mut cq, &order), Rcode::SUCCESS);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use tofu_abi::barrier::{BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR, Pro
 use tofu_abi::irq::{bgs, tni as tni_irq, vector};
 use tofu_abi::reduce::{Op, VALUE_QWORDS};
 use tofu_abi::regs::{BchReg, BgsReg, TniReg};
-use tofu_abi::{BchId, BgId, TniId, rcode};
+use tofu_abi::{BchId, BgId, Rcode, TniId};
 use tofu_fabric::{Class, Packet, Way};
 
 use crate::Icc;
@@ -314,8 +314,8 @@ impl Icc {
 
     /// A gate's signal was lost on its way. That its target does not exist is an exception of the
     /// gate; a link that is down is one of the port, and the gates that wait go on waiting.
-    pub(crate) fn signal_lost(&self, tni: TniId, signal: &Signal, code: u8) {
-        if !matches!(code, rcode::NO_SUCH_NODE | rcode::NO_SUCH_PATH) {
+    pub(crate) fn signal_lost(&self, tni: TniId, signal: &Signal, code: Rcode) {
+        if !matches!(code, Rcode::NO_SUCH_NODE | Rcode::NO_SUCH_PATH) {
             return;
         }
         let irq = self.barrier.get(tni).and_then(|u| u.irqs.get(signal.source.index()));

@@ -202,7 +202,7 @@ fn request(out: &mut Vec<u8>, request: &Request) {
 }
 
 fn answer(out: &mut Vec<u8>, answer: &Answer) {
-    out.extend([answer.tag.cq.get(), answer.rcode]);
+    out.extend([answer.tag.cq.get(), answer.rcode.raw()]);
     out.extend(answer.tag.index.to_le_bytes());
     out.extend(answer.tag.generation.to_le_bytes());
     for word in [answer.position, answer.length, answer.done, 0] {

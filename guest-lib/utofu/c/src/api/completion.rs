@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_ulong, c_void};
 
-use tofu_abi::rcode;
+use tofu_abi::Rcode;
 use tofu_utofu::{Code, Error, flags};
 
 use crate::call::{Out, call};
@@ -32,14 +32,14 @@ pub struct MrqNotice {
 
 /// The end of a command: an error if it did not do what it should.
 #[inline(always)]
-fn check(result: u8, code: impl FnOnce() -> Code) -> Result<(), Error> {
-    if result == rcode::SUCCESS { Ok(()) } else { Err(failed(code(), result)) }
+fn check(result: Rcode, code: impl FnOnce() -> Code) -> Result<(), Error> {
+    if result == Rcode::SUCCESS { Ok(()) } else { Err(failed(code(), result)) }
 }
 
 #[cold]
-fn failed(code: Code, result: u8) -> Error {
+fn failed(code: Code, result: Rcode) -> Error {
     let what = "command ended with result";
-    Error::with_value(code, what, result.into(), rcode::describe(result))
+    Error::with_value(code, what, result.raw().into(), result.describe())
 }
 
 const fn empty(what: &'static str) -> Error {

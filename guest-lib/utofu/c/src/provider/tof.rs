@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use tofu_abi::Coords;
+use tofu_abi::{Coords, Rcode};
 use tofu_abi::desc::Descriptor;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op};
@@ -312,7 +312,7 @@ impl Queue for TofQueue {
     }
 
     #[inline]
-    fn poll_completion(&mut self) -> Option<u8> {
+    fn poll_completion(&mut self) -> Option<Rcode> {
         self.queue.rings_mut().poll_tcq().map(|done| done.rcode)
     }
 
