@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use tofu_abi::{Coords, Rcode};
 use tofu_abi::desc::Descriptor;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op};
 use tofu_abi::regs::{NUM_BG, NUM_TNI};
+use tofu_abi::{Coords, Rcode};
 use tofu_driver::{ChannelConfig, DmaBuffer, Full, Gate, Order, Outcome, StartError, TimedOut};
 use tofu_tof::{
     BarrierChannel, Buffer, ControlQueue, OpenError, QueueConfig, RegisterError, TofDevice,
