@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a node has once: registers, interrupts, the queues that are open, who may use them.
+//! What a node has once: registers, interrupts, who may use what, the gates that are taken.
 
 use kernel::bindings;
 use kernel::device::Core;
@@ -9,20 +9,18 @@ use kernel::io::Io;
 use kernel::irq::IrqRequest;
 use kernel::pci::{self, IrqType, IrqTypes};
 use kernel::prelude::*;
+use kernel::sync::atomic::Atomic;
 use kernel::sync::{new_mutex, Arc, Mutex};
 use kernel::time::Delta;
 
 use tofu_abi::regs::{
     self, cqs_page, tni_base, CqsReg, CqsStatus, NodeAddress, PortReg, Register, TniReg, TofuReg,
-    BAR0_SIZE, NUM_CQ, NUM_TNI,
+    BAR0_SIZE, NUM_TNI,
 };
 use tofu_abi::{irq, Coords};
 
-use crate::cq::Cq;
+use crate::gates::Taken;
 use crate::users::Users;
-
-/// Control queues per TNI that processes may have: all but the kernel's.
-pub(crate) const USER_CQS: usize = NUM_CQ - 1;
 
 /// How long the device may take for what takes no time as a rule, as in the public driver.
 const PATIENCE: Delta = Delta::from_millis(3000);
@@ -38,16 +36,13 @@ pub(crate) struct Device {
     /// Who may use what.
     #[pin]
     pub(crate) users: Mutex<Users>,
-    /// The queues that are open.
-    #[pin]
-    cqs: Mutex<[[Option<Arc<Cq>>; USER_CQS]; NUM_TNI]>,
     /// Barrier channels and gates that are taken.
     #[pin]
-    pub(crate) gates: Mutex<crate::bch::Gates>,
+    pub(crate) taken: Mutex<Taken>,
     /// Pages that processes have pinned.
-    pub(crate) pinned: kernel::sync::atomic::Atomic<usize>,
+    pub(crate) pinned: Atomic<usize>,
     /// Exceptions that a process was told of.
-    pub(crate) faults: kernel::sync::atomic::Atomic<u64>,
+    pub(crate) faults: Atomic<u64>,
 }
 
 impl Device {
@@ -92,10 +87,9 @@ impl Device {
                 bar_addr,
                 coords: NodeAddress(address).coords(),
                 users <- new_mutex!(Users::new()),
-                cqs <- new_mutex!([const { [const { None }; USER_CQS] }; NUM_TNI]),
-                gates <- new_mutex!(crate::bch::Gates::new()),
-                pinned: kernel::sync::atomic::Atomic::new(0),
-                faults: kernel::sync::atomic::Atomic::new(0),
+                taken <- new_mutex!(Taken::new()),
+                pinned: Atomic::new(0),
+                faults: Atomic::new(0),
             }),
             GFP_KERNEL,
         )?;
@@ -193,43 +187,6 @@ impl Device {
         // SAFETY: handlers hold a reference to the device and go before it.
         let vectors: &'static pci::IrqVectorRegistration<'static> = unsafe { &*vectors };
         vectors.index(vector.into()).ok().map(Into::into)
-    }
-
-    /// Notes that a queue is open.
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` if it is already.
-    pub(crate) fn claim_cq(&self, tni: u8, cq: u8, owner: &Arc<Cq>) -> Result {
-        let mut cqs = self.cqs.lock();
-        let place = cqs
-            .get_mut(usize::from(tni))
-            .and_then(|t| t.get_mut(usize::from(cq)))
-            .ok_or(ENODEV)?;
-        if place.is_some() {
-            return Err(EBUSY);
-        }
-        *place = Some(owner.clone());
-        Ok(())
-    }
-
-    /// Forgets an open queue.
-    pub(crate) fn give_up_cq(&self, tni: u8, cq: u8) {
-        let gone = {
-            let mut cqs = self.cqs.lock();
-            let place = cqs
-                .get_mut(usize::from(tni))
-                .and_then(|t| t.get_mut(usize::from(cq)));
-            place.and_then(Option::take)
-        };
-        // Outside of the lock: it may be the last reference.
-        drop(gone);
-    }
-
-    /// The open queue of these numbers.
-    pub(crate) fn open_cq(&self, tni: u8, cq: u8) -> Option<Arc<Cq>> {
-        let cqs = self.cqs.lock();
-        cqs.get(usize::from(tni))?.get(usize::from(cq))?.clone()
     }
 
     /// A counter of a port, in the order of the registers.

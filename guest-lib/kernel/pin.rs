@@ -16,6 +16,25 @@ use crate::shim;
 /// Bytes of a page of the processor.
 pub(crate) const PAGE: u64 = 4096;
 const _: () = assert!(PAGE as usize == kernel::page::PAGE_SIZE);
+/// Most that is pinned in one piece: what an offset of an STag can say.
+pub(crate) const MAX_SPAN: u64 = 1 << tofu_abi::addr::OFFSET_BITS;
+
+/// The pages that hold `len` bytes from `addr`: first byte, and the one behind the last.
+///
+/// # Errors
+///
+/// `EINVAL` if there are no such addresses.
+pub(crate) fn pages_around(addr: u64, len: u64) -> Result<(u64, u64)> {
+    let end = addr
+        .checked_add(len)
+        .and_then(|end| end.checked_add(PAGE - 1))
+        .ok_or(EINVAL)?;
+    let (start, end) = (addr & !(PAGE - 1), end & !(PAGE - 1));
+    if end > i64::MAX as u64 || end - start > MAX_SPAN {
+        return Err(EINVAL);
+    }
+    Ok((start, end))
+}
 
 /// The calling process's memory.
 ///
@@ -67,8 +86,7 @@ impl Pinned {
     pub(crate) fn new(
         device: &Arc<Device>,
         mm: &ARef<Mm>,
-        start: u64,
-        end: u64,
+        (start, end): (u64, u64),
         write: bool,
         align: u64,
     ) -> Result<Self> {

@@ -15,17 +15,17 @@
 #include "shim.h"
 #include "trace.h"
 
-static void *node_of(struct file *file)
+static void *entry_of(struct file *file)
 {
 	return pde_data(file_inode(file));
 }
 
-static int node_open(struct inode *inode, struct file *file)
+static int file_open(struct inode *inode, struct file *file)
 {
 	return tofu_rs_open(pde_data(inode), &file->private_data);
 }
 
-static int node_release(struct inode *inode, struct file *file)
+static int file_release(struct inode *inode, struct file *file)
 {
 	/* When the driver goes, files are released that are still mapped. */
 	unmap_mapping_range(file->f_mapping, 0, 0, 1);
@@ -33,30 +33,30 @@ static int node_release(struct inode *inode, struct file *file)
 	return 0;
 }
 
-static long node_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
+static long file_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
-	return tofu_rs_ioctl(node_of(file), file->private_data, cmd, arg);
+	return tofu_rs_ioctl(entry_of(file), file->private_data, cmd, arg);
 }
 
-static ssize_t node_read(struct file *file, char __user *buf, size_t len, loff_t *pos)
+static ssize_t file_read(struct file *file, char __user *buf, size_t len, loff_t *pos)
 {
-	return tofu_rs_read(node_of(file), file->private_data, buf, len, pos);
+	return tofu_rs_read(entry_of(file), file->private_data, buf, len, pos);
 }
 
-static int node_mmap(struct file *file, struct vm_area_struct *vma)
+static int file_mmap(struct file *file, struct vm_area_struct *vma)
 {
-	return tofu_rs_mmap(node_of(file), file->private_data, vma,
+	return tofu_rs_mmap(entry_of(file), file->private_data, vma,
 			    vma->vm_pgoff << PAGE_SHIFT, vma->vm_end - vma->vm_start,
 			    vma->vm_flags & VM_SHARED, vma->vm_flags & VM_WRITE);
 }
 
-static const struct proc_ops node_ops = {
-	.proc_open = node_open,
-	.proc_release = node_release,
-	.proc_ioctl = node_ioctl,
-	.proc_read = node_read,
+static const struct proc_ops file_ops = {
+	.proc_open = file_open,
+	.proc_release = file_release,
+	.proc_ioctl = file_ioctl,
+	.proc_read = file_read,
 	.proc_lseek = default_llseek,
-	.proc_mmap = node_mmap,
+	.proc_mmap = file_mmap,
 };
 
 struct proc_dir_entry *tofu_shim_proc_folder(const char *name, struct proc_dir_entry *parent)
@@ -65,9 +65,9 @@ struct proc_dir_entry *tofu_shim_proc_folder(const char *name, struct proc_dir_e
 }
 
 struct proc_dir_entry *tofu_shim_proc_file(const char *name, umode_t mode,
-					   struct proc_dir_entry *parent, void *node)
+					   struct proc_dir_entry *parent, void *entry)
 {
-	return proc_create_data(name, mode, parent, &node_ops, node);
+	return proc_create_data(name, mode, parent, &file_ops, entry);
 }
 
 void tofu_shim_proc_remove(struct proc_dir_entry *entry)

@@ -15,17 +15,17 @@ struct pid;
 struct proc_dir_entry;
 struct vm_area_struct;
 
-/* Files of /proc/tofu. @node is what tofu_shim_proc_file() was given. */
-int tofu_rs_open(void *node, void **data);
-void tofu_rs_release(void *node, void *data);
-long tofu_rs_ioctl(void *node, void *data, unsigned int cmd, unsigned long arg);
-ssize_t tofu_rs_read(void *node, void *data, char __user *buf, size_t len, loff_t *pos);
-int tofu_rs_mmap(void *node, void *data, struct vm_area_struct *vma,
+/* Files of /proc/tofu. @entry is what tofu_shim_proc_file() was given. */
+int tofu_rs_open(void *entry, void **data);
+void tofu_rs_release(void *entry, void *data);
+long tofu_rs_ioctl(void *entry, void *data, unsigned int cmd, unsigned long arg);
+ssize_t tofu_rs_read(void *entry, void *data, char __user *buf, size_t len, loff_t *pos);
+int tofu_rs_mmap(void *entry, void *data, struct vm_area_struct *vma,
 		 unsigned long offset, unsigned long len, bool shared, bool write);
 
 struct proc_dir_entry *tofu_shim_proc_folder(const char *name, struct proc_dir_entry *parent);
 struct proc_dir_entry *tofu_shim_proc_file(const char *name, umode_t mode,
-					   struct proc_dir_entry *parent, void *node);
+					   struct proc_dir_entry *parent, void *entry);
 void tofu_shim_proc_remove(struct proc_dir_entry *entry);
 
 int tofu_shim_map_registers(struct vm_area_struct *vma, phys_addr_t addr, unsigned long len);

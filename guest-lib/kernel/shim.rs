@@ -70,7 +70,7 @@ extern "C" {
         name: *const c_char,
         mode: bindings::umode_t,
         parent: *mut ProcEntry,
-        node: *mut c_void,
+        entry: *mut c_void,
     ) -> *mut ProcEntry;
     pub(crate) fn tofu_shim_proc_remove(entry: *mut ProcEntry);
 

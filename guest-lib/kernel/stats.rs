@@ -15,7 +15,8 @@ use tofu_abi::regs::{
     TniState, TofuReg, NUM_CQ, NUM_PORT, NUM_TNI,
 };
 
-use crate::device::{Device, USER_CQS};
+use crate::device::Device;
+use crate::users::USER_CQS;
 
 /// Exceptions of a control queue, by their public names.
 const CQ_EXCEPTIONS: [(u64, &str); 11] = [

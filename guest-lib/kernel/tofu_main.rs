@@ -6,11 +6,14 @@
 //! interface that programs know from the machines that have this controller. What is public about
 //! that interface is met exactly; what is not is marked *ours*.
 //!
-//! `device` has what a node has once, `cq` a control queue that a process has opened, `pin`
-//! memory of processes that the device may reach, `watch` how the driver learns that such memory
-//! is unmapped, `bch` barrier channels, `users` who may use what, `uapi` the arguments of ioctls,
-//! `node` the files, `stats` those of debugfs, `netdev` the network interfaces, `packets` their
-//! queues, `sys` all that calls the kernel without a safe abstraction.
+//! Its modules, each of which uses only those that are named before it: `shim` is C, for what the
+//! kernel's bindings for Rust lack. `uapi` has the arguments of ioctls, `users` and `gates` who may
+//! use what of a node and what is taken, `device` the registers and interrupts. `dma` is memory of
+//! the driver's own, `pin` memory of processes that the device may reach, `unmap` how the driver
+//! learns that such memory is unmapped, `signal` how processes learn of exceptions. `cq` is a
+//! control queue that a process has opened, `bch` a barrier channel; `control` has the ioctls that
+//! are about the node as a whole, `files` the files of /proc, `stats` those of debugfs. `packets`
+//! are the queues of the network interfaces, which are in `netdev`.
 
 use kernel::device::Core;
 use kernel::dma::{Device as _, DmaMask};
@@ -19,18 +22,21 @@ use kernel::prelude::*;
 use kernel::sync::Arc;
 
 mod bch;
+mod control;
 mod cq;
 mod device;
 mod dma;
+mod files;
+mod gates;
 mod netdev;
-mod node;
 mod packets;
 mod pin;
 mod shim;
+mod signal;
 mod stats;
 mod uapi;
+mod unmap;
 mod users;
-mod watch;
 
 use device::Device;
 
@@ -66,7 +72,7 @@ struct TofuDriver;
 struct Bound {
     _net: netdev::Interfaces,
     _stats: Option<stats::Files>,
-    _files: node::Files,
+    _files: files::Files,
     device: Arc<Device>,
 }
 
@@ -86,7 +92,7 @@ impl pci::Driver for TofuDriver {
             unsafe { pdev.dma_set_mask_and_coherent(DMA_BITS)? };
             pdev.set_master();
             let device = Device::new(pdev)?;
-            let files = node::Files::new(&device)?;
+            let files = files::Files::new(&device)?;
             let [x, y, z, a, b, c] = device.coords().to_array();
             dev_info!(pdev, "node ({},{},{},{},{},{})\n", x, y, z, a, b, c);
             Ok(core::convert::identity::<Result<Bound>>(Ok(Bound {

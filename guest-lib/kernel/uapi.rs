@@ -8,6 +8,7 @@ use kernel::prelude::*;
 use kernel::transmute::{AsBytes, FromBytes};
 use kernel::uaccess::{UserPtr, UserSlice};
 
+use tofu_abi::queue::queue_entries;
 use tofu_abi::regs::CqsMode;
 
 /// Version that INIT_CQ has to name.
@@ -136,6 +137,58 @@ pub(crate) const READ_ONLY: u32 = 1;
 pub(crate) const LARGE_PAGES: u32 = 2;
 /// ALLOC_STAG: an STag of its own, also if one stands for the same memory already (ours).
 pub(crate) const NEW_STAG: u32 = 1 << 31;
+
+/// How large a queue is.
+pub(crate) struct QueueSizes {
+    /// Entries of the TOQ, and of the TCQ.
+    pub(crate) toq: u32,
+    /// Entries of the MRQ.
+    pub(crate) mrq: u32,
+    /// STags.
+    pub(crate) stags: u32,
+}
+
+impl InitCq {
+    /// # Errors
+    ///
+    /// `EINVAL` if a field has a value that it cannot have.
+    pub(crate) fn sizes(&self) -> Result<QueueSizes> {
+        let fit = self.version == VERSION
+            && self.session_mode <= 1
+            && self.num_stag <= 2
+            && self.tcq_cinj <= 1
+            && self.mrq_cinj <= 1;
+        if !fit {
+            return Err(EINVAL);
+        }
+        Ok(QueueSizes {
+            toq: queue_entries(self.toq_size.into()).ok_or(EINVAL)?,
+            mrq: queue_entries(self.mrq_size.into()).ok_or(EINVAL)?,
+            stags: 1 << (13 + self.num_stag),
+        })
+    }
+}
+
+impl AllocStag {
+    /// The STag below `end` that the process wants, if it does not leave that to the driver.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if a field has a value that it cannot have.
+    pub(crate) fn wanted(&self, end: u32) -> Result<Option<u32>> {
+        let known = READ_ONLY | LARGE_PAGES | NEW_STAG;
+        let wanted = u32::try_from(self.stag).ok();
+        let fit = self.flags & !known == 0
+            && self.stag >= -1
+            && wanted.is_none_or(|stag| stag < end)
+            && self.va != 0
+            && self.len != 0;
+        if !fit {
+            return Err(EINVAL);
+        }
+        Ok(wanted)
+    }
+}
 
 impl Subnet {
     /// The fields as CQS MODE has them.

@@ -4,12 +4,14 @@
 
 use kernel::prelude::*;
 
-use tofu_abi::regs::{CqsMode, NUM_TNI};
+use tofu_abi::regs::{CqsMode, NUM_CQ, NUM_TNI};
 
 /// Users that can be registered at most (ours).
 const MAX_USERS: usize = 1024;
-/// Control queues that processes may have.
-pub(crate) const CQ_MASK: u64 = (1 << crate::device::USER_CQS) - 1;
+/// Control queues per TNI that processes may have: all but the kernel's.
+pub(crate) const USER_CQS: usize = NUM_CQ - 1;
+/// The same as a mask.
+pub(crate) const CQ_MASK: u64 = (1 << USER_CQS) - 1;
 /// Barrier gates that processes may have; the last four are the kernel's (inferred from the mask
 /// that public programs register).
 pub(crate) const BG_MASK: u64 = (1 << 44) - 1;

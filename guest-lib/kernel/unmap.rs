@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How the driver learns that registered memory is unmapped, or its process gone.
+//! How the driver learns that memory of a process is unmapped, or its process gone.
 
 use kernel::bindings;
 use kernel::mm::Mm;
@@ -10,32 +10,38 @@ use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::Arc;
 use kernel::types::Opaque;
 
-use crate::cq::Cq;
-
-/// What is watched.
+/// Memory that a queue uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum UsedMemory {
     /// One of the queue's rings.
     Ring,
-    /// Memory with this STag.
+    /// What is registered by this STag.
     Stag(u32),
 }
 
-/// Tells a queue when a range of a process's addresses is unmapped.
+/// Who uses memory of a process.
+pub(crate) trait MemoryUser: Send + Sync {
+    /// The memory is unmapped, or its process has gone. When this returns, the device uses it no
+    /// more. The kernel calls this with locks of the process's memory held: no memory may be
+    /// allocated or pinned.
+    fn unmapped(self: Arc<Self>, memory: UsedMemory);
+}
+
+/// Tells a user of memory when a range of a process's addresses is unmapped.
 #[pin_data(PinnedDrop)]
-pub(crate) struct Watch {
+pub(crate) struct UnmapNotifier {
     #[pin]
     notifier: Opaque<bindings::mmu_interval_notifier>,
-    cq: Arc<Cq>,
-    what: What,
+    user: Arc<dyn MemoryUser>,
+    memory: UsedMemory,
     /// Whether the process may have other pages in place of those that are pinned.
     touched: Atomic<bool>,
 }
 
 // SAFETY: the notifier is the kernel's until it is removed, which any thread may do.
-unsafe impl Send for Watch {}
+unsafe impl Send for UnmapNotifier {}
 // SAFETY: shared references only read what was set at creation.
-unsafe impl Sync for Watch {}
+unsafe impl Sync for UnmapNotifier {}
 
 static OPS: bindings::mmu_interval_notifier_ops = bindings::mmu_interval_notifier_ops {
     invalidate: Some(invalidate),
@@ -43,24 +49,24 @@ static OPS: bindings::mmu_interval_notifier_ops = bindings::mmu_interval_notifie
     invalidate_finish: None,
 };
 
-impl Watch {
-    /// Watches `len` bytes from `start`. [`Cq::unmapped`] may be called before this returns.
+impl UnmapNotifier {
+    /// Watches the addresses from `start` to `end`. [`MemoryUser::unmapped`] may be called before
+    /// this returns.
     ///
     /// # Errors
     ///
     /// `ENOMEM`, or `EINVAL` for addresses that no process has.
     pub(crate) fn new(
-        cq: &Arc<Cq>,
-        what: What,
+        user: Arc<dyn MemoryUser>,
+        memory: UsedMemory,
         mm: &ARef<Mm>,
-        start: u64,
-        len: u64,
+        (start, end): (u64, u64),
     ) -> Result<Pin<KBox<Self>>> {
         let mm = mm.as_raw();
         KBox::try_pin_init(
             try_pin_init!(&this in Self {
-                cq: cq.clone(),
-                what,
+                user,
+                memory,
                 touched: Atomic::new(false),
                 notifier: Opaque::zeroed(),
                 _: {
@@ -71,7 +77,7 @@ impl Watch {
                             Opaque::cast_into(&raw const (*this.as_ptr()).notifier),
                             mm,
                             start as usize,
-                            len as usize,
+                            (end - start) as usize,
                             &OPS,
                         )
                     })?;
@@ -88,7 +94,7 @@ impl Watch {
 }
 
 #[pinned_drop]
-impl PinnedDrop for Watch {
+impl PinnedDrop for UnmapNotifier {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: inserted in `new`. Waits for a callback that runs.
         unsafe { bindings::mmu_interval_notifier_remove(self.notifier.get()) };
@@ -97,7 +103,7 @@ impl PinnedDrop for Watch {
 
 /// # Safety
 ///
-/// For the kernel alone, of a notifier that [`Watch::new`] has inserted.
+/// For the kernel alone, of a notifier that [`UnmapNotifier::new`] has inserted.
 unsafe extern "C" fn invalidate(
     notifier: *mut bindings::mmu_interval_notifier,
     range: *const bindings::mmu_notifier_range,
@@ -105,10 +111,11 @@ unsafe extern "C" fn invalidate(
 ) -> bool {
     // SAFETY: the kernel hands us a range that is there during the call.
     let (event, flags) = unsafe { ((*range).event, (*range).flags) };
-    // SAFETY: only notifiers of a `Watch` have this callback, and it is there until the notifier
-    // is removed.
-    let watch = unsafe { &*kernel::container_of!(Opaque::cast_from(notifier), Watch, notifier) };
-    watch.touched.store(true, Relaxed);
+    // SAFETY: only notifiers of an `UnmapNotifier` have this callback, and it is there until the
+    // notifier is removed.
+    let this =
+        unsafe { &*kernel::container_of!(Opaque::cast_from(notifier), UnmapNotifier, notifier) };
+    this.touched.store(true, Relaxed);
     // Pages are pinned, so the other events do not take them away from the device.
     if event != bindings::mmu_notifier_event_MMU_NOTIFY_UNMAP
         && event != bindings::mmu_notifier_event_MMU_NOTIFY_RELEASE
@@ -120,6 +127,6 @@ unsafe extern "C" fn invalidate(
     if flags & bindings::MMU_NOTIFIER_RANGE_BLOCKABLE == 0 {
         return false;
     }
-    watch.cq.unmapped(watch.what);
+    this.user.clone().unmapped(this.memory);
     true
 }

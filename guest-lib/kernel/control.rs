@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The ioctls of the files `control` and `info`: rights of users, counters, and what is there to
+//! look at when something goes wrong.
+
+use kernel::bindings;
+use kernel::ffi::c_int;
+use kernel::prelude::*;
+use kernel::uaccess::{UserPtr, UserSlice};
+
+use tofu_abi::regs::{cq_page, CqReg, PortReg, BAR0_SIZE, NUM_CQ, NUM_PORT, NUM_TNI};
+
+use crate::cq::OpenQueues;
+use crate::device::Device;
+use crate::uapi;
+use crate::users::{Rights, BG_MASK, CQ_MASK};
+
+/// Where the registers lie on a real machine, which LOAD_REGISTER counts from.
+const HARDWARE_BASE: u64 = 0x4000_0000;
+/// Bytes that LOAD_REGISTER and LOAD_RESOURCE give at most in one call (ours).
+const MAX_LOAD: u64 = 16 << 20;
+/// Items of NOTIFY_LINKDOWN at most (ours).
+const MAX_LINKS: i32 = 4096;
+
+/// The ioctls of `control`.
+///
+/// # Errors
+///
+/// See docs/src/reference/tof-uapi.md.
+pub(crate) fn ioctl(device: &Device, queues: &OpenQueues, cmd: u32, arg: u64) -> Result {
+    match cmd {
+        uapi::SET_SUBNET => {
+            privileged()?;
+            let subnet = uapi::get::<uapi::Subnet>(arg)?.mode()?;
+            device.users.lock().set_subnet(subnet);
+            Ok(())
+        }
+        uapi::REG_USER => {
+            privileged()?;
+            register_user(device, &uapi::get(arg)?)
+        }
+        _ => info_ioctl(device, queues, cmd, arg),
+    }
+}
+
+/// The ioctls of `info`, which `control` has too.
+///
+/// # Errors
+///
+/// See docs/src/reference/tof-uapi.md.
+pub(crate) fn info_ioctl(device: &Device, queues: &OpenQueues, cmd: u32, arg: u64) -> Result {
+    match cmd {
+        uapi::GET_PORT_STAT => port_stat(device, arg),
+        uapi::GET_CQ_STAT => cq_stat(device, arg),
+        uapi::NOTIFY_LINKDOWN => {
+            privileged()?;
+            log_links_down(device, &uapi::get(arg)?)
+        }
+        uapi::LOAD_REGISTER => {
+            privileged()?;
+            load_register(device, &uapi::get(arg)?)
+        }
+        uapi::LOAD_RESOURCE => {
+            privileged()?;
+            load_resource(queues, &uapi::get(arg)?)
+        }
+        _ => Err(ENOTTY),
+    }
+}
+
+fn privileged() -> Result {
+    // SAFETY: no requirements.
+    if unsafe { bindings::capable(bindings::CAP_SYS_ADMIN as c_int) } {
+        Ok(())
+    } else {
+        Err(EPERM)
+    }
+}
+
+fn register_user(device: &Device, a: &uapi::RegUser) -> Result {
+    let masks = |addr: u64, allowed: u64| -> Result<[u64; NUM_TNI]> {
+        let masks: [u64; NUM_TNI] = uapi::get(addr)?;
+        if masks.iter().all(|mask| mask & !allowed == 0) {
+            Ok(masks)
+        } else {
+            Err(EINVAL)
+        }
+    };
+    let rights = Rights {
+        gpid: a.gpid.into(),
+        subnet: a.subnet.mode()?,
+        cqs: masks(a.cqmask, CQ_MASK)?,
+        bgs: masks(a.bgmask, BG_MASK)?,
+    };
+    device.users.lock().register(a.uid, rights)
+}
+
+/// Ours: what is told is written to the log; routes are not the driver's business.
+fn log_links_down(device: &Device, a: &uapi::NotifyLinkdown) -> Result {
+    if !(0..=MAX_LINKS).contains(&a.num) {
+        return Err(EINVAL);
+    }
+    for i in 0..a.num as u64 {
+        let at = i * size_of::<uapi::LinkdownItem>() as u64;
+        let uapi::LinkdownItem {
+            x,
+            y,
+            z,
+            a,
+            b,
+            c,
+            ports,
+        } = uapi::get(a.items.wrapping_add(at))?;
+        let fit = [x, y, z].iter().all(|p| *p < 32)
+            && [a, c].iter().all(|p| *p < 2)
+            && b < 3
+            && ports >> NUM_PORT == 0;
+        if !fit {
+            return Err(EINVAL);
+        }
+        dev_dbg!(
+            device.pdev(),
+            "links down at ({},{},{},{},{},{}): ports {:#x}\n",
+            x,
+            y,
+            z,
+            a,
+            b,
+            c,
+            ports
+        );
+    }
+    Ok(())
+}
+
+fn port_stat(device: &Device, arg: u64) -> Result {
+    let mut stat: uapi::PortStat = uapi::get(arg)?;
+    let port = usize::try_from(stat.port_no)
+        .ok()
+        .filter(|n| (1..=NUM_PORT).contains(n));
+    let port = port.ok_or(EINVAL)? as u8 - 1;
+    for (value, reg) in stat.pa.iter_mut().zip(PortReg::ALL) {
+        *value = device.port_counter(port, *reg);
+    }
+    uapi::put(arg, &stat)
+}
+
+fn cq_stat(device: &Device, arg: u64) -> Result {
+    let mut stat: uapi::CqStat = uapi::get(arg)?;
+    let tni = usize::try_from(stat.tni)
+        .ok()
+        .filter(|n| *n < NUM_TNI)
+        .ok_or(EINVAL)?;
+    let cq = usize::try_from(stat.cqid)
+        .ok()
+        .filter(|n| *n < NUM_CQ)
+        .ok_or(EINVAL)?;
+    let page = cq_page(tni as u8, cq as u8);
+    stat.txbyte = device.read(page + CqReg::TxPayloadByte.offset());
+    stat.rxbyte = device.read(page + CqReg::RxPayloadByte.offset());
+    uapi::put(arg, &stat)
+}
+
+fn load_register(device: &Device, a: &uapi::LoadRegister) -> Result {
+    let start = a.pa.checked_sub(HARDWARE_BASE).ok_or(EINVAL)?;
+    let end = start.checked_add(a.len).ok_or(EINVAL)?;
+    if (start | a.len) % 8 != 0 || end > BAR0_SIZE || a.len > MAX_LOAD {
+        return Err(EINVAL);
+    }
+    let mut out = UserSlice::new(UserPtr::from_addr(a.buf as usize), a.len as usize).writer();
+    for offset in (start..end).step_by(8) {
+        out.write(&device.read(offset))?;
+    }
+    Ok(())
+}
+
+/// Numbers of resources as in the public interface, whose list leaves out the steering tables
+/// of queues 0 to 2 of the last TNI, so that what follows has three less.
+fn load_resource(queues: &OpenQueues, a: &uapi::LoadResource) -> Result {
+    const QUEUES: u64 = (NUM_TNI * NUM_CQ) as u64;
+    const STEERING: u64 = 3 * QUEUES + 2 * NUM_TNI as u64;
+    const LEFT_OUT: u64 = 3;
+    const BLOCKS: u64 = STEERING + QUEUES - LEFT_OUT;
+    const END: u64 = BLOCKS + QUEUES;
+    const LAST_TNI: u64 = QUEUES - NUM_CQ as u64;
+    if a.len > MAX_LOAD {
+        return Err(EINVAL);
+    }
+    let open = |queue: u64| {
+        let (tni, cq) = (queue / NUM_CQ as u64, queue % NUM_CQ as u64);
+        queues.get((tni as u8, cq as u8)).ok_or(ENOENT)
+    };
+    let id = a.rsc_id;
+    if id < 3 * QUEUES {
+        open(id % QUEUES)?.dump_ring((id / QUEUES) as usize, a.offset, a.len, a.buf)
+    } else if id < STEERING {
+        // Packet queues are not dumped.
+        Err(ENOENT)
+    } else if id < BLOCKS {
+        let n = id - STEERING;
+        let queue = if n < LAST_TNI { n } else { n + LEFT_OUT };
+        open(queue)?.dump_table(false, a.offset, a.len, a.buf)
+    } else if id < END {
+        open(id - BLOCKS)?.dump_table(true, a.offset, a.len, a.buf)
+    } else {
+        Err(EINVAL)
+    }
+}
+
+const _: () = assert!(PortReg::ALL.len() == 31);

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A queue from its opening to the last close of its file.
+//!
+//! Two locks. `state` serialises the process's own calls, and may be held while memory is pinned
+//! or allocated. `shared` guards what the device reads; it is taken when memory is unmapped,
+//! which the kernel tells with locks of the process's memory held, and so no memory is allocated
+//! or pinned while it is held.
+
+use kernel::bindings;
+use kernel::mm::Mm;
+use kernel::prelude::*;
+use kernel::sync::aref::ARef;
+use kernel::sync::{new_mutex, Arc, Mutex};
+use kernel::uaccess::{UserPtr, UserSlice};
+use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
+
+use tofu_abi::desc::DESC_SIZE;
+use tofu_abi::queue::{MRQ_ENTRY_SIZE, TCQ_ENTRY_SIZE};
+use tofu_abi::regs::{cq_page, cqs_page, CqsReg, CACHE_INJECTION};
+
+use crate::device::Device;
+use crate::pin::current_mm;
+use crate::signal::Signal;
+use crate::uapi::{self, InitCq, QueueSizes};
+
+use super::interrupt;
+use super::ring::Ring;
+use super::stag::Stag;
+use super::tables::Tables;
+
+/// What INIT_CQ made.
+pub(super) struct Open {
+    pub(super) mm: ARef<Mm>,
+    irq: Option<interrupt::Registration>,
+    /// TOQ, TCQ, MRQ.
+    rings: [Ring; 3],
+    pub(super) stags: KVVec<Option<KBox<Stag>>>,
+    /// No STag from here on has ever been given out.
+    pub(super) end: u32,
+}
+
+/// What the lock of the same name guards.
+pub(super) struct Shared {
+    pub(super) tables: Option<Tables>,
+    /// Whether the device works for the queue.
+    pub(super) enabled: bool,
+    /// A ring was unmapped: the queue has stopped for good.
+    pub(super) ring_gone: bool,
+}
+
+/// A control queue that is open.
+#[pin_data]
+pub(crate) struct Cq {
+    pub(super) device: Arc<Device>,
+    pub(super) tni: u8,
+    pub(super) cq: u8,
+    uid: u32,
+    signal: Arc<Signal>,
+    #[pin]
+    pub(super) state: Mutex<Option<KBox<Open>>>,
+    #[pin]
+    pub(super) shared: Mutex<Shared>,
+    #[pin]
+    work: Work<Cq>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Cq { self.work }
+}
+
+impl WorkItem for Cq {
+    type Pointer = Arc<Cq>;
+
+    fn run(this: Arc<Cq>) {
+        this.reclaim_unmapped();
+    }
+}
+
+impl Cq {
+    /// Opens a queue for the calling process.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES` if the user may not use it.
+    pub(crate) fn open(device: &Arc<Device>, (tni, cq): (u8, u8)) -> Result<Arc<Self>> {
+        let uid = crate::users::current();
+        let rights = device.users.lock().rights(uid);
+        let mask = rights.cqs.get(usize::from(tni)).copied().unwrap_or(0);
+        if mask >> cq & 1 == 0 {
+            return Err(EACCES);
+        }
+        let signal = Arc::new(Signal::new(), GFP_KERNEL)?;
+        Arc::pin_init(
+            pin_init!(Self {
+                device: device.clone(),
+                tni,
+                cq,
+                uid,
+                signal,
+                state <- new_mutex!(None),
+                shared <- new_mutex!(Shared { tables: None, enabled: false, ring_gone: false }),
+                work <- new_work!("Cq::work"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn register(&self, reg: CqsReg) -> u64 {
+        cqs_page(self.tni, self.cq) + reg.offset()
+    }
+
+    /// Physical address of the queue's user page.
+    pub(crate) fn page_phys(&self) -> u64 {
+        self.device.bar_phys(cq_page(self.tni, self.cq))
+    }
+
+    /// The ioctls of a queue's file.
+    ///
+    /// # Errors
+    ///
+    /// See docs/src/reference/tof-uapi.md.
+    pub(crate) fn ioctl(self: &Arc<Self>, cmd: u32, arg: u64) -> Result {
+        match cmd {
+            uapi::INIT_CQ => self.init(&uapi::get(arg)?),
+            uapi::ALLOC_STAG => self.alloc_stag(arg),
+            uapi::FREE_STAGS => self.free_stags(arg),
+            uapi::SET_RT_SIGNAL => self.signal.set(arg),
+            _ => Err(ENOTTY),
+        }
+    }
+
+    fn init(self: &Arc<Self>, a: &InitCq) -> Result {
+        let sizes = a.sizes()?;
+        let mut state = self.state.lock();
+        if state.is_some() {
+            return Err(EBUSY);
+        }
+        // It stays so if the memory was unmapped since.
+        self.shared.lock().ring_gone = false;
+        let mm = current_mm()?;
+        let rings = self.rings(&mm, a, &sizes)?;
+        let tables = Tables::new(&self.device, sizes.stags)?;
+        let stags = no_stags(sizes.stags)?;
+        self.configure(a, &sizes, &rings, &tables);
+        let irq = interrupt::register(&self.device, (self.tni, self.cq), &self.signal)?;
+        let open = Open {
+            mm,
+            irq,
+            rings,
+            stags,
+            end: 0,
+        };
+        let open = KBox::new(open, GFP_KERNEL)?;
+        self.start(tables)?;
+        *state = Some(open);
+        dev_dbg!(self.device.pdev(), "tni{}cq{}: opened\n", self.tni, self.cq);
+        Ok(())
+    }
+
+    /// Pins the rings.
+    fn rings(self: &Arc<Self>, mm: &ARef<Mm>, a: &InitCq, sizes: &QueueSizes) -> Result<[Ring; 3]> {
+        let ring = |addr, entries, entry_size| {
+            Ring::new(self.clone(), &self.device, mm, addr, (entries, entry_size))
+        };
+        Ok([
+            ring(a.toq_mem, sizes.toq, DESC_SIZE)?,
+            ring(a.tcq_mem, sizes.toq, TCQ_ENTRY_SIZE)?,
+            ring(a.mrq_mem, sizes.mrq, MRQ_ENTRY_SIZE)?,
+        ])
+    }
+
+    /// Tells the device all that it has to know of the queue, which stays off.
+    fn configure(&self, a: &InitCq, sizes: &QueueSizes, rings: &[Ring; 3], tables: &Tables) {
+        let rights = self.device.users.lock().rights(self.uid);
+        let mode = rights.subnet.with_session(a.session_mode == 1);
+        let injection = |wanted: u8| if wanted == 1 { CACHE_INJECTION } else { 0 };
+        let [toq, tcq, mrq] = rings;
+        for (reg, value) in [
+            (CqsReg::Mode, mode.0),
+            (CqsReg::Gpid, rights.gpid),
+            (CqsReg::ToqIpa, toq.addr()),
+            (CqsReg::ToqSize, a.toq_size.into()),
+            (CqsReg::TcqIpa, tcq.addr() | injection(a.tcq_cinj)),
+            (CqsReg::MrqIpa, mrq.addr() | injection(a.mrq_cinj)),
+            (CqsReg::MrqSize, a.mrq_size.into()),
+            (CqsReg::MrqMask, 0),
+            (CqsReg::FetchStop, 0),
+            (CqsReg::TcqDescriptorCoalescingTimer, 0),
+            (CqsReg::MrqDescriptorCoalescingTimer, 0),
+            (CqsReg::MemoryBlockTableIpa, tables.blocks().addr()),
+            (CqsReg::MemoryBlockTableSize, sizes.stags.into()),
+            (CqsReg::MemoryBlockTableEnable, 1),
+            (CqsReg::SteeringTableIpa, tables.steering().addr()),
+            (CqsReg::SteeringTableSize, sizes.stags.into()),
+            (CqsReg::SteeringTableEnable, 1),
+            // Acknowledgements are for those who sleep; processes poll.
+            (CqsReg::MrqInterruptMask, u64::MAX),
+            (CqsReg::Imr, u64::MAX),
+            (CqsReg::Irc, u64::MAX),
+        ] {
+            self.device.write(self.register(reg), value);
+        }
+    }
+
+    /// Turns the queue on.
+    fn start(&self, tables: Tables) -> Result {
+        let mut shared = self.shared.lock();
+        if shared.ring_gone {
+            return Err(EFAULT);
+        }
+        if let Err(error) = self.device.enable_cq(self.tni, self.cq, true) {
+            let _ = self.device.enable_cq(self.tni, self.cq, false);
+            return Err(error);
+        }
+        shared.tables = Some(tables);
+        shared.enabled = true;
+        Ok(())
+    }
+
+    /// Stops the queue, for good. What it uses may go if this says that the device has let go.
+    pub(super) fn stop(&self, shared: &mut Shared) -> bool {
+        shared.enabled = false;
+        self.device
+            .write(self.register(CqsReg::SteeringTableEnable), 0);
+        let stopped = self.device.enable_cq(self.tni, self.cq, false);
+        if stopped.is_err() {
+            dev_err!(
+                self.device.pdev(),
+                "tni{}cq{}: does not stop\n",
+                self.tni,
+                self.cq
+            );
+        }
+        stopped.is_ok()
+    }
+
+    /// The file is closed for good.
+    pub(crate) fn release(self: &Arc<Self>) {
+        let open = self.state.lock().take();
+        if let Some(mut open) = open {
+            let stopped = {
+                let mut shared = self.shared.lock();
+                self.device.write(self.register(CqsReg::Imr), u64::MAX);
+                let stopped = self.stop(&mut shared);
+                self.device
+                    .write(self.register(CqsReg::MemoryBlockTableEnable), 0);
+                stopped
+            };
+            open.irq = None;
+            if stopped {
+                drop(open);
+                let tables = self.shared.lock().tables.take();
+                drop(tables);
+            } else {
+                // Better lost than written to by a device that does not obey. The notifiers go
+                // with it: their process may live on.
+                core::mem::forget(open);
+                core::mem::forget(self.shared.lock().tables.take());
+                core::mem::forget(self.clone());
+            }
+        }
+        // SAFETY: the work is part of this object. Nobody starts it anew: the notifiers are gone.
+        unsafe { bindings::flush_work(Work::raw_get(&self.work)) };
+    }
+
+    /// Maps the translation table into the process.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` before INIT_CQ, `EINVAL` for more than there is.
+    pub(crate) fn map_table(&self, vma: *mut bindings::vm_area_struct, len: u64) -> Result {
+        // Not while the lock is held: page tables are allocated, which may wait for somebody who
+        // unmaps memory, who may wait for the lock.
+        let table = {
+            let shared = self.shared.lock();
+            shared.tables.as_ref().ok_or(EPERM)?.user().clone()
+        };
+        // SAFETY: the kernel hands us an area that is being set up.
+        unsafe { table.map(vma, len) }
+    }
+
+    /// Copies a part of a ring (0 TOQ, 1 TCQ, 2 MRQ) to a user's address.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if the queue is not set up, `EINVAL` beyond the ring, `EFAULT`.
+    pub(crate) fn dump_ring(&self, ring: usize, offset: u64, len: u64, user: u64) -> Result {
+        let state = self.state.lock();
+        let ring = state.as_ref().and_then(|open| open.rings.get(ring));
+        ring.ok_or(ENOENT)?.copy_to(offset, len, user)
+    }
+
+    /// Copies a part of the steering or memory block table to a user's address.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cq::dump_ring`].
+    pub(crate) fn dump_table(&self, blocks: bool, offset: u64, len: u64, user: u64) -> Result {
+        if (offset | len) % 8 != 0 {
+            return Err(EINVAL);
+        }
+        let end = offset.checked_add(len).ok_or(EINVAL)?;
+        let mut out = UserSlice::new(UserPtr::from_addr(user as usize), len as usize).writer();
+        for at in (offset..end).step_by(8) {
+            let value = {
+                let shared = self.shared.lock();
+                let tables = shared.tables.as_ref().ok_or(ENOENT)?;
+                let table = match blocks {
+                    true => tables.blocks(),
+                    false => tables.steering(),
+                };
+                if end > table.size() {
+                    return Err(EINVAL);
+                }
+                table.load((at / 8) as usize)
+            };
+            out.write(&value)?;
+        }
+        Ok(())
+    }
+}
+
+/// Room for so many STags.
+fn no_stags(count: u32) -> Result<KVVec<Option<KBox<Stag>>>> {
+    let mut stags = KVVec::with_capacity(count as usize, GFP_KERNEL)?;
+    for _ in 0..count {
+        stags.push(None, GFP_KERNEL)?;
+    }
+    Ok(stags)
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Rings of a queue, which lie in the process's memory.
+
+use kernel::mm::Mm;
+use kernel::prelude::*;
+use kernel::sync::aref::ARef;
+use kernel::sync::Arc;
+
+use tofu_abi::table::PageSize;
+
+use crate::device::Device;
+use crate::pin::{pages_around, Pinned, PAGE};
+use crate::unmap::{MemoryUser, UnmapNotifier, UsedMemory};
+
+/// A ring. The notifier goes before the memory.
+pub(super) struct Ring {
+    _notifier: Pin<KBox<UnmapNotifier>>,
+    pinned: Pinned,
+    /// Byte in the first page at which it begins.
+    at: u64,
+    bytes: u64,
+}
+
+impl Ring {
+    /// Pins `entries` entries of `entry_size` bytes each at the calling process's address `addr`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the address is 0 or not aligned to an entry, `EOPNOTSUPP` if the memory is not
+    /// contiguous for the device, and those of [`Pinned::new`].
+    pub(super) fn new(
+        user: Arc<dyn MemoryUser>,
+        device: &Arc<Device>,
+        mm: &ARef<Mm>,
+        addr: u64,
+        (entries, entry_size): (u32, usize),
+    ) -> Result<Self> {
+        let bytes = u64::from(entries) * entry_size as u64;
+        if addr == 0 || addr % entry_size as u64 != 0 {
+            return Err(EINVAL);
+        }
+        let (start, end) = pages_around(addr, bytes)?;
+        let notifier = UnmapNotifier::new(user, UsedMemory::Ring, mm, (start, end))?;
+        let huge = PageSize::Size2M.bytes();
+        // In step with huge pages, should the memory have some: then the IOMMU has them too.
+        let align = if end - start >= huge { huge } else { PAGE };
+        let pinned = Pinned::new(device, mm, (start, end), true, align)?;
+        if !pinned.is_contiguous() {
+            dev_dbg!(
+                device.pdev(),
+                "queues must be contiguous for the device: turn on the IOMMU, or use huge pages\n"
+            );
+            return Err(EOPNOTSUPP);
+        }
+        Ok(Self {
+            _notifier: notifier,
+            pinned,
+            at: addr - start,
+            bytes,
+        })
+    }
+
+    /// Where the device sees it.
+    pub(super) fn addr(&self) -> u64 {
+        self.pinned.addr(0) + self.at
+    }
+
+    /// Copies `len` bytes from byte `offset` on to a user's address.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` beyond the ring, `EFAULT`.
+    pub(super) fn copy_to(&self, offset: u64, len: u64, user: u64) -> Result {
+        if offset.checked_add(len).ok_or(EINVAL)? > self.bytes {
+            return Err(EINVAL);
+        }
+        self.pinned.copy_to(self.at + offset, len, user)
+    }
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The tables of a queue: what the device reads of STags, what the process may read of them, and
+//! how things stand with each.
+
+use kernel::bindings;
+use kernel::prelude::*;
+use kernel::sync::Arc;
+
+use tofu_abi::table::{MemoryBlock, Steering};
+
+use crate::device::Device;
+use crate::dma::Table;
+use crate::shim;
+
+/// STags that a process chooses itself; others are given out from here on.
+pub(super) const SPECIAL_STAGS: u32 = 4096;
+
+/// How things stand with an STag.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum StagState {
+    Free,
+    /// ALLOC_STAG works on it.
+    Pending,
+    /// Its memory was unmapped before ALLOC_STAG was through.
+    Aborted,
+    /// The device uses it.
+    Live,
+    /// Its memory was unmapped; what it held is to be given back.
+    Dead,
+}
+
+/// An STag's entries in the tables.
+pub(super) struct StagEntry {
+    pub(super) block: MemoryBlock,
+    /// Page table entries of the memory block.
+    pub(super) pages: u64,
+    pub(super) steering: Steering,
+    /// Bytes of the STag's address space.
+    pub(super) bytes: u64,
+    /// What the process reads: see [`UserTable`].
+    pub(super) user: u64,
+}
+
+/// The tables of a queue.
+pub(super) struct Tables {
+    steering: Table,
+    blocks: Table,
+    user: Arc<UserTable>,
+    states: KVVec<StagState>,
+}
+
+impl Tables {
+    /// Tables of `stags` STags, none of which is registered.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(super) fn new(device: &Arc<Device>, stags: u32) -> Result<Self> {
+        let n = stags as usize;
+        Ok(Self {
+            steering: Table::new(device, n * 2)?,
+            blocks: Table::new(device, n * 2)?,
+            user: Arc::new(UserTable::new(n)?, GFP_KERNEL)?,
+            states: KVVec::from_elem(StagState::Free, n, GFP_KERNEL)?,
+        })
+    }
+
+    /// The steering table, which the device reads.
+    pub(super) fn steering(&self) -> &Table {
+        &self.steering
+    }
+
+    /// The memory block table, which the device reads.
+    pub(super) fn blocks(&self) -> &Table {
+        &self.blocks
+    }
+
+    /// The table that the process may map.
+    pub(super) fn user(&self) -> &Arc<UserTable> {
+        &self.user
+    }
+
+    pub(super) fn state(&self, stag: u32) -> StagState {
+        self.states
+            .get(stag as usize)
+            .copied()
+            .unwrap_or(StagState::Dead)
+    }
+
+    pub(super) fn set_state(&mut self, stag: u32, state: StagState) {
+        if let Some(known) = self.states.get_mut(stag as usize) {
+            *known = state;
+        }
+    }
+
+    /// The first STag to give out that is free.
+    pub(super) fn first_free(&self, read_only: bool) -> Option<u32> {
+        given_out(self.states.len() as u32, read_only)
+            .find(|stag| self.state(*stag) == StagState::Free)
+    }
+
+    /// Has the device use an STag.
+    pub(super) fn enable(&mut self, stag: u32, entry: &StagEntry) {
+        let i = stag as usize * 2;
+        // The words with the enable bits come last.
+        self.blocks.store(i + 1, entry.pages);
+        self.blocks.store(i, entry.block.0);
+        self.steering.store(i + 1, entry.bytes);
+        self.steering.store(i, entry.steering.0);
+        self.user.set(stag, entry.user);
+        self.set_state(stag, StagState::Live);
+    }
+
+    /// Clears an STag's entries; the cache is to be flushed afterwards.
+    pub(super) fn disable(&mut self, stag: u32) {
+        self.steering.store(stag as usize * 2, 0);
+        self.blocks.store(stag as usize * 2, 0);
+        self.user.set(stag, 0);
+    }
+}
+
+/// STags below `end` to give out: even ones for memory that others may write, odd ones otherwise.
+pub(super) fn given_out(end: u32, read_only: bool) -> impl Iterator<Item = u32> {
+    (SPECIAL_STAGS + u32::from(read_only)..end).step_by(2)
+}
+
+/// The translation table that a process may map to read: 16 bytes for each STag.
+pub(super) struct UserTable {
+    table: *mut u64,
+    qwords: usize,
+}
+
+// SAFETY: the table belongs to this object, and is written under the lock of `Tables`.
+unsafe impl Send for UserTable {}
+// SAFETY: as above; whoever else has a reference only maps it into a process.
+unsafe impl Sync for UserTable {}
+
+impl UserTable {
+    fn new(stags: usize) -> Result<Self> {
+        let qwords = stags * 2;
+        // SAFETY: no requirements.
+        let table = unsafe { shim::tofu_shim_table_alloc(qwords * 8) };
+        if table.is_null() {
+            return Err(ENOMEM);
+        }
+        Ok(Self {
+            table: table.cast(),
+            qwords,
+        })
+    }
+
+    fn set(&self, stag: u32, entry: u64) {
+        for i in [stag as usize * 2, stag as usize * 2 + 1] {
+            if i < self.qwords {
+                // SAFETY: in the table; processes that have it mapped may read it meanwhile.
+                unsafe { self.table.add(i).write_volatile(entry) };
+            }
+        }
+    }
+
+    /// Maps the first `len` bytes into a process.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for more than there is.
+    ///
+    /// # Safety
+    ///
+    /// `vma` must be an area of `len` bytes that the kernel is setting up.
+    pub(super) unsafe fn map(&self, vma: *mut bindings::vm_area_struct, len: u64) -> Result {
+        if len > self.qwords as u64 * 8 {
+            return Err(EINVAL);
+        }
+        // SAFETY: the caller's promise; the table is user memory of the kernel's, and pages that
+        // are mapped stay until they are unmapped.
+        kernel::error::to_result(unsafe { shim::tofu_shim_map_table(vma, self.table.cast()) })
+    }
+}
+
+impl Drop for UserTable {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`. Pages that are mapped stay until they are unmapped.
+        unsafe { shim::tofu_shim_table_free(self.table.cast()) };
+    }
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The files of `/proc/tofu`.
+
+use core::ptr::NonNull;
+
+use kernel::bindings;
+use kernel::ffi::{c_int, c_long, c_ulong, c_void};
+use kernel::prelude::*;
+use kernel::str::CString;
+use kernel::sync::{Arc, ArcBorrow};
+use kernel::uaccess::{UserPtr, UserSlice};
+
+use tofu_abi::regs::{NUM_BCH, NUM_TNI, PAGE_STRIDE};
+
+use crate::bch::Bch;
+use crate::control;
+use crate::cq::{Cq, OpenQueues};
+use crate::device::Device;
+use crate::pin::PAGE;
+use crate::shim::{self, ProcEntry};
+use crate::uapi;
+use crate::users::USER_CQS;
+
+/// Pages of the machines that the interface comes from: a program may count on them. The registers
+/// of a queue or channel have so much space of their own.
+const FOREIGN_PAGE: u64 = 1 << 16;
+const _: () = assert!(FOREIGN_PAGE == PAGE_STRIDE);
+
+/// What a file is for.
+#[derive(Clone, Copy)]
+enum FileKind {
+    Position,
+    Control,
+    Info,
+    Cq(u8, u8),
+    Bch(u8, u8),
+}
+
+/// A file.
+struct ProcFile {
+    device: Arc<Device>,
+    queues: Arc<OpenQueues>,
+    kind: FileKind,
+}
+
+/// All files. Dropping it takes them away: it waits for calls that are under way, and releases
+/// what is open.
+pub(crate) struct Files {
+    root: NonNull<ProcEntry>,
+    // Boxes, because /proc has their addresses.
+    files: KVec<KBox<ProcFile>>,
+}
+
+// SAFETY: entries of /proc may be removed by any thread.
+unsafe impl Send for Files {}
+
+impl Files {
+    /// Makes the files.
+    ///
+    /// # Errors
+    ///
+    /// `EEXIST` if there is a /proc/tofu: a node has one controller. `ENOMEM`.
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
+        let count = 3 + NUM_TNI * (USER_CQS + NUM_BCH);
+        let root = folder(c"tofu", core::ptr::null_mut()).map_err(|_| EEXIST)?;
+        // From here on an error takes away what there is.
+        let mut files = Self {
+            root,
+            files: KVec::new(),
+        };
+        files.files.reserve(count, GFP_KERNEL)?;
+        let queues = OpenQueues::new()?;
+        let dev = folder(c"dev", root.as_ptr())?.as_ptr();
+        let mut add = |folder, name: &CStr, mode, kind| {
+            let file = ProcFile {
+                device: device.clone(),
+                queues: queues.clone(),
+                kind,
+            };
+            files.add(folder, name, mode, file)
+        };
+        add(root.as_ptr(), c"position", 0o666, FileKind::Position)?;
+        add(dev, c"control", 0o600, FileKind::Control)?;
+        add(dev, c"info", 0o666, FileKind::Info)?;
+        for tni in 0..NUM_TNI as u8 {
+            for cq in 0..USER_CQS as u8 {
+                let name = CString::try_from_fmt(fmt!("tni{tni}cq{cq}"))?;
+                add(dev, &name, 0o666, FileKind::Cq(tni, cq))?;
+            }
+            for bch in 0..NUM_BCH as u8 {
+                let name = CString::try_from_fmt(fmt!("tni{tni}bch{bch}"))?;
+                add(dev, &name, 0o666, FileKind::Bch(tni, bch))?;
+            }
+        }
+        Ok(files)
+    }
+
+    fn add(
+        &mut self,
+        folder: *mut ProcEntry,
+        name: &CStr,
+        mode: bindings::umode_t,
+        file: ProcFile,
+    ) -> Result {
+        let file = KBox::new(file, GFP_KERNEL)?;
+        let raw = core::ptr::from_ref(&*file).cast_mut().cast();
+        // It has to be there before /proc has it.
+        self.files.push(file, GFP_KERNEL)?;
+        // SAFETY: `folder` is an entry of ours; the file's data stay until the entry is removed.
+        let entry = unsafe { shim::tofu_shim_proc_file(name.as_char_ptr(), mode, folder, raw) };
+        if entry.is_null() {
+            return Err(ENOMEM);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`. Afterwards nobody is in our functions, so that the data may go.
+        unsafe { shim::tofu_shim_proc_remove(self.root.as_ptr()) };
+    }
+}
+
+fn folder(name: &CStr, parent: *mut ProcEntry) -> Result<NonNull<ProcEntry>> {
+    // SAFETY: `parent` is null or an entry of ours.
+    NonNull::new(unsafe { shim::tofu_shim_proc_folder(name.as_char_ptr(), parent) }).ok_or(ENOMEM)
+}
+
+fn code(result: Result) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(error) => error.to_errno(),
+    }
+}
+
+/// # Safety
+///
+/// `file` must be what [`Files::add`] gave to /proc, in a call for that file.
+unsafe fn proc_file<'a>(file: *mut c_void) -> &'a ProcFile {
+    // SAFETY: they stay until the files are removed, which waits for such calls.
+    unsafe { &*file.cast() }
+}
+
+/// # Safety
+///
+/// `data` must be what `tofu_rs_open` left for a queue's file, in a call for that file.
+unsafe fn cq_of<'a>(data: *mut c_void) -> ArcBorrow<'a, Cq> {
+    // SAFETY: made by `into_raw`; the file holds the reference during the call.
+    unsafe { ArcBorrow::from_raw(data.cast()) }
+}
+
+/// # Safety
+///
+/// `data` must be what `tofu_rs_open` left for a channel's file, in a call for that file.
+unsafe fn bch_of<'a>(data: *mut c_void) -> ArcBorrow<'a, Bch> {
+    // SAFETY: made by `into_raw`; the file holds the reference during the call.
+    unsafe { ArcBorrow::from_raw(data.cast()) }
+}
+
+/// # Safety
+///
+/// `file` must be the file's data, `data` room for the open file's.
+#[no_mangle]
+unsafe extern "C" fn tofu_rs_open(file: *mut c_void, data: *mut *mut c_void) -> c_int {
+    // SAFETY: the caller's promise.
+    let file = unsafe { proc_file(file) };
+    let opened = match file.kind {
+        FileKind::Cq(tni, cq) => file.open_cq(tni, cq).map(|cq| Arc::into_raw(cq).cast()),
+        FileKind::Bch(tni, bch) => {
+            Bch::open(&file.device, tni, bch).map(|bch| Arc::into_raw(bch).cast())
+        }
+        _ => Ok(core::ptr::null()),
+    };
+    code(opened.map(|raw: *const c_void| {
+        // SAFETY: the caller's promise.
+        unsafe { *data = raw.cast_mut() };
+    }))
+}
+
+/// # Safety
+///
+/// `file` must be the file's data, `data` what `tofu_rs_open` left; called once.
+#[no_mangle]
+unsafe extern "C" fn tofu_rs_release(file: *mut c_void, data: *mut c_void) {
+    // SAFETY: the caller's promise.
+    let file = unsafe { proc_file(file) };
+    match file.kind {
+        FileKind::Cq(tni, cq) => {
+            // SAFETY: made by `into_raw` when the file was opened; nobody uses it any more.
+            unsafe { Arc::from_raw(data.cast::<Cq>()) }.release();
+            file.queues.give_up((tni, cq));
+        }
+        // SAFETY: likewise.
+        FileKind::Bch(..) => unsafe { Arc::from_raw(data.cast::<Bch>()) }.release(),
+        _ => {}
+    }
+}
+
+/// # Safety
+///
+/// `file` must be the file's data, `data` what `tofu_rs_open` left.
+#[no_mangle]
+unsafe extern "C" fn tofu_rs_ioctl(
+    file: *mut c_void,
+    data: *mut c_void,
+    cmd: u32,
+    arg: c_ulong,
+) -> c_long {
+    // SAFETY: the caller's promise.
+    let file = unsafe { proc_file(file) };
+    let arg = arg as u64;
+    let result = match file.kind {
+        FileKind::Position => Err(ENOTTY),
+        FileKind::Control => control::ioctl(&file.device, &file.queues, cmd, arg),
+        FileKind::Info => control::info_ioctl(&file.device, &file.queues, cmd, arg),
+        // SAFETY: the caller's promise.
+        FileKind::Cq(..) => Arc::from(unsafe { cq_of(data) }).ioctl(cmd, arg),
+        // SAFETY: likewise.
+        FileKind::Bch(..) => unsafe { bch_of(data) }.ioctl(cmd, arg),
+    };
+    code(result) as c_long
+}
+
+/// # Safety
+///
+/// `file` must be the file's data, `data` what `tofu_rs_open` left, `pos` the position in the open
+/// file.
+#[no_mangle]
+unsafe extern "C" fn tofu_rs_read(
+    file: *mut c_void,
+    data: *mut c_void,
+    buf: *mut c_void,
+    len: usize,
+    pos: *mut bindings::loff_t,
+) -> isize {
+    // SAFETY: the caller's promise.
+    let (file, pos) = unsafe { (proc_file(file), &mut *pos) };
+    let read = match file.kind {
+        FileKind::Position => file.read_position(buf as usize, len, pos),
+        // SAFETY: the caller's promise.
+        FileKind::Bch(..) => unsafe { bch_of(data) }
+            .exceptions()
+            .and_then(|exceptions| put_word(buf as usize, len, exceptions)),
+        _ => Err(EINVAL),
+    };
+    match read {
+        Ok(n) => n as isize,
+        Err(error) => error.to_errno() as isize,
+    }
+}
+
+/// # Safety
+///
+/// `file` must be the file's data, `data` what `tofu_rs_open` left, `vma` an area that is being set
+/// up.
+#[no_mangle]
+unsafe extern "C" fn tofu_rs_mmap(
+    file: *mut c_void,
+    data: *mut c_void,
+    vma: *mut bindings::vm_area_struct,
+    offset: c_ulong,
+    len: c_ulong,
+    shared: bool,
+    write: bool,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let kind = unsafe { proc_file(file) }.kind;
+    let (offset, len) = (offset as u64, len as u64);
+    let page = match kind {
+        FileKind::Cq(..) => {
+            // SAFETY: the caller's promise.
+            let cq = unsafe { cq_of(data) };
+            if (offset == PAGE || offset == FOREIGN_PAGE) && shared {
+                // The table is the kernel's.
+                return code(if write {
+                    Err(EACCES)
+                } else {
+                    cq.map_table(vma, len)
+                });
+            }
+            cq.page_phys()
+        }
+        // SAFETY: the caller's promise.
+        FileKind::Bch(..) => unsafe { bch_of(data) }.page_phys(),
+        _ => return ENODEV.to_errno(),
+    };
+    // What is behind is somebody else's.
+    if offset != 0 || len > FOREIGN_PAGE || !shared {
+        return EINVAL.to_errno();
+    }
+    // SAFETY: the caller's promise, and the page is one that processes may have.
+    unsafe { shim::tofu_shim_map_registers(vma, page, len as usize) }
+}
+
+/// The result of a read that gives one word.
+fn put_word(buf: usize, len: usize, word: u64) -> Result<usize> {
+    if len < size_of::<u64>() {
+        return Err(EINVAL);
+    }
+    uapi::put(buf as u64, &word)?;
+    Ok(size_of::<u64>())
+}
+
+impl ProcFile {
+    /// Opens a queue for the calling process.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES` if the user may not use it, `EBUSY` if it is open already.
+    fn open_cq(&self, tni: u8, cq: u8) -> Result<Arc<Cq>> {
+        let queue = Cq::open(&self.device, (tni, cq))?;
+        self.queues.claim((tni, cq), &queue)?;
+        Ok(queue)
+    }
+
+    fn read_position(&self, buf: usize, len: usize, pos: &mut i64) -> Result<usize> {
+        let [x, y, z, a, b, c] = self.device.coords().to_array();
+        let text = CString::try_from_fmt(fmt!("{x} {y} {z} {a} {b} {c}\n"))?;
+        let text = text.to_bytes();
+        let start = usize::try_from(*pos).map_err(|_| EINVAL)?.min(text.len());
+        let part = text
+            .get(start..text.len().min(start.saturating_add(len)))
+            .ok_or(EINVAL)?;
+        UserSlice::new(UserPtr::from_addr(buf), part.len())
+            .writer()
+            .write_slice(part)?;
+        *pos += part.len() as i64;
+        Ok(part.len())
+    }
+}
