@@ -6,10 +6,12 @@ use kernel::prelude::*;
 use kernel::sync::{new_mutex, Arc, Mutex};
 
 use tofu_abi::barrier::{BCH_MASK, BCH_MASK_STATUS_RUN};
-use tofu_abi::irq;
-use tofu_abi::regs::{bch_page, bgs_page, BgsReg, NUM_BG, NUM_TNI};
+use tofu_abi::irq::BgsIrqs;
+use tofu_abi::regs::{BgsReg, NUM_BG, NUM_TNI};
+use tofu_abi::TniId;
 
 use crate::device::Device;
+use crate::ids::{ChannelId, GateSet};
 use crate::pin::{current_mm, Pinned, PAGE};
 use crate::signal::Signal;
 use crate::uapi::{self, EnableBch, SetBg};
@@ -28,16 +30,14 @@ const BSEQ_END: i32 = 1 << 24;
 struct Enabled {
     irqs: KVec<interrupt::Registration>,
     _notice: Pinned,
-    /// A mask for each TNI.
-    gates: [u64; NUM_TNI],
+    gates: GateSet,
 }
 
 /// A barrier channel that is open.
 #[pin_data]
 pub(crate) struct Bch {
     device: Arc<Device>,
-    tni: u8,
-    bch: u8,
+    id: ChannelId,
     uid: u32,
     signal: Arc<Signal>,
     #[pin]
@@ -50,31 +50,30 @@ impl Bch {
     /// # Errors
     ///
     /// `EACCES` if the user may not use it, `EBUSY` if it is open already.
-    pub(crate) fn open(device: &Arc<Device>, tni: u8, bch: u8) -> Result<Arc<Self>> {
+    pub(crate) fn open(device: &Arc<Device>, id: ChannelId) -> Result<Arc<Self>> {
         let uid = crate::users::current();
         let rights = device.users.lock().rights(uid);
-        if rights.bgs.get(usize::from(tni)).copied().unwrap_or(0) >> bch & 1 == 0 {
+        if !rights.gates.has(id.gate()) {
             return Err(EACCES);
         }
         let signal = Arc::new(Signal::new(), GFP_KERNEL)?;
         let this = Arc::pin_init(
             pin_init!(Self {
                 device: device.clone(),
-                tni,
-                bch,
+                id,
                 uid,
                 signal,
                 state <- new_mutex!(None),
             }),
             GFP_KERNEL,
         )?;
-        device.taken.lock().channels.claim(tni, bch)?;
+        device.claim_channel(id.gate())?;
         Ok(this)
     }
 
     /// Physical address of the channel's user page.
     pub(crate) fn page_phys(&self) -> u64 {
-        self.device.bar_phys(bch_page(self.tni, self.bch))
+        self.device.page_phys(self.id.tni, self.id.bch)
     }
 
     /// The ioctls of a channel's file.
@@ -91,12 +90,9 @@ impl Bch {
         }
     }
 
-    fn gate_register(tni: u8, gate: u8, reg: BgsReg) -> u64 {
-        bgs_page(tni, gate) + reg.offset()
-    }
-
-    fn channel_register(&self, reg: BgsReg) -> u64 {
-        Self::gate_register(self.tni, self.bch, reg)
+    /// Writes a register of the channel, which are with those of its gate.
+    fn write(&self, reg: BgsReg, value: u64) {
+        self.device.write(self.id.gate(), reg, value);
     }
 
     fn enable(&self, a: &EnableBch) -> Result {
@@ -108,7 +104,7 @@ impl Bch {
         let mut enabled = Enabled {
             irqs: KVec::new(),
             _notice: self.unmask(a.addr)?,
-            gates: [0; NUM_TNI],
+            gates: GateSet::default(),
         };
         let result = self
             .wait_until_idle()
@@ -151,35 +147,34 @@ impl Bch {
             PAGE,
         )?;
         let ipa = notice.addr(0) + (addr - page);
-        self.device
-            .write(self.channel_register(BgsReg::BchNoticeIpa), ipa);
-        self.device.write(self.channel_register(BgsReg::BchMask), 0);
+        self.write(BgsReg::BchNoticeIpa, ipa);
+        self.write(BgsReg::BchMask, 0);
         Ok(notice)
     }
 
     fn wait_until_idle(&self) -> Result {
-        let status = self.channel_register(BgsReg::BchMaskStatus);
+        let is_idle = |v| v & BCH_MASK_STATUS_RUN == 0;
         self.device
-            .wait(status, |v| v & BCH_MASK_STATUS_RUN == 0)
-            .map(drop)
+            .wait(self.id.gate(), BgsReg::BchMaskStatus, is_idle)
     }
 
     fn enable_gates(&self, gates: &[Gate], enabled: &mut Enabled) -> Result {
         for gate in gates {
-            self.device.taken.lock().gates.claim(gate.tni, gate.gate)?;
-            if let Some(mask) = enabled.gates.get_mut(usize::from(gate.tni)) {
-                *mask |= 1 << gate.gate;
-            }
+            self.device.claim_gate(gate.id)?;
+            enabled.gates.insert(gate.id);
             gate.enable(&self.device, interrupt::told())?;
         }
         Ok(())
     }
 
     fn register_interrupts(&self, enabled: &mut Enabled) -> Result {
-        let value = i32::from(self.tni) << 8 | i32::from(self.bch);
-        for (tni, mask) in (0..).zip(&enabled.gates).filter(|(_, mask)| **mask != 0) {
-            let irq = interrupt::Registration::new(&self.device, tni, *mask, &self.signal, value)?;
-            if let Some(irq) = irq {
+        for tni in TniId::ALL {
+            if !enabled.gates.has_some_of(tni) {
+                continue;
+            }
+            let gates = (tni, enabled.gates);
+            let signal = (self.signal.clone(), self.id.si_int());
+            if let Some(irq) = interrupt::Registration::new(&self.device, gates, signal)? {
                 enabled.irqs.push(irq, GFP_KERNEL)?;
             }
         }
@@ -189,23 +184,15 @@ impl Bch {
     /// Undoes as much as [`Bch::enable`] has done.
     fn take_down(&self, enabled: &mut Enabled) {
         enabled.irqs.clear();
-        self.device
-            .write(self.channel_register(BgsReg::BchMask), BCH_MASK);
-        for (tni, mask) in enabled.gates.iter().enumerate() {
-            let tni = tni as u8;
-            for gate in (0..NUM_BG as u8).filter(|gate| mask >> gate & 1 != 0) {
-                self.device
-                    .write(Self::gate_register(tni, gate, BgsReg::Imr), u64::MAX);
-                self.device
-                    .write(Self::gate_register(tni, gate, BgsReg::Enable), 0);
-            }
-            self.device.taken.lock().gates.give_up(tni, *mask);
+        self.write(BgsReg::BchMask, BCH_MASK);
+        for gate in enabled.gates.iter() {
+            self.device.write(gate, BgsReg::Imr, u64::MAX);
+            self.device.write(gate, BgsReg::Enable, 0);
         }
+        self.device.release_gates(&enabled.gates);
         // Nothing more is written to the notice area, which is about to be unpinned.
-        self.device
-            .write(self.channel_register(BgsReg::BchNoticeIpa), 0);
-        self.device
-            .read(self.channel_register(BgsReg::BchMaskStatus));
+        self.write(BgsReg::BchNoticeIpa, 0);
+        self.device.read(self.id.gate(), BgsReg::BchMaskStatus);
     }
 
     fn disable(&self) -> Result {
@@ -214,30 +201,24 @@ impl Bch {
         Ok(())
     }
 
-    /// Exceptions of the channel's gates since ENABLE_BCH, also those that are no signal (ours):
-    /// requests of [`irq::bgs`], put together.
+    /// Exceptions of the channel's gates since ENABLE_BCH, also those that are no signal (ours).
     ///
     /// # Errors
     ///
     /// `EPERM` if the channel is not enabled.
-    pub(crate) fn exceptions(&self) -> Result<u64> {
+    pub(crate) fn exceptions(&self) -> Result<BgsIrqs> {
         let state = self.state.lock();
         let enabled = state.as_ref().ok_or(EPERM)?;
         let mut all = enabled.irqs.iter().fold(0, |all, irq| all | irq.seen());
-        for (tni, mask) in enabled.gates.iter().enumerate() {
-            for gate in (0..NUM_BG as u8).filter(|gate| mask >> gate & 1 != 0) {
-                all |= self
-                    .device
-                    .read(Self::gate_register(tni as u8, gate, BgsReg::Irr));
-            }
+        for gate in enabled.gates.iter() {
+            all |= self.device.read(gate, BgsReg::Irr);
         }
-        Ok(all & irq::bgs::EXCEPTIONS)
+        Ok(BgsIrqs::from_raw(all) & BgsIrqs::EXCEPTIONS)
     }
 
     /// The file is closed for good.
     pub(crate) fn release(&self) {
         let _ = self.disable();
-        let mut taken = self.device.taken.lock();
-        taken.channels.give_up(self.tni, 1 << self.bch);
+        self.device.release_channel(self.id.gate());
     }
 }

@@ -8,10 +8,12 @@ use kernel::ffi::c_int;
 use kernel::prelude::*;
 use kernel::uaccess::{UserPtr, UserSlice};
 
-use tofu_abi::regs::{cq_page, CqReg, PortReg, BAR0_SIZE, NUM_CQ, NUM_PORT, NUM_TNI};
+use tofu_abi::regs::{CqReg, PortReg, BAR0_SIZE, NUM_CQ, NUM_PORT, NUM_TNI};
+use tofu_abi::{CqId, TniId};
 
 use crate::cq::OpenQueues;
 use crate::device::Device;
+use crate::ids::{GateSet, QueueId};
 use crate::uapi;
 use crate::users::{Rights, BG_MASK, CQ_MASK};
 
@@ -90,7 +92,7 @@ fn register_user(device: &Device, a: &uapi::RegUser) -> Result {
         gpid: a.gpid.into(),
         subnet: a.subnet.mode()?,
         cqs: masks(a.cqmask, CQ_MASK)?,
-        bgs: masks(a.bgmask, BG_MASK)?,
+        gates: GateSet(masks(a.bgmask, BG_MASK)?),
     };
     device.users.lock().register(a.uid, rights)
 }
@@ -135,29 +137,26 @@ fn log_links_down(device: &Device, a: &uapi::NotifyLinkdown) -> Result {
 
 fn port_stat(device: &Device, arg: u64) -> Result {
     let mut stat: uapi::PortStat = uapi::get(arg)?;
-    let port = usize::try_from(stat.port_no)
-        .ok()
-        .filter(|n| (1..=NUM_PORT).contains(n));
-    let port = port.ok_or(EINVAL)? as u8 - 1;
+    if !(1..=NUM_PORT as i32).contains(&stat.port_no) {
+        return Err(EINVAL);
+    }
+    let port = stat.port_no as u8 - 1;
     for (value, reg) in stat.pa.iter_mut().zip(PortReg::ALL) {
-        *value = device.port_counter(port, *reg);
+        *value = device.read(port, *reg);
     }
     uapi::put(arg, &stat)
 }
 
 fn cq_stat(device: &Device, arg: u64) -> Result {
     let mut stat: uapi::CqStat = uapi::get(arg)?;
-    let tni = usize::try_from(stat.tni)
-        .ok()
-        .filter(|n| *n < NUM_TNI)
-        .ok_or(EINVAL)?;
-    let cq = usize::try_from(stat.cqid)
-        .ok()
-        .filter(|n| *n < NUM_CQ)
-        .ok_or(EINVAL)?;
-    let page = cq_page(tni as u8, cq as u8);
-    stat.txbyte = device.read(page + CqReg::TxPayloadByte.offset());
-    stat.rxbyte = device.read(page + CqReg::RxPayloadByte.offset());
+    let tni = u8::try_from(stat.tni).ok().and_then(TniId::new);
+    let cq = u8::try_from(stat.cqid).ok().and_then(CqId::new);
+    let id = QueueId {
+        tni: tni.ok_or(EINVAL)?,
+        cq: cq.ok_or(EINVAL)?,
+    };
+    stat.txbyte = device.read(id, CqReg::TxPayloadByte);
+    stat.rxbyte = device.read(id, CqReg::RxPayloadByte);
     uapi::put(arg, &stat)
 }
 
@@ -169,7 +168,7 @@ fn load_register(device: &Device, a: &uapi::LoadRegister) -> Result {
     }
     let mut out = UserSlice::new(UserPtr::from_addr(a.buf as usize), a.len as usize).writer();
     for offset in (start..end).step_by(8) {
-        out.write(&device.read(offset))?;
+        out.write(&device.load(offset)?)?;
     }
     Ok(())
 }
@@ -186,9 +185,9 @@ fn load_resource(queues: &OpenQueues, a: &uapi::LoadResource) -> Result {
     if a.len > MAX_LOAD {
         return Err(EINVAL);
     }
-    let open = |queue: u64| {
-        let (tni, cq) = (queue / NUM_CQ as u64, queue % NUM_CQ as u64);
-        queues.get((tni as u8, cq as u8)).ok_or(ENOENT)
+    let open = |number: u64| {
+        let id = QueueId::all().nth(number as usize);
+        id.and_then(|id| queues.get(id)).ok_or(ENOENT)
     };
     let id = a.rsc_id;
     if id < 3 * QUEUES {

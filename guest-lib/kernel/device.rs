@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a node has once: registers, interrupts, who may use what, the gates that are taken.
+//! A node's controller: its registers and interrupts, the rights of users, the gates in use.
 
 use kernel::bindings;
 use kernel::device::Core;
 use kernel::io::poll::read_poll_timeout;
-use kernel::io::Io;
+use kernel::io::{Io, IoBackend, IoBase, Mmio, MmioBackend};
 use kernel::irq::IrqRequest;
 use kernel::pci::{self, IrqType, IrqTypes};
 use kernel::prelude::*;
@@ -13,41 +13,43 @@ use kernel::sync::atomic::Atomic;
 use kernel::sync::{new_mutex, Arc, Mutex};
 use kernel::time::Delta;
 
-use tofu_abi::regs::{
-    self, cqs_page, tni_base, CqsReg, CqsStatus, NodeAddress, PortReg, Register, TniReg, TofuReg,
-    BAR0_SIZE, NUM_TNI,
-};
-use tofu_abi::{irq, Coords};
+use tofu_abi::irq::{self, CqsIrqs};
+use tofu_abi::regs::{CqsReg, CqsStatus, NodeAddress, TniReg, TofuReg};
+use tofu_abi::{Coords, Doorbell, TniId};
 
-use crate::gates::Taken;
+use crate::ids::{GateId, GateSet, QueueId};
+use crate::registers::{Register, BAR_BYTES};
 use crate::users::Users;
 
-/// How long the device may take for what takes no time as a rule, as in the public driver.
+/// How long the driver waits for the device, as the public driver does. The answer usually comes at
+/// once.
 const PATIENCE: Delta = Delta::from_millis(3000);
 
 /// A node's controller.
 #[pin_data]
 pub(crate) struct Device {
     pdev: &'static pci::Device<kernel::device::Bound>,
-    bar: pci::Bar<'static>,
+    bar: pci::Bar<'static, BAR_BYTES>,
     vectors: Option<pci::IrqVectorRegistration<'static>>,
     bar_addr: u64,
     coords: Coords,
-    /// Who may use what.
+    /// Rights of users.
     #[pin]
     pub(crate) users: Mutex<Users>,
-    /// Barrier channels and gates that are taken.
+    /// Start/end gates of channels whose file is open.
     #[pin]
-    pub(crate) taken: Mutex<Taken>,
+    channels: Mutex<GateSet>,
+    /// Gates that channels have enabled.
+    #[pin]
+    gates: Mutex<GateSet>,
     /// Pages that processes have pinned.
     pub(crate) pinned: Atomic<usize>,
-    /// Exceptions that a process was told of.
+    /// Exceptions that processes got a signal for.
     pub(crate) faults: Atomic<u64>,
 }
 
 impl Device {
-    /// Takes over a function that is enabled: maps its registers, brings it to its reset state,
-    /// lets packets in.
+    /// Takes over a function that is enabled: resets it, maps its registers and lets packets in.
     ///
     /// # Errors
     ///
@@ -58,18 +60,22 @@ impl Device {
         // the removal of their entries in /proc, and the driver's own data is last.
         let bound: &'static pci::Device<kernel::device::Bound> =
             unsafe { &*core::ptr::from_ref(bound) };
-        // What an earlier driver may have left. The function's configuration is kept; one that
-        // cannot be reset was so by whoever made it.
-        // SAFETY: nobody uses the device at this time, and the kernel holds its lock in probe.
+        // An earlier driver may have left it in any state. The reset keeps the configuration space.
+        // A function that the kernel cannot reset is taken as it is.
+        // SAFETY: nobody uses the device yet, and the kernel holds its lock during probe.
         unsafe { bindings::pci_reset_function_locked(Self::raw_pci(bound)) };
 
-        let bar = bound.iomap_region(tofu_abi::pci::REGISTER_BAR.into(), c"tofu")?;
-        let bar_addr = bound.resource_start(tofu_abi::pci::REGISTER_BAR.into())?;
-        if bound.resource_len(tofu_abi::pci::REGISTER_BAR.into())? < BAR0_SIZE {
-            dev_err!(pdev, "BAR 0 is smaller than the register space\n");
-            return Err(ENODEV);
-        }
-        let address = (&bar).try_read64(regs::tofu(TofuReg::NodeAddress) as usize)?;
+        let number = tofu_abi::pci::REGISTER_BAR.into();
+        let bar_addr = bound.resource_start(number)?;
+        let bar = bound
+            .iomap_region_sized::<BAR_BYTES>(number, c"tofu")
+            .inspect_err(|_| {
+                dev_err!(
+                    pdev,
+                    "BAR 0 is not there, or not as large as it has to be\n"
+                )
+            })?;
+        let address = at((), TofuReg::NodeAddress, &bar).read_val();
         if address == u64::MAX {
             dev_err!(pdev, "no answer from the device\n");
             return Err(ENODEV);
@@ -87,14 +93,15 @@ impl Device {
                 bar_addr,
                 coords: NodeAddress(address).coords(),
                 users <- new_mutex!(Users::new()),
-                taken <- new_mutex!(Taken::new()),
+                channels <- new_mutex!(GateSet::default()),
+                gates <- new_mutex!(GateSet::default()),
                 pinned: Atomic::new(0),
                 faults: Atomic::new(0),
             }),
             GFP_KERNEL,
         )?;
-        for tni in 0..NUM_TNI as u8 {
-            device.write(tni_base(tni) + TniReg::Enable.offset(), 1);
+        for tni in TniId::ALL {
+            device.write(tni, TniReg::Enable, 1);
         }
         Ok(device)
     }
@@ -110,78 +117,114 @@ impl Device {
         unsafe { &raw mut (*Self::raw_pci(self.pdev)).dev }
     }
 
-    /// For messages.
+    /// The PCI function, for messages.
     pub(crate) fn pdev(&self) -> &pci::Device<kernel::device::Bound> {
         self.pdev
     }
 
-    /// Where the node is.
+    /// The node's coordinates.
     pub(crate) fn coords(&self) -> Coords {
         self.coords
     }
 
-    /// Physical address of the byte at `offset` of BAR 0.
-    pub(crate) fn bar_phys(&self, offset: u64) -> u64 {
-        self.bar_addr + offset
+    /// Physical address of a doorbell's page, which a process may map.
+    pub(crate) fn page_phys(&self, tni: TniId, doorbell: impl Into<Doorbell>) -> u64 {
+        self.bar_addr + doorbell.into().page(tni)
     }
 
-    /// Reads the register at `offset`; all ones outside of the BAR, as from a device that is gone.
-    pub(crate) fn read(&self, offset: u64) -> u64 {
-        (&self.bar).try_read64(offset as usize).unwrap_or(u64::MAX)
+    /// Reads a register; all ones from a device that is gone.
+    pub(crate) fn read<R: Register>(&self, unit: R::Unit, reg: R) -> u64 {
+        at(unit, reg, &self.bar).read_val()
     }
 
-    /// Writes the register at `offset`, after all that was written to memory before.
-    pub(crate) fn write(&self, offset: u64, value: u64) {
-        // Offsets come from the register map, which lies in the BAR.
-        let _ = (&self.bar).try_write64(value, offset as usize);
+    /// Writes a register, ordered after all earlier writes to memory.
+    pub(crate) fn write<R: Register>(&self, unit: R::Unit, reg: R, value: u64) {
+        at(unit, reg, &self.bar).write_val(value);
     }
 
-    /// Sleeps until the register at `offset` is as wanted.
+    /// Reads the 8 bytes at `offset` of the BAR.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` outside of the BAR.
+    pub(crate) fn load(&self, offset: u64) -> Result<u64> {
+        (&self.bar).try_read64(offset as usize)
+    }
+
+    /// Sleeps until `wanted` accepts the value of a register.
     ///
     /// # Errors
     ///
     /// `ETIMEDOUT` after 3 s.
-    pub(crate) fn wait(&self, offset: u64, wanted: impl Fn(u64) -> bool) -> Result<u64> {
+    pub(crate) fn wait<R: Register>(
+        &self,
+        unit: R::Unit,
+        reg: R,
+        wanted: impl Fn(u64) -> bool,
+    ) -> Result {
         let delay = Delta::from_micros(20);
-        read_poll_timeout(|| Ok(self.read(offset)), |v| wanted(*v), delay, PATIENCE)
+        let value = || Ok(self.read(unit, reg));
+        read_poll_timeout(value, |v| wanted(*v), delay, PATIENCE).map(drop)
     }
 
-    /// Turns a queue on or off, and waits until it is.
+    /// Enables or disables a queue, and waits until the device has done so.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` if it does not, `EIO` if it refuses.
-    pub(crate) fn enable_cq(&self, tni: u8, cq: u8, on: bool) -> Result {
-        let page = cqs_page(tni, cq);
-        self.write(page + CqsReg::Enable.offset(), on.into());
-        let status = page + CqsReg::Status.offset();
-        let is_so = |v| {
-            let status = CqsStatus(v);
-            status.cq_enable() == on && (on || !status.cache_flush_busy())
-        };
-        if on && self.read(page + CqsReg::Irr.offset()) & irq::cqs::TOQ_READ_EXCEPTION != 0 {
+    /// `ETIMEDOUT`; `EIO` if the device refuses.
+    pub(crate) fn enable_cq(&self, id: QueueId, on: bool) -> Result {
+        self.write(id, CqsReg::Enable, on.into());
+        let requests = CqsIrqs::from_raw(self.read(id, CqsReg::Irr));
+        if on && requests.intersects(CqsIrqs::TOQ_READ_EXCEPTION) {
             return Err(EIO);
         }
-        self.wait(status, is_so).map(drop)
+        self.wait(id, CqsReg::Status, |v| {
+            let status = CqsStatus(v);
+            status.cq_enable() == on && (on || !status.cache_flush_busy())
+        })
     }
 
-    /// Empties the translation cache of a queue: afterwards the device uses no memory whose
+    /// Flushes the translation cache of a queue. Afterwards the device no longer uses memory whose
     /// entries were disabled before.
     ///
     /// # Errors
     ///
     /// `ETIMEDOUT`.
-    pub(crate) fn flush_cq(&self, tni: u8, cq: u8) -> Result {
-        let page = cqs_page(tni, cq);
-        self.write(page + CqsReg::CacheFlush.offset(), 1);
-        let status = page + CqsReg::Status.offset();
-        self.wait(status, |v| !CqsStatus(v).cache_flush_busy())
-            .map(drop)
+    pub(crate) fn flush_cq(&self, id: QueueId) -> Result {
+        self.write(id, CqsReg::CacheFlush, 1);
+        self.wait(id, CqsReg::Status, |v| !CqsStatus(v).cache_flush_busy())
     }
 
-    /// The interrupt of a vector, if the kernel had enough for the device.
+    /// Claims a channel by its start/end gate.
     ///
-    /// Whoever has it must not outlive the device, which all do by a reference.
+    /// # Errors
+    ///
+    /// `EBUSY` if it is open.
+    pub(crate) fn claim_channel(&self, start: GateId) -> Result {
+        claim(&mut self.channels.lock(), start)
+    }
+
+    /// Releases a channel.
+    pub(crate) fn release_channel(&self, start: GateId) {
+        self.channels.lock().remove(&start.into());
+    }
+
+    /// Claims a gate.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if it is enabled.
+    pub(crate) fn claim_gate(&self, gate: GateId) -> Result {
+        claim(&mut self.gates.lock(), gate)
+    }
+
+    /// Releases gates.
+    pub(crate) fn release_gates(&self, gates: &GateSet) {
+        self.gates.lock().remove(gates);
+    }
+
+    /// The interrupt of a vector; `None` if the kernel did not have enough of them. Its handler
+    /// must hold a reference to the device.
     pub(crate) fn vector(&self, vector: u16) -> Option<IrqRequest<'static>> {
         let vectors = core::ptr::from_ref(self.vectors.as_ref()?);
         // SAFETY: handlers hold a reference to the device and go before it.
@@ -189,15 +232,33 @@ impl Device {
         vectors.index(vector.into()).ok().map(Into::into)
     }
 
-    /// A counter of a port, in the order of the registers.
-    pub(crate) fn port_counter(&self, port: u8, reg: PortReg) -> u64 {
-        self.read(Register::Port { port, reg }.offset())
-    }
-
-    /// Stops all that the node does by itself.
+    /// Stops all TNIs.
     pub(crate) fn quiesce(&self) {
-        for tni in 0..NUM_TNI as u8 {
-            self.write(tni_base(tni) + TniReg::Enable.offset(), 0);
+        for tni in TniId::ALL {
+            self.write(tni, TniReg::Enable, 0);
         }
+    }
+}
+
+/// A register of the BAR.
+fn at<'a, R: Register>(
+    unit: R::Unit,
+    reg: R,
+    bar: &'a pci::Bar<'static, BAR_BYTES>,
+) -> Mmio<'a, u64> {
+    let view = bar.as_view();
+    let register = MmioBackend::as_ptr(view)
+        .cast::<u64>()
+        .wrapping_byte_add(reg.offset(unit));
+    // SAFETY: the BAR has at least `BAR_BYTES`, and `Register` promises that these contain the
+    // register.
+    unsafe { MmioBackend::project_view(view, register) }
+}
+
+fn claim(taken: &mut GateSet, gate: GateId) -> Result {
+    if taken.insert(gate) {
+        Ok(())
+    } else {
+        Err(EBUSY)
     }
 }

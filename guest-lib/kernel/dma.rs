@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of the kernel that the device reads: its tables.
+//! Coherent memory that the driver shares with the device: tables, rings, packet buffers.
 
 use kernel::dma::{Coherent, CoherentView};
 use kernel::io::{io_project, Io};
@@ -19,18 +19,18 @@ impl Table {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, `EINVAL` for none.
+    /// `ENOMEM`; `EINVAL` if `qwords` is 0.
     pub(crate) fn new(device: &Arc<Device>, qwords: usize) -> Result<Self> {
         let flags = GFP_KERNEL | __GFP_NOWARN;
         Coherent::<u64>::zeroed_slice(device.pdev().as_ref(), qwords, flags).map(Self)
     }
 
-    /// Where the device sees it.
+    /// Its device address.
     pub(crate) fn addr(&self) -> u64 {
         self.0.dma_address()
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.0.size() as u64
     }
@@ -39,9 +39,7 @@ impl Table {
         Ok(io_project!(self.0, [try: index]))
     }
 
-    /// Stores one qword, after all that was stored before.
-    ///
-    /// An index beyond the table is a mistake of the driver's and stores nothing.
+    /// Stores one qword, ordered after all earlier stores. Beyond the table nothing is stored.
     pub(crate) fn store(&self, index: usize, value: u64) {
         dma_mb(Write);
         if let Ok(qword) = self.qword(index) {
@@ -55,7 +53,7 @@ impl Table {
             .map_or(0, |qword| u64::from_le(qword.read_val()))
     }
 
-    /// Where the bytes from `at` to `at + len` are; nowhere beyond the table.
+    /// The bytes from `at` to `at + len`; `None` beyond the table.
     pub(crate) fn bytes(&self, at: usize, len: usize) -> Option<*mut [u8]> {
         let end = at.checked_add(len).filter(|end| *end <= self.0.size())?;
         // SAFETY: the bytes before `end` are in the table.
@@ -63,9 +61,9 @@ impl Table {
         Some(core::ptr::slice_from_raw_parts_mut(start, end - at))
     }
 
-    /// Copies what is in the table from qword `first` on, which others may be writing meanwhile,
-    /// and adds it to `sum`: looking at it once more would take half as long as that. False if
-    /// that is beyond the table.
+    /// Copies from qword `first` on, which others may write meanwhile, and updates the checksum
+    /// `sum`: a second pass over the copy would take half as long again. Returns false, and copies
+    /// nothing, beyond the table.
     pub(crate) fn copy(&self, first: usize, to: &mut [u8], sum: &mut Sum) -> bool {
         let end = first.checked_add(to.len().div_ceil(8));
         if end.is_none_or(|end| end > self.0.len()) {
@@ -77,12 +75,12 @@ impl Table {
     }
 }
 
-/// Copies bytes that others may be writing meanwhile, and adds them to `sum` as they are in the
-/// copy, as its bytes from `at` on.
+/// Copies bytes that others may write meanwhile, and updates the checksum `sum` with the copy,
+/// which are its bytes from `at` on.
 ///
 /// # Safety
 ///
-/// So many bytes can be read at `from`, filled up to whole qwords.
+/// As many bytes as `to` has, rounded up to whole qwords, must be readable at `from`.
 pub(crate) unsafe fn copy(from: *const u64, to: &mut [u8], at: usize, sum: &mut Sum) {
     let (qwords, rest) = to.as_chunks_mut();
     let whole = qwords.len();

@@ -11,12 +11,13 @@ use kernel::str::CString;
 use kernel::sync::{Arc, ArcBorrow};
 use kernel::uaccess::{UserPtr, UserSlice};
 
-use tofu_abi::regs::{NUM_BCH, NUM_TNI, PAGE_STRIDE};
+use tofu_abi::regs::PAGE_STRIDE;
 
 use crate::bch::Bch;
 use crate::control;
 use crate::cq::{Cq, OpenQueues};
 use crate::device::Device;
+use crate::ids::{ChannelId, QueueId};
 use crate::pin::PAGE;
 use crate::shim::{self, ProcEntry};
 use crate::uapi;
@@ -33,8 +34,8 @@ enum FileKind {
     Position,
     Control,
     Info,
-    Cq(u8, u8),
-    Bch(u8, u8),
+    Cq(QueueId),
+    Bch(ChannelId),
 }
 
 /// A file.
@@ -62,14 +63,12 @@ impl Files {
     ///
     /// `EEXIST` if there is a /proc/tofu: a node has one controller. `ENOMEM`.
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
-        let count = 3 + NUM_TNI * (USER_CQS + NUM_BCH);
         let root = folder(c"tofu", core::ptr::null_mut()).map_err(|_| EEXIST)?;
         // From here on an error takes away what there is.
         let mut files = Self {
             root,
             files: KVec::new(),
         };
-        files.files.reserve(count, GFP_KERNEL)?;
         let queues = OpenQueues::new()?;
         let dev = folder(c"dev", root.as_ptr())?.as_ptr();
         let mut add = |folder, name: &CStr, mode, kind| {
@@ -83,15 +82,13 @@ impl Files {
         add(root.as_ptr(), c"position", 0o666, FileKind::Position)?;
         add(dev, c"control", 0o600, FileKind::Control)?;
         add(dev, c"info", 0o666, FileKind::Info)?;
-        for tni in 0..NUM_TNI as u8 {
-            for cq in 0..USER_CQS as u8 {
-                let name = CString::try_from_fmt(fmt!("tni{tni}cq{cq}"))?;
-                add(dev, &name, 0o666, FileKind::Cq(tni, cq))?;
-            }
-            for bch in 0..NUM_BCH as u8 {
-                let name = CString::try_from_fmt(fmt!("tni{tni}bch{bch}"))?;
-                add(dev, &name, 0o666, FileKind::Bch(tni, bch))?;
-            }
+        for id in QueueId::all().filter(|id| id.cq.index() < USER_CQS) {
+            let name = CString::try_from_fmt(fmt!("{id}"))?;
+            add(dev, &name, 0o666, FileKind::Cq(id))?;
+        }
+        for id in ChannelId::all() {
+            let name = CString::try_from_fmt(fmt!("{id}"))?;
+            add(dev, &name, 0o666, FileKind::Bch(id))?;
         }
         Ok(files)
     }
@@ -167,10 +164,8 @@ unsafe extern "C" fn tofu_rs_open(file: *mut c_void, data: *mut *mut c_void) -> 
     // SAFETY: the caller's promise.
     let file = unsafe { proc_file(file) };
     let opened = match file.kind {
-        FileKind::Cq(tni, cq) => file.open_cq(tni, cq).map(|cq| Arc::into_raw(cq).cast()),
-        FileKind::Bch(tni, bch) => {
-            Bch::open(&file.device, tni, bch).map(|bch| Arc::into_raw(bch).cast())
-        }
+        FileKind::Cq(id) => file.open_cq(id).map(|cq| Arc::into_raw(cq).cast()),
+        FileKind::Bch(id) => Bch::open(&file.device, id).map(|bch| Arc::into_raw(bch).cast()),
         _ => Ok(core::ptr::null()),
     };
     code(opened.map(|raw: *const c_void| {
@@ -187,10 +182,11 @@ unsafe extern "C" fn tofu_rs_release(file: *mut c_void, data: *mut c_void) {
     // SAFETY: the caller's promise.
     let file = unsafe { proc_file(file) };
     match file.kind {
-        FileKind::Cq(tni, cq) => {
+        FileKind::Cq(_) => {
             // SAFETY: made by `into_raw` when the file was opened; nobody uses it any more.
-            unsafe { Arc::from_raw(data.cast::<Cq>()) }.release();
-            file.queues.give_up((tni, cq));
+            let queue = unsafe { Arc::from_raw(data.cast::<Cq>()) };
+            queue.release();
+            file.queues.remove(&queue);
         }
         // SAFETY: likewise.
         FileKind::Bch(..) => unsafe { Arc::from_raw(data.cast::<Bch>()) }.release(),
@@ -242,7 +238,7 @@ unsafe extern "C" fn tofu_rs_read(
         // SAFETY: the caller's promise.
         FileKind::Bch(..) => unsafe { bch_of(data) }
             .exceptions()
-            .and_then(|exceptions| put_word(buf as usize, len, exceptions)),
+            .and_then(|exceptions| put_word(buf as usize, len, exceptions.raw())),
         _ => Err(EINVAL),
     };
     match read {
@@ -309,9 +305,9 @@ impl ProcFile {
     /// # Errors
     ///
     /// `EACCES` if the user may not use it, `EBUSY` if it is open already.
-    fn open_cq(&self, tni: u8, cq: u8) -> Result<Arc<Cq>> {
-        let queue = Cq::open(&self.device, (tni, cq))?;
-        self.queues.claim((tni, cq), &queue)?;
+    fn open_cq(&self, id: QueueId) -> Result<Arc<Cq>> {
+        let queue = Cq::open(&self.device, id)?;
+        self.queues.add(&queue)?;
         Ok(queue)
     }
 

@@ -24,8 +24,8 @@ use kernel::sync::{new_mutex, new_spinlock, Arc, Mutex, SpinLock};
 use kernel::time::{ClockSource, Monotonic};
 
 use tofu_abi::irq::vector;
-use tofu_abi::regs::{tni_base, KERNEL_CQ};
-use tofu_abi::Coords;
+use tofu_abi::regs::KERNEL_CQ;
+use tofu_abi::{Coords, TniId};
 use tofu_ipotofu::topology::Shape;
 
 use crate::device::Device;
@@ -131,7 +131,7 @@ pub(crate) struct Link {
     shape: Shape,
     machine: u8,
     me: Coords,
-    tni: u8,
+    tni: TniId,
     /// Which of the interface's queues it is; the first one has all but unicast frames.
     number: u8,
     /// How many there are.
@@ -157,7 +157,7 @@ impl Link {
         device: &Arc<Device>,
         shape: Shape,
         machine: u8,
-        tni: u8,
+        tni: TniId,
         (number, queues): (u8, u8),
         heard: Arc<Heard>,
     ) -> Result<Arc<Self>> {
@@ -208,8 +208,8 @@ impl Link {
             KBox::try_pin_init(registration, GFP_KERNEL)
         };
         let irqs = Irqs {
-            _packets: irq(vector::tni(self.tni), false)?,
-            _sent: irq(vector::cq(self.tni, KERNEL_CQ), true)?,
+            _packets: irq(vector::tni(self.tni.get()), false)?,
+            _sent: irq(vector::cq(self.tni.get(), KERNEL_CQ), true)?,
         };
         *self.irqs.lock() = Some(irqs);
         let _quiet = Quiet::new();
@@ -351,7 +351,7 @@ impl Link {
         }
         drop((rx, tx));
         for (value, (_, reg)) in values.iter_mut().skip(COUNTS).zip(REGISTERS) {
-            *value += self.device.read(tni_base(self.tni) + reg.offset());
+            *value += self.device.read(self.tni, reg);
         }
     }
 }

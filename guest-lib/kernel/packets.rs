@@ -9,20 +9,21 @@ use kernel::sync::Arc;
 
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2, DESC_SIZE};
 use tofu_abi::frame::{TlpHeader, HEADER_SIZE, ROUTING_HEADER_SIZE, SYSTEM_PAYLOAD_MAX};
-use tofu_abi::irq::{cqs, tni as requests};
+use tofu_abi::irq::{CqsIrqs, TniIrqs};
 use tofu_abi::queue::{
     queue_entries, PbqEntry, PrqEntry, PrqRcode, RingIndex, TcqEntry, MRQ_ENTRY_SIZE,
     PACKET_BUFFER_SIZE,
 };
-use tofu_abi::regs::{cq_page, cqs_page, tni_base, CqReg, CqsMode, CqsReg, TniReg, KERNEL_CQ};
+use tofu_abi::regs::{CqReg, CqsMode, CqsReg, TniReg, KERNEL_CQ};
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
-use tofu_abi::{Coords, Rcode, StagOffset};
+use tofu_abi::{Coords, Rcode, StagOffset, TniId};
 use tofu_ipotofu::offer::{GROUP, SLOT, SLOTS};
 use tofu_ipotofu::wire::Sum;
 use tofu_ipotofu::PacketTarget;
 
 use crate::device::Device;
 use crate::dma::Table;
+use crate::ids::QueueId;
 use crate::shim;
 
 /// Packets that can be on their way out.
@@ -173,7 +174,7 @@ struct SendMemory {
 /// The sending side.
 pub(crate) struct Sender {
     device: Arc<Device>,
-    tni: u8,
+    id: QueueId,
     memory: Option<SendMemory>,
     post: RingIndex,
     reap: RingIndex,
@@ -189,7 +190,7 @@ impl Sender {
     /// # Errors
     ///
     /// `ENOMEM`, `ETIMEDOUT`, `EIO`.
-    pub(crate) fn open(device: &Arc<Device>, tni: u8) -> Result<Self> {
+    pub(crate) fn open(device: &Arc<Device>, tni: TniId) -> Result<Self> {
         let n = entries() as usize;
         let long = || -> Result<Long> {
             Ok(Long {
@@ -217,7 +218,6 @@ impl Sender {
                 "no memory for long frames: they go in pieces\n"
             ),
         }
-        let page = cqs_page(tni, KERNEL_CQ);
         let settings = [
             (CqsReg::Mode, CqsMode(0).with_system(true).0),
             (CqsReg::Gpid, GROUP),
@@ -239,7 +239,7 @@ impl Sender {
             (CqsReg::MrqInterruptMask, u64::MAX),
             (CqsReg::Imr, u64::MAX),
             (CqsReg::Irc, u64::MAX),
-            (CqsReg::Imc, cqs::TCQ_WRITE_ACKNOWLEDGE),
+            (CqsReg::Imc, CqsIrqs::TCQ_WRITE_ACKNOWLEDGE.raw()),
         ];
         let mut free = KVVec::with_capacity(OUT.into(), GFP_KERNEL)?;
         for buffer in (0..OUT).rev() {
@@ -247,7 +247,7 @@ impl Sender {
         }
         let this = Self {
             device: device.clone(),
-            tni,
+            id: QueueId::kernel(tni),
             memory: Some(memory),
             post: RingIndex::new(entries()),
             reap: RingIndex::new(entries()),
@@ -256,10 +256,10 @@ impl Sender {
             posted: 0,
         };
         for (reg, value) in settings {
-            device.write(page + reg.offset(), value);
+            device.write(this.id, reg, value);
         }
         // From here on `drop` stops the queue.
-        device.enable_cq(tni, KERNEL_CQ, true)?;
+        device.enable_cq(this.id, true)?;
         Ok(this)
     }
 
@@ -354,7 +354,7 @@ impl Sender {
         let header = Header1(0)
             .with_target(from)
             .with_path(from.default_path())
-            .with_ri(self.tni)
+            .with_ri(self.id.tni.get())
             .with_interrupt(true);
         let local = StagOffset::new(KERNEL_CQ, FETCH, (slot * SLOT) as u64);
         let (command, nothing) = (Command::Get, Header2(0));
@@ -379,10 +379,9 @@ impl Sender {
             return;
         }
         // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_doorbell(self.tni, KERNEL_CQ, self.posted) };
+        unsafe { shim::tofu_shim_trace_doorbell(self.id.tni.get(), KERNEL_CQ, self.posted) };
         self.posted = 0;
-        let page = cq_page(self.tni, KERNEL_CQ);
-        self.device.write(page + CqReg::FetchStart.offset(), 1);
+        self.device.write(self.id, CqReg::FetchStart, 1);
     }
 
     /// The next packet whose sending has ended, in the order of posting, and its result code. Its
@@ -398,7 +397,10 @@ impl Sender {
         }
         self.reap.advance();
         // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_completion(self.tni, KERNEL_CQ, slot, entry.rcode().raw()) };
+        unsafe {
+            let tni = self.id.tni.get();
+            shim::tofu_shim_trace_completion(tni, KERNEL_CQ, slot, entry.rcode().raw())
+        };
         let order = self.orders.get(slot as usize).copied()?;
         Some((order, entry.rcode()))
     }
@@ -406,24 +408,21 @@ impl Sender {
     /// Has the next end that was to be told by an interrupt raise one. What has ended before is to
     /// be looked at afterwards.
     pub(crate) fn rest(&self) {
-        let page = cqs_page(self.tni, KERNEL_CQ);
-        let acknowledge = cqs::TCQ_WRITE_ACKNOWLEDGE;
-        self.device.write(page + CqsReg::Irc.offset(), acknowledge);
+        let acknowledge = CqsIrqs::TCQ_WRITE_ACKNOWLEDGE.raw();
+        self.device.write(self.id, CqsReg::Irc, acknowledge);
         // As in `Receiver::rest`.
-        self.device.read(page + CqsReg::Irr.offset());
+        self.device.read(self.id, CqsReg::Irr);
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        let page = cqs_page(self.tni, KERNEL_CQ);
-        self.device.write(page + CqsReg::Imr.offset(), u64::MAX);
-        if self.device.enable_cq(self.tni, KERNEL_CQ, false).is_err() {
+        self.device.write(self.id, CqsReg::Imr, u64::MAX);
+        if self.device.enable_cq(self.id, false).is_err() {
             dev_err!(
                 self.device.pdev(),
-                "tni{}cq{} does not stop: its memory is lost\n",
-                self.tni,
-                KERNEL_CQ
+                "{} does not stop: its memory is lost\n",
+                self.id
             );
             core::mem::forget(self.memory.take());
         }
@@ -433,7 +432,7 @@ impl Drop for Sender {
 /// The receiving side.
 pub(crate) struct Receiver {
     device: Arc<Device>,
-    tni: u8,
+    tni: TniId,
     pbq: Table,
     prq: Table,
     frames: Table,
@@ -448,7 +447,7 @@ impl Receiver {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn open(device: &Arc<Device>, tni: u8) -> Result<Self> {
+    pub(crate) fn open(device: &Arc<Device>, tni: TniId) -> Result<Self> {
         let n = entries() as usize;
         let mut this = Self {
             device: device.clone(),
@@ -473,7 +472,7 @@ impl Receiver {
             (TniReg::PbqPa, this.pbq.addr()),
             (TniReg::PrqSize, SIZE),
             (TniReg::PrqPa, this.prq.addr()),
-            (TniReg::Imc, requests::PRQ_WRITE_ACKNOWLEDGE),
+            (TniReg::Imc, TniIrqs::PRQ_WRITE_ACKNOWLEDGE.raw()),
         ] {
             this.write(reg, value);
         }
@@ -481,7 +480,7 @@ impl Receiver {
     }
 
     fn write(&self, reg: TniReg, value: u64) {
-        self.device.write(tni_base(self.tni) + reg.offset(), value);
+        self.device.write(self.tni, reg, value);
     }
 
     fn lend(&mut self, addr: u64) {
@@ -555,9 +554,9 @@ impl Receiver {
 
     /// Has the next packet raise an interrupt. Returns whether one is there already.
     pub(crate) fn rest(&self) -> bool {
-        self.write(TniReg::Irc, requests::PRQ_WRITE_ACKNOWLEDGE);
+        self.write(TniReg::Irc, TniIrqs::PRQ_WRITE_ACKNOWLEDGE.raw());
         // The write may be posted and arrive after the look; a read overtakes no write.
-        self.device.read(tni_base(self.tni) + TniReg::Irr.offset());
+        self.device.read(self.tni, TniReg::Irr);
         self.is_ready()
     }
 
@@ -576,7 +575,6 @@ impl Drop for Receiver {
         self.write(TniReg::PbqPa, 0);
         // Writes may be posted. When this is answered they have arrived, and nothing is written to
         // the buffers any more.
-        self.device
-            .read(tni_base(self.tni) + TniReg::PrqPa.offset());
+        self.device.read(self.tni, TniReg::PrqPa);
     }
 }

@@ -13,10 +13,10 @@ use kernel::uaccess::{UserPtr, UserSlice};
 use crate::device::Device;
 use crate::shim;
 
-/// Bytes of a page of the processor.
+/// Bytes of a page of memory.
 pub(crate) const PAGE: u64 = 4096;
 const _: () = assert!(PAGE as usize == kernel::page::PAGE_SIZE);
-/// Most that is pinned in one piece: what an offset of an STag can say.
+/// The most bytes to pin in one call: the range of an STag offset.
 pub(crate) const MAX_SPAN: u64 = 1 << tofu_abi::addr::OFFSET_BITS;
 
 /// The pages that hold `len` bytes from `addr`: first byte, and the one behind the last.
@@ -58,8 +58,8 @@ enum Map {
     Pages(KVVec<u64>),
 }
 
-/// Pages of a process, pinned and mapped. Dropping it gives them back: the device must not use
-/// them any more.
+/// Pages of a process, pinned and mapped for the device. Dropping it unmaps and unpins them; the
+/// device must have stopped using them.
 pub(crate) struct Pinned {
     device: Arc<Device>,
     mm: ARef<Mm>,
@@ -76,13 +76,13 @@ unsafe impl Sync for Pinned {}
 impl Pinned {
     /// Pins the pages of the calling process from `start` to `end`, both multiples of a page.
     ///
-    /// If there is an IOMMU, the device sees them as one range; a power of two `align` above a
-    /// page makes device addresses equal to those of the process modulo `align`.
+    /// With an IOMMU the device sees them as one range. `align` is a power of two and at least a
+    /// page: device addresses are then equal to the process's addresses modulo `align`.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if there is no such memory, or none to be written with `write`; `ENOMEM` if it is
-    /// too much: half of the node's memory may be pinned (ours).
+    /// `EFAULT` if the memory is not mapped, or not writable although `write` is set. `ENOMEM` if
+    /// more than half of the node's memory would be pinned (ours).
     pub(crate) fn new(
         device: &Arc<Device>,
         mm: &ARef<Mm>,
@@ -132,7 +132,7 @@ impl Pinned {
                     Error::from_errno(got)
                 });
             }
-            // SAFETY: so many were written.
+            // SAFETY: the kernel has written `got` pointers.
             unsafe { self.pages.inc_len(got as usize) };
             self.account(got as isize);
         }
@@ -164,7 +164,7 @@ impl Pinned {
             .map_or(0, |page| unsafe { shim::tofu_shim_page_phys(*page) })
     }
 
-    /// Pages from `index` on that follow each other in memory.
+    /// How many pages from `index` on are physically contiguous.
     fn run(&self, index: usize) -> usize {
         let first = self.phys(index);
         let mut n = 1;
@@ -275,7 +275,7 @@ impl Pinned {
         }
     }
 
-    /// Pages.
+    /// How many pages there are.
     pub(crate) fn len(&self) -> usize {
         self.pages.len()
     }
@@ -294,7 +294,8 @@ impl Pinned {
         }
     }
 
-    /// Where the range begins whose pages come `lead` bytes into it, if there is such a range.
+    /// Where the range of device addresses begins, if there is one. The pages begin in it at the
+    /// offset that `align` demands.
     pub(crate) fn range(&self) -> Option<u64> {
         match &self.map {
             Map::Range { state, .. } => Some(state.addr),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The functions of shim.c.
+//! The functions of shim.c and netdev.c, and what they are given.
 
 use kernel::bindings;
 use kernel::ffi::{c_char, c_int, c_long, c_ulong, c_void};

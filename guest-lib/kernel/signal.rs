@@ -6,8 +6,22 @@ use kernel::bindings;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 
+use tofu_abi::irq::IrqSet;
+
 use crate::shim;
 use crate::uapi;
+
+/// Exceptions that a process is told of, each with its code.
+pub(crate) type Codes<S> = &'static [(S, i32)];
+
+/// All exceptions that have a code.
+pub(crate) fn all_of<S: IrqSet>(codes: Codes<S>) -> S {
+    S::from_raw(
+        codes
+            .iter()
+            .fold(0, |all, (request, _)| all | request.raw()),
+    )
+}
 
 /// Who gets signals, and which.
 pub(crate) struct Signal {
@@ -46,10 +60,16 @@ impl Signal {
         Ok(())
     }
 
-    /// Sends the signal with a code (`si_errno`) and the queue or channel (`si_int`).
-    pub(crate) fn send(&self, code: i32, value: i32) {
-        // SAFETY: we hold a reference to the pid.
-        unsafe { shim::tofu_shim_signal(self.pid, self.number.load(Relaxed), code, value) };
+    /// Sends a signal for each of the exceptions that are `pending`: with its code (`si_errno`) and
+    /// the queue or channel (`si_int`).
+    pub(crate) fn tell<S: IrqSet>(&self, codes: Codes<S>, pending: S, si_int: i32) {
+        let number = self.number.load(Relaxed);
+        for (request, code) in codes {
+            if request.raw() & pending.raw() != 0 {
+                // SAFETY: we hold a reference to the pid.
+                unsafe { shim::tofu_shim_signal(self.pid, number, *code, si_int) };
+            }
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a node does and how it is, to be read in debugfs (`tofu/`), by people and scripts: lines
-//! of words, the first of which say what the line is about. The files are part of no interface.
+//! State and counters of a node in debugfs (`tofu/`), for people and scripts. A line is words, the
+//! first of which name what it is about. The files are no stable interface.
 
 use kernel::debugfs::Scope;
 use kernel::fmt;
@@ -9,52 +9,29 @@ use kernel::prelude::*;
 use kernel::sync::atomic::Relaxed;
 use kernel::sync::Arc;
 
-use tofu_abi::irq::{cqs, tni as requests, tnr};
-use tofu_abi::regs::{
-    self, cq_page, cqs_page, tni_base, CqReg, CqsReg, CqsStatus, PortReg, Register, TniReg,
-    TniState, TofuReg, NUM_CQ, NUM_PORT, NUM_TNI,
-};
+use tofu_abi::irq::{CqsIrqs, PortRequest, TniIrqs, TnrIrqs};
+use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, PortReg, TniReg, TniState, TofuReg, NUM_PORT};
+use tofu_abi::TniId;
 
 use crate::device::Device;
+use crate::ids::QueueId;
 use crate::users::USER_CQS;
 
-/// Exceptions of a control queue, by their public names.
-const CQ_EXCEPTIONS: [(u64, &str); 11] = [
-    (cqs::TOQ_READ_EXCEPTION, "TOQ_READ_EXCEPTION"),
-    (
-        cqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION,
-        "TOQ_DIRECT_DESCRIPTOR_EXCEPTION",
-    ),
-    (cqs::TOQ_MARKED_UE, "TOQ_MARKED_UE"),
-    (cqs::TCQ_WRITE_EXCEPTION, "TCQ_WRITE_EXCEPTION"),
-    (cqs::TOQ_SOURCE_TYPE_EXCEPTION, "TOQ_SOURCE_TYPE_EXCEPTION"),
-    (cqs::MRQ_WRITE_EXCEPTION, "MRQ_WRITE_EXCEPTION"),
-    (cqs::MRQ_OVERFLOW, "MRQ_OVERFLOW"),
-    (cqs::STEERING_READ_EXCEPTION, "STEERING_READ_EXCEPTION"),
-    (cqs::MB_READ_EXCEPTION, "MB_READ_EXCEPTION"),
-    (cqs::PAYLOAD_READ_EXCEPTION, "PAYLOAD_READ_EXCEPTION"),
-    (cqs::PAYLOAD_WRITE_EXCEPTION, "PAYLOAD_WRITE_EXCEPTION"),
+/// Exceptions of a TNI. Packets of other nodes that find no buffer are no fault of this node.
+const TNI_EXCEPTIONS: TniIrqs = TniIrqs::ALL
+    .without(TniIrqs::PBQ_UNDERFLOW)
+    .without(TniIrqs::PRQ_PACKET_DISCARD)
+    .without(TniIrqs::PRQ_WRITE_ACKNOWLEDGE)
+    .without(TniIrqs::INACTIVE_BG);
+/// Names of the ports' requests.
+const PORT_REQUESTS: [(PortRequest, &str); 5] = [
+    (PortRequest::RxFilterOut, "RX_FILTER_OUT"),
+    (PortRequest::TxFilterOut, "TX_FILTER_OUT"),
+    (PortRequest::PortError, "PORT_ERROR"),
+    (PortRequest::DatelineError, "DATELINE_ERROR"),
+    (PortRequest::RoutingError, "ROUTING_ERROR"),
 ];
-/// Those of a TNI. That packets of other nodes find no buffer is no fault of this node's.
-const TNI_EXCEPTIONS: [(u64, &str); 5] = [
-    (requests::PBQ_READ_EXCEPTION, "PBQ_READ_EXCEPTION"),
-    (requests::PBQ_MARKED_UE, "PBQ_MARKED_UE"),
-    (requests::PRQ_WRITE_EXCEPTION, "PRQ_WRITE_EXCEPTION"),
-    (requests::PRQ_OVERFLOW, "PRQ_OVERFLOW"),
-    (
-        requests::STAGE2_TRANSLATION_FAULT,
-        "STAGE2_TRANSLATION_FAULT",
-    ),
-];
-/// Names of the ports' requests, in the order of their bits.
-const PORT_REQUESTS: [&str; 5] = [
-    "RX_FILTER_OUT",
-    "TX_FILTER_OUT",
-    "PORT_ERROR",
-    "DATELINE_ERROR",
-    "ROUTING_ERROR",
-];
-/// The folder.
+/// The folder; dropping it removes the files.
 pub(crate) type Files = Pin<KBox<Scope<Arc<Device>>>>;
 
 /// Makes the files of a node.
@@ -73,41 +50,50 @@ pub(crate) fn files(device: &Arc<Device>) -> Result<Files> {
     KBox::pin_init(scope, GFP_KERNEL)
 }
 
-/// Writes the names of the bits that are set.
-fn names(f: &mut fmt::Formatter<'_>, bits: u64, known: &[(u64, &str)]) -> fmt::Result {
-    for (_, name) in known.iter().filter(|(bit, _)| bits & bit != 0) {
+/// Writes the names of requests.
+fn names<'a>(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = &'a str>) -> fmt::Result {
+    for name in names {
         write!(f, " {name}")?;
     }
-    Ok(())
+    writeln!(f)
 }
 
-fn all(known: &[(u64, &str)]) -> u64 {
-    known.iter().fold(0, |all, (bit, _)| all | bit)
+fn cq_exceptions(device: &Device, id: QueueId) -> CqsIrqs {
+    CqsIrqs::from_raw(device.read(id, CqsReg::Irr)) & CqsIrqs::EXCEPTIONS
 }
 
-/// How the node is: a line `state` with `ok`, `degraded` (a link or a queue has met an exception)
+fn cq_names(exceptions: CqsIrqs) -> impl Iterator<Item = &'static str> {
+    let known = CqsIrqs::NAMES.iter();
+    known.filter_map(move |(request, name)| exceptions.intersects(*request).then_some(*name))
+}
+
+fn tni_exceptions(device: &Device, tni: TniId) -> TniIrqs {
+    TniIrqs::from_raw(device.read(tni, TniReg::Irr)) & TNI_EXCEPTIONS
+}
+
+fn tni_names(exceptions: TniIrqs) -> impl Iterator<Item = &'static str> {
+    let known = TniIrqs::NAMES.iter();
+    known.filter_map(move |(request, name)| exceptions.intersects(*request).then_some(*name))
+}
+
+fn has_stopped(device: &Device, tni: TniId) -> bool {
+    device.read(tni, TniReg::State) & 3 == TniState::Error as u64
+}
+
+/// The node's health: a line `state` with `ok`, `degraded` (a link or a queue has met an exception)
 /// or `failed` (the device does not answer, or a TNI has stopped), then a line for each reason.
 fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    if device.read(regs::tofu(TofuReg::NodeAddress)) == u64::MAX {
+    if device.read((), TofuReg::NodeAddress) == u64::MAX {
         return writeln!(f, "state failed\ndevice no answer");
     }
-    let tni = |tni: u8, reg: TniReg| device.read(tni_base(tni) + reg.offset());
-    let irr = |tni: u8, cq: u8| device.read(cqs_page(tni, cq) + CqsReg::Irr.offset());
-    let tnis = 0..NUM_TNI as u8;
-    let queues = || {
-        tnis.clone()
-            .flat_map(|tni| (0..NUM_CQ as u8).map(move |cq| (tni, cq)))
-    };
-    let stopped = |n: &u8| tni(*n, TniReg::State) & 3 == TniState::Error as u64;
-    let links = device.read(regs::tofu(TofuReg::TnrIrr)) & tnr::ALL;
-
-    let failed = tnis.clone().any(|n| stopped(&n));
-    let degraded = links != 0
-        || tnis
-            .clone()
-            .any(|n| tni(n, TniReg::Irr) & all(&TNI_EXCEPTIONS) != 0)
-        || queues().any(|(tni, cq)| irr(tni, cq) & all(&CQ_EXCEPTIONS) != 0);
-    let state = match (failed, degraded) {
+    let links = TnrIrqs::from_raw(device.read((), TofuReg::TnrIrr)) & TnrIrqs::ALL;
+    let is_failed = TniId::ALL.iter().any(|tni| has_stopped(device, *tni));
+    let is_degraded = !links.is_empty()
+        || TniId::ALL
+            .iter()
+            .any(|tni| !tni_exceptions(device, *tni).is_empty())
+        || QueueId::all().any(|id| !cq_exceptions(device, id).is_empty());
+    let state = match (is_failed, is_degraded) {
         (true, _) => "failed",
         (false, true) => "degraded",
         (false, false) => "ok",
@@ -123,34 +109,32 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "interrupts {interrupts}")?;
     writeln!(f, "pinned_pages {}", device.pinned.load(Relaxed))?;
     writeln!(f, "signalled_exceptions {}", device.faults.load(Relaxed))?;
-    for n in tnis.clone() {
-        let exceptions = tni(n, TniReg::Irr);
-        if stopped(&n) {
-            writeln!(f, "tni{n} stopped")?;
+    for tni in TniId::ALL {
+        if has_stopped(device, tni) {
+            writeln!(f, "tni{tni} stopped")?;
         }
-        if exceptions & all(&TNI_EXCEPTIONS) != 0 {
-            write!(f, "tni{n}")?;
-            names(f, exceptions, &TNI_EXCEPTIONS)?;
-            writeln!(f)?;
+        let exceptions = tni_exceptions(device, tni);
+        if !exceptions.is_empty() {
+            write!(f, "tni{tni}")?;
+            names(f, tni_names(exceptions))?;
         }
     }
-    for (tni, cq) in queues() {
-        let exceptions = irr(tni, cq);
-        if exceptions & all(&CQ_EXCEPTIONS) != 0 {
-            write!(f, "tni{tni}cq{cq}")?;
-            names(f, exceptions, &CQ_EXCEPTIONS)?;
-            writeln!(f)?;
+    for id in QueueId::all() {
+        let exceptions = cq_exceptions(device, id);
+        if !exceptions.is_empty() {
+            write!(f, "{id}")?;
+            names(f, cq_names(exceptions))?;
         }
     }
     for port in 0..NUM_PORT as u8 {
-        let requests = links >> (6 * port) & 0x1f;
-        if requests != 0 {
+        let is_set = |request| links.intersects(TnrIrqs::of(port, request));
+        let mut set = PORT_REQUESTS
+            .iter()
+            .filter_map(|(request, name)| is_set(*request).then_some(*name))
+            .peekable();
+        if set.peek().is_some() {
             write!(f, "port{}", port + 1)?;
-            let set = PORT_REQUESTS.iter().enumerate();
-            for (_, name) in set.filter(|(bit, _)| requests >> bit & 1 != 0) {
-                write!(f, " {name}")?;
-            }
-            writeln!(f)?;
+            names(f, set)?;
         }
     }
     Ok(())
@@ -158,43 +142,37 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 /// Control queues that are on: whose they are, bytes of payload since then, exceptions.
 fn queues(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    for tni in 0..NUM_TNI as u8 {
-        for cq in 0..NUM_CQ as u8 {
-            let page = cqs_page(tni, cq);
-            let status = CqsStatus(device.read(page + CqsReg::Status.offset()));
-            if !status.cq_enable() {
-                continue;
-            }
-            let user = cq_page(tni, cq);
-            let owner = if usize::from(cq) < USER_CQS {
-                "process"
-            } else {
-                "kernel"
-            };
-            write!(
-                f,
-                "tni{tni}cq{cq} owner {owner} gpid {} sent {} received {}",
-                device.read(page + CqsReg::Gpid.offset()),
-                device.read(user + CqReg::TxPayloadByte.offset()),
-                device.read(user + CqReg::RxPayloadByte.offset()),
-            )?;
-            names(f, device.read(page + CqsReg::Irr.offset()), &CQ_EXCEPTIONS)?;
-            writeln!(f)?;
+    for id in QueueId::all() {
+        if !CqsStatus(device.read(id, CqsReg::Status)).cq_enable() {
+            continue;
         }
+        let owner = if id.cq.index() < USER_CQS {
+            "process"
+        } else {
+            "kernel"
+        };
+        write!(
+            f,
+            "{id} owner {owner} gpid {} sent {} received {}",
+            device.read(id, CqsReg::Gpid),
+            device.read(id, CqReg::TxPayloadByte),
+            device.read(id, CqReg::RxPayloadByte),
+        )?;
+        names(f, cq_names(cq_exceptions(device, id)))?;
     }
     Ok(())
 }
 
-/// Counters of the TNIs, by their public names, but for those that are 0.
+/// Counters of the TNIs that are not 0, by their public names.
 fn interfaces(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    for tni in 0..NUM_TNI as u8 {
-        let state = device.read(tni_base(tni) + TniReg::State.offset());
+    for tni in TniId::ALL {
+        let state = device.read(tni, TniReg::State);
         writeln!(f, "tni{tni} STATE {}", state & 3)?;
         let counters = TniReg::ALL
             .iter()
             .filter(|reg| reg.offset() >= TniReg::SendCount.offset());
         for reg in counters {
-            let value = device.read(tni_base(tni) + reg.offset());
+            let value = device.read(tni, *reg);
             if value != 0 {
                 writeln!(f, "tni{tni} {} {value}", reg.name())?;
             }
@@ -203,12 +181,11 @@ fn interfaces(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// Counters of the ports, numbered from 1 as elsewhere, by their public names, but for those that
-/// are 0.
+/// Counters of the ports that are not 0, by their public names. Ports are numbered from 1.
 fn ports(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for port in 0..NUM_PORT as u8 {
         for reg in PortReg::ALL {
-            let value = device.read(Register::Port { port, reg: *reg }.offset());
+            let value = device.read(port, *reg);
             if value != 0 {
                 writeln!(f, "port{} {} {value}", port + 1, reg.name())?;
             }

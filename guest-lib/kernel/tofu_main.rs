@@ -6,14 +6,18 @@
 //! interface that programs know from the machines that have this controller. What is public about
 //! that interface is met exactly; what is not is marked *ours*.
 //!
-//! Its modules, each of which uses only those that are named before it: `shim` is C, for what the
-//! kernel's bindings for Rust lack. `uapi` has the arguments of ioctls, `users` and `gates` who may
-//! use what of a node and what is taken, `device` the registers and interrupts. `dma` is memory of
-//! the driver's own, `pin` memory of processes that the device may reach, `unmap` how the driver
-//! learns that such memory is unmapped, `signal` how processes learn of exceptions. `cq` is a
-//! control queue that a process has opened, `bch` a barrier channel; `control` has the ioctls that
-//! are about the node as a whole, `files` the files of /proc, `stats` those of debugfs. `packets`
-//! are the queues of the network interfaces, which are in `netdev`.
+//! A module uses only those that are named before it here:
+//!
+//! - `shim`: functions in C, for what the kernel's bindings for Rust lack
+//! - `uapi`: arguments of ioctls
+//! - `ids`, `registers`: queues and gates by number; offsets of registers
+//! - `users`: rights
+//! - `device`: the controller
+//! - `dma`, `pin`, `unmap`: coherent memory; pinned memory of processes; notifiers of its unmapping
+//! - `signal`: how processes learn of exceptions
+//! - `cq`, `bch`: control queues and barrier channels of processes
+//! - `control`, `files`, `stats`: ioctls of the node as a whole; /proc/tofu; debugfs
+//! - `packets`, `netdev`: the kernel's own queues, and network interfaces on them
 
 use kernel::device::Core;
 use kernel::dma::{Device as _, DmaMask};
@@ -27,10 +31,11 @@ mod cq;
 mod device;
 mod dma;
 mod files;
-mod gates;
+mod ids;
 mod netdev;
 mod packets;
 mod pin;
+mod registers;
 mod shim;
 mod signal;
 mod stats;
@@ -67,8 +72,8 @@ kernel::pci_device_table!(
 
 struct TofuDriver;
 
-/// What lives from probe to unbind. Interfaces and files go first: after them nobody uses the
-/// device.
+/// What lives from probe to unbind. Fields are dropped in order: first the interfaces and files,
+/// after which nobody uses the device.
 struct Bound {
     _net: netdev::Interfaces,
     _stats: Option<stats::Files>,

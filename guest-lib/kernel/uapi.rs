@@ -23,23 +23,23 @@ const fn number(n: u32) -> u32 {
 pub(crate) const INIT_CQ: u32 = number(0);
 /// Registers memory.
 pub(crate) const ALLOC_STAG: u32 = number(1);
-/// Takes memory back.
+/// Deregisters memory.
 pub(crate) const FREE_STAGS: u32 = number(2);
 /// Sets up a barrier channel with its gates.
 pub(crate) const ENABLE_BCH: u32 = number(3);
-/// Takes it down.
+/// Takes the barrier channel down.
 pub(crate) const DISABLE_BCH: u32 = number(4);
-/// Which signal tells of exceptions.
+/// Chooses the signal that reports exceptions.
 pub(crate) const SET_RT_SIGNAL: u32 = number(5);
-/// Subnet of users without one of their own.
+/// Sets the subnet of users without one of their own.
 pub(crate) const SET_SUBNET: u32 = number(6);
-/// Rights of a user.
+/// Registers the rights of a user.
 pub(crate) const REG_USER: u32 = number(7);
-/// Links that are down.
+/// Reports links that are down.
 pub(crate) const NOTIFY_LINKDOWN: u32 = number(8);
-/// Counters of a port.
+/// Reads the counters of a port.
 pub(crate) const GET_PORT_STAT: u32 = number(9);
-/// Counters of a queue.
+/// Reads the counters of a queue.
 pub(crate) const GET_CQ_STAT: u32 = number(10);
 /// Reads registers.
 pub(crate) const LOAD_REGISTER: u32 = number(11);
@@ -135,10 +135,10 @@ argument! {
 pub(crate) const READ_ONLY: u32 = 1;
 /// ALLOC_STAG: the table may have large pages.
 pub(crate) const LARGE_PAGES: u32 = 2;
-/// ALLOC_STAG: an STag of its own, also if one stands for the same memory already (ours).
+/// ALLOC_STAG: a new STag even if the memory has one already (ours).
 pub(crate) const NEW_STAG: u32 = 1 << 31;
 
-/// How large a queue is.
+/// Sizes of a queue, in entries.
 pub(crate) struct QueueSizes {
     /// Entries of the TOQ, and of the TCQ.
     pub(crate) toq: u32,
@@ -151,7 +151,7 @@ pub(crate) struct QueueSizes {
 impl InitCq {
     /// # Errors
     ///
-    /// `EINVAL` if a field has a value that it cannot have.
+    /// `EINVAL` if a field is out of range.
     pub(crate) fn sizes(&self) -> Result<QueueSizes> {
         let fit = self.version == VERSION
             && self.session_mode <= 1
@@ -170,11 +170,11 @@ impl InitCq {
 }
 
 impl AllocStag {
-    /// The STag below `end` that the process wants, if it does not leave that to the driver.
+    /// The STag that the process asks for, which must be below `end`; `None` if the driver chooses.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if a field has a value that it cannot have.
+    /// `EINVAL` if a field is out of range.
     pub(crate) fn wanted(&self, end: u32) -> Result<Option<u32>> {
         let known = READ_ONLY | LARGE_PAGES | NEW_STAG;
         let wanted = u32::try_from(self.stag).ok();

@@ -6,6 +6,8 @@ use kernel::prelude::*;
 
 use tofu_abi::regs::{CqsMode, NUM_CQ, NUM_TNI};
 
+use crate::ids::{GateSet, QueueId};
+
 /// Users that can be registered at most (ours).
 const MAX_USERS: usize = 1024;
 /// Control queues per TNI that processes may have: all but the kernel's.
@@ -25,17 +27,25 @@ pub(crate) struct Rights {
     pub(crate) subnet: CqsMode,
     /// Control queues of each TNI.
     pub(crate) cqs: [u64; NUM_TNI],
-    /// Barrier gates of each TNI.
-    pub(crate) bgs: [u64; NUM_TNI],
+    /// Barrier gates.
+    pub(crate) gates: GateSet,
 }
 
-/// The calling process's user, as the host of all user namespaces counts: who is root in a
-/// namespace of its own is not root here.
+impl Rights {
+    /// Whether the user may have the queue.
+    pub(crate) fn allow_queue(&self, id: QueueId) -> bool {
+        let mask = self.cqs.get(id.tni.index()).copied().unwrap_or(0);
+        mask >> id.cq.get() & 1 != 0
+    }
+}
+
+/// The calling process's user id in the initial user namespace: root of another namespace is not
+/// root here.
 pub(crate) fn current() -> u32 {
     kernel::task::Kuid::current_euid().into_raw().val
 }
 
-/// The register of users.
+/// The users that are registered, and the defaults of all others.
 pub(crate) struct Users {
     list: KVec<(u32, Rights)>,
     subnet: CqsMode,
@@ -49,8 +59,8 @@ impl Users {
         }
     }
 
-    /// The rights of a user. Ours: one that is not registered may use every queue, with the user
-    /// id as group process id, so that users without registration do not reach each other.
+    /// The rights of a user. Ours: a user who is not registered may use every queue, with the user
+    /// id as group process id, so that such users cannot reach each other's memory.
     pub(crate) fn rights(&self, uid: u32) -> Rights {
         let known = self.list.iter().find(|(known, _)| *known == uid);
         let mut rights = known.map_or(
@@ -58,7 +68,7 @@ impl Users {
                 gpid: uid.into(),
                 subnet: CqsMode(0),
                 cqs: [CQ_MASK; NUM_TNI],
-                bgs: [BG_MASK; NUM_TNI],
+                gates: GateSet([BG_MASK; NUM_TNI]),
             },
             |(_, rights)| *rights,
         );
@@ -68,7 +78,7 @@ impl Users {
         rights
     }
 
-    /// Registers a user, anew if need be.
+    /// Registers a user, or changes the rights of one who is registered.
     ///
     /// # Errors
     ///

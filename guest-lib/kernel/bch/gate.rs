@@ -5,17 +5,18 @@
 use kernel::prelude::*;
 
 use tofu_abi::barrier::{BgAddress, GpidBseq, LocalLink, RemoteLink, SignalMask};
-use tofu_abi::regs::{bgs_page, BgsReg, NUM_BG, NUM_TNI};
-use tofu_abi::{Coords, Path};
+use tofu_abi::irq::BgsIrqs;
+use tofu_abi::regs::{BgsReg, NUM_BG};
+use tofu_abi::{BgId, Coords, Path, TniId};
 
 use crate::device::Device;
+use crate::ids::GateId;
 use crate::uapi::{Addr, SetBg};
 use crate::users::Rights;
 
 /// A gate's settings, checked.
 pub(super) struct Gate {
-    pub(super) tni: u8,
-    pub(super) gate: u8,
+    pub(super) id: GateId,
     mask: SignalMask,
     local: LocalLink,
     remote: RemoteLink,
@@ -28,24 +29,26 @@ impl Gate {
     ///
     /// `EINVAL` if there can be no such gate, `EACCES` if the user may not use it.
     pub(super) fn new(set: &SetBg, rights: &Rights, bseq: u32) -> Result<Self> {
-        let tni = number(set.tni, NUM_TNI)?;
-        let gate = number(set.gate, NUM_BG)?;
-        if rights.bgs.get(usize::from(tni)).copied().unwrap_or(0) >> gate & 1 == 0 {
+        let id = GateId {
+            tni: tni(set.tni)?,
+            bg: gate(set.gate)?,
+        };
+        if !rights.gates.has(id) {
             return Err(EACCES);
         }
         // Less than 0 is no gate.
-        let local = |gate: i32| {
-            if gate < 0 {
+        let local = |number: i32| {
+            if number < 0 {
                 Ok(None)
             } else {
-                number(gate, NUM_BG).map(Some)
+                gate(number).map(Some)
             }
         };
-        let remote = |addr: &Addr, tni, gate| {
-            if gate < 0 {
+        let remote = |addr: &Addr, tni_number, number| {
+            if number < 0 {
                 Ok(None)
             } else {
-                address(addr, tni, gate, rights).map(Some)
+                address(addr, tni(tni_number)?, gate(number)?, rights).map(Some)
             }
         };
         let source = local(set.source_lgate)?;
@@ -53,16 +56,15 @@ impl Gate {
         let from = remote(&set.source_raddr, set.source_rtni, set.source_rgate)?;
         let to = remote(&set.dest_raddr, set.dest_rtni, set.dest_rgate)?;
         Ok(Self {
-            tni,
-            gate,
+            id,
             mask: SignalMask(0)
                 .with_sig_recv(source.is_none())
                 .with_tlp_recv(from.is_none())
                 .with_sig_send(dest.is_none())
                 .with_tlp_send(to.is_none()),
             local: LocalLink(0)
-                .with_recv(source.unwrap_or(0))
-                .with_send(dest.unwrap_or(0)),
+                .with_recv(source.map_or(0, BgId::get))
+                .with_send(dest.map_or(0, BgId::get)),
             remote: RemoteLink(0)
                 .with_recv(from.map_or(0, |from| from.place().0 as u32))
                 .with_send(to.map_or(0, |to| to.0 as u32)),
@@ -76,12 +78,11 @@ impl Gate {
     /// # Errors
     ///
     /// `ETIMEDOUT`.
-    pub(super) fn enable(&self, device: &Device, told: u64) -> Result {
-        let register = |reg: BgsReg| bgs_page(self.tni, self.gate) + reg.offset();
+    pub(super) fn enable(&self, device: &Device, told: BgsIrqs) -> Result {
         for (reg, value) in [
             (BgsReg::Imr, u64::MAX),
             (BgsReg::Irc, u64::MAX),
-            (BgsReg::Imc, told),
+            (BgsReg::Imc, told.raw()),
             (BgsReg::SignalMask, self.mask.0),
             (BgsReg::LocalLink, self.local.0),
             (BgsReg::RemoteLink, self.remote.0),
@@ -89,23 +90,23 @@ impl Gate {
             (BgsReg::GpidBseq, self.gpid_bseq.0),
             (BgsReg::Enable, 1),
         ] {
-            device.write(register(reg), value);
+            device.write(self.id, reg, value);
         }
-        device
-            .wait(register(BgsReg::State), |v| v & 1 != 0)
-            .map(drop)
+        device.wait(self.id, BgsReg::State, |v| v & 1 != 0)
     }
 }
 
-fn number(value: i32, end: usize) -> Result<u8> {
-    u8::try_from(value)
-        .ok()
-        .filter(|n| usize::from(*n) < end)
-        .ok_or(EINVAL)
+fn tni(number: i32) -> Result<TniId> {
+    let id = u8::try_from(number).ok().and_then(TniId::new);
+    id.ok_or(EINVAL)
 }
 
-fn address(addr: &Addr, tni: i32, gate: i32, rights: &Rights) -> Result<BgAddress> {
-    let (tni, gate) = (number(tni, NUM_TNI)?, number(gate, NUM_BG)?);
+fn gate(number: i32) -> Result<BgId> {
+    let id = u8::try_from(number).ok().and_then(BgId::new);
+    id.filter(|id| id.index() < NUM_BG).ok_or(EINVAL)
+}
+
+fn address(addr: &Addr, tni: TniId, gate: BgId, rights: &Rights) -> Result<BgAddress> {
     let node = Coords::new(addr.x, addr.y, addr.z, addr.a, addr.b, addr.c);
     let path = Path::new(addr.pa, addr.pb, addr.pc);
     let fit = [addr.x, addr.y, addr.z].iter().all(|p| *p < 32)
@@ -115,5 +116,5 @@ fn address(addr: &Addr, tni: i32, gate: i32, rights: &Rights) -> Result<BgAddres
     if !fit {
         return Err(EINVAL);
     }
-    Ok(BgAddress::new(node, tni, gate).with_path(path))
+    Ok(BgAddress::new(node, tni.get(), gate.get()).with_path(path))
 }

@@ -7,24 +7,26 @@ use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::Arc;
 
-use tofu_abi::irq;
-use tofu_abi::regs::{bgs_page, BgsReg, NUM_BG};
+use tofu_abi::irq::{self, BgsIrqs};
+use tofu_abi::regs::BgsReg;
+use tofu_abi::TniId;
 
 use crate::device::Device;
+use crate::ids::GateSet;
 use crate::shim;
-use crate::signal::Signal;
+use crate::signal::{all_of, Codes, Signal};
 
-/// Exceptions that a process is told of, with their codes.
-const EXCEPTIONS: [(u64, i32); 4] = [
-    (irq::bgs::NODE_ADDRESS_UNMATCH, 0),
-    (irq::bgs::BSEQ_UNMATCH, 1),
-    (irq::bgs::SIGNAL_STATE_ERROR, 2),
-    (irq::bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE, 3),
+/// Exceptions that a process is told of.
+const CODES: Codes<BgsIrqs> = &[
+    (BgsIrqs::NODE_ADDRESS_UNMATCH, 0),
+    (BgsIrqs::BSEQ_UNMATCH, 1),
+    (BgsIrqs::SIGNAL_STATE_ERROR, 2),
+    (BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE, 3),
 ];
 
 /// The exceptions that a process is told of.
-pub(super) fn told() -> u64 {
-    EXCEPTIONS.iter().fold(0, |mask, (bit, _)| mask | bit)
+pub(super) fn told() -> BgsIrqs {
+    all_of(CODES)
 }
 
 /// The interrupt of one TNI's gates, as far as they are a channel's. Dropping it waits for a
@@ -35,20 +37,18 @@ pub(super) struct Registration {
 }
 
 impl Registration {
-    /// Asks for the interrupt of the `gates` of a TNI. Where the device has no interrupts there are
-    /// no signals, and this is `None`. `value` is what the process is told: TNI and channel.
+    /// Asks for the interrupt of a TNI, for those of its gates that are in the set. Where the
+    /// device has no interrupts there are no signals, and this is `None`.
     ///
     /// # Errors
     ///
     /// Those of the kernel.
     pub(super) fn new(
         device: &Arc<Device>,
-        tni: u8,
-        gates: u64,
-        signal: &Arc<Signal>,
-        value: i32,
+        (tni, gates): (TniId, GateSet),
+        (signal, si_int): (Arc<Signal>, i32),
     ) -> Result<Option<Self>> {
-        let Some(request) = device.vector(irq::vector::bg(tni)) else {
+        let Some(request) = device.vector(irq::vector::bg(tni.get())) else {
             return Ok(None);
         };
         let seen = Arc::new(Atomic::new(0), GFP_KERNEL)?;
@@ -56,8 +56,8 @@ impl Registration {
             device: device.clone(),
             tni,
             gates,
-            signal: signal.clone(),
-            value,
+            signal,
+            si_int,
             seen: seen.clone(),
         };
         // SAFETY: it goes with the channel's `Enabled`, which is never forgotten.
@@ -78,33 +78,30 @@ impl Registration {
 
 struct Handler {
     device: Arc<Device>,
-    tni: u8,
-    gates: u64,
+    tni: TniId,
+    gates: GateSet,
     signal: Arc<Signal>,
-    value: i32,
+    si_int: i32,
     seen: Arc<Atomic<u64>>,
 }
 
 impl kirq::Handler for Handler {
     fn handle(&self) -> IrqReturn {
         let mut result = IrqReturn::None;
-        for gate in (0..NUM_BG as u8).filter(|gate| self.gates >> gate & 1 != 0) {
-            let page = bgs_page(self.tni, gate);
-            let pending = self.device.read(page + BgsReg::Irr.offset()) & told();
-            if pending == 0 {
+        for gate in self.gates.of(self.tni) {
+            let pending = BgsIrqs::from_raw(self.device.read(gate, BgsReg::Irr)) & told();
+            if pending.is_empty() {
                 continue;
             }
-            self.device.write(page + BgsReg::Irc.offset(), pending);
+            self.device.write(gate, BgsReg::Irc, pending.raw());
             self.device.faults.add(1, Relaxed);
             // Nobody else writes it.
-            self.seen.store(self.seen.load(Relaxed) | pending, Relaxed);
+            self.seen
+                .store(self.seen.load(Relaxed) | pending.raw(), Relaxed);
+            let (tni, bg, channel) = (gate.tni.get(), gate.bg.get(), self.si_int as u32);
             // SAFETY: no requirements.
-            unsafe { shim::tofu_shim_trace_gate_fault(self.tni, gate, self.value as u32, pending) };
-            for (bit, code) in EXCEPTIONS {
-                if pending & bit != 0 {
-                    self.signal.send(code, self.value);
-                }
-            }
+            unsafe { shim::tofu_shim_trace_gate_fault(tni, bg, channel, pending.raw()) };
+            self.signal.tell(CODES, pending, self.si_int);
             result = IrqReturn::Handled;
         }
         result

@@ -7,18 +7,19 @@ use kernel::prelude::*;
 use kernel::sync::atomic::Relaxed;
 use kernel::sync::Arc;
 
-use tofu_abi::irq;
-use tofu_abi::regs::{cqs_page, CqsReg};
+use tofu_abi::irq::{self, CqsIrqs};
+use tofu_abi::regs::CqsReg;
 
 use crate::device::Device;
+use crate::ids::QueueId;
 use crate::shim;
-use crate::signal::Signal;
+use crate::signal::{all_of, Codes, Signal};
 
-/// Exceptions that a process is told of, with their codes.
-const EXCEPTIONS: [(u64, i32); 3] = [
-    (irq::cqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION, 0),
-    (irq::cqs::TOQ_SOURCE_TYPE_EXCEPTION, 1),
-    (irq::cqs::MRQ_OVERFLOW, 2),
+/// Exceptions that a process is told of.
+const CODES: Codes<CqsIrqs> = &[
+    (CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION, 0),
+    (CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION, 1),
+    (CqsIrqs::MRQ_OVERFLOW, 2),
 ];
 
 /// A queue's interrupt. Dropping it waits for a handler that runs.
@@ -27,15 +28,8 @@ pub(super) type Registration = Pin<KBox<kirq::Registration<'static, Handler>>>;
 /// What handles the interrupt.
 pub(super) struct Handler {
     device: Arc<Device>,
-    tni: u8,
-    cq: u8,
+    id: QueueId,
     signal: Arc<Signal>,
-}
-
-impl Handler {
-    fn mask() -> u64 {
-        EXCEPTIONS.iter().fold(0, |mask, (bit, _)| mask | bit)
-    }
 }
 
 /// Asks for a queue's interrupt, and has the device raise it. Where the device has no interrupts
@@ -46,50 +40,43 @@ impl Handler {
 /// Those of the kernel.
 pub(super) fn register(
     device: &Arc<Device>,
-    (tni, cq): (u8, u8),
+    id: QueueId,
     signal: &Arc<Signal>,
 ) -> Result<Option<Registration>> {
-    let Some(request) = device.vector(irq::vector::cq(tni, cq)) else {
+    let Some(request) = device.vector(irq::vector::cq(id.tni.get(), id.cq.get())) else {
         return Ok(None);
     };
     let handler = Handler {
         device: device.clone(),
-        tni,
-        cq,
+        id,
         signal: signal.clone(),
     };
     // SAFETY: it is never forgotten: it goes with the queue, and first when that is leaked.
     let registration =
         unsafe { kirq::Registration::new(request, kirq::Flags::SHARED, c"tofu-cq", Ok(handler)) };
     let registration = KBox::try_pin_init(registration, GFP_KERNEL)?;
-    device.write(cqs_page(tni, cq) + CqsReg::Imc.offset(), Handler::mask());
+    device.write(id, CqsReg::Imc, all_of(CODES).raw());
     Ok(Some(registration))
 }
 
 impl kirq::Handler for Handler {
     fn handle(&self) -> IrqReturn {
-        let page = cqs_page(self.tni, self.cq);
-        let pending = self.device.read(page + CqsReg::Irr.offset()) & Self::mask();
-        if pending == 0 {
+        let pending = CqsIrqs::from_raw(self.device.read(self.id, CqsReg::Irr)) & all_of(CODES);
+        if pending.is_empty() {
             return IrqReturn::None;
         }
-        self.device.write(page + CqsReg::Irc.offset(), pending);
+        self.device.write(self.id, CqsReg::Irc, pending.raw());
         self.device.faults.add(1, Relaxed);
+        let QueueId { tni, cq } = self.id;
         // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_fault(self.tni, self.cq, pending) };
-        for (bit, code) in EXCEPTIONS {
-            if pending & bit != 0 {
-                dev_dbg!(
-                    self.device.pdev(),
-                    "tni{}cq{}: exception {}\n",
-                    self.tni,
-                    self.cq,
-                    code
-                );
-                self.signal
-                    .send(code, i32::from(self.tni) << 8 | i32::from(self.cq));
-            }
-        }
+        unsafe { shim::tofu_shim_trace_fault(tni.get(), cq.get(), pending.raw()) };
+        dev_dbg!(
+            self.device.pdev(),
+            "{}: exceptions {:?}\n",
+            self.id,
+            pending
+        );
+        self.signal.tell(CODES, pending, self.id.si_int());
         IrqReturn::Handled
     }
 }

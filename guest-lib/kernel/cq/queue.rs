@@ -17,9 +17,10 @@ use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
 
 use tofu_abi::desc::DESC_SIZE;
 use tofu_abi::queue::{MRQ_ENTRY_SIZE, TCQ_ENTRY_SIZE};
-use tofu_abi::regs::{cq_page, cqs_page, CqsReg, CACHE_INJECTION};
+use tofu_abi::regs::{CqsReg, CACHE_INJECTION};
 
 use crate::device::Device;
+use crate::ids::QueueId;
 use crate::pin::current_mm;
 use crate::signal::Signal;
 use crate::uapi::{self, InitCq, QueueSizes};
@@ -53,8 +54,7 @@ pub(super) struct Shared {
 #[pin_data]
 pub(crate) struct Cq {
     pub(super) device: Arc<Device>,
-    pub(super) tni: u8,
-    pub(super) cq: u8,
+    pub(super) id: QueueId,
     uid: u32,
     signal: Arc<Signal>,
     #[pin]
@@ -83,19 +83,17 @@ impl Cq {
     /// # Errors
     ///
     /// `EACCES` if the user may not use it.
-    pub(crate) fn open(device: &Arc<Device>, (tni, cq): (u8, u8)) -> Result<Arc<Self>> {
+    pub(crate) fn open(device: &Arc<Device>, id: QueueId) -> Result<Arc<Self>> {
         let uid = crate::users::current();
         let rights = device.users.lock().rights(uid);
-        let mask = rights.cqs.get(usize::from(tni)).copied().unwrap_or(0);
-        if mask >> cq & 1 == 0 {
+        if !rights.allow_queue(id) {
             return Err(EACCES);
         }
         let signal = Arc::new(Signal::new(), GFP_KERNEL)?;
         Arc::pin_init(
             pin_init!(Self {
                 device: device.clone(),
-                tni,
-                cq,
+                id,
                 uid,
                 signal,
                 state <- new_mutex!(None),
@@ -106,13 +104,14 @@ impl Cq {
         )
     }
 
-    fn register(&self, reg: CqsReg) -> u64 {
-        cqs_page(self.tni, self.cq) + reg.offset()
+    /// Which queue it is.
+    pub(crate) fn id(&self) -> QueueId {
+        self.id
     }
 
     /// Physical address of the queue's user page.
     pub(crate) fn page_phys(&self) -> u64 {
-        self.device.bar_phys(cq_page(self.tni, self.cq))
+        self.device.page_phys(self.id.tni, self.id.cq)
     }
 
     /// The ioctls of a queue's file.
@@ -143,7 +142,7 @@ impl Cq {
         let tables = Tables::new(&self.device, sizes.stags)?;
         let stags = no_stags(sizes.stags)?;
         self.configure(a, &sizes, &rings, &tables);
-        let irq = interrupt::register(&self.device, (self.tni, self.cq), &self.signal)?;
+        let irq = interrupt::register(&self.device, self.id, &self.signal)?;
         let open = Open {
             mm,
             irq,
@@ -154,7 +153,7 @@ impl Cq {
         let open = KBox::new(open, GFP_KERNEL)?;
         self.start(tables)?;
         *state = Some(open);
-        dev_dbg!(self.device.pdev(), "tni{}cq{}: opened\n", self.tni, self.cq);
+        dev_dbg!(self.device.pdev(), "{}: opened\n", self.id);
         Ok(())
     }
 
@@ -199,7 +198,7 @@ impl Cq {
             (CqsReg::Imr, u64::MAX),
             (CqsReg::Irc, u64::MAX),
         ] {
-            self.device.write(self.register(reg), value);
+            self.device.write(self.id, reg, value);
         }
     }
 
@@ -209,8 +208,8 @@ impl Cq {
         if shared.ring_gone {
             return Err(EFAULT);
         }
-        if let Err(error) = self.device.enable_cq(self.tni, self.cq, true) {
-            let _ = self.device.enable_cq(self.tni, self.cq, false);
+        if let Err(error) = self.device.enable_cq(self.id, true) {
+            let _ = self.device.enable_cq(self.id, false);
             return Err(error);
         }
         shared.tables = Some(tables);
@@ -221,16 +220,10 @@ impl Cq {
     /// Stops the queue, for good. What it uses may go if this says that the device has let go.
     pub(super) fn stop(&self, shared: &mut Shared) -> bool {
         shared.enabled = false;
-        self.device
-            .write(self.register(CqsReg::SteeringTableEnable), 0);
-        let stopped = self.device.enable_cq(self.tni, self.cq, false);
+        self.device.write(self.id, CqsReg::SteeringTableEnable, 0);
+        let stopped = self.device.enable_cq(self.id, false);
         if stopped.is_err() {
-            dev_err!(
-                self.device.pdev(),
-                "tni{}cq{}: does not stop\n",
-                self.tni,
-                self.cq
-            );
+            dev_err!(self.device.pdev(), "{}: does not stop\n", self.id);
         }
         stopped.is_ok()
     }
@@ -241,10 +234,10 @@ impl Cq {
         if let Some(mut open) = open {
             let stopped = {
                 let mut shared = self.shared.lock();
-                self.device.write(self.register(CqsReg::Imr), u64::MAX);
+                self.device.write(self.id, CqsReg::Imr, u64::MAX);
                 let stopped = self.stop(&mut shared);
                 self.device
-                    .write(self.register(CqsReg::MemoryBlockTableEnable), 0);
+                    .write(self.id, CqsReg::MemoryBlockTableEnable, 0);
                 stopped
             };
             open.irq = None;

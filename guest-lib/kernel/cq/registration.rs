@@ -167,7 +167,7 @@ impl Cq {
                 stags.iter().for_each(|stag| tables.disable(*stag));
             }
             if enabled {
-                if let Err(error) = self.device.flush_cq(self.tni, self.cq) {
+                if let Err(error) = self.device.flush_cq(self.id) {
                     // They stay pinned and taken: the device might still use them.
                     self.stop(&mut shared);
                     return Err(error);
@@ -225,7 +225,7 @@ impl MemoryUser for Cq {
                     StagState::Live => {
                         tables.disable(stag);
                         tables.set_state(stag, StagState::Dead);
-                        if enabled && self.device.flush_cq(self.tni, self.cq).is_err() {
+                        if enabled && self.device.flush_cq(self.id).is_err() {
                             self.stop(&mut shared);
                         }
                         drop(shared);

@@ -5,9 +5,7 @@
 use kernel::prelude::*;
 use kernel::sync::{new_mutex, Arc, Mutex};
 
-use tofu_abi::regs::NUM_TNI;
-
-use crate::users::USER_CQS;
+use crate::ids::QueueId;
 
 use super::queue::Cq;
 
@@ -15,7 +13,7 @@ use super::queue::Cq;
 #[pin_data]
 pub(crate) struct OpenQueues {
     #[pin]
-    queues: Mutex<[[Option<Arc<Cq>>; USER_CQS]; NUM_TNI]>,
+    queues: Mutex<KVec<Arc<Cq>>>,
 }
 
 impl OpenQueues {
@@ -23,48 +21,31 @@ impl OpenQueues {
     ///
     /// `ENOMEM`.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        Arc::pin_init(
-            pin_init!(Self {
-                queues <- new_mutex!([const { [const { None }; USER_CQS] }; NUM_TNI]),
-            }),
-            GFP_KERNEL,
-        )
+        let this = pin_init!(Self { queues <- new_mutex!(KVec::new()) });
+        Arc::pin_init(this, GFP_KERNEL)
     }
 
     /// Notes that a queue is open.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if it is already.
-    pub(crate) fn claim(&self, (tni, cq): (u8, u8), queue: &Arc<Cq>) -> Result {
+    /// `EBUSY` if it is already, `ENOMEM`.
+    pub(crate) fn add(&self, queue: &Arc<Cq>) -> Result {
         let mut queues = self.queues.lock();
-        let open = queues
-            .get_mut(usize::from(tni))
-            .and_then(|queues| queues.get_mut(usize::from(cq)))
-            .ok_or(ENODEV)?;
-        if open.is_some() {
+        if queues.iter().any(|open| open.id() == queue.id()) {
             return Err(EBUSY);
         }
-        *open = Some(queue.clone());
-        Ok(())
+        Ok(queues.push(queue.clone(), GFP_KERNEL)?)
     }
 
     /// Forgets a queue, which others may open from now on.
-    pub(crate) fn give_up(&self, (tni, cq): (u8, u8)) {
-        let gone = {
-            let mut queues = self.queues.lock();
-            let open = queues
-                .get_mut(usize::from(tni))
-                .and_then(|queues| queues.get_mut(usize::from(cq)));
-            open.and_then(Option::take)
-        };
-        // Outside of the lock: it may be the last reference.
-        drop(gone);
+    pub(crate) fn remove(&self, queue: &Arc<Cq>) {
+        self.queues.lock().retain(|open| !Arc::ptr_eq(open, queue));
     }
 
-    /// The open queue of these numbers.
-    pub(crate) fn get(&self, (tni, cq): (u8, u8)) -> Option<Arc<Cq>> {
+    /// The open queue of this name.
+    pub(crate) fn get(&self, id: QueueId) -> Option<Arc<Cq>> {
         let queues = self.queues.lock();
-        queues.get(usize::from(tni))?.get(usize::from(cq))?.clone()
+        queues.iter().find(|open| open.id() == id).cloned()
     }
 }

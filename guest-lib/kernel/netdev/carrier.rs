@@ -172,6 +172,6 @@ fn through(link: &Link, port: usize, to: Coords) -> PacketTarget {
         distances,
         node: to,
         path: to.default_path(),
-        tni: link.tni,
+        tni: link.tni.get(),
     }
 }

@@ -10,6 +10,7 @@ use kernel::str::CStr;
 use kernel::sync::atomic::Relaxed;
 use kernel::sync::Arc;
 
+use tofu_abi::TniId;
 use tofu_ipotofu::addr;
 use tofu_ipotofu::topology::Shape;
 use tofu_ipotofu::wire::ETHERNET_HEADER;
@@ -72,7 +73,7 @@ impl Link {
             4 => {
                 write!(to, "{}", self.tni)?;
                 for number in 1..self.queues {
-                    write!(to, " {}", tni_of(self.tni, number))?;
+                    write!(to, " {}", tni_of(self.tni.get(), number))?;
                 }
                 writeln!(to)
             }
@@ -199,7 +200,8 @@ fn interface(
     let mut links = KVec::with_capacity(MAX_QUEUES, GFP_KERNEL)?;
     let mut raw = [core::ptr::null_mut(); MAX_QUEUES];
     for (number, raw) in (0..queues).zip(&mut raw) {
-        let (tni, heard) = (tni_of(tni, number), heard.clone());
+        let tni = TniId::new(tni_of(tni, number)).ok_or(EINVAL)?;
+        let heard = heard.clone();
         let link = Link::new(device, shape, machine, tni, (number, queues), heard)?;
         *raw = Arc::as_ptr(&link).cast_mut().cast();
         links.push(link, GFP_KERNEL)?;

@@ -195,7 +195,7 @@ impl RxState {
             Message::Done { id, .. } => (*id, 0, 5),
         };
         // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_packet(link.tni, addr::pack(from), id, 0, len, kind) };
+        unsafe { shim::tofu_shim_trace_packet(link.tni.get(), addr::pack(from), id, 0, len, kind) };
         match message {
             Message::Offer(offer) => {
                 if !self.fetches.add(offer) {

@@ -168,7 +168,7 @@ impl RxState {
         // SAFETY: no requirements.
         unsafe {
             shim::tofu_shim_trace_packet(
-                link.tni,
+                link.tni.get(),
                 addr::pack(repr.origin),
                 repr.id,
                 repr.offset,

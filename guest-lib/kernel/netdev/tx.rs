@@ -272,7 +272,7 @@ impl Tx {
         now: u64,
     ) {
         let attempt = self.detours.get(to, now, DETOUR_NS).unwrap_or(0);
-        let target = route(&link.shape, link.me, to, link.tni, attempt);
+        let target = route(&link.shape, link.me, to, link.tni.get(), attempt);
         let Some(sender) = self.sender.as_mut() else {
             return;
         };
@@ -449,7 +449,7 @@ impl Tx {
         };
         let next = order.attempt.saturating_add(1);
         let way = (code == Rcode::LINK_DOWN)
-            .then(|| route(&link.shape, link.me, order.to, link.tni, next))
+            .then(|| route(&link.shape, link.me, order.to, link.tni.get(), next))
             .flatten();
         if let Some(target) = way {
             self.detours.set(order.to, now, next);

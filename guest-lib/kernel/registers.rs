@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Where registers are in BAR 0. That all of them lie in it is checked here, when the module is
+//! compiled.
+
+use tofu_abi::regs::{
+    bgs_page, cq_page, cqs_page, tni_base, BgsReg, CqReg, CqsReg, PortReg, TniReg, TofuReg,
+    BAR0_SIZE, MAX_BG, NUM_CQ, NUM_TNI,
+};
+use tofu_abi::{regs, TniId};
+
+use crate::ids::{GateId, QueueId};
+
+/// Bytes of the BAR, which is mapped as a whole.
+pub(crate) const BAR_BYTES: usize = BAR0_SIZE as usize;
+
+/// A register that units of one kind have.
+///
+/// # Safety
+///
+/// All 8 bytes from `offset` on must lie in BAR 0, whatever the unit, and `offset` must be a
+/// multiple of 8.
+pub(crate) unsafe trait Register: Copy {
+    /// What has such a register.
+    type Unit: Copy;
+
+    /// Where it is in BAR 0.
+    fn offset(self, unit: Self::Unit) -> usize;
+}
+
+const fn lies_in_bar(offset: u64) -> bool {
+    offset % 8 == 0 && offset + 8 <= BAR0_SIZE
+}
+
+/// Says where the registers of a kind are: in a block of each unit, of which that of the last unit
+/// has the highest address.
+macro_rules! registers {
+    ($($reg:ty: |$unit:ident: $unit_type:ty| $block:expr, up to $last:expr;)*) => { $(
+        const _: () = {
+            let mut i = 0;
+            while i < <$reg>::ALL.len() {
+                assert!(lies_in_bar($last + <$reg>::ALL[i].offset()));
+                i += 1;
+            }
+        };
+
+        // SAFETY: the assertion above.
+        unsafe impl Register for $reg {
+            type Unit = $unit_type;
+
+            #[inline]
+            fn offset(self, $unit: $unit_type) -> usize {
+                ($block + <$reg>::offset(self)) as usize
+            }
+        }
+    )* };
+}
+
+const LAST_TNI: u8 = NUM_TNI as u8 - 1;
+const LAST_CQ: u8 = NUM_CQ as u8 - 1;
+
+registers! {
+    CqReg: |id: QueueId| cq_page(id.tni.get(), id.cq.get()), up to cq_page(LAST_TNI, LAST_CQ);
+    CqsReg: |id: QueueId| cqs_page(id.tni.get(), id.cq.get()), up to cqs_page(LAST_TNI, LAST_CQ);
+    BgsReg: |id: GateId| bgs_page(id.tni.get(), id.bg.get()),
+        up to bgs_page(LAST_TNI, MAX_BG as u8 - 1);
+    TniReg: |tni: TniId| tni_base(tni.get()), up to tni_base(LAST_TNI);
+    PortReg: |port: u8| port_block(port), up to port_block(u8::MAX);
+}
+
+const fn port_block(port: u8) -> u64 {
+    let reg = PortReg::ALL[0];
+    regs::Register::Port { port, reg }.offset() - reg.offset()
+}
+
+// Those with the highest addresses.
+const _: () = assert!(lies_in_bar(regs::tofu(TofuReg::TniVms(u8::MAX, u8::MAX))));
+const _: () = assert!(lies_in_bar(regs::tofu(TofuReg::TniMsiBase(u8::MAX))));
+
+// SAFETY: the assertions above.
+unsafe impl Register for TofuReg {
+    type Unit = ();
+
+    #[inline]
+    fn offset(self, (): ()) -> usize {
+        regs::tofu(self) as usize
+    }
+}
