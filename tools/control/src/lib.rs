@@ -15,5 +15,5 @@ pub mod rundir;
 
 pub use connection::{Connection, Found, ask, find_machine, find_node, info, parse_node, shape};
 pub use counters::{Counters, NodeCounters};
-pub use name::{MachineName, NodeName};
+pub use name::{MachineName, NodeName, node_name};
 pub use program::RemoteProgram;

@@ -44,6 +44,12 @@ impl fmt::Display for MachineName {
     }
 }
 
+/// The name of the node at these coordinates, such as `t-0-0-0-0-0-0`.
+pub fn node_name(at: Coords) -> String {
+    let [x, y, z, a, b, c] = at.to_array();
+    format!("t-{x}-{y}-{z}-{a}-{b}-{c}")
+}
+
 /// How a node can be called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeName {

@@ -10,12 +10,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tofu_pci::{BAR_COUNT, Bar, BarRange, Endpoint, Identity, LinkSpeed, PciFunction};
+use tofu_supervisor::guest::{Guest, GuestName};
 use tofu_vmm::{Hypervisor, Outcome, Vm, VmConfig};
 use vm_memory::{MmapRegion, VolatileMemory};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
-
-use crate::guests::{Guest, GuestName};
 
 /// As the guest program `baseline` has them.
 const VENDOR: u16 = 0x10cf;
@@ -95,7 +94,7 @@ pub(crate) fn measure(count: u32) -> anyhow::Result<Baseline> {
     windows.attach_doorbell(0, DOORBELL, event.try_clone()?)?;
     windows.attach_page(0, PAGE, Arc::clone(&page), 0)?;
 
-    let image = Guest::load(&GuestName::Shipped("baseline".into()))?.image;
+    let image = Guest::load_bare(&GuestName::Shipped("baseline".into()))?.image;
     vm.boot(&image, &format!("count={count}"))?;
     let stop = Arc::new(AtomicBool::new(false));
     let answering = {

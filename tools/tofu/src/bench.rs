@@ -20,15 +20,17 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use tofu_abi::desc::MAX_MESSAGE;
 use tofu_inproc::Pair;
+use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::event::{Event, Outcome};
+use tofu_supervisor::options::{
+    BootArgs, GatewayArgs, LinuxArgs, MachineArgs, SandboxArgs, ShapeArgs,
+};
+use tofu_supervisor::plan::Plan;
+use tofu_supervisor::runner::{Backend, Machines};
+use tofu_supervisor::units::{Doorbell, GuestArgs};
 
 use crate::baseline;
-use crate::cli::{BenchArgs, BenchPart, LinuxArgs, SandboxArgs, ShapeArgs, UpArgs};
-use crate::confine::Confinement;
-use crate::gateway::GatewayArgs;
-use crate::netboot::BootArgs;
-use crate::plan::Plan;
-use crate::runner::{Backend, Event, Machines, Outcome};
-use crate::units::{Doorbell, GuestArgs};
+use crate::cli::{BenchArgs, BenchPart};
 
 /// How long one figure is measured.
 const FULL: Duration = Duration::from_millis(300);
@@ -325,7 +327,7 @@ struct Run {
     ok: bool,
 }
 
-fn run_machine(args: &UpArgs, limit: Duration) -> anyhow::Result<Run> {
+fn run_machine(args: &MachineArgs, limit: Duration) -> anyhow::Result<Run> {
     let plan = Plan::new(args)?;
     let count = plan.vms().count();
     let (sender, events) = mpsc::channel();
@@ -364,8 +366,8 @@ fn resident_kib() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
-fn up(shape: &str, guest: &str) -> anyhow::Result<UpArgs> {
-    Ok(UpArgs {
+fn up(shape: &str, guest: &str) -> anyhow::Result<MachineArgs> {
+    Ok(MachineArgs {
         shape: ShapeArgs { shape: Some(shape.parse()?), config: None },
         sandbox: SandboxArgs { off: true },
         guest: Some(guest.to_owned()),
@@ -375,7 +377,6 @@ fn up(shape: &str, guest: &str) -> anyhow::Result<UpArgs> {
         timeout: None,
         doorbell: None,
         engines: None,
-        json: false,
         ip: GatewayArgs::NONE,
         faults: None,
         capture: Vec::new(),
@@ -388,7 +389,7 @@ fn up(shape: &str, guest: &str) -> anyhow::Result<UpArgs> {
 /// with a guest that spins, `pingpong` one way between guests that sleep.
 fn between_guests(guest: &str, doorbell: Doorbell, quick: bool) -> anyhow::Result<Vec<Latency>> {
     let count = if quick { 100 } else { 1000 };
-    let args = UpArgs {
+    let args = MachineArgs {
         args: Some(GuestArgs(format!("count={count}"))),
         doorbell: Some(doorbell),
         ..up("1x1x1x2x1x1", guest)?

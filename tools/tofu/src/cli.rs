@@ -5,20 +5,18 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tofu_control::MachineName;
-use tofu_fabric::Shape;
+use tofu_supervisor::janitor::InternalCommand;
+use tofu_supervisor::options::{MachineArgs, SandboxArgs, ShapeArgs};
+use tofu_supervisor::units::{Engines, ImageName};
 
 use crate::client::capture::CaptureArgs;
 use crate::client::fault::FaultCommand;
 use crate::client::forward::ForwardArgs;
 use crate::client::link::LinkCommand;
 use crate::client::stats::StatsArgs;
-use crate::faults::FaultSpec;
-use crate::gateway::GatewayArgs;
 use crate::map::MapArgs;
-use crate::netboot::BootArgs;
 use crate::run::RunArgs;
 use crate::sdk::SdkArgs;
-use crate::units::{Cpus, Doorbell, Engines, GuestArgs, ImageName, MemorySize, Timeout};
 
 /// Run a Tofu machine of virtual machines
 ///
@@ -79,36 +77,6 @@ pub(crate) enum Command {
     Internal(InternalCommand),
 }
 
-/// Whether the machine's threads give up rights.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct SandboxArgs {
-    /// Do without the sandbox
-    ///
-    /// Each thread that serves a guest gives up the system calls that it does not need (seccomp),
-    /// and the process access to files (Landlock), so that a guest that takes over its monitor
-    /// has little of it. Of use to find out whether the sandbox is at fault, and under debuggers.
-    #[arg(long = "no-sandbox")]
-    pub(crate) off: bool,
-}
-
-/// Which machine.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct ShapeArgs {
-    /// Shape of the machine: unit, shelf, half-rack, or six lengths
-    ///
-    /// Six lengths are XxYxZxAxBxC: X, Y and Z 1 to 32, A and C 1 to 2, B 1 to 3.
-    /// unit is 1x1x1x2x3x2 (12 nodes), shelf 1x1x4x2x3x2 (48), half-rack 2x2x4x2x3x2
-    /// (192). [default: unit]
-    #[arg(long, value_name = "SHAPE")]
-    pub(crate) shape: Option<Shape>,
-
-    /// Machine file (TOML)
-    ///
-    /// Options on the command line win over the file's machine-wide settings.
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
-}
-
 /// Boot a machine and run a guest program on every node
 ///
 /// Boots one VM per node, shows what the guests print with the coordinates of
@@ -118,168 +86,11 @@ pub(crate) struct ShapeArgs {
 #[command(after_help = UP_EXAMPLES)]
 pub(crate) struct UpArgs {
     #[command(flatten)]
-    pub(crate) shape: ShapeArgs,
-
-    #[command(flatten)]
-    pub(crate) sandbox: SandboxArgs,
-
-    /// Guest program: a shipped one (see `tofu guest ls`) or the path of an ELF file
-    ///
-    /// A path has a / or ends in .elf. [default: allpairs]
-    #[arg(long, value_name = "NAME|FILE")]
-    pub(crate) guest: Option<String>,
-
-    /// Text to append to every guest's command line
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub(crate) args: Option<GuestArgs>,
-
-    /// Boot VMs on the first N nodes only
-    ///
-    /// Nodes are numbered with X slowest and C fastest. The others are there as
-    /// devices without a VM: they forward packets and answer what their reset state
-    /// answers. [default: all]
-    #[arg(long, value_name = "N")]
-    pub(crate) nodes: Option<u32>,
-
-    /// Guest memory of each node, such as 16MiB [default: 16MiB, 256MiB with Linux]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) memory: Option<MemorySize>,
-
-    /// End guests that still run after this time, such as 30s [default: 60s]
-    ///
-    /// Counted from when all have booted. Linux nodes without --guest stay up.
-    #[arg(long, value_name = "TIME")]
-    pub(crate) timeout: Option<Timeout>,
-
-    /// How doorbells reach the devices [default: auto]
-    #[arg(long, value_name = "MODE")]
-    pub(crate) doorbell: Option<Doorbell>,
-
-    /// Number of engine threads that move data, 1 to 256 [default: from the host's cores]
-    #[arg(long, value_name = "N")]
-    pub(crate) engines: Option<Engines>,
+    pub(crate) machine: MachineArgs,
 
     /// Print one JSON object per event and a summary at the end
     #[arg(long)]
     pub(crate) json: bool,
-
-    /// Faults on all links, such as loss=1%,duplicate=0.5%,reorder=2%,corrupt=1%,seed=7
-    ///
-    /// What happens to raw and system packets on each link, which are what IP over Tofu uses.
-    /// `undetected` damages packets and makes their check sequence fit. With `commands`, loss is
-    /// for Puts, Gets and the like as well. `tofu fault` changes it while the machine runs.
-    #[arg(long, value_name = "FAULTS")]
-    pub(crate) faults: Option<FaultSpec>,
-
-    /// Capture what goes through a node, from start to end, into a file for Wireshark
-    ///
-    /// NODE is an index, coordinates X,Y,Z,A,B,C or a name t-X-Y-Z-A-B-C. See `tofu capture` for
-    /// more.
-    #[arg(long, value_name = "NODE=FILE")]
-    pub(crate) capture: Vec<String>,
-
-    #[command(flatten)]
-    pub(crate) boot: BootArgs,
-
-    #[command(flatten)]
-    pub(crate) ip: GatewayArgs,
-
-    #[command(flatten)]
-    pub(crate) linux: LinuxArgs,
-}
-
-/// Linux nodes.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Linux nodes")]
-pub(crate) struct LinuxArgs {
-    /// Boot Linux on the nodes; two nodes unless a shape is given
-    ///
-    /// The machine stays up until Ctrl-C or `tofu down`; with --guest, until that program has
-    /// ended on all nodes. What is needed is fetched into a cache on the first run.
-    #[arg(long)]
-    pub(crate) linux: bool,
-
-    /// Which monitor runs Linux nodes
-    #[arg(long, value_name = "VMM", default_value = "auto")]
-    pub(crate) vmm: Vmm,
-
-    /// Virtual processors of each Linux node, 1 to 16 [default: 1]
-    #[arg(long, value_name = "N")]
-    pub(crate) cpus: Option<Cpus>,
-
-    /// Image to boot: see `tofu image` [default: default]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) image: Option<ImageName>,
-
-    /// Kernel to boot instead of the image's: a bzImage or vmlinux
-    #[arg(long, value_name = "FILE")]
-    pub(crate) kernel: Option<PathBuf>,
-
-    /// Initrd to boot instead of the image's
-    #[arg(long, value_name = "FILE")]
-    pub(crate) initrd: Option<PathBuf>,
-
-    /// Text to append to the kernel's command line
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub(crate) append: Option<GuestArgs>,
-
-    /// An Ethernet between the Linux nodes, 10.84.0.1 and up, or none
-    #[arg(long, value_name = "NET", default_value = "none")]
-    pub(crate) net: Net,
-
-    /// How long a node may take to boot
-    #[arg(long, value_name = "TIME", default_value = "60s")]
-    pub(crate) boot_timeout: Timeout,
-
-    /// Name of the machine [default: tofu, tofu-2, ...]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) name: Option<MachineName>,
-
-    /// Return when the nodes are ready, and leave the machine running
-    #[arg(short, long, conflicts_with = "guest")]
-    pub(crate) detach: bool,
-
-    /// This process is the one that runs a detached machine
-    #[arg(long, hide = true)]
-    pub(crate) detached: bool,
-}
-
-impl LinuxArgs {
-    /// What they are if none is given.
-    pub(crate) const NONE: Self = Self {
-        linux: false,
-        vmm: Vmm::Auto,
-        cpus: None,
-        image: None,
-        kernel: None,
-        initrd: None,
-        append: None,
-        net: Net::None,
-        boot_timeout: Timeout::DEFAULT,
-        name: None,
-        detach: false,
-        detached: false,
-    };
-}
-
-/// A monitor for Linux nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Vmm {
-    /// Our own with hardware virtualisation and without --net; QEMU otherwise
-    Auto,
-    /// Our own; needs hardware virtualisation
-    Tofu,
-    /// QEMU; emulates the processor where there is no hardware virtualisation
-    Qemu,
-}
-
-/// A network between Linux nodes besides Tofu.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Net {
-    /// None
-    None,
-    /// All Linux nodes in an Ethernet of their own
-    Lan,
 }
 
 /// Serve the devices of a machine to other virtual machine monitors
@@ -541,34 +352,6 @@ pub(crate) enum ImageCommand {
         #[arg(value_name = "NAME")]
         name: ImageName,
     },
-}
-
-/// Processes that tofu starts for itself
-#[derive(Debug, Clone, Subcommand)]
-pub(crate) enum InternalCommand {
-    /// Remove a machine's files when standard input ends
-    Janitor {
-        /// Undo the address translation of this name
-        #[arg(long)]
-        nat: Option<String>,
-        /// The run directory
-        dir: Option<PathBuf>,
-        /// Other files
-        files: Vec<PathBuf>,
-    },
-    /// Become a program that dies with its parent
-    Child {
-        /// Process id of the parent
-        parent: u32,
-        /// The program and its arguments
-        #[arg(last = true)]
-        program: Vec<OsString>,
-    },
-}
-
-impl InternalCommand {
-    /// What it is called on the command line.
-    pub(crate) const NAME: &str = "internal";
 }
 
 const UP_EXAMPLES: &str = "\

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use tofu_image::Cache;
+use tofu_linux_nodes::kit as linux;
 use tofu_sandbox::Support;
+use tofu_supervisor::units::MemorySize;
 use tofu_vmm::{HostSupport, Virtualisation};
 
 use crate::host;
-use crate::linux::kit as linux;
-use crate::units::MemorySize;
 
 /// How a finding bears on running machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

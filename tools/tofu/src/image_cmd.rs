@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use anyhow::Context;
 use serde_json::json;
 use tofu_image::{Cache, Image, Kernel, Made, Module, Spec};
+use tofu_linux_nodes::kit::tools;
 use tofu_ui::{ImageProgress, Style, is_interrupted, signals};
 
 use crate::cli::ImageCommand;
-use crate::linux::guest;
 
 /// Runs `tofu image` and returns the exit code.
 pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
@@ -34,7 +34,7 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
             };
             let kernel = if *kernel_driver { Kernel::Driver } else { kernel.parse()? };
             let spec = Spec::new(&name)?.kernel(kernel).refresh(*refresh);
-            let mut spec = spec.programs(guest::tools()?).modules(modules)?;
+            let mut spec = spec.programs(tools()?).modules(modules)?;
             if !with.is_empty() {
                 spec = spec.with(with)?;
             }

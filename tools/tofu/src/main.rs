@@ -7,33 +7,18 @@
 
 mod baseline;
 mod bench;
-mod capture;
 mod cli;
 mod client;
-mod config;
-mod confine;
 mod doctor;
-mod faults;
-mod gateway;
 mod guest_cmd;
-mod guests;
 mod host;
 mod image_cmd;
-mod linux;
-mod live;
 mod map;
-mod netboot;
-mod plan;
 mod run;
-mod runner;
 mod sdk;
 mod serve;
-mod served;
-mod stats;
 mod svg;
 mod topo;
-mod ui;
-mod units;
 mod up;
 
 use std::io;
@@ -78,7 +63,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => client::stats::run(args),
         Command::Capture(args) => client::capture::run(args),
         Command::Image(command) => image_cmd::run(command),
-        Command::Internal(command) => linux::janitor::run(command),
+        Command::Internal(command) => tofu_supervisor::janitor::run(command),
     };
     match result {
         Ok(code) => ExitCode::from(code),

@@ -12,9 +12,9 @@ use clap::Args;
 use tofu_abi::Coords;
 use tofu_fabric::Axis;
 use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
+use tofu_supervisor::options::ShapeArgs;
+use tofu_supervisor::plan::Network;
 
-use crate::cli::ShapeArgs;
-use crate::plan::Network;
 use crate::topo;
 
 /// Up to this many nodes are listed one by one.

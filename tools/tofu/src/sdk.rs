@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use anyhow::{Context, bail};
 use clap::Args;
 use tofu_image::{Cache, Spec};
+use tofu_linux_nodes::kit::tools;
+use tofu_supervisor::units::ImageName;
 use tofu_ui::{ImageProgress, Style, is_interrupted, signals};
-
-use crate::linux::guest;
-use crate::units::ImageName;
 
 /// Write headers, libraries and pkg-config files for C programs to a folder
 ///
@@ -180,7 +179,7 @@ fn copy_mpi(args: &SdkArgs, dir: &Path, progress: &ImageProgress) -> anyhow::Res
         Some(image) => image,
         None if name == MPI_IMAGE => {
             let packages = MPI_PACKAGES.map(str::to_owned);
-            let spec = Spec::new(name)?.programs(guest::tools()?).with(packages)?;
+            let spec = Spec::new(name)?.programs(tools()?).with(packages)?;
             cache.build(&spec, progress)?
         }
         None => bail!("image {name}: there is none; `tofu image ls` lists those there are"),

@@ -6,20 +6,22 @@ use std::sync::{Arc, mpsc};
 
 use anyhow::{Context, bail};
 use serde_json::json;
+use tofu_abi::Coords;
 use tofu_control::rundir::{RunDir, node_file};
+use tofu_linux_nodes::qemu;
 use tofu_machine::Doorbells;
+use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::event::Event;
+use tofu_supervisor::janitor::Janitor;
+use tofu_supervisor::plan::Network;
+use tofu_supervisor::registry::Registry;
+use tofu_supervisor::served::Served;
+use tofu_supervisor::units::MemorySize;
+use tofu_supervisor::{runner, server};
 use tofu_ui::signals;
 use tofu_vfio_user::Backing;
 
 use crate::cli::ServeArgs;
-use crate::confine::Confinement;
-use crate::linux::janitor::Janitor;
-use crate::linux::machine::Registry;
-use crate::linux::{control, qemu};
-use crate::plan::Network;
-use crate::runner::{self, Event};
-use crate::served::Served;
-use crate::units::MemorySize;
 
 /// Sockets that are printed with their command lines; of more only the folder is.
 const SHOWN: usize = 12;
@@ -55,11 +57,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let machine =
         runner::machine(&network, file.generation, Doorbells::Trapped, engines, &confinement)?;
     let registry = Arc::new(Registry::new(&network, sender));
-    registry.built(&machine);
+    registry.built(&machine, None)?;
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
     let mut served = Vec::new();
     for (at, socket) in shape.iter().zip(&sockets) {
-        served.push(Served::start(&machine, at, socket, backing, &confinement)?);
+        served.push(Served::at_path(&machine, at, socket, backing, &confinement)?);
         if let Some(id) = shape.node_id(at) {
             registry.others().insert(id, "served");
         }
@@ -67,8 +69,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     // Not before: the sockets of others in that folder are not its business.
     let ours: &[PathBuf] = if args.socket_dir.is_some() { &sockets } else { &[] };
     let _janitor = Janitor::start(dir.path(), ours)?;
-    control::serve(&dir.control(), &registry)?;
-    print(args, &dir, &served, &folder)?;
+    server::serve(&dir.control(), &registry)?;
+    let served_at: Vec<_> = shape.iter().zip(sockets).collect();
+    print(args, &dir, &served_at, &folder)?;
     let code = loop {
         match events.recv()? {
             Event::Signal(signal) => break 128 + (signal as u8 & 0x7f),
@@ -84,7 +87,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
 fn print(
     args: &ServeArgs,
     dir: &RunDir,
-    served: &[Served],
+    served: &[(Coords, PathBuf)],
     folder: &std::path::Path,
 ) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
@@ -92,24 +95,24 @@ fn print(
     if args.json {
         let nodes: Vec<_> = served
             .iter()
-            .map(|served| json!({ "node": served.at().to_array(), "socket": served.socket() }))
+            .map(|(at, socket)| json!({ "node": at.to_array(), "socket": socket }))
             .collect();
         let machine = json!({ "machine": dir.name(), "shape": shape, "nodes": nodes });
         writeln!(out, "{machine}")?;
         return Ok(out.flush()?);
     }
     writeln!(out, "machine {}: {} devices in {}", dir.name(), served.len(), folder.display())?;
-    for served in served.iter().take(SHOWN) {
-        writeln!(out, "{}  {}", served.at(), served.socket().display())?;
+    for (at, socket) in served.iter().take(SHOWN) {
+        writeln!(out, "{at}  {}", socket.display())?;
     }
     if served.len() > SHOWN {
         writeln!(out, "... and {} more", served.len() - SHOWN)?;
     }
-    let Some(first) = served.first() else { return Ok(()) };
+    let Some((_, first)) = served.first() else { return Ok(()) };
     let memory = qemu::memory_arguments(MemorySize::LINUX_DEFAULT, "").join(" ");
     writeln!(out, "\nQEMU 10.1 or later, for the first:")?;
     writeln!(out, "  qemu-system-x86_64 {memory} \\")?;
-    writeln!(out, "    -device '{}'", qemu::device_argument(first.socket()))?;
+    writeln!(out, "    -device '{}'", qemu::device_argument(first))?;
     writeln!(
         out,
         "  and for VFIO in the guest: -machine q35,kernel-irqchip=split,memory-backend=ram \\"
@@ -121,7 +124,7 @@ fn print(
         if args.any_memory { "" } else { " (with --any-memory here)" }
     )?;
     writeln!(out, "  cloud-hypervisor --memory size=256M,shared=on \\")?;
-    writeln!(out, "    --user-device socket={}", first.socket().display())?;
+    writeln!(out, "    --user-device socket={}", first.display())?;
     writeln!(out, "\nCtrl-C ends it.")?;
     Ok(out.flush()?)
 }

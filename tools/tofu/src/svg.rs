@@ -10,8 +10,8 @@ use std::fmt::{self, Write};
 
 use tofu_abi::Coords;
 use tofu_fabric::{Axis, Link};
+use tofu_supervisor::plan::Network;
 
-use crate::plan::Network;
 use crate::topo;
 
 /// Larger machines give pictures nobody can read.

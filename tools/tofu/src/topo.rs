@@ -7,9 +7,9 @@ use anyhow::Context;
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_fabric::{Axis, Port};
+use tofu_supervisor::plan::Network;
 
 use crate::cli::TopoArgs;
-use crate::plan::Network;
 use crate::svg;
 
 /// Up to this many nodes are listed one by one.

@@ -14,10 +14,10 @@ use tofu_collective::plan::{Algorithm, GateOf, Plan, Shape, disseminate, in_seri
 use tofu_driver::{Channel, ChannelConfig, Device, Gate};
 use tofu_inproc::InProcess;
 use tofu_machine::{Machine, MachineConfig};
+use tofu_supervisor::options::MachineArgs;
+use tofu_supervisor::units::{Doorbell, GuestArgs};
 
 use super::{PATIENCE, doorbell_name, run_machine, up};
-use crate::cli::UpArgs;
-use crate::units::{Doorbell, GuestArgs};
 
 /// Memory of a node of a model, in bytes: notices of its channels.
 const MEMORY: usize = 64 << 10;
@@ -125,7 +125,7 @@ fn ratio(rounds: &[Round], bytes: u64) -> Option<f64> {
 
 fn among_guests(doorbell: Doorbell, quick: bool) -> anyhow::Result<Vec<Round>> {
     let rounds = if quick { 100 } else { 1000 };
-    let args = UpArgs {
+    let args = MachineArgs {
         args: Some(GuestArgs(format!("rounds={rounds}"))),
         doorbell: Some(doorbell),
         ..up("unit", "barrier")?

@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tofu_image::{Cache, Kernel, Spec};
+use tofu_linux_nodes::kit::tools;
+use tofu_linux_nodes::lan::Ethernet;
+use tofu_supervisor::guest::{Guest, GuestName};
+use tofu_supervisor::options::{LinuxArgs, MachineArgs};
+use tofu_supervisor::units::{ImageName, MemorySize};
 use tofu_ui::{ImageProgress, Style};
 
 use super::ip::{BRIDGE, Figures, Say, Side, tofu0};
 use super::linux::{self, Guests, Lab, PEER, Ratio};
 use super::veth::Namespace;
-use crate::cli::{LinuxArgs, UpArgs};
-use crate::guests::GuestName;
-use crate::linux::guest::{self, LinuxGuest};
-use crate::linux::lan::Ethernet;
-use crate::units::{ImageName, MemorySize};
 
 /// The image with the driver and the programs that measure.
 const IMAGE: &str = "bench-driver";
@@ -110,7 +110,7 @@ pub(super) fn measure(
     perf: Option<&Path>,
     say: &mut Say<'_>,
 ) -> anyhow::Result<Driver> {
-    let perf = perf.map(|file| LinuxGuest::load(&GuestName::File(file.to_owned())));
+    let perf = perf.map(|file| Guest::load_linux(&GuestName::File(file.to_owned())));
     let perf = perf.transpose().context("--utofu-perf")?;
     let args = prepare()?;
     let mut this = Driver::default();
@@ -143,7 +143,7 @@ pub(super) fn measure(
 }
 
 /// Makes sure that the image is there, and says what machine to boot of it.
-fn prepare() -> anyhow::Result<UpArgs> {
+fn prepare() -> anyhow::Result<MachineArgs> {
     linux::prepare()?;
     let cache = Cache::from_env()?;
     let kernel = Kernel::Driver.to_string();
@@ -152,11 +152,11 @@ fn prepare() -> anyhow::Result<UpArgs> {
     }
     let progress =
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
-    let spec = Spec::new(IMAGE)?.kernel(Kernel::Driver).programs(guest::tools()?);
+    let spec = Spec::new(IMAGE)?.kernel(Kernel::Driver).programs(tools()?);
     cache.build(&spec.with(PACKAGES)?, &progress)?;
     let (args, _) = linux::modes()?;
     let image = IMAGE.parse::<ImageName>().ok();
-    Ok(UpArgs { memory: Some(MEMORY), linux: LinuxArgs { image, ..args.linux }, ..args })
+    Ok(MachineArgs { memory: Some(MEMORY), linux: LinuxArgs { image, ..args.linux }, ..args })
 }
 
 /// Runs a script on both nodes at once.
@@ -201,7 +201,7 @@ impl Driver {
     /// Commands and registration, by turns.
     fn commands(
         &mut self,
-        program: &LinuxGuest,
+        program: &Guest,
         guests: &Guests,
         quick: bool,
         say: &mut Say<'_>,

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
+use tofu_linux_nodes::lan::Ethernet;
+use tofu_supervisor::options::MachineArgs;
+use tofu_supervisor::units::GuestArgs;
 
 use super::linux::{self, Guests, Lab, Ratio, Throughput};
 use super::netboot::{self, Boot};
 use super::veth::{self, Namespace};
 use super::{Latency, PATIENCE, latency, run_machine, up};
-use crate::cli::UpArgs;
-use crate::linux::lan::Ethernet;
-use crate::units::GuestArgs;
 
 /// What is aimed for: a better bandwidth, and half the time of a round trip.
 const TARGET_THROUGHPUT: f64 = 1.0;
@@ -278,7 +278,7 @@ impl Side {
 
 /// The lines of a guest on two neighbours.
 fn guest(name: &str, args: &str) -> anyhow::Result<Vec<String>> {
-    let args = UpArgs { args: Some(GuestArgs(args.to_owned())), ..up("1x1x1x2x1x1", name)? };
+    let args = MachineArgs { args: Some(GuestArgs(args.to_owned())), ..up("1x1x1x2x1x1", name)? };
     let run = run_machine(&args, PATIENCE)?;
     if !run.ok {
         bail!("the guest {name} failed");

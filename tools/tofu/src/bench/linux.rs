@@ -14,22 +14,23 @@ use serde::{Deserialize, Serialize};
 use tofu_agent::wire::{Exec, Output, Program, Status};
 use tofu_control::rundir::RunDir;
 use tofu_image::{Cache, Silent, Spec};
+use tofu_linux_nodes::host::{LinuxHost, MonitorChoice};
+use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux, tools};
+use tofu_linux_nodes::lan::Ethernet;
 use tofu_machine::Doorbells;
+use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::guest::Guest;
+use tofu_supervisor::janitor::Janitor;
+use tofu_supervisor::node::AgentNode;
+use tofu_supervisor::options::{LinuxArgs, MachineArgs};
+use tofu_supervisor::plan::Plan;
+use tofu_supervisor::registry::Registry;
+use tofu_supervisor::runner::{self, Backend, Machines, Running};
+use tofu_supervisor::units::{Doorbell, ImageName, MemorySize};
+use tofu_supervisor::{programs, server};
 use tofu_ui::{ImageProgress, Style};
 
 use super::{Latency, foreign, up};
-use crate::cli::{LinuxArgs, UpArgs};
-use crate::confine::Confinement;
-use crate::linux::guest::{self, LinuxGuest};
-use crate::linux::janitor::Janitor;
-use crate::linux::kit::{self, Kit, kvm_runs_linux};
-use crate::linux::lan::Ethernet;
-use crate::linux::machine::{Choice, Host, Registry};
-use crate::linux::node::LinuxNode;
-use crate::linux::{control, programs};
-use crate::plan::Plan;
-use crate::runner::{self, Backend, Machines, Running};
-use crate::units::{Doorbell, ImageName, MemorySize};
 
 /// The image with the programs that are measured for comparison.
 const IMAGE: &str = "bench";
@@ -103,7 +104,7 @@ pub(super) fn measure(
     let (args, other) = modes()?;
 
     // As `tofu up --linux` does it, but for how doorbells arrive, which is settled afterwards.
-    let lab = Lab::start(&UpArgs { doorbell: Some(other), ..args.clone() }, Ethernet::None)?;
+    let lab = Lab::start(&MachineArgs { doorbell: Some(other), ..args.clone() }, Ethernet::None)?;
     this.monitor.clone_from(&lab.monitor);
     this.ready_s = Some(lab.ready.as_secs_f64());
     say(&format_args!("{}", lab.monitor))?;
@@ -178,15 +179,15 @@ pub(super) fn prepare() -> anyhow::Result<()> {
     let known = cache.find(IMAGE).ok().flatten();
     // One of the user's own with more in it will do; it is kept up to date when it boots.
     if !known.is_some_and(|image| has_all(&image.manifest.with)) {
-        let spec = Spec::new(IMAGE)?.programs(guest::tools()?).with(PACKAGES)?;
+        let spec = Spec::new(IMAGE)?.programs(tools()?).with(PACKAGES)?;
         cache.build(&spec, &progress)?;
     }
     Ok(())
 }
 
 /// The machine, and the doorbell mode that `auto` does not take for it.
-pub(super) fn modes() -> anyhow::Result<(UpArgs, Doorbell)> {
-    let args = UpArgs {
+pub(super) fn modes() -> anyhow::Result<(MachineArgs, Doorbell)> {
+    let args = MachineArgs {
         guest: None,
         linux: LinuxArgs { linux: true, ..LinuxArgs::NONE },
         ..up(SHAPE, "")?
@@ -201,9 +202,9 @@ pub(super) fn modes() -> anyhow::Result<(UpArgs, Doorbell)> {
 }
 
 /// The same machine with the image that has the programs to compare with.
-pub(super) fn with_image(args: UpArgs) -> UpArgs {
+pub(super) fn with_image(args: MachineArgs) -> MachineArgs {
     let image = IMAGE.parse::<ImageName>().ok();
-    UpArgs { memory: Some(MEMORY), linux: LinuxArgs { image, ..args.linux }, ..args }
+    MachineArgs { memory: Some(MEMORY), linux: LinuxArgs { image, ..args.linux }, ..args }
 }
 
 /// The average of the last minute.
@@ -224,7 +225,7 @@ pub(super) struct Lab {
 
 impl Lab {
     /// Starts it as `tofu up` does, and waits until both nodes are ready.
-    pub(super) fn start(args: &UpArgs, lan: Ethernet) -> anyhow::Result<Self> {
+    pub(super) fn start(args: &MachineArgs, lan: Ethernet) -> anyhow::Result<Self> {
         let start = Instant::now();
         let plan = Plan::new(args)?;
         let kvm = kvm();
@@ -234,12 +235,12 @@ impl Lab {
         let janitor = Janitor::start(dir.path(), &[])?;
         let (sender, _events) = mpsc::channel();
         let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
-        control::serve(&dir.control(), &registry)?;
+        server::serve(&dir.control(), &registry)?;
         let processors = if kvm { "KVM" } else { "emulated processors" };
         let monitor = format!("QEMU {}, {processors}", qemu.version);
-        let host = Host {
+        let host = LinuxHost {
             kit: Arc::new(kit),
-            monitor: Choice::Qemu(qemu),
+            monitor: MonitorChoice::Qemu(qemu),
             dir: dir.path().to_owned(),
             group: janitor.group(),
             boot_timeout: args.linux.boot_timeout.0,
@@ -248,7 +249,12 @@ impl Lab {
             registry: Arc::clone(&registry),
             confinement: Confinement::default(),
         };
-        let running = Machines::linux(host).start(&plan, sender)?;
+        let machines = Machines {
+            linux: Some(Box::new(host)),
+            registry: Some(Arc::clone(&registry)),
+            ..Machines::bare(Confinement::default())
+        };
+        let running = machines.start(&plan, sender)?;
         let ready = start.elapsed();
         let guests = Guests(registry);
         Ok(Self { _running: running, guests, _janitor: janitor, _dir: dir, monitor, ready })
@@ -259,7 +265,7 @@ impl Lab {
 pub(super) struct Guests(Arc<Registry>);
 
 impl Guests {
-    fn node(&self, index: usize) -> anyhow::Result<&Arc<LinuxNode>> {
+    fn node(&self, index: usize) -> anyhow::Result<&Arc<dyn AgentNode>> {
         self.0.linux().get(index).with_context(|| format!("there is no node {index}"))
     }
 
@@ -279,8 +285,8 @@ impl Guests {
     }
 
     /// Brings a program to a node; returns where it is there.
-    pub(super) fn put(&self, node: usize, program: &LinuxGuest) -> anyhow::Result<String> {
-        programs::put(self.node(node)?, program)
+    pub(super) fn put(&self, node: usize, program: &Guest) -> anyhow::Result<String> {
+        programs::put(&**self.node(node)?, program)
     }
 
     /// The same as [`run`](Self::run) with a command in words.

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use anyhow::bail;
 use serde::Serialize;
+use tofu_linux_nodes::lan::Ethernet;
+use tofu_supervisor::options::{BootArgs, LinuxArgs, MachineArgs};
+use tofu_supervisor::units::{BootFrom, MemorySize, Timeout};
 
 use super::linux::Lab;
 use super::{PATIENCE, run_machine, up};
-use crate::cli::{LinuxArgs, UpArgs};
-use crate::linux::lan::Ethernet;
-use crate::netboot::{BootArgs, BootFrom};
-use crate::units::{MemorySize, Timeout};
 
 /// How long all nodes together may take: on a busy host each of a dozen emulated ones has a small
 /// part of a processor.
@@ -44,10 +43,10 @@ impl fmt::Display for Boot {
 }
 
 /// So many nodes and a boot server in a row.
-fn row(nodes: u32, guest: &str, from: BootFrom) -> anyhow::Result<UpArgs> {
+fn row(nodes: u32, guest: &str, from: BootFrom) -> anyhow::Result<MachineArgs> {
     let boot = BootArgs { boot: Some(from), ..BootArgs::default() };
     // Without a boot server its node has nothing to do either.
-    Ok(UpArgs { nodes: Some(nodes), boot, ..up(&format!("{}x1x1x1x1x1", nodes + 1), guest)? })
+    Ok(MachineArgs { nodes: Some(nodes), boot, ..up(&format!("{}x1x1x1x1x1", nodes + 1), guest)? })
 }
 
 /// Bare guests that say hello.
@@ -67,7 +66,7 @@ pub(super) fn bare(nodes: u32) -> anyhow::Result<Boot> {
 pub(super) fn linux(nodes: u32) -> anyhow::Result<Boot> {
     let seconds = |from| {
         let boot_timeout = Timeout(ALL_READY);
-        let args = UpArgs {
+        let args = MachineArgs {
             guest: None,
             memory: Some(MemorySize(256 << 20)),
             linux: LinuxArgs { linux: true, boot_timeout, ..LinuxArgs::NONE },

@@ -12,10 +12,9 @@ use tofu_control::protocol::{
     CaptureLimits, CaptureReply, CaptureRequest, CaptureSummary, Reply, Request,
 };
 use tofu_control::{Connection, find_machine, parse_node, shape};
+use tofu_supervisor::capture::file::WholeBlocks;
+use tofu_supervisor::capture::select::{Kinds, Places};
 use tofu_ui::signals;
-
-use crate::capture::file::WholeBlocks;
-use crate::capture::select::{Kinds, Places};
 
 /// Write what goes through a node's ports and network interfaces into a file for Wireshark
 ///

@@ -5,8 +5,7 @@ use clap::Subcommand;
 use serde_json::json;
 use tofu_control::protocol::{FaultReport, NetworkReply, NetworkRequest};
 use tofu_control::{MachineName, ask, find_machine};
-
-use crate::faults::FaultSpec;
+use tofu_supervisor::faults::FaultSpec;
 
 /// Have packets of a running machine lost, doubled, overtaken or damaged on its links
 ///

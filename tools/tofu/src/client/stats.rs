@@ -15,8 +15,7 @@ use tofu_control::{
     Counters, MachineName, NodeCounters, ask, find_machine, parse_node, rundir, shape,
 };
 use tofu_fabric::{NodeId, Port, Shape};
-
-use crate::units::Timeout;
+use tofu_supervisor::units::Timeout;
 
 /// Show what the devices of a running machine have counted
 ///

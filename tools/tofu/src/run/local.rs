@@ -17,8 +17,8 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self};
 
 use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,13 +32,16 @@ use tofu_agent::wire::{Output, Status};
 use tofu_fabric::{Axis, Shape};
 use tofu_jtofu::{Mapinfo, System};
 use tofu_machine::{Doorbells, Machine, MachineConfig};
-use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Limits, Server};
+use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::janitor::{self, Janitor};
+use tofu_supervisor::runner;
+use tofu_supervisor::served::Served;
+use tofu_vfio_user::Backing;
 
 use super::RunArgs;
 use super::job::{self, Control, Options, OutputTaker, Rank};
 use super::place::{Placement, Wanted, lay};
-use crate::linux::janitor::{self, Janitor};
-use crate::{runner, sdk};
+use crate::sdk;
 
 /// The most ranks: each takes threads and descriptors here, besides its process.
 const MOST: u32 = 256;
@@ -64,7 +67,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let control = Control::new()?;
     allow_descriptors(ranks);
     let janitor = Janitor::for_processes()?;
-    let host = LocalMachine::start(shape, ranks)?;
+    let mut host = LocalMachine::start(shape, ranks)?;
     let own: Vec<(OsString, OsString)> =
         args.env.iter().map(|var| (var.name.clone().into(), var.value.clone().into())).collect();
     let map = placement.info.to_json();
@@ -207,15 +210,10 @@ fn library_path() -> anyhow::Result<OsString> {
 
 /// The machine, and the nodes that are served.
 struct LocalMachine {
+    nodes: Vec<Served>,
     machine: Machine,
     /// What sockets' names begin with.
     name: String,
-    nodes: Mutex<Vec<LocalNode>>,
-}
-
-struct LocalNode {
-    server: Arc<Server>,
-    thread: JoinHandle<()>,
 }
 
 impl LocalMachine {
@@ -233,51 +231,25 @@ impl LocalMachine {
         // Nobody else can have taken it.
         let random = RandomState::new().hash_one(std::process::id());
         let name = format!("tofu-run-{}-{random:016x}", std::process::id());
-        Ok(Self { machine, name, nodes: Mutex::default() })
-    }
-
-    fn nodes(&self) -> MutexGuard<'_, Vec<LocalNode>> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(Self { nodes: Vec::new(), machine, name })
     }
 
     /// Serves a rank's node; returns the socket, as its library wants it.
-    fn serve(&self, rank: u32, at: Coords) -> anyhow::Result<String> {
+    fn serve(&mut self, rank: u32, at: Coords) -> anyhow::Result<String> {
         let name = format!("{}-{rank}", self.name);
-        let memory = Arc::new(ClientMemory::new(Backing::Process, Limits::DEFAULT));
-        let pages = match self.machine.config().doorbells {
-            Doorbells::Trapped => None,
-            Doorbells::Polled => Some(ClientPages::new().context("no memory for shared pages")?),
-        };
-        let shared = pages.as_ref().map(ClientPages::shared);
-        let node = self.machine.add_node_with_pages(at, Arc::clone(&memory) as _, shared)?;
-        let mut server = Server::new(node, memory);
-        if let Some(pages) = pages {
-            server = server.with_pages(pages);
-        }
-        let server = Arc::new(server);
         let address = SocketAddr::from_abstract_name(&name)?;
         let listener = UnixListener::bind_addr(&address);
         let listener = listener.with_context(|| format!("cannot make the socket @{name}"))?;
-        let serving = Arc::clone(&server);
-        let thread = thread::Builder::new().name(format!("node{rank}")).spawn(move || {
-            if let Err(error) = serving.run(listener) {
-                log::error!("the node of rank {rank}: {error}");
-            }
-        });
-        let thread = thread.context("no threads left")?;
-        self.nodes().push(LocalNode { server, thread });
+        let confinement = Confinement::default();
+        let served = Served::on(&self.machine, at, listener, Backing::Process, &confinement)?;
+        self.nodes.push(served);
         Ok(format!("@{name}"))
     }
 }
 
 impl Drop for LocalMachine {
     fn drop(&mut self) {
-        let nodes = std::mem::take(&mut *self.nodes());
-        nodes.iter().for_each(|node| node.server.stop());
-        for node in nodes {
-            // A panic there has been printed.
-            let _ = node.thread.join();
-        }
+        self.nodes.clear();
         self.machine.stop();
     }
 }

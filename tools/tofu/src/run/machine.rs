@@ -14,12 +14,12 @@ use tofu_control::protocol::{MachineInfo, NodeInfo};
 use tofu_control::{MachineName, find_machine, info, rundir};
 use tofu_fabric::{Axis, Shape};
 use tofu_jtofu::System;
+use tofu_supervisor::janitor;
+use tofu_supervisor::units::ImageName;
 
 use super::RunArgs;
 use super::job::{Control, signal_code};
 use super::place::Wanted;
-use crate::linux::janitor;
-use crate::units::ImageName;
 use crate::{EXIT_BAD_INPUT, sdk};
 
 /// Names of machines that are there for one run, which no other run takes.

@@ -17,8 +17,7 @@ use clap::Parser;
 use tofu_control::MachineName;
 use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
-
-use crate::units::{ImageName, Timeout};
+use tofu_supervisor::units::{ImageName, Timeout};
 
 /// Run a program as a job: many processes, each of which knows its rank
 ///

@@ -1,0 +1,186 @@
+//! Starts the Linux nodes of a machine.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tofu_abi::Coords;
+use tofu_control::node_name;
+use tofu_control::rundir::node_file;
+use tofu_image::Qemu;
+use tofu_machine::Machine;
+use tofu_supervisor::command_line;
+use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::event::Event;
+use tofu_supervisor::netboot::{self, LinuxFiles};
+use tofu_supervisor::node::{AgentNode, LinuxBackend};
+use tofu_supervisor::plan::{LinuxPlan, Plan};
+use tofu_supervisor::registry::Registry;
+use tofu_supervisor::served::Served;
+use tofu_supervisor::units::BootFrom;
+use tofu_vfio_user::Backing;
+use tofu_vmm::Hypervisor;
+
+use crate::kit::Kit;
+use crate::lan::{self, Ethernet, Lan};
+use crate::monitor::MonitorKind;
+use crate::node::{Common, LinuxNode};
+use crate::own::{LatestMemory, Own};
+use crate::qemu;
+use crate::setup::VmSetup;
+
+/// What Linux nodes are made with, besides the plan.
+pub struct LinuxHost {
+    /// What they boot.
+    pub kit: Arc<Kit>,
+    /// Folder for sockets and logs.
+    pub dir: PathBuf,
+    /// What runs them.
+    pub monitor: MonitorChoice,
+    /// Process group of the janitor.
+    pub group: i32,
+    /// How long a node may take to boot.
+    pub boot_timeout: Duration,
+    /// Whether the host's hardware runs the guests.
+    pub kvm: bool,
+    /// The Ethernet of the nodes.
+    pub lan: Ethernet,
+    /// Where they are registered.
+    pub registry: Arc<Registry>,
+    /// What its threads give up.
+    pub confinement: Confinement,
+}
+
+impl LinuxBackend for LinuxHost {
+    fn boot_files(&self, plan: &Plan) -> LinuxFiles<'_> {
+        let lines = plan.linux().enumerate().map(|(index, (id, linux))| {
+            let has_lan = !matches!(self.lan, Ethernet::None);
+            let line =
+                kernel_command_line(plan, plan.coords(id), linux, has_lan.then(|| lan::ip(index)));
+            (id, qemu::with_clock(line, self.kvm))
+        });
+        LinuxFiles {
+            kernel: &self.kit.kernel,
+            initrd: &self.kit.initrd,
+            command_lines: lines.collect(),
+        }
+    }
+
+    fn start(
+        &self,
+        machine: &Machine,
+        plan: &Plan,
+        events: &Sender<Event>,
+    ) -> anyhow::Result<Box<dyn Send>> {
+        let common = Common::new(self.boot_timeout, events.clone());
+        let common = Arc::new(common);
+        let lan = self.lan.join(plan.linux().count())?;
+        let firmware = netboot::firmware(plan, &self.dir)?;
+        let (mut nodes, mut served) = (Vec::new(), Vec::new());
+        for (index, (id, linux)) in plan.linux().enumerate() {
+            let at = plan.coords(id);
+            let socket = self.dir.join(node_file("node", at, "sock"));
+            let kind = match &self.monitor {
+                MonitorChoice::Qemu(qemu) => {
+                    served.push(Served::at_path(
+                        machine,
+                        at,
+                        &socket,
+                        Backing::Sealed,
+                        &self.confinement,
+                    )?);
+                    MonitorKind::Qemu { group: self.group, qemu: Arc::clone(qemu) }
+                }
+                MonitorChoice::Own(hypervisor) => {
+                    let memory = Arc::new(LatestMemory::default());
+                    let node = machine.add_node(at, Arc::clone(&memory) as _)?;
+                    MonitorKind::Own(Own { hypervisor: Arc::clone(hypervisor), node, memory })
+                }
+            };
+            let setup = VmSetup {
+                kit: Arc::clone(&self.kit),
+                name: node_name(at),
+                memory: linux.memory,
+                cpus: linux.cpus.0,
+                command_line: kernel_command_line(
+                    plan,
+                    at,
+                    linux,
+                    lan.as_ref().map(|_| lan::ip(index)),
+                ),
+                device: socket,
+                qmp: self.dir.join(node_file("qmp", at, "sock")),
+                firmware: firmware.clone().filter(|_| linux.boot == BootFrom::Tofu),
+                confinement: self.confinement.clone(),
+                lan: lan.as_ref().and_then(|lan| lan.place(index)),
+                kvm: self.kvm,
+            };
+            let log = self.dir.join(node_file("console", at, "log"));
+            nodes.push(Arc::new(LinuxNode::new((id, at), setup, kind, log, Arc::clone(&common))));
+        }
+        let mut this = LinuxNodes { nodes, supervisors: Vec::new(), _served: served, _lan: lan };
+        self.registry.with_linux(this.nodes.iter().map(|node| Arc::clone(node) as _).collect())?;
+        for node in &this.nodes {
+            let supervised = Arc::clone(node);
+            let thread = thread::Builder::new().name(node_name(node.at()));
+            let thread = thread.spawn(move || supervised.supervise());
+            this.supervisors.push(thread.context("no threads left")?);
+        }
+        for node in &this.nodes {
+            if let Err(why) = node.wait_ready() {
+                bail!("node {}: {why}", node.at());
+            }
+        }
+        Ok(Box::new(this))
+    }
+}
+
+/// The monitor of a machine's Linux nodes.
+#[derive(Clone)]
+pub enum MonitorChoice {
+    /// Our own.
+    Own(Arc<Hypervisor>),
+    /// QEMU.
+    Qemu(Arc<Qemu>),
+}
+
+/// The Linux nodes of a machine. Dropping it ends them.
+struct LinuxNodes {
+    nodes: Vec<Arc<LinuxNode>>,
+    supervisors: Vec<JoinHandle<()>>,
+    // After the virtual machines, which use them.
+    _served: Vec<Served>,
+    _lan: Option<Lan>,
+}
+
+impl Drop for LinuxNodes {
+    fn drop(&mut self) {
+        for node in &self.nodes {
+            node.stop();
+        }
+        for thread in self.supervisors.drain(..) {
+            // A panic there has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What kernels can do without at boot: self-tests, calibration, waiting for entropy.
+const FAST_BOOT: &str = "lsm=capability cryptomgr.notests no_timer_check tsc=reliable \
+                         random.trust_cpu=on initcall_blacklist=jent_mod_init";
+
+/// What the kernel of a node is told, and what programs in it find in /proc/cmdline.
+fn kernel_command_line(plan: &Plan, at: Coords, linux: &LinuxPlan, ip: Option<String>) -> String {
+    let machine = command_line::machine(plan, "tofu.");
+    let ip = ip.map(|ip| format!("tofu.ip={ip} ")).unwrap_or_default();
+    let words = format!(
+        "console=ttyS0 quiet panic=-1 {FAST_BOOT} intel_iommu=on \
+         vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed tofu.name={} {machine} {ip}{}",
+        node_name(at),
+        linux.append
+    );
+    words.trim_end().to_owned()
+}

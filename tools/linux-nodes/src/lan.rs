@@ -1,0 +1,233 @@
+//! An Ethernet between the Linux nodes of a machine, without any rights on the host.
+//!
+//! Each node has a pair of datagram sockets, an Ethernet frame a datagram. Two nodes are joined
+//! directly; of more, a thread passes frames on, as a switch does.
+//!
+//! For comparison there is what other people have: a TAP interface for each node, on a bridge of
+//! the host's kernel. That takes rights, and somebody who has made them.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
+use tofu_supervisor::options::Net;
+
+/// The longest frame that is passed on, in bytes; virtio has no longer ones.
+const MAX_FRAME: usize = 65_536 + 64;
+/// Addresses that the switch remembers; a guest can make up any number of them.
+const MOST_ADDRESSES: usize = 4096;
+
+type Mac = [u8; 6];
+
+/// What kind of Ethernet a machine's Linux nodes have.
+#[derive(Clone, Debug)]
+pub enum Ethernet {
+    /// None.
+    None,
+    /// Sockets, in this process.
+    Sockets,
+    /// TAP interfaces `tap0`, `tap1` and so on in a network namespace, whose file this is.
+    Taps(PathBuf),
+}
+
+impl Ethernet {
+    /// Makes it for so many nodes.
+    pub fn join(&self, nodes: usize) -> anyhow::Result<Option<Lan>> {
+        match self {
+            Self::None => Ok(None),
+            Self::Sockets => Lan::new(nodes).map(Some),
+            Self::Taps(namespace) => {
+                let end = |n| End::Tap { namespace: namespace.clone(), name: format!("tap{n}") };
+                Ok(Some(Lan { ends: (0..nodes).map(end).collect(), hub: None }))
+            }
+        }
+    }
+}
+
+impl From<Net> for Ethernet {
+    fn from(net: Net) -> Self {
+        match net {
+            Net::None => Self::None,
+            Net::Lan => Self::Sockets,
+        }
+    }
+}
+
+/// A node's place in the network.
+#[derive(Clone, Debug)]
+pub struct LanPort {
+    /// Its Ethernet address.
+    pub mac: String,
+    pub end: End,
+}
+
+/// What a node's monitor sends frames to.
+#[derive(Clone, Debug)]
+pub enum End {
+    /// A datagram socket.
+    Socket(Arc<OwnedFd>),
+    /// A TAP interface, and the file of the network namespace that has it.
+    Tap { namespace: PathBuf, name: String },
+}
+
+/// The network. Dropping it ends it.
+pub struct Lan {
+    ends: Vec<End>,
+    hub: Option<(OwnedFd, JoinHandle<()>)>,
+}
+
+fn pair(kind: SocketType) -> anyhow::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    socketpair(AddressFamily::UNIX, kind, flags, None).context("no sockets left")
+}
+
+impl Lan {
+    /// A network of `nodes` places.
+    pub fn new(nodes: usize) -> anyhow::Result<Self> {
+        if nodes == 2 {
+            let (a, b) = pair(SocketType::DGRAM)?;
+            let ends = [a, b].map(|end| End::Socket(Arc::new(end))).into();
+            return Ok(Self { ends, hub: None });
+        }
+        let (mut ends, mut ports) = (Vec::new(), Vec::new());
+        for _ in 0..nodes {
+            let (end, port) = pair(SocketType::DGRAM)?;
+            ends.push(End::Socket(Arc::new(end)));
+            ports.push(port);
+        }
+        let (stop, stopped) = pair(SocketType::STREAM)?;
+        let hub = thread::Builder::new().name("lan".into()).spawn(move || {
+            if let Err(error) = switch(&ports, &stopped) {
+                log::error!("the network between the nodes: {error}");
+            }
+        });
+        Ok(Self { ends, hub: Some((stop, hub.context("no threads left")?)) })
+    }
+
+    /// The place of a node.
+    pub fn place(&self, index: usize) -> Option<LanPort> {
+        let end = self.ends.get(index)?.clone();
+        // Locally administered.
+        let mac = format!("52:54:00:74:{:02x}:{:02x}", (index >> 8) & 0xff, index & 0xff);
+        Some(LanPort { mac, end })
+    }
+}
+
+/// The address of a node in the network, as for `ip addr add`.
+pub fn ip(index: usize) -> String {
+    let host = index + 1;
+    format!("10.84.{}.{}/16", host >> 8 & 0xff, host & 0xff)
+}
+
+impl Drop for Lan {
+    fn drop(&mut self) {
+        if let Some((stop, hub)) = self.hub.take() {
+            drop(stop);
+            // A panic there has been printed.
+            let _ = hub.join();
+        }
+    }
+}
+
+/// Passes frames on until the other end of `stopped` is closed.
+fn switch(ports: &[OwnedFd], stopped: &OwnedFd) -> Result<(), rustix::io::Errno> {
+    let mut known: HashMap<Mac, usize> = HashMap::new();
+    let mut frame = vec![0; MAX_FRAME];
+    loop {
+        let mut fds: Vec<_> = ports.iter().map(|port| PollFd::new(port, PollFlags::IN)).collect();
+        fds.push(PollFd::new(stopped, PollFlags::IN));
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            other => other?,
+        };
+        if fds.last().is_some_and(|fd| !fd.revents().is_empty()) {
+            return Ok(());
+        }
+        let ready: Vec<usize> =
+            (0..ports.len()).filter(|at| fds[*at].revents().contains(PollFlags::IN)).collect();
+        for from in ready {
+            let Ok((n, _)) = recv(&ports[from], &mut frame[..], RecvFlags::DONTWAIT) else {
+                continue;
+            };
+            let frame = &frame[..n];
+            let (Some(to), Some(source)) = (mac(frame, 0), mac(frame, 6)) else { continue };
+            if known.len() < MOST_ADDRESSES || known.contains_key(&source) {
+                known.insert(source, from);
+            }
+            let group = to[0] & 1 != 0;
+            let only = known.get(&to).copied().filter(|_| !group);
+            for (at, port) in ports.iter().enumerate() {
+                if at != from && only.is_none_or(|only| only == at) {
+                    // A frame that a node has no room for is lost, as in any network.
+                    let _ = send(port, frame, SendFlags::DONTWAIT);
+                }
+            }
+        }
+    }
+}
+
+fn mac(frame: &[u8], at: usize) -> Option<Mac> {
+    frame.get(at..at + 6)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::Timespec;
+
+    fn end(lan: &Lan, node: usize) -> &OwnedFd {
+        match &lan.ends[node] {
+            End::Socket(end) => end,
+            End::Tap { .. } => panic!("no socket"),
+        }
+    }
+
+    fn has_frame(lan: &Lan, node: usize) -> Option<Vec<u8>> {
+        let end = end(lan, node);
+        let soon = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        let n = poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&soon)).unwrap();
+        (n > 0).then(|| {
+            let mut bytes = vec![0; 100];
+            let (n, _) = recv(end, &mut bytes[..], RecvFlags::DONTWAIT).unwrap();
+            bytes.truncate(n);
+            bytes
+        })
+    }
+
+    #[test]
+    fn a_switch_learns() {
+        let lan = Lan::new(3).unwrap();
+        let frame = |to: u8, from: u8| [[to; 6].as_slice(), &[from; 6], b"hello"].concat();
+        let post = |node: usize, frame: &[u8]| {
+            send(end(&lan, node), frame, SendFlags::empty()).unwrap();
+        };
+        // To everybody, and so is where 2 lives known.
+        post(0, &frame(0xff, 2));
+        assert_eq!(has_frame(&lan, 1), Some(frame(0xff, 2)));
+        assert_eq!(has_frame(&lan, 2), Some(frame(0xff, 2)));
+        // To the one only.
+        post(2, &frame(2, 6));
+        assert_eq!(has_frame(&lan, 0), Some(frame(2, 6)));
+        assert_eq!(has_frame(&lan, 1), None);
+        // What is no frame is nobody's.
+        post(1, b"short");
+        assert_eq!(has_frame(&lan, 0), None);
+    }
+
+    #[test]
+    fn two_are_joined() {
+        let lan = Lan::new(2).unwrap();
+        send(end(&lan, 0), b"any datagram", SendFlags::empty()).unwrap();
+        assert_eq!(has_frame(&lan, 1), Some(b"any datagram".to_vec()));
+        assert_eq!(ip(0), "10.84.0.1/16");
+        assert_eq!(ip(299), "10.84.1.44/16");
+        assert_ne!(lan.place(0).unwrap().mac, lan.place(1).unwrap().mac);
+    }
+}

@@ -1,0 +1,217 @@
+//! A virtual machine that runs, whatever runs it.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, PipeReader};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use tofu_image::Qemu;
+use tofu_vmm::{Outcome, Vm};
+
+use crate::own::{self, Own};
+use crate::qemu;
+use crate::setup::VmSetup;
+
+/// What runs a node's virtual machines.
+pub(crate) enum MonitorKind {
+    /// QEMU, in the janitor's process group.
+    Qemu { group: i32, qemu: Arc<Qemu> },
+    /// Our own monitor.
+    Own(Own),
+}
+
+impl MonitorKind {
+    /// Its name.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Qemu { .. } => "qemu",
+            Self::Own(_) => "tofu",
+        }
+    }
+
+    /// Starts a virtual machine; returns it with our ends of its console and its agent's port.
+    /// It may die with the thread that calls this.
+    pub(crate) fn start(&self, setup: &VmSetup) -> anyhow::Result<(Monitor, [UnixStream; 2])> {
+        match self {
+            Self::Qemu { group, qemu } => {
+                let (errors, stderr) = std::io::pipe().context("no pipes left")?;
+                let started = qemu::start(qemu, setup, *group, stderr.into())?;
+                let watched = pidfd_open(Pid::from_child(&started.child), PidfdFlags::empty());
+                let errors = thread::Builder::new()
+                    .name("stderr".into())
+                    .spawn(move || last_error(errors))
+                    .context("no threads left")?;
+                let monitor = Monitor::Qemu {
+                    child: started.child,
+                    watched: watched.context("cannot watch QEMU's process")?,
+                    errors,
+                };
+                Ok((monitor, [started.console, started.agent]))
+            }
+            Self::Own(own) => {
+                let started = own::start(own, setup)?;
+                let ends = [started.console, started.agent];
+                let streams = [ends[0].try_clone()?, ends[1].try_clone()?];
+                Ok((Monitor::Own { vm: started.vm, streams }, ends))
+            }
+        }
+    }
+
+    /// Takes back what a virtual machine had, after its end.
+    pub(crate) fn clean_up(&self) {
+        if let Self::Own(own) = self {
+            own::end(own);
+        }
+    }
+}
+
+/// A virtual machine that runs.
+pub(crate) enum Monitor {
+    Qemu {
+        child: Child,
+        watched: OwnedFd,
+        errors: JoinHandle<String>,
+    },
+    Own {
+        vm: Arc<Vm>,
+        /// What follows the console and the agent ends when these are shut down.
+        streams: [UnixStream; 2],
+    },
+}
+
+/// A way to end a virtual machine from another thread. Not to be used any more after
+/// [`Monitor::finish`] was called.
+#[derive(Clone)]
+pub(crate) enum Killer {
+    Process(u32),
+    Own(Arc<Vm>),
+}
+
+impl Killer {
+    /// Ends it, by force or by a signal that QEMU obeys; does not wait.
+    pub(crate) fn kill(&self, force: bool) {
+        match self {
+            Self::Process(pid) => {
+                let signal = if force { Signal::KILL } else { Signal::TERM };
+                if let Some(pid) = Pid::from_raw(*pid as i32) {
+                    // It may have ended and not been waited for.
+                    let _ = kill_process(pid, signal);
+                }
+            }
+            Self::Own(vm) => {
+                vm.stop();
+            }
+        }
+    }
+
+    /// Stops its processors, or lets them go on. Returns whether that could be done.
+    pub(crate) fn hold(&self, on: bool) -> bool {
+        match self {
+            Self::Process(pid) => {
+                let signal = if on { Signal::STOP } else { Signal::CONT };
+                Pid::from_raw(*pid as i32).is_some_and(|pid| kill_process(pid, signal).is_ok())
+            }
+            Self::Own(vm) if on => vm.pause(),
+            Self::Own(vm) => {
+                vm.resume();
+                true
+            }
+        }
+    }
+
+    /// The monitor's process, if it has one of its own.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        match self {
+            Self::Process(pid) => Some(*pid),
+            Self::Own(_) => None,
+        }
+    }
+}
+
+impl Monitor {
+    pub(crate) fn killer(&self) -> Killer {
+        match self {
+            Self::Qemu { child, .. } => Killer::Process(child.id()),
+            Self::Own { vm, .. } => Killer::Own(Arc::clone(vm)),
+        }
+    }
+
+    /// Waits for its end, or at most for `timeout`; returns whether it has ended.
+    pub(crate) fn wait(&self, timeout: Duration) -> anyhow::Result<bool> {
+        match self {
+            Self::Qemu { watched, .. } => {
+                let timeout = Timespec::try_from(timeout).context("too long a time")?;
+                match poll(&mut [PollFd::new(watched, PollFlags::IN)], Some(&timeout)) {
+                    Ok(n) => Ok(n > 0),
+                    Err(rustix::io::Errno::INTR) => Ok(false),
+                    Err(error) => Err(error).context("cannot watch QEMU's process"),
+                }
+            }
+            Self::Own { vm, .. } => Ok(vm.wait(timeout).is_some()),
+        }
+    }
+
+    /// Ends it if it still runs, and frees everything; returns how it ended, in a few words.
+    pub(crate) fn finish(self) -> String {
+        match self {
+            Self::Qemu { mut child, errors, .. } => {
+                // Nothing to be done if it has ended already.
+                let _ = child.kill();
+                let status = child.wait();
+                let errors = errors.join().unwrap_or_default();
+                let colon = if errors.is_empty() { "" } else { ": " };
+                format!("{}{colon}{errors}", exit_words(status.ok()))
+            }
+            Self::Own { vm, streams } => {
+                let outcome = vm.stop();
+                for stream in streams {
+                    // It may be shut down already.
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                match outcome {
+                    Outcome::Stopped => "it was stopped".into(),
+                    Outcome::Reset => SWITCHED_OFF.into(),
+                    other => format!("its virtual machine ended: {other}"),
+                }
+            }
+        }
+    }
+}
+
+const SWITCHED_OFF: &str = "the guest has switched itself off";
+
+/// What a monitor has to say last.
+fn last_error(errors: PipeReader) -> String {
+    const MOST: usize = 3;
+    let mut last = VecDeque::new();
+    for line in BufReader::new(errors).split(b'\n').map_while(Result::ok) {
+        let line = tofu_ui::printable(String::from_utf8_lossy(&line).trim());
+        // It says so when it is sent a signal, which we say ourselves.
+        if line.is_empty() || line.contains("terminating on signal") {
+            continue;
+        }
+        last.push_back(line.chars().take(300).collect::<String>());
+        if last.len() > MOST {
+            last.pop_front();
+        }
+    }
+    Vec::from(last).join(" | ")
+}
+
+fn exit_words(status: Option<ExitStatus>) -> String {
+    match status.map(|status| (status.code(), status.signal())) {
+        Some((Some(0), _)) => SWITCHED_OFF.into(),
+        Some((Some(code), _)) => format!("QEMU ended with code {code}"),
+        Some((None, Some(signal))) => format!("QEMU was ended by signal {signal}"),
+        _ => "QEMU has ended".into(),
+    }
+}

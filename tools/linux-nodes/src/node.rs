@@ -1,0 +1,376 @@
+//! A Linux node: starts its virtual machine, follows it to its end, and starts it again if asked.
+
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use tofu_abi::Coords;
+use tofu_fabric::NodeId;
+use tofu_supervisor::agent::Agent;
+use tofu_supervisor::console::Console;
+use tofu_supervisor::event::Event;
+use tofu_supervisor::node::{AgentNode, NodeStatus};
+
+use crate::monitor::{Killer, Monitor, MonitorKind};
+use crate::setup::VmSetup;
+
+/// How many nodes start at the same time, at least: more would only slow each other down.
+const LEAST_STARTS: usize = 2;
+/// Lines of the console in an error.
+const LAST_LINES: usize = 8;
+/// How often a node that boots is looked at.
+const OFTEN: Duration = Duration::from_millis(20);
+/// And one that is ready, which announces its end by itself.
+const SELDOM: Duration = Duration::from_secs(3600);
+/// How long a monitor may take to end when told to.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a node is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waits for its turn to start.
+    Waiting,
+    /// Its virtual machine runs, its agent has not answered yet.
+    Booting,
+    /// Programs can be run.
+    Ready,
+    /// Its virtual machine has ended.
+    Off,
+}
+
+impl Phase {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Booting => "booting",
+            Self::Ready => "ready",
+            Self::Off => "off",
+        }
+    }
+}
+
+/// Ends a virtual machine; does not wait.
+fn kill(state: &State, force: bool) {
+    if let Some(killer) = &state.killer {
+        killer.kill(force);
+    }
+}
+
+/// What is the same for all nodes of a machine.
+pub(crate) struct Common {
+    /// How long a node may boot.
+    pub boot_timeout: Duration,
+    /// Where news goes.
+    pub events: Sender<Event>,
+    starts: Mutex<usize>,
+    start_free: Condvar,
+}
+
+impl Common {
+    pub(crate) fn new(boot_timeout: Duration, events: Sender<Event>) -> Self {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let starts = Mutex::new(cores.max(LEAST_STARTS));
+        Self { boot_timeout, events, starts, start_free: Condvar::new() }
+    }
+}
+
+/// A node with a Linux guest.
+pub(crate) struct LinuxNode {
+    id: NodeId,
+    at: Coords,
+    setup: VmSetup,
+    kind: MonitorKind,
+    common: Arc<Common>,
+    console: Console,
+    agent: Arc<Agent>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    phase: Phase,
+    /// Ends its virtual machine; `None` if there is none.
+    killer: Option<Killer>,
+    since: Instant,
+    /// Why it is off, in one line.
+    why: String,
+    /// The virtual machine is to be started.
+    start: bool,
+    /// A virtual machine was started before.
+    again: bool,
+    /// The end of everything.
+    stop: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl LinuxNode {
+    /// A node whose virtual machine is to be started.
+    pub(crate) fn new(
+        (id, at): (NodeId, Coords),
+        setup: VmSetup,
+        kind: MonitorKind,
+        log: std::path::PathBuf,
+        common: Arc<Common>,
+    ) -> Self {
+        let state = State {
+            phase: Phase::Waiting,
+            killer: None,
+            since: Instant::now(),
+            why: String::new(),
+            start: true,
+            again: false,
+            stop: false,
+        };
+        Self {
+            id,
+            at,
+            setup,
+            kind,
+            common,
+            console: Console::new(log),
+            agent: Arc::default(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Waits until the node is ready.
+    ///
+    /// # Errors
+    ///
+    /// If it ends instead: why, in one line.
+    pub(crate) fn wait_ready(&self) -> Result<(), String> {
+        let mut state = self.state();
+        loop {
+            match state.phase {
+                Phase::Ready => return Ok(()),
+                Phase::Off if !state.start => return Err(state.why.clone()),
+                _ if state.stop => return Err("stopped".into()),
+                _ => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn set(&self, phase: Phase) {
+        let mut state = self.state();
+        (state.phase, state.since) = (phase, Instant::now());
+        self.changed.notify_all();
+    }
+
+    fn send(&self, event: Event) {
+        // The receiver is gone only when the run is over.
+        let _ = self.common.events.send(event);
+    }
+
+    /// Runs virtual machines, one after the other, until [`AgentNode::stop`].
+    ///
+    /// Monitors die with the thread that is in here.
+    pub(crate) fn supervise(self: &Arc<Self>) {
+        loop {
+            {
+                let mut state = self.state();
+                while !state.start && !state.stop {
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                if state.stop {
+                    return;
+                }
+            }
+            let why = match self.run() {
+                Ok(why) => why,
+                Err(error) => format!("{error:#}"),
+            };
+            let mut state = self.state();
+            (state.phase, state.killer, state.since) = (Phase::Off, None, Instant::now());
+            state.why.clone_from(&why);
+            let wanted = state.start || state.stop;
+            self.changed.notify_all();
+            drop(state);
+            if !wanted {
+                self.send(Event::Died(self.id, why));
+            }
+        }
+    }
+
+    /// Runs one virtual machine; returns why it has ended.
+    fn run(self: &Arc<Self>) -> anyhow::Result<String> {
+        self.set(Phase::Waiting);
+        let turn = Turn::take(&self.common, || self.state().stop);
+        let ((monitor, [console, agent]), again) = {
+            // Under the lock, so that nobody stops a machine that is about to start.
+            let mut state = self.state();
+            if state.stop {
+                return Ok("stopped".into());
+            }
+            state.start = false;
+            let started = self.kind.start(&self.setup)?;
+            state.killer = Some(started.0.killer());
+            (state.phase, state.since) = (Phase::Booting, Instant::now());
+            self.changed.notify_all();
+            (started, std::mem::replace(&mut state.again, true))
+        };
+        let why = thread::scope(|scope| {
+            scope.spawn(|| self.console.follow(console));
+            scope.spawn(|| {
+                self.agent.follow(agent, &self.setup.name, || {
+                    self.set(Phase::Ready);
+                    let event = if again { Event::Rebooted } else { Event::Booted };
+                    self.send(event(self.id));
+                });
+            });
+            let end = self.wait(&monitor, turn);
+            let was_ready = self.state().phase == Phase::Ready;
+            // A process that was waited for may be another one by now.
+            self.state().killer = None;
+            let words = monitor.finish();
+            Ok(match end? {
+                End::Timeout => format!(
+                    "did not come up within {} s{}",
+                    self.common.boot_timeout.as_secs_f64(),
+                    self.last_lines()
+                ),
+                End::Exit if was_ready => words,
+                End::Exit => format!("{words}{}", self.last_lines()),
+            })
+        });
+        self.kind.clean_up();
+        why
+    }
+
+    fn last_lines(&self) -> String {
+        match self.console.last_lines(LAST_LINES) {
+            lines if lines.is_empty() => "; its console is empty".into(),
+            lines => format!("; the last lines of its console: {}", lines.join(" | ")),
+        }
+    }
+
+    /// Waits for a virtual machine to end, or for the end of the time that it has to get ready.
+    /// `turn` is given back as soon as it is ready.
+    fn wait(&self, monitor: &Monitor, turn: Turn) -> anyhow::Result<End> {
+        let deadline = Instant::now() + self.common.boot_timeout;
+        let mut turn = Some(turn);
+        loop {
+            let booting = self.state().phase != Phase::Ready;
+            if !booting {
+                turn = None;
+            }
+            // Readiness is looked for often enough to start the next node in time.
+            let often = booting || turn.is_some();
+            if monitor.wait(if often { OFTEN } else { SELDOM })? {
+                return Ok(End::Exit);
+            }
+            if booting && Instant::now() > deadline && self.state().phase != Phase::Ready {
+                return Ok(End::Timeout);
+            }
+        }
+    }
+}
+
+impl AgentNode for LinuxNode {
+    fn id(&self) -> NodeId {
+        self.id
+    }
+
+    fn at(&self) -> Coords {
+        self.at
+    }
+
+    fn status(&self) -> NodeStatus {
+        let state = self.state();
+        NodeStatus {
+            state: state.phase.word(),
+            vmm: self.kind.name(),
+            pid: state.killer.as_ref().and_then(Killer::pid),
+            since: state.since.elapsed(),
+        }
+    }
+
+    fn agent(&self) -> &Arc<Agent> {
+        &self.agent
+    }
+
+    fn console(&self) -> &Console {
+        &self.console
+    }
+
+    fn restart(&self) -> anyhow::Result<()> {
+        let mut state = self.state();
+        if state.stop {
+            bail!("the machine is going down");
+        }
+        state.start = true;
+        kill(&state, false);
+        self.changed.notify_all();
+        let end = Instant::now() + PATIENCE;
+        while state.start {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                kill(&state, true);
+            }
+            let wait = left.max(PATIENCE / 10);
+            (state, _) =
+                self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
+            if state.phase == Phase::Waiting {
+                // Others start before it.
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn hold(&self, on: bool) -> anyhow::Result<()> {
+        match &self.state().killer {
+            Some(killer) if killer.hold(on) => Ok(()),
+            _ => bail!("the node's virtual machine is not running"),
+        }
+    }
+
+    fn stop(&self) {
+        let mut state = self.state();
+        state.stop = true;
+        kill(&state, true);
+        self.changed.notify_all();
+        drop(state);
+        // Whoever waits for a turn sees it, too.
+        let _starts = lock(&self.common.starts);
+        self.common.start_free.notify_all();
+    }
+}
+
+enum End {
+    Exit,
+    Timeout,
+}
+
+/// The right to start a virtual machine now.
+struct Turn {
+    common: Arc<Common>,
+}
+
+impl Turn {
+    /// Waits for a turn, or for `cancelled`.
+    fn take(common: &Arc<Common>, cancelled: impl Fn() -> bool) -> Self {
+        let mut starts = lock(&common.starts);
+        while *starts == 0 && !cancelled() {
+            starts = common.start_free.wait(starts).unwrap_or_else(PoisonError::into_inner);
+        }
+        *starts = starts.saturating_sub(1);
+        Self { common: Arc::clone(common) }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *lock(&self.common.starts) += 1;
+        self.common.start_free.notify_one();
+    }
+}

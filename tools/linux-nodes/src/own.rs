@@ -1,0 +1,212 @@
+//! Our own monitor for a Linux node, in this process.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use tofu_icc::{Access, DmaError, DmaMemory};
+use tofu_machine::Node;
+use tofu_pci::{Endpoint, PciFunction};
+use tofu_sandbox::Role;
+use tofu_virtio::iommu::Iommu;
+use tofu_virtio::{
+    Block, BlockConfig, Console, Device, DeviceMemory, Doorbells, Options, PortConfig, Rng, Virtio,
+};
+use tofu_vmm::{Hypervisor, KernelEntry, LinuxBoot, Slot, Viot, Vm, VmConfig, Windows};
+use vm_memory::{GuestAddress, GuestMemory as _, Permissions, VolatileSlice};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::setup::VmSetup;
+
+/// The name of the agent's port.
+const AGENT_PORT: &str = "org.tofu.agent";
+/// How long typing waits for a guest that does not read.
+const TYPING: Duration = Duration::from_millis(20);
+
+/// A node that our own monitor backs, and what its virtual machines share.
+pub(crate) struct Own {
+    pub hypervisor: Arc<Hypervisor>,
+    pub node: Arc<Node>,
+    pub memory: Arc<LatestMemory>,
+}
+
+/// A virtual machine that runs, and our ends of its console and its agent's port.
+pub(crate) struct Started {
+    pub vm: Arc<Vm>,
+    pub console: UnixStream,
+    pub agent: UnixStream,
+}
+
+/// The memory of whichever virtual machine a node has at the moment, at the addresses that its
+/// guest has mapped for the device.
+#[derive(Default)]
+pub(crate) struct LatestMemory(RwLock<Option<Arc<DeviceMemory>>>);
+
+impl LatestMemory {
+    fn set(&self, memory: Option<Arc<DeviceMemory>>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = memory;
+    }
+
+    fn get(&self) -> Option<Arc<DeviceMemory>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl DmaMemory for LatestMemory {
+    fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
+        let address = GuestAddress(addr);
+        self.get().is_some_and(|memory| memory.check_range(address, len, permissions(access)))
+    }
+
+    fn access(
+        &self,
+        addr: u64,
+        len: usize,
+        access: Access,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> Result<(), DmaError> {
+        let memory = self.get();
+        let done = memory.is_some_and(|memory| memory.access(addr, len, permissions(access), f));
+        if done { Ok(()) } else { Err(DmaError { addr, len }) }
+    }
+}
+
+fn permissions(access: Access) -> Permissions {
+    match access {
+        Access::Read => Permissions::Read,
+        Access::Write => Permissions::Write,
+        Access::Update => Permissions::ReadWrite,
+    }
+}
+
+/// Notifications of virtio devices by ioeventfd.
+struct Notifications(Windows);
+
+impl Doorbells for Notifications {
+    fn attach(&self, bar: u8, offset: u64, event: EventFd) -> Result<(), String> {
+        self.0.attach_doorbell(bar, offset, event).map(|_| ()).map_err(|error| error.to_string())
+    }
+}
+
+/// Puts a virtio device on the bus.
+fn add(
+    vm: &Vm,
+    name: &str,
+    device: impl Device + 'static,
+    first: Arc<dyn Fn() + Send + Sync>,
+) -> anyhow::Result<Slot> {
+    let options =
+        Options { name: name.to_owned(), thread_start: Some(first), ..Options::default() };
+    let function = Arc::new(Virtio::new(device, options, vm.memory().clone())?);
+    connect(vm, function.endpoint());
+    let slot = vm.add_function(Arc::clone(&function) as Arc<dyn PciFunction>)?;
+    if let Some(windows) = vm.windows(slot)
+        && let Err(error) = function.attach_doorbell(&Notifications(windows))
+    {
+        // It works without, by exits.
+        log::debug!("{name}: {error}");
+    }
+    Ok(slot)
+}
+
+fn connect(vm: &Vm, endpoint: &Endpoint) {
+    if let Some(table) = endpoint.msix() {
+        table.connect(vm.msi_sink());
+    }
+}
+
+/// Starts a virtual machine.
+pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
+    let kit = &setup.kit;
+    let read = |path: &std::path::Path| {
+        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let (kernel, initrd, command_line) = match &setup.firmware {
+        None => (read(&kit.kernel)?, Some(read(&kit.initrd)?), &setup.command_line),
+        Some(firmware) => (read(&firmware.file)?, None, &firmware.command_line),
+    };
+    let config = VmConfig {
+        name: setup.name.clone(),
+        memory: setup.memory.0,
+        vcpus: u8::try_from(setup.cpus).unwrap_or(u8::MAX),
+        shared_memory: false,
+    };
+    // Lines are not enough for a console.
+    let vm = Vm::new(&own.hypervisor, &config, |_| {})?;
+    own.node.reset();
+    connect(&vm, own.node.endpoint());
+    let device = vm.add_function(Arc::clone(&own.node) as Arc<dyn PciFunction>)?;
+    // Programs reach the device through VFIO, which needs an IOMMU. The other devices are not
+    // behind it: they work whether or not the kernel has a driver for it.
+    let iommu = Iommu::new();
+    let endpoint = iommu.endpoint(device.requester_id().into());
+    own.memory.set(Some(Arc::new(DeviceMemory::new(vm.memory().clone(), Some(endpoint)))));
+
+    let (agent, stream) = UnixStream::pair().context("no sockets left")?;
+    let port =
+        PortConfig { name: Some(AGENT_PORT.to_owned()), console: false, stream: Some(stream) };
+    let (ports, _) = Console::new(vec![port])?;
+    let first = || setup.confinement.hook(Role::Virtio);
+    add(&vm, "agent", ports, first())?;
+    let iommu = add(&vm, "iommu", iommu, first())?;
+    add(&vm, "rng", Rng::new(), first())?;
+    if let Some(root) = &kit.root {
+        let id = "tofu-root".to_owned();
+        let disk = Block::open(&BlockConfig { path: root.clone(), read_only: true, id })?;
+        add(&vm, "root", disk, first())?;
+    }
+
+    let (console, there) = UnixStream::pair().context("no sockets left")?;
+    let mut typed = there.try_clone()?;
+    // On the vCPU's thread, which may write but not send; our reader never waits for anybody.
+    let there = File::from(OwnedFd::from(there));
+    vm.set_console(move |bytes| {
+        let _ = (&there).write_all(bytes);
+    });
+    let mut input = vm.console_input();
+    thread::Builder::new()
+        .name("typing".into())
+        .spawn(move || {
+            let mut buffer = [0; 256];
+            // Ends with the machine, when our end of the pair is closed.
+            while let Ok(n @ 1..) = typed.read(&mut buffer) {
+                let mut left = &buffer[..n];
+                while !left.is_empty() {
+                    match input.write(left) {
+                        Ok(n) => left = &left[n..],
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                            thread::sleep(TYPING);
+                        }
+                        Err(_) => return,
+                    }
+                }
+            }
+        })
+        .context("no threads left")?;
+    vm.boot_linux(&LinuxBoot {
+        kernel: &kernel,
+        initrd: initrd.as_deref(),
+        command_line,
+        acpi: true,
+        entry: KernelEntry::Auto,
+        viot: Some(Viot { iommu, behind: &[device] }),
+    })?;
+    let first = setup.confinement.hook(Role::Vcpu);
+    vm.on_thread_start(move |_| first());
+    vm.start(|_| {})?;
+    Ok(Started { vm: Arc::new(vm), console, agent })
+}
+
+/// Takes everything back that a virtual machine had of its node.
+pub(crate) fn end(own: &Own) {
+    if let Some(table) = own.node.endpoint().msix() {
+        table.disconnect();
+    }
+    own.node.reset();
+    own.memory.set(None);
+}

@@ -1,0 +1,143 @@
+//! QEMU as the monitor of a Linux node.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Child;
+
+use anyhow::Context;
+use command_fds::{CommandFdExt, FdMapping};
+use tofu_image::Qemu;
+use tofu_supervisor::janitor;
+use tofu_supervisor::units::MemorySize;
+
+use crate::lan::{End, LanPort};
+use crate::setup::VmSetup;
+
+/// Descriptors in QEMU.
+const CONSOLE: i32 = 3;
+const AGENT: i32 = 4;
+const LAN: i32 = 5;
+
+/// A QEMU that runs, and our ends of its console and its agent's port.
+pub struct Started {
+    pub child: Child,
+    pub console: UnixStream,
+    pub agent: UnixStream,
+}
+
+/// Starts QEMU in the janitor's group. It dies with the thread that calls this.
+pub fn start(qemu: &Qemu, setup: &VmSetup, group: i32, stderr: OwnedFd) -> anyhow::Result<Started> {
+    let (console, console_there) = UnixStream::pair().context("no sockets left")?;
+    let (agent, agent_there) = UnixStream::pair().context("no sockets left")?;
+    let mut command = match setup.lan.as_ref().map(|lan| &lan.end) {
+        // Where its interface is.
+        Some(End::Tap { namespace, .. }) => {
+            let mut command = janitor::wrapped(group, Path::new("nsenter"))?;
+            command.arg(format!("--net={}", namespace.display())).arg("--").arg(&qemu.program);
+            command
+        }
+        _ => janitor::wrapped(group, &qemu.program)?,
+    };
+    command.args(&qemu.args_prefix).envs(qemu.envs.iter().cloned());
+    command.args(arguments(setup));
+    // It has its ways to say something: the console, and errors.
+    command.stdout(stderr.try_clone()?).stderr(stderr);
+    let mut mappings = vec![
+        FdMapping { parent_fd: console_there.into(), child_fd: CONSOLE },
+        FdMapping { parent_fd: agent_there.into(), child_fd: AGENT },
+    ];
+    if let Some(LanPort { end: End::Socket(lan), .. }) = &setup.lan {
+        mappings.push(FdMapping { parent_fd: lan.try_clone()?, child_fd: LAN });
+    }
+    command.fd_mappings(mappings).context("cannot pass descriptors to QEMU")?;
+    let child =
+        command.spawn().with_context(|| format!("cannot run {}", qemu.program.display()))?;
+    Ok(Started { child, console, agent })
+}
+
+/// The part of a command line that attaches a device to any QEMU, as for `tofu serve`.
+pub fn device_argument(socket: &Path) -> String {
+    let socket = socket.display().to_string();
+    serde_json::json!({
+        "driver": "vfio-user-pci", "socket": { "type": "unix", "path": socket },
+    })
+    .to_string()
+}
+
+/// The machine type and memory that a device needs: a client shares its memory with the server.
+pub fn memory_arguments(memory: MemorySize, machine: &str) -> [String; 6] {
+    let bytes = memory.0;
+    [
+        "-machine".into(),
+        format!("q35,memory-backend=ram{machine}"),
+        "-object".into(),
+        format!("memory-backend-memfd,id=ram,size={bytes},share=on"),
+        "-m".into(),
+        format!("{}K", bytes >> 10),
+    ]
+}
+
+fn arguments(setup: &VmSetup) -> Vec<OsString> {
+    let mut args: Vec<OsString> = Vec::new();
+    let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
+    add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
+    // A guest that resets itself has come to an end, as a kernel that has lost its way.
+    add(&["-no-reboot"]);
+    let memory = memory_arguments(setup.memory, ",kernel-irqchip=split,graphics=off");
+    add(&memory.each_ref().map(String::as_str));
+    if setup.kvm {
+        add(&["-accel", "kvm", "-cpu", "host"]);
+    } else {
+        // With ERMS guests copy by `rep movsb`, byte by byte here.
+        add(&["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm"]);
+    }
+    add(&["-smp", &setup.cpus.to_string()]);
+    add(&["-device", "intel-iommu,caching-mode=on"]);
+    add(&["-chardev", &format!("socket,id=console,fd={CONSOLE}"), "-serial", "chardev:console"]);
+    add(&["-device", "virtio-serial-pci"]);
+    add(&["-chardev", &format!("socket,id=agent,fd={AGENT}")]);
+    add(&["-device", "virtserialport,chardev=agent,name=org.tofu.agent"]);
+    add(&["-device", "virtio-rng-pci"]);
+    let qmp = setup.qmp.display().to_string().replace(',', ",,");
+    add(&["-qmp", &format!("unix:{qmp},server=on,wait=off")]);
+    if let Some(LanPort { mac, end }) = &setup.lan {
+        let backend = match end {
+            End::Socket(_) => format!("dgram,id=lan,local.type=fd,local.str={LAN}"),
+            End::Tap { name, .. } => format!("tap,id=lan,ifname={name},script=no,downscript=no"),
+        };
+        add(&["-netdev", &backend]);
+        add(&["-device", &format!("virtio-net-pci,netdev=lan,mac={mac},romfile=")]);
+    }
+    add(&["-device", &device_argument(&setup.device)]);
+    let kit = &setup.kit;
+    if let Some(root) = &kit.root {
+        let root = root.display().to_string().replace(',', ",,");
+        add(&["-drive", &format!("if=none,id=root,format=raw,readonly=on,file={root}")]);
+        add(&["-device", "virtio-blk-pci,drive=root"]);
+    }
+    if let Some(firmware) = &setup.firmware {
+        // By which it ends if it cannot boot anything.
+        add(&["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
+        let clock = tofu_vmm::host_tsc_khz().filter(|_| !setup.kvm);
+        let clock = clock.map(|khz| format!(" tsc_khz={khz}")).unwrap_or_default();
+        add(&["-append", &format!("{}{clock}", firmware.command_line)]);
+        args.extend(["-kernel".into(), firmware.file.clone().into()]);
+        return args;
+    }
+    add(&["-append", &with_clock(setup.command_line.clone(), setup.kvm)]);
+    args.extend(["-kernel".into(), kit.kernel.clone().into()]);
+    args.extend(["-initrd".into(), kit.initrd.clone().into()]);
+    args
+}
+
+/// A kernel's command line that tells it the time stamp counter's frequency where the processor is
+/// emulated. The emulated counter is the host's. On a busy host the kernel would measure it against
+/// timers that are late, and its clock would run several times too fast.
+pub fn with_clock(mut command_line: String, kvm: bool) -> String {
+    if let Some(khz) = tofu_vmm::host_tsc_khz().filter(|_| !kvm) {
+        command_line.insert_str(0, &format!("tsc_early_khz={khz} "));
+    }
+    command_line
+}

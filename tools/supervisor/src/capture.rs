@@ -1,0 +1,106 @@
+//! Captures: what a node's ports and TNIs see, as pcapng.
+
+pub mod file;
+pub mod select;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::Context;
+use file::Writer;
+use tofu_abi::Coords;
+use tofu_control::protocol::{CaptureLimits, CaptureSummary};
+use tofu_machine::capture::Capture;
+
+/// How often a capture without packets looks whether it is to end, and what it has is sent on.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Writes what is captured to `out`, until a limit is reached or `stop` is set, with the counters
+/// of the interfaces at the end.
+///
+/// # Errors
+///
+/// If `out` can take no more.
+pub fn write(
+    capture: &Capture,
+    at: Coords,
+    limits: CaptureLimits,
+    stop: &AtomicBool,
+    out: &mut dyn Write,
+) -> io::Result<CaptureSummary> {
+    let (start, since) = (Instant::now(), SystemTime::now());
+    let end = limits.seconds.map(|seconds| start + Duration::from_secs(seconds));
+    let mut writer = Writer::new(out, at, capture.config())?;
+    // With its head, a file is one however soon the machine ends.
+    writer.flush()?;
+    let mut packets = 0;
+    let is_over = || stop.load(SeqCst) || end.is_some_and(|end| Instant::now() >= end);
+    while limits.count.is_none_or(|count| packets < count) && !is_over() {
+        let left = end.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()));
+        match capture.next(left.min(LOOK)) {
+            Some(record) => {
+                writer.record(&record)?;
+                packets += 1;
+            }
+            None => writer.flush()?,
+        }
+    }
+    capture.close();
+    // What came before that.
+    while limits.count.is_none_or(|count| packets < count)
+        && let Some(record) = capture.next(Duration::ZERO)
+    {
+        writer.record(&record)?;
+        packets += 1;
+    }
+    let dropped = writer.finish(capture, since)?;
+    Ok(CaptureSummary { packets, dropped, seconds: start.elapsed().as_secs_f64() })
+}
+
+/// A capture into a file from the start of a machine to its end.
+#[derive(Clone, Debug)]
+pub struct ToFile {
+    pub at: Coords,
+    pub path: PathBuf,
+    /// Opened early, as the machine gives up the right to open files.
+    pub file: Arc<std::fs::File>,
+}
+
+/// A capture that is being written by a thread. Dropping it ends it.
+pub struct FileCapture {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FileCapture {
+    /// # Errors
+    ///
+    /// If there are no threads left.
+    pub fn start(capture: Capture, to: &ToFile) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (seen, to) = (Arc::clone(&stop), to.clone());
+        let thread = thread::Builder::new().name("capture".into());
+        let thread = thread.spawn(move || {
+            let mut out = io::BufWriter::new(&*to.file);
+            let written = write(&capture, to.at, CaptureLimits::default(), &seen, &mut out);
+            if let Err(error) = written.and_then(|_| out.flush()) {
+                log::error!("capture {}: {error}", to.path.display());
+            }
+        });
+        Ok(Self { stop, thread: Some(thread.context("no threads left")?) })
+    }
+}
+
+impl Drop for FileCapture {
+    fn drop(&mut self) {
+        self.stop.store(true, SeqCst);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Capture files: pcapng with an interface for each TNI and port.
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+use std::time::{Duration, SystemTime};
+
+use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption, InterfaceTsResolution,
+};
+use pcap_file::pcapng::blocks::interface_statistics::{
+    InterfaceStatisticsBlock, InterfaceStatisticsOption,
+};
+use pcap_file::pcapng::blocks::section_header::{SectionHeaderBlock, SectionHeaderOption};
+use pcap_file::pcapng::{Block, PcapNgBlock, PcapNgWriter};
+use pcap_file::{DataLink, Endianness};
+use tofu_abi::Coords;
+use tofu_fabric::{Direction, Place};
+use tofu_machine::capture::{Capture, CaptureConfig, INTERFACES, Record, place};
+
+/// Writes a capture file.
+pub struct Writer<'a> {
+    file: PcapNgWriter<&'a mut dyn Write>,
+}
+
+/// What an interface is called.
+pub fn name(place: Place) -> String {
+    match place {
+        Place::Tni(tni) => format!("tni{tni}"),
+        Place::Port(port) => format!("port-{port}"),
+    }
+}
+
+impl<'a> Writer<'a> {
+    /// Writes the file's head.
+    pub fn new(out: &'a mut dyn Write, at: Coords, config: &CaptureConfig) -> io::Result<Self> {
+        let program = concat!("tofu ", env!("CARGO_PKG_VERSION"));
+        let section = SectionHeaderBlock {
+            endianness: Endianness::Little,
+            options: vec![
+                SectionHeaderOption::Hardware("emulated TofuD interconnect".into()),
+                SectionHeaderOption::UserApplication(program.into()),
+            ],
+            ..SectionHeaderBlock::default()
+        };
+        let file = PcapNgWriter::with_section_header(out, section).map_err(io::Error::other)?;
+        let mut writer = Self { file };
+        for place in (0..INTERFACES).filter_map(place) {
+            let what = match place {
+                Place::Tni(tni) => format!("TNI {tni} of node {at}"),
+                Place::Port(port) => format!("link port {port} of node {at}"),
+            };
+            let options = vec![
+                InterfaceDescriptionOption::IfName(name(place).into()),
+                InterfaceDescriptionOption::IfDescription(what.into()),
+                InterfaceDescriptionOption::IfTsResol(InterfaceTsResolution::NANO),
+            ];
+            // Record headers are of our own making, and so is the link type that says so.
+            let linktype = DataLink::USER0;
+            let snaplen = config.snaplen as u32;
+            writer.block(InterfaceDescriptionBlock { linktype, snaplen, options })?;
+        }
+        Ok(writer)
+    }
+
+    /// Writes a packet.
+    pub fn record(&mut self, record: &Record) -> io::Result<()> {
+        // epb_flags: 1 is inbound, 2 outbound.
+        let direction = if record.direction == Direction::In { 1 } else { 2 };
+        self.block(EnhancedPacketBlock {
+            interface_id: record.interface as u32,
+            timestamp: Duration::from_nanos(record.time_ns),
+            original_len: record.length.max(record.bytes.len() as u32),
+            data: Cow::Borrowed(&record.bytes),
+            options: vec![EnhancedPacketOption::Flags(direction)],
+        })
+    }
+
+    /// Writes what the interfaces have counted since `start`. Returns how many packets were
+    /// dropped.
+    pub fn finish(mut self, capture: &Capture, start: SystemTime) -> io::Result<u64> {
+        let since = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH);
+        let (start, end) =
+            (since(start).unwrap_or_default(), since(SystemTime::now()).unwrap_or_default());
+        let mut dropped = 0;
+        for interface in 0..INTERFACES {
+            let counters = capture.counters(interface);
+            dropped += counters.dropped;
+            self.block(InterfaceStatisticsBlock {
+                interface_id: interface as u32,
+                timestamp: end,
+                options: vec![
+                    InterfaceStatisticsOption::IsbStartTime(start),
+                    InterfaceStatisticsOption::IsbEndTime(end),
+                    InterfaceStatisticsOption::IsbIfRecv(counters.seen),
+                    InterfaceStatisticsOption::IsbIfDrop(counters.dropped),
+                ],
+            })?;
+        }
+        self.flush()?;
+        Ok(dropped)
+    }
+
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.file.get_mut().flush()
+    }
+
+    fn block<'b>(&mut self, block: impl PcapNgBlock<'b>) -> io::Result<()> {
+        let block: Block<'b> = block.into_block();
+        self.file.write_block(&block).map(drop).map_err(io::Error::other)
+    }
+}
+
+/// Passes on whole blocks of a capture file only, so that what is there is a good file whenever
+/// its source falls silent.
+pub struct WholeBlocks<W> {
+    out: W,
+    partial: Vec<u8>,
+}
+
+/// Bytes of the longest block that is passed on. More than a record of the longest burst.
+const LONGEST_BLOCK: usize = 16 << 20;
+
+impl<W: Write> WholeBlocks<W> {
+    pub const fn new(out: W) -> Self {
+        Self { out, partial: Vec::new() }
+    }
+
+    /// # Errors
+    ///
+    /// If `out` takes no more, or what comes is no pcapng.
+    pub fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.partial.extend_from_slice(bytes);
+        let mut whole = 0;
+        while let Some(length) = self.partial.get(whole + 4..whole + 8) {
+            let length = length.try_into().map_or(0, u32::from_le_bytes) as usize;
+            if !(12..=LONGEST_BLOCK).contains(&length) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "not a capture"));
+            }
+            if self.partial.len() - whole < length {
+                break;
+            }
+            whole += length;
+        }
+        self.out.write_all(&self.partial[..whole])?;
+        self.partial.drain(..whole);
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pcap_file::pcapng::PcapNgReader;
+    use std::sync::Arc;
+    use tofu_fabric::{NodeId, Port};
+    use tofu_machine::{Machine, MachineConfig};
+
+    fn capture() -> Capture {
+        let shape = "unit".parse().unwrap();
+        let machine = Machine::new(MachineConfig::new(shape)).unwrap();
+        let network = machine.network().clone();
+        network.capture(CaptureConfig::new(NodeId(0)))
+    }
+
+    fn example() -> Vec<u8> {
+        let (capture, mut bytes) = (capture(), Vec::new());
+        let mut writer = Writer::new(&mut bytes, Coords::default(), capture.config()).unwrap();
+        for (interface, direction) in [(0, Direction::Out), (9, Direction::In)] {
+            let time_ns = 1_700_000_000_123_456_789;
+            let record = Record { time_ns, interface, direction, bytes: vec![7; 57], length: 2000 };
+            writer.record(&record).unwrap();
+        }
+        writer.finish(&capture, SystemTime::now()).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn files_are_good_pcapng() {
+        let bytes = example();
+        let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
+        let (mut names, mut packets, mut statistics) = (Vec::new(), Vec::new(), 0);
+        while let Some(block) = reader.next_block() {
+            match block.unwrap().0 {
+                Block::InterfaceDescription(interface) => {
+                    assert_eq!(interface.linktype, DataLink::USER0);
+                    assert_eq!(interface.ts_resolution(), InterfaceTsResolution::NANO);
+                    for option in &interface.options {
+                        if let InterfaceDescriptionOption::IfName(name) = option {
+                            names.push(name.to_string());
+                        }
+                    }
+                }
+                Block::EnhancedPacket(packet) => packets.push(packet.into_owned()),
+                Block::InterfaceStatistics(_) => statistics += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((names.len(), statistics), (16, 16));
+        assert_eq!((names[0].as_str(), names[9].as_str()), ("tni0", "port-B+"));
+        assert_eq!(place(9), Some(Place::Port(Port::BPlus)));
+        assert_eq!(packets.len(), 2);
+        assert_eq!(packets[0].timestamp, Duration::from_nanos(1_700_000_000_123_456_789));
+        assert_eq!((packets[1].data.len(), packets[1].original_len), (57, 2000));
+        let flags: Vec<_> = packets.iter().map(|packet| packet.options.clone()).collect();
+        let expected = [2, 1].map(|flag| vec![EnhancedPacketOption::Flags(flag)]);
+        assert_eq!(flags, expected);
+    }
+
+    #[test]
+    fn whole_blocks_come_through_whatever_the_pieces() {
+        let bytes = Arc::new(example());
+        for size in [1, 3, 100, 4096] {
+            let mut out = Vec::new();
+            let mut blocks = WholeBlocks::new(&mut out);
+            bytes.chunks(size).for_each(|piece| blocks.add(piece).unwrap());
+            assert_eq!(out, **bytes);
+        }
+        // Cut anywhere, it can be read to the end.
+        for cut in (0..bytes.len()).step_by(41) {
+            let mut out = Vec::new();
+            WholeBlocks::new(&mut out).add(&bytes[..cut]).unwrap();
+            if !out.is_empty() {
+                let mut reader = PcapNgReader::new(&out[..]).unwrap();
+                while let Some(block) = reader.next_block() {
+                    block.unwrap();
+                }
+            }
+        }
+        let mut out = Vec::new();
+        assert!(WholeBlocks::new(&mut out).add(&[0; 12]).is_err());
+    }
+}

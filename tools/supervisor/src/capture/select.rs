@@ -1,0 +1,89 @@
+//! Which packets a user wants to see.
+
+use std::str::FromStr;
+
+use tofu_fabric::{Place, Port, TNIS};
+use tofu_machine::capture::{INTERFACES, Kind, interface, place};
+
+/// Places at a node, a bit for each interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Places(pub u32);
+
+impl Places {
+    pub const ALL: Self = Self((1 << INTERFACES) - 1);
+    const ALLOWED: &str =
+        "tni, tni0 to tni5, port, or a port: A, C, B-, B+, X-, X+, Y-, Y+, Z-, Z+";
+}
+
+impl FromStr for Places {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bits = |wanted: &dyn Fn(Place) -> bool| {
+            let chosen = (0..INTERFACES).filter(|n| place(*n).is_some_and(wanted));
+            chosen.fold(0, |bits, n| bits | 1 << n)
+        };
+        let name = text.to_ascii_uppercase();
+        let port = Port::ALL.into_iter().find(|port| port.to_string() == name);
+        let tni = name.strip_prefix("TNI").and_then(|n| n.parse::<u8>().ok());
+        let bits = match (name.as_str(), port, tni) {
+            ("TNI", ..) => bits(&|place| matches!(place, Place::Tni(_))),
+            ("PORT", ..) => bits(&|place| matches!(place, Place::Port(_))),
+            (_, Some(port), _) => 1 << interface(Place::Port(port)).unwrap_or_default(),
+            (_, _, Some(tni)) if usize::from(tni) < TNIS => 1 << tni,
+            _ => return Err(Self::ALLOWED),
+        };
+        Ok(Self(bits))
+    }
+}
+
+/// Kinds of packets, a bit for each code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kinds(pub u32);
+
+impl Kinds {
+    pub const ALL: Self = Self(u32::MAX);
+    const ALLOWED: &str = "system, raw, put, get, atomic, answer, or barrier";
+}
+
+impl FromStr for Kinds {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let kinds: &[Kind] = match text {
+            "system" => &[Kind::System],
+            "raw" => &[Kind::Raw],
+            "put" => &[Kind::Put],
+            "get" => &[Kind::Get],
+            "atomic" => &[Kind::Atomic],
+            "answer" => &[Kind::PutAnswer, Kind::GetAnswer, Kind::AtomicAnswer],
+            "barrier" => &[Kind::Signal],
+            _ => return Err(Self::ALLOWED),
+        };
+        Ok(Self(kinds.iter().fold(0, |bits, kind| bits | 1 << *kind as u8)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_have_names() {
+        let bits = |text: &str| text.parse::<Places>().map(|places| places.0);
+        assert_eq!(bits("tni"), Ok(0x3f));
+        assert_eq!(bits("port"), Ok(0xffc0));
+        assert_eq!(bits("tni5"), Ok(1 << 5));
+        assert_eq!((bits("A"), bits("z+")), (Ok(1 << 6), Ok(1 << 15)));
+        for text in ["", "tni6", "tni-1", "D", "port0"] {
+            assert_eq!(bits(text), Err(Places::ALLOWED), "{text}");
+        }
+    }
+
+    #[test]
+    fn kinds_have_names() {
+        let bits = |text: &str| text.parse::<Kinds>().map(|kinds| kinds.0);
+        assert_eq!((bits("system"), bits("answer")), (Ok(2), Ok(0b1_1100_0000)));
+        assert_eq!(bits("ip"), Err(Kinds::ALLOWED));
+    }
+}

@@ -1,0 +1,65 @@
+//! What guests are told about their machine, on their command lines.
+
+use std::net::Ipv4Addr;
+
+use tofu_abi::Coords;
+use tofu_fabric::Axis;
+use tofu_gateway::addr;
+
+use crate::gateway;
+use crate::plan::{Plan, ServerPlan, VmPlan};
+use crate::units::{IpNumber, Mtu};
+
+/// What a guest is told: the machine, and what the user has to say.
+pub fn guest(plan: &Plan, vm: &VmPlan) -> String {
+    format!("{} {}", machine(plan, ""), vm.args).trim_end().to_owned()
+}
+
+/// The machine in words of a command line that begin with `prefix`.
+pub fn machine(plan: &Plan, prefix: &str) -> String {
+    let shape = &plan.network.shape;
+    let axes = [(Axis::X, 'x'), (Axis::Y, 'y'), (Axis::Z, 'z')];
+    let torus: String =
+        axes.iter().filter(|(axis, _)| shape.wraps(*axis)).map(|(_, c)| c).collect();
+    let nodes = plan.vms().count();
+    let ip = ip_words(plan, prefix);
+    format!("{prefix}shape={shape} {prefix}torus={torus} {prefix}nodes={nodes} {ip}")
+        .trim_end()
+        .to_owned()
+}
+
+/// What the firmware is told.
+pub fn firmware(plan: &Plan, server: &ServerPlan) -> String {
+    let (words, at, patience) = (machine(plan, ""), server.at.0, server.patience_ms);
+    format!("{words} server={at} patience_ms={patience}")
+}
+
+/// What nodes are told about the network, in words of a command line that begin with `prefix`: what
+/// differs from what they take for granted. Each ends with a space.
+fn ip_words(plan: &Plan, prefix: &str) -> String {
+    let ip = &plan.ip;
+    let mut words = String::new();
+    let mut add = |name: &str, value: String| words.push_str(&format!("{prefix}{name}={value} "));
+    if ip.number != IpNumber::default() {
+        add("machine", ip.number.0.to_string());
+    }
+    if ip.mtu != Mtu::default() {
+        add("mtu", ip.mtu.0.to_string());
+    }
+    if let Some(gateway) = plan.gateway() {
+        // The number of a node that runs no program.
+        add("without", gateway.0.to_string());
+        if ip.nat {
+            add("gateway", address(plan, plan.coords(gateway)).to_string());
+            if let Some(resolver) = gateway::resolver() {
+                add("dns", resolver.to_string());
+            }
+        }
+    }
+    words
+}
+
+/// The IPv4 address of a node.
+fn address(plan: &Plan, at: Coords) -> Ipv4Addr {
+    addr::ipv4(plan.ip.number.0, at).into()
+}

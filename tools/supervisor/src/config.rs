@@ -1,0 +1,628 @@
+//! The machine file.
+//!
+//! TOML, parsed into typed values before anything runs. Every error is one line
+//! that names the file, the line, the field, its value and what is allowed there.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::Deserialize;
+use tofu_abi::Coords;
+use tofu_fabric::{Port, Shape};
+use tofu_machine::Generation;
+use toml::Spanned;
+
+use crate::faults::FaultSpec;
+use crate::guest::GuestName;
+use crate::units::{
+    BootFrom, Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
+};
+
+/// What is wrong with a machine file.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: cannot read the machine file", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    /// No TOML, an unknown field, or a value of the wrong type.
+    #[error("{place}: {}", one_line(message))]
+    Toml { place: Place, message: String },
+    /// A value that is not allowed.
+    #[error("{place}: {field} = {} is not allowed; {field} is {allowed}", one_line(value))]
+    Value { place: Place, field: &'static str, value: String, allowed: String },
+}
+
+/// A line of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    path: PathBuf,
+    line: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.path.display(), self.line)
+    }
+}
+
+/// Text with anything that would break the line or the terminal replaced, cut at
+/// 200 characters.
+fn one_line(text: &str) -> String {
+    let clean = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c });
+    let mut line: String = clean.clone().take(200).collect();
+    if clean.count() > 200 {
+        line.push_str("...");
+    }
+    line
+}
+
+/// A machine file, checked as far as it can be without knowing what the command
+/// line overrides. Fields that were left out are `None` or empty.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct MachineFile {
+    pub shape: Option<Shape>,
+    /// X, Y, Z: torus (true) or mesh.
+    pub torus: [Option<bool>; 3],
+    pub generation: Generation,
+    pub settings: Settings,
+    pub doorbell: Option<Doorbell>,
+    pub timeout: Option<Timeout>,
+    pub engines: Option<Engines>,
+    pub image: Option<ImageName>,
+    /// Where the boot server is.
+    pub boot_server: Option<Coords>,
+    pub ip_number: Option<IpNumber>,
+    pub mtu: Option<Mtu>,
+    /// On all links.
+    pub faults: Option<FaultSpec>,
+    pub nodes: Vec<NodeEntry>,
+    pub links: Vec<LinkEntry>,
+}
+
+/// What can be set for the machine and for a single node.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Settings {
+    pub guest: Option<GuestName>,
+    pub memory: Option<MemorySize>,
+    pub args: Option<GuestArgs>,
+    /// Whether the guest is Linux.
+    pub linux: Option<bool>,
+    /// Virtual processors, of Linux nodes.
+    pub cpus: Option<Cpus>,
+    /// For the kernel of Linux nodes.
+    pub append: Option<GuestArgs>,
+    /// Where the guest or kernel comes from.
+    pub boot: Option<BootFrom>,
+}
+
+/// A `[[node]]`: settings of the node at these coordinates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeEntry {
+    pub place: Place,
+    pub at: Coords,
+    pub settings: Settings,
+    /// Whether it has no guest, but joins the machine to the host.
+    pub gateway: bool,
+}
+
+/// A `[[link]]`: a link, whether it starts down, and which faults it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkEntry {
+    pub place: Place,
+    pub at: Coords,
+    pub port: Port,
+    pub down: bool,
+    /// Its own, instead of those on all links.
+    pub faults: Option<FaultSpec>,
+}
+
+impl NodeEntry {
+    /// The error that this machine has no such node.
+    pub fn outside(&self, shape: &Shape) -> ConfigError {
+        not_in_machine(&self.place, self.at, shape)
+    }
+
+    /// The error that there is a gateway already.
+    pub fn second_gateway(&self) -> ConfigError {
+        ConfigError::Value {
+            place: self.place.clone(),
+            field: "gateway",
+            value: "true".into(),
+            allowed: "for one node of a machine only".into(),
+        }
+    }
+
+    /// The error that an earlier entry already speaks of this node.
+    pub fn repeated(&self) -> ConfigError {
+        ConfigError::Value {
+            place: self.place.clone(),
+            field: "at",
+            value: show_coords(self.at),
+            allowed: "a node that no other [[node]] names".into(),
+        }
+    }
+}
+
+impl LinkEntry {
+    /// The error that this machine has no such node or no link at that port.
+    pub fn outside(&self, shape: &Shape) -> ConfigError {
+        if !shape.contains(self.at) {
+            return not_in_machine(&self.place, self.at, shape);
+        }
+        let ports: Vec<String> = Port::ALL
+            .iter()
+            .filter(|port| shape.neighbor(self.at, **port).is_some())
+            .map(|port| format!("\"{port}\""))
+            .collect();
+        let allowed = match ports.as_slice() {
+            [] => format!("a port with a link, and {} has none", show_coords(self.at)),
+            ports => format!("one of {} at {}", ports.join(", "), show_coords(self.at)),
+        };
+        let value = format!("\"{}\"", self.port);
+        ConfigError::Value { place: self.place.clone(), field: "port", value, allowed }
+    }
+}
+
+fn not_in_machine(place: &Place, at: Coords, shape: &Shape) -> ConfigError {
+    ConfigError::Value {
+        place: place.clone(),
+        field: "at",
+        value: show_coords(at),
+        allowed: format!("[x, y, z, a, b, c], each below its length in the shape {shape}"),
+    }
+}
+
+fn show_coords(at: Coords) -> String {
+    format!("{:?}", at.to_array())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawFile {
+    shape: Option<Spanned<String>>,
+    torus: Option<RawTorus>,
+    generation: Option<Spanned<String>>,
+    guest: Option<Spanned<String>>,
+    memory: Option<Spanned<String>>,
+    args: Option<Spanned<String>>,
+    doorbell: Option<Spanned<String>>,
+    timeout: Option<Spanned<String>>,
+    engines: Option<Spanned<i64>>,
+    linux: Option<bool>,
+    cpus: Option<Spanned<i64>>,
+    append: Option<Spanned<String>>,
+    image: Option<Spanned<String>>,
+    boot: Option<Spanned<String>>,
+    boot_server: Option<Spanned<Vec<i64>>>,
+    ip_number: Option<Spanned<i64>>,
+    mtu: Option<Spanned<i64>>,
+    faults: Option<Spanned<String>>,
+    #[serde(default)]
+    node: Vec<RawNode>,
+    #[serde(default)]
+    link: Vec<RawLink>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTorus {
+    x: Option<bool>,
+    y: Option<bool>,
+    z: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawNode {
+    at: Spanned<Vec<i64>>,
+    guest: Option<Spanned<String>>,
+    memory: Option<Spanned<String>>,
+    args: Option<Spanned<String>>,
+    linux: Option<bool>,
+    cpus: Option<Spanned<i64>>,
+    append: Option<Spanned<String>>,
+    boot: Option<Spanned<String>>,
+    #[serde(default)]
+    gateway: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawLink {
+    at: Spanned<Vec<i64>>,
+    port: Spanned<String>,
+    down: bool,
+    faults: Option<Spanned<String>>,
+}
+
+impl MachineFile {
+    /// Reads and checks a machine file.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::parse(path, &text)
+    }
+
+    /// Checks the text of a machine file; guests given as relative paths are looked
+    /// for next to `path`.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let source = Source { path, text };
+        let raw: RawFile = toml::from_str(text).map_err(|error| source.toml_error(&error))?;
+        let torus = raw.torus.unwrap_or_default();
+        let mut file = Self {
+            shape: None,
+            torus: [torus.x, torus.y, torus.z],
+            generation: source.generation(raw.generation.as_ref())?,
+            settings: Settings {
+                linux: raw.linux,
+                cpus: source.cpus(&raw.cpus)?,
+                append: source.text("append", &raw.append)?,
+                boot: source.text("boot", &raw.boot)?,
+                ..source.settings(&raw.guest, &raw.memory, &raw.args)?
+            },
+            doorbell: source.text("doorbell", &raw.doorbell)?,
+            timeout: source.text("timeout", &raw.timeout)?,
+            engines: None,
+            image: source.text("image", &raw.image)?,
+            boot_server: match &raw.boot_server {
+                Some(at) => Some(source.coords_of("boot_server", at)?),
+                None => None,
+            },
+            ip_number: source.number("ip_number", &raw.ip_number)?,
+            mtu: source.number("mtu", &raw.mtu)?,
+            faults: source.text("faults", &raw.faults)?,
+            nodes: Vec::with_capacity(raw.node.len()),
+            links: Vec::with_capacity(raw.link.len()),
+        };
+        if let Some(shape) = &raw.shape {
+            let parsed = shape.get_ref().parse();
+            let parsed = parsed.map_err(|_| source.value_error("shape", shape, SHAPE_ALLOWED))?;
+            file.shape = Some(parsed);
+        }
+        if let Some(engines) = &raw.engines {
+            let parsed = Engines::try_from(*engines.get_ref());
+            file.engines = Some(parsed.map_err(|a| source.value_error("engines", engines, a))?);
+        }
+        for node in &raw.node {
+            file.nodes.push(NodeEntry {
+                place: source.place(node.at.span()),
+                at: source.coords(&node.at)?,
+                gateway: node.gateway,
+                settings: Settings {
+                    linux: node.linux,
+                    cpus: source.cpus(&node.cpus)?,
+                    append: source.text("append", &node.append)?,
+                    boot: source.text("boot", &node.boot)?,
+                    ..source.settings(&node.guest, &node.memory, &node.args)?
+                },
+            });
+        }
+        for link in &raw.link {
+            let port = Port::ALL.into_iter().find(|port| port.to_string() == *link.port.get_ref());
+            file.links.push(LinkEntry {
+                place: source.place(link.port.span()),
+                at: source.coords(&link.at)?,
+                port: port.ok_or_else(|| source.value_error("port", &link.port, PORT_ALLOWED))?,
+                down: link.down,
+                faults: source.text("faults", &link.faults)?,
+            });
+        }
+        Ok(file)
+    }
+}
+
+const SHAPE_ALLOWED: &str = "\"unit\", \"shelf\", \"half-rack\" or six lengths XxYxZxAxBxC such as \
+     \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)";
+const COORDS_ALLOWED: &str = "[x, y, z, a, b, c], six whole numbers from 0 to 31";
+const PORT_ALLOWED: &str =
+    "one of \"A\", \"C\", \"B-\", \"B+\", \"X-\", \"X+\", \"Y-\", \"Y+\", \"Z-\", \"Z+\"";
+
+struct Source<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+/// Values with the list of what is allowed as their parse error.
+trait Field: FromStr<Err = &'static str> {}
+impl<T: FromStr<Err = &'static str>> Field for T {}
+
+impl Source<'_> {
+    fn place(&self, span: Range<usize>) -> Place {
+        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        Place { path: self.path.to_owned(), line }
+    }
+
+    fn toml_error(&self, error: &toml::de::Error) -> ConfigError {
+        let place = self.place(error.span().unwrap_or(0..0));
+        // The line itself names field and value, which the parser's message may not.
+        let line = self.text.lines().nth(place.line - 1).unwrap_or("").trim();
+        let message = match line {
+            "" => error.message().to_owned(),
+            line => format!("{}: {}", one_line(line), error.message()),
+        };
+        ConfigError::Toml { place, message }
+    }
+
+    fn value_error<T: fmt::Debug>(
+        &self,
+        field: &'static str,
+        value: &Spanned<T>,
+        allowed: &str,
+    ) -> ConfigError {
+        ConfigError::Value {
+            place: self.place(value.span()),
+            field,
+            value: format!("{:?}", value.get_ref()),
+            allowed: allowed.to_owned(),
+        }
+    }
+
+    fn text<T: Field>(
+        &self,
+        field: &'static str,
+        value: &Option<Spanned<String>>,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some(value) = value else { return Ok(None) };
+        let parsed = value.get_ref().parse();
+        parsed.map(Some).map_err(|allowed| self.value_error(field, value, allowed))
+    }
+
+    fn settings(
+        &self,
+        guest: &Option<Spanned<String>>,
+        memory: &Option<Spanned<String>>,
+        args: &Option<Spanned<String>>,
+    ) -> Result<Settings, ConfigError> {
+        let guest = match guest {
+            None => None,
+            Some(name) => {
+                let folder = self.path.parent().unwrap_or(Path::new(""));
+                let found = GuestName::find(name.get_ref(), folder);
+                Some(found.ok_or_else(|| self.value_error("guest", name, &GuestName::allowed()))?)
+            }
+        };
+        let (memory, args) = (self.text("memory", memory)?, self.text("args", args)?);
+        Ok(Settings { guest, memory, args, ..Settings::default() })
+    }
+
+    fn cpus(&self, value: &Option<Spanned<i64>>) -> Result<Option<Cpus>, ConfigError> {
+        self.number("cpus", value)
+    }
+
+    fn number<T: TryFrom<i64, Error = &'static str>>(
+        &self,
+        field: &'static str,
+        value: &Option<Spanned<i64>>,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some(value) = value else { return Ok(None) };
+        let parsed = T::try_from(*value.get_ref());
+        parsed.map(Some).map_err(|allowed| self.value_error(field, value, allowed))
+    }
+
+    fn generation(&self, value: Option<&Spanned<String>>) -> Result<Generation, ConfigError> {
+        let Some(value) = value else { return Ok(Generation::default()) };
+        Generation::from_name(value.get_ref()).ok_or_else(|| {
+            self.value_error("generation", value, "\"tofud\", \"tofu2\" or \"tofu\"")
+        })
+    }
+
+    fn coords(&self, value: &Spanned<Vec<i64>>) -> Result<Coords, ConfigError> {
+        self.coords_of("at", value)
+    }
+
+    fn coords_of(
+        &self,
+        field: &'static str,
+        value: &Spanned<Vec<i64>>,
+    ) -> Result<Coords, ConfigError> {
+        let bytes = <[i64; 6]>::try_from(value.get_ref().as_slice()).ok();
+        let bytes = bytes.filter(|all| all.iter().all(|c| (0..32).contains(c)));
+        let coords = bytes.map(|all| Coords::from_array(all.map(|c| c as u8)));
+        coords.ok_or_else(|| self.value_error(field, value, COORDS_ALLOWED))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse(text: &str) -> Result<MachineFile, ConfigError> {
+        MachineFile::parse(Path::new("m.toml"), text)
+    }
+
+    fn error(text: &str) -> String {
+        let message = parse(text).expect_err(text).to_string();
+        assert!(!message.contains('\n'), "more than one line: {message}");
+        assert!(message.starts_with("m.toml:"), "{message}");
+        message
+    }
+
+    #[test]
+    fn everything_at_once() {
+        let file = parse(
+            r#"
+            shape = "2x1x1x2x3x2"
+            torus = { x = false, z = true }
+            generation = "tofu2"
+            memory = "32MiB"
+            guest = "hello"
+            args = "rounds=4"
+            doorbell = "polled"
+            timeout = "30s"
+            engines = 2
+            linux = false
+            cpus = 2
+            append = "quiet"
+            image = "mpi"
+            faults = "loss=1%,seed=3"
+            boot = "tofu"
+            boot_server = [1, 0, 0, 0, 0, 0]
+
+            [[node]]
+            at = [1, 0, 0, 0, 2, 1]
+            guest = "own.elf"
+            memory = "64MiB"
+            args = ""
+            linux = true
+            cpus = 4
+            append = "debug"
+            boot = "monitor"
+
+            [[link]]
+            at = [0, 0, 0, 0, 0, 0]
+            port = "B+"
+            down = true
+            faults = "loss=100%"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(file.shape, "2x1x1x2x3x2".parse().ok());
+        assert_eq!(file.torus, [Some(false), None, Some(true)]);
+        assert_eq!(file.settings.guest, Some(GuestName::Shipped("hello".into())));
+        assert_eq!(file.settings.memory, Some(MemorySize(32 << 20)));
+        assert_eq!(file.settings.args, Some(GuestArgs("rounds=4".into())));
+        assert_eq!(file.generation, Generation::Tofu2);
+        assert_eq!(file.doorbell, Some(Doorbell::Polled));
+        assert_eq!(file.timeout, "30s".parse().ok());
+        assert_eq!(file.engines, "2".parse().ok());
+        assert_eq!(file.nodes[0].at, Coords::new(1, 0, 0, 0, 2, 1));
+        assert_eq!(file.nodes[0].settings.guest, Some(GuestName::File("own.elf".into())));
+        assert_eq!(file.nodes[0].settings.args, Some(GuestArgs(String::new())));
+        let append = |text: &str| Some(GuestArgs(text.into()));
+        let machine = &file.settings;
+        assert_eq!((machine.linux, machine.cpus), (Some(false), Some(Cpus(2))));
+        assert_eq!(machine.append, append("quiet"));
+        assert_eq!(file.image, "mpi".parse().ok());
+        let node = &file.nodes[0].settings;
+        assert_eq!((node.linux, node.cpus), (Some(true), Some(Cpus(4))));
+        assert_eq!(node.append, append("debug"));
+        assert_eq!(file.faults.map(|faults| faults.to_string()).as_deref(), Some("loss=1%,seed=3"));
+        assert_eq!(machine.boot, Some(BootFrom::Tofu));
+        assert_eq!(file.boot_server, Some(Coords::new(1, 0, 0, 0, 0, 0)));
+        assert_eq!(node.boot, Some(BootFrom::Monitor));
+        let link = &file.links[0];
+        assert_eq!(link.faults, "loss=100%".parse().ok());
+        assert_eq!((link.at, link.port, link.down), (Coords::default(), Port::BPlus, true));
+        assert_eq!(link.place, Place { path: "m.toml".into(), line: 31 });
+    }
+
+    #[test]
+    fn an_empty_file_sets_nothing() {
+        assert_eq!(parse("").unwrap(), MachineFile::default());
+    }
+
+    #[test]
+    fn guests_are_looked_for_beside_the_file() {
+        let file = MachineFile::parse(Path::new("some/m.toml"), "guest = \"./my.elf\"").unwrap();
+        assert_eq!(file.settings.guest, Some(GuestName::File("some/./my.elf".into())));
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        let cases = [
+            ("shape = \"3x3\"", "m.toml:1: shape = \"3x3\" is not allowed; shape is \"unit\", "),
+            ("shape = \"33x1x1x2x3x2\"", "shape = \"33x1x1x2x3x2\" is not allowed"),
+            ("shape = \"1x1x1x3x3x2\"", "A, C 1 to 2"),
+            (
+                "\nmemory = \"16MB\"",
+                "m.toml:2: memory = \"16MB\" is not allowed; memory is a whole",
+            ),
+            ("memory = \"1KiB\"", "from 2MiB"),
+            ("guest = \"nope\"", "guest = \"nope\" is not allowed; guest is "),
+            ("args = \"a\\nb\"", "args = \"a\\nb\" is not allowed; args is at most 1024"),
+            ("doorbell = \"loud\"", "doorbell = \"loud\" is not allowed; doorbell is \"trapped\""),
+            ("timeout = \"soon\"", "timeout = \"soon\" is not allowed; timeout is a whole"),
+            ("engines = 0", "engines = 0 is not allowed; engines is a whole number of threads"),
+            ("engines = -9223372036854775808", "engines = -9223372036854775808 is not"),
+            ("boot = \"disk\"", "boot = \"disk\" is not allowed; boot is \"monitor\" or \"tofu\""),
+            ("boot_server = [1]", "boot_server = [1] is not allowed; boot_server is [x, y, z"),
+            ("cpus = 17", "cpus = 17 is not allowed; cpus is a whole number of processors"),
+            ("image = \"a/b\"", "image = \"a/b\" is not allowed; image is 1 to 64 letters"),
+            ("faults = \"loss=2\"", "faults = \"loss=2\" is not allowed; faults is a list of loss"),
+            ("append = \"a\\nb\"", "append = \"a\\nb\" is not allowed; append is at most 1024"),
+            ("generation = \"tofu9\"", "generation = \"tofu9\" is not allowed; generation is"),
+            (
+                "[[node]]\nat = [0, 0, 0, 0, 0]",
+                "m.toml:2: at = [0, 0, 0, 0, 0] is not allowed; at is [x",
+            ),
+            ("[[node]]\nat = [0, 0, 0, 0, 0, 32]", "six whole numbers from 0 to 31"),
+            ("[[node]]\nat = [0, 0, 0, 0, 0, -1]", "at = [0, 0, 0, 0, 0, -1]"),
+            ("[[node]]\nat = [0, 0, 0, 0, 0, 0]\nmemory = \"x\"", "m.toml:3: memory = \"x\""),
+            (
+                "[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"D\"\ndown = true",
+                "m.toml:3: port = \"D\" is not allowed; port is one of \"A\", \"C\", \"B-\"",
+            ),
+        ];
+        for (text, expected) in cases {
+            let message = error(text);
+            assert!(message.contains(expected), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_machine_file_is_named() {
+        let cases = [
+            ("shap = \"unit\"", "m.toml:1: shap = \"unit\": unknown field `shap`, expected one of"),
+            ("\n\nshape = 3", "m.toml:3: shape = 3: invalid type: integer `3`, expected a string"),
+            ("memory = 16", "memory = 16: invalid type"),
+            ("engines = \"2\"", "engines = \"2\": invalid type"),
+            ("torus = true", "torus = true: invalid type"),
+            ("linux = 1", "linux = 1: invalid type"),
+            ("torus = { w = true }", "unknown field `w`, expected one of `x`, `y`, `z`"),
+            ("torus = { x = 1 }", "torus = { x = 1 }: invalid type"),
+            ("[[node]]\nguest = \"ring\"", "missing field `at`"),
+            ("[[node]]\nat = 3", "at = 3: invalid type"),
+            ("[[node]]\nat = [0,0,0,0,0,0]\ncolour = 1", "unknown field `colour`"),
+            ("[[link]]\nat = [0,0,0,0,0,0]\nport = \"A\"", "missing field `down`"),
+            ("[[link]]\nat = [0,0,0,0,0,0]\nport = \"A\"\ndown = 1", "down = 1: invalid type"),
+            ("node = 3", "node = 3: invalid type"),
+            ("shape = \"unit\"\nshape = \"unit\"", "m.toml:2: shape = \"unit\": duplicate key"),
+            ("shape =", "m.toml:1: shape =: "),
+            ("this is prose", "m.toml:1: this is prose: "),
+            ("engines = 99999999999999999999", "engines = 99999999999999999999: "),
+        ];
+        for (text, expected) in cases {
+            let message = error(text);
+            assert!(message.contains(expected), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = MachineFile::read(Path::new("no/such.toml")).unwrap_err();
+        let message = format!("{:#}", anyhow::Error::from(error));
+        let expected = "no/such.toml: cannot read the machine file: No such file or directory";
+        assert!(message.starts_with(expected), "{message}");
+    }
+
+    #[test]
+    fn long_values_are_cut() {
+        let message = error(&format!("shape = \"{}\"", "x".repeat(5000)));
+        assert!(message.len() < 600, "{} bytes", message.len());
+    }
+
+    proptest! {
+        /// Any text gives a machine or a single line.
+        #[test]
+        fn any_text_is_answered_in_one_line(
+            lines in proptest::collection::vec(
+                prop_oneof![
+                    "\\PC{0,20}",
+                    "(shape|memory|guest|at|port|down|engines|torus|args) = \
+                     (\"\\PC{0,8}\"|-?[0-9]{1,20}|\\[[0-9, ]{0,8}\\])",
+                    Just("[[node]]".to_owned()),
+                    Just("[[link]]".to_owned()),
+                ],
+                0..6,
+            )
+        ) {
+            if let Err(message) = parse(&lines.join("\n")) {
+                prop_assert!(!message.to_string().contains('\n'));
+            }
+        }
+    }
+}

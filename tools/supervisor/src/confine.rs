@@ -1,0 +1,71 @@
+//! Giving up what a machine's threads do not need of the host: see the manual's page on
+//! sandboxing.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use tofu_sandbox::{Access, Policy, Role, Sandbox};
+
+/// What a user whose machine was ended for a system call is told.
+const HINT: &str = "This is a mistake of tofu's or an attack from a guest; please report it. \
+                    --no-sandbox goes without";
+
+/// What a machine's threads give up; cloning it makes another handle.
+#[derive(Clone, Default)]
+pub struct Confinement(Option<Arc<Sandbox>>);
+
+impl Confinement {
+    /// Confines this process, whose guests all run in it: no file can be opened any more but
+    /// KVM, what the run-time library looks at, and what is in these folders. `switched_off` is the
+    /// user's wish to go without.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel has the means and refuses.
+    pub fn of_guests(folders: &[&Path], switched_off: bool) -> anyhow::Result<Self> {
+        let mut policy = Policy::new().allow_runtime().allow_if_present("/dev/kvm", Access::Device);
+        for folder in folders {
+            policy = policy.allow(*folder, Access::Folder);
+        }
+        Self::enter(policy, switched_off)
+    }
+
+    /// Confines this process and the programs that it will start, such as QEMU: every file can be
+    /// read and run, but only devices and what is in these folders can be written.
+    ///
+    /// # Errors
+    ///
+    /// As [`Confinement::of_guests`].
+    pub fn of_programs(folders: &[&Path], switched_off: bool) -> anyhow::Result<Self> {
+        let mut policy = Policy::new().allow("/", Access::Execute).allow("/dev", Access::Device);
+        for folder in folders {
+            policy = policy.allow(*folder, Access::Folder);
+        }
+        Self::enter(policy, switched_off)
+    }
+
+    fn enter(policy: Policy, switched_off: bool) -> anyhow::Result<Self> {
+        if switched_off {
+            log::info!("sandbox: switched off");
+            return Ok(Self::default());
+        }
+        let sandbox = Sandbox::new(policy.with_hint(HINT))?;
+        sandbox.enter_process()?;
+        Ok(Self(Some(Arc::new(sandbox))))
+    }
+
+    /// Called first on a thread of this role.
+    pub fn hook(&self, role: Role) -> Arc<dyn Fn() + Send + Sync> {
+        match &self.0 {
+            Some(sandbox) => sandbox.thread_start(role),
+            None => Arc::new(|| ()),
+        }
+    }
+}
+
+impl fmt::Debug for Confinement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Confinement" } else { "Confinement(off)" })
+    }
+}

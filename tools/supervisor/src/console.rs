@@ -1,0 +1,181 @@
+//! A node's console: what it has printed last, and whoever looks at it now.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Bytes of output that are kept for those who come later.
+const TAIL: usize = 64 << 10;
+/// Pieces of output that a viewer may be behind; more are lost to it.
+const BEHIND: usize = 256;
+/// The log file is begun anew at this size; the one before is kept.
+const MAX_LOG: u64 = 1 << 20;
+
+/// A console. It outlives the virtual machines of its node.
+pub struct Console {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    tail: VecDeque<u8>,
+    viewers: Vec<SyncSender<Vec<u8>>>,
+    input: Option<UnixStream>,
+    log: Log,
+}
+
+impl Console {
+    /// A console that is logged to `log`.
+    pub fn new(log: PathBuf) -> Self {
+        let log = Log { path: log, file: None, size: 0 };
+        let (tail, viewers) = (VecDeque::new(), Vec::new());
+        Self { inner: Mutex::new(Inner { tail, viewers, input: None, log }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows the console of a virtual machine until that ends.
+    pub fn follow(&self, mut stream: UnixStream) {
+        match stream.try_clone() {
+            Ok(input) => self.lock().input = Some(input),
+            Err(error) => log::warn!("console input: {error}"),
+        }
+        let mut buffer = [0; 4096];
+        loop {
+            match stream.read(&mut buffer) {
+                Ok(n) if n > 0 => self.lock().output(&buffer[..n]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // An error is the other end's death, too.
+                _ => break,
+            }
+        }
+        self.lock().input = None;
+    }
+
+    /// What was printed last, and what will be.
+    pub fn view(&self) -> (Vec<u8>, Receiver<Vec<u8>>) {
+        let (sender, receiver) = sync_channel(BEHIND);
+        let mut inner = self.lock();
+        inner.viewers.push(sender);
+        (inner.tail.iter().copied().collect(), receiver)
+    }
+
+    /// Types something. A console that nobody reads does not hold up whoever types.
+    pub fn type_in(&self, bytes: &[u8]) -> io::Result<()> {
+        let input = self.lock().input.as_ref().map(UnixStream::try_clone).transpose()?;
+        match input {
+            Some(mut input) => input.write_all(bytes),
+            None => Ok(()),
+        }
+    }
+
+    /// The last lines with something in them, without control characters.
+    pub fn last_lines(&self, most: usize) -> Vec<String> {
+        let tail: Vec<u8> = self.lock().tail.iter().copied().collect();
+        last_lines(&String::from_utf8_lossy(&tail), most)
+    }
+}
+
+/// Of a kernel that has given up the reason is shown rather than where that was.
+fn last_lines(text: &str, most: usize) -> Vec<String> {
+    let clean = text.lines().map(|line| tofu_ui::printable(line.trim_end()));
+    let mut lines: Vec<String> = clean.filter(|line| !line.trim().is_empty()).collect();
+    if let Some(panic) = lines.iter().rposition(|line| line.contains("Kernel panic")) {
+        lines.truncate(panic + 1);
+    }
+    lines.split_off(lines.len().saturating_sub(most))
+}
+
+impl Inner {
+    fn output(&mut self, bytes: &[u8]) {
+        self.tail.extend(bytes);
+        let excess = self.tail.len().saturating_sub(TAIL);
+        self.tail.drain(..excess);
+        self.viewers.retain(|viewer| {
+            !matches!(viewer.try_send(bytes.to_vec()), Err(TrySendError::Disconnected(_)))
+        });
+        self.log.write(bytes);
+    }
+}
+
+/// A log file of bounded size.
+struct Log {
+    path: PathBuf,
+    file: Option<File>,
+    size: u64,
+}
+
+impl Log {
+    fn write(&mut self, bytes: &[u8]) {
+        if let Err(error) = self.try_write(bytes) {
+            // Once: a full disk stays full.
+            if self.size != u64::MAX {
+                log::warn!("{}: {error}; no longer written", self.path.display());
+            }
+            self.size = u64::MAX;
+            self.file = None;
+        }
+    }
+
+    fn try_write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.size == u64::MAX {
+            return Ok(());
+        }
+        if self.size > MAX_LOG {
+            self.file = None;
+            std::fs::rename(&self.path, self.path.with_extension("log.1"))?;
+            self.size = 0;
+        }
+        if self.file.is_none() {
+            let mut options = OpenOptions::new();
+            self.file = Some(options.create(true).append(true).mode(0o600).open(&self.path)?);
+        }
+        if let Some(file) = &mut self.file {
+            file.write_all(bytes)?;
+        }
+        self.size += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_say_why() {
+        let text = "one\r\n\r\ntwo\x1b[6n\nthree";
+        assert_eq!(last_lines(text, 2), ["two\u{fffd}[6n", "three"]);
+        let panic = "a\nb\n[ 1.0] Kernel panic - not syncing\nCall Trace:\n more\n";
+        assert_eq!(last_lines(panic, 2), ["b", "[ 1.0] Kernel panic - not syncing"]);
+        assert!(last_lines("", 5).is_empty());
+    }
+
+    #[test]
+    fn a_console_keeps_a_bounded_tail_and_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("console.log");
+        let console = Console::new(log.clone());
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| console.follow(ours));
+            let piece = [b'x'; 1000];
+            for _ in 0..2200 {
+                theirs.write_all(&piece).unwrap();
+            }
+            drop(theirs);
+        });
+        assert_eq!(console.view().0.len(), TAIL);
+        let size = |path| std::fs::metadata(path).unwrap().len();
+        assert!(size(log.clone()) <= MAX_LOG + 4096);
+        assert!(size(log.with_extension("log.1")) <= MAX_LOG + 4096);
+        // Nobody is there to read it.
+        console.type_in(b"lost").unwrap();
+    }
+}

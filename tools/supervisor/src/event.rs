@@ -1,0 +1,53 @@
+//! What happens to a machine.
+
+use tofu_fabric::NodeId;
+use tofu_netboot::wire::Role;
+
+/// Something that happened to a machine. Events of one node arrive in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The node's guest has been loaded and its vCPU runs; a Linux node can run programs.
+    Booted(NodeId),
+    /// A Linux node can run programs again.
+    Rebooted(NodeId),
+    /// Something is new of a node that boots over the torus.
+    Netboot(NodeId, BootStage),
+    /// The guest printed a line, without its line end.
+    Line(NodeId, String),
+    /// The guest has ended; the last event of the node.
+    Ended(NodeId, Outcome),
+    /// This process was sent SIGINT (2) or SIGTERM (15). Not sent by machines.
+    Signal(i32),
+    /// The start of the machine is over. Not sent by machines.
+    Started,
+    /// A Linux node's virtual machine has ended, and why. It may come back.
+    Died(NodeId, String),
+    /// `tofu down` wants the machine to end.
+    Down,
+}
+
+/// How a guest ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It exited with this code.
+    Exited(u32),
+    /// It reset its machine.
+    Reset,
+    /// It could not go on: what happened and the registers, in one line.
+    Fault(String),
+    /// It was stopped with its machine.
+    Stopped,
+}
+
+/// What is new of a node that boots over the torus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BootStage {
+    /// Its firmware has found the server.
+    Begun,
+    /// It was given so many percent of a file.
+    Fetching(Role, u8),
+    /// It has all and starts it.
+    Starting,
+    /// It gives up, and why.
+    Failed(String),
+}

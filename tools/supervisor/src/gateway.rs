@@ -1,0 +1,133 @@
+//! The gateway of a machine: a node that this process drives, by which the host reaches the others.
+//!
+//! A [`GatewaySetup`] is made while this process still may do what it likes: it has what needs rights on
+//! the host. [`GatewaySetup::start`] puts the I/O node into a machine.
+
+mod host;
+pub(crate) mod nat;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, bail};
+use tofu_abi::Coords;
+use tofu_control::rundir::RunDir;
+use tofu_gateway::{Config, Connector, IoNode, LinkStats, Prefix, Prepared, Stack, Tap, Tenant};
+use tofu_machine::Machine;
+use tofu_sandbox::Role;
+
+use crate::confine::Confinement;
+use crate::options::{GatewayArgs, TapWhen};
+use crate::plan::Plan;
+pub(crate) use host::resolver;
+
+/// What of a gateway is ready before there is a machine.
+pub struct GatewaySetup {
+    at: Coords,
+    config: Config,
+    /// Taken when the I/O node starts.
+    tap: Mutex<Option<Tap>>,
+    /// Name of the interface, if there is one.
+    interface: Option<String>,
+    /// A node with a guest.
+    example: u32,
+}
+
+impl GatewaySetup {
+    /// Makes what the plan's gateway needs of the host, for the machine in `dir`. `None` if it has
+    /// no gateway.
+    ///
+    /// # Errors
+    ///
+    /// One line on what the host lacks, or what is in the way of the machine's addresses.
+    pub fn new(plan: &Plan, args: &GatewayArgs, dir: &RunDir) -> anyhow::Result<Option<Self>> {
+        let Some(at) = plan.gateway().map(|id| plan.coords(id)) else { return Ok(None) };
+        let config = config(plan);
+        let wanted = match args.tap {
+            TapWhen::Off if args.nat => {
+                bail!("--nat is by the host's network interface; leave --tap off out")
+            }
+            TapWhen::Off => false,
+            TapWhen::On => true,
+            TapWhen::Auto => host::may_make_interfaces() || args.nat,
+        };
+        let tap = wanted.then(|| host::interface(dir.name().as_str(), &config, at)).transpose()?;
+        let interface = tap.as_ref().map(|tap| tap.name().to_owned());
+        if let (Some(table), Some(interface)) = (table(plan, dir), &interface) {
+            let prefix = Prefix::of_machine(config.machine, &config.shape);
+            nat::apply(&table, interface, prefix, dir.base())?;
+        }
+        let example = plan.vms().next().map_or(0, |id| id.0);
+        Ok(Some(Self { at, config, tap: Mutex::new(tap), interface, example }))
+    }
+
+    /// Starts the I/O node.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no memory, threads or descriptors left.
+    pub fn start(
+        &self,
+        machine: &Arc<Machine>,
+        confinement: &Confinement,
+    ) -> anyhow::Result<Gateway> {
+        let prepared = Prepared::new(machine, self.at, &self.config)
+            .with_context(|| format!("gateway {}", self.at))?;
+        let tap = self.tap.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (stack, connector) = Stack::new(&self.config, self.at, prepared.waker(), tap.is_some());
+        let mut tenants: Vec<Box<dyn Tenant>> = vec![Box::new(stack)];
+        tenants.extend(tap.map(|tap| Box::new(tap) as Box<dyn Tenant>));
+        // The roles of both are to read and write what is open.
+        let first = confinement.hook(Role::Virtio);
+        let node = prepared.start(tenants, move || first())?;
+        let info = GatewayInfo { at: self.at, connector, stats: node.stats() };
+        Ok(Gateway { info, _node: node })
+    }
+
+    /// What the user may want to know of it, in lines.
+    pub fn hints(&self) -> Vec<String> {
+        let mut hints = Vec::new();
+        if let Some(interface) = &self.interface {
+            let prefix = Prefix::of_machine(self.config.machine, &self.config.shape);
+            hints.push(format!(
+                "  {prefix} by interface {interface}: nodes can be reached from this host"
+            ));
+        }
+        let example = self.example;
+        let forward = format!("tofu forward 8080:{example}:80");
+        hints.push(format!("  {forward:<29} port 80 of node {example} as port 8080 of this host"));
+        hints
+    }
+}
+
+/// The table of the address translation that the plan wants, for the machine in `dir`.
+pub fn table(plan: &Plan, dir: &RunDir) -> Option<String> {
+    plan.ip.nat.then(|| nat::table(dir.name().as_str()))
+}
+
+/// A gateway that works, until it is dropped.
+pub struct Gateway {
+    info: GatewayInfo,
+    _node: IoNode,
+}
+
+impl Gateway {
+    /// What others may use of it.
+    pub fn info(&self) -> GatewayInfo {
+        self.info.clone()
+    }
+}
+
+/// How a gateway is reached, and what it counts.
+#[derive(Clone)]
+pub struct GatewayInfo {
+    /// Its node.
+    pub at: Coords,
+    /// The way to ports of nodes.
+    pub connector: Connector,
+    /// What its link counts.
+    pub stats: LinkStats,
+}
+
+fn config(plan: &Plan) -> Config {
+    Config { machine: plan.ip.number.0, mtu: plan.ip.mtu.0, ..Config::new(plan.network.shape) }
+}

@@ -1,0 +1,257 @@
+//! Guest programs: the shipped ones and files.
+//!
+//! The shipped ones come in two lists: [`BARE`] for nodes without an operating system, [`LINUX`] for
+//! Linux nodes: the same programs, and tools.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tofu_programs::{BARE, LINUX, for_bare, for_linux};
+
+/// The name of a program, for people, and what is in its file. A file of more than `most` bytes, or
+/// what is no regular file, is refused before it is read.
+fn read_program(path: &Path, most: u64) -> Result<(String, Vec<u8>), GuestError> {
+    let read_error = |source| GuestError::Read { path: path.to_owned(), source };
+    let metadata = std::fs::metadata(path).map_err(read_error)?;
+    if !metadata.is_file() {
+        let problem = "not a regular file";
+        return Err(GuestError::NotBootable { path: path.to_owned(), problem });
+    }
+    if metadata.len() > most {
+        return Err(GuestError::TooLarge { path: path.to_owned(), most });
+    }
+    let image = std::fs::read(path).map_err(read_error)?;
+    let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
+    Ok((name.into_owned(), image))
+}
+
+/// Which guest program to run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum GuestName {
+    /// A shipped one.
+    Shipped(String),
+    /// An ELF file.
+    File(PathBuf),
+}
+
+impl GuestName {
+    /// What the user means by `text`: the name of a shipped guest, or a path, which
+    /// has a `/` or ends in `.elf`. A relative one starts at `folder`.
+    pub fn find(text: &str, folder: &Path) -> Option<Self> {
+        if BARE.iter().chain(LINUX).any(|shipped| shipped.name == text) {
+            return Some(Self::Shipped(text.to_owned()));
+        }
+        let is_path = text.contains('/') || text.ends_with(".elf");
+        is_path.then(|| Self::File(folder.join(text)))
+    }
+
+    /// What can be given.
+    pub fn allowed() -> String {
+        let names: Vec<_> = BARE.iter().map(|shipped| shipped.name).collect();
+        format!(
+            "one of {} or the path of an ELF file (with a / or ending in .elf)",
+            names.join(", ")
+        )
+    }
+}
+
+impl fmt::Display for GuestName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shipped(name) => f.write_str(name),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Why a guest program cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestError {
+    /// No shipped guest has that name.
+    #[error("guest {0}: there is no such guest; `tofu guest ls` lists them")]
+    Unknown(String),
+    /// The program is for Linux only.
+    #[error("guest {0}: this program is for Linux nodes only")]
+    LinuxOnly(String),
+    /// The file cannot be read.
+    #[error("guest {}: cannot read it", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    /// The file is something else than a program we can boot.
+    #[error(
+        "guest {}: {problem}; build a static x86-64 ELF file as `tofu guest new` sets up",
+        path.display()
+    )]
+    NotBootable { path: PathBuf, problem: &'static str },
+    /// The file has more than `most` bytes.
+    #[error("guest {}: larger than {} MiB", path.display(), most >> 20)]
+    TooLarge { path: PathBuf, most: u64 },
+}
+
+/// A guest program in memory.
+#[derive(Clone)]
+pub struct Guest {
+    /// Name for people.
+    pub name: String,
+    /// The file. Shared by all nodes that run it.
+    pub image: Arc<Cow<'static, [u8]>>,
+}
+
+impl fmt::Debug for Guest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Guest({}, {} bytes)", self.name, self.image.len())
+    }
+}
+
+/// The largest guest file that is read; more cannot be a small guest or a kernel.
+const MAX_IMAGE: u64 = 1 << 30;
+/// The largest program that is copied to Linux nodes, in bytes.
+const MAX_LINUX_IMAGE: u64 = 1 << 28;
+
+impl Guest {
+    /// Finds or reads a program for nodes without an operating system, and checks that it can be
+    /// booted.
+    ///
+    /// # Errors
+    ///
+    /// If there is none of that name, or the file cannot be read or booted.
+    pub fn load_bare(name: &GuestName) -> Result<Self, GuestError> {
+        match name {
+            GuestName::Shipped(wanted) => {
+                let shipped = for_bare(wanted);
+                let shipped = shipped.ok_or_else(|| match for_linux(wanted) {
+                    Some(_) => GuestError::LinuxOnly(wanted.clone()),
+                    None => GuestError::Unknown(wanted.clone()),
+                })?;
+                let image = Arc::new(Cow::Borrowed(shipped.image));
+                Ok(Self { name: shipped.name.to_owned(), image })
+            }
+            GuestName::File(path) => {
+                let (name, image) = read_program(path, MAX_IMAGE)?;
+                check_elf(&image)
+                    .map_err(|problem| GuestError::NotBootable { path: path.clone(), problem })?;
+                Ok(Self { name, image: Arc::new(Cow::Owned(image)) })
+            }
+        }
+    }
+
+    /// Finds or reads a program for Linux nodes: an ELF program, or a script.
+    ///
+    /// # Errors
+    ///
+    /// If there is none of that name, or the file cannot be read.
+    pub fn load_linux(name: &GuestName) -> Result<Self, GuestError> {
+        match name {
+            GuestName::Shipped(wanted) => {
+                let shipped = for_linux(wanted);
+                let shipped = shipped.ok_or_else(|| GuestError::Unknown(wanted.clone()))?;
+                Ok(Self { name: wanted.clone(), image: Arc::new(Cow::Borrowed(shipped.image)) })
+            }
+            GuestName::File(path) => {
+                let (name, image) = read_program(path, MAX_LINUX_IMAGE)?;
+                Ok(Self { name, image: Arc::new(Cow::Owned(image)) })
+            }
+        }
+    }
+}
+
+/// Checks the identification of an ELF header. The loader checks the rest.
+fn check_elf(image: &[u8]) -> Result<(), &'static str> {
+    const X86_64: u16 = 62;
+    const EXECUTABLE: u16 = 2;
+    let half = |at: usize| Some(u16::from_le_bytes(image.get(at..at + 2)?.try_into().ok()?));
+    if image.get(..4) != Some(b"\x7fELF") {
+        return Err("not an ELF file");
+    }
+    // Class 64-bit, little-endian.
+    if image.get(4..6) != Some(&[2, 1]) || half(18) != Some(X86_64) {
+        return Err("an ELF file, but not for x86-64");
+    }
+    if half(16) != Some(EXECUTABLE) {
+        return Err("an ELF file, but not a static executable with fixed addresses");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_paths_are_told_apart() {
+        let here = Path::new("here");
+        assert_eq!(GuestName::find("hello", here), Some(GuestName::Shipped("hello".into())));
+        assert_eq!(GuestName::find("./hello", here), Some(GuestName::File("here/./hello".into())));
+        assert_eq!(GuestName::find("my.elf", here), Some(GuestName::File("here/my.elf".into())));
+        assert_eq!(GuestName::find("/a/b", here), Some(GuestName::File("/a/b".into())));
+        assert_eq!(GuestName::find("helo", here), None);
+    }
+
+    #[test]
+    fn shipped_guests_boot() {
+        assert!(!BARE.is_empty());
+        for shipped in BARE {
+            assert_eq!(check_elf(shipped.image), Ok(()), "{}", shipped.name);
+            assert!(!shipped.summary.is_empty(), "{} has no description", shipped.name);
+        }
+    }
+
+    /// Whether an ELF file has a program header that names a dynamic linker.
+    fn wants_dynamic_linker(image: &[u8]) -> Option<bool> {
+        const INTERPRETER: u32 = 3;
+        let half = |at: usize| Some(u16::from_le_bytes(image.get(at..at + 2)?.try_into().ok()?));
+        let word = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?));
+        (image.get(..4)? == b"\x7fELF").then_some(())?;
+        let (first, size, count) = (word(32)? as usize, half(54)?, half(56)?);
+        let kinds: Option<Vec<u32>> =
+            (0..usize::from(count)).map(|index| word(first + index * usize::from(size))).collect();
+        Some(kinds?.contains(&INTERPRETER))
+    }
+
+    #[test]
+    fn programs_for_linux_are_static_and_tools_are_among_them() {
+        for program in LINUX {
+            assert_eq!(wants_dynamic_linker(program.image), Some(false), "{}", program.name);
+            assert!(!program.summary.is_empty(), "{} has no description", program.name);
+        }
+        for name in ["hello", "allpairs", "tofu-guest", "tofu-agent"] {
+            assert!(for_linux(name).is_some(), "{name} is missing");
+        }
+        assert!(for_linux("baseline").is_none());
+        let error =
+            Guest::load_bare(&GuestName::Shipped("tofu-guest".into())).unwrap_err().to_string();
+        assert_eq!(error, "guest tofu-guest: this program is for Linux nodes only");
+    }
+
+    #[test]
+    fn what_cannot_boot_is_said_in_one_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let load = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            Guest::load_bare(&GuestName::File(path)).unwrap_err().to_string()
+        };
+        let mut elf = vec![0; 64];
+        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        elf[16] = 3;
+        elf[18] = 62;
+        assert!(load("pie.elf", &elf).contains("not a static executable"));
+        elf[18] = 183;
+        assert!(load("arm.elf", &elf).contains("not for x86-64"));
+        assert!(load("short.elf", b"\x7fELF").contains("not for x86-64"));
+        assert!(load("empty.elf", b"").contains("not an ELF file"));
+        let message = load("text.elf", b"#!/bin/sh\n");
+        assert!(message.contains("text.elf: not an ELF file; build"), "{message}");
+        assert!(!message.contains('\n'));
+        let folder_error =
+            Guest::load_bare(&GuestName::File(folder.path().to_owned())).unwrap_err();
+        assert!(folder_error.to_string().contains("not a regular file"));
+        let missing = Guest::load_bare(&GuestName::File("no/such.elf".into())).unwrap_err();
+        let missing = format!("{:#}", anyhow::Error::from(missing));
+        assert!(
+            missing.starts_with("guest no/such.elf: cannot read it: No such file"),
+            "{missing}"
+        );
+    }
+}

@@ -1,0 +1,171 @@
+//! Nothing is left behind, however this process ends.
+//!
+//! A small process of our own waits at a pipe whose other end this process holds. When that
+//! closes, by whatever means, it removes the machine's files and kills its own process group, to
+//! which all virtual machine monitors of the machine belong. They are also told by the kernel
+//! to die with the thread that started them ([`wrapped`]), for the case that the janitor is gone.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, bail};
+use clap::Subcommand;
+use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tofu_control::rundir;
+
+use crate::gateway::nat;
+
+/// Processes that tofu starts for itself
+#[derive(Debug, Clone, Subcommand)]
+pub enum InternalCommand {
+    /// Remove a machine's files when standard input ends
+    Janitor {
+        /// Undo the address translation of this name
+        #[arg(long)]
+        nat: Option<String>,
+        /// The run directory
+        dir: Option<PathBuf>,
+        /// Other files
+        files: Vec<PathBuf>,
+    },
+    /// Become a program that dies with its parent
+    Child {
+        /// Process id of the parent
+        parent: u32,
+        /// The program and its arguments
+        #[arg(last = true)]
+        program: Vec<OsString>,
+    },
+}
+
+impl InternalCommand {
+    /// What it is called on the command line.
+    pub const NAME: &str = "internal";
+}
+
+/// Said to the janitor at an orderly end: the files have been removed, and what is there now is
+/// somebody else's.
+const ORDERLY: &[u8] = b"done";
+
+/// The process that tidies up; dropping it makes it do so.
+pub struct Janitor {
+    child: Child,
+    /// Closing it is the sign.
+    pipe: Option<ChildStdin>,
+    group: i32,
+}
+
+impl Janitor {
+    /// Starts it for the run directory `dir` and some other files.
+    pub fn start(dir: &Path, files: &[PathBuf]) -> anyhow::Result<Self> {
+        Self::start_with(dir, files, None)
+    }
+
+    /// The same; it also takes back the address translation of the table `nat`, at any end.
+    pub fn start_with(dir: &Path, files: &[PathBuf], nat: Option<&str>) -> anyhow::Result<Self> {
+        let mut command = own_command()?;
+        command.arg("janitor");
+        command.args(nat.iter().flat_map(|nat| ["--nat", nat]));
+        command.arg(dir).args(files);
+        Self::spawn(command)
+    }
+
+    /// Starts it for a machine that has processes and no files.
+    pub fn for_processes() -> anyhow::Result<Self> {
+        let mut command = own_command()?;
+        command.arg("janitor");
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> anyhow::Result<Self> {
+        command.process_group(0);
+        // Whoever reads our output would wait for it, too.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn();
+        let mut child = child.context("cannot start the process that tidies up")?;
+        let (group, pipe) = (child.id() as i32, child.stdin.take());
+        Ok(Self { child, pipe, group })
+    }
+
+    /// The process group that it kills in the end.
+    pub fn group(&self) -> i32 {
+        self.group
+    }
+}
+
+impl Drop for Janitor {
+    fn drop(&mut self) {
+        if let Some(mut pipe) = self.pipe.take() {
+            // If it cannot be told, it is dead.
+            let _ = pipe.write_all(ORDERLY);
+        }
+        // It kills itself last of all.
+        let _ = self.child.wait();
+    }
+}
+
+/// This program with the hidden subcommand.
+fn own_command() -> anyhow::Result<Command> {
+    // By way of /proc it is found even if the file was replaced meanwhile, as by a new build.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("tofu").arg(InternalCommand::NAME).env_remove("RUST_LOG");
+    Ok(command)
+}
+
+/// A command that runs `program` in the janitor's group and dies with the thread that starts it.
+pub fn wrapped(group: i32, program: &Path) -> anyhow::Result<Command> {
+    let mut command = own_command()?;
+    command.arg("child").arg(std::process::id().to_string()).arg("--").arg(program);
+    command.process_group(group).stdin(Stdio::null());
+    Ok(command)
+}
+
+/// Runs a hidden subcommand.
+pub fn run(command: &InternalCommand) -> anyhow::Result<u8> {
+    match command {
+        InternalCommand::Janitor { nat, dir, files } => tidy(dir.as_deref(), nat.as_deref(), files),
+        InternalCommand::Child { parent, program } => become_child(*parent, program),
+    }
+}
+
+fn tidy(dir: Option<&Path>, table: Option<&str>, files: &[PathBuf]) -> anyhow::Result<u8> {
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+    }
+    let mut said = Vec::new();
+    // An error is as good as the end.
+    let _ = io::stdin().read_to_end(&mut said);
+    if said != ORDERLY {
+        for file in files {
+            // It may not have been made yet.
+            let _ = fs::remove_file(file);
+        }
+    }
+    if let (Some(table), Some(base)) = (table, dir.and_then(Path::parent)) {
+        nat::undo(table, base);
+    }
+    dir.map_or(Ok(()), rundir::remove)?;
+    let group = rustix::process::getpgrp();
+    kill_process_group(group, Signal::KILL).context("cannot kill the machine's processes")?;
+    Ok(0)
+}
+
+fn become_child(parent: u32, program: &[std::ffi::OsString]) -> anyhow::Result<u8> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have died before the kernel was told to watch it.
+    if rustix::process::getppid().map(Pid::as_raw_nonzero).map(|pid| pid.get())
+        != i32::try_from(parent).ok()
+    {
+        bail!("the process that wanted it is gone");
+    }
+    let [program, args @ ..] = program else { bail!("no program named") };
+    let error = Command::new(program).args(args).exec();
+    Err(error).with_context(|| format!("cannot run {}", program.display()))
+}

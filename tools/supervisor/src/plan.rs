@@ -1,0 +1,757 @@
+//! From the machine file and the command line to a machine that can be started.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use tofu_abi::Coords;
+use tofu_control::NodeName;
+use tofu_fabric::{FaultPlan, NodeId, Port, Shape};
+use tofu_machine::Generation;
+use tofu_netboot::Fault;
+
+use crate::capture::ToFile;
+use crate::config::{ConfigError, LinkEntry, MachineFile, Settings};
+use crate::faults::FaultSpec;
+use crate::guest::{Guest, GuestError, GuestName};
+use crate::options::MachineArgs;
+
+use crate::options::{BootArgs, ShapeArgs};
+use crate::units::{
+    BootFrom, Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
+};
+
+/// The guest program that runs if nothing else is asked for.
+const DEFAULT_GUEST: &str = "allpairs";
+
+/// The network of a machine: what `topo` draws and `up` builds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// Lengths of the axes and which wrap round.
+    pub shape: Shape,
+    /// Links that start down, each named from one of its ends; the other
+    /// direction is down as well.
+    pub links_down: Vec<(Coords, Port)>,
+}
+
+/// A machine, checked: nothing in it is left to be refused but by the host.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The fabric.
+    pub network: Network,
+    /// How doorbells arrive at the devices.
+    pub doorbell: Doorbell,
+    /// After this time all guests that still run count as hanging.
+    pub timeout: Timeout,
+    /// Whose links and barrier gates the nodes have.
+    pub generation: Generation,
+    /// Engine threads; `None` leaves the number to the machine.
+    pub engines: Option<Engines>,
+    /// The image of Linux nodes, if not the default one.
+    pub image: Option<ImageName>,
+    /// The boot server, if nodes boot over the torus.
+    pub boot_server: Option<ServerPlan>,
+    /// What goes for IP over Tofu.
+    pub ip: IpPlan,
+    /// Faults on its links.
+    pub faults: Option<FaultPlan>,
+    /// What to capture from its start on.
+    pub captures: Vec<ToFile>,
+    /// All nodes in the order of their numbers.
+    pub nodes: Vec<NodePlan>,
+}
+
+/// What goes for IP over Tofu on all nodes of a [`Plan`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IpPlan {
+    /// Part of addresses.
+    pub number: IpNumber,
+    /// Largest IP packet.
+    pub mtu: Mtu,
+    /// Whether nodes reach the networks of the host.
+    pub nat: bool,
+}
+
+/// A node of a [`Plan`].
+#[derive(Clone, Debug)]
+pub struct NodePlan {
+    /// Where it is.
+    pub coords: Coords,
+    /// What is at the device.
+    pub role: Role,
+}
+
+/// What is at a node's device.
+#[derive(Clone, Debug)]
+pub enum Role {
+    /// Nothing: the device forwards packets and has no guest.
+    Stub,
+    /// A small guest without an operating system, under our own monitor.
+    Bare(VmPlan),
+    /// A Linux guest.
+    Linux(LinuxPlan),
+    /// This process, which joins the machine to the host.
+    Gateway,
+}
+
+impl Role {
+    /// Whether what it runs comes over the torus.
+    fn is_netbooted(&self) -> bool {
+        match self {
+            Self::Stub | Self::Gateway => false,
+            Self::Bare(vm) => vm.boot == BootFrom::Tofu,
+            Self::Linux(linux) => linux.boot == BootFrom::Tofu,
+        }
+    }
+
+    /// Guest memory in bytes, and the guest program that runs to its end there.
+    fn vm(&self) -> Option<(MemorySize, Option<&str>)> {
+        match self {
+            Self::Stub | Self::Gateway => None,
+            Self::Bare(vm) => Some((vm.memory, Some(&vm.guest.name))),
+            Self::Linux(linux) => {
+                Some((linux.memory, linux.guest.as_ref().map(|guest| &*guest.name)))
+            }
+        }
+    }
+}
+
+/// The boot server of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerPlan {
+    /// Its node.
+    pub at: NodeId,
+    /// How long nodes wait for it, in milliseconds.
+    pub patience_ms: u64,
+    /// What it does wrong, for tests.
+    pub fault: Fault,
+}
+
+impl ServerPlan {
+    pub fn new(at: NodeId, args: &BootArgs) -> Self {
+        let patience = args.boot_patience.map_or(DEFAULT_PATIENCE_MS, |patience| {
+            u64::try_from(patience.0.as_millis()).unwrap_or(u64::MAX)
+        });
+        Self { at, patience_ms: patience, fault: args.fault() }
+    }
+}
+
+const DEFAULT_PATIENCE_MS: u64 = 10_000;
+
+/// A Linux guest of a [`Plan`].
+#[derive(Clone, Debug)]
+pub struct LinuxPlan {
+    /// The program to run there; without one the node stays up.
+    pub guest: Option<Guest>,
+    /// Guest memory.
+    pub memory: MemorySize,
+    /// Virtual processors.
+    pub cpus: Cpus,
+    /// Arguments of the program.
+    pub args: String,
+    /// What the user wants on the kernel's command line.
+    pub append: String,
+    /// Where the kernel comes from.
+    pub boot: BootFrom,
+}
+
+/// A small guest of a [`Plan`].
+#[derive(Clone, Debug)]
+pub struct VmPlan {
+    /// The program.
+    pub guest: Guest,
+    /// Guest memory.
+    pub memory: MemorySize,
+    /// What the user wants on the command line; the machine adds its own part.
+    pub args: String,
+    /// Where the program comes from.
+    pub boot: BootFrom,
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    #[error(
+        "{memory} of memory are too little for a Linux node; give {} or more",
+        MemorySize::LINUX_LEAST
+    )]
+    LinuxMemory { memory: MemorySize },
+    #[error(
+        "--gateway {at}: the shape {shape} has no such node; each number must be below its length"
+    )]
+    Gateway { at: Coords, shape: Shape },
+    #[error("--nat is for machines with a gateway; add --gateway and a node, such as 0,0,0,0,0,0")]
+    Nat,
+    #[error("the machine has no node but its gateway; give a larger --shape")]
+    OnlyGateway,
+    #[error("--capture {asked}: {why}")]
+    Capture { asked: String, why: String },
+    #[error("--nodes {asked}: the shape {shape} has {} nodes; give 1 to {0}", shape.nodes())]
+    Nodes { asked: u32, shape: Shape },
+    #[error("boot server at {at}: the shape {shape} has no such node")]
+    BootServer { at: Coords, shape: Shape },
+    #[error("boot server at {at}: that node is the gateway; give another one")]
+    BootServerAtGateway { at: Coords },
+    #[error(
+        "nodes that boot over the torus need a boot server on a node of its own; give --shape or \
+         --nodes so that one is left"
+    )]
+    NoBootServer,
+}
+
+impl Network {
+    /// The network of a machine file, or that of an empty one, with the command
+    /// line's say on top.
+    pub fn new(args: &ShapeArgs) -> Result<(Self, MachineFile), PlanError> {
+        Self::new_or(args, Shape::UNIT)
+    }
+
+    /// The same, with another shape if none is given.
+    pub fn new_or(args: &ShapeArgs, default: Shape) -> Result<(Self, MachineFile), PlanError> {
+        let file = match &args.config {
+            Some(path) => MachineFile::read(path)?,
+            None => MachineFile::default(),
+        };
+        let shape = args.shape.or(file.shape).unwrap_or(default);
+        let shape = shape.with_torus(file.torus.map(|torus| torus.unwrap_or(true)));
+        let mut links_down = Vec::new();
+        for link in &file.links {
+            if shape.neighbor(link.at, link.port).is_none() {
+                return Err(link.outside(&shape).into());
+            }
+            if link.down {
+                links_down.push((link.at, link.port));
+            }
+        }
+        Ok((Self { shape, links_down }, file))
+    }
+
+    /// Whether the link at this port starts down, from whichever end it was named.
+    pub fn is_down(&self, at: Coords, port: Port) -> bool {
+        let other = self.shape.neighbor(at, port).map(|to| (to, port.opposite()));
+        self.links_down.iter().any(|named| *named == (at, port) || Some(*named) == other)
+    }
+}
+
+impl Plan {
+    /// Builds the plan for `tofu up`. The command line wins over the file's
+    /// machine-wide settings, a `[[node]]` of the file over both.
+    pub fn new(args: &MachineArgs) -> Result<Self, PlanError> {
+        let (network, file) = Network::new_or(&args.shape, default_shape(args))?;
+        let shape = network.shape;
+        let count = args.nodes.unwrap_or(shape.nodes());
+        if count == 0 || count > shape.nodes() {
+            return Err(PlanError::Nodes { asked: count, shape });
+        }
+
+        let asked = args.ip.gateway.map(|node| node.0);
+        let mut gateway = match asked {
+            Some(at) => Some(shape.node_id(at).ok_or(PlanError::Gateway { at, shape })?),
+            None => None,
+        };
+        let mut overrides: HashMap<NodeId, &Settings> = HashMap::new();
+        for node in &file.nodes {
+            let id = shape.node_id(node.at).ok_or_else(|| node.outside(&shape))?;
+            if overrides.insert(id, &node.settings).is_some() {
+                return Err(node.repeated().into());
+            }
+            // The command line wins.
+            if node.gateway && asked.is_none() && gateway.replace(id).is_some() {
+                return Err(node.second_gateway().into());
+            }
+        }
+
+        let guest = match &args.guest {
+            Some(name) => Some(
+                GuestName::find(name, Path::new(""))
+                    .ok_or_else(|| GuestError::Unknown(name.clone()))?,
+            ),
+            None => file.settings.guest.clone(),
+        };
+        let machine = Settings {
+            guest,
+            memory: args.memory.or(file.settings.memory),
+            args: args.args.clone().or(file.settings.args),
+            linux: if args.linux.linux { Some(true) } else { file.settings.linux },
+            cpus: args.linux.cpus.or(file.settings.cpus),
+            append: args.linux.append.clone().or(file.settings.append),
+            boot: args.boot.boot.or(file.settings.boot),
+        };
+        let mut roles = Roles { machine: &machine, bare: HashMap::new(), linux: HashMap::new() };
+        let mut nodes = Vec::with_capacity(shape.nodes() as usize);
+        for (id, coords) in (0..).map(NodeId).zip(shape.iter()) {
+            let own = overrides.get(&id).copied().unwrap_or(&machine);
+            let role = match gateway {
+                Some(gateway) if gateway == id => Role::Gateway,
+                _ if id.0 < count => roles.of(own)?,
+                _ => Role::Stub,
+            };
+            nodes.push(NodePlan { coords, role });
+        }
+        if args.ip.nat && gateway.is_none() {
+            return Err(PlanError::Nat);
+        }
+        if shape.nodes() == 1 && gateway.is_some() {
+            return Err(PlanError::OnlyGateway);
+        }
+        let ip = IpPlan {
+            number: args.ip.ip_number.or(file.ip_number).unwrap_or_default(),
+            mtu: args.ip.mtu.or(file.mtu).unwrap_or_default(),
+            nat: args.ip.nat,
+        };
+        // What is behind a gateway is used by people, who take their time.
+        let timeout = if gateway.is_some() { Timeout::LONGEST } else { Timeout::DEFAULT };
+        let boot_server = match nodes.iter().any(|node: &NodePlan| node.role.is_netbooted()) {
+            false => None,
+            true => {
+                let asked = args.boot.boot_server.map(|at| at.0).or(file.boot_server);
+                Some(ServerPlan::new(make_room(&mut nodes, asked, &shape)?, &args.boot))
+            }
+        };
+        Ok(Self {
+            boot_server,
+            network,
+            ip,
+            doorbell: args.doorbell.or(file.doorbell).unwrap_or_default(),
+            timeout: args.timeout.or(file.timeout).unwrap_or(timeout),
+            generation: file.generation,
+            engines: args.engines.or(file.engines),
+            image: args.linux.image.clone().or(file.image),
+            faults: faults(args.faults.or(file.faults), &file.links),
+            captures: captures(&args.capture, &shape)?,
+            nodes,
+        })
+    }
+
+    fn roles(&self) -> impl Iterator<Item = (NodeId, &Role)> {
+        (0..).map(NodeId).zip(self.nodes.iter().map(|node| &node.role))
+    }
+
+    /// The small guests with their nodes.
+    pub fn bare(&self) -> impl Iterator<Item = (NodeId, &VmPlan)> {
+        self.roles().filter_map(|(id, role)| match role {
+            Role::Bare(vm) => Some((id, vm)),
+            _ => None,
+        })
+    }
+
+    /// The Linux guests with their nodes.
+    pub fn linux(&self) -> impl Iterator<Item = (NodeId, &LinuxPlan)> {
+        self.roles().filter_map(|(id, role)| match role {
+            Role::Linux(linux) => Some((id, linux)),
+            _ => None,
+        })
+    }
+
+    /// The gateway.
+    pub fn gateway(&self) -> Option<NodeId> {
+        self.roles().find(|(_, role)| matches!(role, Role::Gateway)).map(|(id, _)| id)
+    }
+
+    /// The nodes with a virtual machine.
+    pub fn vms(&self) -> impl Iterator<Item = NodeId> {
+        self.roles().filter_map(|(id, role)| role.vm().map(|_| id))
+    }
+
+    /// The nodes where a guest program runs to its end, and its name.
+    pub fn programs(&self) -> impl Iterator<Item = (NodeId, &str)> {
+        self.roles().filter_map(|(id, role)| Some((id, role.vm()?.1?)))
+    }
+
+    /// How many nodes get what they run from the boot server.
+    pub fn netbooted(&self) -> usize {
+        self.nodes.iter().filter(|node| node.role.is_netbooted()).count()
+    }
+
+    /// Name of the guest program of a node.
+    pub fn program(&self, node: NodeId) -> Option<&str> {
+        self.nodes.get(node.index())?.role.vm()?.1
+    }
+
+    /// Whether the machine stays up until told otherwise, rather than until its programs have
+    /// ended.
+    pub fn stays_up(&self) -> bool {
+        self.linux().any(|(_, linux)| linux.guest.is_none())
+    }
+
+    /// Coordinates of a node.
+    pub fn coords(&self, node: NodeId) -> Coords {
+        self.nodes[node.index()].coords
+    }
+
+    /// Guest memory of all VMs in bytes.
+    pub fn guest_memory(&self) -> u64 {
+        let sizes = self.roles().filter_map(|(_, role)| role.vm()).map(|(memory, _)| memory.0);
+        sizes.fold(0, u64::saturating_add)
+    }
+}
+
+/// The faults of a machine, and of links that have some of their own.
+fn faults(everywhere: Option<FaultSpec>, links: &[LinkEntry]) -> Option<FaultPlan> {
+    let own = |link: &LinkEntry| Some((link.at, link.port, link.faults?.rates));
+    let links: Vec<_> = links.iter().filter_map(own).collect();
+    if everywhere.is_none() && links.is_empty() {
+        return None;
+    }
+    Some(FaultPlan { links, ..everywhere.unwrap_or_default().plan() })
+}
+
+fn captures(asked: &[String], shape: &Shape) -> Result<Vec<ToFile>, PlanError> {
+    let capture = |asked: &String| {
+        let no = |why: String| PlanError::Capture { asked: asked.clone(), why };
+        let (node, path) = asked
+            .split_once('=')
+            .ok_or_else(|| no("give NODE=FILE, such as 0=node0.pcapng".into()))?;
+        let name = NodeName::parse(node).ok_or_else(|| {
+            no("give an index, coordinates or a name of a node in front of the =".into())
+        })?;
+        let at =
+            name.at(shape).ok_or_else(|| no(format!("the machine {shape} has no node {node}")))?;
+        let file =
+            File::create(path).map_err(|error| no(format!("cannot write {path}: {error}")))?;
+        Ok(ToFile { at, path: path.into(), file: Arc::new(file) })
+    };
+    asked.iter().map(capture).collect()
+}
+
+/// The machine if none is described.
+fn default_shape(args: &MachineArgs) -> Shape {
+    match (args.linux.linux, args.boot.boot) {
+        (false, _) => Shape::UNIT,
+        // And a boot server.
+        (true, Some(BootFrom::Tofu)) => Shape::new([3, 1, 1, 1, 1, 1]).unwrap_or(Shape::UNIT),
+        (true, _) => pair(),
+    }
+}
+
+/// Makes a node the boot server's: the one that is asked for, else the last one without a VM, else
+/// the last one.
+fn make_room(
+    nodes: &mut [NodePlan],
+    asked: Option<Coords>,
+    shape: &Shape,
+) -> Result<NodeId, PlanError> {
+    let at = match asked {
+        Some(at) => shape.node_id(at).ok_or(PlanError::BootServer { at, shape: *shape })?.index(),
+        None => {
+            let free = nodes.iter().rposition(|node| matches!(node.role, Role::Stub));
+            let last = || nodes.iter().rposition(|node| !matches!(node.role, Role::Gateway));
+            free.or_else(last).ok_or(PlanError::NoBootServer)?
+        }
+    };
+    if matches!(nodes[at].role, Role::Gateway) {
+        return Err(PlanError::BootServerAtGateway { at: nodes[at].coords });
+    }
+    nodes[at].role = Role::Stub;
+    if !nodes.iter().any(|node| node.role.is_netbooted()) {
+        return Err(PlanError::NoBootServer);
+    }
+    Ok(NodeId(at as u32))
+}
+
+/// The machine of Linux nodes if none is described: two, next to each other.
+fn pair() -> Shape {
+    Shape::new([2, 1, 1, 1, 1, 1]).unwrap_or(Shape::UNIT)
+}
+
+/// Makes roles of settings; each guest program is loaded once.
+struct Roles<'a> {
+    machine: &'a Settings,
+    bare: HashMap<GuestName, Guest>,
+    linux: HashMap<GuestName, Guest>,
+}
+
+impl Roles<'_> {
+    /// The role of a node with these settings of its own.
+    fn of(&mut self, own: &Settings) -> Result<Role, PlanError> {
+        let machine = self.machine;
+        let name = own.guest.as_ref().or(machine.guest.as_ref());
+        let memory = own.memory.or(machine.memory);
+        let text = |text: Option<&GuestArgs>| text.map(|text| text.0.clone()).unwrap_or_default();
+        let args = text(own.args.as_ref().or(machine.args.as_ref()));
+        let boot = own.boot.or(machine.boot).unwrap_or_default();
+        if own.linux.or(machine.linux).unwrap_or(false) {
+            let guest = match name {
+                Some(name) => Some(load(&mut self.linux, name, Guest::load_linux)?),
+                None => None,
+            };
+            let memory = memory.unwrap_or(MemorySize::LINUX_DEFAULT);
+            if memory.0 < MemorySize::LINUX_LEAST.0 {
+                return Err(PlanError::LinuxMemory { memory });
+            }
+            let cpus = own.cpus.or(machine.cpus).unwrap_or(Cpus::DEFAULT);
+            let append = text(own.append.as_ref().or(machine.append.as_ref()));
+            return Ok(Role::Linux(LinuxPlan { guest, memory, cpus, args, append, boot }));
+        }
+        let default = GuestName::Shipped(DEFAULT_GUEST.into());
+        let guest = load(&mut self.bare, name.unwrap_or(&default), Guest::load_bare)?;
+        let memory = memory.unwrap_or(MemorySize::DEFAULT);
+        Ok(Role::Bare(VmPlan { guest, memory, args, boot }))
+    }
+}
+
+fn load<T: Clone>(
+    loaded: &mut HashMap<GuestName, T>,
+    name: &GuestName,
+    load: fn(&GuestName) -> Result<T, GuestError>,
+) -> Result<T, GuestError> {
+    if let Some(guest) = loaded.get(name) {
+        return Ok(guest.clone());
+    }
+    let guest = load(name)?;
+    loaded.insert(name.clone(), guest.clone());
+    Ok(guest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::fs;
+    use tempfile::TempDir;
+
+    struct Case {
+        folder: TempDir,
+    }
+
+    impl Case {
+        /// A folder with a machine file and two programs that can be booted.
+        fn new(file: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let mut elf = vec![0; 64];
+            elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+            (elf[16], elf[18]) = (2, 62);
+            for name in ["one.elf", "two.elf"] {
+                fs::write(folder.path().join(name), &elf).unwrap();
+            }
+            fs::write(folder.path().join("m.toml"), file).unwrap();
+            Self { folder }
+        }
+
+        fn plan(&self, args: &[&str]) -> Result<Plan, PlanError> {
+            let config = self.folder.path().join("m.toml");
+            let fixed = ["up", "-c", config.to_str().unwrap()];
+            let args = MachineArgs::try_parse_from(fixed.iter().chain(args)).unwrap();
+            Plan::new(&args)
+        }
+
+        fn error(&self, args: &[&str]) -> String {
+            let message = self.plan(args).unwrap_err().to_string();
+            assert!(!message.contains('\n'), "{message}");
+            message
+        }
+    }
+
+    fn bare(plan: &Plan, node: usize) -> VmPlan {
+        plan.bare().find(|(id, _)| id.index() == node).unwrap().1.clone()
+    }
+
+    #[test]
+    fn defaults_are_a_unit() {
+        let plan = Case::new("guest = \"one.elf\"").plan(&[]).unwrap();
+        assert_eq!(plan.network.shape, Shape::UNIT);
+        assert_eq!(plan.vms().count(), 12);
+        assert_eq!((plan.doorbell, plan.timeout), (Doorbell::Auto, Timeout::DEFAULT));
+        assert_eq!(plan.guest_memory(), 12 * (16 << 20));
+        assert_eq!(plan.coords(NodeId(11)), Coords::new(0, 0, 0, 1, 2, 1));
+        assert!(plan.bare().all(|(_, vm)| vm.guest.name == "one" && vm.args.is_empty()));
+    }
+
+    #[test]
+    fn command_line_beats_file_and_node_beats_both() {
+        let case = Case::new(
+            r#"
+            shape = "2x1x1x1x1x1"
+            torus = { x = false }
+            guest = "one.elf"
+            memory = "4MiB"
+            args = "file"
+            doorbell = "polled"
+            timeout = "1s"
+            engines = 1
+            [[node]]
+            at = [1, 0, 0, 0, 0, 0]
+            guest = "two.elf"
+            memory = "8MiB"
+            "#,
+        );
+        let plan = case.plan(&[]).unwrap();
+        assert!(!plan.network.shape.wraps(tofu_fabric::Axis::X));
+        let [first, second] = [0, 1].map(|node: usize| bare(&plan, node));
+        assert_eq!(
+            (first.guest.name.as_str(), first.memory.0, first.args.as_str()),
+            ("one", 4 << 20, "file")
+        );
+        assert_eq!(
+            (second.guest.name.as_str(), second.memory.0, second.args.as_str()),
+            ("two", 8 << 20, "file")
+        );
+
+        let plan = case
+            .plan(&[
+                "--memory",
+                "2MiB",
+                "--args",
+                "line",
+                "--doorbell",
+                "trapped",
+                "--timeout",
+                "2s",
+                "--engines",
+                "3",
+            ])
+            .unwrap();
+        let [first, second] = [0, 1].map(|node: usize| bare(&plan, node));
+        assert_eq!((first.memory.0, first.args.as_str()), (2 << 20, "line"));
+        assert_eq!((second.memory.0, second.args.as_str()), (8 << 20, "line"));
+        assert_eq!(plan.doorbell, Doorbell::Trapped);
+        assert_eq!(Some(plan.timeout), "2s".parse().ok());
+        assert_eq!(plan.engines, "3".parse().ok());
+    }
+
+    #[test]
+    fn the_rest_of_the_nodes_are_stubs() {
+        let plan = Case::new("guest = \"one.elf\"").plan(&["--nodes", "2"]).unwrap();
+        assert_eq!(plan.nodes.len(), 12);
+        assert_eq!(plan.vms().map(|id| id.0).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn a_boot_server_has_a_node_of_its_own() {
+        let case = Case::new("guest = \"one.elf\"");
+        let server = |plan: &Plan| plan.boot_server.map(|server| plan.coords(server.at));
+        assert_eq!(server(&case.plan(&[]).unwrap()), None);
+        // The last node gives way if there is no other one.
+        let plan = case.plan(&["--boot", "tofu"]).unwrap();
+        assert_eq!(server(&plan), Some(Coords::new(0, 0, 0, 1, 2, 1)));
+        assert_eq!((plan.vms().count(), plan.netbooted()), (11, 11));
+        let plan = case.plan(&["--boot", "tofu", "--nodes", "3"]).unwrap();
+        assert_eq!(server(&plan), Some(Coords::new(0, 0, 0, 1, 2, 1)));
+        assert_eq!(plan.vms().count(), 3);
+        let plan = case.plan(&["--boot", "tofu", "--boot-server", "0,0,0,0,1,0"]).unwrap();
+        assert_eq!(server(&plan), Some(Coords::new(0, 0, 0, 0, 1, 0)));
+        assert!(plan.vms().all(|id| Some(plan.coords(id)) != server(&plan)));
+        let message = case.error(&["--boot", "tofu", "--boot-server", "1,0,0,0,0,0"]);
+        assert_eq!(message, "boot server at (1,0,0,0,0,0): the shape 1x1x1x2x3x2 has no such node");
+        let message = case.error(&["--boot", "tofu", "--shape", "1x1x1x1x1x1"]);
+        assert!(message.contains("need a boot server on a node of its own"), "{message}");
+    }
+
+    #[test]
+    fn single_nodes_boot_over_the_torus() {
+        let file = r#"
+            guest = "one.elf"
+            boot_server = [0, 0, 0, 0, 0, 1]
+            [[node]]
+            at = [0, 0, 0, 1, 0, 0]
+            boot = "tofu"
+        "#;
+        let plan = Case::new(file).plan(&[]).unwrap();
+        assert_eq!((plan.vms().count(), plan.netbooted()), (11, 1));
+        assert_eq!(plan.boot_server.map(|server| server.at), Some(NodeId(1)));
+        let plan = Case::new("").plan(&["--linux", "--boot", "tofu"]).unwrap();
+        assert_eq!((plan.linux().count(), plan.network.shape.nodes()), (2, 3));
+    }
+
+    #[test]
+    fn linux_is_a_pair_that_stays_up() {
+        let plan = Case::new("").plan(&["--linux"]).unwrap();
+        assert_eq!(plan.network.shape, pair());
+        assert_eq!(pair().nodes(), 2);
+        assert_eq!(plan.linux().count(), 2);
+        assert_eq!(plan.guest_memory(), 2 * (256 << 20));
+        assert!(plan.stays_up() && plan.programs().next().is_none());
+        let plan = Case::new("").plan(&["--linux", "--guest", "/bin/true"]).unwrap();
+        assert!(!plan.stays_up());
+        assert_eq!(plan.program(NodeId(1)), Some("true"));
+        let message = Case::new("").error(&["--linux", "--memory", "64MiB"]);
+        assert!(message.starts_with("64MiB of memory are too little"), "{message}");
+    }
+
+    #[test]
+    fn bare_and_linux_nodes_mix() {
+        let file = r#"
+            shape = "2x1x1x1x1x1"
+            cpus = 3
+            append = "all"
+            [[node]]
+            at = [1, 0, 0, 0, 0, 0]
+            linux = true
+            memory = "512MiB"
+            append = "own"
+        "#;
+        let plan = Case::new(file).plan(&[]).unwrap();
+        assert_eq!(
+            plan.bare().map(|(id, vm)| (id.0, &*vm.guest.name)).collect::<Vec<_>>(),
+            [(0, "allpairs")]
+        );
+        let (id, linux) = plan.linux().next().unwrap();
+        assert_eq!(
+            (id.0, linux.cpus, linux.memory.0, &*linux.append),
+            (1, Cpus(3), 512 << 20, "own")
+        );
+        assert!(linux.guest.is_none() && plan.stays_up());
+        assert_eq!(plan.vms().count(), 2);
+    }
+
+    #[test]
+    fn a_link_is_down_from_both_ends() {
+        let link = "[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"B-\"\ndown = true";
+        let plan = Case::new(&format!("guest = \"one.elf\"\n{link}")).plan(&[]).unwrap();
+        let network = plan.network;
+        assert!(network.is_down(Coords::new(0, 0, 0, 0, 0, 0), Port::BMinus));
+        assert!(network.is_down(Coords::new(0, 0, 0, 0, 2, 0), Port::BPlus));
+        assert!(!network.is_down(Coords::new(0, 0, 0, 0, 2, 0), Port::BMinus));
+        let up = Case::new(&link.replace("true", "false"));
+        let network =
+            Network::new(&ShapeArgs { config: Some(up.folder.path().join("m.toml")), shape: None });
+        assert!(network.unwrap().0.links_down.is_empty());
+    }
+
+    #[test]
+    fn what_the_shape_does_not_have_is_named() {
+        let node = "[[node]]\nat = [0, 0, 0, 0, 2, 0]\n";
+        let message = Case::new(node).error(&["--shape", "1x1x1x2x1x1"]);
+        assert!(message.contains("m.toml:2: at = [0, 0, 0, 0, 2, 0] is not allowed"), "{message}");
+        assert!(message.ends_with("each below its length in the shape 1x1x1x2x1x1"), "{message}");
+
+        let message = Case::new(&format!("{node}{node}")).error(&[]);
+        assert!(message.contains("m.toml:4: at = [0, 0, 0, 0, 2, 0] is not allowed"), "{message}");
+        assert!(message.ends_with("at is a node that no other [[node]] names"), "{message}");
+
+        let link = "[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"X+\"\ndown = true";
+        let message = Case::new(link).error(&[]);
+        assert!(
+            message.ends_with(
+                "m.toml:3: port = \"X+\" is not allowed; port is one of \"A\", \"C\", \"B-\", \
+                 \"B+\" at [0, 0, 0, 0, 0, 0]"
+            ),
+            "{message}"
+        );
+        let message = Case::new(link).error(&["--shape", "1x1x1x1x1x1"]);
+        assert!(message.ends_with("and [0, 0, 0, 0, 0, 0] has none"), "{message}");
+        let message = Case::new(&link.replace("[0,", "[1,")).error(&[]);
+        assert!(message.contains("at = [1, 0, 0, 0, 0, 0] is not allowed"), "{message}");
+    }
+
+    #[test]
+    fn counts_and_guests_are_checked() {
+        let case = Case::new("guest = \"one.elf\"");
+        for count in ["0", "13"] {
+            let message = case.error(&["--nodes", count]);
+            let expected =
+                format!("--nodes {count}: the shape 1x1x1x2x3x2 has 12 nodes; give 1 to 12");
+            assert_eq!(message, expected);
+        }
+        let message = case.error(&["--guest", "nope"]);
+        assert!(message.starts_with("guest nope: there is no such guest"), "{message}");
+        let toml = case.folder.path().join("m.toml");
+        let message = case.error(&["--guest", toml.to_str().unwrap()]);
+        assert!(message.contains("m.toml: not an ELF file"), "{message}");
+    }
+}

@@ -1,0 +1,166 @@
+//! Guest programs on Linux nodes, by way of their agents.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread;
+
+use anyhow::{Context, bail};
+use tofu_agent::files;
+use tofu_agent::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, ToProgram, WINDOW};
+
+use crate::agent::Agent;
+use crate::event::{Event, Outcome};
+use crate::guest::Guest;
+use crate::node::AgentNode;
+
+/// Where programs are put in a guest.
+const FOLDER: &str = "/tmp";
+/// A line of a guest is cut here, in bytes.
+const MAX_LINE: usize = 4096;
+
+/// Runs a program to its end, with `input` on its standard input; `output` gets what it writes.
+///
+/// # Errors
+///
+/// If it could not be run, or the node has stopped.
+pub fn run(
+    agent: &Arc<Agent>,
+    exec: Exec,
+    input: &[u8],
+    mut output: impl FnMut(Output, &[u8]),
+) -> anyhow::Result<Status> {
+    let (handle, events) = agent.exec(Exec { stdin: !input.is_empty(), ..exec })?.split();
+    let mut left = input;
+    let mut credit = WINDOW as usize;
+    loop {
+        while !left.is_empty() && credit > 0 {
+            let (now, later) = left.split_at(left.len().min(credit).min(MAX_DATA));
+            handle.say(ToProgram::Input(now.to_vec()))?;
+            credit -= now.len();
+            left = later;
+            if left.is_empty() {
+                handle.say(ToProgram::InputEnd)?;
+            }
+        }
+        match events.recv().context("the node has stopped")? {
+            FromProgram::Output(stream, bytes) => {
+                output(stream, &bytes);
+                handle.used(stream, bytes.len())?;
+            }
+            FromProgram::Credit(bytes) => credit += bytes as usize,
+            FromProgram::Ended(Status::NotRun { why, .. }) => bail!(why),
+            FromProgram::Ended(status) => return Ok(status),
+        }
+    }
+}
+
+/// Runs a program, and wants it to succeed.
+pub fn must_run(agent: &Arc<Agent>, exec: Exec, input: &[u8]) -> anyhow::Result<()> {
+    let name = exec.args.join(" ");
+    let mut errors = Vec::new();
+    let status = run(agent, exec, input, |_, bytes| {
+        if errors.len() < MAX_LINE {
+            errors.extend_from_slice(bytes);
+        }
+    })?;
+    match status {
+        Status::Code(0) => Ok(()),
+        _ => bail!("{name}: {}", tofu_ui::printable(String::from_utf8_lossy(&errors).trim())),
+    }
+}
+
+/// Starts a guest program on a node; its lines and its end arrive as events.
+pub fn start(
+    node: &Arc<dyn AgentNode>,
+    guest: &Guest,
+    args: &str,
+    events: &Sender<Event>,
+) -> anyhow::Result<()> {
+    let (node, guest, events) = (Arc::clone(node), guest.clone(), events.clone());
+    let words: Vec<String> = args.split_whitespace().map(str::to_owned).collect();
+    let thread = thread::Builder::new().name("guest".into()).spawn(move || {
+        let mut lines = Lines::default();
+        let status = put(&*node, &guest).and_then(|path| {
+            let args = [path].into_iter().chain(words).collect();
+            let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
+            run(node.agent(), exec, &[], |_, bytes| {
+                lines.take(bytes, |line| {
+                    // The receiver is gone only when the run is over.
+                    let _ = events.send(Event::Line(node.id(), line));
+                });
+            })
+        });
+        lines.end(|line| {
+            let _ = events.send(Event::Line(node.id(), line));
+        });
+        let outcome = match status {
+            Ok(Status::Code(code)) => Outcome::Exited(code as u32),
+            Ok(Status::Signal(signal)) => Outcome::Fault(format!("ended by signal {signal}")),
+            Ok(Status::NotRun { why, .. }) => Outcome::Fault(why),
+            Err(error) => Outcome::Fault(format!("{error:#}")),
+        };
+        let _ = events.send(Event::Ended(node.id(), outcome));
+    });
+    thread.context("no threads left")?;
+    Ok(())
+}
+
+/// Brings a program into a guest; returns where it is there.
+pub fn put(node: &dyn AgentNode, guest: &Guest) -> anyhow::Result<String> {
+    let name = format!("guest-{}", guest.name);
+    let mut archive = Vec::new();
+    files::pack_bytes(&name, 0o755, &guest.image, &mut archive)?;
+    let path = format!("{FOLDER}/{name}");
+    let args = vec!["unpack".into(), path.clone()];
+    let exec = Exec { program: Program::Agent, args, env: Vec::new(), stdin: true };
+    must_run(node.agent(), exec, &archive).context("cannot copy the program to the node")?;
+    Ok(path)
+}
+
+/// Cuts output into lines of bounded length.
+#[derive(Default)]
+struct Lines {
+    line: Vec<u8>,
+}
+
+impl Lines {
+    fn take(&mut self, bytes: &[u8], mut each: impl FnMut(String)) {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let room = MAX_LINE - self.line.len();
+            self.line.extend_from_slice(&piece[..piece.len().min(room)]);
+            if piece.ends_with(b"\n") || self.line.len() == MAX_LINE {
+                let line = String::from_utf8_lossy(&self.line);
+                each(line.trim_end_matches(['\r', '\n']).to_owned());
+                self.line.clear();
+            }
+        }
+    }
+
+    fn end(&mut self, mut each: impl FnMut(String)) {
+        if !self.line.is_empty() {
+            each(String::from_utf8_lossy(&self.line).into_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut() {
+        let mut found = Vec::new();
+        let mut lines = Lines::default();
+        for piece in [b"one\r\ntw".as_slice(), b"o\n\nthr", b"ee"] {
+            lines.take(piece, |line| found.push(line));
+        }
+        lines.end(|line| found.push(line));
+        assert_eq!(found, ["one", "two", "", "three"]);
+        let mut lengths = Vec::new();
+        let mut lines = Lines::default();
+        lines.take(&[b'x'; MAX_LINE + 10], |line| lengths.push(line.len()));
+        lines.take(b"\n", |line| lengths.push(line.len()));
+        assert_eq!(lengths.first(), Some(&MAX_LINE));
+        assert!(lines.line.len() < MAX_LINE);
+    }
+}

@@ -1,0 +1,92 @@
+//! Devices of nodes on sockets, for monitors that are not ours.
+
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use anyhow::Context;
+use tofu_abi::Coords;
+use tofu_machine::{Doorbells, Machine};
+use tofu_sandbox::Role;
+use tofu_vfio_user::{
+    Backing, BoundSocket, ClientMemory, ClientPages, Limits, Server, bind_socket,
+};
+
+use crate::confine::Confinement;
+
+/// A node's device on its socket. Dropping it closes and removes the socket.
+pub struct Served {
+    server: Arc<Server>,
+    thread: Option<JoinHandle<()>>,
+    /// Its file is removed with it.
+    socket: Option<BoundSocket>,
+}
+
+impl Served {
+    /// Adds a device at `at` and serves it at the path `socket`.
+    ///
+    /// # Errors
+    ///
+    /// If the socket is in use or cannot be made.
+    pub fn at_path(
+        machine: &Machine,
+        at: Coords,
+        socket: &Path,
+        backing: Backing,
+        confinement: &Confinement,
+    ) -> anyhow::Result<Self> {
+        let socket = bind_socket(socket)?;
+        let listener = socket.listener().context("no descriptors left")?;
+        let mut served = Self::on(machine, at, listener, backing, confinement)?;
+        served.socket = Some(socket);
+        Ok(served)
+    }
+
+    /// Adds a device at `at` and serves whoever connects to `listener`.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no memory, threads or descriptors left.
+    pub fn on(
+        machine: &Machine,
+        at: Coords,
+        listener: UnixListener,
+        backing: Backing,
+        confinement: &Confinement,
+    ) -> anyhow::Result<Self> {
+        let memory = Arc::new(ClientMemory::new(backing, Limits::DEFAULT));
+        let pages = match machine.config().doorbells {
+            Doorbells::Trapped => None,
+            Doorbells::Polled => Some(ClientPages::new().context("no memory for shared pages")?),
+        };
+        let shared = pages.as_ref().map(ClientPages::shared);
+        let node = machine.add_node_with_pages(at, Arc::clone(&memory) as _, shared)?;
+        let mut server = Server::new(node, memory);
+        if let Some(pages) = pages {
+            server = server.with_pages(pages);
+        }
+        let server = Arc::new(server);
+        let mut served = Self { server: Arc::clone(&server), thread: None, socket: None };
+        let first = confinement.hook(Role::VfioUser);
+        let run = move || {
+            first();
+            if let Err(error) = server.run(listener) {
+                log::error!("node {at}: {error}");
+            }
+        };
+        let thread = thread::Builder::new().name(format!("serve{at}")).spawn(run);
+        served.thread = Some(thread.context("no threads left")?);
+        Ok(served)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.server.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed.
+            let _ = thread.join();
+        }
+    }
+}

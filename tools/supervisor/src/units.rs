@@ -1,0 +1,418 @@
+//! Values that the machine file and the command line write alike.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::Serialize;
+use tofu_abi::Coords;
+use tofu_control::NodeName;
+
+/// Guest memory of a node in bytes: 2 MiB to 1 TiB in whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct MemorySize(pub u64);
+
+impl MemorySize {
+    pub const DEFAULT: Self = Self(16 << 20);
+    /// Of a Linux node.
+    pub const LINUX_DEFAULT: Self = Self(256 << 20);
+    /// The least that a Linux node boots with.
+    pub const LINUX_LEAST: Self = Self(96 << 20);
+    pub const ALLOWED: &str = "a whole number with KiB, MiB or GiB, such as \"16MiB\", \
+                                      from 2MiB to 1024GiB, in 4KiB steps";
+}
+
+impl FromStr for MemorySize {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
+        let bytes = units
+            .iter()
+            .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)))
+            .and_then(|(number, shift)| whole_number(number)?.checked_mul(1 << shift))
+            .filter(|bytes| (2 << 20..=1 << 40).contains(bytes) && bytes.is_multiple_of(4096));
+        bytes.map(Self).ok_or(Self::ALLOWED)
+    }
+}
+
+impl fmt::Display for MemorySize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, shift) = [("GiB", 30), ("MiB", 20)]
+            .into_iter()
+            .find(|(_, shift)| self.0.trailing_zeros() >= *shift)
+            .unwrap_or(("KiB", 10));
+        write!(f, "{}{unit}", self.0 >> shift)
+    }
+}
+
+/// How long a run may take: 1 ms to 24 h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeout(pub Duration);
+
+impl Timeout {
+    pub const DEFAULT: Self = Self(Duration::from_secs(60));
+    pub const LONGEST: Self = Self(Duration::from_secs(24 * 3600));
+    pub const ALLOWED: &str = "a whole number with ms, s, m or h, such as \"30s\", from 1ms to 24h";
+}
+
+impl FromStr for Timeout {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // "ms" before "s" and "m", which it ends or starts with.
+        let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+        let millis = units
+            .iter()
+            .find_map(|(unit, millis)| Some((text.strip_suffix(unit)?, millis)))
+            .and_then(|(number, millis)| whole_number(number)?.checked_mul(*millis))
+            .filter(|millis| (1..=86_400_000).contains(millis));
+        millis.map(|millis| Self(Duration::from_millis(millis))).ok_or(Self::ALLOWED)
+    }
+}
+
+/// Number of engine threads that move data: 1 to 256.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Engines(pub NonZeroU32);
+
+impl Engines {
+    pub const ALLOWED: &str = "a whole number of threads from 1 to 256";
+}
+
+impl TryFrom<i64> for Engines {
+    type Error = &'static str;
+
+    fn try_from(number: i64) -> Result<Self, Self::Error> {
+        let number = u32::try_from(number).ok().filter(|number| *number <= 256);
+        number.and_then(NonZeroU32::new).map(Self).ok_or(Self::ALLOWED)
+    }
+}
+
+impl FromStr for Engines {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
+    }
+}
+
+/// Virtual processors of a Linux node: 1 to 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Cpus(pub u32);
+
+impl Cpus {
+    pub const DEFAULT: Self = Self(1);
+    pub const ALLOWED: &str = "a whole number of processors from 1 to 16";
+}
+
+impl TryFrom<i64> for Cpus {
+    type Error = &'static str;
+
+    fn try_from(number: i64) -> Result<Self, Self::Error> {
+        match number {
+            1..=16 => Ok(Self(number as u32)),
+            _ => Err(Self::ALLOWED),
+        }
+    }
+}
+
+impl FromStr for Cpus {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
+    }
+}
+
+/// Name of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageName(String);
+
+impl ImageName {
+    pub const ALLOWED: &str = "1 to 64 letters, digits, and . _ + - after the first";
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for ImageName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // The rules are the library's.
+        let fits = tofu_image::Spec::new(text).is_ok();
+        fits.then(|| Self(text.to_owned())).ok_or(Self::ALLOWED)
+    }
+}
+
+/// Text appended to a guest's command line.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct GuestArgs(pub String);
+
+impl GuestArgs {
+    pub const ALLOWED: &str = "at most 1024 printable ASCII characters";
+}
+
+impl FromStr for GuestArgs {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let printable = text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+        if printable && text.len() <= 1024 { Ok(Self(text.to_owned())) } else { Err(Self::ALLOWED) }
+    }
+}
+
+/// How doorbell writes reach the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Doorbell {
+    /// Each doorbell write leaves the guest; engines sleep until one comes
+    Trapped,
+    /// Doorbells are shared memory that engines watch; nothing leaves the guest
+    Polled,
+    /// Whatever suits this host and the number of nodes
+    #[default]
+    Auto,
+}
+
+impl Doorbell {
+    pub const ALLOWED: &str = "\"trapped\", \"polled\" or \"auto\"";
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Trapped => "trapped",
+            Self::Polled => "polled",
+            Self::Auto => "auto",
+        }
+    }
+}
+
+impl FromStr for Doorbell {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "trapped" => Ok(Self::Trapped),
+            "polled" => Ok(Self::Polled),
+            "auto" => Ok(Self::Auto),
+            _ => Err(Self::ALLOWED),
+        }
+    }
+}
+
+/// Where a node's guest or kernel comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum BootFrom {
+    /// The machine monitor puts it into the node's memory
+    #[default]
+    Monitor,
+    /// The node fetches it from a boot server, over the torus
+    Tofu,
+}
+
+impl FromStr for BootFrom {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "monitor" => Ok(Self::Monitor),
+            "tofu" => Ok(Self::Tofu),
+            _ => Err("\"monitor\" or \"tofu\""),
+        }
+    }
+}
+
+/// Coordinates as on a command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At(pub Coords);
+
+impl FromStr for At {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+        let parts: Option<Vec<u8>> = text
+            .split(',')
+            .map(|part| part.parse().ok().filter(|n: &u8| digits(part) && *n < 32))
+            .collect();
+        let coords = parts.and_then(|parts| <[u8; 6]>::try_from(parts).ok());
+        coords
+            .map(|coords| Self(Coords::from_array(coords)))
+            .ok_or("coordinates X,Y,Z,A,B,C, six whole numbers from 0 to 31")
+    }
+}
+
+/// A node of a machine, by its coordinates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeAt(pub Coords);
+
+impl FromStr for NodeAt {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let allowed = "coordinates such as 0,0,0,0,0,0 or a name such as t-0-0-0-0-0-0";
+        match NodeName::parse(text) {
+            Some(NodeName::At(at)) => Ok(Self(Coords::from_array(at))),
+            _ => Err(allowed),
+        }
+    }
+}
+
+/// Number of a machine in IP addresses: 0 to 7.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct IpNumber(pub u8);
+
+impl IpNumber {
+    pub const ALLOWED: &str = "a whole number from 0 to 7";
+}
+
+impl TryFrom<i64> for IpNumber {
+    type Error = &'static str;
+
+    fn try_from(number: i64) -> Result<Self, Self::Error> {
+        match number {
+            0..=7 => Ok(Self(number as u8)),
+            _ => Err(Self::ALLOWED),
+        }
+    }
+}
+
+impl FromStr for IpNumber {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
+    }
+}
+
+/// Largest IP packet between nodes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mtu(pub u16);
+
+impl Mtu {
+    pub const ALLOWED: &str = "a whole number of bytes from 1280 to 65521";
+}
+
+impl Default for Mtu {
+    fn default() -> Self {
+        Self(1500)
+    }
+}
+
+impl TryFrom<i64> for Mtu {
+    type Error = &'static str;
+
+    fn try_from(number: i64) -> Result<Self, Self::Error> {
+        match number {
+            1280..=65521 => Ok(Self(number as u16)),
+            _ => Err(Self::ALLOWED),
+        }
+    }
+}
+
+impl FromStr for Mtu {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
+    }
+}
+
+/// Digits only: `parse` alone would take a sign.
+fn whole_number(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn memory_sizes() {
+        let good =
+            [("16MiB", 16 << 20), ("2048KiB", 2 << 20), ("1GiB", 1 << 30), ("1024GiB", 1 << 40)];
+        for (text, bytes) in good {
+            assert_eq!(text.parse(), Ok(MemorySize(bytes)), "{text}");
+        }
+        for text in [
+            "",
+            "16",
+            "MiB",
+            "16 MiB",
+            "16MB",
+            "-16MiB",
+            "+16MiB",
+            "1.5GiB",
+            "1MiB",
+            "2049KiB",
+            "1025GiB",
+            "99999999999999999999GiB",
+            "18014398509481984KiB",
+        ] {
+            assert_eq!(text.parse::<MemorySize>(), Err(MemorySize::ALLOWED), "{text}");
+        }
+    }
+
+    #[test]
+    fn timeouts() {
+        for (text, millis) in [("30s", 30_000), ("1ms", 1), ("2m", 120_000), ("24h", 86_400_000)] {
+            assert_eq!(text.parse(), Ok(Timeout(Duration::from_millis(millis))), "{text}");
+        }
+        for text in
+            ["", "30", "s", "0s", "1.5s", "-1s", "25h", "1d", "1 s", "99999999999999999999s"]
+        {
+            assert_eq!(text.parse::<Timeout>(), Err(Timeout::ALLOWED), "{text}");
+        }
+    }
+
+    #[test]
+    fn engines_and_args() {
+        assert_eq!("256".parse::<Engines>().map(|e| e.0.get()), Ok(256));
+        for text in ["0", "257", "-1", "two", "4294967297"] {
+            assert_eq!(text.parse::<Engines>(), Err(Engines::ALLOWED), "{text}");
+        }
+        assert!("rounds=3 verify".parse::<GuestArgs>().is_ok());
+        assert_eq!("7".parse(), Ok(IpNumber(7)));
+        for text in ["8", "-1", "one"] {
+            assert_eq!(text.parse::<IpNumber>(), Err(IpNumber::ALLOWED), "{text}");
+        }
+        assert_eq!("65521".parse(), Ok(Mtu(65521)));
+        for text in ["1279", "65522", "66816", "big"] {
+            assert_eq!(text.parse::<Mtu>(), Err(Mtu::ALLOWED), "{text}");
+        }
+        assert_eq!("16".parse::<Cpus>(), Ok(Cpus(16)));
+        for text in ["0", "17", "-1", "two"] {
+            assert_eq!(text.parse::<Cpus>(), Err(Cpus::ALLOWED), "{text}");
+        }
+        assert!("iperf3+mpich".parse::<ImageName>().is_ok());
+        for text in ["", "+a", "a/b", &"x".repeat(65)] {
+            assert_eq!(text.parse::<ImageName>(), Err(ImageName::ALLOWED), "{text}");
+        }
+        for text in ["a\nb", "ü", &"x".repeat(1025)] {
+            assert_eq!(text.parse::<GuestArgs>(), Err(GuestArgs::ALLOWED), "{text}");
+        }
+    }
+
+    #[test]
+    fn coordinates_are_six_small_numbers() {
+        assert_eq!("1,2,3,0,2,1".parse(), Ok(At(Coords::new(1, 2, 3, 0, 2, 1))));
+        for text in ["", "1", "1,2,3,0,2", "1,2,3,0,2,1,0", "32,0,0,0,0,0", "+1,0,0,0,0,0"] {
+            assert!(text.parse::<At>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        /// What is shown can be typed.
+        #[test]
+        fn memory_size_round_trips(pages in 512u64..=1 << 28) {
+            let size = MemorySize(pages * 4096);
+            prop_assert_eq!(size.to_string().parse(), Ok(size));
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! How far the nodes are that boot over the torus, for people.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use tofu_abi::Coords;
+use tofu_fabric::NodeId;
+use tofu_netboot::wire::Role;
+use tofu_supervisor::event::BootStage;
+
+struct Node {
+    since: Instant,
+    /// The file that it fetches, and how much of it is there, in percent.
+    at: Option<(Role, u8)>,
+    done: bool,
+}
+
+/// The nodes that boot.
+pub(crate) struct Board {
+    /// How many are to boot.
+    wanted: usize,
+    nodes: HashMap<NodeId, Node>,
+    /// Since the first one has begun.
+    since: Option<Instant>,
+    times: Vec<Duration>,
+}
+
+/// What is worth a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// So many percent of a file.
+    Progress(Role, u8),
+    /// It starts what it has fetched, after so long.
+    Started(Duration),
+    /// It gives up, and why.
+    Failed(String),
+}
+
+/// In how large steps progress is told, in percent.
+const STEP: u8 = 25;
+
+impl Board {
+    /// A board for so many nodes.
+    pub(crate) fn new(wanted: usize) -> Self {
+        Self { wanted, nodes: HashMap::new(), since: None, times: Vec::new() }
+    }
+
+    /// Takes news; returns what is worth a line.
+    pub(crate) fn take(&mut self, id: NodeId, stage: BootStage) -> Option<Line> {
+        let now = Instant::now();
+        self.since.get_or_insert(now);
+        let node = self.nodes.entry(id).or_insert(Node { since: now, at: None, done: false });
+        match stage {
+            BootStage::Begun => {
+                *node = Node { since: now, at: None, done: false };
+                None
+            }
+            BootStage::Fetching(role, percent) => {
+                let before = node.at.filter(|(former, _)| *former == role).map_or(0, |(_, p)| p);
+                node.at = Some((role, percent));
+                (percent / STEP > before / STEP).then_some(Line::Progress(role, percent))
+            }
+            BootStage::Starting => {
+                node.done = true;
+                let took = now.duration_since(node.since);
+                self.times.push(took);
+                Some(Line::Started(took))
+            }
+            BootStage::Failed(why) => {
+                node.done = true;
+                Some(Line::Failed(why))
+            }
+        }
+    }
+
+    /// The slowest of those that boot, for a single line: how many there are, and its file.
+    pub(crate) fn slowest(&self) -> Option<String> {
+        let booting = || self.nodes.values().filter(|node| !node.done);
+        let at = booting().min_by_key(|node| node.at.map_or((0, 0), rank));
+        let (role, percent) = at?.at?;
+        Some(format!("boot: {} nodes, {role} {percent} %", booting().count()))
+    }
+
+    /// The times of all, when the last one has started: once.
+    pub(crate) fn summary(&mut self) -> Option<String> {
+        if self.times.len() < self.wanted.max(1) {
+            return None;
+        }
+        let mut times = std::mem::take(&mut self.times);
+        times.sort_unstable();
+        let since = self.since.take()?;
+        let (first, last) = (times.first()?, times.last()?);
+        let median = times.get(times.len() / 2)?;
+        let seconds = |time: &Duration| format!("{:.2} s", time.as_secs_f64());
+        Some(format!(
+            "boot: {} nodes over the torus in {}; a node took {} to {}, the median {}",
+            times.len(),
+            seconds(&since.elapsed()),
+            seconds(first),
+            seconds(last),
+            seconds(median)
+        ))
+    }
+}
+
+fn rank((role, percent): (Role, u8)) -> (u8, u8) {
+    (role as u8, percent)
+}
+
+/// A line about a node.
+pub(crate) fn words(at: Coords, line: &Line) -> String {
+    match line {
+        Line::Progress(role, percent) => format!("{at} boot: {role} {percent} %"),
+        Line::Started(took) => format!("{at} boot: starts after {:.2} s", took.as_secs_f64()),
+        Line::Failed(why) => format!("{at} boot: failed: {why}"),
+    }
+}
