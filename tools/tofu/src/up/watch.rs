@@ -273,12 +273,12 @@ pub(super) mod tests {
     use anyhow::bail;
     use std::borrow::Cow;
     use std::sync::{Arc, mpsc};
-    use tofu_ui::Style;
     use tofu_fabric::Shape;
     use tofu_supervisor::guest::Guest;
     use tofu_supervisor::plan::{IpPlan, Network, NodePlan, Role, VmPlan};
     use tofu_supervisor::units::BootFrom;
     use tofu_supervisor::units::{Doorbell, MemorySize, Timeout};
+    use tofu_ui::Style;
 
     pub(crate) fn plan(shape: &str, vms: usize, timeout: Duration) -> Plan {
         let shape: Shape = shape.parse().unwrap();
