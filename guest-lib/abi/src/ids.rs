@@ -122,7 +122,8 @@ impl Doorbell {
         all
     };
 
-    /// The doorbell with this number: control queues from 0 on, barrier channels from [`NUM_CQ`] on.
+    /// The doorbell with this number: control queues from 0 on, barrier channels from [`NUM_CQ`]
+    /// on.
     pub const fn from_number(number: u8) -> Option<Self> {
         match CqId::new(number) {
             Some(cq) => Some(Self::Cq(cq)),

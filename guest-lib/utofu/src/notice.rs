@@ -38,7 +38,8 @@ impl NoticeKind {
 pub struct Notice {
     /// What it is about.
     pub kind: NoticeKind,
-    /// How the command ended, see [`Rcode`](tofu_abi::Rcode). Always success for commands of others.
+    /// How the command ended, see [`Rcode`](tofu_abi::Rcode). Always success for commands of
+    /// others.
     pub rcode: Rcode,
     /// The VCQ at the other end.
     pub vcq_id: VcqId,

@@ -1,7 +1,7 @@
 //! The gateway of a machine: a node that this process drives, by which the host reaches the others.
 //!
-//! A [`GatewaySetup`] is made while this process still may do what it likes: it has what needs rights on
-//! the host. [`GatewaySetup::start`] puts the I/O node into a machine.
+//! A [`GatewaySetup`] is made while this process still may do what it likes: it has what needs
+//! rights on the host. [`GatewaySetup::start`] puts the I/O node into a machine.
 
 mod host;
 pub(crate) mod nat;

@@ -1,7 +1,7 @@
 //! Guest programs: the shipped ones and files.
 //!
-//! The shipped ones come in two lists: [`BARE`] for nodes without an operating system, [`LINUX`] for
-//! Linux nodes: the same programs, and tools.
+//! The shipped ones come in two lists: [`BARE`] for nodes without an operating system, [`LINUX`]
+//! for Linux nodes: the same programs, and tools.
 
 use std::borrow::Cow;
 use std::fmt;

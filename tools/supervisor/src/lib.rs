@@ -1,5 +1,5 @@
-//! What runs a machine in a process: the plan of it, what starts and stops its nodes, and what others
-//! may ask of it while it runs.
+//! What runs a machine in a process: the plan of it, what starts and stops its nodes, and what
+//! others may ask of it while it runs.
 //!
 //! Commands make a [`plan::Plan`] of [`options`] and a machine file, start it with a
 //! [`runner::Backend`], and see everything else as [`event::Event`]s.
