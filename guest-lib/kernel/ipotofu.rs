@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What does not need an allocator of `tofu-driver` and `tofu-ipotofu`, as a crate of its own: the
-//! machine's shape, addresses, the packets of IP over Tofu and how broadcasts spread are defined
-//! once, for the kernel, too.
+//! What does not need an allocator of `tofu-driver` and `tofu-ipotofu`, as a crate of its own:
+//! addresses, the packets of IP over Tofu and how broadcasts spread are defined once, for the
+//! kernel, too.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -23,8 +23,6 @@ pub mod offload;
 pub mod routes;
 #[path = "../driver/src/target.rs"]
 mod target;
-#[path = "../driver/src/topology.rs"]
-pub mod topology;
 #[path = "../ipotofu/src/tree.rs"]
 pub mod tree;
 #[path = "../ipotofu/src/wire.rs"]

@@ -25,8 +25,8 @@ use kernel::time::{ClockSource, Monotonic};
 
 use tofu_abi::irq::vector;
 use tofu_abi::regs::KERNEL_CQ;
+use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, TniId};
-use tofu_ipotofu::topology::Shape;
 
 use crate::device::Device;
 use crate::packets::{Receiver, Sender};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tofu_abi::Rcode;
 use tofu_abi::table::PageSize;
+use tofu_abi::topology::{NodeId, Shape};
 use tofu_abi::{Coords, TniId};
-use tofu_driver::topology::Shape;
 use tofu_driver::{
     Access, Cq, CqConfig, Device, MemoryRange, Order, PacketConfig, Packets, Platform, Target,
 };
@@ -429,7 +429,7 @@ fn a_broadcast_passes_over_nodes_that_are_not_there() {
         .filter(|rank| !absent(*rank))
         .map(|rank| {
             let platform =
-                InProcess::attach(&machine, shape.coords(rank).unwrap(), 4 << 20).unwrap();
+                InProcess::attach(&machine, shape.coords(NodeId(rank)).unwrap(), 4 << 20).unwrap();
             open(&Device::probe(platform).unwrap(), text, 1500)
         })
         .collect();
@@ -446,7 +446,7 @@ fn a_broadcast_passes_over_nodes_that_are_not_there() {
     assert_eq!(received[0], 0);
     assert!(received[1..].iter().all(|count| *count == 1), "{received:?}");
     // To one that is not there.
-    let to = addr::mac(shape.coords(1).unwrap());
+    let to = addr::mac(shape.coords(NodeId(1)).unwrap());
     let before = nodes[0].lost();
     let alone = frame(nodes[0].coords(), to, 100, 1);
     nodes[0].send(&alone).unwrap();

@@ -41,6 +41,13 @@ impl Coords {
         Self::new(v[0], v[1], v[2], v[3], v[4], v[5])
     }
 
+    /// Hops to another node over no link that closes a torus: the distance in any machine whose
+    /// shape is not known.
+    pub fn straight_hops(self, other: Self) -> u32 {
+        let pairs = self.to_array().into_iter().zip(other.to_array());
+        pairs.map(|(one, other)| u32::from(one.abs_diff(other))).sum()
+    }
+
     /// The default path to this node: through its own A, B and C coordinates, as
     /// decoded from real systems.
     pub const fn default_path(self) -> Path {

@@ -23,6 +23,7 @@ pub mod rcode;
 pub mod reduce;
 pub mod regs;
 pub mod table;
+pub mod topology;
 
 pub use addr::{Coords, Path, StagOffset};
 pub use ids::{BchId, BgId, CqId, Doorbell, TniId};

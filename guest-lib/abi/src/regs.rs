@@ -5,6 +5,7 @@
 
 use crate::bitfield;
 use crate::ids::{BchId, BgId, CqId, TniId};
+use crate::topology::Port;
 
 /// Tofu network interfaces (TNI) of a TofuD node.
 pub const NUM_TNI: usize = 6;
@@ -20,7 +21,7 @@ pub const MAX_BG: usize = 64;
 /// Barrier channels (BCH) of a TNI: barrier gates 0 to 15 have one each.
 pub const NUM_BCH: usize = 16;
 /// Link ports of a node.
-pub const NUM_PORT: usize = 10;
+pub const NUM_PORT: usize = Port::COUNT;
 /// VM partitions (VMS ids) of a node.
 pub const NUM_VMS: usize = 16;
 

@@ -95,12 +95,6 @@ pub struct Group<'c, P: Provider> {
     gates: Vec<VbgId>,
 }
 
-/// How far two nodes are apart, without the links that close a torus.
-fn hops(a: VbgId, b: VbgId) -> u32 {
-    let apart = |(a, b): (u8, u8)| u32::from(a.abs_diff(b));
-    a.coords().to_array().into_iter().zip(b.coords().to_array()).map(apart).sum()
-}
-
 impl<'c, P: Provider> Group<'c, P> {
     /// Makes a group. All members call it at the same time.
     ///
@@ -123,7 +117,7 @@ impl<'c, P: Provider> Group<'c, P> {
         };
         let nodes = gather(&[VbgId::new(context.coords(), 0, 0).0])?;
         let node = |member: u32| VbgId(nodes.get(member as usize).copied().unwrap_or(0));
-        let far = |a, b| hops(node(a), node(b));
+        let far = |a, b| node(a).coords().straight_hops(node(b).coords());
         let wanted = config.algorithm.as_slice();
         let algorithms = if wanted.is_empty() { &Algorithm::ALL[..] } else { wanted };
         let choices = choices(algorithms, config.shape, Costs::TOFUD, far)

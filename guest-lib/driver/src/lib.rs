@@ -39,7 +39,6 @@ mod rings;
 mod rounds;
 mod tables;
 mod target;
-pub mod topology;
 
 pub use barrier::{Channel, ChannelConfig, ChannelError, ChannelWaitError, Gate};
 pub use cq::{Cq, CqConfig, CqException, OpenError, WaitError};

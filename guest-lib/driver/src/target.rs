@@ -1,6 +1,6 @@
 //! Where packets go.
 //!
-//! This file and `topology` need no allocator: the kernel driver compiles them, too.
+//! This file needs no allocator: the kernel driver compiles it, too.
 
 use tofu_abi::desc::Header1;
 use tofu_abi::{Coords, Path};

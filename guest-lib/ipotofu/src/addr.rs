@@ -1,7 +1,7 @@
 //! Addresses that follow from a node's coordinates.
 
 use tofu_abi::Coords;
-use tofu_driver::topology::Shape;
+use tofu_abi::topology::Shape;
 
 /// A hardware address.
 pub type Mac = [u8; 6];

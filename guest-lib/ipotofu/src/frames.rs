@@ -4,8 +4,8 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::fmt;
 
+use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, StagOffset};
-use tofu_driver::topology::Shape;
 
 use crate::addr::{self, Mac};
 use crate::neighbor::{Answer, Place};
@@ -278,8 +278,8 @@ impl Core {
         }
         let shape = &self.config.shape;
         if !addr::is_multicast(mac) {
-            let node = addr::node_of_mac(mac)
-                .filter(|node| *node != self.me && shape.rank(*node).is_some());
+            let node =
+                addr::node_of_mac(mac).filter(|node| *node != self.me && shape.contains(*node));
             let Some(node) = node else {
                 self.counters.no_such_node += 1;
                 return Err(SendError::NoSuchNode(mac));
@@ -338,7 +338,7 @@ impl Core {
     fn taker(&self, frame: &[u8]) -> Option<Coords> {
         let fits = FACTS_SIZE + frame.len() <= u16::MAX.into() && frame.len() >= ETHERNET_HEADER;
         let node = destination(frame).filter(|_| fits).and_then(addr::node_of_mac)?;
-        (self.config.shape.rank(node).is_some() && node != self.me).then_some(node)
+        (self.config.shape.contains(node) && node != self.me).then_some(node)
     }
 
     /// The node to which a long frame may be offered.

@@ -4,7 +4,7 @@ use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
 
 use tofu_abi::Coords;
-use tofu_driver::topology::Shape;
+use tofu_abi::topology::Shape;
 
 use crate::addr;
 
@@ -66,7 +66,7 @@ impl fmt::Display for Alias {
 
 /// All nodes of machine `machine`, in order.
 pub fn all(shape: Shape, machine: u8) -> impl Iterator<Item = Host> {
-    (0..shape.nodes()).filter_map(move |rank| Some(Host::new(machine, shape.coords(rank)?, rank)))
+    (0..).zip(shape.iter()).map(move |(rank, node)| Host::new(machine, node, rank))
 }
 
 #[cfg(test)]

@@ -327,7 +327,7 @@ impl<P: Platform> Link<P> {
         packets: &PacketConfig,
     ) -> Result<Self, LinkError> {
         let me = device.coords();
-        if config.shape.rank(me).is_none() {
+        if !config.shape.contains(me) {
             return Err(LinkError::NotInMachine(me));
         }
         let mut core = Core::new(config, me);

@@ -2,7 +2,7 @@
 //! answered on the spot: the answer follows from the address that is asked for.
 
 use tofu_abi::Coords;
-use tofu_driver::topology::Shape;
+use tofu_abi::topology::Shape;
 
 use crate::addr::{self, Mac};
 use crate::wire::ETHERNET_HEADER;
@@ -87,7 +87,7 @@ impl Place<'_> {
     }
 
     fn owner(&self, node: Option<Coords>) -> Option<Result<Coords, ()>> {
-        let node = node.filter(|node| self.shape.rank(*node).is_some())?;
+        let node = node.filter(|node| self.shape.contains(*node))?;
         Some(if node == self.me { Err(()) } else { Ok(node) })
     }
 

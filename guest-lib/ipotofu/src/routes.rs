@@ -1,8 +1,8 @@
 //! The ways that a packet can take to a node: 12 paths, and both directions of each ring.
 
+use tofu_abi::topology::{Axis, Shape};
 use tofu_abi::{Coords, Path};
 use tofu_driver::PacketTarget;
-use tofu_driver::topology::Shape;
 
 /// Ways to a node at most: 12 paths times two directions on each of X, Y and Z.
 pub const MAX_ROUTES: u8 = 96;
@@ -18,8 +18,9 @@ pub fn route(
     tni: u8,
     attempt: u8,
 ) -> Option<PacketTarget> {
-    shape.rank(from)?;
-    shape.rank(to)?;
+    if !shape.contains(from) || !shape.contains(to) {
+        return None;
+    }
     let [.., a, b, c] = shape.lengths();
     let paths = a * b * c;
     let (turn, path) = (attempt / paths, attempt % paths);
@@ -29,12 +30,12 @@ pub fn route(
     let path = Path::new(path / (b * c), path / c % b, path % c);
     let mut turn = turn;
     let mut distances = [0; 3];
-    for (axis, distance) in distances.iter_mut().enumerate() {
-        let (start, end) = (from.to_array()[axis], to.to_array()[axis]);
+    for (axis, distance) in Axis::XYZ.into_iter().zip(&mut distances) {
+        let (start, end) = (from[axis], to[axis]);
         if start == end {
             continue;
         }
-        let len = i16::from(shape.lengths()[axis]);
+        let len = i16::from(shape.len(axis));
         let straight = i16::from(end) - i16::from(start);
         let mut hops = straight;
         if shape.wraps(axis) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use tofu_abi::Coords;
-use tofu_driver::topology::Shape;
+use tofu_abi::topology::{NodeId, Shape};
 use tofu_ipotofu::wire::{self, HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr, Sum, sum};
 use tofu_ipotofu::{Config, Core, Event, SendError, addr, tree};
 
@@ -68,7 +68,7 @@ struct Net {
 
 impl Net {
     fn new(shape: Shape, mtu: u16) -> Self {
-        let all = (0..shape.nodes()).map(|rank| shape.coords(rank).unwrap());
+        let all = shape.iter();
         Self { nodes: all.map(|node| (node, Core::new(config(shape, mtu), node))).collect() }
     }
 
@@ -295,7 +295,7 @@ fn frames_that_cannot_go_are_refused() {
 #[test]
 fn who_lies_about_the_sender_is_not_heard() {
     let shape = shape("1x1x1x2x3x2");
-    let node = |rank| shape.coords(rank).unwrap();
+    let node = |rank| shape.coords(NodeId(rank)).unwrap();
     let mut victim = Core::new(config(shape, 1500), node(5));
     let mut other = Core::new(config(shape, 1500), node(1));
     let to = addr::mac(node(5));
@@ -337,7 +337,7 @@ impl PartialEq for Flying {
 #[test]
 fn pieces_of_frames_that_never_end_take_no_room() {
     let shape = shape("1x1x1x2x3x2");
-    let node = |rank| shape.coords(rank).unwrap();
+    let node = |rank| shape.coords(NodeId(rank)).unwrap();
     let mut target = Core::new(config(shape, 9000), node(0));
     let to = addr::mac(node(0));
     let mut hostile = Core::new(config(shape, 9000), node(1));
@@ -367,8 +367,8 @@ proptest! {
         from in 0..48u32,
     ) {
         let shape = shape("1x1x4x2x3x2");
-        let mut core = Core::new(config(shape, 9000), shape.coords(7).unwrap());
-        let from = shape.coords(from).unwrap();
+        let mut core = Core::new(config(shape, 9000), shape.coords(NodeId(7)).unwrap());
+        let from = shape.coords(NodeId(from)).unwrap();
         core.receive(from, &header, &body, 0, &mut |_| {});
         let _ = core.send(&body, &mut |_| {});
     }
@@ -392,7 +392,7 @@ proptest! {
         mix in proptest::collection::vec((any::<u16>(), 0u8..20, any::<u16>(), 1u8..), 1..120),
     ) {
         let shape = shape("1x1x1x2x1x1");
-        let (a, b) = (shape.coords(0).unwrap(), shape.coords(1).unwrap());
+        let (a, b) = (shape.coords(NodeId(0)).unwrap(), shape.coords(NodeId(1)).unwrap());
         let mut net = Net::new(shape, 9000);
         let frames: Vec<_> = lengths
             .iter()
@@ -444,7 +444,7 @@ proptest! {
         order in proptest::collection::vec(any::<u16>(), 220),
     ) {
         let shape = shape("1x1x1x2x1x1");
-        let (a, b) = (shape.coords(0).unwrap(), shape.coords(1).unwrap());
+        let (a, b) = (shape.coords(NodeId(0)).unwrap(), shape.coords(NodeId(1)).unwrap());
         let mut net = Net::new(shape, Config::MAX_MTU);
         let mut expected = Vec::new();
         let mut flying = Vec::new();
@@ -477,8 +477,8 @@ proptest! {
         size in prop_oneof![Just(100usize), Just(5000)],
     ) {
         let (x, y, z, a, b, c) = len;
-        let shape = shape(&format!("{x}x{y}x{z}x{a}x{b}x{c}")).with_torus(&torus);
-        let origin = shape.coords(origin % shape.nodes()).unwrap();
+        let shape = shape(&format!("{x}x{y}x{z}x{a}x{b}x{c}")).with_torus_letters(&torus);
+        let origin = shape.coords(NodeId(origin % shape.nodes())).unwrap();
         let mut net = Net::new(shape, 9000);
         let sent = frame(origin, addr::BROADCAST, size, 3);
         let flying = send(net.nodes.get_mut(&origin).unwrap(), &sent).unwrap();
@@ -489,7 +489,7 @@ proptest! {
             prop_assert_eq!(frames.len(), 1);
             prop_assert_eq!(&frames[0], &sent);
             let parent = tree::parent(&shape, origin, node).unwrap();
-            prop_assert!((0..10).any(|port| shape.neighbor(parent, port) == Some(node)));
+            prop_assert!(shape.adjacent(parent, node));
             prop_assert!(tree::children(&shape, origin, parent).any(|child| child == node));
         }
         for core in net.nodes.values() {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use smoltcp::wire::{EthernetFrame, Ipv4Packet, Ipv6Packet, TcpPacket, UdpPacket};
 use tofu_abi::Coords;
-use tofu_driver::topology::Shape;
+use tofu_abi::topology::Shape;
 use tofu_ipotofu::offload::{BadFacts, FACTS_SIZE, Facts, Segments};
 use tofu_ipotofu::wire::{self, HEADER_SIZE, Kind, Packet};
 use tofu_ipotofu::{Config, Core, Event, addr};

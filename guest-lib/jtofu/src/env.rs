@@ -5,9 +5,10 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use tofu_abi::Coords;
+use tofu_abi::topology::{Axis, Shape};
 
 use crate::{
-    AXIS_NAMES, Job, LogicalShape, MapError, Mapinfo, MapinfoError, RankMap, ShapeError, System,
+    Job, LogicalShape, LogicalShapeError, MapError, Mapinfo, MapinfoError, RankMap, System,
     SystemError,
 };
 
@@ -62,7 +63,7 @@ pub enum EnvError {
         /// The variable.
         name: &'static str,
         /// What is wrong with it.
-        error: ShapeError,
+        error: LogicalShapeError,
     },
     /// A variable has a value that it cannot have.
     #[error("{name}: {error}")]
@@ -144,28 +145,22 @@ fn number(
 }
 
 fn system(var: &impl Fn(&str) -> Option<String>, shape: LogicalShape) -> Result<System, EnvError> {
-    let wrong = |name| move |error| EnvError::System { name, error };
-    let size = match var(vars::SYSTEM) {
-        Some(text) => text.parse::<System>().map_err(wrong(vars::SYSTEM))?.size(),
+    let wrong = |name, error| EnvError::System { name, error };
+    let machine = match var(vars::SYSTEM) {
+        Some(text) => text.parse().map_err(|error| (vars::SYSTEM, error)),
         None => {
             let [x, y, z] = shape.size().map(|n| u8::try_from(n).unwrap_or(u8::MAX));
-            [x, y, z, 1, 1, 1]
+            Shape::new([x, y, z, 1, 1, 1]).map_err(|error| (vars::NODE, error))
         }
     };
-    let torus = match var(vars::TORUS) {
-        None => [true; 3],
-        Some(text) if text == "none" => [false; 3],
-        Some(value) => {
-            let names = || value.chars().map(|c| c.to_ascii_uppercase());
-            if value.is_empty() || !names().all(|c| AXIS_NAMES[..3].contains(&c)) {
-                let allowed = "axes out of x, y and z, as in xz, or none";
-                return Err(EnvError::Value { name: vars::TORUS, value, allowed });
-            }
-            ['X', 'Y', 'Z'].map(|axis| names().any(|c| c == axis))
-        }
-    };
-    let name = if var(vars::SYSTEM).is_some() { vars::SYSTEM } else { vars::NODE };
-    let system = System::new(size, torus).map_err(wrong(name))?;
+    let machine: Shape = machine.map_err(|(name, error)| wrong(name, error.into()))?;
+    let axes = var(vars::TORUS).unwrap_or_else(|| "xyz".to_owned());
+    let is_axis = |c: char| Axis::XYZ.iter().any(|axis| axis.letter() == c.to_ascii_uppercase());
+    if axes != "none" && (axes.is_empty() || !axes.chars().all(is_axis)) {
+        let allowed = "axes out of x, y and z, as in xz, or none";
+        return Err(EnvError::Value { name: vars::TORUS, value: axes, allowed });
+    }
+    let system = System::new(machine.with_torus_letters(&axes));
     let Some(value) = var(vars::EXCLUDE).filter(|value| !value.is_empty()) else {
         return Ok(system);
     };
@@ -181,7 +176,7 @@ fn system(var: &impl Fn(&str) -> Option<String>, shape: LogicalShape) -> Result<
         let allowed = "nodes as six numbers each, as in 0,0,0,0,1,0;0,0,0,1,2,1";
         return Err(EnvError::Value { name: vars::EXCLUDE, value, allowed });
     };
-    system.with_failed(nodes).map_err(wrong(vars::EXCLUDE))
+    system.with_failed(nodes).map_err(|error| wrong(vars::EXCLUDE, error))
 }
 
 #[cfg(test)]
@@ -198,7 +193,7 @@ mod tests {
     #[test]
     fn a_shape_alone_is_a_machine_of_that_shape() {
         let info = with(&[(vars::NODE, "2x3x2")]).unwrap();
-        assert_eq!(info.system.size(), [2, 3, 2, 1, 1, 1]);
+        assert_eq!(info.system.shape().lengths(), [2, 3, 2, 1, 1, 1]);
         for (index, node) in (0..).zip(info.job.nodes()) {
             let [x, y, z] = info.job.shape().coords(index).unwrap().map(|n| n as u8);
             // A torus of 3 may be gone round either way.
@@ -218,7 +213,7 @@ mod tests {
             (vars::PROCESSES, "30"),
         ])
         .unwrap();
-        assert_eq!(info.system.torus(), [false, false, false, false, true, false]);
+        assert_eq!(info.system.wraps(), [false, false, false, false, true, false]);
         assert_eq!(info.system.failed().len(), 2);
         assert!(info.job.nodes().iter().all(|node| !info.system.is_failed(*node)));
         assert_eq!((info.job.per_node(), info.job.processes()), (4, 30));
@@ -243,7 +238,7 @@ mod tests {
             (&[(vars::FILE, "/none")], "TOFU_MAPINFO_FILE: cannot read /none"),
             (&[(vars::NODE, "2y2")], "JTOFU_MAPINFO_NODE: \"2y2\" is no shape of a job"),
             (&[(vars::NODE, "33")], "JTOFU_MAPINFO_NODE: axis X has length 33"),
-            (&[(vars::NODE, "2"), (vars::SYSTEM, "2x2")], "JTOFU_MAPINFO_SYSTEM: \"2x2\""),
+            (&[(vars::NODE, "2"), (vars::SYSTEM, "2x2")], "JTOFU_MAPINFO_SYSTEM: shape \"2x2\""),
             (&[(vars::NODE, "2"), (vars::TORUS, "a")], "JTOFU_MAPINFO_TORUS is \"a\""),
             (&[(vars::NODE, "2"), (vars::EXCLUDE, "1,0")], "JTOFU_MAPINFO_EXCLUDE is \"1,0\""),
             (&[(vars::NODE, "2"), (vars::PER_NODE, "x")], "JTOFU_MAPINFO_PPN is \"x\""),

@@ -62,9 +62,7 @@ impl Jobs {
             return Err(JobError::Known(id));
         }
         // What has failed may have changed since.
-        let same =
-            info.system.size() == self.system.size() && info.system.torus() == self.system.torus();
-        if !same {
+        if info.system.shape() != self.system.shape() {
             return Err(JobError::OtherSystem(id));
         }
         self.jobs.insert(id, info.job);

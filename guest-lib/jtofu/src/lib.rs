@@ -18,8 +18,8 @@ mod system;
 
 pub use env::{EnvError, from_env, from_vars, vars};
 pub use jobs::{JobError, Jobs};
-pub use map::{AxisMap, LogicalShape, MapError, RankMap, ShapeError};
+pub use map::{AxisMap, LogicalShape, LogicalShapeError, MapError, RankMap};
 pub use mapinfo::{Job, Mapinfo, MapinfoError};
 pub use route::{PathTo, RouteError};
-pub use system::{AXIS_NAMES, System, SystemError};
+pub use system::{System, SystemError};
 pub use tofu_abi::{Coords, Path};

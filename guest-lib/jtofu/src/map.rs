@@ -6,12 +6,13 @@ use std::rc::Rc;
 use std::str::FromStr;
 
 use tofu_abi::Coords;
+use tofu_abi::topology::{Axis, Shape};
 
+use crate::System;
 use crate::strand::{Place, Plan};
-use crate::{AXIS_NAMES, System};
 
 /// The most nodes a machine has, and so the longest axis of a job.
-const MAX_NODES: u32 = 32 * 32 * 32 * 12;
+const MAX_NODES: u32 = Shape::LARGEST.nodes();
 /// How many strands of each kind, length and choice of axes are put together with others,
 /// for jobs of one, two and three axes: the more axes, the more ways to put them together.
 const PLANS_USED: [usize; 3] = [16, 4, 2];
@@ -28,7 +29,7 @@ const WORK: usize = 40_000_000;
     "\"{0}\" is no shape of a job: one to three lengths of 1 to 393216, such as 12, 4x3 or \
      2x3x2, and at most 393216 nodes in all"
 )]
-pub struct ShapeError(String);
+pub struct LogicalShapeError(String);
 
 /// The torus that a job asks for: one to three axes, in nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,13 +42,13 @@ impl LogicalShape {
     /// A torus with axes of these lengths.
     ///
     /// # Errors
-    /// [`ShapeError`] unless there are one to three lengths, none of them 0, with a
+    /// [`LogicalShapeError`] unless there are one to three lengths, none of them 0, with a
     /// product of at most 393,216.
-    pub fn new(lens: &[u32]) -> Result<Self, ShapeError> {
+    pub fn new(lens: &[u32]) -> Result<Self, LogicalShapeError> {
         let total = lens.iter().try_fold(1u32, |total, n| total.checked_mul(*n));
         if !(1..=3).contains(&lens.len()) || !total.is_some_and(|n| (1..=MAX_NODES).contains(&n)) {
             let lens: Vec<_> = lens.iter().map(u32::to_string).collect();
-            return Err(ShapeError(lens.join("x")));
+            return Err(LogicalShapeError(lens.join("x")));
         }
         let mut len = [1; 3];
         len[..lens.len()].copy_from_slice(lens);
@@ -91,15 +92,16 @@ impl fmt::Display for LogicalShape {
 }
 
 impl FromStr for LogicalShape {
-    type Err = ShapeError;
+    type Err = LogicalShapeError;
 
-    fn from_str(text: &str) -> Result<Self, ShapeError> {
+    fn from_str(text: &str) -> Result<Self, LogicalShapeError> {
         let parse = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
             true => part.parse::<u32>().ok(),
             false => None,
         };
         let lens: Option<Vec<_>> = text.split('x').map(parse).collect();
-        lens.and_then(|lens| Self::new(&lens).ok()).ok_or_else(|| ShapeError(text.to_owned()))
+        lens.and_then(|lens| Self::new(&lens).ok())
+            .ok_or_else(|| LogicalShapeError(text.to_owned()))
     }
 }
 
@@ -115,7 +117,7 @@ pub enum MapError {
         /// What the job asked for.
         shape: LogicalShape,
         /// Shape of the machine.
-        machine: String,
+        machine: Shape,
         /// Nodes that have not failed.
         usable: u32,
         /// A shape with one axis shorter that does fit.
@@ -132,7 +134,7 @@ pub enum MapError {
         /// What the job asked for.
         shape: LogicalShape,
         /// Shape of the machine.
-        machine: String,
+        machine: Shape,
         /// Whether nodes or links have failed.
         failures: bool,
         /// Whether open axes were refused.
@@ -153,8 +155,8 @@ pub struct AxisMap {
     pub len: u32,
     /// Whether its last node is a neighbour of its first.
     pub closed: bool,
-    /// The axes of the machine it is folded from, by name, and how much of each it spans.
-    pub folded: Vec<(char, u8)>,
+    /// The axes of the machine it is folded from and how much of each it spans.
+    pub folded: Vec<(Axis, u8)>,
 }
 
 impl fmt::Display for AxisMap {
@@ -228,9 +230,9 @@ impl RankMap {
         if let Some(map) = search(system, shape, closed) {
             return Ok(map);
         }
-        let usable = system.nodes() - system.failed().len() as u32;
+        let usable = system.shape().nodes() - system.failed().len() as u32;
         let smaller = || smaller(system, shape, closed);
-        let machine = system.to_string();
+        let machine = *system.shape();
         Err(if shape.nodes() > usable {
             MapError::TooFew { shape, machine, usable, smaller: smaller() }
         } else {
@@ -290,7 +292,7 @@ impl RankMap {
         let at = |index: u32| self.nodes[index as usize];
         self.nodes.iter().all(|node| !system.is_failed(*node) && seen.insert(*node))
             && self.steps().all(|(from, to, _)| {
-                system.adjacent(at(from), at(to)) && system.link_up(at(from), at(to))
+                system.shape().adjacent(at(from), at(to)) && system.link_up(at(from), at(to))
             })
     }
 }
@@ -313,7 +315,7 @@ fn smaller(system: &System, shape: LogicalShape, closed: bool) -> Option<Logical
 }
 
 fn search(system: &System, shape: LogicalShape, closed: bool) -> Option<RankMap> {
-    let usable = system.nodes() - system.failed().len() as u32;
+    let usable = system.shape().nodes() - system.failed().len() as u32;
     if shape.nodes() > usable {
         return None;
     }
@@ -332,7 +334,7 @@ fn search(system: &System, shape: LogicalShape, closed: bool) -> Option<RankMap>
 
 /// All ways to fold the job's axes from those of the machine, the best first.
 fn foldings(system: &System, shape: LogicalShape, closed: bool) -> Vec<Folding> {
-    let long: Vec<usize> = (0..6).filter(|axis| system.size()[*axis] > 1).collect();
+    let long: Vec<usize> = (0..6).filter(|axis| system.shape().lengths()[*axis] > 1).collect();
     let most = PLANS_USED[shape.lens().len() - 1];
     let mut known: HashMap<(u8, u32), Vec<Plan>> = HashMap::new();
     let mut plans = |axes: u8, len: u32| {
@@ -443,8 +445,8 @@ fn holes(
 /// Where in the machine a box may be: its lowest corners. On a torus axis it may go on
 /// beyond the last coordinate.
 fn origins(system: &System, lens: [u8; 6]) -> impl Iterator<Item = [u8; 6]> {
-    let size = system.size();
-    let torus = system.torus();
+    let size = system.shape().lengths();
+    let torus = system.wraps();
     let choices: [u32; 6] = std::array::from_fn(|axis| {
         let free = u32::from(size[axis] - lens[axis]);
         if torus[axis] && free > 0 { size[axis].into() } else { free + 1 }
@@ -463,7 +465,7 @@ fn origins(system: &System, lens: [u8; 6]) -> impl Iterator<Item = [u8; 6]> {
 fn relative(system: &System, node: Coords, origin: [u8; 6], lens: [u8; 6]) -> Option<Place> {
     let mut place = node.to_array();
     for axis in 0..6 {
-        let size = system.size()[axis];
+        let size = system.shape().lengths()[axis];
         place[axis] = (place[axis] + size - origin[axis]) % size;
         if place[axis] >= lens[axis] {
             return None;
@@ -479,7 +481,7 @@ fn assemble(
     origin: [u8; 6],
     [xs, ys, zs]: [&[Place]; 3],
 ) -> RankMap {
-    let size = system.size();
+    let size = system.shape().lengths();
     let (mut low, mut high) = ([u8::MAX; 6], [0; 6]);
     let mut nodes = Vec::with_capacity(shape.nodes() as usize);
     for z in zs {
@@ -503,7 +505,7 @@ fn assemble(
             AxisMap {
                 len: shape.size()[axis],
                 closed: plan.closed || shape.size()[axis] <= 2,
-                folded: used.map(|at| (AXIS_NAMES[at], plan.lens[at])).collect(),
+                folded: used.map(|at| (Axis::ALL[at], plan.lens[at])).collect(),
             }
         })
         .collect();
@@ -521,7 +523,9 @@ fn assemble(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::system::system;
     use proptest::prelude::*;
+    use tofu_abi::topology::Port;
 
     fn unit() -> System {
         "1x1x1x2x3x2".parse().unwrap()
@@ -531,13 +535,11 @@ mod tests {
         RankMap::find(system, shape.parse().unwrap(), false)
     }
 
-    /// What a map promises, said with the fabric's links.
+    /// What a map promises, said with the links of ports.
     fn check(system: &System, map: &RankMap) {
-        let [x, y, z, ..] = system.torus();
-        let shape = tofu_fabric::Shape::new(system.size()).unwrap().with_torus([x, y, z]);
-        let near = |one, other| {
-            tofu_fabric::Port::ALL.into_iter().any(|port| shape.neighbor(one, port) == Some(other))
-        };
+        let shape = system.shape();
+        let near =
+            |one, other| Port::ALL.into_iter().any(|port| shape.neighbor(one, port) == Some(other));
         let nodes = map.nodes();
         assert_eq!(nodes.len(), map.shape().nodes() as usize);
         let once: HashSet<_> = nodes.iter().collect();
@@ -559,7 +561,7 @@ mod tests {
             }
             let (reference, extent) = (map.reference().to_array(), map.extent());
             for axis in 0..6 {
-                let size = system.size()[axis];
+                let size = system.shape().lengths()[axis];
                 let place = (node.to_array()[axis] + size - reference[axis]) % size;
                 assert!(place < extent[axis]);
             }
@@ -613,7 +615,7 @@ mod tests {
     fn the_torus_of_the_papers() {
         // Eight by twelve by six, each axis one of X, Y, Z with one of A, B, C, and the
         // same with a node out of order: the axis of B is one shorter.
-        let system = System::new([4, 4, 3, 2, 3, 2], [false; 3]).unwrap();
+        let system = system([4, 4, 3, 2, 3, 2], [false; 3]);
         let map = find(&system, "8x12x6").unwrap();
         check(&system, &map);
         assert!(all_closed(&map));
@@ -626,7 +628,7 @@ mod tests {
     }
 
     fn system_nodes(system: &System) -> impl Iterator<Item = Coords> + use<> {
-        let whole = System::new(system.size(), [false; 3]).unwrap();
+        let whole = System::new(system.shape().with_torus([false; 3]));
         origins(&whole, [1; 6]).map(Coords::from_array).collect::<Vec<_>>().into_iter()
     }
 
@@ -639,10 +641,10 @@ mod tests {
             ([32, 32, 32, 2, 3, 2], "393216"),
             ([5, 3, 7, 1, 1, 1], "105"),
         ] {
-            let system = System::new(size, [true; 3]).unwrap();
+            let system = system(size, [true; 3]);
             let map = find(&system, shape).unwrap();
             assert!(all_closed(&map), "{shape}");
-            if system.nodes() < 100_000 {
+            if system.shape().nodes() < 100_000 {
                 check(&system, &map);
             }
         }
@@ -652,10 +654,10 @@ mod tests {
     fn rings_go_round_any_one_failed_node() {
         for size in [[1, 1, 1, 2, 3, 2], [1, 1, 2, 2, 3, 2], [2, 1, 1, 2, 3, 2], [3, 1, 1, 1, 3, 1]]
         {
-            let system = System::new(size, [false; 3]).unwrap();
+            let system = system(size, [false; 3]);
             for failed in system_nodes(&system) {
                 let system = system.clone().with_failed([failed]).unwrap();
-                let map = find(&system, &(system.nodes() - 1).to_string()).unwrap();
+                let map = find(&system, &(system.shape().nodes() - 1).to_string()).unwrap();
                 check(&system, &map);
                 assert!(all_closed(&map), "{size:?} {failed}");
             }
@@ -667,11 +669,11 @@ mod tests {
         fn extend(system: &System, way: &mut Vec<Coords>, all: &[Coords], len: usize) -> bool {
             let (first, last) = (way[0], way[way.len() - 1]);
             if way.len() == len {
-                return len <= 2 || system.adjacent(last, first);
+                return len <= 2 || system.shape().adjacent(last, first);
             }
             for next in all {
                 // The lowest node comes first.
-                if *next > first && system.adjacent(last, *next) && !way.contains(next) {
+                if *next > first && system.shape().adjacent(last, *next) && !way.contains(next) {
                     way.push(*next);
                     if extend(system, way, all, len) {
                         return true;
@@ -690,7 +692,7 @@ mod tests {
         let sizes =
             [[1, 1, 1, 2, 3, 2], [3, 3, 1, 1, 1, 1], [1, 1, 1, 2, 2, 2], [3, 1, 2, 2, 1, 1]];
         for size in sizes {
-            let system = System::new(size, [false; 3]).unwrap();
+            let system = system(size, [false; 3]);
             let nodes: Vec<_> = system_nodes(&system).collect();
             for failed in [&[][..], &[0], &[0, 1], &[0, 4], &[1, 2], &[3, 7], &[0, 5, 7]] {
                 let failed = failed.iter().map(|at: &usize| nodes[at % nodes.len()]);
@@ -719,7 +721,7 @@ mod tests {
 
     #[test]
     fn open_axes_are_a_last_resort_and_can_be_refused() {
-        let row = System::new([5, 1, 1, 1, 1, 1], [false; 3]).unwrap();
+        let row = system([5, 1, 1, 1, 1, 1], [false; 3]);
         let map = find(&row, "5").unwrap();
         check(&row, &map);
         assert!(!all_closed(&map));
@@ -749,7 +751,7 @@ mod tests {
     fn machine() -> impl Strategy<Value = System> {
         let size = (1..=4u8, 1..=3u8, 1..=4u8, 1..=2u8, 1..=3u8, 1..=2u8);
         (size, any::<[bool; 3]>())
-            .prop_map(|((x, y, z, a, b, c), torus)| System::new([x, y, z, a, b, c], torus).unwrap())
+            .prop_map(|((x, y, z, a, b, c), torus)| system([x, y, z, a, b, c], torus))
     }
 
     proptest! {
@@ -767,7 +769,7 @@ mod tests {
             let links: Vec<_> = nodes
                 .iter()
                 .flat_map(|one| nodes.iter().map(|other| (*one, *other)))
-                .filter(|(one, other)| system.adjacent(*one, *other))
+                .filter(|(one, other)| system.shape().adjacent(*one, *other))
                 .collect();
             if let Some(cut) = cut && !links.is_empty() {
                 system = system.with_links_down([links[cut.index(links.len())]]).unwrap();
@@ -786,7 +788,7 @@ mod tests {
             size in (2..=6u8, 2..=6u8, 2..=6u8), torus: [bool; 3], fail: prop::sample::Index,
         ) {
             let (x, y, z) = size;
-            let system = System::new([x, y, z, 2, 3, 2], torus).unwrap();
+            let system = system([x, y, z, 2, 3, 2], torus);
             let [x, y, z] = [x, y, z].map(u32::from);
             let shape = LogicalShape::new(&[2 * x, 3 * y, 2 * z]).unwrap();
             let map = RankMap::find(&system, shape, true).unwrap();

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 use tofu_abi::Coords;
+use tofu_abi::topology::Shape;
 
-use crate::{LogicalShape, RankMap, ShapeError, System, SystemError};
+use crate::{LogicalShape, LogicalShapeError, RankMap, System, SystemError};
 
 /// The version of the format that this crate writes and reads.
 const VERSION: u64 = 1;
@@ -27,7 +28,7 @@ pub enum MapinfoError {
     System(#[from] SystemError),
     /// The job's shape is impossible.
     #[error("mapinfo: {0}")]
-    Shape(#[from] ShapeError),
+    Shape(#[from] LogicalShapeError),
     /// Fields contradict each other or are out of range.
     #[error("{field} is {value}; it must be {allowed}")]
     Field {
@@ -226,8 +227,8 @@ impl Mapinfo {
         let raw = Raw {
             tofu_mapinfo: VERSION,
             system: RawSystem {
-                size: system.size(),
-                torus: system.torus(),
+                size: system.shape().lengths(),
+                torus: system.wraps(),
                 failed: system.failed().iter().map(|node| node.to_array()).collect(),
                 links_down: system
                     .links_down()
@@ -261,12 +262,13 @@ impl Mapinfo {
         }
         let Raw { system: raw, job, .. } = serde_json::from_str(text)?;
         let [x, y, z, ..] = raw.torus;
-        let system = System::new(raw.size, [x, y, z])?;
-        if system.torus() != raw.torus {
+        let shape = Shape::new(raw.size).map_err(SystemError::Shape)?;
+        let system = System::new(shape.with_torus([x, y, z]));
+        if system.wraps() != raw.torus {
             return Err(field(
                 "system.torus",
                 format!("{:?}", raw.torus),
-                format!("{:?} for these sizes", system.torus()),
+                format!("{:?} for these sizes", system.wraps()),
             ));
         }
         let system = system
@@ -292,21 +294,21 @@ impl RawJob {
         }
         check_counts(self.per_node, self.processes, shape.nodes())?;
         let reference = Coords::from_array(self.reference);
-        if !system.contains(reference) {
+        if !system.shape().contains(reference) {
             return Err(field(
                 "job.reference",
                 reference,
-                format!("a node of the machine {system}"),
+                format!("a node of the machine {}", system.shape()),
             ));
         }
-        if self.extent.iter().zip(system.size()).any(|(n, len)| *n == 0 || *n > len) {
-            let allowed = format!("a box within the machine {system}");
+        if self.extent.iter().zip(system.shape().lengths()).any(|(n, len)| *n == 0 || *n > len) {
+            let allowed = format!("a box within the machine {}", system.shape());
             return Err(field("job.extent", format!("{:?}", self.extent), allowed));
         }
         let nodes: Vec<_> = self.nodes.into_iter().map(Coords::from_array).collect();
         for node in &nodes {
             let inside = (0..6).all(|axis| {
-                let size = system.size()[axis];
+                let size = system.shape().lengths()[axis];
                 let at = node.to_array()[axis];
                 at < size && (at + size - self.reference[axis]) % size < self.extent[axis]
             });

@@ -3,14 +3,6 @@
 use tofu_abi::{Coords, Path};
 
 use crate::System;
-use crate::system::B;
-
-const A: usize = 3;
-const C: usize = 5;
-/// The order of the axes: to the path's A, B, C, along X, Y, Z, to the target's A, B, C
-/// (the routing rule of the interconnect).
-const LEGS: [usize; 9] = [B, C, A, 0, 1, 2, A, C, B];
-
 /// Why there are no paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
@@ -30,22 +22,13 @@ pub struct PathTo {
 
 impl System {
     /// The nodes that a packet visits after `from`, the target last. Empty if it is there.
-    ///
-    /// Each leg goes the shorter way round its axis, and towards higher coordinates where
-    /// both are as long, as the fabric does.
     pub(crate) fn route(&self, from: Coords, to: Coords, path: Path) -> Vec<Coords> {
-        let mut at = from.to_array();
-        let target = to.to_array();
-        let by = [0, 0, 0, path.a, path.b, path.c];
         let mut visited = Vec::new();
-        for (leg, axis) in LEGS.into_iter().enumerate() {
-            let goal = if leg < 3 { by[axis] } else { target[axis] };
-            let len = self.size()[axis];
-            let ahead = (goal + len - at[axis]) % len;
-            let plus = if self.torus()[axis] { ahead <= len - ahead } else { goal > at[axis] };
-            while at[axis] != goal {
-                at[axis] = if plus { (at[axis] + 1) % len } else { (at[axis] + len - 1) % len };
-                visited.push(Coords::from_array(at));
+        let mut at = from;
+        for leg in self.shape().legs(from, to, path) {
+            for _ in 0..leg.hops.unsigned_abs() {
+                at = self.shape().neighbor(at, leg.port()).unwrap_or(to);
+                visited.push(at);
             }
         }
         visited
@@ -67,14 +50,13 @@ impl System {
 
     fn paths(&self, from: Coords, to: Coords, both_ways: bool) -> Result<Vec<PathTo>, RouteError> {
         for node in [from, to] {
-            if !self.contains(node) {
+            if !self.shape().contains(node) {
                 return Err(RouteError::NoSuchNode(node));
             }
         }
-        let [.., a, b, c] = self.size();
-        let all =
-            (0..a).flat_map(|a| (0..b).flat_map(move |b| (0..c).map(move |c| Path { a, b, c })));
-        let mut paths: Vec<_> = all
+        let mut paths: Vec<_> = self
+            .shape()
+            .paths()
             .filter_map(|path| {
                 let hops = self.working_route(from, to, path)?;
                 if both_ways {
@@ -111,33 +93,29 @@ impl System {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::system::system;
     use proptest::prelude::*;
-    use tofu_fabric::{Class, Shape};
+    use tofu_abi::topology::{NodeId, Shape};
+    use tofu_fabric::{Class, Route};
 
-    fn machine() -> impl Strategy<Value = ([u8; 6], [bool; 3])> {
+    fn machine() -> impl Strategy<Value = Shape> {
         let size = (1..=6u8, 1..=5u8, 1..=4u8, 1..=2u8, 1..=3u8, 1..=2u8);
-        (size, any::<[bool; 3]>())
-            .prop_map(|((x, y, z, a, b, c), torus)| ([x, y, z, a, b, c], torus))
+        (size, any::<[bool; 3]>()).prop_map(|((x, y, z, a, b, c), torus)| {
+            Shape::new([x, y, z, a, b, c]).unwrap().with_torus(torus)
+        })
     }
 
-    fn node(seed: u64, size: [u8; 6]) -> Coords {
-        let mut rest = seed;
-        Coords::from_array(size.map(|n| {
-            let c = rest % u64::from(n);
-            rest /= u64::from(n);
-            c as u8
-        }))
+    fn node(seed: u32, shape: &Shape) -> Coords {
+        shape.coords(NodeId(seed % shape.nodes())).unwrap()
     }
 
     proptest! {
         #[test]
-        fn routes_are_those_of_the_fabric((size, torus) in machine(), from: u64, to: u64) {
-            let system = System::new(size, torus).unwrap();
-            let shape = Shape::new(size).unwrap().with_torus(torus);
-            let (from, to) = (node(from, size), node(to, size));
+        fn routes_are_those_of_the_fabric(shape in machine(), from: u32, to: u32) {
+            let system = System::new(shape);
+            let (from, to) = (node(from, &shape), node(to, &shape));
             for path in shape.paths() {
-                let theirs: Vec<_> = shape
-                    .route(from, to, path, Class::Request)
+                let theirs: Vec<_> = Route::new(&shape, from, to, path, Class::Request)
                     .unwrap()
                     .map(|hop| shape.coords(hop.to).unwrap())
                     .collect();
@@ -152,16 +130,15 @@ mod tests {
 
         #[test]
         fn paths_avoid_what_has_failed(
-            (size, torus) in machine(), from: u64, to: u64,
-            failed in proptest::collection::vec(any::<u64>(), 0..5),
+            shape in machine(), from: u32, to: u32,
+            failed in proptest::collection::vec(any::<u32>(), 0..5),
         ) {
-            let (from, to) = (node(from, size), node(to, size));
-            let failed: Vec<_> = failed.into_iter().map(|seed| node(seed, size)).collect();
-            let system = System::new(size, torus).unwrap().with_failed(failed.clone()).unwrap();
-            let shape = Shape::new(size).unwrap().with_torus(torus);
+            let (from, to) = (node(from, &shape), node(to, &shape));
+            let failed: Vec<_> = failed.into_iter().map(|seed| node(seed, &shape)).collect();
+            let system = System::new(shape).with_failed(failed.clone()).unwrap();
             // The same said with the fabric's own routes.
             let clear = |from, to, path| {
-                shape.route(from, to, path, Class::Request).unwrap().all(|hop| {
+                Route::new(&shape, from, to, path, Class::Request).unwrap().all(|hop| {
                     let at = shape.coords(hop.to).unwrap();
                     at == to || at == from || !failed.contains(&at)
                 })
@@ -179,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_failed_neighbour_is_passed_by() {
-        let row = System::new([4, 1, 1, 2, 3, 2], [false; 3]).unwrap();
+        let row = system([4, 1, 1, 2, 3, 2], [false; 3]);
         let (from, to) = (Coords::default(), Coords::new(2, 0, 0, 0, 0, 0));
         let between = Coords::new(1, 0, 0, 0, 0, 0);
         let system = row.clone().with_failed([between]).unwrap();

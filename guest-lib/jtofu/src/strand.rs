@@ -80,7 +80,7 @@ impl Plan {
         if len == 1 {
             return Vec::new();
         }
-        let size = system.size();
+        let size = system.shape().lengths();
         let most: u32 = axes.iter().map(|axis| u32::from(size[*axis])).product();
         if most < len {
             return Vec::new();
@@ -92,7 +92,7 @@ impl Plan {
         });
         for &column in &axes {
             let others: Vec<_> = axes.iter().copied().filter(|axis| *axis != column).collect();
-            let ring = system.torus()[column] && size[column] == 3;
+            let ring = system.wraps()[column] && size[column] == 3;
             let mut widths = vec![];
             if len.is_multiple_of(2) {
                 widths.push(2);
@@ -117,7 +117,7 @@ impl Plan {
         axes.iter().for_each(|axis| lens[*axis] = size[*axis]);
         if volume(&lens) as usize <= SEARCHED_PLACES {
             // Without a ring of odd length every ring is even.
-            let odd_rings = axes.iter().any(|axis| system.torus()[*axis] && size[*axis] % 2 == 1);
+            let odd_rings = axes.iter().any(|axis| system.wraps()[*axis] && size[*axis] % 2 == 1);
             if len > 2 && (odd_rings || len.is_multiple_of(2)) {
                 plans.push(Self { lens, closed: true, lay: Lay::Search, len });
             }
@@ -247,7 +247,7 @@ fn with(mut place: Place, axis: usize, at: u8) -> Place {
 
 /// Whether an axis of a grid wraps round: only if it is the machine's whole axis.
 fn wraps(system: &System, lens: &[u8; 6], axis: usize) -> bool {
-    system.torus()[axis] && lens[axis] == system.size()[axis]
+    system.wraps()[axis] && lens[axis] == system.shape().lengths()[axis]
 }
 
 /// Whether two places of a grid are neighbours.

@@ -6,8 +6,8 @@
 //! So a packet is sent through every port from time to time, that its neighbour does not look at:
 //! a confirmation that nobody waits for.
 
+use tofu_abi::topology::{Axis, Port, Shape};
 use tofu_abi::{Coords, Rcode};
-use tofu_ipotofu::topology::{Shape, PORT_NAMES};
 use tofu_ipotofu::wire::{Repr, HEADER_SIZE};
 use tofu_ipotofu::PacketTarget;
 
@@ -16,14 +16,12 @@ use super::tx::Tx;
 use super::Link;
 use crate::packets::{Order, Purpose};
 
-/// Ports of a node.
-const PORTS: usize = PORT_NAMES.len();
 /// Calls of [`Ports::is_time`] between two looks while all is well.
 const QUIET_BEATS: u32 = 5;
 
 /// How it stands with a port.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Port {
+enum PortState {
     /// The machine has no link there.
     Absent,
     Up,
@@ -32,7 +30,7 @@ enum Port {
 
 /// The ports of a node, as far as they are known.
 pub(super) struct Ports {
-    ports: [Port; PORTS],
+    ports: [PortState; Port::COUNT],
     /// Those through which a packet is under way, a bit for each.
     asked: u16,
     /// A packet has met a dead link since they were looked at.
@@ -44,10 +42,10 @@ pub(super) struct Ports {
 impl Ports {
     /// All links of a node, as if they worked.
     pub(super) fn new(shape: &Shape, me: Coords) -> Self {
-        let mut ports = [Port::Absent; PORTS];
-        for (n, port) in ports.iter_mut().enumerate() {
-            if shape.neighbor(me, n).is_some() {
-                *port = Port::Up;
+        let mut ports = [PortState::Absent; Port::COUNT];
+        for (state, port) in ports.iter_mut().zip(Port::ALL) {
+            if shape.neighbor(me, port).is_some() {
+                *state = PortState::Up;
             }
         }
         let mut this = Self {
@@ -62,7 +60,7 @@ impl Ports {
     }
 
     fn is_any_up(&self) -> bool {
-        self.ports.contains(&Port::Up)
+        self.ports.contains(&PortState::Up)
     }
 
     /// Whether the interface has a carrier.
@@ -88,8 +86,8 @@ impl Ports {
     /// What became of the packet that was sent through a port to learn of that.
     pub(super) fn answered(&mut self, port: u8, code: Rcode) {
         let state = match code {
-            Rcode::LINK_DOWN => Port::Down,
-            _ => Port::Up,
+            Rcode::LINK_DOWN => PortState::Down,
+            _ => PortState::Up,
         };
         if let Some(place) = self.ports.get_mut(usize::from(port)) {
             *place = state;
@@ -104,7 +102,7 @@ impl Ports {
         if self.asked != 0 {
             return false;
         }
-        let doubt = core::mem::take(&mut self.suspect) || self.ports.contains(&Port::Down);
+        let doubt = core::mem::take(&mut self.suspect) || self.ports.contains(&PortState::Down);
         if !doubt && self.beats < QUIET_BEATS {
             return false;
         }
@@ -114,10 +112,10 @@ impl Ports {
 
     /// The names of those that there are, and whether they are up.
     pub(super) fn named(&self) -> impl Iterator<Item = (&'static str, bool)> + use<> {
-        let ports = self.ports.into_iter().zip(PORT_NAMES);
+        let ports = self.ports.into_iter().zip(Port::ALL);
         ports
-            .filter(|(port, _)| *port != Port::Absent)
-            .map(|(port, name)| (name, port == Port::Up))
+            .filter(|(state, _)| *state != PortState::Absent)
+            .map(|(state, port)| (port.name(), state == PortState::Up))
     }
 }
 
@@ -134,8 +132,8 @@ impl Tx {
             ..NO_PIECE
         };
         let header = nothing.emit();
-        for n in 0..PORTS {
-            let Some(to) = link.shape.neighbor(link.me, n) else {
+        for port in Port::ALL {
+            let Some(to) = link.shape.neighbor(link.me, port) else {
                 continue;
             };
             let Some(sender) = self.sender.as_mut() else {
@@ -151,10 +149,10 @@ impl Tx {
                 break;
             };
             *place = header;
-            let purpose = Purpose::Port(n as u8);
+            let purpose = Purpose::Port(port.index() as u8);
             let order = Order::new(to, 0, purpose, buffer, HEADER_SIZE);
-            sender.post(order, &through(link, n, to), false);
-            self.ports.asked |= 1 << n;
+            sender.post(order, &through(link, port, to), false);
+            self.ports.asked |= 1 << port.index();
         }
         self.flush();
         self.ports.asked != 0
@@ -162,12 +160,11 @@ impl Tx {
 }
 
 /// The way through a port to the neighbour there.
-fn through(link: &Link, port: usize, to: Coords) -> PacketTarget {
-    let mut distances = [0; 3];
-    // X-, X+, Y-, Y+, Z- and Z+, behind the four ports within a unit.
-    if let Some(n) = port.checked_sub(4) {
-        distances[n / 2] = if n % 2 == 0 { -1 } else { 1 };
-    }
+fn through(link: &Link, port: Port, to: Coords) -> PacketTarget {
+    let distances = Axis::XYZ.map(|axis| match port.axis() == axis {
+        true => port.direction(),
+        false => 0,
+    });
     PacketTarget {
         distances,
         node: to,

@@ -10,9 +10,9 @@ use kernel::str::CStr;
 use kernel::sync::atomic::Relaxed;
 use kernel::sync::Arc;
 
+use tofu_abi::topology::Shape;
 use tofu_abi::TniId;
 use tofu_ipotofu::addr;
-use tofu_ipotofu::topology::Shape;
 use tofu_ipotofu::wire::ETHERNET_HEADER;
 
 use super::counts::{COUNTS, NAMES, REGISTERS};
@@ -149,7 +149,7 @@ pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
         );
         return made;
     };
-    let shape = torus.map_or(shape, |axes| shape.with_torus(axes));
+    let shape = torus.map_or(shape, |axes| shape.with_torus_letters(axes));
     let (Ok(machine @ 0..=addr::MAX_MACHINE), Ok(mtu @ 1280..=MAX_MTU)) =
         (u8::try_from(machine), u16::try_from(mtu))
     else {
@@ -161,7 +161,7 @@ pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
         );
         return made;
     };
-    if shape.rank(device.coords()).is_none() {
+    if !shape.contains(device.coords()) {
         dev_err!(
             device.pdev(),
             "no tofu0: shape={} does not have this node\n",

@@ -59,7 +59,7 @@ impl Link {
         let len = unsafe { shim::tofu_shim_skb_len(skb) } as usize;
         let is_frame = len >= ETHERNET_HEADER && read(skb, 0, mac);
         let node = addr::node_of_mac(*mac)
-            .filter(|node| *node != self.me && self.shape.rank(*node).is_some());
+            .filter(|node| *node != self.me && self.shape.contains(*node));
         (node.filter(|_| is_frame), is_frame)
     }
 

@@ -2,7 +2,7 @@
 
 use arbitrary::{Result, Unstructured};
 use tofu_abi::Coords;
-use tofu_driver::topology::Shape;
+use tofu_abi::topology::{NodeId, Shape};
 use tofu_ipotofu::offer::{self, Message};
 use tofu_ipotofu::offload::{FACTS_SIZE, Facts};
 use tofu_ipotofu::wire::{HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr};
@@ -21,7 +21,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let shape = *u.choose(&["1x1x1x2x3x2", "3x1x2x1x1x1", "2x2x4x2x3x2", "32x32x32x2x3x2"])?;
     let torus = *u.choose(&["xyz", "", "y"])?;
     let Ok(shape) = shape.parse::<Shape>() else { return Ok(()) };
-    let shape = shape.with_torus(torus);
+    let shape = shape.with_torus_letters(torus);
     let me = node(&shape, u)?;
     // Half of the nodes take unfinished frames.
     let unfinished = me.c == 1;
@@ -51,7 +51,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
 
 fn node(shape: &Shape, u: &mut Unstructured<'_>) -> Result<Coords> {
     let rank = u.arbitrary::<u32>()? % shape.nodes();
-    Ok(shape.coords(rank).unwrap_or_default())
+    Ok(shape.coords(NodeId(rank)).unwrap_or_default())
 }
 
 fn send(core: &mut Core, shape: &Shape, u: &mut Unstructured<'_>) -> Result<()> {
@@ -73,7 +73,7 @@ fn send(core: &mut Core, shape: &Shape, u: &mut Unstructured<'_>) -> Result<()> 
         count += 1;
         check(shape, &piece.header, &[piece.prefix, piece.body].concat());
         assert_ne!(piece.to, me, "a packet to oneself");
-        assert!(shape.rank(piece.to).is_some());
+        assert!(shape.contains(piece.to));
     });
     assert!(count == 0 || count == expected, "{count} packets instead of {expected}");
     assert!(sent.is_err() || frame.len() <= max);
@@ -185,6 +185,6 @@ fn check(shape: &Shape, header: &[u8], body: &[u8]) -> Repr {
     let packet = Packet::new_checked(header).expect("a whole header");
     let repr = Repr::parse(&packet, body.len()).expect("a header that makes sense");
     assert_eq!(usize::from(repr.length), body.len());
-    assert!(shape.rank(repr.origin).is_some());
+    assert!(shape.contains(repr.origin));
     repr
 }

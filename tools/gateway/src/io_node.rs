@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tofu_abi::Coords;
-use tofu_driver::{Device, DeviceError, PacketConfig, topology};
-use tofu_fabric::{Axis, Shape};
+use tofu_abi::topology::Shape;
+use tofu_driver::{Device, DeviceError, PacketConfig};
 use tofu_inproc::{AttachError, InProcess};
 use tofu_ipotofu::addr::Mac;
 use tofu_ipotofu::{Counters, Link, LinkError};
@@ -49,16 +49,9 @@ impl Config {
         Self { shape, machine: 0, mtu: 1500 }
     }
 
-    fn link(&self) -> Result<tofu_ipotofu::Config, IoNodeError> {
-        let wraps: String = [(Axis::X, 'x'), (Axis::Y, 'y'), (Axis::Z, 'z')]
-            .into_iter()
-            .filter(|(axis, _)| self.shape.wraps(*axis))
-            .map(|(_, name)| name)
-            .collect();
-        let shape: topology::Shape =
-            self.shape.to_string().parse().map_err(|_| IoNodeError::Shape)?;
-        let config = tofu_ipotofu::Config::new(shape.with_torus(&wraps));
-        Ok(tofu_ipotofu::Config { machine: self.machine, mtu: self.mtu, ..config })
+    fn link(&self) -> tofu_ipotofu::Config {
+        let config = tofu_ipotofu::Config::new(self.shape);
+        tofu_ipotofu::Config { machine: self.machine, mtu: self.mtu, ..config }
     }
 }
 
@@ -77,9 +70,6 @@ pub enum IoNodeError {
     /// The host has no descriptors or threads left.
     #[error("no descriptors or threads left: {0}")]
     Host(#[from] std::io::Error),
-    /// The driver does not know the machine's shape.
-    #[error("the driver does not know this shape")]
-    Shape,
 }
 
 /// Wakes up the thread of an I/O node, so that its tenants get to work.
@@ -191,7 +181,7 @@ impl Prepared {
         let device = Device::probe(platform)?;
         let packets =
             PacketConfig { rx_buffers: BUFFERS, tx_buffers: BUFFERS, ..PacketConfig::new(TNI) };
-        let link = Link::open(&device, config.link()?, &packets)?;
+        let link = Link::open(&device, config.link(), &packets)?;
         Ok(Self { link, interrupt })
     }
 

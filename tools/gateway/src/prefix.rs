@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 
 use tofu_abi::Coords;
-use tofu_fabric::Shape;
+use tofu_abi::topology::Shape;
 use tofu_ipotofu::addr;
 
 /// A range of IPv4 addresses that begin alike.

@@ -4,7 +4,6 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use tofu_abi::Coords;
 use tofu_abi::barrier::{BgAddress, Profile};
 use tofu_abi::irq::bgs;
 use tofu_abi::reduce::{self, Input, Op, Value};
@@ -69,12 +68,6 @@ fn run(
     }
 }
 
-/// How far two nodes are apart, without the links that close a torus.
-fn hops(a: Coords, b: Coords) -> u32 {
-    let apart = |(a, b): (u8, u8)| u32::from(a.abs_diff(b));
-    a.to_array().into_iter().zip(b.to_array()).map(apart).sum()
-}
-
 impl Gates {
     /// Links gates of all nodes that run programs, by the algorithm that is quickest for so many.
     /// All of them call this at the same place.
@@ -87,7 +80,7 @@ impl Gates {
         // A start and end gate, and the relay gates of a TNI.
         let most = usize::from(1 + profile.gates - profile.channels);
         let node = |rank| comm.places.coords(rank).unwrap_or_default();
-        let far = |a, b| hops(node(a), node(b));
+        let far = |a, b| node(a).straight_hops(node(b));
         let choice = choose(Shape::line(comm.nodes), most, Costs::TOFUD, far)?;
         let gate_number = |gate| gate_number(profile, gate);
         let address = |at: GateOf| BgAddress::new(node(at.member), TNI, gate_number(at.gate));

@@ -3,7 +3,7 @@
 //! All nodes do the same: open control queue 0 of TNI 0 and register the same STags, so that
 //! a node knows every other one's addresses without being told.
 //!
-//! Command line: `shape=` and `torus=` tell the machine (see [`tofu_driver::topology`]),
+//! Command line: `shape=` and `torus=` tell the machine (see [`tofu_abi::topology`]),
 //! `nodes=N` that only the first N nodes run programs, `without=N` that node N is left out of them,
 //! `wait=irq` (the default) or `wait=poll` how to wait, `json=1` that results are wanted as a line
 //! of JSON.
@@ -41,8 +41,8 @@ use core::sync::atomic::Ordering;
 use tofu_abi::desc::ArmwOp;
 use tofu_abi::irq::cqs::{MRQ_WRITE_ACKNOWLEDGE, TCQ_WRITE_ACKNOWLEDGE};
 use tofu_abi::table::PageSize;
+use tofu_abi::topology::{NodeId, Shape};
 use tofu_abi::{Coords, Rcode, StagOffset};
-use tofu_driver::topology::Shape;
 use tofu_driver::{
     Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target,
     WaitError,
@@ -151,7 +151,7 @@ pub fn number(name: &str, default: u64) -> Result<u64, Error> {
 pub fn machine_shape() -> Result<Shape, Error> {
     let text = option("shape").ok_or_else(|| fail!("no shape= on the command line"))?;
     let shape: Shape = text.parse()?;
-    Ok(option("torus").map_or(shape, |axes| shape.with_torus(axes)))
+    Ok(option("torus").map_or(shape, |axes| shape.with_torus_letters(axes)))
 }
 
 /// The nodes that run programs, numbered from 0.
@@ -177,16 +177,16 @@ impl Places {
 
     fn coords(&self, rank: u32) -> Option<Coords> {
         let skipped = self.without.is_some_and(|without| rank >= without);
-        self.shape.coords(rank + u32::from(skipped)).filter(|_| rank < self.nodes)
+        self.shape.coords(NodeId(rank + u32::from(skipped))).filter(|_| rank < self.nodes)
     }
 
     /// The node that is left out.
     fn gateway(&self) -> Option<Coords> {
-        self.shape.coords(self.without?)
+        self.shape.coords(NodeId(self.without?))
     }
 
     fn rank(&self, coords: Coords) -> Option<u32> {
-        let place = self.shape.rank(coords)?;
+        let NodeId(place) = self.shape.node_id(coords)?;
         let rank = match self.without {
             Some(without) if place == without => return None,
             Some(without) if place > without => place - 1,

@@ -21,7 +21,7 @@ use tofu_abi::Coords;
 use tofu_agent::wire::{FrameReader, FromProgram, encode};
 use tofu_control::node_name;
 use tofu_control::protocol::{MachineInfo, NodeInfo, Reply, Request};
-use tofu_fabric::{Axis, NodeId};
+use tofu_fabric::NodeId;
 use tofu_gateway::{Connected, Connector};
 
 use crate::agent::ProgramHandle;
@@ -170,7 +170,7 @@ fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
     let machine = MachineInfo {
         pid: std::process::id(),
         shape: shape.to_string(),
-        torus: [Axis::X, Axis::Y, Axis::Z].map(|axis| shape.wraps(axis)),
+        torus: shape.torus(),
         links_down: network::links_down(registry),
         seconds: registry.started.elapsed().as_secs_f64(),
     };

@@ -5,11 +5,10 @@ use std::io::{self, Write};
 use anyhow::bail;
 use serde_json::{Map, Value, json};
 use tofu_abi::regs::{
-    CqReg, CqsReg, CqsStatus, NUM_PORT, NodeAddress, PortReg, Register, TniReg, TniState, TofuReg,
-    XbReg,
+    CqReg, CqsReg, CqsStatus, NodeAddress, PortReg, Register, TniReg, TniState, TofuReg, XbReg,
 };
+use tofu_abi::topology::Port;
 use tofu_abi::{CqId, TniId};
-use tofu_driver::topology::PORT_NAMES;
 use tofu_vfio::Window;
 use tofu_vfio::pci::{Bus, PciDevice};
 
@@ -235,7 +234,7 @@ const TNI_COUNTERS: TniReg = TniReg::SendCount;
 pub(crate) fn counters(device: &PciDevice, all: bool, output: &Output) -> anyhow::Result<()> {
     let view = View::open(device)?;
     let mut blocks = Vec::new();
-    for (port, name) in (0..NUM_PORT as u8).zip(PORT_NAMES) {
+    for (port, name) in (0..).zip(Port::ALL) {
         blocks.push(Block::new(
             &view,
             format!("port {name}"),

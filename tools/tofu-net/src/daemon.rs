@@ -14,8 +14,8 @@ use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use tofu_abi::regs::TniReg;
+use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, Rcode};
-use tofu_driver::topology::Shape;
 use tofu_driver::{Device, PacketConfig};
 use tofu_ipotofu::{Config, Link};
 use tofu_vfio::Bdf;
@@ -165,7 +165,7 @@ impl Daemon {
             Err(error) => return Ok(Err(error.to_string())),
         };
         let me = device.coords();
-        if shape.rank(me).is_none() {
+        if !shape.contains(me) {
             bail!("node {me} is not in the machine that it was told of");
         }
         let packets = PacketConfig {

@@ -13,7 +13,7 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use rustix::fs::{FlockOperation, flock};
-use tofu_driver::topology::Shape;
+use tofu_abi::topology::Shape;
 use tofu_net::{Daemon, Settings, ask, names};
 use tofu_vfio::Bdf;
 
@@ -125,7 +125,7 @@ fn shape(shape: Option<Shape>, torus: Option<String>) -> anyhow::Result<Shape> {
             .context("tofu.shape")?,
     };
     let axes = torus.or_else(|| kernel_option("torus"));
-    Ok(axes.map_or(shape, |axes| shape.with_torus(&axes)))
+    Ok(axes.map_or(shape, |axes| shape.with_torus_letters(&axes)))
 }
 
 /// What is said by an option, or else by a word of the kernel's, if it is `allowed`.

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use tofu_driver::topology::Shape;
+use tofu_abi::topology::Shape;
 use tofu_ipotofu::hosts;
 
 const BEGIN: &str = "# tofu0: nodes of the machine";

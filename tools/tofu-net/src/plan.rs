@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use tofu_abi::Coords;
-use tofu_driver::topology::Shape;
+use tofu_abi::topology::Shape;
 use tofu_ipotofu::addr::{self, Mac};
 
 /// Bits of the network's part of unique local IPv6 addresses.
@@ -40,10 +40,11 @@ impl AddressPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tofu_abi::topology::NodeId;
 
     fn plan(shape: &str, rank: u32) -> AddressPlan {
         let shape: Shape = shape.parse().unwrap();
-        AddressPlan::new(&shape, 0, shape.coords(rank).unwrap())
+        AddressPlan::new(&shape, 0, shape.coords(NodeId(rank)).unwrap())
     }
 
     #[test]

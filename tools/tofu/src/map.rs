@@ -10,7 +10,6 @@ use std::str::FromStr;
 use anyhow::Context;
 use clap::Args;
 use tofu_abi::Coords;
-use tofu_fabric::Axis;
 use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
 use tofu_supervisor::options::ShapeArgs;
 use tofu_supervisor::plan::Network;
@@ -118,10 +117,9 @@ pub(crate) fn run(args: &MapArgs) -> anyhow::Result<u8> {
 /// The machine as jobs see it, without the nodes to exclude and the links that are down.
 fn system(network: &Network, exclude: &[Place]) -> anyhow::Result<System> {
     let shape = &network.shape;
-    let torus = [Axis::X, Axis::Y, Axis::Z].map(|axis| shape.wraps(axis));
     let links = network.links_down.iter();
     let links = links.filter_map(|(at, port)| Some((*at, shape.neighbor(*at, *port)?)));
-    let system = System::new(Axis::ALL.map(|axis| shape.len(axis)), torus)?
+    let system = System::new(*shape)
         .with_links_down(links)?
         .with_failed(exclude.iter().map(|place| place.0))
         .context("--exclude")?;
@@ -132,7 +130,7 @@ fn lay(network: &Network, args: &MapArgs) -> anyhow::Result<(Mapinfo, RankMap)> 
     let system = system(network, &args.exclude)?;
     let shape = match args.map {
         Some(shape) => shape,
-        None => LogicalShape::new(&[system.nodes() - system.failed().len() as u32])
+        None => LogicalShape::new(&[system.shape().nodes() - system.failed().len() as u32])
             .context("no node is left for the job")?,
     };
     let map = RankMap::find(&system, shape, args.closed)?;

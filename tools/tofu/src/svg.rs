@@ -182,7 +182,7 @@ impl<'a> Picture<'a> {
             self.panel(at);
         }
         let mut bundles: BTreeMap<(Coords, Axis), (Link, usize, usize)> = BTreeMap::new();
-        for link in shape.links() {
+        for link in Link::all(&shape) {
             let down = self.network.is_down(link.from, link.port);
             let axis = link.port.axis();
             if matches!(axis, Axis::A | Axis::B | Axis::C) {
@@ -407,9 +407,9 @@ mod tests {
                 let picture = draw(&network).unwrap();
                 let count = |what: &str| picture.matches(what).count();
                 assert_eq!(count("<circle"), network.shape.nodes() as usize, "{shape}");
-                let inner = network.shape.links().filter(|link| link.port.axis() >= Axis::A);
+                let inner = Link::all(&network.shape).filter(|link| link.port.axis() >= Axis::A);
                 let inner = inner.count();
-                let outer = network.shape.links().filter(|link| link.port.axis() < Axis::A);
+                let outer = Link::all(&network.shape).filter(|link| link.port.axis() < Axis::A);
                 // The links of all nodes of a block with the same port share a line.
                 let bundles = outer.filter(|link| link.from.default_path() == Default::default());
                 assert_eq!(count("<path d=\"M") - count("h34"), inner + bundles.count(), "{shape}");

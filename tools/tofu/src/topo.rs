@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use anyhow::Context;
 use serde_json::json;
 use tofu_abi::Coords;
-use tofu_fabric::{Axis, Port};
+use tofu_fabric::{Axis, Link, Port};
 use tofu_supervisor::plan::Network;
 
 use crate::cli::TopoArgs;
@@ -39,8 +39,8 @@ pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<u8> {
 /// Nodes and links in one line.
 pub(crate) fn summary(network: &Network) -> String {
     let shape = &network.shape;
-    let links = shape.links().count();
-    let down = shape.links().filter(|link| network.is_down(link.from, link.port)).count();
+    let links = Link::all(shape).count();
+    let down = Link::all(shape).filter(|link| network.is_down(link.from, link.port)).count();
     let plural = |count: usize, word: &str| {
         if count == 1 { format!("1 {word}") } else { format!("{count} {word}s") }
     };
@@ -122,8 +122,7 @@ fn to_json(network: &Network) -> serde_json::Value {
             (axis.to_string(), facts)
         })
         .collect();
-    let links: Vec<_> = shape
-        .links()
+    let links: Vec<_> = Link::all(shape)
         .map(|link| {
             json!({
                 "from": coords(link.from), "port": link.port.to_string(), "to": coords(link.to),

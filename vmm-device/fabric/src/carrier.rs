@@ -111,11 +111,11 @@ impl Direct {
         match packet.way {
             Way::Distances(distances) => {
                 let (dst, route) =
-                    shape.route_by_distances(src, packet.dst, distances, path, class)?;
+                    Route::by_distances(shape, src, packet.dst, distances, path, class)?;
                 packet.dst = dst;
                 Ok(route)
             }
-            _ => shape.route(src, packet.dst, path, class),
+            _ => Route::new(shape, src, packet.dst, path, class),
         }
     }
 

@@ -133,8 +133,7 @@ impl Fabric {
 
     /// All links of the machine, each once, and whether each is up.
     pub fn links(&self) -> impl Iterator<Item = (Link, bool)> + '_ {
-        self.shape
-            .links()
+        Link::all(&self.shape)
             .map(|link| (link, self.link_up(link.from, link.port).unwrap_or_default()))
     }
 

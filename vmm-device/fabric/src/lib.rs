@@ -14,19 +14,20 @@
 mod carrier;
 mod fabric;
 mod faults;
+mod link;
 mod packet;
 mod routing;
 mod tap;
-mod topology;
 mod wires;
 
 pub use carrier::{Carrier, Deliver, Direct, DiscardReason, Timing};
 pub use fabric::{Fabric, NoSuchLink, PortCounters, XbCounters, XbCycles};
 pub use faults::{Disturb, FaultCounters, FaultPlan, Ppm, REORDER_DEPTH, Rates};
+pub use link::Link;
 pub use packet::{Class, Packet, Way};
 pub use routing::{Hop, Route, RouteError};
 pub use tap::{Direction, Place, Sight, Tap};
-pub use topology::{Axis, Link, NodeId, Port, Shape, ShapeError};
+pub use tofu_abi::topology::{Axis, NodeId, Port, Shape, ShapeError};
 pub use wires::Wires;
 
 /// Network interfaces (TNIs) of a node, each an end point of its crossbar.

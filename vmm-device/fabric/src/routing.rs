@@ -2,17 +2,10 @@
 
 use std::iter::FusedIterator;
 
+use tofu_abi::topology::{Axis, Leg, Legs, NodeId, Port, Shape, Stage};
 use tofu_abi::{Coords, Path};
 
-use crate::{Axis, Class, NodeId, Port, Shape};
-
-/// The order in which a route visits the axes: to the path's A, B, C, along X, Y, Z,
-/// to the target's A, B, C. The stages are those of IEEE Micro 2012, the order within
-/// them that of Fujitsu's slides "Tofu: A 6D mesh/torus interconnect".
-const LEGS: [Axis; 9] =
-    [Axis::B, Axis::C, Axis::A, Axis::X, Axis::Y, Axis::Z, Axis::A, Axis::C, Axis::B];
-const FIRST_XYZ_LEG: usize = 3;
-const FIRST_LAST_ABC_LEG: usize = 6;
+use crate::packet::Class;
 
 /// One hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,11 +42,8 @@ pub enum RouteError {
     },
 }
 
-/// The hops from one node to another, found one by one without allocating.
-///
-/// Each leg goes the shorter way round its axis and, where both are as long, towards
-/// higher coordinates (ours). The route of a packet to its own node has no hops,
-/// unless its path leads elsewhere: then it goes there and comes back.
+/// The hops from one node to another, found one by one without allocating. They follow
+/// [`Shape::legs`].
 ///
 /// The virtual channels of a class are two. A hop in A, B, C takes the first before
 /// X, Y, Z and the second after. On each of X, Y and Z a packet starts on the first
@@ -63,95 +53,87 @@ pub enum RouteError {
 #[derive(Clone, Debug)]
 pub struct Route<'a> {
     shape: &'a Shape,
-    /// Where the packet is, and the number of that node.
-    at: [u8; 6],
+    legs: Legs<'a>,
+    /// Number of the node where the packet is.
     id: u32,
-    /// Where the legs of the first stage end.
-    path: Path,
-    target: [u8; 6],
-    /// Hops on X, Y and Z, if they were given.
-    distances: Option<[i8; 3]>,
     /// First virtual channel of the class.
     vc_base: u8,
-    /// The leg after the current one.
-    next_leg: usize,
-    /// The current leg: its axis, its way, what is left of it.
+    /// The current leg: its part of the way, where on its axis the packet is, what is left of it.
+    stage: Stage,
     axis: Axis,
     plus: bool,
+    at: u8,
     left: u8,
     crossed: bool,
 }
 
 impl<'a> Route<'a> {
-    pub(crate) fn new(
+    /// The route of a packet in a machine.
+    ///
+    /// # Errors
+    /// A [`RouteError`] if the source, the target or the path is not in the machine.
+    #[inline]
+    pub fn new(
         shape: &'a Shape,
-        source: NodeId,
         from: Coords,
         to: Coords,
         path: Path,
         class: Class,
-    ) -> Self {
-        Self {
+    ) -> Result<Self, RouteError> {
+        let source = shape.node_id(from).ok_or(RouteError::Source(from))?;
+        if !shape.contains(to) {
+            return Err(RouteError::Target(to));
+        }
+        if !shape.contains_path(path) {
+            return Err(RouteError::Path(path));
+        }
+        Ok(Self {
             shape,
-            at: from.to_array(),
+            legs: shape.legs(from, to, path),
             id: source.0,
-            path,
-            target: to.to_array(),
-            distances: None,
             vc_base: class.first_vc(),
-            next_leg: 0,
-            axis: LEGS[0],
+            stage: Stage::ToPath,
+            axis: Axis::X,
             plus: true,
+            at: 0,
             left: 0,
             crossed: false,
+        })
+    }
+
+    /// The route of a packet that takes so many hops on X, Y and Z, towards higher coordinates
+    /// if positive, and goes to the A, B and C of `to`. Returns where it leads, too.
+    ///
+    /// It need not be the shortest way, but it must not lead all the way round a ring: then
+    /// virtual channels rise along it as they do along others.
+    ///
+    /// # Errors
+    /// A [`RouteError`] if the source, the target or the path is not in the machine, or an axis
+    /// does not have so many hops.
+    pub fn by_distances(
+        shape: &'a Shape,
+        from: Coords,
+        to: Coords,
+        distances: [i8; 3],
+        path: Path,
+        class: Class,
+    ) -> Result<(Coords, Self), RouteError> {
+        if !shape.contains(from) {
+            return Err(RouteError::Source(from));
         }
+        let mut to = to;
+        for (axis, hops) in Axis::XYZ.into_iter().zip(distances) {
+            let end = shape.walk(axis, from[axis], hops);
+            to[axis] = end.ok_or(RouteError::Distance { axis, hops })?;
+        }
+        let route = Self::new(shape, from, to, path, class)?;
+        Ok((to, Self { legs: route.legs.with_distances(distances), ..route }))
     }
 
     /// The node that the hops taken so far have led to.
     #[inline]
     pub const fn node(&self) -> NodeId {
         NodeId(self.id)
-    }
-
-    /// Starts the next leg that has hops; false if there is none.
-    #[inline]
-    fn start_leg(&mut self) -> bool {
-        while let Some(&axis) = LEGS.get(self.next_leg) {
-            let to = match (self.next_leg, axis) {
-                (0..FIRST_XYZ_LEG, Axis::A) => self.path.a,
-                (0..FIRST_XYZ_LEG, Axis::B) => self.path.b,
-                (0..FIRST_XYZ_LEG, Axis::C) => self.path.c,
-                _ => self.target[axis.index()],
-            };
-            self.next_leg += 1;
-            if let (Axis::X | Axis::Y | Axis::Z, Some(distances)) = (axis, self.distances) {
-                let distance = distances[axis.index()];
-                if distance == 0 {
-                    continue;
-                }
-                (self.plus, self.left) = (distance > 0, distance.unsigned_abs());
-                self.axis = axis;
-                self.crossed = false;
-                return true;
-            }
-            let from = self.at[axis.index()];
-            if from == to {
-                continue;
-            }
-            let straight = to.abs_diff(from);
-            (self.plus, self.left) = (to > from, straight);
-            if self.shape.wraps(axis) {
-                let round = self.shape.len(axis) - straight;
-                // A tie goes towards higher coordinates, whichever way that is.
-                if round < straight || (round == straight && !self.plus) {
-                    (self.plus, self.left) = (!self.plus, round);
-                }
-            }
-            self.axis = axis;
-            self.crossed = false;
-            return true;
-        }
-        false
     }
 }
 
@@ -160,38 +142,39 @@ impl Iterator for Route<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Hop> {
-        if self.left == 0 && !self.start_leg() {
-            return None;
+        if self.left == 0 {
+            let Leg { stage, axis, from, hops } = self.legs.next()?;
+            (self.stage, self.axis, self.at) = (stage, axis, from);
+            (self.plus, self.left) = (hops > 0, hops.unsigned_abs());
+            self.crossed = false;
         }
         let last = self.shape.len(self.axis) - 1;
         let stride = self.shape.stride(self.axis);
-        let at = &mut self.at[self.axis.index()];
         let from = NodeId(self.id);
-        match (self.plus, *at) {
+        match (self.plus, self.at) {
             (true, c) if c == last => {
                 self.crossed = true;
-                *at = 0;
+                self.at = 0;
                 self.id -= stride * u32::from(last);
             }
             (true, _) => {
-                *at += 1;
+                self.at += 1;
                 self.id += stride;
             }
             (false, 0) => {
                 self.crossed = true;
-                *at = last;
+                self.at = last;
                 self.id += stride * u32::from(last);
             }
             (false, _) => {
-                *at -= 1;
+                self.at -= 1;
                 self.id -= stride;
             }
         }
-        let second = match self.next_leg {
-            0..=FIRST_XYZ_LEG => false,
-            // `next_leg` is one ahead of the current leg.
-            leg if leg > FIRST_LAST_ABC_LEG => true,
-            _ => self.crossed || self.left == 1,
+        let second = match self.stage {
+            Stage::ToPath => false,
+            Stage::Xyz => self.crossed || self.left == 1,
+            Stage::ToTarget => true,
         };
         self.left -= 1;
         Some(Hop {
@@ -204,63 +187,3 @@ impl Iterator for Route<'_> {
 }
 
 impl FusedIterator for Route<'_> {}
-
-impl Shape {
-    /// The route of a packet.
-    ///
-    /// # Errors
-    /// A [`RouteError`] if the source, the target or the path is not in the machine.
-    #[inline]
-    pub fn route(
-        &self,
-        from: Coords,
-        to: Coords,
-        path: Path,
-        class: Class,
-    ) -> Result<Route<'_>, RouteError> {
-        let source = self.node_id(from).ok_or(RouteError::Source(from))?;
-        if !self.contains(to) {
-            return Err(RouteError::Target(to));
-        }
-        if !self.contains_path(path) {
-            return Err(RouteError::Path(path));
-        }
-        Ok(Route::new(self, source, from, to, path, class))
-    }
-
-    /// The route of a packet that takes so many hops on X, Y and Z, towards higher coordinates
-    /// if positive, and goes to the A, B and C of `to`. Returns where it leads, too.
-    ///
-    /// It need not be the shortest way, but it must not lead all the way round a ring: then
-    /// virtual channels rise along it as they do along others.
-    ///
-    /// # Errors
-    /// A [`RouteError`] if the source, the target or the path is not in the machine, or an axis
-    /// does not have so many hops.
-    pub fn route_by_distances(
-        &self,
-        from: Coords,
-        to: Coords,
-        distances: [i8; 3],
-        path: Path,
-        class: Class,
-    ) -> Result<(Coords, Route<'_>), RouteError> {
-        if !self.contains(from) {
-            return Err(RouteError::Source(from));
-        }
-        let mut target = to.to_array();
-        for (axis, hops) in [Axis::X, Axis::Y, Axis::Z].into_iter().zip(distances) {
-            let len = i16::from(self.len(axis));
-            let end = i16::from(from.to_array()[axis.index()]) + i16::from(hops);
-            let inside = (0..len).contains(&end);
-            if i16::from(hops).abs() >= len || !(inside || self.wraps(axis)) {
-                return Err(RouteError::Distance { axis, hops });
-            }
-            target[axis.index()] = end.rem_euclid(len) as u8;
-        }
-        let to = Coords::from_array(target);
-        let mut route = self.route(from, to, path, class)?;
-        route.distances = Some(distances);
-        Ok((to, route))
-    }
-}

@@ -170,7 +170,7 @@ pub extern "C" fn jtofu_delete_job(job_id: u32) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_sys_size(sys_size: *mut [u8; 6]) -> c_int {
     run(|| {
-        let size = state::read(|jobs| Ok(jobs.system().size()))?;
+        let size = state::read(|jobs| Ok(jobs.system().shape().lengths()))?;
         // SAFETY: the caller's promise.
         unsafe { Out::new(sys_size) }?.set(size);
         Ok(0)
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn jtofu_query_sys_size(sys_size: *mut [u8; 6]) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_sys_torus(sys_torus: *mut [u8; 6]) -> c_int {
     run(|| {
-        let torus = state::read(|jobs| Ok(jobs.system().torus().map(u8::from)))?;
+        let torus = state::read(|jobs| Ok(jobs.system().wraps().map(u8::from)))?;
         // SAFETY: the caller's promise.
         unsafe { Out::new(sys_torus) }?.set(torus);
         Ok(0)
@@ -315,7 +315,7 @@ pub unsafe extern "C" fn jtofu_query_ranks_from_phys_coords(
         let node = Coords::from_array(node);
         state::read(|jobs| {
             let job = jobs.job(job_id).map_err(Code::invalid)?;
-            if !jobs.system().contains(node) {
+            if !jobs.system().shape().contains(node) {
                 return Err(Code::invalid(RouteError::NoSuchNode(node)));
             }
             count.set(list.set(job.ranks_at(node).iter().copied()));

@@ -11,8 +11,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use smoltcp::wire::{ArpOperation, ArpPacket, ArpRepr, EthernetAddress};
+use tofu_abi::topology::{NodeId, Shape};
 use tofu_abi::{Coords, StagOffset};
-use tofu_driver::topology::Shape;
 use tofu_driver::{Device, PacketConfig, PacketTarget, Packets};
 use tofu_guests::random::Random;
 use tofu_guests::{Error, find_device, machine_shape, number, println};
@@ -65,8 +65,8 @@ struct Vandal {
 impl Vandal {
     /// A node of the machine; now and then itself.
     fn node(&mut self) -> Coords {
-        let rank = self.random.below(self.shape.nodes().into()) as u32;
-        self.shape.coords(rank).unwrap_or(self.me)
+        let id = self.random.below(self.shape.nodes().into()) as u32;
+        self.shape.coords(NodeId(id)).unwrap_or(self.me)
     }
 
     fn bytes(&mut self, len: usize) -> Vec<u8> {

@@ -1,8 +1,8 @@
 //! Says who this node is and who its neighbours are.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
+use tofu_abi::topology::Port;
 use tofu_driver::Device;
-use tofu_driver::topology::PORT_NAMES;
 use tofu_guests::{Error, fail, find_device, machine_shape, println};
 
 tofu_guests::entry!(hello);
@@ -11,11 +11,11 @@ fn hello() -> Result<(), Error> {
     let shape = machine_shape()?;
     let device = Device::probe(find_device()?)?;
     let coords = device.coords();
-    let rank = shape.rank(coords).ok_or_else(|| fail!("{coords} is not in the machine"))?;
-    println!("I am node {rank} of {}, at {coords}", shape.nodes());
-    for (port, name) in PORT_NAMES.into_iter().enumerate() {
+    let id = shape.node_id(coords).ok_or_else(|| fail!("{coords} is not in the machine"))?;
+    println!("I am node {id} of {}, at {coords}", shape.nodes());
+    for port in Port::ALL {
         if let Some(neighbor) = shape.neighbor(coords, port) {
-            println!("port {name:2} leads to {neighbor}");
+            println!("port {port:2} leads to {neighbor}");
         }
     }
     Ok(())

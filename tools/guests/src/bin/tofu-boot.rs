@@ -16,6 +16,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use tofu_abi::topology::NodeId;
 use tofu_bare::loader::{self, Ram};
 use tofu_driver::{Device, PacketConfig};
 use tofu_guests::{Error, NodePlatform, fail, find_device, machine_shape, number, option, println};
@@ -86,7 +87,7 @@ impl Wire {
         let server = match option("server") {
             None => None,
             Some(text) => {
-                let node = text.parse().ok().and_then(|rank| shape.coords(rank));
+                let node = text.parse().ok().and_then(|id| shape.coords(NodeId(id)));
                 Some(addr::mac(node.ok_or_else(|| fail!("server={text} is no node's number"))?))
             }
         };

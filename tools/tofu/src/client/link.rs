@@ -101,7 +101,7 @@ fn list(name: Option<&MachineName>, only_down: bool, as_json: bool) -> anyhow::R
     let NetworkReply::Links(down) = ask(&control, NetworkRequest::Links)? else {
         bail!("not an answer")
     };
-    let links = shape.links().map(|link| {
+    let links = Link::all(&shape).map(|link| {
         let up = !down.contains(&LinkEnd::of(&link));
         (link, up)
     });

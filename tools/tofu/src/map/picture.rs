@@ -121,7 +121,7 @@ impl Picture<'_> {
 
     fn head(&mut self) {
         let Mapinfo { system, job } = self.info;
-        let title = format!("Job {} on the machine {system}", job.shape());
+        let title = format!("Job {} on the machine {}", job.shape(), system.shape());
         self.add(format_args!(
             "<text x=\"{MARGIN}\" y=\"38\" font-size=\"22\" fill=\"#111111\">{title}</text>"
         ));
@@ -211,7 +211,7 @@ impl Picture<'_> {
     fn legend(&mut self, y: i32) {
         let system = &self.info.system;
         let mut x = MARGIN;
-        for axis in Axis::ALL.into_iter().filter(|axis| system.size()[axis.index()] > 1) {
+        for axis in Axis::ALL.into_iter().filter(|axis| system.shape().len(*axis) > 1) {
             self.add(format_args!(
                 "<path d=\"M{x} {y} h34\" stroke=\"{}\" stroke-width=\"3\"/>\
                  <text x=\"{}\" y=\"{}\" font-size=\"15\" fill=\"#111111\">{axis}</text>",

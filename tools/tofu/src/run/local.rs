@@ -29,7 +29,7 @@ use rustix::process::{
 use signal_hook::consts::SIGKILL;
 use tofu_abi::Coords;
 use tofu_agent::wire::{Output, Status};
-use tofu_fabric::{Axis, Shape};
+use tofu_fabric::Shape;
 use tofu_jtofu::{Mapinfo, System};
 use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_supervisor::confine::Confinement;
@@ -129,8 +129,7 @@ fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, 
     };
     let mut error = None;
     for shape in shapes.into_iter().filter(|shape| given.is_some() || shape.nodes() >= nodes) {
-        let torus = [Axis::X, Axis::Y, Axis::Z].map(|axis| shape.wraps(axis));
-        let system = System::new(Axis::ALL.map(|axis| shape.len(axis)), torus)?;
+        let system = System::new(shape);
         match lay(&system, wanted) {
             Ok(job) => return Ok((shape, Placement { info: Mapinfo { system, job } })),
             Err(other) => error = Some(other),

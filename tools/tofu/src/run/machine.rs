@@ -12,7 +12,7 @@ use serde_json::Value;
 use tofu_abi::Coords;
 use tofu_control::protocol::{MachineInfo, NodeInfo};
 use tofu_control::{MachineName, find_machine, info, rundir};
-use tofu_fabric::{Axis, Shape};
+use tofu_fabric::Shape;
 use tofu_jtofu::System;
 use tofu_supervisor::janitor;
 use tofu_supervisor::units::ImageName;
@@ -132,13 +132,12 @@ impl Machine {
 }
 
 fn system(machine: &MachineInfo) -> anyhow::Result<(Shape, System)> {
-    let shape: Shape = machine.shape.parse()?;
+    let shape = machine.shape.parse::<Shape>()?.with_torus(machine.torus);
     let links = machine.links_down.iter().map(|ends| {
         let [from, to] = ends.map(Coords::from_array);
         (from, to)
     });
-    let system = System::new(Axis::ALL.map(|axis| shape.len(axis)), machine.torus)?;
-    Ok((shape, system.with_links_down(links)?))
+    Ok((shape, System::new(shape).with_links_down(links)?))
 }
 
 /// A process that runs a machine, and ends with this one.

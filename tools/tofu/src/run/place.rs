@@ -85,7 +85,7 @@ const MOST_STARTED: u32 = 12;
 /// If it does not fit there.
 pub(crate) fn lay(system: &System, wanted: Wanted) -> anyhow::Result<Job> {
     wanted.check()?;
-    let usable = system.nodes() - system.failed().len() as u32;
+    let usable = system.shape().nodes() - system.failed().len() as u32;
     if usable == 0 {
         bail!("the machine has no node for a rank");
     }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     fn unit() -> System {
-        System::new([1, 1, 1, 2, 3, 2], [true; 3]).unwrap()
+        System::new(tofu_abi::topology::Shape::UNIT)
     }
 
     fn place(system: &System, wanted: Wanted) -> Placement {

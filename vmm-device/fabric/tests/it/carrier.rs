@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
 use tofu_fabric::{
     Carrier, Class, Deliver, Direct, DiscardReason, Fabric, NoSuchLink, NodeId, Packet, Port,
-    PortCounters, Shape, Timing, Way,
+    PortCounters, Route, Shape, Timing, Way,
 };
 
 use crate::common::{any_journey, shape};
@@ -310,7 +310,7 @@ proptest! {
         });
         let (sent, received) =
             all.fold((0, 0), |(s, r), port| (s + port.send_tlp, r + port.recv_tlp));
-        let hops = shape.route(src, dst, path, Class::Request).unwrap().count() as u64;
+        let hops = Route::new(&shape, src, dst, path, Class::Request).unwrap().count() as u64;
         prop_assert_eq!((sent, received), (3 * hops, 3 * hops));
 
         // Whatever a guest writes as a target, the packet arrives or is discarded.

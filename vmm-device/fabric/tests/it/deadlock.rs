@@ -8,7 +8,7 @@
 
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
-use tofu_fabric::{Axis, Class, Port, Shape};
+use tofu_fabric::{Axis, Class, Port, Route, Shape};
 
 use crate::common::{Step, any_journey, is_xyz, shape, tori_and_meshes, trace};
 
@@ -36,7 +36,7 @@ impl Graph {
             for to in shape.iter() {
                 for path in shape.paths() {
                     for class in Class::ALL {
-                        let route = shape.route(from, to, path, class).expect("a route");
+                        let route = Route::new(shape, from, to, path, class).expect("a route");
                         trace(shape, route, path, class, &mut steps);
                         graph.add(shape, from, class, &steps, &vc);
                     }
@@ -206,7 +206,7 @@ fn rank(shape: &Shape, step: &Step) -> (u8, usize) {
 fn assert_ranks_rise(shape: &Shape, from: Coords, to: Coords, path: Path) {
     let mut steps = Vec::new();
     for class in Class::ALL {
-        let route = shape.route(from, to, path, class).expect("a route");
+        let route = Route::new(shape, from, to, path, class).expect("a route");
         trace(shape, route, path, class, &mut steps);
         assert!(
             steps.is_sorted_by(|a, b| rank(shape, a) < rank(shape, b)),
@@ -222,7 +222,7 @@ fn assert_ranks_rise(shape: &Shape, from: Coords, to: Coords, path: Path) {
 fn assert_ranks_rise_by_distances(shape: &Shape, from: Coords, distances: [i8; 3], path: Path) {
     let mut steps = Vec::new();
     let class = Class::System;
-    let Ok((to, route)) = shape.route_by_distances(from, from, distances, path, class) else {
+    let Ok((to, route)) = Route::by_distances(shape, from, from, distances, path, class) else {
         return;
     };
     let hops = distances.iter().map(|d| usize::from(d.unsigned_abs())).sum::<usize>();
@@ -274,7 +274,7 @@ proptest! {
         (shape, from, to, path) in any_journey(),
     ) {
         let class = Class::Request;
-        let hops: Vec<_> = shape.route(from, to, path, class).unwrap().collect();
+        let hops: Vec<_> = Route::new(&shape, from, to, path, class).unwrap().collect();
         for axis in [Axis::X, Axis::Y, Axis::Z] {
             let mut len = [1; 6];
             len[axis.index()] = shape.len(axis);
@@ -284,8 +284,7 @@ proptest! {
                 only[axis.index()] = coords.to_array()[axis.index()];
                 Coords::from_array(only)
             };
-            let expected: Vec<_> = alone
-                .route(project(from), project(to), Path::default(), class)
+            let expected: Vec<_> = Route::new(&alone, project(from), project(to), Path::default(), class)
                 .unwrap()
                 .map(|hop| (hop.port, hop.vc))
                 .collect();

@@ -3,6 +3,6 @@
 mod carrier;
 mod common;
 mod deadlock;
+mod links;
 mod routing;
-mod topology;
 mod wires;

@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
-use tofu_fabric::{Axis, Class, NodeId, Port, RouteError, Shape};
+use tofu_fabric::{Axis, Class, NodeId, Port, Route, RouteError, Shape};
 
 use crate::common::{any_journey, is_xyz, shape, tori_and_meshes, trace};
 
@@ -39,7 +39,7 @@ fn check_against_search(shape: &Shape) {
         for to in shape.iter() {
             for path in shape.paths() {
                 let class = Class::Request;
-                let route = shape.route(from, to, path, class).expect("all in the machine");
+                let route = Route::new(shape, from, to, path, class).expect("all in the machine");
                 trace(shape, route, path, class, &mut steps);
                 let mut at = from;
                 for step in &steps {
@@ -95,7 +95,7 @@ fn ties_go_towards_higher_coordinates() {
     let shape = shape([4, 1, 1, 1, 1, 1]);
     let node = |x| Coords::new(x, 0, 0, 0, 0, 0);
     for (from, to) in [(0, 2), (2, 0), (3, 1)] {
-        let route = shape.route(node(from), node(to), Path::default(), Class::Request);
+        let route = Route::new(&shape, node(from), node(to), Path::default(), Class::Request);
         let ports: Vec<Port> = route.expect("a route").map(|hop| hop.port).collect();
         assert_eq!(ports, [Port::XPlus, Port::XPlus]);
     }
@@ -109,7 +109,7 @@ fn a_route_has_the_order_and_channels_of_the_papers() {
     let to = Coords::new(1, 1, 1, 0, 2, 0);
     let path = Path::new(1, 1, 1);
     let hops = |class| -> Vec<(Port, u8)> {
-        let route = shape.route(from, to, path, class).expect("a route");
+        let route = Route::new(&shape, from, to, path, class).expect("a route");
         route.map(|hop| (hop.port, hop.vc)).collect()
     };
     let expected = [
@@ -138,7 +138,7 @@ fn a_packet_to_its_own_node_stays_unless_its_path_leads_away() {
     let shape = Shape::UNIT;
     for node in shape.iter() {
         for path in shape.paths() {
-            let route = shape.route(node, node, path, Class::Request).expect("a route");
+            let route = Route::new(&shape, node, node, path, Class::Request).expect("a route");
             assert_eq!(route.count() == 0, path == node.default_path());
         }
     }
@@ -148,7 +148,7 @@ fn a_packet_to_its_own_node_stays_unless_its_path_leads_away() {
 fn what_is_not_in_the_machine_has_no_route() {
     let shape = shape([2, 1, 1, 2, 1, 1]);
     let (inside, outside) = (Coords::default(), Coords::new(2, 0, 0, 0, 0, 0));
-    let route = |from, to, path| shape.route(from, to, path, Class::Request).err();
+    let route = |from, to, path| Route::new(&shape, from, to, path, Class::Request).err();
     let here = inside.default_path();
     assert_eq!(route(inside, inside, here), None);
     assert_eq!(route(outside, inside, here), Some(RouteError::Source(outside)));
@@ -163,7 +163,7 @@ proptest! {
         (shape, from, to, path) in any_journey(),
     ) {
         let mut steps = Vec::new();
-        let route = shape.route(from, to, path, Class::Response).unwrap();
+        let route = Route::new(&shape, from, to, path, Class::Response).unwrap();
         trace(&shape, route, path, Class::Response, &mut steps);
         let mut at = from;
         for step in &steps {

@@ -9,6 +9,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use tofu_abi::topology::NodeId;
 use tofu_guests::{Error, fail, machine_shape, println};
 use tofu_utofu::command::{Packets, Posting};
 use tofu_utofu::flags::{
@@ -72,10 +73,11 @@ impl Pair {
         // The core counts references across threads; a bare guest has one thread only.
         #[expect(clippy::arc_with_non_send_sync)]
         let context = Context::new(Arc::new(provider), Place::new(0, 1)?);
-        let rank = shape.rank(context.coords()).ok_or_else(|| fail!("not in the machine"))?;
+        let NodeId(rank) =
+            shape.node_id(context.coords()).ok_or_else(|| fail!("not in the machine"))?;
         // The last one of an odd number of nodes is its own peer.
         let peer = if rank ^ 1 < shape.nodes() { rank ^ 1 } else { rank };
-        let node = shape.coords(peer).ok_or_else(|| fail!("no such node"))?;
+        let node = shape.coords(NodeId(peer)).ok_or_else(|| fail!("no such node"))?;
         let memory = vec![0u64; SIZE / 8 + 32].leak().as_mut_ptr();
         let memory = (memory as usize).next_multiple_of(256) as *mut u8;
         let (mut vcqs, mut ids) = (Vec::new(), Vec::new());

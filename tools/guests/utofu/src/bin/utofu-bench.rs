@@ -16,6 +16,7 @@ use alloc::vec::Vec;
 use core::hint::{black_box, spin_loop};
 
 use tofu_abi::StagOffset;
+use tofu_abi::topology::NodeId;
 use tofu_bare::irq;
 use tofu_driver::{Cq, CqConfig, Order, Target};
 use tofu_guests::{Error, Hundredths, fail, machine_shape, now_ns, number, println};
@@ -378,11 +379,12 @@ fn bench() -> Result<(), Error> {
     // The core counts references across threads; a bare guest has one thread only.
     #[expect(clippy::arc_with_non_send_sync)]
     let context = Context::new(Arc::new(provider), Place::new(0, 1)?);
-    let rank = shape.rank(context.coords()).ok_or_else(|| fail!("not in the machine"))?;
+    let NodeId(rank) =
+        shape.node_id(context.coords()).ok_or_else(|| fail!("not in the machine"))?;
     if rank > 1 || shape.nodes() < 2 {
         return Err(fail!("this is for machines of two nodes (--shape 1x1x1x2x1x1)"));
     }
-    let node = shape.coords(1 - rank).ok_or_else(|| fail!("no such node"))?;
+    let node = shape.coords(NodeId(1 - rank)).ok_or_else(|| fail!("no such node"))?;
     let memory = vec![0u64; SIZE / 8 + 32].leak().as_mut_ptr();
     let memory = (memory as usize).next_multiple_of(256) as *mut u8;
     let (mut vcqs, mut ids) = (Vec::new(), Vec::new());

@@ -8,6 +8,7 @@ extern crate alloc;
 use alloc::sync::Arc;
 use alloc::vec;
 
+use tofu_abi::topology::NodeId;
 use tofu_guests::{Error, fail, machine_shape, println};
 use tofu_utofu::command::Posting;
 use tofu_utofu::flags::{REMOTE_MRQ_NOTICE, TCQ_NOTICE};
@@ -49,14 +50,16 @@ fn ring() -> Result<(), Error> {
     // The core counts references across threads; a bare guest has one thread only.
     #[expect(clippy::arc_with_non_send_sync)]
     let context = Context::new(Arc::new(provider), Place::new(0, 1)?);
-    let rank = shape.rank(context.coords()).ok_or_else(|| fail!("not in the machine"))?;
+    let NodeId(rank) =
+        shape.node_id(context.coords()).ok_or_else(|| fail!("not in the machine"))?;
     let vcq = context.create_vcq(0, Some(CMP_ID), 0)?;
     let mailbox = vec![u64::MAX; 64].leak().as_mut_ptr();
     let mailbox = (mailbox as usize).next_multiple_of(256) as *mut u64;
     // SAFETY: the memory is never freed, and read by volatile accesses.
     unsafe { vcq.reg_mem(mailbox.cast(), 256, Some(MAILBOX), 0)? };
 
-    let next = shape.coords((rank + 1) % shape.nodes()).ok_or_else(|| fail!("no next node"))?;
+    let next =
+        shape.coords(NodeId((rank + 1) % shape.nodes())).ok_or_else(|| fail!("no next node"))?;
     put(&vcq, VcqId::construct(next, 0, 0, CMP_ID)?, u64::from(rank))?;
     let notice = loop {
         if let Some(notice) = vcq.poll_mrq() {

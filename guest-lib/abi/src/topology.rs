@@ -1,0 +1,15 @@
+//! The shape of a machine: its axes and ports, its nodes, who is next to whom, and along which
+//! axes a packet goes.
+//!
+//! A device knows its own coordinates and nothing of other nodes. A guest learns the shape from
+//! its command line (`shape=2x2x4x2x3x2`, `torus=xyz`, both ours).
+//!
+//! *IEEE Micro 2012* is Ajima et al., "The Tofu Interconnect", IEEE Micro 32(1), 2012.
+
+mod legs;
+mod port;
+mod shape;
+
+pub use legs::{LEGS, Leg, Legs, Stage};
+pub use port::{Axis, Port};
+pub use shape::{Excerpt, NodeId, Shape, ShapeError};

@@ -1,0 +1,122 @@
+//! The order in which a packet goes along the axes.
+
+use core::iter::FusedIterator;
+
+use super::port::{Axis, Port};
+use super::shape::Shape;
+use crate::addr::{Coords, Path};
+
+/// A part of a packet's way (IEEE Micro 2012).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// To the path's A, B, C.
+    ToPath,
+    /// To the target's X, Y, Z.
+    Xyz,
+    /// To the target's A, B, C.
+    ToTarget,
+}
+
+/// The axes that a packet goes along, in order. The stages are those of IEEE Micro 2012, the
+/// order within them that of Fujitsu's slides "Tofu: A 6D mesh/torus interconnect".
+pub const LEGS: [(Stage, Axis); 9] = [
+    (Stage::ToPath, Axis::B),
+    (Stage::ToPath, Axis::C),
+    (Stage::ToPath, Axis::A),
+    (Stage::Xyz, Axis::X),
+    (Stage::Xyz, Axis::Y),
+    (Stage::Xyz, Axis::Z),
+    (Stage::ToTarget, Axis::A),
+    (Stage::ToTarget, Axis::C),
+    (Stage::ToTarget, Axis::B),
+];
+
+/// A part of a packet's way that lies on one axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Leg {
+    /// Which part of the way it belongs to.
+    pub stage: Stage,
+    /// The axis.
+    pub axis: Axis,
+    /// The coordinate on the axis where it starts.
+    pub from: u8,
+    /// Its hops, towards higher coordinates if positive; never 0.
+    pub hops: i8,
+}
+
+impl Leg {
+    /// The port that it leaves nodes through, which on A and C is the same either way.
+    #[inline]
+    pub const fn port(&self) -> Port {
+        self.axis.port(self.hops > 0)
+    }
+}
+
+/// The legs of a packet's way that have hops, found one by one. See [`Shape::legs`].
+#[derive(Clone, Debug)]
+pub struct Legs<'a> {
+    shape: &'a Shape,
+    from: Coords,
+    /// The target's X, Y, Z and the path's A, B, C.
+    via: Coords,
+    to: Coords,
+    /// Hops on X, Y and Z, if they were given.
+    distances: Option<[i8; 3]>,
+    next: usize,
+}
+
+impl Legs<'_> {
+    /// The same way, but with so many hops on X, Y and Z. They must lead to the same target.
+    #[must_use]
+    pub const fn with_distances(self, distances: [i8; 3]) -> Self {
+        Self { distances: Some(distances), ..self }
+    }
+}
+
+impl Iterator for Legs<'_> {
+    type Item = Leg;
+
+    #[inline]
+    fn next(&mut self) -> Option<Leg> {
+        while let Some(&(stage, axis)) = LEGS.get(self.next) {
+            self.next += 1;
+            let (start, end) = match stage {
+                Stage::ToPath => (&self.from, &self.via),
+                Stage::Xyz => (&self.from, &self.to),
+                Stage::ToTarget => (&self.via, &self.to),
+            };
+            let (from, to) = (start[axis], end[axis]);
+            if from == to {
+                continue;
+            }
+            let hops = match (self.distances, axis) {
+                (Some([x, ..]), Axis::X) => x,
+                (Some([_, y, _]), Axis::Y) => y,
+                (Some([.., z]), Axis::Z) => z,
+                _ => self.shape.way(axis, from, to),
+            };
+            return Some(Leg { stage, axis, from, hops });
+        }
+        None
+    }
+}
+
+impl FusedIterator for Legs<'_> {}
+
+impl Shape {
+    /// The legs of a packet's way. Each is the shorter way round its axis and, where both are as
+    /// long, that towards higher coordinates (ours).
+    ///
+    /// A packet to its own node has no legs, unless its path leads elsewhere: then it goes there
+    /// and comes back. Nodes and path must be in the machine.
+    #[inline]
+    pub const fn legs(&self, from: Coords, to: Coords, path: Path) -> Legs<'_> {
+        let via = Coords { a: path.a, b: path.b, c: path.c, ..to };
+        Legs { shape: self, from, via, to, distances: None, next: 0 }
+    }
+
+    /// Hops of a packet's way. Nodes and path must be in the machine.
+    pub fn hops(&self, from: Coords, to: Coords, path: Path) -> u32 {
+        self.legs(from, to, path).map(|leg| u32::from(leg.hops.unsigned_abs())).sum()
+    }
+}

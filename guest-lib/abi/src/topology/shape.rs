@@ -1,0 +1,368 @@
+//! The lengths of a machine's axes, and what follows from them.
+
+use core::fmt;
+use core::str::FromStr;
+
+use super::port::{Axis, Port};
+use crate::addr::{Coords, Path};
+
+/// Index of a node within its machine, from 0 without gaps.
+///
+/// Numbers run through the coordinates with X slowest and C fastest, so that a Tofu
+/// unit has consecutive numbers (ours).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
+
+impl NodeId {
+    /// No node of any machine: where a packet is said to be whose source the
+    /// machine does not have.
+    pub const NOWHERE: Self = Self(u32::MAX);
+
+    /// The number as an index into a table of nodes.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The beginning of a text, for a message: up to 32 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Excerpt {
+    bytes: [u8; 32],
+    len: usize,
+    whole: bool,
+}
+
+impl Excerpt {
+    fn new(text: &str) -> Self {
+        let mut bytes = [0; 32];
+        let mut len = text.len().min(bytes.len());
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
+        Self { bytes, len, whole: len == text.len() }
+    }
+}
+
+impl fmt::Display for Excerpt {
+    /// The text in quotation marks, its control characters escaped; dots show that it goes on.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = core::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default();
+        write!(f, "{text:?}{}", if self.whole { "" } else { "..." })
+    }
+}
+
+impl fmt::Debug for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Why a shape is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShapeError {
+    /// An axis is shorter than 1 or longer than the node address allows.
+    Length {
+        /// The axis at fault.
+        axis: Axis,
+        /// The length asked for.
+        len: u8,
+    },
+    /// The text has a length that is out of range.
+    TextLength {
+        /// The text.
+        text: Excerpt,
+        /// The axis at fault.
+        axis: Axis,
+    },
+    /// The text is neither six lengths nor a known name.
+    Syntax {
+        /// The text.
+        text: Excerpt,
+    },
+}
+
+impl fmt::Display for ShapeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length { axis, len } => {
+                write!(f, "axis {axis} has length {len}, but may have 1 to {}", axis.max_len())
+            }
+            Self::TextLength { text, axis } => {
+                write!(f, "shape {text}: axis {axis} may have length 1 to {}", axis.max_len())
+            }
+            Self::Syntax { text } => write!(
+                f,
+                "shape {text} is neither unit, shelf, half-rack nor six lengths XxYxZxAxBxC such \
+                 as 2x2x4x2x3x2 (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for ShapeError {}
+
+/// The shape of a machine: the lengths of its six axes and which of them wrap round.
+///
+/// X, Y and Z are tori unless [`Shape::with_torus`] makes them meshes: both exist in
+/// the papers. A torus of length 2 has two links between its two nodes, an axis of
+/// length 1 has none. A and C are meshes of at most 2. B is a ring of 3; cut down to
+/// 2 it is a mesh (ours), as is the cutting down of A, B and C itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    len: [u8; 6],
+    wraps: [bool; 6],
+    /// What a step along the axis adds to the node's number.
+    stride: [u32; 6],
+}
+
+impl Shape {
+    /// A Tofu unit: the 12 nodes of one ABC block.
+    pub const UNIT: Self = Self::build([1, 1, 1, 2, 3, 2], [true; 3]);
+    /// A shelf of Fugaku: four units in a row, 48 nodes.
+    pub const SHELF: Self = Self::build([1, 1, 4, 2, 3, 2], [true; 3]);
+    /// Half a rack of Fugaku: four shelves, 192 nodes.
+    pub const HALF_RACK: Self = Self::build([2, 2, 4, 2, 3, 2], [true; 3]);
+    /// The largest machine: 393,216 nodes.
+    pub const LARGEST: Self = Self::build([32, 32, 32, 2, 3, 2], [true; 3]);
+
+    /// A shape with these lengths, in the order X Y Z A B C, and X, Y and Z tori.
+    ///
+    /// # Errors
+    /// [`ShapeError::Length`] if a length is 0 or above [`Axis::max_len`].
+    pub fn new(len: [u8; 6]) -> Result<Self, ShapeError> {
+        for axis in Axis::ALL {
+            let len = len[axis.index()];
+            if len == 0 || len > axis.max_len() {
+                return Err(ShapeError::Length { axis, len });
+            }
+        }
+        Ok(Self::build(len, [true; 3]))
+    }
+
+    /// The same lengths, with each of X, Y and Z a torus or, where `false`, a mesh.
+    #[must_use]
+    pub const fn with_torus(self, xyz: [bool; 3]) -> Self {
+        Self::build(self.len, xyz)
+    }
+
+    /// The same lengths, with those of X, Y and Z tori that are named by letters, as in `xz`.
+    /// Other characters count for nothing, so `none` is a mesh.
+    #[must_use]
+    pub fn with_torus_letters(self, letters: &str) -> Self {
+        let named = |axis: Axis| letters.chars().any(|c| c.eq_ignore_ascii_case(&axis.letter()));
+        self.with_torus(Axis::XYZ.map(named))
+    }
+
+    const fn build(len: [u8; 6], xyz: [bool; 3]) -> Self {
+        let mut stride = [1; 6];
+        let mut i = 5;
+        while i > 0 {
+            stride[i - 1] = stride[i] * len[i] as u32;
+            i -= 1;
+        }
+        let wraps = [
+            xyz[0] && len[0] > 1,
+            xyz[1] && len[1] > 1,
+            xyz[2] && len[2] > 1,
+            false,
+            len[Axis::B as usize] == 3,
+            false,
+        ];
+        Self { len, wraps, stride }
+    }
+
+    /// Length of an axis in nodes.
+    #[inline]
+    pub const fn len(&self, axis: Axis) -> u8 {
+        self.len[axis.index()]
+    }
+
+    /// Lengths of the axes in nodes, in the order X Y Z A B C.
+    #[inline]
+    pub const fn lengths(&self) -> [u8; 6] {
+        self.len
+    }
+
+    /// Whether the axis has links from its last coordinate back to its first.
+    ///
+    /// Never so for an axis of length 1.
+    #[inline]
+    pub const fn wraps(&self, axis: Axis) -> bool {
+        self.wraps[axis.index()]
+    }
+
+    /// Which of X, Y and Z wrap round.
+    pub const fn torus(&self) -> [bool; 3] {
+        let [x, y, z, ..] = self.wraps;
+        [x, y, z]
+    }
+
+    /// Number of nodes, at most 393,216.
+    pub const fn nodes(&self) -> u32 {
+        self.stride[0] * self.len[0] as u32
+    }
+
+    /// What one step along `axis` adds to a node's number.
+    #[inline]
+    pub const fn stride(&self, axis: Axis) -> u32 {
+        self.stride[axis.index()]
+    }
+
+    /// Whether the machine has a node at these coordinates.
+    #[inline]
+    pub fn contains(&self, coords: Coords) -> bool {
+        coords.to_array().iter().zip(&self.len).all(|(c, len)| c < len)
+    }
+
+    /// Whether the machine has the A, B, C coordinates that the path goes through.
+    #[inline]
+    pub const fn contains_path(&self, path: Path) -> bool {
+        path.a < self.len(Axis::A) && path.b < self.len(Axis::B) && path.c < self.len(Axis::C)
+    }
+
+    /// The number of the node at these coordinates, if the machine has it.
+    #[inline]
+    pub fn node_id(&self, coords: Coords) -> Option<NodeId> {
+        if !self.contains(coords) {
+            return None;
+        }
+        let id = coords.to_array().iter().zip(&self.stride).map(|(c, s)| u32::from(*c) * s).sum();
+        Some(NodeId(id))
+    }
+
+    /// The coordinates of a node, if the machine has it.
+    pub fn coords(&self, node: NodeId) -> Option<Coords> {
+        if node.0 >= self.nodes() {
+            return None;
+        }
+        let mut rest = node.0;
+        Some(Coords::from_array(self.stride.map(|stride| {
+            let c = rest / stride;
+            rest %= stride;
+            c as u8
+        })))
+    }
+
+    /// Coordinates of all nodes, in the order of their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = Coords> + use<> {
+        let shape = *self;
+        (0..self.nodes()).filter_map(move |id| shape.coords(NodeId(id)))
+    }
+
+    /// All paths the machine has: 12, or fewer if its A, B or C is cut down.
+    pub fn paths(&self) -> impl Iterator<Item = Path> + use<> {
+        let [.., a, b, c] = self.len;
+        (0..a).flat_map(move |a| (0..b).flat_map(move |b| (0..c).map(move |c| Path::new(a, b, c))))
+    }
+
+    /// The coordinate on an axis that is so many hops from another one, towards higher
+    /// coordinates if positive.
+    ///
+    /// `None` if the hops lead out of a mesh, or all the way round a ring.
+    #[inline]
+    pub const fn walk(&self, axis: Axis, from: u8, hops: i8) -> Option<u8> {
+        let len = self.len(axis);
+        let end = from as i16 + hops as i16;
+        let inside = 0 <= end && end < len as i16;
+        if hops.unsigned_abs() >= len || !(inside || self.wraps(axis)) {
+            return None;
+        }
+        Some(end.rem_euclid(len as i16) as u8)
+    }
+
+    /// The hops of the shorter way from one coordinate on an axis to another, towards higher
+    /// coordinates if positive. Where both ways are as long it is that one (ours).
+    ///
+    /// Both must be below the axis's length.
+    #[inline]
+    pub const fn way(&self, axis: Axis, from: u8, to: u8) -> i8 {
+        let straight = to.wrapping_sub(from) as i8;
+        if !self.wraps(axis) {
+            return straight;
+        }
+        let len = self.len(axis) as i8;
+        let ahead = if straight < 0 { straight + len } else { straight };
+        if ahead > len / 2 { ahead - len } else { ahead }
+    }
+
+    /// Hops of the shortest way from one node to another, which is the default path's. Both must
+    /// be in the machine.
+    pub fn distance(&self, from: Coords, to: Coords) -> u32 {
+        let hops = |axis| u32::from(self.way(axis, from[axis], to[axis]).unsigned_abs());
+        Axis::ALL.into_iter().map(hops).sum()
+    }
+
+    /// The node at the other end of a port's link.
+    ///
+    /// `None` if the machine has no such node or nothing is at that port.
+    pub fn neighbor(&self, from: Coords, port: Port) -> Option<Coords> {
+        if !self.contains(from) {
+            return None;
+        }
+        let axis = port.axis();
+        let hops = match (port.direction(), from[axis]) {
+            (0, 0) => 1,
+            (0, _) => -1,
+            (direction, _) => direction,
+        };
+        let mut to = from;
+        to[axis] = self.walk(axis, from[axis], hops)?;
+        Some(to)
+    }
+
+    /// Whether a link joins two nodes.
+    pub fn adjacent(&self, one: Coords, other: Coords) -> bool {
+        self.contains(one) && self.contains(other) && self.distance(one, other) == 1
+    }
+}
+
+impl fmt::Display for Shape {
+    /// The six lengths, `2x2x4x2x3x2`; which axes are tori is not shown.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [x, y, z, a, b, c] = self.len;
+        write!(f, "{x}x{y}x{z}x{a}x{b}x{c}")
+    }
+}
+
+impl FromStr for Shape {
+    type Err = ShapeError;
+
+    /// Six lengths as in `2x2x4x2x3x2`, or `unit`, `shelf` or `half-rack`. X, Y and Z
+    /// are tori.
+    fn from_str(text: &str) -> Result<Self, ShapeError> {
+        match text {
+            "unit" => return Ok(Self::UNIT),
+            "shelf" => return Ok(Self::SHELF),
+            "half-rack" => return Ok(Self::HALF_RACK),
+            _ => {}
+        }
+        let syntax = || ShapeError::Syntax { text: Excerpt::new(text) };
+        let mut len = [0u8; 6];
+        let mut parts = text.split('x');
+        for axis in Axis::ALL {
+            let part = parts.next().ok_or_else(syntax)?;
+            // `parse` alone would let a sign through.
+            if part.is_empty() || !part.bytes().all(|b| b.is_ascii_digit()) {
+                return Err(syntax());
+            }
+            // Digits that do not fit are out of range too.
+            let n = part.parse().unwrap_or(u8::MAX);
+            if n == 0 || n > axis.max_len() {
+                return Err(ShapeError::TextLength { text: Excerpt::new(text), axis });
+            }
+            len[axis.index()] = n;
+        }
+        match parts.next() {
+            Some(_) => Err(syntax()),
+            None => Self::new(len),
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The links of a shape.
+
+use tofu_abi::Coords;
+use tofu_abi::topology::{Port, Shape};
+
+/// A link between two nodes, in no particular direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Link {
+    /// One end.
+    pub from: Coords,
+    /// The port at `from`; the other end's is its [`Port::opposite`].
+    pub port: Port,
+    /// The other end.
+    pub to: Coords,
+    /// Whether the link closes its axis to a ring, from the last coordinate to the first.
+    pub wrap: bool,
+}
+
+impl Link {
+    /// All links of a machine, each once: from the end whose port is the + one, or on A and C
+    /// from coordinate 0.
+    pub fn all(shape: &Shape) -> impl Iterator<Item = Self> + use<> {
+        const PLUS: [Port; 6] =
+            [Port::XPlus, Port::YPlus, Port::ZPlus, Port::A, Port::BPlus, Port::C];
+        let shape = *shape;
+        shape.iter().flat_map(move |from| {
+            PLUS.into_iter().filter_map(move |port| {
+                let to = shape.neighbor(from, port)?;
+                let back = to < from;
+                let twice = port == port.opposite() && back;
+                (!twice).then_some(Self { from, port, to, wrap: back })
+            })
+        })
+    }
+}
