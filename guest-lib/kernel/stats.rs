@@ -62,18 +62,8 @@ fn cq_exceptions(device: &Device, id: QueueId) -> CqsIrqs {
     CqsIrqs::from_raw(device.read(id, CqsReg::Irr)) & CqsIrqs::EXCEPTIONS
 }
 
-fn cq_names(exceptions: CqsIrqs) -> impl Iterator<Item = &'static str> {
-    let known = CqsIrqs::NAMES.iter();
-    known.filter_map(move |(request, name)| exceptions.intersects(*request).then_some(*name))
-}
-
 fn tni_exceptions(device: &Device, tni: TniId) -> TniIrqs {
     TniIrqs::from_raw(device.read(tni, TniReg::Irr)) & TNI_EXCEPTIONS
-}
-
-fn tni_names(exceptions: TniIrqs) -> impl Iterator<Item = &'static str> {
-    let known = TniIrqs::NAMES.iter();
-    known.filter_map(move |(request, name)| exceptions.intersects(*request).then_some(*name))
 }
 
 fn has_stopped(device: &Device, tni: TniId) -> bool {
@@ -116,14 +106,14 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exceptions = tni_exceptions(device, tni);
         if !exceptions.is_empty() {
             write!(f, "tni{tni}")?;
-            names(f, tni_names(exceptions))?;
+            names(f, exceptions.names())?;
         }
     }
     for id in QueueId::all() {
         let exceptions = cq_exceptions(device, id);
         if !exceptions.is_empty() {
             write!(f, "{id}")?;
-            names(f, cq_names(exceptions))?;
+            names(f, exceptions.names())?;
         }
     }
     for port in 0..NUM_PORT as u8 {
@@ -158,7 +148,7 @@ fn queues(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             device.read(id, CqReg::TxPayloadByte),
             device.read(id, CqReg::RxPayloadByte),
         )?;
-        names(f, cq_names(cq_exceptions(device, id)))?;
+        names(f, cq_exceptions(device, id).names())?;
     }
     Ok(())
 }

@@ -34,20 +34,24 @@ macro_rules! irq_sets {
         impl $set {
             $( $(#[$rmeta])* pub const $name: Self = Self(1 << $bit); )*
 
-            /// Every request and its name, in order of bits.
-            pub const NAMES: &'static [(Self, &'static str)] =
+            const NAMES: &'static [(Self, &'static str)] =
                 &[$((Self::$name, stringify!($name))),*];
             /// Every request that the unit has.
             pub const ALL: Self = Self(0 $(| 1 << $bit)*);
+
+            /// The names of the requests, in order of bits.
+            pub fn names(self) -> impl Iterator<Item = &'static str> {
+                let requests = Self::NAMES.iter();
+                requests.filter(move |(request, _)| self.intersects(*request)).map(|(_, name)| *name)
+            }
         }
 
         irq_sets!(@ops $set);
 
         impl fmt::Debug for $set {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                let names = Self::NAMES.iter().filter(|(request, _)| self.intersects(*request));
                 f.debug_set()
-                    .entries(names.map(|(_, name)| name))
+                    .entries(self.names())
                     .entries(Some(self.0 & !Self::ALL.0).filter(|unknown| *unknown != 0))
                     .finish()
             }
