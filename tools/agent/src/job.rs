@@ -12,7 +12,7 @@ use std::thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::session::{Reports, lock};
+use crate::port::{Reports, lock};
 use crate::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, WINDOW};
 
 /// How often output is looked for once the program itself has ended, whose children may hold its

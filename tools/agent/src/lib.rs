@@ -16,5 +16,6 @@
 pub mod files;
 mod job;
 pub mod pmi;
+mod port;
 pub mod session;
 pub mod wire;

@@ -2,48 +2,14 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::job::Job;
+use crate::port::{Port, Reports, lock};
 use crate::wire::{
     Exec, FrameReader, FromGuest, FromProgram, MAX_PROGRAMS, Status, ToGuest, ToProgram, VERSION,
-    WireError, encode,
+    WireError,
 };
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The way to the host, shared by all programs.
-pub(crate) struct Port {
-    out: Mutex<Box<dyn Write + Send>>,
-}
-
-impl Port {
-    /// Says something to the host. A host that is not there or does not listen makes this wait.
-    pub(crate) fn say(&self, message: &FromGuest) {
-        let frame = match encode(message) {
-            Ok(frame) => frame,
-            Err(error) => return log::error!("not sent: {error}"),
-        };
-        let mut out = lock(&self.out);
-        if let Err(error) = out.write_all(&frame).and_then(|()| out.flush()) {
-            log::warn!("the host cannot be reached: {error}");
-        }
-    }
-}
-
-/// A program's way to the host.
-pub(crate) struct Reports {
-    port: Arc<Port>,
-    pub(crate) id: u32,
-}
-
-impl Reports {
-    pub(crate) fn say(&self, what: FromProgram) {
-        self.port.say(&FromGuest::From { id: self.id, what });
-    }
-}
 
 type Jobs = Arc<Mutex<HashMap<u32, Arc<Job>>>>;
 
@@ -53,7 +19,7 @@ type Jobs = Arc<Mutex<HashMap<u32, Arc<Job>>>>;
 ///
 /// If the stream breaks.
 pub fn serve(input: impl Read, output: impl Write + Send + 'static) -> Result<(), WireError> {
-    let port = Arc::new(Port { out: Mutex::new(Box::new(output)) });
+    let port = Arc::new(Port::new(Box::new(output)));
     let jobs = Jobs::default();
     let mut input = FrameReader::new(input);
     port.say(&FromGuest::Awake);
@@ -98,7 +64,7 @@ fn take(message: ToGuest, port: &Arc<Port>, jobs: &Jobs) {
 }
 
 fn start(id: u32, exec: Exec, port: &Arc<Port>, jobs: &Jobs) {
-    let reports = Reports { port: Arc::clone(port), id };
+    let reports = Reports::new(Arc::clone(port), id);
     let refuse = |missing, why: String| {
         reports.say(FromProgram::Ended(Status::NotRun { missing, why }));
     };

@@ -12,7 +12,7 @@ use tofu_abi::{CqId, TniId};
 use tofu_vfio::Window;
 use tofu_vfio::pci::{Bus, PciDevice};
 
-use crate::Output;
+use crate::output::Output;
 
 /// What reads as this is no register.
 const NOTHING: u64 = u64::MAX;

@@ -5,9 +5,9 @@
 #![deny(unsafe_code)]
 
 mod look;
+mod output;
 mod selftest;
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -17,6 +17,8 @@ use tofu_abi::{CqId, TniId};
 use tofu_vfio::Bdf;
 use tofu_vfio::broker::{Reservation, socket_path};
 use tofu_vfio::pci::Bus;
+
+use crate::output::Output;
 
 /// Looks after Tofu devices from inside of a Linux guest
 ///
@@ -114,30 +116,6 @@ struct Device {
     /// PCI address, such as 0000:00:02.0 [default: the first Tofu device]
     #[arg(value_name = "DEVICE")]
     bdf: Option<Bdf>,
-}
-
-#[derive(Args)]
-struct Output {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-impl Output {
-    /// Prints `value` as JSON, or else calls `text`.
-    fn print(
-        &self,
-        value: &serde_json::Value,
-        text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    ) -> anyhow::Result<()> {
-        let mut out = io::stdout().lock();
-        let written = if self.json { writeln!(out, "{value}") } else { text(&mut out) };
-        match written.and_then(|()| out.flush()) {
-            // Whoever reads has seen enough.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            other => Ok(other?),
-        }
-    }
 }
 
 /// A fault was found, or the command cannot be done.

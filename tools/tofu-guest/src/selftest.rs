@@ -16,7 +16,7 @@ use tofu_driver::{
 };
 use tofu_vfio::{Bdf, Buffer, VfioPlatform};
 
-use crate::Output;
+use crate::output::Output;
 
 /// How long a command or an interrupt may take, in nanoseconds.
 const PATIENCE_NS: u64 = 5_000_000_000;

@@ -7,7 +7,7 @@ use landlock::{
     Ruleset, RulesetAttr, RulesetCreatedAttr, Scope,
 };
 
-use crate::{Access, Error};
+use crate::policy::{Access, Error};
 
 /// The newest interface whose rights are asked for; an older kernel grants what it knows.
 const NEWEST: ABI = ABI::V6;

@@ -11,7 +11,7 @@ use seccompiler::{
     SeccompRule,
 };
 
-use crate::{Error, Role};
+use crate::policy::{Error, Role};
 
 /// A system call, and what an argument must be: all conditions of one entry hold, or those of
 /// another entry for the same call.

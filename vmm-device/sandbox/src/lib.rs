@@ -24,150 +24,16 @@
 
 mod files;
 mod filter;
+mod policy;
 mod support;
 mod violation;
 
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use seccompiler::BpfProgram;
-use thiserror::Error;
 
+pub use crate::policy::{Access, EXIT_VIOLATION, Error, Policy, Role};
 pub use crate::support::Support;
-
-/// Exit status of a process that was ended for a system call: 128 + SIGSYS.
-pub const EXIT_VIOLATION: i32 = 128 + libc::SIGSYS;
-
-/// What a thread is for, which decides on its system calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Runs a vCPU and serves its exits.
-    Vcpu,
-    /// Runs queues of devices (`tofu_machine`'s engines).
-    Engine,
-    /// Serves a device to a client over a UNIX socket that is there already.
-    VfioUser,
-    /// Serves a virtio device's requests from files and streams that are open.
-    Virtio,
-    /// Starts and ends the others; may open files and UNIX sockets and create threads, but not
-    /// run programs.
-    Main,
-}
-
-impl Role {
-    /// All roles.
-    pub const ALL: [Self; 5] = [Self::Vcpu, Self::Engine, Self::VfioUser, Self::Virtio, Self::Main];
-
-    /// The role's name in messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Vcpu => "vcpu",
-            Self::Engine => "engine",
-            Self::VfioUser => "vfio-user",
-            Self::Virtio => "virtio",
-            Self::Main => "main",
-        }
-    }
-}
-
-/// How a path may be used after [`Sandbox::enter_process`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Read a file, or everything below a folder.
-    Read,
-    /// Read and write an existing file, or those below a folder.
-    Write,
-    /// Read, write and control a device such as /dev/kvm.
-    Device,
-    /// Everything below a folder: create, write, rename and remove files, folders and sockets.
-    Folder,
-    /// Read and run a program, or those below a folder.
-    Execute,
-}
-
-/// What a sandbox allows.
-#[derive(Clone, Debug, Default)]
-pub struct Policy {
-    paths: Vec<(PathBuf, Access)>,
-    hint: String,
-}
-
-impl Policy {
-    /// Nothing can be opened.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Allows `access` to `path`, which must exist.
-    #[must_use]
-    pub fn allow(mut self, path: impl Into<PathBuf>, access: Access) -> Self {
-        self.paths.push((path.into(), access));
-        self
-    }
-
-    /// The same, but a path that does not exist is left out.
-    #[must_use]
-    pub fn allow_if_present(self, path: impl AsRef<Path>, access: Access) -> Self {
-        let path = path.as_ref();
-        if path.exists() { self.allow(path, access) } else { self }
-    }
-
-    /// Allows reading what the run-time library and a panic's backtrace look at: facts about
-    /// this process and the host's processors, this program and its libraries.
-    #[must_use]
-    pub fn allow_runtime(mut self) -> Self {
-        const PATHS: [&str; 8] = [
-            "/proc/self",
-            "/proc/meminfo",
-            "/proc/cpuinfo",
-            "/proc/sys/vm/overcommit_memory",
-            "/sys/devices/system/cpu",
-            "/sys/fs/cgroup",
-            "/lib",
-            "/usr/lib",
-        ];
-        for path in PATHS {
-            self = self.allow_if_present(path, Access::Read);
-        }
-        match std::env::current_exe() {
-            Ok(exe) => self.allow_if_present(exe, Access::Read),
-            Err(_) => self,
-        }
-    }
-
-    /// What to tell a user whose process was ended: how to report it or to go without, at most
-    /// 200 bytes on one line.
-    #[must_use]
-    pub fn with_hint(mut self, hint: &str) -> Self {
-        self.hint = hint.to_owned();
-        self
-    }
-}
-
-/// Why a sandbox cannot be had or entered.
-#[derive(Debug, Error)]
-pub enum Error {
-    /// A path of the policy cannot be opened.
-    #[error("sandbox: {path}: {source}")]
-    Path {
-        /// The path.
-        path: PathBuf,
-        /// What the host said.
-        source: io::Error,
-    },
-    /// A filter could not be made or installed.
-    #[error("sandbox: system call filter of role {role}: {reason}")]
-    Filter {
-        /// Whose filter.
-        role: &'static str,
-        /// What was said.
-        reason: String,
-    },
-    /// Landlock refused.
-    #[error("sandbox: restricting files: {0}")]
-    Files(String),
-}
 
 /// What of a sandbox is in effect for the process.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::OnceLock;
 
 use crate::filter::call_name;
-use crate::{EXIT_VIOLATION, Role};
+use crate::policy::{EXIT_VIOLATION, Role};
 
 /// `SYS_SECCOMP` of asm-generic/siginfo.h: SIGSYS comes from a filter.
 const SYS_SECCOMP: i32 = 1;

@@ -1,4 +1,7 @@
 //! What the registers and the device's thread share.
+//!
+//! Cycle: `super::device`, because this owns the device, and the device reaches its rings and the
+//! transport by what is here.
 
 use std::fmt::Display;
 use std::sync::Mutex;

@@ -19,8 +19,8 @@ use acpi_tables::viot::{PciDevice, PciRange, VIOT, VirtIoPciIommu};
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink, aml};
 
-use crate::linux::Viot;
-use crate::{Slot, layout};
+use crate::layout;
+use crate::pci_host::Slot;
 
 const OEM: [u8; 6] = *b"TOFU  ";
 const OEM_TABLE: [u8; 8] = *b"TOFUVMM ";
@@ -32,6 +32,16 @@ pub(crate) const SLEEP_TYPE_OFF: u8 = 5;
 pub(crate) const RESET_VALUE: u8 = 6;
 /// CMOS register of the century.
 pub(crate) const CMOS_CENTURY: u8 = 0x32;
+
+/// What a virtio-iommu translates for. A function's endpoint has its
+/// [`Slot::requester_id`] as number.
+#[derive(Clone, Copy, Debug)]
+pub struct Viot<'a> {
+    /// Where the virtio-iommu is.
+    pub iommu: Slot,
+    /// The functions behind it. Others, and the virtio-iommu itself, are not.
+    pub behind: &'a [Slot],
+}
 
 /// Makes the tables of a machine with `vcpus` CPUs whose window for 64-bit BARs
 /// is `mmio64`, and that has an IOMMU if `viot` says so, as one block to be placed at

@@ -6,10 +6,10 @@ use std::sync::{Mutex, OnceLock};
 use log::debug;
 use vm_memory::{Bytes, GuestAddress};
 
+use crate::outcome::Outcome;
 use crate::pci_host::PciHost;
 use crate::platform::Platform;
 use crate::serial::{ByteSink, SerialPort};
-use crate::vcpu::Outcome;
 use crate::{GuestMemory, layout, lock};
 
 /// Accesses to nothing that are logged per VM; the rest are silent.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::kick::Kicker;
 use crate::lock;
-use crate::vcpu::{Outcome, Registers};
+use crate::outcome::{Outcome, Registers};
 
 /// What the owner of the VM wants its vCPUs to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,6 @@ use std::path::PathBuf;
 
 use vmm_sys_util::errno;
 
-use crate::KernelError;
-
 /// Why a VM could not be made or controlled. Each message is one line and says
 /// how to mend it where the user can.
 #[derive(Debug, thiserror::Error)]
@@ -121,6 +119,87 @@ pub enum Error {
         what: &'static str,
         /// What the host said.
         source: std::io::Error,
+    },
+}
+
+/// Why a kernel cannot be booted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// The image is neither of the kinds known.
+    #[error(
+        "neither an ELF file nor a bzImage: take vmlinux or bzImage (/boot/vmlinuz-*) of an \
+         x86-64 kernel"
+    )]
+    UnknownFormat,
+    /// The image ends too early.
+    #[error("the kernel image ends after {size} bytes, within its {part}: is the file complete?")]
+    Truncated {
+        /// Size of the image in bytes.
+        size: usize,
+        /// What is cut off.
+        part: &'static str,
+    },
+    /// An ELF file that is not an x86-64 one.
+    #[error(
+        "an ELF file of class {class} for machine {machine}: needed is class 2 (64-bit), machine \
+         62 (x86-64)"
+    )]
+    OtherMachine {
+        /// `EI_CLASS`.
+        class: u8,
+        /// `e_machine`.
+        machine: u16,
+    },
+    /// An ELF file with impossible contents.
+    #[error("a broken ELF file: {0}")]
+    Elf(String),
+    /// A bzImage of a kernel that cannot be entered in 64-bit mode.
+    #[error("a bzImage without a 64-bit entry: needed is an x86-64 kernel of Linux 3.8 or later")]
+    Only32Bit,
+    /// A kernel of a boot protocol before 2.12.
+    #[error(
+        "a bzImage of boot protocol {}.{:02}: needed is 2.12 or later (Linux 3.8)",
+        version >> 8,
+        version & 0xff
+    )]
+    TooOld {
+        /// Major version in the high byte, minor version in the low one.
+        version: u16,
+    },
+    /// The PVH entry was asked for and the image has none.
+    #[error("no PVH entry in this image: needed is an ELF file of a kernel with CONFIG_PVH")]
+    NoPvhEntry,
+    /// The kernel does not fit into guest memory at the place it wants.
+    #[error(
+        "the kernel needs guest memory from {start:#x} to {end:#x}: give the guest more memory \
+         than {} MiB",
+        end.div_ceil(1 << 20)
+    )]
+    NoRoom {
+        /// First guest-physical address needed.
+        start: u64,
+        /// First guest-physical address not needed.
+        end: u64,
+    },
+    /// The initial RAM disk does not fit beside the kernel.
+    #[error(
+        "an initrd of {size} bytes does not fit beside the kernel, where {room} bytes are free: \
+         give the guest more memory"
+    )]
+    InitrdTooLarge {
+        /// Its size in bytes.
+        size: usize,
+        /// Bytes that are free for it.
+        room: u64,
+    },
+    /// The command line is longer than this kernel allows, or has a NUL.
+    #[error("a kernel command line of {len} bytes: at most {max}, without NUL bytes")]
+    CommandLine {
+        /// Its length in bytes, additions for this host included.
+        len: usize,
+        /// What the kernel allows, in bytes.
+        max: usize,
     },
 }
 

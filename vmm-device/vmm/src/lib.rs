@@ -38,6 +38,7 @@ pub mod layout;
 mod limits;
 mod linux;
 mod msi;
+mod outcome;
 mod pages;
 mod pci_host;
 mod platform;
@@ -49,14 +50,15 @@ mod vcpu;
 mod vm;
 mod windows;
 
-pub use error::Error;
+pub use acpi::Viot;
+pub use error::{Error, KernelError};
 pub use host::Hypervisor;
-pub use linux::{KernelEntry, KernelError, LinuxBoot, Viot};
+pub use linux::{KernelEntry, LinuxBoot};
+pub use outcome::{Fault, Outcome, Registers};
 pub use pages::shared_region;
 pub use pci_host::Slot;
 pub use probe::{HostSupport, LinuxSupport, Virtualisation, probe};
 pub use tsc::host_tsc_khz;
-pub use vcpu::{Fault, Outcome, Registers};
 pub use vm::{ConsoleInput, Holder, Vm, VmConfig};
 pub use windows::{Attachment, Windows};
 

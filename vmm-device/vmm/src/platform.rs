@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::acpi::{CMOS_CENTURY, SLEEP_TYPE_OFF};
-use crate::vcpu::Outcome;
+use crate::outcome::Outcome;
 use crate::{layout, lock};
 
 const PM1_EVENT_END: u16 = layout::PORT_PM1_EVENT + 4;

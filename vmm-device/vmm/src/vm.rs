@@ -13,12 +13,13 @@ use vm_memory::{FileOffset, GuestAddress};
 use crate::bus::Bus;
 use crate::control::Control;
 use crate::msi::{FunctionMsi, Routes};
+use crate::outcome::{Fault, Outcome, Registers};
 use crate::pci_host::{PciHost, Slot};
 use crate::platform::Platform;
 use crate::probe::Virtualisation;
 use crate::serial::SerialPort;
 use crate::slots::Slots;
-use crate::vcpu::{Fault, Outcome, Registers, Vcpu};
+use crate::vcpu::Vcpu;
 use crate::windows::Windows;
 use crate::{Error, GuestMemory, Hypervisor, LinuxBoot, boot, cpuid, layout, linux, lock, pages};
 

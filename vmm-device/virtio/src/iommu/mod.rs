@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 pub use self::space::{
     Access, DOMAIN_LAST, Endpoint, INPUT_LAST, MAX_MAPPINGS, MSI_WINDOW, PAGE, Unmapped,
 };
-use self::space::{Fault, Space};
+use self::space::{Failure, Fault, Space};
 use crate::device::{ConfigFields, Device, Identity, Io, Work};
 use crate::regs::kind;
 use crate::ring::{Broken, Chain};
@@ -80,21 +80,6 @@ const EVENT_SIZE: u64 = 24;
 const FAULT_READ: u32 = 1 << 0;
 const FAULT_WRITE: u32 = 1 << 1;
 const FAULT_ADDRESS: u32 = 1 << 8;
-
-/// Why a request failed: the status that its driver gets (1.2, 5.13.6). 0 is success.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
-    /// Not known, or not agreed upon.
-    Unsupported = 2,
-    /// What it says cannot be.
-    Invalid = 4,
-    /// An address or a number out of range.
-    Range = 5,
-    /// No such endpoint or domain.
-    NoEntry = 6,
-    /// There is no room for more.
-    NoMemory = 8,
-}
 
 /// An IOMMU. Endpoints are added to it, at any time; until the driver says otherwise they reach
 /// all of memory at its own addresses.

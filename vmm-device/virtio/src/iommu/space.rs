@@ -9,7 +9,6 @@ use tofu_sync::Epochs;
 use vm_memory::Permissions;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::Failure;
 use crate::lock;
 
 /// Mappings of all domains together (ours), of about 60 bytes each in this process: 4 GiB in pages
@@ -32,6 +31,21 @@ const FAULTS_WAITING: usize = 64;
 /// Faults told to a driver in a period; more are lost.
 const FAULTS_PER_PERIOD: u32 = 100;
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// Why a request failed: the status that its driver gets (1.2, 5.13.6). 0 is success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// Not known, or not agreed upon.
+    Unsupported = 2,
+    /// What it says cannot be.
+    Invalid = 4,
+    /// An address or a number out of range.
+    Range = 5,
+    /// No such endpoint or domain.
+    NoEntry = 6,
+    /// There is no room for more.
+    NoMemory = 8,
+}
 
 /// An address that an endpoint cannot reach, or not in this way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,0 +1,49 @@
+//! What is said to the host.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::wire::{FromGuest, FromProgram, encode};
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The way to the host, shared by all programs.
+pub(crate) struct Port {
+    out: Mutex<Box<dyn Write + Send>>,
+}
+
+impl Port {
+    pub(crate) fn new(out: Box<dyn Write + Send>) -> Self {
+        Self { out: Mutex::new(out) }
+    }
+
+    /// Says something to the host. A host that is not there or does not listen makes this wait.
+    pub(crate) fn say(&self, message: &FromGuest) {
+        let frame = match encode(message) {
+            Ok(frame) => frame,
+            Err(error) => return log::error!("not sent: {error}"),
+        };
+        let mut out = lock(&self.out);
+        if let Err(error) = out.write_all(&frame).and_then(|()| out.flush()) {
+            log::warn!("the host cannot be reached: {error}");
+        }
+    }
+}
+
+/// A program's way to the host.
+pub(crate) struct Reports {
+    port: Arc<Port>,
+    pub(crate) id: u32,
+}
+
+impl Reports {
+    pub(crate) fn new(port: Arc<Port>, id: u32) -> Self {
+        Self { port, id }
+    }
+
+    pub(crate) fn say(&self, what: FromProgram) {
+        self.port.say(&FromGuest::From { id: self.id, what });
+    }
+}
