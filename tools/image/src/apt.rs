@@ -4,14 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use sha2::{Digest, Sha256};
-
 use crate::error::{Error, IoContext, Result};
+use crate::hash::sha256_file;
 use crate::manifest::Package;
 use crate::mirror;
 use crate::progress::{Phase, Progress};
@@ -443,23 +441,6 @@ fn parse_depends(text: &str) -> Vec<String> {
         .filter_map(|depends| depends.split('|').next()?.split_whitespace().next())
         .map(|name| name.split(':').next().unwrap_or_default().to_owned())
         .collect()
-}
-
-/// SHA-256 of a file in hexadecimal digits.
-pub(crate) fn sha256_file(path: &Path) -> Result<String> {
-    let mut file = fs::File::open(path).on("open", path)?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer).on("read", path)? {
-            0 => return Ok(hex(&hash.finalize())),
-            count => hash.update(&buffer[..count]),
-        }
-    }
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What the manifest says about package files.

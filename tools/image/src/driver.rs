@@ -11,14 +11,16 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use crate::apt::{self, hex};
-use crate::cache::{Cache, remove_folder};
+use crate::apt;
+use crate::cache::{COMPILER_LOCK, Cache, WORK, is_work, remove_folder};
 use crate::error::{Error, IoContext, Result};
+use crate::hash::hex;
 use crate::kernel;
 use crate::manifest::Manifest;
 use crate::progress::{Phase, Progress};
 use crate::root::Way;
 use crate::run;
+use crate::spec::Flavour;
 
 /// What builds a kernel with Rust. The driver is written for this version's interfaces, which the
 /// kernel does not keep from one to the next.
@@ -64,11 +66,8 @@ const LINES: u64 = 2300;
 /// Ten minutes on two idle processors, but hours on a busy host.
 const COMPILE_LIMIT: Duration = Duration::from_secs(6 * 3600);
 
-/// How the names of build roots begin, and of those that are not complete yet.
+/// How the names of build roots begin.
 const ROOT: &str = "driver-root-";
-const WORK: &str = ".work-";
-/// Who makes a build root holds this lock of the cache.
-pub(crate) const LOCK: &str = "driver-lock";
 
 const CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu.config");
 const DEBUG_CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu-debug.config");
@@ -156,15 +155,6 @@ const SOURCES: &[(&str, &str)] = sources![
     "kernel/users.rs",
 ];
 
-/// Which kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flavour {
-    /// Small and fast.
-    Plain,
-    /// Looks after itself: locks, memory, leaks.
-    Debug,
-}
-
 impl Flavour {
     fn packages(self) -> Vec<&'static str> {
         let more = if self == Self::Debug { CLANG } else { &[] };
@@ -198,11 +188,6 @@ fn root_key(flavour: Flavour) -> String {
     format!("{ROOT}{}", &root_recipe(flavour)[..12])
 }
 
-/// Whether a folder among the parts is a build root that is being made.
-pub(crate) fn is_work(name: &str) -> bool {
-    name.starts_with(WORK)
-}
-
 /// The folder in which a build root is made, which stays after an interruption: what takes so long
 /// is not begun anew.
 fn work_folder(cache: &Cache, flavour: Flavour) -> PathBuf {
@@ -218,7 +203,7 @@ pub(crate) fn compile(
     refresh: bool,
     progress: &dyn Progress,
 ) -> Result<()> {
-    let _lock = cache.lock_file(LOCK, progress)?;
+    let _lock = cache.lock_file(COMPILER_LOCK, progress)?;
     let work = work_folder(cache, flavour);
     if !refresh && (cache.part(&root_key(flavour))?.is_some() || Manifest::read(&work)?.is_some()) {
         return Ok(());

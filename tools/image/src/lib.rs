@@ -38,6 +38,7 @@ mod cpio;
 mod driver;
 mod error;
 mod fetched;
+mod hash;
 mod initramfs;
 mod kernel;
 mod manifest;

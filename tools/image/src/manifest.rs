@@ -9,8 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::apt;
 use crate::error::{Error, IoContext, Result};
+use crate::hash::sha256_file;
 use crate::spec::{Kernel, Spec};
 
 /// The name of the file.
@@ -96,7 +96,7 @@ impl Manifest {
     pub(crate) fn add_file(&mut self, folder: &Path, name: &str) -> Result<()> {
         let path = folder.join(name);
         let size = fs::metadata(&path).on("look at", &path)?.len();
-        let sha256 = apt::sha256_file(&path)?;
+        let sha256 = sha256_file(&path)?;
         self.files.insert(name.into(), FileInfo { size, sha256 });
         Ok(())
     }

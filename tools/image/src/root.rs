@@ -13,9 +13,10 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
-use crate::apt::{self, Apt, hex};
+use crate::apt::{self, Apt};
 use crate::cache::{Cache, remove_folder};
 use crate::error::{Error, IoContext, Result};
+use crate::hash::hex;
 use crate::manifest::Manifest;
 use crate::progress::{Phase, Progress};
 use crate::run;

@@ -1,15 +1,22 @@
 //! What an image is asked to be.
 
 use std::fmt;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
-use crate::apt::hex;
 use crate::error::{Error, Result};
-use crate::{cache, driver, initramfs, manifest, root};
+use crate::hash::hex;
+
+/// Which of the kernels for our driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    /// Small and fast.
+    Plain,
+    /// Looks after itself: locks, memory, leaks.
+    Debug,
+}
 
 /// Which kernel an image has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -48,10 +55,10 @@ impl Kernel {
     ];
 
     /// Of kernels with the driver, which one it is.
-    pub(crate) fn driver(&self) -> Option<driver::Flavour> {
+    pub(crate) fn driver(&self) -> Option<Flavour> {
         match self {
-            Kernel::Driver => Some(driver::Flavour::Plain),
-            Kernel::DriverDebug => Some(driver::Flavour::Debug),
+            Kernel::Driver => Some(Flavour::Plain),
+            Kernel::DriverDebug => Some(Flavour::Debug),
             _ => None,
         }
     }
@@ -288,40 +295,6 @@ impl Spec {
     /// Modules that are taken if the kernel has them.
     pub(crate) fn optional_modules(&self) -> &'static [&'static str] {
         if self.wants_rdma() { &RDMA_MODULES[4..] } else { &[] }
-    }
-
-    /// Changes with all that makes a difference to the image, but for newer packages.
-    pub(crate) fn fingerprint(&self) -> String {
-        let mut hash = Sha256::new();
-        let mut add = |bytes: &[u8]| {
-            hash.update((bytes.len() as u64).to_le_bytes());
-            hash.update(bytes);
-        };
-        add(&manifest::FORMAT.to_le_bytes());
-        add(self.chosen_kernel().to_string().as_bytes());
-        if let Kernel::File(path) = &self.kernel
-            && let Ok(data) = std::fs::metadata(path)
-        {
-            for number in [data.size() as i64, data.mtime(), data.mtime_nsec()] {
-                add(&number.to_le_bytes());
-            }
-        }
-        if let Some(flavour) = self.kernel.driver() {
-            add(driver::recipe(flavour).as_bytes());
-        }
-        for list in [&self.with, &self.modules] {
-            add(&(list.len() as u64).to_le_bytes());
-            list.iter().for_each(|name| add(name.as_bytes()));
-        }
-        initramfs::scripts().iter().for_each(|script| add(script.as_bytes()));
-        cache::LOAD.iter().chain(&cache::DEVICES).for_each(|name| add(name.as_bytes()));
-        add(root::RECIPE.as_bytes());
-        for program in &self.programs {
-            add(program.name.as_bytes());
-            add(&program.mode.to_le_bytes());
-            add(&program.bytes);
-        }
-        hex(&hash.finalize())
     }
 }
 

@@ -1,0 +1,371 @@
+//! Making images and parts.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::{Cache, Image, PACKAGES, make_folder};
+use crate::apt::{self, Apt};
+use crate::error::{Error, IoContext, Result};
+use crate::hash::hex;
+use crate::manifest::{self, Manifest};
+use crate::modules::Tree;
+use crate::progress::{Phase, Progress};
+use crate::spec::{Flavour, Kernel, Spec, check_package};
+use crate::{driver, initramfs, kernel, root};
+
+/// Modules that a guest loads at boot.
+const LOAD: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
+/// Modules that one with our own driver loads instead.
+const DRIVER: [&str; 1] = ["tofu"];
+/// Modules that it loads when it finds such a device.
+const DEVICES: [&str; 5] =
+    ["virtio_blk", "virtio_net", "virtio-rng", "virtio_console", "virtio-iommu"];
+/// Modules for what the kernel makes by itself: a network interface of a program's.
+const OWN: [&str; 1] = ["tun"];
+/// Modules that it needs for a root disk.
+const ROOT: [&str; 4] = ["ext4", "overlay", "crc32c_generic", "crc32c_intel"];
+
+impl Cache {
+    /// Makes the image that `spec` asks for, or returns it if it is there already, which takes
+    /// some milliseconds. Everything else that is in the cache and fits is used.
+    ///
+    /// # Errors
+    /// See [`Error`]. Whatever happens, an image of that name is the old one or the new one, whole,
+    /// and what was fetched is kept for the next try.
+    pub fn build(&self, spec: &Spec, progress: &dyn Progress) -> Result<Image> {
+        let folder = self.image_folder(&spec.name);
+        let fingerprint = spec.fingerprint();
+        // A damaged manifest is a reason to build as well.
+        let ready = || {
+            let manifest = Manifest::read(&folder).ok().flatten()?;
+            let fit = manifest.fingerprint == fingerprint && manifest.files_are_whole(&folder);
+            fit.then(|| Image::in_folder(&folder, manifest))
+        };
+        if let (Some(image), false) = (ready(), spec.refresh) {
+            return Ok(image);
+        }
+        if let Some(flavour) = spec.kernel.driver() {
+            // Minutes, in which others can make their images.
+            driver::compile(self, flavour, spec.refresh, progress)?;
+        }
+        let _lock = self.lock(progress)?;
+        if let (Some(image), false) = (ready(), spec.refresh) {
+            return Ok(image);
+        }
+        if spec.refresh {
+            Apt::forget_lists(&self.folder.join("apt"));
+        }
+        let manifest = make_folder(&folder, &spec.name, &fingerprint, |new, manifest| {
+            self.fill(spec, new, manifest, progress)
+        })?;
+        Ok(Image::in_folder(&folder, manifest))
+    }
+
+    /// Puts all files of an image into `new`.
+    fn fill(
+        &self,
+        spec: &Spec,
+        new: &Path,
+        manifest: &mut Manifest,
+        progress: &dyn Progress,
+    ) -> Result<()> {
+        let own_release = match &spec.kernel {
+            Kernel::File(path) => Some(user_kernel(path, new, manifest)?),
+            _ => None,
+        };
+        let mut take = |part: Manifest, key: &str, names: &[&str]| -> Result<()> {
+            let from = self.part_folder(key);
+            for name in names {
+                if let Some(info) = part.files.get(*name) {
+                    link_or_copy(&from.join(name), &new.join(name))?;
+                    manifest.files.insert((*name).into(), info.clone());
+                }
+            }
+            manifest.parts.push(key.into());
+            manifest.packages.extend(part.packages);
+            manifest.notes.extend(part.notes);
+            Ok(())
+        };
+
+        // What may be wrong with the user's wishes comes out first, before much is fetched.
+        let mut tree = None;
+        let mut release = String::new();
+        if !spec.with.is_empty() {
+            let (key, part) = root::part(self, &spec.with, spec.refresh, progress)?;
+            take(part, &key, &["root.ext4"])?;
+        }
+        let kernel = spec.chosen_kernel();
+        match &kernel {
+            Kernel::File(_) => {}
+            Kernel::Driver | Kernel::DriverDebug => {
+                let flavour = kernel.driver().unwrap_or(Flavour::Plain);
+                let (root, key, part) = driver::part(self, flavour, spec.refresh, progress)?;
+                release.clone_from(&part.kernel);
+                tree = Some(Tree::open(&self.part_folder(&key).join("modules"), &release)?);
+                take(part, &key, &["vmlinux", "vmlinuz"])?;
+                take(Manifest::new(&root, ""), &root, &[])?;
+            }
+            named => {
+                let key = format!("kernel-{named}");
+                let part = self.kernel_part(named, &key, spec.refresh, progress)?;
+                release.clone_from(&part.kernel);
+                tree = Some(Tree::open(&self.part_folder(&key).join("modules"), &release)?);
+                take(part, &key, &["vmlinux", "vmlinuz"])?;
+            }
+        }
+        let busybox = self.busybox_part(spec.refresh, progress)?;
+        take(busybox, "busybox", &[])?;
+
+        progress.update(Phase::Initramfs, 0, 1);
+        let mut modules = Vec::new();
+        let mut load: Vec<&str> = Vec::new();
+        if let Some(tree) = tree {
+            let first = if spec.kernel.driver().is_some() { &DRIVER[..] } else { &LOAD[..] };
+            let mut names: Vec<&str> = first.to_vec();
+            names.extend(spec.extra_modules());
+            let optional = DEVICES.iter().chain(&OWN).chain(spec.optional_modules());
+            let for_root = if spec.with.is_empty() { &[][..] } else { &ROOT[..] };
+            names.extend(optional.chain(for_root).copied().filter(|name| tree.has(name)));
+            modules = tree.closure(&names)?;
+            load.extend(first);
+            load.extend(spec.modules.iter().map(String::as_str));
+        }
+        let busybox = self.part_folder("busybox").join("busybox");
+        let busybox = fs::read(&busybox).on("read", &busybox)?;
+        let archive = initramfs::build(&busybox, &release, &modules, &load, &spec.programs)?;
+        let initrd = new.join("initrd");
+        fs::write(&initrd, archive).on("write", &initrd)?;
+        manifest.add_file(new, "initrd")?;
+        manifest.kernel = own_release.unwrap_or(release);
+        manifest.with.clone_from(&spec.with);
+        manifest.asked_kernel = spec.kernel.to_string();
+        manifest.modules.clone_from(&spec.modules);
+        progress.update(Phase::Initramfs, 1, 1);
+        Ok(())
+    }
+
+    /// One of Debian's kernels: vmlinux, vmlinuz, config and modules.
+    fn kernel_part(
+        &self,
+        kernel: &Kernel,
+        key: &str,
+        refresh: bool,
+        progress: &dyn Progress,
+    ) -> Result<Manifest> {
+        let (package, from) = match kernel {
+            Kernel::Generic => ("linux-image-amd64", apt::From::Release),
+            Kernel::CloudBackports => ("linux-image-cloud-amd64", apt::From::Backports),
+            Kernel::GenericBackports => ("linux-image-amd64", apt::From::Backports),
+            _ => ("linux-image-cloud-amd64", apt::From::Release),
+        };
+        self.make_part(key, refresh, |folder, manifest| {
+            let apt = self.apt(progress)?;
+            let packages = kernel_packages(&apt, package, from)?;
+            let names: Vec<&str> = packages.iter().map(String::as_str).collect();
+            let debs = apt.alone(&names, from)?;
+            let files = apt.fetch(&debs, from)?;
+            let unpacked = folder.join("unpacked");
+            apt.unpack(&files, &unpacked)?;
+            progress.update(Phase::Kernel, 0, 1);
+            let release = take_kernel(&unpacked, folder)?;
+            fs::remove_dir_all(&unpacked).on("remove", &unpacked)?;
+            for name in ["vmlinux", "vmlinuz", "config"] {
+                manifest.add_file(folder, name)?;
+            }
+            manifest.kernel = release;
+            manifest.packages = apt::packages(&debs, &files)?;
+            apt::discard(&files);
+            progress.update(Phase::Kernel, 1, 1);
+            Ok(())
+        })
+    }
+
+    fn busybox_part(&self, refresh: bool, progress: &dyn Progress) -> Result<Manifest> {
+        self.make_part("busybox", refresh, |folder, manifest| {
+            let apt = self.apt(progress)?;
+            let debs = apt.alone(&["busybox-static"], apt::From::Release)?;
+            let files = apt.fetch(&debs, apt::From::Release)?;
+            let unpacked = folder.join("unpacked");
+            apt.unpack(&files, &unpacked)?;
+            let from = unpacked.join("usr/bin/busybox");
+            fs::rename(&from, folder.join("busybox")).on("move", &from)?;
+            fs::remove_dir_all(&unpacked).on("remove", &unpacked)?;
+            manifest.add_file(folder, "busybox")?;
+            manifest.packages = apt::packages(&debs, &files)?;
+            apt::discard(&files);
+            Ok(())
+        })
+    }
+
+    /// A folder with these Debian packages unpacked over one another, without those they depend on
+    /// and without running any of their scripts; fetched if it is not there yet. For sources and
+    /// headers that a test is built of. `backports` takes the newest versions for Debian 13.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn packages<S: AsRef<str>>(
+        &self,
+        names: &[S],
+        backports: bool,
+        progress: &dyn Progress,
+    ) -> Result<PathBuf> {
+        let from = if backports { apt::From::Backports } else { apt::From::Release };
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        for name in &names {
+            check_package(name)?;
+        }
+        let text = format!("{}\n{}", from.suite(), names.join("\n"));
+        let key = format!("{PACKAGES}{}", &hex(&Sha256::digest(text))[..12]);
+        let folder = self.part_folder(&key).join("root");
+        if self.part(&key)?.is_some() {
+            return Ok(folder);
+        }
+        let _lock = self.lock(progress)?;
+        self.make_part(&key, false, |new, manifest| {
+            let apt = self.apt(progress)?;
+            let debs = apt.alone(&names, from)?;
+            let files = apt.fetch(&debs, from)?;
+            apt.unpack(&files, &new.join("root"))?;
+            manifest.packages = apt::packages(&debs, &files)?;
+            apt::discard(&files);
+            Ok(())
+        })?;
+        Ok(folder)
+    }
+
+    /// Copies a file or folder of an image's root file system into the folder `to`. Symbolic links
+    /// stay links.
+    ///
+    /// # Errors
+    ///
+    /// If the image has no root file system or that does not have it, or the copy cannot be
+    /// written. The host needs e2fsprogs, or else it is fetched.
+    pub fn copy_out(
+        &self,
+        image: &Image,
+        from: &str,
+        to: &Path,
+        progress: &dyn Progress,
+    ) -> Result<()> {
+        let Some(root) = &image.root else {
+            let folder = self.image_folder(&image.name);
+            return Err(Error::NotInImage { image: folder, path: from.into() });
+        };
+        root::copy_out(self, root, from, to, progress)
+    }
+}
+
+impl Spec {
+    /// Changes with all that makes a difference to the image, but for newer packages.
+    pub(crate) fn fingerprint(&self) -> String {
+        let mut hash = Sha256::new();
+        let mut add = |bytes: &[u8]| {
+            hash.update((bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        add(&manifest::FORMAT.to_le_bytes());
+        add(self.chosen_kernel().to_string().as_bytes());
+        if let Kernel::File(path) = &self.kernel
+            && let Ok(data) = std::fs::metadata(path)
+        {
+            for number in [data.size() as i64, data.mtime(), data.mtime_nsec()] {
+                add(&number.to_le_bytes());
+            }
+        }
+        if let Some(flavour) = self.kernel.driver() {
+            add(driver::recipe(flavour).as_bytes());
+        }
+        for list in [&self.with, &self.modules] {
+            add(&(list.len() as u64).to_le_bytes());
+            list.iter().for_each(|name| add(name.as_bytes()));
+        }
+        initramfs::scripts().iter().for_each(|script| add(script.as_bytes()));
+        LOAD.iter().chain(&DEVICES).for_each(|name| add(name.as_bytes()));
+        add(root::RECIPE.as_bytes());
+        for program in &self.programs {
+            add(program.name.as_bytes());
+            add(&program.mode.to_le_bytes());
+            add(&program.bytes);
+        }
+        hex(&hash.finalize())
+    }
+}
+
+fn link_or_copy(from: &Path, to: &Path) -> Result<()> {
+    if fs::hard_link(from, to).is_err() {
+        fs::copy(from, to).on("write", to)?;
+    }
+    Ok(())
+}
+
+/// The packages with a kernel's files: the one that `package`, which is empty, stands for, and
+/// those it is split into.
+fn kernel_packages(apt: &Apt<'_>, package: &str, from: apt::From) -> Result<Vec<String>> {
+    let mut found: Vec<String> = Vec::new();
+    let mut ask = vec![package.to_owned()];
+    while let Some(next) = ask.pop() {
+        for name in apt.depends(&next, from)? {
+            let kernel = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"]
+                .iter()
+                .filter_map(|prefix| name.strip_prefix(prefix))
+                .any(|version| version.starts_with(|c: char| c.is_ascii_digit()));
+            if kernel && !found.contains(&name) {
+                found.push(name.clone());
+                ask.push(name);
+            }
+        }
+    }
+    if found.is_empty() {
+        return Err(Error::NoPackage { name: package.into(), release: from.suite() });
+    }
+    Ok(found)
+}
+
+/// Takes the kernel's files out of unpacked packages into `folder`, and returns its release.
+fn take_kernel(unpacked: &Path, folder: &Path) -> Result<String> {
+    let modules = ["usr/lib/modules", "lib/modules"]
+        .iter()
+        .map(|sub| unpacked.join(sub))
+        .find(|path| path.is_dir())
+        .unwrap_or_else(|| unpacked.join("usr/lib/modules"));
+    let entry = fs::read_dir(&modules).on("read", &modules)?.next();
+    let release = entry
+        .and_then(io::Result::ok)
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let source = modules.join(&release);
+    for name in ["vmlinuz", "config"] {
+        // Older packages have them in /boot, newer ones beside the modules.
+        let boot = unpacked.join("boot").join(format!("{name}-{release}"));
+        let from = if boot.exists() { boot } else { source.join(name) };
+        fs::rename(&from, folder.join(name)).on("move", &from)?;
+    }
+    let bz = folder.join("vmlinuz");
+    let elf = kernel::unpack(&bz, &fs::read(&bz).on("read", &bz)?)?;
+    let path = folder.join("vmlinux");
+    fs::write(&path, elf).on("write", &path)?;
+    fs::rename(&source, folder.join("modules")).on("move", &source)?;
+    Ok(release)
+}
+
+/// Takes a kernel file of the user's into `new`, and returns its release if it says it.
+fn user_kernel(path: &Path, new: &Path, manifest: &mut Manifest) -> Result<String> {
+    let bytes = fs::read(path).on("read", path)?;
+    let write = |name: &str, bytes: &[u8]| {
+        let to = new.join(name);
+        fs::write(&to, bytes).on("write", &to)
+    };
+    if kernel::inspect(path, &bytes)? == kernel::Kind::BzImage {
+        write("vmlinux", &kernel::unpack(path, &bytes)?)?;
+        write("vmlinuz", &bytes)?;
+        manifest.add_file(new, "vmlinuz")?;
+    } else {
+        write("vmlinux", &bytes)?;
+    }
+    manifest.add_file(new, "vmlinux")?;
+    Ok(kernel::release(&bytes).unwrap_or_default())
+}
