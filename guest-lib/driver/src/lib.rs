@@ -39,6 +39,8 @@ mod rings;
 mod rounds;
 mod tables;
 mod target;
+#[cfg(feature = "volatile")]
+mod volatile;
 
 pub use barrier::{Channel, ChannelConfig, ChannelError, ChannelWaitError, Gate};
 pub use cq::{Cq, CqConfig, CqException, OpenError, WaitError};
@@ -50,3 +52,5 @@ pub use rings::{Completion, Full, Notice, RingMemory, Rings};
 pub use rounds::{Outcome, Rounds, StartError};
 pub use tables::{Access, MemoryRange, Stag, StagError};
 pub use target::PacketTarget;
+#[cfg(feature = "volatile")]
+pub use volatile::VolatileBuffer;

@@ -100,6 +100,15 @@ pub trait DmaBuffer {
 
     /// Copies bytes into the buffer, in no particular order.
     fn write(&self, offset: usize, buf: &[u8]);
+
+    /// Sets every byte to `value`.
+    fn fill(&self, value: u8) {
+        let block = [value; 4096];
+        for at in (0..self.len()).step_by(block.len()) {
+            let n = block.len().min(self.len() - at);
+            self.write(at, &block[..n]);
+        }
+    }
 }
 
 /// The page of registers of a control queue or barrier channel, which whoever posts and starts

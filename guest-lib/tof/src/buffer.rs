@@ -1,10 +1,9 @@
 //! Memory that a device reaches because the kernel is told of it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use tofu_driver::{DmaBuffer, DmaError};
-use vm_memory::{AtomicInteger, MmapRegion, VolatileMemory, VolatileSlice};
+use tofu_driver::{DmaError, VolatileBuffer};
+use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
 /// Pages of the processor.
 const PAGE: usize = 4096;
@@ -18,7 +17,7 @@ pub struct Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({:#x}, {} bytes)", self.device_addr(), self.len)
+        write!(f, "Buffer({:#x}, {} bytes)", self.addr(), self.len)
     }
 }
 
@@ -34,68 +33,24 @@ impl Buffer {
         let memory = MmapRegion::new(whole.ok_or(error)?).map_err(|_| error)?;
         Ok(Self { memory, len })
     }
-
-    #[inline]
-    fn slice(&self, offset: usize, len: usize) -> VolatileSlice<'_, ()> {
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
-        assert!(inside, "{offset} + {len} is beyond a buffer of {} bytes", self.len);
-        self.memory.get_slice(offset, len).expect("the buffer has so many bytes")
-    }
-
-    #[inline]
-    fn atomic<T: AtomicInteger, R>(&self, offset: usize, f: impl FnOnce(&T) -> R) -> R {
-        let slice = self.slice(offset, size_of::<T>());
-        f(slice.get_atomic_ref(0).expect("typed accesses are aligned"))
-    }
 }
 
-impl DmaBuffer for Buffer {
-    fn device_addr(&self) -> u64 {
+impl VolatileBuffer for Buffer {
+    fn addr(&self) -> u64 {
         self.memory.as_ptr() as u64
     }
 
-    fn len(&self) -> usize {
-        self.len
-    }
-
     #[inline]
-    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
-        u64::from_le(self.atomic(offset, |word: &AtomicU64| word.load(order)))
-    }
-
-    #[inline]
-    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
-        self.atomic(offset, |word: &AtomicU64| word.store(value.to_le(), order));
-    }
-
-    fn load_u32(&self, offset: usize, order: Ordering) -> u32 {
-        u32::from_le(self.atomic(offset, |word: &AtomicU32| word.load(order)))
-    }
-
-    fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
-        self.atomic(offset, |word: &AtomicU32| word.store(value.to_le(), order));
-    }
-
-    fn load_u8(&self, offset: usize, order: Ordering) -> u8 {
-        self.atomic(offset, |byte: &AtomicU8| byte.load(order))
-    }
-
-    fn store_u8(&self, offset: usize, value: u8, order: Ordering) {
-        self.atomic(offset, |byte: &AtomicU8| byte.store(value, order));
-    }
-
-    fn read(&self, offset: usize, buf: &mut [u8]) {
-        self.slice(offset, buf.len()).copy_to(buf);
-    }
-
-    fn write(&self, offset: usize, buf: &[u8]) {
-        self.slice(offset, buf.len()).copy_from(buf);
+    fn memory(&self) -> VolatileSlice<'_> {
+        self.memory.get_slice(0, self.len).expect("the region is as long at least")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
+    use tofu_driver::DmaBuffer;
 
     #[test]
     fn memory_has_addresses_of_the_process() {

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tofu_abi::table::IPA_BITS;
-use tofu_driver::{DmaBuffer, DmaError};
+use tofu_driver::{DmaBuffer, DmaError, VolatileBuffer};
 use vfio_ioctls::{VfioDevice, VfioError, VfioOps};
-use vm_memory::{AtomicInteger, MmapRegion, VolatileMemory, VolatileSlice};
+use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::free::FreeList;
 use crate::iommu::Info;
@@ -460,73 +459,22 @@ impl Drop for Buffer {
     }
 }
 
-impl Buffer {
-    fn slice(&self, offset: usize, len: usize) -> VolatileSlice<'_, ()> {
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
-        assert!(inside, "{offset} + {len} is beyond a buffer of {} bytes", self.len);
-        let at = (self.addr - self.chunk.mapping.addr) as usize + self.chunk.start + offset;
-        self.chunk.memory.get_slice(at, len).expect("the buffer lies in its chunk")
-    }
-
-    fn atomic<T: AtomicInteger, R>(&self, offset: usize, f: impl FnOnce(&T) -> R) -> R {
-        let slice = self.slice(offset, size_of::<T>());
-        f(slice.get_atomic_ref(0).expect("typed accesses are aligned"))
-    }
-
-    fn fill(&self, value: u8) {
-        let block = [value; 4096];
-        for at in (0..self.len).step_by(block.len()) {
-            let n = block.len().min(self.len - at);
-            self.write(at, &block[..n]);
-        }
-    }
-}
-
-impl DmaBuffer for Buffer {
-    fn device_addr(&self) -> u64 {
+impl VolatileBuffer for Buffer {
+    fn addr(&self) -> u64 {
         self.addr
     }
 
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
-        u64::from_le(self.atomic(offset, |word: &AtomicU64| word.load(order)))
-    }
-
-    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
-        self.atomic(offset, |word: &AtomicU64| word.store(value.to_le(), order));
-    }
-
-    fn load_u32(&self, offset: usize, order: Ordering) -> u32 {
-        u32::from_le(self.atomic(offset, |word: &AtomicU32| word.load(order)))
-    }
-
-    fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
-        self.atomic(offset, |word: &AtomicU32| word.store(value.to_le(), order));
-    }
-
-    fn load_u8(&self, offset: usize, order: Ordering) -> u8 {
-        self.atomic(offset, |byte: &AtomicU8| byte.load(order))
-    }
-
-    fn store_u8(&self, offset: usize, value: u8, order: Ordering) {
-        self.atomic(offset, |byte: &AtomicU8| byte.store(value, order));
-    }
-
-    fn read(&self, offset: usize, buf: &mut [u8]) {
-        self.slice(offset, buf.len()).copy_to(buf);
-    }
-
-    fn write(&self, offset: usize, buf: &[u8]) {
-        self.slice(offset, buf.len()).copy_from(buf);
+    #[inline]
+    fn memory(&self) -> VolatileSlice<'_> {
+        let at = (self.addr - self.chunk.mapping.addr) as usize + self.chunk.start;
+        self.chunk.memory.get_slice(at, self.len).expect("the buffer lies in its chunk")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU8, Ordering};
 
     /// Remembers mappings: device address to length and process address.
     #[derive(Default)]

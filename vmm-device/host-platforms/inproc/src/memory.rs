@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tofu_driver::{DmaBuffer, DmaError};
+use tofu_driver::{DmaBuffer, DmaError, VolatileBuffer};
 use vm_memory::{
-    Address, AtomicInteger, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MemoryRegionAddress, VolatileMemory, VolatileSlice,
+    Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    MemoryRegionAddress, VolatileSlice,
 };
 
 /// An allocator over the first region of a node's memory: first fit, address order.
@@ -112,7 +111,7 @@ pub struct Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({:#x}, {} bytes)", self.device_addr(), self.size)
+        write!(f, "Buffer({:#x}, {} bytes)", self.addr(), self.size)
     }
 }
 
@@ -122,74 +121,22 @@ impl Drop for Buffer {
     }
 }
 
-impl Buffer {
-    fn slice(&self, offset: usize, len: usize) -> VolatileSlice<'_, ()> {
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size);
-        assert!(inside, "{offset} + {len} is beyond a buffer of {} bytes", self.size);
-        let at = MemoryRegionAddress(self.offset + offset as u64);
-        self.arena.region().get_slice(at, len).expect("the buffer lies in the region")
-    }
-
-    fn atomic<T: AtomicInteger, R>(&self, offset: usize, f: impl FnOnce(&T) -> R) -> R {
-        let slice = self.slice(offset, size_of::<T>());
-        f(slice.get_atomic_ref(0).expect("typed accesses are aligned"))
-    }
-
-    /// Sets every byte to `value`.
-    pub fn fill(&self, value: u8) {
-        let block = [value; 4096];
-        for at in (0..self.size).step_by(block.len()) {
-            let n = block.len().min(self.size - at);
-            self.write(at, &block[..n]);
-        }
-    }
-}
-
-impl DmaBuffer for Buffer {
-    fn device_addr(&self) -> u64 {
+impl VolatileBuffer for Buffer {
+    fn addr(&self) -> u64 {
         self.arena.base + self.offset
     }
 
-    fn len(&self) -> usize {
-        self.size
-    }
-
-    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
-        u64::from_le(self.atomic(offset, |w: &AtomicU64| w.load(order)))
-    }
-
-    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
-        self.atomic(offset, |w: &AtomicU64| w.store(value.to_le(), order));
-    }
-
-    fn load_u32(&self, offset: usize, order: Ordering) -> u32 {
-        u32::from_le(self.atomic(offset, |w: &AtomicU32| w.load(order)))
-    }
-
-    fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
-        self.atomic(offset, |w: &AtomicU32| w.store(value.to_le(), order));
-    }
-
-    fn load_u8(&self, offset: usize, order: Ordering) -> u8 {
-        self.atomic(offset, |w: &AtomicU8| w.load(order))
-    }
-
-    fn store_u8(&self, offset: usize, value: u8, order: Ordering) {
-        self.atomic(offset, |w: &AtomicU8| w.store(value, order));
-    }
-
-    fn read(&self, offset: usize, buf: &mut [u8]) {
-        self.slice(offset, buf.len()).copy_to(buf);
-    }
-
-    fn write(&self, offset: usize, buf: &[u8]) {
-        self.slice(offset, buf.len()).copy_from(buf);
+    #[inline]
+    fn memory(&self) -> VolatileSlice<'_> {
+        let at = MemoryRegionAddress(self.offset);
+        self.arena.region().get_slice(at, self.size).expect("the buffer lies in the region")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
     use vm_memory::GuestAddress;
 
     fn arena(size: usize) -> Arena {

@@ -1,0 +1,78 @@
+//! Memory of a process on a host as memory for DMA.
+
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use vm_memory::{AtomicInteger, VolatileMemory, VolatileSlice};
+
+use crate::platform::DmaBuffer;
+
+/// Memory that this process has mapped and shares with a device. It is a [`DmaBuffer`].
+pub trait VolatileBuffer {
+    /// Address at which the device sees the first byte.
+    fn addr(&self) -> u64;
+
+    /// The memory. Typed accesses must be aligned as they are in it.
+    fn memory(&self) -> VolatileSlice<'_>;
+}
+
+#[inline]
+fn part<'a>(memory: &VolatileSlice<'a>, offset: usize, len: usize) -> VolatileSlice<'a> {
+    match memory.subslice(offset, len) {
+        Ok(part) => part,
+        Err(_) => panic!("{offset} + {len} is beyond a buffer of {} bytes", memory.len()),
+    }
+}
+
+#[inline]
+fn atomic<T: AtomicInteger, R>(
+    buffer: &impl VolatileBuffer,
+    offset: usize,
+    f: impl FnOnce(&T) -> R,
+) -> R {
+    let word = part(&buffer.memory(), offset, size_of::<T>());
+    f(word.get_atomic_ref(0).expect("typed accesses are aligned"))
+}
+
+impl<B: VolatileBuffer> DmaBuffer for B {
+    fn device_addr(&self) -> u64 {
+        self.addr()
+    }
+
+    fn len(&self) -> usize {
+        self.memory().len()
+    }
+
+    #[inline]
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        u64::from_le(atomic(self, offset, |word: &AtomicU64| word.load(order)))
+    }
+
+    #[inline]
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        atomic(self, offset, |word: &AtomicU64| word.store(value.to_le(), order));
+    }
+
+    fn load_u32(&self, offset: usize, order: Ordering) -> u32 {
+        u32::from_le(atomic(self, offset, |word: &AtomicU32| word.load(order)))
+    }
+
+    fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
+        atomic(self, offset, |word: &AtomicU32| word.store(value.to_le(), order));
+    }
+
+    fn load_u8(&self, offset: usize, order: Ordering) -> u8 {
+        atomic(self, offset, |byte: &AtomicU8| byte.load(order))
+    }
+
+    fn store_u8(&self, offset: usize, value: u8, order: Ordering) {
+        atomic(self, offset, |byte: &AtomicU8| byte.store(value, order));
+    }
+
+    fn read(&self, offset: usize, buf: &mut [u8]) {
+        part(&self.memory(), offset, buf.len()).copy_to(buf);
+    }
+
+    fn write(&self, offset: usize, buf: &[u8]) {
+        part(&self.memory(), offset, buf.len()).copy_from(buf);
+    }
+}
