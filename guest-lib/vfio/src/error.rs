@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use vfio_ioctls::VfioError;
 
-use crate::pci::Bdf;
+use crate::bdf::{BadAddress, Bdf};
 
 /// Why the device cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -28,8 +28,8 @@ pub enum Error {
         device: u16,
     },
     /// The address is not one of PCI.
-    #[error("{0:?} is not a PCI address, such as 0000:00:02.0")]
-    BadAddress(String),
+    #[error(transparent)]
+    BadAddress(#[from] BadAddress),
     /// Another driver has the device.
     #[error("{bdf} belongs to the driver {driver}; `tofu-guest bind` gives it to vfio-pci")]
     Driver {

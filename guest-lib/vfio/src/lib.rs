@@ -29,6 +29,7 @@
 #![deny(unsafe_code)]
 
 mod bar;
+mod bdf;
 pub mod broker;
 mod dma;
 mod error;
@@ -36,12 +37,14 @@ mod event;
 mod free;
 mod iommu;
 mod irq;
+mod mapped;
 pub mod pci;
 mod platform;
 
 pub use bar::{Layout, Window};
+pub use bdf::{BadAddress, Bdf};
 pub use dma::{Buffer, MapError, UserMemory};
 pub use error::Error;
 pub use free::FreeList;
-pub use pci::Bdf;
-pub use platform::VfioPlatform;
+pub use mapped::{MappedPlatform, Tenure};
+pub use platform::{Alone, VfioPlatform};

@@ -11,20 +11,21 @@ use std::time::{Duration, Instant};
 use iommufd_ioctls::{IommuFd, IommufdError};
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::BAR0_SIZE;
-use tofu_driver::{DmaError, IrqError, Platform};
 use vfio_bindings::bindings::vfio::{VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioIommufd, VfioOps};
 
 use crate::bar::{Layout, Region};
+use crate::bdf::Bdf;
 use crate::broker::foreign::{unmap_in_container, unmap_in_ioas};
 use crate::broker::wire::{SpaceKind, Terms};
 use crate::broker::{Reservation, socket_path};
-use crate::dma::{Buffer, MapError, Pool, Space, UserMemory};
+use crate::dma::{Pool, Space};
 use crate::error::Error;
 use crate::event::EventLoop;
 use crate::iommu::Info;
 use crate::irq::{Interrupts, borrow, new_event};
-use crate::pci::{Bdf, Bus, PciDevice, VFIO_PCI};
+use crate::mapped::{MappedPlatform, Tenure};
+use crate::pci::{Bus, PciDevice, VFIO_PCI};
 
 const COMMAND: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
@@ -37,24 +38,34 @@ const IOMMU: &str = "/dev/iommu";
 ///
 /// It has the device for itself. When it and all memory that came from it are dropped, the kernel
 /// resets the device.
-pub struct VfioPlatform {
+pub type VfioPlatform = MappedPlatform<Alone>;
+
+/// A device that the process has for itself.
+pub struct Alone {
     bdf: Bdf,
     // Ends before what its handlers use.
     events: Mutex<Option<EventLoop>>,
     interrupts: Interrupts,
-    registers: Region,
     device: Arc<VfioDevice>,
-    memory: Pool,
     ops: Arc<dyn VfioOps>,
     page: u64,
-    start: Instant,
     /// Ends last, as others may have the device then.
-    _alone: Option<Reservation>,
+    reservation: Option<Reservation>,
 }
 
-impl fmt::Debug for VfioPlatform {
+impl fmt::Debug for Alone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VfioPlatform({})", self.bdf)
+    }
+}
+
+impl Tenure for Alone {
+    fn irq_enable(&self, vector: u16) -> io::Result<()> {
+        self.interrupts.enable(vector).map(drop)
+    }
+
+    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
+        self.interrupts.wait(vector, timeout_ns)
     }
 }
 
@@ -79,7 +90,10 @@ impl VfioPlatform {
         let mut since = None;
         loop {
             let busy = match Self::try_open_at(bdf) {
-                Ok(platform) => return Ok(Self { _alone: alone, ..platform }),
+                Ok(mut platform) => {
+                    platform.tenure.reservation = alone;
+                    return Ok(platform);
+                }
                 Err(Error::Busy(busy)) if socket_path(busy).exists() => busy,
                 Err(error) => return Err(error),
             };
@@ -141,18 +155,17 @@ impl VfioPlatform {
             return Err(Error::RegisterSpace { bdf, size, expected });
         }
         enable(&device);
-        Ok(Self {
+        let space = Space::new(Arc::clone(&ops), Some(Arc::clone(&device)), &info);
+        let tenure = Alone {
             bdf,
             events: Mutex::new(None),
             interrupts: Interrupts::new(&device),
-            registers,
-            memory: Pool::new(Space::new(Arc::clone(&ops), Some(Arc::clone(&device)), &info)),
+            device,
             ops,
             page: info.page,
-            device,
-            start: Instant::now(),
-            _alone: None,
-        })
+            reservation: None,
+        };
+        Ok(Self::new(registers, Pool::new(space), tenure))
     }
 
     /// By the device's group and a container, as every kernel with VFIO has it.
@@ -174,7 +187,7 @@ impl VfioPlatform {
 
     /// The device's address on the bus.
     pub fn bdf(&self) -> Bdf {
-        self.bdf
+        self.tenure.bdf
     }
 
     /// Whether all registers are mapped, so that no access to one is a system call.
@@ -184,28 +197,8 @@ impl VfioPlatform {
 
     /// Resets the device and lets it reach memory again. Queues that were open are not.
     pub fn reset(&self) {
-        self.device.reset();
-        enable(&self.device);
-    }
-
-    /// Lends the device memory of this process, in whole pages, until the result and its clones
-    /// are dropped. Memory that is lent already as a part of something larger costs nothing.
-    ///
-    /// # Errors
-    ///
-    /// If the memory is not there or read-only, or there are too many loans or too much memory is
-    /// pinned; see [`MapError`].
-    ///
-    /// # Safety
-    ///
-    /// Until the loan ends, the pages that hold the `len` bytes at `memory` stay mapped as they
-    /// are, and nobody has Rust references to what the device writes (what it writes is decided by
-    /// the steering tags that the memory is registered under). Remapping the addresses meanwhile
-    /// would leave the device with the old pages.
-    #[allow(unsafe_code)]
-    pub unsafe fn map_user(&self, memory: *mut u8, len: usize) -> Result<UserMemory, MapError> {
-        // SAFETY: as promised to this function.
-        unsafe { self.memory.map_user(memory, len) }
+        self.tenure.device.reset();
+        enable(&self.tenure.device);
     }
 
     /// What another process needs to use the device, too, and the descriptors of the device and
@@ -221,9 +214,9 @@ impl VfioPlatform {
                 (SpaceKind::Iommufd(space.ioas().id()), space.iommufd().as_raw_fd())
             }
         };
-        let registers = Layout::of(&self.device, REGISTER_BAR.into());
-        let fds = borrowed([self.device.as_raw_fd(), fd], self);
-        Ok((Terms { registers, page: self.page, space }, fds))
+        let registers = Layout::of(&self.tenure.device, REGISTER_BAR.into());
+        let fds = borrowed([self.tenure.device.as_raw_fd(), fd], self);
+        Ok((Terms { registers, page: self.tenure.page, space }, fds))
     }
 
     /// Sets device addresses aside for another process: start and length of a range of at least
@@ -265,11 +258,11 @@ impl VfioPlatform {
     ///
     /// If there is no such vector, or the system has no interrupt left.
     pub fn share_interrupt(&self, vector: u16) -> io::Result<BorrowedFd<'_>> {
-        Ok(borrow(self.interrupts.enable(vector)?))
+        Ok(borrow(self.tenure.interrupts.enable(vector)?))
     }
 
     fn space(&self) -> Option<AddressSpace<'_>> {
-        let ops = self.ops.as_any();
+        let ops = self.tenure.ops.as_any();
         let container = ops.downcast_ref().map(AddressSpace::Container);
         container.or_else(|| ops.downcast_ref().map(AddressSpace::Iommufd))
     }
@@ -281,7 +274,7 @@ impl VfioPlatform {
 
     /// Calls `call` from a thread of the platform's whenever MSI-X vector `vector` has fired.
     /// Interrupts that come close together are one call. Such a vector is not for
-    /// [`Platform::irq_wait`].
+    /// [`Platform::irq_wait`](tofu_driver::Platform::irq_wait).
     ///
     /// `call` must not own the platform.
     ///
@@ -289,7 +282,7 @@ impl VfioPlatform {
     ///
     /// If there is no such vector, or the system has no thread or interrupt left.
     pub fn on_interrupt(&self, vector: u16, call: impl FnMut() + Send + 'static) -> io::Result<()> {
-        let event = self.interrupts.enable(vector)?.try_clone()?;
+        let event = self.tenure.interrupts.enable(vector)?.try_clone()?;
         self.with_events(|events| events.add(event, call))
     }
 
@@ -302,12 +295,15 @@ impl VfioPlatform {
     /// If the kernel does not tell, or the system has no thread left.
     pub fn on_release_request(&self, call: impl FnMut() + Send + 'static) -> io::Result<()> {
         let event = new_event()?;
-        self.device.enable_irq(VFIO_PCI_REQ_IRQ_INDEX, vec![&event]).map_err(io::Error::other)?;
+        self.tenure
+            .device
+            .enable_irq(VFIO_PCI_REQ_IRQ_INDEX, vec![&event])
+            .map_err(io::Error::other)?;
         self.with_events(|events| events.add(event, call))
     }
 
     fn with_events(&self, f: impl FnOnce(&EventLoop) -> io::Result<()>) -> io::Result<()> {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = self.tenure.events.lock().unwrap_or_else(PoisonError::into_inner);
         match &*events {
             Some(running) => f(running),
             None => f(events.insert(EventLoop::start()?)),
@@ -418,39 +414,6 @@ fn explain(bdf: Bdf, group: u32, file: &Path, error: VfioError) -> Error {
         _ => None,
     };
     known.unwrap_or(Error::Vfio { bdf, source: error })
-}
-
-impl Platform for VfioPlatform {
-    type Dma = Buffer;
-
-    #[inline]
-    fn bar0_read64(&self, offset: u64) -> u64 {
-        self.registers.read64(offset)
-    }
-
-    #[inline]
-    fn bar0_write64(&self, offset: u64, value: u64) {
-        self.registers.write64(offset, value);
-    }
-
-    fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
-        self.memory.alloc(size, align)
-    }
-
-    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
-        self.interrupts.enable(vector).map(drop).map_err(|error| {
-            log::warn!("MSI-X vector {vector}: {error}");
-            IrqError { vector }
-        })
-    }
-
-    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
-        self.interrupts.wait(vector, timeout_ns)
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
-    }
 }
 
 #[cfg(test)]

@@ -12,14 +12,14 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tofu_abi::irq::vector;
 use tofu_abi::regs::BAR0_SIZE;
-use tofu_driver::{DmaError, IrqError, Platform};
 
 use super::foreign::ForeignSpace;
 use super::wire::{Answer, Refusal, Request, VERSION, receive_with_fds, send};
 use crate::bar::Region;
-use crate::dma::{Buffer, MapError, MoreAddresses, Pool, Space, UserMemory};
+use crate::dma::{MoreAddresses, Pool, Space};
 use crate::iommu::Info;
 use crate::irq;
+use crate::mapped::{MappedPlatform, Tenure};
 
 /// How long the broker may take to answer. It never takes that long, unless it is stopped or the
 /// device is broken.
@@ -179,7 +179,7 @@ impl Broker {
         let info = Info { page: terms.page, ranges: vec![(start, start + (len - 1))] };
         let ops = Arc::new(ForeignSpace::new(terms.space, space));
         let memory = Pool::new(Space::part(ops, &info, Arc::clone(&self) as _));
-        Ok(SharedPlatform { registers, memory, start: Instant::now(), interrupt, broker: self, cq })
+        Ok(SharedPlatform::new(registers, memory, Shared { interrupt, broker: self, cq }))
     }
 
     /// Asks for a control queue that is not this process's own by its place.
@@ -276,89 +276,27 @@ impl MoreAddresses for Broker {
 /// A Tofu device that this process shares with others.
 ///
 /// It has no interrupts but that of [`Broker::join_packets`]: queues are to be polled.
-pub struct SharedPlatform {
-    registers: Region,
-    memory: Pool,
-    start: Instant,
+pub type SharedPlatform = MappedPlatform<Shared>;
+
+/// A device that a broker has lent.
+pub struct Shared {
     /// A vector and its eventfd.
     interrupt: Option<(u16, OwnedFd)>,
     broker: Arc<Broker>,
     cq: Option<u8>,
 }
 
-impl fmt::Debug for SharedPlatform {
+impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SharedPlatform")
     }
 }
 
-impl SharedPlatform {
-    /// Who has lent the device.
-    pub fn broker(&self) -> &Arc<Broker> {
-        &self.broker
-    }
-
-    /// The eventfd of the interrupt that was asked for, for event loops. Who reads it takes the
-    /// event from [`Platform::irq_wait`].
-    pub fn interrupt(&self) -> Option<BorrowedFd<'_>> {
-        self.interrupt.as_ref().map(|(_, event)| event.as_fd())
-    }
-
-    /// A descriptor that has an event (a hang-up) when the broker wants the device back, or is
-    /// gone; `None` if it is known to be.
-    ///
-    /// # Errors
-    ///
-    /// If the system has no descriptors left.
-    pub fn connection(&self) -> io::Result<Option<OwnedFd>> {
-        let socket = self.broker.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        socket.as_ref().map(OwnedFd::try_clone).transpose()
-    }
-
-    /// The control queue of each interface that is this process's own, if it did not know its
-    /// place on the node.
-    pub fn cq(&self) -> Option<u8> {
-        self.cq
-    }
-
-    /// Lends the device memory of this process, see
-    /// [`VfioPlatform::map_user`](crate::VfioPlatform::map_user).
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
-    /// # Safety
-    ///
-    /// As there.
-    #[allow(unsafe_code)]
-    pub unsafe fn map_user(&self, memory: *mut u8, len: usize) -> Result<UserMemory, MapError> {
-        // SAFETY: as promised to this function.
-        unsafe { self.memory.map_user(memory, len) }
-    }
-}
-
-impl Platform for SharedPlatform {
-    type Dma = Buffer;
-
-    #[inline]
-    fn bar0_read64(&self, offset: u64) -> u64 {
-        self.registers.read64(offset)
-    }
-
-    #[inline]
-    fn bar0_write64(&self, offset: u64, value: u64) {
-        self.registers.write64(offset, value);
-    }
-
-    fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
-        self.memory.alloc(size, align)
-    }
-
-    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
+impl Tenure for Shared {
+    fn irq_enable(&self, vector: u16) -> io::Result<()> {
         match &self.interrupt {
             Some((own, _)) if *own == vector => Ok(()),
-            _ => Err(IrqError { vector }),
+            _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
@@ -371,8 +309,34 @@ impl Platform for SharedPlatform {
             }
         }
     }
+}
 
-    fn now_ns(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
+impl SharedPlatform {
+    /// Who has lent the device.
+    pub fn broker(&self) -> &Arc<Broker> {
+        &self.tenure.broker
+    }
+
+    /// The eventfd of the interrupt that was asked for, for event loops. Who reads it takes the
+    /// event from [`Platform::irq_wait`](tofu_driver::Platform::irq_wait).
+    pub fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+        self.tenure.interrupt.as_ref().map(|(_, event)| event.as_fd())
+    }
+
+    /// A descriptor that has an event (a hang-up) when the broker wants the device back, or is
+    /// gone; `None` if it is known to be.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no descriptors left.
+    pub fn connection(&self) -> io::Result<Option<OwnedFd>> {
+        let socket = self.tenure.broker.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        socket.as_ref().map(OwnedFd::try_clone).transpose()
+    }
+
+    /// The control queue of each interface that is this process's own, if it did not know its
+    /// place on the node.
+    pub fn cq(&self) -> Option<u8> {
+        self.tenure.cq
     }
 }

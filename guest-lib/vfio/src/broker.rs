@@ -24,9 +24,9 @@ pub mod wire;
 
 use std::path::PathBuf;
 
-use crate::pci::Bdf;
+use crate::bdf::Bdf;
 
-pub use client::{Broker, BrokerError, SharedPlatform};
+pub use client::{Broker, BrokerError, Shared, SharedPlatform};
 
 /// The right to have a device alone, where a broker would otherwise give it to the node's network.
 /// It ends when it is dropped.

@@ -1,0 +1,98 @@
+//! The platform of a device whose registers and address space this process has, alone or not.
+
+use std::fmt;
+use std::io;
+use std::time::Instant;
+
+use tofu_driver::{DmaError, IrqError, Platform};
+
+use crate::bar::Region;
+use crate::dma::{Buffer, MapError, Pool, UserMemory};
+
+/// How a process came by a device, which says what interrupts it has.
+pub trait Tenure: fmt::Debug {
+    /// See [`Platform::irq_enable`].
+    ///
+    /// # Errors
+    ///
+    /// If there is no such vector, or the system has no interrupt left.
+    fn irq_enable(&self, vector: u16) -> io::Result<()>;
+
+    /// See [`Platform::irq_wait`].
+    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool;
+}
+
+/// A Tofu device that this process drives: [`VfioPlatform`](crate::VfioPlatform) if it has the
+/// device alone, [`SharedPlatform`](crate::broker::SharedPlatform) if others use it too.
+pub struct MappedPlatform<T> {
+    pub(crate) registers: Region,
+    pub(crate) memory: Pool,
+    start: Instant,
+    /// Ends last, as others may have the device then.
+    pub(crate) tenure: T,
+}
+
+impl<T: Tenure> MappedPlatform<T> {
+    pub(crate) fn new(registers: Region, memory: Pool, tenure: T) -> Self {
+        Self { registers, memory, start: Instant::now(), tenure }
+    }
+
+    /// Lends the device memory of this process, in whole pages, until the result and its clones
+    /// are dropped. Memory that is lent already as a part of something larger costs nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the memory is not there or read-only, or there are too many loans or too much memory is
+    /// pinned; see [`MapError`].
+    ///
+    /// # Safety
+    ///
+    /// Until the loan ends, the pages that hold the `len` bytes at `memory` stay mapped as they
+    /// are, and nobody has Rust references to what the device writes (what it writes is decided by
+    /// the steering tags that the memory is registered under). Remapping the addresses meanwhile
+    /// would leave the device with the old pages.
+    #[allow(unsafe_code)]
+    pub unsafe fn map_user(&self, memory: *mut u8, len: usize) -> Result<UserMemory, MapError> {
+        // SAFETY: as promised to this function.
+        unsafe { self.memory.map_user(memory, len) }
+    }
+}
+
+impl<T: Tenure> fmt::Debug for MappedPlatform<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tenure.fmt(f)
+    }
+}
+
+impl<T: Tenure> Platform for MappedPlatform<T> {
+    type Dma = Buffer;
+
+    #[inline]
+    fn bar0_read64(&self, offset: u64) -> u64 {
+        self.registers.read64(offset)
+    }
+
+    #[inline]
+    fn bar0_write64(&self, offset: u64, value: u64) {
+        self.registers.write64(offset, value);
+    }
+
+    fn alloc_dma(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
+        self.memory.alloc(size, align)
+    }
+
+    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
+        self.tenure.irq_enable(vector).map_err(|error| {
+            log::warn!("MSI-X vector {vector}: {error}");
+            IrqError { vector }
+        })
+    }
+
+    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
+        self.tenure.irq_wait(vector, timeout_ns)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
