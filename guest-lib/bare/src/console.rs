@@ -3,6 +3,7 @@
 use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
 
+use crate::cmdline;
 use crate::service::{out_bytes, out32};
 
 const SERIAL_PORT: u16 = 0x3f8;
@@ -83,7 +84,7 @@ pub(crate) fn flush() {
 
 /// Uses the VMM's print port if it offers one.
 pub(crate) fn init() {
-    if let Some(port) = crate::number("print").and_then(|port| u16::try_from(port).ok()) {
+    if let Some(port) = cmdline::number("print").and_then(|port| u16::try_from(port).ok()) {
         // SAFETY: as in `Piecewise`.
         unsafe { &mut *CONSOLE.0.get() }.port = port;
     }

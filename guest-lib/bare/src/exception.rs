@@ -2,7 +2,8 @@
 
 use core::panic::PanicInfo;
 
-use crate::{EXIT_EXCEPTION, EXIT_PANIC, exit, println};
+use crate::exit::{EXIT_EXCEPTION, EXIT_PANIC, exit};
+use crate::println;
 
 /// Filled in by ring 0.
 #[repr(C)]

@@ -55,9 +55,11 @@
 
 extern crate alloc;
 
+mod boot_params;
 mod cmdline;
 mod console;
 mod exception;
+mod exit;
 pub mod irq;
 pub mod loader;
 mod mem;
@@ -71,13 +73,8 @@ pub mod time;
 pub use cmdline::{command_line, number, option};
 #[doc(hidden)]
 pub use console::print_args;
+pub use exit::{EXIT_EXCEPTION, EXIT_PANIC, exit};
 pub use mem::{dma_alloc, heap_free};
-pub use service::exit;
-
-/// Exit code after a panic.
-pub const EXIT_PANIC: i32 = 101;
-/// Exit code after an exception that nobody handles.
-pub const EXIT_EXCEPTION: i32 = 102;
 
 /// Names the program's `main`, a `fn() -> i32` that returns the exit code.
 #[macro_export]

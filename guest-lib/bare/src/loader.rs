@@ -12,8 +12,8 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::start::BootParams;
-use crate::{irq, mem, service, start};
+use crate::boot_params::{self, BootParams};
+use crate::{console, irq, mem, service};
 
 /// Address of the boot parameters that an image is given.
 pub const ZERO_PAGE: u64 = 0x7000;
@@ -68,7 +68,7 @@ impl Ram {
 /// program is not linked as a loader or there is none.
 pub fn take_ram() -> Option<Ram> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
-    let end = start::loader_heap()?.start;
+    let end = boot_params::loader_heap()?.start;
     let len = end.checked_sub(IMAGE_START as usize)?;
     if TAKEN.swap(true, Ordering::Relaxed) {
         return None;
@@ -117,7 +117,7 @@ pub unsafe fn start(entry: u64, zero_page: &[u8; 4096], command_line: &str) -> !
         }
     }
     irq::reset();
-    crate::console::flush();
+    console::flush();
     // SAFETY: promised by the caller; the tables that the service switches to were written above.
     unsafe { service::start(&raw const service_start, entry, ZERO_PAGE) }
 }

@@ -6,8 +6,8 @@ use core::fmt;
 
 use crate::irq::{MSI_ADDRESS, Vector};
 use crate::mem::map_device;
-use crate::mmio;
 use crate::service::{in32, out32};
+use crate::{cmdline, mmio};
 
 const PORT_ADDRESS: u16 = 0xcf8;
 const PORT_DATA: u16 = 0xcfc;
@@ -257,7 +257,7 @@ static ECAM: Ecam = Ecam(Cell::new(None));
 
 pub(crate) fn init() {
     // Beyond 4 GiB it would have to be mapped first.
-    let address = crate::number("ecam").and_then(|address| u32::try_from(address).ok());
+    let address = cmdline::number("ecam").and_then(|address| u32::try_from(address).ok());
     ECAM.0.set(address.map(|address| address as usize));
 }
 

@@ -2,8 +2,6 @@
 
 use core::arch::asm;
 
-const PORT_EXIT: u16 = 0xf4;
-
 /// Sends `bytes` to a port.
 pub(crate) fn out_bytes(port: u16, bytes: &[u8]) {
     // SAFETY: the service reads `bytes` and changes rsi and rcx only.
@@ -66,14 +64,5 @@ pub(crate) unsafe fn start(service: *const u8, entry: u64, boot_params: u64) -> 
     unsafe {
         asm!("fninit", "int3", in("rax") service, in("rdi") entry, in("rsi") boot_params,
             options(noreturn, nostack));
-    }
-}
-
-/// Ends the program with `code`, 0 for success. Prints what has not been sent
-/// yet.
-pub fn exit(code: i32) -> ! {
-    crate::console::flush();
-    loop {
-        out32(PORT_EXIT, code as u32);
     }
 }

@@ -4,7 +4,7 @@ use core::arch::x86_64::_rdtsc;
 use core::cell::Cell;
 
 use crate::service::in32;
-use crate::start;
+use crate::{boot_params, cmdline};
 
 struct Clock {
     start: Cell<u64>,
@@ -33,8 +33,8 @@ pub fn ticks() -> u64 {
 }
 
 pub(crate) fn init() {
-    let told = crate::number("tsc_khz").filter(|khz| *khz != 0);
-    if let Some(khz) = told.or_else(|| start::is_pvh().then(measure).flatten()) {
+    let told = cmdline::number("tsc_khz").filter(|khz| *khz != 0);
+    if let Some(khz) = told.or_else(|| boot_params::is_pvh().then(measure).flatten()) {
         CLOCK.khz.set(khz);
     }
     CLOCK.start.set(ticks());
