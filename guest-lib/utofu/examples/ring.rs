@@ -20,7 +20,7 @@ use tofu_fabric::Shape;
 use tofu_utofu::command::{Packets, Posting};
 use tofu_utofu::flags::{LOCAL_MRQ_NOTICE, REMOTE_MRQ_NOTICE, TCQ_NOTICE};
 use tofu_utofu::ids::{Stadd, VcqId};
-use tofu_utofu::{Code, Command, Context, Notice, Place, Vcq};
+use tofu_utofu::{Code, Command, Context, DeviceShare, Notice, Vcq};
 use tofu_utofu_local::{LocalMachine, LocalProvider};
 
 const CMP_ID: u16 = 7;
@@ -83,7 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let machine = LocalMachine::new(shape)?;
     let (meet, drawn) = (Barrier::new(nodes.len()), Mutex::new(Vec::new()));
     let body = |rank: usize| -> Result<(), Box<dyn Error>> {
-        let context = Context::new(machine.node(nodes[rank])?, Place::new(0, 1)?);
+        let context = Context::new(machine.node(nodes[rank])?, DeviceShare::new(0, 1)?);
         let vcq = context.create_vcq(0, Some(CMP_ID), 0)?;
         let (mailbox, own, counter) = (Shared::new(256), Shared::new(256), Shared::new(256));
         mailbox.register(&vcq, MAILBOX)?;

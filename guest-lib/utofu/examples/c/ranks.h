@@ -17,20 +17,10 @@
 #include <jtofu.h>
 #include <utofu.h>
 
-extern void utofu_get_last_error(char *msg);
+#include "../run/check.h"
+
 extern int tofu_inproc_select(unsigned process);
 extern int tofu_inproc_count(unsigned *count);
-
-/* Ends the program with the library's own words. */
-#define OK(call)                                               \
-    do {                                                       \
-        if ((call) != UTOFU_SUCCESS) {                         \
-            char text_[1024];                                  \
-            utofu_get_last_error(text_);                       \
-            fprintf(stderr, "%s\n", text_);                    \
-            exit(1);                                           \
-        }                                                      \
-    } while (0)
 
 typedef void rank_body(int rank, int size);
 

@@ -5,24 +5,19 @@
 
 extern crate alloc;
 
-use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
 
-use tofu_abi::topology::NodeId;
-use tofu_guests::{Error, fail, machine_shape, println};
+use tofu_guests::{Error, fail, println};
+use tofu_guests_utofu::{MEMORY, Node, Vcqs};
 use tofu_utofu::command::{Packets, Posting};
 use tofu_utofu::flags::{
     DELAY_START, LOCAL_MRQ_NOTICE, REMOTE_MRQ_NOTICE, STRONG_ORDER, TCQ_NOTICE, VCQ_SESSION_MODE,
     sps,
 };
 use tofu_utofu::ids::{Stadd, VcqId};
-use tofu_utofu::{Code, Command, Context, Notice, NoticeKind, Place, Vcq};
+use tofu_utofu::{Code, Command, Context, Notice, NoticeKind, Vcq};
 use tofu_utofu_bare::BareProvider;
 
-const CMP_ID: u16 = 7;
-/// Steering tag of each node's memory.
-const MEMORY: u32 = 1;
 /// The memory: words for meetings and atomic commands, then places to be written, then what is
 /// sent.
 const SIZE: usize = 1 << 20;
@@ -68,26 +63,12 @@ fn wait<T>(
 
 impl Pair {
     fn open() -> Result<Self, Error> {
-        let shape = machine_shape()?;
-        let provider = tofu_utofu_bare::open(0).map_err(|e| fail!("{e}"))?;
-        // The core counts references across threads; a bare guest has one thread only.
-        #[expect(clippy::arc_with_non_send_sync)]
-        let context = Context::new(Arc::new(provider), Place::new(0, 1)?);
-        let NodeId(rank) =
-            shape.node_id(context.coords()).ok_or_else(|| fail!("not in the machine"))?;
+        let node = Node::open()?;
+        let rank = node.rank;
         // The last one of an odd number of nodes is its own peer.
-        let peer = if rank ^ 1 < shape.nodes() { rank ^ 1 } else { rank };
-        let node = shape.coords(NodeId(peer)).ok_or_else(|| fail!("no such node"))?;
-        let memory = vec![0u64; SIZE / 8 + 32].leak().as_mut_ptr();
-        let memory = (memory as usize).next_multiple_of(256) as *mut u8;
-        let (mut vcqs, mut ids) = (Vec::new(), Vec::new());
-        for tni in context.place().tnis() {
-            let vcq = context.create_vcq(tni.into(), Some(CMP_ID), 0)?;
-            // SAFETY: the memory is never freed, and only accessed by volatile accesses.
-            unsafe { vcq.reg_mem(memory, SIZE, Some(MEMORY), 0)? };
-            vcqs.push(vcq);
-            ids.push(VcqId::construct(node, tni.into(), 0, CMP_ID)?);
-        }
+        let peer = if rank ^ 1 < node.shape.nodes() { rank ^ 1 } else { rank };
+        let Vcqs { own: vcqs, ids, memory } = Vcqs::open(&node, node.coords(peer)?, SIZE)?;
+        let context = node.context;
         let stadd = Stadd::reserved(ids[0], MEMORY)?.0;
         let mut pair = Self { context, vcqs, ids, theirs: stadd, mine: stadd, memory, meetings: 0 };
         pair.first_meeting()?;

@@ -16,18 +16,16 @@ use alloc::vec::Vec;
 use core::hint::{black_box, spin_loop};
 
 use tofu_abi::StagOffset;
-use tofu_abi::topology::NodeId;
 use tofu_bare::irq;
 use tofu_driver::{Cq, CqConfig, Order, Target};
-use tofu_guests::{Error, Hundredths, fail, machine_shape, now_ns, number, println};
+use tofu_guests::{Error, Hundredths, fail, now_ns, number, println};
+use tofu_guests_utofu::{MEMORY, Node, Vcqs};
 use tofu_utofu::command::{Packets, Posting};
 use tofu_utofu::flags::{REMOTE_MRQ_NOTICE, TCQ_NOTICE};
 use tofu_utofu::ids::{Stadd, VcqId};
-use tofu_utofu::{Code, Command, Context, Place, Vcq};
+use tofu_utofu::{Code, Command, Context, Vcq};
 use tofu_utofu_bare::BareProvider;
 
-const CMP_ID: u16 = 7;
-const MEMORY: u32 = 1;
 /// Bytes of each node's memory: one half is written, the other sent.
 const SIZE: usize = 4 << 20;
 const SIZES: [usize; 5] = [8, 64, 1024, 16_384, 262_144];
@@ -374,27 +372,13 @@ impl Side {
 }
 
 fn bench() -> Result<(), Error> {
-    let shape = machine_shape()?;
-    let provider = tofu_utofu_bare::open(0).map_err(|e| fail!("{e}"))?;
-    // The core counts references across threads; a bare guest has one thread only.
-    #[expect(clippy::arc_with_non_send_sync)]
-    let context = Context::new(Arc::new(provider), Place::new(0, 1)?);
-    let NodeId(rank) =
-        shape.node_id(context.coords()).ok_or_else(|| fail!("not in the machine"))?;
-    if rank > 1 || shape.nodes() < 2 {
+    let node = Node::open()?;
+    let rank = node.rank;
+    if rank > 1 || node.shape.nodes() < 2 {
         return Err(fail!("this is for machines of two nodes (--shape 1x1x1x2x1x1)"));
     }
-    let node = shape.coords(NodeId(1 - rank)).ok_or_else(|| fail!("no such node"))?;
-    let memory = vec![0u64; SIZE / 8 + 32].leak().as_mut_ptr();
-    let memory = (memory as usize).next_multiple_of(256) as *mut u8;
-    let (mut vcqs, mut ids) = (Vec::new(), Vec::new());
-    for tni in context.place().tnis() {
-        let vcq = context.create_vcq(tni.into(), Some(CMP_ID), 0)?;
-        // SAFETY: the memory is never freed, and nothing refers to it.
-        unsafe { vcq.reg_mem(memory, SIZE, Some(MEMORY), 0)? };
-        vcqs.push(vcq);
-        ids.push(VcqId::construct(node, tni.into(), 0, CMP_ID)?);
-    }
+    let Vcqs { own: vcqs, ids, memory } = Vcqs::open(&node, node.coords(1 - rank)?, SIZE)?;
+    let context = node.context;
     let (peer, count) = (ids[0], number("count", 1000)?.max(10));
     let json = number("json", 0)? != 0;
     let side = Side { vcqs, ids, context, peer, memory, json, count };

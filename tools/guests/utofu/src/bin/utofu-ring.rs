@@ -5,18 +5,17 @@
 
 extern crate alloc;
 
-use alloc::sync::Arc;
 use alloc::vec;
 
 use tofu_abi::topology::NodeId;
-use tofu_guests::{Error, fail, machine_shape, println};
+use tofu_guests::{Error, fail, println};
+use tofu_guests_utofu::{CMP_ID, Node};
 use tofu_utofu::command::Posting;
 use tofu_utofu::flags::{REMOTE_MRQ_NOTICE, TCQ_NOTICE};
 use tofu_utofu::ids::{Stadd, VcqId};
-use tofu_utofu::{Code, Context, Place, Vcq};
+use tofu_utofu::{Code, Vcq};
 use tofu_utofu_bare::BareProvider;
 
-const CMP_ID: u16 = 7;
 const MAILBOX: u32 = 1;
 /// How long the next node may take to get ready, in nanoseconds.
 const PATIENCE_NS: u64 = 30_000_000_000;
@@ -45,13 +44,7 @@ fn put(vcq: &Vcq<BareProvider>, to: VcqId, value: u64) -> Result<(), Error> {
 }
 
 fn ring() -> Result<(), Error> {
-    let shape = machine_shape()?;
-    let provider = tofu_utofu_bare::open(0).map_err(|e| fail!("{e}"))?;
-    // The core counts references across threads; a bare guest has one thread only.
-    #[expect(clippy::arc_with_non_send_sync)]
-    let context = Context::new(Arc::new(provider), Place::new(0, 1)?);
-    let NodeId(rank) =
-        shape.node_id(context.coords()).ok_or_else(|| fail!("not in the machine"))?;
+    let Node { shape, rank, context } = Node::open()?;
     let vcq = context.create_vcq(0, Some(CMP_ID), 0)?;
     let mailbox = vec![u64::MAX; 64].leak().as_mut_ptr();
     let mailbox = (mailbox as usize).next_multiple_of(256) as *mut u64;
