@@ -5,7 +5,7 @@ use tofu_abi::desc::{Command, Descriptor, Header1, source_type};
 use tofu_abi::irq::cqs;
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, MRQ_MASK_DISCARD};
-use tofu_driver::{CqConfig, Order};
+use tofu_driver::{CqConfig, DmaBuffer, Order};
 use tofu_tests::{Cluster, Endpoint, pattern};
 
 const ENTRIES: u64 = 2048;

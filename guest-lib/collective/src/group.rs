@@ -38,7 +38,7 @@ pub struct GroupConfig {
 }
 
 /// Why a group cannot be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GroupError<E> {
     /// The members cannot tell each other things.
     Exchange(E),
@@ -300,7 +300,7 @@ fn allocate<P: Provider>(
     first: u8,
     number: usize,
 ) -> Result<Vec<VbgId>, Error> {
-    let tnis = context.place().tnis();
+    let tnis = context.share().tnis();
     let from_first = tnis.clone().filter(|tni| *tni >= first);
     for tni in from_first.chain(tnis.clone().filter(|tni| *tni < first)) {
         match context.alloc_vbg(tni.into(), number, 0) {

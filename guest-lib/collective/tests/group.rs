@@ -7,7 +7,7 @@ use tofu_abi::reduce::Op;
 use tofu_collective::plan::{Algorithm, Shape as Box3};
 use tofu_collective::{Exchange, Group, GroupConfig, GroupError};
 use tofu_fabric::Shape;
-use tofu_utofu::{Code, Context, Place};
+use tofu_utofu::{Code, Context, DeviceShare};
 use tofu_utofu_local::{LocalMachine, LocalProvider};
 
 /// Threads tell each other things by memory.
@@ -46,7 +46,7 @@ fn processes(
     thread::scope(|scope| {
         for (rank, mut board) in (0..members).zip(boards) {
             let node = machine.node(nodes[rank as usize / usize::from(per_node)]).unwrap();
-            let place = Place::new(rank as u16 % per_node, per_node).unwrap();
+            let place = DeviceShare::new(rank as u16 % per_node, per_node).unwrap();
             let body = &body;
             scope.spawn(move || body(rank, &Context::new(node, place), &mut board));
         }

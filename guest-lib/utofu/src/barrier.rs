@@ -5,8 +5,9 @@ use core::ops::Deref;
 
 use tofu_abi::barrier::Profile;
 use tofu_abi::reduce::{self, Input, MAX_DOUBLES, MAX_UTOFU_INTEGERS, Op, Value};
-use tofu_abi::regs::{NUM_BCH, NUM_BG, NUM_TNI};
+use tofu_abi::regs::{NUM_BG, NUM_TNI};
 
+use crate::barrier_state::{Gate, Round, Start};
 use crate::context::Context;
 use crate::error::{Code, Error};
 use crate::flags;
@@ -14,16 +15,6 @@ use crate::gates::{VbgSetting, by_channel, numbers};
 use crate::ids::{VbgId, check_tni};
 use crate::lock::Lock;
 use crate::provider::{Channel, Provider};
-
-/// What a round is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Round {
-    Barrier,
-    /// So many integers.
-    Integers(usize),
-    /// So many floating-point numbers.
-    Doubles(usize),
-}
 
 /// Results of a reduction: a slice of as many as were reduced.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,39 +36,6 @@ impl<T> Deref for Reduced<T> {
 
     fn deref(&self) -> &[T] {
         &self.values[..self.count]
-    }
-}
-
-/// A start and end gate of the process's, with its channel.
-struct Start<C> {
-    channel: C,
-    round: Option<Round>,
-}
-
-/// What a gate is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gate {
-    /// Not this process's.
-    None,
-    /// This process's, with no links.
-    Allocated,
-    /// Linked, and looked after by the channel of an interface.
-    Linked { tni: u8, bch: u8 },
-}
-
-/// The barrier gates of a process.
-pub(crate) struct Barriers<C> {
-    gates: Lock<[[Gate; NUM_BG]; NUM_TNI]>,
-    /// By interface and channel. Locked for less than `gates`, and after it.
-    starts: [[Lock<Option<Start<C>>>; NUM_BCH]; NUM_TNI],
-}
-
-impl<C> Default for Barriers<C> {
-    fn default() -> Self {
-        Self {
-            gates: Lock::new([[Gate::None; NUM_BG]; NUM_TNI]),
-            starts: core::array::from_fn(|_| core::array::from_fn(|_| Lock::new(None))),
-        }
     }
 }
 
@@ -261,7 +219,7 @@ impl<P: Provider> Context<P> {
             _ => None,
         };
         let hint = "1 to 6 are reduced at once";
-        let input = input.ok_or(wrong_number("number of integers", data.len(), hint))?;
+        let input = input.ok_or_else(|| wrong_number("number of integers", data.len(), hint))?;
         self.begin(id, flags, op, &input, Round::Integers(data.len()))
     }
 
@@ -285,7 +243,7 @@ impl<P: Provider> Context<P> {
             _ => None,
         };
         let hint = "1 to 3 are summed at once";
-        let input = input.ok_or(wrong_number("number of doubles", data.len(), hint))?;
+        let input = input.ok_or_else(|| wrong_number("number of doubles", data.len(), hint))?;
         self.begin(id, flags, Op::FpSum, &input, Round::Doubles(data.len()))
     }
 
@@ -412,7 +370,7 @@ impl<P: Provider> Context<P> {
         is_it: impl FnOnce(Round) -> bool,
     ) -> Result<(Round, Value), Error> {
         self.with_start(id, flags, |start| {
-            let round = start.round.filter(|round| is_it(*round)).ok_or(not_begun())?;
+            let round = start.round.filter(|round| is_it(*round)).ok_or_else(not_begun)?;
             let outcome = match start.channel.poll() {
                 Ok(None) => {
                     let hint = "others have not started it yet";

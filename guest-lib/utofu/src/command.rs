@@ -337,12 +337,9 @@ impl Command {
             let offset = at.offset().checked_add(bytes).filter(|o| *o < 1 << OFFSET_BITS);
             let hint = "stride and number of blocks lead beyond the largest offset";
             *word = at
-                .with_offset(offset.ok_or(Error::with_value(
-                    Code::InvalidNumber,
-                    "offset of a block",
-                    bytes,
-                    hint,
-                ))?)
+                .with_offset(offset.ok_or_else(|| {
+                    Error::with_value(Code::InvalidNumber, "offset of a block", bytes, hint)
+                })?)
                 .0;
         }
         Ok(self)
@@ -355,9 +352,10 @@ impl Command {
     /// [`Code::InvalidNumber`] for no blocks, or if the last one is beyond the largest offset.
     pub fn check_blocks(&self, stride: usize, blocks: usize) -> Result<(), Error> {
         let hint = "there is at least one block, and all lie within 2^40 bytes";
-        let error = Error::with_value(Code::InvalidNumber, "number of blocks", blocks as u64, hint);
+        let blocks_error =
+            || Error::with_value(Code::InvalidNumber, "number of blocks", blocks as u64, hint);
         let last = blocks.checked_sub(1).and_then(|n| (n as u64).checked_mul(stride as u64));
-        self.moved(last.ok_or(error)?).map(drop)
+        self.moved(last.ok_or_else(blocks_error)?).map(drop)
     }
 
     /// The descriptors as a prepared command has them, for [`Command::parse`].
@@ -373,10 +371,10 @@ impl Command {
     pub fn parse(descriptors: &[Descriptor]) -> Result<(Self, usize), Error> {
         let hint = "not what a utofu_prepare function has written";
         let bad = |word: u64| Error::with_value(Code::InvalidDesc, "descriptor", word, hint);
-        let &first = descriptors.first().ok_or(bad(0))?;
+        let &first = descriptors.first().ok_or_else(|| bad(0))?;
         let opcode = |d: Descriptor| Opcode::from_code(d.header1().command());
         let (command, main) = if opcode(first) == Some(Opcode::WritePiggybackBuffer) {
-            let &second = descriptors.get(1).ok_or(bad(first.0[0]))?;
+            let &second = descriptors.get(1).ok_or_else(|| bad(first.0[0]))?;
             let uses_it = matches!(
                 opcode(second),
                 Some(Opcode::PutPiggyback | Opcode::AtomicReadModifyWrite)

@@ -5,18 +5,18 @@ use alloc::vec::Vec;
 
 use tofu_abi::Coords;
 
-use crate::barrier::Barriers;
+use crate::barrier_state::Barriers;
 use crate::error::{Code, Error};
 use crate::flags;
 use crate::ids::{check_cmp_id, check_tni};
-use crate::place::Place;
 use crate::provider::Provider;
-use crate::vcq::{Kind, SharedQueue, Vcq};
+use crate::share::DeviceShare;
+use crate::vcq::{SharedQueue, Vcq, VcqKind};
 
 /// A process that communicates, with its share in the device of its node.
 pub struct Context<P: Provider> {
     provider: Arc<P>,
-    place: Place,
+    share: DeviceShare,
     /// By interface, then by control queue.
     queues: Vec<Arc<SharedQueue<P>>>,
     barriers: Barriers<P::Channel>,
@@ -24,12 +24,12 @@ pub struct Context<P: Provider> {
 
 impl<P: Provider> Context<P> {
     /// A process with a share of the device behind `provider`.
-    pub fn new(provider: Arc<P>, place: Place) -> Self {
-        let all = place.tnis().flat_map(|tni| place.cqs().map(move |cq| (tni, cq)));
+    pub fn new(provider: Arc<P>, share: DeviceShare) -> Self {
+        let all = share.tnis().flat_map(|tni| share.cqs().map(move |cq| (tni, cq)));
         let queues = all
             .map(|(tni, cq)| Arc::new(SharedQueue::new(Arc::clone(&provider), tni, cq)))
             .collect();
-        Self { provider, place, queues, barriers: Barriers::default() }
+        Self { provider, share, queues, barriers: Barriers::default() }
     }
 
     /// The provider.
@@ -38,8 +38,8 @@ impl<P: Provider> Context<P> {
     }
 
     /// The share in the device.
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn share(&self) -> &DeviceShare {
+        &self.share
     }
 
     /// The node.
@@ -57,7 +57,7 @@ impl<P: Provider> Context<P> {
     }
 
     pub(crate) fn check_own_tni(&self, tni: u8) -> Result<(), Error> {
-        if self.place.tnis().contains(&tni) {
+        if self.share.tnis().contains(&tni) {
             return Ok(());
         }
         let hint = "this TNI is for other processes of the node";
@@ -78,7 +78,7 @@ impl<P: Provider> Context<P> {
         let known = flags::VCQ_THREAD_SAFE | flags::VCQ_EXCLUSIVE | flags::VCQ_SESSION_MODE;
         flags::check(flags, known, "flags of a VCQ")?;
         self.check_own_tni(tni)?;
-        let kind = Kind {
+        let kind = VcqKind {
             extra,
             exclusive: flags & flags::VCQ_EXCLUSIVE != 0,
             session: flags & flags::VCQ_SESSION_MODE != 0,
@@ -95,7 +95,7 @@ impl<P: Provider> Context<P> {
                 Ok(None) => {}
                 // Another process was faster.
                 Err(error)
-                    if error.code() == Code::NotAvailable && !self.place.owns(tni, queue.cq()) => {}
+                    if error.code() == Code::NotAvailable && !self.share.owns(tni, queue.cq()) => {}
                 Err(error) => return Err(error),
             }
         }

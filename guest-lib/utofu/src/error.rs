@@ -1,5 +1,7 @@
 //! Return codes, and what went wrong in words.
 
+use alloc::borrow::Cow;
+use alloc::string::String;
 use core::fmt;
 
 /// Defines the codes with their C names.
@@ -141,18 +143,28 @@ impl Code {
 /// What went wrong.
 ///
 /// Its text is one sentence: what it is about, the value at fault, and what would be right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     code: Code,
     what: &'static str,
     value: Option<u64>,
-    hint: &'static str,
+    hint: Cow<'static, str>,
 }
 
 impl Error {
     /// An error about `what`, with a `hint` at what would be right.
     pub const fn new(code: Code, what: &'static str, hint: &'static str) -> Self {
-        Self { code, what, value: None, hint }
+        Self { code, what, value: None, hint: Cow::Borrowed(hint) }
+    }
+
+    /// The same, about a value if there is one, with a hint that is made when the error comes.
+    pub const fn with_text(
+        code: Code,
+        what: &'static str,
+        value: Option<u64>,
+        hint: String,
+    ) -> Self {
+        Self { code, what, value, hint: Cow::Owned(hint) }
     }
 
     /// The same, about a value.
@@ -162,7 +174,7 @@ impl Error {
         value: u64,
         hint: &'static str,
     ) -> Self {
-        Self { code, what, value: Some(value), hint }
+        Self { code, what, value: Some(value), hint: Cow::Borrowed(hint) }
     }
 
     /// The return code.

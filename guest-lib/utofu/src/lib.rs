@@ -20,6 +20,7 @@
 extern crate alloc;
 
 mod barrier;
+mod barrier_state;
 pub mod command;
 mod context;
 mod driver;
@@ -29,9 +30,9 @@ mod gates;
 pub mod ids;
 mod lock;
 mod notice;
-pub mod place;
 mod provider;
 mod queue;
+pub mod share;
 mod stag;
 mod vcq;
 mod wire;
@@ -45,7 +46,7 @@ pub use driver::{
 pub use error::{Code, Error};
 pub use gates::{GatePool, VbgSetting};
 pub use notice::{Notice, NoticeKind};
-pub use place::{Place, USER_CQS};
 pub use provider::{Channel, OpenQueue, Provider, Queue, Registration};
 pub use queue::Completion;
+pub use share::{DeviceShare, USER_CQS};
 pub use vcq::{SharedQueue, Ticket, Vcq};

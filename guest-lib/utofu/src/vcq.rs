@@ -37,7 +37,7 @@ pub struct SharedQueue<P: Provider> {
 
 /// What kind of VCQ to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
+pub(crate) struct VcqKind {
     /// 8 + component ID.
     pub(crate) extra: Option<u8>,
     pub(crate) exclusive: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Kind {
     pub(crate) session: bool,
 }
 
-impl Kind {
+impl VcqKind {
     const fn is_alone(self) -> bool {
         self.exclusive || self.session
     }
@@ -65,7 +65,7 @@ impl<P: Provider> SharedQueue<P> {
     }
 
     /// Makes a VCQ on this queue; `None` if the queue is taken in a way that does not go with it.
-    pub(crate) fn create(&self, kind: Kind) -> Result<Option<Ticket>, Error> {
+    pub(crate) fn create(&self, kind: VcqKind) -> Result<Option<Ticket>, Error> {
         let mut state = self.state.lock();
         if let Some(open) = &*state
             && (open.exclusive || kind.is_alone())

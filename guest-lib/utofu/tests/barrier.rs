@@ -6,7 +6,7 @@ use common::{Pair, pair, pair_of, wait};
 use tofu_abi::reduce::Op;
 use tofu_fabric::Shape;
 use tofu_utofu::ids::VbgId;
-use tofu_utofu::{Code, Context, Error, Place, Reduced, VbgSetting};
+use tofu_utofu::{Code, Context, DeviceShare, Error, Reduced, VbgSetting};
 use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};
 
 fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> Code {
@@ -286,7 +286,7 @@ fn channels_close_when_a_gate_is_freed_in_any_order() {
 fn processes_of_a_node_share_its_gates() {
     let machine = LocalMachine::new(Shape::new([1; 6]).unwrap()).unwrap();
     let node = machine.node(Default::default()).unwrap();
-    let process = |index| Context::new(node.clone(), Place::new(index, 4).unwrap());
+    let process = |index| Context::new(node.clone(), DeviceShare::new(index, 4).unwrap());
     let [one, other] = [process(0), process(1)];
     let first = one.alloc_vbg(0, 33, 0).unwrap();
     assert_eq!(code(other.alloc_vbg(0, 2, 0)), Code::Full);
@@ -305,6 +305,6 @@ fn processes_of_a_node_share_its_gates() {
     drop(one);
     assert_eq!(other.alloc_vbg(0, 33, 0).unwrap()[0], first[0]);
     // Five processes share the interfaces out.
-    let five = Context::new(node.clone(), Place::new(1, 5).unwrap());
+    let five = Context::new(node.clone(), DeviceShare::new(1, 5).unwrap());
     assert_eq!(code(five.alloc_vbg(0, 1, 0)), Code::NotAvailable);
 }

@@ -10,7 +10,7 @@ use tofu_utofu::flags::{
     DELAY_START, LOCAL_MRQ_NOTICE, REG_MEM_READ_ONLY, REMOTE_MRQ_NOTICE, STRONG_ORDER, TCQ_NOTICE,
 };
 use tofu_utofu::ids::{Stadd, VcqId};
-use tofu_utofu::{Code, Command, Context, NoticeKind, Place};
+use tofu_utofu::{Code, Command, Context, DeviceShare, NoticeKind};
 
 const ALL: u64 = TCQ_NOTICE | LOCAL_MRQ_NOTICE | REMOTE_MRQ_NOTICE;
 
@@ -294,7 +294,7 @@ fn processes_of_a_node_have_queues_of_their_own() {
     let pair = pair();
     let node = pair.contexts[0].provider();
     let processes: Vec<_> =
-        (0..4).map(|i| Context::new(Arc::clone(node), Place::new(i, 4).unwrap())).collect();
+        (0..4).map(|i| Context::new(Arc::clone(node), DeviceShare::new(i, 4).unwrap())).collect();
     let vcqs: Vec<_> = processes.iter().map(|p| p.create_vcq(3, Some(7), 0).unwrap()).collect();
     assert_eq!(vcqs.iter().map(|v| v.id().cq()).collect::<Vec<_>>(), [0, 2, 5, 8]);
     let memories: Vec<_> = vcqs.iter().map(|_| Memory::new(64)).collect();
@@ -313,6 +313,6 @@ fn processes_of_a_node_have_queues_of_their_own() {
     // Another process has the same queue: this one of a node with one process.
     let taken = pair.contexts[0].create_vcq(3, None, 0).map(|_| ()).unwrap_err();
     assert_eq!(taken.code(), Code::NotAvailable);
-    let few = Context::new(Arc::clone(node), Place::new(1, 9).unwrap());
+    let few = Context::new(Arc::clone(node), DeviceShare::new(1, 9).unwrap());
     assert_eq!(few.create_vcq(0, None, 0).map(|_| ()).unwrap_err().code(), Code::NotAvailable);
 }

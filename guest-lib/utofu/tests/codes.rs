@@ -11,7 +11,7 @@ use tofu_fabric::Shape;
 use tofu_utofu::command::{Packets, Posting};
 use tofu_utofu::flags::{LOCAL_MRQ_NOTICE, TCQ_NOTICE, VCQ_EXCLUSIVE, VCQ_SESSION_MODE, path};
 use tofu_utofu::ids::{Stadd, VbgId, VcqId};
-use tofu_utofu::{Code, Command, Context, Error, Place, Vcq};
+use tofu_utofu::{Code, Command, Context, DeviceShare, Error, Vcq};
 use tofu_utofu_local::{LocalMachine, LocalProvider};
 
 /// Codes of barriers, which have a test of their own; those that C functions alone return; those
@@ -65,8 +65,8 @@ fn ids(seen: &mut Seen) {
     seen.error(Code::InvalidPathId, id.path_of_id(16));
     seen.error(Code::InvalidStag, Stadd::reserved(id, 256));
     seen.error(Code::InvalidStadd, Stadd::check(1 << 63, "x"));
-    seen.error(Code::NotAvailable, Place::new(0, 37));
-    seen.error(Code::NotAvailable, Place::new(36, 36));
+    seen.error(Code::NotAvailable, DeviceShare::new(0, 37));
+    seen.error(Code::NotAvailable, DeviceShare::new(36, 36));
 }
 
 fn commands(seen: &mut Seen, to: u64) {
@@ -217,8 +217,8 @@ fn every_code_comes_up_and_says_why() {
     // A process that has one interface only.
     let machine = LocalMachine::new(Shape::new([1; 6]).unwrap()).unwrap();
     let node = machine.node(Coords::default()).unwrap();
-    let few = Context::new(node, Place::new(0, 36).unwrap());
-    let other = if few.place().tnis().contains(&0) { 1 } else { 0 };
+    let few = Context::new(node, DeviceShare::new(0, 36).unwrap());
+    let other = if few.share().tnis().contains(&0) { 1 } else { 0 };
     seen.error(Code::NotAvailable, few.create_vcq(other, None, 0));
 
     let (elsewhere, seen) = (HashSet::from(ELSEWHERE), seen.0);

@@ -15,7 +15,7 @@ use tofu_utofu::flags::{
     DELAY_START, LOCAL_MRQ_NOTICE, REMOTE_MRQ_NOTICE, TCQ_NOTICE, VCQ_EXCLUSIVE,
 };
 use tofu_utofu::ids::Stadd;
-use tofu_utofu::{Code, Command, Context, Notice, NoticeKind, Place, Vcq};
+use tofu_utofu::{Code, Command, Context, DeviceShare, Notice, NoticeKind, Vcq};
 use tofu_utofu_local::{LocalMachine, LocalProvider};
 
 const NODES: usize = 3;
@@ -36,7 +36,7 @@ const VCQS: [(usize, u16, Option<u16>, u64); 8] = [
 const RESERVED: u32 = 77;
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum CommandKind {
     Put { len: usize, mtu: usize },
     Get { len: usize },
     Piggyback { len: usize, byte: u8 },
@@ -53,22 +53,22 @@ struct Op {
     reserved: [bool; 2],
     /// Where, in the memories of both sides.
     at: [usize; 2],
-    kind: Kind,
+    kind: CommandKind,
     remote_notice: bool,
     delay: bool,
 }
 
-fn kind() -> impl Strategy<Value = Kind> {
+fn kind() -> impl Strategy<Value = CommandKind> {
     prop_oneof![
         3 => (0..700usize, prop_oneof![Just(0), 8..200usize])
-            .prop_map(|(len, mtu)| Kind::Put { len, mtu }),
-        3 => (0..700usize).prop_map(|len| Kind::Get { len }),
-        2 => (1..33usize, any::<u8>()).prop_map(|(len, byte)| Kind::Piggyback { len, byte }),
+            .prop_map(|(len, mtu)| CommandKind::Put { len, mtu }),
+        3 => (0..700usize).prop_map(|len| CommandKind::Get { len }),
+        2 => (1..33usize, any::<u8>()).prop_map(|(len, byte)| CommandKind::Piggyback { len, byte }),
         2 => (1..6u32, any::<u64>(), any::<bool>())
-            .prop_map(|(op, value, wide)| Kind::Armw { op, value, wide }),
+            .prop_map(|(op, value, wide)| CommandKind::Armw { op, value, wide }),
         1 => (any::<u64>(), any::<bool>(), any::<bool>())
-            .prop_map(|(new, right, wide)| Kind::Swap { new, right, wide }),
-        1 => (0..700usize).prop_map(|len| Kind::Nowhere { len }),
+            .prop_map(|(new, right, wide)| CommandKind::Swap { new, right, wide }),
+        1 => (0..700usize).prop_map(|len| CommandKind::Nowhere { len }),
     ]
 }
 
@@ -77,7 +77,7 @@ fn op() -> impl Strategy<Value = Op> {
     let at = [0..SIZE - 700, 0..SIZE - 700];
     (vcq.clone(), vcq, any::<[bool; 2]>(), at, kind(), any::<bool>(), prop::bool::weighted(0.2))
         .prop_map(|(from, to, reserved, mut at, kind, remote_notice, delay)| {
-            if matches!(kind, Kind::Armw { .. } | Kind::Swap { .. }) {
+            if matches!(kind, CommandKind::Armw { .. } | CommandKind::Swap { .. }) {
                 at[1] &= !7;
             }
             Op { from, to, reserved, at, kind, remote_notice, delay }
@@ -108,11 +108,11 @@ impl Op {
             Bytes { node, start: self.at[side], len }
         };
         match self.kind {
-            Kind::Put { len, .. } => [bytes(0, len), bytes(1, len)],
-            Kind::Get { len } => [bytes(1, len), bytes(0, len)],
-            Kind::Piggyback { len, .. } => [bytes(0, 0), bytes(1, len)],
-            Kind::Armw { .. } | Kind::Swap { .. } => [bytes(0, 0), bytes(1, 8)],
-            Kind::Nowhere { .. } => [bytes(0, 0), bytes(0, 0)],
+            CommandKind::Put { len, .. } => [bytes(0, len), bytes(1, len)],
+            CommandKind::Get { len } => [bytes(1, len), bytes(0, len)],
+            CommandKind::Piggyback { len, .. } => [bytes(0, 0), bytes(1, len)],
+            CommandKind::Armw { .. } | CommandKind::Swap { .. } => [bytes(0, 0), bytes(1, 8)],
+            CommandKind::Nowhere { .. } => [bytes(0, 0), bytes(0, 0)],
         }
     }
 }
@@ -161,7 +161,7 @@ impl World {
         let contexts: Vec<_> = (0..NODES as u8)
             .map(|b| {
                 let node = machine.node(Coords::new(0, 0, 0, b & 1, b, 0)).unwrap();
-                Context::new(node, Place::new(0, 1).unwrap())
+                Context::new(node, DeviceShare::new(0, 1).unwrap())
             })
             .collect();
         let byte = |node: usize, i: usize| (i * (11 + node) + i / 256) as u8;
@@ -210,36 +210,40 @@ impl World {
         let to = Posting::new(peer.0, edata.into(), flags).unwrap();
         let [reads, writes] = op.footprint();
         let (lcl_kind, rmt_kind) = match op.kind {
-            Kind::Get { .. } => (NoticeKind::LclGet, NoticeKind::RmtGet),
-            Kind::Armw { .. } | Kind::Swap { .. } => (NoticeKind::LclArmw, NoticeKind::RmtArmw),
+            CommandKind::Get { .. } => (NoticeKind::LclGet, NoticeKind::RmtGet),
+            CommandKind::Armw { .. } | CommandKind::Swap { .. } => {
+                (NoticeKind::LclArmw, NoticeKind::RmtArmw)
+            }
             _ => (NoticeKind::LclPut, NoticeKind::RmtPut),
         };
         let ok = Code::Success;
         // Old value, own end, other end, status.
         let mut due = (0, 0, rmt, ok);
         let command = match op.kind {
-            Kind::Put { len, .. } | Kind::Get { len } => {
+            CommandKind::Put { len, .. } | CommandKind::Get { len } => {
                 let data = self.model[reads.node][reads.start..reads.start + len].to_vec();
                 self.model[writes.node][writes.start..writes.start + len].copy_from_slice(&data);
                 due = (0, lcl + len as u64, rmt + len as u64, ok);
                 match op.kind {
-                    Kind::Put { mtu, .. } => to.put(lcl, rmt, len, Packets::new(mtu, 0).unwrap()),
+                    CommandKind::Put { mtu, .. } => {
+                        to.put(lcl, rmt, len, Packets::new(mtu, 0).unwrap())
+                    }
                     _ => to.get(lcl, rmt, len, Packets::default()),
                 }
             }
-            Kind::Piggyback { len, byte } => {
+            CommandKind::Piggyback { len, byte } => {
                 let data: Vec<u8> = (0..len).map(|i| byte.wrapping_add(i as u8)).collect();
                 self.model[writes.node][writes.start..writes.start + len].copy_from_slice(&data);
                 due = (0, len as u64, rmt + len as u64, ok);
                 to.put_piggyback(&data, rmt)
             }
-            Kind::Armw { wide, .. } | Kind::Swap { wide, .. } => {
+            CommandKind::Armw { wide, .. } | CommandKind::Swap { wide, .. } => {
                 let len = if wide { 8 } else { 4 };
                 let mask = if wide { u64::MAX } else { 0xffff_ffff };
                 let old = self.word(writes.node, writes.start, len);
                 due.0 = old;
                 let (new, command) = match op.kind {
-                    Kind::Armw { op, value, .. } => {
+                    CommandKind::Armw { op, value, .. } => {
                         let value = value & mask;
                         let new = match op {
                             1 => value,
@@ -250,7 +254,7 @@ impl World {
                         };
                         (new, to.armw(op, value, len as u32, rmt))
                     }
-                    Kind::Swap { new, right, .. } => {
+                    CommandKind::Swap { new, right, .. } => {
                         let expected = if right { old } else { !old & mask };
                         let command = if wide {
                             to.cswap8(expected, new, rmt)
@@ -265,7 +269,7 @@ impl World {
                     .copy_from_slice(&new.to_le_bytes()[..len]);
                 command
             }
-            Kind::Nowhere { len } => {
+            CommandKind::Nowhere { len } => {
                 let never = Stadd::new(8000, 5).0;
                 due = (0, lcl, never, Code::MrqRmtStadd);
                 to.put(lcl, never, len.max(1), Packets::default())

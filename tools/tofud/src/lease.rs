@@ -5,7 +5,7 @@ use std::fmt;
 
 use tofu_abi::barrier::Profile;
 use tofu_abi::regs::{KERNEL_CQ, NUM_TNI};
-use tofu_utofu::{GatePool, Place, USER_CQS};
+use tofu_utofu::{DeviceShare, GatePool, USER_CQS};
 use tofu_vfio::broker::wire::Refusal;
 
 /// Tells a process from all others that ever were.
@@ -114,7 +114,7 @@ impl Leases {
     ) -> Result<Option<u8>, Refused> {
         let (queues, own): (Vec<_>, _) = match place {
             Some((index, processes)) => {
-                let place = Place::new(index, processes);
+                let place = DeviceShare::new(index, processes);
                 let place =
                     place.map_err(|error| Refused::new(Refusal::Wrong, error.to_string()))?;
                 let queues = place.tnis().flat_map(|tni| place.cqs().map(move |cq| (tni, cq)));
@@ -123,7 +123,7 @@ impl Leases {
             None => {
                 let all = 0..NUM_TNI as u8;
                 let free = |cq| all.clone().all(|tni| self.is_free(tni, cq));
-                let own = Place::choose_queue(free).ok_or_else(|| {
+                let own = DeviceShare::choose_queue(free).ok_or_else(|| {
                     let text = "no control queue is free on all TNIs: other processes have them";
                     Refused::new(Refusal::NoneLeft, text)
                 })?;

@@ -12,7 +12,6 @@ use tofu_utofu::{Code, Error};
 const MESSAGE_SIZE: usize = 1024;
 
 /// An error and the function that has returned it.
-#[derive(Clone, Copy)]
 struct Last {
     function: &'static str,
     error: Error,
@@ -30,8 +29,9 @@ pub(crate) fn call(function: &'static str, body: impl FnOnce() -> Result<(), Err
         Ok(Err(error)) => error,
         Err(_) => Error::new(Code::Fatal, "this library", "a bug: it has panicked"),
     };
+    let code = error.code().value();
     LAST.set(Some(Last { function, error }));
-    error.code().value()
+    code
 }
 
 /// Writes the text of the calling thread's last error, with a NUL, at most 1024 bytes.
@@ -39,10 +39,12 @@ pub(crate) fn last_error(to: *mut c_char) {
     if to.is_null() {
         return;
     }
-    let text = match LAST.get() {
+    let last = LAST.take();
+    let text = match &last {
         Some(last) => format!("{}: {}", last.function, last.error),
         None => String::new(),
     };
+    LAST.set(last);
     let len = text.len().min(MESSAGE_SIZE - 1);
     // SAFETY: the caller's buffer has 1024 bytes.
     unsafe {

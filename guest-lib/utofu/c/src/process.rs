@@ -1,12 +1,12 @@
 //! The processes, in the sense of uTofu, that this process is: one, but for tests.
 
 use std::cell::Cell;
-use std::env;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use tofu_utofu::{Code, Context, Error};
 
-use crate::provider::{self, AnyProvider, Backend};
+use crate::backend::{self, Backend};
+use crate::provider::AnyProvider;
 
 /// A process in the sense of uTofu.
 pub(crate) type Process = Context<AnyProvider>;
@@ -27,27 +27,14 @@ thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Reads a number from the environment.
-pub(crate) fn number(name: &'static str, default: u16) -> Result<u16, Error> {
-    match env::var(name) {
-        Err(env::VarError::NotPresent) => Ok(default),
-        Ok(text) => text.parse().map_err(|_| not_a_number(name)),
-        Err(env::VarError::NotUnicode(_)) => Err(not_a_number(name)),
-    }
-}
-
-const fn not_a_number(name: &'static str) -> Error {
-    Error::new(Code::NotAvailable, name, "the environment variable is not a number below 65536")
-}
-
 fn world() -> Result<&'static World, Error> {
     let world = WORLD.get_or_init(|| {
-        let backend = provider::choose()?;
+        let backend = backend::choose()?;
         let processes = backend.processes().min(MAX_PROCESSES);
         let processes = (0..processes).map(|_| OnceLock::new()).collect();
         Ok(World { backend, processes })
     });
-    world.as_ref().map_err(|error| *error)
+    world.as_ref().map_err(Clone::clone)
 }
 
 /// Number of processes.
@@ -78,7 +65,11 @@ fn get(index: usize) -> Result<&'static Process, Error> {
     let hint = "there is no such process";
     let none = Error::with_value(Code::NotAvailable, "process", index as u64, hint);
     let place = world.processes.get(index).ok_or(none)?;
-    place.get_or_init(|| world.backend.process(index)).as_ref().map_err(|error| *error)
+    let make = || {
+        let (provider, share) = world.backend.process(index)?;
+        Ok(Context::new(Arc::new(provider), share))
+    };
+    place.get_or_init(make).as_ref().map_err(Clone::clone)
 }
 
 /// A process that is there already; for handles.

@@ -13,7 +13,7 @@ use serde::Serialize;
 use tofu_abi::{Coords, Rcode, StagOffset};
 use tofu_driver::{Cq, CqConfig, Order, Target};
 use tofu_utofu::command::Posting;
-use tofu_utofu::{Code, Context, Place, Vcq, flags};
+use tofu_utofu::{Code, Context, DeviceShare, Vcq, flags};
 use tofu_utofu_local::{LocalMachine, LocalPlatform, LocalProvider};
 
 use crate::api;
@@ -112,7 +112,7 @@ pub(crate) fn repeat(way: Way, commands: u64) -> Result<()> {
 fn alone() -> Result<(LocalMachine, Context<LocalProvider>)> {
     let machine = LocalMachine::new("1x1x1x1x1x1".parse()?)?;
     let node = machine.node(Coords::default())?;
-    let context = Context::new(Arc::clone(&node), Place::new(0, 1)?);
+    let context = Context::new(Arc::clone(&node), DeviceShare::new(0, 1)?);
     Ok((machine, context))
 }
 

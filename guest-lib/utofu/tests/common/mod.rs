@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tofu_abi::Coords;
 use tofu_fabric::Shape;
 use tofu_utofu::ids::Stadd;
-use tofu_utofu::{Completion, Context, Notice, Place, Vcq};
+use tofu_utofu::{Completion, Context, DeviceShare, Notice, Vcq};
 use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};
 
 /// How long a test waits for the device.
@@ -27,7 +27,7 @@ pub fn pair_of(generation: Generation) -> Pair {
     let machine = LocalMachine::of(generation, shape).unwrap();
     let contexts = [0, 1].map(|a| {
         let node = machine.node(Coords::new(0, 0, 0, a, 0, 0)).unwrap();
-        Context::new(node, Place::new(0, 1).unwrap())
+        Context::new(node, DeviceShare::new(0, 1).unwrap())
     });
     Pair { machine, contexts }
 }

@@ -7,7 +7,7 @@ use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
 use super::RunArgs;
 
 /// The most ranks on a node: that many have control queues of their own.
-const MOST_ON_NODE: u32 = tofu_utofu::place::MAX_PROCESSES as u32;
+const MOST_ON_NODE: u32 = tofu_utofu::share::MAX_PROCESSES as u32;
 
 /// What the user asks for, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -108,12 +108,12 @@ impl NodeMemory {
             Rights::ReadWrite => true,
         };
         let hint = "the device's address space has no room for it";
-        let full = Error::with_value(Code::OutOfResource, "memory of size", len as u64, hint);
+        let full = || Error::with_value(Code::OutOfResource, "memory of size", len as u64, hint);
         let phase = addr as u64 % GRANULE;
         let size =
             (len as u64).checked_add(phase).and_then(|n| n.checked_next_multiple_of(GRANULE));
         let mut lent = this.lent_mut();
-        let granule = lent.find(size.ok_or(full)?).ok_or(full)?;
+        let granule = lent.find(size.ok_or_else(full)?).ok_or_else(full)?;
         let device_addr = granule + phase;
         lent.next = (device_addr + len as u64).next_multiple_of(GRANULE);
         lent.ranges.insert(device_addr, Range { addr, len, writable });

@@ -62,7 +62,7 @@ pub unsafe extern "C" fn utofu_poll_tcq(
         let out = unsafe { Out::new(cbdata, "cbdata")? };
         let (queue, ticket) = handle::find(vcq_hdl)?;
         flags::check(flags, 0, "flags")?;
-        let done = queue.poll_tcq(ticket)?.ok_or(empty("completions"))?;
+        let done = queue.poll_tcq(ticket)?.ok_or_else(|| empty("completions"))?;
         out.set(done.cbdata as *mut c_void);
         check(done.rcode, || done.status())
     })
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn utofu_poll_mrq(
         let out = unsafe { Out::new(notice, "notice")? };
         let (queue, ticket) = handle::find(vcq_hdl)?;
         flags::check(flags, 0, "flags")?;
-        let notice = queue.poll_mrq(ticket)?.ok_or(empty("notices"))?;
+        let notice = queue.poll_mrq(ticket)?.ok_or_else(|| empty("notices"))?;
         out.set(MrqNotice {
             notice_type: notice.kind as u8,
             vcq_id: notice.vcq_id.0,

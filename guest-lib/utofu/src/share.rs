@@ -18,7 +18,7 @@ pub const MAX_PROCESSES: u16 = 36;
 
 /// The share of a process in its node's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct DeviceShare {
     tnis: Range<u8>,
     cqs: Range<u8>,
     /// The first of the queues.
@@ -27,7 +27,7 @@ pub struct Place {
     shared: bool,
 }
 
-impl Place {
+impl DeviceShare {
     /// The share of process `index` of `processes` on its node.
     ///
     /// # Errors
@@ -109,8 +109,9 @@ mod tests {
     use alloc::vec::Vec;
 
     fn firsts(processes: u16) -> Vec<u8> {
-        let mut firsts: Vec<u8> =
-            (0..processes).filter_map(|i| Place::new(i, processes).unwrap().cqs().next()).collect();
+        let mut firsts: Vec<u8> = (0..processes)
+            .filter_map(|i| DeviceShare::new(i, processes).unwrap().cqs().next())
+            .collect();
         firsts.dedup();
         firsts
     }
@@ -135,35 +136,35 @@ mod tests {
         for processes in 1..=MAX_PROCESSES {
             let mut seen = BTreeSet::new();
             for index in 0..processes {
-                let place = Place::new(index, processes).unwrap();
-                assert!(!place.tnis().is_empty(), "{index} of {processes}");
-                for tni in place.tnis() {
-                    assert!(tni < 6 && place.cqs().count() > 0);
-                    for cq in place.cqs() {
-                        assert!(place.owns(tni, cq));
+                let share = DeviceShare::new(index, processes).unwrap();
+                assert!(!share.tnis().is_empty(), "{index} of {processes}");
+                for tni in share.tnis() {
+                    assert!(tni < 6 && share.cqs().count() > 0);
+                    for cq in share.cqs() {
+                        assert!(share.owns(tni, cq));
                         assert!(cq < USER_CQS);
                         assert!(seen.insert((tni, cq)), "{index} of {processes}: {tni} {cq}");
                     }
                 }
             }
         }
-        assert!(Place::new(0, 0).is_err());
-        assert!(Place::new(0, 37).is_err());
-        assert!(Place::new(4, 4).is_err());
+        assert!(DeviceShare::new(0, 0).is_err());
+        assert!(DeviceShare::new(0, 37).is_err());
+        assert!(DeviceShare::new(4, 4).is_err());
     }
 
     #[test]
     fn a_process_that_was_not_counted_has_one_queue_and_the_hope_for_others() {
-        let place = Place::of_queue(4).unwrap();
-        assert_eq!(place.tnis(), 0..6);
-        assert_eq!(place.cqs().collect::<Vec<_>>(), [4, 0, 1, 2, 3, 5, 6, 7, 8, 9, 10]);
-        for cq in place.cqs() {
-            assert_eq!(place.owns(5, cq), cq == 4);
+        let share = DeviceShare::of_queue(4).unwrap();
+        assert_eq!(share.tnis(), 0..6);
+        assert_eq!(share.cqs().collect::<Vec<_>>(), [4, 0, 1, 2, 3, 5, 6, 7, 8, 9, 10]);
+        for cq in share.cqs() {
+            assert_eq!(share.owns(5, cq), cq == 4);
         }
-        assert!(Place::of_queue(11).is_err(), "the kernel's");
+        assert!(DeviceShare::of_queue(11).is_err(), "the kernel's");
         let mut free: BTreeSet<u8> = (0..USER_CQS).collect();
         let mut order = Vec::new();
-        while let Some(cq) = Place::choose_queue(|cq| free.contains(&cq)) {
+        while let Some(cq) = DeviceShare::choose_queue(|cq| free.contains(&cq)) {
             assert!(free.remove(&cq));
             order.push(cq);
         }
@@ -174,7 +175,7 @@ mod tests {
     #[test]
     fn up_to_four_processes_have_all_interfaces() {
         for processes in 1..=4 {
-            assert_eq!(Place::new(0, processes).unwrap().tnis(), 0..6);
+            assert_eq!(DeviceShare::new(0, processes).unwrap().tnis(), 0..6);
         }
     }
 }

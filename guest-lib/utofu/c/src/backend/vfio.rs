@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tofu_driver::Device;
-use tofu_utofu::{ClaimQueue, Code, DriverProvider, Error, MapUser, Mapped, Place};
+use tofu_utofu::{ClaimQueue, Code, DeviceShare, DriverProvider, Error, MapUser, Mapped};
 use tofu_vfio::broker::wire::Refusal;
-use tofu_vfio::broker::{Broker, BrokerError, SharedPlatform, socket_path};
+use tofu_vfio::broker::{Broker, BrokerError, socket_path};
 use tofu_vfio::pci::Bus;
-use tofu_vfio::{Bdf, MapError, UserMemory, VfioPlatform};
+use tofu_vfio::{Bdf, MapError, MappedPlatform, Tenure, UserMemory, VfioPlatform};
 
-use super::AnyProvider;
-use crate::process;
+use crate::environment;
+use crate::provider::AnyProvider;
 
 /// Size code of message receive queues, that of real systems: 131072 notices.
 const MRQ_SIZE: u8 = 3;
@@ -22,7 +22,7 @@ const WHAT: &str = "Tofu device";
 
 pub(crate) struct Vfio {
     provider: AnyProvider,
-    place: Place,
+    share: DeviceShare,
 }
 
 impl Vfio {
@@ -37,24 +37,25 @@ impl Vfio {
                 Error::new(Code::NotAvailable, "TOFU_DEVICE", hint)
             })?),
         };
-        let place = (process::number("TOFU_LOCAL_RANK", 0)?, process::number("TOFU_PPN", 1)?);
-        let counted = Place::new(place.0, place.1)?;
+        let number = environment::number;
+        let rank = (number("TOFU_LOCAL_RANK", 0)?, number("TOFU_PPN", 1)?);
+        let counted = DeviceShare::new(rank.0, rank.1)?;
         let is_counted = env::var_os("TOFU_PPN").is_some();
         let bdf = Bus::default().find(wanted).map_err(no_device)?.bdf;
         let named = env::var_os("TOFUD_SOCKET").map(PathBuf::from);
         let path = named.clone().unwrap_or_else(|| socket_path(bdf));
         let broker = Broker::connect(&path).map_err(|error| {
             let hint = format!("tofud at {}: {error}", path.display());
-            Error::new(Code::NotAvailable, WHAT, hint.leak())
+            Error::with_text(Code::NotAvailable, WHAT, None, hint)
         })?;
         match broker {
-            Some(broker) => Self::shared(broker, is_counted.then_some(place), counted),
+            Some(broker) => Self::shared(broker, is_counted.then_some(rank), counted),
             None if named.is_some() => Err(no_broker(&path)),
             None => Self::alone(bdf, counted),
         }
     }
 
-    fn alone(bdf: Bdf, place: Place) -> Result<Self, Error> {
+    fn alone(bdf: Bdf, share: DeviceShare) -> Result<Self, Error> {
         let platform = VfioPlatform::open_at(Some(bdf)).map_err(|error| match error {
             tofu_vfio::Error::Busy(_) => {
                 no_device(format_args!("{error}, unless tofud runs and shares it"))
@@ -63,32 +64,35 @@ impl Vfio {
         })?;
         let device = Device::probe(platform).map_err(|_| no_answer())?;
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0);
-        Ok(Self { provider: AnyProvider::new(Arc::new(provider)), place })
+        Ok(Self { provider: AnyProvider::new(Arc::new(provider)), share })
     }
 
-    fn shared(broker: Broker, place: Option<(u16, u16)>, counted: Place) -> Result<Self, Error> {
-        let platform = Arc::new(broker).join(place).map_err(|error| broker_error(WHAT, error))?;
-        let place = platform.cq().map_or(Ok(counted), Place::of_queue)?;
-        let claims = Claims { broker: Arc::clone(platform.broker()), place: place.clone() };
+    fn shared(
+        broker: Broker,
+        rank: Option<(u16, u16)>,
+        counted: DeviceShare,
+    ) -> Result<Self, Error> {
+        let platform = Arc::new(broker).join(rank).map_err(|error| broker_error(WHAT, error))?;
+        let share = platform.cq().map_or(Ok(counted), DeviceShare::of_queue)?;
+        let claims = Claims { broker: Arc::clone(platform.broker()), share: share.clone() };
         let device = Device::probe(platform).map_err(|_| no_answer())?;
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0).with_claims(claims);
-        Ok(Self { provider: AnyProvider::new(Arc::new(provider)), place })
+        Ok(Self { provider: AnyProvider::new(Arc::new(provider)), share })
     }
 
-    pub(crate) fn process(&self) -> Result<(AnyProvider, Place), Error> {
-        Ok((self.provider.clone(), self.place.clone()))
+    pub(crate) fn process(&self) -> Result<(AnyProvider, DeviceShare), Error> {
+        Ok((self.provider.clone(), self.share.clone()))
     }
 }
 
-/// Errors have texts that live as long as the program; there is one of this kind.
 fn no_device(why: impl std::fmt::Display) -> Error {
     let hint = format!("{why}; TOFU_PROVIDER=inproc would be a machine in this process");
-    Error::new(Code::NotAvailable, WHAT, hint.leak())
+    Error::with_text(Code::NotAvailable, WHAT, None, hint)
 }
 
 fn no_broker(path: &Path) -> Error {
     let hint = format!("no tofud listens at {}, which TOFUD_SOCKET names", path.display());
-    Error::new(Code::NotAvailable, WHAT, hint.leak())
+    Error::with_text(Code::NotAvailable, WHAT, None, hint)
 }
 
 const fn no_answer() -> Error {
@@ -101,13 +105,13 @@ fn broker_error(what: &'static str, error: BrokerError) -> Error {
         BrokerError::Answer => Code::Fatal,
         _ => Code::NotAvailable,
     };
-    Error::new(code, what, error.to_string().leak())
+    Error::with_text(code, what, None, error.to_string())
 }
 
 /// The right to control queues, where other processes have some.
 struct Claims {
     broker: Arc<Broker>,
-    place: Place,
+    share: DeviceShare,
 }
 
 /// A control queue that was asked for.
@@ -127,12 +131,11 @@ impl ClaimQueue for Claims {
     type Claim = Option<Taken>;
 
     fn claim(&self, tni: u8, cq: u8) -> Result<Option<Taken>, Error> {
-        if self.place.owns(tni, cq) {
+        if self.share.owns(tni, cq) {
             return Ok(None);
         }
         match self.broker.take(tni, cq) {
             Ok(()) => Ok(Some(Taken { broker: Arc::clone(&self.broker), tni, cq })),
-            // The next one may be free; so there may be many of these, and one text for all.
             Err(BrokerError::Refused { why: Refusal::InUse, .. }) => {
                 let hint = "another process has it";
                 Err(Error::with_value(Code::NotAvailable, "control queue", cq.into(), hint))
@@ -172,38 +175,20 @@ impl ClaimQueue for Claims {
 #[derive(Clone, Copy)]
 struct Memory;
 
-impl MapUser<VfioPlatform> for Memory {
+impl<T: Tenure> MapUser<MappedPlatform<T>> for Memory {
     type Mapping = UserMemory;
 
     unsafe fn map_user(
         &self,
-        platform: &VfioPlatform,
+        platform: &MappedPlatform<T>,
         addr: usize,
         len: usize,
     ) -> Result<Mapped<UserMemory>, Error> {
         // SAFETY: as promised to this function.
-        mapped(unsafe { platform.map_user(addr as *mut u8, len) })
+        let mapping = unsafe { platform.map_user(addr as *mut u8, len) }.map_err(map_error)?;
+        let (device_addr, isolated) = (mapping.device_addr(), mapping.is_isolated());
+        Ok(Mapped { mapping, device_addr, isolated })
     }
-}
-
-impl MapUser<SharedPlatform> for Memory {
-    type Mapping = UserMemory;
-
-    unsafe fn map_user(
-        &self,
-        platform: &SharedPlatform,
-        addr: usize,
-        len: usize,
-    ) -> Result<Mapped<UserMemory>, Error> {
-        // SAFETY: as promised to this function.
-        mapped(unsafe { platform.map_user(addr as *mut u8, len) })
-    }
-}
-
-fn mapped(memory: Result<UserMemory, MapError>) -> Result<Mapped<UserMemory>, Error> {
-    let mapping = memory.map_err(map_error)?;
-    let (device_addr, isolated) = (mapping.device_addr(), mapping.is_isolated());
-    Ok(Mapped { mapping, device_addr, isolated })
 }
 
 fn map_error(error: MapError) -> Error {

@@ -16,12 +16,12 @@ use tofu_tof::{
     BarrierChannel, Buffer, ControlQueue, OpenError, QueueConfig, RegisterError, TofDevice,
 };
 use tofu_utofu::{
-    Code, DriverBarrier, DriverChannel, Error, GatePool, OpenQueue, Place, Provider, Queue,
+    Code, DeviceShare, DriverBarrier, DriverChannel, Error, GatePool, OpenQueue, Provider, Queue,
     Registration, VbgSetting,
 };
 
-use super::AnyProvider;
-use crate::process;
+use crate::environment;
+use crate::provider::AnyProvider;
 
 /// Size code of message receive queues, that of real systems: 131072 notices.
 const MRQ_SIZE: u8 = 3;
@@ -33,7 +33,7 @@ const FIRST_NORMAL_STAG: u32 = 4096;
 
 pub(crate) struct Tof {
     provider: AnyProvider,
-    place: Place,
+    share: DeviceShare,
 }
 
 impl Tof {
@@ -45,41 +45,43 @@ impl Tof {
     /// The device that the kernel driver has; with the share of process `TOFU_LOCAL_RANK` of
     /// `TOFU_PPN`, or, if nobody has counted the processes, the first one that is free.
     pub(crate) fn open() -> Result<Self, Error> {
-        let counted =
-            Place::new(process::number("TOFU_LOCAL_RANK", 0)?, process::number("TOFU_PPN", 1)?)?;
+        let counted = DeviceShare::new(
+            environment::number("TOFU_LOCAL_RANK", 0)?,
+            environment::number("TOFU_PPN", 1)?,
+        )?;
         let is_counted = env::var_os("TOFU_PPN").is_some();
         let device = TofDevice::open().map_err(|error| {
             let hint = format!("the kernel driver: {error}");
-            Error::new(Code::NotAvailable, WHAT, hint.leak())
+            Error::with_text(Code::NotAvailable, WHAT, None, hint)
         })?;
-        let place = if is_counted { take_place(&device, counted)? } else { free_place(&device)? };
+        let share = if is_counted { take_share(&device, counted)? } else { free_share(&device)? };
         let inner =
-            TofProvider { device: Arc::new(device), place: place.clone(), gates: Mutex::default() };
+            TofProvider { device: Arc::new(device), share: share.clone(), gates: Mutex::default() };
         let provider = AnyProvider::new(Arc::new(inner));
-        Ok(Self { provider, place })
+        Ok(Self { provider, share })
     }
 
-    pub(crate) fn process(&self) -> Result<(AnyProvider, Place), Error> {
-        Ok((self.provider.clone(), self.place.clone()))
+    pub(crate) fn process(&self) -> Result<(AnyProvider, DeviceShare), Error> {
+        Ok((self.provider.clone(), self.share.clone()))
     }
 }
 
 /// Takes the share of a process that was counted, so that one that was not keeps off it.
-fn take_place(device: &TofDevice, place: Place) -> Result<Place, Error> {
-    for (tni, cq) in place.tnis().flat_map(|tni| place.cqs().map(move |cq| (tni, cq))) {
+fn take_share(device: &TofDevice, share: DeviceShare) -> Result<DeviceShare, Error> {
+    for (tni, cq) in share.tnis().flat_map(|tni| share.cqs().map(move |cq| (tni, cq))) {
         if !device.lock_queue(tni, cq).map_err(|error| no_locks(&error))? {
             let hint =
                 "another process has it, though TOFU_PPN and TOFU_LOCAL_RANK say whose it is";
             return Err(Error::with_value(Code::NotAvailable, QUEUE, cq.into(), hint));
         }
     }
-    Ok(place)
+    Ok(share)
 }
 
 /// The share of a process that nobody has counted: a queue of every interface.
-fn free_place(device: &TofDevice) -> Result<Place, Error> {
+fn free_share(device: &TofDevice) -> Result<DeviceShare, Error> {
     let mut failed = None;
-    let first = Place::choose_queue(|cq| {
+    let first = DeviceShare::choose_queue(|cq| {
         let mut lock = |tni| match device.lock_queue(tni, cq) {
             Ok(locked) => locked,
             Err(error) => {
@@ -95,18 +97,17 @@ fn free_place(device: &TofDevice) -> Result<Place, Error> {
         return Err(no_locks(&error));
     }
     let none = Error::new(Code::Full, WHAT, "the node has eleven processes that use it already");
-    first.ok_or(none).and_then(Place::of_queue)
+    first.ok_or(none).and_then(DeviceShare::of_queue)
 }
 
 fn no_locks(error: &std::io::Error) -> Error {
     let hint = format!("processes cannot share it: locks on /proc/tofu/position: {error}");
-    Error::new(Code::OutOfResource, WHAT, hint.leak())
+    Error::with_text(Code::OutOfResource, WHAT, None, hint)
 }
 
 fn open_error(what: &'static str, number: u8, error: OpenError) -> Error {
     let number = u64::from(number);
     match error {
-        // The next one may be free; so there may be many of these, and one text for all.
         OpenError::Busy => {
             Error::with_value(Code::NotAvailable, what, number, "another process has it")
         }
@@ -124,13 +125,13 @@ fn open_error(what: &'static str, number: u8, error: OpenError) -> Error {
         OpenError::Memory => {
             Error::with_value(Code::OutOfMemory, what, number, "no memory left that can be pinned")
         }
-        _ => Error::with_value(Code::Fatal, what, number, error.to_string().leak()),
+        _ => Error::with_text(Code::Fatal, what, Some(number), error.to_string()),
     }
 }
 
 struct TofProvider {
     device: Arc<TofDevice>,
-    place: Place,
+    share: DeviceShare,
     /// Those that this process does not have.
     gates: Mutex<GatePool>,
 }
@@ -151,7 +152,7 @@ impl Drop for QueueClaim {
 impl TofProvider {
     /// Claims a queue that is not this process's by its share.
     fn claim(&self, tni: u8, cq: u8) -> Result<Option<QueueClaim>, Error> {
-        if self.place.owns(tni, cq) {
+        if self.share.owns(tni, cq) {
             return Ok(None);
         }
         if !self.device.lock_queue(tni, cq).map_err(|error| no_locks(&error))? {

@@ -4,11 +4,11 @@ use std::env;
 use std::sync::Arc;
 
 use tofu_driver::Device;
-use tofu_utofu::{Code, DriverProvider, Error, MapUser, Mapped, Place};
+use tofu_utofu::{Code, DeviceShare, DriverProvider, Error, MapUser, Mapped};
 use tofu_utofu_local::{Rights, rights};
 use tofu_vfio_user_client::{ConnectError, Loan, LoanError, SocketPlatform};
 
-use super::AnyProvider;
+use crate::provider::AnyProvider;
 
 /// Where the node is served: a path, or the name of an abstract socket behind an `@`. Several,
 /// with commas, are several processes in the sense of uTofu.
@@ -36,7 +36,7 @@ impl Served {
     }
 
     /// Attaches a node.
-    pub(crate) fn process(&self, index: usize) -> Result<(AnyProvider, Place), Error> {
+    pub(crate) fn process(&self, index: usize) -> Result<(AnyProvider, DeviceShare), Error> {
         let hint = "there is no such process";
         let none = Error::with_value(Code::NotAvailable, "process", index as u64, hint);
         let socket = self.sockets.get(index).ok_or(none)?;
@@ -44,7 +44,7 @@ impl Served {
         let device = Device::probe(platform)
             .map_err(|_| Error::new(Code::Fatal, "Tofu device", "it does not answer"))?;
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0);
-        Ok((AnyProvider::new(Arc::new(provider)), Place::new(0, 1)?))
+        Ok((AnyProvider::new(Arc::new(provider)), DeviceShare::new(0, 1)?))
     }
 }
 
@@ -53,8 +53,7 @@ fn connect_error(error: ConnectError) -> Error {
         ConnectError::Memory(_) => Code::OutOfMemory,
         _ => Code::NotAvailable,
     };
-    // Errors have texts that live as long as the program; there is one of this kind.
-    Error::new(code, "Tofu device", error.to_string().leak())
+    Error::with_text(code, "Tofu device", None, error.to_string())
 }
 
 /// The memory of this process.

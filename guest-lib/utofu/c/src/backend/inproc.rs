@@ -4,11 +4,11 @@ use std::env;
 
 use tofu_abi::Coords;
 use tofu_fabric::Shape;
-use tofu_utofu::{Code, Error, Place};
+use tofu_utofu::{Code, DeviceShare, Error};
 use tofu_utofu_local::LocalMachine;
 
-use super::AnyProvider;
-use crate::process;
+use crate::environment;
+use crate::provider::AnyProvider;
 
 /// The machine unless `TOFU_SHAPE` says otherwise: a unit of twelve nodes.
 const DEFAULT: Shape = Shape::UNIT;
@@ -29,8 +29,8 @@ impl InProcess {
                 Error::new(Code::NotAvailable, "TOFU_SHAPE", hint)
             })?,
         };
-        let processes_per_node = process::number("TOFU_PPN", 1)?;
-        Place::new(0, processes_per_node)?;
+        let processes_per_node = environment::number("TOFU_PPN", 1)?;
+        DeviceShare::new(0, processes_per_node)?;
         let machine = LocalMachine::new(shape).map_err(|_| {
             Error::new(Code::OutOfResource, "machine", "the host has no threads or descriptors")
         })?;
@@ -42,9 +42,9 @@ impl InProcess {
     }
 
     /// Processes of a node have numbers in a row.
-    pub(crate) fn process(&self, index: usize) -> Result<(AnyProvider, Place), Error> {
+    pub(crate) fn process(&self, index: usize) -> Result<(AnyProvider, DeviceShare), Error> {
         let per_node = usize::from(self.processes_per_node);
-        let place = Place::new((index % per_node) as u16, self.processes_per_node)?;
+        let share = DeviceShare::new((index % per_node) as u16, self.processes_per_node)?;
         let hint = "there is no such process";
         let none = Error::with_value(Code::NotAvailable, "process", index as u64, hint);
         let &coords = self.nodes.get(index / per_node).ok_or(none)?;
@@ -52,6 +52,6 @@ impl InProcess {
             .machine
             .node(coords)
             .map_err(|_| Error::new(Code::OutOfMemory, "node", "the host has no memory for it"))?;
-        Ok((AnyProvider::new(node), place))
+        Ok((AnyProvider::new(node), share))
     }
 }

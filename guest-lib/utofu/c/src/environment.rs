@@ -1,0 +1,18 @@
+//! Numbers in environment variables.
+
+use std::env;
+
+use tofu_utofu::{Code, Error};
+
+/// Reads a number from the environment.
+pub(crate) fn number(name: &'static str, default: u16) -> Result<u16, Error> {
+    match env::var(name) {
+        Err(env::VarError::NotPresent) => Ok(default),
+        Ok(text) => text.parse().map_err(|_| not_a_number(name)),
+        Err(env::VarError::NotUnicode(_)) => Err(not_a_number(name)),
+    }
+}
+
+const fn not_a_number(name: &'static str) -> Error {
+    Error::new(Code::NotAvailable, name, "the environment variable is not a number below 65536")
+}
