@@ -23,11 +23,12 @@ pub fn route(
     }
     let [.., a, b, c] = shape.lengths();
     let paths = a * b * c;
-    let (turn, path) = (attempt / paths, attempt % paths);
+    // No length is 0, but a panic for that is more than the kernel's objtool understands.
+    let (turn, path) = (attempt.checked_div(paths)?, attempt % paths);
     // The default path is the first one.
     let first = (to.a * b + to.b) * c + to.c;
     let path = (first + path) % paths;
-    let path = Path::new(path / (b * c), path / c % b, path % c);
+    let path = Path::new(path.checked_div(b * c)?, path.checked_div(c)?.checked_rem(b)?, path % c);
     let mut turn = turn;
     let mut distances = [0; 3];
     for (axis, distance) in Axis::XYZ.into_iter().zip(&mut distances) {

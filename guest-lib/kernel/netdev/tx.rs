@@ -58,8 +58,8 @@ impl Link {
         // SAFETY: the caller has the frame.
         let len = unsafe { shim::tofu_shim_skb_len(skb) } as usize;
         let is_frame = len >= ETHERNET_HEADER && read(skb, 0, mac);
-        let node = addr::node_of_mac(*mac)
-            .filter(|node| *node != self.me && self.shape.contains(*node));
+        let node =
+            addr::node_of_mac(*mac).filter(|node| *node != self.me && self.shape.contains(*node));
         (node.filter(|_| is_frame), is_frame)
     }
 

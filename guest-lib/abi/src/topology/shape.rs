@@ -244,11 +244,13 @@ impl Shape {
             return None;
         }
         let mut rest = node.0;
-        Some(Coords::from_array(self.stride.map(|stride| {
-            let c = rest / stride;
+        let mut coords = [0; 6];
+        for (c, stride) in coords.iter_mut().zip(self.stride) {
+            // No stride is 0, but a panic for that is more than the kernel's objtool understands.
+            *c = rest.checked_div(stride)? as u8;
             rest %= stride;
-            c as u8
-        })))
+        }
+        Some(Coords::from_array(coords))
     }
 
     /// Coordinates of all nodes, in the order of their numbers.
