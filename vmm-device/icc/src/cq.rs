@@ -1,22 +1,24 @@
 //! A control queue: its registers and its life.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tofu_abi::desc::{Command, Descriptor, source_type};
-use tofu_abi::irq::{cqs, vector};
+use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::{RingIndex, queue_entries};
 use tofu_abi::regs::{CACHE_INJECTION, CqReg, CqsMode, CqsReg, CqsStatus};
 use tofu_abi::{CqId, TniId};
+use tofu_sync::lock;
 
+use crate::completions::{Completions, Policy, Writer};
 use crate::handover::Handover;
 use crate::irq::IrqUnit;
 use crate::memory::DmaMemory;
-use crate::notice::{Completions, Policy, Writer};
 use crate::page::{DIRECT, PIGGYBACK, Page, SharedPages};
+use crate::register::RegisterWrite;
 use crate::translate::Tables;
-use crate::tx::Transmit;
+use crate::transmit::Transmit;
 
 /// How long a write to ENABLE waits for bursts under way before it gives up on them. They are
 /// a memory copy long, so this is only reached when the host hardly runs at all: then a guest
@@ -25,11 +27,6 @@ const QUIESCE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Largest value of STATUS.SESSION_OFFSET.
 const MAX_SESSION: u32 = (1 << 25) - 1;
-
-/// Locks a mutex; a panic elsewhere must not make the device unusable for other nodes.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One or two descriptors from the direct descriptor register.
 #[derive(Clone, Copy, Debug)]
@@ -68,17 +65,12 @@ pub(crate) struct DirectRegister {
 
 impl DirectRegister {
     /// Notes a trapped write; `Err` if it comes while a command still waits.
-    fn write(&mut self, word: usize, value: u64, halves: u16) -> Result<bool, ()> {
+    fn write(&mut self, word: usize, write: RegisterWrite) -> Result<bool, ()> {
         if self.ready.is_some() {
             return Err(());
         }
-        let keep = match halves {
-            0b01 => 0xffff_ffff_0000_0000,
-            0b10 => 0x0000_0000_ffff_ffff,
-            _ => 0,
-        };
-        self.words[word] = (self.words[word] & keep) | (value & !keep);
-        self.written |= halves << (2 * word);
+        self.words[word] = write.merge(self.words[word]);
+        self.written |= write.halves() << (2 * word);
         let needed = if is_double(self.words[0]) { 0xffff } else { 0x00ff };
         if self.written & 0b11 != 0b11 || self.written & needed != needed {
             return Ok(false);
@@ -113,14 +105,14 @@ pub(crate) struct Cq {
     /// Descriptors that a session may still start, and whether there were ever too many to count.
     session: AtomicU32,
     session_overflow: AtomicBool,
-    pub(crate) irq: IrqUnit,
+    pub(crate) irq: IrqUnit<CqsIrqs>,
     pub(crate) page: Page,
     pub(crate) tables: Arc<Tables>,
     pub(crate) direct: Mutex<DirectRegister>,
     pub(crate) transmit: Handover<Option<Transmit>>,
     /// The queue stopped for want of room for another outstanding command.
     pub(crate) stalled: AtomicBool,
-    pub(crate) completions: Mutex<Option<Completions>>,
+    completions: Mutex<Option<Completions>>,
     /// Sequence number of the first command of the next life. Changed with `completions` locked.
     first_sequence: AtomicU64,
     /// What a word of the direct descriptor register in a shared page holds when nothing was
@@ -141,7 +133,7 @@ impl Cq {
             next: AtomicU64::new(0),
             session: AtomicU32::new(0),
             session_overflow: AtomicBool::new(false),
-            irq: IrqUnit::new(vector::cq(tni.get(), id.get()), cqs::ALL),
+            irq: IrqUnit::new(vector::cq(tni.get(), id.get())),
             page: Page::new(tni, id, shared),
             tables: Arc::new(Tables::new()),
             direct: Mutex::new(DirectRegister::default()),
@@ -358,6 +350,16 @@ impl Cq {
         }
     }
 
+    /// Locks the queue's completions, for what raises no interrupts and holds nothing back.
+    pub(crate) fn lock_completions(&self) -> MutexGuard<'_, Option<Completions>> {
+        lock(&self.completions)
+    }
+
+    /// Whether another command can be started.
+    pub(crate) fn has_room(&self) -> bool {
+        self.lock_completions().as_ref().is_some_and(Completions::has_room)
+    }
+
     /// Puts all registers back to their reset values.
     pub(crate) fn reset(&self) {
         self.disable();
@@ -384,21 +386,16 @@ impl Cq {
         *lock(&self.direct) = DirectRegister::default();
     }
 
-    /// A write to the direct descriptor register that came through the BAR. `halves` tells which
-    /// halves of the word were written. Returns whether a command is complete now.
-    pub(crate) fn write_direct(&self, word: usize, value: u64, halves: u16) -> Result<bool, ()> {
+    /// A write to the direct descriptor register that came through the BAR. Returns whether a
+    /// command is complete now; `Err` if one that was written before still waits.
+    pub(crate) fn write_direct(&self, word: usize, write: RegisterWrite) -> Result<bool, ()> {
         if self.page.is_shared() {
             let old = self.page.load(DIRECT[word]);
             let old = if old == self.blank { 0 } else { old };
-            let keep = match halves {
-                0b01 => 0xffff_ffff_0000_0000,
-                0b10 => 0x0000_0000_ffff_ffff,
-                _ => 0,
-            };
-            self.page.store(DIRECT[word], (old & keep) | (value & !keep));
+            self.page.store(DIRECT[word], write.merge(old));
             return Ok(true);
         }
-        lock(&self.direct).write(word, value, halves)
+        lock(&self.direct).write(word, write)
     }
 
     /// Looks whether the guest wrote a direct descriptor to its shared page, and takes it.
@@ -492,7 +489,8 @@ impl Cq {
             interrupt_count: self.plain(CqsReg::MrqInterruptCoalescingCount),
             interrupt_mask: self.plain(CqsReg::MrqInterruptMask),
         };
-        Writer { memory, page: &self.page, policy, now_ns, dma, requests: 0 }
+        let requests = CqsIrqs::NONE;
+        Writer { memory, page: &self.page, policy, now_ns, dma, requests, held_until: u64::MAX }
     }
 
     /// Whether a queue entry with this source_type keeps a place for a direct descriptor.

@@ -3,7 +3,7 @@
 use tofu_abi::frame::{ECRC_SIZE, HEADER_SIZE, ROUTING_HEADER_SIZE, TlpHeader};
 use tofu_fabric::Disturb;
 
-use crate::packet::seal;
+use crate::packets::frame::seal;
 use crate::tlp::Body;
 
 /// Raw and system packets only: links repeat others until they are right.
@@ -59,7 +59,7 @@ fn forge(frame: &mut [u8], random: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::ecrc_is_right;
+    use crate::packets::frame::ecrc_is_right;
     use crate::tlp::Tag;
     use tofu_abi::CqId;
     use tofu_abi::frame::{TlpKind, frame_size};

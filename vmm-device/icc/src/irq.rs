@@ -1,31 +1,32 @@
 //! The interrupt registers of a unit.
 
+use std::marker::PhantomData;
 use std::sync::atomic::Ordering::SeqCst;
 
+use tofu_abi::irq::IrqSet;
 use tofu_sync::AtomicU64;
 
-use crate::Host;
+use crate::host::Host;
 
-/// IRR, IMR and ICL of one unit (CQS, BGS, TNI or TNR).
+/// IRR, IMR and ICL of one unit (CQS, BGS, TNI or TNR), whose requests are `S`.
 #[derive(Debug)]
-pub(crate) struct IrqUnit {
+pub(crate) struct IrqUnit<S> {
     vector: u16,
-    /// Bits that exist in this unit.
-    bits: u64,
     pending: AtomicU64,
     mask: AtomicU64,
     level: AtomicU64,
+    requests: PhantomData<S>,
 }
 
-impl IrqUnit {
+impl<S: IrqSet> IrqUnit<S> {
     /// A unit whose requests go to `vector`. After reset all is masked.
-    pub(crate) fn new(vector: u16, bits: u64) -> Self {
+    pub(crate) fn new(vector: u16) -> Self {
         Self {
             vector,
-            bits,
             pending: AtomicU64::new(0),
             mask: AtomicU64::new(u64::MAX),
             level: AtomicU64::new(0),
+            requests: PhantomData,
         }
     }
 
@@ -36,8 +37,8 @@ impl IrqUnit {
     }
 
     /// Raises requests; a message is sent if one of them is new and not masked.
-    pub(crate) fn request(&self, host: &dyn Host, bits: u64) {
-        let bits = bits & self.bits;
+    pub(crate) fn request(&self, host: &dyn Host, requests: S) {
+        let bits = requests.raw();
         if bits == 0 {
             return;
         }
@@ -93,8 +94,11 @@ mod loom_tests {
     use super::*;
     use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
+    use tofu_abi::irq::TniIrqs;
     use tofu_abi::{Doorbell, TniId};
     use tofu_fabric::{PortCounters, XbCounters};
+
+    const REQUEST: TniIrqs = TniIrqs::PBQ_UNDERFLOW;
 
     /// Counts interrupts.
     struct Counter(Mutex<u32>, Condvar);
@@ -138,15 +142,15 @@ mod loom_tests {
     }
 
     struct Model {
-        unit: IrqUnit,
+        unit: IrqUnit<TniIrqs>,
         host: Counter,
     }
 
     fn model(driver: fn(&Model)) {
         loom::model(move || {
-            let model = Arc::new(Model { unit: IrqUnit::new(0, 1), host: Counter::new() });
+            let model = Arc::new(Model { unit: IrqUnit::new(0), host: Counter::new() });
             let other = Arc::clone(&model);
-            let device = thread::spawn(move || other.unit.request(&other.host, 1));
+            let device = thread::spawn(move || other.unit.request(&other.host, REQUEST));
             driver(&model);
             device.join().unwrap();
             let pending = model.unit.pending() & !model.unit.mask();
@@ -157,23 +161,23 @@ mod loom_tests {
 
     #[test]
     fn loom_a_request_while_it_is_unmasked_is_announced() {
-        model(|m| m.unit.clear_mask(&m.host, 1));
+        model(|m| m.unit.clear_mask(&m.host, REQUEST.raw()));
     }
 
     #[test]
     fn loom_a_request_after_an_older_one_was_cleared_is_announced() {
         model(|m| {
-            m.unit.clear_mask(&m.host, 1);
+            m.unit.clear_mask(&m.host, REQUEST.raw());
             m.unit.set_mask(1);
             // The driver polls here, so what it clears is not lost.
-            m.unit.clear_pending(1);
-            m.unit.clear_mask(&m.host, 1);
+            m.unit.clear_pending(REQUEST.raw());
+            m.unit.clear_mask(&m.host, REQUEST.raw());
         });
     }
 
     /// A barrier channel whose round 1 has ended.
     struct Barrier {
-        unit: IrqUnit,
+        unit: IrqUnit<TniIrqs>,
         host: Counter,
         gates: Mutex<Gates>,
     }
@@ -196,7 +200,7 @@ mod loom_tests {
             let ended = gates.ended;
             drop(gates);
             if ended {
-                self.unit.request(&self.host, 1);
+                self.unit.request(&self.host, REQUEST);
             }
         }
 
@@ -214,16 +218,16 @@ mod loom_tests {
         model.preemption_bound = Some(3);
         model.check(|| {
             let barrier = Arc::new(Barrier {
-                unit: IrqUnit::new(0, 1),
+                unit: IrqUnit::new(0),
                 host: Counter::new(),
                 gates: Mutex::default(),
             });
-            barrier.unit.clear_mask(&barrier.host, 1);
+            barrier.unit.clear_mask(&barrier.host, REQUEST.raw());
             let (late, signal) = (Arc::clone(&barrier), Arc::clone(&barrier));
-            let late = thread::spawn(move || late.unit.request(&late.host, 1));
+            let late = thread::spawn(move || late.unit.request(&late.host, REQUEST));
             let signal = thread::spawn(move || signal.change(|gates| gates.signalled = true));
             barrier.change(|gates| {
-                barrier.unit.clear_pending(1);
+                barrier.unit.clear_pending(REQUEST.raw());
                 gates.started = true;
             });
             let mut seen = 0;
@@ -232,7 +236,7 @@ mod loom_tests {
                 if barrier.has_ended() {
                     break;
                 }
-                barrier.unit.clear_pending(1);
+                barrier.unit.clear_pending(REQUEST.raw());
             }
             late.join().unwrap();
             signal.join().unwrap();

@@ -331,6 +331,25 @@ fn copy_run(
     result
 }
 
+/// Reads what is in a list of segments; what they do not fill of `data` is left as it is.
+///
+/// # Errors
+///
+/// If memory vanished since its addresses were translated.
+pub(crate) fn read_segments(
+    memory: &dyn DmaMemory,
+    segments: &[Segment],
+    data: &mut [u8],
+) -> Result<(), DmaError> {
+    let mut left = data;
+    for s in segments {
+        let (part, tail) = left.split_at_mut((s.len as usize).min(left.len()));
+        memory.read(s.addr, part)?;
+        left = tail;
+    }
+    Ok(())
+}
+
 /// Drops the first `bytes` bytes of a list of segments.
 pub(crate) fn skip_segments(segments: &[Segment], bytes: u32) -> Segments {
     let mut left = bytes;

@@ -1,81 +1,20 @@
 //! The register space as the guest reaches it through BAR0.
 
-use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 
-use tofu_abi::irq::{cqs, tni as tni_irq};
+use tofu_abi::irq::{CqsIrqs, TniIrqs};
 use tofu_abi::regs::{CqReg, CqsReg, NodeAddress, PortReg, Register, TniReg, TofuReg, XbReg};
 use tofu_abi::{CqId, TniId};
 use tofu_fabric::PortCounters;
+use tofu_sync::lock;
 
-use crate::Icc;
-use crate::cq::lock;
+use crate::cq::Cq;
+use crate::device::Icc;
 use crate::page::DIRECT;
+use crate::register::{RegisterWrite, aligned};
 
 /// Clock of a TofuD node in kHz: FREE_RUN_COUNT counts its cycles.
 const CLOCK_KHZ: u128 = 425_000;
-
-/// Registers that only hold what was written to them. Most nodes never write any, so they
-/// are kept by offset; there are as many as the map has, so a guest cannot make this grow
-/// without bound.
-#[derive(Debug, Default)]
-pub(crate) struct Plain(Mutex<HashMap<u64, u64>>);
-
-impl Plain {
-    fn read(&self, offset: u64) -> u64 {
-        lock(&self.0).get(&offset).copied().unwrap_or(0)
-    }
-
-    fn update(&self, offset: u64, f: impl FnOnce(u64) -> u64) {
-        let mut values = lock(&self.0);
-        let value = values.entry(offset).or_default();
-        *value = f(*value);
-    }
-
-    pub(crate) fn reset(&self) {
-        lock(&self.0).clear();
-    }
-}
-
-/// Which bytes of a register an access touches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    Whole,
-    Low,
-    High,
-}
-
-impl Part {
-    /// The aligned offset of the register and the part of it; `None` for an access that registers
-    /// do not have.
-    fn of(offset: u64, len: usize) -> Option<(u64, Self)> {
-        match (len, offset % 8) {
-            (8, 0) => Some((offset, Self::Whole)),
-            (4, 0) => Some((offset, Self::Low)),
-            (4, 4) => Some((offset - 4, Self::High)),
-            _ => None,
-        }
-    }
-
-    /// Which halves of the register are touched, as bits.
-    fn halves(self) -> u16 {
-        match self {
-            Self::Whole => 0b11,
-            Self::Low => 0b01,
-            Self::High => 0b10,
-        }
-    }
-
-    /// `old` with this part replaced by `data`.
-    fn merge(self, old: u64, data: u64) -> u64 {
-        match self {
-            Self::Whole => data,
-            Self::Low => (old & !0xffff_ffff) | data,
-            Self::High => (old & 0xffff_ffff) | data << 32,
-        }
-    }
-}
 
 impl Icc {
     /// A read of `data.len()` bytes at `offset` of BAR0.
@@ -84,7 +23,7 @@ impl Icc {
     /// counted and read 0, as does what no register claims.
     pub fn bar_read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
-        let Some((at, part)) = Part::of(offset, data.len()) else {
+        let Some((at, shift)) = aligned(offset, data.len()) else {
             self.faults.count_malformed(offset, data.len());
             return;
         };
@@ -95,12 +34,7 @@ impl Icc {
                 0
             }
         };
-        let bytes = value.to_le_bytes();
-        match part {
-            Part::Whole => data.copy_from_slice(&bytes),
-            Part::Low => data.copy_from_slice(&bytes[..4]),
-            Part::High => data.copy_from_slice(&bytes[4..]),
-        }
+        data.copy_from_slice(&(value >> shift).to_le_bytes()[..data.len()]);
     }
 
     /// A write of `data.len()` bytes at `offset` of BAR0.
@@ -121,15 +55,12 @@ impl Icc {
                 return;
             }
         }
-        let Some((at, part)) = Part::of(offset, data.len()) else {
+        let Some((at, write)) = RegisterWrite::at(offset, data) else {
             self.faults.count_malformed(offset, data.len());
             return;
         };
-        let mut bytes = [0; 8];
-        bytes[..data.len()].copy_from_slice(data);
-        let data = u64::from_le_bytes(bytes);
         match Register::decode(at) {
-            Some(register) => self.write_register(register, part, data),
+            Some(register) => self.write_register(register, write),
             None => self.faults.count_unclaimed(offset),
         }
     }
@@ -150,76 +81,70 @@ impl Icc {
         }
     }
 
-    fn write_register(&self, register: Register, part: Part, data: u64) {
+    fn write_register(&self, register: Register, write: RegisterWrite) {
         match register {
-            Register::Cq { tni, cq, reg } => self.write_cq(tni, cq, reg, part, data),
-            Register::Cqs { tni, cq, reg } => self.write_cqs(tni, cq, reg, part, data),
-            Register::Tni { tni, reg } => self.write_tni(tni, reg, part, data),
-            Register::Xb(reg) => self.write_xb(reg, part, data),
-            Register::Tofu(reg) => self.write_tofu(register, reg, part, data),
+            Register::Cq { tni, cq, reg } => self.write_cq(tni, cq, reg, write),
+            Register::Cqs { tni, cq, reg } => self.write_cqs(tni, cq, reg, write),
+            Register::Tni { tni, reg } => self.write_tni(tni, reg, write),
+            Register::Xb(reg) => self.write_xb(reg, write),
+            Register::Tofu(reg) => self.write_tofu(register, reg, write),
             // Counters.
             Register::Port { .. } => {}
-            Register::Bgs { tni, bg, reg } => {
-                let bits = part.merge(0, data);
-                self.write_bgs(tni, bg, reg, bits, |old| part.merge(old, data));
-            }
-            Register::Bch { tni, bch, reg } => {
-                self.write_bch(tni, bch, reg, |old| part.merge(old, data));
-            }
+            Register::Bgs { tni, bg, reg } => self.write_bgs(tni, bg, reg, write),
+            Register::Bch { tni, bch, reg } => self.write_bch(tni, bch, reg, write),
             // What gates hold is for them to write.
             Register::BgsData { .. } => {}
         }
     }
 
-    fn write_plain(&self, register: Register, part: Part, data: u64) {
-        self.plain.update(register.offset(), |old| part.merge(old, data));
-    }
-
-    fn write_cq(&self, tni: TniId, cq: CqId, reg: CqReg, part: Part, data: u64) {
+    fn write_cq(&self, tni: TniId, cq: CqId, reg: CqReg, write: RegisterWrite) {
         let queue = self.queue(tni, cq);
         if let Some(word) = DIRECT.iter().position(|direct| *direct == reg) {
             if !queue.enabled() {
                 return;
             }
-            let value = if part == Part::High { data << 32 } else { data };
-            match queue.write_direct(word, value, part.halves()) {
-                Ok(true) => self.host.doorbell(tni, cq.into()),
+            match queue.write_direct(word, write) {
+                Ok(true) => self.host().doorbell(tni, cq.into()),
                 Ok(false) => {}
                 Err(()) => {
                     queue.stop();
-                    queue.irq.request(self.host(), cqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION);
+                    queue.irq.request(self.host(), CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION);
                 }
             }
             return;
         }
         match reg {
-            CqReg::FetchStart if queue.enabled() => self.host.doorbell(tni, cq.into()),
+            CqReg::FetchStart if queue.enabled() => self.host().doorbell(tni, cq.into()),
             CqReg::MrqFullPointer
             | CqReg::PiggybackBuffer0
             | CqReg::PiggybackBuffer1
             | CqReg::PiggybackBuffer2 => {
-                queue.page.store(reg, part.merge(queue.page.load(reg), data));
+                queue.page.store(reg, write.merge(queue.page.load(reg)));
             }
             // Counters.
             _ => {}
         }
     }
 
-    fn write_cqs(&self, tni: TniId, cq: CqId, reg: CqsReg, part: Part, data: u64) {
+    fn write_cqs(&self, tni: TniId, cq: CqId, reg: CqsReg, write: RegisterWrite) {
         let queue = self.queue(tni, cq);
         // The halves of set and clear registers stand for themselves; the others merge.
-        let bits = part.merge(0, data);
-        let merged = part.merge(queue.read(reg), data);
+        let bits = write.bits();
+        let merged = write.merge(queue.read(reg));
         match reg {
             CqsReg::Status => {}
-            CqsReg::Enable if part == Part::High => {}
-            CqsReg::Enable => self.enable_queue(queue, data & 1 != 0),
+            CqsReg::Enable => {
+                if let Some(on) = write.switch() {
+                    self.enable_queue(queue, on);
+                }
+            }
             CqsReg::CacheFlush => queue.tables.flush(),
-            CqsReg::FetchStop if part == Part::High => {}
             CqsReg::FetchStop => {
-                queue.set_fetch_stop(data & 1 != 0);
-                if data & 1 == 0 && queue.enabled() {
-                    self.host.doorbell(tni, cq.into());
+                if let Some(stop) = write.switch() {
+                    queue.set_fetch_stop(stop);
+                    if !stop && queue.enabled() {
+                        self.host().doorbell(tni, cq.into());
+                    }
                 }
             }
             CqsReg::MemoryBlockTableEnable
@@ -239,29 +164,29 @@ impl Icc {
         }
     }
 
-    fn enable_queue(&self, queue: &crate::cq::Cq, on: bool) {
+    fn enable_queue(&self, queue: &Cq, on: bool) {
         let _life = lock(&queue.life);
         if on {
             if queue.enabled() {
                 return;
             }
             if queue.enable() {
-                self.host.queue_enabled(queue.tni, queue.id.into(), true);
+                self.host().queue_enabled(queue.tni, queue.id.into(), true);
                 // What lay in the queue before is fetched at the next doorbell.
             } else {
-                queue.irq.request(self.host(), cqs::TOQ_READ_EXCEPTION);
+                queue.irq.request(self.host(), CqsIrqs::TOQ_READ_EXCEPTION);
             }
         } else if queue.disable() {
-            self.host.queue_enabled(queue.tni, queue.id.into(), false);
+            self.host().queue_enabled(queue.tni, queue.id.into(), false);
         }
     }
 
-    fn write_tni(&self, tni: TniId, reg: TniReg, part: Part, data: u64) {
+    fn write_tni(&self, tni: TniId, reg: TniReg, write: RegisterWrite) {
         let unit = self.tni(tni);
-        let bits = part.merge(0, data);
-        let merged = part.merge(unit.read(reg), data);
+        let bits = write.bits();
+        let merged = write.merge(unit.read(reg));
         match reg {
-            TniReg::Imr => unit.irq.set_mask(bits & tni_irq::ALL),
+            TniReg::Imr => unit.irq.set_mask(bits & TniIrqs::ALL.raw()),
             TniReg::Irc => unit.irq.clear_pending(bits),
             TniReg::Imc => unit.irq.clear_mask(self.host(), bits),
             TniReg::Icl => unit.irq.set_level(merged),
@@ -275,9 +200,9 @@ impl Icc {
 
     fn read_port(&self, port: u8, reg: PortReg) -> u64 {
         if reg == PortReg::FreeRunCount {
-            return (u128::from(self.host.now_ns()) * CLOCK_KHZ / 1_000_000) as u64;
+            return (u128::from(self.host().now_ns()) * CLOCK_KHZ / 1_000_000) as u64;
         }
-        port_counter(&self.host.port_counters(port), reg)
+        port_counter(&self.host().port_counters(port), reg)
     }
 
     fn read_xb(&self, reg: XbReg) -> u64 {
@@ -291,11 +216,15 @@ impl Icc {
         }
     }
 
-    fn write_xb(&self, reg: XbReg, part: Part, data: u64) {
-        let merged = part.merge(self.read_xb(reg), data);
+    fn write_xb(&self, reg: XbReg, write: RegisterWrite) {
+        let merged = write.merge(self.read_xb(reg));
         let s = &self.statistics;
         match reg {
-            XbReg::StqEnable => self.enable_statistics(merged & 1 != 0),
+            XbReg::StqEnable => {
+                if let Some(due) = s.switch(merged & 1 != 0, self.host().now_ns()) {
+                    self.want_expire(due);
+                }
+            }
             XbReg::StqUpdateInterval => s.interval.store(merged, SeqCst),
             XbReg::StqPa => s.address.store(merged, SeqCst),
             XbReg::StqSize => s.entries.store(merged, SeqCst),
@@ -314,15 +243,15 @@ impl Icc {
         }
     }
 
-    fn write_tofu(&self, register: Register, reg: TofuReg, part: Part, data: u64) {
-        let bits = part.merge(0, data);
+    fn write_tofu(&self, register: Register, reg: TofuReg, write: RegisterWrite) {
+        let bits = write.bits();
         match reg {
             TofuReg::NodeAddress | TofuReg::TnrIrr => {}
             TofuReg::TnrImr => self.tnr.set_mask(bits),
             TofuReg::TnrIrc => self.tnr.clear_pending(bits),
             TofuReg::TnrImc => self.tnr.clear_mask(self.host(), bits),
-            TofuReg::TnrIcl => self.tnr.set_level(part.merge(self.tnr.level(), data)),
-            _ => self.write_plain(register, part, data),
+            TofuReg::TnrIcl => self.tnr.set_level(write.merge(self.tnr.level())),
+            _ => self.plain.write(register.offset(), write),
         }
     }
 }

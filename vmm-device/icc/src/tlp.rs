@@ -6,13 +6,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use tofu_abi::barrier::{BSEQ_MASK, GPID_MASK, OP_ERROR};
 use tofu_abi::desc::{ArmwOp, Header2, MAX_MESSAGE, MAX_MTU, MTU_UNIT};
 use tofu_abi::reduce::{MAX_INTEGERS, Op, Value};
 use tofu_abi::{BgId, CqId, Rcode, StagOffset};
 
-use crate::memory::{DmaMemory, Segments};
+use crate::memory::{DmaError, DmaMemory, Segment, Segments, copy_segments, skip_segments};
 use crate::translate::Pin;
 
 /// Payload bytes of one burst at most. Long enough that its cost is that of the copy,
@@ -20,6 +21,8 @@ use crate::translate::Pin;
 pub(crate) const BURST_BYTES: u32 = 256 << 10;
 /// TLPs of one burst at most when each of them needs a notice.
 pub(crate) const BURST_NOTICES: u32 = 256;
+/// Bytes that a strongly ordered Put writes last and by themselves.
+const STRONG_TAIL: u32 = 8;
 /// Bytes of a frame's routing header.
 const ROUTING_HEADER: u64 = 8;
 /// Bytes of a TLP beside its payload: header and ECRC (ours, so that 1920 bytes of payload
@@ -103,6 +106,11 @@ impl Request {
     /// Whether the TLPs have a size that a device gives them.
     pub(crate) fn has_legal_mtu(&self) -> bool {
         self.mtu > 0 && self.mtu <= MAX_MTU && self.mtu.is_multiple_of(MTU_UNIT)
+    }
+
+    /// The mtu, or the nearest that there can be.
+    pub(crate) fn legal_mtu(&self) -> u32 {
+        self.mtu.clamp(1, MAX_MTU)
     }
 
     /// Whether the sizes are ones that a device sends. A peer that sends others could make the
@@ -205,6 +213,72 @@ impl fmt::Debug for Payload {
     }
 }
 
+impl Payload {
+    /// No data.
+    pub(crate) const NONE: Self = Self::Inline { data: [0; 32], len: 0 };
+
+    /// Bytes of data.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::Inline { data, len } => u64::from(*len).min(data.len() as u64),
+            Self::Bytes(data) => data.len() as u64,
+            Self::Guest { segments, .. } => segments.iter().map(|s| u64::from(s.len)).sum(),
+        }
+    }
+
+    /// Writes the first `len` bytes to memory. With `strong` order, who sees the last word of the
+    /// data sees all of it.
+    pub(crate) fn copy_in(
+        &self,
+        memory: &dyn DmaMemory,
+        to: &[Segment],
+        len: u32,
+        strong: bool,
+    ) -> Result<(), DmaError> {
+        let tail = if strong { len.min(STRONG_TAIL) } else { 0 };
+        let head = len - tail;
+        self.copy_to(0, memory, to, head)?;
+        if tail > 0 {
+            fence(Ordering::Release);
+            self.copy_to(head, memory, &skip_segments(to, head), tail)?;
+        }
+        Ok(())
+    }
+
+    /// Copies `len` bytes from `skip` on to memory.
+    fn copy_to(
+        &self,
+        skip: u32,
+        memory: &dyn DmaMemory,
+        to: &[Segment],
+        len: u32,
+    ) -> Result<(), DmaError> {
+        let bytes: &[u8] = match self {
+            Self::Inline { data, .. } => data,
+            Self::Bytes(data) => data,
+            Self::Guest { memory: source, segments, .. } if skip == 0 => {
+                return copy_segments((&**source, segments), (memory, to), len);
+            }
+            Self::Guest { memory: source, segments, .. } => {
+                let from = skip_segments(segments, skip);
+                return copy_segments((&**source, &from), (memory, to), len);
+            }
+        };
+        let mut at = skip as usize;
+        let mut left = len as usize;
+        for s in to {
+            let n = left.min(s.len as usize);
+            let Some(part) = bytes.get(at..at + n) else {
+                return Err(DmaError { addr: s.addr, len: n });
+            };
+            memory.write(s.addr, part)?;
+            at += n;
+            left -= n;
+        }
+        Ok(())
+    }
+}
+
 /// What a packet carries.
 #[derive(Debug)]
 pub enum Body {
@@ -265,6 +339,16 @@ impl Body {
     /// Whether its target answers it.
     pub fn is_request(&self) -> bool {
         matches!(self, Self::Put { .. } | Self::Get { .. } | Self::Armw { .. })
+    }
+
+    /// Bytes of the message that the packet is for, if it is a request.
+    pub(crate) fn requested(&self) -> u32 {
+        match self {
+            Self::Put { request, .. } | Self::Get { request } | Self::Armw { request, .. } => {
+                request.length
+            }
+            _ => 0,
+        }
     }
 
     /// The initiator's command, and whether the packet comes from there rather than being an

@@ -1,45 +1,21 @@
 //! Address translation: steering table, memory block table, page table.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use tofu_abi::irq::cqs;
 use tofu_abi::regs::CqsReg;
 use tofu_abi::table::{
     MEMORY_BLOCK_ENTRY_SIZE, MemoryBlock, PAGE_ENTRY_SIZE, PageEntry, PageSize,
     STEERING_ENTRY_SIZE, Steering,
 };
 use tofu_abi::{Rcode, StagOffset};
-use tofu_sync::Epochs;
+use tofu_sync::{Epochs, lock};
 
+use crate::fault::Fault;
 use crate::memory::{Access, DmaMemory, Segment, Segments};
 
 /// Places in a queue's translation cache.
 const CACHE_PLACES: usize = 32;
-
-/// Why an address could not be translated: the result code as seen by the queue that owns
-/// the address, and the interrupt request that goes with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub(crate) rcode: Rcode,
-    pub(crate) irq: u64,
-}
-
-impl Fault {
-    const fn steering(rcode: Rcode) -> Self {
-        Self { rcode, irq: cqs::STEERING_READ_EXCEPTION }
-    }
-
-    const fn memory_block(rcode: Rcode) -> Self {
-        Self { rcode, irq: cqs::MB_READ_EXCEPTION }
-    }
-
-    /// Memory at a translated address that cannot be read or written.
-    pub(crate) const fn payload(write: bool) -> Self {
-        let irq = if write { cqs::PAYLOAD_WRITE_EXCEPTION } else { cqs::PAYLOAD_READ_EXCEPTION };
-        Self { rcode: Rcode::PAYLOAD_ACCESS, irq }
-    }
-}
 
 /// Where a range is in memory, as far as it could be translated.
 pub(crate) struct Translation {
@@ -162,7 +138,7 @@ impl Tables {
         }
         let place = stag as usize % CACHE_PLACES;
         {
-            let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+            let cache = lock(&self.cache);
             if let Some(Some(m)) = cache.get(place)
                 && m.stag == stag
                 && m.generation == pin.generation
@@ -171,7 +147,7 @@ impl Tables {
             }
         }
         let mapping = self.read_mapping(memory, pin, stag)?;
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = lock(&self.cache);
         if cache.is_empty() {
             cache.resize(CACHE_PLACES, None);
         }

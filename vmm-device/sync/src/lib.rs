@@ -13,6 +13,12 @@ pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 #[cfg(not(loom))]
 pub use std::sync::{Mutex, MutexGuard};
 
+/// Locks a mutex of the standard library. That another thread has panicked with the lock must not
+/// make what it protects unusable for the others: a device serves other nodes, too.
+pub fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 #[cfg(loom)]
 pub use checked::{AtomicBool, AtomicU32, AtomicU64};
 #[cfg(loom)]

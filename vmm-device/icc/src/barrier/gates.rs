@@ -10,7 +10,7 @@ use tofu_abi::barrier::{
     BSEQ_MASK, BchReady, BgAddress, GpidBseq, LocalLink, OP_ERROR, Profile, RemoteLink, SignalMask,
     SignalState, input_bits,
 };
-use tofu_abi::irq::bgs;
+use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{self, Input, Op, VALUE_QWORDS, Value};
 use tofu_abi::regs::{BgsReg, CqsMode};
 use tofu_abi::{BchId, BgId, Coords, TniId};
@@ -58,7 +58,7 @@ pub(super) struct Effects {
     pub(super) sent: SmallVec<[Sent; 2]>,
     pub(super) ended: SmallVec<[Ended; 1]>,
     /// Interrupt requests of gates.
-    pub(super) requests: SmallVec<[(BgId, u64); 2]>,
+    pub(super) requests: SmallVec<[(BgId, BgsIrqs); 2]>,
     /// The last signal to a gate that is not enabled, and the address that it came from.
     pub(super) inactive: Option<(BgId, BgAddress)>,
 }
@@ -261,7 +261,7 @@ impl Gates {
 
     /// Enables a gate, or does not, because of its links: then it returns the interrupt requests
     /// that say so.
-    pub(super) fn enable(&mut self, bg: BgId) -> Result<(), u64> {
+    pub(super) fn enable(&mut self, bg: BgId) -> Result<(), BgsIrqs> {
         let profile = self.profile;
         let Some(gate) = self.gates.get_mut(bg.index()) else {
             return Ok(());
@@ -274,18 +274,18 @@ impl Gates {
             let address = BgAddress(address.into());
             profile.has_address(address) && gate.in_subnet(address.coords())
         };
-        let mut bad = 0;
+        let mut bad = BgsIrqs::NONE;
         if !gate.mask.sig_recv() && !local(gate.local.recv())
             || !gate.mask.tlp_recv() && !remote(gate, gate.remote.recv())
         {
-            bad |= bgs::BG_RECV_ADDRESS_EXCEPTION;
+            bad |= BgsIrqs::BG_RECV_ADDRESS_EXCEPTION;
         }
         if !gate.mask.sig_send() && !local(gate.local.send())
             || !gate.mask.tlp_send() && !remote(gate, gate.remote.send())
         {
-            bad |= bgs::BG_SEND_ADDRESS_EXCEPTION;
+            bad |= BgsIrqs::BG_SEND_ADDRESS_EXCEPTION;
         }
-        if bad != 0 {
+        if !bad.is_empty() {
             return Err(bad);
         }
         gate.enabled = true;
@@ -351,7 +351,7 @@ impl Gates {
         }
         let op = Op::from_code(ready.op());
         let Some(op) = op.filter(|op| ready.count() <= self.profile.max_elements(*op)) else {
-            effects.requests.push((bch.gate(), bgs::SIGNAL_STATE_ERROR));
+            effects.requests.push((bch.gate(), BgsIrqs::SIGNAL_STATE_ERROR));
             return false;
         };
         channel.running = true;
@@ -439,7 +439,7 @@ impl Gates {
         }
         if content.gpid != gate.gpid_bseq.gpid() {
             gate.gpid_unmatch = sender.0;
-            effects.requests.push((bg, bgs::GPID_UNMATCH));
+            effects.requests.push((bg, BgsIrqs::GPID_UNMATCH));
             return;
         }
         let expected = match source {
@@ -452,11 +452,11 @@ impl Gates {
         };
         if !expected {
             gate.address_unmatch = sender.0;
-            effects.requests.push((bg, bgs::NODE_ADDRESS_UNMATCH));
+            effects.requests.push((bg, BgsIrqs::NODE_ADDRESS_UNMATCH));
             return;
         }
         if content.bseq.wrapping_sub(gate.bseq()) & BSEQ_MASK > 1 {
-            effects.requests.push((bg, bgs::BSEQ_UNMATCH));
+            effects.requests.push((bg, BgsIrqs::BSEQ_UNMATCH));
             return;
         }
         let buffer = gate.buffer(content.bseq);
@@ -465,11 +465,11 @@ impl Gates {
             Source::Remote(_) => (buffer.state.tlp_recv(), buffer.state.with_tlp_recv(true)),
         };
         if came {
-            effects.requests.push((bg, bgs::SIGNAL_STATE_ERROR));
+            effects.requests.push((bg, BgsIrqs::SIGNAL_STATE_ERROR));
             return;
         }
         if buffer.merge(content) {
-            effects.requests.push((bg, bgs::SIGNAL_STATE_ERROR));
+            effects.requests.push((bg, BgsIrqs::SIGNAL_STATE_ERROR));
         }
         buffer.state = with_it.with_op(buffer.state.op());
         buffer.ready_ps = buffer.ready_ps.max(at_ps);

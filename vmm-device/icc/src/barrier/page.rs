@@ -9,6 +9,7 @@ use tofu_abi::{BchId, TniId};
 use vm_memory::VolatileMemory;
 
 use crate::page::SharedPages;
+use crate::register::RegisterWrite;
 
 const REGISTERS: usize = BchReg::ALL.len();
 const FIRST: u64 = BchReg::Idata0.offset();
@@ -49,17 +50,16 @@ impl ChannelPage {
         if reg == BchReg::Ready { value & STATE } else { value }
     }
 
-    /// A trapped write; `merge` makes the register's value of the one before. Returns whether a
-    /// round is to be started.
-    pub(super) fn write(&self, reg: BchReg, merge: impl Fn(u64) -> u64) -> bool {
+    /// A trapped write. Returns whether a round is to be started.
+    pub(super) fn write(&self, reg: BchReg, write: RegisterWrite) -> bool {
         let change = |old: u64| match reg {
             BchReg::IgnoredSignalCount => None,
             // Only the device sets STATE; a start clears it.
-            BchReg::Ready => match merge(old) {
+            BchReg::Ready => match write.merge(old) {
                 new if new & START != 0 => Some(new & !STATE),
                 new => Some(new & !STATE | old & STATE),
             },
-            _ => Some(merge(old)),
+            _ => Some(write.merge(old)),
         };
         let word = self.reg(reg);
         let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);

@@ -5,89 +5,34 @@
 //! held while that is worked out and a notice is written; interrupts are requested and signals
 //! sent after it, so no two such locks are ever held together.
 
-mod gates;
+pub(crate) mod gates;
 mod page;
 mod schedule;
+pub(crate) mod unit;
 
-use std::sync::{Mutex, OnceLock};
-
-use tofu_abi::barrier::{BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR, Profile};
-use tofu_abi::irq::{bgs, tni as tni_irq, vector};
+use tofu_abi::barrier::{BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR};
+use tofu_abi::irq::{BgsIrqs, TniIrqs};
 use tofu_abi::reduce::{Op, VALUE_QWORDS};
 use tofu_abi::regs::{BchReg, BgsReg, TniReg};
 use tofu_abi::{BchId, BgId, Rcode, TniId};
 use tofu_fabric::{Class, Packet, Way};
+use tofu_sync::lock;
 
-use crate::Icc;
-use crate::barrier::gates::{Content, Effects, Ended, Gates, Sent};
+use crate::barrier::gates::{BarrierTime, Content, Effects, Ended, Gates, Sent};
 use crate::barrier::page::ChannelPage;
-use crate::cq::lock;
+use crate::barrier::unit::{Unit, channels};
+use crate::device::Icc;
 use crate::host::Net;
 use crate::irq::IrqUnit;
 use crate::memory::DmaError;
 use crate::notice::Peer;
+use crate::register::RegisterWrite;
 use crate::tlp::{Body, Signal, wire_bytes};
-
-pub use gates::BarrierTime;
-
-/// Barrier gates and channels of one interface.
-///
-/// Most nodes never use theirs, so it is made when one of its registers is written first.
-pub(crate) struct Unit {
-    irqs: Box<[IrqUnit]>,
-    pages: Box<[ChannelPage]>,
-    gates: Mutex<Gates>,
-    /// Held while a channel is masked or unmasked and the host is told, so that the host hears of
-    /// it in that order. Taken before `gates`.
-    life: Mutex<()>,
-}
-
-impl Unit {
-    /// Shows channels' state in their pages.
-    fn publish(&self, gates: &Gates, bch: BchId) {
-        if let Some(page) = self.pages.get(bch.index()) {
-            page.publish(gates.ready(bch).state(), gates.ignored(bch));
-        }
-    }
-}
-
-/// The barrier channels of an interface.
-fn channels(profile: Profile) -> impl Iterator<Item = BchId> {
-    BchId::ALL.into_iter().take(profile.channels.into())
-}
-
-/// The barrier of a node, TNI by TNI.
-#[derive(Default)]
-pub(crate) struct Barrier([OnceLock<Unit>; tofu_abi::regs::NUM_TNI]);
-
-impl Barrier {
-    fn get(&self, tni: TniId) -> Option<&Unit> {
-        self.0[tni.index()].get()
-    }
-
-    fn units(&self) -> impl Iterator<Item = (TniId, &Unit)> {
-        TniId::ALL.into_iter().zip(&self.0).filter_map(|(tni, unit)| Some((tni, unit.get()?)))
-    }
-}
 
 impl Icc {
     /// The gates of an interface that has any, whose registers are about to be written.
     fn barrier_unit(&self, tni: TniId) -> Option<&Unit> {
-        let profile = self.config.barrier;
-        if tni.get() >= profile.tnis {
-            return None;
-        }
-        let make = || Unit {
-            irqs: (0..profile.gates)
-                .map(|_| IrqUnit::new(vector::bg(tni.get()), bgs::ALL))
-                .collect(),
-            pages: channels(profile)
-                .map(|bch| ChannelPage::new(tni, bch, self.config.pages.as_ref()))
-                .collect(),
-            gates: Mutex::new(Gates::new(self.coords(), tni, profile)),
-            life: Mutex::new(()),
-        };
-        Some(self.barrier.0[tni.index()].get_or_init(make))
+        self.barrier.get_or_make(self.coords(), tni, self.profile(), self.pages())
     }
 
     /// Modelled time of the rounds of a barrier channel.
@@ -108,13 +53,13 @@ impl Icc {
         for (tni, unit) in self.barrier.units() {
             let _life = lock(&unit.life);
             let mut gates = lock(&unit.gates);
-            let fresh = Gates::new(self.coords(), tni, self.config.barrier);
+            let fresh = Gates::new(self.coords(), tni, self.profile());
             let old = std::mem::replace(&mut *gates, fresh);
             unit.irqs.iter().for_each(IrqUnit::reset);
-            unit.pages.iter().for_each(ChannelPage::clear);
+            unit.clear_pages();
             drop(gates);
-            for bch in channels(self.config.barrier).filter(|bch| !old.masked(*bch)) {
-                self.host.queue_enabled(tni, bch.into(), false);
+            for bch in channels(self.profile()).filter(|bch| !old.masked(*bch)) {
+                self.host().queue_enabled(tni, bch.into(), false);
             }
         }
     }
@@ -125,7 +70,7 @@ impl Icc {
     }
 
     pub(crate) fn read_bgs(&self, tni: TniId, bg: BgId, reg: BgsReg) -> u64 {
-        let profile = self.config.barrier;
+        let profile = self.profile();
         if !profile.has_gate(tni.get(), bg.get()) {
             return 0;
         }
@@ -136,7 +81,7 @@ impl Icc {
                 _ => 0,
             };
         };
-        let Some(irq) = unit.irqs.get(bg.index()) else {
+        let Some(irq) = unit.irq(bg) else {
             return 0;
         };
         match reg {
@@ -154,30 +99,22 @@ impl Icc {
         self.barrier.get(tni).map_or(0, |unit| lock(&unit.gates).data(bg, buffer, qword))
     }
 
-    /// Writes a gate's register: `bits` are those that the access holds, `merge` makes the whole
-    /// value of the one before.
-    pub(crate) fn write_bgs(
-        &self,
-        tni: TniId,
-        bg: BgId,
-        reg: BgsReg,
-        bits: u64,
-        merge: impl Fn(u64) -> u64,
-    ) {
+    /// Writes a gate's register.
+    pub(crate) fn write_bgs(&self, tni: TniId, bg: BgId, reg: BgsReg, write: RegisterWrite) {
         let Some(unit) = self.barrier_unit(tni) else {
             return;
         };
-        let Some(irq) = unit.irqs.get(bg.index()) else {
+        let Some(irq) = unit.irq(bg) else {
             return;
         };
         match reg {
-            BgsReg::Imr => irq.set_mask(bits),
-            BgsReg::Irc => irq.clear_pending(bits),
-            BgsReg::Imc => irq.clear_mask(self.host(), bits),
-            BgsReg::Icl => irq.set_level(merge(irq.level())),
+            BgsReg::Imr => irq.set_mask(write.bits()),
+            BgsReg::Irc => irq.clear_pending(write.bits()),
+            BgsReg::Imc => irq.clear_mask(self.host(), write.bits()),
+            BgsReg::Icl => irq.set_level(write.merge(irq.level())),
             BgsReg::Enable => {
                 let mut gates = lock(&unit.gates);
-                let on = merge(gates.read(bg, BgsReg::Enable)) & 1 != 0;
+                let on = write.merge(gates.read(bg, BgsReg::Enable)) & 1 != 0;
                 let result = if on {
                     gates.enable(bg)
                 } else {
@@ -197,18 +134,18 @@ impl Icc {
                 let _life = lock(&unit.life);
                 let mut gates = lock(&unit.gates);
                 let was = gates.masked(bch);
-                let value = merge(gates.read(bg, reg));
+                let value = write.merge(gates.read(bg, reg));
                 gates.write(bg, reg, value);
                 unit.publish(&gates, bch);
                 let is = gates.masked(bch);
                 drop(gates);
                 if was != is {
-                    self.host.queue_enabled(tni, bch.into(), !is);
+                    self.host().queue_enabled(tni, bch.into(), !is);
                 }
             }
             _ => {
                 let mut gates = lock(&unit.gates);
-                let value = merge(gates.read(bg, reg));
+                let value = write.merge(gates.read(bg, reg));
                 gates.write(bg, reg, value);
             }
         }
@@ -216,30 +153,24 @@ impl Icc {
 
     pub(crate) fn read_bch(&self, tni: TniId, bch: BchId, reg: BchReg) -> u64 {
         let unit = self.barrier.get(tni);
-        unit.and_then(|unit| unit.pages.get(bch.index())).map_or(0, |page| page.read(reg))
+        unit.and_then(|unit| unit.page(bch)).map_or(0, |page| page.read(reg))
     }
 
     /// Writes a register of a channel's page.
-    pub(crate) fn write_bch(
-        &self,
-        tni: TniId,
-        bch: BchId,
-        reg: BchReg,
-        merge: impl Fn(u64) -> u64,
-    ) {
+    pub(crate) fn write_bch(&self, tni: TniId, bch: BchId, reg: BchReg, write: RegisterWrite) {
         let unit = self.barrier_unit(tni);
-        let Some(page) = unit.and_then(|unit| unit.pages.get(bch.index())) else {
+        let Some(page) = unit.and_then(|unit| unit.page(bch)) else {
             return;
         };
-        if page.write(reg, merge) {
-            self.host.doorbell(tni, bch.into());
+        if page.write(reg, write) {
+            self.host().doorbell(tni, bch.into());
         }
     }
 
     /// Looks at a channel's shared page: whether a round is to be started.
     pub(crate) fn poll_channel(&self, tni: TniId, bch: BchId) -> bool {
         let unit = self.barrier.get(tni);
-        unit.and_then(|unit| unit.pages.get(bch.index())).is_some_and(ChannelPage::poll)
+        unit.and_then(|unit| unit.page(bch)).is_some_and(ChannelPage::poll)
     }
 
     /// Starts the round that a channel's page asks for, if it does.
@@ -247,7 +178,7 @@ impl Icc {
         let Some(unit) = self.barrier.get(tni) else {
             return;
         };
-        let Some(page) = unit.pages.get(bch.index()) else {
+        let Some(page) = unit.page(bch) else {
             return;
         };
         let mut effects = Effects::default();
@@ -259,10 +190,10 @@ impl Icc {
             if !self.tni(tni).enabled() {
                 gates.ignore_start(bch);
             } else if gates.start(bch, BchReady(word), page.input(), &mut effects)
-                && let Some(irq) = unit.irqs.get(bch.index())
+                && let Some(irq) = unit.irq(bch.gate())
             {
                 // So that who starts a round need not do it: the page of a channel has no IRC.
-                irq.clear_pending(bgs::ACKNOWLEDGES);
+                irq.clear_pending(BgsIrqs::ACKNOWLEDGES.raw());
             }
             unit.publish(&gates, bch);
             self.end_rounds(&gates, &mut effects);
@@ -300,7 +231,7 @@ impl Icc {
             let mut gates = lock(&unit.gates);
             gates.arrive(signal.target, source, &content, at_ps, &mut effects);
             if let Some(bch) = signal.target.channel()
-                && let Some(page) = unit.pages.get(bch.index())
+                && let Some(page) = unit.page(bch)
             {
                 page.show_ignored(gates.ignored(bch));
             }
@@ -318,9 +249,9 @@ impl Icc {
         if !matches!(code, Rcode::NO_SUCH_NODE | Rcode::NO_SUCH_PATH) {
             return;
         }
-        let irq = self.barrier.get(tni).and_then(|u| u.irqs.get(signal.source.index()));
+        let irq = self.barrier.get(tni).and_then(|u| u.irq(signal.source));
         if let Some(irq) = irq {
-            irq.request(self.host(), bgs::BG_SEND_ADDRESS_EXCEPTION);
+            irq.request(self.host(), BgsIrqs::BG_SEND_ADDRESS_EXCEPTION);
         }
     }
 
@@ -330,9 +261,11 @@ impl Icc {
     fn end_rounds(&self, _locked: &Gates, effects: &mut Effects) {
         for ended in &effects.ended {
             let request = match self.write_notice(ended) {
-                Err(_) => bgs::DMA_COMPLETION_EXCEPTION,
-                Ok(()) if ended.content.op == OP_ERROR => bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE,
-                Ok(()) => bgs::SYNCHRONIZATION_ACKNOWLEDGE,
+                Err(_) => BgsIrqs::DMA_COMPLETION_EXCEPTION,
+                Ok(()) if ended.content.op == OP_ERROR => {
+                    BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE
+                }
+                Ok(()) => BgsIrqs::SYNCHRONIZATION_ACKNOWLEDGE,
             };
             effects.requests.push((ended.bch.gate(), request));
         }
@@ -350,23 +283,23 @@ impl Icc {
             for (chunk, word) in bytes.chunks_exact_mut(8).zip(value) {
                 chunk.copy_from_slice(&word.to_le_bytes());
             }
-            self.memory.write(at, &bytes)?;
+            self.memory().write(at, &bytes)?;
         }
         let status = NoticeStatus(0).with_bseq(*bseq).with_op(*op).with_valid(true);
-        self.memory.store(status_at, status.0)
+        self.memory().store(status_at, status.0)
     }
 
     /// Notes a signal to a gate that is not enabled.
     fn inactive_gate(&self, tni: TniId, target: BgId, source: BgAddress) {
         let unit = self.tni(tni);
         unit.set_inactive_gate(target, source);
-        unit.irq.request(self.host(), tni_irq::INACTIVE_BG);
+        unit.irq.request(self.host(), TniIrqs::INACTIVE_BG);
     }
 
     /// Requests interrupts and sends signals, when nothing is locked any more.
     fn settle_barrier(&self, tni: TniId, unit: &Unit, effects: &Effects, net: &mut dyn Net) {
         for &(bg, bits) in &effects.requests {
-            if let Some(irq) = unit.irqs.get(bg.index()) {
+            if let Some(irq) = unit.irq(bg) {
                 irq.request(self.host(), bits);
             }
         }

@@ -1,0 +1,397 @@
+//! Completions: the transmit complete queue (TCQ), the message receive queue (MRQ), and the table
+//! of outstanding commands that they depend on.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use tofu_abi::Rcode;
+use tofu_abi::irq::CqsIrqs;
+use tofu_abi::queue::{MRQ_ENTRY_SIZE, MrqEntry, MrqWord0, RingIndex, TCQ_ENTRY_SIZE, TcqEntry};
+use tofu_abi::regs::{CqReg, MRQ_MASK_DISCARD};
+
+use crate::coalesce::{Held, HeldInterrupt};
+use crate::command::{CommandKind, Message};
+use crate::memory::DmaMemory;
+use crate::notice::{Event, Peer};
+use crate::page::Page;
+use crate::tlp::{Answer, Tag};
+
+/// Commands of one queue that may be outstanding at a time.
+pub(crate) const WINDOW: usize = 64;
+/// Notices of one queue that may wait for local completions.
+const MAX_DEFERRED: usize = 4096;
+
+/// A place in the transmit order queue, which names a place in the transmit complete queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    pub(crate) index: u32,
+    pub(crate) flip: bool,
+}
+
+/// A command whose answers have not all come yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outstanding {
+    pub(crate) message: Message,
+    pub(crate) slot: Slot,
+    /// Bytes whose answers have not come yet, or 1 for a message without data.
+    unanswered: u32,
+    /// The first error.
+    pub(crate) rcode: Rcode,
+    /// When the command is given up unless an answer comes, in nanoseconds.
+    deadline_ns: u64,
+    /// Order in which the commands were started.
+    sequence: u64,
+}
+
+/// What the queue's registers say about the writing of notices, read when one is written.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Policy {
+    pub(crate) mrq_mask: u64,
+    pub(crate) tcq_hold_ns: u64,
+    pub(crate) mrq_hold_ns: u64,
+    pub(crate) interrupt_hold_ns: u64,
+    pub(crate) interrupt_count: u64,
+    pub(crate) interrupt_mask: u64,
+}
+
+/// Where notices go: memory, the page with FULL_POINTER and the counters, and the time.
+pub(crate) struct Writer<'a> {
+    pub(crate) memory: &'a dyn DmaMemory,
+    pub(crate) page: &'a Page,
+    pub(crate) policy: Policy,
+    pub(crate) now_ns: u64,
+    /// Whether bus mastering is on; without it nothing is written. Looked at only while the
+    /// queue's completions are locked, for whoever turns it off to wait for that lock.
+    pub(crate) dma: &'a AtomicBool,
+    /// Interrupt requests to raise when the lock on the queue is released.
+    pub(crate) requests: CqsIrqs,
+    /// When something is due that was held back by way of this writer, in nanoseconds.
+    pub(crate) held_until: u64,
+}
+
+impl Outstanding {
+    /// What tells it from other commands with the same place.
+    pub(crate) const fn generation(&self) -> u32 {
+        self.sequence as u32
+    }
+
+    /// Whether an answer can be one to this command: it is of the right kind, comes from whom
+    /// the command went to, and is about a part of its message.
+    pub(crate) fn expects(&self, from: Peer, kind: CommandKind, answer: &Answer) -> bool {
+        let end = answer.position.checked_add(answer.length);
+        self.message.kind == kind
+            && self.message.peer() == from
+            && end.is_some_and(|end| end <= self.message.length)
+            && answer.done <= answer.length
+    }
+}
+
+/// Completion state of an enabled queue.
+#[derive(Debug)]
+pub(crate) struct Completions {
+    tcq_ipa: u64,
+    mrq_ipa: u64,
+    mrq: RingIndex,
+    window: Vec<Option<Outstanding>>,
+    free: Vec<u16>,
+    next_sequence: u64,
+    /// Notices for commands of other queues that wait until all commands of this queue
+    /// that were started before them are complete, with the sequence number to wait for.
+    deferred: VecDeque<(u64, MrqEntry)>,
+    held_tcq: Held<(u32, TcqEntry)>,
+    held_mrq: Held<MrqEntry>,
+    interrupt: HeldInterrupt,
+}
+
+impl Completions {
+    /// The queue's first command gets the sequence number `first_sequence`. It must be higher
+    /// than any of the queue's former lives, so that late answers to those find nothing.
+    pub(crate) fn new(tcq_ipa: u64, mrq_ipa: u64, mrq_entries: u32, first_sequence: u64) -> Self {
+        Self {
+            tcq_ipa,
+            mrq_ipa,
+            mrq: RingIndex::new(mrq_entries),
+            window: Vec::new(),
+            free: Vec::new(),
+            next_sequence: first_sequence,
+            deferred: VecDeque::new(),
+            held_tcq: Held::new(TCQ_ENTRY_SIZE),
+            held_mrq: Held::new(MRQ_ENTRY_SIZE),
+            interrupt: HeldInterrupt::NONE,
+        }
+    }
+
+    /// Whether another command can be started.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.window.len() < WINDOW
+    }
+
+    /// The sequence number of the next command.
+    pub(crate) const fn next_sequence(&self) -> u64 {
+        self.next_sequence
+    }
+
+    /// Whether any command is outstanding.
+    pub(crate) fn busy(&self) -> bool {
+        self.free.len() < self.window.len()
+    }
+
+    /// Notes the command of a message as started, to be given up at `deadline_ns`. Returns its
+    /// place and generation, or `None` if there is no room.
+    pub(crate) fn start(
+        &mut self,
+        message: Message,
+        slot: Slot,
+        deadline_ns: u64,
+    ) -> Option<(u16, u32)> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.window.len() < WINDOW => {
+                self.window.push(None);
+                (self.window.len() - 1) as u16
+            }
+            None => return None,
+        };
+        let command = Outstanding {
+            message,
+            slot,
+            unanswered: message.length.max(1),
+            rcode: Rcode::SUCCESS,
+            deadline_ns,
+            sequence: self.next_sequence,
+        };
+        self.next_sequence += 1;
+        self.window[usize::from(index)] = Some(command);
+        Some((index, command.generation()))
+    }
+
+    /// The outstanding command with this tag, if it is still awaited.
+    pub(crate) fn find(&mut self, tag: Tag) -> Option<&mut Outstanding> {
+        self.window
+            .get_mut(usize::from(tag.index))?
+            .as_mut()
+            .filter(|command| command.generation() == tag.generation)
+    }
+
+    /// Counts `n` bytes of a command as answered, and ends it if these were the last. Otherwise it
+    /// is given up later than was said: at `deadline_ns`. Returns whether it has ended.
+    pub(crate) fn account(
+        &mut self,
+        tag: Tag,
+        n: u32,
+        end: (Rcode, u64),
+        deadline_ns: u64,
+        w: &mut Writer<'_>,
+    ) -> bool {
+        let (rcode, old_value) = end;
+        let Some(command) = self.find(tag) else {
+            return false;
+        };
+        if command.rcode.is_success() {
+            command.rcode = rcode;
+        }
+        command.unanswered = command.unanswered.saturating_sub(n);
+        if command.unanswered > 0 {
+            // It gets on; how long the whole of it takes depends on what else goes on.
+            command.deadline_ns = deadline_ns;
+            return false;
+        }
+        let rcode = command.rcode;
+        self.finish(tag.index, rcode, old_value, w);
+        true
+    }
+
+    /// Ends an outstanding command: its TCQ entry, its MRQ notice, and then whatever notices
+    /// of others waited for it.
+    fn finish(&mut self, index: u16, rcode: Rcode, old_value: u64, w: &mut Writer<'_>) {
+        let Some(command) = self.window.get_mut(usize::from(index)).and_then(|place| place.take())
+        else {
+            return;
+        };
+        self.free.push(index);
+        let message = &command.message;
+        self.complete(command.slot, rcode, message.length, message.header1.interrupt(), w);
+        if message.kind != CommandKind::Frame {
+            let mut entry = message.last_notice(rcode);
+            if message.kind == CommandKind::Armw && rcode.is_success() {
+                entry.0[2] = old_value;
+            }
+            self.notice(entry, w);
+        }
+        self.release_deferred(w);
+    }
+
+    /// Notices of the initiator for single TLPs, which the packet-response flag asks for:
+    /// those of the answered range that are not the last of their message.
+    pub(crate) fn packet_notices(
+        &mut self,
+        message: &Message,
+        answer: &Answer,
+        w: &mut Writer<'_>,
+    ) {
+        let mut at = answer.position;
+        let end = answer.position + answer.done;
+        while at < end {
+            let n = message.mtu.min(end - at);
+            at += n;
+            if at < message.length {
+                self.notice(message.notice(Event::Tlp, Rcode::SUCCESS, at, n), w);
+            }
+        }
+        // After an error the TLP at fault has a notice of its own, unless it is the last one.
+        if !answer.rcode.is_success() && end + message.mtu < message.length {
+            self.notice(message.notice(Event::TlpFailed, answer.rcode, end, message.mtu), w);
+        }
+    }
+
+    /// A notice for a command of another queue.
+    ///
+    /// It must not overtake the completion of a command that may have caused it, so it waits
+    /// for all commands of this queue that are outstanding now.
+    pub(crate) fn remote_notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) {
+        if !self.busy() && self.deferred.is_empty() {
+            self.notice(entry, w);
+            return;
+        }
+        // Too many: the oldest one has waited long enough. Notices stay in order.
+        if self.deferred.len() >= MAX_DEFERRED
+            && let Some((_, oldest)) = self.deferred.pop_front()
+        {
+            self.notice(oldest, w);
+        }
+        self.deferred.push_back((self.next_sequence, entry));
+    }
+
+    fn release_deferred(&mut self, w: &mut Writer<'_>) {
+        if self.deferred.is_empty() {
+            return;
+        }
+        let oldest =
+            self.window.iter().flatten().map(|command| command.sequence).min().unwrap_or(u64::MAX);
+        while let Some((barrier, entry)) = self.deferred.front().copied()
+            && barrier <= oldest
+        {
+            self.deferred.pop_front();
+            self.notice(entry, w);
+        }
+    }
+
+    /// Writes a transmit complete entry.
+    pub(crate) fn complete(
+        &mut self,
+        slot: Slot,
+        rcode: Rcode,
+        length: u32,
+        interrupt: bool,
+        w: &mut Writer<'_>,
+    ) {
+        let entry = TcqEntry(0).with_flip(slot.flip).with_rcode(rcode).with_length(length);
+        if interrupt {
+            w.requests |= CqsIrqs::TCQ_WRITE_ACKNOWLEDGE;
+        }
+        let hold_ns = if interrupt { 0 } else { w.policy.tcq_hold_ns };
+        if self.held_tcq.push((slot.index, entry), hold_ns, w.now_ns) {
+            self.flush_tcq(w);
+        } else {
+            w.held_until = w.held_until.min(self.held_tcq.until());
+        }
+    }
+
+    fn flush_tcq(&mut self, w: &mut Writer<'_>) {
+        let held = self.held_tcq.release();
+        if !w.dma.load(SeqCst) {
+            return;
+        }
+        for (slot, entry) in held.drain(..) {
+            let at = self.tcq_ipa.wrapping_add(u64::from(slot) * TCQ_ENTRY_SIZE as u64);
+            match w.memory.store(at, entry.0) {
+                Ok(()) => w.page.add(CqReg::TcqNumNotice, 1),
+                Err(_) => w.requests |= CqsIrqs::TCQ_WRITE_EXCEPTION,
+            }
+        }
+    }
+
+    /// Puts a notice into the message receive queue.
+    fn notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) {
+        if w.policy.mrq_mask & MRQ_MASK_DISCARD != 0 {
+            return;
+        }
+        // What completed before must be seen before.
+        self.flush_tcq(w);
+        if self.held_mrq.push(entry, w.policy.mrq_hold_ns, w.now_ns) {
+            self.flush_mrq(w);
+        } else {
+            w.held_until = w.held_until.min(self.held_mrq.until());
+        }
+    }
+
+    fn flush_mrq(&mut self, w: &mut Writer<'_>) {
+        let held = self.held_mrq.release();
+        if !w.dma.load(SeqCst) {
+            if held.len() > MAX_DEFERRED {
+                held.pop_back();
+                w.requests |= CqsIrqs::MRQ_OVERFLOW;
+            }
+            return;
+        }
+        for entry in held.drain(..) {
+            let entries = u64::from(self.mrq.entries());
+            let consumed = w.page.load(CqReg::MrqFullPointer);
+            let waiting = self.mrq.count().wrapping_sub(consumed) & (2 * entries - 1);
+            if waiting >= entries {
+                w.requests |= CqsIrqs::MRQ_OVERFLOW;
+                continue;
+            }
+            let at = self.mrq_ipa.wrapping_add(u64::from(self.mrq.slot()) * MRQ_ENTRY_SIZE as u64);
+            let word0 = MrqWord0(entry.0[0]).with_flip(self.mrq.flip());
+            // Its first word has the flip bit: an entry is never valid before it is whole.
+            let written = w.memory.store_entry(at, [word0.0, entry.0[1], entry.0[2], entry.0[3]]);
+            if written.is_err() {
+                w.requests |= CqsIrqs::MRQ_WRITE_EXCEPTION;
+                continue;
+            }
+            self.mrq.advance();
+            w.page.add(CqReg::MrqNumNotice, 1);
+            if w.policy.interrupt_mask >> word0.id() & 1 != 0 {
+                continue;
+            }
+            let policy = &w.policy;
+            if self.interrupt.add(1, policy.interrupt_count, policy.interrupt_hold_ns, w.now_ns) {
+                w.requests |= CqsIrqs::MRQ_WRITE_ACKNOWLEDGE;
+            } else {
+                w.held_until = w.held_until.min(self.interrupt.until());
+            }
+        }
+    }
+
+    /// Writes what was held back.
+    pub(crate) fn flush(&mut self, w: &mut Writer<'_>) {
+        self.flush_tcq(w);
+        self.flush_mrq(w);
+    }
+
+    /// Does what is due by now, and gives up commands whose answers are overdue.
+    pub(crate) fn expire(&mut self, w: &mut Writer<'_>) {
+        if self.held_tcq.until() <= w.now_ns {
+            self.flush_tcq(w);
+        }
+        if self.held_mrq.until() <= w.now_ns {
+            self.flush_mrq(w);
+        }
+        if self.interrupt.expire(w.now_ns) {
+            w.requests |= CqsIrqs::MRQ_WRITE_ACKNOWLEDGE;
+        }
+        for index in 0..self.window.len() {
+            if self.window[index].is_some_and(|command| command.deadline_ns <= w.now_ns) {
+                self.finish(index as u16, Rcode::TIMEOUT, 0, w);
+            }
+        }
+    }
+
+    /// When [`Completions::expire`] is due next, in nanoseconds.
+    pub(crate) fn next_deadline(&self) -> u64 {
+        let held = self.held_tcq.until().min(self.held_mrq.until()).min(self.interrupt.until());
+        let commands = self.window.iter().flatten().map(|command| command.deadline_ns);
+        commands.fold(held, u64::min)
+    }
+}

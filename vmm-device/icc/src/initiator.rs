@@ -1,0 +1,479 @@
+//! The initiator of commands: descriptors in, request packets out, answers in.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use tofu_abi::desc::{ArmwOp, Descriptor, Header1, PIGGYBACK_BUFFER_MAX, source_type};
+use tofu_abi::irq::CqsIrqs;
+use tofu_abi::regs::{CqReg, TniReg};
+use tofu_abi::{Doorbell, Rcode, TniId};
+use tofu_fabric::{Class, Packet, Way};
+use tofu_sync::lock;
+
+use crate::command::{self, Action, CommandKind, Message, PacketCommand};
+use crate::completions::Slot;
+use crate::cq::Cq;
+use crate::device::Icc;
+use crate::fault::Fault;
+use crate::host::Net;
+use crate::memory::Access;
+use crate::notice::Peer;
+use crate::tlp::{Answer, BURST_BYTES, BURST_NOTICES, Body, Payload, Tag, burst_size};
+use crate::translate::Translation;
+use crate::transmit::{Active, Transmit};
+
+/// What a queue may do before others get their turn: so many descriptors or bursts, of which each
+/// [`STEP_BYTES`] bytes count as one more.
+const TURN_STEPS: u64 = 64;
+/// Copying so many bytes takes about as long as a step without data, or a little more.
+const STEP_BYTES: u64 = 64 << 10;
+
+/// What one step of a queue came to.
+enum Step {
+    /// Nothing to do, or not possible now.
+    Idle,
+    /// Went on without anything to send.
+    Done,
+    /// Something to send.
+    Send(Packet<Body>),
+}
+
+/// An answer that has arrived.
+#[derive(Clone, Copy)]
+pub(crate) struct Answered {
+    pub(crate) tni: TniId,
+    pub(crate) from: Peer,
+    /// The kind of command that has such answers.
+    pub(crate) kind: CommandKind,
+    pub(crate) answer: Answer,
+    /// The old value that the answer to an atomic command brings.
+    pub(crate) old: u64,
+    /// Modelled time since the command, in picoseconds.
+    pub(crate) model_ps: u64,
+    pub(crate) now_ns: u64,
+}
+
+impl Icc {
+    /// Runs the control queue or barrier channel of a doorbell: takes descriptors until it meets a
+    /// blank one, and sends what they ask for.
+    ///
+    /// Returns whether there is more to do: after a turn of bounded length the queue lets
+    /// others work. If another thread runs the queue already, that one takes over what is new.
+    pub fn run_queue(&self, tni: TniId, doorbell: Doorbell, net: &mut dyn Net) -> bool {
+        let queue = match doorbell {
+            Doorbell::Cq(cq) => self.queue(tni, cq),
+            Doorbell::Channel(bch) => {
+                self.run_channel(tni, bch, net);
+                return false;
+            }
+        };
+        queue.transmit.run(|transmit| {
+            let more = transmit.as_mut().is_some_and(|transmit| self.turn(queue, transmit, net));
+            self.note_deadline(queue);
+            more
+        })
+    }
+
+    fn turn(&self, queue: &Cq, transmit: &mut Transmit, net: &mut dyn Net) -> bool {
+        let mut left = TURN_STEPS;
+        while left > 0 {
+            left -= 1;
+            match self.step(queue, transmit, net.now_ns()) {
+                Step::Idle => return false,
+                Step::Done => {}
+                Step::Send(packet) => {
+                    left = left.saturating_sub(u64::from(packet.body.requested()) / STEP_BYTES);
+                    let frame = match &packet.body {
+                        Body::Frame { tag, .. } => Some(*tag),
+                        _ => None,
+                    };
+                    net.inject(packet);
+                    net.progress();
+                    if let Some(tag) = frame {
+                        // The network has it. If it was lost already, it has ended with that.
+                        self.account(queue, tag, u32::MAX, Rcode::SUCCESS, net.now_ns());
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    fn step(&self, queue: &Cq, transmit: &mut Transmit, now: u64) -> Step {
+        if !self.dma_enabled() || !self.tni(queue.tni).enabled() {
+            return Step::Idle;
+        }
+        if let Some(active) = transmit.active {
+            if !queue.may_process() {
+                return Step::Idle;
+            }
+            return self.continue_message(queue, transmit, active, now);
+        }
+        if !queue.may_fetch() || !queue.session_may_start() {
+            return Step::Idle;
+        }
+        if !queue.has_room() {
+            queue.stalled.store(true, SeqCst);
+            // A completion that came before the flag was set would not ring again.
+            if !queue.has_room() {
+                return Step::Idle;
+            }
+        }
+        match self.fetch(queue, transmit) {
+            Some(descriptor) => {
+                let slot = transmit.slot();
+                transmit.ring.advance();
+                queue.show_next(&transmit.ring);
+                queue.use_session_step();
+                self.start(queue, transmit, slot, &descriptor, now)
+            }
+            None => Step::Idle,
+        }
+    }
+
+    /// The next descriptor, from the direct descriptor register or the transmit order queue.
+    fn fetch(&self, queue: &Cq, transmit: &mut Transmit) -> Option<Descriptor> {
+        if let Some(second) = transmit.second.take() {
+            self.mark_direct(queue, transmit)?;
+            return Some(second);
+        }
+        let at = transmit.entry();
+        let Ok(words) = self.memory().load_entry(at) else {
+            self.fail(queue, CqsIrqs::TOQ_READ_EXCEPTION);
+            return None;
+        };
+        let header = Header1(words[0]);
+        let valid = header.flip() == transmit.ring.flip();
+        if valid && header.source_type() == source_type::TOQ {
+            return Some(Descriptor(words));
+        }
+        if valid && !Cq::is_placeholder(header.source_type()) {
+            self.fail(queue, CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION);
+            return None;
+        }
+        // A blank entry, or one that keeps the place of a direct descriptor: here a direct
+        // descriptor goes, if there is one.
+        queue.poll_direct();
+        let direct = lock(&queue.direct).take()?;
+        let (first, second) = (direct.first(), direct.second());
+        let from_register = |d: &Descriptor| d.header1().source_type() == source_type::DIRECT;
+        if !from_register(&first) || !second.as_ref().is_none_or(from_register) {
+            self.fail(queue, CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION);
+            return None;
+        }
+        self.mark_direct(queue, transmit)?;
+        queue.count_direct(if second.is_some() { 2 } else { 1 });
+        transmit.second = second;
+        Some(first)
+    }
+
+    /// Marks the place of a direct descriptor in the transmit order queue as used, so that
+    /// it is not taken for a valid entry on the next lap.
+    fn mark_direct(&self, queue: &Cq, transmit: &Transmit) -> Option<()> {
+        let mark = Header1(0).with_flip(transmit.ring.flip()).with_source_type(source_type::DIRECT);
+        match self.memory().store(transmit.entry(), mark.0) {
+            Ok(()) => Some(()),
+            Err(_) => {
+                self.fail(queue, CqsIrqs::TOQ_READ_EXCEPTION);
+                None
+            }
+        }
+    }
+
+    /// Stops a queue for an exception of its own.
+    fn fail(&self, queue: &Cq, request: CqsIrqs) {
+        queue.stop();
+        queue.irq.request(self.host(), request);
+    }
+
+    /// Does what a descriptor asks for.
+    fn start(
+        &self,
+        queue: &Cq,
+        transmit: &mut Transmit,
+        slot: Slot,
+        descriptor: &Descriptor,
+        now: u64,
+    ) -> Step {
+        let started = match command::parse(descriptor, queue.id, queue.mode()) {
+            Ok(Action::Nop) => Err(Rcode::SUCCESS.into()),
+            Ok(Action::WritePiggybackBuffer(data)) => {
+                queue.write_piggyback(data);
+                Err(Rcode::SUCCESS.into())
+            }
+            Ok(Action::Transfer(message)) => Ok(match self.begin(queue, slot, message, now) {
+                Some(active) => self.continue_message(queue, transmit, active, now),
+                None => Step::Idle,
+            }),
+            Ok(Action::PutPiggyback(message, first)) => {
+                Ok(self.put_piggyback(queue, slot, message, first, now))
+            }
+            Ok(Action::Armw(message, op, operand)) => {
+                Ok(self.start_armw(queue, slot, message, (op, operand), now))
+            }
+            Ok(Action::Packet(packet)) => self.start_packet(queue, slot, &packet, now),
+            Err(fault) => Err(fault),
+        };
+        started.unwrap_or_else(|end: Fault| {
+            queue.irq.request(self.host(), end.irq);
+            if let Some((completions, writer)) = self.completions(queue, now).parts() {
+                let interrupt = descriptor.header1().interrupt();
+                completions.complete(slot, end.rcode, 0, interrupt, writer);
+            }
+            Step::Done
+        })
+    }
+
+    /// Notes a command as outstanding.
+    fn begin(&self, queue: &Cq, slot: Slot, message: Message, now: u64) -> Option<Active> {
+        let deadline_ns = self.command_deadline(now);
+        let (index, generation) =
+            queue.lock_completions().as_mut()?.start(message, slot, deadline_ns)?;
+        Some(Active { tag: Tag { cq: queue.id, index, generation }, message, sent: 0, wire: 0 })
+    }
+
+    /// Sends data that came with the command.
+    fn put_piggyback(
+        &self,
+        queue: &Cq,
+        slot: Slot,
+        message: Message,
+        first: u64,
+        now: u64,
+    ) -> Step {
+        let Some(mut active) = self.begin(queue, slot, message, now) else {
+            return Step::Idle;
+        };
+        let length = message.length;
+        let mut data = [0; PIGGYBACK_BUFFER_MAX];
+        for (bytes, word) in
+            data.chunks_exact_mut(8).zip([first].into_iter().chain(queue.piggyback()))
+        {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        data[length as usize..].fill(0);
+        queue.page.add(CqReg::TxPayloadByte, length.into());
+        let payload = Payload::Inline { data, len: length as u8 };
+        let body = Body::Put { request: active.request(queue.gpid(), length), payload };
+        self.send(queue, &mut active, length, length, body)
+    }
+
+    fn start_armw(
+        &self,
+        queue: &Cq,
+        slot: Slot,
+        message: Message,
+        (op, data): (ArmwOp, u64),
+        now: u64,
+    ) -> Step {
+        let Some(mut active) = self.begin(queue, slot, message, now) else {
+            return Step::Idle;
+        };
+        let length = message.length;
+        let (operand, compare) = match (op, length) {
+            (ArmwOp::CompareAndSwap, 4) => (data >> 32, data & 0xffff_ffff),
+            (ArmwOp::CompareAndSwap, _) => (queue.piggyback()[0], data),
+            _ => (data, 0),
+        };
+        let request = active.request(queue.gpid(), length);
+        let body = Body::Armw { request, op, operand, compare };
+        // An operand and, for a compare-and-swap, the value to compare with.
+        let data = if op == ArmwOp::CompareAndSwap { 2 * length } else { length };
+        self.send(queue, &mut active, length, data, body)
+    }
+
+    /// Sends a raw or system packet. Its command ends when the network has taken it.
+    fn start_packet(
+        &self,
+        queue: &Cq,
+        slot: Slot,
+        command: &PacketCommand,
+        now: u64,
+    ) -> Result<Step, Fault> {
+        let outgoing = self.read_packet(queue.tni, command)?;
+        let Some(active) = self.begin(queue, slot, command.message, now) else {
+            return Ok(Step::Idle);
+        };
+        let (bytes, system) = (outgoing.frame.len() as u64, outgoing.is_system());
+        let unit = self.tni(queue.tni);
+        unit.count_sent(1, bytes);
+        unit.add(TniReg::NumSendSystemTlp, system.into());
+        queue.page.add(CqReg::TxPayloadByte, command.message.length.into());
+        Ok(Step::Send(Packet {
+            src: self.coords(),
+            src_tni: queue.tni.get(),
+            dst: outgoing.dst,
+            dst_tni: outgoing.dst_tni,
+            path: command.message.header1.path(),
+            way: outgoing.way,
+            class: Class::System,
+            system,
+            tlps: 1,
+            bytes,
+            model_ps: self.issue_ps(0),
+            body: Body::Frame { tag: active.tag, frame: outgoing.frame },
+        }))
+    }
+
+    /// Sends the next burst of a message.
+    fn continue_message(
+        &self,
+        queue: &Cq,
+        transmit: &mut Transmit,
+        mut active: Active,
+        now: u64,
+    ) -> Step {
+        let message = active.message;
+        let failed = match queue.lock_completions().as_mut().and_then(|c| c.find(active.tag)) {
+            // After an error, and when it was given up, the rest is not sent.
+            Some(command) => !command.rcode.is_success(),
+            None => true,
+        };
+        if failed {
+            transmit.active = None;
+            self.give_up_rest(queue, &active, Rcode::SUCCESS, now);
+            return Step::Done;
+        }
+        let limit = if message.header2.packet_response() {
+            BURST_BYTES.min(BURST_NOTICES * message.mtu)
+        } else {
+            BURST_BYTES
+        };
+        // Whole TLPs, unless it is the end.
+        let limit = limit / message.mtu * message.mtu;
+        let n = (message.length - active.sent).min(limit);
+        let request = active.request(queue.gpid(), n);
+        let (body, data) = if message.kind == CommandKind::Put {
+            let pin = queue.tables.pin();
+            let from = queue.tables.translate(self.memory(), &pin, request.local, n, Access::Read);
+            if let Some(fault) = from.fault {
+                transmit.active = None;
+                queue.irq.request(self.host(), fault.irq);
+                self.give_up_rest(queue, &active, fault.rcode, now);
+                return Step::Done;
+            }
+            queue.page.add(CqReg::TxPayloadByte, n.into());
+            let memory = self.shared_memory();
+            let payload = Payload::Guest { memory, segments: from.segments, pin };
+            (Body::Put { request, payload }, n)
+        } else {
+            (Body::Get { request }, 0)
+        };
+        let step = self.send(queue, &mut active, n, data, body);
+        transmit.active = (active.sent < message.length).then_some(active);
+        step
+    }
+
+    /// Counts what was not sent of a message as answered, and ends it if nothing else is awaited.
+    fn give_up_rest(&self, queue: &Cq, active: &Active, rcode: Rcode, now: u64) {
+        let length = active.message.length;
+        let rest = (length - active.sent).max(u32::from(length == 0));
+        self.account(queue, active.tag, rest, rcode, now);
+    }
+
+    /// A packet with `data` bytes of payload for `n` bytes of a message.
+    fn send(&self, queue: &Cq, active: &mut Active, n: u32, data: u32, body: Body) -> Step {
+        let Message { header1, header2, mtu, .. } = active.message;
+        let (tlps, bytes) = burst_size(data, mtu, header2.padding());
+        let packet = Packet {
+            src: self.coords(),
+            src_tni: queue.tni.get(),
+            dst: header1.target(),
+            dst_tni: header1.ri(),
+            path: header1.path(),
+            way: Way::Shortest,
+            class: Class::Request,
+            system: false,
+            tlps,
+            bytes,
+            model_ps: self.issue_ps(active.wire),
+            body,
+        };
+        active.sent += n;
+        active.wire += bytes;
+        self.tni(queue.tni).count_sent(tlps, bytes);
+        Step::Send(packet)
+    }
+
+    /// The answer to a Get, with its data.
+    pub(crate) fn take_get_data(&self, mut answered: Answered, payload: &Payload) {
+        let Answered { tni, from, kind, answer, .. } = answered;
+        let queue = self.queue(tni, answer.tag.cq);
+        // Before the look for the command: a queue that is disabled and enabled again meanwhile
+        // waits for this, so the command and the tables are of one life.
+        let pin = queue.tables.pin();
+        let Some(message) = queue
+            .lock_completions()
+            .as_mut()
+            .and_then(|completions| completions.find(answer.tag))
+            .filter(|command| command.expects(from, kind, &answer))
+            .map(|command| command.message)
+        else {
+            return;
+        };
+        let done = u64::from(answer.done).min(payload.len()) as u32;
+        if done > 0 {
+            let at = message.local.advanced(answer.position.into());
+            let mut to = queue.tables.translate(self.memory(), &pin, at, done, Access::Write);
+            if !self.dma_enabled() {
+                to = Translation::failed(Fault::payload(true));
+            }
+            let mut n = to.len;
+            let mut fault = to.fault;
+            if fault.is_some() {
+                n -= n % message.mtu;
+            }
+            if payload.copy_in(self.memory(), &to.segments, n, false).is_err() {
+                n = 0;
+                fault = Some(Fault::payload(true));
+            }
+            queue.page.add(CqReg::RxPayloadByte, n.into());
+            answered.answer.done = n;
+            if let Some(fault) = fault {
+                queue.irq.request(self.host(), fault.irq);
+                answered.answer.rcode = fault.rcode;
+            }
+        }
+        drop(pin);
+        self.answered(&answered);
+    }
+
+    /// Counts an answer as that to a command of this node. What nobody has asked for is ignored.
+    pub(crate) fn answered(&self, answered: &Answered) {
+        let Answered { tni, from, kind, answer, old, model_ps, now_ns } = answered;
+        let queue = self.queue(*tni, answer.tag.cq);
+        let mut completing = self.completions(queue, *now_ns);
+        let Some((completions, writer)) = completing.parts() else {
+            return;
+        };
+        let Some(message) = completions
+            .find(answer.tag)
+            .filter(|command| command.expects(*from, *kind, answer))
+            .map(|command| command.message)
+        else {
+            return;
+        };
+        if message.header2.packet_response() {
+            completions.packet_notices(&message, answer, writer);
+        }
+        self.statistics.count_model_time(*tni, answer.request_ps, *model_ps);
+        let (n, end) = (answer.length.max(1), (answer.rcode, *old));
+        let deadline_ns = self.command_deadline(*now_ns);
+        let ended = completions.account(answer.tag, n, end, deadline_ns, writer);
+        drop(completing);
+        if ended {
+            self.ring_stalled(queue);
+        }
+    }
+
+    /// Counts `n` bytes of a command as answered and ends the command if these were the last.
+    pub(crate) fn account(&self, queue: &Cq, tag: Tag, n: u32, rcode: Rcode, now: u64) {
+        let mut completing = self.completions(queue, now);
+        let ended = completing.parts().is_some_and(|(completions, writer)| {
+            completions.account(tag, n, (rcode, 0), self.command_deadline(now), writer)
+        });
+        drop(completing);
+        if ended {
+            self.ring_stalled(queue);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Raw and system packets: frames out of memory, and the packet queues that frames of others, and
+//! reports about their requests, go to.
+
+pub(crate) mod frame;
+pub(crate) mod queues;
+
+use tofu_abi::desc::Command;
+use tofu_abi::frame::{HEADER_SIZE, Report, frame_size};
+use tofu_abi::irq::TniIrqs;
+use tofu_abi::queue::PrqRcode;
+use tofu_abi::regs::TniReg;
+use tofu_abi::{Rcode, TniId};
+use tofu_fabric::Way;
+use tofu_sync::lock;
+
+use crate::command::{PacketCommand, PacketRoute};
+use crate::device::Icc;
+use crate::fault::Fault;
+use crate::notice::Peer;
+use crate::packets::frame::{
+    Outgoing, ecrc_is_right, is_system, is_whole, report_frame, tlp_header,
+};
+use crate::target::Incoming;
+use crate::tlp::Request;
+use crate::tni::Tni;
+
+/// Something for the packet receive queue, and who counts it if there is no place for it.
+struct Delivery<'a> {
+    code: PrqRcode,
+    /// The device wrote it itself.
+    own: bool,
+    bytes: &'a [u8],
+    discards: TniReg,
+}
+
+impl Icc {
+    /// Reads the frame of a packet command.
+    pub(crate) fn read_packet(
+        &self,
+        tni: TniId,
+        command: &PacketCommand,
+    ) -> Result<Outgoing, Fault> {
+        let (header, length) = (command.message.header1, command.message.length as usize);
+        let size = match command.route {
+            PacketRoute::System => frame_size(length - HEADER_SIZE),
+            PacketRoute::Raw | PacketRoute::Hop(_) => length,
+        };
+        let mut frame = vec![0; size];
+        self.memory().read(command.at, &mut frame[..length]).map_err(|_| Fault::payload(false))?;
+        Ok(match command.route {
+            PacketRoute::System => {
+                Outgoing::system(self.coords(), tni, header, length - HEADER_SIZE, frame)
+            }
+            PacketRoute::Raw => Outgoing::raw(header, frame),
+            PacketRoute::Hop(port) => Outgoing::hop(self.coords(), header, port, frame),
+        })
+    }
+
+    /// Takes a frame that arrived for TNI `tni` of this node.
+    pub(crate) fn receive_frame(
+        &self,
+        tni: TniId,
+        from: Peer,
+        way: Way,
+        frame: &[u8],
+        now_ns: u64,
+    ) {
+        let unit = self.tni(tni);
+        if matches!(way, Way::Hop { nullified: true, .. }) {
+            unit.add(TniReg::NumReceiveNullifiedTlp, 1);
+            return;
+        }
+        if !is_whole(frame) {
+            unit.add(TniReg::RxNumUnknownTlp, 1);
+            unit.add(TniReg::RxNumDiscardUnknownTlp, 1);
+            unit.irq.request(self.host(), TniIrqs::PRQ_PACKET_DISCARD);
+            return;
+        }
+        if !ecrc_is_right(frame) {
+            unit.add(TniReg::NumReceiveNullifiedTlp, 1);
+            return;
+        }
+        let header = tlp_header(frame);
+        let code = if !is_system(frame) {
+            PrqRcode::UnknownTlp
+        } else if frame_size(header.length().into()) != frame.len() {
+            PrqRcode::IllegalTlpLength
+        } else if from != (Peer { node: header.source(), tni: header.i() }) {
+            PrqRcode::IllegalTlpFlags
+        } else {
+            PrqRcode::SystemTlp
+        };
+        let (counter, discards) = match code {
+            PrqRcode::UnknownTlp => (TniReg::RxNumUnknownTlp, TniReg::RxNumDiscardUnknownTlp),
+            PrqRcode::SystemTlp => (TniReg::RxNumSystemTlp, TniReg::RxNumDiscardSystemTlp),
+            _ => (TniReg::RxNumExceptionTlp, TniReg::RxNumDiscardExceptionTlp),
+        };
+        unit.add(counter, 1);
+        self.deliver(unit, &Delivery { code, own: false, bytes: frame, discards }, now_ns);
+    }
+
+    /// Counts a request of another node that was refused with `rcode`, and reports it to the packet
+    /// receive queue if there is one.
+    pub(crate) fn log_exception(&self, incoming: &Incoming<'_>, command: Command, rcode: Rcode) {
+        if rcode.is_success() {
+            return;
+        }
+        let Incoming { from, request, now_ns, .. } = *incoming;
+        let unit = self.tni(incoming.tni);
+        unit.add(TniReg::RxNumExceptionTlp, 1);
+        let Some(code) = exception_code(rcode, request) else {
+            return;
+        };
+        if !lock(&unit.packets).receives() {
+            return;
+        }
+        let report = Report {
+            rcode,
+            source_cq: request.tag.cq.get(),
+            command: command as u8,
+            length: request.length,
+            remote: request.remote,
+            gpid: request.gpid,
+        };
+        let (bytes, discards) = (&report_frame(from, &report), TniReg::RxNumDiscardExceptionTlp);
+        self.deliver(unit, &Delivery { code, own: true, bytes, discards }, now_ns);
+    }
+
+    /// Puts something into the packet receive queue of a TNI, or counts it as discarded.
+    fn deliver(&self, unit: &Tni, delivery: &Delivery<'_>, now_ns: u64) {
+        let Delivery { code, own, bytes, discards } = *delivery;
+        if unit.read(TniReg::PrqMask) >> (code as u8) & 1 != 0 {
+            unit.add(discards, 1);
+            return;
+        }
+        let mut queues = lock(&unit.packets);
+        let mut writer = unit.packet_writer(self.memory(), now_ns);
+        // Looked at with the lock held: whoever turns one of them off waits for it.
+        let taken =
+            unit.enabled() && self.dma_enabled() && queues.take(code, own, bytes, &mut writer);
+        let deadline = queues.next_deadline();
+        drop(queues);
+        if !taken {
+            unit.add(discards, 1);
+            writer.requests |= TniIrqs::PRQ_PACKET_DISCARD;
+        }
+        unit.irq.request(self.host(), writer.requests);
+        self.want_expire(deadline);
+    }
+
+    /// Does what is due by now for the packet queues, or, with `all`, all that was held back.
+    pub(crate) fn expire_packets(&self, now_ns: u64, all: bool) {
+        for unit in self.tnis() {
+            let mut queues = lock(&unit.packets);
+            let mut writer = unit.packet_writer(self.memory(), now_ns);
+            if self.dma_enabled() && (all || queues.is_due(now_ns)) {
+                queues.flush(&mut writer);
+            }
+            queues.expire_interrupt(&mut writer);
+            let deadline = queues.next_deadline();
+            drop(queues);
+            unit.irq.request(self.host(), writer.requests);
+            // Without DMA nothing can be written; turning it on again writes it.
+            if deadline > now_ns {
+                self.want_expire(deadline);
+            }
+        }
+    }
+}
+
+/// As what a request that was answered with `rcode` goes into the packet receive queue, if at all.
+fn exception_code(rcode: Rcode, request: &Request) -> Option<PrqRcode> {
+    Some(match rcode.local() {
+        Rcode::SUCCESS | Rcode::TNI_DISABLED | Rcode::TARGET_DMA_OFF => return None,
+        Rcode::ILLEGAL_TLP if !request.has_legal_mtu() => PrqRcode::IllegalTlpFlags,
+        Rcode::ILLEGAL_TLP => PrqRcode::IllegalTlpLength,
+        Rcode::STAG_RANGE | Rcode::OFFSET_RANGE | Rcode::MEMORY_BLOCK_RANGE | Rcode::PAGE_RANGE => {
+            PrqRcode::AddressRangeException
+        }
+        Rcode::NO_SUCH_CQ | Rcode::CQ_DISABLED | Rcode::GPID | Rcode::REMOTE_SUBNET => {
+            PrqRcode::CqError
+        }
+        _ => PrqRcode::CqException,
+    })
+}

@@ -1,0 +1,87 @@
+//! What the network router does with its node: it hands over what has arrived, and tells of what
+//! was lost.
+
+use tofu_abi::irq::{PortRequest, TnrIrqs};
+use tofu_abi::{Rcode, TniId};
+use tofu_fabric::{DiscardReason, Packet, Port};
+
+use crate::command::CommandKind;
+use crate::device::Icc;
+use crate::host::Net;
+use crate::initiator::Answered;
+use crate::notice::Peer;
+use crate::tlp::Body;
+
+impl Icc {
+    /// Takes a packet that arrived for this node.
+    pub fn arrive(&self, packet: Packet<Body>, net: &mut dyn Net) {
+        let Some(tni) = TniId::new(packet.dst_tni) else {
+            // Only a raw frame may name an interface that no node has.
+            return;
+        };
+        let unit = self.tni(tni);
+        unit.count_received(packet.tlps, packet.bytes);
+        let from = Peer { node: packet.src, tni: packet.src_tni };
+        let (model_ps, now_ns) = (packet.model_ps, net.now_ns());
+        let answered =
+            |kind, answer, old| Answered { tni, from, kind, answer, old, model_ps, now_ns };
+        match packet.body {
+            Body::Put { .. } | Body::Get { .. } | Body::Armw { .. } => {
+                if let Some(answer) = self.serve(tni, packet, now_ns) {
+                    unit.count_sent(answer.tlps, answer.bytes);
+                    net.inject(answer);
+                }
+            }
+            Body::Frame { frame, .. } => {
+                self.receive_frame(tni, from, packet.way, &frame, now_ns);
+            }
+            Body::PutAck { answer } => self.answered(&answered(CommandKind::Put, answer, 0)),
+            Body::GetData { answer, payload } => {
+                self.take_get_data(answered(CommandKind::Get, answer, 0), &payload);
+            }
+            Body::ArmwAck { answer, old } => {
+                self.answered(&answered(CommandKind::Armw, answer, old));
+            }
+            Body::Signal(signal) => self.take_signal(tni, from, &signal, model_ps, net),
+        }
+    }
+
+    /// A packet of this node was lost on its way, for the reason that `rcode` tells.
+    ///
+    /// A lost request ends its command with that code at once. A lost answer is nothing that
+    /// this node could do anything about: whoever waits for it has a timeout. A lost signal of a
+    /// barrier gate is an exception of the gate if its target does not exist.
+    pub fn undeliverable(&self, packet: &Packet<Body>, rcode: Rcode, now_ns: u64) {
+        let Some(tni) = TniId::new(packet.src_tni) else {
+            return;
+        };
+        if let Body::Signal(signal) = &packet.body {
+            self.signal_lost(tni, signal, rcode);
+        }
+        if let Some((tag, true)) = packet.body.tag() {
+            let n = packet.body.requested().max(1);
+            self.account(self.queue(tni, tag.cq), tag, n, rcode, now_ns);
+        }
+    }
+
+    /// A packet, of whichever node, was lost at this node, where it should have left through
+    /// `port`: raises the matching network router request.
+    pub fn router_event(&self, port: Option<Port>, reason: DiscardReason) {
+        let (port, request) = match (port, reason) {
+            (Some(port), DiscardReason::LinkDown) => (port, PortRequest::PortError),
+            (Some(port), _) => (port, PortRequest::RoutingError),
+            // Without a route there is no port to blame; the first one stands in (ours).
+            (None, _) => (Port::A, PortRequest::RoutingError),
+        };
+        self.tnr.request(self.host(), TnrIrqs::of(port.index() as u8, request));
+    }
+}
+
+/// The code that ends a command whose request was lost for this reason.
+pub const fn discard_rcode(reason: DiscardReason) -> Rcode {
+    match reason {
+        DiscardReason::NoSuchNode => Rcode::NO_SUCH_NODE,
+        DiscardReason::NoSuchPath => Rcode::NO_SUCH_PATH,
+        _ => Rcode::LINK_DOWN,
+    }
+}

@@ -1,0 +1,349 @@
+//! The target of commands: requests of other nodes are carried out and answered.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+
+use tofu_abi::desc::{ArmwOp, Command};
+use tofu_abi::queue::MrqId;
+use tofu_abi::regs::CqReg;
+use tofu_abi::{CqId, Path, Rcode, TniId};
+use tofu_fabric::{Class, Packet, Way};
+
+use crate::cq::Cq;
+use crate::device::Icc;
+use crate::fault::Fault;
+use crate::memory::{Access, Segments, read_segments};
+use crate::notice::{Notice, Peer};
+use crate::tlp::{Answer, Body, Payload, Request, burst_size};
+use crate::translate::Pin;
+
+/// A request that has arrived.
+#[derive(Clone, Copy)]
+pub(crate) struct Incoming<'a> {
+    pub(crate) tni: TniId,
+    pub(crate) from: Peer,
+    pub(crate) path: Path,
+    pub(crate) request: &'a Request,
+    /// Modelled time of its way, in picoseconds.
+    pub(crate) model_ps: u64,
+    pub(crate) now_ns: u64,
+}
+
+impl Incoming<'_> {
+    fn answer(&self, done: u32, rcode: Rcode) -> Answer {
+        let Request { tag, position, length, .. } = *self.request;
+        Answer { tag, position, length, done, rcode, request_ps: self.model_ps }
+    }
+
+    /// Whether the message ends with this burst.
+    fn is_last(&self) -> bool {
+        self.request.position.saturating_add(self.request.length) == self.request.total
+    }
+
+    /// A notice at the target for a TLP of `length` bytes that ends `advance` bytes into the burst.
+    fn notice(&self, id: MrqId, initial: bool, length: u32, advance: u32) -> Notice {
+        Notice {
+            id,
+            rcode: Rcode::SUCCESS,
+            peer: self.from,
+            path: self.path,
+            edata: self.request.header2.edata(),
+            initial,
+            length,
+            local: self.request.remote.advanced(advance.into()),
+            remote: self.request.local.advanced(advance.into()),
+        }
+    }
+}
+
+impl Icc {
+    /// Does what a request asks for and makes its answer; `None` if the packet is no request.
+    pub(crate) fn serve(
+        &self,
+        tni: TniId,
+        packet: Packet<Body>,
+        now_ns: u64,
+    ) -> Option<Packet<Body>> {
+        let Packet { src, src_tni, path, model_ps, body, tlps, .. } = packet;
+        let from = Peer { node: src, tni: src_tni };
+        let incoming = |request| Incoming { tni, from, path, request, model_ps, now_ns };
+        let (body, (tlps, bytes)) = match body {
+            Body::Put { request, payload } => {
+                let incoming = incoming(&request);
+                let answer = self.serve_put(&incoming, &payload);
+                self.log_exception(&incoming, Command::Put, answer.rcode);
+                // Every TLP of a Put is answered by one of its own.
+                let (_, bytes) = burst_size(0, 1, false);
+                (Body::PutAck { answer }, (tlps, bytes * u64::from(tlps)))
+            }
+            Body::Get { request } => {
+                let incoming = incoming(&request);
+                let (answer, payload) = self.serve_get(&incoming);
+                self.log_exception(&incoming, Command::Get, answer.rcode);
+                let mtu = request.legal_mtu();
+                let size = burst_size(answer.done, mtu, request.header2.padding());
+                (Body::GetData { answer, payload }, size)
+            }
+            Body::Armw { request, op, operand, compare } => {
+                let incoming = incoming(&request);
+                let (answer, old) = self.serve_armw(&incoming, op, operand, compare);
+                self.log_exception(&incoming, Command::AtomicReadModifyWrite, answer.rcode);
+                let size = burst_size(answer.done, request.legal_mtu(), false);
+                (Body::ArmwAck { answer, old }, size)
+            }
+            _ => return None,
+        };
+        Some(Packet {
+            src: self.coords(),
+            src_tni: tni.get(),
+            dst: src,
+            dst_tni: src_tni,
+            path,
+            way: Way::Shortest,
+            class: Class::Response,
+            system: false,
+            tlps,
+            bytes,
+            model_ps,
+            body,
+        })
+    }
+
+    /// The queue that a request is for, if it may take it, with its tables in use.
+    fn admit(&self, incoming: &Incoming<'_>) -> Result<(&Cq, Pin), Rcode> {
+        let request = incoming.request;
+        if !request.is_legal() {
+            return Err(Rcode::ILLEGAL_TLP);
+        }
+        if !self.dma_enabled() {
+            return Err(Rcode::TARGET_DMA_OFF);
+        }
+        if !self.tni(incoming.tni).enabled() {
+            return Err(Rcode::TNI_DISABLED);
+        }
+        let cq = CqId::new(request.remote.cqid()).ok_or(Rcode::NO_SUCH_CQ)?;
+        let queue = self.queue(incoming.tni, cq);
+        if !queue.enabled() {
+            return Err(Rcode::CQ_DISABLED);
+        }
+        if queue.gpid() != request.gpid {
+            return Err(Rcode::GPID);
+        }
+        let node = incoming.from.node;
+        if !queue.mode().subnet_allows(node.x, node.y, node.z) {
+            return Err(Rcode::REMOTE_SUBNET);
+        }
+        let pin = queue.tables.pin();
+        // Only now is it certain that a queue which is disabled meanwhile, or a device whose bus
+        // mastering is turned off, waits for this; so both are looked at once more.
+        if !queue.enabled() {
+            return Err(Rcode::CQ_DISABLED);
+        }
+        if !self.dma_enabled() {
+            return Err(Rcode::TARGET_DMA_OFF);
+        }
+        Ok((queue, pin))
+    }
+
+    /// Reports a fault of an address at the target: an exception here, a code for the initiator.
+    fn target_fault(&self, queue: &Cq, fault: Fault) -> Rcode {
+        queue.irq.request(self.host(), fault.irq);
+        fault.rcode.remote()
+    }
+
+    /// Where the memory of a request is, how many bytes of it are there, and why not more. Of a TLP
+    /// with a fault no byte counts.
+    fn locate(
+        &self,
+        queue: &Cq,
+        pin: &Pin,
+        request: &Request,
+        access: Access,
+    ) -> (Segments, u32, Rcode) {
+        let range =
+            queue.tables.translate(self.memory(), pin, request.remote, request.length, access);
+        match range.fault {
+            None => (range.segments, range.len, Rcode::SUCCESS),
+            Some(fault) => {
+                let whole = range.len - range.len % request.mtu;
+                (range.segments, whole, self.target_fault(queue, fault))
+            }
+        }
+    }
+
+    fn serve_put(&self, incoming: &Incoming<'_>, payload: &Payload) -> Answer {
+        let request = incoming.request;
+        let (queue, pin) = match self.admit(incoming) {
+            Ok(admitted) => admitted,
+            Err(rcode) => return incoming.answer(0, rcode),
+        };
+        if payload.len() < u64::from(request.length) {
+            return incoming.answer(0, Rcode::ILLEGAL_TLP);
+        }
+        let (to, mut done, mut code) = self.locate(queue, &pin, request, Access::Write);
+        if payload.copy_in(self.memory(), &to, done, request.header2.strong_order()).is_err() {
+            done = 0;
+            code = self.target_fault(queue, Fault::payload(true));
+        }
+        drop(pin);
+        queue.page.add(CqReg::RxPayloadByte, done.into());
+        if request.header2.remote_notice() {
+            let ids = (MrqId::PutHalfway, MrqId::PutLastHalfway);
+            self.halfway_notices(queue, incoming, done, ids);
+        }
+        if incoming.is_last() && code.is_success() {
+            self.advance_session(queue, request);
+        }
+        incoming.answer(done, code)
+    }
+
+    /// Lets a queue in session mode go on, as a message that has arrived says.
+    fn advance_session(&self, queue: &Cq, request: &Request) {
+        if queue.advance_session(request.sps) {
+            self.host().doorbell(queue.tni, queue.id.into());
+        }
+    }
+
+    fn serve_get(&self, incoming: &Incoming<'_>) -> (Answer, Payload) {
+        let request = incoming.request;
+        let (queue, pin) = match self.admit(incoming) {
+            Ok(admitted) => admitted,
+            Err(rcode) => return (incoming.answer(0, rcode), Payload::NONE),
+        };
+        let (segments, done, code) = self.locate(queue, &pin, request, Access::Read);
+        queue.page.add(CqReg::TxPayloadByte, done.into());
+        if !request.header2.remote_notice() {
+            let memory = self.shared_memory();
+            return (incoming.answer(done, code), Payload::Guest { memory, segments, pin });
+        }
+        // The notice says that the memory was read and may change, so it is read now.
+        let mut data = vec![0; done as usize];
+        let read = read_segments(self.memory(), &segments, &mut data);
+        drop(pin);
+        if read.is_err() {
+            let code = self.target_fault(queue, Fault::payload(false));
+            return (incoming.answer(0, code), Payload::NONE);
+        }
+        let ids = (MrqId::GetHalfway, MrqId::GetLastHalfway);
+        self.halfway_notices(queue, incoming, done, ids);
+        (incoming.answer(done, code), Payload::Bytes(data.into()))
+    }
+
+    fn serve_armw(
+        &self,
+        incoming: &Incoming<'_>,
+        op: ArmwOp,
+        operand: u64,
+        compare: u64,
+    ) -> (Answer, u64) {
+        match self.change(incoming, op, operand, compare) {
+            Ok(old) => (incoming.answer(incoming.request.length, Rcode::SUCCESS), old),
+            Err(rcode) => (incoming.answer(0, rcode), 0),
+        }
+    }
+
+    /// Changes a word and returns its old value.
+    fn change(
+        &self,
+        incoming: &Incoming<'_>,
+        op: ArmwOp,
+        operand: u64,
+        compare: u64,
+    ) -> Result<u64, Rcode> {
+        let request = incoming.request;
+        let (queue, pin) = self.admit(incoming)?;
+        if request.length != 4 && request.length != 8 {
+            return Err(Rcode::ILLEGAL_TLP);
+        }
+        let fail = |fault| self.target_fault(queue, fault);
+        let (memory, access) = (self.memory(), Access::Update);
+        let at = queue.tables.translate(memory, &pin, request.remote, request.length, access);
+        if let Some(fault) = at.fault {
+            return Err(fail(fault));
+        }
+        // A word that is not aligned could span pages, and no host changes such a one as one.
+        let addr = at.segments.first().map_or(0, |s| s.addr);
+        if at.segments.len() != 1 || addr % u64::from(request.length) != 0 {
+            return Err(fail(Fault { rcode: Rcode::ALIGNMENT, ..Fault::payload(true) }));
+        }
+        let mut old = 0;
+        let changed = if request.length == 4 {
+            memory.half_word(addr, access, &mut |word| {
+                old = change4(word, op, operand as u32, compare as u32).into();
+            })
+        } else {
+            memory.word(addr, access, &mut |word| old = change8(word, op, operand, compare))
+        };
+        drop(pin);
+        changed.map_err(|_| fail(Fault::payload(true)))?;
+        queue.page.add(CqReg::RxPayloadByte, request.length.into());
+        if request.header2.remote_notice() {
+            let notice = incoming.notice(MrqId::ArmwHalfway, true, op as u32, 0);
+            self.remote_notices(queue, [notice], incoming.now_ns);
+        }
+        self.advance_session(queue, request);
+        Ok(old)
+    }
+
+    /// Notices at the target for the `done` bytes of a burst: one for every TLP if the command
+    /// asks for packet responses, otherwise only when the message ends here.
+    fn halfway_notices(
+        &self,
+        queue: &Cq,
+        incoming: &Incoming<'_>,
+        done: u32,
+        (each, last): (MrqId, MrqId),
+    ) {
+        let request = incoming.request;
+        let all = request.header2.packet_response();
+        // After a fault the message does not end here, but TLPs before it have their notices.
+        if done < request.length && (done == 0 || !all) {
+            return;
+        }
+        let whole = request.position.saturating_add(done);
+        let mut at = request.position;
+        let mut notices = Vec::new();
+        loop {
+            let n = request.mtu.min(whole - at);
+            at += n;
+            let ends = at >= request.total;
+            if ends || all {
+                let id = if ends { last } else { each };
+                notices.push(incoming.notice(id, at == n, n, at - request.position));
+            }
+            if at >= whole {
+                break;
+            }
+        }
+        self.remote_notices(queue, notices, incoming.now_ns);
+    }
+
+    fn remote_notices(&self, queue: &Cq, notices: impl IntoIterator<Item = Notice>, now_ns: u64) {
+        let mut completing = self.completions(queue, now_ns);
+        if let Some((completions, writer)) = completing.parts() {
+            for notice in notices {
+                completions.remote_notice(notice.entry(), writer);
+            }
+        }
+    }
+}
+
+/// Defines a function that changes an atomic word as an operator says and returns its old value.
+macro_rules! change {
+    ($name:ident, $atomic:ty, $value:ty) => {
+        fn $name(word: &$atomic, op: ArmwOp, operand: $value, compare: $value) -> $value {
+            match op {
+                ArmwOp::CompareAndSwap => word
+                    .compare_exchange(compare, operand, SeqCst, SeqCst)
+                    .unwrap_or_else(|old| old),
+                ArmwOp::Swap => word.swap(operand, SeqCst),
+                ArmwOp::Add => word.fetch_add(operand, SeqCst),
+                ArmwOp::Xor => word.fetch_xor(operand, SeqCst),
+                ArmwOp::And => word.fetch_and(operand, SeqCst),
+                ArmwOp::Or => word.fetch_or(operand, SeqCst),
+            }
+        }
+    };
+}
+
+change!(change4, AtomicU32, u32);
+change!(change8, AtomicU64, u64);

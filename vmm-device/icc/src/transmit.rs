@@ -1,0 +1,62 @@
+//! State of the transmitting side of an enabled queue.
+
+use tofu_abi::desc::{DESC_SIZE, Descriptor};
+use tofu_abi::queue::RingIndex;
+
+use crate::command::Message;
+use crate::completions::Slot;
+use crate::tlp::{Request, Tag};
+
+/// A message that is being sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Active {
+    pub(crate) tag: Tag,
+    pub(crate) message: Message,
+    pub(crate) sent: u32,
+    /// Bytes sent on the wire so far, for the modelled time of what follows.
+    pub(crate) wire: u64,
+}
+
+impl Active {
+    /// The request for the next `n` bytes, of a queue with this group process id.
+    pub(crate) fn request(&self, gpid: u64, n: u32) -> Request {
+        let message = &self.message;
+        Request {
+            tag: self.tag,
+            gpid,
+            header2: message.header2,
+            sps: message.header1.sps(),
+            remote: message.remote.advanced(self.sent.into()),
+            local: message.local.advanced(self.sent.into()),
+            position: self.sent,
+            length: n,
+            total: message.length,
+            mtu: message.mtu,
+        }
+    }
+}
+
+/// Where a queue takes its descriptors from, and what it is at.
+#[derive(Debug)]
+pub(crate) struct Transmit {
+    toq: u64,
+    pub(crate) ring: RingIndex,
+    pub(crate) active: Option<Active>,
+    /// Second descriptor of a direct command whose first one was just taken.
+    pub(crate) second: Option<Descriptor>,
+}
+
+impl Transmit {
+    pub(crate) const fn new(toq: u64, ring: RingIndex) -> Self {
+        Self { toq, ring, active: None, second: None }
+    }
+
+    pub(crate) fn slot(&self) -> Slot {
+        Slot { index: self.ring.slot(), flip: self.ring.flip() }
+    }
+
+    /// Address of the next descriptor.
+    pub(crate) fn entry(&self) -> u64 {
+        self.toq.wrapping_add(u64::from(self.ring.slot()) * DESC_SIZE as u64)
+    }
+}
