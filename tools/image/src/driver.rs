@@ -524,9 +524,15 @@ mod tests {
     fn every_source_file_is_there() {
         let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-lib");
         let mut found = Vec::new();
-        for folder in
-            ["abi/src", "abi/src/reduce", "kernel", "kernel/bch", "kernel/cq", "kernel/netdev"]
-        {
+        for folder in [
+            "abi/src",
+            "abi/src/reduce",
+            "abi/src/topology",
+            "kernel",
+            "kernel/bch",
+            "kernel/cq",
+            "kernel/netdev",
+        ] {
             for entry in fs::read_dir(base.join(folder)).unwrap().flatten() {
                 let name = entry.file_name().into_string().unwrap();
                 let source = [".rs", ".c", ".h"].iter().any(|end| name.ends_with(end));
