@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use tofu_abi::Coords;
 use tofu_fabric::{
-    Carrier, Class, Deliver, Direct, DiscardReason, Fabric, NodeId, Packet, Port, Shape, Sight,
-    Tap, Timing, Way, Wires,
+    Carrier, Class, Deliver, Direct, DiscardReason, Fabric, NodeId, Observation, Packet, Port,
+    Shape, Tap, Timing, Way, Wires,
 };
 
 const PACKETS: u32 = 2_000_000;
@@ -36,8 +36,8 @@ impl Deliver<u64> for Sink {
 struct Idle;
 
 impl Tap<u64> for Idle {
-    fn seen(&self, sight: Sight, _: &Packet<u64>) {
-        black_box(sight);
+    fn observe(&self, observation: Observation, _: &Packet<u64>) {
+        black_box(observation);
     }
 }
 

@@ -44,9 +44,8 @@ pub trait Carrier<B>: Send + Sync {
     /// Sends a packet from its source.
     ///
     /// `out` is told of each packet exactly once what became of it, unless a fault that was asked
-    /// for swallows or doubles it. A carrier without
-    /// delay tells it of this packet before it returns; one with delay may tell it of
-    /// earlier packets. Packets of one class with the same source, target and path
+    /// for swallows or duplicates it. A carrier without delay tells it of this packet before it
+    /// returns; one with delay may tell it of earlier packets. Packets of one class with the same source, target and path
     /// arrive in the order in which they were sent.
     fn inject(&self, packet: Packet<B>, out: &mut dyn Deliver<B>);
 }
@@ -119,16 +118,16 @@ impl Direct {
         }
     }
 
-    /// Takes a packet along its way; `watch` sees it, and may meddle with it.
+    /// Takes a packet along its way; `observer` is told, and may change what becomes of it.
     #[inline]
-    pub(crate) fn carry<B, W: Watch<B>>(
+    pub(crate) fn carry<B, W: Observer<B>>(
         &self,
         mut packet: Packet<B>,
-        watch: &mut W,
+        observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) {
         if let Way::Hop { port, vc, nullified } = packet.way {
-            self.carry_one_hop(packet, port, vc, nullified, watch, out);
+            self.carry_one_hop(packet, port, vc, nullified, observer, out);
             return;
         }
         let route = match self.route(&mut packet) {
@@ -141,25 +140,25 @@ impl Direct {
                     }
                     RouteError::Path(_) => DiscardReason::NoSuchPath,
                 };
-                watch.lost(at, None, reason, &packet);
+                observer.lost(at, None, reason, &packet);
                 out.discarded(at, None, reason, packet);
                 return;
             }
         };
         let at = route.node();
         self.fabric.count_injected(at, packet.src_tni, packet.bytes);
-        watch.entered(at, &packet);
-        self.travel(Journey { at, hops: route, taken: 0, packet, held: None }, watch, out);
+        observer.entered(at, &packet);
+        self.travel(Journey { at, hops: route, taken: 0, packet, held: None }, observer, out);
     }
 
     /// Takes a packet one hop far.
-    fn carry_one_hop<B, W: Watch<B>>(
+    fn carry_one_hop<B, W: Observer<B>>(
         &self,
         mut packet: Packet<B>,
         port: Port,
         vc: u8,
         bad: bool,
-        watch: &mut W,
+        observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) {
         let shape = self.fabric.shape();
@@ -167,46 +166,46 @@ impl Direct {
         let to = shape.neighbor(packet.src, port);
         let (Some(from), Some(dst)) = (from, to) else {
             let (at, port) = (from.unwrap_or(NodeId::NOWHERE), from.map(|_| port));
-            watch.lost(at, port, DiscardReason::NoSuchNode, &packet);
+            observer.lost(at, port, DiscardReason::NoSuchNode, &packet);
             out.discarded(at, port, DiscardReason::NoSuchNode, packet);
             return;
         };
         let Some(to) = shape.node_id(dst) else { return };
         packet.dst = dst;
         self.fabric.count_injected(from, packet.src_tni, packet.bytes);
-        watch.entered(from, &packet);
+        observer.entered(from, &packet);
         let hop = Hop { from, port, to, vc };
         if bad && self.fabric.link_up(packet.src, port) == Some(true) {
             self.fabric.count_nullified(hop, packet.tlps);
         }
         let hops = std::iter::once(hop);
-        self.travel(Journey { at: from, hops, taken: 0, packet, held: None }, watch, out);
+        self.travel(Journey { at: from, hops, taken: 0, packet, held: None }, observer, out);
     }
 
-    /// Takes a packet, and its double if it gets one, over the rest of their hops.
+    /// Takes a packet, and its duplicate if it gets one, over the rest of their hops.
     #[inline]
-    fn travel<B, W: Watch<B>, H: Iterator<Item = Hop> + Clone>(
+    fn travel<B, W: Observer<B>, H: Iterator<Item = Hop> + Clone>(
         &self,
         journey: Journey<B, H>,
-        watch: &mut W,
+        observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) {
-        if let Some(double) = self.travel_once(journey, true, watch, out) {
-            self.travel_once(double, false, watch, out);
+        if let Some(duplicate) = self.travel_once(journey, true, observer, out) {
+            self.travel_once(duplicate, false, observer, out);
         }
     }
 
-    /// Returns the packet's double, if it may have one and got one.
+    /// Returns the packet's duplicate, if it may have one and got one.
     #[inline]
-    fn travel_once<B, W: Watch<B>, H: Iterator<Item = Hop> + Clone>(
+    fn travel_once<B, W: Observer<B>, H: Iterator<Item = Hop> + Clone>(
         &self,
         journey: Journey<B, H>,
-        may_double: bool,
-        watch: &mut W,
+        may_duplicate: bool,
+        observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) -> Option<Journey<B, H>> {
         let Journey { mut at, mut hops, mut taken, mut packet, mut held } = journey;
-        let mut double = None;
+        let mut duplicate = None;
         let mut dead = None;
         while let Some(hop) = hops.next() {
             if !self.fabric.send(hop, packet.system, packet.tlps, packet.bytes) {
@@ -215,32 +214,33 @@ impl Direct {
             }
             taken += 1;
             at = hop.to;
-            let fate = watch.crossed(hop, &mut packet);
+            let fate = observer.crossed(hop, &mut packet);
             if fate.lost {
-                return double;
+                return duplicate;
             }
             held = held.max(fate.held);
-            if fate.doubled && may_double && double.is_none() {
-                let copy = watch.double(&packet);
-                double = copy.map(|packet| Journey { at, hops: hops.clone(), taken, packet, held });
+            if fate.duplicated && may_duplicate && duplicate.is_none() {
+                let copy = observer.duplicate(&packet);
+                duplicate =
+                    copy.map(|packet| Journey { at, hops: hops.clone(), taken, packet, held });
             }
         }
         let transit = self.timing.transit_ps(taken, packet.bytes);
         packet.model_ps = packet.model_ps.saturating_add(transit);
         match dead {
-            None => watch.arrived(at, packet, held, out),
+            None => observer.arrived(at, packet, held, out),
             Some(port) => {
-                watch.lost(at, Some(port), DiscardReason::LinkDown, &packet);
+                observer.lost(at, Some(port), DiscardReason::LinkDown, &packet);
                 out.discarded(at, Some(port), DiscardReason::LinkDown, packet);
             }
         }
-        double
+        duplicate
     }
 }
 
 impl<B> Carrier<B> for Direct {
     fn inject(&self, packet: Packet<B>, out: &mut dyn Deliver<B>) {
-        self.carry(packet, &mut Unwatched, out);
+        self.carry(packet, &mut Unobserved, out);
     }
 }
 
@@ -254,8 +254,8 @@ struct Journey<B, H> {
     held: Option<u32>,
 }
 
-/// Looks on as packets travel.
-pub(crate) trait Watch<B> {
+/// Observes packets as they travel.
+pub(crate) trait Observer<B> {
     /// It is in the crossbar of its source.
     fn entered(&mut self, _: NodeId, _: &Packet<B>) {}
 
@@ -264,8 +264,8 @@ pub(crate) trait Watch<B> {
         Fate::default()
     }
 
-    /// A second one like it, if there can be one.
-    fn double(&mut self, _: &Packet<B>) -> Option<Packet<B>> {
+    /// The same packet again, if it can be had.
+    fn duplicate(&mut self, _: &Packet<B>) -> Option<Packet<B>> {
         None
     }
 
@@ -284,7 +284,7 @@ pub(crate) trait Watch<B> {
     }
 }
 
-/// Nobody looks on.
-struct Unwatched;
+/// Nobody observes.
+struct Unobserved;
 
-impl<B> Watch<B> for Unwatched {}
+impl<B> Observer<B> for Unobserved {}

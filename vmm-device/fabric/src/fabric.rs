@@ -31,13 +31,13 @@ pub struct NoSuchLink {
 #[derive(Debug)]
 pub struct Fabric {
     shape: Shape,
-    nodes: Box<[Node]>,
+    nodes: Box<[NodeState]>,
     /// Held while the two ends of a link change together.
     link_change: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct Node {
+struct NodeState {
     /// Bit n is set while the link at port n is down. Both ends of a link have a bit,
     /// so that a sender looks only at its own node.
     down: AtomicU16,
@@ -73,7 +73,7 @@ struct TniTx {
     bytes: [AtomicU64; TNIS],
 }
 
-impl Node {
+impl NodeState {
     #[inline]
     fn tx(&self) -> &NodeTx {
         self.tx.get_or_init(Box::default)
@@ -88,7 +88,7 @@ impl Node {
 impl Fabric {
     /// The fabric of a machine of this shape, all links up, all counters 0.
     pub fn new(shape: Shape) -> Self {
-        let nodes = (0..shape.nodes()).map(|_| Node::default()).collect();
+        let nodes = (0..shape.nodes()).map(|_| NodeState::default()).collect();
         Self { shape, nodes, link_change: Mutex::new(()) }
     }
 
@@ -97,7 +97,7 @@ impl Fabric {
         &self.shape
     }
 
-    fn ends(&self, node: Coords, port: Port) -> Option<[(&Node, u16); 2]> {
+    fn ends(&self, node: Coords, port: Port) -> Option<[(&NodeState, u16); 2]> {
         let near = self.shape.node_id(node)?;
         let far = self.shape.node_id(self.shape.neighbor(node, port)?)?;
         Some([
@@ -314,7 +314,7 @@ mod tests {
     /// What the documentation of [`Fabric`] promises.
     #[test]
     fn a_node_takes_no_more_memory_than_said() {
-        assert!(size_of::<Node>() <= 24);
+        assert!(size_of::<NodeState>() <= 24);
         assert!(size_of::<NodeTx>() <= 710);
     }
 

@@ -40,7 +40,7 @@ impl Ppm {
 pub struct Rates {
     /// It is lost, and nobody is told.
     pub loss: Ppm,
-    /// It arrives twice. A packet is doubled once on its way at most.
+    /// It arrives twice. A packet is duplicated once on its way at most.
     pub duplicate: Ppm,
     /// It is held back at its target until up to [`REORDER_DEPTH`] others have overtaken it, or
     /// until [`Wires::release`](crate::Wires::release).
@@ -75,8 +75,8 @@ pub struct FaultPlan {
     pub everywhere: Rates,
     /// On single links, in both directions, instead. The last one counts.
     pub links: Vec<(Coords, Port, Rates)>,
-    /// Also loses requests and responses, and doubles those that [`Disturb::duplicate`] has a copy
-    /// of. Real links repeat a frame until it is right, and drop it when it comes again, so that
+    /// Also loses requests and responses, and duplicates those of which [`Disturb::duplicate`] has
+    /// a copy. Real links repeat a frame until it is right, and drop it when it comes again, so that
     /// does not happen there. Initiators of commands then end with a time-out.
     pub commands: bool,
 }
@@ -86,7 +86,7 @@ pub struct FaultPlan {
 pub struct FaultCounters {
     /// Packets lost.
     pub lost: u64,
-    /// Packets doubled.
+    /// Packets duplicated.
     pub duplicated: u64,
     /// Packets held back.
     pub reordered: u64,
@@ -113,8 +113,8 @@ pub(crate) struct Faults<B> {
     plan: FaultPlan,
     /// By node and port, if there are any that differ.
     rates: Vec<(usize, Rates)>,
-    /// Packets seen, by node and port.
-    seen: Box<[AtomicU64]>,
+    /// Packets that went by, by node and port.
+    passed: Box<[AtomicU64]>,
     counters: Counters,
     duplicate: fn(&B) -> Option<B>,
     damage: fn(&mut B, u64, bool) -> bool,
@@ -133,7 +133,7 @@ pub(crate) struct Counters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fate {
     pub(crate) lost: bool,
-    pub(crate) doubled: bool,
+    pub(crate) duplicated: bool,
     /// So many others are to overtake it.
     pub(crate) held: Option<u32>,
 }
@@ -162,7 +162,7 @@ impl<B: Disturb> Faults<B> {
         Ok(Self {
             plan,
             rates,
-            seen: (0..links).map(|_| AtomicU64::new(0)).collect(),
+            passed: (0..links).map(|_| AtomicU64::new(0)).collect(),
             counters: Counters::default(),
             duplicate: B::duplicate,
             damage: B::damage,
@@ -195,15 +195,15 @@ impl<B> Faults<B> {
     }
 
     /// What becomes of a packet that goes over a link. Damages it if that is due.
-    pub(crate) fn strike(&self, hop: Hop, packet: &mut Packet<B>) -> Fate {
+    pub(crate) fn apply(&self, hop: Hop, packet: &mut Packet<B>) -> Fate {
         let system = packet.class == Class::System;
         if !system && !self.plan.commands {
             return Fate::default();
         }
         let index = link_index(hop);
         let rates = self.rates(index);
-        let Some(seen) = self.seen.get(index) else { return Fate::default() };
-        let number = seen.fetch_add(1, Relaxed);
+        let Some(passed) = self.passed.get(index) else { return Fate::default() };
+        let number = passed.fetch_add(1, Relaxed);
         let base = mix(self.plan.seed ^ mix((index as u64) << 40 ^ number));
         let random = |kind: u64| mix(base.wrapping_add(kind));
         let count = |counter: &AtomicU64| {
@@ -216,7 +216,7 @@ impl<B> Faults<B> {
         if fate.lost {
             return fate;
         }
-        fate.doubled = rates.duplicate.hits(random(6));
+        fate.duplicated = rates.duplicate.hits(random(6));
         if !system {
             return fate;
         }
@@ -233,7 +233,7 @@ impl<B> Faults<B> {
     }
 
     /// The same packet again.
-    pub(crate) fn double(&self, packet: &Packet<B>) -> Option<Packet<B>> {
+    pub(crate) fn duplicate(&self, packet: &Packet<B>) -> Option<Packet<B>> {
         let body = (self.duplicate)(&packet.body)?;
         self.counters.duplicated.fetch_add(1, Relaxed);
         Some(Packet { body, ..*packet })

@@ -26,7 +26,7 @@ pub use faults::{Disturb, FaultCounters, FaultPlan, Ppm, REORDER_DEPTH, Rates};
 pub use link::Link;
 pub use packet::{Class, Packet, Way};
 pub use routing::{Hop, Route, RouteError};
-pub use tap::{Direction, Place, Sight, Tap};
+pub use tap::{Direction, Observation, Tap, TapPoint};
 pub use tofu_abi::topology::{Axis, NodeId, Port, Shape, ShapeError};
 pub use wires::Wires;
 

@@ -1,10 +1,10 @@
-//! Seeing packets go by.
+//! Observing packets as they pass.
 
 use crate::{DiscardReason, NodeId, Packet, Port};
 
-/// Where at a node a packet is seen.
+/// Where at a node a packet is observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum TapPoint {
     /// Between a network interface and the crossbar.
     Tni(u8),
     /// At the node's end of a link.
@@ -22,23 +22,23 @@ pub enum Direction {
     Lost(DiscardReason),
 }
 
-/// A packet at one place of its way.
+/// A packet at one point of its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Sight {
+pub struct Observation {
     /// The node.
     pub node: NodeId,
     /// Where at the node.
-    pub place: Place,
+    pub point: TapPoint,
     /// Which way it goes.
     pub direction: Direction,
     /// Virtual channel of the link; none at a TNI.
     pub vc: Option<u8>,
 }
 
-/// Is shown packets.
+/// Observes packets.
 pub trait Tap<B>: Send + Sync {
-    /// A packet passes a place. Called in the sender's thread, so it should be quick.
+    /// A packet passes a point. Called in the sender's thread, so it should be quick.
     ///
     /// At its source a packet whose route leads it may not have its whole target yet.
-    fn seen(&self, sight: Sight, packet: &Packet<B>);
+    fn observe(&self, observation: Observation, packet: &Packet<B>);
 }

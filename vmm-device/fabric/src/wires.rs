@@ -5,24 +5,24 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use crate::carrier::Watch;
+use crate::carrier::Observer;
 use crate::faults::{Fate, Faults};
 use crate::{
     Carrier, Class, Deliver, Direct, Direction, DiscardReason, Disturb, Fabric, FaultCounters,
-    FaultPlan, Hop, NoSuchLink, NodeId, Packet, Place, Port, Sight, Tap, Timing,
+    FaultPlan, Hop, NoSuchLink, NodeId, Observation, Packet, Port, Tap, TapPoint, Timing,
 };
 
 /// Packets that are held back at most; further ones go on at once.
 const MOST_HELD: usize = 256;
 
-/// A [`Direct`] carrier that can show packets to a [`Tap`], and disturb them.
+/// A [`Direct`] carrier whose packets a [`Tap`] can observe and faults can disturb.
 ///
 /// While it does neither, that costs a packet one relaxed load.
 pub struct Wires<B> {
     direct: Direct,
     /// Whether there is a tap or there are faults.
-    watched: AtomicBool,
-    watch: RwLock<Equipment<B>>,
+    observed: AtomicBool,
+    equipment: RwLock<Equipment<B>>,
     held: Mutex<VecDeque<Held<B>>>,
 }
 
@@ -55,8 +55,8 @@ impl<B> Wires<B> {
     pub fn new(fabric: Arc<Fabric>, timing: Timing) -> Self {
         Self {
             direct: Direct::new(fabric, timing),
-            watched: AtomicBool::new(false),
-            watch: RwLock::new(Equipment { tap: None, faults: None }),
+            observed: AtomicBool::new(false),
+            equipment: RwLock::new(Equipment { tap: None, faults: None }),
             held: Mutex::new(VecDeque::new()),
         }
     }
@@ -66,10 +66,10 @@ impl<B> Wires<B> {
         self.direct.fabric()
     }
 
-    /// Shows all packets to this tap from now on, or to none. Packets under way at the same time
-    /// may still be shown to the former one.
+    /// Has this tap, or none, observe all packets from now on. The former one may still observe
+    /// packets that are under way at the same time.
     pub fn set_tap(&self, tap: Option<Arc<dyn Tap<B>>>) {
-        self.change(|watch| watch.tap = tap);
+        self.change(|equipment| equipment.tap = tap);
     }
 
     /// Has these faults happen from now on, or none. Counters start anew.
@@ -82,7 +82,7 @@ impl<B> Wires<B> {
         B: Disturb,
     {
         let faults = plan.map(|plan| Faults::new(self.fabric(), plan)).transpose()?;
-        self.change(|watch| watch.faults = faults.map(Arc::new));
+        self.change(|equipment| equipment.faults = faults.map(Arc::new));
         Ok(())
     }
 
@@ -105,13 +105,13 @@ impl<B> Wires<B> {
     }
 
     fn change(&self, change: impl FnOnce(&mut Equipment<B>)) {
-        let mut watch = self.watch.write().unwrap_or_else(PoisonError::into_inner);
-        change(&mut watch);
-        self.watched.store(watch.tap.is_some() || watch.faults.is_some(), Relaxed);
+        let mut equipment = self.equipment.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut equipment);
+        self.observed.store(equipment.tap.is_some() || equipment.faults.is_some(), Relaxed);
     }
 
     fn equipment(&self) -> Equipment<B> {
-        self.watch.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.equipment.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn held(&self) -> MutexGuard<'_, VecDeque<Held<B>>> {
@@ -119,42 +119,43 @@ impl<B> Wires<B> {
     }
 
     #[cold]
-    fn inject_watched(&self, packet: Packet<B>, out: &mut dyn Deliver<B>) {
+    fn inject_observed(&self, packet: Packet<B>, out: &mut dyn Deliver<B>) {
         let Equipment { tap, faults } = self.equipment();
-        let mut watching = Watching { wires: self, tap: tap.as_deref(), faults: faults.as_deref() };
-        self.direct.carry(packet, &mut watching, out);
+        let mut observer =
+            WiresObserver { wires: self, tap: tap.as_deref(), faults: faults.as_deref() };
+        self.direct.carry(packet, &mut observer, out);
     }
 }
 
 impl<B: Send> Carrier<B> for Wires<B> {
     #[inline]
     fn inject(&self, packet: Packet<B>, out: &mut dyn Deliver<B>) {
-        if self.watched.load(Relaxed) {
-            self.inject_watched(packet, out);
+        if self.observed.load(Relaxed) {
+            self.inject_observed(packet, out);
         } else {
             self.direct.inject(packet, out);
         }
     }
 }
 
-/// What looks on as a packet travels.
-struct Watching<'a, B> {
+/// Shows packets to the tap and applies the faults as they travel.
+struct WiresObserver<'a, B> {
     wires: &'a Wires<B>,
     tap: Option<&'a dyn Tap<B>>,
     faults: Option<&'a Faults<B>>,
 }
 
-impl<B> Watching<'_, B> {
-    fn show(
+impl<B> WiresObserver<'_, B> {
+    fn observe(
         &self,
         node: NodeId,
-        place: Place,
+        point: TapPoint,
         direction: Direction,
         vc: Option<u8>,
         packet: &Packet<B>,
     ) {
         if let Some(tap) = self.tap {
-            tap.seen(Sight { node, place, direction, vc }, packet);
+            tap.observe(Observation { node, point, direction, vc }, packet);
         }
     }
 }
@@ -162,34 +163,34 @@ impl<B> Watching<'_, B> {
 /// Hands a packet to its target.
 fn deliver<B>(tap: Option<&dyn Tap<B>>, node: NodeId, packet: Packet<B>, out: &mut dyn Deliver<B>) {
     if let Some(tap) = tap {
-        let place = Place::Tni(packet.dst_tni);
-        tap.seen(Sight { node, place, direction: Direction::In, vc: None }, &packet);
+        let point = TapPoint::Tni(packet.dst_tni);
+        tap.observe(Observation { node, point, direction: Direction::In, vc: None }, &packet);
     }
     out.arrived(node, packet);
 }
 
-impl<B> Watch<B> for Watching<'_, B> {
+impl<B> Observer<B> for WiresObserver<'_, B> {
     fn entered(&mut self, node: NodeId, packet: &Packet<B>) {
-        self.show(node, Place::Tni(packet.src_tni), Direction::Out, None, packet);
+        self.observe(node, TapPoint::Tni(packet.src_tni), Direction::Out, None, packet);
     }
 
     fn crossed(&mut self, hop: Hop, packet: &mut Packet<B>) -> Fate {
-        self.show(hop.from, Place::Port(hop.port), Direction::Out, Some(hop.vc), packet);
-        let fate = self.faults.map(|faults| faults.strike(hop, packet)).unwrap_or_default();
+        self.observe(hop.from, TapPoint::Port(hop.port), Direction::Out, Some(hop.vc), packet);
+        let fate = self.faults.map(|faults| faults.apply(hop, packet)).unwrap_or_default();
         if !fate.lost {
-            let port = Place::Port(hop.port.opposite());
-            self.show(hop.to, port, Direction::In, Some(hop.vc), packet);
+            let port = TapPoint::Port(hop.port.opposite());
+            self.observe(hop.to, port, Direction::In, Some(hop.vc), packet);
         }
         fate
     }
 
-    fn double(&mut self, packet: &Packet<B>) -> Option<Packet<B>> {
-        self.faults?.double(packet)
+    fn duplicate(&mut self, packet: &Packet<B>) -> Option<Packet<B>> {
+        self.faults?.duplicate(packet)
     }
 
     fn lost(&mut self, at: NodeId, port: Option<Port>, reason: DiscardReason, packet: &Packet<B>) {
-        let place = port.map_or(Place::Tni(packet.src_tni), Place::Port);
-        self.show(at, place, Direction::Lost(reason), None, packet);
+        let point = port.map_or(TapPoint::Tni(packet.src_tni), TapPoint::Port);
+        self.observe(at, point, Direction::Lost(reason), None, packet);
     }
 
     fn arrived(

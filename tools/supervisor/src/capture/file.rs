@@ -15,7 +15,7 @@ use pcap_file::pcapng::blocks::section_header::{SectionHeaderBlock, SectionHeade
 use pcap_file::pcapng::{Block, PcapNgBlock, PcapNgWriter};
 use pcap_file::{DataLink, Endianness};
 use tofu_abi::Coords;
-use tofu_fabric::{Direction, Place};
+use tofu_fabric::{Direction, TapPoint};
 use tofu_machine::capture::{Capture, CaptureConfig, INTERFACES, Record, place};
 
 /// Writes a capture file.
@@ -24,10 +24,10 @@ pub struct Writer<'a> {
 }
 
 /// What an interface is called.
-pub fn name(place: Place) -> String {
+pub fn name(place: TapPoint) -> String {
     match place {
-        Place::Tni(tni) => format!("tni{tni}"),
-        Place::Port(port) => format!("port-{port}"),
+        TapPoint::Tni(tni) => format!("tni{tni}"),
+        TapPoint::Port(port) => format!("port-{port}"),
     }
 }
 
@@ -47,8 +47,8 @@ impl<'a> Writer<'a> {
         let mut writer = Self { file };
         for place in (0..INTERFACES).filter_map(place) {
             let what = match place {
-                Place::Tni(tni) => format!("TNI {tni} of node {at}"),
-                Place::Port(port) => format!("link port {port} of node {at}"),
+                TapPoint::Tni(tni) => format!("TNI {tni} of node {at}"),
+                TapPoint::Port(port) => format!("link port {port} of node {at}"),
             };
             let options = vec![
                 InterfaceDescriptionOption::IfName(name(place).into()),
@@ -198,7 +198,7 @@ mod tests {
         }
         assert_eq!((names.len(), statistics), (16, 16));
         assert_eq!((names[0].as_str(), names[9].as_str()), ("tni0", "port-B+"));
-        assert_eq!(place(9), Some(Place::Port(Port::BPlus)));
+        assert_eq!(place(9), Some(TapPoint::Port(Port::BPlus)));
         assert_eq!(packets.len(), 2);
         assert_eq!(packets[0].timestamp, Duration::from_nanos(1_700_000_000_123_456_789));
         assert_eq!((packets[1].data.len(), packets[1].original_len), (57, 2000));

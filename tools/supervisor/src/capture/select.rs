@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use tofu_fabric::{Place, Port, TNIS};
+use tofu_fabric::{Port, TNIS, TapPoint};
 use tofu_machine::capture::{INTERFACES, Kind, interface, place};
 
 /// Places at a node, a bit for each interface.
@@ -19,7 +19,7 @@ impl FromStr for Places {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bits = |wanted: &dyn Fn(Place) -> bool| {
+        let bits = |wanted: &dyn Fn(TapPoint) -> bool| {
             let chosen = (0..INTERFACES).filter(|n| place(*n).is_some_and(wanted));
             chosen.fold(0, |bits, n| bits | 1 << n)
         };
@@ -27,9 +27,9 @@ impl FromStr for Places {
         let port = Port::ALL.into_iter().find(|port| port.to_string() == name);
         let tni = name.strip_prefix("TNI").and_then(|n| n.parse::<u8>().ok());
         let bits = match (name.as_str(), port, tni) {
-            ("TNI", ..) => bits(&|place| matches!(place, Place::Tni(_))),
-            ("PORT", ..) => bits(&|place| matches!(place, Place::Port(_))),
-            (_, Some(port), _) => 1 << interface(Place::Port(port)).unwrap_or_default(),
+            ("TNI", ..) => bits(&|place| matches!(place, TapPoint::Tni(_))),
+            ("PORT", ..) => bits(&|place| matches!(place, TapPoint::Port(_))),
+            (_, Some(port), _) => 1 << interface(TapPoint::Port(port)).unwrap_or_default(),
             (_, _, Some(tni)) if usize::from(tni) < TNIS => 1 << tni,
             _ => return Err(Self::ALLOWED),
         };

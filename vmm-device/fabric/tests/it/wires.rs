@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use tofu_abi::Coords;
 use tofu_fabric::{
-    Carrier, Class, Deliver, Direction, DiscardReason, Disturb, Fabric, FaultPlan, NodeId, Packet,
-    Place, Port, Ppm, REORDER_DEPTH, Rates, Sight, Tap, Timing, Way, Wires,
+    Carrier, Class, Deliver, Direction, DiscardReason, Disturb, Fabric, FaultPlan, NodeId,
+    Observation, Packet, Port, Ppm, REORDER_DEPTH, Rates, Tap, TapPoint, Timing, Way, Wires,
 };
 
 use crate::common::shape;
@@ -129,7 +129,7 @@ fn every_rate_holds_on_every_link() {
 }
 
 #[test]
-fn a_packet_is_doubled_once() {
+fn a_packet_is_duplicated_once() {
     let wires = with(Rates { duplicate: Ppm::ALWAYS, ..Rates::NONE });
     let log = send(&wires, Class::System, 4, 3);
     assert_eq!(log.numbers(), [0, 0, 1, 1, 2, 2]);
@@ -226,26 +226,26 @@ fn single_links_have_rates_of_their_own() {
     assert_eq!(arrived(1, 2), 0);
 }
 
-/// Node, place, direction, virtual channel and damage of a packet.
-type Sighting = (u32, Place, Direction, Option<u8>, u32);
+/// Node, point, direction, virtual channel and damage of a packet.
+type Observed = (u32, TapPoint, Direction, Option<u8>, u32);
 
-/// Writes down what it sees.
+/// Records what it observes.
 #[derive(Default)]
-struct Seen(Mutex<Vec<Sighting>>);
+struct Recorder(Mutex<Vec<Observed>>);
 
-impl Tap<Letter> for Seen {
-    fn seen(&self, sight: Sight, packet: &Packet<Letter>) {
-        let Sight { node, place, direction, vc } = sight;
-        self.0.lock().unwrap().push((node.0, place, direction, vc, packet.body.damage));
+impl Tap<Letter> for Recorder {
+    fn observe(&self, observation: Observation, packet: &Packet<Letter>) {
+        let Observation { node, point, direction, vc } = observation;
+        self.0.lock().unwrap().push((node.0, point, direction, vc, packet.body.damage));
     }
 }
 
 #[test]
-fn a_tap_sees_every_place_of_the_way() {
+fn a_tap_observes_every_point_of_the_way() {
     use Direction::{In, Lost, Out};
-    let (plus, minus) = (Place::Port(Port::XPlus), Place::Port(Port::XMinus));
+    let (plus, minus) = (TapPoint::Port(Port::XPlus), TapPoint::Port(Port::XMinus));
     let wires = wires();
-    let seen = Arc::new(Seen::default());
+    let seen = Arc::new(Recorder::default());
     wires.set_tap(Some(Arc::clone(&seen) as _));
     let all = Rates { corrupt: Ppm::ALWAYS, ..Rates::NONE };
     let links = vec![(node(1), Port::XPlus, all)];
@@ -253,28 +253,28 @@ fn a_tap_sees_every_place_of_the_way() {
     let take = || std::mem::take(&mut *seen.0.lock().unwrap());
     send(&wires, Class::System, 2, 1);
     let expected = [
-        (0, Place::Tni(2), Out, None, 0),
+        (0, TapPoint::Tni(2), Out, None, 0),
         (0, plus, Out, Some(4), 0),
         (1, minus, In, Some(4), 0),
         (1, plus, Out, Some(5), 0),
         // Damaged on the second link.
         (2, minus, In, Some(5), 1),
-        (2, Place::Tni(1), In, None, 1),
+        (2, TapPoint::Tni(1), In, None, 1),
     ];
     assert_eq!(take(), expected);
 
     // To itself: no link.
     send(&wires, Class::Request, 0, 1);
-    assert_eq!(take(), [(0, Place::Tni(2), Out, None, 0), (0, Place::Tni(1), In, None, 0)]);
+    assert_eq!(take(), [(0, TapPoint::Tni(2), Out, None, 0), (0, TapPoint::Tni(1), In, None, 0)]);
 
     wires.fabric().set_link(node(0), Port::XPlus, false).unwrap();
     send(&wires, Class::Request, 1, 1);
     let lost = Lost(DiscardReason::LinkDown);
-    assert_eq!(take(), [(0, Place::Tni(2), Out, None, 0), (0, plus, lost, None, 0)]);
+    assert_eq!(take(), [(0, TapPoint::Tni(2), Out, None, 0), (0, plus, lost, None, 0)]);
 
     let mut log = Log::default();
     wires.inject(packet(Class::Request, 0, 9, 0), &mut log);
-    assert_eq!(take(), [(0, Place::Tni(2), Lost(DiscardReason::NoSuchNode), None, 0)]);
+    assert_eq!(take(), [(0, TapPoint::Tni(2), Lost(DiscardReason::NoSuchNode), None, 0)]);
 
     wires.set_tap(None);
     send(&wires, Class::System, 0, 1);

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use tofu_fabric::{Direction, NodeId, Packet, Place, Port, Shape, Sight, TNIS, Tap, Wires};
+use tofu_fabric::{
+    Direction, NodeId, Observation, Packet, Port, Shape, TNIS, Tap, TapPoint, Wires,
+};
 use tofu_icc::Body;
 
 use crate::lock;
@@ -22,18 +24,18 @@ pub use record::{HEADER_SIZE, Kind, VERSION};
 pub const INTERFACES: usize = TNIS + Port::COUNT;
 
 /// The number of a place among [`INTERFACES`]; none for a TNI that no node has.
-pub fn interface(place: Place) -> Option<usize> {
+pub fn interface(place: TapPoint) -> Option<usize> {
     match place {
-        Place::Tni(tni) => Some(usize::from(tni)).filter(|tni| *tni < TNIS),
-        Place::Port(port) => Some(TNIS + port.index()),
+        TapPoint::Tni(tni) => Some(usize::from(tni)).filter(|tni| *tni < TNIS),
+        TapPoint::Port(port) => Some(TNIS + port.index()),
     }
 }
 
 /// The place with this number; none from [`INTERFACES`] on.
-pub fn place(interface: usize) -> Option<Place> {
+pub fn place(interface: usize) -> Option<TapPoint> {
     match interface.checked_sub(TNIS) {
-        None => Some(Place::Tni(interface as u8)),
-        Some(port) => Port::from_index(port).map(Place::Port),
+        None => Some(TapPoint::Tni(interface as u8)),
+        Some(port) => Port::from_index(port).map(TapPoint::Port),
     }
 }
 
@@ -163,13 +165,13 @@ impl Drop for Capture {
 }
 
 impl Active {
-    fn take(&self, sight: Sight, kind: Kind, shape: &Shape, packet: &Packet<Body>) {
-        let Some(interface) = interface(sight.place) else { return };
+    fn take(&self, observation: Observation, kind: Kind, shape: &Shape, packet: &Packet<Body>) {
+        let Some(interface) = interface(observation.point) else { return };
         let config = &self.config;
         if config.interfaces & 1 << interface == 0 || config.kinds & 1 << kind as u8 == 0 {
             return;
         }
-        let Some(at) = shape.coords(sight.node) else { return };
+        let Some(at) = shape.coords(observation.node) else { return };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let time_ns = now.map_or(0, |now| now.as_nanos() as u64);
         // Made before the lock is taken: readers and senders wait for no copy of each other's.
@@ -177,8 +179,8 @@ impl Active {
             self.count(interface, true);
             return;
         }
-        let (bytes, length) = record::encode(at, sight, kind, packet, config.snaplen);
-        let record = Record { time_ns, interface, direction: sight.direction, bytes, length };
+        let (bytes, length) = record::encode(at, observation, kind, packet, config.snaplen);
+        let record = Record { time_ns, interface, direction: observation.direction, bytes, length };
         let mut ring = lock(&self.ring);
         let cost = record.bytes.len() + RECORD_COST;
         let full = ring.bytes + cost > config.backlog;
@@ -248,10 +250,10 @@ impl Hub {
 }
 
 impl Tap<Body> for Hub {
-    fn seen(&self, sight: Sight, packet: &Packet<Body>) {
+    fn observe(&self, observation: Observation, packet: &Packet<Body>) {
         let all = self.active.read().unwrap_or_else(PoisonError::into_inner);
-        for active in all.iter().filter(|active| active.config.node == sight.node) {
-            active.take(sight, Kind::of(packet), &self.shape, packet);
+        for active in all.iter().filter(|active| active.config.node == observation.node) {
+            active.take(observation, Kind::of(packet), &self.shape, packet);
         }
     }
 }

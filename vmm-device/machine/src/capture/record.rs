@@ -2,7 +2,7 @@
 
 use tofu_abi::Coords;
 use tofu_abi::frame::{self, ROUTING_HEADER_SIZE, RoutingHeader, TlpHeader};
-use tofu_fabric::{Class, Direction, DiscardReason, Packet, Place, Sight, Way};
+use tofu_fabric::{Class, Direction, DiscardReason, Observation, Packet, TapPoint, Way};
 use tofu_icc::{Answer, Body, Payload, Request};
 
 /// Version of the header.
@@ -56,14 +56,14 @@ impl Kind {
 /// A record of at most `snaplen` bytes, and how long it would be otherwise.
 pub(super) fn encode(
     at: Coords,
-    sight: Sight,
+    observation: Observation,
     kind: Kind,
     packet: &Packet<Body>,
     snaplen: usize,
 ) -> (Vec<u8>, u32) {
     let snaplen = snaplen.max(HEADER_SIZE);
     let mut out = Vec::with_capacity(snaplen.min(2048));
-    header(&mut out, at, sight, kind, packet);
+    header(&mut out, at, observation, kind, packet);
     let mut tail = 0;
     match &packet.body {
         Body::Frame { frame, .. } => {
@@ -87,12 +87,18 @@ pub(super) fn encode(
 }
 
 /// See the manual's page on captures.
-fn header(out: &mut Vec<u8>, at: Coords, sight: Sight, kind: Kind, packet: &Packet<Body>) {
-    let place = match sight.place {
-        Place::Tni(tni) => tni,
-        Place::Port(port) => 16 + port.index() as u8,
+fn header(
+    out: &mut Vec<u8>,
+    at: Coords,
+    observation: Observation,
+    kind: Kind,
+    packet: &Packet<Body>,
+) {
+    let place = match observation.point {
+        TapPoint::Tni(tni) => tni,
+        TapPoint::Port(port) => 16 + port.index() as u8,
     };
-    let direction = match sight.direction {
+    let direction = match observation.direction {
         Direction::Out => 0,
         Direction::In => 1,
         Direction::Lost(DiscardReason::LinkDown) => 2,
@@ -111,7 +117,7 @@ fn header(out: &mut Vec<u8>, at: Coords, sight: Sight, kind: Kind, packet: &Pack
         Way::Hop { port, nullified, .. } => (2 | u8::from(nullified) << 7, port as u8, [0; 3]),
     };
     out.extend([VERSION, HEADER_SIZE as u8, place, direction]);
-    out.extend([sight.vc.unwrap_or(u8::MAX), class, kind as u8, way]);
+    out.extend([observation.vc.unwrap_or(u8::MAX), class, kind as u8, way]);
     out.extend(at.to_array());
     out.extend([packet.src_tni, packet.dst_tni]);
     out.extend(packet.src.to_array());
