@@ -1,106 +1,22 @@
 //! `libtofutop`: the C functions of `jtofu.h`, which documents them. All they do is in
 //! `tofu-jtofu`; here are pointers and error codes.
 
+mod code;
+mod pointer;
 mod state;
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::fmt::Display;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 
 use tofu_jtofu::{Coords, Mapinfo, Path, PathTo, RouteError};
+
+use crate::code::{Code, run};
+use crate::pointer::{Out, OutList, read};
 
 /// Version of the API: that of `JTOFU_VERSION_MAJOR` and `_MINOR`.
 const VERSION: (c_int, c_int) = (0, 0);
 /// Longer texts are no mapinfo.
 const MAX_MAPINFO: usize = 64 << 20;
-
-/// The error codes of `jtofu.h`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-enum Code {
-    NotInitialized = -1,
-    InvalidArg = -3,
-    InvalidPointer = -4,
-    ExcessFinalize = -5,
-    OutOfMemory = -6,
-    Internal = -100,
-}
-
-impl Code {
-    /// `InvalidArg`, with the reason on standard error if the user asks for reasons: the
-    /// API has no place for them.
-    fn invalid(reason: impl Display) -> Self {
-        if std::env::var_os("JTOFU_DEBUG").is_some_and(|value| value != "0") {
-            eprintln!("jtofu: {reason}");
-        }
-        Self::InvalidArg
-    }
-}
-
-/// Runs the body of a function; no panic may get into a C program.
-fn run(body: impl FnOnce() -> Result<c_int, Code>) -> c_int {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(value)) => value,
-        Ok(Err(code)) => code as c_int,
-        Err(_) => Code::Internal as c_int,
-    }
-}
-
-/// Pointers that C passes in. They are not null; all else is the caller's promise.
-mod pointer {
-    use super::Code;
-
-    /// Somewhere to write a value to, which may lie in a packed structure.
-    pub(super) struct Out<T>(*mut T);
-
-    impl<T: Copy> Out<T> {
-        /// # Safety
-        /// `at` is null or may be written to.
-        pub(super) unsafe fn new(at: *mut T) -> Result<Self, Code> {
-            if at.is_null() { Err(Code::InvalidPointer) } else { Ok(Self(at)) }
-        }
-
-        pub(super) fn set(self, value: T) {
-            // SAFETY: `new`'s caller has said so.
-            unsafe { self.0.write_unaligned(value) }
-        }
-    }
-
-    /// An array to write to.
-    pub(super) struct OutList<T>(*mut T, usize);
-
-    impl<T: Copy> OutList<T> {
-        /// # Safety
-        /// `at` may be written to for `max` elements, or it is null.
-        pub(super) unsafe fn new(at: *mut T, max: usize) -> Result<Self, Code> {
-            if at.is_null() && max > 0 { Err(Code::InvalidPointer) } else { Ok(Self(at, max)) }
-        }
-
-        /// Writes as many as there is room for; their number.
-        pub(super) fn set(self, values: impl IntoIterator<Item = T>) -> usize {
-            let mut count = 0;
-            for value in values.into_iter().take(self.1) {
-                // SAFETY: `new`'s caller has said so, as `count` is below the length.
-                unsafe { self.0.add(count).write_unaligned(value) }
-                count += 1;
-            }
-            count
-        }
-    }
-
-    /// # Safety
-    /// `at` is null or may be read from.
-    pub(super) unsafe fn read<T: Copy>(at: *const T) -> Result<T, Code> {
-        if at.is_null() {
-            return Err(Code::InvalidPointer);
-        }
-        // SAFETY: the caller's promise.
-        Ok(unsafe { at.read_unaligned() })
-    }
-}
-
-use pointer::{Out, OutList, read};
 
 /// # Safety
 /// `mapinfo` is null, or a C string, or at least one readable byte that is no `{`.

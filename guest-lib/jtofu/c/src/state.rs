@@ -4,7 +4,7 @@ use std::sync::{PoisonError, RwLock};
 
 use tofu_jtofu::{Jobs, Mapinfo};
 
-use crate::Code;
+use crate::code::Code;
 
 struct State {
     jobs: Jobs,
