@@ -4,9 +4,9 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 use tofu_abi::reduce::Op;
+use tofu_abi::topology::Shape;
 use tofu_collective::plan::{Algorithm, Shape as Box3};
 use tofu_collective::{Exchange, Group, GroupConfig, GroupError};
-use tofu_fabric::Shape;
 use tofu_utofu::{Code, Context, DeviceShare};
 use tofu_utofu_local::{LocalMachine, LocalProvider};
 

@@ -16,7 +16,7 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use tofu_abi::Coords;
-use tofu_fabric::Shape;
+use tofu_abi::topology::Shape;
 use tofu_utofu::command::{Packets, Posting};
 use tofu_utofu::flags::{LOCAL_MRQ_NOTICE, REMOTE_MRQ_NOTICE, TCQ_NOTICE};
 use tofu_utofu::ids::{Stadd, VcqId};

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Pair, pair, pair_of, wait};
 use tofu_abi::reduce::Op;
-use tofu_fabric::Shape;
+use tofu_abi::topology::Shape;
 use tofu_utofu::ids::VbgId;
 use tofu_utofu::{Code, Context, DeviceShare, Error, Reduced, VbgSetting};
 use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};

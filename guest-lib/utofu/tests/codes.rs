@@ -6,8 +6,8 @@ use std::collections::HashSet;
 
 use common::{Memory, completion, notice, pair};
 use tofu_abi::desc::Descriptor;
+use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, Path};
-use tofu_fabric::Shape;
 use tofu_utofu::command::{Packets, Posting};
 use tofu_utofu::flags::{LOCAL_MRQ_NOTICE, TCQ_NOTICE, VCQ_EXCLUSIVE, VCQ_SESSION_MODE, path};
 use tofu_utofu::ids::{Stadd, VbgId, VcqId};

@@ -9,7 +9,7 @@ mod common;
 use common::{Memory, wait};
 use proptest::prelude::*;
 use tofu_abi::Coords;
-use tofu_fabric::Shape;
+use tofu_abi::topology::Shape;
 use tofu_utofu::command::{Packets, Posting};
 use tofu_utofu::flags::{
     DELAY_START, LOCAL_MRQ_NOTICE, REMOTE_MRQ_NOTICE, TCQ_NOTICE, VCQ_EXCLUSIVE,

@@ -12,8 +12,8 @@ use std::io::BufRead;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tofu_abi::topology::Shape;
 use tofu_abi::{CqId, TniId};
-use tofu_fabric::Shape;
 use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Limits, Server, bind_socket};
 

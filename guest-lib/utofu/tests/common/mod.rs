@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use tofu_abi::Coords;
-use tofu_fabric::Shape;
+use tofu_abi::topology::Shape;
 use tofu_utofu::ids::Stadd;
 use tofu_utofu::{Completion, Context, DeviceShare, Notice, Vcq};
 use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use thiserror::Error;
 use tofu_abi::table::PageSize;
+use tofu_abi::topology::Shape;
 use tofu_abi::{Rcode, StagOffset};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DeviceError, DmaBuffer, DmaError, Full, MemoryRange, OpenError,
     Order, Platform, StagError, Target,
 };
-use tofu_fabric::Shape;
 use tofu_machine::{Machine, MachineConfig};
 
 use crate::{AttachError, Buffer, InProcess};

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use thiserror::Error;
 use tofu_abi::Coords;
+use tofu_abi::topology::Shape;
 use tofu_driver::{Device, DeviceError};
-use tofu_fabric::Shape;
 use tofu_inproc::Arena;
 use tofu_machine::{Generation, Machine, MachineConfig};
 use tofu_pci::{PciFunction, regs};

@@ -17,7 +17,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use tofu_abi::Coords;
-use tofu_fabric::Shape;
+use tofu_abi::topology::Shape;
 use tofu_machine::{Doorbells, Machine, MachineConfig, Node};
 use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Error, Limits, Server};
 

@@ -3,7 +3,7 @@
 use std::env;
 
 use tofu_abi::Coords;
-use tofu_fabric::Shape;
+use tofu_abi::topology::Shape;
 use tofu_utofu::{Code, DeviceShare, Error};
 use tofu_utofu_local::LocalMachine;
 
