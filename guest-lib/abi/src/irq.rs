@@ -41,8 +41,8 @@ macro_rules! irq_sets {
 
             /// The names of the requests, in order of bits.
             pub fn names(self) -> impl Iterator<Item = &'static str> {
-                let requests = Self::NAMES.iter();
-                requests.filter(move |(request, _)| self.intersects(*request)).map(|(_, name)| *name)
+                let contained = move |(request, _): &&(Self, _)| self.intersects(*request);
+                Self::NAMES.iter().filter(contained).map(|(_, name)| *name)
             }
         }
 

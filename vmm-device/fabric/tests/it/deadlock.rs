@@ -284,10 +284,9 @@ proptest! {
                 only[axis.index()] = coords.to_array()[axis.index()];
                 Coords::from_array(only)
             };
-            let expected: Vec<_> = Route::new(&alone, project(from), project(to), Path::default(), class)
-                .unwrap()
-                .map(|hop| (hop.port, hop.vc))
-                .collect();
+            let (start, end) = (project(from), project(to));
+            let route = Route::new(&alone, start, end, Path::default(), class).unwrap();
+            let expected: Vec<_> = route.map(|hop| (hop.port, hop.vc)).collect();
             let found: Vec<_> = hops
                 .iter()
                 .filter(|hop| hop.port.axis() == axis)
