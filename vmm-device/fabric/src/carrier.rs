@@ -45,8 +45,8 @@ pub trait Carrier<B>: Send + Sync {
     ///
     /// `out` is told of each packet exactly once what became of it, unless a fault that was asked
     /// for swallows or duplicates it. A carrier without delay tells it of this packet before it
-    /// returns; one with delay may tell it of earlier packets. Packets of one class with the same source, target and path
-    /// arrive in the order in which they were sent.
+    /// returns; one with delay may tell it of earlier packets. Packets of one class with the same
+    /// source, target and path arrive in the order in which they were sent.
     fn inject(&self, packet: Packet<B>, out: &mut dyn Deliver<B>);
 }
 

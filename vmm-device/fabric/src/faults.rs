@@ -76,8 +76,8 @@ pub struct FaultPlan {
     /// On single links, in both directions, instead. The last one counts.
     pub links: Vec<(Coords, Port, Rates)>,
     /// Also loses requests and responses, and duplicates those of which [`Disturb::duplicate`] has
-    /// a copy. Real links repeat a frame until it is right, and drop it when it comes again, so that
-    /// does not happen there. Initiators of commands then end with a time-out.
+    /// a copy. Real links repeat a frame until it is right, and drop it when it comes again, so
+    /// that does not happen there. Initiators of commands then end with a time-out.
     pub commands: bool,
 }
 

@@ -10,12 +10,15 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 use tofu_abi::{Doorbell, TniId};
 use tofu_fabric::NodeId;
 use tofu_icc::Net;
+use tofu_sync::lock;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
-use crate::pump::RELEASES;
-use crate::wakeup::Sleep;
-use crate::{Error, Node, Pump, Shared, lock};
+use crate::error::Error;
+use crate::node::Node;
+use crate::pump::{Pump, RELEASES};
+use crate::shared::Shared;
+use crate::wakeup::{Sleep, Watching};
 
 /// How long a page is looked at now and then after its doorbell rang last, before it is
 /// write-protected, in nanoseconds. Long enough for a vCPU that the host has put aside to finish
@@ -61,17 +64,6 @@ pub(crate) struct Engine {
     deadline: AtomicU64,
 }
 
-/// News about a queue with a shared page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Watching {
-    /// It was enabled.
-    Start,
-    /// Its page is not write-protected any more, as the guest is about to write to it.
-    Lifted,
-    /// It was disabled.
-    Stop,
-}
-
 enum Change {
     Listen(QueueId, u64, Arc<EventFd>),
     Ignore(Arc<EventFd>),
@@ -115,7 +107,7 @@ impl Engine {
         let _ = self.wake.write(1);
     }
 
-    /// Puts a queue in line.
+    /// Queues a control queue or channel.
     pub(crate) fn enqueue(&self, node: NodeId, tni: TniId, bell: Doorbell) {
         lock(&self.pending).push_back(QueueId { node, tni, bell });
         self.wake();
@@ -158,12 +150,12 @@ impl Engine {
         self.wake();
     }
 
-    /// Runs what is in line now, and what is due. Returns whether there was anything.
+    /// Runs what is queued now, and what is due. Returns whether there was anything.
     pub(crate) fn turn(&self, shared: &Shared) -> bool {
         let mut pump = Pump::new(shared);
         let start = pump.now_ns();
         let mut worked = false;
-        // Queues that have more to do go to the end of the line, behind those that wait.
+        // Queues that have more to do go to the end, behind those that wait.
         let waiting = lock(&self.pending).len().min(QUEUES_PER_TURN);
         for _ in 0..waiting {
             // Running a queue reads the clock, so this costs nothing.
@@ -211,7 +203,7 @@ impl Engine {
         let subscriber =
             Sources { engine: Arc::clone(self), timer: Arc::clone(&timer), queues: Vec::new() };
         sources.add_subscriber(subscriber);
-        let mut watch = Watch::new(shared);
+        let mut watch = WatchedPages::new(shared);
         let mut turns = 0u32;
         while !shared.stopping.load(SeqCst) {
             watch.update(self);
@@ -359,7 +351,7 @@ impl MutEventSubscriber for Sources {
 /// One whose doorbell rang lately is looked at all the time, then ever less often. A page that has
 /// been quiet for long is write-protected, so that nobody needs to look at it until the guest
 /// writes to it again.
-struct Watch<'a> {
+struct WatchedPages<'a> {
     shared: &'a Shared,
     pages: Vec<WatchedPage>,
 }
@@ -372,7 +364,7 @@ struct WatchedPage {
     rang_at: u64,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> WatchedPages<'a> {
     const fn new(shared: &'a Shared) -> Self {
         Self { shared, pages: Vec::new() }
     }
@@ -441,7 +433,7 @@ impl WatchedPage {
         }
     }
 
-    /// Runs the queue if its doorbell rang; if it is `late` the queue is only put in line.
+    /// Runs the queue if its doorbell rang; if it is `late` the queue is only queued.
     fn poll(&self, engine: &Engine, pump: &mut Pump<'_>, late: bool) -> bool {
         let QueueId { node, tni, bell } = self.queue;
         let rang = self.node.icc().poll_doorbell(tni, bell);
@@ -501,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_in_line_once_however_often_its_doorbell_rings() {
+    fn a_queue_is_queued_once_however_often_its_doorbell_rings() {
         let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
         let machine = Machine::new(MachineConfig::new(shape)).unwrap();
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();

@@ -11,171 +11,32 @@
 #![forbid(unsafe_code)]
 
 pub mod capture;
+mod config;
 mod engine;
+mod error;
 mod node;
 mod pump;
+mod shared;
 mod wakeup;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use thiserror::Error;
 use tofu_abi::Coords;
-use tofu_abi::barrier::Profile;
-use tofu_fabric::{Fabric, NodeId, Shape, Timing, Wires};
+use tofu_fabric::{Fabric, NodeId, Wires};
 use tofu_icc::{Body, DmaMemory, SharedPages};
+use tofu_sync::lock;
 
 use crate::capture::{Capture, CaptureConfig, Hub};
 use crate::engine::Engine;
+use crate::shared::{Clock, Shared};
 
-pub use crate::node::{DoorbellBackend, Doorbells, Node};
+pub use crate::config::{Doorbells, Generation, MachineConfig};
+pub use crate::error::Error;
+pub use crate::node::{DoorbellBackend, Node};
 pub use crate::pump::Pump;
-
-/// Locks a mutex; a panic elsewhere must not stop the other nodes.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What a machine is made from.
-#[derive(Clone, Debug)]
-pub struct MachineConfig {
-    /// Its box of nodes.
-    pub shape: Shape,
-    /// Times of its links.
-    pub timing: Timing,
-    /// Barrier gates and channels of its nodes.
-    pub barrier: Profile,
-    /// How doorbells arrive.
-    pub doorbells: Doorbells,
-    /// How many engines share the nodes; at least one.
-    pub engines: usize,
-    /// How long a command waits for an answer, in nanoseconds.
-    pub timeout_ns: u64,
-    /// How long an engine without work goes on looking at a polled doorbell all the time before
-    /// it looks less and less often, in nanoseconds.
-    pub spin_ns: u64,
-}
-
-impl MachineConfig {
-    /// A TofuD machine of this shape with one engine and trapped doorbells.
-    pub const fn new(shape: Shape) -> Self {
-        Self {
-            shape,
-            timing: Timing::TOFUD,
-            barrier: Profile::TOFUD,
-            doorbells: Doorbells::Trapped,
-            engines: 1,
-            timeout_ns: 500_000_000,
-            spin_ns: 50_000,
-        }
-    }
-}
-
-/// A generation of Tofu: so far, whose links and barrier gates the nodes have. All else is
-/// TofuD's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Generation {
-    /// K computer and FX10.
-    Tofu,
-    /// FX100.
-    Tofu2,
-    /// Fugaku.
-    #[default]
-    TofuD,
-}
-
-impl Generation {
-    /// The generation with this name, in small letters.
-    pub fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "tofu" => Some(Self::Tofu),
-            "tofu2" => Some(Self::Tofu2),
-            "tofud" => Some(Self::TofuD),
-            _ => None,
-        }
-    }
-}
-
-impl MachineConfig {
-    /// A machine of this generation and shape with one engine and trapped doorbells.
-    pub const fn of(generation: Generation, shape: Shape) -> Self {
-        let (timing, barrier) = match generation {
-            Generation::Tofu => (Timing::TOFU1, Profile::TOFU),
-            Generation::Tofu2 => (Timing::TOFU2, Profile::TOFU),
-            Generation::TofuD => (Timing::TOFUD, Profile::TOFUD),
-        };
-        Self { timing, barrier, ..Self::new(shape) }
-    }
-}
-
-/// Why a node or a machine cannot be had.
-#[derive(Debug, Error)]
-pub enum Error {
-    /// The coordinates are not in the machine.
-    #[error("node {0} is not in the machine")]
-    NoSuchNode(Coords),
-    /// There is a device at these coordinates already.
-    #[error("node {0} exists already")]
-    NodeExists(Coords),
-    /// The host has no memory, threads or descriptors left.
-    #[error("{what}: {source}")]
-    Host {
-        /// What was tried.
-        what: &'static str,
-        /// What the host said.
-        source: std::io::Error,
-    },
-    /// The endpoint could not be built.
-    #[error("PCI endpoint: {0}")]
-    Pci(#[from] tofu_pci::Error),
-}
-
-impl Error {
-    fn host(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| Self::Host { what, source }
-    }
-}
-
-/// The machine's clock.
-#[derive(Debug)]
-enum Clock {
-    Host(Instant),
-    /// Stands still but for [`Machine::advance`].
-    Manual(AtomicU64),
-}
-
-/// What all parts of a machine share.
-pub(crate) struct Shared {
-    wires: Arc<Wires<Body>>,
-    nodes: Vec<OnceLock<Arc<Node>>>,
-    engines: Vec<Arc<Engine>>,
-    clock: Clock,
-    spin_ns: u64,
-    stopping: AtomicBool,
-}
-
-impl Shared {
-    fn now_ns(&self) -> u64 {
-        match &self.clock {
-            Clock::Host(start) => start.elapsed().as_nanos() as u64,
-            Clock::Manual(now) => now.load(SeqCst),
-        }
-    }
-
-    fn fabric(&self) -> &Arc<Fabric> {
-        self.wires.fabric()
-    }
-
-    fn node(&self, id: NodeId) -> Option<&Arc<Node>> {
-        self.nodes.get(id.index())?.get()
-    }
-
-    fn engine_of(&self, id: NodeId) -> &Arc<Engine> {
-        &self.engines[id.index() % self.engines.len()]
-    }
-}
 
 /// The network of a machine, for those who look at it or meddle with it. It may outlive the
 /// machine.

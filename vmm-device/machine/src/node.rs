@@ -12,23 +12,15 @@ use tofu_abi::{Coords, CqId, Doorbell, TniId, pci};
 use tofu_fabric::{NodeId, Port, PortCounters, XbCounters};
 use tofu_icc::{Config, DmaMemory, Host, Icc, SharedPages};
 use tofu_pci::{BAR_COUNT, Bar, BarRange, Endpoint, Identity, LinkSpeed, PciFunction};
+use tofu_sync::lock;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::engine::Watching;
-use crate::wakeup::InLine;
-use crate::{Error, MachineConfig, Pump, Shared, lock};
-
-/// How doorbells arrive at the devices of a machine. The guest cannot tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doorbells {
-    /// By an exit or an ioeventfd; engines sleep meanwhile.
-    Trapped,
-    /// In memory that the guest has mapped and the engines look at. Nodes have it if they were
-    /// made with shared pages, otherwise their doorbells are trapped. After a while of quiet a
-    /// page is write-protected, and its next doorbell is trapped.
-    Polled,
-}
+use crate::config::{Doorbells, MachineConfig};
+use crate::error::Error;
+use crate::pump::Pump;
+use crate::shared::Shared;
+use crate::wakeup::{Queued, Watching};
 
 /// What the VMM behind a node does for its doorbells. All offsets are in BAR0.
 ///
@@ -100,7 +92,7 @@ struct NodeHost {
     /// Event descriptors of trapped doorbells, by queue.
     events: Mutex<HashMap<(TniId, CqId), Bell>>,
     /// Queues that wait for their engine, so that each waits only once.
-    waiting: Vec<InLine>,
+    waiting: Vec<Queued>,
     /// Whether it was logged that a doorbell could not be attached.
     warned: AtomicBool,
 }
@@ -121,7 +113,7 @@ impl Node {
             pages: pages.clone(),
             backend: OnceLock::new(),
             events: Mutex::new(HashMap::new()),
-            waiting: (0..NUM_TNI * Doorbell::COUNT).map(|_| InLine::new()).collect(),
+            waiting: (0..NUM_TNI * Doorbell::COUNT).map(|_| Queued::new()).collect(),
             warned: AtomicBool::new(false),
         });
         let icc_config = Config {
@@ -195,15 +187,15 @@ impl Node {
     }
 
     /// Notes that a queue's doorbell rang, in the life that is given or in whichever it is.
-    /// Returns whether it is to be put in line or run now; if not it is in line already, or that
+    /// Returns whether it is to be queued or run now; if not it is queued already, or that
     /// life is over.
     pub(crate) fn rang(&self, tni: TniId, bell: Doorbell, life: Option<u64>) -> bool {
         self.host.waiting[bell_index(tni, bell)].enter(life)
     }
 
-    /// Runs a queue for one turn; returns whether it is to be put in line for another. Its
-    /// place in line must be the caller's: see [`Node::rang`]. Nothing is done for a doorbell that
-    /// rang before the queue was enabled last.
+    /// Runs a queue for one turn; returns whether it is to be queued for another. Its
+    /// place among the queued ones must be the caller's: see [`Node::rang`]. Nothing is done for a
+    /// doorbell that rang before the queue was enabled last.
     pub(crate) fn run(&self, tni: TniId, bell: Doorbell, pump: &mut Pump<'_>) -> bool {
         let waiting = &self.host.waiting[bell_index(tni, bell)];
         if !waiting.leave() {
@@ -268,7 +260,7 @@ fn endpoint(coords: Coords) -> Result<Endpoint, Error> {
 }
 
 impl NodeHost {
-    /// Puts a queue in line at its engine.
+    /// Queues a control queue or channel at its engine.
     fn enqueue(&self, tni: TniId, bell: Doorbell) {
         if let Some(shared) = self.shared.upgrade() {
             shared.engine_of(self.id).enqueue(self.id, tni, bell);

@@ -6,7 +6,7 @@ use tofu_abi::Rcode;
 use tofu_fabric::{Carrier, Deliver, DiscardReason, NodeId, Packet, Port};
 use tofu_icc::{Body, Net, discard_rcode};
 
-use crate::Shared;
+use crate::shared::Shared;
 
 /// How long a fault holds a packet back that nobody overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
@@ -15,7 +15,7 @@ pub(crate) const RELEASES: usize = 0;
 
 /// A thread's view of the network.
 ///
-/// A packet that is injected is not handled by its target at once but put in line, so that no
+/// A packet that is injected is not handled by its target at once but queued, so that no
 /// device is ever called from within another one.
 pub struct Pump<'a> {
     shared: &'a Shared,

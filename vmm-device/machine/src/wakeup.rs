@@ -1,4 +1,4 @@
-//! How work reaches an engine that sleeps, and a queue that is in line already.
+//! How work reaches an engine that sleeps, and a queue that is queued already.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 
@@ -34,10 +34,21 @@ impl Sleep {
     }
 }
 
-/// Whether a queue is in line at its engine, so that it never is twice, and for which of its lives:
+/// News about a queue with a shared page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watching {
+    /// It was enabled.
+    Start,
+    /// Its page is not write-protected any more, as the guest is about to write to it.
+    Lifted,
+    /// It was disabled.
+    Stop,
+}
+
+/// Whether a queue is queued at its engine, so that it never is twice, and for which of its lives:
 /// a queue that is enabled again does not serve what rang before.
 #[derive(Debug)]
-pub(crate) struct InLine(AtomicU64);
+pub(crate) struct Queued(AtomicU64);
 
 /// In line, because of a doorbell of this life or of an earlier one.
 const WAITS: u64 = 1;
@@ -49,7 +60,7 @@ const fn life(state: u64) -> u64 {
     state & !(WAITS | STALE)
 }
 
-impl InLine {
+impl Queued {
     pub(crate) fn new() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -66,7 +77,7 @@ impl InLine {
     }
 
     /// A doorbell rang, of the life that is given or of whichever it is. Returns whether the queue
-    /// is to be put in line; if not it is there already, or the life is over.
+    /// is to be queued; if not it is there already, or the life is over.
     pub(crate) fn enter(&self, of: Option<u64>) -> bool {
         let before = self.change(|state| {
             let now = life(state);
@@ -75,7 +86,7 @@ impl InLine {
         before.is_ok_and(|state| state & WAITS == 0)
     }
 
-    /// The queue's turn has come. A doorbell that rings later puts it in line again; what was
+    /// The queue's turn has come. A doorbell that rings later queues it again; what was
     /// written before earlier ones is seen by the turn. Returns whether any of them rang in this
     /// life.
     pub(crate) fn leave(&self) -> bool {
@@ -143,7 +154,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_a_queue_in_line_wakes_the_engine() {
+    fn loom_a_queued_one_wakes_the_engine() {
         model(|engine| {
             *engine.pending.lock().unwrap() += 1;
             engine.wake();
@@ -162,13 +173,13 @@ mod loom_tests {
     #[test]
     fn loom_a_doorbell_is_served_in_its_own_life_only() {
         struct Queue {
-            in_line: InLine,
+            queued: Queued,
             line: Mutex<u32>,
             /// Descriptors that the present life has to send.
             entries: AtomicU32,
         }
         fn ring(queue: &Queue, life: u64) {
-            if queue.in_line.enter(Some(life)) {
+            if queue.queued.enter(Some(life)) {
                 *queue.line.lock().unwrap() += 1;
             }
         }
@@ -178,23 +189,23 @@ mod loom_tests {
             if *line == 0 {
                 return false;
             }
-            assert_eq!(*line, 1, "the queue is in line twice");
+            assert_eq!(*line, 1, "the queue is queued twice");
             *line = 0;
             drop(line);
-            queue.in_line.leave() && queue.entries.load(Relaxed) == 2
+            queue.queued.leave() && queue.entries.load(Relaxed) == 2
         }
         loom::model(|| {
             let queue = Arc::new(Queue {
-                in_line: InLine::new(),
+                queued: Queued::new(),
                 line: Mutex::new(0),
                 entries: AtomicU32::new(1),
             });
-            let first = queue.in_line.renew();
+            let first = queue.queued.renew();
             let other = Arc::clone(&queue);
             let former = thread::spawn(move || ring(&other, first));
             let other = Arc::clone(&queue);
             let engine = thread::spawn(move || drop(turn(&other)));
-            let second = queue.in_line.renew();
+            let second = queue.queued.renew();
             assert_ne!(first, second);
             queue.entries.store(2, Relaxed);
             engine.join().unwrap();
@@ -207,15 +218,15 @@ mod loom_tests {
 
     /// Two doorbells and an engine that takes the queue's turns.
     #[test]
-    fn loom_doorbells_put_a_queue_in_line_once_and_are_served() {
+    fn loom_doorbells_queue_it_once_and_are_served() {
         struct Queue {
-            in_line: InLine,
+            queued: Queued,
             line: Mutex<u32>,
             entries: [AtomicU32; 2],
         }
         fn ring(queue: &Queue, entry: usize) {
             queue.entries[entry].store(1, Relaxed);
-            if queue.in_line.enter(None) {
+            if queue.queued.enter(None) {
                 *queue.line.lock().unwrap() += 1;
             }
         }
@@ -224,15 +235,15 @@ mod loom_tests {
             if *line == 0 {
                 return [0, 0];
             }
-            assert_eq!(*line, 1, "the queue is in line twice");
+            assert_eq!(*line, 1, "the queue is queued twice");
             *line = 0;
             drop(line);
-            assert!(queue.in_line.leave());
+            assert!(queue.queued.leave());
             [queue.entries[0].load(Relaxed), queue.entries[1].load(Relaxed)]
         }
         loom::model(|| {
             let queue = Arc::new(Queue {
-                in_line: InLine::new(),
+                queued: Queued::new(),
                 line: Mutex::new(0),
                 entries: [AtomicU32::new(0), AtomicU32::new(0)],
             });

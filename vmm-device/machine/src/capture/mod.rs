@@ -14,8 +14,7 @@ use tofu_fabric::{
     Direction, NodeId, Observation, Packet, Port, Shape, TNIS, Tap, TapPoint, Wires,
 };
 use tofu_icc::Body;
-
-use crate::lock;
+use tofu_sync::lock;
 
 pub use record::{HEADER_SIZE, Kind, VERSION};
 

@@ -1,0 +1,32 @@
+//! What can go wrong.
+
+use thiserror::Error;
+use tofu_abi::Coords;
+
+/// Why a node or a machine cannot be had.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The coordinates are not in the machine.
+    #[error("node {0} is not in the machine")]
+    NoSuchNode(Coords),
+    /// There is a device at these coordinates already.
+    #[error("node {0} exists already")]
+    NodeExists(Coords),
+    /// The host has no memory, threads or descriptors left.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was tried.
+        what: &'static str,
+        /// What the host said.
+        source: std::io::Error,
+    },
+    /// The endpoint could not be built.
+    #[error("PCI endpoint: {0}")]
+    Pci(#[from] tofu_pci::Error),
+}
+
+impl Error {
+    pub(crate) fn host(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Host { what, source }
+    }
+}

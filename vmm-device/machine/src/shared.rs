@@ -1,0 +1,53 @@
+//! What all parts of a machine share.
+//!
+//! Cycle: `super::node`, because a node reaches the others by what is here.
+//! Cycle: `super::engine`, because an engine reaches the nodes by what is here.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use tofu_fabric::{Fabric, NodeId, Wires};
+use tofu_icc::Body;
+
+use crate::engine::Engine;
+use crate::node::Node;
+
+/// The machine's clock.
+#[derive(Debug)]
+pub(crate) enum Clock {
+    Host(Instant),
+    /// Stands still but for [`crate::Machine::advance`].
+    Manual(AtomicU64),
+}
+
+/// What all parts of a machine share.
+pub(crate) struct Shared {
+    pub(crate) wires: Arc<Wires<Body>>,
+    pub(crate) nodes: Vec<OnceLock<Arc<Node>>>,
+    pub(crate) engines: Vec<Arc<Engine>>,
+    pub(crate) clock: Clock,
+    pub(crate) spin_ns: u64,
+    pub(crate) stopping: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn now_ns(&self) -> u64 {
+        match &self.clock {
+            Clock::Host(start) => start.elapsed().as_nanos() as u64,
+            Clock::Manual(now) => now.load(SeqCst),
+        }
+    }
+
+    pub(crate) fn fabric(&self) -> &Arc<Fabric> {
+        self.wires.fabric()
+    }
+
+    pub(crate) fn node(&self, id: NodeId) -> Option<&Arc<Node>> {
+        self.nodes.get(id.index())?.get()
+    }
+
+    pub(crate) fn engine_of(&self, id: NodeId) -> &Arc<Engine> {
+        &self.engines[id.index() % self.engines.len()]
+    }
+}
