@@ -29,6 +29,8 @@ const NOT_INHERITED: [&str; 8] = [
 
 /// The program of tools/guests that is no guest.
 const FIRMWARE: &str = "tofu-boot";
+/// The package of the guests that are shipped. Others in its workspace are tests.
+const GUESTS: &str = "tofu-guests";
 
 /// Packages of this workspace whose programs run on Linux nodes.
 const LINUX: [&str; 5] = ["tofu-agent", "tofu-guest", "tofu-guests-linux", "tofu-net", "tofud"];
@@ -74,7 +76,12 @@ fn main() {
     let mut build = cargo(&guests);
     build.args(["build", "--release", "--locked", "--target-dir"]).arg(&target);
     run(build, "the guest programs in tools/guests do not build");
-    let bare = programs(&guests, |_| true, &target.join("release"), &out.join("guests"));
+    let bare = programs(
+        &guests,
+        |package| package == GUESTS,
+        &target.join("release"),
+        &out.join("guests"),
+    );
 
     let (target, triple) = (shared.join("linux"), variable("TARGET"));
     let mut build = cargo(&root);
