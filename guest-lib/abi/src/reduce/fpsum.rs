@@ -23,7 +23,7 @@
 //! An input that does not count is less than 2^-80 of the greatest input. So the error of a sum of
 //! `n` numbers, before rounding, is less than `n * 2^-80` of the greatest of them.
 
-use super::{INPUT_QWORDS, Input, MAX_DOUBLES, Value};
+use super::value::{INPUT_QWORDS, Input, MAX_DOUBLES, Value};
 
 /// Bits of a significand in the third qword.
 const TOP_BITS: u32 = 155 - 128;

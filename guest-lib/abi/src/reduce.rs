@@ -9,24 +9,13 @@
 //! its bit positions. *Ours*: the places of elements in inputs and values.
 
 pub mod fpsum;
+mod value;
 
 use fpsum::{Input160, Sum320};
 
-/// Qwords of a barrier channel's input: eight integers, or three 160-bit numbers and 32 bits left.
-pub const INPUT_QWORDS: usize = 8;
-/// Qwords of an intermediate value and of a result: eight integers, or three 320-bit numbers.
-pub const VALUE_QWORDS: usize = 15;
-/// Integers that can be reduced at once in the device.
-pub const MAX_INTEGERS: usize = 8;
-/// Integers that uTofu reduces at once.
-pub const MAX_UTOFU_INTEGERS: usize = 6;
-/// Doubles that can be summed at once.
-pub const MAX_DOUBLES: usize = 3;
-
-/// What a barrier channel takes.
-pub type Input = [u64; INPUT_QWORDS];
-/// What gates pass on, and what a barrier channel returns.
-pub type Value = [u64; VALUE_QWORDS];
+pub use value::{
+    INPUT_QWORDS, Input, MAX_DOUBLES, MAX_INTEGERS, MAX_UTOFU_INTEGERS, VALUE_QWORDS, Value,
+};
 
 /// The operations, with their codes in signals (OP_TYPE) and in uTofu.
 ///

@@ -1,0 +1,17 @@
+//! What gates take, pass on and return.
+
+/// Qwords of a barrier channel's input: eight integers, or three 160-bit numbers and 32 bits left.
+pub const INPUT_QWORDS: usize = 8;
+/// Qwords of an intermediate value and of a result: eight integers, or three 320-bit numbers.
+pub const VALUE_QWORDS: usize = 15;
+/// Integers that can be reduced at once in the device.
+pub const MAX_INTEGERS: usize = 8;
+/// Integers that uTofu reduces at once.
+pub const MAX_UTOFU_INTEGERS: usize = 6;
+/// Doubles that can be summed at once.
+pub const MAX_DOUBLES: usize = 3;
+
+/// What a barrier channel takes.
+pub type Input = [u64; INPUT_QWORDS];
+/// What gates pass on, and what a barrier channel returns.
+pub type Value = [u64; VALUE_QWORDS];
