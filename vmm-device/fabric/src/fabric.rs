@@ -1,9 +1,10 @@
 //! The state of a machine's links and crossbars.
 
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use tofu_abi::Coords;
+use tofu_sync::lock;
 
 use crate::{Hop, Link, NodeId, Port, Shape, TNIS};
 
@@ -114,7 +115,7 @@ impl Fabric {
     /// [`NoSuchLink`] if the machine has no such node or nothing is at that port.
     pub fn set_link(&self, node: Coords, port: Port, up: bool) -> Result<(), NoSuchLink> {
         let ends = self.ends(node, port).ok_or(NoSuchLink { node, port })?;
-        let _guard = self.link_change.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = lock(&self.link_change);
         for (end, bit) in ends {
             if up {
                 end.down.fetch_and(!bit, Relaxed);

@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use tofu_sync::lock;
+
 use crate::carrier::Observer;
 use crate::faults::{Fate, Faults};
 use crate::{
@@ -115,7 +117,7 @@ impl<B> Wires<B> {
     }
 
     fn held(&self) -> MutexGuard<'_, VecDeque<Held<B>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.held)
     }
 
     #[cold]

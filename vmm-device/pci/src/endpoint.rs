@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tofu_sync::lock;
+
 use crate::config::{CONFIG_SPACE_SIZE, ConfigSpace, regs};
 use crate::function::{BAR_COUNT, BarRange};
-use crate::lock;
 use crate::msix::{MAX_VECTORS, MsixTable};
 
 // Where the capabilities lie (ours): in the order of the list.

@@ -26,9 +26,3 @@ pub use config::{CONFIG_SPACE_SIZE, ConfigSpace, regs};
 pub use endpoint::{Bar, BarKind, Changes, Endpoint, Error, Identity, LinkSpeed};
 pub use function::{BAR_COUNT, BarInfo, BarRange, PciFunction, size_bars};
 pub use msix::{MAX_VECTORS, MsiSink, MsixTable};
-
-/// Locks a mutex whether or not a panicking thread left it poisoned: the states
-/// guarded here are plain registers, valid after every single store.
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}

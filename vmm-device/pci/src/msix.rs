@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use crate::lock;
+use tofu_sync::lock;
 
 /// The most vectors an MSI-X table can have.
 pub const MAX_VECTORS: u16 = 2048;

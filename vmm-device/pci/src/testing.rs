@@ -6,9 +6,10 @@
 
 use std::sync::Mutex;
 
+use tofu_sync::lock;
+
 use crate::config::{CONFIG_SPACE_SIZE, regs};
 use crate::function::{BAR_COUNT, PciFunction, size_bars};
-use crate::lock;
 use crate::msix::MsiSink;
 
 #[doc(inline)]

@@ -3,11 +3,12 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use thiserror::Error;
 use tofu_abi::pci::REGISTER_BAR;
+use tofu_sync::lock;
 
 use crate::channel::{ChannelError, read, send_with};
 use crate::wire::{
@@ -92,7 +93,7 @@ impl Client {
     }
 
     fn stream(&self) -> MutexGuard<'_, Stream> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Sends a command; returns the body of the answer and its descriptors.

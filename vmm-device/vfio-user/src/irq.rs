@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, write};
 use tofu_pci::{MsiSink, MsixTable};
+use tofu_sync::lock;
 
 /// Bytes of an entry of the MSI-X table.
 const ENTRY_SIZE: u64 = 16;
@@ -32,7 +33,7 @@ impl Vectors {
 
     fn slot(&self, vector: u16) -> Option<MutexGuard<'_, Option<OwnedFd>>> {
         let slot = self.0.get(usize::from(vector))?;
-        Some(slot.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(lock(slot))
     }
 
     /// Binds an eventfd to a vector, or none, and unmasks or masks the vector. After this the

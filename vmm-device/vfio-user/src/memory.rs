@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use smallvec::SmallVec;
 use tofu_icc::{Access, DmaError, DmaMemory, Epochs};
+use tofu_sync::lock;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::process::ClientProcess;
@@ -227,11 +228,11 @@ impl ClientMemory {
 
     /// From now on ranges without a descriptor are memory of this process; `None`: not any more.
     pub(crate) fn set_process(&self, process: Option<Arc<ClientProcess>>) {
-        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
+        *lock(&self.process) = process;
     }
 
     fn process(&self) -> Option<Arc<ClientProcess>> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.process).clone()
     }
 
     /// How much a client may map.
@@ -253,7 +254,7 @@ impl ClientMemory {
     }
 
     fn lock_files(&self) -> MutexGuard<'_, HashMap<FileId, Weak<MmapRegion<()>>>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.files)
     }
 
     /// Maps a range; without a file the device finds nothing there.

@@ -6,13 +6,14 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use tofu_abi::regs::{NUM_TNI, PAGE_SIZE};
 use tofu_abi::{Doorbell, TniId};
 use tofu_icc::SharedPages;
+use tofu_sync::lock;
 use vm_memory::{FileOffset, MmapRegion};
 
 const SIZE: usize = SharedPages::SIZE_AS_IN_BAR;
@@ -57,7 +58,7 @@ impl ClientPages {
 
     /// The file that the client maps; an offset in it is one in BAR0.
     pub(crate) fn file(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.file.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&lock(&self.file))
     }
 
     /// Puts new memory in the place of the old. The queues must be disabled.
@@ -65,7 +66,7 @@ impl ClientPages {
         let new = memory_file()?;
         let (rights, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = lock(&self.file);
         // SAFETY: the range is just the one that `region` has mapped and keeps mapped as long as
         // `self` lives, so nothing else is overwritten; it stays readable and writable. Whoever
         // accesses it meanwhile does so with volatile or atomic accesses, as it is shared with

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI};
 use tofu_abi::{CqId, Doorbell, TniId};
 use tofu_machine::{DoorbellBackend, Doorbells, Node};
 use tofu_pci::{CONFIG_SPACE_SIZE, MsiSink, MsixTable, PciFunction, regs};
+use tofu_sync::lock;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -158,7 +159,7 @@ impl Server {
     ///
     /// If the client broke the protocol, so that its connection had to be closed.
     pub fn serve(&self, client: UnixStream) -> Result<(), Error> {
-        let _attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        let _attached = lock(&self.attached);
         {
             let mut sockets = lock(&self.sockets);
             if sockets.stopped {
@@ -299,10 +300,6 @@ impl Server {
             self.node.config_write(at, &new.to_le_bytes());
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Offset of a capability in configuration space.

@@ -10,13 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use event_manager::EventSet;
+use tofu_sync::lock;
 use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice, WriteVolatile};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::Error;
 use crate::device::{Device, Identity, Io, Want, Work};
 use crate::regs::kind;
 use crate::ring::{Broken, Chain};
-use crate::{Error, lock};
 
 /// Ports of a console at most (ours).
 pub const MAX_PORTS: usize = 16;

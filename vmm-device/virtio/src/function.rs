@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use tofu_pci::{BAR_COUNT, Bar, BarRange, Endpoint, LinkSpeed, PciFunction};
+use tofu_sync::lock;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::device::{ConfigFields, Device};
@@ -13,7 +14,7 @@ use crate::iommu;
 use crate::regs::{self, NO_VECTOR, REGISTER_BAR, cap, common, feature, status};
 use crate::ring::QueueSettings;
 use crate::shared::Core;
-use crate::{DeviceMemory, Doorbells, Error, GuestMemory, lock, worker};
+use crate::{DeviceMemory, Doorbells, Error, GuestMemory, worker};
 
 /// Address space, not memory: pages are taken as the stack grows.
 const THREAD_STACK: usize = 256 << 10;

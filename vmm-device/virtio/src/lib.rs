@@ -32,7 +32,6 @@ mod worker;
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
@@ -90,10 +89,4 @@ impl Error {
     pub(crate) fn host(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Host { what, source }
     }
-}
-
-/// Locks a mutex whether or not a panicking thread left it poisoned: what is
-/// guarded here is valid after every single store, and a guest's reset clears it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

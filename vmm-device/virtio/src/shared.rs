@@ -8,12 +8,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering::SeqCst};
 
 use tofu_pci::Endpoint;
+use tofu_sync::lock;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::DeviceMemory;
 use crate::device::{Device, Io, Want, Work};
 use crate::regs::{ISR_CONFIG, ISR_QUEUE, NO_VECTOR, status};
 use crate::ring::{QueueSettings, Ring};
-use crate::{DeviceMemory, lock};
 
 /// The shared part of a device.
 pub(crate) struct Core {

@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use log::debug;
+use tofu_sync::lock;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::outcome::Outcome;
 use crate::pci_host::PciHost;
 use crate::platform::Platform;
 use crate::serial::{ByteSink, SerialPort};
-use crate::{GuestMemory, layout, lock};
+use crate::{GuestMemory, layout};
 
 /// Accesses to nothing that are logged per VM; the rest are silent.
 const STRAY_LOG_MAX: u32 = 16;

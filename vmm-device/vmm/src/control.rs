@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tofu_sync::lock;
+
 use crate::kick::Kicker;
-use crate::lock;
 use crate::outcome::{Outcome, Registers};
 
 /// What the owner of the VM wants its vCPUs to do.

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use kvm_ioctls::VcpuFd;
+use tofu_sync::lock;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler, unblock_signal};
 
-use crate::{Error, lock};
+use crate::Error;
 
 /// Wakes one vCPU thread, from any thread and at any time.
 ///

@@ -65,9 +65,3 @@ pub use windows::{Attachment, Windows};
 /// What guests see guest memory as, shared between VMM and devices; cloning it
 /// clones references, not memory.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;
-
-/// Locks a mutex whether or not a panicking thread left it poisoned: the states
-/// guarded in this crate are valid after every single store.
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}

@@ -11,9 +11,10 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use log::debug;
 use tofu_pci::MsiSink;
+use tofu_sync::lock;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::{Error, lock};
+use crate::Error;
 
 /// Interrupt inputs of the I/O APIC; MSI routes have numbers from here on.
 const IOAPIC_PINS: u32 = 24;

@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use tofu_pci::{BarRange, ConfigSpace, PciFunction, regs, size_bars};
+use tofu_sync::lock;
 
 use crate::windows::Windows;
-use crate::{Error, layout, lock};
+use crate::{Error, layout};
 
 /// Devices on a bus.
 const SLOTS: usize = 32;

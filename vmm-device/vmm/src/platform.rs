@@ -5,9 +5,11 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use tofu_sync::lock;
+
 use crate::acpi::{CMOS_CENTURY, SLEEP_TYPE_OFF};
+use crate::layout;
 use crate::outcome::Outcome;
-use crate::{layout, lock};
 
 const PM1_EVENT_END: u16 = layout::PORT_PM1_EVENT + 4;
 const PM1_CONTROL_END: u16 = layout::PORT_PM1_CONTROL + 2;

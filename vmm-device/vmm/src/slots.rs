@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
+use tofu_sync::lock;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, MmapRegion};
 
-use crate::{Error, GuestMemory, lock};
+use crate::{Error, GuestMemory};
 
 /// The memory slots of a VM. Holds a reference to everything that is mapped.
 pub(crate) struct Slots {

@@ -8,6 +8,7 @@ use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::VmFd;
 use log::{debug, error};
 use tofu_pci::{MsiSink, PciFunction};
+use tofu_sync::lock;
 use vm_memory::{FileOffset, GuestAddress};
 
 use crate::bus::Bus;
@@ -21,7 +22,7 @@ use crate::serial::SerialPort;
 use crate::slots::Slots;
 use crate::vcpu::Vcpu;
 use crate::windows::Windows;
-use crate::{Error, GuestMemory, Hypervisor, LinuxBoot, boot, cpuid, layout, linux, lock, pages};
+use crate::{Error, GuestMemory, Hypervisor, LinuxBoot, boot, cpuid, layout, linux, pages};
 
 /// Called on a vCPU's thread with its number.
 type ThreadStart = Arc<dyn Fn(u8) + Send + Sync>;

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use log::{debug, warn};
 use tofu_pci::{BAR_COUNT, BarRange};
+use tofu_sync::lock;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::slots::{SlotId, Slots};
-use crate::{Error, lock, pages};
+use crate::{Error, pages};
 
 const PAGE: u64 = 4096;
 

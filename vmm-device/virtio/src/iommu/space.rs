@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLo
 use std::time::{Duration, Instant};
 
 use tofu_sync::Epochs;
+use tofu_sync::lock;
 use vm_memory::Permissions;
 use vmm_sys_util::eventfd::EventFd;
-
-use crate::lock;
 
 /// Mappings of all domains together (ours), of about 60 bytes each in this process: 4 GiB in pages
 /// that are mapped one by one.
