@@ -1,12 +1,10 @@
 //! Entries and interrupts that are held back, so that many cost little more than one.
 
-use std::collections::VecDeque;
-
 /// Entries of a queue, held back until they fill a cache line or the first of them has waited for
 /// long enough.
 #[derive(Debug)]
 pub(crate) struct Held<T> {
-    entries: VecDeque<T>,
+    entries: Vec<T>,
     /// Entries that make a cache line of 256 bytes.
     line: usize,
     until: u64,
@@ -15,12 +13,12 @@ pub(crate) struct Held<T> {
 impl<T> Held<T> {
     /// None, of a queue whose entries have `size` bytes.
     pub(crate) const fn new(size: usize) -> Self {
-        Self { entries: VecDeque::new(), line: 256 / size, until: u64::MAX }
+        Self { entries: Vec::new(), line: 256 / size, until: u64::MAX }
     }
 
     /// Adds an entry that may wait for `hold_ns`. Returns whether all are to be written now.
     pub(crate) fn push(&mut self, entry: T, hold_ns: u64, now_ns: u64) -> bool {
-        self.entries.push_back(entry);
+        self.entries.push(entry);
         if hold_ns == 0 || self.entries.len() >= self.line {
             return true;
         }
@@ -31,7 +29,7 @@ impl<T> Held<T> {
     }
 
     /// The entries, which nothing holds back any more.
-    pub(crate) fn release(&mut self) -> &mut VecDeque<T> {
+    pub(crate) fn release(&mut self) -> &mut Vec<T> {
         self.until = u64::MAX;
         &mut self.entries
     }

@@ -70,6 +70,7 @@ pub(crate) enum Action {
 }
 
 /// What a descriptor of a queue with these rights asks for, or why it is refused.
+#[inline]
 pub(crate) fn parse(descriptor: &Descriptor, queue: CqId, mode: CqsMode) -> Result<Action, Fault> {
     let header1 = descriptor.header1();
     let kind = match Command::from_code(header1.command()).ok_or(Rcode::UNDEFINED_COMMAND)? {

@@ -329,7 +329,7 @@ impl Completions {
         let held = self.held_mrq.release();
         if !w.dma.load(SeqCst) {
             if held.len() > MAX_DEFERRED {
-                held.pop_back();
+                held.pop();
                 w.requests |= CqsIrqs::MRQ_OVERFLOW;
             }
             return;

@@ -194,36 +194,40 @@ impl Icc {
         descriptor: &Descriptor,
         now: u64,
     ) -> Step {
-        let started = match command::parse(descriptor, queue.id, queue.mode()) {
-            Ok(Action::Nop) => Err(Rcode::SUCCESS.into()),
-            Ok(Action::WritePiggybackBuffer(data)) => {
-                queue.write_piggyback(data);
-                Err(Rcode::SUCCESS.into())
+        let end = match command::parse(descriptor, queue.id, queue.mode()) {
+            Ok(Action::Transfer(message)) => {
+                return match self.begin(queue, slot, message, now) {
+                    Some(active) => self.continue_message(queue, transmit, active, now),
+                    None => Step::Idle,
+                };
             }
-            Ok(Action::Transfer(message)) => Ok(match self.begin(queue, slot, message, now) {
-                Some(active) => self.continue_message(queue, transmit, active, now),
-                None => Step::Idle,
-            }),
             Ok(Action::PutPiggyback(message, first)) => {
-                Ok(self.put_piggyback(queue, slot, message, first, now))
+                return self.put_piggyback(queue, slot, message, first, now);
             }
             Ok(Action::Armw(message, op, operand)) => {
-                Ok(self.start_armw(queue, slot, message, (op, operand), now))
+                return self.start_armw(queue, slot, message, (op, operand), now);
             }
-            Ok(Action::Packet(packet)) => self.start_packet(queue, slot, &packet, now),
-            Err(fault) => Err(fault),
+            Ok(Action::Packet(packet)) => match self.start_packet(queue, slot, &packet, now) {
+                Ok(step) => return step,
+                Err(fault) => fault,
+            },
+            Ok(Action::Nop) => Rcode::SUCCESS.into(),
+            Ok(Action::WritePiggybackBuffer(data)) => {
+                queue.write_piggyback(data);
+                Rcode::SUCCESS.into()
+            }
+            Err(fault) => fault,
         };
-        started.unwrap_or_else(|end: Fault| {
-            queue.irq.request(self.host(), end.irq);
-            if let Some((completions, writer)) = self.completions(queue, now).parts() {
-                let interrupt = descriptor.header1().interrupt();
-                completions.complete(slot, end.rcode, 0, interrupt, writer);
-            }
-            Step::Done
-        })
+        queue.irq.request(self.host(), end.irq);
+        if let Some((completions, writer)) = self.completions(queue, now).parts() {
+            let interrupt = descriptor.header1().interrupt();
+            completions.complete(slot, end.rcode, 0, interrupt, writer);
+        }
+        Step::Done
     }
 
     /// Notes a command as outstanding.
+    #[inline]
     fn begin(&self, queue: &Cq, slot: Slot, message: Message, now: u64) -> Option<Active> {
         let deadline_ns = self.command_deadline(now);
         let (index, generation) =
