@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tofu_pci::{BAR_COUNT, Bar, BarRange, Endpoint, Identity, LinkSpeed, PciFunction};
+use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_supervisor::guest::{Guest, GuestName};
 use tofu_vmm::{Hypervisor, Outcome, Vm, VmConfig};
 use vm_memory::{MmapRegion, VolatileMemory};
@@ -45,28 +45,16 @@ pub(crate) struct Baseline {
 /// A function with a doorbell and a page of memory and nothing else.
 struct Bare(Endpoint);
 
-impl PciFunction for Bare {
-    fn config_read(&self, offset: u16, data: &mut [u8]) {
-        self.0.config_read(offset, data);
+impl EndpointDevice for Bare {
+    fn endpoint(&self) -> &Endpoint {
+        &self.0
     }
 
-    fn config_write(&self, offset: u16, data: &[u8]) {
-        self.0.config_write(offset, data);
-    }
-
-    fn bars(&self) -> [Option<BarRange>; BAR_COUNT] {
-        self.0.bars()
-    }
-
-    fn bar_read(&self, _: u8, _: u64, data: &mut [u8]) {
+    fn read(&self, _: u8, _: u64, data: &mut [u8]) {
         data.fill(0);
     }
 
-    fn bar_write(&self, _: u8, _: u64, _: &[u8]) {}
-
-    fn reset(&self) {
-        self.0.reset();
-    }
+    fn write(&self, _: u8, _: u64, _: &[u8]) {}
 }
 
 /// Runs the guest program `baseline` with `count` round trips of each kind.

@@ -11,7 +11,7 @@ use tofu_abi::regs::{CqReg, NUM_TNI};
 use tofu_abi::{Coords, CqId, Doorbell, TniId, pci};
 use tofu_fabric::{NodeId, Port, PortCounters, XbCounters};
 use tofu_icc::{Config, DmaMemory, Host, Icc, SharedPages};
-use tofu_pci::{BAR_COUNT, Bar, BarRange, Endpoint, Identity, LinkSpeed, PciFunction};
+use tofu_pci::{Bar, Changes, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_sync::lock;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -215,25 +215,19 @@ impl Node {
         true
     }
 
-    fn trapped_write(&self, bar: u8, offset: u64, data: &[u8]) {
+    fn trapped_write(&self, offset: u64, data: &[u8]) {
         INLINE.with(|inline| *inline.borrow_mut() = Some(Vec::new()));
         self.icc.bar_write(offset, data);
         let rung = INLINE.with(|inline| inline.borrow_mut().take()).unwrap_or_default();
         let Some(shared) = self.host.shared.upgrade() else {
             return;
         };
-        debug_assert_eq!(bar, pci::REGISTER_BAR);
         for (tni, bell) in rung {
             let mut pump = Pump::new(&shared);
             if self.run(tni, bell, &mut pump) {
                 self.host.enqueue(tni, bell);
             }
         }
-    }
-
-    fn reset_device(&self) {
-        self.icc.set_bus_master(false);
-        self.icc.reset();
     }
 }
 
@@ -393,13 +387,12 @@ impl Host for NodeHost {
     }
 }
 
-impl PciFunction for Node {
-    fn config_read(&self, offset: u16, data: &mut [u8]) {
-        self.host.endpoint.config_read(offset, data);
+impl EndpointDevice for Node {
+    fn endpoint(&self) -> &Endpoint {
+        &self.host.endpoint
     }
 
-    fn config_write(&self, offset: u16, data: &[u8]) {
-        let changes = self.host.endpoint.config_write(offset, data);
+    fn changed(&self, changes: Changes) {
         if changes.function_reset {
             self.reset_device();
         }
@@ -408,28 +401,22 @@ impl PciFunction for Node {
         }
     }
 
-    fn bars(&self) -> [Option<BarRange>; BAR_COUNT] {
-        self.host.endpoint.bars()
-    }
-
-    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+    fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
         if bar == pci::REGISTER_BAR {
             self.icc.bar_read(offset, data);
-        } else if !self.host.endpoint.msix_bar_read(bar, offset, data) {
+        } else {
             data.fill(0xff);
         }
     }
 
-    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
+    fn write(&self, bar: u8, offset: u64, data: &[u8]) {
         if bar == pci::REGISTER_BAR {
-            self.trapped_write(bar, offset, data);
-        } else {
-            self.host.endpoint.msix_bar_write(bar, offset, data);
+            self.trapped_write(offset, data);
         }
     }
 
-    fn reset(&self) {
-        self.host.endpoint.reset();
-        self.reset_device();
+    fn reset_device(&self) {
+        self.icc.set_bus_master(false);
+        self.icc.reset();
     }
 }

@@ -9,6 +9,7 @@ use tofu_sync::lock;
 use crate::config::{CONFIG_SPACE_SIZE, ConfigSpace, regs};
 use crate::function::{BAR_COUNT, BarRange};
 use crate::msix::{MAX_VECTORS, MsixTable};
+use tofu_sync::lock;
 
 // Where the capabilities lie (ours): in the order of the list.
 const PM: u16 = 0x40;
@@ -516,6 +517,7 @@ fn pci_express(space: &mut ConfigSpace, speed: LinkSpeed) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::EndpointDevice;
     use crate::function::{PciFunction, size_bars};
     use crate::testing::{self, RecordingSink};
     use proptest::prelude::*;
@@ -532,27 +534,14 @@ mod tests {
 
     struct Plain(Endpoint);
 
-    impl PciFunction for Plain {
-        fn config_read(&self, offset: u16, data: &mut [u8]) {
-            self.0.config_read(offset, data);
+    impl EndpointDevice for Plain {
+        fn endpoint(&self) -> &Endpoint {
+            &self.0
         }
-        fn config_write(&self, offset: u16, data: &[u8]) {
-            self.0.config_write(offset, data);
+        fn read(&self, _: u8, _: u64, data: &mut [u8]) {
+            data.fill(0xff);
         }
-        fn bars(&self) -> [Option<BarRange>; BAR_COUNT] {
-            self.0.bars()
-        }
-        fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
-            if !self.0.msix_bar_read(bar, offset, data) {
-                data.fill(0xff);
-            }
-        }
-        fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
-            self.0.msix_bar_write(bar, offset, data);
-        }
-        fn reset(&self) {
-            self.0.reset();
-        }
+        fn write(&self, _: u8, _: u64, _: &[u8]) {}
     }
 
     fn tofud() -> Plain {

@@ -17,12 +17,14 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod device;
 mod endpoint;
 mod function;
 mod msix;
 pub mod testing;
 
 pub use config::{CONFIG_SPACE_SIZE, ConfigSpace, regs};
+pub use device::EndpointDevice;
 pub use endpoint::{Bar, BarKind, Changes, Endpoint, Error, Identity, LinkSpeed};
 pub use function::{BAR_COUNT, BarInfo, BarRange, PciFunction, size_bars};
 pub use msix::{MAX_VECTORS, MsiSink, MsixTable};

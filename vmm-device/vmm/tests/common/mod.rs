@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use tofu_pci::{BAR_COUNT, Bar, BarRange, Endpoint, Identity, LinkSpeed, PciFunction};
+use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_vmm::{Attachment, Error, Slot, Vm, Windows};
 use vm_memory::{MmapRegion, VolatileMemory};
 use vmm_sys_util::eventfd::EventFd;
@@ -135,23 +135,12 @@ fn value(data: &[u8]) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-impl PciFunction for TestFunction {
-    fn config_read(&self, offset: u16, data: &mut [u8]) {
-        self.endpoint.config_read(offset, data);
+impl EndpointDevice for TestFunction {
+    fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 
-    fn config_write(&self, offset: u16, data: &[u8]) {
-        self.endpoint.config_write(offset, data);
-    }
-
-    fn bars(&self) -> [Option<BarRange>; BAR_COUNT] {
-        self.endpoint.bars()
-    }
-
-    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
-        if self.endpoint.msix_bar_read(bar, offset, data) {
-            return;
-        }
+    fn read(&self, _: u8, offset: u64, data: &mut [u8]) {
         let word = match offset {
             regs::SCRATCH => self.scratch.load(Ordering::SeqCst),
             regs::PAGE..0x3000 => {
@@ -163,10 +152,7 @@ impl PciFunction for TestFunction {
         data.copy_from_slice(&word.to_le_bytes()[..len]);
     }
 
-    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
-        if self.endpoint.msix_bar_write(bar, offset, data) {
-            return;
-        }
+    fn write(&self, _: u8, offset: u64, data: &[u8]) {
         let value = value(data);
         {
             let mut writes = self.writes.lock().unwrap();
@@ -183,10 +169,6 @@ impl PciFunction for TestFunction {
             }
             _ => {}
         }
-    }
-
-    fn reset(&self) {
-        self.endpoint.reset();
     }
 }
 

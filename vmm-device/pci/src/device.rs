@@ -1,0 +1,56 @@
+//! What makes a function of a device behind an endpoint.
+
+use crate::endpoint::{Changes, Endpoint};
+use crate::function::{BAR_COUNT, BarRange, PciFunction};
+
+/// A device behind an [`Endpoint`], which does for it what all functions do alike: by that it is a
+/// [`PciFunction`].
+pub trait EndpointDevice: Send + Sync {
+    /// The endpoint.
+    fn endpoint(&self) -> &Endpoint;
+
+    /// Something else than registers has come of a write to configuration space.
+    fn changed(&self, changes: Changes) {
+        let _ = changes;
+    }
+
+    /// Reads `data.len()` bytes at `offset` in BAR `bar`, where the MSI-X table is not.
+    fn read(&self, bar: u8, offset: u64, data: &mut [u8]);
+
+    /// Writes `data` at `offset` in BAR `bar`, where the MSI-X table is not.
+    fn write(&self, bar: u8, offset: u64, data: &[u8]);
+
+    /// The device returns to its reset state; the endpoint has done so.
+    fn reset_device(&self) {}
+}
+
+impl<T: EndpointDevice> PciFunction for T {
+    fn config_read(&self, offset: u16, data: &mut [u8]) {
+        self.endpoint().config_read(offset, data);
+    }
+
+    fn config_write(&self, offset: u16, data: &[u8]) {
+        self.changed(self.endpoint().config_write(offset, data));
+    }
+
+    fn bars(&self) -> [Option<BarRange>; BAR_COUNT] {
+        self.endpoint().bars()
+    }
+
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        if !self.endpoint().msix_bar_read(bar, offset, data) {
+            self.read(bar, offset, data);
+        }
+    }
+
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
+        if !self.endpoint().msix_bar_write(bar, offset, data) {
+            self.write(bar, offset, data);
+        }
+    }
+
+    fn reset(&self) {
+        self.endpoint().reset();
+        self.reset_device();
+    }
+}
