@@ -9,7 +9,6 @@ use tofu_sync::lock;
 use crate::config::{CONFIG_SPACE_SIZE, ConfigSpace, regs};
 use crate::function::{BAR_COUNT, BarRange};
 use crate::msix::{MAX_VECTORS, MsixTable};
-use tofu_sync::lock;
 
 // Where the capabilities lie (ours): in the order of the list.
 const PM: u16 = 0x40;

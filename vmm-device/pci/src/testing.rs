@@ -11,7 +11,6 @@ use tofu_sync::lock;
 use crate::config::{CONFIG_SPACE_SIZE, regs};
 use crate::function::{BAR_COUNT, PciFunction, size_bars};
 use crate::msix::MsiSink;
-use tofu_sync::lock;
 
 #[doc(inline)]
 pub use crate::pci_law_tests as law_tests;
