@@ -16,6 +16,12 @@ use crate::notice::{Notice, Peer};
 use crate::tlp::{Answer, Body, Payload, Request, burst_size};
 use crate::translate::Pin;
 
+/// TLPs and bytes of the answer to a Put of so many TLPs, each of which has an answer of its own.
+fn put_ack_size(tlps: u32) -> (u32, u64) {
+    let (_, bytes) = burst_size(0, 1, false);
+    (tlps, bytes * u64::from(tlps))
+}
+
 /// A request that has arrived.
 #[derive(Clone, Copy)]
 pub(crate) struct Incoming<'a> {
@@ -66,14 +72,12 @@ impl Icc {
         let Packet { src, src_tni, path, model_ps, body, tlps, .. } = packet;
         let from = Peer { node: src, tni: src_tni };
         let incoming = |request| Incoming { tni, from, path, request, model_ps, now_ns };
-        let (body, (tlps, bytes)) = match body {
+        let (body, size) = match body {
             Body::Put { request, payload } => {
                 let incoming = incoming(&request);
                 let answer = self.serve_put(&incoming, &payload);
                 self.log_exception(&incoming, Command::Put, answer.rcode);
-                // Every TLP of a Put is answered by one of its own.
-                let (_, bytes) = burst_size(0, 1, false);
-                (Body::PutAck { answer }, (tlps, bytes * u64::from(tlps)))
+                (Body::PutAck { answer }, put_ack_size(tlps))
             }
             Body::Get { request } => {
                 let incoming = incoming(&request);
@@ -92,11 +96,50 @@ impl Icc {
             }
             _ => return None,
         };
-        Some(Packet {
+        Some(self.reply(tni.get(), from, path, model_ps, size, body))
+    }
+
+    /// The answer to a request that names an interface which no node has, as a hostile peer's may;
+    /// `None` if the packet is no request.
+    pub(crate) fn refuse(&self, packet: &Packet<Body>) -> Option<Packet<Body>> {
+        let Packet { src, src_tni, dst_tni, path, model_ps, tlps, .. } = *packet;
+        let refused = |request: &Request| {
+            let Request { tag, position, length, .. } = *request;
+            let rcode = Rcode::ILLEGAL_TLP;
+            Answer { tag, position, length, done: 0, rcode, request_ps: model_ps }
+        };
+        let (body, size) = match &packet.body {
+            Body::Put { request, .. } => {
+                (Body::PutAck { answer: refused(request) }, put_ack_size(tlps))
+            }
+            Body::Get { request } => {
+                let size = burst_size(0, request.legal_mtu(), request.header2.padding());
+                (Body::GetData { answer: refused(request), payload: Payload::NONE }, size)
+            }
+            Body::Armw { request, .. } => {
+                let size = burst_size(0, request.legal_mtu(), false);
+                (Body::ArmwAck { answer: refused(request), old: 0 }, size)
+            }
+            _ => return None,
+        };
+        Some(self.reply(dst_tni, Peer { node: src, tni: src_tni }, path, model_ps, size, body))
+    }
+
+    /// A packet of TLPs and bytes (`size`) that answers one of a peer.
+    fn reply(
+        &self,
+        tni: u8,
+        to: Peer,
+        path: Path,
+        model_ps: u64,
+        (tlps, bytes): (u32, u64),
+        body: Body,
+    ) -> Packet<Body> {
+        Packet {
             src: self.coords(),
-            src_tni: tni.get(),
-            dst: src,
-            dst_tni: src_tni,
+            src_tni: tni,
+            dst: to.node,
+            dst_tni: to.tni,
             path,
             way: Way::Shortest,
             class: Class::Response,
@@ -105,7 +148,7 @@ impl Icc {
             bytes,
             model_ps,
             body,
-        })
+        }
     }
 
     /// The queue that a request is for, if it may take it, with its tables in use.
