@@ -16,7 +16,7 @@ pub struct MachineName(String);
 
 impl MachineName {
     /// What a name may be.
-    pub const ALLOWED: &str = "1 to 32 letters, digits, - and _, and begins with a letter";
+    pub(crate) const ALLOWED: &str = "1 to 32 letters, digits, - and _, and begins with a letter";
 
     /// As text.
     pub fn as_str(&self) -> &str {
@@ -90,7 +90,7 @@ impl NodeName {
     }
 
     /// Whether this node is called so.
-    pub fn means(self, node: &NodeInfo) -> bool {
+    pub(crate) fn means(self, node: &NodeInfo) -> bool {
         match self {
             Self::Index(index) => node.index == index,
             Self::At(at) => node.at == at,

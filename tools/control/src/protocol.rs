@@ -154,9 +154,9 @@ pub struct FaultReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkEnd {
     /// Coordinates of the node.
-    pub at: [u8; 6],
+    pub(crate) at: [u8; 6],
     /// Number of the port.
-    pub port: u8,
+    pub(crate) port: u8,
 }
 
 impl LinkEnd {

@@ -13,17 +13,17 @@ use tofu_supervisor::units::ImageName;
 use tofu_vmm::LinuxSupport;
 
 /// The image that is made if it is not there, and used if none is named.
-pub const DEFAULT_IMAGE: &str = "default";
+pub(crate) const DEFAULT_IMAGE: &str = "default";
 
 /// Files and programs that Linux nodes need.
 #[derive(Clone, Debug)]
 pub struct Kit {
     /// The kernel: an ELF file with a PVH note, or a bzImage.
-    pub kernel: PathBuf,
+    pub(crate) kernel: PathBuf,
     /// A cpio archive with our programs.
-    pub initrd: PathBuf,
+    pub(crate) initrd: PathBuf,
     /// A file system image with more programs, read-only.
-    pub root: Option<PathBuf>,
+    pub(crate) root: Option<PathBuf>,
 }
 
 impl Kit {

@@ -39,7 +39,7 @@ pub enum Ethernet {
 
 impl Ethernet {
     /// Makes it for so many nodes.
-    pub fn join(&self, nodes: usize) -> anyhow::Result<Option<Lan>> {
+    pub(crate) fn join(&self, nodes: usize) -> anyhow::Result<Option<Lan>> {
         match self {
             Self::None => Ok(None),
             Self::Sockets => Lan::new(nodes).map(Some),
@@ -62,15 +62,15 @@ impl From<Net> for Ethernet {
 
 /// A node's place in the network.
 #[derive(Clone, Debug)]
-pub struct LanPort {
+pub(crate) struct LanPort {
     /// Its Ethernet address.
-    pub mac: String,
-    pub end: End,
+    pub(crate) mac: String,
+    pub(crate) end: End,
 }
 
 /// What a node's monitor sends frames to.
 #[derive(Clone, Debug)]
-pub enum End {
+pub(crate) enum End {
     /// A datagram socket.
     Socket(Arc<OwnedFd>),
     /// A TAP interface, and the file of the network namespace that has it.
@@ -78,7 +78,7 @@ pub enum End {
 }
 
 /// The network. Dropping it ends it.
-pub struct Lan {
+pub(crate) struct Lan {
     ends: Vec<End>,
     hub: Option<(OwnedFd, JoinHandle<()>)>,
 }
@@ -90,7 +90,7 @@ fn pair(kind: SocketType) -> anyhow::Result<(OwnedFd, OwnedFd)> {
 
 impl Lan {
     /// A network of `nodes` places.
-    pub fn new(nodes: usize) -> anyhow::Result<Self> {
+    pub(crate) fn new(nodes: usize) -> anyhow::Result<Self> {
         if nodes == 2 {
             let (a, b) = pair(SocketType::DGRAM)?;
             let ends = [a, b].map(|end| End::Socket(Arc::new(end))).into();
@@ -112,7 +112,7 @@ impl Lan {
     }
 
     /// The place of a node.
-    pub fn place(&self, index: usize) -> Option<LanPort> {
+    pub(crate) fn place(&self, index: usize) -> Option<LanPort> {
         let end = self.ends.get(index)?.clone();
         // Locally administered.
         let mac = format!("52:54:00:74:{:02x}:{:02x}", (index >> 8) & 0xff, index & 0xff);
@@ -121,7 +121,7 @@ impl Lan {
 }
 
 /// The address of a node in the network, as for `ip addr add`.
-pub fn ip(index: usize) -> String {
+pub(crate) fn ip(index: usize) -> String {
     let host = index + 1;
     format!("10.84.{}.{}/16", host >> 8 & 0xff, host & 0xff)
 }

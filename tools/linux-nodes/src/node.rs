@@ -61,9 +61,9 @@ fn kill(state: &State, force: bool) {
 /// What is the same for all nodes of a machine.
 pub(crate) struct Common {
     /// How long a node may boot.
-    pub boot_timeout: Duration,
+    pub(crate) boot_timeout: Duration,
     /// Where news goes.
-    pub events: Sender<Event>,
+    pub(crate) events: Sender<Event>,
     starts: Mutex<usize>,
     start_free: Condvar,
 }

@@ -30,16 +30,16 @@ const TYPING: Duration = Duration::from_millis(20);
 
 /// A node that our own monitor backs, and what its virtual machines share.
 pub(crate) struct Own {
-    pub hypervisor: Arc<Hypervisor>,
-    pub node: Arc<Node>,
-    pub memory: Arc<LatestMemory>,
+    pub(crate) hypervisor: Arc<Hypervisor>,
+    pub(crate) node: Arc<Node>,
+    pub(crate) memory: Arc<LatestMemory>,
 }
 
 /// A virtual machine that runs, and our ends of its console and its agent's port.
 pub(crate) struct Started {
-    pub vm: Arc<Vm>,
-    pub console: UnixStream,
-    pub agent: UnixStream,
+    pub(crate) vm: Arc<Vm>,
+    pub(crate) console: UnixStream,
+    pub(crate) agent: UnixStream,
 }
 
 /// The memory of whichever virtual machine a node has at the moment, at the addresses that its

@@ -22,9 +22,9 @@ const LAN: i32 = 5;
 
 /// A QEMU that runs, and our ends of its console and its agent's port.
 pub struct Started {
-    pub child: Child,
-    pub console: UnixStream,
-    pub agent: UnixStream,
+    pub(crate) child: Child,
+    pub(crate) console: UnixStream,
+    pub(crate) agent: UnixStream,
 }
 
 /// Starts QEMU in the janitor's group. It dies with the thread that calls this.
@@ -135,7 +135,7 @@ fn arguments(setup: &VmSetup) -> Vec<OsString> {
 /// A kernel's command line that tells it the time stamp counter's frequency where the processor is
 /// emulated. The emulated counter is the host's. On a busy host the kernel would measure it against
 /// timers that are late, and its clock would run several times too fast.
-pub fn with_clock(mut command_line: String, kvm: bool) -> String {
+pub(crate) fn with_clock(mut command_line: String, kvm: bool) -> String {
     if let Some(khz) = tofu_vmm::host_tsc_khz().filter(|_| !kvm) {
         command_line.insert_str(0, &format!("tsc_early_khz={khz} "));
     }

@@ -14,25 +14,25 @@ use crate::lan::LanPort;
 #[derive(Clone, Debug)]
 pub struct VmSetup {
     /// Kernel, initrd, root.
-    pub kit: Arc<Kit>,
+    pub(crate) kit: Arc<Kit>,
     /// Name of the process.
-    pub name: String,
+    pub(crate) name: String,
     /// Guest memory.
-    pub memory: MemorySize,
+    pub(crate) memory: MemorySize,
     /// Virtual processors.
-    pub cpus: u32,
+    pub(crate) cpus: u32,
     /// For the kernel.
-    pub command_line: String,
+    pub(crate) command_line: String,
     /// What it starts with instead of the kernel, which that fetches.
-    pub firmware: Option<Firmware>,
+    pub(crate) firmware: Option<Firmware>,
     /// Where the node's device is served.
-    pub device: PathBuf,
+    pub(crate) device: PathBuf,
     /// Where QEMU's own control socket goes.
-    pub qmp: PathBuf,
+    pub(crate) qmp: PathBuf,
     /// Its place in the Ethernet of the nodes.
-    pub lan: Option<LanPort>,
+    pub(crate) lan: Option<LanPort>,
     /// Whether the host's hardware runs the guest.
-    pub kvm: bool,
+    pub(crate) kvm: bool,
     /// What threads give up that serve the guest in this process.
-    pub confinement: Confinement,
+    pub(crate) confinement: Confinement,
 }

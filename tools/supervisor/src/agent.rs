@@ -110,7 +110,7 @@ impl Agent {
     /// # Errors
     ///
     /// If the node is not up, or too many programs run there.
-    pub fn exec(self: &Arc<Self>, exec: Exec) -> anyhow::Result<AgentProgram> {
+    pub(crate) fn exec(self: &Arc<Self>, exec: Exec) -> anyhow::Result<AgentProgram> {
         let (sink, events) = mpsc::channel();
         let (out, id) = {
             let mut link = lock(&self.link);
@@ -170,27 +170,27 @@ impl Link {
 }
 
 /// A program in a guest.
-pub struct AgentProgram {
+pub(crate) struct AgentProgram {
     handle: ProgramHandle,
     events: Receiver<FromProgram>,
 }
 
 /// What the program hears. Dropping it kills the program.
-pub struct ProgramHandle {
+pub(crate) struct ProgramHandle {
     agent: Arc<Agent>,
     id: u32,
 }
 
 impl AgentProgram {
     /// The way to the program, and what it says, whose last is [`FromProgram::Ended`].
-    pub fn split(self) -> (ProgramHandle, Receiver<FromProgram>) {
+    pub(crate) fn split(self) -> (ProgramHandle, Receiver<FromProgram>) {
         (self.handle, self.events)
     }
 }
 
 impl ProgramHandle {
     /// Tells the program something; if it has ended, nobody.
-    pub fn say(&self, what: ToProgram) -> anyhow::Result<()> {
+    pub(crate) fn say(&self, what: ToProgram) -> anyhow::Result<()> {
         let out = {
             let mut link = lock(&self.agent.link);
             let Some(entry) = link.programs.get_mut(&self.id) else { return Ok(()) };
@@ -210,7 +210,7 @@ impl ProgramHandle {
     }
 
     /// So many bytes of a stream were used.
-    pub fn used(&self, output: Output, bytes: usize) -> anyhow::Result<()> {
+    pub(crate) fn used(&self, output: Output, bytes: usize) -> anyhow::Result<()> {
         self.say(ToProgram::Credit(output, bytes as u32))
     }
 }

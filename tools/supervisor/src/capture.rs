@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// # Errors
 ///
 /// If `out` can take no more.
-pub fn write(
+pub(crate) fn write(
     capture: &Capture,
     at: Coords,
     limits: CaptureLimits,
@@ -64,14 +64,14 @@ pub fn write(
 /// A capture into a file from the start of a machine to its end.
 #[derive(Clone, Debug)]
 pub struct ToFile {
-    pub at: Coords,
-    pub path: PathBuf,
+    pub(crate) at: Coords,
+    pub(crate) path: PathBuf,
     /// Opened early, as the machine gives up the right to open files.
-    pub file: Arc<std::fs::File>,
+    pub(crate) file: Arc<std::fs::File>,
 }
 
 /// A capture that is being written by a thread. Dropping it ends it.
-pub struct FileCapture {
+pub(crate) struct FileCapture {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -80,7 +80,7 @@ impl FileCapture {
     /// # Errors
     ///
     /// If there are no threads left.
-    pub fn start(capture: Capture, to: &ToFile) -> anyhow::Result<Self> {
+    pub(crate) fn start(capture: Capture, to: &ToFile) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (seen, to) = (Arc::clone(&stop), to.clone());
         let thread = thread::Builder::new().name("capture".into());

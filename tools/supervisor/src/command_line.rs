@@ -11,7 +11,7 @@ use crate::plan::{Plan, ServerPlan, VmPlan};
 use crate::units::{IpNumber, Mtu};
 
 /// What a guest is told: the machine, and what the user has to say.
-pub fn guest(plan: &Plan, vm: &VmPlan) -> String {
+pub(crate) fn guest(plan: &Plan, vm: &VmPlan) -> String {
     format!("{} {}", machine(plan, ""), vm.args).trim_end().to_owned()
 }
 

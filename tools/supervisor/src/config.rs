@@ -21,6 +21,7 @@ use crate::units::{
 };
 
 /// What is wrong with a machine file.
+#[expect(missing_docs, reason = "the message says what fields are")]
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -62,70 +63,72 @@ fn one_line(text: &str) -> String {
 /// line overrides. Fields that were left out are `None` or empty.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct MachineFile {
-    pub shape: Option<Shape>,
+    pub(crate) shape: Option<Shape>,
     /// X, Y, Z: torus (true) or mesh.
-    pub torus: [Option<bool>; 3],
+    pub(crate) torus: [Option<bool>; 3],
+    /// Whose links and barrier gates the nodes have.
     pub generation: Generation,
-    pub settings: Settings,
-    pub doorbell: Option<Doorbell>,
-    pub timeout: Option<Timeout>,
+    pub(crate) settings: Settings,
+    pub(crate) doorbell: Option<Doorbell>,
+    pub(crate) timeout: Option<Timeout>,
+    /// Engine threads.
     pub engines: Option<Engines>,
-    pub image: Option<ImageName>,
+    pub(crate) image: Option<ImageName>,
     /// Where the boot server is.
-    pub boot_server: Option<Coords>,
-    pub ip_number: Option<IpNumber>,
-    pub mtu: Option<Mtu>,
+    pub(crate) boot_server: Option<Coords>,
+    pub(crate) ip_number: Option<IpNumber>,
+    pub(crate) mtu: Option<Mtu>,
     /// On all links.
-    pub faults: Option<FaultSpec>,
-    pub nodes: Vec<NodeEntry>,
-    pub links: Vec<LinkEntry>,
+    pub(crate) faults: Option<FaultSpec>,
+    pub(crate) nodes: Vec<NodeEntry>,
+    pub(crate) links: Vec<LinkEntry>,
 }
 
 /// What can be set for the machine and for a single node.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Settings {
-    pub guest: Option<GuestName>,
-    pub memory: Option<MemorySize>,
-    pub args: Option<GuestArgs>,
+pub(crate) struct Settings {
+    pub(crate) guest: Option<GuestName>,
+    pub(crate) memory: Option<MemorySize>,
+    pub(crate) args: Option<GuestArgs>,
     /// Whether the guest is Linux.
-    pub linux: Option<bool>,
+    pub(crate) linux: Option<bool>,
     /// Virtual processors, of Linux nodes.
-    pub cpus: Option<Cpus>,
+    pub(crate) cpus: Option<Cpus>,
     /// For the kernel of Linux nodes.
-    pub append: Option<GuestArgs>,
+    pub(crate) append: Option<GuestArgs>,
     /// Where the guest or kernel comes from.
-    pub boot: Option<BootFrom>,
+    pub(crate) boot: Option<BootFrom>,
 }
 
 /// A `[[node]]`: settings of the node at these coordinates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeEntry {
-    pub place: Place,
-    pub at: Coords,
-    pub settings: Settings,
+pub(crate) struct NodeEntry {
+    pub(crate) place: Place,
+    pub(crate) at: Coords,
+    pub(crate) settings: Settings,
     /// Whether it has no guest, but joins the machine to the host.
-    pub gateway: bool,
+    pub(crate) gateway: bool,
 }
 
 /// A `[[link]]`: a link, whether it starts down, and which faults it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LinkEntry {
-    pub place: Place,
-    pub at: Coords,
-    pub port: Port,
-    pub down: bool,
+pub(crate) struct LinkEntry {
+    pub(crate) place: Place,
+    pub(crate) at: Coords,
+    pub(crate) port: Port,
+    pub(crate) down: bool,
     /// Its own, instead of those on all links.
-    pub faults: Option<FaultSpec>,
+    pub(crate) faults: Option<FaultSpec>,
 }
 
 impl NodeEntry {
     /// The error that this machine has no such node.
-    pub fn outside(&self, shape: &Shape) -> ConfigError {
+    pub(crate) fn outside(&self, shape: &Shape) -> ConfigError {
         not_in_machine(&self.place, self.at, shape)
     }
 
     /// The error that there is a gateway already.
-    pub fn second_gateway(&self) -> ConfigError {
+    pub(crate) fn second_gateway(&self) -> ConfigError {
         ConfigError::Value {
             place: self.place.clone(),
             field: "gateway",
@@ -135,7 +138,7 @@ impl NodeEntry {
     }
 
     /// The error that an earlier entry already speaks of this node.
-    pub fn repeated(&self) -> ConfigError {
+    pub(crate) fn repeated(&self) -> ConfigError {
         ConfigError::Value {
             place: self.place.clone(),
             field: "at",
@@ -147,7 +150,7 @@ impl NodeEntry {
 
 impl LinkEntry {
     /// The error that this machine has no such node or no link at that port.
-    pub fn outside(&self, shape: &Shape) -> ConfigError {
+    pub(crate) fn outside(&self, shape: &Shape) -> ConfigError {
         if !shape.contains(self.at) {
             return not_in_machine(&self.place, self.at, shape);
         }
@@ -239,7 +242,7 @@ struct RawLink {
 
 impl MachineFile {
     /// Reads and checks a machine file.
-    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+    pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::parse(path, &text)

@@ -59,7 +59,7 @@ impl Console {
     }
 
     /// What was printed last, and what will be.
-    pub fn view(&self) -> (Vec<u8>, Receiver<Vec<u8>>) {
+    pub(crate) fn view(&self) -> (Vec<u8>, Receiver<Vec<u8>>) {
         let (sender, receiver) = sync_channel(BEHIND);
         let mut inner = self.lock();
         inner.viewers.push(sender);
@@ -67,7 +67,7 @@ impl Console {
     }
 
     /// Types something. A console that nobody reads does not hold up whoever types.
-    pub fn type_in(&self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn type_in(&self, bytes: &[u8]) -> io::Result<()> {
         let input = self.lock().input.as_ref().map(UnixStream::try_clone).transpose()?;
         match input {
             Some(mut input) => input.write_all(bytes),

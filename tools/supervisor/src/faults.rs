@@ -8,19 +8,19 @@ use tofu_fabric::{FaultPlan, Ppm, Rates};
 /// Faults for a whole machine or a link, such as `loss=1%,duplicate=0.5%,seed=7`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultSpec {
-    pub rates: Rates,
-    pub seed: u64,
+    pub(crate) rates: Rates,
+    pub(crate) seed: u64,
     /// Commands can be lost, too.
-    pub commands: bool,
+    pub(crate) commands: bool,
 }
 
 impl FaultSpec {
-    pub const ALLOWED: &str = "a list of loss, duplicate, reorder, corrupt and undetected \
+    pub(crate) const ALLOWED: &str = "a list of loss, duplicate, reorder, corrupt and undetected \
          with a share from 0% to 100% in steps of 0.0001%, seed with a whole number, and \
          commands, such as \"loss=1%,duplicate=0.5%,seed=7\"";
 
     /// Faults on all links.
-    pub fn plan(&self) -> FaultPlan {
+    pub(crate) fn plan(&self) -> FaultPlan {
         let Self { rates, seed, commands } = *self;
         FaultPlan { seed, everywhere: rates, links: Vec::new(), commands }
     }

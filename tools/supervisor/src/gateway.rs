@@ -121,11 +121,11 @@ impl Gateway {
 #[derive(Clone)]
 pub struct GatewayInfo {
     /// Its node.
-    pub at: Coords,
+    pub(crate) at: Coords,
     /// The way to ports of nodes.
-    pub connector: Connector,
+    pub(crate) connector: Connector,
     /// What its link counts.
-    pub stats: LinkStats,
+    pub(crate) stats: LinkStats,
 }
 
 fn config(plan: &Plan) -> Config {

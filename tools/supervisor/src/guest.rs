@@ -39,7 +39,7 @@ pub enum GuestName {
 impl GuestName {
     /// What the user means by `text`: the name of a shipped guest, or a path, which
     /// has a `/` or ends in `.elf`. A relative one starts at `folder`.
-    pub fn find(text: &str, folder: &Path) -> Option<Self> {
+    pub(crate) fn find(text: &str, folder: &Path) -> Option<Self> {
         if BARE.iter().chain(LINUX).any(|shipped| shipped.name == text) {
             return Some(Self::Shipped(text.to_owned()));
         }
@@ -48,7 +48,7 @@ impl GuestName {
     }
 
     /// What can be given.
-    pub fn allowed() -> String {
+    pub(crate) fn allowed() -> String {
         let names: Vec<_> = BARE.iter().map(|shipped| shipped.name).collect();
         format!(
             "one of {} or the path of an ELF file (with a / or ending in .elf)",
@@ -67,6 +67,7 @@ impl fmt::Display for GuestName {
 }
 
 /// Why a guest program cannot be run.
+#[expect(missing_docs, reason = "the message says what fields are")]
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
     /// No shipped guest has that name.

@@ -47,7 +47,7 @@ pub enum InternalCommand {
 
 impl InternalCommand {
     /// What it is called on the command line.
-    pub const NAME: &str = "internal";
+    pub(crate) const NAME: &str = "internal";
 }
 
 /// Said to the janitor at an orderly end: the files have been removed, and what is there now is

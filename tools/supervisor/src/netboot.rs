@@ -30,7 +30,9 @@ use crate::units::BootFrom;
 /// Our firmware as a file, for other monitors.
 #[derive(Clone, Debug)]
 pub struct Firmware {
+    /// Where it is.
     pub file: PathBuf,
+    /// What it is told.
     pub command_line: String,
 }
 
@@ -49,7 +51,9 @@ pub fn firmware(plan: &Plan, folder: &Path) -> anyhow::Result<Option<Firmware>> 
 
 /// Files that Linux nodes boot; each is read and hashed once.
 pub struct LinuxFiles<'a> {
+    /// The kernel.
     pub kernel: &'a Path,
+    /// Its initrd.
     pub initrd: &'a Path,
     /// The kernel's command lines.
     pub command_lines: HashMap<NodeId, String>,

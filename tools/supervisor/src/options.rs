@@ -16,9 +16,11 @@ use crate::units::{
 /// A machine: its nodes, and what goes on in it.
 #[derive(Debug, Clone, Parser)]
 pub struct MachineArgs {
+    /// Which machine.
     #[command(flatten)]
     pub shape: ShapeArgs,
 
+    /// Whether its threads give up rights.
     #[command(flatten)]
     pub sandbox: SandboxArgs,
 
@@ -73,12 +75,15 @@ pub struct MachineArgs {
     #[arg(long, value_name = "NODE=FILE")]
     pub capture: Vec<String>,
 
+    /// Network boot.
     #[command(flatten)]
     pub boot: BootArgs,
 
+    /// IP over Tofu.
     #[command(flatten)]
     pub ip: GatewayArgs,
 
+    /// Linux nodes.
     #[command(flatten)]
     pub linux: LinuxArgs,
 }
@@ -216,23 +221,23 @@ pub struct GatewayArgs {
     /// `tofu forward` makes ports of nodes ports of the host. With CAP_NET_ADMIN the host also has
     /// a network interface there, so that ping, ssh and the like reach all nodes.
     #[arg(long, value_name = "NODE")]
-    pub gateway: Option<NodeAt>,
+    pub(crate) gateway: Option<NodeAt>,
 
     /// Whether the host has a network interface at the gateway; auto: if it may be made
     #[arg(long, value_name = "WHEN", default_value = "auto")]
-    pub tap: TapWhen,
+    pub(crate) tap: TapWhen,
 
     /// Let nodes reach the networks of the host, with its address; needs the interface
     #[arg(long)]
-    pub nat: bool,
+    pub(crate) nat: bool,
 
     /// Number of the machine, 0 to 7, a part of its nodes' IP addresses [default: 0]
     #[arg(long, value_name = "N")]
-    pub ip_number: Option<IpNumber>,
+    pub(crate) ip_number: Option<IpNumber>,
 
     /// Largest IP packet between nodes in bytes, 1280 to 65521 [default: 1500]
     #[arg(long, value_name = "BYTES")]
-    pub mtu: Option<Mtu>,
+    pub(crate) mtu: Option<Mtu>,
 }
 
 impl GatewayArgs {
@@ -243,7 +248,7 @@ impl GatewayArgs {
 
 /// Whether there is an interface on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TapWhen {
+pub(crate) enum TapWhen {
     /// If this process has CAP_NET_ADMIN
     Auto,
     /// Always; it is an error if there cannot be one
@@ -286,7 +291,7 @@ pub struct BootArgs {
 
 impl BootArgs {
     /// What the boot server does wrong.
-    pub fn fault(&self) -> Fault {
+    pub(crate) fn fault(&self) -> Fault {
         match self.boot_fault {
             None => Fault::None,
             Some(BootFault::Corrupt) => Fault::Corrupt,

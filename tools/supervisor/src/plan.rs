@@ -1,13 +1,14 @@
 //! From the machine file and the command line to a machine that can be started.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
 use tofu_abi::Coords;
 use tofu_control::NodeName;
-use tofu_fabric::{FaultPlan, NodeId, Port, Shape};
+use tofu_fabric::{FaultPlan, Link, NodeId, Port, Shape};
 use tofu_machine::Generation;
 use tofu_netboot::Fault;
 
@@ -15,9 +16,7 @@ use crate::capture::ToFile;
 use crate::config::{ConfigError, LinkEntry, MachineFile, Settings};
 use crate::faults::FaultSpec;
 use crate::guest::{Guest, GuestError, GuestName};
-use crate::options::MachineArgs;
-
-use crate::options::{BootArgs, ShapeArgs};
+use crate::options::{BootArgs, MachineArgs, ShapeArgs};
 use crate::units::{
     BootFrom, Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
 };
@@ -66,11 +65,11 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpPlan {
     /// Part of addresses.
-    pub number: IpNumber,
+    pub(crate) number: IpNumber,
     /// Largest IP packet.
-    pub mtu: Mtu,
+    pub(crate) mtu: Mtu,
     /// Whether nodes reach the networks of the host.
-    pub nat: bool,
+    pub(crate) nat: bool,
 }
 
 /// A node of a [`Plan`].
@@ -121,14 +120,15 @@ impl Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerPlan {
     /// Its node.
-    pub at: NodeId,
+    pub(crate) at: NodeId,
     /// How long nodes wait for it, in milliseconds.
-    pub patience_ms: u64,
+    pub(crate) patience_ms: u64,
     /// What it does wrong, for tests.
-    pub fault: Fault,
+    pub(crate) fault: Fault,
 }
 
 impl ServerPlan {
+    /// At this node, and as the options say.
     pub fn new(at: NodeId, args: &BootArgs) -> Self {
         let patience = args.boot_patience.map_or(DEFAULT_PATIENCE_MS, |patience| {
             u64::try_from(patience.0.as_millis()).unwrap_or(u64::MAX)
@@ -143,13 +143,13 @@ const DEFAULT_PATIENCE_MS: u64 = 10_000;
 #[derive(Clone, Debug)]
 pub struct LinuxPlan {
     /// The program to run there; without one the node stays up.
-    pub guest: Option<Guest>,
+    pub(crate) guest: Option<Guest>,
     /// Guest memory.
     pub memory: MemorySize,
     /// Virtual processors.
     pub cpus: Cpus,
     /// Arguments of the program.
-    pub args: String,
+    pub(crate) args: String,
     /// What the user wants on the kernel's command line.
     pub append: String,
     /// Where the kernel comes from.
@@ -170,6 +170,7 @@ pub struct VmPlan {
 }
 
 /// Why there is no plan.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     #[error(transparent)]
@@ -212,7 +213,10 @@ impl Network {
     }
 
     /// The same, with another shape if none is given.
-    pub fn new_or(args: &ShapeArgs, default: Shape) -> Result<(Self, MachineFile), PlanError> {
+    pub(crate) fn new_or(
+        args: &ShapeArgs,
+        default: Shape,
+    ) -> Result<(Self, MachineFile), PlanError> {
         let file = match &args.config {
             Some(path) => MachineFile::read(path)?,
             None => MachineFile::default(),
@@ -229,6 +233,25 @@ impl Network {
             }
         }
         Ok((Self { shape, links_down }, file))
+    }
+
+    /// Nodes and links in one line.
+    pub fn summary(&self) -> String {
+        let shape = &self.shape;
+        let links = Link::all(shape).count();
+        let down = Link::all(shape).filter(|link| self.is_down(link.from, link.port)).count();
+        let plural = |count: usize, word: &str| {
+            if count == 1 { format!("1 {word}") } else { format!("{count} {word}s") }
+        };
+        let mut line = format!(
+            "machine {shape}: {}, {}",
+            plural(shape.nodes() as usize, "node"),
+            plural(links, "link")
+        );
+        if down > 0 {
+            let _ = write!(line, ", {down} down");
+        }
+        line
     }
 
     /// Whether the link at this port starts down, from whichever end it was named.

@@ -55,7 +55,7 @@ pub fn run(
 }
 
 /// Runs a program, and wants it to succeed.
-pub fn must_run(agent: &Arc<Agent>, exec: Exec, input: &[u8]) -> anyhow::Result<()> {
+pub(crate) fn must_run(agent: &Arc<Agent>, exec: Exec, input: &[u8]) -> anyhow::Result<()> {
     let name = exec.args.join(" ");
     let mut errors = Vec::new();
     let status = run(agent, exec, input, |_, bytes| {

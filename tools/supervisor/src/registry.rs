@@ -21,9 +21,9 @@ use crate::plan::Network;
 /// What is known about a machine outside of the thread that runs it: by those who serve `tofu ps`
 /// and the like.
 pub struct Registry {
-    pub network: Network,
-    pub started: Instant,
-    pub events: Sender<Event>,
+    pub(crate) network: Network,
+    pub(crate) started: Instant,
+    pub(crate) events: Sender<Event>,
     linux: OnceLock<Vec<Arc<dyn AgentNode>>>,
     built: OnceLock<Built>,
     /// Nodes without Linux, and what they are doing, in a word.
@@ -55,12 +55,12 @@ impl Registry {
     }
 
     /// The machine's gateway, if it has one that works.
-    pub fn gateway(&self) -> Option<&Connector> {
+    pub(crate) fn gateway(&self) -> Option<&Connector> {
         Some(&self.built.get()?.gateway.as_ref()?.connector)
     }
 
     /// What the gateway's link counts, if it is at this place.
-    pub fn gateway_link(&self, at: Coords) -> Option<&LinkStats> {
+    pub(crate) fn gateway_link(&self, at: Coords) -> Option<&LinkStats> {
         let gateway = self.built.get()?.gateway.as_ref()?;
         (gateway.at == at).then_some(&gateway.stats)
     }
@@ -71,7 +71,7 @@ impl Registry {
     }
 
     /// The network of a machine that has been built.
-    pub fn running(&self) -> Option<&tofu_machine::Network> {
+    pub(crate) fn running(&self) -> Option<&tofu_machine::Network> {
         self.built.get().map(|built| &built.network)
     }
 
@@ -104,7 +104,7 @@ impl Registry {
     }
 
     /// Tells of the virtual machine of a small guest.
-    pub fn with_guest(&self, node: NodeId, holder: Holder) {
+    pub(crate) fn with_guest(&self, node: NodeId, holder: Holder) {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner).insert(node, holder);
     }
 
@@ -113,7 +113,7 @@ impl Registry {
     /// # Errors
     ///
     /// If the node has none that run.
-    pub fn hold(&self, node: NodeId, on: bool) -> anyhow::Result<()> {
+    pub(crate) fn hold(&self, node: NodeId, on: bool) -> anyhow::Result<()> {
         if let Some(linux) = self.linux().iter().find(|linux| linux.id() == node) {
             return linux.hold(on);
         }
@@ -134,7 +134,7 @@ impl Registry {
     }
 
     /// Ends a start under way.
-    pub fn cancel(&self) {
+    pub(crate) fn cancel(&self) {
         self.cancelled.store(true, SeqCst);
         for node in self.linux() {
             node.stop();

@@ -16,12 +16,13 @@ use tofu_control::NodeName;
 pub struct MemorySize(pub u64);
 
 impl MemorySize {
+    /// Of a node without an operating system.
     pub const DEFAULT: Self = Self(16 << 20);
     /// Of a Linux node.
     pub const LINUX_DEFAULT: Self = Self(256 << 20);
     /// The least that a Linux node boots with.
-    pub const LINUX_LEAST: Self = Self(96 << 20);
-    pub const ALLOWED: &str = "a whole number with KiB, MiB or GiB, such as \"16MiB\", \
+    pub(crate) const LINUX_LEAST: Self = Self(96 << 20);
+    pub(crate) const ALLOWED: &str = "a whole number with KiB, MiB or GiB, such as \"16MiB\", \
                                       from 2MiB to 1024GiB, in 4KiB steps";
 }
 
@@ -54,9 +55,11 @@ impl fmt::Display for MemorySize {
 pub struct Timeout(pub Duration);
 
 impl Timeout {
+    /// Unless the user says otherwise.
     pub const DEFAULT: Self = Self(Duration::from_secs(60));
-    pub const LONGEST: Self = Self(Duration::from_secs(24 * 3600));
-    pub const ALLOWED: &str = "a whole number with ms, s, m or h, such as \"30s\", from 1ms to 24h";
+    pub(crate) const LONGEST: Self = Self(Duration::from_secs(24 * 3600));
+    pub(crate) const ALLOWED: &str =
+        "a whole number with ms, s, m or h, such as \"30s\", from 1ms to 24h";
 }
 
 impl FromStr for Timeout {
@@ -79,7 +82,7 @@ impl FromStr for Timeout {
 pub struct Engines(pub NonZeroU32);
 
 impl Engines {
-    pub const ALLOWED: &str = "a whole number of threads from 1 to 256";
+    pub(crate) const ALLOWED: &str = "a whole number of threads from 1 to 256";
 }
 
 impl TryFrom<i64> for Engines {
@@ -105,8 +108,9 @@ impl FromStr for Engines {
 pub struct Cpus(pub u32);
 
 impl Cpus {
+    /// Unless the user says otherwise.
     pub const DEFAULT: Self = Self(1);
-    pub const ALLOWED: &str = "a whole number of processors from 1 to 16";
+    pub(crate) const ALLOWED: &str = "a whole number of processors from 1 to 16";
 }
 
 impl TryFrom<i64> for Cpus {
@@ -133,8 +137,9 @@ impl FromStr for Cpus {
 pub struct ImageName(String);
 
 impl ImageName {
-    pub const ALLOWED: &str = "1 to 64 letters, digits, and . _ + - after the first";
+    pub(crate) const ALLOWED: &str = "1 to 64 letters, digits, and . _ + - after the first";
 
+    /// As text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -155,7 +160,7 @@ impl FromStr for ImageName {
 pub struct GuestArgs(pub String);
 
 impl GuestArgs {
-    pub const ALLOWED: &str = "at most 1024 printable ASCII characters";
+    pub(crate) const ALLOWED: &str = "at most 1024 printable ASCII characters";
 }
 
 impl FromStr for GuestArgs {
@@ -181,8 +186,9 @@ pub enum Doorbell {
 }
 
 impl Doorbell {
-    pub const ALLOWED: &str = "\"trapped\", \"polled\" or \"auto\"";
+    pub(crate) const ALLOWED: &str = "\"trapped\", \"polled\" or \"auto\"";
 
+    /// As on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Trapped => "trapped",
@@ -249,7 +255,7 @@ impl FromStr for At {
 
 /// A node of a machine, by its coordinates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeAt(pub Coords);
+pub(crate) struct NodeAt(pub(crate) Coords);
 
 impl FromStr for NodeAt {
     type Err = &'static str;
@@ -265,10 +271,10 @@ impl FromStr for NodeAt {
 
 /// Number of a machine in IP addresses: 0 to 7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct IpNumber(pub u8);
+pub(crate) struct IpNumber(pub(crate) u8);
 
 impl IpNumber {
-    pub const ALLOWED: &str = "a whole number from 0 to 7";
+    pub(crate) const ALLOWED: &str = "a whole number from 0 to 7";
 }
 
 impl TryFrom<i64> for IpNumber {
@@ -292,10 +298,10 @@ impl FromStr for IpNumber {
 
 /// Largest IP packet between nodes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mtu(pub u16);
+pub(crate) struct Mtu(pub(crate) u16);
 
 impl Mtu {
-    pub const ALLOWED: &str = "a whole number of bytes from 1280 to 65521";
+    pub(crate) const ALLOWED: &str = "a whole number of bytes from 1280 to 65521";
 }
 
 impl Default for Mtu {

@@ -5,21 +5,8 @@
 
 #![forbid(unsafe_code)]
 
-mod baseline;
-mod bench;
 mod cli;
-mod client;
-mod doctor;
-mod guest_cmd;
-mod host;
-mod image_cmd;
-mod map;
-mod run;
-mod sdk;
-mod serve;
-mod svg;
-mod topo;
-mod up;
+mod commands;
 
 use std::io;
 use std::process::ExitCode;
@@ -27,9 +14,11 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 use cli::{Cli, Command};
-
-/// Bad input, or a host that cannot do what was asked.
-const EXIT_BAD_INPUT: u8 = 2;
+use commands::{
+    capture, console, cp, doctor, down, exec, fault, forward, guest, hosts, image, link, map, node,
+    ps, sdk, serve, stats, topo, up,
+};
+use tofu_ui::exit;
 
 fn main() -> ExitCode {
     // RUST_LOG=tofu_icc=debug and the like show more.
@@ -43,26 +32,26 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(args.json),
         Command::Topo(args) => topo::run(args),
         Command::Map(args) => map::run(args),
-        Command::Bench(args) => bench::run(args),
-        Command::Guest(command) => guest_cmd::run(command),
-        Command::Run(args) => run::run(args),
+        Command::Bench(args) => tofu_bench::run(args),
+        Command::Guest(command) => guest::run(command),
+        Command::Run(args) => tofu_jobs::run(args),
         Command::Sdk(args) => sdk::run(args),
         Command::Serve(args) => serve::run(args),
-        Command::Ps(args) => client::ps::run(args),
-        Command::Hosts(args) => client::hosts::run(args),
-        Command::Exec(args) => client::exec::run(args),
-        Command::Console(args) => client::console::run(args),
-        Command::Cp(args) => client::cp::run(args),
-        Command::Forward(args) => client::forward::run(args),
-        Command::Restart(args) => client::restart(args),
-        Command::Pause(args) => client::hold(&args.node, true),
-        Command::Resume(args) => client::hold(&args.node, false),
-        Command::Down(args) => client::down(args),
-        Command::Link(command) => client::link::run(command),
-        Command::Fault(command) => client::fault::run(command),
-        Command::Stats(args) => client::stats::run(args),
-        Command::Capture(args) => client::capture::run(args),
-        Command::Image(command) => image_cmd::run(command),
+        Command::Ps(args) => ps::run(args),
+        Command::Hosts(args) => hosts::run(args),
+        Command::Exec(args) => exec::run(args),
+        Command::Console(args) => console::run(args),
+        Command::Cp(args) => cp::run(args),
+        Command::Forward(args) => forward::run(args),
+        Command::Restart(args) => node::restart(args),
+        Command::Pause(args) => node::hold(&args.node, true),
+        Command::Resume(args) => node::hold(&args.node, false),
+        Command::Down(args) => down::run(args),
+        Command::Link(command) => link::run(command),
+        Command::Fault(command) => fault::run(command),
+        Command::Stats(args) => stats::run(args),
+        Command::Capture(args) => capture::run(args),
+        Command::Image(command) => image::run(command),
         Command::Internal(command) => tofu_supervisor::janitor::run(command),
     };
     match result {
@@ -71,7 +60,7 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("tofu: {}", in_one_line(&error));
-            ExitCode::from(EXIT_BAD_INPUT)
+            ExitCode::from(exit::BAD_INPUT)
         }
     }
 }
@@ -97,10 +86,10 @@ fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // Nothing is left to do if even help cannot be printed.
         let _ = error.print();
-        return ExitCode::from(if error.use_stderr() { EXIT_BAD_INPUT } else { 0 });
+        return ExitCode::from(if error.use_stderr() { exit::BAD_INPUT } else { 0 });
     }
     eprintln!("tofu: {}", usage_line(&error.render().to_string()));
-    ExitCode::from(EXIT_BAD_INPUT)
+    ExitCode::from(exit::BAD_INPUT)
 }
 
 /// The message of a rendered clap error, without the usage that follows it.

@@ -1,7 +1,8 @@
-//! What all commands have towards the terminal: style, text, progress, signals.
+//! What all commands have towards the terminal: style, text, progress, signals, exit codes.
 
 #![forbid(unsafe_code)]
 
+pub mod exit;
 mod progress;
 pub mod signals;
 mod style;

@@ -19,7 +19,7 @@ use tofu_fabric::{Direction, TapPoint};
 use tofu_machine::capture::{Capture, CaptureConfig, INTERFACES, Record, place};
 
 /// Writes a capture file.
-pub struct Writer<'a> {
+pub(crate) struct Writer<'a> {
     file: PcapNgWriter<&'a mut dyn Write>,
 }
 
@@ -33,7 +33,11 @@ pub fn name(place: TapPoint) -> String {
 
 impl<'a> Writer<'a> {
     /// Writes the file's head.
-    pub fn new(out: &'a mut dyn Write, at: Coords, config: &CaptureConfig) -> io::Result<Self> {
+    pub(crate) fn new(
+        out: &'a mut dyn Write,
+        at: Coords,
+        config: &CaptureConfig,
+    ) -> io::Result<Self> {
         let program = concat!("tofu ", env!("CARGO_PKG_VERSION"));
         let section = SectionHeaderBlock {
             endianness: Endianness::Little,
@@ -64,7 +68,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes a packet.
-    pub fn record(&mut self, record: &Record) -> io::Result<()> {
+    pub(crate) fn record(&mut self, record: &Record) -> io::Result<()> {
         // epb_flags: 1 is inbound, 2 outbound.
         let direction = if record.direction == Direction::In { 1 } else { 2 };
         self.block(EnhancedPacketBlock {
@@ -78,7 +82,7 @@ impl<'a> Writer<'a> {
 
     /// Writes what the interfaces have counted since `start`. Returns how many packets were
     /// dropped.
-    pub fn finish(mut self, capture: &Capture, start: SystemTime) -> io::Result<u64> {
+    pub(crate) fn finish(mut self, capture: &Capture, start: SystemTime) -> io::Result<u64> {
         let since = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH);
         let (start, end) =
             (since(start).unwrap_or_default(), since(SystemTime::now()).unwrap_or_default());
@@ -101,7 +105,7 @@ impl<'a> Writer<'a> {
         Ok(dropped)
     }
 
-    pub fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.file.get_mut().flush()
     }
 
@@ -122,6 +126,7 @@ pub struct WholeBlocks<W> {
 const LONGEST_BLOCK: usize = 16 << 20;
 
 impl<W: Write> WholeBlocks<W> {
+    /// A file that is written to `out`.
     pub const fn new(out: W) -> Self {
         Self { out, partial: Vec::new() }
     }

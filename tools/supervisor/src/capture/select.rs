@@ -10,6 +10,7 @@ use tofu_machine::capture::{INTERFACES, Kind, interface, place};
 pub struct Places(pub u32);
 
 impl Places {
+    /// All of them.
     pub const ALL: Self = Self((1 << INTERFACES) - 1);
     const ALLOWED: &str =
         "tni, tni0 to tni5, port, or a port: A, C, B-, B+, X-, X+, Y-, Y+, Z-, Z+";
@@ -42,6 +43,7 @@ impl FromStr for Places {
 pub struct Kinds(pub u32);
 
 impl Kinds {
+    /// All of them.
     pub const ALL: Self = Self(u32::MAX);
     const ALLOWED: &str = "system, raw, put, get, atomic, answer, or barrier";
 }

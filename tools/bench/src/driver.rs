@@ -1,0 +1,258 @@
+//! The kernel driver: its `tofu0` and its queues against those of VFIO, on the same device of the
+//! same two nodes, which goes from one to the other.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use tofu_image::{Cache, Kernel, Spec};
+use tofu_linux_nodes::kit::tools;
+use tofu_linux_nodes::lan::Ethernet;
+use tofu_supervisor::guest::{Guest, GuestName};
+use tofu_supervisor::options::{LinuxArgs, MachineArgs};
+use tofu_supervisor::units::{ImageName, MemorySize};
+use tofu_ui::{ImageProgress, Style};
+
+use crate::ip::{BRIDGE, Figures, Say, Side, tofu0};
+use crate::linux::{self, Guests, Lab, PEER, Ratio};
+use crate::veth::Namespace;
+
+/// The image with the driver and the programs that measure.
+const IMAGE: &str = "bench-driver";
+const PACKAGES: [&str; 2] = ["iperf3", "iputils-ping"];
+/// Up to 1 GiB is registered, and half of the memory at most.
+const MEMORY: MemorySize = MemorySize(3 << 30);
+/// How much longer than by VFIO a command may take.
+const TARGET: f64 = 0.95;
+/// The address of either node's peer, on the torus.
+const PEERS: [&str; 2] = ["1,0,0,0,0,0", "0,0,0,0,0,0"];
+/// How long a program of uTofu may look for its device, which has just changed its driver.
+const COMES_UP: Duration = Duration::from_secs(20);
+
+/// Gives the device to VFIO, with what images without the driver run.
+const TO_VFIO: &str = "\
+rmmod tofu
+for what in broker network; do
+setsid /usr/local/lib/tofu/session $what </dev/null >/dev/null 2>&1 &
+done
+for i in $(seq 100); do
+ls /run/tofu/*.sock >/dev/null 2>&1 && exit 0
+sleep 0.1
+done
+exit 1";
+/// Gives it back to the driver.
+const TO_DRIVER: &str = "\
+pkill tofu-net; pkill tofud
+for i in $(seq 100); do pgrep 'tofu-net|tofud' >/dev/null || break; sleep 0.1; done
+for file in $(grep -l 0x1ccd /sys/bus/pci/devices/*/device); do
+device=${file%/device}
+echo >$device/driver_override
+[ -e $device/driver ] && echo ${device##*/} >$device/driver/unbind
+done
+modprobe tofu
+[ -e /proc/tofu ]";
+
+/// Everything about the driver.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Driver {
+    monitor: String,
+    /// The host's load, average of a minute, before and after.
+    load: Option<[f64; 2]>,
+    #[serde(flatten)]
+    figures: Figures,
+    commands: Vec<Command>,
+}
+
+/// A value of `utofu-perf` by one driver and by the other: the best median of some rounds.
+#[derive(Debug, Serialize)]
+struct Command {
+    what: String,
+    bytes: u64,
+    driver_us: f64,
+    vfio_us: f64,
+    driver_p99_us: f64,
+    vfio_p99_us: f64,
+}
+
+impl Command {
+    fn header() -> String {
+        format!(
+            "{:22} {:>10} {:>12} {:>12} {:>12} {:>12}",
+            "us", "bytes", "/proc/tofu", "p99", "VFIO", "p99"
+        )
+    }
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:22} {:>10} {:>12.2} {:>12.2} {:>12.2} {:>12.2}",
+            self.what,
+            self.bytes,
+            self.driver_us,
+            self.driver_p99_us,
+            self.vfio_us,
+            self.vfio_p99_us
+        )
+    }
+}
+
+/// Measures; `say` gets lines as they come. `perf` is utofu-perf, linked statically.
+pub(crate) fn measure(
+    quick: bool,
+    perf: Option<&Path>,
+    say: &mut Say<'_>,
+) -> anyhow::Result<Driver> {
+    let perf = perf.map(|file| Guest::load_linux(&GuestName::File(file.to_owned())));
+    let perf = perf.transpose().context("--utofu-perf")?;
+    let args = prepare()?;
+    let mut this = Driver::default();
+    let before = linux::load();
+    let bridge = Namespace::new(BRIDGE).context("virtio-net")?;
+    let lab = Lab::start(&args, Ethernet::Taps(bridge.path()))?;
+    let guests = &lab.guests;
+    this.monitor.clone_from(&lab.monitor);
+    say(&lab.monitor)?;
+
+    let figures = &mut this.figures;
+    let virtio = figures.between("virtio-net", PEER, guests, quick, say)?;
+    let driver = by_tofu0("tofu0 of tofu.ko", figures, guests, quick, say)?;
+    both(guests, TO_VFIO)?;
+    let daemon = by_tofu0("tofu0 of tofu-net", figures, guests, quick, say)?;
+    both(guests, TO_DRIVER)?;
+    figures.compare_linux("tofu.ko", &driver, "tofu-net", &daemon);
+    figures.compare_linux("tofu.ko", &driver, "virtio-net", &virtio);
+
+    match perf {
+        Some(perf) => this.commands(&perf, guests, quick, say)?,
+        None => this.figures.skip("uTofu: no --utofu-perf FILE", say)?,
+    }
+    this.figures.say_ratios(say)?;
+    this.load = before.zip(linux::load()).map(|(before, after)| [before, after]);
+    if let Some([before, after]) = this.load {
+        say(&format_args!("host load before and after: {before:.1}, {after:.1}"))?;
+    }
+    Ok(this)
+}
+
+/// Makes sure that the image is there, and says what machine to boot of it.
+fn prepare() -> anyhow::Result<MachineArgs> {
+    linux::prepare()?;
+    let cache = Cache::from_env()?;
+    let kernel = Kernel::Driver.to_string();
+    if !cache.list()?.iter().any(|image| image.manifest.asked_kernel == kernel) {
+        bail!("the kernel of the driver is not there: tofu image build --kernel-driver makes it");
+    }
+    let progress =
+        ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
+    let spec = Spec::new(IMAGE)?.kernel(Kernel::Driver).programs(tools()?);
+    cache.build(&spec.with(PACKAGES)?, &progress)?;
+    let (args, _) = linux::modes()?;
+    let image = IMAGE.parse::<ImageName>().ok();
+    Ok(MachineArgs { memory: Some(MEMORY), linux: LinuxArgs { image, ..args.linux }, ..args })
+}
+
+/// Runs a script on both nodes at once.
+fn both(guests: &Guests, script: &str) -> anyhow::Result<()> {
+    thread::scope(|scope| {
+        let other = scope.spawn(|| guests.script(1, script));
+        let first = guests.script(0, script);
+        let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        first.and(other).map(drop)
+    })
+}
+
+fn by_tofu0(
+    name: &str,
+    figures: &mut Figures,
+    guests: &Guests,
+    quick: bool,
+    say: &mut Say<'_>,
+) -> anyhow::Result<Side> {
+    let peer = tofu0(guests)?;
+    figures.between(name, &peer, guests, quick, say)
+}
+
+/// What `utofu-perf` prints.
+#[derive(Deserialize)]
+struct Report {
+    results: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    test: String,
+    size: u64,
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+}
+
+/// Median and 99th percentile by test and bytes, of the round with the least median.
+type Best = BTreeMap<(String, u64), (f64, f64)>;
+
+impl Driver {
+    /// Commands and registration, by turns.
+    fn commands(
+        &mut self,
+        program: &Guest,
+        guests: &Guests,
+        quick: bool,
+        say: &mut Say<'_>,
+    ) -> anyhow::Result<()> {
+        let perf = guests.put(0, program)?;
+        guests.put(1, program)?;
+        let (rounds, time) = if quick { (1, 50) } else { (4, 300) };
+        let (mut driver, mut vfio) = (Best::new(), Best::new());
+        for _ in 0..rounds {
+            run(guests, &perf, time, &mut driver)?;
+            both(guests, TO_VFIO)?;
+            run(guests, &perf, time, &mut vfio)?;
+            both(guests, TO_DRIVER)?;
+        }
+        say(&Command::header())?;
+        for ((what, bytes), (driver_us, driver_p99_us)) in driver {
+            let Some(&(vfio_us, vfio_p99_us)) = vfio.get(&(what.clone(), bytes)) else { continue };
+            let is_memory = what.contains("register");
+            let command = Command { what, bytes, driver_us, vfio_us, driver_p99_us, vfio_p99_us };
+            say(&command)?;
+            self.figures.ratios.push(Ratio {
+                what: format!("{}, {bytes} bytes: VFIO / tofu.ko", command.what),
+                times: vfio_us / driver_us,
+                target: (!is_memory).then_some(TARGET),
+            });
+            self.commands.push(command);
+        }
+        Ok(())
+    }
+}
+
+/// One round between the two nodes.
+fn run(guests: &Guests, perf: &str, time: u32, best: &mut Best) -> anyhow::Result<()> {
+    let common = format!("--tnis 1 --time {time} --json");
+    let tests = "latency put get registration --sizes 8,65536,1048576";
+    let server = format!("{perf} --serve --tnis 1 --peer {}", PEERS[1]);
+    let client = format!("{perf} {tests} {common} --peer {}", PEERS[0]);
+    let start = Instant::now();
+    let said = loop {
+        match guests.client(&server, &client) {
+            Err(_) if start.elapsed() < COMES_UP => {}
+            said => break said?,
+        }
+    };
+    let report: Report = serde_json::from_str(&said).context("utofu-perf: no result")?;
+    for row in report.results {
+        let Some(times) = row.p50_us.zip(row.p99_us) else { continue };
+        let known = best.entry((row.test, row.size)).or_insert(times);
+        if times.0 < known.0 {
+            *known = times;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,398 @@
+//! `tofu bench`: figures of this emulation on this host, each beside a baseline that was
+//! measured in the same run.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod barrier;
+mod baseline;
+mod driver;
+mod figures;
+mod foreign;
+mod ip;
+mod linux;
+mod machine;
+mod netboot;
+mod veth;
+
+use std::fmt;
+use std::hint::black_box;
+use std::io::{self, Write};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde::Serialize;
+use tofu_abi::desc::MAX_MESSAGE;
+use tofu_inproc::Pair;
+use tofu_supervisor::options::MachineArgs;
+use tofu_supervisor::units::{Doorbell, GuestArgs};
+
+use crate::figures::{Latency, latency, quantiles};
+use crate::machine::{PATIENCE, run_machine, up};
+pub use args::{BenchArgs, BenchPart};
+
+/// How long one figure is measured.
+const FULL: Duration = Duration::from_millis(300);
+const QUICK: Duration = Duration::from_millis(30);
+/// Sizes of Puts in this process, in bytes.
+const SIZES: [u32; 11] =
+    [8, 64, 512, 1920, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, MAX_MESSAGE];
+
+/// Everything that was measured.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    host: Host,
+    /// Puts between two devices of this process, by one thread.
+    put: Vec<Put>,
+    rate: Option<Rate>,
+    /// Baselines of the latencies between guests.
+    bare: Vec<Latency>,
+    /// Puts from guest to guest.
+    guests: Vec<Latency>,
+    machines: Vec<MachineRun>,
+    barriers: Option<barrier::Barriers>,
+    linux: Option<linux::Linux>,
+    ip: Option<ip::Ip>,
+    driver: Option<driver::Driver>,
+    /// Parts that this host could not measure, and why.
+    skipped: Vec<Skipped>,
+}
+
+impl Report {
+    /// Notes why a part could not be measured. Whoever asks for nothing else gets the error.
+    fn unless_skipped<T>(
+        &mut self,
+        args: &BenchArgs,
+        part: &str,
+        measured: anyhow::Result<T>,
+        say: &mut dyn FnMut(&dyn fmt::Display) -> io::Result<()>,
+    ) -> anyhow::Result<Option<T>> {
+        match measured {
+            Err(error) if args.only.is_none() => {
+                let skipped = Skipped { part: part.to_owned(), why: format!("{error:#}") };
+                say(&format_args!("skipped {}: {}", skipped.part, skipped.why))?;
+                self.skipped.push(skipped);
+                Ok(None)
+            }
+            measured => measured.map(Some),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Skipped {
+    part: String,
+    why: String,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Host {
+    processor: String,
+    cores: usize,
+    virtualisation: String,
+}
+
+/// A Put beside a memory copy of the same size, both between the same buffers.
+#[derive(Debug, Serialize)]
+struct Put {
+    bytes: u32,
+    p50_ns: u64,
+    p99_ns: u64,
+    memcpy_p50_ns: u64,
+    memcpy_p99_ns: u64,
+    gigabytes_per_s: f64,
+    /// Throughput of the Put / throughput of the copy.
+    ratio: f64,
+}
+
+/// 8-byte Puts that are posted many at a time.
+#[derive(Debug, Serialize)]
+struct Rate {
+    commands_per_s: f64,
+}
+
+/// A machine whose guests only say hello, or pass a token on.
+#[derive(Debug, Serialize)]
+struct MachineRun {
+    nodes: u32,
+    guest: String,
+    /// From the command until the last guest has ended.
+    seconds: f64,
+    /// Memory of this process beyond that of the guests, divided by the nodes; kernel memory
+    /// is not in it.
+    kib_per_node: Option<f64>,
+}
+
+/// Runs `tofu bench` and returns the exit code.
+///
+/// # Errors
+///
+/// One line for the user.
+pub fn run(args: &BenchArgs) -> anyhow::Result<u8> {
+    let time = if args.quick { QUICK } else { FULL };
+    let wanted = |part| args.only.is_none_or(|only| only == part);
+    let mut report = Report { host: host(), ..Report::default() };
+    let mut out = io::stdout();
+    let mut say = |text: &dyn fmt::Display| match args.json {
+        true => Ok(()),
+        false => writeln!(out, "{text}"),
+    };
+    say(&report.host)?;
+    if wanted(BenchPart::Put) {
+        say(&"\nPut in this process, one thread, against a memory copy between the same buffers")?;
+        say(&Put::header())?;
+        let mut pair = Bench::new()?;
+        for bytes in SIZES {
+            let put = pair.put(bytes, time)?;
+            say(&put)?;
+            report.put.push(put);
+        }
+        let rate = pair.rate(time)?;
+        say(&rate)?;
+        report.rate = Some(rate);
+    }
+    if wanted(BenchPart::Guests) {
+        say(&"\nFrom guest to guest, against a guest and a host thread with no device between")?;
+        say(&Latency::header())?;
+        let baseline = baseline::measure(if args.quick { 100 } else { 1000 })?;
+        for bare in [
+            Latency::bare("bare cache line, guest and host spin", baseline.spin),
+            Latency::bare("bare ioeventfd, guest spins", baseline.ring),
+        ] {
+            say(&bare)?;
+            report.bare.push(bare);
+        }
+        for guest in ["puts", "pingpong"] {
+            for doorbell in [Doorbell::Trapped, Doorbell::Polled] {
+                for latency in between_guests(guest, doorbell, args.quick)? {
+                    say(&latency)?;
+                    report.guests.push(latency);
+                }
+            }
+        }
+    }
+    if wanted(BenchPart::Barrier) {
+        let barriers = barrier::measure(args.quick, &mut say)?;
+        if let Some(path) = &args.plot {
+            std::fs::write(path, barrier::svg(&barriers))
+                .with_context(|| format!("writing {}", path.display()))?;
+        }
+        report.barriers = Some(barriers);
+    }
+    if wanted(BenchPart::Boot) {
+        say(&"\nMachines from the command to the end of the last guest")?;
+        say(&MachineRun::header())?;
+        let shapes = ["1x1x1x1x1x1", "unit", "shelf", "half-rack"];
+        let count = if args.quick { 2 } else { shapes.len() };
+        for shape in &shapes[..count] {
+            for guest in ["hello", "ring", "allpairs"] {
+                // Pairs grow with the square of the nodes; a unit is what it is made for.
+                if guest == "allpairs" && *shape != "unit" {
+                    continue;
+                }
+                let run = machine_run(shape, guest)?;
+                say(&run)?;
+                report.machines.push(run);
+            }
+        }
+    }
+    if wanted(BenchPart::Linux) {
+        say(&"\nFrom Linux to Linux, against an Ethernet and soft RoCE between the same guests")?;
+        let measured = linux::measure(args.quick, &mut say);
+        report.linux = report.unless_skipped(args, "linux", measured, &mut say)?;
+    }
+    if wanted(BenchPart::Ip) {
+        say(&"\nIP between two nodes, against virtio-net on a bridge, and stacks on a veth pair")?;
+        report.ip = Some(ip::measure(args.quick, &mut say)?);
+    }
+    if wanted(BenchPart::Driver) {
+        say(&"\nThe kernel driver, against VFIO and tofu-net on the same device, and virtio-net")?;
+        let measured = driver::measure(args.quick, args.utofu_perf.as_deref(), &mut say);
+        report.driver = report.unless_skipped(args, "driver", measured, &mut say)?;
+    }
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+    }
+    Ok(0)
+}
+
+fn host() -> Host {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let processor = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or_else(|| "unknown processor".to_owned(), |(_, name)| name.to_owned());
+    Host {
+        processor,
+        cores: thread::available_parallelism().map_or(1, |n| n.get()),
+        virtualisation: format!("{:?}", tofu_vmm::probe().virtualisation).to_lowercase(),
+    }
+}
+
+/// Two devices, and two buffers for the copy to compare with.
+struct Bench {
+    pair: Pair,
+    source: Vec<u8>,
+    sink: Vec<u8>,
+}
+
+impl Bench {
+    fn new() -> anyhow::Result<Self> {
+        let (source, sink) = (vec![1; Pair::BUFFER], vec![2; Pair::BUFFER]);
+        Ok(Self { pair: Pair::new()?, source, sink })
+    }
+
+    /// Puts and copies by turns, so that both meet the same host.
+    fn put(&mut self, bytes: u32, time: Duration) -> anyhow::Result<Put> {
+        let order = match bytes {
+            8 => self.pair.piggyback(),
+            _ => self.pair.put(bytes),
+        };
+        // As many at a time as make the clock's own cost small.
+        let batch = (4000 / (200 + bytes / 20)).max(1);
+        let (mut puts, mut copies) = (Vec::new(), Vec::new());
+        let end = Instant::now() + time;
+        while Instant::now() < end || puts.len() < 10 {
+            let start = Instant::now();
+            for _ in 0..batch {
+                self.pair.run(&order)?;
+            }
+            puts.push(start.elapsed().as_nanos() as u64 / u64::from(batch));
+            let start = Instant::now();
+            for _ in 0..batch {
+                self.copy(bytes as usize);
+            }
+            copies.push(start.elapsed().as_nanos() as u64 / u64::from(batch));
+        }
+        let [p50_ns, p99_ns] = quantiles(&mut puts);
+        let [memcpy_p50_ns, memcpy_p99_ns] = quantiles(&mut copies);
+        Ok(Put {
+            bytes,
+            p50_ns,
+            p99_ns,
+            memcpy_p50_ns,
+            memcpy_p99_ns,
+            gigabytes_per_s: f64::from(bytes) / p50_ns.max(1) as f64,
+            ratio: memcpy_p50_ns as f64 / p50_ns.max(1) as f64,
+        })
+    }
+
+    fn copy(&mut self, bytes: usize) {
+        let (source, sink) = (black_box(&self.source), &mut self.sink);
+        sink[..bytes].copy_from_slice(&source[..bytes]);
+        black_box(sink);
+    }
+
+    /// 8-byte Puts, a ring full at a time.
+    fn rate(&mut self, time: Duration) -> anyhow::Result<Rate> {
+        const BATCH: usize = 1024;
+        let order = self.pair.piggyback();
+        let mut times = Vec::new();
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            let start = Instant::now();
+            self.pair.run_many(&order, BATCH)?;
+            times.push(start.elapsed().as_nanos() as u64);
+        }
+        // The median of the batches: one in which the host ran something else tells nothing.
+        let [p50, _] = quantiles(&mut times);
+        Ok(Rate { commands_per_s: BATCH as f64 * 1e9 / p50.max(1) as f64 })
+    }
+}
+
+/// A guest program that measures latency between neighbours: `puts` from doorbell to completion
+/// with a guest that spins, `pingpong` one way between guests that sleep.
+fn between_guests(guest: &str, doorbell: Doorbell, quick: bool) -> anyhow::Result<Vec<Latency>> {
+    let count = if quick { 100 } else { 1000 };
+    let args = MachineArgs {
+        args: Some(GuestArgs(format!("count={count}"))),
+        doorbell: Some(doorbell),
+        ..up("1x1x1x2x1x1", guest)?
+    };
+    let name = doorbell.name();
+    let what = match guest {
+        "puts" => format!("Put to completion, spinning, {name}"),
+        _ => format!("Put one way, by interrupt, {name}"),
+    };
+    let run = run_machine(&args, PATIENCE)?;
+    if !run.ok {
+        bail!("{guest} with {name} doorbells failed");
+    }
+    Ok(run.lines.iter().filter_map(|line| latency(&what, line)).collect())
+}
+
+fn machine_run(shape: &str, guest: &str) -> anyhow::Result<MachineRun> {
+    let args = up(shape, guest)?;
+    let nodes = args.shape.shape.map_or(0, |shape| shape.nodes());
+    let run = run_machine(&args, PATIENCE)?;
+    if !run.ok {
+        bail!("{guest} on {shape} failed");
+    }
+    Ok(MachineRun {
+        nodes,
+        guest: guest.to_owned(),
+        seconds: run.took.as_secs_f64(),
+        kib_per_node: run.beyond_kib.map(|kib| kib / f64::from(nodes.max(1))),
+    })
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { processor, cores, virtualisation } = self;
+        write!(f, "{processor}, {cores} cores, virtualisation: {virtualisation}")
+    }
+}
+
+impl Put {
+    fn header() -> String {
+        format!(
+            "{:>10} {:>12} {:>12} {:>12} {:>12} {:>8} {:>8}",
+            "bytes", "put p50 us", "put p99 us", "copy p50 us", "copy p99 us", "GB/s", "ratio"
+        )
+    }
+}
+
+impl fmt::Display for Put {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = |ns: u64| ns as f64 / 1000.0;
+        write!(
+            f,
+            "{:>10} {:>12.3} {:>12.3} {:>12.3} {:>12.3} {:>8.2} {:>8.2}",
+            self.bytes,
+            us(self.p50_ns),
+            us(self.p99_ns),
+            us(self.memcpy_p50_ns),
+            us(self.memcpy_p99_ns),
+            self.gigabytes_per_s,
+            self.ratio
+        )
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "8-byte Puts, 1024 to a doorbell: {:.2} million a second",
+            self.commands_per_s / 1e6
+        )
+    }
+}
+
+impl MachineRun {
+    fn header() -> String {
+        format!("{:>6} {:10} {:>10} {:>14}", "nodes", "guest", "seconds", "KiB per node")
+    }
+}
+
+impl fmt::Display for MachineRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>6} {:10} {:>10.2} ", self.nodes, self.guest, self.seconds)?;
+        match self.kib_per_node {
+            Some(kib) => write!(f, "{kib:>14.0}"),
+            None => write!(f, "{:>14}", "unknown"),
+        }
+    }
+}

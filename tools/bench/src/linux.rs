@@ -1,0 +1,588 @@
+//! Linux nodes: our figures, and in the same guests those of an Ethernet between them and of soft
+//! RoCE (`rxe`) over it.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use tofu_agent::wire::{Exec, Output, Program, Status};
+use tofu_control::rundir::RunDir;
+use tofu_image::{Cache, Silent, Spec};
+use tofu_linux_nodes::host::{LinuxHost, MonitorChoice};
+use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux, tools};
+use tofu_linux_nodes::lan::Ethernet;
+use tofu_machine::Doorbells;
+use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::guest::Guest;
+use tofu_supervisor::janitor::Janitor;
+use tofu_supervisor::node::AgentNode;
+use tofu_supervisor::options::{LinuxArgs, MachineArgs};
+use tofu_supervisor::plan::Plan;
+use tofu_supervisor::registry::Registry;
+use tofu_supervisor::runner::{self, Backend, Machines, Running};
+use tofu_supervisor::units::{Doorbell, ImageName, MemorySize};
+use tofu_supervisor::{programs, server};
+use tofu_ui::{ImageProgress, Style};
+
+use crate::figures::Latency;
+use crate::foreign;
+use crate::machine::up;
+
+/// The image with the programs that are measured for comparison.
+const IMAGE: &str = "bench";
+const PACKAGES: [&str; 4] = ["iperf3", "iputils-ping", "perftest", "rdma-core"];
+/// Two neighbours.
+const SHAPE: &str = "2x1x1x1x1x1";
+/// rxe and perftest take more than the usual memory of a node.
+const MEMORY: MemorySize = MemorySize(512 << 20);
+/// Where node 1 is in the Ethernet.
+pub(crate) const PEER: &str = "10.84.0.2";
+/// How long a program in a guest may take, in seconds.
+const PATIENCE_S: u32 = 60;
+/// How long a client tries to reach its server, and how often.
+const CONNECT: Duration = Duration::from_secs(10);
+const RETRY: Duration = Duration::from_millis(300);
+/// Sizes whose throughput is compared, in bytes.
+const THROUGHPUT_SIZES: [u64; 2] = [64 << 10, 1 << 20];
+
+/// What is aimed for.
+const TARGET_READY_S: f64 = 10.0;
+const TARGET_LATENCY: f64 = 10.0;
+const TARGET_THROUGHPUT: f64 = 50.0;
+
+/// Everything about Linux nodes.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Linux {
+    /// Monitor, and what runs its processors.
+    monitor: String,
+    /// The host's load, average of a minute, before and after.
+    load: Option<[f64; 2]>,
+    /// From the plan to both nodes ready, with everything in the cache.
+    ready_s: Option<f64>,
+    /// Between the guests that also measured the Ethernet; the doorbell mode is the one that
+    /// `auto` takes.
+    latency: Vec<Latency>,
+    throughput: Vec<Throughput>,
+    /// Between others, in the other doorbell mode.
+    other_mode: Vec<Latency>,
+    /// Round trip over virtio-net, by ICMP.
+    ethernet: Vec<Latency>,
+    rxe: Vec<Latency>,
+    /// TCP and rxe.
+    comparison: Vec<Throughput>,
+    ratios: Vec<Ratio>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Throughput {
+    pub(crate) what: String,
+    /// Of a message; `None` for a stream.
+    pub(crate) bytes: Option<u64>,
+    pub(crate) mib_per_s: f64,
+}
+
+/// How many times as good as the other.
+#[derive(Debug, Serialize)]
+pub(crate) struct Ratio {
+    pub(crate) what: String,
+    pub(crate) times: f64,
+    pub(crate) target: Option<f64>,
+}
+
+/// Measures; `say` gets lines as they come.
+pub(crate) fn measure(
+    quick: bool,
+    say: &mut dyn FnMut(&dyn fmt::Display) -> io::Result<()>,
+) -> anyhow::Result<Linux> {
+    prepare()?;
+    let mut this = Linux::default();
+    let before = load();
+    let (args, other) = modes()?;
+
+    // As `tofu up --linux` does it, but for how doorbells arrive, which is settled afterwards.
+    let lab = Lab::start(&MachineArgs { doorbell: Some(other), ..args.clone() }, Ethernet::None)?;
+    this.monitor.clone_from(&lab.monitor);
+    this.ready_s = Some(lab.ready.as_secs_f64());
+    say(&format_args!("{}", lab.monitor))?;
+    say(&format_args!(
+        "from tofu up to both nodes ready: {:.1} s (target: below {TARGET_READY_S:.0})",
+        lab.ready.as_secs_f64()
+    ))?;
+    say(&Latency::header())?;
+    if !quick {
+        lab.guests.latencies(quick, other.name(), &mut |latency| {
+            say(&latency)?;
+            this.other_mode.push(latency);
+            Ok(())
+        })?;
+    }
+    drop(lab);
+
+    let lab = Lab::start(&with_image(args), Ethernet::Sockets)?;
+    let guests = &lab.guests;
+    let mode = if other == Doorbell::Polled { Doorbell::Trapped } else { Doorbell::Polled };
+    guests.latencies(quick, mode.name(), &mut |latency| {
+        say(&latency)?;
+        this.latency.push(latency);
+        Ok(())
+    })?;
+    let count = if quick { 100 } else { 1000 };
+    let ping = format!("-A -c {count}");
+    let ping = guests.ping("virtio-net, ping, round trip", &ping, PEER)?;
+    say(&ping)?;
+    this.ethernet.push(ping);
+    guests.soft_roce()?;
+    let rxe = guests.rxe_latency(quick)?;
+    say(&rxe)?;
+    this.rxe.push(rxe);
+
+    say(&Throughput::header())?;
+    this.throughput = guests.throughput(quick)?;
+    this.throughput.iter().try_for_each(|row| say(row))?;
+    let seconds = if quick { 1 } else { 4 };
+    let tcp = guests.tcp("virtio-net, TCP (iperf3)", PEER, seconds, "")?;
+    say(&tcp)?;
+    this.comparison.push(tcp);
+    for bytes in THROUGHPUT_SIZES {
+        let row = guests.rxe_throughput(bytes, quick)?;
+        say(&row)?;
+        this.comparison.push(row);
+    }
+    drop(lab);
+
+    this.compare();
+    say(&Ratio::header())?;
+    this.ratios.iter().try_for_each(|ratio| say(ratio))?;
+    this.load = before.zip(load()).map(|(before, after)| [before, after]);
+    if let Some([before, after]) = this.load {
+        say(&format_args!("host load before and after: {before:.1}, {after:.1}"))?;
+    }
+    Ok(this)
+}
+
+fn kvm() -> bool {
+    kvm_runs_linux(tofu_vmm::probe().linux())
+}
+
+/// Makes sure that everything is in the cache.
+pub(crate) fn prepare() -> anyhow::Result<()> {
+    let progress =
+        ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
+    Kit::prepare(None, &LinuxArgs::NONE, kvm(), &progress)?;
+    kit::qemu(&progress)?;
+    let cache = Cache::from_env()?;
+    let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
+    let known = cache.find(IMAGE).ok().flatten();
+    // One of the user's own with more in it will do; it is kept up to date when it boots.
+    if !known.is_some_and(|image| has_all(&image.manifest.with)) {
+        let spec = Spec::new(IMAGE)?.programs(tools()?).with(PACKAGES)?;
+        cache.build(&spec, &progress)?;
+    }
+    Ok(())
+}
+
+/// The machine, and the doorbell mode that `auto` does not take for it.
+pub(crate) fn modes() -> anyhow::Result<(MachineArgs, Doorbell)> {
+    let args = MachineArgs {
+        guest: None,
+        linux: LinuxArgs { linux: true, ..LinuxArgs::NONE },
+        ..up(SHAPE, "")?
+    };
+    let plan = Plan::new(&args)?;
+    let cores = thread::available_parallelism().map_or(1, |n| n.get());
+    let engines = runner::engines(plan.engines, cores);
+    Ok(match runner::doorbells(&plan, cores, engines) {
+        Doorbells::Trapped => (args, Doorbell::Polled),
+        Doorbells::Polled => (args, Doorbell::Trapped),
+    })
+}
+
+/// The same machine with the image that has the programs to compare with.
+pub(crate) fn with_image(args: MachineArgs) -> MachineArgs {
+    let image = IMAGE.parse::<ImageName>().ok();
+    MachineArgs { memory: Some(MEMORY), linux: LinuxArgs { image, ..args.linux }, ..args }
+}
+
+/// The average of the last minute.
+pub(crate) fn load() -> Option<f64> {
+    fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+}
+
+/// A machine of two Linux nodes. Dropping it ends them.
+pub(crate) struct Lab {
+    // In this order: guests end before what looks after their files.
+    _running: Box<dyn Running>,
+    pub(crate) guests: Guests,
+    _janitor: Janitor,
+    _dir: RunDir,
+    pub(crate) monitor: String,
+    pub(crate) ready: Duration,
+}
+
+impl Lab {
+    /// Starts it as `tofu up` does, and waits until both nodes are ready.
+    pub(crate) fn start(args: &MachineArgs, lan: Ethernet) -> anyhow::Result<Self> {
+        let start = Instant::now();
+        let plan = Plan::new(args)?;
+        let kvm = kvm();
+        let kit = Kit::prepare(plan.image.as_ref(), &args.linux, kvm, &Silent)?;
+        let qemu = kit::qemu(&Silent)?;
+        let dir = RunDir::create(None)?;
+        let janitor = Janitor::start(dir.path(), &[])?;
+        let (sender, _events) = mpsc::channel();
+        let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
+        server::serve(&dir.control(), &registry)?;
+        let processors = if kvm { "KVM" } else { "emulated processors" };
+        let monitor = format!("QEMU {}, {processors}", qemu.version);
+        let host = LinuxHost {
+            kit: Arc::new(kit),
+            monitor: MonitorChoice::Qemu(qemu),
+            dir: dir.path().to_owned(),
+            group: janitor.group(),
+            boot_timeout: args.linux.boot_timeout.0,
+            kvm,
+            lan,
+            registry: Arc::clone(&registry),
+            confinement: Confinement::default(),
+        };
+        let machines = Machines {
+            linux: Some(Box::new(host)),
+            registry: Some(Arc::clone(&registry)),
+            ..Machines::bare(Confinement::default())
+        };
+        let running = machines.start(&plan, sender)?;
+        let ready = start.elapsed();
+        let guests = Guests(registry);
+        Ok(Self { _running: running, guests, _janitor: janitor, _dir: dir, monitor, ready })
+    }
+}
+
+/// The two guests of a machine.
+pub(crate) struct Guests(Arc<Registry>);
+
+impl Guests {
+    fn node(&self, index: usize) -> anyhow::Result<&Arc<dyn AgentNode>> {
+        self.0.linux().get(index).with_context(|| format!("there is no node {index}"))
+    }
+
+    /// Runs a command on a node; returns its exit code and what it printed, errors as well.
+    pub(crate) fn run(&self, node: usize, command: &str) -> anyhow::Result<(Option<i32>, String)> {
+        self.run_words(node, &command.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Runs a command that must succeed; returns what it printed.
+    pub(crate) fn must(&self, node: usize, command: &str) -> anyhow::Result<String> {
+        succeeded(node, command, self.run(node, command)?)
+    }
+
+    /// Runs a shell script that must succeed; returns what it printed.
+    pub(crate) fn script(&self, node: usize, script: &str) -> anyhow::Result<String> {
+        succeeded(node, script, self.run_words(node, &["sh", "-c", script])?)
+    }
+
+    /// Brings a program to a node; returns where it is there.
+    pub(crate) fn put(&self, node: usize, program: &Guest) -> anyhow::Result<String> {
+        programs::put(&**self.node(node)?, program)
+    }
+
+    /// The same as [`run`](Self::run) with a command in words.
+    fn run_words(&self, node: usize, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
+        let patience = PATIENCE_S.to_string();
+        let args = ["timeout", &patience].iter().chain(words).map(ToString::to_string).collect();
+        let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
+        let mut said = [Vec::new(), Vec::new()];
+        let status = programs::run(self.node(node)?.agent(), exec, &[], |output, bytes| {
+            said[output as usize].extend_from_slice(bytes);
+        })
+        .with_context(|| format!("node {node}: {}", words.join(" ")))?;
+        let code = match status {
+            Status::Code(code) => Some(code),
+            _ => None,
+        };
+        let kind = if code == Some(0) { Output::Out } else { Output::Err };
+        Ok((code, String::from_utf8_lossy(&said[kind as usize]).into_owned()))
+    }
+
+    /// Runs a server on node 1 and its client on node 0; returns what the client printed.
+    pub(crate) fn client(&self, server: &str, client: &str) -> anyhow::Result<String> {
+        thread::scope(|scope| {
+            let serving = scope.spawn(|| self.must(1, server));
+            let deadline = Instant::now() + CONNECT;
+            let result = loop {
+                // The server may not listen yet.
+                match self.must(0, client) {
+                    Err(_) if Instant::now() < deadline && !serving.is_finished() => {
+                        thread::sleep(RETRY);
+                    }
+                    result => break result,
+                }
+            };
+            if result.is_err() && !serving.is_finished() {
+                // It would wait for its client until its time is over.
+                let name = server.split_whitespace().next().unwrap_or_default();
+                let _ = self.run(1, &format!("pkill {name}"));
+            }
+            let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            result.and_then(|output| served.map(|_| output))
+        })
+    }
+
+    /// Runs one of our programs on both nodes; returns the rows of node 0.
+    fn ours(&self, command: &str) -> anyhow::Result<Vec<Row>> {
+        #[derive(Deserialize)]
+        struct Table {
+            rows: Vec<Row>,
+        }
+        let command = format!("{command} json=1");
+        let output = thread::scope(|scope| {
+            let peer = scope.spawn(|| self.must(1, &command));
+            let first = self.must(0, &command);
+            let peer = peer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            first.and_then(|output| peer.map(|_| output))
+        })?;
+        let table: Table = serde_json::from_str(output.trim())
+            .with_context(|| format!("{command}: its output makes no sense"))?;
+        Ok(table.rows)
+    }
+
+    /// Puts by size: to their completion, and one way.
+    fn latencies(
+        &self,
+        quick: bool,
+        mode: &str,
+        each: &mut dyn FnMut(Latency) -> io::Result<()>,
+    ) -> anyhow::Result<()> {
+        let count = if quick { 100 } else { 1000 };
+        let max = if quick { 8 } else { 32 << 10 };
+        for (what, command) in [
+            (TO_COMPLETION, "puts"),
+            (ONE_WAY_IRQ, "pingpong wait=irq"),
+            (ONE_WAY_POLL, "pingpong wait=poll"),
+        ] {
+            for row in self.ours(&format!("{command} count={count} max={max}"))? {
+                each(row.latency(&format!("{what}, {mode}"))?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn throughput(&self, quick: bool) -> anyhow::Result<Vec<Throughput>> {
+        let bytes = if quick { 16 << 20 } else { 256 << 20 };
+        let mut rows = Vec::new();
+        // The largest of a series is always in it.
+        for max in THROUGHPUT_SIZES {
+            rows.extend(self.ours(&format!("stream max={max} bytes={bytes}"))?);
+        }
+        rows.retain(|row| row.bytes >= 4096);
+        rows.sort_by_key(|row| row.bytes);
+        rows.dedup_by_key(|row| row.bytes);
+        let row = |row: Row| {
+            let mib_per_s = row.mib_s.context("stream: no throughput")?;
+            Ok(Throughput { what: STREAM.into(), bytes: Some(row.bytes), mib_per_s })
+        };
+        rows.into_iter().map(row).collect()
+    }
+
+    /// Round trips from node 0 by ICMP.
+    pub(crate) fn ping(&self, what: &str, options: &str, peer: &str) -> anyhow::Result<Latency> {
+        let output = self.must(0, &format!("ping {options} {peer}"))?;
+        let mut times = foreign::ping(&output);
+        times.sort_by(f64::total_cmp);
+        let at = |percent: usize| {
+            times.get(times.len() * percent / 100).copied().context("ping: no answers")
+        };
+        Ok(Latency {
+            what: what.to_owned(),
+            bytes: 56,
+            min_us: at(0)?,
+            p50_us: at(50)?,
+            p99_us: at(99)?,
+        })
+    }
+
+    /// A TCP stream between the nodes, or several with other options of iperf3.
+    pub(crate) fn tcp(
+        &self,
+        what: &str,
+        peer: &str,
+        seconds: u32,
+        options: &str,
+    ) -> anyhow::Result<Throughput> {
+        let client = format!("iperf3 --json -c {peer} -t {seconds}{options}");
+        let output = self.client("iperf3 -s -1", &client)?;
+        let mib_per_s = foreign::iperf(&output).context("iperf3: no result")?;
+        Ok(Throughput { what: what.to_owned(), bytes: None, mib_per_s })
+    }
+
+    /// Sets soft RoCE up.
+    fn soft_roce(&self) -> anyhow::Result<()> {
+        for node in 0..2 {
+            self.must(node, "modprobe rdma_rxe")?;
+            self.must(node, "rdma link add rxe0 type rxe netdev eth0")?;
+        }
+        Ok(())
+    }
+
+    fn rxe_latency(&self, quick: bool) -> anyhow::Result<Latency> {
+        let count = if quick { 100 } else { 1000 };
+        let server = format!("ib_write_lat -F -d rxe0 -s 8 -n {count}");
+        let output = self.client(&server, &format!("{server} {PEER}"))?;
+        let times = foreign::write_latency(&output, 8).context("ib_write_lat: no result")?;
+        let [min_us, p50_us, p99_us] = times;
+        Ok(Latency { what: "rxe, ib_write_lat, one way".into(), bytes: 8, min_us, p50_us, p99_us })
+    }
+
+    fn rxe_throughput(&self, bytes: u64, quick: bool) -> anyhow::Result<Throughput> {
+        // Some seconds.
+        let total = if quick { 16 << 20 } else { 64 << 20 };
+        let server = format!("ib_write_bw -F -d rxe0 -s {bytes} -n {} -t 16", total / bytes);
+        let output = self.client(&server, &format!("{server} {PEER}"))?;
+        let mib_per_s =
+            foreign::write_throughput(&output, bytes).context("ib_write_bw: no result")?;
+        Ok(Throughput { what: RXE.into(), bytes: Some(bytes), mib_per_s })
+    }
+}
+
+/// What a command printed that has succeeded.
+fn succeeded(
+    node: usize,
+    command: &str,
+    (code, said): (Option<i32>, String),
+) -> anyhow::Result<String> {
+    if code == Some(0) {
+        return Ok(said);
+    }
+    let code = code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
+    let last = said.lines().rev().find(|line| !line.trim().is_empty());
+    let last = tofu_ui::printable(last.unwrap_or("no message").trim());
+    bail!("node {node}: {command}: exit code {code}: {last}")
+}
+
+const TO_COMPLETION: &str = "Put to completion, spinning";
+const ONE_WAY_IRQ: &str = "Put one way, by interrupt";
+const ONE_WAY_POLL: &str = "Put one way, spinning";
+const STREAM: &str = "Put, many under way";
+const RXE: &str = "rxe, ib_write_bw";
+
+/// A row of one of our programs.
+#[derive(Deserialize)]
+struct Row {
+    bytes: u64,
+    min_us: Option<f64>,
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+    mib_s: Option<f64>,
+}
+
+impl Row {
+    fn latency(&self, what: &str) -> anyhow::Result<Latency> {
+        let get = |number: Option<f64>| number.with_context(|| format!("{what}: no times"));
+        Ok(Latency {
+            what: what.to_owned(),
+            bytes: self.bytes,
+            min_us: get(self.min_us)?,
+            p50_us: get(self.p50_us)?,
+            p99_us: get(self.p99_us)?,
+        })
+    }
+}
+
+impl Linux {
+    /// Puts our figures beside the others'.
+    fn compare(&mut self) {
+        let mut ratios = Vec::new();
+        let first = |rows: &[Latency]| rows.first().map(|row| row.p50_us);
+        let (rxe, ping) = (first(&self.rxe), first(&self.ethernet));
+        for row in self.latency.iter().filter(|row| row.bytes == 8) {
+            if let Some(rxe) = rxe.filter(|_| !row.what.starts_with(TO_COMPLETION)) {
+                let what = format!("{}: rxe's median / ours", row.what);
+                ratios.push(Ratio { what, times: rxe / row.p50_us, target: Some(TARGET_LATENCY) });
+            }
+            if let Some(ping) = ping.filter(|_| row.what.starts_with(ONE_WAY_IRQ)) {
+                let what = format!("{}: ping's median / our round trip", row.what);
+                ratios.push(Ratio { what, times: ping / (2.0 * row.p50_us), target: None });
+            }
+        }
+        for row in &self.comparison {
+            let same = |ours: &&Throughput| row.bytes.is_none() || ours.bytes == row.bytes;
+            let ours = self.throughput.iter().filter(same).map(|ours| ours.mib_per_s);
+            let Some(ours) = ours.max_by(f64::total_cmp) else { continue };
+            let (what, target) = match row.bytes {
+                Some(bytes) => {
+                    (format!("throughput, {bytes} bytes: ours / rxe"), Some(TARGET_THROUGHPUT))
+                }
+                None => ("best throughput / TCP".to_owned(), None),
+            };
+            ratios.push(Ratio { what, times: ours / row.mib_per_s, target });
+        }
+        self.ratios = ratios;
+    }
+}
+
+impl Throughput {
+    pub(crate) fn header() -> String {
+        format!("{:52} {:>8} {:>10}", "", "bytes", "MiB/s")
+    }
+}
+
+impl fmt::Display for Throughput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.bytes.map_or_else(|| "stream".to_owned(), |bytes| bytes.to_string());
+        write!(f, "{:52} {bytes:>8} {:>10.1}", self.what, self.mib_per_s)
+    }
+}
+
+impl Ratio {
+    pub(crate) fn header() -> String {
+        format!("{:70} {:>8} {:>7}", "", "times", "target")
+    }
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:70} {:>8.2}", self.what, self.times)?;
+        self.target.map_or(Ok(()), |target| write!(f, " {target:>7}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn latency(what: &str, bytes: u64, p50_us: f64) -> Latency {
+        Latency { what: what.into(), bytes, min_us: 1.0, p50_us, p99_us: 1000.0 }
+    }
+
+    fn throughput(bytes: Option<u64>, mib_per_s: f64) -> Throughput {
+        Throughput { what: "any".into(), bytes, mib_per_s }
+    }
+
+    #[test]
+    fn figures_are_compared_with_those_of_the_same_size() {
+        let mut linux = Linux {
+            latency: vec![
+                latency(TO_COMPLETION, 8, 5.0),
+                latency(ONE_WAY_IRQ, 8, 50.0),
+                latency(ONE_WAY_IRQ, 64, 60.0),
+                latency(ONE_WAY_POLL, 8, 20.0),
+            ],
+            rxe: vec![latency("rxe", 8, 300.0)],
+            ethernet: vec![latency("ping", 56, 400.0)],
+            throughput: vec![throughput(Some(1 << 16), 2000.0), throughput(Some(1 << 20), 3000.0)],
+            comparison: vec![throughput(None, 300.0), throughput(Some(1 << 16), 20.0)],
+            ..Linux::default()
+        };
+        linux.compare();
+        let times: Vec<f64> = linux.ratios.iter().map(|ratio| ratio.times).collect();
+        // rxe and ping against interrupts, rxe against spinning, TCP, rxe at 64 KiB.
+        assert_eq!(times, [6.0, 4.0, 15.0, 10.0, 100.0]);
+        let targets: Vec<_> = linux.ratios.iter().map(|ratio| ratio.target).collect();
+        assert_eq!(targets, [Some(10.0), None, Some(10.0), None, Some(50.0)]);
+    }
+}

@@ -1,0 +1,84 @@
+//! Machines of small guests, from start to end.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::event::{Event, Outcome};
+use tofu_supervisor::options::{
+    BootArgs, GatewayArgs, LinuxArgs, MachineArgs, SandboxArgs, ShapeArgs,
+};
+use tofu_supervisor::plan::Plan;
+use tofu_supervisor::runner::{Backend, Machines};
+
+/// How long a machine may take to run a guest program to its end.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a machine's guests printed, and how long it ran.
+pub(crate) struct Run {
+    pub(crate) lines: Vec<String>,
+    pub(crate) took: Duration,
+    /// Memory of this process beyond the guests' when the last guest had started, in KiB.
+    pub(crate) beyond_kib: Option<f64>,
+    /// Each guest exited with code 0.
+    pub(crate) ok: bool,
+}
+
+pub(crate) fn run_machine(args: &MachineArgs, limit: Duration) -> anyhow::Result<Run> {
+    let plan = Plan::new(args)?;
+    let count = plan.vms().count();
+    let (sender, events) = mpsc::channel();
+    let before = resident_kib();
+    let start = Instant::now();
+    let mut machine = Machines::bare(Confinement::default()).start(&plan, sender)?;
+    let beyond_kib = machine
+        .guest_resident_kib()
+        .zip(resident_kib().zip(before))
+        .map(|(guests, (now, before))| now.saturating_sub(before).saturating_sub(guests) as f64);
+    let mut run = Run { lines: Vec::new(), took: Duration::ZERO, beyond_kib, ok: true };
+    let mut ended = 0;
+    while ended < count {
+        match events.recv_timeout(limit.saturating_sub(start.elapsed())) {
+            Ok(Event::Line(_, text)) => run.lines.push(text),
+            Ok(Event::Ended(_, outcome)) => {
+                run.ok &= outcome == Outcome::Exited(0);
+                ended += 1;
+            }
+            Ok(_) => {}
+            Err(_) => {
+                run.ok = false;
+                break;
+            }
+        }
+    }
+    run.took = start.elapsed();
+    machine.stop();
+    Ok(run)
+}
+
+/// Resident memory of this process in KiB.
+fn resident_kib() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse().ok()
+}
+
+/// The arguments of a machine of this shape whose nodes run a shipped guest.
+pub(crate) fn up(shape: &str, guest: &str) -> anyhow::Result<MachineArgs> {
+    Ok(MachineArgs {
+        shape: ShapeArgs { shape: Some(shape.parse()?), config: None },
+        sandbox: SandboxArgs { off: true },
+        guest: Some(guest.to_owned()),
+        args: None,
+        nodes: None,
+        memory: None,
+        timeout: None,
+        doorbell: None,
+        engines: None,
+        ip: GatewayArgs::NONE,
+        faults: None,
+        capture: Vec::new(),
+        boot: BootArgs::default(),
+        linux: LinuxArgs::NONE,
+    })
+}

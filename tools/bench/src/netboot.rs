@@ -1,0 +1,79 @@
+//! How long machines take whose nodes boot over the torus, beside the same ones whose monitor puts
+//! everything into their memory.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::bail;
+use serde::Serialize;
+use tofu_linux_nodes::lan::Ethernet;
+use tofu_supervisor::options::{BootArgs, LinuxArgs, MachineArgs};
+use tofu_supervisor::units::{BootFrom, MemorySize, Timeout};
+
+use crate::linux::Lab;
+use crate::machine::{PATIENCE, run_machine, up};
+
+/// How long all nodes together may take: on a busy host each of a dozen emulated ones has a small
+/// part of a processor.
+const ALL_READY: Duration = Duration::from_secs(300);
+
+/// A machine that was started twice.
+#[derive(Debug, Serialize)]
+pub(crate) struct Boot {
+    pub(crate) what: String,
+    /// Without that of the boot server.
+    pub(crate) nodes: u32,
+    /// Seconds from the command: to the end of the last bare guest, or until the last Linux node
+    /// is ready.
+    pub(crate) monitor_s: f64,
+    pub(crate) torus_s: f64,
+}
+
+impl Boot {
+    pub(crate) fn header() -> String {
+        format!("{:<32} {:>6} {:>12} {:>12}", "boot", "nodes", "monitor s", "torus s")
+    }
+}
+
+impl fmt::Display for Boot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, nodes, monitor_s, torus_s } = self;
+        write!(f, "{what:<32} {nodes:>6} {monitor_s:>12.2} {torus_s:>12.2}")
+    }
+}
+
+/// So many nodes and a boot server in a row.
+fn row(nodes: u32, guest: &str, from: BootFrom) -> anyhow::Result<MachineArgs> {
+    let boot = BootArgs { boot: Some(from), ..BootArgs::default() };
+    // Without a boot server its node has nothing to do either.
+    Ok(MachineArgs { nodes: Some(nodes), boot, ..up(&format!("{}x1x1x1x1x1", nodes + 1), guest)? })
+}
+
+/// Bare guests that say hello.
+pub(crate) fn bare(nodes: u32) -> anyhow::Result<Boot> {
+    let seconds = |from| {
+        let run = run_machine(&row(nodes, "hello", from)?, PATIENCE)?;
+        if !run.ok {
+            bail!("the guest hello failed");
+        }
+        Ok(run.took.as_secs_f64())
+    };
+    let (monitor_s, torus_s) = (seconds(BootFrom::Monitor)?, seconds(BootFrom::Tofu)?);
+    Ok(Boot { what: "bare guests, to the end".to_owned(), nodes, monitor_s, torus_s })
+}
+
+/// Linux nodes with the default image.
+pub(crate) fn linux(nodes: u32) -> anyhow::Result<Boot> {
+    let seconds = |from| {
+        let boot_timeout = Timeout(ALL_READY);
+        let args = MachineArgs {
+            guest: None,
+            memory: Some(MemorySize(256 << 20)),
+            linux: LinuxArgs { linux: true, boot_timeout, ..LinuxArgs::NONE },
+            ..row(nodes, "", from)?
+        };
+        anyhow::Ok(Lab::start(&args, Ethernet::None)?.ready.as_secs_f64())
+    };
+    let (monitor_s, torus_s) = (seconds(BootFrom::Monitor)?, seconds(BootFrom::Tofu)?);
+    Ok(Boot { what: "Linux nodes, until ready".to_owned(), nodes, monitor_s, torus_s })
+}

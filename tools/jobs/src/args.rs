@@ -1,0 +1,138 @@
+//! The command line of `tofu run`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Parser;
+use tofu_control::MachineName;
+use tofu_fabric::Shape;
+use tofu_jtofu::LogicalShape;
+use tofu_supervisor::units::{ImageName, Timeout};
+
+/// Run a program as a job: many processes, each of which knows its rank
+///
+/// Copies the program with its libraries to the Linux nodes of a machine and starts it there,
+/// once on each node unless -n says otherwise. If no machine is running, one is started for the
+/// time of the run. Lines of output have their rank in front; rank 0 gets the standard input. If
+/// a rank fails, its exit code is that of the command, and the others are ended.
+#[derive(Debug, Clone, Parser)]
+#[command(after_help = EXAMPLES)]
+pub struct RunArgs {
+    /// Number of ranks [default: one for each node]
+    #[arg(short = 'n', long, visible_alias = "np", value_name = "RANKS")]
+    pub(crate) ranks: Option<u32>,
+
+    /// Torus of nodes for the job, such as 12, 4x3 or 2x3x2 [default: one axis]
+    #[arg(long, value_name = "XxYxZ")]
+    pub(crate) map: Option<LogicalShape>,
+
+    /// Ranks on each node, 1 to 36 [default: as few as will do]
+    #[arg(long, value_name = "N")]
+    pub(crate) ppn: Option<u32>,
+
+    /// Start no machine: run on this one [default: the one that is running]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) machine: Option<MachineName>,
+
+    /// Ranks are processes on this host, in a machine without guests
+    #[arg(long, conflicts_with_all = ["machine", "mpi", "image"])]
+    pub(crate) local: bool,
+
+    /// The program uses MPI (mpich); the nodes need an Ethernet
+    #[arg(long)]
+    pub(crate) mpi: bool,
+
+    /// Variable for the ranks: NAME=VALUE, or NAME with the value it has here; may be given again
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    pub(crate) env: Vec<Variable>,
+
+    /// File or folder to be copied to the ranks' working folder; may be given again
+    #[arg(long, value_name = "PATH")]
+    pub(crate) copy: Vec<PathBuf>,
+
+    /// Whose libraries the program runs with
+    #[arg(long, value_name = "WHOSE", default_value = "auto")]
+    pub(crate) libs: Libs,
+
+    /// End the job after this time, with exit code 124
+    #[arg(long, value_name = "TIME")]
+    pub(crate) timeout: Option<Timeout>,
+
+    /// How long ranks may go on when another has failed, and to end when asked to
+    #[arg(long, value_name = "TIME", default_value = "2s")]
+    pub(crate) grace: Timeout,
+
+    /// Print the ranks' output as it is
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) no_prefix: bool,
+
+    /// Print one JSON object per line of output and per event
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Shape of a machine that is started for the run [default: as the job asks]
+    #[arg(long, value_name = "SHAPE", conflicts_with = "machine")]
+    pub(crate) shape: Option<Shape>,
+
+    /// Image for a machine that is started for the run
+    #[arg(long, value_name = "NAME", conflicts_with = "machine")]
+    pub(crate) image: Option<ImageName>,
+
+    /// The program, and its arguments: a file if there is a / in it, else one of the nodes' own
+    #[arg(
+        value_name = "PROGRAM",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) program: Vec<String>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tofu run -n 2 ./ring
+      on two nodes, of a machine that is started for it if none runs
+  tofu run --map 4x3 --ppn 2 ./stencil 100
+      24 ranks on a torus of 4 by 3 nodes
+  tofu run --mpi -n 4 ./hello_mpi
+  tofu run --copy ring.py -n 2 python3 ring.py
+  tofu run --local -n 4 ./ring
+      without guests, as processes here
+
+`tofu sdk DIR` writes the headers and libraries that programs are compiled with.
+Exit codes: that of the first rank that failed (128 and the number if a signal ended it), 124
+after --timeout, 130 after Ctrl-C, 2 for mistakes.";
+
+/// A variable of the ranks' environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    pub(crate) name: String,
+    pub(crate) value: String,
+}
+
+impl FromStr for Variable {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (text, std::env::var(text).ok()),
+        };
+        if name.is_empty() || name.contains('\0') {
+            return Err("a variable is NAME=VALUE, or NAME alone".to_owned());
+        }
+        let value = value.ok_or_else(|| format!("{name} has no value here; give NAME=VALUE"))?;
+        Ok(Self { name: name.to_owned(), value })
+    }
+}
+
+/// Whose libraries a program runs with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Libs {
+    /// This host's if it has them all, else the nodes'
+    Auto,
+    /// This host's, which are copied with the program
+    Host,
+    /// The nodes'
+    Node,
+}

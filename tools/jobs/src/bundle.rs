@@ -1,0 +1,321 @@
+//! What a job needs on a node: the program, libraries, files, in one folder.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use object::elf::{EM_X86_64, FileHeader64};
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
+use object::{Endianness, FileKind};
+use tofu_agent::files::{self, Source};
+
+use crate::args::{Libs, RunArgs};
+use crate::libraries;
+
+/// The largest program, in bytes.
+const MAX_PROGRAM: u64 = 1 << 30;
+/// The loader that our libraries go with.
+const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+
+/// Folders in that of a job.
+const BIN: &str = "bin";
+const LIB: &str = "lib";
+const TOFU: &str = "tofu";
+const WORK: &str = "work";
+/// The mapinfo.
+pub(crate) const MAP: &str = "map.json";
+
+/// A job's files, and how its program is started.
+#[derive(Debug)]
+pub(crate) struct Bundle {
+    contents: Vec<(PathBuf, Source)>,
+    start: Start,
+    args: Vec<String>,
+}
+
+/// How the program is started, by names in the job's folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Start {
+    /// A program of the node.
+    Named(String),
+    /// A file, with what the node has.
+    File(String),
+    /// A file, by our loader and with our libraries.
+    Loader { loader: String, file: String },
+}
+
+impl Bundle {
+    /// What `args` asks for.
+    ///
+    /// # Errors
+    ///
+    /// If a file is not there or not of a kind that runs on nodes.
+    pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Self> {
+        let Some((program, words)) = args.program.split_first() else { bail!("no program named") };
+        let libraries = libraries::find()?;
+        let mut contents: Vec<(PathBuf, Source)> = vec![(WORK.into(), Source::Folder)];
+        for library in &libraries {
+            contents.push((
+                Path::new(TOFU).join(libraries::name(library)?),
+                Source::Path(library.clone()),
+            ));
+        }
+        for path in &args.copy {
+            let name =
+                files::name_of(path).with_context(|| format!("--copy {}", path.display()))?;
+            fs::metadata(path)
+                .with_context(|| format!("--copy {}: cannot read it", path.display()))?;
+            contents.push((Path::new(WORK).join(name), Source::Path(path.clone())));
+        }
+        let start = if program.contains('/') || matches!(program.as_str(), "." | "..") {
+            let path = Path::new(program);
+            let (bytes, interpreter) = read(path)?;
+            let name = libraries::name(path)?.to_owned();
+            contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
+            match interpreter.map(|loader| closure(&loader, path, &libraries, args)).transpose()? {
+                Some(Some(closure)) => {
+                    for (name, path) in closure.files {
+                        contents.push((Path::new(LIB).join(name), Source::Path(path)));
+                    }
+                    Start::Loader { loader: closure.loader, file: name }
+                }
+                // A static program, a script, or the nodes' own libraries.
+                _ => Start::File(name),
+            }
+        } else {
+            if args.libs == Libs::Host {
+                bail!(
+                    "--libs host: {program} is a program of the nodes; write ./{program} for a file"
+                );
+            }
+            Start::Named(program.clone())
+        };
+        Ok(Self { contents, start, args: words.to_vec() })
+    }
+
+    /// An archive of the folder `name` with `map` in it.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read.
+    pub(crate) fn pack(&self, name: &str, map: String) -> anyhow::Result<Vec<u8>> {
+        let mut contents = self.contents.clone();
+        contents.push((MAP.into(), Source::File(0o644, map.into_bytes())));
+        let mut archive = Vec::new();
+        let skipped = files::pack_folder(name, &contents, &mut archive)?;
+        if skipped > 0 {
+            log::warn!("{skipped} that are neither files, folders nor links were left out");
+        }
+        Ok(archive)
+    }
+
+    /// The program and its arguments, where the folder is `folder`, to be run in there.
+    pub(crate) fn command(&self, folder: &str) -> Vec<String> {
+        let words = match &self.start {
+            Start::Named(name) => vec![name.clone()],
+            Start::File(file) => vec![format!("{folder}/{BIN}/{file}")],
+            Start::Loader { loader, file } => vec![
+                format!("{folder}/{LIB}/{loader}"),
+                "--library-path".to_owned(),
+                format!("{folder}/{LIB}:{folder}/{TOFU}"),
+                format!("{folder}/{BIN}/{file}"),
+            ],
+        };
+        // A shell, for the sake of the working folder.
+        let shell = ["/bin/sh", "-c", "cd \"$0\" && exec \"$@\""].map(str::to_owned);
+        let work = format!("{folder}/{WORK}");
+        [shell.to_vec(), vec![work], words, self.args.clone()].concat()
+    }
+
+    /// Variables that let the program find what is in the folder.
+    pub(crate) fn variables(&self, folder: &str) -> Vec<(String, String)> {
+        vec![
+            (tofu_jtofu::vars::FILE.to_owned(), format!("{folder}/{MAP}")),
+            ("LD_LIBRARY_PATH".to_owned(), format!("{folder}/{TOFU}")),
+        ]
+    }
+}
+
+/// A program's bytes, and its loader if it is linked dynamically.
+fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Option<PathBuf>)> {
+    let shown = path.display();
+    let metadata = fs::metadata(path).with_context(|| format!("cannot run {shown}"))?;
+    if !metadata.is_file() {
+        bail!("cannot run {shown}: it is not a file");
+    }
+    if metadata.len() > MAX_PROGRAM {
+        bail!("cannot run {shown}: it is larger than {} MiB", MAX_PROGRAM >> 20);
+    }
+    let bytes = fs::read(path).with_context(|| format!("cannot run {shown}"))?;
+    if bytes.starts_with(b"#!") {
+        return Ok((bytes, None));
+    }
+    let Ok(FileKind::Elf64) = FileKind::parse(&*bytes) else {
+        bail!("cannot run {shown}: it is neither an ELF program for x86-64 nor a script with #!");
+    };
+    let loader = loader(&bytes).with_context(|| format!("cannot run {shown}"))?;
+    Ok((bytes, loader))
+}
+
+fn loader(bytes: &[u8]) -> anyhow::Result<Option<PathBuf>> {
+    let header = FileHeader64::<Endianness>::parse(bytes)?;
+    let endian = header.endian()?;
+    if header.e_machine(endian) != EM_X86_64 {
+        bail!("it is for another processor than x86-64");
+    }
+    if !matches!(header.e_type(endian), object::elf::ET_EXEC | object::elf::ET_DYN) {
+        bail!("it is no program but an object file or the like");
+    }
+    for segment in header.program_headers(endian, bytes)? {
+        if let Some(name) = segment.interpreter(endian, bytes)? {
+            let name = std::str::from_utf8(name).context("its loader has no proper name")?;
+            return Ok(Some(name.into()));
+        }
+    }
+    Ok(None)
+}
+
+/// A program's libraries on this host.
+struct Closure {
+    /// File name of the loader, which is one of the files.
+    loader: String,
+    /// By the names that they are asked for.
+    files: BTreeMap<String, PathBuf>,
+}
+
+/// The libraries that a program is run with, or none if these are the nodes'.
+fn closure(
+    loader: &Path,
+    program: &Path,
+    ours: &[PathBuf],
+    args: &RunArgs,
+) -> anyhow::Result<Option<Closure>> {
+    let wanted = match args.libs {
+        // The image's MPI is what the image's MPI libraries need around them.
+        Libs::Auto if args.mpi => return Ok(None),
+        Libs::Node => return Ok(None),
+        wanted => wanted,
+    };
+    if !loader.exists() {
+        return match wanted {
+            Libs::Host => bail!(
+                "cannot run {}: its loader {} is not on this host",
+                program.display(),
+                loader.display()
+            ),
+            _ => Ok(None),
+        };
+    }
+    let mut files = BTreeMap::new();
+    // Our libraries may be opened by name, without being linked to.
+    let native = loader == Path::new(LOADER);
+    let also = ours.iter().map(PathBuf::as_path).filter(|_| native);
+    for path in [program].into_iter().chain(also) {
+        let found = list(loader, path, ours)?;
+        if let Some(missing) = found.missing {
+            if wanted == Libs::Host {
+                bail!("cannot run {}: {missing} is not on this host", program.display());
+            }
+            log::debug!("{missing} is not on this host: the program gets the nodes' libraries");
+            return Ok(None);
+        }
+        files.extend(found.files);
+    }
+    let name = libraries::name(loader)?.to_owned();
+    files.insert(name.clone(), loader.to_owned());
+    for library in ours {
+        files.remove(libraries::name(library)?);
+    }
+    Ok(Some(Closure { loader: name, files }))
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Found {
+    files: BTreeMap<String, PathBuf>,
+    missing: Option<String>,
+}
+
+/// Asks a loader which libraries a file would be loaded with. The file is not run.
+fn list(loader: &Path, path: &Path, ours: &[PathBuf]) -> anyhow::Result<Found> {
+    let mut search: OsString =
+        ours.first().and_then(|library| library.parent()).unwrap_or(Path::new("")).into();
+    if let Some(theirs) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) {
+        search.push(":");
+        search.push(theirs);
+    }
+    let mut command = Command::new(loader);
+    command.arg("--list").arg(path).env("LD_LIBRARY_PATH", search).env_remove("LD_PRELOAD");
+    let output = command.output().with_context(|| format!("cannot run {}", loader.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found = parse(&text);
+    if !output.status.success() && found.missing.is_none() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let line = tofu_ui::printable(errors.lines().next().unwrap_or("no reason given"));
+        bail!("cannot tell which libraries {} needs: {line}", path.display());
+    }
+    Ok(found)
+}
+
+/// Reads what a loader lists: lines such as `libc.so.6 => /lib/libc.so.6 (0x00007f)`.
+fn parse(text: &str) -> Found {
+    let mut found = Found::default();
+    for line in text.lines() {
+        let Some((name, path)) = line.trim().split_once(" => ") else { continue };
+        let path = path.rsplit_once(" (").map_or(path, |(path, _)| path);
+        if path.starts_with('/') {
+            // A name may be a path of its own.
+            let name = name.rsplit('/').next().unwrap_or(name);
+            found.files.insert(name.to_owned(), path.into());
+        } else {
+            found.missing.get_or_insert_with(|| name.to_owned());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_loader_lists() {
+        let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\
+                    \tlibtofucom.so => /a b/libtofucom.so (0x00007f1)\n\
+                    \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f2)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f3)\n";
+        let found = parse(text);
+        assert_eq!(found.missing, None);
+        let files: Vec<_> = found.files.iter().map(|(name, path)| (&**name, &**path)).collect();
+        let libc = Path::new("/lib/x86_64-linux-gnu/libc.so.6");
+        let ours = Path::new("/a b/libtofucom.so");
+        assert_eq!(files, [("libc.so.6", libc), ("libtofucom.so", ours)]);
+        let found = parse("\tlibmpich.so.12 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x1)\n");
+        assert_eq!(found.missing.as_deref(), Some("libmpich.so.12"));
+    }
+
+    #[test]
+    fn programs_are_told_from_other_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, contents: &[u8]| {
+            let path = folder.path().join(name);
+            fs::write(&path, contents).unwrap();
+            path
+        };
+        let why = |path: &Path| format!("{:#}", read(path).unwrap_err());
+        assert!(why(&folder.path().join("none")).contains("No such file"));
+        assert!(why(folder.path()).contains("it is not a file"));
+        assert!(why(&file("text", b"hello")).contains("neither an ELF program"));
+        assert!(why(&file("empty", b"")).contains("neither an ELF program"));
+        let own = fs::read("/proc/self/exe").unwrap();
+        let mut other = own[..4096].to_vec();
+        other[18..20].copy_from_slice(&183u16.to_le_bytes());
+        assert!(why(&file("arm", &other)).contains("another processor"));
+        assert!(why(&file("cut", &own[..63])).contains("cannot run"));
+        assert_eq!(read(&file("script", b"#!/bin/sh\n")).unwrap().1, None);
+        // This program itself, which is linked as the host's programs are.
+        assert!(read(Path::new("/proc/self/exe")).unwrap().1.is_some());
+    }
+}

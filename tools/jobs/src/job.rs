@@ -1,0 +1,473 @@
+//! The ranks of a job, whatever they are: their output, their input and their ends.
+
+use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use signal_hook::consts::SIGTERM;
+use tofu_agent::wire::{Output, Status};
+use tofu_ui::exit;
+use tofu_ui::signals::{self, Forwarding};
+
+use crate::args::RunArgs;
+
+/// The exit code after `--timeout`, as of timeout(1).
+const EXIT_TIMEOUT: u8 = 124;
+/// How long a rank may take to die that was killed.
+const DEATH: Duration = Duration::from_secs(10);
+/// A line is shown in pieces of this size, in bytes.
+const MAX_LINE: usize = 64 << 10;
+
+/// A rank that runs.
+pub(crate) trait Rank: Send + Sync {
+    /// Takes its output until it ends. Called once.
+    ///
+    /// # Errors
+    ///
+    /// If sight of it was lost, or `output` fails.
+    fn follow(&self, output: &mut OutputTaker<'_>) -> anyhow::Result<Status>;
+
+    /// Gives it everything that can be read as its standard input, and then the end of it. The
+    /// rank may end meanwhile. Called for rank 0 only; all others have no input.
+    fn feed(&self, input: &mut dyn Read);
+
+    /// Sends a signal to it and its children.
+    fn signal(&self, signal: i32);
+
+    /// Kills it and its children.
+    fn kill(&self);
+}
+
+/// Gets what a rank writes.
+pub(crate) type OutputTaker<'a> = dyn FnMut(Output, &[u8]) -> io::Result<()> + 'a;
+
+/// What happens to a job.
+pub(crate) enum Event {
+    /// A rank has ended, or sight of it was lost.
+    Ended(u32, anyhow::Result<Status>),
+    /// This process was told to end.
+    Signal(i32),
+    /// A rank wants the whole job to end with this exit code, as by `MPI_Abort`.
+    Abort { rank: u32, code: i32 },
+}
+
+/// Where events come from: made before anything else, so that Ctrl-C is heard from then on.
+pub(crate) struct Control {
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+    /// The first signal that came, or 0.
+    signal: Arc<AtomicI32>,
+    _signals: Forwarding,
+}
+
+impl Control {
+    /// Starts to listen for signals.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no threads left.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let (sender, events) = mpsc::channel();
+        let (to, signal) = (sender.clone(), Arc::new(AtomicI32::new(0)));
+        let first = Arc::clone(&signal);
+        let signals = signals::forward(move |signal| {
+            first.store(signal, SeqCst);
+            // Nobody listens any more once the run is over.
+            let _ = to.send(Event::Signal(signal));
+        });
+        Ok(Self { sender, events, signal, _signals: signals.context("cannot handle signals")? })
+    }
+
+    /// A way for others to tell what has happened.
+    pub(crate) fn sender(&self) -> Sender<Event> {
+        self.sender.clone()
+    }
+
+    /// The signal that has come, if any.
+    pub(crate) fn signal(&self) -> Option<i32> {
+        Some(self.signal.load(SeqCst)).filter(|signal| *signal != 0)
+    }
+}
+
+/// How a job is watched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// After this time it is ended.
+    timeout: Option<Duration>,
+    /// How long ranks may go on after another one's failure, and after they were asked to end.
+    grace: Duration,
+    style: Style,
+}
+
+impl Options {
+    pub(crate) fn new(args: &RunArgs) -> Self {
+        let style = match (args.json, args.no_prefix) {
+            (true, _) => Style::Json,
+            (_, true) => Style::Plain,
+            _ => Style::Prefixed,
+        };
+        let timeout = args.timeout.map(|timeout| timeout.0);
+        Self { timeout, grace: args.grace.0, style }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Style {
+    Prefixed,
+    Plain,
+    Json,
+}
+
+/// Shows what ranks write, line by line unless it is wanted as it is.
+struct Screen {
+    style: Style,
+    /// What is not a whole line yet, by rank and stream.
+    lines: Vec<[Vec<u8>; 2]>,
+}
+
+impl Screen {
+    fn new(style: Style, ranks: u32) -> Self {
+        Self { style, lines: vec![[Vec::new(), Vec::new()]; ranks as usize] }
+    }
+
+    fn take(&mut self, rank: u32, output: Output, bytes: &[u8]) -> io::Result<()> {
+        if self.style == Style::Plain {
+            return write(output, bytes);
+        }
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let Some(lines) = self.lines.get_mut(rank as usize) else { return Ok(()) };
+            let line = &mut lines[output as usize];
+            line.extend_from_slice(piece);
+            let whole = line.ends_with(b"\n");
+            if whole || line.len() > MAX_LINE {
+                let text = line[..line.len() - usize::from(whole)].to_owned();
+                line.clear();
+                self.show(rank, output, &text)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing more comes of this rank.
+    fn end(&mut self, rank: u32) -> io::Result<()> {
+        for output in [Output::Out, Output::Err] {
+            let Some(lines) = self.lines.get_mut(rank as usize) else { return Ok(()) };
+            let text = std::mem::take(&mut lines[output as usize]);
+            if !text.is_empty() {
+                self.show(rank, output, &text)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn show(&self, rank: u32, output: Output, text: &[u8]) -> io::Result<()> {
+        if self.style == Style::Json {
+            let stream = if output == Output::Out { "out" } else { "err" };
+            let text = String::from_utf8_lossy(text);
+            return self.object(&json!({
+                "event": "line", "rank": rank, "stream": stream, "text": text,
+            }));
+        }
+        write(output, &[format!("{rank}: ").as_bytes(), text, b"\n"].concat())
+    }
+
+    fn object(&self, value: &Value) -> io::Result<()> {
+        write(Output::Out, format!("{value}\n").as_bytes())
+    }
+
+    /// Something about the job: a line on standard error, or an object.
+    fn note(&self, text: &str, value: &Value) -> io::Result<()> {
+        match self.style {
+            Style::Json => self.object(value),
+            _ => write(Output::Err, format!("tofu: {text}\n").as_bytes()),
+        }
+    }
+}
+
+fn write(output: Output, bytes: &[u8]) -> io::Result<()> {
+    match output {
+        Output::Out => {
+            let mut out = io::stdout().lock();
+            out.write_all(bytes).and_then(|()| out.flush())
+        }
+        Output::Err => io::stderr().lock().write_all(bytes),
+    }
+}
+
+fn lock(screen: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
+    screen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts `ranks` ranks by `start` and watches them to their ends; returns the exit code of the
+/// job: that of the first rank that failed. `place` says where a rank is, for messages. When this
+/// returns no rank runs any more.
+///
+/// # Errors
+///
+/// If a rank cannot be started or does not die, or output cannot be written.
+pub(crate) fn run(
+    control: &Control,
+    options: Options,
+    ranks: u32,
+    place: &dyn Fn(u32) -> String,
+    start: &mut dyn FnMut(u32) -> anyhow::Result<Arc<dyn Rank>>,
+) -> anyhow::Result<u8> {
+    let screen = Arc::new(Mutex::new(Screen::new(options.style, ranks)));
+    let mut watch = Watch {
+        options,
+        place,
+        screen: Arc::clone(&screen),
+        ranks: Vec::new(),
+        left: 0,
+        stage: Stage::Runs,
+        until: options.timeout.map(|timeout| Instant::now() + timeout),
+        code: 0,
+        error: None,
+    };
+    for rank in 0..ranks {
+        if let Some(signal) = control.signal() {
+            watch.interrupt(signal);
+            break;
+        }
+        let started = start(rank).and_then(|new| watch.attend(rank, new, control.sender()));
+        if let Err(error) = started {
+            watch.fail(error);
+            break;
+        }
+    }
+    if let Some(Some(first)) = watch.ranks.first() {
+        feed(Arc::clone(first))?;
+    }
+    let start = Instant::now();
+    while watch.left > 0 {
+        let event = match watch.until {
+            Some(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                control.events.recv_timeout(left)
+            }
+            None => control.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match event {
+            Ok(Event::Ended(rank, status)) => watch.ended(rank, status)?,
+            Ok(Event::Signal(signal)) => watch.interrupt(signal),
+            Ok(Event::Abort { rank, code }) => watch.abort(rank, code)?,
+            Err(RecvTimeoutError::Timeout) => watch.time_is_over()?,
+            // This function itself has a sender.
+            Err(RecvTimeoutError::Disconnected) => bail!("nobody watches the ranks"),
+        }
+    }
+    if let Some(error) = watch.error {
+        return Err(error);
+    }
+    if options.style == Style::Json {
+        lock(&screen).object(&json!({
+            "event": "summary", "code": watch.code, "seconds": start.elapsed().as_secs_f64(),
+        }))?;
+    }
+    Ok(watch.code)
+}
+
+/// Gives a rank our own standard input, on a thread that ends with the process.
+fn feed(rank: Arc<dyn Rank>) -> anyhow::Result<()> {
+    let thread = thread::Builder::new().name("input".into());
+    thread.spawn(move || rank.feed(&mut io::stdin())).context("no threads left")?;
+    Ok(())
+}
+
+/// How far the end of a job has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// It runs.
+    Runs,
+    /// A rank has failed; the others may still end by themselves.
+    Failed,
+    /// Ranks were asked to end.
+    Asked,
+    /// Ranks were killed.
+    Killed,
+}
+
+struct Watch<'a> {
+    options: Options,
+    place: &'a dyn Fn(u32) -> String,
+    screen: Arc<Mutex<Screen>>,
+    /// Those that have not ended.
+    ranks: Vec<Option<Arc<dyn Rank>>>,
+    left: usize,
+    stage: Stage,
+    /// When the stage is over.
+    until: Option<Instant>,
+    code: u8,
+    error: Option<anyhow::Error>,
+}
+
+impl Watch<'_> {
+    /// Moves a rank's output from now on.
+    fn attend(
+        &mut self,
+        rank: u32,
+        started: Arc<dyn Rank>,
+        sender: Sender<Event>,
+    ) -> anyhow::Result<()> {
+        let (screen, followed) = (Arc::clone(&self.screen), Arc::clone(&started));
+        let follow = move || {
+            let mut take = |output, bytes: &[u8]| lock(&screen).take(rank, output, bytes);
+            let status = followed.follow(&mut take);
+            let shown = lock(&screen).end(rank);
+            let status = status.and_then(|status| shown.map(|()| status).map_err(Into::into));
+            // The receiver is gone only when the run is over.
+            let _ = sender.send(Event::Ended(rank, status));
+        };
+        let spawned = thread::Builder::new().name(format!("rank{rank}")).spawn(follow);
+        if let Err(error) = spawned {
+            started.kill();
+            return Err(error).context("no threads left");
+        }
+        self.ranks.push(Some(started));
+        self.left += 1;
+        Ok(())
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Arc<dyn Rank>> {
+        self.ranks.iter().flatten()
+    }
+
+    fn enter(&mut self, stage: Stage, time: Duration) {
+        self.stage = stage;
+        self.until = Some(Instant::now() + time);
+    }
+
+    /// Asks all to end.
+    fn ask(&mut self, signal: i32) {
+        self.running().for_each(|rank| rank.signal(signal));
+        self.enter(Stage::Asked, self.options.grace);
+    }
+
+    fn kill(&mut self) {
+        self.running().for_each(|rank| rank.kill());
+        self.enter(Stage::Killed, DEATH);
+    }
+
+    /// Something that is no rank's fault: the job is over.
+    fn fail(&mut self, error: anyhow::Error) {
+        self.error.get_or_insert(error);
+        self.kill();
+    }
+
+    fn interrupt(&mut self, signal: i32) {
+        if self.stage < Stage::Asked {
+            self.code = exit::of_signal(signal);
+            self.ask(signal);
+        }
+    }
+
+    fn abort(&mut self, rank: u32, code: i32) -> io::Result<()> {
+        if self.stage != Stage::Runs {
+            return Ok(());
+        }
+        let text =
+            format!("rank {rank}{} has aborted the job with code {code}", (self.place)(rank));
+        let value = json!({ "event": "abort", "rank": rank, "code": code });
+        lock(&self.screen).note(&text, &value)?;
+        // What is no exit code, or would look like success, is the commonest of failures.
+        self.code = u8::try_from(code).ok().filter(|code| *code != 0).unwrap_or(1);
+        self.ask(SIGTERM);
+        Ok(())
+    }
+
+    fn ended(&mut self, rank: u32, status: anyhow::Result<Status>) -> io::Result<()> {
+        let ended = self.ranks.get_mut(rank as usize).and_then(Option::take);
+        self.left -= usize::from(ended.is_some());
+        let place = (self.place)(rank);
+        let (words, code) = match &status {
+            Ok(Status::Code(0)) => ("ended".to_owned(), 0),
+            Ok(status @ Status::Code(code)) => {
+                (format!("has failed with exit code {code}"), status.exit_code())
+            }
+            Ok(status @ Status::Signal(signal)) => {
+                (format!("was ended by {}", signal_name(*signal)), status.exit_code())
+            }
+            Ok(status @ Status::NotRun { why, .. }) => {
+                (format!("has not run to its end: {}", tofu_ui::printable(why)), status.exit_code())
+            }
+            Err(error) => {
+                let broken = error.downcast_ref::<io::Error>();
+                if broken.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+                    // Whoever reads has seen enough.
+                    self.fail(io::Error::from(io::ErrorKind::BrokenPipe).into());
+                    return Ok(());
+                }
+                (format!("was lost: {error:#}"), 1)
+            }
+        };
+        let (exit, signal) = match &status {
+            Ok(Status::Code(code)) => (Some(*code), None),
+            Ok(Status::Signal(signal)) => (None, Some(*signal)),
+            _ => (None, None),
+        };
+        let first = self.stage == Stage::Runs && code != 0;
+        let value = json!({
+            "event": "ended", "rank": rank, "code": exit, "signal": signal, "detail": words,
+        });
+        // Of those that we have ended ourselves there is nothing to tell.
+        if self.options.style == Style::Json || (code != 0 && self.stage < Stage::Asked) {
+            lock(&self.screen).note(&format!("rank {rank}{place} {words}"), &value)?;
+        }
+        if first {
+            self.code = code;
+            self.enter(Stage::Failed, self.options.grace);
+        }
+        Ok(())
+    }
+
+    fn time_is_over(&mut self) -> anyhow::Result<()> {
+        match self.stage {
+            Stage::Runs => {
+                let seconds = self.options.timeout.unwrap_or_default().as_secs_f64();
+                let text = format!("{} ranks still run after {seconds} s", self.left);
+                let value = json!({ "event": "timeout", "seconds": seconds });
+                lock(&self.screen).note(&text, &value)?;
+                self.code = EXIT_TIMEOUT;
+                self.ask(SIGTERM);
+            }
+            Stage::Failed => self.ask(SIGTERM),
+            Stage::Asked => self.kill(),
+            Stage::Killed => {
+                let rank = self.ranks.iter().position(Option::is_some).unwrap_or_default();
+                let place = (self.place)(rank as u32);
+                return Err(self.error.take().unwrap_or_else(|| {
+                    anyhow::anyhow!("rank {rank}{place} does not end, though it was killed")
+                }));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A signal by name and number.
+fn signal_name(number: i32) -> String {
+    let names = [
+        (Signal::HUP, "SIGHUP"),
+        (Signal::INT, "SIGINT"),
+        (Signal::QUIT, "SIGQUIT"),
+        (Signal::ILL, "SIGILL"),
+        (Signal::TRAP, "SIGTRAP"),
+        (Signal::ABORT, "SIGABRT"),
+        (Signal::BUS, "SIGBUS"),
+        (Signal::FPE, "SIGFPE"),
+        (Signal::KILL, "SIGKILL"),
+        (Signal::SEGV, "SIGSEGV"),
+        (Signal::PIPE, "SIGPIPE"),
+        (Signal::TERM, "SIGTERM"),
+    ];
+    match names.iter().find(|(signal, _)| signal.as_raw() == number) {
+        Some((_, name)) => format!("signal {number} ({name})"),
+        None => format!("signal {number}"),
+    }
+}

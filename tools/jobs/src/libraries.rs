@@ -1,0 +1,46 @@
+//! The libraries that programs of a job are linked with.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+/// The image for MPI programs, unless another is named.
+pub const MPI_IMAGE: &str = "mpich";
+/// Our libraries for programs.
+const LIBRARIES: [&str; 2] = ["libtofucom.so", "libtofutop.so"];
+/// Names a folder with them.
+const FOLDER: &str = "TOFU_LIBRARIES";
+
+/// The last part of a path.
+pub fn name(path: &Path) -> anyhow::Result<&str> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.with_context(|| format!("{}: not a file's name that nodes can have", path.display()))
+}
+
+/// Our libraries: beside this program, as cargo leaves them, or in `../lib` of it, as after an
+/// installation, unless the environment says otherwise.
+///
+/// # Errors
+///
+/// If they are not there.
+pub fn find() -> anyhow::Result<Vec<PathBuf>> {
+    let own = std::env::current_exe().context("cannot tell where this program is")?;
+    let folders = match std::env::var_os(FOLDER).filter(|value| !value.is_empty()) {
+        Some(folder) => vec![PathBuf::from(folder)],
+        None => {
+            let beside = own.parent().unwrap_or(Path::new("/"));
+            vec![beside.to_owned(), beside.join("../lib")]
+        }
+    };
+    let all = |folder: &PathBuf| LIBRARIES.map(|name| folder.join(name));
+    let found = folders.iter().map(all).find(|paths| paths.iter().all(|path| path.is_file()));
+    match (found, folders.first()) {
+        (Some(found), _) => Ok(found.into()),
+        (None, folder) => bail!(
+            "{} are not in {}: `cargo build --release -p tofu-utofu-c -p tofu-jtofu-c` makes them, \
+             {FOLDER} names another folder",
+            LIBRARIES.join(" and "),
+            folder.map_or(Path::new("."), PathBuf::as_path).display()
+        ),
+    }
+}

@@ -1,0 +1,388 @@
+//! `tofu run --local`: ranks as processes of this host.
+//!
+//! The machine is in this process. Each rank's node is served by vfio-user at an abstract socket,
+//! of which no file is left behind, and reaches into the rank's memory. Ranks are in the
+//! janitor's process group: however this process ends, they end.
+//!
+//! Nothing is confined here: ranks are programs of the user's own, with the user's rights.
+
+use std::collections::hash_map::RandomState;
+use std::ffi::OsString;
+use std::fs;
+use std::hash::BuildHasher;
+use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read};
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self};
+
+use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, setrlimit,
+};
+use signal_hook::consts::SIGKILL;
+use tofu_abi::Coords;
+use tofu_agent::wire::{Output, Status};
+use tofu_fabric::Shape;
+use tofu_jtofu::{Mapinfo, System};
+use tofu_machine::{Doorbells, Machine, MachineConfig};
+use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::janitor::{self, Janitor};
+use tofu_supervisor::runner;
+use tofu_supervisor::served::Served;
+use tofu_vfio_user::Backing;
+
+use crate::args::RunArgs;
+use crate::job::{self, Control, Options, OutputTaker, Rank};
+use crate::libraries;
+use crate::place::{Placement, Wanted, lay};
+
+/// The most ranks: each takes threads and descriptors here, besides its process.
+const MOST: u32 = 256;
+/// A mapinfo that is longer is no variable: Linux allows 128 KiB for one.
+const MOST_IN_VARIABLE: usize = 100 << 10;
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// Bytes that are read of a rank's output at once.
+const PIECE: usize = 64 << 10;
+
+/// Runs the job and returns the exit code.
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
+    if !args.copy.is_empty() {
+        bail!("--copy is for ranks on nodes; with --local they run in this folder");
+    }
+    let wanted = Wanted { ppn: Some(1), ..Wanted::new(args)? };
+    if args.ppn.is_some_and(|ppn| ppn > 1) {
+        bail!("--ppn: with --local each rank has a node of its own");
+    }
+    let (shape, placement) = find_machine(args.shape, wanted)?;
+    let ranks = placement.info.job.processes();
+    let program = Program::new(&args.program)?;
+    // Ctrl-C is heard from here on.
+    let control = Control::new()?;
+    allow_descriptors(ranks);
+    let janitor = Janitor::for_processes()?;
+    let mut host = LocalMachine::start(shape, ranks)?;
+    let own: Vec<(OsString, OsString)> =
+        args.env.iter().map(|var| (var.name.clone().into(), var.value.clone().into())).collect();
+    let map = placement.info.to_json();
+    if map.len() > MOST_IN_VARIABLE {
+        bail!("-n {ranks}: the map of so many ranks is too long for a variable");
+    }
+    let libraries = library_path()?;
+    let place = |rank: u32| format!(" at {}", placement.node(rank));
+    let code = job::run(&control, Options::new(args), ranks, &place, &mut |rank| {
+        let socket = host.serve(rank, placement.node(rank))?;
+        let mut command = janitor::wrapped(janitor.group(), &program.path)?;
+        command.args(&program.args);
+        command.env("LD_LIBRARY_PATH", &libraries);
+        command.envs(placement.variables(rank));
+        command.env("TOFU_PROVIDER", "local").env("TOFU_LOCAL_SOCKET", socket);
+        command.env("TOFU_JOB", &host.name);
+        command.env(tofu_jtofu::vars::MAPINFO, &map);
+        command.envs(own.iter().map(|(name, value)| (name, value)));
+        Process::start(command, rank == 0).map(|process| Arc::new(process) as Arc<dyn Rank>)
+    });
+    // Whatever the ranks have started ends with it.
+    drop(janitor);
+    drop(host);
+    code
+}
+
+/// Raises the limit of this process's descriptors to what so many ranks need, as far as it may.
+fn allow_descriptors(ranks: u32) {
+    /// Sockets, pipes, memory and doorbells.
+    const OF_A_RANK: u64 = 32;
+    const OTHERS: u64 = 128;
+    let wanted = OTHERS + u64::from(ranks) * OF_A_RANK;
+    let limit = getrlimit(Resource::Nofile);
+    let Some(current) = limit.current.filter(|current| *current < wanted) else { return };
+    let wanted = limit.maximum.map_or(wanted, |most| most.min(wanted));
+    let new = Rlimit { current: Some(wanted), maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, new) {
+        log::warn!("the limit of {current} descriptors cannot be raised: {error}");
+    }
+}
+
+/// A machine that has a node for each rank, and where the ranks are in it. `given` is the user's
+/// wish.
+fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, Placement)> {
+    let wanted = match (given, wanted) {
+        (None, Wanted { ranks: None, map: None, .. }) => Wanted { ranks: Some(2), ..wanted },
+        _ => wanted,
+    };
+    let nodes = wanted.map.map_or(0, |map| map.nodes()).max(wanted.ranks.unwrap_or(1));
+    if nodes > MOST {
+        bail!("{nodes} nodes are too many: with --local a job has up to {MOST}");
+    }
+    let shapes = match given {
+        Some(shape) if shape.nodes() < nodes => {
+            bail!("the shape {shape} has {} nodes, and the job needs {nodes}", shape.nodes())
+        }
+        Some(shape) => vec![shape],
+        None => shapes(),
+    };
+    let mut error = None;
+    for shape in shapes.into_iter().filter(|shape| given.is_some() || shape.nodes() >= nodes) {
+        let system = System::new(shape);
+        match lay(&system, wanted) {
+            Ok(job) => return Ok((shape, Placement { info: Mapinfo { system, job } })),
+            Err(other) => error = Some(other),
+        }
+    }
+    Err(error.unwrap_or_else(|| anyhow::anyhow!("no machine has room for {nodes} nodes")))
+}
+
+/// Machines for jobs that name none, small ones first.
+fn shapes() -> Vec<Shape> {
+    let lengths = [1, 2, 3, 4, 6, 8].into_iter();
+    let boxes = lengths.clone().flat_map(|x| lengths.clone().map(move |y| (x, y)));
+    let boxes = boxes.flat_map(|(x, y)| lengths.clone().map(move |z| [x, y, z]));
+    let rows = (9..=MOST.div_ceil(12)).map(|x| [x, 1, 1]);
+    let units = boxes.chain(rows).filter(|[x, y, z]| x * y * z <= MOST.div_ceil(12));
+    let units = units.map(|[x, y, z]| format!("{x}x{y}x{z}x2x3x2"));
+    let parts = ["1x1x1", "2x1x1", "1x3x1", "2x1x2", "2x3x1"].map(|abc| format!("1x1x1x{abc}"));
+    let shapes = parts.into_iter().chain(units);
+    let mut shapes: Vec<Shape> = shapes.filter_map(|shape| shape.parse().ok()).collect();
+    shapes.sort_by_key(Shape::nodes);
+    shapes
+}
+
+/// What the ranks run.
+struct Program {
+    path: PathBuf,
+    args: Vec<String>,
+}
+
+impl Program {
+    /// A file, or a program in `PATH`.
+    ///
+    /// # Errors
+    ///
+    /// If there is none that can be run.
+    fn new(words: &[String]) -> anyhow::Result<Self> {
+        let Some((name, args)) = words.split_first() else { bail!("no program named") };
+        let args = args.to_vec();
+        if name.contains('/') {
+            let path = PathBuf::from(name);
+            let metadata = fs::metadata(&path).with_context(|| format!("cannot run {name}"))?;
+            if !metadata.is_file() {
+                bail!("cannot run {name}: it is not a file");
+            }
+            if !is_executable(&path) {
+                bail!("cannot run {name}: it is not executable (chmod +x)");
+            }
+            return Ok(Self { path, args });
+        }
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        let found = std::env::split_paths(&folders).map(|folder| folder.join(name));
+        let Some(path) = found.into_iter().find(|path| path.is_file() && is_executable(path))
+        else {
+            bail!("there is no program {name}; write ./{name} for a file in this folder");
+        };
+        Ok(Self { path, args })
+    }
+}
+
+fn is_executable(path: &Path) -> bool {
+    rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+}
+
+/// Where ranks look for libraries: first where ours are. A program may bring its own.
+fn library_path() -> anyhow::Result<OsString> {
+    let own = match libraries::find() {
+        Ok(libraries) => libraries.first().and_then(|path| path.parent().map(Path::to_owned)),
+        Err(error) => {
+            log::info!("{error:#}");
+            None
+        }
+    };
+    let others = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let others = std::env::split_paths(&others).filter(|path| !path.as_os_str().is_empty());
+    Ok(std::env::join_paths(own.into_iter().chain(others))?)
+}
+
+/// The machine, and the nodes that are served.
+struct LocalMachine {
+    nodes: Vec<Served>,
+    machine: Machine,
+    /// What sockets' names begin with.
+    name: String,
+}
+
+impl LocalMachine {
+    fn start(shape: Shape, ranks: u32) -> anyhow::Result<Self> {
+        let cores = thread::available_parallelism().map_or(1, |n| n.get());
+        let engines = runner::engines(None, cores);
+        // An engine that looks at doorbells all the time needs a processor of its own.
+        let doorbells = match cores > ranks as usize + engines {
+            true => Doorbells::Polled,
+            false => Doorbells::Trapped,
+        };
+        let config = MachineConfig { doorbells, engines, ..MachineConfig::new(shape) };
+        let machine = Machine::new(config)?;
+        machine.start()?;
+        // Nobody else can have taken it.
+        let random = RandomState::new().hash_one(std::process::id());
+        let name = format!("tofu-run-{}-{random:016x}", std::process::id());
+        Ok(Self { nodes: Vec::new(), machine, name })
+    }
+
+    /// Serves a rank's node; returns the socket, as its library wants it.
+    fn serve(&mut self, rank: u32, at: Coords) -> anyhow::Result<String> {
+        let name = format!("{}-{rank}", self.name);
+        let address = SocketAddr::from_abstract_name(&name)?;
+        let listener = UnixListener::bind_addr(&address);
+        let listener = listener.with_context(|| format!("cannot make the socket @{name}"))?;
+        let confinement = Confinement::default();
+        let served = Served::on(&self.machine, at, listener, Backing::Process, &confinement)?;
+        self.nodes.push(served);
+        Ok(format!("@{name}"))
+    }
+}
+
+impl Drop for LocalMachine {
+    fn drop(&mut self) {
+        self.nodes.clear();
+        self.machine.stop();
+    }
+}
+
+/// A rank's process.
+struct Process {
+    pid: Pid,
+    pidfd: OwnedFd,
+    child: Mutex<Child>,
+    /// Its standard output and error, until somebody follows them.
+    outputs: Mutex<Option<[PipeReader; 2]>>,
+    input: Mutex<Option<PipeWriter>>,
+}
+
+impl Process {
+    fn start(mut command: std::process::Command, has_input: bool) -> anyhow::Result<Self> {
+        let (out, to_out) = io::pipe()?;
+        let (err, to_err) = io::pipe()?;
+        command.stdout(to_out).stderr(to_err);
+        let input = if has_input {
+            let (from, input) = io::pipe()?;
+            command.stdin(from);
+            Some(input)
+        } else {
+            command.stdin(Stdio::null());
+            None
+        };
+        let child = command.spawn().context("cannot start a process")?;
+        let pid = Pid::from_child(&child);
+        // It is not waited for before this is dropped, so that the pid stays its.
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).context("no descriptors left")?;
+        let outputs = Mutex::new(Some([out, err]));
+        Ok(Self { pid, pidfd, child: Mutex::new(child), outputs, input: Mutex::new(input) })
+    }
+
+    /// Signals the process and those that it has started.
+    fn tell(&self, signal: i32) {
+        let Some(signal) = Signal::from_named_raw(signal) else { return };
+        for pid in descendants(self.pid) {
+            // It may have ended by itself.
+            let _ = kill_process(pid, signal);
+        }
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, signal);
+    }
+}
+
+/// The processes that a process has started, and those that these have.
+fn descendants(pid: Pid) -> Vec<Pid> {
+    let mut found = vec![pid];
+    let mut next = 0;
+    while let Some(pid) = found.get(next).copied() {
+        next += 1;
+        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())) else {
+            continue;
+        };
+        for task in tasks.flatten() {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+            found.extend(children.filter_map(Pid::from_raw));
+        }
+    }
+    found.split_off(1)
+}
+
+/// Waits until one of two pipes or the end of a process can be seen; returns which.
+fn ready(
+    outputs: &[Option<PipeReader>; 2],
+    end: &OwnedFd,
+    timeout: Option<&Timespec>,
+) -> Result<[bool; 3], Errno> {
+    let mut polled = vec![PollFd::new(end, PollFlags::IN)];
+    let there = outputs.iter().flatten();
+    polled.extend(there.map(|pipe| PollFd::new(pipe, PollFlags::IN)));
+    loop {
+        match poll(&mut polled, timeout) {
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+            Ok(_) => break,
+        }
+    }
+    let mut seen = polled.iter().map(|fd| !fd.revents().is_empty());
+    let end = seen.next().unwrap_or_default();
+    let mut of = |pipe: &Option<PipeReader>| pipe.is_some() && seen.next().unwrap_or_default();
+    Ok([of(&outputs[0]), of(&outputs[1]), end])
+}
+
+impl Rank for Process {
+    fn follow(&self, output: &mut OutputTaker<'_>) -> anyhow::Result<Status> {
+        let outputs = self.outputs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let outputs = outputs.context("a rank is followed once")?;
+        let mut outputs = outputs.map(Some);
+        let mut buffer = vec![0; PIECE];
+        let mut ended = false;
+        loop {
+            // Once it has ended only what is there already is read: what it has started may hold
+            // the pipes open for ever.
+            let wait = if ended { Some(&AT_ONCE) } else { None };
+            let [out, err, end] = ready(&outputs, &self.pidfd, wait)?;
+            for (index, kind) in [(0, Output::Out), (1, Output::Err)] {
+                let pipe = &mut outputs[index];
+                if let Some(reader) = pipe.as_mut().filter(|_| [out, err][index]) {
+                    match reader.read(&mut buffer) {
+                        Ok(0) => *pipe = None,
+                        Ok(n) => output(kind, &buffer[..n])?,
+                        Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+            }
+            if ended && !out && !err {
+                break;
+            }
+            ended |= end;
+        }
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = child.wait()?;
+        Ok(match (status.code(), status.signal()) {
+            (Some(code), _) => Status::Code(code),
+            (None, signal) => Status::Signal(signal.unwrap_or(SIGKILL)),
+        })
+    }
+
+    fn feed(&self, input: &mut dyn Read) {
+        let to = self.input.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut to) = to else { return };
+        // It may have ended, or does not read.
+        let _ = io::copy(input, &mut to);
+    }
+
+    fn signal(&self, signal: i32) {
+        self.tell(signal);
+    }
+
+    fn kill(&self) {
+        self.tell(SIGKILL);
+    }
+}

@@ -1,0 +1,259 @@
+//! The machine that a job runs on: one that is there, or one for the time of the run.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tofu_abi::Coords;
+use tofu_control::protocol::{MachineInfo, NodeInfo};
+use tofu_control::{MachineName, find_machine, info, rundir};
+use tofu_fabric::Shape;
+use tofu_jtofu::System;
+use tofu_supervisor::janitor;
+use tofu_supervisor::units::ImageName;
+use tofu_ui::exit;
+
+use crate::args::RunArgs;
+use crate::job::Control;
+use crate::libraries;
+use crate::place::Wanted;
+
+/// Names of machines that are there for one run, which no other run takes.
+const OWN: &str = "run-";
+/// How long a machine may take to boot, on a busy host.
+const BOOT: &str = "180s";
+/// How long it may take to end.
+const END: Duration = Duration::from_secs(20);
+/// How much memory a node has whose programs are MPI's, which are large.
+const MPI_MEMORY: &str = "512MiB";
+
+/// What became of the search for a machine.
+pub(crate) enum Found {
+    Machine(Box<Machine>),
+    /// The command is over, with this exit code, and the user knows why.
+    Over(u8),
+}
+
+impl Found {
+    fn machine(machine: Machine) -> Self {
+        Self::Machine(Box::new(machine))
+    }
+}
+
+/// A machine with Linux nodes.
+pub(crate) struct Machine {
+    pub(crate) name: MachineName,
+    pub(crate) control: PathBuf,
+    /// Those that are ready.
+    pub(crate) nodes: Vec<NodeInfo>,
+    /// The machine as jobs see it: what has no Linux that is ready counts as failed.
+    pub(crate) usable: System,
+    /// The machine as programs are told of it.
+    pub(crate) system: System,
+    /// Its process, if it is there for this run only.
+    own: Option<Own>,
+}
+
+impl Machine {
+    /// Finds or starts a machine.
+    ///
+    /// # Errors
+    ///
+    /// If there is none that will do, or it does not start.
+    pub(crate) fn find(args: &RunArgs, wanted: Wanted, control: &Control) -> anyhow::Result<Found> {
+        // What a machine is to be made of says that one is to be made.
+        let made = args.shape.is_some() || args.image.is_some();
+        if args.machine.is_some() {
+            return Self::running(find_machine(args.machine.as_ref())?, None).map(Found::machine);
+        }
+        let mut there = Vec::new();
+        for (name, socket) in rundir::machines()?.into_iter().filter(|_| !made) {
+            if name.as_str().starts_with(OWN) {
+                continue;
+            }
+            match info(&socket) {
+                Ok((_, nodes)) if nodes.iter().any(NodeInfo::is_linux) => {
+                    there.push((name, socket))
+                }
+                Ok(_) => {}
+                Err(error) => log::debug!("machine {name}: {error:#}"),
+            }
+        }
+        match there.len() {
+            0 => {
+                let (own, name) = Own::start(args, wanted)?;
+                match own.wait(control)? {
+                    Ok(own) => {
+                        Self::running(find_machine(Some(&name))?, Some(own)).map(Found::machine)
+                    }
+                    Err(code) => Ok(Found::Over(code)),
+                }
+            }
+            1 => Self::running(there.remove(0), None).map(Found::machine),
+            _ => {
+                let names: Vec<_> = there.iter().map(|(name, _)| name.as_str()).collect();
+                bail!("several machines are running, choose with --machine: {}", names.join(", "))
+            }
+        }
+    }
+
+    fn running((name, control): (MachineName, PathBuf), own: Option<Own>) -> anyhow::Result<Self> {
+        let (machine, nodes) = info(&control).with_context(|| format!("machine {name}"))?;
+        let nodes: Vec<_> = nodes.into_iter().filter(|node| node.state == "ready").collect();
+        if nodes.is_empty() {
+            bail!("the machine {name} has no Linux node that is ready; `tofu ps` lists its nodes");
+        }
+        let (shape, system) = system(&machine).with_context(|| format!("machine {name}"))?;
+        let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
+        let others = shape.iter().filter(|at| !ready.contains(at));
+        let usable = system.clone().with_failed(others)?;
+        Ok(Self { name, control, nodes, usable, system, own })
+    }
+
+    /// The number of the node at these coordinates.
+    pub(crate) fn index(&self, at: Coords) -> anyhow::Result<u32> {
+        let node = self.nodes.iter().find(|node| node.at == at.to_array());
+        Ok(node.with_context(|| format!("there is no Linux node {at}"))?.index)
+    }
+
+    /// Whether it is there for this run only.
+    pub(crate) fn is_own(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Ends it if it is there for this run only.
+    pub(crate) fn end(self) -> anyhow::Result<()> {
+        self.own.map_or(Ok(()), Own::end)
+    }
+}
+
+fn system(machine: &MachineInfo) -> anyhow::Result<(Shape, System)> {
+    let shape = machine.shape.parse::<Shape>()?.with_torus(machine.torus);
+    let links = machine.links_down.iter().map(|ends| {
+        let [from, to] = ends.map(Coords::from_array);
+        (from, to)
+    });
+    Ok((shape, System::new(shape).with_links_down(links)?))
+}
+
+/// A process that runs a machine, and ends with this one.
+struct Own {
+    child: Child,
+    started: Instant,
+    /// Whether people are told how it goes.
+    talks: bool,
+}
+
+impl Own {
+    /// Starts a machine with enough nodes.
+    fn start(args: &RunArgs, wanted: Wanted) -> anyhow::Result<(Self, MachineName)> {
+        let shape = match args.shape {
+            Some(shape) => shape.to_string(),
+            None => {
+                // The job's torus as the machine's: every map fits, and so does every torus.
+                let nodes = wanted.nodes()?;
+                let mut lens = [1; 6];
+                for (len, wanted) in lens.iter_mut().zip(nodes.lens()) {
+                    *len = u8::try_from(*wanted).unwrap_or(u8::MAX);
+                }
+                let shape = Shape::new(lens).ok().with_context(|| {
+                    format!("a machine cannot be made for {nodes}; name one with --shape")
+                })?;
+                shape.to_string()
+            }
+        };
+        let name: MachineName = format!("{OWN}{}", std::process::id())
+            .parse()
+            .map_err(|allowed| anyhow::anyhow!("a machine's name is {allowed}"))?;
+        let mut command = janitor::wrapped(0, Path::new("/proc/self/exe"))?;
+        command.args(["up", "--linux", "--json", "--shape", &shape, "--boot-timeout", BOOT]);
+        command.args(["--name", name.as_str()]);
+        let default = args.mpi.then_some(libraries::MPI_IMAGE);
+        if let Some(image) = args.image.as_ref().map(ImageName::as_str).or(default) {
+            if tofu_image::Cache::from_env()?.find(image)?.is_none() && args.image.is_none() {
+                bail!("there is no image {image} for MPI programs; `tofu sdk --mpi DIR` makes it");
+            }
+            command.args(["--image", image]);
+        }
+        if args.mpi {
+            command.args(["--net", "lan", "--memory", MPI_MEMORY]);
+        }
+        command.stdout(Stdio::piped());
+        let child = command.spawn().context("cannot start a process for the machine")?;
+        if !args.json {
+            eprintln!("tofu: starting a machine {shape} of Linux nodes for this run");
+        }
+        Ok((Self { child, started: Instant::now(), talks: !args.json }, name))
+    }
+
+    /// Waits until all nodes are ready; if they are not to be, returns the exit code.
+    fn wait(mut self, control: &Control) -> anyhow::Result<Result<Self, u8>> {
+        let stdout = self.child.stdout.take().context("no pipe")?;
+        let (sender, lines) = std::sync::mpsc::channel();
+        let mut output = BufReader::new(stdout);
+        let reader = thread::Builder::new().name("machine".into());
+        let reading = reader.spawn(move || {
+            let mut line = String::new();
+            while let Ok(1..) = (&mut output).take(1 << 16).read_line(&mut line) {
+                if sender.send(std::mem::take(&mut line)).is_err() {
+                    break;
+                }
+            }
+            // What it says later is of no interest, but must be read.
+            let _ = std::io::copy(&mut output, &mut std::io::sink());
+        });
+        reading.context("no threads left")?;
+        loop {
+            if let Some(signal) = control.signal() {
+                self.end()?;
+                return Ok(Err(exit::of_signal(signal)));
+            }
+            match lines.recv_timeout(Duration::from_millis(50)) {
+                Ok(line) => {
+                    let event: Value = serde_json::from_str(&line).unwrap_or_default();
+                    if event["event"] == "ready" {
+                        if self.talks {
+                            let seconds = self.started.elapsed().as_secs_f64();
+                            eprintln!("tofu: ready after {seconds:.1} s");
+                        }
+                        return Ok(Ok(self));
+                    }
+                }
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
+                // It has said why on standard error.
+                Err(_) => {
+                    let code = self.child.wait()?.code().and_then(|code| u8::try_from(code).ok());
+                    return Ok(Err(code.filter(|code| *code != 0).unwrap_or(exit::BAD_INPUT)));
+                }
+            }
+        }
+    }
+
+    fn end(mut self) -> anyhow::Result<()> {
+        // It may have ended by itself.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let until = Instant::now() + END;
+        while self.child.try_wait()?.is_none() {
+            if Instant::now() > until {
+                bail!("the machine of this run does not end");
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            // Its janitor tidies up after it.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

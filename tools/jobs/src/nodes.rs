@@ -1,0 +1,361 @@
+//! `tofu run` on Linux nodes: files there, ranks there, and nothing left there.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
+use tofu_control::RemoteProgram;
+use tofu_jtofu::Mapinfo;
+
+use crate::args::RunArgs;
+use crate::bundle::Bundle;
+use crate::job::{self, Control, Event, Options, OutputTaker, Rank};
+use crate::machine::{Found, Machine};
+use crate::place::{self, Placement, Wanted};
+
+/// Where a job's folder is on a node.
+const FOLDER: &str = "/tmp";
+/// The variable by which a job's processes are found.
+const JOB: &str = "TOFU_JOB";
+/// How much of a node's complaint is shown, in bytes.
+const MAX_COMPLAINT: usize = 2000;
+/// How long the process manager may take to say where it is.
+const MANAGER: Duration = Duration::from_secs(30);
+
+/// Kills what is left of a job's processes, whatever has become of their parents, and removes its
+/// folder. A process that is forked meanwhile is found the next time.
+const TIDY: &str = r#"
+for round in 1 2 3 4 5; do
+    found=$(grep -ls "TOFU_JOB=$1" /proc/[0-9]*/environ)
+    [ -z "$found" ] && break
+    for file in $found; do
+        process=${file#/proc/}
+        kill -9 "${process%/environ}" 2>/dev/null
+    done
+done
+rm -rf "/tmp/$1"
+"#;
+
+/// Runs the job and returns the exit code.
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
+    let control = Control::new()?;
+    // What the user can get wrong comes before anything is started.
+    let wanted = Wanted::new(args)?;
+    let bundle = Bundle::new(args)?;
+    let machine = match Machine::find(args, wanted, &control)? {
+        Found::Machine(machine) => machine,
+        Found::Over(code) => return Ok(code),
+    };
+    let result = on_machine(args, wanted, &bundle, &machine, &control);
+    let ended = machine.end();
+    let code = result?;
+    ended?;
+    Ok(code)
+}
+
+fn on_machine(
+    args: &RunArgs,
+    wanted: Wanted,
+    bundle: &Bundle,
+    machine: &Machine,
+    control: &Control,
+) -> anyhow::Result<u8> {
+    let job =
+        place::lay(&machine.usable, wanted).with_context(|| format!("machine {}", machine.name))?;
+    let placement = Placement { info: Mapinfo { system: machine.system.clone(), job } };
+    let nodes: Vec<u32> =
+        placement.nodes().into_iter().map(|at| machine.index(at)).collect::<anyhow::Result<_>>()?;
+    let site = Site { machine, nodes, name: job_name() };
+    let result = site.put(&bundle.pack(&site.name, placement.info.to_json())?);
+    let result = result.and_then(|()| site.start(args, bundle, &placement, control));
+    // A machine that is there for this run takes all with it.
+    let tidied = if machine.is_own() { Ok(()) } else { site.tidy() };
+    match (result?, tidied) {
+        (0, Err(error)) => Err(error),
+        // As of a node that has died under its ranks, which have told of it.
+        (code, Err(error)) => {
+            log::warn!("{error:#}");
+            Ok(code)
+        }
+        (code, Ok(())) => Ok(code),
+    }
+}
+
+/// A name that no other job has, and none begins with.
+fn job_name() -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    format!("tofu-run-{}-{:013}", std::process::id(), now.unwrap_or_default().as_millis())
+}
+
+/// The nodes of a job.
+struct Site<'a> {
+    machine: &'a Machine,
+    /// Their numbers in the machine.
+    nodes: Vec<u32>,
+    /// The job's name, and that of its folder.
+    name: String,
+}
+
+impl Site<'_> {
+    fn folder(&self) -> String {
+        format!("{FOLDER}/{}", self.name)
+    }
+
+    /// Does something on all nodes at the same time; returns the first error.
+    fn on_all(&self, each: impl Fn(u32) -> anyhow::Result<()> + Sync) -> anyhow::Result<()> {
+        let each = &each;
+        thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .nodes
+                .iter()
+                .map(|node| {
+                    let done = move || each(*node).with_context(|| format!("node {node}"));
+                    scope.spawn(done)
+                })
+                .collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            let results: Vec<_> = threads.into_iter().map(join).collect();
+            results.into_iter().collect()
+        })
+    }
+
+    /// Brings the job's folder to all nodes.
+    fn put(&self, archive: &[u8]) -> anyhow::Result<()> {
+        let exec = Exec {
+            program: Program::Agent,
+            args: vec!["unpack".to_owned(), format!("{FOLDER}/")],
+            env: Vec::new(),
+            stdin: true,
+        };
+        let put = self.on_all(|node| must(&self.machine.control, node, exec.clone(), archive));
+        put.context("cannot copy the program there")
+    }
+
+    /// Leaves nothing of the job on any node.
+    fn tidy(&self) -> anyhow::Result<()> {
+        let words = ["sh", "-c", TIDY, "sh", &self.name].map(str::to_owned);
+        let exec =
+            Exec { program: Program::Named, args: words.into(), env: Vec::new(), stdin: false };
+        let tidied = self.on_all(|node| must(&self.machine.control, node, exec.clone(), &[]));
+        tidied.context("cannot tidy up there")
+    }
+
+    /// Starts the ranks and watches them.
+    fn start(
+        &self,
+        args: &RunArgs,
+        bundle: &Bundle,
+        placement: &Placement,
+        control: &Control,
+    ) -> anyhow::Result<u8> {
+        let job = &placement.info.job;
+        let socket = &self.machine.control;
+        // It lives as long as the ranks.
+        let manager = match args.mpi {
+            true => Some(Manager::start(self, placement, control.sender())?),
+            false => None,
+        };
+        let folder = self.folder();
+        let command = bundle.command(&folder);
+        let common: Vec<_> = [(JOB.to_owned(), self.name.clone())]
+            .into_iter()
+            .chain(bundle.variables(&folder))
+            .collect();
+        let given = args.env.iter().map(|own| (own.name.clone(), own.value.clone()));
+        let given: Vec<_> = given.collect();
+        let mut start = |rank| -> anyhow::Result<Arc<dyn Rank>> {
+            let mpi = manager.as_ref().map(|manager| manager.variables(placement, rank));
+            let env =
+                [common.clone(), placement.variables(rank), mpi.unwrap_or_default(), given.clone()];
+            let exec = Exec {
+                program: Program::Named,
+                args: command.clone(),
+                env: env.concat(),
+                stdin: rank == 0,
+            };
+            let node = self.machine.index(placement.node(rank))?;
+            Ok(Arc::new(RemoteProgram::start(socket, node, exec)?))
+        };
+        let place = |rank| format!(" on node {}", placement.node(rank));
+        let code = job::run(control, Options::new(args), job.processes(), &place, &mut start);
+        if let Some(manager) = manager {
+            manager.end();
+        }
+        code
+    }
+}
+
+/// Runs a program of ours on a node, and wants it to succeed.
+fn must(socket: &Path, node: u32, exec: Exec, input: &[u8]) -> anyhow::Result<()> {
+    let remote = RemoteProgram::start(socket, node, exec)?;
+    let mut complaint = Vec::new();
+    let status = thread::scope(|scope| {
+        let feeding = remote.clone();
+        scope.spawn(move || feeding.feed(input));
+        let status = remote.follow(|_, bytes| {
+            let room = MAX_COMPLAINT.saturating_sub(complaint.len());
+            complaint.extend_from_slice(&bytes[..bytes.len().min(room)]);
+            Ok(())
+        });
+        // Whoever still feeds a program that has ended gets no more credit, but also no answer.
+        remote.give_up();
+        status
+    });
+    match status? {
+        Status::Code(0) => Ok(()),
+        Status::NotRun { why, .. } => bail!(tofu_ui::printable(&why)),
+        _ => bail!(tofu_ui::printable(String::from_utf8_lossy(&complaint).trim())),
+    }
+}
+
+impl Rank for RemoteProgram {
+    fn follow(&self, output: &mut OutputTaker<'_>) -> anyhow::Result<Status> {
+        RemoteProgram::follow(self, output)
+    }
+
+    fn feed(&self, input: &mut dyn Read) {
+        RemoteProgram::feed(self, input);
+    }
+
+    fn signal(&self, signal: i32) {
+        // If it cannot be told, it has ended.
+        let _ = self.say(ToProgram::Signal(signal));
+    }
+
+    fn kill(&self) {
+        let _ = self.say(ToProgram::Kill);
+    }
+}
+
+/// The process manager of an MPI job, on the node of its first rank.
+struct Manager {
+    remote: RemoteProgram,
+    /// Where ranks reach it.
+    address: String,
+}
+
+impl Manager {
+    fn start(
+        site: &Site<'_>,
+        placement: &Placement,
+        events: Sender<Event>,
+    ) -> anyhow::Result<Self> {
+        let job = &placement.info.job;
+        let words = [
+            "pmi".to_owned(),
+            job.processes().to_string(),
+            mapping(job.processes(), job.per_node()),
+        ];
+        let exec =
+            Exec { program: Program::Agent, args: words.into(), env: Vec::new(), stdin: false };
+        let node = site.machine.index(placement.node(0))?;
+        let remote = RemoteProgram::start(&site.machine.control, node, exec)?;
+        let (sender, addresses) = mpsc::channel();
+        let followed = remote.clone();
+        let follow = move || {
+            let mut text = Vec::new();
+            let status = followed.follow(|output, bytes| {
+                if output == Output::Out {
+                    text.extend_from_slice(bytes);
+                }
+                while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
+                    let line: Vec<u8> = text.drain(..=end).collect();
+                    heard(String::from_utf8_lossy(&line).trim(), &sender, &events);
+                }
+                Ok(())
+            });
+            log::debug!("the ranks' process manager has ended: {status:?}");
+        };
+        thread::Builder::new().name("manager".into()).spawn(follow).context("no threads left")?;
+        let address = addresses.recv_timeout(MANAGER);
+        let address = address.context("the process manager for the ranks does not start")?;
+        if site.nodes.len() > 1 && address.starts_with("127.") {
+            bail!(
+                "MPI needs an Ethernet between the nodes, which the machine {} has not; start it \
+                 with `tofu up --linux --net lan`",
+                site.machine.name
+            );
+        }
+        Ok(Self { remote, address })
+    }
+
+    /// Variables by which a rank finds the manager and itself.
+    fn variables(&self, placement: &Placement, rank: u32) -> Vec<(String, String)> {
+        let (local, locals) = placement.local(rank);
+        let values = [
+            ("PMI_PORT", self.address.clone()),
+            ("PMI_ID", rank.to_string()),
+            ("PMI_RANK", rank.to_string()),
+            ("PMI_SIZE", placement.info.job.processes().to_string()),
+            ("MPI_LOCALRANKID", local.to_string()),
+            ("MPI_LOCALNRANKS", locals.to_string()),
+        ];
+        values.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+
+    fn end(self) {
+        // If it cannot be told, it has ended.
+        let _ = self.remote.say(ToProgram::Kill);
+    }
+}
+
+/// A line of the process manager: first where it is, later who has aborted the job.
+fn heard(line: &str, addresses: &Sender<String>, events: &Sender<Event>) {
+    match line.split_once(' ').map(|(rank, code)| (rank.parse(), code.parse())) {
+        None => {
+            // The receiver has gone if it was too late.
+            let _ = addresses.send(line.to_owned());
+        }
+        Some((Ok(rank), Ok(code))) => {
+            // The receiver is gone only when the run is over.
+            let _ = events.send(Event::Abort { rank, code });
+        }
+        Some(_) => log::warn!("the ranks' process manager says {:?}", tofu_ui::printable(line)),
+    }
+}
+
+/// Which ranks share a node, in PMI's notation: from which node on how many nodes have how many
+/// ranks each.
+fn mapping(ranks: u32, per_node: u32) -> String {
+    let (full, rest) = (ranks / per_node, ranks % per_node);
+    let mut blocks = String::new();
+    if full > 0 {
+        blocks.push_str(&format!(",(0,{full},{per_node})"));
+    }
+    if rest > 0 {
+        blocks.push_str(&format!(",({full},1,{rest})"));
+    }
+    format!("(vector{blocks})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_shares_a_node() {
+        assert_eq!(mapping(2, 1), "(vector,(0,2,1))");
+        assert_eq!(mapping(4, 2), "(vector,(0,2,2))");
+        assert_eq!(mapping(5, 2), "(vector,(0,2,2),(2,1,1))");
+        assert_eq!(mapping(1, 2), "(vector,(0,1,1))");
+    }
+
+    #[test]
+    fn what_the_process_manager_says() {
+        let (addresses, got_addresses) = mpsc::channel();
+        let (events, got_events) = mpsc::channel();
+        heard("10.84.0.1:40000", &addresses, &events);
+        heard("3 -1", &addresses, &events);
+        heard("what else", &addresses, &events);
+        assert_eq!(got_addresses.try_iter().collect::<Vec<_>>(), ["10.84.0.1:40000"]);
+        let events: Vec<_> = got_events.try_iter().collect();
+        assert!(matches!(events[..], [Event::Abort { rank: 3, code: -1 }]));
+    }
+}

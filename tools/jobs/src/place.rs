@@ -1,0 +1,238 @@
+//! Where the ranks of a job go.
+
+use anyhow::{Context, bail};
+use tofu_abi::Coords;
+use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
+
+use crate::args::RunArgs;
+
+/// The most ranks on a node: that many have control queues of their own.
+const MOST_ON_NODE: u32 = tofu_utofu::share::MAX_PROCESSES as u32;
+
+/// What the user asks for, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) ranks: Option<u32>,
+    pub(crate) map: Option<LogicalShape>,
+    pub(crate) ppn: Option<u32>,
+}
+
+impl Wanted {
+    /// What the command line says.
+    ///
+    /// # Errors
+    ///
+    /// If numbers are out of range or contradict each other.
+    pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Self> {
+        let wanted = Self { ranks: args.ranks, map: args.map, ppn: args.ppn };
+        wanted.check()?;
+        Ok(wanted)
+    }
+
+    fn check(self) -> anyhow::Result<()> {
+        if self.ranks == Some(0) {
+            bail!("-n 0: a job has one rank or more");
+        }
+        if let Some(ppn) = self.ppn
+            && !(1..=MOST_ON_NODE).contains(&ppn)
+        {
+            bail!("--ppn {ppn}: a node has 1 to {MOST_ON_NODE} ranks");
+        }
+        if let (Some(ranks), Some(map)) = (self.ranks, self.map) {
+            let ppn = self.ppn.unwrap_or(MOST_ON_NODE);
+            let most = map.nodes().saturating_mul(ppn);
+            if ranks > most {
+                bail!(
+                    "-n {ranks}: a map of {map} with up to {ppn} ranks on a node has at most {most}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// How many nodes a machine must have that is made for this job.
+    pub(crate) fn nodes(self) -> anyhow::Result<LogicalShape> {
+        if let Some(map) = self.map {
+            return Ok(map);
+        }
+        let nodes = match (self.ranks, self.ppn) {
+            (None, _) => 2,
+            (Some(ranks), Some(ppn)) => ranks.div_ceil(ppn),
+            (Some(ranks), None) => {
+                let most = MOST_STARTED * MOST_ON_NODE;
+                if ranks > most {
+                    bail!(
+                        "-n {ranks}: a machine that is started for a run has up to {MOST_STARTED} \
+                         nodes with {MOST_ON_NODE} ranks each, {most} in all, unless --map, --ppn \
+                         or --shape ask for more"
+                    );
+                }
+                ranks.min(MOST_STARTED)
+            }
+        };
+        LogicalShape::new(&[nodes]).context("no such job")
+    }
+}
+
+/// The most nodes of a machine that is started for a job which does not ask for more: as many as a
+/// Tofu unit has, and a host can bear.
+const MOST_STARTED: u32 = 12;
+
+/// Lays a job on the nodes of `system` that have not failed.
+///
+/// # Errors
+///
+/// If it does not fit there.
+pub(crate) fn lay(system: &System, wanted: Wanted) -> anyhow::Result<Job> {
+    wanted.check()?;
+    let usable = system.shape().nodes() - system.failed().len() as u32;
+    if usable == 0 {
+        bail!("the machine has no node for a rank");
+    }
+    let nodes = match (wanted.map, wanted.ranks) {
+        (Some(map), _) => map.nodes(),
+        (None, Some(ranks)) => match wanted.ppn {
+            Some(ppn) => ranks.div_ceil(ppn),
+            None => ranks.min(usable),
+        },
+        (None, None) => usable,
+    };
+    let ranks = wanted.ranks.unwrap_or_else(|| nodes.saturating_mul(wanted.ppn.unwrap_or(1)));
+    let ppn = wanted.ppn.unwrap_or(ranks.div_ceil(nodes));
+    if nodes > usable || ppn > MOST_ON_NODE {
+        let most = usable.saturating_mul(wanted.ppn.unwrap_or(MOST_ON_NODE));
+        if ranks > most || wanted.map.is_none() {
+            bail!(
+                "{ranks} ranks are too many: the machine has {usable} Linux nodes, and with up to \
+                 {} ranks on each at most {most}",
+                wanted.ppn.unwrap_or(MOST_ON_NODE)
+            );
+        }
+    }
+    let shape = match wanted.map {
+        Some(map) => map,
+        None => LogicalShape::new(&[nodes])?,
+    };
+    let found = RankMap::find(system, shape, false);
+    let map = match wanted.map {
+        Some(_) => found.context("--map")?,
+        None => found.context("a row of nodes for the job; --map may ask for another shape")?,
+    };
+    Ok(Job::new(&map, ppn, ranks)?)
+}
+
+/// A job in numbers that its ranks are told, and where each is.
+#[derive(Clone, Debug)]
+pub(crate) struct Placement {
+    pub(crate) info: Mapinfo,
+}
+
+impl Placement {
+    /// Where a rank is.
+    pub(crate) fn node(&self, rank: u32) -> Coords {
+        self.info.job.coords(rank).unwrap_or_default()
+    }
+
+    /// Which of its node's ranks a rank is, from 0, and how many there are.
+    pub(crate) fn local(&self, rank: u32) -> (u32, u32) {
+        let ranks = self.info.job.ranks_at(self.node(rank));
+        let index = ranks.iter().position(|own| *own == rank).unwrap_or_default();
+        (index as u32, ranks.len() as u32)
+    }
+
+    /// The nodes that have ranks, in the order of these.
+    pub(crate) fn nodes(&self) -> Vec<Coords> {
+        let job = &self.info.job;
+        job.nodes().iter().copied().filter(|node| !job.ranks_at(*node).is_empty()).collect()
+    }
+
+    /// The variables by which a rank finds itself, but for the mapinfo.
+    pub(crate) fn variables(&self, rank: u32) -> Vec<(String, String)> {
+        let job = &self.info.job;
+        let values = [
+            ("TOFU_RANK", rank),
+            ("TOFU_SIZE", job.processes()),
+            ("TOFU_LOCAL_RANK", self.local(rank).0),
+            // The same on all nodes, also if the last has fewer: IDs of peers follow from it.
+            ("TOFU_PPN", job.per_node()),
+        ];
+        values.map(|(name, value)| (name.to_owned(), value.to_string())).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(ranks: Option<u32>, map: Option<&str>, ppn: Option<u32>) -> Wanted {
+        Wanted { ranks, map: map.map(|map| map.parse().unwrap()), ppn }
+    }
+
+    fn unit() -> System {
+        System::new(tofu_abi::topology::Shape::UNIT)
+    }
+
+    fn place(system: &System, wanted: Wanted) -> Placement {
+        let job = lay(system, wanted).unwrap();
+        Placement { info: Mapinfo { system: system.clone(), job } }
+    }
+
+    #[test]
+    fn ranks_go_to_nodes_first_and_share_them_then() {
+        let cases = [
+            (wanted(None, None, None), 12, 1, "12"),
+            (wanted(Some(3), None, None), 3, 1, "3"),
+            (wanted(Some(25), None, None), 25, 3, "12"),
+            (wanted(None, None, Some(2)), 24, 2, "12"),
+            (wanted(Some(5), None, Some(2)), 5, 2, "3"),
+            (wanted(None, Some("4x3"), None), 12, 1, "4x3"),
+            (wanted(Some(24), Some("4x3"), None), 24, 2, "4x3"),
+        ];
+        for (wanted, ranks, ppn, shape) in cases {
+            let job = lay(&unit(), wanted).unwrap();
+            assert_eq!((job.processes(), job.per_node()), (ranks, ppn), "{wanted:?}");
+            assert_eq!(job.shape().to_string(), shape, "{wanted:?}");
+        }
+    }
+
+    #[test]
+    fn ranks_know_their_place() {
+        let placement = place(&unit(), wanted(Some(5), None, Some(2)));
+        assert_eq!(placement.nodes().len(), 3);
+        assert_eq!(placement.node(0), placement.node(1));
+        assert_ne!(placement.node(1), placement.node(2));
+        assert_eq!((placement.local(3), placement.local(4)), ((1, 2), (0, 1)));
+        let variables = placement.variables(3);
+        let text: Vec<_> =
+            variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        assert_eq!(text, ["TOFU_RANK=3", "TOFU_SIZE=5", "TOFU_LOCAL_RANK=1", "TOFU_PPN=2"]);
+    }
+
+    #[test]
+    fn nodes_that_are_not_there_are_not_used() {
+        let failed = Coords::from_array([0, 0, 0, 0, 1, 0]);
+        let system = unit().with_failed([failed]).unwrap();
+        let placement = place(&system, wanted(Some(10), None, None));
+        assert!(!placement.nodes().contains(&failed));
+        assert!(lay(&system, wanted(Some(12), None, Some(1))).is_err());
+    }
+
+    #[test]
+    fn what_is_too_much_is_told() {
+        let cases = [
+            (wanted(Some(0), None, None), "one rank or more"),
+            (wanted(None, None, Some(37)), "1 to 36 ranks"),
+            (wanted(Some(13), None, Some(1)), "13 ranks are too many: the machine has 12"),
+            (wanted(Some(433), None, None), "at most 432"),
+            (wanted(Some(73), Some("2"), None), "has at most 72"),
+            (wanted(None, Some("4x4"), None), "4x4"),
+        ];
+        for (wanted, expected) in cases {
+            let error = format!("{:#}", lay(&unit(), wanted).unwrap_err());
+            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+        }
+        assert!(wanted(Some(433), None, None).nodes().is_err());
+        assert_eq!(wanted(Some(100), None, None).nodes().unwrap().nodes(), 12);
+        assert_eq!(wanted(Some(32), None, Some(1)).nodes().unwrap().nodes(), 32);
+    }
+}

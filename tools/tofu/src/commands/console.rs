@@ -1,0 +1,175 @@
+//! `tofu console`.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
+use tofu_control::protocol::Request;
+use tofu_control::{Connection, find_node};
+
+/// Look at a Linux node's console and type on it
+///
+/// Shows the last lines first. Ctrl-] leaves, and so does ~. at the beginning of a line; the node
+/// runs on.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ConsoleArgs {
+    /// Node, as for `tofu exec`
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+}
+
+/// Ctrl-].
+const ESCAPE: u8 = 0x1d;
+/// How long output is waited for after the end of input that is not a terminal's.
+const AFTERWARDS: Duration = Duration::from_millis(500);
+
+/// Runs `tofu console` and returns the exit code.
+pub(crate) fn run(args: &ConsoleArgs) -> anyhow::Result<u8> {
+    let found = find_node(&args.node)?;
+    let node = found.node.index;
+    let mut connection = Connection::open(&found.control, &Request::Console { node })?;
+    connection.answer()?;
+    let terminal = io::stdin().is_terminal();
+    if terminal {
+        eprintln!("console of {}; Ctrl-] leaves", found.node.name);
+    }
+    let raw = if terminal { Some(Raw::enter()?) } else { None };
+    let (out, input) = connection.split();
+    let mut input = input.into_inner();
+    let typing = out.try_clone()?;
+    thread::spawn(move || {
+        if let Err(error) = type_in(typing, terminal) {
+            log::debug!("console: {error}");
+        }
+    });
+    let mut buffer = [0; 4096];
+    let mut screen = io::stdout().lock();
+    loop {
+        match input.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => screen.write_all(&buffer[..n]).and_then(|()| screen.flush())?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    drop(raw);
+    if terminal {
+        eprintln!();
+    }
+    Ok(0)
+}
+
+/// Sends what is typed until the user leaves.
+fn type_in(mut out: UnixStream, terminal: bool) -> io::Result<()> {
+    let mut keys = Keys::default();
+    let mut buffer = [0; 1024];
+    loop {
+        let n = io::stdin().read(&mut buffer)?;
+        if n == 0 {
+            // What the node says to it is still of interest.
+            thread::sleep(AFTERWARDS);
+            return out.shutdown(Shutdown::Both);
+        }
+        if !terminal {
+            out.write_all(&buffer[..n])?;
+            continue;
+        }
+        let (typed, leave) = keys.take(&buffer[..n]);
+        out.write_all(&typed)?;
+        if leave {
+            return out.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Looks for the keys that leave.
+#[derive(Default)]
+struct Keys {
+    state: Line,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Line {
+    #[default]
+    Begin,
+    Tilde,
+    Middle,
+}
+
+impl Keys {
+    /// What is for the node, and whether the user wants to leave.
+    fn take(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
+        let mut typed = Vec::new();
+        for &byte in bytes {
+            let state = self.state;
+            self.state = match byte {
+                ESCAPE => return (typed, true),
+                b'.' if state == Line::Tilde => return (typed, true),
+                b'~' if state == Line::Begin => Line::Tilde,
+                b'\r' | b'\n' => Line::Begin,
+                _ => Line::Middle,
+            };
+            // A tilde waits for what comes next, and ~~ is one.
+            if state == Line::Tilde && byte != b'~' {
+                typed.push(b'~');
+            }
+            if self.state != Line::Tilde {
+                typed.push(byte);
+            }
+        }
+        (typed, false)
+    }
+}
+
+/// The terminal passes every key on. Dropping it gives the terminal back as it was.
+struct Raw {
+    former: Termios,
+}
+
+impl Raw {
+    fn enter() -> anyhow::Result<Self> {
+        let former = tcgetattr(io::stdin())?;
+        let mut raw = former.clone();
+        raw.make_raw();
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
+        Ok(Self { former })
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // The terminal may be gone.
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.former);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_leave() {
+        let take = |pieces: &[&[u8]]| {
+            let mut keys = Keys::default();
+            let mut all = Vec::new();
+            for piece in pieces {
+                let (typed, leave) = keys.take(piece);
+                all.extend(typed);
+                if leave {
+                    return (String::from_utf8(all).unwrap(), true);
+                }
+            }
+            (String::from_utf8(all).unwrap(), false)
+        };
+        assert_eq!(take(&[b"ls ~.\r"]), ("ls ~.\r".into(), false));
+        assert_eq!(take(&[b"ls\r~.x"]), ("ls\r".into(), true));
+        assert_eq!(take(&[b"~", b"."]), (String::new(), true));
+        assert_eq!(take(&[b"~", b"/x\r"]), ("~/x\r".into(), false));
+        assert_eq!(take(&[b"~~."]), ("~.".into(), false));
+        assert_eq!(take(&[b"a\x1db"]), ("a".into(), true));
+    }
+}

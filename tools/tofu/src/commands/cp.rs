@@ -1,0 +1,168 @@
+//! `tofu cp`.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::thread;
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use tofu_agent::files;
+use tofu_agent::wire::{Exec, Output, Program, Status};
+use tofu_control::{MachineName, NodeName, RemoteProgram, find_node};
+use tofu_ui::printable;
+
+/// Copy a file or folder to a Linux node or from it
+///
+/// One of the two is NODE:PATH. If the target is a folder that exists, the copy goes into it.
+/// Permissions are kept.
+#[derive(Debug, Clone, Parser)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CpArgs {
+    /// What to copy: PATH or NODE:PATH
+    #[arg(value_name = "SRC")]
+    pub(crate) from: String,
+
+    /// Where to: NODE:PATH or PATH
+    #[arg(value_name = "DST")]
+    pub(crate) to: String,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tofu cp ./mine 0:/usr/local/bin/
+  tofu cp 1,0,0,0,0,0:/var/log ./logs";
+
+/// How much of the other side's complaint is shown, in bytes.
+const MAX_COMPLAINT: usize = 2000;
+
+/// Runs `tofu cp` and returns the exit code.
+pub(crate) fn run(args: &CpArgs) -> anyhow::Result<u8> {
+    match (Place::parse(&args.from), Place::parse(&args.to)) {
+        (Place::Here(from), Place::There(node, to)) => send(from, node, to)?,
+        (Place::There(node, from), Place::Here(to)) => fetch(node, from, to)?,
+        (Place::Here(_), Place::Here(_)) => bail!(
+            "neither {} nor {} is on a node; write NODE:PATH, such as 0:/tmp/",
+            args.from,
+            args.to
+        ),
+        (Place::There(..), Place::There(..)) => {
+            bail!("both are on nodes; copy to this host first")
+        }
+    }
+    Ok(0)
+}
+
+/// A path, and where it is.
+#[derive(Debug, PartialEq, Eq)]
+enum Place<'a> {
+    Here(&'a str),
+    There(&'a str, &'a str),
+}
+
+impl<'a> Place<'a> {
+    /// NODE:PATH where NODE can be one; everything else is a path of this host.
+    fn parse(text: &'a str) -> Self {
+        let Some((node, path)) = text.split_once(':') else { return Self::Here(text) };
+        let name = node.rsplit_once('/').map_or(node, |(_, name)| name);
+        let machine = node.strip_suffix(name).and_then(|machine| machine.strip_suffix('/'));
+        let is_node = NodeName::parse(name).is_some()
+            && machine.is_none_or(|machine| machine.parse::<MachineName>().is_ok());
+        if is_node { Self::There(node, path) } else { Self::Here(text) }
+    }
+}
+
+fn agent(words: [&str; 2], stdin: bool) -> Exec {
+    let args = words.map(str::to_owned).to_vec();
+    Exec { program: Program::Agent, args, env: Vec::new(), stdin }
+}
+
+fn send(from: &str, node: &str, to: &str) -> anyhow::Result<()> {
+    let to = if to.is_empty() { "." } else { to };
+    // Before anything is started there.
+    files::name_of(Path::new(from))?;
+    std::fs::metadata(from).with_context(|| format!("cannot read {from}"))?;
+    let found = find_node(node)?;
+    let remote =
+        RemoteProgram::start(&found.control, found.node.index, agent(["unpack", to], true))?;
+    let (reader, writer) = io::pipe().context("no pipes left")?;
+    let mut complaint = Vec::new();
+    let (packed, status) = thread::scope(|scope| {
+        let packing = scope.spawn(move || files::pack(Path::new(from), io::BufWriter::new(writer)));
+        let feeding = remote.clone();
+        scope.spawn(move || feeding.feed(reader));
+        let status = remote.follow(|_, bytes| complain(&mut complaint, bytes));
+        // Whoever still feeds a program that has ended gets no more credit, but also no answer.
+        remote.give_up();
+        let packed = packing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (packed, status)
+    });
+    check(status?, &complaint, node)?;
+    let skipped = packed.with_context(|| format!("cannot read {from}"))?;
+    if skipped > 0 {
+        log::warn!("{skipped} that are neither files, folders nor links were left out");
+    }
+    Ok(())
+}
+
+fn fetch(node: &str, from: &str, to: &str) -> anyhow::Result<()> {
+    files::name_of(Path::new(from))?;
+    let found = find_node(node)?;
+    let remote =
+        RemoteProgram::start(&found.control, found.node.index, agent(["pack", from], false))?;
+    let (reader, mut writer) = io::pipe().context("no pipes left")?;
+    let mut complaint = Vec::new();
+    let (unpacked, status) = thread::scope(|scope| {
+        let unpacking =
+            scope.spawn(move || files::unpack(io::BufReader::new(reader), Path::new(to)));
+        let status = remote.follow(|output, bytes| match output {
+            Output::Out => writer.write_all(bytes),
+            Output::Err => complain(&mut complaint, bytes),
+        });
+        drop(writer);
+        let unpacked = unpacking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (unpacked, status)
+    });
+    match status {
+        Ok(status @ (Status::Code(1..) | Status::NotRun { .. } | Status::Signal(_))) => {
+            check(status, &complaint, node)
+        }
+        // If unpacking has failed, it has said why, and the rest is of no interest.
+        status => {
+            unpacked.with_context(|| format!("cannot write {to}"))?;
+            check(status?, &complaint, node)
+        }
+    }
+}
+
+fn complain(complaint: &mut Vec<u8>, bytes: &[u8]) -> io::Result<()> {
+    let room = MAX_COMPLAINT.saturating_sub(complaint.len());
+    complaint.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    Ok(())
+}
+
+fn check(status: Status, complaint: &[u8], node: &str) -> anyhow::Result<()> {
+    let complaint = String::from_utf8_lossy(complaint);
+    let complaint = printable(complaint.trim());
+    match status {
+        Status::Code(0) => Ok(()),
+        Status::NotRun { why, .. } => bail!("node {node}: {}", printable(&why)),
+        _ if complaint.is_empty() => bail!("node {node}: copying was ended there"),
+        _ => bail!("node {node}: {complaint}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_told_apart() {
+        assert_eq!(Place::parse("0:/tmp/a:b"), Place::There("0", "/tmp/a:b"));
+        assert_eq!(Place::parse("1,0,0,0,0,0:x"), Place::There("1,0,0,0,0,0", "x"));
+        assert_eq!(Place::parse("m/1:x"), Place::There("m/1", "x"));
+        assert_eq!(Place::parse("t-0-0-0-0-0-1:"), Place::There("t-0-0-0-0-0-1", ""));
+        for path in ["a", "./0:x", "a:b", "/0:b", "a/b/0:x", "dir/x:1"] {
+            assert_eq!(Place::parse(path), Place::Here(path));
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! `tofu doctor`: what this host can do, in plain words.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use tofu_image::Cache;
+use tofu_linux_nodes::kit as linux;
+use tofu_sandbox::Support;
+use tofu_supervisor::units::MemorySize;
+use tofu_vmm::{HostSupport, Virtualisation};
+
+use crate::commands::host;
+
+/// Say what this host can and cannot do
+///
+/// Looks at KVM, processors, memory and limits, and says in plain words what they
+/// mean. Exits with 0 if machines can run here and with 1 if not.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How a finding bears on running machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    /// As it should be.
+    Good,
+    /// Works, with a consequence worth knowing.
+    Note,
+    /// Machines cannot run.
+    Problem,
+}
+
+/// One thing looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Finding {
+    level: Level,
+    what: &'static str,
+    text: String,
+}
+
+/// Everything that was found out about a host.
+#[derive(Debug, Clone, Serialize)]
+struct Report {
+    can_run: bool,
+    version: &'static str,
+    rustc: &'static str,
+    kernel: Option<String>,
+    cores: usize,
+    memory_total: Option<u64>,
+    memory_available: Option<u64>,
+    open_files: Option<u64>,
+    open_files_limit: Option<u64>,
+    kvm: HostSupport,
+    linux: LinuxReport,
+    sandbox: SandboxReport,
+    findings: Vec<Finding>,
+}
+
+/// What there is for Linux nodes.
+#[derive(Debug, Clone, Serialize)]
+struct LinuxReport {
+    /// Linux nodes can run, if need be after something was fetched.
+    can_run: bool,
+    /// What runs them: `tofu`, our own monitor, or `qemu-tcg`.
+    vmm: &'static str,
+    /// What our own monitor can do with Linux here.
+    own_monitor: tofu_vmm::LinuxSupport,
+    /// Version of the QEMU there is.
+    qemu: Option<String>,
+    /// Names of the images.
+    images: Vec<String>,
+    /// Where they are.
+    cache: Option<PathBuf>,
+    /// Memory can be shared between processes.
+    shared_memory: bool,
+}
+
+/// What the kernel offers to restrict our own processes.
+#[derive(Debug, Clone, Serialize)]
+struct SandboxReport {
+    seccomp: bool,
+    /// Version of Landlock's interface.
+    landlock: Option<u32>,
+    finding: Finding,
+}
+
+impl SandboxReport {
+    fn of_host() -> Self {
+        let support = Support::probe();
+        let lacks: Vec<String> = [
+            support.seccomp.as_ref().err().map(|why| format!("no system call filters: {why}")),
+            support.landlock.as_ref().err().map(|why| format!("no Landlock: {why}")),
+        ]
+        .into_iter()
+        .flatten()
+        .chain(support.landlock_gaps())
+        .collect();
+        let (level, text) = match lacks.as_slice() {
+            [] => (Level::Good, "system call filters and Landlock can be had".to_owned()),
+            lacks => (Level::Note, format!("works in part: {}", lacks.join("; "))),
+        };
+        let finding = Finding { level, what: "sandbox", text };
+        Self { seccomp: support.seccomp.is_ok(), landlock: support.landlock.ok(), finding }
+    }
+}
+
+impl LinuxReport {
+    fn of_host(kvm: &HostSupport) -> Self {
+        let cache = Cache::from_env().ok();
+        let images = cache.as_ref().and_then(|cache| cache.list().ok()).unwrap_or_default();
+        let shared_memory = linux::shared_memory().is_ok();
+        let own_monitor = kvm.linux();
+        Self {
+            can_run: shared_memory && cache.is_some(),
+            vmm: if linux::kvm_runs_linux(own_monitor) { "tofu" } else { "qemu-tcg" },
+            own_monitor,
+            qemu: cache.as_ref().and_then(linux::present_qemu),
+            images: images.into_iter().map(|image| image.name).collect(),
+            cache: cache.map(|cache| cache.folder().to_owned()),
+            shared_memory,
+        }
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let mut add = |level, what, text: String| findings.push(Finding { level, what, text });
+        if self.vmm == "tofu" {
+            let text = "run under our own monitor with hardware virtualisation, at full speed; \
+                        with --net lan under QEMU";
+            add(Level::Good, "Linux nodes", text.into());
+        } else {
+            let text = "run under QEMU, which emulates their processors (TCG): they boot in \
+                        seconds, and compute slowly";
+            add(Level::Note, "Linux nodes", text.into());
+        }
+        match &self.qemu {
+            Some(version) => add(Level::Good, "QEMU", format!("{version}, with vfio-user")),
+            None => add(
+                Level::Note,
+                "QEMU",
+                "none with vfio-user yet (10.1 or later); tofu image build fetches one, and so \
+                 does the first tofu up --linux"
+                    .into(),
+            ),
+        }
+        match (&self.cache, self.images.as_slice()) {
+            (None, _) => {
+                let text = "no place for them: set TOFU_CACHE or HOME".into();
+                add(Level::Note, "images", text);
+            }
+            (Some(cache), []) => {
+                let text = format!("none yet in {}; tofu image build makes one", cache.display());
+                add(Level::Note, "images", text);
+            }
+            (Some(cache), images) => {
+                add(Level::Good, "images", format!("{} in {}", images.join(", "), cache.display()));
+            }
+        }
+        if !self.shared_memory {
+            let text = "cannot be had (memfd_create fails); Linux nodes and tofu serve need it";
+            add(Level::Note, "shared memory", text.into());
+        }
+        findings
+    }
+}
+
+/// Runs `tofu doctor`; the exit code is 0 if machines can run here.
+pub(crate) fn run(json: bool) -> anyhow::Result<u8> {
+    let (open_files, open_files_limit) = host::open_files();
+    let kvm = tofu_vmm::probe();
+    let mut report = Report {
+        can_run: false,
+        version: env!("CARGO_PKG_VERSION"),
+        rustc: tofu_programs::RUSTC_VERSION,
+        kernel: host::kernel(),
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        memory_total: host::memory_total(),
+        memory_available: host::memory_available(),
+        open_files,
+        open_files_limit,
+        linux: LinuxReport::of_host(&kvm),
+        sandbox: SandboxReport::of_host(),
+        kvm,
+        findings: Vec::new(),
+    };
+    report.examine();
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        report.print(&mut out)?;
+    }
+    out.flush()?;
+    Ok(u8::from(!report.can_run))
+}
+
+impl Report {
+    fn examine(&mut self) {
+        let mut findings = kvm_findings(&self.kvm);
+        findings.push(cores_finding(self.cores));
+        if let Some(available) = self.memory_available {
+            findings.push(memory_finding(available));
+        }
+        findings.push(files_finding(self.open_files, self.open_files_limit));
+        self.can_run = findings.iter().all(|finding| finding.level != Level::Problem);
+        findings.extend(self.linux.findings());
+        findings.push(self.sandbox.finding.clone());
+        self.findings = findings;
+    }
+
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        let kernel = self.kernel.as_deref().unwrap_or("unknown kernel");
+        writeln!(out, "tofu {}, built with {}, on {kernel}", self.version, self.rustc)?;
+        writeln!(out)?;
+        for finding in &self.findings {
+            let level = match finding.level {
+                Level::Good => "ok",
+                Level::Note => "note",
+                Level::Problem => "PROBLEM",
+            };
+            writeln!(out, "{level:>7}  {}: {}", finding.what, finding.text)?;
+        }
+        writeln!(out)?;
+        let verdict = match (self.can_run, self.linux.can_run) {
+            (true, true) => "Machines run on this host. Try: tofu up, and tofu up --linux",
+            (true, false) => "Machines run on this host, but without Linux nodes. Try: tofu up",
+            (false, true) => "Only Linux nodes run on this host. Try: tofu up --linux",
+            (false, false) => "Machines cannot run on this host as it is: see above.",
+        };
+        writeln!(out, "{verdict}")
+    }
+}
+
+fn kvm_findings(kvm: &HostSupport) -> Vec<Finding> {
+    let finding = |level, what, text: &str| Finding { level, what, text: text.to_owned() };
+    if let Some(problem) = &kvm.problem {
+        return vec![finding(Level::Problem, "KVM", problem)];
+    }
+    let api = kvm.api_version.map_or("unknown".into(), |version| version.to_string());
+    let slots = kvm.memory_slots;
+    let mut findings = vec![Finding {
+        level: Level::Good,
+        what: "KVM",
+        text: format!("can be used; API version {api}, {slots} memory slots a VM"),
+    }];
+    findings.push(match kvm.virtualisation {
+        Virtualisation::Hardware => {
+            let text = "has hardware virtualisation; every guest runs at full speed";
+            finding(Level::Good, "processor", text)
+        }
+        Virtualisation::Pvm => finding(
+            Level::Note,
+            "processor",
+            "offers no hardware virtualisation; KVM does it in software (PVM). User-mode code runs \
+             at full speed, kernel-mode code is emulated and slow. The small guest programs \
+             shipped here are made for that; Linux guests do not run this way",
+        ),
+        Virtualisation::None => finding(
+            Level::Note,
+            "processor",
+            "KVM opens, but of a kind not known to this program; guests may or may not run",
+        ),
+    });
+    findings.push(if kvm.readonly_memory {
+        finding(
+            Level::Good,
+            "doorbells",
+            "can be trapped, and polled with engines that fall asleep",
+        )
+    } else {
+        finding(
+            Level::Note,
+            "doorbells",
+            "can be trapped; this KVM has no read-only memory, so polling engines cannot sleep",
+        )
+    });
+    findings
+}
+
+fn cores_finding(cores: usize) -> Finding {
+    let (level, text) = match cores {
+        1 => {
+            (Level::Note, "1: guests and engines take turns; polled doorbells will be slow".into())
+        }
+        n => (Level::Good, format!("{n}")),
+    };
+    Finding { level, what: "cores", text }
+}
+
+fn memory_finding(available: u64) -> Finding {
+    let nodes = available / MemorySize::DEFAULT.0;
+    let text = format!(
+        "{} MiB available, enough for {nodes} nodes of {}",
+        available >> 20,
+        MemorySize::DEFAULT
+    );
+    let level = match nodes {
+        0 => Level::Problem,
+        1..12 => Level::Note,
+        _ => Level::Good,
+    };
+    Finding { level, what: "memory", text }
+}
+
+fn files_finding(soft: Option<u64>, hard: Option<u64>) -> Finding {
+    let words = |limit: Option<u64>| limit.map_or("unlimited".into(), |limit| limit.to_string());
+    let text = format!(
+        "{} a process, can be raised to {}; each VM takes some, \
+         and tofu raises the limit by itself",
+        words(soft),
+        words(hard)
+    );
+    let level = if hard.is_some_and(|hard| hard < 4096) { Level::Note } else { Level::Good };
+    Finding { level, what: "open files", text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pvm() -> HostSupport {
+        HostSupport {
+            virtualisation: Virtualisation::Pvm,
+            readonly_memory: true,
+            problem: None,
+            ..tofu_vmm::probe()
+        }
+    }
+
+    fn levels(kvm: &HostSupport) -> Vec<Level> {
+        kvm_findings(kvm).iter().map(|finding| finding.level).collect()
+    }
+
+    #[test]
+    fn hosts_are_told_apart() {
+        use Level::{Good, Note, Problem};
+        assert_eq!(levels(&pvm()), [Good, Note, Good]);
+        let hardware = HostSupport { virtualisation: Virtualisation::Hardware, ..pvm() };
+        assert_eq!(levels(&hardware), [Good, Good, Good]);
+        assert_eq!(levels(&HostSupport { readonly_memory: false, ..hardware }), [Good, Good, Note]);
+        let none = HostSupport { problem: Some("no /dev/kvm".into()), ..pvm() };
+        assert_eq!(levels(&none), [Problem]);
+        assert_eq!(kvm_findings(&none)[0].text, "no /dev/kvm");
+    }
+
+    #[test]
+    fn what_linux_needs_is_named() {
+        let report = LinuxReport {
+            can_run: false,
+            vmm: "qemu-tcg",
+            own_monitor: pvm().linux(),
+            qemu: None,
+            images: Vec::new(),
+            cache: Some("/some/where".into()),
+            shared_memory: false,
+        };
+        let texts: Vec<_> = report.findings().into_iter().map(|f| (f.what, f.text)).collect();
+        assert_eq!(texts.len(), 4);
+        assert!(texts[0].1.contains("TCG") && texts[1].1.contains("tofu image build"));
+        assert_eq!(texts[2].1, "none yet in /some/where; tofu image build makes one");
+        assert_eq!(texts[3].0, "shared memory");
+        let better = LinuxReport {
+            vmm: "tofu",
+            qemu: Some("11.1.3".into()),
+            images: vec!["default".into(), "mpi".into()],
+            shared_memory: true,
+            ..report
+        };
+        assert!(better.findings().iter().all(|finding| finding.level == Level::Good));
+    }
+
+    #[test]
+    fn small_hosts_are_warned() {
+        assert_eq!(cores_finding(1).level, Level::Note);
+        assert_eq!(memory_finding(1 << 20).level, Level::Problem);
+        assert_eq!(memory_finding(100 << 20).level, Level::Note);
+        assert_eq!(
+            memory_finding(1 << 30).text,
+            "1024 MiB available, enough for 64 nodes of 16MiB"
+        );
+        assert_eq!(files_finding(Some(256), Some(1024)).level, Level::Note);
+        assert_eq!(files_finding(Some(1024), None).level, Level::Good);
+    }
+}

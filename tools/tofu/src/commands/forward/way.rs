@@ -1,0 +1,55 @@
+//! The way from a port of this host to a port of a node.
+
+use std::io::BufReader;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use tofu_control::Connection;
+use tofu_control::protocol::{NodeInfo, Reply, Request};
+
+/// Connections at a time; each takes two threads.
+pub(super) const MOST: usize = 256;
+/// How long the same thing is not said again.
+const QUIET: Duration = Duration::from_secs(1);
+/// Where a listener's connections go.
+pub(super) struct Way {
+    control: PathBuf,
+    pub(super) node: NodeInfo,
+    pub(super) port: u16,
+    /// Connections of all ways.
+    pub(super) open: Arc<AtomicUsize>,
+    /// What was said last of what went wrong, and when.
+    said: Mutex<Option<(String, Instant)>>,
+}
+
+impl Way {
+    pub(super) fn new(control: PathBuf, node: NodeInfo, port: u16, open: Arc<AtomicUsize>) -> Self {
+        Self { control, node, port, open, said: Mutex::default() }
+    }
+
+    /// Tells the user, but not the same again and again.
+    pub(super) fn complain(&self, line: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let again = said.as_ref().is_some_and(|(last, at)| last == line && at.elapsed() < QUIET);
+        if !again {
+            eprintln!("{line}");
+            *said = Some((line.to_owned(), Instant::now()));
+        }
+    }
+
+    /// A stream to a port of a node, of TCP's bytes or of datagrams, by way of the machine's gateway.
+    pub(super) fn connect(&self, udp: bool) -> anyhow::Result<(UnixStream, BufReader<UnixStream>)> {
+        let (node, port) = (self.node.index, self.port);
+        let request =
+            if udp { Request::Datagrams { node, port } } else { Request::Forward { node, port } };
+        let mut connection = Connection::open(&self.control, &request)?;
+        let Reply::Done = connection.answer()? else { bail!("not an answer") };
+        let (stream, input) = connection.split();
+        // What the node says first may have come with the answer.
+        Ok((stream, input.into_inner()))
+    }
+}

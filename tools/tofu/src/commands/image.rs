@@ -1,0 +1,230 @@
+//! `tofu image`.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use anyhow::Context;
+use clap::Subcommand;
+use serde_json::json;
+use tofu_image::{Cache, Image, Kernel, Made, Module, Spec};
+use tofu_linux_nodes::kit::tools;
+use tofu_supervisor::units::ImageName;
+use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
+
+/// Make, list and remove images for Linux nodes
+///
+/// An image has a kernel, a small user land with our programs, and if wanted a Debian root with
+/// more packages. Images are made from Debian's packages, in a cache; nothing on the host changes.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Make an image, and fetch QEMU if this host has none that will do
+    Build {
+        /// Debian packages to install, in a root file system for the guest
+        #[arg(long, value_name = "PACKAGE,...", value_delimiter = ',')]
+        with: Vec<String>,
+        /// Name of the image [default: default, or made of the packages]
+        #[arg(long, value_name = "NAME")]
+        name: Option<ImageName>,
+        /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, driver, driver-debug,
+        /// or a file
+        #[arg(long, value_name = "KERNEL", default_value = "auto")]
+        kernel: String,
+        /// Build a kernel with the driver tofu.ko, which takes minutes the first time: the same as
+        /// --kernel driver, with `driver` as the default name
+        #[arg(long, conflicts_with = "kernel")]
+        kernel_driver: bool,
+        /// Kernel modules to add, with what they need
+        #[arg(long, value_name = "MODULE,...", value_delimiter = ',')]
+        modules: Vec<String>,
+        /// Debian mirror to fetch from [default: that of this host's apt]
+        #[arg(long, value_name = "URL")]
+        mirror: Option<String>,
+        /// Ask Debian for newer packages even if nothing else has changed
+        #[arg(long)]
+        refresh: bool,
+    },
+    /// Compile a kernel module for nodes with the kernel of the image `driver`
+    ///
+    /// Sources in FOLDER, with a Kbuild file; C or Rust. What the compiler says is printed, and
+    /// modules (*.ko) are left in FOLDER. The kernel is built first if it is not there yet, which
+    /// takes minutes. Then: tofu up --linux --image driver, tofu cp FOLDER/mine.ko 0:/tmp,
+    /// tofu exec 0 -- insmod /tmp/mine.ko.
+    Module {
+        /// Folder with the sources and Kbuild
+        #[arg(value_name = "FOLDER")]
+        folder: PathBuf,
+        /// Folder around it with more files that it needs [default: FOLDER]
+        #[arg(long, value_name = "BASE")]
+        base: Option<PathBuf>,
+        /// Where to leave the modules [default: FOLDER]
+        #[arg(long, short, value_name = "FOLDER")]
+        out: Option<PathBuf>,
+        /// For the kernel of `--kernel driver-debug`
+        #[arg(long)]
+        debug: bool,
+        /// Arguments of make, such as W=1 or CLIPPY=1
+        #[arg(value_name = "ARG", last = true)]
+        args: Vec<String>,
+    },
+    /// List the images
+    Ls {
+        /// Print the list as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run the QEMU that Linux nodes run under, fetched if need be
+    ///
+    /// For machines of your own beside `tofu serve`: tofu image qemu -- -M q35 ...
+    Qemu {
+        /// QEMU's arguments
+        #[arg(value_name = "ARG", last = true)]
+        args: Vec<OsString>,
+    },
+    /// Run the host's tshark, or one that is fetched, to look at captures
+    ///
+    /// tofu image tshark -- -X lua_script:tools/wireshark/tofu.lua -r file.pcapng
+    Tshark {
+        /// Not the host's, even if there is one
+        #[arg(long)]
+        fetched: bool,
+        /// tshark's arguments
+        #[arg(value_name = "ARG", last = true)]
+        args: Vec<OsString>,
+    },
+    /// Remove an image
+    Rm {
+        /// The image
+        #[arg(value_name = "NAME")]
+        name: ImageName,
+    },
+}
+
+/// Runs `tofu image` and returns the exit code.
+pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&cancelled);
+    let _signals =
+        signals::forward(move |_| seen.store(true, SeqCst)).context("cannot handle signals")?;
+    let progress = ImageProgress::new(cancelled, Style::detect(false).progress);
+    let cache = Cache::from_env()?;
+    let result = match command {
+        ImageCommand::Build { with, name, kernel, kernel_driver, modules, mirror, refresh } => {
+            let name = match name {
+                Some(name) => name.as_str().to_owned(),
+                None if *kernel_driver && with.is_empty() => "driver".into(),
+                None if *kernel_driver => format!("driver+{}", Spec::name_for(with)),
+                None => Spec::name_for(with),
+            };
+            let kernel = if *kernel_driver { Kernel::Driver } else { kernel.parse()? };
+            let spec = Spec::new(&name)?.kernel(kernel).refresh(*refresh);
+            let mut spec = spec.programs(tools()?).modules(modules)?;
+            if !with.is_empty() {
+                spec = spec.with(with)?;
+            }
+            build(&cache.mirror(mirror.clone()), &spec, &progress)
+        }
+        ImageCommand::Module { folder, base, out, debug, args } => {
+            let module = Module::new(folder).base(base.clone()).debug(*debug);
+            let to = out.as_ref().unwrap_or(folder);
+            module
+                .arguments(args.iter().cloned())
+                .make(&cache, to, &progress)
+                .map_err(Into::into)
+                .and_then(|made| tell(&made, &progress))
+        }
+        ImageCommand::Qemu { args } => cache
+            .qemu(None, &progress)
+            .map_err(Into::into)
+            .and_then(|qemu| become_program(qemu.command(), args, &progress)),
+        ImageCommand::Tshark { fetched, args } => {
+            let tshark =
+                if *fetched { cache.fetched_tshark(&progress) } else { cache.tshark(&progress) };
+            tshark.map_err(Into::into).and_then(|command| become_program(command, args, &progress))
+        }
+        ImageCommand::Ls { json } => list(&cache, *json),
+        ImageCommand::Rm { name } => cache.remove(name.as_str(), &progress).map_err(Into::into),
+    };
+    match result {
+        Ok(()) => Ok(0),
+        Err(error) if is_interrupted(&error) => Ok(exit::INTERRUPTED),
+        Err(error) => Err(error),
+    }
+}
+
+fn build(cache: &Cache, spec: &Spec, progress: &ImageProgress) -> anyhow::Result<()> {
+    let image = cache.build(spec, progress)?;
+    let qemu = cache.qemu(None, progress)?;
+    progress.clear();
+    let mut out = io::stdout().lock();
+    writeln!(out, "{}", describe(&image))?;
+    writeln!(out, "QEMU {} ({:?})", qemu.version, qemu.origin)?;
+    Ok(())
+}
+
+/// Says what came of a module.
+fn tell(made: &Made, progress: &ImageProgress) -> anyhow::Result<()> {
+    progress.clear();
+    eprint!("{}", made.said);
+    if !made.ok {
+        anyhow::bail!("the module cannot be compiled; what the compiler said is above");
+    }
+    let mut out = io::stdout().lock();
+    for module in &made.modules {
+        writeln!(out, "{}", module.display())?;
+    }
+    Ok(())
+}
+
+/// Becomes a program, or says why not.
+fn become_program(
+    mut command: Command,
+    args: &[OsString],
+    progress: &ImageProgress,
+) -> anyhow::Result<()> {
+    progress.clear();
+    let error = command.args(args).exec();
+    Err(error).with_context(|| format!("cannot run {}", command.get_program().display()))
+}
+
+fn describe(image: &Image) -> String {
+    let manifest = &image.manifest;
+    let with = match manifest.with.as_slice() {
+        [] => String::new(),
+        packages => format!(", Debian with {}", packages.join(" ")),
+    };
+    format!("image {}: kernel {}{with}, {} MiB", image.name, manifest.kernel, manifest.size() >> 20)
+}
+
+fn list(cache: &Cache, as_json: bool) -> anyhow::Result<()> {
+    let images = cache.list()?;
+    let mut out = io::stdout().lock();
+    if as_json {
+        let images: Vec<_> = images
+            .iter()
+            .map(|image| {
+                let folder: Option<PathBuf> = image.initrd.parent().map(Into::into);
+                json!({
+                    "name": image.name, "kernel": image.manifest.kernel,
+                    "with": image.manifest.with, "bytes": image.manifest.size(),
+                    "built": image.manifest.built, "folder": folder,
+                })
+            })
+            .collect();
+        writeln!(out, "{}", json!(images))?;
+    } else if images.is_empty() {
+        writeln!(
+            out,
+            "no images; `tofu image build` makes one, and `tofu up --linux` the default"
+        )?;
+    } else {
+        for image in &images {
+            writeln!(out, "{}", describe(image))?;
+        }
+    }
+    Ok(out.flush()?)
+}

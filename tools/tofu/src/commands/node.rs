@@ -1,0 +1,65 @@
+//! `tofu restart`, `pause` and `resume`.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::Args;
+use tofu_control::protocol::Request;
+use tofu_control::{Connection, find_node, info};
+
+/// Restart the virtual machine of a Linux node
+///
+/// Its device is reset; all other nodes run on.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RestartArgs {
+    /// Node, as for `tofu exec`
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+}
+
+/// Stop the processors of a node
+///
+/// Its device works on: memory that others may reach, and barrier gates. `tofu resume` lets them
+/// go on.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PauseArgs {
+    /// Node, as for `tofu exec`
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+}
+
+/// Let the processors of a node go on that `tofu pause` has stopped
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ResumeArgs {
+    /// Node, as for `tofu exec`
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+}
+
+/// Runs `tofu pause` (`on`) or `tofu resume` and returns the exit code.
+pub(crate) fn hold(node: &str, on: bool) -> anyhow::Result<u8> {
+    let found = find_node(node)?;
+    let node = found.node.index;
+    Connection::open(&found.control, &Request::Hold { node, on })?.answer()?;
+    Ok(0)
+}
+
+/// Runs `tofu restart` and returns the exit code.
+pub(crate) fn restart(args: &RestartArgs) -> anyhow::Result<u8> {
+    let found = find_node(&args.node)?;
+    let node = found.node.index;
+    Connection::open(&found.control, &Request::Restart { node })?.answer()?;
+    // Until it can be used, or has failed for good.
+    loop {
+        let (_, nodes) = info(&found.control)?;
+        let now = nodes.iter().find(|info| info.index == node).map(|info| info.state.as_str());
+        match now {
+            Some("ready") => return Ok(0),
+            Some("off") | None => {
+                bail!("node {} did not come up again; `tofu console {0}` shows why", args.node)
+            }
+            Some(_) => sleep(Duration::from_millis(50)),
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! `tofu serve`: the devices of a machine, for virtual machine monitors that are not ours.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use serde_json::json;
+use tofu_abi::Coords;
+use tofu_control::MachineName;
+use tofu_control::rundir::{RunDir, node_file};
+use tofu_linux_nodes::qemu;
+use tofu_machine::Doorbells;
+use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::event::Event;
+use tofu_supervisor::janitor::Janitor;
+use tofu_supervisor::options::{SandboxArgs, ShapeArgs};
+use tofu_supervisor::plan::Network;
+use tofu_supervisor::registry::Registry;
+use tofu_supervisor::served::Served;
+use tofu_supervisor::units::{Engines, MemorySize};
+use tofu_supervisor::{runner, server};
+use tofu_ui::{exit, signals};
+use tofu_vfio_user::Backing;
+
+/// Serve the devices of a machine to other virtual machine monitors
+///
+/// Each node's device is on a UNIX socket, by the vfio-user protocol. QEMU (10.1 or later) and
+/// Cloud Hypervisor attach, detach and restart as they like, while the others run on. Prints how
+/// to attach them. Runs until Ctrl-C.
+#[derive(Debug, Clone, Parser)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) shape: ShapeArgs,
+
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxArgs,
+
+    /// Folder for the sockets, node-X-Y-Z-A-B-C.sock [default: the machine's run directory]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) socket_dir: Option<PathBuf>,
+
+    /// Number of engine threads that move data, 1 to 256 [default: from the host's cores]
+    #[arg(long, value_name = "N")]
+    pub(crate) engines: Option<Engines>,
+
+    /// Also serve clients whose memory is not sealed against shrinking, as Cloud Hypervisor's
+    ///
+    /// Such a client can end this process.
+    #[arg(long)]
+    pub(crate) any_memory: bool,
+
+    /// Name of the machine [default: tofu, tofu-2, ...]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<MachineName>,
+
+    /// Print one JSON object with the sockets
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tofu serve --shape 2x1x1x1x1x1
+  tofu serve -c machine.toml --socket-dir /tmp/sockets --json";
+
+/// Sockets that are printed with their command lines; of more only the folder is.
+const SHOWN: usize = 12;
+/// Nodes of a machine: each takes a thread and descriptors.
+const MOST: u32 = 1024;
+
+/// Runs `tofu serve` and returns the exit code.
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
+    let (network, file) = Network::new(&args.shape)?;
+    let shape = network.shape;
+    if shape.nodes() > MOST {
+        bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());
+    }
+    let (sender, events) = mpsc::channel();
+    let signal_sender = sender.clone();
+    let _signals = signals::forward(move |signal| {
+        // Nobody listens any more once the run is over.
+        let _ = signal_sender.send(Event::Signal(signal));
+    })
+    .context("cannot handle signals")?;
+    let dir = RunDir::create(args.name.as_ref())?;
+    let folder = args.socket_dir.clone().unwrap_or_else(|| dir.path().to_owned());
+    // A client is started from another folder, perhaps.
+    let folder = std::path::absolute(&folder)?;
+    if !folder.is_dir() {
+        bail!("--socket-dir {}: there is no such folder", folder.display());
+    }
+    let sockets: Vec<PathBuf> =
+        shape.iter().map(|at| folder.join(node_file("node", at, "sock"))).collect();
+    let confinement = Confinement::of_programs(&[dir.base(), folder.as_path()], args.sandbox.off)?;
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let engines = runner::engines(args.engines.or(file.engines), cores);
+    let machine =
+        runner::machine(&network, file.generation, Doorbells::Trapped, engines, &confinement)?;
+    let registry = Arc::new(Registry::new(&network, sender));
+    registry.built(&machine, None)?;
+    let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
+    let mut served = Vec::new();
+    for (at, socket) in shape.iter().zip(&sockets) {
+        served.push(Served::at_path(&machine, at, socket, backing, &confinement)?);
+        if let Some(id) = shape.node_id(at) {
+            registry.others().insert(id, "served");
+        }
+    }
+    // Not before: the sockets of others in that folder are not its business.
+    let ours: &[PathBuf] = if args.socket_dir.is_some() { &sockets } else { &[] };
+    let _janitor = Janitor::start(dir.path(), ours)?;
+    server::serve(&dir.control(), &registry)?;
+    let served_at: Vec<_> = shape.iter().zip(sockets).collect();
+    print(args, &dir, &served_at, &folder)?;
+    let code = loop {
+        match events.recv()? {
+            Event::Signal(signal) => break exit::of_signal(signal),
+            Event::Down => break 0,
+            _ => {}
+        }
+    };
+    drop(served);
+    machine.stop();
+    Ok(code)
+}
+
+fn print(
+    args: &ServeArgs,
+    dir: &RunDir,
+    served: &[(Coords, PathBuf)],
+    folder: &std::path::Path,
+) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    let shape = args.shape.shape.map(|shape| shape.to_string());
+    if args.json {
+        let nodes: Vec<_> = served
+            .iter()
+            .map(|(at, socket)| json!({ "node": at.to_array(), "socket": socket }))
+            .collect();
+        let machine = json!({ "machine": dir.name(), "shape": shape, "nodes": nodes });
+        writeln!(out, "{machine}")?;
+        return Ok(out.flush()?);
+    }
+    writeln!(out, "machine {}: {} devices in {}", dir.name(), served.len(), folder.display())?;
+    for (at, socket) in served.iter().take(SHOWN) {
+        writeln!(out, "{at}  {}", socket.display())?;
+    }
+    if served.len() > SHOWN {
+        writeln!(out, "... and {} more", served.len() - SHOWN)?;
+    }
+    let Some((_, first)) = served.first() else { return Ok(()) };
+    let memory = qemu::memory_arguments(MemorySize::LINUX_DEFAULT, "").join(" ");
+    writeln!(out, "\nQEMU 10.1 or later, for the first:")?;
+    writeln!(out, "  qemu-system-x86_64 {memory} \\")?;
+    writeln!(out, "    -device '{}'", qemu::device_argument(first))?;
+    writeln!(
+        out,
+        "  and for VFIO in the guest: -machine q35,kernel-irqchip=split,memory-backend=ram \\"
+    )?;
+    writeln!(out, "    -device intel-iommu,caching-mode=on, and intel_iommu=on for its kernel")?;
+    writeln!(
+        out,
+        "Cloud Hypervisor{}:",
+        if args.any_memory { "" } else { " (with --any-memory here)" }
+    )?;
+    writeln!(out, "  cloud-hypervisor --memory size=256M,shared=on \\")?;
+    writeln!(out, "    --user-device socket={}", first.display())?;
+    writeln!(out, "\nCtrl-C ends it.")?;
+    Ok(out.flush()?)
+}

@@ -1,0 +1,186 @@
+//! `tofu topo`: a machine's nodes and links as text, JSON or a picture.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::json;
+use tofu_abi::Coords;
+use tofu_fabric::{Axis, Link, Port};
+use tofu_supervisor::options::ShapeArgs;
+use tofu_supervisor::plan::Network;
+
+use crate::commands::svg;
+
+/// Show a machine's nodes and links as text or as a picture
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct TopoArgs {
+    #[command(flatten)]
+    pub(crate) shape: ShapeArgs,
+
+    /// Write a picture of the 6D box to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+
+    /// Print the machine as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tofu topo
+  tofu topo --shape half-rack --svg half-rack.svg
+  tofu topo -c machine.toml --json";
+
+/// Up to this many nodes are listed one by one.
+const LISTED_NODES: u32 = 192;
+
+/// Runs `tofu topo`.
+pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<u8> {
+    let (network, _) = Network::new(&args.shape)?;
+    let mut out = io::stdout().lock();
+    if let Some(path) = &args.svg {
+        let picture = svg::draw(&network)?;
+        std::fs::write(path, picture)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if args.json {
+        writeln!(out, "{}", to_json(&network))?;
+    } else if let Some(path) = &args.svg {
+        writeln!(out, "{}", network.summary())?;
+        writeln!(out, "picture: {}", path.display())?;
+    } else {
+        out.write_all(text(&network).as_bytes())?;
+    }
+    out.flush()?;
+    Ok(0)
+}
+
+/// How the links of an axis join its nodes.
+fn closing(network: &Network, axis: Axis) -> &'static str {
+    match (network.shape.len(axis), network.shape.wraps(axis)) {
+        (1, _) => "no links",
+        (2, true) => "torus, two links",
+        (_, true) => "torus",
+        (_, false) => "mesh",
+    }
+}
+
+fn text(network: &Network) -> String {
+    let shape = &network.shape;
+    // Writing to a String cannot fail.
+    let mut text = network.summary() + "\n\naxis  length\n";
+    for axis in Axis::ALL {
+        let _ = writeln!(
+            text,
+            "{:4}  {:>6}  {}",
+            axis.to_string(),
+            shape.len(axis),
+            closing(network, axis)
+        );
+    }
+    if shape.nodes() > LISTED_NODES {
+        let _ = writeln!(text, "\nMachines of up to {LISTED_NODES} nodes are listed node by node.");
+        return text;
+    }
+    // Ports that no node has get no column.
+    let used = |port: &Port| shape.iter().any(|at| shape.neighbor(at, *port).is_some());
+    let ports: Vec<Port> = Port::ALL.into_iter().filter(used).collect();
+    let width = shape.iter().map(|at| at.to_string().len()).max().unwrap_or(0);
+    let _ = write!(text, "\nnode  {:width$}", "coordinates");
+    let column = width.max(6) + 1;
+    for port in &ports {
+        let _ = write!(text, "  {:column$}", port.to_string());
+    }
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    for (id, at) in shape.iter().enumerate() {
+        let mut row = format!("{id:>4}  {:pad$}", at.to_string(), pad = width.max(11));
+        for port in &ports {
+            let cell = match shape.neighbor(at, *port) {
+                None => "-".to_owned(),
+                Some(to) if network.is_down(at, *port) => format!("{to}!"),
+                Some(to) => to.to_string(),
+            };
+            let _ = write!(row, "  {cell:column$}");
+        }
+        text.push_str(row.trim_end());
+        text.push('\n');
+    }
+    if !network.links_down.is_empty() {
+        text.push_str("\n! this link starts down\n");
+    }
+    text
+}
+
+fn to_json(network: &Network) -> serde_json::Value {
+    let shape = &network.shape;
+    let coords = |at: Coords| json!(at.to_array());
+    let axes: serde_json::Map<_, _> = Axis::ALL
+        .into_iter()
+        .map(|axis| {
+            let facts = json!({ "length": shape.len(axis), "torus": shape.wraps(axis) });
+            (axis.to_string(), facts)
+        })
+        .collect();
+    let links: Vec<_> = Link::all(shape)
+        .map(|link| {
+            json!({
+                "from": coords(link.from), "port": link.port.to_string(), "to": coords(link.to),
+                "wrap": link.wrap, "down": network.is_down(link.from, link.port),
+            })
+        })
+        .collect();
+    json!({ "shape": shape.to_string(), "nodes": shape.nodes(), "axes": axes, "links": links })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network(shape: &str) -> Network {
+        let shape = shape.parse().unwrap();
+        Network { shape, links_down: vec![(Coords::default(), Port::BPlus)] }
+    }
+
+    #[test]
+    fn a_unit_in_words() {
+        let text = text(&network("unit"));
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "machine 1x1x1x2x3x2: 12 nodes, 24 links, 1 down");
+        assert_eq!(lines[3], "X          1  no links");
+        assert_eq!(lines[6], "A          2  mesh");
+        assert_eq!(lines[7], "B          3  torus");
+        let row = lines.iter().find(|line| line.contains("   0  (0,0,0,0,0,0)")).unwrap();
+        let cells: Vec<_> = row.split_whitespace().collect();
+        let expected = [
+            "0",
+            "(0,0,0,0,0,0)",
+            "(0,0,0,1,0,0)",
+            "(0,0,0,0,0,1)",
+            "(0,0,0,0,2,0)",
+            "(0,0,0,0,1,0)!",
+        ];
+        assert_eq!(cells, expected);
+        assert_eq!(lines.len(), 9 + 2 + 12 + 2);
+    }
+
+    #[test]
+    fn large_machines_are_not_listed() {
+        assert!(text(&network("4x4x4x2x3x2")).lines().count() < 12);
+    }
+
+    #[test]
+    fn json_has_every_link() {
+        let value = to_json(&network("half-rack"));
+        let links = value["links"].as_array().unwrap();
+        // 12 nodes a unit: 6 A, 6 C, 12 B. Tori of 2, 2 and 4 give each node one link an axis.
+        assert_eq!(links.len(), 16 * 24 + 3 * 192);
+        assert_eq!(links.iter().filter(|link| link["down"] == true).count(), 1);
+        assert_eq!(value["axes"]["Z"], json!({ "length": 4, "torus": true }));
+    }
+}

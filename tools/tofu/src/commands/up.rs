@@ -1,0 +1,165 @@
+//! `tofu up`: runs a plan and reports.
+
+mod board;
+mod detach;
+mod linux;
+mod screen;
+mod watch;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use tofu_control::rundir::RunDir;
+use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::event::Event;
+use tofu_supervisor::gateway::GatewaySetup;
+use tofu_supervisor::janitor::Janitor;
+use tofu_supervisor::options::MachineArgs;
+use tofu_supervisor::plan::Plan;
+use tofu_supervisor::registry::Registry;
+use tofu_supervisor::runner::Machines;
+use tofu_supervisor::{gateway, server};
+use tofu_ui::{Style, signals};
+
+use self::screen::Screen;
+use self::watch::watch;
+use crate::commands::host;
+
+/// Boot a machine and run a guest program on every node
+///
+/// Boots one VM per node, shows what the guests print with the coordinates of
+/// their nodes, and ends when all guests have ended, the time is over, or you
+/// press Ctrl-C. A guest succeeds if it exits with code 0.
+#[derive(Debug, Clone, Parser)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct UpArgs {
+    /// Print one JSON object per event and a summary at the end
+    // Help has it after --engines.
+    #[arg(long, display_order = 10)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tofu up
+      a Tofu unit, every node exchanges data with every other
+  tofu up --shape half-rack --guest ring
+      192 VMs pass a token around
+  tofu up --shape 4x1x1x1x1x1 --guest pingpong --args 'max=4096'
+      four nodes on a ring
+  tofu up --guest ./target/release/mine.elf --nodes 2 --timeout 10s
+      your own program on two nodes
+  tofu up -c machine.toml --json
+      a machine file; output for scripts
+  tofu up --linux --detach
+      two Linux nodes; then tofu exec 0 -- uname -a, tofu console 1, tofu down
+  tofu up --linux --shape unit --guest allpairs
+      a program on twelve Linux nodes
+
+A machine file:
+  shape = \"2x1x1x2x3x2\"
+  torus = { x = false }
+  guest = \"ring\"
+
+  [[link]]                          # this link starts down
+  at = [0, 0, 0, 0, 0, 0]
+  port = \"B+\"
+  down = true";
+
+/// Runs `tofu up` and returns the exit code.
+pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
+    let (json, args) = (args.json, &args.machine);
+    let plan = Plan::new(args)?;
+    check_memory(&plan, host::memory_available())?;
+    if plan.linux().next().is_some() {
+        return linux::run(&plan, args, json);
+    }
+    linux::refuse_options(args)?;
+    let start = Instant::now();
+    // Others can ask for it if it has a name, and do if it has a gateway.
+    let named = plan.gateway().is_some() || args.linux.name.is_some();
+    let named = named.then(|| Named::new(&plan, args)).transpose()?;
+    let (dir, gateway) = named.map_or((None, None), |named| (Some(named.dir), named.gateway));
+    // Before there are other threads, which it would not reach.
+    let folders: Vec<&Path> = dir.iter().map(|(_, dir)| dir.base()).collect();
+    let confinement = Confinement::of_guests(&folders, args.sandbox.off)?;
+    let (sender, events) = mpsc::channel();
+    let signal_sender = sender.clone();
+    let _signals = signals::forward(move |signal| {
+        // Nobody listens any more once the run is over.
+        let _ = signal_sender.send(Event::Signal(signal));
+    })
+    .context("cannot handle signals")?;
+    let mut out = io::stdout();
+    let mut screen = Screen::new(&mut out, Style::detect(json), &plan)?;
+    let mut machines = Machines::bare(confinement);
+    let hints = gateway.as_ref().map(GatewaySetup::hints);
+    machines.gateway = gateway;
+    if let Some((_, dir)) = &dir {
+        let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
+        server::serve(&dir.control(), &registry)?;
+        machines.registry = Some(registry);
+    }
+    let mut started = |screen: &mut Screen<'_>| match (&dir, &hints) {
+        (Some((_, dir)), Some(hints)) => {
+            Ok(screen.ready(dir.name().as_str(), start.elapsed(), hints)?)
+        }
+        _ => Ok(()),
+    };
+    watch(&plan, &machines, sender, &events, &mut screen, &mut started)
+}
+
+/// What a machine of small guests has that others can ask for.
+struct Named {
+    // In this order: the janitor removes the directory as long as its name is taken.
+    dir: (Janitor, RunDir),
+    gateway: Option<GatewaySetup>,
+}
+
+impl Named {
+    fn new(plan: &Plan, args: &MachineArgs) -> anyhow::Result<Self> {
+        let dir = RunDir::create(args.linux.name.as_ref())?;
+        let janitor = Janitor::start_with(dir.path(), &[], gateway::table(plan, &dir).as_deref())?;
+        let gateway = GatewaySetup::new(plan, &args.ip, &dir)?;
+        Ok(Self { dir: (janitor, dir), gateway })
+    }
+}
+
+/// Refuses a machine whose guests could use more memory than there is, which
+/// would end in the kernel killing processes.
+fn check_memory(plan: &Plan, available: Option<u64>) -> anyhow::Result<()> {
+    let (wanted, mib) = (plan.guest_memory(), 1 << 20);
+    match available {
+        Some(available) if wanted > available => bail!(
+            "too little memory: {} VMs want {} MiB, {} MiB are available; \
+             lower --memory or --nodes",
+            plan.vms().count(),
+            wanted / mib,
+            available / mib
+        ),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::watch::tests::{LONG, plan};
+    use super::*;
+
+    #[test]
+    fn too_little_memory_is_refused() {
+        let plan = plan("unit", 12, LONG);
+        let message = check_memory(&plan, Some(100 << 20)).unwrap_err().to_string();
+        assert!(message.starts_with("too little memory: 12 VMs want 192 MiB, 100 MiB are"));
+        assert!(check_memory(&plan, Some(192 << 20)).is_ok());
+        assert!(check_memory(&plan, None).is_ok());
+    }
+}

@@ -1,0 +1,168 @@
+//! `tofu up` of a machine with Linux nodes.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use tofu_control::rundir::RunDir;
+use tofu_linux_nodes::host::{LinuxHost, MonitorChoice};
+use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux};
+use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::event::Event;
+use tofu_supervisor::gateway::GatewaySetup;
+use tofu_supervisor::janitor::Janitor;
+use tofu_supervisor::options::{MachineArgs, Net, Vmm};
+use tofu_supervisor::plan::Plan;
+use tofu_supervisor::registry::Registry;
+use tofu_supervisor::runner::Machines;
+use tofu_supervisor::{gateway, server};
+use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
+use tofu_vmm::{Hypervisor, LinuxSupport};
+
+use crate::commands::up::detach;
+use crate::commands::up::screen::Screen;
+use crate::commands::up::watch::watch;
+
+/// Refuses options that mean nothing without Linux nodes, rather than ignore them.
+pub(crate) fn refuse_options(args: &MachineArgs) -> anyhow::Result<()> {
+    let linux = &args.linux;
+    let given = [
+        (linux.cpus.is_some(), "--cpus"),
+        (linux.image.is_some(), "--image"),
+        (linux.kernel.is_some(), "--kernel"),
+        (linux.initrd.is_some(), "--initrd"),
+        (linux.append.is_some(), "--append"),
+        (linux.net != Net::None, "--net"),
+        (linux.detach, "--detach"),
+    ];
+    match given.iter().find(|(given, _)| *given) {
+        Some((_, option)) => bail!("{option} is for machines with Linux nodes; add --linux"),
+        None => Ok(()),
+    }
+}
+
+/// Runs `tofu up` and returns the exit code.
+pub(crate) fn run(plan: &Plan, args: &MachineArgs, json: bool) -> anyhow::Result<u8> {
+    let start = Instant::now();
+    if args.linux.detach && !args.linux.detached {
+        if !plan.stays_up() {
+            bail!("--detach is for nodes that stay up, and all of these run a program and end");
+        }
+        return detach::run();
+    }
+    let mut parent = args.linux.detached.then(detach::Parent::new).transpose()?;
+    let support = tofu_vmm::probe().linux();
+    let (own, kvm) = (own_monitor(args, support)?, kvm_runs_linux(support));
+    let (sender, events) = mpsc::channel();
+    let (signal_sender, cancelled) = (sender.clone(), Arc::new(AtomicBool::new(false)));
+    let seen = Arc::clone(&cancelled);
+    let _signals = signals::forward(move |signal| {
+        seen.store(true, SeqCst);
+        // Nobody listens any more once the run is over.
+        let _ = signal_sender.send(Event::Signal(signal));
+    })
+    .context("cannot handle signals")?;
+    let style = Style::detect(json);
+    let (kit, monitor) = {
+        let progress = ImageProgress::new(cancelled, style.progress);
+        match prepare(plan, args, own, kvm, &progress) {
+            Ok(prepared) => prepared,
+            Err(error) if is_interrupted(&error) => return Ok(exit::INTERRUPTED),
+            Err(error) => return Err(error),
+        }
+    };
+    let dir = RunDir::create(args.linux.name.as_ref())?;
+    let table = gateway::table(plan, &dir);
+    let janitor = Janitor::start_with(dir.path(), &[], table.as_deref())?;
+    let gateway = GatewaySetup::new(plan, &args.ip, &dir)?;
+    let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
+    server::serve(&dir.control(), &registry)?;
+    let confinement = Confinement::of_programs(&[dir.base()], args.sandbox.off)?;
+    let host = LinuxHost {
+        kit: Arc::new(kit),
+        monitor,
+        dir: dir.path().to_owned(),
+        group: janitor.group(),
+        boot_timeout: args.linux.boot_timeout.0,
+        kvm,
+        lan: args.linux.net.into(),
+        registry: Arc::clone(&registry),
+        confinement,
+    };
+    let more = gateway.as_ref().map(GatewaySetup::hints).unwrap_or_default();
+    let machines = Machines {
+        confinement: host.confinement.clone(),
+        linux: Some(Box::new(host)),
+        registry: Some(registry),
+        gateway,
+    };
+
+    let mut out = io::stdout();
+    let mut screen = Screen::new(&mut out, style, plan)?;
+    let mut started = |screen: &mut Screen<'_>| {
+        if !plan.stays_up() {
+            return Ok(());
+        }
+        screen.ready(dir.name().as_str(), start.elapsed(), &hints(&dir, args, &more))?;
+        match &mut parent {
+            Some(parent) => parent.leave(&dir.path().join("log")),
+            None => Ok(()),
+        }
+    };
+    watch(plan, &machines, sender, &events, &mut screen, &mut started)
+}
+
+/// What nodes boot and what runs them.
+fn prepare(
+    plan: &Plan,
+    args: &MachineArgs,
+    own: Option<Arc<Hypervisor>>,
+    kvm: bool,
+    progress: &ImageProgress,
+) -> anyhow::Result<(Kit, MonitorChoice)> {
+    let monitor = match own {
+        Some(hypervisor) => MonitorChoice::Own(hypervisor),
+        None => MonitorChoice::Qemu(kit::qemu(progress)?),
+    };
+    Ok((Kit::prepare(plan.image.as_ref(), &args.linux, kvm, progress)?, monitor))
+}
+
+/// What the user may want to know of a machine that is ready.
+fn hints(dir: &RunDir, args: &MachineArgs, more: &[String]) -> Vec<String> {
+    let mut hints = vec![
+        "  tofu exec 0 -- uname -a       run a command on node 0 (--all: on all nodes)".into(),
+        "  tofu console 0                its console (Ctrl-] leaves)".into(),
+        "  tofu cp FILE 0:/tmp/          copy a file there".into(),
+        format!("  tofu down {:<19} end the machine", dir.name().as_str()),
+    ];
+    hints.extend_from_slice(more);
+    if !args.linux.detached {
+        hints.push("Ctrl-C ends it, too.".into());
+    }
+    hints
+}
+
+/// Our own monitor, if it is asked for or the best there is: it needs hardware virtualisation, and
+/// has no Ethernet.
+fn own_monitor(
+    args: &MachineArgs,
+    support: LinuxSupport,
+) -> anyhow::Result<Option<Arc<Hypervisor>>> {
+    let with_net = args.linux.net != Net::None;
+    match args.linux.vmm {
+        Vmm::Qemu => return Ok(None),
+        Vmm::Auto if support != LinuxSupport::Full || with_net => return Ok(None),
+        Vmm::Auto => {}
+        Vmm::Tofu if with_net => {
+            bail!("--net: our own monitor has no Ethernet device; take --vmm qemu")
+        }
+        Vmm::Tofu => match support {
+            LinuxSupport::None => bail!("--vmm tofu: {}", support.explanation()),
+            LinuxSupport::KernelOnly => log::warn!("--vmm tofu: {}", support.explanation()),
+            LinuxSupport::Full => {}
+        },
+    }
+    Ok(Some(Arc::new(Hypervisor::open()?)))
+}

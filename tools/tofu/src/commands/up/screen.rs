@@ -1,0 +1,333 @@
+//! What `up` shows: progress, guests' lines, the table at the end.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use tofu_abi::Coords;
+use tofu_supervisor::plan::Plan;
+use tofu_ui::{Style, printable};
+
+use crate::commands::up::board::{self, Line};
+
+/// How a node's run ended, in the words of the result table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeResult {
+    pub(crate) coords: Coords,
+    pub(crate) guest: String,
+    pub(crate) ok: bool,
+    /// `exited`, `reset`, `fault`, `timeout` or `stopped`.
+    pub(crate) kind: &'static str,
+    /// Exit code, if it exited.
+    pub(crate) code: Option<u32>,
+    /// More about it, in one line; may be empty.
+    pub(crate) detail: String,
+    /// From the start of the machine.
+    pub(crate) after: Duration,
+    pub(crate) last_line: String,
+}
+
+impl NodeResult {
+    /// The result in a few words.
+    fn words(&self) -> String {
+        match (self.ok, self.code) {
+            (true, _) => "ok".into(),
+            (false, Some(code)) => format!("exit code {code}"),
+            (false, None) => self.kind.into(),
+        }
+    }
+}
+
+const RED: &str = "31";
+const GREEN: &str = "32";
+const DIM: &str = "2";
+/// Colours to tell neighbouring lines' nodes apart by.
+const NODE_COLOURS: [&str; 5] = ["36", "35", "34", "33", "32"];
+
+/// Up to this many nodes the table has a row for each.
+const TABLE_ROWS: usize = 48;
+
+/// The output of one run.
+pub(crate) struct Screen<'a> {
+    out: &'a mut dyn Write,
+    style: Style,
+    bar: Option<ProgressBar>,
+    /// Guests that have booted and ended so far.
+    booted: u64,
+    ended: u64,
+    width: usize,
+}
+
+impl<'a> Screen<'a> {
+    /// Output to `out` for a machine that is about to boot.
+    pub(crate) fn new(out: &'a mut dyn Write, style: Style, plan: &Plan) -> io::Result<Self> {
+        let vms = plan.vms().count();
+        let shape = plan.network.shape;
+        let bar = style.progress.then(|| {
+            let bar = ProgressBar::new(vms as u64);
+            let template = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} {elapsed}");
+            bar.set_style(template.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.set_message("booted");
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        });
+        let widest = plan.vms().map(|id| plan.coords(id).to_string().len()).max();
+        let mut screen = Self { out, style, bar, booted: 0, ended: 0, width: widest.unwrap_or(0) };
+        if style.json {
+            screen.object(json!({
+                "event": "machine", "shape": shape.to_string(), "nodes": shape.nodes(),
+                "vms": vms, "doorbell": plan.doorbell.name(),
+                "links_down": plan.network.links_down.len(),
+            }))?;
+        } else {
+            let linux = match plan.linux().count() {
+                0 => String::new(),
+                n => format!(", {n} of them Linux"),
+            };
+            let stubs = shape.nodes() as usize - vms;
+            let stubs = if stubs == 0 { String::new() } else { format!(", {stubs} without a VM") };
+            let down = match plan.network.links_down.len() {
+                0 => String::new(),
+                1 => ", 1 link down".into(),
+                down => format!(", {down} links down"),
+            };
+            let memory = plan.guest_memory() >> 20;
+            screen.line(&format!(
+                "machine {shape}: {vms} VMs{linux}{stubs}{down}, {memory} MiB of guest memory, \
+                 doorbells {}",
+                plan.doorbell.name()
+            ))?;
+        }
+        Ok(screen)
+    }
+
+    /// A guest runs now.
+    pub(crate) fn booted(&mut self, at: Coords, after: Duration) -> io::Result<()> {
+        self.booted += 1;
+        self.progress();
+        if self.style.json {
+            self.object(json!({
+                "event": "booted", "node": at.to_array(), "seconds": after.as_secs_f64(),
+            }))?;
+        }
+        Ok(())
+    }
+
+    /// Something is worth a line of a node that boots over the torus.
+    pub(crate) fn netboot(&mut self, at: Coords, line: &Line) -> io::Result<()> {
+        if self.style.json {
+            let (stage, detail) = match line {
+                Line::Progress(role, percent) => {
+                    ("fetching", json!({ "file": role.to_string(), "percent": percent }))
+                }
+                Line::Started(took) => ("starting", json!({ "seconds": took.as_secs_f64() })),
+                Line::Failed(why) => ("failed", json!({ "why": printable(why) })),
+            };
+            let node = at.to_array();
+            return self.object(
+                json!({ "event": "netboot", "node": node, "stage": stage, "detail": detail }),
+            );
+        }
+        let words = printable(&board::words(at, line));
+        match line {
+            // The moving line shows it better.
+            Line::Progress(..) if self.bar.is_some() => Ok(()),
+            Line::Failed(_) => {
+                let words = self.paint(RED, &words);
+                self.line(&words)
+            }
+            _ => self.line(&words),
+        }
+    }
+
+    /// How far the slowest node is that boots over the torus.
+    pub(crate) fn netboot_slowest(&self, words: Option<String>) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(words.unwrap_or_else(|| "booted".into()));
+        }
+    }
+
+    /// Counts boots until all have booted, ends from then on.
+    fn progress(&self) {
+        let Some(bar) = &self.bar else { return };
+        if Some(self.booted) == bar.length() {
+            bar.set_message("finished");
+            bar.set_position(self.ended);
+        } else {
+            bar.set_position(self.booted);
+        }
+    }
+
+    /// A guest printed a line; `text` has been cleaned by [`printable`].
+    pub(crate) fn guest_line(&mut self, at: Coords, text: &str) -> io::Result<()> {
+        if self.style.json {
+            return self.object(json!({ "event": "line", "node": at.to_array(), "text": text }));
+        }
+        let sum: usize = at.to_array().iter().map(|c| usize::from(*c)).sum();
+        let colour = NODE_COLOURS[sum % NODE_COLOURS.len()];
+        let name = format!("{:width$}", at.to_string(), width = self.width);
+        self.line(&format!("{} {text}", self.paint(colour, &name)))
+    }
+
+    /// A guest has ended.
+    pub(crate) fn ended(&mut self, result: &NodeResult) -> io::Result<()> {
+        self.ended += 1;
+        self.progress();
+        if self.style.json {
+            return self.object(json!({
+                "event": "ended", "node": result.coords.to_array(), "guest": result.guest,
+                "ok": result.ok, "outcome": result.kind, "code": result.code,
+                "detail": result.detail, "seconds": result.after.as_secs_f64(),
+            }));
+        }
+        if result.ok {
+            return Ok(());
+        }
+        let words = self.paint(RED, &result.words());
+        let colon = if result.detail.is_empty() { "" } else { ": " };
+        self.line(&format!("{} {words}{colon}{}", result.coords, result.detail))
+    }
+
+    /// Something that concerns the whole run.
+    pub(crate) fn note(&mut self, text: &str) -> io::Result<()> {
+        if self.style.json {
+            return self.object(json!({ "event": "note", "text": text }));
+        }
+        self.line(text)
+    }
+
+    /// All Linux nodes of a machine that stays up are ready; `hints` tell what can be done.
+    pub(crate) fn ready(
+        &mut self,
+        name: &str,
+        after: Duration,
+        hints: &[String],
+    ) -> io::Result<()> {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        let seconds = after.as_secs_f64();
+        if self.style.json {
+            self.object(json!({ "event": "ready", "machine": name, "seconds": seconds }))?;
+        } else {
+            self.line(&format!("machine {name} is ready after {seconds:.1} s"))?;
+            for hint in hints {
+                self.line(hint)?;
+            }
+        }
+        self.out.flush()
+    }
+
+    /// The end of a machine without programs.
+    pub(crate) fn end(&mut self) -> io::Result<()> {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        self.out.flush()
+    }
+
+    /// The table and the last line.
+    pub(crate) fn summary(&mut self, results: &[NodeResult], took: Duration) -> io::Result<()> {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        let failed = results.iter().filter(|result| !result.ok).count();
+        if self.style.json {
+            self.object(json!({
+                "event": "summary", "ok": failed == 0, "succeeded": results.len() - failed,
+                "failed": failed, "seconds": took.as_secs_f64(),
+            }))?;
+            return self.out.flush();
+        }
+        self.line("")?;
+        if results.len() <= TABLE_ROWS {
+            self.table(results)?;
+        } else {
+            self.groups(results)?;
+        }
+        let seconds = took.as_secs_f64();
+        let verdict = if failed == 0 {
+            self.paint(GREEN, &format!("all {} guests succeeded", results.len()))
+        } else {
+            self.paint(RED, &format!("{failed} of {} guests failed", results.len()))
+        };
+        self.line(&format!("{verdict} in {seconds:.2} s"))?;
+        self.out.flush()
+    }
+
+    /// One row a node.
+    fn table(&mut self, results: &[NodeResult]) -> io::Result<()> {
+        let width = |cell: fn(&NodeResult) -> String, title: &str| {
+            results.iter().map(|result| cell(result).len()).chain([title.len()]).max().unwrap_or(0)
+        };
+        let node = width(|result| result.coords.to_string(), "node");
+        let guest = width(|result| result.guest.clone(), "guest");
+        let words = width(NodeResult::words, "result");
+        let title = format!(
+            "{:node$}  {:guest$}  {:words$}  {:>7}  last line",
+            "node", "guest", "result", "seconds"
+        );
+        self.line(&self.paint(DIM, &title))?;
+        for result in results {
+            let cell = format!("{:words$}", result.words());
+            let cell = self.paint(if result.ok { GREEN } else { RED }, &cell);
+            let (at, name) = (result.coords.to_string(), &result.guest);
+            let seconds = result.after.as_secs_f64();
+            let row =
+                format!("{at:node$}  {name:guest$}  {cell}  {seconds:7.2}  {}", result.last_line);
+            self.line(row.trim_end())?;
+        }
+        Ok(())
+    }
+
+    /// One row a kind of result, for machines too large for a row a node.
+    fn groups(&mut self, results: &[NodeResult]) -> io::Result<()> {
+        let mut groups: BTreeMap<(bool, String, &str), Vec<&NodeResult>> = BTreeMap::new();
+        for result in results {
+            groups.entry((!result.ok, result.words(), &result.guest)).or_default().push(result);
+        }
+        for ((failed, words, guest), members) in groups {
+            let slowest = members.iter().map(|result| result.after).max().unwrap_or_default();
+            let words = self.paint(if failed { RED } else { GREEN }, &words);
+            let mut row = format!(
+                "{:>6} x {guest}: {words}, the last after {:.2} s",
+                members.len(),
+                slowest.as_secs_f64()
+            );
+            if failed {
+                let shown: Vec<_> =
+                    members.iter().take(4).map(|result| result.coords.to_string()).collect();
+                let more = if members.len() > shown.len() { " ..." } else { "" };
+                row.push_str(&format!(": {}{more}", shown.join(" ")));
+            }
+            self.line(&row)?;
+        }
+        Ok(())
+    }
+
+    fn paint(&self, colour: &str, text: &str) -> String {
+        if self.style.colour { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    fn object(&mut self, value: serde_json::Value) -> io::Result<()> {
+        writeln!(self.out, "{value}")
+    }
+
+    fn line(&mut self, text: &str) -> io::Result<()> {
+        let out = &mut self.out;
+        match &self.bar {
+            Some(bar) => bar.suspend(|| writeln!(out, "{text}")),
+            None => writeln!(out, "{text}"),
+        }
+    }
+}
+
+impl Drop for Screen<'_> {
+    fn drop(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! Follows a machine from its start to its end, and reports.
+
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tofu_fabric::NodeId;
+use tofu_supervisor::event::{BootStage, Event, Outcome};
+use tofu_supervisor::plan::Plan;
+use tofu_supervisor::runner::{Backend, Running};
+use tofu_ui::{exit, printable};
+
+use crate::commands::up::board::Board;
+use crate::commands::up::screen::{NodeResult, Screen};
+
+/// What became of a VM so far.
+struct Progress {
+    result: Option<NodeResult>,
+    last_line: String,
+}
+
+struct Watch<'a, 'b> {
+    plan: &'a Plan,
+    start: Instant,
+    screen: &'a mut Screen<'b>,
+    /// By node number; stubs stay without a result.
+    nodes: Vec<Progress>,
+    unfinished: usize,
+    /// The first signal that came.
+    signal: Option<i32>,
+    /// `tofu down` came.
+    down: bool,
+    /// All have booted.
+    started: bool,
+    boots: Board,
+}
+
+/// Starts a machine and follows it to its end: all guests have ended, the time is
+/// over, or a signal came. Returns the exit code. `started` is called once all have booted.
+pub(crate) fn watch(
+    plan: &Plan,
+    backend: &(dyn Backend + Sync),
+    sender: Sender<Event>,
+    events: &Receiver<Event>,
+    screen: &mut Screen<'_>,
+    started: &mut dyn FnMut(&mut Screen<'_>) -> anyhow::Result<()>,
+) -> anyhow::Result<u8> {
+    let start = Instant::now();
+    let nodes = plan.nodes.iter().map(|_| Progress { result: None, last_line: String::new() });
+    let mut watch = Watch {
+        plan,
+        start,
+        screen,
+        nodes: nodes.collect(),
+        unfinished: plan.programs().count(),
+        signal: None,
+        down: false,
+        started: false,
+        boots: Board::new(plan.netbooted()),
+    };
+
+    // On a thread of its own, so that what happens while others boot is seen.
+    let machine = thread::scope(|scope| {
+        let starting = scope.spawn(move || {
+            let machine = backend.start(plan, sender.clone());
+            // The receiver outlives this thread.
+            let _ = sender.send(Event::Started);
+            machine
+        });
+        while let Ok(event) = events.recv() {
+            if event == Event::Started {
+                break;
+            }
+            watch.take(event)?;
+            if watch.is_to_end() {
+                backend.cancel();
+            }
+        }
+        starting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    let mut machine = match machine {
+        Ok(machine) => machine,
+        Err(_) if watch.is_to_end() => return watch.finish(),
+        Err(error) => return Err(error),
+    };
+    if !watch.is_to_end() {
+        started(watch.screen)?;
+        watch.started = true;
+    }
+
+    let stays_up = plan.stays_up();
+    let deadline = Instant::now() + plan.timeout.0;
+    while (stays_up || watch.unfinished > 0) && !watch.is_to_end() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let event = match stays_up {
+            true => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false => events.recv_timeout(left),
+        };
+        match event {
+            Ok(event) => watch.take(event)?,
+            Err(RecvTimeoutError::Timeout) => {
+                watch.time_is_over(machine.as_mut(), events)?;
+                break;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    machine.stop();
+    while let Ok(event) = events.try_recv() {
+        watch.take(event)?;
+    }
+    drop(machine);
+    watch.finish()
+}
+
+impl Watch<'_, '_> {
+    /// Whether somebody wants the machine to end now.
+    fn is_to_end(&self) -> bool {
+        self.signal.is_some() || self.down
+    }
+
+    fn take(&mut self, event: Event) -> io::Result<()> {
+        match event {
+            Event::Rebooted(node) => {
+                self.screen.note(&format!("{} is ready again", self.plan.coords(node)))
+            }
+            Event::Booted(node) => self.screen.booted(self.plan.coords(node), self.start.elapsed()),
+            Event::Netboot(node, stage) => self.netboot(node, stage),
+            Event::Line(node, text) => {
+                let text = printable(&text);
+                self.screen.guest_line(self.plan.coords(node), &text)?;
+                self.nodes[node.index()].last_line = text;
+                Ok(())
+            }
+            Event::Ended(node, outcome) => {
+                let (kind, code, detail) = match outcome {
+                    Outcome::Exited(code) => ("exited", Some(code), String::new()),
+                    Outcome::Reset => ("reset", None, String::new()),
+                    Outcome::Fault(what) => ("fault", None, printable(&what)),
+                    Outcome::Stopped => ("stopped", None, String::new()),
+                };
+                self.end(node, kind, code, detail)
+            }
+            Event::Signal(number) if self.signal.is_none() => {
+                self.signal = Some(number);
+                self.screen.note("interrupted, stopping the guests")
+            }
+            Event::Down if !self.is_to_end() => {
+                self.down = true;
+                self.screen.note("going down")
+            }
+            // Before that, it is the end of all.
+            Event::Died(node, why) if self.started => {
+                let at = self.plan.coords(node);
+                let note =
+                    format!("{at} is off: {why}; its device is reset, `tofu restart` starts it");
+                self.screen.note(&note)
+            }
+            Event::Signal(_) | Event::Down | Event::Died(..) | Event::Started => Ok(()),
+        }
+    }
+
+    fn netboot(&mut self, node: NodeId, stage: BootStage) -> io::Result<()> {
+        let at = self.plan.coords(node);
+        if let Some(line) = self.boots.take(node, stage) {
+            self.screen.netboot(at, &line)?;
+        }
+        self.screen.netboot_slowest(self.boots.slowest());
+        match self.boots.summary() {
+            Some(summary) => self.screen.note(&summary),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes down how a node ended. The first word counts: a guest found hanging
+    /// ends as stopped a moment later.
+    fn end(
+        &mut self,
+        node: NodeId,
+        kind: &'static str,
+        code: Option<u32>,
+        detail: String,
+    ) -> io::Result<()> {
+        let Some(guest) = self.plan.program(node) else { return Ok(()) };
+        let progress = &mut self.nodes[node.index()];
+        if progress.result.is_some() {
+            return Ok(());
+        }
+        self.unfinished -= 1;
+        let result = NodeResult {
+            coords: self.plan.coords(node),
+            guest: guest.to_owned(),
+            ok: code == Some(0),
+            kind,
+            code,
+            detail,
+            after: self.start.elapsed(),
+            last_line: progress.last_line.clone(),
+        };
+        self.screen.ended(&result)?;
+        progress.result = Some(result);
+        Ok(())
+    }
+
+    fn without_result(&self) -> Vec<NodeId> {
+        let nodes = self.plan.programs().map(|(id, _)| id);
+        nodes.filter(|id| self.nodes[id.index()].result.is_none()).collect()
+    }
+
+    /// Looks at the guests that still run, stops them, and reports them as hanging.
+    fn time_is_over(
+        &mut self,
+        machine: &mut dyn Running,
+        events: &Receiver<Event>,
+    ) -> io::Result<()> {
+        let registers: Vec<_> =
+            self.without_result().into_iter().map(|id| (id, machine.registers(id))).collect();
+        machine.stop();
+        // Some may have ended by themselves in the meantime.
+        while let Ok(event) = events.try_recv() {
+            if !matches!(event, Event::Ended(_, Outcome::Stopped)) {
+                self.take(event)?;
+            }
+        }
+        let limit = Seconds(self.plan.timeout.0);
+        for (id, registers) in registers {
+            let at = registers.map(|registers| format!(", {registers}")).unwrap_or_default();
+            let detail = printable(&format!("still running after {limit}{at}"));
+            self.end(id, "timeout", None, detail)?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> anyhow::Result<u8> {
+        for id in self.without_result() {
+            self.end(id, "stopped", None, String::new())?;
+        }
+        if self.plan.programs().next().is_none() {
+            self.screen.end()?;
+            return Ok(match self.signal {
+                Some(signal) => exit::of_signal(signal),
+                None => 0,
+            });
+        }
+        let results: Vec<_> = self.nodes.into_iter().filter_map(|node| node.result).collect();
+        self.screen.summary(&results, self.start.elapsed())?;
+        Ok(match self.signal {
+            Some(signal) => exit::of_signal(signal),
+            // Whoever takes the machine down knows what still runs.
+            None if self.down || results.iter().all(|result| result.ok) => 0,
+            None => exit::FAILED,
+        })
+    }
+}
+
+struct Seconds(Duration);
+
+impl std::fmt::Display for Seconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} s", self.0.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use anyhow::bail;
+    use std::borrow::Cow;
+    use std::sync::{Arc, mpsc};
+    use tofu_fabric::Shape;
+    use tofu_supervisor::guest::Guest;
+    use tofu_supervisor::plan::{IpPlan, Network, NodePlan, Role, VmPlan};
+    use tofu_supervisor::units::BootFrom;
+    use tofu_supervisor::units::{Doorbell, MemorySize, Timeout};
+    use tofu_ui::Style;
+
+    pub(crate) fn plan(shape: &str, vms: usize, timeout: Duration) -> Plan {
+        let shape: Shape = shape.parse().unwrap();
+        let guest = Guest { name: "probe".into(), image: Arc::new(Cow::Borrowed(&[])) };
+        let vm = VmPlan {
+            guest,
+            memory: MemorySize(16 << 20),
+            args: String::new(),
+            boot: BootFrom::Monitor,
+        };
+        let nodes = (0..).zip(shape.iter()).map(|(id, coords)| {
+            let role = if id < vms { Role::Bare(vm.clone()) } else { Role::Stub };
+            NodePlan { coords, role }
+        });
+        Plan {
+            boot_server: None,
+            nodes: nodes.collect(),
+            network: Network { shape, links_down: Vec::new() },
+            doorbell: Doorbell::Auto,
+            timeout: Timeout(timeout),
+            generation: Default::default(),
+            engines: None,
+            image: None,
+            ip: IpPlan::default(),
+            faults: None,
+            captures: Vec::new(),
+        }
+    }
+
+    /// A machine whose guests do nothing by themselves; the test sends their events.
+    struct Idle {
+        events: Sender<Event>,
+        hanging: Vec<u32>,
+    }
+
+    impl Running for Idle {
+        fn registers(&self, node: NodeId) -> Option<String> {
+            (node.0 != 3).then(|| format!("rip={:#x}", node.0))
+        }
+        fn stop(&mut self) {
+            for id in self.hanging.drain(..) {
+                self.events.send(Event::Ended(NodeId(id), Outcome::Stopped)).unwrap();
+            }
+        }
+    }
+
+    /// Starts an [`Idle`] machine after these events.
+    struct Script {
+        coming: Vec<Event>,
+        hanging: Vec<u32>,
+    }
+
+    impl Backend for Script {
+        fn start(&self, _: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
+            for event in &self.coming {
+                events.send(event.clone())?;
+            }
+            Ok(Box::new(Idle { events, hanging: self.hanging.clone() }))
+        }
+    }
+
+    const TEXT: Style = Style { json: false, colour: false, progress: false };
+
+    /// Runs `plan` with these events coming, and `hanging` nodes until stopped.
+    fn run(plan: &Plan, style: Style, coming: Vec<Event>, hanging: &[u32]) -> (u8, String) {
+        let (sender, events) = mpsc::channel();
+        let mut out = Vec::new();
+        let mut screen = Screen::new(&mut out, style, plan).unwrap();
+        let script = Script { coming, hanging: hanging.to_vec() };
+        let code = watch(plan, &script, sender, &events, &mut screen, &mut |_| Ok(())).unwrap();
+        drop(screen);
+        (code, String::from_utf8(out).unwrap())
+    }
+
+    fn ended(id: u32, code: u32) -> Event {
+        Event::Ended(NodeId(id), Outcome::Exited(code))
+    }
+
+    pub(crate) const LONG: Duration = Duration::from_secs(3600);
+    const SHORT: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn all_succeed() {
+        let plan = plan("1x1x1x2x1x1", 2, LONG);
+        let line = Event::Line(NodeId(1), "1 MiB \x1b[2Jverified".into());
+        let coming = vec![Event::Booted(NodeId(0)), line, ended(0, 0), ended(1, 0)];
+        let (code, text) = run(&plan, TEXT, coming, &[]);
+        assert_eq!(code, 0);
+        assert!(text.starts_with("machine 1x1x1x2x1x1: 2 VMs, 32 MiB of guest memory"), "{text}");
+        assert!(text.contains("(0,0,0,1,0,0) 1 MiB \u{fffd}[2Jverified\n"), "{text}");
+        assert!(text.contains("(0,0,0,1,0,0)  probe  ok"), "{text}");
+        assert!(text.contains("all 2 guests succeeded in "), "{text}");
+    }
+
+    #[test]
+    fn one_failure_is_a_failure() {
+        let plan = plan("unit", 3, LONG);
+        let fault = Event::Ended(NodeId(1), Outcome::Fault("triple fault at rip=0x1000".into()));
+        let (code, text) = run(&plan, TEXT, vec![ended(0, 0), fault, ended(2, 7)], &[]);
+        assert_eq!(code, 1);
+        assert!(text.contains("3 VMs, 9 without a VM"), "{text}");
+        assert!(text.contains("(0,0,0,0,0,1) fault: triple fault at rip=0x1000\n"), "{text}");
+        assert!(text.contains("(0,0,0,0,1,0) exit code 7\n"), "{text}");
+        assert!(text.contains("2 of 3 guests failed"), "{text}");
+    }
+
+    #[test]
+    fn a_reset_is_a_failure() {
+        let plan = plan("1x1x1x1x1x1", 1, LONG);
+        let (code, text) = run(&plan, TEXT, vec![Event::Ended(NodeId(0), Outcome::Reset)], &[]);
+        assert_eq!(code, 1);
+        assert!(text.contains("(0,0,0,0,0,0) reset\n"), "{text}");
+    }
+
+    #[test]
+    fn a_hang_is_reported_with_registers() {
+        let plan = plan("unit", 4, SHORT);
+        let (code, text) = run(&plan, TEXT, vec![ended(0, 0), ended(1, 0)], &[2, 3]);
+        assert_eq!(code, 1);
+        let hang = "(0,0,0,0,1,0) timeout: still running after 0.02 s, rip=0x2\n";
+        assert!(text.contains(hang), "{text}");
+        assert!(text.contains("(0,0,0,0,1,1) timeout: still running after 0.02 s\n"), "{text}");
+        assert!(text.contains("2 of 4 guests failed"), "{text}");
+    }
+
+    #[test]
+    fn a_signal_stops_everything() {
+        let plan = plan("unit", 2, LONG);
+        let (code, text) = run(&plan, TEXT, vec![ended(0, 0), Event::Signal(2)], &[1]);
+        assert_eq!(code, 130);
+        assert!(text.contains("interrupted, stopping the guests\n"), "{text}");
+        assert!(text.contains("(0,0,0,0,0,1) stopped\n"), "{text}");
+    }
+
+    #[test]
+    fn a_machine_that_falls_silent_is_a_failure() {
+        struct Gone;
+        impl Running for Gone {
+            fn registers(&self, _: NodeId) -> Option<String> {
+                None
+            }
+            fn stop(&mut self) {}
+        }
+        struct Silent;
+        impl Backend for Silent {
+            fn start(&self, _: &Plan, _: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
+                Ok(Box::new(Gone))
+            }
+        }
+        let plan = plan("unit", 1, LONG);
+        let (sender, events) = mpsc::channel();
+        let mut out = Vec::new();
+        let mut screen = Screen::new(&mut out, TEXT, &plan).unwrap();
+        assert_eq!(
+            watch(&plan, &Silent, sender, &events, &mut screen, &mut |_| Ok(())).unwrap(),
+            1
+        );
+    }
+
+    #[test]
+    fn a_host_that_cannot_run_it_is_an_error() {
+        struct Unable;
+        impl Backend for Unable {
+            fn start(&self, _: &Plan, _: Sender<Event>) -> anyhow::Result<Box<dyn Running>> {
+                bail!("no /dev/kvm")
+            }
+        }
+        let plan = plan("unit", 1, LONG);
+        let (sender, events) = mpsc::channel();
+        let mut out = Vec::new();
+        let mut screen = Screen::new(&mut out, TEXT, &plan).unwrap();
+        let error =
+            watch(&plan, &Unable, sender, &events, &mut screen, &mut |_| Ok(())).unwrap_err();
+        assert_eq!(error.to_string(), "no /dev/kvm");
+    }
+
+    #[test]
+    fn json_is_one_object_a_line() {
+        let plan = plan("1x1x1x2x1x1", 2, LONG);
+        let line = Event::Line(NodeId(0), "a \"quoted\" word".into());
+        let coming = vec![Event::Booted(NodeId(0)), line, ended(0, 0), ended(1, 3)];
+        let (code, text) = run(&plan, Style { json: true, ..TEXT }, coming, &[]);
+        assert_eq!(code, 1);
+        let objects: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let kinds: Vec<_> =
+            objects.iter().map(|object| object["event"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["machine", "booted", "line", "ended", "ended", "summary"]);
+        assert_eq!(objects[2]["node"], serde_json::json!([0, 0, 0, 0, 0, 0]));
+        assert_eq!(objects[2]["text"], "a \"quoted\" word");
+        assert_eq!(objects[4]["code"], 3);
+        assert_eq!((&objects[5]["succeeded"], &objects[5]["failed"]), (&1.into(), &1.into()));
+    }
+
+    #[test]
+    fn colour_paints_results() {
+        let plan = plan("1x1x1x1x1x1", 1, LONG);
+        let (_, text) = run(&plan, Style { colour: true, ..TEXT }, vec![ended(0, 1)], &[]);
+        assert!(text.contains("\x1b[31mexit code 1\x1b[0m"), "{text}");
+        let (_, text) = run(&plan, TEXT, vec![ended(0, 1)], &[]);
+        assert!(!text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn large_machines_are_summed_up() {
+        let plan = plan("half-rack", 192, LONG);
+        let coming = (0..192).map(|id| ended(id, u32::from(id >= 186))).collect();
+        let (code, text) = run(&plan, TEXT, coming, &[]);
+        assert_eq!(code, 1);
+        assert!(text.contains("   186 x probe: ok, the last after "), "{text}");
+        assert!(text.contains("     6 x probe: exit code 1, the last after "), "{text}");
+        assert!(
+            text.contains(": (1,1,3,1,0,0) (1,1,3,1,0,1) (1,1,3,1,1,0) (1,1,3,1,1,1) ...\n"),
+            "{text}"
+        );
+    }
+}

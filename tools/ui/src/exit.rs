@@ -1,0 +1,13 @@
+//! Exit codes of the command.
+
+/// What was run has failed.
+pub const FAILED: u8 = 1;
+/// Bad input, or a host that cannot do what was asked.
+pub const BAD_INPUT: u8 = 2;
+/// Ended by the user's Ctrl-C.
+pub const INTERRUPTED: u8 = 130;
+
+/// Ended by a signal: 128 and its number, as shells do.
+pub fn of_signal(signal: i32) -> u8 {
+    128 + (signal as u8 & 0x7f)
+}
