@@ -8,7 +8,7 @@ use tofu_abi::reduce::{MAX_UTOFU_INTEGERS, Op};
 use tofu_utofu::ids::VbgId;
 use tofu_utofu::{Code, Context, Error, Provider, VbgSetting};
 
-use crate::plan::{Algorithm, Choice, Costs, GateOf, NoChoice, Plan, Shape, choices};
+use crate::plan::{Algorithm, Choice, Costs, GateOf, GroupShape, NoChoice, Plan, choices};
 
 /// How members tell each other things while a group is made: by MPI, by files, by Puts.
 pub trait Exchange {
@@ -30,7 +30,7 @@ pub struct GroupConfig {
     pub rank: u32,
     /// The members: where the ranks of a job lie in a box of X by Y by Z, say so, and the versions
     /// of algorithms in three dimensions are considered; otherwise they are a line.
-    pub shape: Shape,
+    pub shape: GroupShape,
     /// An algorithm that is wanted; otherwise one is chosen.
     pub algorithm: Option<Algorithm>,
     /// The interface whose gates are tried first. If it has not enough, others are tried.

@@ -145,12 +145,12 @@ impl fmt::Display for Algorithm {
 
 /// Members of a group in a box: member `x + X * (y + Y * z)` of X by Y by Z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shape {
+pub struct GroupShape {
     /// Lengths of X, Y and Z, each at least 1.
     pub axes: [u32; 3],
 }
 
-impl Shape {
+impl GroupShape {
     /// All members in one line.
     pub const fn line(members: u32) -> Self {
         Self { axes: [members, 1, 1] }
@@ -196,7 +196,7 @@ impl Algorithm {
     /// # Errors
     ///
     /// For no members, or more than [`MAX_MEMBERS`].
-    pub fn plan(self, shape: Shape) -> Result<Plan, BadGroup> {
+    pub fn plan(self, shape: GroupShape) -> Result<Plan, BadGroup> {
         let members = shape.members();
         if !(1..=MAX_MEMBERS).contains(&members) {
             return Err(BadGroup { members });
@@ -289,7 +289,7 @@ pub fn in_series(relays: u8) -> Plan {
     Plan { members: vec![(0..=relays).map(gate).collect()] }
 }
 
-impl Shape {
+impl GroupShape {
     /// Calls `f` for each line of members along X, then Y, then Z.
     fn for_lines(&self, mut f: impl FnMut(&[u32])) {
         let [x, y, z] = self.axes;
@@ -567,7 +567,7 @@ impl From<BadGroup> for NoChoice {
 /// If there is no such group.
 pub fn choices(
     algorithms: &[Algorithm],
-    shape: Shape,
+    shape: GroupShape,
     costs: Costs,
     mut hops: impl FnMut(u32, u32) -> u32,
 ) -> Result<Vec<Choice>, BadGroup> {
@@ -597,7 +597,7 @@ pub fn choices(
 ///
 /// If there is no such group, or no algorithm does with so few gates.
 pub fn choose(
-    shape: Shape,
+    shape: GroupShape,
     free: usize,
     costs: Costs,
     hops: impl FnMut(u32, u32) -> u32,

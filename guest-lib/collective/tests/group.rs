@@ -5,7 +5,7 @@ use std::thread;
 
 use tofu_abi::reduce::Op;
 use tofu_abi::topology::Shape;
-use tofu_collective::plan::{Algorithm, Shape as Box3};
+use tofu_collective::plan::{Algorithm, GroupShape};
 use tofu_collective::{Exchange, Group, GroupConfig, GroupError};
 use tofu_utofu::{Code, Context, DeviceShare};
 use tofu_utofu_local::{LocalMachine, LocalProvider};
@@ -54,7 +54,7 @@ fn processes(
 }
 
 fn config(rank: u32, axes: [u32; 3]) -> GroupConfig {
-    GroupConfig { rank, shape: Box3 { axes }, algorithm: None, tni: 0 }
+    GroupConfig { rank, shape: GroupShape { axes }, algorithm: None, tni: 0 }
 }
 
 fn use_it(group: &Group<'_, LocalProvider>) {

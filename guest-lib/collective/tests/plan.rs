@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tofu_abi::reduce::{self, Op, Value};
 use tofu_collective::plan::{
-    Algorithm, Costs, GateOf, Links, NoChoice, Plan, Shape, choose, disseminate, in_series,
+    Algorithm, Costs, GateOf, GroupShape, Links, NoChoice, Plan, choose, disseminate, in_series,
 };
 
 /// A gate's buffer for one of two rounds.
@@ -179,11 +179,11 @@ const ALGORITHMS: [Algorithm; 7] = [
 ];
 
 /// Boxes of so many members.
-fn shapes(members: u32) -> Vec<Shape> {
+fn shapes(members: u32) -> Vec<GroupShape> {
     let mut shapes = Vec::new();
     for x in (1..=members).filter(|x| members.is_multiple_of(*x)) {
         for y in (1..=members / x).filter(|y| (members / x).is_multiple_of(*y)) {
-            shapes.push(Shape { axes: [x, y, members / x / y] });
+            shapes.push(GroupShape { axes: [x, y, members / x / y] });
         }
     }
     shapes
@@ -219,7 +219,7 @@ fn expected(op: Op, members: usize, round: usize) -> Value {
 /// Runs some rounds, and compares every member's results.
 fn check(
     algorithm: Algorithm,
-    shape: Shape,
+    shape: GroupShape,
     op: Op,
     rounds: usize,
     choose: impl FnMut(usize) -> usize,
@@ -247,7 +247,7 @@ fn every_operation_with_1_to_48_members_and_all_algorithms() {
     for members in 1..=48 {
         for algorithm in ALGORITHMS {
             for op in Op::ALL {
-                check(algorithm, Shape::line(members), op, 3, |_| 0);
+                check(algorithm, GroupShape::line(members), op, 3, |_| 0);
             }
         }
     }
@@ -270,7 +270,7 @@ fn boxes_of_1_to_48_members() {
 fn nobody_is_done_before_everybody_has_started() {
     for members in [2, 3, 12, 13, 48] {
         for algorithm in ALGORITHMS {
-            let plan = algorithm.plan(Shape::line(members)).unwrap();
+            let plan = algorithm.plan(GroupShape::line(members)).unwrap();
             let count = members as usize;
             for late in 0..count {
                 let mut inputs = vec![vec![[0; 15]]; count];
@@ -328,7 +328,7 @@ fn test_programs_of_the_tofud_paper() {
         let gates = |part| (end(part)..end(part + 1)).map(|m| plan.gates(m).len()).sum();
         (0..tnis).map(gates).max().unwrap_or(0usize)
     };
-    let parts = |members, tnis| Algorithm::Parts(tnis).plan(Shape::line(members)).unwrap();
+    let parts = |members, tnis| Algorithm::Parts(tnis).plan(GroupShape::line(members)).unwrap();
     for (plan, tnis, gates, stages) in [
         (in_series(1), 1, 2, 2),
         (parts(4, 4), 4, 2, 2),
@@ -343,31 +343,31 @@ fn test_programs_of_the_tofud_paper() {
 #[test]
 fn gates_are_as_few_as_the_papers_say() {
     for bits in 1..=10u32 {
-        let plan = Algorithm::RecursiveDoubling.plan(Shape::line(1 << bits)).unwrap();
+        let plan = Algorithm::RecursiveDoubling.plan(GroupShape::line(1 << bits)).unwrap();
         assert_eq!(plan.most_gates(), bits as usize, "log2 n gates");
         assert_eq!(plan.stages(), bits);
     }
     for members in 1..=100 {
         let gates =
-            |algorithm: Algorithm| algorithm.plan(Shape::line(members)).unwrap().most_gates();
+            |algorithm: Algorithm| algorithm.plan(GroupShape::line(members)).unwrap().most_gates();
         assert!(gates(Algorithm::Tree) <= 5, "one channel and five gates");
         assert!(gates(Algorithm::DoubleRing) <= 4);
         assert!(gates(Algorithm::RecursiveDoubling) <= members.ilog2() as usize + 2);
     }
-    assert_eq!(Algorithm::Tree.plan(Shape::line(48)).unwrap().most_gates(), 5);
+    assert_eq!(Algorithm::Tree.plan(GroupShape::line(48)).unwrap().most_gates(), 5);
     // The same exchanges in other directions.
-    let shape = Shape { axes: [4, 2, 8] };
+    let shape = GroupShape { axes: [4, 2, 8] };
     let plan = Algorithm::RecursiveDoubling3d.plan(shape).unwrap();
     assert_eq!((plan.most_gates(), plan.stages()), (6, 6));
     // A ring's stages grow with its length, both directions at the same time.
-    let stages = |n| Algorithm::DoubleRing.plan(Shape::line(n)).unwrap().stages();
+    let stages = |n| Algorithm::DoubleRing.plan(GroupShape::line(n)).unwrap().stages();
     assert_eq!((stages(9), stages(17), stages(33)), (10, 18, 34));
 }
 
 #[test]
 fn a_member_alone_has_one_gate() {
     for algorithm in ALGORITHMS {
-        let plan = algorithm.plan(Shape::line(1)).unwrap();
+        let plan = algorithm.plan(GroupShape::line(1)).unwrap();
         let own = Links { src_local: Some(0), dst_local: Some(0), ..Links::default() };
         assert_eq!(plan.gates(0), [own]);
         assert_eq!(plan.gates(1), []);
@@ -378,27 +378,28 @@ fn a_member_alone_has_one_gate() {
 fn groups_that_do_not_exist() {
     for axes in [[0, 1, 1], [1 << 10, 1 << 10, 2], [1 << 16, 1 << 16, 1]] {
         for algorithm in ALGORITHMS {
-            assert!(algorithm.plan(Shape { axes }).is_err(), "{axes:?}");
+            assert!(algorithm.plan(GroupShape { axes }).is_err(), "{axes:?}");
         }
-        assert!(choose(Shape { axes }, 48, Costs::TOFUD, |_, _| 1).is_err());
+        assert!(choose(GroupShape { axes }, 48, Costs::TOFUD, |_, _| 1).is_err());
     }
 }
 
 #[test]
 fn the_quickest_algorithm_is_chosen_that_gates_suffice_for() {
     let far = |_, _| 1;
-    let choice = choose(Shape::line(16), 33, Costs::TOFUD, far).unwrap();
+    let choice = choose(GroupShape::line(16), 33, Costs::TOFUD, far).unwrap();
     assert_eq!(choice.algorithm, Algorithm::RecursiveDoubling3d, "in one dimension the same");
     assert_eq!(choice.nanoseconds, 480 + 3 * 130 + 4 * 100);
-    let choice = choose(Shape::line(1024), 6, Costs::TOFUD, far).unwrap();
+    let choice = choose(GroupShape::line(1024), 6, Costs::TOFUD, far).unwrap();
     assert_eq!(choice.algorithm, Algorithm::Tree);
     // Neighbours on a line, far from all others: a ring's links are short.
     let line = |a: u32, b: u32| a.abs_diff(b) * 20;
-    let choice = choose(Shape::line(5), 33, Costs::TOFUD, line).unwrap();
+    let choice = choose(GroupShape::line(5), 33, Costs::TOFUD, line).unwrap();
     assert!(
-        choice.nanoseconds <= choose(Shape::line(5), 5, Costs::TOFUD, line).unwrap().nanoseconds
+        choice.nanoseconds
+            <= choose(GroupShape::line(5), 5, Costs::TOFUD, line).unwrap().nanoseconds
     );
-    let error = choose(Shape::line(48), 2, Costs::TOFUD, far).unwrap_err();
+    let error = choose(GroupShape::line(48), 2, Costs::TOFUD, far).unwrap_err();
     assert_eq!(error, NoChoice::Gates { needed: 4, free: 2 });
     assert_eq!(error.to_string(), "a member has 2 barrier gates left, and would need 4");
 }

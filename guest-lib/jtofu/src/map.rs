@@ -9,7 +9,7 @@ use tofu_abi::Coords;
 use tofu_abi::topology::{Axis, Shape};
 
 use crate::System;
-use crate::strand::{Place, Plan};
+use crate::strand::{GridPoint, StrandPlan};
 
 /// The most nodes a machine has, and so the longest axis of a job.
 const MAX_NODES: u32 = Shape::LARGEST.nodes();
@@ -181,12 +181,12 @@ pub struct RankMap {
 }
 
 /// The places of a strand, if it can be laid.
-type Strand = Option<Rc<Vec<Place>>>;
+type Strand = Option<Rc<Vec<GridPoint>>>;
 
 /// A way to fold all axes of the job.
 #[derive(Clone, Copy)]
 struct Folding {
-    plans: [Plan; 3],
+    plans: [StrandPlan; 3],
     axes: [u8; 3],
 }
 
@@ -196,8 +196,8 @@ impl Folding {
     fn cost(&self) -> (usize, u32, u32) {
         (
             self.plans.iter().filter(|plan| !plan.closed).count(),
-            self.plans.iter().map(Plan::waste).fold(0, u32::saturating_add),
-            self.plans.iter().map(Plan::units).product(),
+            self.plans.iter().map(StrandPlan::waste).fold(0, u32::saturating_add),
+            self.plans.iter().map(StrandPlan::units).product(),
         )
     }
 
@@ -336,10 +336,10 @@ fn search(system: &System, shape: LogicalShape, closed: bool) -> Option<RankMap>
 fn foldings(system: &System, shape: LogicalShape, closed: bool) -> Vec<Folding> {
     let long: Vec<usize> = (0..6).filter(|axis| system.shape().lengths()[*axis] > 1).collect();
     let most = PLANS_USED[shape.lens().len() - 1];
-    let mut known: HashMap<(u8, u32), Vec<Plan>> = HashMap::new();
+    let mut known: HashMap<(u8, u32), Vec<StrandPlan>> = HashMap::new();
     let mut plans = |axes: u8, len: u32| {
         let make = || {
-            let mut plans = Plan::all(system, axes, len, most);
+            let mut plans = StrandPlan::all(system, axes, len, most);
             plans.retain(|plan| plan.closed || !closed);
             plans
         };
@@ -378,7 +378,7 @@ fn foldings(system: &System, shape: LogicalShape, closed: bool) -> Vec<Folding> 
 fn lay(system: &System, shape: LogicalShape, foldings: &[Folding]) -> Option<RankMap> {
     let (mut tries, mut work) = (0, 0);
     // Strands without holes are part of many foldings.
-    let mut known: HashMap<Plan, Strand> = HashMap::new();
+    let mut known: HashMap<StrandPlan, Strand> = HashMap::new();
     for folding in foldings {
         let lens = folding.lens();
         let whole = folding.plans.map(|plan| {
@@ -394,7 +394,7 @@ fn lay(system: &System, shape: LogicalShape, foldings: &[Folding]) -> Option<Ran
                 return None;
             }
             let inside = |node: &Coords| relative(system, *node, origin, lens);
-            let failed: Vec<Place> = system.failed().iter().filter_map(inside).collect();
+            let failed: Vec<GridPoint> = system.failed().iter().filter_map(inside).collect();
             // The axis that goes round the failures, if there are any; the others do not
             // see them.
             let turns = if failed.is_empty() { 1 } else { shape.lens().len() };
@@ -425,15 +425,15 @@ fn lay(system: &System, shape: LogicalShape, foldings: &[Folding]) -> Option<Ran
 fn holes(
     folding: &Folding,
     turn: usize,
-    failed: &[Place],
+    failed: &[GridPoint],
     strands: &[Strand; 3],
-) -> HashSet<Place> {
-    let on = |place: &Place, axes: u8| {
+) -> HashSet<GridPoint> {
+    let on = |place: &GridPoint, axes: u8| {
         let mut part = *place;
         (0..6).filter(|axis| axes & 1 << axis == 0).for_each(|axis| part[axis] = 0);
         part
     };
-    let met = |place: &&Place| {
+    let met = |place: &&GridPoint| {
         (0..3).filter(|axis| *axis != turn).all(|axis| {
             let part = on(place, folding.axes[axis]);
             strands[axis].as_ref().is_some_and(|strand| strand.contains(&part))
@@ -462,7 +462,7 @@ fn origins(system: &System, lens: [u8; 6]) -> impl Iterator<Item = [u8; 6]> {
 }
 
 /// A node's place in the box, if it lies there.
-fn relative(system: &System, node: Coords, origin: [u8; 6], lens: [u8; 6]) -> Option<Place> {
+fn relative(system: &System, node: Coords, origin: [u8; 6], lens: [u8; 6]) -> Option<GridPoint> {
     let mut place = node.to_array();
     for axis in 0..6 {
         let size = system.shape().lengths()[axis];
@@ -479,7 +479,7 @@ fn assemble(
     shape: LogicalShape,
     folding: &Folding,
     origin: [u8; 6],
-    [xs, ys, zs]: [&[Place]; 3],
+    [xs, ys, zs]: [&[GridPoint]; 3],
 ) -> RankMap {
     let size = system.shape().lengths();
     let (mut low, mut high) = ([u8::MAX; 6], [0; 6]);
@@ -488,7 +488,7 @@ fn assemble(
         for y in ys {
             for x in xs {
                 // Each axis is set in one of the three at most.
-                let place: Place = std::array::from_fn(|axis| x[axis] + y[axis] + z[axis]);
+                let place: GridPoint = std::array::from_fn(|axis| x[axis] + y[axis] + z[axis]);
                 for axis in 0..6 {
                     low[axis] = low[axis].min(place[axis]);
                     high[axis] = high[axis].max(place[axis]);

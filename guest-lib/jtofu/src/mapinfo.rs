@@ -71,35 +71,28 @@ impl Job {
     pub fn new(map: &RankMap, per_node: u32, processes: u32) -> Result<Self, MapinfoError> {
         let nodes = map.shape().nodes();
         check_counts(per_node, u64::from(processes), nodes)?;
-        let ranks = (0..processes).map(|rank| rank / per_node).collect();
-        let closed = map.axes().iter().map(|axis| axis.closed).collect();
-        let (reference, extent) = (map.reference(), map.extent());
-        Ok(Self::build(
-            map.shape(),
-            closed,
-            reference,
-            extent,
+        let job = Self {
+            shape: map.shape(),
+            closed: map.axes().iter().map(|axis| axis.closed).collect(),
+            reference: map.reference(),
+            extent: map.extent(),
             per_node,
-            map.nodes().to_vec(),
-            ranks,
-        ))
+            nodes: map.nodes().to_vec(),
+            ranks: (0..processes).map(|rank| rank / per_node).collect(),
+            on_node: Vec::new(),
+            numbers: HashMap::new(),
+        };
+        Ok(job.indexed())
     }
 
-    fn build(
-        shape: LogicalShape,
-        closed: Vec<bool>,
-        reference: Coords,
-        extent: [u8; 6],
-        per_node: u32,
-        nodes: Vec<Coords>,
-        ranks: Vec<u32>,
-    ) -> Self {
-        let mut on_node = vec![Vec::new(); nodes.len()];
-        for (rank, node) in (0..).zip(&ranks) {
-            on_node[*node as usize].push(rank);
+    /// The same job, with what is looked up by node.
+    fn indexed(mut self) -> Self {
+        self.on_node = vec![Vec::new(); self.nodes.len()];
+        for (rank, node) in (0..).zip(&self.ranks) {
+            self.on_node[*node as usize].push(rank);
         }
-        let numbers = nodes.iter().copied().zip(0..).collect();
-        Self { shape, closed, reference, extent, per_node, nodes, ranks, on_node, numbers }
+        self.numbers = self.nodes.iter().copied().zip(0..).collect();
+        self
     }
 
     /// The torus that the job asked for.
@@ -329,8 +322,11 @@ impl RawJob {
             let allowed = format!("below {}, the number of nodes", nodes.len());
             return Err(field("a node's number in job.ranks", node, allowed));
         }
-        let (reference, extent, per_node) = (reference, self.extent, self.per_node);
-        let job = Job::build(shape, self.closed, reference, extent, per_node, nodes, ranks);
+        let Self { closed, extent, per_node, .. } = self;
+        let (on_node, numbers) = (Vec::new(), HashMap::new());
+        let job =
+            Job { shape, closed, reference, extent, per_node, nodes, ranks, on_node, numbers };
+        let job = job.indexed();
         if job.numbers.len() != job.nodes.len() {
             let allowed = "different nodes";
             return Err(field("job.nodes", "a list with a node twice", allowed));

@@ -10,7 +10,7 @@ use std::mem;
 use crate::System;
 
 /// A place in the grid of some axes, counted from the corner of the job's box.
-pub(crate) type Place = [u8; 6];
+pub(crate) type GridPoint = [u8; 6];
 
 /// Larger grids are not searched.
 const SEARCHED_PLACES: usize = 36;
@@ -35,7 +35,7 @@ enum Lay {
 
 /// A way to lay a strand of some length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Plan {
+pub(crate) struct StrandPlan {
     /// Lengths of the grid; 1 for axes that are not the strand's.
     pub(crate) lens: [u8; 6],
     /// Whether the last place will be a neighbour of the first.
@@ -45,7 +45,7 @@ pub(crate) struct Plan {
     len: u32,
 }
 
-impl Plan {
+impl StrandPlan {
     fn volume(&self) -> u32 {
         volume(&self.lens)
     }
@@ -136,7 +136,11 @@ impl Plan {
     }
 
     /// The places of the strand, none of them a hole. `None` if it cannot be laid.
-    pub(crate) fn places(&self, system: &System, holes: &HashSet<Place>) -> Option<Vec<Place>> {
+    pub(crate) fn places(
+        &self,
+        system: &System,
+        holes: &HashSet<GridPoint>,
+    ) -> Option<Vec<GridPoint>> {
         match self.lay {
             Lay::Block if holes.is_empty() => ring(system, &self.lens),
             Lay::Block => None,
@@ -147,7 +151,7 @@ impl Plan {
         }
     }
 
-    fn line(&self, holes: &HashSet<Place>) -> Option<Vec<Place>> {
+    fn line(&self, holes: &HashSet<GridPoint>) -> Option<Vec<GridPoint>> {
         let line = snake(&self.lens);
         let parts = line.split(|place| holes.contains(place));
         let len = self.len as usize;
@@ -155,9 +159,10 @@ impl Plan {
     }
 
     /// There and back along two parallel lines.
-    fn ladder(&self, column: usize, holes: &HashSet<Place>) -> Option<Vec<Place>> {
+    fn ladder(&self, column: usize, holes: &HashSet<GridPoint>) -> Option<Vec<GridPoint>> {
         let rows = snake(&with(self.lens, column, 1));
-        let whole = |row: &Place| !holes.contains(row) && !holes.contains(&with(*row, column, 1));
+        let whole =
+            |row: &GridPoint| !holes.contains(row) && !holes.contains(&with(*row, column, 1));
         let count = self.len as usize / 2;
         let part = rows.split(|row| !whole(row)).find(|part| part.len() >= count)?;
         let there = part[..count].iter().copied();
@@ -165,7 +170,7 @@ impl Plan {
     }
 
     /// A ring through rows of three.
-    fn ribbon(&self, column: usize, holes: &HashSet<Place>) -> Option<Vec<Place>> {
+    fn ribbon(&self, column: usize, holes: &HashSet<GridPoint>) -> Option<Vec<GridPoint>> {
         let rows = snake(&with(self.lens, column, 1));
         // The missing place of each row; a row that lacks two cannot be passed.
         let gaps: Vec<Result<Option<u8>, ()>> = rows
@@ -187,13 +192,13 @@ impl Plan {
     }
 
     /// Depth first, from each place in turn.
-    fn search(&self, system: &System, holes: &HashSet<Place>) -> Option<Vec<Place>> {
+    fn search(&self, system: &System, holes: &HashSet<GridPoint>) -> Option<Vec<GridPoint>> {
         let places: Vec<_> =
             snake(&self.lens).into_iter().filter(|place| !holes.contains(place)).collect();
         let near: Vec<Vec<usize>> = places
             .iter()
             .map(|one| {
-                let near = |other: &Place| neighbours(system, &self.lens, one, other);
+                let near = |other: &GridPoint| neighbours(system, &self.lens, one, other);
                 (0..places.len()).filter(|other| near(&places[*other])).collect()
             })
             .collect();
@@ -240,7 +245,7 @@ fn volume(lens: &[u8; 6]) -> u32 {
     lens.iter().map(|n| u32::from(*n)).product()
 }
 
-fn with(mut place: Place, axis: usize, at: u8) -> Place {
+fn with(mut place: GridPoint, axis: usize, at: u8) -> GridPoint {
     place[axis] = at;
     place
 }
@@ -251,7 +256,7 @@ fn wraps(system: &System, lens: &[u8; 6], axis: usize) -> bool {
 }
 
 /// Whether two places of a grid are neighbours.
-fn neighbours(system: &System, lens: &[u8; 6], one: &Place, other: &Place) -> bool {
+fn neighbours(system: &System, lens: &[u8; 6], one: &GridPoint, other: &GridPoint) -> bool {
     let mut links = 0;
     for axis in 0..6 {
         match one[axis].abs_diff(other[axis]) {
@@ -318,7 +323,7 @@ fn grids(
 }
 
 /// To and fro through a grid, the first axis fastest.
-fn snake(lens: &[u8; 6]) -> Vec<Place> {
+fn snake(lens: &[u8; 6]) -> Vec<GridPoint> {
     let mut line = vec![[0; 6]];
     for axis in (0..6).filter(|axis| lens[*axis] > 1) {
         let mut longer = Vec::with_capacity(line.len() * usize::from(lens[axis]));
@@ -358,7 +363,7 @@ fn ring_column(system: &System, lens: &[u8; 6]) -> Option<Column> {
 }
 
 /// A ring through all places of a grid, from its corner.
-fn ring(system: &System, lens: &[u8; 6]) -> Option<Vec<Place>> {
+fn ring(system: &System, lens: &[u8; 6]) -> Option<Vec<GridPoint>> {
     if volume(lens) == 1 {
         return Some(vec![[0; 6]]);
     }
@@ -465,7 +470,7 @@ fn exits_of(gaps: &[Option<u8>], spare: usize) -> Option<(Vec<u8>, Vec<bool>)> {
 }
 
 /// The ring that [`exits`] decided on, from a place of its first row.
-fn weave(rows: &[Place], column: usize, exits: &[u8], whole: &[bool]) -> Vec<Place> {
+fn weave(rows: &[GridPoint], column: usize, exits: &[u8], whole: &[bool]) -> Vec<GridPoint> {
     let count = exits.len();
     let last = count - 1;
     // What each place of each row is joined to: (row, place) twice.

@@ -8,7 +8,7 @@ use core::fmt;
 
 use sha2::{Digest, Sha256};
 
-use crate::wire::{BLOCK, Envelope, Manifest, Message, Range, Role, parse};
+use crate::wire::{BLOCK, Envelope, FileRole, Manifest, Message, Range, parse};
 
 /// Answers that may be under way to a node at most: of 9 packets each, they fit the packet buffers
 /// that a node should have.
@@ -47,7 +47,7 @@ pub enum Failure {
     /// The server refuses, in its own words.
     Refused(String),
     /// What was fetched is not what the manifest says.
-    WrongHash(Role),
+    WrongHash(FileRole),
 }
 
 impl fmt::Display for Failure {
@@ -198,7 +198,7 @@ pub struct Fetch<'a> {
     settings: Settings,
     manifest: u32,
     file: u16,
-    role: Role,
+    role: FileRole,
     expected: [u8; 32],
     buf: &'a mut [u8],
     /// Units that are there, one bit each.
@@ -234,7 +234,7 @@ impl<'a> Fetch<'a> {
     pub fn new(
         settings: Settings,
         manifest: &Manifest,
-        role: Role,
+        role: FileRole,
         buf: &'a mut [u8],
         now_ns: u64,
     ) -> Option<Self> {

@@ -13,7 +13,7 @@ use core::ops::Range;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::wire::Kind;
+use crate::wire::ImageKind;
 
 /// Bytes of the boot parameters, the "zero page".
 pub const ZERO_PAGE_SIZE: usize = 4096;
@@ -139,7 +139,7 @@ struct E820Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageError {
     /// Not an image of the kind that the manifest says.
-    Unknown(Kind),
+    Unknown(ImageKind),
     /// It ends too early.
     Truncated,
     /// Contents that make no sense: what.
@@ -172,10 +172,10 @@ pub enum ImageError {
 impl fmt::Display for ImageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown(Kind::Guest) => {
+            Self::Unknown(ImageKind::Guest) => {
                 f.write_str("the image is not a static x86-64 ELF program")
             }
-            Self::Unknown(Kind::Linux) => f.write_str(
+            Self::Unknown(ImageKind::Linux) => f.write_str(
                 "the kernel is neither a 64-bit bzImage of Linux 3.8 or later \
                  nor an x86-64 ELF file",
             ),
@@ -217,7 +217,7 @@ pub struct Layout {
     pub segments: Vec<Segment>,
     /// Where it is entered.
     pub entry: u64,
-    kind: Kind,
+    kind: ImageKind,
     header: Option<SetupHeader>,
 }
 
@@ -258,13 +258,13 @@ pub fn places(room: &Range<u64>, kernel: u64, initrd: u64) -> Result<Places, Ima
 /// # Errors
 ///
 /// See [`ImageError`].
-pub fn plan(kind: Kind, image: &[u8], room: &Range<u64>) -> Result<Layout, ImageError> {
+pub fn plan(kind: ImageKind, image: &[u8], room: &Range<u64>) -> Result<Layout, ImageError> {
     if image.starts_with(&ELF_MAGIC) {
         return plan_elf(kind, image, room);
     }
     match kind {
-        Kind::Guest => Err(ImageError::Unknown(kind)),
-        Kind::Linux => plan_bzimage(image, room),
+        ImageKind::Guest => Err(ImageError::Unknown(kind)),
+        ImageKind::Linux => plan_bzimage(image, room),
     }
 }
 
@@ -276,7 +276,7 @@ fn check_room(memory: &Range<u64>, room: &Range<u64>) -> Result<(), ImageError> 
     Err(ImageError::NoRoom { start, end, room: (room.start, room.end) })
 }
 
-fn plan_elf(kind: Kind, image: &[u8], room: &Range<u64>) -> Result<Layout, ImageError> {
+fn plan_elf(kind: ImageKind, image: &[u8], room: &Range<u64>) -> Result<Layout, ImageError> {
     let (header, _) = ElfHeader::ref_from_prefix(image).map_err(|_| ImageError::Truncated)?;
     if (header.class, header.data, header.machine.get()) != (CLASS_64, LITTLE_ENDIAN, X86_64)
         || header.kind.get() != EXECUTABLE
@@ -330,7 +330,7 @@ fn plan_elf(kind: Kind, image: &[u8], room: &Range<u64>) -> Result<Layout, Image
 }
 
 fn plan_bzimage(image: &[u8], room: &Range<u64>) -> Result<Layout, ImageError> {
-    let unknown = ImageError::Unknown(Kind::Linux);
+    let unknown = ImageError::Unknown(ImageKind::Linux);
     let head = image.get(SETUP_AT..).ok_or(unknown)?;
     let (header, _) = SetupHeader::ref_from_prefix(head).map_err(|_| unknown)?;
     if header.magic != SETUP_MAGIC
@@ -354,7 +354,7 @@ fn plan_bzimage(image: &[u8], room: &Range<u64>) -> Result<Layout, ImageError> {
     let needed = u64::from(header.init_size.get()).max(size);
     check_room(&(start..start.saturating_add(needed)), room)?;
     let segments = vec![Segment { file: setup..image.len(), memory: start..start + size }];
-    Ok(Layout { segments, entry: start + ENTRY_64, kind: Kind::Linux, header: Some(*header) })
+    Ok(Layout { segments, entry: start + ENTRY_64, kind: ImageKind::Linux, header: Some(*header) })
 }
 
 /// What an image is told besides where it is.
@@ -393,8 +393,8 @@ impl Layout {
             alignment: ALIGNMENT.into(),
             // A small guest is told the length, a kernel how much it may have.
             command_line_size: match self.kind {
-                Kind::Guest => len as u32,
-                Kind::Linux => COMMAND_LINE_MAX as u32,
+                ImageKind::Guest => len as u32,
+                ImageKind::Linux => COMMAND_LINE_MAX as u32,
             }
             .into(),
             ..SetupHeader::new_zeroed()

@@ -8,7 +8,9 @@ use alloc::vec::Vec;
 use sha2::{Digest, Sha256};
 use tofu_abi::Coords;
 
-use crate::wire::{Envelope, FileInfo, Kind, Manifest, Message, Range, Reason, Role, State, parse};
+use crate::wire::{
+    BootState, Envelope, FileInfo, FileRole, ImageKind, Manifest, Message, Range, Reason, parse,
+};
 
 /// Questions of one node that wait; more are dropped, and asked again.
 const MAX_QUEUE: usize = 64;
@@ -30,13 +32,13 @@ impl Boot {
     /// cannot be [sent](Manifest::is_valid).
     pub fn new(
         id: u32,
-        kind: Kind,
+        kind: ImageKind,
         kernel: Content,
         initrd: Option<Content>,
         command_line: String,
     ) -> Option<Self> {
-        let mut files = Vec::from([(Role::Kernel, kernel)]);
-        files.extend(initrd.map(|initrd| (Role::Initrd, initrd)));
+        let mut files = Vec::from([(FileRole::Kernel, kernel)]);
+        files.extend(initrd.map(|initrd| (FileRole::Initrd, initrd)));
         let infos = files.iter().map(|(role, content)| {
             let bytes = (**content).as_ref();
             FileInfo { role: *role, size: bytes.len() as u64, sha256: Sha256::digest(bytes).into() }
@@ -82,7 +84,7 @@ pub enum News {
     /// It begins to boot.
     Begun(Coords),
     /// It was given so much of a file, in percent, for the first time.
-    Progress(Coords, Role, u8),
+    Progress(Coords, FileRole, u8),
     /// It starts what it has fetched.
     Starting(Coords),
     /// It gives up, and why.
@@ -203,8 +205,8 @@ impl Server {
             Message::Report(state, text) => {
                 if !core::mem::replace(&mut client.reported, true) {
                     news = Some(match state {
-                        State::Starting => News::Starting(from),
-                        State::Failed => News::Failed(from, text.to_string()),
+                        BootState::Starting => News::Starting(from),
+                        BootState::Failed => News::Failed(from, text.to_string()),
                     });
                 }
                 Work::Ack

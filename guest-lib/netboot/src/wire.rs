@@ -118,7 +118,7 @@ impl core::error::Error for Malformed {}
 /// What kind of thing is to be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum ImageKind {
     /// A small guest: an ELF file, entered as the machine monitor enters it.
     Guest = 1,
     /// A Linux kernel (bzImage or vmlinux), entered by the 64-bit Linux/x86 boot protocol.
@@ -128,14 +128,14 @@ pub enum Kind {
 /// What a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Role {
+pub enum FileRole {
     /// The guest or kernel.
     Kernel = 1,
     /// The kernel's initial RAM disk.
     Initrd = 2,
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for FileRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Kernel => "kernel",
@@ -148,7 +148,7 @@ impl fmt::Display for Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileInfo {
     /// What it is for.
-    pub role: Role,
+    pub role: FileRole,
     /// Bytes, 1 to [`MAX_FILE`].
     pub size: u64,
     /// SHA-256 of all of them.
@@ -161,7 +161,7 @@ pub struct Manifest {
     /// Tells it from those that the server has had before, so that blocks of two are not mixed.
     pub id: u32,
     /// What is to be started.
-    pub kind: Kind,
+    pub kind: ImageKind,
     /// Its files: a kernel, and for Linux perhaps an initrd.
     pub files: Vec<FileInfo>,
     /// The command line.
@@ -170,7 +170,7 @@ pub struct Manifest {
 
 impl Manifest {
     /// Index and properties of the file with this role.
-    pub fn file(&self, role: Role) -> Option<(u16, FileInfo)> {
+    pub fn file(&self, role: FileRole) -> Option<(u16, FileInfo)> {
         let found = (0..).zip(&self.files).find(|(_, file)| file.role == role);
         found.map(|(index, file)| (index, *file))
     }
@@ -180,9 +180,9 @@ impl Manifest {
     pub fn is_valid(&self) -> bool {
         let sizes = self.files.iter().all(|file| (1..=MAX_FILE).contains(&file.size));
         let roles = match (self.kind, self.files.as_slice()) {
-            (_, [kernel]) => kernel.role == Role::Kernel,
-            (Kind::Linux, [kernel, initrd]) => {
-                kernel.role == Role::Kernel && initrd.role == Role::Initrd
+            (_, [kernel]) => kernel.role == FileRole::Kernel,
+            (ImageKind::Linux, [kernel, initrd]) => {
+                kernel.role == FileRole::Kernel && initrd.role == FileRole::Initrd
             }
             _ => false,
         };
@@ -218,7 +218,7 @@ impl Range {
 /// How far a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum State {
+pub enum BootState {
     /// All files are there and have the right hash: what was fetched is started now.
     Starting = 1,
     /// It gives up.
@@ -249,7 +249,7 @@ pub enum Message<'a> {
     /// Server: here it is.
     Data(Range, &'a [u8]),
     /// Node: this is what became of it, with a line for people.
-    Report(State, &'a str),
+    Report(BootState, &'a str),
     /// Server: the report has arrived.
     Ack,
     /// Server: no, with a line for people.
@@ -371,7 +371,8 @@ pub fn parse(bytes: &[u8]) -> Result<(Envelope, Message<'_>), Malformed> {
         }
         kind::REPORT => {
             let (code, text) = parse_text(body)?;
-            let state = [State::Starting, State::Failed].into_iter().find(|s| *s as u8 == code);
+            let state =
+                [BootState::Starting, BootState::Failed].into_iter().find(|s| *s as u8 == code);
             Message::Report(state.ok_or(Malformed::Inconsistent)?, text)
         }
         kind::ACK => Message::Ack,
@@ -403,7 +404,8 @@ fn parse_range(body: &[u8]) -> Result<(Range, &[u8]), Malformed> {
 
 fn parse_manifest(body: &[u8]) -> Result<Manifest, Malformed> {
     let (raw, mut rest) = RawOffer::ref_from_prefix(body).map_err(|_| Malformed::Truncated)?;
-    let kind = [Kind::Guest, Kind::Linux].into_iter().find(|kind| *kind as u8 == raw.kind);
+    let kind =
+        [ImageKind::Guest, ImageKind::Linux].into_iter().find(|kind| *kind as u8 == raw.kind);
     let kind = kind.ok_or(Malformed::Inconsistent)?;
     if usize::from(raw.files) > MAX_FILES {
         return Err(Malformed::Inconsistent);
@@ -411,7 +413,8 @@ fn parse_manifest(body: &[u8]) -> Result<Manifest, Malformed> {
     let mut files = Vec::with_capacity(raw.files.into());
     for _ in 0..raw.files {
         let (file, behind) = RawFile::ref_from_prefix(rest).map_err(|_| Malformed::Truncated)?;
-        let role = [Role::Kernel, Role::Initrd].into_iter().find(|role| *role as u8 == file.role);
+        let role =
+            [FileRole::Kernel, FileRole::Initrd].into_iter().find(|role| *role as u8 == file.role);
         let role = role.ok_or(Malformed::Inconsistent)?;
         files.push(FileInfo { role, size: file.size.get(), sha256: file.sha256 });
         rest = behind;

@@ -1,11 +1,13 @@
-//! Nodes and a server, and between them a network that loses, doubles, delays and damages.
+//! Nodes and a server, and between them a network that loses, duplicates, delays and damages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use tofu_abi::Coords;
-use tofu_netboot::wire::{self, BLOCK, Kind, Manifest, Message, Range, Reason, Role, State};
+use tofu_netboot::wire::{
+    self, BLOCK, BootState, FileRole, ImageKind, Manifest, Message, Range, Reason,
+};
 use tofu_netboot::{Ask, Boot, Content, Failure, Fault, Fetch, News, Poll, Server, Settings, Task};
 
 const MS: u64 = 1_000_000;
@@ -29,7 +31,7 @@ fn content(bytes: &[u8]) -> Content {
 }
 
 fn boot(kernel: &[u8], initrd: Option<&[u8]>) -> Boot {
-    let kind = if initrd.is_some() { Kind::Linux } else { Kind::Guest };
+    let kind = if initrd.is_some() { ImageKind::Linux } else { ImageKind::Guest };
     Boot::new(7, kind, content(kernel), initrd.map(content), "a=b".into()).unwrap()
 }
 
@@ -52,21 +54,21 @@ struct Weather {
     lost: f64,
     /// The same for each packet of a message, all of which must come.
     packets_lost: f64,
-    doubled: f64,
+    duplicated: f64,
     damaged: f64,
     /// Messages take from 1 ms to this much longer.
     jitter_ns: u64,
 }
 
 /// What is on its way, by time of arrival: to whom, the server if `None`, from whom, and what.
-type Way = BTreeMap<(u64, u64), (Option<Coords>, Coords, Vec<u8>)>;
+type Sent = BTreeMap<(u64, u64), (Option<Coords>, Coords, Vec<u8>)>;
 
 struct World {
     server: Server,
     now_ns: u64,
     weather: Weather,
     dice: Dice,
-    way: Way,
+    way: Sent,
     sent: u64,
     news: Vec<News>,
 }
@@ -87,7 +89,7 @@ impl World {
             let at = (self.dice.roll() * bytes.len() as f64) as usize;
             bytes[at] ^= 1 << (at % 8);
         }
-        let copies = if self.dice.roll() < self.weather.doubled { 2 } else { 1 };
+        let copies = if self.dice.roll() < self.weather.duplicated { 2 } else { 1 };
         for _ in 0..copies {
             let late = (self.dice.roll() * self.weather.jitter_ns as f64) as u64;
             self.sent += 1;
@@ -132,7 +134,12 @@ impl World {
         Ok(ask.into_manifest().unwrap())
     }
 
-    fn fetch(&mut self, me: Coords, manifest: &Manifest, role: Role) -> Result<Vec<u8>, Failure> {
+    fn fetch(
+        &mut self,
+        me: Coords,
+        manifest: &Manifest,
+        role: FileRole,
+    ) -> Result<Vec<u8>, Failure> {
         let size = manifest.file(role).unwrap().1.size;
         let mut buf = vec![0; size as usize];
         let mut fetch = Fetch::new(settings(1), manifest, role, &mut buf, self.now_ns).unwrap();
@@ -155,8 +162,8 @@ fn files_of_all_lengths_arrive() {
         let kernel = bytes(len);
         let mut world = world(&kernel, None, Weather::default(), Fault::None);
         let manifest = world.manifest(node(0)).unwrap();
-        assert_eq!((manifest.kind, manifest.command_line.as_str()), (Kind::Guest, "a=b"));
-        assert_eq!(world.fetch(node(0), &manifest, Role::Kernel).unwrap(), kernel);
+        assert_eq!((manifest.kind, manifest.command_line.as_str()), (ImageKind::Guest, "a=b"));
+        assert_eq!(world.fetch(node(0), &manifest, FileRole::Kernel).unwrap(), kernel);
         // Nothing is asked for twice on a network that loses nothing.
         assert_eq!(world.server.counters().blocks, len.div_ceil(BLOCK) as u64);
         assert_eq!(world.server.counters().bytes, len as u64);
@@ -168,9 +175,9 @@ fn a_boot_is_told_from_its_begin_to_its_end() {
     let (kernel, initrd) = (bytes(3 * BLOCK), bytes(BLOCK / 2));
     let mut world = world(&kernel, Some(&initrd), Weather::default(), Fault::None);
     let manifest = world.manifest(node(0)).unwrap();
-    world.fetch(node(0), &manifest, Role::Kernel).unwrap();
-    assert_eq!(world.fetch(node(0), &manifest, Role::Initrd).unwrap(), initrd);
-    let message = Message::Report(State::Starting, "");
+    world.fetch(node(0), &manifest, FileRole::Kernel).unwrap();
+    assert_eq!(world.fetch(node(0), &manifest, FileRole::Initrd).unwrap(), initrd);
+    let message = Message::Report(BootState::Starting, "");
     for _ in 0..2 {
         let mut report = Ask::report(settings(1), &message, world.now_ns);
         world.run(node(0), &mut report).unwrap();
@@ -178,10 +185,10 @@ fn a_boot_is_told_from_its_begin_to_its_end() {
     let me = node(0);
     let expected = [
         News::Begun(me),
-        News::Progress(me, Role::Kernel, 33),
-        News::Progress(me, Role::Kernel, 66),
-        News::Progress(me, Role::Kernel, 100),
-        News::Progress(me, Role::Initrd, 100),
+        News::Progress(me, FileRole::Kernel, 33),
+        News::Progress(me, FileRole::Kernel, 66),
+        News::Progress(me, FileRole::Kernel, 100),
+        News::Progress(me, FileRole::Initrd, 100),
         News::Starting(me),
     ];
     assert_eq!(world.news, expected);
@@ -196,8 +203,8 @@ fn changed_bytes_are_not_taken() {
     let kernel = bytes(5 * BLOCK);
     let mut world = world(&kernel, None, Weather::default(), Fault::Corrupt);
     let manifest = world.manifest(node(0)).unwrap();
-    let failure = world.fetch(node(0), &manifest, Role::Kernel).unwrap_err();
-    assert_eq!(failure, Failure::WrongHash(Role::Kernel));
+    let failure = world.fetch(node(0), &manifest, FileRole::Kernel).unwrap_err();
+    assert_eq!(failure, Failure::WrongHash(FileRole::Kernel));
     assert!(failure.to_string().contains("kernel has another SHA-256"), "{failure}");
 }
 
@@ -207,7 +214,7 @@ fn a_server_that_falls_silent_is_given_up() {
     let mut world = world(&kernel, None, Weather::default(), Fault::Silent(50));
     let manifest = world.manifest(node(0)).unwrap();
     let start = world.now_ns;
-    let failure = world.fetch(node(0), &manifest, Role::Kernel).unwrap_err();
+    let failure = world.fetch(node(0), &manifest, FileRole::Kernel).unwrap_err();
     let Failure::Silent(ns) = failure else { panic!("{failure}") };
     assert!((PATIENCE_NS..PATIENCE_NS + SECOND).contains(&ns), "{ns}");
     assert_eq!(failure.to_string(), "the boot server has not answered for 20.0 s");
@@ -235,7 +242,7 @@ fn a_file_comes_over_links_that_lose_many_packets() {
     let mut world = world(&kernel, None, weather, Fault::default());
     let manifest = world.manifest(node(0)).unwrap();
     let start = world.now_ns;
-    assert_eq!(world.fetch(node(0), &manifest, Role::Kernel).unwrap(), kernel);
+    assert_eq!(world.fetch(node(0), &manifest, FileRole::Kernel).unwrap(), kernel);
     let took = world.now_ns - start;
     assert!(took < 60 * SECOND, "{} ms", took / MS);
 }
@@ -246,10 +253,11 @@ fn blocks_of_other_files_are_refused() {
     let mut world = world(&kernel, None, Weather::default(), Fault::None);
     let manifest = world.manifest(node(0)).unwrap();
     // The server has others by now.
-    world
-        .server
-        .set(node(0), Boot::new(8, Kind::Guest, content(&kernel), None, String::new()).unwrap());
-    let failure = world.fetch(node(0), &manifest, Role::Kernel).unwrap_err();
+    world.server.set(
+        node(0),
+        Boot::new(8, ImageKind::Guest, content(&kernel), None, String::new()).unwrap(),
+    );
+    let failure = world.fetch(node(0), &manifest, FileRole::Kernel).unwrap_err();
     assert!(matches!(&failure, Failure::Refused(why) if why.contains("have changed")), "{failure}");
     for (file, offset, length) in [(1, 0, 1), (0, 2 * BLOCK as u64, 1), (0, BLOCK as u64, BLOCK)] {
         let length = length as u16;
@@ -269,7 +277,7 @@ fn what_an_answer_leaves_out_is_asked_for_again() {
     let kernel = bytes(3 * BLOCK + 17);
     let manifest = boot(&kernel, None).manifest().clone();
     let mut buf = vec![0; kernel.len()];
-    let mut fetch = Fetch::new(settings(1), &manifest, Role::Kernel, &mut buf, 0).unwrap();
+    let mut fetch = Fetch::new(settings(1), &manifest, FileRole::Kernel, &mut buf, 0).unwrap();
     let (mut questions, mut now_ns) = (0, 0);
     loop {
         match fetch.poll(now_ns) {
@@ -338,13 +346,13 @@ fn manifests_that_cannot_be_sent_are_none() {
     let new = |kernel: &[u8], initrd: Option<Content>, kind, line: &str| {
         Boot::new(1, kind, content(kernel), initrd, line.into()).is_some()
     };
-    assert!(new(b"x", None, Kind::Guest, ""));
-    assert!(new(b"x", Some(content(b"y")), Kind::Linux, &"l".repeat(2047)));
-    assert!(!new(b"", None, Kind::Guest, ""));
-    assert!(!new(b"x", Some(content(b"")), Kind::Linux, ""));
-    assert!(!new(b"x", Some(content(b"y")), Kind::Guest, ""));
-    assert!(!new(b"x", None, Kind::Guest, &"l".repeat(2048)));
-    assert!(!new(b"x", None, Kind::Guest, "a\0b"));
+    assert!(new(b"x", None, ImageKind::Guest, ""));
+    assert!(new(b"x", Some(content(b"y")), ImageKind::Linux, &"l".repeat(2047)));
+    assert!(!new(b"", None, ImageKind::Guest, ""));
+    assert!(!new(b"x", Some(content(b"")), ImageKind::Linux, ""));
+    assert!(!new(b"x", Some(content(b"y")), ImageKind::Guest, ""));
+    assert!(!new(b"x", None, ImageKind::Guest, &"l".repeat(2048)));
+    assert!(!new(b"x", None, ImageKind::Guest, "a\0b"));
 }
 
 proptest! {
@@ -357,7 +365,7 @@ proptest! {
         seed: u64,
         len in 1usize..60 * BLOCK,
         lost in 0.0..0.3f64,
-        doubled in 0.0..0.3f64,
+        duplicated in 0.0..0.3f64,
         damaged in 0.0..0.2f64,
         jitter_ms in 0u64..80,
     ) {
@@ -366,14 +374,14 @@ proptest! {
         server.set(node(0), boot(&kernel, None));
         let weather = Weather {
             lost,
-            doubled,
+            duplicated,
             damaged,
             jitter_ns: jitter_ms * MS,
             ..Weather::default()
         };
         let mut world = World::new(server, weather, seed);
         let manifest = world.manifest(node(0)).unwrap();
-        prop_assert_eq!(world.fetch(node(0), &manifest, Role::Kernel).unwrap(), kernel);
+        prop_assert_eq!(world.fetch(node(0), &manifest, FileRole::Kernel).unwrap(), kernel);
     }
 
     /// Messages are read as they were written, and no other bytes are taken for them.
@@ -399,9 +407,9 @@ proptest! {
     #[test]
     fn text_is_cut(text in "\\PC{0,300}") {
         let envelope = wire::Envelope { session: 5, tag: 6 };
-        let emitted = Message::Report(State::Failed, &text).emit(envelope);
+        let emitted = Message::Report(BootState::Failed, &text).emit(envelope);
         let (_, message) = wire::parse(&emitted).unwrap();
-        let Message::Report(State::Failed, cut) = message else { panic!("{message:?}") };
+        let Message::Report(BootState::Failed, cut) = message else { panic!("{message:?}") };
         prop_assert!(text.starts_with(cut));
         prop_assert!(cut == text || cut.len() > wire::MAX_TEXT - 4);
     }

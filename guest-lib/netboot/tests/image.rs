@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tofu_netboot::image::{Handed, ImageError, ZERO_PAGE_SIZE, places, plan};
-use tofu_netboot::wire::Kind;
+use tofu_netboot::wire::ImageKind;
 
 const ROOM: std::ops::Range<u64> = 0x20_0000..0x100_0000;
 
@@ -49,7 +49,7 @@ fn bzimage(code: usize, init_size: u32) -> Vec<u8> {
 #[test]
 fn an_elf_file_goes_where_it_says() {
     let image = elf(0x40_0010, &[(0x40_0000, 32, 32), (0x50_0000, 8, 4096)]);
-    let layout = plan(Kind::Guest, &image, &ROOM).unwrap();
+    let layout = plan(ImageKind::Guest, &image, &ROOM).unwrap();
     assert_eq!(layout.entry, 0x40_0010);
     let places: Vec<_> = layout.segments.iter().map(|segment| segment.memory.clone()).collect();
     assert_eq!(places, [0x40_0000..0x40_0020, 0x50_0000..0x50_1000]);
@@ -62,19 +62,19 @@ fn what_is_no_program_for_here_is_refused() {
     let change = |at: usize, value: u8| {
         let mut image = good();
         image[at] = value;
-        plan(Kind::Guest, &image, &ROOM).unwrap_err()
+        plan(ImageKind::Guest, &image, &ROOM).unwrap_err()
     };
-    let unknown = ImageError::Unknown(Kind::Guest);
+    let unknown = ImageError::Unknown(ImageKind::Guest);
     assert_eq!(change(0, 0), unknown);
     assert_eq!(change(4, 1), unknown, "32 bits");
     assert_eq!(change(16, 3), unknown, "a shared object");
     assert_eq!(change(18, 40), unknown, "ARM");
     assert_eq!(change(33, 0xff), ImageError::Truncated);
     assert!(matches!(change(54, 40), ImageError::Broken(_)));
-    assert_eq!(plan(Kind::Guest, &good()[..100], &ROOM).unwrap_err(), ImageError::Truncated);
-    assert_eq!(plan(Kind::Guest, &good()[..130], &ROOM).unwrap_err(), ImageError::Truncated);
-    assert_eq!(plan(Kind::Guest, b"", &ROOM).unwrap_err(), unknown);
-    let refused = |image: &[u8]| plan(Kind::Guest, image, &ROOM).unwrap_err();
+    assert_eq!(plan(ImageKind::Guest, &good()[..100], &ROOM).unwrap_err(), ImageError::Truncated);
+    assert_eq!(plan(ImageKind::Guest, &good()[..130], &ROOM).unwrap_err(), ImageError::Truncated);
+    assert_eq!(plan(ImageKind::Guest, b"", &ROOM).unwrap_err(), unknown);
+    let refused = |image: &[u8]| plan(ImageKind::Guest, image, &ROOM).unwrap_err();
     let low = elf(0x10_0000, &[(0x10_0000, 32, 32)]);
     assert!(matches!(refused(&low), ImageError::NoRoom { start: 0x10_0000, .. }));
     let high = elf(0x40_0000, &[(0x40_0000, 32, u64::MAX)]);
@@ -91,22 +91,25 @@ fn what_is_no_program_for_here_is_refused() {
 #[test]
 fn a_bzimage_goes_where_it_prefers() {
     let image = bzimage(1000, 0x1_0000);
-    let layout = plan(Kind::Linux, &image, &ROOM).unwrap();
+    let layout = plan(ImageKind::Linux, &image, &ROOM).unwrap();
     assert_eq!(layout.entry, 0x40_0200);
     assert_eq!(layout.segments[0].file, 1024..2024);
     assert_eq!(layout.segments[0].memory, 0x40_0000..0x40_0000 + 1000);
     // It needs more to unpack itself.
     let large = bzimage(1000, 0x100_0000);
-    assert!(matches!(plan(Kind::Linux, &large, &ROOM), Err(ImageError::NoRoom { .. })));
-    let unknown = ImageError::Unknown(Kind::Linux);
+    assert!(matches!(plan(ImageKind::Linux, &large, &ROOM), Err(ImageError::NoRoom { .. })));
+    let unknown = ImageError::Unknown(ImageKind::Linux);
     for (at, value) in [(0x202, 0), (0x207, 1), (0x211, 0), (0x236, 0)] {
         let mut image = bzimage(1000, 0);
         image[at] = value;
-        assert_eq!(plan(Kind::Linux, &image, &ROOM).unwrap_err(), unknown, "{at:#x}");
+        assert_eq!(plan(ImageKind::Linux, &image, &ROOM).unwrap_err(), unknown, "{at:#x}");
     }
     let short = &bzimage(1000, 0)[..1024 + 900];
-    assert_eq!(plan(Kind::Linux, short, &ROOM).unwrap_err(), ImageError::Truncated);
-    assert_eq!(plan(Kind::Guest, &image, &ROOM).unwrap_err(), ImageError::Unknown(Kind::Guest));
+    assert_eq!(plan(ImageKind::Linux, short, &ROOM).unwrap_err(), ImageError::Truncated);
+    assert_eq!(
+        plan(ImageKind::Guest, &image, &ROOM).unwrap_err(),
+        ImageError::Unknown(ImageKind::Guest)
+    );
 }
 
 #[test]
@@ -143,9 +146,9 @@ fn the_boot_parameters_say_where_everything_is() {
     };
     let elf = elf(0x40_0000, &[(0x40_0000, 32, 32)]);
     for (kind, image, size) in [
-        (Kind::Guest, elf.clone(), 90),
-        (Kind::Linux, elf, 2047),
-        (Kind::Linux, bzimage(100, 0), 100),
+        (ImageKind::Guest, elf.clone(), 90),
+        (ImageKind::Linux, elf, 2047),
+        (ImageKind::Linux, bzimage(100, 0), 100),
     ] {
         let layout = plan(kind, &image, &ROOM).unwrap();
         let page = layout.zero_page(&handed).unwrap();
@@ -160,7 +163,7 @@ fn the_boot_parameters_say_where_everything_is() {
         assert_eq!(u32_at(&page, 0x2d0 + 20), 0x10_0000);
         assert_eq!(u32_at(&page, 0x2d0 + 2 * 20 + 16), 2);
     }
-    let layout = plan(Kind::Linux, &bzimage(100, 0), &ROOM).unwrap();
+    let layout = plan(ImageKind::Linux, &bzimage(100, 0), &ROOM).unwrap();
     let long = Handed { command_line_len: 101, ..handed.clone() };
     let error = layout.zero_page(&long).unwrap_err();
     assert_eq!(error, ImageError::CommandLine { len: 101, max: 100 });
@@ -185,7 +188,7 @@ proptest! {
             let at = if bz { 0x1f0 + at % 0x80 } else { at % image.len() };
             image[at] = value;
         }
-        for kind in [Kind::Guest, Kind::Linux] {
+        for kind in [ImageKind::Guest, ImageKind::Linux] {
             let Ok(layout) = plan(kind, &image, &ROOM) else { continue };
             for (n, segment) in layout.segments.iter().enumerate() {
                 prop_assert!(segment.file.end <= image.len());

@@ -6,7 +6,8 @@ use arbitrary::{Result, Unstructured};
 use tofu_abi::Coords;
 use tofu_netboot::image::{Handed, places, plan};
 use tofu_netboot::wire::{
-    BLOCK, Envelope, FileInfo, Kind, Manifest, Message, Range, Reason, Role, State, parse,
+    BLOCK, BootState, Envelope, FileInfo, FileRole, ImageKind, Manifest, Message, Range, Reason,
+    parse,
 };
 use tofu_netboot::{Ask, Boot, Fault, Fetch, Poll, Server, Settings, Task};
 
@@ -58,12 +59,12 @@ fn message(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
         0 => Message::Discover.emit(envelope),
         1 => {
             let files = (0..u.int_in_range(0..=5)?).map(|_| {
-                let role = *u.choose(&[Role::Kernel, Role::Initrd])?;
+                let role = *u.choose(&[FileRole::Kernel, FileRole::Initrd])?;
                 let size = *u.choose(&[0, 1, data.len() as u64, u64::MAX])?;
                 Ok(FileInfo { role, size, sha256: [3; 32] })
             });
             let files = files.collect::<Result<_>>()?;
-            let kind = *u.choose(&[Kind::Guest, Kind::Linux])?;
+            let kind = *u.choose(&[ImageKind::Guest, ImageKind::Linux])?;
             let command_line = u.arbitrary::<&str>()?.into();
             let manifest = Manifest { id: MANIFEST, kind, files, command_line };
             Message::Offer(manifest).emit(envelope)
@@ -78,7 +79,7 @@ fn message(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
             Message::Data(range, there).emit(envelope)
         }
         4 => {
-            let state = *u.choose(&[State::Starting, State::Failed])?;
+            let state = *u.choose(&[BootState::Starting, BootState::Failed])?;
             Message::Report(state, u.arbitrary()?).emit(envelope)
         }
         5 => Message::Ack.emit(envelope),
@@ -107,7 +108,7 @@ fn message(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
 fn serve(u: &mut Unstructured<'_>) -> Result<()> {
     let data = file();
     let mut server = Server::new(Fault::None);
-    let boot = Boot::new(MANIFEST, Kind::Guest, Arc::new(data.clone()), None, String::new());
+    let boot = Boot::new(MANIFEST, ImageKind::Guest, Arc::new(data.clone()), None, String::new());
     server.set(node(0), boot.expect("a proper boot"));
     let mut asked = 0;
     for _ in 0..MAX_ACTIONS {
@@ -142,12 +143,12 @@ fn serve(u: &mut Unstructured<'_>) -> Result<()> {
 /// A file that is taken is the right one.
 fn fetch(u: &mut Unstructured<'_>) -> Result<()> {
     let data = file();
-    let boot = Boot::new(MANIFEST, Kind::Guest, Arc::new(data.clone()), None, String::new());
+    let boot = Boot::new(MANIFEST, ImageKind::Guest, Arc::new(data.clone()), None, String::new());
     let boot = boot.expect("a proper boot");
     let settings = Settings { session: SESSION, patience_ns: 1_000_000_000 };
     let mut buf = vec![0; data.len()];
     let mut now_ns = 0u64;
-    let fetch = Fetch::new(settings, boot.manifest(), Role::Kernel, &mut buf, now_ns);
+    let fetch = Fetch::new(settings, boot.manifest(), FileRole::Kernel, &mut buf, now_ns);
     let mut fetch = fetch.expect("the manifest has a kernel");
     let done = drive(u, &mut fetch, &mut now_ns)?;
     assert!(!done || fetch.percent() == 100);
@@ -206,7 +207,7 @@ fn place(u: &mut Unstructured<'_>) -> Result<()> {
         assert!(all.iter().all(|place| room.start <= place.start && place.end <= room.end));
         assert!(found.kernel.end <= found.initrd.start);
     }
-    let kind = *u.choose(&[Kind::Guest, Kind::Linux])?;
+    let kind = *u.choose(&[ImageKind::Guest, ImageKind::Linux])?;
     let image = u.take_rest_image()?;
     let Ok(layout) = plan(kind, &image, &room) else { return Ok(()) };
     for (n, segment) in layout.segments.iter().enumerate() {

@@ -10,7 +10,7 @@ use tofu_abi::barrier::BgAddress;
 use tofu_abi::reduce::{Input, Op};
 use tofu_abi::regs::{NUM_BCH, NUM_TNI};
 use tofu_abi::{BchId, Coords, TniId};
-use tofu_collective::plan::{Algorithm, GateOf, Plan, Shape, disseminate, in_series};
+use tofu_collective::plan::{Algorithm, GateOf, GroupShape, Plan, disseminate, in_series};
 use tofu_driver::{Channel, ChannelConfig, Device, Gate};
 use tofu_inproc::InProcess;
 use tofu_machine::{Machine, MachineConfig};
@@ -291,7 +291,7 @@ fn test_program(channels: u32, tnis: u32) -> anyhow::Result<Plan> {
     if channels == 1 {
         return Ok(in_series(1));
     }
-    let trees = Algorithm::Parts(tnis).plan(Shape::line(channels))?;
+    let trees = Algorithm::Parts(tnis).plan(GroupShape::line(channels))?;
     // Which has fewer stages where trees of equal size would be deep.
     let disseminated = disseminate(channels, tnis)?;
     Ok(if disseminated.stages() < trees.stages() { disseminated } else { trees })
@@ -325,7 +325,7 @@ fn of_nodes(z: u8) -> anyhow::Result<Vec<Modelled>> {
         Algorithm::Tree,
     ];
     let run = |algorithm: Algorithm| {
-        let plan = algorithm.plan(Shape { axes })?;
+        let plan = algorithm.plan(GroupShape { axes })?;
         let (modelled_us, _) = model.run(&members, &plan)?;
         let (gates, stages) = (plan.most_gates(), plan.stages());
         Ok(Modelled { nodes, algorithm: algorithm.to_string(), gates, stages, modelled_us })

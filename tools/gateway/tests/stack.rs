@@ -194,10 +194,10 @@ fn many_connections_at_once() {
 fn who_stalls_holds_up_nobody() {
     let world = World::new(false);
     // A node that does not read what this client sends without end.
-    let deaf = world.open(1, STALL);
-    deaf.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let unresponsive = world.open(1, STALL);
+    unresponsive.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut sent = 0;
-    while let Ok(n) = (&deaf).write(&[1; 65536]) {
+    while let Ok(n) = (&unresponsive).write(&[1; 65536]) {
         sent += n;
         assert!(sent < 64 << 20, "somebody takes it all");
     }

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use tofu_abi::barrier::{BgAddress, Profile};
 use tofu_abi::irq::bgs;
 use tofu_abi::reduce::{self, Input, Op, Value};
-use tofu_collective::plan::{Choice, Costs, GateOf, Shape, choose};
+use tofu_collective::plan::{Choice, Costs, GateOf, GroupShape, choose};
 use tofu_driver::{Channel, ChannelConfig, DmaBuffer, Gate, Order};
 
 use crate::{Comm, Error, GPID, NodePlatform, SPIN_NS, TNI, fail};
@@ -81,7 +81,7 @@ impl Gates {
         let most = usize::from(1 + profile.gates - profile.channels);
         let node = |rank| comm.places.coords(rank).unwrap_or_default();
         let far = |a, b| node(a).straight_hops(node(b));
-        let choice = choose(Shape::line(comm.nodes), most, Costs::TOFUD, far)?;
+        let choice = choose(GroupShape::line(comm.nodes), most, Costs::TOFUD, far)?;
         let gate_number = |gate| gate_number(profile, gate);
         let address = |at: GateOf| BgAddress::new(node(at.member), TNI, gate_number(at.gate));
         let links = choice.plan.gates(comm.rank as usize);

@@ -18,7 +18,7 @@ use crate::hash::hex;
 use crate::kernel;
 use crate::manifest::Manifest;
 use crate::progress::{Phase, Progress};
-use crate::root::Way;
+use crate::root::RootAccess;
 use crate::run;
 use crate::spec::Flavour;
 
@@ -496,7 +496,7 @@ fn enter(
     if what != "kernel" || !log.exists() {
         write(&log, "")?;
     }
-    let mut command = Way::find(progress)?.enter(root, what)?;
+    let mut command = RootAccess::find(progress)?.enter(root, what)?;
     command.env("HOME", "/root").envs(env.iter().map(|(name, value)| (name, value)));
     if flavour == Flavour::Debug {
         command.env("LLVM", "1");

@@ -20,7 +20,7 @@ const XEN_ELFNOTE_PHYS32_ENTRY: elf::NoteType = elf::NoteType(18);
 
 /// What a kernel file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum KernelKind {
     /// The boot loader's format, compressed.
     BzImage,
     /// An ELF file that can be started by the PVH protocol.
@@ -33,14 +33,14 @@ pub enum Kind {
 ///
 /// # Errors
 /// [`Error::Kernel`] if it is no x86-64 kernel, with what it seems to be instead.
-pub fn inspect(path: &Path, bytes: &[u8]) -> Result<Kind> {
+pub fn inspect(path: &Path, bytes: &[u8]) -> Result<KernelKind> {
     let bad = |reason: &str| Error::Kernel { path: path.into(), reason: reason.into() };
     if bytes.starts_with(&elf::ELFMAG) {
         return inspect_elf(bytes).map_err(|reason| bad(&reason));
     }
     if bytes.get(0x202..0x206) == Some(b"HdrS") {
         payload(bytes).map_err(|reason| bad(&reason))?;
-        return Ok(Kind::BzImage);
+        return Ok(KernelKind::BzImage);
     }
     Err(bad(match bytes {
         [] => "it is empty",
@@ -57,7 +57,7 @@ pub fn inspect(path: &Path, bytes: &[u8]) -> Result<Kind> {
     }))
 }
 
-fn inspect_elf(bytes: &[u8]) -> std::result::Result<Kind, String> {
+fn inspect_elf(bytes: &[u8]) -> std::result::Result<KernelKind, String> {
     let file = ElfFile64::<Endianness>::parse(bytes)
         .map_err(|error| format!("its ELF headers are damaged ({error})"))?;
     let header = file.elf_header();
@@ -95,8 +95,8 @@ fn inspect_elf(bytes: &[u8]) -> std::result::Result<Kind, String> {
     }
     match (loads, pvh) {
         (0, _) => Err("it has nothing to load".into()),
-        (_, true) => Ok(Kind::Pvh),
-        (_, false) => Ok(Kind::Elf),
+        (_, true) => Ok(KernelKind::Pvh),
+        (_, false) => Ok(KernelKind::Elf),
     }
 }
 
@@ -235,9 +235,9 @@ mod tests {
     #[test]
     fn kinds_are_told_apart() {
         let kind = |bytes: &[u8]| inspect(Path::new(PATH), bytes).unwrap();
-        assert_eq!(kind(&tiny_elf(true)), Kind::Pvh);
-        assert_eq!(kind(&tiny_elf(false)), Kind::Elf);
-        assert_eq!(kind(&bz_image(b"x")), Kind::BzImage);
+        assert_eq!(kind(&tiny_elf(true)), KernelKind::Pvh);
+        assert_eq!(kind(&tiny_elf(false)), KernelKind::Elf);
+        assert_eq!(kind(&bz_image(b"x")), KernelKind::BzImage);
         assert_eq!(release(&bz_image(b"x")).unwrap(), "6.1.0-x");
     }
 

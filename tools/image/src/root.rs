@@ -3,7 +3,7 @@
 //! Packages are unpacked by dpkg-deb, and entered in a dpkg database as unpacked; then dpkg in the
 //! new root runs their own set-up scripts. That takes a root user: the real one, or the one in a
 //! user namespace, which ordinary users may make on most hosts. Where neither can be had, the
-//! scripts do not run; see [`Way::Bare`].
+//! scripts do not run; see [`RootAccess::Bare`].
 
 use std::ffi::OsString;
 use std::fs;
@@ -49,7 +49,7 @@ pub(crate) const RECIPE: &str =
 
 /// How the packages' scripts can be run on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum RootAccess {
     /// As root, in namespaces of their own.
     Root,
     /// As root by chroot alone, as in a container that may not mount.
@@ -60,14 +60,14 @@ pub(crate) enum Way {
     Bare,
 }
 
-impl Way {
+impl RootAccess {
     /// The command in front of what is to run there.
     fn prefix(self) -> Option<Vec<OsString>> {
         let user: &[&str] = match self {
-            Way::Root => &[],
-            Way::UserNamespace => &["--user", "--map-root-user"],
-            Way::Chroot => return Some(Vec::new()),
-            Way::Bare => return None,
+            RootAccess::Root => &[],
+            RootAccess::UserNamespace => &["--user", "--map-root-user"],
+            RootAccess::Chroot => return Some(Vec::new()),
+            RootAccess::Bare => return None,
         };
         let apart = ["--mount", "--pid", "--fork", "--kill-child"];
         let mut words = vec![run::find("unshare")?.into_os_string()];
@@ -105,15 +105,15 @@ impl Way {
 
     /// The best that the host allows.
     pub(crate) fn find(progress: &dyn Progress) -> Result<Self> {
-        let ways: &[Way] = match rustix::process::geteuid().is_root() {
-            true => &[Way::Root, Way::Chroot],
-            false => &[Way::UserNamespace],
+        let ways: &[RootAccess] = match rustix::process::geteuid().is_root() {
+            true => &[RootAccess::Root, RootAccess::Chroot],
+            false => &[RootAccess::UserNamespace],
         };
         for &way in ways {
-            let probe = if way == Way::Chroot { "chroot" } else { "true" };
+            let probe = if way == RootAccess::Chroot { "chroot" } else { "true" };
             let Some(program) = run::find(probe) else { continue };
             let Some(mut command) = way.command(&program) else { continue };
-            if way == Way::Chroot {
+            if way == RootAccess::Chroot {
                 command.args(["/", "true"]);
             }
             match run::run(command, "looking for namespaces", progress, || {}) {
@@ -122,7 +122,7 @@ impl Way {
                 _ => {}
             }
         }
-        Ok(Way::Bare)
+        Ok(RootAccess::Bare)
     }
 }
 
@@ -281,12 +281,12 @@ fn configure(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> R
     fs::write(&script, CONFIGURE).on("write", &script)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).on("write", &script)?;
 
-    let way = Way::find(progress)?;
+    let way = RootAccess::find(progress)?;
     let shell = run::find("sh").unwrap_or_else(|| "/bin/sh".into());
     let Some(mut command) = way.command(&shell) else {
         return bare(root, manifest, progress);
     };
-    let kind = if way == Way::UserNamespace { "mapped" } else { "root" };
+    let kind = if way == RootAccess::UserNamespace { "mapped" } else { "root" };
     command.args(["-c", ENTER, "enter"]).arg(root).arg(kind);
     let database = root.join("var/lib/dpkg/status");
     let installed = || {
@@ -397,7 +397,7 @@ impl Tools {
         let ordinary = !rustix::process::geteuid().is_root();
         let mut prefix: Vec<OsString> = Vec::new();
         if ordinary
-            && Way::find(progress)? == Way::UserNamespace
+            && RootAccess::find(progress)? == RootAccess::UserNamespace
             && let Some(unshare) = run::find("unshare")
         {
             // mke2fs copies owners. In there we are root, so our files are root's.

@@ -1,7 +1,7 @@
 //! What happens to a machine.
 
 use tofu_fabric::NodeId;
-use tofu_netboot::wire::Role;
+use tofu_netboot::wire::FileRole;
 
 /// Something that happened to a machine. Events of one node arrive in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub enum BootStage {
     /// Its firmware has found the server.
     Begun,
     /// It was given so many percent of a file.
-    Fetching(Role, u8),
+    Fetching(FileRole, u8),
     /// It has all and starts it.
     Starting,
     /// It gives up, and why.

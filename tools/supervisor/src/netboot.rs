@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use tofu_fabric::NodeId;
 use tofu_gateway::{Config, IoNode, Prepared};
 use tofu_machine::Machine;
-use tofu_netboot::wire::{Kind, MTU};
+use tofu_netboot::wire::{ImageKind, MTU};
 use tofu_netboot::{Boot, Content, Server};
 use tofu_programs::FIRMWARE;
 use tofu_sandbox::Role;
@@ -88,7 +88,7 @@ pub fn start(
             Some(boot) => boot.with_command_line(line),
             None => {
                 let image: Content = Arc::clone(&vm.guest.image) as Content;
-                let boot = Boot::new(generation(), Kind::Guest, image, None, line);
+                let boot = Boot::new(generation(), ImageKind::Guest, image, None, line);
                 guests.extend(boot.clone().map(|boot| (name, boot)));
                 boot
             }
@@ -109,7 +109,7 @@ pub fn start(
                     Ok(Arc::new(bytes))
                 };
                 let (image, initrd) = (read(files.kernel)?, read(files.initrd)?);
-                kernel = Boot::new(generation(), Kind::Linux, image, Some(initrd), line);
+                kernel = Boot::new(generation(), ImageKind::Linux, image, Some(initrd), line);
                 kernel.clone()
             }
         };

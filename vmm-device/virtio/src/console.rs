@@ -15,7 +15,7 @@ use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice, WriteVolatile}
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::Error;
-use crate::device::{Device, Identity, Io, Want, Work};
+use crate::device::{Device, Identity, Interest, Io, Work};
 use crate::regs::kind;
 use crate::ring::{Broken, Chain};
 
@@ -366,7 +366,7 @@ impl Port {
     }
 }
 
-/// Moves pieces one after the other until one is not moved whole.
+/// Moves parts one after the other until one is not moved whole.
 fn transfer<'a>(
     slices: impl Iterator<Item = Result<VolatileSlice<'a>, Broken>>,
     mut step: impl FnMut(&mut VolatileSlice<'a>) -> Result<usize, VolatileMemoryError>,
@@ -450,13 +450,13 @@ impl Device for Console {
         Ok(if more { Work::More } else { Work::Done })
     }
 
-    fn wants(&self, wants: &mut Vec<Want>) {
+    fn interests(&self, interests: &mut Vec<Interest>) {
         for port in &self.ports {
             let mut events = EventSet::empty();
             events.set(EventSet::IN, port.rx.is_some() && port.guest_open);
             events.set(EventSet::OUT, port.tx.is_some());
             if let Some(stream) = port.stream.as_ref().filter(|_| !events.is_empty()) {
-                wants.push(Want { stream: Arc::clone(stream), events });
+                interests.push(Interest { stream: Arc::clone(stream), events });
             }
         }
     }

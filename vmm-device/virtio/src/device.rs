@@ -35,7 +35,7 @@ pub enum Work {
 }
 
 /// A descriptor of the host's that a device waits for.
-pub struct Want {
+pub struct Interest {
     /// The descriptor.
     pub stream: Arc<UnixStream>,
     /// For what; not empty.
@@ -75,7 +75,7 @@ pub trait Device: Send {
     fn work(&mut self, io: &mut Io<'_>) -> Result<Work, Broken>;
 
     /// What else than notifications is to end its sleep. Asked after each turn.
-    fn wants(&self, _wants: &mut Vec<Want>) {}
+    fn interests(&self, _interests: &mut Vec<Interest>) {}
 
     /// Back to the state after power-on.
     fn reset(&mut self);

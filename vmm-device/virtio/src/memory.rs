@@ -19,7 +19,7 @@ pub struct DeviceMemory {
     endpoint: Option<Endpoint>,
 }
 
-type Pieces = SmallVec<[(u64, usize); 2]>;
+type Ranges = SmallVec<[(u64, usize); 2]>;
 
 impl DeviceMemory {
     /// Memory of a device behind an IOMMU, as `endpoint`, or of one that is behind none.
@@ -60,21 +60,21 @@ impl DeviceMemory {
     }
 
     /// Where the range is in guest memory.
-    fn pieces(&self, address: GuestAddress, len: usize, access: Permissions) -> Option<Pieces> {
-        let mut pieces = Pieces::new();
+    fn ranges(&self, address: GuestAddress, len: usize, access: Permissions) -> Option<Ranges> {
+        let mut ranges = Ranges::new();
         match self.begin() {
-            None => pieces.push((address.0, len)),
+            None => ranges.push((address.0, len)),
             Some(begun) => {
-                let add = &mut |at: u64, len: usize| match pieces.last_mut() {
+                let add = &mut |at: u64, len: usize| match ranges.last_mut() {
                     Some((from, before)) if from.checked_add(*before as u64) == Some(at) => {
                         *before += len;
                     }
-                    _ => pieces.push((at, len)),
+                    _ => ranges.push((at, len)),
                 };
                 begun.translate(address.0, len, access, add).ok()?;
             }
         }
-        Some(pieces)
+        Some(ranges)
     }
 }
 
@@ -85,7 +85,7 @@ impl GuestMemoryView for DeviceMemory {
     fn check_range(&self, address: GuestAddress, len: usize, access: Permissions) -> bool {
         let inside =
             |&(at, len): &_| GuestMemoryBackend::check_range(&self.physical, GuestAddress(at), len);
-        self.pieces(address, len, access).is_some_and(|pieces| pieces.iter().all(inside))
+        self.ranges(address, len, access).is_some_and(|ranges| ranges.iter().all(inside))
     }
 
     fn get_slices<'a>(
@@ -94,9 +94,9 @@ impl GuestMemoryView for DeviceMemory {
         len: usize,
         access: Permissions,
     ) -> Result<impl GuestMemorySliceIterator<'a, BS<'a, ()>>> {
-        let pieces =
-            self.pieces(address, len, access).ok_or(Error::InvalidGuestAddress(address))?;
-        Ok(Slices { memory: &self.physical, pieces: pieces.into_iter(), now: None })
+        let ranges =
+            self.ranges(address, len, access).ok_or(Error::InvalidGuestAddress(address))?;
+        Ok(Slices { memory: &self.physical, ranges: ranges.into_iter(), now: None })
     }
 
     fn physical_memory(&self) -> Option<&GuestMemory> {
@@ -106,7 +106,7 @@ impl GuestMemoryView for DeviceMemory {
 
 struct Slices<'a> {
     memory: &'a GuestMemory,
-    pieces: smallvec::IntoIter<[(u64, usize); 2]>,
+    ranges: smallvec::IntoIter<[(u64, usize); 2]>,
     now: Option<GuestMemoryBackendSliceIterator<'a, GuestMemory>>,
 }
 
@@ -118,12 +118,12 @@ impl<'a> Iterator for Slices<'a> {
             if let Some(slice) = self.now.as_mut().and_then(Iterator::next) {
                 if slice.is_err() {
                     // Nothing comes after an error.
-                    self.pieces = Pieces::new().into_iter();
+                    self.ranges = Ranges::new().into_iter();
                     self.now = None;
                 }
                 return Some(slice);
             }
-            let (at, len) = self.pieces.next()?;
+            let (at, len) = self.ranges.next()?;
             self.now = Some(GuestMemoryBackend::get_slices(self.memory, GuestAddress(at), len));
         }
     }

@@ -168,8 +168,8 @@ impl Chain {
         total(&self.segments[self.readable..])
     }
 
-    /// The memory of `len` bytes from the `from`th readable one on, piece by piece; fewer if the
-    /// chain ends before. A piece outside of memory is an error, and not the last item.
+    /// The memory of `len` bytes from the `from`th readable one on, part by part; fewer if the
+    /// chain ends before. A part outside of memory is an error, and not the last item.
     pub fn read_slices<'a>(
         &'a self,
         memory: &'a DeviceMemory,
@@ -230,7 +230,7 @@ fn slices<'a>(
     from: u64,
     len: u64,
 ) -> impl Iterator<Item = Result<VolatileSlice<'a>, Broken>> {
-    pieces(segments, from, len).flat_map(move |(address, len)| {
+    parts(segments, from, len).flat_map(move |(address, len)| {
         let (slices, error) = match memory.get_slices(address, len, access) {
             Ok(slices) => (Some(slices), None),
             Err(_) => (None, Some(Err(OUTSIDE))),
@@ -240,7 +240,7 @@ fn slices<'a>(
     })
 }
 
-fn pieces(
+fn parts(
     segments: &[Segment],
     mut skip: u64,
     mut left: u64,
@@ -263,9 +263,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Pieces are the same bytes as those of the buffers put together.
+        /// Parts are the same bytes as those of the buffers put together.
         #[test]
-        fn pieces_are_a_part_of_the_whole(
+        fn parts_are_a_part_of_the_whole(
             lens in proptest::collection::vec(0u32..20, 0..8), from in 0u64..100, len in 0u64..100,
         ) {
             let segments: Vec<_> = (1..)
@@ -279,7 +279,7 @@ mod tests {
                 segments.iter().flat_map(|s| bytes((s.start, s.len as usize))).collect();
             let end = all.len().min((from + len) as usize);
             let expected = all.get(from as usize..end).unwrap_or_default();
-            let found: Vec<u64> = pieces(&segments, from, len).flat_map(bytes).collect();
+            let found: Vec<u64> = parts(&segments, from, len).flat_map(bytes).collect();
             prop_assert_eq!(found, expected);
         }
     }

@@ -12,7 +12,7 @@ use tofu_sync::lock;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::DeviceMemory;
-use crate::device::{Device, Io, Want, Work};
+use crate::device::{Device, Interest, Io, Work};
 use crate::regs::{ISR_CONFIG, ISR_QUEUE, NO_VECTOR, status};
 use crate::ring::{QueueSettings, Ring};
 
@@ -192,12 +192,12 @@ impl Core {
     }
 
     /// What the device waits for.
-    pub(crate) fn wants(&self) -> Vec<Want> {
-        let mut wants = Vec::new();
+    pub(crate) fn interests(&self) -> Vec<Interest> {
+        let mut interests = Vec::new();
         let active = lock(&self.active);
         if active.rings.is_some() && self.endpoint.bus_master() {
-            active.device.wants(&mut wants);
+            active.device.interests(&mut interests);
         }
-        wants
+        interests
     }
 }

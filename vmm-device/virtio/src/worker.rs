@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 
-use crate::device::{Want, Work};
+use crate::device::{Interest, Work};
 use crate::shared::Core;
 
 /// The body of the thread.
@@ -29,29 +29,29 @@ fn serve(core: &Arc<Core>) -> Result<(), event_manager::Error> {
 struct Sources {
     core: Arc<Core>,
     /// Holding them keeps their numbers from being used for something else.
-    listening: Vec<Want>,
+    listening: Vec<Interest>,
 }
 
 impl Sources {
     /// Listens to what the device wants now.
     fn follow(&mut self, ops: &mut EventOps<'_>) {
-        let wants = self.core.wants();
-        let same = |a: &Arc<UnixStream>, b: &Want| Arc::ptr_eq(a, &b.stream);
+        let interests = self.core.interests();
+        let same = |a: &Arc<UnixStream>, b: &Interest| Arc::ptr_eq(a, &b.stream);
         for old in &self.listening {
-            if !wants.iter().any(|want| same(&old.stream, want)) {
+            if !interests.iter().any(|interest| same(&old.stream, interest)) {
                 self.report(ops.remove(Events::new(&*old.stream, old.events)));
             }
         }
-        for want in &wants {
-            match self.listening.iter().find(|old| same(&old.stream, want)) {
-                None => self.report(ops.add(Events::new(&*want.stream, want.events))),
-                Some(old) if old.events != want.events => {
-                    self.report(ops.modify(Events::new(&*want.stream, want.events)));
+        for interest in &interests {
+            match self.listening.iter().find(|old| same(&old.stream, interest)) {
+                None => self.report(ops.add(Events::new(&*interest.stream, interest.events))),
+                Some(old) if old.events != interest.events => {
+                    self.report(ops.modify(Events::new(&*interest.stream, interest.events)));
                 }
                 Some(_) => {}
             }
         }
-        self.listening = wants;
+        self.listening = interests;
     }
 
     fn report(&self, result: Result<(), event_manager::Error>) {

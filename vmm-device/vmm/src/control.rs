@@ -11,7 +11,7 @@ use crate::outcome::{Outcome, Registers};
 
 /// What the owner of the VM wants its vCPUs to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Want {
+enum RunRequest {
     Run,
     Pause,
     Stop,
@@ -19,20 +19,20 @@ enum Want {
 
 /// Where a vCPU thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum VcpuPhase {
     Running,
     Parked,
     Gone,
 }
 
 struct VcpuState {
-    place: Place,
+    phase: VcpuPhase,
     registers_wanted: bool,
     registers: Option<Registers>,
 }
 
 struct State {
-    want: Want,
+    request: RunRequest,
     vcpus: Vec<VcpuState>,
     outcome: Option<Outcome>,
 }
@@ -55,10 +55,11 @@ pub(crate) enum Next {
 
 impl Control {
     pub(crate) fn new(vcpus: usize) -> Self {
-        let state = || VcpuState { place: Place::Gone, registers_wanted: false, registers: None };
+        let state =
+            || VcpuState { phase: VcpuPhase::Gone, registers_wanted: false, registers: None };
         Self {
             state: Mutex::new(State {
-                want: Want::Run,
+                request: RunRequest::Run,
                 vcpus: (0..vcpus).map(|_| state()).collect(),
                 outcome: None,
             }),
@@ -76,16 +77,16 @@ impl Control {
     /// nobody takes a VM for ended that has not begun.
     pub(crate) fn begin(&self) {
         for vcpu in &mut lock(&self.state).vcpus {
-            vcpu.place = Place::Running;
+            vcpu.phase = VcpuPhase::Running;
         }
     }
 
     /// The way out for a vCPU thread. The last one gets the VM's outcome.
     pub(crate) fn leave(&self, vcpu: usize) -> Option<Outcome> {
         let mut state = lock(&self.state);
-        state.vcpus[vcpu].place = Place::Gone;
+        state.vcpus[vcpu].phase = VcpuPhase::Gone;
         self.changed.notify_all();
-        if state.vcpus.iter().any(|vcpu| vcpu.place != Place::Gone) {
+        if state.vcpus.iter().any(|vcpu| vcpu.phase != VcpuPhase::Gone) {
             return None;
         }
         Some(state.outcome.clone().unwrap_or(Outcome::Stopped))
@@ -97,7 +98,7 @@ impl Control {
         {
             let mut state = lock(&self.state);
             state.outcome.get_or_insert(outcome);
-            state.want = Want::Stop;
+            state.request = RunRequest::Stop;
         }
         self.call_all();
     }
@@ -114,16 +115,16 @@ impl Control {
                 state.vcpus[vcpu].registers = Some(registers());
                 self.changed.notify_all();
             }
-            let place = match state.want {
-                Want::Run => Place::Running,
-                Want::Pause => Place::Parked,
-                Want::Stop => return Next::Leave,
+            let phase = match state.request {
+                RunRequest::Run => VcpuPhase::Running,
+                RunRequest::Pause => VcpuPhase::Parked,
+                RunRequest::Stop => return Next::Leave,
             };
-            if state.vcpus[vcpu].place != place {
-                state.vcpus[vcpu].place = place;
+            if state.vcpus[vcpu].phase != phase {
+                state.vcpus[vcpu].phase = phase;
                 self.changed.notify_all();
             }
-            if place == Place::Running {
+            if phase == VcpuPhase::Running {
                 return Next::Run;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +133,7 @@ impl Control {
 
     /// Asks all vCPUs to leave. Does not wait.
     pub(crate) fn stop(&self) {
-        lock(&self.state).want = Want::Stop;
+        lock(&self.state).request = RunRequest::Stop;
         self.call_all();
     }
 
@@ -141,24 +142,26 @@ impl Control {
     pub(crate) fn pause(&self, timeout: Duration) -> bool {
         {
             let mut state = lock(&self.state);
-            if state.want == Want::Stop {
+            if state.request == RunRequest::Stop {
                 return false;
             }
-            state.want = Want::Pause;
+            state.request = RunRequest::Pause;
         }
         self.call_all();
         self.wait_until(timeout, |state| {
-            state.vcpus.iter().all(|vcpu| vcpu.place != Place::Running).then_some(())
+            state.vcpus.iter().all(|vcpu| vcpu.phase != VcpuPhase::Running).then_some(())
         })
-        .is_some_and(|()| lock(&self.state).vcpus.iter().any(|vcpu| vcpu.place == Place::Parked))
+        .is_some_and(|()| {
+            lock(&self.state).vcpus.iter().any(|vcpu| vcpu.phase == VcpuPhase::Parked)
+        })
     }
 
     /// Lets paused vCPUs go on.
     pub(crate) fn resume(&self) {
         {
             let mut state = lock(&self.state);
-            if state.want == Want::Pause {
-                state.want = Want::Run;
+            if state.request == RunRequest::Pause {
+                state.request = RunRequest::Run;
             }
         }
         self.call_all();
@@ -170,7 +173,7 @@ impl Control {
         {
             let mut state = lock(&self.state);
             let vcpu = state.vcpus.get_mut(vcpu)?;
-            if vcpu.place == Place::Gone {
+            if vcpu.phase == VcpuPhase::Gone {
                 return None;
             }
             vcpu.registers = None;
@@ -179,7 +182,8 @@ impl Control {
         self.call(vcpu);
         self.wait_until(timeout, |state| {
             let vcpu = &state.vcpus[vcpu];
-            (vcpu.registers.is_some() || vcpu.place == Place::Gone).then(|| vcpu.registers.clone())
+            (vcpu.registers.is_some() || vcpu.phase == VcpuPhase::Gone)
+                .then(|| vcpu.registers.clone())
         })
         .flatten()
     }
@@ -187,7 +191,7 @@ impl Control {
     /// Waits for the end of the VM.
     pub(crate) fn wait(&self, timeout: Duration) -> Option<Outcome> {
         self.wait_until(timeout, |state| {
-            let gone = state.vcpus.iter().all(|vcpu| vcpu.place == Place::Gone);
+            let gone = state.vcpus.iter().all(|vcpu| vcpu.phase == VcpuPhase::Gone);
             gone.then(|| state.outcome.clone().unwrap_or(Outcome::Stopped))
         })
     }

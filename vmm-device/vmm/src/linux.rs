@@ -77,7 +77,7 @@ mod header {
 /// A kernel in guest memory.
 struct Loaded {
     /// Where it begins in 64-bit mode or by PVH.
-    entry: Place,
+    entry: EntryPoint,
     /// Guest memory from [`layout::IMAGE_START`] to here is the kernel's.
     end: u64,
     /// The header of a bzImage.
@@ -87,7 +87,7 @@ struct Loaded {
     command_line_max: usize,
 }
 
-enum Place {
+enum EntryPoint {
     Long(u64),
     Pvh(u64),
 }
@@ -120,7 +120,7 @@ pub(crate) fn load(
     // All of these lie below IMAGE_START, within the smallest memory size.
     written.map_err(|error| Error::Image(format!("writing boot data: {error}")))?;
     let (params, entry) = match loaded.entry {
-        Place::Long(address) => {
+        EntryPoint::Long(address) => {
             let page = zero_page(memory, &loaded, &initrd, rsdp);
             let params = BootParams::new(&page, GuestAddress(layout::ZERO_PAGE));
             (
@@ -128,7 +128,7 @@ pub(crate) fn load(
                 Entry::long(address, layout::ZERO_PAGE),
             )
         }
-        Place::Pvh(address) => {
+        EntryPoint::Pvh(address) => {
             let params = start_info(memory, &initrd, rsdp);
             (
                 PvhBootConfigurator::write_bootparams(&params, memory),
@@ -194,7 +194,7 @@ fn load_bzimage(memory: &GuestMemory, image: &[u8]) -> Result<Loaded, Error> {
             .map_err(|error| Error::Image(error.to_string()))?;
     let header = setup_header.unwrap_or_default();
     Ok(Loaded {
-        entry: Place::Long(kernel_load.raw_value() + header::ENTRY_64),
+        entry: EntryPoint::Long(kernel_load.raw_value() + header::ENTRY_64),
         end,
         header: Some(header),
         initrd_max: header.initrd_addr_max.into(),
@@ -209,20 +209,20 @@ fn load_elf(memory: &GuestMemory, image: &[u8], entry: KernelEntry) -> Result<Lo
             .map_err(|error| KernelError::Elf(error.to_string()))?;
     let inside = |address| segments.iter().any(|segment| segment.contains(&address));
     let long = kernel_load.raw_value();
-    let place = match (entry, pvh_boot_cap) {
+    let start = match (entry, pvh_boot_cap) {
         (KernelEntry::Auto | KernelEntry::Pvh, PvhBootCapability::PvhEntryPresent(address)) => {
-            Place::Pvh(address.raw_value())
+            EntryPoint::Pvh(address.raw_value())
         }
         (KernelEntry::Pvh, _) => return Err(KernelError::NoPvhEntry.into()),
-        _ => Place::Long(long),
+        _ => EntryPoint::Long(long),
     };
-    let (Place::Long(address) | Place::Pvh(address)) = place;
+    let (EntryPoint::Long(address) | EntryPoint::Pvh(address)) = start;
     if !inside(address) {
         let what = format!("its entry point {address:#x} is in none of its segments");
         return Err(KernelError::Elf(what).into());
     }
     Ok(Loaded {
-        entry: place,
+        entry: start,
         end: segments.iter().map(|segment| segment.end).max().unwrap_or(layout::IMAGE_START),
         header: None,
         initrd_max: layout::LOW_RAM_END - 1,

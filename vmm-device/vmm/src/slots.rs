@@ -13,10 +13,10 @@ use crate::{Error, GuestMemory};
 /// The memory slots of a VM. Holds a reference to everything that is mapped.
 pub(crate) struct Slots {
     vm: Arc<VmFd>,
-    used: Mutex<Vec<Slot>>,
+    used: Mutex<Vec<MemorySlot>>,
 }
 
-enum Slot {
+enum MemorySlot {
     Free,
     /// Kept for the life of the VM.
     Ram(#[expect(dead_code, reason = "keeps the memory mapped")] GuestMemory),
@@ -49,7 +49,7 @@ impl Slots {
             // `memory` stored next to the slot keeps it so.
             unsafe { self.vm.set_user_memory_region(description) }
                 .map_err(Error::kvm("mapping guest memory"))?;
-            used.push(Slot::Ram(memory.clone()));
+            used.push(MemorySlot::Ram(memory.clone()));
         }
         Ok(())
     }
@@ -69,7 +69,8 @@ impl Slots {
     ) -> Result<SlotId, Error> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= region.size()));
         let mut used = lock(&self.used);
-        let at = used.iter().position(|slot| matches!(slot, Slot::Free)).unwrap_or(used.len());
+        let at =
+            used.iter().position(|slot| matches!(slot, MemorySlot::Free)).unwrap_or(used.len());
         let description = kvm_userspace_memory_region {
             slot: at as u32,
             flags: if read_only { KVM_MEM_READONLY } else { 0 },
@@ -81,7 +82,7 @@ impl Slots {
         // to the slot keeps it mapped.
         unsafe { self.vm.set_user_memory_region(description) }
             .map_err(Error::kvm("mapping shared pages"))?;
-        let slot = Slot::Pages(region.clone());
+        let slot = MemorySlot::Pages(region.clone());
         match used.get_mut(at) {
             Some(free) => *free = slot,
             None => used.push(slot),
@@ -97,7 +98,7 @@ impl Slots {
         // SAFETY: a slot of size 0 is removed; no memory is made accessible.
         unsafe { self.vm.set_user_memory_region(description) }
             .map_err(Error::kvm("unmapping shared pages"))?;
-        used[id as usize] = Slot::Free;
+        used[id as usize] = MemorySlot::Free;
         Ok(())
     }
 }

@@ -48,10 +48,10 @@ struct Attached {
     id: Attachment,
     bar: u8,
     offset: u64,
-    what: What,
+    what: Backing,
 }
 
-enum What {
+enum Backing {
     Doorbell {
         event: EventFd,
         at: Option<u64>,
@@ -96,7 +96,7 @@ impl Windows {
             let reason = "no such BAR";
             return Err(Error::Attach { what: "a doorbell", bar, offset, reason });
         }
-        self.attach(bar, offset, What::Doorbell { event, at: None })
+        self.attach(bar, offset, Backing::Doorbell { event, at: None })
     }
 
     /// Maps the 4 KiB page at `page_offset` bytes in `region` at `offset` of BAR
@@ -113,7 +113,7 @@ impl Windows {
         page_offset: usize,
     ) -> Result<Attachment, Error> {
         check_page(bar, offset, &region, page_offset)?;
-        let page = What::Page { region, offset: page_offset, read_only: false, at: None };
+        let page = Backing::Page { region, offset: page_offset, read_only: false, at: None };
         self.attach(bar, offset, page)
     }
 
@@ -150,7 +150,11 @@ impl Windows {
             return Err(Error::Attach { what: "a page", bar, offset, reason });
         };
         let (alias, written) = (alias?, Arc::new(written));
-        self.attach(bar, offset, What::WatchedPage { alias, read_only: false, at: None, written })
+        self.attach(
+            bar,
+            offset,
+            Backing::WatchedPage { alias, read_only: false, at: None, written },
+        )
     }
 
     /// Write-protects a page, or lifts that. While it is protected the guest
@@ -173,12 +177,12 @@ impl Windows {
             return Ok(());
         };
         match &mut attached.what {
-            What::Page { read_only: current, .. } if *current != read_only => {
+            Backing::Page { read_only: current, .. } if *current != read_only => {
                 *current = read_only;
                 self.withdraw(attached)?;
                 self.place(attached, bars)
             }
-            What::WatchedPage { alias, read_only: current, .. } if *current != read_only => {
+            Backing::WatchedPage { alias, read_only: current, .. } if *current != read_only => {
                 pages::protect(alias, read_only)?;
                 *current = read_only;
                 *lifts += u64::from(!read_only);
@@ -197,7 +201,7 @@ impl Windows {
             let mut state = lock(&self.state);
             let State { attached, lifts, .. } = &mut *state;
             for attached in attached {
-                if let What::WatchedPage { alias, read_only: current @ true, written, .. } =
+                if let Backing::WatchedPage { alias, read_only: current @ true, written, .. } =
                     &mut attached.what
                 {
                     match pages::protect(alias, false) {
@@ -248,7 +252,7 @@ impl Windows {
         }
     }
 
-    fn attach(&self, bar: u8, offset: u64, what: What) -> Result<Attachment, Error> {
+    fn attach(&self, bar: u8, offset: u64, what: Backing) -> Result<Attachment, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = Attachment(NEXT.fetch_add(1, Ordering::Relaxed));
         let mut state = lock(&self.state);
@@ -262,24 +266,24 @@ impl Windows {
     fn place(&self, attached: &mut Attached, bars: &[Option<BarRange>]) -> Result<(), Error> {
         let Some(range) = bars[usize::from(attached.bar)] else { return Ok(()) };
         let size = match attached.what {
-            What::Doorbell { .. } => 1,
-            What::Page { .. } | What::WatchedPage { .. } => PAGE,
+            Backing::Doorbell { .. } => 1,
+            Backing::Page { .. } | Backing::WatchedPage { .. } => PAGE,
         };
         if attached.offset.checked_add(size).is_none_or(|end| end > range.size) {
             return Ok(());
         }
         let Some(address) = range.address.checked_add(attached.offset) else { return Ok(()) };
         match &mut attached.what {
-            What::Doorbell { event, at } => {
+            Backing::Doorbell { event, at } => {
                 self.vm
                     .register_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch)
                     .map_err(Error::kvm("registering a doorbell"))?;
                 *at = Some(address);
             }
-            What::Page { region, offset, read_only, at } => {
+            Backing::Page { region, offset, read_only, at } => {
                 *at = Some(self.slots.map(address, region, *offset, PAGE as usize, *read_only)?);
             }
-            What::WatchedPage { alias, at, .. } => {
+            Backing::WatchedPage { alias, at, .. } => {
                 *at = Some(self.slots.map(address, alias, 0, PAGE as usize, false)?);
             }
         }
@@ -289,14 +293,14 @@ impl Windows {
     /// The opposite of [`Windows::place`].
     fn withdraw(&self, attached: &mut Attached) -> Result<(), Error> {
         match &mut attached.what {
-            What::Doorbell { event, at } => match at.take() {
+            Backing::Doorbell { event, at } => match at.take() {
                 Some(address) => self
                     .vm
                     .unregister_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch)
                     .map_err(Error::kvm("unregistering a doorbell")),
                 None => Ok(()),
             },
-            What::Page { at, .. } | What::WatchedPage { at, .. } => {
+            Backing::Page { at, .. } | Backing::WatchedPage { at, .. } => {
                 at.take().map_or(Ok(()), |slot| self.slots.unmap(slot))
             }
         }

@@ -23,7 +23,7 @@ use tofu_guests::{Error, NodePlatform, fail, find_device, machine_shape, number,
 use tofu_ipotofu::addr::{self, Mac};
 use tofu_ipotofu::{Config, Link, LinkError};
 use tofu_netboot::image::{self, Handed};
-use tofu_netboot::wire::{ETHERTYPE, Kind, MTU, Manifest, Message, Role, State};
+use tofu_netboot::wire::{BootState, ETHERTYPE, FileRole, ImageKind, MTU, Manifest, Message};
 use tofu_netboot::{Ask, Fetch, Poll, Settings, Task};
 
 tofu_guests::entry!(main);
@@ -50,12 +50,16 @@ fn main() -> Result<(), Error> {
         Err(error) => {
             if wire.server.is_some() {
                 let text = format!("{error}");
-                wire.report(Settings { patience_ns: REPORT_NS, ..settings }, State::Failed, &text);
+                wire.report(
+                    Settings { patience_ns: REPORT_NS, ..settings },
+                    BootState::Failed,
+                    &text,
+                );
             }
             return Err(error);
         }
     };
-    wire.report(Settings { patience_ns: REPORT_NS, ..settings }, State::Starting, "");
+    wire.report(Settings { patience_ns: REPORT_NS, ..settings }, BootState::Starting, "");
     drop(wire);
     device.tni(TNI)?.disable()?;
     device.platform().reset();
@@ -140,7 +144,7 @@ impl Wire {
         }
     }
 
-    fn report(&mut self, settings: Settings, state: State, text: &str) {
+    fn report(&mut self, settings: Settings, state: BootState, text: &str) {
         let message = Message::Report(state, text);
         let mut ask = Ask::report(settings, &message, tofu_guests::now_ns());
         // The server only tells people; it need not be there any more.
@@ -168,10 +172,10 @@ fn load(wire: &mut Wire, settings: Settings, ram: &mut Ram) -> Result<(Manifest,
     let manifest = ask.into_manifest().ok_or_else(|| fail!("the boot server sent no manifest"))?;
     let size = |role| manifest.file(role).map_or(0, |(_, file)| file.size);
     let room = ram.range();
-    let places = image::places(&room, size(Role::Kernel), size(Role::Initrd))?;
+    let places = image::places(&room, size(FileRole::Kernel), size(FileRole::Initrd))?;
     let at =
         |place: &Range<u64>| (place.start - room.start) as usize..(place.end - room.start) as usize;
-    for (role, place) in [(Role::Kernel, &places.kernel), (Role::Initrd, &places.initrd)] {
+    for (role, place) in [(FileRole::Kernel, &places.kernel), (FileRole::Initrd, &places.initrd)] {
         if !place.is_empty() {
             fetch(wire, settings, &manifest, role, &mut ram.bytes()[at(place)])?;
         }
@@ -199,7 +203,7 @@ fn fetch(
     wire: &mut Wire,
     settings: Settings,
     manifest: &Manifest,
-    role: Role,
+    role: FileRole,
     buf: &mut [u8],
 ) -> Result<(), Error> {
     let mut fetch = Fetch::new(settings, manifest, role, buf, tofu_guests::now_ns())
@@ -211,7 +215,7 @@ fn fetch(
 /// What the image is told: the server's words, and for a small guest those of the monitor.
 fn command_line(manifest: &Manifest) -> String {
     let mut line = manifest.command_line.clone();
-    if manifest.kind == Kind::Guest {
+    if manifest.kind == ImageKind::Guest {
         for name in MONITOR_WORDS {
             if let Some(value) = option(name) {
                 line.push_str(&format!(" {name}={value}"));

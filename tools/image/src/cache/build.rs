@@ -359,7 +359,7 @@ fn user_kernel(path: &Path, new: &Path, manifest: &mut Manifest) -> Result<Strin
         let to = new.join(name);
         fs::write(&to, bytes).on("write", &to)
     };
-    if kernel::inspect(path, &bytes)? == kernel::Kind::BzImage {
+    if kernel::inspect(path, &bytes)? == kernel::KernelKind::BzImage {
         write("vmlinux", &kernel::unpack(path, &bytes)?)?;
         write("vmlinuz", &bytes)?;
         manifest.add_file(new, "vmlinuz")?;

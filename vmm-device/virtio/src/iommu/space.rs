@@ -411,11 +411,11 @@ pub struct Access<'a> {
 }
 
 impl Access<'_> {
-    /// Calls `f` with the guest-physical address and the length of each piece of `len` bytes from
+    /// Calls `f` with the guest-physical address and the length of each range of `len` bytes from
     /// `address` on, in order. Whether there is memory at these addresses nobody has checked.
     ///
     /// # Errors
-    /// If any byte is not mapped for this access. `f` may have got the pieces before it, which are
+    /// If any byte is not mapped for this access. `f` may have got the ranges before it, which are
     /// not to be used then. The driver is told.
     pub fn translate(
         &self,
@@ -426,7 +426,7 @@ impl Access<'_> {
     ) -> Result<(), Unmapped> {
         let Endpoint { space, number } = self.endpoint;
         let Some(rest) = (len as u64).checked_sub(1) else { return Ok(()) };
-        // Pieces are not longer than the whole.
+        // Ranges are not longer than the whole.
         let f = &mut |at: u64, len: u64| f(at, len as usize);
         let result = match address.checked_add(rest) {
             Some(last) => space.read().translate(*number, address, last, access, f),

@@ -48,7 +48,7 @@ pub(crate) fn wait(what: &str, mut done: impl FnMut() -> bool) {
 
 /// Where a capability says that something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct CapabilityRange {
     pub(crate) bar: u8,
     pub(crate) offset: u64,
     pub(crate) len: u64,
@@ -59,7 +59,7 @@ pub(crate) struct Guest {
     pub(crate) function: Arc<Virtio>,
     pub(crate) memory: GuestMemory,
     pub(crate) sink: Arc<RecordingSink>,
-    pub(crate) places: Vec<(u8, Place)>,
+    pub(crate) ranges: Vec<(u8, CapabilityRange)>,
     pub(crate) window: u16,
 }
 
@@ -74,7 +74,7 @@ impl Guest {
     pub(crate) fn of(function: Arc<Virtio>, memory: GuestMemory) -> Self {
         let sink = Arc::new(RecordingSink::default());
         function.endpoint().msix().unwrap().connect(sink.clone());
-        let (mut places, mut window) = (Vec::new(), 0);
+        let (mut ranges, mut window) = (Vec::new(), 0);
         for (at, id) in capabilities(&*function) {
             if id != pci::CAP_VENDOR {
                 continue;
@@ -82,13 +82,14 @@ impl Guest {
             let mut body = [0; 16];
             function.config_read(at, &mut body);
             let word = |at: usize| u32::from_le_bytes(body[at..at + 4].try_into().unwrap());
-            let place = Place { bar: body[4], offset: word(8).into(), len: word(12).into() };
+            let range =
+                CapabilityRange { bar: body[4], offset: word(8).into(), len: word(12).into() };
             if body[3] == cap::PCI_CFG {
                 window = at;
             }
-            places.push((body[3], place));
+            ranges.push((body[3], range));
         }
-        let guest = Self { function, memory, sink, places, window };
+        let guest = Self { function, memory, sink, ranges, window };
         guest.enable();
         guest
     }
@@ -110,20 +111,20 @@ impl Guest {
         self.function.config_write(at + pci::MSIX_CONTROL, &pci::MSIX_ENABLE.to_le_bytes());
     }
 
-    pub(crate) fn place(&self, kind: u8) -> Place {
-        self.places.iter().find(|(found, _)| *found == kind).expect("the capability").1
+    pub(crate) fn range(&self, kind: u8) -> CapabilityRange {
+        self.ranges.iter().find(|(found, _)| *found == kind).expect("the capability").1
     }
 
     pub(crate) fn read<const N: usize>(&self, kind: u8, offset: u64) -> [u8; N] {
-        let place = self.place(kind);
+        let range = self.range(kind);
         let mut data = [0; N];
-        self.function.bar_read(place.bar, place.offset + offset, &mut data);
+        self.function.bar_read(range.bar, range.offset + offset, &mut data);
         data
     }
 
     pub(crate) fn write(&self, kind: u8, offset: u64, data: &[u8]) {
-        let place = self.place(kind);
-        self.function.bar_write(place.bar, place.offset + offset, data);
+        let range = self.range(kind);
+        self.function.bar_write(range.bar, range.offset + offset, data);
     }
 
     pub(crate) fn common(&self, offset: u64, data: &[u8]) {
@@ -184,7 +185,7 @@ impl Guest {
             used: base + 0x8000,
             next: 0,
             seen: 0,
-            notify: self.place(cap::NOTIFY),
+            notify: self.range(cap::NOTIFY),
             function: Arc::clone(&self.function),
             memory: self.memory.clone(),
         }
@@ -255,7 +256,7 @@ pub(crate) struct Queue {
     pub(crate) used: u64,
     next: u16,
     seen: u16,
-    notify: Place,
+    notify: CapabilityRange,
     function: Arc<Virtio>,
     memory: GuestMemory,
 }

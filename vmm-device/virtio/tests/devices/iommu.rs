@@ -140,9 +140,9 @@ fn find(
     len: usize,
     access: Permissions,
 ) -> Option<Vec<(u64, usize)>> {
-    let mut pieces = Vec::new();
-    let result = endpoint.begin().translate(at, len, access, &mut |at, len| pieces.push((at, len)));
-    result.is_ok().then_some(pieces)
+    let mut ranges = Vec::new();
+    let result = endpoint.begin().translate(at, len, access, &mut |at, len| ranges.push((at, len)));
+    result.is_ok().then_some(ranges)
 }
 
 #[test]

@@ -17,9 +17,9 @@ fn a_driver_finds_what_the_specification_says() {
     let mut ids = [0; 4];
     guest.function.config_read(0, &mut ids);
     assert_eq!(ids, [0xf4, 0x1a, 0x44, 0x10]);
-    let kinds: Vec<_> = guest.places.iter().map(|(kind, _)| *kind).collect();
+    let kinds: Vec<_> = guest.ranges.iter().map(|(kind, _)| *kind).collect();
     assert_eq!(kinds, [cap::COMMON, cap::ISR, cap::NOTIFY, cap::PCI_CFG]);
-    assert_eq!(guest.place(cap::COMMON).len, 56);
+    assert_eq!(guest.range(cap::COMMON).len, 56);
     assert_eq!(guest.offered(), feature::VERSION_1 | feature::EVENT_IDX | feature::INDIRECT_DESC);
 
     let image = tempfile::NamedTempFile::new().unwrap();
@@ -92,7 +92,7 @@ fn the_window_reaches_the_registers() {
         guest.function.config_read(data, &mut bytes);
         bytes
     };
-    let place = guest.place(cap::COMMON);
+    let place = guest.range(cap::COMMON);
     point(place.bar, place.offset + common::DEVICE_STATUS, 1);
     guest.function.config_write(data, &[status::ACKNOWLEDGE]);
     assert_eq!(guest.status(), status::ACKNOWLEDGE);
@@ -111,7 +111,7 @@ fn the_window_reaches_the_registers() {
 
     let mut queues = guest.start(0, 1, 8);
     queues[0].add(&[from_device(BUFFERS, 8)]);
-    let notify = guest.place(cap::NOTIFY);
+    let notify = guest.range(cap::NOTIFY);
     point(notify.bar, notify.offset, 2);
     guest.function.config_write(data, &[0, 0]);
     assert_eq!(queues[0].wait(), (0, 8));
@@ -133,7 +133,7 @@ fn an_attached_doorbell_does_what_a_write_does() {
     let recorder = Recorder::default();
     guest.function.attach_doorbell(&recorder).unwrap();
     let attached = recorder.0.lock().unwrap();
-    let notify = guest.place(cap::NOTIFY);
+    let notify = guest.range(cap::NOTIFY);
     let [(bar, offset, event)] = &attached[..] else { panic!("one doorbell") };
     assert_eq!((*bar, *offset), (notify.bar, notify.offset));
     let mut queues = guest.start(0, 1, 8);

@@ -6,7 +6,7 @@ use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tofu_abi::reduce::Op;
-use tofu_collective::plan::{Algorithm, NoChoice, Shape};
+use tofu_collective::plan::{Algorithm, GroupShape, NoChoice};
 use tofu_collective::{Exchange, Group, GroupConfig, GroupError};
 use tofu_utofu::error::null;
 use tofu_utofu::ids::check_tni;
@@ -128,7 +128,8 @@ pub unsafe extern "C" fn tofu_coll_create(
             0 => None,
             number => Some(*ALGORITHMS.get(number as usize - 1).ok_or(none)?),
         };
-        let config = GroupConfig { rank, shape: Shape { axes }, algorithm, tni: check_tni(tni)? };
+        let config =
+            GroupConfig { rank, shape: GroupShape { axes }, algorithm, tni: check_tni(tni)? };
         let (process, _) = process::current()?;
         let mut exchange = Callback { function, context };
         let made = Group::new(process, &config, &mut exchange).map_err(group_error)?;

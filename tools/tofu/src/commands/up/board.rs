@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use tofu_abi::Coords;
 use tofu_fabric::NodeId;
-use tofu_netboot::wire::Role;
+use tofu_netboot::wire::FileRole;
 use tofu_supervisor::event::BootStage;
 
 struct Node {
     since: Instant,
     /// The file that it fetches, and how much of it is there, in percent.
-    at: Option<(Role, u8)>,
+    at: Option<(FileRole, u8)>,
     done: bool,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Board {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// So many percent of a file.
-    Progress(Role, u8),
+    Progress(FileRole, u8),
     /// It starts what it has fetched, after so long.
     Started(Duration),
     /// It gives up, and why.
@@ -103,7 +103,7 @@ impl Board {
     }
 }
 
-fn rank((role, percent): (Role, u8)) -> (u8, u8) {
+fn rank((role, percent): (FileRole, u8)) -> (u8, u8) {
     (role as u8, percent)
 }
 
