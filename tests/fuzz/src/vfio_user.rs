@@ -66,11 +66,9 @@ impl World {
         let [first, second] = [0, 1].map(|b| {
             let memory = Arc::new(ClientMemory::new(Backing::Sealed, limits));
             let pages = ClientPages::new().expect("the host has memory");
-            let dma = Arc::clone(&memory) as _;
             let coords = Coords::new(0, 0, 0, b, 0, 0);
-            let node = machine.add_node_with_pages(coords, dma, Some(pages.shared()));
-            let node = node.expect("a place in the machine");
-            (Arc::new(Server::new(node, Arc::clone(&memory)).with_pages(pages)), memory)
+            let server = Server::new(&machine, coords, Arc::clone(&memory), Some(pages));
+            (Arc::new(server.expect("a place in the machine")), memory)
         });
         let file = memory_file();
         let read_only = File::open(format!("/proc/self/fd/{}", {

@@ -15,7 +15,7 @@ use tofu_fabric::NodeId;
 use tofu_gateway::IoNode;
 use tofu_icc::SharedPages;
 use tofu_machine::capture::CaptureConfig;
-use tofu_machine::{DoorbellBackend, Doorbells, Generation, Machine, MachineConfig};
+use tofu_machine::{DoorbellBackend, Doorbells, Generation, Machine, MachineConfig, NodeParts};
 use tofu_pci::PciFunction;
 use tofu_programs::FIRMWARE;
 use tofu_sandbox::Role;
@@ -227,14 +227,17 @@ fn boot(
         Doorbells::Trapped => None,
         Doorbells::Polled => SharedPages::new(tofu_vmm::shared_region(SharedPages::SIZE)?),
     };
-    let node = machine.add_node_with_pages(at, Arc::new(vm.memory().clone()), pages)?;
+    let windows = vm.new_windows();
+    let parts = NodeParts {
+        memory: Arc::new(vm.memory().clone()),
+        pages,
+        backend: Some(Arc::new(WindowDoorbells::new(windows.clone()))),
+    };
+    let node = machine.add_node_of(at, parts)?;
     if let Some(table) = node.endpoint().msix() {
         table.connect(vm.msi_sink());
     }
-    let slot = vm.add_function(Arc::clone(&node) as Arc<dyn PciFunction>)?;
-    if let Some(windows) = vm.windows(slot) {
-        node.set_backend(Arc::new(WindowDoorbells::new(windows)));
-    }
+    vm.add_function_with(Arc::clone(&node) as Arc<dyn PciFunction>, windows)?;
     match plan.boot_server.filter(|_| vm_plan.boot == BootFrom::Tofu) {
         None => vm.boot(&vm_plan.guest.image, &command_line::guest(plan, vm_plan))?,
         Some(server) => vm.boot(FIRMWARE, &command_line::firmware(plan, &server))?,

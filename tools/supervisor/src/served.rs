@@ -60,13 +60,7 @@ impl Served {
             Doorbells::Trapped => None,
             Doorbells::Polled => Some(ClientPages::new().context("no memory for shared pages")?),
         };
-        let shared = pages.as_ref().map(ClientPages::shared);
-        let node = machine.add_node_with_pages(at, Arc::clone(&memory) as _, shared)?;
-        let mut server = Server::new(node, memory);
-        if let Some(pages) = pages {
-            server = server.with_pages(pages);
-        }
-        let server = Arc::new(server);
+        let server = Arc::new(Server::new(machine, at, memory, pages)?);
         let mut served = Self { server: Arc::clone(&server), thread: None, socket: None };
         let first = confinement.hook(Role::VfioUser);
         let run = move || {

@@ -497,11 +497,12 @@ mod tests {
         let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
         let machine = Machine::new(MachineConfig::new(shape)).unwrap();
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
-        let node = machine.add_node(Coords::new(0, 0, 0, 0, 0, 0), Arc::new(memory)).unwrap();
+        let events = Arc::new(Events::default());
+        let backend = Some(Arc::clone(&events) as _);
+        let parts = crate::NodeParts { backend, ..crate::NodeParts::new(Arc::new(memory)) };
+        let node = machine.add_node_of(Coords::new(0, 0, 0, 0, 0, 0), parts).unwrap();
         let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
         node.config_write(regs::COMMAND, &command.to_le_bytes());
-        let events = Arc::new(Events::default());
-        node.set_backend(Arc::clone(&events) as _);
         write(&node, Register::Tni { tni: TniId::ALL[0], reg: TniReg::Enable }, 1);
         write(
             &node,

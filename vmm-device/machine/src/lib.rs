@@ -26,7 +26,7 @@ use std::time::Instant;
 
 use tofu_abi::Coords;
 use tofu_fabric::{Fabric, NodeId, Wires};
-use tofu_icc::{Body, DmaMemory, SharedPages};
+use tofu_icc::{Body, DmaMemory};
 use tofu_sync::lock;
 
 use crate::capture::{Capture, CaptureConfig, Hub};
@@ -35,7 +35,7 @@ use crate::shared::{Clock, Shared};
 
 pub use crate::config::{Doorbells, Generation, MachineConfig};
 pub use crate::error::Error;
-pub use crate::node::{DoorbellBackend, Node};
+pub use crate::node::{DoorbellBackend, Node, NodeParts};
 pub use crate::pump::Pump;
 
 /// The network of a machine, for those who look at it or meddle with it. It may outlive the
@@ -142,24 +142,19 @@ impl Machine {
     ///
     /// If the place is not in the machine or taken, or the host has no memory left.
     pub fn add_node(&self, coords: Coords, memory: Arc<dyn DmaMemory>) -> Result<Arc<Node>, Error> {
-        self.add_node_with_pages(coords, memory, None)
+        self.add_node_of(coords, NodeParts::new(memory))
     }
 
-    /// The same, with pages that the guest can map, which polled doorbells need.
+    /// Puts a device at `coords` that is made of these parts.
     ///
     /// # Errors
     ///
     /// As [`Machine::add_node`].
-    pub fn add_node_with_pages(
-        &self,
-        coords: Coords,
-        memory: Arc<dyn DmaMemory>,
-        pages: Option<SharedPages>,
-    ) -> Result<Arc<Node>, Error> {
-        let pages = pages.filter(|_| self.config.doorbells == Doorbells::Polled);
+    pub fn add_node_of(&self, coords: Coords, mut parts: NodeParts) -> Result<Arc<Node>, Error> {
+        parts.pages = parts.pages.filter(|_| self.config.doorbells == Doorbells::Polled);
         let id = self.config.shape.node_id(coords).ok_or(Error::NoSuchNode(coords))?;
         let place = self.shared.nodes.get(id.index()).ok_or(Error::NoSuchNode(coords))?;
-        let node = Node::new(id, coords, &self.shared, &self.config, memory, pages)?;
+        let node = Node::new(id, coords, &self.shared, &self.config, parts)?;
         place.set(Arc::clone(&node)).map_err(|_| Error::NodeExists(coords))?;
         self.shared.engine_of(id).adopt(Arc::clone(&node));
         Ok(node)

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use tofu_abi::irq::vector;
 use tofu_abi::regs::{CqReg, NUM_TNI};
@@ -67,6 +67,23 @@ thread_local! {
     static INLINE: RefCell<Option<Vec<(TniId, Doorbell)>>> = const { RefCell::new(None) };
 }
 
+/// What a node is made of.
+pub struct NodeParts {
+    /// Memory that its device reaches by DMA.
+    pub memory: Arc<dyn DmaMemory>,
+    /// Pages that the guest can map, which polled doorbells need.
+    pub pages: Option<SharedPages>,
+    /// A way for doorbells that needs no exit.
+    pub backend: Option<Arc<dyn DoorbellBackend>>,
+}
+
+impl NodeParts {
+    /// Parts of a node whose guest reaches every register by an exit.
+    pub const fn new(memory: Arc<dyn DmaMemory>) -> Self {
+        Self { memory, pages: None, backend: None }
+    }
+}
+
 /// A node of a machine.
 pub struct Node {
     id: NodeId,
@@ -88,7 +105,7 @@ struct NodeHost {
     shared: Weak<Shared>,
     endpoint: Endpoint,
     pages: Option<SharedPages>,
-    backend: OnceLock<Arc<dyn DoorbellBackend>>,
+    backend: Option<Arc<dyn DoorbellBackend>>,
     /// Event descriptors of trapped doorbells, by queue.
     events: Mutex<HashMap<(TniId, CqId), Bell>>,
     /// Queues that wait for their engine, so that each waits only once.
@@ -103,15 +120,15 @@ impl Node {
         coords: Coords,
         shared: &Arc<Shared>,
         config: &MachineConfig,
-        memory: Arc<dyn DmaMemory>,
-        pages: Option<SharedPages>,
+        parts: NodeParts,
     ) -> Result<Arc<Self>, Error> {
+        let NodeParts { memory, pages, backend } = parts;
         let host = Arc::new(NodeHost {
             id,
             shared: Arc::downgrade(shared),
             endpoint: endpoint(coords)?,
             pages: pages.clone(),
-            backend: OnceLock::new(),
+            backend,
             events: Mutex::new(HashMap::new()),
             waiting: (0..NUM_TNI * Doorbell::COUNT).map(|_| Queued::new()).collect(),
             warned: AtomicBool::new(false),
@@ -146,12 +163,6 @@ impl Node {
     /// The PCI Express endpoint, where MSI-X messages are connected.
     pub fn endpoint(&self) -> &Endpoint {
         &self.host.endpoint
-    }
-
-    /// Gives the node a way for doorbells that needs no exit. Only the first one counts.
-    pub fn set_backend(&self, backend: Arc<dyn DoorbellBackend>) {
-        // A second backend would have to take over what the first one has attached.
-        let _ = self.host.backend.set(backend);
     }
 
     /// How the node's doorbells arrive: polled only if it was made with shared pages.
@@ -208,7 +219,8 @@ impl Node {
     /// Write-protects the page of a queue: nobody looks at it any more. Returns false if that is
     /// not possible.
     pub(crate) fn protect(&self, tni: TniId, bell: Doorbell) -> bool {
-        let Some(backend) = self.host.backend.get().filter(|backend| backend.can_protect()) else {
+        let Some(backend) = self.host.backend.as_ref().filter(|backend| backend.can_protect())
+        else {
             return false;
         };
         backend.protect_page(bell.page(tni));
@@ -264,7 +276,7 @@ impl NodeHost {
     fn attach(&self, tni: TniId, bell: Doorbell) -> Result<(), String> {
         // Before doorbells are attached, so that none of the new life counts as an old one.
         let life = self.waiting[bell_index(tni, bell)].renew();
-        let Some(backend) = self.backend.get() else {
+        let Some(backend) = &self.backend else {
             return Ok(());
         };
         let page = bell.page(tni);
@@ -300,7 +312,7 @@ impl NodeHost {
     }
 
     fn detach(&self, tni: TniId, bell: Doorbell) {
-        let (Some(backend), Some(shared)) = (self.backend.get(), self.shared.upgrade()) else {
+        let (Some(backend), Some(shared)) = (&self.backend, self.shared.upgrade()) else {
             return;
         };
         let engine = shared.engine_of(self.id);

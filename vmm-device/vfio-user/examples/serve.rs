@@ -29,9 +29,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (index, coords) in shape.iter().enumerate() {
         let memory = Arc::new(ClientMemory::new(Backing::Sealed, Limits::DEFAULT));
         let pages = ClientPages::new()?;
-        let dma = Arc::clone(&memory) as _;
-        let node = machine.add_node_with_pages(coords, dma, Some(pages.shared()))?;
-        let server = Arc::new(Server::new(node, Arc::clone(&memory)).with_pages(pages));
+        let server = Server::new(&machine, coords, Arc::clone(&memory), Some(pages))?;
+        let server = Arc::new(server);
         let socket = bind_socket(&folder.join(index.to_string()))?;
         println!("node {coords}: {}", socket.path().display());
         let (listener, runner) = (socket.listener()?, Arc::clone(&server));

@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 use thiserror::Error;
 use tofu_abi::pci::{MSIX_BAR, REGISTER_BAR};
 use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI};
-use tofu_abi::{CqId, Doorbell, TniId};
-use tofu_machine::{DoorbellBackend, Doorbells, Node};
+use tofu_abi::{Coords, CqId, Doorbell, TniId};
+use tofu_machine::{DoorbellBackend, Doorbells, Machine, Node, NodeParts};
 use tofu_pci::{CONFIG_SPACE_SIZE, MsiSink, MsixTable, PciFunction, regs};
 use tofu_sync::lock;
 use vm_memory::MmapRegion;
@@ -83,25 +83,33 @@ struct Sockets {
 }
 
 impl Server {
-    /// A server for `node`, whose memory is `memory`: the one it was added to its machine with.
-    /// From now on the server receives the node's MSI-X messages, and has the say of its
-    /// doorbells.
-    pub fn new(node: Arc<Node>, memory: Arc<ClientMemory>) -> Self {
-        node.set_backend(Arc::new(RungByClient));
+    /// Adds a node with this memory to a machine, and makes a server for it, which receives the
+    /// node's MSI-X messages and has the say of its doorbells. Clients can map `pages` if the
+    /// machine has polled doorbells.
+    ///
+    /// # Errors
+    ///
+    /// As [`Machine::add_node`].
+    pub fn new(
+        machine: &Machine,
+        at: Coords,
+        memory: Arc<ClientMemory>,
+        pages: Option<ClientPages>,
+    ) -> Result<Self, tofu_machine::Error> {
+        let parts = NodeParts {
+            memory: Arc::clone(&memory) as _,
+            pages: pages.as_ref().map(ClientPages::shared),
+            backend: Some(Arc::new(RungByClient)),
+        };
+        let node = machine.add_node_of(at, parts)?;
+        let pages = pages.filter(|_| node.doorbells() == Doorbells::Polled);
         let count = node.endpoint().msix().map_or(0, MsixTable::len);
         let vectors = Arc::new(Vectors::new(count));
         if let Some(table) = node.endpoint().msix() {
             table.connect(Arc::clone(&vectors) as Arc<dyn MsiSink>);
         }
         let (sockets, attached) = (Mutex::default(), Mutex::default());
-        Self { node, memory, pages: None, vectors, sockets, attached }
-    }
-
-    /// The same with the pages that the node was made with, which clients can then map. They are
-    /// used only if the node's machine has polled doorbells.
-    pub fn with_pages(mut self, pages: ClientPages) -> Self {
-        self.pages = Some(pages).filter(|_| self.node.doorbells() == Doorbells::Polled);
-        self
+        Ok(Self { node, memory, pages, vectors, sockets, attached })
     }
 
     /// The node that is served.

@@ -180,8 +180,25 @@ impl Vm {
     /// # Errors
     /// [`Error::BusFull`], [`Error::BarSpace`].
     pub fn add_function(&self, function: Arc<dyn PciFunction>) -> Result<Slot, Error> {
-        let windows = Windows::new(self.vm.clone(), self.slots.clone());
+        self.add_function_with(function, self.new_windows())
+    }
+
+    /// The same, for a function that needs to know what is attached to its BARs before it is on
+    /// the bus.
+    ///
+    /// # Errors
+    /// As [`Vm::add_function`].
+    pub fn add_function_with(
+        &self,
+        function: Arc<dyn PciFunction>,
+        windows: Windows,
+    ) -> Result<Slot, Error> {
         self.bus.pci.add(function, windows)
+    }
+
+    /// What is to be attached to the BARs of a function that is not on the bus yet.
+    pub fn new_windows(&self) -> Windows {
+        Windows::new(self.vm.clone(), self.slots.clone())
     }
 
     /// A receiver for one function's MSI-X messages, to be connected to its

@@ -32,10 +32,8 @@ impl Served {
 
     fn attach(&mut self, at: Coords, backing: Backing) -> Device<SocketPlatform> {
         let memory = Arc::new(ClientMemory::new(backing, Limits::DEFAULT));
-        let pages = ClientPages::new().unwrap();
-        let shared = Some(pages.shared());
-        let node = self.machine.add_node_with_pages(at, Arc::clone(&memory) as _, shared).unwrap();
-        let server = Arc::new(Server::new(node, memory).with_pages(pages));
+        let pages = Some(ClientPages::new().unwrap());
+        let server = Arc::new(Server::new(&self.machine, at, memory, pages).unwrap());
         let (mine, theirs) = UnixStream::pair().unwrap();
         let serving = Arc::clone(&server);
         let thread = thread::spawn(move || serving.serve(theirs).unwrap());

@@ -18,7 +18,7 @@ use rustix::net::{
 };
 use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
-use tofu_machine::{Doorbells, Machine, MachineConfig, Node};
+use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Error, Limits, Server};
 
 pub(crate) const VERSION: u16 = 1;
@@ -339,10 +339,8 @@ impl Host {
         let memories: Vec<_> =
             coords.iter().map(|_| Arc::new(ClientMemory::new(backing, limits))).collect();
         let node = |(coords, memory): (&Coords, &Arc<ClientMemory>)| {
-            let (dma, pages) = (Arc::clone(memory) as _, ClientPages::new().unwrap());
-            let node: Arc<Node> =
-                machine.add_node_with_pages(*coords, dma, Some(pages.shared())).unwrap();
-            Arc::new(Server::new(node, Arc::clone(memory)).with_pages(pages))
+            let (memory, pages) = (Arc::clone(memory), ClientPages::new().unwrap());
+            Arc::new(Server::new(&machine, *coords, memory, Some(pages)).unwrap())
         };
         let servers = coords.iter().zip(&memories).map(node).collect();
         machine.start().unwrap();
