@@ -94,7 +94,7 @@ static struct netdev_queue *tx_queue(struct tofu_queue *queue)
 
 /* How often what is on its way out is looked after. */
 #define TOFU_LOOK (HZ / 100 ? HZ / 100 : 1)
-/* A frame that is longer than this does not lie in one piece in memory. */
+/* A frame that is longer than this is not contiguous in memory. */
 #define TOFU_LINEAR 2000
 /* Bytes of such a frame that do: all headers. */
 #define TOFU_HEAD 256
@@ -105,7 +105,7 @@ static int net_poll(struct napi_struct *napi, int budget)
 	int done = tofu_rs_net_poll(queue->link, queue, budget);
 
 	if (done < budget && napi_complete_done(napi, done) &&
-	    tofu_rs_net_rest(queue->link, queue))
+	    tofu_rs_net_rearm(queue->link, queue))
 		napi_schedule(napi);
 	return done;
 }
@@ -358,7 +358,7 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 	dev->hw_features = NETIF_F_SG | NETIF_F_HW_CSUM | NETIF_F_TSO | NETIF_F_TSO6 |
 			   NETIF_F_TSO_ECN;
 	dev->features = dev->hw_features | NETIF_F_HIGHDMA;
-	/* What is not taken unfinished at the other end must have room when it is cut here. */
+	/* What the other end does not take offloaded must have room when it is cut here. */
 	netif_set_tso_max_segs(dev, 64);
 	timer_setup(&net->beat, net_beat, 0);
 	for (unsigned int i = 0; i < n; i++) {
@@ -445,29 +445,29 @@ int tofu_shim_skb_read(const struct sk_buff *skb, u32 at, void *to, u32 len)
 }
 
 /* Whether something is left to do with a frame, and what; a type of ~0 if that cannot be told. */
-bool tofu_shim_skb_facts(const struct sk_buff *skb, struct tofu_facts *facts)
+bool tofu_shim_skb_offload(const struct sk_buff *skb, struct tofu_offload *offload)
 {
 	struct virtio_net_hdr hdr;
 
 	if (skb->ip_summed != CHECKSUM_PARTIAL && !skb_is_gso(skb))
 		return false;
 	if (virtio_net_hdr_from_skb(skb, &hdr, true, false, 0)) {
-		facts->gso_type = ~0;
+		offload->gso_type = ~0;
 		return true;
 	}
-	facts->needs_csum = hdr.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM;
-	facts->gso_type = hdr.gso_type;
-	facts->gso_size = __virtio16_to_cpu(true, hdr.gso_size);
-	facts->csum_start = __virtio16_to_cpu(true, hdr.csum_start);
-	facts->csum_offset = __virtio16_to_cpu(true, hdr.csum_offset);
+	offload->needs_csum = hdr.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM;
+	offload->gso_type = hdr.gso_type;
+	offload->gso_size = __virtio16_to_cpu(true, hdr.gso_size);
+	offload->csum_start = __virtio16_to_cpu(true, hdr.csum_start);
+	offload->csum_offset = __virtio16_to_cpu(true, hdr.csum_offset);
 	return true;
 }
 
 /*
- * Does what is left to do with a frame: it becomes a list of finished ones. If that is not
+ * Does what is left to do with a frame: it becomes a list of complete ones. If that is not
  * possible, false, and the frame is as it was.
  */
-bool tofu_shim_skb_finish(struct sk_buff **skb)
+bool tofu_shim_skb_complete(struct sk_buff **skb)
 {
 	struct sk_buff *list;
 
@@ -558,19 +558,19 @@ void tofu_shim_skb_free(struct sk_buff *skb)
 	dev_kfree_skb_any(skb);
 }
 
-/* Gives a frame to the stack. False, and the frame is gone, if @facts do not fit to it. */
+/* Gives a frame to the stack. False, and the frame is gone, if @offload do not fit to it. */
 bool tofu_shim_skb_receive(struct tofu_queue *queue, struct sk_buff *skb,
-			   const struct tofu_facts *facts)
+			   const struct tofu_offload *offload)
 {
 	unsigned int len = skb->len;
 
-	if (facts) {
+	if (offload) {
 		struct virtio_net_hdr hdr = {
-			.flags = facts->needs_csum ? VIRTIO_NET_HDR_F_NEEDS_CSUM : 0,
-			.gso_type = facts->gso_type,
-			.gso_size = __cpu_to_virtio16(true, facts->gso_size),
-			.csum_start = __cpu_to_virtio16(true, facts->csum_start),
-			.csum_offset = __cpu_to_virtio16(true, facts->csum_offset),
+			.flags = offload->needs_csum ? VIRTIO_NET_HDR_F_NEEDS_CSUM : 0,
+			.gso_type = offload->gso_type,
+			.gso_size = __cpu_to_virtio16(true, offload->gso_size),
+			.csum_start = __cpu_to_virtio16(true, offload->csum_start),
+			.csum_offset = __cpu_to_virtio16(true, offload->csum_offset),
 		};
 
 		if (virtio_net_hdr_to_skb(skb, &hdr, true)) {

@@ -14,7 +14,7 @@ struct net_device;
 struct sk_buff;
 
 /* What is left to do with a frame, as in the header of virtio's network device. */
-struct tofu_facts {
+struct tofu_offload {
 	u8 needs_csum;
 	u8 gso_type;
 	u16 gso_size;
@@ -36,14 +36,14 @@ struct tofu_net_setup {
 
 struct tofu_queue;
 
-/* Of a queue. _xmit, _poll, _rest, _beat and _counters are called with software interrupts off. */
+/* Of a queue. _xmit, _poll, _rearm, _beat and _counters are called with software interrupts off. */
 int tofu_rs_net_open(void *link, struct tofu_queue *queue);
 void tofu_rs_net_stop(void *link);
 /* Takes the frame, or returns false and has the queue held. */
 bool tofu_rs_net_xmit(void *link, struct tofu_queue *queue, struct sk_buff *skb, bool more);
 int tofu_rs_net_poll(void *link, struct tofu_queue *queue, int budget);
 /* Whether there is more to be done, although the poll has found nothing. */
-bool tofu_rs_net_rest(void *link, struct tofu_queue *queue);
+bool tofu_rs_net_rearm(void *link, struct tofu_queue *queue);
 void tofu_rs_net_counters(void *link, u64 *values, int n);
 void tofu_rs_net_coalesce(void *link, u32 *usecs, u32 *frames, bool set);
 const char *tofu_rs_net_counter_name(int n);
@@ -78,8 +78,8 @@ u32 tofu_shim_param_queues(void);
 
 u32 tofu_shim_skb_len(const struct sk_buff *skb);
 int tofu_shim_skb_read(const struct sk_buff *skb, u32 at, void *to, u32 len);
-bool tofu_shim_skb_facts(const struct sk_buff *skb, struct tofu_facts *facts);
-bool tofu_shim_skb_finish(struct sk_buff **skb);
+bool tofu_shim_skb_offload(const struct sk_buff *skb, struct tofu_offload *offload);
+bool tofu_shim_skb_complete(struct sk_buff **skb);
 struct sk_buff *tofu_shim_skb_next(struct sk_buff *skb);
 void tofu_shim_skb_sent(struct tofu_queue *queue, struct sk_buff *skb, bool sent);
 struct sk_buff *tofu_shim_skb_new(struct tofu_queue *queue, u32 len);
@@ -87,7 +87,7 @@ int tofu_shim_skb_write(struct sk_buff *skb, u32 at, const void *from, u32 len);
 void *tofu_shim_skb_part(const struct sk_buff *skb, u32 at, u32 *len);
 void tofu_shim_skb_free(struct sk_buff *skb);
 bool tofu_shim_skb_receive(struct tofu_queue *queue, struct sk_buff *skb,
-			   const struct tofu_facts *facts);
+			   const struct tofu_offload *offload);
 void tofu_shim_skb_answer(struct tofu_queue *queue, const void *frame, u32 len);
 
 void tofu_shim_trace_doorbell(u8 tni, u8 cq, u32 orders);

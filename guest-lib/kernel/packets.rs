@@ -10,16 +10,16 @@ use kernel::sync::Arc;
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2, DESC_SIZE};
 use tofu_abi::frame::{TlpHeader, HEADER_SIZE, ROUTING_HEADER_SIZE, SYSTEM_PAYLOAD_MAX};
 use tofu_abi::irq::{CqsIrqs, TniIrqs};
+use tofu_abi::packets::PacketQueues;
 use tofu_abi::queue::{
-    queue_entries, PbqEntry, PrqEntry, PrqRcode, RingIndex, TcqEntry, MRQ_ENTRY_SIZE,
-    PACKET_BUFFER_SIZE,
+    PrqEntry, PrqRcode, RingIndex, TcqEntry, MRQ_ENTRY_SIZE, PACKET_BUFFER_SIZE,
 };
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg, TniReg, KERNEL_CQ};
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
-use tofu_abi::{Coords, Rcode, StagOffset, TniId};
-use tofu_ipotofu::offer::{GROUP, SLOT, SLOTS};
+use tofu_abi::{Coords, PacketTarget, Rcode, StagOffset, TniId};
+use tofu_ipotofu::rendezvous::{GROUP, SLOT, SLOTS};
 use tofu_ipotofu::wire::Sum;
-use tofu_ipotofu::PacketTarget;
+use tofu_ipotofu::{PacketQueue, Tag};
 
 use crate::device::Device;
 use crate::dma::Table;
@@ -28,87 +28,47 @@ use crate::shim;
 
 /// Packets that can be on their way out.
 pub(crate) const OUT: u16 = 512;
-/// Packet buffers to receive to. The queues have twice as many entries, so that they never fill up
-/// although the device hears of what was consumed only now and then.
-const IN: usize = 1024;
-/// Size code of all queues.
-const SIZE: u64 = 0;
+/// Whoever waits for room is told of it when there is room for so many packets.
+pub(crate) const ENOUGH: usize = 160;
+/// Packet buffers to receive to.
+const IN: u16 = PacketQueues::MAX_BUFFERS;
+/// Size code of all queues, and how many entries they have.
+const SIZE: u64 = PacketQueues::SIZE_CODE;
+const ENTRIES: u32 = PacketQueues::ENTRIES;
 /// Qwords of a buffer, and of a descriptor.
 const BUFFER_QWORDS: usize = PACKET_BUFFER_SIZE / 8;
 const DESC_QWORDS: usize = DESC_SIZE / 8;
 
-fn entries() -> u32 {
-    queue_entries(SIZE).unwrap_or(1)
-}
-
-/// What a packet is for.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+/// What a command is for.
+#[derive(Clone, Copy)]
 pub(crate) enum Purpose {
-    /// For its target alone.
-    #[default]
-    Unicast,
-    /// Part of a broadcast.
-    Broadcast,
-    /// To learn whether it can leave through this port, 0 to 9.
+    /// A packet of the link's.
+    Packet(Tag),
+    /// A packet to learn whether it can leave through this port, 0 to 9.
     Port(u8),
     /// No packet, but a Get of a frame to this slot.
     Fetch(u8),
 }
 
-/// A packet on its way out.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Order {
-    /// Where it goes.
-    pub(crate) to: Coords,
-    /// Number of the way that it takes.
-    pub(crate) attempt: u8,
+/// A command under way.
+#[derive(Clone, Copy)]
+pub(crate) struct Posted {
     /// What it is for.
     pub(crate) purpose: Purpose,
-    buffer: u16,
-    len: u16,
-}
-
-impl Order {
-    /// A packet of `len` bytes in buffer `buffer`.
-    pub(crate) fn new(to: Coords, attempt: u8, purpose: Purpose, buffer: u16, len: usize) -> Self {
-        Self {
-            to,
-            attempt,
-            purpose,
-            buffer,
-            len: len as u16,
-        }
-    }
-
-    /// A Get to a slot of the memory for frames that are fetched.
-    fn fetch(from: Coords, slot: usize) -> Self {
-        let purpose = Purpose::Fetch(slot as u8);
-        Self {
-            to: from,
-            purpose,
-            ..Self::default()
-        }
-    }
-
-    /// The buffer that it is in.
-    pub(crate) fn buffer(&self) -> u16 {
-        self.buffer
-    }
-
+    /// The buffer of a packet.
+    pub(crate) buffer: u16,
     /// Bytes of its payload.
-    pub(crate) fn len(&self) -> usize {
-        self.len.into()
-    }
+    pub(crate) len: u16,
 }
 
-/// Places for long frames, and the page table by which the device finds them.
-struct Places {
+/// Slots for the frames of a rendezvous, and the page table by which the device finds them.
+struct Slots {
     frames: Table,
     pages: Table,
     page: PageSize,
 }
 
-impl Places {
+impl Slots {
     fn new(device: &Arc<Device>) -> Result<Self> {
         let bytes = SLOTS * SLOT;
         let frames = Table::new(device, bytes / 8)?;
@@ -147,15 +107,15 @@ impl Places {
     }
 }
 
-/// Memory for long frames.
-struct Long {
+/// Memory for the frames of a rendezvous.
+struct RendezvousMemory {
     /// Frames that others fetch, which they may only read.
-    share: Places,
+    share: Slots,
     /// Frames of others, which the device puts here.
-    fetch: Places,
+    fetch: Slots,
 }
 
-/// The STags of [`Long`].
+/// The STags of [`RendezvousMemory`].
 const SHARE: u32 = 0;
 const FETCH: u32 = 1;
 const STAGS: u64 = 2;
@@ -168,7 +128,7 @@ struct SendMemory {
     frames: Table,
     steering: Table,
     blocks: Table,
-    long: Option<Long>,
+    rendezvous: Option<RendezvousMemory>,
 }
 
 /// The sending side.
@@ -179,7 +139,7 @@ pub(crate) struct Sender {
     post: RingIndex,
     reap: RingIndex,
     /// By slots of the TOQ.
-    orders: KVVec<Order>,
+    commands: KVVec<Option<Posted>>,
     free: KVVec<u16>,
     posted: u32,
 }
@@ -191,11 +151,11 @@ impl Sender {
     ///
     /// `ENOMEM`, `ETIMEDOUT`, `EIO`.
     pub(crate) fn open(device: &Arc<Device>, tni: TniId) -> Result<Self> {
-        let n = entries() as usize;
-        let long = || -> Result<Long> {
-            Ok(Long {
-                share: Places::new(device)?,
-                fetch: Places::new(device)?,
+        let n = ENTRIES as usize;
+        let rendezvous = || -> Result<RendezvousMemory> {
+            Ok(RendezvousMemory {
+                share: Slots::new(device)?,
+                fetch: Slots::new(device)?,
             })
         };
         let memory = SendMemory {
@@ -205,17 +165,17 @@ impl Sender {
             frames: Table::new(device, usize::from(OUT) * BUFFER_QWORDS)?,
             steering: Table::new(device, 2 * STAGS as usize)?,
             blocks: Table::new(device, 2 * STAGS as usize)?,
-            long: long().ok(),
+            rendezvous: rendezvous().ok(),
         };
-        match memory.long.as_ref() {
-            Some(long) => {
+        match memory.rendezvous.as_ref() {
+            Some(slots) => {
                 let (steering, blocks) = (&memory.steering, &memory.blocks);
-                long.share.register(steering, blocks, SHARE, true);
-                long.fetch.register(steering, blocks, FETCH, false);
+                slots.share.register(steering, blocks, SHARE, true);
+                slots.fetch.register(steering, blocks, FETCH, false);
             }
             None => dev_info!(
                 device.pdev(),
-                "no memory for long frames: they go in pieces\n"
+                "no memory for rendezvous: long frames go in fragments\n"
             ),
         }
         let settings = [
@@ -249,9 +209,9 @@ impl Sender {
             device: device.clone(),
             id: QueueId::kernel(tni),
             memory: Some(memory),
-            post: RingIndex::new(entries()),
-            reap: RingIndex::new(entries()),
-            orders: KVVec::from_elem(Order::default(), n, GFP_KERNEL)?,
+            post: RingIndex::new(ENTRIES),
+            reap: RingIndex::new(ENTRIES),
+            commands: KVVec::from_elem(None, n, GFP_KERNEL)?,
             free,
             posted: 0,
         };
@@ -273,7 +233,7 @@ impl Sender {
         self.free.len() == OUT.into()
     }
 
-    /// Takes a buffer, which comes back by [`Self::post`] or [`Self::give_up`].
+    /// Takes a buffer, which comes back by [`Self::post_buffer`] or [`Self::give_up`].
     pub(crate) fn take(&mut self) -> Option<u16> {
         self.free.pop()
     }
@@ -293,28 +253,59 @@ impl Sender {
         Some(unsafe { &mut *bytes })
     }
 
-    /// Puts a packet into the queue, at whose end the device raises an interrupt if `ask`.
-    pub(crate) fn post(&mut self, order: Order, target: &PacketTarget, ask: bool) {
+    /// Puts the packet in a buffer into the queue.
+    pub(crate) fn post_buffer(&mut self, posted: Posted, target: &PacketTarget) {
         let Some(memory) = self.memory.as_ref() else {
             return;
         };
-        let frame = memory.frames.addr() + u64::from(order.buffer) * PACKET_BUFFER_SIZE as u64;
-        let command = Command::TransmitSystemPacket1;
-        let header = target.header().with_interrupt(ask);
-        let length = order.len + HEADER_SIZE as u16;
-        let descriptor = Descriptor::packet(command, header, length, frame);
-        self.push(order, descriptor);
+        let frame = memory.frames.addr() + u64::from(posted.buffer) * PACKET_BUFFER_SIZE as u64;
+        // Whoever is held must hear of room as soon as there is some: at the ends of frames.
+        let ask = self.room() < ENOUGH && usize::from(posted.len) < SYSTEM_PAYLOAD_MAX;
+        self.push(posted, target.descriptor(frame, posted.len, ask));
+    }
+
+    /// Puts a packet into the queue, whose payload is the `parts` one after the other. False if there
+    /// is no buffer for it.
+    pub(crate) fn post_parts(
+        &mut self,
+        purpose: Purpose,
+        target: &PacketTarget,
+        parts: &[&[u8]],
+    ) -> bool {
+        let Some(buffer) = self.take() else {
+            return false;
+        };
+        let filled = self.payload(buffer).and_then(|payload| {
+            let mut end = 0;
+            for part in parts {
+                let start = end;
+                end += part.len();
+                payload.get_mut(start..end)?.copy_from_slice(part);
+            }
+            Some(end)
+        });
+        let Some(len) = filled else {
+            self.give_up(buffer);
+            return false;
+        };
+        let posted = Posted {
+            purpose,
+            buffer,
+            len: len as u16,
+        };
+        self.post_buffer(posted, target);
+        true
     }
 
     /// Puts a command into the queue.
-    fn push(&mut self, order: Order, descriptor: Descriptor) {
+    fn push(&mut self, posted: Posted, descriptor: Descriptor) {
         let Some(memory) = self.memory.as_ref() else {
             return;
         };
         let words = descriptor.with_flip(self.post.flip()).0;
         let slot = self.post.slot() as usize;
-        if let Some(place) = self.orders.get_mut(slot) {
-            *place = order;
+        if let Some(place) = self.commands.get_mut(slot) {
+            *place = Some(posted);
         }
         // The first word has the flip bit, so it goes last.
         for (i, word) in words.into_iter().enumerate().rev() {
@@ -324,15 +315,15 @@ impl Sender {
         self.posted += 1;
     }
 
-    /// Whether there is memory for long frames.
-    pub(crate) fn has_long(&self) -> bool {
-        self.memory.as_ref().is_some_and(|m| m.long.is_some())
+    /// Whether there is memory for rendezvous.
+    pub(crate) fn has_rendezvous(&self) -> bool {
+        self.memory.as_ref().is_some_and(|m| m.rendezvous.is_some())
     }
 
     /// A slot for a frame that others may fetch, and how they name it.
     pub(crate) fn share(&mut self, slot: usize) -> Option<(&mut [u8], StagOffset)> {
-        let long = self.memory.as_ref()?.long.as_ref()?;
-        let bytes = long.share.frames.bytes(slot * SLOT, SLOT)?;
+        let slots = self.memory.as_ref()?.rendezvous.as_ref()?;
+        let bytes = slots.share.frames.bytes(slot * SLOT, SLOT)?;
         let place = StagOffset::new(KERNEL_CQ, SHARE, (slot * SLOT) as u64);
         // SAFETY: the memory lives as long as `self`. Devices may read it and not write it; nobody
         // else has it.
@@ -348,7 +339,7 @@ impl Sender {
         len: usize,
     ) -> bool {
         // There is room: the queue has more entries than there are buffers and slots.
-        if !self.has_long() || slot >= SLOTS || len > SLOT {
+        if !self.has_rendezvous() || slot >= SLOTS || len > SLOT {
             return false;
         }
         let header = Header1(0)
@@ -359,18 +350,23 @@ impl Sender {
         let local = StagOffset::new(KERNEL_CQ, FETCH, (slot * SLOT) as u64);
         let (command, nothing) = (Command::Get, Header2(0));
         let get = Descriptor::transfer(command, header, nothing, place, local, len as u32);
-        self.push(Order::fetch(from, slot), get);
+        let posted = Posted {
+            purpose: Purpose::Fetch(slot as u8),
+            buffer: 0,
+            len: 0,
+        };
+        self.push(posted, get);
         true
     }
 
     /// Copies a part of what was fetched to a slot, from byte `at` on, and adds it to `sum`. False
     /// if `at` is no multiple of 8, or nothing can be fetched.
     pub(crate) fn fetched(&self, slot: usize, at: usize, to: &mut [u8], sum: &mut Sum) -> bool {
-        let long = self.memory.as_ref().and_then(|m| m.long.as_ref());
-        let Some(long) = long.filter(|_| at % 8 == 0) else {
+        let slots = self.memory.as_ref().and_then(|m| m.rendezvous.as_ref());
+        let Some(slots) = slots.filter(|_| at % 8 == 0) else {
             return false;
         };
-        long.fetch.frames.copy((slot * SLOT + at) / 8, to, sum)
+        slots.fetch.frames.copy((slot * SLOT + at) / 8, to, sum)
     }
 
     /// Tells the device of what was posted.
@@ -384,9 +380,9 @@ impl Sender {
         self.device.write(self.id, CqReg::FetchStart, 1);
     }
 
-    /// The next packet whose sending has ended, in the order of posting, and its result code. Its
-    /// buffer is the caller's.
-    pub(crate) fn reap(&mut self) -> Option<(Order, Rcode)> {
+    /// The next command that has ended, in the order of posting, and its result code. The buffer of
+    /// a packet is the caller's.
+    pub(crate) fn reap(&mut self) -> Option<(Posted, Rcode)> {
         if self.reap.count() == self.post.count() {
             return None;
         }
@@ -401,17 +397,23 @@ impl Sender {
             let tni = self.id.tni.get();
             shim::tofu_shim_trace_completion(tni, KERNEL_CQ, slot, entry.rcode().raw())
         };
-        let order = self.orders.get(slot as usize).copied()?;
-        Some((order, entry.rcode()))
+        let posted = self.commands.get(slot as usize).copied().flatten()?;
+        Some((posted, entry.rcode()))
     }
 
     /// Has the next end that was to be told by an interrupt raise one. What has ended before is to
     /// be looked at afterwards.
-    pub(crate) fn rest(&self) {
+    pub(crate) fn rearm(&self) {
         let acknowledge = CqsIrqs::TCQ_WRITE_ACKNOWLEDGE.raw();
         self.device.write(self.id, CqsReg::Irc, acknowledge);
-        // As in `Receiver::rest`.
+        // As in `Receiver::rearm`.
         self.device.read(self.id, CqsReg::Irr);
+    }
+}
+
+impl PacketQueue for Sender {
+    fn post(&mut self, target: &PacketTarget, tag: Tag, parts: &[&[u8]]) -> bool {
+        self.post_parts(Purpose::Packet(tag), target, parts)
     }
 }
 
@@ -436,46 +438,36 @@ pub(crate) struct Receiver {
     pbq: Table,
     prq: Table,
     frames: Table,
-    lend: RingIndex,
-    receive: RingIndex,
-    full_pointer: u64,
+    queues: PacketQueues,
 }
 
 impl Receiver {
-    /// Lends buffers to a TNI.
+    /// Posts buffers to a TNI.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
     pub(crate) fn open(device: &Arc<Device>, tni: TniId) -> Result<Self> {
-        let n = entries() as usize;
+        let n = ENTRIES as usize;
+        let frames = Table::new(device, usize::from(IN) * BUFFER_QWORDS)?;
         let mut this = Self {
             device: device.clone(),
             tni,
             pbq: Table::new(device, n)?,
             prq: Table::new(device, n)?,
-            frames: Table::new(device, IN * BUFFER_QWORDS)?,
-            lend: RingIndex::new(entries()),
-            receive: RingIndex::new(entries()),
-            full_pointer: 0,
+            queues: PacketQueues::new(frames.addr(), IN),
+            frames,
         };
-        for buffer in 0..IN {
-            let addr = this.frames.addr() + (buffer * PACKET_BUFFER_SIZE) as u64;
-            this.lend(addr);
+        for buffer in 0..usize::from(IN) {
+            this.post(buffer * PACKET_BUFFER_SIZE);
         }
-        for (reg, value) in [
-            (TniReg::Imr, u64::MAX),
-            (TniReg::Irc, u64::MAX),
-            (TniReg::PrqMask, !(1 << PrqRcode::SystemTlp as u8)),
-            (TniReg::PrqEntryCoalescingTimer, 0),
-            (TniReg::PbqSize, SIZE),
-            (TniReg::PbqPa, this.pbq.addr()),
-            (TniReg::PrqSize, SIZE),
-            (TniReg::PrqPa, this.prq.addr()),
-            (TniReg::Imc, TniIrqs::PRQ_WRITE_ACKNOWLEDGE.raw()),
-        ] {
+        this.write(TniReg::Imr, u64::MAX);
+        this.write(TniReg::Irc, u64::MAX);
+        let mask = !(1 << PrqRcode::SystemTlp as u8);
+        for (reg, value) in PacketQueues::registers(mask, this.pbq.addr(), this.prq.addr()) {
             this.write(reg, value);
         }
+        this.write(TniReg::Imc, TniIrqs::PRQ_WRITE_ACKNOWLEDGE.raw());
         Ok(this)
     }
 
@@ -483,15 +475,15 @@ impl Receiver {
         self.device.write(self.tni, reg, value);
     }
 
-    fn lend(&mut self, addr: u64) {
-        let entry = PbqEntry::lend(addr, self.lend.flip());
-        self.pbq.store(self.lend.slot() as usize, entry.0);
-        self.lend.advance();
+    /// Posts the buffer at byte `at` of them all.
+    fn post(&mut self, at: usize) {
+        let (slot, entry) = self.queues.post(at);
+        self.pbq.store(slot, entry.0);
     }
 
     fn next(&self) -> Option<PrqEntry> {
-        let entry = PrqEntry(self.prq.load(self.receive.slot() as usize));
-        (entry.f() == self.receive.flip()).then_some(entry)
+        let entry = PrqEntry(self.prq.load(self.queues.slot()));
+        self.queues.is_written(entry).then_some(entry)
     }
 
     /// Whether there is something to take.
@@ -499,17 +491,9 @@ impl Receiver {
         self.next().is_some()
     }
 
-    /// Where a buffer is, if it is one that was lent. The device tells addresses that were lent to
-    /// it; a device that tells another one would write there itself, were it lent again.
-    fn place(&self, entry: &PrqEntry) -> Option<usize> {
-        let at = entry.addr().wrapping_sub(self.frames.addr()) as usize;
-        let ours = at < IN * PACKET_BUFFER_SIZE && at % PACKET_BUFFER_SIZE == 0;
-        ours.then_some(at)
-    }
-
     /// The sender and the payload of a packet.
     fn packet(&self, entry: &PrqEntry) -> Option<(Coords, *mut [u8])> {
-        let at = self.place(entry)?;
+        let at = self.queues.buffer(*entry)?;
         if entry.e() || entry.kind() != Some(PrqRcode::SystemTlp) {
             return None;
         }
@@ -536,24 +520,22 @@ impl Receiver {
     ) -> Option<Option<R>> {
         let entry = self.next()?;
         dma_mb(Read);
-        self.receive.advance();
-        let ours = self.place(&entry).is_some();
+        let consumed = self.queues.advance();
         let taken = self.packet(&entry).and_then(|(from, payload)| {
             // SAFETY: the device has given the buffer back and does not write it any more.
             take(from, unsafe { &*payload })
         });
-        if ours {
-            self.lend(entry.addr());
+        if let Some(at) = self.queues.buffer(entry) {
+            self.post(at);
         }
-        if self.receive.count() - self.full_pointer >= u64::from(entries()) / 4 {
-            self.full_pointer = self.receive.count();
-            self.write(TniReg::PrqFullPointer, self.full_pointer);
+        if let Some(count) = consumed {
+            self.write(TniReg::PrqFullPointer, count);
         }
         Some(taken)
     }
 
     /// Has the next packet raise an interrupt. Returns whether one is there already.
-    pub(crate) fn rest(&self) -> bool {
+    pub(crate) fn rearm(&self) -> bool {
         self.write(TniReg::Irc, TniIrqs::PRQ_WRITE_ACKNOWLEDGE.raw());
         // The write may be posted and arrive after the look; a read overtakes no write.
         self.device.read(self.tni, TniReg::Irr);

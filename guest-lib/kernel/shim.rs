@@ -29,10 +29,10 @@ pub(crate) struct SkBuff {
     _opaque: [u8; 0],
 }
 
-/// `struct tofu_facts`: what is left to do with a frame.
+/// `struct tofu_offload`: what is left to do with a frame.
 #[repr(C)]
 #[derive(Default)]
-pub(crate) struct NetFacts {
+pub(crate) struct NetOffload {
     pub(crate) needs_csum: u8,
     pub(crate) gso_type: u8,
     pub(crate) gso_size: u16,
@@ -40,7 +40,7 @@ pub(crate) struct NetFacts {
     pub(crate) csum_offset: u16,
 }
 
-impl NetFacts {
+impl NetOffload {
     /// Kinds of segments, as virtio's network device numbers them.
     pub(crate) const TCP4: u8 = 1;
     pub(crate) const TCP6: u8 = 4;
@@ -124,8 +124,8 @@ extern "C" {
         to: *mut c_void,
         len: u32,
     ) -> c_int;
-    pub(crate) fn tofu_shim_skb_facts(skb: *const SkBuff, facts: *mut NetFacts) -> bool;
-    pub(crate) fn tofu_shim_skb_finish(skb: *mut *mut SkBuff) -> bool;
+    pub(crate) fn tofu_shim_skb_offload(skb: *const SkBuff, offload: *mut NetOffload) -> bool;
+    pub(crate) fn tofu_shim_skb_complete(skb: *mut *mut SkBuff) -> bool;
     pub(crate) fn tofu_shim_skb_next(skb: *mut SkBuff) -> *mut SkBuff;
     pub(crate) fn tofu_shim_skb_sent(queue: *mut NetQueue, skb: *mut SkBuff, sent: bool);
     pub(crate) fn tofu_shim_skb_new(queue: *mut NetQueue, len: u32) -> *mut SkBuff;
@@ -140,7 +140,7 @@ extern "C" {
     pub(crate) fn tofu_shim_skb_receive(
         queue: *mut NetQueue,
         skb: *mut SkBuff,
-        facts: *const NetFacts,
+        offload: *const NetOffload,
     ) -> bool;
     pub(crate) fn tofu_shim_skb_answer(queue: *mut NetQueue, frame: *const c_void, len: u32);
     pub(crate) fn tofu_shim_trace_doorbell(tni: u8, cq: u8, orders: u32);

@@ -11,7 +11,7 @@ use tofu_driver::{
     Access, Cq, CqConfig, Device, MemoryRange, Order, PacketConfig, Packets, Platform, Target,
 };
 use tofu_inproc::InProcess;
-use tofu_ipotofu::offload::Facts;
+use tofu_ipotofu::offload::Metadata;
 use tofu_ipotofu::routes::route;
 use tofu_ipotofu::wire::WHOLE_MTU;
 use tofu_ipotofu::{Config, Link, LinkError, addr};
@@ -75,7 +75,7 @@ fn frames_of_all_lengths_arrive() {
         assert_eq!(received, [vec![], vec![sent]], "{len} bytes");
     }
     assert!(matches!(nodes[0].send(&frame(a, addr::mac(b), 9015, 0)), Err(LinkError::Frame(_))));
-    // To a buffer that is too short for a piece, too.
+    // To a buffer that is too short for a fragment, too.
     let sent = frame(a, addr::mac(b), 300, 1);
     nodes[0].send(&sent).unwrap();
     nodes[0].flush();
@@ -115,7 +115,7 @@ fn dropped(cluster: &Cluster, rank: u32) -> u64 {
 
 /// Two links that fetch long frames from each other, and know it of each other.
 fn fetching(cluster: &Cluster, text: &str) -> Vec<Node> {
-    let config = Config { unfinished: true, fetches: true, ..config(text, 9000) };
+    let config = Config { offload: true, rendezvous: true, ..config(text, 9000) };
     let packets = PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(0) };
     let open = |rank| Link::open(cluster.device(rank), config.clone(), &packets).unwrap();
     let mut nodes = vec![open(0), open(1)];
@@ -140,13 +140,13 @@ fn long_frames_are_fetched_in_order_and_places_come_back() {
     let cluster = Cluster::new(text);
     let mut nodes = fetching(&cluster, text);
     let (from, to) = (nodes[0].coords(), nodes[1].mac());
-    let finished = Facts::default();
+    let nothing = Metadata::default();
     // More than there are places for, long ones and short ones by turns.
     let sent: Vec<_> = (0..60).map(|n| frame(from, to, [9014, 80][n % 2], n as u64)).collect();
     let mut received = Vec::new();
     let mut waits = 0;
     for frame in &sent {
-        while let Err(error) = nodes[0].send_unfinished(&finished, frame) {
+        while let Err(error) = nodes[0].send_offloaded(&nothing, frame) {
             assert_eq!(error, LinkError::Full);
             waits += 1;
             received.extend(settle(&cluster, &mut nodes).remove(1));
@@ -156,26 +156,29 @@ fn long_frames_are_fetched_in_order_and_places_come_back() {
     assert!(received == sent, "{} frames of {}", received.len(), sent.len());
     assert!(waits > 0, "there were places for all of them");
     let (ours, theirs) = (nodes[0].counters(), nodes[1].counters());
-    assert_eq!((ours.offered, theirs.fetched, theirs.unfetched), (30, 30, 0));
+    assert_eq!(
+        (ours.rendezvous_sent, theirs.rendezvous_received, theirs.rendezvous_failed),
+        (30, 30, 0)
+    );
     assert_eq!((theirs.damaged, theirs.malformed), (0, 0));
     assert!(!nodes[1].is_fetching());
     // One that is unfinished, as long as can be, whose checksum is at its end.
     let long = frame(from, to, 65527, 3);
-    let facts = Facts { checksum: Some((14, 65511)), ..finished };
-    nodes[0].send_unfinished(&facts, &long).unwrap();
+    let metadata = Metadata { checksum: Some((14, 65511)), ..nothing };
+    nodes[0].send_offloaded(&metadata, &long).unwrap();
     nodes[0].flush();
     cluster.settle();
     let mut buf = [0; 2000];
-    let mut take = || nodes[1].recv_with(&mut buf, |facts, frame| (*facts, frame.to_vec()));
+    let mut take = || nodes[1].recv_with(&mut buf, |metadata, frame| (*metadata, frame.to_vec()));
     let got = (0..10).find_map(|_| {
         let got = take();
         cluster.settle();
         got
     });
-    assert!(got == Some((facts, long)));
+    assert!(got == Some((metadata, long)));
     // Finished ones are no longer than they may be.
     let long = frame(from, to, 9015, 3);
-    let refused = nodes[0].send_unfinished(&finished, &long);
+    let refused = nodes[0].send_offloaded(&nothing, &long);
     assert!(matches!(refused, Err(LinkError::Frame(_))), "{refused:?}");
 }
 
@@ -187,23 +190,26 @@ fn frames_that_cannot_be_fetched_are_lost_and_the_next_ones_sent() {
     let (from, to) = (nodes[0].coords(), nodes[1].mac());
     let long = frame(from, to, 9014, 1);
     // Its origin starts anew, with other memory, between the offer and the Get.
-    nodes[0].send_unfinished(&Facts::default(), &long).unwrap();
+    nodes[0].send_offloaded(&Metadata::default(), &long).unwrap();
     nodes[0].flush();
-    assert_eq!(nodes[0].counters().offered, 1);
+    assert_eq!(nodes[0].counters().rendezvous_sent, 1);
     cluster.settle();
     drop(nodes.remove(0));
     nodes.insert(0, open(cluster.device(0), text, 9000));
     assert_eq!(settle(&cluster, &mut nodes), [vec![], Vec::<Vec<u8>>::new()]);
-    assert_eq!((nodes[1].counters().unfetched, nodes[1].counters().fetched), (1, 0));
+    assert_eq!(
+        (nodes[1].counters().rendezvous_failed, nodes[1].counters().rendezvous_received),
+        (1, 0)
+    );
     assert!(!nodes[1].is_fetching());
-    // The new one knows nothing of fetching: pieces go both ways.
+    // The new one knows nothing of fetching: fragments go both ways.
     introduce(&cluster, &mut nodes);
     for (a, b) in [(0, 1), (1, 0)] {
         let long = frame(nodes[a].coords(), nodes[b].mac(), 9014, 2);
-        nodes[a].send_unfinished(&Facts::default(), &long).unwrap();
+        nodes[a].send_offloaded(&Metadata::default(), &long).unwrap();
         assert_eq!(settle(&cluster, &mut nodes)[b], [long]);
     }
-    assert_eq!((nodes[0].counters().offered, nodes[1].counters().offered), (0, 0));
+    assert_eq!((nodes[0].counters().rendezvous_sent, nodes[1].counters().rendezvous_sent), (0, 0));
 }
 
 #[test]
@@ -252,7 +258,7 @@ fn broadcasts_go_around_nodes_that_do_not_listen() {
     let cluster = Cluster::new(text);
     let packets = PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(0) };
     let open = |rank| {
-        let config = Config { confirmed: true, ..config(text, 9000) };
+        let config = Config { acknowledge: true, ..config(text, 9000) };
         Link::open(cluster.device(rank), config, &packets).unwrap()
     };
     let mut nodes = vec![open(0), open(2), open(3)];
@@ -279,7 +285,7 @@ fn broadcasts_go_around_nodes_that_do_not_listen() {
         assert_eq!(received, [vec![], once.clone(), once.clone(), once]);
     }
     // The last one came by way of the node that listens now, and by no other.
-    assert_eq!(nodes[1].counters().duplicates, 3, "three pieces of the frame before it");
+    assert_eq!(nodes[1].counters().duplicates, 3, "three fragments of the frame before it");
     assert!(nodes[0].is_settled());
 }
 
@@ -302,8 +308,8 @@ fn frames_go_round_dead_links() {
         assert_eq!(received[n], [there], "to {b}");
         assert_eq!(received[0], [back], "from {b}");
     }
-    assert!(nodes[0].rerouted() > 0);
-    assert!(nodes.iter().all(|node| node.lost() == 0));
+    assert!(nodes[0].counters().rerouted > 0);
+    assert!(nodes.iter().all(|node| node.counters().lost == 0));
     // Cut off for good.
     for port in [1, 3, 4] {
         cluster.set_link(0, port, false);
@@ -312,16 +318,16 @@ fn frames_go_round_dead_links() {
     nodes[0].send(&frame(a, b, 100, 1)).unwrap();
     let received = settle(&cluster, &mut nodes);
     assert!(received.iter().all(Vec::is_empty));
-    assert_eq!(nodes[0].lost(), 1);
+    assert_eq!(nodes[0].counters().lost, 1);
     // And back; the first way is tried again after a while.
     for port in 0..6 {
         cluster.set_link(0, port, true);
     }
     cluster.pass(2_000_000_000);
-    let before = nodes[0].rerouted();
+    let before = nodes[0].counters().rerouted;
     nodes[0].send(&frame(a, b, 100, 2)).unwrap();
     assert_eq!(settle(&cluster, &mut nodes)[1].len(), 1);
-    assert_eq!(nodes[0].rerouted(), before);
+    assert_eq!(nodes[0].counters().rerouted, before);
 }
 
 prop_compose! {
@@ -377,7 +383,7 @@ proptest! {
             let target = route(&shape, cluster.device(2).coords(), nodes[1].coords(), 0, 0);
             third.send(&target.unwrap(), &[&packet], 0).unwrap();
             let next = frame(from, to, 9014, n as u64);
-            if nodes[0].send_unfinished(&Facts::default(), &next).is_ok() {
+            if nodes[0].send_offloaded(&Metadata::default(), &next).is_ok() {
                 sent.push(next);
             }
             received.extend(settle(&cluster, &mut nodes).remove(1));
@@ -385,7 +391,7 @@ proptest! {
         }
         received.retain(|frame| frame[6..12] == addr::mac(from));
         prop_assert!(received == sent, "{} frames of {}", received.len(), sent.len());
-        prop_assert!(sent.len() == nodes[0].counters().offered as usize && !sent.is_empty());
+        prop_assert!(sent.len() == nodes[0].counters().rendezvous_sent as usize && !sent.is_empty());
         prop_assert!(!nodes[1].is_fetching());
     }
 
@@ -405,7 +411,7 @@ proptest! {
         let sent = frame(nodes[origin].coords(), addr::BROADCAST, len, 5);
         nodes[origin].send(&sent).unwrap();
         let received = settle(&cluster, &mut nodes);
-        let lost: u64 = nodes.iter().map(|node| node.lost()).sum();
+        let lost: u64 = nodes.iter().map(|node| node.counters().lost).sum();
         for (n, frames) in received.iter().enumerate() {
             // Not every two nodes have a way between them that the device knows, even though they
             // are connected; then others take over what is behind, and one edge is lost.
@@ -447,12 +453,12 @@ fn a_broadcast_passes_over_nodes_that_are_not_there() {
     assert!(received[1..].iter().all(|count| *count == 1), "{received:?}");
     // To one that is not there.
     let to = addr::mac(shape.coords(NodeId(1)).unwrap());
-    let before = nodes[0].lost();
+    let before = nodes[0].counters().lost;
     let alone = frame(nodes[0].coords(), to, 100, 1);
     nodes[0].send(&alone).unwrap();
     machine.run_pending();
     nodes[0].flush();
-    assert_eq!(nodes[0].lost(), before + 1);
+    assert_eq!(nodes[0].counters().lost, before + 1);
 }
 
 #[test]

@@ -60,16 +60,16 @@ struct Queues {
 }
 
 impl Queues {
-    /// Queues of node `rank` with `lent` buffers in them.
-    fn new(cluster: &Cluster, rank: u32, lent: u32) -> Self {
+    /// Queues of node `rank` with `posted` buffers in them.
+    fn new(cluster: &Cluster, rank: u32, posted: u32) -> Self {
         let queues = Self {
             pbq: cluster.alloc(rank, ENTRIES as usize * 8, 256),
             prq: cluster.alloc(rank, ENTRIES as usize * 8, 256),
             buffers: cluster.alloc(rank, 64 * 2048, 2048),
             receive: RingIndex::new(ENTRIES),
         };
-        for n in 0..lent {
-            queues.lend(n.into(), queues.buffers.device_addr() + u64::from(n % 64) * 2048);
+        for n in 0..posted {
+            queues.post(n.into(), queues.buffers.device_addr() + u64::from(n % 64) * 2048);
         }
         for (reg, value) in [
             (TniReg::PbqSize, 0),
@@ -82,10 +82,10 @@ impl Queues {
         queues
     }
 
-    fn lend(&self, n: u64, addr: u64) {
+    fn post(&self, n: u64, addr: u64) {
         let slot = (n % u64::from(ENTRIES)) as usize;
         let flip = (n / u64::from(ENTRIES)).is_multiple_of(2);
-        self.pbq.store_u64(slot * 8, PbqEntry::lend(addr, flip).0, Ordering::Release);
+        self.pbq.store_u64(slot * 8, PbqEntry::post(addr, flip).0, Ordering::Release);
     }
 
     fn next(&mut self) -> Option<PrqEntry> {
@@ -350,7 +350,7 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
     assert_eq!(queues.next(), None);
     // A buffer that is not memory: its address comes back, marked.
     let nowhere = 0x12_3456_7800;
-    queues.lend(2, nowhere);
+    queues.post(2, nowhere);
     put();
     assert_eq!(
         take_irr(),
@@ -360,13 +360,13 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
     assert_eq!((entry.addr(), entry.e()), (nowhere, true));
     // As many entries as the queue has, none consumed.
     for n in 3..u64::from(ENTRIES) {
-        queues.lend(n, queues.buffers.device_addr());
+        queues.post(n, queues.buffers.device_addr());
     }
     for _ in 3..ENTRIES {
         assert_eq!(put(), Rcode::SUCCESS);
     }
     assert_eq!(take_irr(), requests::PRQ_WRITE_ACKNOWLEDGE);
-    queues.lend(ENTRIES.into(), queues.buffers.device_addr());
+    queues.post(ENTRIES.into(), queues.buffers.device_addr());
     put();
     assert_eq!(take_irr(), discard | requests::PRQ_OVERFLOW);
     let full = Register::Tni { tni: TniId::ALL[0], reg: TniReg::PrqFullPointer };
@@ -383,7 +383,7 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
     assert_eq!(take_irr(), discard | requests::PBQ_READ_EXCEPTION);
     cluster.device(1).write(pbq, queues.pbq.device_addr());
     queues.pbq.fill(0);
-    queues.lend(0, queues.buffers.device_addr());
+    queues.post(0, queues.buffers.device_addr());
     let prq = Register::Tni { tni: TniId::ALL[0], reg: TniReg::PrqPa };
     cluster.device(1).write(prq, cluster.memory_end(1) + 64);
     put();

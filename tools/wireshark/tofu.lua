@@ -10,9 +10,9 @@ local band, bxor, rshift = bits.band, bits.bxor, bits.rshift
 
 local RECORD_HEADER = 56
 local FRAME_HEADER = 16
-local PIECE = 1952
+local FRAGMENT = 1952
 local IP_HEADER = 20
-local FACTS = 8
+local METADATA = 8
 
 local tofu = Proto("tofu", "Tofu interconnect")
 local ipot = Proto("ipot", "IP over Tofu")
@@ -34,9 +34,9 @@ local SIGNAL_OPS = {
     "barrier", "and", "or", "xor", "max", "maxloc", "sum", "floating-point sum",
 }
 local IP_KINDS = {
-    [0] = "unicast", "broadcast", "unfinished", "confirmation", "offer", "fetched",
+    [0] = "unicast", "broadcast", "offloaded", "acknowledgement", "request", "done",
 }
-local BROADCAST, UNFINISHED, CONFIRMATION, OFFER, FETCHED = 1, 2, 3, 4, 5
+local BROADCAST, OFFLOADED, ACKNOWLEDGEMENT, REQUEST, DONE = 1, 2, 3, 4, 5
 local SEGMENTS = { [0] = "one", "TCP over IPv4", [4] = "TCP over IPv6" }
 
 local f = {
@@ -117,29 +117,29 @@ end
 local g = {
     version = ProtoField.uint8("ipot.version", "Version", base.DEC, nil, 0xf0),
     kind = ProtoField.uint8("ipot.kind", "Kind", base.DEC, IP_KINDS, 0x0f),
-    unfinished = ProtoField.bool("ipot.takes_unfinished", "Sender takes unfinished frames", 8,
+    offload = ProtoField.bool("ipot.takes_offloaded", "Sender takes offloaded frames", 8,
         nil, 1),
-    confirm = ProtoField.bool("ipot.confirm", "To be confirmed", 8, nil, 2),
-    fetches = ProtoField.bool("ipot.fetches", "Sender fetches frames", 8, nil, 4),
+    acknowledge = ProtoField.bool("ipot.acknowledge", "To be acknowledged", 8, nil, 2),
+    rendezvous = ProtoField.bool("ipot.rendezvous", "Sender fetches frames", 8, nil, 4),
     more_queues = ProtoField.uint8("ipot.more_queues", "Further TNIs at which the sender listens",
         base.DEC, nil, 0x30),
     refused = ProtoField.bool("ipot.refused", "Could not be fetched", 8, nil, 8),
     total = ProtoField.uint16("ipot.total", "Bytes of the frame"),
-    offset = ProtoField.uint16("ipot.offset", "Offset of the piece"),
-    length = ProtoField.uint16("ipot.length", "Bytes of the piece"),
+    offset = ProtoField.uint16("ipot.offset", "Offset of the fragment"),
+    length = ProtoField.uint16("ipot.length", "Bytes of the fragment"),
     id = ProtoField.uint32("ipot.id", "Frame id"),
     sum = ProtoField.uint32("ipot.sum", "Sum", base.HEX),
     sum_good = ProtoField.bool("ipot.sum.good", "Sum is right"),
     origin = ProtoField.string("ipot.origin", "Origin"),
-    piece = ProtoField.bytes("ipot.piece", "Piece"),
-    pieces = ProtoField.uint32("ipot.pieces", "Put together of pieces"),
+    fragment = ProtoField.bytes("ipot.fragment", "Piece"),
+    fragments = ProtoField.uint32("ipot.fragments", "Reassembled from fragments"),
 
-    checksum = ProtoField.bool("ipot.facts.checksum", "Checksum is to be completed", 8, nil, 1),
-    segments = ProtoField.uint8("ipot.facts.segments", "Segments", base.DEC, SEGMENTS, 0x7f),
-    cwr = ProtoField.bool("ipot.facts.cwr", "CWR is for the first segment", 8, nil, 0x80),
-    size = ProtoField.uint16("ipot.facts.size", "Bytes of payload of a segment"),
-    start = ProtoField.uint16("ipot.facts.start", "Checksum is over what begins at"),
-    at = ProtoField.uint16("ipot.facts.at", "Checksum is behind that at"),
+    checksum = ProtoField.bool("ipot.metadata.checksum", "Checksum is to be completed", 8, nil, 1),
+    segments = ProtoField.uint8("ipot.metadata.segments", "Segments", base.DEC, SEGMENTS, 0x7f),
+    cwr = ProtoField.bool("ipot.metadata.cwr", "CWR is for the first segment", 8, nil, 0x80),
+    size = ProtoField.uint16("ipot.metadata.size", "Bytes of payload of a segment"),
+    start = ProtoField.uint16("ipot.metadata.start", "Checksum is over what begins at"),
+    at = ProtoField.uint16("ipot.metadata.at", "Checksum is behind that at"),
     place = ProtoField.uint64("ipot.place", "To be fetched from", base.HEX),
 }
 for _, field in pairs(g) do
@@ -219,7 +219,7 @@ local function frame_sum(bytes)
     return sum == 0 and 0xffffffff or sum
 end
 
--- Frames of IP over Tofu that are being put together, by place and frame, and those that are
+-- Frames of IP over Tofu that are being reassembled, by place and frame, and those that are
 -- complete, by the number of the record that completed them.
 local partial, complete = {}, {}
 local MOST_PARTIAL, partial_count = 4096, 0
@@ -236,53 +236,53 @@ local function packed(origin)
         part(14, 5), part(9, 5), part(4, 5), part(3, 1), part(1, 2), part(0, 1))
 end
 
--- What is left to do with an unfinished frame.
-local function dissect_facts(range, tree)
-    local facts = tree:add(ipot, range, "What is left to do")
-    facts:add(g.checksum, range(0, 1))
-    facts:add(g.segments, range(1, 1))
-    facts:add(g.cwr, range(1, 1))
-    facts:add(g.size, range(2, 2))
-    facts:add(g.start, range(4, 2))
-    facts:add(g.at, range(6, 2))
+-- What is left to do with an offloaded frame.
+local function dissect_metadata(range, tree)
+    local metadata = tree:add(ipot, range, "Offload metadata")
+    metadata:add(g.checksum, range(0, 1))
+    metadata:add(g.segments, range(1, 1))
+    metadata:add(g.cwr, range(1, 1))
+    metadata:add(g.size, range(2, 2))
+    metadata:add(g.start, range(4, 2))
+    metadata:add(g.at, range(6, 2))
 end
 
--- A whole frame, with what is in front of it if it is unfinished.
+-- A whole frame, with what is in front of it if it is offloaded.
 local function hand_over(whole, kind, tree, pinfo, root)
     local frame = whole
-    if kind == UNFINISHED then
-        if whole:len() <= FACTS then
+    if kind == OFFLOADED then
+        if whole:len() <= METADATA then
             tree:add_proto_expert_info(e_malformed)
             return
         end
-        dissect_facts(whole(0, FACTS), tree)
-        frame = whole(FACTS):tvb()
+        dissect_metadata(whole(0, METADATA), tree)
+        frame = whole(METADATA):tvb()
     end
     ethernet:call(frame, pinfo, root)
 end
 
--- Packets without a piece of a frame: about another node's broadcast, or about a frame that its
+-- Packets without a fragment of a frame: about another node's broadcast, or about a frame that its
 -- receiver reads from the sender's memory.
 local function dissect_message(payload, kind, origin, pinfo, tree)
     local total, offset, length =
         payload(2, 2):uint(), payload(4, 2):uint(), payload(6, 2):uint()
     local id, right = payload(8, 4):uint(), total == 0 and length == 0
-    if kind == CONFIRMATION then
-        right = right and offset % PIECE == 0
+    if kind == ACKNOWLEDGEMENT then
+        right = right and offset % FRAGMENT == 0
         pinfo.cols.info = string.format(
-            "confirmation, frame %d of %s, bytes from %d", id, origin, offset)
-    elseif kind == FETCHED then
+            "acknowledgement, frame %d of %s, bytes from %d", id, origin, offset)
+    elseif kind == DONE then
         right = right and offset == 0
         tree:add(g.refused, payload(1, 1))
-        pinfo.cols.info = string.format("fetched, frames up to %d", id)
+        pinfo.cols.info = string.format("done, frames up to %d", id)
     else
-        right = total >= FACTS + 14 and offset == 0 and length == FACTS + 8
+        right = total >= METADATA + 14 and offset == 0 and length == METADATA + 8
             and payload:len() >= IP_HEADER + length
         if right then
-            dissect_facts(payload(IP_HEADER, FACTS), tree)
-            tree:add(g.place, payload(IP_HEADER + FACTS, 8))
+            dissect_metadata(payload(IP_HEADER, METADATA), tree)
+            tree:add(g.place, payload(IP_HEADER + METADATA, 8))
         end
-        pinfo.cols.info = string.format("offer, frame %d of %d bytes", id, total)
+        pinfo.cols.info = string.format("request, frame %d of %d bytes", id, total)
     end
     if not right then
         tree:add_proto_expert_info(e_malformed)
@@ -297,16 +297,16 @@ local function dissect_ip(payload, seen, pinfo, root)
     local version, kind = rshift(payload(0, 1):uint(), 4), band(payload(0, 1):uint(), 0xf)
     local total, offset, length =
         payload(2, 2):uint(), payload(4, 2):uint(), payload(6, 2):uint()
-    local is_piece = kind < CONFIRMATION
-    if version ~= 1 or kind > FETCHED or (is_piece and total < 14) then
+    local is_fragment = kind < ACKNOWLEDGEMENT
+    if version ~= 1 or kind > DONE or (is_fragment and total < 14) then
         return false
     end
     local tree = root:add(ipot, payload)
     tree:add(g.version, payload(0, 1))
     tree:add(g.kind, payload(0, 1))
-    tree:add(g.unfinished, payload(1, 1))
-    tree:add(g.confirm, payload(1, 1))
-    tree:add(g.fetches, payload(1, 1))
+    tree:add(g.offload, payload(1, 1))
+    tree:add(g.acknowledge, payload(1, 1))
+    tree:add(g.rendezvous, payload(1, 1))
     tree:add(g.more_queues, payload(1, 1))
     tree:add(g.total, payload(2, 2))
     tree:add(g.offset, payload(4, 2))
@@ -316,14 +316,15 @@ local function dissect_ip(payload, seen, pinfo, root)
     local origin = packed(payload(16, 4):uint())
     tree:add(g.origin, payload(16, 4), origin)
     pinfo.cols.protocol = "IPoT"
-    if not is_piece then
+    if not is_fragment then
         dissect_message(payload, kind, origin, pinfo, tree)
         return true
     end
     local what =
         string.format("%s, frame %d of %d bytes", IP_KINDS[kind], payload(8, 4):uint(), total)
     pinfo.cols.info = what .. string.format(", bytes %d to %d", offset, offset + length - 1)
-    if offset % PIECE ~= 0 or offset >= total or length ~= math.min(PIECE, total - offset) then
+    local fits = offset < total and length == math.min(FRAGMENT, total - offset)
+    if offset % FRAGMENT ~= 0 or not fits then
         tree:add_proto_expert_info(e_malformed)
         return true
     end
@@ -334,10 +335,10 @@ local function dissect_ip(payload, seen, pinfo, root)
         -- More than what the capture has kept.
         return true
     end
-    local piece = payload(IP_HEADER, length)
-    tree:add(g.piece, piece)
+    local fragment = payload(IP_HEADER, length)
+    tree:add(g.fragment, fragment)
     if length == total then
-        hand_over(piece:bytes():tvb("Frame over Tofu"), kind, tree, pinfo, root)
+        hand_over(fragment:bytes():tvb("Frame over Tofu"), kind, tree, pinfo, root)
         return true
     end
     if not pinfo.visited then
@@ -347,18 +348,18 @@ local function dissect_ip(payload, seen, pinfo, root)
             if partial_count >= MOST_PARTIAL then
                 partial, partial_count = {}, 0
             end
-            frame = { have = 0, pieces = {} }
+            frame = { have = 0, fragments = {} }
             partial[key] = frame
             partial_count = partial_count + 1
         end
-        if not frame.pieces[offset] then
-            frame.pieces[offset] = piece:bytes()
+        if not frame.fragments[offset] then
+            frame.fragments[offset] = fragment:bytes()
             frame.have = frame.have + length
         end
         if frame.have == total then
             local bytes, count = ByteArray.new(), 0
-            for at = 0, total - 1, PIECE do
-                bytes:append(frame.pieces[at])
+            for at = 0, total - 1, FRAGMENT do
+                bytes:append(frame.fragments[at])
                 count = count + 1
             end
             complete[pinfo.number] = {
@@ -372,7 +373,7 @@ local function dissect_ip(payload, seen, pinfo, root)
     end
     local whole = complete[pinfo.number]
     if whole then
-        tree:add(g.pieces, whole.count):set_generated()
+        tree:add(g.fragments, whole.count):set_generated()
         tree:add(g.sum_good, whole.good):set_generated()
         if whole.good then
             hand_over(whole.bytes:tvb("Frame over Tofu"), kind, tree, pinfo, root)

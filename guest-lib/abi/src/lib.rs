@@ -17,6 +17,7 @@ pub mod desc;
 pub mod frame;
 pub mod ids;
 pub mod irq;
+pub mod packets;
 pub mod pci;
 pub mod queue;
 pub mod rcode;
@@ -27,4 +28,5 @@ pub mod topology;
 
 pub use addr::{Coords, Path, StagOffset};
 pub use ids::{BchId, BgId, CqId, Doorbell, TniId};
+pub use packets::PacketTarget;
 pub use rcode::Rcode;

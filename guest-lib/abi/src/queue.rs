@@ -23,7 +23,7 @@ pub const MRQ_ENTRY_SIZE: usize = 32;
 pub const PBQ_ENTRY_SIZE: usize = 8;
 /// Bytes of a PRQ entry.
 pub const PRQ_ENTRY_SIZE: usize = 8;
-/// Bytes of the frame buffer that a PBQ entry lends.
+/// Bytes of the frame buffer that a PBQ entry posts.
 pub const PACKET_BUFFER_SIZE: usize = 1 << PACKET_BUFFER_SHIFT;
 const PACKET_BUFFER_SHIFT: u32 = 11;
 /// Bytes of one statistics dump: data and wait cycles for 6 TNIs and 10 ports, a qword each.
@@ -299,8 +299,8 @@ bitfield! {
 }
 
 impl PbqEntry {
-    /// An entry that lends the buffer at `addr`, a multiple of 2048 below 2^40.
-    pub const fn lend(addr: u64, flip: bool) -> Self {
+    /// An entry that posts the buffer at `addr`, a multiple of 2048 below 2^40.
+    pub const fn post(addr: u64, flip: bool) -> Self {
         Self(0).with_pa_units(addr >> PACKET_BUFFER_SHIFT).with_f(flip)
     }
 

@@ -38,7 +38,6 @@ mod platform;
 mod rings;
 mod rounds;
 mod tables;
-mod target;
 #[cfg(feature = "volatile")]
 mod volatile;
 
@@ -51,6 +50,6 @@ pub use platform::{DmaBuffer, DmaError, IrqError, Platform, UserPage};
 pub use rings::{Completion, Full, Notice, RingMemory, Rings};
 pub use rounds::{Outcome, Rounds, StartError};
 pub use tables::{Access, MemoryRange, Stag, StagError};
-pub use target::PacketTarget;
+pub use tofu_abi::PacketTarget;
 #[cfg(feature = "volatile")]
 pub use volatile::VolatileBuffer;

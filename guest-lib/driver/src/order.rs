@@ -6,10 +6,7 @@ use tofu_abi::desc::{
     ArmwOp, Command, Descriptor, Header1, Header2, MAX_MESSAGE, MTU_UNIT, PIGGYBACK_BUFFER_MAX,
     PIGGYBACK_MAX,
 };
-use tofu_abi::frame::HEADER_SIZE;
-use tofu_abi::{Coords, Path, StagOffset};
-
-use crate::target::PacketTarget;
+use tofu_abi::{Coords, PacketTarget, Path, StagOffset};
 
 /// The network interface that a command is sent to. Its control queue is part of the remote
 /// [`StagOffset`].
@@ -81,9 +78,7 @@ impl Order {
     /// Sends a system packet of `payload` bytes, which begin 16 bytes behind the device address
     /// `frame` (see [`tofu_abi::frame`]). A queue needs MODE.SYSTEM for it.
     pub fn system_packet(to: &PacketTarget, frame: u64, payload: u16) -> Self {
-        let length = payload.saturating_add(HEADER_SIZE as u16);
-        let command = Command::TransmitSystemPacket1;
-        Self::single(Descriptor::packet(command, to.header(), length, frame))
+        Self::single(to.descriptor(frame, payload, false))
     }
 
     /// Does nothing but complete.

@@ -9,10 +9,8 @@ use core::sync::atomic::Ordering;
 
 use tofu_abi::frame::{HEADER_SIZE, ROUTING_HEADER_SIZE, SYSTEM_PAYLOAD_MAX, TlpHeader};
 use tofu_abi::irq::{tni as requests, vector};
-use tofu_abi::queue::{
-    PACKET_BUFFER_SIZE, PBQ_ENTRY_SIZE, PRQ_ENTRY_SIZE, PbqEntry, PrqEntry, PrqRcode, RingIndex,
-    queue_entries,
-};
+use tofu_abi::packets::{PacketQueues, PacketTarget};
+use tofu_abi::queue::{PACKET_BUFFER_SIZE, PBQ_ENTRY_SIZE, PRQ_ENTRY_SIZE, PrqEntry, PrqRcode};
 use tofu_abi::regs::{CqsMode, KERNEL_CQ, TniReg, tni_base};
 use tofu_abi::table::{PageSize, TABLE_ALIGN};
 use tofu_abi::{Rcode, StagOffset};
@@ -22,7 +20,6 @@ use crate::device::{Device, DeviceError, IrqUnit};
 use crate::order::{Order, Target};
 use crate::platform::{DmaBuffer, DmaError, IrqError, Platform};
 use crate::tables::{Access, MemoryRange, Stag, StagError};
-use crate::target::PacketTarget;
 
 /// How to open the packet interface of a TNI. Start from [`PacketConfig::new`].
 #[derive(Clone, Debug)]
@@ -75,13 +72,10 @@ impl PacketConfig {
     }
 }
 
-/// Largest number of buffers: the queues have twice as many entries, so that they never fill up
-/// although the device hears of what was consumed only now and then.
-const MAX_BUFFERS: u16 = 1024;
+/// Largest number of buffers, either way.
+const MAX_BUFFERS: u16 = PacketQueues::MAX_BUFFERS;
 /// Pages that the memory for Gets is made of.
 const SHARED_PAGE: PageSize = PageSize::Size4K;
-/// Size code of the packet queues.
-const QUEUE_SIZE: u64 = 0;
 /// In the place of a buffer's number: the command is no packet but a Get.
 const NO_BUFFER: u16 = u16::MAX;
 /// Requests that a sleeper is woken by.
@@ -209,12 +203,8 @@ pub struct Packets<P: Platform> {
     fetch: Option<Stag>,
     /// Gets that have ended: cookie and result code.
     fetched: VecDeque<(u32, Rcode)>,
-    /// Next entry of the packet buffer queue to write.
-    lend: RingIndex,
-    /// Next entry of the packet receive queue to read.
-    receive: RingIndex,
-    /// Entries that the device knows to be consumed.
-    full_pointer: u64,
+    /// Which entries of the packet queues are next.
+    queues: PacketQueues,
     /// Buffers that are not on their way out.
     free_tx: Vec<u16>,
     posted: bool,
@@ -246,7 +236,7 @@ impl<P: Platform> Packets<P> {
         };
         let cq = Cq::open(device, &cq_config).map_err(PacketError::Queue)?;
         let platform = device.platform();
-        let entries = queue_entries(QUEUE_SIZE).unwrap_or_default();
+        let entries = PacketQueues::ENTRIES as usize;
         let alloc = |count: usize, size: usize, align: usize| {
             platform.alloc_dma(count * size, align).map_err(PacketError::Memory)
         };
@@ -254,8 +244,8 @@ impl<P: Platform> Packets<P> {
         let (table, page) = (TABLE_ALIGN as usize, SHARED_PAGE.bytes() as usize);
         let (rx_buffers, tx_buffers) = (config.rx_buffers.into(), config.tx_buffers.into());
         let memory = Memory {
-            pbq: alloc(entries as usize, PBQ_ENTRY_SIZE, table)?,
-            prq: alloc(entries as usize, PRQ_ENTRY_SIZE, table)?,
+            pbq: alloc(entries, PBQ_ENTRY_SIZE, table)?,
+            prq: alloc(entries, PRQ_ENTRY_SIZE, table)?,
             rx: alloc(rx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
             tx: alloc(tx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
             share: (config.share > 0).then(|| alloc(config.share, 1, page)).transpose()?,
@@ -265,6 +255,7 @@ impl<P: Platform> Packets<P> {
         if end > 1 << 40 {
             return Err(PacketError::Address(end));
         }
+        let queues = PacketQueues::new(memory.rx.device_addr(), config.rx_buffers);
         if config.interrupts {
             platform.irq_enable(vector::tni(config.tni)).map_err(PacketError::Interrupt)?;
         }
@@ -276,9 +267,7 @@ impl<P: Platform> Packets<P> {
             share: None,
             fetch: None,
             fetched: VecDeque::new(),
-            lend: RingIndex::new(entries),
-            receive: RingIndex::new(entries),
-            full_pointer: 0,
+            queues,
             free_tx: (0..config.tx_buffers).rev().collect(),
             posted: false,
             interrupts: config.interrupts,
@@ -289,18 +278,12 @@ impl<P: Platform> Packets<P> {
         packets.share = packets.register(memory.share.as_ref(), Access::ReadOnly)?;
         packets.fetch = packets.register(memory.fetch.as_ref(), Access::ReadWrite)?;
         for buffer in 0..rx_buffers {
-            packets.lend(packets.memory.rx.device_addr() + (buffer * PACKET_BUFFER_SIZE) as u64);
+            packets.post_receive_buffer(buffer * PACKET_BUFFER_SIZE);
         }
-        for (reg, value) in [
-            (TniReg::PrqMask, config.mask),
-            (TniReg::PrqEntryCoalescingTimer, 0),
-            (TniReg::PrqInterruptCoalescingTimer, config.interrupt_ns),
-            (TniReg::PrqInterruptCoalescingCount, config.interrupt_count),
-            (TniReg::PbqSize, QUEUE_SIZE),
-            (TniReg::PbqPa, packets.memory.pbq.device_addr()),
-            (TniReg::PrqSize, QUEUE_SIZE),
-            (TniReg::PrqPa, packets.memory.prq.device_addr()),
-        ] {
+        packets.write(TniReg::PrqInterruptCoalescingTimer, config.interrupt_ns);
+        packets.write(TniReg::PrqInterruptCoalescingCount, config.interrupt_count);
+        let (pbq, prq) = (memory.pbq.device_addr(), memory.prq.device_addr());
+        for (reg, value) in PacketQueues::registers(config.mask, pbq, prq) {
             packets.write(reg, value);
         }
         let tni = device.tni(config.tni).map_err(PacketError::Device)?;
@@ -346,12 +329,10 @@ impl<P: Platform> Packets<P> {
         self.device.tni(self.tni).ok().map(|tni| tni.irq())
     }
 
-    /// Gives a buffer to the device.
-    fn lend(&mut self, addr: u64) {
-        let at = self.lend.slot() as usize * PBQ_ENTRY_SIZE;
-        let entry = PbqEntry::lend(addr, self.lend.flip());
-        self.memory.pbq.store_u64(at, entry.0, Ordering::Release);
-        self.lend.advance();
+    /// Posts the buffer at byte `at` of them all, for the device to write to.
+    fn post_receive_buffer(&mut self, at: usize) {
+        let (slot, entry) = self.queues.post(at);
+        self.memory.pbq.store_u64(slot * PBQ_ENTRY_SIZE, entry.0, Ordering::Release);
     }
 
     /// Puts a packet into the queue, whose payload is the `parts` one after the other. It goes out
@@ -538,9 +519,9 @@ impl<P: Platform> Packets<P> {
     }
 
     fn next(&self) -> Option<PrqEntry> {
-        let at = self.receive.slot() as usize * PRQ_ENTRY_SIZE;
+        let at = self.queues.slot() * PRQ_ENTRY_SIZE;
         let entry = PrqEntry(self.memory.prq.load_u64(at, Ordering::Acquire));
-        (entry.f() == self.receive.flip()).then_some(entry)
+        self.queues.is_written(entry).then_some(entry)
     }
 
     /// Whether [`Packets::recv`] has something.
@@ -558,17 +539,14 @@ impl<P: Platform> Packets<P> {
     pub fn recv_split(&mut self, head: &mut [u8], body: &mut [u8]) -> Option<Received> {
         loop {
             let entry = self.next()?;
-            self.receive.advance();
-            let received = self.copy(entry, head, body);
-            // The device tells addresses that were lent to it; a device that tells another one
-            // would write there itself, were it lent again.
-            if self.is_lent(entry.addr()) {
-                self.lend(entry.addr());
+            let consumed = self.queues.advance();
+            let buffer = self.queues.buffer(entry);
+            let received = buffer.and_then(|at| self.copy(entry, at, head, body));
+            if let Some(at) = buffer {
+                self.post_receive_buffer(at);
             }
-            let entries = u64::from(self.receive.entries());
-            if self.receive.count() - self.full_pointer >= entries / 4 {
-                self.full_pointer = self.receive.count();
-                self.write(TniReg::PrqFullPointer, self.full_pointer);
+            if let Some(count) = consumed {
+                self.write(TniReg::PrqFullPointer, count);
             }
             if received.is_some() {
                 return received;
@@ -576,18 +554,15 @@ impl<P: Platform> Packets<P> {
         }
     }
 
-    fn is_lent(&self, addr: u64) -> bool {
-        let at = addr.wrapping_sub(self.memory.rx.device_addr());
-        at < self.memory.rx.len() as u64 && at.is_multiple_of(PACKET_BUFFER_SIZE as u64)
-    }
-
-    fn copy(&self, entry: PrqEntry, head: &mut [u8], body: &mut [u8]) -> Option<Received> {
-        let kind = entry.kind()?;
-        if entry.e() || !self.is_lent(entry.addr()) {
-            return None;
-        }
+    fn copy(
+        &self,
+        entry: PrqEntry,
+        at: usize,
+        head: &mut [u8],
+        body: &mut [u8],
+    ) -> Option<Received> {
+        let kind = entry.kind().filter(|_| !entry.e())?;
         let rx = &self.memory.rx;
-        let at = (entry.addr() - rx.device_addr()) as usize;
         let header = TlpHeader(rx.load_u64(at + ROUTING_HEADER_SIZE, Ordering::Relaxed));
         let len = usize::from(header.length()).min(SYSTEM_PAYLOAD_MAX);
         let in_head = len.min(head.len());

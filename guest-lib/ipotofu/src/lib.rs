@@ -2,35 +2,58 @@
 //!
 //! What goes over the wire, and why, is in the manual (docs/src/reference/ip-over-tofu.md).
 //!
-//! [`Link`] is the whole of it over the driver's packet interface: frames in, frames out. Its
-//! parts need no device: [`addr`] derives addresses from coordinates, [`hosts`] names, [`wire`] is
-//! the header of each packet, [`Core`] takes frames apart and puts them together and answers
-//! questions for addresses, [`offload`] is frames that others finish, [`tree`] is how broadcasts
-//! spread, [`routes`] which ways lead to a node.
+//! The engine has no device and no allocator: its owner gives it memory ([`Storage`]), a queue to
+//! send packets by ([`PacketQueue`], [`rendezvous::Rendezvous`]) and frames to receive to
+//! ([`FrameBuffer`]). The kernel driver compiles this much of the crate. [`Inbound`] is packets
+//! that arrive, [`Outbound`] those that leave, [`rendezvous`] long frames, which are fetched. Below
+//! them are [`addr`], which derives addresses from coordinates, [`hosts`] with names, [`wire`], the
+//! header of each packet, [`offload`], frames that others complete, [`neighbor`], questions for
+//! addresses, [`tree`], how broadcasts are relayed, and [`routes`], which ways lead to a node.
+//!
+//! With the feature `link` there is [`Link`], all of it over the driver's packet interface: frames
+//! in, frames out. [`Core`] is the same without a device.
 //!
 //! Nothing that arrives makes this panic, hang or allocate beyond [`Config`]'s bounds.
 #![no_std]
 #![forbid(unsafe_code)]
 
+#[cfg(any(feature = "link", test))]
 extern crate alloc;
 
 pub mod addr;
-mod finish;
+#[cfg(feature = "link")]
+mod complete;
+mod counters;
+#[cfg(feature = "link")]
 mod frames;
 pub mod hosts;
+mod inbound;
+#[cfg(feature = "link")]
 mod link;
 pub mod neighbor;
-pub mod offer;
-mod offers;
+mod nodes;
 pub mod offload;
+mod outbound;
 mod reassembly;
+pub mod rendezvous;
 pub mod routes;
 #[cfg(feature = "smoltcp")]
 mod stack;
+mod storage;
 pub mod tree;
 pub mod wire;
 
-pub use crate::frames::{Config, Core, Counters, Event, Piece, SendError};
-pub use crate::link::{Link, LinkError};
+pub use counters::Counters;
+#[cfg(feature = "link")]
+pub use frames::{Config, Core, SendError};
+pub use inbound::{Event, Inbound, Incoming, Limits};
+#[cfg(feature = "link")]
+pub use link::{Link, LinkError};
+pub use nodes::{CAPABILITIES_NS, Peers};
+pub use outbound::{Outbound, PacketQueue, Tag};
+pub use reassembly::FrameBuffer;
 #[cfg(feature = "smoltcp")]
-pub use crate::stack::{RxToken, StackDevice, TxToken};
+pub use stack::{RxToken, StackDevice, TxToken};
+#[cfg(any(feature = "link", test))]
+pub use storage::Heap;
+pub use storage::Storage;

@@ -1,49 +1,31 @@
 //! The link over a device's packet interface.
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 
-use tofu_abi::Coords;
-use tofu_abi::Rcode;
 use tofu_abi::queue::PrqRcode;
+use tofu_abi::{Coords, PacketTarget, Rcode};
 use tofu_driver::{
-    Device, DmaBuffer, Lost, PacketConfig, PacketError, Packets, Platform, Received, Target,
+    Device, DmaBuffer, PacketConfig, PacketError, Packets, Platform, Received, Target,
 };
 
 use crate::addr::{self, Mac};
-use crate::frames::{Config, Core, Counters, Event, Piece, SendError};
-use crate::offer::{self, Fetches, GROUP, Message, OVERTAKE_NS, Offer, Room};
-use crate::offers::Offers;
-use crate::offload::{BadFacts, FACTS_SIZE, Facts};
-use crate::routes::route;
+use crate::counters::Counters;
+use crate::frames::{Config, Core, SendError};
+use crate::inbound::Event;
+use crate::offload::{BadMetadata, METADATA_SIZE, Metadata};
+use crate::outbound::{Outbound, PacketQueue, Tag};
+use crate::rendezvous::{self, Fetches, Message, OVERTAKE_NS, Rendezvous, Request, Requests, Room};
+use crate::storage::Heap;
 use crate::tree;
-use crate::wire::{HEADER_SIZE, PIECE_MAX, Packet, Repr};
+use crate::wire::{Capabilities, FRAGMENT_MAX, Fragment, HEADER_SIZE};
 
-/// How long a way round a dead link is kept before the first one is tried again, in nanoseconds.
-const DETOUR_NS: u64 = 1_000_000_000;
-/// Nodes to which a detour is known at a time.
-const MAX_DETOURS: usize = 1024;
 /// How long a wait looks after packets that are on their way out before it sleeps, and how long it
 /// sleeps at most while there are any, both in nanoseconds.
 const SETTLE_NS: u64 = 5_000;
 const NAP_NS: u64 = 10_000_000;
-
-/// How long the confirmation of a broadcast may take before it goes around the node, and how long
-/// it goes around at once from then on, both in nanoseconds.
-const CONFIRM_NS: u64 = 100_000_000;
-const DEAF_NS: u64 = 10_000_000_000;
-/// Pieces that wait for confirmation at a time. Those beyond are taken as confirmed.
-const MAX_AWAITED: usize = 64;
-
-/// The cookie of a packet: node in bits 18:0, way 25:19, broadcast 26.
-const BROADCAST_BIT: u32 = 1 << 26;
-
-fn cookie(to: Coords, attempt: u8, broadcast: bool) -> u32 {
-    addr::pack(to) | u32::from(attempt) << 19 | if broadcast { BROADCAST_BIT } else { 0 }
-}
 
 /// Why a link cannot be had, or a frame not be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +43,8 @@ pub enum LinkError {
     Full,
     /// The frame cannot be sent.
     Frame(SendError),
-    /// What is said to be left to do with the frame does not fit to it.
-    Facts,
+    /// The offload metadata do not fit to the frame.
+    Metadata,
 }
 
 impl fmt::Display for LinkError {
@@ -75,197 +57,83 @@ impl fmt::Display for LinkError {
             Self::Open(e) => e.fmt(f),
             Self::Full => f.write_str("too many packets are on their way out"),
             Self::Frame(e) => e.fmt(f),
-            Self::Facts => f.write_str("checksum or segments do not fit to the frame"),
+            Self::Metadata => f.write_str("checksum or segments do not fit to the frame"),
         }
     }
 }
 
 impl core::error::Error for LinkError {}
 
-/// A way to a node that is not the first one.
-#[derive(Clone, Copy, Debug)]
-struct Detour {
-    attempt: u8,
-    since_ns: u64,
-}
-
-/// A piece of a broadcast whose confirmation is awaited.
-#[derive(Debug)]
-struct Awaited {
-    to: Coords,
-    origin: Coords,
-    id: u32,
-    offset: u16,
-    since_ns: u64,
-    packet: Vec<u8>,
+impl<P: Platform> PacketQueue for Packets<P> {
+    fn post(&mut self, target: &PacketTarget, tag: Tag, parts: &[&[u8]]) -> bool {
+        Packets::post(self, target, parts, tag.pack()).is_ok()
+    }
 }
 
 /// What packets go out by.
 struct Out<P: Platform> {
     packets: Packets<P>,
-    config: Config,
+    outbound: Outbound<Heap>,
     me: Coords,
-    detours: BTreeMap<u32, Detour>,
-    /// In the order of sending.
-    awaited: VecDeque<Awaited>,
-    /// Nodes that have not confirmed something, and when that was found out.
-    deaf: BTreeMap<u32, u64>,
-    /// Packets that were sent again by another way.
-    rerouted: u64,
-    /// Packets that found no way, or no buffer.
-    lost: u64,
-    /// Result code of the last one that was lost.
+    /// Result code of the last packet that was lost.
     last_loss: Option<Rcode>,
     now_ns: u64,
 }
 
 impl<P: Platform> Out<P> {
-    fn attempt(&mut self, to: Coords) -> u8 {
-        let key = addr::pack(to);
-        match self.detours.get(&key) {
-            Some(detour) if self.now_ns.saturating_sub(detour.since_ns) < DETOUR_NS => {
-                detour.attempt
-            }
-            Some(_) => {
-                self.detours.remove(&key);
-                0
-            }
-            None => 0,
-        }
+    fn post(&mut self, to: Coords, parts: &[&[u8]]) {
+        self.outbound.post(&mut self.packets, to, parts, self.now_ns);
     }
 
-    fn post(&mut self, to: Coords, broadcast: bool, parts: &[&[u8]]) {
-        let attempt = if self.detours.is_empty() { 0 } else { self.attempt(to) };
-        let tni = self.packets.tni();
-        let sent = route(&self.config.shape, self.me, to, tni, attempt).is_some_and(|target| {
-            self.packets.post(&target, parts, cookie(to, attempt, broadcast)).is_ok()
-        });
-        if !sent {
-            self.lost += 1;
-        }
-    }
-
-    fn post_piece(&mut self, piece: &Piece<'_>) {
-        let parts = [&piece.header, piece.prefix, piece.body];
-        if piece.broadcast {
-            self.spread(piece.to, &parts);
+    fn post_fragment(&mut self, fragment: &Fragment<'_>) {
+        let Fragment { to, broadcast, header, prefix, body } = fragment;
+        if *broadcast {
+            self.outbound.relay(&mut self.packets, *to, header, body, self.now_ns);
         } else {
-            self.post(piece.to, false, &parts);
-        }
-    }
-
-    /// Sends a piece of a broadcast to a node, and, if that is known not to listen, to those to
-    /// which it would have handed it on.
-    fn spread(&mut self, to: Coords, parts: &[&[u8]]) {
-        self.post(to, true, parts);
-        let header = Packet::new_checked(parts[0]).and_then(|packet| {
-            let length = packet.length().into();
-            Repr::parse(&packet, length)
-        });
-        let Ok(repr) = header else { return };
-        if !repr.asks {
-            return;
-        }
-        let since = self.deaf.get(&addr::pack(to)).copied();
-        if since.is_some_and(|since| self.now_ns.saturating_sub(since) < DEAF_NS) {
-            // The way down a tree is short.
-            for child in tree::children(&self.config.shape, repr.origin, to) {
-                self.spread(child, parts);
-            }
-            return;
-        }
-        // Nobody is behind it.
-        if tree::children(&self.config.shape, repr.origin, to).next().is_none() {
-            return;
-        }
-        if self.awaited.len() >= MAX_AWAITED {
-            self.awaited.pop_front();
-        }
-        let Repr { origin, id, offset, .. } = repr;
-        let packet = parts.concat();
-        let since_ns = self.now_ns;
-        self.awaited.push_back(Awaited { to, origin, id, offset, since_ns, packet });
-    }
-
-    /// Takes note that a node has got a piece of a broadcast.
-    fn heard(&mut self, from: Coords, origin: Coords, id: u32, offset: u16) {
-        self.deaf.remove(&addr::pack(from));
-        self.forget(from, origin, id, offset);
-    }
-
-    fn forget(&mut self, to: Coords, origin: Coords, id: u32, offset: u16) {
-        let key = (to, origin, id, offset);
-        self.awaited.retain(|one| (one.to, one.origin, one.id, one.offset) != key);
-    }
-
-    /// Has broadcasts go around nodes that have not confirmed them in time.
-    fn go_around(&mut self) {
-        let late = |one: &Awaited, now: u64| now.saturating_sub(one.since_ns) >= CONFIRM_NS;
-        while self.awaited.front().is_some_and(|one| late(one, self.now_ns))
-            && let Some(one) = self.awaited.pop_front()
-        {
-            if self.deaf.len() >= MAX_DETOURS {
-                self.deaf.clear();
-            }
-            self.deaf.insert(addr::pack(one.to), self.now_ns);
-            let (header, body) = one.packet.split_at(HEADER_SIZE.min(one.packet.len()));
-            for child in tree::children(&self.config.shape, one.origin, one.to) {
-                self.spread(child, &[header, body]);
-            }
+            self.post(*to, &[header, prefix, body]);
         }
     }
 
     /// Looks after packets whose sending has ended.
     fn reap(&mut self) {
-        while let Some(done) = self.packets.poll_sent_or_lost() {
-            if let Err(lost) = done {
-                self.retry(lost);
+        let Self { packets, outbound, last_loss, now_ns, .. } = self;
+        while let Some(done) = packets.poll_sent_or_lost() {
+            let Err(lost) = done else { continue };
+            let rcode = lost.sent.rcode;
+            let Some(tag) = Tag::unpack(lost.sent.cookie) else {
+                packets.give_up(lost);
+                continue;
+            };
+            if let Some((target, tag)) = outbound.lost(tag, rcode, *now_ns) {
+                packets.resend(lost, &target, tag.pack());
+                continue;
             }
+            *last_loss = Some(rcode);
+            if !tag.broadcast {
+                packets.give_up(lost);
+                continue;
+            }
+            let take = |packets: &mut Packets<P>, to: &mut [u8]| {
+                let len = packets.read_lost(&lost, to);
+                packets.give_up(lost);
+                len
+            };
+            outbound.go_round(packets, tag.to, take, *now_ns);
         }
     }
+}
 
-    /// Sends a lost packet another way, or, if it is a broadcast for a node that cannot be
-    /// reached, to those to which that node would have handed it on.
-    fn retry(&mut self, lost: Lost) {
-        let cookie_before = lost.sent.cookie;
-        let broadcast = cookie_before & BROADCAST_BIT != 0;
-        let attempt = (cookie_before >> 19 & 0x7f) as u8;
-        let Some(to) = addr::unpack(cookie_before & 0x7_ffff) else {
-            self.packets.give_up(lost);
-            return;
-        };
-        let next = attempt.saturating_add(1);
-        let tni = self.packets.tni();
-        let way = (lost.sent.rcode == Rcode::LINK_DOWN)
-            .then(|| route(&self.config.shape, self.me, to, tni, next))
-            .flatten();
-        if let Some(target) = way {
-            if self.detours.len() >= MAX_DETOURS {
-                self.detours.clear();
-            }
-            let detour = Detour { attempt: next, since_ns: self.now_ns };
-            self.detours.insert(addr::pack(to), detour);
-            self.rerouted += 1;
-            self.packets.resend(lost, &target, cookie(to, next, broadcast));
-            return;
-        }
-        self.detours.remove(&addr::pack(to));
-        self.last_loss = Some(lost.sent.rcode);
-        self.lost += 1;
-        let mut packet = [0; HEADER_SIZE + PIECE_MAX];
-        let len = self.packets.read_lost(&lost, &mut packet);
-        self.packets.give_up(lost);
-        if !broadcast {
-            return;
-        }
-        let (header, body) = packet[..len].split_at(HEADER_SIZE.min(len));
-        let parsed = Packet::new_checked(header).and_then(|p| Repr::parse(&p, body.len()));
-        if let Ok(repr) = parsed {
-            self.forget(to, repr.origin, repr.id, repr.offset);
-            for child in tree::children(&self.config.shape, repr.origin, to) {
-                self.spread(child, &[header, body]);
-            }
-        }
+impl<P: Platform> Rendezvous for Out<P> {
+    fn fetch(&mut self, slot: usize, request: &Request) -> bool {
+        let at = (slot * rendezvous::SLOT) as u64;
+        let target = Target::new(request.origin, self.packets.tni());
+        let len = u32::from(request.total) - METADATA_SIZE as u32;
+        self.packets.fetch(target, request.place, at, len, slot as u32).is_ok()
+    }
+
+    fn tell(&mut self, to: Coords, message: &Message) {
+        let (header, body) = message.emit(self.me);
+        self.post(to, &[&header, &body]);
     }
 }
 
@@ -276,14 +144,14 @@ const FETCH_NAP_NS: u64 = 200_000;
 
 /// A frame that was received: what is left to do with it, and where it is.
 enum Taken {
-    /// In the buffer that was offered, from one byte to another.
-    Here(Facts, usize, usize),
+    /// In the caller's buffer, from one byte to another.
+    Here(Metadata, usize, usize),
     /// In the link's own one.
-    Scratch(Facts, usize, usize),
-    /// Elsewhere, from this byte on.
-    Apart(Facts, usize, Vec<u8>),
-    /// Where fetched frames are, from one byte to another.
-    Fetched(Facts, usize, usize),
+    Scratch(Metadata, usize, usize),
+    /// Elsewhere.
+    Apart(Metadata, Vec<u8>),
+    /// Where fetched frames are, up to this byte.
+    Fetched(Metadata, usize),
 }
 
 /// A link to all nodes of the machine: Ethernet frames in and out.
@@ -293,9 +161,9 @@ enum Taken {
 pub struct Link<P: Platform> {
     core: Core,
     out: Out<P>,
-    offers: Offers,
-    fetches: Fetches<Vec<Option<Offer>>>,
-    /// A frame as it was fetched, behind its facts.
+    requests: Requests<Heap>,
+    fetches: Fetches<Heap>,
+    /// A frame as it was fetched.
     fetched: Vec<u8>,
     late: Option<Box<Late>>,
     scratch: Box<[u8]>,
@@ -305,7 +173,7 @@ pub struct Link<P: Platform> {
 struct Late {
     received: Received,
     header: [u8; HEADER_SIZE],
-    body: [u8; PIECE_MAX],
+    body: [u8; FRAGMENT_MAX],
     since_ns: u64,
 }
 
@@ -331,39 +199,34 @@ impl<P: Platform> Link<P> {
             return Err(LinkError::NotInMachine(me));
         }
         let mut core = Core::new(config, me);
-        let config = core.config().clone();
-        let pieces = config.max_frame().div_ceil(PIECE_MAX);
-        let needed = pieces * tree::children(&config.shape, me, me).count().max(1);
+        let Config { shape, rendezvous: fetches, .. } = *core.config();
+        let fragments = core.config().max_frame().div_ceil(FRAGMENT_MAX);
+        let needed = fragments * tree::children(&shape, me, me).count().max(1);
         if usize::from(packets.tx_buffers) < needed {
             return Err(LinkError::Buffers { needed });
         }
         // Only system packets; what the device reports is for others.
         let mask = !(1 << PrqRcode::SystemTlp as u8);
         let mut packets = PacketConfig { mask, ..packets.clone() };
-        if config.fetches {
-            let memory = offer::SLOTS * offer::SLOT;
-            packets = PacketConfig { share: memory, fetch: memory, gpid: GROUP, ..packets };
+        if fetches {
+            let memory = rendezvous::SLOTS * rendezvous::SLOT;
+            let gpid = rendezvous::GROUP;
+            packets = PacketConfig { share: memory, fetch: memory, gpid, ..packets };
         }
         let packets = Packets::open(device, &packets).map_err(LinkError::Open)?;
         let now_ns = device.platform().now_ns();
         core.set_next_id(now_ns as u32);
-        let scratch = vec![0; PIECE_MAX].into();
-        let (detours, deaf, awaited) = (BTreeMap::new(), BTreeMap::new(), VecDeque::new());
-        let out = Out {
-            packets,
-            config,
-            me,
-            detours,
-            awaited,
-            deaf,
-            rerouted: 0,
-            lost: 0,
-            last_loss: None,
-            now_ns,
-        };
-        let (offers, fetches) = (Offers::default(), Fetches::new(vec![None; offer::MAX_WAITING]));
-        let fetched = vec![0; offer::SLOT];
-        Ok(Self { core, out, offers, fetches, fetched, late: None, scratch })
+        let Ok(outbound) = Outbound::new(shape, me, packets.tni());
+        let (Ok(requests), Ok(fetches)) = (Requests::new(), Fetches::new());
+        Ok(Self {
+            core,
+            out: Out { packets, outbound, me, last_loss: None, now_ns },
+            requests,
+            fetches,
+            fetched: vec![0; rendezvous::SLOT],
+            late: None,
+            scratch: vec![0; FRAGMENT_MAX].into(),
+        })
     }
 
     /// The hardware address of this node.
@@ -388,20 +251,12 @@ impl<P: Platform> Link<P> {
 
     /// What was done so far.
     pub fn counters(&self) -> Counters {
-        Counters { lapsed: self.offers.lapsed, ..self.core.counters() }
+        let mut counters = self.core.counters();
+        counters += self.out.outbound.counters();
+        counters
     }
 
-    /// Packets that went another way than the first one because a link was down.
-    pub fn rerouted(&self) -> u64 {
-        self.out.rerouted
-    }
-
-    /// Packets that were lost because no way or no buffer was left.
-    pub fn lost(&self) -> u64 {
-        self.out.lost
-    }
-
-    /// Why the last of them was: a result code, see [`Rcode`](tofu_abi::Rcode).
+    /// Why the last packet was lost.
     pub fn last_loss(&self) -> Option<Rcode> {
         self.out.last_loss
     }
@@ -426,145 +281,112 @@ impl<P: Platform> Link<P> {
             }
         }
         let Self { core, out, .. } = self;
-        core.send(frame, &mut |piece: &Piece<'_>| {
-            out.post_piece(piece);
+        core.send(frame, &mut |fragment: &Fragment<'_>| {
+            out.post_fragment(fragment);
         })
         .map_err(LinkError::Frame)
     }
 
-    /// Sends an Ethernet frame that is not finished: as it is to a node that takes it, or else
-    /// finished, as one or several.
+    /// Sends an offloaded Ethernet frame: as it is to a node that takes it, or else completed, as
+    /// one or several.
     ///
     /// # Errors
     ///
     /// As [`Link::send`]. If there is room for some of several frames, the others are lost.
-    pub fn send_unfinished(&mut self, facts: &Facts, frame: &[u8]) -> Result<(), LinkError> {
-        if let Some(node) = self.core.offers_to(facts, frame)
-            && self.offer(node, facts, frame)?
+    pub fn send_offloaded(&mut self, metadata: &Metadata, frame: &[u8]) -> Result<(), LinkError> {
+        if let Some(node) = self.core.fetcher(metadata, frame)
+            && self.request(node, metadata, frame)?
         {
             return Ok(());
         }
-        if facts.is_finished() {
+        if metadata.is_empty() {
             return self.send(frame);
         }
         // What does not fit to the frame would be refused there, too.
-        facts.check(frame).map_err(|BadFacts| LinkError::Facts)?;
-        if self.out.packets.free() < (FACTS_SIZE + frame.len()).div_ceil(PIECE_MAX) {
+        metadata.check(frame).map_err(|BadMetadata| LinkError::Metadata)?;
+        let needed = (METADATA_SIZE + frame.len()).div_ceil(FRAGMENT_MAX);
+        if self.out.packets.free() < needed {
             self.flush();
         }
         let Self { core, out, .. } = self;
         let now_ns = out.packets.device().platform().now_ns();
-        if out.packets.free() < (FACTS_SIZE + frame.len()).div_ceil(PIECE_MAX) {
+        if out.packets.free() < needed {
             return Err(LinkError::Full);
         }
-        if core.send_unfinished(facts, frame, now_ns, &mut |piece| out.post_piece(piece)) {
+        if core.send_offloaded(metadata, frame, now_ns, &mut |f| out.post_fragment(f)) {
             return Ok(());
         }
         let mut result = Ok(());
-        let finished = facts.finish(frame, &mut |frame| {
+        let completed = metadata.complete(frame, &mut |frame| {
             let sent = self.send(frame);
             result = result.and(sent);
         });
-        finished.map_err(|BadFacts| LinkError::Facts)?;
+        completed.map_err(|BadMetadata| LinkError::Metadata)?;
         result
     }
 
-    /// Offers a frame to a node. False if it does not fetch, or everything is taken by others.
-    fn offer(&mut self, node: Coords, facts: &Facts, frame: &[u8]) -> Result<bool, LinkError> {
-        facts.check(frame).map_err(|BadFacts| LinkError::Facts)?;
-        let now_ns = self.out.packets.device().platform().now_ns();
-        let slot = match self.offers.room(node, now_ns) {
-            Room::Slot(_) if self.out.packets.free() == 0 => return Err(LinkError::Full),
+    /// Requests a node to fetch a frame. False if it does not do so, or everything is taken by
+    /// others.
+    fn request(
+        &mut self,
+        node: Coords,
+        metadata: &Metadata,
+        frame: &[u8],
+    ) -> Result<bool, LinkError> {
+        metadata.check(frame).map_err(|BadMetadata| LinkError::Metadata)?;
+        let Self { core, out, requests, .. } = self;
+        let now_ns = out.packets.device().platform().now_ns();
+        let slot = match requests.room(node, core.peers(), now_ns, out.outbound.count()) {
+            Room::Slot(_) if out.packets.free() == 0 => return Err(LinkError::Full),
             Room::Slot(slot) => slot,
             Room::Busy => return Err(LinkError::Full),
             Room::None => return Ok(false),
         };
-        let at = slot * offer::SLOT;
-        let (Some(memory), Some(place)) =
-            (self.out.packets.share(), self.out.packets.share_at(at as u64))
+        let at = slot * rendezvous::SLOT;
+        let (Some(memory), Some(place)) = (out.packets.share(), out.packets.share_at(at as u64))
         else {
             return Ok(false);
         };
         memory.write(at, frame);
-        let offer = self.core.offer(facts, frame, place);
-        self.offers.offer(slot, node, offer.id, now_ns);
-        self.tell(node, &Message::Offer(offer));
+        let request = core.request(metadata, frame, place);
+        requests.sent(slot, node, request.id, now_ns);
+        out.tell(node, &Message::Request(request));
         Ok(true)
     }
 
-    fn tell(&mut self, node: Coords, message: &Message) {
-        let (header, body) = message.emit(self.core.me());
-        self.out.post(node, false, &[&header, &body]);
-    }
-
     /// Takes a message of a node about frames that are fetched.
-    fn hear(&mut self, from: Coords, message: Option<Message>) {
-        let now_ns = self.out.packets.device().platform().now_ns();
-        self.offers.learn(from, message.is_some(), now_ns);
+    fn take_message(&mut self, from: Coords, says: Capabilities, message: Option<Message>) {
+        let Self { core, out, requests, fetches, .. } = self;
+        let now_ns = out.packets.device().platform().now_ns();
+        let rendezvous = message.is_some();
+        core.peers().learn(from, Capabilities { rendezvous, ..says }, now_ns);
         match message {
-            Some(Message::Offer(offer)) => {
-                if !self.fetches.add(offer) {
-                    self.core.note_unfetched();
-                    self.answer(false);
-                }
-                self.fetch();
-            }
-            Some(Message::Done { id, refused }) => self.offers.done(from, id, refused, now_ns),
-            None => self.core.note_malformed(),
+            Some(Message::Request(request)) => fetches.request(request, out, core.count()),
+            Some(Message::Done { id, refused }) => requests.done(from, id, refused, now_ns),
+            None => core.count().malformed += 1,
         }
-    }
-
-    /// Fetches what can be.
-    fn fetch(&mut self) {
-        while let Some((slot, offer)) = self.fetches.begin() {
-            let at = (slot * offer::SLOT) as u64;
-            let target = Target::new(offer.origin, self.out.packets.tni());
-            let len = u32::from(offer.total) - FACTS_SIZE as u32;
-            if self.out.packets.fetch(target, offer.place, at, len, slot as u32).is_err() {
-                self.unfetched(slot);
-            }
-        }
-    }
-
-    /// Answers offers that are dealt with: those whose answer cannot wait, or all.
-    fn answer(&mut self, all: bool) {
-        while let Some((node, id)) = self.fetches.answer(all) {
-            self.tell(node, &Message::Done { id, refused: false });
-        }
-    }
-
-    /// A frame could not be fetched: its origin is to send the next ones.
-    fn unfetched(&mut self, slot: usize) {
-        let Some(offer) = self.fetches.take(slot) else { return };
-        self.core.note_unfetched();
-        self.fetches.answered(offer.origin);
-        self.tell(offer.origin, &Message::Done { id: offer.id, refused: true });
     }
 
     /// Takes the next frame that was fetched.
     fn take_fetched(&mut self) -> Option<Taken> {
-        while let Some((slot, rcode)) = self.out.packets.poll_fetched() {
+        let Self { core, out, fetches, fetched, .. } = self;
+        while let Some((slot, rcode)) = out.packets.poll_fetched() {
             let slot = slot as usize;
-            if rcode != Rcode::SUCCESS {
-                self.out.last_loss = Some(rcode);
-                self.unfetched(slot);
-                self.fetch();
-                continue;
+            if !rcode.is_success() {
+                out.last_loss = Some(rcode);
             }
-            let Some(offer) = self.fetches.take(slot) else { continue };
+            let request = fetches.ended(slot, rcode.is_success(), out, core.count());
+            let Some(request) = request else { continue };
             // Others could write there, so what is looked at must be a copy.
-            let total = usize::from(offer.total);
-            let frame = &mut self.fetched[..total];
-            let (facts, rest) = frame.split_at_mut(FACTS_SIZE);
-            facts.copy_from_slice(&offer.facts);
-            if let Some(memory) = self.out.packets.fetch_memory() {
-                memory.read(slot * offer::SLOT, rest);
+            let len = usize::from(request.total) - METADATA_SIZE;
+            let frame = &mut fetched[..len];
+            if let Some(memory) = out.packets.fetch_memory() {
+                memory.read(slot * rendezvous::SLOT, frame);
             }
-            let accepted = self.core.fetched(&offer, frame);
-            self.fetch();
-            self.answer(false);
-            if let Some(facts) = accepted {
-                return Some(Taken::Fetched(facts, FACTS_SIZE, total));
+            let accepted = core.fetched(&request, frame);
+            fetches.go_on(out, core.count());
+            if let Some(metadata) = accepted {
+                return Some(Taken::Fetched(metadata, len));
             }
         }
         None
@@ -584,7 +406,7 @@ impl<P: Platform> Link<P> {
 
     /// Whether a frame of any length could be sent now.
     pub fn has_room(&mut self) -> bool {
-        let needed = self.config().max_frame().div_ceil(PIECE_MAX);
+        let needed = self.config().max_frame().div_ceil(FRAGMENT_MAX);
         if self.out.packets.free() < needed {
             self.flush();
         }
@@ -594,16 +416,17 @@ impl<P: Platform> Link<P> {
     /// Tells the device of what was sent, and looks after what has been on its way.
     pub fn flush(&mut self) {
         self.out.now_ns = self.out.packets.device().platform().now_ns();
-        self.answer(true);
-        self.out.packets.flush();
-        self.out.reap();
-        self.out.go_around();
+        let Self { out, fetches, .. } = self;
+        fetches.answer(true, out);
+        out.packets.flush();
+        out.reap();
+        out.outbound.expire(&mut out.packets, out.now_ns);
         // What was sent once more.
-        self.out.packets.flush();
+        out.packets.flush();
     }
 
     /// Takes the next frame, and returns its length. `buf` should have room for the longest one
-    /// ([`Config::max_frame`]); longer ones are cut off. Frames that are not finished are dropped:
+    /// ([`Config::max_frame`]); longer ones are cut off. Offloaded frames are dropped:
     /// [`Link::recv_with`] takes them.
     pub fn recv(&mut self, buf: &mut [u8]) -> Option<usize> {
         let whole = |frame: &[u8], buf: &mut [u8]| {
@@ -613,15 +436,15 @@ impl<P: Platform> Link<P> {
         };
         loop {
             match self.next(buf)? {
-                Taken::Here(facts, 0, len) if facts.is_finished() => return Some(len),
-                Taken::Scratch(facts, 0, len) if facts.is_finished() => {
+                Taken::Here(metadata, 0, len) if metadata.is_empty() => return Some(len),
+                Taken::Scratch(metadata, 0, len) if metadata.is_empty() => {
                     return Some(whole(&self.scratch[..len], buf));
                 }
-                Taken::Apart(facts, 0, frame) if facts.is_finished() => {
+                Taken::Apart(metadata, frame) if metadata.is_empty() => {
                     return Some(whole(&frame, buf));
                 }
-                Taken::Fetched(facts, start, end) if facts.is_finished() => {
-                    return Some(whole(&self.fetched[start..end], buf));
+                Taken::Fetched(metadata, len) if metadata.is_empty() => {
+                    return Some(whole(&self.fetched[..len], buf));
                 }
                 _ => {}
             }
@@ -629,32 +452,31 @@ impl<P: Platform> Link<P> {
     }
 
     /// Takes the next frame, and hands it to `take`, with what is left to do with it: nothing,
-    /// unless [`Config::unfinished`]. `buf` is a place for it, which `take` need not find it in;
-    /// [`PIECE_MAX`] bytes and more make it fast.
+    /// unless [`Config::offload`]. `buf` is a place for it, which `take` need not find it in;
+    /// [`FRAGMENT_MAX`] bytes and more make it fast.
     pub fn recv_with<R>(
         &mut self,
         buf: &mut [u8],
-        take: impl FnOnce(&Facts, &[u8]) -> R,
+        take: impl FnOnce(&Metadata, &[u8]) -> R,
     ) -> Option<R> {
         Some(match self.next(buf)? {
-            Taken::Here(facts, start, len) => take(&facts, &buf[start..len]),
-            Taken::Scratch(facts, start, len) => take(&facts, &self.scratch[start..len]),
-            Taken::Apart(facts, start, frame) => take(&facts, &frame[start..]),
-            Taken::Fetched(facts, start, end) => take(&facts, &self.fetched[start..end]),
+            Taken::Here(metadata, start, len) => take(&metadata, &buf[start..len]),
+            Taken::Scratch(metadata, start, len) => take(&metadata, &self.scratch[start..len]),
+            Taken::Apart(metadata, frame) => take(&metadata, &frame),
+            Taken::Fetched(metadata, len) => take(&metadata, &self.fetched[..len]),
         })
     }
 
     fn next(&mut self, buf: &mut [u8]) -> Option<Taken> {
-        let finished = Facts::default();
         loop {
             if let Some(taken) = self.take_fetched() {
                 return Some(taken);
             }
             if let Some(reply) = self.core.take_reply() {
-                return Some(Taken::Apart(finished, 0, reply));
+                return Some(Taken::Apart(Metadata::default(), reply));
             }
-            // A piece goes straight to where it is wanted if it fits.
-            let direct = buf.len() >= PIECE_MAX;
+            // A fragment goes straight to where it is wanted if it fits.
+            let direct = buf.len() >= FRAGMENT_MAX;
             let mut header = [0; HEADER_SIZE];
             let late = self.late.take();
             let keep = late.as_ref().is_some_and(|late| self.overtakes(late));
@@ -667,7 +489,7 @@ impl<P: Platform> Link<P> {
                 }
                 Some(late) => {
                     header = late.header;
-                    body[..PIECE_MAX].copy_from_slice(&late.body);
+                    body[..FRAGMENT_MAX].copy_from_slice(&late.body);
                     Some(late.received)
                 }
                 None => self.out.packets.recv_split(&mut header, body),
@@ -682,57 +504,47 @@ impl<P: Platform> Link<P> {
             let whole_header = header;
             let header = &header[..received.len.min(HEADER_SIZE)];
             let body = &body[..received.len - header.len()];
-            let Self { core, out, .. } = self;
             if received.kind != PrqRcode::SystemTlp {
                 continue;
             }
-            if core.config().fetches {
-                let from = received.header.source();
-                if offer::is_message(header) {
+            let from = received.header.source();
+            let now_ns = self.out.packets.device().platform().now_ns();
+            if self.core.config().rendezvous {
+                if rendezvous::is_message(header) {
                     let message = Message::parse(from, header, body);
-                    self.hear(from, message);
+                    self.take_message(from, Capabilities::of(header), message);
                     continue;
                 }
-                if offer::is_from_origin(header) {
-                    let now_ns = out.packets.device().platform().now_ns();
-                    self.offers.learn(from, offer::says_fetches(header), now_ns);
-                    if !again && self.fetches.are_under_way_from(from) {
-                        let mut late = Box::new(Late {
-                            received,
-                            header: whole_header,
-                            body: [0; PIECE_MAX],
-                            since_ns: now_ns,
-                        });
-                        late.body[..body.len()].copy_from_slice(body);
-                        self.late = Some(late);
-                        continue;
-                    }
+                let waits = !again && self.fetches.are_under_way_from(from);
+                if waits && rendezvous::is_from_origin(header) {
+                    let mut late = Box::new(Late {
+                        received,
+                        header: whole_header,
+                        body: [0; FRAGMENT_MAX],
+                        since_ns: now_ns,
+                    });
+                    late.body[..body.len()].copy_from_slice(body);
+                    self.late = Some(late);
+                    continue;
                 }
             }
-            let now_ns = out.packets.device().platform().now_ns();
-            let event =
-                core.receive(received.header.source(), header, body, now_ns, &mut |piece| {
-                    if out.packets.free() == 0 {
-                        out.packets.flush();
-                        out.reap();
-                    }
-                    out.post_piece(piece);
-                });
-            let place = |facts, start, len| {
-                let place = if direct { Taken::Here } else { Taken::Scratch };
-                place(facts, start, len)
-            };
-            return Some(match event {
-                Event::Whole(len) => place(finished, 0, len),
-                Event::Unfinished(facts, len, None) => place(facts, FACTS_SIZE, len),
-                Event::Assembled(frame) => Taken::Apart(finished, 0, frame),
-                Event::Unfinished(facts, _, Some(frame)) => Taken::Apart(facts, FACTS_SIZE, frame),
-                Event::Heard(origin, id, offset) => {
-                    out.heard(received.header.source(), origin, id, offset);
-                    continue;
+            let Self { core, out, .. } = self;
+            let event = core.receive(from, header, body, now_ns, &mut |fragment| {
+                if out.packets.free() == 0 {
+                    out.packets.flush();
+                    out.reap();
                 }
-                Event::Nothing => continue,
+                out.post_fragment(fragment);
             });
+            let place = if direct { Taken::Here } else { Taken::Scratch };
+            match event {
+                Event::Whole(metadata, part) => {
+                    return Some(place(metadata, part.start, part.end));
+                }
+                Event::Assembled(metadata, frame) => return Some(Taken::Apart(metadata, frame)),
+                Event::Acknowledged(key) => out.outbound.acknowledged(from, key),
+                Event::Nothing => {}
+            }
         }
     }
 
@@ -771,7 +583,7 @@ impl<P: Platform> Link<P> {
     /// Whether nothing is on its way out that has to be looked after, by [`Link::flush`] from time
     /// to time.
     pub fn is_settled(&self) -> bool {
-        self.out.packets.under_way() == 0 && self.out.awaited.is_empty() && !self.is_fetching()
+        self.out.packets.under_way() == 0 && self.out.outbound.is_settled() && !self.is_fetching()
     }
 
     /// Waits until there may be something to receive, for `timeout_ns` nanoseconds at most.

@@ -64,18 +64,24 @@ pub enum Answer {
     None,
 }
 
-/// Where the node is, and in what.
+/// A node of a machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct LocalNode {
     /// The machine.
-    pub shape: &'a Shape,
+    pub shape: Shape,
     /// Its number, 0 to 7.
     pub machine: u8,
-    /// The node that asks.
+    /// The node.
     pub me: Coords,
 }
 
-impl Place<'_> {
+impl LocalNode {
+    /// The other node of the machine that has this hardware address.
+    pub fn other(&self, mac: Mac) -> Option<Coords> {
+        let is_other = |node: &Coords| *node != self.me && self.shape.contains(*node);
+        addr::node_of_mac(mac).filter(is_other)
+    }
+
     /// Looks whether a frame of this node is a question that can be answered.
     pub fn answer(&self, frame: &[u8]) -> Answer {
         let found = match frame.get(12..ETHERNET_HEADER) {

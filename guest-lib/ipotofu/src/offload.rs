@@ -1,17 +1,10 @@
-//! Frames that are not finished: whose checksum is not there yet, or that stand for several of a
-//! TCP connection. Linux calls this checksum and segmentation offload. Such a frame goes to nodes
-//! that say that they take it; for others it is finished here ([`Facts::finish`]).
-//!
-//! Like `addr`, `neighbor`, `routes`, `tree` and `wire`, this file needs no allocator: the kernel
-//! driver compiles them, too.
-
-use zerocopy::byteorder::network_endian::U16;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+//! Offloaded frames: whose checksum is not there yet, or that stand for several segments of a TCP
+//! connection. Such a frame goes, with metadata that say what is left to do, to nodes that say that
+//! they take it. For others it is done here ([`Metadata::complete`]).
 
 use crate::wire::ETHERNET_HEADER;
 
-/// Bytes of [`Facts`] in front of a frame.
-pub const FACTS_SIZE: usize = 8;
+pub use crate::wire::METADATA_SIZE;
 
 const NEEDS_CHECKSUM: u8 = 1;
 const TCP4: u8 = 1;
@@ -28,17 +21,6 @@ const TCP_MIN: usize = 20;
 /// Where in a TCP header its checksum is.
 pub(crate) const TCP_CHECKSUM: usize = 16;
 
-/// The facts as they lie in front of a frame. Numbers are big endian.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-struct Wire {
-    flags: u8,
-    segments: u8,
-    size: U16,
-    start: U16,
-    offset: U16,
-}
-
 /// Into what a frame is to be cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Segments {
@@ -53,7 +35,7 @@ pub enum Segments {
 
 /// What is left to do with a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct Metadata {
     /// The checksum that is to be completed: where in the frame the bytes begin that it is over,
     /// and where behind that it is, both in bytes. The field has the sum of the pseudo header.
     pub checksum: Option<(u16, u16)>,
@@ -65,74 +47,71 @@ pub struct Facts {
     pub ecn: bool,
 }
 
-/// Facts that do not fit together, or to their frame.
+/// Metadata that do not fit together, or to their frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BadFacts;
+pub struct BadMetadata;
 
-impl Facts {
-    /// Whether there is nothing left to do.
-    pub fn is_finished(&self) -> bool {
+impl Metadata {
+    /// Whether nothing is left to do.
+    pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Reads the facts in front of a frame.
+    /// Reads the metadata in front of a frame.
     ///
     /// # Errors
     ///
-    /// If they are not such as [`Facts::emit`] makes. Whether they fit to a frame, [`Facts::check`]
-    /// tells.
-    pub fn parse(bytes: &[u8]) -> Result<Self, BadFacts> {
-        let (wire, _) = Wire::ref_from_prefix(bytes).map_err(|_| BadFacts)?;
-        let segments = match wire.segments & !ECN {
+    /// If they are not such as [`Metadata::emit`] makes. [`Metadata::check`] tells whether they fit
+    /// to a frame.
+    pub fn parse(bytes: &[u8]) -> Result<Self, BadMetadata> {
+        let bytes: &[u8; METADATA_SIZE] = bytes.first_chunk().ok_or(BadMetadata)?;
+        let [flags, kind, ..] = *bytes;
+        let segments = match kind & !ECN {
             0 => Segments::One,
             TCP4 => Segments::Tcp4,
             TCP6 => Segments::Tcp6,
-            _ => return Err(BadFacts),
+            _ => return Err(BadMetadata),
         };
-        let (start, offset) = (wire.start.get(), wire.offset.get());
-        let checksum = match wire.flags {
+        let (start, offset) = (get16(bytes, 4), get16(bytes, 6));
+        let checksum = match flags {
             0 if (start, offset) == (0, 0) => None,
             NEEDS_CHECKSUM => Some((start, offset)),
-            _ => return Err(BadFacts),
+            _ => return Err(BadMetadata),
         };
-        let ecn = wire.segments & ECN != 0;
-        let facts = Self { checksum, segments, size: wire.size.get(), ecn };
+        let ecn = kind & ECN != 0;
+        let metadata = Self { checksum, segments, size: get16(bytes, 2), ecn };
         let one = segments == Segments::One;
-        if one && (facts.size != 0 || ecn) { Err(BadFacts) } else { Ok(facts) }
+        if one && (metadata.size != 0 || ecn) { Err(BadMetadata) } else { Ok(metadata) }
     }
 
-    /// The facts as they go in front of a frame.
-    pub fn emit(&self) -> [u8; FACTS_SIZE] {
+    /// The metadata as they go in front of a frame.
+    pub fn emit(&self) -> [u8; METADATA_SIZE] {
         let (start, offset) = self.checksum.unwrap_or_default();
         let segments = match self.segments {
             Segments::One => 0,
             Segments::Tcp4 => TCP4,
             Segments::Tcp6 => TCP6,
         };
-        let wire = Wire {
-            flags: if self.checksum.is_some() { NEEDS_CHECKSUM } else { 0 },
-            segments: segments | if self.ecn { ECN } else { 0 },
-            size: U16::new(self.size),
-            start: U16::new(start),
-            offset: U16::new(offset),
-        };
-        let mut bytes = [0; FACTS_SIZE];
-        // The sizes are the same, so this cannot fail.
-        let _ = wire.write_to(&mut bytes);
+        let mut bytes = [0; METADATA_SIZE];
+        bytes[0] = if self.checksum.is_some() { NEEDS_CHECKSUM } else { 0 };
+        bytes[1] = segments | if self.ecn { ECN } else { 0 };
+        put16(&mut bytes, 2, self.size);
+        put16(&mut bytes, 4, start);
+        put16(&mut bytes, 6, offset);
         bytes
     }
 
-    /// Checks that the facts fit to a frame, and returns how many bytes of headers it begins with,
-    /// if it is to be cut.
+    /// Checks that the metadata fit to a frame, and returns how many bytes of headers it begins
+    /// with, if it is to be cut into segments.
     ///
     /// # Errors
     ///
     /// If they do not.
-    pub fn check(&self, frame: &[u8]) -> Result<Option<usize>, BadFacts> {
+    pub fn check(&self, frame: &[u8]) -> Result<Option<usize>, BadMetadata> {
         if let Some((start, offset)) = self.checksum {
             let (start, offset) = (usize::from(start), usize::from(offset));
             if start < ETHERNET_HEADER || start + offset + 2 > frame.len() {
-                return Err(BadFacts);
+                return Err(BadMetadata);
             }
         }
         let tcp = match self.segments {
@@ -140,15 +119,15 @@ impl Facts {
             Segments::Tcp4 => ipv4_header(frame),
             Segments::Tcp6 => ipv6_header(frame),
         };
-        let tcp = tcp.ok_or(BadFacts)?;
-        let of_tcp = (u16::try_from(tcp).map_err(|_| BadFacts)?, TCP_CHECKSUM as u16);
-        let words = usize::from(*frame.get(tcp + 12).ok_or(BadFacts)? >> 4);
+        let tcp = tcp.ok_or(BadMetadata)?;
+        let of_tcp = (u16::try_from(tcp).map_err(|_| BadMetadata)?, TCP_CHECKSUM as u16);
+        let words = usize::from(*frame.get(tcp + 12).ok_or(BadMetadata)? >> 4);
         let end = tcp + 4 * words;
         let fits = self.checksum == Some(of_tcp)
             && self.size >= MIN_SEGMENT
             && 4 * words >= TCP_MIN
             && end < frame.len();
-        if fits { Ok(Some(end)) } else { Err(BadFacts) }
+        if fits { Ok(Some(end)) } else { Err(BadMetadata) }
     }
 }
 
@@ -176,4 +155,8 @@ fn packet(frame: &[u8], kind: [u8; 2]) -> Option<&[u8]> {
 
 pub(crate) fn get16(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+pub(crate) fn put16(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }

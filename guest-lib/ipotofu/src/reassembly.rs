@@ -1,125 +1,183 @@
-//! Frames that come in several pieces, in any order, some of them twice or never.
+//! Frames that come in several fragments, in any order, some of them twice or never.
 
-use alloc::vec;
-use alloc::vec::Vec;
+use core::fmt::Debug;
 
 use tofu_abi::Coords;
 
-use crate::wire::{self, PIECE_MAX, Repr};
+use crate::counters::Counters;
+use crate::offload::METADATA_SIZE;
+use crate::storage::Storage;
+use crate::wire::{Kind, Repr, Sum};
 
-/// How long a frame may take from its first piece to its last, in nanoseconds.
+/// How long a frame may take from its first fragment to its last, in nanoseconds.
 const LIFETIME_NS: u64 = 1_000_000_000;
-/// Frames of one node under way at a time, so that none keeps others from being put together.
+/// Frames of one node under way at a time, so that none keeps others from being reassembled.
 const PER_ORIGIN: usize = 8;
 
-/// A frame some pieces of which are there.
+/// Memory for a frame.
+pub trait FrameBuffer: Debug {
+    /// Writes a part, from byte `at` on. False if that is not all within the frame.
+    fn write(&mut self, at: usize, part: &[u8]) -> bool;
+
+    /// Has `look` look at the first bytes of the frame, among which all headers are.
+    fn look<R>(&self, look: impl FnOnce(&[u8]) -> R) -> R;
+}
+
+#[cfg(any(feature = "link", test))]
+impl FrameBuffer for alloc::vec::Vec<u8> {
+    fn write(&mut self, at: usize, part: &[u8]) -> bool {
+        let place = at.checked_add(part.len()).and_then(|end| self.get_mut(at..end));
+        place.map(|place| place.copy_from_slice(part)).is_some()
+    }
+
+    fn look<R>(&self, look: impl FnOnce(&[u8]) -> R) -> R {
+        look(self)
+    }
+}
+
+/// A frame some fragments of which are there.
 #[derive(Debug)]
-struct Partial {
+pub(crate) struct Partial<F> {
     origin: Coords,
     id: u32,
+    kind: Kind,
+    total: u16,
+    /// The sum that the frame must have, and that of what is there.
     sum: u32,
-    kind: wire::Kind,
+    sum_so_far: Sum,
     since_ns: u64,
-    /// Bit n is set if piece n is there.
+    /// Bit n is set if fragment n is there.
     there: u64,
-    data: Vec<u8>,
-}
-
-impl Partial {
-    fn belongs(&self, repr: &Repr) -> bool {
-        (self.origin, self.id, self.kind) == (repr.origin, repr.id, repr.kind)
-    }
-
-    fn is_complete(&self) -> bool {
-        self.there.count_ones() as usize == self.data.len().div_ceil(PIECE_MAX)
-    }
-}
-
-/// What a piece has led to.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// More pieces are needed.
-    Pending,
-    /// The frame is complete.
-    Complete(Vec<u8>),
-    /// The piece was there already.
-    Duplicate,
-    /// The piece is not of the frame that it says it is, or the frame's sum is wrong.
-    Damaged,
+    /// The offload metadata, which are in front of the frame in its first fragment.
+    pub(crate) metadata: [u8; METADATA_SIZE],
+    pub(crate) frame: F,
 }
 
 /// Frames under way, a bounded number of them.
 #[derive(Debug)]
-pub(crate) struct Reassembly {
-    partials: Vec<Partial>,
-    limit: usize,
-    /// Frames that were given up.
-    pub(crate) abandoned: u64,
+pub(crate) struct Reassembly<S: Storage, F: FrameBuffer> {
+    partials: S::Places<Option<Partial<F>>>,
 }
 
-impl Reassembly {
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { partials: Vec::new(), limit: limit.max(1), abandoned: 0 }
+impl<S: Storage, F: FrameBuffer> Reassembly<S, F> {
+    pub(crate) fn new(limit: usize) -> Result<Self, S::Error> {
+        Ok(Self { partials: S::places(limit.max(1), || None)? })
     }
 
-    /// Takes a piece, `body` having the length that `repr` says.
-    pub(crate) fn insert(&mut self, repr: &Repr, body: &[u8], now_ns: u64) -> Outcome {
-        let before = self.partials.len();
-        self.partials.retain(|partial| now_ns.saturating_sub(partial.since_ns) < LIFETIME_NS);
-        self.abandoned += (before - self.partials.len()) as u64;
-        let known = self.partials.iter().position(|partial| partial.belongs(repr));
-        let index = known.unwrap_or_else(|| self.begin(repr, now_ns));
-        let partial = &mut self.partials[index];
-        if partial.data.len() != usize::from(repr.total) || partial.sum != repr.sum {
-            return Outcome::Damaged;
+    /// Gives up what is not complete.
+    pub(crate) fn clear(&mut self) {
+        self.partials.iter_mut().for_each(|place| *place = None);
+    }
+
+    /// Takes a fragment, `body` having the length that `repr` says, and returns the frame that it
+    /// completes. `make` makes the memory for a frame of this length.
+    pub(crate) fn insert(
+        &mut self,
+        repr: &Repr,
+        body: &[u8],
+        now_ns: u64,
+        counters: &mut Counters,
+        make: impl FnOnce(usize) -> Option<F>,
+    ) -> Option<Partial<F>> {
+        let place = self.place(repr, now_ns, counters)?;
+        let front = repr.metadata_size();
+        if place.is_none() {
+            let Some(frame) = make(usize::from(repr.total).checked_sub(front)?) else {
+                counters.no_memory += 1;
+                return None;
+            };
+            *place = Some(Partial {
+                origin: repr.origin,
+                id: repr.id,
+                kind: repr.kind,
+                total: repr.total,
+                sum: repr.sum,
+                sum_so_far: Sum::default(),
+                since_ns: now_ns,
+                there: 0,
+                metadata: [0; METADATA_SIZE],
+                frame,
+            });
         }
-        let at = usize::from(repr.offset);
-        let bit = 1 << (at / PIECE_MAX);
+        let partial = place.as_mut()?;
+        if (partial.total, partial.sum) != (repr.total, repr.sum) {
+            counters.damaged += 1;
+            return None;
+        }
+        let bit = 1 << repr.number();
         if partial.there & bit != 0 {
-            return Outcome::Duplicate;
+            counters.duplicates += 1;
+            return None;
         }
-        let end = at + body.len();
-        let Some(place) = partial.data.get_mut(at..end) else {
-            return Outcome::Damaged;
-        };
-        place.copy_from_slice(body);
-        partial.there |= bit;
-        if !partial.is_complete() {
-            return Outcome::Pending;
-        }
-        let done = self.partials.swap_remove(index);
-        if wire::sum(&done.data) == done.sum {
-            Outcome::Complete(done.data)
+        partial.sum_so_far.add(body);
+        let offset = usize::from(repr.offset);
+        let part = if offset == 0 {
+            let (metadata, part) = body.split_at_checked(front)?;
+            partial.metadata[..front].copy_from_slice(metadata);
+            part
         } else {
-            Outcome::Damaged
+            body
+        };
+        let written = partial.frame.write(offset.saturating_sub(front), part);
+        partial.there |= bit;
+        if partial.there.count_ones() as usize != repr.count() {
+            return None;
         }
+        let whole = place.take()?;
+        if !written || whole.sum_so_far.finish() != whole.sum {
+            counters.damaged += 1;
+            return None;
+        }
+        Some(whole)
     }
 
-    /// Begins a frame, in the place of an older one if there are too many.
-    fn begin(&mut self, repr: &Repr, now_ns: u64) -> usize {
-        let of_origin =
-            self.partials.iter().filter(|partial| partial.origin == repr.origin).count();
-        let crowded = of_origin >= PER_ORIGIN;
-        if crowded || self.partials.len() >= self.limit {
-            let candidates = self.partials.iter().enumerate();
-            let oldest = candidates
-                .filter(|(_, partial)| !crowded || partial.origin == repr.origin)
-                .min_by_key(|(_, partial)| partial.since_ns)
-                .map(|(index, _)| index);
-            if let Some(oldest) = oldest {
-                self.partials.swap_remove(oldest);
-                self.abandoned += 1;
+    /// The place of the frame that a fragment belongs to: an empty one if it begins with it. That
+    /// may be the place of an older one, if there are too many.
+    fn place(
+        &mut self,
+        repr: &Repr,
+        now_ns: u64,
+        counters: &mut Counters,
+    ) -> Option<&mut Option<Partial<F>>> {
+        let (mut known, mut free, mut oldest, mut oldest_of_origin) = (None, None, None, None);
+        let mut of_origin = 0;
+        for (at, place) in self.partials.iter_mut().enumerate() {
+            let late =
+                |partial: &mut Partial<F>| now_ns.saturating_sub(partial.since_ns) >= LIFETIME_NS;
+            if place.take_if(late).is_some() {
+                counters.abandoned += 1;
+            }
+            let Some(partial) = place else {
+                free = free.or(Some(at));
+                continue;
+            };
+            if (partial.origin, partial.id, partial.kind) == (repr.origin, repr.id, repr.kind) {
+                known = Some(at);
+                break;
+            }
+            let older = |than: Option<(usize, u64)>| match than {
+                Some((_, since_ns)) if since_ns <= partial.since_ns => than,
+                _ => Some((at, partial.since_ns)),
+            };
+            oldest = older(oldest);
+            if partial.origin == repr.origin {
+                of_origin += 1;
+                oldest_of_origin = older(oldest_of_origin);
             }
         }
-        self.partials.push(Partial {
-            origin: repr.origin,
-            id: repr.id,
-            sum: repr.sum,
-            kind: repr.kind,
-            since_ns: now_ns,
-            there: 0,
-            data: vec![0; repr.total.into()],
-        });
-        self.partials.len() - 1
+        if let Some(known) = known {
+            return self.partials.get_mut(known);
+        }
+        let place_of = |partial: Option<(usize, u64)>| partial.map(|(at, _)| at);
+        let at = if of_origin >= PER_ORIGIN {
+            place_of(oldest_of_origin)
+        } else {
+            free.or(place_of(oldest))
+        };
+        let place = self.partials.get_mut(at?)?;
+        if place.take().is_some() {
+            counters.abandoned += 1;
+        }
+        Some(place)
     }
 }

@@ -1,8 +1,7 @@
 //! The ways that a packet can take to a node: 12 paths, and both directions of each ring.
 
 use tofu_abi::topology::{Axis, Shape};
-use tofu_abi::{Coords, Path};
-use tofu_driver::PacketTarget;
+use tofu_abi::{Coords, PacketTarget, Path};
 
 /// Ways to a node at most: 12 paths times two directions on each of X, Y and Z.
 pub const MAX_ROUTES: u8 = 96;

@@ -8,12 +8,12 @@ use tofu_abi::Coords;
 use tofu_abi::topology::{Axis, Shape};
 
 /// Children of a node at most: two on each of X, Y, Z and B, one on A and C.
-const CHILDREN: usize = 10;
+pub(crate) const MAX_CHILDREN: usize = 10;
 
 /// The nodes that a node hands a broadcast on to.
 #[derive(Clone, Debug, Default)]
 pub struct Children {
-    nodes: [Coords; CHILDREN],
+    nodes: [Coords; MAX_CHILDREN],
     len: usize,
     next: usize,
 }
@@ -48,7 +48,7 @@ pub fn children(shape: &Shape, origin: Coords, node: Coords) -> Children {
             let before = shape.way(axis, origin[axis], node[axis]);
             if shape.way(axis, origin[axis], next) == before + step
                 && before * step >= 0
-                && children.len < CHILDREN
+                && children.len < MAX_CHILDREN
             {
                 let mut to = node;
                 to[axis] = next;

@@ -1,87 +1,145 @@
-//! The header in front of every piece of an Ethernet frame.
+//! The header in front of every fragment of an Ethernet frame.
 
 use core::fmt;
 
 use tofu_abi::Coords;
 use tofu_abi::frame::SYSTEM_PAYLOAD_MAX;
-use zerocopy::byteorder::network_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::addr;
-use crate::offload::FACTS_SIZE;
 
 /// Version of the format.
 pub const VERSION: u8 = 1;
 /// Bytes of the header.
 pub const HEADER_SIZE: usize = 20;
 /// Bytes of a frame that one packet can carry.
-pub const PIECE_MAX: usize = SYSTEM_PAYLOAD_MAX - HEADER_SIZE;
+pub const FRAGMENT_MAX: usize = SYSTEM_PAYLOAD_MAX - HEADER_SIZE;
+/// Fragments of the longest frame, with what is in front of it.
+pub const MAX_FRAGMENTS: usize = (u16::MAX as usize).div_ceil(FRAGMENT_MAX);
+/// Bytes of the [offload metadata](crate::offload::Metadata) in front of a frame.
+pub const METADATA_SIZE: usize = 8;
 /// Bytes of an Ethernet header.
 pub const ETHERNET_HEADER: usize = 14;
+/// The largest MTU: with its Ethernet header a frame has at most 2^16 - 1 bytes.
+pub const MAX_MTU: u16 = u16::MAX - ETHERNET_HEADER as u16;
 /// The largest MTU for which no frame needs more than one packet.
-pub const WHOLE_MTU: u16 = (PIECE_MAX - ETHERNET_HEADER) as u16;
+pub const WHOLE_MTU: u16 = (FRAGMENT_MAX - ETHERNET_HEADER) as u16;
 
-/// The header as it lies in a packet. Numbers are big endian.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
+/// The header as it lies in a packet, where numbers are big endian.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Header {
     /// Version in the high, kind in the low four bits.
     pub(crate) version_kind: u8,
-    /// Bit 0: the origin takes frames that are not finished. Bit 1: whoever gets this broadcast is
-    /// to confirm it. Bit 2: the origin fetches, see `offer.rs`. Bits 4 and 5: at how many further
-    /// TNIs the origin listens.
+    /// [`Capabilities`] of the origin in bits 0, 2, 4 and 5. Bit 1: whoever gets this broadcast is
+    /// to acknowledge it. Bit 3: see `rendezvous.rs`.
     pub(crate) flags: u8,
     /// Bytes of the whole frame.
-    pub(crate) total: U16,
-    /// Where in the frame this piece begins, in bytes.
-    pub(crate) offset: U16,
-    /// Bytes of this piece.
-    pub(crate) length: U16,
+    pub(crate) total: u16,
+    /// Where in the frame this fragment begins, in bytes.
+    pub(crate) offset: u16,
+    /// Bytes of this fragment.
+    pub(crate) length: u16,
     /// Tells the frames of a sender apart.
-    pub(crate) id: U32,
-    /// Sum over the whole frame, if it is in several pieces; else 0.
-    pub(crate) sum: U32,
+    pub(crate) id: u32,
+    /// Sum over the whole frame, if it is in several fragments; else 0.
+    pub(crate) sum: u32,
     /// The node that the frame comes from.
-    pub(crate) origin: U32,
+    pub(crate) origin: u32,
 }
 
-/// How a frame spreads.
+impl Header {
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HEADER_SIZE] = bytes.first_chunk()?;
+        let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        let long = |at: usize| u32::from(word(at)) << 16 | u32::from(word(at + 2));
+        Some(Self {
+            version_kind: bytes[0],
+            flags: bytes[1],
+            total: word(2),
+            offset: word(4),
+            length: word(6),
+            id: long(8),
+            sum: long(12),
+            origin: long(16),
+        })
+    }
+
+    pub(crate) fn emit(&self) -> [u8; HEADER_SIZE] {
+        let mut bytes = [0; HEADER_SIZE];
+        (bytes[0], bytes[1]) = (self.version_kind, self.flags);
+        bytes[2..4].copy_from_slice(&self.total.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.offset.to_be_bytes());
+        bytes[6..8].copy_from_slice(&self.length.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.id.to_be_bytes());
+        bytes[12..16].copy_from_slice(&self.sum.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.origin.to_be_bytes());
+        bytes
+    }
+}
+
+/// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// To one node.
+    /// A fragment of a frame to one node.
     Unicast = 0,
-    /// To all nodes, each of which hands it on along the tree.
+    /// A fragment of a frame to all nodes, each of which relays it along the tree.
     Broadcast = 1,
-    /// To one node that takes it: what is left to do with the frame, and then the frame.
-    Unfinished = 2,
-    /// No frame, but a confirmation: a piece of a broadcast has come to the sender of this.
-    Heard = 3,
+    /// A fragment of an offloaded frame to one node that takes it: offload metadata, and then the
+    /// frame.
+    Offloaded = 2,
+    /// No frame, but an acknowledgement: a fragment of a broadcast has come to the sender of this.
+    Acknowledgement = 3,
 }
 
-/// The flag of senders that take [`Kind::Unfinished`].
-pub(crate) const TAKES_UNFINISHED: u8 = 1;
-/// The flag of broadcasts that are to be confirmed.
-const ASKS: u8 = 2;
+/// The flag of senders that take [`Kind::Offloaded`].
+const TAKES_OFFLOADED: u8 = 1;
+/// The flag of broadcasts that are to be acknowledged.
+const ACKNOWLEDGE: u8 = 2;
+/// The flag of senders that fetch frames.
+const RENDEZVOUS: u8 = 4;
 /// Where the number of further TNIs is in the flags, and its bits.
 const MORE_QUEUES_SHIFT: u8 = 4;
 const MORE_QUEUES: u8 = 3;
 
-/// The flags that say at how many further TNIs a node listens, 3 at most.
-pub const fn more_queues(count: u8) -> u8 {
-    let count = if count > MORE_QUEUES { MORE_QUEUES } else { count };
-    count << MORE_QUEUES_SHIFT
+/// What a node says of itself in the flags of its packets to one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// It takes [`Kind::Offloaded`].
+    pub offload: bool,
+    /// It fetches frames, see [`crate::rendezvous`].
+    pub rendezvous: bool,
+    /// At how many further TNIs it listens, 3 at most.
+    pub more_queues: u8,
 }
 
-/// At how many further TNIs the origin of a packet listens; of a packet without a header none.
-pub fn says_more_queues(packet: &[u8]) -> u8 {
-    packet.get(1).map_or(0, |flags| flags >> MORE_QUEUES_SHIFT & MORE_QUEUES)
+impl Capabilities {
+    /// Those of the sender of a packet; of a packet without a header none.
+    pub fn of(packet: &[u8]) -> Self {
+        packet.get(1).map_or_else(Self::default, |flags| Self::from_flags(*flags))
+    }
+
+    /// Those that the flags of a header say.
+    pub const fn from_flags(flags: u8) -> Self {
+        Self {
+            offload: flags & TAKES_OFFLOADED != 0,
+            rendezvous: flags & RENDEZVOUS != 0,
+            more_queues: flags >> MORE_QUEUES_SHIFT & MORE_QUEUES,
+        }
+    }
+
+    /// The flags that say so.
+    pub const fn flags(self) -> u8 {
+        let more = if self.more_queues > MORE_QUEUES { MORE_QUEUES } else { self.more_queues };
+        let offload = if self.offload { TAKES_OFFLOADED } else { 0 };
+        let rendezvous = if self.rendezvous { RENDEZVOUS } else { 0 };
+        offload | rendezvous | more << MORE_QUEUES_SHIFT
+    }
 }
 
 /// Why a header is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// The packet is shorter than the header and the piece that it announces.
+    /// The packet is shorter than the header and the fragment that it announces.
     Truncated,
     /// Another version, or a kind that this one does not have.
     Unknown,
@@ -104,7 +162,7 @@ impl core::error::Error for Malformed {}
 /// A packet with a header, checked for its length once.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    header: &'a Header,
+    header: Header,
     body: &'a [u8],
 }
 
@@ -115,8 +173,8 @@ impl<'a> Packet<'a> {
     ///
     /// [`Malformed::Truncated`] if it is shorter.
     pub fn new_checked(bytes: &'a [u8]) -> Result<Self, Malformed> {
-        let (header, body) = Header::ref_from_prefix(bytes).map_err(|_| Malformed::Truncated)?;
-        Ok(Self { header, body })
+        let header = Header::parse(bytes).ok_or(Malformed::Truncated)?;
+        Ok(Self { header, body: &bytes[HEADER_SIZE..] })
     }
 
     /// Version.
@@ -126,49 +184,14 @@ impl<'a> Packet<'a> {
 
     /// Kind, if it is a known one.
     pub fn kind(&self) -> Option<Kind> {
-        [Kind::Unicast, Kind::Broadcast, Kind::Unfinished, Kind::Heard]
+        [Kind::Unicast, Kind::Broadcast, Kind::Offloaded, Kind::Acknowledgement]
             .into_iter()
             .find(|kind| *kind as u8 == self.header.version_kind & 0xf)
     }
 
-    /// Bytes of the whole frame.
-    pub fn total(&self) -> u16 {
-        self.header.total.get()
-    }
-
-    /// Where in the frame the piece begins, in bytes.
-    pub fn offset(&self) -> u16 {
-        self.header.offset.get()
-    }
-
-    /// Bytes of the piece.
-    pub fn length(&self) -> u16 {
-        self.header.length.get()
-    }
-
-    /// Number of the frame.
-    pub fn id(&self) -> u32 {
-        self.header.id.get()
-    }
-
-    /// Sum over the frame.
-    pub fn sum(&self) -> u32 {
-        self.header.sum.get()
-    }
-
-    /// Whether the sender takes frames that are not finished.
-    pub fn takes_unfinished(&self) -> bool {
-        self.header.flags & TAKES_UNFINISHED != 0
-    }
-
-    /// Whether whoever gets this is to confirm it.
-    pub fn asks(&self) -> bool {
-        self.header.flags & ASKS != 0
-    }
-
-    /// The node that the frame comes from, if there can be such a one.
-    pub fn origin(&self) -> Option<Coords> {
-        addr::unpack(self.header.origin.get())
+    /// Whether the sender takes [`Kind::Offloaded`].
+    pub fn takes_offloaded(&self) -> bool {
+        self.header.flags & TAKES_OFFLOADED != 0
     }
 
     /// What follows the header.
@@ -180,21 +203,21 @@ impl<'a> Packet<'a> {
 /// A header taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
-    /// How the frame spreads.
+    /// What the packet is.
     pub kind: Kind,
-    /// Whether the node that the frame comes from takes [`Kind::Unfinished`].
-    pub takes_unfinished: bool,
-    /// Whether it is a broadcast that is to be confirmed by [`Kind::Heard`].
-    pub asks: bool,
+    /// Whether the node that the frame comes from takes [`Kind::Offloaded`].
+    pub takes_offloaded: bool,
+    /// Whether it is a broadcast that asks for [`Kind::Acknowledgement`].
+    pub acknowledge: bool,
     /// Bytes of the whole frame, and of what is in front of it.
     pub total: u16,
-    /// Where in the frame this piece begins, in bytes: a multiple of [`PIECE_MAX`].
+    /// Where in the frame this fragment begins, in bytes: a multiple of [`FRAGMENT_MAX`].
     pub offset: u16,
-    /// Bytes of this piece.
+    /// Bytes of this fragment.
     pub length: u16,
     /// Tells the frames of a sender apart.
     pub id: u32,
-    /// Sum over the whole frame, see [`sum`]; 0 if it is in one piece.
+    /// Sum over the whole frame, see [`sum`]; 0 if it is in one fragment.
     pub sum: u32,
     /// The node that the frame comes from.
     pub origin: Coords,
@@ -209,12 +232,12 @@ impl Repr {
     pub fn parse(packet: &Packet<'_>, body_len: usize) -> Result<Self, Malformed> {
         let kind = packet.kind().filter(|_| packet.version() == VERSION);
         let kind = kind.ok_or(Malformed::Unknown)?;
-        let origin = packet.origin().ok_or(Malformed::Inconsistent)?;
-        let (total, offset, length) = (packet.total(), packet.offset(), packet.length());
-        let (id, sum) = (packet.id(), packet.sum());
-        let takes_unfinished = packet.takes_unfinished();
-        let asks = packet.asks() && kind == Kind::Broadcast;
-        let repr = Self { kind, takes_unfinished, asks, total, offset, length, id, sum, origin };
+        let Header { flags, total, offset, length, id, sum, origin, .. } = packet.header;
+        let origin = addr::unpack(origin).ok_or(Malformed::Inconsistent)?;
+        let takes_offloaded = packet.takes_offloaded();
+        let acknowledge = flags & ACKNOWLEDGE != 0 && kind == Kind::Broadcast;
+        let repr =
+            Self { kind, takes_offloaded, acknowledge, total, offset, length, id, sum, origin };
         if !repr.is_consistent() {
             return Err(Malformed::Inconsistent);
         }
@@ -225,49 +248,129 @@ impl Repr {
         Ok(repr)
     }
 
-    /// Pieces are as long as they can be, but for the last one, and follow each other.
+    /// Fragments are as long as they can be, but for the last one, and follow each other.
     fn is_consistent(&self) -> bool {
         let (total, offset) = (usize::from(self.total), usize::from(self.offset));
-        if self.kind == Kind::Heard {
-            return offset.is_multiple_of(PIECE_MAX) && (total, self.length, self.sum) == (0, 0, 0);
+        if self.kind == Kind::Acknowledgement {
+            let nothing = (total, self.length, self.sum) == (0, 0, 0);
+            return offset.is_multiple_of(FRAGMENT_MAX) && nothing;
         }
-        let prefix = if self.kind == Kind::Unfinished { FACTS_SIZE } else { 0 };
-        total >= prefix + ETHERNET_HEADER
+        total >= self.metadata_size() + ETHERNET_HEADER
             && offset < total
-            && offset.is_multiple_of(PIECE_MAX)
-            && usize::from(self.length) == (total - offset).min(PIECE_MAX)
-            && (self.sum == 0 || !self.is_whole() || self.kind == Kind::Unfinished)
+            && offset.is_multiple_of(FRAGMENT_MAX)
+            && usize::from(self.length) == (total - offset).min(FRAGMENT_MAX)
+            && (self.sum == 0 || !self.is_whole() || self.kind == Kind::Offloaded)
     }
 
-    /// Whether the piece is the whole frame.
+    /// Whether the fragment is the whole frame.
     pub const fn is_whole(&self) -> bool {
         self.length == self.total
     }
 
-    /// The confirmation of a piece of a broadcast: it has the same origin, id and offset.
-    pub const fn heard(&self) -> Self {
-        let kind = Kind::Heard;
-        Self { kind, takes_unfinished: false, asks: false, total: 0, length: 0, sum: 0, ..*self }
+    /// Bytes of what is in front of the frame.
+    pub(crate) fn metadata_size(&self) -> usize {
+        if self.kind == Kind::Offloaded { METADATA_SIZE } else { 0 }
+    }
+
+    /// How many fragments the frame has.
+    pub fn count(&self) -> usize {
+        usize::from(self.total).div_ceil(FRAGMENT_MAX)
+    }
+
+    /// Which of them this is.
+    pub(crate) fn number(&self) -> usize {
+        usize::from(self.offset) / FRAGMENT_MAX
+    }
+
+    /// Tells the fragments of all frames apart.
+    pub(crate) fn key(&self) -> FragmentKey {
+        FragmentKey { origin: self.origin, id: self.id, offset: self.offset }
+    }
+
+    /// Whether a frame of this kind and length, with what is in front of it, goes with its sum: an
+    /// offloaded one has no checksum of its own that would find damage.
+    pub fn is_summed(kind: Kind, total: usize) -> bool {
+        total > FRAGMENT_MAX || kind == Kind::Offloaded
+    }
+
+    /// All fragments of the frame that this is one of.
+    pub fn fragments(self) -> impl Iterator<Item = Self> + Clone {
+        (0..usize::from(self.total)).step_by(FRAGMENT_MAX).map(move |offset| {
+            let length = (usize::from(self.total) - offset).min(FRAGMENT_MAX) as u16;
+            Self { offset: offset as u16, length, ..self }
+        })
+    }
+
+    /// The acknowledgement of a fragment of a broadcast: it has the same origin, id and offset.
+    pub const fn acknowledgement(&self) -> Self {
+        let kind = Kind::Acknowledgement;
+        let (takes_offloaded, acknowledge) = (false, false);
+        Self { kind, takes_offloaded, acknowledge, total: 0, length: 0, sum: 0, ..*self }
+    }
+
+    /// An acknowledgement that nobody waits for.
+    pub const fn probe(me: Coords) -> Self {
+        Self {
+            kind: Kind::Acknowledgement,
+            takes_offloaded: false,
+            acknowledge: false,
+            total: 0,
+            offset: 0,
+            length: 0,
+            id: 0,
+            sum: 0,
+            origin: me,
+        }
     }
 
     /// The header as it lies in a packet.
     pub fn emit(&self) -> [u8; HEADER_SIZE] {
-        let header = Header {
+        Header {
             version_kind: VERSION << 4 | self.kind as u8,
-            flags: if self.takes_unfinished { TAKES_UNFINISHED } else { 0 }
-                | if self.asks { ASKS } else { 0 },
-            total: U16::new(self.total),
-            offset: U16::new(self.offset),
-            length: U16::new(self.length),
-            id: U32::new(self.id),
-            sum: U32::new(self.sum),
-            origin: U32::new(addr::pack(self.origin)),
-        };
-        let mut bytes = [0; HEADER_SIZE];
-        // The sizes are the same, so this cannot fail.
-        let _ = header.write_to(&mut bytes);
+            flags: if self.takes_offloaded { TAKES_OFFLOADED } else { 0 }
+                | if self.acknowledge { ACKNOWLEDGE } else { 0 },
+            total: self.total,
+            offset: self.offset,
+            length: self.length,
+            id: self.id,
+            sum: self.sum,
+            origin: addr::pack(self.origin),
+        }
+        .emit()
+    }
+
+    /// The same, in a packet of a node that says this of itself.
+    pub fn emit_with(&self, says: Capabilities) -> [u8; HEADER_SIZE] {
+        let mut bytes = self.emit();
+        bytes[1] |= says.flags();
         bytes
     }
+}
+
+/// Tells the fragments of broadcasts apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentKey {
+    /// The node that the frame comes from.
+    pub origin: Coords,
+    /// Which of its frames.
+    pub id: u32,
+    /// Where in the frame the fragment begins, in bytes.
+    pub offset: u16,
+}
+
+/// A fragment on its way to a node.
+#[derive(Clone, Copy, Debug)]
+pub struct Fragment<'a> {
+    /// The node that it goes to next.
+    pub to: Coords,
+    /// Whether it is part of a broadcast.
+    pub broadcast: bool,
+    /// Its header.
+    pub header: [u8; HEADER_SIZE],
+    /// What is between its header and its part of the frame.
+    pub prefix: &'a [u8],
+    /// Its part of the frame.
+    pub body: &'a [u8],
 }
 
 /// The sum over a frame: its 32-bit words, little endian and filled up with zeros, added with the
@@ -278,7 +381,7 @@ pub fn sum(frame: &[u8]) -> u32 {
     sum.finish()
 }
 
-/// A sum that is made piece by piece.
+/// A sum that is made part by part.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum(u64);
 

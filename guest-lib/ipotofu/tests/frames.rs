@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tofu_abi::Coords;
 use tofu_abi::topology::{NodeId, Shape};
-use tofu_ipotofu::wire::{self, HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr, Sum, sum};
+use tofu_ipotofu::wire::{Capabilities, FRAGMENT_MAX, HEADER_SIZE, Kind, Packet, Repr, Sum, sum};
 use tofu_ipotofu::{Config, Core, Event, SendError, addr, tree};
 
 /// A packet on its way: who sent it, who is to have it, header and body.
@@ -36,9 +36,9 @@ fn frame(from: Coords, to: addr::Mac, len: usize, seed: u8) -> Vec<u8> {
 fn send(core: &mut Core, frame: &[u8]) -> Result<Vec<Flying>, SendError> {
     let from = core.me();
     let mut flying = Vec::new();
-    core.send(frame, &mut |piece| {
-        let bytes = [&piece.header[..], piece.prefix, piece.body].concat();
-        flying.push(Flying { from, to: piece.to, bytes });
+    core.send(frame, &mut |fragment| {
+        let bytes = [&fragment.header[..], fragment.prefix, fragment.body].concat();
+        flying.push(Flying { from, to: fragment.to, bytes });
     })?;
     Ok(flying)
 }
@@ -48,14 +48,16 @@ fn arrive(core: &mut Core, packet: &Flying) -> (Option<Vec<u8>>, Vec<Flying>) {
     let from = core.me();
     let (header, body) = packet.bytes.split_at(HEADER_SIZE.min(packet.bytes.len()));
     let mut flying = Vec::new();
-    let event = core.receive(packet.from, header, body, 0, &mut |piece| {
-        let bytes = [&piece.header[..], piece.prefix, piece.body].concat();
-        flying.push(Flying { from, to: piece.to, bytes });
+    let event = core.receive(packet.from, header, body, 0, &mut |fragment| {
+        let bytes = [&fragment.header[..], fragment.prefix, fragment.body].concat();
+        flying.push(Flying { from, to: fragment.to, bytes });
     });
     let frame = match event {
-        Event::Whole(len) => Some(body[..len].to_vec()),
-        Event::Assembled(frame) => Some(frame),
-        Event::Unfinished(..) | Event::Heard(..) => panic!("nobody has asked for that"),
+        Event::Whole(metadata, part) if metadata.is_empty() => Some(body[part].to_vec()),
+        Event::Assembled(metadata, frame) if metadata.is_empty() => Some(frame),
+        Event::Whole(..) | Event::Assembled(..) | Event::Acknowledged(..) => {
+            panic!("nobody has asked for that")
+        }
         Event::Nothing => None,
     };
     (frame, flying)
@@ -85,12 +87,16 @@ impl Net {
     }
 }
 
+fn listens(more_queues: u8) -> Capabilities {
+    Capabilities { more_queues, ..Capabilities::default() }
+}
+
 #[test]
 fn further_tnis_are_told_and_change_nothing_else() {
     let repr = Repr {
         kind: Kind::Unicast,
-        takes_unfinished: true,
-        asks: false,
+        takes_offloaded: true,
+        acknowledge: false,
         total: 100,
         offset: 0,
         length: 100,
@@ -100,31 +106,31 @@ fn further_tnis_are_told_and_change_nothing_else() {
     };
     for count in 0..=3 {
         let mut header = repr.emit();
-        header[1] |= wire::more_queues(count);
-        assert_eq!(wire::says_more_queues(&header), count);
+        header[1] |= listens(count).flags();
+        assert_eq!(Capabilities::of(&header).more_queues, count);
         let bytes = [&header[..], &[9; 100]].concat();
         let packet = Packet::new_checked(&bytes[..]).unwrap();
         assert_eq!(Repr::parse(&packet, packet.body().len()), Ok(repr));
     }
-    assert_eq!(wire::more_queues(9), wire::more_queues(3));
-    assert_eq!(wire::says_more_queues(&[0x10]), 0, "no header");
+    assert_eq!(listens(9).flags(), listens(3).flags());
+    assert_eq!(Capabilities::of(&[0x10]).more_queues, 0, "no header");
 }
 
 #[test]
 fn the_header_is_that_of_the_manual() {
     let repr = Repr {
         kind: Kind::Broadcast,
-        takes_unfinished: false,
-        asks: false,
+        takes_offloaded: false,
+        acknowledge: false,
         total: 3000,
-        offset: PIECE_MAX as u16,
-        length: 3000 - PIECE_MAX as u16,
+        offset: FRAGMENT_MAX as u16,
+        length: 3000 - FRAGMENT_MAX as u16,
         id: 0x0102_0304,
         sum: 0x0506_0708,
         origin: Coords::new(1, 2, 3, 1, 2, 1),
     };
     let bytes = repr.emit();
-    assert_eq!(PIECE_MAX, 1952);
+    assert_eq!(FRAGMENT_MAX, 1952);
     assert_eq!(
         bytes,
         [0x11, 0, 0x0b, 0xb8, 0x07, 0xa0, 0x04, 0x18, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0x44, 0x3d]
@@ -293,7 +299,7 @@ fn frames_that_cannot_go_are_refused() {
 }
 
 #[test]
-fn who_lies_about_the_sender_is_not_heard() {
+fn who_lies_about_the_sender_is_not_taken() {
     let shape = shape("1x1x1x2x3x2");
     let node = |rank| shape.coords(NodeId(rank)).unwrap();
     let mut victim = Core::new(config(shape, 1500), node(5));
@@ -344,8 +350,8 @@ fn pieces_of_frames_that_never_end_take_no_room() {
     let mut friend = Core::new(config(shape, 9000), node(2));
     let mut good = send(&mut friend, &frame(node(2), to, 9014, 1)).unwrap();
     let last = good.pop().unwrap();
-    for piece in &good {
-        assert_eq!(arrive(&mut target, piece).0, None);
+    for fragment in &good {
+        assert_eq!(arrive(&mut target, fragment).0, None);
     }
     for seed in 0..1000u32 {
         let first = send(&mut hostile, &frame(node(1), to, 9014, seed as u8)).unwrap().remove(0);
@@ -380,7 +386,7 @@ proptest! {
             let mut expected = bytes;
             expected[1] &= if repr.kind == Kind::Broadcast { 3 } else { 1 };
             prop_assert_eq!(repr.emit(), expected);
-            prop_assert!(usize::from(repr.length) <= PIECE_MAX.min(len));
+            prop_assert!(usize::from(repr.length) <= FRAGMENT_MAX.min(len));
             prop_assert!(u32::from(repr.offset) + u32::from(repr.length) <= repr.total.into());
         }
     }
@@ -415,7 +421,7 @@ proptest! {
             match what {
                 0 => {
                     // The device's ECRC finds these; without it the sum does, in frames of
-                    // several pieces.
+                    // several fragments.
                     let at = usize::from(place) % packet.bytes.len();
                     packet.bytes[at] ^= change;
                     changed = true;
@@ -432,12 +438,12 @@ proptest! {
             received.extend(arrive(target, &packet).0);
         }
         for frame in &received {
-            let whole = frame.len() <= PIECE_MAX;
+            let whole = frame.len() <= FRAGMENT_MAX;
             prop_assert!(frames.contains(frame) || (changed && whole), "{} bytes", frame.len());
         }
     }
 
-    /// Without loss every frame arrives, in whatever order its pieces come.
+    /// Without loss every frame arrives, in whatever order its fragments come.
     #[test]
     fn pieces_may_come_in_any_order(
         lengths in proptest::collection::vec(60usize..=65535, 1..6),

@@ -1,10 +1,10 @@
-//! Frames that others finish: what is said of them, who gets them, and finishing them.
+//! Offloaded frames: their metadata, who gets them, and completing them.
 
 use proptest::prelude::*;
 use smoltcp::wire::{EthernetFrame, Ipv4Packet, Ipv6Packet, TcpPacket, UdpPacket};
 use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
-use tofu_ipotofu::offload::{BadFacts, FACTS_SIZE, Facts, Segments};
+use tofu_ipotofu::offload::{BadMetadata, METADATA_SIZE, Metadata, Segments};
 use tofu_ipotofu::wire::{self, HEADER_SIZE, Kind, Packet};
 use tofu_ipotofu::{Config, Core, Event, addr};
 
@@ -13,9 +13,9 @@ const OTHER: Coords = Coords::new(1, 0, 0, 0, 0, 0);
 const SECOND: u64 = 1_000_000_000;
 const SEQUENCE: u32 = 0xffff_ff00;
 
-/// A frame as a kernel leaves it that others finish: its checksum field has the sum of the pseudo
+/// A frame as a kernel leaves it that is offloaded: its checksum field has the sum of the pseudo
 /// header. `protocol` is 6 with `flags` of TCP, or 17.
-fn frame(v6: bool, protocol: u8, flags: u8, payload: &[u8]) -> (Facts, Vec<u8>) {
+fn frame(v6: bool, protocol: u8, flags: u8, payload: &[u8]) -> (Metadata, Vec<u8>) {
     let mut frame = [addr::mac(OTHER), addr::mac(ONE)].concat();
     let transport = if protocol == 6 { 20 } else { 8 };
     let length = transport + payload.len();
@@ -58,14 +58,14 @@ fn frame(v6: bool, protocol: u8, flags: u8, payload: &[u8]) -> (Facts, Vec<u8>) 
         frame.extend([0, 0]);
     }
     frame.extend(payload);
-    (Facts { checksum: Some((start as u16, offset)), ..Facts::default() }, frame)
+    (Metadata { checksum: Some((start as u16, offset)), ..Metadata::default() }, frame)
 }
 
 fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|i| ((i * 31) >> 3) as u8).collect()
 }
 
-/// Looks at a finished frame with another TCP/IP stack's eyes: sequence number, flags, payload.
+/// Looks at a complete frame with another TCP/IP stack's eyes: sequence number, flags, payload.
 fn look(v6: bool, frame: &[u8]) -> (u32, bool, bool, Vec<u8>) {
     let ethernet = EthernetFrame::new_checked(frame).unwrap();
     let (from, to, tcp) = if v6 {
@@ -82,9 +82,9 @@ fn look(v6: bool, frame: &[u8]) -> (u32, bool, bool, Vec<u8>) {
     (tcp.seq_number().0 as u32, tcp.fin(), tcp.psh(), tcp.payload().to_vec())
 }
 
-fn finish(facts: &Facts, frame: &[u8]) -> Result<Vec<Vec<u8>>, BadFacts> {
+fn complete(metadata: &Metadata, frame: &[u8]) -> Result<Vec<Vec<u8>>, BadMetadata> {
     let mut all = Vec::new();
-    facts.finish(frame, &mut |one| all.push(one.to_vec()))?;
+    metadata.complete(frame, &mut |one| all.push(one.to_vec()))?;
     Ok(all)
 }
 
@@ -97,10 +97,10 @@ proptest! {
         fin: bool,
     ) {
         let payload = bytes(len);
-        let (facts, whole) = frame(v6, 6, 0x18 | u8::from(fin), &payload);
+        let (metadata, whole) = frame(v6, 6, 0x18 | u8::from(fin), &payload);
         let segments = if v6 { Segments::Tcp6 } else { Segments::Tcp4 };
-        let facts = Facts { segments, size, ..facts };
-        let all = finish(&facts, &whole).unwrap();
+        let metadata = Metadata { segments, size, ..metadata };
+        let all = complete(&metadata, &whole).unwrap();
         prop_assert_eq!(all.len(), len.div_ceil(size.into()));
         let mut together = Vec::new();
         for (n, one) in all.iter().enumerate() {
@@ -117,24 +117,24 @@ proptest! {
     #[test]
     fn what_is_said_comes_back(checksum: Option<(u16, u16)>, kind in 0..3, size: u16, ecn: bool) {
         let segments = [Segments::One, Segments::Tcp4, Segments::Tcp6][kind as usize];
-        let facts = match segments {
-            Segments::One => Facts { checksum, ..Facts::default() },
-            _ => Facts { checksum, segments, size, ecn },
+        let metadata = match segments {
+            Segments::One => Metadata { checksum, ..Metadata::default() },
+            _ => Metadata { checksum, segments, size, ecn },
         };
-        prop_assert_eq!(Facts::parse(&facts.emit()), Ok(facts));
+        prop_assert_eq!(Metadata::parse(&metadata.emit()), Ok(metadata));
     }
 
     /// Whatever is said of whatever frame: it is refused, or done within bounds.
     #[test]
     fn nothing_that_is_said_does_harm(
-        said: [u8; FACTS_SIZE],
+        said: [u8; METADATA_SIZE],
         frame in prop::collection::vec(any::<u8>(), 0..300),
     ) {
-        if let Ok(facts) = Facts::parse(&said) {
-            let all = finish(&facts, &frame);
-            prop_assert_eq!(all.is_ok(), facts.check(&frame).is_ok());
+        if let Ok(metadata) = Metadata::parse(&said) {
+            let all = complete(&metadata, &frame);
+            prop_assert_eq!(all.is_ok(), metadata.check(&frame).is_ok());
             let short = all.is_ok_and(|all| all.iter().all(|one| one.len() <= frame.len()));
-            prop_assert!(short || facts.check(&frame).is_err());
+            prop_assert!(short || metadata.check(&frame).is_err());
         }
     }
 }
@@ -142,12 +142,12 @@ proptest! {
 #[test]
 fn a_checksum_alone_is_completed() {
     for v6 in [false, true] {
-        let (facts, one) = frame(v6, 6, 0x10, b"odd");
-        let all = finish(&facts, &one).unwrap();
+        let (metadata, one) = frame(v6, 6, 0x10, b"odd");
+        let all = complete(&metadata, &one).unwrap();
         assert_eq!((all.len(), &look(v6, &all[0]).3[..]), (1, &b"odd"[..]));
     }
-    let (facts, one) = frame(false, 17, 0, b"datagram");
-    let all = finish(&facts, &one).unwrap();
+    let (metadata, one) = frame(false, 17, 0, b"datagram");
+    let all = complete(&metadata, &one).unwrap();
     let udp = UdpPacket::new_checked(&all[0][34..]).unwrap();
     let [from, to] = [ONE, OTHER].map(|node| addr::ipv4(0, node).map(|b| b));
     let [from, to] = [from, to].map(|ip| std::net::Ipv4Addr::from(ip).into());
@@ -156,49 +156,49 @@ fn a_checksum_alone_is_completed() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let (facts, one) = frame(false, 6, 0x10, &bytes(3000));
-    let cut = Facts { segments: Segments::Tcp4, size: 1000, ..facts };
+    let (metadata, one) = frame(false, 6, 0x10, &bytes(3000));
+    let cut = Metadata { segments: Segments::Tcp4, size: 1000, ..metadata };
     assert_eq!(cut.check(&one), Ok(Some(54)));
     let udp = frame(false, 17, 0, &bytes(3000)).1;
     let mut fragment = one.clone();
     fragment[20] = 0x20;
     let mut offset = one.clone();
     offset[46] = 0x40;
-    for (facts, frame) in [
-        (Facts { size: 47, ..cut }, &one),
-        (Facts { segments: Segments::Tcp6, ..cut }, &one),
-        (Facts { checksum: None, ..cut }, &one),
-        (Facts { checksum: Some((34, 6)), ..cut }, &one),
-        (Facts { checksum: Some((38, 16)), ..cut }, &one),
+    for (metadata, frame) in [
+        (Metadata { size: 47, ..cut }, &one),
+        (Metadata { segments: Segments::Tcp6, ..cut }, &one),
+        (Metadata { checksum: None, ..cut }, &one),
+        (Metadata { checksum: Some((34, 6)), ..cut }, &one),
+        (Metadata { checksum: Some((38, 16)), ..cut }, &one),
         (cut, &udp),
         (cut, &fragment),
         (cut, &offset),
         (cut, &one[..54].to_vec()),
-        (Facts { checksum: Some((34, 3000)), ..Facts::default() }, &one[..1000].to_vec()),
-        (Facts { checksum: Some((2, 2)), ..Facts::default() }, &one),
+        (Metadata { checksum: Some((34, 3000)), ..Metadata::default() }, &one[..1000].to_vec()),
+        (Metadata { checksum: Some((2, 2)), ..Metadata::default() }, &one),
     ] {
-        assert_eq!(facts.check(frame), Err(BadFacts), "{facts:?}");
-        assert_eq!(finish(&facts, frame), Err(BadFacts), "{facts:?}");
+        assert_eq!(metadata.check(frame), Err(BadMetadata), "{metadata:?}");
+        assert_eq!(complete(&metadata, frame), Err(BadMetadata), "{metadata:?}");
     }
 }
 
 /// A packet: header, and what follows.
 type Flying = ([u8; HEADER_SIZE], Vec<u8>);
 
-fn node(at: Coords, unfinished: bool) -> Core {
+fn node(at: Coords, offload: bool) -> Core {
     let shape: Shape = "2x1x1x1x1x1".parse().unwrap();
-    Core::new(Config { unfinished, ..Config::new(shape) }, at)
+    Core::new(Config { offload, ..Config::new(shape) }, at)
 }
 
-fn send(core: &mut Core, facts: &Facts, frame: &[u8], now_ns: u64) -> Option<Vec<Flying>> {
+fn send(core: &mut Core, metadata: &Metadata, frame: &[u8], now_ns: u64) -> Option<Vec<Flying>> {
     let mut all = Vec::new();
-    let sent = core.send_unfinished(facts, frame, now_ns, &mut |piece| {
-        all.push((piece.header, [piece.prefix, piece.body].concat()));
+    let sent = core.send_offloaded(metadata, frame, now_ns, &mut |fragment| {
+        all.push((fragment.header, [fragment.prefix, fragment.body].concat()));
     });
     sent.then_some(all)
 }
 
-fn arrive(core: &mut Core, from: Coords, packets: &[Flying], now_ns: u64) -> Event {
+fn arrive(core: &mut Core, from: Coords, packets: &[Flying], now_ns: u64) -> Event<Vec<u8>> {
     let mut last = Event::Nothing;
     for (header, body) in packets {
         last = core.receive(from, header, body, now_ns, &mut |_| panic!("handed on"));
@@ -209,40 +209,40 @@ fn arrive(core: &mut Core, from: Coords, packets: &[Flying], now_ns: u64) -> Eve
 fn plain(core: &mut Core, to: Coords) -> Vec<Flying> {
     let frame = [&addr::mac(to)[..], &addr::mac(core.me()), &[0x88, 0xb5, 1, 2, 3]].concat();
     let mut all = Vec::new();
-    core.send(&frame, &mut |piece| all.push((piece.header, piece.body.to_vec()))).unwrap();
+    core.send(&frame, &mut |fragment| all.push((fragment.header, fragment.body.to_vec()))).unwrap();
     all
 }
 
 #[test]
 fn they_go_to_nodes_that_say_that_they_take_them() {
     let (mut one, mut other) = (node(ONE, true), node(OTHER, true));
-    let (facts, whole) = frame(false, 6, 0x18, &bytes(60000));
-    let facts = Facts { segments: Segments::Tcp4, size: 1448, ..facts };
-    assert!(send(&mut one, &facts, &whole, 0).is_none(), "it has not said anything yet");
+    let (metadata, whole) = frame(false, 6, 0x18, &bytes(60000));
+    let metadata = Metadata { segments: Segments::Tcp4, size: 1448, ..metadata };
+    assert!(send(&mut one, &metadata, &whole, 0).is_none(), "it has not said anything yet");
     let hello = plain(&mut other, ONE);
-    assert!(matches!(arrive(&mut one, OTHER, &hello, 0), Event::Whole(_)));
-    let packets = send(&mut one, &facts, &whole, SECOND).unwrap();
-    assert_eq!(packets.len(), (FACTS_SIZE + whole.len()).div_ceil(1952));
+    assert!(matches!(arrive(&mut one, OTHER, &hello, 0), Event::Whole(..)));
+    let packets = send(&mut one, &metadata, &whole, SECOND).unwrap();
+    assert_eq!(packets.len(), (METADATA_SIZE + whole.len()).div_ceil(1952));
     match arrive(&mut other, ONE, &packets, SECOND) {
-        Event::Unfinished(said, len, Some(bytes)) => {
-            assert_eq!(said, facts);
-            assert!(bytes[FACTS_SIZE..len] == whole, "another frame");
+        Event::Assembled(said, bytes) => {
+            assert_eq!(said, metadata);
+            assert!(bytes == whole, "another frame");
         }
         event => panic!("{event:?}"),
     }
     // A small one is in one packet.
-    let (facts, small) = frame(true, 17, 0, b"hello");
-    let packets = send(&mut one, &facts, &small, SECOND).unwrap();
+    let (metadata, small) = frame(true, 17, 0, b"hello");
+    let packets = send(&mut one, &metadata, &small, SECOND).unwrap();
     let event = arrive(&mut other, ONE, &packets, SECOND);
-    assert_eq!(event, Event::Unfinished(facts, FACTS_SIZE + small.len(), None));
+    assert_eq!(event, Event::Whole(metadata, METADATA_SIZE..METADATA_SIZE + small.len()));
     // It may have been replaced by something else meanwhile.
-    assert!(send(&mut one, &facts, &small, 3 * SECOND).is_none());
+    assert!(send(&mut one, &metadata, &small, 3 * SECOND).is_none());
     arrive(&mut one, OTHER, &hello, 4 * SECOND);
-    assert!(send(&mut one, &facts, &small, 4 * SECOND).is_some());
+    assert!(send(&mut one, &metadata, &small, 4 * SECOND).is_some());
     let mut replaced = node(OTHER, false);
     let hello = plain(&mut replaced, ONE);
     arrive(&mut one, OTHER, &hello, 4 * SECOND);
-    assert!(send(&mut one, &facts, &small, 4 * SECOND).is_none());
+    assert!(send(&mut one, &metadata, &small, 4 * SECOND).is_none());
     // Whoever does not take them counts them as what they do not know.
     assert_eq!(arrive(&mut replaced, ONE, &packets, 0), Event::Nothing);
     assert_eq!(replaced.counters().malformed, 1);
@@ -253,12 +253,12 @@ fn a_hostile_neighbour_gets_nothing_through() {
     let (mut one, mut other) = (node(ONE, true), node(OTHER, true));
     let hello = plain(&mut other, ONE);
     arrive(&mut one, OTHER, &hello, 0);
-    let (facts, small) = frame(false, 6, 0x10, b"hello");
-    let packets = send(&mut one, &facts, &small, 0).unwrap();
+    let (metadata, small) = frame(false, 6, 0x10, b"hello");
+    let packets = send(&mut one, &metadata, &small, 0).unwrap();
     let packet = Packet::new_checked(&packets[0].0).unwrap();
-    assert_eq!((packet.kind(), packet.takes_unfinished()), (Some(Kind::Unfinished), true));
+    assert_eq!((packet.kind(), packet.takes_offloaded()), (Some(Kind::Offloaded), true));
     // Every byte of what is said changed in every bit: refused, or another thing that fits.
-    for byte in 0..FACTS_SIZE {
+    for byte in 0..METADATA_SIZE {
         for bit in 0..8 {
             let mut changed = packets.clone();
             changed[0].1[byte] ^= 1 << bit;
@@ -266,8 +266,8 @@ fn a_hostile_neighbour_gets_nothing_through() {
             assert_eq!(arrive(&mut other, ONE, &changed, 0), Event::Nothing);
             let sum = wire::sum(&changed[0].1).to_be_bytes();
             changed[0].0[12..16].copy_from_slice(&sum);
-            if let Event::Unfinished(said, len, None) = arrive(&mut other, ONE, &changed, 0) {
-                assert!(said.check(&changed[0].1[FACTS_SIZE..len]).is_ok());
+            if let Event::Whole(said, part) = arrive(&mut other, ONE, &changed, 0) {
+                assert!(said.check(&changed[0].1[part]).is_ok());
             }
         }
     }
@@ -275,7 +275,7 @@ fn a_hostile_neighbour_gets_nothing_through() {
     assert_eq!(other.counters().damaged, 64);
     // For another node, or by one that it does not come from.
     let mut stray = packets.clone();
-    stray[0].1[FACTS_SIZE + 5] ^= 2;
+    stray[0].1[METADATA_SIZE + 5] ^= 2;
     let sum = wire::sum(&stray[0].1).to_be_bytes();
     stray[0].0[12..16].copy_from_slice(&sum);
     assert_eq!(arrive(&mut other, ONE, &stray, 0), Event::Nothing);

@@ -2,16 +2,18 @@
 
 //! Frames of the kernel's.
 
-use tofu_ipotofu::offload::{Facts, Segments};
+use tofu_ipotofu::offload::{Metadata, Segments};
 use tofu_ipotofu::wire::Sum;
+use tofu_ipotofu::FrameBuffer;
 
 use crate::dma;
-use crate::shim::{self, NetFacts, NetQueue, SkBuff};
+use crate::shim::{self, NetOffload, NetQueue, SkBuff};
 
 /// Bytes of a frame in which a question for an address, and all headers, are.
 pub(super) const HEAD: usize = 256;
 
 /// A frame of this node's.
+#[derive(Debug)]
 pub(super) struct Frame {
     skb: *mut SkBuff,
     len: usize,
@@ -27,13 +29,9 @@ impl Frame {
         (!skb.is_null()).then_some(Self { skb, len })
     }
 
-    /// Writes a part, as far as the frame goes.
-    pub(super) fn write(&mut self, at: usize, part: &[u8]) -> bool {
-        // SAFETY: the frame is ours; whether the part is within it is looked at there.
-        let error = unsafe {
-            shim::tofu_shim_skb_write(self.skb, at as u32, part.as_ptr().cast(), part.len() as u32)
-        };
-        error == 0
+    /// Its bytes.
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
     /// The bytes from `at` on that lie together; none beyond its end.
@@ -46,23 +44,34 @@ impl Frame {
         unsafe { core::slice::from_raw_parts_mut(part, len) }
     }
 
-    /// Its first bytes.
-    pub(super) fn head<'a>(&self, buf: &'a mut [u8; HEAD]) -> &'a [u8] {
-        let len = self.len.min(HEAD);
-        read(self.skb, 0, &mut buf[..len]);
-        &buf[..len]
-    }
-
-    /// Gives it to the stack; false if the facts do not fit.
-    pub(super) fn receive(self, queue: *mut NetQueue, facts: Option<&Facts>) -> bool {
-        let facts = facts.map(NetFacts::from);
-        let facts = facts
-            .as_ref()
-            .map_or(core::ptr::null(), core::ptr::from_ref);
+    /// Gives it to the stack; false if the metadata do not fit.
+    pub(super) fn receive(self, queue: *mut NetQueue, metadata: &Metadata) -> bool {
+        let offload = NetOffload::from(metadata);
+        let offload = match metadata.is_empty() {
+            true => core::ptr::null(),
+            false => core::ptr::from_ref(&offload),
+        };
         let skb = self.skb;
         core::mem::forget(self);
         // SAFETY: the frame is complete, and the stack's from here on.
-        unsafe { shim::tofu_shim_skb_receive(queue, skb, facts) }
+        unsafe { shim::tofu_shim_skb_receive(queue, skb, offload) }
+    }
+}
+
+impl FrameBuffer for Frame {
+    fn write(&mut self, at: usize, part: &[u8]) -> bool {
+        // SAFETY: the frame is ours; whether the part is within it is looked at there.
+        let error = unsafe {
+            shim::tofu_shim_skb_write(self.skb, at as u32, part.as_ptr().cast(), part.len() as u32)
+        };
+        error == 0
+    }
+
+    fn look<R>(&self, look: impl FnOnce(&[u8]) -> R) -> R {
+        let mut head = [0; HEAD];
+        let head = &mut head[..self.len.min(HEAD)];
+        read(self.skb, 0, head);
+        look(head)
     }
 }
 
@@ -116,34 +125,34 @@ pub(super) fn read(skb: *const SkBuff, at: usize, to: &mut [u8]) -> bool {
     error == 0
 }
 
-impl From<&Facts> for NetFacts {
-    fn from(facts: &Facts) -> Self {
-        let (csum_start, csum_offset) = facts.checksum.unwrap_or_default();
-        let segments = match facts.segments {
+impl From<&Metadata> for NetOffload {
+    fn from(metadata: &Metadata) -> Self {
+        let (csum_start, csum_offset) = metadata.checksum.unwrap_or_default();
+        let segments = match metadata.segments {
             Segments::One => 0,
             Segments::Tcp4 => Self::TCP4,
             Segments::Tcp6 => Self::TCP6,
         };
         Self {
-            needs_csum: facts.checksum.is_some().into(),
-            gso_type: segments | if facts.ecn { Self::ECN } else { 0 },
-            gso_size: facts.size,
+            needs_csum: metadata.checksum.is_some().into(),
+            gso_type: segments | if metadata.ecn { Self::ECN } else { 0 },
+            gso_size: metadata.size,
             csum_start,
             csum_offset,
         }
     }
 }
 
-impl NetFacts {
+impl NetOffload {
     /// What goes over the wire of it, if it can.
-    pub(super) fn facts(&self) -> Option<Facts> {
+    pub(super) fn metadata(&self) -> Option<Metadata> {
         let segments = match self.gso_type & !Self::ECN {
             0 => Segments::One,
             Self::TCP4 => Segments::Tcp4,
             Self::TCP6 => Segments::Tcp6,
             _ => return None,
         };
-        Some(Facts {
+        Some(Metadata {
             checksum: (self.needs_csum != 0).then_some((self.csum_start, self.csum_offset)),
             segments,
             size: if segments == Segments::One {

@@ -13,19 +13,21 @@ use kernel::sync::Arc;
 use tofu_abi::topology::Shape;
 use tofu_abi::TniId;
 use tofu_ipotofu::addr;
-use tofu_ipotofu::wire::ETHERNET_HEADER;
+use tofu_ipotofu::neighbor::LocalNode;
+use tofu_ipotofu::wire::MAX_MTU;
 
-use super::counts::{COUNTS, NAMES, REGISTERS};
-use super::{Heard, Link, Quiet, MAX_QUEUES};
+use super::engine::Peers;
+use super::ethtool;
+use super::link::{Link, Quiet};
 use crate::device::Device;
 use crate::shim::{self, NetDevice, NetQueue, NetSetup, SkBuff};
 
+/// Queues of an interface at most.
+const MAX_QUEUES: usize = 3;
 /// Interfaces at most. Each has a TNI of its own, from 0 on.
 const MAX_INTERFACES: u32 = 2;
 /// What the number of the machine is more by in the addresses of the second interface.
 const SECOND_MACHINE: u8 = 4;
-/// The largest MTU: with its Ethernet header a frame has at most 2^16 - 1 bytes.
-const MAX_MTU: u16 = u16::MAX - ETHERNET_HEADER as u16;
 
 /// The TNI of a queue of the interface whose first queue has TNI `first`: those of both interfaces
 /// by turns, so that they never meet.
@@ -52,22 +54,23 @@ impl Write for Text<'_> {
 impl Link {
     /// Writes a line about the interface.
     fn show(&self, what: c_int, to: &mut Text<'_>) -> core::fmt::Result {
+        let LocalNode { shape, machine, me } = self.node;
         match what {
             0 => {
-                let [x, y, z, a, b, c] = self.me.to_array();
+                let [x, y, z, a, b, c] = me.to_array();
                 writeln!(to, "{x} {y} {z} {a} {b} {c}")
             }
             1 => {
-                let [a, b, c, d] = addr::ipv4(self.machine, self.me);
-                let bits = addr::ipv4_prefix(&self.shape, self.machine);
+                let [a, b, c, d] = addr::ipv4(machine, me);
+                let bits = addr::ipv4_prefix(&shape, machine);
                 writeln!(to, "{a}.{b}.{c}.{d}/{bits}")
             }
             2 => {
-                let address = core::net::Ipv6Addr::from(addr::ipv6(self.machine, self.me));
+                let address = core::net::Ipv6Addr::from(addr::ipv6(machine, me));
                 writeln!(to, "{address}/64")
             }
             3 => {
-                let [x, y, z, a, b, c] = self.shape.lengths();
+                let [x, y, z, a, b, c] = shape.lengths();
                 writeln!(to, "{x}x{y}x{z}x{a}x{b}x{c}")
             }
             4 => {
@@ -180,7 +183,9 @@ pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
     let names = [c"tofu0", c"tofu1"];
     for (tni, (place, name)) in made.iter_mut().zip(names).take(count as usize).enumerate() {
         let machine = (machine + tni as u8 * SECOND_MACHINE) % (addr::MAX_MACHINE + 1);
-        match interface(device, shape, machine, (tni as u8, queues), name, mtu) {
+        let me = device.coords();
+        let node = LocalNode { shape, machine, me };
+        match interface(device, node, (tni as u8, queues), name, mtu) {
             Ok(interface) => *place = Some(interface),
             Err(error) => dev_err!(device.pdev(), "no tofu{}: {:?}\n", tni, error),
         }
@@ -190,19 +195,17 @@ pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
 
 fn interface(
     device: &Arc<Device>,
-    shape: Shape,
-    machine: u8,
+    node: LocalNode,
     (tni, queues): (u8, u8),
     name: &'static CStr,
     mtu: u16,
 ) -> Result<Interface> {
-    let heard = Heard::new()?;
+    let peers = Arc::new(Peers::new()?, GFP_KERNEL)?;
     let mut links = KVec::with_capacity(MAX_QUEUES, GFP_KERNEL)?;
     let mut raw = [core::ptr::null_mut(); MAX_QUEUES];
     for (number, raw) in (0..queues).zip(&mut raw) {
         let tni = TniId::new(tni_of(tni, number)).ok_or(EINVAL)?;
-        let heard = heard.clone();
-        let link = Link::new(device, shape, machine, tni, (number, queues), heard)?;
+        let link = Link::new(device, node, tni, (number, queues), peers.clone())?;
         *raw = Arc::as_ptr(&link).cast_mut().cast();
         links.push(link, GFP_KERNEL)?;
     }
@@ -211,7 +214,7 @@ fn interface(
         queues: queues.into(),
         parent: device.raw(),
         name: name.as_char_ptr(),
-        mac: addr::mac(device.coords()),
+        mac: addr::mac(node.me),
         mtu,
         max_mtu: MAX_MTU,
     };
@@ -287,9 +290,9 @@ extern "C" fn tofu_rs_net_beat(link: *mut c_void, queue: *mut NetQueue) {
 
 /// Waits for the next interrupt.
 #[no_mangle]
-extern "C" fn tofu_rs_net_rest(link: *mut c_void, queue: *mut NetQueue) -> bool {
+extern "C" fn tofu_rs_net_rearm(link: *mut c_void, queue: *mut NetQueue) -> bool {
     // SAFETY: as above.
-    unsafe { link_of(link) }.rest(queue)
+    unsafe { link_of(link) }.rearm(queue)
 }
 
 /// Adds what was done.
@@ -305,15 +308,13 @@ extern "C" fn tofu_rs_net_counters(link: *mut c_void, values: *mut u64, n: c_int
 /// How many counters there are.
 #[no_mangle]
 extern "C" fn tofu_rs_net_counter_count() -> c_int {
-    (COUNTS + REGISTERS.len()) as c_int
+    ethtool::COUNT as c_int
 }
 
 /// The name of a counter.
 #[no_mangle]
 extern "C" fn tofu_rs_net_counter_name(n: c_int) -> *const c_char {
-    let n = n as usize;
-    let register = || REGISTERS.get(n.wrapping_sub(COUNTS)).map(|(name, _)| *name);
-    let name = NAMES.get(n).copied().or_else(register);
+    let name = ethtool::names().nth(n as usize);
     name.unwrap_or(c"").as_char_ptr()
 }
 

@@ -4,85 +4,108 @@
 
 use kernel::prelude::*;
 
-use tofu_abi::frame::SYSTEM_PAYLOAD_MAX;
-use tofu_abi::{Coords, Rcode};
+use tofu_abi::{Coords, Rcode, TniId};
 use tofu_ipotofu::addr::{self, Mac};
-use tofu_ipotofu::neighbor::{Answer, Place};
-use tofu_ipotofu::offer::FETCHES;
-use tofu_ipotofu::offload::{Facts, FACTS_SIZE};
-use tofu_ipotofu::routes::route;
-use tofu_ipotofu::tree;
-use tofu_ipotofu::wire::{self, Kind, Packet, Repr, Sum, ETHERNET_HEADER, HEADER_SIZE, PIECE_MAX};
+use tofu_ipotofu::neighbor::{Answer, LocalNode};
+use tofu_ipotofu::offload::{Metadata, METADATA_SIZE};
+use tofu_ipotofu::rendezvous::{Message, Rendezvous, Request, Requests, Room, MIN_FRAME, SLOTS};
+use tofu_ipotofu::wire::{
+    Capabilities, Fragment, Kind, Repr, Sum, ETHERNET_HEADER, FRAGMENT_MAX, HEADER_SIZE,
+    MAX_FRAGMENTS,
+};
+use tofu_ipotofu::{tree, Outbound};
 
-use super::carrier::Ports;
-use super::counts::{Count, COUNTS};
-use super::frame::{read, HEAD};
-use super::known::Known;
-use super::long::Long;
-use super::spread::{Awaited, AWAITED, NO_PIECE, SPREAD};
-use super::{now_ns, Link};
-use crate::packets::{Order, Purpose, Sender};
-use crate::shim::{self, NetFacts, NetQueue, SkBuff};
+use super::engine::{now_ns, KernelMemory, Peers};
+use super::ethtool::QueueCounters;
+use super::frame::{read, read_and_sum, HEAD};
+use super::links::Ports;
+use crate::packets::{Posted, Purpose, Sender, ENOUGH};
+use crate::shim::{self, NetOffload, NetQueue, SkBuff};
 
-/// Pieces of the longest frame, with what is in front of it.
-const MAX_PIECES: usize = (u16::MAX as usize).div_ceil(PIECE_MAX);
 /// The stack is held when there is not room for so many packets: for a frame that has to be cut
-/// into 64 segments here.
-const RESERVE: usize = 80;
-/// It goes on when there is room for so many.
-const ENOUGH: usize = 2 * RESERVE;
-/// How long a way round a dead link is kept before the first one is tried again.
-const DETOUR_NS: u64 = 1_000_000_000;
+/// into 64 segments here. It goes on when there is room for [`ENOUGH`].
+const RESERVE: usize = ENOUGH / 2;
 
 /// The sending side.
 pub(super) struct Tx {
+    node: LocalNode,
+    tni: TniId,
+    more_queues: u8,
     pub(super) sender: Option<Sender>,
-    pub(super) next_id: u32,
+    pub(super) outbound: Outbound<KernelMemory>,
+    pub(super) requests: Requests<KernelMemory>,
+    next_id: u32,
     pub(super) ports: Ports,
-    pub(super) long: Long,
-    pub(super) detours: Known,
-    pub(super) deaf: Known,
-    /// A ring, in the order of sending: the next one to be looked at, and how many there are.
-    pub(super) awaited: KVVec<Awaited>,
-    pub(super) first: usize,
-    pub(super) waiting: usize,
-    /// Nodes to which the piece that is being spread has still to go.
-    pub(super) spread: KVVec<Coords>,
-    pub(super) scratch: KVVec<u8>,
-    pub(super) counts: [u64; COUNTS],
+    /// The node whose next frame waits for a slot, and with it all others.
+    blocked: Option<Coords>,
+    /// Slots for which a Get has ended, and how, in the order of the commands.
+    pub(super) fetched: KVVec<(u8, Rcode)>,
+    scratch: KVVec<u8>,
+    pub(super) counters: QueueCounters,
 }
 
-impl Link {
-    /// The node that a frame is for, if it is for one; and whether it is a frame at all.
-    fn target(&self, skb: *const SkBuff, mac: &mut Mac) -> (Option<Coords>, bool) {
-        // SAFETY: the caller has the frame.
-        let len = unsafe { shim::tofu_shim_skb_len(skb) } as usize;
-        let is_frame = len >= ETHERNET_HEADER && read(skb, 0, mac);
-        let node =
-            addr::node_of_mac(*mac).filter(|node| *node != self.me && self.shape.contains(*node));
-        (node.filter(|_| is_frame), is_frame)
-    }
+/// A frame of the stack's.
+#[derive(Clone, Copy)]
+struct Skb {
+    raw: *const SkBuff,
+    len: usize,
+}
 
+impl Skb {
+    /// Copies a fragment to the beginning of a buffer.
+    fn fragment<'a>(&self, repr: &Repr, to: &'a mut [u8]) -> Option<&'a [u8]> {
+        let body = to.get_mut(..repr.length.into())?;
+        read(self.raw, repr.offset.into(), body).then_some(&*body)
+    }
+}
+
+/// The node that a frame is for, if it is for one; and whether it is a frame at all.
+fn target(node: &LocalNode, skb: *const SkBuff, mac: &mut Mac) -> (Option<Coords>, bool) {
+    // SAFETY: the caller has the frame.
+    let len = unsafe { shim::tofu_shim_skb_len(skb) } as usize;
+    let is_frame = len >= ETHERNET_HEADER && read(skb, 0, mac);
+    (node.other(*mac).filter(|_| is_frame), is_frame)
+}
+
+/// The queue for a frame for which the stack has chosen one.
+pub(super) fn select(node: &LocalNode, peers: &Peers, skb: *const SkBuff, chosen: u16) -> u16 {
+    let more = match target(node, skb, &mut [0; 6]) {
+        (Some(node), _) => peers.get(node, now_ns()).more_queues,
+        _ => 0,
+    };
+    if chosen <= more.into() {
+        chosen
+    } else {
+        0
+    }
+}
+
+impl Tx {
     /// Sends a frame of the stack's, or drops it. False if it has to wait.
-    pub(super) fn xmit(&self, queue: *mut NetQueue, mut skb: *mut SkBuff, more: bool) -> bool {
+    pub(super) fn xmit(
+        &mut self,
+        peers: &Peers,
+        queue: *mut NetQueue,
+        mut skb: *mut SkBuff,
+        more: bool,
+    ) -> bool {
         let now = now_ns();
-        let mut tx = self.tx.lock();
-        tx.reap(self, now);
-        if let (Some(node), _) = self.target(skb, &mut [0; 6]) {
+        self.reap(now);
+        if let (Some(node), _) = target(&self.node, skb, &mut [0; 6]) {
             // SAFETY: the frame is ours.
             let len = unsafe { shim::tofu_shim_skb_len(skb) } as usize;
-            if tx.must_wait(self, node, len, now) {
-                tx.counts[Count::Held as usize] += 1;
+            if self.must_wait(peers, node, len, now) {
+                self.counters.held += 1;
                 // SAFETY: the interface is up.
                 unsafe { shim::tofu_shim_net_hold(queue) };
-                tx.flush();
+                self.flush();
                 // SAFETY: as above.
                 unsafe { shim::tofu_shim_net_look_again(queue) };
                 return false;
             }
         }
         while !skb.is_null() {
-            let (next, sent) = self.send(&mut tx, queue, &mut skb, now);
+            let (next, sent) = self.send(peers, queue, &mut skb, now);
             let Some(rest) = next else {
                 // It has become several.
                 continue;
@@ -91,78 +114,64 @@ impl Link {
             unsafe { shim::tofu_shim_skb_sent(queue, skb, sent) };
             skb = rest;
         }
-        let room = tx.sender.as_ref().map_or(0, Sender::room);
+        let room = self.sender.as_ref().map_or(0, Sender::room);
         if room < RESERVE {
-            tx.counts[Count::Held as usize] += 1;
+            self.counters.held += 1;
             // SAFETY: the interface is up.
             unsafe { shim::tofu_shim_net_hold(queue) };
         }
         if !more || room < RESERVE {
-            if let Some(sender) = tx.sender.as_mut() {
-                sender.flush();
-            }
+            self.flush();
         }
         // SAFETY: the interface is up.
         unsafe { shim::tofu_shim_net_look_again(queue) };
         true
     }
 
-    /// The queue for a frame for which the stack has chosen one.
-    pub(super) fn select(&self, skb: *const SkBuff, chosen: u16) -> u16 {
-        let queues = match self.target(skb, &mut [0; 6]) {
-            (Some(node), _) => self.heard.queues(node, now_ns()),
-            _ => 1,
-        };
-        if usize::from(chosen) < queues {
-            chosen
-        } else {
-            0
-        }
-    }
-
     /// Sends the first frame of a list. Returns the rest of the list and whether it was sent; no
-    /// rest if the frame had to be finished first and is now a list of its own.
+    /// rest if the frame had to be completed first and is now a list of its own.
     fn send(
-        &self,
-        tx: &mut Tx,
+        &mut self,
+        peers: &Peers,
         queue: *mut NetQueue,
         skb: &mut *mut SkBuff,
         now: u64,
     ) -> (Option<*mut SkBuff>, bool) {
-        let mut facts = NetFacts::default();
+        let mut offload = NetOffload::default();
         // SAFETY: the frame is ours.
-        let unfinished = unsafe { shim::tofu_shim_skb_facts(*skb, &mut facts) };
+        let offloaded = unsafe { shim::tofu_shim_skb_offload(*skb, &mut offload) };
         // SAFETY: as above.
         let len = unsafe { shim::tofu_shim_skb_len(*skb) } as usize;
         let mut mac: Mac = [0; 6];
-        let (node, is_frame) = self.target(*skb, &mut mac);
-        let prefix = match unfinished {
-            true => facts.facts(),
-            false => Some(Facts::default()),
+        let (node, is_frame) = target(&self.node, *skb, &mut mac);
+        let frame = Skb { raw: *skb, len };
+        let metadata = match offloaded {
+            true => offload.metadata(),
+            false => Some(Metadata::default()),
         };
-        let prefix = prefix.filter(|_| len + FACTS_SIZE <= u16::MAX.into());
-        if let (Some(node), Some(facts)) = (node, &prefix) {
-            if tx.offer(self, node, *skb, len, facts, now) {
+        let metadata = metadata.filter(|_| len + METADATA_SIZE <= u16::MAX.into());
+        if let (Some(node), Some(metadata)) = (node, &metadata) {
+            if self.request(peers, node, frame, metadata, now) {
                 // SAFETY: the frame is ours.
                 return (Some(unsafe { shim::tofu_shim_skb_next(*skb) }), true);
             }
         }
-        if unfinished {
-            match (node, prefix) {
-                (Some(node), Some(facts)) if self.heard.takers.has(node, now) => {
-                    let sent = tx.unicast(self, node, *skb, len, Some(&facts), now);
+        if offloaded {
+            match (node, metadata) {
+                (Some(node), Some(metadata)) if peers.get(node, now).offload => {
+                    let sent = self.unicast(node, frame, Some(&metadata), now);
                     // SAFETY: the frame is ours.
                     return (Some(unsafe { shim::tofu_shim_skb_next(*skb) }), sent);
                 }
                 _ => {}
             }
-            // A list has only frames that are finished, but for a checksum, so nothing is lost
+            // A list has only frames that are complete, but for a checksum, so nothing is lost
             // behind this one.
-            tx.counts[Count::Finished as usize] += 1;
+            self.counters.completed += 1;
             // SAFETY: the frame is ours.
-            if unsafe { shim::tofu_shim_skb_finish(skb) } {
+            if unsafe { shim::tofu_shim_skb_complete(skb) } {
                 // SAFETY: as above.
-                let still = unsafe { shim::tofu_shim_skb_facts(*skb, &mut facts) };
+                let still = unsafe { shim::tofu_shim_skb_offload(*skb, &mut offload) };
                 if !still {
                     return (None, false);
                 }
@@ -173,40 +182,28 @@ impl Link {
         // SAFETY: as above.
         let rest = unsafe { shim::tofu_shim_skb_next(*skb) };
         let sent = if !is_frame || len > u16::MAX.into() {
-            tx.counts[Count::Oversized as usize] += 1;
+            self.outbound.count().oversized += 1;
             false
         } else if addr::is_multicast(mac) {
-            self.send_to_group(tx, queue, *skb, len, now)
+            self.send_to_group(queue, frame, now)
         } else if let Some(node) = node {
-            tx.unicast(self, node, *skb, len, None, now)
+            self.unicast(node, frame, None, now)
         } else {
-            tx.counts[Count::NoSuchNode as usize] += 1;
+            self.outbound.count().no_such_node += 1;
             false
         };
         (Some(rest), sent)
     }
 
-    fn send_to_group(
-        &self,
-        tx: &mut Tx,
-        queue: *mut NetQueue,
-        skb: *const SkBuff,
-        len: usize,
-        now: u64,
-    ) -> bool {
+    fn send_to_group(&mut self, queue: *mut NetQueue, frame: Skb, now: u64) -> bool {
         let mut head = [0; HEAD];
-        let head = &mut head[..len.min(HEAD)];
-        if !read(skb, 0, head) {
+        let head = &mut head[..frame.len.min(HEAD)];
+        if !read(frame.raw, 0, head) {
             return false;
         }
-        let place = Place {
-            shape: &self.shape,
-            machine: self.machine,
-            me: self.me,
-        };
-        match place.answer(head) {
+        match self.node.answer(head) {
             Answer::Reply(reply) => {
-                tx.counts[Count::Answered as usize] += 1;
+                self.outbound.count().answered += 1;
                 let frame = reply.as_bytes();
                 // SAFETY: the interface is up; the bytes are copied.
                 unsafe {
@@ -215,145 +212,230 @@ impl Link {
                 true
             }
             Answer::Silence => true,
-            Answer::None => tx.broadcast(self, skb, len, now),
+            Answer::None => self.broadcast(frame, now),
+        }
+    }
+}
+
+/// The sending side, as a rendezvous uses it.
+pub(super) struct RendezvousQueue<'a> {
+    tx: &'a mut Tx,
+    now: u64,
+}
+
+impl Rendezvous for RendezvousQueue<'_> {
+    fn fetch(&mut self, slot: usize, request: &Request) -> bool {
+        let len = usize::from(request.total).saturating_sub(METADATA_SIZE);
+        let sender = self.tx.sender.as_mut();
+        sender.is_some_and(|sender| sender.fetch(request.origin, request.place, slot, len))
+    }
+
+    fn tell(&mut self, to: Coords, message: &Message) {
+        let (mut header, body) = message.emit(self.tx.node.me);
+        header[1] |= self.tx.says().flags();
+        if let Some(sender) = self.tx.sender.as_mut() {
+            let outbound = &mut self.tx.outbound;
+            outbound.post(sender, to, &[&header, &body], self.now);
         }
     }
 }
 
 impl Tx {
-    pub(super) fn new(ports: Ports) -> Result<Self> {
-        let awaited = Awaited {
-            live: false,
-            to: Coords::default(),
-            repr: NO_PIECE,
-            since: 0,
-            body: [0; PIECE_MAX],
-        };
-        let mut ring = KVVec::with_capacity(AWAITED, GFP_KERNEL)?;
-        for _ in 0..AWAITED {
-            ring.push(awaited.clone(), GFP_KERNEL)?;
-        }
+    /// The sending side of a queue with this TNI, besides which there are so many more.
+    pub(super) fn new(node: LocalNode, tni: TniId, more_queues: u8) -> Result<Self> {
         Ok(Self {
+            node,
+            tni,
+            more_queues,
             sender: None,
+            outbound: Outbound::new(node.shape, node.me, tni.get())?,
+            requests: Requests::new()?,
             next_id: 0,
-            ports,
-            long: Long::new()?,
-            detours: Known::new()?,
-            deaf: Known::new()?,
-            awaited: ring,
-            first: 0,
-            waiting: 0,
-            spread: KVVec::with_capacity(SPREAD, GFP_KERNEL)?,
-            scratch: KVVec::from_elem(0, PIECE_MAX, GFP_KERNEL)?,
-            counts: [0; COUNTS],
+            ports: Ports::new(&node),
+            blocked: None,
+            fetched: KVVec::with_capacity(SLOTS, GFP_KERNEL)?,
+            scratch: KVVec::from_elem(0, FRAGMENT_MAX, GFP_KERNEL)?,
+            counters: QueueCounters::default(),
         })
     }
 
+    /// Begins anew, with nothing under way.
+    pub(super) fn start(&mut self, sender: Sender, now: u64) {
+        self.sender = Some(sender);
+        self.next_id = now as u32;
+        self.outbound.clear();
+        self.requests.clear();
+        self.blocked = None;
+        self.fetched.clear();
+        self.ports = Ports::new(&self.node);
+    }
+
+    /// Looks at the ports if it is time. To be called every second. Returns whether answers will
+    /// come.
+    pub(super) fn look_at_ports(&mut self) -> bool {
+        let Self {
+            node, tni, ports, ..
+        } = self;
+        let sender = self.sender.as_mut();
+        sender.is_some_and(|sender| ports.look(node, *tni, sender))
+    }
+
+    /// Tells the device of what was posted.
     pub(super) fn flush(&mut self) {
         if let Some(sender) = self.sender.as_mut() {
             sender.flush();
         }
     }
 
-    /// Whether the stack may go on, should it have been held.
-    pub(super) fn goes_on(&mut self, link: &Link, now: u64) -> bool {
-        let room = self.sender.as_ref().map_or(0, Sender::room);
-        room >= ENOUGH && !self.is_blocked(link, now)
+    pub(super) fn queue(&mut self, now: u64) -> RendezvousQueue<'_> {
+        RendezvousQueue { tx: self, now }
     }
 
-    /// Posts the packet in a buffer.
-    pub(super) fn post(
-        &mut self,
-        link: &Link,
-        to: Coords,
-        purpose: Purpose,
-        buffer: u16,
-        len: usize,
-        now: u64,
-    ) {
-        let attempt = self.detours.get(to, now, DETOUR_NS).unwrap_or(0);
-        let target = route(&link.shape, link.me, to, link.tni.get(), attempt);
-        let Some(sender) = self.sender.as_mut() else {
-            return;
-        };
-        let Some(target) = target else {
-            self.counts[Count::Lost as usize] += 1;
-            sender.give_up(buffer);
-            return;
-        };
-        // Whoever is held must hear of room as soon as there is some: at the ends of frames.
-        let ask = sender.room() < ENOUGH && len < SYSTEM_PAYLOAD_MAX;
-        sender.post(Order::new(to, attempt, purpose, buffer, len), &target, ask);
-    }
-
-    /// Posts a packet of these two parts.
-    pub(super) fn post_parts(
-        &mut self,
-        link: &Link,
-        to: Coords,
-        purpose: Purpose,
-        header: &[u8; HEADER_SIZE],
-        body: &[u8],
-        now: u64,
-    ) {
-        let len = HEADER_SIZE + body.len();
-        let sender = self.sender.as_mut();
-        let filled = sender.and_then(|sender| {
-            let buffer = sender.take()?;
-            let payload = sender.payload(buffer).and_then(|all| all.get_mut(..len));
-            match payload {
-                Some(payload) => {
-                    let (head, rest) = payload.split_at_mut(HEADER_SIZE);
-                    head.copy_from_slice(header);
-                    rest.copy_from_slice(body);
-                    Some(buffer)
-                }
-                None => {
-                    sender.give_up(buffer);
-                    None
-                }
-            }
-        });
-        match filled {
-            Some(buffer) => self.post(link, to, purpose, buffer, len, now),
-            None => self.counts[Count::Lost as usize] += 1,
+    /// What this node says of itself.
+    fn says(&self) -> Capabilities {
+        Capabilities {
+            offload: true,
+            rendezvous: self.sender.as_ref().is_some_and(Sender::has_rendezvous),
+            more_queues: self.more_queues,
         }
     }
 
-    /// Sends a frame to a node, with facts in front of it if it is not finished.
-    pub(super) fn unicast(
+    /// Whether the stack may go on, should it have been held.
+    pub(super) fn goes_on(&mut self, peers: &Peers, now: u64) -> bool {
+        let room = self.sender.as_ref().map_or(0, Sender::room);
+        room >= ENOUGH && !self.is_blocked(peers, now)
+    }
+
+    /// Whether nothing is on its way that has to be looked after.
+    pub(super) fn is_settled(&self) -> bool {
+        self.outbound.is_settled()
+            && self.blocked.is_none()
+            && self.sender.as_ref().is_none_or(Sender::is_settled)
+    }
+
+    /// Where to put a frame for a node to fetch.
+    fn room_at(&mut self, peers: &Peers, to: Coords, now: u64) -> Room {
+        let room = self.requests.room(to, peers, now, self.outbound.count());
+        match self.sender.as_ref() {
+            Some(sender) if sender.has_rendezvous() => room,
+            _ => Room::None,
+        }
+    }
+
+    /// Whether a frame has to wait until an earlier one to the same node was fetched.
+    fn must_wait(&mut self, peers: &Peers, to: Coords, len: usize, now: u64) -> bool {
+        let waits = len >= MIN_FRAME && self.room_at(peers, to, now) == Room::Busy;
+        self.blocked = waits.then_some(to);
+        waits
+    }
+
+    /// Whether the stack still has to wait for a slot.
+    fn is_blocked(&mut self, peers: &Peers, now: u64) -> bool {
+        let Some(to) = self.blocked else {
+            return false;
+        };
+        let blocked = self.room_at(peers, to, now) == Room::Busy;
+        if !blocked {
+            self.blocked = None;
+        }
+        blocked
+    }
+
+    fn new_id(&mut self) -> u32 {
+        let id = self.next_id;
+        self.next_id = id.wrapping_add(1);
+        id
+    }
+
+    /// Requests a node to fetch a frame. False if it is to be sent.
+    fn request(
         &mut self,
-        link: &Link,
+        peers: &Peers,
         to: Coords,
-        skb: *const SkBuff,
-        len: usize,
-        facts: Option<&Facts>,
+        frame: Skb,
+        metadata: &Metadata,
         now: u64,
     ) -> bool {
-        let emitted = facts.map(Facts::emit);
-        let prefix: &[u8] = emitted.as_ref().map_or(&[], |facts| &facts[..]);
-        let total = prefix.len() + len;
-        let pieces = total.div_ceil(PIECE_MAX);
-        let mut buffers = [0u16; MAX_PIECES];
+        if frame.len < MIN_FRAME {
+            return false;
+        }
+        let Room::Slot(slot) = self.room_at(peers, to, now) else {
+            return false;
+        };
+        let sender = self.sender.as_mut().filter(|sender| sender.room() > 0);
+        let Some((memory, place)) = sender.and_then(|sender| sender.share(slot)) else {
+            return false;
+        };
+        let Some(memory) = memory.get_mut(..frame.len) else {
+            return false;
+        };
+        let metadata = metadata.emit();
+        let mut sum = Sum::default();
+        sum.add(&metadata);
+        if !read_and_sum(frame.raw, memory, &mut sum) {
+            return false;
+        }
+        let request = Request {
+            origin: self.node.me,
+            id: self.new_id(),
+            total: (METADATA_SIZE + frame.len) as u16,
+            sum: sum.finish(),
+            metadata,
+            place,
+        };
+        self.requests.sent(slot, to, request.id, now);
+        self.queue(now).tell(to, &Message::Request(request));
+        self.outbound.count().rendezvous_sent += 1;
+        self.outbound.count().sent += 1;
+        true
+    }
+
+    /// The header of a frame of this node's, whose number and sum are still to come.
+    fn header(&self, kind: Kind, total: usize) -> Repr {
+        Repr {
+            kind,
+            takes_offloaded: true,
+            acknowledge: kind == Kind::Broadcast,
+            total: total as u16,
+            offset: 0,
+            length: 0,
+            id: 0,
+            sum: 0,
+            origin: self.node.me,
+        }
+    }
+
+    /// Sends a frame to a node, with metadata in front of it if it is offloaded.
+    fn unicast(&mut self, to: Coords, frame: Skb, metadata: Option<&Metadata>, now: u64) -> bool {
+        let emitted = metadata.map(Metadata::emit);
+        let prefix: &[u8] = emitted.as_ref().map_or(&[], |metadata| &metadata[..]);
+        let total = prefix.len() + frame.len;
+        let kind = match metadata {
+            Some(_) => Kind::Offloaded,
+            None => Kind::Unicast,
+        };
+        let mut whole = self.header(kind, total);
+        let count = whole.count();
+        let mut buffers = [0u16; MAX_FRAGMENTS];
         let Some(sender) = self.sender.as_mut() else {
             return false;
         };
-        if pieces > MAX_PIECES || pieces > sender.room() {
-            self.counts[Count::Full as usize] += 1;
+        if count > sender.room() {
+            self.counters.full += 1;
             return false;
         }
-        let flags =
-            if sender.has_long() { FETCHES } else { 0 } | wire::more_queues(link.queues - 1);
-        let summed = pieces > 1 || facts.is_some();
+        let Some((target, tag)) = self.outbound.way(to, now) else {
+            return false;
+        };
+        let summed = Repr::is_summed(kind, total);
         let mut sum = Sum::default();
-        for (n, place) in buffers.iter_mut().take(pieces).enumerate() {
+        for (n, repr) in whole.fragments().enumerate() {
             // There is room, as was just seen.
             let Some(buffer) = sender.take() else {
                 return false;
             };
-            *place = buffer;
-            let offset = n * PIECE_MAX;
-            let end = HEADER_SIZE + (total - offset).min(PIECE_MAX);
+            buffers[n] = buffer;
+            let (offset, end) = (repr.offset.into(), HEADER_SIZE + usize::from(repr.length));
             let body = sender
                 .payload(buffer)
                 .and_then(|all| all.get_mut(HEADER_SIZE..end));
@@ -361,7 +443,7 @@ impl Tx {
                 let in_front = prefix.len().saturating_sub(offset);
                 let (front, rest) = body.split_at_mut(in_front);
                 front.copy_from_slice(&prefix[..in_front]);
-                let copied = read(skb, (offset + in_front) - prefix.len(), rest);
+                let copied = read(frame.raw, (offset + in_front) - prefix.len(), rest);
                 if summed {
                     sum.add(body);
                 }
@@ -371,122 +453,149 @@ impl Tx {
                 for buffer in &buffers[..=n] {
                     sender.give_up(*buffer);
                 }
-                self.counts[Count::Lost as usize] += 1;
+                self.outbound.count().lost += 1;
                 return false;
             }
         }
-        let id = self.next_id;
-        self.next_id = id.wrapping_add(1);
-        for (n, buffer) in buffers.iter().take(pieces).enumerate() {
-            let offset = n * PIECE_MAX;
-            let length = (total - offset).min(PIECE_MAX);
-            let repr = Repr {
-                kind: if facts.is_some() {
-                    Kind::Unfinished
-                } else {
-                    Kind::Unicast
-                },
-                takes_unfinished: true,
-                asks: false,
-                total: total as u16,
-                offset: offset as u16,
-                length: length as u16,
-                id,
-                sum: if summed { sum.finish() } else { 0 },
-                origin: link.me,
-            };
-            let header = self
-                .sender
-                .as_mut()
-                .and_then(|sender| sender.payload(*buffer));
+        whole.id = self.new_id();
+        whole.sum = if summed { sum.finish() } else { 0 };
+        let says = self.says();
+        let Some(sender) = self.sender.as_mut() else {
+            return false;
+        };
+        for (repr, &buffer) in whole.fragments().zip(&buffers) {
+            let header = sender.payload(buffer);
             if let Some(header) = header.and_then(|all| all.first_chunk_mut()) {
-                *header = repr.emit();
-                header[1] |= flags;
+                *header = repr.emit_with(says);
             }
-            self.post(
-                link,
-                to,
-                Purpose::Unicast,
-                *buffer,
-                HEADER_SIZE + length,
-                now,
-            );
+            let posted = Posted {
+                purpose: Purpose::Packet(tag),
+                buffer,
+                len: HEADER_SIZE as u16 + repr.length,
+            };
+            sender.post_buffer(posted, &target);
         }
-        self.counts[Count::Sent as usize] += 1;
+        self.outbound.count().sent += 1;
         true
     }
 
-    /// Looks after packets whose sending has ended.
-    pub(super) fn reap(&mut self, link: &Link, now: u64) {
-        while let Some((order, code)) = self.sender.as_mut().and_then(Sender::reap) {
-            let is_packet = match order.purpose {
-                Purpose::Port(port) => {
-                    self.ports.answered(port, code);
-                    false
-                }
-                Purpose::Fetch(slot) => {
-                    self.long.ended(slot, code);
-                    continue;
-                }
-                Purpose::Unicast | Purpose::Broadcast => true,
-            };
-            if is_packet && code != Rcode::SUCCESS {
-                if code == Rcode::LINK_DOWN {
-                    self.ports.suspect();
-                }
-                self.retry(link, &order, code, now);
-            } else if let Some(sender) = self.sender.as_mut() {
-                sender.give_up(order.buffer());
-            }
-        }
+    /// Sends a frame to all nodes.
+    fn broadcast(&mut self, frame: Skb, now: u64) -> bool {
+        let mut scratch = core::mem::take(&mut self.scratch);
+        let sent = self.broadcast_by(frame, &mut scratch, now);
+        self.scratch = scratch;
+        sent
     }
 
-    /// Sends a lost packet another way, or, if it is a broadcast for a node that cannot be
-    /// reached, to those to which that node would have handed it on.
-    fn retry(&mut self, link: &Link, order: &Order, code: Rcode, now: u64) {
+    fn broadcast_by(&mut self, frame: Skb, scratch: &mut [u8], now: u64) -> bool {
+        let mut whole = self.header(Kind::Broadcast, frame.len);
+        let children = tree::children(&self.node.shape, self.node.me, self.node.me);
+        let room = self.sender.as_ref().map_or(0, Sender::room);
+        if whole.count() * children.clone().count() > room {
+            self.counters.full += 1;
+            return false;
+        }
+        if Repr::is_summed(whole.kind, frame.len) {
+            let mut sum = Sum::default();
+            for repr in whole.fragments() {
+                let Some(body) = frame.fragment(&repr, scratch) else {
+                    return false;
+                };
+                sum.add(body);
+            }
+            whole.sum = sum.finish();
+        }
+        whole.id = self.new_id();
+        for repr in whole.fragments() {
+            let Some(body) = frame.fragment(&repr, scratch) else {
+                return false;
+            };
+            for to in children.clone() {
+                let fragment = Fragment {
+                    to,
+                    broadcast: true,
+                    header: repr.emit(),
+                    prefix: &[],
+                    body,
+                };
+                self.post_fragment(&fragment, now);
+            }
+        }
+        self.outbound.count().sent += 1;
+        true
+    }
+
+    /// Sends a fragment of a broadcast, or the acknowledgement of one.
+    pub(super) fn post_fragment(&mut self, fragment: &Fragment<'_>, now: u64) {
         let Some(sender) = self.sender.as_mut() else {
             return;
         };
-        let next = order.attempt.saturating_add(1);
-        let way = (code == Rcode::LINK_DOWN)
-            .then(|| route(&link.shape, link.me, order.to, link.tni.get(), next))
-            .flatten();
-        if let Some(target) = way {
-            self.detours.set(order.to, now, next);
-            self.counts[Count::Rerouted as usize] += 1;
-            let again = Order::new(order.to, next, order.purpose, order.buffer(), order.len());
-            sender.post(again, &target, false);
+        let Fragment {
+            to, header, body, ..
+        } = fragment;
+        if fragment.broadcast {
+            self.outbound.relay(sender, *to, header, body, now);
+        } else {
+            self.outbound.post(sender, *to, &[header, body], now);
+        }
+    }
+
+    /// Has broadcasts go round nodes that have not acknowledged them in time.
+    pub(super) fn expire(&mut self, now: u64) {
+        if let Some(sender) = self.sender.as_mut() {
+            self.outbound.expire(sender, now);
+        }
+    }
+
+    /// Looks after commands that have ended.
+    pub(super) fn reap(&mut self, now: u64) {
+        let Some(sender) = self.sender.as_mut() else {
             return;
-        }
-        self.detours.forget(order.to);
-        self.counts[Count::Lost as usize] += 1;
-        let mut scratch = core::mem::take(&mut self.scratch);
-        let mut repr = None;
-        if let Some(payload) = sender.payload(order.buffer()) {
-            let parsed = payload.get(..order.len()).and_then(|packet| {
-                let (_, body) = packet.split_at_checked(HEADER_SIZE)?;
-                let packet = Packet::new_checked(packet).ok()?;
-                let repr = Repr::parse(&packet, body.len()).ok()?;
-                scratch
-                    .get_mut(..usize::from(repr.length))?
-                    .copy_from_slice(&body[..usize::from(repr.length)]);
-                Some(repr)
-            });
-            repr = parsed.filter(|_| order.purpose == Purpose::Broadcast);
-        }
-        sender.give_up(order.buffer());
-        if let Some(repr) = repr {
-            self.forget(order.to, repr.origin, repr.id, repr.offset);
-            for child in tree::children(&link.shape, repr.origin, order.to) {
-                self.spread(
-                    link,
-                    child,
-                    &repr,
-                    &scratch[..usize::from(repr.length)],
-                    now,
-                );
+        };
+        while let Some((posted, rcode)) = sender.reap() {
+            let Posted {
+                purpose,
+                buffer,
+                len,
+            } = posted;
+            let tag = match purpose {
+                Purpose::Fetch(slot) => {
+                    // There is room, as there is one for each slot.
+                    let _ = self.fetched.push_within_capacity((slot, rcode));
+                    continue;
+                }
+                Purpose::Port(port) => {
+                    self.ports.answered(port, rcode);
+                    sender.give_up(buffer);
+                    continue;
+                }
+                Purpose::Packet(_) if rcode.is_success() => {
+                    sender.give_up(buffer);
+                    continue;
+                }
+                Purpose::Packet(tag) => tag,
+            };
+            if rcode == Rcode::LINK_DOWN {
+                self.ports.suspect();
             }
+            if let Some((target, tag)) = self.outbound.lost(tag, rcode, now) {
+                let purpose = Purpose::Packet(tag);
+                sender.post_buffer(Posted { purpose, ..posted }, &target);
+                continue;
+            }
+            if !tag.broadcast {
+                sender.give_up(buffer);
+                continue;
+            }
+            let take = |sender: &mut Sender, to: &mut [u8]| {
+                let len = to.len().min(len.into());
+                if let Some(payload) = sender.payload(buffer).and_then(|all| all.get(..len)) {
+                    to[..len].copy_from_slice(payload);
+                }
+                sender.give_up(buffer);
+                len
+            };
+            self.outbound.go_round(sender, tag.to, take, now);
         }
-        self.scratch = scratch;
     }
 }

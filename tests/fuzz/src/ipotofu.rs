@@ -3,9 +3,9 @@
 use arbitrary::{Result, Unstructured};
 use tofu_abi::Coords;
 use tofu_abi::topology::{NodeId, Shape};
-use tofu_ipotofu::offer::{self, Message};
-use tofu_ipotofu::offload::{FACTS_SIZE, Facts};
-use tofu_ipotofu::wire::{HEADER_SIZE, Kind, PIECE_MAX, Packet, Repr};
+use tofu_ipotofu::offload::{METADATA_SIZE, Metadata};
+use tofu_ipotofu::rendezvous::{self, Message};
+use tofu_ipotofu::wire::{FRAGMENT_MAX, HEADER_SIZE, Kind, Packet, Repr};
 use tofu_ipotofu::{Config, Core, Event, addr, tree};
 
 /// Packets and frames of one input at most.
@@ -23,9 +23,9 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let Ok(shape) = shape.parse::<Shape>() else { return Ok(()) };
     let shape = shape.with_torus_letters(torus);
     let me = node(&shape, u)?;
-    // Half of the nodes take unfinished frames.
-    let unfinished = me.c == 1;
-    let config = Config { mtu: u.arbitrary()?, reassemblies: 4, unfinished, ..Config::new(shape) };
+    // Half of the nodes take offloaded frames.
+    let offload = me.c == 1;
+    let config = Config { mtu: u.arbitrary()?, reassemblies: 4, offload, ..Config::new(shape) };
     let mut core = Core::new(config, me);
     let max = core.config().max_frame();
     let mut now_ns = 0u64;
@@ -69,23 +69,23 @@ fn send(core: &mut Core, shape: &Shape, u: &mut Unstructured<'_>) -> Result<()> 
     }
     let expected = core.packets_for(&frame);
     let mut count = 0;
-    let sent = core.send(&frame, &mut |piece| {
+    let sent = core.send(&frame, &mut |fragment| {
         count += 1;
-        check(shape, &piece.header, &[piece.prefix, piece.body].concat());
-        assert_ne!(piece.to, me, "a packet to oneself");
-        assert!(shape.contains(piece.to));
+        check(shape, &fragment.header, &[fragment.prefix, fragment.body].concat());
+        assert_ne!(fragment.to, me, "a packet to oneself");
+        assert!(shape.contains(fragment.to));
     });
     assert!(count == 0 || count == expected, "{count} packets instead of {expected}");
     assert!(sent.is_err() || frame.len() <= max);
-    let mut bytes = [0; FACTS_SIZE];
+    let mut bytes = [0; METADATA_SIZE];
     for byte in &mut bytes {
         *byte = u.arbitrary().unwrap_or_default();
     }
-    if let Ok(facts) = Facts::parse(&bytes)
+    if let Ok(metadata) = Metadata::parse(&bytes)
         && frame.len() >= 14
-        && facts.check(&frame).is_ok()
+        && metadata.check(&frame).is_ok()
     {
-        finish(&facts, &frame);
+        complete(&metadata, &frame);
     }
     Ok(())
 }
@@ -104,64 +104,70 @@ fn receive(
         u.fill_buffer(&mut header)?;
     } else {
         let total: u16 = u.arbitrary()?;
-        let pieces = usize::from(total).div_ceil(PIECE_MAX).max(1);
-        let offset = u.choose_index(pieces)? * PIECE_MAX;
-        let length = usize::from(total).saturating_sub(offset).min(PIECE_MAX);
+        let fragments = usize::from(total).div_ceil(FRAGMENT_MAX).max(1);
+        let offset = u.choose_index(fragments)? * FRAGMENT_MAX;
+        let length = usize::from(total).saturating_sub(offset).min(FRAGMENT_MAX);
         let repr = Repr {
-            kind: *u.choose(&[Kind::Unicast, Kind::Broadcast, Kind::Unfinished, Kind::Heard])?,
-            takes_unfinished: length & 1 == 1,
-            asks: length & 2 == 2,
+            kind: *u.choose(&[
+                Kind::Unicast,
+                Kind::Broadcast,
+                Kind::Offloaded,
+                Kind::Acknowledgement,
+            ])?,
+            takes_offloaded: length & 1 == 1,
+            acknowledge: length & 2 == 2,
             total,
             offset: offset as u16,
             length: length as u16,
             id: u.int_in_range(0..=3)?,
-            sum: if pieces == 1 { 0 } else { u.int_in_range(1..=2)? },
+            sum: if fragments == 1 { 0 } else { u.int_in_range(1..=2)? },
             origin,
         };
         header = repr.emit();
     }
-    let len = if u.ratio(7, 8)? { PIECE_MAX } else { u.int_in_range(0..=PIECE_MAX)? };
+    let len = if u.ratio(7, 8)? { FRAGMENT_MAX } else { u.int_in_range(0..=FRAGMENT_MAX)? };
     let mut body = vec![0; len];
     let some = u.len().min(20);
     for (byte, value) in body.iter_mut().zip(u.bytes(some)?) {
         *byte = *value;
     }
-    if len >= 14 + FACTS_SIZE && u.ratio(3, 4)? {
+    if len >= 14 + METADATA_SIZE && u.ratio(3, 4)? {
         let to = if u.arbitrary()? { addr::BROADCAST } else { addr::mac(me) };
-        let at = if header[0] & 0xf == Kind::Unfinished as u8 { FACTS_SIZE } else { 0 };
+        let at = if header[0] & 0xf == Kind::Offloaded as u8 { METADATA_SIZE } else { 0 };
         body[at..at + 6].copy_from_slice(&to);
         body[at + 6..at + 12].copy_from_slice(&addr::mac(origin));
     }
     if let Some(message) = Message::parse(from, &header, &body) {
         // What is understood is what a node could have sent.
         let (again, rest) = message.emit(from);
-        assert!(offer::is_message(&header), "no message of this kind");
+        assert!(rendezvous::is_message(&header), "no message of this kind");
         assert_eq!(Message::parse(from, &again, &rest), Some(message));
     }
-    let mut handed_on = 0;
-    let event = core.receive(from, &header, &body, now_ns, &mut |piece| {
-        handed_on += 1;
-        let repr = check(shape, &piece.header, &[piece.prefix, piece.body].concat());
-        let to = if repr.kind == Kind::Heard {
-            piece.to == from
+    let mut relayed = 0;
+    let event = core.receive(from, &header, &body, now_ns, &mut |fragment| {
+        relayed += 1;
+        let repr = check(shape, &fragment.header, &[fragment.prefix, fragment.body].concat());
+        let to = if repr.kind == Kind::Acknowledgement {
+            fragment.to == from
         } else {
-            tree::parent(shape, repr.origin, piece.to) == Some(me)
+            tree::parent(shape, repr.origin, fragment.to) == Some(me)
         };
-        assert!(to, "{:?} to {}, which is not a child", repr.kind, piece.to);
+        assert!(to, "{:?} to {}, which is not a child", repr.kind, fragment.to);
     });
-    assert!(handed_on <= 11, "handed on {handed_on} times");
-    let frame = match event {
-        Event::Nothing | Event::Heard(..) => return Ok(()),
-        Event::Whole(len) => body[..len].to_vec(),
-        Event::Assembled(frame) => frame,
-        Event::Unfinished(facts, len, whole) => {
-            assert!(core.config().unfinished, "a frame that this node does not take");
-            let frame = whole.unwrap_or_else(|| body.clone())[FACTS_SIZE..len].to_vec();
-            finish(&facts, &frame);
-            frame
-        }
+    assert!(relayed <= 11, "relayed {relayed} times");
+    let (metadata, frame) = match event {
+        Event::Nothing | Event::Acknowledged(..) => return Ok(()),
+        Event::Whole(metadata, part) => (metadata, body[part].to_vec()),
+        Event::Assembled(metadata, frame) => (metadata, frame),
     };
-    assert!(frame.len() <= max || core.config().unfinished, "longer than the MTU");
+    let offload = core.config().offload;
+    if header[0] & 0xf == Kind::Offloaded as u8 {
+        assert!(offload, "a frame that this node does not take");
+        complete(&metadata, &frame);
+    } else {
+        assert!(metadata.is_empty(), "metadata of a frame that has none");
+    }
+    assert!(frame.len() <= max || offload, "longer than the MTU");
     let mut source = [0; 6];
     source.copy_from_slice(&frame[6..12]);
     let source = addr::node_of_mac(source).expect("a node's address");
@@ -170,11 +176,11 @@ fn receive(
     Ok(())
 }
 
-/// A frame that was received can be finished: into frames no longer than it is, and not too many.
-fn finish(facts: &Facts, frame: &[u8]) {
+/// A frame that was received can be completed: into frames no longer than it is, and not too many.
+fn complete(metadata: &Metadata, frame: &[u8]) {
     let mut count = 0;
-    let done = facts.finish(frame, &mut |finished| {
-        assert!(finished.len() <= frame.len() && finished[..12] == frame[..12]);
+    let done = metadata.complete(frame, &mut |completed| {
+        assert!(completed.len() <= frame.len() && completed[..12] == frame[..12]);
         count += 1;
     });
     assert!(done.is_ok() && (1..=frame.len().div_ceil(48)).contains(&count), "{count} frames");

@@ -345,7 +345,7 @@ impl World {
 /// Lends all buffers and sets up the packet queues of a TNI, by way of `write`.
 pub(crate) fn open_packet_queues(memory: &Memory, write: &mut dyn FnMut(TniReg, u64)) {
     for n in 0..BUFFER_COUNT {
-        let entry = PbqEntry::lend(BUFFERS + n * PACKET_BUFFER_SIZE as u64, true);
+        let entry = PbqEntry::post(BUFFERS + n * PACKET_BUFFER_SIZE as u64, true);
         memory.set_word(PBQ + n * PBQ_ENTRY_SIZE as u64, entry.0);
     }
     for (reg, value) in

@@ -148,15 +148,18 @@ fn the_interface_of_the_driver() {
         }
     }
     for node in DRIVER {
-        assert!(counter(&place, node, "fetched") > 0, "node {node}");
+        assert!(counter(&place, node, "rendezvous_received") > 0, "node {node}");
     }
-    assert!(counter(&place, 0, "offered") > 0);
+    assert!(counter(&place, 0, "rendezvous_sent") > 0);
     let said: Value = shell(&place, 1, "tofu-net stats --json").parse().unwrap();
-    assert!(said["counters"]["fetched"].as_u64().is_some_and(|count| count > 0), "{said}");
-    assert!(said["counters"]["offered"].as_u64().is_some_and(|count| count > 0), "{said}");
+    assert!(
+        said["counters"]["rendezvous_received"].as_u64().is_some_and(|count| count > 0),
+        "{said}"
+    );
+    assert!(said["counters"]["rendezvous_sent"].as_u64().is_some_and(|count| count > 0), "{said}");
     assert_eq!(nodes_that_answer(&place, 0), 3);
     assert_eq!(nodes_that_answer(&place, 1), 3);
-    assert!(counter(&place, 0, "forwarded") + counter(&place, 2, "forwarded") == 0);
+    assert!(counter(&place, 0, "relayed") + counter(&place, 2, "relayed") == 0);
 
     // The interface itself, by its C test, which leaves it as it was.
     passes(&place, "0", &["/tmp/net", "test"]);
@@ -178,13 +181,13 @@ fn the_interface_of_the_driver() {
     place.run(&["fault", "set", "loss=5%,seed=7"]).ok();
     wait_for("an offer that lapses", PATIENCE, || {
         shell(&place, 0, "ping -c 10 -A -W 1 -s 10000 10.2.0.1; true");
-        counter(&place, 0, "lapsed") > 0
+        counter(&place, 0, "rendezvous_timed_out") > 0
     });
     place.run(&["fault", "off"]).ok();
-    let before = counter(&place, 2, "fetched");
+    let before = counter(&place, 2, "rendezvous_received");
     wait_for("offers again", MOMENT, || {
         answers(&place, 0, 2, 30_000);
-        counter(&place, 2, "fetched") > before
+        counter(&place, 2, "rendezvous_received") > before
     });
 
     // Around a link that is down, and not at all when there is no way.
@@ -195,7 +198,7 @@ fn the_interface_of_the_driver() {
         said.contains(" 0% packet loss")
     });
     // The first of them, or the answer to it.
-    assert!(counter(&place, 0, "unfetched") + counter(&place, 2, "unfetched") > 0);
+    assert!(counter(&place, 0, "rendezvous_failed") + counter(&place, 2, "rendezvous_failed") > 0);
     assert!(counter(&place, 0, "rerouted") > 0);
     assert_eq!(nodes_that_answer(&place, 0), 3);
     // Node 1 is out of reach, and node 0 still reaches node 2.

@@ -91,8 +91,8 @@ fn capture(net: &Net) {
     assert_eq!(rows("icmp.type == 0"), ["10.0.0.1\t10.1.0.1\t(0,0,0,0,0,0)\t0"; 3]);
     // TCP between Linux nodes leaves checksums and segments to the other end; multicasts are
     // confirmed.
-    assert!(!rows("ipot.kind == 2 && tcp && ipot.facts.checksum == 1").is_empty());
-    assert!(!rows("ipot.kind == 1 && ipot.confirm == 1 && icmpv6.type == 128").is_empty());
+    assert!(!rows("ipot.kind == 2 && tcp && ipot.metadata.checksum == 1").is_empty());
+    assert!(!rows("ipot.kind == 1 && ipot.acknowledge == 1 && icmpv6.type == 128").is_empty());
     assert!(!rows("ipot.kind == 3 && tofu.direction == 1").is_empty());
     let wrong = "ipot.malformed || ipot.spoofed || ipot.damaged || tofu.unknown || tofu.short";
     assert_eq!(rows(wrong), [""; 0]);
@@ -178,7 +178,10 @@ fn two_nodes() {
     // Long frames are not sent but fetched, each way.
     for node in 0..2 {
         let said: Value = net.shell(node, "tofu-net stats --json").parse().unwrap();
-        assert!(said["counters"]["fetched"].as_u64().is_some_and(|count| count > 0), "{said}");
+        assert!(
+            said["counters"]["rendezvous_received"].as_u64().is_some_and(|count| count > 0),
+            "{said}"
+        );
     }
     bad_input(&net, 100);
     net.stream(1, 0, 1 << 20, |_| ());

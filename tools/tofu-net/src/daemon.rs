@@ -177,9 +177,9 @@ impl Daemon {
         let config = Config {
             machine,
             mtu: LONGEST_MTU,
-            unfinished: true,
-            confirmed: true,
-            fetches: true,
+            offload: true,
+            acknowledge: true,
+            rendezvous: true,
             ..Config::new(shape)
         };
         let link = match Link::open(&device, config, &packets) {
@@ -278,7 +278,7 @@ impl Daemon {
 
     /// Adds what a link has done to what those before it have.
     fn add_up(&mut self, link: &mut Link<SharedPlatform>) {
-        for (name, value) in counters(link) {
+        for (name, value) in link.counters().named() {
             *self.counters.entry(name).or_default() += value;
         }
     }
@@ -286,7 +286,7 @@ impl Daemon {
     fn state(&self, link: Option<&Link<SharedPlatform>>, tap: Option<(&Tap, Coords)>) -> Value {
         let Settings { shape, machine, interface, tni, .. } = &self.settings;
         let mut sum = self.counters.clone();
-        for (name, value) in link.map(counters).unwrap_or_default() {
+        for (name, value) in link.map(Link::counters).unwrap_or_default().named() {
             *sum.entry(name).or_default() += value;
         }
         let pump = self.pump.counters();
@@ -331,31 +331,6 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.settings.stats);
     }
-}
-
-/// What a link has done, by name.
-fn counters(link: &Link<SharedPlatform>) -> Vec<(&'static str, u64)> {
-    let all = link.counters();
-    vec![
-        ("sent", all.sent),
-        ("received", all.received),
-        ("answered", all.answered),
-        ("forwarded", all.forwarded),
-        ("malformed", all.malformed),
-        ("spoofed", all.spoofed),
-        ("misdirected", all.misdirected),
-        ("duplicates", all.duplicates),
-        ("damaged", all.damaged),
-        ("oversized", all.oversized),
-        ("offered", all.offered),
-        ("fetched", all.fetched),
-        ("unfetched", all.unfetched),
-        ("lapsed", all.lapsed),
-        ("abandoned", all.abandoned),
-        ("no_such_node", all.no_such_node),
-        ("rerouted", link.rerouted()),
-        ("lost", link.lost()),
-    ]
 }
 
 /// What the daemon that tells at `path` has done, in JSON.

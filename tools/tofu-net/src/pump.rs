@@ -7,8 +7,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tofu_driver::Platform;
-use tofu_ipotofu::offload::Facts;
-use tofu_ipotofu::wire::PIECE_MAX;
+use tofu_ipotofu::offload::Metadata;
+use tofu_ipotofu::wire::FRAGMENT_MAX;
 use tofu_ipotofu::{Config, Link, LinkError};
 
 use crate::Tap;
@@ -50,7 +50,7 @@ pub struct Pump {
     /// For what the kernel sends.
     out: Box<[u8]>,
     /// A frame in `out` that there was no room for.
-    held: Option<(Facts, usize)>,
+    held: Option<(Metadata, usize)>,
     counters: Counters,
     /// The interrupt has fired since the last sleep.
     fired: bool,
@@ -61,7 +61,7 @@ pub struct Pump {
 impl Default for Pump {
     fn default() -> Self {
         Self {
-            buf: vec![0; PIECE_MAX].into(),
+            buf: vec![0; FRAGMENT_MAX].into(),
             out: vec![0; LONGEST_FRAME].into(),
             held: None,
             counters: Counters::default(),
@@ -85,7 +85,7 @@ impl Pump {
     pub fn turn<P: Platform>(&mut self, link: &mut Link<P>, tap: &Tap) -> io::Result<bool> {
         let mut moved = false;
         for _ in 0..BATCH {
-            let taken = link.recv_with(&mut self.buf, |facts, frame| tap.write(facts, frame));
+            let taken = link.recv_with(&mut self.buf, |metadata, frame| tap.write(metadata, frame));
             let Some(taken) = taken else { break };
             moved = true;
             if taken.is_err() {
@@ -98,17 +98,17 @@ impl Pump {
                 self.cramped = Some(CRAMPED);
                 break;
             }
-            let (facts, len) = match self.held.take() {
+            let (metadata, len) = match self.held.take() {
                 Some(held) => held,
                 None => match tap.read(&mut self.out)? {
                     Some(read) => read,
                     None => break,
                 },
             };
-            match link.send_unfinished(&facts, &self.out[..len]) {
+            match link.send_offloaded(&metadata, &self.out[..len]) {
                 Ok(()) => {}
                 Err(LinkError::Full) => {
-                    self.held = Some((facts, len));
+                    self.held = Some((metadata, len));
                     // What makes room, if it is not packets that are lacking, interrupts.
                     self.cramped = Some(if link.has_room() { NAP } else { CRAMPED });
                     break;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tofu_ipotofu::addr::Mac;
-use tofu_ipotofu::offload::{Facts, Segments};
+use tofu_ipotofu::offload::{Metadata, Segments};
 
 use crate::AddressPlan;
 
@@ -40,7 +40,7 @@ pub enum TapError {
 }
 
 /// A TAP interface: frames that the kernel sends can be read from it, and what is written to it
-/// the kernel receives. Neither waits. Frames are unfinished both ways, as the kernel likes it: it
+/// the kernel receives. Neither waits. Frames are offloaded both ways, as the kernel likes it: it
 /// leaves checksums to others, and cutting what a TCP sends into segments.
 #[derive(Debug)]
 pub struct Tap {
@@ -139,23 +139,24 @@ impl Tap {
         raw::set_carrier(self.file.as_fd(), on).map_err(self.error("its carrier"))
     }
 
-    /// Takes the next frame that the kernel sends, its length and what is left to do with it;
+    /// Takes the next frame that the kernel sends, its length and offload metadata;
     /// `None` if there is none now. What the kernel says of a frame in an unknown way is not
     /// understood as anything: such a frame has the length 0.
     ///
     /// # Errors
     ///
     /// What the kernel says.
-    pub fn read(&self, buf: &mut [u8]) -> io::Result<Option<(Facts, usize)>> {
+    pub fn read(&self, buf: &mut [u8]) -> io::Result<Option<(Metadata, usize)>> {
         let mut header = [0; VNET_HEADER];
         loop {
             let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(buf)];
             let read = rustix::io::readv(&self.file, &mut parts);
             return match read.map(|len| len.checked_sub(VNET_HEADER)) {
                 Ok(Some(len)) => Ok(Some(
-                    understand(&header).map_or((Facts::default(), 0), |facts| (facts, len)),
+                    understand(&header)
+                        .map_or((Metadata::default(), 0), |metadata| (metadata, len)),
                 )),
-                Ok(None) => Ok(Some((Facts::default(), 0))),
+                Ok(None) => Ok(Some((Metadata::default(), 0))),
                 Err(Errno::AGAIN) => Ok(None),
                 Err(Errno::INTR) => continue,
                 Err(error) => Err(error.into()),
@@ -163,13 +164,13 @@ impl Tap {
         }
     }
 
-    /// Gives the kernel a frame to receive, with what is left to do with it.
+    /// Gives the kernel a frame to receive, with its offload metadata.
     ///
     /// # Errors
     ///
     /// What the kernel says: an interface that is switched off receives nothing, for one.
-    pub fn write(&self, facts: &Facts, frame: &[u8]) -> io::Result<()> {
-        let header = explain(facts, frame);
+    pub fn write(&self, metadata: &Metadata, frame: &[u8]) -> io::Result<()> {
+        let header = explain(metadata, frame);
         let parts = [IoSlice::new(&header), IoSlice::new(frame)];
         Ok(rustix::io::writev(&self.file, &parts).map(drop)?)
     }
@@ -208,7 +209,7 @@ const GSO_TCPV4: u8 = 1;
 const GSO_TCPV6: u8 = 4;
 const GSO_ECN: u8 = 0x80;
 
-fn understand(header: &[u8; VNET_HEADER]) -> Option<Facts> {
+fn understand(header: &[u8; VNET_HEADER]) -> Option<Metadata> {
     let word = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let segments = match header[1] & !GSO_ECN {
         0 => Segments::One,
@@ -217,7 +218,7 @@ fn understand(header: &[u8; VNET_HEADER]) -> Option<Facts> {
         _ => return None,
     };
     let cut = segments != Segments::One;
-    Some(Facts {
+    Some(Metadata {
         checksum: (header[0] & NEEDS_CSUM != 0).then(|| (word(6), word(8))),
         segments,
         size: if cut { word(4) } else { 0 },
@@ -225,24 +226,24 @@ fn understand(header: &[u8; VNET_HEADER]) -> Option<Facts> {
     })
 }
 
-fn explain(facts: &Facts, frame: &[u8]) -> [u8; VNET_HEADER] {
+fn explain(metadata: &Metadata, frame: &[u8]) -> [u8; VNET_HEADER] {
     let mut header = [0; VNET_HEADER];
     let mut put = |at: usize, word: u16| header[at..at + 2].copy_from_slice(&word.to_ne_bytes());
-    if let Ok(Some(headers)) = facts.check(frame) {
+    if let Ok(Some(headers)) = metadata.check(frame) {
         put(2, headers as u16);
     }
-    put(4, facts.size);
-    if let Some((start, offset)) = facts.checksum {
+    put(4, metadata.size);
+    if let Some((start, offset)) = metadata.checksum {
         put(6, start);
         put(8, offset);
         header[0] = NEEDS_CSUM;
     }
-    header[1] = match facts.segments {
+    header[1] = match metadata.segments {
         Segments::One => 0,
         Segments::Tcp4 => GSO_TCPV4,
         Segments::Tcp6 => GSO_TCPV6,
     };
-    header[1] |= if facts.ecn { GSO_ECN } else { 0 };
+    header[1] |= if metadata.ecn { GSO_ECN } else { 0 };
     header
 }
 

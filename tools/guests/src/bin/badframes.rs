@@ -1,5 +1,5 @@
 //! Sends what no node should on IP over Tofu: in other nodes' names, too long, cut off, questions
-//! without end, offers of what is not there. Nothing of it may harm the other nodes; the program
+//! without end, requests to fetch what is not there. Nothing of it may harm the other nodes; the program
 //! succeeds if it comes to its end.
 //!
 //! `count=N`: how many packets (20000), `seed=N`: which.
@@ -17,9 +17,9 @@ use tofu_driver::{Device, PacketConfig, PacketTarget, Packets};
 use tofu_guests::random::Random;
 use tofu_guests::{Error, find_device, machine_shape, number, println};
 use tofu_ipotofu::addr;
-use tofu_ipotofu::offer::{Message, Offer};
-use tofu_ipotofu::offload::FACTS_SIZE;
-use tofu_ipotofu::wire::{ETHERNET_HEADER, Kind, PIECE_MAX, Repr, sum};
+use tofu_ipotofu::offload::METADATA_SIZE;
+use tofu_ipotofu::rendezvous::{Message, Request};
+use tofu_ipotofu::wire::{ETHERNET_HEADER, FRAGMENT_MAX, Kind, Repr, sum};
 
 tofu_guests::entry!(badframes);
 
@@ -82,11 +82,11 @@ impl Vandal {
     fn repr(&self, kind: Kind, id: u32, len: usize) -> Repr {
         Repr {
             kind,
-            takes_unfinished: false,
-            asks: false,
+            takes_offloaded: false,
+            acknowledge: false,
             total: len as u16,
             offset: 0,
-            length: len.min(PIECE_MAX) as u16,
+            length: len.min(FRAGMENT_MAX) as u16,
             id,
             sum: 0,
             origin: self.me,
@@ -123,14 +123,14 @@ impl Vandal {
             }
             // A question for an address that nobody has, to all.
             4 | 5 => self.question(id),
-            // The first piece of a frame that is longer than any, or that never becomes complete.
+            // The first fragment of a frame that is longer than any, or that never becomes complete.
             6 => {
-                let total = PIECE_MAX as u64 + 1 + self.random.below(u64::from(u16::MAX) - 2000);
-                let data = self.bytes(PIECE_MAX - ETHERNET_HEADER);
-                let piece = self.frame(theirs, own, IPV4, &data);
-                let sum = sum(&piece);
+                let total = FRAGMENT_MAX as u64 + 1 + self.random.below(u64::from(u16::MAX) - 2000);
+                let data = self.bytes(FRAGMENT_MAX - ETHERNET_HEADER);
+                let fragment = self.frame(theirs, own, IPV4, &data);
+                let sum = sum(&fragment);
                 let repr = Repr { sum, ..self.repr(Kind::Unicast, id, total as usize) };
-                [&repr.emit()[..], &piece].concat()
+                [&repr.emit()[..], &fragment].concat()
             }
             // Cut off, in its header or behind it.
             7 => {
@@ -140,24 +140,25 @@ impl Vandal {
                 packet.truncate(self.random.below(packet.len() as u64) as usize);
                 packet
             }
-            // Unfinished, with facts that do not fit, or a confirmation that nobody waits for.
+            // Unfinished, with metadata that do not fit, or a confirmation that nobody waits for.
             8 => {
-                let kind = self.random.choose(&[Kind::Unfinished, Kind::Heard]);
+                let kind = self.random.choose(&[Kind::Offloaded, Kind::Acknowledgement]);
                 let frame = self.frame(theirs, own, IPV4, &data);
                 let body = [&self.bytes(8)[..], &frame].concat();
                 let repr = Repr { sum: sum(&body), ..self.repr(kind, id, body.len()) };
-                let repr = if kind == Kind::Heard { repr.heard() } else { repr };
+                let repr =
+                    if kind == Kind::Acknowledgement { repr.acknowledgement() } else { repr };
                 [&repr.emit()[..], &body].concat()
             }
-            // A frame to be fetched from memory that is not there, or the end of an offer that
+            // A frame to be fetched from memory that is not there, or the end of a request that
             // nobody has made.
             9 => {
                 let total = self.random.below(1 << 16) as u16;
                 let place = StagOffset(self.random.next());
-                let (facts, sum) = ([0; FACTS_SIZE], self.random.next() as u32);
-                let offer = Offer { origin: self.me, id, total, sum, facts, place };
+                let (metadata, sum) = ([0; METADATA_SIZE], self.random.next() as u32);
+                let request = Request { origin: self.me, id, total, sum, metadata, place };
                 let done = Message::Done { id, refused: self.random.below(8) == 0 };
-                let message = self.random.choose(&[Message::Offer(offer), done]);
+                let message = self.random.choose(&[Message::Request(request), done]);
                 let (header, body) = message.emit(self.me);
                 [&header[..], &body].concat()
             }

@@ -62,21 +62,6 @@ fn of_device(node: &Node) -> NodeCounters {
 
 fn ip(counters: &LinkCounters) -> Counters {
     let LinkCounters { link, forged } = counters;
-    [
-        ("sent", link.sent),
-        ("received", link.received),
-        ("answered", link.answered),
-        ("forwarded", link.forwarded),
-        ("malformed", link.malformed),
-        ("spoofed", link.spoofed),
-        ("misdirected", link.misdirected),
-        ("duplicates", link.duplicates),
-        ("damaged", link.damaged),
-        ("oversized", link.oversized),
-        ("abandoned", link.abandoned),
-        ("no_such_node", link.no_such_node),
-        ("forged", *forged),
-    ]
-    .map(|(name, value)| (name.to_owned(), value))
-    .into()
+    let all = link.named().chain([("forged", *forged)]);
+    all.map(|(name, value)| (name.to_owned(), value)).collect()
 }

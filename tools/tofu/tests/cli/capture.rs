@@ -133,7 +133,7 @@ fn a_run_is_captured_from_start_to_end() {
     assert!(replies.len() >= 9);
 
     // 8972 bytes of data are a frame of 9014, in five pieces.
-    let names = ["ipot.pieces", "ip.len", "icmp.checksum.status"];
+    let names = ["ipot.fragments", "ip.len", "icmp.checksum.status"];
     let large = "ip.len == 9000 && icmp.type == 0 && tofu.place == \"tni0\" && ipot.sum.good == 1";
     let large = tshark.fields(&path, large, &names);
     assert_eq!(large.len(), 3);

@@ -331,7 +331,7 @@ fn bad_frames_are_counted() {
         let said = place.run(&["stats", "0", "--json"]);
         // The machine may have just begun.
         let Ok(stats) = serde_json::from_str::<Value>(&said.out) else { return false };
-        let kinds = ["malformed", "spoofed", "misdirected", "oversized", "forwarded"];
+        let kinds = ["malformed", "spoofed", "misdirected", "oversized", "relayed"];
         kinds.iter().all(|kind| stats["nodes"][0]["ip"][kind].as_u64().is_some_and(|n| n > 0))
     });
     place.run(&["down"]).ok();

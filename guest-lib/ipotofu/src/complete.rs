@@ -1,8 +1,10 @@
-//! Finishing frames for those who do not take them as they are.
+//! Software offload: what is left to do with frames for those who do not take them as they are.
 
 use alloc::vec::Vec;
 
-use crate::offload::{BadFacts, Facts, IPV6_HEADER, Segments, TCP, TCP_CHECKSUM, get16};
+use crate::offload::{
+    BadMetadata, IPV6_HEADER, Metadata, Segments, TCP, TCP_CHECKSUM, get16, put16,
+};
 use crate::wire::ETHERNET_HEADER;
 
 /// Where in a TCP header its flags are.
@@ -11,22 +13,22 @@ const FIN: u8 = 1;
 const PSH: u8 = 8;
 const CWR: u8 = 0x80;
 
-impl Facts {
-    /// Does what is left to do: hands finished frames to `out`, in order.
+impl Metadata {
+    /// Does what is left to do: hands complete frames to `out`, in order.
     ///
     /// # Errors
     ///
-    /// If the facts do not fit to the frame. Nothing is handed out then.
-    pub fn finish(&self, frame: &[u8], out: &mut dyn FnMut(&[u8])) -> Result<(), BadFacts> {
+    /// If the metadata do not fit to the frame. Nothing is handed out then.
+    pub fn complete(&self, frame: &[u8], out: &mut dyn FnMut(&[u8])) -> Result<(), BadMetadata> {
         let Some(headers) = self.check(frame)? else {
             let mut done = frame.to_vec();
             if let Some((start, offset)) = self.checksum {
-                complete(&mut done, start.into(), offset.into());
+                complete_checksum(&mut done, start.into(), offset.into());
             }
             out(&done);
             return Ok(());
         };
-        let Some((start, _)) = self.checksum else { return Err(BadFacts) };
+        let Some((start, _)) = self.checksum else { return Err(BadMetadata) };
         let tcp = usize::from(start);
         let v4 = self.segments == Segments::Tcp4;
         let payload = &frame[headers..];
@@ -62,7 +64,7 @@ impl Facts {
             let tcp_length = (segment.len() - tcp) as u32;
             let pseudo = sum(&segment[from..to]) + u64::from(TCP) + u64::from(tcp_length);
             put16(&mut segment, tcp + TCP_CHECKSUM, fold(pseudo));
-            complete(&mut segment, tcp, TCP_CHECKSUM);
+            complete_checksum(&mut segment, tcp, TCP_CHECKSUM);
             out(&segment);
         }
         Ok(())
@@ -71,7 +73,7 @@ impl Facts {
 
 /// Replaces the field at `start + offset` by the checksum (RFC 1071) from `start` on, the field
 /// included.
-fn complete(frame: &mut [u8], start: usize, offset: usize) {
+fn complete_checksum(frame: &mut [u8], start: usize, offset: usize) {
     let sum = !fold(sum(&frame[start..]));
     // 0 would mean that a UDP datagram has none; ffff is the same number.
     put16(frame, start + offset, if sum == 0 { u16::MAX } else { sum });
@@ -97,8 +99,4 @@ fn fold(mut sum: u64) -> u16 {
 
 fn get32(bytes: &[u8], at: usize) -> u32 {
     u32::from(get16(bytes, at)) << 16 | u32::from(get16(bytes, at + 2))
-}
-
-fn put16(bytes: &mut [u8], at: usize, value: u16) {
-    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }

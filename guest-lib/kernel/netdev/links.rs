@@ -4,17 +4,14 @@
 //!
 //! No register has the state of a link; that a packet cannot leave is all that the device tells.
 //! So a packet is sent through every port from time to time, that its neighbour does not look at:
-//! a confirmation that nobody waits for.
+//! an acknowledgement that nobody waits for.
 
-use tofu_abi::topology::{Axis, Port, Shape};
-use tofu_abi::{Coords, Rcode};
-use tofu_ipotofu::wire::{Repr, HEADER_SIZE};
-use tofu_ipotofu::PacketTarget;
+use tofu_abi::topology::{Axis, Port};
+use tofu_abi::{PacketTarget, Rcode, TniId};
+use tofu_ipotofu::neighbor::LocalNode;
+use tofu_ipotofu::wire::Repr;
 
-use super::spread::NO_PIECE;
-use super::tx::Tx;
-use super::Link;
-use crate::packets::{Order, Purpose};
+use crate::packets::{Purpose, Sender};
 
 /// Calls of [`Ports::is_time`] between two looks while all is well.
 const QUIET_BEATS: u32 = 5;
@@ -41,10 +38,10 @@ pub(super) struct Ports {
 
 impl Ports {
     /// All links of a node, as if they worked.
-    pub(super) fn new(shape: &Shape, me: Coords) -> Self {
+    pub(super) fn new(node: &LocalNode) -> Self {
         let mut ports = [PortState::Absent; Port::COUNT];
         for (state, port) in ports.iter_mut().zip(Port::ALL) {
-            if shape.neighbor(me, port).is_some() {
+            if node.shape.neighbor(node.me, port).is_some() {
                 *state = PortState::Up;
             }
         }
@@ -84,8 +81,8 @@ impl Ports {
     }
 
     /// What became of the packet that was sent through a port to learn of that.
-    pub(super) fn answered(&mut self, port: u8, code: Rcode) {
-        let state = match code {
+    pub(super) fn answered(&mut self, port: u8, rcode: Rcode) {
+        let state = match rcode {
             Rcode::LINK_DOWN => PortState::Down,
             _ => PortState::Up,
         };
@@ -117,58 +114,33 @@ impl Ports {
             .filter(|(state, _)| *state != PortState::Absent)
             .map(|(state, port)| (port.name(), state == PortState::Up))
     }
-}
 
-impl Tx {
-    /// Looks at the ports if it is time. To be called every second. Returns whether answers will
-    /// come.
-    pub(super) fn look_at_ports(&mut self, link: &Link) -> bool {
-        if !self.ports.is_time() {
+    /// Looks at them if it is time. To be called every second. Returns whether answers will come.
+    pub(super) fn look(&mut self, node: &LocalNode, tni: TniId, sender: &mut Sender) -> bool {
+        if !self.is_time() {
             return false;
         }
-        let nothing = Repr {
-            origin: link.me,
-            id: self.next_id,
-            ..NO_PIECE
-        };
-        let header = nothing.emit();
+        let header = Repr::probe(node.me).emit();
         for port in Port::ALL {
-            let Some(to) = link.shape.neighbor(link.me, port) else {
+            let Some(to) = node.shape.neighbor(node.me, port) else {
                 continue;
             };
-            let Some(sender) = self.sender.as_mut() else {
-                break;
+            let target = PacketTarget {
+                distances: Axis::XYZ.map(|axis| match port.axis() == axis {
+                    true => port.direction(),
+                    false => 0,
+                }),
+                node: to,
+                path: to.default_path(),
+                tni: tni.get(),
             };
             // Without room much is on its way, and will tell.
-            let Some(buffer) = sender.take() else { break };
-            let place = sender
-                .payload(buffer)
-                .and_then(|all| all.first_chunk_mut::<HEADER_SIZE>());
-            let Some(place) = place else {
-                sender.give_up(buffer);
+            if !sender.post_parts(Purpose::Port(port.index() as u8), &target, &[&header]) {
                 break;
-            };
-            *place = header;
-            let purpose = Purpose::Port(port.index() as u8);
-            let order = Order::new(to, 0, purpose, buffer, HEADER_SIZE);
-            sender.post(order, &through(link, port, to), false);
-            self.ports.asked |= 1 << port.index();
+            }
+            self.asked |= 1 << port.index();
         }
-        self.flush();
-        self.ports.asked != 0
-    }
-}
-
-/// The way through a port to the neighbour there.
-fn through(link: &Link, port: Port, to: Coords) -> PacketTarget {
-    let distances = Axis::XYZ.map(|axis| match port.axis() == axis {
-        true => port.direction(),
-        false => 0,
-    });
-    PacketTarget {
-        distances,
-        node: to,
-        path: to.default_path(),
-        tni: link.tni.get(),
+        sender.flush();
+        self.asked != 0
     }
 }

@@ -1,0 +1,145 @@
+//! System packets as a driver sends and receives them: where they go, and which entries of the
+//! packet queues come next.
+
+use crate::desc::{Command, Descriptor, Header1};
+use crate::frame::HEADER_SIZE;
+use crate::queue::{PACKET_BUFFER_SIZE, PbqEntry, PrqEntry, RingIndex, queue_entries};
+use crate::regs::TniReg;
+use crate::{Coords, Path};
+
+/// Where a system packet goes, and which way: so many hops on X, Y and Z, towards higher
+/// coordinates if positive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PacketTarget {
+    /// Hops on X, Y and Z.
+    pub distances: [i8; 3],
+    /// A, B and C of the target; its X, Y and Z follow from the distances.
+    pub node: Coords,
+    /// Where the packet enters X, Y, Z routing.
+    pub path: Path,
+    /// Network interface of the target, 0 to 5.
+    pub tni: u8,
+}
+
+impl PacketTarget {
+    /// The way from one node to another that crosses no date line, which every machine has, by
+    /// the default path.
+    pub fn straight(from: Coords, to: Coords, tni: u8) -> Self {
+        let hops = |from: u8, to: u8| to.wrapping_sub(from) as i8;
+        Self {
+            distances: [hops(from.x, to.x), hops(from.y, to.y), hops(from.z, to.z)],
+            node: to,
+            path: to.default_path(),
+            tni,
+        }
+    }
+
+    /// Its part of the first qword of a descriptor.
+    pub fn header(&self) -> Header1 {
+        Header1(0)
+            .with_target(self.node)
+            .with_distances(self.distances)
+            .with_path(self.path)
+            .with_ri(self.tni)
+    }
+
+    /// The command that sends a packet of `payload` bytes, which begin 16 bytes behind the device
+    /// address `frame` (see [`crate::frame`]); at its end the device raises an interrupt if
+    /// `interrupt`.
+    pub fn descriptor(&self, frame: u64, payload: u16, interrupt: bool) -> Descriptor {
+        let length = payload.saturating_add(HEADER_SIZE as u16);
+        let header = self.header().with_interrupt(interrupt);
+        Descriptor::packet(Command::TransmitSystemPacket1, header, length, frame)
+    }
+}
+
+/// The packet buffer queue and the packet receive queue of a TNI: which entry of each is next.
+///
+/// The buffers lie one after the other. The queues themselves are their owner's memory.
+#[derive(Debug)]
+pub struct PacketQueues {
+    /// Device address of the first buffer.
+    first: u64,
+    /// Bytes of all buffers.
+    len: u64,
+    post: RingIndex,
+    receive: RingIndex,
+    /// Entries that the device knows to be consumed.
+    full_pointer: u64,
+}
+
+impl PacketQueues {
+    /// Size code of the queues.
+    pub const SIZE_CODE: u64 = 0;
+    /// Entries of each queue.
+    pub const ENTRIES: u32 = match queue_entries(Self::SIZE_CODE) {
+        Some(entries) => entries,
+        None => 0,
+    };
+    /// Largest number of buffers: the queues have twice as many entries, so that they never fill
+    /// up although the device hears of what was consumed only now and then.
+    pub const MAX_BUFFERS: u16 = (Self::ENTRIES / 2) as u16;
+
+    /// Empty queues for so many buffers, the first of which is at the device address `first`.
+    pub const fn new(first: u64, buffers: u16) -> Self {
+        Self {
+            first,
+            len: buffers as u64 * PACKET_BUFFER_SIZE as u64,
+            post: RingIndex::new(Self::ENTRIES),
+            receive: RingIndex::new(Self::ENTRIES),
+            full_pointer: 0,
+        }
+    }
+
+    /// What to write to the registers of the TNI, in this order, when all buffers are posted.
+    /// `mask` is PRQ_MASK; the queues are at the device addresses `pbq` and `prq`.
+    pub const fn registers(mask: u64, pbq: u64, prq: u64) -> [(TniReg, u64); 6] {
+        [
+            (TniReg::PrqMask, mask),
+            (TniReg::PrqEntryCoalescingTimer, 0),
+            (TniReg::PbqSize, Self::SIZE_CODE),
+            (TniReg::PbqPa, pbq),
+            (TniReg::PrqSize, Self::SIZE_CODE),
+            (TniReg::PrqPa, prq),
+        ]
+    }
+
+    /// Posts the buffer at byte `at` of them all: what to write to which slot of the packet buffer
+    /// queue.
+    pub const fn post(&mut self, at: usize) -> (usize, PbqEntry) {
+        let posted =
+            (self.post.slot() as usize, PbqEntry::post(self.first + at as u64, self.post.flip()));
+        self.post.advance();
+        posted
+    }
+
+    /// The slot of the packet receive queue that is written next.
+    pub const fn slot(&self) -> usize {
+        self.receive.slot() as usize
+    }
+
+    /// Whether that slot, which has this content, was written.
+    pub const fn is_written(&self, entry: PrqEntry) -> bool {
+        entry.f() == self.receive.flip()
+    }
+
+    /// Moves on to the next entry. Now and then the device is to be told: what to write to
+    /// PRQ_FULL_POINTER, when the entry's buffer is posted again.
+    pub const fn advance(&mut self) -> Option<u64> {
+        self.receive.advance();
+        let count = self.receive.count();
+        if count - self.full_pointer < (Self::ENTRIES / 4) as u64 {
+            return None;
+        }
+        self.full_pointer = count;
+        Some(count)
+    }
+
+    /// Where among the buffers that of an entry is, in bytes. The device names addresses that were
+    /// posted; a device that names another one would write there itself, were it posted again.
+    pub const fn buffer(&self, entry: PrqEntry) -> Option<usize> {
+        let at = entry.addr().wrapping_sub(self.first);
+        let posted = at < self.len && at.is_multiple_of(PACKET_BUFFER_SIZE as u64);
+        if posted { Some(at as usize) } else { None }
+    }
+}

@@ -1,0 +1,265 @@
+//! Packets that arrive: what they are, whether they may be taken, and the frames in them.
+
+use core::ops::Range;
+
+use tofu_abi::Coords;
+use tofu_abi::topology::Shape;
+
+use crate::addr;
+use crate::counters::Counters;
+use crate::nodes::Peers;
+use crate::offload::{METADATA_SIZE, Metadata};
+use crate::reassembly::{FrameBuffer, Reassembly};
+use crate::storage::Storage;
+use crate::tree;
+use crate::wire::{self, Capabilities, Fragment, FragmentKey, Kind, Packet, Repr};
+
+/// Fragments of broadcasts that are remembered, to tell those that come twice.
+const MAX_OBSERVED: usize = 256;
+
+/// What a node takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of the longest frame that is complete.
+    pub frame: usize,
+    /// Whether offloaded frames are taken, which may have any length.
+    pub offload: bool,
+    /// Whether broadcasts are taken.
+    pub broadcasts: bool,
+    /// Frames in several fragments that may be under way at a time.
+    pub reassemblies: usize,
+}
+
+/// A packet with a frame, or of a frame, whose header makes sense.
+#[derive(Clone, Copy, Debug)]
+pub struct Incoming<'a> {
+    /// Its header.
+    pub repr: Repr,
+    /// What its sender says of itself, if it is the origin.
+    pub says: Capabilities,
+    /// The fragment.
+    pub body: &'a [u8],
+}
+
+/// What came of a packet.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event<F> {
+    /// A part of the packet's body is a frame.
+    Whole(Metadata, Range<usize>),
+    /// A frame is complete.
+    Assembled(Metadata, F),
+    /// The packet's sender has got this fragment of a broadcast.
+    Acknowledged(FragmentKey),
+    /// Nothing for this node, or not yet.
+    Nothing,
+}
+
+/// What this node receives, in frames that lie in memory of type `F`.
+#[derive(Debug)]
+pub struct Inbound<S: Storage, F: FrameBuffer> {
+    shape: Shape,
+    me: Coords,
+    limits: Limits,
+    reassembly: Reassembly<S, F>,
+    /// A ring of fragments of broadcasts, and its next place.
+    observed: S::Places<Option<FragmentKey>>,
+    next: usize,
+    counters: Counters,
+}
+
+impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
+    /// What node `me` receives.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory.
+    pub fn new(shape: Shape, me: Coords, limits: Limits) -> Result<Self, S::Error> {
+        Ok(Self {
+            shape,
+            me,
+            limits,
+            reassembly: Reassembly::new(limits.reassemblies)?,
+            observed: S::places(MAX_OBSERVED, || None)?,
+            next: 0,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Gives up frames that are not complete.
+    pub fn clear(&mut self) {
+        self.reassembly.clear();
+    }
+
+    /// What was done.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The same, to count what the parts of this do not.
+    pub fn count(&mut self) -> &mut Counters {
+        &mut self.counters
+    }
+
+    /// Reads the header of a packet, which is apart from what follows. A packet that makes no sense
+    /// is counted.
+    pub fn parse<'a>(&mut self, header: &[u8], body: &'a [u8]) -> Option<Incoming<'a>> {
+        let parsed = Packet::new_checked(header).and_then(|p| Repr::parse(&p, body.len()));
+        let Ok(repr) = parsed else {
+            self.counters.malformed += 1;
+            return None;
+        };
+        let body = &body[..usize::from(repr.length)];
+        Some(Incoming { repr, says: Capabilities::of(header), body })
+    }
+
+    /// Takes a packet that came from node `from`.
+    ///
+    /// `send` is handed the acknowledgement of a broadcast and the packets by which it is relayed.
+    /// `make` makes the memory for a frame of so many bytes.
+    pub fn receive(
+        &mut self,
+        from: Coords,
+        packet: &Incoming<'_>,
+        peers: &Peers<S>,
+        now_ns: u64,
+        make: impl FnOnce(usize) -> Option<F>,
+        send: &mut dyn FnMut(&Fragment<'_>),
+    ) -> Event<F> {
+        let Incoming { repr, says, body } = packet;
+        let limit = if self.limits.offload { u16::MAX.into() } else { self.limits.frame };
+        if usize::from(repr.total) > limit {
+            self.counters.oversized += 1;
+            return Event::Nothing;
+        }
+        match repr.kind {
+            Kind::Offloaded if !self.limits.offload => {
+                self.counters.malformed += 1;
+                return Event::Nothing;
+            }
+            Kind::Unicast | Kind::Offloaded if repr.origin == from => {
+                peers.learn(from, *says, now_ns);
+            }
+            Kind::Acknowledgement => return Event::Acknowledged(repr.key()),
+            Kind::Broadcast if self.may_relay(from, repr.origin) => {
+                if !self.relay(from, repr, body, send) {
+                    return Event::Nothing;
+                }
+            }
+            _ => {
+                self.counters.spoofed += 1;
+                return Event::Nothing;
+            }
+        }
+        if !repr.is_whole() {
+            let whole = self.reassembly.insert(repr, body, now_ns, &mut self.counters, make);
+            let Some(whole) = whole else { return Event::Nothing };
+            let metadata = (repr.kind == Kind::Offloaded).then_some(&whole.metadata[..]);
+            let accepted =
+                whole.frame.look(|head| self.accept(repr.kind, repr.origin, metadata, head));
+            return accepted.map_or(Event::Nothing, |m| Event::Assembled(m, whole.frame));
+        }
+        let (metadata, frame) = match body.split_at_checked(METADATA_SIZE) {
+            Some((metadata, frame)) if repr.kind == Kind::Offloaded => {
+                if wire::sum(body) != repr.sum {
+                    self.counters.damaged += 1;
+                    return Event::Nothing;
+                }
+                (Some(metadata), frame)
+            }
+            _ => (None, *body),
+        };
+        match self.accept(repr.kind, repr.origin, metadata, frame) {
+            Some(metadata) => Event::Whole(metadata, body.len() - frame.len()..body.len()),
+            None => Event::Nothing,
+        }
+    }
+
+    /// Whether a node may relay what comes from `origin` to this one: it is on the way.
+    fn may_relay(&self, from: Coords, origin: Coords) -> bool {
+        self.limits.broadcasts
+            && origin != self.me
+            && tree::is_ancestor(&self.shape, origin, from, self.me)
+    }
+
+    /// Acknowledges a fragment of a broadcast, and relays it if it was not here already. Returns
+    /// whether it was not.
+    fn relay(
+        &mut self,
+        from: Coords,
+        repr: &Repr,
+        body: &[u8],
+        send: &mut dyn FnMut(&Fragment<'_>),
+    ) -> bool {
+        // Also one that has come before: the acknowledgement may have been lost.
+        if repr.acknowledge {
+            let header = repr.acknowledgement().emit();
+            send(&Fragment { to: from, broadcast: false, header, prefix: &[], body: &[] });
+        }
+        let key = Some(repr.key());
+        if self.observed.contains(&key) {
+            self.counters.duplicates += 1;
+            return false;
+        }
+        self.observed[self.next] = key;
+        self.next = (self.next + 1) % MAX_OBSERVED;
+        for to in tree::children(&self.shape, repr.origin, self.me) {
+            self.counters.relayed += 1;
+            send(&Fragment { to, broadcast: true, header: repr.emit(), prefix: &[], body });
+        }
+        true
+    }
+
+    /// What is left to do with a frame that was fetched, if it is no longer than it may be, and one
+    /// that its origin may send to this node. `head` is its first bytes, all headers among them.
+    pub fn accept_fetched(
+        &mut self,
+        origin: Coords,
+        metadata: &[u8; METADATA_SIZE],
+        head: &[u8],
+        len: usize,
+    ) -> Option<Metadata> {
+        let metadata = self.accept(Kind::Offloaded, origin, Some(metadata), head)?;
+        self.counters.rendezvous_received += 1;
+        if metadata.is_empty() && len > self.limits.frame {
+            self.counters.received -= 1;
+            self.counters.oversized += 1;
+            return None;
+        }
+        Some(metadata)
+    }
+
+    /// What is left to do with a frame, if it is one that its origin may send to this node. `head`
+    /// is its first bytes, all headers among them.
+    fn accept(
+        &mut self,
+        kind: Kind,
+        origin: Coords,
+        metadata: Option<&[u8]>,
+        head: &[u8],
+    ) -> Option<Metadata> {
+        let metadata = match metadata.map(Metadata::parse) {
+            None => Metadata::default(),
+            Some(Ok(metadata)) if metadata.check(head).is_ok() => metadata,
+            Some(_) => {
+                self.counters.malformed += 1;
+                return None;
+            }
+        };
+        if head.get(6..12) != Some(&addr::mac(origin)[..]) {
+            self.counters.spoofed += 1;
+            return None;
+        }
+        let to = *head.first_chunk()?;
+        let to_me = match kind {
+            Kind::Unicast | Kind::Offloaded => to == addr::mac(self.me),
+            Kind::Broadcast => addr::is_multicast(to),
+            Kind::Acknowledgement => false,
+        };
+        if !to_me {
+            self.counters.misdirected += 1;
+            return None;
+        }
+        self.counters.received += 1;
+        Some(metadata)
+    }
+}

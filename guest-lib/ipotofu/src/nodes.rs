@@ -1,0 +1,197 @@
+//! What is known of other nodes for a while, in tables of a fixed size.
+//!
+//! A table has sets of a few places, and a node's set follows from its coordinates. A node that
+//! finds its set full replaces the one of it that was heard of least lately.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use tofu_abi::Coords;
+
+use crate::addr;
+use crate::storage::Storage;
+use crate::wire::Capabilities;
+
+/// Nodes of which something is known at a time, and how many have a set in common.
+const NODES: usize = 1024;
+const SET: usize = 4;
+/// The key of no node.
+const NOBODY: u32 = u32::MAX;
+
+/// The key of a node, and where its set begins.
+fn set_of(node: Coords) -> (u32, usize) {
+    let key = addr::pack(node);
+    // The high bits of a product with 2^32 over the golden ratio are spread evenly.
+    let hash = key.wrapping_mul(0x9e37_79b1) >> 16;
+    (key, hash as usize % (NODES / SET) * SET)
+}
+
+/// What is known of one node.
+#[derive(Clone, Copy, Debug)]
+struct Known<V> {
+    key: u32,
+    since_ns: u64,
+    value: V,
+}
+
+/// A value for each of some nodes, and since when.
+#[derive(Debug)]
+pub(crate) struct NodeTable<S: Storage, V: Copy + Default + core::fmt::Debug> {
+    places: S::Places<Known<V>>,
+}
+
+impl<S: Storage, V: Copy + Default + core::fmt::Debug> NodeTable<S, V> {
+    pub(crate) fn new() -> Result<Self, S::Error> {
+        let nothing = Known { key: NOBODY, since_ns: 0, value: V::default() };
+        Ok(Self { places: S::places(NODES, || nothing)? })
+    }
+
+    /// What is known of a node, if it is not older than `lifetime_ns`.
+    pub(crate) fn get(&self, node: Coords, now_ns: u64, lifetime_ns: u64) -> Option<V> {
+        self.get_for(node, now_ns, |_| lifetime_ns)
+    }
+
+    /// The same, if the lifetime depends on what is known.
+    pub(crate) fn get_for(
+        &self,
+        node: Coords,
+        now_ns: u64,
+        lifetime_ns: impl FnOnce(&V) -> u64,
+    ) -> Option<V> {
+        let (key, at) = set_of(node);
+        let known = self.places[at..at + SET].iter().find(|known| known.key == key)?;
+        let age_ns = now_ns.saturating_sub(known.since_ns);
+        (age_ns < lifetime_ns(&known.value)).then_some(known.value)
+    }
+
+    pub(crate) fn set(&mut self, node: Coords, now_ns: u64, value: V) {
+        let (key, at) = set_of(node);
+        let set = &mut self.places[at..at + SET];
+        let age = |known: &Known<V>| match known.key {
+            known if known == key => (0, 0),
+            NOBODY => (1, 0),
+            _ => (2, known.since_ns),
+        };
+        if let Some(place) = set.iter_mut().min_by_key(|known| age(known)) {
+            *place = Known { key, since_ns: now_ns, value };
+        }
+    }
+
+    pub(crate) fn forget(&mut self, node: Coords) {
+        let (key, at) = set_of(node);
+        if let Some(known) = self.places[at..at + SET].iter_mut().find(|known| known.key == key) {
+            known.key = NOBODY;
+        }
+    }
+}
+
+/// How long it is believed of a node what it has said of itself, in nanoseconds: what runs there
+/// may be replaced by something else.
+pub const CAPABILITIES_NS: u64 = 2_000_000_000;
+
+/// A node, and what it has said of itself: its key plus one above 8 bits of capabilities.
+#[derive(Debug)]
+struct Peer {
+    said: AtomicU64,
+    since_ns: AtomicU64,
+}
+
+impl Peer {
+    fn key(&self) -> u64 {
+        self.said.load(Ordering::Relaxed) >> 8
+    }
+}
+
+/// What other nodes have said of themselves. Any thread may read and write it: one that reads what
+/// another one writes may take an older or newer time for a node's, which does no harm.
+#[derive(Debug)]
+pub struct Peers<S: Storage>(S::Places<Peer>);
+
+impl<S: Storage> Peers<S> {
+    /// Nobody has said anything yet.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory.
+    pub fn new() -> Result<Self, S::Error> {
+        let nobody = || Peer { said: AtomicU64::new(0), since_ns: AtomicU64::new(0) };
+        Ok(Self(S::places(NODES, nobody)?))
+    }
+
+    fn set(&self, node: Coords) -> (u64, &[Peer]) {
+        let (key, at) = set_of(node);
+        (u64::from(key) + 1, &self.0[at..at + SET])
+    }
+
+    /// What a node has said of itself within [`CAPABILITIES_NS`].
+    pub fn get(&self, node: Coords, now_ns: u64) -> Capabilities {
+        let (key, set) = self.set(node);
+        let said = set.iter().map(|peer| (peer, peer.said.load(Ordering::Relaxed)));
+        let known = said.into_iter().find(|(_, said)| said >> 8 == key);
+        let Some((peer, said)) = known else { return Capabilities::default() };
+        let since_ns = peer.since_ns.load(Ordering::Relaxed);
+        if now_ns.saturating_sub(since_ns) > CAPABILITIES_NS {
+            return Capabilities::default();
+        }
+        Capabilities::from_flags(said as u8)
+    }
+
+    /// Takes note of what a node says of itself.
+    pub fn learn(&self, node: Coords, says: Capabilities, now_ns: u64) {
+        let (key, set) = self.set(node);
+        let nothing = says == Capabilities::default();
+        let age = |peer: &&Peer| match peer.key() {
+            known if known == key => (0, 0),
+            0 => (1, 0),
+            _ => (2, peer.since_ns.load(Ordering::Relaxed)),
+        };
+        let place = set.iter().min_by_key(age).filter(|peer| !nothing || peer.key() == key);
+        if let Some(peer) = place {
+            peer.said.store(key << 8 | u64::from(says.flags()), Ordering::Relaxed);
+            peer.since_ns.store(now_ns, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::Heap;
+
+    fn nodes() -> impl Iterator<Item = Coords> {
+        (0..1u32 << 19).filter_map(addr::unpack)
+    }
+
+    #[test]
+    fn what_is_known_lasts_for_its_time_and_the_latest_of_a_set_stay() {
+        let Ok(mut table) = NodeTable::<Heap, u8>::new();
+        for (n, node) in nodes().enumerate() {
+            table.set(node, n as u64, n as u8);
+            assert_eq!(table.get(node, n as u64, 1), Some(n as u8));
+            assert_eq!(table.get(node, n as u64 + 1, 1), None);
+        }
+        let count = nodes().count() as u64;
+        let known = nodes().filter(|node| table.get(*node, count, count).is_some()).count();
+        assert_eq!(known, NODES, "all places are in use");
+        let last = nodes().last().unwrap();
+        table.set(last, count, 7);
+        table.forget(last);
+        assert_eq!(table.get(last, count, count), None);
+        assert_eq!(nodes().filter(|node| table.get(*node, count, count).is_some()).count(), 1023);
+    }
+
+    #[test]
+    fn nodes_are_believed_for_two_seconds_and_until_they_say_otherwise() {
+        let Ok(peers) = Peers::<Heap>::new();
+        let says = Capabilities { offload: true, rendezvous: false, more_queues: 2 };
+        let node = Coords::new(1, 2, 3, 1, 2, 1);
+        assert_eq!(peers.get(node, 0), Capabilities::default());
+        peers.learn(node, Capabilities::default(), 0);
+        peers.learn(node, says, 5);
+        assert_eq!(peers.get(node, 5 + CAPABILITIES_NS), says);
+        assert_eq!(peers.get(node, 6 + CAPABILITIES_NS), Capabilities::default());
+        peers.learn(node, Capabilities::default(), 6);
+        assert_eq!(peers.get(node, 6), Capabilities::default());
+        nodes().for_each(|node| peers.learn(node, says, 7));
+        assert_eq!(nodes().filter(|node| peers.get(*node, 7) == says).count(), NODES);
+    }
+}

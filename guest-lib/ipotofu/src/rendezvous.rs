@@ -1,0 +1,25 @@
+//! Rendezvous: a long frame is not sent. Its origin says where it is in its memory, and the
+//! receiver reads it from there, by one Get instead of dozens of packets.
+
+mod fetches;
+mod message;
+mod requests;
+
+pub use fetches::{Fetches, Rendezvous};
+pub use message::{Message, MessageBody, Request, is_from_origin, is_message};
+pub use requests::{Requests, Room};
+
+/// Frames of fewer bytes go in packets: a few of these cost less than a Get.
+pub const MIN_FRAME: usize = 8 << 10;
+/// Bytes of a slot, which has room for a frame.
+pub const SLOT: usize = 1 << 16;
+/// Slots for frames of this node's, and as many for frames of others.
+pub const SLOTS: usize = 16;
+/// Requests that one node may have to answer at a time.
+const PER_NODE: usize = 8;
+/// The group of control queues that may fetch from each other, as in their register GPID. Ours:
+/// "IP".
+pub const GROUP: u64 = 0x4950;
+/// How long a packet waits at most for frames of the same origin that were requested to be fetched
+/// before, in nanoseconds: TCP takes what overtakes others for a sign of loss.
+pub const OVERTAKE_NS: u64 = 2_000_000;

@@ -1,0 +1,237 @@
+//! What this node fetches from others.
+
+use tofu_abi::Coords;
+
+use super::{Message, PER_NODE, Request, SLOTS};
+use crate::counters::Counters;
+use crate::storage::Storage;
+
+/// Requests that wait for a slot, in all; of one node, as many as it may have under way, twice.
+const MAX_WAITING: usize = 256;
+const WAITING_PER_NODE: usize = 2 * PER_NODE;
+/// Answers that may be owed to a node before they are sent without waiting for others.
+const OWED: u32 = 4;
+/// Nodes to which one may be owed at a time.
+const OWED_NODES: usize = 32;
+
+/// What a rendezvous needs of a queue.
+pub trait Rendezvous {
+    /// Begins to fetch the frame of a request to a slot. False if that is not possible.
+    fn fetch(&mut self, slot: usize, request: &Request) -> bool;
+
+    /// Sends a message to a node.
+    fn tell(&mut self, to: Coords, message: &Message);
+}
+
+/// The last frame of a node that has been dealt with, and how many since an answer.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    to: Coords,
+    id: u32,
+    count: u32,
+}
+
+/// What this node fetches.
+#[derive(Debug)]
+pub struct Fetches<S: Storage> {
+    /// A ring: the first one of those that wait, and how many there are.
+    waiting: S::Places<Option<Request>>,
+    first: usize,
+    count: usize,
+    slots: [Option<Request>; SLOTS],
+    owed: [Option<Owed>; OWED_NODES],
+}
+
+impl<S: Storage> Fetches<S> {
+    /// Nothing.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory.
+    pub fn new() -> Result<Self, S::Error> {
+        Ok(Self {
+            waiting: S::places(MAX_WAITING, || None)?,
+            first: 0,
+            count: 0,
+            slots: [None; SLOTS],
+            owed: [None; OWED_NODES],
+        })
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.waiting.fill(None);
+        (self.first, self.count) = (0, 0);
+        (self.slots, self.owed) = ([None; SLOTS], [None; OWED_NODES]);
+    }
+
+    /// Whether something is on its way here.
+    pub fn are_under_way(&self) -> bool {
+        self.slots.iter().any(Option::is_some)
+    }
+
+    /// Whether something of a node is on its way here.
+    pub fn are_under_way_from(&self, node: Coords) -> bool {
+        self.slots.iter().flatten().any(|request| request.origin == node)
+    }
+
+    /// Takes a request: fetches its frame at once, or later. If too many wait, it is forgotten.
+    pub fn request(
+        &mut self,
+        request: Request,
+        queue: &mut impl Rendezvous,
+        counters: &mut Counters,
+    ) {
+        if !self.add(request) {
+            counters.rendezvous_failed += 1;
+            self.answer(false, queue);
+        }
+        self.start(queue, counters);
+    }
+
+    /// A Get to a slot has ended. Returns the request whose frame is there; when that was taken,
+    /// [`Fetches::go_on`] is to be called.
+    pub fn ended(
+        &mut self,
+        slot: usize,
+        fetched: bool,
+        queue: &mut impl Rendezvous,
+        counters: &mut Counters,
+    ) -> Option<Request> {
+        if fetched {
+            return self.take(slot);
+        }
+        self.fail(slot, queue, counters);
+        self.start(queue, counters);
+        None
+    }
+
+    /// Fetches what waits, and answers what cannot wait for more answers.
+    pub fn go_on(&mut self, queue: &mut impl Rendezvous, counters: &mut Counters) {
+        self.start(queue, counters);
+        self.answer(false, queue);
+    }
+
+    /// Answers requests that are dealt with: those whose answer cannot wait, or all.
+    pub fn answer(&mut self, all: bool, queue: &mut impl Rendezvous) {
+        while let Some((node, id)) = self.answer_due(all) {
+            queue.tell(node, &Message::Done { id, refused: false });
+        }
+    }
+
+    /// Fetches what can be.
+    fn start(&mut self, queue: &mut impl Rendezvous, counters: &mut Counters) {
+        while let Some((slot, request)) = self.begin() {
+            if !queue.fetch(slot, &request) {
+                self.fail(slot, queue, counters);
+            }
+        }
+    }
+
+    /// A frame could not be fetched: its origin is to send the next ones.
+    fn fail(&mut self, slot: usize, queue: &mut impl Rendezvous, counters: &mut Counters) {
+        let Some(request) = self.take(slot) else { return };
+        counters.rendezvous_failed += 1;
+        for place in &mut self.owed {
+            place.take_if(|owed| owed.to == request.origin);
+        }
+        queue.tell(request.origin, &Message::Done { id: request.id, refused: true });
+    }
+
+    /// Takes a request. False if there are too many, and it is forgotten; an answer is owed then.
+    fn add(&mut self, request: Request) -> bool {
+        let waiting = self.waiting.iter().flatten();
+        let its = waiting.filter(|waiting| waiting.origin == request.origin).count();
+        let fits = its < WAITING_PER_NODE && self.count < MAX_WAITING;
+        if fits {
+            self.waiting[(self.first + self.count) % MAX_WAITING] = Some(request);
+            self.count += 1;
+        } else {
+            self.owe(request.origin, request.id);
+        }
+        fits
+    }
+
+    /// The next one to be fetched, and to which slot.
+    fn begin(&mut self) -> Option<(usize, Request)> {
+        let slot = self.slots.iter().position(Option::is_none)?;
+        let request = self.waiting[self.first].take()?;
+        self.first = (self.first + 1) % MAX_WAITING;
+        self.count -= 1;
+        self.slots[slot] = Some(request);
+        Some((slot, request))
+    }
+
+    /// What was fetched to a slot, which is free now. An answer is owed then.
+    fn take(&mut self, slot: usize) -> Option<Request> {
+        let request = self.slots.get_mut(slot)?.take()?;
+        self.owe(request.origin, request.id);
+        Some(request)
+    }
+
+    fn owe(&mut self, to: Coords, id: u32) {
+        if let Some(owed) = self.owed.iter_mut().flatten().find(|owed| owed.to == to) {
+            // They may have come out of order.
+            if id.wrapping_sub(owed.id) < 1 << 31 {
+                owed.id = id;
+            }
+            owed.count += 1;
+        } else if let Some(place) = self.owed.iter_mut().find(|place| place.is_none()) {
+            *place = Some(Owed { to, id, count: 1 });
+        }
+    }
+
+    /// To whom an answer is owed, up to which id: those that cannot wait, or all. To be asked
+    /// until there are none.
+    fn answer_due(&mut self, all: bool) -> Option<(Coords, u32)> {
+        let full = self.owed.iter().all(Option::is_some);
+        let due = |owed: &mut Owed| all || full || owed.count >= OWED;
+        let owed = self.owed.iter_mut().find_map(|place| place.take_if(due))?;
+        Some((owed.to, owed.id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::rendezvous::message::tests::{NODE, request};
+    use crate::storage::Heap;
+
+    #[test]
+    fn what_is_fetched_is_answered_up_to_the_last_one() {
+        let Ok(mut fetches) = Fetches::<Heap>::new();
+        for id in (0..WAITING_PER_NODE as u32 + 3).map(|n| (u32::MAX - 2).wrapping_add(n)) {
+            let fits = fetches.add(request(id));
+            assert_eq!(fits, id.wrapping_sub(u32::MAX - 2) < WAITING_PER_NODE as u32);
+        }
+        let dropped = (u32::MAX - 2).wrapping_add(WAITING_PER_NODE as u32 + 2);
+        assert_eq!(fetches.answer_due(false), None);
+        assert_eq!(fetches.answer_due(true), Some((NODE, dropped)));
+        let taken: Vec<_> = core::iter::from_fn(|| fetches.begin()).collect();
+        assert_eq!(taken.len(), SLOTS);
+        assert!(fetches.are_under_way());
+        for (slot, request) in taken.iter().rev().take(4) {
+            assert_eq!(fetches.take(*slot), Some(*request));
+            assert_eq!(fetches.take(*slot), None, "it has been taken");
+        }
+        // The last one of those, though it ended first.
+        assert_eq!(fetches.answer_due(false), Some((NODE, taken[SLOTS - 1].1.id)));
+        assert_eq!(fetches.answer_due(true), None);
+    }
+
+    #[test]
+    fn answers_to_many_nodes_do_not_wait_for_more() {
+        let Ok(mut fetches) = Fetches::<Heap>::new();
+        let nodes = (0..OWED_NODES as u8).map(|n| Coords::new(n, 0, 0, 0, 0, 0));
+        for (n, origin) in nodes.enumerate() {
+            assert!(fetches.add(Request { origin, ..request(n as u32) }));
+            let (slot, _) = fetches.begin().unwrap();
+            fetches.take(slot);
+            let due = fetches.answer_due(false);
+            assert_eq!(due.is_some(), n + 1 == OWED_NODES, "{n}");
+        }
+        assert_eq!(fetches.answer_due(false), None, "there is room again");
+    }
+}

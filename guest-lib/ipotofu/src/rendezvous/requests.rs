@@ -1,0 +1,198 @@
+//! What this node has others fetch.
+
+use tofu_abi::Coords;
+
+use super::{PER_NODE, SLOTS};
+use crate::counters::Counters;
+use crate::nodes::{NodeTable, Peers};
+use crate::storage::Storage;
+
+/// How long a request lasts that is not answered, in nanoseconds.
+const ANSWER_NS: u64 = 250_000_000;
+/// How long nothing is requested of a node that could not fetch, in nanoseconds.
+const BACK_OFF_REFUSED_NS: u64 = 10_000_000_000;
+/// How long nothing is requested of a node that has not answered in time, in nanoseconds.
+const BACK_OFF_TIMED_OUT_NS: u64 = 1_000_000_000;
+
+/// What can be done with a frame for a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// It goes into this slot.
+    Slot(usize),
+    /// There will be a slot soon.
+    Busy,
+    /// It is to be sent.
+    None,
+}
+
+/// A request under way.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    to: Coords,
+    id: u32,
+    since_ns: u64,
+}
+
+/// What this node has others fetch.
+#[derive(Debug)]
+pub struct Requests<S: Storage> {
+    slots: [Option<UnderWay>; SLOTS],
+    /// Nodes of which nothing is requested, and for how long, in nanoseconds.
+    backed_off: NodeTable<S, u64>,
+}
+
+impl<S: Storage> Requests<S> {
+    /// Nothing.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory.
+    pub fn new() -> Result<Self, S::Error> {
+        Ok(Self { slots: [None; SLOTS], backed_off: NodeTable::new()? })
+    }
+
+    /// Forgets what is under way.
+    pub fn clear(&mut self) {
+        self.slots = [None; SLOTS];
+    }
+
+    /// Where to put a frame for a node.
+    pub fn room(
+        &mut self,
+        to: Coords,
+        peers: &Peers<S>,
+        now_ns: u64,
+        counters: &mut Counters,
+    ) -> Room {
+        // A frame of which nothing is known may be fetched nevertheless, and has a wrong sum then.
+        for slot in &mut self.slots {
+            let late = |one: &mut UnderWay| now_ns.saturating_sub(one.since_ns) >= ANSWER_NS;
+            if let Some(late) = slot.take_if(late) {
+                counters.rendezvous_timed_out += 1;
+                self.backed_off.set(late.to, now_ns, BACK_OFF_TIMED_OUT_NS);
+            }
+        }
+        let backed_off = self.backed_off.get_for(to, now_ns, |lifetime_ns| *lifetime_ns);
+        if backed_off.is_some() || !peers.get(to, now_ns).rendezvous {
+            return Room::None;
+        }
+        let its = self.slots.iter().flatten().filter(|one| one.to == to).count();
+        match self.slots.iter().position(Option::is_none) {
+            Some(slot) if its < PER_NODE => Room::Slot(slot),
+            _ if its > 0 => Room::Busy,
+            // Others have them all.
+            _ => Room::None,
+        }
+    }
+
+    /// Takes note that a node was requested to fetch the frame in a slot, which was free.
+    pub fn sent(&mut self, slot: usize, to: Coords, id: u32, now_ns: u64) {
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = Some(UnderWay { to, id, since_ns: now_ns });
+        }
+    }
+
+    /// A node has answered a request, and thereby all before it.
+    pub fn done(&mut self, from: Coords, id: u32, refused: bool, now_ns: u64) {
+        for slot in &mut self.slots {
+            // Ids count up, and wrap.
+            slot.take_if(|one| one.to == from && id.wrapping_sub(one.id) < 1 << 31);
+        }
+        if refused {
+            self.backed_off.set(from, now_ns, BACK_OFF_REFUSED_NS);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::nodes::CAPABILITIES_NS;
+    use crate::storage::Heap;
+    use crate::wire::Capabilities;
+
+    fn learn(peers: &Peers<Heap>, node: Coords, now_ns: u64) {
+        let says = Capabilities { rendezvous: true, ..Capabilities::default() };
+        peers.learn(node, says, now_ns);
+    }
+
+    /// What is requested of a node.
+    fn ids_of(requests: &Requests<Heap>, to: Coords) -> Vec<u32> {
+        requests.slots.iter().flatten().filter(|one| one.to == to).map(|one| one.id).collect()
+    }
+
+    const NODE: Coords = Coords::new(1, 2, 3, 0, 1, 1);
+
+    #[test]
+    fn requests_are_bounded_for_each_node_and_in_all() {
+        let (Ok(peers), Ok(mut requests)) = (Peers::new(), Requests::<Heap>::new());
+        let mut counters = Counters::default();
+        let node = |n: u8| Coords::new(n, 0, 0, 0, 0, 0);
+        assert_eq!(
+            requests.room(node(1), &peers, 1, &mut counters),
+            Room::None,
+            "it has not said that it fetches"
+        );
+        (1..4).for_each(|n| learn(&peers, node(n), 1));
+        let mut fill = |n| {
+            (0..100)
+                .find(|id| match requests.room(node(n), &peers, 2, &mut counters) {
+                    Room::Slot(slot) => {
+                        requests.sent(slot, node(n), *id, 2);
+                        false
+                    }
+                    _ => true,
+                })
+                .unwrap() as usize
+        };
+        assert_eq!([fill(1), fill(2), fill(3)], [PER_NODE, PER_NODE, 0]);
+        assert_eq!(requests.room(node(1), &peers, 2, &mut counters), Room::Busy);
+        assert_eq!(
+            requests.room(node(3), &peers, 2, &mut counters),
+            Room::None,
+            "it would wait for others"
+        );
+        requests.done(node(1), 3, false, 3);
+        requests.done(node(3), 100, false, 3);
+        assert!(matches!(requests.room(node(3), &peers, 3, &mut counters), Room::Slot(_)));
+        assert_eq!(ids_of(&requests, node(1)), [4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn nodes_that_do_not_answer_or_cannot_are_left_alone_for_a_while() {
+        let (Ok(peers), Ok(mut requests)) = (Peers::new(), Requests::<Heap>::new());
+        let mut counters = Counters::default();
+        learn(&peers, NODE, 1);
+        requests.sent(0, NODE, 0, 1);
+        assert!(matches!(requests.room(NODE, &peers, ANSWER_NS, &mut counters), Room::Slot(_)));
+        learn(&peers, NODE, 1 + ANSWER_NS);
+        assert_eq!(requests.room(NODE, &peers, 1 + ANSWER_NS, &mut counters), Room::None);
+        assert_eq!(counters.rendezvous_timed_out, 1);
+        let later = 2 + ANSWER_NS + BACK_OFF_TIMED_OUT_NS;
+        learn(&peers, NODE, later);
+        assert_eq!(requests.room(NODE, &peers, later, &mut counters), Room::Slot(0));
+        requests.done(NODE, 0, true, later);
+        learn(&peers, NODE, later + BACK_OFF_REFUSED_NS - 1);
+        assert_eq!(
+            requests.room(NODE, &peers, later + BACK_OFF_REFUSED_NS - 1, &mut counters),
+            Room::None
+        );
+        learn(&peers, NODE, later + BACK_OFF_REFUSED_NS);
+        assert_eq!(
+            requests.room(NODE, &peers, later + BACK_OFF_REFUSED_NS, &mut counters),
+            Room::Slot(0)
+        );
+        assert_eq!(
+            requests.room(
+                NODE,
+                &peers,
+                later + BACK_OFF_REFUSED_NS + CAPABILITIES_NS + 1,
+                &mut counters
+            ),
+            Room::None,
+            "old news"
+        );
+    }
+}

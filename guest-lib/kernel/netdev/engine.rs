@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the engine needs of the kernel besides queues and frames: memory and a clock.
+
+use core::fmt::Debug;
+
+use kernel::prelude::*;
+use kernel::time::{ClockSource, Monotonic};
+
+use tofu_ipotofu::Storage;
+
+/// Nanoseconds since some time.
+pub(super) fn now_ns() -> u64 {
+    Monotonic::ktime_get() as u64
+}
+
+/// Memory of the kernel for the engine.
+#[derive(Debug)]
+pub(super) struct KernelMemory;
+
+impl Storage for KernelMemory {
+    type Places<T: Debug> = KVVec<T>;
+    type Error = Error;
+
+    fn places<T: Debug>(count: usize, empty: impl Fn() -> T) -> Result<KVVec<T>> {
+        let mut places = KVVec::with_capacity(count, GFP_KERNEL)?;
+        for _ in 0..count {
+            places.push(empty(), GFP_KERNEL)?;
+        }
+        Ok(places)
+    }
+}
+
+/// What other nodes have said of themselves, to whichever queue.
+pub(super) type Peers = tofu_ipotofu::Peers<KernelMemory>;

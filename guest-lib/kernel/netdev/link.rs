@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The link of a queue: both directions, and their interrupts.
+
+use kernel::ffi::c_int;
+use kernel::irq::{self as kirq, IrqReturn};
+use kernel::prelude::*;
+use kernel::sync::atomic::{Atomic, Full, Relaxed};
+use kernel::sync::{new_mutex, new_spinlock, Arc, Mutex, SpinLock};
+
+use tofu_abi::irq::vector;
+use tofu_abi::regs::KERNEL_CQ;
+use tofu_abi::TniId;
+use tofu_ipotofu::neighbor::LocalNode;
+
+use super::engine::{now_ns, Peers};
+use super::ethtool::{self, QueueCounters};
+use super::rx::{Rx, Sides, Step};
+use super::tx::{self, Tx};
+use crate::device::Device;
+use crate::packets::{Receiver, Sender};
+use crate::shim::{self, NetQueue, SkBuff};
+
+/// The interrupts of an interface that is up.
+struct Irqs {
+    _packets: Pin<KBox<kirq::Registration<'static, Handler>>>,
+    _sent: Pin<KBox<kirq::Registration<'static, Handler>>>,
+}
+
+/// All that an interrupt does is to have the interface polled.
+struct Handler {
+    queue: *mut NetQueue,
+    link: Arc<Link>,
+    /// That of the control queue, not of the packets.
+    sent: bool,
+}
+
+// SAFETY: the interface may be told from any processor.
+unsafe impl Send for Handler {}
+// SAFETY: as above.
+unsafe impl Sync for Handler {}
+
+impl kirq::Handler for Handler {
+    fn handle(&self) -> IrqReturn {
+        self.link.interrupts.add(1, Relaxed);
+        let fired = match self.sent {
+            true => &self.link.sent,
+            false => &self.link.fired,
+        };
+        fired.store(1, Relaxed);
+        // SAFETY: the interrupt is given back before the interface goes.
+        unsafe { shim::tofu_shim_net_schedule(self.queue) };
+        IrqReturn::Handled
+    }
+}
+
+/// The link of one of an interface's queues to the other nodes.
+#[pin_data]
+pub(super) struct Link {
+    device: Arc<Device>,
+    pub(super) node: LocalNode,
+    pub(super) tni: TniId,
+    /// How many queues the interface has.
+    pub(super) queues: u8,
+    #[pin]
+    pub(super) tx: SpinLock<Tx>,
+    #[pin]
+    pub(super) rx: SpinLock<Rx>,
+    #[pin]
+    irqs: Mutex<Option<Irqs>>,
+    interrupts: Atomic<u64>,
+    /// 1 if there was an interrupt that the device was not yet told to raise anew: of the packets,
+    /// and of the control queue.
+    fired: Atomic<i32>,
+    sent: Atomic<i32>,
+    peers: Arc<Peers>,
+    pub(super) coalesce_us: Atomic<u32>,
+    pub(super) coalesce_packets: Atomic<u32>,
+}
+
+impl Link {
+    pub(super) fn new(
+        device: &Arc<Device>,
+        node: LocalNode,
+        tni: TniId,
+        (number, queues): (u8, u8),
+        peers: Arc<Peers>,
+    ) -> Result<Arc<Self>> {
+        let tx = Tx::new(node, tni, queues - 1)?;
+        let rx = Rx::new(&node, number)?;
+        Arc::pin_init(
+            pin_init!(Self {
+                device: device.clone(),
+                node,
+                tni,
+                queues,
+                tx <- new_spinlock!(tx),
+                rx <- new_spinlock!(rx),
+                irqs <- new_mutex!(None),
+                interrupts: Atomic::new(0),
+                fired: Atomic::new(0),
+                sent: Atomic::new(0),
+                peers,
+                coalesce_us: Atomic::new(0),
+                coalesce_packets: Atomic::new(0),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    pub(super) fn open(self: &Arc<Self>, queue: *mut NetQueue) -> Result {
+        let sender = Sender::open(&self.device, self.tni)?;
+        let receiver = Receiver::open(&self.device, self.tni)?;
+        receiver.coalesce(
+            u64::from(self.coalesce_us.load(Relaxed)) * 1000,
+            self.coalesce_packets.load(Relaxed).into(),
+        );
+        let irq = |number, sent| -> Result<_> {
+            let request = self.device.vector(number).ok_or(ENODEV)?;
+            let handler = Handler {
+                queue,
+                link: self.clone(),
+                sent,
+            };
+            // SAFETY: it is never forgotten: it goes when the interface is stopped, at the latest
+            // when it is removed.
+            let registration = unsafe {
+                kirq::Registration::new(request, kirq::Flags::SHARED, c"tofu-net", Ok(handler))
+            };
+            KBox::try_pin_init(registration, GFP_KERNEL)
+        };
+        let irqs = Irqs {
+            _packets: irq(vector::tni(self.tni.get()), false)?,
+            _sent: irq(vector::cq(self.tni.get(), KERNEL_CQ), true)?,
+        };
+        *self.irqs.lock() = Some(irqs);
+        let _quiet = Quiet::new();
+        let mut rx = self.rx.lock();
+        rx.receiver = Some(receiver);
+        let mut tx = self.tx.lock();
+        tx.start(sender, now_ns());
+        // SAFETY: the interface is coming up.
+        unsafe { shim::tofu_shim_net_carrier(queue, tx.ports.carrier()) };
+        // One may have come before there was somebody to tell.
+        self.fired.store(1, Relaxed);
+        self.sent.store(1, Relaxed);
+        Ok(())
+    }
+
+    pub(super) fn stop(&self) {
+        // Outside of the other locks, as all of it may sleep.
+        let irqs = self.irqs.lock().take();
+        drop(irqs);
+        let (sender, receiver);
+        {
+            let _quiet = Quiet::new();
+            let mut rx = self.rx.lock();
+            receiver = rx.receiver.take();
+            rx.state.clear();
+            sender = self.tx.lock().sender.take();
+        }
+        drop(receiver);
+        drop(sender);
+    }
+
+    /// Sends a frame of the stack's, or drops it. False if it has to wait.
+    pub(super) fn xmit(&self, queue: *mut NetQueue, skb: *mut SkBuff, more: bool) -> bool {
+        self.tx.lock().xmit(&self.peers, queue, skb, more)
+    }
+
+    /// The queue for a frame for which the stack has chosen one.
+    pub(super) fn select(&self, skb: *const SkBuff, chosen: u16) -> u16 {
+        tx::select(&self.node, &self.peers, skb, chosen)
+    }
+
+    fn sides(&self) -> Sides<'_> {
+        Sides {
+            tni: self.tni,
+            tx: &self.tx,
+            peers: &self.peers,
+        }
+    }
+
+    /// Receives up to `budget` packets. Returns how many.
+    pub(super) fn poll(&self, queue: *mut NetQueue, budget: c_int) -> c_int {
+        let now = now_ns();
+        let carrier = {
+            let mut tx = self.tx.lock();
+            tx.reap(now);
+            tx.expire(now);
+            tx.flush();
+            tx.counters.polls += 1;
+            tx.ports.news()
+        };
+        if let Some(on) = carrier {
+            // SAFETY: the interface is up.
+            unsafe { shim::tofu_shim_net_carrier(queue, on) };
+        }
+        let mut done = 0;
+        while done < budget {
+            let step = self.rx.lock().step(&self.sides(), queue, now);
+            match step {
+                Step::Idle => break,
+                Step::Wait(nanoseconds) => {
+                    // SAFETY: the interface is up.
+                    unsafe { shim::tofu_shim_net_nap(queue, nanoseconds) };
+                    break;
+                }
+                Step::Done => {}
+                // Without locks: the stack may answer at once.
+                Step::Frame(frame, metadata) => {
+                    if !frame.receive(queue, &metadata) {
+                        self.rx.lock().state.inbound.count().malformed += 1;
+                    }
+                }
+            }
+            done += 1;
+        }
+        let mut rx = self.rx.lock();
+        let mut tx = self.tx.lock();
+        rx.state.fetches.answer(true, &mut tx.queue(now));
+        drop(rx);
+        tx.flush();
+        let goes_on = tx.goes_on(&self.peers, now);
+        drop(tx);
+        // SAFETY: the interface is up.
+        if goes_on && unsafe { shim::tofu_shim_net_is_held(queue) } {
+            // SAFETY: as above.
+            unsafe { shim::tofu_shim_net_go_on(queue) };
+        }
+        done
+    }
+
+    /// Is called every second while the interface is up.
+    pub(super) fn beat(&self, queue: *mut NetQueue) {
+        if self.tx.lock().look_at_ports() {
+            // SAFETY: the interface is up.
+            unsafe { shim::tofu_shim_net_look_again(queue) };
+        }
+    }
+
+    /// Has the next packet raise an interrupt. Returns whether there is something to be done now.
+    pub(super) fn rearm(&self, queue: *mut NetQueue) -> bool {
+        let now = now_ns();
+        // Without an interrupt since the last time the device still has to raise one.
+        let fired = self.fired.xchg(0, Full) != 0;
+        let rx = self.rx.lock();
+        let receiver = rx.receiver.as_ref();
+        let ready = receiver.is_some_and(|receiver| match fired {
+            true => receiver.rearm(),
+            false => receiver.is_ready(),
+        });
+        // What waits for a frame is looked at when that comes, or when it has waited long enough.
+        let ready = ready && !rx.state.is_waiting();
+        let fetching = rx.state.fetches.are_under_way();
+        drop(rx);
+        let mut tx = self.tx.lock();
+        if self.sent.xchg(0, Full) != 0 {
+            if let Some(sender) = tx.sender.as_ref() {
+                sender.rearm();
+            }
+        }
+        tx.reap(now);
+        tx.flush();
+        let settled = tx.is_settled() && !fetching;
+        let ready = ready || !tx.fetched.is_empty();
+        if !settled {
+            // SAFETY: the interface is up.
+            unsafe { shim::tofu_shim_net_look_again(queue) };
+        }
+        ready
+    }
+
+    /// Adds what was done by this queue.
+    pub(super) fn counters(&self, values: &mut [u64]) {
+        let mut engine = self.rx.lock().state.inbound.counters();
+        let tx = self.tx.lock();
+        engine += tx.outbound.counters();
+        let queue = QueueCounters {
+            interrupts: self.interrupts.load(Relaxed),
+            ..tx.counters
+        };
+        drop(tx);
+        ethtool::add(values, &engine, &queue, |reg| {
+            self.device.read(self.tni, reg)
+        });
+    }
+}
+
+/// Software interrupts are off on this processor as long as this lives.
+pub(super) struct Quiet(());
+
+impl Quiet {
+    pub(super) fn new() -> Self {
+        // SAFETY: turned on again by `drop`, on the same processor.
+        unsafe { shim::tofu_shim_quiet(true) };
+        Self(())
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        // SAFETY: as in `new`.
+        unsafe { shim::tofu_shim_quiet(false) };
+    }
+}
