@@ -6,12 +6,13 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::credit::Credit;
 use crate::port::{Reports, lock};
 use crate::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, WINDOW};
 
@@ -21,35 +22,6 @@ const AFTER_THE_END: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Where programs are looked for if the agent was started without PATH.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// Bytes that a stream may still send.
-struct Credit {
-    left: Mutex<u64>,
-    more: Condvar,
-}
-
-impl Credit {
-    fn new() -> Self {
-        Self { left: Mutex::new(WINDOW.into()), more: Condvar::new() }
-    }
-
-    fn grant(&self, bytes: u32) {
-        let mut left = lock(&self.left);
-        *left = left.saturating_add(bytes.into());
-        self.more.notify_all();
-    }
-
-    /// Waits for credit and takes at most `most` bytes of it.
-    fn take(&self, most: usize) -> usize {
-        let mut left = lock(&self.left);
-        while *left == 0 {
-            left = self.more.wait(left).unwrap_or_else(std::sync::PoisonError::into_inner);
-        }
-        let taken = usize::try_from(*left).unwrap_or(most).min(most);
-        *left -= taken as u64;
-        taken
-    }
-}
 
 /// A running program and its children.
 pub(crate) struct Job {
@@ -93,7 +65,7 @@ impl Job {
             group,
             input: Mutex::new(None),
             waiting: Arc::default(),
-            credits: [Credit::new(), Credit::new()],
+            credits: [Credit::new(WINDOW), Credit::new(WINDOW)],
             gone: Mutex::new(false),
             killed: AtomicBool::new(false),
         };

@@ -13,6 +13,7 @@
 //! are unpacked in.
 #![forbid(unsafe_code)]
 
+pub mod credit;
 pub mod files;
 mod job;
 pub mod pmi;

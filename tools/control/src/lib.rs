@@ -7,7 +7,6 @@
 
 mod connection;
 mod counters;
-mod flow;
 mod name;
 mod program;
 pub mod protocol;

@@ -3,13 +3,14 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
+use tofu_agent::credit::Credit;
 use tofu_agent::wire::{Exec, FromProgram, MAX_DATA, Output, Status, ToProgram, WINDOW, encode};
+use tofu_sync::lock;
 
 use crate::connection::Connection;
-use crate::flow::Credit;
 use crate::protocol::{Reply, Request};
 
 /// A program on a node, as seen from a command.
@@ -32,7 +33,7 @@ impl RemoteProgram {
     /// Tells it something.
     pub fn say(&self, what: ToProgram) -> anyhow::Result<()> {
         let frame = encode(&Request::To(what))?;
-        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = lock(&self.out);
         out.write_all(&frame).context("the machine has ended")
     }
 
@@ -40,16 +41,18 @@ impl RemoteProgram {
     pub fn feed(&self, mut input: impl Read) {
         let mut buffer = vec![0; MAX_DATA];
         loop {
-            let most = self.credit.wait(MAX_DATA);
+            let most = self.credit.take(MAX_DATA);
             match input.read(&mut buffer[..most]) {
                 Ok(0) => break,
                 Ok(n) => {
-                    self.credit.spend(n);
+                    self.credit.grant((most - n) as u32);
                     if self.say(ToProgram::Input(buffer[..n].to_vec())).is_err() {
                         return;
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    self.credit.grant(most as u32);
+                }
                 // As at a closed terminal.
                 Err(_) => break,
             }
@@ -72,7 +75,7 @@ impl RemoteProgram {
         &self,
         mut output: impl FnMut(Output, &[u8]) -> io::Result<()>,
     ) -> anyhow::Result<Status> {
-        let connection = self.input.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let connection = lock(&self.input).take();
         let Some(mut connection) = connection else { bail!("the program is followed already") };
         loop {
             match connection.answer()? {

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use signal_hook::consts::SIGTERM;
 use tofu_agent::wire::{Output, Status};
+use tofu_sync::lock;
 use tofu_ui::exit;
 use tofu_ui::signals::{self, Forwarding};
 
@@ -198,10 +199,6 @@ fn write(output: Output, bytes: &[u8]) -> io::Result<()> {
         }
         Output::Err => io::stderr().lock().write_all(bytes),
     }
-}
-
-fn lock(screen: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
-    screen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts `ranks` ranks by `start` and watches them to their ends; returns the exit code of the

@@ -17,7 +17,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self};
 
 use anyhow::{Context, bail};
@@ -36,6 +36,7 @@ use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::janitor::{self, Janitor};
 use tofu_supervisor::runner;
 use tofu_supervisor::served::Served;
+use tofu_sync::lock;
 use tofu_vfio_user::Backing;
 
 use crate::args::RunArgs;
@@ -337,7 +338,7 @@ fn ready(
 
 impl Rank for Process {
     fn follow(&self, output: &mut OutputTaker<'_>) -> anyhow::Result<Status> {
-        let outputs = self.outputs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let outputs = lock(&self.outputs).take();
         let outputs = outputs.context("a rank is followed once")?;
         let mut outputs = outputs.map(Some);
         let mut buffer = vec![0; PIECE];
@@ -363,7 +364,7 @@ impl Rank for Process {
             }
             ended |= end;
         }
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = lock(&self.child);
         let status = child.wait()?;
         Ok(match (status.code(), status.signal()) {
             (Some(code), _) => Status::Code(code),
@@ -372,7 +373,7 @@ impl Rank for Process {
     }
 
     fn feed(&self, input: &mut dyn Read) {
-        let to = self.input.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let to = lock(&self.input).take();
         let Some(mut to) = to else { return };
         // It may have ended, or does not read.
         let _ = io::copy(input, &mut to);

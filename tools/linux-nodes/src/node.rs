@@ -12,6 +12,7 @@ use tofu_supervisor::agent::Agent;
 use tofu_supervisor::console::Console;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::node::{AgentNode, NodeStatus};
+use tofu_sync::lock;
 
 use crate::monitor::{Killer, Monitor, MonitorKind};
 use crate::setup::VmSetup;
@@ -102,10 +103,6 @@ struct State {
     again: bool,
     /// The end of everything.
     stop: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LinuxNode {

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
 use tofu_agent::wire::{
     Exec, FrameReader, FromGuest, FromProgram, MAX_PROGRAMS, Output, Status, ToGuest, ToProgram,
     VERSION, WINDOW, WireError, encode,
 };
+use tofu_sync::lock;
 
 /// A node's agent, whichever virtual machine it is in at the moment.
 #[derive(Default)]
@@ -33,10 +34,6 @@ struct Entry {
     sink: Sender<FromProgram>,
     /// Bytes that may still come, by [`Output`].
     credit: [u64; 2],
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn send(out: &Mutex<UnixStream>, message: &ToGuest) -> Result<(), WireError> {

@@ -6,7 +6,7 @@
 mod host;
 pub(crate) mod nat;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
@@ -14,6 +14,7 @@ use tofu_control::rundir::RunDir;
 use tofu_gateway::{Config, Connector, IoNode, LinkStats, Prefix, Prepared, Stack, Tap, Tenant};
 use tofu_machine::Machine;
 use tofu_sandbox::Role;
+use tofu_sync::lock;
 
 use crate::confine::Confinement;
 use crate::options::{GatewayArgs, TapWhen};
@@ -72,7 +73,7 @@ impl GatewaySetup {
     ) -> anyhow::Result<Gateway> {
         let prepared = Prepared::new(machine, self.at, &self.config)
             .with_context(|| format!("gateway {}", self.at))?;
-        let tap = self.tap.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let tap = lock(&self.tap).take();
         let (stack, connector) = Stack::new(&self.config, self.at, prepared.waker(), tap.is_some());
         let mut tenants: Vec<Box<dyn Tenant>> = vec![Box::new(stack)];
         tenants.extend(tap.map(|tap| Box::new(tap) as Box<dyn Tenant>));

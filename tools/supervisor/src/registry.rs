@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
@@ -11,6 +11,7 @@ use tofu_abi::Coords;
 use tofu_fabric::NodeId;
 use tofu_gateway::{Connector, LinkStats};
 use tofu_machine::Machine;
+use tofu_sync::lock;
 use tofu_vmm::Holder;
 
 use crate::event::Event;
@@ -105,7 +106,7 @@ impl Registry {
 
     /// Tells of the virtual machine of a small guest.
     pub(crate) fn with_guest(&self, node: NodeId, holder: Holder) {
-        self.holders.lock().unwrap_or_else(PoisonError::into_inner).insert(node, holder);
+        lock(&self.holders).insert(node, holder);
     }
 
     /// Stops the processors of a node, or lets them go on. Its device works on.
@@ -117,8 +118,7 @@ impl Registry {
         if let Some(linux) = self.linux().iter().find(|linux| linux.id() == node) {
             return linux.hold(on);
         }
-        let holder =
-            self.holders.lock().unwrap_or_else(PoisonError::into_inner).get(&node).cloned();
+        let holder = lock(&self.holders).get(&node).cloned();
         let holder = holder.context("the node has no virtual machine")?;
         if !on {
             holder.resume();
@@ -130,7 +130,7 @@ impl Registry {
 
     /// Nodes without Linux, and what they are doing, in a word.
     pub fn others(&self) -> MutexGuard<'_, HashMap<NodeId, &'static str>> {
-        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.others)
     }
 
     /// Ends a start under way.

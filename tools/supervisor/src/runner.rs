@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::Context;
 use tofu_abi::Coords;
@@ -19,6 +19,7 @@ use tofu_machine::{DoorbellBackend, Doorbells, Generation, Machine, MachineConfi
 use tofu_pci::PciFunction;
 use tofu_programs::FIRMWARE;
 use tofu_sandbox::Role;
+use tofu_sync::lock;
 use tofu_vmm::{Attachment, Hypervisor, Vm, VmConfig, Windows};
 use vm_memory::{GuestMemoryBackend, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
@@ -27,12 +28,11 @@ use crate::capture::{FileCapture, ToFile};
 use crate::confine::Confinement;
 use crate::event::{Event, Outcome};
 use crate::gateway::{Gateway, GatewaySetup};
-use crate::netboot;
 use crate::node::LinuxBackend;
 use crate::plan::{Network, Plan, VmPlan};
 use crate::registry::Registry;
 use crate::units::{BootFrom, Doorbell, Engines};
-use crate::{command_line, programs};
+use crate::{command_line, netboot, programs};
 
 /// A machine that runs. Dropping it stops it, joins its threads and frees
 /// everything.
@@ -333,7 +333,7 @@ impl WindowDoorbells {
     }
 
     fn attached(&self) -> MutexGuard<'_, HashMap<u64, Attachment>> {
-        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.attached)
     }
 
     fn keep(&self, offset: u64, attachment: Attachment) {

@@ -1,11 +1,12 @@
 //! How the making of images is shown.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tofu_image::{Phase, Progress};
+use tofu_sync::lock;
 
 /// Whether the user has stopped it.
 pub fn is_interrupted(error: &anyhow::Error) -> bool {
@@ -28,7 +29,7 @@ impl ImageProgress {
 
     /// Takes the bar away.
     pub fn clear(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         if let Some(bar) = state.1.take() {
             bar.finish_and_clear();
         }
@@ -43,7 +44,7 @@ impl Drop for ImageProgress {
 
 impl Progress for ImageProgress {
     fn update(&self, phase: Phase, done: u64, total: u64) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let (last, bar) = &mut *state;
         let begins = *last != Some(phase);
         *last = Some(phase);
@@ -73,7 +74,7 @@ impl Progress for ImageProgress {
     }
 
     fn note(&self, text: &str) {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         match &state.1 {
             Some(bar) => bar.suspend(|| eprintln!("tofu: image: {text}")),
             None => eprintln!("tofu: image: {text}"),

@@ -5,12 +5,13 @@ use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
+use tofu_sync::lock;
 
 use super::way::{MOST, Way};
 
@@ -58,7 +59,7 @@ fn pass_on(
     datagram: &[u8],
 ) -> anyhow::Result<()> {
     let now = start.elapsed().as_millis() as u64;
-    let mut all = flows.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = lock(&flows);
     if let Some(flow) = all.get_mut(&client) {
         flow.used.store(now, SeqCst);
         if flow.node.write_all(datagram).is_ok() {
@@ -91,7 +92,7 @@ fn pass_on(
     let answers = move || {
         let touch = || used.store(start.elapsed().as_millis() as u64, SeqCst);
         answer(&socket, client, from_node, touch);
-        let mut all = flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&flows);
         // There may be a new one meanwhile.
         if all.get(&client).is_some_and(|flow| Arc::ptr_eq(&flow.used, &used)) {
             all.remove(&client);

@@ -4,12 +4,13 @@ use std::io::BufReader;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use tofu_control::Connection;
 use tofu_control::protocol::{NodeInfo, Reply, Request};
+use tofu_sync::lock;
 
 /// Connections at a time; each takes two threads.
 pub(super) const MOST: usize = 256;
@@ -33,7 +34,7 @@ impl Way {
 
     /// Tells the user, but not the same again and again.
     pub(super) fn complain(&self, line: &str) {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = lock(&self.said);
         let again = said.as_ref().is_some_and(|(last, at)| last == line && at.elapsed() < QUIET);
         if !again {
             eprintln!("{line}");
