@@ -84,7 +84,7 @@ pub fn unpack(archive: impl Read, to: &Path) -> io::Result<()> {
     }
     // First to a place of its own: an archive that is cut off leaves nothing half done, and
     // links in it cannot lead what follows to other places.
-    let place = Place::new(folder)?;
+    let place = TemporaryFolder::new(folder)?;
     let mut archive = tar::Archive::new(archive);
     let mut dirs = Vec::new();
     for entry in archive.entries()? {
@@ -147,9 +147,9 @@ fn merge(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// A folder that is removed again.
-struct Place(PathBuf);
+struct TemporaryFolder(PathBuf);
 
-impl Place {
+impl TemporaryFolder {
     fn new(folder: &Path) -> io::Result<Self> {
         for attempt in 0..100u32 {
             let path = folder.join(format!(".tofu-cp-{}-{attempt}", std::process::id()));
@@ -163,7 +163,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TemporaryFolder {
     fn drop(&mut self) {
         // Nothing is left to be done about a folder that cannot be removed.
         let _ = fs::remove_dir_all(&self.0);

@@ -22,7 +22,7 @@ use crate::args::RunArgs;
 const EXIT_TIMEOUT: u8 = 124;
 /// How long a rank may take to die that was killed.
 const DEATH: Duration = Duration::from_secs(10);
-/// A line is shown in pieces of this size, in bytes.
+/// A line is shown in chunks of this size, in bytes.
 const MAX_LINE: usize = 64 << 10;
 
 /// A rank that runs.
@@ -31,7 +31,7 @@ pub(crate) trait Rank: Send + Sync {
     ///
     /// # Errors
     ///
-    /// If sight of it was lost, or `output` fails.
+    /// If it can no longer be observed, or `output` fails.
     fn follow(&self, output: &mut OutputTaker<'_>) -> anyhow::Result<Status>;
 
     /// Gives it everything that can be read as its standard input, and then the end of it. The
@@ -50,7 +50,7 @@ pub(crate) type OutputTaker<'a> = dyn FnMut(Output, &[u8]) -> io::Result<()> + '
 
 /// What happens to a job.
 pub(crate) enum Event {
-    /// A rank has ended, or sight of it was lost.
+    /// A rank has ended, or can no longer be observed.
     Ended(u32, anyhow::Result<Status>),
     /// This process was told to end.
     Signal(i32),
@@ -58,7 +58,7 @@ pub(crate) enum Event {
     Abort { rank: u32, code: i32 },
 }
 
-/// Where events come from: made before anything else, so that Ctrl-C is heard from then on.
+/// Where events come from: made before anything else, so that Ctrl-C counts from then on.
 pub(crate) struct Control {
     sender: Sender<Event>,
     events: Receiver<Event>,
@@ -141,10 +141,10 @@ impl Screen {
         if self.style == Style::Plain {
             return write(output, bytes);
         }
-        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+        for chunk in bytes.split_inclusive(|byte| *byte == b'\n') {
             let Some(lines) = self.lines.get_mut(rank as usize) else { return Ok(()) };
             let line = &mut lines[output as usize];
-            line.extend_from_slice(piece);
+            line.extend_from_slice(chunk);
             let whole = line.ends_with(b"\n");
             if whole || line.len() > MAX_LINE {
                 let text = line[..line.len() - usize::from(whole)].to_owned();
@@ -216,7 +216,7 @@ pub(crate) fn run(
     start: &mut dyn FnMut(u32) -> anyhow::Result<Arc<dyn Rank>>,
 ) -> anyhow::Result<u8> {
     let screen = Arc::new(Mutex::new(Screen::new(options.style, ranks)));
-    let mut watch = Watch {
+    let mut watch = JobWatch {
         options,
         place,
         screen: Arc::clone(&screen),
@@ -290,7 +290,7 @@ enum Stage {
     Killed,
 }
 
-struct Watch<'a> {
+struct JobWatch<'a> {
     options: Options,
     place: &'a dyn Fn(u32) -> String,
     screen: Arc<Mutex<Screen>>,
@@ -304,7 +304,7 @@ struct Watch<'a> {
     error: Option<anyhow::Error>,
 }
 
-impl Watch<'_> {
+impl JobWatch<'_> {
     /// Moves a rank's output from now on.
     fn attend(
         &mut self,

@@ -50,7 +50,7 @@ const MOST: u32 = 256;
 const MOST_IN_VARIABLE: usize = 100 << 10;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Bytes that are read of a rank's output at once.
-const PIECE: usize = 64 << 10;
+const CHUNK: usize = 64 << 10;
 
 /// Runs the job and returns the exit code.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let (shape, placement) = find_machine(args.shape, wanted)?;
     let ranks = placement.info.job.processes();
     let program = Program::new(&args.program)?;
-    // Ctrl-C is heard from here on.
+    // Ctrl-C counts from here on.
     let control = Control::new()?;
     allow_descriptors(ranks);
     let janitor = Janitor::for_processes()?;
@@ -341,7 +341,7 @@ impl Rank for Process {
         let outputs = lock(&self.outputs).take();
         let outputs = outputs.context("a rank is followed once")?;
         let mut outputs = outputs.map(Some);
-        let mut buffer = vec![0; PIECE];
+        let mut buffer = vec![0; CHUNK];
         let mut ended = false;
         loop {
             // Once it has ended only what is there already is read: what it has started may hold

@@ -267,7 +267,7 @@ impl Manager {
                 }
                 while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
                     let line: Vec<u8> = text.drain(..=end).collect();
-                    heard(String::from_utf8_lossy(&line).trim(), &sender, &events);
+                    take_line(String::from_utf8_lossy(&line).trim(), &sender, &events);
                 }
                 Ok(())
             });
@@ -307,7 +307,7 @@ impl Manager {
 }
 
 /// A line of the process manager: first where it is, later who has aborted the job.
-fn heard(line: &str, addresses: &Sender<String>, events: &Sender<Event>) {
+fn take_line(line: &str, addresses: &Sender<String>, events: &Sender<Event>) {
     match line.split_once(' ').map(|(rank, code)| (rank.parse(), code.parse())) {
         None => {
             // The receiver has gone if it was too late.
@@ -351,9 +351,9 @@ mod tests {
     fn what_the_process_manager_says() {
         let (addresses, got_addresses) = mpsc::channel();
         let (events, got_events) = mpsc::channel();
-        heard("10.84.0.1:40000", &addresses, &events);
-        heard("3 -1", &addresses, &events);
-        heard("what else", &addresses, &events);
+        take_line("10.84.0.1:40000", &addresses, &events);
+        take_line("3 -1", &addresses, &events);
+        take_line("what else", &addresses, &events);
         assert_eq!(got_addresses.try_iter().collect::<Vec<_>>(), ["10.84.0.1:40000"]);
         let events: Vec<_> = got_events.try_iter().collect();
         assert!(matches!(events[..], [Event::Abort { rank: 3, code: -1 }]));

@@ -29,20 +29,20 @@ pub enum ConfigError {
     Read { path: PathBuf, source: std::io::Error },
     /// No TOML, an unknown field, or a value of the wrong type.
     #[error("{place}: {}", one_line(message))]
-    Toml { place: Place, message: String },
+    Toml { place: FileLine, message: String },
     /// A value that is not allowed.
     #[error("{place}: {field} = {} is not allowed; {field} is {allowed}", one_line(value))]
-    Value { place: Place, field: &'static str, value: String, allowed: String },
+    Value { place: FileLine, field: &'static str, value: String, allowed: String },
 }
 
 /// A line of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FileLine {
     path: PathBuf,
     line: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FileLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.path.display(), self.line)
     }
@@ -103,7 +103,7 @@ pub(crate) struct Settings {
 /// A `[[node]]`: settings of the node at these coordinates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeEntry {
-    pub(crate) place: Place,
+    pub(crate) place: FileLine,
     pub(crate) at: Coords,
     pub(crate) settings: Settings,
     /// Whether it has no guest, but joins the machine to the host.
@@ -113,7 +113,7 @@ pub(crate) struct NodeEntry {
 /// A `[[link]]`: a link, whether it starts down, and which faults it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinkEntry {
-    pub(crate) place: Place,
+    pub(crate) place: FileLine,
     pub(crate) at: Coords,
     pub(crate) port: Port,
     pub(crate) down: bool,
@@ -168,7 +168,7 @@ impl LinkEntry {
     }
 }
 
-fn not_in_machine(place: &Place, at: Coords, shape: &Shape) -> ConfigError {
+fn not_in_machine(place: &FileLine, at: Coords, shape: &Shape) -> ConfigError {
     ConfigError::Value {
         place: place.clone(),
         field: "at",
@@ -332,10 +332,10 @@ trait Field: FromStr<Err = &'static str> {}
 impl<T: FromStr<Err = &'static str>> Field for T {}
 
 impl Source<'_> {
-    fn place(&self, span: Range<usize>) -> Place {
+    fn place(&self, span: Range<usize>) -> FileLine {
         let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
         let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
-        Place { path: self.path.to_owned(), line }
+        FileLine { path: self.path.to_owned(), line }
     }
 
     fn toml_error(&self, error: &toml::de::Error) -> ConfigError {
@@ -510,7 +510,7 @@ mod tests {
         let link = &file.links[0];
         assert_eq!(link.faults, "loss=100%".parse().ok());
         assert_eq!((link.at, link.port, link.down), (Coords::default(), Port::BPlus, true));
-        assert_eq!(link.place, Place { path: "m.toml".into(), line: 31 });
+        assert_eq!(link.place, FileLine { path: "m.toml".into(), line: 31 });
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tofu_sync::lock;
 
 /// Bytes of output that are kept for those who come later.
 const TAIL: usize = 64 << 10;
-/// Pieces of output that a viewer may be behind; more are lost to it.
+/// Chunks of output that a viewer may be behind; more are lost to it.
 const BEHIND: usize = 256;
 /// The log file is begun anew at this size; the one before is kept.
 const MAX_LOG: u64 = 1 << 20;
@@ -167,9 +167,9 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| console.follow(ours));
-            let piece = [b'x'; 1000];
+            let chunk = [b'x'; 1000];
             for _ in 0..2200 {
-                theirs.write_all(&piece).unwrap();
+                theirs.write_all(&chunk).unwrap();
             }
             drop(theirs);
         });

@@ -125,10 +125,10 @@ struct Lines {
 
 impl Lines {
     fn take(&mut self, bytes: &[u8], mut each: impl FnMut(String)) {
-        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+        for chunk in bytes.split_inclusive(|byte| *byte == b'\n') {
             let room = MAX_LINE - self.line.len();
-            self.line.extend_from_slice(&piece[..piece.len().min(room)]);
-            if piece.ends_with(b"\n") || self.line.len() == MAX_LINE {
+            self.line.extend_from_slice(&chunk[..chunk.len().min(room)]);
+            if chunk.ends_with(b"\n") || self.line.len() == MAX_LINE {
                 let line = String::from_utf8_lossy(&self.line);
                 each(line.trim_end_matches(['\r', '\n']).to_owned());
                 self.line.clear();
@@ -151,8 +151,8 @@ mod tests {
     fn lines_are_cut() {
         let mut found = Vec::new();
         let mut lines = Lines::default();
-        for piece in [b"one\r\ntw".as_slice(), b"o\n\nthr", b"ee"] {
-            lines.take(piece, |line| found.push(line));
+        for chunk in [b"one\r\ntw".as_slice(), b"o\n\nthr", b"ee"] {
+            lines.take(chunk, |line| found.push(line));
         }
         lines.end(|line| found.push(line));
         assert_eq!(found, ["one", "two", "", "three"]);

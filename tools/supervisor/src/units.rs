@@ -94,14 +94,6 @@ impl TryFrom<i64> for Engines {
     }
 }
 
-impl FromStr for Engines {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
-    }
-}
-
 /// Virtual processors of a Linux node: 1 to 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
@@ -121,14 +113,6 @@ impl TryFrom<i64> for Cpus {
             1..=16 => Ok(Self(number as u32)),
             _ => Err(Self::ALLOWED),
         }
-    }
-}
-
-impl FromStr for Cpus {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
     }
 }
 
@@ -288,14 +272,6 @@ impl TryFrom<i64> for IpNumber {
     }
 }
 
-impl FromStr for IpNumber {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
-    }
-}
-
 /// Largest IP packet between nodes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mtu(pub(crate) u16);
@@ -321,13 +297,20 @@ impl TryFrom<i64> for Mtu {
     }
 }
 
-impl FromStr for Mtu {
-    type Err = &'static str;
+/// Reads values from the command line that are whole numbers in a machine file.
+macro_rules! from_number {
+    ($($unit:ty),*) => { $(
+        impl FromStr for $unit {
+            type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
-    }
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                text.parse::<i64>().map_err(|_| Self::ALLOWED)?.try_into()
+            }
+        }
+    )* };
 }
+
+from_number!(Engines, Cpus, IpNumber, Mtu);
 
 /// Digits only: `parse` alone would take a sign.
 fn whole_number(text: &str) -> Option<u64> {

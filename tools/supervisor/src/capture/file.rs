@@ -218,7 +218,7 @@ mod tests {
         for size in [1, 3, 100, 4096] {
             let mut out = Vec::new();
             let mut blocks = WholeBlocks::new(&mut out);
-            bytes.chunks(size).for_each(|piece| blocks.add(piece).unwrap());
+            bytes.chunks(size).for_each(|chunk| blocks.add(chunk).unwrap());
             assert_eq!(out, **bytes);
         }
         // Cut anywhere, it can be read to the end.

@@ -5,18 +5,18 @@ use std::str::FromStr;
 use tofu_fabric::{Port, TNIS, TapPoint};
 use tofu_machine::capture::{INTERFACES, Kind, interface, place};
 
-/// Places at a node, a bit for each interface.
+/// Points of a node where packets are seen, a bit for each interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Places(pub u32);
+pub struct CapturePoints(pub u32);
 
-impl Places {
+impl CapturePoints {
     /// All of them.
     pub const ALL: Self = Self((1 << INTERFACES) - 1);
     const ALLOWED: &str =
         "tni, tni0 to tni5, port, or a port: A, C, B-, B+, X-, X+, Y-, Y+, Z-, Z+";
 }
 
-impl FromStr for Places {
+impl FromStr for CapturePoints {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -40,15 +40,15 @@ impl FromStr for Places {
 
 /// Kinds of packets, a bit for each code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kinds(pub u32);
+pub struct PacketKinds(pub u32);
 
-impl Kinds {
+impl PacketKinds {
     /// All of them.
     pub const ALL: Self = Self(u32::MAX);
     const ALLOWED: &str = "system, raw, put, get, atomic, answer, or barrier";
 }
 
-impl FromStr for Kinds {
+impl FromStr for PacketKinds {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -72,20 +72,20 @@ mod tests {
 
     #[test]
     fn places_have_names() {
-        let bits = |text: &str| text.parse::<Places>().map(|places| places.0);
+        let bits = |text: &str| text.parse::<CapturePoints>().map(|places| places.0);
         assert_eq!(bits("tni"), Ok(0x3f));
         assert_eq!(bits("port"), Ok(0xffc0));
         assert_eq!(bits("tni5"), Ok(1 << 5));
         assert_eq!((bits("A"), bits("z+")), (Ok(1 << 6), Ok(1 << 15)));
         for text in ["", "tni6", "tni-1", "D", "port0"] {
-            assert_eq!(bits(text), Err(Places::ALLOWED), "{text}");
+            assert_eq!(bits(text), Err(CapturePoints::ALLOWED), "{text}");
         }
     }
 
     #[test]
     fn kinds_have_names() {
-        let bits = |text: &str| text.parse::<Kinds>().map(|kinds| kinds.0);
+        let bits = |text: &str| text.parse::<PacketKinds>().map(|kinds| kinds.0);
         assert_eq!((bits("system"), bits("answer")), (Ok(2), Ok(0b1_1100_0000)));
-        assert_eq!(bits("ip"), Err(Kinds::ALLOWED));
+        assert_eq!(bits("ip"), Err(PacketKinds::ALLOWED));
     }
 }

@@ -13,7 +13,7 @@ use tofu_control::protocol::{
 };
 use tofu_control::{Connection, find_machine, parse_node, shape};
 use tofu_supervisor::capture::file::WholeBlocks;
-use tofu_supervisor::capture::select::{Kinds, Places};
+use tofu_supervisor::capture::select::{CapturePoints, PacketKinds};
 use tofu_ui::signals;
 
 /// Write what goes through a node's ports and network interfaces into a file for Wireshark
@@ -36,11 +36,11 @@ pub(crate) struct CaptureArgs {
     ///
     /// A packet is seen at each place that it passes.
     #[arg(long, value_name = "PLACE,...", value_delimiter = ',', allow_hyphen_values = true)]
-    pub(crate) on: Vec<Places>,
+    pub(crate) on: Vec<CapturePoints>,
 
     /// Only packets of these kinds: system, raw, put, get, atomic, answer, barrier
     #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
-    pub(crate) kind: Vec<Kinds>,
+    pub(crate) kind: Vec<PacketKinds>,
 
     /// End after so many packets
     #[arg(long, value_name = "N")]
@@ -89,8 +89,13 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
     };
     let request = Request::Capture(CaptureRequest {
         at: at.to_array(),
-        interfaces: args.on.iter().map(|places| places.0).reduce(union).unwrap_or(Places::ALL.0),
-        kinds: args.kind.iter().map(|kinds| kinds.0).reduce(union).unwrap_or(Kinds::ALL.0),
+        interfaces: args
+            .on
+            .iter()
+            .map(|places| places.0)
+            .reduce(union)
+            .unwrap_or(CapturePoints::ALL.0),
+        kinds: args.kind.iter().map(|kinds| kinds.0).reduce(union).unwrap_or(PacketKinds::ALL.0),
         snaplen: args.snaplen,
         limits: CaptureLimits { count: args.count, seconds: args.seconds },
     });

@@ -153,11 +153,11 @@ mod tests {
 
     #[test]
     fn keys_that_leave() {
-        let take = |pieces: &[&[u8]]| {
+        let take = |chunks: &[&[u8]]| {
             let mut keys = Keys::default();
             let mut all = Vec::new();
-            for piece in pieces {
-                let (typed, leave) = keys.take(piece);
+            for chunk in chunks {
+                let (typed, leave) = keys.take(chunk);
                 all.extend(typed);
                 if leave {
                     return (String::from_utf8(all).unwrap(), true);

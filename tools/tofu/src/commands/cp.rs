@@ -37,15 +37,15 @@ const MAX_COMPLAINT: usize = 2000;
 
 /// Runs `tofu cp` and returns the exit code.
 pub(crate) fn run(args: &CpArgs) -> anyhow::Result<u8> {
-    match (Place::parse(&args.from), Place::parse(&args.to)) {
-        (Place::Here(from), Place::There(node, to)) => send(from, node, to)?,
-        (Place::There(node, from), Place::Here(to)) => fetch(node, from, to)?,
-        (Place::Here(_), Place::Here(_)) => bail!(
+    match (CopyEnd::parse(&args.from), CopyEnd::parse(&args.to)) {
+        (CopyEnd::Here(from), CopyEnd::There(node, to)) => send(from, node, to)?,
+        (CopyEnd::There(node, from), CopyEnd::Here(to)) => fetch(node, from, to)?,
+        (CopyEnd::Here(_), CopyEnd::Here(_)) => bail!(
             "neither {} nor {} is on a node; write NODE:PATH, such as 0:/tmp/",
             args.from,
             args.to
         ),
-        (Place::There(..), Place::There(..)) => {
+        (CopyEnd::There(..), CopyEnd::There(..)) => {
             bail!("both are on nodes; copy to this host first")
         }
     }
@@ -54,12 +54,12 @@ pub(crate) fn run(args: &CpArgs) -> anyhow::Result<u8> {
 
 /// A path, and where it is.
 #[derive(Debug, PartialEq, Eq)]
-enum Place<'a> {
+enum CopyEnd<'a> {
     Here(&'a str),
     There(&'a str, &'a str),
 }
 
-impl<'a> Place<'a> {
+impl<'a> CopyEnd<'a> {
     /// NODE:PATH where NODE can be one; everything else is a path of this host.
     fn parse(text: &'a str) -> Self {
         let Some((node, path)) = text.split_once(':') else { return Self::Here(text) };
@@ -157,12 +157,12 @@ mod tests {
 
     #[test]
     fn places_are_told_apart() {
-        assert_eq!(Place::parse("0:/tmp/a:b"), Place::There("0", "/tmp/a:b"));
-        assert_eq!(Place::parse("1,0,0,0,0,0:x"), Place::There("1,0,0,0,0,0", "x"));
-        assert_eq!(Place::parse("m/1:x"), Place::There("m/1", "x"));
-        assert_eq!(Place::parse("t-0-0-0-0-0-1:"), Place::There("t-0-0-0-0-0-1", ""));
+        assert_eq!(CopyEnd::parse("0:/tmp/a:b"), CopyEnd::There("0", "/tmp/a:b"));
+        assert_eq!(CopyEnd::parse("1,0,0,0,0,0:x"), CopyEnd::There("1,0,0,0,0,0", "x"));
+        assert_eq!(CopyEnd::parse("m/1:x"), CopyEnd::There("m/1", "x"));
+        assert_eq!(CopyEnd::parse("t-0-0-0-0-0-1:"), CopyEnd::There("t-0-0-0-0-0-1", ""));
         for path in ["a", "./0:x", "a:b", "/0:b", "a/b/0:x", "dir/x:1"] {
-            assert_eq!(Place::parse(path), Place::Here(path));
+            assert_eq!(CopyEnd::parse(path), CopyEnd::Here(path));
         }
     }
 }

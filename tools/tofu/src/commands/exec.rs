@@ -128,7 +128,7 @@ fn run_on_all(args: &ExecArgs, exec: &Exec) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// A line is shown in pieces of this size, in bytes.
+/// A line is shown in chunks of this size, in bytes.
 const MAX_LINE: usize = 64 << 10;
 
 fn run_prefixed(control: &Path, node: &NodeInfo, exec: Exec) -> anyhow::Result<Status> {
@@ -145,8 +145,8 @@ fn run_prefixed(control: &Path, node: &NodeInfo, exec: Exec) -> anyhow::Result<S
     forward_signals(&program)?;
     let status = program.follow(|output, bytes| {
         let line: &mut Vec<u8> = &mut lines[output as usize];
-        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
-            line.extend_from_slice(piece);
+        for chunk in bytes.split_inclusive(|byte| *byte == b'\n') {
+            line.extend_from_slice(chunk);
             let whole = line.ends_with(b"\n");
             if whole || line.len() > MAX_LINE {
                 show(output, &line[..line.len() - usize::from(whole)])?;

@@ -7,7 +7,7 @@ use tofu_control::protocol::{FaultReport, NetworkReply, NetworkRequest};
 use tofu_control::{MachineName, ask, find_machine};
 use tofu_supervisor::faults::FaultSpec;
 
-/// Have packets of a running machine lost, doubled, overtaken or damaged on its links
+/// Have packets of a running machine lost, duplicated, overtaken or damaged on its links
 ///
 /// Raw and system packets only, as IP over Tofu uses them: real links repeat what gets lost of
 /// commands.

@@ -45,7 +45,7 @@ pub(crate) struct MapArgs {
 
     /// Node that the job must not use, such as 0,0,0,0,1,0; may be given again
     #[arg(long, value_name = "X,Y,Z,A,B,C")]
-    pub(crate) exclude: Vec<Place>,
+    pub(crate) exclude: Vec<NodeCoords>,
 
     /// Refuse maps with an axis whose last node is no neighbour of its first
     #[arg(long)]
@@ -73,9 +73,9 @@ Examples:
 
 /// A node, as its coordinates on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place(pub(crate) Coords);
+pub(crate) struct NodeCoords(pub(crate) Coords);
 
-impl FromStr for Place {
+impl FromStr for NodeCoords {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &MapArgs) -> anyhow::Result<u8> {
 }
 
 /// The machine as jobs see it, without the nodes to exclude and the links that are down.
-fn system(network: &Network, exclude: &[Place]) -> anyhow::Result<System> {
+fn system(network: &Network, exclude: &[NodeCoords]) -> anyhow::Result<System> {
     let shape = &network.shape;
     let links = network.links_down.iter();
     let links = links.filter_map(|(at, port)| Some((*at, shape.neighbor(*at, *port)?)));
@@ -255,7 +255,7 @@ mod tests {
     fn wrong_arguments_are_told() {
         for bad in ["", "0,0,0,0,0", "0,0,0,0,0,0,0", "a,0,0,0,0,0", "(0,0,0,0,0,0", "0,0,0,0,0,-1"]
         {
-            assert!(bad.parse::<Place>().is_err(), "{bad}");
+            assert!(bad.parse::<NodeCoords>().is_err(), "{bad}");
         }
         let error = |args: MapArgs| format!("{:#}", lay(&network("unit"), &args).unwrap_err());
         let outside = vec!["0,0,1,0,0,0".parse().unwrap()];

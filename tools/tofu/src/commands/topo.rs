@@ -123,8 +123,8 @@ fn to_json(network: &Network) -> serde_json::Value {
     let axes: serde_json::Map<_, _> = Axis::ALL
         .into_iter()
         .map(|axis| {
-            let facts = json!({ "length": shape.len(axis), "torus": shape.wraps(axis) });
-            (axis.to_string(), facts)
+            let described = json!({ "length": shape.len(axis), "torus": shape.wraps(axis) });
+            (axis.to_string(), described)
         })
         .collect();
     let links: Vec<_> = Link::all(shape)

@@ -59,7 +59,7 @@ fn pass_on(
     datagram: &[u8],
 ) -> anyhow::Result<()> {
     let now = start.elapsed().as_millis() as u64;
-    let mut all = lock(&flows);
+    let mut all = lock(flows);
     if let Some(flow) = all.get_mut(&client) {
         flow.used.store(now, SeqCst);
         if flow.node.write_all(datagram).is_ok() {

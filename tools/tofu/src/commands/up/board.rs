@@ -8,7 +8,7 @@ use tofu_fabric::NodeId;
 use tofu_netboot::wire::FileRole;
 use tofu_supervisor::event::BootStage;
 
-struct Node {
+struct BootingNode {
     since: Instant,
     /// The file that it fetches, and how much of it is there, in percent.
     at: Option<(FileRole, u8)>,
@@ -19,7 +19,7 @@ struct Node {
 pub(crate) struct Board {
     /// How many are to boot.
     wanted: usize,
-    nodes: HashMap<NodeId, Node>,
+    nodes: HashMap<NodeId, BootingNode>,
     /// Since the first one has begun.
     since: Option<Instant>,
     times: Vec<Duration>,
@@ -49,10 +49,11 @@ impl Board {
     pub(crate) fn take(&mut self, id: NodeId, stage: BootStage) -> Option<Line> {
         let now = Instant::now();
         self.since.get_or_insert(now);
-        let node = self.nodes.entry(id).or_insert(Node { since: now, at: None, done: false });
+        let node =
+            self.nodes.entry(id).or_insert(BootingNode { since: now, at: None, done: false });
         match stage {
             BootStage::Begun => {
-                *node = Node { since: now, at: None, done: false };
+                *node = BootingNode { since: now, at: None, done: false };
                 None
             }
             BootStage::Fetching(role, percent) => {

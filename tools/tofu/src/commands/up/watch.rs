@@ -20,7 +20,7 @@ struct Progress {
     last_line: String,
 }
 
-struct Watch<'a, 'b> {
+struct MachineWatch<'a, 'b> {
     plan: &'a Plan,
     start: Instant,
     screen: &'a mut Screen<'b>,
@@ -48,7 +48,7 @@ pub(crate) fn watch(
 ) -> anyhow::Result<u8> {
     let start = Instant::now();
     let nodes = plan.nodes.iter().map(|_| Progress { result: None, last_line: String::new() });
-    let mut watch = Watch {
+    let mut watch = MachineWatch {
         plan,
         start,
         screen,
@@ -114,7 +114,7 @@ pub(crate) fn watch(
     watch.finish()
 }
 
-impl Watch<'_, '_> {
+impl MachineWatch<'_, '_> {
     /// Whether somebody wants the machine to end now.
     fn is_to_end(&self) -> bool {
         self.signal.is_some() || self.down
