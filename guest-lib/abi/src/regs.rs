@@ -208,7 +208,7 @@ registers! {
         SteeringTableSize = 0xb8, "STEERING_TABLE_SIZE",
         /// Ours: bit n set keeps notices with id n from requesting an interrupt.
         MrqInterruptMask = 0xc0, "MRQ_INTERRUPT_MASK",
-        /// Pending interrupt requests, see [`crate::irq::cqs`].
+        /// Pending interrupt requests, see [`CqsIrqs`](crate::irq::CqsIrqs).
         Irr = 0xc8, "IRR",
         /// Interrupt mask; a write sets mask bits.
         Imr = 0xd0, "IMR",
@@ -226,7 +226,7 @@ registers! {
     pub enum BgsReg {
         /// Bit 0 enables the gate.
         Enable = 0x00, "ENABLE",
-        /// Pending interrupt requests, see [`crate::irq::bgs`].
+        /// Pending interrupt requests, see [`BgsIrqs`](crate::irq::BgsIrqs).
         Irr = 0x08, "IRR",
         /// Interrupt mask; a write sets mask bits.
         Imr = 0x10, "IMR",
@@ -279,7 +279,7 @@ pub const BGS_DATA_QWORDS: u64 = 15;
 registers! {
     /// A network interface as a whole.
     pub enum TniReg {
-        /// Pending interrupt requests, see [`crate::irq::tni`].
+        /// Pending interrupt requests, see [`TniIrqs`](crate::irq::TniIrqs).
         Irr = 0x08, "IRR",
         /// Interrupt mask; a write sets mask bits.
         Imr = 0x10, "IMR",
@@ -452,7 +452,7 @@ pub enum TofuReg {
     TdSettings(u8),
     /// Message signalled interrupt base of the network router.
     TnrMsiBase,
-    /// Pending interrupt requests of the links, see [`crate::irq::tnr`].
+    /// Pending interrupt requests of the links, see [`TnrIrqs`](crate::irq::TnrIrqs).
     TnrIrr,
     /// Interrupt mask of the links; a write sets mask bits.
     TnrImr,

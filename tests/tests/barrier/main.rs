@@ -209,7 +209,7 @@ fn one_round_at_a_time() {
     channel.start(Op::Barrier, &[0; 8], 0).unwrap();
     assert!(!state(0));
     assert_eq!(channel.start(Op::Barrier, &[0; 8], 0), Err(StartError::Busy));
-    // Whoever does not care is not heard, and counted.
+    // Who does not care is ignored, and counted.
     cluster.settle();
     cluster.device(0).write(ready, BchReady(0).with_op(1).with_start(true).0);
     cluster.settle();

@@ -100,7 +100,7 @@ fn signals_that_come_twice_count_once() {
     // A second one comes while the gate waits for the round's other signal, or after the round.
     assert_eq!(exceptions, bgs::SIGNAL_STATE_ERROR | bgs::BSEQ_UNMATCH);
     let FaultCounters { duplicated, lost, .. } = wired.faults();
-    assert!(duplicated > ROUNDS && lost == 0, "{duplicated} doubled, {lost} lost");
+    assert!(duplicated > ROUNDS && lost == 0, "{duplicated} duplicated, {lost} lost");
 }
 
 #[test]

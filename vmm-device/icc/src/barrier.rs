@@ -18,9 +18,9 @@ use tofu_abi::{BchId, BgId, Rcode, TniId};
 use tofu_fabric::{Class, Packet, Way};
 use tofu_sync::lock;
 
-use crate::barrier::gates::{BarrierTime, Content, Effects, Ended, Gates, Sent};
+use crate::barrier::gates::{BarrierTime, Content, Effects, Ended, Gates, SentSignal};
 use crate::barrier::page::ChannelPage;
-use crate::barrier::unit::{Unit, channels};
+use crate::barrier::unit::{BarrierUnit, channels};
 use crate::device::Icc;
 use crate::host::Net;
 use crate::irq::IrqUnit;
@@ -31,13 +31,13 @@ use crate::tlp::{Body, Signal, wire_bytes};
 
 impl Icc {
     /// The gates of an interface that has any, whose registers are about to be written.
-    fn barrier_unit(&self, tni: TniId) -> Option<&Unit> {
+    fn barrier_unit(&self, tni: TniId) -> Option<&BarrierUnit> {
         self.barrier.get_or_make(self.coords(), tni, self.profile(), self.pages())
     }
 
     /// Modelled time of the rounds of a barrier channel.
     pub fn barrier_time(&self, tni: TniId, bch: BchId) -> BarrierTime {
-        let time = |unit: &Unit| lock(&unit.gates).time(bch);
+        let time = |unit: &BarrierUnit| lock(&unit.gates).time(bch);
         self.barrier.get(tni).map_or_else(BarrierTime::default, time)
     }
 
@@ -297,7 +297,7 @@ impl Icc {
     }
 
     /// Requests interrupts and sends signals, when nothing is locked any more.
-    fn settle_barrier(&self, tni: TniId, unit: &Unit, effects: &Effects, net: &mut dyn Net) {
+    fn settle_barrier(&self, tni: TniId, unit: &BarrierUnit, effects: &Effects, net: &mut dyn Net) {
         for &(bg, bits) in &effects.requests {
             if let Some(irq) = unit.irq(bg) {
                 irq.request(self.host(), bits);
@@ -313,8 +313,8 @@ impl Icc {
         }
     }
 
-    fn signal_packet(&self, tni: TniId, sent: &Sent) -> Packet<Body> {
-        let Sent { from, to, content, at_ps } = sent;
+    fn signal_packet(&self, tni: TniId, sent: &SentSignal) -> Packet<Body> {
+        let SentSignal { from, to, content, at_ps } = sent;
         let carries = Op::from_code(content.op).is_some_and(|op| op != Op::Barrier);
         let signal = Signal {
             source: *from,

@@ -12,7 +12,7 @@ use tofu_abi::regs::{CqReg, MRQ_MASK_DISCARD};
 use crate::coalesce::{Held, HeldInterrupt};
 use crate::command::{CommandKind, Message};
 use crate::memory::DmaMemory;
-use crate::notice::{Event, Peer};
+use crate::notice::{NoticeEvent, Peer};
 use crate::page::Page;
 use crate::tlp::{Answer, Tag};
 
@@ -235,12 +235,12 @@ impl Completions {
             let n = message.mtu.min(end - at);
             at += n;
             if at < message.length {
-                self.notice(message.notice(Event::Tlp, Rcode::SUCCESS, at, n), w);
+                self.notice(message.notice(NoticeEvent::Tlp, Rcode::SUCCESS, at, n), w);
             }
         }
         // After an error the TLP at fault has a notice of its own, unless it is the last one.
         if !answer.rcode.is_success() && end + message.mtu < message.length {
-            self.notice(message.notice(Event::TlpFailed, answer.rcode, end, message.mtu), w);
+            self.notice(message.notice(NoticeEvent::TlpFailed, answer.rcode, end, message.mtu), w);
         }
     }
 

@@ -173,7 +173,7 @@ impl Icc {
     /// Looks at the shared page of an enabled queue or a channel in use: whether its doorbell was
     /// rung since the last look. Then [`run_queue`](Icc::run_queue) is due.
     ///
-    /// While the queue cannot work for another reason, none is heard: all ring when that ends.
+    /// While the queue cannot work for another reason, no ring is noticed: all ring when that ends.
     pub fn poll_doorbell(&self, tni: TniId, doorbell: Doorbell) -> bool {
         let queue = match doorbell {
             Doorbell::Cq(cq) => self.queue(tni, cq),

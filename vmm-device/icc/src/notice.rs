@@ -45,7 +45,7 @@ impl Notice {
 
 /// What a notice of the initiator tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum NoticeEvent {
     /// A TLP that is not the last one of its message was answered.
     Tlp,
     TlpFailed,
@@ -55,18 +55,18 @@ pub(crate) enum Event {
 }
 
 impl CommandKind {
-    const fn id(self, event: Event) -> MrqId {
+    const fn id(self, event: NoticeEvent) -> MrqId {
         match (self, event) {
-            (Self::Armw, Event::Tlp | Event::Last) => MrqId::Armw,
+            (Self::Armw, NoticeEvent::Tlp | NoticeEvent::Last) => MrqId::Armw,
             (Self::Armw, _) => MrqId::ArmwRemoteError,
-            (Self::Get, Event::Tlp) => MrqId::Get,
-            (Self::Get, Event::TlpFailed) => MrqId::GetRemoteError,
-            (Self::Get, Event::Last) => MrqId::GetLast,
-            (Self::Get, Event::LastFailed) => MrqId::GetLastRemoteError,
-            (Self::Put | Self::Frame, Event::Tlp) => MrqId::Put,
-            (Self::Put | Self::Frame, Event::TlpFailed) => MrqId::PutRemoteError,
-            (Self::Put | Self::Frame, Event::Last) => MrqId::PutLast,
-            (Self::Put | Self::Frame, Event::LastFailed) => MrqId::PutLastRemoteError,
+            (Self::Get, NoticeEvent::Tlp) => MrqId::Get,
+            (Self::Get, NoticeEvent::TlpFailed) => MrqId::GetRemoteError,
+            (Self::Get, NoticeEvent::Last) => MrqId::GetLast,
+            (Self::Get, NoticeEvent::LastFailed) => MrqId::GetLastRemoteError,
+            (Self::Put | Self::Frame, NoticeEvent::Tlp) => MrqId::Put,
+            (Self::Put | Self::Frame, NoticeEvent::TlpFailed) => MrqId::PutRemoteError,
+            (Self::Put | Self::Frame, NoticeEvent::Last) => MrqId::PutLast,
+            (Self::Put | Self::Frame, NoticeEvent::LastFailed) => MrqId::PutLastRemoteError,
         }
     }
 }
@@ -84,18 +84,24 @@ impl Message {
             rest => rest,
         };
         if rcode.is_success() {
-            self.notice(Event::Last, rcode, self.length, tlp)
+            self.notice(NoticeEvent::Last, rcode, self.length, tlp)
         } else {
-            self.notice(Event::LastFailed, rcode, 0, tlp)
+            self.notice(NoticeEvent::LastFailed, rcode, 0, tlp)
         }
     }
 
     /// The initiator's notice for a TLP of `tlp` bytes, `advance` bytes into the message.
-    pub(crate) fn notice(&self, event: Event, rcode: Rcode, advance: u32, tlp: u32) -> MrqEntry {
+    pub(crate) fn notice(
+        &self,
+        event: NoticeEvent,
+        rcode: Rcode,
+        advance: u32,
+        tlp: u32,
+    ) -> MrqEntry {
         let id = self.kind.id(event);
         // The last error notice is not advanced; what it is about is the message's last TLP. An
         // atomic command has but one id for both.
-        let last_failed = id == self.kind.id(Event::LastFailed);
+        let last_failed = id == self.kind.id(NoticeEvent::LastFailed);
         let error_at = if last_failed { self.length - tlp } else { advance };
         let advance = if self.kind == CommandKind::Armw { 0 } else { advance };
         let notice = Notice {

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use tofu_abi::barrier::{BchReady, BgAddress, GpidBseq, OP_ERROR, SignalMask, SignalState};
-use tofu_abi::irq::bgs;
+use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{Op, Value};
 use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
 use tofu_abi::{BchId, BgId, Path, TniId};
@@ -70,10 +70,10 @@ impl Device {
         u64::from_le_bytes(bytes)
     }
 
-    fn irr(&self, bg: BgId) -> u64 {
+    fn irr(&self, bg: BgId) -> BgsIrqs {
         let pending = self.read(Register::Bgs { tni: TniId::ALL[0], bg, reg: BgsReg::Irr });
         self.write(Register::Bgs { tni: TniId::ALL[0], bg, reg: BgsReg::Irc }, u64::MAX);
-        pending
+        BgsIrqs::from_raw(pending)
     }
 
     /// Lets a signal arrive; returns how many came of it.
@@ -117,17 +117,17 @@ fn a_relay_passes_on_what_it_waits_for_once_for_each_round() {
     assert_eq!(device.arrive(0, signal()), 1);
     let Body::Signal(sent) = &device.net.0[0].body else { panic!("a signal") };
     assert_eq!(sent, &Signal { source: RELAY, target: BgId::ALL[8], ..signal() });
-    assert_eq!(device.irr(RELAY), 0);
+    assert_eq!(device.irr(RELAY), BgsIrqs::NONE);
     // Again, as a network that repeats what has arrived would send it.
     assert_eq!(device.arrive(0, signal()), 0);
-    assert_eq!(device.irr(RELAY), bgs::BSEQ_UNMATCH);
+    assert_eq!(device.irr(RELAY), BgsIrqs::BSEQ_UNMATCH);
     // Out of order: the next but one waits, and goes with the next one.
     assert_eq!(device.arrive(0, Signal { bseq: 12, ..signal() }), 0);
-    assert_eq!(device.irr(RELAY), 0, "the gate waits for round 11");
+    assert_eq!(device.irr(RELAY), BgsIrqs::NONE, "the gate waits for round 11");
     assert_eq!(device.arrive(0, Signal { bseq: 12, ..signal() }), 0);
-    assert_eq!(device.irr(RELAY), bgs::SIGNAL_STATE_ERROR, "twice");
+    assert_eq!(device.irr(RELAY), BgsIrqs::SIGNAL_STATE_ERROR, "twice");
     assert_eq!(device.arrive(0, Signal { bseq: 11, ..signal() }), 2);
-    assert_eq!(device.irr(RELAY), 0);
+    assert_eq!(device.irr(RELAY), BgsIrqs::NONE);
 }
 
 #[test]
@@ -141,14 +141,14 @@ fn a_duplicate_while_the_gate_waits_changes_nothing() {
     let early = Signal { bseq: 11, ..end.clone() };
     device.arrive(0, early.clone());
     device.arrive(0, early);
-    assert_eq!(device.irr(END), bgs::SIGNAL_STATE_ERROR);
+    assert_eq!(device.irr(END), BgsIrqs::SIGNAL_STATE_ERROR);
     device.arrive(0, end.clone());
-    assert_eq!(device.irr(END), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
+    assert_eq!(device.irr(END), BgsIrqs::SYNCHRONIZATION_ACKNOWLEDGE);
     assert_eq!(device.memory.load(NOTICE).unwrap(), 3);
     device.arrive(0, end);
-    assert_eq!(device.irr(END), bgs::BSEQ_UNMATCH);
+    assert_eq!(device.irr(END), BgsIrqs::BSEQ_UNMATCH);
     device.start();
-    assert_eq!(device.irr(END), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
+    assert_eq!(device.irr(END), BgsIrqs::SYNCHRONIZATION_ACKNOWLEDGE);
     assert_eq!(device.memory.load(NOTICE + 128).unwrap(), 3, "the early one, once");
 }
 
@@ -168,7 +168,7 @@ fn signals_that_no_gate_sends_are_counted_and_dropped() {
     ];
     for (n, signal) in (1..).zip(illegal) {
         assert_eq!(device.arrive(0, signal), 0);
-        assert_eq!((device.read(unknown), device.irr(RELAY)), (n, 0));
+        assert_eq!((device.read(unknown), device.irr(RELAY)), (n, BgsIrqs::NONE));
     }
     // Gates and interfaces that there are not.
     for (tni, target) in
@@ -177,7 +177,7 @@ fn signals_that_no_gate_sends_are_counted_and_dropped() {
         assert_eq!(device.arrive(tni, Signal { target, ..signal() }), 0);
     }
     assert_eq!(device.arrive(0, Signal { source: BgId::ALL[63], ..signal() }), 0);
-    assert_eq!(device.irr(RELAY), bgs::NODE_ADDRESS_UNMATCH);
+    assert_eq!(device.irr(RELAY), BgsIrqs::NODE_ADDRESS_UNMATCH);
     assert_eq!(device.arrive(0, signal()), 1, "the relay waits for its signal as before");
 }
 
@@ -188,11 +188,11 @@ fn an_error_goes_on_as_an_error() {
     assert_eq!(device.arrive(0, error.clone()), 1);
     let Body::Signal(sent) = &device.net.0[0].body else { panic!("a signal") };
     assert_eq!(sent, &Signal { source: RELAY, target: BgId::ALL[8], ..error });
-    assert_eq!(device.irr(RELAY), 0, "who saw the two operations has reported it");
+    assert_eq!(device.irr(RELAY), BgsIrqs::NONE, "who saw the two operations has reported it");
     device.start();
     let end = Signal { source: BgId::ALL[9], target: END, op: OP_ERROR, value: None, ..signal() };
     device.arrive(0, end);
-    assert_eq!(device.irr(END), bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE);
+    assert_eq!(device.irr(END), BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE);
     assert_eq!(device.memory.load(NOTICE + 120).unwrap(), 1 << 63 | 15 << 24 | 10);
 }
 

@@ -16,7 +16,7 @@ use tofu_fabric::{
 use tofu_icc::Body;
 use tofu_sync::lock;
 
-pub use record::{HEADER_SIZE, Kind, VERSION};
+pub use record::{HEADER_SIZE, PacketKind, VERSION};
 
 /// Places of a node where packets are seen: its TNIs, then its ports, in the order of their
 /// numbers.
@@ -45,7 +45,7 @@ pub struct CaptureConfig {
     pub node: NodeId,
     /// Bit n stands for the interface with the number n.
     pub interfaces: u32,
-    /// Bit n stands for the [`Kind`] with the code n.
+    /// Bit n stands for the [`PacketKind`] with the code n.
     pub kinds: u32,
     /// Bytes of a record at most, its header among them; no less than that is taken.
     pub snaplen: usize,
@@ -164,7 +164,13 @@ impl Drop for Capture {
 }
 
 impl Active {
-    fn take(&self, observation: Observation, kind: Kind, shape: &Shape, packet: &Packet<Body>) {
+    fn take(
+        &self,
+        observation: Observation,
+        kind: PacketKind,
+        shape: &Shape,
+        packet: &Packet<Body>,
+    ) {
         let Some(interface) = interface(observation.point) else { return };
         let config = &self.config;
         if config.interfaces & 1 << interface == 0 || config.kinds & 1 << kind as u8 == 0 {
@@ -252,7 +258,7 @@ impl Tap<Body> for Hub {
     fn observe(&self, observation: Observation, packet: &Packet<Body>) {
         let all = self.active.read().unwrap_or_else(PoisonError::into_inner);
         for active in all.iter().filter(|active| active.config.node == observation.node) {
-            active.take(observation, Kind::of(packet), &self.shape, packet);
+            active.take(observation, PacketKind::of(packet), &self.shape, packet);
         }
     }
 }
@@ -350,7 +356,7 @@ mod tests {
         let net = Net::new();
         let whole = CaptureConfig::new(NodeId(0));
         let port = CaptureConfig { interfaces: 0xffc0, snaplen: 60, ..whole.clone() };
-        let puts = CaptureConfig { kinds: 1 << Kind::Put as u8, ..whole.clone() };
+        let puts = CaptureConfig { kinds: 1 << PacketKind::Put as u8, ..whole.clone() };
         let captures = [whole, port, puts].map(|config| net.hub.start(config));
         net.send();
         let found = captures.each_ref().map(all);

@@ -257,7 +257,7 @@ struct Sources {
 /// A trapped doorbell.
 struct TrappedDoorbell {
     queue: QueueId,
-    /// The queue's life that it belongs to: what it rang for may be over when it is heard.
+    /// The queue's life that it belongs to: what it rang for may be over when it is noticed.
     life: u64,
     node: Arc<Node>,
     event: Arc<EventFd>,

@@ -96,7 +96,7 @@ pub struct Node {
 struct Bell {
     event: Arc<EventFd>,
     /// Whether somebody outside was given it, so that it outlives the queue.
-    lent: bool,
+    exported: bool,
 }
 
 /// The surroundings of a node's device.
@@ -182,19 +182,19 @@ impl Node {
     pub fn doorbell_event(&self, tni: TniId, cq: CqId) -> Result<Arc<EventFd>, Error> {
         let mut events = lock(&self.host.events);
         if let Some(bell) = events.get_mut(&(tni, cq)) {
-            bell.lent = true;
+            bell.exported = true;
             return Ok(Arc::clone(&bell.event));
         }
         let event = EventFd::new(EFD_NONBLOCK).map_err(Error::host("creating an eventfd"))?;
         let event = Arc::new(event);
-        events.insert((tni, cq), Bell { event: Arc::clone(&event), lent: true });
+        events.insert((tni, cq), Bell { event: Arc::clone(&event), exported: true });
         Ok(event)
     }
 
     /// Takes back what [`Node::doorbell_event`] has given away: doorbells of queues that are
     /// enabled from now on have other descriptors. To be called after a reset.
     pub fn renew_doorbell_events(&self) {
-        lock(&self.host.events).retain(|_, bell| !bell.lent);
+        lock(&self.host.events).retain(|_, bell| !bell.exported);
     }
 
     /// Notes that a queue's doorbell rang, in the life that is given or in whichever it is.
@@ -296,14 +296,14 @@ impl NodeHost {
             // What is written to a channel's doorbell matters, so it has to come as a write.
             return Ok(());
         };
-        let lent = lock(&self.events).get(&(tni, cq)).map(|bell| Arc::clone(&bell.event));
-        let event = match lent {
+        let exported = lock(&self.events).get(&(tni, cq)).map(|bell| Arc::clone(&bell.event));
+        let event = match exported {
             Some(event) => event,
             None => Arc::new(EventFd::new(EFD_NONBLOCK).map_err(|error| error.to_string())?),
         };
         backend.attach_event(page + CqReg::FetchStart.offset(), &event)?;
         // Somebody may have asked for the queue's descriptor meanwhile: theirs counts.
-        let own = Bell { event, lent: false };
+        let own = Bell { event, exported: false };
         let event = Arc::clone(&lock(&self.events).entry((tni, cq)).or_insert(own).event);
         if let Some(shared) = self.shared.upgrade() {
             shared.engine_of(self.id).listen((self.id, tni, bell), life, event);
@@ -328,8 +328,8 @@ impl NodeHost {
             let Some(known) = events.get(&(tni, cq)) else {
                 return;
             };
-            let (event, lent) = (Arc::clone(&known.event), known.lent);
-            if !lent {
+            let (event, exported) = (Arc::clone(&known.event), known.exported);
+            if !exported {
                 events.remove(&(tni, cq));
             }
             event

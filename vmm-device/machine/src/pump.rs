@@ -19,11 +19,11 @@ pub(crate) const RELEASES: usize = 0;
 /// device is ever called from within another one.
 pub struct Pump<'a> {
     shared: &'a Shared,
-    arrivals: VecDeque<Event>,
+    arrivals: VecDeque<Arrival>,
     now_ns: u64,
 }
 
-enum Event {
+enum Arrival {
     Arrived(NodeId, Packet<Body>),
     Discarded(NodeId, Option<Port>, DiscardReason, Packet<Body>),
 }
@@ -48,7 +48,7 @@ impl<'a> Pump<'a> {
 
 impl Deliver<Body> for Pump<'_> {
     fn arrived(&mut self, node: NodeId, packet: Packet<Body>) {
-        self.arrivals.push_back(Event::Arrived(node, packet));
+        self.arrivals.push_back(Arrival::Arrived(node, packet));
     }
 
     fn discarded(
@@ -58,7 +58,7 @@ impl Deliver<Body> for Pump<'_> {
         reason: DiscardReason,
         packet: Packet<Body>,
     ) {
-        self.arrivals.push_back(Event::Discarded(at, port, reason, packet));
+        self.arrivals.push_back(Arrival::Discarded(at, port, reason, packet));
     }
 
     fn held(&mut self) {
@@ -76,13 +76,13 @@ impl Net for Pump<'_> {
     fn progress(&mut self) {
         while let Some(event) = self.arrivals.pop_front() {
             match event {
-                Event::Arrived(node, packet) => match self.shared.node(node) {
+                Arrival::Arrived(node, packet) => match self.shared.node(node) {
                     Some(target) => target.icc().arrive(packet, self),
                     // A place of the machine whose device is not there, or not yet: it answers as
                     // one in its reset state.
                     None => self.undeliverable(Rcode::TARGET_DMA_OFF, &packet),
                 },
-                Event::Discarded(at, port, reason, packet) => {
+                Arrival::Discarded(at, port, reason, packet) => {
                     self.lost(at, port, reason, &packet);
                 }
             }

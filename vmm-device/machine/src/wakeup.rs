@@ -50,9 +50,9 @@ pub(crate) enum Watching {
 #[derive(Debug)]
 pub(crate) struct Queued(AtomicU64);
 
-/// In line, because of a doorbell of this life or of an earlier one.
+/// Queued because of a doorbell of this life or of an earlier one.
 const WAITS: u64 = 1;
-/// In line for an earlier life only.
+/// Queued for an earlier life only.
 const STALE: u64 = 2;
 const ONE_LIFE: u64 = 4;
 

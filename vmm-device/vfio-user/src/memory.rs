@@ -97,19 +97,19 @@ pub struct ClientMemory {
 struct Range {
     last: u64,
     rights: Rights,
-    place: Option<Place>,
+    place: Option<MappedPlace>,
 }
 
 /// Where a range begins.
 #[derive(Clone)]
-enum Place {
+enum MappedPlace {
     /// In a file, this many bytes in.
     File(Arc<MmapRegion<()>>, usize),
     /// In the client's process, at this address.
     Process(Arc<ClientProcess>, usize),
 }
 
-impl Place {
+impl MappedPlace {
     /// The place that is `skip` bytes further on.
     fn skip(&self, skip: usize) -> Self {
         match self {
@@ -149,8 +149,8 @@ impl Rights {
 type FileId = (u64, u64, bool);
 
 /// A part of a range that a transfer uses.
-struct Piece {
-    place: Place,
+struct MappedRun {
+    place: MappedPlace,
     len: usize,
 }
 
@@ -171,11 +171,15 @@ impl Reached<'_> {
     }
 }
 
-impl Piece {
+impl MappedRun {
     fn reach(&self) -> Option<Reached<'_>> {
         Some(match &self.place {
-            Place::File(file, offset) => Reached::Here(file.get_slice(*offset, self.len).ok()?),
-            Place::Process(process, address) => Reached::There(process, *address as u64, self.len),
+            MappedPlace::File(file, offset) => {
+                Reached::Here(file.get_slice(*offset, self.len).ok()?)
+            }
+            MappedPlace::Process(process, address) => {
+                Reached::There(process, *address as u64, self.len)
+            }
         })
     }
 }
@@ -296,7 +300,7 @@ impl ClientMemory {
         Ok(())
     }
 
-    fn map_file(&self, file: OwnedFd, request: MapRequest) -> Result<Place, Errno> {
+    fn map_file(&self, file: OwnedFd, request: MapRequest) -> Result<MappedPlace, Errno> {
         let end = request.offset.checked_add(request.size).ok_or(Errno::INVAL)?;
         let end = usize::try_from(end).map_err(|_| Errno::INVAL)?;
         // Fits, as `end` does.
@@ -307,7 +311,7 @@ impl ClientMemory {
         let mut files = self.lock_files();
         let known = files.get(&id).and_then(Weak::upgrade).filter(|region| end <= region.size());
         if let Some(file) = known {
-            return may_write(request.rights, writable).map(|()| Place::File(file, offset));
+            return may_write(request.rights, writable).map(|()| MappedPlace::File(file, offset));
         }
         if self.backing != Backing::Any {
             check_sealed(&file)?;
@@ -333,7 +337,7 @@ impl ClientMemory {
                 .map_err(errno_of)?;
         let region = Arc::new(region);
         files.insert(id, Arc::downgrade(&region));
-        Ok(Place::File(region, offset))
+        Ok(MappedPlace::File(region, offset))
     }
 
     /// Takes away what is mapped of `size` bytes from `address`; returns how many bytes that
@@ -422,7 +426,7 @@ impl ClientMemory {
         addr: u64,
         len: usize,
         access: Access,
-        mut f: impl FnMut(&Place, usize, usize),
+        mut f: impl FnMut(&MappedPlace, usize, usize),
     ) -> Result<(), DmaError> {
         let error = DmaError { addr, len };
         let end = addr.checked_add(len as u64).ok_or(error)?;
@@ -457,16 +461,17 @@ impl ClientMemory {
     ) -> Result<(), DmaError> {
         // From before the addresses are looked up until the memory was used.
         let _transfer = Transfer::begin(&self.transfers);
-        let mut pieces = SmallVec::<[Piece; 2]>::new();
+        let mut pieces = SmallVec::<[MappedRun; 2]>::new();
         self.walk(addr, len, access, |place, offset, len| {
             let place = place.skip(offset);
             match pieces.last_mut() {
                 Some(last) if last.place.goes_on_in(&place, last.len as u64) => last.len += len,
-                _ => pieces.push(Piece { place, len }),
+                _ => pieces.push(MappedRun { place, len }),
             }
         })?;
         let error = DmaError { addr, len };
-        let reached: Option<SmallVec<[Reached<'_>; 2]>> = pieces.iter().map(Piece::reach).collect();
+        let reached: Option<SmallVec<[Reached<'_>; 2]>> =
+            pieces.iter().map(MappedRun::reach).collect();
         for piece in reached.ok_or(error)? {
             f(piece).map_err(|_| error)?;
         }
@@ -530,11 +535,11 @@ impl Drop for Transfer<'_> {
     }
 }
 
-fn map_process(process: Arc<ClientProcess>, request: MapRequest) -> Result<Place, Errno> {
+fn map_process(process: Arc<ClientProcess>, request: MapRequest) -> Result<MappedPlace, Errno> {
     last_of(request.offset, request.size)?;
     let address = usize::try_from(request.offset).map_err(|_| Errno::INVAL)?;
     process.check(request.offset, request.size)?;
-    Ok(Place::Process(process, address))
+    Ok(MappedPlace::Process(process, address))
 }
 
 fn may_write(rights: Rights, writable: bool) -> Result<(), Errno> {

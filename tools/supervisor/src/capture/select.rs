@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use tofu_fabric::{Port, TNIS, TapPoint};
-use tofu_machine::capture::{INTERFACES, Kind, interface, place};
+use tofu_machine::capture::{INTERFACES, PacketKind, interface, place};
 
 /// Points of a node where packets are seen, a bit for each interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,14 +52,14 @@ impl FromStr for PacketKinds {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let kinds: &[Kind] = match text {
-            "system" => &[Kind::System],
-            "raw" => &[Kind::Raw],
-            "put" => &[Kind::Put],
-            "get" => &[Kind::Get],
-            "atomic" => &[Kind::Atomic],
-            "answer" => &[Kind::PutAnswer, Kind::GetAnswer, Kind::AtomicAnswer],
-            "barrier" => &[Kind::Signal],
+        let kinds: &[PacketKind] = match text {
+            "system" => &[PacketKind::System],
+            "raw" => &[PacketKind::Raw],
+            "put" => &[PacketKind::Put],
+            "get" => &[PacketKind::Get],
+            "atomic" => &[PacketKind::Atomic],
+            "answer" => &[PacketKind::PutAnswer, PacketKind::GetAnswer, PacketKind::AtomicAnswer],
+            "barrier" => &[PacketKind::Signal],
             _ => return Err(Self::ALLOWED),
         };
         Ok(Self(kinds.iter().fold(0, |bits, kind| bits | 1 << *kind as u8)))

@@ -36,7 +36,7 @@ enum Source {
 
 /// A signal for a gate that may be anywhere.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
+pub(super) struct SentSignal {
     pub(super) from: BgId,
     pub(super) to: BgAddress,
     pub(super) content: Content,
@@ -55,7 +55,7 @@ pub(super) struct Ended {
 /// What came of something.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
-    pub(super) sent: SmallVec<[Sent; 2]>,
+    pub(super) sent: SmallVec<[SentSignal; 2]>,
     pub(super) ended: SmallVec<[Ended; 1]>,
     /// Interrupt requests of gates.
     pub(super) requests: SmallVec<[(BgId, BgsIrqs); 2]>,
@@ -408,7 +408,7 @@ impl Gates {
         };
         if !gate.mask.tlp_send() {
             let to = BgAddress(gate.remote.send().into());
-            effects.sent.push(Sent { from: bg, to, content: *content, at_ps });
+            effects.sent.push(SentSignal { from: bg, to, content: *content, at_ps });
         }
         if !gate.mask.sig_send() {
             let to = BgId::from_field(gate.local.send());

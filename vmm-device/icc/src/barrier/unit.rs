@@ -13,7 +13,7 @@ use crate::irq::IrqUnit;
 use crate::page::SharedPages;
 
 /// Barrier gates and channels of one interface.
-pub(super) struct Unit {
+pub(super) struct BarrierUnit {
     pub(super) irqs: Box<[IrqUnit<BgsIrqs>]>,
     pages: Box<[ChannelPage]>,
     pub(super) gates: Mutex<Gates>,
@@ -22,7 +22,7 @@ pub(super) struct Unit {
     pub(super) life: Mutex<()>,
 }
 
-impl Unit {
+impl BarrierUnit {
     fn new(node: Coords, tni: TniId, profile: Profile, pages: Option<&SharedPages>) -> Self {
         let irq = |_| IrqUnit::new(vector::bg(tni.get()));
         Self {
@@ -61,10 +61,10 @@ pub(super) fn channels(profile: Profile) -> impl Iterator<Item = BchId> {
 /// The barrier of a node, TNI by TNI. Most nodes never use theirs, so the unit of an interface is
 /// made when one of its registers is written first.
 #[derive(Default)]
-pub(crate) struct Barrier([OnceLock<Unit>; NUM_TNI]);
+pub(crate) struct Barrier([OnceLock<BarrierUnit>; NUM_TNI]);
 
 impl Barrier {
-    pub(super) fn get(&self, tni: TniId) -> Option<&Unit> {
+    pub(super) fn get(&self, tni: TniId) -> Option<&BarrierUnit> {
         self.0[tni.index()].get()
     }
 
@@ -75,12 +75,12 @@ impl Barrier {
         tni: TniId,
         profile: Profile,
         pages: Option<&SharedPages>,
-    ) -> Option<&Unit> {
-        let make = || Unit::new(node, tni, profile, pages);
+    ) -> Option<&BarrierUnit> {
+        let make = || BarrierUnit::new(node, tni, profile, pages);
         (tni.get() < profile.tnis).then(|| self.0[tni.index()].get_or_init(make))
     }
 
-    pub(super) fn units(&self) -> impl Iterator<Item = (TniId, &Unit)> {
+    pub(super) fn units(&self) -> impl Iterator<Item = (TniId, &BarrierUnit)> {
         TniId::ALL.into_iter().zip(&self.0).filter_map(|(tni, unit)| Some((tni, unit.get()?)))
     }
 }

@@ -16,7 +16,7 @@ const SYNTHETIC: u8 = 16;
 /// Kinds of packets, with their codes in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum PacketKind {
     /// A system packet.
     System = 1,
     /// A raw packet.
@@ -37,7 +37,7 @@ pub enum Kind {
     Signal = 9,
 }
 
-impl Kind {
+impl PacketKind {
     pub(crate) fn of(packet: &Packet<Body>) -> Self {
         match &packet.body {
             Body::Frame { .. } if packet.system => Self::System,
@@ -57,7 +57,7 @@ impl Kind {
 pub(super) fn encode(
     at: Coords,
     observation: Observation,
-    kind: Kind,
+    kind: PacketKind,
     packet: &Packet<Body>,
     snaplen: usize,
 ) -> (Vec<u8>, u32) {
@@ -91,7 +91,7 @@ fn header(
     out: &mut Vec<u8>,
     at: Coords,
     observation: Observation,
-    kind: Kind,
+    kind: PacketKind,
     packet: &Packet<Body>,
 ) {
     let place = match observation.point {
@@ -132,7 +132,7 @@ fn header(
 }
 
 /// The two headers of a packet that has no frame of its own, in the manner of one that has.
-fn tlp(out: &mut Vec<u8>, kind: Kind, packet: &Packet<Body>) {
+fn tlp(out: &mut Vec<u8>, kind: PacketKind, packet: &Packet<Body>) {
     let each = packet.bytes / u64::from(packet.tlps.max(1));
     let units = each.saturating_sub(ROUTING_HEADER_SIZE as u64).div_ceil(frame::TLP_UNIT as u64);
     let routing = RoutingHeader(0)
