@@ -293,8 +293,8 @@ impl Cluster {
             .map(|(node, (arena, interrupts))| {
                 let backend = Arc::new(NodeBackend { world: Arc::clone(&world), node });
                 let device = Device::probe(InProcess::new(backend, arena, interrupts)).unwrap();
-                for tni in 0..6 {
-                    device.tni(tni).unwrap().enable().unwrap();
+                for tni in TniId::ALL {
+                    device.tni(tni).enable().unwrap();
                 }
                 device
             })
@@ -319,12 +319,12 @@ impl Cluster {
 
     /// Opens a queue of node `rank` with 64 KiB of memory registered as STag 0.
     pub fn endpoint(&self, rank: u32, tni: u8, cq: u8) -> Endpoint {
-        self.endpoint_with(rank, &CqConfig::new(tni, cq))
+        self.endpoint_with(rank, &config(tni, cq))
     }
 
     /// Like [`Cluster::endpoint`], with `size` bytes of memory.
     pub fn endpoint_of(&self, rank: u32, tni: u8, cq: u8, size: usize) -> Endpoint {
-        Endpoint::new(self, rank, &CqConfig::new(tni, cq), size)
+        Endpoint::new(self, rank, &config(tni, cq), size)
     }
 
     /// Like [`Cluster::endpoint`], with settings of its own.
@@ -376,6 +376,11 @@ impl Cluster {
     }
 }
 
+/// How to open queue `cq` of interface `tni`.
+pub fn config(tni: u8, cq: u8) -> CqConfig {
+    CqConfig::new(TniId::new(tni).unwrap(), CqId::new(cq).unwrap())
+}
+
 /// An open queue with some registered memory.
 pub struct Endpoint {
     /// Number of the node.
@@ -399,7 +404,7 @@ impl Endpoint {
         let buffer = cluster.alloc(rank, size, 64 << 10);
         let range = [MemoryRange::of(&buffer)];
         let stag = cq.register(&range, PageSize::Size64K, Access::ReadWrite, Some(0)).unwrap();
-        Self { rank, node: device.coords(), tni: config.tni, cq, buffer, stag }
+        Self { rank, node: device.coords(), tni: config.tni.get(), cq, buffer, stag }
     }
 
     /// The device of the queue.
@@ -409,7 +414,7 @@ impl Endpoint {
 
     /// Where commands to this queue go.
     pub fn target(&self) -> Target {
-        Target::new(self.node, self.tni)
+        Target::new(self.node, self.cq.tni())
     }
 
     /// The address of a byte of the memory.
@@ -419,18 +424,12 @@ impl Endpoint {
 
     /// A register of the queue's user page.
     pub fn cq_register(&self, reg: CqReg) -> Register {
-        let (tni, cq) = self.queue_ids();
-        Register::Cq { tni, cq, reg }
+        Register::Cq { tni: self.cq.tni(), cq: self.cq.cq(), reg }
     }
 
     /// A register of the queue's system page.
     pub fn cqs_register(&self, reg: CqsReg) -> Register {
-        let (tni, cq) = self.queue_ids();
-        Register::Cqs { tni, cq, reg }
-    }
-
-    fn queue_ids(&self) -> (TniId, CqId) {
-        (TniId::new(self.tni).unwrap(), CqId::new(self.cq.cq()).unwrap())
+        Register::Cqs { tni: self.cq.tni(), cq: self.cq.cq(), reg }
     }
 
     /// Posts a command and waits until it is complete.

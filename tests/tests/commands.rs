@@ -374,7 +374,7 @@ fn commands_that_do_not_exist_or_are_not_permitted_are_refused() {
     assert_eq!(a.notices(), [], "a command that was never sent has no notice");
     // Rights for system packets are not those for raw ones, of which each kind has its own.
     let with_rights = |mode: CqsMode, tni| {
-        let mut queue = cluster.endpoint_with(0, &CqConfig { mode, ..CqConfig::new(tni, 11) });
+        let mut queue = cluster.endpoint_with(0, &CqConfig { mode, ..tofu_tests::config(tni, 11) });
         raw.map(|order| queue.run(&order).rcode)
     };
     let (refused, allowed) = (Rcode::NOT_PERMITTED, Rcode::BAD_LENGTH);

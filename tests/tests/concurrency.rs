@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tofu_abi::Rcode;
 use tofu_abi::desc::ArmwOp;
 use tofu_abi::table::PageSize;
+use tofu_abi::{CqId, Rcode, TniId};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_fabric::Shape;
 use tofu_inproc::{Buffer, InProcess};
@@ -26,8 +26,8 @@ fn machine(shape: &str, engines: usize) -> Vec<Device<InProcess>> {
             let platform = InProcess::attach(&machine, coords, 4 << 20).unwrap();
             let device = Device::probe(platform).unwrap();
             assert_eq!(device.coords(), coords);
-            for tni in 0..6 {
-                device.tni(tni).unwrap().enable().unwrap();
+            for tni in TniId::ALL {
+                device.tni(tni).enable().unwrap();
             }
             device
         })
@@ -83,9 +83,10 @@ fn atomics_of_all_nodes_and_interfaces_add_up() {
     let devices = machine("1x1x1x2x3x1", 3);
     // Each interface of node 0 has a queue, and all of them lead to the same memory.
     let shared = Arc::new(devices[0].platform().alloc_dma(4096, 4096).unwrap());
-    let _targets: Vec<_> = (0..6)
+    let _targets: Vec<_> = TniId::ALL
+        .into_iter()
         .map(|tni| {
-            let mut cq = Cq::open(&devices[0], &CqConfig::new(tni, 0)).unwrap();
+            let mut cq = Cq::open(&devices[0], &CqConfig::new(tni, CqId::ALL[0])).unwrap();
             let range = [MemoryRange::of(&*shared)];
             cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
             cq
@@ -95,11 +96,11 @@ fn atomics_of_all_nodes_and_interfaces_add_up() {
     std::thread::scope(|s| {
         for (rank, device) in devices.iter().enumerate() {
             s.spawn(move || {
-                let tni = rank as u8;
-                let (mut cq, _buffer) = open(device, &CqConfig::new(tni, 1), 4096);
+                let config = CqConfig::new(TniId::ALL[rank], CqId::ALL[1]);
+                let (mut cq, _buffer) = open(device, &config, 4096);
                 for _ in 0..ROUNDS {
                     for i in 0..BATCH {
-                        let to = Target::new(node0, ((i + rank) % 6) as u8);
+                        let to = Target::new(node0, TniId::ALL[(i + rank) % 6]);
                         let add8 = Order::armw8(to, ArmwOp::Add, at(0, 0), 1 + rank as u64);
                         let add4 = Order::armw4(to, ArmwOp::Add, at(0, 12), 1);
                         let or = Order::armw8(to, ArmwOp::Or, at(0, 16), 1 << (rank * 8 + i % 8));
@@ -123,12 +124,13 @@ fn atomics_of_all_nodes_and_interfaces_add_up() {
 fn compare_and_swap_makes_a_lock() {
     const TURNS: u64 = 60;
     let devices = machine("1x1x1x2x1x2", 2);
-    let (_target, memory) = open(&devices[0], &CqConfig::new(0, 0), 4096);
-    let to = Target::new(devices[0].coords(), 0);
+    let (_target, memory) = open(&devices[0], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 4096);
+    let to = Target::new(devices[0].coords(), TniId::ALL[0]);
     std::thread::scope(|s| {
         for (rank, device) in devices.iter().enumerate() {
             s.spawn(move || {
-                let (mut cq, local) = open(device, &CqConfig::new(1, 0), 4096);
+                let (mut cq, local) =
+                    open(device, &CqConfig::new(TniId::ALL[1], CqId::ALL[0]), 4096);
                 let mut run = |order: &Order| {
                     cq.post_and_ring(order, 0).unwrap();
                     let notice = cq.wait_mrq(LONG).unwrap();
@@ -159,9 +161,9 @@ fn a_strongly_ordered_put_shows_its_last_word_last() {
     const COUNT: u64 = 3000;
     const LEN: usize = 1000;
     let devices = machine("1x1x1x2x1x1", 1);
-    let (mut to_a, memory_a) = open(&devices[0], &CqConfig::new(0, 0), 4096);
-    let (mut to_b, memory_b) = open(&devices[1], &CqConfig::new(0, 0), 4096);
-    let [a, b] = [0, 1].map(|i| Target::new(devices[i].coords(), 0));
+    let (mut to_a, memory_a) = open(&devices[0], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 4096);
+    let (mut to_b, memory_b) = open(&devices[1], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 4096);
+    let [a, b] = [0, 1].map(|i| Target::new(devices[i].coords(), TniId::ALL[0]));
     // Every word of the message is its sequence number, so the last one promises the others.
     let words = LEN / 8;
     std::thread::scope(|s| {
@@ -196,9 +198,11 @@ fn a_strongly_ordered_put_shows_its_last_word_last() {
 fn a_notice_is_never_seen_before_its_data() {
     const COUNT: usize = 400;
     let devices = machine("1x1x1x2x1x1", 2);
-    let (mut source, memory) = open(&devices[0], &CqConfig::new(0, 0), 1 << 20);
-    let (mut sink, target) = open(&devices[1], &CqConfig::new(0, 0), 1 << 20);
-    let to = Target::new(devices[1].coords(), 0);
+    let (mut source, memory) =
+        open(&devices[0], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 1 << 20);
+    let (mut sink, target) =
+        open(&devices[1], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 1 << 20);
+    let to = Target::new(devices[1].coords(), TniId::ALL[0]);
     let data = pattern(3, 1 << 20);
     memory.write(0, &data);
     std::thread::scope(|s| {
@@ -232,10 +236,10 @@ fn every_wait_is_woken() {
     // Ping-pong by interrupts alone: after a lost wake-up a wait would end by its time limit.
     const COUNT: u64 = 2000;
     let devices = machine("1x1x1x2x1x1", 2);
-    let ends = [0, 1].map(|i| open(&devices[i], &CqConfig::new(0, 0), 4096));
+    let ends = [0, 1].map(|i| open(&devices[i], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 4096));
     std::thread::scope(|s| {
         for (rank, (mut cq, memory)) in ends.into_iter().enumerate() {
-            let to = Target::new(devices[1 - rank].coords(), 0);
+            let to = Target::new(devices[1 - rank].coords(), TniId::ALL[0]);
             s.spawn(move || {
                 let send = |cq: &mut Cq<InProcess>, n: u64| {
                     let order = Order::put_piggyback(to, at(0, 0), &n.to_le_bytes()).unwrap();
@@ -263,10 +267,11 @@ fn every_wait_is_woken() {
 fn queues_may_close_while_others_send_to_them() {
     let devices = machine("1x1x1x2x1x1", 2);
     let stop = AtomicBool::new(false);
-    let to = Target::new(devices[1].coords(), 0);
+    let to = Target::new(devices[1].coords(), TniId::ALL[0]);
     std::thread::scope(|s| {
         let sender = s.spawn(|| {
-            let (mut cq, _memory) = open(&devices[0], &CqConfig::new(0, 0), 1 << 20);
+            let (mut cq, _memory) =
+                open(&devices[0], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 1 << 20);
             let (mut good, mut refused) = (0u32, 0u32);
             while !stop.load(Ordering::Relaxed) {
                 let order = Order::put(to, at(0, 0), at(0, 0), 300_000);
@@ -286,7 +291,8 @@ fn queues_may_close_while_others_send_to_them() {
             (good, refused)
         });
         for round in 0..300 {
-            let (cq, memory) = open(&devices[1], &CqConfig::new(0, 0), 1 << 20);
+            let (cq, memory) =
+                open(&devices[1], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 1 << 20);
             if round % 2 == 0 {
                 std::thread::yield_now();
             }

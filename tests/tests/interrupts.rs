@@ -1,10 +1,11 @@
 //! Requests, masks and messages.
 
-use tofu_abi::Rcode;
+use tofu_abi::irq::CqsIrqs;
 use tofu_abi::irq::cqs::{self, MRQ_WRITE_ACKNOWLEDGE, TCQ_WRITE_ACKNOWLEDGE};
 use tofu_abi::irq::vector;
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::CqsReg;
+use tofu_abi::{CqId, Rcode, TniId};
 use tofu_driver::{CqConfig, Order, Platform, WaitError};
 use tofu_tests::{Cluster, Endpoint};
 
@@ -16,12 +17,12 @@ fn pair(config: &CqConfig) -> (Cluster, Endpoint, Endpoint) {
 }
 
 fn config() -> CqConfig {
-    CqConfig::new(2, 3)
+    CqConfig::new(TniId::ALL[2], CqId::ALL[3])
 }
 
 /// Whether the queue's message was sent since the last call.
 fn fired(end: &Endpoint) -> bool {
-    let index = vector::cq(end.tni, end.cq.cq());
+    let index = vector::cq(end.tni, end.cq.cq().get());
     // Without time, `irq_wait` only looks.
     end.device().platform().irq_wait(index, 0)
 }
@@ -135,7 +136,7 @@ fn a_wait_reports_exceptions() {
     assert_eq!(a.cq.wait_tcq(1_000_000).unwrap().rcode, Rcode::STAG_DISABLED);
     a.notices();
     let Err(WaitError::Exception(exception)) = a.cq.wait(1_000_000) else { panic!("no exception") };
-    assert_eq!(exception.irr, cqs::STEERING_READ_EXCEPTION);
+    assert_eq!(exception.irr, CqsIrqs::STEERING_READ_EXCEPTION);
     a.cq.clear_exceptions();
     assert_eq!(a.cq.exception(), None);
 }

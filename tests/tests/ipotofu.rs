@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use tofu_abi::Rcode;
 use tofu_abi::table::PageSize;
 use tofu_abi::topology::{NodeId, Shape};
 use tofu_abi::{Coords, TniId};
+use tofu_abi::{CqId, Rcode};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, MemoryRange, Order, PacketConfig, Packets, Platform, Target,
 };
@@ -25,7 +25,8 @@ fn config(text: &str, mtu: u16) -> Config {
 }
 
 fn open(device: &Device<InProcess>, text: &str, mtu: u16) -> Node {
-    let packets = PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(0) };
+    let packets =
+        PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(TniId::ALL[0]) };
     Link::open(device, config(text, mtu), &packets).unwrap()
 }
 
@@ -116,7 +117,8 @@ fn dropped(cluster: &Cluster, rank: u32) -> u64 {
 /// Two links that fetch long frames from each other, and know it of each other.
 fn fetching(cluster: &Cluster, text: &str) -> Vec<Node> {
     let config = Config { offload: true, rendezvous: true, ..config(text, 9000) };
-    let packets = PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(0) };
+    let packets =
+        PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(TniId::ALL[0]) };
     let open = |rank| Link::open(cluster.device(rank), config.clone(), &packets).unwrap();
     let mut nodes = vec![open(0), open(1)];
     introduce(cluster, &mut nodes);
@@ -220,11 +222,11 @@ fn nobody_else_can_read_or_write_where_frames_are_fetched() {
     let shared = nodes[0].packets().share_at(0).unwrap();
     // A queue of another group, on a node that is none of the two.
     let device = cluster.device(2);
-    let mut cq = Cq::open(device, &CqConfig::new(0, 3)).unwrap();
+    let mut cq = Cq::open(device, &CqConfig::new(TniId::ALL[0], CqId::ALL[3])).unwrap();
     let memory = device.platform().alloc_dma(4096, 4096).unwrap();
     let range = [MemoryRange::of(&memory)];
     let own = cq.register(&range, PageSize::Size4K, Access::ReadWrite, None).unwrap();
-    let target = Target::new(nodes[0].coords(), 0);
+    let target = Target::new(nodes[0].coords(), TniId::ALL[0]);
     for stag in [0, 1] {
         let there = shared.with_stag(stag);
         for order in
@@ -256,7 +258,8 @@ fn broadcasts_go_around_nodes_that_do_not_listen() {
     // In a ring of four, node 2 is behind node 1, which has a device and no link.
     let text = "4x1x1x1x1x1";
     let cluster = Cluster::new(text);
-    let packets = PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(0) };
+    let packets =
+        PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(TniId::ALL[0]) };
     let open = |rank| {
         let config = Config { acknowledge: true, ..config(text, 9000) };
         Link::open(cluster.device(rank), config, &packets).unwrap()
@@ -370,7 +373,7 @@ proptest! {
         let mut third = Packets::open(cluster.device(2), &PacketConfig {
             share: 1 << 16,
             gpid: 0x4950,
-            ..PacketConfig::new(0)
+            ..PacketConfig::new(TniId::ALL[0])
         }).unwrap();
         let place = third.share_at(0).unwrap();
         let mut sent = Vec::new();
@@ -487,7 +490,7 @@ fn mistakes_are_told() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     let device = cluster.device(11);
     let open = |text, mtu, tx_buffers| {
-        let packets = PacketConfig { tx_buffers, ..PacketConfig::new(0) };
+        let packets = PacketConfig { tx_buffers, ..PacketConfig::new(TniId::ALL[0]) };
         Link::open(device, config(text, mtu), &packets).unwrap_err()
     };
     let error = open("1x1x1x1x1x1", 1500, 64);

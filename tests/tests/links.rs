@@ -2,27 +2,27 @@
 
 use tofu_abi::Rcode;
 use tofu_abi::desc::ArmwOp;
-use tofu_abi::irq::tnr::{self, PortRequest};
 use tofu_abi::irq::vector;
+use tofu_abi::irq::{PortRequest, TnrIrqs};
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::{CqsMode, Register, TniReg};
 use tofu_abi::{Path, StagOffset, TniId};
 use tofu_driver::{CqConfig, Order, Platform};
-use tofu_tests::{Cluster, Endpoint};
+use tofu_tests::{Cluster, Endpoint, config};
 
 #[test]
 fn a_link_that_is_down_ends_commands_and_raises_a_port_error() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
     let mut b = cluster.endpoint(1, 0, 0);
-    cluster.device(0).tnr_irq().reset(tnr::ALL);
+    cluster.device(0).tnr_irq().reset(TnrIrqs::ALL);
     cluster.set_link(0, 0, false);
     let orders = [
         (Order::put(b.target(), b.at(0), a.at(0), 5000), MrqId::PutLastRemoteError),
         (Order::get(b.target(), b.at(0), a.at(0), 5000), MrqId::GetLastRemoteError),
         (Order::armw8(b.target(), ArmwOp::Add, b.at(0), 1), MrqId::ArmwRemoteError),
     ];
-    let port_error = tnr::bit(0, PortRequest::PortError);
+    let port_error = TnrIrqs::of(0, PortRequest::PortError);
     for (order, id) in orders {
         assert_eq!(a.run(&order).rcode, Rcode::LINK_DOWN);
         let [notice] = a.notices()[..] else { panic!("one notice") };
@@ -31,7 +31,11 @@ fn a_link_that_is_down_ends_commands_and_raises_a_port_error() {
         assert!(cluster.device(0).platform().irq_wait(vector::TNR, 0));
         cluster.device(0).tnr_irq().clear(port_error);
     }
-    assert_eq!(cluster.device(1).tnr_irq().pending(), 0, "only the node at the dead link knows");
+    assert_eq!(
+        cluster.device(1).tnr_irq().pending(),
+        TnrIrqs::NONE,
+        "only the node at the dead link knows"
+    );
     assert_eq!(b.notices(), []);
     cluster.set_link(0, 0, true);
     for (order, _) in orders {
@@ -62,7 +66,8 @@ fn a_request_lost_halfway_is_an_error_at_the_initiator() {
     let c = cluster.endpoint(2, 0, 0);
     let order = Order::put(c.target(), c.at(0), a.at(0), 64);
     assert_eq!(a.run(&order).rcode, Rcode::LINK_DOWN);
-    let pending: u64 = (0..3).map(|rank| cluster.device(rank).tnr_irq().pending()).sum();
+    let pending = |rank| cluster.device(rank).tnr_irq().pending().raw();
+    let pending: u64 = (0..3).map(pending).sum();
     assert_eq!(pending.count_ones(), 1, "{pending:#x}");
 }
 
@@ -72,11 +77,11 @@ fn an_interface_that_is_off_refuses_what_arrives() {
     let mut a = cluster.endpoint(0, 0, 0);
     let b = cluster.endpoint(1, 2, 0);
     let order = Order::put(b.target(), b.at(0), a.at(0), 8);
-    cluster.device(1).tni(2).unwrap().disable().unwrap();
+    cluster.device(1).tni(TniId::ALL[2]).disable().unwrap();
     assert_eq!(a.run(&order).rcode, Rcode::TNI_DISABLED);
     let exceptions = Register::Tni { tni: TniId::ALL[2], reg: TniReg::RxNumExceptionTlp };
     assert_eq!(cluster.device(1).read(exceptions), 1);
-    cluster.device(1).tni(2).unwrap().enable().unwrap();
+    cluster.device(1).tni(TniId::ALL[2]).enable().unwrap();
     assert_eq!(a.run(&order).rcode, Rcode::SUCCESS);
 }
 
@@ -84,11 +89,11 @@ fn an_interface_that_is_off_refuses_what_arrives() {
 fn an_interface_that_is_off_sends_nothing_until_it_is_on() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
-    cluster.device(0).tni(0).unwrap().disable().unwrap();
+    cluster.device(0).tni(TniId::ALL[0]).disable().unwrap();
     a.cq.post_and_ring(&Order::nop(), 7).unwrap();
     cluster.settle();
     assert_eq!(a.cq.poll_tcq(), None);
-    cluster.device(0).tni(0).unwrap().enable().unwrap();
+    cluster.device(0).tni(TniId::ALL[0]).enable().unwrap();
     a.cq.doorbell();
     assert_eq!(a.complete().cookie, 7);
 }
@@ -111,8 +116,7 @@ fn queues_that_do_not_exist_or_are_closed_refuse() {
 #[test]
 fn queues_of_different_processes_do_not_talk() {
     let cluster = Cluster::new("1x1x1x2x1x1");
-    let open =
-        |rank, cq, gpid| cluster.endpoint_with(rank, &CqConfig { gpid, ..CqConfig::new(0, cq) });
+    let open = |rank, cq, gpid| cluster.endpoint_with(rank, &CqConfig { gpid, ..config(0, cq) });
     let mut a = open(0, 0, 5);
     let mut b = open(1, 0, 5);
     let c = open(1, 1, 6);
@@ -130,8 +134,7 @@ fn subnet(size: u8, start: u8, len: u8) -> CqsMode {
 #[test]
 fn subnets_are_checked_at_both_ends() {
     let cluster = Cluster::new("4x1x1x1x1x1");
-    let open =
-        |rank, cq, mode| cluster.endpoint_with(rank, &CqConfig { mode, ..CqConfig::new(0, cq) });
+    let open = |rank, cq, mode| cluster.endpoint_with(rank, &CqConfig { mode, ..config(0, cq) });
     // Nodes 3 and 0: a partition that wraps around.
     let mut narrow = open(0, 0, subnet(4, 3, 2));
     let mut wide = [0, 1, 2, 3].map(|rank| open(rank, 1, CqsMode(0)));

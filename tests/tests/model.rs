@@ -229,7 +229,7 @@ proptest! {
     ) {
         let cluster = Cluster::new("1x1x1x2x1x2");
         // Room for a notice at both ends for every 8 bytes of the longest message.
-        let config = |rank| CqConfig { mrq_size: 2, ..CqConfig::new(rank, 11 - rank) };
+        let config = |rank| CqConfig { mrq_size: 2, ..tofu_tests::config(rank, 11 - rank) };
         let mut ends: Vec<_> =
             (0..NODES).map(|rank| cluster.endpoint_with(rank, &config(rank as u8))).collect();
         let mut memory: Vec<_> =

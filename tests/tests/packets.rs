@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
-use tofu_abi::Rcode;
 use tofu_abi::desc::{Command, Descriptor, Header1};
 use tofu_abi::frame::{
     ECRC_SIZE, FRAME_MAX, FRAME_MIN, HEADER_SIZE, Report, RoutingHeader, SYSTEM_PAYLOAD_MAX,
@@ -13,6 +12,7 @@ use tofu_abi::irq::{cqs, tni as requests};
 use tofu_abi::queue::{MrqId, PbqEntry, PrqEntry, PrqRcode, RingIndex};
 use tofu_abi::regs::{CqsMode, PortReg, Register, TniReg};
 use tofu_abi::{Coords, TniId};
+use tofu_abi::{CqId, Rcode};
 use tofu_driver::{
     CqConfig, DmaBuffer, Order, PacketConfig, PacketTarget, Packets, Received, SendError,
 };
@@ -22,7 +22,7 @@ use tofu_tests::{Cluster, Endpoint, pattern};
 const ENTRIES: u32 = 2048;
 
 fn open(cluster: &Cluster, rank: u32) -> Packets<InProcess> {
-    Packets::open(cluster.device(rank), &PacketConfig::new(0)).unwrap()
+    Packets::open(cluster.device(rank), &PacketConfig::new(TniId::ALL[0])).unwrap()
 }
 
 fn straight(cluster: &Cluster, from: u32, to: u32) -> PacketTarget {
@@ -108,7 +108,7 @@ impl Queues {
 /// A kernel's queue with all rights and a frame to send.
 fn kernel_queue(cluster: &Cluster, rank: u32) -> Endpoint {
     let mode = CqsMode(0).with_system(true).with_trp1_enable(true).with_trp2_enable(true);
-    cluster.endpoint_with(rank, &CqConfig { mode, ..CqConfig::new(0, 11) })
+    cluster.endpoint_with(rank, &CqConfig { mode, ..CqConfig::new(TniId::ALL[0], CqId::ALL[11]) })
 }
 
 /// A frame of some kind with a right ECRC.
@@ -474,9 +474,9 @@ fn nothing_is_received_without_bus_mastering_or_with_the_tni_off() {
     cluster.set_bus_master(1, false);
     assert_eq!(send(&cluster, &mut a, &there, b"1"), Rcode::SUCCESS);
     cluster.set_bus_master(1, true);
-    cluster.device(1).tni(0).unwrap().disable().unwrap();
+    cluster.device(1).tni(TniId::ALL[0]).disable().unwrap();
     assert_eq!(send(&cluster, &mut a, &there, b"2"), Rcode::SUCCESS);
-    cluster.device(1).tni(0).unwrap().enable().unwrap();
+    cluster.device(1).tni(TniId::ALL[0]).enable().unwrap();
     assert_eq!(send(&cluster, &mut a, &there, b"3"), Rcode::SUCCESS);
     assert_eq!(receive(&mut b).unwrap().1, b"3");
     assert_eq!(receive(&mut b), None);
@@ -484,7 +484,7 @@ fn nothing_is_received_without_bus_mastering_or_with_the_tni_off() {
     // A reset forgets the queues.
     cluster.icc(1).reset();
     cluster.icc(1).set_bus_master(true);
-    cluster.device(1).tni(0).unwrap().enable().unwrap();
+    cluster.device(1).tni(TniId::ALL[0]).enable().unwrap();
     assert_eq!(send(&cluster, &mut a, &there, b"4"), Rcode::SUCCESS);
     assert_eq!(tni(&cluster, 1, TniReg::RxNumDiscardSystemTlp), 1);
 }
@@ -525,7 +525,7 @@ fn a_sleeper_is_woken_by_each_packet() {
 #[test]
 fn the_senders_buffers_come_back() {
     let cluster = Cluster::new("1x1x1x2x1x1");
-    let config = PacketConfig { tx_buffers: 3, ..PacketConfig::new(0) };
+    let config = PacketConfig { tx_buffers: 3, ..PacketConfig::new(TniId::ALL[0]) };
     let mut a = Packets::open(cluster.device(0), &config).unwrap();
     let there = straight(&cluster, 0, 1);
     for cookie in 0..3 {

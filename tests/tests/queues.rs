@@ -1,10 +1,10 @@
 //! Rings, flip bits, overflow, coalescing, direct descriptors, stopping.
 
-use tofu_abi::Rcode;
 use tofu_abi::desc::{Command, Descriptor, Header1, source_type};
-use tofu_abi::irq::cqs;
+use tofu_abi::irq::CqsIrqs;
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, MRQ_MASK_DISCARD};
+use tofu_abi::{CqId, Rcode, TniId};
 use tofu_driver::{CqConfig, DmaBuffer, Order};
 use tofu_tests::{Cluster, Endpoint, pattern};
 
@@ -114,7 +114,7 @@ fn a_full_message_queue_overflows_and_goes_on_when_there_is_room() {
         // The queue is full: the notice is lost, the data is not.
         assert_eq!(a.run(&piggyback(77, &b).remote_notice()).rcode, Rcode::SUCCESS);
         assert_eq!(b.words(0, 1), [77]);
-        assert_eq!(b.cq.exception().unwrap().irr, cqs::MRQ_OVERFLOW);
+        assert_eq!(b.cq.exception().unwrap().irr, CqsIrqs::MRQ_OVERFLOW);
         b.cq.clear_exceptions();
         for i in 0..ENTRIES {
             assert_eq!(b.cq.poll_mrq().unwrap().word1().edata(), i as u16);
@@ -148,7 +148,7 @@ fn the_full_pointer_is_what_makes_room() {
         fill(&mut a, 100);
         assert_eq!(b.cq.exception(), None);
         fill(&mut a, 1);
-        assert_eq!(b.cq.exception().unwrap().irr, cqs::MRQ_OVERFLOW);
+        assert_eq!(b.cq.exception().unwrap().irr, CqsIrqs::MRQ_OVERFLOW);
         assert_eq!(b.notices().len() as u64, ENTRIES);
     }
 }
@@ -157,7 +157,8 @@ fn the_full_pointer_is_what_makes_room() {
 fn notices_can_be_discarded() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
-    let config = CqConfig { mrq_mask: MRQ_MASK_DISCARD, ..CqConfig::new(0, 0) };
+    let config =
+        CqConfig { mrq_mask: MRQ_MASK_DISCARD, ..CqConfig::new(TniId::ALL[0], CqId::ALL[0]) };
     let mut b = cluster.endpoint_with(1, &config);
     assert_eq!(a.run(&piggyback(3, &b).remote_notice()).rcode, Rcode::SUCCESS);
     assert_eq!((b.words(0, 1), b.notices().len()), (vec![3], 0));
@@ -168,8 +169,11 @@ fn notices_can_be_discarded() {
 fn held_back_entries_come_by_time_or_by_the_line() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let hold = 1_000_000;
-    let config =
-        CqConfig { tcq_coalescing_ns: hold, mrq_coalescing_ns: hold, ..CqConfig::new(0, 0) };
+    let config = CqConfig {
+        tcq_coalescing_ns: hold,
+        mrq_coalescing_ns: hold,
+        ..CqConfig::new(TniId::ALL[0], CqId::ALL[0])
+    };
     let mut a = cluster.endpoint_with(0, &config);
     let b = cluster.endpoint(1, 0, 0);
     // A NOP has no notice that would bring its completion along.
@@ -279,7 +283,7 @@ fn a_misused_direct_descriptor_register_stops_the_queue() {
     // A blank entry is where a direct descriptor may go, but not without its source type.
     write_direct(&a, &[0, 0, 0, 0]);
     cluster.settle();
-    assert_eq!(a.cq.exception().unwrap().irr, cqs::TOQ_SOURCE_TYPE_EXCEPTION);
+    assert_eq!(a.cq.exception().unwrap().irr, CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION);
     assert!(a.cq.status().descriptor_process_stop());
     a.cq.post_and_ring(&Order::nop(), 0).unwrap();
     cluster.settle();
@@ -292,7 +296,7 @@ fn a_misused_direct_descriptor_register_stops_the_queue() {
     write_direct(&b, &[direct, 0, 0, 0]);
     write_direct(&b, &[direct, 0, 0, 0]);
     let irr = b.cq.exception().unwrap().irr;
-    assert_eq!(irr, cqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION);
+    assert_eq!(irr, CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION);
 }
 
 #[test]
@@ -301,7 +305,7 @@ fn a_queue_entry_with_a_source_type_that_does_not_exist_stops_the_queue() {
     let bad = Descriptor([Header1(0).with_source_type(2).0, 0, 0, 0]);
     a.cq.post_and_ring(&Order::raw(&[bad]), 0).unwrap();
     cluster.settle();
-    assert_eq!(a.cq.exception().unwrap().irr, cqs::TOQ_SOURCE_TYPE_EXCEPTION);
+    assert_eq!(a.cq.exception().unwrap().irr, CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION);
     assert_eq!(a.cq.poll_tcq(), None);
     // Closing and opening it again helps.
     a.cq.close().unwrap();
@@ -378,9 +382,9 @@ fn counters_start_anew_with_the_queue() {
 fn queues_outside_of_memory_are_exceptions() {
     // What to move out of memory, and the exception that it comes to.
     let cases = [
-        (CqsReg::ToqIpa, cqs::TOQ_READ_EXCEPTION),
-        (CqsReg::TcqIpa, cqs::TCQ_WRITE_EXCEPTION),
-        (CqsReg::MrqIpa, cqs::MRQ_WRITE_EXCEPTION),
+        (CqsReg::ToqIpa, CqsIrqs::TOQ_READ_EXCEPTION),
+        (CqsReg::TcqIpa, CqsIrqs::TCQ_WRITE_EXCEPTION),
+        (CqsReg::MrqIpa, CqsIrqs::MRQ_WRITE_EXCEPTION),
     ];
     for (reg, exception) in cases {
         let (cluster, mut a, b) = pair();

@@ -23,8 +23,8 @@ fn start(node: &Node, platform: &InProcess) -> Device<InProcess> {
     let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
     node.config_write(regs::COMMAND, &command.to_le_bytes());
     let device = Device::probe(platform.clone()).unwrap();
-    for tni in 0..6 {
-        device.tni(tni).unwrap().enable().unwrap();
+    for tni in TniId::ALL {
+        device.tni(tni).enable().unwrap();
     }
     device
 }
@@ -35,7 +35,7 @@ fn set_bus_master(node: &Node, on: bool) {
 }
 
 fn open(device: &Device<InProcess>, buffer: &Arc<Buffer>) -> Cq<InProcess> {
-    let mut cq = Cq::open(device, &CqConfig::new(0, 0)).unwrap();
+    let mut cq = Cq::open(device, &CqConfig::new(TniId::ALL[0], CqId::ALL[0])).unwrap();
     let range = [MemoryRange::of(&**buffer)];
     cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
     cq
@@ -78,7 +78,7 @@ fn upset(rounds: u32, what: impl Fn(u32, &Node, &Device<InProcess>) + Sync) {
         .map(|platform| Arc::new(platform.alloc_dma(SIZE, 4096).unwrap()))
         .collect();
     machine.start().unwrap();
-    let [victim, bystander] = [1, 2].map(|i| Target::new(coords[i], 0));
+    let [victim, bystander] = [1, 2].map(|i| Target::new(coords[i], TniId::ALL[0]));
     let stop = AtomicBool::new(false);
     let devices: Vec<_> = nodes.iter().zip(&platforms).map(|(n, p)| start(n, p)).collect();
     std::thread::scope(|s| {

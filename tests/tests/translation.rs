@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use tofu_abi::desc::{ArmwOp, Descriptor};
-use tofu_abi::irq::cqs;
+use tofu_abi::irq::CqsIrqs;
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::{CqsReg, Register};
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
@@ -93,12 +93,14 @@ impl Handmade {
 }
 
 /// What to break, the code that it is answered with and the exception that goes with it.
-type Fault = (&'static str, fn(&Handmade), Rcode, u64);
+type Fault = (&'static str, fn(&Handmade), Rcode, CqsIrqs);
 
 const FAR: u64 = 0xff_0000_0000;
 
 fn faults() -> Vec<Fault> {
-    use cqs::{MB_READ_EXCEPTION as MB, PAYLOAD_READ_EXCEPTION, STEERING_READ_EXCEPTION as ST};
+    const MB: CqsIrqs = CqsIrqs::MB_READ_EXCEPTION;
+    const PAYLOAD_READ_EXCEPTION: CqsIrqs = CqsIrqs::PAYLOAD_READ_EXCEPTION;
+    const ST: CqsIrqs = CqsIrqs::STEERING_READ_EXCEPTION;
     vec![
         (
             "table off",
@@ -228,7 +230,7 @@ fn a_fault_at_the_target_is_told_to_both() {
             // Payload is read for a Get and written for a Put or an atomic.
             let writes = error != MrqId::GetLastRemoteError;
             let expected = match exception {
-                cqs::PAYLOAD_READ_EXCEPTION if writes => cqs::PAYLOAD_WRITE_EXCEPTION,
+                CqsIrqs::PAYLOAD_READ_EXCEPTION if writes => CqsIrqs::PAYLOAD_WRITE_EXCEPTION,
                 other => other,
             };
             assert_eq!(seen, expected, "{name}");
@@ -415,7 +417,8 @@ fn tables_may_be_cached_until_they_are_flushed() {
 fn a_memory_block_may_be_shared_and_stags_may_be_large() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut a = cluster.endpoint(0, 0, 0);
-    let b = cluster.endpoint_with(1, &CqConfig { stags: 65536, ..CqConfig::new(0, 1) });
+    let b = cluster
+        .endpoint_with(1, &CqConfig { stags: 65536, ..CqConfig::new(TniId::ALL[0], CqId::ALL[1]) });
     let mut b = b;
     let range = [MemoryRange::of(&b.buffer)];
     let stag = b.cq.register(&range, PageSize::Size64K, Access::ReadWrite, Some(65535)).unwrap();

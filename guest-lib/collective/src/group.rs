@@ -4,6 +4,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 
+use tofu_abi::TniId;
 use tofu_abi::reduce::{MAX_UTOFU_INTEGERS, Op};
 use tofu_utofu::ids::VbgId;
 use tofu_utofu::{Code, Context, Error, Provider, VbgSetting};
@@ -300,9 +301,8 @@ fn allocate<P: Provider>(
     first: u8,
     number: usize,
 ) -> Result<Vec<VbgId>, Error> {
-    let tnis = context.share().tnis();
-    let from_first = tnis.clone().filter(|tni| *tni >= first);
-    for tni in from_first.chain(tnis.clone().filter(|tni| *tni < first)) {
+    let tnis = || context.share().tnis().map(TniId::get);
+    for tni in tnis().filter(|tni| *tni >= first).chain(tnis().filter(|tni| *tni < first)) {
         match context.alloc_vbg(tni.into(), number, 0) {
             Err(error) if error.code() == Code::Full => {}
             result => return result,

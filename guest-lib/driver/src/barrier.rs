@@ -8,9 +8,10 @@ use tofu_abi::barrier::{
     BCH_MASK, BCH_MASK_STATUS_RUN, BSEQ_MASK, BgAddress, GPID_MASK, GpidBseq, LocalLink,
     NOTICE_SIZE, Profile, RemoteLink, SignalMask,
 };
-use tofu_abi::irq::{bgs, vector};
+use tofu_abi::irq::{BgsIrqs, vector};
 use tofu_abi::reduce::{Input, Op};
 use tofu_abi::regs::{BchReg, BgsReg, CqsMode, bch_page, bgs_page};
+use tofu_abi::{BchId, BgId, TniId};
 
 use crate::device::{Device, DevicePage, IrqUnit, TimedOut};
 use crate::platform::{DmaError, IrqError, Platform, UserPage};
@@ -22,10 +23,10 @@ const NAP_NS: u64 = 1_000_000;
 /// How to open a barrier channel. Start from [`ChannelConfig::new`].
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelConfig {
-    /// Network interface, 0 to 5.
-    pub tni: u8,
-    /// Barrier channel, 0 to 15: also the number of its start/end gate.
-    pub bch: u8,
+    /// Network interface.
+    pub tni: TniId,
+    /// Barrier channel: also the number of its start/end gate.
+    pub bch: BchId,
     /// Group process id, 40 bits. Only gates with the same one take signals of each other.
     pub gpid: u64,
     /// Sequence number of the first round, 24 bits: the same for all members of the group. After
@@ -34,8 +35,8 @@ pub struct ChannelConfig {
     pub bseq: u32,
     /// Subnet of remote gates; rights have no meaning here.
     pub subnet: CqsMode,
-    /// Requests to unmask, see [`tofu_abi::irq::bgs`]. 0 opens a channel that is only polled.
-    pub interrupts: u64,
+    /// Requests to unmask. None opens a channel that is only polled.
+    pub interrupts: BgsIrqs,
     /// How long [`Channel::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,
     /// Longest sleep of [`Channel::wait`], in nanoseconds. All channels of an interface have the
@@ -49,14 +50,14 @@ pub struct ChannelConfig {
 impl ChannelConfig {
     /// A channel of group 0 that begins with round 0, without a subnet, whose rounds' ends and
     /// exceptions are interrupts.
-    pub const fn new(tni: u8, bch: u8) -> Self {
+    pub const fn new(tni: TniId, bch: BchId) -> Self {
         Self {
             tni,
             bch,
             gpid: 0,
             bseq: 0,
             subnet: CqsMode(0),
-            interrupts: bgs::ALL,
+            interrupts: BgsIrqs::ALL,
             spin_ns: 0,
             nap_ns: NAP_NS,
             profile: Profile::TOFUD,
@@ -71,7 +72,7 @@ impl ChannelConfig {
     pub fn check(&self, gates: &[Gate]) -> Result<(), ChannelError> {
         let profile = self.profile;
         let (tni, bch) = (self.tni, self.bch);
-        if !profile.has_channel(tni, bch) {
+        if !profile.has_channel(tni.get(), bch.get()) {
             return Err(ChannelError::NoSuchChannel { tni, bch });
         }
         if self.gpid > GPID_MASK {
@@ -82,18 +83,19 @@ impl ChannelConfig {
         }
         for (i, gate) in gates.iter().enumerate() {
             let (tni, bg) = (gate.tni, gate.bg);
-            if !profile.has_gate(tni, bg) {
+            if !profile.has_gate(tni.get(), bg.get()) {
                 return Err(ChannelError::NoSuchGate { tni, bg });
             }
             if gates[..i].iter().any(|other| (other.tni, other.bg) == (tni, bg)) {
                 return Err(ChannelError::Twice { tni, bg });
             }
-            if profile.has_channel(tni, bg) && (tni, bg) != (self.tni, self.bch) {
+            if profile.has_channel(tni.get(), bg.get()) && (tni, bg) != (self.tni, self.bch.gate())
+            {
                 return Err(ChannelError::StartGate { tni, bg });
             }
         }
-        if !gates.iter().any(|gate| (gate.tni, gate.bg) == (tni, bch)) {
-            return Err(ChannelError::StartGate { tni, bg: bch });
+        if !gates.iter().any(|gate| (gate.tni, gate.bg) == (tni, bch.gate())) {
+            return Err(ChannelError::StartGate { tni, bg: bch.gate() });
         }
         for gate in gates {
             let (tni, bg) = (gate.tni, gate.bg);
@@ -109,9 +111,9 @@ impl ChannelConfig {
             if gate.src_local.is_none() && gate.src_remote.is_none() {
                 return Err(ChannelError::NoSource { tni, bg });
             }
-            let find = |bg: u8| gates.iter().find(|other| (other.tni, other.bg) == (tni, bg));
+            let find = |bg: BgId| gates.iter().find(|other| (other.tni, other.bg) == (tni, bg));
             for (other, back) in [
-                (gate.src_local, (|g: &Gate| g.dst_local) as fn(&Gate) -> Option<u8>),
+                (gate.src_local, (|g: &Gate| g.dst_local) as fn(&Gate) -> Option<BgId>),
                 (gate.dst_local, |g| g.src_local),
             ] {
                 if let Some(other) = other
@@ -127,7 +129,7 @@ impl ChannelConfig {
             let mut at = gate;
             for _ in 0..=gates.len() {
                 let Some(source) = at.src_local else { break };
-                if profile.has_channel(at.tni, source) {
+                if profile.has_channel(at.tni.get(), source.get()) {
                     break;
                 }
                 let next = gates.iter().find(|other| (other.tni, other.bg) == (at.tni, source));
@@ -149,23 +151,23 @@ impl ChannelConfig {
 /// too, for it to be in the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gate {
-    /// Network interface, 0 to 5.
-    pub tni: u8,
-    /// Number of the gate, 0 to 47.
-    pub bg: u8,
+    /// Network interface.
+    pub tni: TniId,
+    /// Number of the gate.
+    pub bg: BgId,
     /// Gate of the same interface to wait for.
-    pub src_local: Option<u8>,
+    pub src_local: Option<BgId>,
     /// Gate of any node and interface to wait for; its path has no meaning.
     pub src_remote: Option<BgAddress>,
     /// Gate of the same interface to signal.
-    pub dst_local: Option<u8>,
+    pub dst_local: Option<BgId>,
     /// Gate of any node and interface to signal, by the path in the address.
     pub dst_remote: Option<BgAddress>,
 }
 
 impl Gate {
     /// A gate without links.
-    pub const fn new(tni: u8, bg: u8) -> Self {
+    pub const fn new(tni: TniId, bg: BgId) -> Self {
         Self { tni, bg, src_local: None, src_remote: None, dst_local: None, dst_remote: None }
     }
 }
@@ -176,85 +178,85 @@ pub enum ChannelError {
     /// The device has no such channel.
     NoSuchChannel {
         /// Network interface.
-        tni: u8,
+        tni: TniId,
         /// Channel.
-        bch: u8,
+        bch: BchId,
     },
     /// The device has no such gate.
     NoSuchGate {
         /// Network interface.
-        tni: u8,
+        tni: TniId,
         /// Gate.
-        bg: u8,
+        bg: BgId,
     },
     /// A gate was given twice.
     Twice {
         /// Network interface.
-        tni: u8,
+        tni: TniId,
         /// Gate.
-        bg: u8,
+        bg: BgId,
     },
     /// The channel's start/end gate is not among the gates, or another channel's is.
     StartGate {
         /// Network interface.
-        tni: u8,
+        tni: TniId,
         /// Gate that is missing, or that does not belong here.
-        bg: u8,
+        bg: BgId,
     },
     /// A gate of another node that no node has.
     NoSuchAddress {
         /// Gate with the link.
-        bg: u8,
+        bg: BgId,
         /// What it is linked to.
         address: BgAddress,
     },
     /// A gate of another node that is not in the subnet.
     Subnet {
         /// Gate with the link.
-        bg: u8,
+        bg: BgId,
         /// What it is linked to.
         address: BgAddress,
     },
     /// A link within the interface whose other end is not given or is linked to another gate.
     LocalLink {
         /// Network interface.
-        tni: u8,
+        tni: TniId,
         /// Gate with the link.
-        bg: u8,
+        bg: BgId,
         /// Gate that it names.
-        other: u8,
+        other: BgId,
     },
     /// A gate that waits for nobody would never fire.
     NoSource {
         /// Network interface.
-        tni: u8,
+        tni: TniId,
         /// Gate.
-        bg: u8,
+        bg: BgId,
     },
     /// A gate that waits, directly or not, only for itself would never fire.
     NeverFires {
         /// Network interface.
-        tni: u8,
+        tni: TniId,
         /// Gate.
-        bg: u8,
+        bg: BgId,
     },
     /// The group process id has more than 40 bits, or the sequence number more than 24.
     Number(u64),
     /// The channel or a gate is in use.
     Busy {
         /// Network interface.
-        tni: u8,
+        tni: TniId,
         /// Gate.
-        bg: u8,
+        bg: BgId,
     },
-    /// The device refuses a gate; the requests of [`tofu_abi::irq::bgs`] say why.
+    /// The device refuses a gate; its requests say why.
     Refused {
         /// Network interface.
-        tni: u8,
+        tni: TniId,
         /// Gate.
-        bg: u8,
+        bg: BgId,
         /// IRR of the gate.
-        irr: u64,
+        irr: BgsIrqs,
     },
     /// No memory for notices.
     Memory(DmaError),
@@ -318,17 +320,17 @@ fn write_address(f: &mut fmt::Formatter<'_>, address: BgAddress) -> fmt::Result 
     write!(f, "node {}, TNI {}, gate {}", address.coords(), address.tni(), address.bg())
 }
 
-fn write_requests(f: &mut fmt::Formatter<'_>, irr: u64) -> fmt::Result {
-    const NAMES: [(u64, &str); 7] = [
-        (bgs::NODE_ADDRESS_UNMATCH, "signal of a gate that it is not linked to"),
-        (bgs::BG_RECV_ADDRESS_EXCEPTION, "no such gate to receive from"),
-        (bgs::BG_SEND_ADDRESS_EXCEPTION, "no such gate to send to"),
-        (bgs::GPID_UNMATCH, "signal of another group"),
-        (bgs::BSEQ_UNMATCH, "signal of another round"),
-        (bgs::SIGNAL_STATE_ERROR, "signal came twice or with another operation"),
-        (bgs::DMA_COMPLETION_EXCEPTION, "notice not writable"),
+fn write_requests(f: &mut fmt::Formatter<'_>, irr: BgsIrqs) -> fmt::Result {
+    const NAMES: [(BgsIrqs, &str); 7] = [
+        (BgsIrqs::NODE_ADDRESS_UNMATCH, "signal of a gate that it is not linked to"),
+        (BgsIrqs::BG_RECV_ADDRESS_EXCEPTION, "no such gate to receive from"),
+        (BgsIrqs::BG_SEND_ADDRESS_EXCEPTION, "no such gate to send to"),
+        (BgsIrqs::GPID_UNMATCH, "signal of another group"),
+        (BgsIrqs::BSEQ_UNMATCH, "signal of another round"),
+        (BgsIrqs::SIGNAL_STATE_ERROR, "signal came twice or with another operation"),
+        (BgsIrqs::DMA_COMPLETION_EXCEPTION, "notice not writable"),
     ];
-    let set = NAMES.iter().filter(|(bit, _)| irr & bit != 0);
+    let set = NAMES.iter().filter(|(request, _)| irr.intersects(*request));
     for (i, (_, name)) in set.enumerate() {
         write!(f, "{} {name}", if i == 0 { "" } else { "," })?;
     }
@@ -343,7 +345,7 @@ pub enum ChannelWaitError {
     /// The round did not end in time. It may still do so, unless the channel is closed.
     TimedOut {
         /// What the channel's gates report, see [`Channel::exceptions`].
-        exceptions: u64,
+        exceptions: BgsIrqs,
     },
     /// The round has ended, but the device could not write its notice.
     Notice,
@@ -353,7 +355,9 @@ impl fmt::Display for ChannelWaitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Idle => f.write_str("no round was started"),
-            Self::TimedOut { exceptions: 0 } => f.write_str("timed out: not all members came"),
+            Self::TimedOut { exceptions } if exceptions.is_empty() => {
+                f.write_str("timed out: not all members came")
+            }
             Self::TimedOut { exceptions } => {
                 f.write_str("timed out; gates report:")?;
                 write_requests(f, *exceptions)
@@ -371,13 +375,13 @@ impl core::error::Error for ChannelWaitError {}
 /// never freed.
 #[derive(Debug)]
 pub struct Channel<P: Platform> {
-    tni: u8,
-    bch: u8,
-    interrupts: u64,
+    tni: TniId,
+    bch: BchId,
+    interrupts: BgsIrqs,
     spin_ns: u64,
     nap_ns: u64,
     rounds: Rounds<P::Dma, DevicePage<P>>,
-    gates: Vec<(u8, u8)>,
+    gates: Vec<(TniId, BgId)>,
     /// Whether the acknowledges have been cleared, and no interrupt has come since: then the end
     /// of the round is an interrupt.
     armed: bool,
@@ -402,20 +406,22 @@ impl<P: Platform> Channel<P> {
         config.check(gates)?;
         let (tni, bch) = (config.tni, config.bch);
         let platform = device.platform();
-        let read = |tni, bg, reg: BgsReg| platform.bar0_read64(bgs_page(tni, bg) + reg.offset());
-        if read(tni, bch, BgsReg::BchMask) & BCH_MASK == 0 {
-            return Err(ChannelError::Busy { tni, bg: bch });
+        let read = |tni: TniId, bg: BgId, reg: BgsReg| {
+            platform.bar0_read64(bgs_page(tni.get(), bg.get()) + reg.offset())
+        };
+        if read(tni, bch.gate(), BgsReg::BchMask) & BCH_MASK == 0 {
+            return Err(ChannelError::Busy { tni, bg: bch.gate() });
         }
         for gate in gates {
             if read(gate.tni, gate.bg, BgsReg::State) & 1 != 0 {
                 return Err(ChannelError::Busy { tni: gate.tni, bg: gate.bg });
             }
         }
-        if config.interrupts != 0 {
-            platform.irq_enable(vector::bg(tni)).map_err(ChannelError::Interrupt)?;
+        if !config.interrupts.is_empty() {
+            platform.irq_enable(vector::bg(tni.get())).map_err(ChannelError::Interrupt)?;
         }
         let notices = platform.alloc_dma(NOTICE_SIZE, NOTICE_SIZE).map_err(ChannelError::Memory)?;
-        let page = DevicePage::new(device.clone(), bch_page(tni, bch));
+        let page = DevicePage::new(device.clone(), bch_page(tni.get(), bch.get()));
         let mut channel = Self {
             tni,
             bch,
@@ -428,31 +434,31 @@ impl<P: Platform> Channel<P> {
             open: true,
         };
         // What fails from here on is undone by the drop.
-        channel.write(tni, bch, BgsReg::BchNoticeIpa, channel.rounds.notices_addr());
-        channel.write(tni, bch, BgsReg::BchMask, 0);
+        channel.write(tni, bch.gate(), BgsReg::BchNoticeIpa, channel.rounds.notices_addr());
+        channel.write(tni, bch.gate(), BgsReg::BchMask, 0);
         channel.wait_for_mask().map_err(ChannelError::Enable)?;
         for gate in gates {
             channel.set_gate(config, gate)?;
         }
-        if config.interrupts != 0 {
+        if !config.interrupts.is_empty() {
             // An interrupt from before is no news.
-            platform.irq_wait(vector::bg(tni), 0);
+            platform.irq_wait(vector::bg(tni.get()), 0);
         }
         Ok(channel)
     }
 
     fn set_gate(&mut self, config: &ChannelConfig, gate: &Gate) -> Result<(), ChannelError> {
         let Gate { tni, bg, src_local, src_remote, dst_local, dst_remote } = *gate;
-        let own = (tni, bg) == (self.tni, self.bch);
-        let wanted = if own { config.interrupts } else { 0 };
+        let own = (tni, bg) == (self.tni, self.bch.gate());
+        let wanted = if own { config.interrupts } else { BgsIrqs::NONE };
         self.device().bgs_irq(tni, bg).reset(wanted);
+        let number = |bg: Option<BgId>| bg.map_or(0, BgId::get);
         let mask = SignalMask(0)
             .with_sig_recv(src_local.is_none())
             .with_tlp_recv(src_remote.is_none())
             .with_sig_send(dst_local.is_none())
             .with_tlp_send(dst_remote.is_none());
-        let local =
-            LocalLink(0).with_recv(src_local.unwrap_or(0)).with_send(dst_local.unwrap_or(0));
+        let local = LocalLink(0).with_recv(number(src_local)).with_send(number(dst_local));
         let remote = RemoteLink(0)
             .with_recv(src_remote.map_or(0, |a| a.place().0 as u32))
             .with_send(dst_remote.map_or(0, |a| a.0 as u32));
@@ -469,11 +475,12 @@ impl<P: Platform> Channel<P> {
         }
         self.gates.push((tni, bg));
         let irr = self.device().bgs_irq(tni, bg).pending();
-        const REFUSALS: u64 = bgs::BG_RECV_ADDRESS_EXCEPTION | bgs::BG_SEND_ADDRESS_EXCEPTION;
-        if irr & REFUSALS != 0 {
+        const REFUSALS: BgsIrqs =
+            BgsIrqs::BG_RECV_ADDRESS_EXCEPTION.union(BgsIrqs::BG_SEND_ADDRESS_EXCEPTION);
+        if irr.intersects(REFUSALS) {
             return Err(ChannelError::Refused { tni, bg, irr });
         }
-        let state = bgs_page(tni, bg) + BgsReg::State.offset();
+        let state = bgs_page(tni.get(), bg.get()) + BgsReg::State.offset();
         self.device()
             .poll_register(state, "barrier gate STATE enabled", |v| v & 1 != 0)
             .map(drop)
@@ -485,8 +492,8 @@ impl<P: Platform> Channel<P> {
         self.rounds.page().device()
     }
 
-    fn write(&self, tni: u8, bg: u8, reg: BgsReg, value: u64) {
-        self.device().platform().bar0_write64(bgs_page(tni, bg) + reg.offset(), value);
+    fn write(&self, tni: TniId, bg: BgId, reg: BgsReg, value: u64) {
+        self.device().platform().bar0_write64(bgs_page(tni.get(), bg.get()) + reg.offset(), value);
     }
 
     fn wait_for_mask(&self) -> Result<(), TimedOut> {
@@ -494,12 +501,12 @@ impl<P: Platform> Channel<P> {
     }
 
     /// Network interface of the channel.
-    pub fn tni(&self) -> u8 {
+    pub fn tni(&self) -> TniId {
         self.tni
     }
 
     /// Number of the channel and of its start/end gate.
-    pub fn bch(&self) -> u8 {
+    pub fn bch(&self) -> BchId {
         self.bch
     }
 
@@ -540,7 +547,7 @@ impl<P: Platform> Channel<P> {
     ///
     /// See [`ChannelWaitError`].
     pub fn wait(&mut self, timeout_ns: u64) -> Result<Outcome, ChannelWaitError> {
-        const ENDS: u64 = bgs::ACKNOWLEDGES | bgs::DMA_COMPLETION_EXCEPTION;
+        const ENDS: BgsIrqs = BgsIrqs::ACKNOWLEDGES.union(BgsIrqs::DMA_COMPLETION_EXCEPTION);
         if let Some(outcome) = self.poll() {
             return Ok(outcome);
         }
@@ -548,13 +555,13 @@ impl<P: Platform> Channel<P> {
             return Err(ChannelWaitError::Idle);
         }
         let start = self.device().platform().now_ns();
-        let sleeps = self.interrupts & ENDS != 0;
+        let sleeps = self.interrupts.intersects(ENDS);
         loop {
             let elapsed = self.device().platform().now_ns().saturating_sub(start);
             if sleeps && elapsed >= self.spin_ns {
                 if !self.armed {
                     // Clear, look, sleep: see `Cq::wait`. The read brings the write to the device.
-                    self.irq().clear(bgs::ACKNOWLEDGES);
+                    self.irq().clear(BgsIrqs::ACKNOWLEDGES);
                     let lost = self.notice_was_lost();
                     if let Some(outcome) = self.poll() {
                         return Ok(outcome);
@@ -565,7 +572,7 @@ impl<P: Platform> Channel<P> {
                     self.armed = true;
                 }
                 let nap = timeout_ns.saturating_sub(elapsed).min(self.nap_ns);
-                self.device().platform().irq_wait(vector::bg(self.tni), nap);
+                self.device().platform().irq_wait(vector::bg(self.tni.get()), nap);
                 // What has ended the sleep may be the interrupt of an earlier round that came
                 // late. Then the request that it was for would hide that of this round's end.
                 self.armed = false;
@@ -585,12 +592,12 @@ impl<P: Platform> Channel<P> {
     }
 
     fn notice_was_lost(&self) -> bool {
-        self.irq().pending() & bgs::DMA_COMPLETION_EXCEPTION != 0
+        self.irq().pending().intersects(BgsIrqs::DMA_COMPLETION_EXCEPTION)
     }
 
     /// Goes on to the next round without the outcome of this one.
     fn without_notice(&mut self) -> ChannelWaitError {
-        self.irq().clear(bgs::DMA_COMPLETION_EXCEPTION);
+        self.irq().clear(BgsIrqs::DMA_COMPLETION_EXCEPTION);
         self.rounds.next_round();
         ChannelWaitError::Notice
     }
@@ -615,20 +622,19 @@ impl<P: Platform> Channel<P> {
         self.wait(timeout_ns)
     }
 
-    fn irq(&self) -> IrqUnit<'_, P> {
-        self.device().bgs_irq(self.tni, self.bch)
+    fn irq(&self) -> IrqUnit<'_, P, BgsIrqs> {
+        self.device().bgs_irq(self.tni, self.bch.gate())
     }
 
-    /// Exceptions that the channel's gates report, put together: requests of
-    /// [`tofu_abi::irq::bgs`]. A stray signal of somebody else may be behind them, so they do not
+    /// Exceptions that the channel's gates report, put together. A stray signal of somebody else may be behind them, so they do not
     /// end a round.
-    pub fn exceptions(&self) -> u64 {
-        let pending = |&(tni, bg): &(u8, u8)| self.device().bgs_irq(tni, bg).pending();
-        self.gates.iter().map(pending).fold(0, |all, bits| all | bits) & bgs::EXCEPTIONS
+    pub fn exceptions(&self) -> BgsIrqs {
+        let pending = |&(tni, bg): &(TniId, BgId)| self.device().bgs_irq(tni, bg).pending();
+        self.gates.iter().map(pending).fold(BgsIrqs::NONE, BgsIrqs::union) & BgsIrqs::EXCEPTIONS
     }
 
     /// Interrupt registers of one of the channel's gates.
-    pub fn gate_irq(&self, tni: u8, bg: u8) -> Option<IrqUnit<'_, P>> {
+    pub fn gate_irq(&self, tni: TniId, bg: BgId) -> Option<IrqUnit<'_, P, BgsIrqs>> {
         self.gates.contains(&(tni, bg)).then(|| self.device().bgs_irq(tni, bg))
     }
 
@@ -675,14 +681,19 @@ impl<P: Platform> Device<P> {
     ///
     /// If the device does not let go of the channel within 3 s: memory of its notices must stay
     /// what it is.
-    pub fn stop_barrier(&self, tni: u8, bch: u8, gates: &[(u8, u8)]) -> Result<(), TimedOut> {
-        let write = |tni, bg, reg: BgsReg, value| {
-            self.platform().bar0_write64(bgs_page(tni, bg) + reg.offset(), value);
+    pub fn stop_barrier(
+        &self,
+        tni: TniId,
+        bch: BchId,
+        gates: &[(TniId, BgId)],
+    ) -> Result<(), TimedOut> {
+        let write = |tni: TniId, bg: BgId, reg: BgsReg, value| {
+            self.platform().bar0_write64(bgs_page(tni.get(), bg.get()) + reg.offset(), value);
         };
-        write(tni, bch, BgsReg::BchMask, BCH_MASK);
+        write(tni, bch.gate(), BgsReg::BchMask, BCH_MASK);
         for &(tni, bg) in gates {
             write(tni, bg, BgsReg::Enable, 0);
-            self.bgs_irq(tni, bg).reset(0);
+            self.bgs_irq(tni, bg).reset(BgsIrqs::NONE);
         }
         self.wait_for_channel_mask(tni, bch)
     }
@@ -692,14 +703,17 @@ impl<P: Platform> Device<P> {
     /// The mask of a gate that exists never reads as 0, as requests that there are not stay
     /// masked.
     pub fn barrier_profile(&self) -> Option<Profile> {
-        let has_gate = |tni: u8, bg: u8| self.bgs_irq(tni, bg).masked() != 0;
+        let has_gate = |tni, bg| match (TniId::new(tni), BgId::new(bg)) {
+            (Some(tni), Some(bg)) => !self.bgs_irq(tni, bg).masked().is_empty(),
+            _ => false,
+        };
         [Profile::TOFUD, Profile::TOFU]
             .into_iter()
             .find(|profile| has_gate(profile.tnis - 1, profile.gates - 1))
     }
 
-    fn wait_for_channel_mask(&self, tni: u8, bch: u8) -> Result<(), TimedOut> {
-        let status = bgs_page(tni, bch) + BgsReg::BchMaskStatus.offset();
+    fn wait_for_channel_mask(&self, tni: TniId, bch: BchId) -> Result<(), TimedOut> {
+        let status = bgs_page(tni.get(), bch.get()) + BgsReg::BchMaskStatus.offset();
         let done = |v| v & BCH_MASK_STATUS_RUN == 0;
         self.poll_register(status, "BCH_MASK_STATUS.RUN to be clear", done).map(drop)
     }

@@ -3,12 +3,11 @@
 use core::fmt;
 use core::mem;
 
-use tofu_abi::irq;
+use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::queue_entries;
-use tofu_abi::regs::{
-    CqReg, CqsMode, CqsReg, CqsStatus, NUM_CQ, NUM_TNI, TniReg, cq_page, cqs_page, tni_base,
-};
+use tofu_abi::regs::{CqReg, CqsMode, CqsReg, CqsStatus, TniReg, cq_page, cqs_page, tni_base};
 use tofu_abi::table::PageSize;
+use tofu_abi::{CqId, TniId};
 
 use crate::device::{Device, DevicePage, IrqUnit, TimedOut};
 use crate::order::Order;
@@ -19,10 +18,10 @@ use crate::tables::{Access, MAX_STAGS, MemoryRange, Stag, StagError, Tables};
 /// How to open a control queue. Start from [`CqConfig::new`].
 #[derive(Clone, Debug)]
 pub struct CqConfig {
-    /// Network interface, 0 to 5.
-    pub tni: u8,
-    /// Control queue, 0 to 11; 11 is the kernel's.
-    pub cq: u8,
+    /// Network interface.
+    pub tni: TniId,
+    /// Control queue.
+    pub cq: CqId,
     /// Size code of the transmit queues: 2^(2 code + 11) entries, code 0 to 5.
     pub toq_size: u8,
     /// Size code of the message receive queue.
@@ -45,8 +44,8 @@ pub struct CqConfig {
     pub mrq_interrupt_count: u64,
     /// Bit n set keeps notices with id n from requesting an interrupt.
     pub mrq_interrupt_mask: u64,
-    /// Requests to unmask, see [`tofu_abi::irq::cqs`]. 0 opens a queue that is only polled.
-    pub interrupts: u64,
+    /// Requests to unmask. None opens a queue that is only polled.
+    pub interrupts: CqsIrqs,
     /// How long [`Cq::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,
 }
@@ -54,7 +53,7 @@ pub struct CqConfig {
 impl CqConfig {
     /// A queue with the smallest rings (2048 entries), 256 STags, no limits on whom it talks
     /// to, and interrupts for completions, notices and exceptions.
-    pub const fn new(tni: u8, cq: u8) -> Self {
+    pub const fn new(tni: TniId, cq: CqId) -> Self {
         Self {
             tni,
             cq,
@@ -69,7 +68,7 @@ impl CqConfig {
             mrq_interrupt_ns: 0,
             mrq_interrupt_count: 0,
             mrq_interrupt_mask: 0,
-            interrupts: irq::cqs::ALL,
+            interrupts: CqsIrqs::ALL,
             spin_ns: 0,
         }
     }
@@ -81,9 +80,9 @@ pub enum OpenError {
     /// The device has no such queue.
     NoSuchCq {
         /// Network interface.
-        tni: u8,
+        tni: TniId,
         /// Control queue.
-        cq: u8,
+        cq: CqId,
     },
     /// A size code beyond 5.
     QueueSize(u8),
@@ -118,29 +117,29 @@ impl core::error::Error for OpenError {}
 /// The device reports exceptions of a control queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqException {
-    /// Pending exception bits of IRR, see [`tofu_abi::irq::cqs`].
-    pub irr: u64,
+    /// Pending exceptions of IRR.
+    pub irr: CqsIrqs,
     /// STATUS at that time.
     pub status: CqsStatus,
 }
 
 impl fmt::Display for CqException {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(u64, &str); 11] = [
-            (irq::cqs::TOQ_READ_EXCEPTION, "TOQ unreadable"),
-            (irq::cqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION, "direct descriptor misused"),
-            (irq::cqs::TOQ_MARKED_UE, "TOQ entry damaged in memory"),
-            (irq::cqs::TCQ_WRITE_EXCEPTION, "TCQ not writable"),
-            (irq::cqs::TOQ_SOURCE_TYPE_EXCEPTION, "descriptor from the wrong source"),
-            (irq::cqs::MRQ_WRITE_EXCEPTION, "MRQ not writable"),
-            (irq::cqs::MRQ_OVERFLOW, "MRQ overflow"),
-            (irq::cqs::STEERING_READ_EXCEPTION, "steering entry unusable"),
-            (irq::cqs::MB_READ_EXCEPTION, "memory block or page entry unusable"),
-            (irq::cqs::PAYLOAD_READ_EXCEPTION, "payload unreadable"),
-            (irq::cqs::PAYLOAD_WRITE_EXCEPTION, "payload not writable"),
+        const NAMES: [(CqsIrqs, &str); 11] = [
+            (CqsIrqs::TOQ_READ_EXCEPTION, "TOQ unreadable"),
+            (CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION, "direct descriptor misused"),
+            (CqsIrqs::TOQ_MARKED_UE, "TOQ entry damaged in memory"),
+            (CqsIrqs::TCQ_WRITE_EXCEPTION, "TCQ not writable"),
+            (CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION, "descriptor from the wrong source"),
+            (CqsIrqs::MRQ_WRITE_EXCEPTION, "MRQ not writable"),
+            (CqsIrqs::MRQ_OVERFLOW, "MRQ overflow"),
+            (CqsIrqs::STEERING_READ_EXCEPTION, "steering entry unusable"),
+            (CqsIrqs::MB_READ_EXCEPTION, "memory block or page entry unusable"),
+            (CqsIrqs::PAYLOAD_READ_EXCEPTION, "payload unreadable"),
+            (CqsIrqs::PAYLOAD_WRITE_EXCEPTION, "payload not writable"),
         ];
         f.write_str("control queue exception:")?;
-        let set = NAMES.iter().filter(|(bit, _)| self.irr & bit != 0);
+        let set = NAMES.iter().filter(|(request, _)| self.irr.intersects(*request));
         for (i, (_, name)) in set.enumerate() {
             write!(f, "{} {name}", if i == 0 { "" } else { "," })?;
         }
@@ -177,11 +176,11 @@ impl core::error::Error for WaitError {}
 /// never freed, so that the device cannot write to memory that belongs to someone else.
 #[derive(Debug)]
 pub struct Cq<P: Platform> {
-    tni: u8,
-    cq: u8,
+    tni: TniId,
+    cq: CqId,
     system: u64,
     vector: u16,
-    interrupts: u64,
+    interrupts: CqsIrqs,
     spin_ns: u64,
 
     rings: Rings<P::Dma, DevicePage<P>>,
@@ -202,10 +201,8 @@ impl<P: Platform> Cq<P> {
     pub fn open(device: &Device<P>, config: &CqConfig) -> Result<Self, OpenError> {
         let (tni, cq) = (config.tni, config.cq);
         let platform = device.platform();
-        let exists = usize::from(tni) < NUM_TNI
-            && usize::from(cq) < NUM_CQ
-            && platform.bar0_read64(tni_base(tni) + TniReg::CqPresent.offset()) >> cq & 1 != 0;
-        if !exists {
+        let present = platform.bar0_read64(tni_base(tni.get()) + TniReg::CqPresent.offset());
+        if present >> cq.get() & 1 == 0 {
             return Err(OpenError::NoSuchCq { tni, cq });
         }
         if config.stags == 0 || config.stags > MAX_STAGS {
@@ -213,19 +210,19 @@ impl<P: Platform> Cq<P> {
         }
         let entries = |code: u8| queue_entries(code.into()).ok_or(OpenError::QueueSize(code));
         let (orders, notices) = (entries(config.toq_size)?, entries(config.mrq_size)?);
-        let system = cqs_page(tni, cq);
+        let system = cqs_page(tni.get(), cq.get());
         let status = CqsStatus(platform.bar0_read64(system + CqsReg::Status.offset()));
         if status.cq_enable() {
             return Err(OpenError::Busy(status));
         }
-        let vector = irq::vector::cq(tni, cq);
-        if config.interrupts != 0 {
+        let vector = vector::cq(tni.get(), cq.get());
+        if !config.interrupts.is_empty() {
             platform.irq_enable(vector).map_err(OpenError::Interrupt)?;
         }
 
         let alloc = |size, align| platform.alloc_dma(size, align);
         let memory = RingMemory::new(orders, notices, alloc).map_err(OpenError::Memory)?;
-        let page = DevicePage::new(device.clone(), cq_page(tni, cq));
+        let page = DevicePage::new(device.clone(), cq_page(tni.get(), cq.get()));
         let mut queue = Self {
             tni,
             cq,
@@ -240,7 +237,7 @@ impl<P: Platform> Cq<P> {
         };
         queue.enable(config).map_err(OpenError::Enable)?;
         // An interrupt from before the reset of the unit is no news.
-        if queue.interrupts != 0 {
+        if !queue.interrupts.is_empty() {
             platform.irq_wait(vector, 0);
         }
         Ok(queue)
@@ -306,12 +303,12 @@ impl<P: Platform> Cq<P> {
     }
 
     /// Network interface of the queue.
-    pub fn tni(&self) -> u8 {
+    pub fn tni(&self) -> TniId {
         self.tni
     }
 
     /// Number of the queue on its network interface.
-    pub fn cq(&self) -> u8 {
+    pub fn cq(&self) -> CqId {
         self.cq
     }
 
@@ -324,7 +321,7 @@ impl<P: Platform> Cq<P> {
         self.device().platform().bar0_write64(self.system + reg.offset(), value);
     }
 
-    fn irq(&self) -> IrqUnit<'_, P> {
+    fn irq(&self) -> IrqUnit<'_, P, CqsIrqs> {
         self.device().cqs_irq(self.tni, self.cq)
     }
 
@@ -522,12 +519,12 @@ impl<P: Platform> Cq<P> {
         timeout_ns: u64,
         mut poll: impl FnMut(&mut Self) -> Option<T>,
     ) -> Result<T, WaitError> {
-        const ACKNOWLEDGES: u64 = irq::cqs::TCQ_WRITE_ACKNOWLEDGE | irq::cqs::MRQ_WRITE_ACKNOWLEDGE;
         if let Some(found) = poll(self) {
             return Ok(found);
         }
         let start = self.device().platform().now_ns();
-        let spin_ns = if self.interrupts == 0 { timeout_ns } else { self.spin_ns.min(timeout_ns) };
+        let spin_ns =
+            if self.interrupts.is_empty() { timeout_ns } else { self.spin_ns.min(timeout_ns) };
         loop {
             self.device().platform().relax();
             if let Some(found) = poll(self) {
@@ -542,8 +539,8 @@ impl<P: Platform> Cq<P> {
             // the bit, look, sleep. An entry written after the look sets the bit anew; one
             // written before was seen. Without an interrupt since the last clearing, the bit
             // is clear still and the register need not be touched.
-            if self.interrupts != 0 && !self.armed {
-                self.irq().clear(ACKNOWLEDGES);
+            if !self.interrupts.is_empty() && !self.armed {
+                self.irq().clear(CqsIrqs::ACKNOWLEDGES);
                 // A write may be posted, and arrive after the look: then it would take away the
                 // request of an entry that the look has missed. A read overtakes no write.
                 self.irq().pending();
@@ -557,14 +554,14 @@ impl<P: Platform> Cq<P> {
             if elapsed >= timeout_ns {
                 return Err(WaitError::TimedOut);
             }
-            if self.interrupts == 0 {
+            if self.interrupts.is_empty() {
                 platform.relax();
             } else if platform.irq_wait(self.vector, timeout_ns - elapsed) {
                 self.armed = false;
                 if let Some(found) = poll(self) {
                     return Ok(found);
                 }
-                if self.interrupts & irq::cqs::EXCEPTIONS != 0
+                if self.interrupts.intersects(CqsIrqs::EXCEPTIONS)
                     && let Some(exception) = self.exception()
                 {
                     return Err(WaitError::Exception(exception));
@@ -575,13 +572,13 @@ impl<P: Platform> Cq<P> {
 
     /// Exceptions that are pending, whether unmasked or not.
     pub fn exception(&self) -> Option<CqException> {
-        let irr = self.irq().pending() & irq::cqs::EXCEPTIONS;
-        (irr != 0).then(|| CqException { irr, status: self.status() })
+        let irr = self.irq().pending() & CqsIrqs::EXCEPTIONS;
+        (!irr.is_empty()).then(|| CqException { irr, status: self.status() })
     }
 
     /// Forgets pending exceptions, so that they can be reported again.
     pub fn clear_exceptions(&self) {
-        self.irq().clear(irq::cqs::EXCEPTIONS);
+        self.irq().clear(CqsIrqs::EXCEPTIONS);
     }
 
     /// Reads a register of the queue's user page, such as a counter.

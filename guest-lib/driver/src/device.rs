@@ -3,12 +3,14 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use core::marker::PhantomData;
 
-use tofu_abi::Coords;
+use tofu_abi::irq::{BgsIrqs, CqsIrqs, IrqSet, TniIrqs, TnrIrqs};
 use tofu_abi::regs::{
-    BgsReg, CqsReg, CqsStatus, NUM_TNI, NodeAddress, Register, TniReg, TniState, TofuReg, bgs_page,
+    BgsReg, CqsReg, CqsStatus, NodeAddress, Register, TniReg, TniState, TofuReg, bgs_page,
     cqs_page, tni_base, tofu,
 };
+use tofu_abi::{BgId, Coords, CqId, TniId};
 
 use crate::platform::{Platform, UserPage};
 
@@ -41,8 +43,6 @@ pub enum DeviceError {
         /// What NODE_ADDRESS read.
         node_address: u64,
     },
-    /// There is no such network interface.
-    NoSuchTni(u8),
     /// A network interface did not get to work.
     Tni(TimedOut),
 }
@@ -53,7 +53,6 @@ impl fmt::Display for DeviceError {
             Self::NotPresent { node_address } => {
                 write!(f, "no Tofu device: NODE_ADDRESS reads {node_address:#x}")
             }
-            Self::NoSuchTni(tni) => write!(f, "there is no TNI {tni}"),
             Self::Tni(e) => e.fmt(f),
         }
     }
@@ -101,52 +100,24 @@ impl<P: Platform> Device<P> {
         &self.platform
     }
 
-    /// A network interface, 0 to 5.
-    ///
-    /// # Errors
-    ///
-    /// [`DeviceError::NoSuchTni`] for others.
-    pub fn tni(&self, tni: u8) -> Result<Tni<'_, P>, DeviceError> {
-        if usize::from(tni) < NUM_TNI {
-            Ok(Tni { device: self, tni })
-        } else {
-            Err(DeviceError::NoSuchTni(tni))
-        }
+    /// A network interface.
+    pub fn tni(&self, tni: TniId) -> Tni<'_, P> {
+        Tni { device: self, tni }
     }
 
     /// Interrupt registers of the links (TNR, MSI-X vector 0).
-    pub fn tnr_irq(&self) -> IrqUnit<'_, P> {
-        IrqUnit {
-            platform: &self.platform,
-            irr: tofu(TofuReg::TnrIrr),
-            imr: tofu(TofuReg::TnrImr),
-            irc: tofu(TofuReg::TnrIrc),
-            imc: tofu(TofuReg::TnrImc),
-        }
+    pub fn tnr_irq(&self) -> IrqUnit<'_, P, TnrIrqs> {
+        IrqUnit::new(&self.platform, tofu(TofuReg::TnrIrr))
     }
 
     /// Interrupt registers of a control queue.
-    pub(crate) fn cqs_irq(&self, tni: u8, cq: u8) -> IrqUnit<'_, P> {
-        let page = cqs_page(tni, cq);
-        IrqUnit {
-            platform: &self.platform,
-            irr: page + CqsReg::Irr.offset(),
-            imr: page + CqsReg::Imr.offset(),
-            irc: page + CqsReg::Irc.offset(),
-            imc: page + CqsReg::Imc.offset(),
-        }
+    pub(crate) fn cqs_irq(&self, tni: TniId, cq: CqId) -> IrqUnit<'_, P, CqsIrqs> {
+        IrqUnit::new(&self.platform, cqs_page(tni.get(), cq.get()) + CqsReg::Irr.offset())
     }
 
     /// Interrupt registers of a barrier gate.
-    pub(crate) fn bgs_irq(&self, tni: u8, bg: u8) -> IrqUnit<'_, P> {
-        let page = bgs_page(tni, bg);
-        IrqUnit {
-            platform: &self.platform,
-            irr: page + BgsReg::Irr.offset(),
-            imr: page + BgsReg::Imr.offset(),
-            irc: page + BgsReg::Irc.offset(),
-            imc: page + BgsReg::Imc.offset(),
-        }
+    pub(crate) fn bgs_irq(&self, tni: TniId, bg: BgId) -> IrqUnit<'_, P, BgsIrqs> {
+        IrqUnit::new(&self.platform, bgs_page(tni.get(), bg.get()) + BgsReg::Irr.offset())
     }
 
     /// Reads a register.
@@ -162,29 +133,29 @@ impl<P: Platform> Device<P> {
     /// Stops control queues that nobody looks after any more, because the process that has opened
     /// them is gone, say. Returns those that the device does not let go of within 3 s: their
     /// memory must stay what it is. A queue that is not open stays so.
-    pub fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)> {
+    pub fn stop_queues(&self, queues: &[(TniId, CqId)]) -> Vec<(TniId, CqId)> {
         // All of them first, so that they stop at the same time.
         for &(tni, cq) in queues {
             self.disable_queue(tni, cq);
         }
-        let stuck = |&(tni, cq): &(u8, u8)| self.finish_queue(tni, cq).is_err();
+        let stuck = |&(tni, cq): &(TniId, CqId)| self.finish_queue(tni, cq).is_err();
         queues.iter().copied().filter(stuck).collect()
     }
 
     /// Tells a control queue to stop.
-    pub(crate) fn disable_queue(&self, tni: u8, cq: u8) {
-        self.platform.bar0_write64(cqs_page(tni, cq) + CqsReg::Enable.offset(), 0);
+    pub(crate) fn disable_queue(&self, tni: TniId, cq: CqId) {
+        self.platform.bar0_write64(cqs_page(tni.get(), cq.get()) + CqsReg::Enable.offset(), 0);
     }
 
     /// Waits until a control queue has stopped and uses memory no more, and leaves it without
     /// interrupts and tables.
-    pub(crate) fn finish_queue(&self, tni: u8, cq: u8) -> Result<(), TimedOut> {
-        let page = cqs_page(tni, cq);
+    pub(crate) fn finish_queue(&self, tni: TniId, cq: CqId) -> Result<(), TimedOut> {
+        let page = cqs_page(tni.get(), cq.get());
         // It is done with memory only when it has nothing under way either.
         let done = |v| !CqsStatus(v).cq_enable() && !CqsStatus(v).cache_flush_busy();
         let status = page + CqsReg::Status.offset();
         self.poll_register(status, "STATUS.CQ_ENABLE to be clear", done)?;
-        self.cqs_irq(tni, cq).reset(0);
+        self.cqs_irq(tni, cq).reset(CqsIrqs::NONE);
         for reg in [CqsReg::SteeringTableEnable, CqsReg::MemoryBlockTableEnable] {
             self.platform.bar0_write64(page + reg.offset(), 0);
         }
@@ -245,16 +216,16 @@ impl<P: Platform> UserPage for DevicePage<P> {
 #[derive(Debug)]
 pub struct Tni<'a, P> {
     device: &'a Device<P>,
-    tni: u8,
+    tni: TniId,
 }
 
 impl<'a, P: Platform> Tni<'a, P> {
     fn read(&self, reg: TniReg) -> u64 {
-        self.device.platform.bar0_read64(tni_base(self.tni) + reg.offset())
+        self.device.platform.bar0_read64(tni_base(self.tni.get()) + reg.offset())
     }
 
     fn set_enable(&self, on: bool, state: TniState, what: &'static str) -> Result<(), DeviceError> {
-        let base = tni_base(self.tni);
+        let base = tni_base(self.tni.get());
         self.device.platform.bar0_write64(base + TniReg::Enable.offset(), on.into());
         self.device
             .poll_register(base + TniReg::State.offset(), what, |v| v & 3 == state as u64)
@@ -286,61 +257,74 @@ impl<'a, P: Platform> Tni<'a, P> {
     }
 
     /// Interrupt registers of the interface.
-    pub fn irq(&self) -> IrqUnit<'a, P> {
-        let base = tni_base(self.tni);
-        IrqUnit {
-            platform: &self.device.platform,
-            irr: base + TniReg::Irr.offset(),
-            imr: base + TniReg::Imr.offset(),
-            irc: base + TniReg::Irc.offset(),
-            imc: base + TniReg::Imc.offset(),
-        }
+    pub fn irq(&self) -> IrqUnit<'a, P, TniIrqs> {
+        let base = tni_base(self.tni.get());
+        IrqUnit::new(&self.device.platform, base + TniReg::Irr.offset())
     }
 }
 
 /// The interrupt registers of one unit (CQS, BGS, TNI or TNR).
 #[derive(Debug)]
-pub struct IrqUnit<'a, P> {
+pub struct IrqUnit<'a, P, S> {
     platform: &'a P,
+    /// Offset of IRR. IMR, IRC and IMC follow, in every unit.
     irr: u64,
-    imr: u64,
-    irc: u64,
-    imc: u64,
+    requests: PhantomData<S>,
 }
 
-impl<P: Platform> IrqUnit<'_, P> {
+impl<'a, P: Platform, S: IrqSet> IrqUnit<'a, P, S> {
+    const IMR: u64 = 0x08;
+    const IRC: u64 = 0x10;
+    const IMC: u64 = 0x18;
+
+    fn new(platform: &'a P, irr: u64) -> Self {
+        Self { platform, irr, requests: PhantomData }
+    }
+
+    fn write(&self, register: u64, value: u64) {
+        self.platform.bar0_write64(self.irr + register, value);
+    }
+
     /// Masks everything, forgets what is pending, then unmasks `wanted`: the order of the
     /// public kernel driver.
-    pub fn reset(&self, wanted: u64) {
-        self.platform.bar0_write64(self.imr, u64::MAX);
-        self.platform.bar0_write64(self.irc, u64::MAX);
-        if wanted != 0 {
-            self.platform.bar0_write64(self.imc, wanted);
+    pub fn reset(&self, wanted: S) {
+        self.write(Self::IMR, u64::MAX);
+        self.write(Self::IRC, u64::MAX);
+        if wanted.raw() != 0 {
+            self.unmask(wanted);
         }
     }
 
     /// Pending requests, masked ones too.
-    pub fn pending(&self) -> u64 {
-        self.platform.bar0_read64(self.irr)
+    pub fn pending(&self) -> S {
+        S::from_raw(self.platform.bar0_read64(self.irr))
     }
 
-    /// Requests that are masked.
-    pub fn masked(&self) -> u64 {
-        self.platform.bar0_read64(self.imr)
+    /// Requests that are masked, with bits that the unit does not have, which always are.
+    pub fn masked(&self) -> S {
+        S::from_raw(self.platform.bar0_read64(self.irr + Self::IMR))
     }
 
     /// Clears pending requests.
-    pub fn clear(&self, bits: u64) {
-        self.platform.bar0_write64(self.irc, bits);
+    pub fn clear(&self, requests: S) {
+        self.write(Self::IRC, requests.raw());
     }
 
     /// Masks requests.
-    pub fn mask(&self, bits: u64) {
-        self.platform.bar0_write64(self.imr, bits);
+    pub fn mask(&self, requests: S) {
+        self.write(Self::IMR, requests.raw());
     }
 
     /// Unmasks requests; those that are pending fire.
-    pub fn unmask(&self, bits: u64) {
-        self.platform.bar0_write64(self.imc, bits);
+    pub fn unmask(&self, requests: S) {
+        self.write(Self::IMC, requests.raw());
     }
 }
+
+const _: () = {
+    // The offsets that `IrqUnit` relies on.
+    assert!(CqsReg::Imr.offset() - CqsReg::Irr.offset() == 0x08);
+    assert!(CqsReg::Imc.offset() - CqsReg::Irr.offset() == 0x18);
+    assert!(BgsReg::Imc.offset() - BgsReg::Irr.offset() == 0x18);
+    assert!(TniReg::Imc.offset() - TniReg::Irr.offset() == 0x18);
+};

@@ -6,7 +6,7 @@ use tofu_abi::desc::{
     ArmwOp, Command, Descriptor, Header1, Header2, MAX_MESSAGE, MTU_UNIT, PIGGYBACK_BUFFER_MAX,
     PIGGYBACK_MAX,
 };
-use tofu_abi::{Coords, PacketTarget, Path, StagOffset};
+use tofu_abi::{Coords, PacketTarget, Path, StagOffset, TniId};
 
 /// The network interface that a command is sent to. Its control queue is part of the remote
 /// [`StagOffset`].
@@ -14,18 +14,21 @@ use tofu_abi::{Coords, PacketTarget, Path, StagOffset};
 pub struct Target {
     /// Node.
     pub node: Coords,
-    /// Network interface of the node, 0 to 5.
-    pub tni: u8,
+    /// Network interface of the node.
+    pub tni: TniId,
 }
 
 impl Target {
     /// A network interface of a node.
-    pub const fn new(node: Coords, tni: u8) -> Self {
+    pub const fn new(node: Coords, tni: TniId) -> Self {
         Self { node, tni }
     }
 
     fn header(self) -> Header1 {
-        Header1(0).with_target(self.node).with_path(self.node.default_path()).with_ri(self.tni)
+        Header1(0)
+            .with_target(self.node)
+            .with_path(self.node.default_path())
+            .with_ri(self.tni.get())
     }
 }
 

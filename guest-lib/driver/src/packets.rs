@@ -8,12 +8,12 @@ use core::mem;
 use core::sync::atomic::Ordering;
 
 use tofu_abi::frame::{HEADER_SIZE, ROUTING_HEADER_SIZE, SYSTEM_PAYLOAD_MAX, TlpHeader};
-use tofu_abi::irq::{tni as requests, vector};
+use tofu_abi::irq::{CqsIrqs, TniIrqs, vector};
 use tofu_abi::packets::{PacketQueues, PacketTarget};
 use tofu_abi::queue::{PACKET_BUFFER_SIZE, PBQ_ENTRY_SIZE, PRQ_ENTRY_SIZE, PrqEntry, PrqRcode};
-use tofu_abi::regs::{CqsMode, KERNEL_CQ, TniReg, tni_base};
+use tofu_abi::regs::{CqsMode, TniReg, tni_base};
 use tofu_abi::table::{PageSize, TABLE_ALIGN};
-use tofu_abi::{Rcode, StagOffset};
+use tofu_abi::{CqId, Rcode, StagOffset, TniId};
 
 use crate::cq::{Cq, CqConfig, OpenError};
 use crate::device::{Device, DeviceError, IrqUnit};
@@ -24,10 +24,10 @@ use crate::tables::{Access, MemoryRange, Stag, StagError};
 /// How to open the packet interface of a TNI. Start from [`PacketConfig::new`].
 #[derive(Clone, Debug)]
 pub struct PacketConfig {
-    /// Network interface, 0 to 5.
-    pub tni: u8,
-    /// Control queue that sends, 0 to 11.
-    pub cq: u8,
+    /// Network interface.
+    pub tni: TniId,
+    /// Control queue that sends.
+    pub cq: CqId,
     /// Packet buffers to receive to, 1 to 1024.
     pub rx_buffers: u16,
     /// Frames that can be on their way out, 1 to 1024.
@@ -54,10 +54,10 @@ pub struct PacketConfig {
 impl PacketConfig {
     /// The kernel's queue of a TNI, 256 buffers each way, system packets only, an interrupt for
     /// each.
-    pub const fn new(tni: u8) -> Self {
+    pub const fn new(tni: TniId) -> Self {
         Self {
             tni,
-            cq: KERNEL_CQ,
+            cq: CqId::KERNEL,
             rx_buffers: 256,
             tx_buffers: 256,
             mask: !(1 << PrqRcode::SystemTlp as u8),
@@ -79,7 +79,7 @@ const SHARED_PAGE: PageSize = PageSize::Size4K;
 /// In the place of a buffer's number: the command is no packet but a Get.
 const NO_BUFFER: u16 = u16::MAX;
 /// Requests that a sleeper is woken by.
-const WAKING: u64 = requests::PRQ_WRITE_ACKNOWLEDGE;
+const WAKING: TniIrqs = TniIrqs::PRQ_WRITE_ACKNOWLEDGE;
 
 /// Why the packet interface cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +196,7 @@ struct Memory<D> {
 #[derive(Debug)]
 pub struct Packets<P: Platform> {
     device: Device<P>,
-    tni: u8,
+    tni: TniId,
     cq: Option<Cq<P>>,
     memory: Arc<Memory<P::Dma>>,
     share: Option<Stag>,
@@ -231,7 +231,7 @@ impl<P: Platform> Packets<P> {
             stags: 2,
             gpid: config.gpid,
             mode: CqsMode(0).with_system(true),
-            interrupts: 0,
+            interrupts: CqsIrqs::NONE,
             ..CqConfig::new(config.tni, config.cq)
         };
         let cq = Cq::open(device, &cq_config).map_err(PacketError::Queue)?;
@@ -257,7 +257,7 @@ impl<P: Platform> Packets<P> {
         }
         let queues = PacketQueues::new(memory.rx.device_addr(), config.rx_buffers);
         if config.interrupts {
-            platform.irq_enable(vector::tni(config.tni)).map_err(PacketError::Interrupt)?;
+            platform.irq_enable(vector::tni(config.tni.get())).map_err(PacketError::Interrupt)?;
         }
         let mut packets = Self {
             device: device.clone(),
@@ -286,11 +286,11 @@ impl<P: Platform> Packets<P> {
         for (reg, value) in PacketQueues::registers(config.mask, pbq, prq) {
             packets.write(reg, value);
         }
-        let tni = device.tni(config.tni).map_err(PacketError::Device)?;
-        tni.irq().reset(if config.interrupts { WAKING } else { 0 });
+        let tni = device.tni(config.tni);
+        tni.irq().reset(if config.interrupts { WAKING } else { TniIrqs::NONE });
         if config.interrupts {
             // An interrupt from before the reset of the unit is no news.
-            platform.irq_wait(vector::tni(config.tni), 0);
+            platform.irq_wait(vector::tni(config.tni.get()), 0);
         }
         tni.enable().map_err(PacketError::Device)?;
         Ok(packets)
@@ -307,7 +307,7 @@ impl<P: Platform> Packets<P> {
     }
 
     /// Network interface.
-    pub fn tni(&self) -> u8 {
+    pub fn tni(&self) -> TniId {
         self.tni
     }
 
@@ -317,16 +317,16 @@ impl<P: Platform> Packets<P> {
     }
 
     fn write(&self, reg: TniReg, value: u64) {
-        self.device.platform().bar0_write64(tni_base(self.tni) + reg.offset(), value);
+        self.device.platform().bar0_write64(tni_base(self.tni.get()) + reg.offset(), value);
     }
 
     /// Reads a register of the TNI, such as a counter.
     pub fn read(&self, reg: TniReg) -> u64 {
-        self.device.platform().bar0_read64(tni_base(self.tni) + reg.offset())
+        self.device.platform().bar0_read64(tni_base(self.tni.get()) + reg.offset())
     }
 
-    fn irq(&self) -> Option<IrqUnit<'_, P>> {
-        self.device.tni(self.tni).ok().map(|tni| tni.irq())
+    fn irq(&self) -> IrqUnit<'_, P, TniIrqs> {
+        self.device.tni(self.tni).irq()
     }
 
     /// Posts the buffer at byte `at` of them all, for the device to write to.
@@ -600,7 +600,7 @@ impl<P: Platform> Packets<P> {
             if elapsed >= timeout_ns || !self.interrupts {
                 return false;
             }
-            if platform.irq_wait(vector::tni(self.tni), timeout_ns - elapsed) {
+            if platform.irq_wait(vector::tni(self.tni.get()), timeout_ns - elapsed) {
                 self.armed = false;
                 // What the interrupt was for is not to wait until the next one is asked for, as
                 // that takes two accesses to registers.
@@ -625,11 +625,9 @@ impl<P: Platform> Packets<P> {
         if !self.interrupts || self.armed {
             return;
         }
-        if let Some(irq) = self.irq() {
-            irq.clear(WAKING);
-            // A write may be posted and arrive after the look; a read overtakes no write.
-            irq.pending();
-        }
+        self.irq().clear(WAKING);
+        // A write may be posted and arrive after the look; a read overtakes no write.
+        self.irq().pending();
         self.armed = true;
     }
 
@@ -658,11 +656,9 @@ impl<P: Platform> Device<P> {
     /// Takes the packet buffers of a TNI from the device, and masks the interrupt: also of an
     /// interface that nobody looks after any more, because the process that has opened it is gone,
     /// say. Its control queue is to be stopped, too: [`Device::stop_queues`].
-    pub fn stop_packets(&self, tni: u8) {
-        if let Ok(tni) = self.tni(tni) {
-            tni.irq().mask(WAKING);
-        }
-        let base = tni_base(tni);
+    pub fn stop_packets(&self, tni: TniId) {
+        self.tni(tni).irq().mask(WAKING);
+        let base = tni_base(tni.get());
         self.platform().bar0_write64(base + TniReg::PrqPa.offset(), 0);
         self.platform().bar0_write64(base + TniReg::PbqPa.offset(), 0);
         // Writes may be posted. When this is answered they have arrived, and nothing is written to

@@ -9,12 +9,12 @@ use core::fmt;
 use core::mem;
 use core::sync::atomic::Ordering;
 
-use tofu_abi::StagOffset;
 use tofu_abi::addr::OFFSET_BITS;
 use tofu_abi::table::{
     IPA_BITS, MEMORY_BLOCK_ENTRY_SIZE, MemoryBlock, PAGE_ENTRY_SIZE, PageEntry, PageSize,
     STEERING_ENTRY_SIZE, Steering, TABLE_ALIGN,
 };
+use tofu_abi::{CqId, StagOffset};
 
 use crate::device::TimedOut;
 use crate::platform::{DmaBuffer, DmaError, Platform};
@@ -134,7 +134,7 @@ impl core::error::Error for StagError {}
 /// The steering and memory block tables of one queue, with the page tables that they lead to.
 #[derive(Debug)]
 pub(crate) struct Tables<P: Platform> {
-    cq: u8,
+    cq: CqId,
     /// Steering table and memory block table.
     entries: Arc<[P::Dma; 2]>,
     /// Page table of each STag in use.
@@ -145,7 +145,7 @@ pub(crate) struct Tables<P: Platform> {
 
 impl<P: Platform> Tables<P> {
     /// Tables for `stags` STags of control queue `cq`, all disabled.
-    pub(crate) fn new(platform: &P, cq: u8, stags: u32) -> Result<Self, DmaError> {
+    pub(crate) fn new(platform: &P, cq: CqId, stags: u32) -> Result<Self, DmaError> {
         let align = TABLE_ALIGN as usize;
         let n = stags as usize;
         let steering = platform.alloc_dma(n * STEERING_ENTRY_SIZE as usize, align)?;
@@ -259,7 +259,7 @@ impl<P: Platform> Tables<P> {
         self.steering().store_u64(at, steering.0, Ordering::Release);
 
         self.pages[stag as usize] = Some(table);
-        Ok(Stag { base: StagOffset::new(self.cq, stag, layout.offset), len: layout.len })
+        Ok(Stag { base: StagOffset::new(self.cq.get(), stag, layout.offset), len: layout.len })
     }
 
     /// Clears the enable bits of an STag's entries. The caller flushes the device's cache and

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 use tofu_abi::desc::{Descriptor, Header1, source_type};
-use tofu_abi::irq::{cqs, vector};
+use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::{MrqEntry, MrqId, MrqWord0, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, NodeAddress, Register, TniReg, TniState, TofuReg};
 use tofu_abi::table::PageSize;
@@ -18,10 +18,8 @@ use tofu_driver::{
 };
 
 const NODE: Coords = Coords::new(3, 2, 1, 1, 2, 0);
-const TNI: u8 = 2;
-const CQ: u8 = 5;
-const TNI_ID: TniId = TniId::ALL[TNI as usize];
-const CQ_ID: CqId = CqId::ALL[CQ as usize];
+const TNI: TniId = TniId::ALL[2];
+const CQ: CqId = CqId::ALL[5];
 
 /// Memory of one allocation.
 #[derive(Clone, Debug)]
@@ -95,7 +93,7 @@ impl Fake {
         let mut state = State { next_addr: 0x10_0000, ..State::default() };
         let address = NodeAddress::from_coords(NODE).0;
         state.registers.insert(Register::Tofu(TofuReg::NodeAddress).offset(), address);
-        let present = Register::Tni { tni: TNI_ID, reg: TniReg::CqPresent };
+        let present = Register::Tni { tni: TNI, reg: TniReg::CqPresent };
         state.registers.insert(present.offset(), 0xfff);
         Self(Arc::new(Mutex::new(state)))
     }
@@ -167,7 +165,7 @@ impl Platform for Fake {
     }
 
     fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
-        assert_eq!(vector, vector::cq(TNI, CQ));
+        assert_eq!(vector, vector::cq(TNI.get(), CQ.get()));
         self.with(|s| {
             if timeout_ns > 0 {
                 match s.on_sleep.take() {
@@ -190,11 +188,11 @@ impl Platform for Fake {
 }
 
 fn cqs_reg(reg: CqsReg) -> Register {
-    Register::Cqs { tni: TNI_ID, cq: CQ_ID, reg }
+    Register::Cqs { tni: TNI, cq: CQ, reg }
 }
 
 fn cq_reg(reg: CqReg) -> Register {
-    Register::Cq { tni: TNI_ID, cq: CQ_ID, reg }
+    Register::Cq { tni: TNI, cq: CQ, reg }
 }
 
 fn open() -> (Fake, Cq<Fake>) {
@@ -230,12 +228,11 @@ fn probe_reads_the_coordinates_and_refuses_what_is_no_device() {
 #[test]
 fn a_tni_is_enabled_and_disabled() {
     let device = Device::probe(Fake::new()).unwrap();
-    device.tni(TNI).unwrap().enable().unwrap();
-    let state = Register::Tni { tni: TNI_ID, reg: TniReg::State };
+    device.tni(TNI).enable().unwrap();
+    let state = Register::Tni { tni: TNI, reg: TniReg::State };
     assert_eq!(device.read(state), TniState::Normal as u64);
-    device.tni(TNI).unwrap().disable().unwrap();
+    device.tni(TNI).disable().unwrap();
     assert_eq!(device.read(state), TniState::Disable as u64);
-    assert_eq!(device.tni(6).unwrap_err(), DeviceError::NoSuchTni(6));
 }
 
 #[test]
@@ -263,9 +260,8 @@ fn open_refuses_what_cannot_be() {
         change(&mut config);
         Cq::open(&device, &config).map(drop).unwrap_err()
     };
-    assert_eq!(try_open(|c| c.tni = 6), OpenError::NoSuchCq { tni: 6, cq: CQ });
-    assert_eq!(try_open(|c| c.tni = 0), OpenError::NoSuchCq { tni: 0, cq: CQ });
-    assert_eq!(try_open(|c| c.cq = 12), OpenError::NoSuchCq { tni: TNI, cq: 12 });
+    let tni = TniId::ALL[0];
+    assert_eq!(try_open(|c| c.tni = TniId::ALL[0]), OpenError::NoSuchCq { tni, cq: CQ });
     assert_eq!(try_open(|c| c.toq_size = 6), OpenError::QueueSize(6));
     assert_eq!(try_open(|c| c.stags = 0), OpenError::Stags(0));
     assert_eq!(try_open(|c| c.stags = 65537), OpenError::Stags(65537));
@@ -300,13 +296,10 @@ fn queues_that_nobody_looks_after_are_stopped() {
     // Whoever had it is gone, without closing it.
     std::mem::forget(cq);
     fake.take_writes();
-    let other = CQ + 1;
+    let other = CqId::ALL[CQ.index() + 1];
     assert_eq!(device.stop_queues(&[(TNI, CQ), (TNI, other)]), []);
     let writes = fake.take_writes();
-    let stop = |cq: u8| {
-        let cq = CqId::new(cq).unwrap();
-        (Register::Cqs { tni: TNI_ID, cq, reg: CqsReg::Enable }, 0)
-    };
+    let stop = |cq| (Register::Cqs { tni: TNI, cq, reg: CqsReg::Enable }, 0);
     assert_eq!(writes[..2], [stop(CQ), stop(other)], "both before either is waited for");
     assert!(writes.contains(&(cqs_reg(CqsReg::SteeringTableEnable), 0)));
     let mut again = Cq::open(&device, &CqConfig::new(TNI, CQ)).unwrap();
@@ -323,8 +316,8 @@ fn table_entries_are_the_golden_words() {
     let stag = cq.register(&[range], PageSize::Size64K, Access::ReadOnly, Some(7)).unwrap();
     assert_eq!((stag.stag(), stag.len()), (7, 0x1_0000));
     // The address space starts at the last multiple of 256 before the memory.
-    assert_eq!(stag.at(0), StagOffset::new(CQ, 7, 0x34));
-    assert_eq!(stag.at(16), StagOffset::new(CQ, 7, 0x44));
+    assert_eq!(stag.at(0), StagOffset::new(CQ.get(), 7, 0x34));
+    assert_eq!(stag.at(16), StagOffset::new(CQ.get(), 7, 0x44));
     let steering = fake.memory_at(CqsReg::SteeringTableIpa);
     assert_eq!([steering.word(14), steering.word(15)], [0x0007_0000_0000_12c0, 0x1_0034]);
     let blocks = fake.memory_at(CqsReg::MemoryBlockTableIpa);
@@ -345,7 +338,7 @@ fn memory_can_be_given_an_offset() {
     let range = MemoryRange { addr: 0x12_3401_1234, len: 0x1_0000 };
     let access = Access::ReadWrite;
     let stag = cq.register_at(range, PageSize::Size4K, access, 7, 0xf234).unwrap();
-    assert_eq!(stag.at(1), StagOffset::new(CQ, 7, 0xf235));
+    assert_eq!(stag.at(1), StagOffset::new(CQ.get(), 7, 0xf235));
     let steering = fake.memory_at(CqsReg::SteeringTableIpa);
     // (address - offset) modulo the page size is where the address space starts.
     assert_eq!([steering.word(14), steering.word(15)], [0x0007_0000_0000_0080, 0x1_f234]);
@@ -356,7 +349,7 @@ fn memory_can_be_given_an_offset() {
     assert_eq!(pages.word(0xf + 16), 0x12_3402_1080);
 
     let stag = cq.register_at(range, PageSize::Size2M, access, 8, 0x34).unwrap();
-    assert_eq!(stag.at(0), StagOffset::new(CQ, 8, 0x34));
+    assert_eq!(stag.at(0), StagOffset::new(CQ.get(), 8, 0x34));
     let [word, len] = [steering.word(16), steering.word(17)];
     assert_eq!([word, len], [0x0008_0000_0001_1280, 0x1_0034]);
 
@@ -441,7 +434,7 @@ fn posting_fills_the_ring_over_laps_and_stops_when_full() {
 fn delayed_commands_stay_hidden_until_the_next_one() {
     let (fake, mut cq) = open();
     let toq = fake.memory_at(CqsReg::ToqIpa);
-    let two = Order::cswap8(Target::new(NODE, 1), StagOffset::new(0, 1, 8), 3, 4);
+    let two = Order::cswap8(Target::new(NODE, TniId::ALL[1]), StagOffset::new(0, 1, 8), 3, 4);
     let flip = |slot: usize| toq.word(slot * 4) & 0x80 != 0;
     cq.post_delayed(&two, 0).unwrap();
     cq.post_delayed(&Order::nop(), 1).unwrap();
@@ -459,7 +452,7 @@ fn delayed_commands_stay_hidden_until_the_next_one() {
 #[test]
 fn a_command_of_two_descriptors_needs_two_slots_and_completes_once() {
     let (fake, mut cq) = open();
-    let order = Order::cswap8(Target::new(NODE, 1), StagOffset::new(0, 1, 8), 3, 4);
+    let order = Order::cswap8(Target::new(NODE, TniId::ALL[1]), StagOffset::new(0, 1, 8), 3, 4);
     for i in 0..2047 {
         cq.post(&Order::nop(), i).unwrap();
     }
@@ -490,7 +483,8 @@ fn direct_descriptors_keep_their_place_in_the_queue() {
     let (fake, mut cq) = open();
     let toq = fake.memory_at(CqsReg::ToqIpa);
     cq.post(&Order::nop(), 0).unwrap();
-    let order = Order::put_piggyback(Target::new(NODE, 1), StagOffset::new(0, 1, 8), &[5; 20]);
+    let order =
+        Order::put_piggyback(Target::new(NODE, TniId::ALL[1]), StagOffset::new(0, 1, 8), &[5; 20]);
     let order = order.unwrap();
     fake.take_writes();
     cq.post_direct(&order, 1).unwrap();
@@ -559,22 +553,23 @@ fn a_wait_ends_with_a_notice_an_exception_or_the_time() {
     fake.with(|s| {
         s.on_sleep = Some(|s| {
             let irr = cqs_reg(CqsReg::Irr).offset();
-            s.registers.insert(irr, cqs::MRQ_OVERFLOW | cqs::MRQ_WRITE_ACKNOWLEDGE);
+            let requests = CqsIrqs::MRQ_OVERFLOW | CqsIrqs::MRQ_WRITE_ACKNOWLEDGE;
+            s.registers.insert(irr, requests.raw());
             s.fired = true;
         });
     });
     let Err(WaitError::Exception(exception)) = cq.wait(u64::MAX) else { panic!("no exception") };
-    assert_eq!(exception.irr, cqs::MRQ_OVERFLOW);
+    assert_eq!(exception.irr, CqsIrqs::MRQ_OVERFLOW);
     assert!(exception.to_string().contains(": MRQ overflow ("), "{exception}");
-    let acknowledge = cqs::TCQ_WRITE_ACKNOWLEDGE | cqs::MRQ_WRITE_ACKNOWLEDGE;
-    assert_eq!(fake.take_writes(), [(cqs_reg(CqsReg::Irc), acknowledge)]);
+    let acknowledges = CqsIrqs::ACKNOWLEDGES.raw();
+    assert_eq!(fake.take_writes(), [(cqs_reg(CqsReg::Irc), acknowledges)]);
 }
 
 #[test]
 fn a_queue_without_interrupts_polls() {
     let fake = Fake::new();
     let device = Device::probe(fake.clone()).unwrap();
-    let config = CqConfig { interrupts: 0, ..CqConfig::new(TNI, CQ) };
+    let config = CqConfig { interrupts: CqsIrqs::NONE, ..CqConfig::new(TNI, CQ) };
     let mut cq = Cq::open(&device, &config).unwrap();
     // `irq_wait` would call this.
     fake.with(|s| s.on_sleep = Some(|_| panic!("a polled queue must not sleep")));

@@ -216,7 +216,7 @@ impl<P: Platform> Link<P> {
         let packets = Packets::open(device, &packets).map_err(LinkError::Open)?;
         let now_ns = device.platform().now_ns();
         core.set_next_id(now_ns as u32);
-        let Ok(outbound) = Outbound::new(shape, me, packets.tni());
+        let Ok(outbound) = Outbound::new(shape, me, packets.tni().get());
         let (Ok(requests), Ok(fetches)) = (Requests::new(), Fetches::new());
         Ok(Self {
             core,

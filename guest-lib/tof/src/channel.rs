@@ -3,7 +3,9 @@
 use std::io::Read;
 use std::os::fd::AsFd;
 
+use tofu_abi::BgId;
 use tofu_abi::barrier::{BgAddress, NOTICE_SIZE};
+use tofu_abi::irq::BgsIrqs;
 use tofu_driver::{ChannelConfig, DmaBuffer, Gate, Rounds};
 
 use crate::buffer::Buffer;
@@ -50,20 +52,20 @@ impl BarrierChannel {
         &mut self.rounds
     }
 
-    /// Exceptions of the channel's gates, as the kernel knows them; 0 if it does not tell, because
+    /// Exceptions of the channel's gates, as the kernel knows them; none if it does not tell, because
     /// the driver has gone.
-    pub fn exceptions(&self) -> u64 {
+    pub fn exceptions(&self) -> BgsIrqs {
         let mut word = [0; 8];
         match self.rounds.page().file().read(&mut word) {
-            Ok(8) => u64::from_ne_bytes(word),
-            _ => 0,
+            Ok(8) => BgsIrqs::from_raw(u64::from_ne_bytes(word)),
+            _ => BgsIrqs::NONE,
         }
     }
 }
 
 /// A gate as the kernel takes it.
 fn setting(gate: &Gate) -> SetBg {
-    let local = |bg: Option<u8>| bg.map_or(-1, i32::from);
+    let local = |bg: Option<BgId>| bg.map_or(-1, |bg| bg.get().into());
     let remote = |at: Option<BgAddress>| match at {
         Some(at) => (address(at), at.tni().into(), at.bg().into()),
         None => (Addr::default(), 0, -1),
@@ -73,8 +75,8 @@ fn setting(gate: &Gate) -> SetBg {
     let (source_raddr, source_rtni, source_rgate) = remote(source);
     let (dest_raddr, dest_rtni, dest_rgate) = remote(gate.dst_remote);
     SetBg {
-        tni: gate.tni.into(),
-        gate: gate.bg.into(),
+        tni: gate.tni.get().into(),
+        gate: gate.bg.get().into(),
         source_lgate: local(gate.src_local),
         source_raddr,
         source_rtni,
@@ -104,17 +106,17 @@ fn address(at: BgAddress) -> Addr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tofu_abi::{Coords, Path};
+    use tofu_abi::{Coords, Path, TniId};
 
     #[test]
     fn links_are_those_of_the_gate() {
         let to = BgAddress::new(Coords::new(3, 2, 1, 1, 2, 0), 4, 33).with_path(Path::new(0, 1, 1));
         let from = BgAddress::new(Coords::new(5, 6, 7, 0, 1, 1), 2, 9);
         let gate = Gate {
-            src_local: Some(17),
+            src_local: Some(BgId::ALL[17]),
             src_remote: Some(from.place()),
             dst_remote: Some(to),
-            ..Gate::new(1, 20)
+            ..Gate::new(TniId::ALL[1], BgId::ALL[20])
         };
         let expected = SetBg {
             tni: 1,
@@ -133,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_gate_without_links_has_none() {
-        let setting = setting(&Gate::new(0, 3));
+        let setting = setting(&Gate::new(TniId::ALL[0], BgId::ALL[3]));
         let links =
             [setting.source_lgate, setting.source_rgate, setting.dest_lgate, setting.dest_rgate];
         assert_eq!(links, [-1; 4]);

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use tofu_abi::Coords;
 use tofu_abi::regs::NodeAddress;
+use tofu_abi::{BgId, Coords, CqId, TniId};
 
 use crate::file::FILES;
 use crate::locks::{Locks, Thing};
@@ -47,12 +47,12 @@ impl TofDevice {
     /// # Errors
     ///
     /// Of a system without locks.
-    pub fn lock_queue(&self, tni: u8, cq: u8) -> io::Result<bool> {
+    pub fn lock_queue(&self, tni: TniId, cq: CqId) -> io::Result<bool> {
         self.locks.take(Thing::Queue { tni, cq })
     }
 
     /// Gives up [`TofDevice::lock_queue`].
-    pub fn unlock_queue(&self, tni: u8, cq: u8) {
+    pub fn unlock_queue(&self, tni: TniId, cq: CqId) {
         self.locks.give(Thing::Queue { tni, cq });
     }
 
@@ -61,12 +61,12 @@ impl TofDevice {
     /// # Errors
     ///
     /// Of a system without locks.
-    pub fn lock_gate(&self, tni: u8, bg: u8) -> io::Result<bool> {
+    pub fn lock_gate(&self, tni: TniId, bg: BgId) -> io::Result<bool> {
         self.locks.take(Thing::Gate { tni, bg })
     }
 
     /// Gives up [`TofDevice::lock_gate`].
-    pub fn unlock_gate(&self, tni: u8, bg: u8) {
+    pub fn unlock_gate(&self, tni: TniId, bg: BgId) {
         self.locks.give(Thing::Gate { tni, bg });
     }
 }

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use tofu_abi::regs::{NUM_BG, NUM_CQ, NUM_TNI};
+use tofu_abi::{BgId, CqId, TniId};
 
 /// Bytes that stand for queues, followed by those that stand for gates.
 const QUEUES: usize = NUM_TNI * NUM_CQ;
@@ -20,15 +21,15 @@ pub(crate) struct Locks(File);
 /// What a lock is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Thing {
-    Queue { tni: u8, cq: u8 },
-    Gate { tni: u8, bg: u8 },
+    Queue { tni: TniId, cq: CqId },
+    Gate { tni: TniId, bg: BgId },
 }
 
 impl Thing {
     fn byte(self) -> usize {
         match self {
-            Self::Queue { tni, cq } => usize::from(tni) * NUM_CQ + usize::from(cq),
-            Self::Gate { tni, bg } => QUEUES + usize::from(tni) * NUM_BG + usize::from(bg),
+            Self::Queue { tni, cq } => tni.index() * NUM_CQ + cq.index(),
+            Self::Gate { tni, bg } => QUEUES + tni.index() * NUM_BG + bg.index(),
         }
     }
 }
@@ -83,12 +84,12 @@ mod tests {
 
     #[test]
     fn everything_has_a_lock_of_its_own() {
-        let tnis = 0..NUM_TNI as u8;
-        let queues = tnis
-            .clone()
-            .flat_map(|tni| (0..NUM_CQ as u8).map(move |cq| Thing::Queue { tni, cq }.byte()));
-        let gates =
-            tnis.flat_map(|tni| (0..NUM_BG as u8).map(move |bg| Thing::Gate { tni, bg }.byte()));
+        let queues = TniId::ALL
+            .into_iter()
+            .flat_map(|tni| CqId::ALL.map(|cq| Thing::Queue { tni, cq }.byte()));
+        let gates = TniId::ALL.into_iter().flat_map(|tni| {
+            BgId::ALL.into_iter().take(NUM_BG).map(move |bg| Thing::Gate { tni, bg }.byte())
+        });
         let bytes: BTreeSet<_> = queues.chain(gates).collect();
         assert_eq!(bytes.len(), NUM_TNI * (NUM_CQ + NUM_BG));
     }
@@ -102,7 +103,10 @@ mod tests {
             Locks::new(options.open(&path).unwrap())
         };
         let (one, other) = (open(), open());
-        let (gate, queue) = (Thing::Gate { tni: 5, bg: 47 }, Thing::Queue { tni: 0, cq: 0 });
+        let (gate, queue) = (
+            Thing::Gate { tni: TniId::ALL[5], bg: BgId::ALL[47] },
+            Thing::Queue { tni: TniId::ALL[0], cq: CqId::ALL[0] },
+        );
         assert!(one.take(gate).unwrap());
         assert!(one.take(gate).unwrap(), "its own");
         assert!(!other.take(gate).unwrap());

@@ -2,6 +2,8 @@
 
 use std::os::fd::AsFd;
 
+use tofu_abi::queue::queue_entries;
+use tofu_abi::{CqId, TniId};
 use tofu_driver::{RingMemory, Rings};
 
 use crate::buffer::Buffer;
@@ -12,10 +14,10 @@ use crate::uapi::{self, InitCq};
 /// How to open a control queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueConfig {
-    /// Network interface, 0 to 5.
-    pub tni: u8,
-    /// Control queue, 0 to 10.
-    pub cq: u8,
+    /// Network interface.
+    pub tni: TniId,
+    /// Control queue, not the kernel's.
+    pub cq: CqId,
     /// Size code of the transmit queues, see [`tofu_abi::queue::queue_entries`].
     pub toq_size: u8,
     /// Size code of the message receive queue.
@@ -42,7 +44,7 @@ impl ControlQueue {
     #[allow(unsafe_code)]
     pub fn open(config: &QueueConfig) -> Result<Self, OpenError> {
         let &QueueConfig { tni, cq, toq_size, mrq_size, session } = config;
-        let entries = |code: u8| tofu_abi::queue::queue_entries(code.into()).ok_or(OpenError::Size);
+        let entries = |code: u8| queue_entries(code.into()).ok_or(OpenError::Size);
         let (orders, notices) = (entries(toq_size)?, entries(mrq_size)?);
         let page = PageFile::open(&format!("tni{tni}cq{cq}"))?;
         let memory = RingMemory::new(orders, notices, Buffer::new)?;

@@ -6,12 +6,13 @@ use core::ops::Deref;
 use tofu_abi::barrier::Profile;
 use tofu_abi::reduce::{self, Input, MAX_DOUBLES, MAX_UTOFU_INTEGERS, Op, Value};
 use tofu_abi::regs::{NUM_BG, NUM_TNI};
+use tofu_abi::{BchId, TniId};
 
 use crate::barrier_state::{Gate, Round, Start};
 use crate::context::Context;
 use crate::error::{Code, Error};
 use crate::flags;
-use crate::gates::{VbgSetting, by_channel, numbers};
+use crate::gates::{VbgSetting, by_channel, gates_in};
 use crate::ids::{VbgId, check_tni};
 use crate::lock::Lock;
 use crate::provider::{Channel, Provider};
@@ -86,12 +87,12 @@ impl<P: Provider> Context<P> {
         let mut gates = self.barriers().gates.lock();
         let mask = self.provider().take_gates(tni, relays)?.ok_or({
             let hint = "it has fewer gates left, or no start and end gate; another TNI may do";
-            Error::with_value(Code::Full, "barrier gates of TNI", tni.into(), hint)
+            Error::with_value(Code::Full, "barrier gates of TNI", tni.get().into(), hint)
         })?;
-        for bg in numbers(mask) {
-            gates[usize::from(tni)][usize::from(bg)] = Gate::Allocated;
+        for bg in gates_in(mask) {
+            gates[tni.index()][bg.index()] = Gate::Allocated;
         }
-        Ok(numbers(mask).map(|bg| VbgId::new(self.coords(), tni, bg)).collect())
+        Ok(gates_in(mask).map(|bg| VbgId::new(self.coords(), tni.get(), bg.get())).collect())
     }
 
     /// Frees gates, in any order, all of them or none. When a gate goes, the channel that looked
@@ -124,13 +125,13 @@ impl<P: Provider> Context<P> {
                 result = Err(error);
             }
         }
-        for (tni, mask) in freed.iter().enumerate().filter(|(_, mask)| **mask != 0) {
-            for bg in numbers(*mask) {
-                gates[tni][usize::from(bg)] = Gate::None;
+        for (tni, mask) in TniId::ALL.into_iter().zip(freed).filter(|(_, mask)| *mask != 0) {
+            for bg in gates_in(mask) {
+                gates[tni.index()][bg.index()] = Gate::None;
             }
             // Gates that the device did not let go of are nobody's any more.
             if result.is_ok() {
-                self.provider().give_gates(tni as u8, *mask);
+                self.provider().give_gates(tni, mask);
             }
         }
         result
@@ -166,14 +167,14 @@ impl<P: Provider> Context<P> {
         }
         let channels = by_channel(settings, self.barrier_profile().channels)?;
         for (i, channel) in channels.iter().enumerate() {
-            let (tni, bch) = (channel.start.tni(), channel.start.bg());
+            let (tni, bch) = unit(channel.start)?;
             let opened = match self.provider().open_channel(tni, bch, &channel.settings) {
                 Ok(opened) => opened,
                 Err(error) => {
                     for before in &channels[..i] {
                         // What is to be told is why it was done.
-                        let _ =
-                            self.close_channel(&mut gates, before.start.tni(), before.start.bg());
+                        let _ = unit(before.start)
+                            .and_then(|(tni, bch)| self.close_channel(&mut gates, tni, bch));
                     }
                     return Err(error);
                 }
@@ -288,15 +289,15 @@ impl<P: Provider> Context<P> {
         gate.copied().filter(|_| own).unwrap_or(Gate::None)
     }
 
-    fn start_at(&self, tni: u8, bch: u8) -> &Lock<Option<Start<P::Channel>>> {
-        &self.barriers().starts[usize::from(tni)][usize::from(bch)]
+    fn start_at(&self, tni: TniId, bch: BchId) -> &Lock<Option<Start<P::Channel>>> {
+        &self.barriers().starts[tni.index()][bch.index()]
     }
 
     fn close_channel(
         &self,
         gates: &mut [[Gate; NUM_BG]; NUM_TNI],
-        tni: u8,
-        bch: u8,
+        tni: TniId,
+        bch: BchId,
     ) -> Result<(), Error> {
         for gate in gates.iter_mut().flatten() {
             if *gate == (Gate::Linked { tni, bch }) {
@@ -383,6 +384,12 @@ impl<P: Provider> Context<P> {
             outcome.map(|value| (round, value))
         })
     }
+}
+
+/// The interface and the channel of a start and end gate.
+fn unit(start: VbgId) -> Result<(TniId, BchId), Error> {
+    let unit = TniId::new(start.tni()).zip(BchId::new(start.bg()));
+    unit.ok_or_else(|| wrong_gate(start, "the device does not have it"))
 }
 
 fn check_count(count: usize) -> Result<(), Error> {

@@ -1,6 +1,7 @@
 //! The barrier gates of a process, and what goes on there.
 
 use tofu_abi::regs::{NUM_BCH, NUM_BG, NUM_TNI};
+use tofu_abi::{BchId, TniId};
 
 use crate::lock::Lock;
 
@@ -28,7 +29,7 @@ pub(crate) enum Gate {
     /// This process's, with no links.
     Allocated,
     /// Linked, and looked after by the channel of an interface.
-    Linked { tni: u8, bch: u8 },
+    Linked { tni: TniId, bch: BchId },
 }
 
 /// The barrier gates of a process.

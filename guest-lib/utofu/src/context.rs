@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use tofu_abi::Coords;
+use tofu_abi::{Coords, TniId};
 
 use crate::barrier_state::Barriers;
 use crate::error::{Code, Error};
@@ -56,12 +56,12 @@ impl<P: Provider> Context<P> {
         &self.barriers
     }
 
-    pub(crate) fn check_own_tni(&self, tni: u8) -> Result<(), Error> {
-        if self.share.tnis().contains(&tni) {
+    pub(crate) fn check_own_tni(&self, tni: TniId) -> Result<(), Error> {
+        if self.share.tnis().any(|own| own == tni) {
             return Ok(());
         }
         let hint = "this TNI is for other processes of the node";
-        Err(Error::with_value(Code::NotAvailable, "TNI", tni.into(), hint))
+        Err(Error::with_value(Code::NotAvailable, "TNI", tni.get().into(), hint))
     }
 
     /// Makes a VCQ on an interface, with a component ID (0 to 7) if there is one.
@@ -100,6 +100,6 @@ impl<P: Provider> Context<P> {
             }
         }
         let hint = "the process's control queues on this TNI are taken";
-        Err(Error::with_value(Code::Full, "control queues of TNI", tni.into(), hint))
+        Err(Error::with_value(Code::Full, "control queues of TNI", tni.get().into(), hint))
     }
 }

@@ -5,12 +5,12 @@ use alloc::vec::Vec;
 
 use tofu_abi::barrier::{BgAddress, Profile};
 use tofu_abi::desc::Descriptor;
-use tofu_abi::irq::bgs;
+use tofu_abi::irq::{BgsIrqs, CqsIrqs};
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op, Value};
-use tofu_abi::regs::{CqsMode, NUM_TNI};
+use tofu_abi::regs::CqsMode;
 use tofu_abi::table::PageSize;
-use tofu_abi::{Coords, Rcode};
+use tofu_abi::{BchId, BgId, Coords, CqId, Rcode, TniId};
 use tofu_driver::{
     Access, ChannelConfig, ChannelError, Cq, CqConfig, Device, Full, Gate, MemoryRange, OpenError,
     Order, Outcome, Platform, Stag, StagError, StartError, TimedOut,
@@ -67,17 +67,17 @@ pub trait ClaimQueue {
     /// # Errors
     ///
     /// [`Code::NotAvailable`] if another process has it.
-    fn claim(&self, tni: u8, cq: u8) -> Result<Self::Claim, Error>;
+    fn claim(&self, tni: TniId, cq: CqId) -> Result<Self::Claim, Error>;
 
     /// Asks for barrier gates, as [`Provider::take_gates`].
     ///
     /// # Errors
     ///
     /// [`Code::OutOfResource`] if nobody can be asked.
-    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error>;
+    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error>;
 
     /// Gives barrier gates back.
-    fn give_gates(&self, tni: u8, gates: u64);
+    fn give_gates(&self, tni: TniId, gates: u64);
 }
 
 /// A process that has all queues of the device, or those that it was told of, for itself, and all
@@ -97,15 +97,15 @@ impl Unshared {
 impl ClaimQueue for Unshared {
     type Claim = ();
 
-    fn claim(&self, _: u8, _: u8) -> Result<(), Error> {
+    fn claim(&self, _: TniId, _: CqId) -> Result<(), Error> {
         Ok(())
     }
 
-    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
         Ok(self.gates.lock().take(tni, relays))
     }
 
-    fn give_gates(&self, tni: u8, gates: u64) {
+    fn give_gates(&self, tni: TniId, gates: u64) {
         self.gates.lock().give(tni, gates);
     }
 }
@@ -142,10 +142,10 @@ impl<P: Platform, M, C> DriverProvider<P, M, C> {
         &self.device
     }
 
-    fn enable(&self, tni: u8) -> Result<(), Error> {
+    fn enable(&self, tni: TniId) -> Result<(), Error> {
         let hint = "the device does not enable the interface";
-        let broken = |_| Error::with_value(Code::Fatal, "TNI", tni.into(), hint);
-        self.device.tni(tni).and_then(|tni| tni.enable()).map_err(broken)
+        let broken = |_| Error::with_value(Code::Fatal, "TNI", tni.get().into(), hint);
+        self.device.tni(tni).enable().map_err(broken)
     }
 }
 
@@ -166,7 +166,7 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
             gpid: self.gpid,
             mode: CqsMode(0).with_session(queue.session),
             // The library polls.
-            interrupts: 0,
+            interrupts: CqsIrqs::NONE,
             ..CqConfig::new(queue.tni, queue.cq)
         };
         let cq = Cq::open(&self.device, &config).map_err(open_error)?;
@@ -179,25 +179,30 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
         self.profile
     }
 
-    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
         self.claims.take_gates(tni, relays)
     }
 
-    fn give_gates(&self, tni: u8, gates: u64) {
+    fn give_gates(&self, tni: TniId, gates: u64) {
         self.claims.give_gates(tni, gates);
     }
 
-    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<Self::Channel, Error> {
-        for tni in 0..NUM_TNI as u8 {
-            if gates.iter().any(|gate| gate.id.tni() == tni) {
+    fn open_channel(
+        &self,
+        tni: TniId,
+        bch: BchId,
+        gates: &[VbgSetting],
+    ) -> Result<Self::Channel, Error> {
+        let gates = gates.iter().map(VbgSetting::gate).collect::<Result<Vec<Gate>, _>>()?;
+        for tni in TniId::ALL {
+            if gates.iter().any(|gate| gate.tni == tni) {
                 self.enable(tni)?;
             }
         }
-        let gates: Vec<Gate> = gates.iter().map(Gate::from).collect();
         // The library polls.
         let config = ChannelConfig {
             gpid: self.gpid,
-            interrupts: 0,
+            interrupts: BgsIrqs::NONE,
             profile: self.profile,
             ..ChannelConfig::new(tni, bch)
         };
@@ -215,26 +220,38 @@ fn address(id: VbgId) -> BgAddress {
     BgAddress::new(id.coords(), id.tni(), id.bg())
 }
 
-impl From<&VbgSetting> for Gate {
-    fn from(setting: &VbgSetting) -> Self {
-        let path = |to: BgAddress| setting.path.map_or(to, |path| to.with_path(path));
-        Self {
-            tni: setting.id.tni(),
-            bg: setting.id.bg(),
-            src_local: setting.src_local.map(VbgId::bg),
-            src_remote: setting.src_remote.map(|from| address(from).place()),
-            dst_local: setting.dst_local.map(VbgId::bg),
-            dst_remote: setting.dst_remote.map(|to| path(address(to))),
-        }
+impl VbgSetting {
+    /// The setting as the driver takes it.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidVbgId`] for an interface that there is not.
+    pub fn gate(&self) -> Result<Gate, Error> {
+        let path = |to: BgAddress| self.path.map_or(to, |path| to.with_path(path));
+        let number = |id: VbgId| BgId::from_field(id.bg());
+        Ok(Gate {
+            tni: TniId::new(self.id.tni()).ok_or_else(|| {
+                let hint = "the device does not have it";
+                Error::with_value(Code::InvalidVbgId, "VBG ID", self.id.0, hint)
+            })?,
+            bg: number(self.id),
+            src_local: self.src_local.map(number),
+            src_remote: self.src_remote.map(|from| address(from).place()),
+            dst_local: self.dst_local.map(number),
+            dst_remote: self.dst_remote.map(|to| path(address(to))),
+        })
     }
 }
 
 impl From<ChannelError> for Error {
     fn from(error: ChannelError) -> Self {
         const WHAT: &str = "barrier gate";
-        let gate = |code, bg: u8, hint| Error::with_value(code, WHAT, bg.into(), hint);
+        let gate = |code, bg: BgId, hint| Error::with_value(code, WHAT, bg.get().into(), hint);
         match error {
-            ChannelError::NoSuchChannel { bch: bg, .. } | ChannelError::NoSuchGate { bg, .. } => {
+            ChannelError::NoSuchChannel { bch, .. } => {
+                gate(Code::InvalidVbgId, bch.gate(), "the device does not have it")
+            }
+            ChannelError::NoSuchGate { bg, .. } => {
                 gate(Code::InvalidVbgId, bg, "the device does not have it")
             }
             ChannelError::Twice { bg, .. } => gate(Code::InvalidVbgId, bg, "it is named twice"),
@@ -280,9 +297,12 @@ impl From<ChannelError> for Error {
 fn open_error(error: OpenError) -> Error {
     const WHAT: &str = "control queue";
     match error {
-        OpenError::NoSuchCq { cq, .. } => {
-            Error::with_value(Code::NotAvailable, WHAT, cq.into(), "the device does not have it")
-        }
+        OpenError::NoSuchCq { cq, .. } => Error::with_value(
+            Code::NotAvailable,
+            WHAT,
+            cq.get().into(),
+            "the device does not have it",
+        ),
         OpenError::Busy(_) => Error::new(Code::NotAvailable, WHAT, "another process has it"),
         OpenError::Memory(_) => Error::new(Code::OutOfMemory, WHAT, "no memory for its rings"),
         OpenError::QueueSize(_) | OpenError::Stags(_) | OpenError::Interrupt(_) => {
@@ -308,7 +328,7 @@ pub trait DriverBarrier {
     fn poll(&mut self) -> Option<Outcome>;
 
     /// Exceptions that the channel's gates report.
-    fn exceptions(&self) -> u64;
+    fn exceptions(&self) -> BgsIrqs;
 
     /// Called while a thread waits for the device.
     fn relax(&self) {}
@@ -331,7 +351,7 @@ impl<P: Platform> DriverBarrier for tofu_driver::Channel<P> {
         self.poll()
     }
 
-    fn exceptions(&self) -> u64 {
+    fn exceptions(&self) -> BgsIrqs {
         self.exceptions()
     }
 
@@ -390,13 +410,23 @@ impl<B: DriverBarrier> Channel for DriverChannel<B> {
         }
         if self.idle.is_multiple_of(POLLS_WITHOUT_QUESTION) {
             let exceptions = self.channel.exceptions();
-            if exceptions & bgs::DMA_COMPLETION_EXCEPTION != 0 {
+            if exceptions.intersects(BgsIrqs::DMA_COMPLETION_EXCEPTION) {
                 let hint = "the device could not write the result";
-                return Err(Error::with_value(Code::BarrierOther, "exceptions", exceptions, hint));
+                return Err(Error::with_value(
+                    Code::BarrierOther,
+                    "exceptions",
+                    exceptions.raw(),
+                    hint,
+                ));
             }
-            if exceptions & bgs::BG_SEND_ADDRESS_EXCEPTION != 0 {
+            if exceptions.intersects(BgsIrqs::BG_SEND_ADDRESS_EXCEPTION) {
                 let hint = "a gate could not send to the gate that it is linked to";
-                return Err(Error::with_value(Code::BarrierOther, "exceptions", exceptions, hint));
+                return Err(Error::with_value(
+                    Code::BarrierOther,
+                    "exceptions",
+                    exceptions.raw(),
+                    hint,
+                ));
             }
         }
         Ok(None)

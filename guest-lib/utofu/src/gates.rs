@@ -3,9 +3,9 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use tofu_abi::Path;
 use tofu_abi::barrier::Profile;
 use tofu_abi::regs::{NUM_BG, NUM_TNI};
+use tofu_abi::{BgId, Path, TniId};
 
 use crate::error::{Code, Error};
 use crate::ids::{PATH_COORD_NULL, VbgId, check_path};
@@ -40,8 +40,8 @@ impl GatePool {
 
     /// Takes a start and end gate, and relay gates, as a mask; `None` if they are not all there,
     /// and then nothing is taken.
-    pub fn take(&mut self, tni: u8, relays: usize) -> Option<u64> {
-        let free = self.free.get_mut(usize::from(tni))?;
+    pub fn take(&mut self, tni: TniId, relays: usize) -> Option<u64> {
+        let free = &mut self.free[tni.index()];
         let mut taken = lowest(*free & self.channels)?;
         // Ends after as many as there are.
         for _ in 0..relays {
@@ -52,11 +52,8 @@ impl GatePool {
     }
 
     /// Puts gates back.
-    pub fn give(&mut self, tni: u8, gates: u64) {
-        let tni = usize::from(tni);
-        if let (Some(free), Some(all)) = (self.free.get_mut(tni), self.all.get(tni)) {
-            *free |= gates & all;
-        }
+    pub fn give(&mut self, tni: TniId, gates: u64) {
+        self.free[tni.index()] |= gates & self.all[tni.index()];
     }
 }
 
@@ -73,9 +70,9 @@ const fn lowest(mask: u64) -> Option<u64> {
     }
 }
 
-/// The numbers of gates in a mask.
-pub(crate) fn numbers(mask: u64) -> impl Iterator<Item = u8> {
-    (0..NUM_BG as u8).filter(move |bg| mask >> bg & 1 != 0)
+/// The gates in a mask.
+pub fn gates_in(mask: u64) -> impl Iterator<Item = BgId> {
+    BgId::ALL.into_iter().filter(move |bg| mask >> bg.get() & 1 != 0)
 }
 
 /// The links of a gate.
@@ -218,18 +215,21 @@ mod tests {
     #[test]
     fn earlier_generations_have_their_gates_on_one_interface() {
         let mut pool = GatePool::new(Profile::TOFU);
-        for tni in 1..6 {
-            assert_eq!(pool.take(tni, 0), None);
+        for tni in &TniId::ALL[1..] {
+            assert_eq!(pool.take(*tni, 0), None);
         }
-        assert_eq!(pool.take(0, 41), None, "8 to 47 are relays");
-        assert_eq!(pool.take(0, 40), Some(1 | (ALL & !0xff)));
+        assert_eq!(pool.take(TniId::ALL[0], 41), None, "8 to 47 are relays");
+        assert_eq!(pool.take(TniId::ALL[0], 40), Some(1 | (ALL & !0xff)));
         for bg in 1..8 {
-            assert_eq!(pool.take(0, 0), Some(1 << bg));
+            assert_eq!(pool.take(TniId::ALL[0], 0), Some(1 << bg));
         }
-        assert_eq!(pool.take(0, 0), None);
-        pool.give(0, u64::MAX);
-        pool.give(1, u64::MAX);
-        assert_eq!((pool.take(0, 40), pool.take(1, 0)), (Some(1 | (ALL & !0xff)), None));
+        assert_eq!(pool.take(TniId::ALL[0], 0), None);
+        pool.give(TniId::ALL[0], u64::MAX);
+        pool.give(TniId::ALL[1], u64::MAX);
+        assert_eq!(
+            (pool.take(TniId::ALL[0], 40), pool.take(TniId::ALL[1], 0)),
+            (Some(1 | (ALL & !0xff)), None)
+        );
     }
 
     fn gate(tni: u8, bg: u8) -> VbgId {
@@ -239,21 +239,19 @@ mod tests {
     #[test]
     fn all_gates_or_none_are_taken() {
         let mut pool = GatePool::default();
-        assert_eq!(pool.take(0, 2), Some(1 | 3 << 16));
-        assert_eq!(pool.take(0, 0), Some(2));
-        assert_eq!(pool.take(0, 31), None, "30 are left");
-        assert_eq!(pool.take(0, 30), Some(4 | (ALL & !CHANNELS & !(3 << 16))));
-        assert_eq!(pool.take(0, 1), None);
+        assert_eq!(pool.take(TniId::ALL[0], 2), Some(1 | 3 << 16));
+        assert_eq!(pool.take(TniId::ALL[0], 0), Some(2));
+        assert_eq!(pool.take(TniId::ALL[0], 31), None, "30 are left");
+        assert_eq!(pool.take(TniId::ALL[0], 30), Some(4 | (ALL & !CHANNELS & !(3 << 16))));
+        assert_eq!(pool.take(TniId::ALL[0], 1), None);
         for bg in 3..16 {
-            assert_eq!(pool.take(0, 0), Some(1 << bg));
+            assert_eq!(pool.take(TniId::ALL[0], 0), Some(1 << bg));
         }
-        assert_eq!(pool.take(0, 0), None, "no channel is left");
-        pool.give(0, 1 << 16 | 1 << 5);
-        assert_eq!(pool.take(0, 1), Some(1 << 16 | 1 << 5));
-        assert_eq!(pool.take(5, 32), Some(1 | ALL & !CHANNELS));
-        assert_eq!(pool.take(5, usize::MAX), None);
-        assert_eq!(pool.take(6, 0), None);
-        pool.give(6, ALL);
+        assert_eq!(pool.take(TniId::ALL[0], 0), None, "no channel is left");
+        pool.give(TniId::ALL[0], 1 << 16 | 1 << 5);
+        assert_eq!(pool.take(TniId::ALL[0], 1), Some(1 << 16 | 1 << 5));
+        assert_eq!(pool.take(TniId::ALL[5], 32), Some(1 | ALL & !CHANNELS));
+        assert_eq!(pool.take(TniId::ALL[5], usize::MAX), None);
     }
 
     #[test]

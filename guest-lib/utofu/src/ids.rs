@@ -3,7 +3,7 @@
 //! The layouts are those of real systems, decoded from public logs and sources.
 
 use tofu_abi::regs::{NUM_BG, NUM_CQ, NUM_TNI};
-use tofu_abi::{Coords, Path, bitfield};
+use tofu_abi::{Coords, Path, TniId, bitfield};
 
 use crate::error::{Code, Error};
 
@@ -79,7 +79,7 @@ impl VcqId {
             let hint = "a TNI has control queues 0 to 11";
             return Err(Error::with_value(Code::InvalidCqId, "control queue", cq.into(), hint));
         }
-        Ok(Self::new(node, tni, cq as u8, check_cmp_id(cmp_id)?))
+        Ok(Self::new(node, tni.get(), cq as u8, check_cmp_id(cmp_id)?))
     }
 
     /// Checks an ID from outside.
@@ -182,13 +182,11 @@ pub fn check_coords(node: Coords) -> Result<Coords, Error> {
 /// # Errors
 ///
 /// [`Code::InvalidTniId`] if not.
-pub fn check_tni(tni: u16) -> Result<u8, Error> {
-    if usize::from(tni) < NUM_TNI {
-        Ok(tni as u8)
-    } else {
+pub fn check_tni(tni: u16) -> Result<TniId, Error> {
+    u8::try_from(tni).ok().and_then(TniId::new).ok_or_else(|| {
         let hint = "there are TNIs 0 to 5";
-        Err(Error::with_value(Code::InvalidTniId, "TNI", tni.into(), hint))
-    }
+        Error::with_value(Code::InvalidTniId, "TNI", tni.into(), hint)
+    })
 }
 
 /// The extra value of a component ID.

@@ -44,7 +44,7 @@ pub use driver::{
     ClaimQueue, DriverBarrier, DriverChannel, DriverProvider, DriverQueue, MapUser, Mapped,
 };
 pub use error::{Code, Error};
-pub use gates::{GatePool, VbgSetting};
+pub use gates::{GatePool, VbgSetting, gates_in};
 pub use notice::{Notice, NoticeKind};
 pub use provider::{Channel, OpenQueue, Provider, Queue, Registration};
 pub use queue::Completion;

@@ -6,7 +6,7 @@ use tofu_abi::barrier::Profile;
 use tofu_abi::desc::Descriptor;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op, Value};
-use tofu_abi::{Coords, Rcode};
+use tofu_abi::{BchId, Coords, CqId, Rcode, TniId};
 use tofu_driver::Full;
 
 #[allow(unused_imports, reason = "for links")]
@@ -17,10 +17,10 @@ use crate::gates::VbgSetting;
 /// A control queue to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenQueue {
-    /// Network interface, 0 to 5.
-    pub tni: u8,
-    /// Control queue, 0 to 10.
-    pub cq: u8,
+    /// Network interface.
+    pub tni: TniId,
+    /// Control queue, not the kernel's.
+    pub cq: CqId,
     /// Steering tags.
     pub stags: u32,
     /// Commands start as the session advances.
@@ -57,10 +57,10 @@ pub trait Provider {
     /// # Errors
     ///
     /// [`Code::OutOfResource`] if nobody can be asked.
-    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error>;
+    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error>;
 
     /// Gives gates back, which belong to no channel any more.
-    fn give_gates(&self, tni: u8, gates: u64);
+    fn give_gates(&self, tni: TniId, gates: u64);
 
     /// Links gates, of which `bch` of `tni` is the start and end gate, and opens its channel, with
     /// their interfaces at work.
@@ -71,7 +71,12 @@ pub trait Provider {
     /// would wait for itself; [`Code::Used`] if the device has a gate in use;
     /// [`Code::OutOfMemory`],
     /// [`Code::OutOfResource`], and [`Code::Fatal`] if the device does not answer.
-    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<Self::Channel, Error>;
+    fn open_channel(
+        &self,
+        tni: TniId,
+        bch: BchId,
+        gates: &[VbgSetting],
+    ) -> Result<Self::Channel, Error>;
 
     /// Called while a thread waits for the device.
     fn relax(&self);

@@ -8,6 +8,7 @@
 use core::ops::Range;
 
 use tofu_abi::regs::NUM_TNI;
+use tofu_abi::{CqId, TniId};
 
 use crate::error::{Code, Error};
 
@@ -67,7 +68,8 @@ impl DeviceShare {
     /// # Errors
     ///
     /// If there is no such user queue.
-    pub fn of_queue(first: u8) -> Result<Self, Error> {
+    pub fn of_queue(first: CqId) -> Result<Self, Error> {
+        let first = first.get();
         if first >= USER_CQS {
             let hint = "processes have queues 0 to 10";
             return Err(Error::with_value(Code::NotAvailable, "control queue", first.into(), hint));
@@ -78,26 +80,30 @@ impl DeviceShare {
     /// The queue of its own that the next process which nobody has counted gets, if each queue is
     /// taken or not as `is_free` says. With few processes they are those of a node with one, two,
     /// three or four.
-    pub fn choose_queue(mut is_free: impl FnMut(u8) -> bool) -> Option<u8> {
-        [0, 6, 4, 8, 2, 5, 9, 10, 7, 3, 1].into_iter().find(|cq| is_free(*cq))
+    pub fn choose_queue(mut is_free: impl FnMut(CqId) -> bool) -> Option<CqId> {
+        [0, 6, 4, 8, 2, 5, 9, 10, 7, 3, 1]
+            .map(|cq| CqId::ALL[cq])
+            .into_iter()
+            .find(|cq| is_free(*cq))
     }
 
     /// The network interfaces.
-    pub fn tnis(&self) -> Range<u8> {
-        self.tnis.clone()
+    pub fn tnis(&self) -> impl ExactSizeIterator<Item = TniId> + use<> {
+        TniId::ALL[usize::from(self.tnis.start)..usize::from(self.tnis.end)].iter().copied()
     }
 
     /// The control queues on each of them. The first is that of VCQs that are neither exclusive
     /// nor in session mode.
-    pub fn cqs(&self) -> impl Iterator<Item = u8> + use<> {
+    pub fn cqs(&self) -> impl Iterator<Item = CqId> + use<> {
         let first = self.first;
-        core::iter::once(first).chain(self.cqs.clone().filter(move |cq| *cq != first))
+        let others = self.cqs.clone().filter(move |cq| *cq != first);
+        core::iter::once(first).chain(others).filter_map(CqId::new)
     }
 
     /// Whether a control queue is the process's for certain. Others must be asked for.
-    pub fn owns(&self, tni: u8, cq: u8) -> bool {
-        let within = self.tnis.contains(&tni) && self.cqs.contains(&cq);
-        within && (!self.shared || cq == self.first)
+    pub fn owns(&self, tni: TniId, cq: CqId) -> bool {
+        let within = self.tnis.contains(&tni.get()) && self.cqs.contains(&cq.get());
+        within && (!self.shared || cq.get() == self.first)
     }
 }
 
@@ -111,6 +117,7 @@ mod tests {
     fn firsts(processes: u16) -> Vec<u8> {
         let mut firsts: Vec<u8> = (0..processes)
             .filter_map(|i| DeviceShare::new(i, processes).unwrap().cqs().next())
+            .map(CqId::get)
             .collect();
         firsts.dedup();
         firsts
@@ -137,12 +144,12 @@ mod tests {
             let mut seen = BTreeSet::new();
             for index in 0..processes {
                 let share = DeviceShare::new(index, processes).unwrap();
-                assert!(!share.tnis().is_empty(), "{index} of {processes}");
+                assert!(share.tnis().len() > 0, "{index} of {processes}");
                 for tni in share.tnis() {
-                    assert!(tni < 6 && share.cqs().count() > 0);
+                    assert!(share.cqs().count() > 0);
                     for cq in share.cqs() {
                         assert!(share.owns(tni, cq));
-                        assert!(cq < USER_CQS);
+                        assert!(cq < CqId::KERNEL);
                         assert!(seen.insert((tni, cq)), "{index} of {processes}: {tni} {cq}");
                     }
                 }
@@ -155,18 +162,19 @@ mod tests {
 
     #[test]
     fn a_process_that_was_not_counted_has_one_queue_and_the_hope_for_others() {
-        let share = DeviceShare::of_queue(4).unwrap();
-        assert_eq!(share.tnis(), 0..6);
-        assert_eq!(share.cqs().collect::<Vec<_>>(), [4, 0, 1, 2, 3, 5, 6, 7, 8, 9, 10]);
+        let share = DeviceShare::of_queue(CqId::ALL[4]).unwrap();
+        assert!(share.tnis().eq(TniId::ALL));
+        let cqs: Vec<u8> = share.cqs().map(CqId::get).collect();
+        assert_eq!(cqs, [4, 0, 1, 2, 3, 5, 6, 7, 8, 9, 10]);
         for cq in share.cqs() {
-            assert_eq!(share.owns(5, cq), cq == 4);
+            assert_eq!(share.owns(TniId::ALL[5], cq), cq.get() == 4);
         }
-        assert!(DeviceShare::of_queue(11).is_err(), "the kernel's");
+        assert!(DeviceShare::of_queue(CqId::KERNEL).is_err());
         let mut free: BTreeSet<u8> = (0..USER_CQS).collect();
         let mut order = Vec::new();
-        while let Some(cq) = DeviceShare::choose_queue(|cq| free.contains(&cq)) {
-            assert!(free.remove(&cq));
-            order.push(cq);
+        while let Some(cq) = DeviceShare::choose_queue(|cq| free.contains(&cq.get())) {
+            assert!(free.remove(&cq.get()));
+            order.push(cq.get());
         }
         assert!(free.is_empty(), "{free:?} left");
         assert_eq!(order[..2], [0, 6]);
@@ -175,7 +183,7 @@ mod tests {
     #[test]
     fn up_to_four_processes_have_all_interfaces() {
         for processes in 1..=4 {
-            assert_eq!(DeviceShare::new(0, processes).unwrap().tnis(), 0..6);
+            assert!(DeviceShare::new(0, processes).unwrap().tnis().eq(TniId::ALL));
         }
     }
 }

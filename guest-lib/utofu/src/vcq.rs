@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use tofu_abi::desc::Descriptor;
+use tofu_abi::{CqId, TniId};
 
 use crate::command::{Command, Packets, Posting};
 use crate::error::{Code, Error};
@@ -29,8 +30,8 @@ pub struct Ticket {
 /// Calls may come from several threads at the same time, whatever the flags of the VCQ.
 pub struct SharedQueue<P: Provider> {
     provider: Arc<P>,
-    tni: u8,
-    cq: u8,
+    tni: TniId,
+    cq: CqId,
     serial: AtomicU32,
     state: Lock<Option<OpenState<P::Queue>>>,
 }
@@ -52,15 +53,15 @@ impl VcqKind {
 }
 
 impl<P: Provider> SharedQueue<P> {
-    pub(crate) fn new(provider: Arc<P>, tni: u8, cq: u8) -> Self {
+    pub(crate) fn new(provider: Arc<P>, tni: TniId, cq: CqId) -> Self {
         Self { provider, tni, cq, serial: AtomicU32::new(1), state: Lock::new(None) }
     }
 
-    pub(crate) fn tni(&self) -> u8 {
+    pub(crate) fn tni(&self) -> TniId {
         self.tni
     }
 
-    pub(crate) fn cq(&self) -> u8 {
+    pub(crate) fn cq(&self) -> CqId {
         self.cq
     }
 
@@ -136,7 +137,7 @@ impl<P: Provider> SharedQueue<P> {
     /// [`Code::InvalidVcqHdl`] if there is no such VCQ.
     pub fn id(&self, ticket: Ticket) -> Result<VcqId, Error> {
         self.with(ticket, |_| {
-            Ok(VcqId::new(self.provider.coords(), self.tni, self.cq, ticket.extra))
+            Ok(VcqId::new(self.provider.coords(), self.tni.get(), self.cq.get(), ticket.extra))
         })
     }
 
@@ -301,7 +302,7 @@ pub struct Vcq<P: Provider> {
 
 impl<P: Provider> Vcq<P> {
     pub(crate) fn new(queue: Arc<SharedQueue<P>>, ticket: Ticket) -> Self {
-        let id = VcqId::new(queue.provider.coords(), queue.tni, queue.cq, ticket.extra);
+        let id = VcqId::new(queue.provider.coords(), queue.tni.get(), queue.cq.get(), ticket.extra);
         Self { queue, ticket, id }
     }
 

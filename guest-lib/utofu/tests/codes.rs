@@ -218,7 +218,7 @@ fn every_code_comes_up_and_says_why() {
     let machine = LocalMachine::new(Shape::new([1; 6]).unwrap()).unwrap();
     let node = machine.node(Coords::default()).unwrap();
     let few = Context::new(node, DeviceShare::new(0, 36).unwrap());
-    let other = if few.share().tnis().contains(&0) { 1 } else { 0 };
+    let other = if few.share().tnis().any(|tni| tni.get() == 0) { 1 } else { 0 };
     seen.error(Code::NotAvailable, few.create_vcq(other, None, 0));
 
     let (elsewhere, seen) = (HashSet::from(ELSEWHERE), seen.0);

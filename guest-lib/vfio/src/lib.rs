@@ -1,11 +1,12 @@
 //! The Tofu driver's platform in a Linux process: the device through VFIO.
 //!
 //! ```no_run
+//! use tofu_abi::{CqId, TniId};
 //! use tofu_driver::{Cq, CqConfig, Device};
 //! use tofu_vfio::VfioPlatform;
 //!
 //! let device = Device::probe(VfioPlatform::find()?)?;
-//! let cq = Cq::open(&device, &CqConfig::new(0, 0))?;
+//! let cq = Cq::open(&device, &CqConfig::new(TniId::ALL[0], CqId::ALL[0]))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

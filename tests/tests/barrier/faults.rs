@@ -1,23 +1,23 @@
 //! Members that do not come, that do something else, and networks that lose signals.
 
 use tofu_abi::barrier::{BchReady, BgAddress, InactiveBg};
-use tofu_abi::irq::tnr::{self, PortRequest};
-use tofu_abi::irq::{bgs, tni, vector};
+use tofu_abi::irq::{BgsIrqs, PortRequest, TniIrqs, TnrIrqs, vector};
 use tofu_abi::reduce::{Input, Op};
 use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
 use tofu_driver::{Channel, ChannelConfig, ChannelWaitError, Gate, Platform};
 use tofu_tests::{Cluster, PATIENCE_NS};
 
 use crate::group::{
-    BCH, Group, RELAYS, TNI, TNI_ID, channel_register, config, doubling, gate_register, members,
-    tree,
+    BCH, BCH_ID, Group, RELAYS, TNI, TNI_ID, bg, channel_config, channel_register, config,
+    doubling, gate, gate_register, members, tree,
 };
 
 const SHORT_NS: u64 = 10_000_000;
 
 /// What a gate of TNI `TNI` reports.
-fn pending(cluster: &Cluster, rank: u32, bg: u8) -> u64 {
-    cluster.device(rank).read(gate_register(bg, BgsReg::Irr)) & bgs::EXCEPTIONS
+fn pending(cluster: &Cluster, rank: u32, bg: u8) -> BgsIrqs {
+    let irr = cluster.device(rank).read(gate_register(bg, BgsReg::Irr));
+    BgsIrqs::from_raw(irr) & BgsIrqs::EXCEPTIONS
 }
 
 fn info(cluster: &Cluster, rank: u32, bg: u8, reg: BgsReg) -> BgAddress {
@@ -34,7 +34,7 @@ fn a_member_that_never_comes_leaves_the_others_to_their_timeouts() {
     }
     for rank in (0..12).filter(|rank| *rank != 5) {
         let error = group.channels[rank].wait(SHORT_NS).unwrap_err();
-        assert_eq!(error, ChannelWaitError::TimedOut { exceptions: 0 });
+        assert_eq!(error, ChannelWaitError::TimedOut { exceptions: BgsIrqs::NONE });
     }
     assert_eq!(group.channels[5].wait(SHORT_NS), Err(ChannelWaitError::Idle));
     // Set up again with another number, it works as if nothing had been.
@@ -46,7 +46,7 @@ fn a_member_that_never_comes_leaves_the_others_to_their_timeouts() {
     for _ in 0..3 {
         group.barrier();
     }
-    assert_eq!(group.channels[0].exceptions(), 0);
+    assert_eq!(group.channels[0].exceptions(), BgsIrqs::NONE);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_late_signal_of_a_former_set_up_is_told_from_the_present_one() {
     let mut other = open(1, 4);
     late.start(Op::Barrier, &[0; 8], 0).unwrap();
     cluster.settle();
-    assert_eq!(pending(&cluster, 1, BCH), bgs::BSEQ_UNMATCH);
+    assert_eq!(pending(&cluster, 1, BCH), BgsIrqs::BSEQ_UNMATCH);
     drop(late);
     let mut now = open(0, 4);
     other.start(Op::Barrier, &[0; 8], 0).unwrap();
@@ -81,11 +81,15 @@ fn different_operations_end_the_round_everywhere_with_an_error() {
         for outcome in group.outcomes() {
             assert_eq!((outcome.op, outcome.value), (None, [0; 15]));
         }
-        let ack = bgs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE;
+        let ack = BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE;
         for channel in &group.channels {
-            assert_eq!(channel.gate_irq(TNI, BCH).unwrap().pending() & 7 << 24, ack);
+            assert_eq!(
+                channel.gate_irq(TNI_ID, BCH_ID.gate()).unwrap().pending()
+                    & BgsIrqs::from_raw(7 << 24),
+                ack
+            );
         }
-        let told = group.channels.iter().filter(|c| c.exceptions() == bgs::SIGNAL_STATE_ERROR);
+        let told = group.channels.iter().filter(|c| c.exceptions() == BgsIrqs::SIGNAL_STATE_ERROR);
         assert!(told.count() >= 1, "where the two met");
         // The next round is as good as any.
         group.barrier();
@@ -95,15 +99,15 @@ fn different_operations_end_the_round_everywhere_with_an_error() {
 #[test]
 fn a_signal_lost_at_a_dead_link_is_an_error_of_the_port() {
     let cluster = Cluster::new("1x1x1x2x1x1");
-    cluster.device(0).tnr_irq().reset(tnr::ALL);
+    cluster.device(0).tnr_irq().reset(TnrIrqs::ALL);
     let mut group = Group::new(&cluster, 2, doubling);
     cluster.set_link(0, 0, false);
     group.start(Op::Barrier, &[[0; 8]; 2], 0);
     for channel in &mut group.channels {
         let error = channel.wait(SHORT_NS).unwrap_err();
-        assert_eq!(error, ChannelWaitError::TimedOut { exceptions: 0 });
+        assert_eq!(error, ChannelWaitError::TimedOut { exceptions: BgsIrqs::NONE });
     }
-    assert_eq!(cluster.device(0).tnr_irq().pending(), tnr::bit(0, PortRequest::PortError));
+    assert_eq!(cluster.device(0).tnr_irq().pending(), TnrIrqs::of(0, PortRequest::PortError));
     cluster.set_link(0, 0, true);
     drop(group);
     Group::with(&cluster, 2, doubling, &config(0, 2)).barrier();
@@ -113,15 +117,15 @@ fn a_signal_lost_at_a_dead_link_is_an_error_of_the_port() {
 fn a_gate_of_a_node_that_does_not_exist_cannot_be_signalled() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let nowhere = BgAddress(0).with_x(9).with_bg(BCH);
-    let gate = Gate {
-        src_local: Some(BCH),
-        dst_local: Some(BCH),
+    let own = Gate {
+        src_local: bg(BCH),
+        dst_local: bg(BCH),
         dst_remote: Some(nowhere),
-        ..Gate::new(TNI, BCH)
+        ..gate(TNI, BCH)
     };
-    let mut channel = Channel::open(cluster.device(0), &config(0, 0), &[gate]).unwrap();
+    let mut channel = Channel::open(cluster.device(0), &config(0, 0), &[own]).unwrap();
     channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
-    assert_eq!(channel.exceptions(), bgs::BG_SEND_ADDRESS_EXCEPTION);
+    assert_eq!(channel.exceptions(), BgsIrqs::BG_SEND_ADDRESS_EXCEPTION);
 }
 
 #[test]
@@ -139,7 +143,7 @@ fn a_signal_of_another_group_is_refused() {
     cluster.settle();
     for (rank, channel) in channels.iter_mut().enumerate() {
         assert!(cluster.device(rank as u32).platform().irq_wait(vector::bg(TNI), 0));
-        let exceptions = bgs::GPID_UNMATCH;
+        let exceptions = BgsIrqs::GPID_UNMATCH;
         assert_eq!(channel.wait(SHORT_NS), Err(ChannelWaitError::TimedOut { exceptions }));
         let other = members[1 - rank].place();
         let reg = BgsReg::ExceptionInfoGpidUnmatch;
@@ -153,31 +157,31 @@ fn a_signal_of_a_stranger_changes_nothing() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     let mut group = Group::with(&cluster, 4, doubling, &config(7, 0));
     let stranger = BgAddress::new(cluster.device(9).coords(), TNI, 5);
-    let config = ChannelConfig { gpid: 7, ..ChannelConfig::new(TNI, 5) };
+    let config = ChannelConfig { gpid: 7, ..channel_config(TNI, 5) };
     let reg = BgsReg::ExceptionInfoAddressUnmatch;
-    for bg in [BCH, RELAYS[0]] {
-        let gate = Gate {
-            src_local: Some(5),
-            dst_local: Some(5),
-            dst_remote: Some(group.members[1].with_bg(bg)),
-            ..Gate::new(TNI, 5)
+    for to in [BCH, RELAYS[0]] {
+        let own = Gate {
+            src_local: bg(5),
+            dst_local: bg(5),
+            dst_remote: Some(group.members[1].with_bg(to)),
+            ..gate(TNI, 5)
         };
-        let mut channel = Channel::open(cluster.device(9), &config, &[gate]).unwrap();
+        let mut channel = Channel::open(cluster.device(9), &config, &[own]).unwrap();
         channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
-        assert_eq!(pending(&cluster, 1, bg), bgs::NODE_ADDRESS_UNMATCH);
-        assert_eq!(info(&cluster, 1, bg, reg), stranger.place());
+        assert_eq!(pending(&cluster, 1, to), BgsIrqs::NODE_ADDRESS_UNMATCH);
+        assert_eq!(info(&cluster, 1, to, reg), stranger.place());
     }
     let device = cluster.device(1);
-    device.tni(TNI).unwrap().irq().reset(tni::ALL);
-    let gate = Gate {
-        src_local: Some(5),
-        dst_local: Some(5),
+    device.tni(TNI_ID).irq().reset(TniIrqs::ALL);
+    let own = Gate {
+        src_local: bg(5),
+        dst_local: bg(5),
         dst_remote: Some(group.members[1].with_bg(44)),
-        ..Gate::new(TNI, 5)
+        ..gate(TNI, 5)
     };
-    let mut channel = Channel::open(cluster.device(9), &config, &[gate]).unwrap();
+    let mut channel = Channel::open(cluster.device(9), &config, &[own]).unwrap();
     channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
-    assert_eq!(device.tni(TNI).unwrap().irq().pending(), tni::INACTIVE_BG);
+    assert_eq!(device.tni(TNI_ID).irq().pending(), TniIrqs::INACTIVE_BG);
     assert!(device.platform().irq_wait(vector::tni(TNI), 0));
     let register = Register::Tni { tni: TNI_ID, reg: TniReg::ExceptionInfoInactiveBg };
     let info = InactiveBg(device.read(register));
@@ -189,14 +193,14 @@ fn a_signal_of_a_stranger_changes_nothing() {
 fn an_interface_that_is_off_takes_no_part() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
-    cluster.device(1).tni(TNI).unwrap().disable().unwrap();
+    cluster.device(1).tni(TNI_ID).disable().unwrap();
     group.start(Op::Barrier, &[[0; 8]; 2], 0);
     for channel in &mut group.channels {
         assert!(channel.wait(SHORT_NS).is_err());
     }
     assert_eq!(group.channels[1].ignored_signals(), 1, "its start");
-    let off = cluster.device(1).tni(TNI).unwrap();
-    assert_eq!(off.irq().pending(), tni::INACTIVE_BG, "the other's signal");
+    let off = cluster.device(1).tni(TNI_ID);
+    assert_eq!(off.irq().pending(), TniIrqs::INACTIVE_BG, "the other's signal");
     off.enable().unwrap();
     drop(group);
     Group::with(&cluster, 2, doubling, &config(0, 2)).barrier();
@@ -246,8 +250,8 @@ fn a_notice_address_outside_of_memory_is_an_exception() {
 #[test]
 fn an_operation_that_there_is_not_is_an_error_of_the_start_gate() {
     let cluster = Cluster::new("1x1x1x1x1x1");
-    let gate = Gate { src_local: Some(BCH), dst_local: Some(BCH), ..Gate::new(TNI, BCH) };
-    let mut channel = Channel::open(cluster.device(0), &config(0, 0), &[gate]).unwrap();
+    let own = Gate { src_local: bg(BCH), dst_local: bg(BCH), ..gate(TNI, BCH) };
+    let mut channel = Channel::open(cluster.device(0), &config(0, 0), &[own]).unwrap();
     let ready = channel_register(BchReg::Ready);
     let start = BchReady(0).with_start(true);
     for wrong in [
@@ -258,10 +262,10 @@ fn an_operation_that_there_is_not_is_an_error_of_the_start_gate() {
         start.with_op(7).with_count(9),
         start.with_op(8).with_count(4),
     ] {
-        channel.gate_irq(TNI, BCH).unwrap().clear(u64::MAX);
+        channel.gate_irq(TNI_ID, BCH_ID.gate()).unwrap().clear(BgsIrqs::from_raw(u64::MAX));
         cluster.device(0).write(ready, wrong.0);
         cluster.settle();
-        assert_eq!(channel.exceptions(), bgs::SIGNAL_STATE_ERROR, "{wrong:?}");
+        assert_eq!(channel.exceptions(), BgsIrqs::SIGNAL_STATE_ERROR, "{wrong:?}");
         assert!(BchReady(cluster.device(0).read(ready)).state());
     }
     channel.run(Op::Sum, &Input::default(), 8, PATIENCE_NS).unwrap();
@@ -293,8 +297,8 @@ fn a_circle_of_gates_does_not_run_for_ever() {
     device.write(ready, BchReady(0).with_op(1).with_start(true).0);
     cluster.settle();
     // It came back to gate 20, from a gate that this does not wait for.
-    assert_eq!(pending(&cluster, 0, 20), bgs::NODE_ADDRESS_UNMATCH);
-    assert_eq!((pending(&cluster, 0, 21), pending(&cluster, 0, 22)), (0, 0));
+    assert_eq!(pending(&cluster, 0, 20), BgsIrqs::NODE_ADDRESS_UNMATCH);
+    assert_eq!([21, 22].map(|bg| pending(&cluster, 0, bg)), [BgsIrqs::NONE; 2]);
 }
 
 #[test]
@@ -309,6 +313,6 @@ fn a_reset_forgets_gates_and_channels() {
     assert_eq!(cluster.device(0).read(state), 0);
     drop(group);
     cluster.icc(0).set_bus_master(true);
-    cluster.device(0).tni(TNI).unwrap().enable().unwrap();
+    cluster.device(0).tni(TNI_ID).enable().unwrap();
     Group::with(&cluster, 2, doubling, &config(0, 2)).barrier();
 }

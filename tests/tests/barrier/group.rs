@@ -24,6 +24,21 @@ pub(crate) fn channel_register(reg: BchReg) -> Register {
     Register::Bch { tni: TNI_ID, bch: BCH_ID, reg }
 }
 
+/// A gate without links.
+pub(crate) fn gate(tni: u8, bg: u8) -> Gate {
+    Gate::new(TniId::new(tni).unwrap(), BgId::new(bg).unwrap())
+}
+
+/// The other end of a local link.
+pub(crate) fn bg(number: u8) -> Option<BgId> {
+    Some(BgId::new(number).unwrap())
+}
+
+/// How to open a channel of group 0.
+pub(crate) fn channel_config(tni: u8, bch: u8) -> ChannelConfig {
+    ChannelConfig::new(TniId::new(tni).unwrap(), BchId::new(bch).unwrap())
+}
+
 /// The first relay gates.
 pub(crate) const RELAYS: [u8; 4] = [16, 17, 18, 19];
 
@@ -57,9 +72,9 @@ pub(crate) fn doubling_with(
     (0..count)
         .map(|step| {
             let before = step + count - 1;
-            let mut gate = Gate::new(members[rank].tni(), number(rank, step));
-            gate.src_local = Some(number(rank, before));
-            gate.dst_local = Some(number(rank, step + 1));
+            let mut gate = gate(members[rank].tni(), number(rank, step));
+            gate.src_local = bg(number(rank, before));
+            gate.dst_local = bg(number(rank, step + 1));
             if steps > 0 {
                 gate.src_remote = far(rank ^ 1 << (before % count), before);
                 gate.dst_remote = far(rank ^ 1 << step, step + 1);
@@ -89,29 +104,29 @@ pub(crate) fn tree(members: &[BgAddress], rank: usize) -> Vec<Gate> {
     let mut gates: Vec<Gate> = Vec::new();
     let mut chain = vec![start];
     for (n, child) in children.iter().enumerate().filter_map(|(n, c)| Some((n, (*c)?))) {
-        let mut gate = Gate::new(tni, RELAYS[n]);
+        let mut gate = gate(tni, RELAYS[n]);
         gate.src_remote = gate_of(members, child, up(child));
         gates.push(gate);
         chain.push(RELAYS[n]);
     }
     for (n, child) in children.iter().enumerate().filter_map(|(n, c)| Some((n, (*c)?))) {
-        let mut gate = Gate::new(tni, RELAYS[2 + n]);
+        let mut gate = gate(tni, RELAYS[2 + n]);
         gate.dst_remote = gate_of(members, child, down(child));
         gates.push(gate);
         chain.push(RELAYS[2 + n]);
     }
     chain.push(start);
-    gates.push(Gate::new(tni, start));
+    gates.push(gate(tni, start));
     let parent = (rank > 0).then(|| (rank - 1) / 2);
-    let find = |gates: &mut Vec<Gate>, bg: u8| gates.iter().position(|g| g.bg == bg).unwrap();
+    let find = |gates: &mut Vec<Gate>, bg: u8| gates.iter().position(|g| g.bg.get() == bg).unwrap();
     for link in chain.windows(2) {
         // Where the value leaves for the parent and comes back from there, the chain is cut.
         if parent.is_some() && link[0] == up(rank) && link[1] == down(rank) {
             continue;
         }
         let (from, to) = (find(&mut gates, link[0]), find(&mut gates, link[1]));
-        gates[from].dst_local = Some(link[1]);
-        gates[to].src_local = Some(link[0]);
+        gates[from].dst_local = bg(link[1]);
+        gates[to].src_local = bg(link[0]);
     }
     if let Some(parent) = parent {
         let (leaves, comes) = (find(&mut gates, up(rank)), find(&mut gates, down(rank)));
@@ -124,11 +139,11 @@ pub(crate) fn tree(members: &[BgAddress], rank: usize) -> Vec<Gate> {
 /// Reduces from rank to rank, and sends the result round once more.
 pub(crate) fn ring(members: &[BgAddress], rank: usize) -> Vec<Gate> {
     let (tni, start, n) = (members[rank].tni(), members[rank].bg(), members.len());
-    let mut end = Gate::new(tni, start);
-    let mut first = Gate::new(tni, RELAYS[0]);
-    let mut second = Gate::new(tni, RELAYS[1]);
-    (end.dst_local, first.src_local) = (Some(RELAYS[0]), Some(start));
-    (second.dst_local, end.src_local) = (Some(start), Some(RELAYS[1]));
+    let mut end = gate(tni, start);
+    let mut first = gate(tni, RELAYS[0]);
+    let mut second = gate(tni, RELAYS[1]);
+    (end.dst_local, first.src_local) = (bg(RELAYS[0]), bg(start));
+    (second.dst_local, end.src_local) = (bg(start), bg(RELAYS[1]));
     if rank > 0 {
         first.src_remote = gate_of(members, rank - 1, RELAYS[0]);
     }
@@ -136,7 +151,7 @@ pub(crate) fn ring(members: &[BgAddress], rank: usize) -> Vec<Gate> {
         first.dst_remote = gate_of(members, rank + 1, RELAYS[0]);
         second.src_remote = gate_of(members, (rank + n - 1) % n, RELAYS[1]);
     } else {
-        (first.dst_local, second.src_local) = (Some(RELAYS[1]), Some(RELAYS[0]));
+        (first.dst_local, second.src_local) = (bg(RELAYS[1]), bg(RELAYS[0]));
     }
     // The second time round begins at the last rank and ends at the one before.
     if n > 1 && rank + 2 != n {
@@ -157,7 +172,7 @@ pub(crate) fn members(cluster: &Cluster, n: u32, tni: u8, bch: u8) -> Vec<BgAddr
 }
 
 pub(crate) fn config(gpid: u64, bseq: u32) -> ChannelConfig {
-    ChannelConfig { gpid, bseq, ..ChannelConfig::new(TNI, BCH) }
+    ChannelConfig { gpid, bseq, ..channel_config(TNI, BCH) }
 }
 
 impl Group {
@@ -172,7 +187,7 @@ impl Group {
         algorithm: Algorithm,
         config: &ChannelConfig,
     ) -> Self {
-        let members = members(cluster, n, config.tni, config.bch);
+        let members = members(cluster, n, config.tni.get(), config.bch.get());
         let channels = (0..n)
             .map(|rank| {
                 let gates = algorithm(&members, rank as usize);

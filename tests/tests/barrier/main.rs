@@ -9,16 +9,16 @@ mod wires;
 use std::sync::atomic::Ordering;
 
 use tofu_abi::barrier::{BchReady, BgAddress, Profile, SignalState};
-use tofu_abi::irq::{bgs, vector};
+use tofu_abi::irq::{BgsIrqs, vector};
 use tofu_abi::reduce::{self, Input, Op};
 use tofu_abi::regs::{BchReg, BgsReg, Register};
-use tofu_abi::{BchId, TniId};
+use tofu_abi::{BchId, BgId, TniId};
 use tofu_driver::{Channel, ChannelConfig, ChannelError, Gate, Platform, StartError};
 use tofu_tests::{Cluster, PATIENCE_NS};
 
 use crate::group::{
-    Algorithm, BCH, BCH_ID, Group, RELAYS, TNI, TNI_ID, channel_register, config, doubling,
-    doubling_with, expected, gate_register, inputs, ring, tree,
+    Algorithm, BCH, BCH_ID, Group, RELAYS, TNI, TNI_ID, bg, channel_config, channel_register,
+    config, doubling, doubling_with, expected, gate, gate_register, inputs, ring, tree,
 };
 
 /// All operations, by all algorithms that work for so many members.
@@ -58,7 +58,7 @@ fn barriers_of_tofu_and_tofu2() {
     let cluster = Cluster::with_barrier("1x1x1x2x3x2", profile);
     assert_eq!(cluster.device(0).barrier_profile(), Some(profile));
     assert_eq!(Cluster::new("1x1x1x1x1x1").device(0).barrier_profile(), Some(Profile::TOFUD));
-    let config = ChannelConfig { profile, ..ChannelConfig::new(0, 7) };
+    let config = ChannelConfig { profile, ..channel_config(0, 7) };
     // Relays that TofuD does not have, and some that would be start/end gates there.
     let members = group::members(&cluster, 8, 0, 7);
     let relay = |_: usize, step: usize| [63, 8][step - 1];
@@ -86,14 +86,14 @@ fn barriers_of_tofu_and_tofu2() {
     }
     drop(channels);
     // What the others have is not there.
-    let gate =
-        |tni, bch| Gate { src_local: Some(bch), dst_local: Some(bch), ..Gate::new(tni, bch) };
     for (tni, bch) in [(0, 8), (1, 0), (5, 15)] {
-        let tofud = ChannelConfig::new(tni, bch);
-        let error = Channel::open(cluster.device(0), &tofud, &[gate(tni, bch)]).unwrap_err();
+        let own = Gate { src_local: bg(bch), dst_local: bg(bch), ..gate(tni, bch) };
+        let tofud = channel_config(tni, bch);
+        let error = Channel::open(cluster.device(0), &tofud, &[own]).unwrap_err();
         assert!(matches!(error, ChannelError::Busy { .. }), "{error}: a driver of TofuD");
-        let own = ChannelConfig { profile, ..tofud };
-        let error = Channel::open(cluster.device(0), &own, &[gate(tni, bch)]).unwrap_err();
+        let tofu = ChannelConfig { profile, ..tofud };
+        let error = Channel::open(cluster.device(0), &tofu, &[own]).unwrap_err();
+        let (tni, bch) = (tofud.tni, tofud.bch);
         assert_eq!(error, ChannelError::NoSuchChannel { tni, bch });
     }
 }
@@ -128,7 +128,7 @@ fn a_hundred_thousand_barriers_of_twelve_nodes() {
     }
     assert_eq!(group.channels[0].bseq(), (0xff_ff00 + 100_000) & 0xff_ffff);
     for channel in &group.channels {
-        assert_eq!((channel.exceptions(), channel.ignored_signals()), (0, 0));
+        assert_eq!((channel.exceptions(), channel.ignored_signals()), (BgsIrqs::NONE, 0));
     }
 }
 
@@ -231,17 +231,18 @@ fn all_gates_and_channels_work_at_once() {
     // 16 groups of the two nodes on each of six interfaces, each with three gates of each node.
     let mut groups: Vec<Group> = Vec::new();
     for (tni, bch) in (0..6).flat_map(|tni| (0..16).map(move |bch| (tni, bch))) {
-        let config = ChannelConfig { gpid: 9, ..ChannelConfig::new(tni, bch) };
+        let config = ChannelConfig { gpid: 9, ..channel_config(tni, bch) };
         let members = group::members(&cluster, 2, tni, bch);
         let channels = (0..2)
             .map(|rank| {
                 let mut gates = ring(&members, rank as usize);
                 // Each group has relays of its own.
                 let own = |bg: u8| if bg == bch { bg } else { 16 + 2 * bch + (bg - 16) };
+                let local = |bg: BgId| BgId::new(own(bg.get())).unwrap();
                 for gate in &mut gates {
-                    gate.bg = own(gate.bg);
-                    for local in [&mut gate.src_local, &mut gate.dst_local].into_iter().flatten() {
-                        *local = own(*local);
+                    gate.bg = local(gate.bg);
+                    for link in [&mut gate.src_local, &mut gate.dst_local].into_iter().flatten() {
+                        *link = local(*link);
                     }
                     for far in [&mut gate.src_remote, &mut gate.dst_remote].into_iter().flatten() {
                         *far = far.with_bg(own(far.bg()));
@@ -277,7 +278,7 @@ fn members_may_be_on_the_same_node() {
             .enumerate()
             .map(|(rank, (tni, bch))| {
                 let gates = doubling_with(&members, rank, |rank, _| RELAYS[rank]);
-                Channel::open(device, &ChannelConfig::new(tni, bch), &gates).unwrap()
+                Channel::open(device, &channel_config(tni, bch), &gates).unwrap()
             })
             .collect();
         for round in 0..5 {
@@ -298,17 +299,18 @@ fn the_end_of_a_round_is_an_interrupt_if_it_is_unmasked() {
     let fired = |rank| cluster.device(rank).platform().irq_wait(vector::bg(TNI), 0);
     group.start(Op::Barrier, &[[0; 8]; 2], 0);
     cluster.settle();
-    let irq =
-        |group: &Group, rank: usize| group.channels[rank].gate_irq(TNI, BCH).unwrap().pending();
-    assert_eq!(irq(&group, 0), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
+    let irq = |group: &Group, rank: usize| {
+        group.channels[rank].gate_irq(TNI_ID, BCH_ID.gate()).unwrap().pending()
+    };
+    assert_eq!(irq(&group, 0), BgsIrqs::SYNCHRONIZATION_ACKNOWLEDGE);
     assert!(fired(0) && fired(1));
     assert!(!fired(0) && !fired(1));
     group.outcomes();
     drop(group);
-    let polled = ChannelConfig { interrupts: 0, ..config(5, 0) };
+    let polled = ChannelConfig { interrupts: BgsIrqs::NONE, ..config(5, 0) };
     let mut group = Group::with(&cluster, 2, doubling, &polled);
     group.barrier();
-    assert_eq!(irq(&group, 0), bgs::SYNCHRONIZATION_ACKNOWLEDGE);
+    assert_eq!(irq(&group, 0), BgsIrqs::SYNCHRONIZATION_ACKNOWLEDGE);
     assert!(!fired(0) && !fired(1));
 }
 
@@ -318,10 +320,10 @@ fn modelled_time_is_that_of_the_paper() {
     let cluster = Cluster::new("2x1x1x1x1x1");
     // The simple test of the paper: one channel, two gates connected in series.
     let here = BgAddress::new(cluster.device(0).coords(), TNI, BCH);
-    let mut gates = [Gate::new(TNI, BCH), Gate::new(TNI, RELAYS[0])];
+    let mut gates = [gate(TNI, BCH), gate(TNI, RELAYS[0])];
     for (gate, other) in [(0, RELAYS[0]), (1, BCH)] {
-        gates[gate].src_local = Some(other);
-        gates[gate].dst_local = Some(other);
+        gates[gate].src_local = bg(other);
+        gates[gate].dst_local = bg(other);
     }
     let mut channel = Channel::open(cluster.device(0), &config(0, 0), &gates).unwrap();
     for rounds in 1..4 {
@@ -360,7 +362,7 @@ fn modelled_time_of_channels_of_one_interface_adds_up() {
         let mut channels: Vec<_> = (0..n as u8)
             .map(|bch| {
                 let gates = doubling_with(&members, bch.into(), |rank, _| RELAYS[rank]);
-                Channel::open(cluster.device(0), &ChannelConfig::new(1, bch), &gates).unwrap()
+                Channel::open(cluster.device(0), &channel_config(1, bch), &gates).unwrap()
             })
             .collect();
         for rounds in 1..4 {
@@ -387,10 +389,10 @@ fn modelled_time_of_channels_of_one_interface_adds_up() {
 fn a_notice_has_the_half_that_its_round_chooses() {
     let cluster = Cluster::new("1x1x1x1x1x1");
     let area = cluster.alloc(0, 512, 256);
-    let mut gate = Gate::new(TNI, BCH);
-    gate.src_local = Some(BCH);
-    gate.dst_local = Some(BCH);
-    let channel = Channel::open(cluster.device(0), &config(0, 6), &[gate]).unwrap();
+    let mut own = gate(TNI, BCH);
+    own.src_local = bg(BCH);
+    own.dst_local = bg(BCH);
+    let channel = Channel::open(cluster.device(0), &config(0, 6), &[own]).unwrap();
     let at = tofu_driver::DmaBuffer::device_addr(&area);
     let device = cluster.device(0);
     device.write(gate_register(BCH, BgsReg::BchNoticeIpa), at);

@@ -1,14 +1,18 @@
 //! Links that cannot be, and what the driver and the device say of them.
 
-use tofu_abi::barrier::{BgAddress, GpidBseq, LocalLink, RemoteLink, SignalMask};
-use tofu_abi::irq::bgs;
+use tofu_abi::barrier::{BgAddress, GpidBseq, LocalLink, Profile, RemoteLink, SignalMask};
+use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::Op;
 use tofu_abi::regs::{BgsReg, CqsMode};
+use tofu_abi::{BchId, BgId, TniId};
 use tofu_driver::{Channel, ChannelConfig, ChannelError, Device, Gate};
 use tofu_inproc::InProcess;
 use tofu_tests::{Cluster, PATIENCE_NS};
 
-use crate::group::{BCH, Group, RELAYS, TNI, config, doubling, gate_register, members, tree};
+use crate::group::{
+    BCH, BCH_ID, Group, RELAYS, TNI, TNI_ID, bg, channel_config, config, doubling, gate,
+    gate_register, members, tree,
+};
 
 fn refused(cluster: &Cluster, config: &ChannelConfig, gates: &[Gate]) -> ChannelError {
     let error = Channel::open(cluster.device(0), config, gates).unwrap_err();
@@ -22,6 +26,7 @@ fn the_driver_says_what_is_wrong_with_links() {
     let members = members(&cluster, 4, TNI, BCH);
     let good = doubling(&members, 0);
     let relay = RELAYS[0];
+    let [start, first] = [BCH, relay].map(|bg| BgId::new(bg).unwrap());
     let plain = config(0, 0);
     let check = |gates: &[Gate]| refused(&cluster, &plain, gates);
     let change = |n: usize, f: &dyn Fn(&mut Gate)| {
@@ -29,8 +34,9 @@ fn the_driver_says_what_is_wrong_with_links() {
         f(&mut gates[n]);
         gates
     };
-    for (tni, bch) in [(6, 0), (0, 16)] {
-        let config = ChannelConfig::new(tni, bch);
+    // An interface that only TofuD has, and a channel.
+    for (tni, bch) in [(TniId::ALL[1], BchId::ALL[0]), (TniId::ALL[0], BchId::ALL[8])] {
+        let config = ChannelConfig { profile: Profile::TOFU, ..ChannelConfig::new(tni, bch) };
         assert_eq!(refused(&cluster, &config, &good), ChannelError::NoSuchChannel { tni, bch });
     }
     let numbers = [
@@ -40,14 +46,18 @@ fn the_driver_says_what_is_wrong_with_links() {
     for (config, number) in numbers {
         assert_eq!(refused(&cluster, &config, &good), ChannelError::Number(number));
     }
-    assert_eq!(check(&change(1, &|g| g.bg = 48)), ChannelError::NoSuchGate { tni: TNI, bg: 48 });
-    assert_eq!(check(&change(1, &|g| g.tni = 6)), ChannelError::NoSuchGate { tni: 6, bg: relay });
-    assert_eq!(check(&[good[0], good[0]]), ChannelError::Twice { tni: TNI, bg: BCH });
-    assert_eq!(check(&[]), ChannelError::StartGate { tni: TNI, bg: BCH });
-    let other = [good[0], good[1], Gate { src_remote: Some(members[1]), ..Gate::new(0, 2) }];
-    assert_eq!(check(&other), ChannelError::StartGate { tni: 0, bg: 2 });
+    let none = ChannelError::NoSuchGate { tni: TNI_ID, bg: BgId::ALL[48] };
+    assert_eq!(check(&change(1, &|g| g.bg = BgId::ALL[48])), none);
+    let old = ChannelConfig { profile: Profile::TOFU, ..channel_config(0, 0) };
+    let gates = [gate(0, 0), gate(1, 20)];
+    let error = ChannelError::NoSuchGate { tni: TniId::ALL[1], bg: BgId::ALL[20] };
+    assert_eq!(refused(&cluster, &old, &gates), error);
+    assert_eq!(check(&[good[0], good[0]]), ChannelError::Twice { tni: TNI_ID, bg: start });
+    assert_eq!(check(&[]), ChannelError::StartGate { tni: TNI_ID, bg: start });
+    let other = [good[0], good[1], Gate { src_remote: Some(members[1]), ..gate(0, 2) }];
+    assert_eq!(check(&other), ChannelError::StartGate { tni: TniId::ALL[0], bg: BgId::ALL[2] });
     for address in [members[1].with_bg(48), members[1].with_tni(7), members[1].with_b(3)] {
-        let error = ChannelError::NoSuchAddress { bg: BCH, address };
+        let error = ChannelError::NoSuchAddress { bg: start, address };
         assert_eq!(check(&change(0, &|g| g.dst_remote = Some(address))), error);
         assert_eq!(check(&change(0, &|g| g.src_remote = Some(address))), error);
     }
@@ -55,30 +65,30 @@ fn the_driver_says_what_is_wrong_with_links() {
     let subnet = CqsMode(0).with_nx(8).with_sx(4).with_lx(2);
     let config = ChannelConfig { subnet, ..plain };
     let address = good[0].src_remote.unwrap();
-    assert_eq!(refused(&cluster, &config, &good), ChannelError::Subnet { bg: BCH, address });
-    let one_way = ChannelError::LocalLink { tni: TNI, bg: BCH, other: relay };
+    assert_eq!(refused(&cluster, &config, &good), ChannelError::Subnet { bg: start, address });
+    let one_way = ChannelError::LocalLink { tni: TNI_ID, bg: start, other: first };
     assert_eq!(check(&change(1, &|g| g.src_local = None)), one_way);
     assert_eq!(check(&good[..1]), one_way);
-    let error = ChannelError::NoSource { tni: TNI, bg: relay };
-    assert_eq!(check(&[self_linked(), Gate::new(TNI, relay)]), error);
+    let error = ChannelError::NoSource { tni: TNI_ID, bg: first };
+    assert_eq!(check(&[self_linked(), gate(TNI, relay)]), error);
     // Two relays that wait for each other.
-    let mut loop_of_two = [self_linked(), Gate::new(TNI, relay), Gate::new(TNI, RELAYS[1])];
-    for (gate, other) in [(1, RELAYS[1]), (2, relay)] {
-        loop_of_two[gate].src_local = Some(other);
-        loop_of_two[gate].dst_local = Some(other);
+    let mut loop_of_two = [self_linked(), gate(TNI, relay), gate(TNI, RELAYS[1])];
+    for (n, other) in [(1, RELAYS[1]), (2, relay)] {
+        loop_of_two[n].src_local = bg(other);
+        loop_of_two[n].dst_local = bg(other);
     }
-    assert_eq!(check(&loop_of_two), ChannelError::NeverFires { tni: TNI, bg: relay });
-    let mut loop_of_one = [self_linked(), Gate::new(TNI, relay)];
-    loop_of_one[1].src_local = Some(relay);
-    loop_of_one[1].dst_local = Some(relay);
-    assert_eq!(check(&loop_of_one), ChannelError::NeverFires { tni: TNI, bg: relay });
+    assert_eq!(check(&loop_of_two), ChannelError::NeverFires { tni: TNI_ID, bg: first });
+    let mut loop_of_one = [self_linked(), gate(TNI, relay)];
+    loop_of_one[1].src_local = bg(relay);
+    loop_of_one[1].dst_local = bg(relay);
+    assert_eq!(check(&loop_of_one), ChannelError::NeverFires { tni: TNI_ID, bg: first });
     // After all of that, what is right works.
     Group::new(&cluster, 4, doubling).barrier();
 }
 
 /// A start/end gate whose rounds end at once.
 fn self_linked() -> Gate {
-    Gate { src_local: Some(BCH), dst_local: Some(BCH), ..Gate::new(TNI, BCH) }
+    Gate { src_local: bg(BCH), dst_local: bg(BCH), ..gate(TNI, BCH) }
 }
 
 #[test]
@@ -87,15 +97,15 @@ fn gates_belong_to_one_channel_until_it_is_closed() {
     let group = Group::new(&cluster, 12, tree);
     let gates = tree(&group.members, 0);
     let error = refused(&cluster, &config(0, 0), &gates);
-    assert_eq!(error, ChannelError::Busy { tni: TNI, bg: BCH });
+    assert_eq!(error, ChannelError::Busy { tni: TNI_ID, bg: BCH_ID.gate() });
     // Another channel with a relay in common: nothing is changed, so it is free afterwards.
-    let other = ChannelConfig::new(TNI, BCH + 1);
-    let mut own = Gate::new(TNI, BCH + 1);
-    own.src_local = Some(BCH + 1);
-    own.dst_local = Some(BCH + 1);
-    let stolen = Gate { src_remote: Some(group.members[1]), ..Gate::new(TNI, RELAYS[0]) };
+    let other = channel_config(TNI, BCH + 1);
+    let mut own = gate(TNI, BCH + 1);
+    own.src_local = bg(BCH + 1);
+    own.dst_local = bg(BCH + 1);
+    let stolen = Gate { src_remote: Some(group.members[1]), ..gate(TNI, RELAYS[0]) };
     let error = refused(&cluster, &other, &[own, stolen]);
-    assert_eq!(error, ChannelError::Busy { tni: TNI, bg: RELAYS[0] });
+    assert_eq!(error, ChannelError::Busy { tni: TNI_ID, bg: BgId::ALL[usize::from(RELAYS[0])] });
     Channel::open(cluster.device(0), &other, &[own]).unwrap();
     drop(group);
     let mut group = Group::new(&cluster, 12, tree);
@@ -107,7 +117,7 @@ fn gates_belong_to_one_channel_until_it_is_closed() {
 }
 
 /// Enables a gate with these links; returns STATE and IRR.
-fn enable(device: &Device<InProcess>, bg: u8, links: [u64; 4]) -> (u64, u64) {
+fn enable(device: &Device<InProcess>, bg: u8, links: [u64; 4]) -> (u64, BgsIrqs) {
     device.write(gate_register(bg, BgsReg::Irc), u64::MAX);
     let [mask, local, remote, subnet] = links;
     for (reg, value) in [
@@ -121,7 +131,7 @@ fn enable(device: &Device<InProcess>, bg: u8, links: [u64; 4]) -> (u64, u64) {
     }
     let result = (
         device.read(gate_register(bg, BgsReg::State)),
-        device.read(gate_register(bg, BgsReg::Irr)),
+        BgsIrqs::from_raw(device.read(gate_register(bg, BgsReg::Irr))),
     );
     device.write(gate_register(bg, BgsReg::Enable), 0);
     result
@@ -132,14 +142,14 @@ fn the_device_refuses_links_to_gates_that_there_are_not() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let device = cluster.device(0);
     let peer = BgAddress::new(cluster.device(1).coords(), 1, 20).0;
-    let (recv, send) = (bgs::BG_RECV_ADDRESS_EXCEPTION, bgs::BG_SEND_ADDRESS_EXCEPTION);
+    let (recv, send) = (BgsIrqs::BG_RECV_ADDRESS_EXCEPTION, BgsIrqs::BG_SEND_ADDRESS_EXCEPTION);
     let local = |recv, send| LocalLink(0).with_recv(recv).with_send(send).0;
     let remote =
         |recv: u64, send: u64| RemoteLink(0).with_recv(recv as u32).with_send(send as u32).0;
     let all = SignalMask(0).0;
     let subnet = CqsMode(0).with_nx(8).with_sx(4).with_lx(2).0;
     let wrong = |bg, tni| BgAddress(peer).with_bg(bg).with_tni(tni).0;
-    assert_eq!(enable(device, 17, [all, local(20, 21), remote(peer, peer), 0]), (1, 0));
+    assert_eq!(enable(device, 17, [all, local(20, 21), remote(peer, peer), 0]), (1, BgsIrqs::NONE));
     for (links, irr) in [
         ([all, local(48, 20), remote(peer, peer), 0], recv),
         ([all, local(20, 63), remote(peer, peer), 0], send),
@@ -157,7 +167,7 @@ fn the_device_refuses_links_to_gates_that_there_are_not() {
         .with_sig_send(true)
         .with_tlp_recv(true)
         .with_tlp_send(true);
-    assert_eq!(enable(device, 17, [none.0, u64::MAX, u64::MAX, subnet]), (1, 0));
+    assert_eq!(enable(device, 17, [none.0, u64::MAX, u64::MAX, subnet]), (1, BgsIrqs::NONE));
 }
 
 #[test]

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::thread;
 
 use tofu_abi::barrier::BgAddress;
+use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{self, Op};
+use tofu_abi::{BchId, BgId};
 use tofu_driver::{Channel, ChannelConfig, Device};
 use tofu_fabric::Shape;
 use tofu_inproc::InProcess;
 use tofu_machine::{Machine, MachineConfig};
 
-use crate::group::{Algorithm, BCH, TNI, config, doubling, ring, tree};
+use crate::group::{Algorithm, BCH, TNI, TNI_ID, config, doubling, ring, tree};
 
 /// Longer than anything here takes, in nanoseconds.
 const LONG_NS: u64 = 30_000_000_000;
@@ -26,7 +28,7 @@ fn devices() -> Vec<Device<InProcess>> {
         .map(|coords| {
             let device =
                 Device::probe(InProcess::attach(&machine, coords, 1 << 20).unwrap()).unwrap();
-            device.tni(TNI).unwrap().enable().unwrap();
+            device.tni(TNI_ID).enable().unwrap();
             device
         })
         .collect();
@@ -49,19 +51,24 @@ fn threads_of_all_nodes_go_through_the_same_rounds() {
             let mut gates = algorithm(&members, rank);
             // Relays of its own for each group.
             let own = |bg: u8| if bg < 16 { bg } else { bg + 6 * bch };
+            let local = |bg: BgId| BgId::new(own(bg.get())).unwrap();
             for gate in &mut gates {
-                gate.bg = own(gate.bg);
-                for local in [&mut gate.src_local, &mut gate.dst_local].into_iter().flatten() {
-                    *local = own(*local);
+                gate.bg = local(gate.bg);
+                for link in [&mut gate.src_local, &mut gate.dst_local].into_iter().flatten() {
+                    *link = local(*link);
                 }
                 for far in [&mut gate.src_remote, &mut gate.dst_remote].into_iter().flatten() {
                     *far = far.with_bg(own(far.bg()));
                 }
             }
             // Some sleep until the interrupt, some only poll.
-            let interrupts = if rank % 3 == 0 { tofu_abi::irq::bgs::ALL } else { 0 };
-            let config =
-                ChannelConfig { bch, interrupts, spin_ns: 20_000, ..config(bch.into(), 0) };
+            let interrupts = if rank % 3 == 0 { BgsIrqs::ALL } else { BgsIrqs::NONE };
+            let config = ChannelConfig {
+                bch: BchId::new(bch).unwrap(),
+                interrupts,
+                spin_ns: 20_000,
+                ..config(bch.into(), 0)
+            };
             channels.push((n as u64, rank as u64, Channel::open(device, &config, &gates).unwrap()));
         }
     }
@@ -75,7 +82,7 @@ fn threads_of_all_nodes_go_through_the_same_rounds() {
                     assert_eq!(outcome.value[..3], [sum, *n * round, 0]);
                     assert_eq!(outcome.op, Some(Op::Sum));
                 }
-                assert_eq!(channel.exceptions(), 0);
+                assert_eq!(channel.exceptions(), BgsIrqs::NONE);
             });
         }
     });

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use tofu_abi::barrier::BgAddress;
-use tofu_abi::irq::bgs;
+use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{self, Op};
 use tofu_driver::{Channel, ChannelWaitError, Device};
 use tofu_fabric::{FaultCounters, FaultPlan, Ppm, Rates, Shape};
 use tofu_inproc::InProcess;
 use tofu_machine::{Machine, MachineConfig};
 
-use crate::group::{BCH, TNI, config, tree};
+use crate::group::{BCH, TNI, TNI_ID, config, tree};
 
 /// Longer than a round takes on any host, in nanoseconds.
 const LONG_NS: u64 = 30_000_000_000;
@@ -36,7 +36,7 @@ impl Wired {
         let device = |coords| {
             let device =
                 Device::probe(InProcess::attach(&machine, coords, 1 << 16).unwrap()).unwrap();
-            device.tni(TNI).unwrap().enable().unwrap();
+            device.tni(TNI_ID).enable().unwrap();
             device
         };
         let devices = shape.iter().map(device).collect();
@@ -86,7 +86,7 @@ fn links_repeat_what_they_lose_so_signals_come_once() {
     wired.set_faults(everything, false);
     let mut channels = wired.group(0);
     sums(&mut channels, ROUNDS);
-    assert!(channels.iter().all(|channel| channel.exceptions() == 0));
+    assert!(channels.iter().all(|channel| channel.exceptions().is_empty()));
     assert_eq!(wired.faults(), FaultCounters::default());
 }
 
@@ -96,9 +96,9 @@ fn signals_that_come_twice_count_once() {
     wired.set_faults(Rates { duplicate: percent(30), ..Rates::NONE }, true);
     let mut channels = wired.group(0);
     sums(&mut channels, ROUNDS);
-    let exceptions = channels.iter().fold(0, |all, channel| all | channel.exceptions());
+    let exceptions = channels.iter().fold(BgsIrqs::NONE, |all, channel| all | channel.exceptions());
     // A second one comes while the gate waits for the round's other signal, or after the round.
-    assert_eq!(exceptions, bgs::SIGNAL_STATE_ERROR | bgs::BSEQ_UNMATCH);
+    assert_eq!(exceptions, BgsIrqs::SIGNAL_STATE_ERROR | BgsIrqs::BSEQ_UNMATCH);
     let FaultCounters { duplicated, lost, .. } = wired.faults();
     assert!(duplicated > ROUNDS && lost == 0, "{duplicated} duplicated, {lost} lost");
 }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use serde::Serialize;
 use tofu_abi::barrier::BgAddress;
+use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{Input, Op};
-use tofu_abi::regs::{NUM_BCH, NUM_TNI};
-use tofu_abi::{BchId, Coords, TniId};
+use tofu_abi::regs::NUM_BCH;
+use tofu_abi::{BgId, Coords, TniId};
 use tofu_collective::plan::{Algorithm, GateOf, GroupShape, Plan, disseminate, in_series};
 use tofu_driver::{Channel, ChannelConfig, Device, Gate};
 use tofu_inproc::InProcess;
@@ -192,8 +193,8 @@ impl Model {
             .iter()
             .map(|coords| {
                 let device = Device::probe(InProcess::attach(&machine, coords, MEMORY)?)?;
-                for tni in 0..NUM_TNI as u8 {
-                    device.tni(tni)?.enable()?;
+                for tni in TniId::ALL {
+                    device.tni(tni).enable()?;
                 }
                 Ok(device)
             })
@@ -232,7 +233,9 @@ impl Model {
         };
         let mut channels = Vec::new();
         for (member, (node, tni)) in (0..).zip(members) {
-            let own = |gate| number(GateOf { member, gate });
+            let own = |gate| BgId::from_field(number(GateOf { member, gate }));
+            let start = own(0).channel().context("a start and end gate")?;
+            let tni = TniId::new(*tni).context("a TNI")?;
             let links = plan.gates(member as usize);
             let gates: Vec<_> = (0..)
                 .zip(links)
@@ -241,10 +244,11 @@ impl Model {
                     src_remote: links.src_remote.map(address),
                     dst_local: links.dst_local.map(own),
                     dst_remote: links.dst_remote.map(address),
-                    ..Gate::new(*tni, own(gate))
+                    ..Gate::new(tni, own(gate))
                 })
                 .collect();
-            let config = ChannelConfig { interrupts: 0, ..ChannelConfig::new(*tni, own(0)) };
+            let config =
+                ChannelConfig { interrupts: BgsIrqs::NONE, ..ChannelConfig::new(tni, start) };
             channels.push(Channel::open(self.device(*node)?, &config, &gates)?);
         }
         let mut last = 0;
@@ -253,12 +257,10 @@ impl Model {
                 channel.start(Op::Barrier, &Input::default(), 0)?;
             }
             last = 0;
-            for (channel, (node, tni)) in channels.iter_mut().zip(members) {
+            for (channel, (node, _)) in channels.iter_mut().zip(members) {
                 channel.wait(ROUND_NS)?;
                 let node = self.machine.node(*node).context("a node of a model")?;
-                let (tni, bch) = (TniId::new(*tni), BchId::new(channel.bch()));
-                let (tni, bch) = tni.zip(bch).context("a channel of a model")?;
-                last = last.max(node.icc().barrier_time(tni, bch).last_ps);
+                last = last.max(node.icc().barrier_time(channel.tni(), channel.bch()).last_ps);
             }
         }
         Ok((last as f64 / 1e6, most.unwrap_or(0)))

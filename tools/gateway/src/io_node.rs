@@ -8,8 +8,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
+use tofu_abi::{Coords, TniId};
 use tofu_driver::{Device, DeviceError, PacketConfig};
 use tofu_inproc::{AttachError, InProcess};
 use tofu_ipotofu::addr::Mac;
@@ -20,7 +20,7 @@ use tofu_pci::MsiSink;
 use crate::honest::is_honest;
 
 /// Network interface of all nodes' links.
-const TNI: u8 = 0;
+const TNI: TniId = TniId::ALL[0];
 /// Memory of the node, in bytes: queues, and packet buffers of 2 KiB.
 const MEMORY: usize = 16 << 20;
 /// Packet buffers in each direction: the most that a device takes, as this node may speak with all

@@ -12,8 +12,8 @@ use smoltcp::iface::{self, Interface, SocketHandle, SocketSet};
 use smoltcp::socket::{tcp, udp};
 use smoltcp::time::Instant;
 use smoltcp::wire::{EthernetAddress, IpCidr, Ipv4Address};
-use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
+use tofu_abi::{Coords, TniId};
 use tofu_driver::{Device, PacketConfig};
 use tofu_gateway::{Config, ConnectError, Connector, IoNode, Prepared, Stack};
 use tofu_inproc::InProcess;
@@ -40,7 +40,8 @@ impl Server {
         let device = Device::probe(InProcess::attach(machine, at, 16 << 20).unwrap()).unwrap();
         let shape = machine.config().shape.to_string().parse().unwrap();
         let config = tofu_ipotofu::Config::new(shape);
-        let packets = PacketConfig { rx_buffers: 512, tx_buffers: 512, ..PacketConfig::new(0) };
+        let packets =
+            PacketConfig { rx_buffers: 512, tx_buffers: 512, ..PacketConfig::new(TniId::ALL[0]) };
         let link = Link::open(&device, config, &packets).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
@@ -326,7 +327,8 @@ fn garbage_from_a_node_changes_nothing() {
         let at = world.at(3);
         let device = Device::probe(InProcess::attach(&world.machine, at, 16 << 20).unwrap());
         let config = tofu_ipotofu::Config::new(world.shape.to_string().parse().unwrap());
-        let mut link = Link::open(&device.unwrap(), config, &PacketConfig::new(0)).unwrap();
+        let mut link =
+            Link::open(&device.unwrap(), config, &PacketConfig::new(TniId::ALL[0])).unwrap();
         let ended = AtomicBool::new(false);
         thread::scope(|scope| {
             let (world, ended) = (&world, &ended);

@@ -5,15 +5,16 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use tofu_abi::barrier::{BgAddress, Profile};
-use tofu_abi::irq::bgs;
+use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{self, Input, Op, Value};
+use tofu_abi::{BchId, BgId};
 use tofu_collective::plan::{Choice, Costs, GateOf, GroupShape, choose};
 use tofu_driver::{Channel, ChannelConfig, DmaBuffer, Gate, Order};
 
 use crate::{Comm, Error, GPID, NodePlatform, SPIN_NS, TNI, fail};
 
 /// Start and end gate, and the channel, of all nodes.
-const BCH: u8 = 0;
+const BCH: BchId = BchId::ALL[0];
 /// How long a round may take, in nanoseconds, before a node is asked whether it still works.
 const ROUND_NS: u64 = 10_000_000_000;
 
@@ -25,10 +26,10 @@ pub struct Gates {
 }
 
 /// The gate of a node's device: all nodes have the same ones free.
-fn gate_number(profile: Profile, gate: u8) -> u8 {
+fn gate_number(profile: Profile, gate: u8) -> BgId {
     match gate {
-        0 => BCH,
-        relay => profile.channels + relay - 1,
+        0 => BCH.gate(),
+        relay => BgId::from_field(profile.channels + relay - 1),
     }
 }
 
@@ -42,7 +43,7 @@ fn open(comm: &mut Comm, profile: Profile, gates: &[Gate]) -> Result<Channel<Nod
     let config = ChannelConfig {
         gpid: GPID,
         profile,
-        interrupts: if comm.polling { 0 } else { bgs::ACKNOWLEDGES },
+        interrupts: if comm.polling { BgsIrqs::NONE } else { BgsIrqs::ACKNOWLEDGES },
         spin_ns: SPIN_NS,
         // It is the only channel of the interface.
         nap_ns: ROUND_NS,
@@ -83,7 +84,8 @@ impl Gates {
         let far = |a, b| node(a).straight_hops(node(b));
         let choice = choose(GroupShape::line(comm.nodes), most, Costs::TOFUD, far)?;
         let gate_number = |gate| gate_number(profile, gate);
-        let address = |at: GateOf| BgAddress::new(node(at.member), TNI, gate_number(at.gate));
+        let address =
+            |at: GateOf| BgAddress::new(node(at.member), TNI.get(), gate_number(at.gate).get());
         let links = choice.plan.gates(comm.rank as usize);
         let gates = (0..).zip(links).map(|(number, links)| Gate {
             src_local: links.src_local.map(gate_number),
@@ -183,15 +185,15 @@ impl Through {
         }
         let gate = |rank, number| {
             let node = comm.places.coords(rank).unwrap_or_default();
-            BgAddress::new(node, TNI, gate_number(profile, number))
+            BgAddress::new(node, TNI.get(), gate_number(profile, number).get())
         };
         // Gate 1 of the relay leads from node 0 to node 2, gate 2 back.
         let own = |src_remote, dst_remote| Gate {
-            src_local: Some(BCH),
-            dst_local: Some(BCH),
+            src_local: Some(BCH.gate()),
+            dst_local: Some(BCH.gate()),
             src_remote,
             dst_remote,
-            ..Gate::new(TNI, BCH)
+            ..Gate::new(TNI, BCH.gate())
         };
         let relay = |number, from, to| Gate {
             src_remote: Some(gate(from, 0)),

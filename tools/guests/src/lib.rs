@@ -39,17 +39,17 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 
 use tofu_abi::desc::ArmwOp;
-use tofu_abi::irq::cqs::{MRQ_WRITE_ACKNOWLEDGE, TCQ_WRITE_ACKNOWLEDGE};
+use tofu_abi::irq::CqsIrqs;
 use tofu_abi::table::PageSize;
 use tofu_abi::topology::{NodeId, Shape};
-use tofu_abi::{Coords, Rcode, StagOffset};
+use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{
     Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target,
     WaitError,
 };
 
-const TNI: u8 = 0;
-const CQ: u8 = 0;
+const TNI: TniId = TniId::ALL[0];
+const CQ: CqId = CqId::ALL[0];
 /// STag of the control block.
 const CONTROL: u32 = 0;
 /// STag of the program's data.
@@ -253,7 +253,7 @@ impl Comm {
         let config = CqConfig {
             stags: 2,
             gpid: GPID,
-            interrupts: if polling { 0 } else { MRQ_WRITE_ACKNOWLEDGE | TCQ_WRITE_ACKNOWLEDGE },
+            interrupts: if polling { CqsIrqs::NONE } else { CqsIrqs::ACKNOWLEDGES },
             spin_ns: SPIN_NS,
             ..CqConfig::new(TNI, CQ)
         };
@@ -263,7 +263,7 @@ impl Comm {
             cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(stag))?;
         }
         // Last: from here on, what others send is taken.
-        device.tni(TNI)?.enable()?;
+        device.tni(TNI).enable()?;
         let sleeper = Sleeper::new()?;
         Ok(Self {
             places,
@@ -327,7 +327,7 @@ impl Comm {
 
     /// The address of a byte of a node's data, the same on every node.
     pub fn at(&self, offset: u64) -> StagOffset {
-        StagOffset::new(CQ, DATA, offset)
+        StagOffset::new(CQ.get(), DATA, offset)
     }
 
     /// Runs a command to its end and returns the old value that an atomic command brings.
@@ -492,7 +492,7 @@ impl Comm {
             return Ok(());
         }
         if self.rank != 0 {
-            let arrivals = StagOffset::new(CQ, CONTROL, ARRIVALS);
+            let arrivals = StagOffset::new(CQ.get(), CONTROL, ARRIVALS);
             let arrive = Order::armw8(self.target(0), ArmwOp::Add, arrivals, 1).remote_notice();
             self.run(&arrive)?;
             return self
@@ -500,7 +500,7 @@ impl Comm {
         }
         let expected = number * u64::from(self.nodes - 1);
         self.wait_until(|c| c.control.load_u64(ARRIVALS as usize, Ordering::Acquire) >= expected)?;
-        let release = StagOffset::new(CQ, CONTROL, RELEASE);
+        let release = StagOffset::new(CQ.get(), CONTROL, RELEASE);
         let orders: Vec<_> = self
             .peers()
             .map(|rank| {

@@ -16,14 +16,14 @@ use smoltcp::wire::{
     EthernetAddress, Icmpv4Packet, Icmpv4Repr, Icmpv6Packet, Icmpv6Repr, IpAddress, IpCidr,
     Ipv4Address, Ipv6Address,
 };
-use tofu_abi::Coords;
+use tofu_abi::{Coords, TniId};
 use tofu_driver::PacketConfig;
 use tofu_ipotofu::{Link, StackDevice, addr};
 
 use crate::{Error, NodePlatform, Places, SPIN_NS, Setup, fail, now_ns, number, option};
 
 /// TNI of all nodes' links.
-const TNI: u8 = 0;
+const TNI: TniId = TniId::ALL[0];
 /// How often the stack is told the other nodes' addresses, in nanoseconds: it forgets what it has
 /// not used for a minute, and asks for one address in a second at most.
 const INTRODUCE_NS: u64 = 20_000_000_000;

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tofu_abi::desc::ArmwOp;
-use tofu_abi::irq::{cqs, vector};
-use tofu_abi::regs::NUM_TNI;
+use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::table::PageSize;
-use tofu_abi::{Rcode, StagOffset};
+use tofu_abi::{CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Stag, Target, WaitError,
 };
@@ -74,7 +73,7 @@ pub(crate) fn run(bdf: Bdf, output: &Output) -> anyhow::Result<bool> {
     let device = Device::probe(platform)?;
     check("registers", &mut findings, || Ok(format!("{} {mapped}", device.coords())));
     check("DMA map and unmap", &mut findings, || map_and_unmap(&device));
-    for tni in 0..NUM_TNI as u8 {
+    for tni in TniId::ALL {
         check(format!("TNI {tni}: put, get, atomics"), &mut findings, || transfers(&device, tni));
         check(format!("TNI {tni}: interrupts"), &mut findings, || interrupts(&device, tni));
     }
@@ -117,12 +116,12 @@ struct Loop {
 }
 
 impl Loop {
-    fn open(device: &Device<VfioPlatform>, tni: u8, cq: u8) -> Result<Self, Fault> {
+    fn open(device: &Device<VfioPlatform>, tni: TniId, cq: CqId) -> Result<Self, Fault> {
         let memory = device.platform().alloc_dma(MEMORY, 4096)?;
         let mut queue = Cq::open(device, &CqConfig::new(tni, cq))?;
         let range = [MemoryRange::of(&memory)];
         let stag = queue.register(&range, PageSize::Size4K, Access::ReadWrite, None)?;
-        device.tni(tni)?.enable()?;
+        device.tni(tni).enable()?;
         let to = Target::new(device.coords(), tni);
         Ok(Self { cq: queue, memory, stag, to })
     }
@@ -172,14 +171,14 @@ fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251 + seed) as u8).collect()
 }
 
-fn transfers(device: &Device<VfioPlatform>, tni: u8) -> Result<String, Fault> {
-    let mut queue = Loop::open(device, tni, 0)?;
+fn transfers(device: &Device<VfioPlatform>, tni: TniId) -> Result<String, Fault> {
+    let mut queue = Loop::open(device, tni, CqId::ALL[0])?;
     let (here, there) = (queue.at(13), queue.at(HALF + 5));
-    let sent = pattern(tni.into(), LEN);
+    let sent = pattern(tni.index(), LEN);
     queue.memory.write(13, &sent);
     queue.run(&Order::put(queue.to, there, here, LEN as u32))?;
     ensure!(queue.bytes(HALF + 5, LEN) == sent, "a Put brought other bytes");
-    let sent = pattern(usize::from(tni) + 100, LEN);
+    let sent = pattern(tni.index() + 100, LEN);
     queue.memory.write(HALF as usize + 5, &sent);
     queue.run(&Order::get(queue.to, there, here, LEN as u32))?;
     ensure!(queue.bytes(13, LEN) == sent, "a Get brought other bytes");
@@ -199,9 +198,9 @@ fn transfers(device: &Device<VfioPlatform>, tni: u8) -> Result<String, Fault> {
     Ok("Put, Get, piggyback, Add, compare-and-swap".into())
 }
 
-fn interrupts(device: &Device<VfioPlatform>, tni: u8) -> Result<String, Fault> {
-    let mut queue = Loop::open(device, tni, 0)?;
-    let vector = vector::cq(tni, 0);
+fn interrupts(device: &Device<VfioPlatform>, tni: TniId) -> Result<String, Fault> {
+    let mut queue = Loop::open(device, tni, CqId::ALL[0])?;
+    let vector = vector::cq(tni.get(), 0);
     let platform = device.platform();
     let start = Instant::now();
     let put = Order::put(queue.to, queue.at(HALF), queue.at(0), 8);
@@ -217,11 +216,11 @@ fn interrupts(device: &Device<VfioPlatform>, tni: u8) -> Result<String, Fault> {
 
 /// Interrupts by way of the event loop.
 fn handler(device: &Device<VfioPlatform>) -> Result<String, Fault> {
-    const CQ: u8 = 1;
+    const CQ: CqId = CqId::ALL[1];
     let fired = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&fired);
-    let mut queue = Loop::open(device, 0, CQ)?;
-    device.platform().on_interrupt(vector::cq(0, CQ), move || {
+    let mut queue = Loop::open(device, TniId::ALL[0], CQ)?;
+    device.platform().on_interrupt(vector::cq(0, CQ.get()), move || {
         counter.fetch_add(1, Ordering::SeqCst);
     })?;
     // A notice by itself.
@@ -234,8 +233,8 @@ fn handler(device: &Device<VfioPlatform>) -> Result<String, Fault> {
         std::thread::sleep(Duration::from_micros(100));
     }
     let irr = queue.cq.exception();
-    ensure!(irr.is_none(), "an exception: {}", irr.map_or(0, |exception| exception.irr));
-    let bits = cqs::MRQ_WRITE_ACKNOWLEDGE;
+    ensure!(irr.is_none(), "an exception: {}", irr.map_or(0, |exception| exception.irr.raw()));
+    let bits = CqsIrqs::MRQ_WRITE_ACKNOWLEDGE.raw();
     queue.cq.close()?;
     Ok(format!("called after a notice (request {bits:#x})"))
 }
@@ -270,7 +269,7 @@ fn lent_memory(device: &Device<VfioPlatform>) -> Result<String, Fault> {
     #[allow(unsafe_code)]
     let lent = unsafe { device.platform().map_user(memory, BYTES)? };
     let target = device.platform().alloc_dma(BYTES, 4096)?;
-    let mut queue = Loop::open(device, 0, 0)?;
+    let mut queue = Loop::open(device, TniId::ALL[0], CqId::ALL[0])?;
     let range = [MemoryRange { addr: lent.device_addr(), len: BYTES as u64 }];
     let source = queue.cq.register(&range, PageSize::Size4K, Access::ReadOnly, None)?;
     let range = [MemoryRange::of(&target)];
@@ -290,7 +289,7 @@ fn stray(device: &Device<VfioPlatform>) -> Result<String, Fault> {
     let buffer = device.platform().alloc_dma(4 << 20, 4096)?;
     let addr = buffer.device_addr();
     drop(buffer);
-    let mut queue = Loop::open(device, 0, 0)?;
+    let mut queue = Loop::open(device, TniId::ALL[0], CqId::ALL[0])?;
     let range = [MemoryRange { addr, len: 4096 }];
     let nowhere = queue.cq.register(&range, PageSize::Size4K, Access::ReadWrite, None)?;
     let read = queue.end_of_refused(&Order::put(queue.to, queue.at(0), nowhere.at(0), 8))?;
@@ -304,11 +303,11 @@ fn stray(device: &Device<VfioPlatform>) -> Result<String, Fault> {
 }
 
 fn reset(device: &Device<VfioPlatform>) -> Result<String, Fault> {
-    let queue = Loop::open(device, 0, 0)?;
+    let queue = Loop::open(device, TniId::ALL[0], CqId::ALL[0])?;
     ensure!(queue.cq.status().cq_enable(), "a queue that was opened is not enabled");
     device.platform().reset();
     ensure!(!queue.cq.status().cq_enable(), "a queue is still enabled");
     drop(queue);
-    transfers(device, 0)?;
+    transfers(device, TniId::ALL[0])?;
     Ok("closes queues; the device works afterwards".into())
 }

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use tofu_abi::regs::TniReg;
 use tofu_abi::topology::Shape;
-use tofu_abi::{Coords, Rcode};
+use tofu_abi::{Coords, Rcode, TniId};
 use tofu_driver::{Device, PacketConfig};
 use tofu_ipotofu::{Config, Link};
 use tofu_vfio::Bdf;
@@ -49,7 +49,7 @@ pub struct Settings {
     /// Where to send what is not for the machine, if there is no other way.
     pub gateway: Option<Ipv4Addr>,
     /// The TNI, the same on all nodes.
-    pub tni: u8,
+    pub tni: TniId,
     /// The device; the first one if it is not named.
     pub device: Option<Bdf>,
     /// Where `tofud` listens; where it does by itself if it is not named.
@@ -308,7 +308,7 @@ impl Daemon {
             "interface": interface,
             "state": if link.is_some() { "up" } else { "waiting" },
             "why": self.why,
-            "tni": tni,
+            "tni": tni.get(),
             "sessions": self.sessions,
             "addresses": addresses,
             "last_loss": link.and_then(Link::last_loss).map(Rcode::describe),

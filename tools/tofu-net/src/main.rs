@@ -13,6 +13,7 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use rustix::fs::{FlockOperation, flock};
+use tofu_abi::TniId;
 use tofu_abi::topology::Shape;
 use tofu_net::{Daemon, Settings, ask, names};
 use tofu_vfio::Bdf;
@@ -186,7 +187,7 @@ fn serve(run: Run) -> anyhow::Result<()> {
         mtu: mtu.unwrap_or(1500),
         gateway,
         interface: run.interface,
-        tni: run.tni,
+        tni: TniId::new(run.tni).context("there are TNIs 0 to 5")?,
         device: run.device,
         broker: run.broker,
         stats: STATS.into(),

@@ -5,8 +5,10 @@ use std::os::fd::BorrowedFd;
 
 use tofu_abi::barrier::Profile;
 use tofu_abi::irq::vector;
-use tofu_abi::regs::{NUM_BG, NUM_TNI};
+use tofu_abi::regs::NUM_TNI;
+use tofu_abi::{BchId, CqId, TniId};
 use tofu_driver::Device;
+use tofu_utofu::gates_in;
 use tofu_vfio::broker::wire::Terms;
 use tofu_vfio::pci::Bus;
 use tofu_vfio::{Bdf, VfioPlatform};
@@ -49,13 +51,13 @@ pub trait SharedDevice {
     /// # Errors
     ///
     /// If the system has none left.
-    fn interrupt(&self, tni: u8) -> io::Result<BorrowedFd<'_>>;
+    fn interrupt(&self, tni: TniId) -> io::Result<BorrowedFd<'_>>;
 
     /// Takes the packet buffers of a TNI from it, and masks its interrupt.
-    fn stop_packets(&self, tni: u8);
+    fn stop_packets(&self, tni: TniId);
 
     /// Stops control queues, and returns those that do not stop.
-    fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)>;
+    fn stop_queues(&self, queues: &[(TniId, CqId)]) -> Vec<(TniId, CqId)>;
 
     /// What barriers of its generation have.
     fn barrier_profile(&self) -> Profile {
@@ -106,15 +108,15 @@ impl SharedDevice for Vfio {
         self.0.platform().take_addresses_back(start, len).map_err(|error| error.to_string())
     }
 
-    fn interrupt(&self, tni: u8) -> io::Result<BorrowedFd<'_>> {
-        self.0.platform().share_interrupt(vector::tni(tni))
+    fn interrupt(&self, tni: TniId) -> io::Result<BorrowedFd<'_>> {
+        self.0.platform().share_interrupt(vector::tni(tni.get()))
     }
 
-    fn stop_packets(&self, tni: u8) {
+    fn stop_packets(&self, tni: TniId) {
         self.0.stop_packets(tni);
     }
 
-    fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)> {
+    fn stop_queues(&self, queues: &[(TniId, CqId)]) -> Vec<(TniId, CqId)> {
         self.0.stop_queues(queues)
     }
 
@@ -124,13 +126,12 @@ impl SharedDevice for Vfio {
 
     fn stop_gates(&self, gates: &[u64; NUM_TNI]) -> bool {
         let profile = self.barrier_profile();
-        let all: Vec<(u8, u8)> = (0..NUM_TNI as u8)
-            .flat_map(|tni| (0..NUM_BG as u8).map(move |bg| (tni, bg)))
-            .filter(|(tni, bg)| gates[usize::from(*tni)] >> bg & 1 != 0)
-            .collect();
+        let of = |(tni, mask): (TniId, u64)| gates_in(mask).map(move |bg| (tni, bg));
+        let all: Vec<_> = TniId::ALL.into_iter().zip(*gates).flat_map(of).collect();
         // Gates without a start and end gate belong to no channel of the process, so none is open.
-        let channels = all.iter().filter(|(tni, bg)| profile.has_channel(*tni, *bg));
-        let sticks = |&&(tni, bch): &&(u8, u8)| self.0.stop_barrier(tni, bch, &all).is_err();
+        let channels = all.iter().filter_map(|(tni, bg)| Some((*tni, bg.channel()?)));
+        let channels = channels.filter(|(tni, bch)| profile.has_channel(tni.get(), bch.get()));
+        let sticks = |&(tni, bch): &(TniId, BchId)| self.0.stop_barrier(tni, bch, &all).is_err();
         // All of them, also when one sticks.
         channels.filter(sticks).count() == 0
     }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use tofu_abi::barrier::Profile;
-use tofu_abi::regs::{KERNEL_CQ, NUM_TNI};
+use tofu_abi::regs::NUM_TNI;
+use tofu_abi::{CqId, TniId};
 use tofu_utofu::{DeviceShare, GatePool, USER_CQS};
 use tofu_vfio::broker::wire::Refusal;
 
@@ -95,8 +96,8 @@ impl Leases {
         queue.ok_or_else(|| Refused::new(Refusal::Wrong, text()))
     }
 
-    fn is_free(&self, tni: u8, cq: u8) -> bool {
-        self.queues[usize::from(tni)][usize::from(cq)] == Owner::Nobody
+    fn is_free(&self, tni: TniId, cq: CqId) -> bool {
+        self.queues[tni.index()][cq.index()] == Owner::Nobody
     }
 
     /// Gives a process its queues: those of its place (its number and how many processes there
@@ -121,22 +122,21 @@ impl Leases {
                 (queues.collect(), None)
             }
             None => {
-                let all = 0..NUM_TNI as u8;
-                let free = |cq| all.clone().all(|tni| self.is_free(tni, cq));
+                let free = |cq| TniId::ALL.into_iter().all(|tni| self.is_free(tni, cq));
                 let own = DeviceShare::choose_queue(free).ok_or_else(|| {
                     let text = "no control queue is free on all TNIs: other processes have them";
                     Refused::new(Refusal::NoneLeft, text)
                 })?;
-                (all.map(|tni| (tni, own)).collect(), Some(own))
+                (TniId::ALL.map(|tni| (tni, own)).to_vec(), Some(own))
             }
         };
         for &(tni, cq) in &queues {
-            self.check(tni, cq)?;
+            self.check(tni.get(), cq.get())?;
         }
         for (tni, cq) in queues {
-            *self.owner(tni, cq)? = Owner::Client { id, pid };
+            *self.owner(tni.get(), cq.get())? = Owner::Client { id, pid };
         }
-        Ok(own)
+        Ok(own.map(CqId::get))
     }
 
     /// That a queue is free.
@@ -160,8 +160,9 @@ impl Leases {
     }
 
     /// The TNIs whose packet interface is a process's.
-    pub fn packets_of(&self, id: ClientId) -> Vec<u8> {
-        (0..).zip(&self.packets).filter(|(_, owner)| owner.is(id)).map(|(tni, _)| tni).collect()
+    pub fn packets_of(&self, id: ClientId) -> Vec<TniId> {
+        let packets = TniId::ALL.into_iter().zip(&self.packets);
+        packets.filter(|(_, owner)| owner.is(id)).map(|(tni, _)| tni).collect()
     }
 
     /// Whether there is a queue or a gate that does not stop.
@@ -203,14 +204,13 @@ impl Leases {
     /// [`Refusal::NoneLeft`] if there are not so many left, [`Refusal::Wrong`] if there is no such
     /// interface.
     pub fn take_gates(&mut self, id: ClientId, tni: u8, relays: u8) -> Result<u64, Refused> {
-        if usize::from(tni) >= NUM_TNI {
-            return Err(Refused::new(Refusal::Wrong, format!("there is no TNI {tni}")));
-        }
+        let tni = TniId::new(tni)
+            .ok_or_else(|| Refused::new(Refusal::Wrong, format!("there is no TNI {tni}")))?;
         let gates = self.gates.take(tni, relays.into()).ok_or_else(|| {
             let text = format!("TNI {tni} has not so many barrier gates left");
             Refused::new(Refusal::NoneLeft, text)
         })?;
-        self.gates_of.entry(id).or_default()[usize::from(tni)] |= gates;
+        self.gates_of.entry(id).or_default()[tni.index()] |= gates;
         Ok(gates)
     }
 
@@ -220,16 +220,18 @@ impl Leases {
     ///
     /// [`Refusal::Wrong`] if they are not all its.
     pub fn give_gates(&mut self, id: ClientId, tni: u8, gates: u64) -> Result<(), Refused> {
-        let its = self.gates_of.get_mut(&id).and_then(|its| its.get_mut(usize::from(tni)));
-        match its {
-            Some(its) if gates & !*its == 0 => *its &= !gates,
+        let unit = TniId::new(tni).zip(self.gates_of.get_mut(&id));
+        match unit.map(|(tni, its)| (tni, &mut its[tni.index()])) {
+            Some((tni, its)) if gates & !*its == 0 => {
+                *its &= !gates;
+                self.gates.give(tni, gates);
+                Ok(())
+            }
             _ => {
                 let text = format!("barrier gates of TNI {tni} are not this process's");
-                return Err(Refused::new(Refusal::Wrong, text));
+                Err(Refused::new(Refusal::Wrong, text))
             }
         }
-        self.gates.give(tni, gates);
-        Ok(())
     }
 
     /// The gates of a process, by interface.
@@ -245,28 +247,28 @@ impl Leases {
             self.gates_stuck = true;
             return;
         }
-        for (tni, gates) in (0..).zip(gates) {
+        for (tni, gates) in TniId::ALL.into_iter().zip(gates) {
             self.gates.give(tni, gates);
         }
     }
 
     /// The queues of a process.
-    pub fn of(&self, id: ClientId) -> Vec<(u8, u8)> {
-        let all = (0..NUM_TNI as u8).flat_map(|tni| (0..USER_CQS).map(move |cq| (tni, cq)));
-        let its = |&(tni, cq): &(u8, u8)| self.queues[usize::from(tni)][usize::from(cq)].is(id);
-        all.filter(its).collect()
+    pub fn of(&self, id: ClientId) -> Vec<(TniId, CqId)> {
+        let cqs = &CqId::ALL[..usize::from(USER_CQS)];
+        let all = TniId::ALL.into_iter().flat_map(|tni| cqs.iter().map(move |cq| (tni, *cq)));
+        all.filter(|(tni, cq)| self.queues[tni.index()][cq.index()].is(id)).collect()
     }
 
     /// Ends the leases of a process. Those of its queues that are `stuck` are nobody's until the
     /// device is given up.
-    pub fn end(&mut self, id: ClientId, stuck: &[(u8, u8)]) {
+    pub fn end(&mut self, id: ClientId, stuck: &[(TniId, CqId)]) {
         for (tni, cq) in self.of(id) {
             let end = if stuck.contains(&(tni, cq)) { Owner::Stuck } else { Owner::Nobody };
-            self.queues[usize::from(tni)][usize::from(cq)] = end;
+            self.queues[tni.index()][cq.index()] = end;
         }
         for tni in self.packets_of(id) {
-            let stuck = stuck.contains(&(tni, KERNEL_CQ));
-            self.packets[usize::from(tni)] = if stuck { Owner::Stuck } else { Owner::Nobody };
+            let stuck = stuck.contains(&(tni, CqId::KERNEL));
+            self.packets[tni.index()] = if stuck { Owner::Stuck } else { Owner::Nobody };
         }
     }
 }
@@ -274,6 +276,11 @@ impl Leases {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The queues of a process.
+    fn of(leases: &Leases, n: u64) -> Vec<(u8, u8)> {
+        leases.of(id(n)).into_iter().map(|(tni, cq)| (tni.get(), cq.get())).collect()
+    }
 
     fn id(n: u64) -> ClientId {
         ClientId(n)
@@ -290,16 +297,16 @@ mod tests {
         for n in 0..11 {
             let cq = join(&mut leases, n, None).unwrap().unwrap();
             let queues: Vec<_> = (0..6).map(|tni| (tni, cq)).collect();
-            assert_eq!(leases.of(id(n)), queues);
+            assert_eq!(of(&leases, n), queues);
             seen.push(cq);
         }
         seen.sort_unstable();
         assert_eq!(seen, (0..11).collect::<Vec<_>>());
         assert_eq!(join(&mut leases, 11, None), Err(Refusal::NoneLeft));
-        let before = leases.of(id(4));
+        let before = of(&leases, 4);
         leases.end(id(4), &[]);
         assert_eq!(join(&mut leases, 12, None), Ok(Some(before[0].1)));
-        assert_eq!(leases.of(id(12)), before);
+        assert_eq!(of(&leases, 12), before);
     }
 
     #[test]
@@ -308,7 +315,7 @@ mod tests {
         for n in 0..8 {
             assert_eq!(join(&mut leases, n, Some((n as u16, 8))), Ok(None));
         }
-        assert_eq!(leases.of(id(1)), [(3, 0), (3, 1), (4, 0), (4, 1), (5, 0), (5, 1)]);
+        assert_eq!(of(&leases, 1), [(3, 0), (3, 1), (4, 0), (4, 1), (5, 0), (5, 1)]);
         assert_eq!(join(&mut leases, 8, Some((3, 8))), Err(Refusal::InUse));
         assert!(leases.of(id(8)).is_empty(), "nothing is given");
         assert_eq!(join(&mut leases, 8, None), Err(Refusal::NoneLeft));
@@ -366,7 +373,7 @@ mod tests {
     fn queues_that_do_not_stop_are_not_given_again() {
         let mut leases = Leases::default();
         assert_eq!(join(&mut leases, 1, None), Ok(Some(0)));
-        leases.end(id(1), &[(2, 0)]);
+        leases.end(id(1), &[(TniId::ALL[2], CqId::ALL[0])]);
         assert_eq!(leases.take(id(2), 2, 2, 0).unwrap_err().why, Refusal::InUse);
         assert_eq!(join(&mut leases, 2, None), Ok(Some(6)));
         leases.take(id(2), 2, 1, 0).unwrap();

@@ -13,7 +13,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tofu_abi::regs::KERNEL_CQ;
+use tofu_abi::{CqId, TniId};
 use tofu_vfio::broker::wire::{Answer, Refusal, Request, VERSION, receive, send};
 
 use crate::device::{SharedDevice, Source};
@@ -400,6 +400,7 @@ impl<S: Source> Server<S> {
         let (terms, fds) = device.terms()?;
         let mut fds = fds.to_vec();
         if let Role::Network(tni) = client.role {
+            let tni = TniId::new(tni).ok_or(io::ErrorKind::InvalidInput)?;
             fds.push(device.interrupt(tni)?);
         }
         let addresses = client.addresses.first().copied().unwrap_or_default();
@@ -419,7 +420,7 @@ impl<S: Source> Server<S> {
         let mut queues = self.leases.of(id);
         for tni in self.leases.packets_of(id) {
             device.stop_packets(tni);
-            queues.push((tni, KERNEL_CQ));
+            queues.push((tni, CqId::KERNEL));
         }
         let stuck = device.stop_queues(&queues);
         self.leases.end(id, &stuck);

@@ -9,6 +9,7 @@ use rustix::event::Timespec;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tofu_abi::regs::BAR0_SIZE;
+use tofu_abi::{CqId, TniId};
 use tofu_driver::Platform;
 use tofu_vfio::Layout;
 use tofu_vfio::broker::wire::{
@@ -101,18 +102,19 @@ impl SharedDevice for Device {
         Ok(())
     }
 
-    fn interrupt(&self, _: u8) -> io::Result<BorrowedFd<'_>> {
+    fn interrupt(&self, _: TniId) -> io::Result<BorrowedFd<'_>> {
         Ok(self.registers.as_fd())
     }
 
-    fn stop_packets(&self, tni: u8) {
-        self.fake.state().packets_stopped.push(tni);
+    fn stop_packets(&self, tni: TniId) {
+        self.fake.state().packets_stopped.push(tni.get());
     }
 
-    fn stop_queues(&self, queues: &[(u8, u8)]) -> Vec<(u8, u8)> {
+    fn stop_queues(&self, queues: &[(TniId, CqId)]) -> Vec<(TniId, CqId)> {
         let mut state = self.fake.state();
-        state.stopped.extend(queues);
-        queues.iter().copied().filter(|queue| state.stuck.contains(queue)).collect()
+        let numbers = |&(tni, cq): &(TniId, CqId)| (tni.get(), cq.get());
+        state.stopped.extend(queues.iter().map(numbers));
+        queues.iter().copied().filter(|queue| state.stuck.contains(&numbers(queue))).collect()
     }
 
     fn stop_gates(&self, gates: &[u64; 6]) -> bool {
@@ -371,14 +373,14 @@ fn a_process_drives_the_device_by_itself() {
         test.server.turn(Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 })).unwrap();
     }
     let platform = thread.join().unwrap().unwrap();
-    assert_eq!(platform.cq(), Some(0));
+    assert_eq!(platform.cq(), Some(CqId::ALL[0]));
     platform.bar0_write64(0x1000, 0x1234_5678);
     assert_eq!(platform.bar0_read64(0x1000), 0x1234_5678);
     assert!(platform.alloc_dma(64, 64).is_err(), "a file is no address space");
     drop(test);
-    let refused = broker.take(0, 5).unwrap_err();
+    let refused = broker.take(TniId::ALL[0], CqId::ALL[5]).unwrap_err();
     assert!(matches!(refused, BrokerError::Gone(_)), "{refused}");
-    let refused = broker.take(0, 5).unwrap_err();
+    let refused = broker.take(TniId::ALL[0], CqId::ALL[5]).unwrap_err();
     assert!(matches!(refused, BrokerError::Gone(_)), "{refused}");
     platform.bar0_write64(0x1000, 7);
     assert_eq!(platform.bar0_read64(0x1000), 7, "the device is still there");

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use tofu_abi::StagOffset;
 use tofu_abi::table::PageSize;
+use tofu_abi::{CqId, StagOffset, TniId};
 use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Target};
 use tofu_icc::DmaMemory;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
@@ -75,11 +75,11 @@ fn measure(name: &str, pages: u64, scattered: bool, page_wise: bool) {
     let ranges = host.memories[0].mapped_ranges();
 
     let device = Device::probe(remote).unwrap();
-    device.tni(0).unwrap().enable().unwrap();
-    let mut cq = Cq::open(&device, &CqConfig::new(0, 0)).unwrap();
+    device.tni(TniId::ALL[0]).enable().unwrap();
+    let mut cq = Cq::open(&device, &CqConfig::new(TniId::ALL[0], CqId::ALL[0])).unwrap();
     let range = MemoryRange { addr: AT, len: pages * PAGE };
     let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
-    let to = Target::new(host.servers[0].node().coords(), 0);
+    let to = Target::new(host.servers[0].node().coords(), TniId::ALL[0]);
     let half = pages / 2 * PAGE;
     let put = |cq: &mut Cq<Remote>, from: StagOffset, to_offset: StagOffset| {
         cq.post_and_ring(&Order::put(to, to_offset, from, LEN), 0).unwrap();

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use tofu_abi::Coords;
 use tofu_abi::barrier::Profile;
 use tofu_abi::reduce::{Input, Op, Value};
+use tofu_abi::{BchId, Coords, TniId};
 use tofu_utofu::{Channel, Error, OpenQueue, Provider, Queue, VbgSetting};
 
 /// A provider of whatever kind.
@@ -68,9 +68,14 @@ trait AnyQueueProvider: Send + Sync {
     fn coords(&self) -> Coords;
     fn open(&self, queue: &OpenQueue) -> Result<AnyQueue, Error>;
     fn barrier_profile(&self) -> Profile;
-    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error>;
-    fn give_gates(&self, tni: u8, gates: u64);
-    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<AnyChannel, Error>;
+    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error>;
+    fn give_gates(&self, tni: TniId, gates: u64);
+    fn open_channel(
+        &self,
+        tni: TniId,
+        bch: BchId,
+        gates: &[VbgSetting],
+    ) -> Result<AnyChannel, Error>;
     fn relax(&self);
 }
 
@@ -94,15 +99,20 @@ where
         self.0.barrier_profile()
     }
 
-    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
         self.0.take_gates(tni, relays)
     }
 
-    fn give_gates(&self, tni: u8, gates: u64) {
+    fn give_gates(&self, tni: TniId, gates: u64) {
         self.0.give_gates(tni, gates);
     }
 
-    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<AnyChannel, Error> {
+    fn open_channel(
+        &self,
+        tni: TniId,
+        bch: BchId,
+        gates: &[VbgSetting],
+    ) -> Result<AnyChannel, Error> {
         Ok(AnyChannel(Box::new(self.0.open_channel(tni, bch, gates)?)))
     }
 
@@ -127,15 +137,20 @@ impl Provider for AnyProvider {
         self.0.barrier_profile()
     }
 
-    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
         self.0.take_gates(tni, relays)
     }
 
-    fn give_gates(&self, tni: u8, gates: u64) {
+    fn give_gates(&self, tni: TniId, gates: u64) {
         self.0.give_gates(tni, gates);
     }
 
-    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<AnyChannel, Error> {
+    fn open_channel(
+        &self,
+        tni: TniId,
+        bch: BchId,
+        gates: &[VbgSetting],
+    ) -> Result<AnyChannel, Error> {
         self.0.open_channel(tni, bch, gates)
     }
 

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use serde::Serialize;
-use tofu_abi::{Coords, Rcode, StagOffset};
+use tofu_abi::irq::CqsIrqs;
+use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{Cq, CqConfig, Order, Target};
 use tofu_utofu::command::Posting;
 use tofu_utofu::{Code, Context, DeviceShare, Vcq, flags};
@@ -134,10 +135,15 @@ impl Hand {
         // SAFETY: the memory is never freed, and nothing in Rust refers to it.
         let stadd = unsafe { target.reg_mem(memory, 4096, None, 0)? };
         let node = Arc::clone(context.provider());
-        let config = CqConfig { interrupts: 0, mrq_size: 2, stags: 1, ..CqConfig::new(2, 0) };
-        node.device().tni(2)?.enable()?;
+        let config = CqConfig {
+            interrupts: CqsIrqs::NONE,
+            mrq_size: 2,
+            stags: 1,
+            ..CqConfig::new(TniId::ALL[2], CqId::ALL[0])
+        };
+        node.device().tni(TniId::ALL[2]).enable()?;
         let cq = Cq::open(node.device(), &config)?;
-        let (to, remote) = (Target::new(Coords::default(), 0), StagOffset(stadd.0));
+        let (to, remote) = (Target::new(Coords::default(), TniId::ALL[0]), StagOffset(stadd.0));
         Ok(Self { cq, to, remote, _target: target, _machine: machine })
     }
 

@@ -12,6 +12,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tofu_abi::irq::vector;
 use tofu_abi::regs::BAR0_SIZE;
+use tofu_abi::{CqId, TniId};
 
 use super::foreign::ForeignSpace;
 use super::wire::{Answer, Refusal, Request, VERSION, receive_with_fds, send};
@@ -132,9 +133,9 @@ impl Broker {
     /// # Errors
     ///
     /// See [`BrokerError`].
-    pub fn join_packets(self: Arc<Self>, tni: u8) -> Result<SharedPlatform, BrokerError> {
-        let request = Request::Packets { version: VERSION, tni };
-        self.enter(&request, Some(vector::tni(tni)))
+    pub fn join_packets(self: Arc<Self>, tni: TniId) -> Result<SharedPlatform, BrokerError> {
+        let request = Request::Packets { version: VERSION, tni: tni.get() };
+        self.enter(&request, Some(vector::tni(tni.get())))
     }
 
     /// Asks to have the device alone, until this connection is dropped.
@@ -158,6 +159,10 @@ impl Broker {
         let Answer::Welcome { terms, addresses: (start, len), cq } = answer else {
             return Err(BrokerError::Answer);
         };
+        let own = match cq {
+            Some(cq) => Some(CqId::new(cq).ok_or(BrokerError::Answer)?),
+            None => None,
+        };
         let interrupt = match vector {
             Some(vector) => Some((vector, fds.pop().ok_or(BrokerError::Answer)?)),
             None => None,
@@ -179,7 +184,7 @@ impl Broker {
         let info = Info { page: terms.page, ranges: vec![(start, start + (len - 1))] };
         let ops = Arc::new(ForeignSpace::new(terms.space, space));
         let memory = Pool::new(Space::part(ops, &info, Arc::clone(&self) as _));
-        Ok(SharedPlatform::new(registers, memory, Shared { interrupt, broker: self, cq }))
+        Ok(SharedPlatform::new(registers, memory, Shared { interrupt, broker: self, cq: own }))
     }
 
     /// Asks for a control queue that is not this process's own by its place.
@@ -187,16 +192,16 @@ impl Broker {
     /// # Errors
     ///
     /// [`Refusal::InUse`] if another process has it.
-    pub fn take(&self, tni: u8, cq: u8) -> Result<(), BrokerError> {
-        match self.ask(&Request::Take { tni, cq })? {
+    pub fn take(&self, tni: TniId, cq: CqId) -> Result<(), BrokerError> {
+        match self.ask(&Request::Take { tni: tni.get(), cq: cq.get() })? {
             (Answer::Taken, _) => Ok(()),
             _ => Err(BrokerError::Answer),
         }
     }
 
     /// Gives a control queue back, after it was closed.
-    pub fn give(&self, tni: u8, cq: u8) {
-        self.tell(&Request::Give { tni, cq });
+    pub fn give(&self, tni: TniId, cq: CqId) {
+        self.tell(&Request::Give { tni: tni.get(), cq: cq.get() });
     }
 
     /// Asks for a start and end gate of an interface, and relay gates: one bit each.
@@ -204,16 +209,16 @@ impl Broker {
     /// # Errors
     ///
     /// [`Refusal::NoneLeft`] if there are not so many left.
-    pub fn take_gates(&self, tni: u8, relays: u8) -> Result<u64, BrokerError> {
-        match self.ask(&Request::TakeGates { tni, relays })? {
+    pub fn take_gates(&self, tni: TniId, relays: u8) -> Result<u64, BrokerError> {
+        match self.ask(&Request::TakeGates { tni: tni.get(), relays })? {
             (Answer::Gates { gates }, _) => Ok(gates),
             _ => Err(BrokerError::Answer),
         }
     }
 
     /// Gives barrier gates back, after their channel was closed.
-    pub fn give_gates(&self, tni: u8, gates: u64) {
-        self.tell(&Request::GiveGates { tni, gates });
+    pub fn give_gates(&self, tni: TniId, gates: u64) {
+        self.tell(&Request::GiveGates { tni: tni.get(), gates });
     }
 
     /// Sends a request that is not answered.
@@ -283,7 +288,7 @@ pub struct Shared {
     /// A vector and its eventfd.
     interrupt: Option<(u16, OwnedFd)>,
     broker: Arc<Broker>,
-    cq: Option<u8>,
+    cq: Option<CqId>,
 }
 
 impl fmt::Debug for Shared {
@@ -336,7 +341,7 @@ impl SharedPlatform {
 
     /// The control queue of each interface that is this process's own, if it did not know its
     /// place on the node.
-    pub fn cq(&self) -> Option<u8> {
+    pub fn cq(&self) -> Option<CqId> {
         self.tenure.cq
     }
 }

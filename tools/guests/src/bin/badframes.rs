@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 
 use smoltcp::wire::{ArpOperation, ArpPacket, ArpRepr, EthernetAddress};
 use tofu_abi::topology::{NodeId, Shape};
-use tofu_abi::{Coords, StagOffset};
+use tofu_abi::{Coords, StagOffset, TniId};
 use tofu_driver::{Device, PacketConfig, PacketTarget, Packets};
 use tofu_guests::random::Random;
 use tofu_guests::{Error, find_device, machine_shape, number, println};
@@ -24,7 +24,7 @@ use tofu_ipotofu::wire::{ETHERNET_HEADER, FRAGMENT_MAX, Kind, Repr, sum};
 tofu_guests::entry!(badframes);
 
 /// TNI of all nodes' links.
-const TNI: u8 = 0;
+const TNI: TniId = TniId::ALL[0];
 const ARP: [u8; 2] = [0x08, 0x06];
 const IPV4: [u8; 2] = [0x08, 0x00];
 const BROADCAST: [u8; 6] = [0xff; 6];
@@ -41,7 +41,7 @@ fn badframes() -> Result<(), Error> {
     for n in 0..count {
         let to = vandal.node();
         let packet = vandal.packet(to, n as u32);
-        let target = PacketTarget::straight(me, to, TNI);
+        let target = PacketTarget::straight(me, to, TNI.get());
         while packets.free() == 0 {
             packets.wait(1_000_000);
             while packets.poll_sent().is_some() {}

@@ -44,8 +44,8 @@ fn garbage() -> Result<(), Error> {
     let me = device.coords();
     let mut vandal = Vandal { random: Random::new(seed), arena, tables, me };
     vandal.fill_tables();
-    for tni in 0..6 {
-        device.tni(tni)?.enable()?;
+    for tni in TniId::ALL {
+        device.tni(tni).enable()?;
     }
     for _ in 0..steps {
         match vandal.random.below(10) {

@@ -16,6 +16,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use tofu_abi::TniId;
 use tofu_abi::topology::NodeId;
 use tofu_bare::loader::{self, Ram};
 use tofu_driver::{Device, PacketConfig};
@@ -29,7 +30,7 @@ use tofu_netboot::{Ask, Fetch, Poll, Settings, Task};
 tofu_guests::entry!(main);
 
 /// TNI of all nodes' links.
-const TNI: u8 = 0;
+const TNI: TniId = TniId::ALL[0];
 const ETHERNET_HEADER: usize = 14;
 /// The longest sleep, in nanoseconds, so that a lost interrupt costs no more.
 const NAP_NS: u64 = 50_000_000;
@@ -61,7 +62,7 @@ fn main() -> Result<(), Error> {
     };
     wire.report(Settings { patience_ns: REPORT_NS, ..settings }, BootState::Starting, "");
     drop(wire);
-    device.tni(TNI)?.disable()?;
+    device.tni(TNI).disable()?;
     device.platform().reset();
     let line = command_line(&manifest);
     let memory_map: Vec<_> = loader::memory_map().collect();

@@ -78,11 +78,11 @@ impl Vcqs {
         let memory = (memory as usize).next_multiple_of(256) as *mut u8;
         let (mut own, mut ids) = (Vec::new(), Vec::new());
         for tni in node.context.share().tnis() {
-            let vcq = node.context.create_vcq(tni.into(), Some(CMP_ID), 0)?;
+            let vcq = node.context.create_vcq(tni.get().into(), Some(CMP_ID), 0)?;
             // SAFETY: the memory is never freed, and programs access it by its address only.
             unsafe { vcq.reg_mem(memory, size, Some(MEMORY), 0)? };
             own.push(vcq);
-            ids.push(VcqId::construct(peer, tni.into(), 0, CMP_ID)?);
+            ids.push(VcqId::construct(peer, tni.get().into(), 0, CMP_ID)?);
         }
         Ok(Self { own, ids, memory })
     }

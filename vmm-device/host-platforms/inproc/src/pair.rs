@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use tofu_abi::table::PageSize;
 use tofu_abi::topology::Shape;
-use tofu_abi::{Rcode, StagOffset};
+use tofu_abi::{CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DeviceError, DmaBuffer, DmaError, Full, MemoryRange, OpenError,
     Order, Platform, StagError, Target,
@@ -81,10 +81,10 @@ impl Pair {
             // Touched before it is measured.
             buffer.write(0, &vec![1; buffer.len()]);
             let device = Device::probe(platform)?;
-            device.tni(0)?.enable()?;
-            let mut cq = Cq::open(&device, &CqConfig::new(0, 0))?;
+            device.tni(TniId::ALL[0]).enable()?;
+            let mut cq = Cq::open(&device, &CqConfig::new(TniId::ALL[0], CqId::ALL[0]))?;
             let stag = cq.register(&[range], PageSize::Size2M, Access::ReadWrite, None)?;
-            Ok((Target::new(coords, 0), cq, stag.at(0), buffer))
+            Ok((Target::new(coords, TniId::ALL[0]), cq, stag.at(0), buffer))
         };
         let mut nodes = shape.iter();
         let (Some(first), Some(second)) = (nodes.next(), nodes.next()) else {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 
 use tofu_abi::table::PageSize;
-use tofu_abi::{Coords, Rcode};
+use tofu_abi::{Coords, CqId, Rcode, TniId};
 use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Target};
 use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Limits, Server};
@@ -52,8 +52,8 @@ impl Drop for Served {
 }
 
 fn open(device: &Device<SocketPlatform>, cq: u8) -> Cq<SocketPlatform> {
-    device.tni(0).unwrap().enable().unwrap();
-    Cq::open(device, &CqConfig::new(0, cq)).unwrap()
+    device.tni(TniId::ALL[0]).enable().unwrap();
+    Cq::open(device, &CqConfig::new(TniId::ALL[0], CqId::new(cq).unwrap())).unwrap()
 }
 
 /// Lends a device words of this process and registers them.
@@ -85,7 +85,7 @@ fn exchange(doorbells: Doorbells, queue: u8) {
     let (_lent, mine) = register(&mut from, &source);
     let (lent, theirs) = register(&mut to, &target);
     let (mine_at, theirs_at) = (mine.at(0), theirs.at(0));
-    let there = Target::new(B, 0);
+    let there = Target::new(B, TniId::ALL[0]);
     let put = Order::put(there, theirs_at, mine_at, 8000);
     for _ in 0..100 {
         assert_eq!(run(&mut from, &put), Rcode::SUCCESS);
@@ -124,7 +124,7 @@ fn memory_is_lent_only_if_it_is_there_and_the_server_reaches_into_processes() {
     let loan = b.platform().lend(page + 4096, 4096, true).unwrap();
     let range = MemoryRange { addr: loan.device_addr(), len: 4096 };
     let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
-    let order = Order::put(Target::new(B, 0), stag.at(0), stag.at(8), 8);
+    let order = Order::put(Target::new(B, TniId::ALL[0]), stag.at(0), stag.at(8), 8);
     assert_ne!(run(&mut cq, &order), Rcode::SUCCESS);
 }
 

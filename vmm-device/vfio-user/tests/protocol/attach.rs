@@ -27,8 +27,8 @@ fn a_put_between_two_clients() {
             let buffer = platform.alloc_dma(LEN, 4096).unwrap();
             let range = MemoryRange { addr: buffer.device_addr(), len: LEN as u64 };
             let device = Device::probe(platform).unwrap();
-            device.tni(1).unwrap().enable().unwrap();
-            let mut cq = Cq::open(&device, &CqConfig::new(1, 2)).unwrap();
+            device.tni(TniId::ALL[1]).enable().unwrap();
+            let mut cq = Cq::open(&device, &CqConfig::new(TniId::ALL[1], CqId::ALL[2])).unwrap();
             let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
             (cq, stag, buffer, thread)
         })
@@ -38,7 +38,7 @@ fn a_put_between_two_clients() {
 
     let sent: Vec<u8> = (0..LEN).map(|i| (i * 7 + i / 251) as u8).collect();
     buffer.write(0, &sent);
-    let order = Order::put(Target::new(coords, 1), stag2.at(0), stag.at(0), LEN as u32);
+    let order = Order::put(Target::new(coords, TniId::ALL[1]), stag2.at(0), stag.at(0), LEN as u32);
     cq.post_and_ring(&order.remote_notice().interrupt(), 5).unwrap();
     let done = cq.wait_tcq(20_000_000_000).unwrap();
     assert!(done.is_success(), "{done:?}");
@@ -211,15 +211,15 @@ impl End {
         let buffer = remote.alloc_dma(Self::LEN, 4096).unwrap();
         let range = MemoryRange { addr: buffer.device_addr(), len: Self::LEN as u64 };
         let device = Device::probe(remote).unwrap();
-        device.tni(1).unwrap().enable().unwrap();
-        let mut cq = Cq::open(&device, &CqConfig::new(1, 2)).unwrap();
+        device.tni(TniId::ALL[1]).enable().unwrap();
+        let mut cq = Cq::open(&device, &CqConfig::new(TniId::ALL[1], CqId::ALL[2])).unwrap();
         let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
         Self { cq, stag, buffer }
     }
 
     /// Puts all of the buffer to another one, `count` times, without waiting for the end.
     fn post(&mut self, host: &Host, to: usize, stag: StagOffset, count: usize) {
-        let to = Target::new(host.servers[to].node().coords(), 1);
+        let to = Target::new(host.servers[to].node().coords(), TniId::ALL[1]);
         for _ in 0..count {
             let order = Order::put(to, stag, self.stag.at(0), Self::LEN as u32);
             self.cq.post_and_ring(&order, 0).unwrap();

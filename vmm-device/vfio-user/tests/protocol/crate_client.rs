@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
-use tofu_abi::Doorbell;
 use tofu_abi::irq::vector;
 use tofu_abi::regs::{BAR0_SIZE, Register};
 use tofu_abi::table::PageSize;
+use tofu_abi::{CqId, Doorbell, TniId};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DmaBuffer, DmaError, IrqError, MemoryRange, Order, Platform,
     Target,
@@ -202,8 +202,9 @@ fn drive(host: &Host, polled: bool) {
                 let buffer = device.alloc_dma(LEN, 4096).unwrap();
                 let range = MemoryRange { addr: buffer.device_addr(), len: LEN as u64 };
                 let probed = Device::probe(device).unwrap();
-                probed.tni(5).unwrap().enable().unwrap();
-                let mut cq = Cq::open(&probed, &CqConfig::new(5, 11)).unwrap();
+                probed.tni(TniId::ALL[5]).enable().unwrap();
+                let mut cq =
+                    Cq::open(&probed, &CqConfig::new(TniId::ALL[5], CqId::ALL[11])).unwrap();
                 let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None);
                 (cq, stag.unwrap(), buffer)
             })
@@ -212,7 +213,7 @@ fn drive(host: &Host, polled: bool) {
         let (mut cq, stag, buffer) = ends.pop().unwrap();
         let sent: Vec<u8> = (0..LEN).map(|i| (i * 3 + i / 255 + round) as u8).collect();
         buffer.write(0, &sent);
-        let to = Target::new(host.servers[1].node().coords(), 5);
+        let to = Target::new(host.servers[1].node().coords(), TniId::ALL[5]);
         let order = Order::put(to, stag2.at(0), stag.at(0), LEN as u32);
         cq.post_and_ring(&order.remote_notice().interrupt(), 0).unwrap();
         for end in [&cq, &cq2] {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::client::*;
 use crate::remote::Remote;
 use tofu_abi::barrier::BchReady;
+use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::Op;
 use tofu_abi::regs::{BchReg, CqReg, CqsReg, Register, bch_page, cq_page};
 use tofu_abi::table::PageSize;
@@ -87,10 +88,10 @@ impl Looped {
         let buffer = remote.alloc_dma(8192, 4096).unwrap();
         let range = MemoryRange { addr: buffer.device_addr(), len: 8192 };
         let device = Device::probe(remote).unwrap();
-        device.tni(2).unwrap().enable().unwrap();
-        let mut cq = Cq::open(&device, &CqConfig::new(2, 3)).unwrap();
+        device.tni(TniId::ALL[2]).enable().unwrap();
+        let mut cq = Cq::open(&device, &CqConfig::new(TniId::ALL[2], CqId::ALL[3])).unwrap();
         let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
-        Self { cq, stag, buffer, to: Target::new(host.servers[0].node().coords(), 2) }
+        Self { cq, stag, buffer, to: Target::new(host.servers[0].node().coords(), TniId::ALL[2]) }
     }
 
     /// Puts a byte from one page to the other; returns how long that took.
@@ -141,9 +142,11 @@ fn a_barrier_is_started_in_a_mapped_page_however_long_it_was_quiet() {
         let mut remote = Remote::new(client);
         remote.pages = pages;
         let device = Device::probe(remote).unwrap();
-        device.tni(4).unwrap().enable().unwrap();
-        let gate = Gate { src_local: Some(9), dst_local: Some(9), ..Gate::new(4, 9) };
-        let config = ChannelConfig { interrupts: 0, ..ChannelConfig::new(4, 9) };
+        device.tni(TniId::ALL[4]).enable().unwrap();
+        let (tni, bch) = (TniId::ALL[4], BchId::ALL[9]);
+        let start = Some(bch.gate());
+        let gate = Gate { src_local: start, dst_local: start, ..Gate::new(tni, bch.gate()) };
+        let config = ChannelConfig { interrupts: BgsIrqs::NONE, ..ChannelConfig::new(tni, bch) };
         let mut channel = Channel::open(&device, &config, &[gate]).unwrap();
         for (round, quiet) in [(1, 0), (2, 1), (3, 40), (4, 1200)] {
             sleep(Duration::from_millis(quiet));

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tofu_abi::irq::vector;
 use tofu_abi::pci::{DEVICE_TOFUD, VENDOR_ID};
 use tofu_abi::table::PageSize;
+use tofu_abi::{CqId, TniId};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DmaBuffer, DmaError, IrqError, MemoryRange, Order, Platform,
     Target,
@@ -301,8 +302,9 @@ fn drive(host: &Host) {
                 let buffer = platform.alloc_dma(LEN, 4096).unwrap();
                 let range = MemoryRange { addr: buffer.device_addr(), len: LEN as u64 };
                 let device = Device::probe(platform).unwrap();
-                device.tni(3).unwrap().enable().unwrap();
-                let mut cq = Cq::open(&device, &CqConfig::new(3, 4)).unwrap();
+                device.tni(TniId::ALL[3]).enable().unwrap();
+                let mut cq =
+                    Cq::open(&device, &CqConfig::new(TniId::ALL[3], CqId::ALL[4])).unwrap();
                 let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None);
                 (cq, stag.unwrap(), buffer)
             })
@@ -311,7 +313,7 @@ fn drive(host: &Host) {
         let (mut cq, stag, buffer) = ends.pop().unwrap();
         let sent: Vec<u8> = (0..LEN).map(|i| (i * 7 + i / 251 + round) as u8).collect();
         buffer.write(0, &sent);
-        let to = Target::new(host.servers[1].node().coords(), 3);
+        let to = Target::new(host.servers[1].node().coords(), TniId::ALL[3]);
         let order = Order::put(to, stag2.at(0), stag.at(0), LEN as u32);
         cq.post_and_ring(&order.remote_notice().interrupt(), 0).unwrap();
         // By the interrupt, before anything has looked at the queues.

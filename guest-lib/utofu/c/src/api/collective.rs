@@ -129,7 +129,7 @@ pub unsafe extern "C" fn tofu_coll_create(
             number => Some(*ALGORITHMS.get(number as usize - 1).ok_or(none)?),
         };
         let config =
-            GroupConfig { rank, shape: GroupShape { axes }, algorithm, tni: check_tni(tni)? };
+            GroupConfig { rank, shape: GroupShape { axes }, algorithm, tni: check_tni(tni)?.get() };
         let (process, _) = process::current()?;
         let mut exchange = Callback { function, context };
         let made = Group::new(process, &config, &mut exchange).map_err(group_error)?;

@@ -79,7 +79,7 @@ unsafe fn tnis(function: &'static str, tni_ids: *mut *mut u16, num_tnis: *mut us
         let (list, count) =
             unsafe { (Out::new(tni_ids, "tni_ids")?, Out::new(num_tnis, "num_tnis")?) };
         let (process, _) = process::current()?;
-        let tnis: Vec<u16> = process.share().tnis().map(u16::from).collect();
+        let tnis: Vec<u16> = process.share().tnis().map(|tni| tni.get().into()).collect();
         list.set(malloced(&tnis)?);
         count.set(tnis.len());
         Ok(())

@@ -7,17 +7,17 @@ use std::thread;
 use std::time::Duration;
 
 use tofu_abi::desc::Descriptor;
+use tofu_abi::irq::BgsIrqs;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op};
-use tofu_abi::regs::{NUM_BG, NUM_TNI};
-use tofu_abi::{Coords, Rcode};
+use tofu_abi::{BchId, Coords, CqId, Rcode, TniId};
 use tofu_driver::{ChannelConfig, DmaBuffer, Full, Gate, Order, Outcome, StartError, TimedOut};
 use tofu_tof::{
     BarrierChannel, Buffer, ControlQueue, OpenError, QueueConfig, RegisterError, TofDevice,
 };
 use tofu_utofu::{
     Code, DeviceShare, DriverBarrier, DriverChannel, Error, GatePool, OpenQueue, Provider, Queue,
-    Registration, VbgSetting,
+    Registration, VbgSetting, gates_in,
 };
 
 use crate::environment;
@@ -72,7 +72,7 @@ fn take_share(device: &TofDevice, share: DeviceShare) -> Result<DeviceShare, Err
         if !device.lock_queue(tni, cq).map_err(|error| no_locks(&error))? {
             let hint =
                 "another process has it, though TOFU_PPN and TOFU_LOCAL_RANK say whose it is";
-            return Err(Error::with_value(Code::NotAvailable, QUEUE, cq.into(), hint));
+            return Err(Error::with_value(Code::NotAvailable, QUEUE, cq.get().into(), hint));
         }
     }
     Ok(share)
@@ -89,8 +89,8 @@ fn free_share(device: &TofDevice) -> Result<DeviceShare, Error> {
                 false
             }
         };
-        let Some(taken) = (0..NUM_TNI as u8).find(|tni| !lock(*tni)) else { return true };
-        (0..taken).for_each(|tni| device.unlock_queue(tni, cq));
+        let Some(taken) = TniId::ALL.into_iter().find(|tni| !lock(*tni)) else { return true };
+        TniId::ALL[..taken.index()].iter().for_each(|tni| device.unlock_queue(*tni, cq));
         false
     });
     if let Some(error) = failed {
@@ -139,8 +139,8 @@ struct TofProvider {
 /// A queue that was claimed for as long as it is open.
 struct QueueClaim {
     device: Arc<TofDevice>,
-    tni: u8,
-    cq: u8,
+    tni: TniId,
+    cq: CqId,
 }
 
 impl Drop for QueueClaim {
@@ -151,12 +151,12 @@ impl Drop for QueueClaim {
 
 impl TofProvider {
     /// Claims a queue that is not this process's by its share.
-    fn claim(&self, tni: u8, cq: u8) -> Result<Option<QueueClaim>, Error> {
+    fn claim(&self, tni: TniId, cq: CqId) -> Result<Option<QueueClaim>, Error> {
         if self.share.owns(tni, cq) {
             return Ok(None);
         }
         if !self.device.lock_queue(tni, cq).map_err(|error| no_locks(&error))? {
-            return Err(open_error(QUEUE, cq, OpenError::Busy));
+            return Err(open_error(QUEUE, cq.into(), OpenError::Busy));
         }
         Ok(Some(QueueClaim { device: Arc::clone(&self.device), tni, cq }))
     }
@@ -174,11 +174,12 @@ impl Provider for TofProvider {
         let &OpenQueue { tni, cq, session, .. } = queue;
         let claim = self.claim(tni, cq)?;
         let config = QueueConfig { tni, cq, toq_size: 0, mrq_size: MRQ_SIZE, session };
-        let queue = ControlQueue::open(&config).map_err(|error| open_error(QUEUE, cq, error))?;
+        let queue =
+            ControlQueue::open(&config).map_err(|error| open_error(QUEUE, cq.into(), error))?;
         Ok(TofQueue { queue, blank: None, _claim: claim })
     }
 
-    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
         let mut pool = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
         let mut foreign = 0;
         // Ends, as each round finds a gate that is another process's.
@@ -186,17 +187,17 @@ impl Provider for TofProvider {
             let Some(gates) = pool.take(tni, relays) else { break Ok(None) };
             let mut locked = 0;
             let mut refused = None;
-            for bg in bits(gates) {
+            for bg in gates_in(gates) {
                 match self.device.lock_gate(tni, bg) {
-                    Ok(true) => locked |= 1 << bg,
-                    Ok(false) => foreign |= 1 << bg,
+                    Ok(true) => locked |= 1 << bg.get(),
+                    Ok(false) => foreign |= 1 << bg.get(),
                     Err(error) => refused = Some(no_locks(&error)),
                 }
             }
             if locked == gates {
                 break Ok(Some(gates));
             }
-            bits(locked).for_each(|bg| self.device.unlock_gate(tni, bg));
+            gates_in(locked).for_each(|bg| self.device.unlock_gate(tni, bg));
             pool.give(tni, gates & !foreign);
             if let Some(error) = refused {
                 break Err(error);
@@ -207,25 +208,26 @@ impl Provider for TofProvider {
         taken
     }
 
-    fn give_gates(&self, tni: u8, gates: u64) {
-        bits(gates).for_each(|bg| self.device.unlock_gate(tni, bg));
+    fn give_gates(&self, tni: TniId, gates: u64) {
+        gates_in(gates).for_each(|bg| self.device.unlock_gate(tni, bg));
         self.gates.lock().unwrap_or_else(PoisonError::into_inner).give(tni, gates);
     }
 
-    fn open_channel(&self, tni: u8, bch: u8, gates: &[VbgSetting]) -> Result<Self::Channel, Error> {
-        let gates: Vec<_> = gates.iter().map(Gate::from).collect();
+    fn open_channel(
+        &self,
+        tni: TniId,
+        bch: BchId,
+        gates: &[VbgSetting],
+    ) -> Result<Self::Channel, Error> {
+        let gates: Vec<Gate> = gates.iter().map(VbgSetting::gate).collect::<Result<_, _>>()?;
         let channel = BarrierChannel::open(&ChannelConfig::new(tni, bch), &gates);
-        let channel = channel.map_err(|error| open_error("barrier channel", bch, error))?;
+        let channel = channel.map_err(|error| open_error("barrier channel", bch.into(), error))?;
         Ok(DriverChannel::new(TofBarrier(channel)))
     }
 
     fn relax(&self) {
         std::hint::spin_loop();
     }
-}
-
-fn bits(mask: u64) -> impl Iterator<Item = u8> {
-    (0..NUM_BG as u8).filter(move |bit| mask >> bit & 1 != 0)
 }
 
 /// A barrier channel, whose gates are the kernel's.
@@ -241,7 +243,7 @@ impl DriverBarrier for TofBarrier {
         self.0.rounds_mut().poll()
     }
 
-    fn exceptions(&self) -> u64 {
+    fn exceptions(&self) -> BgsIrqs {
         self.0.exceptions()
     }
 

@@ -5,6 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tofu_abi::{CqId, TniId};
 use tofu_driver::Device;
 use tofu_utofu::{ClaimQueue, Code, DeviceShare, DriverProvider, Error, MapUser, Mapped};
 use tofu_vfio::broker::wire::Refusal;
@@ -117,8 +118,8 @@ struct Claims {
 /// A control queue that was asked for.
 struct Taken {
     broker: Arc<Broker>,
-    tni: u8,
-    cq: u8,
+    tni: TniId,
+    cq: CqId,
 }
 
 impl Drop for Taken {
@@ -130,7 +131,7 @@ impl Drop for Taken {
 impl ClaimQueue for Claims {
     type Claim = Option<Taken>;
 
-    fn claim(&self, tni: u8, cq: u8) -> Result<Option<Taken>, Error> {
+    fn claim(&self, tni: TniId, cq: CqId) -> Result<Option<Taken>, Error> {
         if self.share.owns(tni, cq) {
             return Ok(None);
         }
@@ -138,17 +139,17 @@ impl ClaimQueue for Claims {
             Ok(()) => Ok(Some(Taken { broker: Arc::clone(&self.broker), tni, cq })),
             Err(BrokerError::Refused { why: Refusal::InUse, .. }) => {
                 let hint = "another process has it";
-                Err(Error::with_value(Code::NotAvailable, "control queue", cq.into(), hint))
+                Err(Error::with_value(Code::NotAvailable, "control queue", cq.get().into(), hint))
             }
             Err(BrokerError::Gone(_)) => {
                 let hint = "tofud, which knows who has it, is gone";
-                Err(Error::with_value(Code::OutOfResource, "control queue", cq.into(), hint))
+                Err(Error::with_value(Code::OutOfResource, "control queue", cq.get().into(), hint))
             }
             Err(error) => Err(broker_error("control queue", error)),
         }
     }
 
-    fn take_gates(&self, tni: u8, relays: usize) -> Result<Option<u64>, Error> {
+    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
         let Ok(relays) = u8::try_from(relays) else { return Ok(None) };
         match self.broker.take_gates(tni, relays) {
             Ok(gates) => Ok(Some(gates)),
@@ -158,7 +159,7 @@ impl ClaimQueue for Claims {
                 Err(Error::with_value(
                     Code::OutOfResource,
                     "barrier gates of TNI",
-                    tni.into(),
+                    tni.get().into(),
                     hint,
                 ))
             }
@@ -166,7 +167,7 @@ impl ClaimQueue for Claims {
         }
     }
 
-    fn give_gates(&self, tni: u8, gates: u64) {
+    fn give_gates(&self, tni: TniId, gates: u64) {
         self.broker.give_gates(tni, gates);
     }
 }

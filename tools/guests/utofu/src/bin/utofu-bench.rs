@@ -15,7 +15,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::hint::{black_box, spin_loop};
 
-use tofu_abi::StagOffset;
+use tofu_abi::irq::CqsIrqs;
+use tofu_abi::{CqId, StagOffset, TniId};
 use tofu_bare::irq;
 use tofu_driver::{Cq, CqConfig, Order, Target};
 use tofu_guests::{Error, Hundredths, fail, now_ns, number, println};
@@ -294,9 +295,13 @@ impl Side {
     /// Puts of 8 bytes through the driver's queue alone: until complete, and many at once.
     fn by_hand(&self) -> Result<(), Error> {
         let provider = Arc::clone(self.context.provider());
-        let config = CqConfig { interrupts: 0, stags: 1, ..CqConfig::new(0, 9) };
+        let config = CqConfig {
+            interrupts: CqsIrqs::NONE,
+            stags: 1,
+            ..CqConfig::new(TniId::ALL[0], CqId::ALL[9])
+        };
         let mut cq = Cq::open(provider.device(), &config)?;
-        let to = Target::new(self.peer.coords(), 0);
+        let to = Target::new(self.peer.coords(), TniId::ALL[0]);
         let remote = StagOffset(self.at(0)?).with_cqid(0);
         let post = |cq: &mut Cq<_>| -> Result<(), Error> {
             let order = Order::put_piggyback(to, remote, &black_box(1u64).to_le_bytes())?;
