@@ -264,8 +264,8 @@ impl Sender {
         self.push(posted, target.descriptor(frame, posted.len, ask));
     }
 
-    /// Puts a packet into the queue, whose payload is the `parts` one after the other. False if there
-    /// is no buffer for it.
+    /// Puts a packet into the queue, whose payload is the `parts` one after the other. False if
+    /// there is no buffer for it.
     pub(crate) fn post_parts(
         &mut self,
         purpose: Purpose,

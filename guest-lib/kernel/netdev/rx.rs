@@ -248,8 +248,8 @@ impl RxState {
     }
 }
 
-/// A frame as it was fetched, if it is the one that was meant. Others could write to where it is, so
-/// what is summed up and looked at must be a copy.
+/// A frame as it was fetched, if it is the one that was meant. Others could write to where it is,
+/// so the checksum must be that of a copy.
 fn copy(
     tx: &Tx,
     inbound: &mut Inbound<KernelMemory, Frame>,

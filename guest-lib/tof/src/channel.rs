@@ -52,8 +52,8 @@ impl BarrierChannel {
         &mut self.rounds
     }
 
-    /// Exceptions of the channel's gates, as the kernel knows them; none if it does not tell, because
-    /// the driver has gone.
+    /// Exceptions of the channel's gates, as the kernel knows them; none if it does not tell,
+    /// because the driver has gone.
     pub fn exceptions(&self) -> BgsIrqs {
         let mut word = [0; 8];
         match self.rounds.page().file().read(&mut word) {

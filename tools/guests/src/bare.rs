@@ -2,7 +2,8 @@
 
 use tofu_bare::{irq, time};
 
-use crate::{Error, fail};
+use crate::error::Error;
+use crate::fail;
 
 /// Memory that the device can reach.
 pub use tofu_bare::platform::BareBuffer as NodeBuffer;
@@ -18,7 +19,7 @@ pub use tofu_bare::{entry as bare_entry, print_args};
 macro_rules! entry {
     ($program:path) => {
         fn tofu_guest_main() -> i32 {
-            $crate::exit_code($program())
+            $crate::exit_code($program(), $crate::print_args)
         }
         $crate::bare_entry!(tofu_guest_main);
     };

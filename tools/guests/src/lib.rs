@@ -19,6 +19,7 @@ extern crate alloc;
 #[cfg(not(feature = "linux"))]
 mod bare;
 pub mod collective;
+mod error;
 #[cfg(feature = "linux")]
 mod linux;
 pub mod net;
@@ -27,15 +28,14 @@ mod results;
 
 #[cfg(not(feature = "linux"))]
 pub use crate::bare::*;
+pub use crate::error::{Error, exit_code};
 #[cfg(feature = "linux")]
 pub use crate::linux::*;
 pub use crate::results::{
     Column, Hundredths, LATENCY_COLUMNS, Latencies, Table, latency_row, percentile,
 };
 
-use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use core::fmt;
 use core::sync::atomic::Ordering;
 
 use tofu_abi::desc::ArmwOp;
@@ -78,22 +78,6 @@ const START_NS: u64 = 60_000_000_000;
 /// Commands in flight at most in [`Comm::run_all`].
 const WINDOW: u64 = 512;
 
-/// What went wrong, in words.
-#[derive(Debug)]
-pub struct Error(String);
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl<E: core::error::Error> From<E> for Error {
-    fn from(error: E) -> Self {
-        Self(error.to_string())
-    }
-}
-
 /// Prints. Output is collected and sent a line at a time.
 #[macro_export]
 macro_rules! print {
@@ -105,30 +89,6 @@ macro_rules! print {
 macro_rules! println {
     () => { $crate::print!("\n") };
     ($($arg:tt)*) => { $crate::print!("{}\n", ::core::format_args!($($arg)*)) };
-}
-
-/// An [`Error`] from a format string.
-#[macro_export]
-macro_rules! fail {
-    ($($arg:tt)*) => { $crate::Error::new(::core::format_args!($($arg)*)) };
-}
-
-impl Error {
-    /// An error with this text.
-    pub fn new(text: fmt::Arguments<'_>) -> Self {
-        Self(text.to_string())
-    }
-}
-
-/// The exit code for how a program ended; an error is printed.
-pub fn exit_code(result: Result<(), Error>) -> i32 {
-    match result {
-        Ok(()) => 0,
-        Err(error) => {
-            println!("FAILED: {error}");
-            1
-        }
-    }
 }
 
 /// A number from the command line.

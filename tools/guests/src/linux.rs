@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::{Error, fail};
+use crate::error::{Error, exit_code};
+use crate::fail;
 
 /// Memory that the device can reach.
 pub use tofu_vfio::Buffer as NodeBuffer;
@@ -52,9 +53,9 @@ pub fn start(program: fn() -> Result<(), Error>) -> ExitCode {
     }
     now_ns();
     match command_line().words.iter().find(|word| !is_option(word)) {
-        None => ExitCode::from(crate::exit_code(program()) as u8),
+        None => ExitCode::from(exit_code(program(), print_args) as u8),
         Some(word) if matches!(word.as_str(), "-h" | "--help" | "help") => {
-            crate::println!("{HELP}");
+            print_args(format_args!("{HELP}\n"));
             ExitCode::SUCCESS
         }
         Some(word) => {
@@ -141,7 +142,7 @@ pub fn find_device() -> Result<NodePlatform, Error> {
     let bdf = platform.bdf();
     platform
         .on_release_request(move || {
-            crate::println!("FAILED: {bdf} is being taken away");
+            print_args(format_args!("FAILED: {bdf} is being taken away\n"));
             std::process::exit(EXIT_RELEASED);
         })
         .map_err(|error| fail!("{bdf}: {error}"))?;

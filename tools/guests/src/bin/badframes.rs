@@ -1,6 +1,6 @@
 //! Sends what no node should on IP over Tofu: in other nodes' names, too long, cut off, questions
-//! without end, requests to fetch what is not there. Nothing of it may harm the other nodes; the program
-//! succeeds if it comes to its end.
+//! without end, requests to fetch what is not there. Nothing of it may harm the other nodes; the
+//! program succeeds if it comes to its end.
 //!
 //! `count=N`: how many packets (20000), `seed=N`: which.
 #![cfg_attr(feature = "bare", no_std, no_main)]
@@ -123,7 +123,7 @@ impl Vandal {
             }
             // A question for an address that nobody has, to all.
             4 | 5 => self.question(id),
-            // The first fragment of a frame that is longer than any, or that never becomes complete.
+            // The first fragment of a frame that is too long, or that never becomes complete.
             6 => {
                 let total = FRAGMENT_MAX as u64 + 1 + self.random.below(u64::from(u16::MAX) - 2000);
                 let data = self.bytes(FRAGMENT_MAX - ETHERNET_HEADER);

@@ -42,7 +42,7 @@ impl Way {
         }
     }
 
-    /// A stream to a port of a node, of TCP's bytes or of datagrams, by way of the machine's gateway.
+    /// A stream to a port of a node by way of the machine's gateway, of TCP's bytes or of datagrams.
     pub(super) fn connect(&self, udp: bool) -> anyhow::Result<(UnixStream, BufReader<UnixStream>)> {
         let (node, port) = (self.node.index, self.port);
         let request =
