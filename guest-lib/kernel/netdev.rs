@@ -7,7 +7,8 @@
 //!
 //! A module uses only those that are named before it here: `engine` is what the engine needs of the
 //! kernel, `frame` the kernel's frames, `ethtool` the counters, `links` the state of the ports,
-//! `tx` and `rx` are the two directions, `link` both of a queue, `interface` is what the kernel sees.
+//! `tx` and `rx` are the two directions, `link` both of a queue, `interface` is what the kernel
+//! sees.
 //!
 //! An interface has one to three queues, each a `Link` over a TNI of its own. The first one is
 //! what every node has; frames to one node may go by the others if that node listens there, too.

@@ -626,8 +626,8 @@ impl<P: Platform> Channel<P> {
         self.device().bgs_irq(self.tni, self.bch.gate())
     }
 
-    /// Exceptions that the channel's gates report, put together. A stray signal of somebody else may
-    /// be behind them, so they do not end a round.
+    /// Exceptions that the channel's gates report, put together. A stray signal of somebody else
+    /// may be behind them, so they do not end a round.
     pub fn exceptions(&self) -> BgsIrqs {
         let pending = |&(tni, bg): &(TniId, BgId)| self.device().bgs_irq(tni, bg).pending();
         self.gates.iter().map(pending).fold(BgsIrqs::NONE, BgsIrqs::union) & BgsIrqs::EXCEPTIONS

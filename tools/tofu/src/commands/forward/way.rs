@@ -42,7 +42,8 @@ impl Way {
         }
     }
 
-    /// A stream to a port of a node by way of the machine's gateway, of TCP's bytes or of datagrams.
+    /// A stream to a port of a node by way of the machine's gateway, of TCP's bytes or of
+    /// datagrams.
     pub(super) fn connect(&self, udp: bool) -> anyhow::Result<(UnixStream, BufReader<UnixStream>)> {
         let (node, port) = (self.node.index, self.port);
         let request =
