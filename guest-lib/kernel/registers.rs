@@ -7,7 +7,7 @@ use tofu_abi::regs::{
     bgs_page, cq_page, cqs_page, tni_base, BgsReg, CqReg, CqsReg, PortReg, TniReg, TofuReg,
     BAR0_SIZE, MAX_BG, NUM_CQ, NUM_TNI,
 };
-use tofu_abi::{regs, TniId};
+use tofu_abi::{regs, BgId, CqId, TniId};
 
 use crate::ids::{GateId, QueueId};
 
@@ -56,15 +56,15 @@ macro_rules! registers {
     )* };
 }
 
-const LAST_TNI: u8 = NUM_TNI as u8 - 1;
-const LAST_CQ: u8 = NUM_CQ as u8 - 1;
+const LAST_TNI: TniId = TniId::ALL[NUM_TNI - 1];
+const LAST_CQ: CqId = CqId::ALL[NUM_CQ - 1];
 
 registers! {
-    CqReg: |id: QueueId| cq_page(id.tni.get(), id.cq.get()), up to cq_page(LAST_TNI, LAST_CQ);
-    CqsReg: |id: QueueId| cqs_page(id.tni.get(), id.cq.get()), up to cqs_page(LAST_TNI, LAST_CQ);
-    BgsReg: |id: GateId| bgs_page(id.tni.get(), id.bg.get()),
-        up to bgs_page(LAST_TNI, MAX_BG as u8 - 1);
-    TniReg: |tni: TniId| tni_base(tni.get()), up to tni_base(LAST_TNI);
+    CqReg: |id: QueueId| cq_page(id.tni, id.cq), up to cq_page(LAST_TNI, LAST_CQ);
+    CqsReg: |id: QueueId| cqs_page(id.tni, id.cq), up to cqs_page(LAST_TNI, LAST_CQ);
+    BgsReg: |id: GateId| bgs_page(id.tni, id.bg),
+        up to bgs_page(LAST_TNI, BgId::ALL[MAX_BG - 1]);
+    TniReg: |tni: TniId| tni_base(tni), up to tni_base(LAST_TNI);
     PortReg: |port: u8| port_block(port), up to port_block(u8::MAX);
 }
 

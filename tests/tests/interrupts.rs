@@ -1,13 +1,14 @@
 //! Requests, masks and messages.
 
-use tofu_abi::irq::CqsIrqs;
-use tofu_abi::irq::cqs::{self, MRQ_WRITE_ACKNOWLEDGE, TCQ_WRITE_ACKNOWLEDGE};
-use tofu_abi::irq::vector;
+use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::CqsReg;
 use tofu_abi::{CqId, Rcode, TniId};
 use tofu_driver::{CqConfig, Order, Platform, WaitError};
 use tofu_tests::{Cluster, Endpoint};
+
+const TCQ_WRITE_ACKNOWLEDGE: u64 = CqsIrqs::TCQ_WRITE_ACKNOWLEDGE.raw();
+const MRQ_WRITE_ACKNOWLEDGE: u64 = CqsIrqs::MRQ_WRITE_ACKNOWLEDGE.raw();
 
 fn pair(config: &CqConfig) -> (Cluster, Endpoint, Endpoint) {
     let cluster = Cluster::new("1x1x1x2x1x1");
@@ -22,7 +23,7 @@ fn config() -> CqConfig {
 
 /// Whether the queue's message was sent since the last call.
 fn fired(end: &Endpoint) -> bool {
-    let index = vector::cq(end.tni, end.cq.cq().get());
+    let index = vector::cq(end.cq.tni(), end.cq.cq());
     // Without time, `irq_wait` only looks.
     end.device().platform().irq_wait(index, 0)
 }
@@ -69,7 +70,7 @@ fn a_masked_request_fires_when_it_is_unmasked() {
     assert!(!fired(&a), "another bit");
     write(&a, CqsReg::Imc, TCQ_WRITE_ACKNOWLEDGE);
     assert!(fired(&a));
-    assert_eq!(read(&a, CqsReg::Imr) & cqs::ALL, 0);
+    assert_eq!(read(&a, CqsReg::Imr) & CqsIrqs::ALL.raw(), 0);
     write(&a, CqsReg::Imc, TCQ_WRITE_ACKNOWLEDGE);
     assert!(!fired(&a), "it was unmasked before");
 }
@@ -148,6 +149,6 @@ fn a_closed_queue_is_silent() {
     let at = a.at(0);
     a.cq.close().unwrap();
     b.run(&Order::put_piggyback(to, at, &[1]).unwrap().remote_notice());
-    let index = vector::cq(2, 3);
+    let index = vector::cq(TniId::ALL[2], CqId::ALL[3]);
     assert!(!cluster.device(0).platform().irq_wait(index, 0));
 }

@@ -8,7 +8,7 @@ use tofu_abi::frame::{
     ECRC_SIZE, FRAME_MAX, FRAME_MIN, HEADER_SIZE, Report, RoutingHeader, SYSTEM_PAYLOAD_MAX,
     TlpHeader, TlpKind, frame_size,
 };
-use tofu_abi::irq::{cqs, tni as requests};
+use tofu_abi::irq::{CqsIrqs, TniIrqs};
 use tofu_abi::queue::{MrqId, PbqEntry, PrqEntry, PrqRcode, RingIndex};
 use tofu_abi::regs::{CqsMode, PortReg, Register, TniReg};
 use tofu_abi::{Coords, TniId};
@@ -33,8 +33,8 @@ fn tni(cluster: &Cluster, rank: u32, reg: TniReg) -> u64 {
     cluster.device(rank).read(Register::Tni { tni: TniId::ALL[0], reg })
 }
 
-fn irr(cluster: &Cluster, rank: u32) -> u64 {
-    tni(cluster, rank, TniReg::Irr)
+fn irr(cluster: &Cluster, rank: u32) -> TniIrqs {
+    TniIrqs::from_raw(tni(cluster, rank, TniReg::Irr))
 }
 
 /// A packet with its payload.
@@ -247,11 +247,12 @@ fn packet_commands_are_checked() {
         assert_eq!((done.rcode, done.length), (Rcode::SUCCESS, FRAME_MIN as u32));
     }
     let exceptions = queue.cqs_register(tofu_abi::regs::CqsReg::Irr);
-    assert_eq!(queue.device().read(exceptions) & cqs::EXCEPTIONS, cqs::PAYLOAD_READ_EXCEPTION);
+    let pending = CqsIrqs::from_raw(queue.device().read(exceptions));
+    assert_eq!(pending & CqsIrqs::EXCEPTIONS, CqsIrqs::PAYLOAD_READ_EXCEPTION);
     assert_eq!(queue.notices(), [], "packet commands have no notices");
     // Without packet queues what came was counted and thrown away.
     assert_eq!(tni(&cluster, 1, TniReg::RxNumDiscardSystemTlp), 1);
-    assert_eq!(irr(&cluster, 1), requests::PRQ_PACKET_DISCARD);
+    assert_eq!(irr(&cluster, 1), TniIrqs::PRQ_PACKET_DISCARD);
 }
 
 #[test]
@@ -341,10 +342,10 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
     };
     let mut put = || send(&cluster, &mut a, &there, b"12345678");
     assert_eq!((put(), put()), (Rcode::SUCCESS, Rcode::SUCCESS));
-    assert_eq!(take_irr(), requests::PRQ_WRITE_ACKNOWLEDGE);
+    assert_eq!(take_irr(), TniIrqs::PRQ_WRITE_ACKNOWLEDGE);
     put();
-    let discard = requests::PRQ_PACKET_DISCARD;
-    assert_eq!(take_irr(), discard | requests::PBQ_UNDERFLOW);
+    let discard = TniIrqs::PRQ_PACKET_DISCARD;
+    assert_eq!(take_irr(), discard | TniIrqs::PBQ_UNDERFLOW);
     assert_eq!(tni(&cluster, 1, TniReg::RxNumDiscardSystemTlp), 1);
     assert_eq!((queues.next().is_some(), queues.next().is_some()), (true, true));
     assert_eq!(queues.next(), None);
@@ -352,10 +353,7 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
     let nowhere = 0x12_3456_7800;
     queues.post(2, nowhere);
     put();
-    assert_eq!(
-        take_irr(),
-        discard | requests::PRQ_WRITE_EXCEPTION | requests::PRQ_WRITE_ACKNOWLEDGE
-    );
+    assert_eq!(take_irr(), discard | TniIrqs::PRQ_WRITE_EXCEPTION | TniIrqs::PRQ_WRITE_ACKNOWLEDGE);
     let entry = queues.next().unwrap();
     assert_eq!((entry.addr(), entry.e()), (nowhere, true));
     // As many entries as the queue has, none consumed.
@@ -365,14 +363,14 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
     for _ in 3..ENTRIES {
         assert_eq!(put(), Rcode::SUCCESS);
     }
-    assert_eq!(take_irr(), requests::PRQ_WRITE_ACKNOWLEDGE);
+    assert_eq!(take_irr(), TniIrqs::PRQ_WRITE_ACKNOWLEDGE);
     queues.post(ENTRIES.into(), queues.buffers.device_addr());
     put();
-    assert_eq!(take_irr(), discard | requests::PRQ_OVERFLOW);
+    assert_eq!(take_irr(), discard | TniIrqs::PRQ_OVERFLOW);
     let full = Register::Tni { tni: TniId::ALL[0], reg: TniReg::PrqFullPointer };
     cluster.device(1).write(full, 1);
     put();
-    assert_eq!(take_irr(), requests::PRQ_WRITE_ACKNOWLEDGE);
+    assert_eq!(take_irr(), TniIrqs::PRQ_WRITE_ACKNOWLEDGE);
     let received = std::iter::from_fn(|| queues.next()).count();
     assert_eq!(received, ENTRIES as usize - 2, "those of the first lap, and one of the second");
     // Queues that are not memory.
@@ -380,14 +378,14 @@ fn underflow_overflow_and_bad_buffers_are_told_apart() {
     cluster.device(1).write(pbq, cluster.memory_end(1) + 64);
     cluster.device(1).write(full, u64::from(ENTRIES));
     put();
-    assert_eq!(take_irr(), discard | requests::PBQ_READ_EXCEPTION);
+    assert_eq!(take_irr(), discard | TniIrqs::PBQ_READ_EXCEPTION);
     cluster.device(1).write(pbq, queues.pbq.device_addr());
     queues.pbq.fill(0);
     queues.post(0, queues.buffers.device_addr());
     let prq = Register::Tni { tni: TniId::ALL[0], reg: TniReg::PrqPa };
     cluster.device(1).write(prq, cluster.memory_end(1) + 64);
     put();
-    assert_eq!(take_irr(), requests::PRQ_WRITE_EXCEPTION);
+    assert_eq!(take_irr(), TniIrqs::PRQ_WRITE_EXCEPTION);
     // Turned off.
     cluster.device(1).write(prq, 0);
     put();
@@ -456,14 +454,14 @@ fn entries_and_interrupts_are_held_back_as_told() {
     set(TniReg::PrqInterruptCoalescingTimer, 50_000);
     set(TniReg::Irc, u64::MAX);
     put(2);
-    assert_eq!(irr(&cluster, 1), 0);
+    assert_eq!(irr(&cluster, 1), TniIrqs::NONE);
     put(1);
-    assert_eq!(irr(&cluster, 1), requests::PRQ_WRITE_ACKNOWLEDGE, "by count");
+    assert_eq!(irr(&cluster, 1), TniIrqs::PRQ_WRITE_ACKNOWLEDGE, "by count");
     set(TniReg::Irc, u64::MAX);
     put(1);
-    assert_eq!(irr(&cluster, 1), 0);
+    assert_eq!(irr(&cluster, 1), TniIrqs::NONE);
     cluster.pass(50_000);
-    assert_eq!(irr(&cluster, 1), requests::PRQ_WRITE_ACKNOWLEDGE, "by time");
+    assert_eq!(irr(&cluster, 1), TniIrqs::PRQ_WRITE_ACKNOWLEDGE, "by time");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
-use tofu_abi::irq::cqs;
+use tofu_abi::irq::CqsIrqs;
 use tofu_abi::queue::{MrqEntry, MrqId, MrqWord0, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg};
 use tofu_abi::table::{MemoryBlock, PageEntry, Steering};
@@ -178,7 +178,9 @@ fn two(engines: usize) -> (Process, Process) {
 #[test]
 fn puts_by_the_book_until_the_message_queue_overflows() {
     let (mut a, mut b) = two(2);
-    let overflow = |p: &Process| p.read(Process::cqs(CqsReg::Irr)) & cqs::MRQ_OVERFLOW != 0;
+    let overflow = |p: &Process| {
+        CqsIrqs::from_raw(p.read(Process::cqs(CqsReg::Irr))).intersects(CqsIrqs::MRQ_OVERFLOW)
+    };
     for n in 0..ENTRIES {
         a.memory.store_u64(8, n + 1, Ordering::Relaxed);
         let (slot, flip) = a.post(put(b.coords, n));

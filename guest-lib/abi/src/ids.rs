@@ -145,8 +145,8 @@ impl Doorbell {
     /// BAR0 offset of its page.
     pub const fn page(self, tni: TniId) -> u64 {
         match self {
-            Self::Cq(cq) => cq_page(tni.get(), cq.get()),
-            Self::Channel(bch) => bch_page(tni.get(), bch.get()),
+            Self::Cq(cq) => cq_page(tni, cq),
+            Self::Channel(bch) => bch_page(tni, bch),
         }
     }
 }

@@ -283,136 +283,27 @@ impl fmt::Debug for TnrIrqs {
     }
 }
 
-/// CQS requests.
-pub mod cqs {
-    /// The transmit order queue could not be read.
-    pub const TOQ_READ_EXCEPTION: u64 = 1 << 0;
-    /// The direct descriptor register was misused.
-    pub const TOQ_DIRECT_DESCRIPTOR_EXCEPTION: u64 = 1 << 1;
-    /// A descriptor was marked as damaged in memory.
-    pub const TOQ_MARKED_UE: u64 = 1 << 2;
-    /// The transmit complete queue could not be written.
-    pub const TCQ_WRITE_EXCEPTION: u64 = 1 << 3;
-    /// A descriptor came from another source than its source_type says.
-    pub const TOQ_SOURCE_TYPE_EXCEPTION: u64 = 1 << 4;
-    /// A transmit complete entry was written whose descriptor asked for an interrupt.
-    pub const TCQ_WRITE_ACKNOWLEDGE: u64 = 1 << 5;
-    /// Message receive entries were written.
-    pub const MRQ_WRITE_ACKNOWLEDGE: u64 = 1 << 7;
-    /// The message receive queue could not be written.
-    pub const MRQ_WRITE_EXCEPTION: u64 = 1 << 8;
-    /// The message receive queue was full and a notice was lost.
-    pub const MRQ_OVERFLOW: u64 = 1 << 9;
-    /// A steering table entry could not be used.
-    pub const STEERING_READ_EXCEPTION: u64 = 1 << 36;
-    /// A memory block table entry or page table entry could not be used.
-    pub const MB_READ_EXCEPTION: u64 = 1 << 38;
-    /// Payload could not be read from memory.
-    pub const PAYLOAD_READ_EXCEPTION: u64 = 1 << 39;
-    /// Payload could not be written to memory.
-    pub const PAYLOAD_WRITE_EXCEPTION: u64 = 1 << 40;
-    /// Every request bit there is.
-    pub const ALL: u64 = TOQ_READ_EXCEPTION
-        | TOQ_DIRECT_DESCRIPTOR_EXCEPTION
-        | TOQ_MARKED_UE
-        | TCQ_WRITE_EXCEPTION
-        | TOQ_SOURCE_TYPE_EXCEPTION
-        | TCQ_WRITE_ACKNOWLEDGE
-        | MRQ_WRITE_ACKNOWLEDGE
-        | MRQ_WRITE_EXCEPTION
-        | MRQ_OVERFLOW
-        | STEERING_READ_EXCEPTION
-        | MB_READ_EXCEPTION
-        | PAYLOAD_READ_EXCEPTION
-        | PAYLOAD_WRITE_EXCEPTION;
-    /// The requests that report an exception rather than an entry that was written.
-    pub const EXCEPTIONS: u64 = ALL & !(TCQ_WRITE_ACKNOWLEDGE | MRQ_WRITE_ACKNOWLEDGE);
-}
-
-/// BGS requests.
-pub mod bgs {
-    /// A signal came from another node than the gate's links say.
-    pub const NODE_ADDRESS_UNMATCH: u64 = 1 << 0;
-    /// The gate to receive from does not exist.
-    pub const BG_RECV_ADDRESS_EXCEPTION: u64 = 1 << 1;
-    /// The gate to send to does not exist.
-    pub const BG_SEND_ADDRESS_EXCEPTION: u64 = 1 << 2;
-    /// A signal came with another group process id.
-    pub const GPID_UNMATCH: u64 = 1 << 3;
-    /// A signal came with another barrier sequence number.
-    pub const BSEQ_UNMATCH: u64 = 1 << 4;
-    /// A signal came twice or with another operator.
-    pub const SIGNAL_STATE_ERROR: u64 = 1 << 5;
-    /// A synchronisation completed.
-    pub const SYNCHRONIZATION_ACKNOWLEDGE: u64 = 1 << 24;
-    /// A synchronisation completed with an error.
-    pub const ERROR_SYNCHRONIZATION_ACKNOWLEDGE: u64 = 1 << 25;
-    /// The notice could not be written.
-    pub const DMA_COMPLETION_EXCEPTION: u64 = 1 << 26;
-    /// That a round has ended, well or not.
-    pub const ACKNOWLEDGES: u64 = SYNCHRONIZATION_ACKNOWLEDGE | ERROR_SYNCHRONIZATION_ACKNOWLEDGE;
-    /// Every request bit there is.
-    pub const ALL: u64 = 0x3f | 0x7 << 24;
-    /// The requests that report an exception rather than the end of a round.
-    pub const EXCEPTIONS: u64 = 0x3f | DMA_COMPLETION_EXCEPTION;
-}
-
-/// TNI requests.
-pub mod tni {
-    /// The packet buffer queue could not be read.
-    pub const PBQ_READ_EXCEPTION: u64 = 1 << 0;
-    /// A packet buffer entry was marked as damaged in memory.
-    pub const PBQ_MARKED_UE: u64 = 1 << 1;
-    /// No packet buffer was left.
-    pub const PBQ_UNDERFLOW: u64 = 1 << 2;
-    /// A packet was discarded.
-    pub const PRQ_PACKET_DISCARD: u64 = 1 << 3;
-    /// Packet receive entries were written.
-    pub const PRQ_WRITE_ACKNOWLEDGE: u64 = 1 << 4;
-    /// The packet receive queue could not be written.
-    pub const PRQ_WRITE_EXCEPTION: u64 = 1 << 5;
-    /// The packet receive queue was full.
-    pub const PRQ_OVERFLOW: u64 = 1 << 6;
-    /// A signal came for a gate that is not enabled.
-    pub const INACTIVE_BG: u64 = 1 << 16;
-    /// The second translation stage failed.
-    pub const STAGE2_TRANSLATION_FAULT: u64 = 1 << 32;
-    /// Every request bit there is.
-    pub const ALL: u64 = 0x7f | INACTIVE_BG | STAGE2_TRANSLATION_FAULT;
-}
-
-/// TNR requests: five for each of the ten ports, at bit `6 * port`.
-pub mod tnr {
-    pub use super::PortRequest;
-
-    /// The request bit of `port` (0 to 9).
-    pub const fn bit(port: u8, request: PortRequest) -> u64 {
-        super::TnrIrqs::of(port, request).raw()
-    }
-
-    /// Every request bit there is.
-    pub const ALL: u64 = super::TnrIrqs::ALL.raw();
-}
-
 /// MSI-X vectors (ours; real TofuD is not a PCIe device).
 pub mod vector {
+    use crate::ids::{CqId, TniId};
+
     /// Links (TNR).
     pub const TNR: u16 = 0;
     /// Vectors of a TofuD node.
     pub const COUNT: u16 = 1 + 16 * crate::regs::NUM_TNI as u16;
 
     /// Exceptions and notices of one control queue.
-    pub const fn cq(tni: u8, cq: u8) -> u16 {
-        1 + 16 * tni as u16 + cq as u16
+    pub const fn cq(tni: TniId, cq: CqId) -> u16 {
+        1 + 16 * tni.get() as u16 + cq.get() as u16
     }
 
     /// All barrier gates of a TNI.
-    pub const fn bg(tni: u8) -> u16 {
-        1 + 16 * tni as u16 + 12
+    pub const fn bg(tni: TniId) -> u16 {
+        1 + 16 * tni.get() as u16 + 12
     }
 
     /// Packet queues of a TNI.
-    pub const fn tni(tni: u8) -> u16 {
-        1 + 16 * tni as u16 + 13
+    pub const fn tni(tni: TniId) -> u16 {
+        1 + 16 * tni.get() as u16 + 13
     }
 }

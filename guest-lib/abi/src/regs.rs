@@ -695,15 +695,15 @@ impl Register {
     #[inline]
     pub const fn offset(self) -> u64 {
         match self {
-            Self::Cq { tni, cq, reg } => cq_page(tni.get(), cq.get()) + reg.offset(),
-            Self::Cqs { tni, cq, reg } => cqs_page(tni.get(), cq.get()) + reg.offset(),
-            Self::Bch { tni, bch, reg } => bch_page(tni.get(), bch.get()) + reg.offset(),
-            Self::Bgs { tni, bg, reg } => bgs_page(tni.get(), bg.get()) + reg.offset(),
+            Self::Cq { tni, cq, reg } => cq_page(tni, cq) + reg.offset(),
+            Self::Cqs { tni, cq, reg } => cqs_page(tni, cq) + reg.offset(),
+            Self::Bch { tni, bch, reg } => bch_page(tni, bch) + reg.offset(),
+            Self::Bgs { tni, bg, reg } => bgs_page(tni, bg) + reg.offset(),
             Self::BgsData { tni, bg, buffer, qword } => {
                 let first = if buffer == 0 { BgsReg::DataA0 } else { BgsReg::DataB0 };
-                bgs_page(tni.get(), bg.get()) + first.offset() + qword as u64 * 8
+                bgs_page(tni, bg) + first.offset() + qword as u64 * 8
             }
-            Self::Tni { tni, reg } => tni_base(tni.get()) + reg.offset(),
+            Self::Tni { tni, reg } => tni_base(tni) + reg.offset(),
             Self::Port { port, reg } => PORT_BASE + port as u64 * PORT_STRIDE + reg.offset(),
             Self::Xb(reg) => XB_BASE + reg.offset(),
             Self::Tofu(reg) => TOFU_BASE + reg.offset(),
@@ -713,32 +713,32 @@ impl Register {
 
 /// BAR0 offset of a control queue's user page.
 #[inline]
-pub const fn cq_page(tni: u8, cq: u8) -> u64 {
-    tni as u64 * TNI_STRIDE + CQ_AREA + cq as u64 * PAGE_STRIDE
+pub const fn cq_page(tni: TniId, cq: CqId) -> u64 {
+    tni.get() as u64 * TNI_STRIDE + CQ_AREA + cq.get() as u64 * PAGE_STRIDE
 }
 
 /// BAR0 offset of a control queue's system page.
 #[inline]
-pub const fn cqs_page(tni: u8, cq: u8) -> u64 {
-    tni as u64 * TNI_STRIDE + CQS_AREA + cq as u64 * PAGE_STRIDE
+pub const fn cqs_page(tni: TniId, cq: CqId) -> u64 {
+    tni.get() as u64 * TNI_STRIDE + CQS_AREA + cq.get() as u64 * PAGE_STRIDE
 }
 
 /// BAR0 offset of a barrier channel's user page.
 #[inline]
-pub const fn bch_page(tni: u8, bch: u8) -> u64 {
-    tni as u64 * TNI_STRIDE + BCH_AREA + bch as u64 * PAGE_STRIDE
+pub const fn bch_page(tni: TniId, bch: BchId) -> u64 {
+    tni.get() as u64 * TNI_STRIDE + BCH_AREA + bch.get() as u64 * PAGE_STRIDE
 }
 
 /// BAR0 offset of a barrier gate's system page.
 #[inline]
-pub const fn bgs_page(tni: u8, bg: u8) -> u64 {
-    tni as u64 * TNI_STRIDE + BGS_AREA + bg as u64 * PAGE_STRIDE
+pub const fn bgs_page(tni: TniId, bg: BgId) -> u64 {
+    tni.get() as u64 * TNI_STRIDE + BGS_AREA + bg.get() as u64 * PAGE_STRIDE
 }
 
 /// BAR0 offset of a network interface's own registers.
 #[inline]
-pub const fn tni_base(tni: u8) -> u64 {
-    tni as u64 * TNI_STRIDE + TNI_AREA
+pub const fn tni_base(tni: TniId) -> u64 {
+    tni.get() as u64 * TNI_STRIDE + TNI_AREA
 }
 
 /// BAR0 offset of a TOFU register.

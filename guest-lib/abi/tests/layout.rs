@@ -516,12 +516,12 @@ fn msix_vectors_do_not_overlap() {
         seen[usize::from(v)] = true;
     };
     take(irq::vector::TNR);
-    for tni in 0..6 {
-        (0..12).for_each(|cq| take(irq::vector::cq(tni, cq)));
+    for tni in TniId::ALL {
+        CqId::ALL.iter().for_each(|cq| take(irq::vector::cq(tni, *cq)));
         take(irq::vector::bg(tni));
         take(irq::vector::tni(tni));
     }
-    assert_eq!(irq::vector::cq(1, 11), 28);
+    assert_eq!(irq::vector::cq(TniId::ALL[1], CqId::KERNEL), 28);
 }
 
 #[test]

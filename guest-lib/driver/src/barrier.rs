@@ -407,7 +407,7 @@ impl<P: Platform> Channel<P> {
         let (tni, bch) = (config.tni, config.bch);
         let platform = device.platform();
         let read = |tni: TniId, bg: BgId, reg: BgsReg| {
-            platform.bar0_read64(bgs_page(tni.get(), bg.get()) + reg.offset())
+            platform.bar0_read64(bgs_page(tni, bg) + reg.offset())
         };
         if read(tni, bch.gate(), BgsReg::BchMask) & BCH_MASK == 0 {
             return Err(ChannelError::Busy { tni, bg: bch.gate() });
@@ -418,10 +418,10 @@ impl<P: Platform> Channel<P> {
             }
         }
         if !config.interrupts.is_empty() {
-            platform.irq_enable(vector::bg(tni.get())).map_err(ChannelError::Interrupt)?;
+            platform.irq_enable(vector::bg(tni)).map_err(ChannelError::Interrupt)?;
         }
         let notices = platform.alloc_dma(NOTICE_SIZE, NOTICE_SIZE).map_err(ChannelError::Memory)?;
-        let page = DevicePage::new(device.clone(), bch_page(tni.get(), bch.get()));
+        let page = DevicePage::new(device.clone(), bch_page(tni, bch));
         let mut channel = Self {
             tni,
             bch,
@@ -442,7 +442,7 @@ impl<P: Platform> Channel<P> {
         }
         if !config.interrupts.is_empty() {
             // An interrupt from before is no news.
-            platform.irq_wait(vector::bg(tni.get()), 0);
+            platform.irq_wait(vector::bg(tni), 0);
         }
         Ok(channel)
     }
@@ -480,7 +480,7 @@ impl<P: Platform> Channel<P> {
         if irr.intersects(REFUSALS) {
             return Err(ChannelError::Refused { tni, bg, irr });
         }
-        let state = bgs_page(tni.get(), bg.get()) + BgsReg::State.offset();
+        let state = bgs_page(tni, bg) + BgsReg::State.offset();
         self.device()
             .poll_register(state, "barrier gate STATE enabled", |v| v & 1 != 0)
             .map(drop)
@@ -493,7 +493,7 @@ impl<P: Platform> Channel<P> {
     }
 
     fn write(&self, tni: TniId, bg: BgId, reg: BgsReg, value: u64) {
-        self.device().platform().bar0_write64(bgs_page(tni.get(), bg.get()) + reg.offset(), value);
+        self.device().platform().bar0_write64(bgs_page(tni, bg) + reg.offset(), value);
     }
 
     fn wait_for_mask(&self) -> Result<(), TimedOut> {
@@ -572,7 +572,7 @@ impl<P: Platform> Channel<P> {
                     self.armed = true;
                 }
                 let nap = timeout_ns.saturating_sub(elapsed).min(self.nap_ns);
-                self.device().platform().irq_wait(vector::bg(self.tni.get()), nap);
+                self.device().platform().irq_wait(vector::bg(self.tni), nap);
                 // What has ended the sleep may be the interrupt of an earlier round that came
                 // late. Then the request that it was for would hide that of this round's end.
                 self.armed = false;
@@ -688,7 +688,7 @@ impl<P: Platform> Device<P> {
         gates: &[(TniId, BgId)],
     ) -> Result<(), TimedOut> {
         let write = |tni: TniId, bg: BgId, reg: BgsReg, value| {
-            self.platform().bar0_write64(bgs_page(tni.get(), bg.get()) + reg.offset(), value);
+            self.platform().bar0_write64(bgs_page(tni, bg) + reg.offset(), value);
         };
         write(tni, bch.gate(), BgsReg::BchMask, BCH_MASK);
         for &(tni, bg) in gates {
@@ -713,7 +713,7 @@ impl<P: Platform> Device<P> {
     }
 
     fn wait_for_channel_mask(&self, tni: TniId, bch: BchId) -> Result<(), TimedOut> {
-        let status = bgs_page(tni.get(), bch.get()) + BgsReg::BchMaskStatus.offset();
+        let status = bgs_page(tni, bch.gate()) + BgsReg::BchMaskStatus.offset();
         let done = |v| v & BCH_MASK_STATUS_RUN == 0;
         self.poll_register(status, "BCH_MASK_STATUS.RUN to be clear", done).map(drop)
     }

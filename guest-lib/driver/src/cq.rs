@@ -201,7 +201,7 @@ impl<P: Platform> Cq<P> {
     pub fn open(device: &Device<P>, config: &CqConfig) -> Result<Self, OpenError> {
         let (tni, cq) = (config.tni, config.cq);
         let platform = device.platform();
-        let present = platform.bar0_read64(tni_base(tni.get()) + TniReg::CqPresent.offset());
+        let present = platform.bar0_read64(tni_base(tni) + TniReg::CqPresent.offset());
         if present >> cq.get() & 1 == 0 {
             return Err(OpenError::NoSuchCq { tni, cq });
         }
@@ -210,19 +210,19 @@ impl<P: Platform> Cq<P> {
         }
         let entries = |code: u8| queue_entries(code.into()).ok_or(OpenError::QueueSize(code));
         let (orders, notices) = (entries(config.toq_size)?, entries(config.mrq_size)?);
-        let system = cqs_page(tni.get(), cq.get());
+        let system = cqs_page(tni, cq);
         let status = CqsStatus(platform.bar0_read64(system + CqsReg::Status.offset()));
         if status.cq_enable() {
             return Err(OpenError::Busy(status));
         }
-        let vector = vector::cq(tni.get(), cq.get());
+        let vector = vector::cq(tni, cq);
         if !config.interrupts.is_empty() {
             platform.irq_enable(vector).map_err(OpenError::Interrupt)?;
         }
 
         let alloc = |size, align| platform.alloc_dma(size, align);
         let memory = RingMemory::new(orders, notices, alloc).map_err(OpenError::Memory)?;
-        let page = DevicePage::new(device.clone(), cq_page(tni.get(), cq.get()));
+        let page = DevicePage::new(device.clone(), cq_page(tni, cq));
         let mut queue = Self {
             tni,
             cq,

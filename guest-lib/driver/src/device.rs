@@ -112,12 +112,12 @@ impl<P: Platform> Device<P> {
 
     /// Interrupt registers of a control queue.
     pub(crate) fn cqs_irq(&self, tni: TniId, cq: CqId) -> IrqUnit<'_, P, CqsIrqs> {
-        IrqUnit::new(&self.platform, cqs_page(tni.get(), cq.get()) + CqsReg::Irr.offset())
+        IrqUnit::new(&self.platform, cqs_page(tni, cq) + CqsReg::Irr.offset())
     }
 
     /// Interrupt registers of a barrier gate.
     pub(crate) fn bgs_irq(&self, tni: TniId, bg: BgId) -> IrqUnit<'_, P, BgsIrqs> {
-        IrqUnit::new(&self.platform, bgs_page(tni.get(), bg.get()) + BgsReg::Irr.offset())
+        IrqUnit::new(&self.platform, bgs_page(tni, bg) + BgsReg::Irr.offset())
     }
 
     /// Reads a register.
@@ -144,13 +144,13 @@ impl<P: Platform> Device<P> {
 
     /// Tells a control queue to stop.
     pub(crate) fn disable_queue(&self, tni: TniId, cq: CqId) {
-        self.platform.bar0_write64(cqs_page(tni.get(), cq.get()) + CqsReg::Enable.offset(), 0);
+        self.platform.bar0_write64(cqs_page(tni, cq) + CqsReg::Enable.offset(), 0);
     }
 
     /// Waits until a control queue has stopped and uses memory no more, and leaves it without
     /// interrupts and tables.
     pub(crate) fn finish_queue(&self, tni: TniId, cq: CqId) -> Result<(), TimedOut> {
-        let page = cqs_page(tni.get(), cq.get());
+        let page = cqs_page(tni, cq);
         // It is done with memory only when it has nothing under way either.
         let done = |v| !CqsStatus(v).cq_enable() && !CqsStatus(v).cache_flush_busy();
         let status = page + CqsReg::Status.offset();
@@ -221,11 +221,11 @@ pub struct Tni<'a, P> {
 
 impl<'a, P: Platform> Tni<'a, P> {
     fn read(&self, reg: TniReg) -> u64 {
-        self.device.platform.bar0_read64(tni_base(self.tni.get()) + reg.offset())
+        self.device.platform.bar0_read64(tni_base(self.tni) + reg.offset())
     }
 
     fn set_enable(&self, on: bool, state: TniState, what: &'static str) -> Result<(), DeviceError> {
-        let base = tni_base(self.tni.get());
+        let base = tni_base(self.tni);
         self.device.platform.bar0_write64(base + TniReg::Enable.offset(), on.into());
         self.device
             .poll_register(base + TniReg::State.offset(), what, |v| v & 3 == state as u64)
@@ -258,7 +258,7 @@ impl<'a, P: Platform> Tni<'a, P> {
 
     /// Interrupt registers of the interface.
     pub fn irq(&self) -> IrqUnit<'a, P, TniIrqs> {
-        let base = tni_base(self.tni.get());
+        let base = tni_base(self.tni);
         IrqUnit::new(&self.device.platform, base + TniReg::Irr.offset())
     }
 }

@@ -257,7 +257,7 @@ impl<P: Platform> Packets<P> {
         }
         let queues = PacketQueues::new(memory.rx.device_addr(), config.rx_buffers);
         if config.interrupts {
-            platform.irq_enable(vector::tni(config.tni.get())).map_err(PacketError::Interrupt)?;
+            platform.irq_enable(vector::tni(config.tni)).map_err(PacketError::Interrupt)?;
         }
         let mut packets = Self {
             device: device.clone(),
@@ -290,7 +290,7 @@ impl<P: Platform> Packets<P> {
         tni.irq().reset(if config.interrupts { WAKING } else { TniIrqs::NONE });
         if config.interrupts {
             // An interrupt from before the reset of the unit is no news.
-            platform.irq_wait(vector::tni(config.tni.get()), 0);
+            platform.irq_wait(vector::tni(config.tni), 0);
         }
         tni.enable().map_err(PacketError::Device)?;
         Ok(packets)
@@ -317,12 +317,12 @@ impl<P: Platform> Packets<P> {
     }
 
     fn write(&self, reg: TniReg, value: u64) {
-        self.device.platform().bar0_write64(tni_base(self.tni.get()) + reg.offset(), value);
+        self.device.platform().bar0_write64(tni_base(self.tni) + reg.offset(), value);
     }
 
     /// Reads a register of the TNI, such as a counter.
     pub fn read(&self, reg: TniReg) -> u64 {
-        self.device.platform().bar0_read64(tni_base(self.tni.get()) + reg.offset())
+        self.device.platform().bar0_read64(tni_base(self.tni) + reg.offset())
     }
 
     fn irq(&self) -> IrqUnit<'_, P, TniIrqs> {
@@ -600,7 +600,7 @@ impl<P: Platform> Packets<P> {
             if elapsed >= timeout_ns || !self.interrupts {
                 return false;
             }
-            if platform.irq_wait(vector::tni(self.tni.get()), timeout_ns - elapsed) {
+            if platform.irq_wait(vector::tni(self.tni), timeout_ns - elapsed) {
                 self.armed = false;
                 // What the interrupt was for is not to wait until the next one is asked for, as
                 // that takes two accesses to registers.
@@ -658,7 +658,7 @@ impl<P: Platform> Device<P> {
     /// say. Its control queue is to be stopped, too: [`Device::stop_queues`].
     pub fn stop_packets(&self, tni: TniId) {
         self.tni(tni).irq().mask(WAKING);
-        let base = tni_base(tni.get());
+        let base = tni_base(tni);
         self.platform().bar0_write64(base + TniReg::PrqPa.offset(), 0);
         self.platform().bar0_write64(base + TniReg::PbqPa.offset(), 0);
         // Writes may be posted. When this is answered they have arrived, and nothing is written to

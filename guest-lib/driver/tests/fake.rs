@@ -165,7 +165,7 @@ impl Platform for Fake {
     }
 
     fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
-        assert_eq!(vector, vector::cq(TNI.get(), CQ.get()));
+        assert_eq!(vector, vector::cq(TNI, CQ));
         self.with(|s| {
             if timeout_ns > 0 {
                 match s.on_sleep.take() {

@@ -48,7 +48,7 @@ impl Registration {
         (tni, gates): (TniId, GateSet),
         (signal, si_int): (Arc<Signal>, i32),
     ) -> Result<Option<Self>> {
-        let Some(request) = device.vector(irq::vector::bg(tni.get())) else {
+        let Some(request) = device.vector(irq::vector::bg(tni)) else {
             return Ok(None);
         };
         let seen = Arc::new(Atomic::new(0), GFP_KERNEL)?;

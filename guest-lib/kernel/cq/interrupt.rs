@@ -43,7 +43,7 @@ pub(super) fn register(
     id: QueueId,
     signal: &Arc<Signal>,
 ) -> Result<Option<Registration>> {
-    let Some(request) = device.vector(irq::vector::cq(id.tni.get(), id.cq.get())) else {
+    let Some(request) = device.vector(irq::vector::cq(id.tni, id.cq)) else {
         return Ok(None);
     };
     let handler = Handler {

@@ -9,8 +9,7 @@ use kernel::sync::atomic::{Atomic, Full, Relaxed};
 use kernel::sync::{new_mutex, new_spinlock, Arc, Mutex, SpinLock};
 
 use tofu_abi::irq::vector;
-use tofu_abi::regs::KERNEL_CQ;
-use tofu_abi::TniId;
+use tofu_abi::{CqId, TniId};
 use tofu_ipotofu::neighbor::LocalNode;
 
 use super::engine::{now_ns, Peers};
@@ -130,8 +129,8 @@ impl Link {
             KBox::try_pin_init(registration, GFP_KERNEL)
         };
         let irqs = Irqs {
-            _packets: irq(vector::tni(self.tni.get()), false)?,
-            _sent: irq(vector::cq(self.tni.get(), KERNEL_CQ), true)?,
+            _packets: irq(vector::tni(self.tni), false)?,
+            _sent: irq(vector::cq(self.tni, CqId::KERNEL), true)?,
         };
         *self.irqs.lock() = Some(irqs);
         let _quiet = Quiet::new();

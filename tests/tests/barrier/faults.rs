@@ -142,7 +142,7 @@ fn a_signal_of_another_group_is_refused() {
     }
     cluster.settle();
     for (rank, channel) in channels.iter_mut().enumerate() {
-        assert!(cluster.device(rank as u32).platform().irq_wait(vector::bg(TNI), 0));
+        assert!(cluster.device(rank as u32).platform().irq_wait(vector::bg(TNI_ID), 0));
         let exceptions = BgsIrqs::GPID_UNMATCH;
         assert_eq!(channel.wait(SHORT_NS), Err(ChannelWaitError::TimedOut { exceptions }));
         let other = members[1 - rank].place();
@@ -182,7 +182,7 @@ fn a_signal_of_a_stranger_changes_nothing() {
     let mut channel = Channel::open(cluster.device(9), &config, &[own]).unwrap();
     channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
     assert_eq!(device.tni(TNI_ID).irq().pending(), TniIrqs::INACTIVE_BG);
-    assert!(device.platform().irq_wait(vector::tni(TNI), 0));
+    assert!(device.platform().irq_wait(vector::tni(TNI_ID), 0));
     let register = Register::Tni { tni: TNI_ID, reg: TniReg::ExceptionInfoInactiveBg };
     let info = InactiveBg(device.read(register));
     assert_eq!((info.dest(), u64::from(info.source())), (44, stranger.place().0));

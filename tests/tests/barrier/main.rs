@@ -296,7 +296,7 @@ fn members_may_be_on_the_same_node() {
 fn the_end_of_a_round_is_an_interrupt_if_it_is_unmasked() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
-    let fired = |rank| cluster.device(rank).platform().irq_wait(vector::bg(TNI), 0);
+    let fired = |rank| cluster.device(rank).platform().irq_wait(vector::bg(TNI_ID), 0);
     group.start(Op::Barrier, &[[0; 8]; 2], 0);
     cluster.settle();
     let irq = |group: &Group, rank: usize| {

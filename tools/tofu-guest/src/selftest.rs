@@ -200,7 +200,7 @@ fn transfers(device: &Device<VfioPlatform>, tni: TniId) -> Result<String, Fault>
 
 fn interrupts(device: &Device<VfioPlatform>, tni: TniId) -> Result<String, Fault> {
     let mut queue = Loop::open(device, tni, CqId::ALL[0])?;
-    let vector = vector::cq(tni.get(), 0);
+    let vector = vector::cq(tni, CqId::ALL[0]);
     let platform = device.platform();
     let start = Instant::now();
     let put = Order::put(queue.to, queue.at(HALF), queue.at(0), 8);
@@ -220,7 +220,7 @@ fn handler(device: &Device<VfioPlatform>) -> Result<String, Fault> {
     let fired = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&fired);
     let mut queue = Loop::open(device, TniId::ALL[0], CQ)?;
-    device.platform().on_interrupt(vector::cq(0, CQ.get()), move || {
+    device.platform().on_interrupt(vector::cq(TniId::ALL[0], CQ), move || {
         counter.fetch_add(1, Ordering::SeqCst);
     })?;
     // A notice by itself.

@@ -109,7 +109,7 @@ impl SharedDevice for Vfio {
     }
 
     fn interrupt(&self, tni: TniId) -> io::Result<BorrowedFd<'_>> {
-        self.0.platform().share_interrupt(vector::tni(tni.get()))
+        self.0.platform().share_interrupt(vector::tni(tni))
     }
 
     fn stop_packets(&self, tni: TniId) {

@@ -133,7 +133,7 @@ impl Cq {
             next: AtomicU64::new(0),
             session: AtomicU32::new(0),
             session_overflow: AtomicBool::new(false),
-            irq: IrqUnit::new(vector::cq(tni.get(), id.get())),
+            irq: IrqUnit::new(vector::cq(tni, id)),
             page: Page::new(tni, id, shared),
             tables: Arc::new(Tables::new()),
             direct: Mutex::new(DirectRegister::default()),

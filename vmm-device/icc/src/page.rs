@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tofu_abi::regs::{CqReg, NUM_BCH, NUM_CQ, NUM_TNI, PAGE_SIZE, bch_page};
-use tofu_abi::{CqId, Doorbell, TniId};
+use tofu_abi::{BchId, CqId, Doorbell, TniId};
 use vm_memory::{MmapRegion, VolatileMemory};
 
 /// Pages that are shared with the guest: one of 4 KiB for each control queue and barrier channel.
@@ -33,7 +33,7 @@ impl SharedPages {
 
     /// Bytes of BAR0 up to the end of the last barrier channel's page.
     pub const SIZE_AS_IN_BAR: usize =
-        (bch_page(NUM_TNI as u8 - 1, NUM_BCH as u8 - 1) + PAGE_SIZE) as usize;
+        (bch_page(TniId::ALL[NUM_TNI - 1], BchId::ALL[NUM_BCH - 1]) + PAGE_SIZE) as usize;
 
     /// Uses `region`, which must be [`SharedPages::SIZE`] bytes long at least.
     pub fn new(region: Arc<MmapRegion<()>>) -> Option<Self> {

@@ -30,7 +30,7 @@ impl Tni {
     pub(crate) fn new(id: TniId) -> Self {
         Self {
             enabled: AtomicBool::new(false),
-            irq: IrqUnit::new(vector::tni(id.get())),
+            irq: IrqUnit::new(vector::tni(id)),
             registers: [const { AtomicU64::new(0) }; REGISTERS],
             packets: Mutex::default(),
         }

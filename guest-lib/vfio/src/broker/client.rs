@@ -135,7 +135,7 @@ impl Broker {
     /// See [`BrokerError`].
     pub fn join_packets(self: Arc<Self>, tni: TniId) -> Result<SharedPlatform, BrokerError> {
         let request = Request::Packets { version: VERSION, tni: tni.get() };
-        self.enter(&request, Some(vector::tni(tni.get())))
+        self.enter(&request, Some(vector::tni(tni)))
     }
 
     /// Asks to have the device alone, until this connection is dropped.

@@ -24,7 +24,7 @@ pub(super) struct BarrierUnit {
 
 impl BarrierUnit {
     fn new(node: Coords, tni: TniId, profile: Profile, pages: Option<&SharedPages>) -> Self {
-        let irq = |_| IrqUnit::new(vector::bg(tni.get()));
+        let irq = |_| IrqUnit::new(vector::bg(tni));
         Self {
             irqs: (0..profile.gates).map(irq).collect(),
             pages: channels(profile).map(|bch| ChannelPage::new(tni, bch, pages)).collect(),

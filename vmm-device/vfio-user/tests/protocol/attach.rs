@@ -50,7 +50,10 @@ fn a_put_between_two_clients() {
     for end in [&cq, &cq2] {
         let platform = end.device().platform();
         let interrupted = platform.woken.load(SeqCst);
-        assert!(interrupted || platform.irq_wait(vector::cq(1, 2), 20_000_000_000));
+        assert!(
+            interrupted
+                || platform.irq_wait(vector::cq(TniId::ALL[1], CqId::ALL[2]), 20_000_000_000)
+        );
     }
 
     drop((cq, cq2));

@@ -217,7 +217,11 @@ fn drive(host: &Host, polled: bool) {
         let order = Order::put(to, stag2.at(0), stag.at(0), LEN as u32);
         cq.post_and_ring(&order.remote_notice().interrupt(), 0).unwrap();
         for end in [&cq, &cq2] {
-            assert!(end.device().platform().irq_wait(vector::cq(5, 11), 20 * SECONDS));
+            assert!(
+                end.device()
+                    .platform()
+                    .irq_wait(vector::cq(TniId::ALL[5], CqId::KERNEL), 20 * SECONDS)
+            );
         }
         assert!(cq.wait_tcq(20 * SECONDS).unwrap().is_success());
         cq2.wait_mrq(20 * SECONDS).unwrap();

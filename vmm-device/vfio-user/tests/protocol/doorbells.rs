@@ -36,15 +36,15 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 }
 
 fn queue_pages() -> Vec<u64> {
-    (0..6).flat_map(|tni| (0..12).map(move |cq| cq_page(tni, cq))).collect()
+    TniId::ALL.into_iter().flat_map(|tni| CqId::ALL.map(|cq| cq_page(tni, cq))).collect()
 }
 
 fn all_pages() -> Vec<u64> {
     let of_tni = |tni| {
-        let channels = (0..16).map(move |bch| bch_page(tni, bch));
-        (0..12).map(move |cq| cq_page(tni, cq)).chain(channels)
+        let channels = BchId::ALL.map(|bch| bch_page(tni, bch));
+        CqId::ALL.map(|cq| cq_page(tni, cq)).into_iter().chain(channels)
     };
-    (0..6).flat_map(of_tni).collect()
+    TniId::ALL.into_iter().flat_map(of_tni).collect()
 }
 
 /// Maps the pages of BAR0 as QEMU does.
@@ -192,10 +192,13 @@ fn a_page_of_a_disabled_queue_is_memory_without_consequences() {
     }
     let platform = looped.cq.device().platform();
     let pages = platform.pages.as_ref().unwrap();
-    assert_eq!(word_at(pages, cq_page(2, 3) + 4088).load(SeqCst), 0);
+    assert_eq!(word_at(pages, cq_page(TniId::ALL[2], CqId::ALL[3]) + 4088).load(SeqCst), 0);
     // By message the disabled queue's page is the same memory.
-    let value =
-        platform.client.lock().unwrap().read(0, cq_page(2, 7) + CqReg::MrqFullPointer.offset(), 8);
+    let value = platform.client.lock().unwrap().read(
+        0,
+        cq_page(TniId::ALL[2], CqId::ALL[7]) + CqReg::MrqFullPointer.offset(),
+        8,
+    );
     assert_eq!(value, 0x1234_5678_9abc_def0u64.to_le_bytes());
     assert!(!host.servers[0].node().icc().queue_is_enabled(TniId::ALL[2], CqId::ALL[7].into()));
     drop(looped);
@@ -330,7 +333,7 @@ fn event_descriptors_go_to_as_many_queues_as_the_client_takes() {
     assert_eq!((word(&answer, 0), word(&answer, 12), fds.len()), (16 + 40 * 8, 8, 8));
     let firsts = (0..8).map(|n| long(&answer, 16 + 40 * n) - CqReg::FetchStart.offset());
     let expected = [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (0, 1), (1, 1)];
-    assert!(firsts.eq(expected.map(|(tni, cq)| cq_page(tni, cq))));
+    assert!(firsts.eq(expected.map(|(tni, cq)| cq_page(TniId::ALL[tni], CqId::ALL[cq]))));
     for (request, errno) in
         [([16, 0, 9, 0], EINVAL), ([16, 1, 0, 0], EINVAL), ([15, 0, 0, 0], EINVAL)]
     {

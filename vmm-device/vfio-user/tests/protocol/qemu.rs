@@ -318,7 +318,11 @@ fn drive(host: &Host) {
         cq.post_and_ring(&order.remote_notice().interrupt(), 0).unwrap();
         // By the interrupt, before anything has looked at the queues.
         for end in [&cq, &cq2] {
-            assert!(end.device().platform().irq_wait(vector::cq(3, 4), 20_000_000_000));
+            assert!(
+                end.device()
+                    .platform()
+                    .irq_wait(vector::cq(TniId::ALL[3], CqId::ALL[4]), 20_000_000_000)
+            );
         }
         assert!(cq.wait_tcq(20_000_000_000).unwrap().is_success());
         cq2.wait_mrq(20_000_000_000).unwrap();
