@@ -174,7 +174,7 @@ fn kvm() -> bool {
 pub(crate) fn prepare() -> anyhow::Result<()> {
     let progress =
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
-    Kit::prepare(None, &LinuxArgs::NONE, kvm(), &progress)?;
+    Kit::prepare(None, &LinuxArgs::default(), kvm(), &progress)?;
     kit::qemu(&progress)?;
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
@@ -191,7 +191,7 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
 pub(crate) fn modes() -> anyhow::Result<(MachineArgs, Doorbell)> {
     let args = MachineArgs {
         guest: None,
-        linux: LinuxArgs { linux: true, ..LinuxArgs::NONE },
+        linux: LinuxArgs { linux: true, ..LinuxArgs::default() },
         ..up(SHAPE, "")?
     };
     let plan = Plan::new(&args)?;

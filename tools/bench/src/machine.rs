@@ -5,9 +5,7 @@ use std::time::{Duration, Instant};
 
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::{Event, Outcome};
-use tofu_supervisor::options::{
-    BootArgs, GatewayArgs, LinuxArgs, MachineArgs, SandboxArgs, ShapeArgs,
-};
+use tofu_supervisor::options::{MachineArgs, SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::{Backend, Machines};
 
@@ -69,16 +67,6 @@ pub(crate) fn up(shape: &str, guest: &str) -> anyhow::Result<MachineArgs> {
         shape: ShapeArgs { shape: Some(shape.parse()?), config: None },
         sandbox: SandboxArgs { off: true },
         guest: Some(guest.to_owned()),
-        args: None,
-        nodes: None,
-        memory: None,
-        timeout: None,
-        doorbell: None,
-        engines: None,
-        ip: GatewayArgs::NONE,
-        faults: None,
-        capture: Vec::new(),
-        boot: BootArgs::default(),
-        linux: LinuxArgs::NONE,
+        ..MachineArgs::default()
     })
 }

@@ -69,7 +69,7 @@ pub(crate) fn linux(nodes: u32) -> anyhow::Result<Boot> {
         let args = MachineArgs {
             guest: None,
             memory: Some(MemorySize(256 << 20)),
-            linux: LinuxArgs { linux: true, boot_timeout, ..LinuxArgs::NONE },
+            linux: LinuxArgs { linux: true, boot_timeout, ..LinuxArgs::default() },
             ..row(nodes, "", from)?
         };
         anyhow::Ok(Lab::start(&args, Ethernet::None)?.ready.as_secs_f64())

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use tofu_abi::Coords;
 use tofu_agent::wire::{FrameReader, encode};
 use tofu_fabric::Shape;
 
@@ -136,6 +137,29 @@ pub fn parse_node(text: &str) -> anyhow::Result<(Option<MachineName>, NodeName)>
         )
     })?;
     Ok((machine, wanted))
+}
+
+/// The place of a node that the user calls `text`, in a machine of this shape.
+///
+/// # Errors
+///
+/// If it has none.
+pub fn place(node: NodeName, text: &str, shape: &Shape) -> anyhow::Result<Coords> {
+    node.at(shape).with_context(|| format!("node {text}: the machine {shape} has no such node"))
+}
+
+/// Finds the machine of the node that the user calls `text`, and the node's place; whether there is
+/// a guest does not matter. Returns the machine's socket, its shape, and the place.
+///
+/// # Errors
+///
+/// If there is none, or it does not answer.
+pub fn locate(text: &str) -> anyhow::Result<(PathBuf, Shape, Coords)> {
+    let (machine, node) = parse_node(text)?;
+    let (_, control) = find_machine(machine.as_ref())?;
+    let shape = shape(&control)?;
+    let at = place(node, text, &shape)?;
+    Ok((control, shape, at))
 }
 
 /// What a machine answers about its network.

@@ -12,7 +12,9 @@ mod program;
 pub mod protocol;
 pub mod rundir;
 
-pub use connection::{Connection, Found, ask, find_machine, find_node, info, parse_node, shape};
+pub use connection::{
+    Connection, Found, ask, find_machine, find_node, info, locate, parse_node, place, shape,
+};
 pub use counters::{Counters, NodeCounters};
 pub use name::{MachineName, NodeName, node_name};
 pub use program::RemoteProgram;

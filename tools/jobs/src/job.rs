@@ -82,7 +82,7 @@ impl Control {
             // Nobody listens any more once the run is over.
             let _ = to.send(Event::Signal(signal));
         });
-        Ok(Self { sender, events, signal, _signals: signals.context("cannot handle signals")? })
+        Ok(Self { sender, events, signal, _signals: signals? })
     }
 
     /// A way for others to tell what has happened.

@@ -14,7 +14,7 @@ use crate::units::{
 };
 
 /// A machine: its nodes, and what goes on in it.
-#[derive(Debug, Clone, Parser)]
+#[derive(Debug, Clone, Default, Parser)]
 pub struct MachineArgs {
     /// Which machine.
     #[command(flatten)]
@@ -89,7 +89,7 @@ pub struct MachineArgs {
 }
 
 /// Which machine.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct ShapeArgs {
     /// Shape of the machine: unit, shelf, half-rack, or six lengths
     ///
@@ -107,7 +107,7 @@ pub struct ShapeArgs {
 }
 
 /// Whether the machine's threads give up rights.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct SandboxArgs {
     /// Do without the sandbox
     ///
@@ -119,7 +119,7 @@ pub struct SandboxArgs {
 }
 
 /// Linux nodes.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Linux nodes")]
 pub struct LinuxArgs {
     /// Boot Linux on the nodes; two nodes unless a shape is given
@@ -174,28 +174,11 @@ pub struct LinuxArgs {
     pub detached: bool,
 }
 
-impl LinuxArgs {
-    /// What they are if none is given.
-    pub const NONE: Self = Self {
-        linux: false,
-        vmm: Vmm::Auto,
-        cpus: None,
-        image: None,
-        kernel: None,
-        initrd: None,
-        append: None,
-        net: Net::None,
-        boot_timeout: Timeout::DEFAULT,
-        name: None,
-        detach: false,
-        detached: false,
-    };
-}
-
 /// A monitor for Linux nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Vmm {
     /// Our own with hardware virtualisation and without --net; QEMU otherwise
+    #[default]
     Auto,
     /// Our own; needs hardware virtualisation
     Tofu,
@@ -204,16 +187,17 @@ pub enum Vmm {
 }
 
 /// A network between Linux nodes besides Tofu.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Net {
     /// None
+    #[default]
     None,
     /// All Linux nodes in an Ethernet of their own
     Lan,
 }
 
 /// How the machine's network is joined to the host.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "IP over Tofu")]
 pub struct GatewayArgs {
     /// Node that joins the machine to the host, and has no guest: X,Y,Z,A,B,C
@@ -240,16 +224,11 @@ pub struct GatewayArgs {
     pub(crate) mtu: Option<Mtu>,
 }
 
-impl GatewayArgs {
-    /// What they are if none is given.
-    pub const NONE: Self =
-        Self { gateway: None, tap: TapWhen::Auto, nat: false, ip_number: None, mtu: None };
-}
-
 /// Whether there is an interface on the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TapWhen {
     /// If this process has CAP_NET_ADMIN
+    #[default]
     Auto,
     /// Always; it is an error if there cannot be one
     On,

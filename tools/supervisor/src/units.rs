@@ -62,6 +62,12 @@ impl Timeout {
         "a whole number with ms, s, m or h, such as \"30s\", from 1ms to 24h";
 }
 
+impl Default for Timeout {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
 impl FromStr for Timeout {
     type Err = &'static str;
 

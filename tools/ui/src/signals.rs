@@ -1,9 +1,11 @@
 //! Ctrl-C and termination.
 
-use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
@@ -17,10 +19,27 @@ pub struct Forwarding {
 /// soon after the first count as the same.
 const SAME: Duration = Duration::from_millis(500);
 
+const CANNOT: &str = "cannot handle signals";
+
+/// What becomes true with the first SIGINT or SIGTERM, as [`forward`] has it.
+///
+/// # Errors
+///
+/// As of [`forward`].
+pub fn flag() -> anyhow::Result<(Arc<AtomicBool>, Forwarding)> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let set = Arc::clone(&flag);
+    Ok((flag, forward(move |_| set.store(true, SeqCst))?))
+}
+
 /// Calls `forward` with the number of the first SIGINT or SIGTERM. A later one ends
 /// the process at once, for the case that stopping hangs.
-pub fn forward(forward: impl Fn(i32) + Send + 'static) -> io::Result<Forwarding> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+///
+/// # Errors
+///
+/// If the host has no descriptors or threads left.
+pub fn forward(forward: impl Fn(i32) + Send + 'static) -> anyhow::Result<Forwarding> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context(CANNOT)?;
     let handle = signals.handle();
     let thread = thread::Builder::new().name("signals".into()).spawn(move || {
         let mut first: Option<Instant> = None;
@@ -34,7 +53,8 @@ pub fn forward(forward: impl Fn(i32) + Send + 'static) -> io::Result<Forwarding>
                 Some(_) => std::process::exit(128 + signal),
             }
         }
-    })?;
+    });
+    let thread = thread.context(CANNOT)?;
     Ok(Forwarding { handle, thread: Some(thread) })
 }
 

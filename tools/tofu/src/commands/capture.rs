@@ -11,7 +11,7 @@ use serde_json::json;
 use tofu_control::protocol::{
     CaptureLimits, CaptureReply, CaptureRequest, CaptureSummary, Reply, Request,
 };
-use tofu_control::{Connection, find_machine, parse_node, shape};
+use tofu_control::{Connection, locate};
 use tofu_supervisor::capture::file::WholeBlocks;
 use tofu_supervisor::capture::select::{CapturePoints, PacketKinds};
 use tofu_ui::signals;
@@ -74,12 +74,7 @@ Examples:
 
 /// Runs `tofu capture` and returns the exit code.
 pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
-    let (machine, node) = parse_node(&args.node)?;
-    let (_, control) = find_machine(machine.as_ref())?;
-    let shape = shape(&control)?;
-    let at = node
-        .at(&shape)
-        .with_context(|| format!("node {}: the machine {shape} has no such node", args.node))?;
+    let (control, _, at) = locate(&args.node)?;
     let to_stdout = args.write.as_os_str() == "-";
     let out: Box<dyn Write> = if to_stdout {
         Box::new(io::stdout())
@@ -104,8 +99,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
     let _signals = signals::forward(move |_| {
         // The machine then ends the file and says so.
         let _ = stream.shutdown(Shutdown::Write);
-    })
-    .context("cannot handle signals")?;
+    })?;
     let mut file = WholeBlocks::new(out);
     let mut begun = false;
     let summary = loop {

@@ -102,8 +102,7 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<u8> {
     let _signals = signals::forward(move |signal| {
         // Nobody listens any more if it is over.
         let _ = sender.send(signal);
-    })
-    .context("cannot handle signals")?;
+    })?;
     let open = Arc::new(AtomicUsize::new(0));
     let mut controls = Vec::new();
     let mut listening = Vec::new();

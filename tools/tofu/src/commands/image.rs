@@ -5,8 +5,6 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use anyhow::Context;
 use clap::Subcommand;
@@ -106,10 +104,7 @@ pub(crate) enum ImageCommand {
 
 /// Runs `tofu image` and returns the exit code.
 pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
-    let cancelled = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&cancelled);
-    let _signals =
-        signals::forward(move |_| seen.store(true, SeqCst)).context("cannot handle signals")?;
+    let (cancelled, _signals) = signals::flag()?;
     let progress = ImageProgress::new(cancelled, Style::detect(false).progress);
     let cache = Cache::from_env()?;
     let result = match command {

@@ -2,12 +2,12 @@
 
 use std::io::{self, Write};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_control::protocol::{LinkEnd, NetworkReply, NetworkRequest};
-use tofu_control::{MachineName, ask, find_machine, parse_node, shape};
+use tofu_control::{MachineName, ask, find_machine, locate, parse_node, place, shape};
 use tofu_fabric::{Link, Port, Shape};
 
 /// Take links of a running machine down and up, or list them
@@ -59,12 +59,7 @@ pub(crate) fn run(command: &LinkCommand) -> anyhow::Result<u8> {
 }
 
 fn set(args: &LinkArgs, up: bool) -> anyhow::Result<u8> {
-    let (machine, from) = parse_node(&args.from)?;
-    let (_, control) = find_machine(machine.as_ref())?;
-    let shape = shape(&control)?;
-    let at = from
-        .at(&shape)
-        .with_context(|| format!("node {}: the machine {shape} has no such node", args.from))?;
+    let (control, shape, at) = locate(&args.from)?;
     for port in ports(&shape, at, &args.to)? {
         ask(&control, NetworkRequest::SetLink { at: at.to_array(), port: port.index() as u8, up })?;
     }
@@ -83,9 +78,7 @@ fn ports(shape: &Shape, at: Coords, text: &str) -> anyhow::Result<Vec<Port>> {
         return Ok(vec![port]);
     }
     let (_, to) = parse_node(text)?;
-    let to = to
-        .at(shape)
-        .with_context(|| format!("node {text}: the machine {shape} has no such node"))?;
+    let to = place(to, text, shape)?;
     let ports: Vec<_> = with_link().filter(|port| shape.neighbor(at, *port) == Some(to)).collect();
     if ports.is_empty() {
         let near: Vec<_> =

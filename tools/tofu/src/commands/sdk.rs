@@ -4,8 +4,6 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -121,10 +119,7 @@ pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
 
 /// Writes what MPI programs are compiled with; false if the user has stopped it.
 fn mpi(args: &SdkArgs, dir: &Path) -> anyhow::Result<bool> {
-    let cancelled = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&cancelled);
-    let _signals =
-        signals::forward(move |_| seen.store(true, SeqCst)).context("cannot handle signals")?;
+    let (cancelled, _signals) = signals::flag()?;
     let progress = ImageProgress::new(cancelled, Style::detect(false).progress);
     match copy_mpi(args, dir, &progress) {
         Ok(()) => Ok(true),

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Parser;
 use serde_json::json;
 use tofu_abi::Coords;
@@ -83,8 +83,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let _signals = signals::forward(move |signal| {
         // Nobody listens any more once the run is over.
         let _ = signal_sender.send(Event::Signal(signal));
-    })
-    .context("cannot handle signals")?;
+    })?;
     let dir = RunDir::create(args.name.as_ref())?;
     let folder = args.socket_dir.clone().unwrap_or_else(|| dir.path().to_owned());
     // A client is started from another folder, perhaps.

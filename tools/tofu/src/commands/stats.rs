@@ -5,14 +5,14 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tofu_abi::Coords;
 use tofu_abi::regs::{PortReg, TniReg};
 use tofu_control::protocol::{NetworkReply, NetworkRequest};
 use tofu_control::{
-    Counters, MachineName, NodeCounters, ask, find_machine, parse_node, rundir, shape,
+    Counters, MachineName, NodeCounters, ask, find_machine, parse_node, place, rundir, shape,
 };
 use tofu_fabric::{NodeId, Port, Shape};
 use tofu_supervisor::units::Timeout;
@@ -80,10 +80,7 @@ pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<u8> {
     let (name, control) = find_machine(machine)?;
     let shape = shape(&control)?;
     let one = match (&wanted, &args.node) {
-        (Some((_, node)), Some(text)) => {
-            let at = node.at(&shape);
-            Some(at.with_context(|| format!("node {text}: the machine {shape} has no such node"))?)
-        }
+        (Some((_, node)), Some(text)) => Some(place(*node, text, &shape)?),
         _ => None,
     };
     let look = || all(&control, &shape, one);

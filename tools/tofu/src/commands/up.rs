@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self};
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Parser;
 use tofu_control::rundir::RunDir;
 use tofu_supervisor::confine::Confinement;
@@ -96,8 +96,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let _signals = signals::forward(move |signal| {
         // Nobody listens any more once the run is over.
         let _ = signal_sender.send(Event::Signal(signal));
-    })
-    .context("cannot handle signals")?;
+    })?;
     let mut out = io::stdout();
     let mut screen = Screen::new(&mut out, Style::detect(json), &plan)?;
     let mut machines = Machines::bare(confinement);

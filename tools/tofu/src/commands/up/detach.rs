@@ -33,8 +33,7 @@ pub(crate) fn run() -> anyhow::Result<u8> {
         {
             let _ = kill_process(pid, signal);
         }
-    })
-    .context("cannot handle signals")?;
+    })?;
     let mut byte = [0];
     while matches!(ready.read(&mut byte), Err(error) if error.kind() == io::ErrorKind::Interrupted)
     {

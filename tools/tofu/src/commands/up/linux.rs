@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use tofu_control::rundir::RunDir;
 use tofu_linux_nodes::host::{LinuxHost, MonitorChoice};
 use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux};
@@ -62,8 +62,7 @@ pub(crate) fn run(plan: &Plan, args: &MachineArgs, json: bool) -> anyhow::Result
         seen.store(true, SeqCst);
         // Nobody listens any more once the run is over.
         let _ = signal_sender.send(Event::Signal(signal));
-    })
-    .context("cannot handle signals")?;
+    })?;
     let style = Style::detect(json);
     let (kit, monitor) = {
         let progress = ImageProgress::new(cancelled, style.progress);
