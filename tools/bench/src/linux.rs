@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tofu_agent::wire::{Exec, Output, Program, Status};
-use tofu_control::rundir::RunDir;
 use tofu_image::{Cache, Silent, Spec};
 use tofu_linux_nodes::host::{LinuxHost, MonitorChoice};
 use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux, tools};
@@ -20,14 +19,14 @@ use tofu_linux_nodes::lan::Ethernet;
 use tofu_machine::Doorbells;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::guest::Guest;
-use tofu_supervisor::janitor::Janitor;
+use tofu_supervisor::named::Named;
 use tofu_supervisor::node::AgentNode;
 use tofu_supervisor::options::{LinuxArgs, MachineArgs};
 use tofu_supervisor::plan::Plan;
+use tofu_supervisor::programs;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::runner::{self, Backend, Machines, Running};
 use tofu_supervisor::units::{Doorbell, ImageName, MemorySize};
-use tofu_supervisor::{programs, server};
 use tofu_ui::{ImageProgress, Style};
 
 use crate::figures::Latency;
@@ -219,8 +218,7 @@ pub(crate) struct Lab {
     // In this order: guests end before what looks after their files.
     _running: Box<dyn Running>,
     pub(crate) guests: Guests,
-    _janitor: Janitor,
-    _dir: RunDir,
+    _named: Named,
     pub(crate) monitor: String,
     pub(crate) ready: Duration,
 }
@@ -233,18 +231,16 @@ impl Lab {
         let kvm = kvm();
         let kit = Kit::prepare(plan.image.as_ref(), &args.linux, kvm, &Silent)?;
         let qemu = kit::qemu(&Silent)?;
-        let dir = RunDir::create(None)?;
-        let janitor = Janitor::start(dir.path(), &[])?;
+        let named = Named::new(&plan, args)?;
         let (sender, _events) = mpsc::channel();
-        let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
-        server::serve(&dir.control(), &registry)?;
+        let registry = named.serve(&plan, sender.clone())?;
         let processors = if kvm { "KVM" } else { "emulated processors" };
         let monitor = format!("QEMU {}, {processors}", qemu.version);
         let host = LinuxHost {
             kit: Arc::new(kit),
             monitor: MonitorChoice::Qemu(qemu),
-            dir: dir.path().to_owned(),
-            group: janitor.group(),
+            dir: named.dir.path().to_owned(),
+            group: named.janitor.group(),
             boot_timeout: args.linux.boot_timeout.0,
             kvm,
             lan,
@@ -259,7 +255,7 @@ impl Lab {
         let running = machines.start(&plan, sender)?;
         let ready = start.elapsed();
         let guests = Guests(registry);
-        Ok(Self { _running: running, guests, _janitor: janitor, _dir: dir, monitor, ready })
+        Ok(Self { _running: running, guests, _named: named, monitor, ready })
     }
 }
 

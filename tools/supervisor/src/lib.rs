@@ -17,6 +17,7 @@ pub mod faults;
 pub mod gateway;
 pub mod guest;
 pub mod janitor;
+pub mod named;
 pub mod netboot;
 pub mod node;
 pub mod options;

@@ -8,22 +8,18 @@ mod watch;
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{self};
 use std::time::Instant;
 
 use anyhow::bail;
 use clap::Parser;
-use tofu_control::rundir::RunDir;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::gateway::GatewaySetup;
-use tofu_supervisor::janitor::Janitor;
+use tofu_supervisor::named::Named;
 use tofu_supervisor::options::MachineArgs;
 use tofu_supervisor::plan::Plan;
-use tofu_supervisor::registry::Registry;
 use tofu_supervisor::runner::Machines;
-use tofu_supervisor::{gateway, server};
 use tofu_ui::{Style, signals};
 
 use self::screen::Screen;
@@ -86,10 +82,9 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let start = Instant::now();
     // Others can ask for it if it has a name, and do if it has a gateway.
     let named = plan.gateway().is_some() || args.linux.name.is_some();
-    let named = named.then(|| Named::new(&plan, args)).transpose()?;
-    let (dir, gateway) = named.map_or((None, None), |named| (Some(named.dir), named.gateway));
+    let mut named = named.then(|| Named::new(&plan, args)).transpose()?;
     // Before there are other threads, which it would not reach.
-    let folders: Vec<&Path> = dir.iter().map(|(_, dir)| dir.base()).collect();
+    let folders: Vec<&Path> = named.iter().map(|named| named.dir.base()).collect();
     let confinement = Confinement::of_guests(&folders, args.sandbox.off)?;
     let (sender, events) = mpsc::channel();
     let signal_sender = sender.clone();
@@ -100,36 +95,18 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let mut out = io::stdout();
     let mut screen = Screen::new(&mut out, Style::detect(json), &plan)?;
     let mut machines = Machines::bare(confinement);
-    let hints = gateway.as_ref().map(GatewaySetup::hints);
-    machines.gateway = gateway;
-    if let Some((_, dir)) = &dir {
-        let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
-        server::serve(&dir.control(), &registry)?;
-        machines.registry = Some(registry);
+    if let Some(named) = &mut named {
+        machines.registry = Some(named.serve(&plan, sender.clone())?);
+        machines.gateway = named.gateway.take();
     }
-    let mut started = |screen: &mut Screen<'_>| match (&dir, &hints) {
-        (Some((_, dir)), Some(hints)) => {
-            Ok(screen.ready(dir.name().as_str(), start.elapsed(), hints)?)
+    let hints = machines.gateway.as_ref().map(GatewaySetup::hints);
+    let mut started = |screen: &mut Screen<'_>| match (&named, &hints) {
+        (Some(named), Some(hints)) => {
+            Ok(screen.ready(named.dir.name().as_str(), start.elapsed(), hints)?)
         }
         _ => Ok(()),
     };
     watch(&plan, &machines, sender, &events, &mut screen, &mut started)
-}
-
-/// What a machine of small guests has that others can ask for.
-struct Named {
-    // In this order: the janitor removes the directory as long as its name is taken.
-    dir: (Janitor, RunDir),
-    gateway: Option<GatewaySetup>,
-}
-
-impl Named {
-    fn new(plan: &Plan, args: &MachineArgs) -> anyhow::Result<Self> {
-        let dir = RunDir::create(args.linux.name.as_ref())?;
-        let janitor = Janitor::start_with(dir.path(), &[], gateway::table(plan, &dir).as_deref())?;
-        let gateway = GatewaySetup::new(plan, &args.ip, &dir)?;
-        Ok(Self { dir: (janitor, dir), gateway })
-    }
 }
 
 /// Refuses a machine whose guests could use more memory than there is, which

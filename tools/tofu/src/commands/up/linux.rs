@@ -12,12 +12,10 @@ use tofu_linux_nodes::kit::{self, Kit, kvm_runs_linux};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::gateway::GatewaySetup;
-use tofu_supervisor::janitor::Janitor;
+use tofu_supervisor::named::Named;
 use tofu_supervisor::options::{MachineArgs, Net, Vmm};
 use tofu_supervisor::plan::Plan;
-use tofu_supervisor::registry::Registry;
 use tofu_supervisor::runner::Machines;
-use tofu_supervisor::{gateway, server};
 use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
 use tofu_vmm::{Hypervisor, LinuxSupport};
 
@@ -72,18 +70,16 @@ pub(crate) fn run(plan: &Plan, args: &MachineArgs, json: bool) -> anyhow::Result
             Err(error) => return Err(error),
         }
     };
-    let dir = RunDir::create(args.linux.name.as_ref())?;
-    let table = gateway::table(plan, &dir);
-    let janitor = Janitor::start_with(dir.path(), &[], table.as_deref())?;
-    let gateway = GatewaySetup::new(plan, &args.ip, &dir)?;
-    let registry = Arc::new(Registry::new(&plan.network, sender.clone()));
-    server::serve(&dir.control(), &registry)?;
+    let mut named = Named::new(plan, args)?;
+    let registry = named.serve(plan, sender.clone())?;
+    let gateway = named.gateway.take();
+    let dir = &named.dir;
     let confinement = Confinement::of_programs(&[dir.base()], args.sandbox.off)?;
     let host = LinuxHost {
         kit: Arc::new(kit),
         monitor,
         dir: dir.path().to_owned(),
-        group: janitor.group(),
+        group: named.janitor.group(),
         boot_timeout: args.linux.boot_timeout.0,
         kvm,
         lan: args.linux.net.into(),
@@ -104,7 +100,7 @@ pub(crate) fn run(plan: &Plan, args: &MachineArgs, json: bool) -> anyhow::Result
         if !plan.stays_up() {
             return Ok(());
         }
-        screen.ready(dir.name().as_str(), start.elapsed(), &hints(&dir, args, &more))?;
+        screen.ready(dir.name().as_str(), start.elapsed(), &hints(dir, args, &more))?;
         match &mut parent {
             Some(parent) => parent.leave(&dir.path().join("log")),
             None => Ok(()),

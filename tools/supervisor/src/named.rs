@@ -1,0 +1,50 @@
+//! What a machine has that others can ask for.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use tofu_control::rundir::RunDir;
+
+use crate::event::Event;
+use crate::gateway::{self, GatewaySetup};
+use crate::janitor::Janitor;
+use crate::options::MachineArgs;
+use crate::plan::Plan;
+use crate::registry::Registry;
+use crate::server;
+
+/// The name of a machine: its run directory, and what looks after that.
+pub struct Named {
+    // In this order: the janitor removes the directory as long as its name is taken.
+    /// Tidies up after the machine.
+    pub janitor: Janitor,
+    /// The run directory.
+    pub dir: RunDir,
+    /// What joins the machine to the host.
+    pub gateway: Option<GatewaySetup>,
+}
+
+impl Named {
+    /// Takes the name that the options say, and what the gateway needs of the host.
+    ///
+    /// # Errors
+    ///
+    /// If the name is taken, or the host lacks something.
+    pub fn new(plan: &Plan, args: &MachineArgs) -> anyhow::Result<Self> {
+        let dir = RunDir::create(args.linux.name.as_ref())?;
+        let janitor = Janitor::start_with(dir.path(), &[], gateway::table(plan, &dir).as_deref())?;
+        let gateway = GatewaySetup::new(plan, &args.ip, &dir)?;
+        Ok(Self { janitor, dir, gateway })
+    }
+
+    /// Serves the control socket of the machine whose `events` these are.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no threads or descriptors left.
+    pub fn serve(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Arc<Registry>> {
+        let registry = Arc::new(Registry::new(&plan.network, events));
+        server::serve(&self.dir.control(), &registry)?;
+        Ok(registry)
+    }
+}
