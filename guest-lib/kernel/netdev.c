@@ -452,14 +452,14 @@ bool tofu_shim_skb_offload(const struct sk_buff *skb, struct tofu_offload *offlo
 	if (skb->ip_summed != CHECKSUM_PARTIAL && !skb_is_gso(skb))
 		return false;
 	if (virtio_net_hdr_from_skb(skb, &hdr, true, false, 0)) {
-		offload->gso_type = ~0;
+		offload->kind = ~0;
 		return true;
 	}
-	offload->needs_csum = hdr.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM;
-	offload->gso_type = hdr.gso_type;
-	offload->gso_size = __virtio16_to_cpu(true, hdr.gso_size);
-	offload->csum_start = __virtio16_to_cpu(true, hdr.csum_start);
-	offload->csum_offset = __virtio16_to_cpu(true, hdr.csum_offset);
+	offload->flags = hdr.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM;
+	offload->kind = hdr.gso_type;
+	offload->size = __virtio16_to_cpu(true, hdr.gso_size);
+	offload->start = __virtio16_to_cpu(true, hdr.csum_start);
+	offload->offset = __virtio16_to_cpu(true, hdr.csum_offset);
 	return true;
 }
 
@@ -566,11 +566,11 @@ bool tofu_shim_skb_receive(struct tofu_queue *queue, struct sk_buff *skb,
 
 	if (offload) {
 		struct virtio_net_hdr hdr = {
-			.flags = offload->needs_csum ? VIRTIO_NET_HDR_F_NEEDS_CSUM : 0,
-			.gso_type = offload->gso_type,
-			.gso_size = __cpu_to_virtio16(true, offload->gso_size),
-			.csum_start = __cpu_to_virtio16(true, offload->csum_start),
-			.csum_offset = __cpu_to_virtio16(true, offload->csum_offset),
+			.flags = offload->flags ? VIRTIO_NET_HDR_F_NEEDS_CSUM : 0,
+			.gso_type = offload->kind,
+			.gso_size = __cpu_to_virtio16(true, offload->size),
+			.csum_start = __cpu_to_virtio16(true, offload->start),
+			.csum_offset = __cpu_to_virtio16(true, offload->offset),
 		};
 
 		if (virtio_net_hdr_to_skb(skb, &hdr, true)) {

@@ -15,11 +15,11 @@ struct sk_buff;
 
 /* What is left to do with a frame, as in the header of virtio's network device. */
 struct tofu_offload {
-	u8 needs_csum;
-	u8 gso_type;
-	u16 gso_size;
-	u16 csum_start;
-	u16 csum_offset;
+	u8 flags;
+	u8 kind;
+	u16 size;
+	u16 start;
+	u16 offset;
 };
 
 /* What an interface is made from. */

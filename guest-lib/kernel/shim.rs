@@ -5,6 +5,8 @@
 use kernel::bindings;
 use kernel::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
+use tofu_ipotofu::offload::Fields;
+
 /// An entry of /proc, which only C looks into.
 #[repr(C)]
 pub(crate) struct ProcEntry {
@@ -27,24 +29,6 @@ pub(crate) struct NetQueue {
 #[repr(C)]
 pub(crate) struct SkBuff {
     _opaque: [u8; 0],
-}
-
-/// `struct tofu_offload`: what is left to do with a frame.
-#[repr(C)]
-#[derive(Default)]
-pub(crate) struct NetOffload {
-    pub(crate) needs_csum: u8,
-    pub(crate) gso_type: u8,
-    pub(crate) gso_size: u16,
-    pub(crate) csum_start: u16,
-    pub(crate) csum_offset: u16,
-}
-
-impl NetOffload {
-    /// Kinds of segments, as virtio's network device numbers them.
-    pub(crate) const TCP4: u8 = 1;
-    pub(crate) const TCP6: u8 = 4;
-    pub(crate) const ECN: u8 = 0x80;
 }
 
 /// `struct tofu_net_setup`: what an interface is made from.
@@ -124,7 +108,7 @@ extern "C" {
         to: *mut c_void,
         len: u32,
     ) -> c_int;
-    pub(crate) fn tofu_shim_skb_offload(skb: *const SkBuff, offload: *mut NetOffload) -> bool;
+    pub(crate) fn tofu_shim_skb_offload(skb: *const SkBuff, offload: *mut Fields) -> bool;
     pub(crate) fn tofu_shim_skb_complete(skb: *mut *mut SkBuff) -> bool;
     pub(crate) fn tofu_shim_skb_next(skb: *mut SkBuff) -> *mut SkBuff;
     pub(crate) fn tofu_shim_skb_sent(queue: *mut NetQueue, skb: *mut SkBuff, sent: bool);
@@ -140,7 +124,7 @@ extern "C" {
     pub(crate) fn tofu_shim_skb_receive(
         queue: *mut NetQueue,
         skb: *mut SkBuff,
-        offload: *const NetOffload,
+        offload: *const Fields,
     ) -> bool;
     pub(crate) fn tofu_shim_skb_answer(queue: *mut NetQueue, frame: *const c_void, len: u32);
     pub(crate) fn tofu_shim_trace_doorbell(tni: u8, cq: u8, orders: u32);

@@ -164,7 +164,7 @@ fn long_frames_are_fetched_in_order_and_places_come_back() {
     );
     assert_eq!((theirs.damaged, theirs.malformed), (0, 0));
     assert!(!nodes[1].is_fetching());
-    // One that is unfinished, as long as can be, whose checksum is at its end.
+    // One that is offloaded, as long as can be, whose checksum is at its end.
     let long = frame(from, to, 65527, 3);
     let metadata = Metadata { checksum: Some((14, 65511)), ..nothing };
     nodes[0].send_offloaded(&metadata, &long).unwrap();

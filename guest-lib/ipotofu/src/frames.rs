@@ -18,7 +18,7 @@ use crate::rendezvous::{MIN_FRAME, Request};
 use crate::storage::Heap;
 use crate::tree;
 use crate::wire::{
-    self, Capabilities, ETHERNET_HEADER, FRAGMENT_MAX, Fragment, HEADER_SIZE, Kind, Repr,
+    self, Capabilities, ETHERNET_HEADER, FRAGMENT_MAX, Fragment, HEADER_SIZE, PacketKind, Repr,
 };
 
 /// Answers to questions for addresses that wait to be taken.
@@ -224,7 +224,7 @@ impl Core {
                 return Err(SendError::NoSuchNode(mac));
             };
             self.counters.sent += 1;
-            self.cut(Kind::Unicast, &[], frame, &mut |header, prefix, body| {
+            self.cut(PacketKind::Unicast, &[], frame, &mut |header, prefix, body| {
                 out(&Fragment { to, broadcast: false, header, prefix, body });
             });
             return Ok(());
@@ -242,7 +242,7 @@ impl Core {
         }
         self.counters.sent += 1;
         let children = tree::children(&self.config.shape, self.me, self.me);
-        self.cut(Kind::Broadcast, &[], frame, &mut |header, prefix, body| {
+        self.cut(PacketKind::Broadcast, &[], frame, &mut |header, prefix, body| {
             for to in children.clone() {
                 out(&Fragment { to, broadcast: true, header, prefix, body });
             }
@@ -262,7 +262,7 @@ impl Core {
         let to = self.taker(frame).filter(|to| self.peers.get(*to, now_ns).offload);
         let Some(to) = to else { return false };
         self.counters.sent += 1;
-        self.cut(Kind::Offloaded, &metadata.emit(), frame, &mut |header, prefix, body| {
+        self.cut(PacketKind::Offloaded, &metadata.emit(), frame, &mut |header, prefix, body| {
             out(&Fragment { to, broadcast: false, header, prefix, body });
         });
         true
@@ -316,13 +316,13 @@ impl Core {
     }
 
     /// Cuts a frame into fragments, with something in front of it.
-    fn cut(&mut self, kind: Kind, prefix: &[u8], frame: &[u8], out: &mut FragmentSink<'_>) {
+    fn cut(&mut self, kind: PacketKind, prefix: &[u8], frame: &[u8], out: &mut FragmentSink<'_>) {
         let total = prefix.len() + frame.len();
         let sum = if Repr::is_summed(kind, total) { sum_of([prefix, frame]) } else { 0 };
         let whole = Repr {
             kind,
             takes_offloaded: self.config.offload,
-            acknowledge: kind == Kind::Broadcast && self.config.acknowledge,
+            acknowledge: kind == PacketKind::Broadcast && self.config.acknowledge,
             total: total as u16,
             offset: 0,
             length: 0,

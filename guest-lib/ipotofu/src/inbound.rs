@@ -12,7 +12,7 @@ use crate::offload::{METADATA_SIZE, Metadata};
 use crate::reassembly::{FrameBuffer, Reassembly};
 use crate::storage::Storage;
 use crate::tree;
-use crate::wire::{self, Capabilities, Fragment, FragmentKey, Kind, Packet, Repr};
+use crate::wire::{self, Capabilities, Fragment, FragmentKey, Packet, PacketKind, Repr};
 
 /// Fragments of broadcasts that are remembered, to tell those that come twice.
 const MAX_OBSERVED: usize = 256;
@@ -132,15 +132,15 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
             return Event::Nothing;
         }
         match repr.kind {
-            Kind::Offloaded if !self.limits.offload => {
+            PacketKind::Offloaded if !self.limits.offload => {
                 self.counters.malformed += 1;
                 return Event::Nothing;
             }
-            Kind::Unicast | Kind::Offloaded if repr.origin == from => {
+            PacketKind::Unicast | PacketKind::Offloaded if repr.origin == from => {
                 peers.learn(from, *says, now_ns);
             }
-            Kind::Acknowledgement => return Event::Acknowledged(repr.key()),
-            Kind::Broadcast if self.may_relay(from, repr.origin) => {
+            PacketKind::Acknowledgement => return Event::Acknowledged(repr.key()),
+            PacketKind::Broadcast if self.may_relay(from, repr.origin) => {
                 if !self.relay(from, repr, body, send) {
                     return Event::Nothing;
                 }
@@ -153,13 +153,13 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         if !repr.is_whole() {
             let whole = self.reassembly.insert(repr, body, now_ns, &mut self.counters, make);
             let Some(whole) = whole else { return Event::Nothing };
-            let metadata = (repr.kind == Kind::Offloaded).then_some(&whole.metadata[..]);
+            let metadata = (repr.kind == PacketKind::Offloaded).then_some(&whole.metadata[..]);
             let accepted =
                 whole.frame.look(|head| self.accept(repr.kind, repr.origin, metadata, head));
             return accepted.map_or(Event::Nothing, |m| Event::Assembled(m, whole.frame));
         }
         let (metadata, frame) = match body.split_at_checked(METADATA_SIZE) {
-            Some((metadata, frame)) if repr.kind == Kind::Offloaded => {
+            Some((metadata, frame)) if repr.kind == PacketKind::Offloaded => {
                 if wire::sum(body) != repr.sum {
                     self.counters.damaged += 1;
                     return Event::Nothing;
@@ -218,7 +218,7 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         head: &[u8],
         len: usize,
     ) -> Option<Metadata> {
-        let metadata = self.accept(Kind::Offloaded, origin, Some(metadata), head)?;
+        let metadata = self.accept(PacketKind::Offloaded, origin, Some(metadata), head)?;
         self.counters.rendezvous_received += 1;
         if metadata.is_empty() && len > self.limits.frame {
             self.counters.received -= 1;
@@ -232,7 +232,7 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
     /// is its first bytes, all headers among them.
     fn accept(
         &mut self,
-        kind: Kind,
+        kind: PacketKind,
         origin: Coords,
         metadata: Option<&[u8]>,
         head: &[u8],
@@ -251,9 +251,9 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         }
         let to = *head.first_chunk()?;
         let to_me = match kind {
-            Kind::Unicast | Kind::Offloaded => to == addr::mac(self.me),
-            Kind::Broadcast => addr::is_multicast(to),
-            Kind::Acknowledgement => false,
+            PacketKind::Unicast | PacketKind::Offloaded => to == addr::mac(self.me),
+            PacketKind::Broadcast => addr::is_multicast(to),
+            PacketKind::Acknowledgement => false,
         };
         if !to_me {
             self.counters.misdirected += 1;

@@ -1,7 +1,7 @@
 //! What is known of other nodes for a while, in tables of a fixed size.
 //!
 //! A table has sets of a few places, and a node's set follows from its coordinates. A node that
-//! finds its set full replaces the one of it that was heard of least lately.
+//! finds its set full replaces the oldest one of it.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

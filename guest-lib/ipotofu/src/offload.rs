@@ -21,6 +21,23 @@ const TCP_MIN: usize = 20;
 /// Where in a TCP header its checksum is.
 pub(crate) const TCP_CHECKSUM: usize = 16;
 
+/// The same in the numbers of virtio's network header (`struct virtio_net_hdr`), which go over the
+/// wire as well.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Fields {
+    /// 1 if the checksum is to be completed.
+    pub flags: u8,
+    /// What to cut it into, and whether the connection uses explicit congestion notification.
+    pub kind: u8,
+    /// Bytes of payload in each segment but the last.
+    pub size: u16,
+    /// Where in the frame the bytes begin that the checksum is over.
+    pub start: u16,
+    /// Where behind that the checksum is.
+    pub offset: u16,
+}
+
 /// Into what a frame is to be cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Segments {
@@ -65,40 +82,51 @@ impl Metadata {
     /// to a frame.
     pub fn parse(bytes: &[u8]) -> Result<Self, BadMetadata> {
         let bytes: &[u8; METADATA_SIZE] = bytes.first_chunk().ok_or(BadMetadata)?;
-        let [flags, kind, ..] = *bytes;
-        let segments = match kind & !ECN {
-            0 => Segments::One,
-            TCP4 => Segments::Tcp4,
-            TCP6 => Segments::Tcp6,
-            _ => return Err(BadMetadata),
-        };
-        let (start, offset) = (get16(bytes, 4), get16(bytes, 6));
-        let checksum = match flags {
-            0 if (start, offset) == (0, 0) => None,
-            NEEDS_CHECKSUM => Some((start, offset)),
-            _ => return Err(BadMetadata),
-        };
-        let ecn = kind & ECN != 0;
-        let metadata = Self { checksum, segments, size: get16(bytes, 2), ecn };
-        let one = segments == Segments::One;
-        if one && (metadata.size != 0 || ecn) { Err(BadMetadata) } else { Ok(metadata) }
+        let [size, start, offset] = [2, 4, 6].map(|at| get16(bytes, at));
+        let fields = Fields { flags: bytes[0], kind: bytes[1], size, start, offset };
+        // Whatever else the fields could say is malformed.
+        let metadata = Self::from_fields(fields).ok_or(BadMetadata)?;
+        if metadata.emit() == *bytes { Ok(metadata) } else { Err(BadMetadata) }
     }
 
     /// The metadata as they go in front of a frame.
     pub fn emit(&self) -> [u8; METADATA_SIZE] {
+        let Fields { flags, kind, size, start, offset } = self.fields();
+        let mut bytes = [flags, kind, 0, 0, 0, 0, 0, 0];
+        put16(&mut bytes, 2, size);
+        put16(&mut bytes, 4, start);
+        put16(&mut bytes, 6, offset);
+        bytes
+    }
+
+    /// What a system says of a frame; `None` if that is something unknown.
+    pub fn from_fields(fields: Fields) -> Option<Self> {
+        let Fields { flags, kind, size, start, offset } = fields;
+        let segments = match kind & !ECN {
+            0 => Segments::One,
+            TCP4 => Segments::Tcp4,
+            TCP6 => Segments::Tcp6,
+            _ => return None,
+        };
+        let cut = segments != Segments::One;
+        Some(Self {
+            checksum: (flags & NEEDS_CHECKSUM != 0).then_some((start, offset)),
+            segments,
+            size: if cut { size } else { 0 },
+            ecn: cut && kind & ECN != 0,
+        })
+    }
+
+    /// What to tell a system.
+    pub fn fields(&self) -> Fields {
         let (start, offset) = self.checksum.unwrap_or_default();
         let segments = match self.segments {
             Segments::One => 0,
             Segments::Tcp4 => TCP4,
             Segments::Tcp6 => TCP6,
         };
-        let mut bytes = [0; METADATA_SIZE];
-        bytes[0] = if self.checksum.is_some() { NEEDS_CHECKSUM } else { 0 };
-        bytes[1] = segments | if self.ecn { ECN } else { 0 };
-        put16(&mut bytes, 2, self.size);
-        put16(&mut bytes, 4, start);
-        put16(&mut bytes, 6, offset);
-        bytes
+        let kind = segments | if self.ecn { ECN } else { 0 };
+        Fields { flags: self.checksum.is_some().into(), kind, size: self.size, start, offset }
     }
 
     /// Checks that the metadata fit to a frame, and returns how many bytes of headers it begins

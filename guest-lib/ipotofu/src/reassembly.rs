@@ -7,7 +7,7 @@ use tofu_abi::Coords;
 use crate::counters::Counters;
 use crate::offload::METADATA_SIZE;
 use crate::storage::Storage;
-use crate::wire::{Kind, Repr, Sum};
+use crate::wire::{PacketKind, Repr, Sum};
 
 /// How long a frame may take from its first fragment to its last, in nanoseconds.
 const LIFETIME_NS: u64 = 1_000_000_000;
@@ -40,7 +40,7 @@ impl FrameBuffer for alloc::vec::Vec<u8> {
 pub(crate) struct Partial<F> {
     origin: Coords,
     id: u32,
-    kind: Kind,
+    kind: PacketKind,
     total: u16,
     /// The sum that the frame must have, and that of what is there.
     sum: u32,

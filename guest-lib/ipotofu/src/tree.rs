@@ -1,4 +1,4 @@
-//! How a broadcast spreads: along a tree over the torus, which each node works out for itself.
+//! How a broadcast is relayed: along a tree over the torus, which each node works out for itself.
 //!
 //! The tree of an origin reaches a node by the axes in the order X, Y, Z, A, B, C: from the origin
 //! along X, from there along Y, and so on, on each axis the shorter way round and, where both are

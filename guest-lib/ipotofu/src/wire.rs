@@ -79,7 +79,7 @@ impl Header {
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum PacketKind {
     /// A fragment of a frame to one node.
     Unicast = 0,
     /// A fragment of a frame to all nodes, each of which relays it along the tree.
@@ -91,7 +91,7 @@ pub enum Kind {
     Acknowledgement = 3,
 }
 
-/// The flag of senders that take [`Kind::Offloaded`].
+/// The flag of senders that take [`PacketKind::Offloaded`].
 const TAKES_OFFLOADED: u8 = 1;
 /// The flag of broadcasts that are to be acknowledged.
 const ACKNOWLEDGE: u8 = 2;
@@ -104,7 +104,7 @@ const MORE_QUEUES: u8 = 3;
 /// What a node says of itself in the flags of its packets to one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// It takes [`Kind::Offloaded`].
+    /// It takes [`PacketKind::Offloaded`].
     pub offload: bool,
     /// It fetches frames, see [`crate::rendezvous`].
     pub rendezvous: bool,
@@ -182,14 +182,19 @@ impl<'a> Packet<'a> {
         self.header.version_kind >> 4
     }
 
-    /// Kind, if it is a known one.
-    pub fn kind(&self) -> Option<Kind> {
-        [Kind::Unicast, Kind::Broadcast, Kind::Offloaded, Kind::Acknowledgement]
-            .into_iter()
-            .find(|kind| *kind as u8 == self.header.version_kind & 0xf)
+    /// PacketKind, if it is a known one.
+    pub fn kind(&self) -> Option<PacketKind> {
+        [
+            PacketKind::Unicast,
+            PacketKind::Broadcast,
+            PacketKind::Offloaded,
+            PacketKind::Acknowledgement,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == self.header.version_kind & 0xf)
     }
 
-    /// Whether the sender takes [`Kind::Offloaded`].
+    /// Whether the sender takes [`PacketKind::Offloaded`].
     pub fn takes_offloaded(&self) -> bool {
         self.header.flags & TAKES_OFFLOADED != 0
     }
@@ -204,10 +209,10 @@ impl<'a> Packet<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
     /// What the packet is.
-    pub kind: Kind,
-    /// Whether the node that the frame comes from takes [`Kind::Offloaded`].
+    pub kind: PacketKind,
+    /// Whether the node that the frame comes from takes [`PacketKind::Offloaded`].
     pub takes_offloaded: bool,
-    /// Whether it is a broadcast that asks for [`Kind::Acknowledgement`].
+    /// Whether it is a broadcast that asks for [`PacketKind::Acknowledgement`].
     pub acknowledge: bool,
     /// Bytes of the whole frame, and of what is in front of it.
     pub total: u16,
@@ -235,7 +240,7 @@ impl Repr {
         let Header { flags, total, offset, length, id, sum, origin, .. } = packet.header;
         let origin = addr::unpack(origin).ok_or(Malformed::Inconsistent)?;
         let takes_offloaded = packet.takes_offloaded();
-        let acknowledge = flags & ACKNOWLEDGE != 0 && kind == Kind::Broadcast;
+        let acknowledge = flags & ACKNOWLEDGE != 0 && kind == PacketKind::Broadcast;
         let repr =
             Self { kind, takes_offloaded, acknowledge, total, offset, length, id, sum, origin };
         if !repr.is_consistent() {
@@ -251,7 +256,7 @@ impl Repr {
     /// Fragments are as long as they can be, but for the last one, and follow each other.
     fn is_consistent(&self) -> bool {
         let (total, offset) = (usize::from(self.total), usize::from(self.offset));
-        if self.kind == Kind::Acknowledgement {
+        if self.kind == PacketKind::Acknowledgement {
             let nothing = (total, self.length, self.sum) == (0, 0, 0);
             return offset.is_multiple_of(FRAGMENT_MAX) && nothing;
         }
@@ -259,7 +264,7 @@ impl Repr {
             && offset < total
             && offset.is_multiple_of(FRAGMENT_MAX)
             && usize::from(self.length) == (total - offset).min(FRAGMENT_MAX)
-            && (self.sum == 0 || !self.is_whole() || self.kind == Kind::Offloaded)
+            && (self.sum == 0 || !self.is_whole() || self.kind == PacketKind::Offloaded)
     }
 
     /// Whether the fragment is the whole frame.
@@ -269,7 +274,7 @@ impl Repr {
 
     /// Bytes of what is in front of the frame.
     pub(crate) fn metadata_size(&self) -> usize {
-        if self.kind == Kind::Offloaded { METADATA_SIZE } else { 0 }
+        if self.kind == PacketKind::Offloaded { METADATA_SIZE } else { 0 }
     }
 
     /// How many fragments the frame has.
@@ -289,8 +294,8 @@ impl Repr {
 
     /// Whether a frame of this kind and length, with what is in front of it, goes with its sum: an
     /// offloaded one has no checksum of its own that would find damage.
-    pub fn is_summed(kind: Kind, total: usize) -> bool {
-        total > FRAGMENT_MAX || kind == Kind::Offloaded
+    pub fn is_summed(kind: PacketKind, total: usize) -> bool {
+        total > FRAGMENT_MAX || kind == PacketKind::Offloaded
     }
 
     /// All fragments of the frame that this is one of.
@@ -303,7 +308,7 @@ impl Repr {
 
     /// The acknowledgement of a fragment of a broadcast: it has the same origin, id and offset.
     pub const fn acknowledgement(&self) -> Self {
-        let kind = Kind::Acknowledgement;
+        let kind = PacketKind::Acknowledgement;
         let (takes_offloaded, acknowledge) = (false, false);
         Self { kind, takes_offloaded, acknowledge, total: 0, length: 0, sum: 0, ..*self }
     }
@@ -311,7 +316,7 @@ impl Repr {
     /// An acknowledgement that nobody waits for.
     pub const fn probe(me: Coords) -> Self {
         Self {
-            kind: Kind::Acknowledgement,
+            kind: PacketKind::Acknowledgement,
             takes_offloaded: false,
             acknowledge: false,
             total: 0,

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tofu_abi::Coords;
 use tofu_abi::topology::{NodeId, Shape};
-use tofu_ipotofu::wire::{Capabilities, FRAGMENT_MAX, HEADER_SIZE, Kind, Packet, Repr, Sum, sum};
+use tofu_ipotofu::wire::{
+    Capabilities, FRAGMENT_MAX, HEADER_SIZE, Packet, PacketKind, Repr, Sum, sum,
+};
 use tofu_ipotofu::{Config, Core, Event, SendError, addr, tree};
 
 /// A packet on its way: who sent it, who is to have it, header and body.
@@ -94,7 +96,7 @@ fn listens(more_queues: u8) -> Capabilities {
 #[test]
 fn further_tnis_are_told_and_change_nothing_else() {
     let repr = Repr {
-        kind: Kind::Unicast,
+        kind: PacketKind::Unicast,
         takes_offloaded: true,
         acknowledge: false,
         total: 100,
@@ -119,7 +121,7 @@ fn further_tnis_are_told_and_change_nothing_else() {
 #[test]
 fn the_header_is_that_of_the_manual() {
     let repr = Repr {
-        kind: Kind::Broadcast,
+        kind: PacketKind::Broadcast,
         takes_offloaded: false,
         acknowledge: false,
         total: 3000,
@@ -341,7 +343,7 @@ impl PartialEq for Flying {
 }
 
 #[test]
-fn pieces_of_frames_that_never_end_take_no_room() {
+fn fragments_of_frames_that_never_end_take_no_room() {
     let shape = shape("1x1x1x2x3x2");
     let node = |rank| shape.coords(NodeId(rank)).unwrap();
     let mut target = Core::new(config(shape, 9000), node(0));
@@ -384,7 +386,7 @@ proptest! {
         let packet = Packet::new_checked(&bytes).unwrap();
         if let Ok(repr) = Repr::parse(&packet, len) {
             let mut expected = bytes;
-            expected[1] &= if repr.kind == Kind::Broadcast { 3 } else { 1 };
+            expected[1] &= if repr.kind == PacketKind::Broadcast { 3 } else { 1 };
             prop_assert_eq!(repr.emit(), expected);
             prop_assert!(usize::from(repr.length) <= FRAGMENT_MAX.min(len));
             prop_assert!(u32::from(repr.offset) + u32::from(repr.length) <= repr.total.into());
@@ -445,7 +447,7 @@ proptest! {
 
     /// Without loss every frame arrives, in whatever order its fragments come.
     #[test]
-    fn pieces_may_come_in_any_order(
+    fn fragments_may_come_in_any_order(
         lengths in proptest::collection::vec(60usize..=65535, 1..6),
         order in proptest::collection::vec(any::<u16>(), 220),
     ) {

@@ -5,7 +5,7 @@ use smoltcp::wire::{EthernetFrame, Ipv4Packet, Ipv6Packet, TcpPacket, UdpPacket}
 use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
 use tofu_ipotofu::offload::{BadMetadata, METADATA_SIZE, Metadata, Segments};
-use tofu_ipotofu::wire::{self, HEADER_SIZE, Kind, Packet};
+use tofu_ipotofu::wire::{self, HEADER_SIZE, Packet, PacketKind};
 use tofu_ipotofu::{Config, Core, Event, addr};
 
 const ONE: Coords = Coords::new(0, 0, 0, 0, 0, 0);
@@ -256,7 +256,7 @@ fn a_hostile_neighbour_gets_nothing_through() {
     let (metadata, small) = frame(false, 6, 0x10, b"hello");
     let packets = send(&mut one, &metadata, &small, 0).unwrap();
     let packet = Packet::new_checked(&packets[0].0).unwrap();
-    assert_eq!((packet.kind(), packet.takes_offloaded()), (Some(Kind::Offloaded), true));
+    assert_eq!((packet.kind(), packet.takes_offloaded()), (Some(PacketKind::Offloaded), true));
     // Every byte of what is said changed in every bit: refused, or another thing that fits.
     for byte in 0..METADATA_SIZE {
         for bit in 0..8 {

@@ -2,12 +2,12 @@
 
 //! Frames of the kernel's.
 
-use tofu_ipotofu::offload::{Metadata, Segments};
+use tofu_ipotofu::offload::Metadata;
 use tofu_ipotofu::wire::Sum;
 use tofu_ipotofu::FrameBuffer;
 
 use crate::dma;
-use crate::shim::{self, NetOffload, NetQueue, SkBuff};
+use crate::shim::{self, NetQueue, SkBuff};
 
 /// Bytes of a frame in which a question for an address, and all headers, are.
 pub(super) const HEAD: usize = 256;
@@ -46,7 +46,7 @@ impl Frame {
 
     /// Gives it to the stack; false if the metadata do not fit.
     pub(super) fn receive(self, queue: *mut NetQueue, metadata: &Metadata) -> bool {
-        let offload = NetOffload::from(metadata);
+        let offload = metadata.fields();
         let offload = match metadata.is_empty() {
             true => core::ptr::null(),
             false => core::ptr::from_ref(&offload),
@@ -123,44 +123,4 @@ pub(super) fn read(skb: *const SkBuff, at: usize, to: &mut [u8]) -> bool {
         shim::tofu_shim_skb_read(skb, at as u32, to.as_mut_ptr().cast(), to.len() as u32)
     };
     error == 0
-}
-
-impl From<&Metadata> for NetOffload {
-    fn from(metadata: &Metadata) -> Self {
-        let (csum_start, csum_offset) = metadata.checksum.unwrap_or_default();
-        let segments = match metadata.segments {
-            Segments::One => 0,
-            Segments::Tcp4 => Self::TCP4,
-            Segments::Tcp6 => Self::TCP6,
-        };
-        Self {
-            needs_csum: metadata.checksum.is_some().into(),
-            gso_type: segments | if metadata.ecn { Self::ECN } else { 0 },
-            gso_size: metadata.size,
-            csum_start,
-            csum_offset,
-        }
-    }
-}
-
-impl NetOffload {
-    /// What goes over the wire of it, if it can.
-    pub(super) fn metadata(&self) -> Option<Metadata> {
-        let segments = match self.gso_type & !Self::ECN {
-            0 => Segments::One,
-            Self::TCP4 => Segments::Tcp4,
-            Self::TCP6 => Segments::Tcp6,
-            _ => return None,
-        };
-        Some(Metadata {
-            checksum: (self.needs_csum != 0).then_some((self.csum_start, self.csum_offset)),
-            segments,
-            size: if segments == Segments::One {
-                0
-            } else {
-                self.gso_size
-            },
-            ecn: self.gso_type & Self::ECN != 0,
-        })
-    }
 }

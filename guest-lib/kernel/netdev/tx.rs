@@ -7,10 +7,10 @@ use kernel::prelude::*;
 use tofu_abi::{Coords, Rcode, TniId};
 use tofu_ipotofu::addr::{self, Mac};
 use tofu_ipotofu::neighbor::{Answer, LocalNode};
-use tofu_ipotofu::offload::{Metadata, METADATA_SIZE};
+use tofu_ipotofu::offload::{Fields, Metadata, METADATA_SIZE};
 use tofu_ipotofu::rendezvous::{Message, Rendezvous, Request, Requests, Room, MIN_FRAME, SLOTS};
 use tofu_ipotofu::wire::{
-    Capabilities, Fragment, Kind, Repr, Sum, ETHERNET_HEADER, FRAGMENT_MAX, HEADER_SIZE,
+    Capabilities, Fragment, PacketKind, Repr, Sum, ETHERNET_HEADER, FRAGMENT_MAX, HEADER_SIZE,
     MAX_FRAGMENTS,
 };
 use tofu_ipotofu::{tree, Outbound};
@@ -20,7 +20,7 @@ use super::ethtool::QueueCounters;
 use super::frame::{read, read_and_sum, HEAD};
 use super::links::Ports;
 use crate::packets::{Posted, Purpose, Sender, ENOUGH};
-use crate::shim::{self, NetOffload, NetQueue, SkBuff};
+use crate::shim::{self, NetQueue, SkBuff};
 
 /// The stack is held when there is not room for so many packets: for a frame that has to be cut
 /// into 64 segments here. It goes on when there is room for [`ENOUGH`].
@@ -137,7 +137,7 @@ impl Tx {
         skb: &mut *mut SkBuff,
         now: u64,
     ) -> (Option<*mut SkBuff>, bool) {
-        let mut offload = NetOffload::default();
+        let mut offload = Fields::default();
         // SAFETY: the frame is ours.
         let offloaded = unsafe { shim::tofu_shim_skb_offload(*skb, &mut offload) };
         // SAFETY: as above.
@@ -146,7 +146,7 @@ impl Tx {
         let (node, is_frame) = target(&self.node, *skb, &mut mac);
         let frame = Skb { raw: *skb, len };
         let metadata = match offloaded {
-            true => offload.metadata(),
+            true => Metadata::from_fields(offload),
             false => Some(Metadata::default()),
         };
         let metadata = metadata.filter(|_| len + METADATA_SIZE <= u16::MAX.into());
@@ -391,11 +391,11 @@ impl Tx {
     }
 
     /// The header of a frame of this node's, whose number and sum are still to come.
-    fn header(&self, kind: Kind, total: usize) -> Repr {
+    fn header(&self, kind: PacketKind, total: usize) -> Repr {
         Repr {
             kind,
             takes_offloaded: true,
-            acknowledge: kind == Kind::Broadcast,
+            acknowledge: kind == PacketKind::Broadcast,
             total: total as u16,
             offset: 0,
             length: 0,
@@ -411,8 +411,8 @@ impl Tx {
         let prefix: &[u8] = emitted.as_ref().map_or(&[], |metadata| &metadata[..]);
         let total = prefix.len() + frame.len;
         let kind = match metadata {
-            Some(_) => Kind::Offloaded,
-            None => Kind::Unicast,
+            Some(_) => PacketKind::Offloaded,
+            None => PacketKind::Unicast,
         };
         let mut whole = self.header(kind, total);
         let count = whole.count();
@@ -488,7 +488,7 @@ impl Tx {
     }
 
     fn broadcast_by(&mut self, frame: Skb, scratch: &mut [u8], now: u64) -> bool {
-        let mut whole = self.header(Kind::Broadcast, frame.len);
+        let mut whole = self.header(PacketKind::Broadcast, frame.len);
         let children = tree::children(&self.node.shape, self.node.me, self.node.me);
         let room = self.sender.as_ref().map_or(0, Sender::room);
         if whole.count() * children.clone().count() > room {

@@ -5,7 +5,7 @@ use tofu_abi::Coords;
 use tofu_abi::topology::{NodeId, Shape};
 use tofu_ipotofu::offload::{METADATA_SIZE, Metadata};
 use tofu_ipotofu::rendezvous::{self, Message};
-use tofu_ipotofu::wire::{FRAGMENT_MAX, HEADER_SIZE, Kind, Packet, Repr};
+use tofu_ipotofu::wire::{FRAGMENT_MAX, HEADER_SIZE, Packet, PacketKind, Repr};
 use tofu_ipotofu::{Config, Core, Event, addr, tree};
 
 /// Packets and frames of one input at most.
@@ -109,10 +109,10 @@ fn receive(
         let length = usize::from(total).saturating_sub(offset).min(FRAGMENT_MAX);
         let repr = Repr {
             kind: *u.choose(&[
-                Kind::Unicast,
-                Kind::Broadcast,
-                Kind::Offloaded,
-                Kind::Acknowledgement,
+                PacketKind::Unicast,
+                PacketKind::Broadcast,
+                PacketKind::Offloaded,
+                PacketKind::Acknowledgement,
             ])?,
             takes_offloaded: length & 1 == 1,
             acknowledge: length & 2 == 2,
@@ -133,7 +133,7 @@ fn receive(
     }
     if len >= 14 + METADATA_SIZE && u.ratio(3, 4)? {
         let to = if u.arbitrary()? { addr::BROADCAST } else { addr::mac(me) };
-        let at = if header[0] & 0xf == Kind::Offloaded as u8 { METADATA_SIZE } else { 0 };
+        let at = if header[0] & 0xf == PacketKind::Offloaded as u8 { METADATA_SIZE } else { 0 };
         body[at..at + 6].copy_from_slice(&to);
         body[at + 6..at + 12].copy_from_slice(&addr::mac(origin));
     }
@@ -147,7 +147,7 @@ fn receive(
     let event = core.receive(from, &header, &body, now_ns, &mut |fragment| {
         relayed += 1;
         let repr = check(shape, &fragment.header, &[fragment.prefix, fragment.body].concat());
-        let to = if repr.kind == Kind::Acknowledgement {
+        let to = if repr.kind == PacketKind::Acknowledgement {
             fragment.to == from
         } else {
             tree::parent(shape, repr.origin, fragment.to) == Some(me)
@@ -161,7 +161,7 @@ fn receive(
         Event::Assembled(metadata, frame) => (metadata, frame),
     };
     let offload = core.config().offload;
-    if header[0] & 0xf == Kind::Offloaded as u8 {
+    if header[0] & 0xf == PacketKind::Offloaded as u8 {
         assert!(offload, "a frame that this node does not take");
         complete(&metadata, &frame);
     } else {

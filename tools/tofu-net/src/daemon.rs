@@ -125,7 +125,7 @@ impl Daemon {
                         log::info!("waiting for the device: {why}");
                         self.why = why;
                     }
-                    if self.rest()? {
+                    if self.pause()? {
                         Ended::Stop
                     } else {
                         continue;
@@ -255,7 +255,7 @@ impl Daemon {
     }
 
     /// Waits for a moment. Returns whether the daemon is to end.
-    fn rest(&mut self) -> io::Result<bool> {
+    fn pause(&mut self) -> io::Result<bool> {
         let end = Instant::now() + RETRY;
         loop {
             let left = end.saturating_duration_since(Instant::now());

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tofu_ipotofu::addr::Mac;
-use tofu_ipotofu::offload::{Metadata, Segments};
+use tofu_ipotofu::offload::{Fields, Metadata};
 
 use crate::AddressPlan;
 
@@ -204,46 +204,24 @@ impl AsFd for Tap {
 /// Bytes of what the kernel says of a frame in front of it: `struct virtio_net_hdr`. Numbers are in
 /// the processor's order.
 const VNET_HEADER: usize = 10;
-const NEEDS_CSUM: u8 = 1;
-const GSO_TCPV4: u8 = 1;
-const GSO_TCPV6: u8 = 4;
-const GSO_ECN: u8 = 0x80;
 
 fn understand(header: &[u8; VNET_HEADER]) -> Option<Metadata> {
     let word = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
-    let segments = match header[1] & !GSO_ECN {
-        0 => Segments::One,
-        GSO_TCPV4 => Segments::Tcp4,
-        GSO_TCPV6 => Segments::Tcp6,
-        _ => return None,
-    };
-    let cut = segments != Segments::One;
-    Some(Metadata {
-        checksum: (header[0] & NEEDS_CSUM != 0).then(|| (word(6), word(8))),
-        segments,
-        size: if cut { word(4) } else { 0 },
-        ecn: cut && header[1] & GSO_ECN != 0,
-    })
+    let [flags, kind, ..] = *header;
+    Metadata::from_fields(Fields { flags, kind, size: word(4), start: word(6), offset: word(8) })
 }
 
 fn explain(metadata: &Metadata, frame: &[u8]) -> [u8; VNET_HEADER] {
+    let Fields { flags, kind, size, start, offset } = metadata.fields();
     let mut header = [0; VNET_HEADER];
     let mut put = |at: usize, word: u16| header[at..at + 2].copy_from_slice(&word.to_ne_bytes());
     if let Ok(Some(headers)) = metadata.check(frame) {
         put(2, headers as u16);
     }
-    put(4, metadata.size);
-    if let Some((start, offset)) = metadata.checksum {
-        put(6, start);
-        put(8, offset);
-        header[0] = NEEDS_CSUM;
-    }
-    header[1] = match metadata.segments {
-        Segments::One => 0,
-        Segments::Tcp4 => GSO_TCPV4,
-        Segments::Tcp6 => GSO_TCPV6,
-    };
-    header[1] |= if metadata.ecn { GSO_ECN } else { 0 };
+    put(4, size);
+    put(6, start);
+    put(8, offset);
+    (header[0], header[1]) = (flags, kind);
     header
 }
 

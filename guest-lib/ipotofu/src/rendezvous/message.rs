@@ -6,7 +6,7 @@ use tofu_abi::{Coords, StagOffset};
 
 use crate::addr;
 use crate::offload::METADATA_SIZE;
-use crate::wire::{Capabilities, ETHERNET_HEADER, HEADER_SIZE, Header, Kind, VERSION};
+use crate::wire::{Capabilities, ETHERNET_HEADER, HEADER_SIZE, Header, PacketKind, VERSION};
 
 /// The flag of an end that says that the frame could not be fetched.
 const REFUSED: u8 = 8;
@@ -56,7 +56,7 @@ pub fn is_message(header: &[u8]) -> bool {
 
 /// Whether a packet with this header comes from its origin at once, if it is no forgery.
 pub fn is_from_origin(header: &[u8]) -> bool {
-    let direct = [Kind::Unicast, Kind::Offloaded];
+    let direct = [PacketKind::Unicast, PacketKind::Offloaded];
     header.first().is_some_and(|first| direct.map(|kind| VERSION << 4 | kind as u8).contains(first))
 }
 

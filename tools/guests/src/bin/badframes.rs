@@ -19,7 +19,7 @@ use tofu_guests::{Error, find_device, machine_shape, number, println};
 use tofu_ipotofu::addr;
 use tofu_ipotofu::offload::METADATA_SIZE;
 use tofu_ipotofu::rendezvous::{Message, Request};
-use tofu_ipotofu::wire::{ETHERNET_HEADER, FRAGMENT_MAX, Kind, Repr, sum};
+use tofu_ipotofu::wire::{ETHERNET_HEADER, FRAGMENT_MAX, PacketKind, Repr, sum};
 
 tofu_guests::entry!(badframes);
 
@@ -79,7 +79,7 @@ impl Vandal {
     }
 
     /// A packet that is right but for what the caller makes wrong.
-    fn repr(&self, kind: Kind, id: u32, len: usize) -> Repr {
+    fn repr(&self, kind: PacketKind, id: u32, len: usize) -> Repr {
         Repr {
             kind,
             takes_offloaded: false,
@@ -102,23 +102,25 @@ impl Vandal {
             // From another node, says the packet.
             0 => {
                 let frame = self.frame(theirs, name, IPV4, &data);
-                let repr = Repr { origin: other, ..self.repr(Kind::Unicast, id, frame.len()) };
+                let repr =
+                    Repr { origin: other, ..self.repr(PacketKind::Unicast, id, frame.len()) };
                 [&repr.emit()[..], &frame].concat()
             }
             // From another node, says the frame.
             1 => {
                 let frame = self.frame(theirs, name, IPV4, &data);
-                [&self.repr(Kind::Unicast, id, frame.len()).emit()[..], &frame].concat()
+                [&self.repr(PacketKind::Unicast, id, frame.len()).emit()[..], &frame].concat()
             }
             // For another node than the one that it comes to.
             2 => {
                 let frame = self.frame(name, own, IPV4, &data);
-                [&self.repr(Kind::Unicast, id, frame.len()).emit()[..], &frame].concat()
+                [&self.repr(PacketKind::Unicast, id, frame.len()).emit()[..], &frame].concat()
             }
             // A broadcast in the name of another node.
             3 => {
                 let frame = self.frame(BROADCAST, name, IPV4, &data);
-                let repr = Repr { origin: other, ..self.repr(Kind::Broadcast, id, frame.len()) };
+                let repr =
+                    Repr { origin: other, ..self.repr(PacketKind::Broadcast, id, frame.len()) };
                 [&repr.emit()[..], &frame].concat()
             }
             // A question for an address that nobody has, to all.
@@ -129,25 +131,26 @@ impl Vandal {
                 let data = self.bytes(FRAGMENT_MAX - ETHERNET_HEADER);
                 let fragment = self.frame(theirs, own, IPV4, &data);
                 let sum = sum(&fragment);
-                let repr = Repr { sum, ..self.repr(Kind::Unicast, id, total as usize) };
+                let repr = Repr { sum, ..self.repr(PacketKind::Unicast, id, total as usize) };
                 [&repr.emit()[..], &fragment].concat()
             }
             // Cut off, in its header or behind it.
             7 => {
                 let frame = self.frame(theirs, own, IPV4, &data);
-                let repr = self.repr(Kind::Unicast, id, frame.len());
+                let repr = self.repr(PacketKind::Unicast, id, frame.len());
                 let mut packet = [&repr.emit()[..], &frame].concat();
                 packet.truncate(self.random.below(packet.len() as u64) as usize);
                 packet
             }
             // Unfinished, with metadata that do not fit, or a confirmation that nobody waits for.
             8 => {
-                let kind = self.random.choose(&[Kind::Offloaded, Kind::Acknowledgement]);
+                let kind =
+                    self.random.choose(&[PacketKind::Offloaded, PacketKind::Acknowledgement]);
                 let frame = self.frame(theirs, own, IPV4, &data);
                 let body = [&self.bytes(8)[..], &frame].concat();
                 let repr = Repr { sum: sum(&body), ..self.repr(kind, id, body.len()) };
                 let repr =
-                    if kind == Kind::Acknowledgement { repr.acknowledgement() } else { repr };
+                    if kind == PacketKind::Acknowledgement { repr.acknowledgement() } else { repr };
                 [&repr.emit()[..], &body].concat()
             }
             // A frame to be fetched from memory that is not there, or the end of a request that
@@ -179,6 +182,6 @@ impl Vandal {
         let mut data = vec![0; arp.buffer_len()];
         arp.emit(&mut ArpPacket::new_unchecked(&mut data));
         let frame = self.frame(BROADCAST, addr::mac(self.me), ARP, &data);
-        [&self.repr(Kind::Broadcast, id, frame.len()).emit()[..], &frame].concat()
+        [&self.repr(PacketKind::Broadcast, id, frame.len()).emit()[..], &frame].concat()
     }
 }
