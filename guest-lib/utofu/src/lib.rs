@@ -49,4 +49,4 @@ pub use notice::{Notice, NoticeKind};
 pub use provider::{Channel, OpenQueue, Provider, Queue, Registration};
 pub use queue::Completion;
 pub use share::{DeviceShare, USER_CQS};
-pub use vcq::{SharedQueue, Ticket, Vcq};
+pub use vcq::{SharedQueue, Ticket, Transfer, Vcq};

@@ -36,6 +36,29 @@ pub struct SharedQueue<P: Provider> {
     state: Lock<Option<OpenState<P::Queue>>>,
 }
 
+/// What a Put or Get moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The VCQ at the other end.
+    pub peer: VcqId,
+    /// Memory of this process.
+    pub local: Stadd,
+    /// Memory of the peer.
+    pub remote: Stadd,
+    /// Bytes.
+    pub length: usize,
+    /// Data for notices.
+    pub edata: u64,
+    /// See [`flags`].
+    pub flags: u64,
+}
+
+impl Transfer {
+    fn posting(&self) -> Result<Posting, Error> {
+        Posting::new(self.peer.0, self.edata, self.flags)
+    }
+}
+
 /// What kind of VCQ to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VcqKind {
@@ -382,44 +405,26 @@ impl<P: Provider> Vcq<P> {
         self.queue.post_prepared(self.ticket, descriptors, cbdata)
     }
 
-    /// Writes `length` bytes of local memory to memory of the VCQ `to`.
+    /// Writes local memory to memory of the peer.
     ///
     /// # Errors
     ///
     /// See [`Posting`]; [`Code::Busy`] if there is no room.
-    #[allow(clippy::too_many_arguments)]
-    pub fn put(
-        &self,
-        to: VcqId,
-        local: Stadd,
-        remote: Stadd,
-        length: usize,
-        edata: u64,
-        flags: u64,
-        cbdata: usize,
-    ) -> Result<(), Error> {
-        let posting = Posting::new(to.0, edata, flags)?;
-        self.post(&posting.put(local.0, remote.0, length, Packets::default())?, cbdata)
+    pub fn put(&self, transfer: &Transfer, cbdata: usize) -> Result<(), Error> {
+        let &Transfer { local, remote, length, .. } = transfer;
+        let command = transfer.posting()?.put(local.0, remote.0, length, Packets::default())?;
+        self.post(&command, cbdata)
     }
 
-    /// Reads `length` bytes of memory of the VCQ `from` into local memory.
+    /// Reads memory of the peer into local memory.
     ///
     /// # Errors
     ///
     /// See [`Posting`]; [`Code::Busy`] if there is no room.
-    #[allow(clippy::too_many_arguments)]
-    pub fn get(
-        &self,
-        from: VcqId,
-        local: Stadd,
-        remote: Stadd,
-        length: usize,
-        edata: u64,
-        flags: u64,
-        cbdata: usize,
-    ) -> Result<(), Error> {
-        let posting = Posting::new(from.0, edata, flags)?;
-        self.post(&posting.get(local.0, remote.0, length, Packets::default())?, cbdata)
+    pub fn get(&self, transfer: &Transfer, cbdata: usize) -> Result<(), Error> {
+        let &Transfer { local, remote, length, .. } = transfer;
+        let command = transfer.posting()?.get(local.0, remote.0, length, Packets::default())?;
+        self.post(&command, cbdata)
     }
 
     /// Takes the next completion of a command with [`flags::TCQ_NOTICE`].

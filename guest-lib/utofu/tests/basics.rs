@@ -10,7 +10,7 @@ use tofu_utofu::flags::{
     DELAY_START, LOCAL_MRQ_NOTICE, REG_MEM_READ_ONLY, REMOTE_MRQ_NOTICE, STRONG_ORDER, TCQ_NOTICE,
 };
 use tofu_utofu::ids::{Stadd, VcqId};
-use tofu_utofu::{Code, Command, Context, DeviceShare, NoticeKind};
+use tofu_utofu::{Code, Command, Context, DeviceShare, NoticeKind, Transfer};
 
 const ALL: u64 = TCQ_NOTICE | LOCAL_MRQ_NOTICE | REMOTE_MRQ_NOTICE;
 
@@ -26,7 +26,9 @@ fn a_put_arrives_and_both_ends_are_told() {
 
     let flags = ALL | STRONG_ORDER;
     let [from, to] = [Stadd(stadds[0].0 + 7), Stadd(stadds[1].0 + 100)];
-    vcqs[0].put(vcqs[1].id(), from, to, 4001, 0xab, flags, 77).unwrap();
+    let transfer =
+        Transfer { peer: vcqs[1].id(), local: from, remote: to, length: 4001, edata: 0xab, flags };
+    vcqs[0].put(&transfer, 77).unwrap();
 
     let done = completion(&vcqs[0]);
     assert_eq!((done.cbdata, done.status()), (77, Code::Success));
@@ -55,7 +57,8 @@ fn gets_atomics_and_piggyback_do_what_they_say() {
     let (local, remote) = (mine.register(&a, 0), theirs.register(&b, 0));
     theirs.fill(|i| (i * 7) as u8);
 
-    a.get(b.id(), local, remote, 4096, 1, ALL, 1).unwrap();
+    a.get(&Transfer { peer: b.id(), local, remote, length: 4096, edata: 1, flags: ALL }, 1)
+        .unwrap();
     assert_eq!(completion(&a).status(), Code::Success);
     let got = notice(&a);
     assert_eq!((got.kind, got.vcq_id), (NoticeKind::LclGet, b.id()));
@@ -120,10 +123,12 @@ fn failures_have_their_codes_at_the_initiator_only() {
     b.dereg_mem(gone).unwrap();
     let never = Stadd::new(7777, 0);
     let put = |local: Stadd, remote: Stadd, len: usize| {
-        a.put(b.id(), local, remote, len, 0, ALL, 0).unwrap();
+        a.put(&Transfer { peer: b.id(), local, remote, length: len, edata: 0, flags: ALL }, 0)
+            .unwrap();
     };
     let get = |local: Stadd, remote: Stadd| {
-        a.get(b.id(), local, remote, 8, 0, ALL, 0).unwrap();
+        a.get(&Transfer { peer: b.id(), local, remote, length: 8, edata: 0, flags: ALL }, 0)
+            .unwrap();
     };
     let check = |what: &str, post: &dyn Fn(), tcq: Code, mrq: Code| {
         post();
@@ -145,10 +150,16 @@ fn failures_have_their_codes_at_the_initiator_only() {
     let odd = Posting::new(b.id().0, 0, ALL).unwrap().armw(2, 1, 8, remote.0 + 4).unwrap();
     check("odd address", &|| a.post(&odd, 0).unwrap(), TcqOther, MrqRmtStadd);
     let nobody = b.id().with_cq(5);
-    let to_nobody = || a.put(nobody, local, remote, 8, 0, ALL, 0).unwrap();
+    let to_nobody = || {
+        a.put(&Transfer { peer: nobody, local, remote, length: 8, edata: 0, flags: ALL }, 0)
+            .unwrap()
+    };
     check("no such queue", &to_nobody, TcqOther, MrqPeer);
     let nowhere = b.id().with_x(31);
-    let to_nowhere = || a.put(nowhere, local, remote, 8, 0, ALL, 0).unwrap();
+    let to_nowhere = || {
+        a.put(&Transfer { peer: nowhere, local, remote, length: 8, edata: 0, flags: ALL }, 0)
+            .unwrap()
+    };
     check("no such node", &to_nowhere, TcqOther, MrqPeer);
     // The target of this one has done its part.
     get(mine_ro, remote);
@@ -160,7 +171,11 @@ fn failures_have_their_codes_at_the_initiator_only() {
     notice(&b);
 
     // Notice data of more than a byte spills over into the length on real systems.
-    a.put(b.id(), local, remote, 8, u64::MAX, TCQ_NOTICE, 5).unwrap();
+    a.put(
+        &Transfer { peer: b.id(), local, remote, length: 8, edata: u64::MAX, flags: TCQ_NOTICE },
+        5,
+    )
+    .unwrap();
     let done = completion(&a);
     assert_eq!((done.cbdata, done.status()), (5, TcqLength));
 }
@@ -173,11 +188,23 @@ fn delayed_commands_wait_for_the_next() {
     let (mine, theirs) = (Memory::new(64), Memory::new(64));
     let (local, remote) = (mine.register(&a, 0), theirs.register(&b, 0));
     for cbdata in 0..100 {
-        a.put(b.id(), local, remote, 8, 0, TCQ_NOTICE | DELAY_START, cbdata).unwrap();
+        a.put(
+            &Transfer {
+                peer: b.id(),
+                local,
+                remote,
+                length: 8,
+                edata: 0,
+                flags: TCQ_NOTICE | DELAY_START,
+            },
+            cbdata,
+        )
+        .unwrap();
     }
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert_eq!(a.unread_tcq(), 0);
-    a.put(b.id(), local, remote, 8, 0, TCQ_NOTICE, 100).unwrap();
+    a.put(&Transfer { peer: b.id(), local, remote, length: 8, edata: 0, flags: TCQ_NOTICE }, 100)
+        .unwrap();
     for cbdata in 0..=100 {
         assert_eq!(completion(&a).cbdata, cbdata);
     }
@@ -251,7 +278,19 @@ fn vcqs_of_a_process_share_a_queue_and_are_told_apart() {
             assert_eq!(fixed, Stadd::reserved(receiver.id(), 9).unwrap());
             for remote in [fixed, sink.register(receiver, 0)] {
                 let edata = (i * 16 + k) as u64;
-                sender.put(receiver.id(), local, remote, 8, edata, ALL, i).unwrap();
+                sender
+                    .put(
+                        &Transfer {
+                            peer: receiver.id(),
+                            local,
+                            remote,
+                            length: 8,
+                            edata,
+                            flags: ALL,
+                        },
+                        i,
+                    )
+                    .unwrap();
                 assert_eq!(completion(sender).cbdata, i);
                 let told = notice(sender);
                 assert_eq!((told.vcq_id, u64::from(told.edata)), (receiver.id(), edata));
@@ -302,7 +341,18 @@ fn processes_of_a_node_have_queues_of_their_own() {
     for (i, from) in vcqs.iter().enumerate() {
         for (k, to) in vcqs.iter().enumerate() {
             memories[i].fill(|_| (10 * i + k) as u8);
-            from.put(to.id(), stadds[i], stadds[k], 64, k as u64, ALL, i).unwrap();
+            from.put(
+                &Transfer {
+                    peer: to.id(),
+                    local: stadds[i],
+                    remote: stadds[k],
+                    length: 64,
+                    edata: k as u64,
+                    flags: ALL,
+                },
+                i,
+            )
+            .unwrap();
             assert_eq!(completion(from).cbdata, i);
             // To itself, the local notice comes first.
             assert_eq!(notice(from).vcq_id, to.id());

@@ -12,7 +12,7 @@ use tofu_utofu::flags::{
     STRONG_ORDER, TCQ_NOTICE,
 };
 use tofu_utofu::ids::Stadd;
-use tofu_utofu::{Code, Command, NoticeKind};
+use tofu_utofu::{Code, Command, NoticeKind, Transfer};
 
 const ALL: u64 = TCQ_NOTICE | LOCAL_MRQ_NOTICE | REMOTE_MRQ_NOTICE;
 /// Bytes of each memory in the model.
@@ -356,7 +356,18 @@ fn odd_sizes_and_places_up_to_the_largest_message() {
         (MAX_PUTGET_SIZE, 4095, 4096),
     ] {
         let (from_at, to_at) = (Stadd(lcl.0 + from as u64), Stadd(rmt.0 + to as u64));
-        a.put(b.id(), from_at, to_at, len, 0, ALL, len).unwrap();
+        a.put(
+            &Transfer {
+                peer: b.id(),
+                local: from_at,
+                remote: to_at,
+                length: len,
+                edata: 0,
+                flags: ALL,
+            },
+            len,
+        )
+        .unwrap();
         assert_eq!((completion(&a).cbdata, notice(&a).status()), (len, Code::Success));
         assert_eq!(notice(&b).rmt_stadd, to_at.0 + len as u64);
         let bytes = theirs.bytes();
@@ -364,7 +375,18 @@ fn odd_sizes_and_places_up_to_the_largest_message() {
         // And back to another place.
         let back = Memory::new(MAX_PUTGET_SIZE + 1);
         let back_at = back.register(&a, 0);
-        a.get(b.id(), Stadd(back_at.0 + 1), to_at, len, 0, ALL, len).unwrap();
+        a.get(
+            &Transfer {
+                peer: b.id(),
+                local: Stadd(back_at.0 + 1),
+                remote: to_at,
+                length: len,
+                edata: 0,
+                flags: ALL,
+            },
+            len,
+        )
+        .unwrap();
         assert_eq!((completion(&a).cbdata, notice(&a).status()), (len, Code::Success));
         notice(&b);
         let bytes = back.bytes();
@@ -387,9 +409,31 @@ fn what_is_deregistered_or_freed_is_out_of_reach_at_once() {
         let rmt = sink.register(&b, 0);
         // Many on their way while the memory is taken back.
         for _ in 0..50 {
-            a.put(b.id(), lcl, rmt, 64, 0, DELAY_START, 0).unwrap();
+            a.put(
+                &Transfer {
+                    peer: b.id(),
+                    local: lcl,
+                    remote: rmt,
+                    length: 64,
+                    edata: 0,
+                    flags: DELAY_START,
+                },
+                0,
+            )
+            .unwrap();
         }
-        a.put(b.id(), lcl, rmt, 64, 0, TCQ_NOTICE, round).unwrap();
+        a.put(
+            &Transfer {
+                peer: b.id(),
+                local: lcl,
+                remote: rmt,
+                length: 64,
+                edata: 0,
+                flags: TCQ_NOTICE,
+            },
+            round,
+        )
+        .unwrap();
         if round % 2 == 0 {
             b.dereg_mem(rmt).unwrap()
         } else {

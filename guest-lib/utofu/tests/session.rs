@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::{Memory, completion, notice, pair};
 use tofu_utofu::command::Posting;
 use tofu_utofu::flags::{LOCAL_MRQ_NOTICE, REMOTE_MRQ_NOTICE, TCQ_NOTICE, VCQ_SESSION_MODE, sps};
-use tofu_utofu::{Code, Command};
+use tofu_utofu::{Code, Command, Transfer};
 
 #[test]
 fn commands_wait_for_steps_and_use_one_for_each_descriptor() {
@@ -23,7 +23,19 @@ fn commands_wait_for_steps_and_use_one_for_each_descriptor() {
 
     // Four descriptors: a Put, a piggyback Put of two, a NOP.
     let back = Posting::new(a.id().0, 1, TCQ_NOTICE | REMOTE_MRQ_NOTICE).unwrap();
-    session.put(a.id(), rmt, lcl, 4096, 1, TCQ_NOTICE | REMOTE_MRQ_NOTICE, 1).unwrap();
+    session
+        .put(
+            &Transfer {
+                peer: a.id(),
+                local: rmt,
+                remote: lcl,
+                length: 4096,
+                edata: 1,
+                flags: TCQ_NOTICE | REMOTE_MRQ_NOTICE,
+            },
+            1,
+        )
+        .unwrap();
     session.post(&back.put_piggyback(&[9; 32], lcl.0).unwrap(), 2).unwrap();
     session.post(&Command::nop(TCQ_NOTICE).unwrap(), 3).unwrap();
     let quiet = || {
@@ -89,9 +101,32 @@ fn a_chain_of_sessions_runs_by_itself() {
     let from = source.register(&first, 0);
     for (i, vcq) in all.iter().enumerate().take(11) {
         let flags = sps(1) | if i == 10 { REMOTE_MRQ_NOTICE } else { 0 };
-        vcq.put(all[i + 1].id(), stadds[i], stadds[i + 1], LEN, 5, flags, 0).unwrap();
+        vcq.put(
+            &Transfer {
+                peer: all[i + 1].id(),
+                local: stadds[i],
+                remote: stadds[i + 1],
+                length: LEN,
+                edata: 5,
+                flags,
+            },
+            0,
+        )
+        .unwrap();
     }
-    first.put(all[0].id(), from, stadds[0], LEN, 0, sps(1) | LOCAL_MRQ_NOTICE, 0).unwrap();
+    first
+        .put(
+            &Transfer {
+                peer: all[0].id(),
+                local: from,
+                remote: stadds[0],
+                length: LEN,
+                edata: 0,
+                flags: sps(1) | LOCAL_MRQ_NOTICE,
+            },
+            0,
+        )
+        .unwrap();
     assert_eq!(notice(&all[11]).edata, 5);
     assert!(memories[11].bytes() == source.bytes());
 }
