@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use tofu_abi::table::IPA_BITS;
 use tofu_driver::{DmaBuffer, DmaError, VolatileBuffer};
@@ -13,6 +13,7 @@ use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::free::FreeList;
 use crate::iommu::Info;
+use crate::lock::lock;
 
 /// Size and alignment of the memory that small buffers are cut from: a huge page, which the IOMMU
 /// maps in one entry.
@@ -79,10 +80,6 @@ pub(crate) struct Space {
     page: u64,
     free: Mutex<FreeList>,
     more: Option<Arc<dyn MoreAddresses>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Space {

@@ -13,6 +13,8 @@ use vfio_bindings::bindings::vfio::{
 use vfio_ioctls::VfioDevice;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::lock::lock;
+
 /// Longer than this and a sleep is without end: the kernel's clock has no more seconds.
 const LONG_NS: u64 = i64::MAX as u64;
 
@@ -35,7 +37,7 @@ impl Interrupts {
     /// Makes a vector fire its eventfd.
     pub(crate) fn enable(&self, index: u16) -> io::Result<&EventFd> {
         let place = self.events.get(usize::from(index)).ok_or(io::ErrorKind::NotFound)?;
-        let mut on = self.on.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut on = lock(&self.on);
         if let Some(event) = place.get() {
             return Ok(event);
         }

@@ -38,6 +38,7 @@ mod event;
 mod free;
 mod iommu;
 mod irq;
+mod lock;
 mod mapped;
 pub mod pci;
 mod platform;

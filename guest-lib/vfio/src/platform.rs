@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use crate::error::Error;
 use crate::event::EventLoop;
 use crate::iommu::Info;
 use crate::irq::{Interrupts, borrow, new_event};
+use crate::lock::lock;
 use crate::mapped::{MappedPlatform, Tenure};
 use crate::pci::{Bus, PciDevice, VFIO_PCI};
 
@@ -303,7 +304,7 @@ impl VfioPlatform {
     }
 
     fn with_events(&self, f: impl FnOnce(&EventLoop) -> io::Result<()>) -> io::Result<()> {
-        let mut events = self.tenure.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = lock(&self.tenure.events);
         match &*events {
             Some(running) => f(running),
             None => f(events.insert(EventLoop::start()?)),

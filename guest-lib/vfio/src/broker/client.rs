@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use crate::bar::Region;
 use crate::dma::{MoreAddresses, Pool, Space};
 use crate::iommu::Info;
 use crate::irq;
+use crate::lock::lock;
 use crate::mapped::{MappedPlatform, Tenure};
 
 /// How long the broker may take to answer. It never takes that long, unless it is stopped or the
@@ -223,7 +224,7 @@ impl Broker {
 
     /// Sends a request that is not answered.
     fn tell(&self, request: &Request) {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = lock(&self.socket);
         // A broker that is gone needs not to be told.
         if let Some(socket) = &*socket {
             let _ = send(socket.as_fd(), request, &[]);
@@ -231,7 +232,7 @@ impl Broker {
     }
 
     fn ask(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), BrokerError> {
-        let mut place = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = lock(&self.socket);
         let gone = |kind: io::ErrorKind| BrokerError::Gone(kind.into());
         let socket = place.as_ref().ok_or_else(|| gone(io::ErrorKind::NotConnected))?;
         let answer = send(socket.as_fd(), request, &[])
@@ -335,7 +336,7 @@ impl SharedPlatform {
     ///
     /// If the system has no descriptors left.
     pub fn connection(&self) -> io::Result<Option<OwnedFd>> {
-        let socket = self.tenure.broker.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = lock(&self.tenure.broker.socket);
         socket.as_ref().map(OwnedFd::try_clone).transpose()
     }
 

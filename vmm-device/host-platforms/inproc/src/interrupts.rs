@@ -21,7 +21,7 @@ fn place(vector: u16) -> Option<(usize, u64)> {
 
 impl Interrupts {
     fn lock(&self) -> MutexGuard<'_, [u64; WORDS]> {
-        self.fired.lock().unwrap_or_else(PoisonError::into_inner)
+        tofu_sync::lock(&self.fired)
     }
 
     /// Notes an interrupt. A vector that the device does not have is ignored.

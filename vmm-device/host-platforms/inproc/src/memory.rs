@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tofu_driver::{DmaBuffer, DmaError, VolatileBuffer};
 use vm_memory::{
@@ -37,7 +37,7 @@ impl Inner {
     }
 
     fn free(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        tofu_sync::lock(&self.free)
     }
 
     fn take(&self, size: u64, align: u64) -> Option<u64> {

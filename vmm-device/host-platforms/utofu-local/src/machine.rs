@@ -1,7 +1,7 @@
 //! A machine whose nodes come into being when somebody asks for them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use thiserror::Error;
 use tofu_abi::Coords;
@@ -76,7 +76,7 @@ impl LocalMachine {
     ///
     /// If there is no such node, or the host has no memory left.
     pub fn node(&self, coords: Coords) -> Result<Arc<LocalProvider>, LocalError> {
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut nodes = tofu_sync::lock(&self.nodes);
         if let Some(node) = nodes.get(&coords) {
             return Ok(Arc::clone(node));
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tofu_driver::IrqError;
@@ -15,7 +15,7 @@ pub(crate) struct Interrupts(Mutex<HashMap<u16, Arc<OwnedFd>>>);
 impl Interrupts {
     /// Has the server signal a vector.
     pub(crate) fn enable(&self, client: &Client, vector: u16) -> Result<(), IrqError> {
-        let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = tofu_sync::lock(&self.0);
         if events.contains_key(&vector) {
             return Ok(());
         }
@@ -31,7 +31,7 @@ impl Interrupts {
     /// `timeout_ns` nanoseconds, or if it is not enabled.
     pub(crate) fn wait(&self, vector: u16, timeout_ns: u64) -> bool {
         const SECOND: u64 = 1_000_000_000;
-        let events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let events = tofu_sync::lock(&self.0);
         let Some(event) = events.get(&vector).cloned() else { return false };
         drop(events);
         let timeout = Timespec {

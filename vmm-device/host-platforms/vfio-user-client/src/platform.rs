@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -192,7 +192,7 @@ struct Lent {
 
 impl Lent {
     fn free(&self) -> MutexGuard<'_, FreeList> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        tofu_sync::lock(&self.free)
     }
 }
 
