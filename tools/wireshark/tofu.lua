@@ -131,7 +131,7 @@ local g = {
     sum = ProtoField.uint32("ipot.sum", "Sum", base.HEX),
     sum_good = ProtoField.bool("ipot.sum.good", "Sum is right"),
     origin = ProtoField.string("ipot.origin", "Origin"),
-    fragment = ProtoField.bytes("ipot.fragment", "Piece"),
+    fragment = ProtoField.bytes("ipot.fragment", "Fragment"),
     fragments = ProtoField.uint32("ipot.fragments", "Reassembled from fragments"),
 
     checksum = ProtoField.bool("ipot.metadata.checksum", "Checksum is to be completed", 8, nil, 1),

@@ -129,7 +129,7 @@ fn the_interface_of_the_driver() {
         let said = shell(&place, node, "ip address show tofu0");
         assert!(said.contains(&format!("inet {address}/14")), "{said}");
     }
-    // Within a piece, at its end, and in many, by all combinations of the two.
+    // Within a fragment, at its end, and in many, by all combinations of the two.
     for (from, to) in [(0, 1), (1, 0), (0, 2)] {
         for bytes in [0, 1, 1472, 1473, 1910, 1911, 20_000, 65_000] {
             answers(&place, from, to, bytes);
@@ -193,7 +193,7 @@ fn the_interface_of_the_driver() {
     // Around a link that is down, and not at all when there is no way.
     place.run(&["link", "down", "0", "2"]).ok();
     // A Get has one way only: who cannot fetch refuses, and is sent what comes next.
-    wait_for("frames in pieces", PATIENCE, || {
+    wait_for("frames in fragments", PATIENCE, || {
         let said = shell(&place, 0, "ping -c 2 -W 2 -s 30000 10.2.0.1; true");
         said.contains(" 0% packet loss")
     });

@@ -25,7 +25,7 @@ fn addresses_and_names(net: &Net) {
     assert!(said.contains("10.1.0.1/15") && said.contains("t-1-0-0-0-0-0"), "{said}");
 }
 
-/// Echo requests of every size up to 9000, in pieces of IP's and in frames of that length.
+/// Echo requests of every size up to 9000, in fragments of IP's and in frames of that length.
 fn sizes(net: &Net) {
     for mtu in ["9028", "1500"] {
         for node in 0..2 {

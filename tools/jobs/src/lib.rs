@@ -1,7 +1,7 @@
 //! `tofu run`: a program as a job of ranks, on Linux nodes of a machine or as processes here.
 //!
-//! What both have in common is in [`job`]: ranks' output, input and ends. A rank is whatever can
-//! be told and listened to as [`job::Rank`] says.
+//! What both have in common is in `job`: ranks' output, input and ends. A rank is whatever can
+//! be told and listened to as `job::Rank` says.
 
 #![forbid(unsafe_code)]
 

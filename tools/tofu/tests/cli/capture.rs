@@ -132,7 +132,7 @@ fn a_run_is_captured_from_start_to_end() {
     assert!(replies.iter().all(|row| (row[0].as_str(), &*row[5]) == ("(0,0,0,1,0,0)", "4")));
     assert!(replies.len() >= 9);
 
-    // 8972 bytes of data are a frame of 9014, in five pieces.
+    // 8972 bytes of data are a frame of 9014, in five fragments.
     let names = ["ipot.fragments", "ip.len", "icmp.checksum.status"];
     let large = "ip.len == 9000 && icmp.type == 0 && tofu.place == \"tni0\" && ipot.sum.good == 1";
     let large = tshark.fields(&path, large, &names);

@@ -28,7 +28,7 @@ fn all_faults_together_are_survived() {
     }
     let faults = "loss=1%,duplicate=1%,reorder=2%,corrupt=1%,undetected=1%,seed=7";
     pair(&place, "tcpbench", "verify=1 bytes=500000 count=50", faults);
-    // Frames in several pieces, of which each can get lost.
+    // Frames in several fragments, of which each can get lost.
     pair(&place, "tcpbench", "verify=1 bytes=500000 count=50 mtu=9000", faults);
     pair(&place, "ping", "verify=1 count=5 tries=10", faults);
 }
