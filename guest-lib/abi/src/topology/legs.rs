@@ -56,13 +56,14 @@ impl Leg {
 #[derive(Clone, Debug)]
 pub struct Legs<'a> {
     shape: &'a Shape,
-    from: Coords,
+    from: [u8; 6],
     /// The target's X, Y, Z and the path's A, B, C.
-    via: Coords,
-    to: Coords,
+    via: [u8; 6],
+    to: [u8; 6],
     /// Hops on X, Y and Z, if they were given.
     distances: Option<[i8; 3]>,
-    next: usize,
+    /// A bit for each of [`LEGS`] that is still to come: most ways have one or two.
+    left: u16,
 }
 
 impl Legs<'_> {
@@ -71,6 +72,16 @@ impl Legs<'_> {
     pub const fn with_distances(self, distances: [i8; 3]) -> Self {
         Self { distances: Some(distances), ..self }
     }
+
+    /// The coordinates between which a stage lies.
+    #[inline]
+    const fn ends(&self, stage: Stage) -> (&[u8; 6], &[u8; 6]) {
+        match stage {
+            Stage::ToPath => (&self.from, &self.via),
+            Stage::Xyz => (&self.from, &self.to),
+            Stage::ToTarget => (&self.via, &self.to),
+        }
+    }
 }
 
 impl Iterator for Legs<'_> {
@@ -78,26 +89,17 @@ impl Iterator for Legs<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Leg> {
-        while let Some(&(stage, axis)) = LEGS.get(self.next) {
-            self.next += 1;
-            let (start, end) = match stage {
-                Stage::ToPath => (&self.from, &self.via),
-                Stage::Xyz => (&self.from, &self.to),
-                Stage::ToTarget => (&self.via, &self.to),
-            };
-            let (from, to) = (start[axis], end[axis]);
-            if from == to {
-                continue;
-            }
-            let hops = match (self.distances, axis) {
-                (Some([x, ..]), Axis::X) => x,
-                (Some([_, y, _]), Axis::Y) => y,
-                (Some([.., z]), Axis::Z) => z,
-                _ => self.shape.way(axis, from, to),
-            };
-            return Some(Leg { stage, axis, from, hops });
-        }
-        None
+        let &(stage, axis) = LEGS.get(self.left.trailing_zeros() as usize)?;
+        self.left &= self.left - 1;
+        let (start, end) = self.ends(stage);
+        let (from, to) = (start[axis.index()], end[axis.index()]);
+        let hops = match (self.distances, axis) {
+            (Some([x, ..]), Axis::X) => x,
+            (Some([_, y, _]), Axis::Y) => y,
+            (Some([.., z]), Axis::Z) => z,
+            _ => self.shape.way(axis, from, to),
+        };
+        Some(Leg { stage, axis, from, hops })
     }
 }
 
@@ -112,7 +114,18 @@ impl Shape {
     #[inline]
     pub const fn legs(&self, from: Coords, to: Coords, path: Path) -> Legs<'_> {
         let via = Coords { a: path.a, b: path.b, c: path.c, ..to };
-        Legs { shape: self, from, via, to, distances: None, next: 0 }
+        let (from, via, to) = (from.to_array(), via.to_array(), to.to_array());
+        let mut legs = Legs { shape: self, from, via, to, distances: None, left: 0 };
+        let mut n = 0;
+        while n < LEGS.len() {
+            let (stage, axis) = LEGS[n];
+            let (start, end) = legs.ends(stage);
+            if start[axis.index()] != end[axis.index()] {
+                legs.left |= 1 << n;
+            }
+            n += 1;
+        }
+        legs
     }
 
     /// Hops of a packet's way. Nodes and path must be in the machine.
