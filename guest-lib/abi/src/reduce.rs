@@ -104,8 +104,8 @@ pub fn combine(op: Op, value: &mut Value, other: &Value) {
         Op::MaxLoc => {
             let others = other[..MAX_INTEGERS].chunks_exact(2);
             for (mine, other) in value[..MAX_INTEGERS].chunks_exact_mut(2).zip(others) {
-                // Slices compare by their first element, then by the next.
-                if other > &*mine {
+                // Of equal numbers the lowest place, as MPI_MAXLOC wants it.
+                if (other[0], !other[1]) > (mine[0], !mine[1]) {
                     mine.copy_from_slice(other);
                 }
             }

@@ -54,6 +54,7 @@ fn round_of(comm: &Comm, gates: &mut Gates, round: u64) -> Result<(), Error> {
     if gates.have_pairs() {
         let greatest = ranks().max_by_key(|rank| of(*rank)).unwrap_or(0);
         same("MAXLOC", gates.reduce(Op::MaxLoc, [of(rank), rank])?, [of(greatest), greatest])?;
+        same("MAXLOC of equals", gates.reduce(Op::MaxLoc, [5, rank])?, [5, 0])?;
     }
     // Huge numbers that cancel each other, before and after a small one, which a sum in floating
     // point would lose.

@@ -53,7 +53,7 @@ const COMPILERS: [(&str, &str, &str); 2] = [("mpicc", "CC", "cc"), ("mpicxx", "C
 const EXAMPLES: &str = "\
 Examples:
   tofu sdk sdk
-  gcc -Isdk/include ring.c -Lsdk/lib -ltofucom -o ring
+  gcc -Isdk/include ring.c -Lsdk/lib -ltofucom -ltofutop -o ring
   PKG_CONFIG_PATH=sdk/lib/pkgconfig pkg-config --cflags --libs utofu jtofu
   tofu sdk --mpi sdk
   sdk/bin/mpicc hello.c -o hello";
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
     writeln!(
         out,
-        "gcc -I{0}/include program.c -L{0}/lib -ltofucom -o program",
+        "gcc -I{0}/include program.c -L{0}/lib -ltofucom -ltofutop -o program",
         args.dir.display()
     )?;
     if args.mpi {
