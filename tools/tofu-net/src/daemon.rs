@@ -318,10 +318,12 @@ impl Daemon {
 
     /// Tells whoever has asked.
     fn tell(&self, state: &Value) {
-        // Whoever does not take it at once has bad luck: it fits into the socket's buffer.
-        if let Ok((stream, _)) = self.stats.accept() {
+        // Whoever does not take it at once has bad luck: it fits into the socket's buffer if it is
+        // written at once. Formatted straight into the socket it would be a hundred messages, of
+        // which each takes a page or so of that buffer.
+        if let Ok((mut stream, _)) = self.stats.accept() {
             let _ = stream.set_nonblocking(true);
-            let _ = writeln!(&stream, "{state}");
+            let _ = stream.write_all(format!("{state}\n").as_bytes());
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
