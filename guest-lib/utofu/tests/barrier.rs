@@ -79,7 +79,7 @@ fn two_nodes_meet_and_reduce() {
     }
     one.reduce_uint64(a, 6, &[7, 1, 9, 2], 0).unwrap();
     other.reduce_uint64(b, 6, &[8, 3, 9, 4], 0).unwrap();
-    assert_eq!(*over(|| one.poll_reduce_uint64(a, 0)).unwrap(), [8, 3, 9, 4]);
+    assert_eq!(*over(|| one.poll_reduce_uint64(a, 0)).unwrap(), [8, 3, 9, 2]);
     over(|| other.poll_reduce_uint64(b, 0)).unwrap();
 }
 
