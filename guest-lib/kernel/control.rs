@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The ioctls of the files `control` and `info`: rights of users, counters, and what is there to
-//! look at when something goes wrong.
+//! The ioctls of the files `control` and `info`: rights of users, counters, and state for finding
+//! out what has gone wrong.
 
 use kernel::bindings;
 use kernel::ffi::c_int;
@@ -97,7 +97,7 @@ fn register_user(device: &Device, a: &uapi::RegUser) -> Result {
     device.users.lock().register(a.uid, rights)
 }
 
-/// Ours: what is told is written to the log; routes are not the driver's business.
+/// Ours: the links are written to the log; routes are not the driver's business.
 fn log_links_down(device: &Device, a: &uapi::NotifyLinkdown) -> Result {
     if !(0..=MAX_LINKS).contains(&a.num) {
         return Err(EINVAL);

@@ -82,16 +82,17 @@ impl Table {
 ///
 /// As many bytes as `to` has, rounded up to whole qwords, must be readable at `from`.
 pub(crate) unsafe fn copy(from: *const u64, to: &mut [u8], at: usize, sum: &mut Sum) {
-    let (qwords, rest) = to.as_chunks_mut();
-    let whole = qwords.len();
+    let whole = to.len() / 8;
+    let mut qwords = to.chunks_exact_mut(8);
     let mut words = Words::default();
-    for (i, qword) in qwords.iter_mut().enumerate() {
+    for (i, qword) in qwords.by_ref().enumerate() {
         // SAFETY: by the function's own contract.
         let value = unsafe { from.add(i).read_volatile() };
-        *qword = value.to_ne_bytes();
+        qword.copy_from_slice(&value.to_ne_bytes());
         words.add(u64::from_le(value));
     }
     sum.add_words(at, words);
+    let rest = qwords.into_remainder();
     if !rest.is_empty() {
         // SAFETY: by the function's own contract.
         let value = unsafe { from.add(whole).read_volatile() };

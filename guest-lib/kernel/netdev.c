@@ -38,6 +38,30 @@ static uint interfaces = 1;
 module_param(interfaces, uint, 0444);
 MODULE_PARM_DESC(interfaces, "0, 1 (tofu0 on TNI 0) or 2 (tofu1 on TNI 1, too).");
 
+/*
+ * Words of the kernel's command line that begin with "tofu." are parameters to modprobe, also those
+ * that are for the programs of a node. These are known, so that nobody complains of them.
+ */
+static int ignore_parameter(const char *value, const struct kernel_param *parameter)
+{
+	return 0;
+}
+
+static const struct kernel_param_ops for_programs = {
+	.set = ignore_parameter,
+};
+
+#define FOR_PROGRAMS(word) \
+	module_param_cb(word, &for_programs, NULL, 0); \
+	MODULE_PARM_DESC(word, "For programs of the node; the module leaves it alone.")
+FOR_PROGRAMS(name);
+FOR_PROGRAMS(nodes);
+FOR_PROGRAMS(without);
+FOR_PROGRAMS(ip);
+FOR_PROGRAMS(net);
+FOR_PROGRAMS(gateway);
+FOR_PROGRAMS(dns);
+
 const char *tofu_shim_param_shape(void)
 {
 	return shape;

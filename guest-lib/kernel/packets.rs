@@ -12,7 +12,7 @@ use tofu_abi::frame::{TlpHeader, HEADER_SIZE, ROUTING_HEADER_SIZE, SYSTEM_PAYLOA
 use tofu_abi::irq::{CqsIrqs, TniIrqs};
 use tofu_abi::packets::PacketQueues;
 use tofu_abi::queue::{
-    PrqEntry, PrqRcode, RingIndex, TcqEntry, MRQ_ENTRY_SIZE, PACKET_BUFFER_SIZE,
+    MrqWord0, MrqWord1, PrqEntry, PrqRcode, RingIndex, TcqEntry, MRQ_ENTRY_SIZE, PACKET_BUFFER_SIZE,
 };
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg, TniReg, KERNEL_CQ};
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
@@ -28,7 +28,7 @@ use crate::shim;
 
 /// Packets that can be on their way out.
 pub(crate) const OUT: u16 = 512;
-/// Whoever waits for room is told of it when there is room for so many packets.
+/// Those that wait for room are woken when there is room for so many packets.
 pub(crate) const ENOUGH: usize = 160;
 /// Packet buffers to receive to.
 const IN: u16 = PacketQueues::MAX_BUFFERS;
@@ -38,6 +38,9 @@ const ENTRIES: u32 = PacketQueues::ENTRIES;
 /// Qwords of a buffer, and of a descriptor.
 const BUFFER_QWORDS: usize = PACKET_BUFFER_SIZE / 8;
 const DESC_QWORDS: usize = DESC_SIZE / 8;
+/// Qwords of a notice, and after how many of them the device hears how far they were read.
+const NOTICE_QWORDS: usize = MRQ_ENTRY_SIZE / 8;
+const NOTICES: u64 = ENTRIES as u64 / 4;
 
 /// What a command is for.
 #[derive(Clone, Copy)]
@@ -59,6 +62,17 @@ pub(crate) struct Posted {
     pub(crate) buffer: u16,
     /// Bytes of its payload.
     pub(crate) len: u16,
+}
+
+impl Posted {
+    /// A Get of a frame to a slot.
+    const fn fetch(slot: u8) -> Self {
+        Self {
+            purpose: Purpose::Fetch(slot),
+            buffer: 0,
+            len: 0,
+        }
+    }
 }
 
 /// Slots for the frames of a rendezvous, and the page table by which the device finds them.
@@ -124,7 +138,7 @@ const STAGS: u64 = 2;
 struct SendMemory {
     toq: Table,
     tcq: Table,
-    _mrq: Table,
+    mrq: Table,
     frames: Table,
     steering: Table,
     blocks: Table,
@@ -138,6 +152,7 @@ pub(crate) struct Sender {
     memory: Option<SendMemory>,
     post: RingIndex,
     reap: RingIndex,
+    notices: RingIndex,
     /// By slots of the TOQ.
     commands: KVVec<Option<Posted>>,
     free: KVVec<u16>,
@@ -161,7 +176,7 @@ impl Sender {
         let memory = SendMemory {
             toq: Table::new(device, n * DESC_QWORDS)?,
             tcq: Table::new(device, n)?,
-            _mrq: Table::new(device, n * MRQ_ENTRY_SIZE / 8)?,
+            mrq: Table::new(device, n * NOTICE_QWORDS)?,
             frames: Table::new(device, usize::from(OUT) * BUFFER_QWORDS)?,
             steering: Table::new(device, 2 * STAGS as usize)?,
             blocks: Table::new(device, 2 * STAGS as usize)?,
@@ -184,9 +199,9 @@ impl Sender {
             (CqsReg::ToqIpa, memory.toq.addr()),
             (CqsReg::ToqSize, SIZE),
             (CqsReg::TcqIpa, memory.tcq.addr()),
-            (CqsReg::MrqIpa, memory._mrq.addr()),
+            (CqsReg::MrqIpa, memory.mrq.addr()),
             (CqsReg::MrqSize, SIZE),
-            (CqsReg::MrqMask, u64::MAX),
+            (CqsReg::MrqMask, PacketQueues::MRQ_MASK),
             (CqsReg::FetchStop, 0),
             (CqsReg::TcqDescriptorCoalescingTimer, 0),
             (CqsReg::MrqDescriptorCoalescingTimer, 0),
@@ -211,6 +226,7 @@ impl Sender {
             memory: Some(memory),
             post: RingIndex::new(ENTRIES),
             reap: RingIndex::new(ENTRIES),
+            notices: RingIndex::new(ENTRIES),
             commands: KVVec::from_elem(None, n, GFP_KERNEL)?,
             free,
             posted: 0,
@@ -348,14 +364,10 @@ impl Sender {
             .with_ri(self.id.tni.get())
             .with_interrupt(true);
         let local = StagOffset::new(KERNEL_CQ, FETCH, (slot * SLOT) as u64);
-        let (command, nothing) = (Command::Get, Header2(0));
-        let get = Descriptor::transfer(command, header, nothing, place, local, len as u32);
-        let posted = Posted {
-            purpose: Purpose::Fetch(slot as u8),
-            buffer: 0,
-            len: 0,
-        };
-        self.push(posted, get);
+        // Its notice has the slot.
+        let (command, header2) = (Command::Get, Header2(0).with_edata(slot as u16));
+        let get = Descriptor::transfer(command, header, header2, place, local, len as u32);
+        self.push(Posted::fetch(slot as u8), get);
         true
     }
 
@@ -380,9 +392,41 @@ impl Sender {
         self.device.write(self.id, CqReg::FetchStart, 1);
     }
 
-    /// The next command that has ended, in the order of posting, and its result code. The buffer of
-    /// a packet is the caller's.
+    /// The end of a Get: that it was sent is no news, what its target says is in its notice.
+    fn reap_notice(&mut self) -> Option<(Posted, Rcode)> {
+        let memory = self.memory.as_ref()?;
+        let at = self.notices.slot() as usize * NOTICE_QWORDS;
+        let word0 = MrqWord0(memory.mrq.load(at));
+        if word0.flip() != self.notices.flip() {
+            return None;
+        }
+        dma_mb(Read);
+        let slot = MrqWord1(memory.mrq.load(at + 1)).edata();
+        self.notices.advance();
+        let count = self.notices.count();
+        if count % NOTICES == 0 {
+            self.device.write(self.id, CqReg::MrqFullPointer, count);
+        }
+        Some((Posted::fetch(slot as u8), word0.rcode()))
+    }
+
+    /// The next command that has ended, packets in the order of posting, and its result code. The
+    /// buffer of a packet is the caller's.
     pub(crate) fn reap(&mut self) -> Option<(Posted, Rcode)> {
+        if let Some(ended) = self.reap_notice() {
+            return Some(ended);
+        }
+        loop {
+            let (posted, rcode) = self.reap_completion()?;
+            let fetch = matches!(posted.purpose, Purpose::Fetch(_));
+            if !fetch || rcode.is_refused_unsent() {
+                return Some((posted, rcode));
+            }
+        }
+    }
+
+    /// The next transmit complete entry, in the order of posting.
+    fn reap_completion(&mut self) -> Option<(Posted, Rcode)> {
         if self.reap.count() == self.post.count() {
             return None;
         }

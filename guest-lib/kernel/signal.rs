@@ -11,7 +11,7 @@ use tofu_abi::irq::IrqSet;
 use crate::shim;
 use crate::uapi;
 
-/// Exceptions that a process is told of, each with its code.
+/// Exceptions that are reported to a process, each with its code.
 pub(crate) type Codes<S> = &'static [(S, i32)];
 
 /// All exceptions that have a code.
@@ -35,7 +35,7 @@ unsafe impl Send for Signal {}
 unsafe impl Sync for Signal {}
 
 impl Signal {
-    /// Without SET_RT_SIGNAL the process is told to end.
+    /// Without SET_RT_SIGNAL the process gets SIGTERM.
     const DEFAULT: i32 = bindings::SIGTERM as i32;
 
     /// For the calling process.

@@ -12,7 +12,7 @@ use tofu_abi::barrier::Profile;
 use tofu_abi::queue::{MrqEntry, MrqId};
 use tofu_abi::regs::{CqReg, CqsReg, PortReg, Register, TniReg};
 use tofu_abi::table::PageSize;
-use tofu_abi::{Coords, CqId, Doorbell, StagOffset, TniId};
+use tofu_abi::{Coords, CqId, Doorbell, Rcode, StagOffset, TniId};
 use tofu_driver::{
     Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Stag, Target,
 };
@@ -388,7 +388,7 @@ pub struct Endpoint {
     /// Coordinates of the node.
     pub node: Coords,
     /// Network interface.
-    pub tni: u8,
+    pub tni: TniId,
     /// The queue.
     pub cq: Cq<InProcess>,
     /// The memory, aligned to 64 KiB.
@@ -404,7 +404,7 @@ impl Endpoint {
         let buffer = cluster.alloc(rank, size, 64 << 10);
         let range = [MemoryRange::of(&buffer)];
         let stag = cq.register(&range, PageSize::Size64K, Access::ReadWrite, Some(0)).unwrap();
-        Self { rank, node: device.coords(), tni: config.tni.get(), cq, buffer, stag }
+        Self { rank, node: device.coords(), tni: config.tni, cq, buffer, stag }
     }
 
     /// The device of the queue.
@@ -436,6 +436,25 @@ impl Endpoint {
     pub fn run(&mut self, order: &Order) -> Completion {
         self.cq.post_and_ring(order, 0).unwrap();
         self.complete()
+    }
+
+    /// Runs a command that is sent, as its completion says even if its target refuses it or it
+    /// gets lost. Returns what its notice says. Notices that were there before are taken, too.
+    pub fn end_of(&mut self, order: &Order) -> Rcode {
+        self.notices();
+        let done = self.run(order);
+        assert_eq!(done.rcode, Rcode::SUCCESS, "the TCQ entry of {order:?}, which was sent");
+        let start = self.now();
+        loop {
+            if let Some(notice) = self.cq.poll_mrq() {
+                if notice.id().is_some_and(MrqId::ends_own_command) {
+                    return notice.word0().rcode();
+                }
+                continue;
+            }
+            assert!(self.now() - start < PATIENCE_NS, "no notice");
+            tofu_driver::Platform::relax(self.device().platform());
+        }
     }
 
     /// Waits for the next completion.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tofu_abi::desc::ArmwOp;
+use tofu_abi::queue::MrqId;
 use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, TniId};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
@@ -281,9 +282,18 @@ fn queues_may_close_while_others_send_to_them() {
                         break done;
                     }
                     wait(&mut cq);
-                    while cq.poll_mrq().is_some() {}
                 };
-                match done.rcode {
+                assert_eq!(done.rcode, Rcode::SUCCESS, "it was sent");
+                let notice = loop {
+                    match cq.poll_mrq() {
+                        Some(notice) if notice.id().is_some_and(MrqId::ends_own_command) => {
+                            break notice;
+                        }
+                        Some(_) => {}
+                        None => wait(&mut cq),
+                    }
+                };
+                match notice.word0().rcode() {
                     Rcode::SUCCESS => good += 1,
                     _ => refused += 1,
                 }

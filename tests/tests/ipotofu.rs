@@ -234,7 +234,9 @@ fn nobody_else_can_read_or_write_where_frames_are_fetched() {
         {
             cq.post_and_ring(&order, 0).unwrap();
             cluster.settle();
-            assert_eq!(cq.poll_tcq().map(|done| done.rcode), Some(Rcode::GPID), "{order:?}");
+            let sent = cq.poll_tcq().map(|done| done.rcode);
+            let code = cq.poll_mrq().map(|notice| notice.word0().rcode());
+            assert_eq!((sent, code), (Some(Rcode::SUCCESS), Some(Rcode::GPID)), "{order:?}");
         }
     }
 }
@@ -383,7 +385,8 @@ proptest! {
             if aside {
                 packet[28..36].copy_from_slice(&place.0.to_be_bytes());
             }
-            let target = route(&shape, cluster.device(2).coords(), nodes[1].coords(), 0, 0);
+            let from = cluster.device(2).coords();
+            let target = route(&shape, from, nodes[1].coords(), TniId::ALL[0], 0);
             third.send(&target.unwrap(), &[&packet], 0).unwrap();
             let next = frame(from, to, 9014, n as u64);
             if nodes[0].send_offloaded(&Metadata::default(), &next).is_ok() {

@@ -26,7 +26,11 @@ fn open(cluster: &Cluster, rank: u32) -> Packets<InProcess> {
 }
 
 fn straight(cluster: &Cluster, from: u32, to: u32) -> PacketTarget {
-    PacketTarget::straight(cluster.device(from).coords(), cluster.device(to).coords(), 0)
+    PacketTarget::straight(
+        cluster.device(from).coords(),
+        cluster.device(to).coords(),
+        TniId::ALL[0],
+    )
 }
 
 fn tni(cluster: &Cluster, rank: u32, reg: TniReg) -> u64 {
@@ -202,8 +206,6 @@ fn distances_lead_to_the_node_that_they_say() {
     }
     let no_path = PacketTarget { path: tofu_abi::Path::new(0, 2, 0), ..straight(&cluster, 0, 1) };
     assert_eq!(send(&cluster, &mut nodes[0], &no_path, b"x"), Rcode::NO_SUCH_PATH);
-    let no_tni = PacketTarget { tni: 7, ..straight(&cluster, 0, 1) };
-    assert_eq!(send(&cluster, &mut nodes[0], &no_tni, b"x"), Rcode::NO_SUCH_NODE);
 }
 
 #[test]
@@ -246,6 +248,9 @@ fn packet_commands_are_checked() {
         let done = run(command, FRAME_MIN, at);
         assert_eq!((done.rcode, done.length), (Rcode::SUCCESS, FRAME_MIN as u32));
     }
+    let header = straight(&cluster, 0, 1).header().with_ri(7);
+    let order = Order::raw(&[Descriptor::packet(system, header, FRAME_MIN as u16, at)]);
+    assert_eq!(queue.run(&order).rcode, Rcode::NO_SUCH_NODE, "no such interface");
     let exceptions = queue.cqs_register(tofu_abi::regs::CqsReg::Irr);
     let pending = CqsIrqs::from_raw(queue.device().read(exceptions));
     assert_eq!(pending & CqsIrqs::EXCEPTIONS, CqsIrqs::PAYLOAD_READ_EXCEPTION);
@@ -408,7 +413,7 @@ fn exceptions_of_others_are_reported() {
         (put(remote(0).with_cqid(63)), Rcode::NO_SUCH_CQ, PrqRcode::CqError),
     ];
     for (order, code, kind) in orders {
-        assert_eq!(a.run(&order).rcode, code);
+        assert_eq!(a.end_of(&order), code);
         let entry = queues.next().unwrap();
         assert_eq!((entry.kind(), entry.w()), (Some(kind), true));
         let bytes = queues.bytes(entry, frame_size(Report::SIZE));

@@ -330,10 +330,12 @@ fn fetch_stop_holds_the_queue_and_lets_it_go_on() {
 fn an_answer_that_never_comes_is_a_timeout() {
     let (cluster, mut a, b) = pair();
     cluster.lose_answers(true);
-    assert_eq!(a.run(&piggyback(4, &b)).rcode, Rcode::TIMEOUT);
+    assert_eq!(a.end_of(&piggyback(4, &b)), Rcode::TIMEOUT);
     let get = Order::get(b.target(), b.at(0), a.at(0), 1 << 15);
-    assert_eq!(a.run(&get).rcode, Rcode::TIMEOUT);
-    assert_eq!(a.ids(), [MrqId::PutLastRemoteError, MrqId::GetLastRemoteError]);
+    assert_eq!(a.run(&get).rcode, Rcode::SUCCESS, "it was sent");
+    let [notice] = a.notices()[..] else { panic!("one notice") };
+    let (id, code) = (notice.id(), notice.word0().rcode());
+    assert_eq!((id, code), (Some(MrqId::GetLastRemoteError), Rcode::TIMEOUT));
     cluster.lose_answers(false);
     assert_eq!(a.run(&get).rcode, Rcode::SUCCESS);
     // More than can be outstanding at a time, all without an answer.
@@ -344,8 +346,14 @@ fn an_answer_that_never_comes_is_a_timeout() {
     a.cq.doorbell();
     for n in 0..300 {
         let done = a.complete();
-        assert_eq!((done.cookie, done.rcode), (n, Rcode::TIMEOUT));
+        assert_eq!((done.cookie, done.rcode), (n, Rcode::SUCCESS));
     }
+    let notices = a.notices();
+    assert_eq!(notices.len(), 301, "those and the one of the Get that succeeded");
+    let timeouts = notices.iter().filter(|notice| notice.word0().rcode() == Rcode::TIMEOUT);
+    assert_eq!(timeouts.count(), 300);
+    let failed = cluster.icc(0).failed_commands(a.cq.tni());
+    assert_eq!((failed.refused, failed.lost), (0, 302));
 }
 
 #[test]

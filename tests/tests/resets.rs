@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tofu_abi::pci::REGISTER_BAR;
+use tofu_abi::queue::MrqId;
 use tofu_abi::regs::{CqsReg, Register};
 use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
@@ -49,8 +50,16 @@ fn at(offset: u64) -> StagOffset {
 fn run(cq: &mut Cq<InProcess>, order: &Order) -> Rcode {
     cq.post_and_ring(order, 0).unwrap();
     let done = cq.wait_tcq(LONG).expect("every command ends").rcode;
-    while cq.poll_mrq().is_some() {}
-    done
+    if !done.is_success() {
+        while cq.poll_mrq().is_some() {}
+        return done;
+    }
+    loop {
+        let notice = cq.wait_mrq(LONG).expect("every command has a notice");
+        if notice.id().is_some_and(MrqId::ends_own_command) {
+            return notice.word0().rcode();
+        }
+    }
 }
 
 fn is_quiet(buffer: &Buffer) -> bool {

@@ -36,7 +36,7 @@ const GUESTS: &str = "tofu-guests";
 const LINUX: [&str; 5] = ["tofu-agent", "tofu-guest", "tofu-guests-linux", "tofu-net", "tofud"];
 
 /// What the programs are built from, relative to this folder.
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 17] = [
     "../../Cargo.lock",
     "../../guest-lib/abi",
     "../../guest-lib/bare",
@@ -49,9 +49,11 @@ const SOURCES: [&str; 15] = [
     "../agent",
     "../guests",
     "../guests-linux",
+    "../tap",
     "../tofu-guest",
     "../tofu-net",
     "../tofud",
+    "../../vmm-device/sync",
 ];
 
 fn main() {

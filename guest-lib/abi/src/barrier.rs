@@ -4,6 +4,8 @@
 //! is started and how its notice is laid out is not public: see [`BchReady`] and [`Notice`],
 //! which are ours.
 
+use core::fmt;
+
 use crate::bitfield;
 use crate::reduce::{MAX_DOUBLES, MAX_INTEGERS, Op, VALUE_QWORDS};
 use crate::regs::{NUM_BCH, NUM_BG, NUM_TNI};
@@ -143,6 +145,13 @@ impl BgAddress {
     #[must_use]
     pub const fn place(self) -> Self {
         Self(self.0 & 0x0fff_ffff)
+    }
+}
+
+impl fmt::Display for BgAddress {
+    /// `node (0,0,0,0,0,0), TNI 0, gate 0`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}, TNI {}, gate {}", self.coords(), self.tni(), self.bg())
     }
 }
 

@@ -1,4 +1,4 @@
-//! A small bit-field macro.
+//! Macros for bit fields and for what their numbers stand for.
 //!
 //! Ours rather than `bitfield-struct`, because these files are also compiled
 //! into a Linux kernel module, where no crates.io crate is at hand.
@@ -75,6 +75,33 @@ macro_rules! bitfield {
     (@put $ty:tt, $value:expr) => { $value as u64 };
     (@get $ty:tt, $raw:expr, $lo:literal, $hi:literal) => {
         $crate::bits::extract($raw, $lo, $hi) as $ty
+    };
+}
+
+/// Defines what the numbers of a field stand for: the enum, `ALL` of it in the order of
+/// definition, and the way back from a number.
+#[macro_export]
+macro_rules! codes {
+    (
+        $(#[$meta:meta])*
+        pub enum $name:ident { $( $(#[$cmeta:meta])* $code:ident = $number:literal, )* }
+    ) => {
+        $(#[$meta])*
+        #[repr(u8)]
+        pub enum $name { $( $(#[$cmeta])* $code = $number, )* }
+
+        impl $name {
+            /// Every one of them.
+            pub const ALL: [Self; [$($number),*].len()] = [$(Self::$code),*];
+
+            /// The one with this code.
+            pub const fn from_code(code: u8) -> Option<Self> {
+                match code {
+                    $( $number => Some(Self::$code), )*
+                    _ => None,
+                }
+            }
+        }
     };
 }
 

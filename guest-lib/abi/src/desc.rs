@@ -1,7 +1,7 @@
 //! Transmit descriptors: the 32-byte commands of a transmit order queue (TOQ).
 
 use crate::addr::{Coords, Path, StagOffset};
-use crate::bitfield;
+use crate::{bitfield, codes};
 
 /// Bytes of a descriptor.
 pub const DESC_SIZE: usize = 32;
@@ -139,84 +139,53 @@ bitfield! {
     }
 }
 
-/// Command codes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Command {
-    /// Does nothing but complete.
-    Nop = 0x00,
-    /// Writes local memory to remote memory.
-    Put = 0x01,
-    /// Keeps 24 bytes of data for the next PUT_PIGGYBACK.
-    WritePiggybackBuffer = 0x02,
-    /// Writes up to 8 (or 32) bytes of the descriptor's own data to remote memory.
-    PutPiggyback = 0x03,
-    /// Reads remote memory into local memory.
-    Get = 0x04,
-    /// Reads remote memory into local memory. How it differs from GET is not public;
-    /// here it does not (ours).
-    GetL = 0x05,
-    /// Reads, changes and writes back 4 or 8 bytes of remote memory.
-    AtomicReadModifyWrite = 0x0e,
-    /// Sends a frame as it lies in memory to a node.
-    TransmitRawPacket1 = 0x10,
-    /// Sends a frame as it lies in memory through a given port, one hop far.
-    TransmitRawPacket2 = 0x11,
-    /// Sends a system packet.
-    TransmitSystemPacket1 = 0x12,
-    /// Sends a system packet. How it differs from TRANSMIT_SYSTEM_PACKET1 is not public; here
-    /// it does not (ours).
-    TransmitSystemPacket2 = 0x13,
-}
-
-impl Command {
-    /// Every command.
-    pub const ALL: [Self; 11] = [
-        Self::Nop,
-        Self::Put,
-        Self::WritePiggybackBuffer,
-        Self::PutPiggyback,
-        Self::Get,
-        Self::GetL,
-        Self::AtomicReadModifyWrite,
-        Self::TransmitRawPacket1,
-        Self::TransmitRawPacket2,
-        Self::TransmitSystemPacket1,
-        Self::TransmitSystemPacket2,
-    ];
-
-    /// The command with this code.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|c| *c as u8 == code)
+codes! {
+    /// Command codes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Command {
+        /// Does nothing but complete.
+        Nop = 0x00,
+        /// Writes local memory to remote memory.
+        Put = 0x01,
+        /// Keeps 24 bytes of data for the next PUT_PIGGYBACK.
+        WritePiggybackBuffer = 0x02,
+        /// Writes up to 8 (or 32) bytes of the descriptor's own data to remote memory.
+        PutPiggyback = 0x03,
+        /// Reads remote memory into local memory.
+        Get = 0x04,
+        /// Reads remote memory into local memory. How it differs from GET is not public;
+        /// here it does not (ours).
+        GetL = 0x05,
+        /// Reads, changes and writes back 4 or 8 bytes of remote memory.
+        AtomicReadModifyWrite = 0x0e,
+        /// Sends a frame as it lies in memory to a node.
+        TransmitRawPacket1 = 0x10,
+        /// Sends a frame as it lies in memory through a given port, one hop far.
+        TransmitRawPacket2 = 0x11,
+        /// Sends a system packet.
+        TransmitSystemPacket1 = 0x12,
+        /// Sends a system packet. How it differs from TRANSMIT_SYSTEM_PACKET1 is not public; here
+        /// it does not (ours).
+        TransmitSystemPacket2 = 0x13,
     }
 }
 
-/// Operators of ATOMIC_READ_MODIFY_WRITE.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum ArmwOp {
-    /// Compare and swap. The code is inferred from the order of uTofu's capability bits.
-    CompareAndSwap = 0,
-    /// Writes the operand.
-    Swap = 1,
-    /// Adds the operand, wrapping.
-    Add = 2,
-    /// Exclusive or with the operand.
-    Xor = 3,
-    /// And with the operand.
-    And = 4,
-    /// Or with the operand.
-    Or = 5,
-}
-
-impl ArmwOp {
-    /// Every operator.
-    pub const ALL: [Self; 6] =
-        [Self::CompareAndSwap, Self::Swap, Self::Add, Self::Xor, Self::And, Self::Or];
-
-    /// The operator with this code.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|op| *op as u8 == code)
+codes! {
+    /// Operators of ATOMIC_READ_MODIFY_WRITE.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum ArmwOp {
+        /// Compare and swap. The code is inferred from the order of uTofu's capability bits.
+        CompareAndSwap = 0,
+        /// Writes the operand.
+        Swap = 1,
+        /// Adds the operand, wrapping.
+        Add = 2,
+        /// Exclusive or with the operand.
+        Xor = 3,
+        /// And with the operand.
+        And = 4,
+        /// Or with the operand.
+        Or = 5,
     }
 }
 

@@ -48,9 +48,7 @@ pub const fn frame_size(payload: usize) -> usize {
 
 /// Whether a frame can have so many bytes.
 pub const fn is_frame_size(bytes: usize) -> bool {
-    bytes >= FRAME_MIN
-        && bytes <= FRAME_MAX
-        && (bytes - ROUTING_HEADER_SIZE).is_multiple_of(TLP_UNIT)
+    bytes >= FRAME_MIN && bytes <= FRAME_MAX && (bytes - ROUTING_HEADER_SIZE) % TLP_UNIT == 0
 }
 
 bitfield! {

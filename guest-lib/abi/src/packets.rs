@@ -3,9 +3,9 @@
 
 use crate::desc::{Command, Descriptor, Header1};
 use crate::frame::HEADER_SIZE;
-use crate::queue::{PACKET_BUFFER_SIZE, PbqEntry, PrqEntry, RingIndex, queue_entries};
+use crate::queue::{MrqId, PACKET_BUFFER_SIZE, PbqEntry, PrqEntry, RingIndex, queue_entries};
 use crate::regs::TniReg;
-use crate::{Coords, Path};
+use crate::{Coords, Path, TniId};
 
 /// Where a system packet goes, and which way: so many hops on X, Y and Z, towards higher
 /// coordinates if positive.
@@ -17,14 +17,14 @@ pub struct PacketTarget {
     pub node: Coords,
     /// Where the packet enters X, Y, Z routing.
     pub path: Path,
-    /// Network interface of the target, 0 to 5.
-    pub tni: u8,
+    /// Network interface of the target.
+    pub tni: TniId,
 }
 
 impl PacketTarget {
     /// The way from one node to another that crosses no date line, which every machine has, by
     /// the default path.
-    pub fn straight(from: Coords, to: Coords, tni: u8) -> Self {
+    pub fn straight(from: Coords, to: Coords, tni: TniId) -> Self {
         let hops = |from: u8, to: u8| to.wrapping_sub(from) as i8;
         Self {
             distances: [hops(from.x, to.x), hops(from.y, to.y), hops(from.z, to.z)],
@@ -40,7 +40,7 @@ impl PacketTarget {
             .with_target(self.node)
             .with_distances(self.distances)
             .with_path(self.path)
-            .with_ri(self.tni)
+            .with_ri(self.tni.get())
     }
 
     /// The command that sends a packet of `payload` bytes, which begin 16 bytes behind the device
@@ -69,6 +69,9 @@ pub struct PacketQueues {
 }
 
 impl PacketQueues {
+    /// MRQ_MASK of the control queue that sends the packets: it also fetches from others, by Gets,
+    /// whose ends are the only notices. So others cannot fill its message receive queue.
+    pub const MRQ_MASK: u64 = MrqId::mask_all_but(&[MrqId::GetLast, MrqId::GetLastRemoteError]);
     /// Size code of the queues.
     pub const SIZE_CODE: u64 = 0;
     /// Entries of each queue.
@@ -123,7 +126,7 @@ impl PacketQueues {
         entry.f() == self.receive.flip()
     }
 
-    /// Moves on to the next entry. Now and then the device is to be told: what to write to
+    /// Moves on to the next entry. Now and then the device needs to know: what to write to
     /// PRQ_FULL_POINTER, when the entry's buffer is posted again.
     pub const fn advance(&mut self) -> Option<u64> {
         self.receive.advance();
@@ -139,7 +142,7 @@ impl PacketQueues {
     /// posted; a device that names another one would write there itself, were it posted again.
     pub const fn buffer(&self, entry: PrqEntry) -> Option<usize> {
         let at = entry.addr().wrapping_sub(self.first);
-        let posted = at < self.len && at.is_multiple_of(PACKET_BUFFER_SIZE as u64);
+        let posted = at < self.len && at % PACKET_BUFFER_SIZE as u64 == 0;
         if posted { Some(at as usize) } else { None }
     }
 }

@@ -5,7 +5,7 @@
 //! zeroed, so entries of the first lap have the flip bit set ([`RingIndex`]).
 
 use crate::addr::{Coords, Path, StagOffset};
-use crate::{Rcode, bitfield};
+use crate::{Rcode, bitfield, codes};
 
 /// Largest size code of a queue.
 pub const MAX_SIZE_CODE: u64 = 5;
@@ -153,65 +153,54 @@ bitfield! {
     }
 }
 
-/// What an MRQ entry tells. *Halfway* ids are seen at the target, the others at the initiator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum MrqId {
-    /// This node's memory was changed by an atomic command.
-    ArmwHalfway = 1,
-    /// An atomic command of this queue is complete.
-    Armw = 2,
-    /// An atomic command of this queue failed.
-    ArmwRemoteError = 3,
-    /// A TLP of a Put, not the last one, was written here.
-    PutHalfway = 4,
-    /// A Put was written here.
-    PutLastHalfway = 5,
-    /// A TLP of a Get, not the last one, was read here.
-    GetHalfway = 6,
-    /// A Get was read here.
-    GetLastHalfway = 7,
-    /// A TLP of a Put of this queue, not the last one, arrived.
-    Put = 8,
-    /// A Put of this queue is complete.
-    PutLast = 9,
-    /// A TLP of a Get of this queue, not the last one, arrived.
-    Get = 10,
-    /// A Get of this queue is complete.
-    GetLast = 11,
-    /// A TLP of a Put of this queue, not the last one, failed.
-    PutRemoteError = 12,
-    /// A Put of this queue failed.
-    PutLastRemoteError = 13,
-    /// A TLP of a Get of this queue, not the last one, failed.
-    GetRemoteError = 14,
-    /// A Get of this queue failed.
-    GetLastRemoteError = 15,
+codes! {
+    /// What an MRQ entry tells. *Halfway* ids are seen at the target, the others at the initiator.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum MrqId {
+        /// This node's memory was changed by an atomic command.
+        ArmwHalfway = 1,
+        /// An atomic command of this queue is complete.
+        Armw = 2,
+        /// An atomic command of this queue failed.
+        ArmwRemoteError = 3,
+        /// A TLP of a Put, not the last one, was written here.
+        PutHalfway = 4,
+        /// A Put was written here.
+        PutLastHalfway = 5,
+        /// A TLP of a Get, not the last one, was read here.
+        GetHalfway = 6,
+        /// A Get was read here.
+        GetLastHalfway = 7,
+        /// A TLP of a Put of this queue, not the last one, arrived.
+        Put = 8,
+        /// A Put of this queue is complete.
+        PutLast = 9,
+        /// A TLP of a Get of this queue, not the last one, arrived.
+        Get = 10,
+        /// A Get of this queue is complete.
+        GetLast = 11,
+        /// A TLP of a Put of this queue, not the last one, failed.
+        PutRemoteError = 12,
+        /// A Put of this queue failed.
+        PutLastRemoteError = 13,
+        /// A TLP of a Get of this queue, not the last one, failed.
+        GetRemoteError = 14,
+        /// A Get of this queue failed.
+        GetLastRemoteError = 15,
+    }
 }
 
 impl MrqId {
-    /// Every id.
-    pub const ALL: [Self; 15] = [
-        Self::ArmwHalfway,
-        Self::Armw,
-        Self::ArmwRemoteError,
-        Self::PutHalfway,
-        Self::PutLastHalfway,
-        Self::GetHalfway,
-        Self::GetLastHalfway,
-        Self::Put,
-        Self::PutLast,
-        Self::Get,
-        Self::GetLast,
-        Self::PutRemoteError,
-        Self::PutLastRemoteError,
-        Self::GetRemoteError,
-        Self::GetLastRemoteError,
-    ];
-
-    /// The id with this code.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|id| *id as u8 == code)
+    /// The value of MRQ_MASK (ours) by which notices with these ids are written and all others
+    /// discarded: bit n stands for id n.
+    pub const fn mask_all_but(ids: &[Self]) -> u64 {
+        let mut mask = !crate::regs::MRQ_MASK_DISCARD;
+        let mut rest = ids;
+        while let [id, others @ ..] = rest {
+            mask &= !(1 << *id as u8);
+            rest = others;
+        }
+        mask
     }
 
     /// Whether the notice is for a command of another node's queue.
@@ -223,6 +212,20 @@ impl MrqId {
                 | Self::PutLastHalfway
                 | Self::GetHalfway
                 | Self::GetLastHalfway
+        )
+    }
+
+    /// Whether the notice is for the end of a command of the queue that it is in. Every command
+    /// that was sent has exactly one, but for raw and system packets, which have none.
+    pub const fn ends_own_command(self) -> bool {
+        matches!(
+            self,
+            Self::Armw
+                | Self::ArmwRemoteError
+                | Self::PutLast
+                | Self::PutLastRemoteError
+                | Self::GetLast
+                | Self::GetLastRemoteError
         )
     }
 }
@@ -322,41 +325,24 @@ impl PrqEntry {
     }
 }
 
-/// What a PRQ entry is about. The names are public; what exactly leads to which is ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum PrqRcode {
-    /// A TLP of no known kind.
-    UnknownTlp = 0,
-    /// A system TLP.
-    SystemTlp = 1,
-    /// A request to an address beyond an STag, a table or a memory block.
-    AddressRangeException = 6,
-    /// A request to an address that the queue's tables do not offer for it.
-    CqException = 8,
-    /// A TLP with fields that cannot be: a system TLP that names another source than its frame.
-    IllegalTlpFlags = 9,
-    /// A TLP of an impossible length.
-    IllegalTlpLength = 10,
-    /// A request that the queue does not take: there is none, it is disabled, or it talks to
-    /// others only.
-    CqError = 12,
-}
-
-impl PrqRcode {
-    /// Every code.
-    pub const ALL: [Self; 7] = [
-        Self::UnknownTlp,
-        Self::SystemTlp,
-        Self::AddressRangeException,
-        Self::CqException,
-        Self::IllegalTlpFlags,
-        Self::IllegalTlpLength,
-        Self::CqError,
-    ];
-
-    /// The code of this number.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|rcode| *rcode as u8 == code)
+codes! {
+    /// What a PRQ entry is about. The names are public; what exactly leads to which is ours.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum PrqRcode {
+        /// A TLP of no known kind.
+        UnknownTlp = 0,
+        /// A system TLP.
+        SystemTlp = 1,
+        /// A request to an address beyond an STag, a table or a memory block.
+        AddressRangeException = 6,
+        /// A request to an address that the queue's tables do not offer for it.
+        CqException = 8,
+        /// A TLP with fields that cannot be: a system TLP that names another source than its frame.
+        IllegalTlpFlags = 9,
+        /// A TLP of an impossible length.
+        IllegalTlpLength = 10,
+        /// A request that the queue does not take: there is none, it is disabled, or it talks to
+        /// others only.
+        CqError = 12,
     }
 }

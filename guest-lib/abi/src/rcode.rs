@@ -1,16 +1,18 @@
 //! Result codes of TCQ and MRQ entries.
 //!
-//! Public are 0, success, and 0x10, steering table disabled. All others are ours: each
-//! failure has its own, so that a driver can tell what to mend. The same code stands in
-//! the initiator's TCQ entry and, unless the command was refused before anything was sent,
-//! in its MRQ entry. Codes 0x10 to 0x2f speak of an address; 0x20 is added when it is
-//! the remote one ([`Rcode::remote`]), except for [`Rcode::STEERING_TABLE_DISABLED`], which is the
-//! same for both.
+//! Public are 0, success, and 0x10, steering table disabled. All others are ours: each failure has
+//! a code of its own, so that a driver can tell what went wrong. A command that fails at its
+//! initiator has the code in its TCQ entry and, unless it was refused before anything was sent, in
+//! its MRQ entry. One that its target refuses, or that gets lost, has it in the MRQ entry alone:
+//! the TCQ entry of what was sent reports success. Raw and system packets have no MRQ entry, so
+//! their TCQ entry tells if they were lost. Codes 0x10 to 0x2f are faults of an address; 0x20 is
+//! added when it is the remote one ([`Rcode::remote`]), except for
+//! [`Rcode::STEERING_TABLE_DISABLED`], which is the same for both.
 
 use core::fmt;
 
 /// A result code. Hardware may answer with one that has no name here.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Rcode(u8);
 
@@ -20,8 +22,8 @@ macro_rules! rcodes {
         impl Rcode {
             $( $(#[$meta])* pub const $name: Self = Self($code); )*
 
-            /// Every code with its name and a short text; of those that speak of an address, the
-            /// one for the local address.
+            /// Every code with its name and a short text; for faults of an address, the code of the
+            /// local one.
             pub const ALL: &[(Self, &str, &str)] = &[$((Self($code), stringify!($name), $text)),*];
         }
     };
@@ -138,6 +140,12 @@ impl Rcode {
     /// Whether the code reports an address at fault at the target.
     pub const fn is_remote_address(self) -> bool {
         self.0 > 0x10 + Self::REMOTE && self.0 <= 0x1f + Self::REMOTE
+    }
+
+    /// Whether this code in a TCQ entry says that the command was refused before anything was sent.
+    /// Then it has no notice.
+    pub const fn is_refused_unsent(self) -> bool {
+        !self.is_success() && self.0 < Self::STEERING_TABLE_DISABLED.0
     }
 
     /// Whether the code reports a fault of the command or memory on the initiator's side.

@@ -13,56 +13,39 @@ mod value;
 
 use fpsum::{Input160, Sum320};
 
+use crate::codes;
+
 pub use value::{
     INPUT_QWORDS, Input, MAX_DOUBLES, MAX_INTEGERS, MAX_UTOFU_INTEGERS, VALUE_QWORDS, Value,
 };
 
-/// The operations, with their codes in signals (OP_TYPE) and in uTofu.
-///
-/// The codes are uTofu's; that signals have the same is inferred.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Op {
-    /// No data: the result is 0.
-    Barrier = 1,
-    /// Bitwise and.
-    And = 2,
-    /// Bitwise or.
-    Or = 3,
-    /// Bitwise exclusive or.
-    Xor = 4,
-    /// The greatest, without sign.
-    Max = 5,
-    /// Of pairs (number, place): the greatest number, without sign, with its place. Of equal
-    /// numbers it is the greatest place. Both as public programs have it.
-    MaxLoc = 6,
-    /// Sum modulo 2^64.
-    Sum = 7,
-    /// Sum of floating-point numbers, see [`fpsum`].
-    FpSum = 8,
+codes! {
+    /// The operations, with their codes in signals (OP_TYPE) and in uTofu.
+    ///
+    /// The codes are uTofu's; that signals have the same is inferred.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Op {
+        /// No data: the result is 0.
+        Barrier = 1,
+        /// Bitwise and.
+        And = 2,
+        /// Bitwise or.
+        Or = 3,
+        /// Bitwise exclusive or.
+        Xor = 4,
+        /// The greatest, without sign.
+        Max = 5,
+        /// Of pairs (number, place): the greatest number, without sign, with its place. Of equal
+        /// numbers it is the lowest place, as with MPI_MAXLOC.
+        MaxLoc = 6,
+        /// Sum modulo 2^64.
+        Sum = 7,
+        /// Sum of floating-point numbers, see [`fpsum`].
+        FpSum = 8,
+    }
 }
 
 impl Op {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Barrier,
-        Self::And,
-        Self::Or,
-        Self::Xor,
-        Self::Max,
-        Self::MaxLoc,
-        Self::Sum,
-        Self::FpSum,
-    ];
-
-    /// The operation with a code, 1 to 8.
-    pub const fn from_code(code: u8) -> Option<Self> {
-        match code {
-            1..=8 => Some(Self::ALL[code as usize - 1]),
-            _ => None,
-        }
-    }
-
     /// The code.
     pub const fn code(self) -> u8 {
         self as u8

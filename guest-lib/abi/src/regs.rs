@@ -300,7 +300,7 @@ registers! {
         /// How many packet receive entries the driver has consumed since PRQ_PA was written. Ours:
         /// the device looks at the low log2(entries) + 1 bits.
         PrqFullPointer = 0x100, "PRQ_FULL_POINTER",
-        /// Address of the packet buffer queue. Ours: a write starts the queue anew, with the size
+        /// Address of the packet buffer queue. Ours: a write restarts the queue, with the size
         /// that PBQ_SIZE has then; 0 turns it off.
         PbqPa = 0x108, "PBQ_PA",
         /// Size code of the packet buffer queue.
@@ -653,10 +653,10 @@ impl Register {
     const fn decode_bgs(tni: TniId, bg: BgId, reg: u64) -> Option<Self> {
         let a = BgsReg::DataA0.offset();
         let b = BgsReg::DataB0.offset();
-        if reg >= a && reg <= BgsReg::DataAe.offset() && reg.is_multiple_of(8) {
+        if reg >= a && reg <= BgsReg::DataAe.offset() && reg % 8 == 0 {
             return Some(Self::BgsData { tni, bg, buffer: 0, qword: ((reg - a) / 8) as u8 });
         }
-        if reg >= b && reg <= BgsReg::DataBe.offset() && reg.is_multiple_of(8) {
+        if reg >= b && reg <= BgsReg::DataBe.offset() && reg % 8 == 0 {
             return Some(Self::BgsData { tni, bg, buffer: 1, qword: ((reg - b) / 8) as u8 });
         }
         // Barrier gates above 15 have no barrier channel, so no BCH registers.
@@ -876,5 +876,6 @@ pub enum TniState {
 /// Bit 63 of TCQ_IPA, MRQ_IPA and PRQ_PA: write entries into the processor's cache.
 pub const CACHE_INJECTION: u64 = 1 << 63;
 
-/// MRQ_MASK: notices are discarded (ours).
+/// MRQ_MASK: all notices are discarded (ours). Lower bits discard those of one kind, see
+/// [`MrqId::mask_all_but`](crate::queue::MrqId::mask_all_but).
 pub const MRQ_MASK_DISCARD: u64 = 1 << 63;

@@ -3,7 +3,7 @@
 //! A driver fills page table entries first, then the memory block entry, then the
 //! steering entry, each with its enable bit last.
 
-use crate::bitfield;
+use crate::{bitfield, codes};
 
 /// Bytes of a steering table entry.
 pub const STEERING_ENTRY_SIZE: u64 = 16;
@@ -86,39 +86,24 @@ impl PageEntry {
 /// Addresses in tables are 40 bits wide.
 pub const IPA_BITS: u32 = 40;
 
-/// Page sizes of a memory block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum PageSize {
-    /// 4 KiB.
-    Size4K = 0,
-    /// 2 MiB.
-    Size2M = 1,
-    /// 1 GiB.
-    Size1G = 2,
-    /// 64 KiB.
-    Size64K = 4,
-    /// 512 MiB.
-    Size512M = 5,
+codes! {
+    /// Page sizes of a memory block.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum PageSize {
+        /// 4 KiB.
+        Size4K = 0,
+        /// 2 MiB.
+        Size2M = 1,
+        /// 1 GiB.
+        Size1G = 2,
+        /// 64 KiB.
+        Size64K = 4,
+        /// 512 MiB.
+        Size512M = 5,
+    }
 }
 
 impl PageSize {
-    /// Every page size.
-    pub const ALL: [Self; 5] =
-        [Self::Size4K, Self::Size64K, Self::Size2M, Self::Size512M, Self::Size1G];
-
-    /// The page size with this code; codes 3, 6 and 7 are not offered.
-    pub const fn from_code(code: u8) -> Option<Self> {
-        Some(match code {
-            0 => Self::Size4K,
-            1 => Self::Size2M,
-            2 => Self::Size1G,
-            4 => Self::Size64K,
-            5 => Self::Size512M,
-            _ => return None,
-        })
-    }
-
     /// log2 of the size in bytes.
     pub const fn bits(self) -> u32 {
         match self {

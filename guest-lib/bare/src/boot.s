@@ -71,6 +71,11 @@ pvh_start:
     cld
     mov esp, offset ring0_stack_top
     mov [pvh_info], ebx
+    # QEMU has start information in page 0, which is not mapped any more when it is read.
+    xor esi, esi
+    mov edi, offset pvh_page_0
+    mov ecx, 1024
+    rep movsd
     # The BIOS has left the PIC's timer on, at the vector of an exception: all masked.
     mov al, 0xff
     out 0x21, al
@@ -130,6 +135,9 @@ exception:
     pop qword ptr [exception_state + 32]
     mov rax, cr2
     mov [exception_state + 40], rax
+    # As if the instruction at fault had called the report: frames of the stack go on there.
+    mov rax, [exception_state + 16]
+    mov [report_stack_top - 8], rax
     lea rsp, [ring0_stack_top]
     push USER_SS
     lea rax, [report_stack_top - 8]
@@ -266,6 +274,7 @@ service_start:
 .section .data.page_tables, "aw"
 # Present, writable, user, accessed, dirty.
 .equ TABLE, 0x27
+.equ SMALL, 0x67
 .equ LARGE, 0xe7
 .equ UNCACHED, 0x18
 .p2align 12
@@ -281,8 +290,9 @@ pdpt:
     .fill 508, 8, 0
 .global directories
 directories:
-    # 2 MiB pages of the first 3 GiB, without the one below the image.
-    .quad LARGE
+    # 2 MiB pages of the first 3 GiB, without the one below the image. Of the first one, 4 KiB
+    # pages.
+    .quad first_pages + TABLE
     .quad 0
     .set page, 2
     .rept 1534
@@ -292,6 +302,17 @@ directories:
     # Devices.
     .rept 512
     .quad page * 0x200000 + LARGE + UNCACHED
+    .set page, page + 1
+    .endr
+
+.p2align 12
+.global first_pages
+first_pages:
+    # Without page 0, so that a null pointer leads nowhere.
+    .quad 0
+    .set page, 1
+    .rept 511
+    .quad page * 0x1000 + SMALL
     .set page, page + 1
     .endr
 
@@ -347,6 +368,9 @@ start_idt_pointer:
 .p2align 12
 .global pvh_zero_page
 pvh_zero_page:
+    .skip 4096
+.global pvh_page_0
+pvh_page_0:
     .skip 4096
 .p2align 12
 .global idt

@@ -1,11 +1,12 @@
-//! What the program was told when it was started: the Linux boot parameters, or what a PVH loader
-//! tells in their place.
+//! The parameters that the program was started with: the Linux boot parameters, or those of a PVH
+//! loader.
 
 use core::ops::Range;
 
 unsafe extern "C" {
     static boot_params: *const u8;
     static pvh_info: u64;
+    static pvh_page_0: [u8; PAGE];
     static mut pvh_zero_page: [u8; 4096];
     static __image_end: u8;
     static loader_heap_size: usize;
@@ -22,6 +23,7 @@ const E820_RAM: u32 = 1;
 /// The page tables map this much.
 const RAM_END: u64 = 0xc000_0000;
 const COMMAND_LINE_MAX: usize = 2048;
+const PAGE: usize = 4096;
 
 /// The boot parameters that this program was given.
 pub(crate) struct BootParams(*const u8);
@@ -93,6 +95,13 @@ pub(crate) fn loader_heap() -> Option<Range<usize>> {
     (size > 0).then(|| end.saturating_sub(size).max(start)..end)
 }
 
+/// Where something that a PVH loader has put at this address can be read: page 0 was copied, as it
+/// is not mapped.
+fn readable(address: u64) -> usize {
+    let address = address as usize;
+    if address < PAGE { (&raw const pvh_page_0) as usize + address } else { address }
+}
+
 /// Brings what a PVH loader tells into the form of the boot parameters.
 ///
 /// Source: Xen's public/arch-x86/hvm/start_info.h.
@@ -102,8 +111,11 @@ pub(crate) fn convert_start_info() {
     // SAFETY: stored by the boot stub; runs once, before anything reads the boot parameters. A
     // loader that enters there has start information of this form in mapped memory.
     unsafe {
-        let info = pvh_info as *const u8;
-        if info.is_null() || info.cast::<u32>().read_unaligned() != MAGIC {
+        if pvh_info == 0 {
+            return;
+        }
+        let info = readable(pvh_info) as *const u8;
+        if info.cast::<u32>().read_unaligned() != MAGIC {
             return;
         }
         let word = |at: usize| info.add(at).cast::<u64>().read_unaligned();
@@ -114,13 +126,14 @@ pub(crate) fn convert_start_info() {
         let put = |at: usize, bytes: &[u8]| {
             core::ptr::copy_nonoverlapping(bytes.as_ptr(), page.cast::<u8>().add(at), bytes.len());
         };
+        let line = if line == 0 { 0 } else { readable(line) };
         put(CMD_LINE_PTR, &(line as u32).to_le_bytes());
         put(RSDP, &rsdp.to_le_bytes());
         let entries = entries.min(E820_MAX);
         put(E820_ENTRIES, &[entries as u8]);
         for at in 0..entries {
             // Start, size and type follow each other in both.
-            let from = (map as *const u8).add(at * ENTRY_SIZE);
+            let from = readable(map + (at * ENTRY_SIZE) as u64) as *const u8;
             let entry = core::slice::from_raw_parts(from, E820_ENTRY_SIZE);
             put(E820_TABLE + at * E820_ENTRY_SIZE, entry);
         }

@@ -1,4 +1,4 @@
-//! What becomes of panics and exceptions.
+//! Panics and exceptions: they are printed, and end the program.
 
 use core::panic::PanicInfo;
 

@@ -41,7 +41,7 @@ pub fn memory_map() -> impl Iterator<Item = (u64, u64, u32)> {
     BootParams::of_this_program().memory_map()
 }
 
-/// Address of the ACPI root pointer; 0 if nobody has told.
+/// Address of the ACPI root pointer; 0 if it is not known.
 pub fn rsdp() -> u64 {
     BootParams::of_this_program().rsdp()
 }
@@ -89,6 +89,7 @@ pub fn take_ram() -> Option<Ram> {
 /// this program is. No device writes to memory any more.
 pub unsafe fn start(entry: u64, zero_page: &[u8; 4096], command_line: &str) -> ! {
     let line = &command_line.as_bytes()[..command_line.len().min(COMMAND_LINE_MAX)];
+    mem::map_page_0();
     // SAFETY: RAM of every PC, below the BIOS's own, which nobody uses any more: of what is
     // there of this program's, the boot parameters and the command line, nothing is read again.
     unsafe {

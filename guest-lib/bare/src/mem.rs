@@ -13,6 +13,7 @@ static HEAP: LockedHeap = LockedHeap::empty();
 const PRESENT: u64 = 1;
 const USER_TABLE: u64 = 0x27;
 const RAM_PAGE: u64 = 0xe7;
+const SMALL_RAM_PAGE: u64 = 0x67;
 const DEVICE_PAGE: u64 = RAM_PAGE | 0x18;
 const LARGE_PAGE: u64 = 2 << 20;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
@@ -20,6 +21,7 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 unsafe extern "C" {
     static mut pml4: [u64; 512];
     static mut directories: [u64; 4 * 512];
+    static mut first_pages: [u64; 512];
 }
 
 /// Gives the heap its memory.
@@ -31,7 +33,7 @@ pub(crate) unsafe fn init(start: usize, end: usize) {
     unsafe { HEAP.lock().init(start as *mut u8, end - start) };
 }
 
-/// Bytes of heap that are free, in pieces of whatever size.
+/// Bytes of heap that are free, in ranges of whatever size.
 pub fn heap_free() -> usize {
     HEAP.lock().free()
 }
@@ -75,6 +77,12 @@ pub(crate) fn map_device(address: u64, size: u64) -> bool {
 pub(crate) fn map_page_below_images() {
     // SAFETY: the table is this program's, and the page was not mapped, so nothing refers to it.
     unsafe { (&raw mut directories[1]).write_volatile(LARGE_PAGE | RAM_PAGE) };
+}
+
+/// Maps page 0, which is left out to catch null pointers, but is where a loader leaves tables.
+pub(crate) fn map_page_0() {
+    // SAFETY: the table is this program's, and the page was not mapped, so nothing refers to it.
+    unsafe { (&raw mut first_pages[0]).write_volatile(SMALL_RAM_PAGE) };
 }
 
 /// The table that entry `index` (modulo 512) of `table` refers to, made if it is

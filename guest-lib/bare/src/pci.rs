@@ -2,12 +2,12 @@
 //! says where it is, else through the configuration ports that every PC has.
 
 use core::cell::Cell;
-use core::fmt;
 
 use crate::irq::{MSI_ADDRESS, Vector};
 use crate::mem::map_device;
 use crate::service::{in32, out32};
 use crate::{cmdline, mmio};
+use thiserror::Error;
 
 const PORT_ADDRESS: u16 = 0xcf8;
 const PORT_DATA: u16 = 0xcfc;
@@ -43,27 +43,18 @@ pub struct Device {
 }
 
 /// What is wrong with a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Error {
     /// There is no memory BAR of that index, or it has no address.
+    #[error("BAR {0} is missing or has no address")]
     NoBar(u8),
     /// It has no MSI-X capability, or fewer vectors.
+    #[error("too few MSI-X vectors")]
     NoMsix,
     /// Out of memory for page tables.
+    #[error("out of memory for page tables")]
     NoMemory,
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoBar(bar) => write!(f, "BAR {bar} is missing or has no address"),
-            Self::NoMsix => f.write_str("too few MSI-X vectors"),
-            Self::NoMemory => f.write_str("out of memory for page tables"),
-        }
-    }
-}
-
-impl core::error::Error for Error {}
 
 /// The first device with these ids, in order of device number.
 pub fn find(vendor: u16, device: u16) -> Option<Device> {

@@ -4,10 +4,10 @@ use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
 use core::arch::asm;
 use core::cell::{OnceCell, RefCell};
-use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use thiserror::Error;
 use tofu_abi::irq::vector;
 use tofu_abi::pci::{DEVICE_TOFUD, REGISTER_BAR, VENDOR_ID};
 use tofu_abi::regs::BAR0_SIZE;
@@ -19,24 +19,15 @@ use crate::{irq, mmio, pci, time};
 const LONG_NS: u64 = 3_600_000_000_000;
 
 /// Why the device cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Error {
     /// There is no TofuD device on bus 0.
+    #[error("no TofuD device on PCI bus 0")]
     NoDevice,
     /// It has no register space.
+    #[error(transparent)]
     Pci(pci::Error),
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoDevice => f.write_str("no TofuD device on PCI bus 0"),
-            Self::Pci(e) => e.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for Error {}
 
 /// The TofuD device on bus 0, for [`tofu_driver::Device::probe`].
 #[derive(Debug)]

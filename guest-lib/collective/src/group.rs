@@ -2,8 +2,8 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt;
 
+use thiserror::Error;
 use tofu_abi::TniId;
 use tofu_abi::reduce::{MAX_UTOFU_INTEGERS, Op};
 use tofu_utofu::ids::VbgId;
@@ -35,50 +35,33 @@ pub struct GroupConfig {
     /// An algorithm that is wanted; otherwise one is chosen.
     pub algorithm: Option<Algorithm>,
     /// The interface whose gates are tried first. If it has not enough, others are tried.
-    pub tni: u8,
+    pub tni: TniId,
 }
 
 /// Why a group cannot be made.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum GroupError<E> {
     /// The members cannot tell each other things.
+    #[error("exchange among the members: {0}")]
     Exchange(E),
     /// The group makes no sense.
+    #[error(transparent)]
     Plan(NoChoice),
     /// The rank is not below the number of members.
+    #[error("rank {0} is not below the number of members")]
     Rank(u32),
     /// uTofu refuses.
-    Utofu(Error),
+    #[error(transparent)]
+    Utofu(#[from] Error),
     /// Some member has not enough gates for any algorithm.
+    #[error(
+        "some member has not enough barrier gates left on any TNI: free groups that are not \
+         needed, or choose an algorithm with fewer gates"
+    )]
     Full,
     /// uTofu has refused another member's links.
+    #[error("member {0} could not link its barrier gates; it knows why")]
     OtherMember(u32),
-}
-
-impl<E: fmt::Display> fmt::Display for GroupError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exchange(error) => write!(f, "exchange among the members: {error}"),
-            Self::Plan(error) => error.fmt(f),
-            Self::Rank(rank) => write!(f, "rank {rank} is not below the number of members"),
-            Self::Utofu(error) => error.fmt(f),
-            Self::Full => f.write_str(
-                "some member has not enough barrier gates left on any TNI: free groups that are \
-                 not needed, or choose an algorithm with fewer gates",
-            ),
-            Self::OtherMember(rank) => {
-                write!(f, "member {rank} could not link its barrier gates; it knows why")
-            }
-        }
-    }
-}
-
-impl<E: core::error::Error> core::error::Error for GroupError<E> {}
-
-impl<E> From<Error> for GroupError<E> {
-    fn from(error: Error) -> Self {
-        Self::Utofu(error)
-    }
 }
 
 /// A group of processes that synchronise and reduce by their barrier gates. Dropping it frees the
@@ -86,7 +69,7 @@ impl<E> From<Error> for GroupError<E> {
 ///
 /// All members call the same methods in the same order, with the same operations and numbers of
 /// elements. Several groups can be in use at the same time.
-pub struct Group<'c, P: Provider> {
+pub struct Group<'c, P: Provider + ?Sized> {
     context: &'c Context<P>,
     rank: u32,
     members: u32,
@@ -96,7 +79,7 @@ pub struct Group<'c, P: Provider> {
     gates: Vec<VbgId>,
 }
 
-impl<'c, P: Provider> Group<'c, P> {
+impl<'c, P: Provider + ?Sized> Group<'c, P> {
     /// Makes a group. All members call it at the same time.
     ///
     /// # Errors
@@ -286,24 +269,24 @@ impl<'c, P: Provider> Group<'c, P> {
     }
 }
 
-impl<P: Provider> Drop for Group<'_, P> {
+impl<P: Provider + ?Sized> Drop for Group<'_, P> {
     fn drop(&mut self) {
         if !self.gates.is_empty() {
-            // Nobody is left to be told; gates that stay in use are not given to others.
+            // The error has nowhere to go; gates that stay in use are not given to others.
             let _ = self.context.free_vbg(&self.gates);
         }
     }
 }
 
 /// Gates of the first interface that has so many; none if there is no such.
-fn allocate<P: Provider>(
+fn allocate<P: Provider + ?Sized>(
     context: &Context<P>,
-    first: u8,
+    first: TniId,
     number: usize,
 ) -> Result<Vec<VbgId>, Error> {
-    let tnis = || context.share().tnis().map(TniId::get);
+    let tnis = || context.share().tnis();
     for tni in tnis().filter(|tni| *tni >= first).chain(tnis().filter(|tni| *tni < first)) {
-        match context.alloc_vbg(tni.into(), number, 0) {
+        match context.alloc_vbg(tni.get().into(), number, 0) {
             Err(error) if error.code() == Code::Full => {}
             result => return result,
         }

@@ -5,23 +5,26 @@
 //! and end gate: it sends the member's input to its outputs, and what comes to its inputs is the
 //! result. All other gates are relays, which send on what comes to them, combined.
 //!
-//! Every algorithm is made of three steps: two members exchange what
-//! they have, one gives what it has to another, or tells the outcome to another. All of them
-//! synchronise: nobody's result is there before everybody has started. That is also what keeps
-//! signals apart with double buffers only: who starts the round after next has the result of the
-//! next one, for which everybody must have started, and so have ended the present one; and when a
-//! member ends a round, all of its gates have fired.
+//! Every algorithm is made of three kinds of steps: two members exchange what they have, a member
+//! passes what it has to another one, or it passes the result to another one. Every algorithm
+//! synchronises: no member has its result before all members have started.
+//!
+//! This is also why two buffers for each input are enough. A member that starts round `n + 2` has
+//! the result of round `n + 1`. So all members have started round `n + 1`, which they do after
+//! they have ended round `n`. And when a member ends a round, all of its gates have fired.
 
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
+
+use thiserror::Error;
 
 /// A gate of a group: member and gate, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GateOf {
     /// Member of the group.
     pub member: u32,
-    /// Gate of the member; 0 is its start and end gate.
+    /// Which gate of the member, not its number in the device; 0 is its start and end gate.
     pub gate: u8,
 }
 
@@ -167,19 +170,12 @@ impl GroupShape {
 pub const MAX_MEMBERS: u32 = 1 << 20;
 
 /// What cannot be planned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("a group of {members} members: there are 1 to {MAX_MEMBERS}")]
 pub struct BadGroup {
     /// Its number of members.
     pub members: u32,
 }
-
-impl fmt::Display for BadGroup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a group of {} members: there are 1 to {MAX_MEMBERS}", self.members)
-    }
-}
-
-impl core::error::Error for BadGroup {}
 
 impl Algorithm {
     /// The algorithms that are tried where none is asked for.
@@ -527,36 +523,19 @@ pub struct Choice {
 }
 
 /// Gates are too few for any algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum NoChoice {
     /// There is no such group.
-    Group(BadGroup),
+    #[error(transparent)]
+    Group(#[from] BadGroup),
     /// Gates that a member would need for the most modest algorithm, with its start gate.
+    #[error("a member has {free} barrier gates left, and would need {needed}")]
     Gates {
         /// So many would do.
         needed: usize,
         /// So many each member may have.
         free: usize,
     },
-}
-
-impl fmt::Display for NoChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Group(group) => group.fmt(f),
-            Self::Gates { needed, free } => {
-                write!(f, "a member has {free} barrier gates left, and would need {needed}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for NoChoice {}
-
-impl From<BadGroup> for NoChoice {
-    fn from(group: BadGroup) -> Self {
-        Self::Group(group)
-    }
 }
 
 /// What some algorithms make of a group, the one by which a round is over first in front.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
+use tofu_abi::TniId;
 use tofu_abi::reduce::Op;
 use tofu_abi::topology::Shape;
 use tofu_collective::plan::{Algorithm, GroupShape};
@@ -54,7 +55,7 @@ fn processes(
 }
 
 fn config(rank: u32, axes: [u32; 3]) -> GroupConfig {
-    GroupConfig { rank, shape: GroupShape { axes }, algorithm: None, tni: 0 }
+    GroupConfig { rank, shape: GroupShape { axes }, algorithm: None, tni: TniId::ALL[0] }
 }
 
 fn use_it(group: &Group<'_, LocalProvider>) {
@@ -100,7 +101,11 @@ fn all_algorithms_with_groups_of_any_size() {
 fn several_groups_at_once_on_shared_nodes() {
     processes(24, 2, |rank, context, board| {
         let all = Group::new(context, &config(rank, [24, 1, 1]), board).unwrap();
-        let again = Group::new(context, &GroupConfig { tni: 5, ..config(rank, [24, 1, 1]) }, board);
+        let again = Group::new(
+            context,
+            &GroupConfig { tni: TniId::ALL[5], ..config(rank, [24, 1, 1]) },
+            board,
+        );
         let again = again.unwrap();
         assert_eq!(again.gates()[0].tni(), 5);
         // Rounds of both under way.

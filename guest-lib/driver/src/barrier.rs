@@ -1,9 +1,9 @@
 //! Barrier channels and gates: synchronisation and reductions without the processor.
 
 use alloc::vec::Vec;
-use core::fmt;
 use core::mem;
 
+use thiserror::Error;
 use tofu_abi::barrier::{
     BCH_MASK, BCH_MASK_STATUS_RUN, BSEQ_MASK, BgAddress, GPID_MASK, GpidBseq, LocalLink,
     NOTICE_SIZE, Profile, RemoteLink, SignalMask,
@@ -13,7 +13,7 @@ use tofu_abi::reduce::{Input, Op};
 use tofu_abi::regs::{BchReg, BgsReg, CqsMode, bch_page, bgs_page};
 use tofu_abi::{BchId, BgId, TniId};
 
-use crate::device::{Device, DevicePage, IrqUnit, TimedOut};
+use crate::device::{Device, DevicePage, IrqUnit, TimedOut, listed};
 use crate::platform::{DmaError, IrqError, Platform, UserPage};
 use crate::rounds::{Outcome, Rounds, StartError};
 
@@ -31,7 +31,7 @@ pub struct ChannelConfig {
     pub gpid: u64,
     /// Sequence number of the first round, 24 bits: the same for all members of the group. After
     /// a round that did not end, the next set-up of the same gates should have one that is at
-    /// least 2 higher, so that late signals are told from its own.
+    /// least 2 higher, so that late signals differ from its own.
     pub bseq: u32,
     /// Subnet of remote gates; rights have no meaning here.
     pub subnet: CqsMode,
@@ -173,9 +173,10 @@ impl Gate {
 }
 
 /// Why a channel cannot be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ChannelError {
     /// The device has no such channel.
+    #[error("there is no barrier channel {bch} on TNI {tni}")]
     NoSuchChannel {
         /// Network interface.
         tni: TniId,
@@ -183,6 +184,7 @@ pub enum ChannelError {
         bch: BchId,
     },
     /// The device has no such gate.
+    #[error("there is no barrier gate {bg} on TNI {tni}")]
     NoSuchGate {
         /// Network interface.
         tni: TniId,
@@ -190,6 +192,7 @@ pub enum ChannelError {
         bg: BgId,
     },
     /// A gate was given twice.
+    #[error("gate {bg} of TNI {tni} is set twice")]
     Twice {
         /// Network interface.
         tni: TniId,
@@ -197,6 +200,10 @@ pub enum ChannelError {
         bg: BgId,
     },
     /// The channel's start/end gate is not among the gates, or another channel's is.
+    #[error(
+        "of start/end gates, the channel's own is set and no other; gate {bg} of TNI {tni} is \
+         not so"
+    )]
     StartGate {
         /// Network interface.
         tni: TniId,
@@ -204,6 +211,7 @@ pub enum ChannelError {
         bg: BgId,
     },
     /// A gate of another node that no node has.
+    #[error("gate {bg} is linked to a gate that does not exist: {address}")]
     NoSuchAddress {
         /// Gate with the link.
         bg: BgId,
@@ -211,6 +219,7 @@ pub enum ChannelError {
         address: BgAddress,
     },
     /// A gate of another node that is not in the subnet.
+    #[error("gate {bg} is linked to a gate outside of the subnet: {address}")]
     Subnet {
         /// Gate with the link.
         bg: BgId,
@@ -218,6 +227,7 @@ pub enum ChannelError {
         address: BgAddress,
     },
     /// A link within the interface whose other end is not given or is linked to another gate.
+    #[error("gate {bg} of TNI {tni} is linked to gate {other}, but that one not to it")]
     LocalLink {
         /// Network interface.
         tni: TniId,
@@ -227,6 +237,7 @@ pub enum ChannelError {
         other: BgId,
     },
     /// A gate that waits for nobody would never fire.
+    #[error("gate {bg} of TNI {tni} waits for no other gate, so it never fires")]
     NoSource {
         /// Network interface.
         tni: TniId,
@@ -234,6 +245,7 @@ pub enum ChannelError {
         bg: BgId,
     },
     /// A gate that waits, directly or not, only for itself would never fire.
+    #[error("gate {bg} of TNI {tni} waits for gates that wait for it, so it never fires")]
     NeverFires {
         /// Network interface.
         tni: TniId,
@@ -241,8 +253,10 @@ pub enum ChannelError {
         bg: BgId,
     },
     /// The group process id has more than 40 bits, or the sequence number more than 24.
+    #[error("{0:#x} is too large: group process ids have 40 bits, sequence numbers 24")]
     Number(u64),
     /// The channel or a gate is in use.
+    #[error("gate {bg} of TNI {tni} is in use")]
     Busy {
         /// Network interface.
         tni: TniId,
@@ -250,6 +264,7 @@ pub enum ChannelError {
         bg: BgId,
     },
     /// The device refuses a gate; its requests say why.
+    #[error("the device refuses gate {bg} of TNI {tni}:{}", listed(*irr, &EXCEPTIONS))]
     Refused {
         /// Network interface.
         tni: TniId,
@@ -259,115 +274,47 @@ pub enum ChannelError {
         irr: BgsIrqs,
     },
     /// No memory for notices.
+    #[error(transparent)]
     Memory(DmaError),
     /// No interrupt.
+    #[error(transparent)]
     Interrupt(IrqError),
     /// A gate or channel did not get to work.
+    #[error(transparent)]
     Enable(TimedOut),
 }
 
-impl fmt::Display for ChannelError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoSuchChannel { tni, bch } => {
-                write!(f, "there is no barrier channel {bch} on TNI {tni}")
-            }
-            Self::NoSuchGate { tni, bg } => write!(f, "there is no barrier gate {bg} on TNI {tni}"),
-            Self::Twice { tni, bg } => write!(f, "gate {bg} of TNI {tni} is set twice"),
-            Self::StartGate { tni, bg } => write!(
-                f,
-                "of start/end gates, the channel's own is set and no other; gate {bg} of TNI {tni} \
-                 is not so"
-            ),
-            Self::NoSuchAddress { bg, address } => {
-                write!(f, "gate {bg} is linked to a gate that does not exist: ")?;
-                write_address(f, *address)
-            }
-            Self::Subnet { bg, address } => {
-                write!(f, "gate {bg} is linked to a gate outside of the subnet: ")?;
-                write_address(f, *address)
-            }
-            Self::LocalLink { tni, bg, other } => write!(
-                f,
-                "gate {bg} of TNI {tni} is linked to gate {other}, but that one not to it"
-            ),
-            Self::NoSource { tni, bg } => {
-                write!(f, "gate {bg} of TNI {tni} waits for no other gate, so it never fires")
-            }
-            Self::NeverFires { tni, bg } => write!(
-                f,
-                "gate {bg} of TNI {tni} waits for gates that wait for it, so it never fires"
-            ),
-            Self::Number(n) => write!(
-                f,
-                "{n:#x} is too large: group process ids have 40 bits, sequence numbers 24"
-            ),
-            Self::Busy { tni, bg } => write!(f, "gate {bg} of TNI {tni} is in use"),
-            Self::Refused { tni, bg, irr } => {
-                write!(f, "the device refuses gate {bg} of TNI {tni}:")?;
-                write_requests(f, *irr)
-            }
-            Self::Memory(e) => e.fmt(f),
-            Self::Interrupt(e) => e.fmt(f),
-            Self::Enable(e) => e.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for ChannelError {}
-
-fn write_address(f: &mut fmt::Formatter<'_>, address: BgAddress) -> fmt::Result {
-    write!(f, "node {}, TNI {}, gate {}", address.coords(), address.tni(), address.bg())
-}
-
-fn write_requests(f: &mut fmt::Formatter<'_>, irr: BgsIrqs) -> fmt::Result {
-    const NAMES: [(BgsIrqs, &str); 7] = [
-        (BgsIrqs::NODE_ADDRESS_UNMATCH, "signal of a gate that it is not linked to"),
-        (BgsIrqs::BG_RECV_ADDRESS_EXCEPTION, "no such gate to receive from"),
-        (BgsIrqs::BG_SEND_ADDRESS_EXCEPTION, "no such gate to send to"),
-        (BgsIrqs::GPID_UNMATCH, "signal of another group"),
-        (BgsIrqs::BSEQ_UNMATCH, "signal of another round"),
-        (BgsIrqs::SIGNAL_STATE_ERROR, "signal came twice or with another operation"),
-        (BgsIrqs::DMA_COMPLETION_EXCEPTION, "notice not writable"),
-    ];
-    let set = NAMES.iter().filter(|(request, _)| irr.intersects(*request));
-    for (i, (_, name)) in set.enumerate() {
-        write!(f, "{} {name}", if i == 0 { "" } else { "," })?;
-    }
-    Ok(())
-}
+/// What the exceptions of a barrier gate mean.
+const EXCEPTIONS: [(BgsIrqs, &str); 7] = [
+    (BgsIrqs::NODE_ADDRESS_UNMATCH, "signal of a gate that it is not linked to"),
+    (BgsIrqs::BG_RECV_ADDRESS_EXCEPTION, "no such gate to receive from"),
+    (BgsIrqs::BG_SEND_ADDRESS_EXCEPTION, "no such gate to send to"),
+    (BgsIrqs::GPID_UNMATCH, "signal of another group"),
+    (BgsIrqs::BSEQ_UNMATCH, "signal of another round"),
+    (BgsIrqs::SIGNAL_STATE_ERROR, "signal came twice or with another operation"),
+    (BgsIrqs::DMA_COMPLETION_EXCEPTION, "notice not writable"),
+];
 
 /// Why a wait ended before its round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ChannelWaitError {
     /// No round was started.
+    #[error("no round was started")]
     Idle,
     /// The round did not end in time. It may still do so, unless the channel is closed.
+    #[error(
+        "timed out{}{}",
+        if exceptions.is_empty() { ": not all members came" } else { "; gates report:" },
+        listed(*exceptions, &EXCEPTIONS)
+    )]
     TimedOut {
         /// What the channel's gates report, see [`Channel::exceptions`].
         exceptions: BgsIrqs,
     },
     /// The round has ended, but the device could not write its notice.
+    #[error("the device could not write the notice of the round")]
     Notice,
 }
-
-impl fmt::Display for ChannelWaitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Idle => f.write_str("no round was started"),
-            Self::TimedOut { exceptions } if exceptions.is_empty() => {
-                f.write_str("timed out: not all members came")
-            }
-            Self::TimedOut { exceptions } => {
-                f.write_str("timed out; gates report:")?;
-                write_requests(f, *exceptions)
-            }
-            Self::Notice => f.write_str("the device could not write the notice of the round"),
-        }
-    }
-}
-
-impl core::error::Error for ChannelWaitError {}
 
 /// An open barrier channel with its gates.
 ///
@@ -644,7 +591,7 @@ impl<P: Platform> Channel<P> {
     }
 
     /// Masks the channel and disables its gates. A round under way ends nowhere at this node;
-    /// other members may wait for it in vain.
+    /// other members may wait for it until they time out.
     ///
     /// # Errors
     ///
@@ -668,7 +615,7 @@ impl<P: Platform> Channel<P> {
 
 impl<P: Platform> Drop for Channel<P> {
     fn drop(&mut self) {
-        // Nobody is left to be told; the memory is safe either way.
+        // The error has nowhere to go; the memory is safe either way.
         let _ = self.shut_down();
     }
 }

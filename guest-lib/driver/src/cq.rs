@@ -1,15 +1,15 @@
 //! A control queue: its registers, and the rings that they set up.
 
-use core::fmt;
 use core::mem;
 
+use thiserror::Error;
 use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::queue_entries;
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg, CqsStatus, TniReg, cq_page, cqs_page, tni_base};
 use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, TniId};
 
-use crate::device::{Device, DevicePage, IrqUnit, TimedOut};
+use crate::device::{Device, DevicePage, IrqUnit, TimedOut, listed};
 use crate::order::Order;
 use crate::platform::{DmaBuffer, DmaError, IrqError, Platform, UserPage};
 use crate::rings::{Completion, Full, Notice, RingMemory, Rings};
@@ -75,9 +75,10 @@ impl CqConfig {
 }
 
 /// Why a control queue cannot be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum OpenError {
     /// The device has no such queue.
+    #[error("there is no CQ {cq} on TNI {tni}")]
     NoSuchCq {
         /// Network interface.
         tni: TniId,
@@ -85,37 +86,43 @@ pub enum OpenError {
         cq: CqId,
     },
     /// A size code beyond 5.
+    #[error("queue size code {0} is not 0 to 5")]
     QueueSize(u8),
     /// No STags, or more than 65536.
+    #[error("a queue has 1 to {MAX_STAGS} STags, not {0}")]
     Stags(u32),
     /// The queue is enabled already: someone else uses it.
+    #[error("the queue is in use (STATUS {:#x})", .0.0)]
     Busy(CqsStatus),
     /// No memory for rings and tables.
+    #[error(transparent)]
     Memory(DmaError),
     /// No interrupt.
+    #[error(transparent)]
     Interrupt(IrqError),
     /// The queue did not get enabled.
+    #[error(transparent)]
     Enable(TimedOut),
 }
 
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoSuchCq { tni, cq } => write!(f, "there is no CQ {cq} on TNI {tni}"),
-            Self::QueueSize(code) => write!(f, "queue size code {code} is not 0 to 5"),
-            Self::Stags(n) => write!(f, "a queue has 1 to {MAX_STAGS} STags, not {n}"),
-            Self::Busy(status) => write!(f, "the queue is in use (STATUS {:#x})", status.0),
-            Self::Memory(e) => e.fmt(f),
-            Self::Interrupt(e) => e.fmt(f),
-            Self::Enable(e) => e.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for OpenError {}
+/// What the exceptions of a control queue mean.
+const EXCEPTIONS: [(CqsIrqs, &str); 11] = [
+    (CqsIrqs::TOQ_READ_EXCEPTION, "TOQ unreadable"),
+    (CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION, "direct descriptor misused"),
+    (CqsIrqs::TOQ_MARKED_UE, "TOQ entry damaged in memory"),
+    (CqsIrqs::TCQ_WRITE_EXCEPTION, "TCQ not writable"),
+    (CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION, "descriptor from the wrong source"),
+    (CqsIrqs::MRQ_WRITE_EXCEPTION, "MRQ not writable"),
+    (CqsIrqs::MRQ_OVERFLOW, "MRQ overflow"),
+    (CqsIrqs::STEERING_READ_EXCEPTION, "steering entry unusable"),
+    (CqsIrqs::MB_READ_EXCEPTION, "memory block or page entry unusable"),
+    (CqsIrqs::PAYLOAD_READ_EXCEPTION, "payload unreadable"),
+    (CqsIrqs::PAYLOAD_WRITE_EXCEPTION, "payload not writable"),
+];
 
 /// The device reports exceptions of a control queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("control queue exception:{} (STATUS {:#x})", listed(*irr, &EXCEPTIONS), status.0)]
 pub struct CqException {
     /// Pending exceptions of IRR.
     pub irr: CqsIrqs,
@@ -123,52 +130,17 @@ pub struct CqException {
     pub status: CqsStatus,
 }
 
-impl fmt::Display for CqException {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(CqsIrqs, &str); 11] = [
-            (CqsIrqs::TOQ_READ_EXCEPTION, "TOQ unreadable"),
-            (CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION, "direct descriptor misused"),
-            (CqsIrqs::TOQ_MARKED_UE, "TOQ entry damaged in memory"),
-            (CqsIrqs::TCQ_WRITE_EXCEPTION, "TCQ not writable"),
-            (CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION, "descriptor from the wrong source"),
-            (CqsIrqs::MRQ_WRITE_EXCEPTION, "MRQ not writable"),
-            (CqsIrqs::MRQ_OVERFLOW, "MRQ overflow"),
-            (CqsIrqs::STEERING_READ_EXCEPTION, "steering entry unusable"),
-            (CqsIrqs::MB_READ_EXCEPTION, "memory block or page entry unusable"),
-            (CqsIrqs::PAYLOAD_READ_EXCEPTION, "payload unreadable"),
-            (CqsIrqs::PAYLOAD_WRITE_EXCEPTION, "payload not writable"),
-        ];
-        f.write_str("control queue exception:")?;
-        let set = NAMES.iter().filter(|(request, _)| self.irr.intersects(*request));
-        for (i, (_, name)) in set.enumerate() {
-            write!(f, "{} {name}", if i == 0 { "" } else { "," })?;
-        }
-        write!(f, " (STATUS {:#x})", self.status.0)
-    }
-}
-
-impl core::error::Error for CqException {}
-
 /// Why a wait ended without anything to reap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WaitError {
     /// Nothing came in time.
+    #[error("timed out")]
     TimedOut,
     /// The device reports an exception, which stays pending until
     /// [`Cq::clear_exceptions`].
+    #[error(transparent)]
     Exception(CqException),
 }
-
-impl fmt::Display for WaitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TimedOut => f.write_str("timed out"),
-            Self::Exception(e) => e.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for WaitError {}
 
 /// An open control queue.
 ///
@@ -332,7 +304,7 @@ impl<P: Platform> Cq<P> {
 
     /// Gives memory an STag: `wanted`, or the next one that is free.
     ///
-    /// `ranges` are the pieces of the memory in order; in between they must begin and end at
+    /// `ranges` are the parts of the memory in order; in between they must begin and end at
     /// pages of size `page`. The memory must stay allocated until [`Cq::unregister`] or the
     /// end of the queue: whoever knows the STag can reach it.
     ///
@@ -536,7 +508,7 @@ impl<P: Platform> Cq<P> {
         }
         loop {
             // The device sends an interrupt when a request bit goes from 0 to 1. So: clear
-            // the bit, look, sleep. An entry written after the look sets the bit anew; one
+            // the bit, look, sleep. An entry written after the look sets the bit again; one
             // written before was seen. Without an interrupt since the last clearing, the bit
             // is clear still and the register need not be touched.
             if !self.interrupts.is_empty() && !self.armed {
@@ -589,7 +561,7 @@ impl<P: Platform> Cq<P> {
 
 impl<P: Platform> Drop for Cq<P> {
     fn drop(&mut self) {
-        // Nobody is left to be told; the memory is safe either way.
+        // The error has nowhere to go; the memory is safe either way.
         let _ = self.shut_down();
     }
 }

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
+use thiserror::Error;
 use tofu_abi::irq::{BgsIrqs, CqsIrqs, IrqSet, TniIrqs, TnrIrqs};
 use tofu_abi::regs::{
     BgsReg, CqsReg, CqsStatus, NodeAddress, Register, TniReg, TniState, TofuReg, bgs_page,
@@ -17,8 +18,20 @@ use crate::platform::{Platform, UserPage};
 /// How long a register may take to follow a command: 3 s, as in the public kernel driver.
 pub(crate) const REGISTER_TIMEOUT_NS: u64 = 3_000_000_000;
 
+/// The texts of the requests that are in a set, with a comma between them.
+pub(crate) fn listed<S: IrqSet>(set: S, texts: &[(S, &str)]) -> impl fmt::Display {
+    fmt::from_fn(move |f| {
+        let contained = texts.iter().filter(|(request, _)| set.raw() & request.raw() != 0);
+        for (i, (_, text)) in contained.enumerate() {
+            write!(f, "{} {text}", if i == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    })
+}
+
 /// A register did not reach the expected state within 3 s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("timed out waiting for {what} (register {value:#x})")]
 pub struct TimedOut {
     /// The state that was waited for.
     pub what: &'static str,
@@ -26,39 +39,20 @@ pub struct TimedOut {
     pub value: u64,
 }
 
-impl fmt::Display for TimedOut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "timed out waiting for {} (register {:#x})", self.what, self.value)
-    }
-}
-
-impl core::error::Error for TimedOut {}
-
 /// Why a device or one of its network interfaces cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DeviceError {
     /// NODE_ADDRESS reads as nothing that an ICC has: there is no device behind BAR0, or
     /// its memory decoding is off.
+    #[error("no Tofu device: NODE_ADDRESS reads {node_address:#x}")]
     NotPresent {
         /// What NODE_ADDRESS read.
         node_address: u64,
     },
     /// A network interface did not get to work.
+    #[error(transparent)]
     Tni(TimedOut),
 }
-
-impl fmt::Display for DeviceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotPresent { node_address } => {
-                write!(f, "no Tofu device: NODE_ADDRESS reads {node_address:#x}")
-            }
-            Self::Tni(e) => e.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for DeviceError {}
 
 /// A probed device. Clones stand for the same device.
 #[derive(Debug)]

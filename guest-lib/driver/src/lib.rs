@@ -32,6 +32,8 @@ extern crate alloc;
 mod barrier;
 mod cq;
 mod device;
+#[cfg(feature = "volatile")]
+mod free;
 mod order;
 mod packets;
 mod platform;
@@ -44,6 +46,8 @@ mod volatile;
 pub use barrier::{Channel, ChannelConfig, ChannelError, ChannelWaitError, Gate};
 pub use cq::{Cq, CqConfig, CqException, OpenError, WaitError};
 pub use device::{Device, DeviceError, IrqUnit, TimedOut, Tni};
+#[cfg(feature = "volatile")]
+pub use free::FreeList;
 pub use order::{BadPiggyback, Order, Target};
 pub use packets::{Lost, PacketConfig, PacketError, Packets, Received, SendError, Sent};
 pub use platform::{DmaBuffer, DmaError, IrqError, Platform, UserPage};

@@ -1,7 +1,6 @@
 //! Building commands.
 
-use core::fmt;
-
+use thiserror::Error;
 use tofu_abi::desc::{
     ArmwOp, Command, Descriptor, Header1, Header2, MAX_MESSAGE, MTU_UNIT, PIGGYBACK_BUFFER_MAX,
     PIGGYBACK_MAX,
@@ -33,19 +32,12 @@ impl Target {
 }
 
 /// Piggyback data is 1 to 32 bytes long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("a piggyback Put carries 1 to {PIGGYBACK_BUFFER_MAX} bytes, not {len}")]
 pub struct BadPiggyback {
     /// The length asked for, in bytes.
     pub len: usize,
 }
-
-impl fmt::Display for BadPiggyback {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a piggyback Put carries 1 to {PIGGYBACK_BUFFER_MAX} bytes, not {}", self.len)
-    }
-}
-
-impl core::error::Error for BadPiggyback {}
 
 /// One command: one or two descriptors for the transmit order queue.
 ///

@@ -3,10 +3,10 @@
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::fmt;
 use core::mem;
 use core::sync::atomic::Ordering;
 
+use thiserror::Error;
 use tofu_abi::frame::{HEADER_SIZE, ROUTING_HEADER_SIZE, SYSTEM_PAYLOAD_MAX, TlpHeader};
 use tofu_abi::irq::{CqsIrqs, TniIrqs, vector};
 use tofu_abi::packets::{PacketQueues, PacketTarget};
@@ -82,63 +82,41 @@ const NO_BUFFER: u16 = u16::MAX;
 const WAKING: TniIrqs = TniIrqs::PRQ_WRITE_ACKNOWLEDGE;
 
 /// Why the packet interface cannot be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PacketError {
     /// No buffers, or more than 1024.
+    #[error("1 to {MAX_BUFFERS} packet buffers, not {0}")]
     Buffers(u16),
     /// Its control queue cannot be opened.
+    #[error(transparent)]
     Queue(OpenError),
     /// There is no such TNI, or it does not get to work.
+    #[error(transparent)]
     Device(DeviceError),
     /// No memory for queues and buffers.
+    #[error(transparent)]
     Memory(DmaError),
     /// Packet buffers must lie below 2^40, which this address does not.
+    #[error("packet buffers must lie below 2^40 for the device, not at {0:#x}")]
     Address(u64),
     /// No interrupt.
+    #[error(transparent)]
     Interrupt(IrqError),
     /// The memory for Gets cannot be registered.
+    #[error("memory for Gets: {0}")]
     Stag(StagError),
 }
 
-impl fmt::Display for PacketError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Buffers(n) => write!(f, "1 to {MAX_BUFFERS} packet buffers, not {n}"),
-            Self::Queue(e) => e.fmt(f),
-            Self::Device(e) => e.fmt(f),
-            Self::Memory(e) => e.fmt(f),
-            Self::Address(addr) => {
-                write!(f, "packet buffers must lie below 2^40 for the device, not at {addr:#x}")
-            }
-            Self::Interrupt(e) => e.fmt(f),
-            Self::Stag(e) => write!(f, "memory for Gets: {e}"),
-        }
-    }
-}
-
-impl core::error::Error for PacketError {}
-
 /// Why a packet is not sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SendError {
-    /// All buffers are on their way out. Try again when [`Packets::poll_sent`] has told of one.
+    /// All buffers are on their way out. Try again when [`Packets::poll_sent`] has returned one.
+    #[error("all packet buffers are on their way out")]
     Full,
     /// The payload is longer than [`SYSTEM_PAYLOAD_MAX`] bytes.
+    #[error("a system packet carries {SYSTEM_PAYLOAD_MAX} bytes at most, not {0}")]
     TooLong(usize),
 }
-
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Full => f.write_str("all packet buffers are on their way out"),
-            Self::TooLong(n) => {
-                write!(f, "a system packet carries {SYSTEM_PAYLOAD_MAX} bytes at most, not {n}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for SendError {}
 
 /// The end of a packet's sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,7 +180,7 @@ pub struct Packets<P: Platform> {
     share: Option<Stag>,
     fetch: Option<Stag>,
     /// Gets that have ended: cookie and result code.
-    fetched: VecDeque<(u32, Rcode)>,
+    fetched: VecDeque<(u16, Rcode)>,
     /// Which entries of the packet queues are next.
     queues: PacketQueues,
     /// Buffers that are not on their way out.
@@ -232,6 +210,7 @@ impl<P: Platform> Packets<P> {
             gpid: config.gpid,
             mode: CqsMode(0).with_system(true),
             interrupts: CqsIrqs::NONE,
+            mrq_mask: PacketQueues::MRQ_MASK,
             ..CqConfig::new(config.tni, config.cq)
         };
         let cq = Cq::open(device, &cq_config).map_err(PacketError::Queue)?;
@@ -422,12 +401,20 @@ impl<P: Platform> Packets<P> {
     /// The same, but a packet that was lost stays in its buffer until [`Packets::resend`] or
     /// [`Packets::give_up`].
     pub fn poll_sent_or_lost(&mut self) -> Option<Result<Sent, Lost>> {
+        let cq = self.cq.as_mut()?;
+        // A Get has ended when its notice says so.
+        while let Some(notice) = cq.poll_mrq() {
+            let cookie = notice.word1().edata();
+            self.fetched.push_back((cookie, notice.word0().rcode()));
+        }
         let done = loop {
-            let done = self.cq.as_mut()?.poll_tcq()?;
+            let done = cq.poll_tcq()?;
             if done.cookie as u16 != NO_BUFFER {
                 break done;
             }
-            self.fetched.push_back(((done.cookie >> 32) as u32, done.rcode));
+            if done.rcode.is_refused_unsent() {
+                self.fetched.push_back(((done.cookie >> 32) as u16, done.rcode));
+            }
         };
         let sent = Sent { cookie: (done.cookie >> 32) as u32, rcode: done.rcode };
         let lost = Lost { sent, buffer: done.cookie as u16, len: done.cookie as u32 >> 16 };
@@ -477,7 +464,7 @@ impl<P: Platform> Packets<P> {
 
     /// Reads `len` bytes of what another interface shares, at its place `from`, to byte `offset`
     /// of [`Packets::fetch_memory`]. It starts at the next [`Packets::flush`] at the latest; its
-    /// end is told by [`Packets::poll_fetched`].
+    /// end is reported by [`Packets::poll_fetched`].
     ///
     /// # Errors
     ///
@@ -488,13 +475,13 @@ impl<P: Platform> Packets<P> {
         from: StagOffset,
         offset: u64,
         len: u32,
-        cookie: u32,
+        cookie: u16,
     ) -> Result<(), SendError> {
         let stag = self
             .fetch
             .filter(|stag| offset.checked_add(len.into()).is_some_and(|end| end <= stag.len()));
         let stag = stag.ok_or(SendError::TooLong(len as usize))?;
-        let order = Order::get(target, from, stag.at(offset), len);
+        let order = Order::get(target, from, stag.at(offset), len).edata(cookie);
         let cookie = u64::from(cookie) << 32 | u64::from(NO_BUFFER);
         let cq = self.cq.as_mut().ok_or(SendError::Full)?;
         cq.post(&order, cookie).map_err(|_| SendError::Full)?;
@@ -504,7 +491,7 @@ impl<P: Platform> Packets<P> {
 
     /// The next of the [`Packets::fetch`]es that have ended: its cookie and result code.
     /// [`Packets::poll_sent_or_lost`] finds them.
-    pub fn poll_fetched(&mut self) -> Option<(u32, Rcode)> {
+    pub fn poll_fetched(&mut self) -> Option<(u16, Rcode)> {
         self.fetched.pop_front()
     }
 
@@ -619,7 +606,7 @@ impl<P: Platform> Packets<P> {
         self.arm();
     }
 
-    /// Clears the request bit, so that an entry written from now on raises it anew. What was
+    /// Clears the request bit, so that an entry written from now on raises it again. What was
     /// written before is seen by the look that follows.
     fn arm(&mut self) {
         if !self.interrupts || self.armed {
@@ -669,7 +656,7 @@ impl<P: Platform> Device<P> {
 
 impl<P: Platform> Drop for Packets<P> {
     fn drop(&mut self) {
-        // Nobody is left to be told; the memory is safe either way.
+        // The error has nowhere to go; the memory is safe either way.
         let _ = self.shut_down();
     }
 }

@@ -1,7 +1,8 @@
 //! What the driver needs from the place it runs in.
 
-use core::fmt;
 use core::sync::atomic::Ordering;
+
+use thiserror::Error;
 
 /// A device's surroundings: its registers, memory that it can reach, interrupts, a clock.
 ///
@@ -56,6 +57,12 @@ pub trait Platform {
     /// its own lets it work here.
     fn relax(&self) {
         core::hint::spin_loop();
+    }
+
+    /// Called by a program that has looked for news in vain for some microseconds: whoever makes
+    /// the news may need this processor. Where there are other processes this is a system call.
+    fn yield_processor(&self) {
+        self.relax();
     }
 }
 
@@ -122,7 +129,8 @@ pub trait UserPage {
 }
 
 /// No memory of the wanted size and alignment is left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("no DMA memory of {size} bytes, aligned to {align}")]
 pub struct DmaError {
     /// Bytes asked for.
     pub size: usize,
@@ -130,25 +138,10 @@ pub struct DmaError {
     pub align: usize,
 }
 
-impl fmt::Display for DmaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no DMA memory of {} bytes, aligned to {}", self.size, self.align)
-    }
-}
-
-impl core::error::Error for DmaError {}
-
 /// The platform has no interrupt for the vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("no interrupt for MSI-X vector {vector}")]
 pub struct IrqError {
     /// The MSI-X vector asked for.
     pub vector: u16,
 }
-
-impl fmt::Display for IrqError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no interrupt for MSI-X vector {}", self.vector)
-    }
-}
-
-impl core::error::Error for IrqError {}

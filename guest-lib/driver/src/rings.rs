@@ -4,10 +4,10 @@
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt;
 use core::mem;
 use core::sync::atomic::Ordering;
 
+use thiserror::Error;
 use tofu_abi::Rcode;
 use tofu_abi::desc::{DESC_SIZE, Descriptor, Header1, source_type};
 use tofu_abi::queue::{MRQ_ENTRY_SIZE, MrqEntry, MrqWord0, RingIndex, TCQ_ENTRY_SIZE, TcqEntry};
@@ -19,16 +19,9 @@ use crate::platform::{DmaBuffer, DmaError, UserPage};
 
 /// The transmit order queue has no room for the descriptors, until more completions are
 /// reaped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("transmit order queue full")]
 pub struct Full;
-
-impl fmt::Display for Full {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("transmit order queue full")
-    }
-}
-
-impl core::error::Error for Full {}
 
 /// The end of a command, from its transmit complete queue entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

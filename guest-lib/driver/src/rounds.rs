@@ -2,10 +2,10 @@
 //! memory.
 
 use alloc::sync::Arc;
-use core::fmt;
 use core::mem;
 use core::sync::atomic::Ordering;
 
+use thiserror::Error;
 use tofu_abi::barrier::{
     BSEQ_MASK, BchReady, NOTICE_SIZE, Notice, NoticeStatus, Profile, input_bits,
 };
@@ -15,11 +15,13 @@ use tofu_abi::regs::BchReg;
 use crate::platform::{DmaBuffer, UserPage};
 
 /// Why a round cannot be started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StartError {
     /// The last one has not ended, or its result was not taken.
+    #[error("the channel's last round has not ended")]
     Busy,
     /// More elements than the operation takes.
+    #[error("{count} elements, where the operation takes {max} at most")]
     Count {
         /// Elements asked for.
         count: u8,
@@ -27,19 +29,6 @@ pub enum StartError {
         max: u8,
     },
 }
-
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Busy => f.write_str("the channel's last round has not ended"),
-            Self::Count { count, max } => {
-                write!(f, "{count} elements, where the operation takes {max} at most")
-            }
-        }
-    }
-}
-
-impl core::error::Error for StartError {}
 
 /// How a round ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

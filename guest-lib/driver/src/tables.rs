@@ -5,10 +5,10 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::fmt;
 use core::mem;
 use core::sync::atomic::Ordering;
 
+use thiserror::Error;
 use tofu_abi::addr::OFFSET_BITS;
 use tofu_abi::table::{
     IPA_BITS, MEMORY_BLOCK_ENTRY_SIZE, MemoryBlock, PAGE_ENTRY_SIZE, PageEntry, PageSize,
@@ -82,54 +82,45 @@ impl Stag {
 }
 
 /// Why memory cannot be registered or unregistered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StagError {
     /// Every STag is taken.
+    #[error("no STag is free")]
     NoneFree,
     /// The STag asked for is taken.
+    #[error("STag {0} is in use")]
     InUse(u32),
     /// The STag is beyond the queue's steering table.
+    #[error("STag {0} is beyond the steering table")]
     OutOfRange(u32),
     /// The STag is not registered.
+    #[error("STag {0} is not registered")]
     NotRegistered(u32),
     /// There is nothing to register, or one of the ranges is empty.
+    #[error("no memory to register")]
     Empty,
     /// The ranges do not make up pages of the size asked for: each but the first must start
     /// at a page boundary and each but the last must end at one.
+    #[error("memory range {range} is not made of pages")]
     NotPages {
         /// Index of the range at fault.
         range: usize,
     },
     /// An address does not fit into a table: tables hold 40 bits.
+    #[error("address {0:#x} is beyond {IPA_BITS} bits")]
     Address(u64),
     /// The memory cannot have this offset: it differs from the address in the lowest eight bits,
     /// or the end would be beyond 40 bits.
+    #[error("memory cannot start at offset {0:#x}")]
     Offset(u64),
     /// No memory for the page table.
+    #[error(transparent)]
     Memory(DmaError),
     /// The translation cache did not get empty. The STag stays taken, because the device
     /// might still use its page table.
+    #[error(transparent)]
     Flush(TimedOut),
 }
-
-impl fmt::Display for StagError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoneFree => f.write_str("no STag is free"),
-            Self::InUse(stag) => write!(f, "STag {stag} is in use"),
-            Self::OutOfRange(stag) => write!(f, "STag {stag} is beyond the steering table"),
-            Self::NotRegistered(stag) => write!(f, "STag {stag} is not registered"),
-            Self::Empty => f.write_str("no memory to register"),
-            Self::NotPages { range } => write!(f, "memory range {range} is not made of pages"),
-            Self::Address(addr) => write!(f, "address {addr:#x} is beyond {IPA_BITS} bits"),
-            Self::Offset(offset) => write!(f, "memory cannot start at offset {offset:#x}"),
-            Self::Memory(e) => e.fmt(f),
-            Self::Flush(e) => e.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for StagError {}
 
 /// The steering and memory block tables of one queue, with the page tables that they lead to.
 #[derive(Debug)]

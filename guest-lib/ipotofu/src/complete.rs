@@ -1,4 +1,4 @@
-//! Software offload: what is left to do with frames for those who do not take them as they are.
+//! Software offload: completes frames for nodes that do not take offloaded ones.
 
 use alloc::vec::Vec;
 
@@ -81,9 +81,11 @@ fn complete_checksum(frame: &mut [u8], start: usize, offset: usize) {
 
 /// The sum of 16-bit words, big endian, before carries are added.
 fn sum(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<4>();
+    let words = bytes.chunks_exact(4);
+    let rest = words.remainder();
     // Two words at a time: they come together when carries are added.
-    let mut sum: u64 = words.iter().map(|word| u64::from(u32::from_be_bytes(*word))).sum();
+    let two = |words: &[u8]| u32::from_be_bytes(words.try_into().unwrap_or_default());
+    let mut sum: u64 = words.map(|words| u64::from(two(words))).sum();
     let mut last = [0; 4];
     last[..rest.len()].copy_from_slice(rest);
     sum += u64::from(u32::from_be_bytes(last));

@@ -1,4 +1,4 @@
-//! What a link counts.
+//! The counters of a link.
 
 use core::ffi::CStr;
 use core::ops::AddAssign;
@@ -80,6 +80,6 @@ counters! {
     rendezvous_received,
     /// Frames that were to be fetched here but could not be.
     rendezvous_failed,
-    /// Frames among `rendezvous_sent` of whose end nothing was told in time.
+    /// Frames among `rendezvous_sent` whose end was not reported in time.
     rendezvous_timed_out,
 }

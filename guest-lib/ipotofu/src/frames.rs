@@ -3,8 +3,8 @@
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt;
 
+use thiserror::Error;
 use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, StagOffset};
 
@@ -69,11 +69,13 @@ impl Config {
 }
 
 /// Why a frame is not sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SendError {
     /// It is shorter than an Ethernet header.
+    #[error("a frame of {0} bytes has no Ethernet header")]
     Runt(usize),
     /// It is longer than the MTU allows.
+    #[error("a frame has {max} bytes at most, not {len}")]
     TooLong {
         /// Bytes of the frame.
         len: usize,
@@ -81,22 +83,12 @@ pub enum SendError {
         max: usize,
     },
     /// No node of the machine has this hardware address.
+    #[error(
+        "no node has the address {:02x}:{:02x}:{:02x}:{:02x}:{:02x}:{:02x}",
+        .0[0], .0[1], .0[2], .0[3], .0[4], .0[5]
+    )]
     NoSuchNode(Mac),
 }
-
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Runt(len) => write!(f, "a frame of {len} bytes has no Ethernet header"),
-            Self::TooLong { len, max } => write!(f, "a frame has {max} bytes at most, not {len}"),
-            Self::NoSuchNode([a, b, c, d, e, g]) => {
-                write!(f, "no node has the address {a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for SendError {}
 
 /// Takes fragments: header, what is between it and the part of the frame, and that part.
 type FragmentSink<'a> = dyn FnMut([u8; HEADER_SIZE], &[u8], &[u8]) + 'a;
@@ -161,7 +153,7 @@ impl Core {
         LocalNode { shape: self.config.shape, machine: self.config.machine, me: self.me }
     }
 
-    /// Starts the numbers of frames elsewhere than at 0: a node that was started anew must not
+    /// Starts the numbers of frames elsewhere than at 0: a node that was started again must not
     /// repeat the numbers that it had before, lest fragments of old frames be taken for new ones.
     pub fn set_next_id(&mut self, id: u32) {
         self.next_id = id;

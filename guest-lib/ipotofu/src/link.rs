@@ -5,6 +5,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 
+use thiserror::Error;
 use tofu_abi::queue::PrqRcode;
 use tofu_abi::{Coords, PacketTarget, Rcode};
 use tofu_driver::{
@@ -28,41 +29,30 @@ const SETTLE_NS: u64 = 5_000;
 const NAP_NS: u64 = 10_000_000;
 
 /// Why a link cannot be had, or a frame not be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LinkError {
     /// The node is not in the machine.
+    #[error("node {0} is not in the machine")]
     NotInMachine(Coords),
     /// Too few buffers to send a broadcast of the longest frame.
+    #[error("this MTU needs {needed} buffers for sending at least")]
     Buffers {
         /// Buffers that are needed.
         needed: usize,
     },
     /// The packet interface cannot be opened.
+    #[error(transparent)]
     Open(PacketError),
     /// Too much is on its way out. Try again after [`Link::wait_room`].
+    #[error("too many packets are on their way out")]
     Full,
     /// The frame cannot be sent.
+    #[error(transparent)]
     Frame(SendError),
     /// The offload metadata do not fit to the frame.
+    #[error("checksum or segments do not fit to the frame")]
     Metadata,
 }
-
-impl fmt::Display for LinkError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotInMachine(node) => write!(f, "node {node} is not in the machine"),
-            Self::Buffers { needed } => {
-                write!(f, "this MTU needs {needed} buffers for sending at least")
-            }
-            Self::Open(e) => e.fmt(f),
-            Self::Full => f.write_str("too many packets are on their way out"),
-            Self::Frame(e) => e.fmt(f),
-            Self::Metadata => f.write_str("checksum or segments do not fit to the frame"),
-        }
-    }
-}
-
-impl core::error::Error for LinkError {}
 
 impl<P: Platform> PacketQueue for Packets<P> {
     fn post(&mut self, target: &PacketTarget, tag: Tag, parts: &[&[u8]]) -> bool {
@@ -128,7 +118,7 @@ impl<P: Platform> Rendezvous for Out<P> {
         let at = (slot * rendezvous::SLOT) as u64;
         let target = Target::new(request.origin, self.packets.tni());
         let len = u32::from(request.total) - METADATA_SIZE as u32;
-        self.packets.fetch(target, request.place, at, len, slot as u32).is_ok()
+        self.packets.fetch(target, request.place, at, len, slot as u16).is_ok()
     }
 
     fn tell(&mut self, to: Coords, message: &Message) {
@@ -216,7 +206,7 @@ impl<P: Platform> Link<P> {
         let packets = Packets::open(device, &packets).map_err(LinkError::Open)?;
         let now_ns = device.platform().now_ns();
         core.set_next_id(now_ns as u32);
-        let Ok(outbound) = Outbound::new(shape, me, packets.tni().get());
+        let Ok(outbound) = Outbound::new(shape, me, packets.tni());
         let (Ok(requests), Ok(fetches)) = (Requests::new(), Fetches::new());
         Ok(Self {
             core,

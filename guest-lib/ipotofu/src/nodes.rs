@@ -1,7 +1,7 @@
-//! What is known of other nodes for a while, in tables of a fixed size.
+//! What this node remembers of other nodes for a while, in tables of a fixed size.
 //!
-//! A table has sets of a few places, and a node's set follows from its coordinates. A node that
-//! finds its set full replaces the oldest one of it.
+//! A table is set-associative: a node's set of a few entries follows from its coordinates. In a
+//! full set a new node replaces the oldest one.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,6 +1,7 @@
-//! Offloaded frames: whose checksum is not there yet, or that stand for several segments of a TCP
-//! connection. Such a frame goes, with metadata that say what is left to do, to nodes that say that
-//! they take it. For others it is done here ([`Metadata::complete`]).
+//! Offloaded frames: frames without their checksum, or frames that stand for several segments of a
+//! TCP connection. Metadata with such a frame say what is left to do. Nodes that announce that they
+//! take offloaded frames get them as they are; for others they are completed here
+//! ([`Metadata::complete`]).
 
 use crate::wire::ETHERNET_HEADER;
 

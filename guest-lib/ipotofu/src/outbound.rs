@@ -2,7 +2,7 @@
 //! tree and acknowledged from node to node.
 
 use tofu_abi::topology::Shape;
-use tofu_abi::{Coords, PacketTarget, Rcode};
+use tofu_abi::{Coords, PacketTarget, Rcode, TniId};
 
 use crate::addr;
 use crate::counters::Counters;
@@ -72,7 +72,7 @@ pub trait PacketQueue {
 struct Ways<S: Storage> {
     shape: Shape,
     me: Coords,
-    tni: u8,
+    tni: TniId,
     /// The number of the way to a node that is not the first one.
     detours: NodeTable<S, u8>,
     counters: Counters,
@@ -216,7 +216,7 @@ impl<S: Storage> Outbound<S> {
     /// # Errors
     ///
     /// If there is no memory.
-    pub fn new(shape: Shape, me: Coords, tni: u8) -> Result<Self, S::Error> {
+    pub fn new(shape: Shape, me: Coords, tni: TniId) -> Result<Self, S::Error> {
         let (detours, counters) = (NodeTable::new()?, Counters::default());
         Ok(Self {
             ways: Ways { shape, me, tni, detours, counters },

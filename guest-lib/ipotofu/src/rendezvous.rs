@@ -1,4 +1,4 @@
-//! Rendezvous: a long frame is not sent. Its origin says where it is in its memory, and the
+//! Rendezvous: a long frame is not sent in packets. Its origin sends the frame's address, and the
 //! receiver reads it from there, by one Get instead of dozens of packets.
 
 mod fetches;

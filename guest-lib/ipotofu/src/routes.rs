@@ -1,7 +1,7 @@
 //! The ways that a packet can take to a node: 12 paths, and both directions of each ring.
 
 use tofu_abi::topology::{Axis, Shape};
-use tofu_abi::{Coords, PacketTarget, Path};
+use tofu_abi::{Coords, PacketTarget, Path, TniId};
 
 /// Ways to a node at most: 12 paths times two directions on each of X, Y and Z.
 pub const MAX_ROUTES: u8 = 96;
@@ -14,7 +14,7 @@ pub fn route(
     shape: &Shape,
     from: Coords,
     to: Coords,
-    tni: u8,
+    tni: TniId,
     attempt: u8,
 ) -> Option<PacketTarget> {
     if !shape.contains(from) || !shape.contains(to) {
@@ -57,7 +57,7 @@ mod tests {
     fn all(shape: &str, from: Coords, to: Coords) -> usize {
         let shape = shape.parse().unwrap();
         let mut seen = alloc::vec::Vec::new();
-        while let Some(route) = route(&shape, from, to, 0, seen.len() as u8) {
+        while let Some(route) = route(&shape, from, to, TniId::ALL[0], seen.len() as u8) {
             assert!(!seen.contains(&route), "{route:?} comes twice");
             seen.push(route);
         }

@@ -26,7 +26,7 @@ impl<P: Platform> StackDevice<P> {
     }
 
     /// Has the stack check the checksums of what arrives. That is of use where something between
-    /// sender and receiver computes the device's own checksum anew. To be called before the
+    /// sender and receiver computes the device's own checksum again. To be called before the
     /// stack's interface is made.
     pub fn verify(&mut self) {
         self.verify = true;
@@ -60,7 +60,7 @@ impl<P: Platform> phy::TxToken for TxToken<'_, P> {
         let len = len.min(self.buf.len());
         let frame = &mut self.buf[..len];
         let result = f(frame);
-        // Who sends is told by nobody: as on any other link, a frame may be lost.
+        // The sender gets no error: as on any other link, a frame may be lost.
         let _ = self.link.send(frame);
         result
     }

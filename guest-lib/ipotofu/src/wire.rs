@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-use tofu_abi::Coords;
 use tofu_abi::frame::SYSTEM_PAYLOAD_MAX;
+use tofu_abi::{Coords, codes};
 
 use crate::addr;
 
@@ -76,19 +76,21 @@ impl Header {
     }
 }
 
-/// What a packet is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum PacketKind {
-    /// A fragment of a frame to one node.
-    Unicast = 0,
-    /// A fragment of a frame to all nodes, each of which relays it along the tree.
-    Broadcast = 1,
-    /// A fragment of an offloaded frame to one node that takes it: offload metadata, and then the
-    /// frame.
-    Offloaded = 2,
-    /// No frame, but an acknowledgement: a fragment of a broadcast has come to the sender of this.
-    Acknowledgement = 3,
+codes! {
+    /// What a packet is.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum PacketKind {
+        /// A fragment of a frame to one node.
+        Unicast = 0,
+        /// A fragment of a frame to all nodes, each of which relays it along the tree.
+        Broadcast = 1,
+        /// A fragment of an offloaded frame to one node that takes it: offload metadata, and then
+        /// the frame.
+        Offloaded = 2,
+        /// No frame, but an acknowledgement: a fragment of a broadcast has come to the sender of
+        /// this.
+        Acknowledgement = 3,
+    }
 }
 
 /// The flag of senders that take [`PacketKind::Offloaded`].
@@ -184,14 +186,7 @@ impl<'a> Packet<'a> {
 
     /// PacketKind, if it is a known one.
     pub fn kind(&self) -> Option<PacketKind> {
-        [
-            PacketKind::Unicast,
-            PacketKind::Broadcast,
-            PacketKind::Offloaded,
-            PacketKind::Acknowledgement,
-        ]
-        .into_iter()
-        .find(|kind| *kind as u8 == self.header.version_kind & 0xf)
+        PacketKind::from_code(self.header.version_kind & 0xf)
     }
 
     /// Whether the sender takes [`PacketKind::Offloaded`].
@@ -258,11 +253,11 @@ impl Repr {
         let (total, offset) = (usize::from(self.total), usize::from(self.offset));
         if self.kind == PacketKind::Acknowledgement {
             let nothing = (total, self.length, self.sum) == (0, 0, 0);
-            return offset.is_multiple_of(FRAGMENT_MAX) && nothing;
+            return offset % FRAGMENT_MAX == 0 && nothing;
         }
         total >= self.metadata_size() + ETHERNET_HEADER
             && offset < total
-            && offset.is_multiple_of(FRAGMENT_MAX)
+            && offset % FRAGMENT_MAX == 0
             && usize::from(self.length) == (total - offset).min(FRAGMENT_MAX)
             && (self.sum == 0 || !self.is_whole() || self.kind == PacketKind::Offloaded)
     }
@@ -399,13 +394,15 @@ impl Sum {
 
     /// Adds a part that begins with byte `at` and has any length.
     pub fn add_at(&mut self, at: usize, part: &[u8]) {
-        let (pairs, rest) = part.as_chunks();
+        let mut pairs = part.chunks_exact(8);
+        let mut words = Words::default();
+        for pair in pairs.by_ref() {
+            // All are of this length, which the compiler sees.
+            words.add(u64::from_le_bytes(pair.try_into().unwrap_or_default()));
+        }
+        let rest = pairs.remainder();
         let mut last = [0; 8];
         last[..rest.len()].copy_from_slice(rest);
-        let mut words = Words::default();
-        for pair in pairs {
-            words.add(u64::from_le_bytes(*pair));
-        }
         words.add(u64::from_le_bytes(last));
         self.add_words(at, words);
     }

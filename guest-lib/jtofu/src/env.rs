@@ -1,4 +1,4 @@
-//! The mapinfo that a process's environment says it has.
+//! The mapinfo that the environment of a process names.
 
 use std::env;
 use std::fs::File;
@@ -38,7 +38,7 @@ const MAX_FILE: u64 = 64 << 20;
 /// Why the environment gives no mapinfo.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvError {
-    /// Nothing there speaks of one.
+    /// It names none.
     #[error("none of {}, {}, {} is set", vars::MAPINFO, vars::FILE, vars::NODE)]
     Missing,
     /// The file cannot be read.

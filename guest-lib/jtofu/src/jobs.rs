@@ -1,4 +1,4 @@
-//! What a process knows: its own job, and others it has been told of.
+//! The jobs that a process knows: its own, and others that were added.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A job and its machine in one piece, as the launcher hands it to programs.
+//! A job together with its machine, as the launcher hands it to programs.
 
 use std::collections::HashMap;
 

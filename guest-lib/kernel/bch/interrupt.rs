@@ -16,7 +16,7 @@ use crate::ids::GateSet;
 use crate::shim;
 use crate::signal::{all_of, Codes, Signal};
 
-/// Exceptions that a process is told of.
+/// Exceptions that are reported to a process.
 const CODES: Codes<BgsIrqs> = &[
     (BgsIrqs::NODE_ADDRESS_UNMATCH, 0),
     (BgsIrqs::BSEQ_UNMATCH, 1),
@@ -24,7 +24,7 @@ const CODES: Codes<BgsIrqs> = &[
     (BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE, 3),
 ];
 
-/// The exceptions that a process is told of.
+/// The exceptions that are reported to a process.
 pub(super) fn told() -> BgsIrqs {
     all_of(CODES)
 }
@@ -70,7 +70,7 @@ impl Registration {
         }))
     }
 
-    /// Exceptions that the process was told of, which are no longer in the registers.
+    /// Exceptions that were reported to the process, which are no longer in the registers.
     pub(super) fn seen(&self) -> u64 {
         self.seen.load(Relaxed)
     }

@@ -15,7 +15,7 @@ use crate::ids::QueueId;
 use crate::shim;
 use crate::signal::{all_of, Codes, Signal};
 
-/// Exceptions that a process is told of.
+/// Exceptions that are reported to a process.
 const CODES: Codes<CqsIrqs> = &[
     (CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION, 0),
     (CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION, 1),

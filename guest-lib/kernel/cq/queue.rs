@@ -3,9 +3,9 @@
 //! A queue from its opening to the last close of its file.
 //!
 //! Two locks. `state` serialises the process's own calls, and may be held while memory is pinned
-//! or allocated. `shared` guards what the device reads; it is taken when memory is unmapped,
-//! which the kernel tells with locks of the process's memory held, and so no memory is allocated
-//! or pinned while it is held.
+//! or allocated. `shared` guards what the device reads. It is taken when memory is unmapped, from a
+//! notifier that the kernel calls with locks of the process's memory held; so no memory may be
+//! allocated or pinned while it is held.
 
 use kernel::bindings;
 use kernel::mm::Mm;
@@ -253,7 +253,7 @@ impl Cq {
                 core::mem::forget(self.clone());
             }
         }
-        // SAFETY: the work is part of this object. Nobody starts it anew: the notifiers are gone.
+        // SAFETY: the work is part of this object. Nothing starts it again: the notifiers are gone.
         unsafe { bindings::flush_work(Work::raw_get(&self.work)) };
     }
 

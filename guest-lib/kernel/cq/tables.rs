@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The tables of a queue: what the device reads of STags, what the process may read of them, and
-//! how things stand with each.
+//! The tables of a queue: the STags as the device reads them, as the process may read them, and the
+//! state of each.
 
 use kernel::bindings;
 use kernel::prelude::*;

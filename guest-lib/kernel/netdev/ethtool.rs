@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The counters of an interface, as ethtool shows them.
+//! The counters of an interface that `ethtool -S` prints.
 
 use kernel::str::CStr;
 

@@ -122,7 +122,7 @@ fn parameter<'a>(text: *const c_char) -> Option<&'a str> {
     unsafe { CStr::from_char_ptr(text) }.to_str().ok()
 }
 
-/// Makes the interfaces that the module's parameters ask for. One that cannot be made is told of
+/// Makes the interfaces that the module's parameters ask for. One that cannot be made is logged
 /// in the log: the device works without it.
 pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
     let mut made = [None, None];

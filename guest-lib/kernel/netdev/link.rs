@@ -34,7 +34,7 @@ struct Handler {
     sent: bool,
 }
 
-// SAFETY: the interface may be told from any processor.
+// SAFETY: the interface may be notified from any processor.
 unsafe impl Send for Handler {}
 // SAFETY: as above.
 unsafe impl Sync for Handler {}
@@ -68,7 +68,7 @@ pub(super) struct Link {
     #[pin]
     irqs: Mutex<Option<Irqs>>,
     interrupts: Atomic<u64>,
-    /// 1 if there was an interrupt that the device was not yet told to raise anew: of the packets,
+    /// 1 if there was an interrupt that was not re-armed yet: of the packets,
     /// and of the control queue.
     fired: Atomic<i32>,
     sent: Atomic<i32>,

@@ -2,9 +2,9 @@
 
 //! Whether the node can reach anybody: the state of its ports.
 //!
-//! No register has the state of a link; that a packet cannot leave is all that the device tells.
-//! So a packet is sent through every port from time to time, that its neighbour does not look at:
-//! an acknowledgement that nobody waits for.
+//! No register has the state of a link. The device only reports that a packet could not leave. So
+//! from time to time a packet is sent through every port that the neighbour ignores: an
+//! acknowledgement that it does not wait for.
 
 use tofu_abi::topology::{Axis, Port};
 use tofu_abi::{PacketTarget, Rcode, TniId};
@@ -132,7 +132,7 @@ impl Ports {
                 }),
                 node: to,
                 path: to.default_path(),
-                tni: tni.get(),
+                tni,
             };
             // Without room much is on its way, and will tell.
             if !sender.post_parts(Purpose::Port(port.index() as u8), &target, &[&header]) {

@@ -248,7 +248,7 @@ impl Tx {
             tni,
             more_queues,
             sender: None,
-            outbound: Outbound::new(node.shape, node.me, tni.get())?,
+            outbound: Outbound::new(node.shape, node.me, tni)?,
             requests: Requests::new()?,
             next_id: 0,
             ports: Ports::new(&node),
@@ -259,7 +259,7 @@ impl Tx {
         })
     }
 
-    /// Begins anew, with nothing under way.
+    /// Starts over, with nothing under way.
     pub(super) fn start(&mut self, sender: Sender, now: u64) {
         self.sender = Some(sender);
         self.next_id = now as u32;

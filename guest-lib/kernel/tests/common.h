@@ -186,7 +186,10 @@ static inline void ring(struct queue *q)
 	q->regs[0x40 / 8] = 1;
 }
 
-/* Waits for the last command; its rcode, or -1 after some seconds. */
+/*
+ * Waits until the last command was sent; its rcode at this end, or -1 after some seconds. What the
+ * target has made of it is in its notice: see end_of().
+ */
 static inline int wait_tcq(struct queue *q)
 {
 	uint64_t last = q->posted - 1;
@@ -224,12 +227,41 @@ static inline int wait_mrq(struct queue *q, int seconds)
 	}
 }
 
+/*
+ * Waits for the end of the last command: its rcode at this end, or that of its notice, which stays
+ * in the queue; -1 after some seconds.
+ */
+static inline int end_of(struct queue *q)
+{
+	const uint64_t ends = 1 << 2 | 1 << 3 | 1 << 9 | 1 << 11 | 1 << 13 | 1 << 15;
+	int rcode = wait_tcq(q);
+	uint64_t n = q->received;
+	time_t end = time(NULL) + 20;
+
+	while (rcode == 0) {
+		volatile uint64_t *entry = q->mrq + n % MRQ_ENTRIES * 4;
+		uint64_t word = entry[0];
+
+		if ((word >> 7 & 1) == ((n / MRQ_ENTRIES & 1) ^ 1)) {
+			__sync_synchronize();
+			/* The command's number is in its edata. */
+			if (ends >> (word >> 8 & 0xff) & 1 &&
+			    (entry[1] >> 16 & 0xff) == ((q->posted - 1) & 0xff))
+				return word >> 16 & 0xff;
+			n++;
+		} else if (time(NULL) > end) {
+			return -1;
+		}
+	}
+	return rcode;
+}
+
 static inline int put(struct queue *q, struct coords to, int tni, uint64_t remote, uint64_t local,
 		      uint32_t len)
 {
 	post_command(q, PUT, to, tni, remote, local, len, REMOTE_NOTICE);
 	ring(q);
-	return wait_tcq(q);
+	return end_of(q);
 }
 
 static inline void fill(uint8_t *p, size_t len, uint32_t seed)

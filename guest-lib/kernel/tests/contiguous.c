@@ -62,7 +62,7 @@ int main(void)
 	memset(a, 0, LEN);
 	post_command(&q, GET, me, 1, to + 5000, from + 100, 100000, 0);
 	ring(&q);
-	CHECK(wait_tcq(&q) == 0 && !memcmp(a + 100, b + 5000, 100000) && !a[99] && !a[100100],
+	CHECK(end_of(&q) == 0 && !memcmp(a + 100, b + 5000, 100000) && !a[99] && !a[100100],
 	      "a Get of a part");
 	CHECK(put(&q, me, 1, to + LEN, from, PAGE) != 0, "nothing behind it");
 	CHECK(put(&q, me, 1, to, from - 0x235, 1) != 0, "nothing in front of it");

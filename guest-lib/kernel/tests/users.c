@@ -71,7 +71,7 @@ static int stranger(struct shared *s)
 		result |= 1;
 	post_command(&q, GET, me, 0, s->address, own, LEN, 0);
 	ring(&q);
-	if (wait_tcq(&q) != 0x43)
+	if (end_of(&q) != 0x43)
 		result |= 2;
 	for (int i = 0; i < LEN; i++)
 		result |= buffer[i] ? 4 : 0;
@@ -119,7 +119,7 @@ static int friend(struct shared *s)
 
 	post_command(&q, GET, my_coords(), 0, s->address, own, LEN, 0);
 	ring(&q);
-	return wait_tcq(&q) != 0 || buffer[0] != SECRET || buffer[LEN - 1] != SECRET;
+	return end_of(&q) != 0 || buffer[0] != SECRET || buffer[LEN - 1] != SECRET;
 }
 
 static int denied(struct shared *s)

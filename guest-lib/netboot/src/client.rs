@@ -4,11 +4,11 @@ use alloc::collections::VecDeque;
 use alloc::string::{String, ToString};
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt;
 
 use sha2::{Digest, Sha256};
 
 use crate::wire::{BLOCK, Envelope, FileRole, Manifest, Message, Range, parse};
+use thiserror::Error;
 
 /// Answers that may be under way to a node at most: of 9 packets each, they fit the packet buffers
 /// that a node should have.
@@ -40,35 +40,20 @@ pub struct Settings {
 }
 
 /// Why nothing is booted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Failure {
     /// The server has not answered for so long, in nanoseconds.
+    #[error(
+        "the boot server has not answered for {}.{} s", .0 / 1_000_000_000, .0 / 100_000_000 % 10
+    )]
     Silent(u64),
     /// The server refuses, in its own words.
+    #[error("the boot server refuses: {0}")]
     Refused(String),
     /// What was fetched is not what the manifest says.
+    #[error("the {0} has another SHA-256 than the boot server announced, and is not started")]
     WrongHash(FileRole),
 }
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Silent(ns) => write!(
-                f,
-                "the boot server has not answered for {}.{} s",
-                ns / 1_000_000_000,
-                ns / 100_000_000 % 10
-            ),
-            Self::Refused(why) => write!(f, "the boot server refuses: {why}"),
-            Self::WrongHash(role) => write!(
-                f,
-                "the {role} has another SHA-256 than the boot server announced, and is not started"
-            ),
-        }
-    }
-}
-
-impl core::error::Error for Failure {}
 
 /// What is to be done next.
 #[derive(Clone, Debug, PartialEq, Eq)]

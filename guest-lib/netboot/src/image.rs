@@ -7,9 +7,9 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt;
 use core::ops::Range;
 
+use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -112,7 +112,7 @@ struct SetupHeader {
 const SETUP_AT: usize = 0x1f1;
 const SETUP_MAGIC: [u8; 4] = *b"HdrS";
 const SECTOR: usize = 512;
-/// Version 2.12, the first one that tells of a 64-bit entry.
+/// Version 2.12, the first one with a 64-bit entry.
 const VERSION_LEAST: u16 = 0x20c;
 const LOADED_HIGH: u8 = 1;
 const KERNEL_64: u16 = 1;
@@ -136,15 +136,26 @@ struct E820Entry {
 }
 
 /// Why an image cannot be started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ImageError {
     /// Not an image of the kind that the manifest says.
+    #[error("{}", match .0 {
+        ImageKind::Guest => "the image is not a static x86-64 ELF program",
+        ImageKind::Linux => "the kernel is neither a 64-bit bzImage of Linux 3.8 or later nor an \
+                             x86-64 ELF file",
+    })]
     Unknown(ImageKind),
     /// It ends too early.
+    #[error("the image is cut off")]
     Truncated,
     /// Contents that make no sense: what.
+    #[error("a broken image: {0}")]
     Broken(&'static str),
     /// It wants memory that is not there, or that the loader needs: from, to.
+    #[error(
+        "the image wants memory from {start:#x} to {end:#x}, and there is {:#x} to {:#x}: give \
+         the node more memory, or link the image elsewhere", room.0, room.1
+    )]
     NoRoom {
         /// First address.
         start: u64,
@@ -154,6 +165,10 @@ pub enum ImageError {
         room: (u64, u64),
     },
     /// Less memory than the files need, in bytes.
+    #[error(
+        "the files have {} KiB, and the node has room for {} KiB: give it more memory",
+        needed >> 10, room >> 10
+    )]
     TooLittleMemory {
         /// Bytes of the files.
         needed: u64,
@@ -161,6 +176,7 @@ pub enum ImageError {
         room: u64,
     },
     /// The kernel takes shorter command lines only.
+    #[error("a command line of {len} bytes, and the kernel takes {max}")]
     CommandLine {
         /// Bytes of the line.
         len: usize,
@@ -168,38 +184,6 @@ pub enum ImageError {
         max: usize,
     },
 }
-
-impl fmt::Display for ImageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown(ImageKind::Guest) => {
-                f.write_str("the image is not a static x86-64 ELF program")
-            }
-            Self::Unknown(ImageKind::Linux) => f.write_str(
-                "the kernel is neither a 64-bit bzImage of Linux 3.8 or later \
-                 nor an x86-64 ELF file",
-            ),
-            Self::Truncated => f.write_str("the image is cut off"),
-            Self::Broken(what) => write!(f, "a broken image: {what}"),
-            Self::NoRoom { start, end, room: (from, to) } => write!(
-                f,
-                "the image wants memory from {start:#x} to {end:#x}, and there is {from:#x} to \
-                 {to:#x}: give the node more memory, or link the image elsewhere"
-            ),
-            Self::TooLittleMemory { needed, room } => write!(
-                f,
-                "the files have {} KiB, and the node has room for {} KiB: give it more memory",
-                needed >> 10,
-                room >> 10
-            ),
-            Self::CommandLine { len, max } => {
-                write!(f, "a command line of {len} bytes, and the kernel takes {max}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for ImageError {}
 
 /// A part of an image, and where it goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -357,7 +341,7 @@ fn plan_bzimage(image: &[u8], room: &Range<u64>) -> Result<Layout, ImageError> {
     Ok(Layout { segments, entry: start + ENTRY_64, kind: ImageKind::Linux, header: Some(*header) })
 }
 
-/// What an image is told besides where it is.
+/// What an image is handed besides its place.
 #[derive(Clone, Debug)]
 pub struct Handed<'a> {
     /// Start, size and type (of the E820 BIOS call) of all memory; what is beyond
@@ -391,7 +375,7 @@ impl Layout {
             boot_flag: BOOT_FLAG.into(),
             magic: SETUP_MAGIC,
             alignment: ALIGNMENT.into(),
-            // A small guest is told the length, a kernel how much it may have.
+            // A small guest gets the length, a kernel the space that it may use.
             command_line_size: match self.kind {
                 ImageKind::Guest => len as u32,
                 ImageKind::Linux => COMMAND_LINE_MAX as u32,

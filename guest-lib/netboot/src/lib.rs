@@ -4,8 +4,8 @@
 //! What goes over the wire, and why, is in the manual (docs/src/reference/netboot.md).
 //!
 //! [`wire`] has the messages, [`Ask`] and [`Fetch`] are the node's end, [`Server`] is the other
-//! one, and [`image`] says where a program or kernel goes in memory and what it is handed. None of
-//! them knows a device or a clock: messages in, messages out, and the time is told to them.
+//! one, and [`image`] computes where a program or kernel goes in memory and what it is handed. None
+//! of them has a device or a clock: the caller passes messages in both directions, and the time.
 //!
 //! Nothing that arrives makes any of this panic, hang or allocate beyond its bounds.
 #![no_std]

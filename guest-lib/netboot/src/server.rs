@@ -55,7 +55,7 @@ impl Boot {
         manifest.is_valid().then(|| Self { manifest, files: self.files.clone() })
     }
 
-    /// What nodes are told.
+    /// The answers to nodes.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -120,7 +120,7 @@ struct Client {
     queue: VecDeque<(Envelope, Work)>,
     /// For each file, the percent announced.
     percent: [u8; crate::wire::MAX_FILES],
-    /// What the node said last, which is told once.
+    /// The last state that the node reported, which is returned once.
     reported: bool,
 }
 

@@ -4,6 +4,8 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
+use thiserror::Error;
+use tofu_abi::codes;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -90,49 +92,42 @@ mod kind {
 }
 
 /// Why bytes are no message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Malformed {
     /// Shorter than it says.
+    #[error("message cut off")]
     Truncated,
     /// Not of this protocol, of another version, or of a kind that this one does not have.
+    #[error("not a network boot message of version 1")]
     Unknown,
     /// The check sum is wrong.
+    #[error("wrong check sum")]
     Damaged,
     /// Values that are not allowed, or do not fit together.
+    #[error("message contradicts itself")]
     Inconsistent,
 }
 
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Truncated => "message cut off",
-            Self::Unknown => "not a network boot message of version 1",
-            Self::Damaged => "wrong check sum",
-            Self::Inconsistent => "message contradicts itself",
-        })
+codes! {
+    /// What kind of thing is to be started.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum ImageKind {
+        /// A small guest: an ELF file, entered as the machine monitor enters it.
+        Guest = 1,
+        /// A Linux kernel (bzImage or vmlinux), entered by the 64-bit Linux/x86 boot protocol.
+        Linux = 2,
     }
 }
 
-impl core::error::Error for Malformed {}
-
-/// What kind of thing is to be started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum ImageKind {
-    /// A small guest: an ELF file, entered as the machine monitor enters it.
-    Guest = 1,
-    /// A Linux kernel (bzImage or vmlinux), entered by the 64-bit Linux/x86 boot protocol.
-    Linux = 2,
-}
-
-/// What a file is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum FileRole {
-    /// The guest or kernel.
-    Kernel = 1,
-    /// The kernel's initial RAM disk.
-    Initrd = 2,
+codes! {
+    /// What a file is for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum FileRole {
+        /// The guest or kernel.
+        Kernel = 1,
+        /// The kernel's initial RAM disk.
+        Initrd = 2,
+    }
 }
 
 impl fmt::Display for FileRole {
@@ -215,26 +210,28 @@ impl Range {
     }
 }
 
-/// How far a node is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum BootState {
-    /// All files are there and have the right hash: what was fetched is started now.
-    Starting = 1,
-    /// It gives up.
-    Failed = 2,
+codes! {
+    /// How far a node is.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum BootState {
+        /// All files are there and have the right hash: what was fetched is started now.
+        Starting = 1,
+        /// It gives up.
+        Failed = 2,
+    }
 }
 
-/// Why a server refuses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Reason {
-    /// It has nothing to boot for this node.
-    NotForYou = 1,
-    /// The manifest is not the one that it has now; the node should ask anew.
-    Stale = 2,
-    /// No such file, or not so many bytes in it.
-    NoSuchRange = 3,
+codes! {
+    /// Why a server refuses.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Reason {
+        /// It has nothing to boot for this node.
+        NotForYou = 1,
+        /// The manifest is not the one that it has now; the node should ask again.
+        Stale = 2,
+        /// No such file, or not so many bytes in it.
+        NoSuchRange = 3,
+    }
 }
 
 /// A message, read or to be written.
@@ -371,16 +368,14 @@ pub fn parse(bytes: &[u8]) -> Result<(Envelope, Message<'_>), Malformed> {
         }
         kind::REPORT => {
             let (code, text) = parse_text(body)?;
-            let state =
-                [BootState::Starting, BootState::Failed].into_iter().find(|s| *s as u8 == code);
-            Message::Report(state.ok_or(Malformed::Inconsistent)?, text)
+            let state = BootState::from_code(code).ok_or(Malformed::Inconsistent)?;
+            Message::Report(state, text)
         }
         kind::ACK => Message::Ack,
         kind::REFUSED => {
             let (code, text) = parse_text(body)?;
-            let all = [Reason::NotForYou, Reason::Stale, Reason::NoSuchRange];
-            let reason = all.into_iter().find(|reason| *reason as u8 == code);
-            Message::Refused(reason.ok_or(Malformed::Inconsistent)?, text)
+            let reason = Reason::from_code(code).ok_or(Malformed::Inconsistent)?;
+            Message::Refused(reason, text)
         }
         _ => return Err(Malformed::Unknown),
     };
@@ -404,18 +399,14 @@ fn parse_range(body: &[u8]) -> Result<(Range, &[u8]), Malformed> {
 
 fn parse_manifest(body: &[u8]) -> Result<Manifest, Malformed> {
     let (raw, mut rest) = RawOffer::ref_from_prefix(body).map_err(|_| Malformed::Truncated)?;
-    let kind =
-        [ImageKind::Guest, ImageKind::Linux].into_iter().find(|kind| *kind as u8 == raw.kind);
-    let kind = kind.ok_or(Malformed::Inconsistent)?;
+    let kind = ImageKind::from_code(raw.kind).ok_or(Malformed::Inconsistent)?;
     if usize::from(raw.files) > MAX_FILES {
         return Err(Malformed::Inconsistent);
     }
     let mut files = Vec::with_capacity(raw.files.into());
     for _ in 0..raw.files {
         let (file, behind) = RawFile::ref_from_prefix(rest).map_err(|_| Malformed::Truncated)?;
-        let role =
-            [FileRole::Kernel, FileRole::Initrd].into_iter().find(|role| *role as u8 == file.role);
-        let role = role.ok_or(Malformed::Inconsistent)?;
+        let role = FileRole::from_code(file.role).ok_or(Malformed::Inconsistent)?;
         files.push(FileInfo { role, size: file.size.get(), sha256: file.sha256 });
         rest = behind;
     }

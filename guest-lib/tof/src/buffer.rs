@@ -1,4 +1,4 @@
-//! Memory that a device reaches because the kernel is told of it.
+//! Memory that is registered with the kernel, so that the device can reach it.
 
 use std::fmt;
 

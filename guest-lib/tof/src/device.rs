@@ -1,4 +1,4 @@
-//! The device of this computer, and which of its queues and gates this process has.
+//! The device of this computer, and the queues and gates of it that this process has.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,7 +8,7 @@ use tofu_abi::regs::NodeAddress;
 use tofu_abi::{BgId, Coords, CqId, TniId};
 
 use crate::file::FILES;
-use crate::locks::{Locks, Thing};
+use crate::locks::{Claim, Locks};
 
 /// The device of this computer, through the kernel driver.
 #[derive(Debug)]
@@ -48,12 +48,12 @@ impl TofDevice {
     ///
     /// Of a system without locks.
     pub fn lock_queue(&self, tni: TniId, cq: CqId) -> io::Result<bool> {
-        self.locks.take(Thing::Queue { tni, cq })
+        self.locks.take(Claim::Queue { tni, cq })
     }
 
     /// Gives up [`TofDevice::lock_queue`].
     pub fn unlock_queue(&self, tni: TniId, cq: CqId) {
-        self.locks.give(Thing::Queue { tni, cq });
+        self.locks.give(Claim::Queue { tni, cq });
     }
 
     /// Claims a barrier gate, as [`TofDevice::lock_queue`] does queues.
@@ -62,12 +62,12 @@ impl TofDevice {
     ///
     /// Of a system without locks.
     pub fn lock_gate(&self, tni: TniId, bg: BgId) -> io::Result<bool> {
-        self.locks.take(Thing::Gate { tni, bg })
+        self.locks.take(Claim::Gate { tni, bg })
     }
 
     /// Gives up [`TofDevice::lock_gate`].
     pub fn unlock_gate(&self, tni: TniId, bg: BgId) {
-        self.locks.give(Thing::Gate { tni, bg });
+        self.locks.give(Claim::Gate { tni, bg });
     }
 }
 

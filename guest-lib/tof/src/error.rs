@@ -1,4 +1,4 @@
-//! What goes wrong, by what the kernel says.
+//! Errors, by what the kernel returns.
 
 use std::io;
 

@@ -7,8 +7,8 @@
 //! kernel's, and so are the tables of registered memory. [`ControlQueue`] and [`BarrierChannel`]
 //! ask the kernel for all of that.
 //!
-//! What processes of a node have is told apart by locks on `/proc/tofu/position`, which are
-//! invisible to programs that use the files without this library ([`TofDevice::lock_queue`],
+//! Locks on `/proc/tofu/position` record which process of a node uses which queue or gate.
+//! Programs that use the files without this library do not see them ([`TofDevice::lock_queue`],
 //! [`TofDevice::lock_gate`]).
 #![deny(unsafe_code)]
 
@@ -28,4 +28,5 @@ pub use channel::BarrierChannel;
 pub use device::TofDevice;
 pub use error::{OpenError, RegisterError};
 pub use file::PageFile;
+pub use locks::{Claim, Locks};
 pub use queue::{ControlQueue, QueueConfig};

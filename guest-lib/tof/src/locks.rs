@@ -1,7 +1,7 @@
-//! What processes of a node have, told apart by locks on a file that all of them have open.
+//! Which queues and gates of a node are in use, as locks on a file that all its processes open.
 //!
-//! Locks belong to the open file, so that they end with the process, however it ends; a child that
-//! it has forked keeps them until it ends as well, or starts another program.
+//! The locks belong to the open file, so they end with the process, however it ends. A child that
+//! it has forked keeps them until the child ends as well, or starts another program.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -16,16 +16,28 @@ const QUEUES: usize = NUM_TNI * NUM_CQ;
 
 /// The locks of one process.
 #[derive(Debug)]
-pub(crate) struct Locks(File);
+pub struct Locks(File);
 
 /// What a lock is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Thing {
-    Queue { tni: TniId, cq: CqId },
-    Gate { tni: TniId, bg: BgId },
+pub enum Claim {
+    /// A control queue.
+    Queue {
+        /// Its interface.
+        tni: TniId,
+        /// Its number there.
+        cq: CqId,
+    },
+    /// A barrier gate.
+    Gate {
+        /// Its interface.
+        tni: TniId,
+        /// Its number there.
+        bg: BgId,
+    },
 }
 
-impl Thing {
+impl Claim {
     fn byte(self) -> usize {
         match self {
             Self::Queue { tni, cq } => tni.index() * NUM_CQ + cq.index(),
@@ -35,16 +47,17 @@ impl Thing {
 }
 
 impl Locks {
-    /// Locks on `file`, which was opened for reading and writing.
-    pub(crate) fn new(file: File) -> Self {
+    /// Locks on `file`, which was opened for reading and writing, once for each process. What it
+    /// holds, and its length, do not matter.
+    pub const fn new(file: File) -> Self {
         Self(file)
     }
 
-    fn set(&self, kind: libc::c_int, thing: Thing) -> io::Result<()> {
+    fn set(&self, kind: libc::c_int, claim: Claim) -> io::Result<()> {
         let lock = libc::flock {
             l_type: kind as libc::c_short,
             l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: thing.byte() as libc::off_t,
+            l_start: claim.byte() as libc::off_t,
             l_len: 1,
             l_pid: 0,
         };
@@ -60,8 +73,8 @@ impl Locks {
     /// # Errors
     ///
     /// What the kernel says, of a system without locks.
-    pub(crate) fn take(&self, thing: Thing) -> io::Result<bool> {
-        match self.set(libc::F_WRLCK, thing) {
+    pub fn take(&self, claim: Claim) -> io::Result<bool> {
+        match self.set(libc::F_WRLCK, claim) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Err(error) if error.raw_os_error() == Some(libc::EACCES) => Ok(false),
@@ -70,9 +83,9 @@ impl Locks {
     }
 
     /// Gives it up.
-    pub(crate) fn give(&self, thing: Thing) {
-        if let Err(error) = self.set(libc::F_UNLCK, thing) {
-            log::warn!("unlocking {thing:?}: {error}");
+    pub fn give(&self, claim: Claim) {
+        if let Err(error) = self.set(libc::F_UNLCK, claim) {
+            log::warn!("unlocking {claim:?}: {error}");
         }
     }
 }
@@ -83,12 +96,12 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn everything_has_a_lock_of_its_own() {
+    fn everyclaim_has_a_lock_of_its_own() {
         let queues = TniId::ALL
             .into_iter()
-            .flat_map(|tni| CqId::ALL.map(|cq| Thing::Queue { tni, cq }.byte()));
+            .flat_map(|tni| CqId::ALL.map(|cq| Claim::Queue { tni, cq }.byte()));
         let gates = TniId::ALL.into_iter().flat_map(|tni| {
-            BgId::ALL.into_iter().take(NUM_BG).map(move |bg| Thing::Gate { tni, bg }.byte())
+            BgId::ALL.into_iter().take(NUM_BG).map(move |bg| Claim::Gate { tni, bg }.byte())
         });
         let bytes: BTreeSet<_> = queues.chain(gates).collect();
         assert_eq!(bytes.len(), NUM_TNI * (NUM_CQ + NUM_BG));
@@ -104,8 +117,8 @@ mod tests {
         };
         let (one, other) = (open(), open());
         let (gate, queue) = (
-            Thing::Gate { tni: TniId::ALL[5], bg: BgId::ALL[47] },
-            Thing::Queue { tni: TniId::ALL[0], cq: CqId::ALL[0] },
+            Claim::Gate { tni: TniId::ALL[5], bg: BgId::ALL[47] },
+            Claim::Queue { tni: TniId::ALL[0], cq: CqId::ALL[0] },
         );
         assert!(one.take(gate).unwrap());
         assert!(one.take(gate).unwrap(), "its own");

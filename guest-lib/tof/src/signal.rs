@@ -1,8 +1,8 @@
-//! The signal that tells of exceptions.
+//! The signal that the kernel sends for exceptions of a queue or channel.
 //!
-//! The kernel sends one for exceptions of a queue or channel, and SIGTERM unless a process has
-//! chosen another. What they are about, programs of this library learn from completions and
-//! results, as on every platform; so it chooses one that the process ignores.
+//! It is SIGTERM unless the process chooses another one. Programs that use this library learn of
+//! exceptions from completions and results, as on every platform. So the library chooses a signal
+//! that the process ignores.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;

@@ -1,5 +1,6 @@
 //! Virtual barrier gates: allocating and linking them, barriers and reductions.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Deref;
 
@@ -51,7 +52,7 @@ fn wrong_number(what: &'static str, number: usize, hint: &'static str) -> Error 
     Error::with_value(Code::InvalidNumber, what, number as u64, hint)
 }
 
-impl<P: Provider> Context<P> {
+impl<P: Provider + ?Sized> Context<P> {
     /// What barriers of the device's generation have: Tofu and Tofu2 reduce one element at once.
     pub fn barrier_profile(&self) -> Profile {
         self.provider().barrier_profile()
@@ -172,7 +173,7 @@ impl<P: Provider> Context<P> {
                 Ok(opened) => opened,
                 Err(error) => {
                     for before in &channels[..i] {
-                        // What is to be told is why it was done.
+                        // The error to report is why it was done.
                         let _ = unit(before.start)
                             .and_then(|(tni, bch)| self.close_channel(&mut gates, tni, bch));
                     }
@@ -305,7 +306,7 @@ impl<P: Provider> Context<P> {
             }
         }
         match self.start_at(tni, bch).lock().take() {
-            Some(start) => start.channel.close(),
+            Some(start) => Box::new(start.channel).close(),
             None => Ok(()),
         }
     }
@@ -414,7 +415,7 @@ fn not_begun() -> Error {
     Error::new(Code::NotProcessed, "barrier", "none of this kind was started")
 }
 
-impl<P: Provider> Drop for Context<P> {
+impl<P: Provider + ?Sized> Drop for Context<P> {
     fn drop(&mut self) {
         let mut ids = Vec::new();
         for (tni, gates) in (0..).zip(self.barriers().gates.lock().iter()) {

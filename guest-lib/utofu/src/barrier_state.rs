@@ -1,4 +1,4 @@
-//! The barrier gates of a process, and what goes on there.
+//! The state of the barrier gates of a process.
 
 use tofu_abi::regs::{NUM_BCH, NUM_BG, NUM_TNI};
 use tofu_abi::{BchId, TniId};

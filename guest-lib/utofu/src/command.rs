@@ -406,7 +406,7 @@ impl Command {
         Prepared(self.descriptors[self.len - 1].0[0])
     }
 
-    /// Whether the completion is to be told.
+    /// Whether the completion is to be reported.
     pub(crate) fn tcq_notice(&self) -> bool {
         self.marks().tcq_notice()
     }

@@ -14,7 +14,7 @@ use crate::share::DeviceShare;
 use crate::vcq::{SharedQueue, Vcq, VcqKind};
 
 /// A process that communicates, with its share in the device of its node.
-pub struct Context<P: Provider> {
+pub struct Context<P: Provider + ?Sized> {
     provider: Arc<P>,
     share: DeviceShare,
     /// By interface, then by control queue.
@@ -22,7 +22,7 @@ pub struct Context<P: Provider> {
     barriers: Barriers<P::Channel>,
 }
 
-impl<P: Provider> Context<P> {
+impl<P: Provider + ?Sized> Context<P> {
     /// A process with a share of the device behind `provider`.
     pub fn new(provider: Arc<P>, share: DeviceShare) -> Self {
         let all = share.tnis().flat_map(|tni| share.cqs().map(move |cq| (tni, cq)));

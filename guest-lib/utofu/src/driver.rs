@@ -1,5 +1,6 @@
 //! A provider in a process that drives a device by the driver.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
@@ -18,6 +19,7 @@ use tofu_driver::{
 
 use crate::error::{Code, Error};
 use crate::gates::{GatePool, VbgSetting};
+use crate::idle::IdlePolls;
 use crate::ids::VbgId;
 use crate::lock::Lock;
 use crate::provider::{Channel, OpenQueue, Provider, Queue, Registration};
@@ -33,9 +35,9 @@ pub struct Mapped<M> {
     pub isolated: bool,
 }
 
-/// Lends the device behind a platform memory of the process.
+/// Maps memory of the process for the device behind a platform.
 pub trait MapUser<P>: Clone {
-    /// A loan, which ends when it is dropped.
+    /// A mapping, which ends when it is dropped.
     type Mapping;
 
     /// Lets the device behind `platform` reach `len` bytes of memory at `addr`.
@@ -46,8 +48,8 @@ pub trait MapUser<P>: Clone {
     ///
     /// # Safety
     ///
-    /// Until the loan ends, the memory stays mapped, and the process treats it as memory that
-    /// others may change at any time.
+    /// Until the mapping is dropped, the memory stays mapped, and the process treats it as memory
+    /// that others may change at any time.
     #[allow(unsafe_code)]
     unsafe fn map_user(
         &self,
@@ -123,7 +125,7 @@ pub struct DriverProvider<P: Platform, M, C = Unshared> {
 
 impl<P: Platform, M> DriverProvider<P, M> {
     /// Gives out the queues of `device`, with message receive queues of size code `mrq_size` (0 to
-    /// 5), to processes of the group `gpid`; `memory` lends it memory to be registered.
+    /// 5), to processes of the group `gpid`; `memory` maps what is registered.
     pub fn new(device: Device<P>, memory: M, mrq_size: u8, gpid: u64) -> Self {
         let profile = device.barrier_profile().unwrap_or(Profile::TOFUD);
         Self { device, memory, claims: Unshared::new(profile), mrq_size, gpid, profile }
@@ -172,7 +174,7 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
         let cq = Cq::open(&self.device, &config).map_err(open_error)?;
         let memory = self.memory.clone();
         let registered = BTreeMap::new();
-        Ok(DriverQueue { cq, memory, registered, idle: 0, _claim: claim })
+        Ok(DriverQueue { cq, memory, registered, idle: IdlePolls::default(), _claim: claim })
     }
 
     fn barrier_profile(&self) -> Profile {
@@ -330,8 +332,8 @@ pub trait DriverBarrier {
     /// Exceptions that the channel's gates report.
     fn exceptions(&self) -> BgsIrqs;
 
-    /// Called while a thread waits for the device.
-    fn relax(&self) {}
+    /// Called by a thread that has polled in vain for some microseconds.
+    fn yield_processor(&self) {}
 
     /// Closes the channel.
     ///
@@ -355,8 +357,8 @@ impl<P: Platform> DriverBarrier for tofu_driver::Channel<P> {
         self.exceptions()
     }
 
-    fn relax(&self) {
-        self.device().platform().relax();
+    fn yield_processor(&self) {
+        self.device().platform().yield_processor();
     }
 
     fn close(self) -> Result<(), TimedOut> {
@@ -367,14 +369,13 @@ impl<P: Platform> DriverBarrier for tofu_driver::Channel<P> {
 /// A barrier channel of a device that the process drives.
 pub struct DriverChannel<B> {
     channel: B,
-    /// Polls since there was something.
-    idle: u32,
+    idle: IdlePolls,
 }
 
 impl<B: DriverBarrier> DriverChannel<B> {
     /// A channel that is open.
-    pub const fn new(channel: B) -> Self {
-        Self { channel, idle: 0 }
+    pub fn new(channel: B) -> Self {
+        Self { channel, idle: IdlePolls::default() }
     }
 }
 
@@ -394,8 +395,8 @@ impl<B: DriverBarrier> Channel for DriverChannel<B> {
 
     #[inline]
     fn poll(&mut self) -> Result<Option<Value>, Error> {
-        if let Some(outcome) = self.channel.poll() {
-            self.idle = 0;
+        let found = self.channel.poll();
+        if let Some(outcome) = self.idle.note(found, || self.channel.yield_processor()) {
             return match outcome.op {
                 Some(_) => Ok(Some(outcome.value)),
                 None => {
@@ -404,11 +405,7 @@ impl<B: DriverBarrier> Channel for DriverChannel<B> {
                 }
             };
         }
-        self.idle = self.idle.wrapping_add(1);
-        if self.idle.is_multiple_of(POLLS_IN_VAIN) {
-            self.channel.relax();
-        }
-        if self.idle.is_multiple_of(POLLS_WITHOUT_QUESTION) {
+        if self.idle.count().is_multiple_of(POLLS_WITHOUT_QUESTION) {
             let exceptions = self.channel.exceptions();
             if exceptions.intersects(BgsIrqs::DMA_COMPLETION_EXCEPTION) {
                 let hint = "the device could not write the result";
@@ -432,14 +429,11 @@ impl<B: DriverBarrier> Channel for DriverChannel<B> {
         Ok(None)
     }
 
-    fn close(self) -> Result<(), Error> {
+    fn close(self: Box<Self>) -> Result<(), Error> {
         let hint = "the device does not let go of it";
         self.channel.close().map_err(|_| Error::new(Code::Fatal, "barrier channel", hint))
     }
 }
-
-/// After so many polls that found nothing the processor is offered to others: a few microseconds.
-const POLLS_IN_VAIN: u32 = 64;
 
 /// A control queue of a device that the process drives.
 pub struct DriverQueue<P: Platform, M: MapUser<P>, C = ()> {
@@ -447,8 +441,7 @@ pub struct DriverQueue<P: Platform, M: MapUser<P>, C = ()> {
     cq: Cq<P>,
     memory: M,
     registered: BTreeMap<u32, (Stag, M::Mapping)>,
-    /// Polls since there was something.
-    idle: u32,
+    idle: IdlePolls,
     // Last, when nobody uses the queue any more.
     _claim: C,
 }
@@ -459,19 +452,9 @@ impl<P: Platform, M: MapUser<P>, C> DriverQueue<P, M, C> {
         &self.cq
     }
 
-    /// Notes what a poll has found. A program that polls in vain may be keeping what it waits for
-    /// from the processor: a device that is a program, or a peer.
     #[inline]
     fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
-        if found.is_some() {
-            self.idle = 0;
-        } else {
-            self.idle = self.idle.wrapping_add(1);
-            if self.idle.is_multiple_of(POLLS_IN_VAIN) {
-                self.cq.device().platform().relax();
-            }
-        }
-        found
+        self.idle.note(found, || self.cq.device().platform().yield_processor())
     }
 }
 
@@ -515,7 +498,7 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
     #[allow(unsafe_code)]
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
         let platform = self.cq.device().platform();
-        // SAFETY: as promised to this function; the loan ends with the registration.
+        // SAFETY: as promised to this function; the mapping ends with the registration.
         let mapped = unsafe { self.memory.map_user(platform, memory.addr, memory.len)? };
         let range = MemoryRange { addr: mapped.device_addr, len: memory.len as u64 };
         // Large pages make small tables and quick translations, but open up what is in front.
@@ -539,7 +522,7 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
             return Ok(());
         };
         if self.cq.unregister(taken).is_err() {
-            // The device may still use the memory: it stays lent for good.
+            // The device may still use the memory: it stays mapped for good.
             core::mem::forget(mapping);
             let hint = "the device does not let go of the memory";
             return Err(Error::with_value(Code::Fatal, "steering tag", stag.into(), hint));

@@ -1,4 +1,4 @@
-//! Return codes, and what went wrong in words.
+//! Return codes, and errors with their texts.
 
 use alloc::borrow::Cow;
 use alloc::string::String;

@@ -27,9 +27,9 @@ pub const PADDING: u64 = 1 << 3;
 pub const CACHE_INJECTION: u64 = 1 << 5;
 /// Command: it waits for the next one without this flag.
 pub const DELAY_START: u64 = 1 << 8;
-/// Command: its completion is to be told by the transmit complete queue.
+/// Command: its completion is to be reported by the transmit complete queue.
 pub const TCQ_NOTICE: u64 = 1 << 14;
-/// Command: its completion is to be told by the own message receive queue.
+/// Command: its completion is to be reported by the own message receive queue.
 pub const LOCAL_MRQ_NOTICE: u64 = 1 << 15;
 
 /// Flags that commands can have, with session steps (27:24) and path ID (31:28).

@@ -27,6 +27,7 @@ mod driver;
 pub mod error;
 pub mod flags;
 mod gates;
+mod idle;
 pub mod ids;
 mod lock;
 mod notice;
@@ -45,6 +46,7 @@ pub use driver::{
 };
 pub use error::{Code, Error};
 pub use gates::{GatePool, VbgSetting, gates_in};
+pub use idle::IdlePolls;
 pub use notice::{Notice, NoticeKind};
 pub use provider::{Channel, OpenQueue, Provider, Queue, Registration};
 pub use queue::Completion;

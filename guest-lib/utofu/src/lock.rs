@@ -1,5 +1,5 @@
-//! A lock for calls that are short: nobody sleeps in the kernel for it, and giving it back is one
-//! store. Commands are posted and polled under it, so its price is a part of that of a command.
+//! A lock for short calls: waiting for it never sleeps in the kernel, and unlocking is one store.
+//! Commands are posted and polled under it, so its cost is part of the cost of each command.
 
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 

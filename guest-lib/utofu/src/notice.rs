@@ -83,7 +83,7 @@ const fn stadd(word: StagOffset) -> u64 {
 }
 
 impl Entry {
-    /// Whether the entry is about a command of this queue whose end nobody wants to be told.
+    /// Whether the entry is about a command of this queue whose end was not asked for.
     #[inline]
     pub(crate) fn is_unwanted(entry: &MrqEntry) -> bool {
         const HALFWAY: u64 = 1 << MrqId::ArmwHalfway as u8

@@ -1,4 +1,4 @@
-//! What the library needs from whoever has the device.
+//! The interface to the device that the library needs.
 
 use alloc::boxed::Box;
 
@@ -106,9 +106,21 @@ pub trait Channel {
     /// # Errors
     ///
     /// [`Code::Fatal`] if the device does not let go of its gates.
-    fn close(self) -> Result<(), Error>
-    where
-        Self: Sized;
+    fn close(self: Box<Self>) -> Result<(), Error>;
+}
+
+impl<C: Channel + ?Sized> Channel for Box<C> {
+    fn start(&mut self, op: Op, input: &Input, count: u8) -> Result<(), Error> {
+        (**self).start(op, input, count)
+    }
+
+    fn poll(&mut self) -> Result<Option<Value>, Error> {
+        (**self).poll()
+    }
+
+    fn close(self: Box<Self>) -> Result<(), Error> {
+        (*self).close()
+    }
 }
 
 /// Memory to be registered.

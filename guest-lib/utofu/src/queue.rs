@@ -39,7 +39,7 @@ impl Completion {
 struct Posted {
     cbdata: usize,
     extra: u8,
-    /// The completion is to be told.
+    /// The completion is to be reported.
     told: bool,
 }
 
@@ -129,7 +129,7 @@ impl<Q: Queue> OpenState<Q> {
         self.vcqs[usize::from(extra)] = Some(Vcq { serial, completions, notices, lost: 0 });
     }
 
-    /// Ends a VCQ, with all that it has registered and all that it was to be told.
+    /// Ends a VCQ, with all that it has registered and all its completions and notices.
     pub(crate) fn remove(&mut self, extra: u8) -> Result<(), Error> {
         let mut result = Ok(());
         while let Some(stag) = self.stags.any_of(extra) {
@@ -201,7 +201,7 @@ impl<Q: Queue> OpenState<Q> {
             let hint = "more descriptors than the transmit queue has entries";
             return Err(Error::with_value(Code::InvalidNumber, "commands", slots as u64, hint));
         }
-        // Commands whose completion nobody is to be told of are done with here.
+        // Commands without a completion for the program end here.
         self.sort_completions();
         if self.room() < slots { Err(busy()) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! Which steering tags of a queue stand for which memory.
+//! The steering tags of a queue, and the memory that is registered under them.
 
 use alloc::collections::BTreeMap;
 

@@ -28,7 +28,7 @@ pub struct Ticket {
 /// A control queue of the device that VCQs may share. It is open while there are any.
 ///
 /// Calls may come from several threads at the same time, whatever the flags of the VCQ.
-pub struct SharedQueue<P: Provider> {
+pub struct SharedQueue<P: Provider + ?Sized> {
     provider: Arc<P>,
     tni: TniId,
     cq: CqId,
@@ -75,7 +75,7 @@ impl VcqKind {
     }
 }
 
-impl<P: Provider> SharedQueue<P> {
+impl<P: Provider + ?Sized> SharedQueue<P> {
     pub(crate) fn new(provider: Arc<P>, tni: TniId, cq: CqId) -> Self {
         Self { provider, tni, cq, serial: AtomicU32::new(1), state: Lock::new(None) }
     }
@@ -317,13 +317,13 @@ const fn no_such_vcq() -> Error {
 /// A virtual control queue. Dropping it frees it.
 ///
 /// Calls may come from several threads at the same time.
-pub struct Vcq<P: Provider> {
+pub struct Vcq<P: Provider + ?Sized> {
     queue: Arc<SharedQueue<P>>,
     ticket: Ticket,
     id: VcqId,
 }
 
-impl<P: Provider> Vcq<P> {
+impl<P: Provider + ?Sized> Vcq<P> {
     pub(crate) fn new(queue: Arc<SharedQueue<P>>, ticket: Ticket) -> Self {
         let id = VcqId::new(queue.provider.coords(), queue.tni.get(), queue.cq.get(), ticket.extra);
         Self { queue, ticket, id }
@@ -453,9 +453,9 @@ impl<P: Provider> Vcq<P> {
     }
 }
 
-impl<P: Provider> Drop for Vcq<P> {
+impl<P: Provider + ?Sized> Drop for Vcq<P> {
     fn drop(&mut self) {
-        // It exists; if the device does not let go of its memory, that is lent for good.
+        // It exists; if the device does not let go of its memory, that stays mapped for good.
         let _ = self.queue.free(self.ticket);
     }
 }

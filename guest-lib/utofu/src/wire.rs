@@ -21,7 +21,7 @@ bitfield! {
 bitfield! {
     /// Bits of a prepared descriptor's first word that the device never sees.
     pub struct Prepared {
-        /// The completion is to be told.
+        /// The completion is to be reported.
         tcq_notice / with_tcq_notice: bool @ 1..=1,
         /// The command is to wait for the next one.
         delay / with_delay: bool @ 2..=2,

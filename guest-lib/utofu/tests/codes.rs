@@ -16,7 +16,7 @@ use tofu_utofu_local::{LocalMachine, LocalProvider};
 
 /// Codes of barriers, which have a test of their own; those that C functions alone return; those
 /// for which there is always a more exact one; and what no test can have at will.
-const ELSEWHERE: [Code; 14] = [
+const ELSEWHERE: [Code; 15] = [
     Code::NotCompleted,
     Code::NotProcessed,
     Code::NotSupported,
@@ -28,6 +28,7 @@ const ELSEWHERE: [Code; 14] = [
     Code::InvalidEdata,
     Code::InvalidData,
     Code::MrqOther,
+    Code::TcqOther,
     Code::OutOfResource,
     Code::OutOfMemory,
     Code::Fatal,
@@ -175,10 +176,10 @@ fn ends(seen: &mut Seen, a: &Vcq<LocalProvider>, b: &Vcq<LocalProvider>) {
         (to.put(never, rmt, 8, all), Code::TcqStadd, Some(Code::MrqLclStadd)),
         (to.put(lcl + 4090, rmt, 8, all), Code::TcqLength, Some(Code::MrqLclLength)),
         (to.get(my_constant, rmt, 8, all), Code::TcqMemory, Some(Code::MrqLclMemory)),
-        (to.get(lcl, never, 8, all), Code::TcqOther, Some(Code::MrqRmtStadd)),
-        (to.put(lcl, rmt + 4090, 8, all), Code::TcqOther, Some(Code::MrqRmtLength)),
-        (to.put(lcl, their_constant, 8, all), Code::TcqOther, Some(Code::MrqRmtMemory)),
-        (nobody.put(lcl, rmt, 8, all), Code::TcqOther, Some(Code::MrqPeer)),
+        (to.get(lcl, never, 8, all), Code::Success, Some(Code::MrqRmtStadd)),
+        (to.put(lcl, rmt + 4090, 8, all), Code::Success, Some(Code::MrqRmtLength)),
+        (to.put(lcl, their_constant, 8, all), Code::Success, Some(Code::MrqRmtMemory)),
+        (nobody.put(lcl, rmt, 8, all), Code::Success, Some(Code::MrqPeer)),
         (long.put(lcl, rmt, 8, all), Code::TcqLength, None),
         (Ok(spoiled), Code::TcqDesc, None),
     ] {

@@ -296,7 +296,8 @@ impl World {
         for (number, op) in ops.iter().enumerate() {
             let (command, own, theirs) = self.prepare(op, number as u8);
             self.vcqs[op.from].post(&command, number).unwrap();
-            completions[op.from].push((number, own.6 == Code::Success));
+            // All are sent, also those that their targets refuse.
+            completions[op.from].push((number, true));
             notices[op.from].push(own);
             notices[op.to].extend(theirs);
         }

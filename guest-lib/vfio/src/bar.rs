@@ -209,57 +209,43 @@ impl Region {
             let _ = rustix::io::pwrite(self.file(), bytes, self.start + offset);
         }
     }
-
-    /// Reads 8 bytes. Memory accesses that follow come after it.
-    #[inline]
-    pub(crate) fn read64(&self, offset: u64) -> u64 {
-        let value = match self.mapped::<u64>(offset) {
-            // SAFETY: in the mapping and aligned; volatile, as the device may change it.
-            Some(register) => u64::from_le(unsafe { register.read_volatile() }),
-            None => {
-                let mut bytes = [0; 8];
-                self.read_slow(offset, &mut bytes);
-                u64::from_le_bytes(bytes)
-            }
-        };
-        fence(Ordering::Acquire);
-        value
-    }
-
-    /// Writes 8 bytes. The device sees them after all that was written to memory before.
-    #[inline]
-    pub(crate) fn write64(&self, offset: u64, value: u64) {
-        fence(Ordering::Release);
-        match self.mapped::<u64>(offset) {
-            // SAFETY: in the mapping and aligned. What the device does upon it touches memory that
-            // is mapped for it alone, to which there are no references (see `dma`).
-            Some(register) => unsafe { register.write_volatile(value.to_le()) },
-            None => self.write_slow(offset, &value.to_le_bytes()),
-        }
-    }
-
-    /// Reads 4 bytes, as [`Region::read64`].
-    pub(crate) fn read32(&self, offset: u64) -> u32 {
-        let value = match self.mapped::<u32>(offset) {
-            // SAFETY: as in `read64`.
-            Some(register) => u32::from_le(unsafe { register.read_volatile() }),
-            None => {
-                let mut bytes = [0; 4];
-                self.read_slow(offset, &mut bytes);
-                u32::from_le_bytes(bytes)
-            }
-        };
-        fence(Ordering::Acquire);
-        value
-    }
-
-    /// Writes 4 bytes, as [`Region::write64`].
-    pub(crate) fn write32(&self, offset: u64, value: u32) {
-        fence(Ordering::Release);
-        match self.mapped::<u32>(offset) {
-            // SAFETY: as in `write64`.
-            Some(register) => unsafe { register.write_volatile(value.to_le()) },
-            None => self.write_slow(offset, &value.to_le_bytes()),
-        }
-    }
 }
+
+/// Accesses to registers of one width.
+macro_rules! accesses {
+    ($read:ident, $write:ident, $int:ty) => {
+        impl Region {
+            /// Reads a register. Memory accesses that follow come after it.
+            #[inline]
+            pub(crate) fn $read(&self, offset: u64) -> $int {
+                let value = match self.mapped::<$int>(offset) {
+                    // SAFETY: in the mapping and aligned; volatile, as the device may change it.
+                    Some(register) => <$int>::from_le(unsafe { register.read_volatile() }),
+                    None => {
+                        let mut bytes = [0; size_of::<$int>()];
+                        self.read_slow(offset, &mut bytes);
+                        <$int>::from_le_bytes(bytes)
+                    }
+                };
+                fence(Ordering::Acquire);
+                value
+            }
+
+            /// Writes a register. The device sees it after all that was written to memory before.
+            #[inline]
+            pub(crate) fn $write(&self, offset: u64, value: $int) {
+                fence(Ordering::Release);
+                match self.mapped::<$int>(offset) {
+                    // SAFETY: in the mapping and aligned. What the device does upon it touches
+                    // memory that is mapped for it alone, to which there are no references (see
+                    // `dma`).
+                    Some(register) => unsafe { register.write_volatile(value.to_le()) },
+                    None => self.write_slow(offset, &value.to_le_bytes()),
+                }
+            }
+        }
+    };
+}
+
+accesses!(read64, write64, u64);
+accesses!(read32, write32, u32);

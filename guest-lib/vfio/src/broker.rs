@@ -1,9 +1,9 @@
 //! A device that several processes use at once.
 //!
-//! VFIO lends a device to one process. A broker, `tofud`, is that process. It hands others
+//! VFIO gives a device to one process. A broker, `tofud`, is that process. It hands others
 //! descriptors of the device and of its address space over a UNIX socket, and keeps account of
 //! which control queues and which device addresses are whose; from then on a process maps the
-//! registers, lends its memory, and opens its queues itself, and the broker is in no one's way.
+//! registers, maps its memory, and opens its queues itself, and the broker is in no one's way.
 //! When a process ends, however it does, its connection ends, and the broker stops its queues,
 //! takes its memory from the device, and has both to give again.
 //!
@@ -12,11 +12,11 @@
 //! ([`Reservation`]), and comes back after it.
 //!
 //! Processes that share a device in this way must trust each other: each can reach all registers
-//! and, by way of the device, all memory that the others have lent it. VFIO cannot keep them apart.
+//! and, by way of the device, all memory that the others have mapped. VFIO cannot keep them apart.
 //!
-//! [`Broker`] is a process's side of it, [`SharedPlatform`] the platform that comes of it. The
+//! [`Broker`] is a process's side of it, [`SharedPlatform`] the platform that results. The
 //! messages are in [`wire`]; what the broker needs from this crate is in
-//! [`VfioPlatform`](crate::VfioPlatform): its terms, addresses to lend, and taking them back.
+//! [`VfioPlatform`](crate::VfioPlatform): its terms, addresses to grant, and taking them back.
 
 mod client;
 pub(crate) mod foreign;

@@ -11,14 +11,14 @@ use tofu_driver::{DmaBuffer, DmaError, VolatileBuffer};
 use vfio_ioctls::{VfioDevice, VfioError, VfioOps};
 use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
-use crate::free::FreeList;
 use crate::iommu::Info;
 use crate::lock::lock;
+use tofu_driver::FreeList;
 
 /// Size and alignment of the memory that small buffers are cut from: a huge page, which the IOMMU
 /// maps in one entry.
 const CHUNK: usize = 2 << 20;
-/// Memory of the process's own shares no piece of the device's addresses of this size.
+/// Memory of the process's own shares no granule of this size of the device's addresses.
 const GRANULE: usize = 64 << 10;
 /// Buffers from this size on get memory of their own.
 const LARGE: usize = 512 << 10;
@@ -396,8 +396,8 @@ struct UserRange {
     mapping: Mapping,
 }
 
-/// Memory of the process that was lent to the device by
-/// [`VfioPlatform::map_user`](crate::VfioPlatform::map_user). Clones stand for the same loan;
+/// Memory of the process that was mapped for the device by
+/// [`VfioPlatform::map_user`](crate::VfioPlatform::map_user). Clones stand for the same mapping;
 /// it ends with the last of them.
 #[derive(Clone)]
 pub struct UserMemory {
@@ -413,8 +413,8 @@ impl UserMemory {
         self.addr
     }
 
-    /// Whether the 64 KiB piece of the device's addresses that the first byte is in has nothing in
-    /// front of it but what shares its page. The address is that of the process, modulo 64 KiB.
+    /// Whether the 64 KiB granule of the device's addresses that the first byte is in has nothing
+    /// in front of it but what shares its page. The address is that of the process, modulo 64 KiB.
     pub fn is_isolated(&self) -> bool {
         self.isolated
     }
@@ -605,30 +605,30 @@ mod tests {
     }
 
     #[allow(unsafe_code)]
-    fn lend(pool: &Pool, bytes: &[AtomicU8]) -> UserMemory {
+    fn map(pool: &Pool, bytes: &[AtomicU8]) -> UserMemory {
         // SAFETY: the fake never accesses it.
         unsafe { pool.map_user(bytes.as_ptr() as *mut u8, bytes.len()).unwrap() }
     }
 
     #[test]
-    fn user_memory_is_lent_by_pages_and_shared() {
+    fn user_memory_is_mapped_by_pages_and_shared() {
         let (pool, fake) = pool();
         let memory: Vec<AtomicU8> = (0..100_000).map(|_| AtomicU8::new(0)).collect();
         let at = |i: usize| memory[i..].as_ptr() as u64;
-        let all = lend(&pool, &memory);
+        let all = map(&pool, &memory);
         assert_eq!(all.device_addr() % 4096, at(0) % 4096);
         assert_eq!((all.len(), all.is_empty()), (100_000, false));
-        let part = lend(&pool, &memory[5_000..6_000]);
+        let part = map(&pool, &memory[5_000..6_000]);
         assert_eq!(part.device_addr(), all.device_addr() + 5_000);
-        assert_eq!(lock(&fake.mapped).len(), 1, "the same loan");
+        assert_eq!(lock(&fake.mapped).len(), 1, "the same mapping");
         let again = part.clone();
         drop((all, part));
         assert_eq!(lock(&fake.mapped).len(), 1);
         drop(again);
         assert_eq!(lock(&fake.mapped).len(), 0);
-        // Another one that only overlaps is a loan of its own.
-        let first = lend(&pool, &memory[..50_000]);
-        let second = lend(&pool, &memory[40_000..]);
+        // Another one that only overlaps is a mapping of its own.
+        let first = map(&pool, &memory[..50_000]);
+        let second = map(&pool, &memory[40_000..]);
         assert_eq!(lock(&fake.mapped).len(), 2);
         assert_eq!(second.device_addr() % 4096, at(40_000) % 4096);
         drop((first, second));
@@ -642,28 +642,28 @@ mod tests {
         let memory: Vec<AtomicU8> = (0..400_000).map(|_| AtomicU8::new(0)).collect();
         let before = pool.free_addresses();
         // Of many sizes, none of them in the pages of another.
-        let loans: Vec<_> = (0..20)
+        let mappings: Vec<_> = (0..20)
             .map(|i| {
                 let part = &memory[i * 20_000..][..100 + i * 700];
-                (part.as_ptr() as u64, lend(&pool, part))
+                (part.as_ptr() as u64, map(&pool, part))
             })
             .collect();
         let buffer = pool.alloc(LARGE, 8).unwrap();
-        for (address, loan) in &loans {
-            assert!(loan.is_isolated());
-            assert_eq!(loan.device_addr() % STEP, address % STEP);
+        for (address, mapping) in &mappings {
+            assert!(mapping.is_isolated());
+            assert_eq!(mapping.device_addr() % STEP, address % STEP);
             let end = |l: &UserMemory| l.device_addr() + l.len() as u64;
-            for (_, other) in &loans {
-                let apart = loan.device_addr() / STEP > (end(other) - 1) / STEP
-                    || other.device_addr() / STEP > (end(loan) - 1) / STEP;
-                assert!(apart || other.device_addr() == loan.device_addr());
+            for (_, other) in &mappings {
+                let apart = mapping.device_addr() / STEP > (end(other) - 1) / STEP
+                    || other.device_addr() / STEP > (end(mapping) - 1) / STEP;
+                assert!(apart || other.device_addr() == mapping.device_addr());
             }
-            assert_ne!(buffer.device_addr() / STEP, loan.device_addr() / STEP);
+            assert_ne!(buffer.device_addr() / STEP, mapping.device_addr() / STEP);
         }
-        drop((loans, buffer));
-        // A part of another loan has that in front of it.
-        let all = lend(&pool, &memory[100_000..200_000]);
-        let part = lend(&pool, &memory[150_000..160_000]);
+        drop((mappings, buffer));
+        // A part of another mapping has that in front of it.
+        let all = map(&pool, &memory[100_000..200_000]);
+        let part = map(&pool, &memory[150_000..160_000]);
         assert_eq!((all.is_isolated(), part.is_isolated()), (true, false));
         drop((all, part));
         assert_eq!(pool.free_addresses(), before);

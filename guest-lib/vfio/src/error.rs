@@ -1,4 +1,4 @@
-//! Why the device cannot be used, in words that say what to do.
+//! Why the device cannot be used, with a hint at what to do.
 
 use std::io;
 use std::path::PathBuf;

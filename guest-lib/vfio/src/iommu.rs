@@ -1,5 +1,5 @@
-//! What the IOMMU in front of the device can do: page sizes, and addresses that it may be asked
-//! for. The kernel's interface wrapped by vfio-ioctls does not have this part.
+//! What the IOMMU in front of the device can do: its page sizes, and the addresses that can be
+//! mapped. The kernel's interface wrapped by vfio-ioctls does not have this part.
 #![allow(unsafe_code)]
 
 use std::io;

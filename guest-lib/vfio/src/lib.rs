@@ -10,13 +10,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The kernel's `vfio-pci` driver lends the device to one process: [`VfioPlatform::find`] binds
+//! The kernel's `vfio-pci` driver gives the device to one process: [`VfioPlatform::find`] binds
 //! it to that driver if it has none yet, maps BAR 0 (a doorbell is then a store, without a system
 //! call), and puts an IOMMU in front of the device, so that it reaches what this process allows
 //! and nothing else. When the process ends, in whatever way, the kernel resets the device.
 //!
 //! Memory for the device comes from [`tofu_driver::Platform::alloc_dma`]: small pieces from
-//! mappings of 2 MiB, large ones each from their own. Memory that exists already is lent by
+//! mappings of 2 MiB, large ones each from their own. Memory that exists already is mapped by
 //! [`VfioPlatform::map_user`]. Device addresses are the IOMMU's, below 2^40, as the device's
 //! tables have no more bits.
 //!
@@ -35,7 +35,6 @@ pub mod broker;
 mod dma;
 mod error;
 mod event;
-mod free;
 mod iommu;
 mod irq;
 mod lock;
@@ -47,6 +46,5 @@ pub use bar::{Layout, Window};
 pub use bdf::{BadAddress, Bdf};
 pub use dma::{Buffer, MapError, UserMemory};
 pub use error::Error;
-pub use free::FreeList;
 pub use mapped::{MappedPlatform, Tenure};
 pub use platform::{Alone, VfioPlatform};

@@ -1,4 +1,4 @@
-//! The platform of a device whose registers and address space this process has, alone or not.
+//! The platform of a device whose registers and address space this process has, alone or shared.
 
 use std::fmt;
 use std::io;
@@ -37,20 +37,20 @@ impl<T: Tenure> MappedPlatform<T> {
         Self { registers, memory, start: Instant::now(), tenure }
     }
 
-    /// Lends the device memory of this process, in whole pages, until the result and its clones
-    /// are dropped. Memory that is lent already as a part of something larger costs nothing.
+    /// Maps memory of this process for the device, in whole pages, until the result and its clones
+    /// are dropped. Memory that is mapped already as a part of something larger costs nothing.
     ///
     /// # Errors
     ///
-    /// If the memory is not there or read-only, or there are too many loans or too much memory is
-    /// pinned; see [`MapError`].
+    /// If the memory is not there or read-only, or there are too many mappings or too much memory
+    /// is pinned; see [`MapError`].
     ///
     /// # Safety
     ///
-    /// Until the loan ends, the pages that hold the `len` bytes at `memory` stay mapped as they
-    /// are, and nobody has Rust references to what the device writes (what it writes is decided by
-    /// the steering tags that the memory is registered under). Remapping the addresses meanwhile
-    /// would leave the device with the old pages.
+    /// Until the mapping is dropped, the pages that hold the `len` bytes at `memory` stay mapped as
+    /// they are, and nobody has Rust references to what the device writes (what it writes is
+    /// decided by the steering tags that the memory is registered under). Remapping the addresses
+    /// meanwhile would leave the device with the old pages.
     #[allow(unsafe_code)]
     pub unsafe fn map_user(&self, memory: *mut u8, len: usize) -> Result<UserMemory, MapError> {
         // SAFETY: as promised to this function.
@@ -90,6 +90,10 @@ impl<T: Tenure> Platform for MappedPlatform<T> {
 
     fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
         self.tenure.irq_wait(vector, timeout_ns)
+    }
+
+    fn yield_processor(&self) {
+        std::thread::yield_now();
     }
 
     fn now_ns(&self) -> u64 {

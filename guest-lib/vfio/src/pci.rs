@@ -10,7 +10,7 @@ use tofu_abi::pci::{DEVICE_TOFUD, VENDOR_ID};
 use crate::bdf::Bdf;
 use crate::error::Error;
 
-/// The kernel's driver that lends devices to processes.
+/// The kernel's driver that gives devices to processes.
 pub const VFIO_PCI: &str = "vfio-pci";
 
 /// The PCI buses, or a folder that looks like them.
@@ -337,7 +337,7 @@ mod tests {
         assert!(matches!(fake.bus().bind(bdf), Err(Error::NoVfioPci)));
         assert_eq!(fake.read("devices/0000:00:02.0/driver_override"), "(null)\n");
         fake.driver("vfio-pci");
-        // Nobody is there to take it; what the kernel needs to be told was written.
+        // The error has nowhere to go; what the kernel needs was written.
         assert!(matches!(fake.bus().bind(bdf), Err(Error::NotTaken { .. })));
         assert!(fake.read("devices/0000:00:02.0/driver_override").starts_with("vfio-pci"));
         assert_eq!(fake.read("drivers_probe"), "0000:00:02.0");

@@ -222,13 +222,13 @@ impl VfioPlatform {
 
     /// Sets device addresses aside for another process: start and length of a range of at least
     /// `size` bytes, which starts at a multiple of 1 GiB.
-    pub fn lend_addresses(&self, size: u64) -> Option<(u64, u64)> {
-        let len = size.max(1).checked_next_multiple_of(LENT_UNIT)?;
-        Some((self.memory.take_addresses(len, LENT_UNIT)?, len))
+    pub fn grant_addresses(&self, size: u64) -> Option<(u64, u64)> {
+        let len = size.max(1).checked_next_multiple_of(GRANT_UNIT)?;
+        Some((self.memory.take_addresses(len, GRANT_UNIT)?, len))
     }
 
-    /// Takes what other processes have mapped within a range, made of such as were lent, from the
-    /// device, and has the addresses back. The device must have stopped using them.
+    /// Takes what other processes have mapped within a range, made of such as were granted, from
+    /// the device, and has the addresses back. The device must have stopped using them.
     ///
     /// # Errors
     ///
@@ -332,8 +332,8 @@ impl VfioPlatform {
 const LEAVING: Duration = Duration::from_secs(1);
 /// How long the node's network may take to let go of a device, on a busy computer.
 const HANDOVER: Duration = Duration::from_secs(10);
-/// Device addresses are lent to other processes in multiples of this many bytes.
-const LENT_UNIT: u64 = 1 << 30;
+/// Device addresses are granted to other processes in multiples of this many bytes.
+const GRANT_UNIT: u64 = 1 << 30;
 
 /// What gives the device its address space.
 enum AddressSpace<'a> {

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use arbitrary::{Result, Unstructured};
 use tofu_abi::desc::{ArmwOp, Command, DESC_SIZE, Descriptor, Header1, Header2};
-use tofu_abi::queue::{TCQ_ENTRY_SIZE, TcqEntry};
+use tofu_abi::queue::{MRQ_ENTRY_SIZE, MrqWord0, TCQ_ENTRY_SIZE, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg};
 use tofu_abi::{Rcode, StagOffset};
 
 use crate::world::{
-    BLOCKS, CQ, DATA, HIGH, HIGH_SIZE, LOW, LOW_SIZE, MRQ_RANGE, Memory, PAGES, STEERING,
+    BLOCKS, CQ, DATA, HIGH, HIGH_SIZE, LOW, LOW_SIZE, MRQ, MRQ_RANGE, Memory, PAGES, STEERING,
     TABLE_ENTRIES, TCQ, TOQ, World, coords,
 };
 
@@ -172,12 +172,13 @@ fn command(world: &World, roots: &[Roots; 2], posted: u64, u: &mut Unstructured<
     let aligned =
         there.ranges.len() == 1 && there.ranges[0].start.is_multiple_of(length.max(1).into());
     let possible = there.complete && here.complete && (!atomic || aligned);
-    assert_eq!(
-        done.rcode() == Rcode::SUCCESS,
-        possible,
-        "{command:?} of {length} bytes from {local:?} to {remote:?} ended with {:#x}",
-        done.rcode()
-    );
+    // Every command has one notice: none asks for one at the target or for each TLP.
+    let notice = MrqWord0(world.memory[0].word(MRQ + posted * MRQ_ENTRY_SIZE as u64));
+    assert!(notice.flip(), "a command has no notice");
+    let (sent, ended) = (done.rcode(), notice.rcode());
+    let what = format!("{command:?} of {length} bytes from {local:?} to {remote:?}");
+    assert_eq!(ended == Rcode::SUCCESS, possible, "{what} ended with {ended:?}");
+    assert!(sent == Rcode::SUCCESS || !here.complete, "{what} was not sent for {sent:?}");
     let target = if writes_local { &here.ranges } else { &there.ranges };
     if possible && !atomic && !overlap(target) {
         let data = gather(&world.memory[if writes_local { 0 } else { 1 }], target);

@@ -342,7 +342,7 @@ impl World {
     }
 }
 
-/// Lends all buffers and sets up the packet queues of a TNI, by way of `write`.
+/// Posts all buffers and sets up the packet queues of a TNI, by way of `write`.
 pub(crate) fn open_packet_queues(memory: &Memory, write: &mut dyn FnMut(TniReg, u64)) {
     for n in 0..BUFFER_COUNT {
         let entry = PbqEntry::post(BUFFERS + n * PACKET_BUFFER_SIZE as u64, true);

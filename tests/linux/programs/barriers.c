@@ -68,13 +68,17 @@ static int calls;
 static void put(int to, const void *from, size_t bytes)
 {
     size_t at = (size_t)((const char *)from - (const char *)&mine);
+    struct utofu_mrq_notice notice;
     void *cbdata;
     int code;
     do {
         OK(utofu_put(vcq, peers[to], mine_at + at, told_at[to] + at, bytes, 0,
-                     UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL));
+                     UTOFU_ONESIDED_FLAG_TCQ_NOTICE | UTOFU_ONESIDED_FLAG_LOCAL_MRQ_NOTICE, NULL));
         while ((code = utofu_poll_tcq(vcq, 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
             wait_a_little("a Put does not end");
+        OK(code);
+        while ((code = utofu_poll_mrq(vcq, 0, &notice)) == UTOFU_ERR_NOT_FOUND)
+            wait_a_little("a Put has no notice");
         /* A rank that is not up yet. */
         if (code != UTOFU_SUCCESS)
             wait_a_little("a rank does not come up");

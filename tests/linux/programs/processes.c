@@ -118,12 +118,20 @@ static void open_queues(void)
     }
 }
 
+/* A completion tells that a Put was sent, a notice what the target said. */
+#define NOTICES (UTOFU_ONESIDED_FLAG_TCQ_NOTICE | UTOFU_ONESIDED_FLAG_LOCAL_MRQ_NOTICE)
+
+/* Waits for a Put with NOTICES. */
 static int done(utofu_vcq_hdl_t vcq)
 {
     void *data;
     int code;
+    struct utofu_mrq_notice notice;
     while ((code = utofu_poll_tcq(vcq, 0, &data)) == UTOFU_ERR_NOT_FOUND)
         wait_a_little("the end of a Put");
+    check(code, "poll_tcq");
+    while ((code = utofu_poll_mrq(vcq, 0, &notice)) == UTOFU_ERR_NOT_FOUND)
+        wait_a_little("the notice of a Put");
     return code;
 }
 
@@ -162,8 +170,7 @@ static void exchange(int me, int count, unsigned in, const struct peer *peers, u
             remote += (me * 2 + (round & 1)) * SLOT;
             for (;;) {
                 check(utofu_put(vcqs[mine], peers[to].ids[its], local[mine] + offset, remote, SLOT,
-                                0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE |
-                                UTOFU_ONESIDED_FLAG_STRONG_ORDER, NULL), "put");
+                                0, NOTICES | UTOFU_ONESIDED_FLAG_STRONG_ORDER, NULL), "put");
                 int code = done(vcqs[mine]);
                 if (code == UTOFU_SUCCESS)
                     break;
@@ -244,8 +251,8 @@ static void put_large(int processes, int to_say)
     utofu_stadd_t own;
     check(utofu_query_stadd(ids[0], STAG_SLOTS, &own), "query_stadd");
     memset(slots, 0x5a, SLOT);
-    check(utofu_put(vcqs[0], ids[0], local[0], own + SLOT, SLOT, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE,
-                    NULL), "put to itself");
+    check(utofu_put(vcqs[0], ids[0], local[0], own + SLOT, SLOT, 0, NOTICES, NULL),
+          "put to itself");
     check(done(vcqs[0]), "the end of a Put to itself");
     if (memcmp(slots, slots + SLOT, SLOT) != 0)
         fail("a Put to itself did not arrive");
@@ -256,8 +263,7 @@ static void put_large(int processes, int to_say)
     check(utofu_query_stadd(peer.ids[0], STAG_BIG, &remote), "query_stadd");
     int started = 0;
     for (int under_way = 0;;) {
-        int code = utofu_put(vcqs[0], peer.ids[0], from, remote, BIG, 0,
-                             UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL);
+        int code = utofu_put(vcqs[0], peer.ids[0], from, remote, BIG, 0, NOTICES, NULL);
         check(code, "large Put");
         if (++under_way < 3)
             continue;
@@ -388,8 +394,7 @@ static void orphan(const char *file)
     memset(more, 0x33, 1 << 20);
     check(utofu_reg_mem(vcqs[5], more, 1 << 20, 0, &big), "reg_mem");
     check(utofu_query_stadd(ids[0], STAG_SLOTS, &own), "query_stadd");
-    check(utofu_put(vcqs[5], ids[0], big, own, SLOT, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL),
-          "put");
+    check(utofu_put(vcqs[5], ids[0], big, own, SLOT, 0, NOTICES, NULL), "put");
     check(done(vcqs[5]), "the end of a Put");
     if (slots[SLOT - 1] != 0x33)
         fail("a Put did not arrive");

@@ -67,7 +67,15 @@ pub fn passed(said: &Said) {
 #[track_caller]
 pub fn is_well(place: &Place, node: &str) {
     let log = place.exec(node, &["dmesg"]).ok();
-    let signs = ["BUG:", "WARNING:", "Oops", "Call Trace", "INFO: task", "does not stop"];
+    let signs = [
+        "BUG:",
+        "WARNING:",
+        "Oops",
+        "Call Trace",
+        "INFO: task",
+        "does not stop",
+        "tofu: unknown parameter",
+    ];
     for sign in signs.iter().chain(&["DMAR: [DMA"]) {
         assert!(!log.contains(sign), "{sign}: {log}");
     }

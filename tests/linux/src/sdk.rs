@@ -90,6 +90,39 @@ impl Sdk {
         self.compile_by(&self.folder.join("sdk/bin/mpicc"), source, libraries);
     }
 
+    /// The same for a program with MPI in C++, as make does it that was told so by CC and CXX.
+    #[track_caller]
+    pub fn compile_mpi_cxx(&self, source: &str) {
+        let bin = self.folder.join("sdk/bin");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+        let program = self.folder.join(source.file_stem().unwrap());
+        let mut command = Command::new(bin.join("mpicxx"));
+        command.env("CC", bin.join("mpicc")).env("CXX", bin.join("mpicxx"));
+        must(command.arg(&source).arg("-o").arg(program));
+    }
+
+    /// Builds a project of CMake's, in a folder of these tests, that looks for MPI; `false`, after
+    /// it was said, where there is no CMake.
+    #[track_caller]
+    pub fn build_with_cmake(&self, source: &str, test: &str) -> bool {
+        if !Command::new("cmake").arg("--version").output().is_ok_and(|out| out.status.success()) {
+            skip(test, "of CMake: there is none");
+            return false;
+        }
+        let bin = self.folder.join("sdk/bin");
+        let build = self.folder.join("build");
+        let mut configure = Command::new("cmake");
+        configure.arg("-S").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source));
+        configure.arg("-B").arg(&build);
+        for (language, compiler) in [("C", "mpicc"), ("CXX", "mpicxx")] {
+            let compiler = bin.join(compiler);
+            configure.arg(format!("-DMPI_{language}_COMPILER={}", compiler.display()));
+        }
+        must(&mut configure);
+        must(Command::new("cmake").arg("--build").arg(&build));
+        true
+    }
+
     fn compile_by(&self, compiler: &Path, source: &str, libraries: &[&str]) {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
         let sdk = self.folder.join("sdk");

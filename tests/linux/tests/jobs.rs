@@ -150,6 +150,30 @@ fn jobs_and_their_ends(job: &Job) {
     assert_eq!(sorted(&out), ["0: 0 -x what was copied", "1: 1 -x what was copied"]);
     assert_eq!(sorted(&job.run(&["hostname"]).ok()), ["0: t-0-0-0-0-0-0", "1: t-1-0-0-0-0-0"]);
 
+    // What ranks write comes back: by node, or to the folder that is theirs, too.
+    let write = "mkdir -p deep; echo $TOFU_RANK > deep/$TOFU_RANK; echo old >> data";
+    job.run(&["-n", "3", "--copy", "data", "--out", "out", "--", "sh", "-c", write]).ok();
+    let read = |path: &str| fs::read_to_string(job.place.path().join(path)).unwrap_or_default();
+    assert_eq!(read("out/t-0-0-0-0-0-0/deep/0"), "0\n");
+    assert_eq!(read("out/t-0-0-0-0-0-0/deep/1"), "1\n");
+    assert_eq!(read("out/t-1-0-0-0-0-0/deep/2"), "2\n");
+    assert_eq!(read("out/t-1-0-0-0-0-0/data"), "what was copied\nold\n");
+    let shared = job.place.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::write(shared.join("given"), "given\n").unwrap();
+    let before = fs::metadata(shared.join("given")).unwrap().modified().unwrap();
+    let make = "cat given; echo $TOFU_RANK > of-$TOFU_RANK; exit 3";
+    let said = job.run(&["-n", "2", "--cwd", "shared", "--grace", "5s", "--", "sh", "-c", make]);
+    assert_eq!((said.code, said.out.matches("given").count()), (Some(3), 2), "{said:?}");
+    assert_eq!((read("shared/of-0"), read("shared/of-1")), ("0\n".into(), "1\n".into()));
+    // What nobody has changed stays as it was.
+    let after = fs::metadata(shared.join("given")).unwrap().modified().unwrap();
+    assert_eq!(before, after);
+    let said = job.run(&["-n", "2", "--cwd", "shared", "--", "sh", "-c", "cat of-*; date > now"]);
+    let several = "tofu: now was written on several nodes; the last one's is kept\n";
+    assert_eq!(said.err, several, "{said:?}");
+    assert_eq!(sorted(&said.ok()), ["0: 0", "0: 1", "1: 0", "1: 1"]);
+
     // The first that fails decides; the others are ended, whether they want it or not.
     let said = job.run(&["--grace", "100ms", "./ranks", "code"]);
     assert_eq!(said.code, Some(7), "{said:?}");
@@ -251,11 +275,23 @@ fn mpi_and_utofu_in_one_program() {
         let out = job.run(&["--mpi", "-n", ranks, "./mpi_put"]).ok();
         assert_eq!(out, format!("0: {ranks} ranks have put {numbers} numbers, 0 wrong\n"));
     }
+    // Without --mpi each is alone, and the user is told why.
+    let said = job.run(&["-n", "2", "./mpi_put"]);
+    assert_eq!(said.err.matches("is linked with libmpich.so.12, and there is no --mpi").count(), 1);
     let said = job.run(&["--mpi", "-n", "4", "./mpi_abort"]);
     assert_eq!(said.code, Some(9), "{said:?}");
     assert!(
         said.err.contains("tofu: rank 1 on node (0,0,0,0,0,0) has aborted the job with code 9")
     );
+    job.sdk.compile_mpi_cxx("programs/mpi_cxx.cc");
+    let mut cxx = vec!["./mpi_cxx"];
+    if job.sdk.build_with_cmake("programs/mpi_cmake", TEST) {
+        cxx.push("build/by_cmake_cxx");
+        assert_eq!(job.run(&["--mpi", "-n", "2", "build/by_cmake_c"]).code, Some(9));
+    }
+    for program in cxx {
+        assert_eq!(job.run(&["--mpi", "-n", "2", program]).ok(), "0: the sum is 3\n");
+    }
     job.nodes_are_clean();
     job.place.run(&["down"]).ok();
     job.place.is_clean();
@@ -269,7 +305,8 @@ fn mistakes() {
     }
     let job = Job::new(Place::empty());
     fs::write(job.place.path().join("text"), "neither program nor script").unwrap();
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 13] = [
+        (&["--cwd", "nosuch", "./ring"], "--cwd nosuch: cannot read it"),
         (&["./nosuch"], "cannot run ./nosuch: No such file"),
         (&["./text"], "cannot run ./text: it is neither an ELF program for x86-64 nor a script"),
         (&["."], "cannot run .: it is not a file"),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, kill, skip, wait_for};
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, interrupt, kill, skip, wait_for};
 
 /// A program that has lost its peer must notice within this time, on a busy host.
 const NOTICED: Duration = Duration::from_secs(30);
@@ -68,9 +68,71 @@ fn two_nodes() {
     devices(&place);
     a_device_is_taken_away_in_mid_traffic(&place);
     commands_files_and_the_console(&place);
+    no_silent_waits(&place);
+    commands_on_a_terminal(&place);
     place.run(&["down", "two"]).ok();
     assert_eq!(place.ps(), json!([]));
     place.is_clean();
+}
+
+/// Whoever waits for others says so, and what waits in vain ends, or can be ended.
+fn no_silent_waits(place: &Place) {
+    // A program without the others that it counts on.
+    let waits = place.run(&["exec", "--timeout", "5", "0", "--", "allpairs"]);
+    assert_eq!(waits.code, Some(124), "{waits:?}");
+    assert!(waits.err.contains("waiting for 1 of 1 other nodes: (1,0,0,0,0,0)\n"), "{waits:?}");
+    let waits = place.run(&["exec", "--timeout", "5s", "1", "--", "allpairs"]);
+    let expected = "waiting for node (0,0,0,0,0,0), where no program has started\n";
+    assert!(waits.err.contains(expected), "{waits:?}");
+
+    // One fails where the other would go on.
+    place.run(&["link", "down", "0", "1"]).ok();
+    let said = place.start(&["exec", "--all", "--", "allpairs"]).end(MOMENT);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("has failed with exit code 1\n"), "{said:?}");
+    place.run(&["link", "up", "0", "1"]).ok();
+    let unequal = "case $(hostname) in t-1*) exit 5;; *) exec sleep 100;; esac";
+    let said = place.start(&["exec", "--all", "--grace", "100ms", "--", "sh", "-c", unequal]);
+    assert_eq!(said.end(MOMENT).code, Some(5));
+
+    // A node that stands still.
+    place.run(&["pause", "1"]).ok();
+    let said = place.run(&["exec", "--timeout", "7", "1", "--", "true"]);
+    assert_eq!(said.code, Some(124), "{said:?}");
+    assert!(said.err.contains("tofu: node 1 does not answer"), "{said:?}");
+    let hangs = place.start(&["exec", "1", "--", "true"]);
+    for _ in 0..2 {
+        // Further apart than what counts as the same Ctrl-C.
+        std::thread::sleep(Duration::from_millis(700));
+        interrupt(hangs.id());
+    }
+    assert_eq!(hangs.end(MOMENT).code, Some(130));
+    place.run(&["resume", "1"]).ok();
+    place.all_pairs(2, 1);
+}
+
+/// `tofu exec -t`, and the user's terminal after it.
+fn commands_on_a_terminal(place: &Place) {
+    let has_script = std::process::Command::new("script").arg("--version").output();
+    if !has_script.is_ok_and(|output| output.status.success()) {
+        return skip("commands_on_a_terminal", "there is no script(1)");
+    }
+    let tofu = tofu_linux_tests::tofu();
+    let on_node = format!("{} exec -t 0 -- sh -c 'tty; stty size; exit 7'", tofu.display());
+    let here = format!("stty rows 33 cols 77; {on_node}; echo code $?; stty -a; exit 7");
+    let mut command = std::process::Command::new("script");
+    command.args(["-qec", &here, "/dev/null"]);
+    // As commands of this place have it.
+    for (name, value) in place.command(&[]).get_envs() {
+        value.map(|value| command.env(name, value));
+    }
+    let said = Running::start(command, b"").end(MOMENT);
+    assert_eq!(said.code, Some(7), "{said:?}");
+    for expected in ["/dev/pts/", "33 77\r\n", "code 7\r\n", " icanon", " echo "] {
+        assert!(said.out.contains(expected), "{expected:?} is missing: {said:?}");
+    }
+    let error = place.run(&["exec", "-t", "0", "--", "true"]).mistake();
+    assert!(error.contains("are not a terminal"), "{error}");
 }
 
 /// As the machine, the kernel and programs have them.

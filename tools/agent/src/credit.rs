@@ -2,7 +2,7 @@
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use crate::port::lock;
+use tofu_sync::lock;
 
 /// Bytes that may be sent before the receiver grants more.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 fn context(path: &Path, what: &str, error: &io::Error) -> io::Error {
@@ -32,6 +33,21 @@ pub fn name_of(path: &Path) -> io::Result<&OsStr> {
 ///
 /// If something cannot be read, or `out` not written.
 pub fn pack(path: &Path, out: impl Write) -> io::Result<usize> {
+    pack_since(path, None, out)
+}
+
+/// The same with only what has changed since the folder at `since` was made or last changed its
+/// place: files and links that are new, written or renamed, and folders with new contents.
+///
+/// # Errors
+///
+/// As of [`pack`], and if there is no such folder.
+pub fn pack_changed(path: &Path, since: &Path, out: impl Write) -> io::Result<usize> {
+    let since = fs::metadata(since).map_err(|error| context(since, "cannot read", &error))?;
+    pack_since(path, Some((since.ctime(), since.ctime_nsec())), out)
+}
+
+fn pack_since(path: &Path, since: Option<Time>, out: impl Write) -> io::Result<usize> {
     let name = name_of(path)?;
     let real = fs::canonicalize(path).map_err(|error| context(path, "cannot read", &error))?;
     let mut archive = tar::Builder::new(out);
@@ -39,22 +55,40 @@ pub fn pack(path: &Path, out: impl Write) -> io::Result<usize> {
     // Holes of files become zeros: `unpack` takes no holes, as a few bytes would make any number
     // of others.
     archive.sparse(false);
-    let skipped = add(&mut archive, &real, Path::new(name))?;
+    if since.is_some() {
+        // There is always something to unpack.
+        archive.append_dir(name, &real)?;
+    }
+    let skipped = add(&mut archive, &real, Path::new(name), since)?;
     archive.into_inner()?.flush()?;
     Ok(skipped)
 }
 
-fn add<W: Write>(archive: &mut tar::Builder<W>, from: &Path, name: &Path) -> io::Result<usize> {
+/// Seconds and nanoseconds, as files have them.
+type Time = (i64, i64);
+
+fn add<W: Write>(
+    archive: &mut tar::Builder<W>,
+    from: &Path,
+    name: &Path,
+    since: Option<Time>,
+) -> io::Result<usize> {
     let failed = |error: io::Error| context(from, "cannot read", &error);
-    let kind = fs::symlink_metadata(from).map_err(failed)?.file_type();
+    let metadata = fs::symlink_metadata(from).map_err(failed)?;
+    let kind = metadata.file_type();
+    let old = |time: Time| since.is_some_and(|since| time <= since);
     if kind.is_dir() {
-        archive.append_dir(name, from)?;
+        if !old((metadata.mtime(), metadata.mtime_nsec())) {
+            archive.append_dir(name, from)?;
+        }
         let mut skipped = 0;
         for entry in fs::read_dir(from).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            skipped += add(archive, &entry.path(), &name.join(entry.file_name()))?;
+            skipped += add(archive, &entry.path(), &name.join(entry.file_name()), since)?;
         }
         Ok(skipped)
+    } else if old((metadata.ctime(), metadata.ctime_nsec())) {
+        Ok(0)
     } else if kind.is_file() {
         let mut file = File::open(from).map_err(failed)?;
         archive.append_file(name, &mut file)?;
@@ -76,6 +110,20 @@ fn add<W: Write>(archive: &mut tar::Builder<W>, from: &Path, name: &Path) -> io:
 /// written.
 pub fn unpack(archive: impl Read, to: &Path) -> io::Result<()> {
     let into = to.is_dir() || to.as_os_str().as_encoded_bytes().ends_with(b"/");
+    unpack_to(archive, to, into).map(drop)
+}
+
+/// Unpacks an archive made by [`pack`] over what is at `to`, whatever its name. Returns the files
+/// and links in it, by their paths there.
+///
+/// # Errors
+///
+/// As of [`unpack`].
+pub fn unpack_over(archive: impl Read, to: &Path) -> io::Result<Vec<PathBuf>> {
+    unpack_to(archive, to, false)
+}
+
+fn unpack_to(archive: impl Read, to: &Path, into: bool) -> io::Result<Vec<PathBuf>> {
     let folder = if into { to } else { to.parent().unwrap_or(Path::new("")) };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     if !folder.is_dir() {
@@ -86,7 +134,7 @@ pub fn unpack(archive: impl Read, to: &Path) -> io::Result<()> {
     // links in it cannot lead what follows to other places.
     let place = TemporaryFolder::new(folder)?;
     let mut archive = tar::Archive::new(archive);
-    let mut dirs = Vec::new();
+    let (mut dirs, mut files) = (Vec::new(), Vec::new());
     for entry in archive.entries()? {
         let mut entry = entry?;
         let kind = entry.header().entry_type();
@@ -101,8 +149,9 @@ pub fn unpack(archive: impl Read, to: &Path) -> io::Result<()> {
                 format!("the archive holds {}, which is refused", entry.path()?.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
-        if let Some((path, _)) = dirs.last().filter(|_| kind.is_dir()) {
-            set_mode(path, 0o700)?;
+        match dirs.last().filter(|_| kind.is_dir()) {
+            Some((path, _)) => set_mode(path, 0o700)?,
+            None => files.push(entry.path()?.components().skip(1).collect()),
         }
     }
     // The padding at the end, without which the sender could not finish.
@@ -125,7 +174,7 @@ pub fn unpack(archive: impl Read, to: &Path) -> io::Result<()> {
     for (path, mode) in moved.iter().rev() {
         set_mode(path, *mode)?;
     }
-    Ok(())
+    Ok(files)
 }
 
 fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
@@ -208,6 +257,8 @@ pub fn pack_folder(
 ) -> io::Result<usize> {
     let mut archive = tar::Builder::new(out);
     archive.follow_symlinks(false);
+    // As in `pack`.
+    archive.sparse(false);
     let folder = |archive: &mut tar::Builder<_>, path: &Path| {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::Directory);
@@ -223,7 +274,7 @@ pub fn pack_folder(
             Source::Path(from) => {
                 let real =
                     fs::canonicalize(from).map_err(|error| context(from, "cannot read", &error))?;
-                skipped += add(&mut archive, &real, &path)?;
+                skipped += add(&mut archive, &real, &path, None)?;
             }
             Source::File(mode, bytes) => {
                 let mut header = tar::Header::new_gnu();

@@ -1,31 +1,39 @@
 //! A program that the host has started.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tofu_sync::lock;
 
 use crate::credit::Credit;
-use crate::port::{Reports, lock};
-use crate::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, WINDOW};
+use crate::port::Reports;
+use crate::terminal::{self, Terminal};
+use crate::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, WINDOW, WindowSize};
 
 /// How often output is looked for once the program itself has ended, whose children may hold its
 /// output open for ever.
 const AFTER_THE_END: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
+/// The agent's own program.
+const AGENT: &str = "/proc/self/exe";
 /// Where programs are looked for if the agent was started without PATH.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A running program and its children.
 pub(crate) struct Job {
+    /// Its process group, which is its own: from the start, or as soon as it has its terminal.
     group: Pid,
+    terminal: Option<Terminal>,
     input: Mutex<Option<Sender<Vec<u8>>>>,
     /// Bytes of input that wait for the program.
     waiting: Arc<Mutex<usize>>,
@@ -43,26 +51,40 @@ impl Job {
     /// Whether there is no such program, and why it cannot be run.
     pub(crate) fn spawn(exec: &Exec) -> Result<(Arc<Self>, Child), (bool, String)> {
         let mut args = exec.args.iter();
+        let mut terminal = None;
         let (mut command, name) = match exec.program {
             Program::Named => {
                 let name = args.next().ok_or((true, "no program named".to_owned()))?;
                 (Command::new(name), name.as_str())
             }
-            Program::Agent => (Command::new("/proc/self/exe"), "the agent"),
+            Program::Agent => (Command::new(AGENT), "the agent"),
+            Program::OnTerminal(size) => {
+                let opened = Terminal::open(size)
+                    .map_err(|error| (false, format!("no terminal for it: {error}")))?;
+                let mut command = Command::new(AGENT);
+                command.args([terminal::WORD, &opened.path]);
+                terminal = Some(opened);
+                (command, "the agent")
+            }
         };
-        command.args(args).process_group(0);
+        command.args(args);
+        if terminal.is_none() {
+            command.process_group(0);
+        }
         if std::env::var_os("PATH").is_none() {
             command.env("PATH", PATH);
         }
         command.envs(exec.env.iter().map(|(name, value)| (name, value)));
-        command.stdin(if exec.stdin { Stdio::piped() } else { Stdio::null() });
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let pipe = |wanted| if wanted { Stdio::piped() } else { Stdio::null() };
+        command.stdin(pipe(exec.stdin && terminal.is_none()));
+        command.stdout(pipe(terminal.is_none())).stderr(pipe(terminal.is_none()));
         let child = command.spawn().map_err(|error| {
             (error.kind() == io::ErrorKind::NotFound, format!("cannot run {name}: {error}"))
         })?;
         let group = Pid::from_child(&child);
         let job = Self {
             group,
+            terminal,
             input: Mutex::new(None),
             waiting: Arc::default(),
             credits: [Credit::new(WINDOW), Credit::new(WINDOW)],
@@ -81,13 +103,25 @@ impl Job {
         end: impl FnOnce(&Arc<Self>) -> bool + Send + 'static,
     ) {
         let (job, reports) = (Arc::clone(self), Arc::new(reports));
-        if let Some(stdin) = child.stdin.take() {
+        let (stdin, mut out) = match &self.terminal {
+            Some(terminal) => (stream(terminal), stream(terminal)),
+            None => (None, None),
+        };
+        let stdin: Option<Box<dyn Write + Send>> = match (stdin, child.stdin.take()) {
+            (Some(terminal), _) => Some(Box::new(terminal)),
+            (None, Some(pipe)) => Some(Box::new(pipe)),
+            (None, None) => None,
+        };
+        if let Some(stdin) = stdin {
             let (sender, receiver) = mpsc::channel();
             *lock(&job.input) = Some(sender);
             let (waiting, reports) = (Arc::clone(&job.waiting), Arc::clone(&reports));
             thread::spawn(move || feed(stdin, &receiver, &waiting, &reports));
         }
-        let out = child.stdout.take().map(|pipe| job.drain(pipe, Output::Out, &reports));
+        let out = match (out.take(), child.stdout.take()) {
+            (Some(terminal), _) => Some(job.drain(terminal, Output::Out, &reports)),
+            (None, pipe) => pipe.map(|pipe| job.drain(pipe, Output::Out, &reports)),
+        };
         let err = child.stderr.take().map(|pipe| job.drain(pipe, Output::Err, &reports));
         thread::spawn(move || {
             let status = child.wait();
@@ -137,6 +171,8 @@ impl Job {
                 Ok(0) => return Ok(()),
                 Ok(n) => n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                // Nobody has the other side of a terminal any more.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::IO) => return Ok(()),
                 Err(error) => return Err(error),
             };
             if self.killed.load(SeqCst) {
@@ -177,7 +213,17 @@ impl Job {
         let gone = lock(&self.gone);
         if let (false, Some(signal)) = (*gone, Signal::from_named_raw(number)) {
             // It may have ended and not been waited for; then there is nobody to tell.
-            let _ = kill_process_group(self.group, signal);
+            if kill_process_group(self.group, signal).is_err() && self.terminal.is_some() {
+                // It has no group of its own before it has its terminal.
+                let _ = kill_process(self.group, signal);
+            }
+        }
+    }
+
+    /// Gives its terminal, if it has one, another size.
+    pub(crate) fn resize(&self, size: WindowSize) {
+        if let Some(Err(error)) = self.terminal.as_ref().map(|terminal| terminal.resize(size)) {
+            log::warn!("a terminal's size: {error}");
         }
     }
 
@@ -192,9 +238,13 @@ impl Job {
     }
 }
 
+fn stream(terminal: &Terminal) -> Option<File> {
+    terminal.stream().inspect_err(|error| log::warn!("a terminal: {error}")).ok()
+}
+
 /// Writes to a program what the host sends.
 fn feed(
-    mut stdin: ChildStdin,
+    mut stdin: Box<dyn Write + Send>,
     input: &Receiver<Vec<u8>>,
     waiting: &Mutex<usize>,
     reports: &Reports,

@@ -2,9 +2,12 @@
 //! on the host ask for.
 //!
 //! `tofu-agent [PORT]` serves a virtio port, or a UNIX socket, for ever; `tofu-agent pack PATH`
-//! and `tofu-agent unpack PATH` move files as archives by way of the standard streams.
+//! and `tofu-agent unpack PATH` move files as archives by way of the standard streams;
+//! `tofu-agent pack-changed PATH FOLDER` only those that have changed since the folder was put
+//! there.
 //! `tofu-agent pmi SIZE MAPPING` serves the ranks of an MPI job, says where on its first line of
 //! output, and on later ones which rank has aborted the job with which code.
+//! `tofu-agent terminal PATH PROGRAM` becomes a program that the terminal at that path controls.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -19,7 +22,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tofu_agent::{files, pmi, session};
+use tofu_agent::{files, pmi, session, terminal};
 
 /// The port that the host gives its nodes.
 const PORT: &str = "/dev/virtio-ports/org.tofu.agent";
@@ -35,16 +38,26 @@ fn main() -> ExitCode {
                 eprintln!("{skipped} that are neither files, folders nor links were left out");
             }
         }),
+        ["pack-changed", path, since] => {
+            files::pack_changed(Path::new(path), Path::new(since), io::stdout().lock()).map(drop)
+        }
         ["unpack", path] => files::unpack(io::stdin().lock(), Path::new(path)),
         ["pmi", size, mapping] => match size.parse() {
             Ok(size) => serve_ranks(size, mapping),
             Err(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a number of ranks")),
         },
+        [terminal::WORD, path, ref words @ ..] => {
+            let error = terminal::become_program(path, words);
+            eprintln!("cannot run {}: {error}", words.first().unwrap_or(&"nothing"));
+            let missing = error.kind() == io::ErrorKind::NotFound;
+            return ExitCode::from(if missing { 127 } else { 126 });
+        }
         [] => serve(Path::new(PORT)),
         [port] if !port.starts_with('-') => serve(Path::new(port)),
         _ => {
             eprintln!(
                 "usage: tofu-agent [PORT] | tofu-agent pack PATH | tofu-agent unpack PATH | \
+                 tofu-agent pack-changed PATH FOLDER | \
                  tofu-agent pmi SIZE MAPPING"
             );
             return ExitCode::from(2);

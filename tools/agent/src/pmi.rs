@@ -8,8 +8,10 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
+
+use tofu_sync::lock;
 
 /// The name of the only key-value space.
 const SPACE: &str = "tofu";
@@ -78,10 +80,6 @@ fn words(line: &str) -> HashMap<&str, &str> {
 }
 
 impl<R: Fn(Abort)> Server<R> {
-    fn lock(&self) -> MutexGuard<'_, Space> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn attend(&self, mut client: TcpStream) -> io::Result<()> {
         // Lines are short, and each is waited for.
         client.set_nodelay(true)?;
@@ -152,7 +150,7 @@ impl<R: Fn(Abort)> Server<R> {
                 }
                 _ => "cmd=put_result rc=-1 msg=refused\n".into(),
             },
-            "get" => match self.lock().keys.get(key()).filter(|_| known) {
+            "get" => match lock(&self.space).keys.get(key()).filter(|_| known) {
                 Some(value) => format!("cmd=get_result rc=0 msg=success value={value}\n"),
                 None => "cmd=get_result rc=-1 msg=key_not_found value=unknown\n".into(),
             },
@@ -178,7 +176,7 @@ impl<R: Fn(Abort)> Server<R> {
     }
 
     fn put(&self, key: &str, value: &str) -> bool {
-        let mut space = self.lock();
+        let mut space = lock(&self.space);
         let size = space.size + key.len() + value.len();
         if size > MAX_SPACE || key == MAPPING {
             return false;
@@ -190,7 +188,7 @@ impl<R: Fn(Abort)> Server<R> {
 
     /// Lets all go when the last has come.
     fn barrier(&self, rank: u32, client: &TcpStream) -> io::Result<()> {
-        let mut space = self.lock();
+        let mut space = lock(&self.space);
         space.waiting.insert(rank, client.try_clone()?);
         if space.waiting.len() == self.size as usize {
             for (rank, mut client) in space.waiting.drain() {

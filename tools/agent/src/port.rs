@@ -1,13 +1,11 @@
-//! What is said to the host.
+//! Messages to the host.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use tofu_sync::lock;
 
 use crate::wire::{FromGuest, FromProgram, encode};
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The way to the host, shared by all programs.
 pub(crate) struct Port {

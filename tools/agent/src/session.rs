@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::sync::{Arc, Mutex};
 
+use tofu_sync::lock;
+
 use crate::job::Job;
-use crate::port::{Port, Reports, lock};
+use crate::port::{Port, Reports};
 use crate::wire::{
     Exec, FrameReader, FromGuest, FromProgram, MAX_PROGRAMS, Status, ToGuest, ToProgram, VERSION,
     WireError,
@@ -48,6 +50,7 @@ fn take(message: ToGuest, port: &Arc<Port>, jobs: &Jobs) {
             kill_all(jobs);
             port.say(&FromGuest::Welcome { version: VERSION, session });
         }
+        ToGuest::Ping => port.say(&FromGuest::Pong),
         ToGuest::Exec { id, exec } => start(id, exec, port, jobs),
         ToGuest::To { id, what } => {
             let job = lock(jobs).get(&id).cloned();
@@ -58,6 +61,7 @@ fn take(message: ToGuest, port: &Arc<Port>, jobs: &Jobs) {
                 ToProgram::Credit(output, bytes) => job.credit(output, bytes),
                 ToProgram::Signal(number) => job.signal(number),
                 ToProgram::Kill => job.kill(),
+                ToProgram::Resize(size) => job.resize(size),
             }
         }
     }

@@ -17,6 +17,9 @@
 //! Of each stream at most [`WINDOW`] bytes are under way: the sender may send that much at first,
 //! and later what the receiver has taken and granted by `Credit`. A slow reader of one program's
 //! output so holds up that program alone.
+//!
+//! Those that are about programs go over a machine's control socket, too, as JSON. The names that
+//! `serde` gives them are for that; postcard has numbers.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -25,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// Version of the messages. Both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Most bytes of a stream in a message.
 pub const MAX_DATA: usize = 32 << 10;
 /// Most bytes of a frame without its zero.
@@ -50,29 +53,47 @@ pub enum WireError {
 }
 
 /// Which program to run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Program {
     /// The first of the arguments, looked for in the guest's PATH.
+    #[default]
     Named,
     /// The agent itself, with these arguments: how files are moved.
     Agent,
+    /// As [`Program::Named`], on a terminal of this size, which is its standard input, output and
+    /// error, and controls it. All that it writes comes as standard output.
+    OnTerminal(WindowSize),
+}
+
+/// Size of a terminal, in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowSize {
+    /// Its height.
+    pub rows: u16,
+    /// Its width.
+    pub columns: u16,
 }
 
 /// A program to run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exec {
     /// Which.
+    #[serde(default)]
     pub program: Program,
-    /// Its arguments; with [`Program::Named`] the first is its name.
+    /// Its arguments; but for [`Program::Agent`] the first is its name.
     pub args: Vec<String>,
     /// Variables besides the agent's own.
+    #[serde(default)]
     pub env: Vec<(String, String)>,
     /// Whether something will come on its standard input; otherwise that is empty.
+    #[serde(default)]
     pub stdin: bool,
 }
 
 /// A stream of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Output {
     /// Standard output.
     Out,
@@ -82,6 +103,7 @@ pub enum Output {
 
 /// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Status {
     /// It exited with this code.
     Code(i32),
@@ -133,13 +155,16 @@ pub enum ToGuest {
         /// What.
         what: ToProgram,
     },
+    /// Whether the agent is there. Answered by [`FromGuest::Pong`] at once.
+    Ping,
 }
 
 /// What the host says about a program. What concerns a program that has ended is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ToProgram {
     /// The next bytes of its standard input, at most [`MAX_DATA`].
-    Input(#[serde(with = "serde_bytes")] Vec<u8>),
+    Input(#[serde(with = "bytes")] Vec<u8>),
     /// The end of its standard input.
     InputEnd,
     /// So many more bytes of this stream may come.
@@ -148,6 +173,8 @@ pub enum ToProgram {
     Signal(i32),
     /// Kills it and its children; their output is of no interest.
     Kill,
+    /// Its terminal has another size now.
+    Resize(WindowSize),
 }
 
 /// What the guest says.
@@ -169,17 +196,52 @@ pub enum FromGuest {
         /// What.
         what: FromProgram,
     },
+    /// The answer to [`ToGuest::Ping`].
+    Pong,
 }
 
 /// What the guest says about a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum FromProgram {
     /// The next bytes of a stream, at most [`MAX_DATA`].
-    Output(Output, #[serde(with = "serde_bytes")] Vec<u8>),
+    Output(Output, #[serde(with = "bytes")] Vec<u8>),
     /// So many more bytes of standard input may come.
     Credit(u32),
     /// Nothing more comes of it; its number is free again.
     Ended(Status),
+}
+
+/// Bytes of a stream, in base64 where a format is text.
+pub mod bytes {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// Writes them.
+    ///
+    /// # Errors
+    ///
+    /// Those of the format.
+    pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        match serializer.is_human_readable() {
+            true => serializer.serialize_str(&STANDARD.encode(bytes)),
+            false => serializer.serialize_bytes(bytes),
+        }
+    }
+
+    /// Reads them.
+    ///
+    /// # Errors
+    ///
+    /// Those of the format, and text that is not base64.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        match deserializer.is_human_readable() {
+            true => STANDARD.decode(String::deserialize(deserializer)?).map_err(Error::custom),
+            false => serde_bytes::deserialize(deserializer),
+        }
+    }
 }
 
 /// A message as a frame, with its zero.

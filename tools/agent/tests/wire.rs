@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use tofu_agent::files;
 use tofu_agent::wire::{
     Exec, FrameReader, FromGuest, FromProgram, MAX_DATA, MAX_FRAME, Output, Program, Status,
-    ToGuest, ToProgram, WireError, encode,
+    ToGuest, ToProgram, WindowSize, WireError, encode,
 };
 
 fn to_guest() -> impl Strategy<Value = ToGuest> {
@@ -23,6 +23,8 @@ fn to_guest() -> impl Strategy<Value = ToGuest> {
         any::<u32>().prop_map(|n| ToProgram::Credit(Output::Err, n)),
         any::<i32>().prop_map(ToProgram::Signal),
         Just(ToProgram::Kill),
+        any::<(u16, u16)>()
+            .prop_map(|(rows, columns)| ToProgram::Resize(WindowSize { rows, columns })),
     ];
     prop_oneof![
         (any::<u16>(), any::<u64>())

@@ -1,4 +1,4 @@
-//! Figures as they are shown, and where they come from.
+//! Figures with their units and sources, and how they are printed.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What other people's measuring programs print.
+//! Parses the output of other people's measuring programs.
 
 use serde::Deserialize;
 

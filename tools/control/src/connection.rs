@@ -1,34 +1,50 @@
 //! Connections to machines that run.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
-use tofu_agent::wire::{FrameReader, encode};
 use tofu_fabric::Shape;
 
+use crate::lines::{LineError, LineReader, MAX_REPLY, encode};
 use crate::name::{MachineName, NodeName};
-use crate::protocol::{MachineInfo, NetworkReply, NetworkRequest, NodeInfo, Reply, Request};
+use crate::protocol::{MachineInfo, NodeInfo, Reply, Request, VERSION};
 use crate::rundir;
 
 /// How long a machine may take to answer what it knows at once.
 const ANSWER: Duration = Duration::from_secs(5);
+/// How long the agents of Linux nodes have to answer a ping.
+pub const PING: Duration = Duration::from_secs(2);
 
 /// A connection to a machine.
 pub struct Connection {
     out: UnixStream,
-    input: FrameReader<UnixStream>,
+    input: LineReader<UnixStream>,
 }
 
 impl Connection {
     /// Connects, and asks something.
+    ///
+    /// # Errors
+    ///
+    /// If nobody answers, or one who speaks another version of the protocol.
     pub fn open(control: &Path, request: &Request) -> anyhow::Result<Self> {
         let out = UnixStream::connect(control).context("the machine does not answer")?;
-        let input = FrameReader::new(out.try_clone()?);
+        out.set_read_timeout(Some(ANSWER))?;
+        let input = LineReader::new(out.try_clone()?, MAX_REPLY);
         let mut connection = Self { out, input };
+        match connection.answer()? {
+            Reply::Hello { protocol: VERSION, .. } => {}
+            Reply::Hello { protocol, tofu } => bail!(
+                "the machine is one of tofu {tofu}, whose control protocol has version {protocol}; \
+                 this command speaks version {VERSION}"
+            ),
+            _ => bail!("not an answer"),
+        }
+        connection.out.set_read_timeout(None)?;
         connection.say(request)?;
         Ok(connection)
     }
@@ -48,8 +64,8 @@ impl Connection {
     ///
     /// Also [`Reply::Error`].
     pub fn answer(&mut self) -> anyhow::Result<Reply> {
-        match self.input.receive().context("the machine does not answer")? {
-            Some(Reply::Error(why)) => bail!(why),
+        match self.input.receive().map_err(told)? {
+            Some(Reply::Error { why }) => bail!(why),
             Some(reply) => Ok(reply),
             None => bail!("the machine has ended"),
         }
@@ -61,33 +77,51 @@ impl Connection {
     }
 
     /// Both directions on their own.
-    pub fn split(self) -> (UnixStream, FrameReader<UnixStream>) {
+    pub fn split(self) -> (UnixStream, LineReader<UnixStream>) {
         (self.out, self.input)
     }
 }
 
-/// A machine and its nodes, as it describes them.
-pub fn info(control: &Path) -> anyhow::Result<(MachineInfo, Vec<NodeInfo>)> {
-    let mut connection = Connection::open(control, &Request::Info)?;
-    connection.out.set_read_timeout(Some(ANSWER))?;
-    let Reply::Machine(machine) = connection.answer()? else { bail!("not an answer") };
-    let mut nodes = Vec::new();
-    while let Reply::Node(node) = connection.answer()? {
-        nodes.push(node);
+/// An error of a stream that is waited at, as it is reported to users.
+fn told(error: LineError) -> anyhow::Error {
+    match error {
+        LineError::Io(error) if error.kind() == ErrorKind::WouldBlock => {
+            anyhow!("the machine does not answer")
+        }
+        error => anyhow::Error::from(error).context("the machine does not answer"),
     }
-    Ok((machine, nodes))
 }
 
-/// The machine of this name, or the only one there is.
+/// A machine and its nodes, as it describes them.
+pub fn info(control: &Path) -> anyhow::Result<MachineInfo> {
+    look(control, false)
+}
+
+/// The same; nodes are asked whether they answer.
+pub fn ping(control: &Path) -> anyhow::Result<MachineInfo> {
+    look(control, true)
+}
+
+fn look(control: &Path, ping: bool) -> anyhow::Result<MachineInfo> {
+    match ask(control, &Request::Info { ping })? {
+        Reply::Machine(machine) => Ok(machine),
+        _ => bail!("not an answer"),
+    }
+}
+
+/// The machine of this name, or the only one there is. Machines of runs count only if there are no
+/// others: a job in one terminal does not make `tofu exec 0` ambiguous in another.
 pub fn find_machine(name: Option<&MachineName>) -> anyhow::Result<(MachineName, PathBuf)> {
     let machines = rundir::machines()?;
     let names = || {
         let names: Vec<_> = machines.iter().map(|(name, _)| name.as_str()).collect();
         names.join(", ")
     };
+    let lasting: Vec<_> = machines.iter().filter(|(name, _)| !name.is_of_a_run()).collect();
     match (name, &machines[..]) {
         (_, []) => bail!("no machine is running; `tofu up --linux --detach` starts one"),
         (None, [only]) => Ok(only.clone()),
+        (None, _) if lasting.len() == 1 => Ok(lasting[0].clone()),
         (None, _) => bail!("several machines are running, name one of them: {}", names()),
         (Some(wanted), all) => match all.iter().find(|(name, _)| name == wanted) {
             Some(found) => Ok(found.clone()),
@@ -109,7 +143,7 @@ pub struct Found {
 pub fn find_node(text: &str) -> anyhow::Result<Found> {
     let (machine, wanted) = parse_node(text)?;
     let (name, control) = find_machine(machine.as_ref())?;
-    let (_, nodes) = info(&control)?;
+    let nodes = info(&control)?.nodes;
     let found = nodes.iter().find(|node| wanted.means(node));
     match found {
         Some(node) => Ok(Found { node: node.clone(), control }),
@@ -148,6 +182,16 @@ pub fn place(node: NodeName, text: &str, shape: &Shape) -> anyhow::Result<Coords
     node.at(shape).with_context(|| format!("node {text}: the machine {shape} has no such node"))
 }
 
+/// The number of a node that [`place`] has found.
+///
+/// # Errors
+///
+/// If it is of another machine.
+pub fn node_number(shape: &Shape, at: Coords) -> anyhow::Result<u32> {
+    let id = shape.node_id(at);
+    Ok(id.with_context(|| format!("the machine {shape} has no node {at}"))?.0)
+}
+
 /// Finds the machine of the node that the user calls `text`, and the node's place; whether there is
 /// a guest does not matter. Returns the machine's socket, its shape, and the place.
 ///
@@ -162,17 +206,14 @@ pub fn locate(text: &str) -> anyhow::Result<(PathBuf, Shape, Coords)> {
     Ok((control, shape, at))
 }
 
-/// What a machine answers about its network.
-pub fn ask(control: &Path, request: NetworkRequest) -> anyhow::Result<NetworkReply> {
-    match Connection::open(control, &Request::Network(request))?.answer()? {
-        Reply::Network(answer) => Ok(answer),
-        _ => bail!("not an answer"),
-    }
+/// What a machine answers that it knows at once.
+pub fn ask(control: &Path, request: &Request) -> anyhow::Result<Reply> {
+    let mut connection = Connection::open(control, request)?;
+    connection.out.set_read_timeout(Some(ANSWER))?;
+    connection.answer()
 }
 
 /// The shape of a machine that runs.
 pub fn shape(control: &Path) -> anyhow::Result<Shape> {
-    let (machine, _) = info(control)?;
-    let shape: Shape = machine.shape.parse()?;
-    Ok(shape.with_torus(machine.torus))
+    info(control)?.shape()
 }

@@ -1,4 +1,5 @@
-//! What a node's device has counted: by the names of the register map.
+//! The counters of a node's device, by the names of the register map, but for two that are no
+//! registers.
 
 use std::collections::BTreeMap;
 
@@ -8,6 +9,22 @@ use tofu_abi::regs::{PortReg, TniReg};
 /// Counters of the same kind of thing, by name.
 pub type Counters = BTreeMap<String, u64>;
 
+/// Counter of an interface that is no register: commands that their targets have refused.
+pub const COMMANDS_REFUSED: &str = "COMMANDS_REFUSED";
+/// Counter of an interface that is no register: commands that found no target, or no answer.
+pub const COMMANDS_LOST: &str = "COMMANDS_LOST";
+
+/// Counters of a control queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueCounters {
+    /// Its network interface.
+    pub tni: u8,
+    /// Its number there.
+    pub cq: u8,
+    /// What it has counted.
+    pub counters: Counters,
+}
+
 /// Counters of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeCounters {
@@ -15,8 +32,8 @@ pub struct NodeCounters {
     pub tnis: Vec<Counters>,
     /// Of each link port.
     pub ports: Vec<Counters>,
-    /// Of the control queues that are enabled, by interface and queue.
-    pub queues: Vec<(u8, u8, Counters)>,
+    /// Of the control queues that are enabled.
+    pub queues: Vec<QueueCounters>,
     /// Of IP over Tofu, if it is this process that speaks it there.
     pub ip: Option<Counters>,
 }
@@ -25,6 +42,11 @@ impl NodeCounters {
     /// The sum of counters of all network interfaces, by a register's name.
     pub fn of_tnis(&self, reg: TniReg) -> u64 {
         sum(&self.tnis, reg.name())
+    }
+
+    /// Commands that were sent and failed elsewhere.
+    pub fn failed_commands(&self) -> u64 {
+        sum(&self.tnis, COMMANDS_REFUSED) + sum(&self.tnis, COMMANDS_LOST)
     }
 
     /// The sum of counters of all ports, by a register's name.
@@ -43,9 +65,9 @@ impl NodeCounters {
         let all = |now: &[Counters], before: &[Counters]| {
             now.iter().enumerate().map(|(n, now)| less(now, before.get(n))).collect()
         };
-        let queue_before = |tni, cq| {
-            let found = before.queues.iter().find(|queue| (queue.0, queue.1) == (tni, cq));
-            found.map(|queue| &queue.2)
+        let queue_before = |queue: &QueueCounters| {
+            let same = |other: &&QueueCounters| (other.tni, other.cq) == (queue.tni, queue.cq);
+            before.queues.iter().find(same).map(|queue| &queue.counters)
         };
         Self {
             tnis: all(&self.tnis, &before.tnis),
@@ -53,7 +75,10 @@ impl NodeCounters {
             queues: self
                 .queues
                 .iter()
-                .map(|(tni, cq, now)| (*tni, *cq, less(now, queue_before(*tni, *cq))))
+                .map(|now| QueueCounters {
+                    counters: less(&now.counters, queue_before(now)),
+                    ..*now
+                })
                 .collect(),
             ip: self.ip.as_ref().map(|now| less(now, before.ip.as_ref())),
         }
@@ -68,6 +93,10 @@ fn sum(all: &[Counters], name: &str) -> u64 {
 mod tests {
     use super::*;
 
+    fn queue(cq: u8, values: [u64; 2]) -> QueueCounters {
+        QueueCounters { tni: 0, cq, counters: counters(values) }
+    }
+
     fn counters(values: [u64; 2]) -> Counters {
         [("A".to_owned(), values[0]), ("B".to_owned(), values[1])].into()
     }
@@ -76,20 +105,20 @@ mod tests {
     fn what_was_added() {
         let before = NodeCounters {
             tnis: vec![counters([1, 5])],
-            queues: vec![(0, 11, counters([4, 4]))],
+            queues: vec![queue(11, [4, 4])],
             ..NodeCounters::default()
         };
         let now = NodeCounters {
             // The second one was reset in between.
             tnis: vec![counters([3, 2])],
             // The first one is new.
-            queues: vec![(0, 3, counters([7, 0])), (0, 11, counters([4, 6]))],
+            queues: vec![queue(3, [7, 0]), queue(11, [4, 6])],
             ip: Some(counters([9, 0])),
             ..NodeCounters::default()
         };
         let added = now.since(&before);
         assert_eq!(added.tnis, [counters([2, 2])]);
-        assert_eq!(added.queues, [(0, 3, counters([7, 0])), (0, 11, counters([0, 2]))]);
+        assert_eq!(added.queues, [queue(3, [7, 0]), queue(11, [0, 2])]);
         assert_eq!(added.ip, now.ip);
         assert_eq!(sum(&added.tnis, "A"), 2);
     }

@@ -7,14 +7,16 @@
 
 mod connection;
 mod counters;
+pub mod lines;
 mod name;
 mod program;
 pub mod protocol;
 pub mod rundir;
 
 pub use connection::{
-    Connection, Found, ask, find_machine, find_node, info, locate, parse_node, place, shape,
+    Connection, Found, PING, ask, find_machine, find_node, info, locate, node_number, parse_node,
+    ping, place, shape,
 };
-pub use counters::{Counters, NodeCounters};
-pub use name::{MachineName, NodeName, node_name};
+pub use counters::{COMMANDS_LOST, COMMANDS_REFUSED, Counters, NodeCounters, QueueCounters};
+pub use name::{MachineName, NodeAt, NodeName, node_name};
 pub use program::RemoteProgram;

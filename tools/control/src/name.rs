@@ -9,6 +9,10 @@ use tofu_fabric::{NodeId, Shape};
 
 use crate::protocol::NodeInfo;
 
+/// What names of machines begin with that are there for one run of `tofu run`; the number of its
+/// process follows.
+const OF_A_RUN: &str = "run-";
+
 /// Name of a machine: it is a file name, too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
@@ -17,6 +21,16 @@ pub struct MachineName(String);
 impl MachineName {
     /// What a name may be.
     pub(crate) const ALLOWED: &str = "1 to 32 letters, digits, - and _, and begins with a letter";
+
+    /// What the machine is called that a run of `tofu run` in this process has for itself.
+    pub fn of_this_run() -> Self {
+        Self(format!("{OF_A_RUN}{}", std::process::id()))
+    }
+
+    /// Whether a machine of this name is there for one run, and so nobody's who does not name it.
+    pub fn is_of_a_run(&self) -> bool {
+        self.0.starts_with(OF_A_RUN)
+    }
 
     /// As text.
     pub fn as_str(&self) -> &str {
@@ -98,6 +112,21 @@ impl NodeName {
     }
 }
 
+/// A node of a machine, by its coordinates on a command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeAt(pub Coords);
+
+impl FromStr for NodeAt {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match NodeName::parse(text) {
+            Some(NodeName::At(at)) => Ok(Self(Coords::from_array(at))),
+            _ => Err("coordinates such as 0,0,0,0,0,0 or a name such as t-0-0-0-0-0-0"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,7 +140,10 @@ mod tests {
         }
         for text in ["", "-1", "+1", "1,0,0,1,2", "1,0,0,1,2,0,0", "1,0,0,1,2,256", "t-1", "x"] {
             assert_eq!(NodeName::parse(text), None, "{text}");
+            assert!(text.parse::<NodeAt>().is_err(), "{text}");
         }
+        assert_eq!("(1,2,3,0,2,1)".parse(), Ok(NodeAt(Coords::new(1, 2, 3, 0, 2, 1))));
+        assert!("11".parse::<NodeAt>().is_err());
     }
 
     #[test]

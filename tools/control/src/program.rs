@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
 use tofu_agent::credit::Credit;
-use tofu_agent::wire::{Exec, FromProgram, MAX_DATA, Output, Status, ToProgram, WINDOW, encode};
+use tofu_agent::wire::{Exec, FromProgram, MAX_DATA, Output, Status, ToProgram, WINDOW};
 use tofu_sync::lock;
 
 use crate::connection::Connection;
-use crate::protocol::{Reply, Request};
+use crate::lines::encode;
+use crate::protocol::{ExecRequest, Reply, Request};
 
 /// A program on a node, as seen from a command.
 #[derive(Clone)]
@@ -24,7 +25,7 @@ pub struct RemoteProgram {
 impl RemoteProgram {
     /// Starts it.
     pub fn start(control: &Path, node: u32, exec: Exec) -> anyhow::Result<Self> {
-        let connection = Connection::open(control, &Request::Exec { node, exec })?;
+        let connection = Connection::open(control, &Request::Exec(ExecRequest { node, exec }))?;
         let out = Arc::new(Mutex::new(connection.stream()?));
         let input = Arc::new(Mutex::new(Some(connection)));
         Ok(Self { out, input, credit: Arc::new(Credit::new(WINDOW)) })
@@ -32,9 +33,9 @@ impl RemoteProgram {
 
     /// Tells it something.
     pub fn say(&self, what: ToProgram) -> anyhow::Result<()> {
-        let frame = encode(&Request::To(what))?;
+        let line = encode(&Request::To { what })?;
         let mut out = lock(&self.out);
-        out.write_all(&frame).context("the machine has ended")
+        out.write_all(&line).context("the machine has ended")
     }
 
     /// Gives it everything that can be read.
@@ -79,13 +80,13 @@ impl RemoteProgram {
         let Some(mut connection) = connection else { bail!("the program is followed already") };
         loop {
             match connection.answer()? {
-                Reply::Program(FromProgram::Output(stream, bytes)) => {
+                Reply::Program { what: FromProgram::Output(stream, bytes) } => {
                     output(stream, &bytes)?;
                     // If it has ended, it has said so, which comes next.
                     let _ = self.say(ToProgram::Credit(stream, bytes.len() as u32));
                 }
-                Reply::Program(FromProgram::Credit(bytes)) => self.credit.grant(bytes),
-                Reply::Program(FromProgram::Ended(status)) => return Ok(status),
+                Reply::Program { what: FromProgram::Credit(bytes) } => self.credit.grant(bytes),
+                Reply::Program { what: FromProgram::Ended(status) } => return Ok(status),
                 _ => bail!("not an answer"),
             }
         }

@@ -1,31 +1,46 @@
-//! The messages of a machine's control socket, as plain types.
+//! The messages of a machine's control socket, as plain types: lines of JSON, by [`crate::lines`].
 //!
-//! They are framed as those of the agent are, by [`tofu_agent::wire`].
+//! The manual has them for others: docs/src/reference/control.md. Its examples are a test of
+//! `tools/tofu`.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use tofu_agent::wire::{Exec, FromProgram, ToProgram};
-use tofu_fabric::Link;
+use tofu_agent::wire::{self, Exec, FromProgram, ToProgram};
+use tofu_fabric::{Link, NodeId, Port, Shape};
 
 use crate::counters::NodeCounters;
 
-/// What a command asks; the first message of a connection, but for [`Request::To`].
+/// Version of the protocol. It grows when what was right before is no longer understood, not when
+/// something is added.
+pub const VERSION: u32 = 1;
+
+/// What a client asks.
 ///
-/// A `node` is its number in the machine.
+/// A `node` is its number in the machine, a `port` its name, such as `X+`.
 #[expect(missing_docs, reason = "fields are what their names say")]
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Answered by [`Reply::Machine`], a [`Reply::Node`] for each node, [`Reply::Done`].
-    Info,
-    /// Runs a program on a node. Its words come as [`Reply::Program`].
-    Exec { node: u32, exec: Exec },
-    /// Something for that program.
-    To(ToProgram),
-    /// Answered by [`Reply::Done`]; from then on the connection is the console's bytes.
+    /// Answered by [`Reply::Machine`]. With `ping` it takes up to [`PING`](crate::PING) more, and
+    /// says which Linux nodes do not answer.
+    Info {
+        #[serde(default)]
+        ping: bool,
+    },
+    /// Runs a program on a Linux node. What it says comes as [`Reply::Program`], and the
+    /// connection ends with it.
+    Exec(ExecRequest),
+    /// Something for that program. Not answered.
+    To { what: ToProgram },
+    /// Answered by [`Reply::Console`]; from then on the connection is the console's bytes.
     Console { node: u32 },
-    /// Starts a node's virtual machine anew. Answered when it has started.
+    /// Restarts a Linux node's virtual machine. Answered when it has started.
     Restart { node: u32 },
-    /// Stops a node's processors, or lets them go on. Answered when they have.
-    Hold { node: u32, on: bool },
+    /// Stops a node's processors. Answered when they have stopped.
+    Pause { node: u32 },
+    /// Lets a node's processors go on.
+    Resume { node: u32 },
     /// Whether there is a gateway. Answered by [`Reply::Done`].
     Gateway,
     /// A TCP connection to a node by way of the gateway. Answered by [`Reply::Done`]; from then on
@@ -36,33 +51,74 @@ pub enum Request {
     Datagrams { node: u32, port: u16 },
     /// Ends the machine. Answered when that has begun.
     Down,
-    /// Answered by [`Reply::Capture`] until it ends, with the client or by itself.
+    /// Answered by [`Reply::Packets`] and at the end [`Reply::Captured`], upon which the
+    /// connection ends. It ends early when the client sends no more.
     Capture(CaptureRequest),
-    /// About the network. Answered by [`Reply::Network`].
-    Network(NetworkRequest),
+    /// What happens from now on: [`Reply::Done`], and [`Reply::Event`] until the machine ends.
+    Events,
+    /// Takes the link at a port of a node up or down.
+    SetLink { node: u32, port: String, up: bool },
+    /// Answered by [`Reply::Links`].
+    Links,
+    /// Has these faults from now on, as text, or none.
+    SetFaults { faults: Option<String> },
+    /// Answered by [`Reply::Faults`].
+    Faults,
+    /// What the device of a node has counted. Answered by [`Reply::Counters`].
+    Counters { node: u32 },
+    /// The registers of a node's device. Answered by [`Reply::Registers`].
+    Registers { node: u32 },
+}
+
+/// A program to run, and where.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecRequest {
+    /// Number of the node.
+    pub node: u32,
+    /// The program.
+    #[serde(flatten)]
+    pub exec: Exec,
 }
 
 /// What a machine answers.
-#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "fields are what their names say")]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "snake_case")]
 pub enum Reply {
-    /// About the machine.
+    /// The first line of every connection: the [`VERSION`] of the protocol, and that of the
+    /// command that runs the machine.
+    Hello { protocol: u32, tofu: String },
+    /// About the machine and its nodes.
     Machine(MachineInfo),
-    /// About one of its nodes.
-    Node(NodeInfo),
     /// From the program that was started.
-    Program(FromProgram),
-    /// About the network.
-    Network(NetworkReply),
-    /// Of a capture.
-    Capture(CaptureReply),
+    Program { what: FromProgram },
+    /// The links that are down. All others are up.
+    Links { down: Vec<LinkEnd> },
+    /// None if there are none.
+    Faults { faults: Option<FaultReport> },
+    /// None where no device is.
+    Counters { counters: Option<NodeCounters> },
+    /// None where no device is.
+    Registers { registers: Option<Vec<RegisterValue>> },
+    /// What follows are a console's bytes, of which so many are from before.
+    Console { replay: u64 },
+    /// More of a capture's file; the first one when the capture has begun.
+    Packets {
+        #[serde(with = "wire::bytes")]
+        pcapng: Vec<u8>,
+    },
+    /// A capture's file is complete.
+    Captured(CaptureSummary),
+    /// Something has happened.
+    Event(EventInfo),
     /// What was asked for has been done.
     Done,
     /// What was asked for cannot be done: why, in one line.
-    Error(String),
+    Error { why: String },
 }
 
 /// A machine as `tofu ps` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineInfo {
     /// Process that runs it.
     pub pid: u32,
@@ -74,10 +130,49 @@ pub struct MachineInfo {
     pub links_down: Vec<[[u8; 6]; 2]>,
     /// Since it was started.
     pub seconds: f64,
+    /// Its nodes that have a device, by number.
+    pub nodes: Vec<NodeInfo>,
+}
+
+impl MachineInfo {
+    /// Its shape, which knows the axes that wrap round.
+    ///
+    /// # Errors
+    ///
+    /// If the machine has said something else.
+    pub fn shape(&self) -> anyhow::Result<Shape> {
+        let shape: Shape = self.shape.parse()?;
+        Ok(shape.with_torus(self.torus))
+    }
+}
+
+/// What stands behind a node's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeKind {
+    /// A virtual machine with Linux.
+    Linux,
+    /// A virtual machine with a small guest.
+    Bare,
+    /// Whoever attaches to the device's socket.
+    Served,
+    /// This machine's own process, by which the host reaches the nodes.
+    Gateway,
+}
+
+impl fmt::Display for NodeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Linux => "linux",
+            Self::Bare => "bare",
+            Self::Served => "served",
+            Self::Gateway => "gateway",
+        })
+    }
 }
 
 /// A node as `tofu ps` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeInfo {
     /// Its number in the machine.
     pub index: u32,
@@ -85,7 +180,11 @@ pub struct NodeInfo {
     pub at: [u8; 6],
     /// As `t-0-0-0-0-0-0`.
     pub name: String,
-    /// `waiting`, `booting`, `ready`, `off`; `running`, `ended`; `served`; `gateway`.
+    /// What it is.
+    pub kind: NodeKind,
+    /// Of Linux: `waiting` (for its turn to boot), `booting`, `ready`, `not answering`, `off`. Of
+    /// small guests: `running`, `ended`. Of both: `paused`. Of served devices: `waiting` (for a
+    /// client), `attached`. Of the gateway: `gateway`.
     pub state: String,
     /// `qemu`, `tofu`, or `none`.
     pub vmm: String,
@@ -98,41 +197,12 @@ pub struct NodeInfo {
 impl NodeInfo {
     /// Whether it is a Linux node.
     pub fn is_linux(&self) -> bool {
-        matches!(self.state.as_str(), "ready" | "booting" | "waiting" | "off")
+        self.kind == NodeKind::Linux
     }
 }
 
-/// A question about the network, or an order.
-#[expect(missing_docs, reason = "fields are what their names say")]
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum NetworkRequest {
-    /// Takes the link at a port of a node up or down. Answered by [`NetworkReply::Done`].
-    SetLink { at: [u8; 6], port: u8, up: bool },
-    /// Answered by [`NetworkReply::Links`].
-    Links,
-    /// Has these faults from now on, as text, or none. Answered by [`NetworkReply::Done`].
-    SetFaults(Option<String>),
-    /// Answered by [`NetworkReply::Faults`].
-    Faults,
-    /// What the device at a place has counted. Answered by [`NetworkReply::Counters`].
-    Counters { at: [u8; 6] },
-}
-
-/// The answer to a [`NetworkRequest`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum NetworkReply {
-    /// What was asked for has been done.
-    Done,
-    /// The links that are down. All others are up.
-    Links(Vec<LinkEnd>),
-    /// None if there are none.
-    Faults(Option<FaultReport>),
-    /// None where no device is.
-    Counters(Option<NodeCounters>),
-}
-
 /// Faults, and how often they happened.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultReport {
     /// On all links, as text.
     pub faults: String,
@@ -151,47 +221,74 @@ pub struct FaultReport {
 }
 
 /// A link, named from one of its ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkEnd {
-    /// Coordinates of the node.
-    pub(crate) at: [u8; 6],
-    /// Number of the port.
-    pub(crate) port: u8,
+    /// Number of the node.
+    pub node: u32,
+    /// Name of the port.
+    pub port: String,
 }
 
 impl LinkEnd {
-    /// The end that a link begins at.
-    pub fn of(link: &Link) -> Self {
-        Self { at: link.from.to_array(), port: link.port.index() as u8 }
+    /// The end that a link of a machine of this shape begins at.
+    pub fn of(shape: &Shape, link: &Link) -> Option<Self> {
+        Some(Self { node: shape.node_id(link.from)?.0, port: link.port.to_string() })
+    }
+
+    /// The port of the node, if there are such ones.
+    pub fn find(&self, shape: &Shape) -> Option<(tofu_abi::Coords, Port)> {
+        let port = Port::from_name(&self.port)?;
+        Some((shape.coords(NodeId(self.node))?, port))
     }
 }
 
+/// A register of a node's device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegisterValue {
+    /// Where it is, in bytes from the start of BAR 0.
+    pub offset: u64,
+    /// What it belongs to: `tofu`, `tni 0`, `tni 0 cq 3`, `port X+` and so on.
+    pub of: String,
+    /// Its name in the register map.
+    pub name: String,
+    /// What is in it.
+    pub value: u64,
+    /// The fields of that, by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fields: Vec<(String, String)>,
+}
+
 /// What to capture.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CaptureRequest {
-    /// Coordinates of the node.
-    pub at: [u8; 6],
-    /// A bit for each interface.
-    pub interfaces: u32,
-    /// A bit for each kind.
-    pub kinds: u32,
+    /// Number of the node.
+    pub node: u32,
+    /// Where, as `--on` of `tofu capture` has it; everywhere if empty.
+    #[serde(default)]
+    pub on: Vec<String>,
+    /// Which kinds, as `--kind` has it; all if empty.
+    #[serde(default)]
+    pub kind: Vec<String>,
     /// Bytes of each packet to keep.
+    #[serde(default = "CaptureRequest::snaplen")]
     pub snaplen: u32,
     /// When it ends by itself.
+    #[serde(default)]
     pub limits: CaptureLimits,
 }
 
-/// What comes of it.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum CaptureReply {
-    /// More of the file; the first one when the capture has begun.
-    Data(Vec<u8>),
-    /// The file is complete.
-    End(CaptureSummary),
+impl CaptureRequest {
+    /// Bytes of each packet that are kept unless the client says otherwise: any single frame, with
+    /// the record's header.
+    pub const fn snaplen() -> u32 {
+        2048
+    }
 }
 
 /// When a capture ends by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct CaptureLimits {
     /// After so many packets.
     pub count: Option<u64>,
@@ -208,4 +305,50 @@ pub struct CaptureSummary {
     pub dropped: u64,
     /// How long it took.
     pub seconds: f64,
+}
+
+/// Something that has happened to a machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EventInfo {
+    /// After the machine's start.
+    pub seconds: f64,
+    /// Number of the node, if it is about one.
+    pub node: Option<u32>,
+    /// The node's coordinates.
+    pub at: Option<[u8; 6]>,
+    /// What has happened.
+    #[serde(flatten)]
+    pub what: EventKind,
+}
+
+/// What has happened.
+#[expect(missing_docs, reason = "fields are what their names say")]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum EventKind {
+    /// The node's guest runs; a Linux node can run programs.
+    Booted,
+    /// A step of a node that boots over the torus.
+    Netboot { stage: String, file: Option<String>, percent: Option<u8>, why: Option<String> },
+    /// A small guest, or the program of a Linux node, has printed a line.
+    Line { text: String },
+    /// A small guest, or the program of a Linux node, has ended: `exited`, `reset`, `fault` or
+    /// `stopped`.
+    Ended { outcome: String, code: Option<u32>, detail: Option<String> },
+    /// A Linux node's virtual machine has ended.
+    Died { why: String },
+    /// The node's processors were stopped.
+    Paused,
+    /// They go on.
+    Resumed,
+    /// A client has attached to a served device.
+    Attached,
+    /// It has left.
+    Detached,
+    /// A link went up or down, seen from one of its ends.
+    Link { port: String, up: bool },
+    /// These are the faults of all links now.
+    Faults { faults: Option<String> },
+    /// The machine ends.
+    Down,
 }

@@ -1,6 +1,6 @@
-//! Run directories: where machines that stay up have their sockets, one for each machine.
+//! Run directories: where machines have their sockets, one for each machine.
 //!
-//! `$XDG_RUNTIME_DIR/tofu/NAME`, or `/tmp/tofu-UID/NAME` where there is no such directory. In it
+//! `$XDG_RUNTIME_DIR/tofu/NAME`, or `/tmp/tofu-UID/NAME` where that variable is not set. In it
 //! the file `lock` is locked as long as the machine's process lives; a directory whose lock is
 //! free is left over from a process that was killed, and is removed by whoever sees it.
 
@@ -183,9 +183,15 @@ fn creating(base: &Path) -> anyhow::Result<File> {
 
 /// The folder of all run directories, made if it is not there.
 fn base() -> anyhow::Result<PathBuf> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    // An empty variable counts as none, as the specification of the base directories wants.
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     let uid = rustix::process::getuid().as_raw();
-    let base = match runtime.filter(|dir| dir.is_absolute() && dir.is_dir()) {
+    let base = match runtime.map(PathBuf::from) {
+        Some(dir) if !(dir.is_absolute() && dir.is_dir()) => bail!(
+            "XDG_RUNTIME_DIR={}: there is no such folder, and machines have their sockets there; \
+             make it, or unset the variable",
+            dir.display()
+        ),
         Some(dir) => dir.join("tofu"),
         None => std::env::temp_dir().join(format!("tofu-{uid}")),
     };

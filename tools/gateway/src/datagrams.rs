@@ -1,7 +1,7 @@
 //! Datagrams between a client and a port of a node.
 //!
-//! They go over a stream, each with its length in two bytes in front, big endian. As everywhere on
-//! the way of a datagram, what finds no room is lost.
+//! They go over a stream, each behind its length in two bytes, big endian. A datagram for which
+//! there is no room is lost, as everywhere on its way.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,8 +1,8 @@
-//! Whether a frame says the truth about who has which address.
+//! Checks that a frame claims no address of another node.
 //!
-//! The link has checked that a frame is from the node whose hardware address it has. But IP
-//! addresses follow from coordinates too, so that a node can be told off that speaks for another:
-//! the host's kernel, say, would believe whatever an ARP reply says.
+//! The link has checked that a frame is from the node whose hardware address it has. IP addresses
+//! follow from coordinates, too, so frames that claim another node's IP address can be dropped:
+//! the host's kernel, for one, would believe any ARP reply.
 
 use std::net::Ipv4Addr;
 

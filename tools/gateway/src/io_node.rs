@@ -3,7 +3,7 @@
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use tofu_ipotofu::addr::Mac;
 use tofu_ipotofu::{Counters, Link, LinkError};
 use tofu_machine::Machine;
 use tofu_pci::MsiSink;
+use tofu_sync::lock;
 
 use crate::honest::is_honest;
 
@@ -237,12 +238,7 @@ pub struct LinkCounters {
 impl LinkStats {
     /// What has been counted up to the last time that the node's thread had nothing to do.
     pub fn now(&self) -> LinkCounters {
-        *self.lock()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LinkCounters> {
-        // Whoever panicked in between has left numbers.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0)
     }
 }
 
@@ -292,7 +288,7 @@ fn run(
         for _ in 0..TURN {
             let Some(len) = link.recv(&mut frame) else { break };
             if !is_honest(&frame[..len], machine) {
-                stats.lock().forged += 1;
+                lock(&stats.0).forged += 1;
                 continue;
             }
             // The first that wants it.
@@ -304,7 +300,7 @@ fn run(
             timeout = [timeout, until].into_iter().flatten().min();
         }
         link.flush();
-        stats.lock().link = link.counters();
+        lock(&stats.0).link = link.counters();
         let mut fds = vec![PollFd::new(&interrupt.waker.0, PollFlags::IN)];
         let counts: Vec<usize> = tenants
             .iter()

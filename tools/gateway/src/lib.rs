@@ -22,7 +22,7 @@ mod tap;
 pub use io_node::{
     Config, IoNode, IoNodeError, LinkCounters, LinkStats, Out, Prepared, Tenant, Waker,
 };
-pub use prefix::Prefix;
+pub use prefix::machine_network;
 pub use stack::{ConnectError, Connected, Connector, Stack};
 pub use tap::{Tap, TapError};
 pub use tofu_ipotofu::addr;

@@ -203,7 +203,7 @@ struct Stream {
     state: State,
     /// The client sends no more.
     input_ended: bool,
-    /// The client has been told that the node sends no more.
+    /// The client knows that the node sends no more.
     output_ended: bool,
     /// The client took less than there was.
     blocked: bool,
@@ -451,7 +451,7 @@ impl Stream {
         if self.blocked && socket.can_recv() {
             flags |= PollFlags::OUT;
         }
-        // Of one that nothing is wanted from, its end would be told again and again.
+        // Of one that nothing is wanted from, its end would be reported again and again.
         (!flags.is_empty()).then_some((client, flags))
     }
 

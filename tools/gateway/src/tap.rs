@@ -1,19 +1,16 @@
 //! A network interface of the host's kernel.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use tofu_tap::NAME_MAX;
 
 use crate::io_node::{Out, Tenant, watched};
 
 /// Frames that are taken from the kernel before others get their turn.
 const TURN: usize = 256;
-/// Longest name of an interface, in bytes (linux/if.h).
-const NAME_MAX: usize = 15;
 
 /// Why there is no interface.
 #[derive(Debug, thiserror::Error)]
@@ -65,24 +62,15 @@ impl Tap {
             Some(libc::EBUSY) => TapError::Exists(name.into()),
             _ => TapError::Host { name: name.into(), source },
         };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-            .open("/dev/net/tun")
-            .map_err(host)?;
-        ioctl::set_interface(&file, name).map_err(host)?;
+        let file = tofu_tap::open().map_err(host)?;
+        // It must not exist yet.
+        tofu_tap::attach(&file, name, libc::IFF_TUN_EXCL).map_err(host)?;
         Ok(Self { file, name: name.into(), buffer: vec![0; max_frame], full: false })
     }
 
     /// The interface's name.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Its descriptor.
-    pub fn into_fd(self) -> OwnedFd {
-        self.file.into()
     }
 }
 
@@ -116,29 +104,6 @@ impl Tenant for Tap {
             }
         }
         Some(Duration::ZERO)
-    }
-}
-
-#[expect(unsafe_code, reason = "the kernel has no other way to make an interface")]
-mod ioctl {
-    use super::{AsRawFd, File, io};
-
-    /// Makes the interface `name` and joins it with `file`: an Ethernet interface whose frames have
-    /// nothing in front, which must not exist yet.
-    pub(super) fn set_interface(file: &File, name: &str) -> io::Result<()> {
-        // SAFETY: all of its fields are integers, or unions and arrays of such.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name[..super::NAME_MAX].iter_mut().zip(name.bytes()) {
-            *to = from as libc::c_char;
-        }
-        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL;
-        request.ifr_ifru.ifru_flags = flags as libc::c_short;
-        // SAFETY: the descriptor is open, and TUNSETIFF reads and writes one ifreq, which lives
-        // until it returns and whose name ends with a zero.
-        match unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
     }
 }
 

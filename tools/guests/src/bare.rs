@@ -25,6 +25,11 @@ macro_rules! entry {
     };
 }
 
+/// Tells the user something that is no result.
+pub(crate) fn tell(args: core::fmt::Arguments<'_>) {
+    print_args(args);
+}
+
 /// The value of the last `name=value` on the command line; empty for a bare `name`.
 pub fn option(name: &str) -> Option<&'static str> {
     tofu_bare::option(name)

@@ -9,9 +9,9 @@ use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{self, Input, Op, Value};
 use tofu_abi::{BchId, BgId};
 use tofu_collective::plan::{Choice, Costs, GateOf, GroupShape, choose};
-use tofu_driver::{Channel, ChannelConfig, DmaBuffer, Gate, Order};
+use tofu_driver::{Channel, ChannelConfig, ChannelWaitError, DmaBuffer, Gate, Order};
 
-use crate::{Comm, Error, GPID, NodePlatform, SPIN_NS, TNI, fail};
+use crate::{Comm, Error, GPID, NodePlatform, SPIN_NS, TELL_NS, TNI, fail, tell};
 
 /// Start and end gate, and the channel, of all nodes.
 const BCH: BchId = BchId::ALL[0];
@@ -62,7 +62,13 @@ fn run(
     count: u8,
 ) -> Result<Value, Error> {
     channel.start(op, input, count)?;
-    let outcome = channel.wait(ROUND_NS)?;
+    let outcome = match channel.wait(TELL_NS) {
+        Err(ChannelWaitError::TimedOut { exceptions }) if exceptions.is_empty() => {
+            tell(format_args!("waiting for the barrier gates of the other nodes\n"));
+            channel.wait(ROUND_NS - TELL_NS)?
+        }
+        outcome => outcome?,
+    };
     match outcome.op {
         Some(_) => Ok(outcome.value),
         None => Err(fail!("nodes have started different operations")),

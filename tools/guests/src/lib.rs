@@ -35,17 +35,19 @@ pub use crate::results::{
     Column, Hundredths, LATENCY_COLUMNS, Latencies, Table, latency_row, percentile,
 };
 
+use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use tofu_abi::desc::ArmwOp;
 use tofu_abi::irq::CqsIrqs;
+use tofu_abi::queue::MrqId;
 use tofu_abi::table::PageSize;
 use tofu_abi::topology::{NodeId, Shape};
 use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{
-    Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target,
-    WaitError,
+    Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target, WaitError,
 };
 
 const TNI: TniId = TniId::ALL[0];
@@ -57,11 +59,13 @@ const DATA: u32 = 1;
 /// Group process id of the shipped programs. Not 0, the reset value: a node that was never
 /// set up cannot talk to them.
 const GPID: u64 = 1;
-/// Offset in the control block of node 0's count of arrivals at barriers.
-const ARRIVALS: u64 = 0;
-/// Offset of the number of the last barrier that everyone has reached.
-const RELEASE: u64 = 8;
-const CONTROL_SIZE: usize = 4096;
+/// Offset in the control block of the number of the last barrier that everyone has reached.
+const RELEASE: u64 = 0;
+
+/// Offset in node 0's control block of how often a node has come to a barrier.
+fn arrivals(rank: u32) -> u64 {
+    8 + 8 * u64::from(rank)
+}
 
 /// How long to poll before sleeping, in nanoseconds: about what a wake-up costs.
 const SPIN_NS: u64 = 5_000;
@@ -72,6 +76,9 @@ const PATROL_NS: u64 = if cfg!(feature = "linux") { 2_000_000_000 } else { u64::
 /// doubles up to the longest.
 const RETRY_NS: u64 = 1_000_000;
 const RETRY_MAX_NS: u64 = 16_000_000;
+/// Who waits for others so long tells of it, in nanoseconds; and again when it has taken twice as
+/// long.
+pub(crate) const TELL_NS: u64 = 3_000_000_000;
 /// How long a node may take to come up, in nanoseconds.
 const START_NS: u64 = 60_000_000_000;
 
@@ -195,7 +202,26 @@ pub struct Comm {
     data: NodeBuffer,
     barriers: u64,
     /// Commands of [`Comm::start`] under way.
-    started: u64,
+    started: Awaited,
+}
+
+/// What has not come yet of the commands under way. Each has a completion, which tells that it was
+/// sent, and a notice, which tells what its target has made of it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Awaited {
+    completions: u64,
+    notices: u64,
+}
+
+impl Awaited {
+    fn posted(&mut self) {
+        self.completions += 1;
+        self.notices += 1;
+    }
+
+    fn none(self) -> bool {
+        self.completions == 0 && self.notices == 0
+    }
 }
 
 impl Comm {
@@ -209,7 +235,8 @@ impl Comm {
         let Setup { places, rank, polling, device } = Setup::new()?;
         let nodes = places.nodes;
         let allocate = |size| device.platform().alloc_dma(size, 4096);
-        let (control, data) = (allocate(CONTROL_SIZE)?, allocate(data_size(nodes).max(1))?);
+        let (control, data) =
+            (allocate(arrivals(nodes) as usize)?, allocate(data_size(nodes).max(1))?);
         let config = CqConfig {
             stags: 2,
             gpid: GPID,
@@ -235,7 +262,7 @@ impl Comm {
             control,
             data,
             barriers: 0,
-            started: 0,
+            started: Awaited::default(),
         })
     }
 
@@ -300,22 +327,28 @@ impl Comm {
     pub fn run(&mut self, order: &Order) -> Result<u64, Error> {
         self.finish()?;
         let start = now_ns();
-        let mut pause = RETRY_NS;
+        let (mut pause, mut told) = (RETRY_NS, false);
         loop {
             self.cq.post_and_ring(order, 0)?;
             // Every command but NOP ends with a notice of its own; others may come between.
             let notice = loop {
                 let notice = self.wait(Cq::wait_mrq)?;
-                if notice.id().is_some_and(|id| !id.is_halfway()) {
+                if notice.id().is_some_and(MrqId::ends_own_command) {
                     break notice;
                 }
             };
-            let done = self.wait(Cq::wait_tcq)?;
-            if done.is_success() {
+            self.wait(Cq::wait_tcq)?;
+            let code = notice.word0().rcode();
+            if code.is_success() {
                 return Ok(notice.old_value());
             }
-            if !is_not_up(done.rcode) || now_ns() - start > START_NS {
-                return Err(fail!("{}", done.rcode.describe()));
+            if !is_not_up(code) || now_ns() - start > START_NS {
+                return Err(fail!("{}", code.describe()));
+            }
+            if !told && now_ns() - start > TELL_NS {
+                told = true;
+                let at = notice.word0().coords();
+                tell(format_args!("waiting for node {at}, where no program has started\n"));
             }
             self.pause(pause);
             pause = (2 * pause).min(RETRY_MAX_NS);
@@ -330,18 +363,39 @@ impl Comm {
     /// If an earlier command failed, or too many are under way.
     pub fn start(&mut self, order: &Order) -> Result<(), Error> {
         self.cq.post_and_ring(order, 0)?;
-        self.started += 1;
+        self.started.posted();
         self.reap_started()
     }
 
     fn reap_started(&mut self) -> Result<(), Error> {
+        let mut started = self.started;
+        let failed = self.reap(&mut started);
+        self.started = started;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Takes the completions and notices that have come; returns the first failure.
+    fn reap(&mut self, awaited: &mut Awaited) -> Option<Error> {
+        let mut failed = None;
         while let Some(done) = self.cq.poll_tcq() {
-            self.started -= 1;
+            awaited.completions = awaited.completions.saturating_sub(1);
             if !done.is_success() {
-                return Err(fail!("{}", done.rcode.describe()));
+                failed.get_or_insert_with(|| fail!("{}", done.rcode.describe()));
             }
         }
-        Ok(())
+        while let Some(notice) = self.cq.poll_mrq() {
+            if !notice.id().is_some_and(MrqId::ends_own_command) {
+                continue;
+            }
+            awaited.notices = awaited.notices.saturating_sub(1);
+            let word0 = notice.word0();
+            if !word0.rcode().is_success() {
+                failed.get_or_insert_with(|| {
+                    fail!("a command to {}: {}", word0.coords(), word0.rcode().describe())
+                });
+            }
+        }
+        failed
     }
 
     /// Waits for the end of all commands that were started.
@@ -352,8 +406,7 @@ impl Comm {
     pub fn finish(&mut self) -> Result<(), Error> {
         loop {
             self.reap_started()?;
-            while self.cq.poll_mrq().is_some() {}
-            if self.started == 0 {
+            if self.started.none() {
                 return Ok(());
             }
             self.wait(Cq::wait)?;
@@ -374,52 +427,36 @@ impl Comm {
         }
     }
 
-    /// Runs many commands, as many of them at a time as fit, and hands the end of each to
-    /// `done` with the number of the command.
+    /// Runs many commands, as many of them at a time as fit.
     ///
     /// # Errors
     ///
     /// If a command fails: the first of the failures.
     pub fn run_all(&mut self, orders: impl IntoIterator<Item = Order>) -> Result<(), Error> {
         self.finish()?;
-        let mut orders = orders.into_iter().enumerate();
-        let mut last = None;
-        let (mut posted, mut finished) = (0u64, 0u64);
-        let mut failed: Option<Completion> = None;
+        let mut orders = orders.into_iter();
+        let mut awaited = Awaited::default();
+        let mut failed = None;
         loop {
-            let before = posted;
-            while posted - finished < WINDOW && self.cq.free_slots() >= 2 {
-                let Some((i, order)) = orders.next() else { break };
-                self.cq.post(&order, i as u64)?;
-                last = Some(i);
-                posted += 1;
+            let mut posted = false;
+            while awaited.notices < WINDOW && self.cq.free_slots() >= 2 {
+                let Some(order) = orders.next() else { break };
+                self.cq.post(&order, 0)?;
+                awaited.posted();
+                posted = true;
             }
-            if posted > before {
+            if posted {
                 self.cq.doorbell();
             }
-            if posted == finished {
+            if awaited.none() {
                 break;
             }
-            while let Some(done) = self.cq.poll_tcq() {
-                finished += 1;
-                if !done.is_success() {
-                    failed.get_or_insert(done);
-                }
-            }
-            while self.cq.poll_mrq().is_some() {}
-            if posted > finished {
+            failed = failed.or(self.reap(&mut awaited));
+            if !awaited.none() {
                 self.wait(Cq::wait)?;
             }
         }
-        match failed {
-            None => Ok(()),
-            Some(done) => Err(fail!(
-                "command {} of {}: {}",
-                done.cookie,
-                last.map_or(0, |i| i + 1),
-                done.rcode.describe()
-            )),
-        }
+        failed.map_or(Ok(()), Err)
     }
 
     /// Waits until `done` says so of this node's own memory, which others write with a remote
@@ -428,14 +465,43 @@ impl Comm {
     /// # Errors
     ///
     /// If the queue reports an exception.
-    pub fn wait_until(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Error> {
+    pub fn wait_until(&mut self, done: impl FnMut(&Self) -> bool) -> Result<(), Error> {
+        self.wait_until_or_tell(PATROL_NS, done, |_, out| out.push_str("another node"))
+    }
+
+    /// The same; if it takes long, the user is told, of what `whom` writes. It wakes up to look
+    /// at the time after `patrol` nanoseconds at the latest, unless that is all there are.
+    fn wait_until_or_tell(
+        &mut self,
+        patrol: u64,
+        mut done: impl FnMut(&Self) -> bool,
+        whom: impl Fn(&Self, &mut String),
+    ) -> Result<(), Error> {
+        let start = now_ns();
+        let mut next = TELL_NS;
         loop {
             self.reap_started()?;
-            while self.cq.poll_mrq().is_some() {}
             if done(self) {
                 return Ok(());
             }
-            self.wait(Cq::wait)?;
+            let elapsed = now_ns() - start;
+            if elapsed >= next {
+                let mut text = String::from("waiting for ");
+                whom(self, &mut text);
+                tell(format_args!("{text}\n"));
+                next = elapsed.saturating_mul(2);
+            }
+            let nap = match patrol {
+                u64::MAX => patrol,
+                _ => patrol.min(next.saturating_sub(elapsed)),
+            };
+            match self.cq.wait(nap) {
+                Err(WaitError::TimedOut) if !self.cq.status().cq_enable() => {
+                    return Err(fail!("the device was reset"));
+                }
+                Ok(_) | Err(WaitError::TimedOut) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 
@@ -452,14 +518,33 @@ impl Comm {
             return Ok(());
         }
         if self.rank != 0 {
-            let arrivals = StagOffset::new(CQ.get(), CONTROL, ARRIVALS);
+            let arrivals = StagOffset::new(CQ.get(), CONTROL, arrivals(self.rank));
             let arrive = Order::armw8(self.target(0), ArmwOp::Add, arrivals, 1).remote_notice();
             self.run(&arrive)?;
-            return self
-                .wait_until(|c| c.control.load_u64(RELEASE as usize, Ordering::Acquire) >= number);
+            return self.wait_until_or_tell(
+                TELL_NS,
+                |c| c.control.load_u64(RELEASE as usize, Ordering::Acquire) >= number,
+                |c, out| {
+                    let first = c.places.coords(0).unwrap_or_default();
+                    out.push_str(&format!("node {first}, which waits for the others"));
+                },
+            );
         }
-        let expected = number * u64::from(self.nodes - 1);
-        self.wait_until(|c| c.control.load_u64(ARRIVALS as usize, Ordering::Acquire) >= expected)?;
+        let nodes = self.nodes;
+        let has_come = move |c: &Self, rank: u32| {
+            c.control.load_u64(arrivals(rank) as usize, Ordering::Acquire) >= number
+        };
+        let mut come = 1;
+        self.wait_until_or_tell(
+            TELL_NS,
+            |c| {
+                while come < nodes && has_come(c, come) {
+                    come += 1;
+                }
+                come == nodes
+            },
+            |c, out| c.list(out, (1..nodes).filter(|rank| !has_come(c, *rank))),
+        )?;
         let release = StagOffset::new(CQ.get(), CONTROL, RELEASE);
         let orders: Vec<_> = self
             .peers()
@@ -469,6 +554,19 @@ impl Comm {
             })
             .collect::<Result<_, Error>>()?;
         self.run_all(orders)
+    }
+
+    /// Writes which nodes these are, the first of them by name.
+    fn list(&self, out: &mut String, ranks: impl Iterator<Item = u32> + Clone) {
+        const NAMED: usize = 4;
+        let (count, others) = (ranks.clone().count(), self.nodes - 1);
+        out.push_str(&format!("{count} of {others} other nodes:"));
+        for at in ranks.filter_map(|rank| self.places.coords(rank)).take(NAMED) {
+            out.push_str(&format!(" {at}"));
+        }
+        if count > NAMED {
+            out.push_str(" ...");
+        }
     }
 
     /// Sleeps.

@@ -155,6 +155,12 @@ pub fn print_args(args: fmt::Arguments<'_>) {
     let _ = std::io::stdout().write_fmt(args);
 }
 
+/// Tells the user something that is no result.
+pub(crate) fn tell(args: fmt::Arguments<'_>) {
+    // Nobody may be there to be told.
+    let _ = std::io::stderr().write_fmt(args);
+}
+
 /// Sleeps for some time.
 pub(crate) struct Sleeper;
 

@@ -24,7 +24,7 @@ use crate::{Error, NodePlatform, Places, SPIN_NS, Setup, fail, now_ns, number, o
 
 /// TNI of all nodes' links.
 const TNI: TniId = TniId::ALL[0];
-/// How often the stack is told the other nodes' addresses, in nanoseconds: it forgets what it has
+/// How often the stack gets the other nodes' addresses, in nanoseconds: it forgets what it has
 /// not used for a minute, and asks for one address in a second at most.
 const INTRODUCE_NS: u64 = 20_000_000_000;
 /// The longest sleep, in nanoseconds.
@@ -46,7 +46,7 @@ pub struct Net {
     /// The sockets.
     pub sockets: SocketSet<'static>,
     introduced_ns: Option<u64>,
-    /// The next node to be told of.
+    /// The next node to introduce.
     next_introduction: u32,
     next_port: u16,
 }
@@ -153,7 +153,7 @@ impl Net {
         Instant::from_micros((now_ns() / 1000) as i64)
     }
 
-    /// How many nodes the stack is told of, itself among them.
+    /// How many nodes are introduced to the stack, itself among them.
     fn known(&self) -> u32 {
         self.nodes + u32::from(self.places.gateway().is_some())
     }

@@ -29,7 +29,7 @@ pub(crate) const WORK: &str = ".work-";
 pub(crate) const COMPILER_LOCK: &str = "driver-lock";
 /// How the parts begin that [`Cache::packages`] makes.
 const PACKAGES: &str = "packages-";
-/// Whoever waits for a lock for so long is told which it is.
+/// Who waits for a lock for so long gets a message which it is.
 const TELL_AFTER: Duration = Duration::from_secs(1);
 const NEW: &str = ".new-";
 const OLD: &str = ".old-";
@@ -126,6 +126,11 @@ impl Cache {
 
     pub(crate) fn apt<'a>(&self, progress: &'a dyn Progress) -> Result<Apt<'a>> {
         Apt::open(&self.folder.join("apt"), self.mirror.as_deref(), progress)
+    }
+
+    /// Has apt ask for new lists when it is next opened.
+    pub(crate) fn forget_lists(&self) {
+        Apt::forget_lists(&self.folder.join("apt"));
     }
 
     /// Waits until nobody else has the lock of this name, which is held until the file is dropped.

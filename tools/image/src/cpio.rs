@@ -3,6 +3,10 @@
 //!
 //! Equal entries give equal bytes: no times, owners or inode numbers of the host get in.
 
+use std::io::Write;
+
+use cpio::newc;
+
 use crate::error::{Error, Result};
 
 const FOLDER: u32 = 0o040_000;
@@ -65,40 +69,27 @@ impl Archive {
         device: (u32, u32),
         content: &[u8],
     ) -> Result<()> {
-        let size = u32::try_from(content.len()).map_err(|_| Error::Invalid {
-            what: "file in the initramfs",
-            value: name.into(),
-            allowed: "less than 4 GiB",
-        })?;
-        let links = if mode & 0o170_000 == FOLDER { 2 } else { 1 };
-        let name_size = name.len() as u32 + 1;
-        self.bytes.extend_from_slice(b"070701");
-        let fields = [
-            inode, mode, 0, /* uid */
-            0, /* gid */
-            links, 0, /* mtime */
-            size, 0, 0, // device of the file system
-            device.0, device.1, name_size, 0, /* checksum: none in this format */
-        ];
-        for field in fields {
-            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
-        }
-        self.bytes.extend_from_slice(name.as_bytes());
-        self.bytes.push(0);
-        self.align();
-        self.bytes.extend_from_slice(content);
-        self.align();
-        Ok(())
-    }
-
-    /// Headers and contents begin at multiples of four bytes.
-    fn align(&mut self) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+        let bad =
+            |allowed| Error::Invalid { what: "file in the initramfs", value: name.into(), allowed };
+        let size = u32::try_from(content.len()).map_err(|_| bad("less than 4 GiB"))?;
+        let entry = newc::Builder::new(name)
+            .ino(inode)
+            .mode(mode)
+            .nlink(if mode & 0o170_000 == FOLDER { 2 } else { 1 })
+            .rdev_major(device.0)
+            .rdev_minor(device.1);
+        let mut writer = entry.write(&mut self.bytes, size);
+        let written = writer.write_all(content).and_then(|()| writer.finish().map(drop));
+        written.map_err(|_| bad("what memory has room for"))
     }
 
     /// Ends the archive.
     pub(crate) fn finish(mut self) -> Result<Vec<u8>> {
-        self.record(0, "TRAILER!!!", 0, (0, 0), &[])?;
+        newc::trailer(&mut self.bytes).map_err(|_| Error::Invalid {
+            what: "initramfs",
+            value: String::new(),
+            allowed: "what memory has room for",
+        })?;
         self.bytes.resize(self.bytes.len().next_multiple_of(512), 0);
         Ok(self.bytes)
     }
@@ -106,6 +97,7 @@ impl Archive {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::process::{Command, Stdio};
 
     use proptest::prelude::*;
@@ -115,28 +107,20 @@ mod tests {
     /// Path, mode, device, content.
     type Entry = (String, u32, (u32, u32), Vec<u8>);
 
-    /// Reads an archive by the format's description.
-    fn parse(bytes: &[u8]) -> Vec<Entry> {
+    fn parse(mut bytes: &[u8]) -> Vec<Entry> {
         let mut entries = Vec::new();
-        let mut at = 0;
         loop {
-            assert_eq!(&bytes[at..at + 6], b"070701", "at {at}");
-            let field = |index: usize| {
-                let start = at + 6 + index * 8;
-                u32::from_str_radix(std::str::from_utf8(&bytes[start..start + 8]).unwrap(), 16)
-                    .unwrap()
-            };
-            let (size, name_size) = (field(6) as usize, field(11) as usize);
-            let name = &bytes[at + 110..at + 110 + name_size];
-            assert_eq!(name.last(), Some(&0));
-            let name = String::from_utf8(name[..name_size - 1].to_vec()).unwrap();
-            let start = (at + 110 + name_size).next_multiple_of(4);
-            if name == "TRAILER!!!" {
+            let mut reader = newc::Reader::new(bytes).unwrap();
+            let entry = reader.entry();
+            if entry.is_trailer() {
                 return entries;
             }
-            let device = (field(9), field(10));
-            entries.push((name, field(1), device, bytes[start..start + size].to_vec()));
-            at = (start + size).next_multiple_of(4);
+            let device = (entry.rdev_major(), entry.rdev_minor());
+            let (name, mode) = (entry.name().to_owned(), entry.mode());
+            let mut content = Vec::new();
+            reader.read_to_end(&mut content).unwrap();
+            entries.push((name, mode, device, content));
+            bytes = reader.finish().unwrap();
         }
     }
 

@@ -1,8 +1,11 @@
-//! The kernel driver, tofu.ko: a kernel with Rust and the module, built from Debian's sources by
-//! Debian's compilers in a root of their own.
+//! The kernel driver, tofu.ko, built from its sources by Debian's compilers in a root of their own:
+//! for a kernel with Rust that is built there, too, or for one of Debian's own kernels.
 //!
-//! Two parts of the cache: the build root with the kernel, which takes some gigabytes and minutes
-//! and is made once; and what guests need of it, made anew when the driver's sources change.
+//! Two parts of the cache: the build root with what modules are compiled against, which takes some
+//! gigabytes and minutes and is made once; and what guests need of it, made again when the driver's
+//! sources change.
+
+mod stock;
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,7 +23,9 @@ use crate::manifest::Manifest;
 use crate::progress::{Phase, Progress};
 use crate::root::RootAccess;
 use crate::run;
-use crate::spec::Flavour;
+use crate::spec::{Flavour, Kernel};
+
+use stock::Stock;
 
 /// What builds a kernel with Rust. The driver is written for this version's interfaces, which the
 /// kernel does not keep from one to the next.
@@ -166,13 +171,80 @@ const SOURCES: &[(&str, &str)] = sources![
 ];
 
 impl Flavour {
+    /// What the build root is made of, but for packages named by the release of a kernel.
     fn packages(self) -> Vec<&'static str> {
-        let more = if self == Self::Debug { CLANG } else { &[] };
+        let more: &[&str] = match self {
+            Self::Plain => &[],
+            Self::Debug => CLANG,
+            Self::Cloud | Self::Generic => return stock::PACKAGES.to_vec(),
+        };
         PACKAGES.iter().chain(more).copied().collect()
     }
 
-    fn config(self) -> String {
-        if self == Self::Debug { CONFIG.to_owned() + DEBUG_CONFIG } else { CONFIG.into() }
+    /// A file that the build root gets for the script, by its path, and its content: what the
+    /// kernel is configured with, or how the tree for a kernel of Debian's is made.
+    fn file(self) -> (&'static str, String) {
+        match self {
+            Self::Plain => ("build/config", CONFIG.into()),
+            Self::Debug => ("build/config", CONFIG.to_owned() + DEBUG_CONFIG),
+            Self::Cloud | Self::Generic => ("tofu-build/kdir", stock::KDIR.into()),
+        }
+    }
+
+    fn script(self) -> &'static str {
+        if self.debian().is_some() { stock::SCRIPT } else { SCRIPT }
+    }
+
+    /// Where packages are from if Debian has several versions.
+    fn from(self) -> apt::From {
+        if self.debian().is_some() { apt::From::Release } else { apt::From::Backports }
+    }
+}
+
+/// What a build root is made for.
+struct Target {
+    flavour: Flavour,
+    /// One of Debian's kernels; `None` if the root builds its own.
+    stock: Option<Stock>,
+}
+
+impl Target {
+    /// For the Debian kernel that is in the cache, if the flavour is one of those.
+    fn find(cache: &Cache, flavour: Flavour) -> Result<Option<Self>> {
+        let Some(debian) = flavour.debian() else { return Ok(Some(Self { flavour, stock: None })) };
+        let Some(part) = cache.part(&debian.part_key())? else { return Ok(None) };
+        Ok(Some(Self { flavour, stock: Some(Stock::of(&part)?) }))
+    }
+
+    /// The same; that kernel is fetched first if it is not there. The caller holds the lock.
+    fn fetch(
+        cache: &Cache,
+        flavour: Flavour,
+        refresh: bool,
+        progress: &dyn Progress,
+    ) -> Result<Self> {
+        let Some(debian) = flavour.debian() else { return Ok(Self { flavour, stock: None }) };
+        let (_, part) = cache.kernel_part(&debian, refresh, progress)?;
+        Ok(Self { flavour, stock: Some(Stock::of(&part)?) })
+    }
+
+    /// The key of the part with the build root.
+    fn key(&self) -> String {
+        format!("{ROOT}{}", &self.mark(root_recipe(self.flavour))[..12])
+    }
+
+    /// Changes with the recipe, and with the kernel that it is for.
+    fn mark(&self, recipe: String) -> String {
+        match &self.stock {
+            None => recipe,
+            Some(stock) => hex(&Sha256::digest(format!("{recipe}\n{}", stock.key()))),
+        }
+    }
+
+    /// The folder in which a build root is made, which stays after an interruption: what takes so
+    /// long is not started again.
+    fn work_folder(&self, cache: &Cache) -> PathBuf {
+        cache.part_folder(&format!("{WORK}{}", self.key()))
     }
 }
 
@@ -190,18 +262,8 @@ pub(crate) fn recipe(flavour: Flavour) -> String {
 }
 
 fn root_recipe(flavour: Flavour) -> String {
-    let parts = [SCRIPT, &flavour.config(), &flavour.packages().join(" ")];
+    let parts = [flavour.script(), &flavour.file().1, &flavour.packages().join(" ")];
     hex(&Sha256::digest(parts.join("\n")))
-}
-
-fn root_key(flavour: Flavour) -> String {
-    format!("{ROOT}{}", &root_recipe(flavour)[..12])
-}
-
-/// The folder in which a build root is made, which stays after an interruption: what takes so long
-/// is not begun anew.
-fn work_folder(cache: &Cache, flavour: Flavour) -> PathBuf {
-    cache.part_folder(&format!("{WORK}{}", root_key(flavour)))
 }
 
 /// Makes the build root with its kernel, which [`part`] takes from there; nothing is done if it is
@@ -214,45 +276,62 @@ pub(crate) fn compile(
     progress: &dyn Progress,
 ) -> Result<()> {
     let _lock = cache.lock_file(COMPILER_LOCK, progress)?;
-    let work = work_folder(cache, flavour);
-    if !refresh && (cache.part(&root_key(flavour))?.is_some() || Manifest::read(&work)?.is_some()) {
+    let target = {
+        let _lock = cache.lock(progress)?;
+        if refresh {
+            cache.forget_lists();
+        }
+        Target::fetch(cache, flavour, refresh, progress)?
+    };
+    let work = target.work_folder(cache);
+    if !refresh && (cache.part(&target.key())?.is_some() || Manifest::read(&work)?.is_some()) {
         return Ok(());
     }
     forget_others(cache)?;
     if refresh {
         remove_folder(&work)?;
     }
-    make_root(cache, flavour, &work, progress)?.write(&work)
+    make_root(cache, &target, &work, progress)?.write(&work)
 }
 
-/// The part with vmlinux, vmlinuz, config and modules, as those of Debian's kernels; and the build
-/// root's key, which the image has to keep. The root is there or was made by [`compile`].
+/// The part with vmlinux, vmlinuz, config and modules, as those of Debian's kernels, for which it
+/// has the driver alone; and the build root's key, which the image has to keep. The root is there
+/// or was made by [`compile`].
 pub(crate) fn part(
     cache: &Cache,
     flavour: Flavour,
     refresh: bool,
     progress: &dyn Progress,
 ) -> Result<(String, String, Manifest)> {
-    let root = take_root(cache, flavour)?;
-    let key = format!("driver-{}", &recipe(flavour)[..12]);
+    let (target, root) = take_root(cache, flavour)?;
+    let key = format!("driver-{}", &target.mark(recipe(flavour))[..12]);
     let manifest = cache.make_part(&key, refresh, |folder, manifest| {
-        make_module(flavour, &root, folder, manifest, progress)
+        make_module(&target, &root, folder, manifest, progress)
     })?;
-    Ok((root_key(flavour), key, manifest))
+    Ok((target.key(), key, manifest))
 }
 
 /// The build root, taken from where it was made if need be.
-fn take_root(cache: &Cache, flavour: Flavour) -> Result<PathBuf> {
-    let key = root_key(flavour);
-    let work = work_folder(cache, flavour);
+fn take_root(cache: &Cache, flavour: Flavour) -> Result<(Target, PathBuf)> {
+    let changed = |release: &str| Error::Stock {
+        release: release.into(),
+        reason: "another process has fetched or removed it meanwhile: try again".into(),
+    };
+    let Some(target) = Target::find(cache, flavour)? else { return Err(changed("")) };
+    let key = target.key();
+    let work = target.work_folder(cache);
     let made = Manifest::read(&work)?;
+    if let (None, None, Some(stock)) = (&made, cache.part(&key)?, &target.stock) {
+        return Err(changed(&stock.release));
+    }
     // A new one takes the place of the old one.
     cache.make_part(&key, made.is_some(), |folder, manifest| {
         manifest.packages = made.map(|made| made.packages).unwrap_or_default();
         fs::rename(work.join("root"), folder.join("root")).on("move", &work)?;
         remove_folder(&work)
     })?;
-    Ok(cache.part_folder(&key).join("root"))
+    let root = cache.part_folder(&key).join("root");
+    Ok((target, root))
 }
 
 /// What came of a [`Module`].
@@ -272,7 +351,7 @@ pub struct Made {
 pub struct Module {
     folder: PathBuf,
     base: PathBuf,
-    debug: bool,
+    flavour: Flavour,
     arguments: Vec<String>,
 }
 
@@ -280,7 +359,8 @@ impl Module {
     /// That of the folder with this Kbuild file.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
-        Self { base: folder.clone(), folder, debug: false, arguments: Vec::new() }
+        let flavour = Flavour::Plain;
+        Self { base: folder.clone(), folder, flavour, arguments: Vec::new() }
     }
 
     /// The module needs files of this folder around it, too.
@@ -290,11 +370,18 @@ impl Module {
         self
     }
 
-    /// For the kernel that looks after itself: `driver-debug`.
-    #[must_use]
-    pub fn debug(mut self, debug: bool) -> Self {
-        self.debug = debug;
-        self
+    /// For this kernel, instead of [`Kernel::Driver`].
+    ///
+    /// # Errors
+    ///
+    /// If it is none that modules can be compiled for: see [`Kernel::has_driver`].
+    pub fn kernel(mut self, kernel: &Kernel) -> Result<Self> {
+        self.flavour = kernel.driver().ok_or_else(|| Error::Invalid {
+            what: "kernel of a module",
+            value: kernel.to_string(),
+            allowed: "driver, driver-debug, driver-cloud or driver-generic",
+        })?;
+        Ok(self)
     }
 
     /// Arguments of make, words without blanks: `CLIPPY=1`, `W=1`.
@@ -326,10 +413,9 @@ impl Module {
             return Err(bad(word.to_owned(), "paths and arguments of make may not have blanks"));
         }
         fs::create_dir_all(to).on("create", to)?;
-        let flavour = if self.debug { Flavour::Debug } else { Flavour::Plain };
-        compile(cache, flavour, false, progress)?;
+        compile(cache, self.flavour, false, progress)?;
         let _lock = cache.lock(progress)?;
-        let root = take_root(cache, flavour)?;
+        let (target, root) = take_root(cache, self.flavour)?;
         let own = root.join("src/own");
         remove_folder(&own)?;
         fs::create_dir_all(&own).on("create", &own)?;
@@ -341,7 +427,7 @@ impl Module {
             ("TOFU_ARGUMENTS", self.arguments.join(" ")),
         ];
         progress.update(Phase::Module, 0, 0);
-        let output = enter(flavour, &root, (OWN_SCRIPT, "own"), &env, progress, |_| {
+        let output = enter(&target, &root, (OWN_SCRIPT, "own"), &env, progress, |_| {
             progress.update(Phase::Module, 0, 0);
         })?;
         let log = root.join("build/log");
@@ -364,10 +450,11 @@ impl Module {
 
 /// Removes what is left of root folders of other recipes, whose making was interrupted.
 fn forget_others(cache: &Cache) -> Result<()> {
-    let ours = [Flavour::Plain, Flavour::Debug].map(|flavour| work_folder(cache, flavour));
-    let Some(parts) = ours[0].parent() else { return Ok(()) };
-    fs::create_dir_all(parts).on("create", parts)?;
-    for entry in fs::read_dir(parts).on("read", parts)?.flatten() {
+    let targets = Flavour::ALL.iter().filter_map(|flavour| Target::find(cache, *flavour).ok()?);
+    let ours: Vec<PathBuf> = targets.map(|target| target.work_folder(cache)).collect();
+    let parts = cache.part_folder("");
+    fs::create_dir_all(&parts).on("create", &parts)?;
+    for entry in fs::read_dir(&parts).on("read", &parts)?.flatten() {
         if is_work(&entry.file_name().to_string_lossy()) && !ours.contains(&entry.path()) {
             remove_folder(&entry.path())?;
         }
@@ -378,19 +465,30 @@ fn forget_others(cache: &Cache) -> Result<()> {
 /// Makes the build root in `work`, or goes on where it was interrupted.
 fn make_root(
     cache: &Cache,
-    flavour: Flavour,
+    target: &Target,
     work: &Path,
     progress: &dyn Progress,
 ) -> Result<Manifest> {
     let root = work.join("root");
-    let mut manifest = Manifest::new(&root_key(flavour), "");
+    let Target { flavour, stock } = target;
+    let mut manifest = Manifest::new(&target.key(), "");
     let files = {
         let _lock = cache.lock(progress)?;
         let apt = cache.apt(progress)?;
-        let mut debs = apt.closure(&flavour.packages(), apt::From::Backports)?;
+        let from = flavour.from();
+        let mut debs = match stock {
+            None => apt.closure(&flavour.packages(), from)?,
+            Some(stock) => {
+                let names = stock.packages();
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                let debs = apt.closure(&names, from).map_err(|error| stock.explain(error))?;
+                stock.check(&debs)?;
+                debs
+            }
+        };
         // It has the links /bin, /lib and so on, which have to be there before anything else.
         debs.sort_by_key(|deb| deb.name() != "base-files");
-        let files = apt.fetch(&debs, apt::From::Backports)?;
+        let files = apt.fetch(&debs, from)?;
         manifest.packages = apt::packages(&debs, &files)?;
         let unpacked = work.join("unpacked");
         let these = format!("{:?}", manifest.packages);
@@ -399,12 +497,15 @@ fn make_root(
         } else {
             remove_folder(work)?;
             apt.unpack(&files, &root)?;
-            prepare(&root, &flavour.config())?;
+            prepare(&root)?;
+            let (path, text) = flavour.file();
+            write(&root.join(path), &text)?;
             write(&unpacked, &these)?;
         }
         files
     };
-    build(flavour, &root, "kernel", LINES, progress)?;
+    let lines = if stock.is_some() { stock::LINES } else { LINES };
+    build(target, &root, "kernel", lines, progress)?;
     // The sources are unpacked; the rest is what modules are built of.
     apt::discard(&files);
     remove_folder(&root.join("usr/src"))?;
@@ -412,7 +513,7 @@ fn make_root(
 }
 
 /// What a root of unpacked packages lacks.
-fn prepare(root: &Path, config: &str) -> Result<()> {
+fn prepare(root: &Path) -> Result<()> {
     for name in ["build", "src", "tofu-build", "dev", "proc", "tmp"] {
         let path = root.join(name);
         fs::create_dir_all(&path).on("create", &path)?;
@@ -424,11 +525,11 @@ fn prepare(root: &Path, config: &str) -> Result<()> {
             symlink(target, &link).on("create", &link)?;
         }
     }
-    write(&root.join("build/config"), config)
+    Ok(())
 }
 
 fn make_module(
-    flavour: Flavour,
+    target: &Target,
     root: &Path,
     folder: &Path,
     manifest: &mut Manifest,
@@ -438,7 +539,7 @@ fn make_module(
     for (path, text) in SOURCES {
         write(&root.join("src/guest-lib").join(path), text)?;
     }
-    build(flavour, root, "module", 10, progress)?;
+    build(target, root, "module", 10, progress)?;
     let built = root.join("build");
     let copy = |from: &str, to: &str| {
         let to = folder.join(to);
@@ -448,10 +549,14 @@ fn make_module(
         }
         fs::copy(&from, &to).on("copy", &from).map(drop)
     };
+    copy("out/tofu.ko", "modules/kernel/tofu/tofu.ko")?;
+    if let Some(stock) = &target.stock {
+        manifest.kernel.clone_from(&stock.release);
+        return Ok(());
+    }
     copy("bzImage", "vmlinuz")?;
     copy("linux/.config", "config")?;
     copy("modules.builtin", "modules/modules.builtin")?;
-    copy("out/tofu.ko", "modules/kernel/tofu/tofu.ko")?;
     // Without symbols, which would be in the guest's memory.
     let bz = folder.join("vmlinuz");
     let elf = kernel::unpack(&bz, &fs::read(&bz).on("read", &bz)?)?;
@@ -467,20 +572,24 @@ fn make_module(
 
 /// Runs our script in the root, which is to succeed.
 fn build(
-    flavour: Flavour,
+    target: &Target,
     root: &Path,
     what: &str,
     lines: u64,
     progress: &dyn Progress,
 ) -> Result<()> {
     progress.update(Phase::Compile, 0, lines);
-    let output = enter(flavour, root, (SCRIPT, what), &[], progress, |said| {
+    let release = target.stock.iter().map(|stock| ("TOFU_RELEASE", stock.release.clone()));
+    let env: Vec<_> = release.collect();
+    let script = target.flavour.script();
+    let output = enter(target, root, (script, what), &env, progress, |said| {
         progress.update(Phase::Compile, (said.lines().count() as u64).min(lines), lines);
     })?;
     if !output.ok {
         let log = root.join("build/log");
         let said = fs::read_to_string(&log).unwrap_or_default();
-        // What the compiler said is some lines above make's farewell. Marked, so that it is told.
+        // What the compiler said is some lines above make's farewell. Marked, so that it is
+        // reported.
         let errors = said.lines().filter(|line| line.contains("error")).take(2);
         let stderr = errors.map(|line| format!("E: {line}\n")).collect::<String>() + &said;
         let output = run::Output { stderr, ..output };
@@ -492,7 +601,7 @@ fn build(
 
 /// Runs a script in the root with an argument, and tells every second or so what it has said.
 fn enter(
-    flavour: Flavour,
+    target: &Target,
     root: &Path,
     (script, what): (&str, &str),
     env: &[(&str, String)],
@@ -502,12 +611,12 @@ fn enter(
     write(&root.join("tofu-build/configure"), script)?;
     let log = root.join("build/log");
     // That of a kernel goes on when its build does.
-    if what != "kernel" || !log.exists() {
+    if what != "kernel" || target.stock.is_some() || !log.exists() {
         write(&log, "")?;
     }
     let mut command = RootAccess::find(progress)?.enter(root, what)?;
     command.env("HOME", "/root").envs(env.iter().map(|(name, value)| (name, value)));
-    if flavour == Flavour::Debug {
+    if target.flavour == Flavour::Debug {
         command.env("LLVM", "1");
     }
     let mut ticks = 0u32;
@@ -529,6 +638,41 @@ fn write(path: &PathBuf, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn modules_are_for_kernels_with_the_driver() {
+        for name in Kernel::NAMES {
+            let kernel: Kernel = name.parse().unwrap();
+            let module = Module::new("x").kernel(&kernel);
+            assert_eq!(module.is_ok(), name.starts_with("driver"), "{name}");
+        }
+        assert_eq!(
+            Module::new("x").kernel(&Kernel::Cloud).unwrap_err().to_string(),
+            "kernel of a module \"cloud\": driver, driver-debug, driver-cloud or driver-generic"
+        );
+    }
+
+    #[test]
+    fn each_kernel_of_debian_has_its_own_build_root() {
+        let key = |flavour, release: &str, version: &str| {
+            let mut part = Manifest::new("", "");
+            part.kernel = release.into();
+            let package =
+                crate::manifest::Package { version: version.into(), sha256: String::new() };
+            part.packages.insert(format!("linux-binary-{release}"), package);
+            Target { flavour, stock: Some(Stock::of(&part).unwrap()) }.key()
+        };
+        let keys = [
+            key(Flavour::Cloud, "7.3.4+deb13-cloud-amd64", "7.3.4-1~bpo13+1"),
+            key(Flavour::Cloud, "7.3.5+deb13-cloud-amd64", "7.3.5-1~bpo13+1"),
+            key(Flavour::Cloud, "7.3.4+deb13-cloud-amd64", "7.3.4-1~bpo13+2"),
+            key(Flavour::Generic, "7.3.4+deb13-amd64", "7.3.4-1~bpo13+1"),
+            Target { flavour: Flavour::Plain, stock: None }.key(),
+        ];
+        for (at, key) in keys.iter().enumerate() {
+            assert!(key.starts_with(ROOT) && !keys[..at].contains(key), "{keys:?}");
+        }
+    }
 
     #[test]
     fn every_source_file_is_there() {

@@ -1,4 +1,4 @@
-//! What can go wrong, each as one line for the user.
+//! Errors, each as one line for the user.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -107,6 +107,14 @@ pub enum Error {
         name: String,
         /// The kernel.
         release: String,
+    },
+    /// Debian's packages of a kernel do not fit each other, or the driver.
+    #[error("cannot build tofu.ko for Debian's kernel {release}: {reason}")]
+    Stock {
+        /// The kernel.
+        release: String,
+        /// What does not fit, and what to do.
+        reason: String,
     },
     /// A module file that cannot be read.
     #[error("kernel module {}: {reason}", path.display())]

@@ -57,6 +57,41 @@ pub fn inspect(path: &Path, bytes: &[u8]) -> Result<KernelKind> {
     }))
 }
 
+/// What an ELF file takes of memory when it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadedSize {
+    /// The sum of its segments, in bytes.
+    pub bytes: u64,
+    /// The physical address behind the last one.
+    pub end: u64,
+}
+
+/// What the ELF file `bytes` takes of memory; `None` if it is damaged or none.
+pub fn loaded_size(bytes: &[u8]) -> Option<LoadedSize> {
+    let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
+    let endian = file.endian();
+    let mut size = LoadedSize { bytes: 0, end: 0 };
+    for segment in file.elf_program_headers() {
+        if segment.p_type(endian) == elf::PT_LOAD {
+            let length = segment.p_memsz(endian);
+            size.bytes = size.bytes.saturating_add(length);
+            size.end = size.end.max(segment.p_paddr(endian).saturating_add(length));
+        }
+    }
+    Some(size)
+}
+
+/// Bytes of memory that a kernel takes before it has done anything, by its file.
+pub fn kernel_size(bytes: &[u8]) -> Option<u64> {
+    /// `init_size` of the boot protocol: what it needs to unpack itself.
+    const INIT_SIZE: std::ops::Range<usize> = 0x260..0x264;
+    if bytes.get(0x202..0x206) == Some(b"HdrS") {
+        let field = bytes.get(INIT_SIZE)?.try_into().ok()?;
+        return Some(u32::from_le_bytes(field).into());
+    }
+    loaded_size(bytes).map(|size| size.bytes)
+}
+
 fn inspect_elf(bytes: &[u8]) -> std::result::Result<KernelKind, String> {
     let file = ElfFile64::<Endianness>::parse(bytes)
         .map_err(|error| format!("its ELF headers are damaged ({error})"))?;
@@ -239,6 +274,17 @@ mod tests {
         assert_eq!(kind(&tiny_elf(false)), KernelKind::Elf);
         assert_eq!(kind(&bz_image(b"x")), KernelKind::BzImage);
         assert_eq!(release(&bz_image(b"x")).unwrap(), "6.1.0-x");
+    }
+
+    #[test]
+    fn sizes_in_memory() {
+        let size = loaded_size(&tiny_elf(true)).unwrap();
+        assert!(size.bytes > 0 && size.end > size.bytes, "{size:?}");
+        assert_eq!(kernel_size(&tiny_elf(true)), Some(size.bytes));
+        let mut packed = bz_image(&[0; 64]);
+        packed[0x260..0x264].copy_from_slice(&0x30_0000u32.to_le_bytes());
+        assert_eq!(kernel_size(&packed), Some(3 << 20));
+        assert_eq!((kernel_size(b"#!/bin/sh"), loaded_size(b"")), (None, None));
     }
 
     #[test]

@@ -54,7 +54,7 @@ mod tshark;
 pub use cache::{Cache, Image};
 pub use driver::{Made, Module};
 pub use error::{Error, Result};
-pub use kernel::{KernelKind, inspect as inspect_kernel};
+pub use kernel::{KernelKind, LoadedSize, inspect as inspect_kernel, kernel_size, loaded_size};
 pub use manifest::{FileInfo, Manifest, Package};
 pub use progress::{Phase, Progress, Silent};
 pub use qemu::{MINIMUM as QEMU_MINIMUM, Origin as QemuOrigin, Qemu};

@@ -1,4 +1,4 @@
-//! What is in a folder of the cache, in a file beside it: `manifest.toml`.
+//! `manifest.toml`, which describes a folder of the cache.
 //!
 //! It is written last, so a folder with a manifest is whole.
 

@@ -32,7 +32,7 @@ pub(crate) struct Module {
 
 /// The modules of a kernel release.
 pub(crate) struct Tree {
-    folder: PathBuf,
+    folders: Vec<PathBuf>,
     release: String,
     /// Files by name of the module.
     files: BTreeMap<String, PathBuf>,
@@ -54,7 +54,16 @@ fn name_of(path: &Path) -> Option<String> {
 impl Tree {
     /// The modules in `folder`, the `/lib/modules/RELEASE` of a kernel package.
     pub(crate) fn open(folder: &Path, release: &str) -> Result<Self> {
-        let mut files = BTreeMap::new();
+        let built_in = fs::read_to_string(folder.join("modules.builtin")).unwrap_or_default();
+        let built_in = built_in.lines().filter_map(|line| name_of(Path::new(line))).collect();
+        let mut tree =
+            Self { folders: Vec::new(), release: release.into(), files: BTreeMap::new(), built_in };
+        tree.add(folder)?;
+        Ok(tree)
+    }
+
+    /// Adds the modules of another such folder, which were made for the release later.
+    pub(crate) fn add(&mut self, folder: &Path) -> Result<()> {
         let mut folders = vec![folder.join("kernel")];
         while let Some(next) = folders.pop() {
             for entry in fs::read_dir(&next).on("read", &next)? {
@@ -63,13 +72,12 @@ impl Tree {
                 if entry.file_type().on("look at", &path)?.is_dir() {
                     folders.push(path);
                 } else if let Some(name) = name_of(&path) {
-                    files.insert(name, path);
+                    self.files.insert(name, path);
                 }
             }
         }
-        let built_in = fs::read_to_string(folder.join("modules.builtin")).unwrap_or_default();
-        let built_in = built_in.lines().filter_map(|line| name_of(Path::new(line))).collect();
-        Ok(Self { folder: folder.into(), release: release.into(), files, built_in })
+        self.folders.push(folder.into());
+        Ok(())
     }
 
     /// Whether there is such a module, as a file or built in.
@@ -114,7 +122,8 @@ impl Tree {
                 self.visit(wanted, seen, order)?;
             }
         }
-        let relative = path.strip_prefix(&self.folder).unwrap_or(path).to_string_lossy();
+        let relative = self.folders.iter().find_map(|folder| path.strip_prefix(folder).ok());
+        let relative = relative.unwrap_or(path).to_string_lossy();
         order.push(Module {
             name: name.into(),
             path: relative.trim_end_matches(".xz").into(),

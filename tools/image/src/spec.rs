@@ -1,4 +1,4 @@
-//! What an image is asked to be.
+//! The description of an image that is to be built.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,10 +12,27 @@ use crate::hash::hex;
 /// Which of the kernels for our driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
-    /// Small and fast.
+    /// Built here, small and fast.
     Plain,
-    /// Looks after itself: locks, memory, leaks.
+    /// Built here, looks after itself: locks, memory, leaks.
     Debug,
+    /// Debian's for virtual machines.
+    Cloud,
+    /// Debian's for all machines.
+    Generic,
+}
+
+impl Flavour {
+    pub(crate) const ALL: [Self; 4] = [Self::Plain, Self::Debug, Self::Cloud, Self::Generic];
+
+    /// Debian's kernel of this flavour; `None` if the kernel is built here.
+    pub(crate) fn debian(self) -> Option<Kernel> {
+        match self {
+            Self::Plain | Self::Debug => None,
+            Self::Cloud => Some(Kernel::CloudBackports),
+            Self::Generic => Some(Kernel::GenericBackports),
+        }
+    }
 }
 
 /// Which kernel an image has.
@@ -38,13 +55,22 @@ pub enum Kernel {
     Driver,
     /// The same with checks of locks and memory, for tests of the driver; slow.
     DriverDebug,
+    /// [`Kernel::CloudBackports`] as it is, and the driver compiled for it.
+    DriverCloud,
+    /// [`Kernel::GenericBackports`] as it is, and the driver compiled for it.
+    DriverGeneric,
     /// A file of the user's own: a bzImage or ELF kernel, with all that is needed built in.
     File(PathBuf),
 }
 
 impl Kernel {
+    /// The key of the part of the cache that has its files.
+    pub(crate) fn part_key(&self) -> String {
+        format!("kernel-{self}")
+    }
+
     /// Names of those that have one.
-    pub const NAMES: [&'static str; 7] = [
+    pub const NAMES: [&'static str; 9] = [
         "auto",
         "cloud",
         "generic",
@@ -52,6 +78,8 @@ impl Kernel {
         "generic-backports",
         "driver",
         "driver-debug",
+        "driver-cloud",
+        "driver-generic",
     ];
 
     /// Of kernels with the driver, which one it is.
@@ -59,8 +87,15 @@ impl Kernel {
         match self {
             Kernel::Driver => Some(Flavour::Plain),
             Kernel::DriverDebug => Some(Flavour::Debug),
+            Kernel::DriverCloud => Some(Flavour::Cloud),
+            Kernel::DriverGeneric => Some(Flavour::Generic),
             _ => None,
         }
+    }
+
+    /// Whether nodes with it have the driver tofu.ko.
+    pub fn has_driver(&self) -> bool {
+        self.driver().is_some()
     }
 }
 
@@ -74,6 +109,8 @@ impl fmt::Display for Kernel {
             Kernel::GenericBackports => f.write_str("generic-backports"),
             Kernel::Driver => f.write_str("driver"),
             Kernel::DriverDebug => f.write_str("driver-debug"),
+            Kernel::DriverCloud => f.write_str("driver-cloud"),
+            Kernel::DriverGeneric => f.write_str("driver-generic"),
             Kernel::File(path) => write!(f, "{}", path.display()),
         }
     }
@@ -92,13 +129,16 @@ impl FromStr for Kernel {
             "generic-backports" => Kernel::GenericBackports,
             "driver" => Kernel::Driver,
             "driver-debug" => Kernel::DriverDebug,
+            "driver-cloud" => Kernel::DriverCloud,
+            "driver-generic" => Kernel::DriverGeneric,
             path if path.contains('/') => Kernel::File(path.into()),
             other => {
                 return Err(Error::Invalid {
                     what: "kernel",
                     value: other.into(),
                     allowed: "auto, cloud, generic, cloud-backports, generic-backports, driver, \
-                              driver-debug, or the path of a kernel file",
+                              driver-debug, driver-cloud, driver-generic, or the path of a \
+                              kernel file",
                 });
             }
         })
@@ -310,6 +350,8 @@ mod tests {
             plain(),
             plain().kernel(Kernel::Generic),
             plain().kernel(Kernel::Driver),
+            plain().kernel(Kernel::DriverCloud),
+            plain().kernel(Kernel::DriverGeneric),
             plain().kernel(Kernel::File("/no/such".into())),
             plain().with(["mpich"]).unwrap(),
             plain().with(["mpich", "iperf3"]).unwrap(),

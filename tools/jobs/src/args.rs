@@ -35,10 +35,10 @@ pub struct RunArgs {
     pub(crate) machine: Option<MachineName>,
 
     /// Ranks are processes on this host, in a machine without guests
-    #[arg(long, conflicts_with_all = ["machine", "mpi", "image"])]
+    #[arg(long, conflicts_with_all = ["machine", "image"])]
     pub(crate) local: bool,
 
-    /// The program uses MPI (mpich); the nodes need an Ethernet
+    /// The program uses MPI (mpich, or what else speaks PMI-1); Linux nodes need an Ethernet
     #[arg(long)]
     pub(crate) mpi: bool,
 
@@ -49,6 +49,14 @@ pub struct RunArgs {
     /// File or folder to be copied to the ranks' working folder; may be given again
     #[arg(long, value_name = "PATH")]
     pub(crate) copy: Vec<PathBuf>,
+
+    /// Bring back what ranks wrote in their working folder: to a folder of each node in this one
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: Option<PathBuf>,
+
+    /// The ranks' working folder is this one: nodes get a copy, and what ranks change comes back
+    #[arg(long, value_name = "FOLDER", conflicts_with = "out")]
+    pub(crate) cwd: Option<PathBuf>,
 
     /// Whose libraries the program runs with
     #[arg(long, value_name = "WHOSE", default_value = "auto")]
@@ -96,8 +104,10 @@ Examples:
       24 ranks on a torus of 4 by 3 nodes
   tofu run --mpi -n 4 ./hello_mpi
   tofu run --copy ring.py -n 2 python3 ring.py
-  tofu run --local -n 4 ./ring
-      without guests, as processes here
+  tofu run --cwd . ./make_topology && tofu run --cwd . -n 4 ./uses_it
+      what the first writes is there for the second
+  tofu run --local -n 8 --ppn 4 ./ring
+      without guests, as processes here, on two nodes
 
 `tofu sdk DIR` writes the headers and libraries that programs are compiled with.
 Exit codes: that of the first rank that failed (128 and the number if a signal ended it), 124

@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
-use object::elf::{EM_X86_64, FileHeader64};
-use object::read::elf::{FileHeader as _, ProgramHeader as _};
-use object::{Endianness, FileKind};
+use object::FileKind;
 use tofu_agent::files::{self, Source};
 
 use crate::args::{Libs, RunArgs};
-use crate::libraries;
+use crate::{elf, libraries};
 
 /// The largest program, in bytes.
 const MAX_PROGRAM: u64 = 1 << 30;
+/// The largest working folder that is copied to nodes, in bytes.
+const MAX_FOLDER: u64 = 256 << 20;
 /// The loader that our libraries go with.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
@@ -24,7 +24,8 @@ const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 const BIN: &str = "bin";
 const LIB: &str = "lib";
 const TOFU: &str = "tofu";
-const WORK: &str = "work";
+/// Where ranks work.
+pub(crate) const WORK: &str = "work";
 /// The mapinfo.
 pub(crate) const MAP: &str = "map.json";
 
@@ -34,6 +35,8 @@ pub(crate) struct Bundle {
     contents: Vec<(PathBuf, Source)>,
     start: Start,
     args: Vec<String>,
+    /// What the user must know of the program and MPI.
+    about_mpi: Option<String>,
 }
 
 /// How the program is started, by names in the job's folder.
@@ -56,7 +59,14 @@ impl Bundle {
     pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Self> {
         let Some((program, words)) = args.program.split_first() else { bail!("no program named") };
         let libraries = libraries::find()?;
-        let mut contents: Vec<(PathBuf, Source)> = vec![(WORK.into(), Source::Folder)];
+        let work = match &args.cwd {
+            Some(folder) => {
+                check_folder(folder)?;
+                Source::Path(folder.clone())
+            }
+            None => Source::Folder,
+        };
+        let mut contents: Vec<(PathBuf, Source)> = vec![(WORK.into(), work)];
         for library in &libraries {
             contents.push((
                 Path::new(TOFU).join(libraries::name(library)?),
@@ -70,9 +80,11 @@ impl Bundle {
                 .with_context(|| format!("--copy {}: cannot read it", path.display()))?;
             contents.push((Path::new(WORK).join(name), Source::Path(path.clone())));
         }
+        let mut about_mpi = None;
         let start = if program.contains('/') || matches!(program.as_str(), "." | "..") {
             let path = Path::new(program);
             let (bytes, interpreter) = read(path)?;
+            about_mpi = elf::about_mpi(program, &bytes, args.mpi);
             let name = libraries::name(path)?.to_owned();
             contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
             match interpreter.map(|loader| closure(&loader, path, &libraries, args)).transpose()? {
@@ -93,7 +105,12 @@ impl Bundle {
             }
             Start::Named(program.clone())
         };
-        Ok(Self { contents, start, args: words.to_vec() })
+        Ok(Self { contents, start, args: words.to_vec(), about_mpi })
+    }
+
+    /// What the user must know of the program and MPI, if anything.
+    pub(crate) fn about_mpi(&self) -> Option<&str> {
+        self.about_mpi.as_deref()
     }
 
     /// An archive of the folder `name` with `map` in it.
@@ -139,6 +156,32 @@ impl Bundle {
     }
 }
 
+/// Checks that a folder can be the ranks' working folder.
+fn check_folder(folder: &Path) -> anyhow::Result<()> {
+    let shown = folder.display();
+    let mut size = 0;
+    let mut left = vec![folder.to_owned()];
+    while let Some(next) = left.pop() {
+        let entries = fs::read_dir(&next);
+        for entry in entries.with_context(|| format!("--cwd {}: cannot read it", next.display()))? {
+            let entry = entry?;
+            let metadata = entry.metadata()?;
+            if metadata.is_dir() {
+                left.push(entry.path());
+            }
+            size += metadata.len();
+        }
+        if size > MAX_FOLDER {
+            bail!(
+                "--cwd {shown}: it has more than {} MiB, and is copied to every node; name one \
+                 with what the job needs",
+                MAX_FOLDER >> 20
+            );
+        }
+    }
+    Ok(())
+}
+
 /// A program's bytes, and its loader if it is linked dynamically.
 fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Option<PathBuf>)> {
     let shown = path.display();
@@ -156,26 +199,8 @@ fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Option<PathBuf>)> {
     let Ok(FileKind::Elf64) = FileKind::parse(&*bytes) else {
         bail!("cannot run {shown}: it is neither an ELF program for x86-64 nor a script with #!");
     };
-    let loader = loader(&bytes).with_context(|| format!("cannot run {shown}"))?;
+    let loader = elf::loader(&bytes).with_context(|| format!("cannot run {shown}"))?;
     Ok((bytes, loader))
-}
-
-fn loader(bytes: &[u8]) -> anyhow::Result<Option<PathBuf>> {
-    let header = FileHeader64::<Endianness>::parse(bytes)?;
-    let endian = header.endian()?;
-    if header.e_machine(endian) != EM_X86_64 {
-        bail!("it is for another processor than x86-64");
-    }
-    if !matches!(header.e_type(endian), object::elf::ET_EXEC | object::elf::ET_DYN) {
-        bail!("it is no program but an object file or the like");
-    }
-    for segment in header.program_headers(endian, bytes)? {
-        if let Some(name) = segment.interpreter(endian, bytes)? {
-            let name = std::str::from_utf8(name).context("its loader has no proper name")?;
-            return Ok(Some(name.into()));
-        }
-    }
-    Ok(None)
 }
 
 /// A program's libraries on this host.
@@ -250,7 +275,10 @@ fn list(loader: &Path, path: &Path, ours: &[PathBuf]) -> anyhow::Result<Found> {
     command.arg("--list").arg(path).env("LD_LIBRARY_PATH", search).env_remove("LD_PRELOAD");
     let output = command.output().with_context(|| format!("cannot run {}", loader.display()))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let found = parse(&text);
+    let mut found = parse(&text);
+    if let Some(name) = missing(&String::from_utf8_lossy(&output.stderr)) {
+        found.missing.get_or_insert(name);
+    }
     if !output.status.success() && found.missing.is_none() {
         let errors = String::from_utf8_lossy(&output.stderr);
         let line = tofu_ui::printable(errors.lines().next().unwrap_or("no reason given"));
@@ -276,6 +304,13 @@ fn parse(text: &str) -> Found {
     found
 }
 
+/// The library that a loader complains of, which some do before they list anything.
+fn missing(errors: &str) -> Option<String> {
+    let (_, what) = errors.split_once("error while loading shared libraries: ")?;
+    let (name, _) = what.split_once(": cannot open shared object file")?;
+    Some(name.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,6 +329,10 @@ mod tests {
         assert_eq!(files, [("libc.so.6", libc), ("libtofucom.so", ours)]);
         let found = parse("\tlibmpich.so.12 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x1)\n");
         assert_eq!(found.missing.as_deref(), Some("libmpich.so.12"));
+        let complaint = "./a: error while loading shared libraries: libmpich.so.12: cannot open \
+                         shared object file: No such file or directory\n";
+        assert_eq!(missing(complaint).as_deref(), Some("libmpich.so.12"));
+        assert_eq!(missing("./a: no version information available"), None);
     }
 
     #[test]

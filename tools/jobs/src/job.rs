@@ -100,10 +100,34 @@ impl Control {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     /// After this time it is ended.
-    timeout: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
     /// How long ranks may go on after another one's failure, and after they were asked to end.
-    grace: Duration,
-    style: Style,
+    pub(crate) grace: Duration,
+    pub(crate) style: Style,
+    /// Whether rank 0 gets our own standard input.
+    pub(crate) input: bool,
+    /// What a rank is called.
+    pub(crate) noun: &'static str,
+}
+
+/// How a rank is called.
+#[derive(Clone, Debug)]
+pub(crate) struct Label {
+    /// In messages.
+    pub(crate) name: String,
+    /// In front of its lines.
+    pub(crate) prefix: String,
+}
+
+impl Label {
+    /// Of the ranks of a job; `place` says where they are.
+    pub(crate) fn of_ranks(ranks: u32, place: impl Fn(u32) -> String) -> Vec<Self> {
+        let label = |rank: u32| Self {
+            name: format!("rank {rank} {}", place(rank)),
+            prefix: format!("{rank}: "),
+        };
+        (0..ranks).map(label).collect()
+    }
 }
 
 impl Options {
@@ -114,12 +138,13 @@ impl Options {
             _ => Style::Prefixed,
         };
         let timeout = args.timeout.map(|timeout| timeout.0);
-        Self { timeout, grace: args.grace.0, style }
+        Self { timeout, grace: args.grace.0, style, input: true, noun: "rank" }
     }
 }
 
+/// How output is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Style {
+pub(crate) enum Style {
     Prefixed,
     Plain,
     Json,
@@ -128,13 +153,19 @@ enum Style {
 /// Shows what ranks write, line by line unless it is wanted as it is.
 struct Screen {
     style: Style,
+    labels: Vec<Label>,
     /// What is not a whole line yet, by rank and stream.
     lines: Vec<[Vec<u8>; 2]>,
 }
 
 impl Screen {
-    fn new(style: Style, ranks: u32) -> Self {
-        Self { style, lines: vec![[Vec::new(), Vec::new()]; ranks as usize] }
+    fn new(style: Style, labels: Vec<Label>) -> Self {
+        let lines = vec![[Vec::new(), Vec::new()]; labels.len()];
+        Self { style, labels, lines }
+    }
+
+    fn name(&self, rank: u32) -> &str {
+        self.labels.get(rank as usize).map_or("", |label| &label.name)
     }
 
     fn take(&mut self, rank: u32, output: Output, bytes: &[u8]) -> io::Result<()> {
@@ -175,7 +206,8 @@ impl Screen {
                 "event": "line", "rank": rank, "stream": stream, "text": text,
             }));
         }
-        write(output, &[format!("{rank}: ").as_bytes(), text, b"\n"].concat())
+        let prefix = self.labels.get(rank as usize).map_or("", |label| &label.prefix);
+        write(output, &[prefix.as_bytes(), text, b"\n"].concat())
     }
 
     fn object(&self, value: &Value) -> io::Result<()> {
@@ -191,6 +223,16 @@ impl Screen {
     }
 }
 
+/// Tells the user something about a job that has not begun.
+///
+/// # Errors
+///
+/// If output cannot be written.
+pub(crate) fn warn(json: bool, text: &str) -> io::Result<()> {
+    let style = if json { Style::Json } else { Style::Plain };
+    Screen::new(style, Vec::new()).note(text, &json!({ "event": "warning", "text": text }))
+}
+
 fn write(output: Output, bytes: &[u8]) -> io::Result<()> {
     match output {
         Output::Out => {
@@ -201,9 +243,8 @@ fn write(output: Output, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Starts `ranks` ranks by `start` and watches them to their ends; returns the exit code of the
-/// job: that of the first rank that failed. `place` says where a rank is, for messages. When this
-/// returns no rank runs any more.
+/// Starts a rank for each of `labels` by `start` and watches them to their ends; returns the exit
+/// code of the job: that of the first rank that failed. When this returns no rank runs any more.
 ///
 /// # Errors
 ///
@@ -211,14 +252,13 @@ fn write(output: Output, bytes: &[u8]) -> io::Result<()> {
 pub(crate) fn run(
     control: &Control,
     options: Options,
-    ranks: u32,
-    place: &dyn Fn(u32) -> String,
+    labels: Vec<Label>,
     start: &mut dyn FnMut(u32) -> anyhow::Result<Arc<dyn Rank>>,
 ) -> anyhow::Result<u8> {
-    let screen = Arc::new(Mutex::new(Screen::new(options.style, ranks)));
+    let ranks = labels.len() as u32;
+    let screen = Arc::new(Mutex::new(Screen::new(options.style, labels)));
     let mut watch = JobWatch {
         options,
-        place,
         screen: Arc::clone(&screen),
         ranks: Vec::new(),
         left: 0,
@@ -238,7 +278,7 @@ pub(crate) fn run(
             break;
         }
     }
-    if let Some(Some(first)) = watch.ranks.first() {
+    if let Some(Some(first)) = watch.ranks.first().filter(|_| options.input) {
         feed(Arc::clone(first))?;
     }
     let start = Instant::now();
@@ -290,9 +330,8 @@ enum Stage {
     Killed,
 }
 
-struct JobWatch<'a> {
+struct JobWatch {
     options: Options,
-    place: &'a dyn Fn(u32) -> String,
     screen: Arc<Mutex<Screen>>,
     /// Those that have not ended.
     ranks: Vec<Option<Arc<dyn Rank>>>,
@@ -304,7 +343,7 @@ struct JobWatch<'a> {
     error: Option<anyhow::Error>,
 }
 
-impl JobWatch<'_> {
+impl JobWatch {
     /// Moves a rank's output from now on.
     fn attend(
         &mut self,
@@ -368,10 +407,12 @@ impl JobWatch<'_> {
         if self.stage != Stage::Runs {
             return Ok(());
         }
-        let text =
-            format!("rank {rank}{} has aborted the job with code {code}", (self.place)(rank));
         let value = json!({ "event": "abort", "rank": rank, "code": code });
-        lock(&self.screen).note(&text, &value)?;
+        {
+            let screen = lock(&self.screen);
+            let text = format!("{} has aborted the job with code {code}", screen.name(rank));
+            screen.note(&text, &value)?;
+        }
         // What is no exit code, or would look like success, is the commonest of failures.
         self.code = u8::try_from(code).ok().filter(|code| *code != 0).unwrap_or(1);
         self.ask(SIGTERM);
@@ -381,7 +422,6 @@ impl JobWatch<'_> {
     fn ended(&mut self, rank: u32, status: anyhow::Result<Status>) -> io::Result<()> {
         let ended = self.ranks.get_mut(rank as usize).and_then(Option::take);
         self.left -= usize::from(ended.is_some());
-        let place = (self.place)(rank);
         let (words, code) = match &status {
             Ok(Status::Code(0)) => ("ended".to_owned(), 0),
             Ok(status @ Status::Code(code)) => {
@@ -414,7 +454,8 @@ impl JobWatch<'_> {
         });
         // Of those that we have ended ourselves there is nothing to tell.
         if self.options.style == Style::Json || (code != 0 && self.stage < Stage::Asked) {
-            lock(&self.screen).note(&format!("rank {rank}{place} {words}"), &value)?;
+            let screen = lock(&self.screen);
+            screen.note(&format!("{} {words}", screen.name(rank)), &value)?;
         }
         if first {
             self.code = code;
@@ -427,7 +468,11 @@ impl JobWatch<'_> {
         match self.stage {
             Stage::Runs => {
                 let seconds = self.options.timeout.unwrap_or_default().as_secs_f64();
-                let text = format!("{} ranks still run after {seconds} s", self.left);
+                let (left, noun) = (self.left, self.options.noun);
+                let text = match left {
+                    1 => format!("1 {noun} still runs after {seconds} s"),
+                    left => format!("{left} {noun}s still run after {seconds} s"),
+                };
                 let value = json!({ "event": "timeout", "seconds": seconds });
                 lock(&self.screen).note(&text, &value)?;
                 self.code = EXIT_TIMEOUT;
@@ -437,9 +482,9 @@ impl JobWatch<'_> {
             Stage::Asked => self.kill(),
             Stage::Killed => {
                 let rank = self.ranks.iter().position(Option::is_some).unwrap_or_default();
-                let place = (self.place)(rank as u32);
+                let name = lock(&self.screen).name(rank as u32).to_owned();
                 return Err(self.error.take().unwrap_or_else(|| {
-                    anyhow::anyhow!("rank {rank}{place} does not end, though it was killed")
+                    anyhow::anyhow!("{name} does not end, though it was killed")
                 }));
             }
         }

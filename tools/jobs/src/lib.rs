@@ -1,12 +1,15 @@
 //! `tofu run`: a program as a job of ranks, on Linux nodes of a machine or as processes here.
 //!
-//! What both have in common is in `job`: ranks' output, input and ends. A rank is whatever can
-//! be told and listened to as `job::Rank` says.
+//! What both have in common is in `job`: the output, input and end of ranks. A rank is whatever
+//! implements `job::Rank`.
 
 #![forbid(unsafe_code)]
 
 mod args;
+mod bring;
 mod bundle;
+mod elf;
+mod everywhere;
 mod job;
 pub mod libraries;
 mod local;
@@ -15,6 +18,7 @@ mod nodes;
 mod place;
 
 pub use args::{Libs, RunArgs, Variable};
+pub use everywhere::{Silence, run_on_all};
 
 /// Runs `tofu run` and returns the exit code.
 ///

@@ -1,48 +1,61 @@
 //! `tofu run --local`: ranks as processes of this host.
 //!
-//! The machine is in this process. Each rank's node is served by vfio-user at an abstract socket,
-//! of which no file is left behind, and reaches into the rank's memory. Ranks are in the
-//! janitor's process group: however this process ends, they end.
+//! The machine is in this process. A node is served to each of its ranks by vfio-user at an
+//! abstract socket, of which no file is left behind, and reaches into the ranks' memory. Ranks are
+//! in the janitor's process group: however this process ends, they end. The machine has a run
+//! directory with its control socket, as every machine.
 //!
 //! Nothing is confined here: ranks are programs of the user's own, with the user's rights.
 
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::ffi::OsString;
 use std::fs;
 use std::hash::BuildHasher;
 use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read};
-use std::os::fd::OwnedFd;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
-use std::thread::{self};
+use std::thread;
 
 use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, setrlimit,
 };
-use signal_hook::consts::SIGKILL;
+use signal_hook::consts::{SIGKILL, SIGTERM};
 use tofu_abi::Coords;
+use tofu_agent::pmi;
 use tofu_agent::wire::{Output, Status};
+use tofu_control::MachineName;
+use tofu_control::node_name;
+use tofu_control::rundir::RunDir;
 use tofu_fabric::Shape;
 use tofu_jtofu::{Mapinfo, System};
 use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_supervisor::confine::Confinement;
+use tofu_supervisor::event::Event as MachineEvent;
 use tofu_supervisor::janitor::{self, Janitor};
-use tofu_supervisor::runner;
+use tofu_supervisor::plan::Network;
+use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
+use tofu_supervisor::{runner, server};
 use tofu_sync::lock;
 use tofu_vfio_user::Backing;
 
 use crate::args::RunArgs;
-use crate::job::{self, Control, Options, OutputTaker, Rank};
-use crate::libraries;
+use crate::bring::Destination;
+use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank};
 use crate::place::{Placement, Wanted, lay};
+use crate::{elf, libraries};
 
 /// The most ranks: each takes threads and descriptors here, besides its process.
 const MOST: u32 = 256;
@@ -57,18 +70,24 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     if !args.copy.is_empty() {
         bail!("--copy is for ranks on nodes; with --local they run in this folder");
     }
-    let wanted = Wanted { ppn: Some(1), ..Wanted::new(args)? };
-    if args.ppn.is_some_and(|ppn| ppn > 1) {
-        bail!("--ppn: with --local each rank has a node of its own");
-    }
+    let wanted = Wanted::new(args)?;
+    let wanted = Wanted { ppn: wanted.ppn.or(Some(1)), ..wanted };
     let (shape, placement) = find_machine(args.shape, wanted)?;
     let ranks = placement.info.job.processes();
     let program = Program::new(&args.program)?;
+    let destination = Destination::new(args)?;
+    let about_mpi = fs::read(&program.path).ok();
+    let about_mpi = about_mpi.and_then(|file| elf::about_mpi(&args.program[0], &file, args.mpi));
+    if let Some(about) = about_mpi.filter(|_| ranks > 1) {
+        job::warn(args.json, &about)?;
+    }
     // Ctrl-C counts from here on.
     let control = Control::new()?;
     allow_descriptors(ranks);
-    let janitor = Janitor::for_processes()?;
-    let mut host = LocalMachine::start(shape, ranks)?;
+    let dir = RunDir::create(Some(&MachineName::of_this_run()))?;
+    let janitor = Janitor::start(dir.path(), &[])?;
+    let mut host = LocalMachine::start(shape, ranks, &dir, control.sender())?;
+    let manager = args.mpi.then(|| serve_mpi(&placement, control.sender())).transpose()?;
     let own: Vec<(OsString, OsString)> =
         args.env.iter().map(|var| (var.name.clone().into(), var.value.clone().into())).collect();
     let map = placement.info.to_json();
@@ -76,15 +95,24 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
         bail!("-n {ranks}: the map of so many ranks is too long for a variable");
     }
     let libraries = library_path()?;
-    let place = |rank: u32| format!(" at {}", placement.node(rank));
-    let code = job::run(&control, Options::new(args), ranks, &place, &mut |rank| {
-        let socket = host.serve(rank, placement.node(rank))?;
+    let labels = Label::of_ranks(ranks, |rank| format!("at {}", placement.node(rank)));
+    let code = job::run(&control, Options::new(args), labels, &mut |rank| {
+        let (socket, locks) = host.serve(rank, &placement)?;
         let mut command = janitor::wrapped(janitor.group(), &program.path)?;
         command.args(&program.args);
+        if let Some(destination) = &destination {
+            let folder = destination.of_node(&node_name(placement.node(rank)));
+            let cannot = || format!("cannot work in {}", folder.display());
+            fs::create_dir_all(&folder).with_context(cannot)?;
+            command.current_dir(folder);
+        }
         command.env("LD_LIBRARY_PATH", &libraries);
         command.envs(placement.variables(rank));
         command.env("TOFU_PROVIDER", "local").env("TOFU_LOCAL_SOCKET", socket);
-        command.env("TOFU_JOB", &host.name);
+        command.env("TOFU_LOCAL_LOCKS", locks).env("TOFU_JOB", &host.name);
+        if let Some(address) = &manager {
+            command.envs(placement.mpi_variables(rank, address));
+        }
         command.env(tofu_jtofu::vars::MAPINFO, &map);
         command.envs(own.iter().map(|(name, value)| (name, value)));
         Process::start(command, rank == 0).map(|process| Arc::new(process) as Arc<dyn Rank>)
@@ -95,10 +123,30 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     code
 }
 
+/// Serves the ranks of an MPI job as their process manager, to the end of this process; returns
+/// where.
+fn serve_mpi(placement: &Placement, events: Sender<Event>) -> anyhow::Result<String> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let listener = listener.context("cannot listen for the ranks of an MPI job")?;
+    let address = listener.local_addr()?.to_string();
+    let (ranks, mapping) = (placement.info.job.processes(), placement.mpi_mapping());
+    let serve = move || {
+        let report = move |pmi::Abort { rank, code }| {
+            // The receiver is gone only when the run is over.
+            let _ = events.send(Event::Abort { rank, code });
+        };
+        if let Err(error) = pmi::serve(&listener, ranks, &mapping, report) {
+            log::warn!("the ranks' process manager has ended: {error}");
+        }
+    };
+    thread::Builder::new().name("manager".into()).spawn(serve).context("no threads left")?;
+    Ok(address)
+}
+
 /// Raises the limit of this process's descriptors to what so many ranks need, as far as it may.
 fn allow_descriptors(ranks: u32) {
     /// Sockets, pipes, memory and doorbells.
-    const OF_A_RANK: u64 = 32;
+    const OF_A_RANK: u64 = 48;
     const OTHERS: u64 = 128;
     let wanted = OTHERS + u64::from(ranks) * OF_A_RANK;
     let limit = getrlimit(Resource::Nofile);
@@ -110,16 +158,21 @@ fn allow_descriptors(ranks: u32) {
     }
 }
 
-/// A machine that has a node for each rank, and where the ranks are in it. `given` is the user's
+/// A machine that has nodes for the ranks, and where the ranks are in it. `given` is the user's
 /// wish.
 fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, Placement)> {
     let wanted = match (given, wanted) {
         (None, Wanted { ranks: None, map: None, .. }) => Wanted { ranks: Some(2), ..wanted },
         _ => wanted,
     };
-    let nodes = wanted.map.map_or(0, |map| map.nodes()).max(wanted.ranks.unwrap_or(1));
+    let ppn = wanted.ppn.unwrap_or(1);
+    let nodes = wanted.map.map_or(0, |map| map.nodes());
+    let nodes = nodes.max(wanted.ranks.unwrap_or(1).div_ceil(ppn));
     if nodes > MOST {
         bail!("{nodes} nodes are too many: with --local a job has up to {MOST}");
+    }
+    if let Some(ranks) = wanted.ranks.filter(|ranks| *ranks > MOST) {
+        bail!("-n {ranks}: with --local a job has up to {MOST} ranks");
     }
     let shapes = match given {
         Some(shape) if shape.nodes() < nodes => {
@@ -132,6 +185,9 @@ fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, 
     for shape in shapes.into_iter().filter(|shape| given.is_some() || shape.nodes() >= nodes) {
         let system = System::new(shape);
         match lay(&system, wanted) {
+            Ok(job) if job.processes() > MOST => {
+                bail!("{} ranks: with --local a job has up to {MOST}", job.processes())
+            }
             Ok(job) => return Ok((shape, Placement { info: Mapinfo { system, job } })),
             Err(other) => error = Some(other),
         }
@@ -170,7 +226,8 @@ impl Program {
         let Some((name, args)) = words.split_first() else { bail!("no program named") };
         let args = args.to_vec();
         if name.contains('/') {
-            let path = PathBuf::from(name);
+            // Ranks may work in another folder.
+            let path = std::path::absolute(name)?;
             let metadata = fs::metadata(&path).with_context(|| format!("cannot run {name}"))?;
             if !metadata.is_file() {
                 bail!("cannot run {name}: it is not a file");
@@ -208,16 +265,51 @@ fn library_path() -> anyhow::Result<OsString> {
     Ok(std::env::join_paths(own.into_iter().chain(others))?)
 }
 
+/// A node that is served.
+struct LocalNode {
+    /// To each of its ranks.
+    _served: Vec<Served>,
+    /// A file by whose locks its ranks tell apart what each has. This process has no locks.
+    locks: OwnedFd,
+}
+
+/// Serves the machine's control socket, for `tofu stats`, `tofu link` and the like.
+fn serve_control(
+    machine: &Machine,
+    dir: &RunDir,
+    job: Sender<Event>,
+) -> anyhow::Result<Arc<Registry>> {
+    let (sender, events) = mpsc::channel();
+    let network = Network { shape: *machine.fabric().shape(), links_down: Vec::new() };
+    let registry = Arc::new(Registry::new(&network, sender));
+    registry.built(machine, None)?;
+    server::serve(&dir.control(), &registry)?;
+    let known = Arc::clone(&registry);
+    let run = move || {
+        while let Ok(event) = events.recv() {
+            known.heard(&event);
+            if event == MachineEvent::Down {
+                // Nobody listens any more once the job is over.
+                let _ = job.send(Event::Signal(SIGTERM));
+            }
+        }
+    };
+    thread::Builder::new().name("events".into()).spawn(run).context("no threads left")?;
+    Ok(registry)
+}
+
 /// The machine, and the nodes that are served.
 struct LocalMachine {
-    nodes: Vec<Served>,
+    nodes: HashMap<Coords, LocalNode>,
     machine: Machine,
+    registry: Arc<Registry>,
     /// What sockets' names begin with.
     name: String,
 }
 
 impl LocalMachine {
-    fn start(shape: Shape, ranks: u32) -> anyhow::Result<Self> {
+    /// `job` gets an event if somebody wants the machine to end.
+    fn start(shape: Shape, ranks: u32, dir: &RunDir, job: Sender<Event>) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let engines = runner::engines(None, cores);
         // An engine that looks at doorbells all the time needs a processor of its own.
@@ -228,22 +320,58 @@ impl LocalMachine {
         let config = MachineConfig { doorbells, engines, ..MachineConfig::new(shape) };
         let machine = Machine::new(config)?;
         machine.start()?;
+        let registry = serve_control(&machine, dir, job)?;
         // Nobody else can have taken it.
         let random = RandomState::new().hash_one(std::process::id());
         let name = format!("tofu-run-{}-{random:016x}", std::process::id());
-        Ok(Self { nodes: Vec::new(), machine, name })
+        Ok(Self { nodes: HashMap::new(), machine, registry, name })
     }
 
-    /// Serves a rank's node; returns the socket, as its library wants it.
-    fn serve(&mut self, rank: u32, at: Coords) -> anyhow::Result<String> {
+    /// Serves a rank's node; returns the rank's socket and the node's locks, as its library wants
+    /// them.
+    fn serve(&mut self, rank: u32, placement: &Placement) -> anyhow::Result<(String, String)> {
+        let at = placement.node(rank);
+        if !self.nodes.contains_key(&at) {
+            let ranks = placement.info.job.ranks_at(at);
+            let listeners =
+                ranks.iter().map(|rank| self.listen(*rank)).collect::<Result<_, _>>()?;
+            let served = self.serve_node(at, placement.info.job.per_node(), listeners)?;
+            let locks = memfd_create("tofu-locks", MemfdFlags::CLOEXEC);
+            let locks = locks.context("no descriptors left")?;
+            self.nodes.insert(at, LocalNode { _served: served, locks });
+        }
+        let locks = self.nodes.get(&at).map_or(-1, |node| node.locks.as_raw_fd());
+        let locks = format!("/proc/{}/fd/{locks}", std::process::id());
+        Ok((format!("@{}-{rank}", self.name), locks))
+    }
+
+    /// Makes a rank's socket.
+    fn listen(&self, rank: u32) -> anyhow::Result<UnixListener> {
         let name = format!("{}-{rank}", self.name);
         let address = SocketAddr::from_abstract_name(&name)?;
         let listener = UnixListener::bind_addr(&address);
-        let listener = listener.with_context(|| format!("cannot make the socket @{name}"))?;
-        let confinement = Confinement::default();
-        let served = Served::on(&self.machine, at, listener, Backing::Process, &confinement)?;
-        self.nodes.push(served);
-        Ok(format!("@{name}"))
+        listener.with_context(|| format!("cannot make the socket @{name}"))
+    }
+
+    /// Serves a node that up to `ranks` ranks share.
+    fn serve_node(
+        &self,
+        at: Coords,
+        ranks: u32,
+        mut listeners: Vec<UnixListener>,
+    ) -> anyhow::Result<Vec<Served>> {
+        let (machine, confinement) = (&self.machine, Confinement::default());
+        let served = if ranks > 1 {
+            let clients = (u16::try_from(ranks)?, listeners);
+            Served::joint(machine, at, clients, Backing::Process, &confinement)?
+        } else {
+            let listener = listeners.pop().context("the node has no rank")?;
+            vec![Served::on(machine, at, listener, Backing::Process, &confinement)?]
+        };
+        if let Some(id) = machine.fabric().shape().node_id(at) {
+            self.registry.with_served(id, &served);
+        }
+        Ok(served)
     }
 }
 

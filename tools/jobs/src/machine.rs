@@ -23,8 +23,6 @@ use crate::job::Control;
 use crate::libraries;
 use crate::place::Wanted;
 
-/// Names of machines that are there for one run, which no other run takes.
-const OWN: &str = "run-";
 /// How long a machine may take to boot, on a busy host.
 const BOOT: &str = "180s";
 /// How long it may take to end.
@@ -53,7 +51,7 @@ pub(crate) struct Machine {
     pub(crate) nodes: Vec<NodeInfo>,
     /// The machine as jobs see it: what has no Linux that is ready counts as failed.
     pub(crate) usable: System,
-    /// The machine as programs are told of it.
+    /// The machine as programs get it.
     pub(crate) system: System,
     /// Its process, if it is there for this run only.
     own: Option<Own>,
@@ -73,11 +71,11 @@ impl Machine {
         }
         let mut there = Vec::new();
         for (name, socket) in rundir::machines()?.into_iter().filter(|_| !made) {
-            if name.as_str().starts_with(OWN) {
+            if name.is_of_a_run() {
                 continue;
             }
             match info(&socket) {
-                Ok((_, nodes)) if nodes.iter().any(NodeInfo::is_linux) => {
+                Ok(machine) if machine.nodes.iter().any(NodeInfo::is_linux) => {
                     there.push((name, socket))
                 }
                 Ok(_) => {}
@@ -103,12 +101,13 @@ impl Machine {
     }
 
     fn running((name, control): (MachineName, PathBuf), own: Option<Own>) -> anyhow::Result<Self> {
-        let (machine, nodes) = info(&control).with_context(|| format!("machine {name}"))?;
-        let nodes: Vec<_> = nodes.into_iter().filter(|node| node.state == "ready").collect();
+        let machine = info(&control).with_context(|| format!("machine {name}"))?;
+        let (shape, system) = system(&machine).with_context(|| format!("machine {name}"))?;
+        let ready = machine.nodes.into_iter().filter(|node| node.state == "ready");
+        let nodes: Vec<_> = ready.collect();
         if nodes.is_empty() {
             bail!("the machine {name} has no Linux node that is ready; `tofu ps` lists its nodes");
         }
-        let (shape, system) = system(&machine).with_context(|| format!("machine {name}"))?;
         let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
         let others = shape.iter().filter(|at| !ready.contains(at));
         let usable = system.clone().with_failed(others)?;
@@ -133,7 +132,7 @@ impl Machine {
 }
 
 fn system(machine: &MachineInfo) -> anyhow::Result<(Shape, System)> {
-    let shape = machine.shape.parse::<Shape>()?.with_torus(machine.torus);
+    let shape = machine.shape()?;
     let links = machine.links_down.iter().map(|ends| {
         let [from, to] = ends.map(Coords::from_array);
         (from, to)
@@ -145,7 +144,7 @@ fn system(machine: &MachineInfo) -> anyhow::Result<(Shape, System)> {
 struct Own {
     child: Child,
     started: Instant,
-    /// Whether people are told how it goes.
+    /// Whether progress is printed for people.
     talks: bool,
 }
 
@@ -167,9 +166,7 @@ impl Own {
                 shape.to_string()
             }
         };
-        let name: MachineName = format!("{OWN}{}", std::process::id())
-            .parse()
-            .map_err(|allowed| anyhow::anyhow!("a machine's name is {allowed}"))?;
+        let name = MachineName::of_this_run();
         let mut command = janitor::wrapped(0, Path::new("/proc/self/exe"))?;
         command.args(["up", "--linux", "--json", "--shape", &shape, "--boot-timeout", BOOT]);
         command.args(["--name", name.as_str()]);

@@ -1,4 +1,4 @@
-//! `tofu run` on Linux nodes: files there, ranks there, and nothing left there.
+//! `tofu run` on Linux nodes: copies the files there, runs the ranks, and removes the files.
 
 use std::io::Read;
 use std::path::Path;
@@ -8,13 +8,15 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use tofu_abi::Coords;
 use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
-use tofu_control::RemoteProgram;
+use tofu_control::{RemoteProgram, node_name};
 use tofu_jtofu::Mapinfo;
 
 use crate::args::RunArgs;
+use crate::bring::{self, Destination, Origin};
 use crate::bundle::Bundle;
-use crate::job::{self, Control, Event, Options, OutputTaker, Rank};
+use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank};
 use crate::machine::{Found, Machine};
 use crate::place::{self, Placement, Wanted};
 
@@ -47,11 +49,12 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     // What the user can get wrong comes before anything is started.
     let wanted = Wanted::new(args)?;
     let bundle = Bundle::new(args)?;
+    let destination = Destination::new(args)?;
     let machine = match Machine::find(args, wanted, &control)? {
         Found::Machine(machine) => machine,
         Found::Over(code) => return Ok(code),
     };
-    let result = on_machine(args, wanted, &bundle, &machine, &control);
+    let result = on_machine(args, wanted, (&bundle, destination.as_ref()), &machine, &control);
     let ended = machine.end();
     let code = result?;
     ended?;
@@ -61,23 +64,32 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
 fn on_machine(
     args: &RunArgs,
     wanted: Wanted,
-    bundle: &Bundle,
+    (bundle, destination): (&Bundle, Option<&Destination>),
     machine: &Machine,
     control: &Control,
 ) -> anyhow::Result<u8> {
     let job =
         place::lay(&machine.usable, wanted).with_context(|| format!("machine {}", machine.name))?;
     let placement = Placement { info: Mapinfo { system: machine.system.clone(), job } };
+    if let Some(about) = bundle.about_mpi().filter(|_| placement.info.job.processes() > 1) {
+        job::warn(args.json, about)?;
+    }
     let nodes: Vec<u32> =
         placement.nodes().into_iter().map(|at| machine.index(at)).collect::<anyhow::Result<_>>()?;
     let site = Site { machine, nodes, name: job_name() };
     let result = site.put(&bundle.pack(&site.name, placement.info.to_json())?);
     let result = result.and_then(|()| site.start(args, bundle, &placement, control));
+    let brought = match destination.filter(|_| result.is_ok()) {
+        Some(destination) => {
+            bring::bring(destination, &site.folder(), &site.origins(&placement), args.json)
+        }
+        None => Ok(()),
+    };
     // A machine that is there for this run takes all with it.
     let tidied = if machine.is_own() { Ok(()) } else { site.tidy() };
-    match (result?, tidied) {
+    match (result?, brought.and(tidied)) {
         (0, Err(error)) => Err(error),
-        // As of a node that has died under its ranks, which have told of it.
+        // As of a node that has died under its ranks, which have reported it.
         (code, Err(error)) => {
             log::warn!("{error:#}");
             Ok(code)
@@ -104,6 +116,17 @@ struct Site<'a> {
 impl Site<'_> {
     fn folder(&self) -> String {
         format!("{FOLDER}/{}", self.name)
+    }
+
+    /// Where the job's folder is.
+    fn origins(&self, placement: &Placement) -> Vec<Origin<'_>> {
+        let nodes = self.nodes.iter().zip(placement.nodes());
+        let origin = |(node, at): (&u32, Coords)| Origin {
+            control: &self.machine.control,
+            node: *node,
+            name: node_name(at),
+        };
+        nodes.map(origin).collect()
     }
 
     /// Does something on all nodes at the same time; returns the first error.
@@ -171,7 +194,8 @@ impl Site<'_> {
         let given = args.env.iter().map(|own| (own.name.clone(), own.value.clone()));
         let given: Vec<_> = given.collect();
         let mut start = |rank| -> anyhow::Result<Arc<dyn Rank>> {
-            let mpi = manager.as_ref().map(|manager| manager.variables(placement, rank));
+            let mpi =
+                manager.as_ref().map(|manager| placement.mpi_variables(rank, &manager.address));
             let env =
                 [common.clone(), placement.variables(rank), mpi.unwrap_or_default(), given.clone()];
             let exec = Exec {
@@ -183,8 +207,9 @@ impl Site<'_> {
             let node = self.machine.index(placement.node(rank))?;
             Ok(Arc::new(RemoteProgram::start(socket, node, exec)?))
         };
-        let place = |rank| format!(" on node {}", placement.node(rank));
-        let code = job::run(control, Options::new(args), job.processes(), &place, &mut start);
+        let place = |rank| format!("on node {}", placement.node(rank));
+        let labels = Label::of_ranks(job.processes(), place);
+        let code = job::run(control, Options::new(args), labels, &mut start);
         if let Some(manager) = manager {
             manager.end();
         }
@@ -248,11 +273,7 @@ impl Manager {
         events: Sender<Event>,
     ) -> anyhow::Result<Self> {
         let job = &placement.info.job;
-        let words = [
-            "pmi".to_owned(),
-            job.processes().to_string(),
-            mapping(job.processes(), job.per_node()),
-        ];
+        let words = ["pmi".to_owned(), job.processes().to_string(), placement.mpi_mapping()];
         let exec =
             Exec { program: Program::Agent, args: words.into(), env: Vec::new(), stdin: false };
         let node = site.machine.index(placement.node(0))?;
@@ -286,20 +307,6 @@ impl Manager {
         Ok(Self { remote, address })
     }
 
-    /// Variables by which a rank finds the manager and itself.
-    fn variables(&self, placement: &Placement, rank: u32) -> Vec<(String, String)> {
-        let (local, locals) = placement.local(rank);
-        let values = [
-            ("PMI_PORT", self.address.clone()),
-            ("PMI_ID", rank.to_string()),
-            ("PMI_RANK", rank.to_string()),
-            ("PMI_SIZE", placement.info.job.processes().to_string()),
-            ("MPI_LOCALRANKID", local.to_string()),
-            ("MPI_LOCALNRANKS", locals.to_string()),
-        ];
-        values.map(|(name, value)| (name.to_owned(), value)).into()
-    }
-
     fn end(self) {
         // If it cannot be told, it has ended.
         let _ = self.remote.say(ToProgram::Kill);
@@ -321,31 +328,9 @@ fn take_line(line: &str, addresses: &Sender<String>, events: &Sender<Event>) {
     }
 }
 
-/// Which ranks share a node, in PMI's notation: from which node on how many nodes have how many
-/// ranks each.
-fn mapping(ranks: u32, per_node: u32) -> String {
-    let (full, rest) = (ranks / per_node, ranks % per_node);
-    let mut blocks = String::new();
-    if full > 0 {
-        blocks.push_str(&format!(",(0,{full},{per_node})"));
-    }
-    if rest > 0 {
-        blocks.push_str(&format!(",({full},1,{rest})"));
-    }
-    format!("(vector{blocks})")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn who_shares_a_node() {
-        assert_eq!(mapping(2, 1), "(vector,(0,2,1))");
-        assert_eq!(mapping(4, 2), "(vector,(0,2,2))");
-        assert_eq!(mapping(5, 2), "(vector,(0,2,2),(2,1,1))");
-        assert_eq!(mapping(1, 2), "(vector,(0,1,1))");
-    }
 
     #[test]
     fn what_the_process_manager_says() {

@@ -121,7 +121,7 @@ pub(crate) fn lay(system: &System, wanted: Wanted) -> anyhow::Result<Job> {
     Ok(Job::new(&map, ppn, ranks)?)
 }
 
-/// A job in numbers that its ranks are told, and where each is.
+/// A job in numbers that its ranks get, and where each is.
 #[derive(Clone, Debug)]
 pub(crate) struct Placement {
     pub(crate) info: Mapinfo,
@@ -158,6 +158,38 @@ impl Placement {
         ];
         values.map(|(name, value)| (name.to_owned(), value.to_string())).into()
     }
+
+    /// Variables by which a rank of an MPI job finds itself, and its process manager at `address`.
+    pub(crate) fn mpi_variables(&self, rank: u32, address: &str) -> Vec<(String, String)> {
+        let (local, locals) = self.local(rank);
+        let values = [
+            ("PMI_PORT", address.to_owned()),
+            ("PMI_ID", rank.to_string()),
+            ("PMI_RANK", rank.to_string()),
+            ("PMI_SIZE", self.info.job.processes().to_string()),
+            ("MPI_LOCALRANKID", local.to_string()),
+            ("MPI_LOCALNRANKS", locals.to_string()),
+        ];
+        values.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+
+    /// Which ranks share a node, in PMI's notation.
+    pub(crate) fn mpi_mapping(&self) -> String {
+        mapping(self.info.job.processes(), self.info.job.per_node())
+    }
+}
+
+/// From which node on how many nodes have how many ranks each.
+fn mapping(ranks: u32, per_node: u32) -> String {
+    let (full, rest) = (ranks / per_node, ranks % per_node);
+    let mut blocks = String::new();
+    if full > 0 {
+        blocks.push_str(&format!(",(0,{full},{per_node})"));
+    }
+    if rest > 0 {
+        blocks.push_str(&format!(",({full},1,{rest})"));
+    }
+    format!("(vector{blocks})")
 }
 
 #[cfg(test)]
@@ -206,6 +238,14 @@ mod tests {
         let text: Vec<_> =
             variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(text, ["TOFU_RANK=3", "TOFU_SIZE=5", "TOFU_LOCAL_RANK=1", "TOFU_PPN=2"]);
+    }
+
+    #[test]
+    fn who_shares_a_node() {
+        assert_eq!(mapping(2, 1), "(vector,(0,2,1))");
+        assert_eq!(mapping(4, 2), "(vector,(0,2,2))");
+        assert_eq!(mapping(5, 2), "(vector,(0,2,2),(2,1,1))");
+        assert_eq!(mapping(1, 2), "(vector,(0,1,1))");
     }
 
     #[test]

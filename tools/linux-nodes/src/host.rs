@@ -172,7 +172,7 @@ impl Drop for LinuxNodes {
 const FAST_BOOT: &str = "lsm=capability cryptomgr.notests no_timer_check tsc=reliable \
                          random.trust_cpu=on initcall_blacklist=jent_mod_init";
 
-/// What the kernel of a node is told, and what programs in it find in /proc/cmdline.
+/// The command line of a node's kernel, which programs in it find in /proc/cmdline.
 fn kernel_command_line(plan: &Plan, at: Coords, linux: &LinuxPlan, ip: Option<String>) -> String {
     let machine = command_line::machine(plan, "tofu.");
     let ip = ip.map(|ip| format!("tofu.ip={ip} ")).unwrap_or_default();

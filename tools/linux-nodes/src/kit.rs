@@ -9,7 +9,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use tofu_image::{Cache, Image, Progress, Qemu, Spec};
 use tofu_programs::{LINUX, Shipped};
 use tofu_supervisor::options::LinuxArgs;
-use tofu_supervisor::units::ImageName;
+use tofu_supervisor::plan::Plan;
+use tofu_supervisor::units::{ImageName, MemorySize};
 use tofu_vmm::LinuxSupport;
 
 /// The image that is made if it is not there, and used if none is named.
@@ -62,6 +63,33 @@ impl Kit {
             }
         };
         Ok(Self { kernel, initrd, root })
+    }
+}
+
+impl Kit {
+    /// Checks that each Linux node of a plan has the memory that its kernel and its initramfs take
+    /// before anything can run. The initramfs is there twice while it is unpacked.
+    ///
+    /// # Errors
+    ///
+    /// If one has less, with the least that does, or if a file cannot be read.
+    pub fn check_memory(&self, plan: &Plan) -> anyhow::Result<()> {
+        /// What Linux and the programs that every node runs want besides, in bytes.
+        const MORE: u64 = 32 << 20;
+        let cannot = |path: &Path| format!("cannot read {}", path.display());
+        let kernel = fs::read(&self.kernel).with_context(|| cannot(&self.kernel))?;
+        let kernel = tofu_image::kernel_size(&kernel).unwrap_or(0);
+        let initrd = fs::metadata(&self.initrd).with_context(|| cannot(&self.initrd))?.len();
+        let least = (kernel + 2 * initrd + MORE).next_multiple_of(1 << 20);
+        let small = plan.linux().map(|(_, linux)| linux.memory).min_by_key(|memory| memory.0);
+        match small {
+            Some(memory) if memory.0 < least => bail!(
+                "{memory} of memory are too little for a Linux node with this kernel and image; \
+                 give {} or more",
+                MemorySize(least)
+            ),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -120,7 +148,7 @@ fn find_image(
     progress: &dyn Progress,
 ) -> anyhow::Result<Image> {
     let name = name.map_or(DEFAULT_IMAGE, ImageName::as_str);
-    // One that is damaged is made anew if it can be known how.
+    // One that is damaged is made again if it is known how.
     let known = match cache.find(name) {
         Ok(image) => image,
         Err(_) if name == DEFAULT_IMAGE => None,

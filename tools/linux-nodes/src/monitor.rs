@@ -1,4 +1,4 @@
-//! A virtual machine that runs, whatever runs it.
+//! A virtual machine that runs, under either monitor.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, PipeReader};

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use tofu_icc::{Access, DmaError, DmaMemory};
+use tofu_icc::{Access, DmaError, DmaMemory, DmaResult, Visit};
 use tofu_machine::Node;
 use tofu_pci::{Endpoint, PciFunction};
 use tofu_sandbox::Role;
@@ -18,7 +18,7 @@ use tofu_virtio::{
     Block, BlockConfig, Console, Device, DeviceMemory, Doorbells, Options, PortConfig, Rng, Virtio,
 };
 use tofu_vmm::{Hypervisor, KernelEntry, LinuxBoot, Slot, Viot, Vm, VmConfig, Windows};
-use vm_memory::{GuestAddress, GuestMemory as _, Permissions, VolatileSlice};
+use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::setup::VmSetup;
@@ -63,13 +63,7 @@ impl DmaMemory for LatestMemory {
         self.get().is_some_and(|memory| memory.check_range(address, len, permissions(access)))
     }
 
-    fn access(
-        &self,
-        addr: u64,
-        len: usize,
-        access: Access,
-        f: &mut dyn FnMut(VolatileSlice<'_>),
-    ) -> Result<(), DmaError> {
+    fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult {
         let memory = self.get();
         let done = memory.is_some_and(|memory| memory.access(addr, len, permissions(access), f));
         if done { Ok(()) } else { Err(DmaError { addr, len }) }

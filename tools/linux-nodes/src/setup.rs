@@ -1,4 +1,4 @@
-//! What a node's virtual machine is to be like, whatever runs it.
+//! The configuration of a node's virtual machine, for either monitor.
 
 use std::path::PathBuf;
 use std::sync::Arc;

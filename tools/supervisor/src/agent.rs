@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
 
 use anyhow::{Context, bail};
 use tofu_agent::wire::{
@@ -17,6 +18,16 @@ use tofu_sync::lock;
 #[derive(Default)]
 pub struct Agent {
     link: Mutex<Link>,
+    pinged: Mutex<Pings>,
+    answered: Condvar,
+}
+
+/// Pings and their answers, so far. One is under way at most: what a guest does not read stays in
+/// the host's memory.
+#[derive(Default)]
+struct Pings {
+    asked: u64,
+    answered: u64,
 }
 
 #[derive(Default)]
@@ -62,6 +73,7 @@ impl Agent {
         let mut link = lock(&self.link);
         link.out = None;
         link.end_all("the node has stopped");
+        self.forget_pings();
     }
 
     /// Begins a session.
@@ -98,8 +110,44 @@ impl Agent {
                 }
                 ready();
             }
+            FromGuest::Pong => self.forget_pings(),
             FromGuest::From { id, what } => lock(&self.link).forward(id, what, name),
         }
+    }
+
+    /// None is under way any more.
+    fn forget_pings(&self) {
+        let mut pings = lock(&self.pinged);
+        pings.answered = pings.asked;
+        self.answered.notify_all();
+    }
+
+    /// Asks the guest's agent for a sign of life; returns what [`Agent::answers`] wants.
+    pub(crate) fn ping(&self) -> u64 {
+        let out = lock(&self.link).out.clone();
+        let mut pings = lock(&self.pinged);
+        if pings.asked == pings.answered {
+            pings.asked += 1;
+            drop(pings);
+            // If it cannot be told, it does not answer.
+            let _ = out.map(|out| send(&out, &ToGuest::Ping));
+            return lock(&self.pinged).asked;
+        }
+        pings.asked
+    }
+
+    /// Waits for the answer to a ping; whether it came in time.
+    pub(crate) fn answers(&self, ping: u64, until: Instant) -> bool {
+        let mut pings = lock(&self.pinged);
+        while pings.answered < ping {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            pings =
+                self.answered.wait_timeout(pings, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 
     /// Starts a program.

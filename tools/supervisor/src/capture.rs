@@ -2,6 +2,7 @@
 
 pub mod file;
 pub mod select;
+pub mod text;
 
 use std::io::{self, Write};
 use std::path::PathBuf;

@@ -1,40 +1,42 @@
-//! What guests are told about their machine, on their command lines.
+//! The command lines of guests, which describe their machine.
 
 use std::net::Ipv4Addr;
 
 use tofu_abi::Coords;
-use tofu_fabric::Axis;
+use tofu_fabric::{Axis, Shape};
 use tofu_gateway::addr;
 
 use crate::gateway;
 use crate::plan::{Plan, ServerPlan, VmPlan};
 use crate::units::{IpNumber, Mtu};
 
-/// What a guest is told: the machine, and what the user has to say.
+/// The command line of a guest: the machine, and what the user adds.
 pub(crate) fn guest(plan: &Plan, vm: &VmPlan) -> String {
     format!("{} {}", machine(plan, ""), vm.args).trim_end().to_owned()
 }
 
 /// The machine in words of a command line that begin with `prefix`.
 pub fn machine(plan: &Plan, prefix: &str) -> String {
-    let shape = &plan.network.shape;
+    let shape = network(&plan.network.shape, plan.vms().count(), prefix);
+    let ip = ip_words(plan, prefix);
+    format!("{shape} {ip}").trim_end().to_owned()
+}
+
+/// The shape of a machine with so many guests, in words of a command line that begin with `prefix`.
+pub fn network(shape: &Shape, nodes: usize, prefix: &str) -> String {
     let axes = [(Axis::X, 'x'), (Axis::Y, 'y'), (Axis::Z, 'z')];
     let torus: String =
         axes.iter().filter(|(axis, _)| shape.wraps(*axis)).map(|(_, c)| c).collect();
-    let nodes = plan.vms().count();
-    let ip = ip_words(plan, prefix);
-    format!("{prefix}shape={shape} {prefix}torus={torus} {prefix}nodes={nodes} {ip}")
-        .trim_end()
-        .to_owned()
+    format!("{prefix}shape={shape} {prefix}torus={torus} {prefix}nodes={nodes}")
 }
 
-/// What the firmware is told.
+/// The command line of the firmware.
 pub fn firmware(plan: &Plan, server: &ServerPlan) -> String {
     let (words, at, patience) = (machine(plan, ""), server.at.0, server.patience_ms);
     format!("{words} server={at} patience_ms={patience}")
 }
 
-/// What nodes are told about the network, in words of a command line that begin with `prefix`: what
+/// The network on the command line of a node, in words that begin with `prefix`: what
 /// differs from what they take for granted. Each ends with a space.
 fn ip_words(plan: &Plan, prefix: &str) -> String {
     let ip = &plan.ip;

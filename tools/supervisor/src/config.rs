@@ -12,6 +12,7 @@ use serde::Deserialize;
 use tofu_abi::Coords;
 use tofu_fabric::{Port, Shape};
 use tofu_machine::Generation;
+use tofu_ui::nearest;
 use toml::Spanned;
 
 use crate::faults::FaultSpec;
@@ -137,7 +138,7 @@ impl NodeEntry {
         }
     }
 
-    /// The error that an earlier entry already speaks of this node.
+    /// The error that an earlier entry has this node already.
     pub(crate) fn repeated(&self) -> ConfigError {
         ConfigError::Value {
             place: self.place.clone(),
@@ -181,6 +182,23 @@ fn show_coords(at: Coords) -> String {
     format!("{:?}", at.to_array())
 }
 
+/// A value that may be written both ways.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a text such as \"30s\", or a number of seconds")]
+enum TextOrNumber {
+    Text(String),
+    Number(i64),
+}
+
+impl fmt::Debug for TextOrNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => write!(f, "{text:?}"),
+            Self::Number(number) => write!(f, "{number}"),
+        }
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawFile {
@@ -191,7 +209,7 @@ struct RawFile {
     memory: Option<Spanned<String>>,
     args: Option<Spanned<String>>,
     doorbell: Option<Spanned<String>>,
-    timeout: Option<Spanned<String>>,
+    timeout: Option<Spanned<TextOrNumber>>,
     engines: Option<Spanned<i64>>,
     linux: Option<bool>,
     cpus: Option<Spanned<i64>>,
@@ -231,6 +249,22 @@ struct RawNode {
     gateway: bool,
 }
 
+impl RawNode {
+    /// The name of a field that says something about a guest.
+    fn of_a_guest(&self) -> Option<&'static str> {
+        let given = [
+            ("guest", self.guest.is_some()),
+            ("memory", self.memory.is_some()),
+            ("args", self.args.is_some()),
+            ("linux", self.linux.is_some()),
+            ("cpus", self.cpus.is_some()),
+            ("append", self.append.is_some()),
+            ("boot", self.boot.is_some()),
+        ];
+        given.iter().find(|(_, given)| *given).map(|(field, _)| *field)
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawLink {
@@ -255,23 +289,28 @@ impl MachineFile {
         let raw: RawFile = toml::from_str(text).map_err(|error| source.toml_error(&error))?;
         let torus = raw.torus.unwrap_or_default();
         let mut file = Self {
-            shape: None,
+            shape: source
+                .checked("shape", &raw.shape, |text| text.parse().or(Err(SHAPE_ALLOWED)))?,
             torus: [torus.x, torus.y, torus.z],
-            generation: source.generation(raw.generation.as_ref())?,
+            generation: source
+                .checked("generation", &raw.generation, |name| {
+                    Generation::from_name(name).ok_or(GENERATION_ALLOWED)
+                })?
+                .unwrap_or_default(),
             settings: Settings {
                 linux: raw.linux,
-                cpus: source.cpus(&raw.cpus)?,
+                cpus: source.number("cpus", &raw.cpus)?,
                 append: source.text("append", &raw.append)?,
                 boot: source.text("boot", &raw.boot)?,
                 ..source.settings(&raw.guest, &raw.memory, &raw.args)?
             },
             doorbell: source.text("doorbell", &raw.doorbell)?,
-            timeout: source.text("timeout", &raw.timeout)?,
-            engines: None,
+            timeout: source.duration("timeout", &raw.timeout)?,
+            engines: source.number("engines", &raw.engines)?,
             image: source.text("image", &raw.image)?,
-            boot_server: match &raw.boot_server {
-                Some(at) => Some(source.coords_of("boot_server", at)?),
-                None => None,
+            boot_server: {
+                let at = raw.boot_server.as_ref();
+                at.map(|at| source.coords("boot_server", at)).transpose()?
             },
             ip_number: source.number("ip_number", &raw.ip_number)?,
             mtu: source.number("mtu", &raw.mtu)?,
@@ -279,23 +318,22 @@ impl MachineFile {
             nodes: Vec::with_capacity(raw.node.len()),
             links: Vec::with_capacity(raw.link.len()),
         };
-        if let Some(shape) = &raw.shape {
-            let parsed = shape.get_ref().parse();
-            let parsed = parsed.map_err(|_| source.value_error("shape", shape, SHAPE_ALLOWED))?;
-            file.shape = Some(parsed);
-        }
-        if let Some(engines) = &raw.engines {
-            let parsed = Engines::try_from(*engines.get_ref());
-            file.engines = Some(parsed.map_err(|a| source.value_error("engines", engines, a))?);
-        }
         for node in &raw.node {
+            if let (true, Some(field)) = (node.gateway, node.of_a_guest()) {
+                return Err(ConfigError::Value {
+                    place: source.place(node.at.span()),
+                    field: "gateway",
+                    value: "true".into(),
+                    allowed: format!("for a node without a guest; leave out {field} there"),
+                });
+            }
             file.nodes.push(NodeEntry {
                 place: source.place(node.at.span()),
-                at: source.coords(&node.at)?,
+                at: source.coords("at", &node.at)?,
                 gateway: node.gateway,
                 settings: Settings {
                     linux: node.linux,
-                    cpus: source.cpus(&node.cpus)?,
+                    cpus: source.number("cpus", &node.cpus)?,
                     append: source.text("append", &node.append)?,
                     boot: source.text("boot", &node.boot)?,
                     ..source.settings(&node.guest, &node.memory, &node.args)?
@@ -303,10 +341,10 @@ impl MachineFile {
             });
         }
         for link in &raw.link {
-            let port = Port::ALL.into_iter().find(|port| port.to_string() == *link.port.get_ref());
+            let port = Port::from_name(link.port.get_ref());
             file.links.push(LinkEntry {
                 place: source.place(link.port.span()),
-                at: source.coords(&link.at)?,
+                at: source.coords("at", &link.at)?,
                 port: port.ok_or_else(|| source.value_error("port", &link.port, PORT_ALLOWED))?,
                 down: link.down,
                 faults: source.text("faults", &link.faults)?,
@@ -318,6 +356,7 @@ impl MachineFile {
 
 const SHAPE_ALLOWED: &str = "\"unit\", \"shelf\", \"half-rack\" or six lengths XxYxZxAxBxC such as \
      \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)";
+const GENERATION_ALLOWED: &str = "\"tofud\", \"tofu2\" or \"tofu\"";
 const COORDS_ALLOWED: &str = "[x, y, z, a, b, c], six whole numbers from 0 to 31";
 const PORT_ALLOWED: &str =
     "one of \"A\", \"C\", \"B-\", \"B+\", \"X-\", \"X+\", \"Y-\", \"Y+\", \"Z-\", \"Z+\"";
@@ -342,9 +381,14 @@ impl Source<'_> {
         let place = self.place(error.span().unwrap_or(0..0));
         // The line itself names field and value, which the parser's message may not.
         let line = self.text.lines().nth(place.line - 1).unwrap_or("").trim();
+        let meant = unknown_field(error.message())
+            .and_then(|(field, known)| nearest(field, known))
+            .map(|meant| format!("did you mean {meant}? "));
+        // The hint comes before the list of all, which may be cut.
+        let words = meant.unwrap_or_default() + error.message();
         let message = match line {
-            "" => error.message().to_owned(),
-            line => format!("{}: {}", one_line(line), error.message()),
+            "" => words,
+            line => format!("{}: {words}", one_line(line)),
         };
         ConfigError::Toml { place, message }
     }
@@ -363,13 +407,36 @@ impl Source<'_> {
         }
     }
 
+    fn checked<T, V: fmt::Debug>(
+        &self,
+        field: &'static str,
+        value: &Option<Spanned<V>>,
+        check: impl FnOnce(&V) -> Result<T, &'static str>,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some(value) = value else { return Ok(None) };
+        let checked = check(value.get_ref());
+        checked.map(Some).map_err(|allowed| self.value_error(field, value, allowed))
+    }
+
     fn text<T: Field>(
         &self,
         field: &'static str,
         value: &Option<Spanned<String>>,
     ) -> Result<Option<T>, ConfigError> {
+        self.checked(field, value, |text| text.parse())
+    }
+
+    /// A text with a unit, or a number of seconds.
+    fn duration(
+        &self,
+        field: &'static str,
+        value: &Option<Spanned<TextOrNumber>>,
+    ) -> Result<Option<Timeout>, ConfigError> {
         let Some(value) = value else { return Ok(None) };
-        let parsed = value.get_ref().parse();
+        let parsed = match value.get_ref() {
+            TextOrNumber::Text(text) => text.parse(),
+            TextOrNumber::Number(seconds) => Timeout::try_from(*seconds),
+        };
         parsed.map(Some).map_err(|allowed| self.value_error(field, value, allowed))
     }
 
@@ -391,32 +458,15 @@ impl Source<'_> {
         Ok(Settings { guest, memory, args, ..Settings::default() })
     }
 
-    fn cpus(&self, value: &Option<Spanned<i64>>) -> Result<Option<Cpus>, ConfigError> {
-        self.number("cpus", value)
-    }
-
     fn number<T: TryFrom<i64, Error = &'static str>>(
         &self,
         field: &'static str,
         value: &Option<Spanned<i64>>,
     ) -> Result<Option<T>, ConfigError> {
-        let Some(value) = value else { return Ok(None) };
-        let parsed = T::try_from(*value.get_ref());
-        parsed.map(Some).map_err(|allowed| self.value_error(field, value, allowed))
+        self.checked(field, value, |number| T::try_from(*number))
     }
 
-    fn generation(&self, value: Option<&Spanned<String>>) -> Result<Generation, ConfigError> {
-        let Some(value) = value else { return Ok(Generation::default()) };
-        Generation::from_name(value.get_ref()).ok_or_else(|| {
-            self.value_error("generation", value, "\"tofud\", \"tofu2\" or \"tofu\"")
-        })
-    }
-
-    fn coords(&self, value: &Spanned<Vec<i64>>) -> Result<Coords, ConfigError> {
-        self.coords_of("at", value)
-    }
-
-    fn coords_of(
+    fn coords(
         &self,
         field: &'static str,
         value: &Spanned<Vec<i64>>,
@@ -426,6 +476,12 @@ impl Source<'_> {
         let coords = bytes.map(|all| Coords::from_array(all.map(|c| c as u8)));
         coords.ok_or_else(|| self.value_error(field, value, COORDS_ALLOWED))
     }
+}
+
+/// The unknown field that an error is about, and those there are.
+fn unknown_field(message: &str) -> Option<(&str, Vec<&str>)> {
+    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
+    Some((quoted.next()?, quoted.collect()))
 }
 
 #[cfg(test)]
@@ -445,6 +501,31 @@ mod tests {
     }
 
     #[test]
+    fn a_misspelt_field_is_told_its_nearest() {
+        let message = error("shpae = \"unit\"\n");
+        let expected = "m.toml:1: shpae = \"unit\": did you mean shape? unknown field `shpae`, \
+                        expected one of `shape`, `torus`";
+        assert!(message.starts_with(expected), "{message}");
+        let message = error("[[node]]\nat = [0, 0, 0, 0, 0, 0]\nlinus = true\n");
+        assert!(message.contains("did you mean linux? unknown field `linus`"), "{message}");
+        let message = error("colour = 1\n");
+        assert!(message.contains("colour = 1: unknown field `colour`, expected"), "{message}");
+    }
+
+    #[test]
+    fn a_gateway_has_no_guest() {
+        let message =
+            error("[[node]]\nat = [0, 0, 0, 0, 0, 0]\ngateway = true\nguest = \"hello\"\n");
+        let expected = "m.toml:2: gateway = true is not allowed; gateway is for a node without a \
+                        guest; leave out guest there";
+        assert_eq!(message, expected);
+        assert!(parse("[[node]]\nat = [0, 0, 0, 0, 0, 0]\ngateway = true\n").is_ok());
+        assert!(
+            parse("[[node]]\nat = [0, 0, 0, 0, 0, 0]\ngateway = false\nlinux = true\n").is_ok()
+        );
+    }
+
+    #[test]
     fn everything_at_once() {
         let file = parse(
             r#"
@@ -455,7 +536,7 @@ mod tests {
             guest = "hello"
             args = "rounds=4"
             doorbell = "polled"
-            timeout = "30s"
+            timeout = 30
             engines = 2
             linux = false
             cpus = 2
@@ -538,6 +619,7 @@ mod tests {
             ("guest = \"nope\"", "guest = \"nope\" is not allowed; guest is "),
             ("args = \"a\\nb\"", "args = \"a\\nb\" is not allowed; args is at most 1024"),
             ("doorbell = \"loud\"", "doorbell = \"loud\" is not allowed; doorbell is \"trapped\""),
+            ("timeout = 0", "timeout = 0 is not allowed; timeout is a whole"),
             ("timeout = \"soon\"", "timeout = \"soon\" is not allowed; timeout is a whole"),
             ("engines = 0", "engines = 0 is not allowed; engines is a whole number of threads"),
             ("engines = -9223372036854775808", "engines = -9223372036854775808 is not"),
@@ -569,7 +651,10 @@ mod tests {
     #[test]
     fn what_is_no_machine_file_is_named() {
         let cases = [
-            ("shap = \"unit\"", "m.toml:1: shap = \"unit\": unknown field `shap`, expected one of"),
+            (
+                "shap = \"unit\"",
+                "m.toml:1: shap = \"unit\": did you mean shape? unknown field `shap`",
+            ),
             ("\n\nshape = 3", "m.toml:3: shape = 3: invalid type: integer `3`, expected a string"),
             ("memory = 16", "memory = 16: invalid type"),
             ("engines = \"2\"", "engines = \"2\": invalid type"),

@@ -1,5 +1,5 @@
-//! Giving up what a machine's threads do not need of the host: see the manual's page on
-//! sandboxing.
+//! Sandboxing: a machine's threads give up what they do not need of the host. See the manual's page
+//! on sandboxing.
 
 use std::fmt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tofu_sandbox::{Access, Policy, Role, Sandbox};
 
-/// What a user whose machine was ended for a system call is told.
+/// The message for a user whose machine was ended for a system call.
 const HINT: &str = "This is a mistake of tofu's or an attack from a guest; please report it. \
                     --no-sandbox goes without";
 

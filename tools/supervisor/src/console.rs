@@ -1,4 +1,4 @@
-//! A node's console: what it has printed last, and whoever looks at it now.
+//! A node's console: its latest output, and the clients that are attached to it.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -15,7 +15,7 @@ use tofu_sync::lock;
 const TAIL: usize = 64 << 10;
 /// Chunks of output that a viewer may be behind; more are lost to it.
 const BEHIND: usize = 256;
-/// The log file is begun anew at this size; the one before is kept.
+/// At this size a new log file is begun; the one before is kept.
 const MAX_LOG: u64 = 1 << 20;
 
 /// A console. It outlives the virtual machines of its node.
@@ -86,6 +86,7 @@ impl Console {
 
 /// Of a kernel that has given up the reason is shown rather than where that was.
 fn last_lines(text: &str, most: usize) -> Vec<String> {
+    let text = tofu_ui::terminal::plain(text);
     let clean = text.lines().map(|line| tofu_ui::printable(line.trim_end()));
     let mut lines: Vec<String> = clean.filter(|line| !line.trim().is_empty()).collect();
     if let Some(panic) = lines.iter().rposition(|line| line.contains("Kernel panic")) {
@@ -153,7 +154,7 @@ mod tests {
     #[test]
     fn the_last_lines_say_why() {
         let text = "one\r\n\r\ntwo\x1b[6n\nthree";
-        assert_eq!(last_lines(text, 2), ["two\u{fffd}[6n", "three"]);
+        assert_eq!(last_lines(text, 2), ["two", "three"]);
         let panic = "a\nb\n[ 1.0] Kernel panic - not syncing\nCall Trace:\n more\n";
         assert_eq!(last_lines(panic, 2), ["b", "[ 1.0] Kernel panic - not syncing"]);
         assert!(last_lines("", 5).is_empty());

@@ -1,7 +1,9 @@
-//! What happens to a machine.
+//! The events of a machine that runs.
 
 use tofu_fabric::NodeId;
 use tofu_netboot::wire::FileRole;
+
+use crate::backtrace::Frame;
 
 /// Something that happened to a machine. Events of one node arrive in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +16,8 @@ pub enum Event {
     Netboot(NodeId, BootStage),
     /// The guest printed a line, without its line end.
     Line(NodeId, String),
+    /// A function that the guest is in, which could not go on: the innermost comes first.
+    Frame(NodeId, Frame),
     /// The guest has ended; the last event of the node.
     Ended(NodeId, Outcome),
     /// This process was sent SIGINT (2) or SIGTERM (15). Not sent by machines.

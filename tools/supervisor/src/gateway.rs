@@ -1,7 +1,7 @@
 //! The gateway of a machine: a node that this process drives, by which the host reaches the others.
 //!
-//! A [`GatewaySetup`] is made while this process still may do what it likes: it has what needs
-//! rights on the host. [`GatewaySetup::start`] puts the I/O node into a machine.
+//! A [`GatewaySetup`] is made before this process gives up its rights on the host, and has all that
+//! needs them. [`GatewaySetup::start`] puts the I/O node into a machine.
 
 mod host;
 pub(crate) mod nat;
@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_control::rundir::RunDir;
-use tofu_gateway::{Config, Connector, IoNode, LinkStats, Prefix, Prepared, Stack, Tap, Tenant};
+use tofu_gateway::{
+    Config, Connector, IoNode, LinkStats, Prepared, Stack, Tap, Tenant, machine_network,
+};
 use tofu_machine::Machine;
 use tofu_sandbox::Role;
 use tofu_sync::lock;
@@ -54,8 +56,8 @@ impl GatewaySetup {
         let tap = wanted.then(|| host::interface(dir.name().as_str(), &config, at)).transpose()?;
         let interface = tap.as_ref().map(|tap| tap.name().to_owned());
         if let (Some(table), Some(interface)) = (table(plan, dir), &interface) {
-            let prefix = Prefix::of_machine(config.machine, &config.shape);
-            nat::apply(&table, interface, prefix, dir.base())?;
+            let network = machine_network(config.machine, &config.shape);
+            nat::apply(&table, interface, network, dir.base())?;
         }
         let example = plan.vms().next().map_or(0, |id| id.0);
         Ok(Some(Self { at, config, tap: Mutex::new(tap), interface, example }))
@@ -88,9 +90,9 @@ impl GatewaySetup {
     pub fn hints(&self) -> Vec<String> {
         let mut hints = Vec::new();
         if let Some(interface) = &self.interface {
-            let prefix = Prefix::of_machine(self.config.machine, &self.config.shape);
+            let network = machine_network(self.config.machine, &self.config.shape);
             hints.push(format!(
-                "  {prefix} by interface {interface}: nodes can be reached from this host"
+                "  {network} by interface {interface}: nodes can be reached from this host"
             ));
         }
         let example = self.example;

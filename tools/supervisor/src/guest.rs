@@ -71,8 +71,8 @@ impl fmt::Display for GuestName {
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
     /// No shipped guest has that name.
-    #[error("guest {0}: there is no such guest; `tofu guest ls` lists them")]
-    Unknown(String),
+    #[error("guest {name}: there is no such guest{}; `tofu guest ls` lists them", meant(name))]
+    Unknown { name: String },
     /// The program is for Linux only.
     #[error("guest {0}: this program is for Linux nodes only")]
     LinuxOnly(String),
@@ -88,6 +88,12 @@ pub enum GuestError {
     /// The file has more than `most` bytes.
     #[error("guest {}: larger than {} MiB", path.display(), most >> 20)]
     TooLarge { path: PathBuf, most: u64 },
+}
+
+/// The shipped guest that a user may have meant, as words of an error.
+fn meant(name: &str) -> String {
+    let names = BARE.iter().chain(LINUX).map(|shipped| shipped.name);
+    tofu_ui::did_you_mean(name, names).trim_end_matches('?').to_owned()
 }
 
 /// A guest program in memory.
@@ -123,7 +129,7 @@ impl Guest {
                 let shipped = for_bare(wanted);
                 let shipped = shipped.ok_or_else(|| match for_linux(wanted) {
                     Some(_) => GuestError::LinuxOnly(wanted.clone()),
-                    None => GuestError::Unknown(wanted.clone()),
+                    None => GuestError::Unknown { name: wanted.clone() },
                 })?;
                 let image = Arc::new(Cow::Borrowed(shipped.image));
                 Ok(Self { name: shipped.name.to_owned(), image })
@@ -137,6 +143,11 @@ impl Guest {
         }
     }
 
+    /// Where the program ends in memory once it is loaded, in bytes; 0 if it cannot be told.
+    pub(crate) fn end(&self) -> u64 {
+        tofu_image::loaded_size(&self.image).map_or(0, |size| size.end)
+    }
+
     /// Finds or reads a program for Linux nodes: an ELF program, or a script.
     ///
     /// # Errors
@@ -146,7 +157,8 @@ impl Guest {
         match name {
             GuestName::Shipped(wanted) => {
                 let shipped = for_linux(wanted);
-                let shipped = shipped.ok_or_else(|| GuestError::Unknown(wanted.clone()))?;
+                let shipped =
+                    shipped.ok_or_else(|| GuestError::Unknown { name: wanted.clone() })?;
                 Ok(Self { name: wanted.clone(), image: Arc::new(Cow::Borrowed(shipped.image)) })
             }
             GuestName::File(path) => {

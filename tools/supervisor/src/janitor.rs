@@ -1,9 +1,9 @@
-//! Nothing is left behind, however this process ends.
+//! The janitor, which cleans up however this process ends.
 //!
-//! A small process of our own waits at a pipe whose other end this process holds. When that
-//! closes, by whatever means, it removes the machine's files and kills its own process group, to
-//! which all virtual machine monitors of the machine belong. They are also told by the kernel
-//! to die with the thread that started them ([`wrapped`]), for the case that the janitor is gone.
+//! It is a small process that waits at a pipe whose other end this process holds. When the pipe
+//! closes, for whatever reason, it removes the machine's files and kills its own process group, to
+//! which all virtual machine monitors of the machine belong. In case the janitor is gone, too, the
+//! kernel kills each of them with the thread that started it ([`wrapped`]).
 
 use std::ffi::OsString;
 use std::fs;
@@ -31,7 +31,7 @@ pub enum InternalCommand {
         #[arg(long)]
         nat: Option<String>,
         /// The run directory
-        dir: Option<PathBuf>,
+        dir: PathBuf,
         /// Other files
         files: Vec<PathBuf>,
     },
@@ -74,13 +74,6 @@ impl Janitor {
         command.arg("janitor");
         command.args(nat.iter().flat_map(|nat| ["--nat", nat]));
         command.arg(dir).args(files);
-        Self::spawn(command)
-    }
-
-    /// Starts it for a machine that has processes and no files.
-    pub fn for_processes() -> anyhow::Result<Self> {
-        let mut command = own_command()?;
-        command.arg("janitor");
         Self::spawn(command)
     }
 
@@ -130,12 +123,12 @@ pub fn wrapped(group: i32, program: &Path) -> anyhow::Result<Command> {
 /// Runs a hidden subcommand.
 pub fn run(command: &InternalCommand) -> anyhow::Result<u8> {
     match command {
-        InternalCommand::Janitor { nat, dir, files } => tidy(dir.as_deref(), nat.as_deref(), files),
+        InternalCommand::Janitor { nat, dir, files } => tidy(dir, nat.as_deref(), files),
         InternalCommand::Child { parent, program } => become_child(*parent, program),
     }
 }
 
-fn tidy(dir: Option<&Path>, table: Option<&str>, files: &[PathBuf]) -> anyhow::Result<u8> {
+fn tidy(dir: &Path, table: Option<&str>, files: &[PathBuf]) -> anyhow::Result<u8> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
@@ -148,10 +141,10 @@ fn tidy(dir: Option<&Path>, table: Option<&str>, files: &[PathBuf]) -> anyhow::R
             let _ = fs::remove_file(file);
         }
     }
-    if let (Some(table), Some(base)) = (table, dir.and_then(Path::parent)) {
+    if let (Some(table), Some(base)) = (table, dir.parent()) {
         nat::undo(table, base);
     }
-    dir.map_or(Ok(()), rundir::remove)?;
+    rundir::remove(dir)?;
     let group = rustix::process::getpgrp();
     kill_process_group(group, Signal::KILL).context("cannot kill the machine's processes")?;
     Ok(0)
@@ -159,7 +152,7 @@ fn tidy(dir: Option<&Path>, table: Option<&str>, files: &[PathBuf]) -> anyhow::R
 
 fn become_child(parent: u32, program: &[std::ffi::OsString]) -> anyhow::Result<u8> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // It may have died before the kernel was told to watch it.
+    // It may have died before the kernel watched it.
     if rustix::process::getppid().map(Pid::as_raw_nonzero).map(|pid| pid.get())
         != i32::try_from(parent).ok()
     {

@@ -1,5 +1,5 @@
-//! What runs a machine in a process: the plan of it, what starts and stops its nodes, and what
-//! others may ask of it while it runs.
+//! Runs a machine in a process: its plan, starting and stopping its nodes, and requests of other
+//! processes while it runs.
 //!
 //! Commands make a [`plan::Plan`] of [`options`] and a machine file, start it with a
 //! [`runner::Backend`], and see everything else as [`event::Event`]s.
@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod backtrace;
 pub mod capture;
 pub mod command_line;
 pub mod config;

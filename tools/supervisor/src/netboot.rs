@@ -1,7 +1,7 @@
 //! Network boot: nodes get what they run from a boot server in this process, over the torus.
 //!
 //! A node that boots so starts with our firmware alone (`tofu-boot`, see tools/guests). The server
-//! is an I/O node of its own; what it says, and to whom, is `tofu_netboot`'s matter.
+//! is an I/O node of its own; its protocol is implemented in `tofu_netboot`.
 
 mod tenant;
 

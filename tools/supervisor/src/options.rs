@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
-use tofu_control::MachineName;
+use tofu_control::{MachineName, NodeAt};
 use tofu_fabric::Shape;
 use tofu_netboot::Fault;
 
 use crate::faults::FaultSpec;
 use crate::units::{
-    At, BootFrom, Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, NodeAt,
-    Timeout,
+    BootFrom, Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
 };
 
 /// A machine: its nodes, and what goes on in it.
@@ -257,7 +256,7 @@ pub struct BootArgs {
     ///
     /// [default: the last node without a VM; the last node if all have one]
     #[arg(long, value_name = "NODE")]
-    pub boot_server: Option<At>,
+    pub boot_server: Option<NodeAt>,
 
     /// How long the boot server may be silent until a node gives up [default: 10s]
     #[arg(long, value_name = "TIME")]

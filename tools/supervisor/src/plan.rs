@@ -182,6 +182,8 @@ pub enum PlanError {
         MemorySize::LINUX_LEAST
     )]
     LinuxMemory { memory: MemorySize },
+    #[error("{memory} of memory are too little for the guest {guest}; give {least} or more")]
+    GuestMemory { memory: MemorySize, guest: String, least: MemorySize },
     #[error(
         "--gateway {at}: the shape {shape} has no such node; each number must be below its length"
     )]
@@ -292,7 +294,7 @@ impl Plan {
         let guest = match &args.guest {
             Some(name) => Some(
                 GuestName::find(name, Path::new(""))
-                    .ok_or_else(|| GuestError::Unknown(name.clone()))?,
+                    .ok_or_else(|| GuestError::Unknown { name: name.clone() })?,
             ),
             None => file.settings.guest.clone(),
         };
@@ -514,6 +516,10 @@ impl Roles<'_> {
         let default = GuestName::Shipped(DEFAULT_GUEST.into());
         let guest = load(&mut self.bare, name.unwrap_or(&default), Guest::load_bare)?;
         let memory = memory.unwrap_or(MemorySize::DEFAULT);
+        if memory.0 < guest.end() {
+            let least = MemorySize(guest.end().next_multiple_of(1 << 20));
+            return Err(PlanError::GuestMemory { memory, guest: guest.name, least });
+        }
         Ok(Role::Bare(VmPlan { guest, memory, args, boot }))
     }
 }

@@ -1,23 +1,28 @@
-//! What is known about a machine outside of the thread that runs it.
+//! The state of a machine that other threads than the one that runs it can read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Instant;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
+use tofu_control::protocol::{EventInfo, EventKind, NodeKind};
 use tofu_fabric::NodeId;
 use tofu_gateway::{Connector, LinkStats};
-use tofu_machine::Machine;
+use tofu_machine::{Machine, Node};
 use tofu_sync::lock;
+use tofu_ui::printable;
+use tofu_vfio_user::Server;
 use tofu_vmm::Holder;
 
-use crate::event::Event;
+use crate::event::{BootStage, Event, Outcome};
 use crate::gateway::GatewayInfo;
 use crate::node::AgentNode;
 use crate::plan::Network;
+use crate::served::Served;
 
 /// What is known about a machine outside of the thread that runs it: by those who serve `tofu ps`
 /// and the like.
@@ -27,12 +32,35 @@ pub struct Registry {
     pub(crate) events: Sender<Event>,
     linux: OnceLock<Vec<Arc<dyn AgentNode>>>,
     built: OnceLock<Built>,
-    /// Nodes without Linux, and what they are doing, in a word.
-    others: Mutex<HashMap<NodeId, &'static str>>,
+    /// Nodes without Linux.
+    others: Mutex<HashMap<NodeId, OtherNode>>,
+    /// Devices that are served to whoever attaches.
+    served: Mutex<HashMap<NodeId, Vec<Arc<Server>>>>,
     /// The virtual machines of small guests.
     holders: Mutex<HashMap<NodeId, Holder>>,
+    /// Nodes whose processors were stopped.
+    held: Mutex<HashSet<NodeId>>,
+    /// Those who want to know what happens.
+    followers: Mutex<Vec<SyncSender<EventInfo>>>,
+    /// Held by each of them.
+    following: Arc<()>,
     cancelled: AtomicBool,
 }
+
+/// A node without Linux.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OtherNode {
+    pub(crate) kind: NodeKind,
+    /// What it is doing, in a word.
+    pub(crate) state: &'static str,
+    /// Since when.
+    pub(crate) since: Instant,
+}
+
+/// How long those who follow may take to hear of the end.
+const LAST_WORD: Duration = Duration::from_millis(500);
+/// Events that a follower may be behind.
+const FOLLOWERS_QUEUE: usize = 1 << 14;
 
 /// A machine that has been built.
 struct Built {
@@ -50,9 +78,34 @@ impl Registry {
             linux: OnceLock::new(),
             built: OnceLock::new(),
             others: Mutex::default(),
+            served: Mutex::default(),
             holders: Mutex::default(),
+            held: Mutex::default(),
+            followers: Mutex::default(),
+            following: Arc::default(),
             cancelled: AtomicBool::new(false),
         }
+    }
+
+    /// The place of a node.
+    ///
+    /// # Errors
+    ///
+    /// One line for the user, if the machine has no such node.
+    pub(crate) fn place(&self, id: NodeId) -> anyhow::Result<Coords> {
+        let shape = &self.network.shape;
+        shape.coords(id).with_context(|| format!("the machine {shape} has no node {id}"))
+    }
+
+    /// The device of a node; none where none is.
+    ///
+    /// # Errors
+    ///
+    /// One line for the user, if the machine is not there or has no such node.
+    pub(crate) fn device(&self, id: NodeId) -> anyhow::Result<Option<Arc<Node>>> {
+        let machine = self.running().context("the machine has not started yet")?;
+        self.place(id)?;
+        Ok(machine.node(id))
     }
 
     /// The machine's gateway, if it has one that works.
@@ -115,9 +168,21 @@ impl Registry {
     ///
     /// If the node has none that run.
     pub(crate) fn hold(&self, node: NodeId, on: bool) -> anyhow::Result<()> {
-        if let Some(linux) = self.linux().iter().find(|linux| linux.id() == node) {
-            return linux.hold(on);
+        match self.linux().iter().find(|linux| linux.id() == node) {
+            Some(linux) => linux.hold(on)?,
+            None => self.hold_guest(node, on)?,
         }
+        let changed = match on {
+            true => lock(&self.held).insert(node),
+            false => lock(&self.held).remove(&node),
+        };
+        if changed {
+            self.publish(Some(node), if on { EventKind::Paused } else { EventKind::Resumed });
+        }
+        Ok(())
+    }
+
+    fn hold_guest(&self, node: NodeId, on: bool) -> anyhow::Result<()> {
         let holder = lock(&self.holders).get(&node).cloned();
         let holder = holder.context("the node has no virtual machine")?;
         if !on {
@@ -128,9 +193,109 @@ impl Registry {
         Ok(())
     }
 
-    /// Nodes without Linux, and what they are doing, in a word.
-    pub fn others(&self) -> MutexGuard<'_, HashMap<NodeId, &'static str>> {
-        lock(&self.others)
+    /// Whether a node's processors were stopped.
+    pub(crate) fn is_held(&self, node: NodeId) -> bool {
+        lock(&self.held).contains(&node)
+    }
+
+    /// A node has another virtual machine, whose processors nobody has stopped.
+    pub(crate) fn goes_on(&self, node: NodeId) {
+        lock(&self.held).remove(&node);
+    }
+
+    /// Nodes without Linux.
+    pub(crate) fn others(&self) -> Vec<(NodeId, OtherNode)> {
+        let served = lock(&self.served);
+        let served = served.iter().map(|(id, servers)| {
+            let attached = servers.iter().filter_map(|server| server.attached_since()).min();
+            let state = if attached.is_some() { "attached" } else { "waiting" };
+            let since = attached.unwrap_or(self.started);
+            (*id, OtherNode { kind: NodeKind::Served, state, since })
+        });
+        served.chain(lock(&self.others).iter().map(|(id, node)| (*id, *node))).collect()
+    }
+
+    /// A node without Linux.
+    pub(crate) fn other(&self, node: NodeId) -> Option<OtherNode> {
+        self.others().into_iter().find(|(id, _)| *id == node).map(|(_, other)| other)
+    }
+
+    /// Tells what a node without Linux is doing now.
+    pub(crate) fn note(&self, node: NodeId, kind: NodeKind, state: &'static str) {
+        lock(&self.others).insert(node, OtherNode { kind, state, since: Instant::now() });
+    }
+
+    /// Tells of a device that is served to whoever attaches, of which several may.
+    pub fn with_served(self: &Arc<Self>, node: NodeId, served: &[Served]) {
+        let servers: Vec<_> = served.iter().map(|served| Arc::clone(served.server())).collect();
+        for server in &servers {
+            let registry = Arc::downgrade(self);
+            server.on_change(move |attached| {
+                let what = if attached { EventKind::Attached } else { EventKind::Detached };
+                if let Some(registry) = registry.upgrade() {
+                    registry.publish(Some(node), what);
+                }
+            });
+        }
+        lock(&self.served).insert(node, servers);
+    }
+
+    /// What happens from now on. The second is to be dropped when the last event has been passed
+    /// on.
+    pub(crate) fn follow(&self) -> (Receiver<EventInfo>, Arc<()>) {
+        let (sender, events) = mpsc::sync_channel(FOLLOWERS_QUEUE);
+        lock(&self.followers).push(sender);
+        (events, Arc::clone(&self.following))
+    }
+
+    /// Lets those who follow tell of the end before this process ends.
+    fn wait_for_followers(&self) {
+        let until = Instant::now() + LAST_WORD;
+        while Arc::strong_count(&self.following) > 1 && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Tells those who follow what has happened. One who is too far behind is dropped.
+    pub(crate) fn publish(&self, node: Option<NodeId>, what: EventKind) {
+        let mut followers = lock(&self.followers);
+        if followers.is_empty() {
+            return;
+        }
+        let event = EventInfo {
+            seconds: self.started.elapsed().as_secs_f64(),
+            node: node.map(|node| node.0),
+            at: node.and_then(|node| Some(self.network.shape.coords(node)?.to_array())),
+            what,
+        };
+        followers.retain(|follower| follower.try_send(event.clone()).is_ok());
+    }
+
+    /// Tells those who follow of an event of the machine.
+    pub fn heard(&self, event: &Event) {
+        let (node, what) = match event {
+            Event::Booted(node) | Event::Rebooted(node) => {
+                self.goes_on(*node);
+                (Some(*node), EventKind::Booted)
+            }
+            Event::Netboot(node, stage) => (Some(*node), netboot(stage)),
+            Event::Line(node, text) => (Some(*node), EventKind::Line { text: printable(text) }),
+            Event::Frame(node, frame) => {
+                let text = printable(&format!("    at {frame}"));
+                (Some(*node), EventKind::Line { text })
+            }
+            Event::Ended(node, outcome) => (Some(*node), ended(outcome)),
+            Event::Died(node, why) => {
+                self.goes_on(*node);
+                (Some(*node), EventKind::Died { why: printable(why) })
+            }
+            Event::Down | Event::Signal(_) => {
+                self.publish(None, EventKind::Down);
+                return self.wait_for_followers();
+            }
+            Event::Started => return,
+        };
+        self.publish(node, what);
     }
 
     /// Ends a start under way.
@@ -140,4 +305,26 @@ impl Registry {
             node.stop();
         }
     }
+}
+
+fn netboot(stage: &BootStage) -> EventKind {
+    let (stage, file, percent, why) = match stage {
+        BootStage::Begun => ("begun", None, None, None),
+        BootStage::Fetching(role, percent) => {
+            ("fetching", Some(role.to_string()), Some(*percent), None)
+        }
+        BootStage::Starting => ("starting", None, None, None),
+        BootStage::Failed(why) => ("failed", None, None, Some(printable(why))),
+    };
+    EventKind::Netboot { stage: stage.to_owned(), file, percent, why }
+}
+
+fn ended(outcome: &Outcome) -> EventKind {
+    let (outcome, code, detail) = match outcome {
+        Outcome::Exited(code) => ("exited", Some(*code), None),
+        Outcome::Reset => ("reset", None, None),
+        Outcome::Fault(what) => ("fault", None, Some(printable(what))),
+        Outcome::Stopped => ("stopped", None, None),
+    };
+    EventKind::Ended { outcome: outcome.to_owned(), code, detail }
 }

@@ -3,14 +3,15 @@
 //! `tofu up` makes a [`Plan`], starts it here, and sees everything else as [`Event`]s. Policy
 //! (timeouts, Ctrl-C, what counts as success, output) is the command's; this side only runs VMs.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::Context;
-use tofu_abi::Coords;
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_control::node_name;
+use tofu_control::protocol::NodeKind;
 use tofu_fabric::NodeId;
 use tofu_gateway::IoNode;
 use tofu_icc::SharedPages;
@@ -24,6 +25,7 @@ use tofu_vmm::{Attachment, Hypervisor, Vm, VmConfig, Windows};
 use vm_memory::{GuestMemoryBackend, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::backtrace::{self, Frame};
 use crate::capture::{FileCapture, ToFile};
 use crate::confine::Confinement;
 use crate::event::{Event, Outcome};
@@ -41,7 +43,13 @@ pub trait Running: Send {
     /// hangs. `None` if it has none or does not answer.
     fn registers(&self, node: NodeId) -> Option<String>;
 
-    /// Memory of the guests that this process really has, in KiB, if that can be told.
+    /// Where in its program a node's small guest is now, the innermost function first. Empty if
+    /// that cannot be told.
+    fn frames(&self, _: NodeId) -> Vec<Frame> {
+        Vec::new()
+    }
+
+    /// Memory of the guests that this process really has, in KiB, if that is known.
     fn guest_resident_kib(&self) -> Option<u64> {
         None
     }
@@ -58,8 +66,11 @@ pub trait Backend {
     ///
     /// # Errors
     /// One line on what this host lacks or what is wrong with a guest, and how to
-    /// mend it. Nothing runs then.
+    /// fix it. Nothing runs then.
     fn start(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Box<dyn Running>>;
+
+    /// Something has happened to the machine, for those who follow it from outside.
+    fn heard(&self, _event: &Event) {}
 
     /// Makes a [`Backend::start`] under way return soon, with an error, if it takes long.
     fn cancel(&self) {}
@@ -69,7 +80,7 @@ pub trait Backend {
 pub struct Machines {
     /// What starts the plan's Linux nodes.
     pub linux: Option<Box<dyn LinuxBackend>>,
-    /// What is told of it to those who serve `tofu ps` and the like, if anything.
+    /// Where its state is kept for `tofu ps` and the like, if anywhere.
     pub registry: Option<Arc<Registry>>,
     /// What joins it to the host.
     pub gateway: Option<GatewaySetup>,
@@ -81,6 +92,72 @@ impl Machines {
     /// Machines of small guests only, which nobody asks about.
     pub fn bare(confinement: Confinement) -> Self {
         Self { linux: None, registry: None, gateway: None, confinement }
+    }
+
+    /// Makes a node and starts its guest.
+    fn boot(
+        &self,
+        hypervisor: &Hypervisor,
+        machine: &Machine,
+        plan: &Plan,
+        (id, vm_plan): (NodeId, &VmPlan),
+        events: &Sender<Event>,
+    ) -> anyhow::Result<Vm> {
+        let noted = self.registry.clone();
+        let note = move |state| {
+            if let Some(registry) = &noted {
+                registry.note(id, NodeKind::Bare, state);
+            }
+        };
+        note("running");
+        let at = plan.coords(id);
+        let lines = events.clone();
+        let config =
+            VmConfig { name: node_name(at), memory: vm_plan.memory.0, ..VmConfig::default() };
+        let vm = Vm::new(hypervisor, &config, move |line| {
+            let _ = lines.send(Event::Line(id, line.to_owned()));
+        })?;
+        let pages = match machine.config().doorbells {
+            Doorbells::Trapped => None,
+            Doorbells::Polled => SharedPages::new(tofu_vmm::shared_region(SharedPages::SIZE)?),
+        };
+        let windows = vm.new_windows();
+        let parts = NodeParts {
+            memory: Arc::new(vm.memory().clone()),
+            pages,
+            backend: Some(Arc::new(WindowDoorbells::new(windows.clone()))),
+        };
+        let node = machine.add_node_of(at, parts)?;
+        if let Some(table) = node.endpoint().msix() {
+            table.connect(vm.msi_sink());
+        }
+        vm.add_function_with(Arc::clone(&node) as Arc<dyn PciFunction>, windows)?;
+        match plan.boot_server.filter(|_| vm_plan.boot == BootFrom::Tofu) {
+            None => vm.boot(&vm_plan.guest.image, &command_line::guest(plan, vm_plan))?,
+            Some(server) => vm.boot(FIRMWARE, &command_line::firmware(plan, &server))?,
+        }
+        let first = self.confinement.hook(Role::Vcpu);
+        vm.on_thread_start(move |_| first());
+        let ends = events.clone();
+        let (image, memory) = (Arc::clone(&vm_plan.guest.image), vm.memory().clone());
+        let holder = vm.holder();
+        vm.start(move |outcome| {
+            if is_fault(outcome)
+                && let Some(registers) = holder.registers()
+            {
+                for frame in backtrace::frames(&image, &memory, &registers) {
+                    let _ = ends.send(Event::Frame(id, frame));
+                }
+            }
+            // A guest that exited is like a processor that halted: its device goes on serving
+            // others until the machine ends. One that crashed is like a node that lost its power.
+            if !matches!(outcome, tofu_vmm::Outcome::Exited(_)) {
+                node.reset();
+            }
+            note("ended");
+            let _ = ends.send(Event::Ended(id, outcome_of(outcome)));
+        })?;
+        Ok(vm)
     }
 }
 
@@ -121,6 +198,7 @@ impl Backend for Machines {
         let captures = captures(&machine, plan)?;
         let mut running = Local {
             vms: HashMap::new(),
+            images: HashMap::new(),
             linux: None,
             boot_server: None,
             gateway: None,
@@ -134,36 +212,31 @@ impl Backend for Machines {
         }
         if let Some(registry) = registry {
             registry.built(&running.machine, running.gateway.as_ref().map(Gateway::info))?;
-            registry.others().extend(plan.gateway().map(|id| (id, "gateway")));
+            plan.gateway().into_iter().for_each(|id| {
+                registry.note(id, NodeKind::Gateway, "gateway");
+            });
         }
         running.boot_server = {
             let files = self.linux.as_ref().map(|host| host.boot_files(plan));
             netboot::start(&running.machine, plan, files.as_ref(), &events, &self.confinement)?
         };
-        // First, as they take their time, and small guests would wait for them in vain.
+        // First, as they take their time, and small guests would wait for them until they time out.
         if let Some(host) = &self.linux {
             running.linux = Some(host.start(&running.machine, plan, &events)?);
         }
         for (id, vm) in plan.bare() {
             let Some(hypervisor) = &hypervisor else { break };
-            let at = plan.coords(id);
-            let noted = registry.cloned();
-            let note = move |state| {
-                if let Some(registry) = &noted {
-                    registry.others().insert(id, state);
-                }
-            };
-            note("running");
-            let first = self.confinement.hook(Role::Vcpu);
-            let machine = &running.machine;
-            let vm = boot(hypervisor, machine, plan, (id, at), vm, &events, first, note)
-                .with_context(|| format!("node {at}"))?;
+            let plan_image = Arc::clone(&vm.guest.image);
+            let vm = self
+                .boot(hypervisor, &running.machine, plan, (id, vm), &events)
+                .with_context(|| format!("node {}", plan.coords(id)))?;
             // The receiver is gone only when the run is over.
             let _ = events.send(Event::Booted(id));
             if let Some(registry) = registry {
                 registry.with_guest(id, vm.holder());
             }
             running.vms.insert(id, vm);
+            running.images.insert(id, plan_image);
         }
         for node in registry.iter().flat_map(|registry| registry.linux()) {
             let linux = plan.linux().find(|(id, _)| *id == node.id());
@@ -172,6 +245,12 @@ impl Backend for Machines {
             }
         }
         Ok(Box::new(running))
+    }
+
+    fn heard(&self, event: &Event) {
+        if let Some(registry) = &self.registry {
+            registry.heard(event);
+        }
     }
 
     fn cancel(&self) {
@@ -205,55 +284,16 @@ pub fn doorbells(plan: &Plan, cores: usize, engines: usize) -> Doorbells {
     }
 }
 
-/// Makes a node and starts its guest; `first` is called on the vCPU's thread before that runs,
-/// `note` with a word when the guest has ended.
-#[expect(clippy::too_many_arguments, reason = "called once")]
-fn boot(
-    hypervisor: &Hypervisor,
-    machine: &Machine,
-    plan: &Plan,
-    (id, at): (NodeId, Coords),
-    vm_plan: &VmPlan,
-    events: &Sender<Event>,
-    first: Arc<dyn Fn() + Send + Sync>,
-    note: impl Fn(&'static str) + Send + 'static,
-) -> anyhow::Result<Vm> {
-    let lines = events.clone();
-    let config = VmConfig { name: node_name(at), memory: vm_plan.memory.0, ..VmConfig::default() };
-    let vm = Vm::new(hypervisor, &config, move |line| {
-        let _ = lines.send(Event::Line(id, line.to_owned()));
-    })?;
-    let pages = match machine.config().doorbells {
-        Doorbells::Trapped => None,
-        Doorbells::Polled => SharedPages::new(tofu_vmm::shared_region(SharedPages::SIZE)?),
-    };
-    let windows = vm.new_windows();
-    let parts = NodeParts {
-        memory: Arc::new(vm.memory().clone()),
-        pages,
-        backend: Some(Arc::new(WindowDoorbells::new(windows.clone()))),
-    };
-    let node = machine.add_node_of(at, parts)?;
-    if let Some(table) = node.endpoint().msix() {
-        table.connect(vm.msi_sink());
+/// Whether a guest could not go on, or has said so: the run-time of small guests ends a program
+/// with these codes after a panic and after an exception.
+fn is_fault(outcome: &tofu_vmm::Outcome) -> bool {
+    const PANIC: u32 = 101;
+    const EXCEPTION: u32 = 102;
+    match outcome {
+        tofu_vmm::Outcome::Exited(code) => matches!(*code, PANIC | EXCEPTION),
+        tofu_vmm::Outcome::TripleFault(_) | tofu_vmm::Outcome::InternalError(_) => true,
+        _ => false,
     }
-    vm.add_function_with(Arc::clone(&node) as Arc<dyn PciFunction>, windows)?;
-    match plan.boot_server.filter(|_| vm_plan.boot == BootFrom::Tofu) {
-        None => vm.boot(&vm_plan.guest.image, &command_line::guest(plan, vm_plan))?,
-        Some(server) => vm.boot(FIRMWARE, &command_line::firmware(plan, &server))?,
-    }
-    vm.on_thread_start(move |_| first());
-    let ends = events.clone();
-    vm.start(move |outcome| {
-        // A guest that exited is like a processor that halted: its device goes on serving others
-        // until the machine ends. One that crashed is like a node that lost its power.
-        if !matches!(outcome, tofu_vmm::Outcome::Exited(_)) {
-            node.reset();
-        }
-        note("ended");
-        let _ = ends.send(Event::Ended(id, outcome_of(outcome)));
-    })?;
-    Ok(vm)
 }
 
 fn outcome_of(outcome: &tofu_vmm::Outcome) -> Outcome {
@@ -265,10 +305,14 @@ fn outcome_of(outcome: &tofu_vmm::Outcome) -> Outcome {
     }
 }
 
+/// The ELF of a guest.
+type Image = Arc<Cow<'static, [u8]>>;
+
 /// A machine that runs in this process.
 struct Local {
     // Dropped in this order: no vCPU may be left when the engines stop.
     vms: HashMap<NodeId, Vm>,
+    images: HashMap<NodeId, Image>,
     linux: Option<Box<dyn Send>>,
     boot_server: Option<IoNode>,
     gateway: Option<Gateway>,
@@ -279,6 +323,13 @@ struct Local {
 impl Running for Local {
     fn registers(&self, node: NodeId) -> Option<String> {
         self.vms.get(&node)?.registers().map(|registers| registers.to_string())
+    }
+
+    fn frames(&self, node: NodeId) -> Vec<Frame> {
+        let found = self.vms.get(&node).zip(self.images.get(&node));
+        let frames = found
+            .and_then(|(vm, image)| Some(backtrace::frames(image, vm.memory(), &vm.registers()?)));
+        frames.unwrap_or_default()
     }
 
     fn guest_resident_kib(&self) -> Option<u64> {

@@ -18,7 +18,7 @@ use crate::confine::Confinement;
 /// A node's device on its socket. Dropping it closes and removes the socket.
 pub struct Served {
     server: Arc<Server>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     /// Its file is removed with it.
     socket: Option<BoundSocket>,
 }
@@ -38,9 +38,39 @@ impl Served {
     ) -> anyhow::Result<Self> {
         let socket = bind_socket(socket)?;
         let listener = socket.listener().context("no descriptors left")?;
+        let door = socket.listener().context("no descriptors left")?;
         let mut served = Self::on(machine, at, listener, backing, confinement)?;
         served.socket = Some(socket);
+        // Whoever starts these clients is not us, and may start two.
+        let (server, first) = (Arc::clone(&served.server), confinement.hook(Role::VfioUser));
+        let run = move || {
+            first();
+            if let Err(error) = server.turn_away(&door) {
+                log::error!("node {at}: {error}");
+            }
+        };
+        let thread = thread::Builder::new().name(format!("door{at}")).spawn(run);
+        served.threads.push(thread.context("no threads left")?);
         Ok(served)
+    }
+
+    /// Adds a device at `at` that up to `count` clients share, and serves each of them at its own
+    /// listener.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no memory, threads or descriptors left.
+    pub fn joint(
+        machine: &Machine,
+        at: Coords,
+        (count, listeners): (u16, Vec<UnixListener>),
+        backing: Backing,
+        confinement: &Confinement,
+    ) -> anyhow::Result<Vec<Self>> {
+        let memory = (backing, Limits::DEFAULT);
+        let servers = Server::joint(machine, at, count, memory, pages(machine)?)?;
+        let start = |(server, listener)| Self::start(server, at, listener, confinement);
+        servers.into_iter().zip(listeners).map(start).collect()
     }
 
     /// Adds a device at `at` and serves whoever connects to `listener`.
@@ -56,12 +86,18 @@ impl Served {
         confinement: &Confinement,
     ) -> anyhow::Result<Self> {
         let memory = Arc::new(ClientMemory::new(backing, Limits::DEFAULT));
-        let pages = match machine.config().doorbells {
-            Doorbells::Trapped => None,
-            Doorbells::Polled => Some(ClientPages::new().context("no memory for shared pages")?),
-        };
-        let server = Arc::new(Server::new(machine, at, memory, pages)?);
-        let mut served = Self { server: Arc::clone(&server), thread: None, socket: None };
+        let server = Server::new(machine, at, memory, pages(machine)?)?;
+        Self::start(server, at, listener, confinement)
+    }
+
+    fn start(
+        server: Server,
+        at: Coords,
+        listener: UnixListener,
+        confinement: &Confinement,
+    ) -> anyhow::Result<Self> {
+        let server = Arc::new(server);
+        let mut served = Self { server: Arc::clone(&server), threads: Vec::new(), socket: None };
         let first = confinement.hook(Role::VfioUser);
         let run = move || {
             first();
@@ -70,15 +106,30 @@ impl Served {
             }
         };
         let thread = thread::Builder::new().name(format!("serve{at}")).spawn(run);
-        served.thread = Some(thread.context("no threads left")?);
+        served.threads.push(thread.context("no threads left")?);
         Ok(served)
     }
+}
+
+impl Served {
+    /// What serves it.
+    pub(crate) fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+}
+
+/// Pages for a client's doorbells, if the machine has them.
+fn pages(machine: &Machine) -> anyhow::Result<Option<ClientPages>> {
+    Ok(match machine.config().doorbells {
+        Doorbells::Trapped => None,
+        Doorbells::Polled => Some(ClientPages::new().context("no memory for shared pages")?),
+    })
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
         self.server.stop();
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             // A panic there has been printed.
             let _ = thread.join();
         }

@@ -1,10 +1,15 @@
 //! The control socket of a machine: serves `tofu ps`, `exec`, `cp`, `console`, `restart`, `down`.
+//!
+//! Lines of JSON, as docs/src/reference/control.md has it.
 
 mod capture;
 mod counters;
+mod events;
 mod network;
+mod registers;
+mod reply;
 
-use std::io::{BufReader, Read, Write};
+use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -14,13 +19,14 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::SeqCst},
 };
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
-use tofu_agent::wire::{FrameReader, FromProgram, encode};
-use tofu_control::node_name;
-use tofu_control::protocol::{MachineInfo, NodeInfo, Reply, Request};
+use tofu_agent::wire::FromProgram;
+use tofu_control::lines::{LineError, LineReader, MAX_REQUEST};
+use tofu_control::protocol::{MachineInfo, NodeInfo, NodeKind, Reply, Request, VERSION};
+use tofu_control::{PING, node_name};
 use tofu_fabric::NodeId;
 use tofu_gateway::{Connected, Connector};
 
@@ -28,6 +34,7 @@ use crate::agent::ProgramHandle;
 use crate::event::Event;
 use crate::node::{AgentNode, NodeStatus};
 use crate::registry::Registry;
+use reply::say;
 
 /// Serves the socket, from now on to the end of the process.
 pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
@@ -60,70 +67,125 @@ pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn say(client: &mut UnixStream, reply: &Reply) -> anyhow::Result<()> {
-    Ok(client.write_all(&encode(reply)?)?)
+fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<()> {
+    let tofu = env!("CARGO_PKG_VERSION").to_owned();
+    match say(&mut client, &Reply::Hello { protocol: VERSION, tofu }) {
+        // It only wanted to know whether somebody is here.
+        Err(error) if is_gone(&error) => return Ok(()),
+        said => said?,
+    }
+    let mut requests = LineReader::new(client.try_clone()?, MAX_REQUEST);
+    loop {
+        let request = match requests.receive() {
+            Ok(Some(request)) => request,
+            Ok(None) => return Ok(()),
+            Err(LineError::Io(error)) if error.kind() == ErrorKind::ConnectionReset => {
+                return Ok(());
+            }
+            Err(LineError::Malformed(error)) => {
+                say(&mut client, &Reply::Error { why: format!("not a request: {error}") })?;
+                continue;
+            }
+            Err(error) => {
+                say(&mut client, &Reply::Error { why: format!("not a request: {error}") })?;
+                return Err(error.into());
+            }
+        };
+        let reply = match request {
+            // These have the rest of the connection.
+            Request::Exec(exec) => {
+                let started =
+                    find(registry, exec.node).and_then(|node| node.agent().exec(exec.exec));
+                match started {
+                    Ok(running) => {
+                        let (handle, events) = running.split();
+                        return serve_program(client, requests, handle, events);
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            Request::Console { node } => match find(registry, node) {
+                Ok(node) => return serve_console(client, requests.into_inner(), node),
+                Err(error) => Err(error),
+            },
+            Request::Forward { node, port } => match connect(registry, node, port) {
+                Ok(connected) => {
+                    say(&mut client, &Reply::Done)?;
+                    return Ok(connected.splice(client)?);
+                }
+                Err(error) => Err(error),
+            },
+            Request::Datagrams { node, port } => {
+                match datagrams(&mut client, registry, node, port) {
+                    Ok(()) => return Ok(()),
+                    Err(error) => Err(error),
+                }
+            }
+            Request::Capture(ask) => match capture::begin(registry, &ask) {
+                Ok(begun) => return begun.serve(&mut client, requests),
+                Err(error) => Err(error),
+            },
+            Request::Events => return events::serve(client, requests, registry),
+            Request::Down => {
+                // First, as this process may end before it could be said.
+                say(&mut client, &Reply::Done)?;
+                // If nobody listens any more the machine is going down already.
+                let _ = registry.events.send(Event::Down);
+                continue;
+            }
+            request => answer(registry, request),
+        };
+        say(
+            &mut client,
+            &reply.unwrap_or_else(|error| Reply::Error { why: format!("{error:#}") }),
+        )?;
+    }
 }
 
-fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<()> {
-    let mut requests = FrameReader::new(client.try_clone()?);
-    let Some(request) = requests.receive()? else { return Ok(()) };
-    let result = match request {
-        Request::Info => info(&mut client, registry),
-        Request::Exec { node, exec } => {
-            return match find(registry, node).and_then(|node| node.agent().exec(exec)) {
-                Ok(running) => {
-                    let (handle, events) = running.split();
-                    serve_program(client, requests, handle, events)
-                }
-                Err(error) => say(&mut client, &Reply::Error(format!("{error:#}"))),
-            };
+/// Whether a client has left.
+fn is_gone(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    matches!(kind, Some(ErrorKind::BrokenPipe | ErrorKind::ConnectionReset))
+}
+
+/// Does what a client wants that has one answer.
+fn answer(registry: &Registry, request: Request) -> anyhow::Result<Reply> {
+    match request {
+        Request::Info { ping } => return Ok(Reply::Machine(info(registry, ping))),
+        Request::Restart { node } => {
+            find(registry, node)?.restart()?;
+            registry.goes_on(NodeId(node));
         }
-        Request::Console { node } => match find(registry, node) {
-            Ok(node) => {
-                say(&mut client, &Reply::Done)?;
-                return serve_console(client, requests.into_inner(), node);
-            }
-            Err(error) => Err(error),
-        },
-        Request::Restart { node } => find(registry, node).and_then(|node| node.restart()),
-        Request::Hold { node, on } => registry.hold(NodeId(node), on),
-        Request::Gateway => gateway(registry).map(drop),
-        Request::Forward { node, port } => match connect(registry, node, port) {
-            Ok(connected) => {
-                say(&mut client, &Reply::Done)?;
-                return Ok(connected.splice(client)?);
-            }
-            Err(error) => Err(error),
-        },
-        Request::Datagrams { node, port } => match datagrams(&mut client, registry, node, port) {
-            Ok(()) => return Ok(()),
-            Err(error) => Err(error),
-        },
-        Request::Down => {
-            registry.events.send(Event::Down).context("the machine is going down already")
+        Request::Pause { node } => registry.hold(NodeId(node), true)?,
+        Request::Resume { node } => registry.hold(NodeId(node), false)?,
+        Request::Gateway => drop(gateway(registry)?),
+        Request::SetLink { node, port, up } => network::set_link(registry, node, &port, up)?,
+        Request::Links => return network::links(registry),
+        Request::SetFaults { faults } => network::set_faults(registry, faults)?,
+        Request::Faults => return network::faults(registry),
+        Request::Counters { node } => {
+            return Ok(Reply::Counters { counters: counters::of(registry, NodeId(node))? });
         }
-        Request::Capture(ask) => match capture::serve(&mut client, requests, registry, &ask) {
-            Ok(()) => return Ok(()),
-            Err(error) => Err(error),
-        },
-        Request::Network(ask) => match network::answer(registry, ask) {
-            Ok(answer) => return say(&mut client, &Reply::Network(answer)),
-            Err(error) => Err(error),
-        },
-        Request::To(_) => Err(anyhow::anyhow!("no program runs on this connection")),
-    };
-    let reply = match result {
-        Ok(()) => Reply::Done,
-        Err(error) => Reply::Error(format!("{error:#}")),
-    };
-    say(&mut client, &reply)
+        Request::Registers { node } => {
+            return Ok(Reply::Registers { registers: registers::of(registry, NodeId(node))? });
+        }
+        Request::To { .. } => bail!("no program runs on this connection"),
+        Request::Exec(_)
+        | Request::Console { .. }
+        | Request::Forward { .. }
+        | Request::Datagrams { .. }
+        | Request::Capture(_)
+        | Request::Down
+        | Request::Events => bail!("not a request with one answer"),
+    }
+    Ok(Reply::Done)
 }
 
 fn find(registry: &Registry, id: u32) -> anyhow::Result<&Arc<dyn AgentNode>> {
     let found = registry.linux().iter().find(|node| node.id() == NodeId(id));
     match found {
         Some(node) => Ok(node),
-        None if registry.others().contains_key(&NodeId(id)) => {
+        None if registry.other(NodeId(id)).is_some() => {
             bail!("the node is not a Linux node of this machine")
         }
         None if registry.linux().is_empty() => bail!("the machine has not started yet"),
@@ -142,7 +204,7 @@ fn gateway(registry: &Registry) -> anyhow::Result<&Connector> {
 fn way(registry: &Registry, node: u32) -> anyhow::Result<(&Connector, Coords)> {
     let gateway = gateway(registry)?;
     let at = registry.network.shape.coords(NodeId(node)).context("there is no such node")?;
-    if registry.others().get(&NodeId(node)) == Some(&"gateway") {
+    if registry.other(NodeId(node)).is_some_and(|other| other.kind == NodeKind::Gateway) {
         bail!("it is the gateway itself, which has no guest");
     }
     Ok((gateway, at))
@@ -165,25 +227,36 @@ fn datagrams(
     say(client, &Reply::Done)
 }
 
-fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
+fn info(registry: &Registry, ping: bool) -> MachineInfo {
     let shape = &registry.network.shape;
-    let machine = MachineInfo {
-        pid: std::process::id(),
-        shape: shape.to_string(),
-        torus: shape.torus(),
-        links_down: network::links_down(registry),
-        seconds: registry.started.elapsed().as_secs_f64(),
-    };
-    say(client, &Reply::Machine(machine))?;
-    let mut nodes: Vec<NodeInfo> = registry
-        .linux()
+    let linux = registry.linux();
+    let mut silent = Vec::new();
+    if ping {
+        let asked = |node: &&Arc<dyn AgentNode>| {
+            node.status().state == "ready" && !registry.is_held(node.id())
+        };
+        let asked: Vec<_> = linux.iter().filter(asked).collect();
+        let pings: Vec<_> = asked.iter().map(|node| node.agent().ping()).collect();
+        let until = Instant::now() + PING;
+        let late =
+            asked.iter().zip(pings).filter(|(node, ping)| !node.agent().answers(*ping, until));
+        silent = late.map(|(node, _)| node.id()).collect();
+    }
+    let mut nodes: Vec<NodeInfo> = linux
         .iter()
         .map(|node| {
             let NodeStatus { state, vmm, pid, since } = node.status();
+            let state = match state {
+                "off" | "waiting" => state,
+                _ if registry.is_held(node.id()) => "paused",
+                "ready" if silent.contains(&node.id()) => "not answering",
+                _ => state,
+            };
             NodeInfo {
                 index: node.id().0,
                 at: node.at().to_array(),
                 name: node_name(node.at()),
+                kind: NodeKind::Linux,
                 state: state.into(),
                 vmm: vmm.into(),
                 pid,
@@ -191,34 +264,45 @@ fn info(client: &mut UnixStream, registry: &Registry) -> anyhow::Result<()> {
             }
         })
         .collect();
-    let others: Vec<_> = registry.others().iter().map(|(id, state)| (*id, *state)).collect();
-    for (id, state) in others {
+    for (id, other) in registry.others() {
         let Some(at) = shape.coords(id) else { continue };
+        let state = match other.state {
+            "running" if registry.is_held(id) => "paused",
+            state => state,
+        };
         nodes.push(NodeInfo {
             index: id.0,
             at: at.to_array(),
             name: node_name(at),
+            kind: other.kind,
             state: state.into(),
-            vmm: if matches!(state, "served" | "gateway") { "none" } else { "tofu" }.into(),
+            vmm: if other.kind == NodeKind::Bare { "tofu" } else { "none" }.into(),
             pid: None,
-            seconds: registry.started.elapsed().as_secs_f64(),
+            seconds: other.since.elapsed().as_secs_f64(),
         });
     }
     nodes.sort_by_key(|node| node.index);
-    nodes.into_iter().try_for_each(|node| say(client, &Reply::Node(node)))
+    MachineInfo {
+        pid: std::process::id(),
+        shape: shape.to_string(),
+        torus: shape.torus(),
+        links_down: network::links_down(registry),
+        seconds: registry.started.elapsed().as_secs_f64(),
+        nodes,
+    }
 }
 
 /// Passes on what a program and a command have to say to each other.
 fn serve_program(
     mut client: UnixStream,
-    mut requests: FrameReader<UnixStream>,
+    mut requests: LineReader<UnixStream>,
     handle: ProgramHandle,
     events: Receiver<FromProgram>,
 ) -> anyhow::Result<()> {
     let answers = thread::Builder::new().name("program".into()).spawn(move || {
         for what in events {
             let ended = matches!(what, FromProgram::Ended(_));
-            if say(&mut client, &Reply::Program(what)).is_err() || ended {
+            if say(&mut client, &Reply::Program { what }).is_err() || ended {
                 break;
             }
         }
@@ -228,7 +312,7 @@ fn serve_program(
     let answers = answers.context("no threads left")?;
     let result = loop {
         match requests.receive() {
-            Ok(Some(Request::To(what))) => {
+            Ok(Some(Request::To { what })) => {
                 if let Err(error) = handle.say(what) {
                     break Err(error);
                 }
@@ -237,7 +321,7 @@ fn serve_program(
             _ => break Ok(()),
         }
     };
-    // Kills the program if it still runs, upon which the agent tells of its end.
+    // Kills the program if it still runs, upon which the agent reports its end.
     drop(handle);
     // A panic there has been printed.
     let _ = answers.join();
@@ -253,6 +337,7 @@ fn serve_console(
     node: &Arc<dyn AgentNode>,
 ) -> anyhow::Result<()> {
     let (tail, output) = node.console().view();
+    say(&mut client, &Reply::Console { replay: tail.len() as u64 })?;
     let gone = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&gone);
     let viewer = thread::Builder::new().name("console".into()).spawn(move || {

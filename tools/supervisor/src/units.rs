@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::Serialize;
-use tofu_abi::Coords;
-use tofu_control::NodeName;
 
 /// Guest memory of a node in bytes: 2 MiB to 1 TiB in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -20,8 +18,8 @@ impl MemorySize {
     pub const DEFAULT: Self = Self(16 << 20);
     /// Of a Linux node.
     pub const LINUX_DEFAULT: Self = Self(256 << 20);
-    /// The least that a Linux node boots with.
-    pub(crate) const LINUX_LEAST: Self = Self(96 << 20);
+    /// Less is too little for a Linux node, whatever its kernel and initramfs.
+    pub(crate) const LINUX_LEAST: Self = Self(80 << 20);
     pub(crate) const ALLOWED: &str = "a whole number with KiB, MiB or GiB, such as \"16MiB\", \
                                       from 2MiB to 1024GiB, in 4KiB steps";
 }
@@ -59,12 +57,20 @@ impl Timeout {
     pub const DEFAULT: Self = Self(Duration::from_secs(60));
     pub(crate) const LONGEST: Self = Self(Duration::from_secs(24 * 3600));
     pub(crate) const ALLOWED: &str =
-        "a whole number with ms, s, m or h, such as \"30s\", from 1ms to 24h";
+        "a whole number of seconds, or with ms, s, m or h, such as \"30s\", from 1ms to 24h";
 }
 
 impl Default for Timeout {
     fn default() -> Self {
         Self::DEFAULT
+    }
+}
+
+impl TryFrom<i64> for Timeout {
+    type Error = &'static str;
+
+    fn try_from(seconds: i64) -> Result<Self, Self::Error> {
+        seconds.to_string().parse()
     }
 }
 
@@ -76,8 +82,9 @@ impl FromStr for Timeout {
         let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
         let millis = units
             .iter()
-            .find_map(|(unit, millis)| Some((text.strip_suffix(unit)?, millis)))
-            .and_then(|(number, millis)| whole_number(number)?.checked_mul(*millis))
+            .find_map(|(unit, millis)| Some((text.strip_suffix(unit)?, *millis)))
+            .or(Some((text, 1000)))
+            .and_then(|(number, millis)| whole_number(number)?.checked_mul(millis))
             .filter(|millis| (1..=86_400_000).contains(millis));
         millis.map(|millis| Self(Duration::from_millis(millis))).ok_or(Self::ALLOWED)
     }
@@ -192,12 +199,7 @@ impl FromStr for Doorbell {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "trapped" => Ok(Self::Trapped),
-            "polled" => Ok(Self::Polled),
-            "auto" => Ok(Self::Auto),
-            _ => Err(Self::ALLOWED),
-        }
+        ValueEnum::from_str(text, false).map_err(|_| Self::ALLOWED)
     }
 }
 
@@ -215,47 +217,7 @@ impl FromStr for BootFrom {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "monitor" => Ok(Self::Monitor),
-            "tofu" => Ok(Self::Tofu),
-            _ => Err("\"monitor\" or \"tofu\""),
-        }
-    }
-}
-
-/// Coordinates as on a command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct At(pub Coords);
-
-impl FromStr for At {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
-        let parts: Option<Vec<u8>> = text
-            .split(',')
-            .map(|part| part.parse().ok().filter(|n: &u8| digits(part) && *n < 32))
-            .collect();
-        let coords = parts.and_then(|parts| <[u8; 6]>::try_from(parts).ok());
-        coords
-            .map(|coords| Self(Coords::from_array(coords)))
-            .ok_or("coordinates X,Y,Z,A,B,C, six whole numbers from 0 to 31")
-    }
-}
-
-/// A node of a machine, by its coordinates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NodeAt(pub(crate) Coords);
-
-impl FromStr for NodeAt {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let allowed = "coordinates such as 0,0,0,0,0,0 or a name such as t-0-0-0-0-0-0";
-        match NodeName::parse(text) {
-            Some(NodeName::At(at)) => Ok(Self(Coords::from_array(at))),
-            _ => Err(allowed),
-        }
+        ValueEnum::from_str(text, false).map_err(|_| "\"monitor\" or \"tofu\"")
     }
 }
 
@@ -356,12 +318,24 @@ mod tests {
 
     #[test]
     fn timeouts() {
-        for (text, millis) in [("30s", 30_000), ("1ms", 1), ("2m", 120_000), ("24h", 86_400_000)] {
+        for (text, millis) in
+            [("30s", 30_000), ("30", 30_000), ("1ms", 1), ("2m", 120_000), ("24h", 86_400_000)]
+        {
             assert_eq!(text.parse(), Ok(Timeout(Duration::from_millis(millis))), "{text}");
         }
-        for text in
-            ["", "30", "s", "0s", "1.5s", "-1s", "25h", "1d", "1 s", "99999999999999999999s"]
-        {
+        for text in [
+            "",
+            "0",
+            "90000",
+            "s",
+            "0s",
+            "1.5s",
+            "-1s",
+            "25h",
+            "1d",
+            "1 s",
+            "99999999999999999999s",
+        ] {
             assert_eq!(text.parse::<Timeout>(), Err(Timeout::ALLOWED), "{text}");
         }
     }
@@ -391,14 +365,6 @@ mod tests {
         }
         for text in ["a\nb", "ü", &"x".repeat(1025)] {
             assert_eq!(text.parse::<GuestArgs>(), Err(GuestArgs::ALLOWED), "{text}");
-        }
-    }
-
-    #[test]
-    fn coordinates_are_six_small_numbers() {
-        assert_eq!("1,2,3,0,2,1".parse(), Ok(At(Coords::new(1, 2, 3, 0, 2, 1))));
-        for text in ["", "1", "1,2,3,0,2", "1,2,3,0,2,1,0", "32,0,0,0,0,0", "+1,0,0,0,0,0"] {
-            assert!(text.parse::<At>().is_err(), "{text}");
         }
     }
 

@@ -22,7 +22,7 @@ use crate::output::Output;
 
 /// Looks after Tofu devices from inside of a Linux guest
 ///
-/// A Tofu node is a PCI device (10cf:1ccd). Programs use it through VFIO: the driver vfio-pci lends
+/// A Tofu node is a PCI device (10cf:1ccd). Programs use it through VFIO: the driver vfio-pci gives
 /// it to one process at a time, and resets it when that process ends. Programs bind it themselves
 /// if it has no driver. So, in a new guest:
 ///

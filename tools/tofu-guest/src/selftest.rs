@@ -78,7 +78,7 @@ pub(crate) fn run(bdf: Bdf, output: &Output) -> anyhow::Result<bool> {
         check(format!("TNI {tni}: interrupts"), &mut findings, || interrupts(&device, tni));
     }
     check("interrupt handler", &mut findings, || handler(&device));
-    check("lent memory", &mut findings, || lent_memory(&device));
+    check("memory of the program", &mut findings, || mapped_memory(&device));
     check("IOMMU keeps others out", &mut findings, || stray(&device));
     check("reset", &mut findings, || reset(&device));
     let passed = findings.iter().all(|finding| finding.result.is_ok());
@@ -133,9 +133,9 @@ impl Loop {
     /// Runs a command and returns how it ended and the old value that an atomic one brings.
     fn end_of(&mut self, order: &Order) -> Result<(Rcode, u64), Fault> {
         self.cq.post_and_ring(order, 0)?;
-        let done = self.cq.wait_tcq(PATIENCE_NS)?;
+        self.cq.wait_tcq(PATIENCE_NS)?;
         let notice = self.cq.wait_mrq(PATIENCE_NS)?;
-        Ok((done.rcode, notice.old_value()))
+        Ok((notice.word0().rcode(), notice.old_value()))
     }
 
     /// The same, for a command that must succeed.
@@ -153,10 +153,9 @@ impl Loop {
             self.cq.clear_exceptions();
             waited = self.cq.wait_tcq(PATIENCE_NS);
         }
-        let code = waited?.rcode;
+        waited?;
         self.cq.clear_exceptions();
-        self.cq.wait_mrq(PATIENCE_NS)?;
-        Ok(code)
+        Ok(self.cq.wait_mrq(PATIENCE_NS)?.word0().rcode())
     }
 
     fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
@@ -260,17 +259,17 @@ fn map_and_unmap(device: &Device<VfioPlatform>) -> Result<String, Fault> {
 }
 
 /// A Put from memory of the program's own.
-fn lent_memory(device: &Device<VfioPlatform>) -> Result<String, Fault> {
+fn mapped_memory(device: &Device<VfioPlatform>) -> Result<String, Fault> {
     const BYTES: usize = 3 << 20;
     let own: Vec<AtomicU8> = pattern(3, BYTES).into_iter().map(AtomicU8::new).collect();
     let memory = own.as_ptr().cast_mut().cast();
     // SAFETY: `own` lives until the queue is closed, and is made of atomics, so that nobody has
     // references to what the device could write; it only reads here.
     #[allow(unsafe_code)]
-    let lent = unsafe { device.platform().map_user(memory, BYTES)? };
+    let mapped = unsafe { device.platform().map_user(memory, BYTES)? };
     let target = device.platform().alloc_dma(BYTES, 4096)?;
     let mut queue = Loop::open(device, TniId::ALL[0], CqId::ALL[0])?;
-    let range = [MemoryRange { addr: lent.device_addr(), len: BYTES as u64 }];
+    let range = [MemoryRange { addr: mapped.device_addr(), len: BYTES as u64 }];
     let source = queue.cq.register(&range, PageSize::Size4K, Access::ReadOnly, None)?;
     let range = [MemoryRange::of(&target)];
     let there = queue.cq.register(&range, PageSize::Size4K, Access::ReadWrite, None)?;
@@ -280,7 +279,7 @@ fn lent_memory(device: &Device<VfioPlatform>) -> Result<String, Fault> {
     let same = found.iter().zip(&own).all(|(a, b)| *a == b.load(Ordering::Relaxed));
     ensure!(same, "other bytes arrived");
     queue.cq.close()?;
-    drop(lent);
+    drop(mapped);
     Ok(format!("{} MiB of the program's heap", BYTES >> 20))
 }
 

@@ -35,7 +35,7 @@ const TURNS: u32 = 16;
 const RX_BUFFERS: u16 = 1024;
 const TX_BUFFERS: u16 = 512;
 
-/// What a daemon is told.
+/// The settings of a daemon.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The machine.
@@ -107,7 +107,7 @@ impl Daemon {
         Ok(Self { settings, stop, stats, pump, tap: None, counters, sessions: 0, why })
     }
 
-    /// Has the interface work whenever the device can be had, until it is told to stop.
+    /// Has the interface work whenever the device can be had, until it is to stop.
     ///
     /// # Errors
     ///

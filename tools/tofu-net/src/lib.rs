@@ -2,9 +2,9 @@
 //! torus.
 //!
 //! [`Tap`] is the kernel's side of it, [`tofu_ipotofu::Link`] the torus's, [`Pump`] moves frames
-//! between the two, and [`Daemon`] looks after all that in a Linux node: it shares the device with
+//! between the two, and [`Daemon`] runs all of that in a Linux node: it shares the device with
 //! other programs by way of `tofud`, gives way to one that wants it alone, and comes back.
-//! [`AddressPlan`] is which addresses a node has, [`names`] puts names to those of all nodes.
+//! [`AddressPlan`] has the addresses of a node, [`names`] gives names to those of all nodes.
 #![deny(unsafe_code)]
 
 mod daemon;

@@ -15,7 +15,7 @@ const MAX_NODES: u32 = 4096;
 
 /// The text of a hosts file with the nodes of a machine, in place of those that may be there.
 ///
-/// A node's name does not stand for 127.0.0.1 and the like any more: other nodes would be told
+/// A node's name does not stand for 127.0.0.1 and the like any more: other nodes would get
 /// that address.
 pub fn with_nodes(text: &str, shape: Shape, machine: u8) -> String {
     let mut result = String::new();

@@ -1,22 +1,18 @@
 //! The kernel's side: a TAP interface.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tofu_ipotofu::addr::Mac;
 use tofu_ipotofu::offload::{Fields, Metadata};
+use tofu_tap::{DEVICE, NAME_MAX};
 
 use crate::AddressPlan;
-
-const DEVICE: &str = "/dev/net/tun";
-/// Bytes of an interface's name, with the zero at its end.
-const NAME_SIZE: usize = 16;
 
 /// What went wrong with the interface.
 #[derive(Debug, thiserror::Error)]
@@ -58,14 +54,12 @@ impl Tap {
     /// See [`TapError`].
     pub fn open(name: &str) -> Result<Self, TapError> {
         let proper = |b: u8| b.is_ascii_graphic() && b != b'/' && b != b'%';
-        if name.is_empty() || name.len() >= NAME_SIZE || !name.bytes().all(proper) {
+        if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(proper) {
             return Err(TapError::Name(name.to_owned()));
         }
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
-        let file = options.open(DEVICE).map_err(TapError::Device)?;
+        let file = tofu_tap::open().map_err(TapError::Device)?;
         let tap = Self { file, name: name.to_owned() };
-        raw::attach(tap.file.as_fd(), name).map_err(tap.error("making it"))?;
+        tofu_tap::attach(&tap.file, name, libc::IFF_VNET_HDR).map_err(tap.error("making it"))?;
         raw::offload(tap.file.as_fd()).map_err(tap.error("leaving checksums to others"))?;
         raw::set_persist(tap.file.as_fd(), true).map_err(tap.error("keeping it"))?;
         Ok(tap)
@@ -228,16 +222,16 @@ fn explain(metadata: &Metadata, frame: &[u8]) -> [u8; VNET_HEADER] {
 /// What the kernel's interface is made of: structures by their addresses.
 #[allow(unsafe_code)]
 mod raw {
-    use super::{AddressFamily, BorrowedFd, Ipv4Addr, Ipv6Addr, Mac, NAME_SIZE, io};
+    use super::{AddressFamily, BorrowedFd, Ipv4Addr, Ipv6Addr, Mac, io};
     use libc::{c_int, c_short, ifreq, rtentry, sockaddr, sockaddr_in};
     use std::ffi::CString;
 
     use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl};
+    use tofu_tap::request;
 
     /// Of the default route: others come first.
     const ROUTE_METRIC: c_short = 100;
 
-    const TUNSETIFF: Opcode = libc::TUNSETIFF as Opcode;
     const TUNSETOFFLOAD: Opcode = libc::TUNSETOFFLOAD as Opcode;
     const TUNSETPERSIST: Opcode = libc::TUNSETPERSIST as Opcode;
     const TUNSETCARRIER: Opcode = libc::TUNSETCARRIER as Opcode;
@@ -251,15 +245,6 @@ mod raw {
     const SIOCADDRT: Opcode = libc::SIOCADDRT as Opcode;
     const SIOCGIFINDEX: Opcode = libc::SIOCGIFINDEX as Opcode;
 
-    fn request(name: &str) -> ifreq {
-        // SAFETY: all bytes zero is a value of the structure and its union.
-        let mut request: ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name[..NAME_SIZE - 1].iter_mut().zip(name.bytes()) {
-            *to = from as libc::c_char;
-        }
-        request
-    }
-
     /// An ioctl that reads an `ifreq`.
     fn set<const CODE: Opcode>(fd: BorrowedFd<'_>, request: ifreq) -> io::Result<()> {
         // SAFETY: all codes in use here take the address of an `ifreq`, which outlives the call.
@@ -272,13 +257,6 @@ mod raw {
         // SAFETY: as for `set`.
         unsafe { ioctl(fd, Updater::<CODE, ifreq>::new(&mut request)) }?;
         Ok(request)
-    }
-
-    pub(super) fn attach(tun: BorrowedFd<'_>, name: &str) -> io::Result<()> {
-        let mut request = request(name);
-        request.ifr_ifru.ifru_flags =
-            (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as c_short;
-        set::<TUNSETIFF>(tun, request)
     }
 
     pub(super) fn offload(tun: BorrowedFd<'_>) -> io::Result<()> {

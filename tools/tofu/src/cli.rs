@@ -6,10 +6,12 @@ use tofu_jobs::RunArgs;
 use tofu_supervisor::janitor::InternalCommand;
 
 use crate::commands::capture::CaptureArgs;
+use crate::commands::completions::CompletionsArgs;
 use crate::commands::console::ConsoleArgs;
 use crate::commands::cp::CpArgs;
 use crate::commands::doctor::DoctorArgs;
 use crate::commands::down::DownArgs;
+use crate::commands::events::EventsArgs;
 use crate::commands::exec::ExecArgs;
 use crate::commands::fault::FaultCommand;
 use crate::commands::forward::ForwardArgs;
@@ -17,14 +19,17 @@ use crate::commands::guest::GuestCommand;
 use crate::commands::hosts::HostsArgs;
 use crate::commands::image::ImageCommand;
 use crate::commands::link::LinkCommand;
+use crate::commands::manual::ManArgs;
 use crate::commands::map::MapArgs;
 use crate::commands::node::{PauseArgs, RestartArgs, ResumeArgs};
 use crate::commands::ps::PsArgs;
+use crate::commands::regs::RegsArgs;
 use crate::commands::sdk::SdkArgs;
 use crate::commands::serve::ServeArgs;
 use crate::commands::stats::StatsArgs;
 use crate::commands::topo::TopoArgs;
 use crate::commands::up::UpArgs;
+use crate::logging;
 
 /// Run a Tofu machine of virtual machines
 ///
@@ -35,6 +40,14 @@ use crate::commands::up::UpArgs;
 #[derive(Debug, Parser)]
 #[command(name = "tofu", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Cli {
+    /// Say more on stderr: a level (error, warn, info, debug, trace), or TARGET=LEVEL, several with
+    /// commas in between. device=debug tells what guests do against the rules of their devices;
+    /// more targets are in the manual, page Logging
+    ///
+    /// It is added to what the variable RUST_LOG says.
+    #[arg(long, global = true, value_name = "LEVELS", value_parser = logging::levels)]
+    pub(crate) log: Option<String>,
+
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -72,6 +85,8 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Fault(FaultCommand),
     Stats(StatsArgs),
+    Regs(RegsArgs),
+    Events(EventsArgs),
     Capture(CaptureArgs),
     #[command(subcommand)]
     Image(ImageCommand),
@@ -81,6 +96,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     #[command(subcommand)]
     Guest(GuestCommand),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
     #[command(subcommand, hide = true)]
     Internal(InternalCommand),
 }

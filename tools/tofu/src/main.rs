@@ -7,26 +7,26 @@
 
 mod cli;
 mod commands;
+mod logging;
 
 use std::io;
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::{
-    capture, console, cp, doctor, down, exec, fault, forward, guest, hosts, image, link, map, node,
-    ps, sdk, serve, stats, topo, up,
+    capture, completions, console, cp, doctor, down, events, exec, fault, forward, guest, hosts,
+    image, link, manual, map, node, ps, regs, sdk, serve, stats, topo, up,
 };
 use tofu_ui::exit;
 
 fn main() -> ExitCode {
-    // RUST_LOG=tofu_icc=debug and the like show more.
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    logging::start(cli.log.as_deref());
     let result = match &cli.command {
         Command::Up(args) => up::run(args),
         Command::Doctor(args) => doctor::run(args.json),
@@ -50,8 +50,12 @@ fn main() -> ExitCode {
         Command::Link(command) => link::run(command),
         Command::Fault(command) => fault::run(command),
         Command::Stats(args) => stats::run(args),
+        Command::Regs(args) => regs::run(args),
+        Command::Events(args) => events::run(args),
         Command::Capture(args) => capture::run(args),
         Command::Image(command) => image::run(command),
+        Command::Completions(args) => completions::run(args, &Cli::command()),
+        Command::Man(args) => manual::run(args, Cli::command()),
         Command::Internal(command) => tofu_supervisor::janitor::run(command),
     };
     match result {
@@ -134,7 +138,10 @@ mod tests {
                 &["up", "--memory", "lots"],
                 "invalid value 'lots' for '--memory <SIZE>': a whole number",
             ),
-            (&["up", "--timeout", "0s"], "'--timeout <TIME>': a whole number with ms, s, m or h"),
+            (
+                &["up", "--timeout", "0s"],
+                "'--timeout <TIME>': a whole number of seconds, or with ms",
+            ),
             (&["up", "--doorbell", "loud"], "[possible values: trapped, polled, auto]"),
             (&["up", "--engines", "0"], "threads from 1 to 256"),
             (&["up", "--nodes", "-1"], "'-1'"),

@@ -37,9 +37,9 @@ pub trait SharedDevice {
     fn terms(&self) -> io::Result<(Terms, [BorrowedFd<'_>; 2])>;
 
     /// Sets a range of at least `size` device addresses aside: start and length in bytes.
-    fn lend_addresses(&self, size: u64) -> Option<(u64, u64)>;
+    fn grant_addresses(&self, size: u64) -> Option<(u64, u64)>;
 
-    /// Unmaps all memory within a range, made of such as were lent, and has it back.
+    /// Unmaps all memory within a range, made of such as were granted, and has it back.
     ///
     /// # Errors
     ///
@@ -100,8 +100,8 @@ impl SharedDevice for Vfio {
         self.0.platform().terms()
     }
 
-    fn lend_addresses(&self, size: u64) -> Option<(u64, u64)> {
-        self.0.platform().lend_addresses(size)
+    fn grant_addresses(&self, size: u64) -> Option<(u64, u64)> {
+        self.0.platform().grant_addresses(size)
     }
 
     fn take_addresses_back(&self, start: u64, len: u64) -> Result<(), String> {

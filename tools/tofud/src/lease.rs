@@ -1,4 +1,4 @@
-//! Which control queues and barrier gates are whose.
+//! Leases: which process has which control queues and barrier gates.
 
 use std::collections::BTreeMap;
 use std::fmt;

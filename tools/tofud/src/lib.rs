@@ -1,9 +1,9 @@
 //! `tofud`: owns a Tofu device and shares it among processes.
 //!
-//! [`Server`] speaks with the processes (messages: [`tofu_vfio::broker::wire`]), [`Leases`] knows
-//! which control queues are whose, [`SharedDevice`] is what both need from a device. The device is
-//! opened for the first process and given up after the last one, so that programs which use it
-//! through VFIO by themselves can have it while nobody shares it.
+//! [`Server`] serves the processes (messages: [`tofu_vfio::broker::wire`]), [`Leases`] records
+//! which process has which control queues, [`SharedDevice`] is what both need from a device. The
+//! device is opened for the first process and closed after the last one. So programs that use it
+//! through VFIO by themselves can open it while no process shares it.
 #![forbid(unsafe_code)]
 
 mod device;

@@ -17,7 +17,7 @@ use tofud::{Server, VfioSource, listen};
 
 /// Shares a Tofu device among processes
 ///
-/// VFIO lends a device to one process. tofud is that process while others, linked with libtofucom,
+/// VFIO gives a device to one process. tofud is that process while others, linked with libtofucom,
 /// use the device by way of it: it opens the device for the first of them and gives it up after the
 /// last, and takes back what a process leaves behind, however it ends. Such processes must trust
 /// each other.

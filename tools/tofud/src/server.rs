@@ -329,7 +329,7 @@ impl<S: Source> Server<S> {
             }
             Request::Addresses { size } => {
                 let device = self.device.as_ref().ok_or_else(none)?;
-                let (start, len) = device.lend_addresses(size).ok_or_else(none)?;
+                let (start, len) = device.grant_addresses(size).ok_or_else(none)?;
                 if let Some(client) = self.clients.get_mut(&id) {
                     client.addresses.push((start, len));
                 }
@@ -358,7 +358,7 @@ impl<S: Source> Server<S> {
 
     /// Makes a process that has its queues one of those who share the device.
     fn enter(&mut self, id: ClientId, role: Role) -> Result<(), Refused> {
-        let range = self.device.as_ref().and_then(|device| device.lend_addresses(FIRST_ADDRESSES));
+        let range = self.device.as_ref().and_then(|device| device.grant_addresses(FIRST_ADDRESSES));
         let (Some(range), Some(client)) = (range, self.clients.get_mut(&id)) else {
             self.leases.end(id, &[]);
             return Err(Refused::new(Refusal::NoneLeft, "no device addresses are left"));
@@ -451,7 +451,7 @@ impl<S: Source> Server<S> {
 
     /// Gives the device up if nobody uses it. The kernel resets it then.
     fn give_up_unused(&mut self) {
-        // The network alone must not keep what only a reset mends.
+        // The network alone must not keep what only a reset repairs.
         if self.leases.any_stuck() && self.with_role(|role| role == Role::Program).is_empty() {
             self.end_network();
         }

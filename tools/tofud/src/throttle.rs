@@ -1,4 +1,4 @@
-//! Log lines that others cause, so many and no more.
+//! A limit on the log lines that other processes can cause.
 
 use std::time::{Duration, Instant};
 

@@ -26,7 +26,7 @@ struct State {
     open: u32,
     closed: u32,
     refuse: Option<&'static str>,
-    lent: u64,
+    granted: u64,
     back: Vec<(u64, u64)>,
     stopped: Vec<(u8, u8)>,
     stopped_gates: Vec<[u64; 6]>,
@@ -78,7 +78,7 @@ impl Drop for Device {
     fn drop(&mut self) {
         let mut state = self.fake.state();
         state.closed += 1;
-        state.lent = 0;
+        state.granted = 0;
     }
 }
 
@@ -89,11 +89,11 @@ impl SharedDevice for Device {
         Ok((terms, [self.registers.as_fd(), self.space.as_fd()]))
     }
 
-    fn lend_addresses(&self, size: u64) -> Option<(u64, u64)> {
+    fn grant_addresses(&self, size: u64) -> Option<(u64, u64)> {
         let len = size.checked_next_multiple_of(UNIT)?;
         let mut state = self.fake.state();
-        let start = state.lent;
-        state.lent = start.checked_add(len).filter(|end| *end <= 1 << 40)?;
+        let start = state.granted;
+        state.granted = start.checked_add(len).filter(|end| *end <= 1 << 40)?;
         Some((start, len))
     }
 

@@ -3,11 +3,16 @@
 #![forbid(unsafe_code)]
 
 pub mod exit;
+mod nearest;
 mod progress;
 pub mod signals;
 mod style;
+mod table;
+pub mod terminal;
 mod text;
 
+pub use nearest::{did_you_mean, nearest};
 pub use progress::{ImageProgress, is_interrupted};
 pub use style::Style;
+pub use table::{table, terminal_width};
 pub use text::printable;

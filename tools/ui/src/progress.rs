@@ -1,4 +1,4 @@
-//! How the making of images is shown.
+//! Shows the progress of building images.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};

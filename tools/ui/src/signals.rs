@@ -17,7 +17,7 @@ pub struct Forwarding {
 
 /// Wrappers such as `timeout` and some shells deliver one Ctrl-C twice; signals so
 /// soon after the first count as the same.
-const SAME: Duration = Duration::from_millis(500);
+pub const SAME: Duration = Duration::from_millis(500);
 
 const CANNOT: &str = "cannot handle signals";
 

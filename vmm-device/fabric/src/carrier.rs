@@ -17,7 +17,7 @@ pub enum DiscardReason {
     NoSuchPath,
 }
 
-/// Is told what became of packets.
+/// Receives what becomes of packets.
 pub trait Deliver<B> {
     /// The packet is at its target, the node `node`.
     fn arrived(&mut self, node: NodeId, packet: Packet<B>);
@@ -43,7 +43,7 @@ pub trait Deliver<B> {
 pub trait Carrier<B>: Send + Sync {
     /// Sends a packet from its source.
     ///
-    /// `out` is told of each packet exactly once what became of it, unless a fault that was asked
+    /// `out` is called exactly once with what became of each packet, unless a fault that was asked
     /// for swallows or duplicates it. A carrier without delay tells it of this packet before it
     /// returns; one with delay may tell it of earlier packets. Packets of one class with the same
     /// source, target and path arrive in the order in which they were sent.
@@ -118,7 +118,7 @@ impl Direct {
         }
     }
 
-    /// Takes a packet along its way; `observer` is told, and may change what becomes of it.
+    /// Takes a packet along its way; `observer` sees it, and may change what becomes of it.
     #[inline]
     pub(crate) fn carry<B, W: Observer<B>>(
         &self,
@@ -269,7 +269,7 @@ pub(crate) trait Observer<B> {
         None
     }
 
-    /// It goes no further, as `out` will be told.
+    /// It goes no further, which `out` will learn.
     fn lost(&mut self, _: NodeId, _: Option<Port>, _: DiscardReason, _: &Packet<B>) {}
 
     /// It is at its target, where `held` others are to overtake it.

@@ -38,7 +38,7 @@ impl Ppm {
 /// How often what happens to a packet on a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// It is lost, and nobody is told.
+    /// It is lost without a report.
     pub loss: Ppm,
     /// It arrives twice. A packet is duplicated once on its way at most.
     pub duplicate: Ppm,

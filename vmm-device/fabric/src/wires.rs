@@ -74,7 +74,7 @@ impl<B> Wires<B> {
         self.change(|equipment| equipment.tap = tap);
     }
 
-    /// Has these faults happen from now on, or none. Counters start anew.
+    /// Has these faults happen from now on, or none. Counters start from 0.
     ///
     /// # Errors
     ///

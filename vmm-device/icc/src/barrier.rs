@@ -13,7 +13,7 @@ pub(crate) mod unit;
 use tofu_abi::barrier::{BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR};
 use tofu_abi::irq::{BgsIrqs, TniIrqs};
 use tofu_abi::reduce::{Op, VALUE_QWORDS};
-use tofu_abi::regs::{BchReg, BgsReg, TniReg};
+use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
 use tofu_abi::{BchId, BgId, Rcode, TniId};
 use tofu_fabric::{Class, Packet, Way};
 use tofu_sync::lock;
@@ -21,6 +21,7 @@ use tofu_sync::lock;
 use crate::barrier::gates::{BarrierTime, Content, Effects, Ended, Gates, SentSignal};
 use crate::barrier::page::ChannelPage;
 use crate::barrier::unit::{BarrierUnit, channels};
+use crate::breaches::RegisterName;
 use crate::device::Icc;
 use crate::host::Net;
 use crate::irq::IrqUnit;
@@ -126,6 +127,8 @@ impl Icc {
                 }
                 drop(gates);
                 if let Err(requests) = result {
+                    let register = RegisterName(Register::Bgs { tni, bg, reg });
+                    self.breach(format_args!("{register}: its links are refused: {requests:?}"));
                     irq.request(self.host(), requests);
                 }
             }

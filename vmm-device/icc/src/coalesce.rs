@@ -1,4 +1,4 @@
-//! Entries and interrupts that are held back, so that many cost little more than one.
+//! Coalescing: entries and interrupts are held back, so that many cost little more than one.
 
 /// Entries of a queue, held back until they fill a cache line or the first of them has waited for
 /// long enough.

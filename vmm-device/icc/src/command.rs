@@ -1,6 +1,8 @@
 //! Commands: what descriptors ask for, after all checks that need nothing but the descriptor and
 //! the rights of its queue.
 
+use std::fmt;
+
 use tofu_abi::desc::{
     ArmwOp, Command, Descriptor, Header1, Header2, MAX_MTU, MTU_UNIT, PIGGYBACK_BUFFER_MAX,
 };
@@ -33,6 +35,16 @@ pub(crate) struct Message {
     pub(crate) length: u32,
     /// Payload bytes of one TLP at most; not 0.
     pub(crate) mtu: u32,
+}
+
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, header1, remote, local, length, .. } = self;
+        let (node, tni, cq) = (header1.target(), header1.ri(), remote.cqid());
+        write!(f, "{kind:?} of {length} bytes to node {node} TNI {tni} CQ {cq}, ")?;
+        write!(f, "STag {:#x} offset {:#x}, ", remote.stag(), remote.offset())?;
+        write!(f, "own STag {:#x} offset {:#x}", local.stag(), local.offset())
+    }
 }
 
 /// How a packet goes out.

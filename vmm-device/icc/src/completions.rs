@@ -35,12 +35,52 @@ pub(crate) struct Outstanding {
     pub(crate) slot: Slot,
     /// Bytes whose answers have not come yet, or 1 for a message without data.
     unanswered: u32,
-    /// The first error.
+    /// The first error, which its notice tells.
     pub(crate) rcode: Rcode,
+    /// The first error at this end, which its TCQ entry tells.
+    local: Rcode,
     /// When the command is given up unless an answer comes, in nanoseconds.
     deadline_ns: u64,
     /// Order in which the commands were started.
     sequence: u64,
+}
+
+/// How a part of a command has ended, or all of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    pub(crate) rcode: Rcode,
+    /// Where the fault lies, if it is one.
+    pub(crate) at: Side,
+    /// The value before the change that an atomic command has made.
+    pub(crate) old_value: u64,
+}
+
+impl End {
+    /// The end of a command, or of a part without an old value.
+    pub(crate) const fn new(rcode: Rcode, at: Side) -> Self {
+        Self { rcode, at, old_value: 0 }
+    }
+}
+
+/// Where a command may fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// At the initiator. The TCQ entry reports it, and so does the notice.
+    Initiator,
+    /// At the target or on the way there and back. The command was sent all the same, so the TCQ
+    /// entry says success; the notice has the code.
+    Elsewhere,
+}
+
+/// Commands that have failed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Failures {
+    /// What the target has refused.
+    pub(crate) refused: u64,
+    /// What has not reached the target, or whose answer has not come.
+    pub(crate) lost: u64,
+    /// The last one that has failed, wherever, with its code.
+    pub(crate) last: Option<(Rcode, Message)>,
 }
 
 /// What the queue's registers say about the writing of notices, read when one is written.
@@ -65,6 +105,8 @@ pub(crate) struct Writer<'a> {
     pub(crate) dma: &'a AtomicBool,
     /// Interrupt requests to raise when the lock on the queue is released.
     pub(crate) requests: CqsIrqs,
+    /// Commands have failed, to be counted then: [`Completions::take_failures`].
+    pub(crate) failed: bool,
     /// When something is due that was held back by way of this writer, in nanoseconds.
     pub(crate) held_until: u64,
 }
@@ -84,6 +126,34 @@ impl Outstanding {
             && end.is_some_and(|end| end <= self.message.length)
             && answer.done <= answer.length
     }
+
+    /// Keeps the first errors.
+    fn note(&mut self, end: &End) {
+        if self.rcode.is_success() {
+            self.rcode = end.rcode;
+        }
+        if self.local.is_success() && end.at == Side::Initiator {
+            self.local = end.rcode;
+        }
+    }
+}
+
+impl Failures {
+    /// Counts a command that has failed with this code, and with that code, or success, at this
+    /// end.
+    #[cold]
+    fn count(&mut self, message: &Message, rcode: Rcode, local: Rcode) {
+        self.last = Some((rcode, *message));
+        if !local.is_success() {
+            return;
+        }
+        match rcode {
+            Rcode::NO_SUCH_NODE | Rcode::NO_SUCH_PATH | Rcode::LINK_DOWN | Rcode::TIMEOUT => {
+                self.lost += 1;
+            }
+            _ => self.refused += 1,
+        }
+    }
 }
 
 /// Completion state of an enabled queue.
@@ -101,6 +171,7 @@ pub(crate) struct Completions {
     held_tcq: Held<(u32, TcqEntry)>,
     held_mrq: Held<MrqEntry>,
     interrupt: HeldInterrupt,
+    failures: Failures,
 }
 
 impl Completions {
@@ -118,7 +189,13 @@ impl Completions {
             held_tcq: Held::new(TCQ_ENTRY_SIZE),
             held_mrq: Held::new(MRQ_ENTRY_SIZE),
             interrupt: HeldInterrupt::NONE,
+            failures: Failures::default(),
         }
+    }
+
+    /// What has failed since the last call.
+    pub(crate) fn take_failures(&mut self) -> Failures {
+        std::mem::take(&mut self.failures)
     }
 
     /// Whether another command can be started.
@@ -157,6 +234,7 @@ impl Completions {
             slot,
             unanswered: message.length.max(1),
             rcode: Rcode::SUCCESS,
+            local: Rcode::SUCCESS,
             deadline_ns,
             sequence: self.next_sequence,
         };
@@ -179,39 +257,44 @@ impl Completions {
         &mut self,
         tag: Tag,
         n: u32,
-        end: (Rcode, u64),
+        end: End,
         deadline_ns: u64,
         w: &mut Writer<'_>,
     ) -> bool {
-        let (rcode, old_value) = end;
         let Some(command) = self.find(tag) else {
             return false;
         };
-        if command.rcode.is_success() {
-            command.rcode = rcode;
-        }
+        command.note(&end);
         command.unanswered = command.unanswered.saturating_sub(n);
         if command.unanswered > 0 {
             // It gets on; how long the whole of it takes depends on what else goes on.
             command.deadline_ns = deadline_ns;
             return false;
         }
-        let rcode = command.rcode;
-        self.finish(tag.index, rcode, old_value, w);
+        self.finish(tag.index, end.old_value, w);
         true
     }
 
     /// Ends an outstanding command: its TCQ entry, its MRQ notice, and then whatever notices
     /// of others waited for it.
-    fn finish(&mut self, index: u16, rcode: Rcode, old_value: u64, w: &mut Writer<'_>) {
+    ///
+    /// The TCQ entry tells that the command was read, checked and sent. Raw and system packets
+    /// have no notice, so their entry tells what became of them as well.
+    fn finish(&mut self, index: u16, old_value: u64, w: &mut Writer<'_>) {
         let Some(command) = self.window.get_mut(usize::from(index)).and_then(|place| place.take())
         else {
             return;
         };
         self.free.push(index);
-        let message = &command.message;
-        self.complete(command.slot, rcode, message.length, message.header1.interrupt(), w);
-        if message.kind != CommandKind::Frame {
+        let Outstanding { message, rcode, local, .. } = &command;
+        let (rcode, frame) = (*rcode, message.kind == CommandKind::Frame);
+        let sent = if frame { rcode } else { *local };
+        self.complete(command.slot, sent, message.length, message.header1.interrupt(), w);
+        if !frame {
+            if !rcode.is_success() {
+                self.failures.count(message, rcode, *local);
+                w.failed = true;
+            }
             let mut entry = message.last_notice(rcode);
             if message.kind == CommandKind::Armw && rcode.is_success() {
                 entry.0[2] = old_value;
@@ -313,7 +396,7 @@ impl Completions {
 
     /// Puts a notice into the message receive queue.
     fn notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) {
-        if w.policy.mrq_mask & MRQ_MASK_DISCARD != 0 {
+        if w.policy.mrq_mask & (MRQ_MASK_DISCARD | 1 << entry.word0().id()) != 0 {
             return;
         }
         // What completed before must be seen before.
@@ -382,8 +465,10 @@ impl Completions {
             w.requests |= CqsIrqs::MRQ_WRITE_ACKNOWLEDGE;
         }
         for index in 0..self.window.len() {
-            if self.window[index].is_some_and(|command| command.deadline_ns <= w.now_ns) {
-                self.finish(index as u16, Rcode::TIMEOUT, 0, w);
+            let overdue = |command: &&mut Outstanding| command.deadline_ns <= w.now_ns;
+            if let Some(command) = self.window[index].as_mut().filter(overdue) {
+                command.note(&End::new(Rcode::TIMEOUT, Side::Elsewhere));
+                self.finish(index as u16, 0, w);
             }
         }
     }

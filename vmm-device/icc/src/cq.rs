@@ -11,6 +11,7 @@ use tofu_abi::regs::{CACHE_INJECTION, CqReg, CqsMode, CqsReg, CqsStatus};
 use tofu_abi::{CqId, TniId};
 use tofu_sync::lock;
 
+use crate::breaches::QueueName;
 use crate::completions::{Completions, Policy, Writer};
 use crate::handover::Handover;
 use crate::irq::IrqUnit;
@@ -22,7 +23,7 @@ use crate::transmit::Transmit;
 
 /// How long a write to ENABLE waits for bursts under way before it gives up on them. They are
 /// a memory copy long, so this is only reached when the host hardly runs at all: then a guest
-/// that waits is better than one whose memory is written after it was told that it is not.
+/// that waits is better than one whose memory is written after it was said to be disabled.
 const QUIESCE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Largest value of STATUS.SESSION_OFFSET.
@@ -93,14 +94,14 @@ pub(crate) struct Cq {
     pub(crate) tni: TniId,
     pub(crate) id: CqId,
     enabled: AtomicBool,
-    /// Held while the queue is enabled or disabled and the host is told, so that the host hears
-    /// of it in that order. Taken before all other locks.
+    /// Held while the queue is enabled or disabled and the host is notified, so that it gets
+    /// these calls in order. Taken before all other locks.
     pub(crate) life: Mutex<()>,
     plain: [AtomicU64; PLAIN],
     /// DESCRIPTOR_PROCESS_STOP and DESCRIPTOR_FETCH_STOP.
     process_stop: AtomicBool,
     fetch_stop: AtomicBool,
-    /// What STATUS tells of the next descriptor, as of the last time that the queue ran.
+    /// What STATUS has of the next descriptor, as of the last time that the queue ran.
     next: AtomicU64,
     /// Descriptors that a session may still start, and whether there were ever too many to count.
     session: AtomicU32,
@@ -143,6 +144,11 @@ impl Cq {
             first_sequence: AtomicU64::new(1),
             blank,
         }
+    }
+
+    /// What it is called in the log.
+    pub(crate) const fn name(&self) -> QueueName {
+        QueueName(self.tni, self.id)
     }
 
     pub(crate) fn enabled(&self) -> bool {
@@ -277,27 +283,29 @@ impl Cq {
 
     /// Enables the queue with the addresses and sizes that its registers have now.
     ///
-    /// Returns false, and leaves it disabled, if a size code is out of range or an address is
-    /// not a multiple of its entry's size.
-    pub(crate) fn enable(&self) -> bool {
+    /// # Errors
+    ///
+    /// It stays disabled if a size code is out of range or an address not a multiple of its entry's
+    /// size: the register, its value, and the rule.
+    pub(crate) fn enable(&self) -> Result<(), (CqsReg, u64, &'static str)> {
         let mut transmit = self.transmit.lock();
         let mut completions = lock(&self.completions);
         if self.enabled() {
-            return true;
+            return Ok(());
         }
-        let address = |reg| self.plain(reg) & !CACHE_INJECTION;
-        let (toq, tcq, mrq) =
-            (address(CqsReg::ToqIpa), address(CqsReg::TcqIpa), address(CqsReg::MrqIpa));
-        let sizes = (
-            queue_entries(self.plain(CqsReg::ToqSize)),
-            queue_entries(self.plain(CqsReg::MrqSize)),
-        );
-        let (Some(toq_entries), Some(mrq_entries)) = sizes else {
-            return false;
+        let entries = |reg| {
+            let code = self.plain(reg);
+            queue_entries(code).ok_or((reg, code, "size codes are 0 to 5"))
         };
-        if toq % 32 != 0 || tcq % 8 != 0 || mrq % 32 != 0 {
-            return false;
-        }
+        let address = |reg, size, rule| {
+            let address = self.plain(reg) & !CACHE_INJECTION;
+            if address.is_multiple_of(size) { Ok(address) } else { Err((reg, address, rule)) }
+        };
+        let toq_entries = entries(CqsReg::ToqSize)?;
+        let mrq_entries = entries(CqsReg::MrqSize)?;
+        let toq = address(CqsReg::ToqIpa, 32, "the address is a multiple of 32")?;
+        let tcq = address(CqsReg::TcqIpa, 8, "the address is a multiple of 8")?;
+        let mrq = address(CqsReg::MrqIpa, 32, "the address is a multiple of 32")?;
         self.page.clear();
         self.blank_direct();
         *lock(&self.direct) = DirectRegister::default();
@@ -312,7 +320,7 @@ impl Cq {
         let first_sequence = self.first_sequence.load(SeqCst);
         *completions = Some(Completions::new(tcq, mrq, mrq_entries, first_sequence));
         self.enabled.store(true, SeqCst);
-        true
+        Ok(())
     }
 
     /// Disables the queue: when this returns the device does not touch its memory any more.
@@ -489,8 +497,16 @@ impl Cq {
             interrupt_count: self.plain(CqsReg::MrqInterruptCoalescingCount),
             interrupt_mask: self.plain(CqsReg::MrqInterruptMask),
         };
-        let requests = CqsIrqs::NONE;
-        Writer { memory, page: &self.page, policy, now_ns, dma, requests, held_until: u64::MAX }
+        Writer {
+            memory,
+            page: &self.page,
+            policy,
+            now_ns,
+            dma,
+            requests: CqsIrqs::NONE,
+            failed: false,
+            held_until: u64::MAX,
+        }
     }
 
     /// Whether a queue entry with this source_type keeps a place for a direct descriptor.

@@ -1,5 +1,6 @@
-//! The device as a whole: what it is made of, its life, and the time that it keeps.
+//! The device as a whole: its parts, its reset, and its clock.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, MutexGuard};
 
@@ -10,6 +11,7 @@ use tofu_abi::{Coords, CqId, Doorbell, TniId};
 use tofu_sync::lock;
 
 use crate::barrier::unit::Barrier;
+use crate::breaches::{self, Breaches};
 use crate::completions::{Completions, Writer};
 use crate::cq::Cq;
 use crate::host::Host;
@@ -17,7 +19,7 @@ use crate::irq::IrqUnit;
 use crate::memory::DmaMemory;
 use crate::page::SharedPages;
 use crate::register::Plain;
-use crate::statistics::{Faults, ModelTime, Statistics};
+use crate::statistics::{FailedCommands, Faults, ModelTime, Statistics};
 use crate::tni::Tni;
 
 /// What a device is made from.
@@ -74,6 +76,7 @@ pub struct Icc {
     pub(crate) plain: Plain,
     pub(crate) statistics: Statistics,
     pub(crate) faults: Faults,
+    breaches: Breaches,
     next_deadline: AtomicU64,
 }
 
@@ -98,6 +101,7 @@ impl Icc {
             plain: Plain::default(),
             statistics: Statistics::default(),
             faults: Faults::default(),
+            breaches: Breaches::default(),
             next_deadline: AtomicU64::new(u64::MAX),
             config,
         }
@@ -137,14 +141,7 @@ impl Icc {
     /// Puts the device back to its reset state (function level reset or power on). When this
     /// returns it does not touch memory any more.
     pub fn reset(&self) {
-        for queue in &self.queues {
-            let _life = lock(&queue.life);
-            let was = queue.enabled();
-            queue.reset();
-            if was {
-                self.host.queue_enabled(queue.tni, queue.id.into(), false);
-            }
-        }
+        self.queues.iter().for_each(|queue| self.reset_one(queue));
         for tni in &self.tnis {
             tni.reset();
         }
@@ -153,6 +150,21 @@ impl Icc {
         self.plain.reset();
         self.statistics.reset();
         self.next_deadline.store(u64::MAX, SeqCst);
+    }
+
+    /// Puts a control queue back to its reset state, as if nothing else had used it. When this
+    /// returns it does not touch memory any more.
+    pub fn reset_queue(&self, tni: TniId, cq: CqId) {
+        self.reset_one(self.queue(tni, cq));
+    }
+
+    fn reset_one(&self, queue: &Cq) {
+        let _life = lock(&queue.life);
+        let was = queue.enabled();
+        queue.reset();
+        if was {
+            self.host.queue_enabled(queue.tni, queue.id.into(), false);
+        }
     }
 
     /// Rings the doorbells of all enabled queues.
@@ -230,6 +242,18 @@ impl Icc {
         }
     }
 
+    /// Counts and tells of the commands of a queue that have failed.
+    #[cold]
+    fn note_failures(&self, queue: &Cq) {
+        let failures = queue.lock_completions().as_mut().map(Completions::take_failures);
+        let Some(failures) = failures else { return };
+        self.statistics.count_failures(queue.tni, &failures);
+        if let Some((rcode, message)) = failures.last {
+            let queue = queue.name();
+            self.breach(format_args!("{queue}: {message}: {rcode:?}, {rcode}"));
+        }
+    }
+
     pub(crate) fn queue(&self, tni: TniId, cq: CqId) -> &Cq {
         &self.queues[tni.index() * NUM_CQ + cq.index()]
     }
@@ -259,6 +283,18 @@ impl Icc {
     /// Modelled time of the commands of a TNI.
     pub fn model_time(&self, tni: TniId) -> ModelTime {
         self.statistics.model_time(tni)
+    }
+
+    /// Tells of something that this node's guest did against the rules.
+    pub(crate) fn breach(&self, what: fmt::Arguments<'_>) {
+        if breaches::are_told() {
+            self.breaches.tell(self.coords(), self.host().now_ns(), what);
+        }
+    }
+
+    /// Commands of a TNI that failed at their targets or on the way there, since the last reset.
+    pub fn failed_commands(&self, tni: TniId) -> FailedCommands {
+        self.statistics.failed_commands(tni)
     }
 
     /// Payload bytes that all control queues together have sent and received.
@@ -331,11 +367,14 @@ struct Consequences<'a> {
 
 impl Drop for Consequences<'_> {
     fn drop(&mut self) {
-        let Writer { requests, held_until, .. } = self.writer;
+        let Writer { requests, failed, held_until, .. } = self.writer;
         if requests.intersects(CqsIrqs::TCQ_WRITE_EXCEPTION) {
             self.queue.stop();
         }
         self.queue.irq.request(self.icc.host(), requests);
+        if failed {
+            self.icc.note_failures(self.queue);
+        }
         self.icc.want_expire(held_until);
     }
 }

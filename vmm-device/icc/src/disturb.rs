@@ -1,4 +1,4 @@
-//! What faults of the network do to packets.
+//! The effects of network faults on packets.
 
 use tofu_abi::frame::{ECRC_SIZE, HEADER_SIZE, ROUTING_HEADER_SIZE, TlpHeader};
 use tofu_fabric::Disturb;

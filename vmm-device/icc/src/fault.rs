@@ -12,7 +12,7 @@ pub(crate) struct Fault {
 }
 
 impl From<Rcode> for Fault {
-    /// A fault that is told by its code alone.
+    /// A fault that is reported by its code alone.
     fn from(rcode: Rcode) -> Self {
         Self { rcode, irq: CqsIrqs::NONE }
     }

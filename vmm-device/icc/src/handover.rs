@@ -1,4 +1,4 @@
-//! Work that one thread does at a time and others may ask for.
+//! Work that one thread at a time does, and that all others can request.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};

@@ -10,7 +10,7 @@ use tofu_fabric::{Class, Packet, Way};
 use tofu_sync::lock;
 
 use crate::command::{self, Action, CommandKind, Message, PacketCommand};
-use crate::completions::Slot;
+use crate::completions::{End, Side, Slot};
 use crate::cq::Cq;
 use crate::device::Icc;
 use crate::fault::Fault;
@@ -45,6 +45,8 @@ pub(crate) struct Answered {
     /// The kind of command that has such answers.
     pub(crate) kind: CommandKind,
     pub(crate) answer: Answer,
+    /// Where the fault lies that the answer tells, if any.
+    pub(crate) at: Side,
     /// The old value that the answer to an atomic command brings.
     pub(crate) old: u64,
     /// Modelled time since the command, in picoseconds.
@@ -90,7 +92,8 @@ impl Icc {
                     net.progress();
                     if let Some(tag) = frame {
                         // The network has it. If it was lost already, it has ended with that.
-                        self.account(queue, tag, u32::MAX, Rcode::SUCCESS, net.now_ns());
+                        let end = End::new(Rcode::SUCCESS, Side::Initiator);
+                        self.account(queue, tag, u32::MAX, end, net.now_ns());
                     }
                 }
             }
@@ -181,6 +184,7 @@ impl Icc {
 
     /// Stops a queue for an exception of its own.
     fn fail(&self, queue: &Cq, request: CqsIrqs) {
+        self.breach(format_args!("{}: {request:?}: the queue stops", queue.name()));
         queue.stop();
         queue.irq.request(self.host(), request);
     }
@@ -218,6 +222,16 @@ impl Icc {
             }
             Err(fault) => fault,
         };
+        if !end.rcode.is_success() {
+            self.breach(format_args!(
+                "{}: descriptor in slot {}, {:x?}: {:?}, {}",
+                queue.name(),
+                slot.index,
+                descriptor.0,
+                end.rcode,
+                end.rcode
+            ));
+        }
         queue.irq.request(self.host(), end.irq);
         if let Some((completions, writer)) = self.completions(queue, now).parts() {
             let interrupt = descriptor.header1().interrupt();
@@ -368,10 +382,11 @@ impl Icc {
     }
 
     /// Counts what was not sent of a message as answered, and ends it if nothing else is awaited.
+    /// With an error, that is one of this end's.
     fn give_up_rest(&self, queue: &Cq, active: &Active, rcode: Rcode, now: u64) {
         let length = active.message.length;
         let rest = (length - active.sent).max(u32::from(length == 0));
-        self.account(queue, active.tag, rest, rcode, now);
+        self.account(queue, active.tag, rest, End::new(rcode, Side::Initiator), now);
     }
 
     /// A packet with `data` bytes of payload for `n` bytes of a message.
@@ -435,6 +450,7 @@ impl Icc {
             if let Some(fault) = fault {
                 queue.irq.request(self.host(), fault.irq);
                 answered.answer.rcode = fault.rcode;
+                answered.at = Side::Initiator;
             }
         }
         drop(pin);
@@ -443,7 +459,7 @@ impl Icc {
 
     /// Counts an answer as that to a command of this node. What nobody has asked for is ignored.
     pub(crate) fn answered(&self, answered: &Answered) {
-        let Answered { tni, from, kind, answer, old, model_ps, now_ns } = answered;
+        let Answered { tni, from, kind, answer, at, old, model_ps, now_ns } = answered;
         let queue = self.queue(*tni, answer.tag.cq);
         let mut completing = self.completions(queue, *now_ns);
         let Some((completions, writer)) = completing.parts() else {
@@ -460,7 +476,8 @@ impl Icc {
             completions.packet_notices(&message, answer, writer);
         }
         self.statistics.count_model_time(*tni, answer.request_ps, *model_ps);
-        let (n, end) = (answer.length.max(1), (answer.rcode, *old));
+        let (n, end) =
+            (answer.length.max(1), End { rcode: answer.rcode, at: *at, old_value: *old });
         let deadline_ns = self.command_deadline(*now_ns);
         let ended = completions.account(answer.tag, n, end, deadline_ns, writer);
         drop(completing);
@@ -470,10 +487,10 @@ impl Icc {
     }
 
     /// Counts `n` bytes of a command as answered and ends the command if these were the last.
-    pub(crate) fn account(&self, queue: &Cq, tag: Tag, n: u32, rcode: Rcode, now: u64) {
+    pub(crate) fn account(&self, queue: &Cq, tag: Tag, n: u32, end: End, now: u64) {
         let mut completing = self.completions(queue, now);
         let ended = completing.parts().is_some_and(|(completions, writer)| {
-            completions.account(tag, n, (rcode, 0), self.command_deadline(now), writer)
+            completions.account(tag, n, end, self.command_deadline(now), writer)
         });
         drop(completing);
         if ended {

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod barrier;
+mod breaches;
 mod coalesce;
 mod command;
 mod completions;
@@ -46,12 +47,13 @@ mod translate;
 mod transmit;
 
 pub use crate::barrier::gates::BarrierTime;
+pub use crate::breaches::LOG_TARGET;
 pub use crate::device::{Config, Icc};
 pub use crate::host::{Host, Net};
-pub use crate::memory::{Access, DmaError, DmaMemory, Segment, Segments};
+pub use crate::memory::{Access, DmaError, DmaMemory, DmaResult, Segment, Segments, Visit};
 pub use crate::page::SharedPages;
 pub use crate::router::discard_rcode;
-pub use crate::statistics::{Faults, ModelTime};
+pub use crate::statistics::{FailedCommands, Faults, ModelTime};
 pub use crate::tlp::{Answer, Body, Payload, Request, Signal, Tag, burst_size, wire_bytes};
 pub use crate::translate::Pin;
 pub use tofu_sync::Epochs;

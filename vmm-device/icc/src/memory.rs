@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use smallvec::SmallVec;
 use thiserror::Error;
 use vm_memory::{
-    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
-    VolatileSlice,
+    AtomicInteger, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    VolatileMemory, VolatileSlice,
 };
 
 /// An address range that is not memory, or not aligned as the access needs.
@@ -42,6 +42,12 @@ impl Access {
     }
 }
 
+/// What an access gives.
+pub type DmaResult<T = ()> = Result<T, DmaError>;
+
+/// What is called with the slices of an address range.
+pub type Visit<'a> = dyn FnMut(VolatileSlice<'_>) + 'a;
+
 /// Memory that a device can reach by DMA, at the addresses that it uses.
 ///
 /// An address that is mapped, but not for what the device does to it, is no memory.
@@ -49,7 +55,7 @@ pub trait DmaMemory: Send + Sync {
     /// Whether the whole range is memory that the device may access in this way.
     fn contains(&self, addr: u64, len: usize, access: Access) -> bool;
 
-    /// Calls `f` with the pieces of the range, in order. It does no more to them than `access`
+    /// Calls `f` with the slices of the range, in order. It does no more to them than `access`
     /// says, and writes all of them where that is [`Access::Write`]: memory that is not in this
     /// process is a copy here.
     ///
@@ -57,24 +63,18 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// If any part of the range is not memory; then `f` is not called at all, unless that comes
     /// out only when a copy of it is made or taken back.
-    fn access(
-        &self,
-        addr: u64,
-        len: usize,
-        access: Access,
-        f: &mut dyn FnMut(VolatileSlice<'_>),
-    ) -> Result<(), DmaError>;
+    fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult;
 
     /// Reads `buf.len()` bytes.
     ///
     /// # Errors
     ///
     /// If any part of the range is not memory.
-    fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaError> {
+    fn read(&self, addr: u64, buf: &mut [u8]) -> DmaResult {
         let mut at = 0;
-        self.access(addr, buf.len(), Access::Read, &mut |piece| {
-            let end = at + piece.len();
-            piece.copy_to(&mut buf[at..end]);
+        self.access(addr, buf.len(), Access::Read, &mut |slice| {
+            let end = at + slice.len();
+            slice.copy_to(&mut buf[at..end]);
             at = end;
         })
     }
@@ -84,11 +84,11 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If any part of the range is not memory.
-    fn write(&self, addr: u64, buf: &[u8]) -> Result<(), DmaError> {
+    fn write(&self, addr: u64, buf: &[u8]) -> DmaResult {
         let mut at = 0;
-        self.access(addr, buf.len(), Access::Write, &mut |piece| {
-            let end = at + piece.len();
-            piece.copy_from(&buf[at..end]);
+        self.access(addr, buf.len(), Access::Write, &mut |slice| {
+            let end = at + slice.len();
+            slice.copy_from(&buf[at..end]);
             at = end;
         })
     }
@@ -98,12 +98,12 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If any part of the range is not memory.
-    fn write_from(&self, addr: u64, source: VolatileSlice<'_>) -> Result<(), DmaError> {
+    fn write_from(&self, addr: u64, source: VolatileSlice<'_>) -> DmaResult {
         let mut done = 0;
-        self.access(addr, source.len(), Access::Write, &mut |piece| {
-            let n = piece.len();
+        self.access(addr, source.len(), Access::Write, &mut |slice| {
+            let n = slice.len();
             if let Ok(part) = source.subslice(done, n) {
-                part.copy_to_volatile_slice(piece);
+                part.copy_to_volatile_slice(slice);
             }
             done += n;
         })
@@ -114,21 +114,8 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If `addr` is not memory or not a multiple of 8.
-    fn word(
-        &self,
-        addr: u64,
-        access: Access,
-        f: &mut dyn FnMut(&AtomicU64),
-    ) -> Result<(), DmaError> {
-        let error = DmaError { addr, len: 8 };
-        let mut found = false;
-        self.access(addr, 8, access, &mut |piece| {
-            if let Ok(word) = piece.get_atomic_ref::<AtomicU64>(0) {
-                found = true;
-                f(word);
-            }
-        })?;
-        if found { Ok(()) } else { Err(error) }
+    fn word(&self, addr: u64, access: Access, f: &mut dyn FnMut(&AtomicU64)) -> DmaResult {
+        with_atomic(self, addr, access, f)
     }
 
     /// Calls `f` with the aligned 32-bit word at `addr`.
@@ -136,21 +123,8 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If `addr` is not memory or not a multiple of 4.
-    fn half_word(
-        &self,
-        addr: u64,
-        access: Access,
-        f: &mut dyn FnMut(&AtomicU32),
-    ) -> Result<(), DmaError> {
-        let error = DmaError { addr, len: 4 };
-        let mut found = false;
-        self.access(addr, 4, access, &mut |piece| {
-            if let Ok(word) = piece.get_atomic_ref::<AtomicU32>(0) {
-                found = true;
-                f(word);
-            }
-        })?;
-        if found { Ok(()) } else { Err(error) }
+    fn half_word(&self, addr: u64, access: Access, f: &mut dyn FnMut(&AtomicU32)) -> DmaResult {
+        with_atomic(self, addr, access, f)
     }
 
     /// Loads a 64-bit word; what was written before it by whoever stored it is visible.
@@ -158,7 +132,7 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// As [`DmaMemory::word`].
-    fn load(&self, addr: u64) -> Result<u64, DmaError> {
+    fn load(&self, addr: u64) -> DmaResult<u64> {
         let mut value = 0;
         self.word(addr, Access::Read, &mut |word| value = word.load(Ordering::Acquire))?;
         Ok(u64::from_le(value))
@@ -170,7 +144,7 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If the 32 bytes are not memory or not aligned to 32.
-    fn load_entry(&self, addr: u64) -> Result<[u64; 4], DmaError> {
+    fn load_entry(&self, addr: u64) -> DmaResult<[u64; 4]> {
         let mut entry = [0; 4];
         self.entry(addr, Access::Read, &mut |words| {
             for (value, word) in entry.iter_mut().zip(words) {
@@ -186,7 +160,7 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If the 32 bytes are not memory or not aligned to 32.
-    fn store_entry(&self, addr: u64, entry: [u64; 4]) -> Result<(), DmaError> {
+    fn store_entry(&self, addr: u64, entry: [u64; 4]) -> DmaResult {
         self.entry(addr, Access::Write, &mut |words| {
             for (value, word) in entry.iter().zip(words).rev() {
                 word.store(value.to_le(), Ordering::Release);
@@ -199,19 +173,14 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If the 32 bytes are not memory or not aligned to 32.
-    fn entry(
-        &self,
-        addr: u64,
-        access: Access,
-        f: &mut dyn FnMut([&AtomicU64; 4]),
-    ) -> Result<(), DmaError> {
+    fn entry(&self, addr: u64, access: Access, f: &mut dyn FnMut([&AtomicU64; 4])) -> DmaResult {
         let error = DmaError { addr, len: 32 };
         if !addr.is_multiple_of(32) {
             return Err(error);
         }
         let mut found = false;
-        self.access(addr, 32, access, &mut |piece| {
-            let word = |i: usize| piece.get_atomic_ref::<AtomicU64>(8 * i);
+        self.access(addr, 32, access, &mut |slice| {
+            let word = |i: usize| slice.get_atomic_ref::<AtomicU64>(8 * i);
             if let (Ok(a), Ok(b), Ok(c), Ok(d)) = (word(0), word(1), word(2), word(3)) {
                 found = true;
                 f([a, b, c, d]);
@@ -225,9 +194,27 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// As [`DmaMemory::word`].
-    fn store(&self, addr: u64, value: u64) -> Result<(), DmaError> {
+    fn store(&self, addr: u64, value: u64) -> DmaResult {
         self.word(addr, Access::Write, &mut |word| word.store(value.to_le(), Ordering::Release))
     }
+}
+
+#[inline]
+fn with_atomic<T: AtomicInteger>(
+    memory: &(impl DmaMemory + ?Sized),
+    addr: u64,
+    access: Access,
+    f: &mut dyn FnMut(&T),
+) -> DmaResult {
+    let len = size_of::<T>();
+    let mut found = false;
+    memory.access(addr, len, access, &mut |slice| {
+        if let Ok(word) = slice.get_atomic_ref::<T>(0) {
+            found = true;
+            f(word);
+        }
+    })?;
+    if found { Ok(()) } else { Err(DmaError { addr, len }) }
 }
 
 impl DmaMemory for GuestMemoryMmap<()> {
@@ -235,13 +222,7 @@ impl DmaMemory for GuestMemoryMmap<()> {
         self.check_range(GuestAddress(addr), len)
     }
 
-    fn access(
-        &self,
-        addr: u64,
-        len: usize,
-        _: Access,
-        f: &mut dyn FnMut(VolatileSlice<'_>),
-    ) -> Result<(), DmaError> {
+    fn access(&self, addr: u64, len: usize, _: Access, f: &mut Visit<'_>) -> DmaResult {
         let error = DmaError { addr, len };
         let (region, start) = self.to_region_addr(GuestAddress(addr)).ok_or(error)?;
         if let Ok(slice) = region.get_slice(start, len) {
@@ -252,12 +233,12 @@ impl DmaMemory for GuestMemoryMmap<()> {
         if !self.check_range(GuestAddress(addr), len) {
             return Err(error);
         }
-        let pieces: SmallVec<[VolatileSlice<'_>; 4]> = self
+        let slices: SmallVec<[VolatileSlice<'_>; 4]> = self
             .get_slices(GuestAddress(addr), len)
             .collect::<Result<_, _>>()
             .map_err(|_| error)?;
-        for piece in pieces {
-            f(piece);
+        for slice in slices {
+            f(slice);
         }
         Ok(())
     }
@@ -286,7 +267,7 @@ pub(crate) fn copy_segments(
     src: (&dyn DmaMemory, &[Segment]),
     dst: (&dyn DmaMemory, &[Segment]),
     len: u32,
-) -> Result<(), DmaError> {
+) -> DmaResult {
     let mut from = src.1.iter().copied();
     let mut to = dst.1.iter().copied();
     let mut s = Segment { addr: 0, len: 0 };
@@ -312,13 +293,7 @@ pub(crate) fn copy_segments(
     Ok(())
 }
 
-fn copy_run(
-    src: &dyn DmaMemory,
-    from: u64,
-    dst: &dyn DmaMemory,
-    to: u64,
-    len: usize,
-) -> Result<(), DmaError> {
+fn copy_run(src: &dyn DmaMemory, from: u64, dst: &dyn DmaMemory, to: u64, len: usize) -> DmaResult {
     let mut at = to;
     let mut result = Ok(());
     src.access(from, len, Access::Read, &mut |source| {
@@ -340,7 +315,7 @@ pub(crate) fn read_segments(
     memory: &dyn DmaMemory,
     segments: &[Segment],
     data: &mut [u8],
-) -> Result<(), DmaError> {
+) -> DmaResult {
     let mut left = data;
     for s in segments {
         let (part, tail) = left.split_at_mut((s.len as usize).min(left.len()));

@@ -8,6 +8,7 @@ use tofu_abi::{CqId, TniId};
 use tofu_fabric::PortCounters;
 use tofu_sync::lock;
 
+use crate::breaches::{QueueName, RegisterName, is_read_only};
 use crate::cq::Cq;
 use crate::device::Icc;
 use crate::page::DIRECT;
@@ -24,13 +25,13 @@ impl Icc {
     pub fn bar_read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let Some((at, shift)) = aligned(offset, data.len()) else {
-            self.faults.count_malformed(offset, data.len());
+            self.malformed("read", offset, data.len());
             return;
         };
         let value = match Register::decode(at) {
             Some(register) => self.read_register(register),
             None => {
-                self.faults.count_unclaimed(offset);
+                self.unclaimed("read", offset);
                 0
             }
         };
@@ -56,13 +57,26 @@ impl Icc {
             }
         }
         let Some((at, write)) = RegisterWrite::at(offset, data) else {
-            self.faults.count_malformed(offset, data.len());
+            self.malformed("write", offset, data.len());
             return;
         };
         match Register::decode(at) {
             Some(register) => self.write_register(register, write),
-            None => self.faults.count_unclaimed(offset),
+            None => self.unclaimed("write", offset),
         }
+    }
+
+    fn malformed(&self, what: &str, offset: u64, len: usize) {
+        self.faults.count_malformed();
+        self.breach(format_args!(
+            "{what} of {len} bytes at BAR0 offset {offset:#x}: registers take 4 or 8 bytes at a \
+             multiple of as many"
+        ));
+    }
+
+    fn unclaimed(&self, what: &str, offset: u64) {
+        self.faults.count_unclaimed();
+        self.breach(format_args!("{what} at BAR0 offset {offset:#x}: there is no register"));
     }
 
     fn read_register(&self, register: Register) -> u64 {
@@ -82,6 +96,14 @@ impl Icc {
     }
 
     fn write_register(&self, register: Register, write: RegisterWrite) {
+        if is_read_only(register) {
+            self.breach(format_args!(
+                "write of {:#x} to {}: read-only",
+                write.bits(),
+                RegisterName(register)
+            ));
+            return;
+        }
         match register {
             Register::Cq { tni, cq, reg } => self.write_cq(tni, cq, reg, write),
             Register::Cqs { tni, cq, reg } => self.write_cqs(tni, cq, reg, write),
@@ -101,12 +123,17 @@ impl Icc {
         let queue = self.queue(tni, cq);
         if let Some(word) = DIRECT.iter().position(|direct| *direct == reg) {
             if !queue.enabled() {
+                self.not_enabled(tni, cq, reg);
                 return;
             }
             match queue.write_direct(word, write) {
                 Ok(true) => self.host().doorbell(tni, cq.into()),
                 Ok(false) => {}
                 Err(()) => {
+                    self.breach(format_args!(
+                        "{}: a direct descriptor while the one before waits: the queue stops",
+                        QueueName(tni, cq)
+                    ));
                     queue.stop();
                     queue.irq.request(self.host(), CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION);
                 }
@@ -115,6 +142,7 @@ impl Icc {
         }
         match reg {
             CqReg::FetchStart if queue.enabled() => self.host().doorbell(tni, cq.into()),
+            CqReg::FetchStart => self.not_enabled(tni, cq, reg),
             CqReg::MrqFullPointer
             | CqReg::PiggybackBuffer0
             | CqReg::PiggybackBuffer1
@@ -124,6 +152,11 @@ impl Icc {
             // Counters.
             _ => {}
         }
+    }
+
+    fn not_enabled(&self, tni: TniId, cq: CqId, reg: CqReg) {
+        let register = RegisterName(Register::Cq { tni, cq, reg });
+        self.breach(format_args!("write to {register}: the queue is not enabled"));
     }
 
     fn write_cqs(&self, tni: TniId, cq: CqId, reg: CqsReg, write: RegisterWrite) {
@@ -170,11 +203,15 @@ impl Icc {
             if queue.enabled() {
                 return;
             }
-            if queue.enable() {
-                self.host().queue_enabled(queue.tni, queue.id.into(), true);
+            match queue.enable() {
                 // What lay in the queue before is fetched at the next doorbell.
-            } else {
-                queue.irq.request(self.host(), CqsIrqs::TOQ_READ_EXCEPTION);
+                Ok(()) => self.host().queue_enabled(queue.tni, queue.id.into(), true),
+                Err((reg, value, rule)) => {
+                    let register =
+                        RegisterName(Register::Cqs { tni: queue.tni, cq: queue.id, reg });
+                    self.breach(format_args!("ENABLE, with {value:#x} in {register}: {rule}"));
+                    queue.irq.request(self.host(), CqsIrqs::TOQ_READ_EXCEPTION);
+                }
             }
         } else if queue.disable() {
             self.host().queue_enabled(queue.tni, queue.id.into(), false);

@@ -1,11 +1,12 @@
-//! What the network router does with its node: it hands over what has arrived, and tells of what
-//! was lost.
+//! Calls of the network router: it hands over packets that have arrived, and reports packets that
+//! were lost.
 
 use tofu_abi::irq::{PortRequest, TnrIrqs};
 use tofu_abi::{Rcode, TniId};
 use tofu_fabric::{DiscardReason, Packet, Port};
 
 use crate::command::CommandKind;
+use crate::completions::{End, Side};
 use crate::device::Icc;
 use crate::host::Net;
 use crate::initiator::Answered;
@@ -26,8 +27,10 @@ impl Icc {
         unit.count_received(packet.tlps, packet.bytes);
         let from = Peer { node: packet.src, tni: packet.src_tni };
         let (model_ps, now_ns) = (packet.model_ps, net.now_ns());
-        let answered =
-            |kind, answer, old| Answered { tni, from, kind, answer, old, model_ps, now_ns };
+        let answered = |kind, answer, old| {
+            let at = Side::Elsewhere;
+            Answered { tni, from, kind, answer, at, old, model_ps, now_ns }
+        };
         match packet.body {
             Body::Put { .. } | Body::Get { .. } | Body::Armw { .. } => {
                 if let Some(answer) = self.serve(tni, packet, now_ns) {
@@ -51,7 +54,8 @@ impl Icc {
 
     /// A packet of this node was lost on its way, for the reason that `rcode` tells.
     ///
-    /// A lost request ends its command with that code at once. A lost answer is nothing that
+    /// A lost request ends its command with that code at once: that of a raw or system packet in
+    /// the TCQ entry, any other in the notice. A lost answer is nothing that
     /// this node could do anything about: whoever waits for it has a timeout. A lost signal of a
     /// barrier gate is an exception of the gate if its target does not exist.
     pub fn undeliverable(&self, packet: &Packet<Body>, rcode: Rcode, now_ns: u64) {
@@ -63,7 +67,8 @@ impl Icc {
         }
         if let Some((tag, true)) = packet.body.tag() {
             let n = packet.body.requested().max(1);
-            self.account(self.queue(tni, tag.cq), tag, n, rcode, now_ns);
+            let end = End::new(rcode, Side::Elsewhere);
+            self.account(self.queue(tni, tag.cq), tag, n, end, now_ns);
         }
     }
 

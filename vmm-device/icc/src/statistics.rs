@@ -1,4 +1,4 @@
-//! The crossbar's statistics queue, and what is counted for people rather than for drivers.
+//! The crossbar's statistics queue, and counters for people rather than for drivers.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -9,6 +9,7 @@ use tofu_abi::regs::NUM_TNI;
 use tofu_fabric::{XbCounters, XbCycles};
 use tofu_sync::lock;
 
+use crate::completions::Failures;
 use crate::host::Host;
 use crate::memory::DmaMemory;
 
@@ -25,6 +26,16 @@ pub struct ModelTime {
     pub last_request_ps: u64,
     /// Sum over all answers of the time from command to answer, in picoseconds.
     pub total_ps: u64,
+}
+
+/// Commands that were sent and failed elsewhere. Their TCQ entries say success; whoever wants to
+/// know of one by itself reads its notice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FailedCommands {
+    /// Those that the target has refused.
+    pub refused: u64,
+    /// Those that have not reached a target, or whose answer has not come in time.
+    pub lost: u64,
 }
 
 /// Accesses that no register claims and accesses of a wrong size.
@@ -45,20 +56,12 @@ impl Faults {
         self.malformed.load(Relaxed)
     }
 
-    pub(crate) fn count_unclaimed(&self, offset: u64) {
-        count(&self.unclaimed, "no register", offset, 0);
+    pub(crate) fn count_unclaimed(&self) {
+        self.unclaimed.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn count_malformed(&self, offset: u64, len: usize) {
-        count(&self.malformed, "access of a wrong size", offset, len);
-    }
-}
-
-/// Counts, and logs the first few and then ever fewer: a guest must not fill the log.
-fn count(counter: &AtomicU64, what: &str, offset: u64, len: usize) {
-    let n = counter.fetch_add(1, Relaxed) + 1;
-    if n <= 8 || n.is_power_of_two() {
-        log::debug!("{what} at BAR0 offset {offset:#x}, length {len}, {n} times so far");
+    pub(crate) fn count_malformed(&self) {
+        self.malformed.fetch_add(1, Relaxed);
     }
 }
 
@@ -66,6 +69,8 @@ fn count(counter: &AtomicU64, what: &str, offset: u64, len: usize) {
 #[derive(Debug, Default)]
 pub(crate) struct Statistics {
     model: [(AtomicU64, AtomicU64, AtomicU64); NUM_TNI],
+    /// Of each TNI the commands that were refused, and those that were lost.
+    failed: [(AtomicU64, AtomicU64); NUM_TNI],
     pub(crate) enable: AtomicBool,
     pub(crate) interval: AtomicU64,
     pub(crate) address: AtomicU64,
@@ -83,6 +88,10 @@ impl Statistics {
             register.store(0, SeqCst);
         }
         self.due.store(0, SeqCst);
+        for (refused, lost) in &self.failed {
+            refused.store(0, Relaxed);
+            lost.store(0, Relaxed);
+        }
         self.quiesce();
     }
 
@@ -105,6 +114,17 @@ impl Statistics {
         answers.fetch_add(1, Relaxed);
         last.store(request_ps, Relaxed);
         total.fetch_add(answer_ps, Relaxed);
+    }
+
+    pub(crate) fn failed_commands(&self, tni: TniId) -> FailedCommands {
+        let (refused, lost) = &self.failed[tni.index()];
+        FailedCommands { refused: refused.load(Relaxed), lost: lost.load(Relaxed) }
+    }
+
+    pub(crate) fn count_failures(&self, tni: TniId, failures: &Failures) {
+        let (refused, lost) = &self.failed[tni.index()];
+        refused.fetch_add(failures.refused, Relaxed);
+        lost.fetch_add(failures.lost, Relaxed);
     }
 
     /// Starts or stops the periodic dump of crossbar counters. Returns when the first one is due.

@@ -1,4 +1,4 @@
-//! Transport layer packets: what TNIs say to each other.
+//! Transport layer packets, by which TNIs communicate.
 //!
 //! How a TLP is laid out on the wire is not public, so its fields are ours; sizes are
 //! those of the TofuD frame format ([`wire_bytes`]). A [`Body`] stands for a burst of

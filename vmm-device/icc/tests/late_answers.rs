@@ -265,7 +265,7 @@ fn a_command_that_gets_on_is_not_given_up() {
     a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
     net.now += TIMEOUT;
     a.icc.expire(net.now);
-    assert_eq!(a.completion(1).unwrap().rcode(), Rcode::TIMEOUT);
+    assert_eq!(a.completion(1).unwrap().rcode(), Rcode::SUCCESS, "it was sent");
 }
 
 #[test]

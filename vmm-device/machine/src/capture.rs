@@ -16,7 +16,7 @@ use tofu_fabric::{
 use tofu_icc::Body;
 use tofu_sync::lock;
 
-pub use record::{HEADER_SIZE, PacketKind, VERSION};
+pub use record::{HEADER_SIZE, MessagePart, PacketKind, RecordHeader, VERSION};
 
 /// Places of a node where packets are seen: its TNIs, then its ports, in the order of their
 /// numbers.

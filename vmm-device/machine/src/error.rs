@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! The errors of a machine.
 
 use thiserror::Error;
 use tofu_abi::Coords;

@@ -36,7 +36,7 @@ struct Vector {
     data: u32,
     masked: bool,
     pending: bool,
-    /// What the sink was last told.
+    /// What was last passed to the sink.
     reported: Option<(u64, u32)>,
 }
 
@@ -90,7 +90,7 @@ impl MsixTable {
     /// pending; those are delivered now.
     pub fn connect(&self, sink: Arc<dyn MsiSink>) {
         // With no sink in place first, nothing can reach the new one before the
-        // record of what the old one was told is gone.
+        // record of what was passed to the old one is gone.
         self.disconnect();
         *self.sink.write().unwrap_or_else(PoisonError::into_inner) = Some(sink);
         self.visit_all(|_| {});

@@ -1,7 +1,7 @@
 //! What the threads of a monitor may ask of the host.
 //!
-//! Code that a guest can reach is written not to be taken over; this crate limits
-//! what follows if it is all the same. Two means of the kernel's are used:
+//! Code that a guest can reach is written so that it cannot be taken over. This crate
+//! limits the damage if that happens all the same, by two means of the kernel's:
 //!
 //! - *seccomp* filters ([`Sandbox::enter_thread`]): each thread gives up the
 //!   system calls that its [`Role`] does not need. One that it makes anyway ends

@@ -7,9 +7,15 @@
 //! Doorbells come as messages, as events that the client has asked for, or, with
 //! [`ClientPages`], by pages that the client has mapped.
 //!
+//! Several clients can share a node's device ([`Server::joint`]), each at a socket and with
+//! addresses of its own. When one leaves, the queues and gates that it has used are reset, and the
+//! others' are not. Who uses which they agree upon among themselves, so they must be friends. They
+//! have no interrupts.
+//!
 //! Memory that a client maps without a descriptor is none for the device, which then ends its
 //! commands as for any other address that cannot be translated: to ask the client for each access
-//! would let a slow client hold up the engine that serves other nodes too.
+//! would let a slow client hold up the engine that serves other nodes too. A range around 1 MiB,
+//! where a PC has ordinary memory, is refused without one.
 //!
 //! # Trust
 //!
@@ -38,7 +44,7 @@ mod wire;
 
 pub use crate::channel::ChannelError;
 pub use crate::client::{Client, ClientError, Doorbell, MappedPages};
-pub use crate::memory::{Backing, ClientMemory, Limits};
+pub use crate::memory::{Backing, ClientMemory, Limits, client_window};
 pub use crate::pages::ClientPages;
 pub use crate::server::{Error, Server};
 pub use crate::socket::{BoundSocket, SocketError, bind_socket};

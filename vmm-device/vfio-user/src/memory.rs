@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::ops::Bound::{Excluded, Unbounded};
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
@@ -15,7 +16,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use smallvec::SmallVec;
-use tofu_icc::{Access, DmaError, DmaMemory, Epochs};
+use tofu_abi::table::IPA_BITS;
+use tofu_icc::{Access, DmaError, DmaMemory, DmaResult, Epochs, Visit};
 use tofu_sync::lock;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
@@ -84,6 +86,8 @@ impl Default for Limits {
 /// and taking a range away waits for the transfers that may have found it.
 pub struct ClientMemory {
     backing: Backing,
+    /// The client may map these addresses.
+    window: RangeInclusive<u64>,
     limits: Limits,
     /// By first address. Not held during transfers, which may be from one client's memory to
     /// another's and back.
@@ -215,8 +219,14 @@ impl Range {
 impl ClientMemory {
     /// No memory yet.
     pub fn new(backing: Backing, limits: Limits) -> Self {
+        Self::within(0..=u64::MAX, backing, limits)
+    }
+
+    /// No memory yet, and none ever outside of these addresses.
+    fn within(window: RangeInclusive<u64>, backing: Backing, limits: Limits) -> Self {
         Self {
             backing,
+            window,
             limits,
             ranges: RwLock::new(BTreeMap::new()),
             transfers: Epochs::new(),
@@ -269,6 +279,9 @@ impl ClientMemory {
             return Err(Errno::INVAL);
         }
         let last = last_of(address, size)?;
+        if !self.window.contains(&address) || !self.window.contains(&last) {
+            return Err(Errno::INVAL);
+        }
         // Refused before anything is mapped for it, and again when it is entered.
         check_free(&self.read_ranges(), address, last)?;
         let place = match (file, process) {
@@ -407,7 +420,7 @@ impl ClientMemory {
         Ok(true)
     }
 
-    /// Takes all ranges away; returns how many bytes they had, or as many as can be told. When
+    /// Takes all ranges away; returns how many bytes they had, or as many as can be counted. When
     /// this returns, no transfer touches them any more.
     pub(crate) fn clear(&self) -> u64 {
         let taken = std::mem::take(&mut *self.write_ranges());
@@ -427,7 +440,7 @@ impl ClientMemory {
         len: usize,
         access: Access,
         mut f: impl FnMut(&MappedPlace, usize, usize),
-    ) -> Result<(), DmaError> {
+    ) -> DmaResult {
         let error = DmaError { addr, len };
         let end = addr.checked_add(len as u64).ok_or(error)?;
         let ranges = self.read_ranges();
@@ -451,29 +464,29 @@ impl ClientMemory {
 }
 
 impl ClientMemory {
-    /// Calls `f` with the pieces of a range, in order, if all of it is memory for this access.
+    /// Calls `f` with the runs of a range, in order, if all of it is memory for this access.
     fn reach(
         &self,
         addr: u64,
         len: usize,
         access: Access,
         f: &mut dyn FnMut(Reached<'_>) -> Result<(), Errno>,
-    ) -> Result<(), DmaError> {
+    ) -> DmaResult {
         // From before the addresses are looked up until the memory was used.
         let _transfer = Transfer::begin(&self.transfers);
-        let mut pieces = SmallVec::<[MappedRun; 2]>::new();
+        let mut runs = SmallVec::<[MappedRun; 2]>::new();
         self.walk(addr, len, access, |place, offset, len| {
             let place = place.skip(offset);
-            match pieces.last_mut() {
+            match runs.last_mut() {
                 Some(last) if last.place.goes_on_in(&place, last.len as u64) => last.len += len,
-                _ => pieces.push(MappedRun { place, len }),
+                _ => runs.push(MappedRun { place, len }),
             }
         })?;
         let error = DmaError { addr, len };
         let reached: Option<SmallVec<[Reached<'_>; 2]>> =
-            pieces.iter().map(MappedRun::reach).collect();
-        for piece in reached.ok_or(error)? {
-            f(piece).map_err(|_| error)?;
+            runs.iter().map(MappedRun::reach).collect();
+        for run in reached.ok_or(error)? {
+            f(run).map_err(|_| error)?;
         }
         Ok(())
     }
@@ -484,14 +497,8 @@ impl DmaMemory for ClientMemory {
         self.walk(addr, len, access, |_, _, _| {}).is_ok()
     }
 
-    fn access(
-        &self,
-        addr: u64,
-        len: usize,
-        access: Access,
-        f: &mut dyn FnMut(VolatileSlice<'_>),
-    ) -> Result<(), DmaError> {
-        self.reach(addr, len, access, &mut |piece| match piece {
+    fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult {
+        self.reach(addr, len, access, &mut |run| match run {
             Reached::Here(slice) => {
                 f(slice);
                 Ok(())
@@ -500,12 +507,12 @@ impl DmaMemory for ClientMemory {
         })
     }
 
-    fn write_from(&self, addr: u64, source: VolatileSlice<'_>) -> Result<(), DmaError> {
+    fn write_from(&self, addr: u64, source: VolatileSlice<'_>) -> DmaResult {
         let mut done = 0;
-        self.reach(addr, source.len(), Access::Write, &mut |piece| {
-            let part = source.subslice(done, piece.len()).map_err(|_| Errno::INVAL)?;
+        self.reach(addr, source.len(), Access::Write, &mut |run| {
+            let part = source.subslice(done, run.len()).map_err(|_| Errno::INVAL)?;
             done += part.len();
-            match piece {
+            match run {
                 Reached::Here(slice) => {
                     part.copy_to_volatile_slice(slice);
                     Ok(())
@@ -514,6 +521,54 @@ impl DmaMemory for ClientMemory {
                 Reached::There(process, address, _) => process.write(address, &part),
             }
         })
+    }
+}
+
+/// The addresses of client `index` of `count` that share a node's device: equal parts of those
+/// that the device's tables have.
+///
+/// A client must keep to them, and need not be told: both sides compute them.
+pub fn client_window(index: u16, count: u16) -> RangeInclusive<u64> {
+    let size = (1 << IPA_BITS) / u64::from(count).next_power_of_two();
+    let start = u64::from(index) * size;
+    start..=start + (size - 1)
+}
+
+/// The memory of several clients of one node, each at addresses of its own.
+pub(crate) struct JointMemory {
+    clients: Vec<Arc<ClientMemory>>,
+}
+
+impl JointMemory {
+    /// Memory for so many clients.
+    pub(crate) fn new(count: u16, backing: Backing, limits: Limits) -> Self {
+        let client =
+            |index| Arc::new(ClientMemory::within(client_window(index, count), backing, limits));
+        Self { clients: (0..count).map(client).collect() }
+    }
+
+    pub(crate) fn clients(&self) -> &[Arc<ClientMemory>] {
+        &self.clients
+    }
+
+    /// The client with this address. What goes beyond its addresses is nobody's memory.
+    fn of(&self, addr: u64, len: usize) -> Result<&ClientMemory, DmaError> {
+        let found = self.clients.iter().find(|client| client.window.contains(&addr));
+        found.map(AsRef::as_ref).ok_or(DmaError { addr, len })
+    }
+}
+
+impl DmaMemory for JointMemory {
+    fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
+        self.of(addr, len).is_ok_and(|client| client.contains(addr, len, access))
+    }
+
+    fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult {
+        self.of(addr, len)?.access(addr, len, access, f)
+    }
+
+    fn write_from(&self, addr: u64, source: VolatileSlice<'_>) -> DmaResult {
+        self.of(addr, source.len())?.write_from(addr, source)
     }
 }
 
@@ -579,5 +634,33 @@ fn errno_of(error: vm_memory::mmap::MmapRegionError) -> Errno {
             Errno::from_io_error(&error).unwrap_or(Errno::NOMEM)
         }
         _ => Errno::INVAL,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_of_a_node_have_addresses_of_their_own() {
+        assert_eq!(client_window(0, 1), 0..=(1 << IPA_BITS) - 1);
+        for count in [2, 3, 4, 36] {
+            let windows: Vec<_> = (0..count).map(|index| client_window(index, count)).collect();
+            assert!(windows.windows(2).all(|two| *two[0].end() + 1 == *two[1].start()), "{count}");
+            assert!(windows.iter().all(|window| *window.end() < 1 << IPA_BITS), "{count}");
+        }
+        let joint = JointMemory::new(3, Backing::Sealed, Limits::DEFAULT);
+        let map = |client: usize, address| {
+            let rights = Rights { read: true, write: true };
+            let request = MapRequest { address, size: 2 * PAGE_SIZE, offset: 0, rights };
+            joint.clients()[client].map(request, None)
+        };
+        let (first, last) = client_window(1, 3).into_inner();
+        assert_eq!(map(1, first), Ok(()));
+        assert_eq!(map(0, first), Err(Errno::INVAL));
+        assert_eq!(map(1, last + 1 - PAGE_SIZE), Err(Errno::INVAL), "it would go on beyond");
+        assert_eq!(map(2, first), Err(Errno::INVAL));
+        let mapped: Vec<_> = joint.clients().iter().map(|one| one.mapped_ranges()).collect();
+        assert_eq!(mapped, [0, 1, 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Descriptors that go to a client, or were there.
+//! Descriptors that are sent to a client, and what becomes of them afterwards.
 #![allow(unsafe_code)]
 
 use std::io::IoSliceMut;

@@ -1,20 +1,26 @@
 //! The protocol: commands of a client and what they do to a node.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use serde::Deserialize;
 use smallvec::SmallVec;
 use thiserror::Error;
+use tofu_abi::barrier::BCH_MASK;
 use tofu_abi::pci::{MSIX_BAR, REGISTER_BAR};
-use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI};
-use tofu_abi::{Coords, CqId, Doorbell, TniId};
+use tofu_abi::regs::{
+    BgsReg, CqReg, CqsReg, NUM_CQ, NUM_TNI, PAGE_SIZE as REGISTER_PAGE, bgs_page, cqs_page,
+};
+use tofu_abi::{BgId, Coords, CqId, Doorbell, TniId};
+use tofu_icc::DmaMemory;
 use tofu_machine::{DoorbellBackend, Doorbells, Machine, Node, NodeParts};
 use tofu_pci::{CONFIG_SPACE_SIZE, MsiSink, MsixTable, PciFunction, regs};
 use tofu_sync::lock;
@@ -23,7 +29,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::channel::{Channel, ChannelError, Message};
 use crate::irq::{Vectors, check_eventfd};
-use crate::memory::{Backing, ClientMemory, MapRequest, Rights};
+use crate::memory::{Backing, ClientMemory, JointMemory, Limits, MapRequest, Rights};
 use crate::pages::ClientPages;
 use crate::process::ClientProcess;
 use crate::sent::{SentFd, set_back};
@@ -34,6 +40,15 @@ use crate::wire::{
 
 /// The longest description of a client's capabilities, in bytes.
 const MAX_CAPABILITIES: usize = 64 << 10;
+/// How long a client may wait for another one to leave before it is turned away. One that starts
+/// anew comes before its former connection has been cleared away.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often those who wait are looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long a client that is turned away has for its first message.
+const FIRST_MESSAGE: Duration = Duration::from_secs(1);
+/// An address at which every PC has memory, and neither a ROM nor a device's.
+const ORDINARY_MEMORY: u64 = 1 << 20;
 /// How long to wait when the host has no descriptors for a client.
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 /// Capabilities that a function can have in the first 256 bytes of configuration space.
@@ -63,16 +78,22 @@ pub enum Error {
     Version,
 }
 
-/// Serves a node to one client at a time.
+/// Serves a node to one client at a time, or a client's part of a node that several share.
 pub struct Server {
     node: Arc<Node>,
     memory: Arc<ClientMemory>,
-    pages: Option<ClientPages>,
+    pages: Option<Arc<ClientPages>>,
+    /// Where the client has written to an ENABLE register, if others use the device as well.
+    used: Option<Mutex<BTreeSet<u64>>>,
     vectors: Arc<Vectors>,
     sockets: Mutex<Sockets>,
     /// Held while there is a client.
     attached: Mutex<()>,
+    /// Told whether a client is attached, whenever that changes.
+    on_change: Mutex<Option<OnChange>>,
 }
+
+type OnChange = Arc<dyn Fn(bool) + Send + Sync>;
 
 /// What [`Server::stop`] has to shut down.
 #[derive(Default)]
@@ -80,6 +101,8 @@ struct Sockets {
     stopped: bool,
     listener: Option<UnixListener>,
     client: Option<UnixStream>,
+    /// When the client has come.
+    since: Option<Instant>,
 }
 
 impl Server {
@@ -96,20 +119,64 @@ impl Server {
         memory: Arc<ClientMemory>,
         pages: Option<ClientPages>,
     ) -> Result<Self, tofu_machine::Error> {
-        let parts = NodeParts {
-            memory: Arc::clone(&memory) as _,
-            pages: pages.as_ref().map(ClientPages::shared),
-            backend: Some(Arc::new(RungByClient)),
-        };
-        let node = machine.add_node_of(at, parts)?;
-        let pages = pages.filter(|_| node.doorbells() == Doorbells::Polled);
+        let node = add_node(machine, at, Arc::clone(&memory) as _, pages.as_ref())?;
         let count = node.endpoint().msix().map_or(0, MsixTable::len);
         let vectors = Arc::new(Vectors::new(count));
         if let Some(table) = node.endpoint().msix() {
             table.connect(Arc::clone(&vectors) as Arc<dyn MsiSink>);
         }
+        Ok(Self::of(node, memory, pages.map(Arc::new), vectors, None))
+    }
+
+    /// Adds a node that `count` clients share, and makes a server for each of them. Client `index`
+    /// maps memory at the addresses of [`client_window`](crate::client_window) alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`Machine::add_node`].
+    pub fn joint(
+        machine: &Machine,
+        at: Coords,
+        count: u16,
+        (backing, limits): (Backing, Limits),
+        pages: Option<ClientPages>,
+    ) -> Result<Vec<Self>, tofu_machine::Error> {
+        let memory = Arc::new(JointMemory::new(count, backing, limits));
+        let node = add_node(machine, at, Arc::clone(&memory) as _, pages.as_ref())?;
+        let pages = pages.map(Arc::new);
+        let servers = memory.clients().iter().map(|memory| {
+            let (node, memory, pages) = (Arc::clone(&node), Arc::clone(memory), pages.clone());
+            Self::of(node, memory, pages, Arc::new(Vectors::new(0)), Some(Mutex::default()))
+        });
+        Ok(servers.collect())
+    }
+
+    fn of(
+        node: Arc<Node>,
+        memory: Arc<ClientMemory>,
+        pages: Option<Arc<ClientPages>>,
+        vectors: Arc<Vectors>,
+        used: Option<Mutex<BTreeSet<u64>>>,
+    ) -> Self {
+        let pages = pages.filter(|_| node.doorbells() == Doorbells::Polled);
         let (sockets, attached) = (Mutex::default(), Mutex::default());
-        Ok(Self { node, memory, pages, vectors, sockets, attached })
+        let on_change = Mutex::default();
+        Self { node, memory, pages, used, vectors, sockets, attached, on_change }
+    }
+
+    /// Since when a client has been attached, if one is.
+    pub fn attached_since(&self) -> Option<Instant> {
+        lock(&self.sockets).since
+    }
+
+    /// Calls `told` whenever a client attaches (true) or has left (false).
+    pub fn on_change(&self, told: impl Fn(bool) + Send + Sync + 'static) {
+        *lock(&self.on_change) = Some(Arc::new(told));
+    }
+
+    fn changed(&self, attached: bool) {
+        let told = lock(&self.on_change).clone();
+        told.into_iter().for_each(|told| told(attached));
     }
 
     /// The node that is served.
@@ -144,10 +211,7 @@ impl Server {
                 return Ok(());
             }
             match accepted {
-                Ok((client, _)) => match self.serve(client) {
-                    Ok(()) => log::info!("node {coords}: the client has left"),
-                    Err(error) => log::warn!("node {coords}: client dropped: {error}"),
-                },
+                Ok((client, _)) => self.serve_logged(client),
                 Err(error) => match Errno::from_io_error(&error) {
                     Some(Errno::INTR | Errno::CONNABORTED) => {}
                     Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
@@ -157,6 +221,84 @@ impl Server {
                     _ => return Err(Error::Accept(error)),
                 },
             }
+        }
+    }
+
+    fn serve_logged(&self, client: UnixStream) {
+        let coords = self.node.coords();
+        match self.serve(client) {
+            Ok(()) => log::info!("node {coords}: the client has left"),
+            // It has left as well, but did not read its last answers.
+            Err(Error::Channel(ChannelError::Socket(error)))
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+                ) =>
+            {
+                log::info!("node {coords}: the client has left: {error}");
+            }
+            Err(error) => log::warn!("node {coords}: client dropped: {error}"),
+        }
+    }
+
+    /// Turns clients away that have come to the listener of [`Server::run`] while another one is
+    /// attached, and stays so for two seconds: they are told EBUSY, and the log who came. Until
+    /// [`Server::stop`]. Without this they wait, and nobody knows what for.
+    ///
+    /// # Errors
+    ///
+    /// If the listener does not work.
+    pub fn turn_away(&self, listener: &UnixListener) -> Result<(), Error> {
+        {
+            let mut sockets = lock(&self.sockets);
+            if sockets.stopped {
+                return Ok(());
+            }
+            if sockets.listener.is_none() {
+                sockets.listener = Some(listener.try_clone().map_err(Error::Duplicate)?);
+            }
+        }
+        let mut since = None;
+        loop {
+            // Most of the time there is nobody, or `run` takes him.
+            let waits = match poll(&mut [PollFd::new(listener, PollFlags::IN)], None) {
+                Ok(_) | Err(Errno::INTR) => self.attached_since().is_some(),
+                Err(error) => return Err(Error::Accept(error.into())),
+            };
+            if lock(&self.sockets).stopped {
+                return Ok(());
+            }
+            let first = *since.get_or_insert_with(Instant::now);
+            if !waits {
+                since = None;
+            } else if first.elapsed() >= PATIENCE {
+                since = None;
+                let (client, _) = listener.accept().map_err(Error::Accept)?;
+                match self.attached_since() {
+                    Some(_) => self.refuse(client),
+                    // The other one has left in this moment.
+                    None => self.serve_logged(client),
+                }
+                continue;
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Tells a client that another one is attached.
+    fn refuse(&self, client: UnixStream) {
+        log::warn!(
+            "node {}: a client was turned away, as another one is attached to the device",
+            self.node.coords()
+        );
+        // Nobody waits for one who says nothing.
+        if client.set_read_timeout(Some(FIRST_MESSAGE)).is_err() {
+            return;
+        }
+        let mut channel = Channel::new(client);
+        if let Ok(Some(Message { header, .. })) = channel.receive() {
+            // It may have left.
+            let _ = channel.reply(header, &mut vec![0; HEADER_SIZE], Err(Errno::BUSY), &[]);
         }
     }
 
@@ -181,6 +323,8 @@ impl Server {
         };
         let process = process.map(Arc::new);
         self.memory.set_process(process.clone());
+        lock(&self.sockets).since = Some(Instant::now());
+        self.changed(true);
         let session = Session {
             server: self,
             process,
@@ -188,9 +332,12 @@ impl Server {
             reply: Vec::new(),
             fds: Vec::new(),
             takes_fds: 1,
+            told: false,
         };
-        // A client that has left may have kept what it had mapped.
-        self.pages.as_ref().map_or(Ok(()), ClientPages::renew).map_err(Error::Pages)?;
+        // A client that has left may have kept what it had mapped. Where others are attached it
+        // stays.
+        let pages = self.pages.as_ref().filter(|_| self.used.is_none());
+        pages.map_or(Ok(()), |pages| pages.renew()).map_err(Error::Pages)?;
         // Dropped before the result is seen: the device is free again then.
         session.run()
     }
@@ -211,14 +358,46 @@ impl Server {
     }
 
     fn release(&self) {
-        lock(&self.sockets).client = None;
+        {
+            let mut sockets = lock(&self.sockets);
+            (sockets.client, sockets.since) = (None, None);
+        }
+        self.changed(false);
         // In this order: a device that was reset does not touch memory.
-        self.node.reset();
+        self.reset_used();
         self.memory.clear();
         self.memory.set_process(None);
+        if self.used.is_some() {
+            return;
+        }
         self.node.renew_doorbell_events();
         if let Some(table) = self.node.endpoint().msix() {
             self.vectors.clear(table);
+        }
+    }
+
+    /// Resets the device, or what the client has used of it if others use it as well.
+    fn reset_used(&self) {
+        let Some(used) = &self.used else { return self.node.reset() };
+        let used = std::mem::take(&mut *lock(used));
+        for tni in TniId::ALL {
+            let enabled = |page: u64, offset: u64| used.contains(&(page + offset));
+            for cq in CqId::ALL {
+                if enabled(cqs_page(tni, cq), CqsReg::Enable.offset()) {
+                    self.node.icc().reset_queue(tni, cq);
+                }
+            }
+            for bg in BgId::ALL {
+                let page = bgs_page(tni, bg);
+                if enabled(page, BgsReg::Enable.offset()) {
+                    let write = |reg: BgsReg, value: u64| {
+                        let at = page + reg.offset();
+                        self.node.bar_write(REGISTER_BAR, at, &value.to_le_bytes());
+                    };
+                    write(BgsReg::BchMask, BCH_MASK);
+                    write(BgsReg::Enable, 0);
+                }
+            }
         }
     }
 
@@ -239,7 +418,7 @@ impl Server {
     fn irq_count(&self, index: u32) -> Option<u32> {
         match index {
             irq::MSIX => Some(self.vectors.len()),
-            // As VFIO has it for every PCI Express device. The device has no errors to tell of.
+            // As VFIO has it for every PCI Express device. The device has no errors to report.
             irq::ERROR => Some(1),
             _ => (index < irq::COUNT).then_some(0),
         }
@@ -268,6 +447,13 @@ impl Server {
         if index == u32::from(MSIX_BAR) {
             return;
         }
+        if let Some(used) = self.used.as_ref().filter(|_| index == u32::from(REGISTER_BAR)) {
+            // Of control queues and gates, and a few others that nobody asks for.
+            let enable = [CqsReg::Enable.offset(), BgsReg::Enable.offset()];
+            if enable.contains(&(offset % REGISTER_PAGE)) {
+                lock(used).insert(offset);
+            }
+        }
         for_natural_accesses(offset, data.len(), |at, range| {
             let piece = &data[range];
             match index {
@@ -288,7 +474,7 @@ impl Server {
     }
 
     fn reset(&self) {
-        self.node.reset();
+        self.reset_used();
         self.restore_vectors();
     }
 
@@ -308,6 +494,17 @@ impl Server {
             self.node.config_write(at, &new.to_le_bytes());
         }
     }
+}
+
+/// Adds a node that clients ring themselves.
+fn add_node(
+    machine: &Machine,
+    at: Coords,
+    memory: Arc<dyn DmaMemory>,
+    pages: Option<&ClientPages>,
+) -> Result<Arc<Node>, tofu_machine::Error> {
+    let pages = pages.map(ClientPages::shared);
+    machine.add_node_of(at, NodeParts { memory, pages, backend: Some(Arc::new(RungByClient)) })
 }
 
 /// Offset of a capability in configuration space.
@@ -386,6 +583,8 @@ struct Session<'a> {
     fds: Vec<SentFd>,
     /// How many descriptors the client takes with a message.
     takes_fds: usize,
+    /// The user knows that memory cannot be reached.
+    told: bool,
 }
 
 impl Drop for Session<'_> {
@@ -406,11 +605,28 @@ impl Session<'_> {
             let result = fds.and_then(|fds| self.execute(header.command, fds));
             if let Err(errno) = result {
                 log::debug!("command {} of a vfio-user client: {errno}", header.command);
+                self.tell_of_memory(header.command, errno);
             }
             let fds: SmallVec<[BorrowedFd<'_>; 1]> = self.fds.iter().map(AsFd::as_fd).collect();
             self.channel.reply(header, &mut self.reply, result, &fds)?;
         }
         Ok(())
+    }
+
+    /// Tells the user, once, of memory that the device will not reach: the guest waits in vain.
+    fn tell_of_memory(&mut self, command: u16, errno: Errno) {
+        if command != command::DMA_MAP || std::mem::replace(&mut self.told, true) {
+            return;
+        }
+        let more = match self.server.memory.backing() {
+            Backing::Sealed => "; --any-memory takes files that are not sealed, too",
+            Backing::Any | Backing::Process => "",
+        };
+        log::warn!(
+            "node {}: the client's memory cannot be reached ({errno}): it must be shared, as by \
+             memory-backend-memfd,share=on of QEMU{more}",
+            self.server.node.coords()
+        );
     }
 
     /// Waits for a message; returns false if there will be none, as the client's process is no
@@ -528,6 +744,12 @@ fn dma_map(server: &Server, mut body: Fields<'_>, mut fds: Vec<OwnedFd>) -> Resu
         MapRequest { offset: body.u64()?, address: body.u64()?, size: body.u64()?, rights };
     let both = dma::READ | dma::WRITE;
     if flags & !both != 0 || flags & both == 0 || fds.len() > 1 {
+        return Err(Errno::INVAL);
+    }
+    // ROMs and devices' memory come without a descriptor, too, and nobody misses them.
+    let ordinary = request.address <= ORDINARY_MEMORY
+        && request.address.saturating_add(request.size) > ORDINARY_MEMORY;
+    if fds.is_empty() && ordinary && server.memory.backing() != Backing::Process {
         return Err(Errno::INVAL);
     }
     server.memory.map(request, fds.pop())

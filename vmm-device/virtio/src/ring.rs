@@ -30,7 +30,7 @@ pub(crate) struct QueueSettings {
 /// A queue in use.
 pub(crate) struct Ring {
     queue: Queue,
-    /// Whether the driver was told to notify when it adds something.
+    /// Whether the driver was asked to notify when it adds something.
     armed: bool,
     /// Of a chain that was completed, to be used for the next one.
     spare: Vec<Segment>,

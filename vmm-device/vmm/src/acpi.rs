@@ -100,7 +100,7 @@ fn io_register(port: u16, bits: u8, access: AccessSize) -> GAS {
 }
 
 fn fadt(facs: u64, dsdt: u64) -> impl Aml {
-    /// There are devices that only firmware can tell of: the serial port.
+    /// There are devices that only firmware can announce: the serial port.
     const LEGACY_DEVICES: u16 = 1 << 0;
     const NO_VGA: u16 = 1 << 2;
     const NO_ASPM: u16 = 1 << 4;

@@ -1,4 +1,4 @@
-//! Everything a vCPU can reach by an exit.
+//! The bus: everything that a vCPU reaches by an exit.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};

@@ -29,6 +29,8 @@ struct VcpuState {
     phase: VcpuPhase,
     registers_wanted: bool,
     registers: Option<Registers>,
+    /// What they were when it ended the VM.
+    last: Option<Registers>,
 }
 
 struct State {
@@ -55,8 +57,12 @@ pub(crate) enum Next {
 
 impl Control {
     pub(crate) fn new(vcpus: usize) -> Self {
-        let state =
-            || VcpuState { phase: VcpuPhase::Gone, registers_wanted: false, registers: None };
+        let state = || VcpuState {
+            phase: VcpuPhase::Gone,
+            registers_wanted: false,
+            registers: None,
+            last: None,
+        };
         Self {
             state: Mutex::new(State {
                 request: RunRequest::Run,
@@ -101,6 +107,11 @@ impl Control {
             state.request = RunRequest::Stop;
         }
         self.call_all();
+    }
+
+    /// Keeps what the registers of `vcpu` are when it ends the VM.
+    pub(crate) fn keep(&self, vcpu: usize, registers: Registers) {
+        lock(&self.state).vcpus[vcpu].last = Some(registers);
     }
 
     /// Does what was asked of `vcpu` since the last time; waits here while the VM
@@ -167,14 +178,14 @@ impl Control {
         self.call_all();
     }
 
-    /// The registers of `vcpu` as of now, or as it left. `None` if it did not
-    /// answer within `timeout` or never ran.
+    /// The registers of `vcpu` as of now, or as they were when it ended the VM. `None` if it did
+    /// not answer within `timeout`, never ran, or was told to leave.
     pub(crate) fn registers(&self, vcpu: usize, timeout: Duration) -> Option<Registers> {
         {
             let mut state = lock(&self.state);
             let vcpu = state.vcpus.get_mut(vcpu)?;
             if vcpu.phase == VcpuPhase::Gone {
-                return None;
+                return vcpu.last.clone();
             }
             vcpu.registers = None;
             vcpu.registers_wanted = true;

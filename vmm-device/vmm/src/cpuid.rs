@@ -1,4 +1,4 @@
-//! What guests are told about their CPU.
+//! CPUID: what guests learn about their CPU.
 
 use kvm_bindings::{
     CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2,

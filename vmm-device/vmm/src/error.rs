@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use vmm_sys_util::errno;
 
 /// Why a VM could not be made or controlled. Each message is one line and says
-/// how to mend it where the user can.
+/// how to fix it where the user can.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is no KVM device node.

@@ -87,6 +87,7 @@ impl Vcpu {
                 return Ok(());
             }
             if let Some(outcome) = run_until_kicked(fd, id, &bus, breakpoints) {
+                control.keep(usize::from(id), Registers::of(fd));
                 control.end(outcome);
                 return Ok(());
             }

@@ -56,6 +56,11 @@ impl Holder {
     pub fn resume(&self) {
         self.0.resume();
     }
+
+    /// As [`Vm::registers`].
+    pub fn registers(&self) -> Option<Registers> {
+        self.0.registers(0, ANSWER_TIMEOUT)
+    }
 }
 
 /// What a VM is made of.
@@ -70,7 +75,7 @@ pub struct VmConfig {
     /// Number of vCPUs, 1 to [`layout::VCPUS_MAX`]. The first one starts at the
     /// guest's entry, the others when it sends them INIT and SIPI.
     pub vcpus: u8,
-    /// Back the memory with a file in memory, which [`Vm::memory`] tells of (region
+    /// Back the memory with a file in memory, which [`Vm::memory`] names (region
     /// by region: `file_offset`), so that it can be shared with another process.
     pub shared_memory: bool,
 }
@@ -393,8 +398,9 @@ impl Vm {
         Holder(self.control.clone())
     }
 
-    /// The first vCPU's registers as of now, for finding out where a guest hangs.
-    /// `None` if the VM does not run, or the vCPU did not answer within 5 s.
+    /// The first vCPU's registers as of now, for finding out where a guest hangs; or as they were
+    /// when that vCPU ended the VM. `None` if the VM was stopped or did not run, or the vCPU did
+    /// not answer within 5 s.
     pub fn registers(&self) -> Option<Registers> {
         self.registers_of(0)
     }

@@ -120,6 +120,12 @@ fn panics_and_exceptions_are_reported_by_the_guest() {
     });
     assert!(found, "{lines:?}");
 
+    // Page 0 is not mapped.
+    let (outcome, lines) = Guest::run(&kvm, "test=null");
+    assert_eq!(outcome, Outcome::Exited(102));
+    let found = lines.iter().any(|line| line.contains("page fault") && line.contains("cr2=0x10 "));
+    assert!(found, "{lines:?}");
+
     // The page below the stack is not mapped.
     let (outcome, lines) = Guest::run(&kvm, "test=stack-overflow");
     assert_eq!(outcome, Outcome::Exited(102));

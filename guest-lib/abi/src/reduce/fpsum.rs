@@ -105,9 +105,8 @@ fn insert(qwords: &mut [u64], from: u32, bits: &[u64; 3]) {
         if let Some(at) = qwords.get_mut(index + i) {
             *at |= bits << shift;
         }
-        if shift != 0
-            && let Some(at) = qwords.get_mut(index + i + 1)
-        {
+        let next = qwords.get_mut(index + i + 1).filter(|_| shift != 0);
+        if let Some(at) = next {
             *at |= bits >> (64 - shift);
         }
     }

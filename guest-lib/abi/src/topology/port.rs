@@ -49,14 +49,7 @@ impl Axis {
 
     /// The name, `X` to `C`.
     pub const fn letter(self) -> char {
-        match self {
-            Self::X => 'X',
-            Self::Y => 'Y',
-            Self::Z => 'Z',
-            Self::A => 'A',
-            Self::B => 'B',
-            Self::C => 'C',
-        }
+        b"XYZABC"[self as usize] as char
     }
 
     /// The port that leads along this axis, towards higher coordinates if `plus`.
@@ -176,18 +169,12 @@ impl Port {
 
     /// The public name: `A`, `C`, `B-`, `X+` and so on.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::A => "A",
-            Self::C => "C",
-            Self::BMinus => "B-",
-            Self::BPlus => "B+",
-            Self::XMinus => "X-",
-            Self::XPlus => "X+",
-            Self::YMinus => "Y-",
-            Self::YPlus => "Y+",
-            Self::ZMinus => "Z-",
-            Self::ZPlus => "Z+",
-        }
+        ["A", "C", "B-", "B+", "X-", "X+", "Y-", "Y+", "Z-", "Z+"][self as usize]
+    }
+
+    /// The port with this [`Port::name`], if there is one.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|port| port.name() == name)
     }
 
     /// The axis along which the port's link lies.

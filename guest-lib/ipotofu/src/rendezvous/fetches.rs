@@ -1,4 +1,4 @@
-//! What this node fetches from others.
+//! The receiver of a rendezvous: frames that this node fetches from others.
 
 use tofu_abi::Coords;
 

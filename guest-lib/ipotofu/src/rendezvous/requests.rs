@@ -1,4 +1,4 @@
-//! What this node has others fetch.
+//! The origin of a rendezvous: frames that others fetch from this node.
 
 use tofu_abi::Coords;
 

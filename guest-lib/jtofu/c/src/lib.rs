@@ -8,7 +8,7 @@ mod state;
 use std::ffi::{c_int, c_uint, c_void};
 use std::slice;
 
-use tofu_jtofu::{Coords, Mapinfo, Path, PathTo, RouteError};
+use tofu_jtofu::{Coords, Jobs, Mapinfo, Path, PathTo, RouteError};
 
 use crate::code::{Code, run};
 use crate::pointer::{Out, OutList, read};
@@ -79,18 +79,27 @@ pub extern "C" fn jtofu_delete_job(job_id: u32) -> c_int {
     run(|| state::change(|jobs| jobs.delete(job_id).map_err(Code::invalid)).map(|()| 0))
 }
 
+/// Writes what is known of the jobs to where the caller wants it.
+///
+/// # Safety
+/// `to` is null or may be written to.
+unsafe fn give<T: Copy>(to: *mut T, known: impl FnOnce(&Jobs) -> Result<T, Code>) -> c_int {
+    run(|| {
+        let value = state::read(known)?;
+        // SAFETY: the caller's promise.
+        unsafe { Out::new(to) }?.set(value);
+        Ok(0)
+    })
+}
+
 /// See `jtofu.h`.
 ///
 /// # Safety
 /// `sys_size` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_sys_size(sys_size: *mut [u8; 6]) -> c_int {
-    run(|| {
-        let size = state::read(|jobs| Ok(jobs.system().shape().lengths()))?;
-        // SAFETY: the caller's promise.
-        unsafe { Out::new(sys_size) }?.set(size);
-        Ok(0)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { give(sys_size, |jobs| Ok(jobs.system().shape().lengths())) }
 }
 
 /// See `jtofu.h`.
@@ -99,12 +108,8 @@ pub unsafe extern "C" fn jtofu_query_sys_size(sys_size: *mut [u8; 6]) -> c_int {
 /// `sys_torus` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_sys_torus(sys_torus: *mut [u8; 6]) -> c_int {
-    run(|| {
-        let torus = state::read(|jobs| Ok(jobs.system().wraps().map(u8::from)))?;
-        // SAFETY: the caller's promise.
-        unsafe { Out::new(sys_torus) }?.set(torus);
-        Ok(0)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { give(sys_torus, |jobs| Ok(jobs.system().wraps().map(u8::from))) }
 }
 
 /// See `jtofu.h`.
@@ -113,12 +118,8 @@ pub unsafe extern "C" fn jtofu_query_sys_torus(sys_torus: *mut [u8; 6]) -> c_int
 /// `ref_coords` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_ref_coords(ref_coords: *mut [u8; 6]) -> c_int {
-    run(|| {
-        let reference = state::read(|jobs| Ok(jobs.own().reference().to_array()))?;
-        // SAFETY: the caller's promise.
-        unsafe { Out::new(ref_coords) }?.set(reference);
-        Ok(0)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { give(ref_coords, |jobs| Ok(jobs.own().reference().to_array())) }
 }
 
 /// See `jtofu.h`.
@@ -127,12 +128,8 @@ pub unsafe extern "C" fn jtofu_query_ref_coords(ref_coords: *mut [u8; 6]) -> c_i
 /// `phys_size` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_phys_size(phys_size: *mut [u8; 6]) -> c_int {
-    run(|| {
-        let extent = state::read(|jobs| Ok(jobs.own().extent()))?;
-        // SAFETY: the caller's promise.
-        unsafe { Out::new(phys_size) }?.set(extent);
-        Ok(0)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { give(phys_size, |jobs| Ok(jobs.own().extent())) }
 }
 
 /// See `jtofu.h`.
@@ -141,12 +138,8 @@ pub unsafe extern "C" fn jtofu_query_phys_size(phys_size: *mut [u8; 6]) -> c_int
 /// `log_size` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn jtofu_query_log_size(log_size: *mut [u32; 3]) -> c_int {
-    run(|| {
-        let size = state::read(|jobs| Ok(jobs.own().shape().size()))?;
-        // SAFETY: the caller's promise.
-        unsafe { Out::new(log_size) }?.set(size);
-        Ok(0)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { give(log_size, |jobs| Ok(jobs.own().shape().size())) }
 }
 
 /// The answer that a job has for a rank.
@@ -272,7 +265,7 @@ pub unsafe extern "C" fn jtofu_query_ranks_from_log_coords(
 }
 
 /// How to ask for paths to a node.
-type Paths = fn(&tofu_jtofu::Jobs, Coords) -> Result<Vec<PathTo>, RouteError>;
+type Paths = fn(&Jobs, Coords) -> Result<Vec<PathTo>, RouteError>;
 
 /// # Safety
 /// As for `jtofu_query_onesided_paths`.
@@ -328,15 +321,7 @@ pub unsafe extern "C" fn jtofu_query_onesided_paths(
     num_paths: *mut usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        query_paths(
-            tofu_jtofu::Jobs::onesided_paths,
-            phys_coords,
-            max_paths,
-            path_coords,
-            num_paths,
-        )
-    }
+    unsafe { query_paths(Jobs::onesided_paths, phys_coords, max_paths, path_coords, num_paths) }
 }
 
 /// See `jtofu.h`.
@@ -351,9 +336,7 @@ pub unsafe extern "C" fn jtofu_query_barrier_paths(
     num_paths: *mut usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        query_paths(tofu_jtofu::Jobs::barrier_paths, phys_coords, max_paths, path_coords, num_paths)
-    }
+    unsafe { query_paths(Jobs::barrier_paths, phys_coords, max_paths, path_coords, num_paths) }
 }
 
 /// See `jtofu.h`.
@@ -366,7 +349,7 @@ pub unsafe extern "C" fn jtofu_query_onesided_hops(
     num_hops: *mut usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { query_hops(tofu_jtofu::Jobs::onesided_paths, phys_coords, num_hops) }
+    unsafe { query_hops(Jobs::onesided_paths, phys_coords, num_hops) }
 }
 
 /// See `jtofu.h`.
@@ -379,7 +362,7 @@ pub unsafe extern "C" fn jtofu_query_barrier_hops(
     num_hops: *mut usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { query_hops(tofu_jtofu::Jobs::barrier_paths, phys_coords, num_hops) }
+    unsafe { query_hops(Jobs::barrier_paths, phys_coords, num_hops) }
 }
 
 /// See `jtofu.h`.

@@ -1,4 +1,4 @@
-//! What the library knows, for all threads of the process.
+//! The state of the library, shared by all threads of the process.
 
 use std::sync::{PoisonError, RwLock};
 

@@ -2,6 +2,7 @@
 //! [`Context`](tofu_utofu::Context), and from there the API is the same as everywhere.
 #![no_std]
 
+use thiserror::Error;
 use tofu_bare::platform::{BarePlatform, Error as BareError};
 use tofu_driver::{Device, DeviceError};
 use tofu_utofu::{DriverProvider, Error, MapUser, Mapped};
@@ -10,24 +11,15 @@ use tofu_utofu::{DriverProvider, Error, MapUser, Mapped};
 pub type BareProvider = DriverProvider<BarePlatform, GuestMemory>;
 
 /// Why the device cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum OpenError {
     /// It was not found.
+    #[error(transparent)]
     Platform(BareError),
     /// It does not answer.
+    #[error(transparent)]
     Device(DeviceError),
 }
-
-impl core::fmt::Display for OpenError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            Self::Platform(e) => e.fmt(f),
-            Self::Device(e) => e.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for OpenError {}
 
 /// Takes over the device, with message receive queues of size code `mrq_size`: 0 is 2048 notices
 /// in 64 KiB. Each queue takes another 350 KiB of the heap.

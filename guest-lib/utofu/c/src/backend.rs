@@ -1,11 +1,13 @@
-//! Who gives the process its device: chosen by environment variables, which the manual lists.
+//! Where the process's device comes from: chosen by environment variables, which the manual lists.
 
+mod gates;
 mod inproc;
 mod local;
 mod tof;
 mod vfio;
 
 use std::env;
+use std::sync::Arc;
 
 use tofu_utofu::{Code, DeviceShare, Error};
 
@@ -34,7 +36,7 @@ impl Backend {
     }
 
     /// The one with this number.
-    pub(crate) fn process(&self, index: usize) -> Result<(AnyProvider, DeviceShare), Error> {
+    pub(crate) fn process(&self, index: usize) -> Result<(Arc<AnyProvider>, DeviceShare), Error> {
         match self {
             Self::InProcess(machine) => machine.process(index),
             Self::Served(nodes) => nodes.process(index),

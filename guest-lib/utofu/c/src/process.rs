@@ -1,7 +1,7 @@
-//! The processes, in the sense of uTofu, that this process is: one, but for tests.
+//! The processes in the sense of uTofu that this process stands for: one, except in tests.
 
 use std::cell::Cell;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use tofu_utofu::{Code, Context, Error};
 
@@ -67,7 +67,7 @@ fn get(index: usize) -> Result<&'static Process, Error> {
     let place = world.processes.get(index).ok_or(none)?;
     let make = || {
         let (provider, share) = world.backend.process(index)?;
-        Ok(Context::new(Arc::new(provider), share))
+        Ok(Context::new(provider, share))
     };
     place.get_or_init(make).as_ref().map_err(Clone::clone)
 }

@@ -231,8 +231,8 @@ static void faults(void)
     OK(utofu_reg_mem(a, (void *)constant, 100, 0, &mine_constant));
     OK(utofu_reg_mem(b, (void *)constant, 100, 0, &theirs_constant));
     ENDS(ERR_TCQ_MEMORY, ERR_MRQ_LCL_MEMORY, utofu_get(a, b_id, mine_constant, rmt, 8, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_MEMORY, utofu_put(a, b_id, lcl, theirs_constant, 8, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_MEMORY,
+    ENDS(SUCCESS, ERR_MRQ_RMT_MEMORY, utofu_put(a, b_id, lcl, theirs_constant, 8, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_RMT_MEMORY,
          utofu_cswap8(a, b_id, 1, 2, theirs_constant, 0, f, 0));
 }
 #endif
@@ -255,21 +255,21 @@ static void ends(void)
     ENDS(ERR_TCQ_LENGTH, ERR_MRQ_LCL_LENGTH, utofu_put(a, b_id, lcl + 4095, rmt, 2, 0, f, 0));
     ENDS(ERR_TCQ_LENGTH, ERR_MRQ_LCL_LENGTH, utofu_get(a, b_id, lcl + 4096, rmt, 1, 0, f, 0));
 
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_STADD, utofu_put(a, b_id, lcl, never, 8, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_STADD, utofu_put(a, b_id, lcl, theirs_ro, 8, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_STADD, utofu_get(a, b_id, lcl, never, 8, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_STADD,
+    ENDS(SUCCESS, ERR_MRQ_RMT_STADD, utofu_put(a, b_id, lcl, never, 8, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_RMT_STADD, utofu_put(a, b_id, lcl, theirs_ro, 8, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_RMT_STADD, utofu_get(a, b_id, lcl, never, 8, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_RMT_STADD,
          utofu_put_piggyback(a, b_id, mine, never, 32, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_STADD, utofu_put_piggyback8(a, b_id, 1, never, 8, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_STADD,
+    ENDS(SUCCESS, ERR_MRQ_RMT_STADD, utofu_put_piggyback8(a, b_id, 1, never, 8, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_RMT_STADD,
          utofu_armw4(a, b_id, UTOFU_ARMW_OP_ADD, 1, rmt + 2, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_STADD,
+    ENDS(SUCCESS, ERR_MRQ_RMT_STADD,
          utofu_armw8(a, b_id, UTOFU_ARMW_OP_OR, 1, rmt + 4, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_STADD, utofu_cswap4(a, b_id, 1, 2, theirs_ro, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_STADD, utofu_cswap8(a, b_id, 1, 2, never, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_LENGTH, utofu_put(a, b_id, lcl, rmt + 4095, 2, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_LENGTH, utofu_get(a, b_id, lcl, rmt + 4096, 1, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_RMT_LENGTH,
+    ENDS(SUCCESS, ERR_MRQ_RMT_STADD, utofu_cswap4(a, b_id, 1, 2, theirs_ro, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_RMT_STADD, utofu_cswap8(a, b_id, 1, 2, never, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_RMT_LENGTH, utofu_put(a, b_id, lcl, rmt + 4095, 2, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_RMT_LENGTH, utofu_get(a, b_id, lcl, rmt + 4096, 1, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_RMT_LENGTH,
          utofu_armw8(a, b_id, UTOFU_ARMW_OP_ADD, 1, rmt + 4096, 0, f, 0));
 
 #ifndef ONE_PROCESS
@@ -280,13 +280,13 @@ static void ends(void)
     uint8_t coords[6] = {7, 0, 0, 1, 0, 0};
     utofu_vcq_id_t nobody;
     OK(utofu_construct_vcq_id(coords, 0, 0, 0, &nobody));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_PEER, utofu_put(a, nobody, lcl, rmt, 8, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_PEER, utofu_get(a, nobody, lcl, rmt, 8, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_PEER, utofu_cswap4(a, nobody, 1, 2, rmt, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_PEER, utofu_put(a, nobody, lcl, rmt, 8, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_PEER, utofu_get(a, nobody, lcl, rmt, 8, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_PEER, utofu_cswap4(a, nobody, 1, 2, rmt, 0, f, 0));
     coords[0] = 0;
     OK(utofu_construct_vcq_id(coords, 5, 0, 0, &nobody));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_PEER, utofu_put(a, nobody, lcl, rmt, 8, 0, f, 0));
-    ENDS(ERR_TCQ_OTHER, ERR_MRQ_PEER, utofu_put(a, b_id | 9, lcl, rmt, 8, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_PEER, utofu_put(a, nobody, lcl, rmt, 8, 0, f, 0));
+    ENDS(SUCCESS, ERR_MRQ_PEER, utofu_put(a, b_id | 9, lcl, rmt, 8, 0, f, 0));
 
     /* What only the device finds out is not worth a notice. */
     ENDS_UNTOLD(ERR_TCQ_LENGTH, utofu_put(a, b_id, lcl, rmt, 8, 256, f, 0));

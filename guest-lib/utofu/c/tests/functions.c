@@ -393,7 +393,7 @@ static void onesided(void)
     IS(utofu_poll_mrq(b, 0, &notice), UTOFU_ERR_NOT_FOUND);
 }
 
-/* A command that fails: its two codes. */
+/* A command that fails: its two codes. One that was sent is a success to the TCQ. */
 static void fails(int line, int posted, int tcq, int mrq)
 {
     void *cbdata;
@@ -403,7 +403,33 @@ static void fails(int line, int posted, int tcq, int mrq)
     if ((code = wait_tcq(a, &cbdata)) != tcq) fail(line, "TCQ code", code, tcq);
     if ((code = wait_mrq(a, &notice)) != mrq) fail(line, "MRQ code", code, mrq);
 }
-#define FAILS(expr, tcq, mrq) fails(__LINE__, expr, UTOFU_ERR_##tcq, UTOFU_ERR_##mrq)
+#define FAILS(expr, tcq, mrq) fails(__LINE__, expr, UTOFU_##tcq, UTOFU_##mrq)
+
+/* A Put into a reserved tag that the peer registers later: dropped, and a success to the TCQ. */
+static void early(void)
+{
+    static uint8_t late[256] __attribute__((aligned(256)));
+    struct utofu_mrq_notice notice;
+    utofu_stadd_t reserved, registered;
+    void *cbdata;
+    OK(utofu_query_stadd(b_id, 77, &reserved));
+    for (int i = 0; i < 100; i++) {
+        OK(utofu_put(a, b_id, lcl, reserved, 8, 0, TCQ, (void *)(uintptr_t)i));
+        OK(wait_tcq(a, &cbdata));
+        IS((uintptr_t)cbdata, i);
+    }
+    OK(utofu_reg_mem_with_stag(b, late, sizeof late, 77, 0, &registered));
+    IS(registered, reserved);
+    IS(late[0], 0);
+    mine[0] = 0x5a;
+    OK(utofu_put(a, b_id, lcl, reserved, 8, 0, TCQ, D 100));
+    OK(wait_tcq(a, &cbdata));
+    while (*(volatile uint8_t *)late == 0)
+        ;
+    IS(late[0], 0x5a);
+    OK(utofu_dereg_mem(b, registered, 0));
+    IS(utofu_poll_mrq(a, 0, &notice), UTOFU_ERR_NOT_FOUND);
+}
 
 static void errors(void)
 {
@@ -412,17 +438,17 @@ static void errors(void)
     OK(utofu_reg_mem(b, theirs, 100, UTOFU_REG_MEM_FLAG_READ_ONLY, &ro));
     OK(utofu_reg_mem(b, theirs, 99, 0, &gone));
     OK(utofu_dereg_mem(b, gone, 0));
-    FAILS(utofu_put(a, b_id, lcl, never, 8, 0, f, 0), TCQ_OTHER, MRQ_RMT_STADD);
-    FAILS(utofu_put(a, b_id, lcl, gone, 8, 0, f, 0), TCQ_OTHER, MRQ_RMT_STADD);
-    FAILS(utofu_put(a, b_id, lcl, ro, 8, 0, f, 0), TCQ_OTHER, MRQ_RMT_STADD);
-    FAILS(utofu_put(a, b_id, lcl, rmt + 65535, 2, 0, f, 0), TCQ_OTHER, MRQ_RMT_LENGTH);
-    FAILS(utofu_put(a, b_id, never, rmt, 8, 0, f, 0), TCQ_STADD, MRQ_LCL_STADD);
-    FAILS(utofu_put(a, b_id, lcl + 65535, rmt, 2, 0, f, 0), TCQ_LENGTH, MRQ_LCL_LENGTH);
-    FAILS(utofu_get(a, b_id, lcl, never, 8, 0, f, 0), TCQ_OTHER, MRQ_RMT_STADD);
-    FAILS(utofu_armw8(a, b_id, UTOFU_ARMW_OP_ADD, 1, never, 0, f, 0), TCQ_OTHER, MRQ_RMT_STADD);
-    FAILS(utofu_armw8(a, b_id, UTOFU_ARMW_OP_ADD, 1, rmt + 4, 0, f, 0), TCQ_OTHER, MRQ_RMT_STADD);
-    FAILS(utofu_put(a, b_id | 5, lcl, rmt, 8, 0, f, 0), TCQ_OTHER, MRQ_PEER);
-    FAILS(utofu_put(a, b_id | 7ULL << 32, lcl, rmt, 8, 0, f, 0), TCQ_OTHER, MRQ_PEER);
+    FAILS(utofu_put(a, b_id, lcl, never, 8, 0, f, 0), SUCCESS, ERR_MRQ_RMT_STADD);
+    FAILS(utofu_put(a, b_id, lcl, gone, 8, 0, f, 0), SUCCESS, ERR_MRQ_RMT_STADD);
+    FAILS(utofu_put(a, b_id, lcl, ro, 8, 0, f, 0), SUCCESS, ERR_MRQ_RMT_STADD);
+    FAILS(utofu_put(a, b_id, lcl, rmt + 65535, 2, 0, f, 0), SUCCESS, ERR_MRQ_RMT_LENGTH);
+    FAILS(utofu_put(a, b_id, never, rmt, 8, 0, f, 0), ERR_TCQ_STADD, ERR_MRQ_LCL_STADD);
+    FAILS(utofu_put(a, b_id, lcl + 65535, rmt, 2, 0, f, 0), ERR_TCQ_LENGTH, ERR_MRQ_LCL_LENGTH);
+    FAILS(utofu_get(a, b_id, lcl, never, 8, 0, f, 0), SUCCESS, ERR_MRQ_RMT_STADD);
+    FAILS(utofu_armw8(a, b_id, UTOFU_ARMW_OP_ADD, 1, never, 0, f, 0), SUCCESS, ERR_MRQ_RMT_STADD);
+    FAILS(utofu_armw8(a, b_id, UTOFU_ARMW_OP_ADD, 1, rmt + 4, 0, f, 0), SUCCESS, ERR_MRQ_RMT_STADD);
+    FAILS(utofu_put(a, b_id | 5, lcl, rmt, 8, 0, f, 0), SUCCESS, ERR_MRQ_PEER);
+    FAILS(utofu_put(a, b_id | 7ULL << 32, lcl, rmt, 8, 0, f, 0), SUCCESS, ERR_MRQ_PEER);
     void *cbdata;
     OK(utofu_put(a, b_id, lcl, rmt, 8, -1, f, D 7));
     IS(wait_tcq(a, &cbdata), UTOFU_ERR_TCQ_LENGTH);
@@ -574,6 +600,7 @@ int main(void)
     paths();
     memory();
     onesided();
+    early();
     errors();
     barriers();
     OK(utofu_free_vcq(a));

@@ -55,14 +55,21 @@ static inline void ranks_put(int rank, size_t from, size_t to, size_t length)
 {
     utofu_vcq_id_t id;
     utofu_stadd_t inbox;
+    struct utofu_mrq_notice notice;
     void *cbdata;
     int code;
     OK(utofu_construct_vcq_id(ranks_coords[rank], RANKS_TNI, ranks_cq, 6, &id));
     OK(utofu_query_stadd(id, RANKS_STAG, &inbox));
     do {
         OK(utofu_put(ranks_vcq, id, ranks_outbox + from, inbox + to, length, 0,
-                     UTOFU_ONESIDED_FLAG_TCQ_NOTICE | UTOFU_ONESIDED_FLAG_STRONG_ORDER, NULL));
+                     UTOFU_ONESIDED_FLAG_TCQ_NOTICE | UTOFU_ONESIDED_FLAG_LOCAL_MRQ_NOTICE |
+                         UTOFU_ONESIDED_FLAG_STRONG_ORDER,
+                     NULL));
         while ((code = utofu_poll_tcq(ranks_vcq, 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
+            ;
+        OK(code);
+        /* It was sent; the notice tells whether it has arrived. */
+        while ((code = utofu_poll_mrq(ranks_vcq, 0, &notice)) == UTOFU_ERR_NOT_FOUND)
             ;
     } while (code != UTOFU_SUCCESS);
 }

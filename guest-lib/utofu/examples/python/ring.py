@@ -7,7 +7,8 @@ import json
 import os
 
 tofu = c.CDLL("libtofucom.so")
-TCQ, REMOTE, STAG, COMPONENT = 1 << 14, 1 << 2, 10, 7
+TCQ, LOCAL, REMOTE, RMT_PUT = 1 << 14, 1 << 15, 1 << 2, 1
+STAG, COMPONENT = 10, 7
 
 
 def ok(code):
@@ -39,10 +40,16 @@ coords = (c.c_uint8 * 6)(*nodes[(rank + 1) % size])
 ok(tofu.utofu_construct_vcq_id(coords, 0, 0, COMPONENT, c.byref(peer)))
 ok(tofu.utofu_query_stadd(peer, STAG, c.byref(stadd)))
 done, notice = c.c_void_p(), (c.c_uint64 * 8)()
-while True:  # until the next rank has registered its memory
-    ok(tofu.utofu_put_piggyback8(vcq, peer, c.c_uint64(rank + 100), stadd, c.c_size_t(8),
-                                 c.c_uint64(0), c.c_ulong(TCQ | REMOTE), None))
-    if poll(tofu.utofu_poll_tcq, done) == 0:
-        break
-ok(poll(tofu.utofu_poll_mrq, notice))
+under_way = delivered = received = False
+while not (delivered and received):
+    if not (delivered or under_way):
+        ok(tofu.utofu_put_piggyback8(vcq, peer, c.c_uint64(rank + 100), stadd, c.c_size_t(8),
+                                     c.c_uint64(0), c.c_ulong(TCQ | LOCAL | REMOTE), None))
+        ok(poll(tofu.utofu_poll_tcq, done))  # it was sent
+        under_way = True
+    code = poll(tofu.utofu_poll_mrq, notice)
+    if notice[0] & 0xff == RMT_PUT:
+        received = True
+    else:  # an error as long as the next rank has not registered its memory: once more
+        under_way, delivered = False, code == 0
 print(f"rank {rank} has {int.from_bytes(memory[start:start + 8], 'little')}")

@@ -20,21 +20,32 @@ int main(void)
     utofu_vcq_id_t next = job_peer((rank + 1) % size, 0);
     OK(utofu_query_stadd(next, STAG, &next_stadd));
     size_t length = (size_t)snprintf(out, sizeof out, "hello from rank %d", rank) + 1;
-    void *cbdata;
-    int code;
-    do {
-        /* What the next rank has not registered yet cannot be written to: try until it has. */
-        OK(utofu_put(vcq, next, out_stadd, next_stadd, length, 0,
-                     UTOFU_ONESIDED_FLAG_TCQ_NOTICE | UTOFU_ONESIDED_FLAG_REMOTE_MRQ_NOTICE,
-                     NULL));
-        while ((code = utofu_poll_tcq(vcq, 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
+    const unsigned long told = UTOFU_ONESIDED_FLAG_TCQ_NOTICE |
+                               UTOFU_ONESIDED_FLAG_LOCAL_MRQ_NOTICE |
+                               UTOFU_ONESIDED_FLAG_REMOTE_MRQ_NOTICE;
+    int under_way = 0, delivered = 0, received = 0;
+    while (!delivered || !received) {
+        int code;
+        if (!delivered && !under_way) {
+            void *cbdata;
+            OK(utofu_put(vcq, next, out_stadd, next_stadd, length, 0, told, NULL));
+            while ((code = utofu_poll_tcq(vcq, 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
+                ;
+            /* It was sent. What became of it is in its notice. */
+            OK(code);
+            under_way = 1;
+        }
+        struct utofu_mrq_notice notice;
+        while ((code = utofu_poll_mrq(vcq, 0, &notice)) == UTOFU_ERR_NOT_FOUND)
             ;
-    } while (code != UTOFU_SUCCESS);
-
-    struct utofu_mrq_notice notice;
-    while ((code = utofu_poll_mrq(vcq, 0, &notice)) == UTOFU_ERR_NOT_FOUND)
-        ;
-    OK(code);
+        if (notice.notice_type == UTOFU_MRQ_TYPE_RMT_PUT) {
+            received = 1;
+        } else {
+            /* What the next rank has not registered yet cannot be written to: once more. */
+            delivered = code == UTOFU_SUCCESS;
+            under_way = 0;
+        }
+    }
     printf("rank %d of %d: %s\n", rank, size, in);
     OK(utofu_free_vcq(vcq));
     return 0;

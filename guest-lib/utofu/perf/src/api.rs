@@ -6,13 +6,17 @@ use std::ptr;
 use anyhow::{Result, bail};
 use tofucom as c;
 
-/// Completion of a command is to be told.
+/// Completion of a command is to be reported.
 pub(crate) const TCQ_NOTICE: u64 = 1 << 14;
-/// The target is to be told.
+/// The target is to be notified.
 pub(crate) const REMOTE_NOTICE: u64 = 1 << 2;
+/// The result of a command is to be reported.
+pub(crate) const LOCAL_NOTICE: u64 = 1 << 15;
 /// The last bytes become visible last.
 pub(crate) const STRONG_ORDER: u64 = 1;
 
+/// Type of the notice of a Put of one's own.
+const LCL_PUT: u8 = 0;
 const NOT_FOUND: c_int = -1;
 const BUSY: c_int = -4;
 
@@ -143,6 +147,22 @@ impl Vcq {
         }
         ok(code)?;
         Ok(Some((notice.edata, notice.rmt_stadd)))
+    }
+
+    /// Takes the notice of a Put of this VCQ, if it is there. Those of others are dropped.
+    ///
+    /// # Errors
+    ///
+    /// If the target has refused the Put, or it was lost.
+    pub(crate) fn poll_own_notice(&self) -> Result<Option<()>> {
+        let mut notice = c::MrqNotice::default();
+        // SAFETY: the pointer may be written to.
+        let code = unsafe { c::utofu_poll_mrq(self.handle, 0, &raw mut notice) };
+        if code == NOT_FOUND {
+            return Ok(None);
+        }
+        ok(code)?;
+        Ok((notice.notice_type == LCL_PUT).then_some(()))
     }
 }
 

@@ -67,7 +67,7 @@ enum Test {
     Copy,
     /// Baseline: a word that two threads of the process watch, one way.
     Word,
-    /// A message one way, told by a notice.
+    /// A message one way, reported by a notice.
     Latency,
     /// A Put until it is complete.
     Put,

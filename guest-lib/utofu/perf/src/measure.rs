@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::api::{self, Peer, REMOTE_NOTICE, STRONG_ORDER, TCQ_NOTICE, Vcq};
+use crate::api::{self, LOCAL_NOTICE, Peer, REMOTE_NOTICE, STRONG_ORDER, TCQ_NOTICE, Vcq};
 
 /// Bytes of memory on each side: one half is written by Puts, the other by Gets.
 pub(crate) const MEMORY: usize = 32 << 20;
@@ -19,7 +19,7 @@ pub(crate) const WINDOW: usize = 32;
 /// How long the other side may take to get ready, and to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Looks in vain after which others may have the processor.
+/// Looks that find nothing after which others may have the processor.
 const LOOKS: u32 = 256;
 
 /// What a message is for.
@@ -97,8 +97,10 @@ impl Side {
         let start = Instant::now();
         for (vcq, &peer) in self.vcqs.iter().zip(&self.peers) {
             loop {
-                vcq.put8(peer, HELLO, TCQ_NOTICE)?;
-                match wait(|| Ok(vcq.poll_tcq()?.then_some(()))) {
+                // A Put to a side that is not ready is dropped, as the local notice tells.
+                vcq.put8(peer, HELLO, TCQ_NOTICE | LOCAL_NOTICE)?;
+                wait(|| Ok(vcq.poll_tcq()?.then_some(())))?;
+                match wait(|| vcq.poll_own_notice()) {
                     Ok(()) => break,
                     Err(error) if start.elapsed() > PATIENCE => {
                         return Err(error.context("the other side does not get ready"));
@@ -134,7 +136,7 @@ impl Side {
         wait(|| Ok(vcq.poll_tcq()?.then_some(())))
     }
 
-    /// Time of a message one way: half of that for a message and its answer, each told by a
+    /// Time of a message one way: half of that for a message and its answer, each reported by a
     /// notice.
     pub(crate) fn latency(&self, size: usize, time: Duration) -> Result<Row> {
         let (vcq, peer) = (&self.vcqs[0], self.peers[0]);

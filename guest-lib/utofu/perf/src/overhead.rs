@@ -169,7 +169,7 @@ pub(crate) fn rate_by_hand(time: Duration) -> Result<Row> {
             ended += 1;
             rate.ended();
         }
-        // The device tells of each command here, too.
+        // The device reports each command here, too.
         while hand.cq.poll_mrq().is_some() {}
         rate.tick();
     }
@@ -196,7 +196,7 @@ fn by_hand() -> Result<One> {
             }
         };
         if done.rcode != Rcode::SUCCESS || notice.word0().rcode() != Rcode::SUCCESS {
-            bail!("a Put has failed: {}", done.rcode.describe());
+            bail!("a Put has failed: {}, {}", done.rcode, notice.word0().rcode());
         }
         Ok(looks)
     }))
@@ -227,7 +227,7 @@ fn through_rust() -> Result<One> {
             }
         };
         if done.status() != Code::Success || notice.status() != Code::Success {
-            bail!("a Put has failed: {}", done.rcode.describe());
+            bail!("a Put has failed: {}, {}", done.rcode, notice.rcode);
         }
         Ok(looks)
     }))

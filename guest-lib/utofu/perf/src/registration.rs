@@ -1,4 +1,4 @@
-//! What it takes to register memory, and to take it back.
+//! The time that registering memory and deregistering it take.
 
 use std::time::{Duration, Instant};
 

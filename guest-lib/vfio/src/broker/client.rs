@@ -26,7 +26,7 @@ use crate::mapped::{MappedPlatform, Tenure};
 /// How long the broker may take to answer. It never takes that long, unless it is stopped or the
 /// device is broken.
 const ANSWER: Duration = Duration::from_secs(20);
-/// How long a broker that has gone is waited for, as one that was killed is started anew.
+/// How long a broker that has gone is waited for, as one that was killed is started again.
 const RESTART: Duration = Duration::from_secs(3);
 
 /// Why a broker does not do what it was asked for.
@@ -225,7 +225,7 @@ impl Broker {
     /// Sends a request that is not answered.
     fn tell(&self, request: &Request) {
         let socket = lock(&self.socket);
-        // A broker that is gone needs not to be told.
+        // A broker that is gone needs no message.
         if let Some(socket) = &*socket {
             let _ = send(socket.as_fd(), request, &[]);
         }
@@ -284,7 +284,7 @@ impl MoreAddresses for Broker {
 /// It has no interrupts but that of [`Broker::join_packets`]: queues are to be polled.
 pub type SharedPlatform = MappedPlatform<Shared>;
 
-/// A device that a broker has lent.
+/// A device that a broker shares.
 pub struct Shared {
     /// A vector and its eventfd.
     interrupt: Option<(u16, OwnedFd)>,
@@ -318,7 +318,7 @@ impl Tenure for Shared {
 }
 
 impl SharedPlatform {
-    /// Who has lent the device.
+    /// Who shares the device.
     pub fn broker(&self) -> &Arc<Broker> {
         &self.tenure.broker
     }

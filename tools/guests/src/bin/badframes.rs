@@ -41,7 +41,7 @@ fn badframes() -> Result<(), Error> {
     for n in 0..count {
         let to = vandal.node();
         let packet = vandal.packet(to, n as u32);
-        let target = PacketTarget::straight(me, to, TNI.get());
+        let target = PacketTarget::straight(me, to, TNI);
         while packets.free() == 0 {
             packets.wait(1_000_000);
             while packets.poll_sent().is_some() {}

@@ -10,6 +10,7 @@ extern crate alloc;
 use alloc::vec::Vec;
 use core::hint::spin_loop;
 
+use tofu_abi::queue::MrqId;
 use tofu_driver::Order;
 use tofu_guests::{Comm, Error, Latencies, fail, now_ns};
 
@@ -47,9 +48,20 @@ fn timed(comm: &mut Comm, order: &Order) -> Result<u64, Error> {
         spin_loop();
     };
     let time = now_ns() - start;
-    while comm.cq().poll_mrq().is_some() {}
-    if !done.is_success() {
-        return Err(fail!("a Put ended with result code {:#x}", done.rcode));
+    // Its notice is there as well, or comes; it tells what the target has made of the Put.
+    let notice = loop {
+        match comm.cq().poll_mrq() {
+            Some(notice) if notice.id().is_some_and(MrqId::ends_own_command) => break notice,
+            None if now_ns() - start > PATIENCE_NS => {
+                return Err(fail!("the notice of a Put did not come"));
+            }
+            _ => spin_loop(),
+        }
+    };
+    for code in [done.rcode, notice.word0().rcode()] {
+        if !code.is_success() {
+            return Err(fail!("a Put ended with result code {code:#x}"));
+        }
     }
     Ok(time)
 }

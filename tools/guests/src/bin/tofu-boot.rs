@@ -213,7 +213,7 @@ fn fetch(
     Ok(fetch.finish()?)
 }
 
-/// What the image is told: the server's words, and for a small guest those of the monitor.
+/// The command line of the image: the server's words, and for a small guest those of the monitor.
 fn command_line(manifest: &Manifest) -> String {
     let mut line = manifest.command_line.clone();
     if manifest.kind == ImageKind::Guest {

@@ -57,7 +57,7 @@ impl Cache {
             return Ok(image);
         }
         if spec.refresh {
-            Apt::forget_lists(&self.folder.join("apt"));
+            self.forget_lists();
         }
         let manifest = make_folder(&folder, &spec.name, &fingerprint, |new, manifest| {
             self.fill(spec, new, manifest, progress)
@@ -99,23 +99,31 @@ impl Cache {
             take(part, &key, &["root.ext4"])?;
         }
         let kernel = spec.chosen_kernel();
-        match &kernel {
-            Kernel::File(_) => {}
-            Kernel::Driver | Kernel::DriverDebug => {
-                let flavour = kernel.driver().unwrap_or(Flavour::Plain);
-                let (root, key, part) = driver::part(self, flavour, spec.refresh, progress)?;
+        let driver = kernel.driver();
+        let debian = match (&kernel, driver) {
+            (Kernel::File(_), _) => None,
+            (_, Some(flavour)) => flavour.debian(),
+            (named, None) => Some(named.clone()),
+        };
+        if let Some(named) = debian {
+            // That of a driver is fetched anew before the driver's build root is made.
+            let refresh = spec.refresh && driver.is_none();
+            let (key, part) = self.kernel_part(&named, refresh, progress)?;
+            release.clone_from(&part.kernel);
+            tree = Some(Tree::open(&self.part_folder(&key).join("modules"), &release)?);
+            take(part, &key, &["vmlinux", "vmlinuz"])?;
+        }
+        if let Some(flavour) = driver {
+            let (root, key, part) = driver::part(self, flavour, spec.refresh, progress)?;
+            let modules = self.part_folder(&key).join("modules");
+            if let Some(tree) = &mut tree {
+                tree.add(&modules)?;
+            } else {
                 release.clone_from(&part.kernel);
-                tree = Some(Tree::open(&self.part_folder(&key).join("modules"), &release)?);
-                take(part, &key, &["vmlinux", "vmlinuz"])?;
-                take(Manifest::new(&root, ""), &root, &[])?;
+                tree = Some(Tree::open(&modules, &release)?);
             }
-            named => {
-                let key = format!("kernel-{named}");
-                let part = self.kernel_part(named, &key, spec.refresh, progress)?;
-                release.clone_from(&part.kernel);
-                tree = Some(Tree::open(&self.part_folder(&key).join("modules"), &release)?);
-                take(part, &key, &["vmlinux", "vmlinuz"])?;
-            }
+            take(part, &key, &["vmlinux", "vmlinuz"])?;
+            take(Manifest::new(&root, ""), &root, &[])?;
         }
         let busybox = self.busybox_part(spec.refresh, progress)?;
         take(busybox, "busybox", &[])?;
@@ -124,8 +132,8 @@ impl Cache {
         let mut modules = Vec::new();
         let mut load: Vec<&str> = Vec::new();
         if let Some(tree) = tree {
-            let first = if spec.kernel.driver().is_some() { &DRIVER[..] } else { &LOAD[..] };
-            let mut names: Vec<&str> = first.to_vec();
+            let first = loads(driver);
+            let mut names = first.clone();
             names.extend(spec.extra_modules());
             let optional = DEVICES.iter().chain(&OWN).chain(spec.optional_modules());
             let for_root = if spec.with.is_empty() { &[][..] } else { &ROOT[..] };
@@ -148,21 +156,22 @@ impl Cache {
         Ok(())
     }
 
-    /// One of Debian's kernels: vmlinux, vmlinuz, config and modules.
-    fn kernel_part(
+    /// One of Debian's kernels: vmlinux, vmlinuz, config and modules. With the part's key. The
+    /// caller holds the lock.
+    pub(crate) fn kernel_part(
         &self,
         kernel: &Kernel,
-        key: &str,
         refresh: bool,
         progress: &dyn Progress,
-    ) -> Result<Manifest> {
+    ) -> Result<(String, Manifest)> {
         let (package, from) = match kernel {
             Kernel::Generic => ("linux-image-amd64", apt::From::Release),
             Kernel::CloudBackports => ("linux-image-cloud-amd64", apt::From::Backports),
             Kernel::GenericBackports => ("linux-image-amd64", apt::From::Backports),
             _ => ("linux-image-cloud-amd64", apt::From::Release),
         };
-        self.make_part(key, refresh, |folder, manifest| {
+        let key = kernel.part_key();
+        let part = self.make_part(&key, refresh, |folder, manifest| {
             let apt = self.apt(progress)?;
             let packages = kernel_packages(&apt, package, from)?;
             let names: Vec<&str> = packages.iter().map(String::as_str).collect();
@@ -181,7 +190,8 @@ impl Cache {
             apt::discard(&files);
             progress.update(Phase::Kernel, 1, 1);
             Ok(())
-        })
+        })?;
+        Ok((key, part))
     }
 
     fn busybox_part(&self, refresh: bool, progress: &dyn Progress) -> Result<Manifest> {
@@ -284,7 +294,7 @@ impl Spec {
             list.iter().for_each(|name| add(name.as_bytes()));
         }
         initramfs::scripts().iter().for_each(|script| add(script.as_bytes()));
-        LOAD.iter().chain(&DEVICES).for_each(|name| add(name.as_bytes()));
+        loads(self.kernel.driver()).iter().chain(&DEVICES).for_each(|name| add(name.as_bytes()));
         add(root::RECIPE.as_bytes());
         for program in &self.programs {
             add(program.name.as_bytes());
@@ -293,6 +303,17 @@ impl Spec {
         }
         hex(&hash.finalize())
     }
+}
+
+/// Modules that a guest loads at boot. The kernels that are built here for the driver have VFIO
+/// built in, which takes the device of nodes that do without the driver (`module_blacklist=tofu`).
+fn loads(driver: Option<Flavour>) -> Vec<&'static str> {
+    let (own, vfio) = match driver {
+        None => (&[][..], &LOAD[..]),
+        Some(flavour) if flavour.debian().is_some() => (&DRIVER[..], &LOAD[..]),
+        Some(_) => (&DRIVER[..], &[][..]),
+    };
+    [own, vfio].concat()
 }
 
 fn link_or_copy(from: &Path, to: &Path) -> Result<()> {

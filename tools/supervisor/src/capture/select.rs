@@ -25,7 +25,7 @@ impl FromStr for CapturePoints {
             chosen.fold(0, |bits, n| bits | 1 << n)
         };
         let name = text.to_ascii_uppercase();
-        let port = Port::ALL.into_iter().find(|port| port.to_string() == name);
+        let port = Port::from_name(&name);
         let tni = name.strip_prefix("TNI").and_then(|n| n.parse::<u8>().ok());
         let bits = match (name.as_str(), port, tni) {
             ("TNI", ..) => bits(&|place| matches!(place, TapPoint::Tni(_))),

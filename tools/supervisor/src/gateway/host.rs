@@ -6,8 +6,9 @@ use std::process::Command;
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
+use ipnet::Ipv4Net;
 use tofu_abi::Coords;
-use tofu_gateway::{Config, Prefix, Tap, addr};
+use tofu_gateway::{Config, Tap, addr, machine_network};
 
 /// Longest name of an interface, in bytes (linux/if.h).
 const NAME_MAX: usize = 15;
@@ -27,9 +28,9 @@ pub(super) fn may_make_interfaces() -> bool {
 
 /// Makes the interface of a machine of this name, with the addresses of the node `at`.
 pub(super) fn interface(name: &str, config: &Config, at: Coords) -> anyhow::Result<Tap> {
-    let prefix = Prefix::of_machine(config.machine, &config.shape);
+    let network = machine_network(config.machine, &config.shape);
     let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
-    check_routes(prefix, config.machine, &routes)?;
+    check_routes(network, config.machine, &routes)?;
     let name: String = name.chars().take(NAME_MAX).collect();
     let max_frame = usize::from(config.mtu) + 14;
     let without = "; --tap off goes without a network interface of the host";
@@ -39,7 +40,7 @@ pub(super) fn interface(name: &str, config: &Config, at: Coords) -> anyhow::Resu
     let v6 = Ipv6Addr::from(addr::ipv6(config.machine, at));
     let mtu = config.mtu.to_string();
     ip(&["link", "set", "dev", &name, "address", &mac, "mtu", &mtu])?;
-    ip(&["addr", "add", &format!("{v4}/{}", prefix.bits), "dev", &name])?;
+    ip(&["addr", "add", &format!("{v4}/{}", network.prefix_len()), "dev", &name])?;
     ip(&["link", "set", "dev", &name, "up"])?;
     // A host can be without IPv6.
     if Path::new("/proc/sys/net/ipv6").exists() {
@@ -71,7 +72,7 @@ pub(super) fn run(program: &str, args: &[&str], package: &str) -> anyhow::Result
 /// A route of the host's.
 #[derive(Debug, PartialEq, Eq)]
 struct Route {
-    to: Prefix,
+    to: Ipv4Net,
     interface: String,
 }
 
@@ -84,19 +85,23 @@ fn routes(text: &str) -> impl Iterator<Item = Route> + '_ {
         let word = |at: usize| words.get(at).copied();
         let number = |at: usize| u32::from_str_radix(word(at)?, 16).ok();
         let address = |at: usize| Some(Ipv4Addr::from(number(at)?.to_ne_bytes()));
-        let (first, mask) = (address(1)?, u32::from(address(7)?));
-        let to = Prefix { first, bits: mask.leading_ones() as u8 };
-        let wanted = to.bits > 0 && number(3)? & UP != 0;
+        let to = Ipv4Net::with_netmask(address(1)?, address(7)?).ok()?;
+        let wanted = to.prefix_len() > 0 && number(3)? & UP != 0;
         wanted.then(|| Route { to, interface: word(0).unwrap_or_default().to_owned() })
     })
 }
 
+/// Whether two networks have addresses in common.
+fn overlap(a: &Ipv4Net, b: &Ipv4Net) -> bool {
+    a.contains(b) || b.contains(a)
+}
+
 /// Refuses to take addresses from others that the host reaches.
-fn check_routes(ours: Prefix, machine: u8, text: &str) -> anyhow::Result<()> {
-    let Some(Route { to, interface }) = routes(text).find(|route| route.to.overlaps(ours)) else {
+fn check_routes(ours: Ipv4Net, machine: u8, text: &str) -> anyhow::Result<()> {
+    let Some(Route { to, interface }) = routes(text).find(|route| overlap(&route.to, &ours)) else {
         return Ok(());
     };
-    if to.bits <= ALL_MACHINES {
+    if to.prefix_len() <= ALL_MACHINES {
         // No machine's addresses are outside of it, and only ours are taken from it.
         log::warn!(
             "gateway: {ours}, this machine's addresses, were reached by {to} of {interface} so far"

@@ -1,8 +1,9 @@
 //! Network address translation for a machine's nodes, by the host's kernel.
 //!
-//! Rules are in a table of the machine's own, so that taking it away takes nothing else; the
-//! janitor does that, as this process gives up the right to and may be killed. Forwarding between
-//! the host's interfaces is switched on for the time, and off again by the last machine that goes.
+//! The rules are in a table of the machine's own, so that they can be removed without touching
+//! others. The janitor removes it, as this process gives up the right to and may be killed.
+//! Forwarding between the host's interfaces is on while there are such machines: the last one to
+//! end switches it off again.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
-use tofu_gateway::Prefix;
+use ipnet::Ipv4Net;
 
 use super::host::run;
 
@@ -72,7 +73,7 @@ impl Tool {
     }
 }
 
-/// Lets the nodes behind `interface`, whose addresses are `prefix`, reach what this host reaches.
+/// Lets the nodes behind `interface`, whose addresses are `network`, reach what this host reaches.
 /// `base` is the folder of all run directories.
 ///
 /// # Errors
@@ -81,15 +82,15 @@ impl Tool {
 pub(crate) fn apply(
     table: &str,
     interface: &str,
-    prefix: Prefix,
+    network: Ipv4Net,
     base: &Path,
 ) -> anyhow::Result<()> {
     let Some(tool) = Tool::ALL.into_iter().find(|tool| tool.is_there()) else {
         bail!("--nat needs nft (package nftables) or iptables, and this host has neither");
     };
     match tool {
-        Tool::Nft => nft(&ruleset(table, interface, prefix)),
-        Tool::Iptables => iptables(table, interface, prefix),
+        Tool::Nft => nft(&ruleset(table, interface, network)),
+        Tool::Iptables => iptables(table, interface, network),
     }
     .context("--nat")?;
     forward(base).with_context(|| format!("--nat: cannot write {IP_FORWARD}"))
@@ -122,14 +123,14 @@ pub(crate) fn undo(table: &str, base: &Path) {
 }
 
 /// The rules as nft reads them. Nodes can be reached from outside only by what they have begun.
-fn ruleset(table: &str, interface: &str, prefix: Prefix) -> String {
+fn ruleset(table: &str, interface: &str, network: Ipv4Net) -> String {
     format!(
         "add table ip {table}
 delete table ip {table}
 table ip {table} {{
     chain postrouting {{
         type nat hook postrouting priority 100;
-        ip saddr {prefix} oifname != \"{interface}\" masquerade
+        ip saddr {network} oifname != \"{interface}\" masquerade
     }}
     chain forward {{
         type filter hook forward priority 0;
@@ -157,12 +158,12 @@ fn nft(rules: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn iptables(table: &str, interface: &str, prefix: Prefix) -> anyhow::Result<()> {
-    let prefix = prefix.to_string();
+fn iptables(table: &str, interface: &str, network: Ipv4Net) -> anyhow::Result<()> {
+    let network = network.to_string();
     let state = ["-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED"];
     let rules: [(&str, Vec<&str>); 8] = [
         ("nat", vec!["-N", table]),
-        ("nat", vec!["-A", table, "-s", &prefix, "!", "-o", interface, "-j", "MASQUERADE"]),
+        ("nat", vec!["-A", table, "-s", &network, "!", "-o", interface, "-j", "MASQUERADE"]),
         ("nat", vec!["-A", "POSTROUTING", "-j", table]),
         ("filter", vec!["-N", table]),
         ("filter", vec!["-A", table, "-i", interface, "-j", "ACCEPT"]),

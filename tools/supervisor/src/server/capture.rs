@@ -6,29 +6,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use tofu_abi::Coords;
-use tofu_agent::wire::{FrameReader, MAX_DATA, encode};
-use tofu_control::protocol::{CaptureReply, CaptureRequest, Reply, Request};
-use tofu_machine::capture::CaptureConfig;
+use tofu_agent::wire::MAX_DATA;
+use tofu_control::lines::LineReader;
+use tofu_control::protocol::{CaptureLimits, CaptureRequest, Reply, Request};
+use tofu_fabric::NodeId;
+use tofu_machine::capture::{Capture, CaptureConfig};
 
+use super::reply::say;
+use crate::capture::select::{CapturePoints, PacketKinds};
 use crate::capture::write;
 use crate::registry::Registry;
 
 /// Sends what is written to a client.
 struct Sender<'a>(&'a mut UnixStream);
 
-impl Sender<'_> {
-    fn say(&mut self, answer: CaptureReply) -> io::Result<()> {
-        let bytes = encode(&Reply::Capture(answer)).map_err(io::Error::other)?;
-        self.0.write_all(&bytes)
-    }
-}
-
 impl Write for Sender<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let some = &bytes[..bytes.len().min(MAX_DATA)];
-        self.say(CaptureReply::Data(some.to_vec()))?;
+        say(self.0, &Reply::Packets { pcapng: some.to_vec() }).map_err(io::Error::other)?;
         Ok(some.len())
     }
 
@@ -37,41 +34,75 @@ impl Write for Sender<'_> {
     }
 }
 
-/// Serves a capture until a limit is reached, or the client says no more or has gone.
+/// A capture that has begun.
+pub(super) struct Begun {
+    capture: Capture,
+    at: Coords,
+    limits: CaptureLimits,
+}
+
+/// Begins a capture.
 ///
 /// # Errors
 ///
-/// What the client is to be told, as long as nothing has been sent; later, that it has gone.
-pub(super) fn serve(
-    client: &mut UnixStream,
-    mut requests: FrameReader<UnixStream>,
-    registry: &Registry,
-    request: &CaptureRequest,
-) -> anyhow::Result<()> {
+/// One line for the user.
+pub(super) fn begin(registry: &Registry, request: &CaptureRequest) -> anyhow::Result<Begun> {
     let network = registry.running().context("the machine has not started yet")?;
-    let at = Coords::from_array(request.at);
-    let shape = network.wires().fabric().shape();
-    let node =
-        shape.node_id(at).with_context(|| format!("the machine {shape} has no node {at}"))?;
+    let node = NodeId(request.node);
+    let at = registry.place(node)?;
+    let on = request.on.iter().map(|place| {
+        let place: Result<CapturePoints, _> = place.parse();
+        place.map(|place| place.0).map_err(|allowed| anyhow!("on: places are {allowed}"))
+    });
+    let kinds = request.kind.iter().map(|kind| {
+        let kind: Result<PacketKinds, _> = kind.parse();
+        kind.map(|kind| kind.0).map_err(|allowed| anyhow!("kind: kinds are {allowed}"))
+    });
     let config = CaptureConfig {
-        interfaces: request.interfaces,
-        kinds: request.kinds,
-        snaplen: request.snaplen as usize,
+        interfaces: union(on)?.unwrap_or(CapturePoints::ALL.0),
+        kinds: union(kinds)?.unwrap_or(PacketKinds::ALL.0),
+        snaplen: request.snaplen.clamp(LEAST_SNAPLEN, MOST_SNAPLEN) as usize,
         ..CaptureConfig::new(node)
     };
-    let stop = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&stop);
-    let listen = move || {
-        // It says nothing more; the end of its stream says that it has had enough.
-        while let Ok(Some(_)) = requests.receive::<Request>() {}
-        seen.store(true, SeqCst);
-    };
-    let thread = thread::Builder::new().name("capture-end".into());
-    thread.spawn(listen).context("no threads left")?;
-    let capture = network.capture(config);
-    let mut out = BufWriter::with_capacity(MAX_DATA, Sender(client));
-    let summary = write(&capture, at, request.limits, &stop, &mut out)?;
-    out.flush()?;
-    out.get_mut().say(CaptureReply::End(summary))?;
-    Ok(())
+    Ok(Begun { capture: network.capture(config), at, limits: request.limits })
+}
+
+/// A packet's record has a header of so many bytes, and no packet is longer than the most.
+const LEAST_SNAPLEN: u32 = 56;
+const MOST_SNAPLEN: u32 = 1 << 20;
+
+/// All bits that are in one of them; none if there are none.
+fn union(all: impl Iterator<Item = anyhow::Result<u32>>) -> anyhow::Result<Option<u32>> {
+    let mut bits = None;
+    for one in all {
+        bits = Some(bits.unwrap_or(0) | one?);
+    }
+    Ok(bits)
+}
+
+impl Begun {
+    /// Serves the capture until a limit is reached, or the client says no more or has gone.
+    ///
+    /// # Errors
+    ///
+    /// If the client has gone.
+    pub(super) fn serve(
+        self,
+        client: &mut UnixStream,
+        mut requests: LineReader<UnixStream>,
+    ) -> anyhow::Result<()> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stop);
+        let listen = move || {
+            // It says nothing more; the end of its stream says that it has had enough.
+            while let Ok(Some(_)) = requests.receive::<Request>() {}
+            seen.store(true, SeqCst);
+        };
+        let thread = thread::Builder::new().name("capture-end".into());
+        thread.spawn(listen).context("no threads left")?;
+        let mut out = BufWriter::with_capacity(MAX_DATA, Sender(client));
+        let summary = write(&self.capture, self.at, self.limits, &stop, &mut out)?;
+        out.flush()?;
+        say(out.get_mut().0, &Reply::Captured(summary))
+    }
 }

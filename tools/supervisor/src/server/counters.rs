@@ -1,9 +1,9 @@
-//! What a node's device has counted, for `tofu stats`: by the names of the register map.
+//! The counters of a node's device for `tofu stats`, by the names of the register map.
 
-use anyhow::Context;
 use tofu_abi::regs::{CqReg, CqsReg, NUM_PORT, PortReg, Register, TniReg};
-use tofu_abi::{Coords, CqId, TniId};
-use tofu_control::{Counters, NodeCounters};
+use tofu_abi::{CqId, TniId};
+use tofu_control::{COMMANDS_LOST, COMMANDS_REFUSED, Counters, NodeCounters, QueueCounters};
+use tofu_fabric::NodeId;
 use tofu_gateway::LinkCounters;
 use tofu_machine::Node;
 
@@ -13,17 +13,14 @@ use crate::registry::Registry;
 const QUEUE: [CqReg; 4] =
     [CqReg::TcqNumNotice, CqReg::MrqNumNotice, CqReg::TxPayloadByte, CqReg::RxPayloadByte];
 
-/// Counters of the device at a place; `None` if there is no device.
+/// Counters of a node's device; `None` if there is no device.
 ///
 /// # Errors
 ///
-/// One line for the user, if the machine is not there or has no such place.
-pub(super) fn of(registry: &Registry, at: Coords) -> anyhow::Result<Option<NodeCounters>> {
-    let network = registry.running().context("the machine has not started yet")?;
-    let shape = network.wires().fabric().shape();
-    let id = shape.node_id(at).with_context(|| format!("the machine {shape} has no node {at}"))?;
-    let Some(node) = network.node(id) else { return Ok(None) };
-    let ip = registry.gateway_link(at).map(|stats| ip(&stats.now()));
+/// One line for the user, if the machine is not there or has no such node.
+pub(super) fn of(registry: &Registry, id: NodeId) -> anyhow::Result<Option<NodeCounters>> {
+    let Some(node) = registry.device(id)? else { return Ok(None) };
+    let ip = registry.gateway_link(registry.place(id)?).map(|stats| ip(&stats.now()));
     Ok(Some(NodeCounters { ip, ..of_device(&node) }))
 }
 
@@ -37,7 +34,10 @@ fn of_device(node: &Node) -> NodeCounters {
     let counted = |reg: &&TniReg| reg.offset() >= TniReg::SendCount.offset();
     let of_tni = |tni| {
         let regs = TniReg::ALL.iter().filter(counted);
-        regs.map(|&reg| (reg.name().to_owned(), read(Register::Tni { tni, reg }))).collect()
+        let regs = regs.map(|&reg| (reg.name().to_owned(), read(Register::Tni { tni, reg })));
+        let failed = node.icc().failed_commands(tni);
+        let failed = [(COMMANDS_REFUSED, failed.refused), (COMMANDS_LOST, failed.lost)];
+        regs.chain(failed.map(|(name, value)| (name.to_owned(), value))).collect()
     };
     let counts = |reg: &&PortReg| **reg != PortReg::FreeRunCount;
     let of_port = |port| {
@@ -50,7 +50,7 @@ fn of_device(node: &Node) -> NodeCounters {
     let of_queue = |(tni, cq): (TniId, CqId)| {
         let counters =
             QUEUE.map(|reg| (reg.name().to_owned(), read(Register::Cq { tni, cq, reg })));
-        (tni.get(), cq.get(), Counters::from(counters))
+        QueueCounters { tni: tni.get(), cq: cq.get(), counters: counters.into() }
     };
     NodeCounters {
         tnis: tnis.map(of_tni).collect(),

@@ -1,53 +1,60 @@
-//! What can be asked of the network of a machine that runs, and changed in it.
+//! Requests about the network of a machine that runs: its state, and changes of it.
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
-use tofu_control::protocol::{FaultReport, LinkEnd, NetworkReply, NetworkRequest};
-use tofu_fabric::{Port, Shape};
+use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, Reply};
+use tofu_fabric::{NodeId, Port, Shape};
 
-use super::counters;
 use crate::faults::FaultSpec;
 use crate::registry::Registry;
 
-/// Answers what a command asks.
+fn running(registry: &Registry) -> anyhow::Result<&tofu_machine::Network> {
+    registry.running().context("the machine has not started yet")
+}
+
+/// Takes the link at a port of a node up or down.
 ///
 /// # Errors
 ///
-/// One line for the user.
-pub(super) fn answer(registry: &Registry, request: NetworkRequest) -> anyhow::Result<NetworkReply> {
-    let network = registry.running().context("the machine has not started yet")?;
-    let (wires, fabric) = (network.wires(), network.wires().fabric());
-    match request {
-        NetworkRequest::SetLink { at, port, up } => {
-            let port = Port::from_index(port.into()).context("there is no such port")?;
-            fabric.set_link(Coords::from_array(at), port, up)?;
-            Ok(NetworkReply::Done)
-        }
-        NetworkRequest::Links => {
-            let down = fabric.links().filter(|(_, up)| !up).map(|(link, _)| LinkEnd::of(&link));
-            Ok(NetworkReply::Links(down.collect()))
-        }
-        NetworkRequest::SetFaults(spec) => {
-            let spec = spec.map(|text| text.parse::<FaultSpec>()).transpose();
-            let spec = spec.map_err(|allowed| anyhow!("faults are {allowed}"))?;
-            wires.set_faults(spec.map(|spec| spec.plan()))?;
-            Ok(NetworkReply::Done)
-        }
-        NetworkRequest::Counters { at } => {
-            Ok(NetworkReply::Counters(counters::of(registry, Coords::from_array(at))?))
-        }
-        NetworkRequest::Faults => {
-            Ok(NetworkReply::Faults(wires.faults().map(|(plan, counters)| FaultReport {
-                faults: FaultSpec::of(&plan).to_string(),
-                links: plan.links.len() as u32,
-                lost: counters.lost,
-                duplicated: counters.duplicated,
-                reordered: counters.reordered,
-                corrupted: counters.corrupted,
-                undetected: counters.undetected,
-            })))
-        }
-    }
+/// One line for the user, as all errors here.
+pub(super) fn set_link(registry: &Registry, node: u32, port: &str, up: bool) -> anyhow::Result<()> {
+    let fabric = running(registry)?.wires().fabric();
+    let at = registry.place(NodeId(node))?;
+    let Some(known) = Port::from_name(port) else {
+        bail!("there is no port {port}; ports are {}", Port::ALL.map(Port::name).join(", "));
+    };
+    fabric.set_link(at, known, up)?;
+    registry.publish(Some(NodeId(node)), EventKind::Link { port: port.to_owned(), up });
+    Ok(())
+}
+
+pub(super) fn links(registry: &Registry) -> anyhow::Result<Reply> {
+    let fabric = running(registry)?.wires().fabric();
+    let down = fabric.links().filter(|(_, up)| !up);
+    let ends = down.filter_map(|(link, _)| LinkEnd::of(fabric.shape(), &link));
+    Ok(Reply::Links { down: ends.collect() })
+}
+
+pub(super) fn set_faults(registry: &Registry, faults: Option<String>) -> anyhow::Result<()> {
+    let spec = faults.map(|text| text.parse::<FaultSpec>()).transpose();
+    let spec = spec.map_err(|allowed| anyhow!("faults are {allowed}"))?;
+    let faults = spec.as_ref().map(ToString::to_string);
+    running(registry)?.wires().set_faults(spec.map(|spec| spec.plan()))?;
+    registry.publish(None, EventKind::Faults { faults });
+    Ok(())
+}
+
+pub(super) fn faults(registry: &Registry) -> anyhow::Result<Reply> {
+    let faults = running(registry)?.wires().faults().map(|(plan, counters)| FaultReport {
+        faults: FaultSpec::of(&plan).to_string(),
+        links: plan.links.len() as u32,
+        lost: counters.lost,
+        duplicated: counters.duplicated,
+        reordered: counters.reordered,
+        corrupted: counters.corrupted,
+        undetected: counters.undetected,
+    });
+    Ok(Reply::Faults { faults })
 }
 
 /// The ends of the links that are down now, or will be when the machine has been built.

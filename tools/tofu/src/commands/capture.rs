@@ -1,25 +1,26 @@
-//! `tofu capture`: what goes through a node, into a file for Wireshark.
+//! `tofu capture`: the packets that pass a node, as text or in a file for Wireshark.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::json;
-use tofu_control::protocol::{
-    CaptureLimits, CaptureReply, CaptureRequest, CaptureSummary, Reply, Request,
-};
-use tofu_control::{Connection, locate};
+use tofu_control::protocol::{CaptureLimits, CaptureRequest, CaptureSummary, Reply, Request};
+use tofu_control::{Connection, locate, node_number};
 use tofu_supervisor::capture::file::WholeBlocks;
 use tofu_supervisor::capture::select::{CapturePoints, PacketKinds};
+use tofu_supervisor::capture::text::TextLines;
 use tofu_ui::signals;
 
-/// Write what goes through a node's ports and network interfaces into a file for Wireshark
+/// Show what goes through a node's ports and network interfaces, or write a file for Wireshark
 ///
-/// The file is pcapng with an interface for each of the ten link ports and six TNIs and with times
-/// in nanoseconds. Ctrl-C ends it. The dissector is tools/wireshark/tofu.lua.
+/// Without -w each packet is a line on standard output: time (UTC), place, direction, kind, source
+/// and target. The file is pcapng with an interface for each of the ten link ports and six TNIs and
+/// with times in nanoseconds. Ctrl-C ends it. The dissector is tools/wireshark/tofu.lua.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CaptureArgs {
@@ -28,19 +29,21 @@ pub(crate) struct CaptureArgs {
     #[arg(value_name = "NODE")]
     pub(crate) node: String,
 
-    /// File to write, or - for standard output
+    /// File to write, or - for standard output [default: a line of text for each packet]
     #[arg(short, long, value_name = "FILE")]
-    pub(crate) write: PathBuf,
+    pub(crate) write: Option<PathBuf>,
 
     /// Only at these places: tni, tni0 to tni5, port, or a port such as X+
     ///
     /// A packet is seen at each place that it passes.
     #[arg(long, value_name = "PLACE,...", value_delimiter = ',', allow_hyphen_values = true)]
-    pub(crate) on: Vec<CapturePoints>,
+    #[arg(value_parser = named::<CapturePoints>)]
+    pub(crate) on: Vec<String>,
 
     /// Only packets of these kinds: system, raw, put, get, atomic, answer, barrier
     #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
-    pub(crate) kind: Vec<PacketKinds>,
+    #[arg(value_parser = named::<PacketKinds>)]
+    pub(crate) kind: Vec<String>,
 
     /// End after so many packets
     #[arg(long, value_name = "N")]
@@ -56,7 +59,7 @@ pub(crate) struct CaptureArgs {
     #[arg(
         long,
         value_name = "BYTES",
-        default_value_t = 2048,
+        default_value_t = CaptureRequest::snaplen(),
         value_parser = clap::value_parser!(u32).range(56..=1_048_576)
     )]
     pub(crate) snaplen: u32,
@@ -68,29 +71,32 @@ pub(crate) struct CaptureArgs {
 
 const EXAMPLES: &str = "\
 Examples:
+  tofu capture 0 --on port --count 20
   tofu capture 0 -w node0.pcapng
   tofu capture t-0-0-0-0-1-0 -w - --on tni | wireshark -k -i -
   tofu capture 0 -w ip.pcapng --on tni0 --kind system --seconds 10";
 
+/// A name that is passed to the machine as it is, if it is one of these.
+fn named<T: FromStr<Err = &'static str>>(name: &str) -> Result<String, &'static str> {
+    name.parse::<T>().map(|_| name.to_owned())
+}
+
 /// Runs `tofu capture` and returns the exit code.
 pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
-    let (control, _, at) = locate(&args.node)?;
-    let to_stdout = args.write.as_os_str() == "-";
-    let out: Box<dyn Write> = if to_stdout {
-        Box::new(io::stdout())
-    } else {
-        let cannot = || format!("cannot write {}", args.write.display());
-        Box::new(File::create(&args.write).with_context(cannot)?)
+    let (control, shape, at) = locate(&args.node)?;
+    let path = args.write.as_deref().filter(|path| path.as_os_str() != "-");
+    let out: Box<dyn Write> = match path {
+        Some(path) => {
+            let cannot = || format!("cannot write {}", path.display());
+            Box::new(File::create(path).with_context(cannot)?)
+        }
+        None if args.write.is_none() => Box::new(TextLines::new(io::stdout())),
+        None => Box::new(io::stdout()),
     };
     let request = Request::Capture(CaptureRequest {
-        at: at.to_array(),
-        interfaces: args
-            .on
-            .iter()
-            .map(|places| places.0)
-            .reduce(union)
-            .unwrap_or(CapturePoints::ALL.0),
-        kinds: args.kind.iter().map(|kinds| kinds.0).reduce(union).unwrap_or(PacketKinds::ALL.0),
+        node: node_number(&shape, at)?,
+        on: args.on.clone(),
+        kind: args.kind.clone(),
         snaplen: args.snaplen,
         limits: CaptureLimits { count: args.count, seconds: args.seconds },
     });
@@ -104,26 +110,22 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<u8> {
     let mut begun = false;
     let summary = loop {
         match connection.answer()? {
-            Reply::Capture(CaptureReply::Data(bytes)) => {
-                file.add(&bytes).with_context(|| match to_stdout {
-                    true => "standard output".to_owned(),
-                    false => format!("cannot write {}", args.write.display()),
+            Reply::Packets { pcapng: bytes } => {
+                file.add(&bytes).with_context(|| match path {
+                    None => "standard output".to_owned(),
+                    Some(path) => format!("cannot write {}", path.display()),
                 })?;
                 if !begun && !args.json {
                     eprintln!("capturing at {at}; Ctrl-C ends it");
                 }
                 begun = true;
             }
-            Reply::Capture(CaptureReply::End(summary)) => break summary,
+            Reply::Captured(summary) => break summary,
             _ => bail!("not an answer"),
         }
     };
-    report(&summary, args.json, to_stdout);
+    report(&summary, args.json, path.is_none());
     Ok(0)
-}
-
-const fn union(a: u32, b: u32) -> u32 {
-    a | b
 }
 
 fn report(summary: &CaptureSummary, as_json: bool, to_stderr: bool) {

@@ -6,15 +6,19 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
+use anyhow::bail;
 use clap::Args;
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
-use tofu_control::protocol::Request;
+use tofu_control::protocol::{Reply, Request};
 use tofu_control::{Connection, find_node};
+use tofu_ui::terminal::Filter;
+
+use crate::commands::terminal::Raw;
 
 /// Look at a Linux node's console and type on it
 ///
-/// Shows the last lines first. Ctrl-] leaves, and so does ~. at the beginning of a line; the node
-/// runs on.
+/// Shows the last lines first. What would change the terminal for good, as a reset by the node's
+/// firmware, is left out; colours and full-screen programs work. Ctrl-] leaves, and so does ~. at
+/// the beginning of a line; the node runs on.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConsoleArgs {
     /// Node, as for `tofu exec`
@@ -32,7 +36,7 @@ pub(crate) fn run(args: &ConsoleArgs) -> anyhow::Result<u8> {
     let found = find_node(&args.node)?;
     let node = found.node.index;
     let mut connection = Connection::open(&found.control, &Request::Console { node })?;
-    connection.answer()?;
+    let Reply::Console { mut replay } = connection.answer()? else { bail!("not an answer") };
     let terminal = io::stdin().is_terminal();
     if terminal {
         eprintln!("console of {}; Ctrl-] leaves", found.node.name);
@@ -48,13 +52,22 @@ pub(crate) fn run(args: &ConsoleArgs) -> anyhow::Result<u8> {
     });
     let mut buffer = [0; 4096];
     let mut screen = io::stdout().lock();
+    let mut filter = Filter::default();
     loop {
         match input.read(&mut buffer) {
             Ok(0) => break,
-            Ok(n) => screen.write_all(&buffer[..n]).and_then(|()| screen.flush())?,
+            Ok(n) => {
+                let (before, now) = buffer[..n].split_at(n.min(replay as usize));
+                replay -= before.len() as u64;
+                screen.write_all(&filter.replay(before))?;
+                screen.write_all(&filter.live(now)).and_then(|()| screen.flush())?;
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => break,
         }
+    }
+    if io::stdout().is_terminal() {
+        screen.write_all(&filter.restore()).and_then(|()| screen.flush())?;
     }
     drop(raw);
     if terminal {
@@ -122,28 +135,6 @@ impl Keys {
             }
         }
         (typed, false)
-    }
-}
-
-/// The terminal passes every key on. Dropping it gives the terminal back as it was.
-struct Raw {
-    former: Termios,
-}
-
-impl Raw {
-    fn enter() -> anyhow::Result<Self> {
-        let former = tcgetattr(io::stdin())?;
-        let mut raw = former.clone();
-        raw.make_raw();
-        tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
-        Ok(Self { former })
-    }
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        // The terminal may be gone.
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.former);
     }
 }
 

@@ -1,23 +1,32 @@
 //! `tofu exec`.
 
-use std::io::{self, Write};
-use std::path::Path;
+use std::io::{self, IsTerminal, Write};
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Parser;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use rustix::termios::tcgetwinsize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
 use signal_hook::iterator::Signals;
-use tofu_abi::Coords;
-use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
+use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram, WindowSize};
 use tofu_control::protocol::NodeInfo;
 use tofu_control::{MachineName, RemoteProgram, find_machine, find_node, info};
-use tofu_ui::printable;
+use tofu_jobs::{Silence, run_on_all};
+use tofu_supervisor::units::Timeout;
+use tofu_ui::signals::SAME;
+use tofu_ui::{exit, printable};
+
+use crate::commands::terminal::Raw;
 
 /// Run a command on a Linux node
 ///
 /// Standard input, output and error are those of the command, and so is the exit code. Ctrl-C
-/// and SIGTERM reach it.
+/// and SIGTERM reach it; a second Ctrl-C ends it. A node that does not answer, as one that is
+/// paused, is told after some seconds.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExecArgs {
@@ -34,6 +43,19 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "NAME", requires = "all")]
     pub(crate) machine: Option<MachineName>,
 
+    /// Give the command a terminal, as vi and top want it; Ctrl-] three times ends it
+    #[arg(short = 't', long, conflicts_with = "all")]
+    pub(crate) terminal: bool,
+
+    /// End it after this time, with exit code 124
+    #[arg(long, value_name = "TIME")]
+    pub(crate) timeout: Option<Timeout>,
+
+    /// With --all: how long commands may go on when another has failed; and how long one may take
+    /// to end when asked to
+    #[arg(long, value_name = "TIME", default_value = "2s")]
+    pub(crate) grace: Timeout,
+
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
@@ -43,7 +65,17 @@ const EXAMPLES: &str = "\
 Examples:
   tofu exec 0 -- uname -a
   tofu exec 1,0,0,0,0,0 -- sh -c 'echo $HOSTNAME; cat' < file
-  tofu exec --all -- allpairs";
+  tofu exec -t 0 -- vi /etc/fstab
+  tofu exec --all -- allpairs
+
+Exit codes: that of the command (128 and the number if a signal ended it), with --all of the first
+that failed; 124 after --timeout, 130 after Ctrl-C, 2 for mistakes.";
+
+/// The exit code after `--timeout`, as of timeout(1).
+const EXIT_TIMEOUT: u8 = 124;
+/// Ctrl-], which leaves when typed so often in a row.
+const ESCAPE: u8 = 0x1d;
+const ESCAPES: usize = 3;
 
 /// Runs `tofu exec` and returns the exit code.
 pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<u8> {
@@ -54,111 +86,156 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<u8> {
         stdin: !args.all,
     };
     if args.all {
-        return run_on_all(args, &exec);
+        let (name, control) = find_machine(args.machine.as_ref())?;
+        let nodes = info(&control)?.nodes;
+        let nodes: Vec<NodeInfo> = nodes.into_iter().filter(NodeInfo::is_linux).collect();
+        if nodes.is_empty() {
+            bail!("the machine {name} has no Linux nodes");
+        }
+        let timeout = args.timeout.map(|timeout| timeout.0);
+        return run_on_all(&control, &nodes, &exec, timeout, args.grace.0);
     }
     let Some(node) = &args.node else { bail!("name a node, or give --all") };
-    let found = find_node(node)?;
-    let program = RemoteProgram::start(&found.control, found.node.index, exec)?;
-    forward_signals(&program)?;
-    let from = program.clone();
-    thread::spawn(move || from.feed(io::stdin()));
-    let status = program.follow(|output, bytes| match output {
-        Output::Out => {
-            let mut out = io::stdout().lock();
-            out.write_all(bytes).and_then(|()| out.flush())
+    run_on(node, exec, args)
+}
+
+/// What ends a command from here.
+#[derive(Default)]
+struct Ends {
+    /// Its time was over.
+    timeout: AtomicBool,
+    /// The terminal as it was.
+    raw: Option<Raw>,
+}
+
+impl Ends {
+    /// Ends this process, which ends the command, whether its node answers or not.
+    fn now(&self, code: u8) -> ! {
+        if let Some(raw) = &self.raw {
+            raw.leave();
         }
-        Output::Err => io::stderr().lock().write_all(bytes),
-    })?;
+        process::exit(code.into())
+    }
+}
+
+/// Runs a command on a node.
+fn run_on(node: &str, mut exec: Exec, args: &ExecArgs) -> anyhow::Result<u8> {
+    let found = find_node(node)?;
+    let mut ends = Ends::default();
+    if args.terminal {
+        if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+            bail!("-t: standard input and output are not a terminal; leave out -t");
+        }
+        exec.program = Program::OnTerminal(window_size()?);
+        let kind = std::env::var("TERM").unwrap_or_else(|_| "vt100".to_owned());
+        exec.env.push(("TERM".to_owned(), kind));
+        ends.raw = Some(Raw::enter()?);
+    }
+    let ends = Arc::new(ends);
+    let program = RemoteProgram::start(&found.control, found.node.index, exec)?;
+    forward_signals(&program, &ends, args.terminal)?;
+    if let Some(Timeout(timeout)) = args.timeout {
+        end_after(timeout, args.grace.0, &program, &ends)?;
+    }
+    let (from, feeding) = (program.clone(), Arc::clone(&ends));
+    match args.terminal {
+        true => thread::spawn(move || from.feed(Typed { ends: feeding, escapes: 0 })),
+        false => thread::spawn(move || from.feed(io::stdin())),
+    };
+    let silence = Silence::watch(&found.control, found.node.index, format!("node {node}"));
+    let status = program.follow(|output, bytes| {
+        silence.end();
+        match output {
+            Output::Out => {
+                let mut out = io::stdout().lock();
+                out.write_all(bytes).and_then(|()| out.flush())
+            }
+            Output::Err => io::stderr().lock().write_all(bytes),
+        }
+    });
+    silence.end();
+    if let Some(raw) = &ends.raw {
+        raw.leave();
+    }
+    let status = status?;
+    if ends.timeout.load(SeqCst) {
+        return Ok(EXIT_TIMEOUT);
+    }
     if let Status::NotRun { why, .. } = &status {
         eprintln!("tofu: node {node}: {}", printable(why));
     }
     Ok(status.exit_code())
 }
 
-/// Passes signals of this process on to a program, until the process ends.
-fn forward_signals(program: &RemoteProgram) -> anyhow::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])?;
-    let program = program.clone();
-    thread::spawn(move || {
-        for signal in signals.forever() {
-            if program.say(ToProgram::Signal(signal)).is_err() {
-                return;
+fn window_size() -> anyhow::Result<WindowSize> {
+    let size = tcgetwinsize(io::stdout()).context("the terminal's size")?;
+    Ok(WindowSize { rows: size.ws_row, columns: size.ws_col })
+}
+
+/// What is typed at a terminal, until the user wants to leave.
+struct Typed {
+    ends: Arc<Ends>,
+    escapes: usize,
+}
+
+impl io::Read for Typed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = io::stdin().read(buffer)?;
+        for byte in &buffer[..n] {
+            self.escapes = if *byte == ESCAPE { self.escapes + 1 } else { 0 };
+            if self.escapes == ESCAPES {
+                self.ends.now(exit::INTERRUPTED);
             }
+        }
+        Ok(n)
+    }
+}
+
+/// Passes signals of this process on to a program, until the process ends: which it does with the
+/// second of them that asks for an end.
+fn forward_signals(program: &RemoteProgram, ends: &Arc<Ends>, tty: bool) -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])?;
+    if tty {
+        signals.add_signal(SIGWINCH)?;
+    }
+    let (program, ends) = (program.clone(), Arc::clone(ends));
+    thread::spawn(move || {
+        let mut first: Option<Instant> = None;
+        for signal in signals.forever() {
+            if signal == SIGWINCH {
+                if let Ok(size) = window_size() {
+                    // If it cannot be told, it has ended.
+                    let _ = program.say(ToProgram::Resize(size));
+                }
+                continue;
+            }
+            match first {
+                Some(first) if first.elapsed() < SAME => continue,
+                Some(_) => ends.now(exit::of_signal(signal)),
+                None => first = Some(Instant::now()),
+            }
+            let _ = program.say(ToProgram::Signal(signal));
         }
     });
     Ok(())
 }
 
-/// Runs a command on all Linux nodes at the same time; the exit code is the first that is not 0.
-fn run_on_all(args: &ExecArgs, exec: &Exec) -> anyhow::Result<u8> {
-    let (name, control) = find_machine(args.machine.as_ref())?;
-    let (_, nodes) = info(&control)?;
-    let nodes: Vec<NodeInfo> = nodes.into_iter().filter(NodeInfo::is_linux).collect();
-    if nodes.is_empty() {
-        bail!("the machine {name} has no Linux nodes");
-    }
-    let results: Vec<anyhow::Result<Status>> = thread::scope(|scope| {
-        let running: Vec<_> = nodes
-            .iter()
-            .map(|node| scope.spawn(|| run_prefixed(&control, node, exec.clone())))
-            .collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        running.into_iter().map(join).collect()
-    });
-    let mut code = 0;
-    for (node, result) in nodes.iter().zip(results) {
-        let at = Coords::from_array(node.at);
-        let own = match result {
-            Ok(Status::NotRun { missing, why }) => {
-                eprintln!("tofu: node {at}: {}", printable(&why));
-                Status::NotRun { missing, why }.exit_code()
-            }
-            Ok(status) => status.exit_code(),
-            Err(error) => {
-                eprintln!("tofu: node {at}: {error:#}");
-                2
-            }
-        };
-        if code == 0 {
-            code = own;
-        }
-    }
-    Ok(code)
-}
-
-/// A line is shown in chunks of this size, in bytes.
-const MAX_LINE: usize = 64 << 10;
-
-fn run_prefixed(control: &Path, node: &NodeInfo, exec: Exec) -> anyhow::Result<Status> {
-    let prefix = Coords::from_array(node.at).to_string();
-    let mut lines = [Vec::new(), Vec::new()];
-    let show = |output: Output, line: &[u8]| {
-        let line = [prefix.as_bytes(), b" ", line, b"\n"].concat();
-        match output {
-            Output::Out => io::stdout().lock().write_all(&line),
-            Output::Err => io::stderr().lock().write_all(&line),
-        }
+/// Asks a program to end after a time, and after `grace` does not ask.
+fn end_after(
+    timeout: Duration,
+    grace: Duration,
+    program: &RemoteProgram,
+    ends: &Arc<Ends>,
+) -> anyhow::Result<()> {
+    let (program, ends) = (program.clone(), Arc::clone(ends));
+    let end = move || {
+        thread::sleep(timeout);
+        ends.timeout.store(true, SeqCst);
+        // If it cannot be told, this process ends all the same.
+        let _ = program.say(ToProgram::Signal(SIGTERM));
+        thread::sleep(grace);
+        ends.now(EXIT_TIMEOUT);
     };
-    let program = RemoteProgram::start(control, node.index, exec)?;
-    forward_signals(&program)?;
-    let status = program.follow(|output, bytes| {
-        let line: &mut Vec<u8> = &mut lines[output as usize];
-        for chunk in bytes.split_inclusive(|byte| *byte == b'\n') {
-            line.extend_from_slice(chunk);
-            let whole = line.ends_with(b"\n");
-            if whole || line.len() > MAX_LINE {
-                show(output, &line[..line.len() - usize::from(whole)])?;
-                line.clear();
-            }
-        }
-        Ok(())
-    })?;
-    for (output, line) in [Output::Out, Output::Err].into_iter().zip(&lines) {
-        if !line.is_empty() {
-            show(output, line)?;
-        }
-    }
-    Ok(status)
+    thread::Builder::new().name("timeout".into()).spawn(end).context("no threads left")?;
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use clap::Subcommand;
 use serde_json::json;
-use tofu_control::protocol::{FaultReport, NetworkReply, NetworkRequest};
+use tofu_control::protocol::{FaultReport, Reply, Request};
 use tofu_control::{MachineName, ask, find_machine};
 use tofu_supervisor::faults::FaultSpec;
 
@@ -44,15 +44,15 @@ pub(crate) enum FaultCommand {
 pub(crate) fn run(command: &FaultCommand) -> anyhow::Result<u8> {
     let (name, question) = match command {
         FaultCommand::Set { faults, name } => {
-            (name, NetworkRequest::SetFaults(Some(faults.to_string())))
+            (name, Request::SetFaults { faults: Some(faults.to_string()) })
         }
-        FaultCommand::Off { name } => (name, NetworkRequest::SetFaults(None)),
-        FaultCommand::Show { name, .. } => (name, NetworkRequest::Faults),
+        FaultCommand::Off { name } => (name, Request::SetFaults { faults: None }),
+        FaultCommand::Show { name, .. } => (name, Request::Faults),
     };
     let (_, control) = find_machine(name.as_ref())?;
-    match (ask(&control, question)?, command) {
-        (NetworkReply::Done, _) => {}
-        (NetworkReply::Faults(report), FaultCommand::Show { json, .. }) => {
+    match (ask(&control, &question)?, command) {
+        (Reply::Done, _) => {}
+        (Reply::Faults { faults: report }, FaultCommand::Show { json, .. }) => {
             println!("{}", if *json { as_json(report.as_ref()) } else { text(report.as_ref()) });
         }
         _ => bail!("not an answer"),

@@ -76,10 +76,11 @@ fn list(json: bool) -> anyhow::Result<u8> {
 
 /// The files of a new guest crate: path, and text with `@NAME@` (the crate) and the places
 /// of [`CRATES`] to be filled in.
-const TEMPLATE: [(&str, &str); 4] = [
+const TEMPLATE: [(&str, &str); 5] = [
     ("Cargo.toml", include_str!("../../template/Cargo.toml.in")),
     ("build.rs", include_str!("../../template/build.rs.in")),
     ("src/main.rs", include_str!("../../template/main.rs.in")),
+    (".cargo/config.toml", include_str!("../../template/config.toml.in")),
     (".gitignore", "target/\n"),
 ];
 

@@ -30,7 +30,7 @@ pub(crate) struct HostsArgs {
 /// Runs `tofu hosts` and returns the exit code.
 pub(crate) fn run(args: &HostsArgs) -> anyhow::Result<u8> {
     let (_, control) = find_machine(args.name.as_ref())?;
-    let (_, nodes) = info(&control)?;
+    let nodes = info(&control)?.nodes;
     let hosts: Vec<_> = nodes
         .iter()
         .map(|node| Host::new(args.machine, Coords::from_array(node.at), node.index))

@@ -25,15 +25,19 @@ pub(crate) enum ImageCommand {
         /// Debian packages to install, in a root file system for the guest
         #[arg(long, value_name = "PACKAGE,...", value_delimiter = ',')]
         with: Vec<String>,
-        /// Name of the image [default: default, or made of the packages]
+        /// Name of the image [default: default, or made of the kernel, if that has our driver, and
+        /// the packages]
         #[arg(long, value_name = "NAME")]
         name: Option<ImageName>,
         /// Kernel: auto, cloud, generic, cloud-backports, generic-backports, driver, driver-debug,
-        /// or a file
+        /// driver-cloud, driver-generic, or a file
+        ///
+        /// Those named after the driver have tofu.ko: driver-cloud and driver-generic are Debian's
+        /// own kernels, for which it is compiled in a few minutes; the other two are built here.
         #[arg(long, value_name = "KERNEL", default_value = "auto")]
         kernel: String,
         /// Build a kernel with the driver tofu.ko, which takes minutes the first time: the same as
-        /// --kernel driver, with `driver` as the default name
+        /// --kernel driver
         #[arg(long, conflicts_with = "kernel")]
         kernel_driver: bool,
         /// Kernel modules to add, with what they need
@@ -46,12 +50,12 @@ pub(crate) enum ImageCommand {
         #[arg(long)]
         refresh: bool,
     },
-    /// Compile a kernel module for nodes with the kernel of the image `driver`
+    /// Compile a kernel module for nodes with the kernel of the image `driver`, or another one
     ///
     /// Sources in FOLDER, with a Kbuild file; C or Rust. What the compiler says is printed, and
-    /// modules (*.ko) are left in FOLDER. The kernel is built first if it is not there yet, which
-    /// takes minutes. Then: tofu up --linux --image driver, tofu cp FOLDER/mine.ko 0:/tmp,
-    /// tofu exec 0 -- insmod /tmp/mine.ko.
+    /// modules (*.ko) are left in FOLDER. What the kernel's modules are compiled with is made first
+    /// if it is not there yet, which takes minutes. Then: tofu up --linux --image driver,
+    /// tofu cp FOLDER/mine.ko 0:/tmp, tofu exec 0 -- insmod /tmp/mine.ko.
     Module {
         /// Folder with the sources and Kbuild
         #[arg(value_name = "FOLDER")]
@@ -62,8 +66,11 @@ pub(crate) enum ImageCommand {
         /// Where to leave the modules [default: FOLDER]
         #[arg(long, short, value_name = "FOLDER")]
         out: Option<PathBuf>,
-        /// For the kernel of `--kernel driver-debug`
-        #[arg(long)]
+        /// Kernel: driver, driver-debug, driver-cloud or driver-generic
+        #[arg(long, value_name = "KERNEL", default_value = "driver")]
+        kernel: String,
+        /// The same as --kernel driver-debug
+        #[arg(long, conflicts_with = "kernel")]
         debug: bool,
         /// Arguments of make, such as W=1 or CLIPPY=1
         #[arg(value_name = "ARG", last = true)]
@@ -109,13 +116,13 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
     let cache = Cache::from_env()?;
     let result = match command {
         ImageCommand::Build { with, name, kernel, kernel_driver, modules, mirror, refresh } => {
+            let kernel = if *kernel_driver { Kernel::Driver } else { kernel.parse()? };
             let name = match name {
                 Some(name) => name.as_str().to_owned(),
-                None if *kernel_driver && with.is_empty() => "driver".into(),
-                None if *kernel_driver => format!("driver+{}", Spec::name_for(with)),
+                None if kernel.has_driver() && with.is_empty() => kernel.to_string(),
+                None if kernel.has_driver() => format!("{kernel}+{}", Spec::name_for(with)),
                 None => Spec::name_for(with),
             };
-            let kernel = if *kernel_driver { Kernel::Driver } else { kernel.parse()? };
             let spec = Spec::new(&name)?.kernel(kernel).refresh(*refresh);
             let mut spec = spec.programs(tools()?).modules(modules)?;
             if !with.is_empty() {
@@ -123,8 +130,9 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
             }
             build(&cache.mirror(mirror.clone()), &spec, &progress)
         }
-        ImageCommand::Module { folder, base, out, debug, args } => {
-            let module = Module::new(folder).base(base.clone()).debug(*debug);
+        ImageCommand::Module { folder, base, out, kernel, debug, args } => {
+            let kernel = if *debug { Kernel::DriverDebug } else { kernel.parse()? };
+            let module = Module::new(folder).base(base.clone()).kernel(&kernel)?;
             let to = out.as_ref().unwrap_or(folder);
             module
                 .arguments(args.iter().cloned())

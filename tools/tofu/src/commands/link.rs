@@ -6,14 +6,14 @@ use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tofu_abi::Coords;
-use tofu_control::protocol::{LinkEnd, NetworkReply, NetworkRequest};
-use tofu_control::{MachineName, ask, find_machine, locate, parse_node, place, shape};
+use tofu_control::protocol::{LinkEnd, Reply, Request};
+use tofu_control::{MachineName, ask, find_machine, locate, node_number, parse_node, place, shape};
 use tofu_fabric::{Link, Port, Shape};
 
 /// Take links of a running machine down and up, or list them
 ///
 /// A link goes down as a whole, in both directions. What is sent over it then is lost: the port
-/// before it counts it, and the sender is told.
+/// before it counts it, and its loss is reported.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum LinkCommand {
     /// Take the link between two neighbours down
@@ -60,8 +60,9 @@ pub(crate) fn run(command: &LinkCommand) -> anyhow::Result<u8> {
 
 fn set(args: &LinkArgs, up: bool) -> anyhow::Result<u8> {
     let (control, shape, at) = locate(&args.from)?;
+    let node = node_number(&shape, at)?;
     for port in ports(&shape, at, &args.to)? {
-        ask(&control, NetworkRequest::SetLink { at: at.to_array(), port: port.index() as u8, up })?;
+        ask(&control, &Request::SetLink { node, port: port.to_string(), up })?;
     }
     Ok(0)
 }
@@ -70,7 +71,7 @@ fn set(args: &LinkArgs, up: bool) -> anyhow::Result<u8> {
 fn ports(shape: &Shape, at: Coords, text: &str) -> anyhow::Result<Vec<Port>> {
     let with_link = || Port::ALL.into_iter().filter(|port| shape.neighbor(at, *port).is_some());
     let name = text.to_uppercase();
-    if let Some(port) = Port::ALL.into_iter().find(|port| port.to_string() == name) {
+    if let Some(port) = Port::from_name(&name) {
         if shape.neighbor(at, port).is_none() {
             let ports: Vec<_> = with_link().map(|port| port.to_string()).collect();
             bail!("port {text}: node {at} has no link there; it has: {}", ports.join(", "));
@@ -91,11 +92,9 @@ fn ports(shape: &Shape, at: Coords, text: &str) -> anyhow::Result<Vec<Port>> {
 fn list(name: Option<&MachineName>, only_down: bool, as_json: bool) -> anyhow::Result<u8> {
     let (_, control) = find_machine(name)?;
     let shape = shape(&control)?;
-    let NetworkReply::Links(down) = ask(&control, NetworkRequest::Links)? else {
-        bail!("not an answer")
-    };
+    let Reply::Links { down } = ask(&control, &Request::Links)? else { bail!("not an answer") };
     let links = Link::all(&shape).map(|link| {
-        let up = !down.contains(&LinkEnd::of(&link));
+        let up = !LinkEnd::of(&shape, &link).is_some_and(|end| down.contains(&end));
         (link, up)
     });
     let mut out = io::stdout().lock();

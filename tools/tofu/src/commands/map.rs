@@ -5,14 +5,15 @@ mod picture;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::Context;
 use clap::Args;
 use tofu_abi::Coords;
+use tofu_control::NodeAt;
 use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
-use tofu_supervisor::options::ShapeArgs;
 use tofu_supervisor::plan::Network;
+
+use crate::commands::running::MachineOrShape;
 
 /// Up to this many nodes are listed one by one.
 const LISTED_NODES: u32 = 192;
@@ -27,7 +28,7 @@ const LISTED_NODES: u32 = 192;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct MapArgs {
     #[command(flatten)]
-    pub(crate) shape: ShapeArgs,
+    pub(crate) machine: MachineOrShape,
 
     /// Torus that the job asks for, in nodes, such as 12, 4x3 or 2x3x2
     ///
@@ -43,9 +44,9 @@ pub(crate) struct MapArgs {
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) procs: Option<u32>,
 
-    /// Node that the job must not use, such as 0,0,0,0,1,0; may be given again
+    /// Node that the job must not use, such as 0,0,0,0,1,0 or t-0-0-0-0-1-0; may be given again
     #[arg(long, value_name = "X,Y,Z,A,B,C")]
-    pub(crate) exclude: Vec<NodeCoords>,
+    pub(crate) exclude: Vec<NodeAt>,
 
     /// Refuse maps with an axis whose last node is no neighbour of its first
     #[arg(long)]
@@ -71,28 +72,9 @@ Examples:
   tofu map --map 4x3 --ppn 4 --json > map.json
       48 processes; programs find the map by TOFU_MAPINFO_FILE=map.json";
 
-/// A node, as its coordinates on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NodeCoords(pub(crate) Coords);
-
-impl FromStr for NodeCoords {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // The brackets are how nodes are printed.
-        let inner = text.strip_prefix('(').and_then(|text| text.strip_suffix(')')).unwrap_or(text);
-        let parts: Option<Vec<u8>> =
-            inner.split(',').map(|part| part.trim().parse().ok()).collect();
-        let parts = parts.and_then(|parts| <[u8; 6]>::try_from(parts).ok());
-        parts
-            .map(|parts| Self(Coords::from_array(parts)))
-            .ok_or("a node is six coordinates X,Y,Z,A,B,C, such as 0,0,0,1,2,0")
-    }
-}
-
 /// Runs `tofu map`.
 pub(crate) fn run(args: &MapArgs) -> anyhow::Result<u8> {
-    let (network, _) = Network::new(&args.shape)?;
+    let network = args.machine.network()?;
     let (info, map) = lay(&network, args)?;
     let mut out = io::stdout().lock();
     if let Some(path) = &args.svg {
@@ -113,7 +95,7 @@ pub(crate) fn run(args: &MapArgs) -> anyhow::Result<u8> {
 }
 
 /// The machine as jobs see it, without the nodes to exclude and the links that are down.
-fn system(network: &Network, exclude: &[NodeCoords]) -> anyhow::Result<System> {
+fn system(network: &Network, exclude: &[NodeAt]) -> anyhow::Result<System> {
     let shape = &network.shape;
     let links = network.links_down.iter();
     let links = links.filter_map(|(at, port)| Some((*at, shape.neighbor(*at, *port)?)));
@@ -191,10 +173,14 @@ fn text(network: &Network, info: &Mapinfo, map: &RankMap) -> String {
 mod tests {
     use super::*;
     use tofu_fabric::Port;
+    use tofu_supervisor::options::ShapeArgs;
 
     fn args(map: &str) -> MapArgs {
         MapArgs {
-            shape: ShapeArgs { shape: None, config: None },
+            machine: MachineOrShape {
+                shape: ShapeArgs { shape: None, config: None },
+                machine: None,
+            },
             map: Some(map.parse().unwrap()),
             ppn: 1,
             procs: None,
@@ -234,6 +220,22 @@ mod tests {
             assert_eq!(picture.matches("<rect class=\"node\"").count(), nodes, "{job}");
             let hops = picture.matches("class=\"hop\"").count();
             assert_eq!(hops, map.steps().count(), "{job}");
+            captions_fit(&picture);
+        }
+    }
+
+    /// A letter is about 0.6 of its font's size wide.
+    fn captions_fit(picture: &str) {
+        let number = |text: &str, name: &str| -> i32 {
+            let rest = text.split(&format!("{name}=\"")).nth(1).unwrap();
+            rest.split('"').next().unwrap().parse().unwrap()
+        };
+        let width = number(picture, " width");
+        let height = number(picture, " height");
+        for line in picture.lines().filter(|line| line.starts_with("<text")) {
+            let letters = line.split('>').nth(1).unwrap().split('<').next().unwrap().len() as i32;
+            let right = number(line, " x") + letters * number(line, "font-size") * 6 / 10;
+            assert!(right <= width && number(line, " y") < height, "{width} {height}: {line}");
         }
     }
 
@@ -253,10 +255,6 @@ mod tests {
 
     #[test]
     fn wrong_arguments_are_told() {
-        for bad in ["", "0,0,0,0,0", "0,0,0,0,0,0,0", "a,0,0,0,0,0", "(0,0,0,0,0,0", "0,0,0,0,0,-1"]
-        {
-            assert!(bad.parse::<NodeCoords>().is_err(), "{bad}");
-        }
         let error = |args: MapArgs| format!("{:#}", lay(&network("unit"), &args).unwrap_err());
         let outside = vec!["0,0,1,0,0,0".parse().unwrap()];
         assert_eq!(

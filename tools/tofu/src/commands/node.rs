@@ -41,7 +41,8 @@ pub(crate) struct ResumeArgs {
 pub(crate) fn hold(node: &str, on: bool) -> anyhow::Result<u8> {
     let found = find_node(node)?;
     let node = found.node.index;
-    Connection::open(&found.control, &Request::Hold { node, on })?.answer()?;
+    let request = if on { Request::Pause { node } } else { Request::Resume { node } };
+    Connection::open(&found.control, &request)?.answer()?;
     Ok(0)
 }
 
@@ -52,7 +53,7 @@ pub(crate) fn restart(args: &RestartArgs) -> anyhow::Result<u8> {
     Connection::open(&found.control, &Request::Restart { node })?.answer()?;
     // Until it can be used, or has failed for good.
     loop {
-        let (_, nodes) = info(&found.control)?;
+        let nodes = info(&found.control)?.nodes;
         let now = nodes.iter().find(|info| info.index == node).map(|info| info.state.as_str());
         match now {
             Some("ready") => return Ok(0),

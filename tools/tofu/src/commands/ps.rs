@@ -6,9 +6,13 @@ use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_control::protocol::{MachineInfo, NodeInfo};
-use tofu_control::{info, rundir};
+use tofu_control::{ping, rundir};
+use tofu_ui::{printable, table};
 
-/// List the machines that stay up, and their nodes
+/// List the machines that run, and their nodes
+///
+/// Linux nodes are asked for a sign of life; one that gives none in two seconds is shown as not
+/// answering.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PsArgs {
     /// Print the list as JSON
@@ -20,64 +24,56 @@ pub(crate) struct PsArgs {
 pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
     let mut machines = Vec::new();
     for (name, control) in rundir::machines()? {
-        match info(&control) {
-            Ok((machine, nodes)) => machines.push((name.to_string(), machine, nodes)),
+        match ping(&control) {
+            Ok(machine) => machines.push((name.to_string(), Ok(machine))),
             // It has come or gone this moment.
             Err(_) if rundir::is_gone(&control) => rundir::clear(&control)?,
-            Err(error) => log::warn!("machine {name}: {error:#}"),
+            Err(error) => machines.push((name.to_string(), Err(format!("{error:#}")))),
         }
     }
     let mut out = io::stdout().lock();
     if args.json {
         let machines: Vec<_> = machines
             .iter()
-            .map(|(name, machine, nodes)| {
-                json!({
+            .map(|(name, machine)| match machine {
+                Ok(machine) => json!({
                     "name": name, "pid": machine.pid, "shape": machine.shape,
-                    "seconds": machine.seconds, "nodes": nodes,
-                })
+                    "seconds": machine.seconds, "nodes": machine.nodes,
+                }),
+                Err(why) => json!({ "name": name, "error": why }),
             })
             .collect();
         writeln!(out, "{}", json!(machines))?;
     } else if machines.is_empty() {
         writeln!(out, "no machine is running")?;
     } else {
-        for (name, machine, nodes) in &machines {
-            print(&mut out, name, machine, nodes)?;
+        for (name, machine) in &machines {
+            match machine {
+                Ok(machine) => print(&mut out, name, machine)?,
+                Err(why) => writeln!(out, "machine {name}: {}", printable(why))?,
+            }
         }
     }
     out.flush()?;
     Ok(0)
 }
 
-fn print(
-    out: &mut dyn Write,
-    name: &str,
-    machine: &MachineInfo,
-    nodes: &[NodeInfo],
-) -> io::Result<()> {
+fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<()> {
     let (shape, pid, up) = (&machine.shape, machine.pid, duration(machine.seconds));
     writeln!(out, "machine {name}: {shape}, up {up}, process {pid}")?;
-    let at = |node: &NodeInfo| Coords::from_array(node.at).to_string();
-    let width = nodes.iter().map(|node| at(node).len()).max().unwrap_or(0).max("node".len());
-    writeln!(
-        out,
-        "{:>5}  {:width$}  {:8}  {:5}  {:>8}  for",
-        "index", "node", "state", "vmm", "process"
-    )?;
-    for node in nodes {
-        let pid = node.pid.map_or("-".to_owned(), |pid| pid.to_string());
-        writeln!(
-            out,
-            "{:>5}  {:width$}  {:8}  {:5}  {:>8}  {}",
-            node.index,
-            at(node),
-            node.state,
-            node.vmm,
-            pid,
-            duration(node.seconds)
-        )?;
-    }
+    let rows = machine.nodes.iter().map(|node: &NodeInfo| {
+        vec![
+            node.index.to_string(),
+            Coords::from_array(node.at).to_string(),
+            node.kind.to_string(),
+            node.state.clone(),
+            node.vmm.clone(),
+            node.pid.map_or("-".to_owned(), |pid| pid.to_string()),
+            duration(node.seconds),
+        ]
+    });
+    let head = ["index", "node", "kind", "state", "vmm", "process", "for"];
+    write!(out, "{}", table(&head, &[0, 5], rows))?;
     Ok(())
 }
 

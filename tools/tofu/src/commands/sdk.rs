@@ -14,10 +14,10 @@ use tofu_linux_nodes::kit::tools;
 use tofu_supervisor::units::ImageName;
 use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
 
-/// Write headers, libraries and pkg-config files for C programs to a folder
+/// Write headers, libraries, pkg-config files and examples for C programs to a folder
 ///
-/// The folder gets include, lib and lib/pkgconfig. Programs that are compiled with them run by
-/// `tofu run`, which brings its own copy of the libraries.
+/// The folder gets include, lib, lib/pkgconfig, and examples with a Makefile. Programs that are
+/// compiled with them run by `tofu run`, which brings its own copy of the libraries.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SdkArgs {
@@ -38,21 +38,53 @@ pub(crate) struct SdkArgs {
 const MPI_PACKAGES: [&str; 2] = ["libmpich-dev", "mpich"];
 /// Where these have headers and libraries.
 const MPI_HEADERS: &str = "/usr/lib/x86_64-linux-gnu/mpich/include";
-const MPI_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libmpich.so.12";
+const MPI_LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 
-/// Compiles MPI programs for nodes. The library's own libraries are on the nodes only.
-const MPICC: &str = r#"#!/bin/sh
-# Compiles and links MPI programs for the nodes of tofu.
-here=$(cd "$(dirname "$0")/.." && pwd)
-exec "${@compiler@:-@default@}" -DMPICH_SKIP_MPICXX -I"$here/include/mpich" -I"$here/include" "$@" \
-    -L"$here/lib" -Wl,--allow-shlib-undefined -lmpich
-"#;
-/// Its names, the variables that choose another compiler, and the compilers.
-const COMPILERS: [(&str, &str, &str); 2] = [("mpicc", "CC", "cc"), ("mpicxx", "CXX", "c++")];
+/// A library for programs, and what it is called where programs are run.
+struct MpiLibrary {
+    name: &'static str,
+    file: &'static str,
+}
+
+/// The second has the bindings of C++.
+const MPI_FILES: [MpiLibrary; 2] = [
+    MpiLibrary { name: "libmpich.so", file: "libmpich.so.12" },
+    MpiLibrary { name: "libmpichcxx.so", file: "libmpichcxx.so.12" },
+];
+
+/// Compiles MPI programs for nodes.
+const MPICC: &str = include_str!("sdk/mpicc.sh");
+
+/// What a script does that compiles MPI programs.
+struct Compiler {
+    name: &'static str,
+    /// Names another compiler. Not CC and CXX: these name this very script where MPI programs are
+    /// built by make.
+    variable: &'static str,
+    default: &'static str,
+    libraries: &'static str,
+}
+
+const COMPILERS: [Compiler; 3] = [
+    Compiler { name: "mpicc", variable: "MPICH_CC", default: "cc", libraries: "-lmpich" },
+    Compiler {
+        name: "mpicxx",
+        variable: "MPICH_CXX",
+        default: "c++",
+        libraries: "-lmpichcxx -lmpich",
+    },
+    Compiler {
+        name: "mpic++",
+        variable: "MPICH_CXX",
+        default: "c++",
+        libraries: "-lmpichcxx -lmpich",
+    },
+];
 
 const EXAMPLES: &str = "\
 Examples:
   tofu sdk sdk
+  make -C sdk/examples ring && tofu run --local -n 4 sdk/examples/ring
   gcc -Isdk/include ring.c -Lsdk/lib -ltofucom -ltofutop -o ring
   PKG_CONFIG_PATH=sdk/lib/pkgconfig pkg-config --cflags --libs utofu jtofu
   tofu sdk --mpi sdk
@@ -70,6 +102,16 @@ const HEADERS: [(&str, &str, &str); 2] = [
         include_str!("../../../../guest-lib/jtofu/c/include/jtofu.h"),
         include_str!("../../../../guest-lib/jtofu/c/jtofu.pc.in"),
     ),
+];
+
+/// Programs that start from here, with what they include and how they are compiled.
+const PROGRAMS: [(&str, &str); 6] = [
+    ("Makefile", include_str!("sdk/Makefile")),
+    ("check.h", include_str!("../../../../guest-lib/utofu/examples/run/check.h")),
+    ("job.h", include_str!("../../../../guest-lib/utofu/examples/run/job.h")),
+    ("ring.c", include_str!("../../../../guest-lib/utofu/examples/run/ring.c")),
+    ("mpi_put.c", include_str!("../../../../guest-lib/utofu/examples/run/mpi_put.c")),
+    ("ring.py", include_str!("../../../../guest-lib/utofu/examples/python/ring.py")),
 ];
 
 /// A header of a library that has one already.
@@ -101,6 +143,11 @@ pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
         let target = lib.join(libraries::name(library)?);
         let new = target.with_extension("new");
         fs::copy(library, &new).and_then(|_| fs::rename(&new, &target)).with_context(cannot)?;
+    }
+    let examples = dir.join("examples");
+    fs::create_dir_all(&examples).with_context(cannot)?;
+    for (name, text) in PROGRAMS {
+        fs::write(examples.join(name), text).with_context(cannot)?;
     }
     if args.mpi && !mpi(args, &dir).with_context(cannot)? {
         return Ok(exit::INTERRUPTED);
@@ -154,26 +201,38 @@ fn copy_mpi(args: &SdkArgs, dir: &Path, progress: &ImageProgress) -> anyhow::Res
         })
     };
     out(MPI_HEADERS)?;
-    out(MPI_LIBRARY)?;
-    // The name that programs ask for is a link to one with the version in it.
-    let link = place.join(Path::new(MPI_LIBRARY).file_name().unwrap_or_default());
-    let target = fs::read_link(&link)?;
-    let library = Path::new(MPI_LIBRARY).with_file_name(&target);
-    out(library.to_str().context("the library has no proper name")?)?;
     let headers = dir.join("include/mpich");
     remove(&headers)?;
     fs::rename(place.join("include"), &headers)?;
-    fs::rename(place.join(&target), dir.join("lib/libmpich.so"))?;
+    for library in &MPI_FILES {
+        // The name that programs ask for is a link to one with the version in it.
+        let path = Path::new(MPI_LIBRARIES).join(library.file);
+        out(path.to_str().context("the library has no proper name")?)?;
+        let target = fs::read_link(place.join(library.file))?;
+        let path = Path::new(MPI_LIBRARIES).join(&target);
+        out(path.to_str().context("the library has no proper name")?)?;
+        fs::rename(place.join(&target), dir.join("lib").join(library.name))?;
+    }
     remove(&place)?;
+    write_compilers(dir)?;
+    progress.clear();
+    Ok(())
+}
+
+/// Writes the scripts that compile MPI programs.
+fn write_compilers(dir: &Path) -> io::Result<()> {
     let bin = dir.join("bin");
     fs::create_dir_all(&bin)?;
-    for (name, variable, default) in COMPILERS {
-        let script = MPICC.replace("@compiler@", variable).replace("@default@", default);
-        let path = bin.join(name);
+    for compiler in &COMPILERS {
+        let script = MPICC
+            .replace("@name@", compiler.name)
+            .replace("@variable@", compiler.variable)
+            .replace("@default@", compiler.default)
+            .replace("@libraries@", compiler.libraries);
+        let path = bin.join(compiler.name);
         fs::write(&path, script)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
     }
-    progress.clear();
     Ok(())
 }
 
@@ -181,5 +240,55 @@ fn remove(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// What scripts say, where CC and CXX name them, as where make has been told so.
+    #[test]
+    fn compilers_tell_what_they_would_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = fs::canonicalize(folder.path()).unwrap();
+        write_compilers(&here).unwrap();
+        let bin = here.join("bin");
+        let say = |name: &str, args: &[&str]| {
+            let mut command = Command::new(bin.join(name));
+            command.args(args).env("CC", bin.join("mpicc")).env("CXX", bin.join("mpicxx"));
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{name} {args:?}: {output:?}");
+            String::from_utf8(output.stdout).unwrap().replace(here.to_str().unwrap(), "SDK")
+        };
+        let includes = "-ISDK/include/mpich -ISDK/include";
+        let link = "-LSDK/lib -Wl,--allow-shlib-undefined -lmpich\n";
+        let link_cxx = "-LSDK/lib -Wl,--allow-shlib-undefined -lmpichcxx -lmpich\n";
+        for asked in ["-show", "-showme"] {
+            assert_eq!(say("mpicc", &[asked]), format!("cc {includes} {link}"));
+            let with = say("mpicxx", &["a.cc", asked, "-o", "a"]);
+            assert_eq!(with, format!("c++ {includes} a.cc -o a {link_cxx}"));
+        }
+        assert_eq!(say("mpicc", &["-show", "-c", "a.c"]), format!("cc {includes} -c a.c\n"));
+        assert_eq!(say("mpicc", &["-cc=x -y", "-show"]), format!("x -y {includes} {link}"));
+        for asked in ["-showme:compile", "-compile-info", "-compile_info"] {
+            assert_eq!(say("mpicxx", &[asked]), format!("{includes}\n"));
+        }
+        for asked in ["-showme:link", "-link-info", "-link_info"] {
+            assert_eq!(say("mpic++", &[asked]), link_cxx);
+            assert_eq!(say("mpicc", &[asked]), link);
+        }
+        assert_eq!(say("mpicc", &["-showme:incdirs"]), "SDK/include/mpich SDK/include\n");
+        assert_eq!(say("mpicc", &["-showme:libdirs"]), "SDK/lib\n");
+        assert_eq!(say("mpicxx", &["-showme:libs"]), "mpichcxx mpich\n");
+        assert_eq!(say("mpicxx", &["-showme:command"]), "c++\n");
+        let mut unknown = Command::new(bin.join("mpicc"));
+        assert_eq!(unknown.arg("-showme:version").output().unwrap().status.code(), Some(1));
+        let mut other = Command::new(bin.join("mpicc"));
+        let output = other.args(["a b", "-c"]).env("MPICH_CC", "printf [%s]").output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.ends_with("[a b][-c]"), "{said}");
     }
 }

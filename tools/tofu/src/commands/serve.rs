@@ -20,7 +20,7 @@ use tofu_supervisor::plan::Network;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
 use tofu_supervisor::units::{Engines, MemorySize};
-use tofu_supervisor::{runner, server};
+use tofu_supervisor::{command_line, runner, server};
 use tofu_ui::{exit, signals};
 use tofu_vfio_user::Backing;
 
@@ -103,19 +103,23 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
     let mut served = Vec::new();
     for (at, socket) in shape.iter().zip(&sockets) {
-        served.push(Served::at_path(&machine, at, socket, backing, &confinement)?);
+        let device = Served::at_path(&machine, at, socket, backing, &confinement)?;
         if let Some(id) = shape.node_id(at) {
-            registry.others().insert(id, "served");
+            registry.with_served(id, std::slice::from_ref(&device));
         }
+        served.push(device);
     }
     // Not before: the sockets of others in that folder are not its business.
     let ours: &[PathBuf] = if args.socket_dir.is_some() { &sockets } else { &[] };
     let _janitor = Janitor::start(dir.path(), ours)?;
     server::serve(&dir.control(), &registry)?;
     let served_at: Vec<_> = shape.iter().zip(sockets).collect();
-    print(args, &dir, &served_at, &folder)?;
+    let words = command_line::network(&shape, served_at.len(), "tofu.");
+    print(args, &dir, &served_at, &folder, &words)?;
     let code = loop {
-        match events.recv()? {
+        let event = events.recv()?;
+        registry.heard(&event);
+        match event {
             Event::Signal(signal) => break exit::of_signal(signal),
             Event::Down => break 0,
             _ => {}
@@ -131,6 +135,7 @@ fn print(
     dir: &RunDir,
     served: &[(Coords, PathBuf)],
     folder: &std::path::Path,
+    words: &str,
 ) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     let shape = args.shape.shape.map(|shape| shape.to_string());
@@ -139,7 +144,9 @@ fn print(
             .iter()
             .map(|(at, socket)| json!({ "node": at.to_array(), "socket": socket }))
             .collect();
-        let machine = json!({ "machine": dir.name(), "shape": shape, "nodes": nodes });
+        let machine = json!({
+            "machine": dir.name(), "shape": shape, "nodes": nodes, "append": words,
+        });
         writeln!(out, "{machine}")?;
         return Ok(out.flush()?);
     }
@@ -167,6 +174,8 @@ fn print(
     )?;
     writeln!(out, "  cloud-hypervisor --memory size=256M,shared=on \\")?;
     writeln!(out, "    --user-device socket={}", first.display())?;
+    writeln!(out, "On the kernel's command line of each guest that is to have IP over Tofu:")?;
+    writeln!(out, "  {words}")?;
     writeln!(out, "\nCtrl-C ends it.")?;
     Ok(out.flush()?)
 }

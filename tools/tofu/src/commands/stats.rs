@@ -1,4 +1,4 @@
-//! `tofu stats`: what the devices of a machine that runs have counted.
+//! `tofu stats`: the counters of the devices of a machine that runs.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -10,12 +10,14 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use tofu_abi::Coords;
 use tofu_abi::regs::{PortReg, TniReg};
-use tofu_control::protocol::{NetworkReply, NetworkRequest};
+use tofu_control::protocol::{Reply, Request};
 use tofu_control::{
-    Counters, MachineName, NodeCounters, ask, find_machine, parse_node, place, rundir, shape,
+    Counters, MachineName, NodeCounters, QueueCounters, ask, find_machine, parse_node, place,
+    rundir, shape,
 };
 use tofu_fabric::{NodeId, Port, Shape};
 use tofu_supervisor::units::Timeout;
+use tofu_ui::table;
 
 /// Show what the devices of a running machine have counted
 ///
@@ -52,7 +54,7 @@ Examples:
 /// A column of the overview: its title, and what is in it.
 type Column = (&'static str, fn(&NodeCounters) -> u64);
 
-const COLUMNS: [Column; 9] = [
+const COLUMNS: [Column; 10] = [
     ("sent", |n| n.of_tnis(TniReg::NumSendTlp)),
     ("KiB", |n| n.of_tnis(TniReg::ByteSendTlp) / 64),
     ("received", |n| n.of_tnis(TniReg::NumReceiveTlp)),
@@ -65,6 +67,7 @@ const COLUMNS: [Column; 9] = [
     }),
     ("damaged", |n| n.of_tnis(TniReg::NumReceiveNullifiedTlp)),
     ("refused", |n| n.of_tnis(TniReg::RxNumExceptionTlp) + n.of_tnis(TniReg::RxNumUnknownTlp)),
+    ("failed", NodeCounters::failed_commands),
     ("no link", |n| {
         n.of_ports(PortReg::NumTxDiscardSystemTlp) + n.of_ports(PortReg::NumTxDiscardNormalTlp)
     }),
@@ -125,9 +128,9 @@ fn all(control: &Path, shape: &Shape, one: Option<Coords>) -> anyhow::Result<Vec
         if one.is_some_and(|one| one != at) {
             continue;
         }
-        match ask(control, NetworkRequest::Counters { at: at.to_array() })? {
-            NetworkReply::Counters(Some(counters)) => found.push((id, at, counters)),
-            NetworkReply::Counters(None) => {}
+        match ask(control, &Request::Counters { node: id.0 })? {
+            Reply::Counters { counters: Some(counters) } => found.push((id, at, counters)),
+            Reply::Counters { counters: None } => {}
             _ => bail!("not an answer"),
         }
     }
@@ -159,10 +162,10 @@ fn as_object((id, at, counters): &Counted) -> Value {
     let tnis = counters.tnis.iter().enumerate().map(|(n, tni)| object("tni", json!(n), tni));
     let ports = Port::ALL.iter().zip(&counters.ports);
     let ports = ports.map(|(port, counters)| object("port", json!(port.to_string()), counters));
-    let queues = counters.queues.iter().map(|(tni, cq, counters)| {
-        let mut queue = object("cq", json!(cq), counters);
-        queue["tni"] = json!(tni);
-        queue
+    let queues = counters.queues.iter().map(|queue| {
+        let mut object = object("cq", json!(queue.cq), &queue.counters);
+        object["tni"] = json!(queue.tni);
+        object
     });
     json!({
         "node": id.0, "at": at.to_array(), "tnis": tnis.collect::<Vec<_>>(),
@@ -172,22 +175,15 @@ fn as_object((id, at, counters): &Counted) -> Value {
 }
 
 fn overview(out: &mut dyn Write, counted: &[Counted]) -> io::Result<()> {
-    let mut rows = vec![vec!["index".to_owned(), "node".to_owned()]];
-    rows[0].extend(COLUMNS.iter().map(|(title, _)| (*title).to_owned()));
-    for (id, at, counters) in counted {
+    let mut head = vec!["index", "node"];
+    head.extend(COLUMNS.iter().map(|(title, _)| *title));
+    let rows = counted.iter().map(|(id, at, counters)| {
         let mut row = vec![id.0.to_string(), at.to_string()];
         row.extend(COLUMNS.iter().map(|(_, value)| value(counters).to_string()));
-        rows.push(row);
-    }
-    let widths: Vec<usize> = (0..rows[0].len())
-        .map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0))
-        .collect();
-    for row in rows {
-        let cells: Vec<_> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
-        writeln!(out, "{}", cells.join("  "))?;
-    }
-    Ok(())
+        row
+    });
+    let numbers: Vec<usize> = (0..head.len()).collect();
+    write!(out, "{}", table(&head, &numbers, rows))
 }
 
 /// All counters that are not 0.
@@ -209,8 +205,8 @@ fn details(
     for (n, tni) in counters.tnis.iter().enumerate() {
         block(format!("TNI {n}"), tni)?;
     }
-    for (tni, cq, queue) in &counters.queues {
-        block(format!("TNI {tni}, control queue {cq}"), queue)?;
+    for QueueCounters { tni, cq, counters } in &counters.queues {
+        block(format!("TNI {tni}, control queue {cq}"), counters)?;
     }
     for (port, counted) in Port::ALL.iter().zip(&counters.ports) {
         let to = shape.neighbor(at, *port).map_or("nowhere".to_owned(), |to| to.to_string());

@@ -9,9 +9,9 @@ use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_fabric::{Axis, Link, Port};
-use tofu_supervisor::options::ShapeArgs;
 use tofu_supervisor::plan::Network;
 
+use crate::commands::running::MachineOrShape;
 use crate::commands::svg;
 
 /// Show a machine's nodes and links as text or as a picture
@@ -19,7 +19,7 @@ use crate::commands::svg;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopoArgs {
     #[command(flatten)]
-    pub(crate) shape: ShapeArgs,
+    pub(crate) machine: MachineOrShape,
 
     /// Write a picture of the 6D box to this file
     #[arg(long, value_name = "FILE")]
@@ -34,6 +34,8 @@ const EXAMPLES: &str = "\
 Examples:
   tofu topo
   tofu topo --shape half-rack --svg half-rack.svg
+  tofu topo --machine
+      the machine that runs, with the links that are down now
   tofu topo -c machine.toml --json";
 
 /// Up to this many nodes are listed one by one.
@@ -41,7 +43,7 @@ const LISTED_NODES: u32 = 192;
 
 /// Runs `tofu topo`.
 pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<u8> {
-    let (network, _) = Network::new(&args.shape)?;
+    let network = args.machine.network()?;
     let mut out = io::stdout().lock();
     if let Some(path) = &args.svg {
         let picture = svg::draw(&network)?;
@@ -54,7 +56,7 @@ pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<u8> {
         writeln!(out, "{}", network.summary())?;
         writeln!(out, "picture: {}", path.display())?;
     } else {
-        out.write_all(text(&network).as_bytes())?;
+        out.write_all(text(&network, args.machine.runs()).as_bytes())?;
     }
     out.flush()?;
     Ok(0)
@@ -70,7 +72,7 @@ fn closing(network: &Network, axis: Axis) -> &'static str {
     }
 }
 
-fn text(network: &Network) -> String {
+fn text(network: &Network, runs: bool) -> String {
     let shape = &network.shape;
     // Writing to a String cannot fail.
     let mut text = network.summary() + "\n\naxis  length\n";
@@ -112,7 +114,8 @@ fn text(network: &Network) -> String {
         text.push('\n');
     }
     if !network.links_down.is_empty() {
-        text.push_str("\n! this link starts down\n");
+        let state = if runs { "is" } else { "starts" };
+        let _ = writeln!(text, "\n! this link {state} down");
     }
     text
 }
@@ -149,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_unit_in_words() {
-        let text = text(&network("unit"));
+        let text = text(&network("unit"), false);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "machine 1x1x1x2x3x2: 12 nodes, 24 links, 1 down");
         assert_eq!(lines[3], "X          1  no links");
@@ -171,7 +174,7 @@ mod tests {
 
     #[test]
     fn large_machines_are_not_listed() {
-        assert!(text(&network("4x4x4x2x3x2")).lines().count() < 12);
+        assert!(text(&network("4x4x4x2x3x2"), false).lines().count() < 12);
     }
 
     #[test]

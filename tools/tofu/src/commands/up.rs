@@ -7,7 +7,6 @@ mod screen;
 mod watch;
 
 use std::io;
-use std::path::Path;
 use std::sync::mpsc::{self};
 use std::time::Instant;
 
@@ -20,6 +19,7 @@ use tofu_supervisor::named::Named;
 use tofu_supervisor::options::MachineArgs;
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::Machines;
+use tofu_supervisor::units::Timeout;
 use tofu_ui::{Style, signals};
 
 use self::screen::Screen;
@@ -30,7 +30,8 @@ use crate::commands::host;
 ///
 /// Boots one VM per node, shows what the guests print with the coordinates of
 /// their nodes, and ends when all guests have ended, the time is over, or you
-/// press Ctrl-C. A guest succeeds if it exits with code 0.
+/// press Ctrl-C. A guest succeeds if it exits with code 0; when one has failed
+/// the others are stopped soon.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct UpArgs {
@@ -38,6 +39,10 @@ pub(crate) struct UpArgs {
     // Help has it after --engines.
     #[arg(long, display_order = 10)]
     pub(crate) json: bool,
+
+    /// How long guests may go on when another has failed
+    #[arg(long, value_name = "TIME", default_value = "2s", display_order = 9)]
+    pub(crate) grace: Timeout,
 
     #[command(flatten)]
     pub(crate) machine: MachineArgs,
@@ -72,20 +77,17 @@ A machine file:
 
 /// Runs `tofu up` and returns the exit code.
 pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
-    let (json, args) = (args.json, &args.machine);
+    let (json, grace, args) = (args.json, args.grace.0, &args.machine);
     let plan = Plan::new(args)?;
     check_memory(&plan, host::memory_available())?;
     if plan.linux().next().is_some() {
-        return linux::run(&plan, args, json);
+        return linux::run(&plan, args, json, grace);
     }
     linux::refuse_options(args)?;
     let start = Instant::now();
-    // Others can ask for it if it has a name, and do if it has a gateway.
-    let named = plan.gateway().is_some() || args.linux.name.is_some();
-    let mut named = named.then(|| Named::new(&plan, args)).transpose()?;
+    let mut named = Named::new(&plan, args)?;
     // Before there are other threads, which it would not reach.
-    let folders: Vec<&Path> = named.iter().map(|named| named.dir.base()).collect();
-    let confinement = Confinement::of_guests(&folders, args.sandbox.off)?;
+    let confinement = Confinement::of_guests(&[named.dir.base()], args.sandbox.off)?;
     let (sender, events) = mpsc::channel();
     let signal_sender = sender.clone();
     let _signals = signals::forward(move |signal| {
@@ -93,20 +95,17 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         let _ = signal_sender.send(Event::Signal(signal));
     })?;
     let mut out = io::stdout();
-    let mut screen = Screen::new(&mut out, Style::detect(json), &plan)?;
+    let name = named.dir.name().clone();
+    let mut screen = Screen::new(&mut out, Style::detect(json), &plan, name.as_str())?;
     let mut machines = Machines::bare(confinement);
-    if let Some(named) = &mut named {
-        machines.registry = Some(named.serve(&plan, sender.clone())?);
-        machines.gateway = named.gateway.take();
-    }
+    machines.registry = Some(named.serve(&plan, sender.clone())?);
+    machines.gateway = named.gateway.take();
     let hints = machines.gateway.as_ref().map(GatewaySetup::hints);
-    let mut started = |screen: &mut Screen<'_>| match (&named, &hints) {
-        (Some(named), Some(hints)) => {
-            Ok(screen.ready(named.dir.name().as_str(), start.elapsed(), hints)?)
-        }
-        _ => Ok(()),
+    let mut started = |screen: &mut Screen<'_>| match &hints {
+        Some(hints) => Ok(screen.ready(named.dir.name().as_str(), start.elapsed(), hints)?),
+        None => Ok(()),
     };
-    watch(&plan, &machines, sender, &events, &mut screen, &mut started)
+    watch(&plan, grace, &machines, sender, &events, &mut screen, &mut started)
 }
 
 /// Refuses a machine whose guests could use more memory than there is, which

@@ -24,7 +24,7 @@ fn without_a_machine() {
 #[test]
 fn words_that_mean_nothing() {
     let place = Place::new();
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["exec", "first", "--", "true"], "node first: not a node; give an index such as 0"),
         (&["exec", "0,0", "--", "true"], "node 0,0: not a node"),
         (&["exec", "2a/0", "--", "true"], "node 2a/0: a machine's name is 1 to 32 letters"),
@@ -34,10 +34,13 @@ fn words_that_mean_nothing() {
         (&["cp", "0:/", "b"], "has no name of its own"),
         (&["cp", "/no/such/file", "0:/tmp"], "cannot read /no/such/file: No such file"),
         (&["up", "--detach"], "--detach is for machines with Linux nodes; add --linux"),
+        (&["ps", "--log", "device=loud"], "a level is off, error, warn, info, debug or trace"),
         (&["up", "--net", "lan"], "--net is for machines with Linux nodes"),
         (&["up", "--linux", "--cpus", "17"], "a whole number of processors from 1 to 16"),
         (&["up", "--linux", "--name", "a/b"], "1 to 32 letters, digits, - and _"),
         (&["up", "--linux", "--memory", "64MiB"], "64MiB of memory are too little"),
+        (&["up", "--memory", "2MiB"], "2MiB of memory are too little for the guest allpairs; give"),
+        (&["up", "--guest", "helo"], "there is no such guest; did you mean hello; `tofu guest ls`"),
     ];
     for (args, expected) in cases {
         let error = place.run(args).error();
@@ -91,6 +94,18 @@ fn images_that_are_not_there() {
     assert!(code == Some(2) && error.contains("fastest"), "{error}");
     let (code, _) = run(&["image", "ls"]);
     assert_eq!(code, Some(0));
+}
+
+#[test]
+fn a_run_directory_that_does_not_exist() {
+    let place = Place::new();
+    for command in [&["ps"][..], &["up"], &["serve"]] {
+        let mut command = place.command(command);
+        command.env("XDG_RUNTIME_DIR", "/no/such/folder");
+        let error = place.run_command(command).error();
+        let expected = "XDG_RUNTIME_DIR=/no/such/folder: there is no such folder";
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]

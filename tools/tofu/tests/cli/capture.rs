@@ -243,6 +243,14 @@ fn a_running_machine_is_captured() {
     assert_eq!(summary["packets"], 40);
     let capture = read(&path);
     assert_eq!(capture.packets.len(), 40);
+    // The same for people, a packet a line.
+    let said = place.run(&[&["capture", "1", "--count", "5"][..], &limits[..4]].concat());
+    let lines: Vec<_> = said.out.lines().collect();
+    assert!(lines.len() == 5 && said.err.contains("5 packets, 0 dropped"), "{said:?}");
+    let shown = |line: &&str| {
+        line.contains(" tni0 ") && line.contains(" system (0,0,0,") && line.contains(" bytes")
+    };
+    assert!(lines.iter().all(shown), "{lines:?}");
     assert!(capture.packets.iter().all(|(interface, bytes)| (*interface, bytes.len()) == (0, 100)));
     assert_eq!(place.run(&["down"]).code, Some(0));
     machine.wait();
@@ -347,7 +355,7 @@ fn devices_say_what_they_have_counted() {
     let _ = lines.count();
     assert_eq!(watch.wait().unwrap().code(), Some(0));
     let error = place.run(&["stats", "--watch", "0s"]).error();
-    assert!(error.contains("a whole number with ms, s, m or h"), "{error}");
+    assert!(error.contains("a whole number of seconds, or with ms"), "{error}");
 }
 
 #[test]

@@ -46,6 +46,29 @@ fn what_no_device_sees_the_guests_find() {
 }
 
 #[test]
+fn guests_say_whom_they_wait_for_and_end_soon_after_one_has_failed() {
+    let place = Place::new();
+    if !place.can_boot("guests_say_whom_they_wait_for_and_end_soon_after_one_has_failed") {
+        return;
+    }
+    let file = place.path().join("machine.toml");
+    let text = "shape = \"1x1x1x2x1x1\"\n[[link]]\nat = [0, 0, 0, 0, 0, 0]\nport = \"A\"\n\
+                down = true\n";
+    std::fs::write(&file, text).unwrap();
+    let started = std::time::Instant::now();
+    let up = ["up", "-c", file.to_str().unwrap(), "--timeout", "100", "--grace", "4"];
+    let said = place.run(&up);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(started.elapsed().as_secs() < 60, "{said:?}");
+    for expected in [
+        "waiting for 1 of 1 other nodes: (0,0,0,1,0,0)",
+        "stopped: another guest failed 4 s before",
+    ] {
+        assert!(said.out.contains(expected), "{expected:?} is missing: {said:?}");
+    }
+}
+
+#[test]
 fn links_go_down_and_up_under_a_connection() {
     let place = Place::new();
     if !place.can_boot("links_go_down_and_up_under_a_connection") {

@@ -36,7 +36,11 @@ fn a_machine_from_up_to_down() {
     if !can_run(&place, "a_machine_from_up_to_down") {
         return;
     }
-    let out = detached(&place, &["--name", "one", "--net", "lan"]);
+    // The least memory that is allowed is enough.
+    let error = place.run(&["up", "--linux", "--memory", "80MiB"]).error();
+    assert!(error.contains("80MiB of memory are too little for a Linux node with this"), "{error}");
+    let least = error.split("give ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    let out = detached(&place, &["--name", "one", "--net", "lan", "--memory", least]);
     assert!(out.contains("machine one is ready after "), "{out}");
     let error = place.run(&["up", "--linux", "--name", "one"]).error();
     assert!(error.contains("the name one is taken"), "{error}");
@@ -89,6 +93,25 @@ fn a_machine_from_up_to_down() {
     // The console, before and after something is typed.
     place.run_with(&["console", "0"], b"\necho typed-$((40+2))\n");
     wait_for("the console to answer", || place.run(&["console", "0"]).ok().contains("typed-42"));
+    // The firmware's reset, its clearing of the screen and the shell's questions stay away.
+    let console = place.run(&["console", "0"]).ok();
+    for sequence in ["\u{1b}c", "\u{1b}[?7l", "\u{1b}[2J", "\u{1b}[6n"] {
+        assert!(!console.contains(sequence), "{console:?}");
+    }
+
+    // Nodes whose processors were stopped, and whose guest says nothing for another reason.
+    place.run(&["pause", "1"]).ok();
+    let monitor = pid(&place.ps()[0]["nodes"][0]);
+    signal(monitor, "STOP");
+    let ps = place.ps();
+    signal(monitor, "CONT");
+    let states = [0, 1].map(|node: usize| ps[0]["nodes"][node]["state"].clone());
+    assert_eq!(states, ["not answering", "paused"]);
+    place.run(&["resume", "1"]).ok();
+    wait_for("both to answer", || {
+        let ps = place.ps();
+        ps[0]["nodes"].as_array().is_some_and(|nodes| nodes.iter().all(|n| n["state"] == "ready"))
+    });
 
     // A monitor that is killed takes its node only.
     signal(pid(&place.ps()[0]["nodes"][0]), "KILL");

@@ -1,6 +1,6 @@
 //! `tofu run --local`.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ impl Jobs {
             .args(["-pthread", "-o"])
             .args([&program, source])
             .args(
-                ["utofu/c/include", "jtofu/c/include", "utofu/examples/c"]
+                ["utofu/c/include", "jtofu/c/include", "utofu/examples/c", "utofu/examples/run"]
                     .map(|folder| format!("-I{}", guest_lib(folder).display())),
             )
             .arg(format!("-L{}", libraries().display()))
@@ -189,13 +189,121 @@ fn words_are_not_torn_and_atomic_commands_lose_nothing() {
 }
 
 #[test]
+fn a_put_that_comes_too_early_is_dropped_and_no_fault_of_its_sender() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("early.c") else { return };
+    assert_eq!(jobs.lines(&["-n", "2", &program]), ["0: 50 early Puts", "0: answered"]);
+}
+
+#[test]
 fn a_rank_that_is_killed_hurts_no_other() {
     let jobs = Jobs::new();
     let Some(program) = jobs.own("dies.c") else { return };
     let said = jobs.run(&["-n", "3", "--grace", "60s", &program]);
     assert_eq!(said.code, Some(137), "{said:?}");
-    assert_eq!(said.out, "0: success, then -128, then success\n", "{said:?}");
+    assert_eq!(said.out, "0: success, then an error, then success\n", "{said:?}");
     assert!(said.err.contains("rank 1") && said.err.contains("SIGKILL"), "{said:?}");
+}
+
+#[test]
+fn ranks_share_nodes() {
+    let jobs = Jobs::new();
+    let Some(ring) = jobs.compile(&guest_lib("utofu/examples/run/ring.c")) else { return };
+    for ppn in ["2", "3", "4"] {
+        let line =
+            |rank: u32| format!("{rank}: rank {rank} of 8: hello from rank {}", (rank + 7) % 8);
+        let expected: Vec<_> = (0..8).map(line).collect();
+        assert_eq!(jobs.lines(&["-n", "8", "--ppn", ppn, &ring]), expected, "{ppn} a node");
+    }
+    let script = "echo $TOFU_LOCAL_RANK of $TOFU_PPN";
+    let said = jobs.lines(&["--map", "2", "--ppn", "2", "--", "sh", "-c", script]);
+    assert_eq!(said, ["0: 0 of 2", "1: 1 of 2", "2: 0 of 2", "3: 1 of 2"]);
+    // They share barrier gates, too: some ask for all there are, and get no others'.
+    let barriers = Path::new(HERE).join("../../tests/linux/programs/barriers.c");
+    let barriers = jobs.compile(&barriers).unwrap();
+    let line =
+        |rank: u32| format!("{rank}: 6 ranks: 200 rounds right, gates ran out and came back");
+    let said = jobs.lines(&["-n", "6", "--ppn", "2", &barriers, "groups"]);
+    assert_eq!(said, (0..6).map(line).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_rank_that_is_killed_leaves_its_node_to_the_others() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("shared.c") else { return };
+    let said = jobs.run(&["-n", "4", "--ppn", "2", "--grace", "60s", &program]);
+    assert_eq!(said.code, Some(137), "{said:?}");
+    assert_eq!(said.out, "0: 500 rounds without rank 1\n", "{said:?}");
+}
+
+#[test]
+fn ranks_of_mpi_find_each_other() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("pmi.c") else { return };
+    let line = |rank: u32| {
+        let (local, of, next) = (rank % 2, if rank == 4 { 1 } else { 2 }, (rank + 1) % 5);
+        format!("{rank}: {local} of {of} on (vector,(0,2,2),(2,1,1)) has card-{next}")
+    };
+    let said = jobs.lines(&["--mpi", "-n", "5", "--ppn", "2", &program]);
+    assert_eq!(said, (0..5).map(line).collect::<Vec<_>>());
+    // Linked with a library of that name, it is told what --mpi is for.
+    let folder = jobs.programs.path();
+    let library = ["-shared", "-x", "c", "/dev/null", "-Wl,-soname,libmpich.so.12", "-o"];
+    let mut gcc = Command::new("gcc");
+    assert!(gcc.args(library).arg(folder.join("libmpich.so.12")).status().unwrap().success());
+    let linked = folder.join("linked");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-x", "c", "-", "-x", "none", "-Wl,--no-as-needed"]);
+    gcc.arg(folder.join("libmpich.so.12")).arg("-o").arg(&linked).stdin(Stdio::piped());
+    let mut child = gcc.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"int main(void) { return 0; }").unwrap();
+    assert!(child.wait().unwrap().success());
+    let path = format!("LD_LIBRARY_PATH={}", folder.display());
+    let args = ["-n", "2", "--env", &path, linked.to_str().unwrap()];
+    let said = jobs.run(&args);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(said.err.lines().count(), 1, "{said:?}");
+    assert!(said.err.contains("is linked with libmpich.so.12, and there is no --mpi"), "{said:?}");
+    assert_eq!(jobs.run(&[&["--mpi"], args.as_slice()].concat()).err, "");
+    let said = jobs.run(&["--mpi", "-n", "3", &program, "9"]);
+    assert_eq!(said.code, Some(9), "{said:?}");
+    assert!(said.err.contains("has aborted the job with code 9"), "{said:?}");
+}
+
+#[test]
+fn ranks_work_where_they_are_told_to() {
+    let jobs = Jobs::new();
+    let folder = jobs.programs.path();
+    let (out, shared) = (folder.join("out"), folder.join("shared"));
+    std::fs::create_dir(&shared).unwrap();
+    let script = ["sh", "-c", "echo $TOFU_RANK > of-$TOFU_RANK"];
+    let more = ["-n", "3", "--ppn", "2", "--out", out.to_str().unwrap(), "--"];
+    jobs.run(&[&more[..], &script].concat()).ok();
+    let read = |path: &str| std::fs::read_to_string(folder.join(path)).unwrap_or_default();
+    assert_eq!(read("out/t-0-0-0-0-0-0/of-0"), "0\n");
+    assert_eq!(read("out/t-0-0-0-0-0-0/of-1"), "1\n");
+    assert_eq!(std::fs::read_dir(&out).unwrap().count(), 2);
+    let more = ["-n", "2", "--cwd", shared.to_str().unwrap(), "--"];
+    jobs.run(&[&more[..], &script].concat()).ok();
+    assert_eq!(jobs.lines(&[&more[..], &["cat", "of-1"]].concat()), ["0: 1", "1: 1"]);
+}
+
+/// What `tofu sdk` writes is enough to compile its examples and run them.
+#[test]
+fn the_sdk_has_examples() {
+    if !have("make") || !have("gcc") {
+        eprintln!("SKIP the_sdk_has_examples: no make, or no gcc");
+        return;
+    }
+    let jobs = Jobs::new();
+    let sdk = jobs.programs.path().join("sdk");
+    let mut write = jobs.place.command(&["sdk", sdk.to_str().unwrap()]);
+    assert!(write.env("TOFU_LIBRARIES", libraries()).output().unwrap().status.success());
+    let make = Command::new("make").arg("-C").arg(sdk.join("examples")).output().unwrap();
+    assert!(make.status.success(), "{}", String::from_utf8_lossy(&make.stderr));
+    let ring = sdk.join("examples/ring");
+    let expected = ["0: rank 0 of 2: hello from rank 1", "1: rank 1 of 2: hello from rank 0"];
+    assert_eq!(jobs.lines(&["-n", "2", ring.to_str().unwrap()]), expected);
 }
 
 #[test]
@@ -240,6 +348,16 @@ fn nothing_is_left_however_a_job_ends() {
         assert_eq!(job.0.wait().unwrap().code(), code, "{how}");
         jobs.is_clean(pid);
     }
+    // The machine of a run has its control socket, by which others see and end it.
+    let mut job = jobs.start(&args, 3);
+    let ps = jobs.place.ps();
+    let nodes = ps[0]["nodes"].as_array().unwrap();
+    assert!(nodes.len() == 3 && nodes.iter().all(|node| node["kind"] == "served"), "{ps}");
+    assert_eq!(ps[0]["pid"], job.0.id());
+    jobs.place.run(&["link", "ls"]).ok();
+    jobs.place.run(&["down"]).ok();
+    assert_eq!(job.0.wait().unwrap().code(), Some(143));
+    jobs.is_clean(job.0.id());
     // Ranks end even if the one that tidies up is killed as well.
     let script = format!("echo here; exec tail -f {marker}");
     let mut job = jobs.start(&["-n", "3", "--", "sh", "-c", &script], 3);
@@ -249,6 +367,8 @@ fn nothing_is_left_however_a_job_ends() {
     signal(janitor.parse().unwrap(), "KILL");
     signal(pid.into(), "KILL");
     assert_eq!(job.0.wait().unwrap().code(), None);
+    // The folder is removed by whoever sees it.
+    assert_eq!(jobs.place.run(&["ps"]).ok(), "no machine is running\n");
     jobs.is_clean(pid);
 }
 
@@ -260,8 +380,10 @@ fn mistakes_are_one_line() {
         (&["-n", "0", "true"][..], "-n 0: a job has one rank or more"),
         (&["-n", "1000", "true"], "1000 nodes are too many: with --local a job has up to 256"),
         (&["-n", "3", "--shape", "1x1x1x2x1x1", "true"], "has 2 nodes, and the job needs 3"),
-        (&["--ppn", "2", "true"], "--ppn: with --local each rank has a node of its own"),
+        (&["--ppn", "37", "true"], "--ppn 37: a node has 1 to 36 ranks"),
+        (&["--map", "200", "--ppn", "4", "true"], "800 ranks: with --local a job has up to 256"),
         (&["--copy", "Cargo.toml", "true"], "--copy is for ranks on nodes"),
+        (&["--cwd", "no-such-folder", "true"], "--cwd no-such-folder: cannot read it"),
         (&["no-such-program"], "there is no program no-such-program"),
         (&["./no-such-program"], "cannot run ./no-such-program"),
         (&[here.to_str().unwrap()], "it is not executable"),

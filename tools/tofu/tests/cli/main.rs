@@ -2,10 +2,13 @@
 
 mod bad_input;
 mod capture;
+mod control;
 mod faults;
 mod gateway;
+mod guests;
 mod linux;
 mod local;
 mod netboot;
 mod serve;
+mod shells;
 mod tofu;

@@ -147,7 +147,7 @@ fn mistakes_are_named() {
     let place = Place::new();
     let error = |args: &[&str]| up(&place, args).error();
     let text = error(&["--boot-server", "1,2"]);
-    assert!(text.contains("coordinates X,Y,Z,A,B,C"), "{text}");
+    assert!(text.contains("coordinates such as 0,0,0,0,0,0"), "{text}");
     let text = error(&["--boot-server", "9,0,0,0,0,0"]);
     assert!(text.contains("boot server at (9,0,0,0,0,0): the shape 1x1x1x2x3x2 has no"), "{text}");
     let text = error(&["--shape", "1x1x1x1x1x1"]);

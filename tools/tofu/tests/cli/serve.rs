@@ -1,8 +1,10 @@
 //! `tofu serve`.
 
+use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use crate::tofu::{Place, signal};
+use crate::tofu::{PATIENCE, Place, Process, signal};
 
 const PAIR: [&str; 4] = ["serve", "--shape", "2x1x1x1x1x1", "--json"];
 
@@ -24,7 +26,7 @@ fn devices_are_on_sockets_until_ctrl_c() {
     let ps = place.ps();
     assert_eq!(ps[0]["name"], "tofu");
     assert_eq!(
-        (&ps[0]["nodes"][1]["state"], &ps[0]["nodes"][1]["index"]),
+        (&ps[0]["nodes"][1]["kind"], &ps[0]["nodes"][1]["index"]),
         (&"served".into(), &1.into())
     );
     let error = place.run(&["exec", "0", "--", "true"]).error();
@@ -117,6 +119,14 @@ fn links_go_down_and_come_up() {
     // Both links of a ring of two.
     place.run(&["link", "down", "tofu/3", "t-0-0-0-1-0-0"]).ok();
     assert_eq!(down().len(), 3);
+    // On paper the machine has all its links; as it runs, three less.
+    let topo = place.run(&["topo", "--machine"]).ok();
+    assert!(topo.starts_with("machine 2x1x1x2x1x1: 4 nodes, 6 links, 3 down\n"), "{topo}");
+    assert!(topo.ends_with("\n! this link is down\n"), "{topo}");
+    let map = place.run(&["map", "--machine=tofu", "--map", "2"]).ok();
+    assert!(map.starts_with("machine 2x1x1x2x1x1: 4 nodes, 6 links, 3 down\n"), "{map}");
+    let error = place.run(&["topo", "--machine=other"]).error();
+    assert!(error.contains("no machine other is running; there are: tofu"), "{error}");
     let links = place.run(&["link", "ls", "--json"]).ok();
     let links: serde_json::Value = serde_json::from_str(&links).unwrap();
     let links = links.as_array().unwrap();
@@ -134,4 +144,72 @@ fn links_go_down_and_come_up() {
     assert!(error.contains("node 4: the machine 2x1x1x2x1x1 has no such node"), "{error}");
     signal(process.id(), "INT");
     assert_eq!(process.wait(), Some(130));
+}
+
+/// A message of the vfio-user protocol: its command, and a body; returns the error of the answer.
+fn say(client: &mut UnixStream, command: u16, body: &[u8]) -> u32 {
+    let mut message = Vec::new();
+    message.extend([7, 0]);
+    message.extend(command.to_ne_bytes());
+    message.extend((16 + body.len() as u32).to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend(body);
+    client.write_all(&message).unwrap();
+    let mut header = [0; 16];
+    client.read_exact(&mut header).unwrap();
+    let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
+    let mut rest = vec![0; word(4) as usize - 16];
+    client.read_exact(&mut rest).unwrap();
+    // The answer's flags say whether it is an error.
+    if word(8) & 1 << 5 == 0 { 0 } else { word(12) }
+}
+
+#[test]
+fn clients_that_would_wait_in_vain_are_told() {
+    const VERSION: &[u8] = b"\0\0\x01\0{}\0";
+    const BUSY: u32 = 16;
+    const INVALID: u32 = 22;
+    let place = Place::new();
+    let log = place.path().join("log");
+    let mut command = place.command(&PAIR);
+    command.stderr(File::create(&log).unwrap());
+    let (mut process, machine) = Process::start(command);
+    assert_eq!(machine["append"], "tofu.shape=2x1x1x1x1x1 tofu.torus=x tofu.nodes=2");
+    let socket = &sockets(&machine)[0];
+    let connect = || {
+        let client = UnixStream::connect(socket).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client
+    };
+    let mut first = connect();
+    assert_eq!(say(&mut first, 1, VERSION), 0);
+    // One that comes while another one is attached, and does not leave.
+    let mut second = connect();
+    assert_eq!(say(&mut second, 1, VERSION), BUSY);
+    // Memory without a descriptor: a ROM, which does not matter, and where programs are.
+    let map = |address: u64, size: u64| {
+        let mut body = Vec::new();
+        body.extend([32u32, 3].map(u32::to_ne_bytes).concat());
+        body.extend([0, address, size].map(u64::to_ne_bytes).concat());
+        body
+    };
+    assert_eq!(say(&mut first, 2, &map(0xfffc_0000, 0x4_0000)), 0);
+    assert_eq!(say(&mut first, 2, &map(0, 16 << 20)), INVALID);
+    // One that starts anew is served, and a good run ends without a warning: the client leaves
+    // without reading what it was told.
+    first.write_all(&[7, 0, 4, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    first.write_all(&[32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    drop(first);
+    let mut third = connect();
+    assert_eq!(say(&mut third, 1, VERSION), 0);
+    drop(third);
+    signal(process.id(), "INT");
+    assert_eq!(process.wait(), Some(130));
+    let log = std::fs::read_to_string(&log).unwrap();
+    let lines: Vec<_> = log.lines().collect();
+    assert_eq!(lines.len(), 2, "{log}");
+    assert!(lines[0].contains("(0,0,0,0,0,0): a client was turned away, as another one"), "{log}");
+    assert!(lines[1].contains("memory cannot be reached (Invalid argument"), "{log}");
+    assert!(lines[1].contains("memory-backend-memfd,share=on"), "{log}");
 }

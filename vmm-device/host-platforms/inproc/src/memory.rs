@@ -1,10 +1,9 @@
-//! DMA memory: a part of a node's guest memory, handed out piece by piece.
+//! DMA memory: a part of a node's guest memory, of which an allocator hands out parts.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use tofu_driver::{DmaBuffer, DmaError, VolatileBuffer};
+use tofu_driver::{DmaBuffer, DmaError, FreeList, VolatileBuffer};
 use vm_memory::{
     Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
     MemoryRegionAddress, VolatileSlice,
@@ -12,7 +11,7 @@ use vm_memory::{
 
 /// An allocator over the first region of a node's memory: first fit, address order.
 ///
-/// Clones hand out pieces of the same memory.
+/// Clones hand out parts of the same memory.
 #[derive(Clone)]
 pub struct Arena(Arc<Inner>);
 
@@ -20,13 +19,13 @@ struct Inner {
     memory: GuestMemoryMmap<()>,
     /// Start of the region.
     base: u64,
-    /// Free pieces: offset in the region and length. No two of them touch.
-    free: Mutex<BTreeMap<u64, u64>>,
+    /// Addresses of the region that are free.
+    free: Mutex<FreeList>,
 }
 
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let free: u64 = self.0.free().values().sum();
+        let free = self.0.free().total();
         f.debug_struct("Arena").field("base", &self.0.base).field("free", &free).finish()
     }
 }
@@ -36,40 +35,8 @@ impl Inner {
         self.memory.iter().next().expect("checked when the arena was made")
     }
 
-    fn free(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+    fn free(&self) -> MutexGuard<'_, FreeList> {
         tofu_sync::lock(&self.free)
-    }
-
-    fn take(&self, size: u64, align: u64) -> Option<u64> {
-        let mut free = self.free();
-        let (start, len, at) = free.iter().find_map(|(&start, &len)| {
-            let at = (self.base + start).checked_next_multiple_of(align)? - self.base;
-            (at.checked_add(size)? <= start + len).then_some((start, len, at))
-        })?;
-        free.remove(&start);
-        if at > start {
-            free.insert(start, at - start);
-        }
-        let (end, old_end) = (at + size, start + len);
-        if old_end > end {
-            free.insert(end, old_end - end);
-        }
-        Some(at)
-    }
-
-    fn give_back(&self, mut start: u64, mut len: u64) {
-        let mut free = self.free();
-        if let Some((&before, &n)) = free.range(..start).next_back()
-            && before + n == start
-        {
-            free.remove(&before);
-            start = before;
-            len += n;
-        }
-        if let Some(n) = free.remove(&(start + len)) {
-            len += n;
-        }
-        free.insert(start, len);
     }
 }
 
@@ -78,33 +45,34 @@ impl Arena {
     pub fn new(memory: GuestMemoryMmap<()>) -> Option<Self> {
         let region = memory.iter().next()?;
         let (base, len) = (region.start_addr().raw_value(), region.len());
-        let free = Mutex::new(BTreeMap::from([(0, len)]));
-        Some(Self(Arc::new(Inner { memory, base, free })))
+        let mut free = FreeList::default();
+        free.give(base, len);
+        Some(Self(Arc::new(Inner { memory, base, free: Mutex::new(free) })))
     }
 
     /// Allocates zeroed memory.
     ///
     /// # Errors
     ///
-    /// If no piece is left that is large enough.
+    /// If no free range is large enough.
     pub fn alloc(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
         let error = DmaError { size, align };
         // Buffers start at words, so that the typed accesses can be atomic; an empty one
         // takes a byte, so that each has an address of its own.
         let align = align.max(8) as u64;
         let taken = size.max(1) as u64;
-        let offset = self.0.take(taken, align).ok_or(error)?;
-        let buffer = Buffer { arena: Arc::clone(&self.0), offset, taken, size };
+        let addr = self.0.free().take(taken, align, 0).ok_or(error)?;
+        let buffer = Buffer { arena: Arc::clone(&self.0), addr, taken, size };
         buffer.fill(0);
         Ok(buffer)
     }
 }
 
-/// A piece of an [`Arena`].
+/// Memory from an [`Arena`].
 pub struct Buffer {
     arena: Arc<Inner>,
-    /// Offset in the region.
-    offset: u64,
+    /// Address of the first byte.
+    addr: u64,
     taken: u64,
     size: usize,
 }
@@ -117,18 +85,18 @@ impl fmt::Debug for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.arena.give_back(self.offset, self.taken);
+        self.arena.free().give(self.addr, self.taken);
     }
 }
 
 impl VolatileBuffer for Buffer {
     fn addr(&self) -> u64 {
-        self.arena.base + self.offset
+        self.addr
     }
 
     #[inline]
     fn memory(&self) -> VolatileSlice<'_> {
-        let at = MemoryRegionAddress(self.offset);
+        let at = MemoryRegionAddress(self.addr - self.arena.base);
         self.arena.region().get_slice(at, self.size).expect("the buffer lies in the region")
     }
 }

@@ -1,4 +1,4 @@
-//! Which of its memory a process has, as the kernel tells.
+//! Which addresses of the process are mapped, as the kernel reports.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};

@@ -1,10 +1,10 @@
 //! What a node in this process reaches by DMA: its queues and tables, and the memory that the
-//! process has lent it.
+//! process has mapped for it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
-use tofu_icc::{Access, DmaError, DmaMemory};
+use tofu_icc::{Access, DmaError, DmaMemory, DmaResult, Visit};
 use tofu_utofu::{Code, Error};
 use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
@@ -12,24 +12,24 @@ use crate::maps::{self, Rights};
 
 /// Queues and tables start here, so that address 0 is no memory.
 pub(crate) const RING_BASE: u64 = 0x1_0000;
-/// Lent memory starts here.
-const LENT_BASE: u64 = 1 << 38;
+/// Mapped memory starts here.
+const MAPPED_BASE: u64 = 1 << 38;
 /// Addresses in a device's tables have 40 bits.
-const LENT_END: u64 = 1 << 40;
-/// Loans do not share pieces of this size, so that a steering tag never reaches another loan.
+const MAPPED_END: u64 = 1 << 40;
+/// Mappings share no granule of this size, so that a steering tag never reaches another one.
 const GRANULE: u64 = 1 << 16;
 
 /// Memory of one node.
 pub(crate) struct NodeMemory {
     rings: GuestMemoryMmap<()>,
-    lent: RwLock<Lent>,
+    mappings: RwLock<Mappings>,
 }
 
-/// Loans by their first address for the device.
-struct Lent {
+/// Mappings by their first address for the device.
+struct Mappings {
     ranges: BTreeMap<u64, Range>,
     /// Where to look for free addresses next, so that a tag that is used after its end meets
-    /// nothing rather than another loan.
+    /// nothing rather than another mapping.
     next: u64,
 }
 
@@ -42,28 +42,28 @@ struct Range {
 }
 
 /// Memory of the process that a node can reach. Ends when it is dropped.
-pub struct Loan {
+pub struct Mapping {
     memory: Arc<NodeMemory>,
     device_addr: u64,
 }
 
-impl Loan {
+impl Mapping {
     /// Address of the first byte for the device.
     pub const fn device_addr(&self) -> u64 {
         self.device_addr
     }
 }
 
-impl Drop for Loan {
+impl Drop for Mapping {
     fn drop(&mut self) {
-        self.memory.lent_mut().ranges.remove(&self.device_addr);
+        self.memory.mappings_mut().ranges.remove(&self.device_addr);
     }
 }
 
-impl Lent {
+impl Mappings {
     /// Finds `size` free addresses; both it and the result are multiples of the granule.
     fn find(&self, size: u64) -> Option<u64> {
-        self.find_from(self.next, size).or_else(|| self.find_from(LENT_BASE, size))
+        self.find_from(self.next, size).or_else(|| self.find_from(MAPPED_BASE, size))
     }
 
     fn find_from(&self, start: u64, size: u64) -> Option<u64> {
@@ -75,29 +75,29 @@ impl Lent {
             }
             at = end((&used, range)).max(at);
         }
-        (at.checked_add(size)? <= LENT_END).then_some(at)
+        (at.checked_add(size)? <= MAPPED_END).then_some(at)
     }
 }
 
 impl NodeMemory {
     pub(crate) const fn new(rings: GuestMemoryMmap<()>) -> Self {
-        let lent = Lent { ranges: BTreeMap::new(), next: LENT_BASE };
-        Self { rings, lent: RwLock::new(lent) }
+        let mappings = Mappings { ranges: BTreeMap::new(), next: MAPPED_BASE };
+        Self { rings, mappings: RwLock::new(mappings) }
     }
 
-    fn lent_mut(&self) -> RwLockWriteGuard<'_, Lent> {
-        self.lent.write().unwrap_or_else(PoisonError::into_inner)
+    fn mappings_mut(&self) -> RwLockWriteGuard<'_, Mappings> {
+        self.mappings.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lends memory of the process, at an address that has the same place in its granule. What
-    /// the process itself may only read is not written.
+    /// Maps memory of the process for the device, at an address that has the same place in its
+    /// granule. What the process itself may only read is not written.
     ///
     /// # Safety
     ///
-    /// Until the loan ends, the memory stays mapped, and the process treats it as memory that
-    /// others may change at any time.
+    /// Until the mapping is dropped, the memory stays mapped, and the process treats it as memory
+    /// that others may change at any time.
     #[allow(unsafe_code)]
-    pub(crate) unsafe fn lend(this: &Arc<Self>, addr: usize, len: usize) -> Result<Loan, Error> {
+    pub(crate) unsafe fn map(this: &Arc<Self>, addr: usize, len: usize) -> Result<Mapping, Error> {
         let writable = match maps::rights(addr, len) {
             Rights::None => {
                 let hint = "it is not mapped, not all of it, or may not be read";
@@ -112,18 +112,18 @@ impl NodeMemory {
         let phase = addr as u64 % GRANULE;
         let size =
             (len as u64).checked_add(phase).and_then(|n| n.checked_next_multiple_of(GRANULE));
-        let mut lent = this.lent_mut();
-        let granule = lent.find(size.ok_or_else(full)?).ok_or_else(full)?;
+        let mut mappings = this.mappings_mut();
+        let granule = mappings.find(size.ok_or_else(full)?).ok_or_else(full)?;
         let device_addr = granule + phase;
-        lent.next = (device_addr + len as u64).next_multiple_of(GRANULE);
-        lent.ranges.insert(device_addr, Range { addr, len, writable });
-        Ok(Loan { memory: Arc::clone(this), device_addr })
+        mappings.next = (device_addr + len as u64).next_multiple_of(GRANULE);
+        mappings.ranges.insert(device_addr, Range { addr, len, writable });
+        Ok(Mapping { memory: Arc::clone(this), device_addr })
     }
 
     /// Where the process has the memory at an address of the device.
-    fn find_lent(&self, addr: u64, len: usize, access: Access) -> Option<usize> {
-        let lent = self.lent.read().unwrap_or_else(PoisonError::into_inner);
-        let (&start, range) = lent.ranges.range(..=addr).next_back()?;
+    fn find_mapped(&self, addr: u64, len: usize, access: Access) -> Option<usize> {
+        let mappings = self.mappings.read().unwrap_or_else(PoisonError::into_inner);
+        let (&start, range) = mappings.ranges.range(..=addr).next_back()?;
         let offset = usize::try_from(addr - start).ok()?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= range.len);
         let allowed = range.writable || !access.writes();
@@ -133,28 +133,22 @@ impl NodeMemory {
 
 impl DmaMemory for NodeMemory {
     fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
-        if addr < LENT_BASE {
+        if addr < MAPPED_BASE {
             return self.rings.contains(addr, len, access);
         }
-        self.find_lent(addr, len, access).is_some()
+        self.find_mapped(addr, len, access).is_some()
     }
 
     #[allow(unsafe_code)]
-    fn access(
-        &self,
-        addr: u64,
-        len: usize,
-        access: Access,
-        f: &mut dyn FnMut(VolatileSlice<'_>),
-    ) -> Result<(), DmaError> {
-        if addr < LENT_BASE {
+    fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult {
+        if addr < MAPPED_BASE {
             return self.rings.access(addr, len, access, f);
         }
-        let at = self.find_lent(addr, len, access).ok_or(DmaError { addr, len })?;
-        // SAFETY: the memory was lent, so it stays mapped until the loan ends. A loan is dropped
+        let at = self.find_mapped(addr, len, access).ok_or(DmaError { addr, len })?;
+        // SAFETY: the process keeps the memory mapped until the mapping is dropped. That is done
         // only after its steering tag was disabled and the device's translation cache flushed,
-        // which waits for accesses under way; the lock need not be held during this one. Others
-        // treat the memory as volatile, as the lender has promised.
+        // which waits for accesses under way; the lock need not be held during this one. The
+        // process treats the memory as volatile, as `map` asks of it.
         f(unsafe { VolatileSlice::new(at as *mut u8, len) });
         Ok(())
     }
@@ -171,23 +165,24 @@ mod tests {
     }
 
     #[allow(unsafe_code)]
-    fn lend(memory: &Arc<NodeMemory>, bytes: &mut [u8]) -> Loan {
-        // SAFETY: the tests keep the bytes until the loan ends, and look at them afterwards.
-        unsafe { NodeMemory::lend(memory, bytes.as_mut_ptr() as usize, bytes.len()).unwrap() }
+    fn map(memory: &Arc<NodeMemory>, bytes: &mut [u8]) -> Mapping {
+        // SAFETY: the tests keep the bytes until the mapping is dropped, and look at them
+        // afterwards.
+        unsafe { NodeMemory::map(memory, bytes.as_mut_ptr() as usize, bytes.len()).unwrap() }
     }
 
     #[test]
-    fn lent_memory_is_there_byte_for_byte_and_until_the_loan_ends() {
+    fn mapped_memory_is_there_byte_for_byte_until_the_mapping_is_dropped() {
         let memory = memory();
         let mut bytes = vec![0; 100];
         let address = bytes.as_ptr() as u64;
-        let loan = lend(&memory, &mut bytes);
-        let at = loan.device_addr();
+        let mapping = map(&memory, &mut bytes);
+        let at = mapping.device_addr();
         assert_eq!(at % GRANULE, address % GRANULE);
         memory.write(at + 90, &[7; 10]).unwrap();
         assert!(memory.write(at + 91, &[7; 10]).is_err());
         assert!(memory.write(at - 1, &[7; 2]).is_err());
-        drop(loan);
+        drop(mapping);
         assert!(!memory.contains(at, 1, Access::Read));
         assert_eq!(bytes[89..], [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7]);
     }
@@ -196,8 +191,8 @@ mod tests {
     fn loans_share_no_granule_and_addresses_come_back() {
         let memory = memory();
         let mut bytes = vec![0; 3 * GRANULE as usize];
-        let loans: Vec<_> = bytes.chunks_mut(1000).map(|part| lend(&memory, part)).collect();
-        let mut granules: Vec<_> = loans
+        let mappings: Vec<_> = bytes.chunks_mut(1000).map(|part| map(&memory, part)).collect();
+        let mut granules: Vec<_> = mappings
             .iter()
             .flat_map(|l| [l.device_addr(), l.device_addr() + 999].map(|a| a / GRANULE))
             .collect();
@@ -206,10 +201,10 @@ mod tests {
         granules.sort_unstable();
         granules.dedup();
         assert_eq!(granules.len(), all);
-        drop(loans);
-        memory.lent_mut().next = LENT_END - GRANULE;
+        drop(mappings);
+        memory.mappings_mut().next = MAPPED_END - GRANULE;
         let mut big = vec![0; 4 * GRANULE as usize];
-        assert!(lend(&memory, &mut big).device_addr() < LENT_BASE + GRANULE);
+        assert!(map(&memory, &mut big).device_addr() < MAPPED_BASE + GRANULE);
     }
 
     #[test]
@@ -218,24 +213,24 @@ mod tests {
         let memory = memory();
         #[allow(unsafe_code)]
         // SAFETY: it is refused.
-        let refused = unsafe { NodeMemory::lend(&memory, 8, 1 << 20) };
+        let refused = unsafe { NodeMemory::map(&memory, 8, 1 << 20) };
         assert_eq!(refused.map(|_| ()).unwrap_err().code(), Code::InvalidAddress);
         #[allow(unsafe_code)]
         // SAFETY: nobody writes to it, which is what is tested.
-        let loan = unsafe { NodeMemory::lend(&memory, CONSTANT.as_ptr() as usize, 8).unwrap() };
+        let mapping = unsafe { NodeMemory::map(&memory, CONSTANT.as_ptr() as usize, 8).unwrap() };
         let mut bytes = [0; 8];
-        memory.read(loan.device_addr(), &mut bytes).unwrap();
+        memory.read(mapping.device_addr(), &mut bytes).unwrap();
         assert_eq!(bytes, CONSTANT);
-        assert!(memory.write(loan.device_addr(), &bytes).is_err());
+        assert!(memory.write(mapping.device_addr(), &bytes).is_err());
     }
 
     #[test]
     fn addresses_run_out() {
-        let mut lent = Lent { ranges: BTreeMap::new(), next: LENT_BASE };
+        let mut mappings = Mappings { ranges: BTreeMap::new(), next: MAPPED_BASE };
         let half = 1 << 39;
-        let at = lent.find(half).unwrap();
-        lent.ranges.insert(at, Range { addr: 0, len: half as usize, writable: true });
-        assert_eq!(lent.find(half), None);
-        assert!(lent.find(half / 4).is_some());
+        let at = mappings.find(half).unwrap();
+        mappings.ranges.insert(at, Range { addr: 0, len: half as usize, writable: true });
+        assert_eq!(mappings.find(half), None);
+        assert!(mappings.find(half / 4).is_some());
     }
 }

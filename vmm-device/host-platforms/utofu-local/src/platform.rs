@@ -9,7 +9,7 @@ use tofu_machine::{Machine, Node};
 use tofu_pci::PciFunction;
 use tofu_utofu::{Error, MapUser, Mapped};
 
-use crate::memory::{Loan, NodeMemory};
+use crate::memory::{Mapping, NodeMemory};
 
 /// The driver's platform for a node of a [`LocalMachine`](crate::LocalMachine).
 pub struct LocalPlatform {
@@ -65,12 +65,12 @@ impl Platform for LocalPlatform {
     }
 }
 
-/// Memory of the process, as a node of its machine is lent it.
+/// Memory of the process, mapped for a node of its machine.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalMemory;
 
 impl MapUser<LocalPlatform> for LocalMemory {
-    type Mapping = Loan;
+    type Mapping = Mapping;
 
     #[allow(unsafe_code)]
     unsafe fn map_user(
@@ -78,10 +78,10 @@ impl MapUser<LocalPlatform> for LocalMemory {
         platform: &LocalPlatform,
         addr: usize,
         len: usize,
-    ) -> Result<Mapped<Loan>, Error> {
+    ) -> Result<Mapped<Mapping>, Error> {
         // SAFETY: as promised to this function.
-        let loan = unsafe { NodeMemory::lend(&platform.memory, addr, len)? };
-        let device_addr = loan.device_addr();
-        Ok(Mapped { mapping: loan, device_addr, isolated: true })
+        let mapping = unsafe { NodeMemory::map(&platform.memory, addr, len)? };
+        let device_addr = mapping.device_addr();
+        Ok(Mapped { mapping, device_addr, isolated: true })
     }
 }

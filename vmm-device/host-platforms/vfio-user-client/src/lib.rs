@@ -3,10 +3,10 @@
 //!
 //! Registers are messages, but for doorbells, which are events or mapped pages. Queues and tables
 //! are in a memory file that both processes map. If the server reaches into this process
-//! ([`Backing::Process`](tofu_vfio_user::Backing::Process)), it can be lent any memory.
+//! ([`Backing::Process`](tofu_vfio_user::Backing::Process)), any memory can be mapped for it.
 #![forbid(unsafe_code)]
 
 mod interrupts;
 mod platform;
 
-pub use crate::platform::{ConnectError, Loan, LoanError, SocketPlatform};
+pub use crate::platform::{ConnectError, MapError, Mapping, SocketPlatform};

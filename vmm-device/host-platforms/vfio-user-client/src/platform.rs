@@ -15,13 +15,12 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use thiserror::Error;
 use tofu_abi::pci::REGISTER_BAR;
-use tofu_abi::regs::NUM_TNI;
-use tofu_abi::table::IPA_BITS;
+use tofu_abi::regs::{NUM_CQ, NUM_TNI};
+use tofu_driver::FreeList;
 use tofu_driver::{DmaError, IrqError, Platform};
 use tofu_inproc::{Arena, Buffer};
 use tofu_pci::regs;
-use tofu_vfio::FreeList;
-use tofu_vfio_user::{Client, ClientError, MappedPages};
+use tofu_vfio_user::{Client, ClientError, MappedPages, client_window};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 
 use crate::interrupts::Interrupts;
@@ -31,13 +30,15 @@ const CONFIG_REGION: u32 = 7;
 /// Doorbells that are events: those of two queues of each interface. The others are messages, so
 /// that both processes have few descriptors.
 const DOORBELLS: usize = 2 * NUM_TNI;
-/// Queues and tables start here, so that address 0 is no memory.
+/// The same where several processes share the device: those of all queues, as each has others.
+const SHARED_DOORBELLS: usize = NUM_CQ * NUM_TNI;
+/// Queues and tables start here in a process's addresses, so that address 0 is no memory.
 const QUEUE_BASE: u64 = 0x1_0000;
 /// Bytes for queues and tables. Only what is used takes memory.
 const QUEUE_MEMORY: usize = 512 << 20;
-/// Lent memory has addresses from here on.
-const LENT_BASE: u64 = 1 << 38;
-/// Loans do not share pieces of this size, so that a steering tag never reaches another loan.
+/// Mapped memory of the process has the addresses behind this part of those that it may use.
+const QUEUE_PART: u64 = 4;
+/// Mappings share no granule of this size, so that a steering tag never reaches another one.
 const GRANULE: u64 = 1 << 16;
 
 /// Why there is no device.
@@ -59,9 +60,9 @@ pub enum ConnectError {
     Memory(io::Error),
 }
 
-/// Why the device cannot be lent memory.
+/// Why memory cannot be mapped for the device.
 #[derive(Debug, Error)]
-pub enum LoanError {
+pub enum MapError {
     /// The device has no addresses for so much.
     #[error("the device has no addresses left for {0} bytes")]
     NoAddresses(u64),
@@ -76,7 +77,7 @@ pub enum LoanError {
     Server(ClientError),
 }
 
-impl From<ClientError> for LoanError {
+impl From<ClientError> for MapError {
     fn from(error: ClientError) -> Self {
         match error {
             ClientError::Refused(Errno::FAULT) => Self::NoMemory,
@@ -88,11 +89,11 @@ impl From<ClientError> for LoanError {
 
 /// A Tofu device that another process serves at a socket.
 ///
-/// This process has it for itself. When it and all memory that came from it are dropped, or the
-/// process ends, the device is reset.
+/// This process has it for itself, or shares it with others. When it and all memory that came from
+/// it are dropped, or the process ends, the device is reset, or what this process has used of it.
 pub struct SocketPlatform {
     client: Arc<Client>,
-    lent: Arc<Lent>,
+    addresses: Arc<Addresses>,
     queues: Arena,
     pages: Option<Pages>,
     bells: HashMap<u64, OwnedFd>,
@@ -114,13 +115,23 @@ impl SocketPlatform {
     ///
     /// See [`ConnectError`].
     pub fn connect(socket: &str) -> Result<Self, ConnectError> {
+        Self::connect_shared(socket, 0, 1)
+    }
+
+    /// Attaches a device that `count` processes share, of which this one is `index`, and is served
+    /// at `socket`. It has no interrupts.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConnectError`].
+    pub fn connect_shared(socket: &str, index: u16, count: u16) -> Result<Self, ConnectError> {
         let error = |source| ConnectError::Socket { socket: socket.to_owned(), source };
         let address = match socket.strip_prefix('@') {
             Some(name) => SocketAddr::from_abstract_name(name),
             None => SocketAddr::from_pathname(socket),
         };
         let stream = address.and_then(|address| UnixStream::connect_addr(&address));
-        Self::attach(stream.map_err(error)?)
+        Self::attach_shared(stream.map_err(error)?, index, count)
     }
 
     /// Attaches the device that is served at the other end of `socket`.
@@ -129,8 +140,14 @@ impl SocketPlatform {
     ///
     /// See [`ConnectError`].
     pub fn attach(socket: UnixStream) -> Result<Self, ConnectError> {
-        let client = Arc::new(Client::new(socket, DOORBELLS)?);
-        let queues = queue_memory(&client)?;
+        Self::attach_shared(socket, 0, 1)
+    }
+
+    fn attach_shared(socket: UnixStream, index: u16, count: u16) -> Result<Self, ConnectError> {
+        let doorbells = if count > 1 { SHARED_DOORBELLS } else { DOORBELLS };
+        let client = Arc::new(Client::new(socket, doorbells)?);
+        let (first, last) = client_window(index, count).into_inner();
+        let queues = queue_memory(&client, first + QUEUE_BASE)?;
         let pages = client.mapped_pages()?.map(Pages::map).transpose();
         let pages = pages.map_err(ConnectError::Memory)?;
         let bells = match &pages {
@@ -139,9 +156,11 @@ impl SocketPlatform {
         };
         let bells = bells.into_iter().map(|bell| (bell.offset, bell.event)).collect();
         let mut free = FreeList::default();
-        free.give(LENT_BASE, (1 << IPA_BITS) - LENT_BASE);
+        let size = last - first + 1;
+        let mapped = first + size / QUEUE_PART;
+        free.give(mapped, first + size - mapped);
         let platform = Self {
-            lent: Arc::new(Lent { client: Arc::clone(&client), free: Mutex::new(free) }),
+            addresses: Arc::new(Addresses { client: Arc::clone(&client), free: Mutex::new(free) }),
             client,
             queues,
             pages,
@@ -155,7 +174,7 @@ impl SocketPlatform {
         Ok(platform)
     }
 
-    /// Lends the device `len` bytes of this process's memory at `address`, until the result is
+    /// Maps for the device `len` bytes of this process's memory at `address`, until the result is
     /// dropped: for reading, and for writing if it is `writable`. The server must be one that
     /// reaches into its clients' processes.
     ///
@@ -163,42 +182,42 @@ impl SocketPlatform {
     ///
     /// # Errors
     ///
-    /// See [`LoanError`].
-    pub fn lend(&self, address: usize, len: usize, writable: bool) -> Result<Loan, LoanError> {
-        let full = LoanError::NoAddresses(len as u64);
+    /// See [`MapError`].
+    pub fn map(&self, address: usize, len: usize, writable: bool) -> Result<Mapping, MapError> {
+        let full = MapError::NoAddresses(len as u64);
         let phase = address as u64 % GRANULE;
         let size = (len as u64).checked_add(phase);
         let Some(size) = size.and_then(|size| size.checked_next_multiple_of(GRANULE)) else {
             return Err(full);
         };
-        let granule = self.lent.free().take(size, GRANULE, 0).ok_or(full)?;
-        let mut loan = Loan {
-            lent: Arc::clone(&self.lent),
+        let granule = self.addresses.free().take(size, GRANULE, 0).ok_or(full)?;
+        let mut mapping = Mapping {
+            addresses: Arc::clone(&self.addresses),
             granule: (granule, size),
             address: granule + phase,
             len: 0,
         };
-        self.client.map(loan.address, len as u64, address as u64, writable, None)?;
-        loan.len = len as u64;
-        Ok(loan)
+        self.client.map(mapping.address, len as u64, address as u64, writable, None)?;
+        mapping.len = len as u64;
+        Ok(mapping)
     }
 }
 
-/// Memory that the device is lent.
-struct Lent {
+/// Where mapped memory may have its addresses.
+struct Addresses {
     client: Arc<Client>,
     free: Mutex<FreeList>,
 }
 
-impl Lent {
+impl Addresses {
     fn free(&self) -> MutexGuard<'_, FreeList> {
         tofu_sync::lock(&self.free)
     }
 }
 
 /// Memory of this process that the device reaches until this is dropped.
-pub struct Loan {
-    lent: Arc<Lent>,
+pub struct Mapping {
+    addresses: Arc<Addresses>,
     /// What it has of the device's addresses: the first, and how many.
     granule: (u64, u64),
     address: u64,
@@ -206,36 +225,36 @@ pub struct Loan {
     len: u64,
 }
 
-impl Loan {
+impl Mapping {
     /// Address of the first byte for the device. It has the same place in its 64 KiB as the
-    /// address in this process, and nothing else is lent in front of it there.
+    /// address in this process, and nothing else is mapped in front of it there.
     pub fn device_addr(&self) -> u64 {
         self.address
     }
 }
 
-impl Drop for Loan {
+impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.len > 0 && self.lent.client.unmap(self.address, self.len).is_err() {
+        if self.len > 0 && self.addresses.client.unmap(self.address, self.len).is_err() {
             // The server is gone, or has it mapped still: the addresses are not used again.
             return;
         }
-        self.lent.free().give(self.granule.0, self.granule.1);
+        self.addresses.free().give(self.granule.0, self.granule.1);
     }
 }
 
 /// Makes memory for queues and tables that the server maps too.
-fn queue_memory(client: &Client) -> Result<Arena, ConnectError> {
+fn queue_memory(client: &Client, base: u64) -> Result<Arena, ConnectError> {
     let make = || {
         let file = memfd_create("tofu-queues", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, QUEUE_MEMORY as u64)?;
         let start = FileOffset::new(File::from(file.try_clone()?), 0);
-        let region = (GuestAddress(QUEUE_BASE), QUEUE_MEMORY, Some(start));
+        let region = (GuestAddress(base), QUEUE_MEMORY, Some(start));
         let memory = GuestMemoryMmap::from_ranges_with_files([region]).map_err(io::Error::other)?;
         io::Result::Ok((file, memory))
     };
     let (file, memory) = make().map_err(ConnectError::Memory)?;
-    client.map(QUEUE_BASE, QUEUE_MEMORY as u64, 0, true, Some(file.as_fd()))?;
+    client.map(base, QUEUE_MEMORY as u64, 0, true, Some(file.as_fd()))?;
     Ok(Arena::new(memory).expect("the memory has a region"))
 }
 

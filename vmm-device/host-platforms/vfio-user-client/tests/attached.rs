@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 
+use tofu_abi::queue::MrqId;
 use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, CqId, Rcode, TniId};
 use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Target};
 use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Limits, Server};
-use tofu_vfio_user_client::{Loan, LoanError, SocketPlatform};
+use tofu_vfio_user_client::{MapError, Mapping, SocketPlatform};
 
 /// The longest time for anything, in nanoseconds.
 const PATIENCE: u64 = 60_000_000_000;
@@ -56,14 +57,14 @@ fn open(device: &Device<SocketPlatform>, cq: u8) -> Cq<SocketPlatform> {
     Cq::open(device, &CqConfig::new(TniId::ALL[0], CqId::new(cq).unwrap())).unwrap()
 }
 
-/// Lends a device words of this process and registers them.
-fn register(cq: &mut Cq<SocketPlatform>, words: &[AtomicU64]) -> (Loan, tofu_driver::Stag) {
+/// Maps words of this process and registers them.
+fn register(cq: &mut Cq<SocketPlatform>, words: &[AtomicU64]) -> (Mapping, tofu_driver::Stag) {
     let len = size_of_val(words);
-    let loan = cq.device().platform().lend(words.as_ptr() as usize, len, true).unwrap();
-    let range = MemoryRange { addr: loan.device_addr(), len: len as u64 };
-    let offset = loan.device_addr() % 256;
+    let mapping = cq.device().platform().map(words.as_ptr() as usize, len, true).unwrap();
+    let range = MemoryRange { addr: mapping.device_addr(), len: len as u64 };
+    let offset = mapping.device_addr() % 256;
     let stag = cq.register_at(range, PageSize::Size4K, Access::ReadWrite, 5, offset).unwrap();
-    (loan, stag)
+    (mapping, stag)
 }
 
 fn words(value: u64) -> Vec<AtomicU64> {
@@ -72,7 +73,17 @@ fn words(value: u64) -> Vec<AtomicU64> {
 
 fn run(cq: &mut Cq<SocketPlatform>, order: &Order) -> Rcode {
     cq.post_and_ring(&order.interrupt(), 7).unwrap();
-    cq.wait_tcq(PATIENCE).unwrap().rcode
+    let sent = cq.wait_tcq(PATIENCE).unwrap().rcode;
+    if !sent.is_success() {
+        return sent;
+    }
+    // It was sent; what became of it is in its notice.
+    loop {
+        let notice = cq.wait_mrq(PATIENCE).unwrap();
+        if notice.id().is_some_and(MrqId::ends_own_command) {
+            return notice.word0().rcode();
+        }
+    }
 }
 
 /// Through queues with an event each, and such whose doorbells are messages.
@@ -82,8 +93,8 @@ fn exchange(doorbells: Doorbells, queue: u8) {
     assert_eq!((a.coords(), b.coords()), (A, B));
     let (mut from, mut to) = (open(&a, queue), open(&b, queue));
     let (source, target) = (words(3), words(0));
-    let (_lent, mine) = register(&mut from, &source);
-    let (lent, theirs) = register(&mut to, &target);
+    let (_mapped, mine) = register(&mut from, &source);
+    let (mapped, theirs) = register(&mut to, &target);
     let (mine_at, theirs_at) = (mine.at(0), theirs.at(0));
     let there = Target::new(B, TniId::ALL[0]);
     let put = Order::put(there, theirs_at, mine_at, 8000);
@@ -95,10 +106,11 @@ fn exchange(doorbells: Doorbells, queue: u8) {
     assert_eq!(run(&mut from, &add), Rcode::SUCCESS);
     assert_eq!(target[0].load(SeqCst), 7);
     assert_eq!(source[0].load(SeqCst), 3);
-    // Not after it was taken back.
+    // Not after it was taken back: the command is sent, and its notice has the error.
     to.unregister(theirs).unwrap();
-    drop(lent);
-    assert_ne!(run(&mut from, &put), Rcode::SUCCESS);
+    drop(mapped);
+    assert_eq!(run(&mut from, &put), Rcode::STAG_DISABLED.remote());
+    assert_eq!(target[0].load(SeqCst), 7);
 }
 
 #[test]
@@ -109,20 +121,20 @@ fn doorbells_are_events_pages_or_messages() {
 }
 
 #[test]
-fn memory_is_lent_only_if_it_is_there_and_the_server_reaches_into_processes() {
+fn memory_is_mapped_only_if_it_is_there_and_the_server_reaches_into_processes() {
     let mut served = Served::new(Doorbells::Trapped);
     let a = served.attach(A, Backing::Process);
-    let refused = a.platform().lend(8, 8, true).map(|_| ());
-    assert!(matches!(refused, Err(LoanError::NoMemory)), "{refused:?}");
-    let refused = a.platform().lend(0x1000, 1 << 41, true).map(|_| ());
-    assert!(matches!(refused, Err(LoanError::NoAddresses(_))), "{refused:?}");
+    let refused = a.platform().map(8, 8, true).map(|_| ());
+    assert!(matches!(refused, Err(MapError::NoMemory)), "{refused:?}");
+    let refused = a.platform().map(0x1000, 1 << 41, true).map(|_| ());
+    assert!(matches!(refused, Err(MapError::NoAddresses(_))), "{refused:?}");
     // A server of guests takes such a range for one without memory.
     let b = served.attach(B, Backing::Sealed);
     let mut cq = open(&b, 0);
     let own: Vec<u64> = vec![1; 2048];
     let page = own.as_ptr() as usize & !0xfff;
-    let loan = b.platform().lend(page + 4096, 4096, true).unwrap();
-    let range = MemoryRange { addr: loan.device_addr(), len: 4096 };
+    let mapping = b.platform().map(page + 4096, 4096, true).unwrap();
+    let range = MemoryRange { addr: mapping.device_addr(), len: 4096 };
     let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
     let order = Order::put(Target::new(B, TniId::ALL[0]), stag.at(0), stag.at(8), 8);
     assert_ne!(run(&mut cq, &order), Rcode::SUCCESS);
@@ -136,7 +148,7 @@ fn a_server_that_goes_is_no_crash() {
     drop(served);
     cq.doorbell();
     assert_eq!(cq.read_page(tofu_abi::regs::CqReg::FetchStart), u64::MAX);
-    assert!(matches!(a.platform().lend(page(), 8, true), Err(LoanError::Server(_))));
+    assert!(matches!(a.platform().map(page(), 8, true), Err(MapError::Server(_))));
 }
 
 fn page() -> usize {

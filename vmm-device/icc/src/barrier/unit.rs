@@ -17,8 +17,8 @@ pub(super) struct BarrierUnit {
     pub(super) irqs: Box<[IrqUnit<BgsIrqs>]>,
     pages: Box<[ChannelPage]>,
     pub(super) gates: Mutex<Gates>,
-    /// Held while a channel is masked or unmasked and the host is told, so that the host hears of
-    /// it in that order. Taken before `gates`.
+    /// Held while a channel is masked or unmasked and the host is notified, so that it gets
+    /// these calls in order. Taken before `gates`.
     pub(super) life: Mutex<()>,
 }
 

@@ -71,12 +71,12 @@ impl Default for PacketQueues {
 }
 
 impl PacketQueues {
-    /// Starts the packet buffer queue anew.
+    /// Restarts the packet buffer queue.
     pub(crate) fn set_buffers(&mut self, base: u64, size: u64) {
         self.buffers = Ring::new(base, size);
     }
 
-    /// Starts the packet receive queue anew.
+    /// Restarts the packet receive queue.
     pub(crate) fn set_receive(&mut self, base: u64, size: u64) {
         *self = Self { buffers: self.buffers, receive: Ring::new(base, size), ..Self::default() };
     }

@@ -2,7 +2,7 @@
 
 use tofu_abi::Coords;
 use tofu_abi::frame::{self, ROUTING_HEADER_SIZE, RoutingHeader, TlpHeader};
-use tofu_fabric::{Class, Direction, DiscardReason, Observation, Packet, TapPoint, Way};
+use tofu_fabric::{Class, Direction, DiscardReason, Observation, Packet, Port, TapPoint, Way};
 use tofu_icc::{Answer, Body, Payload, Request};
 
 /// Version of the header.
@@ -50,6 +50,104 @@ impl PacketKind {
             Body::ArmwAck { .. } => Self::AtomicAnswer,
             Body::Signal(_) => Self::Signal,
         }
+    }
+}
+
+impl PacketKind {
+    const ALL: [Self; 9] = [
+        Self::System,
+        Self::Raw,
+        Self::Put,
+        Self::Get,
+        Self::Atomic,
+        Self::PutAnswer,
+        Self::GetAnswer,
+        Self::AtomicAnswer,
+        Self::Signal,
+    ];
+}
+
+/// What a record says of its packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// Where it was seen.
+    pub place: TapPoint,
+    /// Which way it went there: 0 out, 1 in, 2 to 5 lost, see the manual's page on captures.
+    pub direction: u8,
+    /// Its virtual channel; none at a TNI.
+    pub vc: Option<u8>,
+    /// What it is.
+    pub kind: PacketKind,
+    /// Marked as bad on its way.
+    pub nullified: bool,
+    /// The sending node and its TNI.
+    pub source: (Coords, u8),
+    /// The node that it is for, and its TNI there.
+    pub target: (Coords, u8),
+    /// TLPs of the burst.
+    pub tlps: u32,
+    /// Bytes of them on the wire.
+    pub bytes: u64,
+    /// A command's queue, how much it moves, and where in the message that begins; of an answer
+    /// how much was done.
+    pub message: Option<MessagePart>,
+    /// The result that an answer brings.
+    pub rcode: Option<u8>,
+}
+
+/// The part of a message that a burst moves, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessagePart {
+    /// The sender's control queue.
+    pub cq: u8,
+    /// Where it begins in the message.
+    pub position: u32,
+    /// How much it is.
+    pub length: u32,
+}
+
+impl RecordHeader {
+    /// Reads a record; `None` if it is none, or one of a later version.
+    pub fn parse(record: &[u8]) -> Option<Self> {
+        let header = record.first_chunk::<HEADER_SIZE>()?;
+        let coords = |at: usize| {
+            header[at..at + 6].try_into().ok().map(|six: [u8; 6]| Coords::from_array(six))
+        };
+        let number = |at: usize| Some(u32::from_le_bytes(record.get(at..at + 4)?.try_into().ok()?));
+        if header[0] != VERSION {
+            return None;
+        }
+        let kind = PacketKind::ALL.into_iter().find(|kind| *kind as u8 == header[6])?;
+        let (place, behind) = (header[2], usize::from(header[1]) + 2 * size_of::<u64>());
+        // The first fields of a command, and of an answer.
+        let cq = record.get(behind).copied();
+        let part = |position: usize, length: usize| {
+            let (position, length) = (number(behind + position)?, number(behind + length)?);
+            Some(MessagePart { cq: cq?, position, length })
+        };
+        let (message, rcode) = match kind {
+            PacketKind::Put | PacketKind::Get | PacketKind::Atomic => (part(40, 44), None),
+            PacketKind::PutAnswer | PacketKind::GetAnswer | PacketKind::AtomicAnswer => {
+                (part(8, 12), record.get(behind + 1).copied())
+            }
+            PacketKind::System | PacketKind::Raw | PacketKind::Signal => (None, None),
+        };
+        Some(Self {
+            place: match place.checked_sub(16) {
+                None => TapPoint::Tni(place),
+                Some(port) => TapPoint::Port(Port::from_index(port.into())?),
+            },
+            direction: header[3],
+            vc: Some(header[4]).filter(|vc| *vc != u8::MAX),
+            kind,
+            nullified: header[7] & 1 << 7 != 0,
+            source: (coords(16)?, header[14]),
+            target: (coords(22)?, header[15]),
+            tlps: number(36)?,
+            bytes: header[40..48].try_into().map(u64::from_le_bytes).ok()?,
+            message,
+            rcode,
+        })
     }
 }
 

@@ -27,7 +27,7 @@ pub const MSI_WINDOW: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
 const MAPPINGS_PER_LOCK: usize = 256;
 /// Faults that wait for a buffer of the driver's; later ones are lost.
 const FAULTS_WAITING: usize = 64;
-/// Faults told to a driver in a period; more are lost.
+/// Faults reported to a driver in a period; more are lost.
 const FAULTS_PER_PERIOD: u32 = 100;
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -56,7 +56,7 @@ pub struct Unmapped {
     pub address: u64,
 }
 
-/// Why an access was refused, as the driver is told (1.2, 5.13.6.10).
+/// Why an access was refused, as it is reported to the driver (1.2, 5.13.6.10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
     /// The endpoint is attached to nothing.
@@ -416,7 +416,7 @@ impl Access<'_> {
     ///
     /// # Errors
     /// If any byte is not mapped for this access. `f` may have got the ranges before it, which are
-    /// not to be used then. The driver is told.
+    /// not to be used then. It is reported to the driver.
     pub fn translate(
         &self,
         address: u64,

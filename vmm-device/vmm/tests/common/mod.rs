@@ -183,9 +183,9 @@ pub fn guest(name: &str) -> Vec<u8> {
         let target = this.ancestors().nth(2).unwrap().join("vmm-guests");
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let status = Command::new(cargo)
-            .args(["build", "--release", "--quiet", "--manifest-path"])
-            .arg(sources.join("Cargo.toml"))
-            .arg("--target-dir")
+            // There are flags of the guests' own.
+            .current_dir(&sources)
+            .args(["build", "--release", "--quiet", "--target-dir"])
             .arg(&target)
             // Instrumentation meant for the host's programs has no run-time there.
             .env_remove("RUSTFLAGS")

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::slice;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tofu_abi::reduce::Op;
 use tofu_collective::plan::{Algorithm, GroupShape, NoChoice};
 use tofu_collective::{Exchange, Group, GroupConfig, GroupError};
+use tofu_sync::lock;
 use tofu_utofu::error::null;
 use tofu_utofu::ids::check_tni;
 use tofu_utofu::{Code, Error};
@@ -27,7 +28,7 @@ struct Groups {
 static GROUPS: Mutex<Groups> = Mutex::new(Groups { last: 0, groups: BTreeMap::new() });
 
 fn groups() -> std::sync::MutexGuard<'static, Groups> {
-    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&GROUPS)
 }
 
 fn find(group: usize) -> Result<Arc<AnyGroup>, Error> {
@@ -129,7 +130,7 @@ pub unsafe extern "C" fn tofu_coll_create(
             number => Some(*ALGORITHMS.get(number as usize - 1).ok_or(none)?),
         };
         let config =
-            GroupConfig { rank, shape: GroupShape { axes }, algorithm, tni: check_tni(tni)?.get() };
+            GroupConfig { rank, shape: GroupShape { axes }, algorithm, tni: check_tni(tni)? };
         let (process, _) = process::current()?;
         let mut exchange = Callback { function, context };
         let made = Group::new(process, &config, &mut exchange).map_err(group_error)?;

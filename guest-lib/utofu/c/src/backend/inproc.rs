@@ -1,6 +1,7 @@
 //! A machine in this process, for programs that are their own peers.
 
 use std::env;
+use std::sync::Arc;
 
 use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
@@ -8,7 +9,7 @@ use tofu_utofu::{Code, DeviceShare, Error};
 use tofu_utofu_local::LocalMachine;
 
 use crate::environment;
-use crate::provider::AnyProvider;
+use crate::provider::{AnyProvider, any};
 
 /// The machine unless `TOFU_SHAPE` says otherwise: a unit of twelve nodes.
 const DEFAULT: Shape = Shape::UNIT;
@@ -42,7 +43,7 @@ impl InProcess {
     }
 
     /// Processes of a node have numbers in a row.
-    pub(crate) fn process(&self, index: usize) -> Result<(AnyProvider, DeviceShare), Error> {
+    pub(crate) fn process(&self, index: usize) -> Result<(Arc<AnyProvider>, DeviceShare), Error> {
         let per_node = usize::from(self.processes_per_node);
         let share = DeviceShare::new((index % per_node) as u16, self.processes_per_node)?;
         let hint = "there is no such process";
@@ -52,6 +53,6 @@ impl InProcess {
             .machine
             .node(coords)
             .map_err(|_| Error::new(Code::OutOfMemory, "node", "the host has no memory for it"))?;
-        Ok((AnyProvider::new(node), share))
+        Ok((any(node), share))
     }
 }

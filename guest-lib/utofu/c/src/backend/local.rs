@@ -1,24 +1,34 @@
 //! A node that another process of this host serves: `tofu run --local`.
 
 use std::env;
+use std::fs::File;
+use std::io;
 use std::sync::Arc;
 
+use tofu_abi::{BgId, CqId, TniId};
 use tofu_driver::Device;
-use tofu_utofu::{Code, DeviceShare, DriverProvider, Error, MapUser, Mapped};
+use tofu_tof::{Claim, Locks};
+use tofu_utofu::{ClaimQueue, Code, DeviceShare, DriverProvider, Error, MapUser, Mapped};
 use tofu_utofu_local::{Rights, rights};
-use tofu_vfio_user_client::{ConnectError, Loan, LoanError, SocketPlatform};
+use tofu_vfio_user_client::{ConnectError, MapError, Mapping, SocketPlatform};
 
-use crate::provider::AnyProvider;
+use super::gates::{LockGate, LockedGates};
+use crate::environment;
+use crate::provider::{AnyProvider, any};
 
 /// Where the node is served: a path, or the name of an abstract socket behind an `@`. Several,
 /// with commas, are several processes in the sense of uTofu.
 const SOCKET: &str = "TOFU_LOCAL_SOCKET";
+/// A file by whose locks processes that share a node tell apart who has which barrier gates.
+const LOCKS: &str = "TOFU_LOCAL_LOCKS";
 /// Size code of message receive queues: 32768 notices.
 const MRQ_SIZE: u8 = 2;
 
-/// Nodes that are served, each of which the process has for itself: one, but for tests.
+/// Nodes that are served, or the process's part of them: one, but for tests.
 pub(crate) struct Served {
     sockets: Vec<String>,
+    /// Which of the processes of its node this is, and how many these are.
+    rank: (u16, u16),
 }
 
 impl Served {
@@ -28,7 +38,9 @@ impl Served {
             let hint = "TOFU_PROVIDER=local needs it; `tofu run --local` sets it";
             Error::new(Code::NotAvailable, SOCKET, hint)
         })?;
-        Ok(Self { sockets: sockets.split(',').map(str::to_owned).collect() })
+        let number = environment::number;
+        let rank = (number("TOFU_LOCAL_RANK", 0)?, number("TOFU_PPN", 1)?);
+        Ok(Self { sockets: sockets.split(',').map(str::to_owned).collect(), rank })
     }
 
     pub(crate) fn processes(&self) -> usize {
@@ -36,15 +48,71 @@ impl Served {
     }
 
     /// Attaches a node.
-    pub(crate) fn process(&self, index: usize) -> Result<(AnyProvider, DeviceShare), Error> {
+    pub(crate) fn process(&self, index: usize) -> Result<(Arc<AnyProvider>, DeviceShare), Error> {
         let hint = "there is no such process";
         let none = Error::with_value(Code::NotAvailable, "process", index as u64, hint);
         let socket = self.sockets.get(index).ok_or(none)?;
-        let platform = SocketPlatform::connect(socket).map_err(connect_error)?;
-        let device = Device::probe(platform)
+        let (index, processes) = self.rank;
+        let share = DeviceShare::new(index, processes)?;
+        let platform = SocketPlatform::connect_shared(socket, index, processes);
+        let device = Device::probe(platform.map_err(connect_error)?)
             .map_err(|_| Error::new(Code::Fatal, "Tofu device", "it does not answer"))?;
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0);
-        Ok((AnyProvider::new(Arc::new(provider)), DeviceShare::new(0, 1)?))
+        let provider = match processes {
+            1 => any(Arc::new(provider)),
+            _ => any(Arc::new(provider.with_claims(Claims::open()?))),
+        };
+        Ok((provider, share))
+    }
+}
+
+/// Where processes share a node: queues are theirs by their numbers, gates by locks.
+struct Claims {
+    locks: Locks,
+    gates: LockedGates,
+}
+
+impl Claims {
+    fn open() -> Result<Self, Error> {
+        let path = env::var_os(LOCKS).ok_or_else(|| {
+            let hint = "processes that share a node need it; `tofu run --local` sets it";
+            Error::new(Code::NotAvailable, LOCKS, hint)
+        })?;
+        // Opened by each process, as locks are of the open file.
+        let file = File::options().read(true).write(true).open(path);
+        let locks = Locks::new(file.map_err(|error| no_locks(&error))?);
+        Ok(Self { locks, gates: LockedGates::default() })
+    }
+}
+
+fn no_locks(error: &io::Error) -> Error {
+    let hint = format!("processes cannot share the node: {LOCKS}: {error}");
+    Error::with_text(Code::OutOfResource, "Tofu device", None, hint)
+}
+
+impl LockGate for Locks {
+    fn lock(&self, tni: TniId, bg: BgId) -> io::Result<bool> {
+        self.take(Claim::Gate { tni, bg })
+    }
+
+    fn unlock(&self, tni: TniId, bg: BgId) {
+        self.give(Claim::Gate { tni, bg });
+    }
+}
+
+impl ClaimQueue for Claims {
+    type Claim = ();
+
+    fn claim(&self, _: TniId, _: CqId) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
+        self.gates.take(&self.locks, (tni, relays), no_locks)
+    }
+
+    fn give_gates(&self, tni: TniId, gates: u64) {
+        self.gates.give(&self.locks, tni, gates);
     }
 }
 
@@ -61,39 +129,39 @@ fn connect_error(error: ConnectError) -> Error {
 struct Memory;
 
 impl MapUser<SocketPlatform> for Memory {
-    type Mapping = Loan;
+    type Mapping = Mapping;
 
     unsafe fn map_user(
         &self,
         platform: &SocketPlatform,
         addr: usize,
         len: usize,
-    ) -> Result<Mapped<Loan>, Error> {
+    ) -> Result<Mapped<Mapping>, Error> {
         let writable = match rights(addr, len) {
-            Rights::None => return Err(lend_error(LoanError::NoMemory)),
+            Rights::None => return Err(map_error(MapError::NoMemory)),
             Rights::Read => false,
             Rights::ReadWrite => true,
         };
-        let mapping = platform.lend(addr, len, writable).map_err(lend_error)?;
+        let mapping = platform.map(addr, len, writable).map_err(map_error)?;
         let device_addr = mapping.device_addr();
         Ok(Mapped { mapping, device_addr, isolated: true })
     }
 }
 
-fn lend_error(error: LoanError) -> Error {
+fn map_error(error: MapError) -> Error {
     let what = "memory to be registered";
     match &error {
-        LoanError::NoAddresses(_) => {
+        MapError::NoAddresses(_) => {
             Error::new(Code::OutOfResource, what, "the device has no addresses left for it")
         }
-        LoanError::NoMemory => {
+        MapError::NoMemory => {
             let hint = "it is not mapped, not all of it, or may not be read";
             Error::new(Code::InvalidAddress, what, hint)
         }
-        LoanError::NotAllowed => {
+        MapError::NotAllowed => {
             let hint = "`tofu run` may not reach this process's memory: the host restricts ptrace";
             Error::new(Code::NotAvailable, what, hint)
         }
-        LoanError::Server(_) => Error::new(Code::Fatal, what, "`tofu run` does not answer"),
+        MapError::Server(_) => Error::new(Code::Fatal, what, "`tofu run` does not answer"),
     }
 }

@@ -2,7 +2,8 @@
 //! which has queues, gates and memory of its own.
 
 use std::env;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -10,18 +11,19 @@ use tofu_abi::desc::Descriptor;
 use tofu_abi::irq::BgsIrqs;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op};
-use tofu_abi::{BchId, Coords, CqId, Rcode, TniId};
+use tofu_abi::{BchId, BgId, Coords, CqId, Rcode, TniId};
 use tofu_driver::{ChannelConfig, DmaBuffer, Full, Gate, Order, Outcome, StartError, TimedOut};
 use tofu_tof::{
     BarrierChannel, Buffer, ControlQueue, OpenError, QueueConfig, RegisterError, TofDevice,
 };
 use tofu_utofu::{
-    Code, DeviceShare, DriverBarrier, DriverChannel, Error, GatePool, OpenQueue, Provider, Queue,
-    Registration, VbgSetting, gates_in,
+    Code, DeviceShare, DriverBarrier, DriverChannel, Error, IdlePolls, OpenQueue, Provider, Queue,
+    Registration, VbgSetting,
 };
 
+use super::gates::{LockGate, LockedGates};
 use crate::environment;
-use crate::provider::AnyProvider;
+use crate::provider::{AnyProvider, any};
 
 /// Size code of message receive queues, that of real systems: 131072 notices.
 const MRQ_SIZE: u8 = 3;
@@ -32,7 +34,7 @@ const QUEUE: &str = "control queue";
 const FIRST_NORMAL_STAG: u32 = 4096;
 
 pub(crate) struct Tof {
-    provider: AnyProvider,
+    provider: Arc<AnyProvider>,
     share: DeviceShare,
 }
 
@@ -55,13 +57,16 @@ impl Tof {
             Error::with_text(Code::NotAvailable, WHAT, None, hint)
         })?;
         let share = if is_counted { take_share(&device, counted)? } else { free_share(&device)? };
-        let inner =
-            TofProvider { device: Arc::new(device), share: share.clone(), gates: Mutex::default() };
-        let provider = AnyProvider::new(Arc::new(inner));
+        let inner = TofProvider {
+            device: Arc::new(device),
+            share: share.clone(),
+            gates: LockedGates::default(),
+        };
+        let provider = any(Arc::new(inner));
         Ok(Self { provider, share })
     }
 
-    pub(crate) fn process(&self) -> Result<(AnyProvider, DeviceShare), Error> {
+    pub(crate) fn process(&self) -> Result<(Arc<AnyProvider>, DeviceShare), Error> {
         Ok((self.provider.clone(), self.share.clone()))
     }
 }
@@ -100,7 +105,7 @@ fn free_share(device: &TofDevice) -> Result<DeviceShare, Error> {
     first.ok_or(none).and_then(DeviceShare::of_queue)
 }
 
-fn no_locks(error: &std::io::Error) -> Error {
+fn no_locks(error: &io::Error) -> Error {
     let hint = format!("processes cannot share it: locks on /proc/tofu/position: {error}");
     Error::with_text(Code::OutOfResource, WHAT, None, hint)
 }
@@ -132,8 +137,17 @@ fn open_error(what: &'static str, number: u8, error: OpenError) -> Error {
 struct TofProvider {
     device: Arc<TofDevice>,
     share: DeviceShare,
-    /// Those that this process does not have.
-    gates: Mutex<GatePool>,
+    gates: LockedGates,
+}
+
+impl LockGate for TofDevice {
+    fn lock(&self, tni: TniId, bg: BgId) -> io::Result<bool> {
+        self.lock_gate(tni, bg)
+    }
+
+    fn unlock(&self, tni: TniId, bg: BgId) {
+        self.unlock_gate(tni, bg);
+    }
 }
 
 /// A queue that was claimed for as long as it is open.
@@ -176,41 +190,15 @@ impl Provider for TofProvider {
         let config = QueueConfig { tni, cq, toq_size: 0, mrq_size: MRQ_SIZE, session };
         let queue =
             ControlQueue::open(&config).map_err(|error| open_error(QUEUE, cq.into(), error))?;
-        Ok(TofQueue { queue, blank: None, _claim: claim })
+        Ok(TofQueue { queue, blank: None, idle: IdlePolls::default(), _claim: claim })
     }
 
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
-        let mut pool = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut foreign = 0;
-        // Ends, as each round finds a gate that is another process's.
-        let taken = loop {
-            let Some(gates) = pool.take(tni, relays) else { break Ok(None) };
-            let mut locked = 0;
-            let mut refused = None;
-            for bg in gates_in(gates) {
-                match self.device.lock_gate(tni, bg) {
-                    Ok(true) => locked |= 1 << bg.get(),
-                    Ok(false) => foreign |= 1 << bg.get(),
-                    Err(error) => refused = Some(no_locks(&error)),
-                }
-            }
-            if locked == gates {
-                break Ok(Some(gates));
-            }
-            gates_in(locked).for_each(|bg| self.device.unlock_gate(tni, bg));
-            pool.give(tni, gates & !foreign);
-            if let Some(error) = refused {
-                break Err(error);
-            }
-        };
-        // They may be free the next time.
-        pool.give(tni, foreign);
-        taken
+        self.gates.take(&*self.device, (tni, relays), no_locks)
     }
 
     fn give_gates(&self, tni: TniId, gates: u64) {
-        gates_in(gates).for_each(|bg| self.device.unlock_gate(tni, bg));
-        self.gates.lock().unwrap_or_else(PoisonError::into_inner).give(tni, gates);
+        self.gates.give(&*self.device, tni, gates);
     }
 
     fn open_channel(
@@ -247,6 +235,10 @@ impl DriverBarrier for TofBarrier {
         self.0.exceptions()
     }
 
+    fn yield_processor(&self) {
+        thread::yield_now();
+    }
+
     fn close(self) -> Result<(), TimedOut> {
         // The kernel lets go of its memory only when the device does.
         Ok(())
@@ -263,6 +255,7 @@ struct TofQueue {
     queue: ControlQueue,
     /// What parked STags stand for.
     blank: Option<Buffer>,
+    idle: IdlePolls,
     _claim: Option<QueueClaim>,
 }
 
@@ -272,6 +265,11 @@ const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
 impl TofQueue {
+    #[inline]
+    fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
+        self.idle.note(found, thread::yield_now)
+    }
+
     /// Makes the kernel take an STag for a page that nobody uses.
     fn park(&mut self, stag: u32) -> Result<(), Error> {
         if self.blank.is_none() {
@@ -316,12 +314,14 @@ impl Queue for TofQueue {
 
     #[inline]
     fn poll_completion(&mut self) -> Option<Rcode> {
-        self.queue.rings_mut().poll_tcq().map(|done| done.rcode)
+        let found = self.queue.rings_mut().poll_tcq().map(|done| done.rcode);
+        self.polled(found)
     }
 
     #[inline]
     fn poll_notice(&mut self) -> Option<MrqEntry> {
-        self.queue.rings_mut().poll_mrq()
+        let found = self.queue.rings_mut().poll_mrq();
+        self.polled(found)
     }
 
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {

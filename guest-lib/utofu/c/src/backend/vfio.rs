@@ -14,7 +14,7 @@ use tofu_vfio::pci::Bus;
 use tofu_vfio::{Bdf, MapError, MappedPlatform, Tenure, UserMemory, VfioPlatform};
 
 use crate::environment;
-use crate::provider::AnyProvider;
+use crate::provider::{AnyProvider, any};
 
 /// Size code of message receive queues, that of real systems: 131072 notices.
 const MRQ_SIZE: u8 = 3;
@@ -22,7 +22,7 @@ const MRQ_SIZE: u8 = 3;
 const WHAT: &str = "Tofu device";
 
 pub(crate) struct Vfio {
-    provider: AnyProvider,
+    provider: Arc<AnyProvider>,
     share: DeviceShare,
 }
 
@@ -65,7 +65,7 @@ impl Vfio {
         })?;
         let device = Device::probe(platform).map_err(|_| no_answer())?;
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0);
-        Ok(Self { provider: AnyProvider::new(Arc::new(provider)), share })
+        Ok(Self { provider: any(Arc::new(provider)), share })
     }
 
     fn shared(
@@ -78,10 +78,10 @@ impl Vfio {
         let claims = Claims { broker: Arc::clone(platform.broker()), share: share.clone() };
         let device = Device::probe(platform).map_err(|_| no_answer())?;
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0).with_claims(claims);
-        Ok(Self { provider: AnyProvider::new(Arc::new(provider)), share })
+        Ok(Self { provider: any(Arc::new(provider)), share })
     }
 
-    pub(crate) fn process(&self) -> Result<(AnyProvider, DeviceShare), Error> {
+    pub(crate) fn process(&self) -> Result<(Arc<AnyProvider>, DeviceShare), Error> {
         Ok((self.provider.clone(), self.share.clone()))
     }
 }

@@ -96,7 +96,7 @@ impl Pair {
         Ok(Posting::new(self.ids[tni].0, edata, flags)?)
     }
 
-    /// Runs a command to its end, which must be good.
+    /// Runs a command until it is sent, which must go well.
     fn run(&self, tni: usize, command: &Command) -> Result<(), Error> {
         let vcq = &self.vcqs[tni];
         vcq.post(command, 9)?;
@@ -119,10 +119,15 @@ impl Pair {
     /// Tells the other node, when it is there, that this one is, and waits for the same.
     fn first_meeting(&mut self) -> Result<(), Error> {
         let start = tofu_guests::now_ns();
-        let hello = self.to(0, 0, TCQ_NOTICE)?.put_piggyback8(1, 8, self.theirs + MEETING)?;
-        while let Err(error) = self.run(0, &hello) {
-            if tofu_guests::now_ns() - start > PATIENCE_NS {
-                return Err(error);
+        let flags = TCQ_NOTICE | LOCAL_MRQ_NOTICE;
+        let hello = self.to(0, 0, flags)?.put_piggyback8(1, 8, self.theirs + MEETING)?;
+        loop {
+            // A Put to a node that is not there yet is dropped, as the notice tells.
+            self.run(0, &hello)?;
+            match self.notice(NoticeKind::LclPut) {
+                Ok(_) => break,
+                Err(error) if tofu_guests::now_ns() - start > PATIENCE_NS => return Err(error),
+                Err(_) => {}
             }
         }
         self.meetings = 1;
@@ -138,7 +143,7 @@ impl Pair {
         wait(&self.vcqs[0], "other node", || (self.word(MEETING) >= number).then_some(()))
     }
 
-    /// A Put at odd addresses, whose target is told when all of it is there.
+    /// A Put at odd addresses, whose target gets a notice when all of it is there.
     fn put(&mut self) -> Result<bool, Error> {
         self.set(OUTBOX + 1, 5000, |i| (i * 7) as u8);
         let flags = TCQ_NOTICE | LOCAL_MRQ_NOTICE | REMOTE_MRQ_NOTICE;
@@ -333,10 +338,10 @@ impl Pair {
         let mut good = true;
         for (command, tcq, mrq) in [
             (to.put(never, theirs, 8, all)?, Code::TcqStadd, Code::MrqLclStadd),
-            (to.put(mine, never, 8, all)?, Code::TcqOther, Code::MrqRmtStadd),
+            (to.put(mine, never, 8, all)?, Code::Success, Code::MrqRmtStadd),
             (to.get(mine + end, theirs, 8, all)?, Code::TcqLength, Code::MrqLclLength),
-            (to.get(mine, theirs + end, 8, all)?, Code::TcqOther, Code::MrqRmtLength),
-            (to.armw(2, 1, 8, theirs + 4)?, Code::TcqOther, Code::MrqRmtStadd),
+            (to.get(mine, theirs + end, 8, all)?, Code::Success, Code::MrqRmtLength),
+            (to.armw(2, 1, 8, theirs + 4)?, Code::Success, Code::MrqRmtStadd),
         ] {
             let vcq = &self.vcqs[0];
             vcq.post(&command, 0)?;

@@ -11,9 +11,9 @@ use tofu_abi::topology::NodeId;
 use tofu_guests::{Error, fail, println};
 use tofu_guests_utofu::{CMP_ID, Node};
 use tofu_utofu::command::Posting;
-use tofu_utofu::flags::{REMOTE_MRQ_NOTICE, TCQ_NOTICE};
+use tofu_utofu::flags::{LOCAL_MRQ_NOTICE, REMOTE_MRQ_NOTICE};
 use tofu_utofu::ids::{Stadd, VcqId};
-use tofu_utofu::{Code, Vcq};
+use tofu_utofu::{Code, Notice, Vcq};
 use tofu_utofu_bare::BareProvider;
 
 const MAILBOX: u32 = 1;
@@ -22,21 +22,34 @@ const PATIENCE_NS: u64 = 30_000_000_000;
 
 tofu_guests::entry!(ring);
 
-/// Puts eight bytes, until the target is there to take them.
-fn put(vcq: &Vcq<BareProvider>, to: VcqId, value: u64) -> Result<(), Error> {
-    let posting = Posting::new(to.0, 0, TCQ_NOTICE | REMOTE_MRQ_NOTICE)?;
+/// The next notice.
+fn notice(vcq: &Vcq<BareProvider>) -> Notice {
+    loop {
+        if let Some(notice) = vcq.poll_mrq() {
+            return notice;
+        }
+        vcq.relax();
+    }
+}
+
+/// Puts eight bytes until the target is there to take them, as the notice tells. Returns the notice
+/// of what others have put here, should it come meanwhile.
+fn put(vcq: &Vcq<BareProvider>, to: VcqId, value: u64) -> Result<Option<Notice>, Error> {
+    let posting = Posting::new(to.0, 0, LOCAL_MRQ_NOTICE | REMOTE_MRQ_NOTICE)?;
     let command = posting.put_piggyback8(value, 8, Stadd::reserved(to, MAILBOX)?.0)?;
     let start = tofu_guests::now_ns();
+    let mut arrived = None;
     loop {
         vcq.post(&command, 0)?;
-        let done = loop {
-            if let Some(done) = vcq.poll_tcq() {
-                break done;
+        let own = loop {
+            let notice = notice(vcq);
+            if notice.kind.is_local() {
+                break notice;
             }
-            vcq.relax();
+            arrived = Some(notice);
         };
-        match done.status() {
-            Code::Success => return Ok(()),
+        match own.status() {
+            Code::Success => return Ok(arrived),
             _ if tofu_guests::now_ns() - start < PATIENCE_NS => {}
             code => return Err(fail!("the next node does not get ready: {}", code.name())),
         }
@@ -53,13 +66,8 @@ fn ring() -> Result<(), Error> {
 
     let next =
         shape.coords(NodeId((rank + 1) % shape.nodes())).ok_or_else(|| fail!("no next node"))?;
-    put(&vcq, VcqId::construct(next, 0, 0, CMP_ID)?, u64::from(rank))?;
-    let notice = loop {
-        if let Some(notice) = vcq.poll_mrq() {
-            break notice;
-        }
-        vcq.relax();
-    };
+    let arrived = put(&vcq, VcqId::construct(next, 0, 0, CMP_ID)?, u64::from(rank))?;
+    let notice = arrived.unwrap_or_else(|| notice(&vcq));
     // SAFETY: as above.
     let from = unsafe { mailbox.read_volatile() };
     println!("node {from} has written here, from {}", notice.vcq_id.coords());

@@ -3,6 +3,7 @@
 //! A line between two nodes has the colour of the machine's axis it goes along. Steps in
 //! z lead from slice to slice and are shown as a tab on the node they start from.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write};
 
 use tofu_abi::Coords;
@@ -36,13 +37,26 @@ pub(crate) fn draw(info: &Mapinfo, map: &RankMap) -> Result<String, TooLarge> {
     if nodes > MAX_NODES {
         return Err(TooLarge(nodes));
     }
-    Ok(Picture { info, map, out: String::new() }.draw())
+    Ok(Picture { info, map, out: String::new(), head: HEAD }.draw())
 }
 
 struct Picture<'a> {
     info: &'a Mapinfo,
     map: &'a RankMap,
     out: String,
+    /// Height of what is above the grid.
+    head: i32,
+}
+
+/// Height of a line of text beyond the first, of captions and of the title.
+const LINE: i32 = 20;
+const TITLE_LINE: i32 = 28;
+
+/// The lines of a text in a picture. Nobody here knows the viewer's font, of which a letter is
+/// taken to be 0.6 of its size wide, more than most are on average.
+fn lines(text: &str, size: i32, width: i32) -> Vec<String> {
+    let letters = (width * 10 / (size * 6)).max(1) as usize;
+    textwrap::wrap(text, letters).into_iter().map(Cow::into_owned).collect()
 }
 
 impl Picture<'_> {
@@ -80,7 +94,7 @@ impl Picture<'_> {
         let [columns, ..] = self.cells();
         let [column, row, slice] = self.cell(index);
         let x = (slice * columns + column) as i32 * (WIDTH + GAP) + slice as i32 * SLICE_GAP;
-        (MARGIN + x, HEAD + row as i32 * (HEIGHT + GAP))
+        (MARGIN + x, self.head + row as i32 * (HEIGHT + GAP))
     }
 
     fn axis(&self, from: u32, to: u32) -> Axis {
@@ -93,13 +107,23 @@ impl Picture<'_> {
     fn draw(mut self) -> String {
         let [columns, rows, slices] = self.cells().map(|n| n as i32);
         let width = slices * (columns * (WIDTH + GAP) + SLICE_GAP) - SLICE_GAP - GAP + 2 * MARGIN;
-        let (width, height) = (width.max(640), HEAD + rows * (HEIGHT + GAP) + FOOT);
+        let width = width.max(640);
+        let title = lines(&self.title(), 22, width - 2 * MARGIN);
+        let axes = lines(&self.axes(), 15, width - 2 * MARGIN);
+        let legend = lines(&self.caption(), 15, width - 2 * MARGIN);
+        let more = |lines: &[String]| lines.len() as i32 - 1;
+        self.head = HEAD + more(&title) * TITLE_LINE + more(&axes) * LINE;
+        let foot = FOOT + more(&legend) * LINE;
+        let height = self.head + rows * (HEIGHT + GAP) + foot;
         self.add(format_args!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
              viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" fill=\"none\">\n\
              <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>"
         ));
-        self.head();
+        self.captions(38, TITLE_LINE, "font-size=\"22\" fill=\"#111111\"", &title);
+        let below = 62 + more(&title) * TITLE_LINE;
+        self.captions(below, LINE, "font-size=\"15\" fill=\"#555555\"", &axes);
+        self.slices();
         let steps: Vec<_> = self.map.steps().collect();
         for &(from, to, axis) in &steps {
             if axis < 2 {
@@ -114,17 +138,28 @@ impl Picture<'_> {
                 self.tab(from, to);
             }
         }
-        self.legend(height - FOOT + 40);
+        self.legend(height - foot + 40);
+        let style = "font-size=\"15\" fill=\"#555555\"";
+        self.captions(height - foot + 70, LINE, style, &legend);
         self.out.push_str("</svg>\n");
         self.out
     }
 
-    fn head(&mut self) {
+    /// Lines of text, one below the other.
+    fn captions(&mut self, y: i32, step: i32, style: &str, lines: &[String]) {
+        for (line, text) in (0..).zip(lines) {
+            let y = y + line * step;
+            self.add(format_args!("<text x=\"{MARGIN}\" y=\"{y}\" {style}>{text}</text>"));
+        }
+    }
+
+    fn title(&self) -> String {
         let Mapinfo { system, job } = self.info;
-        let title = format!("Job {} on the machine {}", job.shape(), system.shape());
-        self.add(format_args!(
-            "<text x=\"{MARGIN}\" y=\"38\" font-size=\"22\" fill=\"#111111\">{title}</text>"
-        ));
+        format!("Job {} on the machine {}", job.shape(), system.shape())
+    }
+
+    fn axes(&self) -> String {
+        let system = &self.info.system;
         let axes = "xyz".chars().zip(self.map.axes()).map(|(name, axis)| format!("{name}: {axis}"));
         let mut text = axes.collect::<Vec<_>>().join("; ");
         let failed: Vec<_> = system.failed().iter().map(Coords::to_string).collect();
@@ -133,9 +168,10 @@ impl Picture<'_> {
             let more = if failed.len() > 4 { " and others" } else { "" };
             let _ = write!(text, "; without {}{more}", failed[..failed.len().min(4)].join(" "));
         }
-        self.add(format_args!(
-            "<text x=\"{MARGIN}\" y=\"62\" font-size=\"15\" fill=\"#555555\">{text}</text>"
-        ));
+        text
+    }
+
+    fn slices(&mut self) {
         let [.., slices] = self.cells();
         let [columns, rows, _] = self.cells();
         for slice in 0..if slices > 1 { slices } else { 0 } {
@@ -143,7 +179,7 @@ impl Picture<'_> {
             self.add(format_args!(
                 "<text x=\"{x}\" y=\"{}\" font-size=\"15\" font-weight=\"bold\" \
                  fill=\"#333333\">z = {slice}</text>",
-                HEAD - 16
+                self.head - 16
             ));
         }
     }
@@ -221,17 +257,18 @@ impl Picture<'_> {
             ));
             x += 80;
         }
+    }
+
+    fn caption(&self) -> String {
         let tabs = if self.map.shape().size()[2] > 1 {
             " A corner has the colour of the axis that leads on in z."
         } else {
             ""
         };
-        self.add(format_args!(
-            "<text x=\"{MARGIN}\" y=\"{}\" font-size=\"15\" fill=\"#555555\">A box is a node: its \
-             ranks, and its X Y Z A B C. A line has the colour of the axis it goes along.{tabs}\
-             </text>",
-            y + 30
-        ));
+        "A box is a node: its ranks, and its X Y Z A B C. A line has the colour of the axis it \
+         goes along."
+            .to_owned()
+            + tabs
     }
 }
 

@@ -1,4 +1,4 @@
-//! How far the nodes are that boot over the torus, for people.
+//! The progress of nodes that boot over the torus, for people.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub(crate) enum Line {
     Failed(String),
 }
 
-/// In how large steps progress is told, in percent.
+/// The steps in which progress is printed, in percent.
 const STEP: u8 = 25;
 
 impl Board {

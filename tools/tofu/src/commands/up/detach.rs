@@ -1,8 +1,8 @@
 //! `--detach`: a process of its own runs the machine, and the command returns when that is ready.
 //!
-//! The process is started with the same arguments, the same terminal, and as its standard input
-//! the writing end of a pipe. It lets go of all three when the machine is ready; the command sees
-//! the end of the pipe.
+//! The process is started with the same arguments, the same terminal, and the writing end of a pipe
+//! as its standard input. It closes all three when the machine is ready; so the command sees the
+//! end of the pipe.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use tofu_control::rundir::RunDir;
@@ -42,7 +42,12 @@ pub(crate) fn refuse_options(args: &MachineArgs) -> anyhow::Result<()> {
 }
 
 /// Runs `tofu up` and returns the exit code.
-pub(crate) fn run(plan: &Plan, args: &MachineArgs, json: bool) -> anyhow::Result<u8> {
+pub(crate) fn run(
+    plan: &Plan,
+    args: &MachineArgs,
+    json: bool,
+    grace: Duration,
+) -> anyhow::Result<u8> {
     let start = Instant::now();
     if args.linux.detach && !args.linux.detached {
         if !plan.stays_up() {
@@ -95,7 +100,7 @@ pub(crate) fn run(plan: &Plan, args: &MachineArgs, json: bool) -> anyhow::Result
     };
 
     let mut out = io::stdout();
-    let mut screen = Screen::new(&mut out, style, plan)?;
+    let mut screen = Screen::new(&mut out, style, plan, dir.name().as_str())?;
     let mut started = |screen: &mut Screen<'_>| {
         if !plan.stays_up() {
             return Ok(());
@@ -106,7 +111,7 @@ pub(crate) fn run(plan: &Plan, args: &MachineArgs, json: bool) -> anyhow::Result
             None => Ok(()),
         }
     };
-    watch(plan, &machines, sender, &events, &mut screen, &mut started)
+    watch(plan, grace, &machines, sender, &events, &mut screen, &mut started)
 }
 
 /// What nodes boot and what runs them.
@@ -121,7 +126,9 @@ fn prepare(
         Some(hypervisor) => MonitorChoice::Own(hypervisor),
         None => MonitorChoice::Qemu(kit::qemu(progress)?),
     };
-    Ok((Kit::prepare(plan.image.as_ref(), &args.linux, kvm, progress)?, monitor))
+    let kit = Kit::prepare(plan.image.as_ref(), &args.linux, kvm, progress)?;
+    kit.check_memory(plan)?;
+    Ok((kit, monitor))
 }
 
 /// What the user may want to know of a machine that is ready.

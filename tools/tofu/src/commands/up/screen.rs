@@ -1,4 +1,4 @@
-//! What `up` shows: progress, guests' lines, the table at the end.
+//! The output of `up`: progress, guests' lines, the table at the end.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -8,7 +8,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_supervisor::plan::Plan;
-use tofu_ui::{Style, printable};
+use tofu_ui::terminal::plain;
+use tofu_ui::{Style, printable, terminal_width};
 
 use crate::commands::up::board::{self, Line};
 
@@ -61,8 +62,13 @@ pub(crate) struct Screen<'a> {
 }
 
 impl<'a> Screen<'a> {
-    /// Output to `out` for a machine that is about to boot.
-    pub(crate) fn new(out: &'a mut dyn Write, style: Style, plan: &Plan) -> io::Result<Self> {
+    /// Output to `out` for a machine of this name that is about to boot.
+    pub(crate) fn new(
+        out: &'a mut dyn Write,
+        style: Style,
+        plan: &Plan,
+        name: &str,
+    ) -> io::Result<Self> {
         let vms = plan.vms().count();
         let shape = plan.network.shape;
         let bar = style.progress.then(|| {
@@ -77,8 +83,9 @@ impl<'a> Screen<'a> {
         let mut screen = Self { out, style, bar, booted: 0, ended: 0, width: widest.unwrap_or(0) };
         if style.json {
             screen.object(json!({
-                "event": "machine", "shape": shape.to_string(), "nodes": shape.nodes(),
-                "vms": vms, "doorbell": plan.doorbell.name(),
+                "event": "machine", "name": name,
+                "shape": shape.to_string(), "nodes": shape.nodes(), "vms": vms,
+                "doorbell": plan.doorbell.name(),
                 "links_down": plan.network.links_down.len(),
             }))?;
         } else {
@@ -277,7 +284,7 @@ impl<'a> Screen<'a> {
             let seconds = result.after.as_secs_f64();
             let row =
                 format!("{at:node$}  {name:guest$}  {cell}  {seconds:7.2}  {}", result.last_line);
-            self.line(row.trim_end())?;
+            self.line(cut(row.trim_end(), terminal_width(), row.len() - plain(&row).len()))?;
         }
         Ok(())
     }
@@ -322,6 +329,13 @@ impl<'a> Screen<'a> {
             None => writeln!(out, "{text}"),
         }
     }
+}
+
+/// A row that ends with what a guest has said, in a terminal of this width, with so many bytes that
+/// only colour it.
+fn cut(row: &str, width: Option<u16>, colours: usize) -> &str {
+    let most = width.map_or(usize::MAX, |width| usize::from(width) + colours);
+    row.char_indices().nth(most).map_or(row, |(at, _)| &row[..at])
 }
 
 impl Drop for Screen<'_> {

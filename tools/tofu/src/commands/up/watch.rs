@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tofu_fabric::NodeId;
+use tofu_supervisor::backtrace::Frame;
 use tofu_supervisor::event::{BootStage, Event, Outcome};
 use tofu_supervisor::plan::Plan;
 use tofu_supervisor::runner::{Backend, Running};
@@ -22,11 +23,14 @@ struct Progress {
 
 struct MachineWatch<'a, 'b> {
     plan: &'a Plan,
+    backend: &'a (dyn Backend + Sync),
     start: Instant,
     screen: &'a mut Screen<'b>,
     /// By node number; stubs stay without a result.
     nodes: Vec<Progress>,
     unfinished: usize,
+    /// One has not succeeded.
+    failed: bool,
     /// The first signal that came.
     signal: Option<i32>,
     /// `tofu down` came.
@@ -37,9 +41,11 @@ struct MachineWatch<'a, 'b> {
 }
 
 /// Starts a machine and follows it to its end: all guests have ended, the time is
-/// over, or a signal came. Returns the exit code. `started` is called once all have booted.
+/// over, or a signal came; or one has failed, and the others have gone on for `grace`. Returns the
+/// exit code. `started` is called once all have booted.
 pub(crate) fn watch(
     plan: &Plan,
+    grace: Duration,
     backend: &(dyn Backend + Sync),
     sender: Sender<Event>,
     events: &Receiver<Event>,
@@ -50,10 +56,12 @@ pub(crate) fn watch(
     let nodes = plan.nodes.iter().map(|_| Progress { result: None, last_line: String::new() });
     let mut watch = MachineWatch {
         plan,
+        backend,
         start,
         screen,
         nodes: nodes.collect(),
         unfinished: plan.programs().count(),
+        failed: false,
         signal: None,
         down: false,
         started: false,
@@ -91,8 +99,13 @@ pub(crate) fn watch(
 
     let stays_up = plan.stays_up();
     let deadline = Instant::now() + plan.timeout.0;
+    let mut graced = None;
     while (stays_up || watch.unfinished > 0) && !watch.is_to_end() {
-        let left = deadline.saturating_duration_since(Instant::now());
+        if graced.is_none() && watch.failed {
+            graced = Some(Instant::now() + grace);
+        }
+        let until = graced.map_or(deadline, |graced| deadline.min(graced));
+        let left = until.saturating_duration_since(Instant::now());
         let event = match stays_up {
             true => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
             false => events.recv_timeout(left),
@@ -100,11 +113,22 @@ pub(crate) fn watch(
         match event {
             Ok(event) => watch.take(event)?,
             Err(RecvTimeoutError::Timeout) => {
-                watch.time_is_over(machine.as_mut(), events)?;
+                let why = match graced {
+                    Some(graced) if graced < deadline => {
+                        format!("another guest failed {} before", Seconds(grace))
+                    }
+                    _ => format!("still running after {}", Seconds(plan.timeout.0)),
+                };
+                let kind = if until < deadline { "stopped" } else { "timeout" };
+                watch.time_is_over(machine.as_mut(), events, (kind, &why))?;
                 break;
             }
             Err(RecvTimeoutError::Disconnected) => break,
         }
+    }
+    if !watch.is_to_end() {
+        // By itself: those who follow it hear of the end all the same.
+        backend.heard(&Event::Down);
     }
     machine.stop();
     while let Ok(event) = events.try_recv() {
@@ -121,6 +145,7 @@ impl MachineWatch<'_, '_> {
     }
 
     fn take(&mut self, event: Event) -> io::Result<()> {
+        self.backend.heard(&event);
         match event {
             Event::Rebooted(node) => {
                 self.screen.note(&format!("{} is ready again", self.plan.coords(node)))
@@ -133,6 +158,7 @@ impl MachineWatch<'_, '_> {
                 self.nodes[node.index()].last_line = text;
                 Ok(())
             }
+            Event::Frame(node, frame) => self.frame(node, &frame),
             Event::Ended(node, outcome) => {
                 let (kind, code, detail) = match outcome {
                     Outcome::Exited(code) => ("exited", Some(code), String::new()),
@@ -159,6 +185,11 @@ impl MachineWatch<'_, '_> {
             }
             Event::Signal(_) | Event::Down | Event::Died(..) | Event::Started => Ok(()),
         }
+    }
+
+    /// Shows a function that a guest is in, below what the guest has printed.
+    fn frame(&mut self, node: NodeId, frame: &Frame) -> io::Result<()> {
+        self.screen.guest_line(self.plan.coords(node), &printable(&format!("    at {frame}")))
     }
 
     fn netboot(&mut self, node: NodeId, stage: BootStage) -> io::Result<()> {
@@ -188,6 +219,7 @@ impl MachineWatch<'_, '_> {
             return Ok(());
         }
         self.unfinished -= 1;
+        self.failed |= code != Some(0);
         let result = NodeResult {
             coords: self.plan.coords(node),
             guest: guest.to_owned(),
@@ -213,9 +245,11 @@ impl MachineWatch<'_, '_> {
         &mut self,
         machine: &mut dyn Running,
         events: &Receiver<Event>,
+        (kind, why): (&'static str, &str),
     ) -> io::Result<()> {
-        let registers: Vec<_> =
-            self.without_result().into_iter().map(|id| (id, machine.registers(id))).collect();
+        let hanging = self.without_result().into_iter();
+        let hanging: Vec<_> =
+            hanging.map(|id| (id, machine.registers(id), machine.frames(id))).collect();
         machine.stop();
         // Some may have ended by themselves in the meantime.
         while let Ok(event) = events.try_recv() {
@@ -223,11 +257,14 @@ impl MachineWatch<'_, '_> {
                 self.take(event)?;
             }
         }
-        let limit = Seconds(self.plan.timeout.0);
-        for (id, registers) in registers {
+        for (id, registers, frames) in hanging {
+            let still = self.nodes[id.index()].result.is_none();
+            for frame in frames.iter().filter(|_| still) {
+                self.frame(id, frame)?;
+            }
             let at = registers.map(|registers| format!(", {registers}")).unwrap_or_default();
-            let detail = printable(&format!("still running after {limit}{at}"));
-            self.end(id, "timeout", None, detail)?;
+            let detail = printable(&format!("{why}{at}"));
+            self.end(id, kind, None, detail)?;
         }
         Ok(())
     }
@@ -341,9 +378,10 @@ pub(super) mod tests {
     fn run(plan: &Plan, style: Style, coming: Vec<Event>, hanging: &[u32]) -> (u8, String) {
         let (sender, events) = mpsc::channel();
         let mut out = Vec::new();
-        let mut screen = Screen::new(&mut out, style, plan).unwrap();
+        let mut screen = Screen::new(&mut out, style, plan, "test").unwrap();
         let script = Script { coming, hanging: hanging.to_vec() };
-        let code = watch(plan, &script, sender, &events, &mut screen, &mut |_| Ok(())).unwrap();
+        let code =
+            watch(plan, SHORT, &script, sender, &events, &mut screen, &mut |_| Ok(())).unwrap();
         drop(screen);
         (code, String::from_utf8(out).unwrap())
     }
@@ -400,6 +438,16 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn the_others_do_not_outlast_a_failure_for_long() {
+        let plan = plan("unit", 4, LONG);
+        let (code, text) = run(&plan, TEXT, vec![ended(0, 0), ended(1, 3)], &[2, 3]);
+        assert_eq!(code, 1);
+        let stopped = "(0,0,0,0,1,0) stopped: another guest failed 0.02 s before, rip=0x2\n";
+        assert!(text.contains(stopped), "{text}");
+        assert!(text.contains("3 of 4 guests failed"), "{text}");
+    }
+
+    #[test]
     fn a_signal_stops_everything() {
         let plan = plan("unit", 2, LONG);
         let (code, text) = run(&plan, TEXT, vec![ended(0, 0), Event::Signal(2)], &[1]);
@@ -426,9 +474,9 @@ pub(super) mod tests {
         let plan = plan("unit", 1, LONG);
         let (sender, events) = mpsc::channel();
         let mut out = Vec::new();
-        let mut screen = Screen::new(&mut out, TEXT, &plan).unwrap();
+        let mut screen = Screen::new(&mut out, TEXT, &plan, "test").unwrap();
         assert_eq!(
-            watch(&plan, &Silent, sender, &events, &mut screen, &mut |_| Ok(())).unwrap(),
+            watch(&plan, LONG, &Silent, sender, &events, &mut screen, &mut |_| Ok(())).unwrap(),
             1
         );
     }
@@ -444,9 +492,9 @@ pub(super) mod tests {
         let plan = plan("unit", 1, LONG);
         let (sender, events) = mpsc::channel();
         let mut out = Vec::new();
-        let mut screen = Screen::new(&mut out, TEXT, &plan).unwrap();
+        let mut screen = Screen::new(&mut out, TEXT, &plan, "test").unwrap();
         let error =
-            watch(&plan, &Unable, sender, &events, &mut screen, &mut |_| Ok(())).unwrap_err();
+            watch(&plan, LONG, &Unable, sender, &events, &mut screen, &mut |_| Ok(())).unwrap_err();
         assert_eq!(error.to_string(), "no /dev/kvm");
     }
 

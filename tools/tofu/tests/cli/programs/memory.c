@@ -27,25 +27,30 @@ static void is(int line, long long value, long long expected)
 }
 #define IS(value, expected) is(__LINE__, value, expected)
 
-/* How a command ended. */
+#define TOLD (UTOFU_ONESIDED_FLAG_TCQ_NOTICE | UTOFU_ONESIDED_FLAG_LOCAL_MRQ_NOTICE)
+
+/* How a command ended: at this end, or else as its notice says. */
 static int end(void)
 {
+    struct utofu_mrq_notice notice;
     void *cbdata;
-    int code;
-    while ((code = utofu_poll_tcq(vcq, 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
+    int sent, code;
+    while ((sent = utofu_poll_tcq(vcq, 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
         ;
-    return code;
+    while ((code = utofu_poll_mrq(vcq, 0, &notice)) == UTOFU_ERR_NOT_FOUND)
+        ;
+    return sent == UTOFU_SUCCESS ? code : sent;
 }
 
 static int put(utofu_stadd_t from, utofu_stadd_t to, size_t length)
 {
-    OK(utofu_put(vcq, ids[1], from, to, length, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL));
+    OK(utofu_put(vcq, ids[1], from, to, length, 0, TOLD, NULL));
     return end();
 }
 
 static int get(utofu_stadd_t into, utofu_stadd_t from, size_t length)
 {
-    OK(utofu_get(vcq, ids[1], into, from, length, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL));
+    OK(utofu_get(vcq, ids[1], into, from, length, 0, TOLD, NULL));
     return end();
 }
 
@@ -77,7 +82,7 @@ static void one(int rank, uint8_t *memory, int writable)
             IS(get(back + 1, theirs + 1, SIZE - 2), UTOFU_SUCCESS);
             IS(memcmp(pattern + 1, copy + 1, SIZE - 2), 0);
         } else {
-            IS(put(source, theirs, SIZE), UTOFU_ERR_TCQ_OTHER);
+            IS(put(source, theirs, SIZE), UTOFU_ERR_MRQ_RMT_MEMORY);
             IS(get(back, theirs, SIZE), UTOFU_SUCCESS);
             IS(copy[0], 2);
         }
@@ -151,18 +156,18 @@ static void body(int rank, int size)
     IS(mprotect(hole, 4096, PROT_NONE), 0);
     meet();
     if (rank == 0) {
-        IS(put(mine, theirs, 4096), UTOFU_ERR_TCQ_OTHER);
-        OK(utofu_put_piggyback8(vcq, ids[1], 1, theirs, 8, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE,
-                                NULL));
-        IS(end(), UTOFU_ERR_TCQ_OTHER);
-        OK(utofu_armw8(vcq, ids[1], UTOFU_ARMW_OP_ADD, 1, theirs, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE,
-                       NULL));
-        IS(end(), UTOFU_ERR_TCQ_OTHER);
+        IS(put(mine, theirs, 4096), UTOFU_ERR_MRQ_RMT_MEMORY);
+        OK(utofu_put_piggyback8(vcq, ids[1], 1, theirs, 8, 0, TOLD, NULL));
+        IS(end(), UTOFU_ERR_MRQ_RMT_MEMORY);
+        OK(utofu_armw8(vcq, ids[1], UTOFU_ARMW_OP_ADD, 1, theirs, 0, TOLD, NULL));
+        IS(end(), UTOFU_ERR_MRQ_RMT_MEMORY);
         /* Where data is copied from one to the other, either may be said to be missing. */
         IS(get(mine, theirs, 8) != UTOFU_SUCCESS, 1);
-        OK(utofu_put(vcq, ids[1], gone, theirs, 8, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL));
+        OK(utofu_put(vcq, ids[1], gone, theirs, 8, 0, TOLD, NULL));
         IS(end() != UTOFU_SUCCESS, 1);
     }
+    /* Until then it is registered, and not there. */
+    meet();
     OK(utofu_dereg_mem(vcq, gone, 0));
 
     /* And everything still works. */

@@ -26,6 +26,7 @@ fn main() -> i32 {
         Some("exit") => tofu_bare::option("code").and_then(|code| code.parse().ok()).unwrap_or(1),
         Some("panic") => panic!("told to"),
         Some("page-fault") => page_fault(),
+        Some("null") => null(),
         Some("stack-overflow") => i32::from(overflow(1) == 0),
         Some("triple-fault") => triple_fault(),
         Some("unemulated") => unemulated(),
@@ -68,6 +69,15 @@ fn hello() -> i32 {
 fn page_fault() -> i32 {
     // SAFETY: the page is not mapped, so nothing is read; the program ends there.
     unsafe { (0x20_1238 as *const u64).read_volatile() as i32 }
+}
+
+/// A write through a null pointer, to a member of what it should point to.
+#[inline(never)]
+fn null() -> i32 {
+    let nobody = black_box(core::ptr::null_mut::<[u64; 8]>());
+    // SAFETY: the page is not mapped, so nothing is written; the program ends there.
+    unsafe { (&raw mut (*nobody)[2]).write_volatile(7) };
+    0
 }
 
 #[expect(unconditional_recursion, reason = "that is the test")]

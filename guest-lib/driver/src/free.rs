@@ -1,6 +1,6 @@
 //! Free ranges of an address space.
 
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
 
 /// The free ranges of an address space, handed out in the order of addresses: the first that
 /// fits.
@@ -49,7 +49,7 @@ impl FreeList {
         self.ranges.insert(start, len);
     }
 
-    /// Bytes that are free, in pieces of whatever size.
+    /// Bytes that are free, in ranges of whatever size.
     pub fn total(&self) -> u64 {
         self.ranges.values().sum()
     }
@@ -58,6 +58,8 @@ impl FreeList {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
+
     use proptest::prelude::*;
 
     fn list(ranges: &[(u64, u64)]) -> FreeList {
@@ -100,10 +102,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken and given back: pieces are aligned, in range and apart, and in the
+        /// Whatever is taken and given back: ranges are aligned, in range and apart, and in the
         /// end everything is one range again.
         #[test]
-        fn pieces_never_overlap(
+        fn ranges_never_overlap(
             steps in proptest::collection::vec(
                 (1u64..0x4000, 0u32..14, any::<u64>(), any::<bool>()),
                 1..200,

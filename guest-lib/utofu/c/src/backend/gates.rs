@@ -1,0 +1,64 @@
+//! Barrier gates of a device that processes share: locks record which are in use.
+
+use std::io;
+use std::sync::Mutex;
+
+use tofu_abi::{BgId, TniId};
+use tofu_sync::lock;
+use tofu_utofu::{Error, GatePool, gates_in};
+
+/// How gates are locked.
+pub(super) trait LockGate {
+    /// Takes a gate's lock; `false` if another process has it.
+    fn lock(&self, tni: TniId, bg: BgId) -> io::Result<bool>;
+
+    /// Gives it up.
+    fn unlock(&self, tni: TniId, bg: BgId);
+}
+
+/// The gates that this process does not have.
+#[derive(Debug, Default)]
+pub(super) struct LockedGates(Mutex<GatePool>);
+
+impl LockedGates {
+    /// See [`tofu_utofu::Provider::take_gates`]. `no_locks` says what it means that there are none.
+    pub(super) fn take(
+        &self,
+        locks: &impl LockGate,
+        (tni, relays): (TniId, usize),
+        no_locks: impl Fn(&io::Error) -> Error,
+    ) -> Result<Option<u64>, Error> {
+        let mut pool = lock(&self.0);
+        let mut foreign = 0;
+        // Ends, as each round finds a gate that is another process's.
+        let taken = loop {
+            let Some(gates) = pool.take(tni, relays) else { break Ok(None) };
+            let mut locked = 0;
+            let mut refused = None;
+            for bg in gates_in(gates) {
+                match locks.lock(tni, bg) {
+                    Ok(true) => locked |= 1 << bg.get(),
+                    Ok(false) => foreign |= 1 << bg.get(),
+                    Err(error) => refused = Some(no_locks(&error)),
+                }
+            }
+            if locked == gates {
+                break Ok(Some(gates));
+            }
+            gates_in(locked).for_each(|bg| locks.unlock(tni, bg));
+            pool.give(tni, gates & !foreign);
+            if let Some(error) = refused {
+                break Err(error);
+            }
+        };
+        // They may be free the next time.
+        pool.give(tni, foreign);
+        taken
+    }
+
+    /// Gives gates back.
+    pub(super) fn give(&self, locks: &impl LockGate, tni: TniId, gates: u64) {
+        gates_in(gates).for_each(|bg| locks.unlock(tni, bg));
+        lock(&self.0).give(tni, gates);
+    }
+}

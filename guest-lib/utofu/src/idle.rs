@@ -1,0 +1,50 @@
+//! Polls that find nothing.
+
+/// After so many polls that found nothing the processor is offered to others: a few microseconds.
+const POLLS_IN_VAIN: u32 = 64;
+
+/// Counts polls since the last one that found something. A program whose polls find nothing may be
+/// keeping what it waits for from the processor: a device that is a program, or a peer.
+#[derive(Debug, Default)]
+pub struct IdlePolls(u32);
+
+impl IdlePolls {
+    /// Notes what a poll has found, and hands it back. Now and then while nothing is found, others
+    /// get the processor by `yield_processor`.
+    #[inline]
+    pub fn note<T>(&mut self, found: Option<T>, yield_processor: impl FnOnce()) -> Option<T> {
+        if found.is_some() {
+            self.0 = 0;
+        } else {
+            self.0 = self.0.wrapping_add(1);
+            if self.0.is_multiple_of(POLLS_IN_VAIN) {
+                yield_processor();
+            }
+        }
+        found
+    }
+
+    /// Polls since the last one that found something, modulo 2^32.
+    #[inline]
+    pub const fn count(&self) -> u32 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_is_offered_after_many_polls_in_vain() {
+        let (mut idle, mut yields) = (IdlePolls::default(), 0);
+        for _ in 0..POLLS_IN_VAIN - 1 {
+            assert_eq!(idle.note(None::<u8>, || yields += 1), None);
+        }
+        assert_eq!((idle.note(Some(7), || yields += 1), idle.count()), (Some(7), 0));
+        for _ in 0..3 * POLLS_IN_VAIN {
+            idle.note(None::<u8>, || yields += 1);
+        }
+        assert_eq!((yields, idle.count()), (3, 3 * POLLS_IN_VAIN));
+    }
+}

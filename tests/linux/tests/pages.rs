@@ -1,0 +1,192 @@
+//! The commands of README.md and of the quick start, as they stand there, in their order.
+//!
+//! Each runs in a shell, in an empty folder where `target`, `guest-lib` and `ci` lead to those of
+//! the tree; `cargo run` builds and runs the tree's command, and `tofu` is on the path. A command
+//! that is not named in [`OTHERWISE`] ends by itself with exit code 0.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use tofu_linux_tests::namespace::Namespace;
+use tofu_linux_tests::{Image, MOMENT, Place, Running, interrupt, tofu};
+
+/// How a command runs that does not end by itself, or cannot run here.
+#[derive(Clone, Copy)]
+enum How {
+    /// It is a machine: the commands after it wait for this text, and Ctrl-C ends it at the end of
+    /// its block, or before the next machine.
+    Machine(&'static str),
+    /// It serves until Ctrl-C: the commands after it wait for this text.
+    Beside(&'static str),
+    /// It makes a TAP interface: in a network namespace, or not at all.
+    Gateway(&'static str),
+    /// Something else runs it, or nothing does.
+    Not(&'static str),
+}
+use How::{Beside, Gateway, Machine, Not};
+
+/// The page, the command, and how it runs.
+const OTHERWISE: [(&str, &str, How); 10] = [
+    (README, "cargo run --release -- up --linux", Machine(READY)),
+    (
+        README,
+        "target/release/tofu up --linux --shape 3x1x1x1x1x1 --gateway 2,0,0,0,0,0",
+        Gateway(READY),
+    ),
+    (README, "target/release/tofu forward 8080:0:80", Beside("8080")),
+    (README, "target/release/tofu capture 0 -w node0.pcapng", Beside("capturing at")),
+    (README, "target/release/tofu up --linux --boot tofu", Machine(READY)),
+    (
+        README,
+        "target/release/tofu image build --kernel driver-cloud",
+        Not("compiles the driver; the tests of the driver run its image"),
+    ),
+    (
+        README,
+        "target/release/tofu up --linux --image driver-cloud",
+        Not("the tests of the driver do"),
+    ),
+    (README, "cargo run --release -- serve", Beside("socket")),
+    (README, "cargo run --release -- bench", Not("measures for minutes")),
+    (README, "ci/test", Not("is what runs this test")),
+];
+const README: &str = "README.md";
+const QUICK_START: &str = "docs/src/user/quick-start.md";
+/// What a machine says once its nodes are up.
+const READY: &str = "is ready";
+
+/// The tree.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+/// The blocks of shell commands of a page, without their comments.
+fn blocks(page: &str) -> Vec<Vec<String>> {
+    let text = fs::read_to_string(root().join(page)).unwrap();
+    let mut blocks = Vec::new();
+    let mut lines = text.lines();
+    while lines.any(|line| line == "```sh") {
+        let block = lines.by_ref().take_while(|line| *line != "```");
+        let commands = block.map(|line| line.split(" #").next().unwrap().trim().to_owned());
+        blocks.push(commands.filter(|line| !line.is_empty() && !line.starts_with('#')).collect());
+    }
+    blocks
+}
+
+fn how(page: &str, command: &str) -> Option<How> {
+    OTHERWISE.iter().find(|row| (row.0, row.1) == (page, command)).map(|row| row.2)
+}
+
+/// A shell in the folder of a reader who has cloned the tree.
+struct Reader<'a> {
+    place: &'a Place,
+    folder: PathBuf,
+    path: OsString,
+}
+
+impl<'a> Reader<'a> {
+    fn new(place: &'a Place) -> Self {
+        let folder = place.path().join("clone");
+        let bin = place.path().join("bin");
+        fs::create_dir(&folder).unwrap();
+        fs::create_dir(&bin).unwrap();
+        // target/release, wherever it is.
+        let target = tofu().parent().unwrap().parent().unwrap().to_owned();
+        symlink(&target, folder.join("target")).unwrap();
+        for name in ["guest-lib", "ci", "docs"] {
+            symlink(root().join(name), folder.join(name)).unwrap();
+        }
+        symlink(tofu(), bin.join("tofu")).unwrap();
+        // `cargo run` of the tree, from this folder.
+        let cargo = bin.join("cargo");
+        let script = format!(
+            "#!/bin/sh\n[ \"$1\" = run ] || exit 64\nshift\n\
+             exec '{}' run --quiet --locked --target-dir '{}' --manifest-path '{}' \"$@\"\n",
+            env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()),
+            target.display(),
+            root().join("Cargo.toml").display()
+        );
+        fs::write(&cargo, script).unwrap();
+        fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut path = OsString::from(bin);
+        path.push(":");
+        path.push(env::var_os("PATH").unwrap_or_default());
+        Self { place, folder, path }
+    }
+
+    fn command(&self, text: &str) -> Command {
+        let mut command = Command::new("bash");
+        // What comes after must get the shell's signals.
+        command.args(["-c", &format!("cd '{}' && exec {text} 2>&1", self.folder.display())]);
+        command.env("PATH", &self.path).env("XDG_RUNTIME_DIR", self.place.path());
+        command.env_remove("RUST_LOG");
+        command
+    }
+
+    /// Starts what goes on until Ctrl-C, and waits for a line with this text.
+    fn start(command: Command, ready: &str) -> Running {
+        let mut running = Running::start(command, b"");
+        while !running.line().contains(ready) {}
+        running
+    }
+
+    /// Runs the commands of a page.
+    fn follow(&self, page: &str) {
+        for block in blocks(page) {
+            let mut machine: Option<Running> = None;
+            let mut beside: Vec<Running> = Vec::new();
+            for text in block {
+                match how(page, &text) {
+                    None => {
+                        let said = Running::start(self.command(&text), b"");
+                        said.end(Duration::from_secs(300)).ok();
+                    }
+                    Some(Not(why)) => eprintln!("not run: {page}: {text}: {why}"),
+                    Some(Machine(ready)) => {
+                        end(beside.drain(..).chain(machine.take()));
+                        machine = Some(Self::start(self.command(&text), ready));
+                    }
+                    Some(Beside(ready)) => beside.push(Self::start(self.command(&text), ready)),
+                    Some(Gateway(ready)) => {
+                        let Some(namespace) = Namespace::new(&format!("{page}: {text}")) else {
+                            break;
+                        };
+                        end(beside.drain(..).chain(machine.take()));
+                        let command = namespace.command(&self.command(&text));
+                        machine = Some(Self::start(command, ready));
+                        // The interface ends with the machine, and the namespace by name only.
+                        drop(namespace);
+                    }
+                }
+            }
+            end(beside.into_iter().chain(machine));
+        }
+    }
+}
+
+/// Ctrl-C, for each.
+fn end(running: impl Iterator<Item = Running>) {
+    for running in running {
+        interrupt(running.id());
+        let said = running.end(MOMENT);
+        assert!(matches!(said.code, Some(0 | 130)), "{said:?}");
+    }
+}
+
+#[test]
+fn commands_of_the_pages_run_as_they_stand() {
+    let test = "commands_of_the_pages_run_as_they_stand";
+    for (page, command, _) in OTHERWISE {
+        assert!(blocks(page).concat().iter().any(|text| text == command), "{page}: {command}");
+    }
+    let Some(place) = Place::new(test, Image::Default) else { return };
+    let reader = Reader::new(&place);
+    reader.follow(README);
+    reader.follow(QUICK_START);
+    place.is_clean();
+}

@@ -1,0 +1,102 @@
+//! Messages as lines of JSON.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+/// Most bytes of a request, with its line end.
+pub const MAX_REQUEST: usize = 256 << 10;
+/// Most bytes of a reply: it must hold all nodes of a machine.
+pub(crate) const MAX_REPLY: usize = 64 << 20;
+
+/// Why there is no message.
+#[derive(Debug, Error)]
+pub enum LineError {
+    /// The stream is broken.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A line is too long; the rest of it is still to come.
+    #[error("a line of more than {0} bytes")]
+    TooLong(usize),
+    /// A line is no message; it was skipped.
+    #[error("{0}")]
+    Malformed(#[from] serde_json::Error),
+}
+
+/// A message as a line, with its end.
+///
+/// # Errors
+///
+/// None for the messages of [`protocol`](crate::protocol).
+pub fn encode<T: Serialize>(message: &T) -> serde_json::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Takes messages from a stream.
+#[derive(Debug)]
+pub struct LineReader<R> {
+    stream: BufReader<R>,
+    most: usize,
+    line: Vec<u8>,
+}
+
+impl<R: Read> LineReader<R> {
+    /// Reads `stream` from now on, whose lines have up to `most` bytes.
+    pub fn new(stream: R, most: usize) -> Self {
+        Self { stream: BufReader::new(stream), most, line: Vec::new() }
+    }
+
+    /// The stream, with what was read of it and is no message yet.
+    pub fn into_inner(self) -> BufReader<R> {
+        self.stream
+    }
+
+    /// Waits for the next message; `None` at the end of the stream. Part of a line at the end is
+    /// no error: its sender has died. Empty lines mean nothing.
+    ///
+    /// # Errors
+    ///
+    /// After [`LineError::Malformed`] the next call goes on with the next line.
+    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LineError> {
+        loop {
+            self.line.clear();
+            let mut limited = (&mut self.stream).take(self.most as u64);
+            limited.read_until(b'\n', &mut self.line)?;
+            if !self.line.ends_with(b"\n") {
+                return if self.line.len() < self.most {
+                    Ok(None)
+                } else {
+                    Err(LineError::TooLong(self.most))
+                };
+            }
+            if !self.line.trim_ascii().is_empty() {
+                return Ok(Some(serde_json::from_slice(&self.line)?));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_one_by_one() {
+        let mut reader = LineReader::new(&b"1\n\n  \r\nx\n[2, 3]\r\n4"[..], 16);
+        assert_eq!(reader.receive::<u8>().unwrap(), Some(1));
+        assert!(matches!(reader.receive::<u8>(), Err(LineError::Malformed(_))));
+        assert_eq!(reader.receive::<Vec<u8>>().unwrap(), Some(vec![2, 3]));
+        // The end came in the middle of a line.
+        assert_eq!(reader.receive::<u8>().unwrap(), None);
+    }
+
+    #[test]
+    fn lines_have_an_end() {
+        let mut reader = LineReader::new(&b"\"0123456789\"\n"[..], 8);
+        assert!(matches!(reader.receive::<String>(), Err(LineError::TooLong(8))));
+    }
+}

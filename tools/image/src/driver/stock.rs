@@ -1,0 +1,185 @@
+//! Debian's own kernels: which one it is, and whether all that the driver is compiled with fits it.
+//!
+//! These kernels do not check the layouts that a module was compiled with (CONFIG_MODVERSIONS is
+//! off), so headers and source have to be of the very version that the kernel is of.
+
+use crate::apt::Deb;
+use crate::error::{Error, Result};
+use crate::manifest::Manifest;
+
+/// The version that the driver is written for: the kernel's interfaces for Rust change.
+const VERSION: &str = "7.3";
+
+/// What a module for such a kernel is compiled with, but for the kernel's own packages. All of
+/// Debian 13 itself, whose Rust the kernel is compiled by.
+pub(super) const PACKAGES: &[&str] = &[
+    "base-files",
+    "bash",
+    "bindgen",
+    "coreutils",
+    "dash",
+    "diffutils",
+    "findutils",
+    "gawk",
+    "gcc-x86-64-linux-gnu",
+    "grep",
+    "gzip",
+    "kmod",
+    "libc6-dev",
+    "make",
+    "mawk",
+    "perl-base",
+    "rust-clippy",
+    "rust-src",
+    "rustc",
+    "sed",
+    "tar",
+    "xz-utils",
+];
+pub(super) const SCRIPT: &str = include_str!("../../init/stock");
+/// Makes the tree that modules compile against.
+pub(super) const KDIR: &str = include_str!("../../../../guest-lib/kernel/kdir");
+/// Lines that making it says, about.
+pub(super) const LINES: u64 = 30;
+
+/// One of Debian's kernels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stock {
+    /// As `uname -r` prints it.
+    pub(super) release: String,
+    /// That of its packages.
+    version: String,
+}
+
+impl Stock {
+    /// The kernel of a part with one of Debian's.
+    pub(super) fn of(part: &Manifest) -> Result<Self> {
+        let release = part.kernel.clone();
+        let packages = ["linux-binary-", "linux-image-"].map(|start| format!("{start}{release}"));
+        let package = packages.iter().find_map(|name| part.packages.get(name));
+        let Some(version) = package.map(|package| package.version.clone()) else {
+            let reason = "its package is not known: add --refresh".into();
+            return Err(Error::Stock { release, reason });
+        };
+        let fits = release.strip_prefix(VERSION).is_some_and(|rest| rest.starts_with('.'));
+        if !fits {
+            let reason = format!("the driver is for Linux {VERSION}; --kernel driver builds one");
+            return Err(Error::Stock { release, reason });
+        }
+        Ok(Self { release, version })
+    }
+
+    /// What tells its build root from those of other kernels.
+    pub(super) fn key(&self) -> String {
+        format!("{} {}", self.release, self.version)
+    }
+
+    fn source(&self) -> String {
+        format!("linux-source-{VERSION}")
+    }
+
+    fn headers(&self) -> String {
+        format!("linux-headers-{}", self.release)
+    }
+
+    /// The packages of the build root.
+    pub(super) fn packages(&self) -> Vec<String> {
+        let own = [self.source(), self.headers()];
+        PACKAGES.iter().map(|&name| name.to_owned()).chain(own).collect()
+    }
+
+    /// Explains that a package is not there.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        match error {
+            Error::NoPackage { name, .. } if name == self.headers() || name == self.source() => {
+                let reason =
+                    format!("Debian has no {name} any more, but a newer kernel: add --refresh");
+                Error::Stock { release: self.release.clone(), reason }
+            }
+            other => other,
+        }
+    }
+
+    /// Headers and source are of the kernel's version.
+    pub(super) fn check(&self, debs: &[Deb]) -> Result<()> {
+        let ours =
+            |deb: &&Deb| deb.name() == self.source() || deb.name().starts_with("linux-headers-");
+        match debs.iter().filter(ours).find(|deb| deb.version() != self.version) {
+            None => Ok(()),
+            Some(deb) => Err(Error::Stock {
+                release: self.release.clone(),
+                reason: format!(
+                    "it is of version {}, and {} of {}: add --refresh",
+                    self.version,
+                    deb.name(),
+                    deb.version()
+                ),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::Package;
+
+    const RELEASE: &str = "7.3.4+deb13-cloud-amd64";
+
+    fn part(release: &str) -> Manifest {
+        let mut part = Manifest::new("kernel-x", "");
+        part.kernel = release.into();
+        let package = Package { version: "7.3.4-1~bpo13+1".into(), sha256: String::new() };
+        part.packages.insert(format!("linux-binary-{release}"), package);
+        part
+    }
+
+    fn deb(name: &str, version: &str) -> Deb {
+        Deb { file: format!("{name}_{version}_amd64.deb"), size: 1 }
+    }
+
+    #[test]
+    fn a_kernel_of_another_version_is_refused() {
+        assert_eq!(Stock::of(&part(RELEASE)).unwrap().version, "7.3.4-1~bpo13+1");
+        for other in ["7.4.1+deb13-amd64", "7.30.1+deb13-amd64", "6.12.107+deb13-amd64"] {
+            let error = Stock::of(&part(other)).unwrap_err().to_string();
+            let text = format!(
+                "cannot build tofu.ko for Debian's kernel {other}: the driver is for Linux 7.3; \
+                 --kernel driver builds one"
+            );
+            assert_eq!(error, text);
+        }
+        let mut unknown = part(RELEASE);
+        unknown.packages.clear();
+        assert!(Stock::of(&unknown).unwrap_err().to_string().contains("is not known"));
+    }
+
+    #[test]
+    fn source_and_headers_have_to_be_the_kernels() {
+        let stock = Stock::of(&part(RELEASE)).unwrap();
+        let good = "7.3.4-1~bpo13+1";
+        let names = [
+            "linux-source-7.3",
+            "linux-headers-7.3.4+deb13-common",
+            &format!("linux-headers-{RELEASE}"),
+        ];
+        let debs = |bad: &str| -> Vec<Deb> {
+            let version = |name: &str| if name == bad { "7.3.5-1~bpo13+1" } else { good };
+            let mut debs: Vec<Deb> = names.iter().map(|name| deb(name, version(name))).collect();
+            debs.push(deb("make", "4.4.1-2"));
+            debs
+        };
+        stock.check(&debs("")).unwrap();
+        for name in names {
+            assert_eq!(
+                stock.check(&debs(name)).unwrap_err().to_string(),
+                format!(
+                    "cannot build tofu.ko for Debian's kernel {RELEASE}: it is of version {good}, \
+                     and {name} of 7.3.5-1~bpo13+1: add --refresh"
+                )
+            );
+        }
+        let gone = Error::NoPackage { name: stock.headers(), release: "trixie" };
+        assert!(stock.explain(gone).to_string().contains("a newer kernel: add --refresh"));
+    }
+}

@@ -1,0 +1,125 @@
+//! What ranks wrote in their working folders comes back to this host.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::{Context, bail};
+use tofu_agent::files;
+use tofu_agent::wire::{Exec, Output, Program, Status};
+use tofu_control::RemoteProgram;
+
+use crate::args::RunArgs;
+use crate::bundle::WORK;
+use crate::job;
+
+/// How much of a node's complaint is shown, in bytes.
+const MAX_COMPLAINT: usize = 2000;
+
+/// Where it goes.
+#[derive(Debug)]
+pub(crate) enum Destination {
+    /// To a folder of each node's in this one.
+    ByNode(PathBuf),
+    /// Of all nodes to this folder.
+    Shared(PathBuf),
+}
+
+impl Destination {
+    /// What the user asks for, if anything; one for the folders of nodes is made if need be.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be made, or is not there.
+    pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Option<Self>> {
+        let absolute = |path: &PathBuf| std::path::absolute(path).map_err(anyhow::Error::from);
+        if let Some(out) = &args.out {
+            let cannot = || format!("--out {}: cannot make it", out.display());
+            fs::create_dir_all(out).with_context(cannot)?;
+            return Ok(Some(Self::ByNode(absolute(out)?)));
+        }
+        let Some(folder) = &args.cwd else { return Ok(None) };
+        fs::read_dir(folder)
+            .with_context(|| format!("--cwd {}: cannot read it", folder.display()))?;
+        Ok(Some(Self::Shared(absolute(folder)?)))
+    }
+
+    /// The folder for what a node's ranks write.
+    pub(crate) fn of_node(&self, node: &str) -> PathBuf {
+        match self {
+            Self::ByNode(out) => out.join(node),
+            Self::Shared(folder) => folder.clone(),
+        }
+    }
+}
+
+/// Where a job's folder is on a node.
+pub(crate) struct Origin<'a> {
+    /// The machine's control socket.
+    pub(crate) control: &'a Path,
+    /// The node's number.
+    pub(crate) node: u32,
+    /// Its name.
+    pub(crate) name: String,
+}
+
+/// Brings what is new in a job's folder on these nodes, one after the other.
+///
+/// # Errors
+///
+/// If something cannot be read there or written here.
+pub(crate) fn bring(
+    to: &Destination,
+    folder: &str,
+    from: &[Origin<'_>],
+    json: bool,
+) -> anyhow::Result<()> {
+    let mut seen = HashSet::new();
+    let mut twice = None;
+    for origin in from {
+        let target = to.of_node(&origin.name);
+        let brought = fetch(origin, folder, &target).with_context(|| {
+            format!("cannot bring what ranks wrote on {} to {}", origin.name, target.display())
+        })?;
+        for file in brought {
+            if !seen.insert(target.join(&file)) {
+                twice.get_or_insert(file);
+            }
+        }
+    }
+    if let Some(file) = twice {
+        let file = file.display();
+        job::warn(json, &format!("{file} was written on several nodes; the last one's is kept"))?;
+    }
+    Ok(())
+}
+
+fn fetch(origin: &Origin<'_>, folder: &str, to: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let args = ["pack-changed", &format!("{folder}/{WORK}"), folder].map(str::to_owned).into();
+    let exec = Exec { program: Program::Agent, args, env: Vec::new(), stdin: false };
+    let remote = RemoteProgram::start(origin.control, origin.node, exec)?;
+    let (reader, mut writer) = io::pipe().context("no pipes left")?;
+    let mut complaint = Vec::new();
+    thread::scope(|scope| {
+        let unpacking = scope.spawn(move || files::unpack_over(io::BufReader::new(reader), to));
+        let status = remote.follow(|output, bytes| match output {
+            Output::Out => writer.write_all(bytes),
+            Output::Err => {
+                let room = MAX_COMPLAINT.saturating_sub(complaint.len());
+                complaint.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                Ok(())
+            }
+        });
+        drop(writer);
+        let brought = unpacking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        match status {
+            Ok(Status::Code(0)) => Ok(brought?),
+            Ok(Status::NotRun { why, .. }) => bail!(tofu_ui::printable(&why)),
+            Ok(_) => bail!(tofu_ui::printable(String::from_utf8_lossy(&complaint).trim())),
+            // If unpacking has failed, it says why.
+            Err(error) => brought.map_err(anyhow::Error::from).and(Err(error)),
+        }
+    })
+}

@@ -1,0 +1,113 @@
+//! `tofu exec`: a command on all nodes of a machine, and whether nodes answer.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
+
+use tofu_abi::Coords;
+use tofu_agent::wire::{Exec, Output, Status};
+use tofu_control::protocol::NodeInfo;
+use tofu_control::{RemoteProgram, info};
+
+use crate::job::{self, Control, Label, Options, OutputTaker, Rank, Style};
+
+/// A program that says nothing for so long may be on a node that does not answer.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// Runs a command on these nodes at the same time; lines have the node in front. Returns the exit
+/// code, that of the first that failed; the others are ended then as ranks of a job are, after
+/// `grace`.
+///
+/// # Errors
+///
+/// One line for the user.
+pub fn run_on_all(
+    control: &Path,
+    nodes: &[NodeInfo],
+    exec: &Exec,
+    timeout: Option<Duration>,
+    grace: Duration,
+) -> anyhow::Result<u8> {
+    let signals = Control::new()?;
+    let label = |node: &NodeInfo| {
+        let at = Coords::from_array(node.at);
+        Label { name: format!("node {at}"), prefix: format!("{at} ") }
+    };
+    let labels: Vec<_> = nodes.iter().map(label).collect();
+    let options = Options { timeout, grace, style: Style::Prefixed, input: false, noun: "command" };
+    job::run(&signals, options, labels.clone(), &mut |number| {
+        let index = number as usize;
+        let program = RemoteProgram::start(control, nodes[index].index, exec.clone())?;
+        let silence = Silence::watch(control, nodes[index].index, labels[index].name.clone());
+        Ok(Arc::new(OnNode { program, silence }) as Arc<dyn Rank>)
+    })
+}
+
+/// A command on a node, of which is known whether it has said anything.
+struct OnNode {
+    program: RemoteProgram,
+    silence: Silence,
+}
+
+impl Rank for OnNode {
+    fn follow(&self, output: &mut OutputTaker<'_>) -> anyhow::Result<Status> {
+        let status = self.program.follow(|stream: Output, bytes: &[u8]| {
+            self.silence.end();
+            output(stream, bytes)
+        });
+        self.silence.end();
+        status
+    }
+
+    fn feed(&self, input: &mut dyn Read) {
+        Rank::feed(&self.program, input);
+    }
+
+    fn signal(&self, signal: i32) {
+        Rank::signal(&self.program, signal);
+    }
+
+    fn kill(&self) {
+        Rank::kill(&self.program);
+    }
+}
+
+/// Tells the user, after some seconds without a word of a program, if its node does not answer,
+/// as one that is paused or hangs.
+pub struct Silence(Arc<AtomicBool>);
+
+impl Silence {
+    /// Watches from now on.
+    pub fn watch(control: &Path, node: u32, name: String) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let (seen, control) = (Arc::clone(&over), control.to_owned());
+        let watch = move || {
+            thread::sleep(SILENCE);
+            if seen.load(SeqCst) {
+                return;
+            }
+            // A machine that does not answer itself ends the command, and that is told.
+            let Ok(machine) = info(&control) else { return };
+            let node = machine.nodes.into_iter().find(|other| other.index == node);
+            let why = match node.as_ref().map(|node| node.state.as_str()) {
+                Some("paused") => "it is paused; `tofu resume` lets it go on",
+                Some("not answering") => "its guest hangs, or has no time; see `tofu console`",
+                _ => return,
+            };
+            if !seen.load(SeqCst) {
+                eprintln!("tofu: {name} does not answer: {why}");
+            }
+        };
+        // Without a thread there is nothing to be told.
+        let _ = thread::Builder::new().name("silence".into()).spawn(watch);
+        Self(over)
+    }
+
+    /// The program has said something, or ended.
+    pub fn end(&self) {
+        self.0.store(true, SeqCst);
+    }
+}

@@ -1,0 +1,144 @@
+//! Captures as text: a line for each packet.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use pcap_file::pcapng::{Block, PcapNgParser};
+use tofu_machine::capture::{PacketKind, RecordHeader};
+
+use super::file::name;
+
+/// Writes a line for each packet of a capture file. Takes whole blocks, as
+/// [`WholeBlocks`](super::file::WholeBlocks) passes them on.
+pub struct TextLines<W> {
+    out: W,
+    parser: Option<PcapNgParser>,
+}
+
+impl<W: Write> TextLines<W> {
+    /// Lines that are written to `out`.
+    pub const fn new(out: W) -> Self {
+        Self { out, parser: None }
+    }
+}
+
+impl<W: Write> Write for TextLines<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let bad = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let Some(parser) = &mut self.parser else {
+                let (left, parser) = PcapNgParser::new(rest).map_err(bad)?;
+                self.parser = Some(parser);
+                rest = left;
+                continue;
+            };
+            let (left, block) = parser.next_block(rest).map_err(bad)?;
+            rest = left;
+            if let Block::EnhancedPacket(packet) = block {
+                let line = line(packet.timestamp, &packet.data);
+                writeln!(self.out, "{line}")?;
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// A packet in a line.
+fn line(time: Duration, record: &[u8]) -> String {
+    let (seconds, micros) = (time.as_secs() % 86_400, time.subsec_micros());
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    let mut line = format!("{hours:02}:{minutes:02}:{:02}.{micros:06} ", seconds % 60);
+    // Writing to a String cannot fail.
+    let Some(header) = RecordHeader::parse(record) else {
+        let _ = write!(line, "{} bytes that are no record of this version", record.len());
+        return line;
+    };
+    let direction = match header.direction {
+        0 => "out",
+        1 => "in",
+        _ => "lost",
+    };
+    let ((from, from_tni), (to, to_tni)) = (header.source, header.target);
+    let _ = write!(
+        line,
+        "{:7} {direction:4} {:6} {from} tni{from_tni} > {to} tni{to_tni}, {} bytes",
+        name(header.place),
+        word(header.kind),
+        header.bytes
+    );
+    if header.tlps > 1 {
+        let _ = write!(line, " in {} TLPs", header.tlps);
+    }
+    if let Some(part) = header.message {
+        let _ = write!(line, ", cq {}, {} from {}", part.cq, part.length, part.position);
+    }
+    if let Some(rcode) = header.rcode {
+        let _ = write!(line, ", rcode {rcode:#04x}");
+    }
+    if let Some(vc) = header.vc {
+        let _ = write!(line, ", vc {vc}");
+    }
+    if header.nullified {
+        line.push_str(", marked as bad");
+    }
+    line.push_str(match header.direction {
+        2 => ", the link is down",
+        3 => ", there is no such node",
+        4 => ", there is no such path",
+        5.. => ", for another reason",
+        _ => "",
+    });
+    line
+}
+
+/// A kind in a word of `--kind`; answers name what they answer.
+const fn word(kind: PacketKind) -> &'static str {
+    match kind {
+        PacketKind::System => "system",
+        PacketKind::Raw => "raw",
+        PacketKind::Put => "put",
+        PacketKind::Get => "get",
+        PacketKind::Atomic => "atomic",
+        PacketKind::PutAnswer => "put-answer",
+        PacketKind::GetAnswer => "get-answer",
+        PacketKind::AtomicAnswer => "atomic-answer",
+        PacketKind::Signal => "barrier",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_lines() {
+        // A Put's burst at port A, with the first fields of its command.
+        let mut record = vec![0; 56 + 16 + 56];
+        record[..8].copy_from_slice(&[1, 56, 16, 0, 2, 0, 3, 0]);
+        record[14..16].copy_from_slice(&[4, 5]);
+        record[27] = 1;
+        record[36] = 2;
+        record[40..42].copy_from_slice(&1000u16.to_le_bytes());
+        record[72] = 11;
+        record[112..114].copy_from_slice(&512u16.to_le_bytes());
+        record[116..118].copy_from_slice(&900u16.to_le_bytes());
+        let time = Duration::new(86_400 + 3661, 5_000);
+        let expected = "01:01:01.000005 port-A  out  put    (0,0,0,0,0,0) tni4 > (0,0,0,0,0,1) \
+                        tni5, 1000 bytes in 2 TLPs, cq 11, 900 from 512, vc 2";
+        assert_eq!(line(time, &record), expected);
+        record[3] = 2;
+        assert!(line(time, &record).ends_with(", vc 2, the link is down"));
+        record[6] = 6;
+        record[73] = 0x10;
+        assert!(line(time, &record).contains(" put-answer "), "{}", line(time, &record));
+        assert!(line(time, &record).contains(", rcode 0x10"));
+        assert!(line(time, &[2; 60]).ends_with("60 bytes that are no record of this version"));
+        assert!(line(time, &[]).ends_with("0 bytes that are no record of this version"));
+    }
+}

@@ -1,0 +1,37 @@
+//! The network of a machine that runs, for commands that also describe machines on paper.
+
+use anyhow::bail;
+use clap::Args;
+use tofu_control::protocol::{Reply, Request};
+use tofu_control::{MachineName, ask, find_machine, shape};
+use tofu_supervisor::options::ShapeArgs;
+use tofu_supervisor::plan::Network;
+
+/// Which machine is described.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct MachineOrShape {
+    #[command(flatten)]
+    pub(crate) shape: ShapeArgs,
+
+    /// A machine that runs, with the links that are down now; without NAME the only one there is
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
+    #[arg(conflicts_with_all = ["shape", "config"])]
+    pub(crate) machine: Option<Option<MachineName>>,
+}
+
+impl MachineOrShape {
+    /// Its network.
+    pub(crate) fn network(&self) -> anyhow::Result<Network> {
+        let Some(name) = &self.machine else { return Ok(Network::new(&self.shape)?.0) };
+        let (_, control) = find_machine(name.as_ref())?;
+        let shape = shape(&control)?;
+        let Reply::Links { down } = ask(&control, &Request::Links)? else { bail!("not an answer") };
+        let links_down = down.iter().filter_map(|end| end.find(&shape)).collect();
+        Ok(Network { shape, links_down })
+    }
+
+    /// Whether it runs.
+    pub(crate) fn runs(&self) -> bool {
+        self.machine.is_some()
+    }
+}

@@ -1,0 +1,232 @@
+//! The control socket, as a program of somebody else's uses it: text over a UNIX socket.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use tofu_control::protocol::{EventKind, Reply, Request};
+
+use crate::tofu::{PATIENCE, Place, wait_for};
+
+const PAGE: &str = include_str!("../../../../docs/src/reference/control.md");
+
+/// A client that knows nothing but JSON.
+struct Stranger {
+    out: UnixStream,
+    input: BufReader<UnixStream>,
+}
+
+impl Stranger {
+    /// Connects to the machine of this name and takes the greeting.
+    fn connect(place: &Place, machine: &str) -> Self {
+        let out = UnixStream::connect(place.path().join("tofu").join(machine).join("control"));
+        let out = out.unwrap();
+        out.set_read_timeout(Some(PATIENCE)).unwrap();
+        let input = BufReader::new(out.try_clone().unwrap());
+        let mut stranger = Self { out, input };
+        let hello = stranger.hear().unwrap();
+        assert_eq!((&hello["reply"], &hello["protocol"]), (&"hello".into(), &1.into()));
+        stranger
+    }
+
+    fn say(&mut self, line: &str) {
+        self.out.write_all(line.as_bytes()).unwrap();
+    }
+
+    /// The next line; none at the end.
+    fn hear(&mut self) -> Option<Value> {
+        let mut line = String::new();
+        self.input.read_line(&mut line).unwrap();
+        (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap())
+    }
+
+    fn ask(&mut self, request: &Value) -> Value {
+        self.say(&format!("{request}\n"));
+        self.hear().unwrap()
+    }
+
+    #[track_caller]
+    fn done(&mut self, request: &Value) {
+        assert_eq!(self.ask(request), json!({"reply": "done"}), "{request}");
+    }
+}
+
+/// The lines of the manual's examples that begin with `arrow`.
+fn examples(arrow: &str) -> Vec<Value> {
+    let blocks = PAGE.split("```json\n").skip(1).map(|block| block.split("```").next().unwrap());
+    let lines = blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix(arrow));
+    lines.map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"))).collect()
+}
+
+/// The names of all requests, or all replies, by what is said of one that does not exist.
+fn names<T: serde::de::DeserializeOwned>(tag: &str) -> Vec<String> {
+    let error = serde_json::from_value::<T>(json!({tag: "?"})).err().unwrap().to_string();
+    let names: Vec<_> = error.split('`').skip(3).step_by(2).map(str::to_owned).collect();
+    assert!(names.len() > 8, "{error}");
+    names
+}
+
+#[test]
+fn the_manual_has_every_message_and_every_example_is_one() {
+    for example in examples("-> ") {
+        let request: Request = serde_json::from_value(example.clone())
+            .unwrap_or_else(|error| panic!("{example}: {error}"));
+        let again = serde_json::to_value(request).unwrap();
+        for (field, value) in example.as_object().unwrap() {
+            assert_eq!(&again[field], value, "{field} of {example}");
+        }
+    }
+    for example in examples("<- ") {
+        let reply: Reply = serde_json::from_value(example.clone())
+            .unwrap_or_else(|error| panic!("{example}: {error}"));
+        assert_eq!(serde_json::to_value(reply).unwrap(), example);
+    }
+    for (arrow, tag, names) in
+        [("-> ", "request", names::<Request>("request")), ("<- ", "reply", names::<Reply>("reply"))]
+    {
+        let examples = examples(arrow);
+        for name in names {
+            assert!(examples.iter().any(|example| example[tag] == *name), "no example of {name}");
+        }
+    }
+    for event in names::<EventKind>("event") {
+        assert!(PAGE.contains(&format!("`{event}`")), "{event}");
+    }
+}
+
+#[test]
+fn a_stranger_asks_by_plain_text() {
+    let place = Place::new();
+    let (mut process, _) = place.start(&["serve", "--shape", "2x1x1x1x1x1", "--json"]);
+    let mut stranger = Stranger::connect(&place, "tofu");
+    // Mistakes cost an answer, not the connection.
+    for (line, expected) in [
+        ("hello\n", "not a request: expected value"),
+        ("{\"request\":\"dance\"}\n", "unknown variant `dance`, expected one of `info`"),
+        ("{\"request\":\"pause\",\"nod\":0}\n", "unknown field `nod`"),
+        ("{\"request\":\"pause\",\"node\":0}\n", "the node has no virtual machine"),
+        ("{\"request\":\"counters\",\"node\":2}\n", "the machine 2x1x1x1x1x1 has no node 2"),
+        ("{\"request\":\"exec\",\"node\":0,\"args\":[\"true\"]}\n", "not a Linux node"),
+        ("{\"request\":\"set_link\",\"node\":0,\"port\":\"Q\",\"up\":true}\n", "no port Q; ports"),
+        ("{\"request\":\"capture\",\"node\":0,\"on\":[\"tni6\"]}\n", "on: places are tni, tni0"),
+    ] {
+        stranger.say(line);
+        let answer = stranger.hear().unwrap();
+        let why = answer["why"].as_str().unwrap_or_default();
+        assert!(answer["reply"] == "error" && why.contains(expected), "{line}: {answer}");
+    }
+    let mut follower = Stranger::connect(&place, "tofu");
+    follower.done(&json!({"request": "events"}));
+    // Several requests in one write, and empty lines.
+    stranger.say("\n{\"request\":\"links\"}\n{\"request\":\"set_link\",\"node\":0,");
+    stranger.say("\"port\":\"X+\",\"up\":false}\r\n{\"request\":\"links\"}\n");
+    assert_eq!(stranger.hear().unwrap(), json!({"reply": "links", "down": []}));
+    assert_eq!(stranger.hear().unwrap(), json!({"reply": "done"}));
+    let down = json!([{"node": 0, "port": "X+"}]);
+    assert_eq!(stranger.hear().unwrap()["down"], down);
+    let event = follower.hear().unwrap();
+    assert_eq!(
+        (&event["event"], &event["at"], &event["port"], &event["up"]),
+        (&"link".into(), &json!([0, 0, 0, 0, 0, 0]), &"X+".into(), &false.into())
+    );
+    stranger.done(&json!({"request": "set_faults", "faults": "loss=1%,seed=0"}));
+    assert_eq!(follower.hear().unwrap()["faults"], "loss=1%,seed=0");
+    assert_eq!(stranger.ask(&json!({"request": "faults"}))["faults"]["faults"], "loss=1%,seed=0");
+    let registers = stranger.ask(&json!({"request": "registers", "node": 1}));
+    let registers = registers["registers"].as_array().unwrap();
+    let address = registers.iter().find(|register| register["name"] == "NODE_ADDRESS").unwrap();
+    assert_eq!((&address["of"], &address["value"]), (&"tofu".into(), &(1 << 18).into()));
+    assert!(address["fields"].as_array().unwrap().contains(&json!(["x", "1"])), "{address}");
+    // Somebody attaches to a device, and leaves.
+    let info = stranger.ask(&json!({"request": "info"}));
+    assert_eq!(
+        (&info["nodes"][1]["kind"], &info["nodes"][1]["state"]),
+        (&"served".into(), &"waiting".into())
+    );
+    let socket = place.path().join("tofu/tofu/node-1-0-0-0-0-0.sock");
+    let client = UnixStream::connect(socket).unwrap();
+    assert_eq!(follower.hear().unwrap()["event"], "attached");
+    let info = stranger.ask(&json!({"request": "info"}));
+    assert_eq!(info["nodes"][1]["state"], "attached");
+    assert_eq!(place.ps()[0]["nodes"][1]["state"], "attached");
+    drop(client);
+    let event = follower.hear().unwrap();
+    assert_eq!((&event["event"], &event["node"]), (&"detached".into(), &1.into()));
+    // A capture that the client ends.
+    let mut capture = Stranger::connect(&place, "tofu");
+    let first = capture.ask(&json!({"request": "capture", "node": 0}));
+    assert_eq!(first["reply"], "packets");
+    capture.out.shutdown(std::net::Shutdown::Write).unwrap();
+    let last = std::iter::from_fn(|| capture.hear()).last().unwrap();
+    assert_eq!((&last["reply"], &last["packets"]), (&"captured".into(), &0.into()));
+    // A line without an end.
+    let mut endless = Stranger::connect(&place, "tofu");
+    endless.say(&"x".repeat(256 << 10));
+    let why = endless.hear().unwrap()["why"].to_string();
+    assert!(why.contains("a line of more than 262144 bytes"), "{why}");
+    stranger.done(&json!({"request": "down"}));
+    assert_eq!(follower.hear().unwrap()["event"], "down");
+    assert_eq!(process.wait(), Some(0));
+    place.is_clean();
+}
+
+#[test]
+fn who_follows_a_machine_hears_of_its_end() {
+    let place = Place::new();
+    if !place.can_boot("who_follows_a_machine_hears_of_its_end") {
+        return;
+    }
+    // It ends by itself, when all guests have.
+    let up = ["up", "--shape", "2x1x1x1x1x1", "--json", "--guest", "ping"];
+    let (mut machine, _) = place.start(&[&up[..], &["--args", "count=20000"]].concat());
+    place.wait_for_machine();
+    let events = place.run(&["events", "--json"]).ok();
+    let last: Value = serde_json::from_str(events.lines().last().unwrap()).unwrap();
+    assert_eq!(last["event"], "down");
+    assert_eq!(machine.wait(), Some(0));
+}
+
+#[test]
+fn machines_of_small_guests_can_be_asked() {
+    let place = Place::new();
+    if !place.can_boot("machines_of_small_guests_can_be_asked") {
+        return;
+    }
+    let up = ["up", "--shape", "2x1x1x1x1x1", "--json", "--timeout", "120s", "--guest", "ping"];
+    let (mut machine, first) = place.start(&[&up[..], &["--args", "count=1000000"]].concat());
+    assert_eq!(first["name"], "tofu");
+    place.wait_for_machine();
+    // The commands of a second terminal.
+    let text = place.run(&["ps"]).ok();
+    assert!(text.starts_with("machine tofu: 2x1x1x1x1x1") && text.contains(" bare "), "{text}");
+    wait_for("both to run", || {
+        place.ps()[0]["nodes"].as_array().is_some_and(|nodes| nodes.len() == 2)
+    });
+    assert!(place.run(&["stats"]).ok().lines().count() == 3);
+    assert_eq!(place.run(&["link", "ls"]).ok().lines().count(), 2);
+    let regs = || place.run(&["regs", "1", "tofu", "status"]).ok();
+    assert!(regs().contains("NODE_ADDRESS") && regs().contains("x=1"), "{}", regs());
+    wait_for("its queue to be enabled", || regs().contains("cq_enable=1"));
+    let error = place.run(&["regs", "0", "nosuch"]).error();
+    assert!(error.contains("nosuch: no unit or register of this name"), "{error}");
+    // Events, as the command has them and as they come.
+    let mut events = place.command(&["events", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(events.stdout.take().unwrap()).lines();
+    let mut stranger = Stranger::connect(&place, "tofu");
+    stranger.done(&json!({"request": "pause", "node": 1}));
+    assert_eq!(place.ps()[0]["nodes"][1]["state"], "paused");
+    stranger.done(&json!({"request": "resume", "node": 1}));
+    assert_eq!(place.ps()[0]["nodes"][1]["state"], "running");
+    let mut paused = place.command(&["link", "down", "0", "X+"]);
+    assert!(paused.status().unwrap().success());
+    place.run(&["down"]).ok();
+    machine.wait();
+    let told: Vec<Value> =
+        told.by_ref().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+    assert_eq!(events.wait().unwrap().code(), Some(0));
+    let kinds: Vec<_> = told.iter().map(|event| event["event"].as_str().unwrap()).collect();
+    let wanted = ["link", "down"];
+    assert!(wanted.iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
+    place.is_clean();
+}

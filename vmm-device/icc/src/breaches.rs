@@ -1,0 +1,143 @@
+//! What a node's guest does against the rules, told to whoever runs the machine.
+//!
+//! The lines are of level debug, under a target of their own, so that a user can ask for them
+//! without knowing which crate writes them. A guest must not fill the log, so there are few of them
+//! in a second; the rest is counted.
+
+use std::fmt;
+use std::sync::Mutex;
+
+use log::Level::Debug;
+use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg, TofuReg, XbReg};
+use tofu_abi::{Coords, CqId, TniId};
+use tofu_sync::lock;
+
+use crate::page::{DIRECT, PIGGYBACK};
+
+/// Target of the log: what guests do against the rules.
+pub const LOG_TARGET: &str = "device";
+
+/// Lines of a node in a second, at most.
+const LINES: u32 = 20;
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// How much was told lately.
+#[derive(Debug, Default)]
+pub(crate) struct Breaches(Mutex<Lately>);
+
+#[derive(Debug, Default)]
+struct Lately {
+    since_ns: u64,
+    lines: u32,
+    /// Left out since the last line.
+    left_out: u64,
+}
+
+impl Lately {
+    /// Whether another line may be told now, and then how many were left out before it.
+    fn take(&mut self, now_ns: u64) -> Option<u64> {
+        if now_ns.saturating_sub(self.since_ns) >= SECOND_NS {
+            (self.since_ns, self.lines) = (now_ns, 0);
+        }
+        if self.lines >= LINES {
+            self.left_out += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+impl Breaches {
+    /// Tells of something that the guest of `node` did against the rules.
+    pub(crate) fn tell(&self, node: Coords, now_ns: u64, what: fmt::Arguments<'_>) {
+        match lock(&self.0).take(now_ns) {
+            Some(0) => log::debug!(target: LOG_TARGET, "node {node}: {what}"),
+            Some(n) => {
+                log::debug!(target: LOG_TARGET, "node {node}: {n} more were left out");
+                log::debug!(target: LOG_TARGET, "node {node}: {what}");
+            }
+            None => {}
+        }
+    }
+}
+
+/// Whether anybody wants to know.
+pub(crate) fn are_told() -> bool {
+    log::log_enabled!(target: LOG_TARGET, Debug)
+}
+
+/// A control queue, as it is called in the log.
+pub(crate) struct QueueName(pub(crate) TniId, pub(crate) CqId);
+
+impl fmt::Display for QueueName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TNI {} CQ {}", self.0, self.1)
+    }
+}
+
+/// A register, as it is called in the log: whose it is, and its name in the register map.
+pub(crate) struct RegisterName(pub(crate) Register);
+
+impl fmt::Display for RegisterName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Register::Cq { tni, cq, reg } => write!(f, "{} {}", QueueName(tni, cq), reg.name()),
+            Register::Cqs { tni, cq, reg } => write!(f, "{} {}", QueueName(tni, cq), reg.name()),
+            Register::Bch { tni, bch, reg } => write!(f, "TNI {tni} BCH {bch} {}", reg.name()),
+            Register::Bgs { tni, bg, reg } => write!(f, "TNI {tni} BG {bg} {}", reg.name()),
+            Register::BgsData { tni, bg, .. } => write!(f, "TNI {tni} BG {bg} DATA"),
+            Register::Tni { tni, reg } => write!(f, "TNI {tni} {}", reg.name()),
+            Register::Port { port, reg } => write!(f, "port {port} {}", reg.name()),
+            Register::Xb(reg) => write!(f, "XB {}", reg.name()),
+            Register::Tofu(reg) => write!(f, "{reg:?}"),
+        }
+    }
+}
+
+/// Whether writes to a register have no effect, whatever is written and whenever.
+pub(crate) fn is_read_only(register: Register) -> bool {
+    match register {
+        Register::Cq { reg, .. } => {
+            let command = matches!(reg, CqReg::FetchStart | CqReg::MrqFullPointer);
+            !command && !DIRECT.contains(&reg) && !PIGGYBACK.contains(&reg)
+        }
+        Register::Cqs { reg, .. } => matches!(
+            reg,
+            CqsReg::Status
+                | CqsReg::Irr
+                | CqsReg::ToqDirectSourceCount
+                | CqsReg::ToqDirectDescriptorCount
+        ),
+        Register::Tni { reg, .. } => {
+            let counter = reg.offset() >= TniReg::SendCount.offset();
+            counter
+                || matches!(
+                    reg,
+                    TniReg::Irr
+                        | TniReg::State
+                        | TniReg::CqPresent
+                        | TniReg::ExceptionInfoInactiveBg
+                )
+        }
+        Register::Port { .. } | Register::BgsData { .. } => true,
+        Register::Xb(reg) => reg == XbReg::StqNextOffset,
+        Register::Tofu(reg) => matches!(reg, TofuReg::NodeAddress | TofuReg::TnrIrr),
+        Register::Bgs { .. } | Register::Bch { .. } => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_lines_a_second_and_the_rest_is_counted() {
+        let mut lately = Lately::default();
+        let told = (0..1000).filter(|n| lately.take(SECOND_NS + n).is_some()).count();
+        assert_eq!(told, LINES as usize);
+        assert_eq!(lately.take(2 * SECOND_NS - 1), None);
+        assert_eq!(lately.take(2 * SECOND_NS), Some(1001 - u64::from(LINES)));
+        assert_eq!(lately.take(2 * SECOND_NS + 1), Some(0));
+    }
+}
