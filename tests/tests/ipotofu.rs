@@ -385,8 +385,8 @@ proptest! {
             if aside {
                 packet[28..36].copy_from_slice(&place.0.to_be_bytes());
             }
-            let from = cluster.device(2).coords();
-            let target = route(&shape, from, nodes[1].coords(), TniId::ALL[0], 0);
+            let hostile = cluster.device(2).coords();
+            let target = route(&shape, hostile, nodes[1].coords(), TniId::ALL[0], 0);
             third.send(&target.unwrap(), &[&packet], 0).unwrap();
             let next = frame(from, to, 9014, n as u64);
             if nodes[0].send_offloaded(&Metadata::default(), &next).is_ok() {
