@@ -8,13 +8,14 @@ use tofu_abi::topology::{NodeId, Shape};
 use tofu_abi::{Coords, TniId};
 use tofu_abi::{CqId, Rcode};
 use tofu_driver::{
-    Access, Cq, CqConfig, Device, MemoryRange, Order, PacketConfig, Packets, Platform, Target,
+    Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, PacketConfig, Packets, Platform,
+    Target,
 };
 use tofu_inproc::InProcess;
 use tofu_ipotofu::offload::Metadata;
 use tofu_ipotofu::routes::route;
 use tofu_ipotofu::wire::WHOLE_MTU;
-use tofu_ipotofu::{Config, Link, LinkError, addr};
+use tofu_ipotofu::{Config, Frame, Link, LinkError, addr};
 use tofu_machine::{Machine, MachineConfig};
 use tofu_tests::{Cluster, pattern};
 
@@ -40,6 +41,14 @@ fn frame(from: Coords, to: addr::Mac, len: usize, seed: u64) -> Vec<u8> {
     let mut frame = [&to[..], &addr::mac(from), &[0x88, 0xb5]].concat();
     frame.extend(pattern(seed, len - 14));
     frame
+}
+
+/// A frame with both of its parts.
+fn whole<D: DmaBuffer>(frame: &Frame<'_, D>) -> Vec<u8> {
+    let mut bytes = vec![0; 1 << 16];
+    let len = frame.copy_to(&mut bytes);
+    bytes.truncate(len);
+    bytes
 }
 
 /// Everything that is there for a node.
@@ -171,7 +180,7 @@ fn long_frames_are_fetched_in_order_and_places_come_back() {
     nodes[0].flush();
     cluster.settle();
     let mut buf = [0; 2000];
-    let mut take = || nodes[1].recv_with(&mut buf, |metadata, frame| (*metadata, frame.to_vec()));
+    let mut take = || nodes[1].recv_with(&mut buf, |metadata, frame| (*metadata, whole(&frame)));
     let got = (0..10).find_map(|_| {
         let got = take();
         cluster.settle();
@@ -182,6 +191,22 @@ fn long_frames_are_fetched_in_order_and_places_come_back() {
     let long = frame(from, to, 9015, 3);
     let refused = nodes[0].send_offloaded(&nothing, &long);
     assert!(matches!(refused, Err(LinkError::Frame(_))), "{refused:?}");
+}
+
+#[test]
+fn fetched_frames_of_all_lengths_are_whole() {
+    let text = "1x1x1x2x1x1";
+    let cluster = Cluster::new(text);
+    let mut nodes = fetching(&cluster, text);
+    let (from, to) = (nodes[0].coords(), nodes[1].mac());
+    let sent: Vec<_> =
+        (8192..8208).chain(9007..=9014).map(|len| frame(from, to, len, len as u64)).collect();
+    for sent in &sent {
+        nodes[0].send_offloaded(&Metadata::default(), sent).unwrap();
+        let received = settle(&cluster, &mut nodes).remove(1);
+        assert!(received == [sent.clone()], "{} bytes", sent.len());
+    }
+    assert_eq!(nodes[1].counters().rendezvous_received, sent.len() as u64);
 }
 
 #[test]

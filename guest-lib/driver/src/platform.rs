@@ -108,6 +108,19 @@ pub trait DmaBuffer {
     /// Copies bytes into the buffer, in no particular order.
     fn write(&self, offset: usize, buf: &[u8]);
 
+    /// Hands over `len` bytes from `offset` on, which is a multiple of 8, in words of 8 bytes,
+    /// little endian; the last one is filled up with zeros.
+    fn each_word(&self, offset: usize, len: usize, mut each: impl FnMut(u64))
+    where
+        Self: Sized,
+    {
+        for at in (0..len).step_by(8) {
+            let mut word = [0; 8];
+            self.read(offset + at, &mut word[..(len - at).min(8)]);
+            each(u64::from_le_bytes(word));
+        }
+    }
+
     /// Sets every byte to `value`.
     fn fill(&self, value: u8) {
         let block = [value; 4096];

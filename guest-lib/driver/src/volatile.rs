@@ -72,6 +72,18 @@ impl<B: VolatileBuffer> DmaBuffer for B {
         part(&self.memory(), offset, buf.len()).copy_to(buf);
     }
 
+    #[inline]
+    fn each_word(&self, offset: usize, len: usize, mut each: impl FnMut(u64)) {
+        let memory = part(&self.memory(), offset, len);
+        let words = memory.get_array_ref::<u64>(0, len / 8).expect("it is as long as that");
+        (0..words.len()).for_each(|at| each(u64::from_le(words.load(at))));
+        if !len.is_multiple_of(8) {
+            let mut last = [0; 8];
+            self.read(offset + len / 8 * 8, &mut last[..len % 8]);
+            each(u64::from_le_bytes(last));
+        }
+    }
+
     fn write(&self, offset: usize, buf: &[u8]) {
         part(&self.memory(), offset, buf.len()).copy_from(buf);
     }

@@ -19,6 +19,7 @@ use crate::storage::Heap;
 use crate::tree;
 use crate::wire::{
     self, Capabilities, ETHERNET_HEADER, FRAGMENT_MAX, Fragment, HEADER_SIZE, PacketKind, Repr,
+    Words,
 };
 
 /// Answers to questions for addresses that wait to be taken.
@@ -291,14 +292,24 @@ impl Core {
         Request { origin, id, total, sum: sum_of([&metadata, frame]), metadata, place }
     }
 
-    /// Looks at a frame that was fetched: what is left to do with it, if it is one that its origin
-    /// may send to this node.
-    pub(crate) fn fetched(&mut self, request: &Request, frame: &[u8]) -> Option<Metadata> {
-        if sum_of([&request.metadata, frame]) != request.sum {
+    /// Looks at a frame of `len` bytes that was fetched, of which these are the first ones, all
+    /// headers among them, and `words` is what its words add up to: what is left to do with it, if
+    /// it is one that its origin may send to this node.
+    pub(crate) fn fetched(
+        &mut self,
+        request: &Request,
+        head: &[u8],
+        len: usize,
+        words: Words,
+    ) -> Option<Metadata> {
+        let mut sum = wire::Sum::default();
+        sum.add(&request.metadata);
+        sum.add_words(0, words);
+        if sum.finish() != request.sum {
             self.counters.damaged += 1;
             return None;
         }
-        self.inbound.accept_fetched(request.origin, &request.metadata, frame, frame.len())
+        self.inbound.accept_fetched(request.origin, &request.metadata, head, len)
     }
 
     fn new_id(&mut self) -> u32 {

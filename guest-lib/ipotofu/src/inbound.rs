@@ -154,8 +154,9 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
             let whole = self.reassembly.insert(repr, body, now_ns, &mut self.counters, make);
             let Some(whole) = whole else { return Event::Nothing };
             let metadata = (repr.kind == PacketKind::Offloaded).then_some(&whole.metadata[..]);
+            let len = usize::from(repr.total) - metadata.map_or(0, <[u8]>::len);
             let accepted =
-                whole.frame.look(|head| self.accept(repr.kind, repr.origin, metadata, head));
+                whole.frame.look(|head| self.accept(repr.kind, repr.origin, metadata, head, len));
             return accepted.map_or(Event::Nothing, |m| Event::Assembled(m, whole.frame));
         }
         let (metadata, frame) = match body.split_at_checked(METADATA_SIZE) {
@@ -168,7 +169,7 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
             }
             _ => (None, *body),
         };
-        match self.accept(repr.kind, repr.origin, metadata, frame) {
+        match self.accept(repr.kind, repr.origin, metadata, frame, frame.len()) {
             Some(metadata) => Event::Whole(metadata, body.len() - frame.len()..body.len()),
             None => Event::Nothing,
         }
@@ -218,7 +219,7 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         head: &[u8],
         len: usize,
     ) -> Option<Metadata> {
-        let metadata = self.accept(PacketKind::Offloaded, origin, Some(metadata), head)?;
+        let metadata = self.accept(PacketKind::Offloaded, origin, Some(metadata), head, len)?;
         self.counters.rendezvous_received += 1;
         if metadata.is_empty() && len > self.limits.frame {
             self.counters.received -= 1;
@@ -229,17 +230,18 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
     }
 
     /// What is left to do with a frame, if it is one that its origin may send to this node. `head`
-    /// is its first bytes, all headers among them.
+    /// is its first bytes, all headers among them, and `len` how many it has.
     fn accept(
         &mut self,
         kind: PacketKind,
         origin: Coords,
         metadata: Option<&[u8]>,
         head: &[u8],
+        len: usize,
     ) -> Option<Metadata> {
         let metadata = match metadata.map(Metadata::parse) {
             None => Metadata::default(),
-            Some(Ok(metadata)) if metadata.check(head).is_ok() => metadata,
+            Some(Ok(metadata)) if metadata.check_head(head, len).is_ok() => metadata,
             Some(_) => {
                 self.counters.malformed += 1;
                 return None;

@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
+use core::ops::Range;
 
 use thiserror::Error;
 use tofu_abi::queue::PrqRcode;
@@ -16,12 +17,12 @@ use crate::addr::{self, Mac};
 use crate::counters::Counters;
 use crate::frames::{Config, Core, SendError};
 use crate::inbound::Event;
-use crate::offload::{BadMetadata, METADATA_SIZE, Metadata};
+use crate::offload::{BadMetadata, MAX_HEADERS, METADATA_SIZE, Metadata};
 use crate::outbound::{Outbound, PacketQueue, Tag};
 use crate::rendezvous::{self, Fetches, Message, OVERTAKE_NS, Rendezvous, Request, Requests, Room};
 use crate::storage::Heap;
 use crate::tree;
-use crate::wire::{Capabilities, FRAGMENT_MAX, Fragment, HEADER_SIZE};
+use crate::wire::{Capabilities, FRAGMENT_MAX, Fragment, HEADER_SIZE, Words};
 
 /// How long a wait looks after packets that are on their way out before it sleeps, and how long it
 /// sleeps at most while there are any, both in nanoseconds.
@@ -140,8 +141,35 @@ enum Taken {
     Scratch(Metadata, usize, usize),
     /// Elsewhere.
     Apart(Metadata, Vec<u8>),
-    /// Where fetched frames are, up to this byte.
-    Fetched(Metadata, usize),
+    /// In this slot for fetched frames, up to this byte.
+    Fetched(Metadata, usize, usize),
+}
+
+/// Bytes of a fetched frame that are copied before they are looked at: a multiple of 8, with room
+/// for all headers.
+const HEAD: usize = 256;
+const _: () = assert!(HEAD % 8 == 0 && HEAD >= MAX_HEADERS);
+
+/// A frame as it is handed over.
+#[derive(Debug)]
+pub struct Frame<'a, D> {
+    /// Its first bytes, which are all of it or all headers.
+    pub head: &'a [u8],
+    /// Where its other bytes are, if there are any: in memory that the device has written to, and
+    /// may be told to write to again by nodes that are up to no good.
+    pub rest: Option<(&'a D, Range<usize>)>,
+}
+
+impl<D: DmaBuffer> Frame<'_, D> {
+    /// Copies the frame to `buf`, as far as there is room, and returns how many bytes that are.
+    pub fn copy_to(&self, buf: &mut [u8]) -> usize {
+        let in_head = self.head.len().min(buf.len());
+        buf[..in_head].copy_from_slice(&self.head[..in_head]);
+        let Some((memory, range)) = &self.rest else { return in_head };
+        let in_rest = range.len().min(buf.len() - in_head);
+        memory.read(range.start, &mut buf[in_head..in_head + in_rest]);
+        in_head + in_rest
+    }
 }
 
 /// A link to all nodes of the machine: Ethernet frames in and out.
@@ -153,8 +181,8 @@ pub struct Link<P: Platform> {
     out: Out<P>,
     requests: Requests<Heap>,
     fetches: Fetches<Heap>,
-    /// A frame as it was fetched.
-    fetched: Vec<u8>,
+    /// The first bytes of a frame that was fetched.
+    head: [u8; HEAD],
     late: Option<Box<Late>>,
     scratch: Box<[u8]>,
 }
@@ -213,7 +241,7 @@ impl<P: Platform> Link<P> {
             out: Out { packets, outbound, me, last_loss: None, now_ns },
             requests,
             fetches,
-            fetched: vec![0; rendezvous::SLOT],
+            head: [0; HEAD],
             late: None,
             scratch: vec![0; FRAGMENT_MAX].into(),
         })
@@ -359,7 +387,7 @@ impl<P: Platform> Link<P> {
 
     /// Takes the next frame that was fetched.
     fn take_fetched(&mut self) -> Option<Taken> {
-        let Self { core, out, fetches, fetched, .. } = self;
+        let Self { core, out, fetches, head, .. } = self;
         while let Some((slot, rcode)) = out.packets.poll_fetched() {
             let slot = slot as usize;
             if !rcode.is_success() {
@@ -367,17 +395,22 @@ impl<P: Platform> Link<P> {
             }
             let request = fetches.ended(slot, rcode.is_success(), out, core.count());
             let Some(request) = request else { continue };
-            // Others could write there, so what is looked at must be a copy.
+            // Others could write there, so the headers that are looked at are a copy, which is
+            // what is received, too. Who writes to what is behind them could do so before it is
+            // copied as well.
             let len = usize::from(request.total) - METADATA_SIZE;
-            let frame = &mut fetched[..len];
+            let head = &mut head[..len.min(HEAD)];
+            let mut words = Words::default();
             if let Some(memory) = out.packets.fetch_memory() {
-                memory.read(slot * rendezvous::SLOT, frame);
+                let at = slot * rendezvous::SLOT;
+                memory.read(at, head);
+                words.add_all(head);
+                memory.each_word(at + head.len(), len - head.len(), |word| words.add(word));
             }
-            let accepted = core.fetched(&request, frame);
+            if let Some(metadata) = core.fetched(&request, head, len, words) {
+                return Some(Taken::Fetched(metadata, slot, len));
+            }
             fetches.go_on(out, core.count());
-            if let Some(metadata) = accepted {
-                return Some(Taken::Fetched(metadata, len));
-            }
         }
         None
     }
@@ -433,8 +466,11 @@ impl<P: Platform> Link<P> {
                 Taken::Apart(metadata, frame) if metadata.is_empty() => {
                     return Some(whole(&frame, buf));
                 }
-                Taken::Fetched(metadata, len) if metadata.is_empty() => {
-                    return Some(whole(&self.fetched[..len], buf));
+                Taken::Fetched(metadata, slot, len) => {
+                    let copied = self.use_fetched(slot, len, |frame| frame.copy_to(buf));
+                    if metadata.is_empty() {
+                        return Some(copied);
+                    }
                 }
                 _ => {}
             }
@@ -447,14 +483,36 @@ impl<P: Platform> Link<P> {
     pub fn recv_with<R>(
         &mut self,
         buf: &mut [u8],
-        take: impl FnOnce(&Metadata, &[u8]) -> R,
+        take: impl FnOnce(&Metadata, Frame<'_, P::Dma>) -> R,
     ) -> Option<R> {
+        let whole = |head| Frame { head, rest: None };
         Some(match self.next(buf)? {
-            Taken::Here(metadata, start, len) => take(&metadata, &buf[start..len]),
-            Taken::Scratch(metadata, start, len) => take(&metadata, &self.scratch[start..len]),
-            Taken::Apart(metadata, frame) => take(&metadata, &frame),
-            Taken::Fetched(metadata, len) => take(&metadata, &self.fetched[..len]),
+            Taken::Here(metadata, start, len) => take(&metadata, whole(&buf[start..len])),
+            Taken::Scratch(metadata, start, len) => {
+                take(&metadata, whole(&self.scratch[start..len]))
+            }
+            Taken::Apart(metadata, frame) => take(&metadata, whole(&frame)),
+            Taken::Fetched(metadata, slot, len) => {
+                self.use_fetched(slot, len, |frame| take(&metadata, frame))
+            }
         })
+    }
+
+    /// Hands over a frame that was fetched, and goes on fetching others to its place.
+    fn use_fetched<R>(
+        &mut self,
+        slot: usize,
+        len: usize,
+        take: impl FnOnce(Frame<'_, P::Dma>) -> R,
+    ) -> R {
+        let Self { core, out, fetches, head, .. } = self;
+        let at = slot * rendezvous::SLOT;
+        let head = &head[..len.min(HEAD)];
+        let rest = out.packets.fetch_memory().filter(|_| len > HEAD);
+        let rest = rest.map(|memory| (memory, at + HEAD..at + len));
+        let result = take(Frame { head, rest });
+        fetches.go_on(out, core.count());
+        result
     }
 
     fn next(&mut self, buf: &mut [u8]) -> Option<Taken> {

@@ -11,6 +11,8 @@ const NEEDS_CHECKSUM: u8 = 1;
 const TCP4: u8 = 1;
 const TCP6: u8 = 4;
 const ECN: u8 = 0x80;
+/// Bytes of the longest headers of a frame: Ethernet's, IP's, TCP's.
+pub const MAX_HEADERS: usize = ETHERNET_HEADER + 60 + 60;
 /// The smallest segments that a TCP has, in bytes: smaller ones would be many out of one frame.
 const MIN_SEGMENT: u16 = 48;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
@@ -137,9 +139,19 @@ impl Metadata {
     ///
     /// If they do not.
     pub fn check(&self, frame: &[u8]) -> Result<Option<usize>, BadMetadata> {
+        self.check_head(frame, frame.len())
+    }
+
+    /// The same for a frame of `len` bytes, of which these are the first ones: all headers, for
+    /// which [`MAX_HEADERS`] are enough.
+    ///
+    /// # Errors
+    ///
+    /// If they do not.
+    pub fn check_head(&self, frame: &[u8], len: usize) -> Result<Option<usize>, BadMetadata> {
         if let Some((start, offset)) = self.checksum {
             let (start, offset) = (usize::from(start), usize::from(offset));
-            if start < ETHERNET_HEADER || start + offset + 2 > frame.len() {
+            if start < ETHERNET_HEADER || start + offset + 2 > len {
                 return Err(BadMetadata);
             }
         }
@@ -155,7 +167,7 @@ impl Metadata {
         let fits = self.checksum == Some(of_tcp)
             && self.size >= MIN_SEGMENT
             && 4 * words >= TCP_MIN
-            && end < frame.len();
+            && end < len;
         if fits { Ok(Some(end)) } else { Err(BadMetadata) }
     }
 }

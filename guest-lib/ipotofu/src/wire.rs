@@ -394,16 +394,8 @@ impl Sum {
 
     /// Adds a part that begins with byte `at` and has any length.
     pub fn add_at(&mut self, at: usize, part: &[u8]) {
-        let mut pairs = part.chunks_exact(8);
         let mut words = Words::default();
-        for pair in pairs.by_ref() {
-            // All are of this length, which the compiler sees.
-            words.add(u64::from_le_bytes(pair.try_into().unwrap_or_default()));
-        }
-        let rest = pairs.remainder();
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
-        words.add(u64::from_le_bytes(last));
+        words.add_all(part);
         self.add_words(at, words);
     }
 
@@ -438,6 +430,19 @@ impl Words {
         let (sum, carry) = self.sum.overflowing_add(pair);
         self.sum = sum;
         self.carries += u64::from(carry);
+    }
+
+    /// Adds bytes, which are filled up with zeros at the end.
+    pub fn add_all(&mut self, bytes: &[u8]) {
+        let mut pairs = bytes.chunks_exact(8);
+        for pair in pairs.by_ref() {
+            // All are of this length, which the compiler sees.
+            self.add(u64::from_le_bytes(pair.try_into().unwrap_or_default()));
+        }
+        let rest = pairs.remainder();
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        self.add(u64::from_le_bytes(last));
     }
 }
 

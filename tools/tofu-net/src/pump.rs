@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tofu_driver::Platform;
+use tofu_driver::{Platform, VolatileBuffer};
 use tofu_ipotofu::offload::Metadata;
 use tofu_ipotofu::wire::FRAGMENT_MAX;
 use tofu_ipotofu::{Config, Link, LinkError};
@@ -82,10 +82,14 @@ impl Pump {
     /// # Errors
     ///
     /// If the interface is gone.
-    pub fn turn<P: Platform>(&mut self, link: &mut Link<P>, tap: &Tap) -> io::Result<bool> {
+    pub fn turn<P>(&mut self, link: &mut Link<P>, tap: &Tap) -> io::Result<bool>
+    where
+        P: Platform<Dma: VolatileBuffer>,
+    {
         let mut moved = false;
         for _ in 0..BATCH {
-            let taken = link.recv_with(&mut self.buf, |metadata, frame| tap.write(metadata, frame));
+            let taken =
+                link.recv_with(&mut self.buf, |metadata, frame| tap.write(metadata, &frame));
             let Some(taken) = taken else { break };
             moved = true;
             if taken.is_err() {

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use tofu_driver::VolatileBuffer;
+use tofu_ipotofu::Frame;
 use tofu_ipotofu::addr::Mac;
 use tofu_ipotofu::offload::{Fields, Metadata};
 use tofu_tap::{DEVICE, NAME_MAX};
@@ -163,10 +165,20 @@ impl Tap {
     /// # Errors
     ///
     /// What the kernel says: an interface that is switched off receives nothing, for one.
-    pub fn write(&self, metadata: &Metadata, frame: &[u8]) -> io::Result<()> {
-        let header = explain(metadata, frame);
-        let parts = [IoSlice::new(&header), IoSlice::new(frame)];
-        Ok(rustix::io::writev(&self.file, &parts).map(drop)?)
+    pub fn write<D: VolatileBuffer>(
+        &self,
+        metadata: &Metadata,
+        frame: &Frame<'_, D>,
+    ) -> io::Result<()> {
+        let Frame { head, rest } = frame;
+        let len = head.len() + rest.as_ref().map_or(0, |(_, range)| range.len());
+        let header = explain(metadata, head, len);
+        let Some((memory, range)) = rest else {
+            let parts = [IoSlice::new(&header), IoSlice::new(head)];
+            return Ok(rustix::io::writev(&self.file, &parts).map(drop)?);
+        };
+        let rest = memory.memory().subslice(range.start, range.len()).map_err(io::Error::other)?;
+        raw::write(self.file.as_fd(), &header, head, &rest)
     }
 
     /// Removes the interface.
@@ -205,11 +217,12 @@ fn understand(header: &[u8; VNET_HEADER]) -> Option<Metadata> {
     Metadata::from_fields(Fields { flags, kind, size: word(4), start: word(6), offset: word(8) })
 }
 
-fn explain(metadata: &Metadata, frame: &[u8]) -> [u8; VNET_HEADER] {
+/// What to tell the kernel of a frame of `len` bytes that begins with `head`.
+fn explain(metadata: &Metadata, head: &[u8], len: usize) -> [u8; VNET_HEADER] {
     let Fields { flags, kind, size, start, offset } = metadata.fields();
     let mut header = [0; VNET_HEADER];
     let mut put = |at: usize, word: u16| header[at..at + 2].copy_from_slice(&word.to_ne_bytes());
-    if let Ok(Some(headers)) = metadata.check(frame) {
+    if let Ok(Some(headers)) = metadata.check_head(head, len) {
         put(2, headers as u16);
     }
     put(4, size);
@@ -223,11 +236,13 @@ fn explain(metadata: &Metadata, frame: &[u8]) -> [u8; VNET_HEADER] {
 #[allow(unsafe_code)]
 mod raw {
     use super::{AddressFamily, BorrowedFd, Ipv4Addr, Ipv6Addr, Mac, io};
-    use libc::{c_int, c_short, ifreq, rtentry, sockaddr, sockaddr_in};
+    use libc::{c_int, c_short, ifreq, iovec, rtentry, sockaddr, sockaddr_in};
     use std::ffi::CString;
+    use std::os::fd::AsRawFd;
 
     use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl};
     use tofu_tap::request;
+    use vm_memory::VolatileSlice;
 
     /// Of the default route: others come first.
     const ROUTE_METRIC: c_short = 100;
@@ -257,6 +272,27 @@ mod raw {
         // SAFETY: as for `set`.
         unsafe { ioctl(fd, Updater::<CODE, ifreq>::new(&mut request)) }?;
         Ok(request)
+    }
+
+    /// Writes a frame, the last part of which is in memory that a device may write to meanwhile:
+    /// the kernel copies it from there, and nothing here looks at it.
+    pub(super) fn write(
+        tap: BorrowedFd<'_>,
+        header: &[u8],
+        head: &[u8],
+        rest: &VolatileSlice<'_>,
+    ) -> io::Result<()> {
+        let rest = rest.ptr_guard();
+        let part = |from: *const u8, len| iovec { iov_base: from.cast_mut().cast(), iov_len: len };
+        let parts = [
+            part(header.as_ptr(), header.len()),
+            part(head.as_ptr(), head.len()),
+            part(rest.as_ptr(), rest.len()),
+        ];
+        // SAFETY: the kernel reads from all of the parts, which outlive the call.
+        let written =
+            unsafe { libc::writev(tap.as_raw_fd(), parts.as_ptr(), parts.len() as c_int) };
+        if written < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     pub(super) fn offload(tun: BorrowedFd<'_>) -> io::Result<()> {
