@@ -86,13 +86,15 @@ impl Slots {
     fn new(device: &Arc<Device>) -> Result<Self> {
         let bytes = SLOTS * SLOT;
         let frames = Table::new(device, bytes / 8)?;
-        let page = match frames.addr() % PageSize::Size64K.bytes() {
-            0 => PageSize::Size64K,
-            _ => PageSize::Size4K,
+        let page = if frames.addr().trailing_zeros() >= PageSize::Size64K.bits() {
+            PageSize::Size64K
+        } else {
+            PageSize::Size4K
         };
-        let pages = Table::new(device, bytes / page.bytes() as usize)?;
-        for (i, at) in (0..bytes).step_by(page.bytes() as usize).enumerate() {
-            let entry = PageEntry(0).with_ipa(frames.addr() + at as u64);
+        let pages = Table::new(device, bytes >> page.bits())?;
+        for i in 0..bytes >> page.bits() {
+            let at = (i as u64) << page.bits();
+            let entry = PageEntry(0).with_ipa(frames.addr() + at);
             pages.store(i, entry.with_enable(true).0);
         }
         Ok(Self {
@@ -110,7 +112,7 @@ impl Slots {
             .with_ps(self.page as u8)
             .with_ipa(self.pages.addr())
             .with_enable(true);
-        blocks.store(at + 1, bytes / self.page.bytes());
+        blocks.store(at + 1, bytes >> self.page.bits());
         blocks.store(at, block.0);
         let entry = Steering(0)
             .with_readonly(readonly)

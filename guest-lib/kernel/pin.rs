@@ -158,10 +158,11 @@ impl Pinned {
     }
 
     fn phys(&self, index: usize) -> u64 {
+        let Some(page) = self.pages.get(index) else {
+            return 0;
+        };
         // SAFETY: the page is pinned.
-        self.pages
-            .get(index)
-            .map_or(0, |page| unsafe { shim::tofu_shim_page_phys(*page) })
+        unsafe { shim::tofu_shim_page_phys(*page) }
     }
 
     /// How many pages from `index` on are physically contiguous.

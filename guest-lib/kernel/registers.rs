@@ -28,6 +28,10 @@ pub(crate) unsafe trait Register: Copy {
     fn offset(self, unit: Self::Unit) -> usize;
 }
 
+#[allow(
+    dead_code,
+    reason = "rustc 1.85 does not count what constants without a name use"
+)]
 const fn lies_in_bar(offset: u64) -> bool {
     offset % 8 == 0 && offset + 8 <= BAR0_SIZE
 }
@@ -56,7 +60,15 @@ macro_rules! registers {
     )* };
 }
 
+#[allow(
+    dead_code,
+    reason = "rustc 1.85 does not count what constants without a name use"
+)]
 const LAST_TNI: TniId = TniId::ALL[NUM_TNI - 1];
+#[allow(
+    dead_code,
+    reason = "rustc 1.85 does not count what constants without a name use"
+)]
 const LAST_CQ: CqId = CqId::ALL[NUM_CQ - 1];
 
 registers! {

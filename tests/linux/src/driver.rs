@@ -5,11 +5,11 @@ use std::process::Command;
 
 use crate::{Image, PATIENCE, Place, Said, skip};
 
-/// Name of the image with the driver, which takes minutes to make, so that tests only run where it
-/// has been made. `TOFU_DRIVER_IMAGE` names another one, such as one whose kernel looks after
-/// itself.
+/// Name of the image with the driver, and of its kernel. It takes minutes to make, so that tests
+/// only run where it has been made. `TOFU_DRIVER_IMAGE` names another one, such as one whose kernel
+/// looks after itself.
 pub fn image() -> String {
-    std::env::var("TOFU_DRIVER_IMAGE").unwrap_or_else(|_| "driver".into())
+    std::env::var("TOFU_DRIVER_IMAGE").unwrap_or_else(|_| "driver-cloud".into())
 }
 
 /// Goes to the folder of tracing, in a shell of a node.
@@ -26,7 +26,8 @@ pub fn place(test: &str) -> Option<Place> {
     let images = place.run(&["image", "ls", "--json"]).json();
     let images = images.as_array().unwrap();
     if !images.iter().any(|found| found["name"] == image().as_str()) {
-        skip(test, "no image with the driver: `tofu image build --kernel-driver` makes one");
+        let name = image();
+        skip(test, &format!("no image {name}: `tofu image build --kernel {name}` makes it"));
         return None;
     }
     Some(place)

@@ -275,8 +275,8 @@ fn comes_and_goes(nodes: &Nodes, times: u32) {
 fn learners_driver(nodes: &Nodes) {
     let source = "../../guest-lib/kernel/samples/first_put";
     let out = nodes.place.path().to_str().unwrap();
-    let debug: &[&str] = if image() == "driver-debug" { &["--debug"] } else { &[] };
-    let compile = [&["image", "module", source, "--out", out], debug].concat();
+    let kernel = image();
+    let compile = ["image", "module", source, "--kernel", &kernel, "--out", out];
     let module = nodes.place.run_for(&compile, PATIENCE, b"").ok();
     nodes.place.run(&["cp", module.trim(), "1:/tmp"]).ok();
     let script = format!(
