@@ -1,8 +1,9 @@
 //! The commands of README.md and of the quick start, as they stand there, in their order.
 //!
-//! Each runs in a shell, in an empty folder where `target`, `guest-lib` and `ci` lead to those of
-//! the tree; `cargo run` builds and runs the tree's command, and `tofu` is on the path. A command
-//! that is not named in [`OTHERWISE`] ends by itself with exit code 0.
+//! Each runs in a shell, in an empty folder where `guest-lib` and `ci` lead to those of the tree,
+//! and `target/release` to where the command is; `tofu` is on the path. `cargo run` builds and runs
+//! the command if it is the release build, and just runs it if it is another. A command that is not
+//! named in [`OTHERWISE`] ends by itself with exit code 0.
 
 use std::env;
 use std::ffi::OsString;
@@ -95,21 +96,29 @@ impl<'a> Reader<'a> {
         let bin = place.path().join("bin");
         fs::create_dir(&folder).unwrap();
         fs::create_dir(&bin).unwrap();
-        // target/release, wherever it is.
-        let target = tofu().parent().unwrap().parent().unwrap().to_owned();
-        symlink(&target, folder.join("target")).unwrap();
+        let tofu = tofu();
+        let built = tofu.parent().unwrap();
+        fs::create_dir(folder.join("target")).unwrap();
+        symlink(built, folder.join("target/release")).unwrap();
         for name in ["guest-lib", "ci", "docs"] {
             symlink(root().join(name), folder.join(name)).unwrap();
         }
-        symlink(tofu(), bin.join("tofu")).unwrap();
-        // `cargo run` of the tree, from this folder.
+        symlink(&tofu, bin.join("tofu")).unwrap();
+        // `cargo run --release -- ...` of the tree, from this folder.
         let cargo = bin.join("cargo");
+        let run = if built.ends_with("release") {
+            format!(
+                "'{}' run --quiet --locked --target-dir '{}' --manifest-path '{}' --release --",
+                env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()),
+                built.parent().unwrap().display(),
+                root().join("Cargo.toml").display()
+            )
+        } else {
+            format!("'{}'", tofu.display())
+        };
         let script = format!(
-            "#!/bin/sh\n[ \"$1\" = run ] || exit 64\nshift\n\
-             exec '{}' run --quiet --locked --target-dir '{}' --manifest-path '{}' \"$@\"\n",
-            env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()),
-            target.display(),
-            root().join("Cargo.toml").display()
+            "#!/bin/sh\n[ \"$1 $2 $3\" = 'run --release --' ] || exit 64\nshift 3\n\
+             exec {run} \"$@\"\n"
         );
         fs::write(&cargo, script).unwrap();
         fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
