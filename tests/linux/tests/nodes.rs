@@ -107,6 +107,9 @@ fn no_silent_waits(place: &Place) {
         interrupt(hangs.id());
     }
     assert_eq!(hangs.end(MOMENT).code, Some(130));
+    let said = place.run(&["exec", "--all", "--timeout", "1", "--", "sleep", "100"]);
+    assert_eq!(said.code, Some(124), "{said:?}");
+    assert!(said.err.contains("does not end, though it was killed\n"), "{said:?}");
     place.run(&["resume", "1"]).ok();
     place.all_pairs(2, 1);
 }

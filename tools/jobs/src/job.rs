@@ -21,7 +21,7 @@ use crate::args::RunArgs;
 /// The exit code after `--timeout`, as of timeout(1).
 const EXIT_TIMEOUT: u8 = 124;
 /// How long a rank may take to die that was killed.
-const DEATH: Duration = Duration::from_secs(10);
+const DEATH: Duration = Duration::from_secs(5);
 /// A line is shown in chunks of this size, in bytes.
 const MAX_LINE: usize = 64 << 10;
 
@@ -248,7 +248,7 @@ fn write(output: Output, bytes: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// If a rank cannot be started or does not die, or output cannot be written.
+/// If a rank cannot be started, or output cannot be written.
 pub(crate) fn run(
     control: &Control,
     options: Options,
@@ -481,11 +481,19 @@ impl JobWatch {
             Stage::Failed => self.ask(SIGTERM),
             Stage::Asked => self.kill(),
             Stage::Killed => {
-                let rank = self.ranks.iter().position(Option::is_some).unwrap_or_default();
-                let name = lock(&self.screen).name(rank as u32).to_owned();
-                return Err(self.error.take().unwrap_or_else(|| {
-                    anyhow::anyhow!("{name} does not end, though it was killed")
-                }));
+                if let Some(error) = self.error.take() {
+                    return Err(error);
+                }
+                let screen = lock(&self.screen);
+                let left = self.ranks.iter().enumerate().filter(|(_, rank)| rank.is_some());
+                for (rank, _) in left {
+                    let name = screen.name(rank as u32);
+                    let words = "does not end, though it was killed";
+                    let value = json!({ "event": "lost", "rank": rank, "detail": words });
+                    screen.note(&format!("{name} {words}"), &value)?;
+                }
+                // What was to end with an error has its code.
+                self.left = 0;
             }
         }
         Ok(())
