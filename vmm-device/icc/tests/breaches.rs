@@ -53,7 +53,8 @@ fn register_and_rule_are_told_and_only_some_lines_a_second() {
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
     // A device for each part, as the clock stands still and the lines of a second are few.
     let device = || {
-        let icc = Icc::new(Config::tofud(SELF), Arc::new(Quiet), Arc::new(memory.clone()));
+        let icc =
+            Icc::new(Config::tofud(SELF), Arc::new(Quiet::default()), Arc::new(memory.clone()));
         icc.set_bus_master(true);
         icc
     };

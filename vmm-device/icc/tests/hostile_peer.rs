@@ -21,7 +21,7 @@ const MEMORY: usize = 0x3_0000;
 /// A device with one enabled queue without translation tables.
 fn device() -> (Icc, GuestMemoryMmap<()>) {
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
-    let icc = Icc::new(Config::tofud(SELF), Arc::new(Quiet), Arc::new(memory.clone()));
+    let icc = Icc::new(Config::tofud(SELF), Arc::new(Quiet::default()), Arc::new(memory.clone()));
     icc.set_bus_master(true);
     let write = |register: Register, value: u64| {
         icc.bar_write(register.offset(), &value.to_le_bytes());
@@ -159,7 +159,7 @@ fn counters_that_a_guest_scribbles_over_can_be_summed_up() {
     let region = Arc::new(MmapRegion::new(SharedPages::SIZE).unwrap());
     let config = Config { pages: SharedPages::new(Arc::clone(&region)), ..Config::tofud(SELF) };
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
-    let icc = Icc::new(config, Arc::new(Quiet), Arc::new(memory));
+    let icc = Icc::new(config, Arc::new(Quiet::default()), Arc::new(memory));
     for cq in [0, 1] {
         let at = SharedPages::page_offset(TniId::ALL[0], CqId::ALL[cq].into())
             + CqReg::TxPayloadByte.offset() as usize;

@@ -32,7 +32,8 @@ struct Device {
 impl Device {
     fn new() -> Self {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x2000)]).unwrap();
-        let icc = Icc::new(Config::tofud(SELF), Arc::new(Quiet), Arc::new(memory.clone()));
+        let icc =
+            Icc::new(Config::tofud(SELF), Arc::new(Quiet::default()), Arc::new(memory.clone()));
         icc.set_bus_master(true);
         let device = Self { icc, memory, net: Sent::default() };
         device.write(Register::Tni { tni: TniId::ALL[0], reg: TniReg::Enable }, 1);

@@ -1,18 +1,21 @@
 //! Packets that are under way for a while: what the device does when something else happens
 //! between a request and its answer.
 
+mod common;
+
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use common::Quiet;
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2};
 use tofu_abi::queue::{MrqEntry, MrqId, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg, XbReg};
 use tofu_abi::table::{MemoryBlock, PageEntry, Steering};
-use tofu_abi::{Coords, CqId, Doorbell, Rcode, StagOffset, TniId};
-use tofu_fabric::{Packet, PortCounters, XbCounters};
-use tofu_icc::{Body, Config, DmaMemory, Host, Icc, Net, SharedPages};
+use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
+use tofu_fabric::Packet;
+use tofu_icc::{Body, Config, DmaMemory, Icc, Net, SharedPages};
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 
 const NODES: [Coords; 2] = [Coords::new(0, 0, 0, 0, 0, 0), Coords::new(0, 0, 0, 1, 0, 0)];
@@ -27,34 +30,6 @@ const MRQ_SIZE_CODE: u64 = 1;
 const DATA: u64 = 0x10_0000;
 const MEMORY: usize = 2 << 20;
 const TIMEOUT: u64 = 1_000_000;
-
-/// Notes what it is told.
-#[derive(Default)]
-struct Noting {
-    enabled: Mutex<Vec<bool>>,
-    slow: bool,
-}
-
-impl Host for Noting {
-    fn interrupt(&self, _: u16) {}
-    fn doorbell(&self, _: TniId, _: Doorbell) {}
-    fn queue_enabled(&self, _: TniId, _: Doorbell, enabled: bool) {
-        if self.slow && enabled {
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        self.enabled.lock().unwrap().push(enabled);
-    }
-    fn timer(&self, _: u64) {}
-    fn now_ns(&self) -> u64 {
-        0
-    }
-    fn port_counters(&self, _: u8) -> PortCounters {
-        PortCounters::default()
-    }
-    fn xb_counters(&self) -> XbCounters {
-        XbCounters::default()
-    }
-}
 
 /// Keeps what is sent until it is asked for.
 #[derive(Default)]
@@ -77,7 +52,7 @@ impl Net for Slow {
 /// addresses.
 struct Node {
     icc: Icc,
-    host: Arc<Noting>,
+    host: Arc<Quiet>,
     memory: GuestMemoryMmap<()>,
     posted: u64,
 }
@@ -88,10 +63,10 @@ fn cqs(reg: CqsReg) -> Register {
 
 impl Node {
     fn new(coords: Coords) -> Self {
-        Self::with(coords, Noting::default())
+        Self::with(coords, Quiet::default())
     }
 
-    fn with(coords: Coords, host: Noting) -> Self {
+    fn with(coords: Coords, host: Quiet) -> Self {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         let host = Arc::new(host);
         let config = Config { timeout_ns: TIMEOUT, ..Config::tofud(coords) };
@@ -300,7 +275,8 @@ fn notices_stay_in_order_however_many_wait() {
 
 #[test]
 fn the_host_hears_of_a_queues_life_in_its_order() {
-    let node = Node::with(NODES[0], Noting { slow: true, ..Noting::default() });
+    let node =
+        Node::with(NODES[0], Quiet { enabling: Duration::from_millis(50), ..Quiet::default() });
     node.write(cqs(CqsReg::Enable), 0);
     std::thread::scope(|s| {
         s.spawn(|| node.write(cqs(CqsReg::Enable), 1));
@@ -317,7 +293,7 @@ fn a_direct_descriptor_rings_only_when_it_is_whole_and_may_go() {
     let config = Config { pages: SharedPages::new(Arc::clone(&region)), ..Config::tofud(NODES[0]) };
     let blank = config.blank;
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
-    let icc = Icc::new(config, Arc::new(Noting::default()), Arc::new(memory));
+    let icc = Icc::new(config, Arc::new(Quiet::default()), Arc::new(memory));
     icc.set_bus_master(true);
     let write = |register: Register, value: u64| {
         icc.bar_write(register.offset(), &value.to_le_bytes());
@@ -347,24 +323,9 @@ fn a_direct_descriptor_rings_only_when_it_is_whole_and_may_go() {
 
 #[test]
 fn a_counter_of_cycles_counts_for_longer_than_any_uptime() {
-    struct Old;
-    impl Host for Old {
-        fn interrupt(&self, _: u16) {}
-        fn doorbell(&self, _: TniId, _: Doorbell) {}
-        fn queue_enabled(&self, _: TniId, _: Doorbell, _: bool) {}
-        fn timer(&self, _: u64) {}
-        fn now_ns(&self) -> u64 {
-            u64::MAX - 1
-        }
-        fn port_counters(&self, _: u8) -> PortCounters {
-            PortCounters::default()
-        }
-        fn xb_counters(&self) -> XbCounters {
-            XbCounters::default()
-        }
-    }
+    let host = Quiet { now: u64::MAX - 1, ..Quiet::default() };
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
-    let icc = Icc::new(Config::tofud(NODES[0]), Arc::new(Old), Arc::new(memory));
+    let icc = Icc::new(Config::tofud(NODES[0]), Arc::new(host), Arc::new(memory));
     let mut bytes = [0; 8];
     let reg = tofu_abi::regs::PortReg::FreeRunCount;
     icc.bar_read(Register::Port { port: 0, reg }.offset(), &mut bytes);

@@ -1,52 +1,34 @@
 //! The register map as a whole: reset values, halves, masks.
 
-use std::sync::{Arc, Mutex};
+mod common;
 
+use std::sync::Arc;
+
+use common::Quiet;
 use tofu_abi::regs::{
     BchReg, BgsReg, CqReg, CqsReg, NUM_BG, PortReg, Register, TniReg, TofuReg, XbReg,
     subnet_contains,
 };
-use tofu_abi::{BgId, Coords, CqId, Doorbell, TniId};
-use tofu_fabric::{PortCounters, XbCounters};
-use tofu_icc::{Config, Host, Icc};
+use tofu_abi::{BgId, Coords, CqId, TniId};
+use tofu_fabric::PortCounters;
+use tofu_icc::{Config, Icc};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 const SELF: Coords = Coords::new(21, 10, 5, 1, 2, 1);
 
-/// Counts messages by vector.
-#[derive(Default)]
-struct Messages(Mutex<Vec<u16>>);
-
-impl Host for Messages {
-    fn interrupt(&self, vector: u16) {
-        self.0.lock().unwrap().push(vector);
-    }
-    fn doorbell(&self, _: TniId, _: Doorbell) {}
-    fn queue_enabled(&self, _: TniId, _: Doorbell, _: bool) {}
-    fn timer(&self, _: u64) {}
-    fn now_ns(&self) -> u64 {
-        0
-    }
-    fn port_counters(&self, _: u8) -> PortCounters {
-        PortCounters { send_bytes: 160, recv_tlp: 3, ..PortCounters::default() }
-    }
-    fn xb_counters(&self) -> XbCounters {
-        XbCounters::default()
-    }
-}
-
 struct Device {
     icc: Icc,
-    messages: Arc<Messages>,
+    host: Arc<Quiet>,
 }
 
 impl Device {
     fn new() -> Self {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
-        let messages = Arc::new(Messages::default());
-        let icc = Icc::new(Config::tofud(SELF), Arc::clone(&messages) as _, Arc::new(memory));
+        let port = PortCounters { send_bytes: 160, recv_tlp: 3, ..PortCounters::default() };
+        let host = Arc::new(Quiet { port, ..Quiet::default() });
+        let icc = Icc::new(Config::tofud(SELF), Arc::clone(&host) as _, Arc::new(memory));
         icc.set_bus_master(true);
-        Self { icc, messages }
+        Self { icc, host }
     }
 
     fn read(&self, register: Register) -> u64 {
@@ -66,7 +48,7 @@ impl Device {
     }
 
     fn messages(&self) -> Vec<u16> {
-        std::mem::take(&mut *self.messages.0.lock().unwrap())
+        std::mem::take(&mut *self.host.interrupts.lock().unwrap())
     }
 }
 

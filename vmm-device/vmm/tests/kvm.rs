@@ -7,23 +7,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{TestFunction, guest, regs};
+use common::{TestFunction, guest, hypervisor, regs};
 use tofu_pci::PciFunction;
 use tofu_vmm::{Error, Hypervisor, Outcome, Virtualisation, Vm, VmConfig};
 
 const LONG: Duration = Duration::from_secs(60);
-
-/// KVM, or `None` and a line that says why not.
-fn hypervisor(test: &str) -> Option<Hypervisor> {
-    match Hypervisor::open() {
-        Ok(hypervisor) => Some(hypervisor),
-        Err(error @ (Error::NoKvm { .. } | Error::NoPermission { .. })) => {
-            eprintln!("SKIP {test}: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
 
 macro_rules! kvm {
     () => {{

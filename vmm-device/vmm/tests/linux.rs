@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use common::{TestFunction, guest};
+use common::{TestFunction, guest, hypervisor};
 use tofu_pci::{PciFunction, regs};
 use tofu_virtio::iommu::{Endpoint, Iommu};
 use tofu_virtio::regs::{COMMON_AT, REGISTER_BAR, common as virtio_common};
@@ -36,18 +36,6 @@ const BOOT_TIME: Duration = Duration::from_secs(60);
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-/// KVM, or `None` and a line that says why not.
-fn hypervisor(test: &str) -> Option<Hypervisor> {
-    match Hypervisor::open() {
-        Ok(hypervisor) => Some(hypervisor),
-        Err(error @ (Error::NoKvm { .. } | Error::NoPermission { .. })) => {
-            eprintln!("SKIP {test}: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
 }
 
 /// The folder of the kernel made for these tests.

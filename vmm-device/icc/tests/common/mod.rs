@@ -1,5 +1,10 @@
 //! Surroundings of a device that is alone in a test.
 
+#![allow(dead_code, reason = "each user takes what it needs")]
+
+use std::sync::Mutex;
+use std::time::Duration;
+
 use tofu_abi::{Coords, Doorbell, TniId};
 use tofu_fabric::{Packet, PortCounters, XbCounters};
 use tofu_icc::{Body, Host, Net};
@@ -9,19 +14,38 @@ pub(crate) const SELF: Coords = Coords::new(0, 0, 0, 0, 0, 0);
 /// Its neighbour, which is no device.
 pub(crate) const PEER: Coords = Coords::new(0, 0, 0, 1, 0, 0);
 
-/// A host at which nothing happens.
-pub(crate) struct Quiet;
+/// A host that notes what it is told.
+#[derive(Default)]
+pub(crate) struct Quiet {
+    /// Vectors of interrupts.
+    pub(crate) interrupts: Mutex<Vec<u16>>,
+    /// Queues that were enabled or disabled.
+    pub(crate) enabled: Mutex<Vec<bool>>,
+    /// How long it takes to enable one.
+    pub(crate) enabling: Duration,
+    /// What its clock shows.
+    pub(crate) now: u64,
+    /// What each port has counted.
+    pub(crate) port: PortCounters,
+}
 
 impl Host for Quiet {
-    fn interrupt(&self, _: u16) {}
+    fn interrupt(&self, vector: u16) {
+        self.interrupts.lock().unwrap().push(vector);
+    }
     fn doorbell(&self, _: TniId, _: Doorbell) {}
-    fn queue_enabled(&self, _: TniId, _: Doorbell, _: bool) {}
+    fn queue_enabled(&self, _: TniId, _: Doorbell, enabled: bool) {
+        if enabled {
+            std::thread::sleep(self.enabling);
+        }
+        self.enabled.lock().unwrap().push(enabled);
+    }
     fn timer(&self, _: u64) {}
     fn now_ns(&self) -> u64 {
-        0
+        self.now
     }
     fn port_counters(&self, _: u8) -> PortCounters {
-        PortCounters::default()
+        self.port
     }
     fn xb_counters(&self) -> XbCounters {
         XbCounters::default()

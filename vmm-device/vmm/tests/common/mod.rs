@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
-use tofu_vmm::{Attachment, Error, Slot, Vm, Windows};
+use tofu_vmm::{Attachment, Error, Hypervisor, Slot, Vm, Windows};
 use vm_memory::{MmapRegion, VolatileMemory};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -27,6 +27,18 @@ pub mod regs {
     pub const PAGE: u64 = 0x2000;
     /// Size of the BAR: that of TofuD's register space.
     pub const SIZE: u64 = 256 << 20;
+}
+
+/// KVM, or `None` and a line that says why not.
+pub fn hypervisor(test: &str) -> Option<Hypervisor> {
+    match Hypervisor::open() {
+        Ok(hypervisor) => Some(hypervisor),
+        Err(error @ (Error::NoKvm { .. } | Error::NoPermission { .. })) => {
+            eprintln!("SKIP {test}: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// MSI-X vectors of the test function.
