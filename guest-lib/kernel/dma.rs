@@ -30,6 +30,11 @@ impl Table {
         self.0.dma_address()
     }
 
+    /// The device address of a qword.
+    pub(crate) fn qword_addr(&self, index: usize) -> u64 {
+        self.addr() + 8 * index as u64
+    }
+
     /// Size in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.0.size() as u64

@@ -4,7 +4,7 @@
 //! queues and buffers by which they are received.
 
 use kernel::prelude::*;
-use kernel::sync::barrier::{dma_mb, Read};
+use kernel::sync::barrier::{dma_mb, Full, Read};
 use kernel::sync::Arc;
 
 use tofu_abi::desc::{Command, Descriptor, Header1, Header2, DESC_SIZE};
@@ -38,6 +38,8 @@ const ENTRIES: u32 = PacketQueues::ENTRIES;
 /// Qwords of a buffer, and of a descriptor.
 const BUFFER_QWORDS: usize = PACKET_BUFFER_SIZE / 8;
 const DESC_QWORDS: usize = DESC_SIZE / 8;
+/// The qword of a table of `ENTRIES` qwords behind them, by which its interrupts are asked for.
+const ARM: usize = ENTRIES as usize;
 /// Qwords of a notice, and after how many of them the device hears how far they were read.
 const NOTICE_QWORDS: usize = MRQ_ENTRY_SIZE / 8;
 const NOTICES: u64 = ENTRIES as u64 / 4;
@@ -177,7 +179,7 @@ impl Sender {
         };
         let memory = SendMemory {
             toq: Table::new(device, n * DESC_QWORDS)?,
-            tcq: Table::new(device, n)?,
+            tcq: Table::new(device, ARM + 1)?,
             mrq: Table::new(device, n * NOTICE_QWORDS)?,
             frames: Table::new(device, usize::from(OUT) * BUFFER_QWORDS)?,
             steering: Table::new(device, 2 * STAGS as usize)?,
@@ -214,6 +216,7 @@ impl Sender {
             (CqsReg::SteeringTableSize, STAGS),
             (CqsReg::SteeringTableEnable, 1),
             (CqsReg::MrqInterruptMask, u64::MAX),
+            (CqsReg::InterruptArmIpa, memory.tcq.qword_addr(ARM)),
             (CqsReg::Imr, u64::MAX),
             (CqsReg::Irc, u64::MAX),
             (CqsReg::Imc, CqsIrqs::TCQ_WRITE_ACKNOWLEDGE.raw()),
@@ -450,11 +453,17 @@ impl Sender {
     /// Has the next end that was to be told by an interrupt raise one. What has ended before is to
     /// be looked at afterwards.
     pub(crate) fn rearm(&self) {
-        let acknowledge = CqsIrqs::TCQ_WRITE_ACKNOWLEDGE.raw();
-        self.device.write(self.id, CqsReg::Irc, acknowledge);
-        // As in `Receiver::rearm`.
-        self.device.read(self.id, CqsReg::Irr);
+        if let Some(memory) = self.memory.as_ref() {
+            arm(&memory.tcq);
+        }
     }
+}
+
+/// Asks for an interrupt by the word behind a queue. What the queue has is to be looked at
+/// afterwards: the device looks at the word when it has written an entry.
+fn arm(queue: &Table) {
+    queue.store(ARM, 1);
+    dma_mb(Full);
 }
 
 impl PacketQueue for Sender {
@@ -500,7 +509,7 @@ impl Receiver {
             device: device.clone(),
             tni,
             pbq: Table::new(device, n)?,
-            prq: Table::new(device, n)?,
+            prq: Table::new(device, ARM + 1)?,
             queues: PacketQueues::new(frames.addr(), IN),
             frames,
         };
@@ -513,6 +522,7 @@ impl Receiver {
         for (reg, value) in PacketQueues::registers(mask, this.pbq.addr(), this.prq.addr()) {
             this.write(reg, value);
         }
+        this.write(TniReg::PrqInterruptArmPa, this.prq.qword_addr(ARM));
         this.write(TniReg::Imc, TniIrqs::PRQ_WRITE_ACKNOWLEDGE.raw());
         Ok(this)
     }
@@ -582,10 +592,12 @@ impl Receiver {
 
     /// Has the next packet raise an interrupt. Returns whether one is there already.
     pub(crate) fn rearm(&self) -> bool {
-        self.write(TniReg::Irc, TniIrqs::PRQ_WRITE_ACKNOWLEDGE.raw());
-        // The write may be posted and arrive after the look; a read overtakes no write.
-        self.device.read(self.tni, TniReg::Irr);
-        self.is_ready()
+        arm(&self.prq);
+        let ready = self.is_ready();
+        if ready {
+            self.prq.store(ARM, 0);
+        }
+        ready
     }
 
     /// Longest time that an interrupt is held back, in nanoseconds, and after how many packets it
@@ -601,6 +613,7 @@ impl Drop for Receiver {
         self.write(TniReg::Imr, u64::MAX);
         self.write(TniReg::PrqPa, 0);
         self.write(TniReg::PbqPa, 0);
+        self.write(TniReg::PrqInterruptArmPa, 0);
         // Writes may be posted. When this is answered they have arrived, and nothing is written to
         // the buffers any more.
         self.device.read(self.tni, TniReg::PrqPa);

@@ -1,19 +1,31 @@
 //! Requests, masks and messages.
 
+use std::sync::atomic::Ordering;
+
 use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::CqsReg;
 use tofu_abi::{CqId, Rcode, TniId};
-use tofu_driver::{CqConfig, Order, Platform, WaitError};
+use tofu_driver::{CqConfig, DmaBuffer, Order, Platform, WaitError};
 use tofu_tests::{Cluster, Endpoint};
 
 const TCQ_WRITE_ACKNOWLEDGE: u64 = CqsIrqs::TCQ_WRITE_ACKNOWLEDGE.raw();
 const MRQ_WRITE_ACKNOWLEDGE: u64 = CqsIrqs::MRQ_WRITE_ACKNOWLEDGE.raw();
 
-fn pair(config: &CqConfig) -> (Cluster, Endpoint, Endpoint) {
+/// Two nodes whose drivers ask for interrupts in memory.
+fn asking_pair(config: &CqConfig) -> (Cluster, Endpoint, Endpoint) {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let a = cluster.endpoint_with(0, config);
     let b = cluster.endpoint(1, 0, 0);
+    (cluster, a, b)
+}
+
+/// Two nodes whose requests stay in IRR.
+fn pair(config: &CqConfig) -> (Cluster, Endpoint, Endpoint) {
+    let (cluster, a, b) = asking_pair(config);
+    for end in [&a, &b] {
+        write(end, CqsReg::InterruptArmIpa, 0);
+    }
     (cluster, a, b)
 }
 
@@ -115,8 +127,50 @@ fn an_interrupt_may_wait_for_more_notices_or_for_time() {
 }
 
 #[test]
+fn who_asks_in_memory_gets_one_interrupt() {
+    let (cluster, mut a, mut b) = pair(&config());
+    let word = cluster.alloc(0, 8, 8);
+    let ask = || word.store_u64(0, 1, Ordering::Release);
+    let asked = || word.load_u64(0, Ordering::Acquire) != 0;
+    write(&a, CqsReg::InterruptArmIpa, word.device_addr());
+    let order = Order::nop().interrupt();
+    a.run(&order);
+    assert_eq!((fired(&a), read(&a, CqsReg::Irr)), (false, 0), "nobody has asked");
+    ask();
+    a.run(&Order::nop());
+    assert_eq!((fired(&a), asked()), (false, true), "of this one nobody is told");
+    a.run(&order);
+    assert_eq!((fired(&a), asked(), read(&a, CqsReg::Irr)), (true, false, 0));
+    a.run(&order);
+    assert!(!fired(&a), "once");
+    ask();
+    b.run(&Order::put_piggyback(a.target(), a.at(0), &[1]).unwrap().remote_notice());
+    assert_eq!((fired(&a), asked()), (true, false), "by a notice");
+    write(&a, CqsReg::Imr, TCQ_WRITE_ACKNOWLEDGE);
+    ask();
+    a.run(&order);
+    assert!(!fired(&a), "masked");
+    ask();
+    cluster.set_bus_master(0, false);
+    a.cq.post_and_ring(&order, 0).unwrap();
+    cluster.settle();
+    assert!(asked(), "memory is not touched without bus mastering");
+}
+
+#[test]
+fn a_word_that_is_no_memory_is_an_exception() {
+    let (cluster, mut a, _b) = pair(&config());
+    for addr in [cluster.memory_end(0) + 64, a.at(0).0 | 4] {
+        write(&a, CqsReg::InterruptArmIpa, addr);
+        a.run(&Order::nop().interrupt());
+        assert_eq!(read(&a, CqsReg::Irr), CqsIrqs::MRQ_WRITE_EXCEPTION.raw(), "{addr:#x}");
+        write(&a, CqsReg::Irc, u64::MAX);
+    }
+}
+
+#[test]
 fn a_wait_ends_with_a_notice_of_another_node() {
-    let (_cluster, mut a, mut b) = pair(&config());
+    let (_cluster, mut a, mut b) = asking_pair(&config());
     assert_eq!(a.cq.wait(1_000_000), Err(WaitError::TimedOut));
     for n in 0..100u16 {
         let order = Order::put_piggyback(a.target(), a.at(0), &[1]).unwrap();
@@ -131,7 +185,7 @@ fn a_wait_ends_with_a_notice_of_another_node() {
 
 #[test]
 fn a_wait_reports_exceptions() {
-    let (_cluster, mut a, b) = pair(&config());
+    let (_cluster, mut a, b) = asking_pair(&config());
     let order = Order::put(b.target(), b.at(0), a.at(0).with_stag(9), 8);
     a.cq.post_and_ring(&order, 0).unwrap();
     assert_eq!(a.cq.wait_tcq(1_000_000).unwrap().rcode, Rcode::STAG_DISABLED);

@@ -467,6 +467,27 @@ fn entries_and_interrupts_are_held_back_as_told() {
     assert_eq!(irr(&cluster, 1), TniIrqs::NONE);
     cluster.pass(50_000);
     assert_eq!(irr(&cluster, 1), TniIrqs::PRQ_WRITE_ACKNOWLEDGE, "by time");
+    // Who asks in memory is told in the same way.
+    set(TniReg::Irc, u64::MAX);
+    let word = cluster.alloc(1, 8, 8);
+    word.store_u64(0, 1, Ordering::Release);
+    let asked = || word.load_u64(0, Ordering::Acquire) != 0;
+    set(TniReg::PrqInterruptArmPa, word.device_addr());
+    put(2);
+    assert!(asked());
+    put(1);
+    assert!(!asked(), "by count");
+    word.store_u64(0, 1, Ordering::Release);
+    put(1);
+    assert!(asked());
+    cluster.pass(50_000);
+    assert!(!asked(), "by time");
+    assert_eq!(irr(&cluster, 1), TniIrqs::NONE);
+    set(TniReg::PrqInterruptCoalescingCount, 0);
+    set(TniReg::PrqInterruptArmPa, cluster.memory_end(1) + 64);
+    put(1);
+    cluster.pass(50_000);
+    assert_eq!(irr(&cluster, 1), TniIrqs::PRQ_WRITE_EXCEPTION);
 }
 
 #[test]

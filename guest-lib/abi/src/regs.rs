@@ -218,6 +218,9 @@ registers! {
         Imc = 0xe0, "IMC",
         /// Control and level; read and write, without effect here.
         Icl = 0xe8, "ICL",
+        /// Ours: address of the word by which the driver asks for
+        /// [`CqsIrqs::ACKNOWLEDGES`](crate::irq::CqsIrqs::ACKNOWLEDGES) interrupts; 0 for none.
+        InterruptArmIpa = 0xf0, "INTERRUPT_ARM_IPA",
     }
 }
 
@@ -297,6 +300,9 @@ registers! {
         CqPresent = 0x40, "CQ_PRESENT",
         /// The last signal to a gate that is not enabled.
         ExceptionInfoInactiveBg = 0x48, "EXCEPTION_INFO_INACTIVE_BG",
+        /// Ours: address of the word by which the driver asks for PRQ_WRITE_ACKNOWLEDGE
+        /// interrupts, as [`CqsReg::InterruptArmIpa`]; 0 for none.
+        PrqInterruptArmPa = 0xf8, "PRQ_INTERRUPT_ARM_PA",
         /// How many packet receive entries the driver has consumed since PRQ_PA was written. Ours:
         /// the device looks at the low log2(entries) + 1 bits.
         PrqFullPointer = 0x100, "PRQ_FULL_POINTER",

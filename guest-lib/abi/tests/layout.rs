@@ -82,6 +82,7 @@ const CQS: &[Row] = &[
     (0xd8, "IRC"),
     (0xe0, "IMC"),
     (0xe8, "ICL"),
+    (0xf0, "INTERRUPT_ARM_IPA"),
 ];
 
 const BGS: &[Row] = &[
@@ -120,6 +121,7 @@ const TNI: &[Row] = &[
     (0x38, "ENABLE"),
     (0x40, "CQ_PRESENT"),
     (0x48, "EXCEPTION_INFO_INACTIVE_BG"),
+    (0xf8, "PRQ_INTERRUPT_ARM_PA"),
     (0x100, "PRQ_FULL_POINTER"),
     (0x108, "PBQ_PA"),
     (0x110, "PBQ_SIZE"),

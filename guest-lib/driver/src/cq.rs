@@ -9,6 +9,7 @@ use tofu_abi::regs::{CqReg, CqsMode, CqsReg, CqsStatus, TniReg, cq_page, cqs_pag
 use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, TniId};
 
+use crate::arm::Arm;
 use crate::device::{Device, DevicePage, IrqUnit, TimedOut, listed};
 use crate::order::Order;
 use crate::platform::{DmaBuffer, DmaError, IrqError, Platform, UserPage};
@@ -158,8 +159,8 @@ pub struct Cq<P: Platform> {
     rings: Rings<P::Dma, DevicePage<P>>,
     tables: Tables<P>,
 
-    /// The acknowledge bits of IRR were cleared after the last interrupt.
-    armed: bool,
+    /// Where interrupts are asked for, if there are any.
+    arm: Option<Arm<P::Dma>>,
     open: bool,
 }
 
@@ -192,6 +193,8 @@ impl<P: Platform> Cq<P> {
             platform.irq_enable(vector).map_err(OpenError::Interrupt)?;
         }
 
+        let arm = (!config.interrupts.is_empty()).then(|| Arm::new(platform));
+        let arm = arm.transpose().map_err(OpenError::Memory)?;
         let alloc = |size, align| platform.alloc_dma(size, align);
         let memory = RingMemory::new(orders, notices, alloc).map_err(OpenError::Memory)?;
         let page = DevicePage::new(device.clone(), cq_page(tni, cq));
@@ -204,7 +207,7 @@ impl<P: Platform> Cq<P> {
             spin_ns: config.spin_ns,
             rings: Rings::new(memory, page),
             tables: Tables::new(platform, cq, config.stags).map_err(OpenError::Memory)?,
-            armed: true,
+            arm,
             open: true,
         };
         queue.enable(config).map_err(OpenError::Enable)?;
@@ -232,6 +235,7 @@ impl<P: Platform> Cq<P> {
             (CqsReg::MrqInterruptCoalescingTimer, config.mrq_interrupt_ns),
             (CqsReg::MrqInterruptCoalescingCount, config.mrq_interrupt_count),
             (CqsReg::MrqInterruptMask, config.mrq_interrupt_mask),
+            (CqsReg::InterruptArmIpa, self.arm.as_ref().map_or(0, Arm::addr)),
             (CqsReg::MemoryBlockTableIpa, self.tables.blocks().device_addr()),
             (CqsReg::MemoryBlockTableSize, stags),
             (CqsReg::MemoryBlockTableEnable, 1),
@@ -268,6 +272,7 @@ impl<P: Platform> Cq<P> {
             // Whatever still runs there may write to the rings and read the tables: they
             // must stay what they are for good.
             self.rings.leak();
+            mem::forget(self.arm.take());
             self.tables.leak();
             return Err(e);
         }
@@ -507,18 +512,15 @@ impl<P: Platform> Cq<P> {
             }
         }
         loop {
-            // The device sends an interrupt when a request bit goes from 0 to 1. So: clear
-            // the bit, look, sleep. An entry written after the look sets the bit again; one
-            // written before was seen. Without an interrupt since the last clearing, the bit
-            // is clear still and the register need not be touched.
-            if !self.interrupts.is_empty() && !self.armed {
-                self.irq().clear(CqsIrqs::ACKNOWLEDGES);
-                // A write may be posted, and arrive after the look: then it would take away the
-                // request of an entry that the look has missed. A read overtakes no write.
-                self.irq().pending();
-                self.armed = true;
+            // So: ask, look, sleep. An entry written after the look finds that somebody has asked;
+            // one written before was seen.
+            if let Some(arm) = &self.arm {
+                arm.ask();
             }
             if let Some(found) = poll(self) {
+                if let Some(arm) = &self.arm {
+                    arm.withdraw();
+                }
                 return Ok(found);
             }
             let platform = self.device().platform();
@@ -529,7 +531,6 @@ impl<P: Platform> Cq<P> {
             if self.interrupts.is_empty() {
                 platform.relax();
             } else if platform.irq_wait(self.vector, timeout_ns - elapsed) {
-                self.armed = false;
                 if let Some(found) = poll(self) {
                     return Ok(found);
                 }

@@ -29,6 +29,7 @@
 
 extern crate alloc;
 
+mod arm;
 mod barrier;
 mod cq;
 mod device;

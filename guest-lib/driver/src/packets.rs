@@ -15,8 +15,9 @@ use tofu_abi::regs::{CqsMode, TniReg, tni_base};
 use tofu_abi::table::{PageSize, TABLE_ALIGN};
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
 
+use crate::arm::Arm;
 use crate::cq::{Cq, CqConfig, OpenError};
-use crate::device::{Device, DeviceError, IrqUnit};
+use crate::device::{Device, DeviceError};
 use crate::order::{Order, Target};
 use crate::platform::{DmaBuffer, DmaError, IrqError, Platform};
 use crate::tables::{Access, MemoryRange, Stag, StagError};
@@ -162,6 +163,8 @@ pub struct Received {
 struct Memory<D> {
     pbq: D,
     prq: D,
+    /// Where interrupts are asked for.
+    arm: Arm<D>,
     rx: D,
     tx: D,
     share: Option<D>,
@@ -188,8 +191,6 @@ pub struct Packets<P: Platform> {
     posted: bool,
     interrupts: bool,
     spin_ns: u64,
-    /// The acknowledge bit of IRR was cleared after the last interrupt.
-    armed: bool,
 }
 
 impl<P: Platform> Packets<P> {
@@ -225,6 +226,7 @@ impl<P: Platform> Packets<P> {
         let memory = Memory {
             pbq: alloc(entries, PBQ_ENTRY_SIZE, table)?,
             prq: alloc(entries, PRQ_ENTRY_SIZE, table)?,
+            arm: Arm::new(platform).map_err(PacketError::Memory)?,
             rx: alloc(rx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
             tx: alloc(tx_buffers, PACKET_BUFFER_SIZE, PACKET_BUFFER_SIZE)?,
             share: (config.share > 0).then(|| alloc(config.share, 1, page)).transpose()?,
@@ -251,7 +253,6 @@ impl<P: Platform> Packets<P> {
             posted: false,
             interrupts: config.interrupts,
             spin_ns: config.spin_ns,
-            armed: true,
         };
         let memory = Arc::clone(&packets.memory);
         packets.share = packets.register(memory.share.as_ref(), Access::ReadOnly)?;
@@ -265,6 +266,7 @@ impl<P: Platform> Packets<P> {
         for (reg, value) in PacketQueues::registers(config.mask, pbq, prq) {
             packets.write(reg, value);
         }
+        packets.write(TniReg::PrqInterruptArmPa, memory.arm.addr());
         let tni = device.tni(config.tni);
         tni.irq().reset(if config.interrupts { WAKING } else { TniIrqs::NONE });
         if config.interrupts {
@@ -302,10 +304,6 @@ impl<P: Platform> Packets<P> {
     /// Reads a register of the TNI, such as a counter.
     pub fn read(&self, reg: TniReg) -> u64 {
         self.device.platform().bar0_read64(tni_base(self.tni) + reg.offset())
-    }
-
-    fn irq(&self) -> IrqUnit<'_, P, TniIrqs> {
-        self.device.tni(self.tni).irq()
     }
 
     /// Posts the buffer at byte `at` of them all, for the device to write to.
@@ -578,8 +576,7 @@ impl<P: Platform> Packets<P> {
             platform.relax();
         }
         loop {
-            self.arm();
-            if self.is_ready() {
+            if self.prepare_sleep() {
                 return true;
             }
             let platform = self.device.platform();
@@ -587,35 +584,22 @@ impl<P: Platform> Packets<P> {
             if elapsed >= timeout_ns || !self.interrupts {
                 return false;
             }
-            if platform.irq_wait(vector::tni(self.tni), timeout_ns - elapsed) {
-                self.armed = false;
-                // What the interrupt was for is not to wait until the next one is asked for, as
-                // that takes two accesses to registers.
-                if self.is_ready() {
-                    return true;
-                }
-            }
+            platform.irq_wait(vector::tni(self.tni), timeout_ns - elapsed);
         }
     }
 
-    /// Makes sure that the next packet raises an interrupt, for whoever sleeps by other means than
-    /// [`Packets::wait`]: to be called before the last look at [`Packets::is_ready`], and with
-    /// `fired` if an interrupt has come since the last call.
-    pub fn prepare_sleep(&mut self, fired: bool) {
-        self.armed &= !fired;
-        self.arm();
-    }
-
-    /// Clears the request bit, so that an entry written from now on raises it again. What was
-    /// written before is seen by the look that follows.
-    fn arm(&mut self) {
-        if !self.interrupts || self.armed {
-            return;
+    /// Has the next packet raise an interrupt, for whoever sleeps by other means than
+    /// [`Packets::wait`]. Returns whether there is one already; then none is raised.
+    pub fn prepare_sleep(&self) -> bool {
+        if !self.interrupts {
+            return self.is_ready();
         }
-        self.irq().clear(WAKING);
-        // A write may be posted and arrive after the look; a read overtakes no write.
-        self.irq().pending();
-        self.armed = true;
+        self.memory.arm.ask();
+        let ready = self.is_ready();
+        if ready {
+            self.memory.arm.withdraw();
+        }
+        ready
     }
 
     /// Closes the interface and frees its memory. The TNI stays enabled: others may use it.
@@ -648,6 +632,7 @@ impl<P: Platform> Device<P> {
         let base = tni_base(tni);
         self.platform().bar0_write64(base + TniReg::PrqPa.offset(), 0);
         self.platform().bar0_write64(base + TniReg::PbqPa.offset(), 0);
+        self.platform().bar0_write64(base + TniReg::PrqInterruptArmPa.offset(), 0);
         // Writes may be posted. When this is answered they have arrived, and nothing is written to
         // the buffers any more.
         self.platform().bar0_read64(base + TniReg::PrqPa.offset());

@@ -75,6 +75,7 @@ impl DmaBuffer for Memory {
 struct State {
     registers: HashMap<u64, u64>,
     writes: Vec<(Register, u64)>,
+    reads: usize,
     memory: Vec<Memory>,
     next_addr: u64,
     now: u64,
@@ -119,7 +120,10 @@ impl Platform for Fake {
     type Dma = Memory;
 
     fn bar0_read64(&self, offset: u64) -> u64 {
-        self.with(|s| s.registers.get(&offset).copied().unwrap_or(0))
+        self.with(|s| {
+            s.reads += 1;
+            s.registers.get(&offset).copied().unwrap_or(0)
+        })
     }
 
     fn bar0_write64(&self, offset: u64, value: u64) {
@@ -531,8 +535,17 @@ fn notices_are_taken_in_order_and_acknowledged_by_quarters() {
     }
 }
 
-/// Puts a notice into the MRQ and fires, as the device does when the bit was clear.
+/// The driver has asked for an interrupt; takes that back, as the device does.
+fn take_ask(state: &State) {
+    let addr = state.registers[&cqs_reg(CqsReg::InterruptArmIpa).offset()];
+    let arm = state.memory.iter().find(|m| m.addr == addr).unwrap();
+    assert_eq!(arm.word(0), 1, "who sleeps has asked to be woken");
+    arm.set(0, 0);
+}
+
+/// Puts a notice into the MRQ and fires, as the device does if it was asked to.
 fn notice_while_asleep(state: &mut State) {
+    take_ask(state);
     let addr = state.registers[&cqs_reg(CqsReg::MrqIpa).offset()];
     let mrq = state.memory.iter().find(|m| m.addr == addr).unwrap();
     mrq.set(0, MrqWord0(0).with_flip(true).with_id(MrqId::PutLast as u8).0);
@@ -543,26 +556,30 @@ fn notice_while_asleep(state: &mut State) {
 fn a_wait_ends_with_a_notice_an_exception_or_the_time() {
     let (fake, mut cq) = open();
     fake.take_writes();
+    fake.with(|s| s.reads = 0);
     assert_eq!(cq.wait(50_000_000), Err(WaitError::TimedOut));
-    assert_eq!(fake.take_writes(), [], "no request bit needs to be cleared yet");
 
     fake.with(|s| s.on_sleep = Some(notice_while_asleep));
     assert_eq!(cq.wait_mrq(u64::MAX).unwrap().id(), Some(MrqId::PutLast));
+    // Each would be an exit or a message, and a read an answer that the guest waits for.
+    assert_eq!(
+        (fake.take_writes(), fake.with(|s| s.reads)),
+        (vec![], 0),
+        "no access to a register"
+    );
 
-    // The request bit is set now and would not fire again unless it is cleared first.
     fake.with(|s| {
         s.on_sleep = Some(|s| {
+            take_ask(s);
             let irr = cqs_reg(CqsReg::Irr).offset();
-            let requests = CqsIrqs::MRQ_OVERFLOW | CqsIrqs::MRQ_WRITE_ACKNOWLEDGE;
-            s.registers.insert(irr, requests.raw());
+            s.registers.insert(irr, CqsIrqs::MRQ_OVERFLOW.raw());
             s.fired = true;
         });
     });
     let Err(WaitError::Exception(exception)) = cq.wait(u64::MAX) else { panic!("no exception") };
     assert_eq!(exception.irr, CqsIrqs::MRQ_OVERFLOW);
     assert!(exception.to_string().contains(": MRQ overflow ("), "{exception}");
-    let acknowledges = CqsIrqs::ACKNOWLEDGES.raw();
-    assert_eq!(fake.take_writes(), [(cqs_reg(CqsReg::Irc), acknowledges)]);
+    assert_eq!(fake.take_writes(), []);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use kernel::ffi::c_int;
 use kernel::irq::{self as kirq, IrqReturn};
 use kernel::prelude::*;
-use kernel::sync::atomic::{Atomic, Full, Relaxed};
+use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::{new_mutex, new_spinlock, Arc, Mutex, SpinLock};
 
 use tofu_abi::irq::vector;
@@ -30,8 +30,6 @@ struct Irqs {
 struct Handler {
     queue: *mut NetQueue,
     link: Arc<Link>,
-    /// That of the control queue, not of the packets.
-    sent: bool,
 }
 
 // SAFETY: the interface may be notified from any processor.
@@ -42,11 +40,6 @@ unsafe impl Sync for Handler {}
 impl kirq::Handler for Handler {
     fn handle(&self) -> IrqReturn {
         self.link.interrupts.add(1, Relaxed);
-        let fired = match self.sent {
-            true => &self.link.sent,
-            false => &self.link.fired,
-        };
-        fired.store(1, Relaxed);
         // SAFETY: the interrupt is given back before the interface goes.
         unsafe { shim::tofu_shim_net_schedule(self.queue) };
         IrqReturn::Handled
@@ -68,10 +61,6 @@ pub(super) struct Link {
     #[pin]
     irqs: Mutex<Option<Irqs>>,
     interrupts: Atomic<u64>,
-    /// 1 if there was an interrupt that was not re-armed yet: of the packets,
-    /// and of the control queue.
-    fired: Atomic<i32>,
-    sent: Atomic<i32>,
     peers: Arc<Peers>,
     pub(super) coalesce_us: Atomic<u32>,
     pub(super) coalesce_packets: Atomic<u32>,
@@ -97,8 +86,6 @@ impl Link {
                 rx <- new_spinlock!(rx),
                 irqs <- new_mutex!(None),
                 interrupts: Atomic::new(0),
-                fired: Atomic::new(0),
-                sent: Atomic::new(0),
                 peers,
                 coalesce_us: Atomic::new(0),
                 coalesce_packets: Atomic::new(0),
@@ -114,12 +101,11 @@ impl Link {
             u64::from(self.coalesce_us.load(Relaxed)) * 1000,
             self.coalesce_packets.load(Relaxed).into(),
         );
-        let irq = |number, sent| -> Result<_> {
+        let irq = |number| -> Result<_> {
             let request = self.device.vector(number).ok_or(ENODEV)?;
             let handler = Handler {
                 queue,
                 link: self.clone(),
-                sent,
             };
             // SAFETY: it is never forgotten: it goes when the interface is stopped, at the latest
             // when it is removed.
@@ -129,8 +115,8 @@ impl Link {
             KBox::try_pin_init(registration, GFP_KERNEL)
         };
         let irqs = Irqs {
-            _packets: irq(vector::tni(self.tni), false)?,
-            _sent: irq(vector::cq(self.tni, CqId::KERNEL), true)?,
+            _packets: irq(vector::tni(self.tni))?,
+            _sent: irq(vector::cq(self.tni, CqId::KERNEL))?,
         };
         *self.irqs.lock() = Some(irqs);
         let _quiet = Quiet::new();
@@ -140,9 +126,6 @@ impl Link {
         tx.start(sender, now_ns());
         // SAFETY: the interface is coming up.
         unsafe { shim::tofu_shim_net_carrier(queue, tx.ports.carrier()) };
-        // One may have come before there was somebody to tell.
-        self.fired.store(1, Relaxed);
-        self.sent.store(1, Relaxed);
         Ok(())
     }
 
@@ -241,23 +224,15 @@ impl Link {
     /// Has the next packet raise an interrupt. Returns whether there is something to be done now.
     pub(super) fn rearm(&self, queue: *mut NetQueue) -> bool {
         let now = now_ns();
-        // Without an interrupt since the last time the device still has to raise one.
-        let fired = self.fired.xchg(0, Full) != 0;
         let rx = self.rx.lock();
-        let receiver = rx.receiver.as_ref();
-        let ready = receiver.is_some_and(|receiver| match fired {
-            true => receiver.rearm(),
-            false => receiver.is_ready(),
-        });
+        let ready = rx.receiver.as_ref().is_some_and(Receiver::rearm);
         // What waits for a frame is looked at when that comes, or when it has waited long enough.
         let ready = ready && !rx.state.is_waiting();
         let fetching = rx.state.fetches.are_under_way();
         drop(rx);
         let mut tx = self.tx.lock();
-        if self.sent.xchg(0, Full) != 0 {
-            if let Some(sender) = tx.sender.as_ref() {
-                sender.rearm();
-            }
+        if let Some(sender) = tx.sender.as_ref() {
+            sender.rearm();
         }
         tx.reap(now);
         tx.flush();

@@ -85,16 +85,10 @@ impl Waker {
     }
 }
 
-/// Interrupts of the device.
-struct Interrupt {
-    waker: Waker,
-    fired: AtomicBool,
-}
-
-impl MsiSink for Interrupt {
+/// Interrupts of the device wake its thread, too.
+impl MsiSink for Waker {
     fn notify(&self, _: u16, _: u64, _: u32) {
-        self.fired.store(true, SeqCst);
-        self.waker.wake();
+        self.wake();
     }
 
     fn update(&self, _: u16, _: u64, _: u32, _: bool) {}
@@ -155,7 +149,7 @@ pub trait Tenant: Send {
 /// An I/O node whose link is up, and nobody drives it yet.
 pub struct Prepared {
     link: Link<InProcess>,
-    interrupt: Arc<Interrupt>,
+    waker: Waker,
 }
 
 impl fmt::Debug for Prepared {
@@ -174,16 +168,15 @@ impl Prepared {
         let platform = InProcess::attach(machine, at, MEMORY)?;
         let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
             .map_err(std::io::Error::from)?;
-        let interrupt = Interrupt { waker: Waker(Arc::new(event)), fired: AtomicBool::new(false) };
-        let interrupt = Arc::new(interrupt);
+        let waker = Waker(Arc::new(event));
         if let Some(table) = machine.node(at).and_then(|node| node.endpoint().msix()) {
-            table.connect(Arc::clone(&interrupt) as Arc<dyn MsiSink>);
+            table.connect(Arc::new(waker.clone()));
         }
         let device = Device::probe(platform)?;
         let packets =
             PacketConfig { rx_buffers: BUFFERS, tx_buffers: BUFFERS, ..PacketConfig::new(TNI) };
         let link = Link::open(&device, config.link(), &packets)?;
-        Ok(Self { link, interrupt })
+        Ok(Self { link, waker })
     }
 
     /// The node.
@@ -193,7 +186,7 @@ impl Prepared {
 
     /// What wakes up the thread that is to come.
     pub fn waker(&self) -> Waker {
-        self.interrupt.waker.clone()
+        self.waker.clone()
     }
 
     /// Starts the thread. A frame is offered to the tenants in this order; `first` is called on
@@ -280,7 +273,7 @@ fn run(
     stopping: &AtomicBool,
     stats: &LinkStats,
 ) -> Result<(), rustix::io::Errno> {
-    let Prepared { mut link, interrupt } = prepared;
+    let Prepared { mut link, waker } = prepared;
     let (machine, max_frame) = (link.config().machine, link.config().max_frame());
     let mut frame = vec![0; max_frame];
     let mut ready: Vec<Vec<PollFlags>> = tenants.iter().map(|_| Vec::new()).collect();
@@ -301,7 +294,7 @@ fn run(
         }
         link.flush();
         lock(&stats.0).link = link.counters();
-        let mut fds = vec![PollFd::new(&interrupt.waker.0, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&waker.0, PollFlags::IN)];
         let counts: Vec<usize> = tenants
             .iter()
             .map(|tenant| {
@@ -310,9 +303,7 @@ fn run(
                 fds.len() - before
             })
             .collect();
-        let fired = interrupt.fired.swap(false, SeqCst);
-        link.packets().prepare_sleep(fired);
-        if link.is_ready() {
+        if link.packets().prepare_sleep() || link.is_ready() {
             timeout = Some(Duration::ZERO);
         } else if !link.is_settled() {
             timeout = Some(timeout.unwrap_or(NAP).min(NAP));
@@ -329,7 +320,7 @@ fn run(
         let mut events = fds.iter().map(PollFd::revents);
         if events.next().is_some_and(|events| !events.is_empty()) {
             // What it counts does not matter.
-            let _ = rustix::io::read(&interrupt.waker.0, &mut [0; 8]);
+            let _ = rustix::io::read(&waker.0, &mut [0; 8]);
         }
         for (ready, count) in ready.iter_mut().zip(counts) {
             ready.clear();

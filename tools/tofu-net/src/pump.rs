@@ -52,8 +52,6 @@ pub struct Pump {
     /// A frame in `out` that there was no room for.
     held: Option<(Metadata, usize)>,
     counters: Counters,
-    /// The interrupt has fired since the last sleep.
-    fired: bool,
     /// There was no room for what the kernel sends, and how long a sleep is for that reason.
     cramped: Option<Duration>,
 }
@@ -65,7 +63,6 @@ impl Default for Pump {
             out: vec![0; LONGEST_FRAME].into(),
             held: None,
             counters: Counters::default(),
-            fired: false,
             cramped: None,
         }
     }
@@ -143,9 +140,7 @@ impl Pump {
         let time = if time.is_zero() {
             time
         } else {
-            // This takes several accesses to registers, none of which is fast.
-            link.packets().prepare_sleep(std::mem::take(&mut self.fired));
-            if link.is_ready() {
+            if link.packets().prepare_sleep() || link.is_ready() {
                 Duration::ZERO
             } else if link.is_fetching() {
                 CRAMPED.min(time)
@@ -173,7 +168,8 @@ impl Pump {
             Err(error) => return Err(error.into()),
         }
         if !fds[others.len()].revents().is_empty() {
-            self.fired |= rustix::io::read(interrupt, &mut [0; 8]).is_ok();
+            // It may be one that was read already.
+            let _ = rustix::io::read(interrupt, &mut [0; 8]);
         }
         let other = fds[..others.len()].iter().position(|fd| !fd.revents().is_empty());
         Ok(other.map_or(End::Work, End::Other))

@@ -14,7 +14,7 @@ use tofu_sync::lock;
 use crate::breaches::QueueName;
 use crate::completions::{Completions, Policy, Writer};
 use crate::handover::Handover;
-use crate::irq::IrqUnit;
+use crate::irq::{Arm, IrqUnit};
 use crate::memory::DmaMemory;
 use crate::page::{DIRECT, PIGGYBACK, Page, SharedPages};
 use crate::register::RegisterWrite;
@@ -87,7 +87,7 @@ impl DirectRegister {
 }
 
 /// Registers of CQS that only hold what was written, by offset / 8.
-const PLAIN: usize = 30;
+const PLAIN: usize = 31;
 
 /// A control queue.
 pub(crate) struct Cq {
@@ -260,7 +260,8 @@ impl Cq {
             | CqsReg::MrqInterruptCoalescingCount
             | CqsReg::ToqDirectSourceCount
             | CqsReg::ToqDirectDescriptorCount
-            | CqsReg::MrqInterruptMask => self.plain(reg),
+            | CqsReg::MrqInterruptMask
+            | CqsReg::InterruptArmIpa => self.plain(reg),
         }
     }
 
@@ -480,6 +481,11 @@ impl Cq {
     /// The data of the last WRITE_PIGGYBACK_BUFFER or write to the registers.
     pub(crate) fn piggyback(&self) -> [u64; 3] {
         PIGGYBACK.map(|reg| self.page.load(reg))
+    }
+
+    /// Where the driver asks for interrupts.
+    pub(crate) fn arm(&self) -> Arm {
+        Arm(self.plain(CqsReg::InterruptArmIpa))
     }
 
     /// A writer of notices with the queue's present settings.

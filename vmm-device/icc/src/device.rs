@@ -271,7 +271,7 @@ impl Icc {
         let writer = queue.writer(&*self.memory, &self.bus_master, now_ns);
         Completing {
             locked: queue.lock_completions(),
-            consequences: Consequences { icc: self, queue, writer },
+            consequences: Consequences { icc: self, queue, writer, asked: CqsIrqs::NONE },
         }
     }
 
@@ -358,11 +358,33 @@ impl<'a> Completing<'a> {
     }
 }
 
+impl Drop for Completing<'_> {
+    /// Looks whether the driver has asked for an interrupt, while the queue cannot be disabled.
+    fn drop(&mut self) {
+        let Consequences { queue, writer, asked, .. } = &mut self.consequences;
+        let (arm, acknowledges) = (queue.arm(), writer.requests & CqsIrqs::ACKNOWLEDGES);
+        if acknowledges.is_empty() || !arm.is_used() {
+            return;
+        }
+        writer.requests = writer.requests & CqsIrqs::EXCEPTIONS;
+        if self.locked.is_none() || !writer.dma.load(SeqCst) {
+            return;
+        }
+        match arm.take(writer.memory) {
+            Ok(true) => *asked = acknowledges,
+            Ok(false) => {}
+            Err(_) => writer.requests |= CqsIrqs::MRQ_WRITE_EXCEPTION,
+        }
+    }
+}
+
 /// When this is dropped, interrupt requests are raised and what is held back gets its time.
 struct Consequences<'a> {
     icc: &'a Icc,
     queue: &'a Cq,
     writer: Writer<'a>,
+    /// Requests that the driver has asked for in memory.
+    asked: CqsIrqs,
 }
 
 impl Drop for Consequences<'_> {
@@ -372,6 +394,7 @@ impl Drop for Consequences<'_> {
             self.queue.stop();
         }
         self.queue.irq.request(self.icc.host(), requests);
+        self.queue.irq.announce(self.icc.host(), self.asked);
         if failed {
             self.icc.note_failures(self.queue);
         }

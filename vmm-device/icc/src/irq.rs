@@ -1,12 +1,14 @@
-//! The interrupt registers of a unit.
+//! The interrupt registers of a unit, and the word in memory that can stand in for some of them.
 
 use std::marker::PhantomData;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::fence;
 
 use tofu_abi::irq::IrqSet;
 use tofu_sync::AtomicU64;
 
 use crate::host::Host;
+use crate::memory::{Access, DmaMemory, DmaResult};
 
 /// IRR, IMR and ICL of one unit (CQS, BGS, TNI or TNR), whose requests are `S`.
 #[derive(Debug)]
@@ -50,6 +52,14 @@ impl<S: IrqSet> IrqUnit<S> {
         }
     }
 
+    /// Sends a message for what was asked for by an [`Arm`], if that is not masked. It is not kept
+    /// in IRR.
+    pub(crate) fn announce(&self, host: &dyn Host, requests: S) {
+        if requests.raw() & !self.mask.load(SeqCst) != 0 {
+            host.interrupt(self.vector);
+        }
+    }
+
     /// IRR.
     pub(crate) fn pending(&self) -> u64 {
         self.pending.load(SeqCst)
@@ -86,6 +96,33 @@ impl<S: IrqSet> IrqUnit<S> {
     /// A write to ICL.
     pub(crate) fn set_level(&self, value: u64) {
         self.level.store(value, SeqCst);
+    }
+}
+
+/// A word in the guest's memory by which its driver asks for the next interrupt that tells of
+/// entries: it costs the guest no access to a register.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Arm(pub(crate) u64);
+
+impl Arm {
+    /// Whether there is such a word; otherwise requests are kept in IRR.
+    pub(crate) const fn is_used(self) -> bool {
+        self.0 != 0
+    }
+
+    /// Looks whether the driver has asked, and takes that back. To be called when the entries are
+    /// written: the driver asks first and looks for entries then, so one of both sees the other.
+    ///
+    /// # Errors
+    ///
+    /// If the word is not memory.
+    pub(crate) fn take(self, memory: &dyn DmaMemory) -> DmaResult<bool> {
+        let mut asked = false;
+        memory.word(self.0, Access::Update, &mut |word| {
+            fence(SeqCst);
+            asked = word.load(Relaxed) != 0 && word.swap(0, SeqCst) != 0;
+        })?;
+        Ok(asked)
     }
 }
 

@@ -145,6 +145,7 @@ impl Icc {
             writer.requests |= TniIrqs::PRQ_PACKET_DISCARD;
         }
         unit.irq.request(self.host(), writer.requests);
+        unit.irq.announce(self.host(), writer.asked);
         self.want_expire(deadline);
     }
 
@@ -153,13 +154,16 @@ impl Icc {
         for unit in self.tnis() {
             let mut queues = lock(&unit.packets);
             let mut writer = unit.packet_writer(self.memory(), now_ns);
-            if self.dma_enabled() && (all || queues.is_due(now_ns)) {
-                queues.flush(&mut writer);
+            if self.dma_enabled() {
+                if all || queues.is_due(now_ns) {
+                    queues.flush(&mut writer);
+                }
+                queues.expire_interrupt(&mut writer);
             }
-            queues.expire_interrupt(&mut writer);
             let deadline = queues.next_deadline();
             drop(queues);
             unit.irq.request(self.host(), writer.requests);
+            unit.irq.announce(self.host(), writer.asked);
             // Without DMA nothing can be written; turning it on again writes it.
             if deadline > now_ns {
                 self.want_expire(deadline);

@@ -9,7 +9,7 @@ use tofu_abi::regs::{NUM_CQ, TniReg, TniState};
 use tofu_abi::{BgId, TniId};
 use tofu_sync::lock;
 
-use crate::irq::IrqUnit;
+use crate::irq::{Arm, IrqUnit};
 use crate::memory::DmaMemory;
 use crate::packets::queues::{PacketPolicy, PacketQueues, PacketWriter};
 
@@ -115,6 +115,10 @@ impl Tni {
                 self.register(TniReg::PrqFullPointer).store(0, SeqCst);
                 packets.set_receive(value, self.register(TniReg::PrqSize).load(SeqCst));
             }
+            TniReg::PrqInterruptArmPa => {
+                let _packets = lock(&self.packets);
+                self.register(reg).store(value, SeqCst);
+            }
             TniReg::PrqFullPointer
             | TniReg::PbqSize
             | TniReg::PrqSize
@@ -140,8 +144,9 @@ impl Tni {
             entry_hold_ns: self.read(TniReg::PrqEntryCoalescingTimer),
             interrupt_hold_ns: self.read(TniReg::PrqInterruptCoalescingTimer),
             interrupt_count: self.read(TniReg::PrqInterruptCoalescingCount),
+            arm: Arm(self.read(TniReg::PrqInterruptArmPa)),
         };
-        PacketWriter { memory, policy, now_ns, requests: TniIrqs::NONE }
+        PacketWriter { memory, policy, now_ns, requests: TniIrqs::NONE, asked: TniIrqs::NONE }
     }
 
     /// Waits for the end of writes to packet buffers and queues that are under way. Something

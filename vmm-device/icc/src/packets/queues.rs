@@ -7,6 +7,7 @@ use tofu_abi::queue::{
 use tofu_abi::regs::CACHE_INJECTION;
 
 use crate::coalesce::{Held, HeldInterrupt};
+use crate::irq::Arm;
 use crate::memory::DmaMemory;
 
 /// A queue of the packet interface: where it is, and where its next entry goes.
@@ -39,6 +40,7 @@ pub(crate) struct PacketPolicy {
     pub(crate) entry_hold_ns: u64,
     pub(crate) interrupt_hold_ns: u64,
     pub(crate) interrupt_count: u64,
+    pub(crate) arm: Arm,
 }
 
 /// Where entries go, and what comes of it.
@@ -48,6 +50,24 @@ pub(crate) struct PacketWriter<'a> {
     pub(crate) now_ns: u64,
     /// Interrupt requests to raise when the queues are not locked any more.
     pub(crate) requests: TniIrqs,
+    /// Those that the driver has asked for in memory, to announce then.
+    pub(crate) asked: TniIrqs,
+}
+
+impl PacketWriter<'_> {
+    /// Entries were written.
+    fn acknowledge(&mut self) {
+        let acknowledge = TniIrqs::PRQ_WRITE_ACKNOWLEDGE;
+        if !self.policy.arm.is_used() {
+            self.requests |= acknowledge;
+            return;
+        }
+        match self.policy.arm.take(self.memory) {
+            Ok(true) => self.asked |= acknowledge,
+            Ok(false) => {}
+            Err(_) => self.requests |= TniIrqs::PRQ_WRITE_EXCEPTION,
+        }
+    }
 }
 
 /// The packet queues of a TNI.
@@ -150,7 +170,7 @@ impl PacketQueues {
         let PacketPolicy { interrupt_count, interrupt_hold_ns, .. } = w.policy;
         if written > 0 && self.interrupt.add(written, interrupt_count, interrupt_hold_ns, w.now_ns)
         {
-            w.requests |= TniIrqs::PRQ_WRITE_ACKNOWLEDGE;
+            w.acknowledge();
         }
     }
 
@@ -162,7 +182,7 @@ impl PacketQueues {
     /// Requests the interrupt if that is due by now.
     pub(crate) fn expire_interrupt(&mut self, w: &mut PacketWriter<'_>) {
         if self.interrupt.expire(w.now_ns) {
-            w.requests |= TniIrqs::PRQ_WRITE_ACKNOWLEDGE;
+            w.acknowledge();
         }
     }
 

@@ -1,0 +1,37 @@
+//! Asking for an interrupt by a word in memory, which costs no access to a register.
+
+use core::sync::atomic::{Ordering, fence};
+
+use crate::platform::{DmaBuffer, DmaError, Platform};
+
+/// A word that the device looks at when it has written an entry: only who has asked by it gets an
+/// interrupt, and just one.
+#[derive(Debug)]
+pub(crate) struct Arm<D>(D);
+
+impl<D: DmaBuffer> Arm<D> {
+    /// A word by which nobody has asked yet.
+    pub(crate) fn new<P: Platform<Dma = D>>(platform: &P) -> Result<Self, DmaError> {
+        let word = platform.alloc_dma(size_of::<u64>(), align_of::<u64>())?;
+        word.store_u64(0, 0, Ordering::Relaxed);
+        Ok(Self(word))
+    }
+
+    /// Where the device sees it.
+    pub(crate) fn addr(&self) -> u64 {
+        self.0.device_addr()
+    }
+
+    /// Asks for an interrupt upon the next entry. What is there already is to be looked for
+    /// afterwards: the device writes an entry first and looks at the word then, so one of both
+    /// sees the other.
+    pub(crate) fn ask(&self) {
+        self.0.store_u64(0, 1, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Asks no more. An interrupt may be on its way.
+    pub(crate) fn withdraw(&self) {
+        self.0.store_u64(0, 0, Ordering::Release);
+    }
+}
