@@ -17,8 +17,10 @@ use crate::machine::{PATIENCE, run_machine, up};
 use crate::netboot::{self, Boot};
 use crate::veth::{self, Namespace};
 
-/// What is aimed for: a better bandwidth, and half the time of a round trip.
+/// What is aimed for: a better bandwidth for no more of the host's processors, and half the time of
+/// a round trip.
 const TARGET_THROUGHPUT: f64 = 1.0;
+const TARGET_PROCESSOR: f64 = 1.0;
 const TARGET_LATENCY: f64 = 2.0;
 /// MTUs between bare guests.
 const MTUS: [u16; 2] = [1500, 9000];
@@ -85,6 +87,8 @@ pub(crate) struct Side {
     round_trips: Vec<f64>,
     /// MiB/s.
     streams: Vec<f64>,
+    /// Milliseconds of the host's processors for a MiB, if known.
+    processor_ms: Vec<f64>,
 }
 
 impl Figures {
@@ -109,6 +113,7 @@ impl Figures {
     fn stream(&mut self, stream: Throughput, side: &mut Side, say: &mut Say<'_>) -> io::Result<()> {
         say(&stream)?;
         side.streams.push(stream.mib_per_s);
+        side.processor_ms.extend(stream.processor_ms_per_mib);
         self.throughput.push(stream);
         Ok(())
     }
@@ -124,7 +129,10 @@ impl Figures {
         let round_trips = pairs.map(|(ours, others)| (others / ours, TARGET_LATENCY));
         let pairs = ours.streams.iter().zip(&others.streams);
         let streams = pairs.map(|(ours, others)| (ours / others, TARGET_THROUGHPUT));
-        for (name, (times, target)) in names.iter().zip(round_trips.chain(streams)) {
+        let pairs = ours.processor_ms.iter().zip(&others.processor_ms);
+        let processor_ms = pairs.map(|(ours, others)| (others / ours, TARGET_PROCESSOR));
+        let all = round_trips.chain(streams).chain(processor_ms);
+        for (name, (times, target)) in names.iter().zip(all) {
             let what = name.as_ref().to_owned();
             self.ratios.push(Ratio { what, times, target: Some(target) });
         }
@@ -166,6 +174,9 @@ impl Figures {
             format!("TCP out: {name} / {other}"),
             format!("TCP in: {name} / {other}"),
             format!("TCP both ways: {name} / {other}"),
+            format!("processor time of TCP out: {other} / {name}"),
+            format!("processor time of TCP in: {other} / {name}"),
+            format!("processor time of TCP both ways: {other} / {name}"),
         ];
         self.compare(&names, ours, others);
     }
@@ -185,7 +196,7 @@ impl Ip {
             let Some(rates) = tcpbench(&line) else { continue };
             for (way, mib_per_s) in ["out", "in"].into_iter().zip(rates) {
                 let what = format!("bare guests, TCP {way}, MTU {mtu}");
-                self.figures.stream(Throughput { what, bytes: None, mib_per_s }, &mut ours, say)?;
+                self.figures.stream(Throughput::new(&what, None, mib_per_s), &mut ours, say)?;
             }
         }
         let figures = match veth::measure(mtu, count, bytes) {
@@ -200,7 +211,7 @@ impl Ip {
         for (way, bytes_per_s) in ["out", "in"].into_iter().zip(figures.tcp) {
             let what = format!("veth pair, TCP {way}, MTU {mtu}");
             let mib_per_s = bytes_per_s / f64::from(1 << 20);
-            self.figures.stream(Throughput { what, bytes: None, mib_per_s }, &mut others, say)?;
+            self.figures.stream(Throughput::new(&what, None, mib_per_s), &mut others, say)?;
         }
         let names = [
             "ping: veth / bare guests",
@@ -273,7 +284,7 @@ impl Ip {
 
 impl Side {
     fn new() -> Self {
-        Self { round_trips: Vec::new(), streams: Vec::new() }
+        Self { round_trips: Vec::new(), streams: Vec::new(), processor_ms: Vec::new() }
     }
 }
 
@@ -337,10 +348,14 @@ mod tests {
     #[test]
     fn sides_are_compared_so_that_more_is_better() {
         let mut ip = Figures::default();
-        let ours = Side { round_trips: vec![50.0], streams: vec![300.0, 100.0] };
-        let others = Side { round_trips: vec![100.0], streams: vec![100.0, 200.0] };
-        ip.compare(&["a", "b", "c"], &ours, &others);
+        let side = |ping, streams: [f64; 2], processor| Side {
+            round_trips: vec![ping],
+            streams: streams.into(),
+            processor_ms: vec![processor],
+        };
+        let (ours, others) = (side(50.0, [300.0, 100.0], 8.0), side(100.0, [100.0, 200.0], 2.0));
+        ip.compare(&["a", "b", "c", "d"], &ours, &others);
         let times: Vec<f64> = ip.ratios.iter().map(|ratio| ratio.times).collect();
-        assert_eq!(times, [2.0, 3.0, 0.5]);
+        assert_eq!(times, [2.0, 3.0, 0.5, 0.25]);
     }
 }

@@ -84,6 +84,8 @@ pub(crate) struct Throughput {
     /// Of a message; `None` for a stream.
     pub(crate) bytes: Option<u64>,
     pub(crate) mib_per_s: f64,
+    /// Time of this host's processors for a MiB, of the machine and its monitors.
+    pub(crate) processor_ms_per_mib: Option<f64>,
 }
 
 /// How many times as good as the other.
@@ -211,6 +213,28 @@ pub(crate) fn with_image(args: MachineArgs) -> MachineArgs {
 /// The average of the last minute.
 pub(crate) fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+}
+
+/// Time that processors have spent on this process and its children, in seconds: on a machine and
+/// the monitors of its nodes.
+fn processor_s() -> Option<f64> {
+    let me = std::process::id();
+    let ticks = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let (parent, ticks) =
+            parent_and_ticks(&fs::read_to_string(entry.path().join("stat")).ok()?)?;
+        (pid == me || parent == me).then_some(ticks)
+    });
+    Some(ticks.sum::<u64>() as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Parent, and the time spent in user and system mode, of a process's `stat`.
+fn parent_and_ticks(stat: &str) -> Option<(u32, u64)> {
+    // The name may have anything in it.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    Some((u32::try_from(number(1)?).ok()?, number(11)? + number(12)?))
 }
 
 /// A machine of two Linux nodes. Dropping it ends them.
@@ -380,7 +404,7 @@ impl Guests {
         rows.dedup_by_key(|row| row.bytes);
         let row = |row: Row| {
             let mib_per_s = row.mib_s.context("stream: no throughput")?;
-            Ok(Throughput { what: STREAM.into(), bytes: Some(row.bytes), mib_per_s })
+            Ok(Throughput::new(STREAM, Some(row.bytes), mib_per_s))
         };
         rows.into_iter().map(row).collect()
     }
@@ -411,9 +435,14 @@ impl Guests {
         options: &str,
     ) -> anyhow::Result<Throughput> {
         let client = format!("iperf3 --json -c {peer} -t {seconds}{options}");
+        let before = processor_s();
         let output = self.client("iperf3 -s -1", &client)?;
+        let after = processor_s();
         let mib_per_s = foreign::iperf(&output).context("iperf3: no result")?;
-        Ok(Throughput { what: what.to_owned(), bytes: None, mib_per_s })
+        let spent_s = before.zip(after).map(|(before, after)| after - before);
+        let processor_ms_per_mib =
+            spent_s.map(|spent_s| 1e3 * spent_s / (mib_per_s * f64::from(seconds)));
+        Ok(Throughput { processor_ms_per_mib, ..Throughput::new(what, None, mib_per_s) })
     }
 
     /// Sets soft RoCE up.
@@ -441,7 +470,7 @@ impl Guests {
         let output = self.client(&server, &format!("{server} {PEER}"))?;
         let mib_per_s =
             foreign::write_throughput(&output, bytes).context("ib_write_bw: no result")?;
-        Ok(Throughput { what: RXE.into(), bytes: Some(bytes), mib_per_s })
+        Ok(Throughput::new(RXE, Some(bytes), mib_per_s))
     }
 }
 
@@ -522,15 +551,20 @@ impl Linux {
 }
 
 impl Throughput {
+    pub(crate) fn new(what: &str, bytes: Option<u64>, mib_per_s: f64) -> Self {
+        Self { what: what.to_owned(), bytes, mib_per_s, processor_ms_per_mib: None }
+    }
+
     pub(crate) fn header() -> String {
-        format!("{:52} {:>8} {:>10}", "", "bytes", "MiB/s")
+        format!("{:52} {:>8} {:>10} {:>10}", "", "bytes", "MiB/s", "CPU ms/MiB")
     }
 }
 
 impl fmt::Display for Throughput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = self.bytes.map_or_else(|| "stream".to_owned(), |bytes| bytes.to_string());
-        write!(f, "{:52} {bytes:>8} {:>10.1}", self.what, self.mib_per_s)
+        write!(f, "{:52} {bytes:>8} {:>10.1}", self.what, self.mib_per_s)?;
+        self.processor_ms_per_mib.map_or(Ok(()), |ms| write!(f, " {ms:>10.2}"))
     }
 }
 
@@ -556,7 +590,15 @@ mod tests {
     }
 
     fn throughput(bytes: Option<u64>, mib_per_s: f64) -> Throughput {
-        Throughput { what: "any".into(), bytes, mib_per_s }
+        Throughput::new("any", bytes, mib_per_s)
+    }
+
+    #[test]
+    fn processor_time_is_that_of_processes_whatever_their_names() {
+        let stat = "77 (CPU 0) (x) S 42 77 77 0 -1 4194560 9 0 0 0 150 50 7 8 20 0 6 0 100 0";
+        assert_eq!(parent_and_ticks(stat), Some((42, 200)));
+        assert_eq!(parent_and_ticks("77 (x) S 42"), None);
+        assert!(processor_s().is_some_and(|seconds| seconds >= 0.0));
     }
 
     #[test]
