@@ -1,6 +1,7 @@
 //! IP over Tofu between devices: links that go down, nodes that are not there, RDMA alongside.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 use tofu_abi::table::PageSize;
@@ -8,11 +9,12 @@ use tofu_abi::topology::{NodeId, Shape};
 use tofu_abi::{Coords, TniId};
 use tofu_abi::{CqId, Rcode};
 use tofu_driver::{
-    Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, PacketConfig, Packets, Platform,
-    Target,
+    Access, Cq, CqConfig, Device, DmaBuffer, DmaError, IrqError, MemoryRange, Order, PacketConfig,
+    Packets, Platform, Target,
 };
 use tofu_inproc::InProcess;
 use tofu_ipotofu::offload::Metadata;
+use tofu_ipotofu::rendezvous::MIN_FRAME;
 use tofu_ipotofu::routes::route;
 use tofu_ipotofu::wire::WHOLE_MTU;
 use tofu_ipotofu::{Config, Frame, Link, LinkError, addr};
@@ -52,7 +54,7 @@ fn whole<D: DmaBuffer>(frame: &Frame<'_, D>) -> Vec<u8> {
 }
 
 /// Everything that is there for a node.
-fn receive(node: &mut Node) -> Vec<Vec<u8>> {
+fn receive<P: Platform>(node: &mut Link<P>) -> Vec<Vec<u8>> {
     let mut buf = vec![0; node.config().max_frame()];
     std::iter::from_fn(|| node.recv(&mut buf).map(|len| buf[..len].to_vec())).collect()
 }
@@ -123,19 +125,31 @@ fn dropped(cluster: &Cluster, rank: u32) -> u64 {
     cluster.device(rank).read(Register::Tni { tni: TniId::ALL[0], reg })
 }
 
+/// Memory of nodes that fetch frames.
+const FETCHING: usize = 16 << 20;
+
 /// Two links that fetch long frames from each other, and know it of each other.
 fn fetching(cluster: &Cluster, text: &str) -> Vec<Node> {
+    fetching_by(cluster, text, [0, 1].map(|rank| cluster.device(rank).clone()))
+}
+
+/// The same by way of devices as they are wanted.
+fn fetching_by<P: Platform>(
+    cluster: &Cluster,
+    text: &str,
+    devices: [Device<P>; 2],
+) -> Vec<Link<P>> {
     let config = Config { offload: true, rendezvous: true, ..config(text, 9000) };
     let packets =
         PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(TniId::ALL[0]) };
-    let open = |rank| Link::open(cluster.device(rank), config.clone(), &packets).unwrap();
-    let mut nodes = vec![open(0), open(1)];
+    let open = |device| Link::open(&device, config.clone(), &packets).unwrap();
+    let mut nodes: Vec<_> = devices.map(open).into();
     introduce(cluster, &mut nodes);
     nodes
 }
 
 /// A short frame each way: each says of itself what it does.
-fn introduce(cluster: &Cluster, nodes: &mut [Node]) {
+fn introduce<P: Platform>(cluster: &Cluster, nodes: &mut [Link<P>]) {
     for (from, to) in [(0, 1), (1, 0)] {
         let sent = frame(nodes[from].coords(), nodes[to].mac(), 100, 7);
         nodes[from].send(&sent).unwrap();
@@ -148,12 +162,12 @@ fn introduce(cluster: &Cluster, nodes: &mut [Node]) {
 #[test]
 fn long_frames_are_fetched_in_order_and_places_come_back() {
     let text = "1x1x1x2x1x1";
-    let cluster = Cluster::new(text);
+    let cluster = Cluster::with_memory(text, FETCHING);
     let mut nodes = fetching(&cluster, text);
     let (from, to) = (nodes[0].coords(), nodes[1].mac());
     let nothing = Metadata::default();
     // More than there are places for, long ones and short ones by turns.
-    let sent: Vec<_> = (0..60).map(|n| frame(from, to, [9014, 80][n % 2], n as u64)).collect();
+    let sent: Vec<_> = (0..120).map(|n| frame(from, to, [9014, 80][n % 2], n as u64)).collect();
     let mut received = Vec::new();
     let mut waits = 0;
     for frame in &sent {
@@ -169,7 +183,7 @@ fn long_frames_are_fetched_in_order_and_places_come_back() {
     let (ours, theirs) = (nodes[0].counters(), nodes[1].counters());
     assert_eq!(
         (ours.rendezvous_sent, theirs.rendezvous_received, theirs.rendezvous_failed),
-        (30, 30, 0)
+        (60, 60, 0)
     );
     assert_eq!((theirs.damaged, theirs.malformed), (0, 0));
     assert!(!nodes[1].is_fetching());
@@ -196,7 +210,7 @@ fn long_frames_are_fetched_in_order_and_places_come_back() {
 #[test]
 fn fetched_frames_of_all_lengths_are_whole() {
     let text = "1x1x1x2x1x1";
-    let cluster = Cluster::new(text);
+    let cluster = Cluster::with_memory(text, FETCHING);
     let mut nodes = fetching(&cluster, text);
     let (from, to) = (nodes[0].coords(), nodes[1].mac());
     let sent: Vec<_> =
@@ -209,10 +223,189 @@ fn fetched_frames_of_all_lengths_are_whole() {
     assert_eq!(nodes[1].counters().rendezvous_received, sent.len() as u64);
 }
 
+/// A platform that counts bytes which are copied from and to memory of the device.
+#[derive(Clone, Debug)]
+struct Counting {
+    device: Device<InProcess>,
+    copied: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct CountingBuffer {
+    buffer: <InProcess as Platform>::Dma,
+    copied: Arc<AtomicUsize>,
+}
+
+impl Platform for Counting {
+    type Dma = CountingBuffer;
+
+    fn bar0_read64(&self, offset: u64) -> u64 {
+        self.device.platform().bar0_read64(offset)
+    }
+    fn bar0_write64(&self, offset: u64, value: u64) {
+        self.device.platform().bar0_write64(offset, value);
+    }
+    fn doorbell_write64(&self, offset: u64, value: u64) {
+        self.device.platform().doorbell_write64(offset, value);
+    }
+    fn alloc_dma(&self, size: usize, align: usize) -> Result<CountingBuffer, DmaError> {
+        let buffer = self.device.platform().alloc_dma(size, align)?;
+        Ok(CountingBuffer { buffer, copied: Arc::clone(&self.copied) })
+    }
+    fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
+        self.device.platform().irq_enable(vector)
+    }
+    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
+        self.device.platform().irq_wait(vector, timeout_ns)
+    }
+    fn now_ns(&self) -> u64 {
+        self.device.platform().now_ns()
+    }
+    fn relax(&self) {
+        self.device.platform().relax();
+    }
+}
+
+impl DmaBuffer for CountingBuffer {
+    fn device_addr(&self) -> u64 {
+        self.buffer.device_addr()
+    }
+    fn len(&self) -> usize {
+        self.buffer.len()
+    }
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        self.buffer.load_u64(offset, order)
+    }
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        self.buffer.store_u64(offset, value, order);
+    }
+    fn load_u32(&self, offset: usize, order: Ordering) -> u32 {
+        self.buffer.load_u32(offset, order)
+    }
+    fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
+        self.buffer.store_u32(offset, value, order);
+    }
+    fn load_u8(&self, offset: usize, order: Ordering) -> u8 {
+        self.buffer.load_u8(offset, order)
+    }
+    fn store_u8(&self, offset: usize, value: u8, order: Ordering) {
+        self.buffer.store_u8(offset, value, order);
+    }
+    fn read(&self, offset: usize, buf: &mut [u8]) {
+        self.copied.fetch_add(buf.len(), Ordering::Relaxed);
+        self.buffer.read(offset, buf);
+    }
+    fn each_word(&self, offset: usize, len: usize, each: impl FnMut(u64)) {
+        self.buffer.each_word(offset, len, each);
+    }
+    fn write(&self, offset: usize, buf: &[u8]) {
+        self.copied.fetch_add(buf.len(), Ordering::Relaxed);
+        self.buffer.write(offset, buf);
+    }
+}
+
+#[test]
+fn a_placed_frame_is_not_copied_on_its_way() {
+    let text = "1x1x1x2x1x1";
+    let cluster = Cluster::with_memory(text, FETCHING);
+    let copied = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let devices = [0, 1].map(|rank| {
+        let (device, copied) = (cluster.device(rank).clone(), Arc::clone(&copied[rank as usize]));
+        Device::probe(Counting { device, copied }).unwrap()
+    });
+    let mut nodes = fetching_by(&cluster, text, devices);
+    let (from, to) = (nodes[0].coords(), nodes[1].mac());
+    // All lengths of the last word, and the longest frame.
+    for len in (20_000..20_008).chain([MIN_FRAME, MIN_FRAME + 1, 65527]) {
+        let sent = frame(from, to, len, len as u64);
+        // The checksum is at its end.
+        let metadata = Metadata { checksum: Some((14, len as u16 - 16)), ..Metadata::default() };
+        let place = nodes[0].place().unwrap();
+        {
+            let (memory, range) = nodes[0].place_memory(&place).unwrap();
+            memory.buffer.write(range.start + MIN_FRAME, &sent[MIN_FRAME..]);
+        }
+        copied.iter().for_each(|copied| copied.store(0, Ordering::Relaxed));
+        let is_sent = nodes[0].send_placed(&metadata, &sent[..MIN_FRAME], &place, len);
+        assert_eq!(is_sent, Ok(true), "{len} bytes");
+        nodes[0].flush();
+        let mut buf = vec![0; 1 << 16];
+        let mut looks = 0..20;
+        let got = loop {
+            assert!(looks.next().is_some(), "{len} bytes");
+            cluster.settle();
+            let taken = nodes[1].recv_with(&mut buf, |said, frame| {
+                let rest = frame.rest.as_ref().map_or(0, |(_, range)| range.len());
+                assert_eq!((*said, frame.head.len() + rest), (metadata, len));
+                // What the kernel does when it is given the frame.
+                let mut whole = frame.head.to_vec();
+                if let Some((memory, range)) = &frame.rest {
+                    whole.resize(len, 0);
+                    memory.buffer.read(range.start, &mut whole[frame.head.len()..]);
+                }
+                whole
+            });
+            if let Some(got) = taken {
+                break got;
+            }
+        };
+        assert!(got == sent, "{len} bytes");
+        let copied = copied.each_ref().map(|copied| copied.load(Ordering::Relaxed));
+        // The first bytes on either side, and the request.
+        assert!(copied[0] < MIN_FRAME + 128 && copied[1] < 512, "{copied:?} of {len} bytes");
+        settle_two(&cluster, &mut nodes);
+    }
+    assert_eq!(nodes[0].counters().rendezvous_sent, 11);
+}
+
+/// Has answers get where they are wanted.
+fn settle_two<P: Platform>(cluster: &Cluster, nodes: &mut [Link<P>]) {
+    for _ in 0..3 {
+        for node in &mut *nodes {
+            node.flush();
+            cluster.settle();
+            assert_eq!(receive(node), Vec::<Vec<u8>>::new());
+        }
+    }
+}
+
+#[test]
+fn a_place_is_of_one_link_and_for_long_frames_to_those_that_fetch() {
+    let text = "1x1x1x2x1x1";
+    let cluster = Cluster::with_memory(text, FETCHING);
+    let mut nodes = fetching(&cluster, text);
+    let nothing = Metadata::default();
+    let sent = frame(nodes[0].coords(), nodes[1].mac(), 9014, 1);
+    let head = &sent[..MIN_FRAME];
+    let place = nodes[0].place().unwrap();
+    let foreign = nodes[1].place().unwrap();
+    assert!(nodes[0].place_memory(&foreign).is_none());
+    assert_eq!(nodes[0].send_placed(&nothing, head, &foreign, 9014), Ok(false));
+    // Its length, and the head's.
+    for (head, len) in [(&sent[..100], 9014), (&sent[..8191], 9014), (head, 8191), (head, 65528)] {
+        let is_sent = nodes[0].send_placed(&nothing, head, &place, len);
+        assert_eq!(is_sent, Ok(false), "{} of {len}", head.len());
+    }
+    // A node that is not there, or one that has not said that it fetches.
+    let mut astray = sent.clone();
+    astray[..6].copy_from_slice(&addr::mac(Coords::new(5, 0, 0, 0, 0, 0)));
+    assert_eq!(nodes[0].send_placed(&nothing, &astray[..MIN_FRAME], &place, 9014), Ok(false));
+    let wrong = Metadata { checksum: Some((14, 9000)), ..nothing };
+    assert_eq!(nodes[0].send_placed(&wrong, head, &place, 9014), Err(LinkError::Metadata));
+    cluster.pass(3_000_000_000);
+    assert_eq!(nodes[0].send_placed(&nothing, head, &place, 9014), Ok(false));
+    assert_eq!(nodes[0].counters().rendezvous_sent, 0);
+    // When all places are taken there is none.
+    introduce(&cluster, &mut nodes);
+    while nodes[0].send_offloaded(&nothing, &sent).is_ok() {}
+    assert!(nodes[0].place().is_some(), "others may have some");
+    assert_eq!(nodes[0].send_placed(&nothing, head, &place, 9014), Err(LinkError::Full));
+}
+
 #[test]
 fn frames_that_cannot_be_fetched_are_lost_and_the_next_ones_sent() {
     let text = "1x1x1x2x1x1";
-    let cluster = Cluster::new(text);
+    let cluster = Cluster::with_memory(text, FETCHING);
     let mut nodes = fetching(&cluster, text);
     let (from, to) = (nodes[0].coords(), nodes[1].mac());
     let long = frame(from, to, 9014, 1);
@@ -242,7 +435,7 @@ fn frames_that_cannot_be_fetched_are_lost_and_the_next_ones_sent() {
 #[test]
 fn nobody_else_can_read_or_write_where_frames_are_fetched() {
     let text = "3x1x1x1x1x1";
-    let cluster = Cluster::new(text);
+    let cluster = Cluster::with_memory(text, FETCHING);
     let mut nodes = fetching(&cluster, text);
     let shared = nodes[0].packets().share_at(0).unwrap();
     // A queue of another group, on a node that is none of the two.
@@ -393,7 +586,7 @@ proptest! {
         packets in proptest::collection::vec((hostile(), any::<bool>()), 1..60),
     ) {
         let text = "3x1x1x1x1x1";
-        let cluster = Cluster::new(text);
+        let cluster = Cluster::with_memory(text, FETCHING);
         let mut nodes = fetching(&cluster, text);
         let (from, to) = (nodes[0].coords(), nodes[1].mac());
         let shape: Shape = text.parse().unwrap();

@@ -252,7 +252,7 @@ impl Core {
         now_ns: u64,
         out: &mut dyn FnMut(&Fragment<'_>),
     ) -> bool {
-        let to = self.taker(frame).filter(|to| self.peers.get(*to, now_ns).offload);
+        let to = self.taker(frame, frame.len()).filter(|to| self.peers.get(*to, now_ns).offload);
         let Some(to) = to else { return false };
         self.counters.sent += 1;
         self.cut(PacketKind::Offloaded, &metadata.emit(), frame, &mut |header, prefix, body| {
@@ -261,35 +261,36 @@ impl Core {
         true
     }
 
-    /// The node that a frame goes to with its metadata in front of it, if it goes to one, and is
-    /// not too long for that.
-    fn taker(&self, frame: &[u8]) -> Option<Coords> {
-        let len = METADATA_SIZE + frame.len();
-        let fits = len <= u16::MAX.into() && frame.len() >= ETHERNET_HEADER;
+    /// The node that a frame of `len` bytes that begins with `head` goes to with its metadata in
+    /// front of it, if it goes to one, and is not too long for that.
+    fn taker(&self, head: &[u8], len: usize) -> Option<Coords> {
+        let fits = METADATA_SIZE + len <= u16::MAX.into() && len >= ETHERNET_HEADER;
         let fits = fits && self.config.offload;
-        destination(frame).filter(|_| fits).and_then(|mac| self.node().other(mac))
+        destination(head).filter(|_| fits).and_then(|mac| self.node().other(mac))
     }
 
-    /// The node that may be requested to fetch a frame.
-    pub(crate) fn fetcher(&self, metadata: &Metadata, frame: &[u8]) -> Option<Coords> {
-        let long = self.config.rendezvous && frame.len() >= MIN_FRAME;
-        let sendable = !metadata.is_empty() || frame.len() <= self.config.max_frame();
-        self.taker(frame).filter(|_| long && sendable)
+    /// The node that may be requested to fetch a frame of `len` bytes that begins with `head`.
+    pub(crate) fn fetcher(&self, metadata: &Metadata, head: &[u8], len: usize) -> Option<Coords> {
+        let long = self.config.rendezvous && len >= MIN_FRAME;
+        let sendable = !metadata.is_empty() || len <= self.config.max_frame();
+        self.taker(head, len).filter(|_| long && sendable)
     }
 
-    /// The request to fetch a frame that lies at `place`.
+    /// The request to fetch a frame of `len` bytes that lies at `place`, whose words add up to
+    /// `words`.
     pub(crate) fn request(
         &mut self,
         metadata: &Metadata,
-        frame: &[u8],
+        len: usize,
+        words: Words,
         place: StagOffset,
     ) -> Request {
         let id = self.new_id();
         self.counters.sent += 1;
         self.counters.rendezvous_sent += 1;
         let (origin, metadata) = (self.me, metadata.emit());
-        let total = (METADATA_SIZE + frame.len()) as u16;
-        Request { origin, id, total, sum: sum_of([&metadata, frame]), metadata, place }
+        let total = (METADATA_SIZE + len) as u16;
+        Request { origin, id, total, sum: fetched_sum(&metadata, words), metadata, place }
     }
 
     /// Looks at a frame of `len` bytes that was fetched, of which these are the first ones, all
@@ -302,10 +303,7 @@ impl Core {
         len: usize,
         words: Words,
     ) -> Option<Metadata> {
-        let mut sum = wire::Sum::default();
-        sum.add(&request.metadata);
-        sum.add_words(0, words);
-        if sum.finish() != request.sum {
+        if fetched_sum(&request.metadata, words) != request.sum {
             self.counters.damaged += 1;
             return None;
         }
@@ -358,6 +356,14 @@ impl Core {
         let make = |len| Some(vec![0; len]);
         self.inbound.receive(from, &packet, &self.peers, now_ns, make, out)
     }
+}
+
+/// The sum of a frame that is fetched, whose words add up to `words`.
+fn fetched_sum(metadata: &[u8; METADATA_SIZE], words: Words) -> u32 {
+    let mut sum = wire::Sum::default();
+    sum.add(metadata);
+    sum.add_words(0, words);
+    sum.finish()
 }
 
 /// The sum over parts one after the other, of which all but the last are multiples of 8 bytes.

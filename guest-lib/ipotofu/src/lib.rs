@@ -48,7 +48,7 @@ pub use counters::Counters;
 pub use frames::{Config, Core, SendError};
 pub use inbound::{Event, Inbound, Incoming, Limits};
 #[cfg(feature = "link")]
-pub use link::{Frame, Link, LinkError};
+pub use link::{Frame, Link, LinkError, Place};
 pub use nodes::{CAPABILITIES_NS, Peers};
 pub use outbound::{Outbound, PacketQueue, Tag};
 pub use reassembly::FrameBuffer;

@@ -5,6 +5,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
 use tofu_abi::queue::PrqRcode;
@@ -150,6 +151,16 @@ enum Taken {
 const HEAD: usize = 256;
 const _: () = assert!(HEAD % 8 == 0 && HEAD >= MAX_HEADERS);
 
+/// Numbers of links.
+static NEXT_LINK: AtomicU64 = AtomicU64::new(0);
+
+/// Where a frame may be put so that others can fetch it from there, see [`Link::place`].
+#[derive(Debug)]
+pub struct Place {
+    link: u64,
+    slot: usize,
+}
+
 /// A frame as it is handed over.
 #[derive(Debug)]
 pub struct Frame<'a, D> {
@@ -181,6 +192,8 @@ pub struct Link<P: Platform> {
     out: Out<P>,
     requests: Requests<Heap>,
     fetches: Fetches<Heap>,
+    /// Tells links apart.
+    id: u64,
     /// The first bytes of a frame that was fetched.
     head: [u8; HEAD],
     late: Option<Box<Late>>,
@@ -241,6 +254,7 @@ impl<P: Platform> Link<P> {
             out: Out { packets, outbound, me, last_loss: None, now_ns },
             requests,
             fetches,
+            id: NEXT_LINK.fetch_add(1, Ordering::Relaxed),
             head: [0; HEAD],
             late: None,
             scratch: vec![0; FRAGMENT_MAX].into(),
@@ -312,8 +326,8 @@ impl<P: Platform> Link<P> {
     ///
     /// As [`Link::send`]. If there is room for some of several frames, the others are lost.
     pub fn send_offloaded(&mut self, metadata: &Metadata, frame: &[u8]) -> Result<(), LinkError> {
-        if let Some(node) = self.core.fetcher(metadata, frame)
-            && self.request(node, metadata, frame)?
+        if let Some(node) = self.core.fetcher(metadata, frame, frame.len())
+            && self.request(node, metadata, frame, frame.len(), None)?
         {
             return Ok(());
         }
@@ -343,20 +357,65 @@ impl<P: Platform> Link<P> {
         result
     }
 
-    /// Requests a node to fetch a frame. False if it does not do so, or everything is taken by
-    /// others.
+    /// A place for a frame to be sent next, if there is one, where others can fetch it: a frame
+    /// that is long enough for that is then sent by [`Link::send_placed`] without a copy. Nothing
+    /// needs to be put there.
+    pub fn place(&self) -> Option<Place> {
+        let slot = self.requests.last_free().filter(|_| self.core.config().rendezvous);
+        slot.map(|slot| Place { link: self.id, slot })
+    }
+
+    /// The memory that a place of this link is in, and which of its bytes the place is: room for
+    /// the longest frame.
+    pub fn place_memory(&self, place: &Place) -> Option<(&P::Dma, Range<usize>)> {
+        let at = place.slot * rendezvous::SLOT;
+        let memory = self.out.packets.share().filter(|_| place.link == self.id);
+        memory.map(|memory| (memory, at..at + rendezvous::SLOT))
+    }
+
+    /// Sends an offloaded Ethernet frame of `len` bytes, the first ones of which are in `head`, a
+    /// multiple of 8 with all headers, and the others in a place behind as many bytes that do not
+    /// matter. False if its receiver does not fetch it, and it is to be sent in another way.
+    ///
+    /// If there is no room for it, it may stay in its place until there is, as long as nothing else
+    /// is sent.
+    ///
+    /// # Errors
+    ///
+    /// As [`Link::send_offloaded`].
+    pub fn send_placed(
+        &mut self,
+        metadata: &Metadata,
+        head: &[u8],
+        place: &Place,
+        len: usize,
+    ) -> Result<bool, LinkError> {
+        let fits = head.len() % 8 == 0 && (MAX_HEADERS..=len).contains(&head.len());
+        let fits = fits && len <= rendezvous::SLOT && place.link == self.id;
+        // It may have been used in another way since.
+        let fits = fits && self.requests.is_free(place.slot);
+        match self.core.fetcher(metadata, head, len) {
+            Some(node) if fits => self.request(node, metadata, head, len, Some(place.slot)),
+            _ => Ok(false),
+        }
+    }
+
+    /// Requests a node to fetch a frame of `len` bytes that begins with `head`; what follows is in
+    /// the slot `placed`. False if the node does not do so, or everything is taken by others.
     fn request(
         &mut self,
         node: Coords,
         metadata: &Metadata,
-        frame: &[u8],
+        head: &[u8],
+        len: usize,
+        placed: Option<usize>,
     ) -> Result<bool, LinkError> {
-        metadata.check(frame).map_err(|BadMetadata| LinkError::Metadata)?;
+        metadata.check_head(head, len).map_err(|BadMetadata| LinkError::Metadata)?;
         let Self { core, out, requests, .. } = self;
         let now_ns = out.packets.device().platform().now_ns();
         let slot = match requests.room(node, core.peers(), now_ns, out.outbound.count()) {
             Room::Slot(_) if out.packets.free() == 0 => return Err(LinkError::Full),
-            Room::Slot(slot) => slot,
+            Room::Slot(slot) => placed.unwrap_or(slot),
             Room::Busy => return Err(LinkError::Full),
             Room::None => return Ok(false),
         };
@@ -365,8 +424,11 @@ impl<P: Platform> Link<P> {
         else {
             return Ok(false);
         };
-        memory.write(at, frame);
-        let request = core.request(metadata, frame, place);
+        memory.write(at, head);
+        let mut words = Words::default();
+        words.add_all(head);
+        memory.each_word(at + head.len(), len - head.len(), |word| words.add(word));
+        let request = core.request(metadata, len, words, place);
         requests.sent(slot, node, request.id, now_ns);
         out.tell(node, &Message::Request(request));
         Ok(true)

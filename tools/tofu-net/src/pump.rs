@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tofu_driver::{Platform, VolatileBuffer};
+use tofu_driver::{DmaBuffer, Platform, VolatileBuffer};
 use tofu_ipotofu::offload::Metadata;
+use tofu_ipotofu::rendezvous::MIN_FRAME;
 use tofu_ipotofu::wire::FRAGMENT_MAX;
-use tofu_ipotofu::{Config, Link, LinkError};
+use tofu_ipotofu::{Config, Link, LinkError, Place};
 
 use crate::Tap;
+use crate::tap::Aside;
 
 /// Frames each way that are moved before anything else is looked after.
 const BATCH: usize = 64;
@@ -41,16 +43,25 @@ pub enum End {
     Other(usize),
 }
 
+/// A frame that the kernel sends, in [`Pump::out`]. If it has a place, what is behind its first
+/// [`MIN_FRAME`] bytes is there.
+#[derive(Debug)]
+struct Held {
+    metadata: Metadata,
+    len: usize,
+    place: Option<Place>,
+}
+
 /// Moves frames between an interface and a link. It keeps a frame at most, so a link may be
-/// replaced by another one at any time.
+/// replaced by another one at any time: no more than that frame is lost.
 #[derive(Debug)]
 pub struct Pump {
     /// For what comes from the torus.
     buf: Box<[u8]>,
     /// For what the kernel sends.
     out: Box<[u8]>,
-    /// A frame in `out` that there was no room for.
-    held: Option<(Metadata, usize)>,
+    /// A frame that there was no room for.
+    held: Option<Held>,
     counters: Counters,
     /// There was no room for what the kernel sends, and how long a sleep is for that reason.
     cramped: Option<Duration>,
@@ -99,17 +110,21 @@ impl Pump {
                 self.cramped = Some(CRAMPED);
                 break;
             }
-            let (metadata, len) = match self.held.take() {
+            let held = match self.held.take() {
                 Some(held) => held,
-                None => match tap.read(&mut self.out)? {
-                    Some(read) => read,
-                    None => break,
-                },
+                None => {
+                    let place = link.place();
+                    let aside = place.as_ref().and_then(|place| link.place_memory(place));
+                    let aside = aside.map(|(memory, range)| Aside { memory, range, at: MIN_FRAME });
+                    let Some((metadata, len)) = tap.read(&mut self.out, aside)? else { break };
+                    Held { metadata, len, place: place.filter(|_| len >= MIN_FRAME) }
+                }
             };
-            match link.send_offloaded(&metadata, &self.out[..len]) {
-                Ok(()) => {}
+            match send(link, &held, &mut self.out) {
+                Ok(true) => {}
+                Ok(false) => self.counters.refused += 1,
                 Err(LinkError::Full) => {
-                    self.held = Some((metadata, len));
+                    self.held = Some(held);
                     // What makes room, if it is not packets that are lacking, interrupts.
                     self.cramped = Some(if link.has_room() { NAP } else { CRAMPED });
                     break;
@@ -174,6 +189,24 @@ impl Pump {
         let other = fds[..others.len()].iter().position(|fd| !fd.revents().is_empty());
         Ok(other.map_or(End::Work, End::Other))
     }
+}
+
+/// Sends a frame. False if its place is gone with its link.
+fn send<P>(link: &mut Link<P>, frame: &Held, out: &mut [u8]) -> Result<bool, LinkError>
+where
+    P: Platform<Dma: VolatileBuffer>,
+{
+    let Held { metadata, len, place } = frame;
+    if let Some(place) = place {
+        if link.send_placed(metadata, &out[..MIN_FRAME], place, *len)? {
+            return Ok(true);
+        }
+        // Its receiver takes packets only.
+        let Some((memory, range)) = link.place_memory(place) else { return Ok(false) };
+        let end = range.len().min(*len);
+        memory.read(range.start + MIN_FRAME, &mut out[MIN_FRAME..end]);
+    }
+    link.send_offloaded(metadata, &out[..*len]).map(|()| true)
 }
 
 /// The longest frame that the kernel sends: what TCP leaves to be cut may be longer than what the

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
@@ -137,16 +138,31 @@ impl Tap {
 
     /// Takes the next frame that the kernel sends, its length and offload metadata;
     /// `None` if there is none now. What the kernel says of a frame in an unknown way is not
-    /// understood as anything: such a frame has the length 0.
+    /// understood as anything: such a frame has the length 0. Bytes that go `aside` are not in
+    /// `buf`.
     ///
     /// # Errors
     ///
     /// What the kernel says.
-    pub fn read(&self, buf: &mut [u8]) -> io::Result<Option<(Metadata, usize)>> {
+    pub fn read<D: VolatileBuffer>(
+        &self,
+        buf: &mut [u8],
+        aside: Option<Aside<'_, D>>,
+    ) -> io::Result<Option<(Metadata, usize)>> {
         let mut header = [0; VNET_HEADER];
+        let aside = aside.map(|Aside { memory, range, at }| {
+            let part = memory.memory().subslice(range.start + at, range.len() - at);
+            part.map(|part| (at, part)).map_err(io::Error::other)
+        });
+        let aside = aside.transpose()?;
         loop {
-            let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(buf)];
-            let read = rustix::io::readv(&self.file, &mut parts);
+            let read = match &aside {
+                Some((at, aside)) => raw::read(self.file.as_fd(), &mut header, buf, *at, aside),
+                None => {
+                    let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(buf)];
+                    rustix::io::readv(&self.file, &mut parts)
+                }
+            };
             return match read.map(|len| len.checked_sub(VNET_HEADER)) {
                 Ok(Some(len)) => Ok(Some(
                     understand(&header)
@@ -207,6 +223,19 @@ impl AsFd for Tap {
     }
 }
 
+/// Where bytes of a frame are put that are for others' eyes: those from byte `at` on, as many as
+/// there is room for in a range of memory, which is as the frame, so that its bytes before `at`
+/// stay as they are.
+#[derive(Debug)]
+pub struct Aside<'a, D> {
+    /// The memory.
+    pub memory: &'a D,
+    /// Bytes of it for the frame.
+    pub range: Range<usize>,
+    /// The first byte of the frame that goes there.
+    pub at: usize,
+}
+
 /// Bytes of what the kernel says of a frame in front of it: `struct virtio_net_hdr`. Numbers are in
 /// the processor's order.
 const VNET_HEADER: usize = 10;
@@ -235,7 +264,7 @@ fn explain(metadata: &Metadata, head: &[u8], len: usize) -> [u8; VNET_HEADER] {
 /// What the kernel's interface is made of: structures by their addresses.
 #[allow(unsafe_code)]
 mod raw {
-    use super::{AddressFamily, BorrowedFd, Ipv4Addr, Ipv6Addr, Mac, io};
+    use super::{AddressFamily, BorrowedFd, Errno, Ipv4Addr, Ipv6Addr, Mac, io};
     use libc::{c_int, c_short, ifreq, iovec, rtentry, sockaddr, sockaddr_in};
     use std::ffi::CString;
     use std::os::fd::AsRawFd;
@@ -293,6 +322,32 @@ mod raw {
         let written =
             unsafe { libc::writev(tap.as_raw_fd(), parts.as_ptr(), parts.len() as c_int) };
         if written < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Reads a frame, whose bytes from `at` on go to memory that a device may read from meanwhile,
+    /// and those that have no room there to the same places in `buf` as without it.
+    pub(super) fn read(
+        tap: BorrowedFd<'_>,
+        header: &mut [u8],
+        buf: &mut [u8],
+        at: usize,
+        aside: &VolatileSlice<'_>,
+    ) -> Result<usize, Errno> {
+        let Some((start, end)) = buf.split_at_mut_checked(at) else { return Err(Errno::INVAL) };
+        let end = end.get_mut(aside.len()..).unwrap_or_default();
+        let aside = aside.ptr_guard_mut();
+        let part = |to: *mut u8, len| iovec { iov_base: to.cast(), iov_len: len };
+        let parts = [
+            part(header.as_mut_ptr(), header.len()),
+            part(start.as_mut_ptr(), start.len()),
+            part(aside.as_ptr(), aside.len()),
+            part(end.as_mut_ptr(), end.len()),
+        ];
+        // SAFETY: the kernel writes to all of the parts, which outlive the call; of the memory that
+        // is shared with a device there are no references.
+        let read = unsafe { libc::readv(tap.as_raw_fd(), parts.as_ptr(), parts.len() as c_int) };
+        usize::try_from(read)
+            .map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
     }
 
     pub(super) fn offload(tun: BorrowedFd<'_>) -> io::Result<()> {

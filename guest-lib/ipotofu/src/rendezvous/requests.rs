@@ -85,6 +85,16 @@ impl<S: Storage> Requests<S> {
         }
     }
 
+    /// A slot that is free, the last one: [`Requests::room`] takes the first.
+    pub fn last_free(&self) -> Option<usize> {
+        self.slots.iter().rposition(Option::is_none)
+    }
+
+    /// Whether a slot is free.
+    pub fn is_free(&self, slot: usize) -> bool {
+        self.slots.get(slot).is_some_and(Option::is_none)
+    }
+
     /// Takes note that a node was requested to fetch the frame in a slot, which was free.
     pub fn sent(&mut self, slot: usize, to: Coords, id: u32, now_ns: u64) {
         if let Some(place) = self.slots.get_mut(slot) {
