@@ -12,6 +12,8 @@ use crate::error::Error;
 
 /// The kernel's driver that gives devices to processes.
 pub const VFIO_PCI: &str = "vfio-pci";
+/// The kernel's own driver for Tofu devices, `tofu.ko`.
+pub const KERNEL_DRIVER: &str = "tofu";
 
 /// The PCI buses, or a folder that looks like them.
 #[derive(Clone, Debug)]
@@ -144,6 +146,17 @@ impl Bus {
         // An empty line: any driver may have it again.
         write(&device.path.join("driver_override"), "\n")
             .map_err(bind_error(bdf, "free for any driver the device"))
+    }
+
+    /// Gives a device to the kernel's own driver, as [`Bus::unbind`] and a look for a driver do.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel says no; there may be no driver any more.
+    pub fn give_back(&self, bdf: Bdf) -> Result<(), Error> {
+        self.unbind(bdf)?;
+        write(&self.root.join("drivers_probe"), &bdf.to_string())
+            .map_err(bind_error(bdf, "find a driver for the device"))
     }
 
     fn release(&self, device: &PciDevice) -> Result<(), Error> {

@@ -26,7 +26,7 @@ use crate::iommu::Info;
 use crate::irq::{Interrupts, borrow, new_event};
 use crate::lock::lock;
 use crate::mapped::{MappedPlatform, Tenure};
-use crate::pci::{Bus, PciDevice, VFIO_PCI};
+use crate::pci::{Bus, KERNEL_DRIVER, PciDevice, VFIO_PCI};
 
 const COMMAND: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
@@ -90,26 +90,33 @@ impl VfioPlatform {
         // An attempt alone may take long, so patience begins with what the first one has found.
         let mut since = None;
         loop {
-            let busy = match Self::try_open_at(bdf) {
+            let error = match Self::try_open_at(bdf) {
                 Ok(mut platform) => {
                     platform.tenure.reservation = alone;
                     return Ok(platform);
                 }
-                Err(Error::Busy(busy)) if socket_path(busy).exists() => busy,
-                Err(error) => return Err(error),
+                Err(error) => error,
             };
+            let device = match &error {
+                Error::Busy(device) => *device,
+                Error::Driver { bdf: device, driver } if driver == KERNEL_DRIVER => *device,
+                _ => return Err(error),
+            };
+            if !socket_path(device).exists() {
+                return Err(error);
+            }
             // The broker may have it for the node's network only, or be about to give it up after
-            // the last of those who shared it.
+            // the last of those who shared it; or it lends what the kernel's driver has.
             let mut patience = HANDOVER;
             if alone.is_none() {
-                alone = Reservation::of(busy);
+                alone = Reservation::of(device);
                 match alone {
                     Some(_) => since = None,
                     None => patience = LEAVING,
                 }
             }
             if since.get_or_insert_with(Instant::now).elapsed() > patience {
-                return Err(Error::Busy(busy));
+                return Err(error);
             }
             thread::sleep(Duration::from_millis(10));
         }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 
 use tofu_abi::barrier::Profile;
 use tofu_abi::irq::vector;
@@ -9,9 +10,14 @@ use tofu_abi::regs::NUM_TNI;
 use tofu_abi::{BchId, CqId, TniId};
 use tofu_driver::Device;
 use tofu_utofu::gates_in;
-use tofu_vfio::broker::wire::Terms;
-use tofu_vfio::pci::Bus;
+use tofu_vfio::broker::wire::{Refusal, Terms};
+use tofu_vfio::pci::{Bus, KERNEL_DRIVER};
 use tofu_vfio::{Bdf, VfioPlatform};
+
+use crate::lease::Refused;
+
+/// Queues and channels of the kernel's own driver.
+const QUEUES: &str = "/proc/tofu/dev";
 
 /// Opens the device when the first process comes.
 pub trait Source {
@@ -24,6 +30,21 @@ pub trait Source {
     ///
     /// The reason in one line.
     fn open(&self, bind: bool) -> Result<Self::Device, String>;
+
+    /// Takes it from the kernel's own driver for a process that wants it by VFIO. Returns whether
+    /// it was that driver's, and has to be [given back](Self::give_back).
+    ///
+    /// # Errors
+    ///
+    /// If processes use that driver, or the device cannot be taken from it.
+    fn lend(&self) -> Result<bool, Refused>;
+
+    /// Gives it back to the kernel's own driver.
+    ///
+    /// # Errors
+    ///
+    /// The reason in one line.
+    fn give_back(&self) -> Result<(), String>;
 }
 
 /// A device that processes share. It is given up when it is dropped.
@@ -93,6 +114,35 @@ impl Source for VfioSource {
             VfioPlatform::try_open_at(Some(self.0)).map_err(|error| error.to_string())?;
         Device::probe(platform).map(Vfio).map_err(|error| format!("{}: {error}", self.0))
     }
+
+    fn lend(&self) -> Result<bool, Refused> {
+        let bus = Bus::default();
+        let failed = |error: tofu_vfio::Error| Refused::new(Refusal::NoDevice, error.to_string());
+        if bus.find(Some(self.0)).map_err(failed)?.driver.as_deref() != Some(KERNEL_DRIVER) {
+            return Ok(false);
+        }
+        if let Some(pid) = user_of(Path::new("/proc"), Path::new(QUEUES)) {
+            let text = format!("the device is in use by process {pid}, through {QUEUES}");
+            return Err(Refused::new(Refusal::InUse, text));
+        }
+        bus.bind(self.0).map(|()| true).map_err(failed)
+    }
+
+    fn give_back(&self) -> Result<(), String> {
+        Bus::default().give_back(self.0).map_err(|error| error.to_string())
+    }
+}
+
+/// A process that has a file below `folder` open, by its descriptors in `proc`.
+fn user_of(proc: &Path, folder: &Path) -> Option<u32> {
+    let entries = std::fs::read_dir(proc).ok()?.flatten();
+    let mut processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    processes.find(|pid| {
+        let files = std::fs::read_dir(proc.join(format!("{pid}/fd"))).into_iter().flatten();
+        // Those of a process that ends meanwhile are gone.
+        let mut files = files.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
+        files.any(|file| file.starts_with(folder))
+    })
 }
 
 impl SharedDevice for Vfio {
@@ -134,5 +184,30 @@ impl SharedDevice for Vfio {
         let sticks = |&(tni, bch): &(TniId, BchId)| self.0.stop_barrier(tni, bch, &all).is_err();
         // All of them, also when one sticks.
         channels.filter(sticks).count() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn who_uses_the_kernels_driver_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |pid: &str, fd: &str, file: &str| {
+            let fds = folder.path().join(pid).join("fd");
+            fs::create_dir_all(&fds).unwrap();
+            symlink(file, fds.join(fd)).unwrap();
+        };
+        open("7", "0", "/proc/tofu/position");
+        open("7", "1", "socket:[12]");
+        open("self", "3", "/proc/tofu/dev/tni0cq0");
+        fs::create_dir_all(folder.path().join("8")).unwrap();
+        assert_eq!(user_of(folder.path(), Path::new(QUEUES)), None);
+        open("9", "4", "/proc/tofu/dev/tni0cq0");
+        assert_eq!(user_of(folder.path(), Path::new(QUEUES)), Some(9));
     }
 }

@@ -89,6 +89,8 @@ pub struct Server<S: Source> {
     next: u64,
     /// The device was opened once: if it has no driver, somebody has taken it away.
     was_open: bool,
+    /// Who has it alone has it from the kernel's own driver.
+    lent: bool,
     warnings: Throttle,
 }
 
@@ -103,6 +105,7 @@ impl<S: Source> Server<S> {
             clients: BTreeMap::new(),
             next: 0,
             was_open: false,
+            lent: false,
             warnings: Throttle::default(),
         }
     }
@@ -380,6 +383,7 @@ impl<S: Source> Server<S> {
         }
         self.end_network();
         self.give_up_unused();
+        self.lent = self.source.lend()?;
         if let Some(client) = self.clients.get_mut(&id) {
             client.role = Role::Alone;
             log::info!("process {} has the device alone", client.pid);
@@ -412,6 +416,12 @@ impl<S: Source> Server<S> {
         let Some(client) = self.clients.remove(&id) else {
             return;
         };
+        if client.role == Role::Alone && std::mem::take(&mut self.lent) {
+            // The kernel waits until the process has let go of it.
+            if let Err(error) = self.source.give_back() {
+                log::error!("the kernel's driver does not get the device back: {error}");
+            }
+        }
         let shares = matches!(client.role, Role::Program | Role::Network(_));
         let Some(device) = self.device.as_ref().filter(|_| shares) else {
             return;

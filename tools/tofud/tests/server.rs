@@ -16,7 +16,7 @@ use tofu_vfio::broker::wire::{
     Answer, Refusal, Request, SpaceKind, Terms, VERSION, receive_with_fds, send,
 };
 use tofu_vfio::broker::{Broker, BrokerError};
-use tofud::{MAX_CLIENTS, Server, SharedDevice, Source, listen};
+use tofud::{MAX_CLIENTS, Refused, Server, SharedDevice, Source, listen};
 
 const UNIT: u64 = 1 << 30;
 
@@ -34,6 +34,10 @@ struct State {
     stuck: Vec<(u8, u8)>,
     bound: bool,
     packets_stopped: Vec<u8>,
+    /// The kernel's own driver has it.
+    is_kernels: bool,
+    /// A process that uses that driver.
+    user: bool,
 }
 
 #[derive(Clone, Default)]
@@ -71,6 +75,19 @@ impl Source for Fake {
         let (registers, space) = (file(), file());
         ftruncate(&registers, BAR0_SIZE).unwrap();
         Ok(Device { fake: self.clone(), registers, space })
+    }
+
+    fn lend(&self) -> Result<bool, Refused> {
+        let mut state = self.state();
+        if state.user {
+            return Err(Refused { why: Refusal::InUse, text: "process 5 uses it".into() });
+        }
+        Ok(std::mem::take(&mut state.is_kernels))
+    }
+
+    fn give_back(&self) -> Result<(), String> {
+        assert!(!std::mem::replace(&mut self.state().is_kernels, true));
+        Ok(())
     }
 }
 
@@ -405,6 +422,34 @@ fn packets(tni: u8) -> Request {
 
 fn alone() -> Request {
     Request::Alone { version: VERSION }
+}
+
+#[test]
+fn what_the_kernels_driver_has_is_lent() {
+    let mut test = Test::new();
+    test.fake.state().is_kernels = true;
+    test.fake.state().user = true;
+    let program = test.connect();
+    assert_eq!(why(test.ask(&program, &alone())), Refusal::InUse);
+    assert!(test.fake.state().is_kernels);
+    test.fake.state().user = false;
+    assert_eq!(test.ask(&program, &alone()), Some(Answer::Yours));
+    assert!(!test.fake.state().is_kernels);
+    let other = test.connect();
+    assert_eq!(why(test.ask(&other, &alone())), Refusal::InUse);
+    drop(other);
+    test.settle();
+    assert!(!test.fake.state().is_kernels, "whoever was refused has nothing to give back");
+    drop(program);
+    test.settle();
+    assert!(test.fake.state().is_kernels);
+    // What was nobody's stays so.
+    test.fake.state().is_kernels = false;
+    let program = test.connect();
+    assert_eq!(test.ask(&program, &alone()), Some(Answer::Yours));
+    drop(program);
+    test.settle();
+    assert!(!test.fake.state().is_kernels);
 }
 
 #[test]
