@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tofu_linux_tests::driver::{self, TRACING, image, is_well, passed, passes};
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
-use tofu_linux_tests::{PATIENCE, Place, Running, skip};
+use tofu_linux_tests::{MOMENT, PATIENCE, Place, Running, skip, wait_for};
 
 /// C programs that need no library.
 const PROGRAMS: [&str; 8] =
@@ -284,6 +284,59 @@ fn learners_driver(nodes: &Nodes) {
     );
     let said = nodes.place.run_for(&["exec", "1", "--", "sh", "-c", &script], PATIENCE, b"").ok();
     assert!(said.contains("Put of 64 bytes: rcode 0, arrived"), "{said}");
+}
+
+/// Without options nodes get the driver where an image with it is there, and run what nodes without
+/// it run, programs that want the device by VFIO included; `--driver` chooses.
+#[test]
+fn nodes_get_the_driver_by_themselves() {
+    const TEST: &str = "nodes_get_the_driver_by_themselves";
+    let Some(place) = driver::place(TEST) else { return };
+    let image = image();
+    if !["driver-cloud", "driver-generic", "driver"].contains(&image.as_str()) {
+        return skip(TEST, &format!("image {image} is only taken if it is named"));
+    }
+    place.up(&[]);
+    let has_driver = |node| place.exec(node, &["test", "-e", "/proc/tofu"]).code == Some(0);
+    assert!(has_driver("0") && has_driver("1"));
+    let answers = || place.exec("0", &["ping", "-c1", "-W2", "10.1.0.1"]).code == Some(0);
+    wait_for("tofu0", MOMENT, answers);
+    // It lends the device, and has it back.
+    place.all_pairs(2, 2);
+    place.exec("1", &["tofu-guest", "selftest"]).ok();
+    wait_for("the driver", MOMENT, || has_driver("0") && has_driver("1"));
+    wait_for("tofu0 again", MOMENT, answers);
+    // Not under a process that uses it.
+    let hold = "exec 3<>/proc/tofu/dev/tni2cq3; echo on; exec sleep 1000";
+    let mut holder = place.start(&["exec", "1", "--", "sh", "-c", hold]);
+    assert_eq!(holder.line(), "on\n");
+    let said = place.exec("1", &["tofu-guest", "selftest"]);
+    assert_ne!(said.code, Some(0), "{said:?}");
+    assert!(said.err.contains("belongs to the driver tofu"), "{said:?}");
+    place.exec("1", &["killall", "sleep"]).ok();
+    holder.end(MOMENT);
+    place.exec("1", &["tofu-guest", "selftest"]).ok();
+    // One that is killed has had it.
+    let killed = "puts nodes=2 count=4000000 & sleep 2; kill -9 $!";
+    place.exec("0", &["sh", "-c", killed]).ok();
+    wait_for("the driver", MOMENT, || has_driver("0") && has_driver("1"));
+    wait_for("tofu0 once more", MOMENT, answers);
+    for node in ["0", "1"] {
+        is_well(&place, node);
+    }
+    place.run(&["down"]).ok();
+
+    let one = ["--shape", "1x1x1x1x1x1", "--driver"];
+    place.up(&[&one[..], &["vfio", "--image", &image]].concat());
+    assert!(!has_driver("0"));
+    place.exec("0", &["tofu-guest", "selftest"]).ok();
+    place.run(&["down"]).ok();
+    let wrong = [&["up", "--linux"], &one[..], &["tofu", "--image", "default"]].concat();
+    let error = place.run(&wrong).mistake();
+    let expected = "--driver tofu: image default has no tofu.ko; `tofu image build --name default \
+                    --kernel driver-cloud` makes it with one";
+    assert!(error.contains(expected), "{error}");
+    place.is_clean();
 }
 
 /// Programs include the header and nothing else, in whichever language.

@@ -27,7 +27,7 @@ fn gates_of_processes_on_three_nodes() {
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     let sdk = Sdk::new(&place);
     sdk.compile("programs/barriers.c", &["-ltofucom", "-ltofutop"]);
-    place.up(&["--shape", "3x1x1x1x1x1"]);
+    place.up(&["--shape", "3x1x1x1x1x1", "--driver", "vfio"]);
     let start = |ranks: &str, part: &str| {
         let args = ["run", "-n", ranks, "./barriers", part];
         Running::start(sdk.command(&place, &args), b"")

@@ -59,7 +59,7 @@ fn jobs_on_two_nodes() {
     }
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     let job = Job::new(place);
-    job.place.up(&["--name", "two"]);
+    job.place.up(&["--name", "two", "--driver", "vfio"]);
     examples(&job);
     jobs_and_their_ends(&job);
     job.place.run(&["down"]).ok();

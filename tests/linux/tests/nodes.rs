@@ -64,7 +64,7 @@ fn end_receiver(place: &Place, receiver: Running) {
 #[test]
 fn two_nodes() {
     let Some(place) = Place::new("two_nodes", Image::Default) else { return };
-    place.up(&["--name", "two"]);
+    place.up(&["--name", "two", "--driver", "vfio"]);
     devices(&place);
     a_device_is_taken_away_in_mid_traffic(&place);
     commands_files_and_the_console(&place);
@@ -204,7 +204,7 @@ fn linux_and_bare_nodes_on_one_torus() {
 fn a_monitor_is_killed_in_mid_traffic() {
     const TEST: &str = "a_monitor_is_killed_in_mid_traffic";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
-    place.up(&["--shape", "3x1x1x1x1x1"]);
+    place.up(&["--shape", "3x1x1x1x1x1", "--driver", "vfio"]);
     place.all_pairs(3, 1);
 
     // The one that is sent to.

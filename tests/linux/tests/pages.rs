@@ -47,11 +47,7 @@ const OTHERWISE: [(&str, &str, How); 10] = [
         "target/release/tofu image build --kernel driver-cloud",
         Not("compiles the driver; the tests of the driver run its image"),
     ),
-    (
-        README,
-        "target/release/tofu up --linux --image driver-cloud",
-        Not("the tests of the driver do"),
-    ),
+    (README, "target/release/tofu up --linux --driver tofu", Not("the tests of the driver do")),
     (README, "cargo run --release -- serve", Beside("socket")),
     (README, "cargo run --release -- bench", Not("measures for minutes")),
     (README, "ci/test", Not("is what runs this test")),

@@ -51,7 +51,7 @@ fn machine(test: &str) -> Option<Place> {
     for library in libraries {
         fs::copy(&library, folder.join(library.file_name().unwrap())).unwrap();
     }
-    place.up(&["--memory", "768MiB"]);
+    place.up(&["--memory", "768MiB", "--driver", "vfio"]);
     for node in 0..2 {
         place.run(&["cp", folder.to_str().unwrap(), &format!("{node}:/tmp")]).ok();
     }

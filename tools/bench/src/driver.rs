@@ -48,8 +48,8 @@ done
 exit 1";
 /// Gives it back to the driver.
 const TO_DRIVER: &str = "\
-pkill tofu-net; pkill tofud
-for i in $(seq 100); do pgrep 'tofu-net|tofud' >/dev/null || break; sleep 0.1; done
+pkill tofu-net
+for i in $(seq 100); do pgrep tofu-net >/dev/null || break; sleep 0.1; done
 for file in $(grep -l 0x1ccd /sys/bus/pci/devices/*/device); do
 device=${file%/device}
 echo >$device/driver_override
@@ -156,7 +156,11 @@ fn prepare() -> anyhow::Result<MachineArgs> {
     cache.build(&spec.with(PACKAGES)?, &progress)?;
     let (args, _) = linux::modes()?;
     let image = IMAGE.parse::<ImageName>().ok();
-    Ok(MachineArgs { memory: Some(MEMORY), linux: LinuxArgs { image, ..args.linux }, ..args })
+    Ok(MachineArgs {
+        memory: Some(MEMORY),
+        linux: LinuxArgs { image, driver: None, ..args.linux },
+        ..args
+    })
 }
 
 /// Runs a script on both nodes at once.

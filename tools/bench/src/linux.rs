@@ -26,7 +26,7 @@ use tofu_supervisor::plan::Plan;
 use tofu_supervisor::programs;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::runner::{self, Backend, Machines, Running};
-use tofu_supervisor::units::{Doorbell, ImageName, MemorySize};
+use tofu_supervisor::units::{Doorbell, Driver, ImageName, MemorySize};
 use tofu_ui::{ImageProgress, Style};
 
 use crate::figures::Latency;
@@ -175,7 +175,8 @@ fn kvm() -> bool {
 pub(crate) fn prepare() -> anyhow::Result<()> {
     let progress =
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
-    Kit::prepare(None, &LinuxArgs::default(), kvm(), &progress)?;
+    let (args, _) = modes()?;
+    Kit::prepare(&Plan::new(&args)?, &args.linux, kvm(), true, &progress)?;
     kit::qemu(&progress)?;
     let cache = Cache::from_env()?;
     let has_all = |with: &[String]| PACKAGES.iter().all(|name| with.iter().any(|w| w == name));
@@ -192,7 +193,7 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
 pub(crate) fn modes() -> anyhow::Result<(MachineArgs, Doorbell)> {
     let args = MachineArgs {
         guest: None,
-        linux: LinuxArgs { linux: true, ..LinuxArgs::default() },
+        linux: LinuxArgs { linux: true, driver: Some(Driver::Vfio), ..LinuxArgs::default() },
         ..up(SHAPE, "")?
     };
     let plan = Plan::new(&args)?;
@@ -253,7 +254,7 @@ impl Lab {
         let start = Instant::now();
         let plan = Plan::new(args)?;
         let kvm = kvm();
-        let kit = Kit::prepare(plan.image.as_ref(), &args.linux, kvm, &Silent)?;
+        let kit = Kit::prepare(&plan, &args.linux, kvm, true, &Silent)?;
         let qemu = kit::qemu(&Silent)?;
         let named = Named::new(&plan, args)?;
         let (sender, _events) = mpsc::channel();

@@ -8,7 +8,7 @@ use anyhow::bail;
 use serde::Serialize;
 use tofu_linux_nodes::lan::Ethernet;
 use tofu_supervisor::options::{BootArgs, LinuxArgs, MachineArgs};
-use tofu_supervisor::units::{BootFrom, MemorySize, Timeout};
+use tofu_supervisor::units::{BootFrom, Driver, MemorySize, Timeout};
 
 use crate::linux::Lab;
 use crate::machine::{PATIENCE, run_machine, up};
@@ -69,7 +69,12 @@ pub(crate) fn linux(nodes: u32) -> anyhow::Result<Boot> {
         let args = MachineArgs {
             guest: None,
             memory: Some(MemorySize(256 << 20)),
-            linux: LinuxArgs { linux: true, boot_timeout, ..LinuxArgs::default() },
+            linux: LinuxArgs {
+                linux: true,
+                driver: Some(Driver::Vfio),
+                boot_timeout,
+                ..LinuxArgs::default()
+            },
             ..row(nodes, "", from)?
         };
         anyhow::Ok(Lab::start(&args, Ethernet::None)?.ready.as_secs_f64())

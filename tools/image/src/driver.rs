@@ -294,6 +294,14 @@ pub(crate) fn compile(
     make_root(cache, &target, &work, progress)?.write(&work)
 }
 
+/// Whether the build root of today's recipe is there, so that [`part`] takes seconds and fetches
+/// nothing.
+pub(crate) fn has_root(cache: &Cache, flavour: Flavour) -> Result<bool> {
+    let Some(target) = Target::find(cache, flavour)? else { return Ok(false) };
+    Ok(cache.part(&target.key())?.is_some()
+        || Manifest::read(&target.work_folder(cache))?.is_some())
+}
+
 /// The part with vmlinux, vmlinuz, config and modules, as those of Debian's kernels, for which it
 /// has the driver alone; and the build root's key, which the image has to keep. The root is there
 /// or was made by [`compile`].
@@ -345,8 +353,8 @@ pub struct Made {
     pub modules: Vec<PathBuf>,
 }
 
-/// Sources of a kernel module outside of the kernel's, to be compiled for nodes that have the
-/// kernel of the driver `tofu.ko`.
+/// Sources of a kernel module outside of the kernel's, to be compiled for nodes with a kernel that
+/// the driver `tofu.ko` is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
     folder: PathBuf,

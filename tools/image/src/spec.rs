@@ -313,6 +313,11 @@ impl Spec {
         self
     }
 
+    /// Whether its kernel comes with the driver tofu.ko.
+    pub fn has_driver(&self) -> bool {
+        self.kernel.has_driver()
+    }
+
     pub(crate) fn wants_rdma(&self) -> bool {
         self.with.iter().any(|name| RDMA_PACKAGES.contains(&name.as_str()))
     }

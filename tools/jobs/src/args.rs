@@ -7,7 +7,7 @@ use clap::Parser;
 use tofu_control::MachineName;
 use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
-use tofu_supervisor::units::{ImageName, Timeout};
+use tofu_supervisor::units::{Driver, ImageName, Timeout};
 
 /// Run a program as a job: many processes, each of which knows its rank
 ///
@@ -85,6 +85,16 @@ pub struct RunArgs {
     /// Image for a machine that is started for the run
     #[arg(long, value_name = "NAME", conflicts_with = "machine")]
     pub(crate) image: Option<ImageName>,
+
+    /// Who has the device in a machine that is started for the run: tofu, vfio or auto, as for
+    /// `tofu up`
+    #[arg(
+        long,
+        value_name = "DRIVER",
+        hide_possible_values = true,
+        conflicts_with_all = ["machine", "local"]
+    )]
+    pub(crate) driver: Option<Driver>,
 
     /// The program, and its arguments: a file if there is a / in it, else one of the nodes' own
     #[arg(

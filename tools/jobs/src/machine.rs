@@ -65,7 +65,7 @@ impl Machine {
     /// If there is none that will do, or it does not start.
     pub(crate) fn find(args: &RunArgs, wanted: Wanted, control: &Control) -> anyhow::Result<Found> {
         // What a machine is to be made of says that one is to be made.
-        let made = args.shape.is_some() || args.image.is_some();
+        let made = args.shape.is_some() || args.image.is_some() || args.driver.is_some();
         if args.machine.is_some() {
             return Self::running(find_machine(args.machine.as_ref())?, None).map(Found::machine);
         }
@@ -176,6 +176,9 @@ impl Own {
                 bail!("there is no image {image} for MPI programs; `tofu sdk --mpi DIR` makes it");
             }
             command.args(["--image", image]);
+        }
+        if let Some(driver) = args.driver {
+            command.args(["--driver", driver.name()]);
         }
         if args.mpi {
             command.args(["--net", "lan", "--memory", MPI_MEMORY]);

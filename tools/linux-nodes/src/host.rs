@@ -59,7 +59,7 @@ impl LinuxBackend for LinuxHost {
         let lines = plan.linux().enumerate().map(|(index, (id, linux))| {
             let has_lan = !matches!(self.lan, Ethernet::None);
             let line =
-                kernel_command_line(plan, plan.coords(id), linux, has_lan.then(|| lan::ip(index)));
+                self.command_line(plan, plan.coords(id), linux, has_lan.then(|| lan::ip(index)));
             (id, qemu::with_clock(line, self.kvm))
         });
         LinuxFiles {
@@ -105,7 +105,7 @@ impl LinuxBackend for LinuxHost {
                 name: node_name(at),
                 memory: linux.memory,
                 cpus: linux.cpus.0,
-                command_line: kernel_command_line(
+                command_line: self.command_line(
                     plan,
                     at,
                     linux,
@@ -172,15 +172,25 @@ impl Drop for LinuxNodes {
 const FAST_BOOT: &str = "lsm=capability cryptomgr.notests no_timer_check tsc=reliable \
                          random.trust_cpu=on initcall_blacklist=jent_mod_init";
 
-/// The command line of a node's kernel, which programs in it find in /proc/cmdline.
-fn kernel_command_line(plan: &Plan, at: Coords, linux: &LinuxPlan, ip: Option<String>) -> String {
-    let machine = command_line::machine(plan, "tofu.");
-    let ip = ip.map(|ip| format!("tofu.ip={ip} ")).unwrap_or_default();
-    let words = format!(
-        "console=ttyS0 quiet panic=-1 {FAST_BOOT} intel_iommu=on \
-         vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed tofu.name={} {machine} {ip}{}",
-        node_name(at),
-        linux.append
-    );
-    words.trim_end().to_owned()
+impl LinuxHost {
+    /// The command line of a node's kernel, which programs in it find in /proc/cmdline.
+    fn command_line(
+        &self,
+        plan: &Plan,
+        at: Coords,
+        linux: &LinuxPlan,
+        ip: Option<String>,
+    ) -> String {
+        let machine = command_line::machine(plan, "tofu.");
+        let ip = ip.map(|ip| format!("tofu.ip={ip} ")).unwrap_or_default();
+        let driver = if self.kit.without_driver { "module_blacklist=tofu " } else { "" };
+        let words = format!(
+            "console=ttyS0 quiet panic=-1 {FAST_BOOT} intel_iommu=on \
+             vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed {driver}tofu.name={} \
+             {machine} {ip}{}",
+            node_name(at),
+            linux.append
+        );
+        words.trim_end().to_owned()
+    }
 }

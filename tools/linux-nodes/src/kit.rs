@@ -10,11 +10,22 @@ use tofu_image::{Cache, Image, Progress, Qemu, Spec};
 use tofu_programs::{LINUX, Shipped};
 use tofu_supervisor::options::LinuxArgs;
 use tofu_supervisor::plan::Plan;
-use tofu_supervisor::units::{ImageName, MemorySize};
+use tofu_supervisor::units::{Driver, ImageName, MemorySize};
 use tofu_vmm::LinuxSupport;
 
-/// The image that is made if it is not there, and used if none is named.
-pub(crate) const DEFAULT_IMAGE: &str = "default";
+/// The image that is made if it is not there, and used if none is named and there is none of
+/// [`DRIVER_IMAGES`].
+const DEFAULT_IMAGE: &str = "default";
+/// Images with the driver tofu.ko that are used if none is named, the first one that is there.
+/// Debian's kernel for virtual machines boots faster than that for all machines; the one of our own
+/// making is for tests.
+const DRIVER_IMAGES: [&str; 3] = ["driver-cloud", "driver-generic", "driver"];
+/// What makes the first of them.
+const MAKE_DRIVER: &str = "`tofu image build --kernel driver-cloud`";
+/// What that takes.
+const DRIVER_COST: &str = "480 MB to download, about 2 minutes";
+/// A file of the cache: what users have been told of images with the driver.
+const OFFERED: &str = "driver-offered";
 
 /// Files and programs that Linux nodes need.
 #[derive(Clone, Debug)]
@@ -25,19 +36,25 @@ pub struct Kit {
     pub(crate) initrd: PathBuf,
     /// A file system image with more programs, read-only.
     pub(crate) root: Option<PathBuf>,
+    /// Whether the kernel is to leave the device to programs, whatever drivers it has.
+    pub(crate) without_driver: bool,
+    /// What the user may want to know of other images.
+    pub hint: Option<String>,
 }
 
 impl Kit {
     /// What is asked for; what is missing is fetched and made. `kvm` is whether the host's
-    /// hardware runs the guests.
+    /// hardware runs the guests, and `qemu` whether they run under QEMU.
     ///
     /// # Errors
     ///
-    /// If something is not there or of the wrong kind, or cannot be fetched or made.
+    /// If something is not there or of the wrong kind, or cannot be fetched or made, or if a node
+    /// has too little memory.
     pub fn prepare(
-        image: Option<&ImageName>,
+        plan: &Plan,
         args: &LinuxArgs,
         kvm: bool,
+        qemu: bool,
         progress: &dyn Progress,
     ) -> anyhow::Result<Self> {
         if let Some(path) = &args.kernel {
@@ -47,33 +64,83 @@ impl Kit {
             check_initrd(path)?;
         }
         let cache = Cache::from_env()?;
-        // An initrd has modules for its own kernel only, but one of somebody else's kernel may
-        // have all built in.
-        let (kernel, initrd, root) = match (&args.kernel, &args.initrd) {
-            (Some(kernel), Some(initrd)) => (kernel.clone(), initrd.clone(), None),
-            (kernel, initrd) => {
-                let image = find_image(&cache, image, progress)?;
-                // Emulated, a bzImage takes long to unpack itself. With hardware virtualisation
-                // it does not, and QEMU with KVM was seen to hang where it enters an ELF file.
-                let packed = image.kernel_bz.filter(|_| kvm);
-                let own = packed.unwrap_or(image.kernel_elf);
-                let kernel = kernel.clone().unwrap_or(own);
-                let root = if initrd.is_some() { None } else { image.root };
-                (kernel, initrd.clone().unwrap_or(image.initrd), root)
+        let without_driver = plan.driver == Driver::Vfio;
+        if let (Some(kernel), Some(initrd)) = (&args.kernel, &args.initrd) {
+            if plan.driver == Driver::Tofu {
+                bail!("--driver tofu: with --kernel and --initrd, nodes have the drivers of these");
             }
+            let (kernel, initrd) = (kernel.clone(), initrd.clone());
+            let kit = Self { kernel, initrd, root: None, without_driver, hint: None };
+            kit.check_memory(plan)?;
+            return Ok(kit);
+        }
+        let of = |image: Image| {
+            // Emulated, a bzImage takes long to unpack itself. With hardware virtualisation it does
+            // not, and QEMU with KVM was seen to hang where it enters an ELF file.
+            let packed = image.kernel_bz.filter(|_| kvm);
+            let own = packed.unwrap_or(image.kernel_elf);
+            // An initrd has modules for its own kernel only, but one of somebody else's kernel may
+            // have all built in.
+            let kit = Self {
+                kernel: args.kernel.clone().unwrap_or(own),
+                root: image.root.filter(|_| args.initrd.is_none()),
+                initrd: args.initrd.clone().unwrap_or(image.initrd),
+                without_driver,
+                hint: None,
+            };
+            kit.check_memory(plan).map(|()| kit)
         };
-        Ok(Self { kernel, initrd, root })
+        let mut hint = None;
+        let named = match (plan.driver, plan.image.as_ref().map(ImageName::as_str)) {
+            (Driver::Tofu, Some(name)) => {
+                check_driver(&cache, name)?;
+                Some(name)
+            }
+            (Driver::Tofu, None) => Some(driver_image(&cache, |_| true).with_context(|| {
+                format!(
+                    "--driver tofu: there is no image with tofu.ko; {MAKE_DRIVER} makes one \
+                     ({DRIVER_COST})"
+                )
+            })?),
+            // Programs that are to run to their end want the device for themselves, nodes with a
+            // kernel of the user's have no module of ours for it, and the route by a gateway is
+            // made by tofu-net.
+            (Driver::Auto, None)
+                if qemu
+                    && plan.stays_up()
+                    && plan.gateway().is_none()
+                    && args.kernel.is_none()
+                    && args.initrd.is_none() =>
+            {
+                match driver_image(&cache, |image| cache.has_driver_ready(image)) {
+                    Some(name) => match find_image(&cache, Some(name), progress) {
+                        // Nodes with too little memory for it have the other, smaller kernel.
+                        Ok(image) => {
+                            if let Ok(kit) = of(image) {
+                                return Ok(kit);
+                            }
+                        }
+                        Err(error) if is_interrupted(&error) => return Err(error),
+                        // What goes without the driver goes on doing so.
+                        Err(error) => log::warn!("without the kernel driver: {error:#}"),
+                    },
+                    None => hint = offer(&cache),
+                }
+                None
+            }
+            (_, name) => name,
+        };
+        let kit = find_image(&cache, named, progress).and_then(&of)?;
+        Ok(Self { hint, ..kit })
     }
-}
 
-impl Kit {
     /// Checks that each Linux node of a plan has the memory that its kernel and its initramfs take
     /// before anything can run. The initramfs is there twice while it is unpacked.
     ///
     /// # Errors
     ///
     /// If one has less, with the least that does, or if a file cannot be read.
-    pub fn check_memory(&self, plan: &Plan) -> anyhow::Result<()> {
+    fn check_memory(&self, plan: &Plan) -> anyhow::Result<()> {
         /// What Linux and the programs that every node runs want besides, in bytes.
         const MORE: u64 = 32 << 20;
         let cannot = |path: &Path| format!("cannot read {}", path.display());
@@ -141,13 +208,58 @@ pub fn shared_memory() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whether the user has stopped it.
+fn is_interrupted(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(tofu_image::Error::Interrupted))
+}
+
+/// The first of [`DRIVER_IMAGES`] that is there and has the driver.
+fn driver_image(cache: &Cache, fits: impl Fn(&Image) -> bool) -> Option<&'static str> {
+    let has = |image: &Image| image.manifest.spec().is_ok_and(|spec| spec.has_driver());
+    DRIVER_IMAGES.into_iter().find(|name| {
+        cache.find(name).ok().flatten().is_some_and(|image| has(&image) && fits(&image))
+    })
+}
+
+/// Checks that an image that is there has the driver.
+fn check_driver(cache: &Cache, name: &str) -> anyhow::Result<()> {
+    let Some(image) = cache.find(name)? else { return Ok(()) };
+    let spec = image.manifest.spec()?;
+    if spec.has_driver() {
+        return Ok(());
+    }
+    let with = match image.manifest.with.as_slice() {
+        [] => String::new(),
+        packages => format!(" --with {}", packages.join(",")),
+    };
+    bail!(
+        "--driver tofu: image {name} has no tofu.ko; `tofu image build --name {name} --kernel \
+         driver-cloud{with}` makes it with one"
+    )
+}
+
+/// What to tell of images with the driver, once for each cache: that there are such, or that the
+/// one there is was made by another version of these sources.
+fn offer(cache: &Cache) -> Option<String> {
+    let said = cache.folder().join(OFFERED);
+    let what = match driver_image(cache, |_| true) {
+        Some(name) => format!(
+            "`tofu image build --kernel {name}` renews the image {name}, which another version of \
+             tofu has made (minutes)"
+        ),
+        None => format!("{MAKE_DRIVER} makes nodes whose kernel drives the device ({DRIVER_COST})"),
+    };
+    let hint = format!("{what}; this is said once");
+    if fs::read_to_string(&said).is_ok_and(|text| text == hint) {
+        return None;
+    }
+    // Not where it would be said each time.
+    fs::write(&said, &hint).ok().map(|()| hint)
+}
+
 /// The image of this name with today's programs; the default one is made if it is not there.
-fn find_image(
-    cache: &Cache,
-    name: Option<&ImageName>,
-    progress: &dyn Progress,
-) -> anyhow::Result<Image> {
-    let name = name.map_or(DEFAULT_IMAGE, ImageName::as_str);
+fn find_image(cache: &Cache, name: Option<&str>, progress: &dyn Progress) -> anyhow::Result<Image> {
+    let name = name.unwrap_or(DEFAULT_IMAGE);
     // One that is damaged is made again if it is known how.
     let known = match cache.find(name) {
         Ok(image) => image,
@@ -187,6 +299,57 @@ fn check_initrd(path: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Puts an image into a cache, with a kernel by its name.
+    fn put(cache: &Cache, name: &str, kernel: &str) {
+        let folder = cache.folder().join("images").join(name);
+        fs::create_dir_all(&folder).unwrap();
+        let text = format!(
+            "format = 1\nname = \"{name}\"\nfingerprint = \"\"\nbuilt = 0\n\
+             asked_kernel = \"{kernel}\"\nwith = [\"mpich\"]\n"
+        );
+        fs::write(folder.join("manifest.toml"), text).unwrap();
+    }
+
+    #[test]
+    fn images_with_the_driver_have_an_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path());
+        let found = || driver_image(&cache, |_| true);
+        assert_eq!(found(), None);
+        // Named so, but another kernel's.
+        put(&cache, "driver-cloud", "cloud");
+        assert_eq!(found(), None);
+        for name in ["driver", "driver-generic", "driver-cloud"] {
+            put(&cache, name, name);
+            assert_eq!(found(), Some(name));
+        }
+        let other = driver_image(&cache, |image| image.name != "driver-cloud");
+        assert_eq!(other, Some("driver-generic"));
+        put(&cache, "mine", "auto");
+        check_driver(&cache, "driver").unwrap();
+        assert_eq!(
+            check_driver(&cache, "mine").unwrap_err().to_string(),
+            "--driver tofu: image mine has no tofu.ko; `tofu image build --name mine --kernel \
+             driver-cloud --with mpich` makes it with one"
+        );
+    }
+
+    #[test]
+    fn images_with_the_driver_are_offered_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path());
+        let hint = offer(&cache).unwrap();
+        assert!(hint.starts_with("`tofu image build --kernel driver-cloud` makes"), "{hint}");
+        assert!(hint.contains("480 MB") && !hint.contains('\n'), "{hint}");
+        assert_eq!(offer(&cache), None);
+        // What is there is of another version: something else to say, once.
+        put(&cache, "driver-cloud", "driver-cloud");
+        assert!(offer(&cache).unwrap().contains("renews the image driver-cloud, which"));
+        assert_eq!(offer(&cache), None);
+        // Where nothing can be remembered, nothing is said again and again.
+        assert_eq!(offer(&Cache::at(folder.path().join("none/such"))), None);
+    }
 
     #[test]
     fn kernels_and_initrds_are_told_from_other_files() {

@@ -18,7 +18,8 @@ use toml::Spanned;
 use crate::faults::FaultSpec;
 use crate::guest::GuestName;
 use crate::units::{
-    BootFrom, Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
+    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu,
+    Timeout,
 };
 
 /// What is wrong with a machine file.
@@ -75,6 +76,8 @@ pub struct MachineFile {
     /// Engine threads.
     pub engines: Option<Engines>,
     pub(crate) image: Option<ImageName>,
+    /// Who has the device in Linux nodes.
+    pub(crate) driver: Option<Driver>,
     /// Where the boot server is.
     pub(crate) boot_server: Option<Coords>,
     pub(crate) ip_number: Option<IpNumber>,
@@ -215,6 +218,7 @@ struct RawFile {
     cpus: Option<Spanned<i64>>,
     append: Option<Spanned<String>>,
     image: Option<Spanned<String>>,
+    driver: Option<Spanned<String>>,
     boot: Option<Spanned<String>>,
     boot_server: Option<Spanned<Vec<i64>>>,
     ip_number: Option<Spanned<i64>>,
@@ -308,6 +312,7 @@ impl MachineFile {
             timeout: source.duration("timeout", &raw.timeout)?,
             engines: source.number("engines", &raw.engines)?,
             image: source.text("image", &raw.image)?,
+            driver: source.text("driver", &raw.driver)?,
             boot_server: {
                 let at = raw.boot_server.as_ref();
                 at.map(|at| source.coords("boot_server", at)).transpose()?
@@ -542,6 +547,7 @@ mod tests {
             cpus = 2
             append = "quiet"
             image = "mpi"
+            driver = "vfio"
             faults = "loss=1%,seed=3"
             boot = "tofu"
             boot_server = [1, 0, 0, 0, 0, 0]
@@ -581,6 +587,7 @@ mod tests {
         assert_eq!((machine.linux, machine.cpus), (Some(false), Some(Cpus(2))));
         assert_eq!(machine.append, append("quiet"));
         assert_eq!(file.image, "mpi".parse().ok());
+        assert_eq!(file.driver, Some(Driver::Vfio));
         let node = &file.nodes[0].settings;
         assert_eq!((node.linux, node.cpus), (Some(true), Some(Cpus(4))));
         assert_eq!(node.append, append("debug"));
@@ -626,6 +633,7 @@ mod tests {
             ("boot = \"disk\"", "boot = \"disk\" is not allowed; boot is \"monitor\" or \"tofu\""),
             ("boot_server = [1]", "boot_server = [1] is not allowed; boot_server is [x, y, z"),
             ("cpus = 17", "cpus = 17 is not allowed; cpus is a whole number of processors"),
+            ("driver = \"rxe\"", "driver = \"rxe\" is not allowed; driver is \"tofu\", \"vfio\""),
             ("image = \"a/b\"", "image = \"a/b\" is not allowed; image is 1 to 64 letters"),
             ("faults = \"loss=2\"", "faults = \"loss=2\" is not allowed; faults is a list of loss"),
             ("append = \"a\\nb\"", "append = \"a\\nb\" is not allowed; append is at most 1024"),

@@ -9,7 +9,8 @@ use tofu_netboot::Fault;
 
 use crate::faults::FaultSpec;
 use crate::units::{
-    BootFrom, Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
+    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu,
+    Timeout,
 };
 
 /// A machine: its nodes, and what goes on in it.
@@ -136,9 +137,19 @@ pub struct LinuxArgs {
     #[arg(long, value_name = "N")]
     pub cpus: Option<Cpus>,
 
-    /// Image to boot: see `tofu image` [default: default]
+    /// Image to boot: see `tofu image` [default: see --driver]
     #[arg(long, value_name = "NAME")]
     pub image: Option<ImageName>,
+
+    /// Who has the device in the nodes: the kernel driver (tofu), programs (vfio), or auto
+    ///
+    /// `tofu` takes the image driver-cloud, driver-generic or driver, the first one that is there,
+    /// and `vfio` the image default, which is made if need be. `auto` takes one of the former if
+    /// there is one, in machines that stay up and run under QEMU, and the latter otherwise. With
+    /// --image, `tofu` wants the driver in that image, and `vfio` keeps it from the device.
+    /// [default: auto]
+    #[arg(long, value_name = "DRIVER", hide_possible_values = true)]
+    pub driver: Option<Driver>,
 
     /// Kernel to boot instead of the image's: a bzImage or vmlinux
     #[arg(long, value_name = "FILE")]

@@ -18,7 +18,8 @@ use crate::faults::FaultSpec;
 use crate::guest::{Guest, GuestError, GuestName};
 use crate::options::{BootArgs, MachineArgs, ShapeArgs};
 use crate::units::{
-    BootFrom, Cpus, Doorbell, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu, Timeout,
+    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu,
+    Timeout,
 };
 
 /// The guest program that runs if nothing else is asked for.
@@ -47,8 +48,10 @@ pub struct Plan {
     pub generation: Generation,
     /// Engine threads; `None` leaves the number to the machine.
     pub engines: Option<Engines>,
-    /// The image of Linux nodes, if not the default one.
+    /// The image of Linux nodes, if one is named.
     pub image: Option<ImageName>,
+    /// Who has the device in Linux nodes.
+    pub driver: Driver,
     /// The boot server, if nodes boot over the torus.
     pub boot_server: Option<ServerPlan>,
     /// What goes for IP over Tofu.
@@ -347,6 +350,7 @@ impl Plan {
             generation: file.generation,
             engines: args.engines.or(file.engines),
             image: args.linux.image.clone().or(file.image),
+            driver: args.linux.driver.or(file.driver).unwrap_or_default(),
             faults: faults(args.faults.or(file.faults), &file.links),
             captures: captures(&args.capture, &shape)?,
             nodes,

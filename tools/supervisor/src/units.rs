@@ -203,6 +203,37 @@ impl FromStr for Doorbell {
     }
 }
 
+/// Who has the device in Linux nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Driver {
+    /// The kernel driver where an image that has it is there, VFIO otherwise
+    #[default]
+    Auto,
+    /// The kernel driver, tofu.ko
+    Tofu,
+    /// Programs, by VFIO
+    Vfio,
+}
+
+impl Driver {
+    /// As on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Tofu => "tofu",
+            Self::Vfio => "vfio",
+        }
+    }
+}
+
+impl FromStr for Driver {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        ValueEnum::from_str(text, false).map_err(|_| "\"tofu\", \"vfio\" or \"auto\"")
+    }
+}
+
 /// Where a node's guest or kernel comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum BootFrom {

@@ -65,6 +65,13 @@ impl Cache {
         Ok(Image::in_folder(&folder, manifest))
     }
 
+    /// Whether an image has the driver tofu.ko, and all that it is compiled with is in the cache:
+    /// to bring the image up to date takes seconds, and fetches nothing.
+    pub fn has_driver_ready(&self, image: &Image) -> bool {
+        let flavour = image.manifest.spec().ok().and_then(|spec| spec.kernel.driver());
+        flavour.is_some_and(|flavour| driver::has_root(self, flavour).unwrap_or(false))
+    }
+
     /// Puts all files of an image into `new`.
     fn fill(
         &self,

@@ -50,11 +50,11 @@ pub(crate) enum ImageCommand {
         #[arg(long)]
         refresh: bool,
     },
-    /// Compile a kernel module for nodes with the kernel of the image `driver`, or another one
+    /// Compile a kernel module for nodes with the kernel of `driver-cloud`, or another one
     ///
     /// Sources in FOLDER, with a Kbuild file; C or Rust. What the compiler says is printed, and
     /// modules (*.ko) are left in FOLDER. What the kernel's modules are compiled with is made first
-    /// if it is not there yet, which takes minutes. Then: tofu up --linux --image driver,
+    /// if it is not there yet, which takes minutes. Then: tofu up --linux --driver tofu,
     /// tofu cp FOLDER/mine.ko 0:/tmp, tofu exec 0 -- insmod /tmp/mine.ko.
     Module {
         /// Folder with the sources and Kbuild
@@ -66,8 +66,8 @@ pub(crate) enum ImageCommand {
         /// Where to leave the modules [default: FOLDER]
         #[arg(long, short, value_name = "FOLDER")]
         out: Option<PathBuf>,
-        /// Kernel: driver, driver-debug, driver-cloud or driver-generic
-        #[arg(long, value_name = "KERNEL", default_value = "driver")]
+        /// Kernel: driver-cloud, driver-generic, driver or driver-debug
+        #[arg(long, value_name = "KERNEL", default_value = "driver-cloud")]
         kernel: String,
         /// The same as --kernel driver-debug
         #[arg(long, conflicts_with = "kernel")]

@@ -29,6 +29,7 @@ pub(crate) fn refuse_options(args: &MachineArgs) -> anyhow::Result<()> {
     let given = [
         (linux.cpus.is_some(), "--cpus"),
         (linux.image.is_some(), "--image"),
+        (linux.driver.is_some(), "--driver"),
         (linux.kernel.is_some(), "--kernel"),
         (linux.initrd.is_some(), "--initrd"),
         (linux.append.is_some(), "--append"),
@@ -75,6 +76,9 @@ pub(crate) fn run(
             Err(error) => return Err(error),
         }
     };
+    if let (Some(hint), false) = (&kit.hint, json) {
+        eprintln!("tofu: image: {hint}");
+    }
     let mut named = Named::new(plan, args)?;
     let registry = named.serve(plan, sender.clone())?;
     let gateway = named.gateway.take();
@@ -126,9 +130,8 @@ fn prepare(
         Some(hypervisor) => MonitorChoice::Own(hypervisor),
         None => MonitorChoice::Qemu(kit::qemu(progress)?),
     };
-    let kit = Kit::prepare(plan.image.as_ref(), &args.linux, kvm, progress)?;
-    kit.check_memory(plan)?;
-    Ok((kit, monitor))
+    let qemu = matches!(monitor, MonitorChoice::Qemu(_));
+    Ok((Kit::prepare(plan, &args.linux, kvm, qemu, progress)?, monitor))
 }
 
 /// What the user may want to know of a machine that is ready.

@@ -308,8 +308,7 @@ pub(super) mod tests {
     use tofu_fabric::Shape;
     use tofu_supervisor::guest::Guest;
     use tofu_supervisor::plan::{IpPlan, Network, NodePlan, Role, VmPlan};
-    use tofu_supervisor::units::BootFrom;
-    use tofu_supervisor::units::{Doorbell, MemorySize, Timeout};
+    use tofu_supervisor::units::{BootFrom, Doorbell, Driver, MemorySize, Timeout};
     use tofu_ui::Style;
 
     pub(crate) fn plan(shape: &str, vms: usize, timeout: Duration) -> Plan {
@@ -334,6 +333,7 @@ pub(super) mod tests {
             generation: Default::default(),
             engines: None,
             image: None,
+            driver: Driver::default(),
             ip: IpPlan::default(),
             faults: None,
             captures: Vec::new(),
