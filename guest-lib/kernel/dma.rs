@@ -65,19 +65,6 @@ impl Table {
         let start = unsafe { self.0.as_mut_ptr().cast::<u8>().add(at) };
         Some(core::ptr::slice_from_raw_parts_mut(start, end - at))
     }
-
-    /// Copies from qword `first` on, which others may write meanwhile, and updates the checksum
-    /// `sum`: a second pass over the copy would take half as long again. Returns false, and copies
-    /// nothing, beyond the table.
-    pub(crate) fn copy(&self, first: usize, to: &mut [u8], sum: &mut Sum) -> bool {
-        let end = first.checked_add(to.len().div_ceil(8));
-        if end.is_none_or(|end| end > self.0.len()) {
-            return false;
-        }
-        // SAFETY: these qwords are in the table, and the memory is ours until `drop`.
-        unsafe { copy(self.0.as_ptr().cast::<u64>().add(first), to, 0, sum) };
-        true
-    }
 }
 
 /// Copies bytes that others may write meanwhile, and updates the checksum `sum` with the copy,

@@ -3,9 +3,11 @@
  * Network interfaces, for which the kernel's Rust bindings of Linux 7.3 have no counterpart.
  * Nothing is decided here but what follows from how the kernel keeps frames.
  */
+#include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
 #include <linux/ethtool.h>
 #include <linux/hrtimer.h>
+#include <linux/iommu.h>
 #include <linux/module.h>
 #include <linux/moduleparam.h>
 #include <linux/netdevice.h>
@@ -120,6 +122,8 @@ static struct netdev_queue *tx_queue(struct tofu_queue *queue)
 #define TOFU_LOOK (HZ / 100 ? HZ / 100 : 1)
 /* A frame that is longer than this is not contiguous in memory. */
 #define TOFU_LINEAR 2000
+/* Bytes of the longest packet that is sent as one; beyond 64 KiB if that is asked for. */
+#define TOFU_LONGEST (256 << 10)
 /* Bytes of such a frame that do: all headers. */
 #define TOFU_HEAD 256
 
@@ -383,7 +387,8 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 			   NETIF_F_TSO_ECN;
 	dev->features = dev->hw_features | NETIF_F_HIGHDMA;
 	/* What the other end does not take offloaded must have room when it is cut here. */
-	netif_set_tso_max_segs(dev, 64);
+	netif_set_tso_max_size(dev, TOFU_LONGEST);
+	netif_set_tso_max_segs(dev, 200);
 	timer_setup(&net->beat, net_beat, 0);
 	for (unsigned int i = 0; i < n; i++) {
 		struct tofu_queue *queue = &net->queues[i];
@@ -515,16 +520,125 @@ struct sk_buff *tofu_shim_skb_next(struct sk_buff *skb)
 	return next;
 }
 
-/* The frame is done with. */
-void tofu_shim_skb_sent(struct tofu_queue *queue, struct sk_buff *skb, bool sent)
+/* Counts a frame that was sent, or could not be. */
+void tofu_shim_skb_count(struct tofu_queue *queue, const struct sk_buff *skb, bool sent)
 {
-	if (sent) {
+	if (sent)
 		dev_sw_netstats_tx_add(queue->dev, 1, skb->len);
-		dev_consume_skb_any(skb);
-	} else {
+	else
 		dev_core_stats_tx_dropped_inc(queue->dev);
-		dev_kfree_skb_any(skb);
+}
+
+/* A frame that was sent is done with. */
+void tofu_shim_skb_done(struct sk_buff *skb)
+{
+	dev_consume_skb_any(skb);
+}
+
+/* A frame counts as sent for its socket, though it is kept for a while. */
+void tofu_shim_skb_orphan(struct sk_buff *skb)
+{
+	skb_orphan(skb);
+}
+
+/* Whether the device reaches all memory where it is, so that mapping costs nothing. */
+bool tofu_shim_is_direct(struct device *dev)
+{
+	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
+
+	return !domain || domain->type == IOMMU_DOMAIN_IDENTITY;
+}
+
+/*
+ * How many bytes of a frame others are told at once, so that they may read the rest where it is:
+ * all headers, at least one byte behind them, and what is in front of a multiple of 256. 0 if the
+ * frame is not made like that.
+ */
+u32 tofu_shim_skb_head(const struct sk_buff *skb)
+{
+	if (!skb_shinfo(skb)->nr_frags || skb_headlen(skb) > TOFU_HEAD)
+		return 0;
+	return skb_headlen(skb) + 256 - (skb_frag_off(&skb_shinfo(skb)->frags[0]) & 255);
+}
+
+/*
+ * Maps the bytes of a frame from @from on for the device, which may only read them. Returns of
+ * how many parts they are, or 0 if that is not possible.
+ */
+u32 tofu_shim_skb_map(struct device *dev, struct sk_buff *skb, u32 from, struct tofu_run *runs)
+{
+	u32 n = 0;
+
+	if (from < skb_headlen(skb) || skb_has_frag_list(skb) || !skb_frags_readable(skb))
+		return 0;
+	from -= skb_headlen(skb);
+	for (int i = 0; i < skb_shinfo(skb)->nr_frags; i++) {
+		const skb_frag_t *frag = &skb_shinfo(skb)->frags[i];
+		u32 size = skb_frag_size(frag);
+
+		if (from >= size) {
+			from -= size;
+			continue;
+		}
+		if (n < TOFU_MAX_RUNS)
+			runs[n].addr = skb_frag_dma_map(dev, frag, from, size - from, DMA_TO_DEVICE);
+		if (n == TOFU_MAX_RUNS || dma_mapping_error(dev, runs[n].addr)) {
+			tofu_shim_skb_unmap(dev, runs, n);
+			return 0;
+		}
+		runs[n++].len = size - from;
+		from = 0;
 	}
+	return n;
+}
+
+void tofu_shim_skb_unmap(struct device *dev, const struct tofu_run *runs, u32 count)
+{
+	for (u32 i = 0; i < count; i++)
+		dma_unmap_page(dev, runs[i].addr, runs[i].len, DMA_TO_DEVICE);
+}
+
+/* Pages for frames, mapped for the device. */
+struct page *tofu_shim_chunk_new(struct device *dev, u64 *addr)
+{
+	struct page *page = alloc_pages(GFP_ATOMIC | __GFP_NOWARN | __GFP_COMP,
+					get_order(TOFU_CHUNK));
+
+	if (!page)
+		return NULL;
+	*addr = dma_map_page(dev, page, 0, TOFU_CHUNK, DMA_BIDIRECTIONAL);
+	if (dma_mapping_error(dev, *addr)) {
+		put_page(page);
+		return NULL;
+	}
+	return page;
+}
+
+/* Unmaps them, and lets go of them: they go when the last frame with them does. */
+void tofu_shim_chunk_free(struct device *dev, struct page *page, u64 addr)
+{
+	dma_unmap_page(dev, addr, TOFU_CHUNK, DMA_BIDIRECTIONAL);
+	put_page(page);
+}
+
+bool tofu_shim_chunk_is_free(const struct page *page)
+{
+	return page_ref_count(page) == 1;
+}
+
+void tofu_shim_chunk_sync(struct device *dev, u64 addr, u32 len, bool to_device)
+{
+	if (to_device)
+		dma_sync_single_for_device(dev, addr, len, DMA_BIDIRECTIONAL);
+	else
+		dma_sync_single_for_cpu(dev, addr, len, DMA_BIDIRECTIONAL);
+}
+
+/* Has a part of such pages be the next bytes of a frame. */
+void tofu_shim_skb_add(struct sk_buff *skb, struct page *page, u32 at, u32 len)
+{
+	get_page(page);
+	skb_add_rx_frag(skb, skb_shinfo(skb)->nr_frags, page, at, len, TOFU_CHUNK);
 }
 
 /* A frame of @len bytes, which are to be written. */

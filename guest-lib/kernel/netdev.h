@@ -11,6 +11,7 @@
 struct device;
 struct ethtool_coalesce;
 struct net_device;
+struct page;
 struct sk_buff;
 
 /* What is left to do with a frame, as in the header of virtio's network device. */
@@ -32,6 +33,17 @@ struct tofu_net_setup {
 	u8 mac[6];
 	u16 mtu;
 	u16 max_mtu;
+};
+
+/* Pages that frames are fetched to, contiguous. */
+#define TOFU_CHUNK (32 << 10)
+/* Parts of a frame at most that lie together for the device. */
+#define TOFU_MAX_RUNS 17
+
+/* Bytes that lie together for the device. */
+struct tofu_run {
+	u64 addr;
+	u32 len;
 };
 
 struct tofu_queue;
@@ -81,7 +93,18 @@ int tofu_shim_skb_read(const struct sk_buff *skb, u32 at, void *to, u32 len);
 bool tofu_shim_skb_offload(const struct sk_buff *skb, struct tofu_offload *offload);
 bool tofu_shim_skb_complete(struct sk_buff **skb);
 struct sk_buff *tofu_shim_skb_next(struct sk_buff *skb);
-void tofu_shim_skb_sent(struct tofu_queue *queue, struct sk_buff *skb, bool sent);
+void tofu_shim_skb_count(struct tofu_queue *queue, const struct sk_buff *skb, bool sent);
+void tofu_shim_skb_done(struct sk_buff *skb);
+void tofu_shim_skb_orphan(struct sk_buff *skb);
+bool tofu_shim_is_direct(struct device *dev);
+u32 tofu_shim_skb_head(const struct sk_buff *skb);
+u32 tofu_shim_skb_map(struct device *dev, struct sk_buff *skb, u32 from, struct tofu_run *runs);
+void tofu_shim_skb_unmap(struct device *dev, const struct tofu_run *runs, u32 count);
+struct page *tofu_shim_chunk_new(struct device *dev, u64 *addr);
+void tofu_shim_chunk_free(struct device *dev, struct page *page, u64 addr);
+bool tofu_shim_chunk_is_free(const struct page *page);
+void tofu_shim_chunk_sync(struct device *dev, u64 addr, u32 len, bool to_device);
+void tofu_shim_skb_add(struct sk_buff *skb, struct page *page, u32 at, u32 len);
 struct sk_buff *tofu_shim_skb_new(struct tofu_queue *queue, u32 len);
 int tofu_shim_skb_write(struct sk_buff *skb, u32 at, const void *from, u32 len);
 void *tofu_shim_skb_part(const struct sk_buff *skb, u32 at, u32 *len);

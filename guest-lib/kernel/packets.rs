@@ -14,22 +14,21 @@ use tofu_abi::packets::PacketQueues;
 use tofu_abi::queue::{
     MrqWord0, MrqWord1, PrqEntry, PrqRcode, RingIndex, TcqEntry, MRQ_ENTRY_SIZE, PACKET_BUFFER_SIZE,
 };
-use tofu_abi::regs::{CqReg, CqsMode, CqsReg, TniReg, KERNEL_CQ};
-use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
+use tofu_abi::regs::{CqReg, CqsMode, CqsReg, CqsStatus, TniReg, KERNEL_CQ};
 use tofu_abi::{Coords, PacketTarget, Rcode, StagOffset, TniId};
-use tofu_ipotofu::rendezvous::{GROUP, SLOT, SLOTS};
-use tofu_ipotofu::wire::Sum;
+use tofu_ipotofu::rendezvous::{GROUP, SLOTS};
 use tofu_ipotofu::{PacketQueue, Tag};
 
 use crate::device::Device;
 use crate::dma::Table;
 use crate::ids::QueueId;
+use crate::rendezvous::RendezvousMemory;
 use crate::shim;
 
 /// Packets that can be on their way out.
 pub(crate) const OUT: u16 = 512;
 /// Those that wait for room are woken when there is room for so many packets.
-pub(crate) const ENOUGH: usize = 160;
+pub(crate) const ENOUGH: usize = 400;
 /// Packet buffers to receive to.
 const IN: u16 = PacketQueues::MAX_BUFFERS;
 /// Size code of all queues, and how many entries they have.
@@ -43,6 +42,9 @@ const ARM: usize = ENTRIES as usize;
 /// Qwords of a notice, and after how many of them the device hears how far they were read.
 const NOTICE_QWORDS: usize = MRQ_ENTRY_SIZE / 8;
 const NOTICES: u64 = ENTRIES as u64 / 4;
+/// How often the device is asked whether it has forgotten something: a burst that is under way
+/// takes microseconds, and each question about as long.
+const FLUSH_LOOKS: u32 = 10_000;
 
 /// What a command is for.
 #[derive(Clone, Copy)]
@@ -77,75 +79,12 @@ impl Posted {
     }
 }
 
-/// Slots for the frames of a rendezvous, and the page table by which the device finds them.
-struct Slots {
-    frames: Table,
-    pages: Table,
-    page: PageSize,
-}
-
-impl Slots {
-    fn new(device: &Arc<Device>) -> Result<Self> {
-        let bytes = SLOTS * SLOT;
-        let frames = Table::new(device, bytes / 8)?;
-        let page = if frames.addr().trailing_zeros() >= PageSize::Size64K.bits() {
-            PageSize::Size64K
-        } else {
-            PageSize::Size4K
-        };
-        let pages = Table::new(device, bytes >> page.bits())?;
-        for i in 0..bytes >> page.bits() {
-            let at = (i as u64) << page.bits();
-            let entry = PageEntry(0).with_ipa(frames.addr() + at);
-            pages.store(i, entry.with_enable(true).0);
-        }
-        Ok(Self {
-            frames,
-            pages,
-            page,
-        })
-    }
-
-    /// Has an STag stand for them.
-    fn register(&self, steering: &Table, blocks: &Table, stag: u32, readonly: bool) {
-        let at = stag as usize * 2;
-        let bytes = (SLOTS * SLOT) as u64;
-        let block = MemoryBlock(0)
-            .with_ps(self.page as u8)
-            .with_ipa(self.pages.addr())
-            .with_enable(true);
-        blocks.store(at + 1, bytes >> self.page.bits());
-        blocks.store(at, block.0);
-        let entry = Steering(0)
-            .with_readonly(readonly)
-            .with_mbid(stag as u16)
-            .with_enable(true);
-        steering.store(at + 1, bytes);
-        steering.store(at, entry.0);
-    }
-}
-
-/// Memory for the frames of a rendezvous.
-struct RendezvousMemory {
-    /// Frames that others fetch, which they may only read.
-    share: Slots,
-    /// Frames of others, which the device puts here.
-    fetch: Slots,
-}
-
-/// The STags of [`RendezvousMemory`].
-const SHARE: u32 = 0;
-const FETCH: u32 = 1;
-const STAGS: u64 = 2;
-
 /// What the device reads and writes to send.
 struct SendMemory {
     toq: Table,
     tcq: Table,
     mrq: Table,
     frames: Table,
-    steering: Table,
-    blocks: Table,
     rendezvous: Option<RendezvousMemory>,
 }
 
@@ -171,31 +110,19 @@ impl Sender {
     /// `ENOMEM`, `ETIMEDOUT`, `EIO`.
     pub(crate) fn open(device: &Arc<Device>, tni: TniId) -> Result<Self> {
         let n = ENTRIES as usize;
-        let rendezvous = || -> Result<RendezvousMemory> {
-            Ok(RendezvousMemory {
-                share: Slots::new(device)?,
-                fetch: Slots::new(device)?,
-            })
-        };
         let memory = SendMemory {
             toq: Table::new(device, n * DESC_QWORDS)?,
             tcq: Table::new(device, ARM + 1)?,
             mrq: Table::new(device, n * NOTICE_QWORDS)?,
             frames: Table::new(device, usize::from(OUT) * BUFFER_QWORDS)?,
-            steering: Table::new(device, 2 * STAGS as usize)?,
-            blocks: Table::new(device, 2 * STAGS as usize)?,
-            rendezvous: rendezvous().ok(),
+            rendezvous: RendezvousMemory::new(device).ok(),
         };
-        match memory.rendezvous.as_ref() {
-            Some(slots) => {
-                let (steering, blocks) = (&memory.steering, &memory.blocks);
-                slots.share.register(steering, blocks, SHARE, true);
-                slots.fetch.register(steering, blocks, FETCH, false);
-            }
-            None => dev_info!(
+        let tables = memory.rendezvous.as_ref().map(RendezvousMemory::registers);
+        if tables.is_none() {
+            dev_info!(
                 device.pdev(),
                 "no memory for rendezvous: long frames go in fragments\n"
-            ),
+            );
         }
         let settings = [
             (CqsReg::Mode, CqsMode(0).with_system(true).0),
@@ -209,12 +136,6 @@ impl Sender {
             (CqsReg::FetchStop, 0),
             (CqsReg::TcqDescriptorCoalescingTimer, 0),
             (CqsReg::MrqDescriptorCoalescingTimer, 0),
-            (CqsReg::MemoryBlockTableIpa, memory.blocks.addr()),
-            (CqsReg::MemoryBlockTableSize, STAGS),
-            (CqsReg::MemoryBlockTableEnable, 1),
-            (CqsReg::SteeringTableIpa, memory.steering.addr()),
-            (CqsReg::SteeringTableSize, STAGS),
-            (CqsReg::SteeringTableEnable, 1),
             (CqsReg::MrqInterruptMask, u64::MAX),
             (CqsReg::InterruptArmIpa, memory.tcq.qword_addr(ARM)),
             (CqsReg::Imr, u64::MAX),
@@ -237,6 +158,9 @@ impl Sender {
             posted: 0,
         };
         for (reg, value) in settings {
+            device.write(this.id, reg, value);
+        }
+        for (reg, value) in tables.into_iter().flatten() {
             device.write(this.id, reg, value);
         }
         // From here on `drop` stops the queue.
@@ -341,14 +265,29 @@ impl Sender {
         self.memory.as_ref().is_some_and(|m| m.rendezvous.is_some())
     }
 
-    /// A slot for a frame that others may fetch, and how they name it.
-    pub(crate) fn share(&mut self, slot: usize) -> Option<(&mut [u8], StagOffset)> {
-        let slots = self.memory.as_ref()?.rendezvous.as_ref()?;
-        let bytes = slots.share.frames.bytes(slot * SLOT, SLOT)?;
-        let place = StagOffset::new(KERNEL_CQ, SHARE, (slot * SLOT) as u64);
-        // SAFETY: the memory lives as long as `self`. Devices may read it and not write it; nobody
-        // else has it.
-        Some((unsafe { &mut *bytes }, place))
+    /// That memory.
+    pub(crate) fn rendezvous(&mut self) -> Option<&mut RendezvousMemory> {
+        self.memory.as_mut()?.rendezvous.as_mut()
+    }
+
+    /// Takes back all frames that others may read but for those of slots that are `under_way`.
+    pub(crate) fn unshare(&mut self, under_way: impl Fn(usize) -> bool) {
+        let Some(rendezvous) = self.rendezvous() else {
+            return;
+        };
+        let mut any = false;
+        for slot in (0..SLOTS).filter(|slot| !under_way(*slot)) {
+            any |= rendezvous.unshare(slot);
+        }
+        if !any || !self.forget() {
+            return;
+        }
+        let Some(rendezvous) = self.rendezvous() else {
+            return;
+        };
+        for slot in (0..SLOTS).filter(|slot| !under_way(*slot)) {
+            rendezvous.free(slot);
+        }
     }
 
     /// Has `len` bytes of another node's memory read to a slot. False if that is not possible.
@@ -360,15 +299,15 @@ impl Sender {
         len: usize,
     ) -> bool {
         // There is room: the queue has more entries than there are buffers and slots.
-        if !self.has_rendezvous() || slot >= SLOTS || len > SLOT {
+        let prepared = self.rendezvous().and_then(|r| r.prepare(slot, len));
+        let Some(local) = prepared else {
             return false;
-        }
+        };
         let header = Header1(0)
             .with_target(from)
             .with_path(from.default_path())
             .with_ri(self.id.tni.get())
             .with_interrupt(true);
-        let local = StagOffset::new(KERNEL_CQ, FETCH, (slot * SLOT) as u64);
         // Its notice has the slot.
         let (command, header2) = (Command::Get, Header2(0).with_edata(slot as u16));
         let get = Descriptor::transfer(command, header, header2, place, local, len as u32);
@@ -376,14 +315,21 @@ impl Sender {
         true
     }
 
-    /// Copies a part of what was fetched to a slot, from byte `at` on, and adds it to `sum`. False
-    /// if `at` is no multiple of 8, or nothing can be fetched.
-    pub(crate) fn fetched(&self, slot: usize, at: usize, to: &mut [u8], sum: &mut Sum) -> bool {
-        let slots = self.memory.as_ref().and_then(|m| m.rendezvous.as_ref());
-        let Some(slots) = slots.filter(|_| at % 8 == 0) else {
-            return false;
-        };
-        slots.fetch.frames.copy((slot * SLOT + at) / 8, to, sum)
+    /// Has the device forget what was taken out of the tables of [`RendezvousMemory`]. False if it
+    /// does not: then the memory is lost, and there is no rendezvous any more.
+    pub(crate) fn forget(&mut self) -> bool {
+        self.device.write(self.id, CqsReg::CacheFlush, 1);
+        let is_busy = || CqsStatus(self.device.read(self.id, CqsReg::Status)).cache_flush_busy();
+        if (0..FLUSH_LOOKS).any(|_| !is_busy()) {
+            return true;
+        }
+        dev_err!(
+            self.device.pdev(),
+            "{} does not forget its memory, which is lost: no rendezvous\n",
+            self.id
+        );
+        core::mem::forget(self.memory.as_mut().and_then(|m| m.rendezvous.take()));
+        false
     }
 
     /// Tells the device of what was posted.

@@ -43,6 +43,19 @@ pub(crate) struct NetSetup {
     pub(crate) max_mtu: u16,
 }
 
+/// Bytes of the pages that frames are fetched to, as netdev.c allocates them.
+pub(crate) const CHUNK: usize = 32 << 10;
+/// Parts of a frame at most that lie together for the device.
+pub(crate) const MAX_RUNS: usize = 17;
+
+/// `struct tofu_run`: bytes that lie together for the device.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct DmaRun {
+    pub(crate) addr: u64,
+    pub(crate) len: u32,
+}
+
 // The structs that C alone looks into have fields without size in some configurations.
 #[allow(improper_ctypes)]
 extern "C" {
@@ -111,7 +124,35 @@ extern "C" {
     pub(crate) fn tofu_shim_skb_offload(skb: *const SkBuff, offload: *mut Fields) -> bool;
     pub(crate) fn tofu_shim_skb_complete(skb: *mut *mut SkBuff) -> bool;
     pub(crate) fn tofu_shim_skb_next(skb: *mut SkBuff) -> *mut SkBuff;
-    pub(crate) fn tofu_shim_skb_sent(queue: *mut NetQueue, skb: *mut SkBuff, sent: bool);
+    pub(crate) fn tofu_shim_skb_count(queue: *mut NetQueue, skb: *const SkBuff, sent: bool);
+    pub(crate) fn tofu_shim_skb_done(skb: *mut SkBuff);
+    pub(crate) fn tofu_shim_skb_orphan(skb: *mut SkBuff);
+    pub(crate) fn tofu_shim_is_direct(dev: *mut bindings::device) -> bool;
+    pub(crate) fn tofu_shim_skb_head(skb: *const SkBuff) -> u32;
+    pub(crate) fn tofu_shim_skb_map(
+        dev: *mut bindings::device,
+        skb: *mut SkBuff,
+        from: u32,
+        runs: *mut DmaRun,
+    ) -> u32;
+    pub(crate) fn tofu_shim_skb_unmap(dev: *mut bindings::device, runs: *const DmaRun, count: u32);
+    pub(crate) fn tofu_shim_chunk_new(
+        dev: *mut bindings::device,
+        addr: *mut u64,
+    ) -> *mut bindings::page;
+    pub(crate) fn tofu_shim_chunk_free(
+        dev: *mut bindings::device,
+        page: *mut bindings::page,
+        addr: u64,
+    );
+    pub(crate) fn tofu_shim_chunk_is_free(page: *mut bindings::page) -> bool;
+    pub(crate) fn tofu_shim_chunk_sync(
+        dev: *mut bindings::device,
+        addr: u64,
+        len: u32,
+        to_device: bool,
+    );
+    pub(crate) fn tofu_shim_skb_add(skb: *mut SkBuff, page: *mut bindings::page, at: u32, len: u32);
     pub(crate) fn tofu_shim_skb_new(queue: *mut NetQueue, len: u32) -> *mut SkBuff;
     pub(crate) fn tofu_shim_skb_write(
         skb: *mut SkBuff,

@@ -17,7 +17,8 @@
 //! - `signal`: how processes learn of exceptions
 //! - `cq`, `bch`: control queues and barrier channels of processes
 //! - `control`, `files`, `stats`: ioctls of the node as a whole; /proc/tofu; debugfs
-//! - `packets`, `netdev`: the kernel's own queues, and network interfaces on them
+//! - `rendezvous`, `packets`, `netdev`: memory of frames that nodes fetch; the kernel's own queues,
+//!   and network interfaces on them
 
 use kernel::device::Core;
 use kernel::dma::{Device as _, DmaMask};
@@ -36,6 +37,7 @@ mod netdev;
 mod packets;
 mod pin;
 mod registers;
+mod rendezvous;
 mod shim;
 mod signal;
 mod stats;

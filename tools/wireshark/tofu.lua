@@ -35,8 +35,9 @@ local SIGNAL_OPS = {
 }
 local IP_KINDS = {
     [0] = "unicast", "broadcast", "offloaded", "acknowledgement", "request", "done",
+    "split request",
 }
-local BROADCAST, OFFLOADED, ACKNOWLEDGEMENT, REQUEST, DONE = 1, 2, 3, 4, 5
+local BROADCAST, OFFLOADED, ACKNOWLEDGEMENT, REQUEST, DONE, SPLIT = 1, 2, 3, 4, 5, 6
 local SEGMENTS = { [0] = "one", "TCP over IPv4", [4] = "TCP over IPv6" }
 
 local f = {
@@ -123,6 +124,7 @@ local g = {
     rendezvous = ProtoField.bool("ipot.rendezvous", "Sender fetches frames", 8, nil, 4),
     more_queues = ProtoField.uint8("ipot.more_queues", "Further TNIs at which the sender listens",
         base.DEC, nil, 0x30),
+    split = ProtoField.bool("ipot.split", "Sender takes split requests", 8, nil, 0x40),
     refused = ProtoField.bool("ipot.refused", "Could not be fetched", 8, nil, 8),
     total = ProtoField.uint16("ipot.total", "Bytes of the frame"),
     offset = ProtoField.uint16("ipot.offset", "Offset of the fragment"),
@@ -141,6 +143,8 @@ local g = {
     start = ProtoField.uint16("ipot.metadata.start", "Checksum is over what begins at"),
     at = ProtoField.uint16("ipot.metadata.at", "Checksum is behind that at"),
     place = ProtoField.uint64("ipot.place", "To be fetched from", base.HEX),
+    rest = ProtoField.uint32("ipot.rest", "Bytes to fetch"),
+    head = ProtoField.bytes("ipot.head", "First bytes of the frame"),
 }
 for _, field in pairs(g) do
     table.insert(ipot.fields, field)
@@ -275,6 +279,18 @@ local function dissect_message(payload, kind, origin, pinfo, tree)
         right = right and offset == 0
         tree:add(g.refused, payload(1, 1))
         pinfo.cols.info = string.format("done, frames up to %d", id)
+    elseif kind == SPLIT then
+        right = total == 0 and offset == 0 and length >= METADATA + 12 + 14
+            and payload:len() >= IP_HEADER + length
+        if right then
+            local body = payload(IP_HEADER, length)
+            dissect_metadata(body(0, METADATA), tree)
+            tree:add(g.place, body(METADATA, 8))
+            tree:add(g.rest, body(METADATA + 8, 4))
+            tree:add(g.head, body(METADATA + 12))
+            total = length - METADATA - 12 + body(METADATA + 8, 4):uint()
+        end
+        pinfo.cols.info = string.format("split request, frame %d of %d bytes", id, total)
     else
         right = total >= METADATA + 14 and offset == 0 and length == METADATA + 8
             and payload:len() >= IP_HEADER + length
@@ -298,7 +314,7 @@ local function dissect_ip(payload, seen, pinfo, root)
     local total, offset, length =
         payload(2, 2):uint(), payload(4, 2):uint(), payload(6, 2):uint()
     local is_fragment = kind < ACKNOWLEDGEMENT
-    if version ~= 1 or kind > DONE or (is_fragment and total < 14) then
+    if version ~= 1 or kind > SPLIT or (is_fragment and total < 14) then
         return false
     end
     local tree = root:add(ipot, payload)
@@ -308,6 +324,7 @@ local function dissect_ip(payload, seen, pinfo, root)
     tree:add(g.acknowledge, payload(1, 1))
     tree:add(g.rendezvous, payload(1, 1))
     tree:add(g.more_queues, payload(1, 1))
+    tree:add(g.split, payload(1, 1))
     tree:add(g.total, payload(2, 2))
     tree:add(g.offset, payload(4, 2))
     tree:add(g.length, payload(6, 2))

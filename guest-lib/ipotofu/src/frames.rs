@@ -289,8 +289,8 @@ impl Core {
         self.counters.sent += 1;
         self.counters.rendezvous_sent += 1;
         let (origin, metadata) = (self.me, metadata.emit());
-        let total = (METADATA_SIZE + len) as u16;
-        Request { origin, id, total, sum: fetched_sum(&metadata, words), metadata, place }
+        let (len, sum) = (len as u32, fetched_sum(&metadata, words));
+        Request { origin, id, head: 0, len, sum, metadata, place }
     }
 
     /// Looks at a frame of `len` bytes that was fetched, of which these are the first ones, all
@@ -332,7 +332,7 @@ impl Core {
             origin: self.me,
         };
         let Config { offload, rendezvous, .. } = self.config;
-        let says = Capabilities { offload, rendezvous, more_queues: 0 };
+        let says = Capabilities { offload, rendezvous, split: false, more_queues: 0 };
         let (mut prefix, mut rest) = (prefix, frame);
         for repr in whole.fragments() {
             let (body, next) = rest.split_at(usize::from(repr.length) - prefix.len());

@@ -119,7 +119,7 @@ impl<P: Platform> Rendezvous for Out<P> {
     fn fetch(&mut self, slot: usize, request: &Request) -> bool {
         let at = (slot * rendezvous::SLOT) as u64;
         let target = Target::new(request.origin, self.packets.tni());
-        let len = u32::from(request.total) - METADATA_SIZE as u32;
+        let len = request.len;
         self.packets.fetch(target, request.place, at, len, slot as u16).is_ok()
     }
 
@@ -441,7 +441,7 @@ impl<P: Platform> Link<P> {
         let rendezvous = message.is_some();
         core.peers().learn(from, Capabilities { rendezvous, ..says }, now_ns);
         match message {
-            Some(Message::Request(request)) => fetches.request(request, out, core.count()),
+            Some(Message::Request(request)) => fetches.request(request, (), out, core.count()),
             Some(Message::Done { id, refused }) => requests.done(from, id, refused, now_ns),
             None => core.count().malformed += 1,
         }
@@ -456,11 +456,11 @@ impl<P: Platform> Link<P> {
                 out.last_loss = Some(rcode);
             }
             let request = fetches.ended(slot, rcode.is_success(), out, core.count());
-            let Some(request) = request else { continue };
+            let Some((request, ())) = request else { continue };
             // Others could write there, so the headers that are looked at are a copy, which is
             // what is received, too. Who writes to what is behind them could do so before it is
             // copied as well.
-            let len = usize::from(request.total) - METADATA_SIZE;
+            let len = request.len as usize;
             let head = &mut head[..len.min(HEAD)];
             let mut words = Words::default();
             if let Some(memory) = out.packets.fetch_memory() {
@@ -621,7 +621,9 @@ impl<P: Platform> Link<P> {
             let now_ns = self.out.packets.device().platform().now_ns();
             if self.core.config().rendezvous {
                 if rendezvous::is_message(header) {
-                    let message = Message::parse(from, header, body);
+                    // Who sends heads with requests was not told that they are taken here.
+                    let message = Message::parse(from, header, body)
+                        .filter(|m| !matches!(m, Message::Request(r) if r.is_split()));
                     self.take_message(from, Capabilities::of(header), message);
                     continue;
                 }

@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn nodes_are_believed_for_two_seconds_and_until_they_say_otherwise() {
         let Ok(peers) = Peers::<Heap>::new();
-        let says = Capabilities { offload: true, rendezvous: false, more_queues: 2 };
+        let says = Capabilities { offload: true, rendezvous: false, split: true, more_queues: 2 };
         let node = Coords::new(1, 2, 3, 1, 2, 1);
         assert_eq!(peers.get(node, 0), Capabilities::default());
         peers.learn(node, Capabilities::default(), 0);

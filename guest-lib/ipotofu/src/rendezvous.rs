@@ -1,5 +1,6 @@
 //! Rendezvous: a long frame is not sent in packets. Its origin sends the frame's address, and the
-//! receiver reads it from there, by one Get instead of dozens of packets.
+//! receiver reads it from there, by one Get instead of dozens of packets. Or the frame is split:
+//! its head goes with the request, and only the rest is read, at which the receiver need not look.
 
 mod fetches;
 mod message;
@@ -11,6 +12,11 @@ pub use requests::{Requests, Room};
 
 /// Frames of fewer bytes go in packets: a few of these cost less than a Get.
 pub const MIN_FRAME: usize = 8 << 10;
+/// Bytes of the longest head of a frame that a request may have with it: all headers, and what is
+/// in front of the first byte that can be fetched.
+pub const HEAD_MAX: usize = 512;
+/// Bytes of the longest rest of such a frame.
+pub const REST_MAX: usize = 1 << 18;
 /// Bytes of a slot, which has room for a frame.
 pub const SLOT: usize = 1 << 16;
 /// Slots for frames of this node's, and as many for frames of others.

@@ -29,8 +29,8 @@ pub const WHOLE_MTU: u16 = (FRAGMENT_MAX - ETHERNET_HEADER) as u16;
 pub(crate) struct Header {
     /// Version in the high, kind in the low four bits.
     pub(crate) version_kind: u8,
-    /// [`Capabilities`] of the origin in bits 0, 2, 4 and 5. Bit 1: whoever gets this broadcast is
-    /// to acknowledge it. Bit 3: see `rendezvous.rs`.
+    /// [`Capabilities`] of the origin in bits 0, 2, and 4 to 6. Bit 1: whoever gets this broadcast
+    /// is to acknowledge it. Bit 3: see `rendezvous.rs`.
     pub(crate) flags: u8,
     /// Bytes of the whole frame.
     pub(crate) total: u16,
@@ -99,6 +99,8 @@ const TAKES_OFFLOADED: u8 = 1;
 const ACKNOWLEDGE: u8 = 2;
 /// The flag of senders that fetch frames.
 const RENDEZVOUS: u8 = 4;
+/// The flag of senders that fetch the rest of frames whose head is in the request.
+const SPLIT: u8 = 0x40;
 /// Where the number of further TNIs is in the flags, and its bits.
 const MORE_QUEUES_SHIFT: u8 = 4;
 const MORE_QUEUES: u8 = 3;
@@ -110,6 +112,8 @@ pub struct Capabilities {
     pub offload: bool,
     /// It fetches frames, see [`crate::rendezvous`].
     pub rendezvous: bool,
+    /// It fetches the rest of a frame whose head is in the request.
+    pub split: bool,
     /// At how many further TNIs it listens, 3 at most.
     pub more_queues: u8,
 }
@@ -125,6 +129,7 @@ impl Capabilities {
         Self {
             offload: flags & TAKES_OFFLOADED != 0,
             rendezvous: flags & RENDEZVOUS != 0,
+            split: flags & SPLIT != 0,
             more_queues: flags >> MORE_QUEUES_SHIFT & MORE_QUEUES,
         }
     }
@@ -134,7 +139,8 @@ impl Capabilities {
         let more = if self.more_queues > MORE_QUEUES { MORE_QUEUES } else { self.more_queues };
         let offload = if self.offload { TAKES_OFFLOADED } else { 0 };
         let rendezvous = if self.rendezvous { RENDEZVOUS } else { 0 };
-        offload | rendezvous | more << MORE_QUEUES_SHIFT
+        let split = if self.split { SPLIT } else { 0 };
+        offload | rendezvous | split | more << MORE_QUEUES_SHIFT
     }
 }
 

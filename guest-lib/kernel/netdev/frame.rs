@@ -7,6 +7,7 @@ use tofu_ipotofu::wire::Sum;
 use tofu_ipotofu::FrameBuffer;
 
 use crate::dma;
+use crate::rendezvous::Chunk;
 use crate::shim::{self, NetQueue, SkBuff};
 
 /// Bytes of a frame in which a question for an address, and all headers, are.
@@ -34,14 +35,12 @@ impl Frame {
         self.len
     }
 
-    /// The bytes from `at` on that lie together; none beyond its end.
-    pub(super) fn part(&mut self, at: usize) -> &mut [u8] {
-        let (part, len) = part(self.skb, at);
-        if part.is_null() {
-            return &mut [];
-        }
-        // SAFETY: so many bytes of the frame are there, and nobody else has it.
-        unsafe { core::slice::from_raw_parts_mut(part, len) }
+    /// Has the `len` bytes of a chunk from `at` on be the next ones. What the stack has of it lasts
+    /// until it lets go of the frame.
+    pub(super) fn add(&mut self, chunk: &Chunk, at: usize, len: usize) {
+        // SAFETY: the frame and the pages are ours; a frame has room for all chunks of the longest.
+        unsafe { shim::tofu_shim_skb_add(self.skb, chunk.page(), at as u32, len as u32) };
+        self.len += len;
     }
 
     /// Gives it to the stack; false if the metadata do not fit.
@@ -91,16 +90,17 @@ fn part(skb: *const SkBuff, at: usize) -> (*mut u8, usize) {
     (part.cast(), len as usize)
 }
 
-/// Copies a frame, which is as long as that, and adds it to `sum`.
-pub(super) fn read_and_sum(skb: *const SkBuff, to: &mut [u8], sum: &mut Sum) -> bool {
-    let mut at = 0;
-    while at < to.len() {
+/// Copies the bytes of a frame from `first` on, and adds them to `sum`.
+pub(super) fn read_and_sum(skb: *const SkBuff, first: usize, to: &mut [u8], sum: &mut Sum) -> bool {
+    let end = first + to.len();
+    let mut at = first;
+    while at < end {
         let (from, len) = part(skb, at);
         if from.is_null() || len == 0 {
             return false;
         }
-        let len = len.min(to.len() - at);
-        let to = &mut to[at..at + len];
+        let len = len.min(end - at);
+        let to = &mut to[at - first..at - first + len];
         let from: *const u64 = from.cast_const().cast();
         // What is left of a qword at the end may be in the next page.
         let (whole, rest) = to.split_at_mut(if from.is_aligned() { len & !7 } else { 0 });

@@ -202,6 +202,7 @@ impl Link {
         let mut tx = self.tx.lock();
         rx.state.fetches.answer(true, &mut tx.queue(now));
         drop(rx);
+        tx.settle(now);
         tx.flush();
         let goes_on = tx.goes_on(&self.peers, now);
         drop(tx);

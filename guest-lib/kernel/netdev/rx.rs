@@ -8,15 +8,16 @@ use kernel::sync::SpinLock;
 use tofu_abi::{Coords, TniId};
 use tofu_ipotofu::addr;
 use tofu_ipotofu::neighbor::LocalNode;
-use tofu_ipotofu::offload::{Metadata, METADATA_SIZE};
-use tofu_ipotofu::rendezvous::{self, Fetches, Message, Request, OVERTAKE_NS};
+use tofu_ipotofu::offload::Metadata;
+use tofu_ipotofu::rendezvous::{self, Fetches, Message, Request, OVERTAKE_NS, SLOTS};
 use tofu_ipotofu::wire::{Capabilities, Fragment, Sum, HEADER_SIZE};
-use tofu_ipotofu::{Event, FrameBuffer, Inbound, Limits};
+use tofu_ipotofu::{Counters, Event, FrameBuffer, Inbound, Limits};
 
 use super::engine::{now_ns, KernelMemory, Peers};
-use super::frame::Frame;
+use super::frame::{Frame, HEAD};
 use super::tx::Tx;
 use crate::packets::Receiver;
+use crate::rendezvous::{Chunks, RendezvousMemory};
 use crate::shim::{self, NetQueue};
 
 /// Frames in several fragments that may be under way to this node at a time.
@@ -49,7 +50,9 @@ pub(super) enum Step {
 
 pub(super) struct RxState {
     pub(super) inbound: Inbound<KernelMemory, Frame>,
-    pub(super) fetches: Fetches<KernelMemory>,
+    pub(super) fetches: Fetches<KernelMemory, Option<Frame>>,
+    /// Frames that were fetched, to memory that nobody else can write to any more.
+    private: KVVec<Fetched>,
     /// When the next packet began to wait for frames that are fetched.
     late: Option<u64>,
 }
@@ -68,6 +71,7 @@ impl Rx {
             state: RxState {
                 inbound: Inbound::new(node.shape, node.me, limits)?,
                 fetches: Fetches::new()?,
+                private: KVVec::with_capacity(SLOTS, GFP_KERNEL)?,
                 late: None,
             },
         })
@@ -98,6 +102,7 @@ impl RxState {
     pub(super) fn clear(&mut self) {
         self.inbound.clear();
         self.fetches.clear();
+        self.private.clear();
         self.late = None;
     }
 
@@ -135,7 +140,7 @@ impl RxState {
     ) -> Option<(Frame, Metadata)> {
         let (header, body) = payload.split_at(HEADER_SIZE.min(payload.len()));
         if rendezvous::is_message(header) {
-            self.take_message(sides, from, header, body, now);
+            self.take_message(sides, queue, (from, header, body), now);
             return None;
         }
         let packet = self.inbound.parse(header, body)?;
@@ -183,9 +188,8 @@ impl RxState {
     fn take_message(
         &mut self,
         sides: &Sides<'_>,
-        from: Coords,
-        header: &[u8],
-        body: &[u8],
+        queue: *mut NetQueue,
+        (from, header, body): (Coords, &[u8], &[u8]),
         now: u64,
     ) {
         let mut tx = sides.tx.lock();
@@ -201,7 +205,8 @@ impl RxState {
             return;
         };
         let (id, len, kind) = match &message {
-            Message::Request(request) => (request.id, request.total, 4),
+            Message::Request(request) if request.is_split() => (request.id, request.head, 6),
+            Message::Request(request) => (request.id, request.len as u16, 4),
             Message::Done { id, .. } => (*id, 0, 5),
         };
         // SAFETY: no requirements.
@@ -210,8 +215,14 @@ impl RxState {
         };
         match message {
             Message::Request(request) => {
+                let head = request.head_in(body);
+                // Without memory for it the frame is lost when it was fetched.
+                let head = Frame::new(queue, head.len())
+                    .and_then(|mut frame| frame.write(0, head).then_some(frame))
+                    .filter(|_| request.is_split());
                 let queue = &mut tx.queue(now);
-                self.fetches.request(request, queue, self.inbound.count());
+                let counters = self.inbound.count();
+                self.fetches.request(request, head, queue, counters);
                 tx.flush();
             }
             Message::Done { id, refused } => tx.requests.done(from, id, refused, now),
@@ -220,25 +231,23 @@ impl RxState {
 
     /// Takes the next frame that was fetched, if one was.
     fn take_fetched(&mut self, sides: &Sides<'_>, queue: *mut NetQueue, now: u64) -> Option<Step> {
-        let Self {
-            inbound, fetches, ..
-        } = self;
-        let mut tx = sides.tx.lock();
-        let (slot, rcode) = tx.fetched.remove(0).ok()?;
-        let slot = usize::from(slot);
-        let by = &mut tx.queue(now);
-        let request = fetches.ended(slot, rcode.is_success(), by, inbound.count());
-        let frame = request.and_then(|request| {
-            let frame = copy(&tx, inbound, queue, slot, &request);
-            fetches.go_on(&mut tx.queue(now), inbound.count());
-            frame.map(|frame| (frame, request))
-        });
-        tx.flush();
-        drop(tx);
-        let Some((frame, request)) = frame else {
+        if self.private.is_empty() {
+            self.take_all(&mut sides.tx.lock(), now);
+        }
+        let Fetched {
+            request,
+            head,
+            mut chunks,
+        } = self.private.remove(0).ok()?;
+        let frame = assemble(&request, head, &mut chunks, queue, self.inbound.count());
+        if let Some(memory) = sides.tx.lock().rendezvous() {
+            memory.give(chunks);
+        }
+        let Some(frame) = frame else {
             return Some(Step::Done);
         };
         let (origin, len) = (request.origin, frame.len());
+        let inbound = &mut self.inbound;
         let accepted =
             frame.look(|head| inbound.accept_fetched(origin, &request.metadata, head, len));
         Some(match accepted {
@@ -246,36 +255,95 @@ impl RxState {
             None => Step::Done,
         })
     }
+
+    /// Takes all frames that were fetched, and has the device forget where they are: from then on
+    /// nobody else can write there.
+    fn take_all(&mut self, tx: &mut Tx, now: u64) {
+        let Self {
+            inbound,
+            fetches,
+            private,
+            ..
+        } = self;
+        while let Ok((slot, rcode)) = tx.fetched.remove(0) {
+            let slot = usize::from(slot);
+            let chunks = tx.rendezvous().and_then(|memory| memory.take(slot));
+            let by = &mut tx.queue(now);
+            let request = fetches.ended(slot, rcode.is_success(), by, inbound.count());
+            if let (Some((request, head)), Some(chunks)) = (request, chunks) {
+                let fetched = Fetched {
+                    request,
+                    head,
+                    chunks,
+                };
+                // There is room, as there is one for each slot.
+                let _ = private.push_within_capacity(fetched);
+            }
+        }
+        if private.is_empty() {
+            return;
+        }
+        if !tx.forget() {
+            while let Some(fetched) = private.pop() {
+                core::mem::forget(fetched.chunks);
+            }
+        }
+        fetches.go_on(&mut tx.queue(now), inbound.count());
+        tx.flush();
+        for fetched in private.iter_mut() {
+            RendezvousMemory::fetched(&mut fetched.chunks);
+        }
+    }
 }
 
-/// A frame as it was fetched, if it is the one that was meant. Others could write to where it is,
-/// so the checksum must be that of a copy.
-fn copy(
-    tx: &Tx,
-    inbound: &mut Inbound<KernelMemory, Frame>,
-    queue: *mut NetQueue,
-    slot: usize,
+/// A frame that was fetched, or the rest of one.
+struct Fetched {
+    request: Request,
+    /// The head of the frame, if that is not where the rest is.
+    head: Option<Frame>,
+    chunks: Chunks,
+}
+
+/// A frame out of its parts, if it is the one that was meant.
+fn assemble(
     request: &Request,
+    head: Option<Frame>,
+    chunks: &mut Chunks,
+    queue: *mut NetQueue,
+    counters: &mut Counters,
 ) -> Option<Frame> {
-    let sender = tx.sender.as_ref()?;
-    let len = usize::from(request.total).saturating_sub(METADATA_SIZE);
-    let Some(mut frame) = Frame::new(queue, len) else {
-        inbound.count().no_memory += 1;
+    let len = request.len as usize;
+    let (head, skip) = if request.is_split() {
+        (head, 0)
+    } else {
+        let mut sum = Sum::default();
+        sum.add(&request.metadata);
+        for (at, len, chunk) in chunks.parts() {
+            sum.add_at(at, &chunk.bytes()[..len]);
+        }
+        if sum.finish() != request.sum {
+            counters.damaged += 1;
+            return None;
+        }
+        // The stack wants the headers apart.
+        let skip = HEAD.min(len);
+        let first = chunks.parts().next();
+        let head = Frame::new(queue, skip).filter(|_| first.is_some());
+        let head = head.and_then(|mut head| {
+            let (_, _, chunk) = first?;
+            head.write(0, &chunk.bytes()[..skip]).then_some(head)
+        });
+        (head, skip)
+    };
+    let Some(mut frame) = head else {
+        counters.no_memory += 1;
         return None;
     };
-    let mut sum = Sum::default();
-    sum.add(&request.metadata);
-    let mut at = 0;
-    while at < len {
-        let part = frame.part(at);
-        if part.is_empty() || !sender.fetched(slot, at, part, &mut sum) {
-            break;
+    for (at, len, chunk) in chunks.parts() {
+        let from = skip.saturating_sub(at).min(len);
+        if from < len {
+            frame.add(chunk, from, len - from);
         }
-        at += part.len();
-    }
-    if at != len || sum.finish() != request.sum {
-        inbound.count().damaged += 1;
-        return None;
     }
     Some(frame)
 }

@@ -8,7 +8,9 @@ use tofu_abi::{Coords, Rcode, TniId};
 use tofu_ipotofu::addr::{self, Mac};
 use tofu_ipotofu::neighbor::{Answer, LocalNode};
 use tofu_ipotofu::offload::{Fields, Metadata, METADATA_SIZE};
-use tofu_ipotofu::rendezvous::{Message, Rendezvous, Request, Requests, Room, MIN_FRAME, SLOTS};
+use tofu_ipotofu::rendezvous::{
+    Message, Rendezvous, Request, Requests, Room, HEAD_MAX, MIN_FRAME, REST_MAX, SLOTS,
+};
 use tofu_ipotofu::wire::{
     Capabilities, Fragment, PacketKind, Repr, Sum, ETHERNET_HEADER, FRAGMENT_MAX, HEADER_SIZE,
     MAX_FRAGMENTS,
@@ -20,11 +22,65 @@ use super::ethtool::QueueCounters;
 use super::frame::{read, read_and_sum, HEAD};
 use super::links::Ports;
 use crate::packets::{Posted, Purpose, Sender, ENOUGH};
+use crate::rendezvous::{Chunks, MappedSkb, RendezvousMemory, Shared};
 use crate::shim::{self, NetQueue, SkBuff};
 
 /// The stack is held when there is not room for so many packets: for a frame that has to be cut
-/// into 64 segments here. It goes on when there is room for [`ENOUGH`].
+/// into 200 segments here. It goes on when there is room for [`ENOUGH`].
 const RESERVE: usize = ENOUGH / 2;
+
+/// How many frames wait at most to be taken back together, and for how long at least, in
+/// nanoseconds. As many others can be under way.
+const MAX_ENDED: usize = SLOTS / 2;
+const ENDED_NS: u64 = 5_000_000;
+/// Bytes of the longest frame that may go behind its metadata.
+const MAX_OFFLOADED: usize = u16::MAX as usize - METADATA_SIZE;
+
+/// What has become of a frame of the stack's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It was sent, or copied.
+    Sent,
+    /// It is to be fetched from where it is.
+    Kept,
+    /// It could not be sent.
+    Dropped,
+}
+
+impl Fate {
+    const fn of(sent: bool) -> Self {
+        match sent {
+            true => Self::Sent,
+            false => Self::Dropped,
+        }
+    }
+}
+
+/// Has a frame be fetched from where it is, if that is possible, but for so many bytes of its head.
+fn map(memory: &RendezvousMemory, frame: &Skb) -> Option<(usize, MappedSkb)> {
+    // SAFETY: the frame is ours.
+    let head = unsafe { shim::tofu_shim_skb_head(frame.raw) } as usize;
+    let fits = (1..=HEAD_MAX.min(frame.len - 1)).contains(&head);
+    let mapped = fits.then(|| memory.map(frame.raw.cast_mut(), head))??;
+    Some((head, mapped))
+}
+
+/// Copies the bytes of a frame from `at` on. With metadata it also sums these and the copy up.
+fn copy(frame: &Skb, at: usize, to: &mut Chunks, summed: Option<&Metadata>) -> Option<u32> {
+    let Some(metadata) = summed else {
+        let mut parts = to.parts();
+        let copied =
+            parts.all(|(n, len, chunk)| read(frame.raw, at + n, &mut chunk.bytes()[..len]));
+        return copied.then_some(0);
+    };
+    let mut sum = Sum::default();
+    sum.add(&metadata.emit());
+    let mut parts = to.parts();
+    let copied = parts.all(|(n, len, chunk)| {
+        read_and_sum(frame.raw, at + n, &mut chunk.bytes()[..len], &mut sum)
+    });
+    copied.then(|| sum.finish())
+}
 
 /// The sending side.
 pub(super) struct Tx {
@@ -41,6 +97,8 @@ pub(super) struct Tx {
     /// Slots for which a Get has ended, and how, in the order of the commands.
     pub(super) fetched: KVVec<(u8, Rcode)>,
     scratch: KVVec<u8>,
+    /// Since when frames wait to be taken back.
+    ended: Option<u64>,
     pub(super) counters: QueueCounters,
 }
 
@@ -105,13 +163,20 @@ impl Tx {
             }
         }
         while !skb.is_null() {
-            let (next, sent) = self.send(peers, queue, &mut skb, now);
+            let (next, fate) = self.send(peers, queue, &mut skb, now);
             let Some(rest) = next else {
                 // It has become several.
                 continue;
             };
-            // SAFETY: the frame is ours and not used any more.
-            unsafe { shim::tofu_shim_skb_sent(queue, skb, sent) };
+            // SAFETY: the frame is ours, and not used any more unless it is kept.
+            unsafe {
+                shim::tofu_shim_skb_count(queue, skb, fate != Fate::Dropped);
+                match fate {
+                    Fate::Kept => {}
+                    Fate::Sent => shim::tofu_shim_skb_done(skb),
+                    Fate::Dropped => shim::tofu_shim_skb_free(skb),
+                }
+            };
             skb = rest;
         }
         let room = self.sender.as_ref().map_or(0, Sender::room);
@@ -136,7 +201,7 @@ impl Tx {
         queue: *mut NetQueue,
         skb: &mut *mut SkBuff,
         now: u64,
-    ) -> (Option<*mut SkBuff>, bool) {
+    ) -> (Option<*mut SkBuff>, Fate) {
         let mut offload = Fields::default();
         // SAFETY: the frame is ours.
         let offloaded = unsafe { shim::tofu_shim_skb_offload(*skb, &mut offload) };
@@ -149,19 +214,20 @@ impl Tx {
             true => Metadata::from_fields(offload),
             false => Some(Metadata::default()),
         };
-        let metadata = metadata.filter(|_| len + METADATA_SIZE <= u16::MAX.into());
         if let (Some(node), Some(metadata)) = (node, &metadata) {
-            if self.request(peers, node, frame, metadata, now) {
+            if let Some(fate) = self.request(peers, node, frame, metadata, now) {
                 // SAFETY: the frame is ours.
-                return (Some(unsafe { shim::tofu_shim_skb_next(*skb) }), true);
+                return (Some(unsafe { shim::tofu_shim_skb_next(*skb) }), fate);
             }
         }
+        let metadata = metadata.filter(|_| len <= MAX_OFFLOADED);
         if offloaded {
             match (node, metadata) {
                 (Some(node), Some(metadata)) if peers.get(node, now).offload => {
                     let sent = self.unicast(node, frame, Some(&metadata), now);
                     // SAFETY: the frame is ours.
-                    return (Some(unsafe { shim::tofu_shim_skb_next(*skb) }), sent);
+                    let rest = unsafe { shim::tofu_shim_skb_next(*skb) };
+                    return (Some(rest), Fate::of(sent));
                 }
                 _ => {}
             }
@@ -173,11 +239,14 @@ impl Tx {
                 // SAFETY: as above.
                 let still = unsafe { shim::tofu_shim_skb_offload(*skb, &mut offload) };
                 if !still {
-                    return (None, false);
+                    return (None, Fate::Dropped);
                 }
             }
             // SAFETY: as above.
-            return (Some(unsafe { shim::tofu_shim_skb_next(*skb) }), false);
+            return (
+                Some(unsafe { shim::tofu_shim_skb_next(*skb) }),
+                Fate::Dropped,
+            );
         }
         // SAFETY: as above.
         let rest = unsafe { shim::tofu_shim_skb_next(*skb) };
@@ -192,7 +261,7 @@ impl Tx {
             self.outbound.count().no_such_node += 1;
             false
         };
-        (Some(rest), sent)
+        (Some(rest), Fate::of(sent))
     }
 
     fn send_to_group(&mut self, queue: *mut NetQueue, frame: Skb, now: u64) -> bool {
@@ -225,18 +294,13 @@ pub(super) struct RendezvousQueue<'a> {
 
 impl Rendezvous for RendezvousQueue<'_> {
     fn fetch(&mut self, slot: usize, request: &Request) -> bool {
-        let len = usize::from(request.total).saturating_sub(METADATA_SIZE);
+        let len = request.len as usize;
         let sender = self.tx.sender.as_mut();
         sender.is_some_and(|sender| sender.fetch(request.origin, request.place, slot, len))
     }
 
     fn tell(&mut self, to: Coords, message: &Message) {
-        let (mut header, body) = message.emit(self.tx.node.me);
-        header[1] |= self.tx.says().flags();
-        if let Some(sender) = self.tx.sender.as_mut() {
-            let outbound = &mut self.tx.outbound;
-            outbound.post(sender, to, &[&header, &body], self.now);
-        }
+        self.tx.post_message(to, message, &[], self.now);
     }
 }
 
@@ -255,6 +319,7 @@ impl Tx {
             blocked: None,
             fetched: KVVec::with_capacity(SLOTS, GFP_KERNEL)?,
             scratch: KVVec::from_elem(0, FRAGMENT_MAX, GFP_KERNEL)?,
+            ended: None,
             counters: QueueCounters::default(),
         })
     }
@@ -267,6 +332,7 @@ impl Tx {
         self.requests.clear();
         self.blocked = None;
         self.fetched.clear();
+        self.ended = None;
         self.ports = Ports::new(&self.node);
     }
 
@@ -296,6 +362,7 @@ impl Tx {
         Capabilities {
             offload: true,
             rendezvous: self.sender.as_ref().is_some_and(Sender::has_rendezvous),
+            split: true,
             more_queues: self.more_queues,
         }
     }
@@ -310,6 +377,8 @@ impl Tx {
     pub(super) fn is_settled(&self) -> bool {
         self.outbound.is_settled()
             && self.blocked.is_none()
+            && self.ended.is_none()
+            && (0..SLOTS).all(|slot| !self.requests.is_under_way(slot))
             && self.sender.as_ref().is_none_or(Sender::is_settled)
     }
 
@@ -347,7 +416,7 @@ impl Tx {
         id
     }
 
-    /// Requests a node to fetch a frame. False if it is to be sent.
+    /// Requests a node to fetch a frame. `None` if it is to be sent.
     fn request(
         &mut self,
         peers: &Peers,
@@ -355,39 +424,117 @@ impl Tx {
         frame: Skb,
         metadata: &Metadata,
         now: u64,
-    ) -> bool {
+    ) -> Option<Fate> {
         if frame.len < MIN_FRAME {
-            return false;
+            return None;
         }
         let Room::Slot(slot) = self.room_at(peers, to, now) else {
-            return false;
+            return None;
         };
-        let sender = self.sender.as_mut().filter(|sender| sender.room() > 0);
-        let Some((memory, place)) = sender.and_then(|sender| sender.share(slot)) else {
-            return false;
+        let split = peers.get(to, now).split;
+        let (head, summed) = match split {
+            true => (HEAD, None),
+            false => (0, Some(metadata)),
         };
-        let Some(memory) = memory.get_mut(..frame.len) else {
-            return false;
-        };
-        let metadata = metadata.emit();
-        let mut sum = Sum::default();
-        sum.add(&metadata);
-        if !read_and_sum(frame.raw, memory, &mut sum) {
-            return false;
+        if frame.len > MAX_OFFLOADED && !split || frame.len - head > REST_MAX {
+            return None;
         }
+        if self.sender.as_ref().is_none_or(|s| s.room() == 0) {
+            return None;
+        }
+        if self
+            .rendezvous()
+            .is_some_and(|memory| !memory.is_free(slot))
+        {
+            self.unshare();
+        }
+        let generation = self.requests.generation(slot);
+        let memory = self.rendezvous().filter(|memory| memory.is_free(slot))?;
+        let mapped = match split {
+            true => map(memory, &frame),
+            false => None,
+        };
+        let (head, sum, shared, fate) = match mapped {
+            Some((head, mapped)) => (head, 0, Shared::Skb(mapped), Fate::Kept),
+            None => {
+                let mut chunks = memory.chunks(frame.len - head)?;
+                let sum = copy(&frame, head, &mut chunks, summed)?;
+                (head, sum, Shared::Copy(chunks), Fate::Sent)
+            }
+        };
+        let place = memory.share(slot, generation, shared);
         let request = Request {
             origin: self.node.me,
             id: self.new_id(),
-            total: (METADATA_SIZE + frame.len) as u16,
-            sum: sum.finish(),
-            metadata,
+            head: head as u16,
+            len: (frame.len - head) as u32,
+            sum,
+            metadata: metadata.emit(),
             place,
         };
         self.requests.sent(slot, to, request.id, now);
-        self.queue(now).tell(to, &Message::Request(request));
+        self.send_request(to, frame, request, now);
         self.outbound.count().rendezvous_sent += 1;
         self.outbound.count().sent += 1;
-        true
+        Some(fate)
+    }
+
+    fn send_request(&mut self, to: Coords, frame: Skb, request: Request, now: u64) {
+        let mut head = [0; HEAD_MAX];
+        let head = &mut head[..usize::from(request.head).min(HEAD_MAX)];
+        if read(frame.raw, 0, head) {
+            self.post_message(to, &Message::Request(request), head, now);
+        }
+    }
+
+    fn post_message(&mut self, to: Coords, message: &Message, head: &[u8], now: u64) {
+        let (mut header, body) = message.emit(self.node.me);
+        header[1] |= self.says().flags();
+        if let Some(sender) = self.sender.as_mut() {
+            let outbound = &mut self.outbound;
+            outbound.post(sender, to, &[&header, &body, head], now);
+        }
+    }
+
+    /// The memory for rendezvous, if there is some.
+    pub(super) fn rendezvous(&mut self) -> Option<&mut RendezvousMemory> {
+        self.sender.as_mut()?.rendezvous()
+    }
+
+    /// Has the device forget memory that was taken from it. False if it does not.
+    pub(super) fn forget(&mut self) -> bool {
+        self.sender.as_mut().is_none_or(Sender::forget)
+    }
+
+    /// Looks after the frames of requests that have ended. They are taken back several at a time,
+    /// since that means to ask the device.
+    pub(super) fn settle(&mut self, now: u64) {
+        let Self {
+            sender, requests, ..
+        } = self;
+        let Some(memory) = sender.as_mut().and_then(Sender::rendezvous) else {
+            return;
+        };
+        let ended =
+            (0..SLOTS).filter(|slot| !memory.is_free(*slot) && !requests.is_under_way(*slot));
+        let count = ended.inspect(|slot| memory.orphan(*slot)).count();
+        if count == 0 {
+            self.ended = None;
+            return;
+        }
+        let since = *self.ended.get_or_insert(now);
+        if count >= MAX_ENDED || now.saturating_sub(since) >= ENDED_NS {
+            self.unshare();
+            self.ended = None;
+        }
+    }
+
+    /// Takes back the frames of requests that have ended.
+    fn unshare(&mut self) {
+        let requests = &self.requests;
+        if let Some(sender) = self.sender.as_mut() {
+            sender.unshare(|slot| requests.is_under_way(slot));
+        }
     }
 
     /// The header of a frame of this node's, whose number and sum are still to come.
@@ -540,8 +687,10 @@ impl Tx {
         }
     }
 
-    /// Has broadcasts go round nodes that have not acknowledged them in time.
+    /// Has broadcasts go round nodes that have not acknowledged them in time, and takes back frames
+    /// that were not fetched in time.
     pub(super) fn expire(&mut self, now: u64) {
+        self.requests.expire(now, self.outbound.count());
         if let Some(sender) = self.sender.as_mut() {
             self.outbound.expire(sender, now);
         }

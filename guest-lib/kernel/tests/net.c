@@ -2,12 +2,14 @@
 /*
  * The interface tofu0 from inside: `net test` looks at what ethtool and ioctls tell and set, and
  * at frames that cannot go anywhere; `net counters` prints the counters of ethtool, `net link`
- * what it says of the link.
+ * what it says of the link; `net longest N` has TCP hand over and take up to N bytes at a time.
  */
 #include <arpa/inet.h>
 #include <linux/ethtool.h>
 #include <linux/if_ether.h>
+#include <linux/if_link.h>
 #include <linux/if_packet.h>
+#include <linux/rtnetlink.h>
 #include <linux/sockios.h>
 #include <net/if.h>
 
@@ -159,6 +161,47 @@ static void test(void)
 	CHECK(counter("sent") == counted + 1, "it is counted once");
 }
 
+/* Sets the longest packets that are not cut yet, as `ip link set` does by the names of these. */
+static void longest(__u32 bytes)
+{
+	/* Those of IPv4 are newer than the headers of some systems. */
+	enum { GSO_IPV4 = 63, GRO_IPV4 = 64 };
+	static const unsigned short what[] = { IFLA_GSO_MAX_SIZE, IFLA_GRO_MAX_SIZE, GSO_IPV4,
+		GRO_IPV4 };
+	struct {
+		struct nlmsghdr head;
+		struct ifinfomsg info;
+		struct {
+			struct rtattr attr;
+			__u32 value;
+		} values[4];
+	} m = {
+		.head = { .nlmsg_len = sizeof(m), .nlmsg_type = RTM_NEWLINK,
+			.nlmsg_flags = NLM_F_REQUEST | NLM_F_ACK },
+		.info = { .ifi_index = if_nametoindex(name) },
+	};
+	struct {
+		struct nlmsghdr head;
+		struct nlmsgerr error;
+		char rest[256];
+	} answer;
+	int i, s = socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE);
+
+	for (i = 0; i < 4; i++) {
+		m.values[i].attr = (struct rtattr){ .rta_type = what[i],
+			.rta_len = sizeof(m.values[i]) };
+		m.values[i].value = bytes;
+	}
+	if (s < 0 || send(s, &m, sizeof(m), 0) != sizeof(m) ||
+	    recv(s, &answer, sizeof(answer), 0) < (ssize_t)(sizeof(m.head) + sizeof(int)))
+		die("RTM_NEWLINK");
+	if (answer.error.error) {
+		errno = -answer.error.error;
+		die("IFLA_GSO_MAX_SIZE");
+	}
+	close(s);
+}
+
 int main(int argc, char **argv)
 {
 	int i, n;
@@ -180,8 +223,12 @@ int main(int argc, char **argv)
 		printf("%s\n", link.data ? "link" : "no link");
 		return 0;
 	}
+	if (argc == 3 && !strcmp(argv[1], "longest")) {
+		longest(atoi(argv[2]));
+		return 0;
+	}
 	if (argc != 2 || strcmp(argv[1], "test")) {
-		fprintf(stderr, "usage: net test | net counters | net link\n");
+		fprintf(stderr, "usage: net test | net counters | net link | net longest N\n");
 		return 2;
 	}
 	test();

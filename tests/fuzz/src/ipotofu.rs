@@ -140,6 +140,11 @@ fn receive(
     if let Some(message) = Message::parse(from, &header, &body) {
         // What is understood is what a node could have sent.
         let (again, rest) = message.emit(from);
+        let head = match &message {
+            Message::Request(request) => request.head_in(&body),
+            Message::Done { .. } => &[],
+        };
+        let rest = [&rest, head].concat();
         assert!(rendezvous::is_message(&header), "no message of this kind");
         assert_eq!(Message::parse(from, &again, &rest), Some(message));
     }

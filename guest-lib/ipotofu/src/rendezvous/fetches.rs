@@ -1,5 +1,7 @@
 //! The receiver of a rendezvous: frames that this node fetches from others.
 
+use core::fmt::Debug;
+
 use tofu_abi::Coords;
 
 use super::{Message, PER_NODE, Request, SLOTS};
@@ -31,18 +33,19 @@ struct Owed {
     count: u32,
 }
 
-/// What this node fetches.
+/// What this node fetches, and with each request something of type `H`, such as the head of a
+/// frame.
 #[derive(Debug)]
-pub struct Fetches<S: Storage> {
+pub struct Fetches<S: Storage, H: Debug = ()> {
     /// A ring: the first one of those that wait, and how many there are.
-    waiting: S::Places<Option<Request>>,
+    waiting: S::Places<Option<(Request, H)>>,
     first: usize,
     count: usize,
-    slots: [Option<Request>; SLOTS],
-    owed: [Option<Owed>; OWED_NODES],
+    slots: S::Places<Option<(Request, H)>>,
+    owed: S::Places<Option<Owed>>,
 }
 
-impl<S: Storage> Fetches<S> {
+impl<S: Storage, H: Debug> Fetches<S, H> {
     /// Nothing.
     ///
     /// # Errors
@@ -53,16 +56,16 @@ impl<S: Storage> Fetches<S> {
             waiting: S::places(MAX_WAITING, || None)?,
             first: 0,
             count: 0,
-            slots: [None; SLOTS],
-            owed: [None; OWED_NODES],
+            slots: S::places(SLOTS, || None)?,
+            owed: S::places(OWED_NODES, || None)?,
         })
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.waiting.fill(None);
+        self.waiting.iter_mut().chain(self.slots.iter_mut()).for_each(|place| *place = None);
+        self.owed.fill(None);
         (self.first, self.count) = (0, 0);
-        (self.slots, self.owed) = ([None; SLOTS], [None; OWED_NODES]);
     }
 
     /// Whether something is on its way here.
@@ -72,32 +75,34 @@ impl<S: Storage> Fetches<S> {
 
     /// Whether something of a node is on its way here.
     pub fn are_under_way_from(&self, node: Coords) -> bool {
-        self.slots.iter().flatten().any(|request| request.origin == node)
+        self.slots.iter().flatten().any(|(request, _)| request.origin == node)
     }
 
-    /// Takes a request: fetches its frame at once, or later. If too many wait, it is forgotten.
+    /// Takes a request, and what is kept with it: fetches its frame at once, or later. If too many
+    /// wait, both are forgotten.
     pub fn request(
         &mut self,
         request: Request,
+        with: H,
         queue: &mut impl Rendezvous,
         counters: &mut Counters,
     ) {
-        if !self.add(request) {
+        if !self.add(request, with) {
             counters.rendezvous_failed += 1;
             self.answer(false, queue);
         }
         self.start(queue, counters);
     }
 
-    /// A Get to a slot has ended. Returns the request whose frame is there; when that was taken,
-    /// [`Fetches::go_on`] is to be called.
+    /// A Get to a slot has ended. Returns the request whose frame is there, and what was kept with
+    /// it; when the frame was taken, [`Fetches::go_on`] is to be called.
     pub fn ended(
         &mut self,
         slot: usize,
         fetched: bool,
         queue: &mut impl Rendezvous,
         counters: &mut Counters,
-    ) -> Option<Request> {
+    ) -> Option<(Request, H)> {
         if fetched {
             return self.take(slot);
         }
@@ -112,7 +117,8 @@ impl<S: Storage> Fetches<S> {
         self.answer(false, queue);
     }
 
-    /// Answers requests that are dealt with: those whose answer cannot wait, or all.
+    /// Answers requests that are dealt with: those whose answer cannot wait, or all of nodes of
+    /// which nothing else is on its way.
     pub fn answer(&mut self, all: bool, queue: &mut impl Rendezvous) {
         while let Some((node, id)) = self.answer_due(all) {
             queue.tell(node, &Message::Done { id, refused: false });
@@ -130,21 +136,21 @@ impl<S: Storage> Fetches<S> {
 
     /// A frame could not be fetched: its origin is to send the next ones.
     fn fail(&mut self, slot: usize, queue: &mut impl Rendezvous, counters: &mut Counters) {
-        let Some(request) = self.take(slot) else { return };
+        let Some((request, _)) = self.take(slot) else { return };
         counters.rendezvous_failed += 1;
-        for place in &mut self.owed {
+        for place in self.owed.iter_mut() {
             place.take_if(|owed| owed.to == request.origin);
         }
         queue.tell(request.origin, &Message::Done { id: request.id, refused: true });
     }
 
     /// Takes a request. False if there are too many, and it is forgotten; an answer is owed then.
-    fn add(&mut self, request: Request) -> bool {
+    fn add(&mut self, request: Request, with: H) -> bool {
         let waiting = self.waiting.iter().flatten();
-        let its = waiting.filter(|waiting| waiting.origin == request.origin).count();
+        let its = waiting.filter(|(waiting, _)| waiting.origin == request.origin).count();
         let fits = its < WAITING_PER_NODE && self.count < MAX_WAITING;
         if fits {
-            self.waiting[(self.first + self.count) % MAX_WAITING] = Some(request);
+            self.waiting[(self.first + self.count) % MAX_WAITING] = Some((request, with));
             self.count += 1;
         } else {
             self.owe(request.origin, request.id);
@@ -155,18 +161,18 @@ impl<S: Storage> Fetches<S> {
     /// The next one to be fetched, and to which slot.
     fn begin(&mut self) -> Option<(usize, Request)> {
         let slot = self.slots.iter().position(Option::is_none)?;
-        let request = self.waiting[self.first].take()?;
+        let (request, with) = self.waiting[self.first].take()?;
         self.first = (self.first + 1) % MAX_WAITING;
         self.count -= 1;
-        self.slots[slot] = Some(request);
+        self.slots[slot] = Some((request, with));
         Some((slot, request))
     }
 
     /// What was fetched to a slot, which is free now. An answer is owed then.
-    fn take(&mut self, slot: usize) -> Option<Request> {
-        let request = self.slots.get_mut(slot)?.take()?;
-        self.owe(request.origin, request.id);
-        Some(request)
+    fn take(&mut self, slot: usize) -> Option<(Request, H)> {
+        let taken = self.slots.get_mut(slot)?.take()?;
+        self.owe(taken.0.origin, taken.0.id);
+        Some(taken)
     }
 
     fn owe(&mut self, to: Coords, id: u32) {
@@ -181,11 +187,13 @@ impl<S: Storage> Fetches<S> {
         }
     }
 
-    /// To whom an answer is owed, up to which id: those that cannot wait, or all. To be asked
-    /// until there are none.
+    /// To whom an answer is owed, up to which id: those that cannot wait, or all that wait for
+    /// nothing. To be asked until there are none.
     fn answer_due(&mut self, all: bool) -> Option<(Coords, u32)> {
         let full = self.owed.iter().all(Option::is_some);
-        let due = |owed: &mut Owed| all || full || owed.count >= OWED;
+        let slots = &self.slots;
+        let ends = |to| !slots.iter().flatten().any(|(request, _)| request.origin == to);
+        let due = |owed: &mut Owed| full || owed.count >= OWED || all && ends(owed.to);
         let owed = self.owed.iter_mut().find_map(|place| place.take_if(due))?;
         Some((owed.to, owed.id))
     }
@@ -201,9 +209,9 @@ mod tests {
 
     #[test]
     fn what_is_fetched_is_answered_up_to_the_last_one() {
-        let Ok(mut fetches) = Fetches::<Heap>::new();
+        let Ok(mut fetches) = Fetches::<Heap, u32>::new();
         for id in (0..WAITING_PER_NODE as u32 + 3).map(|n| (u32::MAX - 2).wrapping_add(n)) {
-            let fits = fetches.add(request(id));
+            let fits = fetches.add(request(id), id);
             assert_eq!(fits, id.wrapping_sub(u32::MAX - 2) < WAITING_PER_NODE as u32);
         }
         let dropped = (u32::MAX - 2).wrapping_add(WAITING_PER_NODE as u32 + 2);
@@ -213,7 +221,7 @@ mod tests {
         assert_eq!(taken.len(), SLOTS);
         assert!(fetches.are_under_way());
         for (slot, request) in taken.iter().rev().take(4) {
-            assert_eq!(fetches.take(*slot), Some(*request));
+            assert_eq!(fetches.take(*slot), Some((*request, request.id)));
             assert_eq!(fetches.take(*slot), None, "it has been taken");
         }
         // The last one of those, though it ended first.
@@ -226,7 +234,7 @@ mod tests {
         let Ok(mut fetches) = Fetches::<Heap>::new();
         let nodes = (0..OWED_NODES as u8).map(|n| Coords::new(n, 0, 0, 0, 0, 0));
         for (n, origin) in nodes.enumerate() {
-            assert!(fetches.add(Request { origin, ..request(n as u32) }));
+            assert!(fetches.add(Request { origin, ..request(n as u32) }, ()));
             let (slot, _) = fetches.begin().unwrap();
             fetches.take(slot);
             let due = fetches.answer_due(false);

@@ -4,6 +4,7 @@ use core::ops::Deref;
 
 use tofu_abi::{Coords, StagOffset};
 
+use super::{HEAD_MAX, REST_MAX};
 use crate::addr;
 use crate::offload::METADATA_SIZE;
 use crate::wire::{Capabilities, ETHERNET_HEADER, HEADER_SIZE, Header, PacketKind, VERSION};
@@ -12,11 +13,15 @@ use crate::wire::{Capabilities, ETHERNET_HEADER, HEADER_SIZE, Header, PacketKind
 const REFUSED: u8 = 8;
 const REQUEST: u8 = VERSION << 4 | 4;
 const DONE: u8 = VERSION << 4 | 5;
+const SPLIT: u8 = VERSION << 4 | 6;
 /// What a node that sends these messages says of itself.
-const SAYS: Capabilities = Capabilities { offload: true, rendezvous: true, more_queues: 0 };
+const SAYS: Capabilities =
+    Capabilities { offload: true, rendezvous: true, split: false, more_queues: 0 };
 
 /// Bytes of what follows the header of a request: offload metadata, and the place of the frame.
 const REQUEST_BODY: usize = METADATA_SIZE + 8;
+/// The same if the frame's head is in the request: what there is to fetch, too. The head follows.
+const SPLIT_BODY: usize = REQUEST_BODY + 4;
 
 /// A frame in the memory of the node that it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,14 +30,29 @@ pub struct Request {
     pub origin: Coords,
     /// Tells the frames of a node apart.
     pub id: u32,
-    /// Bytes of the frame with the metadata in front of it.
-    pub total: u16,
-    /// Sum over these.
+    /// Bytes of the frame's head, which is in the request; 0 if all of the frame is to be fetched.
+    pub head: u16,
+    /// Bytes to fetch.
+    pub len: u32,
+    /// Sum over metadata and frame; 0 if the head is in the request, as nobody has summed it up.
     pub sum: u32,
     /// The metadata: what is left to do with the frame, see [`crate::offload`].
     pub metadata: [u8; METADATA_SIZE],
-    /// Where the frame is.
+    /// Where it is.
     pub place: StagOffset,
+}
+
+impl Request {
+    /// Whether the head of the frame is in the request.
+    pub const fn is_split(&self) -> bool {
+        self.head > 0
+    }
+
+    /// The head of the frame, in what follows the header of this request.
+    pub fn head_in<'a>(&self, body: &'a [u8]) -> &'a [u8] {
+        let behind = body.get(SPLIT_BODY..).filter(|_| self.is_split());
+        behind.and_then(|behind| behind.get(..self.head.into())).unwrap_or_default()
+    }
 }
 
 /// A message about a frame that is fetched.
@@ -51,7 +71,7 @@ pub enum Message {
 
 /// Whether a packet with this header is a message of this module.
 pub fn is_message(header: &[u8]) -> bool {
-    header.first().is_some_and(|first| [REQUEST, DONE].contains(first))
+    header.first().is_some_and(|first| [REQUEST, DONE, SPLIT].contains(first))
 }
 
 /// Whether a packet with this header comes from its origin at once, if it is no forgery.
@@ -60,10 +80,10 @@ pub fn is_from_origin(header: &[u8]) -> bool {
     header.first().is_some_and(|first| direct.map(|kind| VERSION << 4 | kind as u8).contains(first))
 }
 
-/// What follows the header of a message.
+/// What follows the header of a message; the head of a frame, if there is one, comes behind it.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageBody {
-    bytes: [u8; REQUEST_BODY],
+    bytes: [u8; SPLIT_BODY],
     len: usize,
 }
 
@@ -91,10 +111,29 @@ impl Message {
                 right.then_some(Self::Request(Request {
                     origin,
                     id,
-                    total,
+                    head: 0,
+                    len: u32::from(total).saturating_sub(METADATA_SIZE as u32),
                     sum,
                     metadata: *metadata,
                     place,
+                }))
+            }
+            SPLIT if (total, offset, sum) == (0, 0, 0) => {
+                let body = body.get(..length.into())?;
+                let (metadata, rest) = body.split_first_chunk()?;
+                let (place, rest) = rest.split_first_chunk()?;
+                let (len, head) = rest.split_first_chunk()?;
+                let len = u32::from_be_bytes(*len);
+                let right = (ETHERNET_HEADER..=HEAD_MAX).contains(&head.len())
+                    && (1..=REST_MAX as u32).contains(&len);
+                right.then_some(Self::Request(Request {
+                    origin,
+                    id,
+                    head: head.len() as u16,
+                    len,
+                    sum,
+                    metadata: *metadata,
+                    place: StagOffset(u64::from_be_bytes(*place)),
                 }))
             }
             DONE if (total, offset, length, sum) == (0, 0, 0, 0) => {
@@ -104,25 +143,34 @@ impl Message {
         }
     }
 
-    /// The message as it lies in a packet of node `me`: its header, and what follows.
+    /// The message as it lies in a packet of node `me`: its header, and what follows but for the
+    /// head of a frame.
     pub fn emit(&self, me: Coords) -> ([u8; HEADER_SIZE], MessageBody) {
         let mut body = MessageBody { bytes: [0; _], len: 0 };
-        let (kind, flags, id, total, sum) = match self {
+        let (kind, flags, id, total, sum, head) = match self {
             Self::Request(request) => {
-                let (metadata, place) = body.bytes.split_at_mut(METADATA_SIZE);
+                let (metadata, rest) = body.bytes.split_at_mut(METADATA_SIZE);
+                let (place, len) = rest.split_at_mut(8);
                 metadata.copy_from_slice(&request.metadata);
                 place.copy_from_slice(&request.place.0.to_be_bytes());
-                body.len = body.bytes.len();
-                (REQUEST, 0, request.id, request.total, request.sum)
+                let Request { id, sum, head, .. } = *request;
+                if request.is_split() {
+                    len.copy_from_slice(&request.len.to_be_bytes());
+                    body.len = SPLIT_BODY;
+                    (SPLIT, 0, id, 0, 0, head)
+                } else {
+                    body.len = REQUEST_BODY;
+                    (REQUEST, 0, id, (METADATA_SIZE as u32 + request.len) as u16, sum, 0)
+                }
             }
-            Self::Done { id, refused } => (DONE, if *refused { REFUSED } else { 0 }, *id, 0, 0),
+            Self::Done { id, refused } => (DONE, if *refused { REFUSED } else { 0 }, *id, 0, 0, 0),
         };
         let header = Header {
             version_kind: kind,
             // Who knows these messages fetches.
             flags: flags | SAYS.flags(),
             total,
-            length: body.len() as u16,
+            length: body.len() as u16 + head,
             id,
             sum,
             origin: addr::pack(me),
@@ -134,6 +182,8 @@ impl Message {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     pub(crate) const NODE: Coords = Coords::new(1, 2, 3, 0, 1, 1);
@@ -141,7 +191,7 @@ pub(super) mod tests {
     pub(crate) fn request(id: u32) -> Request {
         let place = StagOffset::new(11, 0, 3 << 16);
         let metadata = [7; METADATA_SIZE];
-        Request { origin: NODE, id, total: 9000, sum: 0x1234_5678, metadata, place }
+        Request { origin: NODE, id, head: 0, len: 8992, sum: 0x1234_5678, metadata, place }
     }
 
     #[test]
@@ -160,6 +210,34 @@ pub(super) mod tests {
             changed[at] = byte;
             let parsed = Message::parse(NODE, &changed, &body);
             assert!(parsed.is_none() || at == 2, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_head_is_behind_the_body_and_neither_it_nor_the_rest_is_longer_than_it_may_be() {
+        let head: Vec<u8> = (0..HEAD_MAX).map(|n| n as u8).collect();
+        for (of_head, len, right) in [
+            (ETHERNET_HEADER, 1, true),
+            (HEAD_MAX, REST_MAX, true),
+            (ETHERNET_HEADER - 1, 1, false),
+            (HEAD_MAX + 1, 1, false),
+            (ETHERNET_HEADER, 0, false),
+            (ETHERNET_HEADER, REST_MAX + 1, false),
+        ] {
+            let split = Request { head: of_head as u16, len: len as u32, sum: 0, ..request(7) };
+            let message = Message::Request(split);
+            let (header, body) = message.emit(NODE);
+            let mut body = body.to_vec();
+            body.extend(head.iter().chain(&[9]).take(of_head));
+            assert!(is_message(&header));
+            let parsed = Message::parse(NODE, &header, &body);
+            assert_eq!(parsed, right.then_some(message), "{of_head}, {len}");
+            assert_eq!(Message::parse(NODE, &header, &body[..body.len() - 1]), None, "cut off");
+            if right {
+                // What fills the packet up may follow.
+                body.push(0);
+                assert_eq!(split.head_in(&body), &head[..of_head]);
+            }
         }
     }
 }

@@ -33,10 +33,20 @@ struct UnderWay {
     since_ns: u64,
 }
 
+/// A place for a frame.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    under_way: Option<UnderWay>,
+    /// How many requests there were that nobody knows the end of.
+    lapsed: u32,
+}
+
 /// What this node has others fetch.
 #[derive(Debug)]
 pub struct Requests<S: Storage> {
-    slots: [Option<UnderWay>; SLOTS],
+    slots: S::Places<Slot>,
+    /// Where to look for a free one first: those that were used last come last.
+    next: usize,
     /// Nodes of which nothing is requested, and for how long, in nanoseconds.
     backed_off: NodeTable<S, u64>,
 }
@@ -48,12 +58,37 @@ impl<S: Storage> Requests<S> {
     ///
     /// If there is no memory.
     pub fn new() -> Result<Self, S::Error> {
-        Ok(Self { slots: [None; SLOTS], backed_off: NodeTable::new()? })
+        Ok(Self { slots: S::places(SLOTS, Slot::default)?, next: 0, backed_off: NodeTable::new()? })
     }
 
     /// Forgets what is under way.
     pub fn clear(&mut self) {
-        self.slots = [None; SLOTS];
+        for slot in self.slots.iter_mut() {
+            slot.lapsed = slot.lapsed.wrapping_add(slot.under_way.take().is_some().into());
+        }
+    }
+
+    /// Ends requests that were not answered in time. To be called from time to time.
+    pub fn expire(&mut self, now_ns: u64, counters: &mut Counters) {
+        for slot in self.slots.iter_mut() {
+            let late = |one: &mut UnderWay| now_ns.saturating_sub(one.since_ns) >= ANSWER_NS;
+            if let Some(late) = slot.under_way.take_if(late) {
+                slot.lapsed = slot.lapsed.wrapping_add(1);
+                counters.rendezvous_timed_out += 1;
+                self.backed_off.set(late.to, now_ns, BACK_OFF_TIMED_OUT_NS);
+            }
+        }
+    }
+
+    /// Whether the frame in a slot may still be fetched.
+    pub fn is_under_way(&self, slot: usize) -> bool {
+        self.slots.get(slot).is_some_and(|slot| slot.under_way.is_some())
+    }
+
+    /// A number of the slot that is another one after each request that lapsed: its frame may be
+    /// fetched later all the same, so the next one must have another address.
+    pub fn generation(&self, slot: usize) -> u32 {
+        self.slots.get(slot).map_or(0, |slot| slot.lapsed)
     }
 
     /// Where to put a frame for a node.
@@ -64,20 +99,13 @@ impl<S: Storage> Requests<S> {
         now_ns: u64,
         counters: &mut Counters,
     ) -> Room {
-        // A frame of which nothing is known may be fetched nevertheless, and has a wrong sum then.
-        for slot in &mut self.slots {
-            let late = |one: &mut UnderWay| now_ns.saturating_sub(one.since_ns) >= ANSWER_NS;
-            if let Some(late) = slot.take_if(late) {
-                counters.rendezvous_timed_out += 1;
-                self.backed_off.set(late.to, now_ns, BACK_OFF_TIMED_OUT_NS);
-            }
-        }
+        self.expire(now_ns, counters);
         let backed_off = self.backed_off.get_for(to, now_ns, |lifetime_ns| *lifetime_ns);
         if backed_off.is_some() || !peers.get(to, now_ns).rendezvous {
             return Room::None;
         }
-        let its = self.slots.iter().flatten().filter(|one| one.to == to).count();
-        match self.slots.iter().position(Option::is_none) {
+        let its = self.under_way().filter(|one| one.to == to).count();
+        match self.free().next() {
             Some(slot) if its < PER_NODE => Room::Slot(slot),
             _ if its > 0 => Room::Busy,
             // Others have them all.
@@ -85,28 +113,38 @@ impl<S: Storage> Requests<S> {
         }
     }
 
+    /// Slots that are free, in the order of use.
+    fn free(&self) -> impl DoubleEndedIterator<Item = usize> {
+        (0..SLOTS).map(|n| (self.next + n) % SLOTS).filter(|slot| !self.is_under_way(*slot))
+    }
+
     /// A slot that is free, the last one: [`Requests::room`] takes the first.
     pub fn last_free(&self) -> Option<usize> {
-        self.slots.iter().rposition(Option::is_none)
+        self.free().next_back()
     }
 
     /// Whether a slot is free.
     pub fn is_free(&self, slot: usize) -> bool {
-        self.slots.get(slot).is_some_and(Option::is_none)
+        self.slots.get(slot).is_some_and(|slot| slot.under_way.is_none())
     }
 
     /// Takes note that a node was requested to fetch the frame in a slot, which was free.
     pub fn sent(&mut self, slot: usize, to: Coords, id: u32, now_ns: u64) {
         if let Some(place) = self.slots.get_mut(slot) {
-            *place = Some(UnderWay { to, id, since_ns: now_ns });
+            place.under_way = Some(UnderWay { to, id, since_ns: now_ns });
+            self.next = (slot + 1) % SLOTS;
         }
+    }
+
+    fn under_way(&self) -> impl Iterator<Item = &UnderWay> {
+        self.slots.iter().filter_map(|slot| slot.under_way.as_ref())
     }
 
     /// A node has answered a request, and thereby all before it.
     pub fn done(&mut self, from: Coords, id: u32, refused: bool, now_ns: u64) {
-        for slot in &mut self.slots {
+        for slot in self.slots.iter_mut() {
             // Ids count up, and wrap.
-            slot.take_if(|one| one.to == from && id.wrapping_sub(one.id) < 1 << 31);
+            slot.under_way.take_if(|one| one.to == from && id.wrapping_sub(one.id) < 1 << 31);
         }
         if refused {
             self.backed_off.set(from, now_ns, BACK_OFF_REFUSED_NS);
@@ -130,7 +168,7 @@ mod tests {
 
     /// What is requested of a node.
     fn ids_of(requests: &Requests<Heap>, to: Coords) -> Vec<u32> {
-        requests.slots.iter().flatten().filter(|one| one.to == to).map(|one| one.id).collect()
+        requests.under_way().filter(|one| one.to == to).map(|one| one.id).collect()
     }
 
     const NODE: Coords = Coords::new(1, 2, 3, 0, 1, 1);
@@ -180,9 +218,11 @@ mod tests {
         learn(&peers, NODE, 1 + ANSWER_NS);
         assert_eq!(requests.room(NODE, &peers, 1 + ANSWER_NS, &mut counters), Room::None);
         assert_eq!(counters.rendezvous_timed_out, 1);
+        assert_eq!((requests.generation(0), requests.generation(1)), (1, 0));
+        assert!(!requests.is_under_way(0));
         let later = 2 + ANSWER_NS + BACK_OFF_TIMED_OUT_NS;
         learn(&peers, NODE, later);
-        assert_eq!(requests.room(NODE, &peers, later, &mut counters), Room::Slot(0));
+        assert_eq!(requests.room(NODE, &peers, later, &mut counters), Room::Slot(1), "the next");
         requests.done(NODE, 0, true, later);
         learn(&peers, NODE, later + BACK_OFF_REFUSED_NS - 1);
         assert_eq!(
@@ -192,7 +232,7 @@ mod tests {
         learn(&peers, NODE, later + BACK_OFF_REFUSED_NS);
         assert_eq!(
             requests.room(NODE, &peers, later + BACK_OFF_REFUSED_NS, &mut counters),
-            Room::Slot(0)
+            Room::Slot(1)
         );
         assert_eq!(
             requests.room(

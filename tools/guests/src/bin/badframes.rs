@@ -156,14 +156,15 @@ impl Vandal {
             // A frame to be fetched from memory that is not there, or the end of a request that
             // nobody has made.
             9 => {
-                let total = self.random.below(1 << 16) as u16;
+                let len = self.random.below(1 << 16) as u32;
+                let head = self.random.choose(&[0, 1, 14, 400, 600]);
                 let place = StagOffset(self.random.next());
                 let (metadata, sum) = ([0; METADATA_SIZE], self.random.next() as u32);
-                let request = Request { origin: self.me, id, total, sum, metadata, place };
+                let request = Request { origin: self.me, id, head, len, sum, metadata, place };
                 let done = Message::Done { id, refused: self.random.below(8) == 0 };
                 let message = self.random.choose(&[Message::Request(request), done]);
                 let (header, body) = message.emit(self.me);
-                [&header[..], &body].concat()
+                [&header[..], &body, &vec![0; head.into()]].concat()
             }
             _ => data,
         }

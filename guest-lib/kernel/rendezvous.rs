@@ -1,0 +1,478 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory for the frames of a rendezvous: what other nodes may fetch, and what is fetched from
+//! them.
+//!
+//! A page is in the page table of the kernel's queue only as long as a frame is under way. When a
+//! frame is there its pages are taken out, and the device is made to forget them ([`Sender`] does
+//! so), before anybody looks at it: then nobody else can write to them.
+//!
+//! [`Sender`]: crate::packets::Sender
+
+use kernel::bindings;
+use kernel::prelude::*;
+use kernel::sync::Arc;
+
+use tofu_abi::regs::{CqsReg, KERNEL_CQ};
+use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering, TABLE_ALIGN};
+use tofu_abi::StagOffset;
+use tofu_ipotofu::rendezvous::{REST_MAX, SLOTS};
+
+use crate::device::Device;
+use crate::dma::Table;
+use crate::shim::{self, DmaRun, SkBuff};
+
+/// Bytes of pages that are contiguous, in which frames lie.
+pub(crate) const CHUNK: usize = shim::CHUNK;
+/// Bytes of a page of the device's tables.
+const PAGE: usize = PageSize::Size4K.bytes() as usize;
+/// Chunks of the longest frame.
+const CHUNKS: usize = REST_MAX / CHUNK;
+/// Chunks that are kept for later frames. They may be in use by the stack still.
+const POOL: usize = 192;
+/// How many of these are looked at for one that is free.
+const LOOKS: usize = 4;
+/// Page table entries of a slot to fetch to.
+const FETCH_PAGES: usize = REST_MAX / PAGE;
+/// The same for a frame of ours, which may begin anywhere in a page. The next slot's are aligned.
+const SHARE_PAGES: usize =
+    (FETCH_PAGES + 1).next_multiple_of(TABLE_ALIGN as usize / size_of::<u64>());
+
+/// The STag of all slots to fetch to, and the first one of those for frames of ours.
+const FETCH: u32 = 0;
+const SHARE: u32 = 1;
+/// Where an STag's memory can begin in a page: at multiples of so many bytes.
+const BEGIN: u64 = 256;
+/// STags of a slot. A late Get of a frame that was given up finds a disabled one.
+const GENERATIONS: u32 = 64;
+const STAGS: usize = SHARE as usize + SLOTS * GENERATIONS as usize;
+/// The memory block of all slots to fetch to; slot n of ours has the n-th one after it.
+const FETCH_BLOCK: usize = 0;
+const SHARE_BLOCK: usize = 1;
+const BLOCKS: usize = SHARE_BLOCK + SLOTS;
+
+/// The parts of a frame that lie together for the device.
+pub(crate) type Runs = [DmaRun; shim::MAX_RUNS];
+
+/// Contiguous pages, mapped for the device. The stack may have references to them, too.
+pub(crate) struct Chunk {
+    device: Arc<Device>,
+    page: *mut bindings::page,
+    addr: u64,
+}
+
+// SAFETY: pages belong to whoever has them, on any processor.
+unsafe impl Send for Chunk {}
+
+impl Chunk {
+    fn new(device: &Arc<Device>) -> Option<Self> {
+        let mut addr = 0;
+        // SAFETY: the device is there; the pages are ours.
+        let page = unsafe { shim::tofu_shim_chunk_new(device.raw(), &mut addr) };
+        (!page.is_null()).then(|| Self {
+            device: device.clone(),
+            page,
+            addr,
+        })
+    }
+
+    pub(crate) fn page(&self) -> *mut bindings::page {
+        self.page
+    }
+
+    fn run(&self, len: usize) -> DmaRun {
+        DmaRun {
+            addr: self.addr,
+            len: len as u32,
+        }
+    }
+
+    /// Whether nobody else has a reference to the pages.
+    fn is_free(&self) -> bool {
+        // SAFETY: we have one.
+        unsafe { shim::tofu_shim_chunk_is_free(self.page) }
+    }
+
+    /// Hands the first `len` bytes to the device, or takes them back.
+    fn sync(&self, len: usize, to_device: bool) {
+        // SAFETY: the pages were mapped like that.
+        unsafe { shim::tofu_shim_chunk_sync(self.device.raw(), self.addr, len as u32, to_device) }
+    }
+
+    /// All bytes.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: there are so many. Neither the device nor the stack has them: they come from a
+        // pool, or were taken from the device and not yet given to the stack.
+        unsafe {
+            let start = shim::tofu_shim_page_address(self.page).cast::<u8>();
+            core::slice::from_raw_parts_mut(start, CHUNK)
+        }
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        // SAFETY: the device does not use the pages any more.
+        unsafe { shim::tofu_shim_chunk_free(self.device.raw(), self.page, self.addr) };
+    }
+}
+
+/// The chunks of a frame, and how many bytes of them it has.
+#[derive(Default)]
+pub(crate) struct Chunks {
+    places: [Option<Chunk>; CHUNKS],
+    len: usize,
+}
+
+impl Chunks {
+    /// Those in use, each with where in the frame it begins and how many bytes of it there are.
+    pub(crate) fn parts(&mut self) -> impl Iterator<Item = (usize, usize, &mut Chunk)> {
+        let len = self.len;
+        let parts = self.places.iter_mut().flatten().enumerate();
+        parts.map(move |(n, chunk)| (n * CHUNK, (len - n * CHUNK).min(CHUNK), chunk))
+    }
+
+    fn sync(&mut self, to_device: bool) {
+        self.parts()
+            .for_each(|(_, len, chunk)| chunk.sync(len, to_device));
+    }
+
+    /// Where they are.
+    fn runs(&mut self, runs: &mut Runs) -> usize {
+        let parts = self.parts().zip(runs);
+        parts
+            .map(|((_, len, chunk), run)| *run = chunk.run(len))
+            .count()
+    }
+}
+
+/// So many empty places.
+fn places<T>(count: usize) -> Result<KVVec<Option<T>>> {
+    let mut places = KVVec::with_capacity(count, GFP_KERNEL)?;
+    for _ in 0..count {
+        places.push(None, GFP_KERNEL)?;
+    }
+    Ok(places)
+}
+
+/// Chunks that were used before: a ring, oldest first.
+struct Pool {
+    device: Arc<Device>,
+    ring: KVVec<Option<Chunk>>,
+    first: usize,
+    count: usize,
+}
+
+impl Pool {
+    fn new(device: &Arc<Device>) -> Result<Self> {
+        Ok(Self {
+            device: device.clone(),
+            ring: places(POOL)?,
+            first: 0,
+            count: 0,
+        })
+    }
+
+    fn pop(&mut self) -> Option<Chunk> {
+        let chunk = self.ring.get_mut(self.first)?.take()?;
+        self.first = (self.first + 1) % POOL;
+        self.count -= 1;
+        Some(chunk)
+    }
+
+    /// Keeps a chunk for later. The oldest one goes if there are too many.
+    fn give(&mut self, chunk: Chunk) {
+        if self.count == POOL {
+            drop(self.pop());
+        }
+        if let Some(place) = self.ring.get_mut((self.first + self.count) % POOL) {
+            *place = Some(chunk);
+            self.count += 1;
+        }
+    }
+
+    fn take(&mut self) -> Option<Chunk> {
+        for _ in 0..LOOKS {
+            let Some(chunk) = self.pop() else { break };
+            if chunk.is_free() {
+                return Some(chunk);
+            }
+            self.give(chunk);
+        }
+        Chunk::new(&self.device)
+    }
+
+    /// Chunks for so many bytes; `None` if there is no memory for them.
+    fn take_for(&mut self, len: usize) -> Option<Chunks> {
+        let mut chunks = Chunks {
+            len,
+            ..Chunks::default()
+        };
+        for n in 0..len.div_ceil(CHUNK) {
+            let place = chunks.places.get_mut(n)?;
+            *place = Some(self.take()?);
+        }
+        Some(chunks)
+    }
+}
+
+/// What others may read, until it is dropped.
+pub(crate) enum Shared {
+    /// A copy of a frame.
+    Copy(Chunks),
+    /// A frame of the stack's, in its own pages.
+    Skb(MappedSkb),
+}
+
+/// A frame of the stack's whose pages are mapped for the device.
+pub(crate) struct MappedSkb {
+    device: Arc<Device>,
+    skb: *mut SkBuff,
+    runs: Runs,
+    count: usize,
+}
+
+// SAFETY: a frame belongs to whoever has it, on any processor.
+unsafe impl Send for MappedSkb {}
+
+impl Drop for MappedSkb {
+    fn drop(&mut self) {
+        // SAFETY: the runs were mapped, and the device does not use them any more.
+        unsafe {
+            let count = self.count as u32;
+            shim::tofu_shim_skb_unmap(self.device.raw(), self.runs.as_ptr(), count);
+            shim::tofu_shim_skb_done(self.skb);
+        }
+    }
+}
+
+/// All memory for the frames of a queue, and the tables by which the device finds it.
+pub(crate) struct RendezvousMemory {
+    device: Arc<Device>,
+    steering: Table,
+    blocks: Table,
+    share: Table,
+    fetch: Table,
+    pool: Pool,
+    /// By slots.
+    shared: KVVec<Option<(u32, Shared)>>,
+    fetched: KVVec<Option<Chunks>>,
+    /// The device reaches all memory where it is: to map it costs nothing.
+    direct: bool,
+}
+
+fn block(pages: u64, count: usize) -> [u64; 2] {
+    let block = MemoryBlock(0)
+        .with_ps(PageSize::Size4K as u8)
+        .with_ipa(pages)
+        .with_enable(true);
+    [block.0, count as u64]
+}
+
+/// Stores an entry of two qwords, the one with the enable bit last.
+fn store_entry(table: &Table, index: usize, [first, second]: [u64; 2]) {
+    table.store(2 * index + 1, second);
+    table.store(2 * index, first);
+}
+
+impl RendezvousMemory {
+    /// Tables without a page.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
+        let this = Self {
+            device: device.clone(),
+            steering: Table::new(device, 2 * STAGS)?,
+            blocks: Table::new(device, 2 * BLOCKS)?,
+            share: Table::new(device, SLOTS * SHARE_PAGES)?,
+            fetch: Table::new(device, SLOTS * FETCH_PAGES)?,
+            pool: Pool::new(device)?,
+            shared: places(SLOTS)?,
+            fetched: places(SLOTS)?,
+            // SAFETY: the device is there.
+            direct: unsafe { shim::tofu_shim_is_direct(device.raw()) },
+        };
+        let fetch = block(this.fetch.addr(), SLOTS * FETCH_PAGES);
+        store_entry(&this.blocks, FETCH_BLOCK, fetch);
+        for slot in 0..SLOTS {
+            let pages = this.share.addr() + (slot * SHARE_PAGES * size_of::<u64>()) as u64;
+            store_entry(&this.blocks, SHARE_BLOCK + slot, block(pages, SHARE_PAGES));
+        }
+        let entry = Steering(0).with_mbid(FETCH_BLOCK as u16).with_enable(true);
+        store_entry(
+            &this.steering,
+            FETCH as usize,
+            [entry.0, (SLOTS * REST_MAX) as u64],
+        );
+        Ok(this)
+    }
+
+    /// What to tell the device of the tables.
+    pub(crate) fn registers(&self) -> [(CqsReg, u64); 6] {
+        [
+            (CqsReg::MemoryBlockTableIpa, self.blocks.addr()),
+            (CqsReg::MemoryBlockTableSize, BLOCKS as u64),
+            (CqsReg::MemoryBlockTableEnable, 1),
+            (CqsReg::SteeringTableIpa, self.steering.addr()),
+            (CqsReg::SteeringTableSize, STAGS as u64),
+            (CqsReg::SteeringTableEnable, 1),
+        ]
+    }
+
+    /// Maps the bytes of a frame of the stack's from `at` on, if the device can reach them where
+    /// they are at no cost, and exactly them. The frame becomes ours then.
+    pub(crate) fn map(&self, skb: *mut SkBuff, at: usize) -> Option<MappedSkb> {
+        if !self.direct {
+            return None;
+        }
+        let mut runs = Runs::default();
+        // SAFETY: the caller has the frame.
+        let count = unsafe {
+            shim::tofu_shim_skb_map(self.device.raw(), skb, at as u32, runs.as_mut_ptr())
+        } as usize;
+        let mapped = runs.get(..count).filter(|mapped| !mapped.is_empty())?;
+        if is_one_range(mapped) {
+            let device = self.device.clone();
+            return Some(MappedSkb {
+                device,
+                skb,
+                runs,
+                count,
+            });
+        }
+        // SAFETY: they were mapped, and the device has not heard of them.
+        unsafe { shim::tofu_shim_skb_unmap(self.device.raw(), runs.as_ptr(), count as u32) };
+        None
+    }
+
+    /// Chunks for a copy of so many bytes; `None` if there is no memory for them.
+    pub(crate) fn chunks(&mut self, len: usize) -> Option<Chunks> {
+        self.pool.take_for(len)
+    }
+
+    /// Has others read a frame of [`REST_MAX`] bytes at most by the STag of this generation of a
+    /// slot, which is free, and returns how they name it.
+    pub(crate) fn share(&mut self, slot: usize, generation: u32, mut shared: Shared) -> StagOffset {
+        let mut of_chunks = Runs::default();
+        let runs = match &mut shared {
+            Shared::Copy(chunks) => {
+                chunks.sync(true);
+                let count = chunks.runs(&mut of_chunks);
+                of_chunks.get(..count)
+            }
+            Shared::Skb(skb) => skb.runs.get(..skb.count),
+        };
+        let runs = runs.unwrap_or_default();
+        let lead = runs.first().map_or(0, |run| run.addr % PAGE as u64);
+        let len: u64 = runs.iter().map(|run| u64::from(run.len)).sum();
+        let mut entry = slot * SHARE_PAGES;
+        for run in runs {
+            let start = run.addr - run.addr % PAGE as u64;
+            for page in (start..run.addr + u64::from(run.len)).step_by(PAGE) {
+                let page = PageEntry(0).with_ipa(page).with_enable(true);
+                self.share.store(entry, page.0);
+                entry += 1;
+            }
+        }
+        let stag = SHARE + slot as u32 * GENERATIONS + generation % GENERATIONS;
+        // The length ends it to the byte, and the first byte is a multiple of these units.
+        let steering = Steering(0)
+            .with_readonly(true)
+            .with_mbva_units(lead / BEGIN)
+            .with_mbid((SHARE_BLOCK + slot) as u16)
+            .with_enable(true);
+        store_entry(&self.steering, stag as usize, [steering.0, len]);
+        if let Some(place) = self.shared.get_mut(slot) {
+            *place = Some((stag, shared));
+        }
+        StagOffset::new(KERNEL_CQ, stag, 0)
+    }
+
+    /// Whether others read nothing by a slot.
+    pub(crate) fn is_free(&self, slot: usize) -> bool {
+        self.shared.get(slot).is_some_and(Option::is_none)
+    }
+
+    /// Has the stack send on instead of a slot's frame, which nobody needs any more.
+    pub(crate) fn orphan(&self, slot: usize) {
+        if let Some(Some((_, Shared::Skb(mapped)))) = self.shared.get(slot) {
+            // SAFETY: the frame is ours.
+            unsafe { shim::tofu_shim_skb_orphan(mapped.skb) };
+        }
+    }
+
+    /// Ends the sharing of a slot's frame, which others may read until the device has forgotten it.
+    /// False if there is none.
+    pub(crate) fn unshare(&mut self, slot: usize) -> bool {
+        match self.shared.get(slot) {
+            Some(Some((stag, _))) => {
+                self.steering.store(2 * *stag as usize, 0);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Lets go of a frame that the device has forgotten.
+    pub(crate) fn free(&mut self, slot: usize) {
+        let taken = self.shared.get_mut(slot).and_then(Option::take);
+        if let Some((_, Shared::Copy(chunks))) = taken {
+            self.give(chunks);
+        }
+    }
+
+    /// Has `len` bytes of a slot ready to be fetched to, and returns how the device names them.
+    pub(crate) fn prepare(&mut self, slot: usize, len: usize) -> Option<StagOffset> {
+        let place = self.fetched.get_mut(slot).filter(|place| place.is_none())?;
+        let mut chunks = self.pool.take_for(len)?;
+        chunks.sync(true);
+        for (at, len, chunk) in chunks.parts() {
+            for page in (0..len).step_by(PAGE) {
+                let entry = PageEntry(0).with_ipa(chunk.addr + page as u64);
+                let index = slot * FETCH_PAGES + (at + page) / PAGE;
+                self.fetch.store(index, entry.with_enable(true).0);
+            }
+        }
+        *place = Some(chunks);
+        let offset = slot * REST_MAX;
+        Some(StagOffset::new(KERNEL_CQ, FETCH, offset as u64))
+    }
+
+    /// Takes what was fetched to a slot out of the tables. Others may write there until the device
+    /// has forgotten it.
+    pub(crate) fn take(&mut self, slot: usize) -> Option<Chunks> {
+        let chunks = self.fetched.get_mut(slot)?.take()?;
+        for page in 0..chunks.len.div_ceil(PAGE) {
+            self.fetch.store(slot * FETCH_PAGES + page, 0);
+        }
+        Some(chunks)
+    }
+
+    /// Has the processor see what the device has written.
+    pub(crate) fn fetched(chunks: &mut Chunks) {
+        chunks.sync(false);
+    }
+
+    /// Keeps chunks for later.
+    pub(crate) fn give(&mut self, mut chunks: Chunks) {
+        for place in &mut chunks.places {
+            if let Some(chunk) = place.take() {
+                self.pool.give(chunk);
+            }
+        }
+    }
+}
+
+/// Whether parts follow each other in whole pages, and the first one begins where an STag can.
+fn is_one_range(runs: &[DmaRun]) -> bool {
+    let page = PAGE as u64;
+    let begins = |(n, run): (usize, &DmaRun)| match n {
+        0 => run.addr % BEGIN == 0,
+        _ => run.addr % page == 0,
+    };
+    let ends = |run: &DmaRun| (run.addr + u64::from(run.len)) % page == 0;
+    let inner = runs.len().saturating_sub(1);
+    runs.iter().enumerate().all(begins) && runs.iter().take(inner).all(ends)
+}
