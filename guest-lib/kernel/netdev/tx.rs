@@ -243,10 +243,8 @@ impl Tx {
                 }
             }
             // SAFETY: as above.
-            return (
-                Some(unsafe { shim::tofu_shim_skb_next(*skb) }),
-                Fate::Dropped,
-            );
+            let rest = unsafe { shim::tofu_shim_skb_next(*skb) };
+            return (Some(rest), Fate::Dropped);
         }
         // SAFETY: as above.
         let rest = unsafe { shim::tofu_shim_skb_next(*skb) };
