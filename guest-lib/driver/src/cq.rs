@@ -460,6 +460,15 @@ impl<P: Platform> Cq<P> {
         self.rings.is_ready()
     }
 
+    /// Asks for one interrupt upon the next entry that interrupts, for whoever waits for it in an
+    /// event loop of its own, not by [`Cq::wait`]. What is there already brings none, so it is to
+    /// be polled for afterwards.
+    pub fn ask_interrupt(&self) {
+        if let Some(arm) = &self.arm {
+            arm.ask();
+        }
+    }
+
     /// Waits until there is something to reap, for `timeout_ns` nanoseconds at most: polls
     /// for a while ([`CqConfig::spin_ns`]), then sleeps until the queue's interrupt. A queue
     /// without interrupts only polls.
@@ -514,9 +523,7 @@ impl<P: Platform> Cq<P> {
         loop {
             // So: ask, look, sleep. An entry written after the look finds that somebody has asked;
             // one written before was seen.
-            if let Some(arm) = &self.arm {
-                arm.ask();
-            }
+            self.ask_interrupt();
             if let Some(found) = poll(self) {
                 if let Some(arm) = &self.arm {
                     arm.withdraw();

@@ -158,6 +158,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "kernel/packets.rs",
     "kernel/pin.rs",
     "kernel/registers.rs",
+    "kernel/rendezvous.rs",
     "kernel/shim.c",
     "kernel/shim.h",
     "kernel/shim.rs",

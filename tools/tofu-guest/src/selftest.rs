@@ -203,6 +203,7 @@ fn interrupts(device: &Device<VfioPlatform>, tni: TniId) -> Result<String, Fault
     let platform = device.platform();
     let start = Instant::now();
     let put = Order::put(queue.to, queue.at(HALF), queue.at(0), 8);
+    queue.cq.ask_interrupt();
     queue.cq.post_and_ring(&put.interrupt(), 0)?;
     ensure!(platform.irq_wait(vector, PATIENCE_NS), "MSI-X vector {vector} did not fire");
     let time = start.elapsed();
@@ -223,6 +224,7 @@ fn handler(device: &Device<VfioPlatform>) -> Result<String, Fault> {
         counter.fetch_add(1, Ordering::SeqCst);
     })?;
     // A notice by itself.
+    queue.cq.ask_interrupt();
     let put = Order::put(queue.to, queue.at(HALF), queue.at(0), 8).remote_notice();
     queue.cq.post_and_ring(&put, 0)?;
     let start = Instant::now();

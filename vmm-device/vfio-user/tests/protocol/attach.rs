@@ -39,6 +39,9 @@ fn a_put_between_two_clients() {
     let sent: Vec<u8> = (0..LEN).map(|i| (i * 7 + i / 251) as u8).collect();
     buffer.write(0, &sent);
     let order = Order::put(Target::new(coords, TniId::ALL[1]), stag2.at(0), stag.at(0), LEN as u32);
+    for end in [&cq, &cq2] {
+        end.ask_interrupt();
+    }
     cq.post_and_ring(&order.remote_notice().interrupt(), 5).unwrap();
     let done = cq.wait_tcq(20_000_000_000).unwrap();
     assert!(done.is_success(), "{done:?}");
@@ -46,7 +49,7 @@ fn a_put_between_two_clients() {
     let mut received = vec![0; LEN];
     buffer2.read(0, &mut received);
     assert_eq!(received, sent);
-    // The driver has slept until the interrupts came, or found the entries before it could.
+    // The driver has slept until the interrupts came, or they come now.
     for end in [&cq, &cq2] {
         let platform = end.device().platform();
         let interrupted = platform.woken.load(SeqCst);

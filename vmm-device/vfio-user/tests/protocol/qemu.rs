@@ -315,6 +315,9 @@ fn drive(host: &Host) {
         buffer.write(0, &sent);
         let to = Target::new(host.servers[1].node().coords(), TniId::ALL[3]);
         let order = Order::put(to, stag2.at(0), stag.at(0), LEN as u32);
+        for end in [&cq, &cq2] {
+            end.ask_interrupt();
+        }
         cq.post_and_ring(&order.remote_notice().interrupt(), 0).unwrap();
         // By the interrupt, before anything has looked at the queues.
         for end in [&cq, &cq2] {
