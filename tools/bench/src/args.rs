@@ -50,7 +50,7 @@ pub enum BenchPart {
     /// IP between two nodes, against virtio-net on a bridge, and TCP/IP stacks on a veth pair
     Ip,
     /// The kernel driver, against VFIO and tofu-net on the same device, and virtio-net; needs its
-    /// kernel (tofu image build --kernel-driver)
+    /// kernel (tofu image build --kernel driver-cloud)
     Driver,
 }
 

@@ -146,13 +146,13 @@ pub(crate) fn measure(
 fn prepare() -> anyhow::Result<MachineArgs> {
     linux::prepare()?;
     let cache = Cache::from_env()?;
-    let kernel = Kernel::Driver.to_string();
-    if !cache.list()?.iter().any(|image| image.manifest.asked_kernel == kernel) {
-        bail!("the kernel of the driver is not there: tofu image build --kernel-driver makes it");
+    let kernel = Kernel::DriverCloud;
+    if !cache.list()?.iter().any(|image| image.manifest.asked_kernel == kernel.to_string()) {
+        bail!("there is no kernel with the driver: tofu image build --kernel {kernel} makes it");
     }
     let progress =
         ImageProgress::new(Arc::new(AtomicBool::new(false)), Style::detect(false).progress);
-    let spec = Spec::new(IMAGE)?.kernel(Kernel::Driver).programs(tools()?);
+    let spec = Spec::new(IMAGE)?.kernel(kernel).programs(tools()?);
     cache.build(&spec.with(PACKAGES)?, &progress)?;
     let (args, _) = linux::modes()?;
     let image = IMAGE.parse::<ImageName>().ok();
