@@ -55,13 +55,19 @@ impl Vcpu {
         const FAST_STRINGS: u64 = 1 << 0;
         const MTRR_DEFAULT_TYPE: u32 = 0x2ff;
         const MTRRS_ON_WRITE_BACK: u64 = 1 << 11 | 6;
+        // The time stamp counter counts at one speed: an AMD processor's firmware says so.
+        const HWCR: u32 = 0xc001_0015;
+        const TSC_FREQ_SEL: u64 = 1 << 24;
         const LINT0: usize = 0x350;
         const LINT1: usize = 0x360;
         const EXTERNAL: u32 = 0b111 << 8;
         const NMI: u32 = 0b100 << 8;
         let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
-        let msrs =
-            [entry(MTRR_DEFAULT_TYPE, MTRRS_ON_WRITE_BACK), entry(MISC_ENABLE, FAST_STRINGS)];
+        let msrs = [
+            entry(MTRR_DEFAULT_TYPE, MTRRS_ON_WRITE_BACK),
+            entry(MISC_ENABLE, FAST_STRINGS),
+            entry(HWCR, TSC_FREQ_SEL),
+        ];
         let msrs = Msrs::from_entries(&msrs).map_err(|_| Error::State("out of room for MSRs"))?;
         // Returns how many were set; a KVM that lacks one is no reason to fail.
         self.fd.set_msrs(&msrs).map_err(Error::kvm("setting MSRs"))?;
