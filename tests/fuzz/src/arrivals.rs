@@ -18,7 +18,7 @@ use vm_memory::{MmapRegion, VolatileMemory};
 
 use crate::world::{
     BUFFERS_RANGE, CQ, DATA_RANGE, HIGH, MRQ_RANGE, Memory, PRQ_RANGE, TCQ, TCQ_RANGE, TNI, TOQ,
-    coords, open_packet_queues, open_queue,
+    coords, generation, open_packet_queues, open_queue,
 };
 
 /// Actions of one input at most.
@@ -53,6 +53,10 @@ struct Void {
 }
 
 impl Net for Void {
+    fn has_room(&self, _: Coords, _: TniId) -> bool {
+        true
+    }
+
     fn inject(&mut self, packet: Packet<Body>) {
         self.sent.push(packet);
     }
@@ -101,8 +105,10 @@ impl Bench {
         let region =
             || Arc::new(MmapRegion::new(SharedPages::SIZE).expect("the host has this much memory"));
         let pages = shared.then(region);
-        let config =
-            Config { pages: pages.clone().and_then(SharedPages::new), ..Config::tofud(coords(0)) };
+        let config = Config {
+            pages: pages.clone().and_then(SharedPages::new),
+            ..Config::of(generation(), coords(0))
+        };
         let icc = Icc::new(config, Arc::clone(&host) as _, Arc::new(memory.0.clone()));
         icc.set_bus_master(true);
         let write = |register: Register, value: u64| {
@@ -261,6 +267,10 @@ impl Bench {
             system: other & 4 != 0,
             tlps: number(u)?,
             bytes: u.arbitrary()?,
+            tlp_bytes: 104,
+            gap: u.arbitrary()?,
+            sender: u.arbitrary()?,
+            before: u.arbitrary()?,
             model_ps: u.arbitrary()?,
             body,
         })

@@ -9,6 +9,7 @@ pub mod arrivals;
 pub mod barrier;
 pub mod descriptors;
 pub mod ipotofu;
+pub mod links;
 pub mod netboot;
 pub mod pci_config;
 pub mod registers;

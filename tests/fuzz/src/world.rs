@@ -11,7 +11,7 @@ use tofu_abi::table::{
     MEMORY_BLOCK_ENTRY_SIZE, MemoryBlock, PAGE_ENTRY_SIZE, PageEntry, PageSize,
     STEERING_ENTRY_SIZE, Steering,
 };
-use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId, pci};
+use tofu_abi::{Coords, CqId, Generation, Rcode, StagOffset, TniId, pci};
 use tofu_machine::{Machine, MachineConfig, Node};
 use tofu_pci::{PciFunction, regs};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -238,13 +238,20 @@ pub(crate) fn coords(node: usize) -> Coords {
     Coords::new((node / 2) as u8, 0, 0, (node % 2) as u8, 0, 0)
 }
 
+/// The generation that TOFU_TEST_GENERATION names, Fugaku without it: targets and their corpora are
+/// the same for all.
+pub(crate) fn generation() -> Generation {
+    let Ok(name) = std::env::var("TOFU_TEST_GENERATION") else { return Generation::Fugaku };
+    Generation::from_name(&name).expect("the name of a generation")
+}
+
 impl World {
     /// All nodes are on the bus and may do DMA; the bystanders have a queue each, which talks to
     /// its own X alone.
     pub(crate) fn new() -> Self {
         let shape = "2x1x1x2x1x1".parse().expect("a shape within the limits");
-        let machine =
-            Machine::with_manual_clock(MachineConfig::new(shape)).expect("the host has eventfds");
+        let config = MachineConfig::of(generation(), shape);
+        let machine = Machine::with_manual_clock(config).expect("the host has eventfds");
         let memory: Vec<_> = (0..4).map(|_| Memory::new()).collect();
         let nodes: Vec<_> = (0..4)
             .map(|node| {

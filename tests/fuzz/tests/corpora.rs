@@ -52,6 +52,11 @@ fn ipotofu() {
 }
 
 #[test]
+fn links() {
+    replay("links", tofu_fuzz::links::run);
+}
+
+#[test]
 fn netboot() {
     replay("netboot", tofu_fuzz::netboot::run);
 }

@@ -54,6 +54,10 @@ fn cost(carrier: &dyn Carrier<u64>, dst: Coords) -> f64 {
         system: false,
         tlps: 1,
         bytes: 104,
+        tlp_bytes: 104,
+        gap: 0,
+        sender: 0,
+        before: 0,
         model_ps: 0,
         body: 0,
     };

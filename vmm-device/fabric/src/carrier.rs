@@ -2,20 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::faults::Fate;
-use crate::{Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
+use tofu_links::Parameters;
 
-/// Why a packet was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum DiscardReason {
-    /// A link on its route is down.
-    LinkDown,
-    /// The machine does not have the target node (or the source).
-    NoSuchNode,
-    /// The machine does not have the path's A, B, C coordinates.
-    NoSuchPath,
-}
+use crate::faults::Fate;
+use crate::{DiscardReason, Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
 
 /// Receives what becomes of packets.
 pub trait Deliver<B> {
@@ -37,6 +27,22 @@ pub trait Deliver<B> {
     /// A packet is held back by a fault; it is delivered some packets later, or by
     /// [`Wires::release`](crate::Wires::release), which should be called soon.
     fn held(&mut self) {}
+
+    /// A fault has taken the packet on its way, of which its target is not told. A carrier whose
+    /// packets take no time does not tell it.
+    fn swallowed(&mut self, packet: Packet<B>) {
+        drop(packet);
+    }
+
+    /// Nothing got through a link any more, and the port of a node has taken it down.
+    fn link_failed(&mut self, node: NodeId, port: Port) {
+        let _ = (node, port);
+    }
+
+    /// A TNI of a node that had no room for another request has some.
+    fn room(&mut self, node: NodeId, tni: u8) {
+        let _ = (node, tni);
+    }
 }
 
 /// Takes packets to their targets.
@@ -60,15 +66,18 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Tofu (K computer): 5.0 GB/s links (TofuD paper, Table I), about 0.1 us a hop
-    /// ("Tofu: Interconnect for the K computer", Fujitsu).
-    pub const TOFU1: Self = Self { hop_ps: 100_000, byte_fs: 200_000 };
-    /// Tofu2: 12.5 GB/s links, a hop about 0.2 us longer than Tofu's (TofuD paper,
-    /// Table I and Figure 7).
-    pub const TOFU2: Self = Self { hop_ps: 300_000, byte_fs: 80_000 };
-    /// TofuD: 6.8 GB/s links, a hop nearly that of Tofu (TofuD paper, Table I and
-    /// Figure 7).
-    pub const TOFUD: Self = Self { hop_ps: 100_000, byte_fs: 147_059 };
+    /// Tofu (K computer).
+    pub const TOFU1: Self = Self::of(&Parameters::TOFU);
+    /// Tofu2.
+    pub const TOFU2: Self = Self::of(&Parameters::TOFU2);
+    /// TofuD.
+    pub const TOFUD: Self = Self::of(&Parameters::TOFUD);
+
+    /// The time that packets take on links of a generation.
+    pub const fn of(links: &Parameters) -> Self {
+        let rate = links.link_kbytes() as u64;
+        Self { hop_ps: links.hop_ps(), byte_fs: (1_000_000_000_000 + rate / 2) / rate }
+    }
 
     /// The time, in picoseconds, of `bytes` bytes over `hops` hops. Switches send a
     /// frame on before it is complete, so its length costs once.
@@ -225,7 +234,8 @@ impl Direct {
                     copy.map(|packet| Journey { at, hops: hops.clone(), taken, packet, held });
             }
         }
-        let transit = self.timing.transit_ps(taken, packet.bytes);
+        let bytes = packet.bytes.saturating_add(packet.before.into());
+        let transit = self.timing.transit_ps(taken, bytes);
         packet.model_ps = packet.model_ps.saturating_add(transit);
         match dead {
             None => observer.arrived(at, packet, held, out),

@@ -6,19 +6,26 @@ use std::sync::{Mutex, OnceLock};
 use tofu_abi::Coords;
 use tofu_sync::lock;
 
+use tofu_links::Parameters;
+
+use crate::counters::{PortCounters, XbCounters, XbCycles};
+use crate::link::NoSuchLink;
+use crate::network::{BadErrors, BadOption, LinkErrors, Network, Options};
+use crate::shared::SharedNetwork;
 use crate::{Hop, Link, NodeId, Port, Shape, TNIS};
 
 /// Bytes that a crossbar moves in a cycle: TofuD's data path has 128 bits (TofuD paper).
 const XB_BYTES_PER_CYCLE: u64 = 16;
 
-/// There is no link at that port of that node.
+/// Why links have no errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("node {node} has no link at port {port}")]
-pub struct NoSuchLink {
-    /// The coordinates asked for.
-    pub node: Coords,
-    /// The port asked for.
-    pub port: Port,
+pub enum ErrorsRefused {
+    /// Direct links have no bits that could be wrong.
+    #[error("the machine's links are direct; errors need links = \"modelled\"")]
+    Direct,
+    /// There is no such link or lane.
+    #[error(transparent)]
+    Bad(#[from] BadErrors),
 }
 
 /// The links of a machine: up or down, and what went through them.
@@ -35,6 +42,9 @@ pub struct Fabric {
     nodes: Box<[NodeState]>,
     /// Held while the two ends of a link change together.
     link_change: Mutex<()>,
+    /// What the links do in modelled time, if they are modelled. It counts, then, instead of
+    /// the nodes.
+    network: Option<SharedNetwork>,
 }
 
 #[derive(Debug, Default)]
@@ -90,7 +100,25 @@ impl Fabric {
     /// The fabric of a machine of this shape, all links up, all counters 0.
     pub fn new(shape: Shape) -> Self {
         let nodes = (0..shape.nodes()).map(|_| NodeState::default()).collect();
-        Self { shape, nodes, link_change: Mutex::new(()) }
+        Self { shape, nodes, link_change: Mutex::new(()), network: None }
+    }
+
+    /// The fabric of a machine whose links are modelled: packets take their time on them.
+    ///
+    /// # Errors
+    /// [`BadOption`] as [`Network::new`].
+    pub fn modelled(
+        shape: Shape,
+        parameters: &Parameters,
+        options: &Options,
+    ) -> Result<Self, BadOption> {
+        let network = Some(SharedNetwork::new(Network::new(shape, parameters, options)?));
+        Ok(Self { network, ..Self::new(shape) })
+    }
+
+    /// What the links do in modelled time, if they are modelled.
+    pub(crate) const fn network(&self) -> Option<&SharedNetwork> {
+        self.network.as_ref()
     }
 
     /// The machine's shape.
@@ -116,6 +144,9 @@ impl Fabric {
     pub fn set_link(&self, node: Coords, port: Port, up: bool) -> Result<(), NoSuchLink> {
         let ends = self.ends(node, port).ok_or(NoSuchLink { node, port })?;
         let _guard = lock(&self.link_change);
+        if let Some(network) = &self.network {
+            network.visit().set_link(node, port, up)?;
+        }
         for (end, bit) in ends {
             if up {
                 end.down.fetch_and(!bit, Relaxed);
@@ -126,9 +157,35 @@ impl Fabric {
         Ok(())
     }
 
+    /// Sets what goes wrong on a link, in both directions, if links are modelled.
+    ///
+    /// # Errors
+    /// [`ErrorsRefused`] if they are not, or there is no such link or lane.
+    pub fn set_link_errors(
+        &self,
+        node: Coords,
+        port: Port,
+        errors: &LinkErrors,
+    ) -> Result<(), ErrorsRefused> {
+        let network = self.network.as_ref().ok_or(ErrorsRefused::Direct)?;
+        let far = self.shape.neighbor(node, port).ok_or(NoSuchLink { node, port });
+        let mut network = network.visit();
+        network.set_errors(node, port, errors)?;
+        Ok(network.set_errors(far.map_err(BadErrors::from)?, port.opposite(), errors)?)
+    }
+
+    /// What links are like, if they are modelled.
+    pub fn parameters(&self) -> Option<Parameters> {
+        self.network.as_ref().map(|network| *network.visit().parameters())
+    }
+
     /// Whether the link at a port is up; `None` if there is no link.
     pub fn link_up(&self, node: Coords, port: Port) -> Option<bool> {
         let [(near, bit), _] = self.ends(node, port)?;
+        if let Some(network) = &self.network {
+            // It may have gone down by itself.
+            return network.visit().link_up(node, port);
+        }
         Some(near.down.load(Relaxed) & bit == 0)
     }
 
@@ -141,6 +198,9 @@ impl Fabric {
     /// What a port has counted; `None` if the machine has no such node. A port without
     /// a link counts nothing.
     pub fn port_counters(&self, node: NodeId, port: Port) -> Option<PortCounters> {
+        if let Some(network) = &self.network {
+            return network.visit().port_counters(node, port);
+        }
         let near = self.nodes.get(node.index())?;
         let mut counters = PortCounters::default();
         if let Some(sent) = near.sent(port) {
@@ -171,6 +231,9 @@ impl Fabric {
 
     /// What a node's crossbar has counted; `None` if the machine has no such node.
     pub fn xb_counters(&self, node: NodeId) -> Option<XbCounters> {
+        if let Some(network) = &self.network {
+            return network.visit().xb_counters(node);
+        }
         let tx = self.nodes.get(node.index())?.tx.get();
         let cycles = |bytes: &AtomicU64| XbCycles {
             data: bytes.load(Relaxed) / XB_BYTES_PER_CYCLE,
@@ -221,91 +284,6 @@ impl Fabric {
         }
         true
     }
-}
-
-/// A snapshot of a port's counters; one for each counter in the TofuD register map,
-/// except the port's free-running clock.
-///
-/// The counters are read one after another, so those of a busy port may be a few
-/// packets apart. The direct carrier knows neither transmission errors nor filters nor
-/// full buffers, so the counters of these stay 0; nullified TLPs are only those that were
-/// sent so.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PortCounters {
-    /// Cycles in which each virtual channel had no credit to send.
-    pub zero_credit: [u64; 4],
-    /// Data-link-layer packets sent. The direct carrier counts one ACK for each TLP
-    /// received and no credit updates (ours).
-    pub send_dllp: u64,
-    /// TLPs sent, system TLPs among them.
-    pub send_tlp: u64,
-    /// Bytes of the TLPs sent, with their routing headers.
-    pub send_bytes: u64,
-    /// System TLPs sent.
-    pub send_system: u64,
-    /// Nullified TLPs sent.
-    pub send_nullified: u64,
-    /// System TLPs that could not be sent as the link was down.
-    pub tx_discard_system: u64,
-    /// Other TLPs that could not be sent as the link was down.
-    pub tx_discard_normal: u64,
-    /// TLPs that the sending filter held back.
-    pub tx_filtered: u64,
-    /// TLPs sent on before they were complete: with the direct carrier, all (ours).
-    pub cut_through: u64,
-    /// TLPs that this port marked as bad while it sent them.
-    pub generate_nullified: u64,
-    /// Data-link-layer packets received: see `send_dllp`.
-    pub recv_dllp: u64,
-    /// TLPs received, system TLPs among them.
-    pub recv_tlp: u64,
-    /// Bytes of the TLPs received, with their routing headers.
-    pub recv_bytes: u64,
-    /// System TLPs received.
-    pub recv_system: u64,
-    /// Nullified TLPs received.
-    pub recv_nullified: u64,
-    /// System TLPs received and discarded.
-    pub rx_discard_system: u64,
-    /// Other TLPs received and discarded.
-    pub rx_discard_normal: u64,
-    /// TLPs that the receiving filter held back.
-    pub rx_filtered: u64,
-    /// Nullified TLPs discarded.
-    pub rx_discard_nullified: u64,
-    /// Frames with a wrong link CRC.
-    pub lcrc_errors: u64,
-    /// Errors corrected in the retry buffer.
-    pub retry_buffer_ce: u64,
-    /// Errors corrected in the receive buffers.
-    pub receive_buffer_ce: u64,
-    /// Errors corrected in the crossbar.
-    pub xb_ce: u64,
-    /// Frames that were neither acknowledged nor refused in time.
-    pub ack_timeouts: u64,
-    /// Slices with a wrong check sequence, by lane.
-    pub slice_fcs_errors: [u64; 2],
-}
-
-/// Cycles counted at one input of a crossbar.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct XbCycles {
-    /// Cycles in which data moved: bytes on the wire / 16.
-    pub data: u64,
-    /// Cycles in which data waited for its output. The direct carrier never waits.
-    pub wait: u64,
-}
-
-/// Cycles at all inputs of a node's crossbar.
-///
-/// The register map has one pair of counters for each TNI and port; that they count
-/// what comes into the crossbar from there is ours.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct XbCounters {
-    /// What each TNI sent.
-    pub tni: [XbCycles; TNIS],
-    /// What each port received.
-    pub port: [XbCycles; Port::COUNT],
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tofu_abi::Coords;
 
+use crate::chance::mix;
 use crate::{Class, Fabric, Hop, NoSuchLink, Packet, Port};
 
 /// A chance, in parts per million.
@@ -242,15 +243,6 @@ impl<B> Faults<B> {
     pub(crate) fn count_held(&self) {
         self.counters.reordered.fetch_add(1, Relaxed);
     }
-}
-
-/// A number that looks random and depends on every bit of `n`: the finalizer of SplitMix64
-/// (Steele, Lea and Flood, OOPSLA 2014).
-const fn mix(n: u64) -> u64 {
-    let n = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    n ^ n >> 31
 }
 
 #[cfg(test)]

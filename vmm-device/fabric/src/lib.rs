@@ -11,21 +11,31 @@
 //! "The Tofu Interconnect D", IEEE CLUSTER 2018; *ours* marks what neither settles.
 #![forbid(unsafe_code)]
 
+mod capacity;
 mod carrier;
+pub mod chance;
+mod counters;
+mod equipment;
 mod fabric;
 mod faults;
 mod link;
+mod modelled;
+pub mod network;
 mod packet;
 mod routing;
+mod shared;
 mod tap;
 mod wires;
 
-pub use carrier::{Carrier, Deliver, Direct, DiscardReason, Timing};
-pub use fabric::{Fabric, NoSuchLink, PortCounters, XbCounters, XbCycles};
+pub use capacity::{axes_of, bisection_links, links_between};
+pub use carrier::{Carrier, Deliver, Direct, Timing};
+pub use counters::{PortCounters, XbCounters, XbCycles};
+pub use fabric::{ErrorsRefused, Fabric};
 pub use faults::{Disturb, FaultCounters, FaultPlan, Ppm, REORDER_DEPTH, Rates};
-pub use link::Link;
-pub use packet::{Class, Packet, Way};
-pub use routing::{Hop, Route, RouteError};
+pub use link::{Link, NoSuchLink};
+pub use modelled::Progress;
+pub use packet::{Class, DiscardReason, GAP_BYTES, Packet, SENDERS, Way};
+pub use routing::{Hop, Route, RouteError, Scheduler};
 pub use tap::{Direction, Observation, Tap, TapPoint};
 pub use tofu_abi::topology::{Axis, NodeId, Port, Shape, ShapeError};
 pub use wires::Wires;

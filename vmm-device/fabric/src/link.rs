@@ -33,3 +33,13 @@ impl Link {
         })
     }
 }
+
+/// There is no link at that port of that node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("node {node} has no link at port {port}")]
+pub struct NoSuchLink {
+    /// The coordinates asked for.
+    pub node: Coords,
+    /// The port asked for.
+    pub port: Port,
+}

@@ -1,5 +1,6 @@
 //! Packets.
 
+use tofu_abi::frame::ROUTING_HEADER_SIZE;
 use tofu_abi::{Coords, Path};
 
 use crate::Port;
@@ -12,8 +13,8 @@ pub enum Class {
     Request,
     /// A response, which its receiver always takes in.
     Response,
-    /// A raw or system packet, which its receiver takes in or throws away. That these have
-    /// channels of their own, so that neither requests nor responses hold them up, is ours.
+    /// A raw or system packet, which its receiver takes in or throws away. That these share the
+    /// requests' channels is ours: a link has four in all (IEEE Micro 2012).
     System,
 }
 
@@ -25,9 +26,8 @@ impl Class {
     #[inline]
     pub const fn first_vc(self) -> u8 {
         match self {
-            Self::Request => 0,
+            Self::Request | Self::System => 0,
             Self::Response => 2,
-            Self::System => 4,
         }
     }
 }
@@ -51,6 +51,13 @@ pub enum Way {
         nullified: bool,
     },
 }
+
+/// Bytes of the unit in which a command gives the gap between its TLPs (*ours*: that of TLPs). It
+/// lasts as long as they do on a link.
+pub const GAP_BYTES: u64 = 32;
+
+/// Senders of a TNI: control queues, and its barrier gates as one.
+pub const SENDERS: usize = 16;
 
 /// A burst: one or more consecutive transport-layer packets (TLPs) of one command
 /// that share a route.
@@ -83,9 +90,45 @@ pub struct Packet<B> {
     pub tlps: u32,
     /// Bytes on the wire: routing headers and TLPs, all of the burst.
     pub bytes: u64,
-    /// Modelled time since the command began, in picoseconds. The carrier adds the
-    /// time on the way.
+    /// Bytes of each TLP but the last, with its routing header.
+    pub tlp_bytes: u32,
+    /// How long the TNI pauses after each of the TLPs, in [`GAP_BYTES`]. Over direct links that
+    /// has no effect.
+    pub gap: u8,
+    /// Which of the TNI's senders this is from, 0 to [`SENDERS`] - 1. Each sends one command after
+    /// the other.
+    pub sender: u8,
+    /// Bytes on the wire of earlier packets of the same command, which go over the links before
+    /// this one.
+    pub before: u32,
+    /// Modelled time since the command began, in picoseconds, without that of earlier packets. The
+    /// carrier adds these and the time on the way.
     pub model_ps: u64,
     /// What the packet carries; nothing to the network.
     pub body: B,
+}
+
+impl<B> Packet<B> {
+    /// Bytes of each TLP but the last, and of the last one, without routing headers, as a
+    /// [`Message`](crate::network::Message) has them.
+    pub fn tlp_sizes(&self) -> (u16, u16) {
+        let before = u64::from(self.tlps.saturating_sub(1)) * u64::from(self.tlp_bytes);
+        let tlp = |bytes: u64| {
+            let bytes = bytes.saturating_sub(ROUTING_HEADER_SIZE as u64).max(1);
+            u16::try_from(bytes).unwrap_or(u16::MAX)
+        };
+        (tlp(self.tlp_bytes.into()), tlp(self.bytes.saturating_sub(before)))
+    }
+}
+
+/// Why a packet was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DiscardReason {
+    /// A link on its route is down.
+    LinkDown,
+    /// The machine does not have the target node (or the source).
+    NoSuchNode,
+    /// The machine does not have the path's A, B, C coordinates.
+    NoSuchPath,
 }

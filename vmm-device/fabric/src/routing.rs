@@ -16,8 +16,34 @@ pub struct Hop {
     pub port: Port,
     /// The node that receives.
     pub to: NodeId,
-    /// Virtual channel: 0 and 1 for requests, 2 and 3 for responses, 4 and 5 for system packets.
+    /// Virtual channel: 0 and 1 for requests and system packets, 2 and 3 for responses.
     pub vc: u8,
+}
+
+/// How a packet on X, Y and Z changes to its class's second virtual channel (IEEE Micro 2012).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Scheduler {
+    /// From the hop that crosses the date line on.
+    DateLine,
+    /// Also for the last hop on the axis, by one-hop look-ahead.
+    #[default]
+    LookAhead,
+    /// For the last hop on the axis alone, which is not enough.
+    #[cfg(test)]
+    LookAheadAlone,
+}
+
+impl Scheduler {
+    /// Whether a hop on X, Y or Z takes the second channel.
+    #[inline]
+    pub(crate) const fn second(self, crossed: bool, last: bool) -> bool {
+        match self {
+            Self::DateLine => crossed,
+            Self::LookAhead => crossed || last,
+            #[cfg(test)]
+            Self::LookAheadAlone => last,
+        }
+    }
 }
 
 /// Why there is no route.
@@ -58,6 +84,7 @@ pub struct Route<'a> {
     id: u32,
     /// First virtual channel of the class.
     vc_base: u8,
+    scheduler: Scheduler,
     /// The current leg: its part of the way, where on its axis the packet is, what is left of it.
     stage: Stage,
     axis: Axis,
@@ -92,6 +119,7 @@ impl<'a> Route<'a> {
             legs: shape.legs(from, to, path),
             id: source.0,
             vc_base: class.first_vc(),
+            scheduler: Scheduler::LookAhead,
             stage: Stage::ToPath,
             axis: Axis::X,
             plus: true,
@@ -128,6 +156,17 @@ impl<'a> Route<'a> {
         }
         let route = Self::new(shape, from, to, path, class)?;
         Ok((to, Self { legs: route.legs.with_distances(distances), ..route }))
+    }
+
+    /// The same way, with virtual channels by this scheduler instead of [`Scheduler::LookAhead`].
+    #[must_use]
+    pub const fn with_scheduler(self, scheduler: Scheduler) -> Self {
+        Self { scheduler, ..self }
+    }
+
+    /// The legs that have not been begun.
+    pub(crate) fn legs(&self) -> Legs<'a> {
+        self.legs.clone()
     }
 
     /// The node that the hops taken so far have led to.
@@ -173,7 +212,7 @@ impl Iterator for Route<'_> {
         }
         let second = match self.stage {
             Stage::ToPath => false,
-            Stage::Xyz => self.crossed || self.left == 1,
+            Stage::Xyz => self.scheduler.second(self.crossed, self.left == 1),
             Stage::ToTarget => true,
         };
         self.left -= 1;

@@ -1,31 +1,34 @@
-//! The direct carrier with a place for a tap and for faults.
+//! The carrier of a machine: direct or modelled, with a place for a tap and for faults.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
+use tofu_abi::Coords;
 use tofu_sync::lock;
 
-use crate::carrier::Observer;
-use crate::faults::{Fate, Faults};
+use crate::equipment::{Equipped, HeldBack};
+use crate::faults::Faults;
+use crate::modelled::{Modelled, Progress};
+use crate::network::Ps;
 use crate::{
-    Carrier, Class, Deliver, Direct, Direction, DiscardReason, Disturb, Fabric, FaultCounters,
-    FaultPlan, Hop, NoSuchLink, NodeId, Observation, Packet, Port, Tap, TapPoint, Timing,
+    Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, NoSuchLink, Packet, Tap,
+    Timing,
 };
 
-/// Packets that are held back at most; further ones go on at once.
-const MOST_HELD: usize = 256;
-
-/// A [`Direct`] carrier whose packets a [`Tap`] can observe and faults can disturb.
+/// A carrier whose packets a [`Tap`] can observe and faults can disturb.
 ///
-/// While it does neither, that costs a packet one relaxed load.
+/// Over links that are [modelled](Fabric::modelled) packets take their time, and somebody has to
+/// drive the network by [`Wires::turn`]. Over others it is a [`Direct`] carrier, and while it has
+/// neither tap nor faults, that costs a packet one relaxed load.
 pub struct Wires<B> {
     direct: Direct,
-    /// Whether there is a tap or there are faults.
+    modelled: Option<Modelled<B>>,
+    /// Whether packets do not just go the direct way: there is a tap, there are faults, or the
+    /// links are modelled.
     observed: AtomicBool,
     equipment: RwLock<Equipment<B>>,
-    held: Mutex<VecDeque<Held<B>>>,
+    held: HeldBack<B>,
 }
 
 struct Equipment<B> {
@@ -33,17 +36,16 @@ struct Equipment<B> {
     faults: Option<Arc<Faults<B>>>,
 }
 
+impl<B> Equipment<B> {
+    fn with<'a>(&'a self, held: &'a HeldBack<B>) -> Equipped<'a, B> {
+        Equipped { tap: self.tap.as_deref(), faults: self.faults.as_deref(), held }
+    }
+}
+
 impl<B> Clone for Equipment<B> {
     fn clone(&self) -> Self {
         Self { tap: self.tap.clone(), faults: self.faults.clone() }
     }
-}
-
-/// A packet that waits at its target until others have overtaken it.
-struct Held<B> {
-    at: NodeId,
-    others: u32,
-    packet: Packet<B>,
 }
 
 impl<B> fmt::Debug for Wires<B> {
@@ -55,11 +57,13 @@ impl<B> fmt::Debug for Wires<B> {
 impl<B> Wires<B> {
     /// Wires over these links, without tap and faults.
     pub fn new(fabric: Arc<Fabric>, timing: Timing) -> Self {
+        let modelled = Modelled::new(Arc::clone(&fabric));
         Self {
             direct: Direct::new(fabric, timing),
-            observed: AtomicBool::new(false),
+            observed: AtomicBool::new(modelled.is_some()),
+            modelled,
             equipment: RwLock::new(Equipment { tap: None, faults: None }),
-            held: Mutex::new(VecDeque::new()),
+            held: HeldBack::default(),
         }
     }
 
@@ -96,36 +100,74 @@ impl<B> Wires<B> {
 
     /// Lets all packets go that are held back.
     pub fn release(&self, out: &mut dyn Deliver<B>) {
-        let all = std::mem::take(&mut *self.held());
+        let all = std::mem::take(&mut *lock(&self.held));
         if all.is_empty() {
             return;
         }
-        let tap = self.equipment().tap;
+        let equipment = self.equipment();
         for held in all {
-            deliver(tap.as_deref(), held.at, held.packet, out);
+            equipment.with(&self.held).deliver(held.at, held.packet, out);
+        }
+    }
+
+    /// Whether packets take their time.
+    #[inline]
+    pub const fn is_modelled(&self) -> bool {
+        self.modelled.is_some()
+    }
+
+    /// Whether a TNI of a node takes another request. If not, [`Deliver::room`] tells when it does.
+    #[inline]
+    pub fn has_room(&self, node: Coords, tni: u8) -> bool {
+        let Some(modelled) = &self.modelled else { return true };
+        let node = self.fabric().shape().node_id(node);
+        node.is_none_or(|node| modelled.has_room(node, tni))
+    }
+
+    /// Runs modelled links until the time `limit`, in picoseconds, or for a while, and takes in
+    /// what was sent. `None` if links are not modelled.
+    pub fn turn(&self, limit: Ps, out: &mut dyn Deliver<B>) -> Option<Progress> {
+        let modelled = self.modelled.as_ref()?;
+        modelled.turn(limit, &self.equipment().with(&self.held), out)
+    }
+
+    /// The same until the next thing has happened, whenever that is.
+    pub fn step(&self, out: &mut dyn Deliver<B>) -> Option<Progress> {
+        let modelled = self.modelled.as_ref()?;
+        modelled.step(&self.equipment().with(&self.held), out)
+    }
+
+    /// Whether packets wait for the next turn of modelled links.
+    pub fn has_mail(&self) -> bool {
+        self.modelled.as_ref().is_some_and(Modelled::has_mail)
+    }
+
+    /// Drops all packets in modelled links, which nobody drives any more.
+    pub fn abandon(&self) {
+        if let Some(modelled) = &self.modelled {
+            modelled.abandon();
         }
     }
 
     fn change(&self, change: impl FnOnce(&mut Equipment<B>)) {
         let mut equipment = self.equipment.write().unwrap_or_else(PoisonError::into_inner);
         change(&mut equipment);
-        self.observed.store(equipment.tap.is_some() || equipment.faults.is_some(), Relaxed);
+        let equipped = equipment.tap.is_some() || equipment.faults.is_some();
+        self.observed.store(equipped || self.modelled.is_some(), Relaxed);
     }
 
     fn equipment(&self) -> Equipment<B> {
         self.equipment.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn held(&self) -> MutexGuard<'_, VecDeque<Held<B>>> {
-        lock(&self.held)
-    }
-
     #[cold]
     fn inject_observed(&self, packet: Packet<B>, out: &mut dyn Deliver<B>) {
-        let Equipment { tap, faults } = self.equipment();
-        let mut observer =
-            WiresObserver { wires: self, tap: tap.as_deref(), faults: faults.as_deref() };
-        self.direct.carry(packet, &mut observer, out);
+        if let Some(modelled) = &self.modelled {
+            modelled.inject(packet);
+            return;
+        }
+        let equipment = self.equipment();
+        self.direct.carry(packet, &mut equipment.with(&self.held), out);
     }
 }
 
@@ -136,95 +178,6 @@ impl<B: Send> Carrier<B> for Wires<B> {
             self.inject_observed(packet, out);
         } else {
             self.direct.inject(packet, out);
-        }
-    }
-}
-
-/// Shows packets to the tap and applies the faults as they travel.
-struct WiresObserver<'a, B> {
-    wires: &'a Wires<B>,
-    tap: Option<&'a dyn Tap<B>>,
-    faults: Option<&'a Faults<B>>,
-}
-
-impl<B> WiresObserver<'_, B> {
-    fn observe(
-        &self,
-        node: NodeId,
-        point: TapPoint,
-        direction: Direction,
-        vc: Option<u8>,
-        packet: &Packet<B>,
-    ) {
-        if let Some(tap) = self.tap {
-            tap.observe(Observation { node, point, direction, vc }, packet);
-        }
-    }
-}
-
-/// Hands a packet to its target.
-fn deliver<B>(tap: Option<&dyn Tap<B>>, node: NodeId, packet: Packet<B>, out: &mut dyn Deliver<B>) {
-    if let Some(tap) = tap {
-        let point = TapPoint::Tni(packet.dst_tni);
-        tap.observe(Observation { node, point, direction: Direction::In, vc: None }, &packet);
-    }
-    out.arrived(node, packet);
-}
-
-impl<B> Observer<B> for WiresObserver<'_, B> {
-    fn entered(&mut self, node: NodeId, packet: &Packet<B>) {
-        self.observe(node, TapPoint::Tni(packet.src_tni), Direction::Out, None, packet);
-    }
-
-    fn crossed(&mut self, hop: Hop, packet: &mut Packet<B>) -> Fate {
-        self.observe(hop.from, TapPoint::Port(hop.port), Direction::Out, Some(hop.vc), packet);
-        let fate = self.faults.map(|faults| faults.apply(hop, packet)).unwrap_or_default();
-        if !fate.lost {
-            let port = TapPoint::Port(hop.port.opposite());
-            self.observe(hop.to, port, Direction::In, Some(hop.vc), packet);
-        }
-        fate
-    }
-
-    fn duplicate(&mut self, packet: &Packet<B>) -> Option<Packet<B>> {
-        self.faults?.duplicate(packet)
-    }
-
-    fn lost(&mut self, at: NodeId, port: Option<Port>, reason: DiscardReason, packet: &Packet<B>) {
-        let point = port.map_or(TapPoint::Tni(packet.src_tni), TapPoint::Port);
-        self.observe(at, point, Direction::Lost(reason), None, packet);
-    }
-
-    fn arrived(
-        &mut self,
-        at: NodeId,
-        packet: Packet<B>,
-        held: Option<u32>,
-        out: &mut dyn Deliver<B>,
-    ) {
-        let (Some(faults), Class::System) = (self.faults, packet.class) else {
-            deliver(self.tap, at, packet, out);
-            return;
-        };
-        let mut waiting = self.wires.held();
-        if let Some(others) = held.filter(|_| waiting.len() < MOST_HELD) {
-            waiting.push_back(Held { at, others, packet });
-            drop(waiting);
-            faults.count_held();
-            out.held();
-            return;
-        }
-        let mut due = Vec::new();
-        for held in waiting.iter_mut().filter(|held| held.at == at) {
-            held.others = held.others.saturating_sub(1);
-        }
-        while let Some(index) = waiting.iter().position(|held| held.others == 0) {
-            due.extend(waiting.remove(index));
-        }
-        drop(waiting);
-        deliver(self.tap, at, packet, out);
-        for held in due {
-            deliver(self.tap, held.at, held.packet, out);
         }
     }
 }

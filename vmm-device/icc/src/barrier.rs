@@ -13,7 +13,7 @@ pub(crate) mod unit;
 use tofu_abi::barrier::{BchReady, BgAddress, Notice, NoticeStatus, OP_ERROR};
 use tofu_abi::irq::{BgsIrqs, TniIrqs};
 use tofu_abi::reduce::{Op, VALUE_QWORDS};
-use tofu_abi::regs::{BchReg, BgsReg, Register, TniReg};
+use tofu_abi::regs::{BchReg, BgsReg, NUM_CQ, Register, TniReg};
 use tofu_abi::{BchId, BgId, Rcode, TniId};
 use tofu_fabric::{Class, Packet, Way};
 use tofu_sync::lock;
@@ -327,6 +327,7 @@ impl Icc {
             op: content.op,
             value: carries.then(|| Box::new(content.value)),
         };
+        let bytes = wire_bytes(signal.payload_bytes());
         Packet {
             src: self.coords(),
             src_tni: tni.get(),
@@ -338,7 +339,11 @@ impl Icc {
             class: Class::Request,
             system: false,
             tlps: 1,
-            bytes: wire_bytes(signal.payload_bytes()),
+            bytes,
+            tlp_bytes: bytes as u32,
+            gap: 0,
+            sender: NUM_CQ as u8,
+            before: 0,
             model_ps: *at_ps,
             body: Body::Signal(signal),
         }

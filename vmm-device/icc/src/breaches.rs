@@ -122,7 +122,9 @@ pub(crate) fn is_read_only(register: Register) -> bool {
         }
         Register::Port { .. } | Register::BgsData { .. } => true,
         Register::Xb(reg) => reg == XbReg::StqNextOffset,
-        Register::Tofu(reg) => matches!(reg, TofuReg::NodeAddress | TofuReg::TnrIrr),
+        Register::Tofu(reg) => {
+            matches!(reg, TofuReg::NodeAddress | TofuReg::TnrIrr | TofuReg::Generation)
+        }
         Register::Bgs { .. } | Register::Bch { .. } => false,
     }
 }

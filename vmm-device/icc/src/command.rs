@@ -7,6 +7,7 @@ use tofu_abi::desc::{
     ArmwOp, Command, Descriptor, Header1, Header2, MAX_MTU, MTU_UNIT, PIGGYBACK_BUFFER_MAX,
 };
 use tofu_abi::frame::{FRAME_ALIGN, HEADER_SIZE, SYSTEM_PAYLOAD_MAX, is_frame_size};
+use tofu_abi::generation::Description;
 use tofu_abi::regs::CqsMode;
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
 use tofu_fabric::Port;
@@ -83,9 +84,18 @@ pub(crate) enum Action {
 
 /// What a descriptor of a queue with these rights asks for, or why it is refused.
 #[inline]
-pub(crate) fn parse(descriptor: &Descriptor, queue: CqId, mode: CqsMode) -> Result<Action, Fault> {
+pub(crate) fn parse(
+    descriptor: &Descriptor,
+    queue: CqId,
+    mode: CqsMode,
+    description: &Description,
+) -> Result<Action, Fault> {
     let header1 = descriptor.header1();
-    let kind = match Command::from_code(header1.command()).ok_or(Rcode::UNDEFINED_COMMAND)? {
+    let command = Command::from_code(header1.command()).ok_or(Rcode::UNDEFINED_COMMAND)?;
+    if !description.has_command(command) {
+        return Err(Rcode::UNSUPPORTED_COMMAND.into());
+    }
+    let kind = match command {
         Command::Nop => return Ok(Action::Nop),
         Command::WritePiggybackBuffer => {
             let [_, a, b, c] = descriptor.0;
@@ -94,13 +104,15 @@ pub(crate) fn parse(descriptor: &Descriptor, queue: CqId, mode: CqsMode) -> Resu
         command @ (Command::TransmitRawPacket1
         | Command::TransmitRawPacket2
         | Command::TransmitSystemPacket1
-        | Command::TransmitSystemPacket2) => return parse_packet(command, descriptor, mode),
+        | Command::TransmitSystemPacket2) => {
+            return parse_packet(command, descriptor, mode, description);
+        }
         Command::Put | Command::PutPiggyback => CommandKind::Put,
         Command::Get | Command::GetL => CommandKind::Get,
         Command::AtomicReadModifyWrite => CommandKind::Armw,
     };
     let header2 = descriptor.header2();
-    TniId::new(header1.ri()).ok_or(Rcode::NO_SUCH_NODE)?;
+    target(header1, description)?;
     if !mode.subnet_allows(header1.rx(), header1.ry(), header1.rz()) {
         return Err(Rcode::SUBNET.into());
     }
@@ -138,7 +150,19 @@ pub(crate) fn parse(descriptor: &Descriptor, queue: CqId, mode: CqsMode) -> Resu
     Ok(Action::Transfer(message))
 }
 
-fn parse_packet(command: Command, descriptor: &Descriptor, mode: CqsMode) -> Result<Action, Fault> {
+/// The interface that a command is for.
+#[inline]
+fn target(header1: Header1, description: &Description) -> Result<TniId, Rcode> {
+    let tni = TniId::new(header1.ri()).filter(|tni| description.has_tni(*tni));
+    tni.ok_or(Rcode::NO_SUCH_NODE)
+}
+
+fn parse_packet(
+    command: Command,
+    descriptor: &Descriptor,
+    mode: CqsMode,
+    description: &Description,
+) -> Result<Action, Fault> {
     let header1 = descriptor.header1();
     let raw = matches!(command, Command::TransmitRawPacket1 | Command::TransmitRawPacket2);
     let allowed = match command {
@@ -161,7 +185,7 @@ fn parse_packet(command: Command, descriptor: &Descriptor, mode: CqsMode) -> Res
     let route = if command == Command::TransmitRawPacket2 {
         PacketRoute::Hop(Port::from_index(header1.port().into()).ok_or(Rcode::NO_SUCH_NODE)?)
     } else {
-        TniId::new(header1.ri()).ok_or(Rcode::NO_SUCH_NODE)?;
+        target(header1, description)?;
         if raw { PacketRoute::Raw } else { PacketRoute::System }
     };
     let at = descriptor.packet_address();

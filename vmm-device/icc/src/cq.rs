@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tofu_abi::desc::{Command, Descriptor, source_type};
+use tofu_abi::generation::Description;
 use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::{RingIndex, queue_entries};
 use tofu_abi::regs::{CACHE_INJECTION, CqReg, CqsMode, CqsReg, CqsStatus};
@@ -288,7 +289,10 @@ impl Cq {
     ///
     /// It stays disabled if a size code is out of range or an address not a multiple of its entry's
     /// size: the register, its value, and the rule.
-    pub(crate) fn enable(&self) -> Result<(), (CqsReg, u64, &'static str)> {
+    pub(crate) fn enable(
+        &self,
+        description: &Description,
+    ) -> Result<(), (CqsReg, u64, &'static str)> {
         let mut transmit = self.transmit.lock();
         let mut completions = lock(&self.completions);
         if self.enabled() {
@@ -302,6 +306,9 @@ impl Cq {
             let address = self.plain(reg) & !CACHE_INJECTION;
             if address.is_multiple_of(size) { Ok(address) } else { Err((reg, address, rule)) }
         };
+        if self.mode().session() && !description.session_mode {
+            return Err((CqsReg::Mode, self.mode().0, "there is no session mode"));
+        }
         let toq_entries = entries(CqsReg::ToqSize)?;
         let mrq_entries = entries(CqsReg::MrqSize)?;
         let toq = address(CqsReg::ToqIpa, 32, "the address is a multiple of 32")?;

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, MutexGuard};
 
 use tofu_abi::barrier::Profile;
+use tofu_abi::desc::Header1;
+use tofu_abi::generation::{Description, Generation};
 use tofu_abi::irq::{CqsIrqs, TnrIrqs, vector};
 use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI};
 use tofu_abi::{Coords, CqId, Doorbell, TniId};
@@ -20,6 +22,8 @@ use crate::memory::DmaMemory;
 use crate::page::SharedPages;
 use crate::register::Plain;
 use crate::statistics::{FailedCommands, Faults, ModelTime, Statistics};
+use crate::timing::CommandTiming;
+use crate::tlp::Body;
 use crate::tni::Tni;
 
 /// What a device is made from.
@@ -30,13 +34,10 @@ pub struct Config {
     /// How long a command waits for an answer before it ends with
     /// [`TIMEOUT`](tofu_abi::Rcode::TIMEOUT), in nanoseconds.
     pub timeout_ns: u64,
-    /// Modelled time from a doorbell to the first TLP on the link and from the last link to
-    /// memory, in picoseconds: everything but the network.
-    pub issue_ps: u64,
-    /// Modelled time of a byte at the interface, in femtoseconds.
-    pub byte_fs: u64,
-    /// Its barrier gates and channels.
-    pub barrier: Profile,
+    /// Modelled time of its commands: everything but the network.
+    pub timing: CommandTiming,
+    /// What kind of controller it is.
+    pub generation: Generation,
     /// Pages that the guest maps, for polled doorbells; without them doorbells are trapped.
     pub pages: Option<SharedPages>,
     /// What an unwritten word of the direct descriptor register reads as in a shared page: any
@@ -45,17 +46,18 @@ pub struct Config {
 }
 
 impl Config {
-    /// A TofuD node with trapped doorbells.
-    ///
-    /// An 8-byte Put to a neighbour takes 0.49 us with the direct carrier's 0.1 us for a hop
-    /// and the time of its 104 bytes on the wire (TofuD paper, table III, near CMGs).
+    /// A node of Fugaku with trapped doorbells.
     pub const fn tofud(coords: Coords) -> Self {
+        Self::of(Generation::Fugaku, coords)
+    }
+
+    /// A node of a generation with trapped doorbells.
+    pub const fn of(generation: Generation, coords: Coords) -> Self {
         Self {
             coords,
             timeout_ns: 500_000_000,
-            issue_ps: 374_000,
-            byte_fs: 147_059,
-            barrier: Profile::TOFUD,
+            timing: CommandTiming::of(generation),
+            generation,
             pages: None,
             blank: 0x7fb1_4a5c_93e6_d02f,
         }
@@ -324,8 +326,18 @@ impl Icc {
         Arc::clone(&self.memory)
     }
 
+    /// What kind of controller it is.
+    pub const fn generation(&self) -> Generation {
+        self.config.generation
+    }
+
+    /// What its generation has.
+    pub const fn description(&self) -> &'static Description {
+        self.config.generation.description()
+    }
+
     pub(crate) fn profile(&self) -> Profile {
-        self.config.barrier
+        self.description().barrier
     }
 
     pub(crate) fn pages(&self) -> Option<&SharedPages> {
@@ -337,9 +349,15 @@ impl Icc {
         now_ns.saturating_add(self.config.timeout_ns)
     }
 
-    /// Modelled time at which a TLP leaves that follows `wire` bytes of its message.
-    pub(crate) fn issue_ps(&self, wire: u64) -> u64 {
-        self.config.issue_ps.saturating_add(wire.saturating_mul(self.config.byte_fs) / 1000)
+    /// Modelled time from the doorbell to the first TLP of a command.
+    pub(crate) fn issue_ps(&self, header: Header1, body: &Body) -> u64 {
+        let inline = body.payload_bytes().0 == 0;
+        self.config.timing.issue(header, inline)
+    }
+
+    /// What commands of the node cost.
+    pub const fn timing(&self) -> &CommandTiming {
+        &self.config.timing
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the device needs from its surroundings.
 
-use tofu_abi::{Doorbell, TniId};
+use tofu_abi::{Coords, Doorbell, TniId};
 use tofu_fabric::{Packet, PortCounters, XbCounters};
 
 use crate::tlp::Body;
@@ -38,6 +38,17 @@ pub trait Host: Send + Sync {
 
 /// The network as seen by a thread that drives devices.
 pub trait Net {
+    /// Whether a node's interface may send another request. If not,
+    /// [`Icc::room`](crate::Icc::room) must be called when it may again. Answers and signals of
+    /// gates do not ask.
+    fn has_room(&self, node: Coords, tni: TniId) -> bool;
+
+    /// Whether [`Icc::frame_passed`](crate::Icc::frame_passed) is called for raw and system packets
+    /// that arrive. If not, their commands end when the network has taken them.
+    fn tells_of_frames(&self) -> bool {
+        false
+    }
+
     /// Sends a packet from its source node.
     fn inject(&mut self, packet: Packet<Body>);
 

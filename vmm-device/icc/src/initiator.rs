@@ -17,7 +17,7 @@ use crate::fault::Fault;
 use crate::host::Net;
 use crate::memory::Access;
 use crate::notice::Peer;
-use crate::tlp::{Answer, BURST_BYTES, BURST_NOTICES, Body, Payload, Tag, burst_size};
+use crate::tlp::{Answer, BURST_BYTES, BURST_NOTICES, Body, Payload, Tag, burst_size, full_tlp};
 use crate::translate::Translation;
 use crate::transmit::{Active, Transmit};
 
@@ -79,7 +79,7 @@ impl Icc {
         let mut left = TURN_STEPS;
         while left > 0 {
             left -= 1;
-            match self.step(queue, transmit, net.now_ns()) {
+            match self.step(queue, transmit, net) {
                 Step::Idle => return false,
                 Step::Done => {}
                 Step::Send(packet) => {
@@ -90,10 +90,9 @@ impl Icc {
                     };
                     net.inject(packet);
                     net.progress();
-                    if let Some(tag) = frame {
+                    if let Some(tag) = frame.filter(|_| !net.tells_of_frames()) {
                         // The network has it. If it was lost already, it has ended with that.
-                        let end = End::new(Rcode::SUCCESS, Side::Initiator);
-                        self.account(queue, tag, u32::MAX, end, net.now_ns());
+                        self.frame_passed(queue.tni, tag, net.now_ns());
                     }
                 }
             }
@@ -101,12 +100,13 @@ impl Icc {
         true
     }
 
-    fn step(&self, queue: &Cq, transmit: &mut Transmit, now: u64) -> Step {
+    fn step(&self, queue: &Cq, transmit: &mut Transmit, net: &dyn Net) -> Step {
+        let now = net.now_ns();
         if !self.dma_enabled() || !self.tni(queue.tni).enabled() {
             return Step::Idle;
         }
         if let Some(active) = transmit.active {
-            if !queue.may_process() {
+            if !queue.may_process() || !self.may_send(queue, transmit, net) {
                 return Step::Idle;
             }
             return self.continue_message(queue, transmit, active, now);
@@ -121,6 +121,9 @@ impl Icc {
                 return Step::Idle;
             }
         }
+        if !self.may_send(queue, transmit, net) {
+            return Step::Idle;
+        }
         match self.fetch(queue, transmit) {
             Some(descriptor) => {
                 let slot = transmit.slot();
@@ -131,6 +134,22 @@ impl Icc {
             }
             None => Step::Idle,
         }
+    }
+
+    /// Whether the network takes a request of the queue. If not, the queue is rung when it does.
+    fn may_send(&self, queue: &Cq, transmit: &mut Transmit, net: &dyn Net) -> bool {
+        let has_room = || net.has_room(self.coords(), queue.tni);
+        if has_room() {
+            if transmit.waited {
+                transmit.waited = false;
+                self.tni(queue.tni).waiting.served(queue.id);
+            }
+            return true;
+        }
+        transmit.waited = true;
+        self.tni(queue.tni).waiting.enter(queue.id);
+        // Room that was made before the queue entered does not ring it.
+        has_room()
     }
 
     /// The next descriptor, from the direct descriptor register or the transmit order queue.
@@ -198,7 +217,7 @@ impl Icc {
         descriptor: &Descriptor,
         now: u64,
     ) -> Step {
-        let end = match command::parse(descriptor, queue.id, queue.mode()) {
+        let end = match command::parse(descriptor, queue.id, queue.mode(), self.description()) {
             Ok(Action::Transfer(message)) => {
                 return match self.begin(queue, slot, message, now) {
                     Some(active) => self.continue_message(queue, transmit, active, now),
@@ -316,6 +335,7 @@ impl Icc {
         unit.count_sent(1, bytes);
         unit.add(TniReg::NumSendSystemTlp, system.into());
         queue.page.add(CqReg::TxPayloadByte, command.message.length.into());
+        let body = Body::Frame { tag: active.tag, frame: outgoing.frame };
         Ok(Step::Send(Packet {
             src: self.coords(),
             src_tni: queue.tni.get(),
@@ -327,8 +347,12 @@ impl Icc {
             system,
             tlps: 1,
             bytes,
-            model_ps: self.issue_ps(0),
-            body: Body::Frame { tag: active.tag, frame: outgoing.frame },
+            tlp_bytes: bytes as u32,
+            gap: 0,
+            sender: queue.id.get(),
+            before: 0,
+            model_ps: self.issue_ps(command.message.header1, &body),
+            body,
         }))
     }
 
@@ -404,11 +428,15 @@ impl Icc {
             system: false,
             tlps,
             bytes,
-            model_ps: self.issue_ps(active.wire),
+            tlp_bytes: full_tlp(mtu, header2.padding()),
+            gap: header2.gap(),
+            sender: queue.id.get(),
+            before: active.wire,
+            model_ps: self.issue_ps(header1, &body),
             body,
         };
         active.sent += n;
-        active.wire += bytes;
+        active.wire = active.wire.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
         self.tni(queue.tni).count_sent(tlps, bytes);
         Step::Send(packet)
     }

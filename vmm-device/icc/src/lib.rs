@@ -41,10 +41,12 @@ mod register;
 mod router;
 mod statistics;
 mod target;
+mod timing;
 mod tlp;
 mod tni;
 mod translate;
 mod transmit;
+mod waiting;
 
 pub use crate::barrier::gates::BarrierTime;
 pub use crate::breaches::LOG_TARGET;
@@ -54,6 +56,7 @@ pub use crate::memory::{Access, DmaError, DmaMemory, DmaResult, Segment, Segment
 pub use crate::page::SharedPages;
 pub use crate::router::discard_rcode;
 pub use crate::statistics::{FailedCommands, Faults, ModelTime};
+pub use crate::timing::CommandTiming;
 pub use crate::tlp::{Answer, Body, Payload, Request, Signal, Tag, burst_size, wire_bytes};
 pub use crate::translate::Pin;
 pub use tofu_sync::Epochs;

@@ -14,9 +14,6 @@ use crate::device::Icc;
 use crate::page::DIRECT;
 use crate::register::{RegisterWrite, aligned};
 
-/// Clock of a TofuD node in kHz: FREE_RUN_COUNT counts its cycles.
-const CLOCK_KHZ: u128 = 425_000;
-
 impl Icc {
     /// A read of `data.len()` bytes at `offset` of BAR0.
     ///
@@ -28,7 +25,7 @@ impl Icc {
             self.malformed("read", offset, data.len());
             return;
         };
-        let value = match Register::decode(at) {
+        let value = match self.decode(at) {
             Some(register) => self.read_register(register),
             None => {
                 self.unclaimed("read", offset);
@@ -45,7 +42,7 @@ impl Icc {
     pub fn bar_write(&self, offset: u64, data: &[u8]) {
         if matches!(data.len(), 16 | 32 | 64) && offset.is_multiple_of(8) {
             let end = offset.saturating_add(data.len() as u64 - 8);
-            let direct = |at| match Register::decode(at) {
+            let direct = |at| match self.decode(at) {
                 Some(Register::Cq { reg, .. }) => DIRECT.contains(&reg),
                 _ => false,
             };
@@ -60,10 +57,16 @@ impl Icc {
             self.malformed("write", offset, data.len());
             return;
         };
-        match Register::decode(at) {
+        match self.decode(at) {
             Some(register) => self.write_register(register, write),
             None => self.unclaimed("write", offset),
         }
+    }
+
+    /// The register at `offset` of BAR0, if a device of this generation has it.
+    #[inline]
+    fn decode(&self, offset: u64) -> Option<Register> {
+        Register::decode(offset).filter(|register| self.description().has_register(*register))
     }
 
     fn malformed(&self, what: &str, offset: u64, len: usize) {
@@ -83,6 +86,7 @@ impl Icc {
         match register {
             Register::Cq { tni, cq, reg } => self.queue(tni, cq).read_page(reg),
             Register::Cqs { tni, cq, reg } => self.queue(tni, cq).read(reg),
+            Register::Tni { reg: TniReg::CqPresent, .. } => (1 << self.description().cqs) - 1,
             Register::Tni { tni, reg } => self.tni(tni).read(reg),
             Register::Port { port, reg } => self.read_port(port, reg),
             Register::Xb(reg) => self.read_xb(reg),
@@ -203,7 +207,7 @@ impl Icc {
             if queue.enabled() {
                 return;
             }
-            match queue.enable() {
+            match queue.enable(self.description()) {
                 // What lay in the queue before is fetched at the next doorbell.
                 Ok(()) => self.host().queue_enabled(queue.tni, queue.id.into(), true),
                 Err((reg, value, rule)) => {
@@ -237,7 +241,9 @@ impl Icc {
 
     fn read_port(&self, port: u8, reg: PortReg) -> u64 {
         if reg == PortReg::FreeRunCount {
-            return (u128::from(self.host().now_ns()) * CLOCK_KHZ / 1_000_000) as u64;
+            // Cycles of the logic.
+            let clock_khz = u128::from(self.description().clock_khz);
+            return (u128::from(self.host().now_ns()) * clock_khz / 1_000_000) as u64;
         }
         port_counter(&self.host().port_counters(port), reg)
     }
@@ -272,6 +278,7 @@ impl Icc {
     fn read_tofu(&self, register: Register, reg: TofuReg) -> u64 {
         match reg {
             TofuReg::NodeAddress => NodeAddress::from_coords(self.coords()).0,
+            TofuReg::Generation => self.generation().register(),
             TofuReg::TnrIrr => self.tnr.pending(),
             TofuReg::TnrImr | TofuReg::TnrImc => self.tnr.mask(),
             TofuReg::TnrIrc => 0,
@@ -283,7 +290,7 @@ impl Icc {
     fn write_tofu(&self, register: Register, reg: TofuReg, write: RegisterWrite) {
         let bits = write.bits();
         match reg {
-            TofuReg::NodeAddress | TofuReg::TnrIrr => {}
+            TofuReg::NodeAddress | TofuReg::TnrIrr | TofuReg::Generation => {}
             TofuReg::TnrImr => self.tnr.set_mask(bits),
             TofuReg::TnrIrc => self.tnr.clear_pending(bits),
             TofuReg::TnrImc => self.tnr.clear_mask(self.host(), bits),

@@ -1,5 +1,5 @@
-//! Calls of the network router: it hands over packets that have arrived, and reports packets that
-//! were lost.
+//! Calls of the network router: it hands over packets that have arrived, reports packets that were
+//! lost, and tells when there is room for more.
 
 use tofu_abi::irq::{PortRequest, TnrIrqs};
 use tofu_abi::{Rcode, TniId};
@@ -11,7 +11,7 @@ use crate::device::Icc;
 use crate::host::Net;
 use crate::initiator::Answered;
 use crate::notice::Peer;
-use crate::tlp::Body;
+use crate::tlp::{Body, Tag};
 
 impl Icc {
     /// Takes a packet that arrived for this node.
@@ -52,6 +52,12 @@ impl Icc {
         }
     }
 
+    /// The network has had a frame of this node: ends its command, if nothing else has.
+    pub fn frame_passed(&self, tni: TniId, tag: Tag, now_ns: u64) {
+        let end = End::new(Rcode::SUCCESS, Side::Initiator);
+        self.account(self.queue(tni, tag.cq), tag, u32::MAX, end, now_ns);
+    }
+
     /// A packet of this node was lost on its way, for the reason that `rcode` tells.
     ///
     /// A lost request ends its command with that code at once: that of a raw or system packet in
@@ -66,9 +72,21 @@ impl Icc {
             self.signal_lost(tni, signal, rcode);
         }
         if let Some((tag, true)) = packet.body.tag() {
-            let n = packet.body.requested().max(1);
+            // A frame is all of its command, and has no answers to wait for.
+            let n = match &packet.body {
+                Body::Frame { .. } => u32::MAX,
+                body => body.requested().max(1),
+            };
             let end = End::new(rcode, Side::Elsewhere);
             self.account(self.queue(tni, tag.cq), tag, n, end, now_ns);
+        }
+    }
+
+    /// The network takes requests of an interface again: rings the queues that stopped for that,
+    /// in turns.
+    pub fn room(&self, tni: TniId) {
+        for cq in self.tni(tni).waiting.take() {
+            self.host().doorbell(tni, cq.into());
         }
     }
 

@@ -13,13 +13,29 @@ use crate::device::Icc;
 use crate::fault::Fault;
 use crate::memory::{Access, Segments, read_segments};
 use crate::notice::{Notice, Peer};
-use crate::tlp::{Answer, Body, Payload, Request, burst_size};
+use crate::tlp::{Answer, Body, Payload, Request, burst_size, full_tlp, wire_bytes};
 use crate::translate::Pin;
 
-/// TLPs and bytes of the answer to a Put of so many TLPs, each of which has an answer of its own.
-fn put_ack_size(tlps: u32) -> (u32, u64) {
-    let (_, bytes) = burst_size(0, 1, false);
-    (tlps, bytes * u64::from(tlps))
+/// What an answer takes on the wire.
+struct Size {
+    tlps: u32,
+    bytes: u64,
+    /// Of each TLP but the last.
+    tlp_bytes: u32,
+}
+
+impl Size {
+    /// Of the answer to a Put of so many TLPs, each of which has an answer of its own.
+    fn of_put_ack(tlps: u32) -> Self {
+        let each = wire_bytes(0);
+        Self { tlps, bytes: each * u64::from(tlps), tlp_bytes: each as u32 }
+    }
+
+    /// Of data.
+    fn of_data(length: u32, mtu: u32, padding: bool) -> Self {
+        let (tlps, bytes) = burst_size(length, mtu, padding);
+        Self { tlps, bytes, tlp_bytes: full_tlp(mtu, padding) }
+    }
 }
 
 /// A request that has arrived.
@@ -71,31 +87,33 @@ impl Icc {
     ) -> Option<Packet<Body>> {
         let Packet { src, src_tni, path, model_ps, body, tlps, .. } = packet;
         let from = Peer { node: src, tni: src_tni };
+        let model_ps = model_ps.saturating_add(self.timing().deliver(&body));
         let incoming = |request| Incoming { tni, from, path, request, model_ps, now_ns };
         let (body, size) = match body {
             Body::Put { request, payload } => {
                 let incoming = incoming(&request);
                 let answer = self.serve_put(&incoming, &payload);
                 self.log_exception(&incoming, Command::Put, answer.rcode);
-                (Body::PutAck { answer }, put_ack_size(tlps))
+                (Body::PutAck { answer }, Size::of_put_ack(tlps))
             }
             Body::Get { request } => {
                 let incoming = incoming(&request);
                 let (answer, payload) = self.serve_get(&incoming);
                 self.log_exception(&incoming, Command::Get, answer.rcode);
                 let mtu = request.legal_mtu();
-                let size = burst_size(answer.done, mtu, request.header2.padding());
+                let size = Size::of_data(answer.done, mtu, request.header2.padding());
                 (Body::GetData { answer, payload }, size)
             }
             Body::Armw { request, op, operand, compare } => {
                 let incoming = incoming(&request);
                 let (answer, old) = self.serve_armw(&incoming, op, operand, compare);
                 self.log_exception(&incoming, Command::AtomicReadModifyWrite, answer.rcode);
-                let size = burst_size(answer.done, request.legal_mtu(), false);
+                let size = Size::of_data(answer.done, request.legal_mtu(), false);
                 (Body::ArmwAck { answer, old }, size)
             }
             _ => return None,
         };
+        let model_ps = model_ps.saturating_add(self.timing().answer(&body));
         Some(self.reply(tni.get(), from, path, model_ps, size, body))
     }
 
@@ -110,14 +128,14 @@ impl Icc {
         };
         let (body, size) = match &packet.body {
             Body::Put { request, .. } => {
-                (Body::PutAck { answer: refused(request) }, put_ack_size(tlps))
+                (Body::PutAck { answer: refused(request) }, Size::of_put_ack(tlps))
             }
             Body::Get { request } => {
-                let size = burst_size(0, request.legal_mtu(), request.header2.padding());
+                let size = Size::of_data(0, request.legal_mtu(), request.header2.padding());
                 (Body::GetData { answer: refused(request), payload: Payload::NONE }, size)
             }
             Body::Armw { request, .. } => {
-                let size = burst_size(0, request.legal_mtu(), false);
+                let size = Size::of_data(0, request.legal_mtu(), false);
                 (Body::ArmwAck { answer: refused(request), old: 0 }, size)
             }
             _ => return None,
@@ -125,14 +143,14 @@ impl Icc {
         Some(self.reply(dst_tni, Peer { node: src, tni: src_tni }, path, model_ps, size, body))
     }
 
-    /// A packet of TLPs and bytes (`size`) that answers one of a peer.
+    /// A packet that answers one of a peer.
     fn reply(
         &self,
         tni: u8,
         to: Peer,
         path: Path,
         model_ps: u64,
-        (tlps, bytes): (u32, u64),
+        size: Size,
         body: Body,
     ) -> Packet<Body> {
         Packet {
@@ -144,8 +162,12 @@ impl Icc {
             way: Way::Shortest,
             class: Class::Response,
             system: false,
-            tlps,
-            bytes,
+            tlps: size.tlps,
+            bytes: size.bytes,
+            tlp_bytes: size.tlp_bytes,
+            gap: 0,
+            sender: 0,
+            before: 0,
             model_ps,
             body,
         }
@@ -163,7 +185,8 @@ impl Icc {
         if !self.tni(incoming.tni).enabled() {
             return Err(Rcode::TNI_DISABLED);
         }
-        let cq = CqId::new(request.remote.cqid()).ok_or(Rcode::NO_SUCH_CQ)?;
+        let cq = CqId::new(request.remote.cqid()).filter(|cq| self.description().has_cq(*cq));
+        let cq = cq.ok_or(Rcode::NO_SUCH_CQ)?;
         let queue = self.queue(incoming.tni, cq);
         if !queue.enabled() {
             return Err(Rcode::CQ_DISABLED);

@@ -10,6 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use tofu_abi::barrier::{BSEQ_MASK, GPID_MASK, OP_ERROR};
 use tofu_abi::desc::{ArmwOp, Header2, MAX_MESSAGE, MAX_MTU, MTU_UNIT};
+use tofu_abi::frame::{TLP_MAX, frame_around};
 use tofu_abi::reduce::{MAX_INTEGERS, Op, Value};
 use tofu_abi::{BgId, CqId, Rcode, StagOffset};
 
@@ -23,20 +24,13 @@ pub(crate) const BURST_BYTES: u32 = 256 << 10;
 pub(crate) const BURST_NOTICES: u32 = 256;
 /// Bytes that a strongly ordered Put writes last and by themselves.
 const STRONG_TAIL: u32 = 8;
-/// Bytes of a frame's routing header.
-const ROUTING_HEADER: u64 = 8;
-/// Bytes of a TLP beside its payload: header and ECRC (ours, so that 1920 bytes of payload
-/// fill the longest TLP of 1984).
-const TLP_OVERHEAD: u64 = 64;
-/// TLPs are made of units of this many bytes.
-const TLP_UNIT: u64 = 32;
-/// Bytes of the shortest TLP: LEN 2.
-const TLP_MIN: u64 = 96;
+/// Bytes of a TLP beside its payload: header and ECRC (ours, so that the most payload fills the
+/// longest TLP).
+const TLP_OVERHEAD: usize = TLP_MAX - MAX_MTU as usize;
 
 /// Bytes on the wire of one TLP with `payload` bytes of payload.
 pub const fn wire_bytes(payload: u32) -> u64 {
-    let tlp = (payload as u64 + TLP_OVERHEAD).next_multiple_of(TLP_UNIT);
-    ROUTING_HEADER + if tlp < TLP_MIN { TLP_MIN } else { tlp }
+    frame_around(payload as usize + TLP_OVERHEAD) as u64
 }
 
 /// TLPs that a burst of `length` bytes is cut into, and their bytes on the wire.
@@ -52,6 +46,11 @@ pub const fn burst_size(length: u32, mtu: u32, padding: bool) -> (u32, u64) {
         tlps += 1;
     }
     (tlps, bytes)
+}
+
+/// Bytes on the wire of each TLP of such a burst but the last one.
+pub(crate) const fn full_tlp(mtu: u32, padding: bool) -> u32 {
+    wire_bytes(padded(mtu, padding)) as u32
 }
 
 /// Payload bytes on the wire: with the padding flag, whole cache lines of 256 bytes as far as a

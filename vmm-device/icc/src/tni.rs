@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqC
 
 use tofu_abi::barrier::{BgAddress, InactiveBg};
 use tofu_abi::irq::{TniIrqs, vector};
-use tofu_abi::regs::{NUM_CQ, TniReg, TniState};
+use tofu_abi::regs::{TniReg, TniState};
 use tofu_abi::{BgId, TniId};
 use tofu_sync::lock;
 
 use crate::irq::{Arm, IrqUnit};
 use crate::memory::DmaMemory;
 use crate::packets::queues::{PacketPolicy, PacketQueues, PacketWriter};
+use crate::waiting::Waiting;
 
 /// Registers of a TNI that only hold a value, by offset / 8.
 const REGISTERS: usize = 0x1d0 / 8;
@@ -24,6 +25,8 @@ pub(crate) struct Tni {
     registers: [AtomicU64; REGISTERS],
     /// Nothing is written to packet buffers and queues without this lock.
     pub(crate) packets: Mutex<PacketQueues>,
+    /// Queues that stopped for want of room in the network.
+    pub(crate) waiting: Waiting,
 }
 
 impl Tni {
@@ -33,6 +36,7 @@ impl Tni {
             irq: IrqUnit::new(vector::tni(id)),
             registers: [const { AtomicU64::new(0) }; REGISTERS],
             packets: Mutex::default(),
+            waiting: Waiting::new(),
         }
     }
 
@@ -82,7 +86,6 @@ impl Tni {
             TniReg::State if self.enabled() => TniState::Normal as u64,
             TniReg::State => TniState::Disable as u64,
             TniReg::Enable => self.enabled().into(),
-            TniReg::CqPresent => (1 << NUM_CQ) - 1,
             // Bytes are counted in units of 16.
             TniReg::ByteSendTlp | TniReg::ByteReceiveTlp => self.register(reg).load(Relaxed) / 16,
             // One cycle of the 128-bit data path moves as much.

@@ -14,7 +14,7 @@ pub(crate) struct Active {
     pub(crate) message: Message,
     pub(crate) sent: u32,
     /// Bytes sent on the wire so far, for the modelled time of what follows.
-    pub(crate) wire: u64,
+    pub(crate) wire: u32,
 }
 
 impl Active {
@@ -44,11 +44,13 @@ pub(crate) struct Transmit {
     pub(crate) active: Option<Active>,
     /// Second descriptor of a direct command whose first one was just taken.
     pub(crate) second: Option<Descriptor>,
+    /// It stopped for want of room in the network, and has sent nothing since.
+    pub(crate) waited: bool,
 }
 
 impl Transmit {
     pub(crate) const fn new(toq: u64, ring: RingIndex) -> Self {
-        Self { toq, ring, active: None, second: None }
+        Self { toq, ring, active: None, second: None, waited: false }
     }
 
     pub(crate) fn slot(&self) -> Slot {

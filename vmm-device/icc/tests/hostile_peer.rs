@@ -47,6 +47,10 @@ fn packet(class: Class, body: Body) -> Packet<Body> {
         system: false,
         tlps: 1,
         bytes: 104,
+        tlp_bytes: 104,
+        gap: 0,
+        sender: 0,
+        before: 0,
         model_ps: 0,
         body,
     }

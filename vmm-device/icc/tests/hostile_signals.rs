@@ -91,6 +91,10 @@ impl Device {
             system: false,
             tlps: 1,
             bytes: 104,
+            tlp_bytes: 104,
+            gap: 0,
+            sender: 0,
+            before: 0,
             model_ps: u64::MAX,
             body: Body::Signal(signal),
         };

@@ -39,6 +39,10 @@ struct Slow {
 }
 
 impl Net for Slow {
+    fn has_room(&self, _: Coords, _: TniId) -> bool {
+        true
+    }
+
     fn inject(&mut self, packet: Packet<Body>) {
         self.sent.push_back(packet);
     }
@@ -280,7 +284,9 @@ fn the_host_hears_of_a_queues_life_in_its_order() {
     node.write(cqs(CqsReg::Enable), 0);
     std::thread::scope(|s| {
         s.spawn(|| node.write(cqs(CqsReg::Enable), 1));
-        std::thread::sleep(Duration::from_millis(10));
+        while node.host.begun.load(SeqCst) < 2 {
+            std::thread::yield_now();
+        }
         node.write(cqs(CqsReg::Enable), 0);
     });
     assert_eq!(*node.host.enabled.lock().unwrap(), [true, false, true, false]);

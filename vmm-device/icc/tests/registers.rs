@@ -78,6 +78,7 @@ fn reset_value(register: Register) -> u64 {
         Register::Tofu(TofuReg::NodeAddress) => {
             21 << 18 | 10 << 13 | 5 << 8 | 1 << 7 | 2 << 5 | 1 << 4
         }
+        Register::Tofu(TofuReg::Generation) => 0x1ccd,
         // Of the host: bytes in units of 16.
         Register::Port { reg: PortReg::ByteSendTlp, .. } => 10,
         Register::Port { reg: PortReg::NumReceiveTlp, .. } => 3,
@@ -103,7 +104,7 @@ fn every_register_has_its_reset_value_and_gets_it_back() {
             + TniReg::ALL.len())
         + 10 * PortReg::ALL.len()
         + XbReg::ALL.len()
-        + 2
+        + 3
         + 20
         + 6
         + 6 * (16 + 5);
@@ -156,7 +157,9 @@ fn counters_and_states_cannot_be_written() {
             Register::BgsData { .. } => true,
             Register::Bch { reg, .. } => matches!(reg, BchReg::Ready | BchReg::IgnoredSignalCount),
             Register::Xb(reg) => reg == XbReg::StqNextOffset,
-            Register::Tofu(reg) => matches!(reg, TofuReg::NodeAddress | TofuReg::TnrIrr),
+            Register::Tofu(reg) => {
+                matches!(reg, TofuReg::NodeAddress | TofuReg::TnrIrr | TofuReg::Generation)
+            }
         };
         if fixed {
             device.write(register, u64::MAX);

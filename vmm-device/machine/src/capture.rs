@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
+use tofu_abi::Generation;
 use tofu_fabric::{
     Direction, NodeId, Observation, Packet, Port, Shape, TNIS, Tap, TapPoint, Wires,
 };
@@ -41,6 +42,8 @@ pub fn place(interface: usize) -> Option<TapPoint> {
 /// What to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureConfig {
+    /// What kind of machine it is: the machine fills it in.
+    pub generation: Generation,
     /// At which node.
     pub node: NodeId,
     /// Bit n stands for the interface with the number n.
@@ -57,6 +60,7 @@ impl CaptureConfig {
     /// Whole frames of all kinds at all places of a node; up to 8 MiB wait.
     pub const fn new(node: NodeId) -> Self {
         Self {
+            generation: Generation::Fugaku,
             node,
             interfaces: (1 << INTERFACES) - 1,
             kinds: u32::MAX,
@@ -305,6 +309,10 @@ mod tests {
                 system: true,
                 tlps: 1,
                 bytes: 104,
+                tlp_bytes: 104,
+                gap: 0,
+                sender: 0,
+                before: 0,
                 model_ps: 0,
                 body: Body::Frame { tag, frame: vec![0xa5; 104].into() },
             };

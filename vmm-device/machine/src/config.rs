@@ -1,7 +1,9 @@
 //! What a machine is made from.
 
-use tofu_abi::barrier::Profile;
-use tofu_fabric::{Shape, Timing};
+use tofu_abi::Generation;
+use tofu_fabric::{Shape, Timing, axes_of, bisection_links, links_between};
+use tofu_icc::CommandTiming;
+use tofu_links::Parameters;
 
 /// How doorbells arrive at the devices of a machine. The guest cannot tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,15 +16,26 @@ pub enum Doorbells {
     Polled,
 }
 
+/// How packets go over the links of a machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Links {
+    /// At once: links have no buffers and cost no time.
+    #[default]
+    Direct,
+    /// As frames with credits, in modelled time that goes on with the host's, or behind it.
+    Modelled,
+}
+
 /// What a machine is made from.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
     /// Its box of nodes.
     pub shape: Shape,
-    /// Times of its links.
-    pub timing: Timing,
-    /// Barrier gates and channels of its nodes.
-    pub barrier: Profile,
+    /// How packets go over its links.
+    pub links: Links,
+    /// What kind of machine it is: what its controllers have, and what their links and commands
+    /// cost.
+    pub generation: Generation,
     /// How doorbells arrive.
     pub doorbells: Doorbells,
     /// How many engines share the nodes; at least one.
@@ -35,53 +48,64 @@ pub struct MachineConfig {
 }
 
 impl MachineConfig {
-    /// A TofuD machine of this shape with one engine and trapped doorbells.
+    /// A machine like Fugaku of this shape, with one engine and trapped doorbells.
     pub const fn new(shape: Shape) -> Self {
+        Self::of(Generation::Fugaku, shape)
+    }
+
+    /// The same of another generation.
+    pub const fn of(generation: Generation, shape: Shape) -> Self {
         Self {
             shape,
-            timing: Timing::TOFUD,
-            barrier: Profile::TOFUD,
+            links: Links::Direct,
+            generation,
             doorbells: Doorbells::Trapped,
             engines: 1,
             timeout_ns: 500_000_000,
             spin_ns: 50_000,
         }
     }
-}
 
-/// A generation of Tofu: so far, whose links and barrier gates the nodes have. All else is
-/// TofuD's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Generation {
-    /// K computer and FX10.
-    Tofu,
-    /// FX100.
-    Tofu2,
-    /// Fugaku.
-    #[default]
-    TofuD,
-}
+    /// Times of its links, if they are direct.
+    pub const fn timing(&self) -> Timing {
+        Timing::of(self.parameters())
+    }
 
-impl Generation {
-    /// The generation with this name, in small letters.
-    pub fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "tofu" => Some(Self::Tofu),
-            "tofu2" => Some(Self::Tofu2),
-            "tofud" => Some(Self::TofuD),
-            _ => None,
-        }
+    /// What its links are like.
+    pub const fn parameters(&self) -> &'static Parameters {
+        Parameters::of(self.generation)
+    }
+
+    /// Times of its commands.
+    pub const fn commands(&self) -> CommandTiming {
+        CommandTiming::of(self.generation)
     }
 }
 
-impl MachineConfig {
-    /// A machine of this generation and shape with one engine and trapped doorbells.
-    pub const fn of(generation: Generation, shape: Shape) -> Self {
-        let (timing, barrier) = match generation {
-            Generation::Tofu => (Timing::TOFU1, Profile::TOFU),
-            Generation::Tofu2 => (Timing::TOFU2, Profile::TOFU),
-            Generation::TofuD => (Timing::TOFUD, Profile::TOFUD),
-        };
-        Self { timing, barrier, ..Self::new(shape) }
+/// What the links of a machine can carry, as the papers reckon it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Capacity {
+    /// Bytes a second that all nodes together can send to their neighbours.
+    pub injection: u64,
+    /// Bytes a second that go between two halves of the machine, in both directions.
+    pub bisection: u64,
+    /// The part of links that are optical.
+    pub optical: f64,
+}
+
+impl Capacity {
+    /// That of a machine.
+    pub fn of(generation: Generation, shape: &Shape) -> Self {
+        let description = generation.description();
+        let electric = description.electric_block.and_then(|block| Shape::new(block).ok());
+        let optical = electric.map_or(0.0, |block| {
+            let (optical, all) = links_between(shape, &block);
+            optical as f64 / all.max(1) as f64
+        });
+        Self {
+            injection: u64::from(shape.nodes()) * description.injection_bytes_per_s(),
+            bisection: bisection_links(&axes_of(shape)) * description.link.bytes_per_s(),
+            optical,
+        }
     }
 }

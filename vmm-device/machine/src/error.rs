@@ -20,6 +20,9 @@ pub enum Error {
         /// What the host said.
         source: std::io::Error,
     },
+    /// The links cannot be modelled so.
+    #[error("links: {0}")]
+    Links(#[from] tofu_fabric::network::BadOption),
     /// The endpoint could not be built.
     #[error("PCI endpoint: {0}")]
     Pci(#[from] tofu_pci::Error),

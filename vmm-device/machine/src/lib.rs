@@ -14,6 +14,7 @@ pub mod capture;
 mod config;
 mod engine;
 mod error;
+mod links;
 mod node;
 mod pump;
 mod shared;
@@ -25,18 +26,21 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use tofu_abi::Coords;
+use tofu_fabric::network::Options;
 use tofu_fabric::{Fabric, NodeId, Wires};
 use tofu_icc::{Body, DmaMemory};
 use tofu_sync::lock;
 
 use crate::capture::{Capture, CaptureConfig, Hub};
 use crate::engine::Engine;
+use crate::links::Courier;
 use crate::shared::{Clock, Shared};
 
-pub use crate::config::{Doorbells, Generation, MachineConfig};
+pub use crate::config::{Capacity, Doorbells, Links, MachineConfig};
 pub use crate::error::Error;
 pub use crate::node::{DoorbellBackend, Node, NodeParts};
 pub use crate::pump::Pump;
+pub use tofu_abi::Generation;
 
 /// The network of a machine, for those who look at it or meddle with it. It may outlive the
 /// machine.
@@ -45,6 +49,7 @@ pub struct Network {
     wires: Arc<Wires<Body>>,
     captures: Arc<Hub>,
     machine: Weak<Shared>,
+    generation: Generation,
 }
 
 impl Network {
@@ -60,7 +65,7 @@ impl Network {
 
     /// Records from now on what goes through a node.
     pub fn capture(&self, config: CaptureConfig) -> Capture {
-        self.captures.start(config)
+        self.captures.start(CaptureConfig { generation: self.generation, ..config })
     }
 }
 
@@ -93,15 +98,24 @@ impl Machine {
     }
 
     fn with_clock(config: MachineConfig, clock: Clock) -> Result<Self, Error> {
-        let fabric = Arc::new(Fabric::new(config.shape));
+        let fabric = match config.links {
+            Links::Direct => Fabric::new(config.shape),
+            Links::Modelled => {
+                // The carrier has a bound of its own.
+                let options = Options { backlog: u32::MAX, ..Options::default() };
+                Fabric::modelled(config.shape, config.parameters(), &options)?
+            }
+        };
+        let fabric = Arc::new(fabric);
         let nodes = config.shape.nodes() as usize;
         let engines = (0..config.engines.max(1))
             .map(|index| Engine::new(index).map(Arc::new))
             .collect::<Result<_, _>>()?;
         let shared = Shared {
-            wires: Arc::new(Wires::new(fabric, config.timing)),
+            wires: Arc::new(Wires::new(fabric, config.timing())),
             nodes: (0..nodes).map(|_| OnceLock::new()).collect(),
             engines,
+            courier: Courier::new(),
             clock,
             spin_ns: config.spin_ns,
             stopping: AtomicBool::new(false),
@@ -111,6 +125,7 @@ impl Machine {
             captures: Hub::new(&shared.wires),
             wires: shared.wires.clone(),
             machine: Arc::downgrade(&shared),
+            generation: config.generation,
         };
         let threads = Mutex::new(Vec::new());
         Ok(Self { shared, config, network, threads })
@@ -165,7 +180,7 @@ impl Machine {
         self.shared.node(self.config.shape.node_id(coords)?)
     }
 
-    /// Starts the engine threads.
+    /// Starts the engine threads, and that of the links if these are modelled.
     ///
     /// # Errors
     ///
@@ -187,17 +202,25 @@ impl Machine {
         if !threads.is_empty() {
             return Ok(());
         }
-        for engine in &self.shared.engines {
-            let (shared, engine) = (Arc::clone(&self.shared), Arc::clone(engine));
-            let first = first.clone();
+        let mut spawn = |name: String, run: Box<dyn FnOnce(&Shared) + Send>| -> Result<(), Error> {
+            let (shared, first) = (Arc::clone(&self.shared), first.clone());
             let thread = std::thread::Builder::new()
-                .name(format!("engine{}", engine.index()))
+                .name(name)
                 .spawn(move || {
                     first();
-                    engine.run(&shared);
+                    run(&shared);
                 })
                 .map_err(Error::host("starting an engine thread"))?;
             threads.push(thread);
+            Ok(())
+        };
+        for engine in &self.shared.engines {
+            let engine = Arc::clone(engine);
+            let name = format!("engine{}", engine.index());
+            spawn(name, Box::new(move |shared| engine.run(shared)))?;
+        }
+        if self.shared.wires.is_modelled() {
+            spawn("links".to_owned(), Box::new(|shared| shared.courier.run(shared)))?;
         }
         Ok(())
     }
@@ -208,6 +231,7 @@ impl Machine {
         for engine in &self.shared.engines {
             engine.wake();
         }
+        self.shared.courier.wake();
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {
                 log::error!("an engine thread has panicked");
@@ -235,7 +259,9 @@ impl Machine {
         for engine in &self.shared.engines {
             any |= engine.turn(&self.shared);
         }
-        any
+        let progress = links::turn(&self.shared);
+        any | progress.is_some_and(|progress| progress.next.is_some())
+            | self.shared.wires.has_mail()
     }
 
     /// Moves a manual clock on. A machine on the host's clock is left alone.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use tofu_abi::irq::vector;
 use tofu_abi::regs::{CqReg, NUM_TNI};
-use tofu_abi::{Coords, CqId, Doorbell, TniId, pci};
+use tofu_abi::{Coords, CqId, Doorbell, Generation, TniId, pci};
 use tofu_fabric::{NodeId, Port, PortCounters, XbCounters};
 use tofu_icc::{Config, DmaMemory, Host, Icc, SharedPages};
 use tofu_pci::{Bar, Changes, Endpoint, EndpointDevice, Identity, LinkSpeed};
@@ -126,7 +126,7 @@ impl Node {
         let host = Arc::new(NodeHost {
             id,
             shared: Arc::downgrade(shared),
-            endpoint: endpoint(coords)?,
+            endpoint: endpoint(config.generation, coords)?,
             pages: pages.clone(),
             backend,
             events: Mutex::new(HashMap::new()),
@@ -135,11 +135,9 @@ impl Node {
         });
         let icc_config = Config {
             timeout_ns: config.timeout_ns,
-            byte_fs: config.timing.byte_fs,
-            barrier: config.barrier,
             pages,
             blank: RandomState::new().hash_one(id.0),
-            ..Config::tofud(coords)
+            ..Config::of(config.generation, coords)
         };
         let icc = Icc::new(icc_config, Arc::clone(&host) as Arc<dyn Host>, memory);
         Ok(Arc::new(Self { id, coords, icc, host }))
@@ -247,14 +245,15 @@ fn bell_index(tni: TniId, bell: Doorbell) -> usize {
     tni.index() * Doorbell::COUNT + usize::from(bell.number())
 }
 
-fn endpoint(coords: Coords) -> Result<Endpoint, Error> {
+fn endpoint(generation: Generation, coords: Coords) -> Result<Endpoint, Error> {
+    let device = generation.description().device_id;
     let identity = Identity {
         vendor: pci::VENDOR_ID,
-        device: pci::DEVICE_TOFUD,
+        device,
         class: pci::CLASS_CODE,
         revision: pci::REVISION,
         subsystem_vendor: pci::VENDOR_ID,
-        subsystem: pci::DEVICE_TOFUD,
+        subsystem: device,
     };
     let registers = Bar::memory64(tofu_abi::regs::BAR0_SIZE).prefetchable();
     // The serial number tells nodes apart in a PCI listing: their coordinates.

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use tofu_abi::Rcode;
-use tofu_fabric::{Carrier, Deliver, DiscardReason, NodeId, Packet, Port};
-use tofu_icc::{Body, Net, discard_rcode};
+use tofu_abi::{Coords, Rcode, TniId};
+use tofu_fabric::{Carrier, Deliver, DiscardReason, NodeId, Packet, Port, Progress};
+use tofu_icc::{Body, Icc, Net, discard_rcode};
 
 use crate::shared::Shared;
 
@@ -24,13 +24,27 @@ pub struct Pump<'a> {
 }
 
 enum Arrival {
+    Room(NodeId, u8),
     Arrived(NodeId, Packet<Body>),
     Discarded(NodeId, Option<Port>, DiscardReason, Packet<Body>),
+    Swallowed(Packet<Body>),
 }
 
 impl<'a> Pump<'a> {
     pub(crate) fn new(shared: &'a Shared) -> Self {
         Self { shared, arrivals: VecDeque::new(), now_ns: shared.now_ns() }
+    }
+
+    /// Runs modelled links until `limit` picoseconds, or for a while; or up to the next thing that
+    /// happens if there is no limit. Then arrivals are handled.
+    pub(crate) fn turn(&mut self, limit: Option<u64>) -> Option<Progress> {
+        let shared = self.shared;
+        let progress = match limit {
+            Some(limit) => shared.wires.turn(limit, self),
+            None => shared.wires.step(self),
+        };
+        self.progress();
+        progress
     }
 
     /// Lets packets go that a fault holds back.
@@ -61,6 +75,19 @@ impl Deliver<Body> for Pump<'_> {
         self.arrivals.push_back(Arrival::Discarded(at, port, reason, packet));
     }
 
+    fn swallowed(&mut self, packet: Packet<Body>) {
+        self.arrivals.push_back(Arrival::Swallowed(packet));
+    }
+
+    fn link_failed(&mut self, node: NodeId, port: Port) {
+        let at = self.shared.fabric().shape().coords(node).unwrap_or_default();
+        log::warn!("{at} port {}: nothing gets through the link; it is down now", port.name());
+    }
+
+    fn room(&mut self, node: NodeId, tni: u8) {
+        self.arrivals.push_back(Arrival::Room(node, tni));
+    }
+
     fn held(&mut self) {
         let deadline = self.now_ns.saturating_add(HOLD_NS);
         self.shared.engines[RELEASES].want(deadline);
@@ -68,16 +95,37 @@ impl Deliver<Body> for Pump<'_> {
 }
 
 impl Net for Pump<'_> {
+    fn has_room(&self, node: Coords, tni: TniId) -> bool {
+        self.shared.wires.has_room(node, tni.get())
+    }
+
+    fn tells_of_frames(&self) -> bool {
+        self.shared.wires.is_modelled()
+    }
+
     fn inject(&mut self, packet: Packet<Body>) {
         let shared = self.shared;
         shared.wires.inject(packet, self);
+        if shared.wires.is_modelled() {
+            shared.courier.wake();
+        }
     }
 
     fn progress(&mut self) {
         while let Some(event) = self.arrivals.pop_front() {
             match event {
+                Arrival::Room(node, tni) => {
+                    if let (Some(node), Some(tni)) = (self.shared.node(node), TniId::new(tni)) {
+                        node.icc().room(tni);
+                    }
+                }
                 Arrival::Arrived(node, packet) => match self.shared.node(node) {
-                    Some(target) => target.icc().arrive(packet, self),
+                    Some(target) => {
+                        if self.tells_of_frames() {
+                            self.frame_passed(&packet);
+                        }
+                        target.icc().arrive(packet, self);
+                    }
                     // A place of the machine whose device is not there, or not yet: it answers as
                     // one in its reset state.
                     None => self.undeliverable(Rcode::TARGET_DMA_OFF, &packet),
@@ -85,6 +133,8 @@ impl Net for Pump<'_> {
                 Arrival::Discarded(at, port, reason, packet) => {
                     self.lost(at, port, reason, &packet);
                 }
+                // Its sender knows as little of it as its target.
+                Arrival::Swallowed(packet) => self.frame_passed(&packet),
             }
         }
     }
@@ -103,11 +153,24 @@ impl Pump<'_> {
         self.undeliverable(discard_rcode(reason), packet);
     }
 
+    /// Tells the node that sent a raw or system packet that it has arrived.
+    fn frame_passed(&self, packet: &Packet<Body>) {
+        if let (Body::Frame { tag, .. }, Some(tni)) = (&packet.body, TniId::new(packet.src_tni))
+            && let Some(source) = self.source(packet)
+        {
+            source.frame_passed(tni, *tag, self.now_ns);
+        }
+    }
+
+    fn source(&self, packet: &Packet<Body>) -> Option<&Icc> {
+        let node = self.shared.fabric().shape().node_id(packet.src)?;
+        self.shared.node(node).map(|node| node.icc())
+    }
+
     /// Tells the node that sent a packet that it did not arrive.
     fn undeliverable(&self, code: Rcode, packet: &Packet<Body>) {
-        let source = self.shared.fabric().shape().node_id(packet.src);
-        if let Some(node) = source.and_then(|id| self.shared.node(id)) {
-            node.icc().undeliverable(packet, code, self.now_ns);
+        if let Some(source) = self.source(packet) {
+            source.undeliverable(packet, code, self.now_ns);
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Cycle: `super::node`, because a node reaches the others by what is here.
 //! Cycle: `super::engine`, because an engine reaches the nodes by what is here.
+//! Cycle: `super::links`, because the thread of the links does so, too.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -11,6 +12,7 @@ use tofu_fabric::{Fabric, NodeId, Wires};
 use tofu_icc::Body;
 
 use crate::engine::Engine;
+use crate::links::Courier;
 use crate::node::Node;
 
 /// The machine's clock.
@@ -26,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) wires: Arc<Wires<Body>>,
     pub(crate) nodes: Vec<OnceLock<Arc<Node>>>,
     pub(crate) engines: Vec<Arc<Engine>>,
+    /// Drives the links, if they are modelled.
+    pub(crate) courier: Courier,
     pub(crate) clock: Clock,
     pub(crate) spin_ns: u64,
     pub(crate) stopping: AtomicBool,
@@ -34,6 +38,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn now_ns(&self) -> u64 {
         match &self.clock {
+            Clock::Host(start) if self.wires.is_modelled() => self.courier.clock(start),
             Clock::Host(start) => start.elapsed().as_nanos() as u64,
             Clock::Manual(now) => now.load(SeqCst),
         }

@@ -37,12 +37,10 @@ pub const BOOT_IDT: u64 = 0x520;
 pub const PVH_START_INFO: u64 = 0x6000;
 /// Linux boot parameters ("zero page"), 4 KiB; its address is in RSI at entry.
 pub const ZERO_PAGE: u64 = 0x7000;
-/// Boot page tables: PML4, PDPT and four page directories, 4 KiB each.
+/// Boot page tables: PML4, PDPT and four page directories, 4 KiB each. After them comes the boot
+/// stack.
 pub const BOOT_PAGE_TABLES: u64 = 0x9000;
-/// End of the boot page tables and start of the boot stack, which grows down
-/// from [`BOOT_STACK_TOP`].
-pub const BOOT_PAGE_TABLES_END: u64 = BOOT_PAGE_TABLES + 6 * 0x1000;
-/// RSP at entry.
+/// RSP at entry, from which the boot stack grows down.
 pub const BOOT_STACK_TOP: u64 = 0x1_8000;
 /// Command line, NUL-terminated.
 pub const COMMAND_LINE: u64 = 0x2_0000;

@@ -49,6 +49,10 @@ fn packet(src: Coords, dst: Coords) -> Packet<u32> {
         system: false,
         tlps: 3,
         bytes: 600,
+        tlp_bytes: 104,
+        gap: 0,
+        sender: 0,
+        before: 0,
         model_ps: 1_000,
         body: 77,
     }

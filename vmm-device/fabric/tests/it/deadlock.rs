@@ -12,7 +12,7 @@ use tofu_fabric::{Axis, Class, Port, Route, Shape};
 
 use crate::common::{Step, any_journey, is_xyz, shape, tori_and_meshes, trace};
 
-const VCS: usize = 6;
+const VCS: usize = 4;
 /// Vertices of a node: what leaves it by each port and channel, and its interface.
 const SLOTS: usize = Port::COUNT * VCS + 1;
 const INTERFACE: usize = SLOTS - 1;

@@ -4,5 +4,6 @@ mod carrier;
 mod common;
 mod deadlock;
 mod links;
+mod network;
 mod routing;
 mod wires;

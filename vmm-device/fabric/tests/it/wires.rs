@@ -3,10 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use tofu_abi::Coords;
+use tofu_fabric::network::{LinkErrors, Options};
 use tofu_fabric::{
     Carrier, Class, Deliver, Direction, DiscardReason, Disturb, Fabric, FaultPlan, NodeId,
     Observation, Packet, Port, Ppm, REORDER_DEPTH, Rates, Tap, TapPoint, Timing, Way, Wires,
 };
+
+use tofu_links::{ErrorRate, Parameters};
 
 use crate::common::shape;
 
@@ -39,6 +42,7 @@ struct Log {
     arrived: Vec<(NodeId, Letter)>,
     discarded: Vec<DiscardReason>,
     held: usize,
+    swallowed: u32,
 }
 
 impl Deliver<Letter> for Log {
@@ -52,6 +56,10 @@ impl Deliver<Letter> for Log {
 
     fn held(&mut self) {
         self.held += 1;
+    }
+
+    fn swallowed(&mut self, _: Packet<Letter>) {
+        self.swallowed += 1;
     }
 }
 
@@ -82,6 +90,10 @@ fn packet(class: Class, from: u8, to: u8, number: u32) -> Packet<Letter> {
         system: class == Class::System,
         tlps: 1,
         bytes: 104,
+        tlp_bytes: 104,
+        gap: 0,
+        sender: 0,
+        before: 0,
         model_ps: 0,
         body: Letter { number, ..Letter::default() },
     }
@@ -254,11 +266,11 @@ fn a_tap_observes_every_point_of_the_way() {
     send(&wires, Class::System, 2, 1);
     let expected = [
         (0, TapPoint::Tni(2), Out, None, 0),
-        (0, plus, Out, Some(4), 0),
-        (1, minus, In, Some(4), 0),
-        (1, plus, Out, Some(5), 0),
+        (0, plus, Out, Some(0), 0),
+        (1, minus, In, Some(0), 0),
+        (1, plus, Out, Some(1), 0),
         // Damaged on the second link.
-        (2, minus, In, Some(5), 1),
+        (2, minus, In, Some(1), 1),
         (2, TapPoint::Tni(1), In, None, 1),
     ];
     assert_eq!(take(), expected);
@@ -279,4 +291,99 @@ fn a_tap_observes_every_point_of_the_way() {
     wires.set_tap(None);
     send(&wires, Class::System, 0, 1);
     assert_eq!(take(), []);
+}
+
+/// The same five nodes on modelled links.
+fn modelled() -> Wires<Letter> {
+    let shape = shape([5, 1, 1, 1, 1, 1]).with_torus([false; 3]);
+    let fabric = Fabric::modelled(shape, &Parameters::TOFUD, &Options::default()).unwrap();
+    Wires::new(Arc::new(fabric), Timing::TOFUD)
+}
+
+/// Sends packets 0 to `count` - 1 over modelled links, each once there is room, and drives these
+/// until all is quiet.
+fn drive(wires: &Wires<Letter>, class: Class, to: u8, count: u32) -> Log {
+    let mut log = Log::default();
+    let quiet = |log: &mut Log| {
+        let progress = wires.step(log).unwrap();
+        progress.next.is_none() && !wires.has_mail()
+    };
+    for number in 0..count {
+        while !wires.has_room(node(0), 2) {
+            quiet(&mut log);
+        }
+        wires.inject(packet(class, 0, to, number), &mut log);
+    }
+    while !quiet(&mut log) {}
+    log
+}
+
+/// Wrong bits, a lane that dies and acknowledgements that are lost, on every link.
+fn spoil(wires: &Wires<Letter>) {
+    let rate = |rate| ErrorRate::new(rate).unwrap();
+    let mut errors = LinkErrors { dllp_loss: rate(0.2), ..LinkErrors::default() };
+    errors.rates[..2].fill(rate(1e-4));
+    for x in 0..4 {
+        wires.fabric().set_link_errors(node(x), Port::XPlus, &errors).unwrap();
+    }
+}
+
+/// What is damaged, lost and made twice follows from seed, link and number, however links work.
+#[test]
+fn modelled_links_with_errors_have_the_faults_of_direct_ones() {
+    let plan = |everywhere, links| FaultPlan { seed: 3, everywhere, links, commands: false };
+    let damage = Rates { corrupt: percent(10), undetected: percent(5), ..Rates::NONE };
+    let lossy = plan(Rates { loss: percent(10), ..damage }, Vec::new());
+    // A double goes its own way over further links, so there are none.
+    let twice = Rates { duplicate: percent(10), ..Rates::NONE };
+    let double = plan(Rates::NONE, vec![(node(1), Port::XPlus, twice)]);
+    for (plan, to) in [(lossy, 3), (double, 2)] {
+        let direct = wires();
+        direct.set_faults(Some(plan.clone())).unwrap();
+        let expected = send(&direct, Class::System, to, 400);
+        let of = |log: &Log| {
+            let letters = log.arrived.iter().map(|(_, letter)| letter.clone());
+            letters.map(|letter| (letter.number, letter.damage, letter.forged)).collect::<Vec<_>>()
+        };
+        for errors in [false, true] {
+            let wires = modelled();
+            wires.set_faults(Some(plan.clone())).unwrap();
+            if errors {
+                spoil(&wires);
+            }
+            let log = drive(&wires, Class::System, to, 400);
+            assert_eq!(of(&log), of(&expected));
+            assert_eq!(wires.faults(), direct.faults());
+            assert_eq!(log.discarded, []);
+            // Whoever sent what was lost has his command end.
+            assert_eq!(u64::from(log.swallowed), wires.faults().unwrap().1.lost);
+            let replayed = wires.fabric().port_counters(NodeId(1), Port::XMinus).unwrap();
+            assert_eq!(replayed.lcrc_errors > 0, errors);
+        }
+    }
+}
+
+#[test]
+fn modelled_links_hold_packets_back_and_lose_commands() {
+    let wires = modelled();
+    let everywhere = Rates { reorder: percent(20), ..Rates::NONE };
+    wires.set_faults(Some(FaultPlan { everywhere, ..FaultPlan::default() })).unwrap();
+    let mut log = drive(&wires, Class::System, 1, 500);
+    wires.release(&mut log);
+    let mut numbers = log.numbers();
+    assert!(numbers.windows(2).any(|pair| pair[0] > pair[1]));
+    assert_eq!(log.held as u64, wires.faults().unwrap().1.reordered);
+    numbers.sort_unstable();
+    assert!(numbers.into_iter().eq(0..500));
+    // Commands are in order, and lost only if asked for.
+    let lossy = Rates { loss: Ppm::ALWAYS, ..everywhere };
+    let plan = FaultPlan { everywhere: lossy, ..FaultPlan::default() };
+    wires.set_faults(Some(plan.clone())).unwrap();
+    assert!(drive(&wires, Class::Request, 2, 50).numbers().into_iter().eq(0..50));
+    wires.set_faults(Some(FaultPlan { commands: true, ..plan })).unwrap();
+    let log = drive(&wires, Class::Request, 2, 50);
+    assert_eq!((log.arrived.len(), log.swallowed), (0, 50));
+    // A link that is down comes first.
+    wires.fabric().set_link(node(0), Port::XPlus, false).unwrap();
+    assert_eq!(drive(&wires, Class::Request, 2, 5).discarded.len(), 5);
 }

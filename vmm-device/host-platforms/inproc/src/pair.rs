@@ -10,7 +10,7 @@ use tofu_driver::{
     Access, Cq, CqConfig, Device, DeviceError, DmaBuffer, DmaError, Full, MemoryRange, OpenError,
     Order, Platform, StagError, Target,
 };
-use tofu_machine::{Machine, MachineConfig};
+use tofu_machine::{Links, Machine, MachineConfig};
 
 use crate::{AttachError, Buffer, InProcess};
 
@@ -72,8 +72,18 @@ impl Pair {
     ///
     /// If the host has no memory left.
     pub fn new() -> Result<Self, PairError> {
+        Self::over(Links::Direct)
+    }
+
+    /// The same over such links. Time on modelled ones goes on with the host's.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no memory left.
+    pub fn over(links: Links) -> Result<Self, PairError> {
         let shape = Shape::new([1, 1, 1, 2, 1, 1]).map_err(|_| PairError::Lost)?;
-        let machine = Arc::new(Machine::new(MachineConfig::new(shape))?);
+        let config = MachineConfig { links, ..MachineConfig::new(shape) };
+        let machine = Arc::new(Machine::new(config)?);
         let end = |coords| -> Result<_, PairError> {
             let platform = InProcess::attach(&machine, coords, MEMORY)?;
             let buffer = platform.alloc_dma(Self::BUFFER, 2 << 20)?;
@@ -131,14 +141,15 @@ impl Pair {
     }
 
     fn reap(&mut self, count: usize) -> Result<(), PairError> {
-        let mut reaped = 0;
+        let (mut reaped, mut idle) = (0, false);
         while reaped < count {
             match self.cq.poll_tcq() {
-                Some(done) if done.is_success() => reaped += 1,
+                Some(done) if done.is_success() => (reaped, idle) = (reaped + 1, false),
                 Some(done) => return Err(PairError::Failed(done.rcode)),
+                // What the last turn has brought has been looked for.
+                None if idle => return Err(PairError::Lost),
                 // A doorbell gives the queue one turn; much work takes several.
-                None if self.machine.run_turn() => {}
-                None => return Err(PairError::Lost),
+                None => idle = !self.machine.run_turn(),
             }
             while self.cq.poll_mrq().is_some() {}
         }

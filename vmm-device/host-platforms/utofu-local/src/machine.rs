@@ -51,7 +51,7 @@ impl LocalMachine {
     ///
     /// If the host has no threads or descriptors left.
     pub fn new(shape: Shape) -> Result<Self, LocalError> {
-        Self::of(Generation::TofuD, shape)
+        Self::of(Generation::Fugaku, shape)
     }
 
     /// The same with the links and barrier gates of a generation of Tofu.

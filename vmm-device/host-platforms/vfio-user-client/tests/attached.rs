@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use tofu_abi::queue::MrqId;
 use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, CqId, Rcode, TniId};
-use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Target};
+use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Target, WaitError};
 use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Limits, Server};
 use tofu_vfio_user_client::{MapError, Mapping, SocketPlatform};
@@ -137,7 +137,12 @@ fn memory_is_mapped_only_if_it_is_there_and_the_server_reaches_into_processes() 
     let range = MemoryRange { addr: mapping.device_addr(), len: 4096 };
     let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
     let order = Order::put(Target::new(B, TniId::ALL[0]), stag.at(0), stag.at(8), 8);
-    assert_ne!(run(&mut cq, &order), Rcode::SUCCESS);
+    cq.post_and_ring(&order.interrupt(), 7).unwrap();
+    // The queue's exception may be seen before the command's completion is.
+    match cq.wait_tcq(PATIENCE) {
+        Ok(completion) => assert!(!completion.rcode.is_success()),
+        Err(error) => assert!(matches!(error, WaitError::Exception(_)), "{error}"),
+    }
 }
 
 #[test]

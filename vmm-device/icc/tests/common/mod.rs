@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each user takes what it needs")]
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 use tofu_abi::{Coords, Doorbell, TniId};
@@ -23,6 +24,8 @@ pub(crate) struct Quiet {
     pub(crate) enabled: Mutex<Vec<bool>>,
     /// How long it takes to enable one.
     pub(crate) enabling: Duration,
+    /// How many it has begun to enable.
+    pub(crate) begun: AtomicU32,
     /// What its clock shows.
     pub(crate) now: u64,
     /// What each port has counted.
@@ -36,6 +39,7 @@ impl Host for Quiet {
     fn doorbell(&self, _: TniId, _: Doorbell) {}
     fn queue_enabled(&self, _: TniId, _: Doorbell, enabled: bool) {
         if enabled {
+            self.begun.fetch_add(1, SeqCst);
             std::thread::sleep(self.enabling);
         }
         self.enabled.lock().unwrap().push(enabled);
@@ -57,6 +61,10 @@ impl Host for Quiet {
 pub(crate) struct Sent(pub(crate) Vec<Packet<Body>>);
 
 impl Net for Sent {
+    fn has_room(&self, _: Coords, _: TniId) -> bool {
+        true
+    }
+
     fn inject(&mut self, packet: Packet<Body>) {
         self.0.push(packet);
     }

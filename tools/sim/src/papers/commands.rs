@@ -1,0 +1,271 @@
+//! Commands between neighbours: latency, throughput, injection.
+
+use anyhow::Context;
+use tofu_abi::Coords;
+use tofu_driver::Order;
+use tofu_fabric::Shape;
+use tofu_fabric::network::Ps;
+use tofu_icc::CommandTiming;
+use tofu_machine::Generation;
+
+use super::end::{End, PIGGYBACK};
+use super::results::Results;
+use crate::machine::{Model, ModelConfig};
+use crate::plot::{Curves, Line};
+
+/// Memory of a node that sends large messages, in bytes.
+const MEMORY: usize = 8 << 20;
+/// Bytes of an end's buffer.
+const BUFFER: usize = 2 << 20;
+/// Rounds of a ping-pong, of which the first does not count.
+const ROUNDS: u32 = 5;
+
+/// Two neighbours on A.
+fn pair(generation: Generation, timing: CommandTiming) -> anyhow::Result<(Model, [End; 2])> {
+    let shape = Shape::new([1, 1, 1, 2, 1, 1])?;
+    let config = ModelConfig { timing, memory: MEMORY, ..ModelConfig::new(generation, shape) };
+    let model = Model::new(&config)?;
+    let end = |a| End::new(&model, Coords::new(0, 0, 0, a, 0, 0), 0, BUFFER);
+    let ends = [end(0)?, end(1)?];
+    Ok((model, ends))
+}
+
+/// Where a command comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum From {
+    Memory,
+    Register,
+}
+
+/// One way from one process to the other and one back, in picoseconds: the mean of both.
+fn one_way(
+    (model, ends): &mut (Model, [End; 2]),
+    bytes: u32,
+    from: From,
+    change: impl Fn(Order) -> Order,
+) -> anyhow::Result<Ps> {
+    let mut start = model.now();
+    for leg in 1..=2 * ROUNDS {
+        if leg == 3 {
+            start = model.now();
+        }
+        let [one, other] = &mut *ends;
+        let (sender, receiver) = if leg % 2 == 1 { (one, other) } else { (other, one) };
+        sender.ended()?;
+        let order = change(sender.put(receiver, bytes, leg, PIGGYBACK[1])?);
+        match from {
+            From::Memory => sender.cq.post_and_ring(&order, 0)?,
+            From::Register => sender.cq.post_direct(&order, 0)?,
+        }
+        model.run(|| Ok(receiver.has(bytes, leg).then_some(())))?;
+    }
+    Ok((model.now() - start) / Ps::from(2 * (ROUNDS - 1)))
+}
+
+/// Consecutive messages from one end, or from both at once, in bytes a second of one direction.
+fn ping(generation: Generation, bytes: u32, both: bool) -> anyhow::Result<f64> {
+    let (model, mut ends) = pair(generation, CommandTiming::of(generation))?;
+    let count = (MEMORY / bytes as usize).clamp(8, 256);
+    let senders = if both { 2 } else { 1 };
+    for sender in 0..senders {
+        let order = ends[sender].put(&ends[1 - sender], bytes, 1, PIGGYBACK[0])?;
+        for _ in 0..count {
+            ends[sender].cq.post(&order, 0)?;
+        }
+        ends[sender].cq.doorbell();
+    }
+    let (mut ended, mut first) = ([0; 2], [None; 2]);
+    let last = model.run(|| {
+        for (i, end) in ends.iter_mut().enumerate().take(senders) {
+            ended[i] += end.ended()?;
+            if ended[i] > 0 && first[i].is_none() {
+                first[i] = Some((model.now(), ended[i]));
+            }
+        }
+        Ok((ended[0] == count).then(|| model.now()))
+    })?;
+    let (first, before) = first[0].context("the first message")?;
+    Ok(((count - before) as f64 * f64::from(bytes)) * 1e12 / (last - first) as f64)
+}
+
+/// What all interfaces of a node send at once, each to another neighbour, in bytes a second.
+fn injection(generation: Generation, timing: CommandTiming) -> anyhow::Result<f64> {
+    const BYTES: u32 = 2 << 20;
+    const COUNT: usize = 2;
+    let shape = Shape::new([3, 3, 3, 1, 1, 1])?;
+    let config = ModelConfig { timing, memory: 2 * MEMORY, ..ModelConfig::new(generation, shape) };
+    let model = Model::new(&config)?;
+    let places = [(1, 0, 0), (2, 0, 0), (0, 1, 0), (0, 2, 0), (0, 0, 1), (0, 0, 2)];
+    let mut senders = Vec::new();
+    let mut targets = Vec::new();
+    for (tni, (x, y, z)) in (0..generation.description().tnis).zip(places) {
+        senders.push(End::new(&model, Coords::default(), tni, BUFFER)?);
+        targets.push(End::new(&model, Coords::new(x, y, z, 0, 0, 0), tni, BUFFER)?);
+    }
+    let start = model.now();
+    for (sender, target) in senders.iter_mut().zip(&targets) {
+        let order = sender.put(target, BYTES, 1, 0)?;
+        for _ in 0..COUNT {
+            sender.cq.post(&order, 0)?;
+        }
+        sender.cq.doorbell();
+    }
+    let mut ended = 0;
+    let all = COUNT * senders.len();
+    model.run(|| {
+        for sender in &mut senders {
+            ended += sender.ended()?;
+        }
+        Ok((ended == all).then_some(()))
+    })?;
+    Ok(all as f64 * f64::from(BYTES) * 1e12 / (model.now() - start) as f64)
+}
+
+pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
+    let latency = |generation: Generation, timing, bytes, from, injected| {
+        let mut pair = pair(generation, timing)?;
+        let change = |order: Order| if injected { order.cache_injection() } else { order };
+        Ok::<_, anyhow::Error>(one_way(&mut pair, bytes, from, change)? as f64 / 1e6)
+    };
+    let [tofu, tofu2, tofud] = [Generation::K, Generation::Fx100, Generation::Fugaku]
+        .map(|generation| (generation, CommandTiming::of(generation)));
+    let rows = [
+        ("tofu-fetched", tofu, 8, From::Memory, false),
+        ("tofu-direct", tofu, 8, From::Register, false),
+        ("tofu2-memory", tofu2, 8, From::Register, false),
+        ("tofu2-injected", tofu2, 8, From::Register, true),
+        ("tofud-far", (tofud.0, tofud.1.far()), 8, From::Register, true),
+        ("tofud-near", tofud, 8, From::Register, true),
+        ("pingpong-fetched", tofu, 4, From::Memory, false),
+        ("pingpong-direct", tofu, 4, From::Register, false),
+    ];
+    for (name, (generation, timing), bytes, from, injected) in rows {
+        results.set(name, latency(generation, timing, bytes, from, injected)?);
+    }
+    let rates = [
+        ("injection-k", tofu.0, tofu.1),
+        ("injection-fx10", Generation::Fx10, CommandTiming::FX10),
+        ("injection-tofu2", tofu2.0, tofu2.1),
+        ("injection-tofud", tofud.0, tofud.1),
+    ];
+    for (name, generation, timing) in rates {
+        results.set(name, injection(generation, timing)? / 1e9);
+    }
+    const LARGE: u32 = 1 << 20;
+    let puts = [("put-tofu", tofu.0), ("put-tofu2", tofu2.0), ("put-tofud", tofud.0)];
+    for (name, generation) in puts {
+        results.set(name, ping(generation, LARGE, false)? / 1e9);
+    }
+    figure_6(results)
+}
+
+/// Throughput by size: ping, ping-ping and ping-pong.
+fn figure_6(results: &mut Results) -> anyhow::Result<()> {
+    let mut lines = ["ping", "ping-ping", "ping-pong"]
+        .map(|name| Line { name: name.to_owned(), points: Vec::new() });
+    for power in 3..=20 {
+        let bytes = 1u32 << power;
+        let rates = [ping(Generation::K, bytes, false)?, ping(Generation::K, bytes, true)?, {
+            let mut pair = pair(Generation::K, CommandTiming::TOFU)?;
+            let ps = one_way(&mut pair, bytes, From::Memory, |order| order)?;
+            f64::from(bytes) * 1e12 / ps as f64
+        }];
+        for (line, rate) in lines.iter_mut().zip(rates) {
+            line.points.push((bytes.into(), rate / 1e9));
+        }
+    }
+    let [ping, ping_ping, ping_pong] = &lines;
+    let at = |line: &Line, bytes: f64| {
+        let point = line.points.iter().find(|point| point.0 == bytes);
+        point.map(|point| point.1).context("a size of figure 6")
+    };
+    results.set("ping-512", at(ping, 512.0)?);
+    results.set("ping-2048", at(ping, 2048.0)?);
+    results.set("ping-ping", at(ping_ping, 65536.0)?);
+    let peak = ping.points.iter().map(|point| point.1).fold(0.0, f64::max);
+    results.set("ping-pong-half", crossing(ping_pong, peak / 2.0).context("half of it")? / 1024.0);
+    // Twice the size is twice the throughput while commands are what takes the time.
+    results.set("ping-256", at(ping, 256.0)? / at(ping, 128.0)?);
+    results.curves.push(Curves {
+        title: "Throughput of one interface (Tofu, IEEE Micro, Figure 6)".to_owned(),
+        y: "GB/s",
+        x: "bytes",
+        lines: lines.into(),
+    });
+    Ok(())
+}
+
+/// Where a line first comes to `y`, between two of its points.
+fn crossing(line: &Line, y: f64) -> Option<f64> {
+    let pair = line.points.windows(2).find(|pair| pair[0].1 < y && pair[1].1 >= y)?;
+    let [from, to] = [pair[0], pair[1]];
+    Some(from.0 + (to.0 - from.0) * (y - from.1) / (to.1 - from.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tofu_abi::Rcode;
+    use tofu_driver::Target;
+
+    /// The time until so many of a command are complete.
+    fn time(order: impl Fn(&[End; 2]) -> Order, count: usize) -> Ps {
+        let (model, mut ends) = pair(Generation::Fugaku, CommandTiming::TOFUD).unwrap();
+        let (order, start) = (order(&ends), model.now());
+        for _ in 0..count {
+            ends[0].cq.post(&order, 0).unwrap();
+        }
+        ends[0].cq.doorbell();
+        let mut ended = 0;
+        model
+            .run(|| {
+                ended += ends[0].ended()?;
+                Ok((ended == count).then_some(()))
+            })
+            .unwrap();
+        model.now() - start
+    }
+
+    #[test]
+    fn a_gap_leaves_the_link_idle_between_frames() {
+        let put =
+            |gap| move |ends: &[End; 2]| ends[0].put(&ends[1], 1 << 20, 1, 0).unwrap().gap(gap);
+        let (full, half) = (time(put(0), 1), time(put(64), 1));
+        // 64 units of 32 bytes are about a frame of 2064.
+        let ratio = half as f64 / full as f64;
+        assert!((1.95..2.05).contains(&ratio), "{full} {half}");
+    }
+
+    #[test]
+    fn answers_of_gets_take_their_time() {
+        let get = |bytes| {
+            move |ends: &[End; 2]| {
+                let (from, to) = (ends[1].stag.at(0), ends[0].stag.at(0));
+                Order::get(ends[1].target(), from, to, bytes)
+            }
+        };
+        let (one, four) = (time(get(1 << 20), 1), time(get(1 << 20), 4));
+        let rate = 3.0 * f64::from(1 << 20) * 1e3 / (four - one) as f64;
+        assert!((6.2..6.5).contains(&rate), "{rate} GB/s, as Puts have");
+        let short = time(get(8), 1);
+        let put = time(|ends| ends[0].put(&ends[1], 8, 1, 8).unwrap(), 1);
+        // The data is read at the target, and written where the command is from.
+        assert_eq!(short, put + CommandTiming::TOFUD.memory_ps);
+    }
+
+    #[test]
+    fn a_put_to_nowhere_ends() {
+        let (model, mut ends) = pair(Generation::Fugaku, CommandTiming::TOFUD).unwrap();
+        let nowhere = Target::new(Coords::new(5, 0, 0, 0, 0, 0), ends[1].cq.tni());
+        let order = Order::put(nowhere, ends[1].stag.at(0), ends[0].stag.at(0), 1 << 16);
+        ends[0].cq.post_and_ring(&order, 0).unwrap();
+        let notice = model.run(|| Ok(ends[0].cq.poll_mrq())).unwrap();
+        assert_eq!(notice.word0().rcode(), Rcode::NO_SUCH_NODE);
+        // Nothing is left of it.
+        let put = ends[0].put(&ends[1], 8, 7, 0).unwrap();
+        ends[0].cq.post_and_ring(&put, 0).unwrap();
+        model.run(|| Ok(ends[1].has(8, 7).then_some(()))).unwrap();
+        while model.step() {}
+        assert!(model.run(|| Ok(None::<()>)).is_err(), "nothing is under way");
+    }
+}

@@ -1,0 +1,98 @@
+//! A machine over modelled links, as guests have it, counts what the same devices do here.
+
+use std::sync::Arc;
+
+use tofu_abi::{Coords, TniId};
+use tofu_driver::{Device, Order};
+use tofu_fabric::Shape;
+use tofu_icc::ModelTime;
+use tofu_inproc::InProcess;
+use tofu_machine::{Generation, Links, Machine, MachineConfig};
+
+use super::end::End;
+use crate::machine::{Model, ModelConfig};
+
+const MEMORY: usize = 8 << 20;
+const BUFFER: usize = 2 << 20;
+/// Bytes of a burst of whole TLPs. With a short last burst answers would queue, and for another
+/// time where a device takes none to answer.
+const BURST: u32 = 136 * 1920;
+const LONG: u32 = 8 * BURST;
+
+fn shape() -> Shape {
+    Shape::new([1, 1, 1, 2, 1, 1]).unwrap()
+}
+
+fn coords(a: u8) -> Coords {
+    Coords::new(0, 0, 0, a, 0, 0)
+}
+
+/// What the sender has counted when a command is complete, in a model.
+fn in_a_model(order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
+    let config = ModelConfig { memory: MEMORY, ..ModelConfig::new(Generation::Fugaku, shape()) };
+    let model = Model::new(&config).unwrap();
+    let mut ends = [0, 1].map(|a| End::new(&model, coords(a), 0, BUFFER).unwrap());
+    let order = order(&ends);
+    model.begin_epoch();
+    ends[0].cq.post_and_ring(&order, 0).unwrap();
+    model.run(|| Ok((ends[0].ended()? == 1).then_some(()))).unwrap();
+    model.icc(coords(0)).unwrap().model_time(TniId::ALL[0])
+}
+
+/// The same in a machine.
+fn in_a_machine(order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
+    let config = MachineConfig { links: Links::Modelled, ..MachineConfig::new(shape()) };
+    let machine = Arc::new(Machine::with_manual_clock(config).unwrap());
+    let mut ends = [0, 1].map(|a| {
+        let device =
+            Device::probe(InProcess::attach(&machine, coords(a), MEMORY).unwrap()).unwrap();
+        device.tni(TniId::ALL[0]).enable().unwrap();
+        End::of(&device, coords(a), 0, BUFFER).unwrap()
+    });
+    ends[0].cq.post_and_ring(&order(&ends), 0).unwrap();
+    machine.run_pending();
+    assert_eq!(ends[0].ended().unwrap(), 1);
+    machine.node(coords(0)).unwrap().icc().model_time(TniId::ALL[0])
+}
+
+fn both(order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
+    let (model, machine) = (in_a_model(&order), in_a_machine(&order));
+    assert_eq!(model, machine);
+    machine
+}
+
+fn put(bytes: u32) -> impl Fn(&[End; 2]) -> Order {
+    move |ends| ends[0].put(&ends[1], bytes, 1, 8).unwrap()
+}
+
+#[test]
+fn one_frame_takes_what_it_takes_here() {
+    let short = both(put(8));
+    assert!(short.last_request_ps > 0);
+    both(|ends| Order::get(ends[1].target(), ends[1].stag.at(0), ends[0].stag.at(0), 8));
+}
+
+/// Eight bursts, of which the later ones wait behind the earlier ones, and that counts once.
+#[test]
+fn a_long_message_takes_what_it_takes_here() {
+    let put = both(put(LONG));
+    let rate = f64::from(LONG) * 1e3 / put.last_request_ps as f64;
+    assert!((6.2..6.4).contains(&rate), "{rate} GB/s");
+    both(|ends| Order::get(ends[1].target(), ends[1].stag.at(0), ends[0].stag.at(0), BURST));
+}
+
+/// So many bursts that the interface has no room for all of them at once.
+#[test]
+fn a_message_that_waits_for_room_takes_what_it_takes_here() {
+    let answered = both(|ends| put(20 * 256 * 64)(ends).mtu(64).packet_response());
+    assert!(answered.answers > 16, "{} bursts", answered.answers);
+}
+
+#[test]
+fn a_gap_spaces_out_a_machines_frames() {
+    let with = |gap| both(move |ends| put(LONG)(ends).gap(gap));
+    let (full, half) = (with(0), with(64));
+    // 64 units of 32 bytes are about a frame of 2064.
+    let ratio = half.last_request_ps as f64 / full.last_request_ps as f64;
+    assert!((1.95..2.05).contains(&ratio), "{full:?} {half:?}");
+}

@@ -1,0 +1,186 @@
+//! Random permutations among all nodes, through one interface of each or several.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread;
+
+use anyhow::{anyhow, ensure};
+use tofu_driver::Order;
+use tofu_fabric::Shape;
+use tofu_fabric::network::Arbiter;
+use tofu_machine::Generation;
+
+use super::end::End;
+use super::results::Results;
+use crate::machine::{Model, ModelConfig};
+use crate::plot::{Curves, Line};
+use crate::traffic::{Rails, paths, permuted};
+
+/// Interfaces of a node.
+const RAILS: usize = 4;
+/// Memory of a node and of an end, in bytes.
+const MEMORY: usize = 2 << 20;
+const BUFFER: usize = 64 << 10;
+/// Messages of each node, by size. The paper has 1000 of each, which takes longer, and came to a
+/// few percent less where it was tried.
+const MESSAGES: &[(u32, usize)] = &[(256, 100), (1 << 10, 100), (4 << 10, 40), (16 << 10, 12)];
+/// Of these, those at which the paper has the peak of a single rail, and of several.
+const PEAK: &[(u32, usize)] = MESSAGES.split_at(1).1.split_at(1).0;
+const LONG: &[(u32, usize)] = MESSAGES.split_at(2).1;
+/// Units on a ring of Z: one of I/O nodes, and those of compute nodes (IEEE Micro 2012).
+const UNITS: u8 = 17;
+const SEED: u64 = 9;
+
+/// What is measured on some machine.
+#[derive(Clone, Copy)]
+struct Run {
+    /// Units on Z that send. They are next to each other in the machine, as a job's are.
+    z: u8,
+    rails: Rails,
+    arbiter: Arbiter,
+    messages: &'static [(u32, usize)],
+}
+
+impl Run {
+    const fn new(z: u8, rails: Rails, messages: &'static [(u32, usize)]) -> Self {
+        Self { z, rails, arbiter: Arbiter::InTurn, messages }
+    }
+
+    const fn straight(z: u8) -> Self {
+        Self { arbiter: Arbiter::StraightFirst, ..Self::new(z, Rails::Single, PEAK) }
+    }
+
+    /// What the paper expects of a node, in bytes a second: half of what all send crosses the
+    /// middle of Z, which carries 480 GB/s in both directions together.
+    fn expected(&self) -> f64 {
+        480e9 / (f64::from(self.z) * 48.0 / 2.0)
+    }
+
+    fn name(&self) -> String {
+        let rails = if matches!(self.rails, Rails::Single) { "single" } else { "multi" };
+        let arbiter = match self.arbiter {
+            Arbiter::InTurn => "",
+            Arbiter::StraightFirst => ", straight first",
+        };
+        format!("2x2x{}x2x3x2, {rails} rail{arbiter}", self.z)
+    }
+}
+
+const RUNS: [Run; 9] = [
+    Run::new(4, Rails::Single, MESSAGES),
+    Run::new(4, Rails::Minimal, MESSAGES),
+    Run::new(8, Rails::Single, MESSAGES),
+    Run::new(8, Rails::Minimal, LONG),
+    Run::new(16, Rails::Single, MESSAGES),
+    Run::new(16, Rails::Minimal, LONG),
+    Run::straight(4),
+    Run::straight(8),
+    Run::straight(16),
+];
+
+/// What a node sends in random permutations, in bytes a second, by size of message.
+fn throughput(run: &Run) -> anyhow::Result<Vec<f64>> {
+    let Run { z, rails, arbiter, messages } = *run;
+    // X and Y of the whole machine are longer, so those of the job are meshes.
+    let machine = Shape::new([2, 2, UNITS, 2, 3, 2])?.with_torus_letters("z");
+    let config =
+        ModelConfig { memory: MEMORY, arbiter, ..ModelConfig::new(Generation::K, machine) };
+    let model = Model::new(&config)?;
+    let used = if matches!(rails, Rails::Single) { 1 } else { RAILS };
+    let mut ends = Vec::new();
+    for node in machine.iter().filter(|node| (1..=z).contains(&node.z)) {
+        for tni in 0..used {
+            ends.push(End::new(&model, node, tni as u8, BUFFER)?);
+        }
+    }
+    let nodes = (ends.len() / used) as u32;
+    let mut rates = Vec::new();
+    for &(bytes, messages) in messages {
+        let start = model.now();
+        let mut expected = 0;
+        for message in 0..messages {
+            for from in 0..nodes {
+                let to = permuted(SEED, message as u64, from, nodes) as usize * used;
+                let from = from as usize * used;
+                let parts = paths(rails, ends[from].node, ends[to].node);
+                let count = parts.clone().count();
+                for (part, path) in parts.enumerate() {
+                    let rail = (message + part) % used;
+                    let length = bytes / count as u32;
+                    let (from, to) = (from + rail, &ends[to + rail]);
+                    let (remote, local) = (to.stag.at(0), ends[from].stag.at(0));
+                    let order = Order::put(to.target(), remote, local, length).path(path);
+                    ends[from].cq.post(&order, 0)?;
+                    expected += 1;
+                }
+            }
+        }
+        ends.iter().for_each(|end| end.cq.doorbell());
+        while model.step() {}
+        let mut ended = 0;
+        for end in &mut ends {
+            ended += end.ended()?;
+        }
+        ensure!(ended == expected, "{ended} of {expected} commands have ended");
+        let sent = messages as f64 * f64::from(bytes);
+        rates.push(sent * 1e12 / (model.last_arrival() - start) as f64);
+    }
+    Ok(rates)
+}
+
+/// Every run, as many at a time as there are processors. Each is a machine of its own.
+fn all() -> anyhow::Result<Vec<Vec<f64>>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((i, run)) = RUNS.iter().enumerate().nth(next.fetch_add(1, SeqCst)) {
+            done.push((i, throughput(run)?));
+        }
+        anyhow::Ok(done)
+    };
+    let workers = thread::available_parallelism().map_or(1, |n| n.get().min(RUNS.len()));
+    let done = thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread.join().map_err(|_| anyhow!("a run has failed"))?
+        };
+        threads.into_iter().map(join).collect::<anyhow::Result<Vec<Vec<_>>>>()
+    })?;
+    let mut all: Vec<_> = done.into_iter().flatten().collect();
+    all.sort_by_key(|(i, _)| *i);
+    Ok(all.into_iter().map(|(_, rates)| rates).collect())
+}
+
+/// Figure 9.
+pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
+    let lines: Vec<_> = RUNS
+        .iter()
+        .zip(all()?)
+        .map(|(run, rates)| {
+            let sizes = run.messages.iter().map(|(bytes, _)| f64::from(*bytes));
+            let parts = rates.iter().map(|rate| rate / run.expected() * 100.0);
+            Line { name: run.name(), points: sizes.zip(parts).collect() }
+        })
+        .collect();
+    let most = |line: &Line| line.points.iter().map(|point| point.1).fold(0.0, f64::max);
+    for (name, line) in [("random-4", 0), ("random-8", 2), ("random-16", 4)] {
+        results.set(name, most(&lines[line]));
+    }
+    let at = |line: &Line| {
+        let point = line.points.iter().max_by(|one, other| one.1.total_cmp(&other.1));
+        point.map_or(0.0, |point| point.0 / 1024.0)
+    };
+    results.set("random-single-peak", at(&lines[0]));
+    results.set("random-multi-peak", at(&lines[1]));
+    let last = |line: &Line| line.points.last().map_or(0.0, |point| point.1);
+    let kept = |line: &Line| last(line) / most(line);
+    for (name, single) in [("random-long", 0), ("random-long-8", 2), ("random-long-16", 4)] {
+        results.set(name, kept(&lines[single + 1]) / kept(&lines[single]));
+    }
+    results.curves.push(Curves {
+        title: "Random permutations (Tofu, IEEE Micro, Figure 9)".to_owned(),
+        y: "% of what is expected",
+        x: "bytes",
+        lines,
+    });
+    Ok(())
+}

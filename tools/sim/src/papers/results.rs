@@ -1,0 +1,20 @@
+//! What the model comes to, on the way to the report.
+
+use std::collections::BTreeMap;
+
+use crate::plot::Curves;
+
+/// What the model comes to.
+#[derive(Debug, Default)]
+pub(super) struct Results {
+    /// By the name of the value.
+    pub(super) values: BTreeMap<&'static str, f64>,
+    pub(super) curves: Vec<Curves>,
+}
+
+impl Results {
+    pub(super) fn set(&mut self, name: &'static str, ours: f64) {
+        let old = self.values.insert(name, ours);
+        debug_assert!(old.is_none(), "{name} twice");
+    }
+}

@@ -1,0 +1,150 @@
+//! What a node's crossbar sends over its X, Y and Z links under full load, by scheduler.
+
+use tofu_abi::{Coords, Path};
+use tofu_fabric::network::{Message, Network, Options, Ps, Sink};
+use tofu_fabric::{Class, DiscardReason, Hop, NodeId, Port, Scheduler, Shape, Way};
+use tofu_links::Parameters;
+use tofu_machine::Generation;
+
+use super::results::Results;
+use crate::plot::{Curves, Line};
+use crate::traffic::draw;
+
+/// Hops of a packet at most.
+const MOST_HOPS: u64 = 4;
+/// Cycles of an interval in which throughput is measured.
+const CYCLES: u64 = 128;
+/// Intervals that are measured, and those before, in which the network fills.
+const INTERVALS: usize = 256;
+const FILLING: usize = 64;
+/// Bins of the histogram: one for each GB/s, up to the six links together.
+const BINS: usize = 31;
+/// TLPs are this many bytes, 3 to 62 times.
+const TLP_UNIT: u16 = 32;
+const SEED: u64 = 1;
+
+/// How long links were busy in each interval, node by node.
+struct Busy {
+    interval: Ps,
+    links: &'static Parameters,
+    nodes: usize,
+    busy: Vec<Ps>,
+    /// Interfaces that have room again.
+    room: Vec<(NodeId, u8)>,
+}
+
+impl Sink for Busy {
+    fn delivered(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {}
+
+    fn left(&mut self, _: Ps, node: NodeId, tni: u8, _: u64) {
+        self.room.push((node, tni));
+    }
+
+    fn lost(&mut self, _: Ps, _: NodeId, _: Option<Port>, _: DiscardReason, _: u64) {}
+
+    fn hop(&mut self, at: Ps, hop: &Hop, _: Class, bytes: u32, _: u64) {
+        let (mut at, end) = (at, at + self.links.wire_ps(bytes as u16));
+        while at < end {
+            let interval = at / self.interval;
+            let until = end.min((interval + 1) * self.interval);
+            if let Some(busy) = self.busy.get_mut(interval as usize * self.nodes + hop.from.index())
+            {
+                *busy += until - at;
+            }
+            at = until;
+        }
+    }
+}
+
+/// The share of intervals by GB/s.
+fn histogram(scheduler: Scheduler) -> anyhow::Result<[f64; BINS]> {
+    let links = Parameters::of(Generation::K);
+    // Nobody goes round a ring, so it is longer than the longest way.
+    let shape = Shape::new([5, 5, 5, 1, 1, 1])?;
+    let options = Options { scheduler, ..Options::default() };
+    let mut network = Network::new(shape, links, &options)?;
+    let nodes = shape.nodes() as usize;
+    let interval = CYCLES * links.cycle_ps();
+    let mut busy = Busy {
+        interval,
+        links,
+        nodes,
+        busy: vec![0; (FILLING + INTERVALS) * nodes],
+        room: (0..shape.nodes()).flat_map(|n| (0..4).map(move |t| (NodeId(n), t))).collect(),
+    };
+    let end = interval * (FILLING + INTERVALS) as u64;
+    let mut sent = 0;
+    loop {
+        for (node, tni) in std::mem::take(&mut busy.room) {
+            let src = shape.coords(node).unwrap_or_default();
+            while network.room(node, tni) > 0 {
+                network.inject(&message(src, tni, sent))?;
+                sent += 1;
+            }
+        }
+        match network.next_event() {
+            Some(next) if next <= end => network.run_until(next, &mut busy),
+            _ => break,
+        }
+    }
+    let mut bins = [0.0; BINS];
+    let counted = &busy.busy[FILLING * nodes..];
+    for busy in counted {
+        let rate = *busy as f64 / interval as f64 * f64::from(links.link_kbytes()) / 1e6;
+        bins[(rate as usize).min(BINS - 1)] += 1.0 / counted.len() as f64;
+    }
+    Ok(bins)
+}
+
+/// A packet that goes one to four hops, each along any axis.
+fn message(src: Coords, tni: u8, n: u64) -> Message {
+    let hops = 1 + draw(SEED, 0, n) % MOST_HOPS;
+    let signs = draw(SEED, 1, n);
+    let mut distances = [0i8; 3];
+    for hop in 0..hops {
+        let axis = (draw(SEED, 2 + hop, n) % 3) as usize;
+        distances[axis] += if signs >> axis & 1 == 0 { 1 } else { -1 };
+    }
+    let tlp = TLP_UNIT * (3 + draw(SEED, 8, n) % 60) as u16;
+    Message {
+        src,
+        src_tni: tni,
+        dst: src,
+        dst_tni: (draw(SEED, 7, n) % 4) as u8,
+        path: Path::new(0, 0, 0),
+        way: Way::Distances(distances),
+        class: Class::Request,
+        tlps: 1,
+        full: tlp,
+        last: tlp,
+        gap: 0,
+        ready_at: 0,
+        token: n,
+    }
+}
+
+pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
+    let bins = [histogram(Scheduler::DateLine)?, histogram(Scheduler::LookAhead)?];
+    // Near the peak bins of 1 GB/s are almost equally full, and which one is the fullest is chance:
+    // three together tell.
+    let peak = |bins: &[f64; BINS]| {
+        let fullness = |n: usize| bins[n..n + 3].iter().sum::<f64>();
+        let most = (0..BINS - 2).max_by(|one, other| fullness(*one).total_cmp(&fullness(*other)));
+        most.unwrap_or(0) as f64 + 1.5
+    };
+    let above = |bins: &[f64; BINS]| bins[25..].iter().sum::<f64>();
+    results.set("switching-date-line", peak(&bins[0]));
+    results.set("switching-look-ahead", peak(&bins[1]) / peak(&bins[0]));
+    results.set("switching-above", above(&bins[1]) / above(&bins[0]));
+    let lines = ["date line", "look-ahead"].into_iter().zip(&bins).map(|(name, bins)| Line {
+        name: name.to_owned(),
+        points: (1..).map(f64::from).zip(bins.iter().map(|share| share * 100.0)).collect(),
+    });
+    results.curves.push(Curves {
+        title: "Switching throughput in intervals of 128 cycles (Figure 8)".to_owned(),
+        y: "% of intervals",
+        x: "up to GB/s",
+        lines: lines.collect(),
+    });
+    Ok(())
+}

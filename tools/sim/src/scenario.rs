@@ -1,0 +1,873 @@
+//! Scenario files: a network, and traffic on it.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use anyhow::{Context, anyhow};
+use serde::{Deserialize, Serialize};
+use tofu_abi::Coords;
+use tofu_abi::topology::{NodeId, Port, Shape};
+use tofu_fabric::network::{Arbiter, LinkErrors, Network, Options, Ps};
+use tofu_fabric::{Link, Scheduler};
+use tofu_links::{ErrorRate, Parameters};
+use tofu_machine::Generation;
+use tofu_ui::{FileError, TomlFile};
+use toml::Spanned;
+
+use crate::plot::{Curves, Line};
+use crate::traffic::{Load, MOST_WALKED, Outcome, Pattern, Rails, Traffic};
+
+/// The scenarios that come with the command: name and text.
+pub(crate) const SHIPPED: [(&str, &str); 9] = [
+    ("torus", include_str!("../scenarios/torus.toml")),
+    ("uniform", include_str!("../scenarios/uniform.toml")),
+    ("permutation", include_str!("../scenarios/permutation.toml")),
+    ("rails", include_str!("../scenarios/rails.toml")),
+    ("neighbour", include_str!("../scenarios/neighbour.toml")),
+    ("transpose", include_str!("../scenarios/transpose.toml")),
+    ("hotspot", include_str!("../scenarios/hotspot.toml")),
+    ("errors", include_str!("../scenarios/errors.toml")),
+    ("k", include_str!("../scenarios/k.toml")),
+];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    shape: Spanned<String>,
+    torus: Option<Spanned<String>>,
+    generation: Option<Spanned<String>>,
+    scheduler: Option<Spanned<String>>,
+    arbiter: Option<Spanned<String>>,
+    seed: Option<u64>,
+    queue_bytes: Option<Spanned<u32>>,
+    replay_bytes: Option<Spanned<u32>>,
+    pattern: Spanned<String>,
+    hot: Option<Spanned<Vec<i64>>>,
+    hot_percent: Option<Spanned<i64>>,
+    pairs: Option<Spanned<Vec<[Vec<i64>; 2]>>>,
+    size: Spanned<OneOrMore<i64>>,
+    count: Option<Spanned<i64>>,
+    rate: Option<Spanned<OneOrMore<f64>>>,
+    load: Option<Spanned<OneOrMore<f64>>>,
+    warm_up: Option<Spanned<String>>,
+    time: Option<Spanned<String>>,
+    rails: Option<Spanned<String>>,
+    tnis: Option<Spanned<i64>>,
+    answers: Option<bool>,
+    #[serde(default)]
+    down: Vec<RawLink>,
+    #[serde(default)]
+    errors: Vec<Spanned<RawErrors>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawLink {
+    at: Spanned<Vec<i64>>,
+    port: Spanned<String>,
+}
+
+/// What goes wrong on a link, in both directions; on all links if none is named.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawErrors {
+    at: Option<Spanned<Vec<i64>>>,
+    port: Option<Spanned<String>>,
+    lane: Option<Spanned<i64>>,
+    ber: Option<Spanned<f64>>,
+    dead: Option<bool>,
+    dllp_loss: Option<Spanned<f64>>,
+}
+
+/// A value, or a list of those that are tried one after another.
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum OneOrMore<T> {
+    One(T),
+    More(Vec<T>),
+}
+
+impl<T> OneOrMore<T> {
+    const fn all(&self) -> &[T] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::More(more) => more.as_slice(),
+        }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for OneOrMore<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(one) => one.fmt(f),
+            Self::More(more) => more.fmt(f),
+        }
+    }
+}
+
+const SHAPE: &str = "\"unit\", \"shelf\", \"half-rack\", \"rack\", \"k\" or six lengths \
+                     such as \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)";
+const COORDS: &str = "[x, y, z, a, b, c] of a node of this shape";
+const TIME: &str = "more than 0 and at most 1000 s, such as \"50us\" (ns, us or ms)";
+const MAX_TIME: Ps = 1_000_000_000_000_000;
+
+/// A value that another one wants.
+fn needed<T>(file: &TomlFile<'_>, field: &str, why: &str, value: Option<T>) -> anyhow::Result<T> {
+    let path = file.path.display();
+    value.ok_or_else(|| anyhow!("{path}: {field} is missing, which {why} needs"))
+}
+
+/// The node with these coordinates.
+fn node(shape: &Shape, coords: &[i64]) -> Option<(NodeId, Coords)> {
+    let coords = <[i64; 6]>::try_from(coords).ok()?;
+    let mut all = [0; 6];
+    for (place, coordinate) in all.iter_mut().zip(coords) {
+        *place = u8::try_from(coordinate).ok()?;
+    }
+    let coords = Coords::from_array(all);
+    Some((shape.node_id(coords)?, coords))
+}
+
+/// A number within limits, or what these are.
+fn within(number: i64, limits: RangeInclusive<u64>) -> Result<u64, String> {
+    let number = u64::try_from(number).ok().filter(|number| limits.contains(number));
+    number.ok_or_else(|| format!("{} to {}", limits.start(), limits.end()))
+}
+
+fn time(text: &str) -> Option<Ps> {
+    let (number, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic())?);
+    let unit = match unit {
+        "ns" => 1_000,
+        "us" => 1_000_000,
+        "ms" => 1_000_000_000,
+        _ => return None,
+    };
+    let time = number.trim().parse::<u64>().ok()?.checked_mul(unit)?;
+    (1..=MAX_TIME).contains(&time).then_some(time)
+}
+
+/// Of what a full link leaves to each node, the most that may be asked for.
+const MOST_LOAD: f64 = 4.0;
+/// Of what is offered arrives at least this part while the network is not saturated.
+const UNSATURATED: f64 = 0.95;
+
+/// How much is sent, before the size of messages is known.
+enum Offered {
+    Load(Load),
+    /// A part of the rate at which a link is full.
+    Part {
+        part: f64,
+        warm_up: Ps,
+        time: Ps,
+    },
+}
+
+/// One point of a scenario, and what came of it.
+#[derive(Debug, Serialize)]
+struct Row {
+    size: u64,
+    /// Payload that each node is to send, if not as much as it can.
+    offered_gbytes_per_s: Option<f64>,
+    /// What the routes of uniform traffic leave to each node: then a link is full.
+    bound_gbytes_per_s: Option<f64>,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+/// A scenario with all its points.
+pub(crate) struct Scenario {
+    name: String,
+    title: String,
+    /// With the rate at which a link is full, if that is known.
+    points: Vec<(Traffic, Option<f64>)>,
+}
+
+/// What came of a scenario.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    scenario: String,
+    rows: Vec<Row>,
+    /// Of each size that was sent at rates.
+    saturation: Vec<Saturation>,
+    #[serde(skip)]
+    title: String,
+}
+
+impl Scenario {
+    /// A shipped scenario, or one from a file.
+    pub(crate) fn find(what: &str) -> anyhow::Result<Self> {
+        if let Some((_, text)) = SHIPPED.iter().find(|(name, _)| *name == what) {
+            return Self::parse(what, text);
+        }
+        let names = SHIPPED.map(|(name, _)| name);
+        let meant = tofu_ui::did_you_mean(what, names.into_iter().chain(["papers"]));
+        if !Path::new(what).exists() {
+            let names = names.join(", ");
+            return Err(anyhow!("{what}: no such file, and not one of papers, {names}{meant}"));
+        }
+        let text = std::fs::read_to_string(what).with_context(|| format!("cannot read {what}"))?;
+        Self::parse(what, &text)
+    }
+
+    pub(crate) fn parse(name: &str, text: &str) -> anyhow::Result<Self> {
+        let file = TomlFile { path: Path::new(name), text };
+        let raw: Raw = file.parse()?;
+        let shape = raw.shape.get_ref().parse::<Shape>();
+        let shape = shape.map_err(|_| file.value_error("shape", &raw.shape, SHAPE))?;
+        let torus = file.checked("torus", &raw.torus, |letters| {
+            let known = letters.chars().all(|c| "xyz".contains(c)).then(|| letters.clone());
+            known.ok_or("letters of \"xyz\", or \"\" for meshes")
+        })?;
+        let shape = torus.map_or(shape, |letters| shape.with_torus_letters(&letters));
+        let generation = file
+            .checked("generation", &raw.generation, |name| {
+                Generation::from_name(name).ok_or(Generation::NAMES)
+            })?
+            .unwrap_or_default();
+        let links = *Parameters::of(generation);
+        let options = Options {
+            scheduler: file
+                .checked("scheduler", &raw.scheduler, |name| match name.as_str() {
+                    "look-ahead" => Ok(Scheduler::LookAhead),
+                    "date-line" => Ok(Scheduler::DateLine),
+                    _ => Err("\"look-ahead\" or \"date-line\""),
+                })?
+                .unwrap_or_default(),
+            arbiter: file
+                .checked("arbiter", &raw.arbiter, |name| match name.as_str() {
+                    "in-turn" => Ok(Arbiter::InTurn),
+                    "straight-first" => Ok(Arbiter::StraightFirst),
+                    _ => Err("\"in-turn\" or \"straight-first\""),
+                })?
+                .unwrap_or_default(),
+            seed: raw.seed.unwrap_or(1),
+            queue_bytes: raw.queue_bytes.as_ref().map(|bytes| *bytes.get_ref()),
+            replay_bytes: raw.replay_bytes.as_ref().map(|bytes| *bytes.get_ref()),
+            ..Options::default()
+        };
+        // Whether buffers are large enough is for the network to say; one node is enough for that.
+        for (field, bytes) in
+            [("queue_bytes", &raw.queue_bytes), ("replay_bytes", &raw.replay_bytes)]
+        {
+            let Some(bytes) = bytes else { continue };
+            let refused = Network::new(Shape::UNIT, &links, &options).err();
+            if let Some(bad) = refused.filter(|bad| bad.name == field) {
+                let allowed = format!("{} to {}", bad.least, bad.most);
+                return Err(file.value_error(field, bytes, allowed).into());
+            }
+        }
+        let pattern = raw.pattern(&file, &shape)?;
+        let sizes = raw.sizes(&file)?;
+        let loads = raw.loads(&file, generation)?;
+        let tnis = generation.description().tnis;
+        let traffic = Traffic {
+            down: raw.down(&file, &shape)?,
+            errors: raw.errors(&file, &shape, &links)?,
+            shape,
+            links,
+            options,
+            seed: raw.seed.unwrap_or(1),
+            pattern,
+            size: 0,
+            load: Load::Count(0),
+            rails: file
+                .checked("rails", &raw.rails, |name| match name.as_str() {
+                    "single" => Ok(Rails::Single),
+                    "minimal" => Ok(Rails::Minimal),
+                    _ => Err("\"single\" or \"minimal\""),
+                })?
+                .unwrap_or_default(),
+            tnis: file
+                .checked("tnis", &raw.tnis, |number| within(*number, 1..=tnis.into()))?
+                .map_or(tnis, |number| number as u8),
+            answers: raw.answers.unwrap_or(true),
+        };
+        let mut points = Vec::new();
+        for &size in &sizes {
+            let bound = Traffic { size, ..traffic.clone() }.bound();
+            for load in &loads {
+                let load = match (load, bound) {
+                    (Offered::Load(load), _) => *load,
+                    (Offered::Part { part, warm_up, time }, Some(bound)) if size > 0 => {
+                        let kbytes = (part * bound / 1e3) as u64;
+                        Load::Rate { kbytes: kbytes.max(1), warm_up: *warm_up, time: *time }
+                    }
+                    _ => {
+                        return Err(anyhow!(
+                            "{name}: load needs pattern \"uniform\" or \"permutations\" with data, \
+                             2 to {MOST_WALKED} nodes, one rail, and links without errors"
+                        ));
+                    }
+                };
+                points.push((Traffic { size, load, ..traffic.clone() }, bound));
+            }
+        }
+        let generation = generation.description().interconnect;
+        let title = format!("{} on {} ({generation})", raw.pattern.get_ref(), raw.shape.get_ref());
+        Ok(Self { name: name.to_owned(), title, points })
+    }
+
+    /// Runs every point.
+    pub(crate) fn run(&self, threads: u32) -> anyhow::Result<Report> {
+        let rows = self.points.iter().map(|(traffic, bound)| {
+            let offered_gbytes_per_s = match traffic.load {
+                Load::Rate { kbytes, .. } => Some(kbytes as f64 / 1e6),
+                Load::Count(_) => None,
+            };
+            let outcome = traffic.run(threads).with_context(|| self.name.clone())?;
+            let bound_gbytes_per_s = bound.map(|bound| bound / 1e9);
+            Ok(Row { size: traffic.size, offered_gbytes_per_s, bound_gbytes_per_s, outcome })
+        });
+        let mut report = Report {
+            scenario: self.name.clone(),
+            rows: rows.collect::<anyhow::Result<_>>()?,
+            saturation: Vec::new(),
+            title: self.title.clone(),
+        };
+        let mut sizes: Vec<_> = report.rows.iter().map(|row| row.size).collect();
+        sizes.dedup();
+        report.saturation = sizes.into_iter().filter_map(|size| report.saturates(size)).collect();
+        Ok(report)
+    }
+}
+
+impl Raw {
+    fn sizes(&self, file: &TomlFile<'_>) -> Result<Vec<u64>, FileError> {
+        let sizes = self.size.get_ref().all().iter();
+        let sizes = sizes.map(|size| u64::try_from(*size).ok().filter(|size| *size <= 16 << 20));
+        let sizes = sizes.collect::<Option<Vec<_>>>().filter(|sizes| !sizes.is_empty());
+        sizes.ok_or_else(|| {
+            file.value_error("size", &self.size, "0 to 16777216 bytes, or a list of such")
+        })
+    }
+
+    fn pattern(&self, file: &TomlFile<'_>, shape: &Shape) -> anyhow::Result<Pattern> {
+        let pattern = match self.pattern.get_ref().as_str() {
+            "uniform" => Pattern::Uniform,
+            "permutation" => Pattern::Permutation,
+            "permutations" => Pattern::Permutations,
+            "neighbour" => Pattern::Neighbour,
+            "transpose" => Pattern::Transpose,
+            "hotspot" => {
+                let why = "pattern = \"hotspot\"";
+                let hot = file.checked("hot", &self.hot, |hot| node(shape, hot).ok_or(COORDS))?;
+                let percent = file.checked("hot_percent", &self.hot_percent, |percent| {
+                    within(*percent, 1..=100)
+                })?;
+                let (hot, _) = needed(file, "hot", why, hot)?;
+                Pattern::Hotspot(hot, needed(file, "hot_percent", why, percent)? as u32)
+            }
+            "pairs" => {
+                let pairs = file.checked("pairs", &self.pairs, |pairs| {
+                    let pairs = pairs.iter();
+                    let pairs =
+                        pairs.map(|[from, to]| Some((node(shape, from)?.0, node(shape, to)?.0)));
+                    let pairs = pairs.collect::<Option<Vec<_>>>().filter(|all| !all.is_empty());
+                    pairs.ok_or_else(|| format!("a list of [from, to], each of them {COORDS}"))
+                })?;
+                Pattern::Pairs(needed(file, "pairs", "pattern = \"pairs\"", pairs)?)
+            }
+            _ => {
+                let allowed = "\"uniform\", \"permutation\", \"permutations\", \"neighbour\", \
+                               \"transpose\", \"hotspot\" or \"pairs\"";
+                return Err(file.value_error("pattern", &self.pattern, allowed).into());
+            }
+        };
+        let others =
+            [("hot", self.hot.is_some(), "hotspot"), ("pairs", self.pairs.is_some(), "pairs")];
+        for (field, given, of) in others {
+            if given && self.pattern.get_ref() != of {
+                let name = file.path.display();
+                return Err(anyhow!("{name}: {field} is for pattern = \"{of}\" only"));
+            }
+        }
+        Ok(pattern)
+    }
+
+    fn loads(&self, file: &TomlFile<'_>, generation: Generation) -> anyhow::Result<Vec<Offered>> {
+        let count =
+            file.checked("count", &self.count, |count| within(*count, 1..=1_000_000_000))?;
+        let time = |text: &String| time(text).ok_or(TIME);
+        let warm_up = file.checked("warm_up", &self.warm_up, time)?;
+        let span = file.checked("time", &self.time, time)?;
+        match (count, &self.rate, &self.load) {
+            (Some(count), None, None) => Ok(vec![Offered::Load(Load::Count(count))]),
+            (None, None, Some(parts)) => {
+                let time = needed(file, "time", "load", span)?;
+                let all = parts.get_ref().all().iter().map(|part| {
+                    let warm_up = warm_up.unwrap_or(time);
+                    let allowed = *part > 0.0 && *part <= MOST_LOAD;
+                    allowed.then_some(Offered::Part { part: *part, warm_up, time })
+                });
+                let all = all.collect::<Option<Vec<_>>>().filter(|all| !all.is_empty());
+                let allowed = format!("more than 0 and at most {MOST_LOAD}, or a list of such");
+                Ok(all.ok_or_else(|| file.value_error("load", parts, allowed))?)
+            }
+            (None, Some(rates), None) => {
+                let most = generation.description().injection_bytes_per_s() as f64 / 1e9;
+                let allowed = format!("more than 0 and at most {most} GB/s, or a list of such");
+                let time = needed(file, "time", "rate", span)?;
+                let loads = rates.get_ref().all().iter().map(|rate| {
+                    let kbytes = (rate * 1e6) as u64;
+                    let warm_up = warm_up.unwrap_or(time);
+                    let load = Load::Rate { kbytes, warm_up, time };
+                    (kbytes > 0 && *rate <= most).then_some(Offered::Load(load))
+                });
+                let loads = loads.collect::<Option<Vec<_>>>().filter(|loads| !loads.is_empty());
+                Ok(loads.ok_or_else(|| file.value_error("rate", rates, allowed))?)
+            }
+            _ => Err(anyhow!("{}: one of count, rate and load is needed", file.path.display())),
+        }
+    }
+
+    fn down(&self, file: &TomlFile<'_>, shape: &Shape) -> Result<Vec<(Coords, Port)>, FileError> {
+        self.down.iter().map(|down| link(file, shape, &down.at, &down.port)).collect()
+    }
+
+    /// What goes wrong on each link that has errors, at the end that the link is named by.
+    fn errors(
+        &self,
+        file: &TomlFile<'_>,
+        shape: &Shape,
+        links: &Parameters,
+    ) -> anyhow::Result<Vec<(Coords, Port, LinkErrors)>> {
+        let mut all: BTreeMap<(Coords, Port), LinkErrors> = BTreeMap::new();
+        for entry in &self.errors {
+            let errors = entry.get_ref();
+            let named: Vec<_> = match (&errors.at, &errors.port) {
+                (Some(at), Some(port)) => vec![link(file, shape, at, port)?],
+                (None, None) => Link::all(shape).map(|link| (link.from, link.port)).collect(),
+                _ => {
+                    let place = file.place(entry.span());
+                    return Err(anyhow!("{place}: at and port name a link together"));
+                }
+            };
+            let rate = |rate: &f64| ErrorRate::new(*rate).ok_or("0 to 1");
+            let ber = file.checked("ber", &errors.ber, rate)?;
+            let dllp_loss = file.checked("dllp_loss", &errors.dllp_loss, rate)?;
+            let lane = file.checked("lane", &errors.lane, |lane| {
+                let known = usize::try_from(*lane).ok();
+                known
+                    .filter(|lane| *lane < usize::from(links.lanes))
+                    .ok_or_else(|| format!("0 to {}, the lanes of {}", links.lanes - 1, links.name))
+            })?;
+            for link in named {
+                let errors_of = all.entry(link).or_default();
+                for lane in (0..usize::from(links.lanes)).filter(|n| lane.is_none_or(|l| l == *n)) {
+                    if let Some(rate) = ber {
+                        errors_of.rates[lane] = rate;
+                    }
+                    if let Some(dead) = errors.dead {
+                        errors_of.dead = errors_of.dead & !(1 << lane) | u8::from(dead) << lane;
+                    }
+                }
+                if let Some(rate) = dllp_loss {
+                    errors_of.dllp_loss = rate;
+                }
+            }
+        }
+        Ok(all.into_iter().map(|((at, port), errors)| (at, port, errors)).collect())
+    }
+}
+
+/// The link at a node's port.
+fn link(
+    file: &TomlFile<'_>,
+    shape: &Shape,
+    at: &Spanned<Vec<i64>>,
+    port: &Spanned<String>,
+) -> Result<(Coords, Port), FileError> {
+    let (_, node) = node(shape, at.get_ref()).ok_or_else(|| file.value_error("at", at, COORDS))?;
+    let known = Port::from_name(port.get_ref());
+    let known = known.filter(|port| shape.neighbor(node, *port).is_some());
+    let known = known.ok_or_else(|| {
+        let all = Port::ALL.into_iter().filter(|port| shape.neighbor(node, *port).is_some());
+        let all: Vec<_> = all.map(|port| format!("\"{port}\"")).collect();
+        let allowed = format!("a port of {node} with a link: {}", all.join(", "));
+        file.value_error("port", port, allowed)
+    })?;
+    Ok((node, known))
+}
+
+/// Where a network saturates, in GB/s of each node.
+#[derive(Debug, Serialize)]
+struct Saturation {
+    size: u64,
+    /// The least that was offered and did not arrive, but for a twentieth.
+    at_gbytes_per_s: Option<f64>,
+    /// The most that arrived.
+    most_gbytes_per_s: f64,
+    bound_gbytes_per_s: Option<f64>,
+}
+
+impl fmt::Display for Saturation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { size, .. } = self;
+        let (at, most) = (self.at_gbytes_per_s, self.most_gbytes_per_s);
+        let bound = self.bound_gbytes_per_s;
+        write!(f, "{size} bytes: at most {most:.3} GB/s of each node arrive")?;
+        if let Some(bound) = bound {
+            let part = most / bound * 100.0;
+            write!(f, ", {part:.0} % of {bound:.3}, at which a link is full")?;
+        }
+        match at {
+            Some(at) => write!(f, "; saturated at {at:.3}"),
+            None => write!(f, "; not saturated"),
+        }
+    }
+}
+
+impl Report {
+    /// The table.
+    pub(crate) fn text(&self) -> String {
+        let number = |value: f64| format!("{value:.2}");
+        let rows = self.rows.iter().map(|row| {
+            let Row { size, offered_gbytes_per_s, outcome, .. } = row;
+            vec![
+                size.to_string(),
+                offered_gbytes_per_s.map_or_else(|| "all".to_owned(), number),
+                format!("{:.3}", outcome.gbytes_per_s),
+                number(outcome.mean_us),
+                number(outcome.p50_us),
+                number(outcome.p99_us),
+                number(outcome.max_us),
+                outcome.delivered.to_string(),
+                outcome.lost.to_string(),
+                number(outcome.time_us),
+                number(outcome.busiest_gbytes_per_s),
+                outcome.hops.to_string(),
+            ]
+        });
+        let head = [
+            "bytes",
+            "offered",
+            "GB/s",
+            "mean us",
+            "50 %",
+            "99 %",
+            "most",
+            "messages",
+            "lost",
+            "in us",
+            "link GB/s",
+            "hops",
+        ];
+        let right: Vec<_> = (0..head.len()).collect();
+        let mut text = String::new();
+        let senders = self.rows.first().map_or(0, |row| row.outcome.senders);
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{}, {senders} nodes send\n", self.title);
+        text += &tofu_ui::table(&head, &right, rows);
+        let wrong: u64 = self.rows.iter().map(|row| row.outcome.lcrc_errors).sum();
+        let late: u64 = self.rows.iter().map(|row| row.outcome.ack_timeouts).sum();
+        if (wrong, late) != (0, 0) {
+            let _ = writeln!(
+                text,
+                "\nOn links: {wrong} frames with a wrong CRC, {late} acknowledgements too late."
+            );
+        }
+        for saturation in &self.saturation {
+            let _ = writeln!(text, "\n{saturation}");
+        }
+        text
+    }
+
+    /// Where messages of a size saturate the network, as far as rates show it.
+    fn saturates(&self, size: u64) -> Option<Saturation> {
+        let rows = self.rows.iter().filter(|row| row.size == size);
+        let points: Vec<_> = rows
+            .clone()
+            .filter_map(|row| Some((row.offered_gbytes_per_s?, row.outcome.gbytes_per_s)))
+            .collect();
+        let most = points.iter().map(|point| point.1).reduce(f64::max)?;
+        let saturates = |(offered, arrived): &&(f64, f64)| *arrived < UNSATURATED * *offered;
+        let at = points.iter().filter(saturates).map(|point| point.0).reduce(f64::min);
+        Some(Saturation {
+            size,
+            at_gbytes_per_s: at,
+            most_gbytes_per_s: most,
+            bound_gbytes_per_s: rows.clone().find_map(|row| row.bound_gbytes_per_s),
+        })
+    }
+
+    /// Throughput and latency by what is varied: the rate if it is, else the size.
+    pub(crate) fn curves(&self) -> Vec<Curves> {
+        let by_rate = self.rows.iter().any(|row| row.offered_gbytes_per_s.is_some());
+        let lines = |y: fn(&Outcome) -> f64| {
+            let mut lines: Vec<Line> = Vec::new();
+            for row in &self.rows {
+                let (name, x) = match row.offered_gbytes_per_s {
+                    Some(rate) if by_rate => (format!("{} bytes", row.size), rate),
+                    _ => (self.scenario.clone(), row.size.max(1) as f64),
+                };
+                let point = (x, y(&row.outcome));
+                match lines.iter_mut().find(|line| line.name == name) {
+                    Some(line) => line.points.push(point),
+                    None => lines.push(Line { name, points: vec![point] }),
+                }
+            }
+            lines
+        };
+        let x = if by_rate { "GB/s of each node" } else { "bytes" };
+        let curves = |title: &str, y: &'static str, lines| Curves {
+            title: format!("{}: {title}", self.title),
+            y,
+            x,
+            lines,
+        };
+        vec![
+            curves("throughput of a node", "GB/s", lines(|outcome| outcome.gbytes_per_s)),
+            curves("mean latency", "us", lines(|outcome| outcome.mean_us)),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcomes(text: &str) -> Vec<Outcome> {
+        let report = Scenario::parse("test", text).unwrap().run(1).unwrap();
+        report.rows.into_iter().map(|row| row.outcome).collect()
+    }
+
+    #[test]
+    fn shipped_scenarios_are_valid() {
+        for (name, text) in SHIPPED {
+            let scenario = Scenario::find(name).unwrap();
+            assert!(!scenario.points.is_empty() && text.starts_with("# "), "{name}");
+        }
+    }
+
+    /// The first point of each, but for the one with a whole computer.
+    #[test]
+    fn shipped_scenarios_run() {
+        for (name, _) in SHIPPED.into_iter().filter(|(name, _)| *name != "k") {
+            let mut scenario = Scenario::find(name).unwrap();
+            scenario.points.truncate(1);
+            assert_eq!(scenario.points.len(), 1, "{name}");
+            let report = scenario.run(1).unwrap();
+            let outcome = &report.rows[0].outcome;
+            assert!(outcome.delivered > 0 && outcome.lost == 0, "{name}: {outcome:?}");
+        }
+    }
+
+    /// Every pattern on a small machine: all that is sent arrives, and again the same.
+    #[test]
+    fn what_is_sent_arrives_in_the_same_time_again() {
+        let more = [
+            ("uniform", ""),
+            ("permutation", ""),
+            ("permutations", "rails = \"minimal\""),
+            ("neighbour", "generation = \"fx100\""),
+            ("transpose", "scheduler = \"date-line\""),
+            ("hotspot", "hot = [1, 0, 0, 1, 2, 1]\nhot_percent = 50"),
+            ("pairs", "pairs = [[[0,0,0,0,0,0], [1,0,0,0,0,0]], [[0,0,0,0,0,0], [1,0,0,1,1,1]]]"),
+        ];
+        for (pattern, more) in more {
+            let text = format!(
+                "shape = \"2x1x1x2x3x2\"\nsize = [8, 5000]\ncount = 20\n\
+                 pattern = \"{pattern}\"\n{more}"
+            );
+            let first = outcomes(&text);
+            for outcome in &first {
+                let sent = u64::from(outcome.senders) * 20;
+                assert!(outcome.delivered <= sent && outcome.lost == 0, "{pattern}: {outcome:?}");
+                assert!(outcome.delivered == sent || pattern == "hotspot", "{pattern}");
+                assert!(outcome.gbytes_per_s > 0.0 && outcome.max_us > 0.0, "{pattern}");
+            }
+            assert_eq!(first, outcomes(&text), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_lone_pair_is_as_fast_as_its_link() {
+        let text = "shape = \"1x1x1x2x1x1\"\ngeneration = \"k\"\npattern = \"pairs\"\n\
+                    pairs = [[[0,0,0,0,0,0], [0,0,0,1,0,0]]]\nsize = 192000\ncount = 50";
+        let outcome = &outcomes(text)[0];
+        assert!((4.70..4.77).contains(&outcome.gbytes_per_s), "{outcome:?}");
+    }
+
+    #[test]
+    fn more_load_takes_longer_and_saturates() {
+        let text = "shape = \"unit\"\npattern = \"uniform\"\nsize = 1920\nrate = [0.5, 5, 40]\n\
+                    warm_up = \"10us\"\ntime = \"20us\"";
+        let [low, middle, high] = &outcomes(text)[..] else { panic!("three points") };
+        assert!((0.4..0.6).contains(&low.gbytes_per_s), "{low:?}");
+        assert!((4.5..5.5).contains(&middle.gbytes_per_s), "{middle:?}");
+        assert!(high.gbytes_per_s < 38.0, "{high:?}");
+        assert!(low.mean_us < middle.mean_us && middle.mean_us < high.mean_us);
+    }
+
+    /// On several tori: what is offered arrives while links have room, more than a full link lets
+    /// through never does, and saturation keeps a good part of that.
+    #[test]
+    fn uniform_traffic_saturates_below_the_bound_of_its_routes() {
+        for shape in ["8x1x1x1x1x1", "16x1x1x1x1x1", "8x8x1x1x1x1", "4x4x4x1x1x1"] {
+            let text = format!(
+                "shape = \"{shape}\"\ngeneration = \"k\"\npattern = \"uniform\"\nsize = 1024\n\
+                 answers = false\nload = [0.1, 0.3, 1, 2]\nwarm_up = \"40us\"\ntime = \"80us\""
+            );
+            let report = Scenario::parse("test", &text).unwrap().run(1).unwrap();
+            let bound = report.rows[0].bound_gbytes_per_s.unwrap();
+            let part = |row: &Row| row.outcome.gbytes_per_s / bound;
+            let parts: Vec<_> = report.rows.iter().map(part).collect();
+            println!("{shape}: {bound:.3} GB/s, {parts:.2?}");
+            let [low, middle, full, double] = parts[..] else { panic!("four loads") };
+            assert!((0.08..0.12).contains(&low) && (0.27..0.33).contains(&middle), "{parts:?}");
+            // Links are a little uneven in what happens to be sent meanwhile.
+            assert!(full < 1.02 && double < 1.02 && full > 0.4 && double > 0.4, "{parts:?}");
+            let us: Vec<_> = report.rows.iter().map(|row| row.outcome.mean_us).collect();
+            assert!(us.is_sorted(), "{us:?}");
+            let saturation = &report.saturation[0];
+            assert_eq!(saturation.bound_gbytes_per_s, Some(bound));
+            assert!(saturation.at_gbytes_per_s.is_some_and(|at| at > 0.3 * bound), "{saturation}");
+            assert!(report.text().contains("at which a link is full; saturated at"));
+        }
+    }
+
+    /// Straight first is more on long rings, and nothing else than that changes.
+    #[test]
+    fn an_arbiter_can_be_chosen() {
+        let run = |arbiter| {
+            let text = format!(
+                "shape = \"16x1x1x1x1x1\"\npattern = \"uniform\"\nsize = 1024\ncount = 300\n\
+                 arbiter = \"{arbiter}\""
+            );
+            outcomes(&text)[0].clone()
+        };
+        let (turn, straight) = (run("in-turn"), run("straight-first"));
+        assert_eq!((turn.delivered, turn.hops), (straight.delivered, straight.hops));
+        assert!(straight.gbytes_per_s > 1.1 * turn.gbytes_per_s, "{turn:?} {straight:?}");
+    }
+
+    #[test]
+    fn what_meets_a_dead_link_is_lost() {
+        let text = "shape = \"1x1x1x2x1x1\"\npattern = \"uniform\"\nsize = 8\ncount = 5\n\
+                    [[down]]\nat = [0,0,0,0,0,0]\nport = \"A\"";
+        let outcome = &outcomes(text)[0];
+        assert_eq!((outcome.delivered, outcome.lost), (0, 10));
+    }
+
+    /// Errors on links cost time, and no message.
+    #[test]
+    fn errors_lose_nothing() {
+        let text = "shape = \"1x1x1x2x3x1\"\npattern = \"uniform\"\nsize = 4000\ncount = 100\n";
+        let errors = [
+            "[[errors]]\nber = 1e-5",
+            "[[errors]]\ndllp_loss = 0.5",
+            "[[errors]]\nlane = 1\ndead = true",
+            "[[errors]]\nat = [0,0,0,0,0,0]\nport = \"A\"\nlane = 0\nber = 1e-4",
+        ];
+        let without = &outcomes(text)[0];
+        assert_eq!((without.lcrc_errors, without.ack_timeouts), (0, 0));
+        for errors in errors {
+            let text = format!("{text}{errors}");
+            let with = &outcomes(&text)[0];
+            assert_eq!((with.delivered, with.lost), (without.delivered, 0), "{errors}");
+            assert!(with.time_us > without.time_us, "{errors}: {with:?}");
+            assert!(with.lcrc_errors > 0 || errors.contains("dllp"), "{errors}: {with:?}");
+            assert_eq!(*with, outcomes(&text)[0], "{errors}");
+        }
+    }
+
+    /// The manual's example can be run.
+    #[test]
+    fn the_manual_has_a_scenario() {
+        let manual = include_str!("../../../docs/src/user/sim.md");
+        let (_, example) = manual.split_once("```toml\n").unwrap();
+        let (example, _) = example.split_once("```").unwrap();
+        assert!(Scenario::parse("sim.md", example).is_ok());
+    }
+
+    #[test]
+    fn bad_values_are_named_with_what_is_allowed() {
+        const GOOD: &str =
+            "shape = \"unit\"\npattern = \"uniform\"\nsize = 8\ncount = 1\ngeneration = \"fugaku\"";
+        assert!(Scenario::parse("test", GOOD).is_ok());
+        let changed = [
+            ("\"unit\"", "\"9x9\"", "s.toml:1: shape = \"9x9\" is not allowed; shape is \"unit\""),
+            ("\"uniform\"", "\"hot\"", "s.toml:2: pattern = \"hot\" is not allowed; pattern is"),
+            ("size = 8", "size = -1", "s.toml:3: size = -1 is not allowed; size is 0 to 16777216"),
+            ("size = 8", "size = [8, -1]", "s.toml:3: size = [8, -1] is not allowed"),
+            ("count = 1", "count = 0", "s.toml:4: count = 0 is not allowed; count is 1 to"),
+            ("count = 1", "", "s.toml: one of count, rate and load is needed"),
+            ("count = 1", "rate = 2.5", "s.toml: time is missing, which rate needs"),
+            ("count = 1", "rate = 100\ntime = \"1us\"", "s.toml:4: rate = 100.0 is not allowed"),
+            (
+                "count = 1",
+                "load = 5\ntime = \"1us\"",
+                "s.toml:4: load = 5.0 is not allowed; load is",
+            ),
+            ("count = 1", "load = 1", "s.toml: time is missing, which load needs"),
+            (
+                "pattern = \"uniform\"\nsize = 8\ncount = 1",
+                "pattern = \"transpose\"\nsize = 8\nload = 1\ntime = \"1us\"",
+                "s.toml: load needs pattern \"uniform\" or \"permutations\" with data, 2 to 2048",
+            ),
+            (
+                "count = 1",
+                "count = 1\narbiter = \"x\"",
+                "s.toml:5: arbiter = \"x\" is not allowed; arbiter is \"in-turn\" or",
+            ),
+            ("count = 1", "rate = 1\ntime = \"1\"", "s.toml:5: time = \"1\" is not allowed"),
+            ("\"uniform\"", "\"hotspot\"", "hot is missing, which pattern = \"hotspot\" needs"),
+            ("\"fugaku\"", "\"tofud\"", "s.toml:5: generation = \"tofud\" is not allowed"),
+            ("\"fugaku\"", "\"k\"\ntnis = 5", "s.toml:6: tnis = 5 is not allowed; tnis is 1 to 4"),
+            ("count", "cuont", "s.toml:4: cuont = 1: did you mean count? unknown field `cuont`"),
+            ("count = 1", "count = 1\nqueue_bytes = 1", "s.toml:5: queue_bytes = 1 is not allowed"),
+            (
+                "count = 1",
+                "count = 1\nhot = [0,0,0,0,0,0]",
+                "hot is for pattern = \"hotspot\" only",
+            ),
+            ("size = 8", "size = \"x\"", "s.toml:3: size = \"x\": "),
+            (
+                "\"fugaku\"",
+                "\"fugaku\"\n[[down]]\nat = [0,0,0,0,0,0]\nport = \"X+\"",
+                "s.toml:8: port = \"X+\" is not allowed; port is a port of (0,0,0,0,0,0) with",
+            ),
+            (
+                "\"fugaku\"",
+                "\"fugaku\"\n[[down]]\nat = [5,0,0,0,0,0]\nport = \"A\"",
+                "s.toml:7: at = [5, 0, 0, 0, 0, 0] is not allowed; at is [x, y, z, a, b, c]",
+            ),
+        ];
+        let errors = [
+            ("ber = 2", "s.toml:7: ber = 2.0 is not allowed; ber is 0 to 1"),
+            ("lane = 2", "s.toml:7: lane = 2 is not allowed; lane is 0 to 1, the lanes of TofuD"),
+            ("port = \"A\"", "s.toml:6: at and port name a link together"),
+        ];
+        let errors =
+            errors.map(|(error, expected)| (format!("\"fugaku\"\n[[errors]]\n{error}"), expected));
+        let errors = errors.iter().map(|(to, expected)| ("\"fugaku\"", to.as_str(), *expected));
+        for (from, to, expected) in changed.into_iter().chain(errors) {
+            let text = GOOD.replacen(from, to, 1);
+            let error = Scenario::parse("s.toml", &text).err();
+            let error = error.unwrap_or_else(|| panic!("{to} is allowed")).to_string();
+            assert!(error.contains(expected) && !error.contains('\n'), "{to}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_misspelt_scenario_is_told() {
+        let error = Scenario::find("unifrom").err().unwrap().to_string();
+        assert!(error.contains("did you mean uniform?"), "{error}");
+    }
+
+    #[test]
+    fn a_report_has_a_table_and_curves() {
+        let text = "shape = \"unit\"\npattern = \"uniform\"\nsize = [8, 64]\nrate = [0.5, 1]\n\
+                    time = \"2us\"";
+        let report = Scenario::parse("test", text).unwrap().run(1).unwrap();
+        let table = report.text();
+        assert!(table.starts_with("uniform on unit (TofuD), 12 nodes send\n"), "{table}");
+        assert_eq!(table.lines().count(), 2 + 1 + 4 + 4, "{table}");
+        let curves = report.curves();
+        assert_eq!(curves[0].lines.len(), 2);
+        assert_eq!(curves[0].lines[1].points.len(), 2);
+        assert!(serde_json::to_string(&report).unwrap().contains("offered_gbytes_per_s"));
+    }
+}

@@ -1,0 +1,679 @@
+//! Traffic of many nodes through the modelled network: who sends what to whom, and what comes of
+//! it.
+//!
+//! Nothing here depends on the host: numbers are drawn from the seed, the node and how many it has
+//! drawn before.
+
+use anyhow::bail;
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use tofu_abi::desc::MAX_MTU;
+use tofu_abi::topology::{Axis, NodeId, Port, Shape};
+use tofu_abi::{Coords, Path};
+use tofu_fabric::chance::{self, below, mix, scramble};
+use tofu_fabric::network::{LinkErrors, Message, Network, Options, Ps, Sink};
+use tofu_fabric::{Class, DiscardReason, Way};
+use tofu_links::Parameters;
+
+/// Bytes of the routing header in front of a TLP.
+const ROUTING_HEADER: u16 = tofu_abi::frame::ROUTING_HEADER_SIZE as u16;
+/// Payload of the longest TLP.
+const MTU: u64 = MAX_MTU as u64;
+/// How long a target takes to answer a message (*ours*: about what TofuD's takes to write it).
+const ANSWER: Ps = 100_000;
+/// Time that the network runs between two looks at the nodes; no answer is sent sooner.
+const STEP: Ps = ANSWER;
+/// If nothing arrives for so long though something is under way, nothing will.
+const PATIENCE: Ps = 10_000_000_000;
+
+/// To whom a node's messages go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    /// Any other node, each time.
+    Uniform,
+    /// The same node each time, and each node gets those of one other.
+    Permutation,
+    /// The same with another permutation for each message.
+    Permutations,
+    /// The neighbours in turn.
+    Neighbour,
+    /// The node whose number is this one's with rows and columns exchanged, if nodes are numbered
+    /// in a matrix as square as can be.
+    Transpose,
+    /// One node for so many messages in a hundred, any other for the rest.
+    Hotspot(NodeId, u32),
+    /// Those of these pairs.
+    Pairs(Vec<(NodeId, NodeId)>),
+}
+
+/// How much is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// So many messages of each node, one after another as fast as they go.
+    Count(u64),
+    /// Messages at any time, so many kB of payload a second and node. What happens after the
+    /// first while and for so long is counted.
+    Rate { kbytes: u64, warm_up: Ps, time: Ps },
+}
+
+/// How a message goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Rails {
+    /// Through one TNI.
+    #[default]
+    Single,
+    /// In parts, each by a TNI and a shortest path of its own: four if source and target differ
+    /// in A, B and C, two if in one or two of them (IEEE Micro 2012).
+    Minimal,
+}
+
+/// Traffic on a machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Traffic {
+    pub(crate) shape: Shape,
+    pub(crate) links: Parameters,
+    pub(crate) options: Options,
+    pub(crate) down: Vec<(Coords, Port)>,
+    /// What goes wrong on links, in both directions of each.
+    pub(crate) errors: Vec<(Coords, Port, LinkErrors)>,
+    pub(crate) seed: u64,
+    pub(crate) pattern: Pattern,
+    /// Payload of a message, in bytes.
+    pub(crate) size: u64,
+    pub(crate) load: Load,
+    pub(crate) rails: Rails,
+    /// TNIs that a node's messages take in turn.
+    pub(crate) tnis: u8,
+    /// Whether targets answer each message, as they do a Put.
+    pub(crate) answers: bool,
+}
+
+/// What came of it. Rates are of payload.
+#[derive(Clone, Debug, Serialize, PartialEq)]
+pub(crate) struct Outcome {
+    /// Nodes that send.
+    pub(crate) senders: u32,
+    pub(crate) delivered: u64,
+    pub(crate) lost: u64,
+    /// Time that was counted: with a count of messages, until the last was there.
+    pub(crate) time_us: f64,
+    /// Payload that arrived, for each node that sends.
+    pub(crate) gbytes_per_s: f64,
+    /// From when a message is to be sent until all of it is there.
+    pub(crate) mean_us: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) max_us: f64,
+    /// Frames that went over links, of messages and answers.
+    pub(crate) hops: u64,
+    /// What the busiest direction of a link carried of routing headers and TLPs.
+    pub(crate) busiest_gbytes_per_s: f64,
+    /// Frames with a wrong link CRC.
+    pub(crate) lcrc_errors: u64,
+    /// Times that a sender repeated frames as nobody acknowledged them.
+    pub(crate) ack_timeouts: u64,
+}
+
+/// A random number, from what it depends on.
+pub(crate) const fn draw(seed: u64, of: u64, n: u64) -> u64 {
+    let state = scramble(mix(seed) ^ of.wrapping_mul(chance::STEP));
+    scramble(state.wrapping_add(n.wrapping_mul(chance::STEP)))
+}
+
+/// Which place a permutation of `len` places gives to a place: a Feistel network over the next
+/// power of four, walked until it comes back below `len`.
+pub(crate) fn permuted(seed: u64, which: u64, place: u32, len: u32) -> u32 {
+    let half = (u32::BITS - len.saturating_sub(1).leading_zeros()).div_ceil(2).max(1);
+    let mask = (1 << half) - 1;
+    let mut at = place;
+    loop {
+        let (mut left, mut right) = (at >> half, at & mask);
+        for round in 0..4 {
+            let mixed = draw(seed, which, u64::from(right) << 2 | round) as u32 & mask;
+            (left, right) = (right, left ^ mixed);
+        }
+        at = left << half | right;
+        if at < len {
+            return at;
+        }
+    }
+}
+
+impl Pattern {
+    /// To whom the `n`th message of a node goes; `None` if it sends none.
+    fn target(&self, shape: &Shape, seed: u64, node: NodeId, n: u64) -> Option<NodeId> {
+        let nodes = shape.nodes();
+        let uniform = |random| {
+            let other = below(random, u64::from(nodes).saturating_sub(1)) as u32;
+            (nodes > 1).then_some(NodeId(other + u32::from(other >= node.0)))
+        };
+        let of = u64::from(node.0);
+        match self {
+            Self::Uniform => uniform(draw(seed, of, n)),
+            Self::Permutation => Some(NodeId(permuted(seed, 0, node.0, nodes))),
+            Self::Permutations => Some(NodeId(permuted(seed, n, node.0, nodes))),
+            Self::Neighbour => {
+                let here = shape.coords(node)?;
+                let around = || Port::ALL.into_iter().filter_map(|port| shape.neighbor(here, port));
+                let count = around().count() as u64;
+                if count == 0 {
+                    return None;
+                }
+                shape.node_id(around().nth((n % count) as usize)?)
+            }
+            Self::Transpose => {
+                let rows = (1..=nodes.isqrt()).rev().find(|rows| nodes.is_multiple_of(*rows))?;
+                let columns = nodes / rows;
+                Some(NodeId(node.0 % columns * rows + node.0 / columns))
+            }
+            Self::Hotspot(hot, percent) => {
+                if below(draw(!seed, of, n), 100) < u64::from(*percent) {
+                    return (node != *hot).then_some(*hot);
+                }
+                uniform(draw(seed, of, n))
+            }
+            Self::Pairs(pairs) => {
+                let mine = || pairs.iter().filter(|(from, _)| *from == node);
+                let count = mine().count() as u64;
+                if count == 0 {
+                    return None;
+                }
+                mine().nth((n % count) as usize).map(|(_, to)| *to)
+            }
+        }
+    }
+}
+
+/// The paths that the parts of a message take.
+pub(crate) fn paths(rails: Rails, from: Coords, to: Coords) -> impl Iterator<Item = Path> + Clone {
+    const ABC: [Axis; 3] = [Axis::A, Axis::B, Axis::C];
+    let differ = ABC.into_iter().filter(|axis| from[*axis] != to[*axis]).count();
+    // On which of A, B, C a part changes before it goes along X, Y, Z. Whatever two parts go, they
+    // differ in as much as they can.
+    let choices: &[[bool; 3]] = match (rails, differ) {
+        (Rails::Single, _) | (_, 0) => &[[true; 3]],
+        (Rails::Minimal, 1 | 2) => &[[true; 3], [false; 3]],
+        (Rails::Minimal, _) => {
+            &[[true; 3], [true, false, false], [false, true, false], [false, false, true]]
+        }
+    };
+    choices.iter().map(move |first| {
+        let [a, b, c] = [0, 1, 2].map(|i| if first[i] { to[ABC[i]] } else { from[ABC[i]] });
+        Path::new(a, b, c)
+    })
+}
+
+/// Bytes of the TLP with so much payload, and how many TLPs there are.
+fn tlps(payload: u64) -> (u32, u16) {
+    let tlps = payload.div_ceil(MTU).max(1);
+    let last = payload - (tlps - 1) * MTU;
+    (tlps as u32, tlp_size(last as u32))
+}
+
+fn tlp_size(payload: u32) -> u16 {
+    tofu_icc::wire_bytes(payload) as u16 - tofu_abi::frame::ROUTING_HEADER_SIZE as u16
+}
+
+/// Nodes of the largest machine of which each pair's way is walked.
+pub(crate) const MOST_WALKED: u32 = 2048;
+
+impl Traffic {
+    /// The rate of payload, in bytes a second of each node, at which the busiest link is full, or
+    /// all TNIs of a node are: no network with these routes takes more of traffic in which each
+    /// node sends as much to any other as to itself, or to all others. `None` of other traffic, of
+    /// links that fail, and of large machines.
+    pub(crate) fn bound(&self) -> Option<f64> {
+        let Self { shape, links, .. } = self;
+        let itself = match self.pattern {
+            Pattern::Uniform => false,
+            Pattern::Permutations => true,
+            _ => return None,
+        };
+        let broken = !self.down.is_empty() || !self.errors.is_empty();
+        if broken || self.rails != Rails::Single || !(2..=MOST_WALKED).contains(&shape.nodes()) {
+            return None;
+        }
+        // How many pairs' ways lead through each port.
+        let mut ways = vec![0u64; shape.nodes() as usize * Port::COUNT];
+        for from in shape.iter() {
+            for to in shape.iter().filter(|to| *to != from) {
+                let mut at = from;
+                for leg in shape.legs(from, to, to.default_path()) {
+                    for _ in 0..leg.hops.unsigned_abs() {
+                        ways[shape.node_id(at)?.index() * Port::COUNT + leg.port().index()] += 1;
+                        at = shape.neighbor(at, leg.port())?;
+                    }
+                }
+            }
+        }
+        let targets = shape.nodes() - u32::from(!itself);
+        let most = *ways.iter().max()? as f64 / f64::from(targets);
+        let (tlps, last) = tlps(self.size);
+        let frame = |tlp: u16| u64::from(links.wire_bytes(tlp + ROUTING_HEADER));
+        let mut bytes = u64::from(tlps - 1) * frame(tlp_size(MTU as u32)) + frame(last);
+        // An answer goes the other way, and as much goes either way in all.
+        bytes += u64::from(self.answers) * frame(tlp_size(0));
+        let rate = f64::from(links.link_kbytes()) * 1e3 * self.size as f64 / bytes as f64;
+        Some((rate / most).min(rate * f64::from(self.tnis)))
+    }
+}
+
+/// A node that sends.
+struct Sender {
+    node: NodeId,
+    at: Coords,
+    /// Messages that it has sent, and when the next is to be sent.
+    sent: u64,
+    due: Ps,
+}
+
+/// A message on its way, or an answer.
+#[derive(Clone, Copy)]
+struct Open {
+    since: Ps,
+    /// Parts that have not arrived.
+    parts: u8,
+    lost: bool,
+    answer: bool,
+    src: Coords,
+    dst: Coords,
+}
+
+/// What the network has told since it was last asked.
+#[derive(Default)]
+struct Told {
+    /// When, and which part of which message: its TNI and path; and whether it was lost.
+    ended: Vec<(Ps, u64, bool)>,
+}
+
+impl Sink for Told {
+    fn delivered(&mut self, at: Ps, _: NodeId, _: u8, token: u64) {
+        self.ended.push((at, token, false));
+    }
+
+    fn left(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {}
+
+    fn lost(&mut self, at: Ps, _: NodeId, _: Option<Port>, _: DiscardReason, token: u64) {
+        self.ended.push((at, token, true));
+    }
+
+    fn wants_hops(&self) -> bool {
+        false
+    }
+}
+
+struct Run<'a> {
+    traffic: &'a Traffic,
+    network: Network,
+    senders: Vec<Sender>,
+    open: Vec<Open>,
+    free: Vec<usize>,
+    /// Messages, without answers, that are under way.
+    under_way: u64,
+    /// What is counted: from when, until when.
+    from: Ps,
+    until: Ps,
+    delivered: u64,
+    lost: u64,
+    last: Ps,
+    latency: Histogram<u64>,
+    answers: Vec<Message>,
+}
+
+impl Traffic {
+    /// Runs it on so many threads.
+    ///
+    /// # Errors
+    /// If a link that is to be down does not exist, or the network comes to a stop.
+    pub(crate) fn run(&self, threads: u32) -> anyhow::Result<Outcome> {
+        let options = Options { threads, ..self.options.clone() };
+        let mut network = Network::new(self.shape, &self.links, &options)?;
+        for &(node, port) in &self.down {
+            network.set_link(node, port, false)?;
+        }
+        for (node, port, errors) in &self.errors {
+            network.set_errors(*node, *port, errors)?;
+            if let Some(far) = self.shape.neighbor(*node, *port) {
+                network.set_errors(far, port.opposite(), errors)?;
+            }
+        }
+        let sends = |node| match self.pattern {
+            Pattern::Hotspot(hot, percent) => {
+                self.shape.nodes() > 1 && (node != hot || percent < 100)
+            }
+            _ => self.pattern.target(&self.shape, self.seed, node, 0).is_some(),
+        };
+        let (from, until) = match self.load {
+            Load::Count(_) => (0, Ps::MAX),
+            Load::Rate { warm_up, time, .. } => (warm_up, warm_up + time),
+        };
+        let senders = (0..self.shape.nodes()).map(NodeId).filter(|node| sends(*node));
+        let mut run = Run {
+            traffic: self,
+            network,
+            senders: Vec::new(),
+            open: Vec::new(),
+            free: Vec::new(),
+            under_way: 0,
+            from,
+            until,
+            delivered: 0,
+            lost: 0,
+            last: 0,
+            latency: Histogram::new(3)?,
+            answers: Vec::new(),
+        };
+        run.senders = senders
+            .filter_map(|node| Some(Sender { node, at: self.shape.coords(node)?, sent: 0, due: 0 }))
+            .collect();
+        for i in 0..run.senders.len() {
+            run.senders[i].due = run.interval(i);
+        }
+        run.go()?;
+        Ok(run.outcome())
+    }
+}
+
+impl Run<'_> {
+    /// Time until a sender's next message: with a rate, any up to twice the mean.
+    fn interval(&self, sender: usize) -> Ps {
+        let Load::Rate { kbytes, .. } = self.traffic.load else { return 0 };
+        let Sender { node, sent, .. } = self.senders[sender];
+        let mean = u128::from(self.traffic.size) * 1_000_000_000 / u128::from(kbytes.max(1));
+        let random = draw(self.traffic.seed.rotate_left(32), u64::from(node.0), sent);
+        below(random, 2 * mean.min(1 << 60) as u64)
+    }
+
+    fn go(&mut self) -> anyhow::Result<()> {
+        let mut told = Told::default();
+        let (mut now, mut changed) = (0, 0);
+        while now < self.until {
+            now += STEP;
+            let answers = std::mem::take(&mut self.answers);
+            for answer in &answers {
+                self.network.inject(answer)?;
+            }
+            let before = self.under_way;
+            for sender in 0..self.senders.len() {
+                self.send(sender, now)?;
+            }
+            let waits = self.under_way > 0 && self.under_way == before && answers.is_empty();
+            let late = before > 0 && now > changed + PATIENCE;
+            if late || waits && self.network.next_event().is_none() {
+                bail!("nothing arrives any more after {} us", changed / 1_000_000);
+            }
+            self.network.run_until(now, &mut told);
+            if before == 0 || !told.ended.is_empty() {
+                changed = now;
+            }
+            for (at, token, lost) in told.ended.drain(..) {
+                self.ended(at, token as usize, lost);
+            }
+            // Nothing happens until this time.
+            let next = self.senders.iter().filter(|sender| !self.is_done(sender));
+            let next = next.map(|sender| sender.due).chain(self.network.next_event()).min();
+            match next {
+                Some(next) if self.answers.is_empty() => now = now.max(next.saturating_sub(STEP)),
+                None if self.answers.is_empty() && self.under_way == 0 => break,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn is_done(&self, sender: &Sender) -> bool {
+        matches!(self.traffic.load, Load::Count(count) if sender.sent >= count)
+    }
+
+    /// Sends what is due before a time and finds room.
+    fn send(&mut self, index: usize, before: Ps) -> anyhow::Result<()> {
+        let traffic = self.traffic;
+        loop {
+            let sender = &self.senders[index];
+            let Sender { node, at: src, sent, due } = *sender;
+            if due >= before || self.is_done(sender) {
+                return Ok(());
+            }
+            let tni = |n: u64| (n % u64::from(traffic.tnis)) as u8;
+            if self.network.room(node, tni(sent)) == 0 && traffic.rails == Rails::Single {
+                return Ok(());
+            }
+            let target = traffic.pattern.target(&traffic.shape, traffic.seed, node, sent);
+            if let Some(dst) = target.and_then(|target| traffic.shape.coords(target)) {
+                let parts = paths(traffic.rails, src, dst).count() as u64;
+                let tni = |part: u64| tni(sent * parts + part);
+                if (0..parts).any(|part| self.network.room(node, tni(part)) == 0) {
+                    return Ok(());
+                }
+                // Without a rate a message is to be sent when there is room for it.
+                let since = match traffic.load {
+                    Load::Count(_) => self.network.now(),
+                    Load::Rate { .. } => due,
+                };
+                let open = Open { since, parts: parts as u8, lost: false, answer: false, src, dst };
+                let token = self.keep(open);
+                self.under_way += 1;
+                for (part, path) in (0..).zip(paths(traffic.rails, src, dst)) {
+                    let size = traffic.size / parts + u64::from(part < traffic.size % parts);
+                    let (tlps, last) = tlps(size);
+                    self.network.inject(&Message {
+                        src,
+                        src_tni: tni(part),
+                        dst,
+                        dst_tni: tni(part),
+                        path,
+                        way: Way::Shortest,
+                        class: Class::Request,
+                        tlps,
+                        full: tlp_size(MTU as u32),
+                        last,
+                        gap: 0,
+                        ready_at: since,
+                        token: token as u64,
+                    })?;
+                }
+            }
+            self.senders[index].sent += 1;
+            self.senders[index].due += self.interval(index);
+        }
+    }
+
+    /// A place for what is under way.
+    fn keep(&mut self, open: Open) -> usize {
+        if let Some(token) = self.free.pop() {
+            self.open[token] = open;
+            return token;
+        }
+        self.open.push(open);
+        self.open.len() - 1
+    }
+
+    /// A message, or a part of it, has arrived or was lost.
+    fn ended(&mut self, at: Ps, token: usize, lost: bool) {
+        let open = &mut self.open[token];
+        open.parts -= 1;
+        open.lost |= lost;
+        let Open { since, parts, lost, answer, src, dst } = *open;
+        if parts > 0 {
+            return;
+        }
+        self.free.push(token);
+        if answer {
+            return;
+        }
+        self.under_way -= 1;
+        self.last = self.last.max(at);
+        let counts = self.from <= at && at < self.until;
+        if lost {
+            self.lost += u64::from(counts);
+            return;
+        }
+        if counts {
+            self.delivered += 1;
+            // It grows as it needs to.
+            let _ = self.latency.record(at - since);
+        }
+        if self.traffic.answers {
+            let answer =
+                Open { since: at, parts: 1, lost: false, answer: true, src: dst, dst: src };
+            let token = self.keep(answer) as u64;
+            let tni = (token % u64::from(self.traffic.tnis)) as u8;
+            self.answers.push(Message {
+                src: dst,
+                src_tni: tni,
+                dst: src,
+                dst_tni: tni,
+                path: Path::new(src.a, src.b, src.c),
+                way: Way::Shortest,
+                class: Class::Response,
+                tlps: 1,
+                full: tlp_size(0),
+                last: tlp_size(0),
+                gap: 0,
+                ready_at: at + ANSWER,
+                token,
+            });
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        let time = match self.traffic.load {
+            Load::Count(_) => self.last,
+            Load::Rate { time, .. } => time,
+        };
+        let us = |time: Ps| time as f64 / 1e6;
+        // Bytes in a picosecond are 1000 GB/s.
+        let rate = |bytes: u64, time: Ps| bytes as f64 * 1000.0 / time.max(1) as f64;
+        let senders = self.senders.len() as u32;
+        let payload = self.delivered * self.traffic.size;
+        let ports = (0..self.traffic.shape.nodes())
+            .flat_map(|node| Port::ALL.map(|port| self.network.port_counters(NodeId(node), port)));
+        let (mut busiest, mut lcrc_errors, mut ack_timeouts) = (0, 0, 0);
+        for counters in ports.flatten() {
+            busiest = busiest.max(counters.send_bytes);
+            lcrc_errors += counters.lcrc_errors;
+            ack_timeouts += counters.ack_timeouts;
+        }
+        Outcome {
+            senders,
+            delivered: self.delivered,
+            lost: self.lost,
+            time_us: us(time),
+            gbytes_per_s: rate(payload, time) / f64::from(senders.max(1)),
+            mean_us: if self.delivered > 0 { self.latency.mean() / 1e6 } else { 0.0 },
+            p50_us: us(self.latency.value_at_quantile(0.5)),
+            p99_us: us(self.latency.value_at_quantile(0.99)),
+            max_us: us(self.latency.max()),
+            hops: self.network.hops(),
+            busiest_gbytes_per_s: rate(busiest, self.network.now()),
+            lcrc_errors,
+            ack_timeouts,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn targets(pattern: &Pattern, shape: &Shape, n: u64) -> Vec<u32> {
+        let nodes = (0..shape.nodes()).map(NodeId);
+        nodes.filter_map(|node| pattern.target(shape, 3, node, n)).map(|target| target.0).collect()
+    }
+
+    #[test]
+    fn permutations_give_each_node_one_other() {
+        for shape in ["1x1x1x1x1x1", "unit", "half-rack", "5x7x3x2x3x2"] {
+            let shape: Shape = shape.parse().unwrap();
+            let mut seen = Vec::new();
+            for pattern in [Pattern::Permutation, Pattern::Permutations, Pattern::Transpose] {
+                for n in 0..3 {
+                    let all = targets(&pattern, &shape, n);
+                    let mut sorted = all.clone();
+                    sorted.sort_unstable();
+                    assert_eq!(sorted, (0..shape.nodes()).collect::<Vec<_>>(), "{pattern:?}");
+                    seen.push(all);
+                }
+            }
+            assert_eq!(seen[0], seen[1]);
+            assert!(shape.nodes() == 1 || seen[3] != seen[4]);
+        }
+    }
+
+    #[test]
+    fn other_patterns_send_to_others() {
+        let shape: Shape = "half-rack".parse().unwrap();
+        let hot = Pattern::Hotspot(NodeId(7), 50);
+        for pattern in [Pattern::Uniform, Pattern::Neighbour, hot] {
+            for n in 0..20 {
+                for node in (0..shape.nodes()).map(NodeId) {
+                    let target = pattern.target(&shape, 3, node, n);
+                    assert_ne!(target, Some(node), "{pattern:?}");
+                }
+            }
+        }
+        let all = targets(&Pattern::Hotspot(NodeId(7), 50), &shape, 0);
+        let hits = all.iter().filter(|target| **target == 7).count();
+        assert!((70..130).contains(&hits), "{hits} of 192");
+        assert!(targets(&Pattern::Uniform, &"1x1x1x1x1x1".parse().unwrap(), 0).is_empty());
+    }
+
+    /// IEEE Micro 2012: four, two or one.
+    #[test]
+    fn a_message_has_as_many_parts_as_a_b_and_c_say() {
+        let from = Coords::new(0, 0, 0, 0, 0, 0);
+        for (to, parts) in [([0, 0, 0], 1), ([1, 0, 0], 2), ([1, 2, 0], 2), ([1, 1, 1], 4)] {
+            let [a, b, c] = to;
+            let to = Coords::new(1, 2, 3, a, b, c);
+            let all: Vec<_> = paths(Rails::Minimal, from, to).collect();
+            assert_eq!(all.len(), parts);
+            assert!((1..parts).all(|i| !all[..i].contains(&all[i])), "{all:?}");
+            assert_eq!(paths(Rails::Single, from, to).collect::<Vec<_>>(), [Path::new(a, b, c)]);
+        }
+    }
+
+    /// Dimension-order routes on a ring of an even length: towards higher coordinates go the nearer
+    /// half and what is opposite.
+    #[test]
+    fn the_bound_of_tori_is_what_arithmetic_says() {
+        let links = Parameters::of(tofu_abi::Generation::K);
+        for lengths in [[4, 1, 1], [8, 1, 1], [16, 1, 1], [8, 8, 1], [4, 4, 4], [8, 4, 2]] {
+            let [x, y, z] = lengths;
+            let shape = Shape::new([x, y, z, 1, 1, 1]).unwrap();
+            let traffic = Traffic {
+                shape,
+                links: *links,
+                options: Options::default(),
+                down: Vec::new(),
+                errors: Vec::new(),
+                seed: 1,
+                pattern: Pattern::Permutations,
+                size: MTU,
+                load: Load::Count(1),
+                rails: Rails::Single,
+                tnis: 4,
+                answers: false,
+            };
+            let half = f64::from(lengths.into_iter().max().unwrap() / 2);
+            let hops = half * (half + 1.0) / 2.0 / (2.0 * half);
+            let link = f64::from(links.link_kbytes()) * 1e3 * 1920.0 / 2016.0;
+            let ours = traffic.bound().unwrap();
+            assert!((ours * hops / link - 1.0).abs() < 1e-9, "{lengths:?}: {ours}");
+            // To others only: as much goes over the links by fewer messages.
+            let others = Traffic { pattern: Pattern::Uniform, ..traffic.clone() }.bound().unwrap();
+            let nodes = f64::from(shape.nodes());
+            assert!((others * nodes / (nodes - 1.0) / ours - 1.0).abs() < 1e-9, "{lengths:?}");
+            let one_tni = Traffic { tnis: 1, ..traffic.clone() }.bound().unwrap();
+            assert!((one_tni - ours.min(link)).abs() < 1.0, "{lengths:?}");
+            assert_eq!(Traffic { pattern: Pattern::Transpose, ..traffic }.bound(), None);
+        }
+    }
+
+    #[test]
+    fn messages_have_as_many_tlps_as_they_need() {
+        assert_eq!(tlps(0), (1, 96));
+        assert_eq!(tlps(8), (1, 96));
+        assert_eq!(tlps(1920), (1, 1984));
+        assert_eq!(tlps(1921), (2, 96));
+    }
+}

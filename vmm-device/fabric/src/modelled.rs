@@ -1,0 +1,347 @@
+//! The carrier whose packets take their time: it puts them through the modelled network.
+
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use tofu_sync::lock;
+
+use crate::equipment::Equipped;
+use crate::network::{Message, Network, Ps, Sink};
+use crate::{
+    Class, Deliver, Direction, DiscardReason, Fabric, GAP_BYTES, Hop, NodeId, Packet, Port,
+    SENDERS, TNIS, TapPoint,
+};
+
+/// Requests that a TNI holds. More would add to nothing but the time that each of them waits.
+const MOST_REQUESTS: u32 = 16;
+/// How far the network goes in one turn, in picoseconds: so long may others wait for it, and a
+/// packet for its turn.
+const TURN_PS: Ps = 2_000_000;
+
+/// The modelled network with packets in it.
+///
+/// It has no clock: whoever drives it says until when the network shall run.
+pub(crate) struct Modelled<B> {
+    fabric: Arc<Fabric>,
+    /// What was sent since the last turn.
+    inbox: Mutex<Vec<Packet<B>>>,
+    under_way: Mutex<UnderWay<B>>,
+    /// Requests that each TNI holds, node by node.
+    requests: Box<[AtomicU32]>,
+}
+
+/// How far the network has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Time in the network, in picoseconds.
+    pub now: Ps,
+    /// When something happens next, `now` if packets have come in meanwhile; `None` if nothing is
+    /// under way.
+    pub next: Option<Ps>,
+}
+
+/// Packets in the network, by their tokens: the place in the low half, and a number that makes the
+/// token another one each time, as frames of a packet that was lost may stay for longer.
+struct UnderWay<B> {
+    places: Vec<Place<B>>,
+    free: Vec<u32>,
+    serial: u32,
+    /// When the first packet of the latest command of each sender entered, TNI by TNI.
+    began: Vec<[Ps; SENDERS]>,
+}
+
+/// A packet in the network.
+struct Place<B> {
+    token: u64,
+    /// None from when its fate is known.
+    traveller: Option<Traveller<B>>,
+    /// Whether some of it is still at its TNI.
+    at_tni: bool,
+    /// Whether it takes room there.
+    request: bool,
+}
+
+struct Traveller<B> {
+    packet: Packet<B>,
+    since: Ps,
+    /// A fault has taken some of it: its frames go on, and nobody sees them.
+    swallowed: bool,
+    /// The double that a fault has made of it.
+    double: Option<Box<Packet<B>>>,
+    /// So many others are to overtake it at its target.
+    held: Option<u32>,
+}
+
+impl<B> UnderWay<B> {
+    fn new(tnis: usize) -> Self {
+        let began = vec![[0; SENDERS]; tnis];
+        Self { places: Vec::new(), free: Vec::new(), serial: 0, began }
+    }
+
+    /// Since when a packet's time counts that enters now at a node: since its command's first one
+    /// entered.
+    fn since(&mut self, node: NodeId, packet: &Packet<B>, now: Ps) -> Ps {
+        let tni = node.index() * TNIS + usize::from(packet.src_tni);
+        let sender = usize::from(packet.sender) % SENDERS;
+        let Some(began) = self.began.get_mut(tni).map(|senders| &mut senders[sender]) else {
+            return now;
+        };
+        if packet.before > 0 {
+            return *began;
+        }
+        // Answers are of other nodes' commands.
+        if packet.class != Class::Response {
+            *began = now;
+        }
+        now
+    }
+
+    fn insert(&mut self, packet: Packet<B>, since: Ps) -> u64 {
+        let request = packet.class != Class::Response;
+        let index = self.free.pop().unwrap_or(self.places.len() as u32);
+        self.serial = self.serial.wrapping_add(1);
+        let token = u64::from(self.serial) << 32 | u64::from(index);
+        let traveller = Traveller { packet, since, swallowed: false, double: None, held: None };
+        let place = Place { token, traveller: Some(traveller), at_tni: true, request };
+        match self.places.get_mut(index as usize) {
+            Some(free) => *free = place,
+            None => self.places.push(place),
+        }
+        token
+    }
+
+    fn place(&mut self, token: u64) -> Option<&mut Place<B>> {
+        self.places.get_mut(token as u32 as usize).filter(|place| place.token == token)
+    }
+
+    /// Takes a packet whose fate is known out of the network.
+    fn take(&mut self, token: u64) -> Option<Traveller<B>> {
+        let place = self.place(token)?;
+        let (traveller, free) = (place.traveller.take()?, !place.at_tni);
+        if free {
+            self.free.push(token as u32);
+        }
+        Some(traveller)
+    }
+
+    /// The whole of a packet has left its TNI. Returns whether it took room there.
+    fn leave(&mut self, token: u64) -> bool {
+        let Some(place) = self.place(token).filter(|place| place.at_tni) else { return false };
+        place.at_tni = false;
+        let (request, free) = (place.request, place.traveller.is_none());
+        if free {
+            self.free.push(token as u32);
+        }
+        request
+    }
+}
+
+impl<B> Modelled<B> {
+    /// A carrier over these links; `None` if no network is modelled for them.
+    pub(crate) fn new(fabric: Arc<Fabric>) -> Option<Self> {
+        fabric.network()?;
+        let tnis = fabric.shape().nodes() as usize * TNIS;
+        Some(Self {
+            fabric,
+            inbox: Mutex::default(),
+            under_way: Mutex::new(UnderWay::new(tnis)),
+            requests: (0..tnis).map(|_| AtomicU32::new(0)).collect(),
+        })
+    }
+
+    fn requests(&self, node: NodeId, tni: u8) -> Option<&AtomicU32> {
+        let tnis = self.requests.chunks_exact(TNIS).nth(node.index())?;
+        tnis.get(usize::from(tni))
+    }
+
+    /// Whether a TNI takes another request.
+    pub(crate) fn has_room(&self, node: NodeId, tni: u8) -> bool {
+        self.requests(node, tni).is_none_or(|held| held.load(SeqCst) < MOST_REQUESTS)
+    }
+
+    /// Takes a packet in. The network has it from its next turn on.
+    pub(crate) fn inject(&self, packet: Packet<B>) {
+        if packet.class != Class::Response
+            && let Some(node) = self.fabric.shape().node_id(packet.src)
+            && let Some(held) = self.requests(node, packet.src_tni)
+        {
+            held.fetch_add(1, SeqCst);
+        }
+        lock(&self.inbox).push(packet);
+    }
+
+    /// Whether packets have come in since the last turn.
+    pub(crate) fn has_mail(&self) -> bool {
+        !lock(&self.inbox).is_empty()
+    }
+
+    /// Runs the network until `limit`, or until there is much to tell, and takes in what was sent.
+    pub(crate) fn turn(
+        &self,
+        limit: Ps,
+        equipped: &Equipped<'_, B>,
+        out: &mut dyn Deliver<B>,
+    ) -> Option<Progress> {
+        let mut under_way = lock(&self.under_way);
+        let mut network = self.fabric.network()?.drive();
+        let mut witness = Witness { carrier: self, under_way: &mut under_way, equipped, out };
+        let until = match network.next_event() {
+            // Where nothing happens the network gets as far as one likes at once.
+            Some(next) if next <= limit => limit.min(next.max(network.now() + TURN_PS)),
+            _ => limit,
+        };
+        network.run_until(until, &mut witness);
+        let mail = std::mem::take(&mut *lock(&self.inbox));
+        for packet in mail {
+            witness.enter(&mut network, packet);
+        }
+        Some(Progress { now: network.now(), next: network.next_event() })
+    }
+
+    /// The same up to the next thing that happens, for whoever has no clock.
+    pub(crate) fn step(
+        &self,
+        equipped: &Equipped<'_, B>,
+        out: &mut dyn Deliver<B>,
+    ) -> Option<Progress> {
+        let limit = {
+            let network = self.fabric.network()?.drive();
+            network.next_event().unwrap_or_else(|| network.now())
+        };
+        self.turn(limit, equipped, out)
+    }
+
+    /// Forgets all packets, as the network runs no more.
+    pub(crate) fn abandon(&self) {
+        lock(&self.inbox).clear();
+        for place in &mut lock(&self.under_way).places {
+            place.traveller = None;
+        }
+    }
+}
+
+/// Sees what happens in the network.
+struct Witness<'a, B> {
+    carrier: &'a Modelled<B>,
+    under_way: &'a mut UnderWay<B>,
+    equipped: &'a Equipped<'a, B>,
+    out: &'a mut dyn Deliver<B>,
+}
+
+impl<B> Witness<'_, B> {
+    /// Gives a packet to the network.
+    fn enter(&mut self, network: &mut Network, packet: Packet<B>) {
+        let shape = self.carrier.fabric.shape();
+        let at = shape.node_id(packet.src).unwrap_or(NodeId::NOWHERE);
+        let tni = packet.src_tni;
+        let (full, last) = packet.tlp_sizes();
+        let since = self.under_way.since(at, &packet, network.now());
+        let message = Message {
+            src: packet.src,
+            src_tni: tni,
+            dst: packet.dst,
+            // Which one it is matters to the target alone, and a raw frame may name any.
+            dst_tni: packet.dst_tni.min(TNIS as u8 - 1),
+            path: packet.path,
+            way: packet.way,
+            class: packet.class,
+            tlps: packet.tlps.max(1),
+            full,
+            last,
+            gap: network.parameters().bytes_on_link_ps(u64::from(packet.gap) * GAP_BYTES),
+            ready_at: network.now(),
+            token: self.under_way.insert(packet, since),
+        };
+        let token = message.token;
+        let refused = network.inject(&message);
+        let Some(place) = self.under_way.place(token) else { return };
+        let Some(Traveller { packet, .. }) = &place.traveller else { return };
+        let Err(refused) = refused else {
+            self.equipped.observe(at, TapPoint::Tni(tni), Direction::Out, None, packet);
+            return;
+        };
+        let (port, reason) = refused.fate();
+        self.lose(at, port, reason, token);
+        self.give_room(at, tni, token);
+    }
+
+    fn lose(&mut self, at: NodeId, port: Option<Port>, reason: DiscardReason, token: u64) {
+        let Some(Traveller { packet, swallowed, .. }) = self.under_way.take(token) else { return };
+        if swallowed {
+            self.out.swallowed(packet);
+            return;
+        }
+        let point = port.map_or(TapPoint::Tni(packet.src_tni), TapPoint::Port);
+        self.equipped.observe(at, point, Direction::Lost(reason), None, &packet);
+        self.out.discarded(at, port, reason, packet);
+    }
+
+    /// A packet is no more at its TNI.
+    fn give_room(&mut self, node: NodeId, tni: u8, token: u64) {
+        if !self.under_way.leave(token) {
+            return;
+        }
+        let held = self.carrier.requests(node, tni).map(|held| held.fetch_sub(1, SeqCst));
+        // Those that wait were told when the first place became free.
+        if held == Some(MOST_REQUESTS) {
+            self.out.room(node, tni);
+        }
+    }
+}
+
+impl<B> Sink for Witness<'_, B> {
+    fn delivered(&mut self, at: Ps, node: NodeId, _: u8, token: u64) {
+        let Some(Traveller { mut packet, since, swallowed, double, held }) =
+            self.under_way.take(token)
+        else {
+            return;
+        };
+        if swallowed {
+            self.out.swallowed(packet);
+            return;
+        }
+        let model_ps = packet.model_ps.saturating_add(at - since);
+        let dst = self.carrier.fabric.shape().coords(node).unwrap_or(packet.dst);
+        (packet.model_ps, packet.dst) = (model_ps, dst);
+        self.equipped.arrive(node, packet, held, self.out);
+        if let Some(double) = double {
+            self.equipped.arrive(node, Packet { model_ps, dst, ..*double }, None, self.out);
+        }
+    }
+
+    fn left(&mut self, _: Ps, node: NodeId, tni: u8, token: u64) {
+        self.give_room(node, tni, token);
+    }
+
+    fn failed(&mut self, _: Ps, node: NodeId, port: Port) {
+        self.out.link_failed(node, port);
+    }
+
+    fn lost(&mut self, _: Ps, node: NodeId, port: Option<Port>, reason: DiscardReason, token: u64) {
+        self.lose(node, port, reason, token);
+    }
+
+    fn wants_hops(&self) -> bool {
+        self.equipped.tap.is_some() || self.equipped.faults.is_some()
+    }
+
+    fn hop(&mut self, _: Ps, hop: &Hop, _: Class, bytes: u32, token: u64) {
+        let Equipped { tap, faults, .. } = self.equipped;
+        if tap.is_none() && faults.is_none() {
+            return;
+        }
+        let Some(place) = self.under_way.place(token) else { return };
+        let Some(traveller) = place.traveller.as_mut().filter(|one| !one.swallowed) else { return };
+        let packet = &mut traveller.packet;
+        // Of a burst one frame goes over the link now.
+        let burst = (packet.tlps, packet.bytes);
+        (packet.tlps, packet.bytes) = (1, bytes.into());
+        let fate = self.equipped.cross(*hop, packet);
+        (packet.tlps, packet.bytes) = burst;
+        traveller.swallowed = fate.lost;
+        traveller.held = traveller.held.max(fate.held);
+        if let Some(faults) = faults.filter(|_| fate.duplicated && traveller.double.is_none()) {
+            traveller.double = faults.duplicate(packet).map(Box::new);
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! The modelled network: frames, virtual channels, credits and crossbars in modelled time.
+//!
+//! A [`Network`] moves [`Message`]s from TNI to TNI by discrete events. Each frame of a message
+//! goes over its links by virtual cut-through: once its header has come to a node, it asks for
+//! its way out, and it leaves when that is free, the crossbar takes nothing else from its input,
+//! and the queue at the other end of the link and the replay buffer have room for all of it.
+//! Outputs serve those who wait in turn.
+//!
+//! Nothing in it depends on a clock, on threads or on addresses: the same messages, injected in
+//! the same order at the same times, have the same fate to the picosecond.
+
+mod agenda;
+mod arena;
+mod calendar;
+mod engine;
+mod frame;
+mod mail;
+mod message;
+mod slabs;
+mod steps;
+mod watched;
+
+use tofu_abi::Coords;
+use tofu_abi::frame::ROUTING_HEADER_SIZE;
+use tofu_abi::topology::{Axis, NodeId, Port, Shape};
+use tofu_links::{ErrorRate, Lanes, Parameters};
+
+pub use message::{LONGEST_TLP, Message, Ps, Refused, Sink};
+pub use watched::LinkErrors;
+
+use crate::TNIS;
+use crate::counters::{PortCounters, XbCounters, XbCycles};
+use crate::link::Link;
+use crate::link::NoSuchLink;
+use crate::packet::{Class, Way};
+use crate::routing::{Route, RouteError, Scheduler};
+use engine::{CameIn, Costs, Queued};
+use slabs::Slabs;
+use steps::Steps;
+
+/// Bytes of the routing header, which each frame has before its TLP.
+const ROUTING_HEADER: u16 = ROUTING_HEADER_SIZE as u16;
+
+/// Threads that a network may have.
+pub const MOST_THREADS: u32 = 64;
+
+/// Whom an output of a crossbar serves next (*ours*, both: how the chip chooses is not published).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Arbiter {
+    /// Those who wait, in turn: first the crossbar's parts, then the inputs of a part.
+    #[default]
+    InTurn,
+    /// What goes straight on along its axis before all else, which is served in turn. It may wait
+    /// for as long as there is anything that goes straight on.
+    StraightFirst,
+}
+
+/// What may be chosen of a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How virtual channels are chosen on X, Y and Z.
+    pub scheduler: Scheduler,
+    /// Whom outputs serve next.
+    pub arbiter: Arbiter,
+    /// Bytes of each receive queue, if not what the links have.
+    pub queue_bytes: Option<u32>,
+    /// Bytes of each replay buffer, if not what the links have.
+    pub replay_bytes: Option<u32>,
+    /// What chance begins with: errors on links.
+    pub seed: u64,
+    /// How many requests and system messages a TNI holds until their last frame has left.
+    pub backlog: u32,
+    /// Threads that run the network. What happens does not depend on it.
+    pub threads: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            scheduler: Scheduler::default(),
+            arbiter: Arbiter::default(),
+            queue_bytes: None,
+            replay_bytes: None,
+            seed: 0,
+            backlog: 16,
+            threads: 1,
+        }
+    }
+}
+
+/// An option has an impossible value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is {value}, but may be {least} to {most}")]
+pub struct BadOption {
+    /// The option.
+    pub name: &'static str,
+    /// Its value.
+    pub value: u32,
+    /// The least that is allowed.
+    pub least: u32,
+    /// The most that is allowed.
+    pub most: u32,
+}
+
+/// Why errors of a link are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadErrors {
+    /// There is no such link.
+    #[error(transparent)]
+    Link(#[from] NoSuchLink),
+    /// The generation's links have fewer lanes.
+    #[error("lane {lane} does not exist: links have 0 to {}", .lanes - 1)]
+    Lane {
+        /// The lane asked for.
+        lane: u8,
+        /// How many there are.
+        lanes: u8,
+    },
+    /// With so many dead lanes a link moves nothing.
+    #[error("a link of {name} moves nothing with these lanes dead")]
+    Dead {
+        /// The generation.
+        name: &'static str,
+    },
+}
+
+/// The links, crossbars and TNIs of a machine in modelled time.
+#[derive(Debug)]
+pub struct Network {
+    shape: Shape,
+    backlog: u32,
+    now: Ps,
+    slabs: Slabs,
+}
+
+impl Network {
+    /// The idle network of a machine at time 0.
+    ///
+    /// # Errors
+    /// [`BadOption`] if a buffer does not hold the longest frame or is larger than 256 KiB, a TNI
+    /// is to hold no message, or there is to be no thread or more than [`MOST_THREADS`].
+    pub fn new(
+        shape: Shape,
+        parameters: &Parameters,
+        options: &Options,
+    ) -> Result<Self, BadOption> {
+        let row = u32::from(parameters.row);
+        let longest = u32::from(parameters.rows(ROUTING_HEADER + LONGEST_TLP)) * row;
+        let rows = |name, value: u32| {
+            let (least, most) = (longest, 256 << 10);
+            if value < least || value > most {
+                return Err(BadOption { name, value, least, most });
+            }
+            Ok((value / row) as u16)
+        };
+        let replay_bytes = options.replay_bytes.unwrap_or(parameters.replay_bytes);
+        let queue_bytes = options.queue_bytes.unwrap_or(parameters.queue_bytes);
+        let queue = rows("queue_bytes", queue_bytes)?;
+        let replay = rows("replay_bytes", replay_bytes)?;
+        let parameters = Parameters { queue_bytes, replay_bytes, ..*parameters };
+        if options.backlog == 0 {
+            let (value, most) = (options.backlog, u32::MAX);
+            return Err(BadOption { name: "backlog", value, least: 1, most });
+        }
+        if !(1..=MOST_THREADS).contains(&options.threads) {
+            let (value, most) = (options.threads, MOST_THREADS);
+            return Err(BadOption { name: "threads", value, least: 1, most });
+        }
+        // What is sent within the time of an acknowledgement, and frames begun before and after.
+        let rate = u64::from(parameters.link_kbytes());
+        let unacknowledged =
+            2 * parameters.hop_ps() * rate / 1_000_000_000 + 2 * u64::from(longest);
+        let costs = Costs {
+            parameters,
+            scheduler: options.scheduler,
+            straight_first: options.arbiter == Arbiter::StraightFirst,
+            queue,
+            replay,
+            replay_limits: unacknowledged > u64::from(replay_bytes),
+        };
+        let Options { seed, threads, .. } = *options;
+        let slabs = Slabs::new(&costs, &shape, seed, threads, |node, port| {
+            let from = shape.coords(node)?;
+            let to = shape.neighbor(from, port)?;
+            Some((shape.node_id(to)?, closes_ring(&shape, from, port)))
+        });
+        Ok(Self { shape, backlog: options.backlog, now: 0, slabs })
+    }
+
+    /// The machine's shape.
+    pub const fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// What the links are like.
+    pub const fn parameters(&self) -> &Parameters {
+        self.slabs.parameters()
+    }
+
+    /// Up to where the network has been run.
+    pub const fn now(&self) -> Ps {
+        self.now
+    }
+
+    /// When something happens next; `None` while nothing is under way.
+    pub fn next_event(&self) -> Option<Ps> {
+        self.slabs.next_at()
+    }
+
+    /// How many times a frame was sent over a link.
+    pub fn hops(&self) -> u64 {
+        self.slabs.hops()
+    }
+
+    /// Whether no message is at a TNI, no frame in a queue or on a link, and none may have to be
+    /// sent again.
+    pub fn is_idle(&self) -> bool {
+        self.slabs.is_idle()
+    }
+
+    /// The memory that the network takes, in bytes.
+    pub fn memory(&self) -> usize {
+        self.slabs.bytes()
+    }
+
+    /// How many requests and system messages a TNI still takes. Responses it always takes.
+    ///
+    /// 0 if there is no such node or TNI.
+    pub fn room(&self, node: NodeId, tni: u8) -> u32 {
+        if node.0 >= self.shape.nodes() {
+            return 0;
+        }
+        self.slabs.backlog(node, tni).map_or(0, |backlog| self.backlog - backlog.min(self.backlog))
+    }
+
+    /// Hands a message to its TNI, which sends messages of a class in the order in which they
+    /// came.
+    ///
+    /// # Errors
+    /// [`Refused`] if the TNI has no room for another request, or there is no such TNI, way or
+    /// TLP.
+    pub fn inject(&mut self, message: &Message) -> Result<(), Refused> {
+        let Message { src, src_tni, dst, dst_tni, path, way, class, .. } = *message;
+        if let Some(tni) = [src_tni, dst_tni].into_iter().find(|tni| usize::from(*tni) >= TNIS) {
+            return Err(Refused::Tni(tni));
+        }
+        let sizes = [message.full, message.last];
+        if message.tlps == 0 || sizes.iter().any(|size| !(1..=LONGEST_TLP).contains(size)) {
+            return Err(Refused::Size { most: LONGEST_TLP.into() });
+        }
+        let node = self.shape.node_id(src).ok_or(RouteError::Source(src))?;
+        if class != Class::Response && self.room(node, src_tni) == 0 {
+            return Err(Refused::NoRoom);
+        }
+        let mut nullified = false;
+        let steps = match way {
+            Way::Shortest => Steps::new(Route::new(&self.shape, src, dst, path, class)?.legs()),
+            Way::Distances(distances) => {
+                let (_, route) =
+                    Route::by_distances(&self.shape, src, dst, distances, path, class)?;
+                Steps::new(route.legs())
+            }
+            Way::Hop { port, vc, nullified: bad } => {
+                if vc > 3 || self.shape.neighbor(src, port).is_none() {
+                    return Err(Refused::Port { node: src, port, vc });
+                }
+                nullified = bad;
+                Steps::one_hop(port, vc)
+            }
+        };
+        let queued = Queued {
+            token: message.token,
+            ready_at: message.ready_at,
+            gap: message.gap,
+            steps,
+            class,
+            nullified,
+            dst_tni,
+            left: message.tlps,
+            full: message.full + ROUTING_HEADER,
+            last: message.last + ROUTING_HEADER,
+            next: 0,
+        };
+        self.slabs.inject(self.now, node, src_tni, queued);
+        Ok(())
+    }
+
+    /// Runs up to and with a time. A time that has been reached before changes nothing.
+    pub fn run_until(&mut self, until: Ps, sink: &mut impl Sink) {
+        self.slabs.run_until(until, sink);
+        self.now = self.now.max(until);
+    }
+
+    /// Takes the link at a port up or down, in both directions. What has begun to go over it
+    /// arrives; what comes later is lost.
+    ///
+    /// # Errors
+    /// [`NoSuchLink`] if the machine has no such node or nothing is at that port.
+    pub fn set_link(&mut self, node: Coords, port: Port, up: bool) -> Result<(), NoSuchLink> {
+        let (near, far) = self.ends(node, port).ok_or(NoSuchLink { node, port })?;
+        self.slabs.set_down(self.now, near, port, !up);
+        self.slabs.set_down(self.now, far, port.opposite(), !up);
+        Ok(())
+    }
+
+    /// Sets what goes wrong on the direction of a link out of a port. Nothing is lost for it, as
+    /// what does not arrive is sent again; but if nothing gets through for too long, the link goes
+    /// down.
+    ///
+    /// # Errors
+    /// [`BadErrors`] if there is no such link or lane, or nothing could be sent any more.
+    pub fn set_errors(
+        &mut self,
+        node: Coords,
+        port: Port,
+        errors: &LinkErrors,
+    ) -> Result<(), BadErrors> {
+        let (near, far) = self.ends(node, port).ok_or(NoSuchLink { node, port })?;
+        let lanes = self.parameters().lanes;
+        let rates = (0..).zip(errors.rates);
+        let wrong = rates.filter(|(_, rate)| *rate != ErrorRate::NEVER).map(|(lane, _)| lane);
+        let dead = (0..8).filter(|lane| errors.dead >> lane & 1 != 0);
+        if let Some(lane) = wrong.chain(dead).find(|lane| *lane >= lanes) {
+            return Err(BadErrors::Lane { lane, lanes });
+        }
+        let mut state = Lanes::new(self.parameters());
+        (0..lanes).for_each(|lane| state.set_dead(lane, errors.dead >> lane & 1 != 0));
+        if !state.works() {
+            return Err(BadErrors::Dead { name: self.parameters().name });
+        }
+        self.slabs.set_errors(self.now, (near, port), far, errors);
+        Ok(())
+    }
+
+    /// Whether the link at a port is up; `None` if there is no link.
+    pub fn link_up(&self, node: Coords, port: Port) -> Option<bool> {
+        let (near, _) = self.ends(node, port)?;
+        Some(!self.slabs.is_down(near, port))
+    }
+
+    /// All links of the machine, each once, and whether each is up.
+    pub fn links(&self) -> impl Iterator<Item = (Link, bool)> + '_ {
+        Link::all(&self.shape)
+            .map(|link| (link, self.link_up(link.from, link.port).unwrap_or_default()))
+    }
+
+    fn ends(&self, node: Coords, port: Port) -> Option<(NodeId, NodeId)> {
+        let near = self.shape.node_id(node)?;
+        let far = self.shape.node_id(self.shape.neighbor(node, port)?)?;
+        Some((near, far))
+    }
+
+    /// What a port has counted; `None` if the machine has no such node.
+    pub fn port_counters(&self, node: NodeId, port: Port) -> Option<PortCounters> {
+        let at = self.shape.coords(node)?;
+        let sending = self.slabs.sending(node, port);
+        let mut counters = PortCounters {
+            zero_credit: sending.zero_credit.map(|time| time / self.parameters().cycle_ps()),
+            tx_discard_system: sending.discarded_system,
+            tx_discard_normal: sending.discarded_normal,
+            ..PortCounters::default()
+        };
+        if let Some((_, far)) = self.ends(at, port) {
+            let received = self.slabs.came_in(node, port.index());
+            counters.recv_tlp = received.frames;
+            counters.recv_bytes = received.bytes;
+            counters.recv_system = received.system;
+            counters.recv_nullified = received.nullified;
+            // What has come in at the other end is what was sent.
+            let sent = self.slabs.came_in(far, port.opposite().index());
+            counters.send_tlp = sent.frames;
+            counters.send_bytes = sent.bytes;
+            counters.send_system = sent.system;
+            counters.send_nullified = sent.nullified;
+            counters.cut_through = sent.frames.saturating_sub(sending.stored);
+            counters.generate_nullified = sending.marked;
+            counters.rx_discard_nullified = received.nullified;
+            // Where nothing goes wrong, an ACK for each frame and its room given back.
+            counters.send_dllp = 2 * received.frames;
+            counters.recv_dllp = 2 * sent.frames;
+            if let Some([out, received]) = self.slabs.watched(node, port, far) {
+                counters.recv_dllp -= 2 * received.recv_frames.min(sent.frames);
+                counters.recv_dllp += out.recv_dllp;
+                counters.send_dllp += out.send_dllp;
+                counters.send_nullified += out.send_nullified;
+                counters.ack_timeouts = out.ack_timeouts;
+                counters.failures = out.failures;
+            }
+            if let Some([_, into]) = self.slabs.watched(far, port.opposite(), node) {
+                counters.send_dllp -= 2 * into.recv_frames.min(received.frames);
+                counters.send_dllp += into.send_dllp;
+                counters.recv_dllp += into.recv_dllp;
+                counters.recv_nullified += into.recv_nullified;
+                counters.rx_discard_nullified += into.recv_nullified;
+                counters.lcrc_errors = into.lcrc_errors;
+                counters.slice_fcs_errors = [0, 1].map(|lane| into.slice_fcs_errors[lane]);
+            }
+        }
+        Some(counters)
+    }
+
+    /// What a node's crossbar has counted; `None` if the machine has no such node.
+    pub fn xb_counters(&self, node: NodeId) -> Option<XbCounters> {
+        self.shape.coords(node)?;
+        let cycle = self.parameters().cycle_ps();
+        let row = u64::from(self.parameters().row);
+        let cycles = |n| {
+            let CameIn { bytes, wait, .. } = self.slabs.came_in(node, n);
+            XbCycles { data: bytes / row, wait: wait / cycle }
+        };
+        Some(XbCounters {
+            tni: std::array::from_fn(|tni| cycles(Port::COUNT + tni)),
+            port: std::array::from_fn(cycles),
+        })
+    }
+}
+
+/// Whether the link out of a node through a port is its ring's date line.
+fn closes_ring(shape: &Shape, from: Coords, port: Port) -> bool {
+    let axis: Axis = port.axis();
+    match port.direction() {
+        1 => from[axis] == shape.len(axis) - 1,
+        -1 => from[axis] == 0,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DiscardReason;
+
+    struct Count(u32);
+
+    impl Sink for Count {
+        fn delivered(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {
+            self.0 += 1;
+        }
+
+        fn left(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {}
+
+        fn lost(&mut self, _: Ps, _: NodeId, _: Option<Port>, _: DiscardReason, _: u64) {}
+    }
+
+    /// Everyone on a ring of six sends three hops ahead, with room for one frame in each queue.
+    fn around_a_ring(scheduler: Scheduler) -> (u32, bool) {
+        let shape = Shape::new([6, 1, 1, 1, 1, 1]).expect("lengths are within limits");
+        let options = Options { scheduler, queue_bytes: Some(2000), ..Options::default() };
+        let mut network =
+            Network::new(shape, &Parameters::TOFU, &options).expect("room for a frame");
+        for from in shape.iter() {
+            let dst = Coords { x: (from.x + 3) % 6, ..from };
+            for src_tni in 0..6 {
+                let message = Message {
+                    src: from,
+                    src_tni,
+                    dst,
+                    dst_tni: 0,
+                    path: dst.default_path(),
+                    way: Way::Shortest,
+                    class: Class::Request,
+                    tlps: 10,
+                    full: LONGEST_TLP,
+                    last: LONGEST_TLP,
+                    gap: 0,
+                    ready_at: 0,
+                    token: 0,
+                };
+                network.inject(&message).expect("room");
+            }
+        }
+        let mut count = Count(0);
+        network.run_until(Ps::MAX, &mut count);
+        assert_eq!(network.next_event(), None);
+        (count.0, network.is_idle())
+    }
+
+    /// So that a network that locks up would be seen to.
+    #[test]
+    fn a_scheduler_that_ignores_the_date_line_locks_up() {
+        assert_eq!(around_a_ring(Scheduler::DateLine), (36, true));
+        assert_eq!(around_a_ring(Scheduler::LookAhead), (36, true));
+        let (delivered, idle) = around_a_ring(Scheduler::LookAheadAlone);
+        assert!(!idle && delivered < 36, "{delivered}");
+    }
+}

@@ -1,0 +1,320 @@
+//! What is to happen at nodes, in the order in which it happens.
+//!
+//! A node's timers are kept for all times; what goes by post is known for one window of time, when
+//! that is opened. While a node is at work all of it is a few numbers, whose least is next.
+
+use super::frame::{PORTS, SLOTS};
+use super::message::Ps;
+
+/// A time that does not come.
+pub(super) const NEVER: Ps = Ps::MAX;
+
+// What happens at a node. At one time it happens in this order.
+/// The header of a frame has come to a port: to this is added its number. With the frame.
+pub(super) const ARRIVE: u32 = 0;
+/// A TNI may have something to send: to this is added its slot.
+pub(super) const KICK: u32 = 32;
+/// An output may have something to send: to this is added some order among outputs.
+pub(super) const RETRY: u32 = 48;
+/// A DLLP has come to a port: to this is added its number. With the DLLP.
+pub(super) const DLLP: u32 = 64;
+/// A port has heard nothing for too long: to this is added its number.
+pub(super) const TIMEOUT: u32 = 80;
+
+const TNIS: usize = SLOTS - PORTS;
+
+// Places of timers: outputs, then TNIs, then links on which things go wrong.
+const KICKS: usize = SLOTS;
+const TIMEOUTS: usize = KICKS + TNIS;
+const KEYS: usize = TIMEOUTS + PORTS;
+
+/// The key of what does not happen.
+const NO_KEY: u32 = u32::MAX;
+
+/// Timers of a node.
+#[derive(Clone, Debug)]
+pub(super) struct Agenda {
+    /// When each output is looked at again, and when each TNI is.
+    at: [Ps; TIMEOUTS],
+    /// Which of these are to come: a bit for each.
+    set: u32,
+    /// Ports on whose links things go wrong: each has a timer of its own.
+    pub(super) armed: u16,
+}
+
+impl Default for Agenda {
+    fn default() -> Self {
+        Self { at: [NEVER; TIMEOUTS], set: 0, armed: 0 }
+    }
+}
+
+impl Agenda {
+    #[inline]
+    const fn set(&mut self, place: usize, at: Ps) -> bool {
+        let sooner = at < self.at[place];
+        if sooner {
+            self.at[place] = at;
+            self.set |= 1 << place;
+        }
+        sooner
+    }
+
+    /// Sees to it that an output is looked at at that time at the latest; false if it is anyway.
+    #[inline]
+    pub(super) const fn retry(&mut self, output: usize, at: Ps) -> bool {
+        self.set(output % SLOTS, at)
+    }
+
+    /// The same of a TNI.
+    pub(super) const fn kick(&mut self, tni: usize, at: Ps) -> bool {
+        self.set(KICKS + tni % TNIS, at)
+    }
+
+    /// An output is looked at.
+    #[inline]
+    pub(super) const fn retried(&mut self, output: usize) {
+        self.at[output % SLOTS] = NEVER;
+        self.set &= !(1 << (output % SLOTS));
+    }
+
+    /// A TNI is.
+    pub(super) const fn kicked(&mut self, tni: usize) {
+        self.at[KICKS + tni % TNIS] = NEVER;
+        self.set &= !(1 << (KICKS + tni % TNIS));
+    }
+
+    /// The timers that are to come: their places, and when.
+    #[inline]
+    fn timers(&self) -> impl Iterator<Item = (usize, Ps)> {
+        bits(self.set).map(|place| (place, self.at[place % TIMEOUTS]))
+    }
+
+    /// The first of these times.
+    #[inline]
+    pub(super) fn next_at(&self) -> Ps {
+        self.timers().fold(NEVER, |next, (_, at)| next.min(at))
+    }
+}
+
+/// The bits that are set, lowest first.
+#[inline]
+fn bits(mut set: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = set.trailing_zeros() as usize;
+        set &= set.wrapping_sub(1);
+        (bit < u32::BITS as usize).then_some(bit)
+    })
+}
+
+/// How far the order of outputs is turned at a time: those that compete for one input take turns at
+/// being the first.
+#[inline]
+const fn turn(at: Ps) -> u32 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as u32
+}
+
+/// The output that a [`RETRY`] is of.
+#[inline]
+pub(super) const fn output_of(at: Ps, kind: u32) -> usize {
+    (kind - RETRY + SLOTS as u32 - turn(at)) as usize % SLOTS
+}
+
+/// Something that goes by post.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    at: Ps,
+    argument: u32,
+    node: u16,
+    kind: u16,
+}
+
+/// What arrives in a window: time and kind, and more of what it is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Arrival {
+    key: u32,
+    argument: u32,
+}
+
+/// A window of time.
+#[derive(Debug)]
+pub(super) struct Window {
+    start: Ps,
+    end: Ps,
+    /// What is posted and not sorted, and when the first of it is due.
+    posted: Vec<Posted>,
+    soonest: Ps,
+    /// What arrives in this window, node by node, each node's in order; and for each node the next
+    /// of it and where it ends.
+    arrivals: Vec<Arrival>,
+    nodes: Vec<(u32, u32)>,
+    // Of the node at work: its timers, those among them within this window, its arrivals, and the
+    // first key that is not its turn.
+    keys: [u32; KEYS],
+    due: u32,
+    node: u32,
+    next: u32,
+    last: u32,
+    limit: u32,
+}
+
+impl Window {
+    /// An empty window at time 0, for so many nodes.
+    pub(super) fn new(nodes: usize) -> Self {
+        Self {
+            start: 0,
+            end: 0,
+            posted: Vec::new(),
+            soonest: NEVER,
+            arrivals: Vec::new(),
+            nodes: vec![(0, 0); nodes],
+            keys: [NO_KEY; KEYS],
+            due: 0,
+            node: 0,
+            next: 0,
+            last: 0,
+            limit: 0,
+        }
+    }
+
+    /// The memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.posted.capacity() * size_of::<Posted>()
+            + self.arrivals.capacity() * size_of::<Arrival>()
+            + self.nodes.capacity() * size_of::<(u32, u32)>()
+    }
+
+    /// When the first is due of what lies behind this window.
+    pub(super) const fn next_at(&self) -> Ps {
+        self.soonest
+    }
+
+    /// Begins a window, when nothing of the last one is left.
+    pub(super) const fn open(&mut self, start: Ps, end: Ps) {
+        self.start = start;
+        self.end = end;
+    }
+
+    #[inline]
+    pub(super) fn post(&mut self, at: Ps, node: u16, kind: u32, argument: u32) {
+        self.posted.push(Posted { at, argument, node, kind: kind as u16 });
+    }
+
+    /// Sorts what was posted, and notes for each node when something happens.
+    pub(super) fn sort(&mut self, next_at: &mut [Ps]) {
+        let Self { start, end, posted, arrivals, nodes, .. } = self;
+        self.soonest = NEVER;
+        nodes.fill((0, 0));
+        arrivals.clear();
+        if posted.is_empty() {
+            return;
+        }
+        for Posted { at, node, .. } in posted.iter() {
+            nodes[usize::from(*node)].1 += u32::from(*at < *end);
+        }
+        let mut place = 0;
+        for node in nodes.iter_mut() {
+            let count = node.1;
+            *node = (place, place);
+            place += count;
+        }
+        arrivals.resize(place as usize, Arrival::default());
+        for Posted { at, argument, node, kind } in posted.iter() {
+            if at >= end {
+                continue;
+            }
+            let key = ((at - *start) as u32) << 8 | u32::from(*kind);
+            let (first, last) = &mut nodes[usize::from(*node)];
+            let mut place = *last as usize;
+            *last += 1;
+            // What has the same key came from the same place, and keeps its order.
+            while place > *first as usize && arrivals[place - 1].key > key {
+                arrivals[place] = arrivals[place - 1];
+                place -= 1;
+            }
+            arrivals[place] = Arrival { key, argument: *argument };
+            let next_at = &mut next_at[usize::from(*node)];
+            *next_at = (*next_at).min(*at);
+        }
+        if place as usize == posted.len() {
+            posted.clear();
+        } else {
+            posted.retain(|posted| posted.at >= *end);
+            self.soonest = posted.iter().map(|posted| posted.at).min().unwrap_or(NEVER);
+        }
+    }
+
+    /// Notes a timer of the node at work.
+    #[inline]
+    const fn note(&mut self, place: usize, at: Ps, kind: u32) {
+        if at < self.end {
+            self.keys[place % KEYS] = ((at - self.start) as u32) << 8 | kind;
+            self.due |= 1 << (place % KEYS);
+        }
+    }
+
+    /// Sets a node to work up to and with a time within this window.
+    #[inline]
+    pub(super) fn enter(&mut self, node: u32, until: Ps, agenda: &Agenda) {
+        self.due = 0;
+        for (place, at) in agenda.timers() {
+            if place < KICKS { self.retry(place, at) } else { self.kick(place - KICKS, at) }
+        }
+        self.node = node;
+        (self.next, self.last) = self.nodes[node as usize];
+        self.limit = ((until - self.start + 1) as u32) << 8;
+    }
+
+    /// An output of the node at work has a time to be looked at.
+    #[inline]
+    pub(super) const fn retry(&mut self, n: usize, at: Ps) {
+        let order = (n as u32 + turn(at)) % SLOTS as u32;
+        self.note(n % SLOTS, at, RETRY + order);
+    }
+
+    /// A TNI has.
+    pub(super) const fn kick(&mut self, tni: usize, at: Ps) {
+        self.note(KICKS + tni, at, KICK + (PORTS + tni) as u32);
+    }
+
+    /// A port's timer has.
+    pub(super) const fn time_out(&mut self, port: usize, at: Ps) {
+        self.note(TIMEOUTS + port, at, TIMEOUT + port as u32);
+    }
+
+    /// What happens next at the node at work: when, what, and more of that.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<(Ps, u32, u32)> {
+        let none = Arrival { key: NO_KEY, argument: 0 };
+        let arrival = if self.next < self.last {
+            self.arrivals.get(self.next as usize).copied().unwrap_or(none)
+        } else {
+            none
+        };
+        let timers = bits(self.due).map(|place| self.keys[place % KEYS]);
+        let key = timers.fold(arrival.key, u32::min);
+        if key >= self.limit {
+            return None;
+        }
+        let (at, kind) = (self.start + Ps::from(key >> 8), key & 0xff);
+        if arrival.key == key {
+            self.next += 1;
+            return Some((at, kind, arrival.argument));
+        }
+        let place = match kind {
+            TIMEOUT.. => TIMEOUTS + kind as usize % SLOTS,
+            RETRY.. => output_of(at, kind),
+            _ => KICKS + (kind as usize % SLOTS) - PORTS,
+        };
+        self.due &= !(1 << place);
+        Some((at, kind, 0))
+    }
+
+    /// Ends the work of a node. Returns when something of the post arrives that is left.
+    pub(super) fn leave(&mut self) -> Ps {
+        self.nodes[self.node as usize].0 = self.next;
+        if self.next == self.last {
+            return NEVER;
+        }
+        self.start + Ps::from(self.arrivals[self.next as usize].key >> 8)
+    }
+}

@@ -1,0 +1,1427 @@
+//! Nodes of the modelled network and what happens at them.
+//!
+//! An [`Engine`] has some of the nodes, and runs them one by one through a window of time. In that
+//! nothing that happens at one node is seen at another, as all that goes from node to node takes a
+//! hop and is posted: frames, room that comes back, and DLLPs. So nodes need no common order, and a
+//! node's state is in the caches of a processor while it is needed.
+//!
+//! A node is a crossbar of 16 slots, ten ports and six TNIs, each an input and an output. A frame
+//! that comes first in a queue of an input asks for its output, and goes when the output and the
+//! input are free and the queue at the other end of the link has room for all of it. It is one
+//! event for a hop, and one more where it had to wait.
+
+use tofu_abi::topology::{NodeId, Port};
+use tofu_links::{Check, Dllp, Effect, Parameters, Reason, Receiver, Seq, Timeout, Verdict};
+
+use super::agenda::{self, Agenda, NEVER, Window};
+use super::arena::{Arena, NONE};
+use super::frame::{
+    CLASS, CLASS_ORDER, CLASSES, DOOMED, Far, Frame, LAST, NULLIFIED, PORTS, SLOTS, UNMARKED,
+    class_of, class_queue, on_wire,
+};
+use super::mail::{Credit, Mail, Notice, Outlet};
+use super::message::Ps;
+use super::steps::{Channel, Step, Steps};
+use super::watched::{LinkErrors, Receiving, Sending as WatchedSending};
+use crate::packet::Class;
+use crate::routing::{Hop, Scheduler};
+
+/// Queues of an input: virtual channels of a port, classes of a TNI.
+const QUEUES: usize = 4;
+/// Of [`Output::credit`], the replay buffer's.
+const REPLAY: usize = QUEUES;
+
+/// Bytes at the beginning of a frame without which it cannot be sent on.
+const HEADER_BYTES: u64 = 16;
+
+/// Bits of [`Output::waiting`] by the part of the crossbar that they come through: it is made of
+/// parts with five inputs (IEEE Micro 2012). That one has the TNIs and two the ports is ours.
+const GROUPS: [u64; 3] = [(1 << 20) - 1, ((1 << 20) - 1) << 20, u64::MAX << 40];
+
+/// A port or a TNI. A hop touches the input of one and the output of another one at its node, and
+/// the returns of one at the node before; each is a cache line, and a node's are side by side.
+#[derive(Clone, Debug)]
+struct Slot {
+    input: Input,
+    output: Output,
+    returns: Returns,
+}
+
+/// Outputs of a part of the crossbar (IEEE Micro 2012).
+const PART: usize = 3;
+
+/// No [`Watched`].
+const UNWATCHED: u32 = u32::MAX;
+
+/// The input half of a slot.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+struct Input {
+    /// First and last frame of each queue.
+    head: [u32; QUEUES],
+    tail: [u32; QUEUES],
+    /// When the crossbar has taken in what it takes from each queue, and by which part.
+    free_at: [Ps; QUEUES],
+    part: [u8; QUEUES],
+    /// The node at the other end of the link.
+    peer: u32,
+    /// Where that is: the engine that has it, and the port's slot there.
+    far: Far,
+    /// Where the state of what comes in is, if things go wrong on it.
+    watched: u32,
+    /// Rows of the first frame of each queue, and the channel that it goes on.
+    rows: [u8; QUEUES],
+    vc: [u8; QUEUES],
+    /// Bytes of frames that came in.
+    bytes: Tally,
+    /// Frames that came in.
+    frames: Tally,
+    /// Picoseconds in which frames waited while the crossbar took in nothing.
+    wait: Tally,
+}
+
+/// The lower half of a count, whose upper half is in [`Counts`], as that is seldom needed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally(u32);
+
+impl Tally {
+    /// Adds to the count. Returns what that is for the upper half, which is nothing mostly.
+    #[inline]
+    #[must_use]
+    const fn add(&mut self, n: u64) -> u64 {
+        let sum = self.0 as u64 + n;
+        self.0 = sum as u32;
+        sum >> 32
+    }
+
+    const fn with(self, upper: u64) -> u64 {
+        upper << 32 | self.0 as u64
+    }
+}
+
+/// The output half of a slot.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+struct Output {
+    /// The queues whose first frame wants to leave here: a bit for input * 4 + queue.
+    waiting: u64,
+    /// When the link, or the way to the TNI, is free.
+    free_at: Ps,
+    /// Rows that are free in the queues at the other end and in the replay buffer, as far as is
+    /// known here.
+    credit: [u16; QUEUES + 1],
+    /// The group whose turn it is, and in each group the bit of `waiting`.
+    group: u8,
+    turn: [u8; GROUPS.len()],
+    /// Frames that had come in as a whole before they left here.
+    stored: Tally,
+    /// Where the rest of the link's state is, if things go wrong on it.
+    watched: u32,
+    /// The link is down, or there is none.
+    down: bool,
+    /// The link closes a ring.
+    date_line: bool,
+}
+
+/// The credit that will have come back to an output.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+struct Returns {
+    /// When, to which channel, and how many rows, in no order. A link seldom has more under way.
+    at: [Ps; RING],
+    vc: [u8; RING],
+    rows: [u8; RING],
+    len: u8,
+    /// Channels for which a frame waits without any credit on its way.
+    starved: u8,
+    /// What found no place there: last of a circle of [`Returned`].
+    more: u32,
+    /// Room in the replay buffer: last of a circle of [`Returned`].
+    replay: u32,
+}
+
+/// Places of [`Returns`].
+const RING: usize = 4;
+
+const _: () = assert!(size_of::<Slot>() == 256, "cache lines of their own for all three");
+
+impl Input {
+    /// When the crossbar can take the first frame of a queue to an output. From a port it takes
+    /// one frame at a time for each of its parts, from a TNI one in all.
+    #[inline]
+    fn ready_at(&self, from: usize, queue: usize, output: usize) -> Ps {
+        let part = (output / PART) as u8;
+        let mut at = self.free_at[queue];
+        for (free_at, other) in self.free_at.into_iter().zip(self.part) {
+            if from >= PORTS || other == part {
+                at = at.max(free_at);
+            }
+        }
+        at
+    }
+}
+
+/// Room that comes back.
+#[derive(Clone, Copy, Debug)]
+struct Returned {
+    at: Ps,
+    next: u32,
+    vc: u8,
+    rows: u8,
+}
+
+/// What a slot counts seldom.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    frames: u64,
+    bytes: u64,
+    wait: u64,
+    stored: u64,
+    system: u64,
+    nullified: u64,
+    discarded_normal: u64,
+    discarded_system: u64,
+    /// Frames that were marked as bad here while they were sent.
+    marked: u64,
+    /// Time in which a frame had all but credit, by channel, and since when it is so now.
+    zero_credit: [Ps; QUEUES],
+    zero_since: [Ps; QUEUES],
+}
+
+/// What has come into a slot.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CameIn {
+    pub(super) frames: u64,
+    pub(super) bytes: u64,
+    pub(super) system: u64,
+    pub(super) nullified: u64,
+    /// Time in which frames waited while the crossbar took in nothing.
+    pub(super) wait: Ps,
+}
+
+/// What a port has counted of what it sends, but for what has come in at the other end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sending {
+    /// Frames that had come in as a whole before they left.
+    pub(super) stored: u64,
+    pub(super) discarded_normal: u64,
+    pub(super) discarded_system: u64,
+    pub(super) marked: u64,
+    pub(super) zero_credit: [Ps; QUEUES],
+}
+
+/// A message at a TNI.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queued {
+    pub(super) token: u64,
+    /// Its next frame may be sent from here on.
+    pub(super) ready_at: Ps,
+    pub(super) gap: Ps,
+    pub(super) steps: Steps,
+    pub(super) class: Class,
+    pub(super) nullified: bool,
+    pub(super) dst_tni: u8,
+    /// Frames that are still to be made.
+    pub(super) left: u32,
+    /// Bytes of routing header and TLP.
+    pub(super) full: u16,
+    pub(super) last: u16,
+    pub(super) next: u32,
+}
+
+/// A TNI's messages: the first and last of each class, when a gap ends that the last frame of each
+/// class asked for, and how many wait that are not responses.
+#[derive(Clone, Debug)]
+struct Tni {
+    head: [u32; CLASSES],
+    tail: [u32; CLASSES],
+    quiet: [Ps; CLASSES],
+    backlog: u32,
+}
+
+/// What engines need to know of links.
+#[derive(Clone, Debug)]
+pub(super) struct Costs {
+    pub(super) parameters: Parameters,
+    pub(super) scheduler: Scheduler,
+    /// Whether what goes straight on along its axis leaves before all else.
+    pub(super) straight_first: bool,
+    /// Rows of a receive queue.
+    pub(super) queue: u16,
+    /// Rows of a replay buffer.
+    pub(super) replay: u16,
+    /// Whether that can ever be too few, as acknowledgements take their time.
+    pub(super) replay_limits: bool,
+}
+
+/// Some nodes that follow each other, and what happens at them.
+#[derive(Debug)]
+pub(super) struct Engine {
+    costs: Costs,
+    /// The number of the first node.
+    first: u32,
+    /// What is to happen in the window that is open.
+    window: Window,
+    agendas: Vec<Agenda>,
+    /// When something happens at each node next.
+    next_at: Vec<Ps>,
+    slots: Vec<Slot>,
+    counts: Vec<Counts>,
+    tnis: Vec<Tni>,
+    frames: Arena<Frame>,
+    messages: Arena<Queued>,
+    returned: Arena<Returned>,
+    sending: Vec<WatchedSending<Frame>>,
+    receiving: Vec<Receiving>,
+    dllps: Arena<Dllp>,
+    seed: u64,
+    /// Frames in queues that were found bad.
+    doomed: usize,
+    /// Frames moved over links.
+    hops: u64,
+}
+
+/// The slot of a node, which is counted from the engine's first.
+#[inline]
+const fn slot(node: u32, n: usize) -> usize {
+    node as usize * SLOTS + n
+}
+
+/// Of the input from which frames go straight on through an output: its group, and the bits of
+/// [`Output::waiting`] that are its.
+const STRAIGHT: [(usize, u64); SLOTS] = {
+    let mut straight = [(0, 0); SLOTS];
+    let mut n = 0;
+    while n < PORTS {
+        let bits = ((1 << QUEUES) - 1) << (Port::ALL[n].opposite().index() * QUEUES);
+        let group = if GROUPS[0] & bits != 0 { 0 } else { 1 };
+        straight[n] = (group, bits);
+        n += 1;
+    }
+    straight
+};
+
+/// Adds to a circle that is known by its last, and in which what comes first is first.
+fn push(all: &mut Arena<Returned>, last: &mut u32, returned: Returned) {
+    let handle = all.add(returned);
+    let mut before = *last;
+    if before == NONE || all[before].at <= returned.at {
+        *last = handle;
+    } else {
+        // Short frames come back before longer ones that left sooner.
+        while all[all[before].next].at <= returned.at {
+            before = all[before].next;
+        }
+    }
+    let first =
+        if before == NONE { handle } else { std::mem::replace(&mut all[before].next, handle) };
+    all[handle].next = first;
+}
+
+/// Takes the first of a circle that is known by its last, if its time has come.
+#[inline]
+fn pop(all: &mut Arena<Returned>, last: &mut u32, now: Ps) -> Option<Returned> {
+    if *last == NONE {
+        return None;
+    }
+    let first = all[*last].next;
+    let returned = all[first];
+    if returned.at > now {
+        return None;
+    }
+    if first == *last {
+        *last = NONE;
+    } else {
+        all[*last].next = returned.next;
+    }
+    all.free(first);
+    Some(returned)
+}
+
+impl Engine {
+    /// Nodes from `first` on with these neighbours: for each port of each node, the node at the
+    /// other end, if there is a link, where that is, and whether the link closes a ring.
+    pub(super) fn new(
+        costs: Costs,
+        (first, nodes): (u32, u32),
+        seed: u64,
+        mut neighbor: impl FnMut(NodeId, Port) -> Option<(NodeId, Far, bool)>,
+    ) -> Self {
+        let slots = nodes as usize * SLOTS;
+        let mut all = Vec::with_capacity(slots);
+        let mut credit = [costs.queue; QUEUES + 1];
+        credit[REPLAY] = costs.replay;
+        for node in first..first + nodes {
+            for n in 0..SLOTS {
+                let to = Port::ALL.get(n).map(|port| neighbor(NodeId(node), *port));
+                let (down, peer, far, date_line) = match to {
+                    None => (false, node, Far::default(), false),
+                    Some(None) => (true, node, Far::default(), false),
+                    Some(Some((peer, far, date_line))) => (false, peer.0, far, date_line),
+                };
+                let input = Input {
+                    head: [NONE; QUEUES],
+                    tail: [NONE; QUEUES],
+                    free_at: [0; QUEUES],
+                    part: [0; QUEUES],
+                    peer,
+                    far,
+                    watched: UNWATCHED,
+                    rows: [0; QUEUES],
+                    vc: [0; QUEUES],
+                    bytes: Tally(0),
+                    frames: Tally(0),
+                    wait: Tally(0),
+                };
+                let output = Output {
+                    waiting: 0,
+                    free_at: 0,
+                    credit,
+                    group: 0,
+                    turn: [0; GROUPS.len()],
+                    stored: Tally(0),
+                    watched: UNWATCHED,
+                    down,
+                    date_line,
+                };
+                let returns = Returns {
+                    at: [0; RING],
+                    vc: [0; RING],
+                    rows: [0; RING],
+                    len: 0,
+                    starved: 0,
+                    more: NONE,
+                    replay: NONE,
+                };
+                all.push(Slot { input, output, returns });
+            }
+        }
+        let none = [NONE; CLASSES];
+        let tni = Tni { head: none, tail: none, quiet: [0; CLASSES], backlog: 0 };
+        Self {
+            costs,
+            first,
+            window: Window::new(nodes as usize),
+            agendas: vec![Agenda::default(); nodes as usize],
+            next_at: vec![NEVER; nodes as usize],
+            slots: all,
+            counts: vec![Counts { zero_since: [NEVER; QUEUES], ..Counts::default() }; slots],
+            tnis: vec![tni; nodes as usize * (SLOTS - PORTS)],
+            frames: Arena::new(),
+            messages: Arena::new(),
+            returned: Arena::new(),
+            sending: Vec::new(),
+            receiving: Vec::new(),
+            dllps: Arena::new(),
+            seed,
+            doomed: 0,
+            hops: 0,
+        }
+    }
+
+    pub(super) const fn hops(&self) -> u64 {
+        self.hops
+    }
+
+    /// What has come into a slot of a node.
+    pub(super) fn came_in(&self, node: u32, n: usize) -> CameIn {
+        let here = slot(node, n);
+        let (input, counts) = (&self.slots[here].input, &self.counts[here]);
+        CameIn {
+            frames: input.frames.with(counts.frames),
+            bytes: input.bytes.with(counts.bytes),
+            system: counts.system,
+            nullified: counts.nullified,
+            wait: input.wait.with(counts.wait),
+        }
+    }
+
+    /// What a port of a node has counted in sending.
+    pub(super) fn sending(&self, node: u32, port: Port) -> Sending {
+        let here = slot(node, port.index());
+        let (output, counts) = (&self.slots[here].output, &self.counts[here]);
+        Sending {
+            stored: output.stored.with(counts.stored),
+            discarded_normal: counts.discarded_normal,
+            discarded_system: counts.discarded_system,
+            marked: counts.marked,
+            zero_credit: counts.zero_credit,
+        }
+    }
+
+    /// Whether no message is at a TNI, no frame in a queue or on a link, and none may have to be
+    /// sent again.
+    pub(super) fn is_idle(&self) -> bool {
+        let sure = |link: &WatchedSending<Frame>| link.sender.unacknowledged() == 0;
+        self.frames.len() == 0 && self.messages.len() == 0 && self.sending.iter().all(sure)
+    }
+
+    /// The memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<Slot>()
+            + self.agendas.capacity() * size_of::<Agenda>()
+            + self.next_at.capacity() * size_of::<Ps>()
+            + self.window.bytes()
+            + self.counts.capacity() * size_of::<Counts>()
+            + self.tnis.capacity() * size_of::<Tni>()
+            + self.frames.bytes()
+            + self.messages.bytes()
+            + self.returned.bytes()
+    }
+
+    pub(super) fn backlog(&self, node: u32, tni: u8) -> Option<u32> {
+        self.tni(node, tni).map(|n| self.tnis[n].backlog)
+    }
+
+    /// A message that is no response has left its TNI.
+    pub(super) fn left(&mut self, node: u32, tni: u8) {
+        if let Some(n) = self.tni(node, tni) {
+            self.tnis[n].backlog -= 1;
+        }
+    }
+
+    const fn tni(&self, node: u32, tni: u8) -> Option<usize> {
+        let n = SLOTS - PORTS;
+        if tni as usize >= n { None } else { Some(node as usize * n + tni as usize) }
+    }
+
+    pub(super) fn set_down(&mut self, now: Ps, node: u32, port: Port, down: bool) {
+        let n = slot(node, port.index());
+        self.slots[n].output.down = down;
+        if self.slots[n].output.waiting != 0 {
+            self.retry(node, port.index(), now);
+        }
+    }
+
+    /// Where the link of a port leads, if so much was in vain there that it is to go down.
+    pub(super) fn failed_link(&self, node: u32, port: Port) -> Option<Far> {
+        let Slot { input, output, .. } = &self.slots[slot(node, port.index())];
+        let link = self.sending.get(output.watched as usize)?;
+        link.sender.has_failed().then_some(input.far)
+    }
+
+    /// The receiver of what comes in at a slot, if things go wrong on that direction.
+    pub(super) fn receiver_mut(&mut self, slot: usize) -> Option<&mut Receiver> {
+        let watched = self.slots[slot].input.watched;
+        self.receiving.get_mut(watched as usize).map(|link| &mut link.receiver)
+    }
+
+    /// Takes a port's link down on which nothing gets through. What was on its way over it is lost.
+    pub(super) fn fail(
+        &mut self,
+        now: Ps,
+        node: u32,
+        port: Port,
+        receiver: &mut Receiver,
+        out: &mut Outlet<'_>,
+    ) {
+        let watched = self.slots[slot(node, port.index())].output.watched;
+        let Some(link) = self.sending.get_mut(watched as usize) else { return };
+        for frame in link.restart(receiver, |frame| frame.vc) {
+            let handle = self.frames.add(frame);
+            self.discard(now, node, port.index(), handle, out);
+        }
+        self.set_down(now, node, port, true);
+    }
+
+    /// Says so if nothing gets through a link.
+    fn note_failure(&self, at: Ps, node: u32, n: usize, out: &mut Outlet<'_>) {
+        let port = Port::ALL[n];
+        if self.failed_link(node, port).is_some() {
+            out.tell_now(at, NodeId(self.first + node), n as u8, Notice::Failed { port });
+        }
+    }
+
+    pub(super) fn is_down(&self, node: u32, port: Port) -> bool {
+        self.slots[slot(node, port.index())].output.down
+    }
+
+    /// When something happens next, but for what has been posted.
+    pub(super) fn next_at(&self) -> Ps {
+        self.next_at.iter().copied().fold(self.window.next_at(), Ps::min)
+    }
+
+    /// Queues a message at a TNI, which must exist.
+    pub(super) fn inject(&mut self, now: Ps, node: u32, tni: u8, message: Queued) {
+        let Some(n) = self.tni(node, tni) else { return };
+        let queue = class_queue(message.class);
+        let at = message.ready_at.max(now);
+        let handle = self.messages.add(Queued { next: NONE, ..message });
+        let tni_state = &mut self.tnis[n];
+        if message.class != Class::Response {
+            tni_state.backlog += 1;
+        }
+        let last = std::mem::replace(&mut tni_state.tail[queue], handle);
+        if last == NONE {
+            tni_state.head[queue] = handle;
+            self.kick(node, PORTS + usize::from(tni), at);
+        } else {
+            self.messages[last].next = handle;
+        }
+    }
+
+    fn kick(&mut self, node: u32, n: usize, at: Ps) {
+        if self.agendas[node as usize].kick(n - PORTS, at) {
+            self.window.kick(n - PORTS, at);
+            self.wake(node, at);
+        }
+    }
+
+    #[inline]
+    fn wake(&mut self, node: u32, at: Ps) {
+        let next_at = &mut self.next_at[node as usize];
+        *next_at = at.min(*next_at);
+    }
+
+    /// Opens a window of time, when all of the one before is done: takes in what was posted.
+    pub(super) fn open(&mut self, start: Ps, end: Ps, mail: &mut Mail) {
+        self.window.open(start, end);
+        self.take_credits(mail);
+        for (slot, frame) in mail.frames.drain(..) {
+            let (node, port) = (slot / SLOTS as u16, slot % SLOTS as u16);
+            self.doomed += usize::from(frame.flags & DOOMED != 0 && frame.next == NONE);
+            let at = frame.arrived;
+            let handle = self.frames.add(frame);
+            self.window.post(at, node, agenda::ARRIVE + u32::from(port), handle);
+        }
+        for (at, slot, dllp) in mail.dllps.drain(..) {
+            let (node, port) = (slot / SLOTS as u16, slot % SLOTS as u16);
+            let handle = self.dllps.add(dllp);
+            self.window.post(at, node, agenda::DLLP + u32::from(port), handle);
+        }
+        (mail.soonest, mail.credits_at) = (NEVER, NEVER);
+        self.window.sort(&mut self.next_at);
+    }
+
+    /// When the first room comes back by post that somebody waits for.
+    pub(super) fn waited_for(&self, mail: &Mail) -> Ps {
+        let waits = |credit: &&Credit| {
+            self.slots[usize::from(credit.slot)].returns.starved >> credit.vc & 1 != 0
+        };
+        mail.credits.iter().filter(waits).map(|credit| credit.at).fold(NEVER, Ps::min)
+    }
+
+    /// Takes in the room that came back by post.
+    pub(super) fn take_credits(&mut self, mail: &mut Mail) {
+        for Credit { at, slot, vc, rows } in mail.credits.drain(..) {
+            self.give_back(slot.into(), at, vc, rows);
+        }
+    }
+
+    /// Lets happen what is due up to and with a time of the window that is open.
+    /// Returns how many nodes had something to do.
+    pub(super) fn run(&mut self, until: Ps, out: &mut Outlet<'_>) -> usize {
+        let mut busy = 0;
+        for node in 0..self.next_at.len() as u32 {
+            if self.next_at[node as usize] <= until {
+                self.run_node(node, until, out);
+                busy += 1;
+            }
+        }
+        busy
+    }
+
+    fn run_node(&mut self, node: u32, until: Ps, out: &mut Outlet<'_>) {
+        let Self { window, agendas, .. } = self;
+        window.enter(node, until, &agendas[node as usize]);
+        if agendas[node as usize].armed != 0 {
+            self.note_timers(node);
+        }
+        while let Some((at, kind, argument)) = self.window.pop() {
+            let n = kind as usize % SLOTS;
+            match kind {
+                agenda::TIMEOUT.. => self.time_out(at, node, n, out),
+                agenda::DLLP.. => self.told(at, node, n, argument, out),
+                agenda::RETRY.. => {
+                    let n = agenda::output_of(at, kind);
+                    self.agendas[node as usize].retried(n);
+                    self.serve(at, node, n, out);
+                }
+                agenda::KICK.. => {
+                    self.agendas[node as usize].kicked(n - PORTS);
+                    for queue in 0..CLASSES {
+                        if let Some(output) = self.load(at, node, n, queue) {
+                            self.serve(at, node, output, out);
+                        }
+                    }
+                }
+                _ => self.arrive(at, node, n, argument, out),
+            }
+        }
+        let mut next_at = self.agendas[node as usize].next_at().min(self.window.leave());
+        if self.agendas[node as usize].armed != 0 {
+            next_at = next_at.min(self.timers(node).map(|(_, at)| at).fold(NEVER, Ps::min));
+        }
+        self.next_at[node as usize] = next_at;
+    }
+
+    /// Takes in a frame whose header has come to a port.
+    #[inline]
+    fn arrive(&mut self, at: Ps, node: u32, n: usize, handle: u32, out: &mut Outlet<'_>) {
+        let here = slot(node, n);
+        if self.frames[handle].next != NONE && !self.check(at, node, n, handle, out) {
+            self.frames.free(handle);
+            return;
+        }
+        let frame = &mut self.frames[handle];
+        frame.arrived = at;
+        frame.next = NONE;
+        let queue = usize::from(frame.vc) % QUEUES;
+        let (bytes, flags) = (frame.bytes, frame.flags);
+        // What was refused comes again, and is counted then.
+        let came = flags & UNMARKED == 0;
+        let input = &mut self.slots[here].input;
+        let bytes = if came { bytes.into() } else { 0 };
+        let carry = (input.frames.add(came.into()), input.bytes.add(bytes));
+        if carry != (0, 0) || flags & !LAST != 0 {
+            let counts = &mut self.counts[here];
+            counts.frames += carry.0;
+            counts.bytes += carry.1;
+            counts.system += u64::from(came && CLASS_ORDER[1] == class_of(flags));
+            counts.nullified += u64::from(came && flags & (NULLIFIED | DOOMED) != 0);
+        }
+        let last = std::mem::replace(&mut input.tail[queue], handle);
+        if last == NONE {
+            input.head[queue] = handle;
+            let output = self.ask(at, node, n, queue, handle);
+            self.serve(at, node, output, out);
+        } else {
+            self.frames[last].next = handle;
+        }
+    }
+
+    /// Makes the next frame of a TNI's queue, if there is one to make now. Returns the output
+    /// that it asked for.
+    fn load(&mut self, now: Ps, node: u32, n: usize, queue: usize) -> Option<usize> {
+        let here = slot(node, n);
+        if self.slots[here].input.head[queue] != NONE {
+            return None;
+        }
+        let tni = self.tni(node, (n - PORTS) as u8)?;
+        let handle = self.tnis[tni].head[queue];
+        if handle == NONE {
+            return None;
+        }
+        let message = self.messages[handle];
+        let ready_at = message.ready_at.max(self.tnis[tni].quiet[queue]);
+        if ready_at > now {
+            self.kick(node, n, ready_at);
+            return None;
+        }
+        let last = message.left == 1;
+        let bytes = if last { message.last } else { message.full };
+        let mut flags = CLASS * queue as u8;
+        if last {
+            flags |= LAST;
+        }
+        if message.nullified {
+            flags |= NULLIFIED;
+        }
+        let frame = self.frames.add(Frame {
+            token: message.token,
+            arrived: now,
+            next: NONE,
+            wire: self.costs.parameters.wire_ps(bytes) as u32,
+            bytes,
+            steps: message.steps,
+            rows: self.costs.parameters.rows(bytes),
+            flags,
+            vc: 0,
+            dst_tni: message.dst_tni,
+        });
+        self.slots[here].input.head[queue] = frame;
+        Some(self.ask(now, node, n, queue, frame))
+    }
+
+    /// Notes that the first frame of a queue wants to leave, and returns where.
+    #[inline]
+    fn ask(&mut self, now: Ps, node: u32, n: usize, queue: usize, handle: u32) -> usize {
+        let frame = &mut self.frames[handle];
+        let rows = frame.rows;
+        let to = match frame.steps.next() {
+            None => PORTS + usize::from(frame.dst_tni),
+            Some(Step { port, channel }) => {
+                let port = usize::from(port);
+                let first = frame.class().first_vc();
+                frame.vc = match channel {
+                    Channel::First => first,
+                    Channel::Second => first + 1,
+                    Channel::Given(vc) => vc,
+                    Channel::Ring { crossed, last } => {
+                        let crossed = crossed || self.slots[slot(node, port)].output.date_line;
+                        first + u8::from(self.costs.scheduler.second(crossed, last))
+                    }
+                };
+                port
+            }
+        };
+        let vc = frame.vc;
+        let doomed = frame.flags & DOOMED != 0;
+        let whole_at = frame.arrived + Ps::from(frame.wire);
+        let input = &mut self.slots[slot(node, n)].input;
+        input.rows[queue] = rows;
+        input.vc[queue] = vc;
+        self.slots[slot(node, to)].output.waiting |= 1 << (n * QUEUES + queue);
+        if doomed {
+            self.retry(node, to, whole_at.max(now));
+        }
+        to
+    }
+
+    /// Sees to it that an output is looked at again at that time at the latest.
+    #[inline]
+    fn retry(&mut self, node: u32, n: usize, at: Ps) {
+        if self.agendas[node as usize].retry(n, at) {
+            self.window.retry(n, at);
+            self.wake(node, at);
+        }
+    }
+
+    /// Lets go through an output what can go now.
+    #[inline]
+    fn serve(&mut self, now: Ps, node: u32, n: usize, out: &mut Outlet<'_>) {
+        let output = &self.slots[slot(node, n)].output;
+        // Most often it is busy.
+        if output.free_at > now && output.watched == UNWATCHED && !output.down {
+            if output.waiting != 0 {
+                let at = output.free_at;
+                self.retry(node, n, at);
+            }
+            return;
+        }
+        self.serve_free(now, node, n, out);
+    }
+
+    /// The same of an output that is free, or whose link needs looking after.
+    fn serve_free(&mut self, now: Ps, node: u32, n: usize, out: &mut Outlet<'_>) {
+        let here = slot(node, n);
+        loop {
+            if self.slots[here].output.watched != UNWATCHED && self.replay(now, node, n, out) {
+                return;
+            }
+            let output = &self.slots[here].output;
+            if output.waiting == 0 {
+                return;
+            }
+            if output.free_at > now && !output.down {
+                let at = output.free_at;
+                self.retry(node, n, at);
+                return;
+            }
+            if self.doomed > 0 && self.drop_doomed(now, node, n, out) {
+                continue;
+            }
+            let output = &self.slots[here].output;
+            let mut again = NEVER;
+            let mut chosen = None;
+            let (waiting, group, turns) = (output.waiting, usize::from(output.group), output.turn);
+            let in_turn = [group, (group + 1) % GROUPS.len(), (group + 2) % GROUPS.len()];
+            let in_turn = in_turn.map(|group| (group, GROUPS[group], (group + 1) % GROUPS.len()));
+            let straight = if self.costs.straight_first { STRAIGHT[n] } else { (0, 0) };
+            let first = (straight.0, straight.1, group);
+            'all: for (group, inputs, next) in [first].into_iter().chain(in_turn) {
+                let turn = u32::from(turns[group]);
+                let mut waiting = (waiting & inputs).rotate_right(turn);
+                while waiting != 0 {
+                    let bit = (waiting.trailing_zeros() + turn) % 64;
+                    waiting &= waiting - 1;
+                    let (from, queue) = (bit as usize / QUEUES, bit as usize % QUEUES);
+                    let input = &self.slots[slot(node, from)].input;
+                    let ready_at = input.ready_at(from, queue, n);
+                    if ready_at > now {
+                        again = again.min(ready_at);
+                        continue;
+                    }
+                    let handle = input.head[queue];
+                    let (vc, rows) = (usize::from(input.vc[queue]) % QUEUES, input.rows[queue]);
+                    if n < PORTS
+                        && !self.slots[here].output.down
+                        && let Err(at) = self.has_room(now, here, vc, rows)
+                    {
+                        again = again.min(at);
+                        continue;
+                    }
+                    chosen = Some((group, next, bit, from, queue, handle));
+                    break 'all;
+                }
+            }
+            let Some((group, next, bit, from, queue, handle)) = chosen else {
+                if again != NEVER {
+                    self.retry(node, n, again);
+                }
+                return;
+            };
+            let output = &mut self.slots[here].output;
+            output.group = next as u8;
+            output.turn[group] = ((bit + 1) % 64) as u8;
+            output.waiting &= !(1 << bit);
+            let down = output.down;
+            self.take(now, node, (from, queue), n, handle, out);
+            if down {
+                self.discard(now, node, n, handle, out);
+            } else if n < PORTS {
+                self.send(now, node, n, handle, out);
+            } else {
+                self.eject(now, node, n, handle, out);
+            }
+        }
+    }
+
+    /// Whether there is room for a frame at the other end of a link and in the replay buffer, or
+    /// when to look again.
+    #[inline]
+    fn has_room(&mut self, now: Ps, here: usize, vc: usize, rows: u8) -> Result<(), Ps> {
+        if self.slots[here].output.watched != UNWATCHED {
+            return self.may_send(now, here, vc, rows);
+        }
+        let rows = u16::from(rows);
+        let credit = &self.slots[here].output.credit;
+        if credit[vc] >= rows && credit[REPLAY] >= rows {
+            return Ok(());
+        }
+        self.settle(now, here);
+        let Slot { output, returns, .. } = &mut self.slots[here];
+        let counts = &mut self.counts[here];
+        if output.credit[vc] >= rows {
+            if counts.zero_since[vc] != NEVER {
+                counts.zero_credit[vc] += now - counts.zero_since[vc];
+                counts.zero_since[vc] = NEVER;
+            }
+            if output.credit[REPLAY] >= rows {
+                return Ok(());
+            }
+            // Acknowledgements are always on their way.
+            let last = returns.replay;
+            return Err(if last == NONE {
+                NEVER
+            } else {
+                self.returned[self.returned[last].next].at
+            });
+        }
+        if counts.zero_since[vc] == NEVER {
+            counts.zero_since[vc] = now;
+        }
+        let places = 0..usize::from(returns.len);
+        let known = places.filter(|n| usize::from(returns.vc[*n]) == vc).map(|n| returns.at[n]);
+        let more = returns.more;
+        let more = (more != NONE).then(|| self.returned[self.returned[more].next].at);
+        if let Some(at) = known.chain(more).min() {
+            return Err(at);
+        }
+        returns.starved |= 1 << vc;
+        Err(NEVER)
+    }
+
+    /// Takes what has come back to an output by now.
+    fn settle(&mut self, now: Ps, here: usize) {
+        let Slot { output, returns, .. } = &mut self.slots[here];
+        let mut place = 0;
+        while place < usize::from(returns.len) {
+            if returns.at[place] > now {
+                place += 1;
+                continue;
+            }
+            output.credit[usize::from(returns.vc[place]) % QUEUES] +=
+                u16::from(returns.rows[place]);
+            returns.len -= 1;
+            let last = usize::from(returns.len);
+            returns.at[place] = returns.at[last];
+            returns.vc[place] = returns.vc[last];
+            returns.rows[place] = returns.rows[last];
+        }
+        while let Some(Returned { vc, rows, .. }) = pop(&mut self.returned, &mut returns.more, now)
+        {
+            output.credit[usize::from(vc) % QUEUES] += u16::from(rows);
+        }
+        while let Some(Returned { rows, .. }) = pop(&mut self.returned, &mut returns.replay, now) {
+            output.credit[REPLAY] += u16::from(rows);
+        }
+    }
+
+    /// Takes the first frame out of a queue: the input is busy with it now, and the next one may
+    /// ask.
+    #[inline]
+    fn take(
+        &mut self,
+        now: Ps,
+        node: u32,
+        (from, queue): (usize, usize),
+        to: usize,
+        handle: u32,
+        out: &mut Outlet<'_>,
+    ) {
+        let frame = &self.frames[handle];
+        let Frame { wire, next, rows, bytes, flags, .. } = *frame;
+        let wire = Ps::from(wire);
+        let input = &mut self.slots[slot(node, from)].input;
+        let busy_until = input.free_at.into_iter().fold(frame.arrived, Ps::max);
+        let carry = input.wait.add(now - busy_until.min(now));
+        if carry != 0 {
+            self.counts[slot(node, from)].wait += carry;
+        }
+        let free_at = now + wire;
+        input.free_at[queue] = free_at;
+        input.part[queue] = (to / PART) as u8;
+        input.head[queue] = next;
+        if from >= PORTS {
+            let carry = input.bytes.add(bytes.into());
+            if carry != 0 {
+                self.counts[slot(node, from)].bytes += carry;
+            }
+            self.sent_from_tni(now, node, from, queue, wire, out);
+            return;
+        }
+        if next == NONE {
+            input.tail[queue] = NONE;
+        }
+        let (far, watched) = (input.far, input.watched);
+        let at = free_at + self.costs.parameters.hop_ps();
+        if watched == UNWATCHED {
+            let (slot, vc) = (far.slot, queue as u8);
+            out.credit(far, Credit { at, slot, vc, rows });
+        } else if flags & UNMARKED == 0 {
+            // A frame that was refused has the room of the one that is sent for it again.
+            self.receiving[watched as usize].receiver.freed(queue as u8, rows);
+            self.tell(watched, far, at, out);
+        }
+        if next != NONE {
+            let output = self.ask(now, node, from, queue, next);
+            self.retry(node, output, free_at);
+        }
+    }
+
+    /// A TNI's frame is on its way: the next one may follow.
+    fn sent_from_tni(
+        &mut self,
+        now: Ps,
+        node: u32,
+        n: usize,
+        queue: usize,
+        wire: Ps,
+        out: &mut Outlet<'_>,
+    ) {
+        let Some(tni) = self.tni(node, (n - PORTS) as u8) else { return };
+        let end = now + wire;
+        let handle = self.tnis[tni].head[queue];
+        let message = &mut self.messages[handle];
+        message.left -= 1;
+        if message.gap != 0 {
+            self.tnis[tni].quiet[queue] = end + message.gap;
+        }
+        if message.left == 0 {
+            let Queued { token, class, next, .. } = *message;
+            self.messages.free(handle);
+            let state = &mut self.tnis[tni];
+            state.head[queue] = next;
+            if next == NONE {
+                state.tail[queue] = NONE;
+            }
+            let request = class != Class::Response;
+            let (node, tni) = (NodeId(self.first + node), (n - PORTS) as u8);
+            out.tell(end, node, Notice::Left { tni, token, request });
+        }
+        if let Some(output) = self.load(now, node, n, queue) {
+            self.retry(node, output, end);
+        }
+    }
+
+    /// Tells an output that it will have more room in a queue at the other end of its link.
+    #[inline]
+    fn give_back(&mut self, here: usize, at: Ps, vc: u8, rows: u8) {
+        let returns = &mut self.slots[here].returns;
+        if usize::from(returns.len) < RING {
+            let place = usize::from(returns.len);
+            returns.at[place] = at;
+            returns.vc[place] = vc;
+            returns.rows[place] = rows;
+            returns.len += 1;
+        } else {
+            let returned = Returned { at, next: NONE, vc, rows };
+            push(&mut self.returned, &mut returns.more, returned);
+        }
+        if returns.starved & 1 << vc != 0 {
+            returns.starved &= !(1 << vc);
+            self.retry((here / SLOTS) as u32, here % SLOTS, at);
+        }
+    }
+
+    /// Sends a frame over a link.
+    #[inline]
+    fn send(&mut self, now: Ps, node: u32, n: usize, handle: u32, out: &mut Outlet<'_>) {
+        let here = slot(node, n);
+        let Input { peer: to, far, .. } = self.slots[here].input;
+        let hop_ps = self.costs.parameters.hop_ps();
+        if self.costs.replay_limits && self.slots[here].output.watched == UNWATCHED {
+            // The end of the frame goes there, and the acknowledgement comes back.
+            let frame = &self.frames[handle];
+            let (rows, wire) = (frame.rows, Ps::from(frame.wire));
+            let Slot { output, returns, .. } = &mut self.slots[here];
+            output.credit[REPLAY] -= u16::from(rows);
+            let at = now + wire + 2 * hop_ps;
+            let returned = Returned { at, next: NONE, vc: 0, rows };
+            push(&mut self.returned, &mut returns.replay, returned);
+        }
+        let output = &mut self.slots[here].output;
+        let frame = &mut self.frames[handle];
+        let watched = output.watched;
+        if watched == UNWATCHED {
+            output.free_at = now + Ps::from(frame.wire);
+            output.credit[usize::from(frame.vc) % QUEUES] -= u16::from(frame.rows);
+        }
+        frame.steps.advance(output.date_line);
+        if frame.flags & DOOMED != 0 {
+            self.doomed -= 1;
+            self.counts[here].marked += u64::from(frame.flags & UNMARKED != 0);
+            frame.flags &= !UNMARKED;
+        }
+        if now >= frame.arrived + Ps::from(frame.wire) {
+            let carry = output.stored.add(1);
+            if carry != 0 {
+                self.counts[here].stored += carry;
+            }
+        }
+        if out.hops && frame.flags & DOOMED == 0 {
+            let from = NodeId(self.first + node);
+            let hop = Hop { from, port: Port::ALL[n], to: NodeId(to), vc: frame.vc };
+            let (class, bytes, token) = (frame.class(), frame.bytes.into(), frame.token);
+            out.tell_now(now, from, n as u8, Notice::Hop { hop, class, bytes, token });
+        }
+        self.hops += 1;
+        let frame = *frame;
+        self.frames.free(handle);
+        if watched != UNWATCHED {
+            self.send_watched(now, node, n, watched, frame, out);
+            return;
+        }
+        out.frame(far, Frame { next: NONE, arrived: now + hop_ps, ..frame });
+    }
+
+    /// Sets what goes wrong on the direction of a link out of a port. If nothing went wrong on it
+    /// before, the other end needs a state from now on, too, which is returned. What was posted
+    /// must have been taken in.
+    pub(super) fn set_errors(
+        &mut self,
+        now: Ps,
+        node: u32,
+        port: Port,
+        errors: &LinkErrors,
+    ) -> Option<Receiving> {
+        let here = slot(node, port.index());
+        let mut receiving = None;
+        if self.slots[here].output.watched == UNWATCHED {
+            // What is known to come back has come back, but for what a time-out brings anyway.
+            self.settle(NEVER, here);
+            let output = &self.slots[here].output;
+            let in_use = std::array::from_fn(|vc| self.costs.queue - output.credit[vc]);
+            let parameters = &self.costs.parameters;
+            let global = slot(self.first, 0) + here;
+            let seed = self.seed ^ (global as u64) << 32;
+            let sending = WatchedSending::new(parameters, in_use, now, seed);
+            receiving = Some(Receiving::new(parameters, &sending));
+            self.slots[here].output.watched = self.sending.len() as u32;
+            self.slots[here].returns.starved = 0;
+            self.sending.push(sending);
+        }
+        let watched = self.slots[here].output.watched as usize;
+        let watched = &mut self.sending[watched];
+        watched.chance.dllp_loss = errors.dllp_loss;
+        for (lane, rate) in (0..).zip(errors.rates) {
+            watched.lanes.set_rate(lane, rate);
+            watched.lanes.set_dead(lane, errors.dead >> lane & 1 != 0);
+        }
+        self.retry(node, port.index(), now);
+        receiving
+    }
+
+    /// The same at the port where the direction comes in, with the state if that is new.
+    pub(super) fn set_errors_behind(
+        &mut self,
+        node: u32,
+        port: Port,
+        errors: &LinkErrors,
+        new: Option<Receiving>,
+    ) {
+        let input = &mut self.slots[slot(node, port.index())].input;
+        if let Some(new) = new {
+            input.watched = self.receiving.len() as u32;
+            self.receiving.push(new);
+        }
+        if let Some(receiving) = self.receiving.get_mut(input.watched as usize) {
+            receiving.chance.dllp_loss = errors.dllp_loss;
+        }
+    }
+
+    /// What a port has in full of the direction that it sends, if things go wrong on it.
+    pub(super) fn watched(&self, node: u32, port: Port) -> Option<&WatchedSending<Frame>> {
+        let watched = self.slots[slot(node, port.index())].output.watched;
+        self.sending.get(watched as usize)
+    }
+
+    /// The same of what comes in.
+    pub(super) fn watched_in(&self, node: u32, port: Port) -> Option<&Receiving> {
+        let watched = self.slots[slot(node, port.index())].input.watched;
+        self.receiving.get(watched as usize)
+    }
+
+    /// As [`Self::has_room`], by the sender of a watched link.
+    fn may_send(&mut self, now: Ps, here: usize, vc: usize, rows: u8) -> Result<(), Ps> {
+        let watched = self.slots[here].output.watched;
+        let link = &mut self.sending[watched as usize];
+        let counts = &mut self.counts[here];
+        let Err(wait) = link.sender.may_send(vc as u8, rows, now) else {
+            if counts.zero_since[vc] != NEVER {
+                counts.zero_credit[vc] += now - counts.zero_since[vc];
+                counts.zero_since[vc] = NEVER;
+            }
+            return Ok(());
+        };
+        if wait.reason == Reason::Credit {
+            if counts.zero_since[vc] == NEVER {
+                counts.zero_since[vc] = now;
+            }
+            link.sender.starve(vc as u8, now);
+            self.arm(now, here);
+        }
+        Err(wait.until)
+    }
+
+    /// Sees to it that a sender is asked in time whether it has waited for too long.
+    fn arm(&mut self, now: Ps, here: usize) {
+        let watched = self.slots[here].output.watched;
+        let link = &mut self.sending[watched as usize];
+        let at = link.sender.deadline().max(now);
+        if at < link.timer_at {
+            link.timer_at = at;
+            let (node, n) = (here / SLOTS, here % SLOTS);
+            self.agendas[node].armed |= 1 << n;
+            self.window.time_out(n, at);
+            self.wake(node as u32, at);
+        }
+    }
+
+    /// When timers of a node's ports expire.
+    fn timers(&self, node: u32) -> impl Iterator<Item = (usize, Ps)> {
+        let armed = self.agendas[node as usize].armed;
+        (0..PORTS).filter(move |n| armed >> n & 1 != 0).filter_map(move |n| {
+            let watched = self.slots[slot(node, n)].output.watched;
+            Some((n, self.sending.get(watched as usize)?.timer_at))
+        })
+    }
+
+    fn note_timers(&mut self, node: u32) {
+        let mut timers = [NEVER; PORTS];
+        self.timers(node).for_each(|(n, at)| timers[n] = at);
+        for (n, at) in timers.into_iter().enumerate() {
+            self.window.time_out(n, at);
+        }
+    }
+
+    fn time_out(&mut self, at: Ps, node: u32, n: usize, out: &mut Outlet<'_>) {
+        let here = slot(node, n);
+        let watched = self.slots[here].output.watched;
+        let Some(link) = self.sending.get_mut(watched as usize) else { return };
+        if link.timer_at > at {
+            return;
+        }
+        link.timer_at = NEVER;
+        match link.sender.timeout(at, &mut link.sent) {
+            Some(Timeout::Replay) => self.serve(at, node, n, out),
+            Some(Timeout::Poll) if !link.chance.loses() => {
+                link.sent.send_dllp += 1;
+                let far = self.slots[here].input.far;
+                out.dllp(far, at + self.costs.parameters.hop_ps(), Dllp::Poll);
+            }
+            _ => {}
+        }
+        self.arm(at, here);
+        self.note_failure(at, node, n, out);
+    }
+
+    /// Sends what a receiver has to say to its sender, which is there at that time.
+    fn tell(&mut self, watched: u32, far: Far, at: Ps, out: &mut Outlet<'_>) {
+        while let Some(dllp) = self.receiving[watched as usize].next_dllp() {
+            out.dllp(far, at, dllp);
+        }
+    }
+
+    /// A DLLP has arrived at a sender; or, if it asks for the latest of all, at its receiver.
+    fn told(&mut self, at: Ps, node: u32, n: usize, dllp: u32, out: &mut Outlet<'_>) {
+        let Slot { input, output, .. } = &self.slots[slot(node, n)];
+        let (far, into, watched) = (input.far, input.watched, output.watched);
+        let handle = dllp;
+        let dllp = self.dllps[handle];
+        self.dllps.free(handle);
+        if dllp == Dllp::Poll {
+            let Some(link) = self.receiving.get_mut(into as usize) else { return };
+            link.received.recv_dllp += 1;
+            link.receiver.poll();
+            self.tell(into, far, at + self.costs.parameters.hop_ps(), out);
+            return;
+        }
+        let Some(link) = self.sending.get_mut(watched as usize) else { return };
+        let stat = link.lanes.stat();
+        link.lanes.tell(stat);
+        let effect = link.sender.dllp(dllp, at, &mut link.sent);
+        self.arm(at, slot(node, n));
+        if effect != Effect::Nothing {
+            self.serve(at, node, n, out);
+        }
+        self.note_failure(at, node, n, out);
+    }
+
+    /// Sends a frame again, if there is one to be sent again. Returns whether the output waits.
+    fn replay(&mut self, now: Ps, node: u32, n: usize, out: &mut Outlet<'_>) -> bool {
+        let here = slot(node, n);
+        let watched = self.slots[here].output.watched;
+        let link = &mut self.sending[watched as usize];
+        if !link.replays(now) {
+            return false;
+        }
+        let free_at = self.slots[here].output.free_at;
+        if free_at > now {
+            self.retry(node, n, free_at);
+            return true;
+        }
+        if let Some(seq) = link.sender.resend(now, &mut link.sent)
+            && let Some(frame) = link.kept(seq)
+        {
+            self.transmit(now, (node, n), watched, frame, (seq, Check::Good), out);
+        }
+        self.arm(now, here);
+        let free_at = self.slots[here].output.free_at;
+        self.retry(node, n, free_at);
+        true
+    }
+
+    /// Gives a new frame to the sender of a watched link.
+    fn send_watched(
+        &mut self,
+        now: Ps,
+        node: u32,
+        n: usize,
+        watched: u32,
+        frame: Frame,
+        out: &mut Outlet<'_>,
+    ) {
+        let link = &mut self.sending[watched as usize];
+        let seq = link.sender.send(frame.vc, frame.rows, now, NEVER, &mut link.sent);
+        let mut check = Check::Good;
+        if frame.flags & DOOMED != 0 {
+            link.sender.nullify(frame.vc, &mut link.sent);
+            check = Check::Nullified;
+        } else {
+            link.keep(seq, frame);
+        }
+        self.transmit(now, (node, n), watched, frame, (seq, check), out);
+        self.arm(now, slot(node, n));
+    }
+
+    /// Puts a frame on the wire of a watched link.
+    fn transmit(
+        &mut self,
+        now: Ps,
+        (node, n): (u32, usize),
+        watched: u32,
+        frame: Frame,
+        (seq, check): (Seq, Check),
+        out: &mut Outlet<'_>,
+    ) {
+        let here = slot(node, n);
+        let parameters = &self.costs.parameters;
+        let link = &mut self.sending[watched as usize];
+        let width = link.lanes.width();
+        let wire = parameters.wire_ps_on(frame.bytes, width).unwrap_or(frame.wire.into());
+        let check = match link.carry(parameters, frame.bytes, width) {
+            Check::Bad => Check::Bad,
+            _ => check,
+        };
+        // A slower link's frame must not be sent on faster than it comes in.
+        let late = wire.saturating_sub(frame.wire.into());
+        let at = now + parameters.hop_ps() + late;
+        self.slots[here].output.free_at = now + wire;
+        let far = self.slots[here].input.far;
+        out.frame(far, Frame { next: on_wire(seq, check), arrived: at, ..frame });
+    }
+
+    /// Takes a frame that has come over a watched link. Returns whether it goes on.
+    fn check(&mut self, at: Ps, node: u32, n: usize, handle: u32, out: &mut Outlet<'_>) -> bool {
+        let Input { far, watched, .. } = self.slots[slot(node, n)].input;
+        let Some(link) = self.receiving.get_mut(watched as usize) else { return true };
+        let frame = &mut self.frames[handle];
+        let seq = Seq::new(frame.next as u16);
+        let check = match frame.next >> 16 {
+            0 => Check::Good,
+            1 => Check::Nullified,
+            _ => Check::Bad,
+        };
+        let expected = link.receiver.expected() == seq;
+        let verdict = link.receiver.frame(seq, check, at, &mut link.received);
+        let mut goes_on = verdict == Verdict::Accept;
+        // What is wrong with it shows at its end, unless it is the header.
+        let readable = link.chance.draw() % u64::from(frame.bytes) >= HEADER_BYTES;
+        if verdict == Verdict::Refuse && check == Check::Bad && expected && readable {
+            frame.flags |= DOOMED | UNMARKED;
+            self.doomed += 1;
+            goes_on = true;
+        }
+        let end = at + Ps::from(frame.wire) + self.costs.parameters.hop_ps();
+        self.tell(watched, far, end, out);
+        goes_on
+    }
+
+    /// Drops a frame that was found bad and has come in as a whole, if one waits for an output.
+    fn drop_doomed(&mut self, now: Ps, node: u32, n: usize, out: &mut Outlet<'_>) -> bool {
+        let here = slot(node, n);
+        let mut waiting = self.slots[here].output.waiting;
+        while waiting != 0 {
+            let bit = waiting.trailing_zeros() as usize;
+            waiting &= waiting - 1;
+            let (from, queue) = (bit / QUEUES, bit % QUEUES);
+            let input = &self.slots[slot(node, from)].input;
+            let handle = input.head[queue];
+            let frame = &self.frames[handle];
+            let whole = frame.arrived + Ps::from(frame.wire) <= now;
+            if frame.flags & DOOMED != 0 && whole && input.ready_at(from, queue, n) <= now {
+                self.slots[here].output.waiting &= !(1 << bit);
+                self.take(now, node, (from, queue), n, handle, out);
+                self.frames.free(handle);
+                self.doomed -= 1;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Hands a frame to a TNI.
+    fn eject(&mut self, now: Ps, node: u32, n: usize, handle: u32, out: &mut Outlet<'_>) {
+        let frame = self.frames[handle];
+        self.frames.free(handle);
+        let end = now + Ps::from(frame.wire);
+        self.slots[slot(node, n)].output.free_at = end;
+        let doomed = frame.flags & DOOMED != 0;
+        self.doomed -= usize::from(doomed);
+        if frame.flags & LAST != 0 && !doomed {
+            let (node, tni) = (NodeId(self.first + node), (n - PORTS) as u8);
+            out.tell(end, node, Notice::Delivered { tni, token: frame.token });
+        }
+    }
+
+    /// Throws away a frame whose link is down.
+    fn discard(&mut self, now: Ps, node: u32, n: usize, handle: u32, out: &mut Outlet<'_>) {
+        let frame = self.frames[handle];
+        self.frames.free(handle);
+        if frame.flags & DOOMED != 0 {
+            self.doomed -= 1;
+            return;
+        }
+        let counts = &mut self.counts[slot(node, n)];
+        if frame.class() == Class::System {
+            counts.discarded_system += 1;
+        } else {
+            counts.discarded_normal += 1;
+        }
+        let (node, port) = (NodeId(self.first + node), Port::ALL.get(n).copied());
+        let last = frame.flags & LAST != 0;
+        out.tell_now(now, node, n as u8, Notice::Discarded { port, token: frame.token, last });
+    }
+}

@@ -1,0 +1,77 @@
+//! Frames, and where they go.
+
+use tofu_abi::topology::Port;
+use tofu_links::{Check, Seq};
+
+use super::message::Ps;
+use super::steps::Steps;
+use crate::packet::Class;
+
+/// Slots of a crossbar: ports, then TNIs.
+pub(super) const SLOTS: usize = 16;
+pub(super) const PORTS: usize = Port::COUNT;
+pub(super) const CLASSES: usize = 3;
+
+/// The other end of a link.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Far {
+    pub(super) engine: u32,
+    pub(super) slot: u16,
+}
+
+/// A frame in a queue or on a link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    pub(super) token: u64,
+    /// When its header came to where it is; on a link, when it will come.
+    pub(super) arrived: Ps,
+    /// The next in the queue. On a watched link, what is to be known at its end: [`on_wire`].
+    pub(super) next: u32,
+    /// How long it keeps a link busy.
+    pub(super) wire: u32,
+    /// Bytes of routing header and TLP.
+    pub(super) bytes: u16,
+    pub(super) steps: Steps,
+    pub(super) rows: u8,
+    pub(super) flags: u8,
+    pub(super) vc: u8,
+    pub(super) dst_tni: u8,
+}
+
+/// The last frame of its message.
+pub(super) const LAST: u8 = 1;
+/// Marked as bad by its sender.
+pub(super) const NULLIFIED: u8 = 2;
+/// Above these bits: the class, in two.
+pub(super) const CLASS: u8 = 4;
+/// Found bad while it was being sent on: it ends wherever it has come in as a whole.
+pub(super) const DOOMED: u8 = 16;
+/// And that is not yet marked on it.
+pub(super) const UNMARKED: u8 = 32;
+
+/// A frame's sequence number and check, as [`Frame::next`] has them on a watched link.
+pub(super) const fn on_wire(seq: Seq, check: Check) -> u32 {
+    seq.get() as u32 | (check as u32) << 16
+}
+
+pub(super) const CLASS_ORDER: [Class; CLASSES] = [Class::Request, Class::System, Class::Response];
+
+/// The queue of a class at a TNI.
+pub(super) const fn class_queue(class: Class) -> usize {
+    match class {
+        Class::Request => 0,
+        Class::System => 1,
+        Class::Response => 2,
+    }
+}
+
+#[inline]
+pub(super) const fn class_of(flags: u8) -> Class {
+    CLASS_ORDER[((flags / CLASS) & 3) as usize % CLASSES]
+}
+
+impl Frame {
+    pub(super) const fn class(&self) -> Class {
+        class_of(self.flags)
+    }
+}

@@ -1,0 +1,191 @@
+//! What goes from node to node, and from nodes to whoever runs the network.
+
+use tofu_abi::topology::{NodeId, Port};
+use tofu_links::Dllp;
+
+use super::agenda::NEVER;
+use super::arena::Arena;
+use super::calendar::{Calendar, Event};
+use super::frame::{Far, Frame, PORTS};
+use super::message::Ps;
+use crate::packet::Class;
+use crate::routing::Hop;
+
+/// Room that comes back to the output of a slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Credit {
+    pub(super) at: Ps,
+    pub(super) slot: u16,
+    pub(super) vc: u8,
+    pub(super) rows: u8,
+}
+
+/// What was sent to nodes of an engine in one window of time, and arrives in a later one. What one
+/// port sends another one is in its order.
+#[derive(Debug)]
+pub(super) struct Mail {
+    pub(super) frames: Vec<(u16, Frame)>,
+    pub(super) credits: Vec<Credit>,
+    pub(super) dllps: Vec<(Ps, u16, Dllp)>,
+    /// When the first of it is due, but for credits, and when the first of those is.
+    pub(super) soonest: Ps,
+    pub(super) credits_at: Ps,
+}
+
+impl Mail {
+    pub(super) const fn new() -> Self {
+        Self {
+            frames: Vec::new(),
+            credits: Vec::new(),
+            dllps: Vec::new(),
+            soonest: NEVER,
+            credits_at: NEVER,
+        }
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.soonest == NEVER && self.credits_at == NEVER
+    }
+
+    /// Adds what others have sent.
+    pub(super) fn append(&mut self, other: &mut Self) {
+        self.frames.append(&mut other.frames);
+        self.credits.append(&mut other.credits);
+        self.dllps.append(&mut other.dllps);
+        self.soonest = self.soonest.min(other.soonest);
+        self.credits_at = self.credits_at.min(other.credits_at);
+        (other.soonest, other.credits_at) = (NEVER, NEVER);
+    }
+
+    /// The memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.frames.capacity() * size_of::<(u16, Frame)>()
+            + self.credits.capacity() * size_of::<Credit>()
+            + self.dllps.capacity() * size_of::<(Ps, u16, Dllp)>()
+    }
+}
+
+/// What is told of messages.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Notice {
+    /// The last frame of a message is in at a TNI.
+    Delivered { tni: u8, token: u64 },
+    /// The last frame of a message has left a TNI.
+    Left { tni: u8, token: u64, request: bool },
+    /// A frame was thrown away.
+    Discarded { port: Option<Port>, token: u64, last: bool },
+    /// Nothing gets through a link.
+    Failed { port: Port },
+    /// A frame begins to go over a link.
+    Hop { hop: Hop, class: Class, bytes: u32, token: u64 },
+}
+
+/// A notice, when and where: the node and, in the low byte, an order at one time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    pub(super) at: Ps,
+    pub(super) what: u32,
+    pub(super) notice: Notice,
+}
+
+impl Told {
+    pub(super) const fn node(&self) -> NodeId {
+        NodeId(self.what >> 8)
+    }
+
+    pub(super) const fn order(&self) -> (Ps, u32) {
+        (self.at, self.what)
+    }
+}
+
+// Orders of notices at one time.
+const LEFT: u32 = 16;
+const NOW: u32 = 48;
+
+/// Notices of some nodes.
+#[derive(Debug)]
+pub(super) struct Notices {
+    ahead: Calendar,
+    bodies: Arena<Notice>,
+    /// What has happened, in the order of nodes.
+    now: Vec<Told>,
+    /// What is to be told, in order.
+    pub(super) due: Vec<Told>,
+}
+
+impl Notices {
+    pub(super) fn new() -> Self {
+        Self { ahead: Calendar::new(), bodies: Arena::new(), now: Vec::new(), due: Vec::new() }
+    }
+
+    /// Puts in order what is to be told up to and with a time.
+    pub(super) fn gather(&mut self, until: Ps) {
+        while let Some(Event { at, what, argument }) = self.ahead.pop(until) {
+            let notice = self.bodies[argument];
+            self.bodies.free(argument);
+            self.due.push(Told { at, what, notice });
+        }
+        if !self.now.is_empty() {
+            self.due.append(&mut self.now);
+            self.due.sort_by_key(Told::order);
+        }
+    }
+
+    pub(super) fn next_at(&self) -> Ps {
+        self.ahead.next_at().unwrap_or(NEVER)
+    }
+
+    /// The memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bodies.bytes() + (self.now.capacity() + self.due.capacity()) * size_of::<Told>()
+    }
+}
+
+/// Where an engine puts what leaves it.
+pub(super) struct Outlet<'a> {
+    /// By engine.
+    pub(super) mail: &'a mut [Mail],
+    pub(super) notices: &'a mut Notices,
+    /// Whether hops are to be told.
+    pub(super) hops: bool,
+}
+
+impl Outlet<'_> {
+    /// Sends a frame, which says when it arrives.
+    #[inline]
+    pub(super) fn frame(&mut self, to: Far, frame: Frame) {
+        let mail = &mut self.mail[to.engine as usize];
+        mail.soonest = mail.soonest.min(frame.arrived);
+        mail.frames.push((to.slot, frame));
+    }
+
+    #[inline]
+    pub(super) fn credit(&mut self, to: Far, credit: Credit) {
+        let mail = &mut self.mail[to.engine as usize];
+        mail.credits_at = mail.credits_at.min(credit.at);
+        mail.credits.push(credit);
+    }
+
+    pub(super) fn dllp(&mut self, to: Far, at: Ps, dllp: Dllp) {
+        let mail = &mut self.mail[to.engine as usize];
+        mail.soonest = mail.soonest.min(at);
+        mail.dllps.push((at, to.slot, dllp));
+    }
+
+    /// Tells, when it has come to that, what happens at a TNI.
+    pub(super) fn tell(&mut self, at: Ps, node: NodeId, notice: Notice) {
+        let order = match notice {
+            Notice::Delivered { tni, .. } => u32::from(tni) + PORTS as u32,
+            Notice::Left { tni, .. } => LEFT + u32::from(tni) + PORTS as u32,
+            Notice::Discarded { .. } | Notice::Failed { .. } | Notice::Hop { .. } => NOW,
+        };
+        let argument = self.notices.bodies.add(notice);
+        self.notices.ahead.push(Event { at, what: node.0 << 8 | order, argument });
+    }
+
+    /// Tells what happens now at a slot.
+    pub(super) fn tell_now(&mut self, at: Ps, node: NodeId, slot: u8, notice: Notice) {
+        let what = node.0 << 8 | (NOW + u32::from(slot));
+        self.notices.now.push(Told { at, what, notice });
+    }
+}

@@ -1,0 +1,138 @@
+//! What goes into the modelled network and what comes out of it.
+
+use tofu_abi::frame::TLP_MAX;
+use tofu_abi::topology::{NodeId, Port};
+use tofu_abi::{Coords, Path};
+
+use crate::packet::{Class, DiscardReason, Way};
+use crate::routing::{Hop, RouteError};
+
+/// A time or a duration in picoseconds.
+pub type Ps = u64;
+
+/// The longest TLP: 1920 bytes of payload behind 64 bytes of header.
+pub const LONGEST_TLP: u16 = TLP_MAX as u16;
+
+/// Consecutive TLPs of one command that share a route, each of which is a frame on the links.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// The node that sends.
+    pub src: Coords,
+    /// Its TNI.
+    pub src_tni: u8,
+    /// The node that is to receive; some of it follows from the way if that is not the shortest.
+    pub dst: Coords,
+    /// Its TNI.
+    pub dst_tni: u8,
+    /// Where the message enters X, Y, Z routing.
+    pub path: Path,
+    /// The way it takes.
+    pub way: Way,
+    /// Request, response or neither.
+    pub class: Class,
+    /// Number of TLPs, at least 1.
+    pub tlps: u32,
+    /// Bytes of each TLP but the last, without the routing header.
+    pub full: u16,
+    /// Bytes of the last TLP, without the routing header.
+    pub last: u16,
+    /// For how long the TNI sends nothing of this class after each TLP.
+    pub gap: Ps,
+    /// The TNI does not begin to send before this time.
+    pub ready_at: Ps,
+    /// The caller's name for the message. Those under way at one time should differ.
+    pub token: u64,
+}
+
+impl Message {
+    /// A request of one TLP, the longest that there is, from TNI 0 to TNI 0 by the default path.
+    pub const fn longest(src: Coords, dst: Coords) -> Self {
+        Self {
+            src,
+            src_tni: 0,
+            dst,
+            dst_tni: 0,
+            path: dst.default_path(),
+            way: Way::Shortest,
+            class: Class::Request,
+            tlps: 1,
+            full: LONGEST_TLP,
+            last: LONGEST_TLP,
+            gap: 0,
+            ready_at: 0,
+            token: 0,
+        }
+    }
+}
+
+/// Is told what becomes of messages. Times never go back from one call to the next.
+pub trait Sink {
+    /// The last byte of a message is in at its target.
+    fn delivered(&mut self, at: Ps, node: NodeId, tni: u8, token: u64);
+
+    /// The last byte of a message has left its TNI, which has room for another.
+    fn left(&mut self, at: Ps, node: NodeId, tni: u8, token: u64);
+
+    /// A message was lost, or a part of it: nothing more is told of it, but that the rest has left
+    /// its TNI. It was lost at a node whose port it should have left through.
+    fn lost(&mut self, at: Ps, node: NodeId, port: Option<Port>, reason: DiscardReason, token: u64);
+
+    /// A link has failed at the port of a node that sent over it in vain: it is down from now on.
+    fn failed(&mut self, at: Ps, node: NodeId, port: Port) {
+        let _ = (at, node, port);
+    }
+
+    /// Whether [`Self::hop`] is to be called. Where it need not be, the network is faster.
+    fn wants_hops(&self) -> bool {
+        true
+    }
+
+    /// A frame begins to go over a link. One that is sent again there, or that was found bad
+    /// before, is not told of.
+    #[inline]
+    fn hop(&mut self, at: Ps, hop: &Hop, class: Class, bytes: u32, token: u64) {
+        let _ = (at, hop, class, bytes, token);
+    }
+}
+
+/// Why a message is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The TNI has as many messages to send as it can hold.
+    #[error("the TNI has no room for another message")]
+    NoRoom,
+    /// There is no way to the target.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// Nodes have no such TNI.
+    #[error("TNI {0} does not exist: nodes have 0 to 5")]
+    Tni(u8),
+    /// There is no link at the port, or no such virtual channel.
+    #[error("node {node} has no link at port {port} with virtual channel {vc}")]
+    Port {
+        /// The node.
+        node: Coords,
+        /// The port.
+        port: Port,
+        /// The virtual channel.
+        vc: u8,
+    },
+    /// A TLP has no bytes or too many, or there is none.
+    #[error("a message has TLPs of 1 to {most} bytes each, at least one of them")]
+    Size {
+        /// As large as a TLP may be.
+        most: u32,
+    },
+}
+
+impl Refused {
+    /// What becomes of a packet that a message stands for: the port it should have left through,
+    /// if the source has that, and why it is lost.
+    pub const fn fate(&self) -> (Option<Port>, DiscardReason) {
+        match self {
+            Self::Route(RouteError::Path(_)) => (None, DiscardReason::NoSuchPath),
+            Self::Port { port, .. } => (Some(*port), DiscardReason::NoSuchNode),
+            _ => (None, DiscardReason::NoSuchNode),
+        }
+    }
+}

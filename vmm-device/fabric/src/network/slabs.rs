@@ -1,0 +1,484 @@
+//! All nodes of a network in slabs, each of which a thread may have for a window of time.
+//!
+//! Windows are as long as the shortest way from node to node, a hop: what is posted in one arrives
+//! in a later one. So engines can be run through a window in any order and on any thread, and the
+//! result is the same to the last bit. Even with one thread it is the faster way, as an engine's
+//! nodes stay in the caches of the processor until they have done all that they have to do.
+
+use std::collections::BTreeSet;
+use std::panic;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use tofu_abi::topology::{NodeId, Port, Shape};
+use tofu_links::{Counters, Parameters};
+
+use super::agenda::NEVER;
+use super::engine::{CameIn, Costs, Engine, Queued, Sending};
+use super::frame::{Far, SLOTS};
+use super::mail::{Mail, Notice, Notices, Outlet, Told};
+use super::message::{Ps, Sink};
+use super::watched::LinkErrors;
+use crate::packet::DiscardReason;
+
+/// Nodes of an engine at most: their state is a few hundred kilobytes, as caches have.
+const NODES: u32 = 48;
+/// Nodes that must have something to do in a window so that threads are worth waking.
+const WORTH_IT: usize = 32;
+
+/// Work of a slab.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    /// The window is a new one, from when to when.
+    opens: Option<(Ps, Ps)>,
+    /// Up to and with when it is run.
+    until: Ps,
+    /// Which mail is for this window; what is sent now goes to the other.
+    mail: usize,
+    hops: bool,
+}
+
+/// Engines that follow each other.
+#[derive(Debug)]
+struct Slab {
+    /// The number of the first engine.
+    first: usize,
+    engines: Vec<Engine>,
+    /// By window, in turns, and by engine of the whole machine.
+    mail: [Vec<Mail>; 2],
+    /// Engines of other slabs that are sent to.
+    away: Vec<usize>,
+    notices: Notices,
+    /// When something is due next, but for notices and credits, when a credit is, and how many
+    /// nodes had something to do.
+    next_at: Ps,
+    credits_at: Ps,
+    busy: usize,
+}
+
+impl Slab {
+    fn work(&mut self, piece: Piece) {
+        let Self { engines, mail: [even, odd], notices, .. } = self;
+        let (now, next) = if piece.mail == 0 { (even, odd) } else { (odd, even) };
+        (self.next_at, self.busy) = (NEVER, 0);
+        for (engine, mail) in engines.iter_mut().zip(&mut now[self.first..]) {
+            if let Some((start, end)) = piece.opens {
+                engine.open(start, end, mail);
+            }
+            let mut out = Outlet { mail: next, notices, hops: piece.hops };
+            self.busy += engine.run(piece.until, &mut out);
+            self.next_at = self.next_at.min(engine.next_at());
+        }
+        let own = next[self.first..].iter().take(self.engines.len());
+        let away = self.away.iter().filter_map(|engine| next.get(*engine));
+        self.credits_at = NEVER;
+        for mail in own.chain(away) {
+            self.next_at = self.next_at.min(mail.soonest);
+            self.credits_at = self.credits_at.min(mail.credits_at);
+        }
+        notices.gather(piece.until);
+    }
+}
+
+/// A thread that works on slabs.
+#[derive(Debug)]
+struct Worker {
+    jobs: Option<Sender<(Slab, Piece)>>,
+    done: Receiver<Slab>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    fn new() -> std::io::Result<Self> {
+        let (jobs, work) = channel::<(Slab, Piece)>();
+        let (finished, done) = channel();
+        let work = move || {
+            for (mut slab, piece) in work {
+                slab.work(piece);
+                if finished.send(slab).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("tofu-network".to_owned()).spawn(work)?;
+        Ok(Self { jobs: Some(jobs), done, thread: Some(thread) })
+    }
+
+    fn begin(&self, slab: Slab, piece: Piece) {
+        if let Some(jobs) = &self.jobs {
+            // Whether it was taken shows when it is to be given back.
+            let _ = jobs.send((slab, piece));
+        }
+    }
+
+    fn end(&mut self) -> Slab {
+        self.done.recv().unwrap_or_else(|_| match self.thread.take().map(JoinHandle::join) {
+            Some(Err(panic)) => panic::resume_unwind(panic),
+            _ => unreachable!("a thread ends after its last job"),
+        })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say, and if it panicked that was told.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// All nodes, and what happens among them.
+#[derive(Debug)]
+pub(super) struct Slabs {
+    parameters: Parameters,
+    /// Nodes of an engine, and engines of a slab.
+    nodes: u32,
+    engines: usize,
+    slabs: Vec<Slab>,
+    workers: Vec<Worker>,
+    /// The window that is open.
+    end: Ps,
+    mail: usize,
+    /// When something is due next, but for notices and credits, and when a credit is.
+    next_at: Ps,
+    credits_at: Ps,
+    busy: usize,
+    /// Messages of which a frame was lost, and whose last frame has not come yet.
+    broken: BTreeSet<u64>,
+    /// Links that are to go down when the window is over, by port of a node.
+    failed: Vec<(NodeId, Port)>,
+    told: Vec<Told>,
+}
+
+impl Slabs {
+    /// Nodes with these neighbours: for each port of each node, the node at the other end, if
+    /// there is a link, and whether the link closes a ring.
+    ///
+    /// With fewer threads than asked for if the system has no more.
+    pub(super) fn new(
+        costs: &Costs,
+        shape: &Shape,
+        seed: u64,
+        threads: u32,
+        neighbor: impl Fn(NodeId, Port) -> Option<(NodeId, bool)>,
+    ) -> Self {
+        let total = shape.nodes();
+        let workers: Vec<_> = (1..threads.min(total)).map_while(|_| Worker::new().ok()).collect();
+        let nodes = total.div_ceil(workers.len() as u32 + 1).clamp(1, NODES);
+        let count = total.div_ceil(nodes) as usize;
+        let engines = count.div_ceil(workers.len() + 1);
+        let far = |(node, closes): (NodeId, bool), port: Port| {
+            let slot = (node.0 % nodes) as usize * SLOTS + port.opposite().index();
+            (node, Far { engine: node.0 / nodes, slot: slot as u16 }, closes)
+        };
+        let mut slabs = Vec::new();
+        for first in (0..count).step_by(engines) {
+            let of_slab = first..count.min(first + engines);
+            let mut away = BTreeSet::new();
+            let engines = of_slab.clone().map(|engine| {
+                let first = engine as u32 * nodes;
+                let own = (first, nodes.min(total - first));
+                Engine::new(costs.clone(), own, seed, |node, port| {
+                    let to = far(neighbor(node, port)?, port);
+                    if !of_slab.contains(&(to.1.engine as usize)) {
+                        away.insert(to.1.engine as usize);
+                    }
+                    Some(to)
+                })
+            });
+            slabs.push(Slab {
+                first,
+                engines: engines.collect(),
+                mail: [(); 2].map(|()| (0..count).map(|_| Mail::new()).collect()),
+                away: away.into_iter().collect(),
+                notices: Notices::new(),
+                next_at: NEVER,
+                credits_at: NEVER,
+                busy: 0,
+            });
+        }
+        Self {
+            parameters: costs.parameters,
+            nodes,
+            engines,
+            slabs,
+            workers,
+            end: 0,
+            mail: 0,
+            next_at: NEVER,
+            credits_at: NEVER,
+            busy: 0,
+            broken: BTreeSet::new(),
+            failed: Vec::new(),
+            told: Vec::new(),
+        }
+    }
+
+    pub(super) const fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    const fn place(&self, node: NodeId) -> (usize, usize, u32) {
+        let engine = (node.0 / self.nodes) as usize;
+        (engine / self.engines, engine % self.engines, node.0 % self.nodes)
+    }
+
+    fn engine(&self, node: NodeId) -> Option<(&Engine, u32)> {
+        let (slab, engine, node) = self.place(node);
+        Some((self.slabs.get(slab)?.engines.get(engine)?, node))
+    }
+
+    fn engine_mut(&mut self, node: NodeId) -> Option<(&mut Engine, u32)> {
+        let (slab, engine, node) = self.place(node);
+        Some((self.slabs.get_mut(slab)?.engines.get_mut(engine)?, node))
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Engine> {
+        self.slabs.iter().flat_map(|slab| &slab.engines)
+    }
+
+    fn all_mail(&self) -> impl Iterator<Item = &Mail> {
+        self.slabs.iter().flat_map(|slab| slab.mail.iter().flatten())
+    }
+
+    pub(super) fn hops(&self) -> u64 {
+        self.all().map(Engine::hops).sum()
+    }
+
+    /// What has come into a slot of a node that exists.
+    pub(super) fn came_in(&self, node: NodeId, n: usize) -> CameIn {
+        self.engine(node).map(|(engine, node)| engine.came_in(node, n)).unwrap_or_default()
+    }
+
+    /// What a port of a node that exists has counted in sending.
+    pub(super) fn sending(&self, node: NodeId, port: Port) -> Sending {
+        self.engine(node).map(|(engine, node)| engine.sending(node, port)).unwrap_or_default()
+    }
+
+    /// Whether no message is at a TNI, no frame in a queue or on a link, and none may have to be
+    /// sent again.
+    pub(super) fn is_idle(&self) -> bool {
+        self.all().all(Engine::is_idle)
+            && self.all_mail().all(|mail| mail.frames.is_empty())
+            && self.slabs.iter().all(|slab| slab.notices.next_at() == NEVER)
+    }
+
+    /// The memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.all().map(|engine| engine.bytes() + size_of::<Engine>()).sum::<usize>()
+            + self.all_mail().map(|mail| mail.bytes() + size_of::<Mail>()).sum::<usize>()
+            + self.slabs.iter().map(|slab| slab.notices.bytes()).sum::<usize>()
+    }
+
+    pub(super) fn backlog(&self, node: NodeId, tni: u8) -> Option<u32> {
+        let (engine, node) = self.engine(node)?;
+        engine.backlog(node, tni)
+    }
+
+    pub(super) fn set_down(&mut self, now: Ps, node: NodeId, port: Port, down: bool) {
+        if let Some((engine, node)) = self.engine_mut(node) {
+            engine.set_down(now, node, port, down);
+        }
+        self.next_at = self.next_at.min(now);
+    }
+
+    pub(super) fn is_down(&self, node: NodeId, port: Port) -> bool {
+        self.engine(node).is_none_or(|(engine, node)| engine.is_down(node, port))
+    }
+
+    pub(super) fn next_at(&self) -> Option<Ps> {
+        let notices = self.slabs.iter().map(|slab| slab.notices.next_at());
+        let mut next_at = notices.fold(self.next_at, Ps::min);
+        if self.credits_at < next_at {
+            for slab in &self.slabs {
+                let mail = &slab.mail[1 - self.mail][slab.first..];
+                let waited_for =
+                    slab.engines.iter().zip(mail).map(|(one, mail)| one.waited_for(mail));
+                next_at = waited_for.fold(next_at, Ps::min);
+            }
+        }
+        (next_at != NEVER).then_some(next_at)
+    }
+
+    /// Queues a message at a TNI, which must exist.
+    pub(super) fn inject(&mut self, now: Ps, node: NodeId, tni: u8, message: Queued) {
+        self.next_at = self.next_at.min(message.ready_at.max(now));
+        if let Some((engine, node)) = self.engine_mut(node) {
+            engine.inject(now, node, tni, message);
+        }
+    }
+
+    /// Sets what goes wrong on the direction of a link out of a port, which may not have had
+    /// anything go wrong before, to another node.
+    pub(super) fn set_errors(
+        &mut self,
+        now: Ps,
+        (node, port): (NodeId, Port),
+        to: NodeId,
+        errors: &LinkErrors,
+    ) {
+        let (slab, engine, local) = self.place(node);
+        let Some(Slab { first, engines, mail, .. }) = self.slabs.get_mut(slab) else {
+            return;
+        };
+        let Some(engine_of) = engines.get_mut(engine) else { return };
+        engine_of.take_credits(&mut mail[1 - self.mail][*first + engine]);
+        let new = engine_of.set_errors(now, local, port, errors);
+        if let Some((engine, node)) = self.engine_mut(to) {
+            engine.set_errors_behind(node, port.opposite(), errors, new);
+        }
+        self.next_at = self.next_at.min(now);
+    }
+
+    /// What was counted at the sending end of a port's link and at the receiving one, of what the
+    /// port sends, if things go wrong on it.
+    pub(super) fn watched(&self, node: NodeId, port: Port, to: NodeId) -> Option<[Counters; 2]> {
+        let (engine, node) = self.engine(node)?;
+        let sending = engine.watched(node, port)?;
+        let (engine, node) = self.engine(to)?;
+        let mut received = engine.watched_in(node, port.opposite())?.received;
+        let carried = sending.carried.slice_fcs_errors;
+        for (sum, carried) in received.slice_fcs_errors.iter_mut().zip(carried) {
+            *sum += carried;
+        }
+        Some([sending.sent, received])
+    }
+
+    /// Lets happen all up to and with a time.
+    pub(super) fn run_until(&mut self, until: Ps, sink: &mut impl Sink) {
+        let hop_ps = self.parameters.hop_ps();
+        let mut opens = None;
+        loop {
+            let last = until.min(self.end.saturating_sub(1));
+            if opens.is_some() || self.next_at <= last {
+                self.work(Piece { opens, until: last, mail: self.mail, hops: sink.wants_hops() });
+                self.tell(sink);
+            }
+            if until >= self.end {
+                self.fail_links(sink);
+            }
+            let next_at = self.next_at.min(self.credits_at);
+            if until < self.end || next_at > until || next_at == NEVER {
+                break;
+            }
+            let start = next_at / hop_ps * hop_ps;
+            self.end = start + hop_ps;
+            self.mail = 1 - self.mail;
+            opens = Some((start, self.end));
+        }
+        if self.slabs.iter().any(|slab| slab.notices.next_at() <= until) {
+            self.slabs.iter_mut().for_each(|slab| slab.notices.gather(until));
+            self.tell(sink);
+        }
+    }
+
+    /// Takes links down on which nothing gets through. Both ends change at once, which they can do
+    /// between two windows.
+    fn fail_links(&mut self, sink: &mut impl Sink) {
+        let now = self.end;
+        for (node, port) in std::mem::take(&mut self.failed) {
+            let engine = self.engine(node);
+            // It may have been told twice.
+            let Some(far) = engine.and_then(|(engine, node)| engine.failed_link(node, port)) else {
+                continue;
+            };
+            let to = NodeId(far.engine * self.nodes + u32::from(far.slot) / SLOTS as u32);
+            let slot = usize::from(far.slot);
+            let receiver = self.engine_mut(to).and_then(|(engine, _)| engine.receiver_mut(slot));
+            let Some(mut receiver) = receiver.copied() else { continue };
+            let (slab, engine, local) = self.place(node);
+            let Some(Slab { engines, mail, notices, .. }) = self.slabs.get_mut(slab) else {
+                continue;
+            };
+            let mut out = Outlet { mail: &mut mail[1 - self.mail], notices, hops: false };
+            if let Some(engine) = engines.get_mut(engine) {
+                engine.fail(now, local, port, &mut receiver, &mut out);
+            }
+            if let Some((engine, _)) = self.engine_mut(to)
+                && let Some(there) = engine.receiver_mut(slot)
+            {
+                *there = receiver;
+            }
+            self.set_down(now, to, port.opposite(), true);
+            sink.failed(now, node, port);
+        }
+    }
+
+    /// Runs all slabs through a piece of a window, and exchanges what they have sent each other.
+    fn work(&mut self, piece: Piece) {
+        if self.slabs.len() == 1 || self.busy < WORTH_IT {
+            self.slabs.iter_mut().for_each(|slab| slab.work(piece));
+        } else {
+            let mut away = std::mem::take(&mut self.slabs).into_iter();
+            let own = away.next();
+            let workers = self.workers.iter_mut().take(away.len());
+            let mut workers: Vec<_> = workers.collect();
+            workers.iter().zip(away).for_each(|(worker, slab)| worker.begin(slab, piece));
+            self.slabs.extend(own.map(|mut slab| {
+                slab.work(piece);
+                slab
+            }));
+            self.slabs.extend(workers.iter_mut().map(|worker| worker.end()));
+        }
+        self.busy = self.slabs.iter().map(|slab| slab.busy).sum();
+        self.next_at = self.slabs.iter().map(|slab| slab.next_at).fold(NEVER, Ps::min);
+        self.credits_at = self.slabs.iter().map(|slab| slab.credits_at).fold(NEVER, Ps::min);
+        let next = 1 - piece.mail;
+        for from in 0..self.slabs.len() {
+            for n in 0..self.slabs[from].away.len() {
+                let engine = self.slabs[from].away[n];
+                let sent = &mut self.slabs[from].mail[next][engine];
+                if sent.is_empty() {
+                    continue;
+                }
+                // It is put back, as it has memory.
+                let mut sent = std::mem::replace(sent, Mail::new());
+                self.slabs[engine / self.engines].mail[next][engine].append(&mut sent);
+                self.slabs[from].mail[next][engine] = sent;
+            }
+        }
+    }
+
+    /// Tells what has happened, in the order of time.
+    fn tell(&mut self, sink: &mut impl Sink) {
+        let mut told = std::mem::take(&mut self.told);
+        for slab in &mut self.slabs {
+            told.append(&mut slab.notices.due);
+        }
+        if self.slabs.len() > 1 {
+            told.sort_by_key(Told::order);
+        }
+        for told in told.drain(..) {
+            let (at, node) = (told.at, told.node());
+            match told.notice {
+                Notice::Delivered { tni, token } => {
+                    if self.broken.is_empty() || !self.broken.remove(&token) {
+                        sink.delivered(at, node, tni, token);
+                    }
+                }
+                Notice::Left { tni, token, request } => {
+                    if request && let Some((engine, node)) = self.engine_mut(node) {
+                        engine.left(node, tni);
+                    }
+                    sink.left(at, node, tni, token);
+                }
+                Notice::Discarded { port, token, last } => {
+                    let first = match last {
+                        true => !self.broken.remove(&token),
+                        false => self.broken.insert(token),
+                    };
+                    if first {
+                        sink.lost(at, node, port, DiscardReason::LinkDown, token);
+                    }
+                }
+                Notice::Failed { port } => self.failed.push((node, port)),
+                Notice::Hop { hop, class, bytes, token } => {
+                    sink.hop(at, &hop, class, bytes, token);
+                }
+            }
+        }
+        self.told = told;
+    }
+}

@@ -1,0 +1,162 @@
+//! Directions of links on which something may go wrong.
+
+use tofu_links::{
+    Check, Counters, Dllp, ErrorRate, Lanes, MAX_LANES, NEVER, Parameters, Receiver, Sender, Seq,
+    WINDOW,
+};
+
+use crate::chance::mix;
+
+/// What goes wrong on a direction of a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkErrors {
+    /// How likely a bit of each lane is wrong.
+    pub rates: [ErrorRate; MAX_LANES],
+    /// Lanes that are dead, by bits.
+    pub dead: u8,
+    /// How likely a data-link-layer packet about this direction is lost.
+    pub dllp_loss: ErrorRate,
+}
+
+/// What is left to chance at one end.
+#[derive(Debug)]
+pub(super) struct Chance {
+    /// How likely a DLLP is lost that this end sends about the direction.
+    pub(super) dllp_loss: ErrorRate,
+    seed: u64,
+    draws: u64,
+}
+
+impl Chance {
+    const fn new(seed: u64) -> Self {
+        Self { dllp_loss: ErrorRate::NEVER, seed, draws: 0 }
+    }
+
+    /// A number by chance: the same ones in every run with the same seed.
+    pub(super) const fn draw(&mut self) -> u64 {
+        self.draws += 1;
+        mix(self.seed ^ mix(self.draws))
+    }
+
+    /// Whether a DLLP is lost.
+    pub(super) fn loses(&mut self) -> bool {
+        let draw = self.draw();
+        self.dllp_loss.spoils(1, draw)
+    }
+}
+
+/// The end of a direction of a link that sends, with all of its data link layer: what other
+/// directions know ahead, this one is told by DLLPs, each of them an event.
+#[derive(Debug)]
+pub(super) struct Sending<Frame> {
+    pub(super) sender: Sender,
+    pub(super) lanes: Lanes,
+    pub(super) chance: Chance,
+    /// What this end has counted, and what the lanes have for the other one.
+    pub(super) sent: Counters,
+    pub(super) carried: Counters,
+    /// The frames that may have to be sent again, by sequence number.
+    kept: Box<[Option<Frame>; WINDOW]>,
+    /// When the sender is to be asked whether it has waited for too long.
+    pub(super) timer_at: u64,
+}
+
+impl<Frame: Copy> Sending<Frame> {
+    /// The sender of a direction whose queues at the other end hold so many rows already.
+    pub(super) fn new(parameters: &Parameters, in_use: [u16; 4], now: u64, seed: u64) -> Self {
+        let mut sender = Sender::new(parameters);
+        let mut none = Counters::default();
+        for (vc, rows) in (0..).zip(in_use) {
+            let mut left = rows;
+            while left > 0 {
+                // As many as a row count holds, and acknowledged already.
+                let rows = left.min(64);
+                sender.settle(now);
+                sender.send(vc, rows as u8, now, now, &mut none);
+                left -= rows;
+            }
+        }
+        sender.settle(now);
+        Self {
+            sender,
+            lanes: Lanes::new(parameters),
+            chance: Chance::new(seed),
+            sent: Counters::default(),
+            carried: Counters::default(),
+            kept: Box::new([None; WINDOW]),
+            timer_at: NEVER,
+        }
+    }
+
+    pub(super) const fn keep(&mut self, seq: Seq, frame: Frame) {
+        self.kept[seq.get() as usize % WINDOW] = Some(frame);
+    }
+
+    pub(super) const fn kept(&self, seq: Seq) -> Option<Frame> {
+        self.kept[seq.get() as usize % WINDOW]
+    }
+
+    /// Sends a frame over the lanes; says what the receiver sees.
+    pub(super) fn carry(&mut self, parameters: &Parameters, bytes: u16, width: u8) -> Check {
+        let Self { lanes, carried, chance, .. } = self;
+        lanes.carry(parameters, bytes, width, || chance.draw(), carried)
+    }
+
+    /// Begins anew with the other end, as the link goes down. Returns the frames that are lost with
+    /// that; `vc` is the virtual channel of a frame.
+    pub(super) fn restart(
+        &mut self,
+        receiver: &mut Receiver,
+        vc: impl Fn(&Frame) -> u8,
+    ) -> Vec<Frame> {
+        let Self { sender, kept, .. } = self;
+        let mut lost = Vec::new();
+        let expected = receiver.expected();
+        let unknown = sender.next().after(expected);
+        sender.restart(|seq| {
+            // The other end has what is before that.
+            let frame =
+                kept[seq.get() as usize % WINDOW].filter(|_| seq.after(expected) < unknown)?;
+            lost.push(frame);
+            Some(vc(&frame))
+        });
+        receiver.restart(sender);
+        self.sent.failures += 1;
+        lost
+    }
+
+    /// Whether there are frames to be sent again.
+    pub(super) fn replays(&mut self, now: u64) -> bool {
+        let wait = self.sender.may_send(0, 0, now);
+        matches!(wait, Err(wait) if wait.reason == tofu_links::Reason::Replay)
+    }
+}
+
+/// The end of the same direction that receives.
+#[derive(Debug)]
+pub(super) struct Receiving {
+    pub(super) receiver: Receiver,
+    pub(super) chance: Chance,
+    pub(super) received: Counters,
+}
+
+impl Receiving {
+    /// The receiver of a new sender.
+    pub(super) fn new<Frame>(parameters: &Parameters, sending: &Sending<Frame>) -> Self {
+        Self {
+            receiver: Receiver::new(parameters, &sending.sender),
+            chance: Chance::new(!sending.chance.seed),
+            received: Counters::default(),
+        }
+    }
+
+    /// The next DLLP that the receiver has to say and that is not lost.
+    pub(super) fn next_dllp(&mut self) -> Option<Dllp> {
+        loop {
+            let dllp = self.receiver.take_dllp(&mut self.received)?;
+            if !self.chance.loses() {
+                return Some(dllp);
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What the two ends of a link tell each other.
+
+use crate::VCS;
+
+/// The sequence number of a frame: 12 bits *(ours)*, counted up and around.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Seq(u16);
+
+impl Seq {
+    const MASK: u16 = 0xfff;
+    /// Half of all numbers.
+    pub(crate) const HALF: u16 = 0x800;
+
+    /// The number with these bits, of which those above 12 are ignored.
+    #[inline]
+    pub const fn new(number: u16) -> Self {
+        Self(number & Self::MASK)
+    }
+
+    /// The number.
+    #[inline]
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+
+    /// The number after this one.
+    #[inline]
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self::new(self.0.wrapping_add(1))
+    }
+
+    /// The number before this one.
+    #[inline]
+    #[must_use]
+    pub const fn previous(self) -> Self {
+        Self::new(self.0.wrapping_sub(1))
+    }
+
+    /// How many numbers further than `from` this one is, going upwards.
+    #[inline]
+    pub const fn after(self, from: Self) -> u16 {
+        self.0.wrapping_sub(from.0) & Self::MASK
+    }
+}
+
+/// A data-link-layer packet: what one end of a link tells the other about the frames that came
+/// from there.
+///
+/// Each is true whenever it arrives, and makes all of its kind before it needless: a number is
+/// the latest, and credits are a running total *(ours)*. So any of them may be lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dllp {
+    /// This frame and all before it have been taken in.
+    Ack(Seq),
+    /// All before this frame have been taken in; this one and what follows is to be sent again.
+    Nack(Seq),
+    /// So many rows have left the receive queue of a virtual channel since the link came up,
+    /// counted around at 2^16.
+    UpdateFc {
+        /// The virtual channel, 0 to 3.
+        vc: u8,
+        /// The running total.
+        total: u16,
+    },
+    /// Asks for the latest of all of these (*ours*): without it, a sender without credit and with
+    /// nothing to be acknowledged would never learn of an UpdateFC that was lost.
+    Poll,
+}
+
+impl Dllp {
+    /// Bytes of a DLLP (TofuD paper, figures 5 and 6).
+    pub const SIZE: usize = 16;
+
+    /// The DLLP as it is sent *(ours: but for the size)*: kind, virtual channel, and the number in
+    /// little endian; the rest is 0.
+    pub const fn to_bytes(self) -> [u8; Self::SIZE] {
+        let (kind, vc, number) = match self {
+            Self::Ack(seq) => (1, 0, seq.get()),
+            Self::Nack(seq) => (2, 0, seq.get()),
+            Self::UpdateFc { vc, total } => (3, vc, total),
+            Self::Poll => (4, 0, 0),
+        };
+        let [low, high] = number.to_le_bytes();
+        let mut bytes = [0; Self::SIZE];
+        (bytes[0], bytes[1], bytes[2], bytes[3]) = (kind, vc, low, high);
+        bytes
+    }
+
+    /// Inverse of [`to_bytes`](Self::to_bytes). `None` if this is none: a frame's place for one is
+    /// zeros if there is nothing to say.
+    pub fn from_bytes(bytes: &[u8; Self::SIZE]) -> Option<Self> {
+        let &[kind, vc, low, high, ref rest @ ..] = bytes;
+        let number = u16::from_le_bytes([low, high]);
+        let known = rest.iter().all(|&byte| byte == 0);
+        match (kind, vc) {
+            _ if !known => None,
+            (1, 0) if number <= Seq::MASK => Some(Self::Ack(Seq(number))),
+            (2, 0) if number <= Seq::MASK => Some(Self::Nack(Seq(number))),
+            (3, vc) if usize::from(vc) < VCS => Some(Self::UpdateFc { vc, total: number }),
+            (4, 0) if number == 0 => Some(Self::Poll),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_dllp_comes_back() {
+        for number in [0, 1, 0xfff] {
+            for dllp in [Dllp::Ack(Seq(number)), Dllp::Nack(Seq(number)), Dllp::Poll] {
+                assert_eq!(Dllp::from_bytes(&dllp.to_bytes()), Some(dllp));
+            }
+        }
+        for vc in 0..4 {
+            let dllp = Dllp::UpdateFc { vc, total: 0xfedc };
+            assert_eq!(Dllp::from_bytes(&dllp.to_bytes()), Some(dllp));
+        }
+    }
+
+    #[test]
+    fn nothing_else_is_a_dllp() {
+        for bytes in
+            [[0, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0x10], [3, 4, 0, 0], [4, 0, 1, 0], [5; 4]]
+        {
+            let mut dllp = [0; Dllp::SIZE];
+            dllp[..4].copy_from_slice(&bytes);
+            assert_eq!(Dllp::from_bytes(&dllp), None, "{bytes:?}");
+        }
+        let mut dllp = Dllp::Poll.to_bytes();
+        dllp[15] = 1;
+        assert_eq!(Dllp::from_bytes(&dllp), None);
+    }
+
+    #[test]
+    fn sequence_numbers_go_around() {
+        assert_eq!(Seq::new(0xfff).next(), Seq::new(0));
+        assert_eq!(Seq::new(0).previous(), Seq::new(0xfff));
+        assert_eq!(Seq::new(2).after(Seq::new(0xffe)), 4);
+        assert_eq!(Seq::new(0x1003), Seq::new(3));
+    }
+}

@@ -1,0 +1,38 @@
+//! The data link layer of the three generations of Tofu, as pure state machines.
+//!
+//! A link has two directions, and each of these a [`Sender`] at one end and a [`Receiver`] at the
+//! other. What they tell each other goes the other way, as [`Dllp`]s. All of them are told what
+//! happens and when, and answer what is to be done: there is no clock in them, no thread, and no
+//! memory but their own. Time is in picoseconds ([`Ps`]) from any beginning.
+//!
+//! What a generation's links are like is data: [`Parameters`].
+//!
+//! A link without errors needs no events for what comes back: see [`Sender`].
+//!
+//! Where a fact comes from is said at the item: *IEEE Micro 2012* is Ajima et al., "The Tofu
+//! Interconnect", IEEE Micro 32(1), 2012; *TofuD paper* is Ajima et al., "The Tofu Interconnect
+//! D", IEEE CLUSTER 2018; *ours* marks what neither settles.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod counters;
+mod dllp;
+mod lanes;
+mod parameters;
+mod receiver;
+mod sender;
+mod slice;
+
+pub use counters::Counters;
+pub use dllp::{Dllp, Seq};
+pub use lanes::{ErrorRate, Lanes, MAX_LANES};
+pub use parameters::{Parameters, Ps, Rows, Slicing};
+pub use receiver::{Check, Receiver, Verdict};
+pub use sender::{Effect, MOST_ATTEMPTS, Reason, Sender, Timeout, WINDOW, Wait};
+pub use slice::{Assembled, Fault, LinkFrame, MAX_SLICE, Slice, assemble};
+
+/// Virtual channels of a link (IEEE Micro 2012).
+pub const VCS: usize = 4;
+
+/// A time that does not come.
+pub const NEVER: Ps = Ps::MAX;

@@ -1,0 +1,332 @@
+//! What the links of a generation are like.
+
+use tofu_abi::Generation;
+use tofu_abi::frame::ROUTING_HEADER_SIZE;
+use tofu_abi::generation::{Description, Link};
+
+/// A time or a duration in picoseconds.
+pub type Ps = u64;
+
+/// Room that a frame takes in a buffer, in rows of the data path. A row is
+/// [`Parameters::row`] bytes.
+pub type Rows = u8;
+
+/// How a frame is laid on the lanes of its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Slicing {
+    /// Over all lanes, of which none may fail (Tofu).
+    Striped,
+    /// Over the lanes that work; a lane that has failed stays out of use (Tofu2: TofuD paper,
+    /// IV.E).
+    Degrading,
+    /// Cut into a slice for each lane, or the same on all (TofuD: TofuD paper, IV.E).
+    Dynamic,
+}
+
+/// The links of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// The interconnect's name.
+    pub name: &'static str,
+    /// How frames are laid on lanes.
+    pub slicing: Slicing,
+    /// Lanes of one direction.
+    pub lanes: u8,
+    /// Bits that a lane moves, in kbit/s.
+    pub lane_kbps: u32,
+    /// Data bits, and the bits that they are sent as.
+    pub coding: (u8, u8),
+    /// Clock of the logic, in kHz.
+    pub clock_khz: u32,
+    /// Bytes of the data path, to which each part of a frame is aligned.
+    pub row: u8,
+    /// Bytes in front of the TLP: preamble and routing header, or sequence number and routing
+    /// header. For [`Slicing::Dynamic`] these and the next are bytes of one slice.
+    pub head: u8,
+    /// Bytes behind the TLP, with the place of a DLLP and the check sequence.
+    pub tail: u8,
+    /// The same for a frame that is sent on each lane as a whole.
+    pub tail_whole: u8,
+    /// Bytes between two frames.
+    pub gap: u8,
+    /// Bytes of frames that a sender keeps until they are acknowledged.
+    pub replay_bytes: u32,
+    /// Bytes of the receive queue of one virtual channel.
+    pub queue_bytes: u32,
+    /// From the first bit at one end to the same bit in the logic at the other: serialisers,
+    /// coding and cable.
+    pub link_ps: Ps,
+    /// Through the crossbar of a node.
+    pub switch_ps: Ps,
+    /// How long a sender waits for an acknowledgement, or for credit, before it does something
+    /// about it.
+    pub timeout_ps: Ps,
+}
+
+/// Bytes of the routing header, which begins every frame.
+const ROUTING_HEADER: u32 = ROUTING_HEADER_SIZE as u32;
+
+const K: &Description = Generation::K.description();
+const FX100: &Description = Generation::Fx100.description();
+const FUGAKU: &Description = Generation::Fugaku.description();
+
+impl Parameters {
+    /// Tofu (K computer, FX10).
+    ///
+    /// 8 lanes of 6.25 Gbit/s give 5.0 GB/s and the logic runs at 312.5 MHz (IEEE Micro 2012), on
+    /// 16 bytes (TofuD paper, V.D): as much as the lanes move if 8 bits are sent as 10. Buffers
+    /// are those of IEEE Micro 2012. A hop is 100 ns ("Tofu: Interconnect for the K computer",
+    /// Fujitsu). *Ours*: what of it is the switch, the time-out, and what is in a frame besides
+    /// the TLP: a row with routing header and sequence number, and a row with CRC and DLLP.
+    pub const TOFU: Self = Self {
+        name: K.interconnect,
+        slicing: Slicing::Striped,
+        lanes: K.link.lanes,
+        lane_kbps: K.link.lane_kbps,
+        coding: K.link.coding,
+        clock_khz: K.clock_khz,
+        row: K.alignment,
+        head: 16,
+        tail: 16,
+        tail_whole: 16,
+        gap: 0,
+        replay_bytes: 8 << 10,
+        queue_bytes: 8 << 10,
+        link_ps: 80_800,
+        switch_ps: 19_200,
+        timeout_ps: 4_000_000,
+    };
+
+    /// Tofu2 (FX100).
+    ///
+    /// 4 lanes of 25.78125 Gbit/s give 12.5 GB/s (TofuD paper, Table I), by the coding of
+    /// 100 Gbit Ethernet (IV.E), on 32 bytes (V.D), which is 390.625 MHz: TofuD's 425 MHz are
+    /// 9 % more (IV.C). Through a link and switches it takes 0.2 us longer than Tofu (V.B).
+    /// *Ours*: buffers twice as large as Tofu's, as with those links would wait for credit and
+    /// acknowledgements between neighbours; what of a hop is the switch, the time-out, and
+    /// preamble, control and gap as TofuD's, each aligned to a row.
+    pub const TOFU2: Self = Self {
+        name: FX100.interconnect,
+        slicing: Slicing::Degrading,
+        lanes: FX100.link.lanes,
+        lane_kbps: FX100.link.lane_kbps,
+        coding: FX100.link.coding,
+        clock_khz: FX100.clock_khz,
+        row: FX100.alignment,
+        head: 16,
+        tail: 24,
+        tail_whole: 24,
+        gap: 8,
+        replay_bytes: 16 << 10,
+        queue_bytes: 16 << 10,
+        link_ps: 284_640,
+        switch_ps: 15_360,
+        ..Self::TOFU
+    };
+
+    /// TofuD (Fugaku).
+    ///
+    /// 2 lanes of 28.05 Gbit/s give 6.8 GB/s (TofuD paper, Table I) if 64 bits are sent as 66; the
+    /// logic runs at 425 MHz on 16 bytes (IV.C, V.D), and a frame is cut as in figures 4 to 6.
+    /// A hop takes nearly what Tofu's does (V.B). *Ours*: buffers as Tofu's, what of a hop is the
+    /// switch, the time-out, and that the gap is the one row of figures 5 and 6.
+    pub const TOFUD: Self = Self {
+        name: FUGAKU.interconnect,
+        slicing: Slicing::Dynamic,
+        lanes: FUGAKU.link.lanes,
+        lane_kbps: FUGAKU.link.lane_kbps,
+        coding: FUGAKU.link.coding,
+        clock_khz: FUGAKU.clock_khz,
+        row: FUGAKU.alignment,
+        head: 16,
+        tail: 16,
+        tail_whole: 32,
+        gap: 8,
+        link_ps: 85_882,
+        switch_ps: 14_118,
+        ..Self::TOFU
+    };
+
+    /// All generations.
+    pub const ALL: [Self; 3] = [Self::TOFU, Self::TOFU2, Self::TOFUD];
+
+    /// The links of a generation.
+    pub const fn of(generation: Generation) -> &'static Self {
+        match generation {
+            Generation::K | Generation::Fx10 => &Self::TOFU,
+            Generation::Fx100 => &Self::TOFU2,
+            Generation::Fugaku => &Self::TOFUD,
+        }
+    }
+
+    const fn link(&self) -> Link {
+        Link { lanes: self.lanes, lane_kbps: self.lane_kbps, coding: self.coding }
+    }
+
+    /// Data that a lane moves, in kB/s.
+    pub const fn lane_kbytes(&self) -> u32 {
+        self.link().lane_kbytes()
+    }
+
+    /// Data that all lanes move, in kB/s.
+    pub const fn link_kbytes(&self) -> u32 {
+        self.link().kbytes()
+    }
+
+    /// One cycle of the logic.
+    pub const fn cycle_ps(&self) -> Ps {
+        1_000_000_000 / self.clock_khz as Ps
+    }
+
+    /// Through a link and the switch behind it.
+    pub const fn hop_ps(&self) -> Ps {
+        self.link_ps + self.switch_ps
+    }
+
+    /// Rows that a frame takes in buffers.
+    ///
+    /// `frame` is its size without what a link adds: routing header and TLP.
+    #[inline]
+    pub const fn rows(&self, frame: u16) -> Rows {
+        frame.div_ceil(self.row as u16) as Rows
+    }
+
+    /// Bytes that pass, over all lanes together, while a frame is sent and until the next may
+    /// follow. Lanes are all in use, and a frame is cut if this generation cuts them.
+    #[inline]
+    pub const fn wire_bytes(&self, frame: u16) -> u32 {
+        let tlp = (frame as u32).saturating_sub(ROUTING_HEADER);
+        match self.slicing {
+            Slicing::Dynamic => {
+                tlp + self.lanes as u32 * (self.head as u32 + self.tail as u32 + self.gap as u32)
+            }
+            Slicing::Striped | Slicing::Degrading => {
+                let row = self.row as u32;
+                (self.head as u32).next_multiple_of(row)
+                    + tlp.next_multiple_of(row)
+                    + (self.tail as u32).next_multiple_of(row)
+                    + (self.gap as u32).next_multiple_of(row)
+            }
+        }
+    }
+
+    /// The time of so many bytes on so many lanes.
+    #[inline]
+    const fn bytes_ps(&self, bytes: u32, lanes: u8) -> Ps {
+        let rate = self.lane_kbytes() as u64 * lanes as u64;
+        (bytes as u64 * 1_000_000_000 + rate / 2) / rate
+    }
+
+    /// The time of so many bytes on all lanes, in whole femtoseconds a byte.
+    pub const fn bytes_on_link_ps(&self, bytes: u64) -> Ps {
+        bytes.saturating_mul(1_000_000_000_000 / self.link_kbytes() as u64) / 1000
+    }
+
+    /// How long a frame keeps its link busy: the time of [`wire_bytes`](Self::wire_bytes).
+    #[inline]
+    pub const fn wire_ps(&self, frame: u16) -> Ps {
+        self.bytes_ps(self.wire_bytes(frame), self.lanes)
+    }
+
+    /// How long a frame keeps its link busy with so many lanes.
+    ///
+    /// [`Slicing::Dynamic`] has one lane's time for a frame that is sent as a whole on each. With
+    /// no lane, or one of Tofu's lanes gone, nothing is sent: `None`.
+    pub const fn wire_ps_on(&self, frame: u16, lanes: u8) -> Option<Ps> {
+        if lanes >= self.lanes {
+            return Some(self.wire_ps(frame));
+        }
+        if lanes == 0 {
+            return None;
+        }
+        match self.slicing {
+            Slicing::Striped => None,
+            Slicing::Degrading => Some(self.bytes_ps(self.wire_bytes(frame), lanes)),
+            Slicing::Dynamic => {
+                let around = self.head as u32 + self.tail_whole as u32 + self.gap as u32;
+                let tlp = (frame as u32).saturating_sub(ROUTING_HEADER);
+                Some(self.bytes_ps(tlp + around, 1))
+            }
+        }
+    }
+
+    /// Bits of a frame on each of so many lanes, without the gap; see
+    /// [`wire_ps_on`](Self::wire_ps_on).
+    pub(crate) const fn lane_bits(&self, frame: u16, lanes: u8) -> Option<u32> {
+        if lanes == 0 {
+            return None;
+        }
+        let tlp = (frame as u32).saturating_sub(ROUTING_HEADER);
+        let bytes = match self.slicing {
+            Slicing::Striped | Slicing::Degrading => {
+                (self.wire_bytes(frame) - self.gap as u32).div_ceil(lanes as u32)
+            }
+            Slicing::Dynamic if lanes < self.lanes => {
+                self.head as u32 + tlp + self.tail_whole as u32
+            }
+            Slicing::Dynamic => self.head as u32 + tlp / self.lanes as u32 + self.tail as u32,
+        };
+        Some(bytes * 8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Payload in the longest TLP.
+    const PAYLOAD: u64 = 1920;
+    /// Its frame.
+    const FRAME: u16 = 8 + 1984;
+
+    #[test]
+    fn lanes_and_data_path_are_equally_fast() {
+        for (p, rate) in Parameters::ALL.into_iter().zip([5_000_000, 12_500_000, 6_800_000]) {
+            assert_eq!(p.link_kbytes(), rate, "{}", p.name);
+            assert_eq!(u32::from(p.row) * p.clock_khz, rate, "{}", p.name);
+        }
+    }
+
+    /// TofuD paper, Table V.
+    #[test]
+    fn long_puts_are_as_fast_as_in_the_paper() {
+        for (p, paper) in Parameters::ALL.into_iter().zip([4760, 11460, 6350]) {
+            let ours = PAYLOAD * 1_000_000 / p.wire_ps(FRAME);
+            assert!(ours.abs_diff(paper) * 100 < paper, "{}: {ours} MB/s", p.name);
+        }
+    }
+
+    #[test]
+    fn frames_have_the_sizes_that_the_manual_says() {
+        assert_eq!(Parameters::TOFU.wire_bytes(FRAME), 2016);
+        assert_eq!(Parameters::TOFU2.wire_bytes(FRAME), 2080);
+        assert_eq!(Parameters::TOFUD.wire_bytes(FRAME), 2064);
+        assert_eq!(Parameters::TOFU.wire_ps(FRAME), 403_200);
+    }
+
+    #[test]
+    fn a_hop_takes_what_publications_say() {
+        assert_eq!(Parameters::ALL.map(|p| p.hop_ps()), [100_000, 300_000, 100_000]);
+    }
+
+    #[test]
+    fn fewer_lanes_take_longer() {
+        let [tofu, tofu2, tofud] = Parameters::ALL;
+        assert_eq!(tofu.wire_ps_on(FRAME, 7), None);
+        assert_eq!(tofu2.wire_ps_on(FRAME, 2), Some(2 * tofu2.wire_ps(FRAME)));
+        let whole = tofud.wire_ps_on(FRAME, 1).expect("one lane is enough");
+        assert!(whole > tofud.wire_ps(FRAME) && whole < 2 * tofud.wire_ps(FRAME));
+        for p in Parameters::ALL {
+            assert_eq!(p.wire_ps_on(FRAME, p.lanes), Some(p.wire_ps(FRAME)));
+            assert_eq!(p.wire_ps_on(FRAME, 0), None);
+        }
+    }
+
+    #[test]
+    fn as_many_of_the_longest_frames_fit_as_a_link_has_under_way() {
+        for (p, expected) in Parameters::ALL.into_iter().zip([4, 8, 4]) {
+            let frames = p.queue_bytes / (u32::from(p.rows(FRAME)) * u32::from(p.row));
+            assert_eq!(frames, expected, "{}", p.name);
+        }
+    }
+}

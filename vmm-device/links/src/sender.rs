@@ -1,0 +1,470 @@
+//! The sending end of one direction of a link.
+
+use crate::{Counters, Dllp, NEVER, Parameters, Ps, Rows, Seq, VCS};
+
+/// Frames that may be sent and not yet acknowledged (*ours*): about as many of the shortest as
+/// the replay buffer holds.
+pub const WINDOW: usize = 64;
+
+/// Times in a row that frames may be sent again, or credit asked for, in vain (*ours*): a link that
+/// has no more than this goes down.
+pub const MOST_ATTEMPTS: u16 = 256;
+
+/// Credit returns whose time is known and has not come, at most. More are put together.
+const RETURNS: usize = 16;
+
+/// What a frame waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Frames before it are sent again.
+    Replay,
+    /// The replay buffer has no room for it.
+    ReplayBuffer,
+    /// Its virtual channel has no credit for it.
+    Credit,
+}
+
+/// A frame cannot be sent now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// What it waits for.
+    pub reason: Reason,
+    /// When it has that at the latest, as far as known; [`NEVER`] if it depends on a DLLP that may
+    /// come, or on what is still to happen at the other end.
+    pub until: Ps,
+}
+
+/// What a DLLP has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing: it was late, or is impossible.
+    Nothing,
+    /// Frames have been acknowledged: the replay buffer has more room.
+    Acknowledged,
+    /// A virtual channel has more credit.
+    Credit,
+    /// Frames are to be sent again: [`Sender::resend`].
+    Replay,
+    /// The other end asks for the latest of everything: [`Receiver::poll`](crate::Receiver::poll).
+    Polled,
+}
+
+/// What a time-out asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timeout {
+    /// Frames are to be sent again: [`Sender::resend`].
+    Replay,
+    /// [`Dllp::Poll`] is to be sent.
+    Poll,
+}
+
+/// The sending end of one direction of a link: sequence numbers, the replay buffer, and the credit
+/// of each virtual channel.
+///
+/// It keeps no frames, as whoever drives it has them somewhere; frames that are to be sent again
+/// are named by their sequence numbers, of which at most [`WINDOW`] are in use.
+///
+/// What comes back can be told in two ways, which may be mixed. Where DLLPs may be lost each is
+/// given to [`dllp`](Self::dllp) when it arrives. Where nothing goes wrong it is known when a
+/// frame is acknowledged ([`send`](Self::send)) and when a row of the other end's queue will be
+/// known to be free ([`return_credit`](Self::return_credit)); so these are said ahead, cost no
+/// event, and are looked at when a frame wants to be sent.
+#[derive(Clone, Debug)]
+#[repr(C, align(64))]
+pub struct Sender {
+    /// Number of the next new frame.
+    next: Seq,
+    /// Number of the next frame on the wire: `next`, or one before it that is sent again.
+    cursor: Seq,
+    /// Number of the first frame that has not been acknowledged.
+    oldest: Seq,
+    /// Free rows of the replay buffer.
+    room: u16,
+    /// Rows sent into each queue since the link came up, counted around.
+    used: [u16; VCS],
+    /// The same as it may become: what has left the queue and its size.
+    limit: [u16; VCS],
+    /// Rows of one queue.
+    queue: u16,
+    /// A bit for each virtual channel that waits for credit and may have missed it.
+    starved: u8,
+    /// Replays since a frame was acknowledged, and requests for credit since any was told of.
+    replays: u16,
+    polls: u16,
+    first_return: u8,
+    returns: u8,
+    timeout: Ps,
+    /// When the lack of acknowledgements, and of credit, is something to act upon.
+    ack_deadline: Ps,
+    credit_deadline: Ps,
+    /// Of frame n, at n % WINDOW: its size, and when its acknowledgement arrives, if known.
+    rows: [Rows; WINDOW],
+    ack_at: [Ps; WINDOW],
+    /// A queue of what comes back: when, and how many rows of each virtual channel.
+    return_at: [Ps; RETURNS],
+    return_of: [[u16; VCS]; RETURNS],
+}
+
+const fn slot(seq: Seq) -> usize {
+    seq.get() as usize % WINDOW
+}
+
+impl Sender {
+    /// A direction of a link that has just come up, with all queues empty.
+    pub fn new(parameters: &Parameters) -> Self {
+        let rows = |bytes: u32| {
+            u16::try_from(bytes / u32::from(parameters.row)).unwrap_or(u16::MAX).min(1 << 14)
+        };
+        let queue = rows(parameters.queue_bytes);
+        Self {
+            next: Seq::default(),
+            cursor: Seq::default(),
+            oldest: Seq::default(),
+            room: rows(parameters.replay_bytes),
+            used: [0; VCS],
+            limit: [queue; VCS],
+            queue,
+            starved: 0,
+            replays: 0,
+            polls: 0,
+            first_return: 0,
+            returns: 0,
+            timeout: parameters.timeout_ps,
+            ack_deadline: NEVER,
+            credit_deadline: NEVER,
+            rows: [0; WINDOW],
+            ack_at: [NEVER; WINDOW],
+            return_at: [0; RETURNS],
+            return_of: [[0; VCS]; RETURNS],
+        }
+    }
+
+    /// Number of the next new frame.
+    pub const fn next(&self) -> Seq {
+        self.next
+    }
+
+    /// Frames that have not been acknowledged, as far as known.
+    pub const fn unacknowledged(&self) -> u16 {
+        self.next.after(self.oldest)
+    }
+
+    /// Credit of a virtual channel, in rows, as far as known.
+    #[inline]
+    pub const fn credit(&self, vc: u8) -> u16 {
+        self.limit[vc as usize % VCS].wrapping_sub(self.used[vc as usize % VCS])
+    }
+
+    /// What has left the other end's queues in all, with what is known to come back: the running
+    /// totals with which a [`Receiver`](crate::Receiver) goes on.
+    pub(crate) fn returned(&self) -> [u16; VCS] {
+        let mut totals = self.limit;
+        for i in 0..self.returns {
+            for (total, rows) in totals.iter_mut().zip(self.return_of[self.place(i)]) {
+                *total = total.wrapping_add(rows);
+            }
+        }
+        totals.map(|limit| limit.wrapping_sub(self.queue))
+    }
+
+    /// Where the `i`th of the returns is.
+    const fn place(&self, i: u8) -> usize {
+        (self.first_return as usize + i as usize) % RETURNS
+    }
+
+    #[inline]
+    const fn fits(&self, vc: u8, rows: Rows) -> bool {
+        self.credit(vc) >= rows as u16 && self.has_room(rows)
+    }
+
+    const fn has_room(&self, rows: Rows) -> bool {
+        self.room >= rows as u16 && self.unacknowledged() < WINDOW as u16
+    }
+
+    /// Whether a new frame of so many rows may be sent on a virtual channel.
+    ///
+    /// # Errors
+    /// A [`Wait`] that says what it waits for, and until when.
+    #[inline]
+    pub fn may_send(&mut self, vc: u8, rows: Rows, now: Ps) -> Result<(), Wait> {
+        if self.cursor != self.next {
+            return Err(Wait { reason: Reason::Replay, until: NEVER });
+        }
+        if self.fits(vc, rows) {
+            return Ok(());
+        }
+        self.settle(now);
+        if self.fits(vc, rows) { Ok(()) } else { Err(self.wait(vc, rows)) }
+    }
+
+    /// Takes what has come back by now.
+    pub fn settle(&mut self, now: Ps) {
+        while self.oldest != self.next && self.ack_at[slot(self.oldest)] <= now {
+            self.release(1);
+        }
+        while self.returns > 0 && self.return_at[usize::from(self.first_return)] <= now {
+            let rows = self.return_of[usize::from(self.first_return)];
+            for (limit, rows) in self.limit.iter_mut().zip(rows) {
+                *limit = limit.wrapping_add(rows);
+            }
+            self.first_return = self.place(1) as u8;
+            self.returns -= 1;
+        }
+    }
+
+    /// What a frame that does not fit waits for.
+    #[cold]
+    fn wait(&self, vc: u8, rows: Rows) -> Wait {
+        let mut wait = Wait { reason: Reason::Credit, until: 0 };
+        if !self.has_room(rows) {
+            wait.reason = Reason::ReplayBuffer;
+            let (mut room, mut open) = (self.room, self.unacknowledged());
+            let mut seq = self.oldest;
+            while room < rows.into() || open >= WINDOW as u16 {
+                let known = seq != self.next;
+                wait.until = if known { self.ack_at[slot(seq)] } else { NEVER };
+                if wait.until == NEVER {
+                    return wait;
+                }
+                room += u16::from(self.rows[slot(seq)]);
+                open -= 1;
+                seq = seq.next();
+            }
+        }
+        let mut credit = self.credit(vc);
+        if credit < rows.into() {
+            wait.reason = Reason::Credit;
+            for i in 0..self.returns {
+                credit =
+                    credit.saturating_add(self.return_of[self.place(i)][usize::from(vc) % VCS]);
+                if credit >= rows.into() {
+                    wait.until = wait.until.max(self.return_at[self.place(i)]);
+                    return wait;
+                }
+            }
+            wait.until = NEVER;
+        }
+        wait
+    }
+
+    /// Sends a new frame, for which [`may_send`](Self::may_send) said that there is room. Returns
+    /// its sequence number.
+    ///
+    /// `ack_at` is when its acknowledgement will have arrived, or [`NEVER`] if that is left to
+    /// [`dllp`](Self::dllp).
+    #[inline]
+    pub fn send(
+        &mut self,
+        vc: u8,
+        rows: Rows,
+        now: Ps,
+        ack_at: Ps,
+        counters: &mut Counters,
+    ) -> Seq {
+        debug_assert!(self.cursor == self.next && self.fits(vc, rows), "no room for this frame");
+        let seq = self.next;
+        self.rows[slot(seq)] = rows;
+        self.ack_at[slot(seq)] = ack_at;
+        self.next = seq.next();
+        self.cursor = self.next;
+        self.room = self.room.wrapping_sub(rows.into());
+        let used = &mut self.used[usize::from(vc) % VCS];
+        *used = used.wrapping_add(rows.into());
+        if ack_at == NEVER && self.ack_deadline == NEVER {
+            self.ack_deadline = now.saturating_add(self.timeout);
+        }
+        counters.send_frames += 1;
+        seq
+    }
+
+    /// Marks the latest new frame as bad while it is sent, as what came in for it was: the other
+    /// end drops it, and its number, its room and its credit are had again.
+    pub fn nullify(&mut self, vc: u8, counters: &mut Counters) {
+        if self.oldest == self.next {
+            return;
+        }
+        let seq = self.next.previous();
+        let rows = u16::from(self.rows[slot(seq)]);
+        if self.cursor == self.next {
+            self.cursor = seq;
+        }
+        self.next = seq;
+        self.room += rows;
+        let used = &mut self.used[usize::from(vc) % VCS];
+        *used = used.wrapping_sub(rows);
+        if self.oldest == self.next {
+            self.ack_deadline = NEVER;
+        }
+        counters.send_nullified += 1;
+    }
+
+    /// Says that so many rows of a virtual channel's queue at the other end will be known to be
+    /// free at a time.
+    #[inline]
+    pub fn return_credit(&mut self, vc: u8, rows: Rows, at: Ps, now: Ps) {
+        if usize::from(self.returns) == RETURNS {
+            self.settle(now);
+        }
+        let mut at = at;
+        if self.returns > 0 {
+            at = at.max(self.return_at[self.place(self.returns - 1)]);
+        }
+        if usize::from(self.returns) == RETURNS {
+            // The latest of them waits for this one.
+            self.returns -= 1;
+        } else {
+            self.return_of[self.place(self.returns)] = [0; VCS];
+        }
+        let place = self.place(self.returns);
+        self.return_at[place] = at;
+        let returned = &mut self.return_of[place][usize::from(vc) % VCS];
+        *returned = returned.saturating_add(rows.into());
+        self.returns += 1;
+    }
+
+    /// Takes a DLLP that has arrived. What is impossible changes nothing.
+    pub fn dllp(&mut self, dllp: Dllp, now: Ps, counters: &mut Counters) -> Effect {
+        counters.recv_dllp += 1;
+        self.settle(now);
+        match dllp {
+            Dllp::Ack(seq) => {
+                let frames = seq.next().after(self.oldest);
+                if frames == 0 || !self.acknowledge(frames, now) {
+                    return Effect::Nothing;
+                }
+                Effect::Acknowledged
+            }
+            Dllp::Nack(seq) => {
+                let frames = seq.after(self.oldest);
+                if !self.acknowledge(frames, now) {
+                    return Effect::Nothing;
+                }
+                if self.oldest == self.next {
+                    return if frames > 0 { Effect::Acknowledged } else { Effect::Nothing };
+                }
+                self.cursor = self.oldest;
+                self.replays = self.replays.saturating_add(1);
+                Effect::Replay
+            }
+            Dllp::UpdateFc { vc, total } => self.update(vc, total),
+            Dllp::Poll => Effect::Polled,
+        }
+    }
+
+    /// The first so many frames have been acknowledged; false if there are not as many.
+    fn acknowledge(&mut self, frames: u16, now: Ps) -> bool {
+        if frames > self.unacknowledged() {
+            return false;
+        }
+        if frames > 0 {
+            self.release(frames);
+            self.replays = 0;
+            let waiting = self.oldest != self.next;
+            self.ack_deadline = if waiting { now.saturating_add(self.timeout) } else { NEVER };
+        }
+        true
+    }
+
+    /// Lets go of the first so many frames.
+    fn release(&mut self, frames: u16) {
+        for _ in 0..frames {
+            self.room += u16::from(self.rows[slot(self.oldest)]);
+            if self.cursor == self.oldest {
+                self.cursor = self.oldest.next();
+            }
+            self.oldest = self.oldest.next();
+        }
+    }
+
+    pub(crate) fn update(&mut self, vc: u8, total: u16) -> Effect {
+        let i = usize::from(vc) % VCS;
+        self.polls = 0;
+        let limit = total.wrapping_add(self.queue);
+        let more = limit.wrapping_sub(self.limit[i]);
+        if more == 0 || limit.wrapping_sub(self.used[i]) > self.queue || more > self.queue {
+            return Effect::Nothing;
+        }
+        self.limit[i] = limit;
+        self.starved &= !(1 << i);
+        if self.starved == 0 {
+            self.credit_deadline = NEVER;
+        }
+        Effect::Credit
+    }
+
+    /// The next frame to be sent again, if there is one: its number, as of now on the wire.
+    pub fn resend(&mut self, now: Ps, counters: &mut Counters) -> Option<Seq> {
+        if self.cursor == self.next {
+            return None;
+        }
+        let seq = self.cursor;
+        self.cursor = seq.next();
+        self.ack_deadline = now.saturating_add(self.timeout);
+        counters.send_frames += 1;
+        counters.replayed += 1;
+        Some(seq)
+    }
+
+    /// Says that a frame waits for credit, of which an UpdateFC may have been lost.
+    pub fn starve(&mut self, vc: u8, now: Ps) {
+        self.starved |= 1 << (usize::from(vc) % VCS);
+        if self.credit_deadline == NEVER {
+            self.credit_deadline = now.saturating_add(self.timeout);
+        }
+    }
+
+    /// Whether so much was in vain that the link is to go down: [`MOST_ATTEMPTS`].
+    pub const fn has_failed(&self) -> bool {
+        self.replays > MOST_ATTEMPTS || self.polls > MOST_ATTEMPTS
+    }
+
+    /// Begins anew with the frame after the latest, as the link went down. What has not been
+    /// acknowledged is forgotten; `lost` says on which virtual channel a frame was that the other
+    /// end has not taken in, so that its credit is had again.
+    /// [`Receiver::restart`](crate::Receiver::restart) comes next.
+    pub fn restart(&mut self, mut lost: impl FnMut(Seq) -> Option<u8>) {
+        let mut seq = self.oldest;
+        while seq != self.next {
+            if let Some(vc) = lost(seq) {
+                let used = &mut self.used[usize::from(vc) % VCS];
+                *used = used.wrapping_sub(self.rows[slot(seq)].into());
+            }
+            seq = seq.next();
+        }
+        self.release(self.unacknowledged());
+        (self.replays, self.polls, self.starved) = (0, 0, 0);
+        (self.ack_deadline, self.credit_deadline) = (NEVER, NEVER);
+    }
+
+    /// When to call [`timeout`](Self::timeout), if nothing happens before; [`NEVER`] if nothing is
+    /// waited for.
+    pub const fn deadline(&self) -> Ps {
+        if self.ack_deadline < self.credit_deadline {
+            self.ack_deadline
+        } else {
+            self.credit_deadline
+        }
+    }
+
+    /// What is to be done as nothing was heard for too long. It may be called at any time.
+    pub fn timeout(&mut self, now: Ps, counters: &mut Counters) -> Option<Timeout> {
+        self.settle(now);
+        if self.oldest == self.next {
+            self.ack_deadline = NEVER;
+        }
+        if self.ack_deadline <= now {
+            self.ack_deadline = now.saturating_add(self.timeout);
+            self.cursor = self.oldest;
+            self.replays = self.replays.saturating_add(1);
+            counters.ack_timeouts += 1;
+            return Some(Timeout::Replay);
+        }
+        if self.credit_deadline <= now {
+            self.credit_deadline = now.saturating_add(self.timeout);
+            self.polls = self.polls.saturating_add(1);
+            counters.credit_timeouts += 1;
+            return Some(Timeout::Poll);
+        }
+        None
+    }
+}

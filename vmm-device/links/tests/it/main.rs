@@ -1,0 +1,5 @@
+//! The two ends of a link, with a wire between them that loses what a test says.
+
+mod loss;
+mod told_ahead;
+mod world;
