@@ -131,7 +131,8 @@ impl Bch {
         let mut gates = KVec::with_capacity(a.num as usize, GFP_KERNEL)?;
         for i in 0..a.num as u64 {
             let set: SetBg = uapi::get(a.bgs.wrapping_add(i * size_of::<SetBg>() as u64))?;
-            gates.push(Gate::new(&set, &rights, a.bseq as u32)?, GFP_KERNEL)?;
+            let gate = Gate::new(&set, &rights, a.bseq as u32, self.device.description())?;
+            gates.push(gate, GFP_KERNEL)?;
         }
         Ok(gates)
     }

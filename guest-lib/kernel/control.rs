@@ -15,7 +15,11 @@ use crate::cq::OpenQueues;
 use crate::device::Device;
 use crate::ids::{GateSet, QueueId};
 use crate::uapi;
-use crate::users::{Rights, BG_MASK, CQ_MASK};
+use crate::users::{bg_masks, cq_mask, Rights};
+
+/// Queues and gates that programs register which know TofuD alone.
+const CQ_MASK: u64 = (1 << (NUM_CQ - 1)) - 1;
+const BG_MASK: u64 = (1 << 44) - 1;
 
 /// Where the registers lie on a real machine, which LOAD_REGISTER counts from.
 const HARDWARE_BASE: u64 = 0x4000_0000;
@@ -80,19 +84,28 @@ fn privileged() -> Result {
 }
 
 fn register_user(device: &Device, a: &uapi::RegUser) -> Result {
-    let masks = |addr: u64, allowed: u64| -> Result<[u64; NUM_TNI]> {
-        let masks: [u64; NUM_TNI] = uapi::get(addr)?;
+    // A program that registers all queues and gates of a TofuD is given those that there are.
+    let masks = |addr: u64, allowed: u64, there: [u64; NUM_TNI]| -> Result<[u64; NUM_TNI]> {
+        let mut masks: [u64; NUM_TNI] = uapi::get(addr)?;
         if masks.iter().all(|mask| mask & !allowed == 0) {
+            masks
+                .iter_mut()
+                .zip(there)
+                .for_each(|(mask, there)| *mask &= there);
             Ok(masks)
         } else {
             Err(EINVAL)
         }
     };
+    let description = device.description();
+    let cqs = [cq_mask(description); NUM_TNI];
+    let gates = bg_masks(description);
+    let all_gates = gates.iter().fold(BG_MASK, |all, mask| all | mask);
     let rights = Rights {
         gpid: a.gpid.into(),
         subnet: a.subnet.mode()?,
-        cqs: masks(a.cqmask, CQ_MASK)?,
-        gates: GateSet(masks(a.bgmask, BG_MASK)?),
+        cqs: masks(a.cqmask, CQ_MASK, cqs)?,
+        gates: GateSet(masks(a.bgmask, all_gates, gates)?),
     };
     device.users.lock().register(a.uid, rights)
 }
@@ -155,6 +168,9 @@ fn cq_stat(device: &Device, arg: u64) -> Result {
         tni: tni.ok_or(EINVAL)?,
         cq: cq.ok_or(EINVAL)?,
     };
+    if !device.description().has_tni(id.tni) || !device.description().has_cq(id.cq) {
+        return Err(EINVAL);
+    }
     stat.txbyte = device.read(id, CqReg::TxPayloadByte);
     stat.rxbyte = device.read(id, CqReg::RxPayloadByte);
     uapi::put(arg, &stat)

@@ -13,6 +13,7 @@ use kernel::sync::atomic::Atomic;
 use kernel::sync::{new_mutex, Arc, Mutex};
 use kernel::time::Delta;
 
+use tofu_abi::generation::{Description, Generation};
 use tofu_abi::irq::{self, CqsIrqs};
 use tofu_abi::regs::{CqsReg, CqsStatus, NodeAddress, TniReg, TofuReg};
 use tofu_abi::{Coords, Doorbell, TniId};
@@ -33,6 +34,7 @@ pub(crate) struct Device {
     vectors: Option<pci::IrqVectorRegistration<'static>>,
     bar_addr: u64,
     coords: Coords,
+    generation: Generation,
     /// Rights of users.
     #[pin]
     pub(crate) users: Mutex<Users>,
@@ -80,6 +82,15 @@ impl Device {
             dev_err!(pdev, "no answer from the device\n");
             return Err(ENODEV);
         }
+        let raw = at((), TofuReg::Generation, &bar).read_val();
+        let generation = Generation::from_register(raw).ok_or_else(|| {
+            dev_err!(
+                pdev,
+                "a generation that this driver does not know: {:#x}\n",
+                raw
+            );
+            ENODEV
+        })?;
         let count = u32::from(irq::vector::COUNT);
         let vectors = bound
             .alloc_irq_vectors(count, count, IrqTypes::default().with(IrqType::MsiX))
@@ -92,7 +103,8 @@ impl Device {
                 vectors,
                 bar_addr,
                 coords: NodeAddress(address).coords(),
-                users <- new_mutex!(Users::new()),
+                generation,
+                users <- new_mutex!(Users::new(generation.description())),
                 channels <- new_mutex!(GateSet::default()),
                 gates <- new_mutex!(GateSet::default()),
                 pinned: Atomic::new(0),
@@ -100,7 +112,7 @@ impl Device {
             }),
             GFP_KERNEL,
         )?;
-        for tni in TniId::ALL {
+        for tni in generation.description().tni_ids() {
             device.write(tni, TniReg::Enable, 1);
         }
         Ok(device)
@@ -125,6 +137,16 @@ impl Device {
     /// The node's coordinates.
     pub(crate) fn coords(&self) -> Coords {
         self.coords
+    }
+
+    /// The device's generation.
+    pub(crate) fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// What devices of its generation have.
+    pub(crate) fn description(&self) -> &'static Description {
+        self.generation.description()
     }
 
     /// Physical address of a doorbell's page, which a process may map.
@@ -234,7 +256,7 @@ impl Device {
 
     /// Stops all TNIs.
     pub(crate) fn quiesce(&self) {
-        for tni in TniId::ALL {
+        for tni in self.description().tni_ids() {
             self.write(tni, TniReg::Enable, 0);
         }
     }

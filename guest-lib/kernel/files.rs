@@ -21,7 +21,6 @@ use crate::ids::{ChannelId, QueueId};
 use crate::pin::PAGE;
 use crate::shim::{self, ProcEntry};
 use crate::uapi;
-use crate::users::USER_CQS;
 
 /// Pages of the machines that the interface comes from: a program may count on them. The registers
 /// of a queue or channel have so much space of their own.
@@ -32,6 +31,7 @@ const _: () = assert!(FOREIGN_PAGE == PAGE_STRIDE);
 #[derive(Clone, Copy)]
 enum FileKind {
     Position,
+    Generation,
     Control,
     Info,
     Cq(QueueId),
@@ -82,11 +82,14 @@ impl Files {
         add(root.as_ptr(), c"position", 0o666, FileKind::Position)?;
         add(dev, c"control", 0o600, FileKind::Control)?;
         add(dev, c"info", 0o666, FileKind::Info)?;
-        for id in QueueId::all().filter(|id| id.cq.index() < USER_CQS) {
+        let description = device.description();
+        add(root.as_ptr(), c"generation", 0o444, FileKind::Generation)?;
+        let kernel_cq = description.kernel_cq();
+        for id in QueueId::of(description).filter(|id| id.cq != kernel_cq) {
             let name = CString::try_from_fmt(fmt!("{id}"))?;
             add(dev, &name, 0o666, FileKind::Cq(id))?;
         }
-        for id in ChannelId::all() {
+        for id in ChannelId::of(description) {
             let name = CString::try_from_fmt(fmt!("{id}"))?;
             add(dev, &name, 0o666, FileKind::Bch(id))?;
         }
@@ -208,7 +211,7 @@ unsafe extern "C" fn tofu_rs_ioctl(
     let file = unsafe { proc_file(file) };
     let arg = arg as u64;
     let result = match file.kind {
-        FileKind::Position => Err(ENOTTY),
+        FileKind::Position | FileKind::Generation => Err(ENOTTY),
         FileKind::Control => control::ioctl(&file.device, &file.queues, cmd, arg),
         FileKind::Info => control::info_ioctl(&file.device, &file.queues, cmd, arg),
         // SAFETY: the caller's promise.
@@ -235,6 +238,10 @@ unsafe extern "C" fn tofu_rs_read(
     let (file, pos) = unsafe { (proc_file(file), &mut *pos) };
     let read = match file.kind {
         FileKind::Position => file.read_position(buf as usize, len, pos),
+        FileKind::Generation => {
+            CString::try_from_fmt(fmt!("{}\n", file.device.generation().name()))
+                .and_then(|text| put_text(text.to_bytes(), buf as usize, len, pos))
+        }
         // SAFETY: the caller's promise.
         FileKind::Bch(..) => unsafe { bch_of(data) }
             .exceptions()
@@ -314,15 +321,19 @@ impl ProcFile {
     fn read_position(&self, buf: usize, len: usize, pos: &mut i64) -> Result<usize> {
         let [x, y, z, a, b, c] = self.device.coords().to_array();
         let text = CString::try_from_fmt(fmt!("{x} {y} {z} {a} {b} {c}\n"))?;
-        let text = text.to_bytes();
-        let start = usize::try_from(*pos).map_err(|_| EINVAL)?.min(text.len());
-        let part = text
-            .get(start..text.len().min(start.saturating_add(len)))
-            .ok_or(EINVAL)?;
-        UserSlice::new(UserPtr::from_addr(buf), part.len())
-            .writer()
-            .write_slice(part)?;
-        *pos += part.len() as i64;
-        Ok(part.len())
+        put_text(text.to_bytes(), buf, len, pos)
     }
+}
+
+/// Gives a process what follows `pos` of a text, as far as there is room.
+fn put_text(text: &[u8], buf: usize, len: usize, pos: &mut i64) -> Result<usize> {
+    let start = usize::try_from(*pos).map_err(|_| EINVAL)?.min(text.len());
+    let part = text
+        .get(start..text.len().min(start.saturating_add(len)))
+        .ok_or(EINVAL)?;
+    UserSlice::new(UserPtr::from_addr(buf), part.len())
+        .writer()
+        .write_slice(part)?;
+    *pos += part.len() as i64;
+    Ok(part.len())
 }

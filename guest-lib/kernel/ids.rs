@@ -6,6 +6,7 @@ use core::fmt::Display;
 
 use kernel::fmt;
 
+use tofu_abi::generation::Description;
 use tofu_abi::regs::NUM_TNI;
 use tofu_abi::{BchId, BgId, CqId, TniId};
 
@@ -17,13 +18,18 @@ pub(crate) struct QueueId {
 }
 
 impl QueueId {
-    /// The kernel's own queue of a TNI.
-    pub(crate) const fn kernel(tni: TniId) -> Self {
-        let cq = CqId::KERNEL;
+    /// The kernel's own queue of a TNI, if that is what devices have.
+    pub(crate) const fn kernel(tni: TniId, description: &Description) -> Self {
+        let cq = description.kernel_cq();
         Self { tni, cq }
     }
 
-    /// Every queue of a node.
+    /// Every queue of a node, if that is what devices have.
+    pub(crate) fn of(description: &'static Description) -> impl Iterator<Item = Self> {
+        Self::all().filter(|id| description.has_tni(id.tni) && description.has_cq(id.cq))
+    }
+
+    /// Every queue that the register map has.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let queues = |tni| CqId::ALL.into_iter().map(move |cq| Self { tni, cq });
         TniId::ALL.into_iter().flat_map(queues)
@@ -64,8 +70,17 @@ impl ChannelId {
         }
     }
 
-    /// Every channel of a node.
-    pub(crate) fn all() -> impl Iterator<Item = Self> {
+    /// Every channel of a node that processes may have, if that is what devices have.
+    pub(crate) fn of(description: &'static Description) -> impl Iterator<Item = Self> {
+        let barrier = description.barrier;
+        let users = barrier.channels - description.system_channels;
+        Self::all().filter(move |id| {
+            barrier.has_channel(id.tni.get(), id.bch.get()) && id.bch.get() < users
+        })
+    }
+
+    /// Every channel that the register map has.
+    fn all() -> impl Iterator<Item = Self> {
         let channels = |tni| BchId::ALL.into_iter().map(move |bch| Self { tni, bch });
         TniId::ALL.into_iter().flat_map(channels)
     }

@@ -634,11 +634,29 @@ void tofu_shim_chunk_sync(struct device *dev, u64 addr, u32 len, bool to_device)
 		dma_sync_single_for_cpu(dev, addr, len, DMA_BIDIRECTIONAL);
 }
 
-/* Has a part of such pages be the next bytes of a frame. */
-void tofu_shim_skb_add(struct sk_buff *skb, struct page *page, u32 at, u32 len)
+/*
+ * Has a part of such pages, or a copy of it, be the next bytes of a frame. False without memory
+ * for a copy.
+ */
+bool tofu_shim_skb_add(struct sk_buff *skb, struct page *page, u32 at, u32 len, bool copy)
 {
-	get_page(page);
-	skb_add_rx_frag(skb, skb_shinfo(skb)->nr_frags, page, at, len, TOFU_CHUNK);
+	unsigned int truesize = TOFU_CHUNK;
+
+	if (copy) {
+		const void *from = page_address(page) + at;
+		int order = get_order(len);
+
+		page = alloc_pages(GFP_ATOMIC | __GFP_NOWARN | __GFP_COMP, order);
+		if (!page)
+			return false;
+		memcpy(page_address(page), from, len);
+		at = 0;
+		truesize = PAGE_SIZE << order;
+	} else {
+		get_page(page);
+	}
+	skb_add_rx_frag(skb, skb_shinfo(skb)->nr_frags, page, at, len, truesize);
+	return true;
 }
 
 /* A frame of @len bytes, which are to be written. */

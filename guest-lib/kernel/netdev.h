@@ -104,7 +104,7 @@ struct page *tofu_shim_chunk_new(struct device *dev, u64 *addr);
 void tofu_shim_chunk_free(struct device *dev, struct page *page, u64 addr);
 bool tofu_shim_chunk_is_free(const struct page *page);
 void tofu_shim_chunk_sync(struct device *dev, u64 addr, u32 len, bool to_device);
-void tofu_shim_skb_add(struct sk_buff *skb, struct page *page, u32 at, u32 len);
+bool tofu_shim_skb_add(struct sk_buff *skb, struct page *page, u32 at, u32 len, bool copy);
 struct sk_buff *tofu_shim_skb_new(struct tofu_queue *queue, u32 len);
 int tofu_shim_skb_write(struct sk_buff *skb, u32 at, const void *from, u32 len);
 void *tofu_shim_skb_part(const struct sk_buff *skb, u32 at, u32 *len);

@@ -14,7 +14,7 @@ use tofu_abi::packets::PacketQueues;
 use tofu_abi::queue::{
     MrqWord0, MrqWord1, PrqEntry, PrqRcode, RingIndex, TcqEntry, MRQ_ENTRY_SIZE, PACKET_BUFFER_SIZE,
 };
-use tofu_abi::regs::{CqReg, CqsMode, CqsReg, CqsStatus, TniReg, KERNEL_CQ};
+use tofu_abi::regs::{CqReg, CqsMode, CqsReg, CqsStatus, TniReg};
 use tofu_abi::{Coords, PacketTarget, Rcode, StagOffset, TniId};
 use tofu_ipotofu::rendezvous::{GROUP, SLOTS};
 use tofu_ipotofu::{PacketQueue, Tag};
@@ -148,7 +148,7 @@ impl Sender {
         }
         let this = Self {
             device: device.clone(),
-            id: QueueId::kernel(tni),
+            id: QueueId::kernel(tni, device.description()),
             memory: Some(memory),
             post: RingIndex::new(ENTRIES),
             reap: RingIndex::new(ENTRIES),
@@ -163,6 +163,8 @@ impl Sender {
         for (reg, value) in tables.into_iter().flatten() {
             device.write(this.id, reg, value);
         }
+        let arm = device.read(this.id, CqsReg::InterruptArmIpa);
+        knows(device, CqsReg::InterruptArmIpa.name(), arm)?;
         // From here on `drop` stops the queue.
         device.enable_cq(this.id, true)?;
         Ok(this)
@@ -338,7 +340,7 @@ impl Sender {
             return;
         }
         // SAFETY: no requirements.
-        unsafe { shim::tofu_shim_trace_doorbell(self.id.tni.get(), KERNEL_CQ, self.posted) };
+        unsafe { shim::tofu_shim_trace_doorbell(self.id.tni.get(), self.id.cq.get(), self.posted) };
         self.posted = 0;
         self.device.write(self.id, CqReg::FetchStart, 1);
     }
@@ -389,8 +391,8 @@ impl Sender {
         self.reap.advance();
         // SAFETY: no requirements.
         unsafe {
-            let tni = self.id.tni.get();
-            shim::tofu_shim_trace_completion(tni, KERNEL_CQ, slot, entry.rcode().raw())
+            let (tni, cq) = (self.id.tni.get(), self.id.cq.get());
+            shim::tofu_shim_trace_completion(tni, cq, slot, entry.rcode().raw())
         };
         let posted = self.commands.get(slot as usize).copied().flatten()?;
         Some((posted, entry.rcode()))
@@ -403,6 +405,27 @@ impl Sender {
             arm(&memory.tcq);
         }
     }
+
+    /// Wants no interrupt for now.
+    pub(crate) fn disarm(&self) {
+        if let Some(memory) = self.memory.as_ref() {
+            memory.tcq.store(ARM, 0);
+        }
+    }
+}
+
+/// Looks whether the device has kept what was written to a register for asking. One that does not
+/// know it would send interrupts that nobody clears: none after the first.
+fn knows(device: &Device, register: &str, kept: u64) -> Result {
+    if kept != 0 {
+        return Ok(());
+    }
+    dev_err!(
+        device.pdev(),
+        "the device has no {}: the tofu that runs this node is older than this driver, update it\n",
+        register
+    );
+    Err(EOPNOTSUPP)
 }
 
 /// Asks for an interrupt by the word behind a queue. What the queue has is to be looked at
@@ -469,6 +492,8 @@ impl Receiver {
             this.write(reg, value);
         }
         this.write(TniReg::PrqInterruptArmPa, this.prq.qword_addr(ARM));
+        let arm = device.read(tni, TniReg::PrqInterruptArmPa);
+        knows(device, TniReg::PrqInterruptArmPa.name(), arm)?;
         this.write(TniReg::Imc, TniIrqs::PRQ_WRITE_ACKNOWLEDGE.raw());
         Ok(this)
     }
@@ -541,9 +566,14 @@ impl Receiver {
         arm(&self.prq);
         let ready = self.is_ready();
         if ready {
-            self.prq.store(ARM, 0);
+            self.disarm();
         }
         ready
+    }
+
+    /// Wants no interrupt for now.
+    pub(crate) fn disarm(&self) {
+        self.prq.store(ARM, 0);
     }
 
     /// Longest time that an interrupt is held back, in nanoseconds, and after how many packets it

@@ -13,7 +13,7 @@ use kernel::bindings;
 use kernel::prelude::*;
 use kernel::sync::Arc;
 
-use tofu_abi::regs::{CqsReg, KERNEL_CQ};
+use tofu_abi::regs::CqsReg;
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering, TABLE_ALIGN};
 use tofu_abi::StagOffset;
 use tofu_ipotofu::rendezvous::{REST_MAX, SLOTS};
@@ -28,10 +28,15 @@ pub(crate) const CHUNK: usize = shim::CHUNK;
 const PAGE: usize = PageSize::Size4K.bytes() as usize;
 /// Chunks of the longest frame.
 const CHUNKS: usize = REST_MAX / CHUNK;
-/// Chunks that are kept for later frames. They may be in use by the stack still.
-const POOL: usize = 192;
+/// Chunks that the stack may have, and that are kept for later frames: a part of the node's memory
+/// about as large as what TCP lets two connections keep, but so many at least and at most.
+const POOL_MIN: usize = 192;
+const POOL_MAX: usize = 1024;
+const POOL_SHARE: usize = 64;
 /// How many of these are looked at for one that is free.
 const LOOKS: usize = 4;
+/// Chunks that are kept besides them, to fetch to what is then copied.
+const SPARE: usize = 64;
 /// Page table entries of a slot to fetch to.
 const FETCH_PAGES: usize = REST_MAX / PAGE;
 /// The same for a frame of ours, which may begin anywhere in a page. The next slot's are aligned.
@@ -155,37 +160,52 @@ fn places<T>(count: usize) -> Result<KVVec<Option<T>>> {
     Ok(places)
 }
 
-/// Chunks that were used before: a ring, oldest first.
+/// Chunks that were used before, and stay mapped: to map others takes longer than to copy.
 struct Pool {
     device: Arc<Device>,
+    /// The stack may have them still. Oldest first.
     ring: KVVec<Option<Chunk>>,
     first: usize,
     count: usize,
+    /// Those that the ring has no room for.
+    spare: KVVec<Chunk>,
 }
 
 impl Pool {
     fn new(device: &Arc<Device>) -> Result<Self> {
+        // SAFETY: no requirements.
+        let memory = unsafe { shim::tofu_shim_total_pages() } as usize * kernel::page::PAGE_SIZE;
+        let size = (memory / POOL_SHARE / CHUNK).clamp(POOL_MIN, POOL_MAX);
         Ok(Self {
             device: device.clone(),
-            ring: places(POOL)?,
+            ring: places(size)?,
             first: 0,
             count: 0,
+            spare: KVVec::with_capacity(SPARE, GFP_KERNEL)?,
         })
+    }
+
+    /// Whether the ring has room for the chunks of so many bytes.
+    fn has_room_for(&self, len: usize) -> bool {
+        self.count + len.div_ceil(CHUNK) <= self.ring.len()
     }
 
     fn pop(&mut self) -> Option<Chunk> {
         let chunk = self.ring.get_mut(self.first)?.take()?;
-        self.first = (self.first + 1) % POOL;
+        self.first = (self.first + 1) % self.ring.len();
         self.count -= 1;
         Some(chunk)
     }
 
-    /// Keeps a chunk for later. The oldest one goes if there are too many.
+    /// Keeps a chunk for later, if there is room.
     fn give(&mut self, chunk: Chunk) {
-        if self.count == POOL {
-            drop(self.pop());
+        if !self.has_room_for(CHUNK) {
+            // It goes if there is no room here either.
+            let _ = self.spare.push_within_capacity(chunk);
+            return;
         }
-        if let Some(place) = self.ring.get_mut((self.first + self.count) % POOL) {
+        let at = (self.first + self.count) % self.ring.len();
+        if let Some(place) = self.ring.get_mut(at) {
             *place = Some(chunk);
             self.count += 1;
         }
@@ -199,7 +219,8 @@ impl Pool {
             }
             self.give(chunk);
         }
-        Chunk::new(&self.device)
+        let spare = self.spare.pop().filter(Chunk::is_free);
+        spare.or_else(|| Chunk::new(&self.device))
     }
 
     /// Chunks for so many bytes; `None` if there is no memory for them.
@@ -352,6 +373,11 @@ impl RendezvousMemory {
         self.pool.take_for(len)
     }
 
+    /// The kernel's queue, whose STags these are.
+    fn cq(&self) -> u8 {
+        self.device.description().kernel_cq().get()
+    }
+
     /// Has others read a frame of [`REST_MAX`] bytes at most by the STag of this generation of a
     /// slot, which is free, and returns how they name it.
     pub(crate) fn share(&mut self, slot: usize, generation: u32, mut shared: Shared) -> StagOffset {
@@ -387,7 +413,7 @@ impl RendezvousMemory {
         if let Some(place) = self.shared.get_mut(slot) {
             *place = Some((stag, shared));
         }
-        StagOffset::new(KERNEL_CQ, stag, 0)
+        StagOffset::new(self.cq(), stag, 0)
     }
 
     /// Whether others read nothing by a slot.
@@ -437,7 +463,7 @@ impl RendezvousMemory {
         }
         *place = Some(chunks);
         let offset = slot * REST_MAX;
-        Some(StagOffset::new(KERNEL_CQ, FETCH, offset as u64))
+        Some(StagOffset::new(self.cq(), FETCH, offset as u64))
     }
 
     /// Takes what was fetched to a slot out of the tables. Others may write there until the device
@@ -453,6 +479,11 @@ impl RendezvousMemory {
     /// Has the processor see what the device has written.
     pub(crate) fn fetched(chunks: &mut Chunks) {
         chunks.sync(false);
+    }
+
+    /// Whether the stack may have these chunks, so that none has to be unmapped for want of room.
+    pub(crate) fn may_lend(&self, chunks: &Chunks) -> bool {
+        self.direct || self.pool.has_room_for(chunks.len)
     }
 
     /// Keeps chunks for later.

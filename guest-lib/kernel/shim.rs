@@ -152,7 +152,13 @@ extern "C" {
         len: u32,
         to_device: bool,
     );
-    pub(crate) fn tofu_shim_skb_add(skb: *mut SkBuff, page: *mut bindings::page, at: u32, len: u32);
+    pub(crate) fn tofu_shim_skb_add(
+        skb: *mut SkBuff,
+        page: *mut bindings::page,
+        at: u32,
+        len: u32,
+        copy: bool,
+    ) -> bool;
     pub(crate) fn tofu_shim_skb_new(queue: *mut NetQueue, len: u32) -> *mut SkBuff;
     pub(crate) fn tofu_shim_skb_write(
         skb: *mut SkBuff,

@@ -15,7 +15,6 @@ use tofu_abi::TniId;
 
 use crate::device::Device;
 use crate::ids::QueueId;
-use crate::users::USER_CQS;
 
 /// Exceptions of a TNI. Packets of other nodes that find no buffer are no fault of this node.
 const TNI_EXCEPTIONS: TniIrqs = TniIrqs::ALL
@@ -77,12 +76,11 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         return writeln!(f, "state failed\ndevice no answer");
     }
     let links = TnrIrqs::from_raw(device.read((), TofuReg::TnrIrr)) & TnrIrqs::ALL;
-    let is_failed = TniId::ALL.iter().any(|tni| has_stopped(device, *tni));
+    let mut tnis = device.description().tni_ids();
+    let is_failed = tnis.clone().any(|tni| has_stopped(device, tni));
     let is_degraded = !links.is_empty()
-        || TniId::ALL
-            .iter()
-            .any(|tni| !tni_exceptions(device, *tni).is_empty())
-        || QueueId::all().any(|id| !cq_exceptions(device, id).is_empty());
+        || tnis.any(|tni| !tni_exceptions(device, tni).is_empty())
+        || QueueId::of(device.description()).any(|id| !cq_exceptions(device, id).is_empty());
     let state = match (is_failed, is_degraded) {
         (true, _) => "failed",
         (false, true) => "degraded",
@@ -99,7 +97,7 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "interrupts {interrupts}")?;
     writeln!(f, "pinned_pages {}", device.pinned.load(Relaxed))?;
     writeln!(f, "signalled_exceptions {}", device.faults.load(Relaxed))?;
-    for tni in TniId::ALL {
+    for tni in device.description().tni_ids() {
         if has_stopped(device, tni) {
             writeln!(f, "tni{tni} stopped")?;
         }
@@ -109,7 +107,7 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             names(f, exceptions.names())?;
         }
     }
-    for id in QueueId::all() {
+    for id in QueueId::of(device.description()) {
         let exceptions = cq_exceptions(device, id);
         if !exceptions.is_empty() {
             write!(f, "{id}")?;
@@ -132,11 +130,11 @@ fn health(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 /// Control queues that are on: whose they are, bytes of payload since then, exceptions.
 fn queues(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    for id in QueueId::all() {
+    for id in QueueId::of(device.description()) {
         if !CqsStatus(device.read(id, CqsReg::Status)).cq_enable() {
             continue;
         }
-        let owner = if id.cq.index() < USER_CQS {
+        let owner = if id.cq != device.description().kernel_cq() {
             "process"
         } else {
             "kernel"
@@ -155,7 +153,7 @@ fn queues(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 /// Counters of the TNIs that are not 0, by their public names.
 fn interfaces(device: &Arc<Device>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    for tni in TniId::ALL {
+    for tni in device.description().tni_ids() {
         let state = device.read(tni, TniReg::State);
         writeln!(f, "tni{tni} STATE {}", state & 3)?;
         let counters = TniReg::ALL

@@ -45,16 +45,18 @@ mod uapi;
 mod unmap;
 mod users;
 
+use tofu_abi::pci::{DEVICE_TOFU, DEVICE_TOFU2, DEVICE_TOFUD};
+
 use device::Device;
 
 /// Bits of an address in the device's tables.
 const DMA_BITS: DmaMask = DmaMask::new::<{ tofu_abi::table::IPA_BITS }>();
 
-/// The function, whose vendor the kernel has no name for.
-const TOFUD: pci::DeviceId = {
+/// The function of a generation, whose vendor the kernel has no name for.
+const fn function(device: u16) -> pci::DeviceId {
     let id = kernel::bindings::pci_device_id {
         vendor: tofu_abi::pci::VENDOR_ID as u32,
-        device: tofu_abi::pci::DEVICE_TOFUD as u32,
+        device: device as u32,
         subvendor: !0,
         subdevice: !0,
         class: 0,
@@ -64,12 +66,16 @@ const TOFUD: pci::DeviceId = {
     };
     // SAFETY: `DeviceId` is a transparent wrapper.
     unsafe { core::mem::transmute::<kernel::bindings::pci_device_id, pci::DeviceId>(id) }
-};
+}
 
 kernel::pci_device_table!(
     PCI_TABLE,
     <TofuDriver as pci::Driver>::IdInfo,
-    [(TOFUD, ())]
+    [
+        (function(DEVICE_TOFU), ()),
+        (function(DEVICE_TOFU2), ()),
+        (function(DEVICE_TOFUD), ()),
+    ]
 );
 
 struct TofuDriver;

@@ -4,19 +4,37 @@
 
 use kernel::prelude::*;
 
-use tofu_abi::regs::{CqsMode, NUM_CQ, NUM_TNI};
+use tofu_abi::generation::Description;
+use tofu_abi::regs::{CqsMode, NUM_TNI};
 
 use crate::ids::{GateSet, QueueId};
 
 /// Users that can be registered at most (ours).
 const MAX_USERS: usize = 1024;
-/// Control queues per TNI that processes may have: all but the kernel's.
-pub(crate) const USER_CQS: usize = NUM_CQ - 1;
-/// The same as a mask.
-pub(crate) const CQ_MASK: u64 = (1 << USER_CQS) - 1;
-/// Barrier gates that processes may have; the last four are the kernel's (inferred from the mask
-/// that public programs register).
-pub(crate) const BG_MASK: u64 = (1 << 44) - 1;
+/// Control queues of a TNI that processes may have: all but the kernel's.
+pub(crate) const fn cq_mask(description: &Description) -> u64 {
+    (1 << description.user_cqs()) - 1
+}
+
+/// Barrier gates of a TNI that processes may have. Of TofuD the last four are the kernel's
+/// (inferred from the mask that public programs register), of the others the last channel's.
+pub(crate) fn bg_masks(description: &Description) -> [u64; NUM_TNI] {
+    let barrier = description.barrier;
+    let mask = match description.system_channels {
+        0 => (1 << (barrier.gates - 4)) - 1,
+        system => {
+            let of_system = (1 << barrier.channels) - (1 << (barrier.channels - system));
+            (u64::MAX >> (64 - barrier.gates)) & !of_system
+        }
+    };
+    core::array::from_fn(|tni| {
+        if tni < usize::from(barrier.tnis) {
+            mask
+        } else {
+            0
+        }
+    })
+}
 
 /// What a user may do.
 #[derive(Clone, Copy)]
@@ -49,11 +67,13 @@ pub(crate) fn current() -> u32 {
 pub(crate) struct Users {
     list: KVec<(u32, Rights)>,
     subnet: CqsMode,
+    description: &'static Description,
 }
 
 impl Users {
-    pub(crate) const fn new() -> Self {
+    pub(crate) const fn new(description: &'static Description) -> Self {
         Self {
+            description,
             list: KVec::new(),
             subnet: CqsMode(0),
         }
@@ -67,8 +87,8 @@ impl Users {
             Rights {
                 gpid: uid.into(),
                 subnet: CqsMode(0),
-                cqs: [CQ_MASK; NUM_TNI],
-                gates: GateSet([BG_MASK; NUM_TNI]),
+                cqs: [cq_mask(self.description); NUM_TNI],
+                gates: GateSet(bg_masks(self.description)),
             },
             |(_, rights)| *rights,
         );

@@ -108,7 +108,5 @@ impl StagOffset {
     }
 }
 
-/// Steering tags are 18 bits wide on TofuD.
-pub const STAG_BITS: u32 = 18;
 /// Offsets within an STag are 40 bits wide.
 pub const OFFSET_BITS: u32 = 40;

@@ -7,8 +7,7 @@
 use core::fmt;
 
 use crate::bitfield;
-use crate::reduce::{MAX_DOUBLES, MAX_INTEGERS, Op, VALUE_QWORDS};
-use crate::regs::{NUM_BCH, NUM_BG, NUM_TNI};
+use crate::reduce::{Op, VALUE_QWORDS};
 use crate::{Coords, Path};
 
 /// Barrier sequence numbers have 24 bits.
@@ -18,7 +17,8 @@ pub const GPID_MASK: u64 = (1 << 40) - 1;
 /// Bytes of a channel's notice area, which is also its alignment.
 pub const NOTICE_SIZE: usize = 256;
 
-/// What barriers of a generation of Tofu have (TofuD paper, table II and section II.D).
+/// What barriers of a generation of Tofu have: part of its
+/// [`Description`](crate::generation::Description).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// Network interfaces with barrier gates, from 0 on.
@@ -34,17 +34,6 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Tofu (K computer, FX10) and Tofu2 (FX100).
-    pub const TOFU: Self = Self { tnis: 1, channels: 8, gates: 64, integers: 1, doubles: 1 };
-    /// TofuD (Fugaku).
-    pub const TOFUD: Self = Self {
-        tnis: NUM_TNI as u8,
-        channels: NUM_BCH as u8,
-        gates: NUM_BG as u8,
-        integers: MAX_INTEGERS as u8,
-        doubles: MAX_DOUBLES as u8,
-    };
-
     /// Elements that a channel takes at most.
     pub const fn max_elements(&self, op: Op) -> u8 {
         match op {

@@ -40,9 +40,14 @@ pub const SYSTEM_PAYLOAD_MAX: usize = TLP_MAX - 8 - ECRC_SIZE;
 /// Frames that are sent begin at a multiple of this many bytes.
 pub const FRAME_ALIGN: u64 = 256;
 
-/// Bytes of the frame that carries `payload` bytes.
+/// Bytes of the frame of a system packet with `payload` bytes.
 pub const fn frame_size(payload: usize) -> usize {
-    let tlp = (payload + 8 + ECRC_SIZE).next_multiple_of(TLP_UNIT);
+    frame_around(payload + 8 + ECRC_SIZE)
+}
+
+/// Bytes of the frame whose TLP has `bytes` bytes, or is filled up from so many.
+pub const fn frame_around(bytes: usize) -> usize {
+    let tlp = bytes.next_multiple_of(TLP_UNIT);
     ROUTING_HEADER_SIZE + if tlp < TLP_MIN { TLP_MIN } else { tlp }
 }
 
@@ -80,6 +85,16 @@ bitfield! {
         barrier / with_barrier: bool @ 41..=41,
         /// A system TLP.
         system / with_system: bool @ 42..=42,
+        /// Virtual channel. This and what follows are a link's, new on each, and 0 in memory.
+        vc / with_vc: u8 @ 44..=45,
+        /// PAT: into how many slices the TLP is cut, less one.
+        pat / with_pat: u8 @ 46..=48,
+        /// STAT: a bit for each lane of the other direction that is received badly.
+        stat / with_stat: u8 @ 49..=50,
+        /// Sequence number.
+        seq / with_seq: u16 @ 51..=62,
+        /// 1, as which every routing header on a link begins.
+        start / with_start: bool @ 63..=63,
     }
 }
 

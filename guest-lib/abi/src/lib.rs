@@ -15,6 +15,7 @@ pub mod barrier;
 pub mod bits;
 pub mod desc;
 pub mod frame;
+pub mod generation;
 pub mod ids;
 pub mod irq;
 pub mod packets;
@@ -27,6 +28,7 @@ pub mod table;
 pub mod topology;
 
 pub use addr::{Coords, Path, StagOffset};
+pub use generation::Generation;
 pub use ids::{BchId, BgId, CqId, Doorbell, TniId};
 pub use packets::PacketTarget;
 pub use rcode::Rcode;

@@ -48,7 +48,7 @@ rcodes! {
     SUBNET = 0x07, "target outside the queue's subnet";
     /// No such operator.
     BAD_OPERATOR = 0x08, "undefined operator";
-    /// The command does not work on this device. No command ends with it at present.
+    /// The command is one that controllers of this generation do not have.
     UNSUPPORTED_COMMAND = 0x0b, "command not supported";
     /// STEERING_TABLE_ENABLE is 0, at either end.
     STEERING_TABLE_DISABLED = 0x10, "steering table disabled";

@@ -7,7 +7,9 @@ use crate::bitfield;
 use crate::ids::{BchId, BgId, CqId, TniId};
 use crate::topology::Port;
 
-/// Tofu network interfaces (TNI) of a TofuD node.
+/// Network interfaces (TNI) that the register map has: those of a TofuD node. How many of these
+/// and of what follows a device has depends on its
+/// [`Generation`](crate::generation::Generation).
 pub const NUM_TNI: usize = 6;
 /// Control queues (CQ) of a TNI.
 pub const NUM_CQ: usize = 12;
@@ -22,8 +24,6 @@ pub const MAX_BG: usize = 64;
 pub const NUM_BCH: usize = 16;
 /// Link ports of a node.
 pub const NUM_PORT: usize = Port::COUNT;
-/// VM partitions (VMS ids) of a node.
-pub const NUM_VMS: usize = 16;
 
 /// Size of BAR0, the register space, in bytes.
 pub const BAR0_SIZE: u64 = 256 << 20;
@@ -259,7 +259,7 @@ registers! {
         SubnetSize = 0x70, "SUBNET_SIZE",
         /// Group process id and barrier sequence number.
         GpidBseq = 0x78, "GPID_BSEQ",
-        /// Buffer A, first qword of 15 (see [`BGS_DATA_QWORDS`]).
+        /// Buffer A, first qword of 15.
         DataA0 = 0x108, "DATA_A0",
         /// Buffer A, last qword.
         DataAe = 0x178, "DATA_AE",
@@ -275,9 +275,6 @@ registers! {
         BchNoticeIpa = 0x810, "BCH_NOTICE_IPA",
     }
 }
-
-/// Qwords in each of a barrier gate's two data buffers.
-pub const BGS_DATA_QWORDS: u64 = 15;
 
 registers! {
     /// A network interface as a whole.
@@ -468,6 +465,9 @@ pub enum TofuReg {
     TnrImc,
     /// Control and level.
     TnrIcl,
+    /// Ours: which generation this is, see
+    /// [`Generation::from_register`](crate::Generation::from_register).
+    Generation,
     /// Settings of VM partition `.1` of TNI `.0`.
     TniVms(u8, u8),
     /// VM partitions of the TNI's control queues.
@@ -502,6 +502,7 @@ impl TofuReg {
             0xd8 => Self::TnrIrc,
             0xe0 => Self::TnrImc,
             0xe8 => Self::TnrIcl,
+            0xf0 => Self::Generation,
             0x100..=0x6ff => {
                 let tni = ((offset - 0x100) / 0x100) as u8;
                 match offset % 0x100 {
@@ -531,6 +532,7 @@ impl TofuReg {
             Self::TnrIrc => 0xd8,
             Self::TnrImc => 0xe0,
             Self::TnrIcl => 0xe8,
+            Self::Generation => 0xf0,
             Self::TniVms(tni, vms) => 0x100 + tni as u64 * 0x100 + vms as u64 * 8,
             Self::TniVmsCq00(tni) => 0x180 + tni as u64 * 0x100,
             Self::TniVmsBg00(tni) => 0x1a0 + tni as u64 * 0x100,

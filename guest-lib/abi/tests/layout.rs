@@ -268,6 +268,7 @@ fn golden_map() -> Vec<(u64, Register)> {
         (0xd8, TofuReg::TnrIrc),
         (0xe0, TofuReg::TnrImc),
         (0xe8, TofuReg::TnrIcl),
+        (0xf0, TofuReg::Generation),
     ];
     map.extend(tofu.map(|(offset, reg)| (0x700_0000 + offset, Register::Tofu(reg))));
     for tnr in 0..10u8 {

@@ -50,6 +50,8 @@ fn presets_and_lengths_parse() {
         ("unit", 12, "1x1x1x2x3x2"),
         ("shelf", 48, "1x1x4x2x3x2"),
         ("half-rack", 192, "2x2x4x2x3x2"),
+        ("rack", 384, "2x2x8x2x3x2"),
+        ("k", 82_944, "24x18x16x2x3x2"),
         ("32x32x32x2x3x2", 393_216, "32x32x32x2x3x2"),
         ("1x1x1x2x1x1", 2, "1x1x1x2x1x1"),
     ] {
@@ -57,6 +59,8 @@ fn presets_and_lengths_parse() {
         assert_eq!(shape.nodes(), nodes);
         assert_eq!(shape.to_string(), long);
     }
+    assert_eq!(Shape::RACK.torus(), [true; 3]);
+    assert_eq!(Shape::K.torus(), [true, false, true]);
 }
 
 #[test]
@@ -70,7 +74,7 @@ fn a_refused_shape_is_named_with_what_is_allowed() {
         ("1x1x1x2x3", "XxYxZxAxBxC"),
         ("1x1x1x2x3x2x1", "XxYxZxAxBxC"),
         ("1x1x1x2x3x+2", "XxYxZxAxBxC"),
-        ("rack", "XxYxZxAxBxC"),
+        ("racks", "XxYxZxAxBxC"),
     ] {
         let message = text.parse::<Shape>().expect_err(text).to_string();
         assert!(message.contains(&format!("\"{text}\"")), "{message}");

@@ -8,8 +8,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use thiserror::Error;
+use tofu_abi::generation::is_tofu;
 use tofu_abi::irq::vector;
-use tofu_abi::pci::{DEVICE_TOFUD, REGISTER_BAR, VENDOR_ID};
+use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::BAR0_SIZE;
 use tofu_driver::{DmaBuffer, DmaError, IrqError, Platform};
 
@@ -55,7 +56,7 @@ impl BarePlatform {
     ///
     /// See [`Error`].
     pub fn find() -> Result<Self, Error> {
-        let device = pci::find(VENDOR_ID, DEVICE_TOFUD).ok_or(Error::NoDevice)?;
+        let device = pci::devices().find(|found| is_tofu(found.id())).ok_or(Error::NoDevice)?;
         let registers = device.map_bar(REGISTER_BAR, BAR0_SIZE).map_err(Error::Pci)?;
         let command = device.command();
         device.enable();

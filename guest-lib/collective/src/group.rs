@@ -4,8 +4,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use thiserror::Error;
-use tofu_abi::TniId;
 use tofu_abi::reduce::{MAX_UTOFU_INTEGERS, Op};
+use tofu_abi::{BgId, TniId};
 use tofu_utofu::ids::VbgId;
 use tofu_utofu::{Code, Context, Error, Provider, VbgSetting};
 
@@ -99,7 +99,7 @@ impl<'c, P: Provider + ?Sized> Group<'c, P> {
             let mut all = vec![0; mine.len() * members as usize];
             exchange.allgather(mine, &mut all).map(|()| all).map_err(GroupError::Exchange)
         };
-        let nodes = gather(&[VbgId::new(context.coords(), 0, 0).0])?;
+        let nodes = gather(&[VbgId::new(context.coords(), TniId::ALL[0], BgId::ALL[0]).0])?;
         let node = |member: u32| VbgId(nodes.get(member as usize).copied().unwrap_or(0));
         let far = |a, b| node(a).coords().straight_hops(node(b).coords());
         let wanted = config.algorithm.as_slice();

@@ -43,8 +43,6 @@ pub struct ChannelConfig {
     /// same interrupt, so another one's wait may take it: then this bounds what that costs. Who
     /// has but one channel on the interface can sleep longer.
     pub nap_ns: u64,
-    /// What barriers of the device's generation have.
-    pub profile: Profile,
 }
 
 impl ChannelConfig {
@@ -60,17 +58,16 @@ impl ChannelConfig {
             interrupts: BgsIrqs::ALL,
             spin_ns: 0,
             nap_ns: NAP_NS,
-            profile: Profile::TOFUD,
         }
     }
 
-    /// Checks what can be known of a channel and its gates before they are set.
+    /// Checks what can be known of a channel and its gates before they are set, if this is what
+    /// barriers of the device's generation have.
     ///
     /// # Errors
     ///
     /// See [`ChannelError`].
-    pub fn check(&self, gates: &[Gate]) -> Result<(), ChannelError> {
-        let profile = self.profile;
+    pub fn check(&self, profile: Profile, gates: &[Gate]) -> Result<(), ChannelError> {
         let (tni, bch) = (self.tni, self.bch);
         if !profile.has_channel(tni.get(), bch.get()) {
             return Err(ChannelError::NoSuchChannel { tni, bch });
@@ -350,7 +347,8 @@ impl<P: Platform> Channel<P> {
         config: &ChannelConfig,
         gates: &[Gate],
     ) -> Result<Self, ChannelError> {
-        config.check(gates)?;
+        let profile = device.description().barrier;
+        config.check(profile, gates)?;
         let (tni, bch) = (config.tni, config.bch);
         let platform = device.platform();
         let read = |tni: TniId, bg: BgId, reg: BgsReg| {
@@ -375,7 +373,7 @@ impl<P: Platform> Channel<P> {
             interrupts: config.interrupts,
             spin_ns: config.spin_ns,
             nap_ns: config.nap_ns,
-            rounds: Rounds::new(notices, page, config.profile, config.bseq),
+            rounds: Rounds::new(notices, page, profile, config.bseq),
             gates: Vec::with_capacity(gates.len()),
             armed: false,
             open: true,
@@ -643,20 +641,6 @@ impl<P: Platform> Device<P> {
             self.bgs_irq(tni, bg).reset(BgsIrqs::NONE);
         }
         self.wait_for_channel_mask(tni, bch)
-    }
-
-    /// What barriers of the device's generation have; `None` if it has none.
-    ///
-    /// The mask of a gate that exists never reads as 0, as requests that there are not stay
-    /// masked.
-    pub fn barrier_profile(&self) -> Option<Profile> {
-        let has_gate = |tni, bg| match (TniId::new(tni), BgId::new(bg)) {
-            (Some(tni), Some(bg)) => !self.bgs_irq(tni, bg).masked().is_empty(),
-            _ => false,
-        };
-        [Profile::TOFUD, Profile::TOFU]
-            .into_iter()
-            .find(|profile| has_gate(profile.tnis - 1, profile.gates - 1))
     }
 
     fn wait_for_channel_mask(&self, tni: TniId, bch: BchId) -> Result<(), TimedOut> {

@@ -104,6 +104,9 @@ pub enum OpenError {
     /// The queue did not get enabled.
     #[error(transparent)]
     Enable(TimedOut),
+    /// The device does not have the register of this name, by which interrupts are asked for.
+    #[error("the device has no {0}: the tofu that runs it is older than this driver")]
+    OldDevice(&'static str),
 }
 
 /// What the exceptions of a control queue mean.
@@ -211,6 +214,12 @@ impl<P: Platform> Cq<P> {
             open: true,
         };
         queue.enable(config).map_err(OpenError::Enable)?;
+        if let Some(arm) = &queue.arm {
+            let reg = CqsReg::InterruptArmIpa;
+            if queue.read(reg) != arm.addr() {
+                return Err(OpenError::OldDevice(reg.name()));
+            }
+        }
         // An interrupt from before the reset of the unit is no news.
         if !queue.interrupts.is_empty() {
             platform.irq_wait(vector, 0);
@@ -302,9 +311,13 @@ impl<P: Platform> Cq<P> {
         self.device().cqs_irq(self.tni, self.cq)
     }
 
+    fn read(&self, reg: CqsReg) -> u64 {
+        self.device().platform().bar0_read64(self.system + reg.offset())
+    }
+
     /// STATUS.
     pub fn status(&self) -> CqsStatus {
-        CqsStatus(self.device().platform().bar0_read64(self.system + CqsReg::Status.offset()))
+        CqsStatus(self.read(CqsReg::Status))
     }
 
     /// Gives memory an STag: `wanted`, or the next one that is free.
@@ -469,6 +482,13 @@ impl<P: Platform> Cq<P> {
         }
     }
 
+    /// Asks no more.
+    fn ask_no_more(&self) {
+        if let Some(arm) = &self.arm {
+            arm.withdraw();
+        }
+    }
+
     /// Waits until there is something to reap, for `timeout_ns` nanoseconds at most: polls
     /// for a while ([`CqConfig::spin_ns`]), then sleeps until the queue's interrupt. A queue
     /// without interrupts only polls.
@@ -525,14 +545,13 @@ impl<P: Platform> Cq<P> {
             // one written before was seen.
             self.ask_interrupt();
             if let Some(found) = poll(self) {
-                if let Some(arm) = &self.arm {
-                    arm.withdraw();
-                }
+                self.ask_no_more();
                 return Ok(found);
             }
             let platform = self.device().platform();
             let elapsed = platform.now_ns().saturating_sub(start);
             if elapsed >= timeout_ns {
+                self.ask_no_more();
                 return Err(WaitError::TimedOut);
             }
             if self.interrupts.is_empty() {

@@ -6,6 +6,7 @@ use core::fmt;
 use core::marker::PhantomData;
 
 use thiserror::Error;
+use tofu_abi::generation::{Description, Generation};
 use tofu_abi::irq::{BgsIrqs, CqsIrqs, IrqSet, TniIrqs, TnrIrqs};
 use tofu_abi::regs::{
     BgsReg, CqsReg, CqsStatus, NodeAddress, Register, TniReg, TniState, TofuReg, bgs_page,
@@ -49,6 +50,11 @@ pub enum DeviceError {
         /// What NODE_ADDRESS read.
         node_address: u64,
     },
+    /// The device is of a generation that this driver does not know.
+    #[error(
+        "a Tofu device of a generation that this driver does not know: GENERATION reads {0:#x}"
+    )]
+    Generation(u64),
     /// A network interface did not get to work.
     #[error(transparent)]
     Tni(TimedOut),
@@ -59,11 +65,13 @@ pub enum DeviceError {
 pub struct Device<P> {
     platform: Arc<P>,
     coords: Coords,
+    generation: Generation,
 }
 
 impl<P> Clone for Device<P> {
     fn clone(&self) -> Self {
-        Self { platform: Arc::clone(&self.platform), coords: self.coords }
+        let &Self { coords, generation, .. } = self;
+        Self { platform: Arc::clone(&self.platform), coords, generation }
     }
 }
 
@@ -72,7 +80,8 @@ impl<P: Platform> Device<P> {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::NotPresent`] if the register space does not look like an ICC's.
+    /// [`DeviceError::NotPresent`] if the register space does not look like an ICC's, and
+    /// [`DeviceError::Generation`] if it is one that came later.
     pub fn probe(platform: P) -> Result<Self, DeviceError> {
         let raw = platform.bar0_read64(tofu(TofuReg::NodeAddress));
         let address = NodeAddress(raw);
@@ -81,12 +90,24 @@ impl<P: Platform> Device<P> {
         if NodeAddress::from_coords(coords).0 != raw || coords.b > 2 {
             return Err(DeviceError::NotPresent { node_address: raw });
         }
-        Ok(Self { platform: Arc::new(platform), coords })
+        let raw = platform.bar0_read64(tofu(TofuReg::Generation));
+        let generation = Generation::from_register(raw).ok_or(DeviceError::Generation(raw))?;
+        Ok(Self { platform: Arc::new(platform), coords, generation })
     }
 
     /// Coordinates of the node.
     pub fn coords(&self) -> Coords {
         self.coords
+    }
+
+    /// Its generation.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// What devices of its generation have.
+    pub fn description(&self) -> &'static Description {
+        self.generation.description()
     }
 
     /// What the device is driven through.
@@ -214,10 +235,6 @@ pub struct Tni<'a, P> {
 }
 
 impl<'a, P: Platform> Tni<'a, P> {
-    fn read(&self, reg: TniReg) -> u64 {
-        self.device.platform.bar0_read64(tni_base(self.tni) + reg.offset())
-    }
-
     fn set_enable(&self, on: bool, state: TniState, what: &'static str) -> Result<(), DeviceError> {
         let base = tni_base(self.tni);
         self.device.platform.bar0_write64(base + TniReg::Enable.offset(), on.into());
@@ -243,11 +260,6 @@ impl<'a, P: Platform> Tni<'a, P> {
     /// If it does not stop within 3 s.
     pub fn disable(&self) -> Result<(), DeviceError> {
         self.set_enable(false, TniState::Disable, "TNI STATE disabled")
-    }
-
-    /// Which control queues exist, one bit each.
-    pub fn cq_present(&self) -> u64 {
-        self.read(TniReg::CqPresent)
     }
 
     /// Interrupt registers of the interface.

@@ -27,8 +27,8 @@ use crate::tables::{Access, MemoryRange, Stag, StagError};
 pub struct PacketConfig {
     /// Network interface.
     pub tni: TniId,
-    /// Control queue that sends.
-    pub cq: CqId,
+    /// Control queue that sends: the kernel's if `None`.
+    pub cq: Option<CqId>,
     /// Packet buffers to receive to, 1 to 1024.
     pub rx_buffers: u16,
     /// Frames that can be on their way out, 1 to 1024.
@@ -58,7 +58,7 @@ impl PacketConfig {
     pub const fn new(tni: TniId) -> Self {
         Self {
             tni,
-            cq: CqId::KERNEL,
+            cq: None,
             rx_buffers: 256,
             tx_buffers: 256,
             mask: !(1 << PrqRcode::SystemTlp as u8),
@@ -206,13 +206,14 @@ impl<P: Platform> Packets<P> {
                 return Err(PacketError::Buffers(n));
             }
         }
+        let cq = config.cq.unwrap_or_else(|| device.description().kernel_cq());
         let cq_config = CqConfig {
             stags: 2,
             gpid: config.gpid,
             mode: CqsMode(0).with_system(true),
             interrupts: CqsIrqs::NONE,
             mrq_mask: PacketQueues::MRQ_MASK,
-            ..CqConfig::new(config.tni, config.cq)
+            ..CqConfig::new(config.tni, cq)
         };
         let cq = Cq::open(device, &cq_config).map_err(PacketError::Queue)?;
         let platform = device.platform();
@@ -267,6 +268,10 @@ impl<P: Platform> Packets<P> {
             packets.write(reg, value);
         }
         packets.write(TniReg::PrqInterruptArmPa, memory.arm.addr());
+        if packets.read(TniReg::PrqInterruptArmPa) != memory.arm.addr() {
+            let name = TniReg::PrqInterruptArmPa.name();
+            return Err(PacketError::Queue(OpenError::OldDevice(name)));
+        }
         let tni = device.tni(config.tni);
         tni.irq().reset(if config.interrupts { WAKING } else { TniIrqs::NONE });
         if config.interrupts {
@@ -582,6 +587,7 @@ impl<P: Platform> Packets<P> {
             let platform = self.device.platform();
             let elapsed = platform.now_ns().saturating_sub(start);
             if elapsed >= timeout_ns || !self.interrupts {
+                self.end_sleep();
                 return false;
             }
             platform.irq_wait(vector::tni(self.tni), timeout_ns - elapsed);
@@ -600,6 +606,12 @@ impl<P: Platform> Packets<P> {
             self.memory.arm.withdraw();
         }
         ready
+    }
+
+    /// Wants no interrupt any more, after [`Packets::prepare_sleep`]: for who was woken by
+    /// something else and looks for packets anyway.
+    pub fn end_sleep(&self) {
+        self.memory.arm.withdraw();
     }
 
     /// Closes the interface and frees its memory. The TNI stays enabled: others may use it.

@@ -84,6 +84,8 @@ struct State {
     on_sleep: Option<fn(&mut State)>,
     /// STATUS keeps CQ_ENABLE and CACHE_FLUSH_BUSY whatever is written.
     stuck: bool,
+    /// It does not know the register by which interrupts are asked for.
+    old: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -132,6 +134,9 @@ impl Platform for Fake {
             s.writes.push((register, value));
             s.registers.insert(offset, value);
             match register {
+                Register::Cqs { reg: CqsReg::InterruptArmIpa, .. } if s.old => {
+                    s.registers.remove(&offset);
+                }
                 Register::Cqs { reg: CqsReg::Enable, .. } if !s.stuck => {
                     let status = CqsStatus(0).with_cq_enable(value & 1 != 0).0;
                     s.registers.insert(cqs_reg(CqsReg::Status).offset(), status);
@@ -275,6 +280,21 @@ fn open_refuses_what_cannot_be() {
     assert!(matches!(try_open(|_| ()), OpenError::Busy(_)));
     drop(first);
     Cq::open(&device, &CqConfig::new(TNI, CQ)).unwrap();
+}
+
+#[test]
+fn a_device_that_cannot_be_asked_for_interrupts_is_told_of() {
+    let fake = Fake::new();
+    fake.with(|s| s.old = true);
+    let device = Device::probe(fake.clone()).unwrap();
+    let mut config = CqConfig::new(TNI, CQ);
+    config.interrupts = CqsIrqs::NONE;
+    drop(Cq::open(&device, &config).expect("nobody asks for any"));
+    config.interrupts = CqsIrqs::MRQ_WRITE_ACKNOWLEDGE;
+    let error = Cq::open(&device, &config).unwrap_err();
+    assert_eq!(error, OpenError::OldDevice("INTERRUPT_ARM_IPA"));
+    assert!(error.to_string().contains("older than this driver"), "{error}");
+    assert!(fake.take_writes().contains(&(cqs_reg(CqsReg::Enable), 0)), "it is stopped");
 }
 
 #[test]

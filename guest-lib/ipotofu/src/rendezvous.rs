@@ -20,9 +20,9 @@ pub const REST_MAX: usize = 1 << 18;
 /// Bytes of a slot, which has room for a frame.
 pub const SLOT: usize = 1 << 16;
 /// Slots for frames of this node's, and as many for frames of others.
-pub const SLOTS: usize = 16;
+pub const SLOTS: usize = 32;
 /// Requests that one node may have to answer at a time.
-const PER_NODE: usize = 8;
+const PER_NODE: usize = 24;
 /// The group of control queues that may fetch from each other, as in their register GPID. Ours:
 /// "IP".
 pub const GROUP: u64 = 0x4950;

@@ -5,8 +5,9 @@
 use kernel::prelude::*;
 
 use tofu_abi::barrier::{BgAddress, GpidBseq, LocalLink, RemoteLink, SignalMask};
+use tofu_abi::generation::Description;
 use tofu_abi::irq::BgsIrqs;
-use tofu_abi::regs::{BgsReg, NUM_BG};
+use tofu_abi::regs::BgsReg;
 use tofu_abi::{BgId, Coords, Path, TniId};
 
 use crate::device::Device;
@@ -28,7 +29,14 @@ impl Gate {
     /// # Errors
     ///
     /// `EINVAL` if there can be no such gate, `EACCES` if the user may not use it.
-    pub(super) fn new(set: &SetBg, rights: &Rights, bseq: u32) -> Result<Self> {
+    pub(super) fn new(
+        set: &SetBg,
+        rights: &Rights,
+        bseq: u32,
+        description: &Description,
+    ) -> Result<Self> {
+        let tni = |number| tni(number, description);
+        let gate = |number| gate(number, description);
         let id = GateId {
             tni: tni(set.tni)?,
             bg: gate(set.gate)?,
@@ -96,14 +104,16 @@ impl Gate {
     }
 }
 
-fn tni(number: i32) -> Result<TniId> {
+fn tni(number: i32, description: &Description) -> Result<TniId> {
     let id = u8::try_from(number).ok().and_then(TniId::new);
-    id.ok_or(EINVAL)
+    id.filter(|id| id.get() < description.barrier.tnis)
+        .ok_or(EINVAL)
 }
 
-fn gate(number: i32) -> Result<BgId> {
+fn gate(number: i32, description: &Description) -> Result<BgId> {
     let id = u8::try_from(number).ok().and_then(BgId::new);
-    id.filter(|id| id.index() < NUM_BG).ok_or(EINVAL)
+    id.filter(|id| id.get() < description.barrier.gates)
+        .ok_or(EINVAL)
 }
 
 fn address(addr: &Addr, tni: TniId, gate: BgId, rights: &Rights) -> Result<BgAddress> {

@@ -18,19 +18,29 @@ pub(super) struct QueueCounters {
     pub(super) polls: u64,
     /// Times that the stack had to wait.
     pub(super) held: u64,
+    /// Frames that were fetched and copied, as the stack had as many pages of ours as it may.
+    pub(super) copied: u64,
     /// Interrupts.
     pub(super) interrupts: u64,
 }
 
 impl QueueCounters {
-    const NAMES: [&'static CStr; 5] = [c"full", c"completed", c"polls", c"held", c"interrupts"];
+    const NAMES: [&'static CStr; 6] = [
+        c"full",
+        c"completed",
+        c"polls",
+        c"held",
+        c"copied",
+        c"interrupts",
+    ];
 
-    fn values(&self) -> [u64; 5] {
+    fn values(&self) -> [u64; 6] {
         [
             self.full,
             self.completed,
             self.polls,
             self.held,
+            self.copied,
             self.interrupts,
         ]
     }

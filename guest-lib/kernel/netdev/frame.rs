@@ -35,12 +35,14 @@ impl Frame {
         self.len
     }
 
-    /// Has the `len` bytes of a chunk from `at` on be the next ones. What the stack has of it lasts
-    /// until it lets go of the frame.
-    pub(super) fn add(&mut self, chunk: &Chunk, at: usize, len: usize) {
+    /// Has the `len` bytes of a chunk from `at` on be the next ones, or a copy of them. What the
+    /// stack has of the chunk lasts until it lets go of the frame. False without memory for a copy.
+    pub(super) fn add(&mut self, chunk: &Chunk, at: usize, len: usize, copy: bool) -> bool {
         // SAFETY: the frame and the pages are ours; a frame has room for all chunks of the longest.
-        unsafe { shim::tofu_shim_skb_add(self.skb, chunk.page(), at as u32, len as u32) };
+        let added =
+            unsafe { shim::tofu_shim_skb_add(self.skb, chunk.page(), at as u32, len as u32, copy) };
         self.len += len;
+        added
     }
 
     /// Gives it to the stack; false if the metadata do not fit.

@@ -9,7 +9,7 @@ use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::{new_mutex, new_spinlock, Arc, Mutex, SpinLock};
 
 use tofu_abi::irq::vector;
-use tofu_abi::{CqId, TniId};
+use tofu_abi::TniId;
 use tofu_ipotofu::neighbor::LocalNode;
 
 use super::engine::{now_ns, Peers};
@@ -116,7 +116,7 @@ impl Link {
         };
         let irqs = Irqs {
             _packets: irq(vector::tni(self.tni))?,
-            _sent: irq(vector::cq(self.tni, CqId::KERNEL))?,
+            _sent: irq(vector::cq(self.tni, self.device.description().kernel_cq()))?,
         };
         *self.irqs.lock() = Some(irqs);
         let _quiet = Quiet::new();
@@ -166,8 +166,15 @@ impl Link {
     /// Receives up to `budget` packets. Returns how many.
     pub(super) fn poll(&self, queue: *mut NetQueue, budget: c_int) -> c_int {
         let now = now_ns();
+        // What comes while this looks need not interrupt it.
+        if let Some(receiver) = self.rx.lock().receiver.as_ref() {
+            receiver.disarm();
+        }
         let carrier = {
             let mut tx = self.tx.lock();
+            if let Some(sender) = tx.sender.as_ref() {
+                sender.disarm();
+            }
             tx.reap(now);
             tx.expire(now);
             tx.flush();

@@ -239,7 +239,9 @@ impl RxState {
             head,
             mut chunks,
         } = self.private.remove(0).ok()?;
-        let frame = assemble(&request, head, &mut chunks, queue, self.inbound.count());
+        let copy = !sides.tx.lock().may_lend(&chunks);
+        let counters = self.inbound.count();
+        let frame = assemble(&request, head, (&mut chunks, copy), queue, counters);
         if let Some(memory) = sides.tx.lock().rendezvous() {
             memory.give(chunks);
         }
@@ -304,11 +306,11 @@ struct Fetched {
     chunks: Chunks,
 }
 
-/// A frame out of its parts, if it is the one that was meant.
+/// A frame out of its parts, or copies of them, if it is the one that was meant.
 fn assemble(
     request: &Request,
     head: Option<Frame>,
-    chunks: &mut Chunks,
+    (chunks, copy): (&mut Chunks, bool),
     queue: *mut NetQueue,
     counters: &mut Counters,
 ) -> Option<Frame> {
@@ -341,8 +343,9 @@ fn assemble(
     };
     for (at, len, chunk) in chunks.parts() {
         let from = skip.saturating_sub(at).min(len);
-        if from < len {
-            frame.add(chunk, from, len - from);
+        if from < len && !frame.add(chunk, from, len - from, copy) {
+            counters.no_memory += 1;
+            return None;
         }
     }
     Some(frame)

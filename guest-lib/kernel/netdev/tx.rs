@@ -499,6 +499,13 @@ impl Tx {
         self.sender.as_mut()?.rendezvous()
     }
 
+    /// Whether the stack may have what was fetched, instead of a copy.
+    pub(super) fn may_lend(&mut self, chunks: &Chunks) -> bool {
+        let may = self.rendezvous().is_some_and(|m| m.may_lend(chunks));
+        self.counters.copied += u64::from(!may);
+        may
+    }
+
     /// Has the device forget memory that was taken from it. False if it does not.
     pub(super) fn forget(&mut self) -> bool {
         self.sender.as_mut().is_none_or(Sender::forget)

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::fd::AsFd;
 
 use tofu_abi::BgId;
-use tofu_abi::barrier::{BgAddress, NOTICE_SIZE};
+use tofu_abi::barrier::{BgAddress, NOTICE_SIZE, Profile};
 use tofu_abi::irq::BgsIrqs;
 use tofu_driver::{ChannelConfig, DmaBuffer, Gate, Rounds};
 
@@ -23,16 +23,20 @@ pub struct BarrierChannel {
 }
 
 impl BarrierChannel {
-    /// Opens a channel with its gates. Group, subnet and interrupts of `config` are the kernel's
-    /// and have no meaning here.
+    /// Opens a channel with its gates, if `profile` is what barriers of the device have. Group,
+    /// subnet and interrupts of `config` are the kernel's and have no meaning here.
     ///
     /// # Errors
     ///
     /// See [`OpenError`].
     #[allow(unsafe_code)]
-    pub fn open(config: &ChannelConfig, gates: &[Gate]) -> Result<Self, OpenError> {
-        config.check(gates).map_err(OpenError::Gates)?;
-        let &ChannelConfig { tni, bch, bseq, profile, .. } = config;
+    pub fn open(
+        config: &ChannelConfig,
+        profile: Profile,
+        gates: &[Gate],
+    ) -> Result<Self, OpenError> {
+        config.check(profile, gates).map_err(OpenError::Gates)?;
+        let &ChannelConfig { tni, bch, bseq, .. } = config;
         let page = PageFile::open(&format!("tni{tni}bch{bch}"))?;
         let notices = Buffer::new(NOTICE_SIZE, NOTICE_SIZE)?;
         let settings: Vec<_> = gates.iter().map(setting).collect();

@@ -1,11 +1,11 @@
 //! The device of this computer, and the queues and gates of it that this process has.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
 use tofu_abi::regs::NodeAddress;
-use tofu_abi::{BgId, Coords, CqId, TniId};
+use tofu_abi::{BgId, Coords, CqId, Generation, TniId};
 
 use crate::file::FILES;
 use crate::locks::{Claim, Locks};
@@ -14,6 +14,7 @@ use crate::locks::{Claim, Locks};
 #[derive(Debug)]
 pub struct TofDevice {
     coords: Coords,
+    generation: Generation,
     locks: Locks,
 }
 
@@ -34,12 +35,23 @@ impl TofDevice {
         let mut text = String::new();
         file.read_to_string(&mut text)?;
         let coords = parse(&text).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { coords, locks: Locks::new(file) })
+        // A driver that does not say drives TofuD alone.
+        let generation = match fs::read_to_string(Path::new(FILES).join("generation")) {
+            Ok(name) => Generation::from_name(name.trim_end()).ok_or(io::ErrorKind::InvalidData)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Generation::Fugaku,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { coords, generation, locks: Locks::new(file) })
     }
 
     /// The node.
     pub const fn coords(&self) -> Coords {
         self.coords
+    }
+
+    /// The device's generation.
+    pub const fn generation(&self) -> Generation {
+        self.generation
     }
 
     /// Claims a queue among the processes that use this library; `false` if another one has it.

@@ -6,15 +6,15 @@ use core::ops::Deref;
 
 use tofu_abi::barrier::Profile;
 use tofu_abi::reduce::{self, Input, MAX_DOUBLES, MAX_UTOFU_INTEGERS, Op, Value};
-use tofu_abi::regs::{NUM_BG, NUM_TNI};
-use tofu_abi::{BchId, TniId};
+use tofu_abi::regs::{MAX_BG, NUM_TNI};
+use tofu_abi::{BchId, BgId, TniId};
 
 use crate::barrier_state::{Gate, Round, Start};
 use crate::context::Context;
 use crate::error::{Code, Error};
 use crate::flags;
 use crate::gates::{VbgSetting, by_channel, gates_in};
-use crate::ids::{VbgId, check_tni};
+use crate::ids::VbgId;
 use crate::lock::Lock;
 use crate::provider::{Channel, Provider};
 
@@ -55,7 +55,7 @@ fn wrong_number(what: &'static str, number: usize, hint: &'static str) -> Error 
 impl<P: Provider + ?Sized> Context<P> {
     /// What barriers of the device's generation have: Tofu and Tofu2 reduce one element at once.
     pub fn barrier_profile(&self) -> Profile {
-        self.provider().barrier_profile()
+        self.description().barrier
     }
 
     /// Integers that [`Context::reduce_uint64`] takes at most.
@@ -77,14 +77,17 @@ impl<P: Provider + ?Sized> Context<P> {
     /// [`Code::NotAvailable`] for an interface that is other processes'; [`Code::Full`] if there
     /// are not so many left, and then none is allocated.
     pub fn alloc_vbg(&self, tni: u16, number: usize, flags: u64) -> Result<Vec<VbgId>, Error> {
-        let tni = check_tni(tni)?;
+        let tni = self.check_tni(tni)?;
         flags::check(flags, flags::VBG_THREAD_SAFE, "flags of a VBG")?;
         let relays = number.checked_sub(1).ok_or(wrong_number(
             "number of VBGs",
             number,
             "there is at least one",
         ))?;
-        self.check_own_tni(tni)?;
+        // Where there is one interface with gates, all processes of a node have it.
+        if self.barrier_profile().tnis > 1 {
+            self.check_own_tni(tni)?;
+        }
         let mut gates = self.barriers().gates.lock();
         let mask = self.provider().take_gates(tni, relays)?.ok_or({
             let hint = "it has fewer gates left, or no start and end gate; another TNI may do";
@@ -93,7 +96,7 @@ impl<P: Provider + ?Sized> Context<P> {
         for bg in gates_in(mask) {
             gates[tni.index()][bg.index()] = Gate::Allocated;
         }
-        Ok(gates_in(mask).map(|bg| VbgId::new(self.coords(), tni.get(), bg.get())).collect())
+        Ok(gates_in(mask).map(|bg| VbgId::new(self.coords(), tni, bg)).collect())
     }
 
     /// Frees gates, in any order, all of them or none. When a gate goes, the channel that looked
@@ -152,8 +155,9 @@ impl<P: Provider + ?Sized> Context<P> {
     /// [`Provider::open_channel`] may say.
     pub fn set_vbg(&self, settings: &[VbgSetting]) -> Result<(), Error> {
         check_count(settings.len())?;
-        if settings.len() > NUM_TNI * NUM_BG {
-            return Err(wrong_number("number of VBGs", settings.len(), "a node has 288"));
+        let Profile { tnis, gates: of_each, .. } = self.barrier_profile();
+        if settings.len() > usize::from(tnis) * usize::from(of_each) {
+            return Err(wrong_number("number of VBGs", settings.len(), "a node has 288 at most"));
         }
         let mut gates = self.barriers().gates.lock();
         for setting in settings {
@@ -284,10 +288,9 @@ impl<P: Provider + ?Sized> Context<P> {
     }
 
     /// What a gate is to this process.
-    fn gate(&self, gates: &[[Gate; NUM_BG]; NUM_TNI], id: VbgId) -> Gate {
-        let own = VbgId::new(self.coords(), id.tni(), id.bg()) == id;
+    fn gate(&self, gates: &[[Gate; MAX_BG]; NUM_TNI], id: VbgId) -> Gate {
         let gate = gates.get(usize::from(id.tni())).and_then(|tni| tni.get(usize::from(id.bg())));
-        gate.copied().filter(|_| own).unwrap_or(Gate::None)
+        gate.copied().filter(|_| id.is_of(self.coords())).unwrap_or(Gate::None)
     }
 
     fn start_at(&self, tni: TniId, bch: BchId) -> &Lock<Option<Start<P::Channel>>> {
@@ -296,7 +299,7 @@ impl<P: Provider + ?Sized> Context<P> {
 
     fn close_channel(
         &self,
-        gates: &mut [[Gate; NUM_BG]; NUM_TNI],
+        gates: &mut [[Gate; MAX_BG]; NUM_TNI],
         tni: TniId,
         bch: BchId,
     ) -> Result<(), Error> {
@@ -319,9 +322,9 @@ impl<P: Provider + ?Sized> Context<P> {
         flags: u64,
         f: impl FnOnce(&mut Start<P::Channel>) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let own = VbgId::new(self.coords(), id.tni(), id.bg()) == id;
         let tni = self.barriers().starts.get(usize::from(id.tni()));
-        let start = tni.and_then(|tni| tni.get(usize::from(id.bg()))).filter(|_| own);
+        let start = tni.and_then(|tni| tni.get(usize::from(id.bg())));
+        let start = start.filter(|_| id.is_of(self.coords()));
         let hint = "not a start and end gate that the process has allocated";
         let mut start = start.ok_or_else(|| wrong_gate(id, hint))?.lock();
         flags::check(flags, 0, "flags")?;
@@ -418,8 +421,9 @@ fn not_begun() -> Error {
 impl<P: Provider + ?Sized> Drop for Context<P> {
     fn drop(&mut self) {
         let mut ids = Vec::new();
-        for (tni, gates) in (0..).zip(self.barriers().gates.lock().iter()) {
-            for (bg, _) in (0..).zip(gates).filter(|(_, gate)| **gate != Gate::None) {
+        for (tni, gates) in TniId::ALL.into_iter().zip(self.barriers().gates.lock().iter()) {
+            let gates = BgId::ALL.into_iter().zip(gates);
+            for (bg, _) in gates.filter(|(_, gate)| **gate != Gate::None) {
                 ids.push(VbgId::new(self.coords(), tni, bg));
             }
         }

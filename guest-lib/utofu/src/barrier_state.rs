@@ -1,6 +1,6 @@
 //! The state of the barrier gates of a process.
 
-use tofu_abi::regs::{NUM_BCH, NUM_BG, NUM_TNI};
+use tofu_abi::regs::{MAX_BG, NUM_BCH, NUM_TNI};
 use tofu_abi::{BchId, TniId};
 
 use crate::lock::Lock;
@@ -34,7 +34,7 @@ pub(crate) enum Gate {
 
 /// The barrier gates of a process.
 pub(crate) struct Barriers<C> {
-    pub(crate) gates: Lock<[[Gate; NUM_BG]; NUM_TNI]>,
+    pub(crate) gates: Lock<[[Gate; MAX_BG]; NUM_TNI]>,
     /// By interface and channel. Locked for less than `gates`, and after it.
     pub(crate) starts: [[Lock<Option<Start<C>>>; NUM_BCH]; NUM_TNI],
 }
@@ -42,7 +42,7 @@ pub(crate) struct Barriers<C> {
 impl<C> Default for Barriers<C> {
     fn default() -> Self {
         Self {
-            gates: Lock::new([[Gate::None; NUM_BG]; NUM_TNI]),
+            gates: Lock::new([[Gate::None; MAX_BG]; NUM_TNI]),
             starts: core::array::from_fn(|_| core::array::from_fn(|_| Lock::new(None))),
         }
     }

@@ -363,6 +363,13 @@ impl Command {
         &self.descriptors[..self.len]
     }
 
+    /// Whether it is an atomic command, which not all generations have.
+    #[inline]
+    pub(crate) fn is_atomic(&self) -> bool {
+        let last = self.descriptors[self.len.saturating_sub(1).min(1)];
+        last.header1().command() == Opcode::AtomicReadModifyWrite as u8
+    }
+
     /// Takes the first command from prepared descriptors; returns it and how many it has.
     ///
     /// # Errors
@@ -458,10 +465,10 @@ impl Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tofu_abi::Coords;
+    use tofu_abi::{Coords, CqId, TniId};
 
     fn id() -> u64 {
-        VcqId::new(Coords::new(1, 2, 3, 1, 2, 1), 4, 6, 13).0
+        VcqId::new(Coords::new(1, 2, 3, 1, 2, 1), TniId::ALL[4], CqId::ALL[6], 13).0
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use tofu_abi::generation::Description;
 use tofu_abi::{Coords, TniId};
 
 use crate::barrier_state::Barriers;
@@ -56,6 +57,34 @@ impl<P: Provider + ?Sized> Context<P> {
         &self.barriers
     }
 
+    /// What devices of this generation have.
+    pub fn description(&self) -> &'static Description {
+        self.provider.generation().description()
+    }
+
+    /// Interfaces with barrier gates that the process can use: those of its share, or the only one
+    /// with gates.
+    pub fn barrier_tnis(&self) -> impl Iterator<Item = TniId> + use<P> {
+        let with_gates = self.description().barrier.tnis;
+        let own = self.share.tnis().filter(move |tni| tni.get() < with_gates);
+        let only = (with_gates == 1).then_some(TniId::ALL[0]);
+        own.filter(move |_| only.is_none()).chain(only)
+    }
+
+    /// Checks that there is such a network interface.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidTniId`] if not.
+    pub fn check_tni(&self, tni: u16) -> Result<TniId, Error> {
+        let checked = check_tni(tni)?;
+        if self.description().has_tni(checked) {
+            return Ok(checked);
+        }
+        let hint = "there are TNIs 0 to 3 in this generation";
+        Err(Error::with_value(Code::InvalidTniId, "TNI", tni.into(), hint))
+    }
+
     pub(crate) fn check_own_tni(&self, tni: TniId) -> Result<(), Error> {
         if self.share.tnis().any(|own| own == tni) {
             return Ok(());
@@ -70,10 +99,11 @@ impl<P: Provider + ?Sized> Context<P> {
     ///
     /// [`Code::InvalidTniId`], [`Code::InvalidCmpId`], [`Code::InvalidFlags`];
     /// [`Code::NotAvailable`] for an interface that is other processes'; [`Code::Used`] for a
-    /// component ID that is in use; [`Code::Full`] if there is no VCQ or control queue left;
-    /// what [`Provider::open`] may say.
+    /// component ID that is in use; [`Code::NotSupported`] for a session where there is no such
+    /// mode; [`Code::Full`] if there is no VCQ or control queue left; what [`Provider::open`] may
+    /// say.
     pub fn create_vcq(&self, tni: u16, cmp_id: Option<u16>, flags: u64) -> Result<Vcq<P>, Error> {
-        let tni = check_tni(tni)?;
+        let tni = self.check_tni(tni)?;
         let extra = cmp_id.map(check_cmp_id).transpose()?;
         let known = flags::VCQ_THREAD_SAFE | flags::VCQ_EXCLUSIVE | flags::VCQ_SESSION_MODE;
         flags::check(flags, known, "flags of a VCQ")?;
@@ -83,6 +113,10 @@ impl<P: Provider + ?Sized> Context<P> {
             exclusive: flags & flags::VCQ_EXCLUSIVE != 0,
             session: flags & flags::VCQ_SESSION_MODE != 0,
         };
+        if kind.session && !self.description().session_mode {
+            let hint = "the controllers of this generation have none";
+            return Err(Error::new(Code::NotSupported, "session mode", hint));
+        }
         // The first queue is the one that peers expect; others are taken only if it does not do.
         // A session, whose ID they must be told anyway, leaves it to other VCQs if it can.
         let mut queues: Vec<_> = self.queues.iter().filter(|queue| queue.tni() == tni).collect();

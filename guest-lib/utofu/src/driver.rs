@@ -4,8 +4,9 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use tofu_abi::barrier::{BgAddress, Profile};
+use tofu_abi::barrier::BgAddress;
 use tofu_abi::desc::Descriptor;
+use tofu_abi::generation::Generation;
 use tofu_abi::irq::{BgsIrqs, CqsIrqs};
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op, Value};
@@ -91,8 +92,8 @@ pub struct Unshared {
 
 impl Unshared {
     /// With the barrier gates of a device's generation.
-    pub fn new(profile: Profile) -> Self {
-        Self { gates: Lock::new(GatePool::new(profile)) }
+    pub fn new(generation: Generation) -> Self {
+        Self { gates: Lock::new(GatePool::new(generation)) }
     }
 }
 
@@ -120,21 +121,20 @@ pub struct DriverProvider<P: Platform, M, C = Unshared> {
     claims: C,
     mrq_size: u8,
     gpid: u64,
-    profile: Profile,
 }
 
 impl<P: Platform, M> DriverProvider<P, M> {
     /// Gives out the queues of `device`, with message receive queues of size code `mrq_size` (0 to
     /// 5), to processes of the group `gpid`; `memory` maps what is registered.
     pub fn new(device: Device<P>, memory: M, mrq_size: u8, gpid: u64) -> Self {
-        let profile = device.barrier_profile().unwrap_or(Profile::TOFUD);
-        Self { device, memory, claims: Unshared::new(profile), mrq_size, gpid, profile }
+        let claims = Unshared::new(device.generation());
+        Self { device, memory, claims, mrq_size, gpid }
     }
 
     /// The same for a device that is shared with other processes.
     pub fn with_claims<C>(self, claims: C) -> DriverProvider<P, M, C> {
-        let Self { device, memory, claims: _, mrq_size, gpid, profile } = self;
-        DriverProvider { device, memory, claims, mrq_size, gpid, profile }
+        let Self { device, memory, claims: _, mrq_size, gpid } = self;
+        DriverProvider { device, memory, claims, mrq_size, gpid }
     }
 }
 
@@ -177,8 +177,8 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
         Ok(DriverQueue { cq, memory, registered, idle: IdlePolls::default(), _claim: claim })
     }
 
-    fn barrier_profile(&self) -> Profile {
-        self.profile
+    fn generation(&self) -> Generation {
+        self.device.generation()
     }
 
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
@@ -205,7 +205,6 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
         let config = ChannelConfig {
             gpid: self.gpid,
             interrupts: BgsIrqs::NONE,
-            profile: self.profile,
             ..ChannelConfig::new(tni, bch)
         };
         let channel = tofu_driver::Channel::open(&self.device, &config, &gates)?;
@@ -311,6 +310,9 @@ fn open_error(error: OpenError) -> Error {
             Error::new(Code::OutOfResource, WHAT, "the device does not allow for its size")
         }
         OpenError::Enable(_) => Error::new(Code::Fatal, WHAT, "the device does not enable it"),
+        OpenError::OldDevice(_) => {
+            Error::new(Code::Fatal, WHAT, "the tofu that runs the device is older than this driver")
+        }
     }
 }
 

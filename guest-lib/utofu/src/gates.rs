@@ -3,8 +3,8 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use tofu_abi::barrier::Profile;
-use tofu_abi::regs::{NUM_BG, NUM_TNI};
+use tofu_abi::generation::Generation;
+use tofu_abi::regs::NUM_TNI;
 use tofu_abi::{BgId, Path, TniId};
 
 use crate::error::{Code, Error};
@@ -25,17 +25,21 @@ pub struct GatePool {
 
 impl Default for GatePool {
     fn default() -> Self {
-        Self::new(Profile::TOFUD)
+        Self::new(Generation::default())
     }
 }
 
 impl GatePool {
-    /// All gates of a device that VBG IDs have numbers for, which end at 47.
-    pub fn new(profile: Profile) -> Self {
-        let gates = first(usize::from(profile.gates).min(NUM_BG));
+    /// All gates of a device but those of channels that the system keeps.
+    pub fn new(generation: Generation) -> Self {
+        let description = generation.description();
+        let profile = description.barrier;
+        let channels = first(profile.channels.into());
+        let system = channels & !first((profile.channels - description.system_channels).into());
+        let gates = first(profile.gates.into()) & !system;
         let of = |tni| if tni < usize::from(profile.tnis) { gates } else { 0 };
         let all = core::array::from_fn(of);
-        Self { all, free: all, channels: first(profile.channels.into()) }
+        Self { all, free: all, channels }
     }
 
     /// Takes a start and end gate, and relay gates, as a mask; `None` if they are not all there,
@@ -57,9 +61,9 @@ impl GatePool {
     }
 }
 
-/// The lowest so many bits, fewer than 64.
+/// The lowest so many bits.
 const fn first(count: usize) -> u64 {
-    (1 << count) - 1
+    if count >= 64 { u64::MAX } else { (1 << count) - 1 }
 }
 
 /// The lowest bit.
@@ -207,33 +211,35 @@ pub(crate) fn by_channel(settings: &[VbgSetting], count: u8) -> Result<Vec<Chann
 mod tests {
     use super::*;
     use tofu_abi::Coords;
-    use tofu_abi::regs::NUM_BCH;
+    use tofu_abi::regs::{NUM_BCH, NUM_BG};
 
     const ALL: u64 = first(NUM_BG);
     const CHANNELS: u64 = first(NUM_BCH);
 
     #[test]
     fn earlier_generations_have_their_gates_on_one_interface() {
-        let mut pool = GatePool::new(Profile::TOFU);
+        let mut pool = GatePool::new(Generation::K);
         for tni in &TniId::ALL[1..] {
             assert_eq!(pool.take(*tni, 0), None);
         }
-        assert_eq!(pool.take(TniId::ALL[0], 41), None, "8 to 47 are relays");
-        assert_eq!(pool.take(TniId::ALL[0], 40), Some(1 | (ALL & !0xff)));
-        for bg in 1..8 {
+        assert_eq!(pool.take(TniId::ALL[0], 57), None, "8 to 63 are relays");
+        assert_eq!(pool.take(TniId::ALL[0], 56), Some(1 | !0xff));
+        for bg in 1..7 {
             assert_eq!(pool.take(TniId::ALL[0], 0), Some(1 << bg));
         }
-        assert_eq!(pool.take(TniId::ALL[0], 0), None);
+        assert_eq!(pool.take(TniId::ALL[0], 0), None, "7 is the system's");
         pool.give(TniId::ALL[0], u64::MAX);
         pool.give(TniId::ALL[1], u64::MAX);
-        assert_eq!(
-            (pool.take(TniId::ALL[0], 40), pool.take(TniId::ALL[1], 0)),
-            (Some(1 | (ALL & !0xff)), None)
-        );
+        let taken = (pool.take(TniId::ALL[0], 56), pool.take(TniId::ALL[1], 0));
+        assert_eq!(taken, (Some(1 | !0xff), None));
+    }
+
+    fn gate_of(node: Coords, tni: u8, bg: u8) -> VbgId {
+        VbgId::new(node, TniId::new(tni).unwrap(), BgId::new(bg).unwrap())
     }
 
     fn gate(tni: u8, bg: u8) -> VbgId {
-        VbgId::new(Coords::new(3, 4, 5, 1, 2, 1), tni, bg)
+        gate_of(Coords::new(3, 4, 5, 1, 2, 1), tni, bg)
     }
 
     #[test]
@@ -281,7 +287,7 @@ mod tests {
         let cases: &[(&[VbgSetting], &str)] = &[
             (&[to(start, start), to(start, start)], "twice"),
             (&[to(start, gate(1, 0))], "same node and TNI"),
-            (&[to(start, VbgId::new(Coords::default(), 0, 16))], "same node and TNI"),
+            (&[to(start, gate_of(Coords::default(), 0, 16))], "same node and TNI"),
             (&[to(start, relay)], "same call"),
             (&[to(relay, relay)], "no start and end gate"),
             (&[to(start, gate(0, 1)), to(gate(0, 1), start)], "another start"),
@@ -297,7 +303,7 @@ mod tests {
     #[test]
     fn settings_from_outside() {
         let (null, id) = (VbgId::NULL.0, gate(1, 2));
-        let far = VbgId::new(Coords::default(), 5, 47);
+        let far = gate_of(Coords::default(), 5, 47);
         let good = VbgSetting::check(id.0, [null, far.0, id.0, far.0], [1, 2, 0]).unwrap();
         let expected = VbgSetting {
             src_remote: Some(far),
@@ -311,7 +317,7 @@ mod tests {
         assert_eq!(code(null, [null; 4], [0; 3]), Err(Code::InvalidVbgId));
         for i in 0..4 {
             let mut links = [null; 4];
-            links[i] = id.with_bg(48).0;
+            links[i] = id.0 | 1 << 60;
             assert_eq!(code(id.0, links, [0; 3]), Err(Code::InvalidVbgId));
         }
         let links = [null, null, null, far.0];

@@ -2,8 +2,9 @@
 //!
 //! The layouts are those of real systems, decoded from public logs and sources.
 
-use tofu_abi::regs::{NUM_BG, NUM_CQ, NUM_TNI};
-use tofu_abi::{Coords, Path, TniId, bitfield};
+use tofu_abi::generation::Generation;
+use tofu_abi::regs::{NUM_CQ, NUM_TNI};
+use tofu_abi::{BgId, Coords, CqId, Path, TniId, bitfield};
 
 use crate::error::{Code, Error};
 
@@ -53,11 +54,16 @@ const VCQ_ID_ZEROS: u64 = 0x10e0_e0e0_00ff_ffc0;
 
 impl VcqId {
     /// The ID of a VCQ, with the default path: through the node's own A, B and C.
-    pub const fn new(node: Coords, tni: u8, cq: u8, extra: u8) -> Self {
-        Self(0)
-            .with_cq(cq)
+    pub const fn new(node: Coords, tni: TniId, cq: CqId, extra: u8) -> Self {
+        Self::at(node, tni.get())
+            .with_cq(cq.get())
             .with_extra(extra)
             .with_path_id(path_id(node.default_path()))
+    }
+
+    /// An interface of a node, which VBG IDs have in the same bits.
+    pub(crate) const fn at(node: Coords, tni: u8) -> Self {
+        Self(0)
             .with_x(node.x)
             .with_y(node.y)
             .with_z(node.z)
@@ -75,11 +81,11 @@ impl VcqId {
     pub fn construct(node: Coords, tni: u16, cq: u16, cmp_id: u16) -> Result<Self, Error> {
         check_coords(node)?;
         let tni = check_tni(tni)?;
-        if usize::from(cq) >= NUM_CQ {
+        let cq = u8::try_from(cq).ok().and_then(CqId::new).ok_or_else(|| {
             let hint = "a TNI has control queues 0 to 11";
-            return Err(Error::with_value(Code::InvalidCqId, "control queue", cq.into(), hint));
-        }
-        Ok(Self::new(node, tni.get(), cq as u8, check_cmp_id(cmp_id)?))
+            Error::with_value(Code::InvalidCqId, "control queue", cq.into(), hint)
+        })?;
+        Ok(Self::new(node, tni, cq, check_cmp_id(cmp_id)?))
     }
 
     /// Checks an ID from outside.
@@ -143,7 +149,7 @@ impl VcqId {
 }
 
 /// A path as a number of four bits.
-const fn path_id(path: Path) -> u8 {
+pub(crate) const fn path_id(path: Path) -> u8 {
     path.a & 1 | (path.b & 3) << 1 | (path.c & 1) << 3
 }
 
@@ -204,24 +210,10 @@ pub fn check_cmp_id(cmp_id: u16) -> Result<u8, Error> {
 }
 
 bitfield! {
-    /// A VBG ID: node, interface and barrier gate.
+    /// A VBG ID: barrier gate, with node and interface as a VCQ ID has them.
     pub struct VbgId {
         /// Barrier gate, 0 to 47; 0 to 15 are start and end gates.
         bg / with_bg: u8 @ 0..=5,
-        /// X.
-        x / with_x: u8 @ 32..=39,
-        /// Y.
-        y / with_y: u8 @ 40..=47,
-        /// Z.
-        z / with_z: u8 @ 48..=55,
-        /// A.
-        a / with_a: u8 @ 56..=56,
-        /// B.
-        b / with_b: u8 @ 57..=58,
-        /// C.
-        c / with_c: u8 @ 59..=59,
-        /// Interface, 0 to 5.
-        tni / with_tni: u8 @ 61..=63,
     }
 }
 
@@ -233,16 +225,8 @@ impl VbgId {
     pub const NULL: Self = Self(u64::MAX);
 
     /// The ID of a gate.
-    pub const fn new(node: Coords, tni: u8, bg: u8) -> Self {
-        Self(0)
-            .with_bg(bg)
-            .with_x(node.x)
-            .with_y(node.y)
-            .with_z(node.z)
-            .with_a(node.a)
-            .with_b(node.b)
-            .with_c(node.c)
-            .with_tni(tni)
+    pub const fn new(node: Coords, tni: TniId, bg: BgId) -> Self {
+        Self(VcqId::at(node, tni.get()).0).with_bg(bg.get())
     }
 
     /// Checks an ID from outside.
@@ -252,10 +236,7 @@ impl VbgId {
     /// [`Code::InvalidVbgId`] if no VBG can have it.
     pub fn check(raw: u64) -> Result<Self, Error> {
         let id = Self(raw);
-        let good = raw & VBG_ID_ZEROS == 0
-            && usize::from(id.bg()) < NUM_BG
-            && usize::from(id.tni()) < NUM_TNI
-            && id.b() < 3;
+        let good = raw & VBG_ID_ZEROS == 0 && usize::from(id.tni()) < NUM_TNI && id.coords().b < 3;
         if good {
             Ok(id)
         } else {
@@ -264,9 +245,34 @@ impl VbgId {
         }
     }
 
+    /// The same on a machine of a generation, whose interfaces may have fewer gates than IDs have
+    /// numbers for.
+    ///
+    /// # Errors
+    ///
+    /// As [`VbgId::check`].
+    pub fn check_of(raw: u64, generation: Generation) -> Result<Self, Error> {
+        let id = Self::check(raw)?;
+        if generation.description().barrier.has_gate(id.tni(), id.bg()) {
+            return Ok(id);
+        }
+        let hint = "the machine has no such gate";
+        Err(Error::with_value(Code::InvalidVbgId, "VBG ID", raw, hint))
+    }
+
     /// The node.
     pub const fn coords(self) -> Coords {
-        Coords::new(self.x(), self.y(), self.z(), self.a(), self.b(), self.c())
+        VcqId(self.0).coords()
+    }
+
+    /// Interface, 0 to 5.
+    pub const fn tni(self) -> u8 {
+        VcqId(self.0).tni()
+    }
+
+    /// Whether it is the ID of a gate of this node.
+    pub(crate) fn is_of(self, node: Coords) -> bool {
+        Self::check(self.0).is_ok_and(|id| id.coords() == node)
     }
 }
 
@@ -396,7 +402,8 @@ mod tests {
         fn only_ids_that_can_be_made_pass(raw: u64) {
             if let Ok(id) = VcqId::check(raw) {
                 prop_assert!(check_coords(id.coords()).is_ok());
-                let made = VcqId::new(id.coords(), id.tni(), id.cq(), id.extra());
+                let (tni, cq) = (TniId::new(id.tni()).unwrap(), CqId::new(id.cq()).unwrap());
+                let made = VcqId::new(id.coords(), tni, cq, id.extra());
                 prop_assert_eq!(made.with_path_id(id.path_id()).0, raw);
             }
         }

@@ -50,5 +50,5 @@ pub use idle::IdlePolls;
 pub use notice::{Notice, NoticeKind};
 pub use provider::{Channel, OpenQueue, Provider, Queue, Registration};
 pub use queue::Completion;
-pub use share::{DeviceShare, USER_CQS};
+pub use share::DeviceShare;
 pub use vcq::{SharedQueue, Ticket, Transfer, Vcq};

@@ -1,11 +1,10 @@
 //! Message receive queue entries as programs see them.
 
-use tofu_abi::Rcode;
-use tofu_abi::StagOffset;
 use tofu_abi::queue::{MrqEntry, MrqId};
+use tofu_abi::{Path, Rcode, StagOffset};
 
 use crate::error::Code;
-use crate::ids::VcqId;
+use crate::ids::{VcqId, path_id};
 use crate::wire::Edata;
 
 /// What a notice is about.
@@ -131,12 +130,12 @@ impl Entry {
             RmtPut | RmtGet | RmtArmw => stadd(target_word),
         };
         let node = word0.coords();
-        let peer = VcqId::new(node, word0.i(), entry.remote().cqid(), 0);
+        let peer = VcqId::at(node, word0.i()).with_cq(entry.remote().cqid());
         let vcq_id = if kind.is_local() {
             // The path is the command's.
-            peer.with_path_id(word0.pa() | word0.pb() << 1 | word0.pc() << 3)
+            peer.with_path_id(path_id(Path::new(word0.pa(), word0.pb(), word0.pc())))
         } else {
-            peer.with_extra(edata.sender())
+            peer.with_path_id(path_id(node.default_path())).with_extra(edata.sender())
         };
         let notice = Notice {
             kind,

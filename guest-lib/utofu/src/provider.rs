@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 
-use tofu_abi::barrier::Profile;
+use tofu_abi::Generation;
 use tofu_abi::desc::Descriptor;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op, Value};
@@ -46,9 +46,9 @@ pub trait Provider {
     /// not answer.
     fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error>;
 
-    /// What barriers of the device's generation have. TofuD's, unless a provider knows better.
-    fn barrier_profile(&self) -> Profile {
-        Profile::TOFUD
+    /// The device's generation. Fugaku's, unless a provider knows better.
+    fn generation(&self) -> Generation {
+        Generation::Fugaku
     }
 
     /// Takes a start and end gate and `relays` relay gates of an interface, as a mask; `None` if

@@ -7,15 +7,38 @@
 
 use core::ops::Range;
 
-use tofu_abi::regs::NUM_TNI;
+use tofu_abi::generation::{Description, Generation};
 use tofu_abi::{CqId, TniId};
 
 use crate::error::{Code, Error};
 
-/// Control queues that user processes have: 0 to 10.
-pub const USER_CQS: u8 = 11;
-/// Processes of a node at most.
-pub const MAX_PROCESSES: u16 = 36;
+/// The first queues of processes that share out as many equal shares of eleven user queues.
+const STARTS: [&[u8]; 7] = [
+    &[0],
+    &[0, 6],
+    &[0, 4, 8],
+    &[0, 2, 5, 8],
+    &[0, 2, 5, 8, 10],
+    &[0, 2, 5, 8, 9, 10],
+    &[0, 1, 2, 5, 6, 8, 9, 10],
+];
+/// The same of Tofu's two user queues.
+const STARTS_OF_TWO: [&[u8]; 2] = [&[0], &[0, 1]];
+
+/// The first queues of processes that share a device: one each of the first few, then as few as do
+/// if processes with the same queue have an interface each at least.
+fn starts(description: &Description, processes: u16) -> Option<&'static [u8]> {
+    if processes == 0 || processes > description.processes.into() {
+        return None;
+    }
+    let all = if description.user_cqs() == 2 { &STARTS_OF_TWO[..] } else { &STARTS[..] };
+    let few = all.iter().find(|starts| starts.len() == usize::from(processes));
+    let fits = |starts: &&&[u8]| {
+        let starts = starts.len();
+        starts >= 4.min(all.len()) && starts * usize::from(description.tnis) >= processes.into()
+    };
+    few.filter(|starts| starts.len() < 5).or_else(|| all.iter().find(fits)).copied()
+}
 
 /// The share of a process in its node's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,28 +58,34 @@ impl DeviceShare {
     ///
     /// If there are no or more than 36 processes, or fewer than `index` + 1.
     pub fn new(index: u16, processes: u16) -> Result<Self, Error> {
-        let starts: &[u8] = match processes {
-            1 => &[0],
-            2 => &[0, 6],
-            3 => &[0, 4, 8],
-            4..=24 => &[0, 2, 5, 8],
-            25..=30 => &[0, 2, 5, 8, 10],
-            31..=36 => &[0, 2, 5, 8, 9, 10],
-            _ => {
-                let hint = "a node has 1 to 36 processes";
-                let what = "processes per node";
-                return Err(Error::with_value(Code::NotAvailable, what, processes.into(), hint));
-            }
-        };
+        Self::of(Generation::Fugaku, index, processes)
+    }
+
+    /// The same on a node of a generation.
+    ///
+    /// # Errors
+    ///
+    /// If there are no or too many processes (8 on the K computer and FX10, 32 on FX100, 36 on
+    /// Fugaku), or fewer than `index` + 1.
+    pub fn of(generation: Generation, index: u16, processes: u16) -> Result<Self, Error> {
+        let description = generation.description();
+        let starts = starts(description, processes).ok_or_else(|| {
+            let hint = match description.processes {
+                8 => "a node has 1 to 8 processes",
+                32 => "a node has 1 to 32 processes",
+                _ => "a node has 1 to 36 processes",
+            };
+            Error::with_value(Code::NotAvailable, "processes per node", processes.into(), hint)
+        })?;
         if index >= processes {
             let hint = "not below the number of processes per node";
             return Err(Error::with_value(Code::NotAvailable, "process", index.into(), hint));
         }
         // Processes that have the same queues share out the interfaces.
         let sharing = usize::from(processes).div_ceil(starts.len());
-        let tnis = NUM_TNI / sharing;
+        let tnis = usize::from(description.tnis) / sharing;
         let (share, turn) = (usize::from(index) / sharing, usize::from(index) % sharing);
-        let end = starts.get(share + 1).copied().unwrap_or(USER_CQS);
+        let end = starts.get(share + 1).copied().unwrap_or(description.user_cqs());
         let tni = (turn * tnis) as u8;
         let first = starts[share];
         Ok(Self { tnis: tni..tni + tnis as u8, cqs: first..end, first, shared: false })
@@ -68,22 +97,29 @@ impl DeviceShare {
     /// # Errors
     ///
     /// If there is no such user queue.
-    pub fn of_queue(first: CqId) -> Result<Self, Error> {
+    pub fn of_queue(generation: Generation, first: CqId) -> Result<Self, Error> {
+        let description = generation.description();
         let first = first.get();
-        if first >= USER_CQS {
-            let hint = "processes have queues 0 to 10";
+        if first >= description.user_cqs() {
+            let hint = "the highest queue is the kernel's";
             return Err(Error::with_value(Code::NotAvailable, "control queue", first.into(), hint));
         }
-        Ok(Self { tnis: 0..NUM_TNI as u8, cqs: 0..USER_CQS, first, shared: true })
+        let cqs = 0..description.user_cqs();
+        Ok(Self { tnis: 0..description.tnis, cqs, first, shared: true })
     }
 
     /// The queue of its own that the next process which nobody has counted gets, if each queue is
     /// taken or not as `is_free` says. With few processes they are those of a node with one, two,
     /// three or four.
-    pub fn choose_queue(mut is_free: impl FnMut(CqId) -> bool) -> Option<CqId> {
+    pub fn choose_queue(
+        generation: Generation,
+        mut is_free: impl FnMut(CqId) -> bool,
+    ) -> Option<CqId> {
+        let users = generation.description().user_cqs();
         [0, 6, 4, 8, 2, 5, 9, 10, 7, 3, 1]
             .map(|cq| CqId::ALL[cq])
             .into_iter()
+            .filter(|cq| cq.get() < users)
             .find(|cq| is_free(*cq))
     }
 
@@ -114,6 +150,8 @@ mod tests {
     use alloc::collections::BTreeSet;
     use alloc::vec::Vec;
 
+    const FUGAKU: Generation = Generation::Fugaku;
+
     fn firsts(processes: u16) -> Vec<u8> {
         let mut firsts: Vec<u8> = (0..processes)
             .filter_map(|i| DeviceShare::new(i, processes).unwrap().cqs().next())
@@ -140,20 +178,25 @@ mod tests {
 
     #[test]
     fn processes_do_not_share_queues() {
-        for processes in 1..=MAX_PROCESSES {
-            let mut seen = BTreeSet::new();
-            for index in 0..processes {
-                let share = DeviceShare::new(index, processes).unwrap();
-                assert!(share.tnis().len() > 0, "{index} of {processes}");
-                for tni in share.tnis() {
-                    assert!(share.cqs().count() > 0);
-                    for cq in share.cqs() {
-                        assert!(share.owns(tni, cq));
-                        assert!(cq < CqId::KERNEL);
-                        assert!(seen.insert((tni, cq)), "{index} of {processes}: {tni} {cq}");
+        for generation in Generation::ALL {
+            let description = generation.description();
+            for processes in 1..=description.processes.into() {
+                let mut seen = BTreeSet::new();
+                for index in 0..processes {
+                    let share = DeviceShare::of(generation, index, processes).unwrap();
+                    assert!(share.tnis().len() > 0, "{index} of {processes}");
+                    for tni in share.tnis() {
+                        assert!(description.has_tni(tni) && share.cqs().count() > 0);
+                        for cq in share.cqs() {
+                            assert!(share.owns(tni, cq));
+                            assert!(cq < description.kernel_cq());
+                            assert!(seen.insert((tni, cq)), "{index} of {processes}: {tni} {cq}");
+                        }
                     }
                 }
             }
+            let too_many = u16::from(description.processes) + 1;
+            assert!(DeviceShare::of(generation, 0, too_many).is_err());
         }
         assert!(DeviceShare::new(0, 0).is_err());
         assert!(DeviceShare::new(0, 37).is_err());
@@ -162,22 +205,33 @@ mod tests {
 
     #[test]
     fn a_process_that_was_not_counted_has_one_queue_and_the_hope_for_others() {
-        let share = DeviceShare::of_queue(CqId::ALL[4]).unwrap();
+        let share = DeviceShare::of_queue(FUGAKU, CqId::ALL[4]).unwrap();
         assert!(share.tnis().eq(TniId::ALL));
         let cqs: Vec<u8> = share.cqs().map(CqId::get).collect();
         assert_eq!(cqs, [4, 0, 1, 2, 3, 5, 6, 7, 8, 9, 10]);
         for cq in share.cqs() {
             assert_eq!(share.owns(TniId::ALL[5], cq), cq.get() == 4);
         }
-        assert!(DeviceShare::of_queue(CqId::KERNEL).is_err());
-        let mut free: BTreeSet<u8> = (0..USER_CQS).collect();
+        assert!(DeviceShare::of_queue(FUGAKU, CqId::KERNEL).is_err());
+        let mut free: BTreeSet<u8> = (0..11).collect();
         let mut order = Vec::new();
-        while let Some(cq) = DeviceShare::choose_queue(|cq| free.contains(&cq.get())) {
+        while let Some(cq) = DeviceShare::choose_queue(FUGAKU, |cq| free.contains(&cq.get())) {
             assert!(free.remove(&cq.get()));
             order.push(cq.get());
         }
         assert!(free.is_empty(), "{free:?} left");
         assert_eq!(order[..2], [0, 6]);
+    }
+
+    #[test]
+    fn the_two_queues_of_tofu_are_chosen_in_order() {
+        let mut free: BTreeSet<u8> = (0..3).collect();
+        let mut choose = || {
+            let cq = DeviceShare::choose_queue(Generation::K, |cq| free.contains(&cq.get()))?;
+            free.remove(&cq.get());
+            Some(cq.get())
+        };
+        assert_eq!([choose(), choose(), choose()], [Some(0), Some(1), None]);
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub struct SharedQueue<P: Provider + ?Sized> {
     provider: Arc<P>,
     tni: TniId,
     cq: CqId,
+    /// Whether the device has atomic commands.
+    atomics: bool,
     serial: AtomicU32,
     state: Lock<Option<OpenState<P::Queue>>>,
 }
@@ -77,7 +79,8 @@ impl VcqKind {
 
 impl<P: Provider + ?Sized> SharedQueue<P> {
     pub(crate) fn new(provider: Arc<P>, tni: TniId, cq: CqId) -> Self {
-        Self { provider, tni, cq, serial: AtomicU32::new(1), state: Lock::new(None) }
+        let atomics = provider.generation().description().atomics;
+        Self { provider, tni, cq, atomics, serial: AtomicU32::new(1), state: Lock::new(None) }
     }
 
     pub(crate) fn tni(&self) -> TniId {
@@ -160,7 +163,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     /// [`Code::InvalidVcqHdl`] if there is no such VCQ.
     pub fn id(&self, ticket: Ticket) -> Result<VcqId, Error> {
         self.with(ticket, |_| {
-            Ok(VcqId::new(self.provider.coords(), self.tni.get(), self.cq.get(), ticket.extra))
+            Ok(VcqId::new(self.provider.coords(), self.tni, self.cq, ticket.extra))
         })
     }
 
@@ -173,6 +176,20 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         self.with(ticket, |_| Ok(()))
     }
 
+    /// Checks that devices of this generation have a command.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotSupported`] if not.
+    #[inline]
+    pub fn check_command(&self, command: &Command) -> Result<(), Error> {
+        if self.atomics || !command.is_atomic() {
+            return Ok(());
+        }
+        let hint = "the controllers of this generation have none";
+        Err(Error::new(Code::NotSupported, "atomic commands", hint))
+    }
+
     /// Posts a command, and starts it unless it is to wait.
     ///
     /// # Errors
@@ -180,6 +197,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     /// [`Code::InvalidVcqHdl`], [`Code::Busy`].
     #[inline]
     pub fn post(&self, ticket: Ticket, command: &Command, cbdata: usize) -> Result<(), Error> {
+        self.check_command(command)?;
         let slots = command.prepared().len();
         self.with(ticket, |open| open.post(ticket.extra, slots, core::iter::once(*command), cbdata))
     }
@@ -199,6 +217,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         blocks: usize,
         cbdata: usize,
     ) -> Result<(), Error> {
+        self.check_command(command)?;
         command.check_blocks(stride, blocks)?;
         let slots = command.prepared().len().saturating_mul(blocks);
         let block = |i: usize| command.moved(i as u64 * stride as u64).unwrap_or(*command);
@@ -219,7 +238,8 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     ) -> Result<(), Error> {
         let mut rest = descriptors;
         while !rest.is_empty() {
-            let (_, taken) = Command::parse(rest)?;
+            let (command, taken) = Command::parse(rest)?;
+            self.check_command(&command)?;
             rest = &rest[taken..];
         }
         let mut rest = descriptors;
@@ -325,7 +345,7 @@ pub struct Vcq<P: Provider + ?Sized> {
 
 impl<P: Provider + ?Sized> Vcq<P> {
     pub(crate) fn new(queue: Arc<SharedQueue<P>>, ticket: Ticket) -> Self {
-        let id = VcqId::new(queue.provider.coords(), queue.tni.get(), queue.cq.get(), ticket.extra);
+        let id = VcqId::new(queue.provider.coords(), queue.tni, queue.cq, ticket.extra);
         Self { queue, ticket, id }
     }
 

@@ -129,12 +129,13 @@ fn after_a_round_that_does_not_end_gates_are_linked_anew() {
 
 #[test]
 fn gates_of_tofu_and_tofu2() {
-    for generation in [Generation::Tofu, Generation::Tofu2] {
+    for generation in [Generation::K, Generation::Fx100] {
         let Pair { contexts, .. } = pair_of(generation);
         let [one, other] = &contexts;
-        for tni in 1..6 {
+        for tni in 1..4 {
             assert_eq!(code(one.alloc_vbg(tni, 1, 0)), Code::Full, "TNI 0 alone has gates");
         }
+        assert_eq!(code(one.alloc_vbg(4, 1, 0)), Code::InvalidTniId);
         let [a, b] = linked(&contexts, 0);
         assert_eq!((one.integers_at_once(), one.doubles_at_once()), (1, 1));
         assert_eq!(code(one.reduce_uint64(a, 7, &[1, 2], 0)), Code::InvalidNumber);
@@ -154,8 +155,9 @@ fn gates_of_tofu_and_tofu2() {
         one.set_vbg(&[pass(start, relay), pass(relay, start)]).unwrap();
         one.barrier(start, 0).unwrap();
         over(|| one.poll_barrier(start, 0)).unwrap();
-        assert_eq!(one.alloc_vbg(0, 40, 0).unwrap().len(), 40, "39 relays are left");
-        for _ in 3..8 {
+        let all = one.alloc_vbg(0, 56, 0).unwrap();
+        assert_eq!(all[55].bg(), 63, "55 relays are left");
+        for _ in 3..7 {
             one.alloc_vbg(0, 1, 0).unwrap();
         }
         assert_eq!(code(one.alloc_vbg(0, 1, 0)), Code::Full, "no start gate is left");

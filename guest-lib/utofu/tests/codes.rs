@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::HashSet;
 
-use common::{Memory, completion, notice, pair};
+use common::{Memory, completion, notice, pair, pair_of};
 use tofu_abi::desc::Descriptor;
 use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, Path};
@@ -12,14 +12,13 @@ use tofu_utofu::command::{Packets, Posting};
 use tofu_utofu::flags::{LOCAL_MRQ_NOTICE, TCQ_NOTICE, VCQ_EXCLUSIVE, VCQ_SESSION_MODE, path};
 use tofu_utofu::ids::{Stadd, VbgId, VcqId};
 use tofu_utofu::{Code, Command, Context, DeviceShare, Error, Vcq};
-use tofu_utofu_local::{LocalMachine, LocalProvider};
+use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};
 
 /// Codes of barriers, which have a test of their own; those that C functions alone return; those
 /// for which there is always a more exact one; and what no test can have at will.
-const ELSEWHERE: [Code; 15] = [
+const ELSEWHERE: [Code; 14] = [
     Code::NotCompleted,
     Code::NotProcessed,
-    Code::NotSupported,
     Code::BarrierOther,
     Code::BarrierMismatch,
     Code::InvalidBgId,
@@ -57,7 +56,7 @@ fn ids(seen: &mut Seen) {
     seen.error(Code::InvalidCmpId, VcqId::construct(node, 0, 0, 8));
     seen.error(Code::InvalidVcqId, VcqId::check(1 << 60));
     seen.error(Code::InvalidVcqId, VcqId::check(11 + 1));
-    seen.error(Code::InvalidVbgId, VbgId::check(48));
+    seen.error(Code::InvalidVbgId, VbgId::check(1 << 6));
     seen.error(Code::InvalidVbgId, VbgId::check(VbgId::NULL.0));
     let id = VcqId::construct(node, 0, 0, 0).unwrap();
     seen.error(Code::InvalidPath, id.with_path(Some(Path::new(0, 3, 0))));
@@ -221,6 +220,15 @@ fn every_code_comes_up_and_says_why() {
     let few = Context::new(node, DeviceShare::new(0, 36).unwrap());
     let other = if few.share().tnis().any(|tni| tni.get() == 0) { 1 } else { 0 };
     seen.error(Code::NotAvailable, few.create_vcq(other, None, 0));
+
+    // What Tofu does not have.
+    let old = pair_of(Generation::K);
+    let session = old.contexts[0].create_vcq(0, None, VCQ_SESSION_MODE);
+    seen.error(Code::NotSupported, session);
+    seen.error(Code::InvalidTniId, old.contexts[0].create_vcq(4, None, 0));
+    let [a, b] = [0, 1].map(|i| old.contexts[i].create_vcq(3, None, 0).unwrap());
+    let add = Posting::new(b.id().0, 0, 0).unwrap().armw(2, 1, 8, 0).unwrap();
+    seen.error(Code::NotSupported, a.post(&add, 0));
 
     let (elsewhere, seen) = (HashSet::from(ELSEWHERE), seen.0);
     assert!(elsewhere.is_disjoint(&seen));

@@ -12,13 +12,15 @@ use crate::bdf::{BadAddress, Bdf};
 #[non_exhaustive]
 pub enum Error {
     /// There is no such device on any bus.
-    #[error("there is no Tofu device (PCI 10cf:1ccd) in this system")]
+    #[error("there is no Tofu device (PCI 10cf:1cc1, 1cc2 or 1ccd) in this system")]
     NoDevice,
     /// There is nothing at the address given.
     #[error("there is no PCI device {0}")]
     NoSuchDevice(Bdf),
     /// What is at the address given is something else.
-    #[error("PCI device {bdf} is {vendor:04x}:{device:04x}, not a Tofu device (10cf:1ccd)")]
+    #[error(
+        "PCI device {bdf} is {vendor:04x}:{device:04x}, not a Tofu device (10cf:1cc1, 1cc2 or 1ccd)"
+    )]
     NotTofu {
         /// Address of the device.
         bdf: Bdf,

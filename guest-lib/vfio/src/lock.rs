@@ -1,4 +1,5 @@
-//! Locks that a panic of their holder leaves open.
+//! Locks that a panic of their holder leaves open: `tofu_sync::lock`, but for the crates behind it,
+//! which guests without an operating system would have in their lock file.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tofu_abi::pci::{DEVICE_TOFUD, VENDOR_ID};
+use tofu_abi::generation::is_tofu;
 
 use crate::bdf::Bdf;
 use crate::error::Error;
@@ -229,9 +229,9 @@ pub struct PciDevice {
 }
 
 impl PciDevice {
-    /// Whether it is a TofuD controller.
+    /// Whether it is a Tofu controller.
     pub fn is_tofu(&self) -> bool {
-        (self.vendor, self.device) == (VENDOR_ID, DEVICE_TOFUD)
+        is_tofu((self.vendor, self.device))
     }
 
     /// Has the device answer to accesses to its registers for as long as the result lives. It
@@ -330,7 +330,10 @@ mod tests {
 
         let other = "0000:00:01.0".parse().unwrap();
         let message = fake.bus().find(Some(other)).unwrap_err().to_string();
-        assert_eq!(message, "PCI device 0000:00:01.0 is 8086:10d3, not a Tofu device (10cf:1ccd)");
+        assert_eq!(
+            message,
+            "PCI device 0000:00:01.0 is 8086:10d3, not a Tofu device (10cf:1cc1, 1cc2 or 1ccd)"
+        );
         let nothing = "0000:00:1f.0".parse().unwrap();
         assert!(matches!(fake.bus().find(Some(nothing)), Err(Error::NoSuchDevice(_))));
     }

@@ -8,7 +8,7 @@ use tofu_abi::regs::{
     CqReg, CqsReg, CqsStatus, NodeAddress, PortReg, Register, TniReg, TniState, TofuReg, XbReg,
 };
 use tofu_abi::topology::Port;
-use tofu_abi::{CqId, TniId};
+use tofu_abi::{CqId, Generation, TniId};
 use tofu_vfio::Window;
 use tofu_vfio::pci::{Bus, PciDevice};
 
@@ -21,6 +21,7 @@ const NOTHING: u64 = u64::MAX;
 struct View {
     window: Window,
     address: NodeAddress,
+    generation: Generation,
 }
 
 impl View {
@@ -28,7 +29,11 @@ impl View {
         let window = Window::open(device)?;
         let raw = window.read64(Register::Tofu(TofuReg::NodeAddress).offset());
         let address = NodeAddress(raw);
-        let view = Self { window, address };
+        let raw_generation = window.read64(Register::Tofu(TofuReg::Generation).offset());
+        let Some(generation) = Generation::from_register(raw_generation) else {
+            bail!("{}: a generation that this tofu-guest does not know", device.bdf);
+        };
+        let view = Self { window, address, generation };
         // Where nothing answers, a system reads ones or zeros; every interface has queues.
         let queues = view.tni(TniId::ALL[0], TniReg::CqPresent);
         let no_address = NodeAddress::from_coords(address.coords()).0 != raw;
@@ -63,7 +68,10 @@ pub(crate) fn list(bus: &Bus, output: &Output) -> anyhow::Result<()> {
     };
     output.print(&rows.iter().map(entry).collect(), |out| {
         if rows.is_empty() {
-            return writeln!(out, "there is no Tofu device (PCI 10cf:1ccd) in this system");
+            return writeln!(
+                out,
+                "there is no Tofu device (PCI 10cf:1cc1, 1cc2 or 1ccd) in this system"
+            );
         }
         writeln!(out, "{:14} {:10} {:>5}  COORDINATES", "DEVICE", "DRIVER", "GROUP")?;
         for (device, coords) in &rows {
@@ -95,8 +103,9 @@ pub(crate) fn show(device: &PciDevice, output: &Output) -> anyhow::Result<()> {
         present: Vec<u8>,
         enabled: Vec<u8>,
     }
-    let tnis: Vec<Tni> = TniId::ALL
-        .into_iter()
+    let description = view.generation.description();
+    let tnis: Vec<Tni> = description
+        .tni_ids()
         .map(|tni| {
             let mask = view.tni(tni, TniReg::CqPresent);
             let present: Vec<CqId> =
@@ -120,14 +129,14 @@ pub(crate) fn show(device: &PciDevice, output: &Output) -> anyhow::Result<()> {
         "device": device.bdf.to_string(),
         "driver": device.driver,
         "iommu_group": device.iommu_group,
-        "generation": "TofuD",
+        "generation": view.generation.name(),
         "coords": coords.to_array(),
         "tnis": list,
     });
     output.print(&value, |out| {
         writeln!(out, "device       {}", device.bdf)?;
         writeln!(out, "driver       {}", device.driver.as_deref().unwrap_or("none"))?;
-        writeln!(out, "generation   TofuD")?;
+        writeln!(out, "generation   {}", view.generation)?;
         writeln!(out, "coordinates  {coords}  (x,y,z,a,b,c)")?;
         for (n, tni) in tnis.iter().enumerate() {
             writeln!(
@@ -243,13 +252,13 @@ pub(crate) fn counters(device: &PciDevice, all: bool, output: &Output) -> anyhow
             |reg| Register::Port { port, reg },
         ));
     }
-    for tni in TniId::ALL {
+    for tni in view.generation.description().tni_ids() {
         let first = TniReg::ALL.iter().position(|reg| *reg == TNI_COUNTERS).unwrap_or(0);
         let registers = &TniReg::ALL[first..];
         blocks.push(Block::new(&view, format!("TNI {tni}"), registers, TniReg::name, |reg| {
             Register::Tni { tni, reg }
         }));
-        for cq in CqId::ALL {
+        for cq in view.generation.description().cq_ids() {
             let registers = [
                 CqReg::TcqNumNotice,
                 CqReg::MrqNumNotice,

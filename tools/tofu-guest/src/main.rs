@@ -22,9 +22,9 @@ use crate::output::Output;
 
 /// Looks after Tofu devices from inside of a Linux guest
 ///
-/// A Tofu node is a PCI device (10cf:1ccd). Programs use it through VFIO: the driver vfio-pci gives
-/// it to one process at a time, and resets it when that process ends. Programs bind it themselves
-/// if it has no driver. So, in a new guest:
+/// A Tofu node is a PCI device (10cf:1ccd in a machine like Fugaku). Programs use it through VFIO:
+/// the driver vfio-pci gives it to one process at a time, and resets it when that process ends.
+/// Programs bind it themselves if it has no driver. So, in a new guest:
 ///
 ///   tofu-guest ls          which devices there are
 ///   tofu-guest selftest    whether they work: queues, loop-back, interrupts, DMA

@@ -73,7 +73,7 @@ pub(crate) fn run(bdf: Bdf, output: &Output) -> anyhow::Result<bool> {
     let device = Device::probe(platform)?;
     check("registers", &mut findings, || Ok(format!("{} {mapped}", device.coords())));
     check("DMA map and unmap", &mut findings, || map_and_unmap(&device));
-    for tni in TniId::ALL {
+    for tni in device.description().tni_ids() {
         check(format!("TNI {tni}: put, get, atomics"), &mut findings, || transfers(&device, tni));
         check(format!("TNI {tni}: interrupts"), &mut findings, || interrupts(&device, tni));
     }

@@ -1,10 +1,13 @@
 //! The device that is shared.
 
+use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
-use tofu_abi::barrier::Profile;
+use tofu_abi::Generation;
 use tofu_abi::irq::vector;
 use tofu_abi::regs::NUM_TNI;
 use tofu_abi::{BchId, CqId, TniId};
@@ -18,6 +21,10 @@ use crate::lease::Refused;
 
 /// Queues and channels of the kernel's own driver.
 const QUEUES: &str = "/proc/tofu/dev";
+/// The files of VFIO's groups.
+const VFIO: &str = "/dev/vfio";
+/// How often a look is taken whether a device is in use.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Opens the device when the first process comes.
 pub trait Source {
@@ -80,9 +87,9 @@ pub trait SharedDevice {
     /// Stops control queues, and returns those that do not stop.
     fn stop_queues(&self, queues: &[(TniId, CqId)]) -> Vec<(TniId, CqId)>;
 
-    /// What barriers of its generation have.
-    fn barrier_profile(&self) -> Profile {
-        Profile::TOFUD
+    /// Its generation.
+    fn generation(&self) -> Generation {
+        Generation::Fugaku
     }
 
     /// Stops barrier gates, a bit for each by interface, and the channels of those that have one.
@@ -91,11 +98,48 @@ pub trait SharedDevice {
 }
 
 /// Opens a device through VFIO.
-#[derive(Clone, Copy, Debug)]
-pub struct VfioSource(
-    /// Its address.
-    pub Bdf,
-);
+#[derive(Clone, Debug)]
+pub struct VfioSource {
+    bdf: Bdf,
+    lent: PathBuf,
+}
+
+impl VfioSource {
+    /// Opens this device. The file `lent` is there while the kernel's own driver does not have what
+    /// is its: so a later one knows, should this one be killed.
+    pub fn new(bdf: Bdf, lent: PathBuf) -> Self {
+        Self { bdf, lent }
+    }
+
+    /// Gives back what a process before this one has lent and could not give back itself, as soon
+    /// as nobody uses it any more. Does not wait for that.
+    ///
+    /// # Errors
+    ///
+    /// If there can be no thread.
+    pub fn take_over(&self) -> io::Result<()> {
+        if !self.lent.exists() {
+            return Ok(());
+        }
+        let this = self.clone();
+        let give_back = move || match this.wait_until_unused().and_then(|()| this.give_back()) {
+            Ok(()) => log::info!("the kernel's driver has the device again"),
+            Err(error) => log::error!("the kernel's driver does not get the device back: {error}"),
+        };
+        thread::Builder::new().name("give back".into()).spawn(give_back).map(drop)
+    }
+
+    /// Waits until no process has the device open, who would otherwise be told to let go of it.
+    fn wait_until_unused(&self) -> Result<(), String> {
+        let found = Bus::default().find(Some(self.bdf)).map_err(|error| error.to_string())?;
+        let Some(group) = found.iommu_group else { return Ok(()) };
+        let file = Path::new(VFIO).join(group.to_string());
+        while user_of(Path::new("/proc"), &file).is_some() {
+            thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+}
 
 /// A device through VFIO.
 pub struct Vfio(Device<VfioPlatform>);
@@ -105,35 +149,42 @@ impl Source for VfioSource {
 
     fn open(&self, bind: bool) -> Result<Vfio, String> {
         if !bind {
-            let found = Bus::default().find(Some(self.0)).map_err(|error| error.to_string())?;
+            let found = Bus::default().find(Some(self.bdf)).map_err(|error| error.to_string())?;
             if found.driver.is_none() {
-                return Err(format!("{} has no driver", self.0));
+                return Err(format!("{} has no driver", self.bdf));
             }
         }
         let platform =
-            VfioPlatform::try_open_at(Some(self.0)).map_err(|error| error.to_string())?;
-        Device::probe(platform).map(Vfio).map_err(|error| format!("{}: {error}", self.0))
+            VfioPlatform::try_open_at(Some(self.bdf)).map_err(|error| error.to_string())?;
+        Device::probe(platform).map(Vfio).map_err(|error| format!("{}: {error}", self.bdf))
     }
 
     fn lend(&self) -> Result<bool, Refused> {
         let bus = Bus::default();
         let failed = |error: tofu_vfio::Error| Refused::new(Refusal::NoDevice, error.to_string());
-        if bus.find(Some(self.0)).map_err(failed)?.driver.as_deref() != Some(KERNEL_DRIVER) {
+        if bus.find(Some(self.bdf)).map_err(failed)?.driver.as_deref() != Some(KERNEL_DRIVER) {
             return Ok(false);
         }
         if let Some(pid) = user_of(Path::new("/proc"), Path::new(QUEUES)) {
             let text = format!("the device is in use by process {pid}, through {QUEUES}");
             return Err(Refused::new(Refusal::InUse, text));
         }
-        bus.bind(self.0).map(|()| true).map_err(failed)
+        let noted = |error| format!("{}: {error}", self.lent.display());
+        fs::write(&self.lent, "").map_err(|error| Refused::new(Refusal::NoDevice, noted(error)))?;
+        bus.bind(self.bdf).map(|()| true).map_err(failed)
     }
 
     fn give_back(&self) -> Result<(), String> {
-        Bus::default().give_back(self.0).map_err(|error| error.to_string())
+        let bus = Bus::default();
+        let found = bus.find(Some(self.bdf)).map_err(|error| error.to_string())?;
+        if found.driver.as_deref() != Some(KERNEL_DRIVER) {
+            bus.give_back(self.bdf).map_err(|error| error.to_string())?;
+        }
+        fs::remove_file(&self.lent).map_err(|error| format!("{}: {error}", self.lent.display()))
     }
 }
 
-/// A process that has a file below `folder` open, by its descriptors in `proc`.
+/// A process that has `folder` or a file below it open, by its descriptors in `proc`.
 fn user_of(proc: &Path, folder: &Path) -> Option<u32> {
     let entries = std::fs::read_dir(proc).ok()?.flatten();
     let mut processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -170,12 +221,12 @@ impl SharedDevice for Vfio {
         self.0.stop_queues(queues)
     }
 
-    fn barrier_profile(&self) -> Profile {
-        self.0.barrier_profile().unwrap_or(Profile::TOFUD)
+    fn generation(&self) -> Generation {
+        self.0.generation()
     }
 
     fn stop_gates(&self, gates: &[u64; NUM_TNI]) -> bool {
-        let profile = self.barrier_profile();
+        let profile = self.0.description().barrier;
         let of = |(tni, mask): (TniId, u64)| gates_in(mask).map(move |bg| (tni, bg));
         let all: Vec<_> = TniId::ALL.into_iter().zip(*gates).flat_map(of).collect();
         // Gates without a start and end gate belong to no channel of the process, so none is open.
@@ -189,7 +240,6 @@ impl SharedDevice for Vfio {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::symlink;
 
     use super::*;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use tofu_abi::barrier::Profile;
-use tofu_abi::regs::NUM_TNI;
+use tofu_abi::Generation;
+use tofu_abi::regs::{NUM_CQ, NUM_TNI};
 use tofu_abi::{CqId, TniId};
-use tofu_utofu::{DeviceShare, GatePool, USER_CQS};
+use tofu_utofu::{DeviceShare, GatePool};
 use tofu_vfio::broker::wire::Refusal;
 
 /// Tells a process from all others that ever were.
@@ -28,6 +28,28 @@ impl Refused {
     }
 }
 
+/// The network interface with this number.
+///
+/// # Errors
+///
+/// [`Refusal::Wrong`] if there is none.
+pub(crate) fn unit(tni: u8) -> Result<TniId, Refused> {
+    TniId::new(tni).ok_or_else(|| Refused::new(Refusal::Wrong, format!("there is no TNI {tni}")))
+}
+
+/// The queue with these numbers.
+///
+/// # Errors
+///
+/// [`Refusal::Wrong`] if there is none, or if it is the kernel's.
+pub(crate) fn queue(tni: u8, cq: u8) -> Result<(TniId, CqId), Refused> {
+    let queue = TniId::new(tni).zip(CqId::new(cq).filter(|cq| *cq != CqId::KERNEL));
+    queue.ok_or_else(|| {
+        let text = format!("there is no control queue {cq} of TNI {tni} for processes");
+        Refused::new(Refusal::Wrong, text)
+    })
+}
+
 /// Whose a queue is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
@@ -47,7 +69,7 @@ impl Owner {
     }
 
     /// That it is nobody's, being `what` of a TNI.
-    fn check(self, what: impl fmt::Display, tni: u8) -> Result<(), Refused> {
+    fn check(self, what: impl fmt::Display, tni: TniId) -> Result<(), Refused> {
         let text = match self {
             Self::Nobody => return Ok(()),
             Self::Client { pid, .. } => format!("{what} of TNI {tni} is in use by process {pid}"),
@@ -60,9 +82,9 @@ impl Owner {
 /// The control queues and packet interfaces of a device.
 #[derive(Clone, Debug)]
 pub struct Leases {
-    queues: [[Owner; USER_CQS as usize]; NUM_TNI],
-    /// With the kernel's control queue.
-    packets: [Owner; NUM_TNI],
+    /// The kernel's control queue stands for the packet interface, which goes with it.
+    generation: Generation,
+    queues: [[Owner; NUM_CQ]; NUM_TNI],
     /// Barrier gates that nobody has.
     gates: GatePool,
     /// Those of each process: a bit for each, by interface.
@@ -73,27 +95,24 @@ pub struct Leases {
 
 impl Default for Leases {
     fn default() -> Self {
-        Self::new(Profile::TOFUD)
+        Self::new(Generation::default())
     }
 }
 
 impl Leases {
-    /// Nobody has anything of a device with such barriers.
-    pub fn new(profile: Profile) -> Self {
+    /// Nobody has anything of a device of this generation.
+    pub fn new(generation: Generation) -> Self {
         Self {
-            queues: [[Owner::Nobody; USER_CQS as usize]; NUM_TNI],
-            packets: [Owner::Nobody; NUM_TNI],
-            gates: GatePool::new(profile),
+            generation,
+            queues: [[Owner::Nobody; NUM_CQ]; NUM_TNI],
+            gates: GatePool::new(generation),
             gates_of: BTreeMap::new(),
             gates_stuck: false,
         }
     }
 
-    fn owner(&mut self, tni: u8, cq: u8) -> Result<&mut Owner, Refused> {
-        let text = || format!("there is no control queue {cq} of TNI {tni} for processes");
-        let queue =
-            self.queues.get_mut(usize::from(tni)).and_then(|tni| tni.get_mut(usize::from(cq)));
-        queue.ok_or_else(|| Refused::new(Refusal::Wrong, text()))
+    fn owner(&mut self, tni: TniId, cq: CqId) -> &mut Owner {
+        &mut self.queues[tni.index()][cq.index()]
     }
 
     fn is_free(&self, tni: TniId, cq: CqId) -> bool {
@@ -115,45 +134,48 @@ impl Leases {
     ) -> Result<Option<u8>, Refused> {
         let (queues, own): (Vec<_>, _) = match place {
             Some((index, processes)) => {
-                let place = DeviceShare::new(index, processes);
+                let place = DeviceShare::of(self.generation, index, processes);
                 let place =
                     place.map_err(|error| Refused::new(Refusal::Wrong, error.to_string()))?;
                 let queues = place.tnis().flat_map(|tni| place.cqs().map(move |cq| (tni, cq)));
                 (queues.collect(), None)
             }
             None => {
-                let free = |cq| TniId::ALL.into_iter().all(|tni| self.is_free(tni, cq));
-                let own = DeviceShare::choose_queue(free).ok_or_else(|| {
+                let tnis = self.generation.description().tni_ids();
+                let free = |cq| tnis.clone().all(|tni| self.is_free(tni, cq));
+                let own = DeviceShare::choose_queue(self.generation, free).ok_or_else(|| {
                     let text = "no control queue is free on all TNIs: other processes have them";
                     Refused::new(Refusal::NoneLeft, text)
                 })?;
-                (TniId::ALL.map(|tni| (tni, own)).to_vec(), Some(own))
+                (tnis.map(|tni| (tni, own)).collect(), Some(own))
             }
         };
         for &(tni, cq) in &queues {
-            self.check(tni.get(), cq.get())?;
+            self.check(tni, cq)?;
         }
         for (tni, cq) in queues {
-            *self.owner(tni.get(), cq.get())? = Owner::Client { id, pid };
+            *self.owner(tni, cq) = Owner::Client { id, pid };
         }
         Ok(own.map(CqId::get))
     }
 
     /// That a queue is free.
-    fn check(&mut self, tni: u8, cq: u8) -> Result<(), Refused> {
-        let owner = *self.owner(tni, cq)?;
-        owner.check(format_args!("control queue {cq}"), tni)
+    fn check(&mut self, tni: TniId, cq: CqId) -> Result<(), Refused> {
+        self.owner(tni, cq).check(format_args!("control queue {cq}"), tni)
+    }
+
+    /// The queue of each interface that is the kernel's.
+    pub fn kernel_cq(&self) -> CqId {
+        self.generation.description().kernel_cq()
     }
 
     /// Gives a process the packet interface of a TNI.
     ///
     /// # Errors
     ///
-    /// [`Refusal::InUse`] if it is not free, [`Refusal::Wrong`] if there is none.
-    pub fn take_packets(&mut self, id: ClientId, pid: i32, tni: u8) -> Result<(), Refused> {
-        let owner = self.packets.get_mut(usize::from(tni));
-        let owner =
-            owner.ok_or_else(|| Refused::new(Refusal::Wrong, format!("there is no TNI {tni}")))?;
+    /// [`Refusal::InUse`] if it is not free.
+    pub fn take_packets(&mut self, id: ClientId, pid: i32, tni: TniId) -> Result<(), Refused> {
+        let owner = self.owner(tni, self.kernel_cq());
         owner.check("the packet interface", tni)?;
         *owner = Owner::Client { id, pid };
         Ok(())
@@ -161,14 +183,14 @@ impl Leases {
 
     /// The TNIs whose packet interface is a process's.
     pub fn packets_of(&self, id: ClientId) -> Vec<TniId> {
-        let packets = TniId::ALL.into_iter().zip(&self.packets);
-        packets.filter(|(_, owner)| owner.is(id)).map(|(tni, _)| tni).collect()
+        let all = TniId::ALL.into_iter();
+        let kernel = self.kernel_cq().index();
+        all.filter(|tni| self.queues[tni.index()][kernel].is(id)).collect()
     }
 
     /// Whether there is a queue or a gate that does not stop.
     pub fn any_stuck(&self) -> bool {
-        let queues = self.queues.iter().flatten().chain(&self.packets);
-        self.gates_stuck || queues.into_iter().any(|owner| *owner == Owner::Stuck)
+        self.gates_stuck || self.queues.iter().flatten().any(|owner| *owner == Owner::Stuck)
     }
 
     /// Gives a process a further queue.
@@ -176,9 +198,9 @@ impl Leases {
     /// # Errors
     ///
     /// [`Refusal::InUse`] if it is not free.
-    pub fn take(&mut self, id: ClientId, pid: i32, tni: u8, cq: u8) -> Result<(), Refused> {
+    pub fn take(&mut self, id: ClientId, pid: i32, tni: TniId, cq: CqId) -> Result<(), Refused> {
         self.check(tni, cq)?;
-        *self.owner(tni, cq)? = Owner::Client { id, pid };
+        *self.owner(tni, cq) = Owner::Client { id, pid };
         Ok(())
     }
 
@@ -187,8 +209,8 @@ impl Leases {
     /// # Errors
     ///
     /// [`Refusal::Wrong`] if it is not its.
-    pub fn give(&mut self, id: ClientId, tni: u8, cq: u8) -> Result<(), Refused> {
-        let owner = self.owner(tni, cq)?;
+    pub fn give(&mut self, id: ClientId, tni: TniId, cq: CqId) -> Result<(), Refused> {
+        let owner = self.owner(tni, cq);
         if !owner.is(id) {
             let text = format!("control queue {cq} of TNI {tni} is not this process's");
             return Err(Refused::new(Refusal::Wrong, text));
@@ -201,11 +223,8 @@ impl Leases {
     ///
     /// # Errors
     ///
-    /// [`Refusal::NoneLeft`] if there are not so many left, [`Refusal::Wrong`] if there is no such
-    /// interface.
-    pub fn take_gates(&mut self, id: ClientId, tni: u8, relays: u8) -> Result<u64, Refused> {
-        let tni = TniId::new(tni)
-            .ok_or_else(|| Refused::new(Refusal::Wrong, format!("there is no TNI {tni}")))?;
+    /// [`Refusal::NoneLeft`] if there are not so many left.
+    pub fn take_gates(&mut self, id: ClientId, tni: TniId, relays: u8) -> Result<u64, Refused> {
         let gates = self.gates.take(tni, relays.into()).ok_or_else(|| {
             let text = format!("TNI {tni} has not so many barrier gates left");
             Refused::new(Refusal::NoneLeft, text)
@@ -219,10 +238,9 @@ impl Leases {
     /// # Errors
     ///
     /// [`Refusal::Wrong`] if they are not all its.
-    pub fn give_gates(&mut self, id: ClientId, tni: u8, gates: u64) -> Result<(), Refused> {
-        let unit = TniId::new(tni).zip(self.gates_of.get_mut(&id));
-        match unit.map(|(tni, its)| (tni, &mut its[tni.index()])) {
-            Some((tni, its)) if gates & !*its == 0 => {
+    pub fn give_gates(&mut self, id: ClientId, tni: TniId, gates: u64) -> Result<(), Refused> {
+        match self.gates_of.get_mut(&id).map(|its| &mut its[tni.index()]) {
+            Some(its) if gates & !*its == 0 => {
                 *its &= !gates;
                 self.gates.give(tni, gates);
                 Ok(())
@@ -254,7 +272,7 @@ impl Leases {
 
     /// The queues of a process.
     pub fn of(&self, id: ClientId) -> Vec<(TniId, CqId)> {
-        let cqs = &CqId::ALL[..usize::from(USER_CQS)];
+        let cqs = &CqId::ALL[..self.kernel_cq().index()];
         let all = TniId::ALL.into_iter().flat_map(|tni| cqs.iter().map(move |cq| (tni, *cq)));
         all.filter(|(tni, cq)| self.queues[tni.index()][cq.index()].is(id)).collect()
     }
@@ -262,13 +280,11 @@ impl Leases {
     /// Ends the leases of a process. Those of its queues that are `stuck` are nobody's until the
     /// device is given up.
     pub fn end(&mut self, id: ClientId, stuck: &[(TniId, CqId)]) {
-        for (tni, cq) in self.of(id) {
+        let kernel = self.kernel_cq();
+        let packets = self.packets_of(id).into_iter().map(|tni| (tni, kernel));
+        for (tni, cq) in self.of(id).into_iter().chain(packets) {
             let end = if stuck.contains(&(tni, cq)) { Owner::Stuck } else { Owner::Nobody };
-            self.queues[tni.index()][cq.index()] = end;
-        }
-        for tni in self.packets_of(id) {
-            let stuck = stuck.contains(&(tni, CqId::KERNEL));
-            self.packets[tni.index()] = if stuck { Owner::Stuck } else { Owner::Nobody };
+            *self.owner(tni, cq) = end;
         }
     }
 }
@@ -280,6 +296,14 @@ mod tests {
     /// The queues of a process.
     fn of(leases: &Leases, n: u64) -> Vec<(u8, u8)> {
         leases.of(id(n)).into_iter().map(|(tni, cq)| (tni.get(), cq.get())).collect()
+    }
+
+    fn tni(n: usize) -> TniId {
+        TniId::ALL[n]
+    }
+
+    fn cq(n: usize) -> CqId {
+        CqId::ALL[n]
     }
 
     fn id(n: u64) -> ClientId {
@@ -332,18 +356,18 @@ mod tests {
         let (one, other) = (id(1), id(2));
         join(&mut leases, 1, None).unwrap();
         join(&mut leases, 2, None).unwrap();
-        leases.take(one, 1, 5, 10).unwrap();
-        let refused = leases.take(other, 2, 5, 10).unwrap_err();
+        leases.take(one, 1, tni(5), cq(10)).unwrap();
+        let refused = leases.take(other, 2, tni(5), cq(10)).unwrap_err();
         assert_eq!(refused.why, Refusal::InUse);
         assert_eq!(refused.text, "control queue 10 of TNI 5 is in use by process 1");
-        assert_eq!(leases.give(other, 5, 10).unwrap_err().why, Refusal::Wrong);
-        leases.give(one, 5, 10).unwrap();
-        leases.take(other, 2, 5, 10).unwrap();
+        assert_eq!(leases.give(other, tni(5), cq(10)).unwrap_err().why, Refusal::Wrong);
+        leases.give(one, tni(5), cq(10)).unwrap();
+        leases.take(other, 2, tni(5), cq(10)).unwrap();
         assert_eq!(leases.of(other).len(), 7);
+        assert_eq!(queue(5, 10), Ok((tni(5), cq(10))));
         // 11 is the kernel's.
         for (tni, cq) in [(0, 11), (6, 0), (255, 255)] {
-            assert_eq!(leases.take(one, 1, tni, cq).unwrap_err().why, Refusal::Wrong);
-            assert_eq!(leases.give(one, tni, cq).unwrap_err().why, Refusal::Wrong);
+            assert_eq!(queue(tni, cq).unwrap_err().why, Refusal::Wrong);
         }
     }
 
@@ -351,22 +375,22 @@ mod tests {
     fn gates_come_and_go_and_run_out() {
         let mut leases = Leases::default();
         let (one, other) = (id(1), id(2));
-        assert_eq!(leases.take_gates(one, 3, 2), Ok(1 | 3 << 16));
-        assert_eq!(leases.take_gates(other, 3, 31).unwrap_err().why, Refusal::NoneLeft);
-        assert_eq!(leases.take_gates(other, 3, 30), Ok(2 | 0x3fff_ffff << 18));
-        assert_eq!(leases.take_gates(one, 6, 0).unwrap_err().why, Refusal::Wrong);
-        for (tni, gates) in [(3, 1), (3, 1 << 63), (6, 0), (2, 1)] {
-            assert_eq!(leases.give_gates(other, tni, gates).unwrap_err().why, Refusal::Wrong);
+        assert_eq!(leases.take_gates(one, tni(3), 2), Ok(1 | 3 << 16));
+        assert_eq!(leases.take_gates(other, tni(3), 31).unwrap_err().why, Refusal::NoneLeft);
+        assert_eq!(leases.take_gates(other, tni(3), 30), Ok(2 | 0x3fff_ffff << 18));
+        assert_eq!(unit(6).unwrap_err().why, Refusal::Wrong);
+        for (n, gates) in [(3, 1), (3, 1 << 63), (2, 1)] {
+            assert_eq!(leases.give_gates(other, tni(n), gates).unwrap_err().why, Refusal::Wrong);
         }
-        leases.give_gates(one, 3, 1 << 17).unwrap();
+        leases.give_gates(one, tni(3), 1 << 17).unwrap();
         assert_eq!(leases.gates_of(one), [0, 0, 0, 1 | 1 << 16, 0, 0]);
         leases.end_gates(one, true);
-        assert_eq!(leases.take_gates(other, 3, 2), Ok(1 | 3 << 16));
+        assert_eq!(leases.take_gates(other, tni(3), 2), Ok(1 | 3 << 16));
         assert!(!leases.any_stuck());
         leases.end_gates(other, false);
         assert!(leases.any_stuck());
-        assert_eq!(leases.take_gates(one, 3, 1).unwrap_err().why, Refusal::NoneLeft);
-        assert_eq!(leases.take_gates(one, 3, 0), Ok(4));
+        assert_eq!(leases.take_gates(one, tni(3), 1).unwrap_err().why, Refusal::NoneLeft);
+        assert_eq!(leases.take_gates(one, tni(3), 0), Ok(4));
     }
 
     #[test]
@@ -374,8 +398,8 @@ mod tests {
         let mut leases = Leases::default();
         assert_eq!(join(&mut leases, 1, None), Ok(Some(0)));
         leases.end(id(1), &[(TniId::ALL[2], CqId::ALL[0])]);
-        assert_eq!(leases.take(id(2), 2, 2, 0).unwrap_err().why, Refusal::InUse);
+        assert_eq!(leases.take(id(2), 2, tni(2), cq(0)).unwrap_err().why, Refusal::InUse);
         assert_eq!(join(&mut leases, 2, None), Ok(Some(6)));
-        leases.take(id(2), 2, 1, 0).unwrap();
+        leases.take(id(2), 2, tni(1), cq(0)).unwrap();
     }
 }

@@ -23,7 +23,8 @@ use tofud::{Server, VfioSource, listen};
 /// each other.
 ///
 /// It stays in the foreground, and may be killed at any time: processes that use the device go on;
-/// new ones come when it was started again and the others are gone.
+/// new ones come when it was started again and the others are gone. What it had lent goes back to
+/// the kernel's driver then.
 #[derive(Parser)]
 #[command(name = "tofud", version)]
 struct Cli {
@@ -63,5 +64,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     }
     let listener = listen(&path).with_context(|| format!("listening at {}", path.display()))?;
     log::info!("{} at {}", device.bdf, path.display());
-    Server::new(listener, VfioSource(device.bdf)).run().context("serving")
+    let source = VfioSource::new(device.bdf, path.with_extension("lent"));
+    source.take_over().context("giving back what was lent")?;
+    Server::new(listener, source).run().context("serving")
 }

@@ -13,11 +13,11 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tofu_abi::{CqId, TniId};
+use tofu_abi::TniId;
 use tofu_vfio::broker::wire::{Answer, Refusal, Request, VERSION, receive, send};
 
 use crate::device::{SharedDevice, Source};
-use crate::lease::{ClientId, Leases, Refused};
+use crate::lease::{ClientId, Leases, Refused, queue, unit};
 use crate::throttle::Throttle;
 
 /// Connections at a time at most. Processes of a node are 36 at most.
@@ -68,7 +68,7 @@ enum Role {
     /// Shares it.
     Program,
     /// Is the node's network, on this TNI: shares it until somebody wants it alone.
-    Network(u8),
+    Network(TniId),
     /// Has it alone, by VFIO.
     Alone,
 }
@@ -302,6 +302,7 @@ impl<S: Source> Server<S> {
                 Ok(Handled::Welcome(cq))
             }
             Request::Packets { tni, .. } => {
+                let tni = unit(tni)?;
                 self.open(!self.was_open)?;
                 self.leases.take_packets(id, pid, tni)?;
                 self.enter(id, Role::Network(tni))?;
@@ -315,19 +316,21 @@ impl<S: Source> Server<S> {
                 Err(wrong("its first message is not a greeting"))
             }
             Request::Take { tni, cq } => {
+                let (tni, cq) = queue(tni, cq)?;
                 self.leases.take(id, pid, tni, cq)?;
                 Ok(Handled::Answer(Answer::Taken))
             }
             Request::Give { tni, cq } => {
+                let (tni, cq) = queue(tni, cq)?;
                 self.leases.give(id, tni, cq)?;
                 Ok(Handled::Silent)
             }
             Request::TakeGates { tni, relays } => {
-                let gates = self.leases.take_gates(id, tni, relays)?;
+                let gates = self.leases.take_gates(id, unit(tni)?, relays)?;
                 Ok(Handled::Answer(Answer::Gates { gates }))
             }
             Request::GiveGates { tni, gates } => {
-                self.leases.give_gates(id, tni, gates)?;
+                self.leases.give_gates(id, unit(tni)?, gates)?;
                 Ok(Handled::Silent)
             }
             Request::Addresses { size } => {
@@ -352,7 +355,7 @@ impl<S: Source> Server<S> {
         if self.device.is_none() {
             let opened = self.source.open(bind);
             let device = opened.map_err(|text| Refused::new(Refusal::NoDevice, text))?;
-            self.leases = Leases::new(device.barrier_profile());
+            self.leases = Leases::new(device.generation());
             self.device = Some(device);
             self.was_open = true;
         }
@@ -404,7 +407,6 @@ impl<S: Source> Server<S> {
         let (terms, fds) = device.terms()?;
         let mut fds = fds.to_vec();
         if let Role::Network(tni) = client.role {
-            let tni = TniId::new(tni).ok_or(io::ErrorKind::InvalidInput)?;
             fds.push(device.interrupt(tni)?);
         }
         let addresses = client.addresses.first().copied().unwrap_or_default();
@@ -430,7 +432,7 @@ impl<S: Source> Server<S> {
         let mut queues = self.leases.of(id);
         for tni in self.leases.packets_of(id) {
             device.stop_packets(tni);
-            queues.push((tni, CqId::KERNEL));
+            queues.push((tni, self.leases.kernel_cq()));
         }
         let stuck = device.stop_queues(&queues);
         self.leases.end(id, &stuck);

@@ -100,8 +100,8 @@ impl fmt::Display for ShapeError {
             }
             Self::Syntax { text } => write!(
                 f,
-                "shape {text} is neither unit, shelf, half-rack nor six lengths XxYxZxAxBxC such \
-                 as 2x2x4x2x3x2 (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)"
+                "shape {text} is neither unit, shelf, half-rack, rack, k nor six lengths \
+                 XxYxZxAxBxC such as 2x2x4x2x3x2 (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)"
             ),
         }
     }
@@ -130,6 +130,10 @@ impl Shape {
     pub const SHELF: Self = Self::build([1, 1, 4, 2, 3, 2], [true; 3]);
     /// Half a rack of Fugaku: four shelves, 192 nodes.
     pub const HALF_RACK: Self = Self::build([2, 2, 4, 2, 3, 2], [true; 3]);
+    /// A rack of Fugaku: 384 nodes. That its halves are neighbours on Z is ours.
+    pub const RACK: Self = Self::build([2, 2, 8, 2, 3, 2], [true; 3]);
+    /// The compute nodes of the K computer, 82,944. Y is a mesh (TofuD paper).
+    pub const K: Self = Self::build([24, 18, 16, 2, 3, 2], [true, false, true]);
     /// The largest machine: 393,216 nodes.
     pub const LARGEST: Self = Self::build([32, 32, 32, 2, 3, 2], [true; 3]);
 
@@ -337,13 +341,15 @@ impl fmt::Display for Shape {
 impl FromStr for Shape {
     type Err = ShapeError;
 
-    /// Six lengths as in `2x2x4x2x3x2`, or `unit`, `shelf` or `half-rack`. X, Y and Z
-    /// are tori.
+    /// Six lengths as in `2x2x4x2x3x2`, or `unit`, `shelf`, `half-rack`, `rack` or `k`. X, Y and
+    /// Z are tori, but for Y of `k`.
     fn from_str(text: &str) -> Result<Self, ShapeError> {
         match text {
             "unit" => return Ok(Self::UNIT),
             "shelf" => return Ok(Self::SHELF),
             "half-rack" => return Ok(Self::HALF_RACK),
+            "rack" => return Ok(Self::RACK),
+            "k" => return Ok(Self::K),
             _ => {}
         }
         let syntax = || ShapeError::Syntax { text: Excerpt::new(text) };

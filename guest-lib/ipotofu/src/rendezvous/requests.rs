@@ -195,7 +195,7 @@ mod tests {
                 })
                 .unwrap() as usize
         };
-        assert_eq!([fill(1), fill(2), fill(3)], [PER_NODE, PER_NODE, 0]);
+        assert_eq!([fill(1), fill(2), fill(3)], [PER_NODE, SLOTS - PER_NODE, 0]);
         assert_eq!(requests.room(node(1), &peers, 2, &mut counters), Room::Busy);
         assert_eq!(
             requests.room(node(3), &peers, 2, &mut counters),
@@ -205,7 +205,8 @@ mod tests {
         requests.done(node(1), 3, false, 3);
         requests.done(node(3), 100, false, 3);
         assert!(matches!(requests.room(node(3), &peers, 3, &mut counters), Room::Slot(_)));
-        assert_eq!(ids_of(&requests, node(1)), [4, 5, 6, 7]);
+        let left: Vec<u32> = (4..PER_NODE as u32).collect();
+        assert_eq!(ids_of(&requests, node(1)), left);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::sync::OnceLock;
 
+use tofu_abi::Generation;
 use tofu_utofu::{Code, Context, Error};
 
 use crate::backend::{self, Backend};
@@ -57,6 +58,11 @@ pub(crate) fn select(index: usize) -> Result<(), Error> {
 pub(crate) fn current() -> Result<(&'static Process, usize), Error> {
     let index = CURRENT.get();
     Ok((get(index)?, index))
+}
+
+/// The generation of the process's device; Fugaku as long as there is none.
+pub(crate) fn generation() -> Generation {
+    current().map_or(Generation::default(), |(process, _)| process.provider().generation())
 }
 
 /// A process, which is made if it is not there yet.

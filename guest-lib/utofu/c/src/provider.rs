@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use tofu_abi::barrier::Profile;
-use tofu_abi::{BchId, Coords, TniId};
+use tofu_abi::{BchId, Coords, Generation, TniId};
 use tofu_utofu::{Channel, Error, OpenQueue, Provider, Queue, VbgSetting};
 
 /// A control queue of whatever kind.
@@ -43,8 +42,8 @@ where
         Ok(Box::new(self.0.open(queue)?))
     }
 
-    fn barrier_profile(&self) -> Profile {
-        self.0.barrier_profile()
+    fn generation(&self) -> Generation {
+        self.0.generation()
     }
 
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {

@@ -149,7 +149,8 @@ impl Vcq {
         Ok(Some((notice.edata, notice.rmt_stadd)))
     }
 
-    /// Takes the notice of a Put of this VCQ, if it is there. Those of others are dropped.
+    /// Takes the notice of a Put of this VCQ, if it is there. Those of others are dropped, so this
+    /// is for a VCQ that nobody sends to yet.
     ///
     /// # Errors
     ///

@@ -46,7 +46,7 @@ pub(crate) fn word(time: Duration) -> Result<Row> {
         let echo = scope.spawn(|| {
             let mut last = 0;
             while last != END {
-                last = wait(|| {
+                last = wait("word of the other thread", || {
                     let word = there.load(Ordering::Acquire);
                     Ok((word != last).then_some(word))
                 })?;
@@ -59,7 +59,9 @@ pub(crate) fn word(time: Duration) -> Result<Row> {
             count += 1;
             let start = Instant::now();
             there.store(count, Ordering::Release);
-            wait(|| Ok((back.load(Ordering::Acquire) == count).then_some(())))?;
+            wait("word of the other thread", || {
+                Ok((back.load(Ordering::Acquire) == count).then_some(()))
+            })?;
             histogram.record(start.elapsed().as_nanos() as u64 / 2)?;
         }
         there.store(END, Ordering::Release);

@@ -123,10 +123,10 @@ fn main() -> Result<()> {
         Some(coords) => {
             let coords = coords[..].try_into().ok().context("--peer: not six coordinates")?;
             let side = Side::new(coords, args.tnis)?;
-            side.greet()?;
             if args.serve {
                 return side.serve();
             }
+            side.greet()?;
             let results = run(&args, &side)?;
             side.end()?;
             results
@@ -170,9 +170,7 @@ fn alone(args: &Args) -> Result<Vec<Row>> {
     let tnis = args.tnis;
     let other = thread::spawn(move || -> Result<()> {
         api::select(1)?;
-        let side = Side::new(mine, tnis)?;
-        side.greet()?;
-        side.serve()
+        Side::new(mine, tnis)?.serve()
     });
     api::select(0)?;
     let side = Side::new(theirs, tnis)?;
@@ -192,19 +190,23 @@ fn run(args: &Args, side: &Side) -> Result<Vec<Row>> {
     // With one and with all interfaces, and everything in between for the largest size.
     let largest = args.sizes.iter().max().copied();
     for test in &args.tests {
+        let name = || test.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned());
         for &size in &args.sizes {
+            let failed = || format!("{} of {size} bytes", name());
             let some: Vec<_> =
                 (1..=all).filter(|&n| n == 1 || n == all || Some(size) == largest).collect();
             match test {
                 Test::Copy => rows.push(baseline::copy(size, time)?),
-                Test::Latency => rows.push(side.latency(size, time)?),
+                Test::Latency => rows.push(side.latency(size, time).with_context(failed)?),
                 Test::Put | Test::Get => {
-                    rows.push(side.completion(size, *test == Test::Get, time)?);
+                    let row = side.completion(size, *test == Test::Get, time);
+                    rows.push(row.with_context(failed)?);
                 }
                 Test::Bandwidth | Test::Bidirectional => {
                     let both = *test == Test::Bidirectional;
                     for &tnis in &some {
-                        rows.push(side.bandwidth(size, tnis, both, time)?);
+                        let row = side.bandwidth(size, tnis, both, time);
+                        rows.push(row.with_context(failed)?);
                     }
                 }
                 Test::Rate | Test::Word | Test::Registration | Test::Overhead => {}
@@ -221,7 +223,7 @@ fn run(args: &Args, side: &Side) -> Result<Vec<Row>> {
                 rows.push(overhead::rate_by_hand(time)?);
             }
             for tnis in 1..=all {
-                rows.push(side.rate(tnis, time)?);
+                rows.push(side.rate(tnis, time).with_context(name)?);
             }
         }
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
@@ -92,15 +92,17 @@ impl Side {
         Ok(Self { vcqs, peers })
     }
 
-    /// Waits until the other side has all its VCQs.
+    /// Waits until the other side has all its VCQs. It is the measuring side that does so: when it
+    /// greets its own are there, and what it sends next belongs to [`Side::serve`].
     pub(crate) fn greet(&self) -> Result<()> {
         let start = Instant::now();
+        let flags = TCQ_NOTICE | LOCAL_NOTICE | REMOTE_NOTICE;
         for (vcq, &peer) in self.vcqs.iter().zip(&self.peers) {
             loop {
                 // A Put to a side that is not ready is dropped, as the local notice tells.
-                vcq.put8(peer, HELLO, TCQ_NOTICE | LOCAL_NOTICE)?;
-                wait(|| Ok(vcq.poll_tcq()?.then_some(())))?;
-                match wait(|| vcq.poll_own_notice()) {
+                vcq.put8(peer, HELLO, flags)?;
+                complete(vcq)?;
+                match wait("notice of a greeting", || vcq.poll_own_notice()) {
                     Ok(()) => break,
                     Err(error) if start.elapsed() > PATIENCE => {
                         return Err(error.context("the other side does not get ready"));
@@ -112,20 +114,24 @@ impl Side {
         Ok(())
     }
 
-    /// Answers the other side until it says that it is done.
+    /// Answers the other side, which greets first, until it says that it is done.
     pub(crate) fn serve(&self) -> Result<()> {
         let (vcq, peer) = (&self.vcqs[0], self.peers[0]);
+        let mut message = wait("greeting of the other side", || vcq.poll_mrq())?;
         loop {
-            let Some((edata, end)) = vcq.poll_mrq()? else {
-                thread::yield_now();
-                continue;
-            };
+            let (edata, end) = message;
             match edata {
                 // The answer is as long as the message.
                 ECHO => send(vcq, peer, (end - vcq.memory) as usize, ANSWER)?,
                 END => return Ok(()),
                 _ => {}
             }
+            message = loop {
+                match vcq.poll_mrq()? {
+                    Some(message) => break message,
+                    None => thread::yield_now(),
+                }
+            };
         }
     }
 
@@ -133,7 +139,7 @@ impl Side {
     pub(crate) fn end(&self) -> Result<()> {
         let (vcq, peer) = (&self.vcqs[0], self.peers[0]);
         vcq.put8(peer, END, TCQ_NOTICE | REMOTE_NOTICE)?;
-        wait(|| Ok(vcq.poll_tcq()?.then_some(())))
+        complete(vcq)
     }
 
     /// Time of a message one way: half of that for a message and its answer, each reported by a
@@ -146,7 +152,8 @@ impl Side {
         loop {
             let start = Instant::now();
             send(vcq, peer, size, ECHO)?;
-            wait(|| Ok(vcq.poll_mrq()?.filter(|(edata, _)| *edata == ANSWER)))?;
+            let answer = || Ok(vcq.poll_mrq()?.filter(|(edata, _)| *edata == ANSWER));
+            wait("answer to a message", answer).with_context(|| after(messages))?;
             let now = Instant::now();
             if now > warm {
                 histogram.record((now - start).as_nanos() as u64 / 2)?;
@@ -172,7 +179,7 @@ impl Side {
             } else {
                 vcq.put(peer, size, 0, TCQ_NOTICE)?;
             }
-            wait(|| Ok(vcq.poll_tcq()?.then_some(())))?;
+            complete(vcq).with_context(|| after(messages))?;
             histogram.record(start.elapsed().as_nanos() as u64)?;
             messages += 1;
         }
@@ -239,7 +246,8 @@ impl Side {
         let mut left: VecDeque<usize> = (0..tnis).collect();
         while let Some(tni) = left.pop_front() {
             if under_way[tni] > 0 {
-                wait(|| Ok(self.vcqs[tni].poll_tcq()?.then_some(())))?;
+                let on = || format!("on TNI {tni}, {} of {posted} under way", under_way[tni]);
+                complete(&self.vcqs[tni]).with_context(on)?;
                 under_way[tni] -= 1;
                 rate.ended();
                 left.push_back(tni);
@@ -306,8 +314,18 @@ fn send(vcq: &Vcq, peer: Peer, size: usize, edata: u64) -> Result<()> {
     if posted { Ok(()) } else { bail!("the queue is full with one message under way") }
 }
 
-/// Looks for something, and lets others have the processor if that takes long.
-pub(crate) fn wait<T>(mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+/// Waits for the end of the next command.
+fn complete(vcq: &Vcq) -> Result<()> {
+    wait("completion of a command", || Ok(vcq.poll_tcq()?.then_some(())))
+}
+
+/// How far a measurement had come.
+fn after(messages: u64) -> String {
+    format!("after {messages} messages")
+}
+
+/// Looks for `what`, and lets others have the processor if that takes long.
+pub(crate) fn wait<T>(what: &str, mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let mut looks = 0u32;
     let start = Instant::now();
     loop {
@@ -319,8 +337,42 @@ pub(crate) fn wait<T>(mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> 
             // The other side may need this processor.
             thread::yield_now();
             if start.elapsed() > PATIENCE {
-                bail!("no answer in {} s", PATIENCE.as_secs());
+                bail!("no {what} in {} s", PATIENCE.as_secs());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// However late the answering side comes to what it is for: it used to greet, too, and took
+    /// the first message for nothing.
+    #[test]
+    fn a_message_is_answered_that_was_there_before() {
+        crate::own_machine();
+        let coords = [0, 1].map(|process| {
+            api::select(process).unwrap();
+            api::my_coords().unwrap()
+        });
+        let (sent, may_serve) = mpsc::channel();
+        let other = thread::spawn(move || {
+            api::select(1).unwrap();
+            let side = Side::new(coords[0], 1).unwrap();
+            may_serve.recv().unwrap();
+            side.serve().unwrap();
+        });
+        api::select(0).unwrap();
+        let side = Side::new(coords[1], 1).unwrap();
+        side.greet().unwrap();
+        let (vcq, peer) = (&side.vcqs[0], side.peers[0]);
+        send(vcq, peer, 8, ECHO).unwrap();
+        sent.send(()).unwrap();
+        wait("answer", || Ok(vcq.poll_mrq()?.filter(|(edata, _)| *edata == ANSWER))).unwrap();
+        side.end().unwrap();
+        other.join().unwrap();
     }
 }

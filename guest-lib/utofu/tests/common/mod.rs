@@ -19,7 +19,7 @@ pub struct Pair {
 }
 
 pub fn pair() -> Pair {
-    pair_of(Generation::TofuD)
+    pair_of(Generation::Fugaku)
 }
 
 pub fn pair_of(generation: Generation) -> Pair {
@@ -27,7 +27,7 @@ pub fn pair_of(generation: Generation) -> Pair {
     let machine = LocalMachine::of(generation, shape).unwrap();
     let contexts = [0, 1].map(|a| {
         let node = machine.node(Coords::new(0, 0, 0, a, 0, 0)).unwrap();
-        Context::new(node, DeviceShare::new(0, 1).unwrap())
+        Context::new(node, DeviceShare::of(generation, 0, 1).unwrap())
     });
     Pair { machine, contexts }
 }

@@ -145,7 +145,7 @@ pub unsafe extern "C" fn utofu_query_vbg_info(
                 Out::new(extra_val, "extra_val")?,
             )
         };
-        let id = VbgId::check(vbg_id)?;
+        let id = VbgId::check_of(vbg_id, process::generation())?;
         coords.set_all(&id.coords().to_array());
         tni.set(id.tni().into());
         bg.set(id.bg().into());

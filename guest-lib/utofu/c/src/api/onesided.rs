@@ -58,6 +58,7 @@ impl Batch {
         };
         let (queue, ticket) = handle::find(vcq_hdl)?;
         queue.check(ticket)?;
+        queue.check_command(&self.command)?;
         self.command.check_blocks(self.stride, self.blocks)?;
         let mut bytes = SmallVec::<[[u8; DESC_SIZE]; 8]>::new();
         if self.blocks > MAX_DESCRIPTORS {

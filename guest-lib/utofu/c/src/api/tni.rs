@@ -2,10 +2,11 @@
 
 use std::ffi::{c_int, c_uint, c_ulong};
 
-use tofu_utofu::command::{
-    MAX_GAP, MAX_PACKET, MAX_PIGGYBACK_SIZE, MAX_PUTGET_SIZE, MAX_TOQ_DESC_SIZE,
-};
+use tofu_abi::reduce::MAX_UTOFU_INTEGERS;
+use tofu_abi::{Generation, TniId};
+use tofu_utofu::command::{MAX_GAP, MAX_PACKET, MAX_PUTGET_SIZE, MAX_TOQ_DESC_SIZE};
 use tofu_utofu::ids::{NUM_CMP_IDS, NUM_RESERVED_STAGS, check_tni};
+use tofu_utofu::{Code, Error};
 
 use crate::call::{Out, call, malloced};
 use crate::process;
@@ -54,32 +55,86 @@ pub struct BarrierCaps {
     pub max_double_reduction: usize,
 }
 
-/// As real interfaces report it.
-static ONESIDED: OnesidedCaps = OnesidedCaps {
-    flags: 3,
-    armw_ops: 0x3f,
-    num_cmp_ids: NUM_CMP_IDS as c_uint,
-    num_reserved_stags: NUM_RESERVED_STAGS,
-    cache_line_size: 256,
-    stag_address_alignment: 256,
-    max_toq_desc_size: MAX_TOQ_DESC_SIZE,
-    max_putget_size: MAX_PUTGET_SIZE,
-    max_piggyback_size: MAX_PIGGYBACK_SIZE,
-    max_edata_size: 1,
-    max_mtu: MAX_PACKET,
-    max_gap: MAX_GAP,
-};
+/// What interfaces of a generation can do, as real ones of Fugaku report it; what others lack is
+/// not there.
+const fn onesided_caps(generation: Generation) -> OnesidedCaps {
+    let description = generation.description();
+    let session = if description.session_mode { SESSION_MODE } else { 0 };
+    let atomics = if description.atomics { ARMW } else { 0 };
+    OnesidedCaps {
+        flags: session | atomics,
+        armw_ops: if description.atomics { 0x3f } else { 0 },
+        num_cmp_ids: NUM_CMP_IDS as c_uint,
+        num_reserved_stags: NUM_RESERVED_STAGS,
+        cache_line_size: 256,
+        stag_address_alignment: 256,
+        max_toq_desc_size: MAX_TOQ_DESC_SIZE,
+        max_putget_size: MAX_PUTGET_SIZE,
+        max_piggyback_size: description.piggyback as usize,
+        max_edata_size: 1,
+        max_mtu: MAX_PACKET,
+        max_gap: MAX_GAP,
+    }
+}
 
-static BARRIER: BarrierCaps =
-    BarrierCaps { flags: 0, reduce_ops: 0x1fe, max_uint64_reduction: 6, max_double_reduction: 3 };
+/// `UTOFU_ONESIDED_CAP_FLAG_SESSION_MODE` and `_ARMW`.
+const SESSION_MODE: c_ulong = 1 << 0;
+const ARMW: c_ulong = 1 << 1;
 
-unsafe fn tnis(function: &'static str, tni_ids: *mut *mut u16, num_tnis: *mut usize) -> c_int {
+/// What interfaces with barrier gates can do.
+const fn barrier_caps(generation: Generation) -> BarrierCaps {
+    let barrier = generation.description().barrier;
+    let integers = barrier.integers as usize;
+    BarrierCaps {
+        flags: 0,
+        reduce_ops: REDUCE_OPS,
+        max_uint64_reduction: if integers < MAX_UTOFU_INTEGERS {
+            integers
+        } else {
+            MAX_UTOFU_INTEGERS
+        },
+        max_double_reduction: barrier.doubles as usize,
+    }
+}
+
+/// All operators. MAXLOC takes two integers, so one element is too few for it.
+const REDUCE_OPS: c_ulong = 0x1fe;
+
+/// The library's structures, in the order of [`Generation::ALL`].
+static ONESIDED: [OnesidedCaps; 4] = [
+    onesided_caps(Generation::ALL[0]),
+    onesided_caps(Generation::ALL[1]),
+    onesided_caps(Generation::ALL[2]),
+    onesided_caps(Generation::ALL[3]),
+];
+static BARRIER: [BarrierCaps; 4] = [
+    barrier_caps(Generation::ALL[0]),
+    barrier_caps(Generation::ALL[1]),
+    barrier_caps(Generation::ALL[2]),
+    barrier_caps(Generation::ALL[3]),
+];
+
+/// Checks the number of an interface of the process's device.
+fn check_own(tni_id: u16) -> Result<TniId, Error> {
+    let tni = check_tni(tni_id)?;
+    match process::current() {
+        Ok((process, _)) => process.check_tni(tni_id),
+        Err(_) => Ok(tni),
+    }
+}
+
+unsafe fn tnis(
+    function: &'static str,
+    tni_ids: *mut *mut u16,
+    num_tnis: *mut usize,
+    of: impl FnOnce(&process::Process) -> Vec<TniId>,
+) -> c_int {
     call(function, || {
         // SAFETY: as promised to this function.
         let (list, count) =
             unsafe { (Out::new(tni_ids, "tni_ids")?, Out::new(num_tnis, "num_tnis")?) };
         let (process, _) = process::current()?;
-        let tnis: Vec<u16> = process.share().tnis().map(|tni| tni.get().into()).collect();
+        let tnis: Vec<u16> = of(process).into_iter().map(|tni| tni.get().into()).collect();
         list.set(malloced(&tnis)?);
         count.set(tnis.len());
         Ok(())
@@ -98,7 +153,11 @@ pub unsafe extern "C" fn utofu_get_onesided_tnis(
     num_tnis: *mut usize,
 ) -> c_int {
     // SAFETY: as promised to this function.
-    unsafe { tnis("utofu_get_onesided_tnis", tni_ids, num_tnis) }
+    unsafe {
+        tnis("utofu_get_onesided_tnis", tni_ids, num_tnis, |process| {
+            process.share().tnis().collect()
+        })
+    }
 }
 
 /// Gives the caller a list of the interfaces that the process can use for barriers, to be freed
@@ -113,7 +172,11 @@ pub unsafe extern "C" fn utofu_get_barrier_tnis(
     num_tnis: *mut usize,
 ) -> c_int {
     // SAFETY: as promised to this function.
-    unsafe { tnis("utofu_get_barrier_tnis", tni_ids, num_tnis) }
+    unsafe {
+        tnis("utofu_get_barrier_tnis", tni_ids, num_tnis, |process| {
+            process.barrier_tnis().collect()
+        })
+    }
 }
 
 /// Tells what an interface can do. The structure is the library's: it is not to be freed.
@@ -129,8 +192,8 @@ pub unsafe extern "C" fn utofu_query_onesided_caps(
     call("utofu_query_onesided_caps", || {
         // SAFETY: as promised to this function.
         let caps = unsafe { Out::new(tni_caps, "tni_caps")? };
-        check_tni(tni_id)?;
-        caps.set((&raw const ONESIDED).cast_mut());
+        check_own(tni_id)?;
+        caps.set((&raw const ONESIDED[process::generation() as usize]).cast_mut());
         Ok(())
     })
 }
@@ -149,8 +212,12 @@ pub unsafe extern "C" fn utofu_query_barrier_caps(
     call("utofu_query_barrier_caps", || {
         // SAFETY: as promised to this function.
         let caps = unsafe { Out::new(tni_caps, "tni_caps")? };
-        check_tni(tni_id)?;
-        caps.set((&raw const BARRIER).cast_mut());
+        let tni = check_own(tni_id)?;
+        if tni.get() >= process::generation().description().barrier.tnis {
+            let hint = "it has no barrier gates: see utofu_get_barrier_tnis";
+            return Err(Error::with_value(Code::NotSupported, "TNI", tni_id.into(), hint));
+        }
+        caps.set((&raw const BARRIER[process::generation() as usize]).cast_mut());
         Ok(())
     })
 }
@@ -170,8 +237,6 @@ pub unsafe extern "C" fn utofu_query_my_coords(coords: *mut u8) -> c_int {
     })
 }
 
-/// Version of the interconnect: TofuD, the third one.
-const TOFU: (c_int, c_int) = (3, 0);
 /// Version of the API.
 const UTOFU: (c_int, c_int) = (1, 0);
 
@@ -184,7 +249,7 @@ unsafe fn version(major: *mut c_int, minor: *mut c_int, version: (c_int, c_int))
     }
 }
 
-/// Tells the version of the interconnect.
+/// Tells the version of the interconnect: 1 for Tofu, 2 for Tofu2, 3 for TofuD.
 ///
 /// # Safety
 ///
@@ -192,7 +257,9 @@ unsafe fn version(major: *mut c_int, minor: *mut c_int, version: (c_int, c_int))
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_query_tofu_version(major_ver: *mut c_int, minor_ver: *mut c_int) {
     // SAFETY: as promised to this function.
-    unsafe { version(major_ver, minor_ver, TOFU) }
+    unsafe {
+        version(major_ver, minor_ver, (process::generation().description().version.into(), 0))
+    }
 }
 
 /// Tells the version of the API.

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Mutex;
 
-use tofu_abi::{BgId, TniId};
+use tofu_abi::{BgId, Generation, TniId};
 use tofu_sync::lock;
 use tofu_utofu::{Error, GatePool, gates_in};
 
@@ -17,10 +17,15 @@ pub(super) trait LockGate {
 }
 
 /// The gates that this process does not have.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct LockedGates(Mutex<GatePool>);
 
 impl LockedGates {
+    /// All gates of a device.
+    pub(super) fn new(generation: Generation) -> Self {
+        Self(Mutex::new(GatePool::new(generation)))
+    }
+
     /// See [`tofu_utofu::Provider::take_gates`]. `no_locks` says what it means that there are none.
     pub(super) fn take(
         &self,

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use tofu_abi::{BgId, CqId, TniId};
+use tofu_abi::{BgId, CqId, Generation, TniId};
 use tofu_driver::Device;
 use tofu_tof::{Claim, Locks};
 use tofu_utofu::{ClaimQueue, Code, DeviceShare, DriverProvider, Error, MapUser, Mapped};
@@ -53,14 +53,15 @@ impl Served {
         let none = Error::with_value(Code::NotAvailable, "process", index as u64, hint);
         let socket = self.sockets.get(index).ok_or(none)?;
         let (index, processes) = self.rank;
-        let share = DeviceShare::new(index, processes)?;
         let platform = SocketPlatform::connect_shared(socket, index, processes);
         let device = Device::probe(platform.map_err(connect_error)?)
             .map_err(|_| Error::new(Code::Fatal, "Tofu device", "it does not answer"))?;
+        let generation = device.generation();
+        let share = DeviceShare::of(generation, index, processes)?;
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0);
         let provider = match processes {
             1 => any(Arc::new(provider)),
-            _ => any(Arc::new(provider.with_claims(Claims::open()?))),
+            _ => any(Arc::new(provider.with_claims(Claims::open(generation)?))),
         };
         Ok((provider, share))
     }
@@ -73,7 +74,7 @@ struct Claims {
 }
 
 impl Claims {
-    fn open() -> Result<Self, Error> {
+    fn open(generation: Generation) -> Result<Self, Error> {
         let path = env::var_os(LOCKS).ok_or_else(|| {
             let hint = "processes that share a node need it; `tofu run --local` sets it";
             Error::new(Code::NotAvailable, LOCKS, hint)
@@ -81,7 +82,7 @@ impl Claims {
         // Opened by each process, as locks are of the open file.
         let file = File::options().read(true).write(true).open(path);
         let locks = Locks::new(file.map_err(|error| no_locks(&error))?);
-        Ok(Self { locks, gates: LockedGates::default() })
+        Ok(Self { locks, gates: LockedGates::new(generation) })
     }
 }
 

@@ -11,7 +11,7 @@ use tofu_abi::desc::Descriptor;
 use tofu_abi::irq::BgsIrqs;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op};
-use tofu_abi::{BchId, BgId, Coords, CqId, Rcode, TniId};
+use tofu_abi::{BchId, BgId, Coords, CqId, Generation, Rcode, TniId};
 use tofu_driver::{ChannelConfig, DmaBuffer, Full, Gate, Order, Outcome, StartError, TimedOut};
 use tofu_tof::{
     BarrierChannel, Buffer, ControlQueue, OpenError, QueueConfig, RegisterError, TofDevice,
@@ -47,20 +47,21 @@ impl Tof {
     /// The device that the kernel driver has; with the share of process `TOFU_LOCAL_RANK` of
     /// `TOFU_PPN`, or, if nobody has counted the processes, the first one that is free.
     pub(crate) fn open() -> Result<Self, Error> {
-        let counted = DeviceShare::new(
-            environment::number("TOFU_LOCAL_RANK", 0)?,
-            environment::number("TOFU_PPN", 1)?,
-        )?;
-        let is_counted = env::var_os("TOFU_PPN").is_some();
         let device = TofDevice::open().map_err(|error| {
             let hint = format!("the kernel driver: {error}");
             Error::with_text(Code::NotAvailable, WHAT, None, hint)
         })?;
+        let counted = DeviceShare::of(
+            device.generation(),
+            environment::number("TOFU_LOCAL_RANK", 0)?,
+            environment::number("TOFU_PPN", 1)?,
+        )?;
+        let is_counted = env::var_os("TOFU_PPN").is_some();
         let share = if is_counted { take_share(&device, counted)? } else { free_share(&device)? };
         let inner = TofProvider {
+            gates: LockedGates::new(device.generation()),
             device: Arc::new(device),
             share: share.clone(),
-            gates: LockedGates::default(),
         };
         let provider = any(Arc::new(inner));
         Ok(Self { provider, share })
@@ -86,7 +87,9 @@ fn take_share(device: &TofDevice, share: DeviceShare) -> Result<DeviceShare, Err
 /// The share of a process that nobody has counted: a queue of every interface.
 fn free_share(device: &TofDevice) -> Result<DeviceShare, Error> {
     let mut failed = None;
-    let first = DeviceShare::choose_queue(|cq| {
+    let generation = device.generation();
+    let tnis = generation.description().tni_ids();
+    let first = DeviceShare::choose_queue(generation, |cq| {
         let mut lock = |tni| match device.lock_queue(tni, cq) {
             Ok(locked) => locked,
             Err(error) => {
@@ -94,15 +97,16 @@ fn free_share(device: &TofDevice) -> Result<DeviceShare, Error> {
                 false
             }
         };
-        let Some(taken) = TniId::ALL.into_iter().find(|tni| !lock(*tni)) else { return true };
+        let Some(taken) = tnis.clone().find(|tni| !lock(*tni)) else { return true };
         TniId::ALL[..taken.index()].iter().for_each(|tni| device.unlock_queue(*tni, cq));
         false
     });
     if let Some(error) = failed {
         return Err(no_locks(&error));
     }
-    let none = Error::new(Code::Full, WHAT, "the node has eleven processes that use it already");
-    first.ok_or(none).and_then(DeviceShare::of_queue)
+    let none =
+        Error::new(Code::Full, WHAT, "processes of the node have all its control queues already");
+    first.ok_or(none).and_then(|cq| DeviceShare::of_queue(generation, cq))
 }
 
 fn no_locks(error: &io::Error) -> Error {
@@ -184,6 +188,10 @@ impl Provider for TofProvider {
         self.device.coords()
     }
 
+    fn generation(&self) -> Generation {
+        self.device.generation()
+    }
+
     fn open(&self, queue: &OpenQueue) -> Result<TofQueue, Error> {
         let &OpenQueue { tni, cq, session, .. } = queue;
         let claim = self.claim(tni, cq)?;
@@ -208,7 +216,8 @@ impl Provider for TofProvider {
         gates: &[VbgSetting],
     ) -> Result<Self::Channel, Error> {
         let gates: Vec<Gate> = gates.iter().map(VbgSetting::gate).collect::<Result<_, _>>()?;
-        let channel = BarrierChannel::open(&ChannelConfig::new(tni, bch), &gates);
+        let profile = self.device.generation().description().barrier;
+        let channel = BarrierChannel::open(&ChannelConfig::new(tni, bch), profile, &gates);
         let channel = channel.map_err(|error| open_error("barrier channel", bch.into(), error))?;
         Ok(DriverChannel::new(TofBarrier(channel)))
     }

@@ -40,7 +40,6 @@ impl Vfio {
         };
         let number = environment::number;
         let rank = (number("TOFU_LOCAL_RANK", 0)?, number("TOFU_PPN", 1)?);
-        let counted = DeviceShare::new(rank.0, rank.1)?;
         let is_counted = env::var_os("TOFU_PPN").is_some();
         let bdf = Bus::default().find(wanted).map_err(no_device)?.bdf;
         let named = env::var_os("TOFUD_SOCKET").map(PathBuf::from);
@@ -50,13 +49,13 @@ impl Vfio {
             Error::with_text(Code::NotAvailable, WHAT, None, hint)
         })?;
         match broker {
-            Some(broker) => Self::shared(broker, is_counted.then_some(rank), counted),
+            Some(broker) => Self::shared(broker, is_counted.then_some(rank)),
             None if named.is_some() => Err(no_broker(&path)),
-            None => Self::alone(bdf, counted),
+            None => Self::alone(bdf, rank),
         }
     }
 
-    fn alone(bdf: Bdf, share: DeviceShare) -> Result<Self, Error> {
+    fn alone(bdf: Bdf, (index, processes): (u16, u16)) -> Result<Self, Error> {
         let platform = VfioPlatform::open_at(Some(bdf)).map_err(|error| match error {
             tofu_vfio::Error::Busy(_) => {
                 no_device(format_args!("{error}, unless tofud runs and shares it"))
@@ -64,19 +63,23 @@ impl Vfio {
             error => no_device(error),
         })?;
         let device = Device::probe(platform).map_err(|_| no_answer())?;
+        let share = DeviceShare::of(device.generation(), index, processes)?;
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0);
         Ok(Self { provider: any(Arc::new(provider)), share })
     }
 
-    fn shared(
-        broker: Broker,
-        rank: Option<(u16, u16)>,
-        counted: DeviceShare,
-    ) -> Result<Self, Error> {
+    fn shared(broker: Broker, rank: Option<(u16, u16)>) -> Result<Self, Error> {
         let platform = Arc::new(broker).join(rank).map_err(|error| broker_error(WHAT, error))?;
-        let share = platform.cq().map_or(Ok(counted), DeviceShare::of_queue)?;
-        let claims = Claims { broker: Arc::clone(platform.broker()), share: share.clone() };
+        let own = platform.cq();
+        let broker = Arc::clone(platform.broker());
         let device = Device::probe(platform).map_err(|_| no_answer())?;
+        let generation = device.generation();
+        let (index, processes) = rank.unwrap_or((0, 1));
+        let share = match own {
+            Some(cq) => DeviceShare::of_queue(generation, cq)?,
+            None => DeviceShare::of(generation, index, processes)?,
+        };
+        let claims = Claims { broker, share: share.clone() };
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0).with_claims(claims);
         Ok(Self { provider: any(Arc::new(provider)), share })
     }
