@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use tofu_abi::barrier::Profile;
+use tofu_abi::Generation;
 use tofu_abi::queue::{MrqEntry, MrqId};
 use tofu_abi::regs::{CqReg, CqsReg, PortReg, Register, TniReg};
 use tofu_abi::table::PageSize;
@@ -16,12 +16,15 @@ use tofu_abi::{Coords, CqId, Doorbell, Rcode, StagOffset, TniId};
 use tofu_driver::{
     Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Stag, Target,
 };
+use tofu_fabric::network::{LinkErrors, Options};
 use tofu_fabric::{
-    Carrier, Deliver, Direct, DiscardReason, Fabric, NodeId, Packet, Port, PortCounters, Shape,
-    Timing, XbCounters,
+    Carrier, Deliver, DiscardReason, Fabric, NodeId, Packet, Port, PortCounters, Shape, Timing,
+    Wires, XbCounters,
 };
 use tofu_icc::{Body, Config, Host, Icc, Net, SharedPages, discard_rcode};
 use tofu_inproc::{Arena, Backend, Buffer, InProcess, Interrupts};
+use tofu_links::Parameters;
+use tofu_machine::{Links, MachineConfig};
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 
 /// Where a node's memory starts.
@@ -31,10 +34,29 @@ const TICK_NS: u64 = 1000;
 /// How long tests wait on the cluster's clock: longer than a device waits for an answer.
 pub const PATIENCE_NS: u64 = 2_000_000_000;
 
+/// How packets go over links where a test does not mind: as the environment variable
+/// `TOFU_TEST_LINKS` says, at once if it is not set.
+///
+/// # Panics
+///
+/// If it says anything but `direct` or `modelled`.
+pub fn links() -> Links {
+    match std::env::var("TOFU_TEST_LINKS").as_deref() {
+        Err(_) | Ok("direct") => Links::Direct,
+        Ok("modelled") => Links::Modelled,
+        Ok(other) => panic!("TOFU_TEST_LINKS is direct or modelled, not {other}"),
+    }
+}
+
+/// A machine of this shape with such links.
+pub fn machine(shape: Shape) -> MachineConfig {
+    MachineConfig { links: links(), ..MachineConfig::new(shape) }
+}
+
 /// What all nodes of a cluster share.
 struct World {
     fabric: Arc<Fabric>,
-    carrier: Direct,
+    wires: Wires<Body>,
     nodes: OnceLock<Vec<Arc<Icc>>>,
     doorbells: Mutex<VecDeque<(usize, TniId, Doorbell)>>,
     now: AtomicU64,
@@ -82,7 +104,17 @@ impl World {
         self.poll();
         loop {
             let next = self.doorbells.lock().unwrap().pop_front();
-            let Some((node, tni, bell)) = next else { break };
+            let Some((node, tni, bell)) = next else {
+                // Time passes in modelled links when nothing else is left to do.
+                let progress = self.wires.step(&mut net);
+                net.progress();
+                let under_way = progress.is_some_and(|progress| progress.next.is_some());
+                if under_way || self.wires.has_mail() || !self.doorbells.lock().unwrap().is_empty()
+                {
+                    continue;
+                }
+                break;
+            };
             if self.nodes()[node].run_queue(tni, bell, &mut net) {
                 self.doorbells.lock().unwrap().push_back((node, tni, bell));
             }
@@ -105,16 +137,27 @@ struct Wire<'a> {
 }
 
 impl Net for Wire<'_> {
+    fn has_room(&self, node: Coords, tni: TniId) -> bool {
+        self.world.wires.has_room(node, tni.get())
+    }
+
+    fn tells_of_frames(&self) -> bool {
+        self.world.wires.is_modelled()
+    }
+
     fn inject(&mut self, packet: Packet<Body>) {
         let answer = matches!(packet.body.tag(), Some((_, false)));
         if answer && self.world.lose_answers.load(Ordering::SeqCst) != 0 {
             return;
         }
-        self.world.carrier.inject(packet, self);
+        self.world.wires.inject(packet, self);
     }
 
     fn progress(&mut self) {
         while let Some((node, packet)) = self.arrivals.pop_front() {
+            if self.tells_of_frames() {
+                self.frame_passed(&packet);
+            }
             self.world.nodes()[node].arrive(packet, self);
         }
     }
@@ -124,7 +167,29 @@ impl Net for Wire<'_> {
     }
 }
 
+impl Wire<'_> {
+    /// Tells the node that sent a raw or system packet that the network has no more of it.
+    fn frame_passed(&self, packet: &Packet<Body>) {
+        let source = self.world.fabric.shape().node_id(packet.src);
+        if let (Body::Frame { tag, .. }, Some(tni)) = (&packet.body, TniId::new(packet.src_tni))
+            && let Some(source) = source
+        {
+            self.world.nodes()[source.index()].frame_passed(tni, *tag, self.now_ns());
+        }
+    }
+}
+
 impl Deliver<Body> for Wire<'_> {
+    fn swallowed(&mut self, packet: Packet<Body>) {
+        self.frame_passed(&packet);
+    }
+
+    fn room(&mut self, node: NodeId, tni: u8) {
+        if let Some(tni) = TniId::new(tni) {
+            self.world.nodes()[node.index()].room(tni);
+        }
+    }
+
     fn arrived(&mut self, node: NodeId, packet: Packet<Body>) {
         self.arrivals.push_back((node.index(), packet));
     }
@@ -237,22 +302,35 @@ impl Cluster {
     /// Like [`Cluster::new`], with control queue pages that are memory shared between driver
     /// and device, which looks at them now and then.
     pub fn polled(shape: &str) -> Self {
-        Self::build(shape, 4 << 20, true, Profile::TOFUD)
+        Self::build(shape, 4 << 20, true, Generation::Fugaku, links())
     }
 
     /// A machine with `size` bytes of memory for each node.
     pub fn with_memory(shape: &str, size: usize) -> Self {
-        Self::build(shape, size, false, Profile::TOFUD)
+        Self::build(shape, size, false, Generation::Fugaku, links())
     }
 
-    /// A machine whose nodes have barriers like this.
-    pub fn with_barrier(shape: &str, barrier: Profile) -> Self {
-        Self::build(shape, 4 << 20, false, barrier)
+    /// A machine of a generation.
+    pub fn of(generation: Generation, shape: &str) -> Self {
+        Self::build(shape, 4 << 20, false, generation, links())
     }
 
-    fn build(shape: &str, size: usize, polled: bool, barrier: Profile) -> Self {
+    /// A machine with `size` bytes of memory for each node, whose packets go over links like this.
+    pub fn with_links(shape: &str, size: usize, links: Links) -> Self {
+        Self::build(shape, size, false, Generation::Fugaku, links)
+    }
+
+    fn build(shape: &str, size: usize, polled: bool, generation: Generation, links: Links) -> Self {
         let shape: Shape = shape.parse().unwrap();
-        let fabric = Arc::new(Fabric::new(shape));
+        let parameters = Parameters::of(generation);
+        let fabric = match links {
+            Links::Direct => Fabric::new(shape),
+            Links::Modelled => {
+                let options = Options { backlog: u32::MAX, ..Options::default() };
+                Fabric::modelled(shape, parameters, &options).unwrap()
+            }
+        };
+        let fabric = Arc::new(fabric);
         let pages: Vec<_> = (0..if polled { shape.nodes() } else { 0 })
             .map(|_| {
                 let region = MmapRegion::new(SharedPages::SIZE).unwrap();
@@ -261,7 +339,7 @@ impl Cluster {
             .collect();
         let world = Arc::new(World {
             pages,
-            carrier: Direct::new(Arc::clone(&fabric), Timing::TOFUD),
+            wires: Wires::new(Arc::clone(&fabric), Timing::of(parameters)),
             fabric,
             nodes: OnceLock::new(),
             doorbells: Mutex::default(),
@@ -280,7 +358,7 @@ impl Cluster {
                 interrupts: Arc::clone(&interrupts),
             };
             let pages = world.pages.get(node).cloned();
-            let config = Config { pages, barrier, ..Config::tofud(coords) };
+            let config = Config { pages, ..Config::of(generation, coords) };
             let icc = Icc::new(config, Arc::new(host), Arc::new(memory.clone()));
             icc.set_bus_master(true);
             nodes.push(Arc::new(icc));
@@ -293,7 +371,7 @@ impl Cluster {
             .map(|(node, (arena, interrupts))| {
                 let backend = Arc::new(NodeBackend { world: Arc::clone(&world), node });
                 let device = Device::probe(InProcess::new(backend, arena, interrupts)).unwrap();
-                for tni in TniId::ALL {
+                for tni in generation.description().tni_ids() {
                     device.tni(tni).enable().unwrap();
                 }
                 device
@@ -347,6 +425,22 @@ impl Cluster {
     pub fn set_link(&self, rank: u32, port: usize, up: bool) {
         let port = Port::from_index(port).unwrap();
         self.world.fabric.set_link(self.device(rank).coords(), port, up).unwrap();
+    }
+
+    /// What the crossbar of node `rank` has counted.
+    pub fn xb_counters(&self, rank: u32) -> XbCounters {
+        self.world.fabric.xb_counters(NodeId(rank)).unwrap()
+    }
+
+    /// Has things go wrong on the modelled link at port `port` of node `rank`.
+    pub fn set_link_errors(&self, rank: u32, port: usize, errors: &LinkErrors) {
+        let port = Port::from_index(port).unwrap();
+        self.world.fabric.set_link_errors(self.device(rank).coords(), port, errors).unwrap();
+    }
+
+    /// What a port of node `rank` has counted.
+    pub fn port_counters(&self, rank: u32, port: usize) -> PortCounters {
+        self.world.fabric.port_counters(NodeId(rank), Port::from_index(port).unwrap()).unwrap()
     }
 
     /// Lets all answers disappear without a trace, or arrive again.

@@ -19,7 +19,7 @@ const LONG: u64 = 20_000_000_000;
 /// Nodes of a machine with running engines.
 fn machine(shape: &str, engines: usize) -> Vec<Device<InProcess>> {
     let shape: Shape = shape.parse().unwrap();
-    let config = MachineConfig { engines, ..MachineConfig::new(shape) };
+    let config = MachineConfig { engines, ..tofu_tests::machine(shape) };
     let machine = Arc::new(Machine::new(config).unwrap());
     let devices = shape
         .iter()

@@ -18,7 +18,7 @@ use tofu_ipotofu::rendezvous::MIN_FRAME;
 use tofu_ipotofu::routes::route;
 use tofu_ipotofu::wire::WHOLE_MTU;
 use tofu_ipotofu::{Config, Frame, Link, LinkError, addr};
-use tofu_machine::{Machine, MachineConfig};
+use tofu_machine::Machine;
 use tofu_tests::{Cluster, pattern};
 
 type Node = Link<InProcess>;
@@ -654,7 +654,7 @@ proptest! {
 fn a_broadcast_passes_over_nodes_that_are_not_there() {
     let text = "3x1x1x2x3x2";
     let shape: Shape = text.parse().unwrap();
-    let machine = Arc::new(Machine::new(MachineConfig::new(text.parse().unwrap())).unwrap());
+    let machine = Arc::new(Machine::new(tofu_tests::machine(text.parse().unwrap())).unwrap());
     let absent = |rank: u32| rank % 3 == 1;
     let mut nodes: Vec<_> = (0..shape.nodes())
         .filter(|rank| !absent(*rank))
@@ -681,6 +681,7 @@ fn a_broadcast_passes_over_nodes_that_are_not_there() {
     let before = nodes[0].counters().lost;
     let alone = frame(nodes[0].coords(), to, 100, 1);
     nodes[0].send(&alone).unwrap();
+    nodes[0].flush();
     machine.run_pending();
     nodes[0].flush();
     assert_eq!(nodes[0].counters().lost, before + 1);

@@ -166,7 +166,7 @@ fn put(to: Coords, n: u64) -> [u64; 4] {
 
 fn two(engines: usize) -> (Process, Process) {
     let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
-    let config = MachineConfig { engines, ..MachineConfig::new(shape) };
+    let config = MachineConfig { engines, ..tofu_tests::machine(shape) };
     let machine = Arc::new(Machine::new(config).unwrap());
     let [first, last] = [shape.iter().next().unwrap(), shape.iter().last().unwrap()];
     let pair = (Process::new(&machine, first), Process::new(&machine, last));

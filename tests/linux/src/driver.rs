@@ -12,6 +12,10 @@ pub fn image() -> String {
     std::env::var("TOFU_DRIVER_IMAGE").unwrap_or_else(|_| "driver-cloud".into())
 }
 
+/// Words for a node's kernel that has it look after its heap: freed memory is poisoned and cleared,
+/// objects have red zones, and some of them a page of their own. Debian's kernel has all of that.
+pub const CHECKS: &str = "slab_debug=FZP init_on_free=1 kfence.sample_interval=10";
+
 /// Goes to the folder of tracing, in a shell of a node.
 pub const TRACING: &str =
     "cd /sys/kernel/tracing && { [ -e events ] || { mount -t tracefs trace . && cd .; }; }";
@@ -68,8 +72,10 @@ pub fn passed(said: &Said) {
 #[track_caller]
 pub fn is_well(place: &Place, node: &str) {
     let log = place.exec(node, &["dmesg"]).ok();
+    // The heap's own checks say "BUG kmalloc-64 (...)".
     let signs = [
         "BUG:",
+        "] BUG ",
         "WARNING:",
         "Oops",
         "Call Trace",
@@ -86,4 +92,11 @@ pub fn is_well(place: &Place, node: &str) {
                   echo scan >$leaks; sleep 6; echo scan >$leaks; cat $leaks";
     let leaks = place.exec(node, &["sh", "-c", script]).ok();
     assert!(!leaks.contains("tofu"), "{leaks}");
+}
+
+/// The kernel of a node that was started with [`CHECKS`] has understood them.
+#[track_caller]
+pub fn checks_its_heap(place: &Place, node: &str) {
+    let script = "cd /sys/kernel/slab/kmalloc-64 && cat poison red_zone";
+    assert_eq!(place.exec(node, &["sh", "-c", script]).ok(), "1\n1\n");
 }

@@ -56,6 +56,9 @@ pub enum Image {
 }
 
 impl Image {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Default, Self::Newest, Self::Host, Self::Network];
+
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
@@ -90,6 +93,26 @@ impl Image {
             ],
         }
     }
+}
+
+/// The folder with the kernel's own tests of VFIO, which are built if the cache has none; or
+/// `None`, after it was said why they cannot be.
+pub fn vfio_selftests(test: &str) -> Option<PathBuf> {
+    let script = "../../ci/selftests/build-vfio-selftests";
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(script));
+    // This program is target/debug/deps/NAME. Cargo might wait for another cargo, and would build
+    // the crate with other features.
+    let own = std::env::current_exe().unwrap();
+    command.env("TOFU_IMAGE_EXAMPLE", own.ancestors().nth(2).unwrap().join("examples/image"));
+    let build = command.output().unwrap();
+    let error = String::from_utf8_lossy(&build.stderr);
+    if !build.status.success() {
+        let lacks = error.contains("no C compiler") || error.contains("mirror");
+        assert!(lacks, "the selftests do not build: {error}");
+        skip(test, error.lines().last().unwrap_or_default());
+        return None;
+    }
+    Some(PathBuf::from(String::from_utf8(build.stdout).unwrap().trim()))
 }
 
 /// What a command has said.

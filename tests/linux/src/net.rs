@@ -152,7 +152,8 @@ impl Net {
     pub fn everybody_answers(&self) {
         for node in 0..self.nodes {
             let peer = (node + 1) % self.nodes;
-            let said = self.shell(node, &format!("ping -c 3 -i 0.2 -W 10 n{peer}"));
+            // With -W it would wait for the last answers no longer than two round trips.
+            let said = self.shell(node, &format!("ping -c 3 -i 0.2 -w 10 n{peer}"));
             assert!(said.contains(" 0% packet loss"), "{said}");
         }
     }

@@ -8,7 +8,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tofu_linux_tests::driver::{self, TRACING, image, is_well, passed, passes};
+use tofu_linux_tests::driver::{
+    self, CHECKS, TRACING, checks_its_heap, image, is_well, passed, passes,
+};
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{MOMENT, PATIENCE, Place, Running, skip, wait_for};
 
@@ -35,7 +37,8 @@ fn machine(test: &str) -> Option<Nodes> {
     }
     let place = driver::place(test)?;
     let sdk = Sdk::new(&place);
-    place.up(&["--image", &image(), "--memory", "768MiB", "--shape", SHAPE]);
+    let options = ["--memory", "768MiB", "--shape", SHAPE, "--append", CHECKS];
+    place.up(&[&["--image", &image()], &options[..]].concat());
     driver::programs(&place, &PROGRAMS, &["0", "1"]);
     Some(Nodes { place, sdk })
 }
@@ -254,20 +257,26 @@ fn utofu_perf(nodes: &Nodes) {
     }
 }
 
-/// Loading and unloading, also while queues are open and mapped and Puts are under way.
+/// Loading and unloading, also while queues are open and mapped and Puts are under way; so many
+/// times in all, half of them on each node, as both mostly wait.
 fn comes_and_goes(nodes: &Nodes, times: u32) {
-    let script = format!(
-        "for i in $(seq {times}); do \
-             /tmp/races 60 $i >/dev/null 2>&1 & sleep 0.0$((3 + i % 7)); \
-             rmmod tofu || exit 1; [ -e /proc/tofu ] && exit 2; \
-             kill -9 $! 2>/dev/null; wait; \
-             {LOAD} || exit 3; \
-             cat /proc/tofu/position >/dev/null || exit 4; \
-         done"
-    );
-    let command = ["exec", "0", "--", "sh", "-c", &script];
     let start = Instant::now();
-    nodes.place.run_for(&command, 8 * PATIENCE, b"").ok();
+    let each = times / 2;
+    let loops = ["0", "1"].map(|node| {
+        let script = format!(
+            "for i in $(seq {each}); do \
+                 /tmp/races 60 $i{node} >/dev/null 2>&1 & sleep 0.0$((3 + i % 7)); \
+                 rmmod tofu || exit 1; [ -e /proc/tofu ] && exit 2; \
+                 kill -9 $! 2>/dev/null; wait; \
+                 {LOAD} || exit 3; \
+                 cat /proc/tofu/position >/dev/null || exit 4; \
+             done"
+        );
+        nodes.place.start(&["exec", node, "--", "sh", "-c", &script])
+    });
+    for running in loops {
+        running.end(8 * PATIENCE).ok();
+    }
     eprintln!("{times} times unloaded and loaded in {:.1} s", start.elapsed().as_secs_f32());
 }
 
@@ -321,6 +330,14 @@ fn nodes_get_the_driver_by_themselves() {
     place.exec("0", &["sh", "-c", killed]).ok();
     wait_for("the driver", MOMENT, || has_driver("0") && has_driver("1"));
     wait_for("tofu0 once more", MOMENT, answers);
+    // Nor is it lost if who lends it is killed, and another one comes.
+    let killed = "puts nodes=2 count=4000000 & sleep 2; [ ! -e /proc/tofu ] || exit 3; \
+                  killall -9 tofud; sleep 3; [ ! -e /proc/tofu ] || exit 4; kill -9 $!";
+    place.exec("0", &["sh", "-c", killed]).ok();
+    wait_for("the driver", MOMENT, || has_driver("0") && has_driver("1"));
+    wait_for("tofu0 after that", MOMENT, answers);
+    place.exec("0", &["tofu-guest", "selftest"]).ok();
+    wait_for("the driver", MOMENT, || has_driver("0"));
     for node in ["0", "1"] {
         is_well(&place, node);
     }
@@ -385,6 +402,7 @@ fn the_driver_and_its_tests() {
     foreign_program(&nodes);
     for node in ["0", "1"] {
         is_well(&nodes.place, node);
+        checks_its_heap(&nodes.place, node);
     }
     nodes.place.run(&["down"]).ok();
     nodes.place.is_clean();

@@ -8,7 +8,7 @@ use std::thread;
 
 use serde_json::Value;
 use tofu_linux_tests::namespace::{Namespace, can_translate};
-use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, skip, wait_for};
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, driver, skip, wait_for};
 
 /// Bytes of the file that is moved.
 const SIZE: u32 = 6_000_000;
@@ -54,10 +54,24 @@ fn forward(place: &Place, node: &str) -> (Running, u16) {
 #[test]
 fn the_host_and_the_world() {
     const TEST: &str = "the_host_and_the_world";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
-    let spaces = Namespace::new(TEST).zip(Namespace::new(TEST));
+    if let Some(place) = Place::new(TEST, Image::Default) {
+        are_reached(TEST, &place, &["--driver", "vfio"]);
+    }
+}
+
+#[test]
+fn the_host_and_the_world_by_the_kernels_driver() {
+    const TEST: &str = "the_host_and_the_world_by_the_kernels_driver";
+    if let Some(place) = driver::place(TEST) {
+        are_reached(TEST, &place, &["--driver", "tofu", "--image", &driver::image()]);
+    }
+}
+
+/// The host reaches nodes with this driver, and they what is behind the host.
+fn are_reached(test: &str, place: &Place, driver: &[&str]) {
+    let spaces = Namespace::new(test).zip(Namespace::new(test));
     let up = ["up", "--linux", "--detach", "--boot-timeout", "140s", "--shape", "3x1x1x1x1x1"];
-    let up = [&up[..], &["--name", "gate", "--gateway", "0,0,0,0,0,0"]].concat();
+    let up = [&up[..], &["--name", "gate", "--gateway", "0,0,0,0,0,0"], driver].concat();
     let start = |args: &[&str], inside: &dyn Fn(&Command) -> Command| {
         let command = place.command(&[&up[..], args].concat());
         Running::start(inside(&command), b"").end(PATIENCE).ok();
@@ -78,11 +92,11 @@ fn the_host_and_the_world() {
     }
     let (data, file) = (data(), place.file("data"));
     fs::write(&file, &data).unwrap();
-    serve(&place, &file);
+    serve(place, &file);
 
     // By forwards, which need nothing of the host.
     for node in ["1", "t-2-0-0-0-0-0"] {
-        let (_running, port) = forward(&place, node);
+        let (_running, port) = forward(place, node);
         assert!(fetch(TcpStream::connect(("127.0.0.1", port)).unwrap()) == data, "node {node}");
     }
 
@@ -102,9 +116,9 @@ fn the_host_and_the_world() {
         // Nodes reach the host, which is the gateway.
         place.exec("2", &["ping", "-c", "3", "-W", "5", GATEWAY]).ok();
         if nat {
-            to_the_world(&place, world, &data);
+            to_the_world(place, world, &data);
         } else {
-            skip(TEST, "address translation needs nft or iptables");
+            skip(test, "address translation needs nft or iptables");
         }
     }
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use tofu_image::{Cache, Silent};
-use tofu_linux_tests::{Image, MOMENT, Place, Typed, kill, skip, wait_for};
+use tofu_image::{Cache, Silent, TCG_ARGUMENTS};
+use tofu_linux_tests::{Image, MOMENT, Place, Typed, kill, vfio_selftests, wait_for};
 
 /// The folder of this workspace.
 fn workspace() -> PathBuf {
@@ -47,18 +47,7 @@ fn cases(output: &str) -> Vec<(String, &'static str)> {
 fn selftests_of_vfio() {
     const TEST: &str = "selftests_of_vfio";
     let Some(place) = Place::new(TEST, Image::Newest) else { return };
-    let build = Command::new(workspace().join("ci/selftests/build-vfio-selftests")).output();
-    let build = build.unwrap();
-    let error = String::from_utf8_lossy(&build.stderr);
-    if !build.status.success() {
-        assert!(
-            error.contains("no C compiler") || error.contains("mirror"),
-            "the selftests do not build: {error}"
-        );
-        return skip(TEST, error.lines().last().unwrap_or_default());
-    }
-    let programs = String::from_utf8(build.stdout).unwrap();
-    let programs = Path::new(programs.trim());
+    let Some(programs) = vfio_selftests(TEST) else { return };
     let image = ["--image", Image::Newest.name(), "--shape", "1x1x1x1x1x1"];
     // The device is theirs alone.
     place.up(&[&image[..], &["--append", "tofu.net=off"]].concat());
@@ -142,7 +131,8 @@ impl Client<'_> {
         let mut line = format!(
             "exec {line} -nodefaults -no-user-config -display none -no-reboot -serial stdio \
              -accel tcg -cpu max,-erms,-fsrm -kernel {} -initrd {} \
-             -append 'console=ttyS0 quiet panic=-1 intel_iommu=on iomem=relaxed tofu.name=guest'",
+             -append 'console=ttyS0 quiet panic=-1 {TCG_ARGUMENTS} intel_iommu=on \
+             iomem=relaxed tofu.name=guest'",
             file("vmlinux"),
             file("initrd")
         );

@@ -67,7 +67,7 @@ fn guests_run_on_hardware_virtualisation() {
         place.run(&["cp", from.to_str().unwrap(), &format!("0:/tmp/{name}")]).ok();
         files.push(format!("/tmp/{name}"));
     }
-    let up = ["up", "--linux", "--nodes", "2", "--boot-timeout", "140s"];
+    let up = ["up", "--linux", "--nodes", "2", "--boot-timeout", "280s"];
     let with = ["--kernel", &files[0], "--initrd", &files[1]];
     let tries = (1..=TRIES).map(|n| (n, linux_by_our_own_monitor(&place, &up, &with)));
     for (n, said) in tries {

@@ -1,6 +1,7 @@
 //! Links that cannot be, and what the driver and the device say of them.
 
-use tofu_abi::barrier::{BgAddress, GpidBseq, LocalLink, Profile, RemoteLink, SignalMask};
+use tofu_abi::Generation;
+use tofu_abi::barrier::{BgAddress, GpidBseq, LocalLink, RemoteLink, SignalMask};
 use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::Op;
 use tofu_abi::regs::{BgsReg, CqsMode};
@@ -35,9 +36,10 @@ fn the_driver_says_what_is_wrong_with_links() {
         gates
     };
     // An interface that only TofuD has, and a channel.
+    let tofu = Cluster::of(Generation::K, "1x1x1x1x1x1");
     for (tni, bch) in [(TniId::ALL[1], BchId::ALL[0]), (TniId::ALL[0], BchId::ALL[8])] {
-        let config = ChannelConfig { profile: Profile::TOFU, ..ChannelConfig::new(tni, bch) };
-        assert_eq!(refused(&cluster, &config, &good), ChannelError::NoSuchChannel { tni, bch });
+        let config = ChannelConfig::new(tni, bch);
+        assert_eq!(refused(&tofu, &config, &good), ChannelError::NoSuchChannel { tni, bch });
     }
     let numbers = [
         (ChannelConfig { gpid: 1 << 40, ..plain }, 1 << 40),
@@ -48,10 +50,9 @@ fn the_driver_says_what_is_wrong_with_links() {
     }
     let none = ChannelError::NoSuchGate { tni: TNI_ID, bg: BgId::ALL[48] };
     assert_eq!(check(&change(1, &|g| g.bg = BgId::ALL[48])), none);
-    let old = ChannelConfig { profile: Profile::TOFU, ..channel_config(0, 0) };
     let gates = [gate(0, 0), gate(1, 20)];
     let error = ChannelError::NoSuchGate { tni: TniId::ALL[1], bg: BgId::ALL[20] };
-    assert_eq!(refused(&cluster, &old, &gates), error);
+    assert_eq!(refused(&tofu, &channel_config(0, 0), &gates), error);
     assert_eq!(check(&[good[0], good[0]]), ChannelError::Twice { tni: TNI_ID, bg: start });
     assert_eq!(check(&[]), ChannelError::StartGate { tni: TNI_ID, bg: start });
     let other = [good[0], good[1], Gate { src_remote: Some(members[1]), ..gate(0, 2) }];

@@ -21,7 +21,7 @@ const ROUNDS: u64 = 300;
 
 fn devices() -> Vec<Device<InProcess>> {
     let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
-    let config = MachineConfig { engines: 2, ..MachineConfig::new(shape) };
+    let config = MachineConfig { engines: 2, ..tofu_tests::machine(shape) };
     let machine = Arc::new(Machine::new(config).unwrap());
     let devices = shape
         .iter()

@@ -40,8 +40,7 @@ pub enum BenchPart {
     Put,
     /// Latency between two guests in each doorbell mode
     Guests,
-    /// Barriers and sums of twelve guests, by gates and by Puts, and modelled ones of up to 768
-    /// nodes
+    /// Barriers and sums of twelve guests, by gates and by Puts
     Barrier,
     /// Machines of 1 to 192 nodes from start to end, and their memory
     Boot,

@@ -50,7 +50,7 @@ exit 1";
 const TO_DRIVER: &str = "\
 pkill tofu-net
 for i in $(seq 100); do pgrep tofu-net >/dev/null || break; sleep 0.1; done
-for file in $(grep -l 0x1ccd /sys/bus/pci/devices/*/device); do
+for file in $(grep -lE '0x1cc[12d]' /sys/bus/pci/devices/*/device); do
 device=${file%/device}
 echo >$device/driver_override
 [ -e $device/driver ] && echo ${device##*/} >$device/driver/unbind

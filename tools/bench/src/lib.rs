@@ -25,6 +25,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use tofu_abi::desc::MAX_MESSAGE;
 use tofu_inproc::Pair;
+use tofu_machine::Links;
 use tofu_supervisor::options::MachineArgs;
 use tofu_supervisor::units::{Doorbell, GuestArgs};
 
@@ -46,6 +47,8 @@ struct Report {
     /// Puts between two devices of this process, by one thread.
     put: Vec<Put>,
     rate: Option<Rate>,
+    /// The same over modelled links, by turns with direct ones.
+    modelled: Vec<Modelled>,
     /// Baselines of the latencies between guests.
     bare: Vec<Latency>,
     /// Puts from guest to guest.
@@ -112,6 +115,19 @@ struct Rate {
     commands_per_s: f64,
 }
 
+/// Puts over modelled links beside the same over direct ones.
+#[derive(Debug, Serialize)]
+struct Modelled {
+    bytes: u32,
+    /// So many share a doorbell.
+    at_once: usize,
+    /// Of one Put, or of its share.
+    p50_ns: u64,
+    direct_p50_ns: u64,
+    /// Time over modelled links / time over direct ones.
+    ratio: f64,
+}
+
 /// A machine whose guests only say hello, or pass a token on.
 #[derive(Debug, Serialize)]
 struct MachineRun {
@@ -151,6 +167,14 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<u8> {
         let rate = pair.rate(time)?;
         say(&rate)?;
         report.rate = Some(rate);
+        say(&"\nThe same over modelled links, against direct ones")?;
+        say(&Modelled::header())?;
+        let mut modelled = Pair::over(Links::Modelled)?;
+        for (bytes, at_once) in [(8, 1), (8, 1024), (1 << 20, 1), (1 << 20, 16)] {
+            let modelled = pair.modelled(&mut modelled, (bytes, at_once), time)?;
+            say(&modelled)?;
+            report.modelled.push(modelled);
+        }
     }
     if wanted(BenchPart::Guests) {
         say(&"\nFrom guest to guest, against a guest and a host thread with no device between")?;
@@ -279,6 +303,28 @@ impl Bench {
         })
     }
 
+    /// Puts over modelled links and over direct ones by turns.
+    fn modelled(
+        &mut self,
+        modelled: &mut Pair,
+        (bytes, at_once): (u32, usize),
+        time: Duration,
+    ) -> anyhow::Result<Modelled> {
+        let mut times = [Vec::new(), Vec::new()];
+        let end = Instant::now() + time;
+        while Instant::now() < end || times[1].len() < 10 {
+            for (pair, times) in [&mut *modelled, &mut self.pair].into_iter().zip(&mut times) {
+                let order = if bytes == 8 { pair.piggyback() } else { pair.put(bytes) };
+                let start = Instant::now();
+                pair.run_many(&order, at_once)?;
+                times.push(start.elapsed().as_nanos() as u64 / at_once as u64);
+            }
+        }
+        let [p50_ns, direct_p50_ns] = times.map(|mut times| quantiles(&mut times)[0]);
+        let ratio = p50_ns as f64 / direct_p50_ns.max(1) as f64;
+        Ok(Modelled { bytes, at_once, p50_ns, direct_p50_ns, ratio })
+    }
+
     fn copy(&mut self, bytes: usize) {
         let (source, sink) = (black_box(&self.source), &mut self.sink);
         sink[..bytes].copy_from_slice(&source[..bytes]);
@@ -368,6 +414,24 @@ impl fmt::Display for Put {
             self.gigabytes_per_s,
             self.ratio
         )
+    }
+}
+
+impl Modelled {
+    fn header() -> String {
+        format!(
+            "{:>10} {:>8} {:>12} {:>12} {:>8}",
+            "bytes", "at once", "modelled us", "direct us", "ratio"
+        )
+    }
+}
+
+impl fmt::Display for Modelled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = |ns: u64| ns as f64 / 1000.0;
+        let Self { bytes, at_once, ratio, .. } = self;
+        let (modelled, direct) = (us(self.p50_ns), us(self.direct_p50_ns));
+        write!(f, "{bytes:>10} {at_once:>8} {modelled:>12.3} {direct:>12.3} {ratio:>8.2}")
     }
 }
 

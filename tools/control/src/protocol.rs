@@ -60,6 +60,8 @@ pub enum Request {
     SetLink { node: u32, port: String, up: bool },
     /// Answered by [`Reply::Links`].
     Links,
+    /// Has these errors on the modelled link at a port of a node, as text, or none.
+    SetLinkErrors { node: u32, port: String, errors: Option<String> },
     /// Has these faults from now on, as text, or none.
     SetFaults { faults: Option<String> },
     /// Answered by [`Reply::Faults`].
@@ -347,6 +349,8 @@ pub enum EventKind {
     Detached,
     /// A link went up or down, seen from one of its ends.
     Link { port: String, up: bool },
+    /// These are the errors of a link now, seen from one of its ends.
+    LinkErrors { port: String, errors: Option<String> },
     /// These are the faults of all links now.
     Faults { faults: Option<String> },
     /// The machine ends.

@@ -33,16 +33,14 @@ fn gate_number(profile: Profile, gate: u8) -> BgId {
     }
 }
 
-fn profile_of(comm: &mut Comm) -> Result<Profile, Error> {
-    let profile = comm.cq.device().barrier_profile();
-    profile.ok_or_else(|| fail!("the device has no barrier gates"))
+fn profile_of(comm: &Comm) -> Profile {
+    comm.cq.device().description().barrier
 }
 
 /// Opens the channel with its gates; when this returns all nodes have.
-fn open(comm: &mut Comm, profile: Profile, gates: &[Gate]) -> Result<Channel<NodePlatform>, Error> {
+fn open(comm: &mut Comm, gates: &[Gate]) -> Result<Channel<NodePlatform>, Error> {
     let config = ChannelConfig {
         gpid: GPID,
-        profile,
         interrupts: if comm.polling { BgsIrqs::NONE } else { BgsIrqs::ACKNOWLEDGES },
         spin_ns: SPIN_NS,
         // It is the only channel of the interface.
@@ -83,7 +81,7 @@ impl Gates {
     ///
     /// If the device refuses, or a command fails.
     pub fn open(comm: &mut Comm) -> Result<Self, Error> {
-        let profile = profile_of(comm)?;
+        let profile = profile_of(comm);
         // A start and end gate, and the relay gates of a TNI.
         let most = usize::from(1 + profile.gates - profile.channels);
         let node = |rank| comm.places.coords(rank).unwrap_or_default();
@@ -101,7 +99,7 @@ impl Gates {
             ..Gate::new(TNI, gate_number(number))
         });
         let gates: Vec<_> = gates.collect();
-        let channel = open(comm, profile, &gates)?;
+        let channel = open(comm, &gates)?;
         Ok(Self { channel, choice, profile })
     }
 
@@ -185,7 +183,7 @@ impl Through {
         if comm.nodes != 3 {
             return Err(fail!("this takes three nodes, not {}", comm.nodes));
         }
-        let profile = profile_of(comm)?;
+        let profile = profile_of(comm);
         if profile.integers < 2 {
             return Err(fail!("the device reduces one integer at once, and this takes two"));
         }
@@ -212,7 +210,7 @@ impl Through {
             Self::RELAY => vec![own(None, None), relay(1, 0, 2), relay(2, 2, 0)],
             _ => vec![own(via(1), via(2))],
         };
-        Ok(Self { channel: open(comm, profile, &gates)? })
+        Ok(Self { channel: open(comm, &gates)? })
     }
 
     /// The sums of the two nodes' integers.

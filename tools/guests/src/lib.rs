@@ -40,7 +40,6 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use tofu_abi::desc::ArmwOp;
 use tofu_abi::irq::CqsIrqs;
 use tofu_abi::queue::MrqId;
 use tofu_abi::table::PageSize;
@@ -312,6 +311,11 @@ impl Comm {
         Target::new(self.places.coords(rank).expect("a node of the machine"), TNI)
     }
 
+    /// Whether the device has atomic commands.
+    pub fn has_atomics(&self) -> bool {
+        self.cq.device().description().atomics
+    }
+
     /// The address of a byte of a node's data, the same on every node.
     pub fn at(&self, offset: u64) -> StagOffset {
         StagOffset::new(CQ.get(), DATA, offset)
@@ -519,8 +523,9 @@ impl Comm {
         }
         if self.rank != 0 {
             let arrivals = StagOffset::new(CQ.get(), CONTROL, arrivals(self.rank));
-            let arrive = Order::armw8(self.target(0), ArmwOp::Add, arrivals, 1).remote_notice();
-            self.run(&arrive)?;
+            // No atomic command is needed, which Tofu does not have.
+            let arrive = Order::put_piggyback(self.target(0), arrivals, &number.to_le_bytes())?;
+            self.run(&arrive.remote_notice())?;
             return self.wait_until_or_tell(
                 TELL_NS,
                 |c| c.control.load_u64(RELEASE as usize, Ordering::Acquire) >= number,

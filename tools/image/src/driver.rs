@@ -93,6 +93,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "abi/src/bits.rs",
     "abi/src/desc.rs",
     "abi/src/frame.rs",
+    "abi/src/generation.rs",
     "abi/src/ids.rs",
     "abi/src/irq.rs",
     "abi/src/lib.rs",

@@ -7,7 +7,7 @@ use clap::Parser;
 use tofu_control::MachineName;
 use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
-use tofu_supervisor::units::{Driver, ImageName, Timeout};
+use tofu_supervisor::units::{Driver, ImageName, LinkMode, Timeout};
 
 /// Run a program as a job: many processes, each of which knows its rank
 ///
@@ -95,6 +95,11 @@ pub struct RunArgs {
         conflicts_with_all = ["machine", "local"]
     )]
     pub(crate) driver: Option<Driver>,
+
+    /// How packets go over links of a machine that is started for the run: at once, or as frames
+    /// with credits in modelled time, as for `tofu up` [default: direct]
+    #[arg(long, value_name = "LINKS", hide_possible_values = true, conflicts_with = "machine")]
+    pub(crate) links: Option<LinkMode>,
 
     /// The program, and its arguments: a file if there is a / in it, else one of the nodes' own
     #[arg(

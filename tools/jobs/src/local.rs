@@ -47,6 +47,7 @@ use tofu_supervisor::janitor::{self, Janitor};
 use tofu_supervisor::plan::Network;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
+use tofu_supervisor::units::LinkMode;
 use tofu_supervisor::{runner, server};
 use tofu_sync::lock;
 use tofu_vfio_user::Backing;
@@ -86,7 +87,8 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     allow_descriptors(ranks);
     let dir = RunDir::create(Some(&MachineName::of_this_run()))?;
     let janitor = Janitor::start(dir.path(), &[])?;
-    let mut host = LocalMachine::start(shape, ranks, &dir, control.sender())?;
+    let links = args.links.unwrap_or_default();
+    let mut host = LocalMachine::start(shape, links, ranks, &dir, control.sender())?;
     let manager = args.mpi.then(|| serve_mpi(&placement, control.sender())).transpose()?;
     let own: Vec<(OsString, OsString)> =
         args.env.iter().map(|var| (var.name.clone().into(), var.value.clone().into())).collect();
@@ -309,7 +311,13 @@ struct LocalMachine {
 
 impl LocalMachine {
     /// `job` gets an event if somebody wants the machine to end.
-    fn start(shape: Shape, ranks: u32, dir: &RunDir, job: Sender<Event>) -> anyhow::Result<Self> {
+    fn start(
+        shape: Shape,
+        links: LinkMode,
+        ranks: u32,
+        dir: &RunDir,
+        job: Sender<Event>,
+    ) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let engines = runner::engines(None, cores);
         // An engine that looks at doorbells all the time needs a processor of its own.
@@ -317,7 +325,8 @@ impl LocalMachine {
             true => Doorbells::Polled,
             false => Doorbells::Trapped,
         };
-        let config = MachineConfig { doorbells, engines, ..MachineConfig::new(shape) };
+        let links = links.links();
+        let config = MachineConfig { links, doorbells, engines, ..MachineConfig::new(shape) };
         let machine = Machine::new(config)?;
         machine.start()?;
         let registry = serve_control(&machine, dir, job)?;

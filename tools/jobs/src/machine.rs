@@ -65,7 +65,10 @@ impl Machine {
     /// If there is none that will do, or it does not start.
     pub(crate) fn find(args: &RunArgs, wanted: Wanted, control: &Control) -> anyhow::Result<Found> {
         // What a machine is to be made of says that one is to be made.
-        let made = args.shape.is_some() || args.image.is_some() || args.driver.is_some();
+        let made = args.shape.is_some()
+            || args.image.is_some()
+            || args.driver.is_some()
+            || args.links.is_some();
         if args.machine.is_some() {
             return Self::running(find_machine(args.machine.as_ref())?, None).map(Found::machine);
         }
@@ -179,6 +182,9 @@ impl Own {
         }
         if let Some(driver) = args.driver {
             command.args(["--driver", driver.name()]);
+        }
+        if let Some(links) = args.links {
+            command.args(["--links", links.name()]);
         }
         if args.mpi {
             command.args(["--net", "lan", "--memory", MPI_MEMORY]);

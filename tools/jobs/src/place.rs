@@ -1,13 +1,13 @@
 //! Where the ranks of a job go.
 
 use anyhow::{Context, bail};
-use tofu_abi::Coords;
+use tofu_abi::{Coords, Generation};
 use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
 
 use crate::args::RunArgs;
 
 /// The most ranks on a node: that many have control queues of their own.
-const MOST_ON_NODE: u32 = tofu_utofu::share::MAX_PROCESSES as u32;
+const MOST_ON_NODE: u32 = Generation::Fugaku.description().processes as u32;
 
 /// What the user asks for, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_control::node_name;
 use tofu_control::rundir::node_file;
-use tofu_image::Qemu;
+use tofu_image::{BOOT_ARGUMENTS, Qemu, TCG_ARGUMENTS};
 use tofu_machine::Machine;
 use tofu_supervisor::command_line;
 use tofu_supervisor::confine::Confinement;
@@ -168,10 +168,6 @@ impl Drop for LinuxNodes {
     }
 }
 
-/// What kernels can do without at boot: self-tests, calibration, waiting for entropy.
-const FAST_BOOT: &str = "lsm=capability cryptomgr.notests no_timer_check tsc=reliable \
-                         random.trust_cpu=on initcall_blacklist=jent_mod_init";
-
 impl LinuxHost {
     /// The command line of a node's kernel, which programs in it find in /proc/cmdline.
     fn command_line(
@@ -185,7 +181,7 @@ impl LinuxHost {
         let ip = ip.map(|ip| format!("tofu.ip={ip} ")).unwrap_or_default();
         let driver = if self.kit.without_driver { "module_blacklist=tofu " } else { "" };
         let words = format!(
-            "console=ttyS0 quiet panic=-1 {FAST_BOOT} intel_iommu=on \
+            "console=ttyS0 {BOOT_ARGUMENTS} {TCG_ARGUMENTS} intel_iommu=on \
              vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed {driver}tofu.name={} \
              {machine} {ip}{}",
             node_name(at),

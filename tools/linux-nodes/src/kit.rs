@@ -102,15 +102,10 @@ impl Kit {
                      ({DRIVER_COST})"
                 )
             })?),
-            // Programs that are to run to their end want the device for themselves, nodes with a
-            // kernel of the user's have no module of ours for it, and the route by a gateway is
-            // made by tofu-net.
+            // Programs that are to run to their end want the device for themselves, and nodes with
+            // a kernel of the user's have no module of ours for it.
             (Driver::Auto, None)
-                if qemu
-                    && plan.stays_up()
-                    && plan.gateway().is_none()
-                    && args.kernel.is_none()
-                    && args.initrd.is_none() =>
+                if qemu && plan.stays_up() && args.kernel.is_none() && args.initrd.is_none() =>
             {
                 match driver_image(&cache, |image| cache.has_driver_ready(image)) {
                     Some(name) => match find_image(&cache, Some(name), progress) {

@@ -1,65 +1,25 @@
 //! The machine file.
 //!
-//! TOML, parsed into typed values before anything runs. Every error is one line
-//! that names the file, the line, the field, its value and what is allowed there.
+//! TOML, parsed into typed values before anything runs.
 
 use std::fmt;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
+use std::path::Path;
 use std::str::FromStr;
 
 use serde::Deserialize;
 use tofu_abi::Coords;
 use tofu_fabric::{Port, Shape};
 use tofu_machine::Generation;
-use tofu_ui::nearest;
+use tofu_ui::{FileError, FileLine, TomlFile};
 use toml::Spanned;
 
 use crate::faults::FaultSpec;
 use crate::guest::GuestName;
 use crate::units::{
-    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu,
-    Timeout,
+    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, IpNumber, LinkMode,
+    MemorySize, Mtu, Timeout,
 };
-
-/// What is wrong with a machine file.
-#[expect(missing_docs, reason = "the message says what fields are")]
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("{}: cannot read the machine file", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    /// No TOML, an unknown field, or a value of the wrong type.
-    #[error("{place}: {}", one_line(message))]
-    Toml { place: FileLine, message: String },
-    /// A value that is not allowed.
-    #[error("{place}: {field} = {} is not allowed; {field} is {allowed}", one_line(value))]
-    Value { place: FileLine, field: &'static str, value: String, allowed: String },
-}
-
-/// A line of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileLine {
-    path: PathBuf,
-    line: usize,
-}
-
-impl fmt::Display for FileLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.path.display(), self.line)
-    }
-}
-
-/// Text with anything that would break the line or the terminal replaced, cut at
-/// 200 characters.
-fn one_line(text: &str) -> String {
-    let clean = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c });
-    let mut line: String = clean.clone().take(200).collect();
-    if clean.count() > 200 {
-        line.push_str("...");
-    }
-    line
-}
 
 /// A machine file, checked as far as it can be without knowing what the command
 /// line overrides. Fields that were left out are `None` or empty.
@@ -70,6 +30,8 @@ pub struct MachineFile {
     pub(crate) torus: [Option<bool>; 3],
     /// Whose links and barrier gates the nodes have.
     pub generation: Generation,
+    /// How packets go over links.
+    pub link_mode: Option<LinkMode>,
     pub(crate) settings: Settings,
     pub(crate) doorbell: Option<Doorbell>,
     pub(crate) timeout: Option<Timeout>,
@@ -127,13 +89,13 @@ pub(crate) struct LinkEntry {
 
 impl NodeEntry {
     /// The error that this machine has no such node.
-    pub(crate) fn outside(&self, shape: &Shape) -> ConfigError {
+    pub(crate) fn outside(&self, shape: &Shape) -> FileError {
         not_in_machine(&self.place, self.at, shape)
     }
 
     /// The error that there is a gateway already.
-    pub(crate) fn second_gateway(&self) -> ConfigError {
-        ConfigError::Value {
+    pub(crate) fn second_gateway(&self) -> FileError {
+        FileError::Value {
             place: self.place.clone(),
             field: "gateway",
             value: "true".into(),
@@ -142,8 +104,8 @@ impl NodeEntry {
     }
 
     /// The error that an earlier entry has this node already.
-    pub(crate) fn repeated(&self) -> ConfigError {
-        ConfigError::Value {
+    pub(crate) fn repeated(&self) -> FileError {
+        FileError::Value {
             place: self.place.clone(),
             field: "at",
             value: show_coords(self.at),
@@ -154,7 +116,7 @@ impl NodeEntry {
 
 impl LinkEntry {
     /// The error that this machine has no such node or no link at that port.
-    pub(crate) fn outside(&self, shape: &Shape) -> ConfigError {
+    pub(crate) fn outside(&self, shape: &Shape) -> FileError {
         if !shape.contains(self.at) {
             return not_in_machine(&self.place, self.at, shape);
         }
@@ -168,12 +130,12 @@ impl LinkEntry {
             ports => format!("one of {} at {}", ports.join(", "), show_coords(self.at)),
         };
         let value = format!("\"{}\"", self.port);
-        ConfigError::Value { place: self.place.clone(), field: "port", value, allowed }
+        FileError::Value { place: self.place.clone(), field: "port", value, allowed }
     }
 }
 
-fn not_in_machine(place: &FileLine, at: Coords, shape: &Shape) -> ConfigError {
-    ConfigError::Value {
+fn not_in_machine(place: &FileLine, at: Coords, shape: &Shape) -> FileError {
+    FileError::Value {
         place: place.clone(),
         field: "at",
         value: show_coords(at),
@@ -208,6 +170,7 @@ struct RawFile {
     shape: Option<Spanned<String>>,
     torus: Option<RawTorus>,
     generation: Option<Spanned<String>>,
+    links: Option<Spanned<String>>,
     guest: Option<Spanned<String>>,
     memory: Option<Spanned<String>>,
     args: Option<Spanned<String>>,
@@ -280,17 +243,15 @@ struct RawLink {
 
 impl MachineFile {
     /// Reads and checks a machine file.
-    pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Self::parse(path, &text)
+    pub(crate) fn read(path: &Path) -> Result<Self, FileError> {
+        Self::parse(path, &TomlFile::read(path, "machine file")?)
     }
 
     /// Checks the text of a machine file; guests given as relative paths are looked
     /// for next to `path`.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let source = Source { path, text };
-        let raw: RawFile = toml::from_str(text).map_err(|error| source.toml_error(&error))?;
+    pub fn parse(path: &Path, text: &str) -> Result<Self, FileError> {
+        let source = Source(TomlFile { path, text });
+        let raw: RawFile = source.parse()?;
         let torus = raw.torus.unwrap_or_default();
         let mut file = Self {
             shape: source
@@ -298,9 +259,10 @@ impl MachineFile {
             torus: [torus.x, torus.y, torus.z],
             generation: source
                 .checked("generation", &raw.generation, |name| {
-                    Generation::from_name(name).ok_or(GENERATION_ALLOWED)
+                    Generation::from_name(name).ok_or(Generation::NAMES)
                 })?
                 .unwrap_or_default(),
+            link_mode: source.text("links", &raw.links)?,
             settings: Settings {
                 linux: raw.linux,
                 cpus: source.number("cpus", &raw.cpus)?,
@@ -325,7 +287,7 @@ impl MachineFile {
         };
         for node in &raw.node {
             if let (true, Some(field)) = (node.gateway, node.of_a_guest()) {
-                return Err(ConfigError::Value {
+                return Err(FileError::Value {
                     place: source.place(node.at.span()),
                     field: "gateway",
                     value: "true".into(),
@@ -359,16 +321,21 @@ impl MachineFile {
     }
 }
 
-const SHAPE_ALLOWED: &str = "\"unit\", \"shelf\", \"half-rack\" or six lengths XxYxZxAxBxC such as \
-     \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)";
-const GENERATION_ALLOWED: &str = "\"tofud\", \"tofu2\" or \"tofu\"";
+const SHAPE_ALLOWED: &str = "\"unit\", \"shelf\", \"half-rack\", \"rack\", \"k\" or six lengths \
+     XxYxZxAxBxC such as \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)";
 const COORDS_ALLOWED: &str = "[x, y, z, a, b, c], six whole numbers from 0 to 31";
 const PORT_ALLOWED: &str =
     "one of \"A\", \"C\", \"B-\", \"B+\", \"X-\", \"X+\", \"Y-\", \"Y+\", \"Z-\", \"Z+\"";
 
-struct Source<'a> {
-    path: &'a Path,
-    text: &'a str,
+/// The text of a machine file.
+struct Source<'a>(TomlFile<'a>);
+
+impl<'a> Deref for Source<'a> {
+    type Target = TomlFile<'a>;
+
+    fn deref(&self) -> &TomlFile<'a> {
+        &self.0
+    }
 }
 
 /// Values with the list of what is allowed as their parse error.
@@ -376,58 +343,11 @@ trait Field: FromStr<Err = &'static str> {}
 impl<T: FromStr<Err = &'static str>> Field for T {}
 
 impl Source<'_> {
-    fn place(&self, span: Range<usize>) -> FileLine {
-        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
-        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
-        FileLine { path: self.path.to_owned(), line }
-    }
-
-    fn toml_error(&self, error: &toml::de::Error) -> ConfigError {
-        let place = self.place(error.span().unwrap_or(0..0));
-        // The line itself names field and value, which the parser's message may not.
-        let line = self.text.lines().nth(place.line - 1).unwrap_or("").trim();
-        let meant = unknown_field(error.message())
-            .and_then(|(field, known)| nearest(field, known))
-            .map(|meant| format!("did you mean {meant}? "));
-        // The hint comes before the list of all, which may be cut.
-        let words = meant.unwrap_or_default() + error.message();
-        let message = match line {
-            "" => words,
-            line => format!("{}: {words}", one_line(line)),
-        };
-        ConfigError::Toml { place, message }
-    }
-
-    fn value_error<T: fmt::Debug>(
-        &self,
-        field: &'static str,
-        value: &Spanned<T>,
-        allowed: &str,
-    ) -> ConfigError {
-        ConfigError::Value {
-            place: self.place(value.span()),
-            field,
-            value: format!("{:?}", value.get_ref()),
-            allowed: allowed.to_owned(),
-        }
-    }
-
-    fn checked<T, V: fmt::Debug>(
-        &self,
-        field: &'static str,
-        value: &Option<Spanned<V>>,
-        check: impl FnOnce(&V) -> Result<T, &'static str>,
-    ) -> Result<Option<T>, ConfigError> {
-        let Some(value) = value else { return Ok(None) };
-        let checked = check(value.get_ref());
-        checked.map(Some).map_err(|allowed| self.value_error(field, value, allowed))
-    }
-
     fn text<T: Field>(
         &self,
         field: &'static str,
         value: &Option<Spanned<String>>,
-    ) -> Result<Option<T>, ConfigError> {
+    ) -> Result<Option<T>, FileError> {
         self.checked(field, value, |text| text.parse())
     }
 
@@ -436,7 +356,7 @@ impl Source<'_> {
         &self,
         field: &'static str,
         value: &Option<Spanned<TextOrNumber>>,
-    ) -> Result<Option<Timeout>, ConfigError> {
+    ) -> Result<Option<Timeout>, FileError> {
         let Some(value) = value else { return Ok(None) };
         let parsed = match value.get_ref() {
             TextOrNumber::Text(text) => text.parse(),
@@ -450,13 +370,13 @@ impl Source<'_> {
         guest: &Option<Spanned<String>>,
         memory: &Option<Spanned<String>>,
         args: &Option<Spanned<String>>,
-    ) -> Result<Settings, ConfigError> {
+    ) -> Result<Settings, FileError> {
         let guest = match guest {
             None => None,
             Some(name) => {
                 let folder = self.path.parent().unwrap_or(Path::new(""));
                 let found = GuestName::find(name.get_ref(), folder);
-                Some(found.ok_or_else(|| self.value_error("guest", name, &GuestName::allowed()))?)
+                Some(found.ok_or_else(|| self.value_error("guest", name, GuestName::allowed()))?)
             }
         };
         let (memory, args) = (self.text("memory", memory)?, self.text("args", args)?);
@@ -467,15 +387,11 @@ impl Source<'_> {
         &self,
         field: &'static str,
         value: &Option<Spanned<i64>>,
-    ) -> Result<Option<T>, ConfigError> {
+    ) -> Result<Option<T>, FileError> {
         self.checked(field, value, |number| T::try_from(*number))
     }
 
-    fn coords(
-        &self,
-        field: &'static str,
-        value: &Spanned<Vec<i64>>,
-    ) -> Result<Coords, ConfigError> {
+    fn coords(&self, field: &'static str, value: &Spanned<Vec<i64>>) -> Result<Coords, FileError> {
         let bytes = <[i64; 6]>::try_from(value.get_ref().as_slice()).ok();
         let bytes = bytes.filter(|all| all.iter().all(|c| (0..32).contains(c)));
         let coords = bytes.map(|all| Coords::from_array(all.map(|c| c as u8)));
@@ -483,18 +399,12 @@ impl Source<'_> {
     }
 }
 
-/// The unknown field that an error is about, and those there are.
-fn unknown_field(message: &str) -> Option<(&str, Vec<&str>)> {
-    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
-    Some((quoted.next()?, quoted.collect()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parse(text: &str) -> Result<MachineFile, ConfigError> {
+    fn parse(text: &str) -> Result<MachineFile, FileError> {
         MachineFile::parse(Path::new("m.toml"), text)
     }
 
@@ -536,7 +446,8 @@ mod tests {
             r#"
             shape = "2x1x1x2x3x2"
             torus = { x = false, z = true }
-            generation = "tofu2"
+            generation = "fx100"
+            links = "modelled"
             memory = "32MiB"
             guest = "hello"
             args = "rounds=4"
@@ -575,7 +486,8 @@ mod tests {
         assert_eq!(file.settings.guest, Some(GuestName::Shipped("hello".into())));
         assert_eq!(file.settings.memory, Some(MemorySize(32 << 20)));
         assert_eq!(file.settings.args, Some(GuestArgs("rounds=4".into())));
-        assert_eq!(file.generation, Generation::Tofu2);
+        assert_eq!(file.generation, Generation::Fx100);
+        assert_eq!(file.link_mode, Some(LinkMode::Modelled));
         assert_eq!(file.doorbell, Some(Doorbell::Polled));
         assert_eq!(file.timeout, "30s".parse().ok());
         assert_eq!(file.engines, "2".parse().ok());
@@ -598,7 +510,7 @@ mod tests {
         let link = &file.links[0];
         assert_eq!(link.faults, "loss=100%".parse().ok());
         assert_eq!((link.at, link.port, link.down), (Coords::default(), Port::BPlus, true));
-        assert_eq!(link.place, FileLine { path: "m.toml".into(), line: 32 });
+        assert_eq!(link.place, FileLine { path: "m.toml".into(), line: 33 });
     }
 
     #[test]
@@ -637,7 +549,14 @@ mod tests {
             ("image = \"a/b\"", "image = \"a/b\" is not allowed; image is 1 to 64 letters"),
             ("faults = \"loss=2\"", "faults = \"loss=2\" is not allowed; faults is a list of loss"),
             ("append = \"a\\nb\"", "append = \"a\\nb\" is not allowed; append is at most 1024"),
-            ("generation = \"tofu9\"", "generation = \"tofu9\" is not allowed; generation is"),
+            (
+                "links = \"slow\"",
+                "links = \"slow\" is not allowed; links is \"direct\" or \"modelled\"",
+            ),
+            (
+                "generation = \"tofu2\"",
+                "generation = \"tofu2\" is not allowed; generation is \"k\" or",
+            ),
             (
                 "[[node]]\nat = [0, 0, 0, 0, 0]",
                 "m.toml:2: at = [0, 0, 0, 0, 0] is not allowed; at is [x",

@@ -18,6 +18,7 @@ pub mod faults;
 pub mod gateway;
 pub mod guest;
 pub mod janitor;
+pub mod link_errors;
 pub mod named;
 pub mod netboot;
 pub mod node;

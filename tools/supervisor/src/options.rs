@@ -9,8 +9,8 @@ use tofu_netboot::Fault;
 
 use crate::faults::FaultSpec;
 use crate::units::{
-    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu,
-    Timeout,
+    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, IpNumber, LinkMode,
+    MemorySize, Mtu, Timeout,
 };
 
 /// A machine: its nodes, and what goes on in it.
@@ -60,6 +60,14 @@ pub struct MachineArgs {
     #[arg(long, value_name = "N")]
     pub engines: Option<Engines>,
 
+    /// How packets go over links: at once, or as frames with credits in modelled time
+    ///
+    /// Over modelled links, queues wait for room, and counters of links and crossbars count what
+    /// happens. Their time goes on with the host's, or more slowly if the host does not keep up.
+    /// [default: direct]
+    #[arg(long, value_name = "LINKS", hide_possible_values = true)]
+    pub links: Option<LinkMode>,
+
     /// Faults on all links, such as loss=1%,duplicate=0.5%,reorder=2%,corrupt=1%,seed=7
     ///
     /// What happens to raw and system packets on each link, which are what IP over Tofu uses.
@@ -91,11 +99,12 @@ pub struct MachineArgs {
 /// Which machine.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ShapeArgs {
-    /// Shape of the machine: unit, shelf, half-rack, or six lengths
+    /// Shape of the machine: unit, shelf, half-rack, rack, k, or six lengths
     ///
     /// Six lengths are XxYxZxAxBxC: X, Y and Z 1 to 32, A and C 1 to 2, B 1 to 3.
     /// unit is 1x1x1x2x3x2 (12 nodes), shelf 1x1x4x2x3x2 (48), half-rack 2x2x4x2x3x2
-    /// (192). [default: unit]
+    /// (192), rack 2x2x8x2x3x2 (384); k is the K computer, 24x18x16x2x3x2 with Y a mesh.
+    /// [default: unit]
     #[arg(long, value_name = "SHAPE")]
     pub shape: Option<Shape>,
 

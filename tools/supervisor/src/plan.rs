@@ -9,11 +9,12 @@ use std::sync::Arc;
 use tofu_abi::Coords;
 use tofu_control::NodeName;
 use tofu_fabric::{FaultPlan, Link, NodeId, Port, Shape};
-use tofu_machine::Generation;
+use tofu_machine::{Generation, Links};
 use tofu_netboot::Fault;
+use tofu_ui::FileError;
 
 use crate::capture::ToFile;
-use crate::config::{ConfigError, LinkEntry, MachineFile, Settings};
+use crate::config::{LinkEntry, MachineFile, Settings};
 use crate::faults::FaultSpec;
 use crate::guest::{Guest, GuestError, GuestName};
 use crate::options::{BootArgs, MachineArgs, ShapeArgs};
@@ -46,6 +47,8 @@ pub struct Plan {
     pub timeout: Timeout,
     /// Whose links and barrier gates the nodes have.
     pub generation: Generation,
+    /// How packets go over links.
+    pub links: Links,
     /// Engine threads; `None` leaves the number to the machine.
     pub engines: Option<Engines>,
     /// The image of Linux nodes, if one is named.
@@ -177,7 +180,7 @@ pub struct VmPlan {
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] FileError),
     #[error(transparent)]
     Guest(#[from] GuestError),
     #[error(
@@ -227,7 +230,10 @@ impl Network {
             None => MachineFile::default(),
         };
         let shape = args.shape.or(file.shape).unwrap_or(default);
-        let shape = shape.with_torus(file.torus.map(|torus| torus.unwrap_or(true)));
+        let [x, y, z] = shape.torus();
+        let [given_x, given_y, given_z] = file.torus;
+        let torus = [given_x.unwrap_or(x), given_y.unwrap_or(y), given_z.unwrap_or(z)];
+        let shape = shape.with_torus(torus);
         let mut links_down = Vec::new();
         for link in &file.links {
             if shape.neighbor(link.at, link.port).is_none() {
@@ -332,6 +338,8 @@ impl Plan {
             mtu: args.ip.mtu.or(file.mtu).unwrap_or_default(),
             nat: args.ip.nat,
         };
+        let link_mode = args.links.or(file.link_mode).unwrap_or_default();
+        let faults = faults(args.faults.or(file.faults), &file.links);
         // What is behind a gateway is used by people, who take their time.
         let timeout = if gateway.is_some() { Timeout::LONGEST } else { Timeout::DEFAULT };
         let boot_server = match nodes.iter().any(|node: &NodePlan| node.role.is_netbooted()) {
@@ -348,10 +356,11 @@ impl Plan {
             doorbell: args.doorbell.or(file.doorbell).unwrap_or_default(),
             timeout: args.timeout.or(file.timeout).unwrap_or(timeout),
             generation: file.generation,
+            links: link_mode.links(),
             engines: args.engines.or(file.engines),
             image: args.linux.image.clone().or(file.image),
             driver: args.linux.driver.or(file.driver).unwrap_or_default(),
-            faults: faults(args.faults.or(file.faults), &file.links),
+            faults,
             captures: captures(&args.capture, &shape)?,
             nodes,
         })

@@ -16,7 +16,9 @@ use tofu_fabric::NodeId;
 use tofu_gateway::IoNode;
 use tofu_icc::SharedPages;
 use tofu_machine::capture::CaptureConfig;
-use tofu_machine::{DoorbellBackend, Doorbells, Generation, Machine, MachineConfig, NodeParts};
+use tofu_machine::{
+    DoorbellBackend, Doorbells, Generation, Links, Machine, MachineConfig, NodeParts,
+};
 use tofu_pci::PciFunction;
 use tofu_programs::FIRMWARE;
 use tofu_sandbox::Role;
@@ -164,13 +166,13 @@ impl Machines {
 /// A machine without nodes whose engines run, with the links down that are to be.
 pub fn machine(
     network: &Network,
-    generation: Generation,
+    (generation, links): (Generation, Links),
     doorbells: Doorbells,
     engines: usize,
     confinement: &Confinement,
 ) -> anyhow::Result<Machine> {
     let config = MachineConfig::of(generation, network.shape);
-    let machine = Machine::new(MachineConfig { doorbells, engines, ..config })?;
+    let machine = Machine::new(MachineConfig { links, doorbells, engines, ..config })?;
     for &(at, port) in &network.links_down {
         machine.fabric().set_link(at, port, false)?;
     }
@@ -192,7 +194,8 @@ impl Backend for Machines {
         let engines = engines(plan.engines, cores);
         let doorbells = doorbells(plan, cores, engines);
         let (network, confinement) = (&plan.network, &self.confinement);
-        let machine = machine(network, plan.generation, doorbells, engines, confinement)?;
+        let kind = (plan.generation, plan.links);
+        let machine = machine(network, kind, doorbells, engines, confinement)?;
         let machine = Arc::new(machine);
         machine.network().wires().set_faults(plan.faults.clone())?;
         let captures = captures(&machine, plan)?;

@@ -160,6 +160,9 @@ fn answer(registry: &Registry, request: Request) -> anyhow::Result<Reply> {
         Request::Resume { node } => registry.hold(NodeId(node), false)?,
         Request::Gateway => drop(gateway(registry)?),
         Request::SetLink { node, port, up } => network::set_link(registry, node, &port, up)?,
+        Request::SetLinkErrors { node, port, errors } => {
+            network::set_link_errors(registry, node, &port, errors)?;
+        }
         Request::Links => return network::links(registry),
         Request::SetFaults { faults } => network::set_faults(registry, faults)?,
         Request::Faults => return network::faults(registry),

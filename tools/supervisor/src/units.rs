@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::Serialize;
+use tofu_machine::Links;
 
 /// Guest memory of a node in bytes: 2 MiB to 1 TiB in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -196,6 +197,44 @@ impl Doorbell {
 }
 
 impl FromStr for Doorbell {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        ValueEnum::from_str(text, false).map_err(|_| Self::ALLOWED)
+    }
+}
+
+/// How packets go over the links of a machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LinkMode {
+    /// At once, without buffers
+    #[default]
+    Direct,
+    /// As frames with credits, in modelled time
+    Modelled,
+}
+
+impl LinkMode {
+    pub(crate) const ALLOWED: &str = "\"direct\" or \"modelled\"";
+
+    /// Its name, as `--links` has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Modelled => "modelled",
+        }
+    }
+
+    /// The same for a machine.
+    pub const fn links(self) -> Links {
+        match self {
+            Self::Direct => Links::Direct,
+            Self::Modelled => Links::Modelled,
+        }
+    }
+}
+
+impl FromStr for LinkMode {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {

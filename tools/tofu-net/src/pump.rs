@@ -182,6 +182,8 @@ impl Pump {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+        // What comes before the next sleep is looked for anyway.
+        link.packets().end_sleep();
         if !fds[others.len()].revents().is_empty() {
             // It may be one that was read already.
             let _ = rustix::io::read(interrupt, &mut [0; 8]);

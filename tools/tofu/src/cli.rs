@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 use tofu_bench::BenchArgs;
 use tofu_jobs::RunArgs;
+use tofu_sim::SimArgs;
 use tofu_supervisor::janitor::InternalCommand;
 
 use crate::commands::capture::CaptureArgs;
@@ -93,6 +94,7 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     Topo(TopoArgs),
     Map(MapArgs),
+    Sim(SimArgs),
     Bench(BenchArgs),
     #[command(subcommand)]
     Guest(GuestCommand),

@@ -1,6 +1,10 @@
 //! What is logged: `RUST_LOG` and `--log`.
 
+use std::io::Write as _;
+use std::time::SystemTime;
+
 use env_logger::{Builder, Env};
+use humantime::format_rfc3339_seconds;
 use log::LevelFilter;
 
 /// Checks the value of `--log`.
@@ -24,6 +28,12 @@ pub(crate) fn start(levels: Option<&str>) {
     if let Some(levels) = levels {
         builder.parse_filters(levels);
     }
+    builder.format(|line, record| {
+        let (now, level) = (format_rfc3339_seconds(SystemTime::now()), record.level());
+        let style = line.default_level_style(level);
+        let (target, text) = (record.target(), record.args());
+        writeln!(line, "[{now} {style}{level:<5}{style:#} {target}] {text}")
+    });
     builder.init();
 }
 

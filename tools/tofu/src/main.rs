@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(args.json),
         Command::Topo(args) => topo::run(args),
         Command::Map(args) => map::run(args),
+        Command::Sim(args) => tofu_sim::run(args),
         Command::Bench(args) => tofu_bench::run(args),
         Command::Guest(command) => guest::run(command),
         Command::Run(args) => tofu_jobs::run(args),

@@ -10,9 +10,11 @@ mod style;
 mod table;
 pub mod terminal;
 mod text;
+mod toml_file;
 
 pub use nearest::{did_you_mean, nearest};
 pub use progress::{ImageProgress, is_interrupted};
 pub use style::Style;
 pub use table::{table, terminal_width};
 pub use text::printable;
+pub use toml_file::{FileError, FileLine, TomlFile};

@@ -44,7 +44,7 @@ fn garbage() -> Result<(), Error> {
     let me = device.coords();
     let mut vandal = Vandal { random: Random::new(seed), arena, tables, me };
     vandal.fill_tables();
-    for tni in TniId::ALL {
+    for tni in device.description().tni_ids() {
         device.tni(tni).enable()?;
     }
     for _ in 0..steps {

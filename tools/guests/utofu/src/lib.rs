@@ -11,7 +11,7 @@ use tofu_abi::Coords;
 use tofu_abi::topology::{NodeId, Shape};
 use tofu_guests::{Error, fail, machine_shape};
 use tofu_utofu::ids::VcqId;
-use tofu_utofu::{Context, DeviceShare, Vcq};
+use tofu_utofu::{Context, DeviceShare, Provider, Vcq};
 use tofu_utofu_bare::BareProvider;
 
 /// Component ID of all VCQs.
@@ -38,9 +38,10 @@ impl Node {
     pub fn open() -> Result<Self, Error> {
         let shape = machine_shape()?;
         let provider = tofu_utofu_bare::open(0).map_err(|e| fail!("{e}"))?;
+        let share = DeviceShare::of(provider.generation(), 0, 1)?;
         // The core counts references across threads; a bare guest has one thread only.
         #[expect(clippy::arc_with_non_send_sync)]
-        let context = Context::new(Arc::new(provider), DeviceShare::new(0, 1)?);
+        let context = Context::new(Arc::new(provider), share);
         let NodeId(rank) =
             shape.node_id(context.coords()).ok_or_else(|| fail!("not in the machine"))?;
         Ok(Self { shape, rank, context })

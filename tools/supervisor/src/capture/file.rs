@@ -38,11 +38,13 @@ impl<'a> Writer<'a> {
         at: Coords,
         config: &CaptureConfig,
     ) -> io::Result<Self> {
+        let interconnect = config.generation.description().interconnect;
+        let hardware = format!("emulated {interconnect} interconnect");
         let program = concat!("tofu ", env!("CARGO_PKG_VERSION"));
         let section = SectionHeaderBlock {
             endianness: Endianness::Little,
             options: vec![
-                SectionHeaderOption::Hardware("emulated TofuD interconnect".into()),
+                SectionHeaderOption::Hardware(hardware.into()),
                 SectionHeaderOption::UserApplication(program.into()),
             ],
             ..SectionHeaderBlock::default()

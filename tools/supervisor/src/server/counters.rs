@@ -30,7 +30,8 @@ fn of_device(node: &Node) -> NodeCounters {
         node.icc().bar_read(register.offset(), &mut data);
         u64::from_le_bytes(data)
     };
-    let tnis = TniId::ALL.into_iter();
+    let description = node.icc().description();
+    let tnis = description.tni_ids();
     let counted = |reg: &&TniReg| reg.offset() >= TniReg::SendCount.offset();
     let of_tni = |tni| {
         let regs = TniReg::ALL.iter().filter(counted);
@@ -44,7 +45,8 @@ fn of_device(node: &Node) -> NodeCounters {
         let regs = PortReg::ALL.iter().filter(counts);
         regs.map(|&reg| (reg.name().to_owned(), read(Register::Port { port, reg }))).collect()
     };
-    let queues = tnis.clone().flat_map(|tni| CqId::ALL.map(|cq| (tni, cq)));
+    let queues =
+        description.tni_ids().flat_map(|tni| description.cq_ids().map(move |cq| (tni, cq)));
     let enabled =
         |&(tni, cq): &(TniId, CqId)| read(Register::Cqs { tni, cq, reg: CqsReg::Enable }) & 1;
     let of_queue = |(tni, cq): (TniId, CqId)| {

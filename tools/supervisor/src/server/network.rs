@@ -1,11 +1,12 @@
 //! Requests about the network of a machine that runs: its state, and changes of it.
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use tofu_abi::Coords;
 use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, Reply};
 use tofu_fabric::{NodeId, Port, Shape};
 
 use crate::faults::FaultSpec;
+use crate::link_errors::LinkErrorSpec;
 use crate::registry::Registry;
 
 fn running(registry: &Registry) -> anyhow::Result<&tofu_machine::Network> {
@@ -19,12 +20,33 @@ fn running(registry: &Registry) -> anyhow::Result<&tofu_machine::Network> {
 /// One line for the user, as all errors here.
 pub(super) fn set_link(registry: &Registry, node: u32, port: &str, up: bool) -> anyhow::Result<()> {
     let fabric = running(registry)?.wires().fabric();
-    let at = registry.place(NodeId(node))?;
-    let Some(known) = Port::from_name(port) else {
-        bail!("there is no port {port}; ports are {}", Port::ALL.map(Port::name).join(", "));
-    };
-    fabric.set_link(at, known, up)?;
+    fabric.set_link(registry.place(NodeId(node))?, known_port(port)?, up)?;
     registry.publish(Some(NodeId(node)), EventKind::Link { port: port.to_owned(), up });
+    Ok(())
+}
+
+fn known_port(name: &str) -> anyhow::Result<Port> {
+    Port::from_name(name).with_context(|| {
+        format!("there is no port {name}; ports are {}", Port::ALL.map(Port::name).join(", "))
+    })
+}
+
+/// Sets the errors of the modelled link at a port of a node, or has it have none.
+pub(super) fn set_link_errors(
+    registry: &Registry,
+    node: u32,
+    port: &str,
+    errors: Option<String>,
+) -> anyhow::Result<()> {
+    let spec = errors.map(|text| text.parse::<LinkErrorSpec>()).transpose();
+    let spec = spec.map_err(|allowed| anyhow!("errors of a link are {allowed}"))?;
+    let fabric = running(registry)?.wires().fabric();
+    let lanes = fabric.parameters().map_or(0, |parameters| parameters.lanes);
+    let at = registry.place(NodeId(node))?;
+    let errors = spec.unwrap_or_default().errors(lanes);
+    fabric.set_link_errors(at, known_port(port)?, &errors)?;
+    let errors = spec.as_ref().map(ToString::to_string);
+    registry.publish(Some(NodeId(node)), EventKind::LinkErrors { port: port.to_owned(), errors });
     Ok(())
 }
 

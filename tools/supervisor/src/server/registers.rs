@@ -6,8 +6,8 @@
 use tofu_abi::barrier::{GpidBseq, LocalLink, RemoteLink, SignalMask, SignalState};
 use tofu_abi::irq::{BgsIrqs, CqsIrqs, TniIrqs};
 use tofu_abi::regs::{
-    BchReg, BgsReg, CqReg, CqsMode, CqsReg, CqsStatus, NUM_BG, NUM_PORT, NodeAddress, PortReg,
-    Register, TniReg, TofuReg, XbReg,
+    BchReg, BgsReg, CqReg, CqsMode, CqsReg, CqsStatus, NUM_PORT, NodeAddress, PortReg, Register,
+    TniReg, TofuReg, XbReg,
 };
 use tofu_abi::{BgId, CqId, TniId};
 use tofu_control::protocol::RegisterValue;
@@ -43,6 +43,7 @@ impl Reader<'_> {
     fn all(mut self) -> Vec<RegisterValue> {
         let tofu = [
             (TofuReg::NodeAddress, "NODE_ADDRESS"),
+            (TofuReg::Generation, "GENERATION"),
             (TofuReg::PortSetting, "PORT_SETTING"),
             (TofuReg::TnrMsiBase, "TNR_MSI_BASE"),
             (TofuReg::TnrIrr, "TNR_IRR"),
@@ -55,17 +56,18 @@ impl Reader<'_> {
         for &reg in XbReg::ALL {
             self.add("crossbar", reg.name(), Register::Xb(reg));
         }
-        for tni in TniId::ALL {
+        let description = self.node.icc().description();
+        for tni in description.tni_ids() {
             let of = format!("tni {}", tni.get());
             self.add(&of, "MSI_BASE", Register::Tofu(TofuReg::TniMsiBase(tni.get())));
             let regs = TniReg::ALL.iter().filter(|reg| !matches!(reg, TniReg::Irc | TniReg::Imc));
             for &reg in regs {
                 self.add(&of, reg.name(), Register::Tni { tni, reg });
             }
-            for cq in CqId::ALL {
+            for cq in description.cq_ids() {
                 self.queue(tni, cq);
             }
-            for bg in (0..NUM_BG as u8).filter_map(BgId::new) {
+            for bg in BgId::ALL.into_iter().filter(|bg| description.has_gate(tni, *bg)) {
                 self.gate(tni, bg);
             }
         }
@@ -100,7 +102,8 @@ impl Reader<'_> {
             return;
         }
         let of = format!("tni {} gate {}", tni.get(), bg.get());
-        let channel = bg.channel();
+        let barrier = self.node.icc().description().barrier;
+        let channel = bg.channel().filter(|bch| barrier.has_channel(tni.get(), bch.get()));
         let data = BgsReg::DataA0.offset()..=BgsReg::DataBe.offset();
         for &reg in BgsReg::ALL {
             let of_channel = reg.offset() >= BgsReg::BchMask.offset();

@@ -81,6 +81,10 @@ fn words(what: &EventKind) -> String {
         EventKind::Link { port, up } => {
             format!("link {port} {}", if *up { "up" } else { "down" })
         }
+        EventKind::LinkErrors { port, errors: Some(errors) } => {
+            format!("link {port} has errors: {errors}")
+        }
+        EventKind::LinkErrors { port, errors: None } => format!("link {port} has no more errors"),
         EventKind::Faults { faults: Some(faults) } => format!("faults {faults}"),
         EventKind::Faults { faults: None } => "no more faults".to_owned(),
         EventKind::Down => "the machine ends".to_owned(),

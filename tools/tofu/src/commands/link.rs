@@ -1,16 +1,18 @@
 //! `tofu link`: links of a machine that runs.
 
 use std::io::{self, Write};
+use std::ops::Range;
 
 use anyhow::bail;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, value_parser};
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_control::protocol::{LinkEnd, Reply, Request};
 use tofu_control::{MachineName, ask, find_machine, locate, node_number, parse_node, place, shape};
 use tofu_fabric::{Link, Port, Shape};
+use tofu_supervisor::link_errors::{LinkErrorSpec, Rate};
 
-/// Take links of a running machine down and up, or list them
+/// Take links of a running machine down and up, have them fail in part, or list them
 ///
 /// A link goes down as a whole, in both directions. What is sent over it then is lost: the port
 /// before it counts it, and its loss is reported.
@@ -20,6 +22,32 @@ pub(crate) enum LinkCommand {
     Down(LinkArgs),
     /// Bring the link between two neighbours up again
     Up(LinkArgs),
+    /// Have bits, lanes and acknowledgements of a modelled link fail, or, with no option, no more
+    ///
+    /// In both directions, in machines with links = "modelled". Nothing that a guest sees is lost
+    /// by that: frames are sent again, or on the other lanes; counters of ports tell.
+    Errors {
+        /// Which link
+        #[command(flatten)]
+        link: LinkArgs,
+        /// How likely a bit is wrong, such as 1e-7
+        #[arg(long, value_name = "RATE")]
+        ber: Option<Rate>,
+        /// The only lane with such bits [default: all lanes]
+        #[arg(
+            long,
+            value_name = "LANE",
+            requires = "ber",
+            value_parser = value_parser!(u8).range(LANES),
+        )]
+        lane: Option<u8>,
+        /// A lane on which nothing arrives
+        #[arg(long, value_name = "LANE", value_parser = value_parser!(u8).range(LANES))]
+        dead: Option<u8>,
+        /// How likely an acknowledgement, or another data-link-layer packet, is lost
+        #[arg(long, value_name = "RATE")]
+        dllp_loss: Option<Rate>,
+    },
     /// List the links and whether they are up
     Ls {
         /// Machine; not needed if only one runs
@@ -33,6 +61,9 @@ pub(crate) enum LinkCommand {
         json: bool,
     },
 }
+
+/// Numbers of lanes that the links of some generation have.
+const LANES: Range<i64> = 0..8;
 
 /// Which link.
 #[derive(Debug, Clone, Args)]
@@ -54,6 +85,12 @@ pub(crate) fn run(command: &LinkCommand) -> anyhow::Result<u8> {
     match command {
         LinkCommand::Down(args) => set(args, false),
         LinkCommand::Up(args) => set(args, true),
+        LinkCommand::Errors { link, ber, lane, dead, dllp_loss } => {
+            let any = ber.is_some() || dead.is_some() || dllp_loss.is_some();
+            let (ber, dllp_loss) = (ber.unwrap_or_default(), dllp_loss.unwrap_or_default());
+            let spec = LinkErrorSpec { ber, lane: *lane, dead: *dead, dllp_loss };
+            set_errors(link, any.then_some(spec))
+        }
         LinkCommand::Ls { name, down, json } => list(name.as_ref(), *down, *json),
     }
 }
@@ -63,6 +100,16 @@ fn set(args: &LinkArgs, up: bool) -> anyhow::Result<u8> {
     let node = node_number(&shape, at)?;
     for port in ports(&shape, at, &args.to)? {
         ask(&control, &Request::SetLink { node, port: port.to_string(), up })?;
+    }
+    Ok(0)
+}
+
+fn set_errors(args: &LinkArgs, spec: Option<LinkErrorSpec>) -> anyhow::Result<u8> {
+    let (control, shape, at) = locate(&args.from)?;
+    let node = node_number(&shape, at)?;
+    for port in ports(&shape, at, &args.to)? {
+        let errors = spec.map(|spec| spec.to_string());
+        ask(&control, &Request::SetLinkErrors { node, port: port.to_string(), errors })?;
     }
     Ok(0)
 }

@@ -4,6 +4,7 @@ use anyhow::bail;
 use clap::Args;
 use tofu_control::protocol::{Reply, Request};
 use tofu_control::{MachineName, ask, find_machine, shape};
+use tofu_machine::Generation;
 use tofu_supervisor::options::ShapeArgs;
 use tofu_supervisor::plan::Network;
 
@@ -22,12 +23,20 @@ pub(crate) struct MachineOrShape {
 impl MachineOrShape {
     /// Its network.
     pub(crate) fn network(&self) -> anyhow::Result<Network> {
-        let Some(name) = &self.machine else { return Ok(Network::new(&self.shape)?.0) };
+        Ok(self.network_and_generation()?.0)
+    }
+
+    /// Its network, and of which generation it is if it does not run.
+    pub(crate) fn network_and_generation(&self) -> anyhow::Result<(Network, Option<Generation>)> {
+        let Some(name) = &self.machine else {
+            let (network, file) = Network::new(&self.shape)?;
+            return Ok((network, Some(file.generation)));
+        };
         let (_, control) = find_machine(name.as_ref())?;
         let shape = shape(&control)?;
         let Reply::Links { down } = ask(&control, &Request::Links)? else { bail!("not an answer") };
         let links_down = down.iter().filter_map(|end| end.find(&shape)).collect();
-        Ok(Network { shape, links_down })
+        Ok((Network { shape, links_down }, None))
     }
 
     /// Whether it runs.

@@ -96,8 +96,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let confinement = Confinement::of_programs(&[dir.base(), folder.as_path()], args.sandbox.off)?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(args.engines.or(file.engines), cores);
-    let machine =
-        runner::machine(&network, file.generation, Doorbells::Trapped, engines, &confinement)?;
+    let kind = (file.generation, file.link_mode.unwrap_or_default().links());
+    let machine = runner::machine(&network, kind, Doorbells::Trapped, engines, &confinement)?;
     let registry = Arc::new(Registry::new(&network, sender));
     registry.built(&machine, None)?;
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };

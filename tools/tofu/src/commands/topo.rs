@@ -9,6 +9,7 @@ use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_fabric::{Axis, Link, Port};
+use tofu_machine::{Capacity, Generation};
 use tofu_supervisor::plan::Network;
 
 use crate::commands::running::MachineOrShape;
@@ -20,6 +21,12 @@ use crate::commands::svg;
 pub(crate) struct TopoArgs {
     #[command(flatten)]
     pub(crate) machine: MachineOrShape,
+
+    /// What its links can carry: tofu, tofu2 or tofud
+    ///
+    /// [default: that of the machine file, or tofud]
+    #[arg(long, value_name = "GENERATION", value_parser = generation)]
+    pub(crate) generation: Option<Generation>,
 
     /// Write a picture of the 6D box to this file
     #[arg(long, value_name = "FILE")]
@@ -34,6 +41,8 @@ const EXAMPLES: &str = "\
 Examples:
   tofu topo
   tofu topo --shape half-rack --svg half-rack.svg
+  tofu topo --shape k --generation k
+      the K computer, and what its links can carry
   tofu topo --machine
       the machine that runs, with the links that are down now
   tofu topo -c machine.toml --json";
@@ -41,9 +50,15 @@ Examples:
 /// Up to this many nodes are listed one by one.
 const LISTED_NODES: u32 = 192;
 
+fn generation(name: &str) -> Result<Generation, String> {
+    Generation::from_name(name).ok_or_else(|| format!("give {}", Generation::NAMES))
+}
+
 /// Runs `tofu topo`.
 pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<u8> {
-    let network = args.machine.network()?;
+    let (network, generation) = args.machine.network_and_generation()?;
+    let generation = args.generation.or(generation);
+    let capacity = generation.map(|of| (of, Capacity::of(of, &network.shape)));
     let mut out = io::stdout().lock();
     if let Some(path) = &args.svg {
         let picture = svg::draw(&network)?;
@@ -51,12 +66,12 @@ pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<u8> {
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     if args.json {
-        writeln!(out, "{}", to_json(&network))?;
+        writeln!(out, "{}", to_json(&network, capacity))?;
     } else if let Some(path) = &args.svg {
         writeln!(out, "{}", network.summary())?;
         writeln!(out, "picture: {}", path.display())?;
     } else {
-        out.write_all(text(&network, args.machine.runs()).as_bytes())?;
+        out.write_all(text(&network, capacity, args.machine.runs()).as_bytes())?;
     }
     out.flush()?;
     Ok(0)
@@ -72,10 +87,32 @@ fn closing(network: &Network, axis: Axis) -> &'static str {
     }
 }
 
-fn text(network: &Network, runs: bool) -> String {
+/// What the links can carry, in one line.
+fn carried(generation: Generation, capacity: &Capacity) -> String {
+    let rate = |bytes: u64| {
+        let units = [(1e15, "PB/s"), (1e12, "TB/s"), (1e9, "GB/s")];
+        let fits = units.into_iter().find(|(unit, _)| bytes as f64 >= *unit);
+        let (unit, name) = fits.unwrap_or((1e9, "GB/s"));
+        format!("{:.2} {name}", bytes as f64 / unit)
+    };
+    let Capacity { injection, bisection, optical } = *capacity;
+    format!(
+        "{}: injection {}, bisection {}, optical links {:.0} %",
+        generation.description().interconnect,
+        rate(injection),
+        rate(bisection),
+        optical * 100.0
+    )
+}
+
+fn text(network: &Network, capacity: Option<(Generation, Capacity)>, runs: bool) -> String {
     let shape = &network.shape;
     // Writing to a String cannot fail.
-    let mut text = network.summary() + "\n\naxis  length\n";
+    let mut text = network.summary() + "\n";
+    if let Some((generation, capacity)) = &capacity {
+        let _ = writeln!(text, "{}", carried(*generation, capacity));
+    }
+    text += "\naxis  length\n";
     for axis in Axis::ALL {
         let _ = writeln!(
             text,
@@ -120,7 +157,7 @@ fn text(network: &Network, runs: bool) -> String {
     text
 }
 
-fn to_json(network: &Network) -> serde_json::Value {
+fn to_json(network: &Network, capacity: Option<(Generation, Capacity)>) -> serde_json::Value {
     let shape = &network.shape;
     let coords = |at: Coords| json!(at.to_array());
     let axes: serde_json::Map<_, _> = Axis::ALL
@@ -138,7 +175,16 @@ fn to_json(network: &Network) -> serde_json::Value {
             })
         })
         .collect();
-    json!({ "shape": shape.to_string(), "nodes": shape.nodes(), "axes": axes, "links": links })
+    let capacity = capacity.map(|(generation, capacity)| {
+        json!({
+            "generation": generation.name(), "injection_bytes_per_s": capacity.injection,
+            "bisection_bytes_per_s": capacity.bisection, "optical": capacity.optical,
+        })
+    });
+    json!({
+        "shape": shape.to_string(), "nodes": shape.nodes(), "axes": axes, "links": links,
+        "capacity": capacity,
+    })
 }
 
 #[cfg(test)]
@@ -152,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_unit_in_words() {
-        let text = text(&network("unit"), false);
+        let text = text(&network("unit"), None, false);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "machine 1x1x1x2x3x2: 12 nodes, 24 links, 1 down");
         assert_eq!(lines[3], "X          1  no links");
@@ -174,12 +220,24 @@ mod tests {
 
     #[test]
     fn large_machines_are_not_listed() {
-        assert!(text(&network("4x4x4x2x3x2"), false).lines().count() < 12);
+        let text = text(&network("4x4x4x2x3x2"), None, false);
+        assert!(text.lines().count() < 12);
+    }
+
+    #[test]
+    fn what_links_can_carry_is_in_the_second_line() {
+        let k = Network { shape: "k".parse().unwrap(), links_down: Vec::new() };
+        let capacity = Capacity::of(Generation::K, &k.shape);
+        let text = text(&k, Some((Generation::K, capacity)), false);
+        let expected = "Tofu: injection 1.66 PB/s, bisection 46.08 TB/s, optical links 0 %";
+        assert_eq!(text.lines().nth(1), Some(expected));
+        let value = to_json(&network("rack"), Some((Generation::Fugaku, capacity)));
+        assert_eq!(value["capacity"]["bisection_bytes_per_s"], 46_080_000_000_000_u64);
     }
 
     #[test]
     fn json_has_every_link() {
-        let value = to_json(&network("half-rack"));
+        let value = to_json(&network("half-rack"), None);
         let links = value["links"].as_array().unwrap();
         // 12 nodes a unit: 6 A, 6 C, 12 B. Tori of 2, 2 and 4 give each node one link an axis.
         assert_eq!(links.len(), 16 * 24 + 3 * 192);

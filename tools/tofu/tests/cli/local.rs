@@ -120,6 +120,21 @@ impl Drop for Job {
 }
 
 #[test]
+fn examples_run_over_modelled_links() {
+    let jobs = Jobs::new();
+    for (name, job, expected) in [
+        ("counter.c", "3", "0: counter 3000, each number drawn once: yes"),
+        ("striping.c", "2", "1: 12582912 bytes over 6 TNIs, 0 wrong"),
+    ] {
+        let Some(program) = jobs.example(name) else { return };
+        let lines = jobs.lines(&["--links", "modelled", "-n", job, &program]);
+        assert_eq!(lines, [expected], "{name}");
+    }
+    let said = jobs.run(&["--links", "slow", "-n", "1", "true"]);
+    assert!(said.err.contains("invalid value 'slow' for '--links <LINKS>'"), "{said:?}");
+}
+
+#[test]
 fn examples_run_as_processes() {
     let jobs = Jobs::new();
     for (name, job, expected) in [

@@ -6,6 +6,7 @@ mod control;
 mod faults;
 mod gateway;
 mod guests;
+mod links;
 mod linux;
 mod local;
 mod netboot;

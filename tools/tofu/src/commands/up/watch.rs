@@ -331,6 +331,7 @@ pub(super) mod tests {
             doorbell: Doorbell::Auto,
             timeout: Timeout(timeout),
             generation: Default::default(),
+            links: Default::default(),
             engines: None,
             image: None,
             driver: Driver::default(),

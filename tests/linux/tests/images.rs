@@ -1,0 +1,21 @@
+//! The images of all tests here, and programs that one of them builds, which take minutes to make
+//! where they are not in the cache yet: `ci/test` has them made while it compiles and runs other
+//! tests.
+
+use tofu_linux_tests::sdk::{Sdk, has_compiler};
+use tofu_linux_tests::{Image, Place, vfio_selftests};
+
+#[test]
+fn images_of_these_tests() {
+    const TEST: &str = "images_of_these_tests";
+    for image in Image::ALL {
+        if Place::new(TEST, image).is_none() {
+            return;
+        }
+    }
+    let place = Place::empty();
+    if has_compiler(TEST) {
+        Sdk::new(&place).add_mpi(&place, TEST);
+    }
+    vfio_selftests(TEST);
+}
