@@ -27,8 +27,8 @@ use crate::host::Net;
 use crate::irq::IrqUnit;
 use crate::memory::DmaError;
 use crate::notice::Peer;
-use crate::register::RegisterWrite;
 use crate::tlp::{Body, Signal, wire_bytes};
+use tofu_parts::RegisterWrite;
 
 impl Icc {
     /// The gates of an interface that has any, whose registers are about to be written.

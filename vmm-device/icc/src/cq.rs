@@ -18,9 +18,9 @@ use crate::handover::Handover;
 use crate::irq::{Arm, IrqUnit};
 use crate::memory::DmaMemory;
 use crate::page::{DIRECT, PIGGYBACK, Page, SharedPages};
-use crate::register::RegisterWrite;
 use crate::translate::Tables;
 use crate::transmit::Transmit;
+use tofu_parts::RegisterWrite;
 
 /// How long a write to ENABLE waits for bursts under way before it gives up on them. They are
 /// a memory copy long, so this is only reached when the host hardly runs at all: then a guest

@@ -20,11 +20,11 @@ use crate::host::Host;
 use crate::irq::IrqUnit;
 use crate::memory::DmaMemory;
 use crate::page::SharedPages;
-use crate::register::Plain;
 use crate::statistics::{FailedCommands, Faults, ModelTime, Statistics};
 use crate::timing::CommandTiming;
 use crate::tlp::Body;
 use crate::tni::Tni;
+use tofu_parts::Plain;
 
 /// What a device is made from.
 #[derive(Clone, Debug)]

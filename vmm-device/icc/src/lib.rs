@@ -37,7 +37,6 @@ mod notice;
 mod packets;
 mod page;
 mod regfile;
-mod register;
 mod router;
 mod statistics;
 mod target;

@@ -12,7 +12,7 @@ use crate::breaches::{QueueName, RegisterName, is_read_only};
 use crate::cq::Cq;
 use crate::device::Icc;
 use crate::page::DIRECT;
-use crate::register::{RegisterWrite, aligned};
+use tofu_parts::{RegisterWrite, aligned};
 
 impl Icc {
     /// A read of `data.len()` bytes at `offset` of BAR0.

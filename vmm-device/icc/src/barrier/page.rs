@@ -9,7 +9,7 @@ use tofu_abi::{BchId, TniId};
 use vm_memory::VolatileMemory;
 
 use crate::page::SharedPages;
-use crate::register::RegisterWrite;
+use tofu_parts::RegisterWrite;
 
 const REGISTERS: usize = BchReg::ALL.len();
 const FIRST: u64 = BchReg::Idata0.offset();

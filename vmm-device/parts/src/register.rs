@@ -7,7 +7,7 @@ use tofu_sync::lock;
 
 /// The offset of the register that an access of `len` bytes at `offset` is to, and the first bit of
 /// it that is accessed; `None` for an access that registers do not have.
-pub(crate) const fn aligned(offset: u64, len: usize) -> Option<(u64, u32)> {
+pub const fn aligned(offset: u64, len: usize) -> Option<(u64, u32)> {
     match (len, offset % 8) {
         (8 | 4, 0) => Some((offset, 0)),
         (4, 4) => Some((offset - 4, 32)),
@@ -17,14 +17,14 @@ pub(crate) const fn aligned(offset: u64, len: usize) -> Option<(u64, u32)> {
 
 /// A write to a register or to half of one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RegisterWrite {
+pub struct RegisterWrite {
     mask: u64,
     bits: u64,
 }
 
 impl RegisterWrite {
     /// The offset of the register that `data` is written to, and the write.
-    pub(crate) fn at(offset: u64, data: &[u8]) -> Option<(u64, Self)> {
+    pub fn at(offset: u64, data: &[u8]) -> Option<(u64, Self)> {
         let (at, shift) = aligned(offset, data.len())?;
         let mut bytes = [0; 8];
         bytes[..data.len()].copy_from_slice(data);
@@ -34,22 +34,22 @@ impl RegisterWrite {
 
     /// The bits that are written; those that are not are 0. That is what counts for a register
     /// that sets or clears bits of another one.
-    pub(crate) const fn bits(self) -> u64 {
+    pub const fn bits(self) -> u64 {
         self.bits
     }
 
     /// The value of a register that was `old`.
-    pub(crate) const fn merge(self, old: u64) -> u64 {
+    pub const fn merge(self, old: u64) -> u64 {
         old & !self.mask | self.bits
     }
 
     /// Bit 0, if it is written.
-    pub(crate) fn switch(self) -> Option<bool> {
+    pub fn switch(self) -> Option<bool> {
         (self.mask & 1 != 0).then_some(self.bits & 1 != 0)
     }
 
     /// Which halves of the register are written: bit 0 for the low one, bit 1 for the high one.
-    pub(crate) const fn halves(self) -> u16 {
+    pub const fn halves(self) -> u16 {
         (self.mask & 1) as u16 | (self.mask >> 63 << 1) as u16
     }
 }
@@ -58,20 +58,23 @@ impl RegisterWrite {
 /// are kept by offset; there are as many as the map has, so a guest cannot make this grow
 /// without bound.
 #[derive(Debug, Default)]
-pub(crate) struct Plain(Mutex<HashMap<u64, u64>>);
+pub struct Plain(Mutex<HashMap<u64, u64>>);
 
 impl Plain {
-    pub(crate) fn read(&self, offset: u64) -> u64 {
+    /// The value of the register at `offset`: 0 until it is written.
+    pub fn read(&self, offset: u64) -> u64 {
         lock(&self.0).get(&offset).copied().unwrap_or(0)
     }
 
-    pub(crate) fn write(&self, offset: u64, write: RegisterWrite) {
+    /// Writes the register at `offset`.
+    pub fn write(&self, offset: u64, write: RegisterWrite) {
         let mut values = lock(&self.0);
         let value = values.entry(offset).or_default();
         *value = write.merge(*value);
     }
 
-    pub(crate) fn reset(&self) {
+    /// All registers are 0 again.
+    pub fn reset(&self) {
         lock(&self.0).clear();
     }
 }

@@ -1,0 +1,245 @@
+//! Guest memory as the device reaches it by DMA.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use smallvec::SmallVec;
+use thiserror::Error;
+use vm_memory::{
+    AtomicInteger, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    VolatileMemory, VolatileSlice,
+};
+
+/// An address range that is not memory, or not aligned as the access needs.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("no memory at {addr:#x}, length {len:#x}")]
+pub struct DmaError {
+    /// Start of the range.
+    pub addr: u64,
+    /// Length of the range in bytes.
+    pub len: usize,
+}
+
+/// What a device does to memory. An IOMMU may map an address for one and not the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It reads.
+    Read,
+    /// It writes.
+    Write,
+    /// It does both at once, as an atomic operation does.
+    Update,
+}
+
+impl Access {
+    /// Whether the device learns what the memory holds.
+    pub const fn reads(self) -> bool {
+        matches!(self, Self::Read | Self::Update)
+    }
+
+    /// Whether the device changes the memory.
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Update)
+    }
+}
+
+/// What an access gives.
+pub type DmaResult<T = ()> = Result<T, DmaError>;
+
+/// What is called with the slices of an address range.
+pub type Visit<'a> = dyn FnMut(VolatileSlice<'_>) + 'a;
+
+/// Memory that a device can reach by DMA, at the addresses that it uses.
+///
+/// An address that is mapped, but not for what the device does to it, is no memory.
+pub trait DmaMemory: Send + Sync {
+    /// Whether the whole range is memory that the device may access in this way.
+    fn contains(&self, addr: u64, len: usize, access: Access) -> bool;
+
+    /// Calls `f` with the slices of the range, in order. It does no more to them than `access`
+    /// says, and writes all of them where that is [`Access::Write`]: memory that is not in this
+    /// process is a copy here.
+    ///
+    /// # Errors
+    ///
+    /// If any part of the range is not memory; then `f` is not called at all, unless that comes
+    /// out only when a copy of it is made or taken back.
+    fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult;
+
+    /// Reads `buf.len()` bytes.
+    ///
+    /// # Errors
+    ///
+    /// If any part of the range is not memory.
+    fn read(&self, addr: u64, buf: &mut [u8]) -> DmaResult {
+        let mut at = 0;
+        self.access(addr, buf.len(), Access::Read, &mut |slice| {
+            let end = at + slice.len();
+            slice.copy_to(&mut buf[at..end]);
+            at = end;
+        })
+    }
+
+    /// Writes `buf`.
+    ///
+    /// # Errors
+    ///
+    /// If any part of the range is not memory.
+    fn write(&self, addr: u64, buf: &[u8]) -> DmaResult {
+        let mut at = 0;
+        self.access(addr, buf.len(), Access::Write, &mut |slice| {
+            let end = at + slice.len();
+            slice.copy_from(&buf[at..end]);
+            at = end;
+        })
+    }
+
+    /// Writes what `source` has.
+    ///
+    /// # Errors
+    ///
+    /// If any part of the range is not memory.
+    fn write_from(&self, addr: u64, source: VolatileSlice<'_>) -> DmaResult {
+        let mut done = 0;
+        self.access(addr, source.len(), Access::Write, &mut |slice| {
+            let n = slice.len();
+            if let Ok(part) = source.subslice(done, n) {
+                part.copy_to_volatile_slice(slice);
+            }
+            done += n;
+        })
+    }
+
+    /// Calls `f` with the aligned 64-bit word at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// If `addr` is not memory or not a multiple of 8.
+    fn word(&self, addr: u64, access: Access, f: &mut dyn FnMut(&AtomicU64)) -> DmaResult {
+        with_atomic(self, addr, access, f)
+    }
+
+    /// Calls `f` with the aligned 32-bit word at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// If `addr` is not memory or not a multiple of 4.
+    fn half_word(&self, addr: u64, access: Access, f: &mut dyn FnMut(&AtomicU32)) -> DmaResult {
+        with_atomic(self, addr, access, f)
+    }
+
+    /// Loads a 64-bit word; what was written before it by whoever stored it is visible.
+    ///
+    /// # Errors
+    ///
+    /// As [`DmaMemory::word`].
+    fn load(&self, addr: u64) -> DmaResult<u64> {
+        let mut value = 0;
+        self.word(addr, Access::Read, &mut |word| value = word.load(Ordering::Acquire))?;
+        Ok(u64::from_le(value))
+    }
+
+    /// Loads four words, the first of them before the others: what was written before it by
+    /// whoever stored it is visible in them.
+    ///
+    /// # Errors
+    ///
+    /// If the 32 bytes are not memory or not aligned to 32.
+    fn load_entry(&self, addr: u64) -> DmaResult<[u64; 4]> {
+        let mut entry = [0; 4];
+        self.entry(addr, Access::Read, &mut |words| {
+            for (value, word) in entry.iter_mut().zip(words) {
+                *value = u64::from_le(word.load(Ordering::Acquire));
+            }
+        })?;
+        Ok(entry)
+    }
+
+    /// Stores four words, the first of them after the others, and all after everything that was
+    /// written before.
+    ///
+    /// # Errors
+    ///
+    /// If the 32 bytes are not memory or not aligned to 32.
+    fn store_entry(&self, addr: u64, entry: [u64; 4]) -> DmaResult {
+        self.entry(addr, Access::Write, &mut |words| {
+            for (value, word) in entry.iter().zip(words).rev() {
+                word.store(value.to_le(), Ordering::Release);
+            }
+        })
+    }
+
+    /// Calls `f` with the four words of an aligned 32-byte entry.
+    ///
+    /// # Errors
+    ///
+    /// If the 32 bytes are not memory or not aligned to 32.
+    fn entry(&self, addr: u64, access: Access, f: &mut dyn FnMut([&AtomicU64; 4])) -> DmaResult {
+        let error = DmaError { addr, len: 32 };
+        if !addr.is_multiple_of(32) {
+            return Err(error);
+        }
+        let mut found = false;
+        self.access(addr, 32, access, &mut |slice| {
+            let word = |i: usize| slice.get_atomic_ref::<AtomicU64>(8 * i);
+            if let (Ok(a), Ok(b), Ok(c), Ok(d)) = (word(0), word(1), word(2), word(3)) {
+                found = true;
+                f([a, b, c, d]);
+            }
+        })?;
+        if found { Ok(()) } else { Err(error) }
+    }
+
+    /// Stores a 64-bit word after everything that was written before.
+    ///
+    /// # Errors
+    ///
+    /// As [`DmaMemory::word`].
+    fn store(&self, addr: u64, value: u64) -> DmaResult {
+        self.word(addr, Access::Write, &mut |word| word.store(value.to_le(), Ordering::Release))
+    }
+}
+
+#[inline]
+fn with_atomic<T: AtomicInteger>(
+    memory: &(impl DmaMemory + ?Sized),
+    addr: u64,
+    access: Access,
+    f: &mut dyn FnMut(&T),
+) -> DmaResult {
+    let len = size_of::<T>();
+    let mut found = false;
+    memory.access(addr, len, access, &mut |slice| {
+        if let Ok(word) = slice.get_atomic_ref::<T>(0) {
+            found = true;
+            f(word);
+        }
+    })?;
+    if found { Ok(()) } else { Err(DmaError { addr, len }) }
+}
+
+impl DmaMemory for GuestMemoryMmap<()> {
+    fn contains(&self, addr: u64, len: usize, _: Access) -> bool {
+        self.check_range(GuestAddress(addr), len)
+    }
+
+    fn access(&self, addr: u64, len: usize, _: Access, f: &mut Visit<'_>) -> DmaResult {
+        let error = DmaError { addr, len };
+        let (region, start) = self.to_region_addr(GuestAddress(addr)).ok_or(error)?;
+        if let Ok(slice) = region.get_slice(start, len) {
+            f(slice);
+            return Ok(());
+        }
+        // The range is spread over several regions, or not memory to its end.
+        if !self.check_range(GuestAddress(addr), len) {
+            return Err(error);
+        }
+        let slices: SmallVec<[VolatileSlice<'_>; 4]> = self
+            .get_slices(GuestAddress(addr), len)
+            .collect::<Result<_, _>>()
+            .map_err(|_| error)?;
+        for slice in slices {
+            f(slice);
+        }
+        Ok(())
+    }
+}
