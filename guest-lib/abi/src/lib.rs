@@ -25,6 +25,7 @@ pub mod rcode;
 pub mod reduce;
 pub mod regs;
 pub mod table;
+pub mod tnw;
 pub mod topology;
 
 pub use addr::{Coords, Path, StagOffset};

@@ -88,6 +88,8 @@ macro_rules! registers {
     };
 }
 
+pub(crate) use registers;
+
 registers! {
     /// Control queue page, mappable into a user process.
     pub enum CqReg {

@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 use tofu_abi::Coords;
+use tofu_abi::topology::Shape;
 
 /// Why a node or a machine cannot be had.
 #[derive(Debug, Error)]
@@ -12,6 +13,9 @@ pub enum Error {
     /// There is a device at these coordinates already.
     #[error("node {0} exists already")]
     NodeExists(Coords),
+    /// A torus of TNW has no axes A, B and C.
+    #[error("shape {0}: TNW has the axes X, Y and Z only, so A, B and C must be 1")]
+    NotThreeAxes(Shape),
     /// The host has no memory, threads or descriptors left.
     #[error("{what}: {source}")]
     Host {

@@ -18,6 +18,7 @@ mod links;
 mod node;
 mod pump;
 mod shared;
+mod torus;
 mod wakeup;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -40,6 +41,7 @@ pub use crate::config::{Capacity, Doorbells, Links, MachineConfig};
 pub use crate::error::Error;
 pub use crate::node::{DoorbellBackend, Node, NodeParts};
 pub use crate::pump::Pump;
+pub use crate::torus::{TORUS_TIMING, Torus, TorusNode};
 pub use tofu_abi::Generation;
 
 /// The network of a machine, for those who look at it or meddle with it. It may outlive the

@@ -256,12 +256,15 @@ fn endpoint(generation: Generation, coords: Coords) -> Result<Endpoint, Error> {
         subsystem: device,
     };
     let registers = Bar::memory64(tofu_abi::regs::BAR0_SIZE).prefetchable();
-    // The serial number tells nodes apart in a PCI listing: their coordinates.
-    let serial = coords.to_array().iter().fold(0, |n, &c| n << 8 | u64::from(c));
     Ok(Endpoint::new(identity, LinkSpeed::Gen3)
         .with_bar(pci::REGISTER_BAR, registers)?
         .with_msix(pci::MSIX_BAR, vector::COUNT)?
-        .with_serial_number(serial))
+        .with_serial_number(serial_number(coords)))
+}
+
+/// The serial number tells nodes apart in a PCI listing: their coordinates.
+pub(crate) fn serial_number(coords: Coords) -> u64 {
+    coords.to_array().iter().fold(0, |n, &c| n << 8 | u64::from(c))
 }
 
 impl NodeHost {

@@ -8,12 +8,15 @@ mod interrupts;
 mod memory;
 mod node;
 mod pair;
+mod torus;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tofu_abi::tnw::WINDOW_BAR;
 use tofu_driver::{DmaError, IrqError, Platform};
+use tofu_tnw::Windows;
 
 pub use interrupts::Interrupts;
 pub use memory::{Arena, Buffer};
@@ -27,6 +30,11 @@ pub trait Backend: Send + Sync {
 
     /// Writes `data.len()` bytes at `offset` of BAR0.
     fn bar_write(&self, offset: u64, data: &[u8]);
+
+    /// Stores `data` at `offset` of another BAR. A device with one alone has no use for it.
+    fn bar_store(&self, bar: u8, offset: u64, data: &[u8]) {
+        let _ = (bar, offset, data);
+    }
 
     /// A monotonic clock in nanoseconds.
     fn now_ns(&self) -> u64;
@@ -60,6 +68,12 @@ impl InProcess {
     /// The memory that buffers come from.
     pub fn memory(&self) -> &Arena {
         &self.memory
+    }
+}
+
+impl Windows for InProcess {
+    fn store(&self, offset: u64, data: &[u8]) {
+        self.backend.bar_store(WINDOW_BAR, offset, data);
     }
 }
 

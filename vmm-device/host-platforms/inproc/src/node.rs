@@ -6,7 +6,7 @@ use thiserror::Error;
 use tofu_abi::pci::{MSIX_BAR, REGISTER_BAR};
 use tofu_abi::{Coords, irq::vector};
 use tofu_machine::{Machine, Node};
-use tofu_pci::{MsiSink, PciFunction, regs};
+use tofu_pci::{Endpoint, MsiSink, PciFunction, regs};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use crate::{Arena, Backend, InProcess, Interrupts};
@@ -44,25 +44,41 @@ impl InProcess {
         coords: Coords,
         size: usize,
     ) -> Result<Self, AttachError> {
-        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(MEMORY_BASE), size)])
-            .map_err(|source| AttachError::Memory { size, source })?;
-        let node = machine.add_node(coords, Arc::new(memory.clone()))?;
-        let interrupts = Arc::new(Interrupts::default());
-        let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
-        node.config_write(regs::COMMAND, &command.to_le_bytes());
-        if let Some(msix) = node.endpoint().msix() {
-            msix.connect(Arc::clone(&interrupts) as Arc<dyn MsiSink>);
-            msix.set_control(true, false);
-        }
-        for index in 0..vector::COUNT {
-            // The last word of an entry: not masked. Where its message goes does not matter, as
-            // the sink is told the vector.
-            node.bar_write(MSIX_BAR, u64::from(index) * MSIX_ENTRY_SIZE + 12, &[0; 4]);
-        }
+        let (memory, arena) = node_memory(size)?;
+        let node = machine.add_node(coords, memory)?;
+        let interrupts = set_up(&*node, node.endpoint(), vector::COUNT);
         let backend = MachineNode { machine: Arc::clone(machine), node };
-        let arena = Arena::new(memory).expect("the memory has a region");
         Ok(Self::new(Arc::new(backend), arena, interrupts))
     }
+}
+
+/// Memory of a node, and an allocator over it.
+pub(crate) fn node_memory(size: usize) -> Result<(Arc<GuestMemoryMmap<()>>, Arena), AttachError> {
+    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(MEMORY_BASE), size)])
+        .map_err(|source| AttachError::Memory { size, source })?;
+    let arena = Arena::new(memory.clone()).expect("the memory has a region");
+    Ok((Arc::new(memory), arena))
+}
+
+/// Does what firmware and an operating system would do with a function of so many vectors.
+pub(crate) fn set_up(
+    function: &dyn PciFunction,
+    endpoint: &Endpoint,
+    vectors: u16,
+) -> Arc<Interrupts> {
+    let interrupts = Arc::new(Interrupts::default());
+    let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
+    function.config_write(regs::COMMAND, &command.to_le_bytes());
+    if let Some(msix) = endpoint.msix() {
+        msix.connect(Arc::clone(&interrupts) as Arc<dyn MsiSink>);
+        msix.set_control(true, false);
+    }
+    for index in 0..vectors {
+        // The last word of an entry: not masked. Where its message goes does not matter, as
+        // the sink is told the vector.
+        function.bar_write(MSIX_BAR, u64::from(index) * MSIX_ENTRY_SIZE + 12, &[0; 4]);
+    }
+    interrupts
 }
 
 impl MsiSink for Interrupts {

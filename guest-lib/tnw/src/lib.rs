@@ -1,0 +1,487 @@
+//! Driver and library for the network processor of the torus network TNW.
+//!
+//! The words are the paper's (Pivanti, Schifano and Simma, *An FPGA-based Torus Communication
+//! Network*, 2010, section 3): a message is sent to a neighbour ([`Stream::send`] stores it to the
+//! device, [`Stream::send_from`] has the device fetch it), its receiver has posted a credit for it
+//! ([`Stream::credit`]), and both test or wait for the end ([`Stream::test`], [`Stream::wait`]).
+//! Sends and credits of a link and channel match strictly in order.
+//!
+//! Where this runs is the first device's [`Platform`], and [`Windows`] for what that device does
+//! not have. Between messages no register is read; a send by stores writes none.
+#![no_std]
+#![forbid(unsafe_code)]
+
+use core::fmt;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use thiserror::Error;
+use tofu_abi::Coords;
+use tofu_abi::pci::DEVICE_TNW;
+use tofu_abi::tnw::{
+    self, Cancel, ChannelReg, Control, LinkReg, LinkStatus, MAX_MESSAGE, Notification, NwpReg,
+    PACKET_DATA, Register, Start, WINDOW_RING, WindowPlace,
+};
+use tofu_driver::{DmaBuffer, DmaError, IrqError, Platform};
+
+pub use tofu_abi::tnw::{Channel, Link, Status};
+
+/// Bytes of a store to a window: a buffer in which processors combine writes.
+const STORE: usize = tnw::MAX_STORE;
+/// Notification words of a stream: for all credits and Ngets that the device takes.
+const WORDS: usize = tnw::CREDIT_QUEUE + tnw::NGET_QUEUE;
+/// How long a stream sleeps at most: another one of its link may have taken its interrupt.
+const LONGEST_SLEEP_NS: u64 = 1_000_000;
+const PACKET: u64 = PACKET_DATA as u64;
+
+/// Stores to a device's injection windows.
+pub trait Windows {
+    /// Stores 1 to 64 bytes at `offset` of the BAR of windows. They may arrive later than stores
+    /// that come after, but before a register that is written after.
+    fn store(&self, offset: u64, data: &[u8]);
+}
+
+/// The device is not there or not usable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ProbeError {
+    /// It says that it is something else.
+    #[error("this is no network processor of TNW: ID reads {0:#x}")]
+    NotTnw(u64),
+}
+
+/// Why a channel cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum OpenError {
+    /// Nothing is at the other end of the link.
+    #[error("no node is at the other end of the link")]
+    NoLink,
+    /// No memory for its notification words.
+    #[error(transparent)]
+    Memory(#[from] DmaError),
+}
+
+/// Why a credit or an Nget was not posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum PostError {
+    /// As many wait as the device takes.
+    #[error("as many wait as there is room for")]
+    Full,
+    /// The length is 0 or more than 8 MiB, or not all of it is in the buffer.
+    #[error("{len} bytes at {at} of a buffer of {buffer}: 1 to 8 MiB inside of it can be moved")]
+    Range {
+        /// Offset asked for.
+        at: usize,
+        /// Bytes asked for.
+        len: usize,
+        /// Length of the buffer.
+        buffer: usize,
+    },
+}
+
+/// Why a send did not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SendError {
+    /// The message has no bytes, or more than 8 MiB.
+    #[error("a message of {0} bytes: 1 to 8 MiB can be sent")]
+    Length(usize),
+    /// The neighbour took no more. The message goes on with what is sent next.
+    #[error("the neighbour took no more than {0} bytes")]
+    Stalled(usize),
+}
+
+/// A node's network processor.
+#[derive(Debug)]
+pub struct Nwp<P> {
+    platform: P,
+    present: u64,
+    coords: Coords,
+    shape: [u8; 3],
+}
+
+/// What a link has counted; as [`LinkReg`] has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "tofu_abi::tnw::LinkReg says what they are")]
+pub struct LinkCounters {
+    pub sent: u64,
+    pub received: u64,
+    pub nacks_sent: u64,
+    pub nacks_received: u64,
+    pub resent: u64,
+    pub crc_errors: u64,
+    pub timeouts: u64,
+    pub stalls: u64,
+}
+
+impl<P: Platform> Nwp<P> {
+    /// Finds out which node this is and enables the device, which is reset first.
+    ///
+    /// # Errors
+    ///
+    /// [`ProbeError`] if it is another device.
+    pub fn probe(platform: P) -> Result<Self, ProbeError> {
+        let read = |reg| platform.bar0_read64(Register::Nwp(reg).offset());
+        let id = read(NwpReg::Id);
+        if id as u16 != DEVICE_TNW {
+            return Err(ProbeError::NotTnw(id));
+        }
+        let control = Control(0).with_reset(true).with_enable(true);
+        platform.bar0_write64(Register::Nwp(NwpReg::Control).offset(), control.0);
+        let place = read(NwpReg::Coordinates).to_le_bytes();
+        let shape = read(NwpReg::Shape).to_le_bytes();
+        Ok(Self {
+            present: read(NwpReg::Present),
+            coords: Coords::new(place[0], place[1], place[2], 0, 0, 0),
+            shape: [shape[0], shape[1], shape[2]],
+            platform,
+        })
+    }
+
+    /// The platform.
+    pub const fn platform(&self) -> &P {
+        &self.platform
+    }
+
+    /// Place of the node.
+    pub const fn coords(&self) -> Coords {
+        self.coords
+    }
+
+    /// Nodes on X, Y and Z.
+    pub const fn shape(&self) -> [u8; 3] {
+        self.shape
+    }
+
+    /// Whether a link leads to a neighbour.
+    pub const fn is_present(&self, link: Link) -> bool {
+        self.present & 1 << link.index() != 0
+    }
+
+    /// Reads a register.
+    pub fn read(&self, register: Register) -> u64 {
+        self.platform.bar0_read64(register.offset())
+    }
+
+    fn write(&self, register: Register, value: u64) {
+        self.platform.bar0_write64(register.offset(), value);
+    }
+
+    /// How a link is.
+    pub fn link_status(&self, link: Link) -> LinkStatus {
+        LinkStatus(self.read(Register::Link(link, LinkReg::Status)))
+    }
+
+    /// What a link has counted.
+    pub fn link_counters(&self, link: Link) -> LinkCounters {
+        let read = |reg| self.read(Register::Link(link, reg));
+        LinkCounters {
+            sent: read(LinkReg::Sent),
+            received: read(LinkReg::Received),
+            nacks_sent: read(LinkReg::NacksSent),
+            nacks_received: read(LinkReg::NacksReceived),
+            resent: read(LinkReg::Resent),
+            crc_errors: read(LinkReg::CrcErrors),
+            timeouts: read(LinkReg::Timeouts),
+            stalls: read(LinkReg::Stalls),
+        }
+    }
+
+    /// Opens a channel of a link, for sending and receiving. It should be opened once only.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn open(&self, link: Link, channel: Channel) -> Result<Stream<'_, P>, OpenError> {
+        if !self.is_present(link) {
+            return Err(OpenError::NoLink);
+        }
+        // The words, and the one of TX_REPORT.
+        let words = self.platform.alloc_dma((WORDS + 1) * 8, 64)?;
+        let register = |reg| Register::Channel(link, channel, reg);
+        let tail = self.read(register(ChannelReg::TxTail));
+        words.store_u64(WORDS * 8, self.read(register(ChannelReg::TxHead)), Relaxed);
+        self.write(register(ChannelReg::TxReport), words.device_addr() + WORDS as u64 * 8);
+        Ok(Stream {
+            nwp: self,
+            link,
+            channel,
+            words,
+            busy: 0,
+            credits: 0,
+            ngets: 0,
+            tag: 0,
+            interrupts: false,
+            tail,
+            written: [[None; 3]; 2],
+        })
+    }
+}
+
+/// How a credit or an Nget ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Whether all went well.
+    pub status: Status,
+    /// Bytes moved.
+    pub length: u32,
+}
+
+/// A credit or an Nget that was posted. Its place is free again once its end was seen.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "its place is taken until its end was seen"]
+pub struct Ticket {
+    slot: u8,
+    credit: bool,
+    tag: u32,
+}
+
+/// A channel of a link: messages to the neighbour and from it.
+pub struct Stream<'a, P: Platform> {
+    nwp: &'a Nwp<P>,
+    link: Link,
+    channel: Channel,
+    words: P::Dma,
+    /// Notification words in use, one bit each.
+    busy: u128,
+    credits: usize,
+    ngets: usize,
+    tag: u32,
+    /// Interrupts are asked for.
+    interrupts: bool,
+    /// Bytes stored to the window's ring.
+    tail: u64,
+    /// What the registers of credits and of Ngets hold, so that they need not be written again.
+    written: [[Option<u64>; 3]; 2],
+}
+
+impl<P: Platform> fmt::Debug for Stream<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("link", &self.link)
+            .field("channel", &self.channel)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<P: Platform> Stream<'_, P> {
+    /// The link.
+    pub const fn link(&self) -> Link {
+        self.link
+    }
+
+    /// The channel.
+    pub const fn channel(&self) -> Channel {
+        self.channel
+    }
+
+    /// Reads a register of the channel.
+    pub fn read(&self, reg: ChannelReg) -> u64 {
+        self.nwp.read(Register::Channel(self.link, self.channel, reg))
+    }
+
+    fn write(&self, reg: ChannelReg, value: u64) {
+        self.nwp.write(Register::Channel(self.link, self.channel, reg), value);
+    }
+
+    /// Posts a credit: the next message of the channel goes to `len` bytes at offset `at` of
+    /// `buffer`, which must stay until the end was seen. What the message has beyond that is thrown
+    /// away.
+    ///
+    /// # Errors
+    ///
+    /// See [`PostError`].
+    pub fn credit(&mut self, buffer: &P::Dma, at: usize, len: usize) -> Result<Ticket, PostError> {
+        self.post(buffer, at, len, true)
+    }
+
+    /// Sends `len` bytes at offset `at` of `buffer`, which the device fetches (Nget). They must
+    /// stay until the end was seen.
+    ///
+    /// # Errors
+    ///
+    /// See [`PostError`].
+    pub fn send_from(
+        &mut self,
+        buffer: &P::Dma,
+        at: usize,
+        len: usize,
+    ) -> Result<Ticket, PostError> {
+        self.post(buffer, at, len, false)
+    }
+
+    fn post(
+        &mut self,
+        buffer: &P::Dma,
+        at: usize,
+        len: usize,
+        credit: bool,
+    ) -> Result<Ticket, PostError> {
+        let inside = at.checked_add(len).is_some_and(|end| end <= buffer.len());
+        if len == 0 || len as u64 > MAX_MESSAGE || !inside {
+            return Err(PostError::Range { at, len, buffer: buffer.len() });
+        }
+        let (waiting, most) = match credit {
+            true => (&mut self.credits, tnw::CREDIT_QUEUE),
+            false => (&mut self.ngets, tnw::NGET_QUEUE),
+        };
+        if *waiting >= most {
+            return Err(PostError::Full);
+        }
+        *waiting += 1;
+        let slot = self.busy.trailing_ones() as usize;
+        self.busy |= 1 << slot;
+        self.words.store_u64(slot * 8, 0, Relaxed);
+        self.tag = self.tag.wrapping_add(1) & 0x7f_ffff;
+        let start = Start(0).with_tag(self.tag).with_interrupt(self.interrupts);
+        use ChannelReg as R;
+        let registers = match credit {
+            true => [R::CreditAddress, R::CreditLength, R::CreditNotify],
+            false => [R::NgetAddress, R::NgetLength, R::NgetNotify],
+        };
+        let notify = self.words.device_addr() + slot as u64 * 8;
+        let values = [buffer.device_addr() + at as u64, len as u64, notify];
+        for (index, (reg, value)) in registers.into_iter().zip(values).enumerate() {
+            let known = &mut self.written[usize::from(credit)][index];
+            if *known != Some(value) {
+                *known = Some(value);
+                self.write(reg, value);
+            }
+        }
+        self.write(if credit { R::CreditStart } else { R::NgetStart }, start.0);
+        Ok(Ticket { slot: slot as u8, credit, tag: self.tag })
+    }
+
+    /// How a credit or Nget has ended.
+    ///
+    /// # Errors
+    ///
+    /// The ticket, if it has not.
+    pub fn test(&mut self, ticket: Ticket) -> Result<Outcome, Ticket> {
+        let slot = usize::from(ticket.slot);
+        let word = Notification(self.words.load_u64(slot * 8, Acquire));
+        if !word.done() || word.tag() != ticket.tag {
+            return Err(ticket);
+        }
+        self.busy &= !(1 << slot);
+        let waiting = if ticket.credit { &mut self.credits } else { &mut self.ngets };
+        *waiting = waiting.saturating_sub(1);
+        let status = Status::from_raw(word.status()).unwrap_or(Status::Cancelled);
+        Ok(Outcome { status, length: word.length() })
+    }
+
+    /// Waits until a credit or Nget has ended, for at most `timeout_ns` nanoseconds.
+    ///
+    /// # Errors
+    ///
+    /// The ticket, if it has not.
+    pub fn wait(&mut self, ticket: Ticket, timeout_ns: u64) -> Result<Outcome, Ticket> {
+        let mut ticket = match self.test(ticket) {
+            Ok(outcome) => return Ok(outcome),
+            Err(ticket) => ticket,
+        };
+        let platform = &self.nwp.platform;
+        let start = platform.now_ns();
+        loop {
+            if self.interrupts {
+                let left = timeout_ns.saturating_sub(platform.now_ns().saturating_sub(start));
+                platform.irq_wait(self.link.index() as u16, left.min(LONGEST_SLEEP_NS));
+            } else {
+                platform.relax();
+            }
+            match self.test(ticket) {
+                Err(waiting) if platform.now_ns().saturating_sub(start) < timeout_ns => {
+                    ticket = waiting;
+                }
+                end => return end,
+            }
+        }
+    }
+
+    /// Has the device send an interrupt with each notification from now on, and [`Stream::wait`]
+    /// sleep until one comes.
+    ///
+    /// # Errors
+    ///
+    /// If the platform has no interrupt left for the link.
+    pub fn use_interrupts(&mut self) -> Result<(), IrqError> {
+        self.nwp.platform.irq_enable(self.link.index() as u16)?;
+        self.interrupts = true;
+        Ok(())
+    }
+
+    /// Takes back all credits and Ngets: they end with [`Status::Cancelled`], and the device
+    /// touches their memory no more.
+    pub fn cancel(&mut self) {
+        self.write(ChannelReg::Cancel, Cancel(0).with_requests(true).0);
+    }
+
+    /// Bytes that can be stored to the window now.
+    fn room(&self) -> u64 {
+        let head = self.words.load_u64(WORDS * 8, Acquire);
+        WINDOW_RING.saturating_sub(self.tail.wrapping_sub(head))
+    }
+}
+
+impl<P: Platform + Windows> Stream<'_, P> {
+    /// Sends a message by stores to the window (Pput). It is in the device when this returns, but
+    /// not at the neighbour. If the device has no room it is waited for, for at most `timeout_ns`
+    /// nanoseconds each time.
+    ///
+    /// # Errors
+    ///
+    /// See [`SendError`].
+    pub fn send(&mut self, message: &[u8], timeout_ns: u64) -> Result<(), SendError> {
+        if message.is_empty() || message.len() as u64 > MAX_MESSAGE {
+            return Err(SendError::Length(message.len()));
+        }
+        let mut rest = message;
+        while !rest.is_empty() {
+            if self.room() < PACKET && !self.wait_for_room(timeout_ns) {
+                return Err(SendError::Stalled(message.len() - rest.len()));
+            }
+            let (packet, tail) = rest.split_at(rest.len().min(PACKET_DATA));
+            self.store(packet, tail.is_empty());
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    fn wait_for_room(&self, timeout_ns: u64) -> bool {
+        let platform = &self.nwp.platform;
+        let start = platform.now_ns();
+        while self.room() < PACKET {
+            if platform.now_ns().saturating_sub(start) >= timeout_ns {
+                return false;
+            }
+            platform.relax();
+        }
+        true
+    }
+
+    /// Stores a packet, filled up with zeros.
+    fn store(&mut self, packet: &[u8], last: bool) {
+        let Self { link, channel, .. } = *self;
+        let place = WindowPlace { link, channel, at: self.tail % WINDOW_RING, last };
+        let windows = &self.nwp.platform;
+        let mut at = place.offset();
+        if let Some(packet) = packet.first_chunk::<PACKET_DATA>() {
+            let (first, second) = packet.split_at(STORE);
+            windows.store(at, first);
+            windows.store(at + STORE as u64, second);
+        } else {
+            let mut filled = [0; PACKET_DATA];
+            filled[..packet.len()].copy_from_slice(packet);
+            for part in filled.chunks(STORE) {
+                windows.store(at, part);
+                at += STORE as u64;
+            }
+        }
+        self.tail += PACKET;
+    }
+}
+
+impl<P: Platform> Drop for Stream<'_, P> {
+    /// The device is to forget the stream's memory. What was sent goes on its way.
+    fn drop(&mut self) {
+        self.cancel();
+        self.write(ChannelReg::TxReport, 0);
+    }
+}

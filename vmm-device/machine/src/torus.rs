@@ -1,0 +1,492 @@
+//! A machine of the second device: nodes of TNW, their links, and the engine that drives them.
+//!
+//! The links are those of every machine: shapes, links that are down, faults and counters are
+//! `tofu-fabric`'s, of whose packets each here is one hop long. Work is done by whoever writes to a
+//! device, for a bounded time, and by an engine thread ([`Torus::start`]) or whoever calls
+//! [`Torus::run_pending`].
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tofu_abi::tnw::{Link, REGISTER_BAR, REGISTER_BAR_SIZE, WINDOW_BAR, WINDOW_BAR_SIZE, vector};
+use tofu_abi::topology::Axis;
+use tofu_abi::{Coords, Path, pci};
+use tofu_fabric::{
+    Carrier, Class, Deliver, DiscardReason, Fabric, NodeId, Packet, Port, Shape, Timing, Way, Wires,
+};
+use tofu_parts::DmaMemory;
+use tofu_pci::{Bar, Changes, Endpoint, EndpointDevice, Identity, LinkSpeed};
+use tofu_sync::lock;
+use tofu_tnw_device::{Config, Host, NEVER, Net, Nwp, Unit};
+
+use crate::error::Error;
+use crate::shared::Clock;
+
+/// Turns of devices that a write to one gives to it and its neighbours. What is left is the
+/// engine's.
+const TURNS_PER_WRITE: usize = 256;
+/// How long a fault holds back a unit that nobody overtakes, in nanoseconds.
+const HOLD_NS: u64 = 1_000_000;
+
+/// Times of the links: 0.6 us from processor to processor with the packet's own time, 128 bytes of
+/// data in each 136 bytes at 0.91 GB/s (sections 2.2, 4).
+pub const TORUS_TIMING: Timing = Timing { hop_ps: 459_341, byte_fs: 1_034_260 };
+
+/// A machine whose nodes have network processors of TNW.
+pub struct Torus {
+    shared: Arc<TorusShared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct TorusShared {
+    wires: Wires<Unit>,
+    nodes: Vec<OnceLock<Arc<TorusNode>>>,
+    clock: Clock,
+    /// Devices that have something to do, each once.
+    ready: Mutex<VecDeque<NodeId>>,
+    /// Told of devices that are ready, and of the end.
+    changed: Condvar,
+    /// The engine thread sleeps or is about to.
+    sleeping: AtomicBool,
+    has_engine: AtomicBool,
+    deadline: AtomicU64,
+    stopping: AtomicBool,
+}
+
+/// A node: a network processor behind a PCI Express endpoint.
+pub struct TorusNode {
+    id: NodeId,
+    coords: Coords,
+    nwp: Nwp,
+    host: Arc<NwpHost>,
+}
+
+struct NwpHost {
+    id: NodeId,
+    shared: Weak<TorusShared>,
+    endpoint: Endpoint,
+    queued: AtomicBool,
+}
+
+impl Torus {
+    /// A machine of this shape without devices. A, B and C must be of length 1.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotThreeAxes`] for other shapes.
+    pub fn new(shape: Shape) -> Result<Self, Error> {
+        Self::with_clock(shape, Clock::Host(Instant::now()))
+    }
+
+    /// The same; its time stands still but for [`Torus::advance`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Torus::new`].
+    pub fn with_manual_clock(shape: Shape) -> Result<Self, Error> {
+        Self::with_clock(shape, Clock::Manual(AtomicU64::new(0)))
+    }
+
+    fn with_clock(shape: Shape, clock: Clock) -> Result<Self, Error> {
+        if [Axis::A, Axis::B, Axis::C].into_iter().any(|axis| shape.len(axis) != 1) {
+            return Err(Error::NotThreeAxes(shape));
+        }
+        let shared = TorusShared {
+            wires: Wires::new(Arc::new(Fabric::new(shape)), TORUS_TIMING),
+            nodes: (0..shape.nodes()).map(|_| OnceLock::new()).collect(),
+            clock,
+            ready: Mutex::default(),
+            changed: Condvar::new(),
+            sleeping: AtomicBool::new(false),
+            has_engine: AtomicBool::new(false),
+            deadline: AtomicU64::new(NEVER),
+            stopping: AtomicBool::new(false),
+        };
+        Ok(Self { shared: Arc::new(shared), thread: Mutex::new(None) })
+    }
+
+    /// The links: up or down, their counters, their faults.
+    pub fn wires(&self) -> &Wires<Unit> {
+        &self.shared.wires
+    }
+
+    /// Time on the machine's clock, in nanoseconds.
+    pub fn now_ns(&self) -> u64 {
+        self.shared.now_ns()
+    }
+
+    /// Puts a device at `coords`, with DMA to `memory`.
+    ///
+    /// # Errors
+    ///
+    /// If the place is not in the machine or taken.
+    pub fn add_node(
+        &self,
+        coords: Coords,
+        memory: Arc<dyn DmaMemory>,
+    ) -> Result<Arc<TorusNode>, Error> {
+        let shape = *self.shared.wires.fabric().shape();
+        let id = shape.node_id(coords).ok_or(Error::NoSuchNode(coords))?;
+        let place = self.shared.nodes.get(id.index()).ok_or(Error::NoSuchNode(coords))?;
+        let host = Arc::new(NwpHost {
+            id,
+            shared: Arc::downgrade(&self.shared),
+            endpoint: endpoint(coords)?,
+            queued: AtomicBool::new(false),
+        });
+        let config = Config { coords, shape, life: 1 };
+        let nwp = Nwp::new(config, Arc::clone(&host) as Arc<dyn Host>, memory);
+        let node = Arc::new(TorusNode { id, coords, nwp, host });
+        place.set(Arc::clone(&node)).map_err(|_| Error::NodeExists(coords))?;
+        Ok(node)
+    }
+
+    /// The device of a node; `None` where none was put.
+    pub fn node(&self, coords: Coords) -> Option<&Arc<TorusNode>> {
+        let id = self.shared.wires.fabric().shape().node_id(coords)?;
+        self.shared.nodes.get(id.index())?.get()
+    }
+
+    /// Starts the engine thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Host`] if the host has no threads left.
+    pub fn start(&self) -> Result<(), Error> {
+        let mut thread = lock(&self.thread);
+        if thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let engine = std::thread::Builder::new()
+                .name("engine0".to_owned())
+                .spawn(move || shared.serve())
+                .map_err(Error::host("starting an engine thread"))?;
+            *thread = Some(engine);
+            self.shared.has_engine.store(true, SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Whether there is an engine thread.
+    pub fn has_engine(&self) -> bool {
+        self.shared.has_engine.load(SeqCst)
+    }
+
+    /// Does what is pending, in this thread, until nothing is but what waits for time to pass.
+    /// Returns whether there was anything.
+    pub fn run_pending(&self) -> bool {
+        let mut worked = self.shared.expire();
+        while self.shared.run(TURNS_PER_WRITE) {
+            worked = true;
+        }
+        worked
+    }
+
+    /// Moves a manual clock on. A machine on the host's clock is left alone.
+    pub fn advance(&self, ns: u64) {
+        if let Clock::Manual(now) = &self.shared.clock {
+            now.fetch_add(ns, SeqCst);
+        }
+    }
+}
+
+impl Drop for Torus {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, SeqCst);
+        {
+            let _ready = lock(&self.shared.ready);
+            self.shared.changed.notify_all();
+        }
+        if let Some(thread) = lock(&self.thread).take()
+            && thread.join().is_err()
+        {
+            log::error!("an engine thread has panicked");
+        }
+    }
+}
+
+impl TorusShared {
+    fn now_ns(&self) -> u64 {
+        match &self.clock {
+            Clock::Host(start) => start.elapsed().as_nanos() as u64,
+            Clock::Manual(now) => now.load(SeqCst),
+        }
+    }
+
+    fn enqueue(&self, id: NodeId) {
+        lock(&self.ready).push_back(id);
+        if self.sleeping.load(SeqCst) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Gives devices that are ready up to so many turns. Returns whether there were any.
+    fn run(&self, turns: usize) -> bool {
+        for turn in 0..turns {
+            let Some(id) = lock(&self.ready).pop_front() else {
+                return turn > 0;
+            };
+            if let Some(node) = self.nodes.get(id.index()).and_then(OnceLock::get) {
+                node.host.queued.store(false, SeqCst);
+                if node.nwp.run(&mut Outward { shared: self, node }) {
+                    node.host.work();
+                }
+            }
+        }
+        true
+    }
+
+    fn want(&self, deadline_ns: u64) {
+        if self.deadline.fetch_min(deadline_ns, SeqCst) > deadline_ns && self.sleeping.load(SeqCst)
+        {
+            let _ready = lock(&self.ready);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Does what time has come for. Returns whether there was anything.
+    fn expire(&self) -> bool {
+        let now = self.now_ns();
+        if self.deadline.load(SeqCst) > now {
+            return false;
+        }
+        self.deadline.store(NEVER, SeqCst);
+        self.wires.release(&mut Inward { shared: self });
+        for node in self.nodes.iter().filter_map(OnceLock::get) {
+            node.nwp.expire(now, &mut Outward { shared: self, node });
+            self.deadline.fetch_min(node.nwp.next_deadline(), SeqCst);
+        }
+        true
+    }
+
+    /// The engine's thread.
+    fn serve(&self) {
+        while !self.stopping.load(SeqCst) {
+            self.expire();
+            if self.run(TURNS_PER_WRITE) {
+                continue;
+            }
+            let ready = lock(&self.ready);
+            self.sleeping.store(true, SeqCst);
+            let deadline = self.deadline.load(SeqCst);
+            let now = self.now_ns();
+            if ready.is_empty() && deadline > now && !self.stopping.load(SeqCst) {
+                // A clock that somebody else moves on is looked at again and again.
+                let most = Duration::from_millis(20);
+                let wait = Duration::from_nanos(deadline - now).min(most);
+                let woken = self.changed.wait_timeout(ready, wait);
+                drop(woken.unwrap_or_else(PoisonError::into_inner));
+            }
+            self.sleeping.store(false, SeqCst);
+        }
+    }
+}
+
+/// The links as a device sends over them.
+struct Outward<'a> {
+    shared: &'a TorusShared,
+    node: &'a TorusNode,
+}
+
+impl Net for Outward<'_> {
+    fn send(&mut self, link: Link, unit: Unit) {
+        let vc = match &unit {
+            Unit::Data(data) => data.channel().index() as u8,
+            Unit::Control(_) => 0,
+        };
+        let packet = Packet {
+            src: self.node.coords,
+            src_tni: 0,
+            // The carrier works out where it goes.
+            dst: self.node.coords,
+            dst_tni: 0,
+            path: Path::default(),
+            way: Way::Hop { port: link.port(), vc, nullified: false },
+            // Of a kind that all faults may happen to.
+            class: Class::System,
+            system: false,
+            tlps: unit.packets(),
+            bytes: unit.wire_bytes(),
+            tlp_bytes: (unit.wire_bytes() / u64::from(unit.packets().max(1))) as u32,
+            gap: 0,
+            sender: vc,
+            before: 0,
+            model_ps: 0,
+            body: unit,
+        };
+        self.shared.wires.inject(packet, &mut Inward { shared: self.shared });
+    }
+}
+
+/// The links as units come out of them.
+struct Inward<'a> {
+    shared: &'a TorusShared,
+}
+
+impl Deliver<Unit> for Inward<'_> {
+    fn arrived(&mut self, node: NodeId, packet: Packet<Unit>) {
+        let Way::Hop { port, .. } = packet.way else { return };
+        let node = self.shared.nodes.get(node.index()).and_then(OnceLock::get);
+        if let (Some(node), Some(link)) = (node, Link::at(port.opposite())) {
+            node.nwp.push(link, packet.body);
+        }
+    }
+
+    // Lost: the link's protocol sees to it.
+    fn discarded(&mut self, _: NodeId, _: Option<Port>, _: DiscardReason, _: Packet<Unit>) {}
+
+    fn held(&mut self) {
+        self.shared.want(self.shared.now_ns().saturating_add(HOLD_NS));
+    }
+}
+
+impl Host for NwpHost {
+    fn interrupt(&self, vector: u16) {
+        self.endpoint.trigger(vector);
+    }
+
+    fn work(&self) {
+        if !self.queued.swap(true, SeqCst)
+            && let Some(shared) = self.shared.upgrade()
+        {
+            shared.enqueue(self.id);
+        }
+    }
+
+    fn timer(&self, deadline_ns: u64) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.want(deadline_ns);
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.shared.upgrade().map_or(0, |shared| shared.now_ns())
+    }
+}
+
+impl TorusNode {
+    /// Index of the node in its machine.
+    pub const fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// Place of the node in its machine.
+    pub const fn coords(&self) -> Coords {
+        self.coords
+    }
+
+    /// The device.
+    pub const fn nwp(&self) -> &Nwp {
+        &self.nwp
+    }
+
+    fn run(&self) {
+        if let Some(shared) = self.host.shared.upgrade() {
+            shared.run(TURNS_PER_WRITE);
+        }
+    }
+}
+
+impl EndpointDevice for TorusNode {
+    fn endpoint(&self) -> &Endpoint {
+        &self.host.endpoint
+    }
+
+    fn changed(&self, changes: Changes) {
+        if changes.function_reset {
+            self.reset_device();
+        }
+        if changes.bus_master || changes.function_reset {
+            self.nwp.set_bus_master(self.host.endpoint.bus_master());
+            self.run();
+        }
+    }
+
+    fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        self.nwp.bar_read(bar, offset, data);
+    }
+
+    fn write(&self, bar: u8, offset: u64, data: &[u8]) {
+        self.nwp.bar_write(bar, offset, data);
+        self.run();
+    }
+
+    fn reset_device(&self) {
+        self.nwp.set_bus_master(false);
+        self.nwp.reset();
+    }
+}
+
+fn endpoint(coords: Coords) -> Result<Endpoint, Error> {
+    let identity = Identity {
+        vendor: pci::VENDOR_ID,
+        device: pci::DEVICE_TNW,
+        class: pci::CLASS_CODE,
+        revision: pci::REVISION,
+        subsystem_vendor: pci::VENDOR_ID,
+        subsystem: pci::DEVICE_TNW,
+    };
+    // Gen2 (section 1).
+    Ok(Endpoint::new(identity, LinkSpeed::Gen2)
+        .with_bar(REGISTER_BAR, Bar::memory64(REGISTER_BAR_SIZE))?
+        .with_msix(pci::MSIX_BAR, vector::COUNT)?
+        .with_bar(WINDOW_BAR, Bar::memory64(WINDOW_BAR_SIZE).prefetchable())?
+        .with_serial_number(crate::node::serial_number(coords)))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use tofu_pci::PciFunction;
+    use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+    fn function() -> Function {
+        let torus = Torus::new(Shape::new([2, 1, 1, 1, 1, 1]).unwrap()).unwrap();
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
+        let node = torus.add_node(Coords::default(), Arc::new(memory)).unwrap();
+        Function(torus, node)
+    }
+
+    /// A node that keeps its machine.
+    struct Function(#[expect(dead_code, reason = "kept")] Torus, Arc<TorusNode>);
+
+    impl EndpointDevice for Function {
+        fn endpoint(&self) -> &Endpoint {
+            EndpointDevice::endpoint(&*self.1)
+        }
+        fn changed(&self, changes: Changes) {
+            self.1.changed(changes);
+        }
+        fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+            EndpointDevice::read(&*self.1, bar, offset, data);
+        }
+        fn write(&self, bar: u8, offset: u64, data: &[u8]) {
+            EndpointDevice::write(&*self.1, bar, offset, data);
+        }
+        fn reset_device(&self) {
+            self.1.reset_device();
+        }
+    }
+
+    tofu_pci::testing::law_tests!(function);
+
+    #[test]
+    fn it_has_two_bars_of_its_own_and_that_of_msi_x() {
+        let bars = tofu_pci::size_bars(&function());
+        let sizes = bars.iter().map(|bar| (bar.index, bar.size, bar.prefetchable));
+        let sizes: Vec<_> = sizes.filter(|(index, ..)| *index != pci::MSIX_BAR).collect();
+        let [registers, windows] =
+            [(REGISTER_BAR, REGISTER_BAR_SIZE, false), (WINDOW_BAR, WINDOW_BAR_SIZE, true)];
+        assert_eq!(sizes, [registers, windows]);
+        let mut id = [0; 4];
+        function().config_read(0, &mut id);
+        assert_eq!(id, [0xcf, 0x10, 0xce, 0x1c]);
+    }
+
+    #[test]
+    fn a_shape_of_six_axes_is_refused() {
+        assert!(matches!(Torus::new(Shape::UNIT), Err(Error::NotThreeAxes(_))));
+    }
+}

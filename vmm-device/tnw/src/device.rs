@@ -1,0 +1,530 @@
+//! The device: six link modules and what drives them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use tofu_abi::Coords;
+use tofu_abi::tnw::{
+    CHANNELS, Cancel, Channel, Errors, LINKS, Link, MAX_MESSAGE, MAX_STORE, Start, Status,
+    WINDOW_BAR, WindowPlace, vector,
+};
+use tofu_abi::topology::Shape;
+use tofu_parts::{Access, DmaMemory};
+use tofu_sync::lock;
+
+use crate::host::{Host, Net};
+use crate::link::{Arrival, LinkEnd, NEVER, Room};
+use crate::receive::{Done, Receive, Request};
+use crate::transmit::Transmit;
+use crate::unit::{MAX_RUN, Unit};
+
+/// Units that wait at a link at most. More than a neighbour that keeps to the protocol has under
+/// way; what is above is lost, as on a link.
+const INBOX: usize = 4 * crate::link::TX_BUFFER as usize;
+/// Units that a link takes in before another one's turn.
+const ARRIVALS_PER_TURN: usize = 256;
+/// Rounds over a link's channels before another link's turn. In each round a channel sends one run
+/// and moves one.
+const ROUNDS_PER_TURN: usize = 16;
+
+/// What a device is made from.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its place.
+    pub coords: Coords,
+    /// The machine's shape; A, B and C are of length 1.
+    pub shape: Shape,
+    /// The number of its links' first life. A device that takes another one's place needs a higher
+    /// number than that had, modulo 2^16.
+    pub life: u16,
+}
+
+/// The network processor of a node.
+pub struct Nwp {
+    pub(crate) config: Config,
+    pub(crate) host: Arc<dyn Host>,
+    memory: Arc<dyn DmaMemory>,
+    pub(crate) enabled: AtomicBool,
+    bus_master: AtomicBool,
+    pub(crate) errors: AtomicU64,
+    pub(crate) stray_stores: AtomicU64,
+    pub(crate) bad_accesses: AtomicU64,
+    pub(crate) links: [LinkModule; LINKS],
+}
+
+/// A link module (section 2.2).
+pub(crate) struct LinkModule {
+    pub(crate) present: bool,
+    /// What has arrived and was not looked at yet.
+    inbox: Mutex<VecDeque<Unit>>,
+    state: Mutex<LinkState>,
+    /// There is something to do.
+    pending: AtomicBool,
+    /// Of [`LinkEnd::deadline`].
+    deadline: AtomicU64,
+}
+
+/// The registers that a request is made of.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Posting {
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) notify: u64,
+}
+
+/// What the page of a channel holds.
+#[derive(Debug, Default)]
+pub(crate) struct Page {
+    pub(crate) credit: Posting,
+    pub(crate) nget: Posting,
+    pub(crate) report: u64,
+    pub(crate) refused: u64,
+}
+
+/// What a link module's lock protects.
+pub(crate) struct LinkState {
+    pub(crate) end: LinkEnd,
+    pub(crate) tx: [Transmit; CHANNELS],
+    pub(crate) rx: [Receive; CHANNELS],
+    pub(crate) pages: [Page; CHANNELS],
+    /// The neighbour is to be told that the link begins a life.
+    greet: bool,
+    /// Channels whose turn it is to send and to be moved first.
+    next_tx: usize,
+    next_rx: usize,
+}
+
+impl LinkState {
+    fn new(life: u16) -> Self {
+        Self {
+            end: LinkEnd::new(life),
+            tx: Default::default(),
+            rx: Default::default(),
+            pages: Default::default(),
+            greet: false,
+            next_tx: 0,
+            next_rx: 0,
+        }
+    }
+
+    fn room(&self) -> Room {
+        std::array::from_fn(|c| self.rx[c].room())
+    }
+}
+
+/// The life after this one. 0 is none.
+const fn next_life(life: u16) -> u16 {
+    match life.wrapping_add(1) {
+        0 => 1,
+        life => life,
+    }
+}
+
+impl Nwp {
+    /// A device in its reset state.
+    pub fn new(config: Config, host: Arc<dyn Host>, memory: Arc<dyn DmaMemory>) -> Self {
+        let links = Link::ALL.map(|link| LinkModule {
+            present: config.shape.neighbor(config.coords, link.port()).is_some(),
+            inbox: Mutex::default(),
+            state: Mutex::new(LinkState::new(config.life.max(1))),
+            pending: AtomicBool::new(false),
+            deadline: AtomicU64::new(NEVER),
+        });
+        Self {
+            config,
+            host,
+            memory,
+            enabled: AtomicBool::new(false),
+            bus_master: AtomicBool::new(false),
+            errors: AtomicU64::new(0),
+            stray_stores: AtomicU64::new(0),
+            bad_accesses: AtomicU64::new(0),
+            links,
+        }
+    }
+
+    /// Whether the device may reach memory and send interrupts. Until then what would need that
+    /// waits.
+    pub fn set_bus_master(&self, on: bool) {
+        self.bus_master.store(on, SeqCst);
+        if on {
+            for link in &self.links {
+                link.pending.store(true, SeqCst);
+            }
+            self.host.work();
+        }
+    }
+
+    fn dma(&self) -> Option<&dyn DmaMemory> {
+        self.bus_master.load(SeqCst).then_some(&*self.memory)
+    }
+
+    /// Returns to the reset state. What waits is forgotten.
+    pub fn reset(&self) {
+        self.enabled.store(false, SeqCst);
+        for link in &self.links {
+            self.renew(link);
+        }
+        for counter in [&self.errors, &self.stray_stores, &self.bad_accesses] {
+            counter.store(0, SeqCst);
+        }
+    }
+
+    fn renew(&self, link: &LinkModule) {
+        let mut state = lock(&link.state);
+        *state = LinkState::new(next_life(state.end.life()));
+        lock(&link.inbox).clear();
+        link.deadline.store(NEVER, SeqCst);
+        link.pending.store(false, SeqCst);
+    }
+
+    /// CONTROL.enable.
+    pub(crate) fn enable(&self, on: bool) {
+        if self.enabled.swap(on, SeqCst) == on {
+            return;
+        }
+        for (link, module) in Link::ALL.into_iter().zip(&self.links) {
+            if on {
+                if module.present {
+                    lock(&module.state).greet = true;
+                    self.wake(link);
+                }
+                continue;
+            }
+            let done: Vec<Done> = {
+                let mut state = lock(&module.state);
+                let state = &mut *state;
+                let credits = state.rx.iter_mut().flat_map(Receive::cancel);
+                credits.chain(state.tx.iter_mut().flat_map(Transmit::cancel)).collect()
+            };
+            done.into_iter().for_each(|done| self.notify(link, done));
+            self.renew(module);
+        }
+    }
+
+    /// The state of a link, for whoever reads and writes registers.
+    pub(crate) fn with_link<R>(&self, link: Link, f: impl FnOnce(&mut LinkState) -> R) -> R {
+        f(&mut lock(&self.links[link.index()].state))
+    }
+
+    /// Notes that a link has something to do.
+    pub(crate) fn wake(&self, link: Link) {
+        if !self.links[link.index()].pending.swap(true, SeqCst) {
+            self.host.work();
+        }
+    }
+
+    /// Notes errors; tells of those that are new.
+    pub(crate) fn error(&self, errors: Errors) {
+        if errors.0 & !self.errors.fetch_or(errors.0, SeqCst) != 0 {
+            self.host.interrupt(vector::ERROR);
+        }
+    }
+
+    /// Writes a notification word, and sends the interrupt if that was asked for.
+    fn notify(&self, link: Link, done: Done) {
+        let Done { request, status, length } = done;
+        let word = request.notification(status, length);
+        let told = self.dma().is_some_and(|dma| dma.store(request.notify, word.0).is_ok());
+        if !told {
+            self.error(Errors(0).with_refused(true));
+        } else if request.interrupt {
+            self.host.interrupt(link.index() as u16);
+        }
+    }
+
+    /// A credit or an Nget is posted.
+    pub(crate) fn post(
+        &self,
+        link: Link,
+        channel: Channel,
+        posting: (Posting, bool),
+        start: Start,
+    ) {
+        let (Posting { address, length, notify }, credit) = posting;
+        let request = Request {
+            address,
+            length: length.min(MAX_MESSAGE) as u32,
+            notify,
+            tag: start.tag(),
+            interrupt: start.interrupt(),
+        };
+        let access = if credit { Access::Write } else { Access::Read };
+        let len = request.length as usize;
+        let refused = match () {
+            () if !self.enabled.load(SeqCst) => Err(Status::Disabled),
+            () if !self.links[link.index()].present => Err(Status::NoLink),
+            () if length == 0 || length > MAX_MESSAGE => Err(Status::BadLength),
+            () if !self.memory.contains(address, len, access) => Err(Status::BadAddress),
+            () if !notify.is_multiple_of(8) || !self.memory.contains(notify, 8, Access::Write) => {
+                Err(Status::BadAddress)
+            }
+            () => self.with_link(link, |state| {
+                if credit {
+                    state.rx[channel.index()].add(request)
+                } else {
+                    state.tx[channel.index()].add(request)
+                }
+            }),
+        };
+        match refused {
+            Ok(()) => self.wake(link),
+            Err(status) => {
+                self.with_link(link, |state| state.pages[channel.index()].refused += 1);
+                self.notify(link, Done { request, status, length: 0 });
+            }
+        }
+    }
+
+    /// CANCEL.
+    pub(crate) fn cancel(&self, link: Link, channel: Channel, cancel: Cancel) {
+        let c = channel.index();
+        let done: Vec<Done> = self.with_link(link, |state| {
+            let mut done = Vec::new();
+            if cancel.requests() {
+                done.extend(state.rx[c].cancel());
+                done.extend(state.tx[c].cancel());
+            }
+            if cancel.window() {
+                state.tx[c].clear();
+                let head = state.tx[c].head();
+                self.report(&mut state.pages[c], head);
+            }
+            done
+        });
+        done.into_iter().for_each(|done| self.notify(link, done));
+        self.wake(link);
+    }
+
+    /// A store of `data` at `offset` of [`WINDOW_BAR`]. It is dropped and counted if there is
+    /// no such window, the device is disabled, or the bytes are there already.
+    pub fn store(&self, offset: u64, data: &[u8]) {
+        let place = WindowPlace::decode(offset)
+            .filter(|_| (1..=MAX_STORE).contains(&data.len()))
+            .filter(|place| self.enabled.load(SeqCst) && self.links[place.link.index()].present);
+        let stored = place.map(|WindowPlace { link, channel, at, last }| {
+            self.with_link(link, |state| {
+                let tx = &mut state.tx[channel.index()];
+                let stored = tx.window().store(at, data, last);
+                tx.overlaps += u64::from(stored == Err(crate::StoreError::Overlap));
+                stored.map(|()| tx.tail() > tx.head()).map_err(|error| (link, error))
+            })
+            .map(|ready| (link, ready))
+        });
+        match stored {
+            Some(Ok((link, true))) => self.wake(link),
+            Some(Ok((_, false))) => {}
+            Some(Err((_, crate::StoreError::Overlap))) => {
+                self.error(Errors(0).with_overlap(true));
+            }
+            None | Some(Err((_, crate::StoreError::Outside))) => {
+                self.stray_stores.fetch_add(1, SeqCst);
+                self.error(Errors(0).with_stray_store(true));
+            }
+        }
+    }
+
+    /// Something has come over a link. It is looked at when the device runs next.
+    pub fn push(&self, link: Link, unit: Unit) {
+        if !self.enabled.load(SeqCst) {
+            return;
+        }
+        {
+            let mut inbox = lock(&self.links[link.index()].inbox);
+            if inbox.len() >= INBOX {
+                return;
+            }
+            inbox.push_back(unit);
+        }
+        self.wake(link);
+    }
+
+    /// Does what there is to do, for a turn of bounded length. Returns whether there is more.
+    pub fn run(&self, net: &mut dyn Net) -> bool {
+        let mut more = false;
+        for (link, module) in Link::ALL.into_iter().zip(&self.links) {
+            if module.pending.load(SeqCst) && module.pending.swap(false, SeqCst) {
+                more |= self.turn(link, module, net);
+            }
+        }
+        more
+    }
+
+    /// When [`Nwp::expire`] is to be called next, in nanoseconds; [`NEVER`] if nothing waits.
+    pub fn next_deadline(&self) -> u64 {
+        self.links.iter().map(|link| link.deadline.load(SeqCst)).min().unwrap_or(NEVER)
+    }
+
+    /// Time has passed: links whose deadline has come repeat what they sent.
+    pub fn expire(&self, now: u64, net: &mut dyn Net) {
+        for (link, module) in Link::ALL.into_iter().zip(&self.links) {
+            if module.deadline.load(SeqCst) > now {
+                continue;
+            }
+            let mut state = lock(&module.state);
+            let room = state.room();
+            state.end.expire(&room, now, &mut |unit| net.send(link, unit));
+            module.deadline.store(state.end.deadline(), SeqCst);
+        }
+    }
+
+    fn turn(&self, link: Link, module: &LinkModule, net: &mut dyn Net) -> bool {
+        if !self.enabled.load(SeqCst) {
+            return false;
+        }
+        let now = self.host.now_ns();
+        let mut guard = lock(&module.state);
+        let state = &mut *guard;
+        let mut out = |unit| net.send(link, unit);
+        if std::mem::take(&mut state.greet) {
+            let room = state.room();
+            state.end.greet(&room, &mut out);
+        }
+        let mut more = self.take_in(module, state, now, &mut out);
+        let mut rounds = 0;
+        loop {
+            let worked = self.send_round(link, state, now, &mut out)
+                | self.move_round(link, state, &mut out);
+            rounds += 1;
+            if !worked {
+                break;
+            }
+            if rounds == ROUNDS_PER_TURN {
+                more = true;
+                break;
+            }
+        }
+        let deadline = state.end.deadline();
+        if module.deadline.swap(deadline, SeqCst) > deadline {
+            self.host.timer(deadline);
+        }
+        more && !module.pending.swap(true, SeqCst)
+    }
+
+    /// Looks at what has arrived. Returns whether there is more.
+    fn take_in(
+        &self,
+        module: &LinkModule,
+        state: &mut LinkState,
+        now: u64,
+        out: &mut dyn FnMut(Unit),
+    ) -> bool {
+        for _ in 0..ARRIVALS_PER_TURN {
+            let Some(unit) = lock(&module.inbox).pop_front() else { return false };
+            let room = state.room();
+            match state.end.arrive(unit, &room, now, out) {
+                Arrival::Nothing => {}
+                Arrival::Data(data) => {
+                    let channel = data.channel();
+                    if !state.rx[channel.index()].push(data) {
+                        self.error(Errors(0).with_orphan(true));
+                    }
+                }
+                Arrival::Renewed => state.rx.iter_mut().for_each(Receive::cut),
+            }
+        }
+        true
+    }
+
+    /// Each channel sends one run, if it may. Returns whether any did.
+    fn send_round(
+        &self,
+        link: Link,
+        state: &mut LinkState,
+        now: u64,
+        out: &mut dyn FnMut(Unit),
+    ) -> bool {
+        let dma = self.dma();
+        let mut worked = false;
+        let first = state.next_tx;
+        for turn in 0..CHANNELS {
+            let c = (first + turn) % CHANNELS;
+            let channel = Channel::ALL[c];
+            let tx = &mut state.tx[c];
+            if !tx.is_ready(dma.is_some()) {
+                state.end.idle(channel);
+                continue;
+            }
+            let most = state.end.may_send(channel).min(MAX_RUN);
+            if most == 0 {
+                state.end.stall(channel, now);
+                continue;
+            }
+            state.end.idle(channel);
+            let head = tx.head();
+            let done = match tx.take(channel, most, dma) {
+                Ok(None) => continue,
+                Ok(Some(outgoing)) => {
+                    state.end.send(outgoing.data, now, out);
+                    outgoing.done
+                }
+                Err(done) => Some(done),
+            };
+            let moved = tx.head();
+            if let Some(done) = done {
+                self.notify(link, done);
+            }
+            if moved != head {
+                self.report(&mut state.pages[c], moved);
+            }
+            worked = true;
+            state.next_tx = (c + 1) % CHANNELS;
+        }
+        worked
+    }
+
+    /// Each channel whose credit matches a packet moves some packets to memory. Returns whether any
+    /// did.
+    fn move_round(&self, link: Link, state: &mut LinkState, out: &mut dyn FnMut(Unit)) -> bool {
+        let Some(dma) = self.dma() else { return false };
+        let mut worked = false;
+        let first = state.next_rx;
+        for turn in 0..CHANNELS {
+            let c = (first + turn) % CHANNELS;
+            if !state.rx[c].matches() {
+                continue;
+            }
+            if let Some(done) = state.rx[c].deliver(dma, MAX_RUN) {
+                self.notify(link, done);
+            }
+            worked = true;
+            state.next_rx = (c + 1) % CHANNELS;
+        }
+        if worked {
+            let room = state.room();
+            state.end.freed(&room, out);
+        }
+        worked
+    }
+
+    /// Tells the driver how much has left a window.
+    fn report(&self, page: &mut Page, head: u64) {
+        if page.report == 0 {
+            return;
+        }
+        let told = self.dma().is_some_and(|dma| dma.store(page.report, head).is_ok());
+        if !told {
+            page.report = 0;
+            self.error(Errors(0).with_report(true));
+        }
+    }
+
+    /// Reads a BAR. Windows read 0.
+    pub fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        match bar {
+            tofu_abi::tnw::REGISTER_BAR => self.read(offset, data),
+            WINDOW_BAR => data.fill(0),
+            _ => data.fill(0xff),
+        }
+    }
+
+    /// Writes a BAR.
+    pub fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
+        match bar {
+            tofu_abi::tnw::REGISTER_BAR => self.write(offset, data),
+            WINDOW_BAR => self.store(offset, data),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! What the device needs from its surroundings.
+
+use tofu_abi::tnw::Link;
+
+use crate::unit::Unit;
+
+/// The platform that a device is plugged into: interrupts, engines, a clock.
+///
+/// Every method may be called from any thread that drives the device and must not call back into
+/// it.
+pub trait Host: Send + Sync {
+    /// Sends the MSI-X message of `vector` (see [`tofu_abi::tnw::vector`]).
+    fn interrupt(&self, vector: u16);
+
+    /// Somebody must call [`Nwp::run`](crate::Nwp::run) soon.
+    fn work(&self);
+
+    /// The device wants [`Nwp::expire`](crate::Nwp::expire) to be called at `deadline_ns` on the
+    /// clock of [`Host::now_ns`], or later.
+    fn timer(&self, deadline_ns: u64);
+
+    /// A monotonic clock in nanoseconds.
+    fn now_ns(&self) -> u64;
+}
+
+/// The links as seen by a thread that drives a device.
+pub trait Net {
+    /// Sends over a link. What is sent over a link arrives in that order, if at all.
+    ///
+    /// Called with a lock of the sender's held; it hands the unit to
+    /// [`Nwp::push`](crate::Nwp::push) of the neighbour, or loses it.
+    fn send(&mut self, link: Link, unit: Unit);
+}

@@ -1,0 +1,470 @@
+//! The protocol of a link (section 2.2): one end of it, without clock, thread or memory of a guest.
+//!
+//! The paper has packets with a check sequence, positive and negative feedback, a receiver that
+//! discards everything after an error until RESTART, and a txBuffer out of which its sender repeats
+//! everything that no positive feedback has come for. *Ours* is what makes that hold whatever is
+//! lost or damaged:
+//!
+//! - Packets have sequence numbers, so that a lost one is noticed; feedback and RESTART name one.
+//! - If no feedback comes for a while, the sender enters resend mode by itself.
+//! - Commands tell how many packets of each channel the receiver has room for. A sender never sends
+//!   more, so no packet is thrown away for want of room, and a full channel stalls itself alone.
+//! - Each end has a life, another one after each reset, and says so by HELLO. An end whose
+//!   neighbour has a new life starts to count anew, and sends again what was not acknowledged.
+
+use std::collections::VecDeque;
+
+use tofu_abi::tnw::{CHANNELS, Channel, RECEPTION_FIFO, SEQUENCES};
+
+use crate::unit::{Check, Control, Data, Kind, Session, Unit};
+
+/// Packets in txBuffer at most (ours): less than half of the sequence numbers, and what all
+/// reception FIFOs of the other end hold.
+pub const TX_BUFFER: u16 = (CHANNELS * RECEPTION_FIFO) as u16;
+const _: () = assert!(TX_BUFFER < SEQUENCES / 2);
+
+/// How long an end waits for feedback at first, in nanoseconds (ours). Each time that none comes it
+/// waits twice as long.
+pub const TIMEOUT_NS: u64 = 10_000_000;
+/// The longest that it waits, as a power of two of [`TIMEOUT_NS`].
+const MOST_DOUBLINGS: u32 = 6;
+/// Times without feedback after which the neighbour counts as silent.
+const SILENCE: u32 = 8;
+/// Room is announced at the latest when so many packets have left a reception FIFO since.
+const ANNOUNCE: u16 = RECEPTION_FIFO as u16 / 4;
+
+/// A time that does not come.
+pub const NEVER: u64 = u64::MAX;
+
+/// Free places in the reception FIFO of each channel.
+pub type Room = [u16; CHANNELS];
+
+/// What an end has counted. The names are those of the registers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "tofu_abi::tnw::LinkReg says what they are")]
+pub struct LinkCounters {
+    pub sent: u64,
+    pub received: u64,
+    pub acks_sent: u64,
+    pub nacks_sent: u64,
+    pub nacks_received: u64,
+    pub restarts: u64,
+    pub resent: u64,
+    pub crc_errors: u64,
+    pub sequence_errors: u64,
+    pub discarded: u64,
+    pub timeouts: u64,
+    pub stalls: u64,
+    pub renewals: u64,
+}
+
+/// What has come of something that arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Nothing for the reception FIFOs.
+    Nothing,
+    /// The next packets.
+    Data(Data),
+    /// The neighbour has begun a new life: messages that it was sending do not go on.
+    Renewed,
+}
+
+/// One end of a link.
+#[derive(Debug)]
+pub struct LinkEnd {
+    life: u16,
+    peer: Option<u16>,
+    tx: Sending,
+    rx: Receiving,
+    counters: LinkCounters,
+}
+
+#[derive(Debug, Default)]
+struct Sending {
+    /// Sequence number of the next packet.
+    next: u16,
+    /// txBuffer: what was sent and not acknowledged, in order.
+    buffer: VecDeque<Data>,
+    /// Packets in it.
+    buffered: u16,
+    /// Packets of each channel that were sent in this session, and that may have been.
+    used: Room,
+    limits: Room,
+    /// Channels that wait for room at the other end, one bit each.
+    stalled: u8,
+    resending: bool,
+    /// Times in a row that no feedback came.
+    unanswered: u32,
+    /// Times in a row that waiting has brought no progress.
+    attempts: u32,
+    deadline: u64,
+}
+
+#[derive(Debug)]
+struct Receiving {
+    /// Sequence number of the next packet.
+    expected: u16,
+    /// Packets are discarded until RESTART.
+    discarding: bool,
+    /// Packets of each channel that were taken in this session.
+    accepted: Room,
+    /// What the other end was told last of how many may have been sent.
+    announced: Room,
+}
+
+/// How far `a` is ahead of `b`, modulo [`SEQUENCES`].
+const fn ahead(a: u16, b: u16) -> u16 {
+    a.wrapping_sub(b) % SEQUENCES
+}
+
+impl LinkEnd {
+    /// An end in a life of this number, which is not 0 and above those before it.
+    pub fn new(life: u16) -> Self {
+        let rx = Receiving {
+            expected: 0,
+            discarding: true,
+            accepted: [0; CHANNELS],
+            announced: [0; CHANNELS],
+        };
+        let tx = Sending { deadline: NEVER, ..Sending::default() };
+        Self { life, peer: None, tx, rx, counters: LinkCounters::default() }
+    }
+
+    /// Number of the end's life.
+    pub const fn life(&self) -> u16 {
+        self.life
+    }
+
+    /// What it has counted.
+    pub const fn counters(&self) -> &LinkCounters {
+        &self.counters
+    }
+
+    /// Whether the other end has answered in this life.
+    pub const fn is_answered(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    /// Whether packets are being sent again.
+    pub const fn is_resending(&self) -> bool {
+        self.tx.resending
+    }
+
+    /// Whether packets that arrive are discarded until RESTART.
+    pub const fn is_discarding(&self) -> bool {
+        self.rx.discarding
+    }
+
+    /// Whether the other end has not answered for long.
+    pub const fn is_silent(&self) -> bool {
+        self.tx.unanswered >= SILENCE
+    }
+
+    /// Packets in txBuffer.
+    pub const fn unacknowledged(&self) -> u16 {
+        self.tx.buffered
+    }
+
+    /// When [`LinkEnd::expire`] is to be called; [`NEVER`] if nothing is waited for.
+    pub const fn deadline(&self) -> u64 {
+        self.tx.deadline
+    }
+
+    /// Says that it is there.
+    pub fn greet(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) {
+        self.command(Kind::Hello, 0, room, out);
+    }
+
+    /// Packets that may be sent on a channel now.
+    pub fn may_send(&self, channel: Channel) -> u16 {
+        if self.peer.is_none() {
+            return 0;
+        }
+        let c = channel.index();
+        // What is not acknowledged counts twice for a moment after the other end's reset.
+        let room = self.tx.limits[c].wrapping_sub(self.tx.used[c]) as i16;
+        (room.max(0) as u16).min(TX_BUFFER.saturating_sub(self.tx.buffered))
+    }
+
+    /// Sends packets, no more than [`LinkEnd::may_send`].
+    pub fn send(&mut self, mut data: Data, now: u64, out: &mut dyn FnMut(Unit)) {
+        let packets = data.packets();
+        let c = data.channel().index();
+        self.tx.used[c] = self.tx.used[c].wrapping_add(packets);
+        data.seal(self.tx.next, self.outward());
+        self.tx.next = (self.tx.next + packets) % SEQUENCES;
+        self.tx.buffered += packets;
+        self.tx.buffer.push_back(data.clone());
+        self.counters.sent += u64::from(packets);
+        if self.tx.deadline == NEVER {
+            self.wait(now);
+        }
+        out(Unit::Data(data));
+    }
+
+    /// A channel has packets that may not be sent now. If nothing else is waited for, the other end
+    /// is asked after a while whether there is room: it may have said so in vain.
+    pub fn stall(&mut self, channel: Channel, now: u64) {
+        let bit = 1 << channel.index();
+        if self.tx.stalled & bit == 0 {
+            self.tx.stalled |= bit;
+            self.counters.stalls += 1;
+        }
+        if self.tx.deadline == NEVER {
+            self.wait(now);
+        }
+    }
+
+    /// A channel has nothing more to send.
+    pub fn idle(&mut self, channel: Channel) {
+        self.tx.stalled &= !(1 << channel.index());
+    }
+
+    /// Something came over the link.
+    pub fn arrive(
+        &mut self,
+        unit: Unit,
+        room: &Room,
+        now: u64,
+        out: &mut dyn FnMut(Unit),
+    ) -> Arrival {
+        match unit {
+            Unit::Data(data) => self.take(data, room, out),
+            Unit::Control(control) => self.obey(&control, room, now, out),
+        }
+    }
+
+    /// Packets have left reception FIFOs, which have this much room now: the other end is told if
+    /// it may wait for that.
+    pub fn freed(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) {
+        let tell = (0..CHANNELS).any(|c| {
+            let (announced, accepted) = (self.rx.announced[c], self.rx.accepted[c]);
+            let more = accepted.wrapping_add(room[c]).wrapping_sub(announced) as i16;
+            let left = announced.wrapping_sub(accepted) as i16;
+            more > 0 && (more >= ANNOUNCE as i16 || left < ANNOUNCE as i16)
+        });
+        if tell && self.peer.is_some() {
+            self.feedback(Kind::Ack, room, out);
+        }
+    }
+
+    /// Time has passed.
+    pub fn expire(&mut self, room: &Room, now: u64, out: &mut dyn FnMut(Unit)) {
+        if now < self.tx.deadline {
+            return;
+        }
+        self.tx.deadline = NEVER;
+        if self.tx.buffer.is_empty() && self.tx.stalled == 0 {
+            return;
+        }
+        self.tx.attempts = self.tx.attempts.saturating_add(1);
+        self.tx.unanswered = self.tx.unanswered.saturating_add(1);
+        self.counters.timeouts += 1;
+        self.wait(now);
+        if self.peer.is_none() {
+            self.greet(room, out);
+        } else {
+            self.resend(room, out);
+        }
+    }
+
+    fn wait(&mut self, now: u64) {
+        let doublings = self.tx.attempts.min(MOST_DOUBLINGS);
+        self.tx.deadline = now.saturating_add(TIMEOUT_NS << doublings);
+    }
+
+    const fn outward(&self) -> Session {
+        Session { from: self.life, to: self.peer_or_0() }
+    }
+
+    const fn inward(&self) -> Session {
+        Session { from: self.peer_or_0(), to: self.life }
+    }
+
+    const fn peer_or_0(&self) -> u16 {
+        match self.peer {
+            Some(life) => life,
+            None => 0,
+        }
+    }
+
+    fn command(&mut self, kind: Kind, sequence: u16, room: &Room, out: &mut dyn FnMut(Unit)) {
+        let mut limits = self.rx.accepted;
+        for (limit, room) in limits.iter_mut().zip(room) {
+            *limit = limit.wrapping_add(*room);
+        }
+        self.rx.announced = limits;
+        let session = self.outward();
+        out(Unit::Control(Control { kind, session, sequence, limits, check: Check::Fits }));
+    }
+
+    fn feedback(&mut self, kind: Kind, room: &Room, out: &mut dyn FnMut(Unit)) {
+        match kind {
+            Kind::Nack => self.counters.nacks_sent += 1,
+            _ => self.counters.acks_sent += 1,
+        }
+        self.command(kind, self.rx.expected, room, out);
+    }
+
+    /// Enters resend mode: RESTART, and everything in txBuffer.
+    fn resend(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) {
+        let oldest = self.tx.buffer.front().map_or(self.tx.next, Data::sequence);
+        self.tx.resending = !self.tx.buffer.is_empty();
+        self.counters.restarts += 1;
+        self.command(Kind::Restart, oldest, room, out);
+        for data in &self.tx.buffer {
+            out(Unit::Data(data.clone()));
+        }
+        self.counters.resent += u64::from(self.tx.buffered);
+    }
+
+    fn take(&mut self, data: Data, room: &Room, out: &mut dyn FnMut(Unit)) -> Arrival {
+        let packets = data.packets();
+        if self.peer.is_none() {
+            self.counters.discarded += u64::from(packets);
+            self.greet(room, out);
+            return Arrival::Nothing;
+        }
+        if self.rx.discarding {
+            self.counters.discarded += u64::from(packets);
+            return Arrival::Nothing;
+        }
+        let channel = data.channel().index();
+        if packets == 0 || !data.fits(self.inward()) {
+            self.counters.crc_errors += 1;
+            return self.refuse(room, out);
+        }
+        match ahead(data.sequence(), self.rx.expected) {
+            0 if packets <= room[channel] => {
+                self.rx.expected = (self.rx.expected + packets) % SEQUENCES;
+                self.rx.accepted[channel] = self.rx.accepted[channel].wrapping_add(packets);
+                self.counters.received += u64::from(packets);
+                let mut left = *room;
+                left[channel] -= packets;
+                self.feedback(Kind::Ack, &left, out);
+                Arrival::Data(data)
+            }
+            // It came before, and its feedback was lost or is on its way.
+            SEQUENCES_HALF.. => {
+                self.counters.discarded += u64::from(packets);
+                self.feedback(Kind::Ack, room, out);
+                Arrival::Nothing
+            }
+            _ => {
+                self.counters.sequence_errors += 1;
+                self.refuse(room, out)
+            }
+        }
+    }
+
+    fn refuse(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) -> Arrival {
+        self.rx.discarding = true;
+        self.feedback(Kind::Nack, room, out);
+        Arrival::Nothing
+    }
+
+    fn obey(
+        &mut self,
+        control: &Control,
+        room: &Room,
+        now: u64,
+        out: &mut dyn FnMut(Unit),
+    ) -> Arrival {
+        let Session { from, to } = control.session;
+        if !control.fits() || from == 0 {
+            self.counters.crc_errors += 1;
+            return Arrival::Nothing;
+        }
+        let mut arrival = Arrival::Nothing;
+        match self.peer {
+            Some(peer) if peer == from => {}
+            // From a life that is over.
+            Some(peer) if (from.wrapping_sub(peer) as i16) < 0 => return Arrival::Nothing,
+            known => {
+                if known.is_some() {
+                    self.counters.renewals += 1;
+                    arrival = Arrival::Renewed;
+                }
+                self.meet(from, room, now, out);
+            }
+        }
+        if to != self.life {
+            self.greet(room, out);
+            return arrival;
+        }
+        for (limit, new) in self.tx.limits.iter_mut().zip(control.limits) {
+            if new.wrapping_sub(*limit) as i16 > 0 {
+                *limit = new;
+                self.tx.attempts = 0;
+            }
+        }
+        self.tx.unanswered = 0;
+        match control.kind {
+            Kind::Hello => {}
+            Kind::Ack => self.acknowledge(control.sequence, now),
+            Kind::Nack => {
+                self.counters.nacks_received += 1;
+                self.acknowledge(control.sequence, now);
+                if !self.tx.buffer.is_empty() {
+                    self.wait(now);
+                }
+                self.resend(room, out);
+            }
+            Kind::Restart => {
+                self.rx.discarding = false;
+                self.feedback(Kind::Ack, room, out);
+            }
+        }
+        arrival
+    }
+
+    /// Everything before this sequence number has arrived.
+    fn acknowledge(&mut self, sequence: u16, now: u64) {
+        let oldest = self.tx.next.wrapping_sub(self.tx.buffered) % SEQUENCES;
+        let mut arrived = ahead(sequence, oldest);
+        if arrived > self.tx.buffered {
+            return;
+        }
+        while let Some(data) = self.tx.buffer.front()
+            && data.packets() <= arrived
+        {
+            arrived -= data.packets();
+            self.tx.buffered -= data.packets();
+            self.tx.buffer.pop_front();
+            self.tx.attempts = 0;
+            self.wait(now);
+        }
+        if self.tx.buffer.is_empty() {
+            self.tx.resending = false;
+            if self.tx.stalled == 0 {
+                self.tx.deadline = NEVER;
+            }
+        }
+    }
+
+    /// The other end has this life. What it has not acknowledged is sent again, as the first
+    /// packets of the session.
+    fn meet(&mut self, peer: u16, room: &Room, now: u64, out: &mut dyn FnMut(Unit)) {
+        self.peer = Some(peer);
+        let session = self.outward();
+        self.tx.used = [0; CHANNELS];
+        self.tx.limits = [0; CHANNELS];
+        self.tx.next = 0;
+        (self.tx.attempts, self.tx.unanswered) = (0, 0);
+        for data in &mut self.tx.buffer {
+            data.seal(self.tx.next, session);
+            let (c, packets) = (data.channel().index(), data.packets());
+            self.tx.next = (self.tx.next + packets) % SEQUENCES;
+            self.tx.used[c] = self.tx.used[c].wrapping_add(packets);
+        }
+        self.rx.expected = 0;
+        self.rx.discarding = true;
+        self.rx.accepted = [0; CHANNELS];
+        if !self.tx.buffer.is_empty() || self.tx.stalled != 0 {
+            self.wait(now);
+        }
+        self.resend(room, out);
+    }
+}
+
+const SEQUENCES_HALF: u16 = SEQUENCES / 2;

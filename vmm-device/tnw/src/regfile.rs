@@ -1,0 +1,197 @@
+//! Registers as the guest reaches them.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use tofu_abi::Coords;
+use tofu_abi::pci::DEVICE_TNW;
+use tofu_abi::tnw::{
+    Cancel, Channel, ChannelReg, Control, Errors, Link, LinkReg, LinkStatus, NwpReg, Register,
+    Start,
+};
+use tofu_abi::topology::Axis;
+use tofu_parts::{RegisterWrite, aligned};
+
+use crate::device::{LinkState, Nwp};
+
+/// Version of the register map.
+const VERSION: u64 = 1;
+
+fn xyz(x: u8, y: u8, z: u8) -> u64 {
+    u64::from(x) | u64::from(y) << 8 | u64::from(z) << 16
+}
+
+impl Nwp {
+    /// A read of `data.len()` bytes at `offset` of the BAR of registers: 4 or 8 at a multiple of as
+    /// many. Others are counted and read 0, as does what no register claims.
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let place = aligned(offset, data.len())
+            .and_then(|(at, shift)| Some((Register::decode(at)?, shift)));
+        let Some((register, shift)) = place else {
+            self.bad_access();
+            return;
+        };
+        let value = self.read_register(register) >> shift;
+        data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
+    }
+
+    /// A write. As for reads, 4 and 8 bytes are defined; several registers may be written together
+    /// by 16, 32 or 64 bytes, which are taken one after the other.
+    pub(crate) fn write(&self, offset: u64, data: &[u8]) {
+        if matches!(data.len(), 16 | 32 | 64) && offset.is_multiple_of(8) {
+            for (at, word) in (offset..).step_by(8).zip(data.chunks_exact(8)) {
+                self.write(at, word);
+            }
+            return;
+        }
+        let place = RegisterWrite::at(offset, data)
+            .and_then(|(at, write)| Some((Register::decode(at)?, write)));
+        match place {
+            Some((register, write)) => self.write_register(register, write),
+            None => self.bad_access(),
+        }
+    }
+
+    fn bad_access(&self) {
+        self.bad_accesses.fetch_add(1, SeqCst);
+        self.error(Errors(0).with_bad_access(true));
+    }
+
+    /// The value of a register, without any effect.
+    pub fn read_register(&self, register: Register) -> u64 {
+        match register {
+            Register::Nwp(reg) => self.read_nwp(reg),
+            Register::Link(link, reg) => {
+                let present = self.links[link.index()].present;
+                self.with_link(link, |state| read_link(state, reg, present))
+            }
+            Register::Channel(link, channel, reg) => {
+                self.with_link(link, |state| read_channel(state, channel, reg))
+            }
+        }
+    }
+
+    fn read_nwp(&self, reg: NwpReg) -> u64 {
+        let Coords { x, y, z, .. } = self.config.coords;
+        match reg {
+            NwpReg::Id => u64::from(DEVICE_TNW) | VERSION << 16,
+            NwpReg::Coordinates => xyz(x, y, z),
+            NwpReg::Shape => {
+                let [x, y, z] = Axis::XYZ.map(|axis| self.config.shape.len(axis));
+                xyz(x, y, z)
+            }
+            NwpReg::Control => Control(0).with_enable(self.enabled.load(SeqCst)).0,
+            NwpReg::Present => {
+                (0..).zip(&self.links).map(|(bit, link)| u64::from(link.present) << bit).sum()
+            }
+            NwpReg::Errors => self.errors.load(SeqCst),
+            NwpReg::StrayStores => self.stray_stores.load(SeqCst),
+            NwpReg::BadAccesses => self.bad_accesses.load(SeqCst),
+        }
+    }
+
+    fn write_register(&self, register: Register, write: RegisterWrite) {
+        match register {
+            Register::Nwp(NwpReg::Control) => {
+                let control = Control(write.bits());
+                if control.reset() {
+                    self.reset();
+                }
+                if let Some(on) = write.switch() {
+                    self.enable(on);
+                }
+            }
+            Register::Nwp(NwpReg::Errors) => {
+                self.errors.fetch_and(!write.bits(), SeqCst);
+            }
+            Register::Channel(link, channel, reg) => {
+                self.write_channel(link, channel, reg, write);
+            }
+            // Read-only.
+            Register::Nwp(_) | Register::Link(..) => {}
+        }
+    }
+
+    fn write_channel(&self, link: Link, channel: Channel, reg: ChannelReg, write: RegisterWrite) {
+        let page = |f: fn(&mut crate::device::Page) -> &mut u64| {
+            self.with_link(link, |state| {
+                let value = f(&mut state.pages[channel.index()]);
+                *value = write.merge(*value);
+            });
+        };
+        match reg {
+            ChannelReg::CreditAddress => page(|page| &mut page.credit.address),
+            ChannelReg::CreditLength => page(|page| &mut page.credit.length),
+            ChannelReg::CreditNotify => page(|page| &mut page.credit.notify),
+            ChannelReg::NgetAddress => page(|page| &mut page.nget.address),
+            ChannelReg::NgetLength => page(|page| &mut page.nget.length),
+            ChannelReg::NgetNotify => page(|page| &mut page.nget.notify),
+            ChannelReg::TxReport => page(|page| &mut page.report),
+            ChannelReg::CreditStart => {
+                let posting = self.with_link(link, |state| state.pages[channel.index()].credit);
+                self.post(link, channel, (posting, true), Start(write.bits()));
+            }
+            ChannelReg::NgetStart => {
+                let posting = self.with_link(link, |state| state.pages[channel.index()].nget);
+                self.post(link, channel, (posting, false), Start(write.bits()));
+            }
+            ChannelReg::Cancel => self.cancel(link, channel, Cancel(write.bits())),
+            // Read-only.
+            _ => {}
+        }
+    }
+}
+
+fn read_link(state: &LinkState, reg: LinkReg, present: bool) -> u64 {
+    let (end, counters) = (&state.end, state.end.counters());
+    match reg {
+        LinkReg::Status => {
+            LinkStatus(0)
+                .with_present(present)
+                .with_answered(end.is_answered())
+                .with_resending(end.is_resending())
+                .with_silent(end.is_silent())
+                .with_discarding(end.is_discarding())
+                .with_unacknowledged(end.unacknowledged())
+                .0
+        }
+        LinkReg::Sent => counters.sent,
+        LinkReg::Received => counters.received,
+        LinkReg::AcksSent => counters.acks_sent,
+        LinkReg::NacksSent => counters.nacks_sent,
+        LinkReg::NacksReceived => counters.nacks_received,
+        LinkReg::Restarts => counters.restarts,
+        LinkReg::Resent => counters.resent,
+        LinkReg::CrcErrors => counters.crc_errors,
+        LinkReg::SequenceErrors => counters.sequence_errors,
+        LinkReg::Discarded => counters.discarded,
+        LinkReg::Timeouts => counters.timeouts,
+        LinkReg::Stalls => counters.stalls,
+        LinkReg::Renewals => counters.renewals,
+    }
+}
+
+fn read_channel(state: &LinkState, channel: Channel, reg: ChannelReg) -> u64 {
+    let c = channel.index();
+    let (tx, rx, page) = (&state.tx[c], &state.rx[c], &state.pages[c]);
+    match reg {
+        ChannelReg::CreditAddress => page.credit.address,
+        ChannelReg::CreditLength => page.credit.length,
+        ChannelReg::CreditNotify => page.credit.notify,
+        ChannelReg::NgetAddress => page.nget.address,
+        ChannelReg::NgetLength => page.nget.length,
+        ChannelReg::NgetNotify => page.nget.notify,
+        ChannelReg::CreditStart | ChannelReg::NgetStart | ChannelReg::Cancel => 0,
+        ChannelReg::TxHead => tx.head(),
+        ChannelReg::TxTail => tx.tail(),
+        ChannelReg::TxReport => page.report,
+        ChannelReg::RxPackets => rx.packets().into(),
+        ChannelReg::Credits => rx.credits() as u64,
+        ChannelReg::Ngets => tx.ngets() as u64,
+        ChannelReg::MessagesSent => tx.messages,
+        ChannelReg::MessagesReceived => rx.messages,
+        ChannelReg::Overlaps => tx.overlaps,
+        ChannelReg::Orphans => rx.orphans,
+        ChannelReg::Refused => page.refused,
+    }
+}

@@ -1,0 +1,375 @@
+//! What goes over a link: data packets and commands.
+
+use std::sync::Arc;
+
+use tofu_abi::tnw::{CHANNELS, Channel, Header, PACKET_DATA, PACKET_SIZE, SEQUENCES};
+use tofu_fabric::Disturb;
+
+/// Bytes of a command on a link (ours; the paper's are control symbols of the 8b/10b code).
+pub const CONTROL_SIZE: usize = 32;
+/// Packets that go over a link together at most.
+pub const MAX_RUN: u16 = 64;
+
+/// The lives of the two ends of a link: the sender's, then the receiver's. An end has another one
+/// after each reset.
+///
+/// Check sequences cover it although it is not sent (ours): what was sent before a reset does not
+/// fit after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// Life of the end that sends.
+    pub from: u16,
+    /// Life of the end that receives; 0 if that is not known.
+    pub to: u16,
+}
+
+impl Session {
+    fn digest(self) -> crc32fast::Hasher {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&self.from.to_le_bytes());
+        hasher.update(&self.to.to_le_bytes());
+        hasher
+    }
+}
+
+/// The check sequence of what is on a link.
+///
+/// Most of it never leaves this process: there it is enough to know that the sequence would fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// It is that of the contents.
+    Fits,
+    /// It is this one: CRC-32 (IEEE 802.3; the polynomial is ours).
+    Sent(u32),
+}
+
+/// A run of packets of one message that follow each other: one packet, or more where that makes no
+/// difference, which is as cheap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Data {
+    /// The first packet's. The mark of the last packet is the run's last packet's.
+    pub(crate) header: Header,
+    pub(crate) session: Session,
+    pub(crate) check: Check,
+    /// [`PACKET_DATA`] bytes of each packet.
+    pub(crate) payload: Arc<[u8]>,
+}
+
+impl Data {
+    /// A run whose first packet has this offset in its message. `payload` is cut down to whole
+    /// packets, [`MAX_RUN`] at most.
+    pub fn new(channel: Channel, offset: u16, last: bool, payload: Arc<[u8]>) -> Self {
+        let header =
+            Header(0).with_channel(channel.index() as u8).with_offset(offset).with_last(last);
+        let whole = payload.len() / PACKET_DATA * PACKET_DATA;
+        let len = whole.min(usize::from(MAX_RUN) * PACKET_DATA);
+        let payload = if len == payload.len() { payload } else { payload[..len].into() };
+        Self { header, session: Session { from: 0, to: 0 }, check: Check::Fits, payload }
+    }
+
+    /// Its virtual channel.
+    pub fn channel(&self) -> Channel {
+        Channel::ALL[usize::from(self.header.channel()) % CHANNELS]
+    }
+
+    /// Packets of the run.
+    pub fn packets(&self) -> u16 {
+        (self.payload.len() / PACKET_DATA) as u16
+    }
+
+    /// Place of the first packet in its message, in packets.
+    pub fn offset(&self) -> u16 {
+        self.header.offset()
+    }
+
+    /// Whether the run ends its message.
+    pub fn is_last(&self) -> bool {
+        self.header.last()
+    }
+
+    /// The data of all packets.
+    pub fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    pub(crate) fn sequence(&self) -> u16 {
+        self.header.sequence()
+    }
+
+    pub(crate) fn seal(&mut self, sequence: u16, session: Session) {
+        self.header = self.header.with_sequence(sequence % SEQUENCES);
+        self.session = session;
+        self.check = Check::Fits;
+    }
+
+    /// What the check sequence should be to whoever is in `session`.
+    fn crc(&self, session: Session) -> u32 {
+        let mut hasher = session.digest();
+        hasher.update(&(self.header.0 as u32).to_le_bytes());
+        hasher.update(&self.payload);
+        hasher.finalize()
+    }
+
+    pub(crate) fn fits(&self, session: Session) -> bool {
+        match self.check {
+            Check::Fits => self.session == session,
+            Check::Sent(crc) => self.crc(session) == crc,
+        }
+    }
+
+    /// The packets as they are on a link, of [`PACKET_SIZE`] bytes each (section 2.2).
+    pub fn to_wire(&self) -> impl Iterator<Item = [u8; PACKET_SIZE]> + '_ {
+        let packets = self.packets();
+        (0..packets).zip(self.payload.chunks_exact(PACKET_DATA)).map(move |(index, data)| {
+            let header = self
+                .header
+                .with_sequence((self.header.sequence() + index) % SEQUENCES)
+                .with_offset(self.header.offset().wrapping_add(index))
+                .with_last(self.header.last() && index + 1 == packets);
+            let header = (header.0 as u32).to_le_bytes();
+            let mut hasher = self.session.digest();
+            hasher.update(&header);
+            hasher.update(data);
+            let crc = match self.check {
+                Check::Sent(crc) if packets == 1 => crc,
+                _ => hasher.finalize(),
+            };
+            let mut bytes = [0; PACKET_SIZE];
+            bytes[..4].copy_from_slice(&header);
+            bytes[4..4 + PACKET_DATA].copy_from_slice(data);
+            bytes[4 + PACKET_DATA..].copy_from_slice(&crc.to_le_bytes());
+            bytes
+        })
+    }
+}
+
+/// What a command says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Here is an end, in this life (ours).
+    Hello = 0,
+    /// Everything before the sequence number has arrived (section 2.2).
+    Ack = 1,
+    /// The same, and everything from there on is discarded until RESTART (section 2.2).
+    Nack = 2,
+    /// Packets are sent again, from the sequence number on (section 2.2).
+    Restart = 3,
+}
+
+/// A command on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Control {
+    pub(crate) kind: Kind,
+    pub(crate) session: Session,
+    pub(crate) sequence: u16,
+    /// How many packets of each channel may have been sent in all in this session, modulo 2^16:
+    /// those that have arrived, and the room that there is (ours; the paper says only that full
+    /// buffers stall their senders).
+    pub(crate) limits: [u16; CHANNELS],
+    pub(crate) check: Check,
+}
+
+impl Control {
+    /// What it says.
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn contents(&self) -> [u8; CONTROL_SIZE - 4] {
+        let mut bytes = [0; CONTROL_SIZE - 4];
+        bytes[0] = self.kind as u8;
+        let words = [self.session.from, self.session.to, self.sequence];
+        for (place, word) in bytes[2..].chunks_exact_mut(2).zip(words.iter().chain(&self.limits)) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub(crate) fn fits(&self) -> bool {
+        match self.check {
+            Check::Fits => true,
+            Check::Sent(crc) => crc32fast::hash(&self.contents()) == crc,
+        }
+    }
+
+    /// The command as it is on a link.
+    pub fn to_wire(&self) -> [u8; CONTROL_SIZE] {
+        let contents = self.contents();
+        let crc = match self.check {
+            Check::Fits => crc32fast::hash(&contents),
+            Check::Sent(crc) => crc,
+        };
+        let mut bytes = [0; CONTROL_SIZE];
+        bytes[..CONTROL_SIZE - 4].copy_from_slice(&contents);
+        bytes[CONTROL_SIZE - 4..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+}
+
+/// What goes over a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Packets.
+    Data(Data),
+    /// A command.
+    Control(Control),
+}
+
+impl Unit {
+    /// Packets in it; 1 for a command.
+    pub fn packets(&self) -> u32 {
+        match self {
+            Self::Data(data) => data.packets().into(),
+            Self::Control(_) => 1,
+        }
+    }
+
+    /// Bytes on a link.
+    pub fn wire_bytes(&self) -> u64 {
+        match self {
+            Self::Data(data) => u64::from(data.packets()) * PACKET_SIZE as u64,
+            Self::Control(_) => CONTROL_SIZE as u64,
+        }
+    }
+
+    /// What the bytes of one packet or command are. `None` if nothing on a link is as long as that
+    /// or there is no such command. The check sequence may be wrong: that is for the link to see.
+    pub fn from_wire(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
+        let check = Check::Sent(u32::from_le_bytes(*bytes.last_chunk()?));
+        match bytes.len() {
+            PACKET_SIZE => {
+                let header = u32::from_le_bytes(*bytes.first_chunk()?);
+                let payload = bytes.get(4..4 + PACKET_DATA)?.into();
+                let session = Session { from: 0, to: 0 };
+                Some(Self::Data(Data { header: Header(header.into()), session, check, payload }))
+            }
+            CONTROL_SIZE => {
+                let kinds = [Kind::Hello, Kind::Ack, Kind::Nack, Kind::Restart];
+                let kind = *kinds.get(usize::from(*bytes.first()?))?;
+                let mut limits = [0; CHANNELS];
+                for (limit, at) in limits.iter_mut().zip((8..).step_by(2)) {
+                    *limit = word(at)?;
+                }
+                let session = Session { from: word(2)?, to: word(4)? };
+                let sequence = word(6)? % SEQUENCES;
+                Some(Self::Control(Control { kind, session, sequence, limits, check }))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Disturb for Unit {
+    fn duplicate(&self) -> Option<Self> {
+        Some(self.clone())
+    }
+
+    fn damage(&mut self, random: u64, undetected: bool) -> bool {
+        let bit = |len: usize| ((random >> 8) as usize % len, 1 << (random & 7));
+        match self {
+            Self::Data(data) => {
+                let crc = match data.check {
+                    Check::Fits => data.crc(data.session),
+                    Check::Sent(crc) => crc,
+                };
+                let mut payload = data.payload.to_vec();
+                let (at, bit) = bit(payload.len().max(1));
+                let Some(byte) = payload.get_mut(at) else { return false };
+                *byte ^= bit;
+                data.payload = payload.into();
+                if !undetected {
+                    data.check = Check::Sent(crc);
+                }
+                true
+            }
+            // A command has no payload.
+            Self::Control(_) if undetected => false,
+            Self::Control(control) => {
+                let crc = match control.check {
+                    Check::Fits => crc32fast::hash(&control.contents()),
+                    Check::Sent(crc) => crc,
+                };
+                control.sequence ^= 1 << (random % 12);
+                control.check = Check::Sent(crc);
+                true
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SESSION: Session = Session { from: 3, to: 5 };
+
+    fn run(packets: u8) -> Data {
+        let payload: Vec<u8> = (0..packets).flat_map(|n| [n; PACKET_DATA]).collect();
+        let mut data = Data::new(Channel::ALL[6], 9, true, payload.into());
+        data.seal(SEQUENCES - 1, SESSION);
+        data
+    }
+
+    #[test]
+    fn a_run_is_its_packets_one_after_the_other() {
+        let packets: Vec<_> = run(3).to_wire().collect();
+        assert_eq!(packets.len(), 3);
+        for (index, bytes) in (0..3).zip(packets) {
+            let Some(Unit::Data(data)) = Unit::from_wire(&bytes) else { panic!("data") };
+            assert!(data.fits(SESSION));
+            assert!(!data.fits(Session { from: 3, to: 4 }), "of another life");
+            assert_eq!(data.channel(), Channel::ALL[6]);
+            assert_eq!(data.offset(), 9 + index);
+            assert_eq!(data.sequence(), (SEQUENCES - 1 + index) % SEQUENCES);
+            assert_eq!(data.is_last(), index == 2);
+            assert_eq!(data.payload(), [index as u8; PACKET_DATA]);
+        }
+    }
+
+    #[test]
+    fn commands_survive_the_wire() {
+        let control = Control {
+            kind: Kind::Nack,
+            session: SESSION,
+            sequence: 77,
+            limits: [1, 2, 3, 4, 5, 6, 7, 65535],
+            check: Check::Fits,
+        };
+        let Some(Unit::Control(read)) = Unit::from_wire(&control.to_wire()) else {
+            panic!("a command")
+        };
+        assert!(read.fits());
+        assert_eq!(Control { check: Check::Fits, ..read }, control);
+        let mut bytes = control.to_wire();
+        bytes[0] = 4;
+        assert_eq!(Unit::from_wire(&bytes), None);
+        assert_eq!(Unit::from_wire(&bytes[1..]), None);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_seen() {
+        let [packet] = run(1).to_wire().collect::<Vec<_>>()[..] else { panic!("one packet") };
+        for bit in 0..PACKET_SIZE * 8 {
+            let mut bytes = packet;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let Some(Unit::Data(data)) = Unit::from_wire(&bytes) else { panic!("data") };
+            assert!(!data.fits(SESSION), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn damage_is_seen_unless_it_is_to_be_undetected() {
+        for random in 0..100 {
+            let mut unit = Unit::Data(run(2));
+            assert!(unit.damage(random << 3, false));
+            let Unit::Data(data) = &unit else { panic!("data") };
+            assert!(!data.fits(SESSION));
+            let mut unit = Unit::Data(run(2));
+            assert!(unit.damage(random << 3, true));
+            let Unit::Data(data) = &unit else { panic!("data") };
+            assert!(data.fits(SESSION) && *data != run(2));
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! Two ends of a link, and wires that lose, damage, repeat and reorder what goes over them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tofu_abi::tnw::{CHANNELS, Channel, PACKET_DATA, RECEPTION_FIFO};
+use tofu_fabric::Disturb;
+use tofu_tnw_device::{Arrival, Data, LinkEnd, NEVER, Room, TIMEOUT_NS, TX_BUFFER, Unit};
+
+/// What happens to a unit on a wire.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Fine,
+    Lost,
+    Damaged(u64),
+    Twice,
+    /// It comes after so many others, or when nothing else is under way.
+    Late(u8),
+}
+
+fn fates() -> impl Strategy<Value = Vec<Fate>> {
+    let fate = prop_oneof![
+        4 => Just(Fate::Fine),
+        2 => Just(Fate::Lost),
+        2 => any::<u64>().prop_map(Fate::Damaged),
+        1 => Just(Fate::Twice),
+        1 => (1..9u8).prop_map(Fate::Late),
+    ];
+    prop::collection::vec(fate, 0..300)
+}
+
+/// One direction of a link.
+#[derive(Default)]
+struct Wire {
+    /// What is done to what comes next; then all is fine.
+    fates: VecDeque<Fate>,
+    queue: VecDeque<Unit>,
+    late: Vec<(u8, Unit)>,
+}
+
+impl Wire {
+    fn put(&mut self, mut unit: Unit) {
+        match self.fates.pop_front().unwrap_or(Fate::Fine) {
+            Fate::Fine => self.queue.push_back(unit),
+            Fate::Lost => {}
+            Fate::Damaged(random) => {
+                unit.damage(random, false);
+                self.queue.push_back(unit);
+            }
+            Fate::Twice => {
+                self.queue.push_back(unit.clone());
+                self.queue.push_back(unit);
+            }
+            Fate::Late(others) => self.late.push((others, unit)),
+        }
+        for (others, _) in &mut self.late {
+            *others = others.saturating_sub(1);
+        }
+        while let Some(index) = self.late.iter().position(|(others, _)| *others == 0) {
+            self.queue.push_back(self.late.remove(index).1);
+        }
+    }
+
+    fn get(&mut self) -> Option<Unit> {
+        self.queue.pop_front().or_else(|| self.late.pop().map(|(_, unit)| unit))
+    }
+}
+
+/// A node: an end, what it is to send, and its reception FIFOs.
+struct Node {
+    end: LinkEnd,
+    to_send: [VecDeque<Data>; CHANNELS],
+    fifos: [VecDeque<Data>; CHANNELS],
+    received: [Vec<u8>; CHANNELS],
+    /// Channels that nobody empties.
+    stuck: [bool; CHANNELS],
+    renewed: u32,
+}
+
+impl Node {
+    fn new(life: u16) -> Self {
+        Self {
+            end: LinkEnd::new(life),
+            to_send: Default::default(),
+            fifos: Default::default(),
+            received: Default::default(),
+            stuck: Default::default(),
+            renewed: 0,
+        }
+    }
+
+    fn room(&self) -> Room {
+        std::array::from_fn(|c| {
+            let packets: u16 = self.fifos[c].iter().map(Data::packets).sum();
+            RECEPTION_FIFO as u16 - packets
+        })
+    }
+
+    fn send(&mut self, now: u64, wire: &mut Wire) {
+        for channel in Channel::ALL {
+            while let Some(data) = self.to_send[channel.index()].front() {
+                if data.packets() > self.end.may_send(channel) {
+                    self.end.stall(channel, now);
+                    break;
+                }
+                let data = data.clone();
+                self.to_send[channel.index()].pop_front();
+                self.end.idle(channel);
+                self.end.send(data, now, &mut |unit| wire.put(unit));
+            }
+        }
+    }
+
+    fn arrive(&mut self, unit: Unit, now: u64, wire: &mut Wire) {
+        let room = self.room();
+        match self.end.arrive(unit, &room, now, &mut |unit| wire.put(unit)) {
+            Arrival::Nothing => {}
+            Arrival::Data(data) => self.fifos[data.channel().index()].push_back(data),
+            Arrival::Renewed => self.renewed += 1,
+        }
+    }
+
+    /// Empties FIFOs.
+    fn take(&mut self, wire: &mut Wire) {
+        for c in 0..CHANNELS {
+            if !self.stuck[c] {
+                for data in self.fifos[c].drain(..) {
+                    self.received[c].extend_from_slice(data.payload());
+                }
+            }
+        }
+        let room = self.room();
+        self.end.freed(&room, &mut |unit| wire.put(unit));
+    }
+}
+
+struct World {
+    a: Node,
+    b: Node,
+    to_b: Wire,
+    to_a: Wire,
+    now: u64,
+}
+
+impl World {
+    fn new(to_b: Vec<Fate>, to_a: Vec<Fate>) -> Self {
+        let wire = |fates: Vec<Fate>| Wire { fates: fates.into(), ..Wire::default() };
+        let (to_b, to_a) = (wire(to_b), wire(to_a));
+        let mut world = Self { a: Node::new(1), b: Node::new(1), to_b, to_a, now: 0 };
+        let World { a, b, to_b, to_a, .. } = &mut world;
+        a.end.greet(&a.room(), &mut |unit| to_b.put(unit));
+        b.end.greet(&b.room(), &mut |unit| to_a.put(unit));
+        world
+    }
+
+    /// Goes on until nothing moves and no time is waited for, or only stalled channels are.
+    fn run(&mut self) {
+        for _ in 0..100_000 {
+            let Self { a, b, to_b, to_a, now } = self;
+            a.send(*now, to_b);
+            b.send(*now, to_a);
+            let mut moved = false;
+            if let Some(unit) = to_b.get() {
+                b.arrive(unit, *now, to_a);
+                moved = true;
+            }
+            if let Some(unit) = to_a.get() {
+                a.arrive(unit, *now, to_b);
+                moved = true;
+            }
+            a.take(to_b);
+            b.take(to_a);
+            if moved || !to_a.queue.is_empty() || !to_b.queue.is_empty() {
+                continue;
+            }
+            let waits = |node: &Node| {
+                node.end.unacknowledged() > 0
+                    || (0..CHANNELS).any(|c| !node.stuck[c] && !node.to_send[c].is_empty())
+            };
+            if !waits(a) && !waits(b) {
+                return;
+            }
+            let next = a.end.deadline().min(b.end.deadline());
+            assert_ne!(next, NEVER, "something waits for ever");
+            *now = next.max(*now);
+            let (room_a, room_b) = (a.room(), b.room());
+            a.end.expire(&room_a, *now, &mut |unit| to_b.put(unit));
+            b.end.expire(&room_b, *now, &mut |unit| to_a.put(unit));
+        }
+        panic!("it does not come to an end");
+    }
+}
+
+/// Packets with contents of their own.
+fn data(channel: Channel, packets: u8, first: u8) -> Data {
+    let bytes = (0..packets).flat_map(|n| [first.wrapping_add(n); PACKET_DATA]);
+    let payload: Arc<[u8]> = bytes.collect();
+    Data::new(channel, 0, false, payload)
+}
+
+type Sends = Vec<(usize, u8)>;
+
+fn sends() -> impl Strategy<Value = Sends> {
+    prop::collection::vec((0..CHANNELS, 1..9u8), 0..60)
+}
+
+fn queue(node: &mut Node, sends: &Sends) -> [Vec<u8>; CHANNELS] {
+    let mut sent: [Vec<u8>; CHANNELS] = Default::default();
+    for (number, &(c, packets)) in (0..).zip(sends) {
+        let data = data(Channel::ALL[c], packets, number);
+        sent[c].extend_from_slice(data.payload());
+        node.to_send[c].push_back(data);
+    }
+    sent
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Whatever the wires do, everything arrives once and in order, on every channel.
+    #[test]
+    fn nothing_is_lost_or_out_of_order(
+        to_b in fates(),
+        to_a in fates(),
+        from_a in sends(),
+        from_b in sends(),
+    ) {
+        let mut world = World::new(to_b, to_a);
+        let sent_a = queue(&mut world.a, &from_a);
+        let sent_b = queue(&mut world.b, &from_b);
+        world.run();
+        prop_assert_eq!(&world.b.received, &sent_a);
+        prop_assert_eq!(&world.a.received, &sent_b);
+        prop_assert_eq!(world.a.renewed + world.b.renewed, 0);
+        let packets: u64 = from_a.iter().map(|(_, packets)| u64::from(*packets)).sum();
+        prop_assert_eq!(world.a.end.counters().sent, packets);
+        prop_assert_eq!(world.b.end.counters().received, packets);
+        prop_assert!(!world.a.end.is_resending() && !world.a.end.is_silent());
+    }
+
+    /// A channel that nobody takes packets from fills up and stalls alone.
+    #[test]
+    fn a_full_channel_stalls_no_other(
+        to_b in fates(),
+        to_a in fates(),
+        from_a in sends(),
+        full in 0..CHANNELS,
+    ) {
+        let mut world = World::new(to_b, to_a);
+        world.b.stuck[full] = true;
+        world.a.stuck[full] = true;
+        let mut sent = queue(&mut world.a, &from_a);
+        for number in 0..40 {
+            let data = data(Channel::ALL[full], 8, number);
+            sent[full].extend_from_slice(data.payload());
+            world.a.to_send[full].push_back(data);
+        }
+        world.run();
+        for c in (0..CHANNELS).filter(|c| *c != full) {
+            prop_assert_eq!(&world.b.received[c], &sent[c]);
+        }
+        prop_assert!(world.b.received[full].is_empty());
+        prop_assert!(!world.a.to_send[full].is_empty());
+        // Then somebody does.
+        world.b.stuck[full] = false;
+        world.a.stuck[full] = false;
+        world.run();
+        prop_assert_eq!(&world.b.received, &sent);
+    }
+
+    /// After a reset of one end, what is sent from then on arrives, and the other way all of it.
+    #[test]
+    fn a_reset_ends_nothing_but_what_it_forgets(
+        to_b in fates(),
+        to_a in fates(),
+        before in sends(),
+        from_b in sends(),
+        after in sends(),
+        steps in 0..200usize,
+    ) {
+        let mut world = World::new(to_b, to_a);
+        queue(&mut world.a, &before);
+        let sent_b = queue(&mut world.b, &from_b);
+        for _ in 0..steps {
+            let World { a, b, to_b, to_a, now } = &mut world;
+            a.send(*now, to_b);
+            b.send(*now, to_a);
+            if let Some(unit) = to_b.get() {
+                b.arrive(unit, *now, to_a);
+            }
+            if let Some(unit) = to_a.get() {
+                a.arrive(unit, *now, to_b);
+            }
+        }
+        // What A has received until now is gone with it.
+        let forgotten: [usize; CHANNELS] = std::array::from_fn(|c| {
+            world.a.fifos[c].iter().map(|data| data.payload().len()).sum()
+        });
+        let mut renewed = Node::new(2);
+        let sent_a = queue(&mut renewed, &after);
+        world.a = renewed;
+        let World { a, to_b, .. } = &mut world;
+        a.end.greet(&a.room(), &mut |unit| to_b.put(unit));
+        world.run();
+        for c in 0..CHANNELS {
+            prop_assert!(world.b.received[c].ends_with(&sent_a[c]), "channel {}", c);
+            // A packet whose feedback was under way at the reset is sent again.
+            let got = &world.a.received[c];
+            prop_assert!(sent_b[c].ends_with(got));
+            prop_assert!(got.len() + forgotten[c] >= sent_b[c].len());
+        }
+    }
+}
+
+#[test]
+fn without_errors_nothing_is_sent_twice_or_refused() {
+    let mut world = World::new(Vec::new(), Vec::new());
+    let sends: Sends = (0..200).map(|n| (n % CHANNELS, 8)).collect();
+    let sent = queue(&mut world.a, &sends);
+    world.run();
+    assert_eq!(world.b.received, sent);
+    let (a, b) = (world.a.end.counters(), world.b.end.counters());
+    assert_eq!((a.resent, a.nacks_received, a.timeouts), (0, 0, 0));
+    assert_eq!((b.nacks_sent, b.crc_errors, b.sequence_errors), (0, 0, 0));
+    assert_eq!(world.now, 0, "nothing was waited for");
+}
+
+#[test]
+fn an_error_brings_a_nack_a_restart_and_everything_again() {
+    // HELLO, RESTART and ACK of the beginning, then data.
+    let mut world = World::new(Vec::new(), Vec::new());
+    world.run();
+    world.to_b.fates = [Fate::Fine, Fate::Damaged(0)].into();
+    let sends = vec![(0, 1); 4];
+    let sent = queue(&mut world.a, &sends);
+    world.run();
+    assert_eq!(world.b.received, sent);
+    let (a, b) = (world.a.end.counters(), world.b.end.counters());
+    assert_eq!((b.crc_errors, b.nacks_sent, a.nacks_received), (1, 1, 1));
+    // The second one is sent again, and those behind it, which were discarded.
+    assert_eq!((a.resent, b.discarded, b.received), (3, 2, 4));
+    assert_eq!(a.timeouts, 0);
+}
+
+#[test]
+fn who_gets_no_answer_asks_less_and_less_often_and_says_so() {
+    let mut node = Node::new(1);
+    node.to_send[0].push_back(data(Channel::ALL[0], 1, 0));
+    let (mut now, mut nowhere) = (0, Wire::default());
+    let mut waits = Vec::new();
+    for _ in 0..10 {
+        node.send(now, &mut nowhere);
+        let deadline = node.end.deadline();
+        waits.push((deadline - now) / TIMEOUT_NS);
+        now = deadline;
+        let room = node.room();
+        node.end.expire(&room, now, &mut |unit| nowhere.put(unit));
+    }
+    assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]);
+    assert!(node.end.is_silent() && !node.end.is_answered());
+    assert_eq!(nowhere.queue.len(), 10, "one HELLO each time");
+}
+
+#[test]
+fn no_more_is_under_way_than_the_buffer_holds() {
+    let mut world = World::new(Vec::new(), Vec::new());
+    world.run();
+    world.to_b.fates = vec![Fate::Lost; 4096].into();
+    for c in 0..CHANNELS {
+        for _ in 0..100 {
+            world.a.to_send[c].push_back(data(Channel::ALL[c], 8, 0));
+        }
+    }
+    world.a.send(0, &mut world.to_b);
+    assert_eq!(world.a.end.unacknowledged(), TX_BUFFER);
+    assert!(Channel::ALL.iter().all(|channel| world.a.end.may_send(*channel) == 0));
+}
