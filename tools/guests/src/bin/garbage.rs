@@ -8,8 +8,10 @@
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 use tofu_abi::desc::{Command, DESC_SIZE, Header1, Header2};
+use tofu_abi::generation::Description;
 use tofu_abi::regs::{
-    BAR0_SIZE, BchReg, BgsReg, CqReg, CqsReg, NUM_BG, PortReg, Register, TniReg, TofuReg, XbReg,
+    BAR0_SIZE, BchReg, BgsReg, CqReg, CqsReg, NUM_PORT, PortReg, Register, TniReg, TofuReg, XbReg,
+    cq_page,
 };
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
 use tofu_abi::{BchId, BgId, Coords, CqId, StagOffset, TniId};
@@ -42,9 +44,10 @@ fn garbage() -> Result<(), Error> {
     let tables = platform.alloc_dma(TABLES, 4096)?;
     let device = Device::probe(platform)?;
     let me = device.coords();
-    let mut vandal = Vandal { random: Random::new(seed), arena, tables, me };
+    let description = device.description();
+    let mut vandal = Vandal { random: Random::new(seed), arena, tables, me, description };
     vandal.fill_tables();
-    for tni in device.description().tni_ids() {
+    for tni in description.tni_ids() {
         device.tni(tni).enable()?;
     }
     for _ in 0..steps {
@@ -76,6 +79,7 @@ struct Vandal {
     arena: NodeBuffer,
     tables: NodeBuffer,
     me: Coords,
+    description: &'static Description,
 }
 
 impl Vandal {
@@ -109,8 +113,14 @@ impl Vandal {
         if self.random.one_in(4) { self.nowhere() } else { self.tables.device_addr() + BLOCKS_AT }
     }
 
+    /// A queue that the device has, or now and then one that devices of some generation have.
     fn any_queue(&mut self) -> (TniId, CqId) {
-        (self.random.choose(&TniId::ALL), self.random.choose(&CqId::ALL))
+        let Description { tnis, cqs, .. } = *self.description;
+        let (tnis, cqs) = match self.random.one_in(4) {
+            true => (TniId::ALL.len(), CqId::ALL.len()),
+            false => (tnis.into(), cqs.into()),
+        };
+        (self.random.choose(&TniId::ALL[..tnis]), self.random.choose(&CqId::ALL[..cqs]))
     }
 
     /// Any register.
@@ -121,14 +131,12 @@ impl Vandal {
             0..5 => Register::Cqs { tni, cq, reg: r.choose(CqsReg::ALL) },
             5..9 => Register::Cq { tni, cq, reg: r.choose(CqReg::ALL) },
             9 | 10 => Register::Tni { tni, reg: r.choose(TniReg::ALL) },
-            11 => Register::Bgs {
-                tni,
-                bg: r.choose(&BgId::ALL[..NUM_BG]),
-                reg: r.choose(BgsReg::ALL),
-            },
+            11 => Register::Bgs { tni, bg: r.choose(&BgId::ALL), reg: r.choose(BgsReg::ALL) },
             12 => Register::Bch { tni, bch: r.choose(&BchId::ALL), reg: r.choose(BchReg::ALL) },
             13 => Register::Xb(r.choose(XbReg::ALL)),
-            14 => Register::Port { port: r.below(10) as u8, reg: r.choose(PortReg::ALL) },
+            14 => {
+                Register::Port { port: r.below(NUM_PORT as u64) as u8, reg: r.choose(PortReg::ALL) }
+            }
             _ => Register::Tofu(
                 TofuReg::from_offset(r.below(0x700 / 8) * 8).unwrap_or(TofuReg::TnrImc),
             ),
@@ -277,9 +285,8 @@ impl Vandal {
     fn odd_access(&mut self, platform: &NodePlatform) {
         let anywhere = self.random.below(BAR0_SIZE - 8);
         // Registers of the user page only: halves of addresses would break the rules.
-        let (tni, cq) = (self.random.below(6), self.random.below(12));
-        let page = tni * 0x100_0000 + cq * 0x1_0000;
-        let half = page + self.random.below(0x88 / 4) * 4;
+        let (tni, cq) = self.any_queue();
+        let half = cq_page(tni, cq) + self.random.below(0x88 / 4) * 4;
         let value = self.random.next();
         match self.random.below(3) {
             0 => {
