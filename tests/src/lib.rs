@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tofu_abi::Generation;
+use tofu_abi::generation::Description;
 use tofu_abi::queue::{MrqEntry, MrqId};
 use tofu_abi::regs::{CqReg, CqsReg, PortReg, Register, TniReg};
 use tofu_abi::table::PageSize;
@@ -21,7 +22,7 @@ use tofu_fabric::{
     Carrier, Deliver, DiscardReason, Fabric, NodeId, Packet, Port, PortCounters, Shape, Timing,
     Wires, XbCounters,
 };
-use tofu_icc::{Body, Config, Host, Icc, Net, SharedPages, discard_rcode};
+use tofu_icc::{Body, CommandTiming, Config, Host, Icc, Net, SharedPages, discard_rcode};
 use tofu_inproc::{Arena, Backend, Buffer, InProcess, Interrupts};
 use tofu_links::Parameters;
 use tofu_machine::{Links, MachineConfig};
@@ -48,9 +49,38 @@ pub fn links() -> Links {
     }
 }
 
-/// A machine of this shape with such links.
+/// Whose controllers a test has where it does not mind: those of the generation that the environment
+/// variable `TOFU_TEST_GENERATION` names, Fugaku's if it is not set.
+///
+/// # Panics
+///
+/// If there is no such generation.
+pub fn generation() -> Generation {
+    let Ok(name) = std::env::var("TOFU_TEST_GENERATION") else { return Generation::Fugaku };
+    let generation = Generation::from_name(&name);
+    generation
+        .unwrap_or_else(|| panic!("TOFU_TEST_GENERATION is {}, not {name}", Generation::NAMES))
+}
+
+/// What controllers of [`generation`] have.
+pub fn description() -> &'static Description {
+    generation().description()
+}
+
+/// An interface of such controllers. Tests that want some other than the first give any number:
+/// they go round.
+pub fn tni(number: u8) -> TniId {
+    TniId::ALL[usize::from(number % description().tnis)]
+}
+
+/// A control queue of such controllers; numbers go round.
+pub fn cq(number: u8) -> CqId {
+    CqId::ALL[usize::from(number % description().cqs)]
+}
+
+/// A machine of this shape with such controllers and links.
 pub fn machine(shape: Shape) -> MachineConfig {
-    MachineConfig { links: links(), ..MachineConfig::new(shape) }
+    MachineConfig { links: links(), ..MachineConfig::of(generation(), shape) }
 }
 
 /// What all nodes of a cluster share.
@@ -302,12 +332,12 @@ impl Cluster {
     /// Like [`Cluster::new`], with control queue pages that are memory shared between driver
     /// and device, which looks at them now and then.
     pub fn polled(shape: &str) -> Self {
-        Self::build(shape, 4 << 20, true, Generation::Fugaku, links())
+        Self::build(shape, 4 << 20, true, generation(), links())
     }
 
     /// A machine with `size` bytes of memory for each node.
     pub fn with_memory(shape: &str, size: usize) -> Self {
-        Self::build(shape, size, false, Generation::Fugaku, links())
+        Self::build(shape, size, false, generation(), links())
     }
 
     /// A machine of a generation.
@@ -317,7 +347,7 @@ impl Cluster {
 
     /// A machine with `size` bytes of memory for each node, whose packets go over links like this.
     pub fn with_links(shape: &str, size: usize, links: Links) -> Self {
-        Self::build(shape, size, false, Generation::Fugaku, links)
+        Self::build(shape, size, false, generation(), links)
     }
 
     fn build(shape: &str, size: usize, polled: bool, generation: Generation, links: Links) -> Self {
@@ -331,6 +361,7 @@ impl Cluster {
             }
         };
         let fabric = Arc::new(fabric);
+        let bus = CommandTiming::of(generation).bus();
         let pages: Vec<_> = (0..if polled { shape.nodes() } else { 0 })
             .map(|_| {
                 let region = MmapRegion::new(SharedPages::SIZE).unwrap();
@@ -339,7 +370,7 @@ impl Cluster {
             .collect();
         let world = Arc::new(World {
             pages,
-            wires: Wires::new(Arc::clone(&fabric), Timing::of(parameters)),
+            wires: Wires::with_bus(Arc::clone(&fabric), Timing::of(parameters), bus),
             fabric,
             nodes: OnceLock::new(),
             doorbells: Mutex::default(),
@@ -470,9 +501,9 @@ impl Cluster {
     }
 }
 
-/// How to open queue `cq` of interface `tni`.
+/// How to open a queue of an interface: [`tni`] and [`cq`] of these numbers.
 pub fn config(tni: u8, cq: u8) -> CqConfig {
-    CqConfig::new(TniId::new(tni).unwrap(), CqId::new(cq).unwrap())
+    CqConfig::new(self::tni(tni), self::cq(cq))
 }
 
 /// An open queue with some registered memory.

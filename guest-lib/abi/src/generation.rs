@@ -79,6 +79,25 @@ pub struct AddressBits {
     pub offset: u8,
 }
 
+/// Core memory groups (CMGs) of a node, the domains of its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryGroups {
+    /// Those near the network interfaces.
+    pub near: u8,
+    /// Those far from them, where it takes longer.
+    pub far: u8,
+}
+
+impl MemoryGroups {
+    /// Whether the process with a control queue is in a group that is far from the interfaces.
+    ///
+    /// *Ours*: processes are dealt to the groups in turn, in the order of their control queues, the
+    /// near ones first.
+    pub const fn is_far(&self, cq: u8) -> bool {
+        cq % (self.near + self.far) >= self.near
+    }
+}
+
 /// What a generation has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
@@ -98,6 +117,8 @@ pub struct Description {
     pub cqs: u8,
     /// Processes of a node that can have a control queue of some interface for themselves.
     pub processes: u8,
+    /// Domains of a node's memory.
+    pub groups: MemoryGroups,
     /// Barrier gates and channels.
     pub barrier: Profile,
     /// Barrier channels of an interface that the system keeps for itself: the last ones.
@@ -144,6 +165,7 @@ const K: Description = Description {
     tnis: 4,
     cqs: 3,
     processes: 8,
+    groups: MemoryGroups { near: 1, far: 0 },
     barrier: Profile { tnis: 1, channels: 8, gates: MAX_BG as u8, integers: 1, doubles: 1 },
     system_channels: 1,
     atomics: false,
@@ -179,6 +201,7 @@ const FX100: Description = Description {
     device_id: DEVICE_TOFU2,
     cqs: NUM_CQ as u8,
     processes: 32,
+    groups: MemoryGroups { near: 2, far: 0 },
     atomics: true,
     session_mode: true,
     cache_injection: true,
@@ -194,7 +217,7 @@ const FX100: Description = Description {
 /// Six interfaces, each with barriers of 16 channels and 48 gates, of eight integers or three
 /// floating-point numbers (TofuD, IV.C, IV.D), 425 MHz, lanes (Table I), alignment (V.D), half a
 /// rack (IV.B); queues and addresses as in the public register map, processes as in public programs
-/// of uTofu.
+/// of uTofu, near and far memory groups (IV.A).
 const FUGAKU: Description = Description {
     name: "fugaku",
     machine: "Fugaku",
@@ -203,6 +226,7 @@ const FUGAKU: Description = Description {
     device_id: DEVICE_TOFUD,
     tnis: NUM_TNI as u8,
     processes: 36,
+    groups: MemoryGroups { near: 2, far: 2 },
     barrier: Profile {
         tnis: NUM_TNI as u8,
         channels: NUM_BCH as u8,
@@ -261,6 +285,19 @@ impl Generation {
             return Some(Self::Fugaku);
         }
         Self::ALL.into_iter().find(|generation| generation.register() == value)
+    }
+
+    /// Its number in captures (ours): from 1, in the order in which they came.
+    pub const fn number(self) -> u8 {
+        self as u8 + 1
+    }
+
+    /// The generation with this number. Captures did without it at first: they have 0.
+    pub fn from_number(number: u8) -> Option<Self> {
+        match number {
+            0 => Some(Self::Fugaku),
+            number => Self::ALL.into_iter().find(|generation| generation.number() == number),
+        }
     }
 
     /// Its name in machine files and on command lines.
@@ -393,6 +430,17 @@ mod tests {
     }
 
     #[test]
+    fn memory_groups_are_those_of_table_2() {
+        let far = Generation::ALL.map(|g| {
+            let groups = g.description().groups;
+            let far = (0..12).filter(|cq| groups.is_far(*cq)).count();
+            (groups.near + groups.far, far)
+        });
+        assert_eq!(far, [(1, 0), (1, 0), (2, 0), (4, 6)]);
+        assert!(!FUGAKU.groups.is_far(1) && FUGAKU.groups.is_far(2));
+    }
+
+    #[test]
     fn names_and_addresses() {
         for generation in Generation::ALL {
             assert_eq!(Generation::from_name(generation.name()), Some(generation));
@@ -412,6 +460,10 @@ mod tests {
             assert!(Generation::with_device_id(id).any(|with| with == generation));
         }
         assert_eq!(Generation::from_register(0), Some(Generation::Fugaku));
+        assert_eq!(Generation::ALL.map(Generation::number), [1, 2, 3, 4]);
+        let numbers = (0..=5).map(Generation::from_number);
+        let [k, fx10, fx100, fugaku] = Generation::ALL.map(Some);
+        assert!(numbers.eq([fugaku, k, fx10, fx100, fugaku, None]));
         assert_eq!(Generation::from_register(u64::MAX), None);
     }
 

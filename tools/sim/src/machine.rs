@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use anyhow::Context;
-use tofu_abi::regs::NUM_TNI;
 use tofu_abi::{Coords, Doorbell, TniId};
 use tofu_driver::Device;
 use tofu_fabric::network::{Arbiter, Message, Network, Options, Ps, Refused, Sink};
 use tofu_fabric::{
-    Class, DiscardReason, GAP_BYTES, NodeId, Packet, Port, PortCounters, Shape, XbCounters,
+    BusLine, Class, DiscardReason, GAP_BYTES, NodeId, Packet, Port, PortCounters, Shape, TNIS,
+    XbCounters,
 };
 use tofu_icc::{Body, CommandTiming, Config, Host, Icc, Net, discard_rcode};
 use tofu_inproc::{Arena, Backend, InProcess, Interrupts};
@@ -40,7 +40,6 @@ const IDLE_PS: Ps = 1_000_000;
 pub(crate) struct ModelConfig {
     pub(crate) generation: Generation,
     pub(crate) shape: Shape,
-    pub(crate) timing: CommandTiming,
     pub(crate) arbiter: Arbiter,
     /// Bytes of each node's memory.
     pub(crate) memory: usize,
@@ -48,8 +47,7 @@ pub(crate) struct ModelConfig {
 
 impl ModelConfig {
     pub(crate) const fn new(generation: Generation, shape: Shape) -> Self {
-        let timing = CommandTiming::of(generation);
-        Self { generation, shape, timing, arbiter: Arbiter::InTurn, memory: 1 << 20 }
+        Self { generation, shape, arbiter: Arbiter::InTurn, memory: 1 << 20 }
     }
 }
 
@@ -62,7 +60,8 @@ pub(crate) struct Model {
 impl Model {
     /// A machine whose nodes are all there, with their interfaces enabled.
     pub(crate) fn new(config: &ModelConfig) -> anyhow::Result<Self> {
-        let ModelConfig { generation, shape, timing, arbiter, memory } = *config;
+        let ModelConfig { generation, shape, arbiter, memory } = *config;
+        let timing = CommandTiming::of(generation);
         let options = Options { arbiter, backlog: TLPS_AHEAD, ..Options::default() };
         let network = Network::new(shape, Parameters::of(generation), &options)?;
         let nodes = shape.nodes() as usize;
@@ -70,8 +69,8 @@ impl Model {
             network,
             due: BTreeMap::new(),
             serial: 0,
-            interfaces: (0..nodes * NUM_TNI).map(|_| Interface::default()).collect(),
-            buses: vec![Bus::default(); nodes],
+            interfaces: (0..nodes * TNIS).map(|_| Interface::default()).collect(),
+            buses: vec![BusLine::default(); nodes],
             packets: Vec::new(),
             free: Vec::new(),
         };
@@ -91,7 +90,7 @@ impl Model {
             let memory =
                 GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(MEMORY_BASE), memory)])?;
             let interrupts = Arc::new(Interrupts::default());
-            let config = Config { timing, ..Config::of(generation, coords) };
+            let config = Config::of(generation, coords);
             let interrupts_of = Arc::clone(&interrupts);
             let host =
                 Surroundings { world: Arc::downgrade(&world), node, interrupts: interrupts_of };
@@ -212,13 +211,6 @@ struct Interface {
     quiet: [Ps; 2],
 }
 
-/// The bus between the memory of a node and its interfaces: when it is free in each direction.
-#[derive(Clone, Copy, Default)]
-struct Bus {
-    read: Ps,
-    write: Ps,
-}
-
 /// What changes.
 struct State {
     network: Network,
@@ -227,7 +219,7 @@ struct State {
     serial: u64,
     /// Interfaces of all nodes, node by node.
     interfaces: Vec<Interface>,
-    buses: Vec<Bus>,
+    buses: Vec<BusLine>,
     packets: Vec<Option<InFlight>>,
     free: Vec<usize>,
 }
@@ -303,15 +295,14 @@ impl State {
                 let mut ready_at = job.ready_at.max(unit.quiet[lane]);
                 if let Some(rate) = bus_rate {
                     let read = data_of(flight, sent, packet.body.payload_bytes().0);
-                    let bus = &mut self.buses[interface / NUM_TNI].read;
-                    *bus = now.max(*bus) + bus_ps(read, rate);
-                    ready_at = ready_at.max(*bus);
+                    let (_, end) = self.buses[interface / TNIS].read(rate, now, read);
+                    ready_at = ready_at.max(end);
                 }
                 let message = Message {
                     src: packet.src,
                     src_tni: packet.src_tni,
                     dst: packet.dst,
-                    dst_tni: packet.dst_tni.min(NUM_TNI as u8 - 1),
+                    dst_tni: packet.dst_tni.min(TNIS as u8 - 1),
                     path: packet.path,
                     way: packet.way,
                     class: packet.class,
@@ -319,6 +310,7 @@ impl State {
                     full: size,
                     last: size,
                     gap: 0,
+                    bus: 0,
                     ready_at,
                     token: (index as u64) << 1 | lane as u64,
                 };
@@ -371,18 +363,11 @@ impl State {
         let mut in_memory = at;
         if let Some(rate) = timing.bus_bytes_per_s {
             let written = data_of(flight, flight.arrived, flight.packet.body.payload_bytes().1);
-            let bus = &mut self.buses[node.index()].write;
-            *bus = at.max(*bus) + bus_ps(written, rate);
-            in_memory = *bus;
+            in_memory = self.buses[node.index()].write(rate, at, written, written);
         }
         let deliver = timing.deliver(&flight.packet.body);
         self.arrived(in_memory + deliver, index);
     }
-}
-
-/// The time of so many bytes at so many bytes a second.
-fn bus_ps(bytes: u64, rate: u64) -> Ps {
-    (u128::from(bytes) * 1_000_000_000_000 / u128::from(rate)) as Ps
 }
 
 /// What the network tells.
@@ -459,7 +444,7 @@ impl World {
         for (at, told) in tidings.0 {
             match told {
                 Told::Left(node, tni, token) => {
-                    let interface = node.index() * NUM_TNI + usize::from(tni);
+                    let interface = node.index() * TNIS + usize::from(tni);
                     let (index, lane) = ((token >> 1) as usize, (token & 1) as usize);
                     let flight = state.packets.get(index).and_then(Option::as_ref);
                     let gap = flight.map_or(0, |flight| flight.gap);
@@ -488,7 +473,7 @@ impl World {
                 }
             }
             Due::Room(interface) => {
-                let (node, tni) = (interface / NUM_TNI, interface % NUM_TNI);
+                let (node, tni) = (interface / TNIS, interface % TNIS);
                 self.icc()[node].room(TniId::ALL[tni]);
             }
             Due::Arrive(index) => {
@@ -524,7 +509,7 @@ impl World {
 
     fn inject(&self, packet: Packet<Body>) {
         let Some(node) = self.shape.node_id(packet.src) else { return };
-        let interface = node.index() * NUM_TNI + usize::from(packet.src_tni);
+        let interface = node.index() * TNIS + usize::from(packet.src_tni);
         let (now, epoch) = (self.now(), self.epoch.load(SeqCst));
         let mut begins = false;
         let gap = self.links.bytes_on_link_ps(u64::from(packet.gap) * GAP_BYTES);
@@ -565,7 +550,7 @@ impl Net for Wire<'_> {
     fn has_room(&self, node: Coords, tni: TniId) -> bool {
         let Some(node) = self.world.shape.node_id(node) else { return false };
         let state = self.world.state();
-        let unit = &state.interfaces[node.index() * NUM_TNI + tni.index()];
+        let unit = &state.interfaces[node.index() * TNIS + tni.index()];
         unit.command_free <= self.world.now() && unit.jobs[0].len() < COMMANDS_AHEAD
     }
 

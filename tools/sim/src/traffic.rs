@@ -468,6 +468,7 @@ impl Run<'_> {
                         full: tlp_size(MTU as u32),
                         last,
                         gap: 0,
+                        bus: 0,
                         ready_at: since,
                         token: token as u64,
                     })?;
@@ -530,6 +531,7 @@ impl Run<'_> {
                 full: tlp_size(0),
                 last: tlp_size(0),
                 gap: 0,
+                bus: 0,
                 ready_at: at + ANSWER,
                 token,
             });

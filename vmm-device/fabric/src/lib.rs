@@ -11,6 +11,7 @@
 //! "The Tofu Interconnect D", IEEE CLUSTER 2018; *ours* marks what neither settles.
 #![forbid(unsafe_code)]
 
+mod bus;
 mod capacity;
 mod carrier;
 pub mod chance;
@@ -27,6 +28,7 @@ mod shared;
 mod tap;
 mod wires;
 
+pub use bus::{BusLine, HostBus};
 pub use capacity::{axes_of, bisection_links, links_between};
 pub use carrier::{Carrier, Deliver, Direct, Timing};
 pub use counters::{PortCounters, XbCounters, XbCycles};
@@ -40,5 +42,7 @@ pub use tap::{Direction, Observation, Tap, TapPoint};
 pub use tofu_abi::topology::{Axis, NodeId, Port, Shape, ShapeError};
 pub use wires::Wires;
 
-/// Network interfaces (TNIs) of a node, each an end point of its crossbar.
-pub const TNIS: usize = 6;
+use tofu_abi::regs::NUM_TNI;
+
+/// Network interfaces (TNIs) that nodes of some generation have, each an end point of the crossbar.
+pub const TNIS: usize = NUM_TNI;

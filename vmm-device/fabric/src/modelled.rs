@@ -1,5 +1,6 @@
 //! The carrier whose packets take their time: it puts them through the modelled network.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
@@ -8,8 +9,8 @@ use tofu_sync::lock;
 use crate::equipment::Equipped;
 use crate::network::{Message, Network, Ps, Sink};
 use crate::{
-    Class, Deliver, Direction, DiscardReason, Fabric, GAP_BYTES, Hop, NodeId, Packet, Port,
-    SENDERS, TNIS, TapPoint,
+    BusLine, Class, Deliver, Direction, DiscardReason, Fabric, GAP_BYTES, Hop, HostBus, NodeId,
+    Packet, Port, SENDERS, TNIS, TapPoint,
 };
 
 /// Requests that a TNI holds. More would add to nothing but the time that each of them waits.
@@ -23,6 +24,7 @@ const TURN_PS: Ps = 2_000_000;
 /// It has no clock: whoever drives it says until when the network shall run.
 pub(crate) struct Modelled<B> {
     fabric: Arc<Fabric>,
+    bus: Option<HostBus<B>>,
     /// What was sent since the last turn.
     inbox: Mutex<Vec<Packet<B>>>,
     under_way: Mutex<UnderWay<B>>,
@@ -48,6 +50,12 @@ struct UnderWay<B> {
     serial: u32,
     /// When the first packet of the latest command of each sender entered, TNI by TNI.
     began: Vec<[Ps; SENDERS]>,
+    /// The buses of all nodes, if they are modelled.
+    buses: Vec<BusLine>,
+    /// Packets that are in, and on their way over the bus: by the time of their end, and in the
+    /// order in which they came.
+    landing: BTreeMap<(Ps, u64), (NodeId, Traveller<B>)>,
+    landed: u64,
 }
 
 /// A packet in the network.
@@ -73,9 +81,21 @@ struct Traveller<B> {
 }
 
 impl<B> UnderWay<B> {
-    fn new(tnis: usize) -> Self {
-        let began = vec![[0; SENDERS]; tnis];
-        Self { places: Vec::new(), free: Vec::new(), serial: 0, began }
+    fn new(tnis: usize, buses: usize) -> Self {
+        Self {
+            places: Vec::new(),
+            free: Vec::new(),
+            serial: 0,
+            began: vec![[0; SENDERS]; tnis],
+            buses: vec![BusLine::default(); buses],
+            landing: BTreeMap::new(),
+            landed: 0,
+        }
+    }
+
+    /// When the next packet is in memory.
+    fn next_landing(&self) -> Option<Ps> {
+        self.landing.first_key_value().map(|((at, _), _)| *at)
     }
 
     /// Since when a packet's time counts that enters now at a node: since its command's first one
@@ -138,13 +158,15 @@ impl<B> UnderWay<B> {
 
 impl<B> Modelled<B> {
     /// A carrier over these links; `None` if no network is modelled for them.
-    pub(crate) fn new(fabric: Arc<Fabric>) -> Option<Self> {
+    pub(crate) fn new(fabric: Arc<Fabric>, bus: Option<HostBus<B>>) -> Option<Self> {
         fabric.network()?;
-        let tnis = fabric.shape().nodes() as usize * TNIS;
+        let nodes = fabric.shape().nodes() as usize;
+        let tnis = nodes * TNIS;
         Some(Self {
             fabric,
+            bus,
             inbox: Mutex::default(),
-            under_way: Mutex::new(UnderWay::new(tnis)),
+            under_way: Mutex::new(UnderWay::new(tnis, bus.map_or(0, |_| nodes))),
             requests: (0..tnis).map(|_| AtomicU32::new(0)).collect(),
         })
     }
@@ -185,17 +207,18 @@ impl<B> Modelled<B> {
         let mut under_way = lock(&self.under_way);
         let mut network = self.fabric.network()?.drive();
         let mut witness = Witness { carrier: self, under_way: &mut under_way, equipped, out };
-        let until = match network.next_event() {
+        let until = match witness.next(&network) {
             // Where nothing happens the network gets as far as one likes at once.
             Some(next) if next <= limit => limit.min(next.max(network.now() + TURN_PS)),
             _ => limit,
         };
         network.run_until(until, &mut witness);
+        witness.land(until);
         let mail = std::mem::take(&mut *lock(&self.inbox));
         for packet in mail {
             witness.enter(&mut network, packet);
         }
-        Some(Progress { now: network.now(), next: network.next_event() })
+        Some(Progress { now: network.now(), next: witness.next(&network) })
     }
 
     /// The same up to the next thing that happens, for whoever has no clock.
@@ -205,8 +228,10 @@ impl<B> Modelled<B> {
         out: &mut dyn Deliver<B>,
     ) -> Option<Progress> {
         let limit = {
+            let landing = lock(&self.under_way).next_landing();
             let network = self.fabric.network()?.drive();
-            network.next_event().unwrap_or_else(|| network.now())
+            let next = network.next_event().into_iter().chain(landing).min();
+            next.unwrap_or_else(|| network.now())
         };
         self.turn(limit, equipped, out)
     }
@@ -214,7 +239,9 @@ impl<B> Modelled<B> {
     /// Forgets all packets, as the network runs no more.
     pub(crate) fn abandon(&self) {
         lock(&self.inbox).clear();
-        for place in &mut lock(&self.under_way).places {
+        let mut under_way = lock(&self.under_way);
+        under_way.landing.clear();
+        for place in &mut under_way.places {
             place.traveller = None;
         }
     }
@@ -229,6 +256,48 @@ struct Witness<'a, B> {
 }
 
 impl<B> Witness<'_, B> {
+    /// When something happens next.
+    fn next(&self, network: &Network) -> Option<Ps> {
+        network.next_event().into_iter().chain(self.under_way.next_landing()).min()
+    }
+
+    /// How long each TLP of a packet keeps the bus of the node that sends it.
+    fn read_ps(&self, packet: &Packet<B>) -> Ps {
+        let Some(bus) = &self.carrier.bus else { return 0 };
+        bus.time_ps((bus.data)(&packet.body).0 / u64::from(packet.tlps.max(1)))
+    }
+
+    /// When a packet that is in at a node is in its memory.
+    fn written(&mut self, at: Ps, node: NodeId, packet: &Packet<B>) -> Ps {
+        let Some(HostBus { bytes_per_s, data }) = self.carrier.bus else { return at };
+        let Some(bus) = self.under_way.buses.get_mut(node.index()) else { return at };
+        let (bytes, tlps) = (data(&packet.body).1, u64::from(packet.tlps.max(1)));
+        let last = bytes.saturating_sub(bytes.div_ceil(tlps) * (tlps - 1));
+        bus.write(bytes_per_s, at, bytes, last)
+    }
+
+    /// Hands over what is in memory by now.
+    fn land(&mut self, now: Ps) {
+        while let Some(first) = self.under_way.landing.first_entry()
+            && first.key().0 <= now
+        {
+            let ((at, _), (node, traveller)) = first.remove_entry();
+            self.arrive(at, node, traveller);
+        }
+    }
+
+    /// Hands a packet to its target.
+    fn arrive(&mut self, at: Ps, node: NodeId, traveller: Traveller<B>) {
+        let Traveller { mut packet, since, double, held, .. } = traveller;
+        let model_ps = packet.model_ps.saturating_add(at - since);
+        let dst = self.carrier.fabric.shape().coords(node).unwrap_or(packet.dst);
+        (packet.model_ps, packet.dst) = (model_ps, dst);
+        self.equipped.arrive(node, packet, held, self.out);
+        if let Some(double) = double {
+            self.equipped.arrive(node, Packet { model_ps, dst, ..*double }, None, self.out);
+        }
+    }
+
     /// Gives a packet to the network.
     fn enter(&mut self, network: &mut Network, packet: Packet<B>) {
         let shape = self.carrier.fabric.shape();
@@ -249,6 +318,7 @@ impl<B> Witness<'_, B> {
             full,
             last,
             gap: network.parameters().bytes_on_link_ps(u64::from(packet.gap) * GAP_BYTES),
+            bus: self.read_ps(&packet),
             ready_at: network.now(),
             token: self.under_way.insert(packet, since),
         };
@@ -291,22 +361,19 @@ impl<B> Witness<'_, B> {
 
 impl<B> Sink for Witness<'_, B> {
     fn delivered(&mut self, at: Ps, node: NodeId, _: u8, token: u64) {
-        let Some(Traveller { mut packet, since, swallowed, double, held }) =
-            self.under_way.take(token)
-        else {
-            return;
-        };
-        if swallowed {
-            self.out.swallowed(packet);
+        let Some(traveller) = self.under_way.take(token) else { return };
+        if traveller.swallowed {
+            self.out.swallowed(traveller.packet);
             return;
         }
-        let model_ps = packet.model_ps.saturating_add(at - since);
-        let dst = self.carrier.fabric.shape().coords(node).unwrap_or(packet.dst);
-        (packet.model_ps, packet.dst) = (model_ps, dst);
-        self.equipped.arrive(node, packet, held, self.out);
-        if let Some(double) = double {
-            self.equipped.arrive(node, Packet { model_ps, dst, ..*double }, None, self.out);
+        let end = self.written(at, node, &traveller.packet);
+        if self.carrier.bus.is_none() {
+            self.arrive(at, node, traveller);
+            return;
         }
+        let landed = self.under_way.landed;
+        self.under_way.landed += 1;
+        self.under_way.landing.insert((end, landed), (node, traveller));
     }
 
     fn left(&mut self, _: Ps, node: NodeId, tni: u8, token: u64) {

@@ -22,7 +22,7 @@ mod watched;
 
 use tofu_abi::Coords;
 use tofu_abi::frame::ROUTING_HEADER_SIZE;
-use tofu_abi::topology::{NodeId, Port, Shape};
+use tofu_abi::topology::{Axis, NodeId, Port, Shape};
 use tofu_links::{ErrorRate, Lanes, Parameters};
 
 pub use message::{LONGEST_TLP, Message, Ps, Refused, Sink};
@@ -33,7 +33,7 @@ use crate::counters::{PortCounters, XbCounters, XbCycles};
 use crate::link::Link;
 use crate::link::NoSuchLink;
 use crate::packet::{Class, Way};
-use crate::routing::{Route, RouteError, Scheduler, is_date_line};
+use crate::routing::{Route, RouteError, Scheduler};
 use engine::{CameIn, Costs, Queued};
 use slabs::Slabs;
 use steps::Steps;
@@ -182,9 +182,7 @@ impl Network {
         let slabs = Slabs::new(&costs, &shape, seed, threads, |node, port| {
             let from = shape.coords(node)?;
             let to = shape.neighbor(from, port)?;
-            let (axis, direction) = (port.axis(), port.direction());
-            let closes = direction != 0 && is_date_line(&shape, axis, direction > 0, from[axis]);
-            Some((shape.node_id(to)?, closes))
+            Some((shape.node_id(to)?, closes_ring(&shape, from, port)))
         });
         Ok(Self { shape, backlog: options.backlog, now: 0, slabs })
     }
@@ -274,6 +272,7 @@ impl Network {
             token: message.token,
             ready_at: message.ready_at,
             gap: message.gap,
+            bus: message.bus,
             steps,
             class,
             nullified,
@@ -417,6 +416,16 @@ impl Network {
     }
 }
 
+/// Whether the link out of a node through a port is its ring's date line.
+fn closes_ring(shape: &Shape, from: Coords, port: Port) -> bool {
+    let axis: Axis = port.axis();
+    match port.direction() {
+        1 => from[axis] == shape.len(axis) - 1,
+        -1 => from[axis] == 0,
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -455,6 +464,7 @@ mod tests {
                     full: LONGEST_TLP,
                     last: LONGEST_TLP,
                     gap: 0,
+                    bus: 0,
                     ready_at: 0,
                     token: 0,
                 };

@@ -12,8 +12,8 @@ use crate::faults::Faults;
 use crate::modelled::{Modelled, Progress};
 use crate::network::Ps;
 use crate::{
-    Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, NoSuchLink, Packet, Tap,
-    Timing,
+    Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, HostBus, NoSuchLink,
+    Packet, Tap, Timing,
 };
 
 /// A carrier whose packets a [`Tap`] can observe and faults can disturb.
@@ -57,7 +57,13 @@ impl<B> fmt::Debug for Wires<B> {
 impl<B> Wires<B> {
     /// Wires over these links, without tap and faults.
     pub fn new(fabric: Arc<Fabric>, timing: Timing) -> Self {
-        let modelled = Modelled::new(Arc::clone(&fabric));
+        Self::with_bus(fabric, timing, None)
+    }
+
+    /// The same among nodes whose data also takes its time, and its turn, on this bus: over
+    /// modelled links, as direct ones delay nothing.
+    pub fn with_bus(fabric: Arc<Fabric>, timing: Timing, bus: Option<HostBus<B>>) -> Self {
+        let modelled = Modelled::new(Arc::clone(&fabric), bus);
         Self {
             direct: Direct::new(fabric, timing),
             observed: AtomicBool::new(modelled.is_some()),

@@ -191,9 +191,15 @@ impl Cq {
         }
     }
 
+    /// Whether the queue is in session mode, and an exception has stopped it: its session goes on
+    /// no more.
+    fn session_dead(&self) -> bool {
+        self.mode().session() && self.process_stop.load(SeqCst)
+    }
+
     /// Lets the session take `steps` more descriptors. Returns whether the queue is to be run.
     pub(crate) fn advance_session(&self, steps: u8) -> bool {
-        if steps == 0 || !self.mode().session() || !self.enabled() {
+        if steps == 0 || !self.mode().session() || !self.enabled() || self.session_dead() {
             return false;
         }
         let more = |now: u32| {
@@ -225,6 +231,7 @@ impl Cq {
             .with_cache_flush_busy(self.tables.flush_busy())
             .with_descriptor_fetch_stop(self.fetch_stop.load(SeqCst))
             .with_descriptor_process_stop(self.process_stop.load(SeqCst))
+            .with_session_dead(self.session_dead())
             .with_session_offset(self.session.load(SeqCst))
             .with_session_offset_overflow(self.session_overflow.load(SeqCst))
             .0

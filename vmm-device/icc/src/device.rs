@@ -351,8 +351,7 @@ impl Icc {
 
     /// Modelled time from the doorbell to the first TLP of a command.
     pub(crate) fn issue_ps(&self, header: Header1, body: &Body) -> u64 {
-        let inline = body.payload_bytes().0 == 0;
-        self.config.timing.issue(header, inline)
+        self.config.timing.issue(header, body)
     }
 
     /// What commands of the node cost.

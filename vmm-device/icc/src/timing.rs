@@ -6,7 +6,8 @@
 //! the two ends; that each has half of it is *ours*.
 
 use tofu_abi::desc::{Header1, source_type};
-use tofu_abi::generation::{Description, Generation};
+use tofu_abi::generation::{Description, Generation, MemoryGroups};
+use tofu_fabric::HostBus;
 
 use crate::tlp::{Body, Payload};
 
@@ -22,7 +23,9 @@ pub struct CommandTiming {
     pub memory_ps: u64,
     /// Whether targets can put data into their caches.
     pub cache_injection: bool,
-    /// How much longer it takes at each end if that is a memory group (CMG) far from the
+    /// Memory groups (CMGs) of a node.
+    pub groups: MemoryGroups,
+    /// How much longer it takes at each end if its process is in a memory group far from the
     /// interface, in picoseconds.
     pub far_ps: u64,
     /// For how long a command keeps the interface from beginning the next one, in picoseconds.
@@ -49,6 +52,7 @@ impl CommandTiming {
         deliver_ps: 392_200,
         memory_ps: 240_000,
         cache_injection: K.cache_injection,
+        groups: K.groups,
         far_ps: 0,
         command_ps: 96_000,
         bus_bytes_per_s: K.bus_bytes_per_s,
@@ -67,6 +71,7 @@ impl CommandTiming {
         deliver_ps: 197_300,
         memory_ps: 160_000,
         cache_injection: FX100.cache_injection,
+        groups: FX100.groups,
         far_ps: 0,
         command_ps: 76_800,
         bus_bytes_per_s: FX100.bus_bytes_per_s,
@@ -80,6 +85,7 @@ impl CommandTiming {
     pub const TOFUD: Self = Self {
         issue_ps: 182_000,
         deliver_ps: 182_000,
+        groups: FUGAKU.groups,
         far_ps: 25_000,
         command_ps: 70_588,
         cache_injection: FUGAKU.cache_injection,
@@ -97,36 +103,50 @@ impl CommandTiming {
         }
     }
 
-    /// The same for a process at each end that is far from the interface.
-    #[must_use]
-    pub const fn far(self) -> Self {
-        Self {
-            issue_ps: self.issue_ps + self.far_ps,
-            deliver_ps: self.deliver_ps + self.far_ps,
-            ..self
-        }
+    /// The bus between memory and interfaces, for links over which packets take their time.
+    pub fn bus(&self) -> Option<HostBus<Body>> {
+        self.bus_bytes_per_s.map(|bytes_per_s| HostBus { bytes_per_s, data: Body::payload_bytes })
     }
 
-    /// From the doorbell to the first TLP of a command that brings its data (`inline`) or has none,
-    /// or whose data is read.
-    pub(crate) const fn issue(&self, header: Header1, inline: bool) -> u64 {
+    /// How much longer it takes at an end whose process has this control queue.
+    const fn far(&self, cq: u8) -> u64 {
+        if self.groups.is_far(cq) { self.far_ps } else { 0 }
+    }
+
+    /// From the doorbell to the first TLP of a command. It takes a way to memory less if the
+    /// command brings its data, or has none.
+    pub(crate) fn issue(&self, header: Header1, body: &Body) -> u64 {
         let fetched = header.source_type() != source_type::DIRECT;
-        let ways = fetched as u64 + !inline as u64;
-        self.issue_ps + ways * self.memory_ps
+        let read = body.payload_bytes().0 > 0;
+        let ways = u64::from(fetched) + u64::from(read);
+        let far = match body {
+            Body::Put { request, .. } | Body::Get { request } | Body::Armw { request, .. } => {
+                self.far(request.tag.cq.get())
+            }
+            // Packets are a kernel's, which is anywhere.
+            _ => 0,
+        };
+        self.issue_ps + far + ways * self.memory_ps
     }
 
     /// From a packet that is in to its data where a process reads it, or where the interface can
     /// answer.
     pub const fn deliver(&self, body: &Body) -> u64 {
-        let injected = match body {
-            Body::Put { request, .. } => request.header2.cache_injection(),
+        let (injected, far) = match body {
+            Body::Put { request, .. } => {
+                (request.header2.cache_injection(), self.far(request.remote.cqid()))
+            }
             // Requests and acknowledgements bring no data, and signals stay in the interface.
             Body::Get { .. } | Body::Signal(_) => return 0,
-            Body::PutAck { .. } | Body::ArmwAck { .. } | Body::Armw { .. } => true,
-            Body::GetData { .. } | Body::Frame { .. } => false,
+            Body::Armw { request, .. } => (true, self.far(request.remote.cqid())),
+            Body::PutAck { answer } | Body::ArmwAck { answer, .. } => {
+                (true, self.far(answer.tag.cq.get()))
+            }
+            Body::GetData { answer, .. } => (false, self.far(answer.tag.cq.get())),
+            Body::Frame { .. } => (false, 0),
         };
         let memory = if injected || !self.cache_injection { 0 } else { self.memory_ps };
-        self.deliver_ps + memory
+        self.deliver_ps + far + memory
     }
 
     /// From a request that was carried out to the first TLP of its answer: data of a Get is read.
@@ -155,7 +175,11 @@ impl Body {
 
 #[cfg(test)]
 mod tests {
+    use tofu_abi::desc::Header2;
+    use tofu_abi::{CqId, StagOffset};
+
     use super::*;
+    use crate::tlp::{Request, Tag};
 
     #[test]
     fn ends_hops_and_frames_are_the_latencies_of_table_3() {
@@ -166,12 +190,50 @@ mod tests {
         for ((put, network), paper) in put.into_iter().zip(network).zip([910, 710, 490]) {
             assert_eq!((put + 500) / 1000 + network, paper);
         }
+        let timing = CommandTiming::TOFU;
+        let [brought, read] = [true, false].map(put_of);
         let header = Header1(0).with_source_type(source_type::DIRECT);
-        assert_eq!(CommandTiming::TOFU.issue(header, true), 392_200);
+        assert_eq!(timing.issue(header, &brought(0, 0)), 392_200);
         let fetched = Header1(0).with_source_type(source_type::TOQ);
-        assert_eq!(CommandTiming::TOFU.issue(fetched, true), 632_200);
-        assert_eq!(CommandTiming::TOFU.issue(fetched, false), 872_200);
-        let far = CommandTiming::TOFUD.far();
-        assert_eq!(far.issue_ps + far.deliver_ps, 414_000);
+        assert_eq!(timing.issue(fetched, &brought(0, 0)), 632_200);
+        assert_eq!(timing.issue(fetched, &read(0, 0)), 872_200);
+    }
+
+    /// A Put of 8 bytes that come with the command or are read, from one queue to another.
+    fn put_of(inline: bool) -> impl Fn(u8, u8) -> Body {
+        move |from, to| {
+            let request = Request {
+                tag: Tag { cq: CqId::ALL[usize::from(from)], index: 0, generation: 0 },
+                gpid: 0,
+                header2: Header2(0).with_cache_injection(true),
+                sps: 0,
+                remote: StagOffset::new(to, 0, 0),
+                local: StagOffset::new(from, 0, 0),
+                position: 0,
+                length: 8,
+                total: 8,
+                mtu: 1920,
+            };
+            let payload = match inline {
+                true => Payload::Inline { data: [0; 32], len: 8 },
+                false => Payload::Bytes([0; 8].into()),
+            };
+            Body::Put { request, payload }
+        }
+    }
+
+    #[test]
+    fn far_memory_groups_take_longer_at_their_end() {
+        let header = Header1(0).with_source_type(source_type::DIRECT);
+        let put = put_of(true);
+        for (timing, far) in [(CommandTiming::TOFUD, 25_000), (CommandTiming::TOFU2, 0)] {
+            let ends = |from, to| {
+                let body = put(from, to);
+                timing.issue(header, &body) + timing.deliver(&body)
+            };
+            let near = timing.issue_ps + timing.deliver_ps;
+            assert_eq!(ends(0, 1), near);
+            assert_eq!([ends(2, 0), ends(1, 7), ends(6, 3)], [1, 1, 2].map(|n| near + n * far));
+        }
     }
 }

@@ -60,6 +60,11 @@ impl Network {
         &self.wires
     }
 
+    /// What kind of machine it is.
+    pub const fn generation(&self) -> Generation {
+        self.generation
+    }
+
     /// A node, as long as the machine is there; `None` where no device was put.
     pub fn node(&self, id: NodeId) -> Option<Arc<Node>> {
         self.machine.upgrade()?.node(id).cloned()
@@ -114,7 +119,7 @@ impl Machine {
             .map(|index| Engine::new(index).map(Arc::new))
             .collect::<Result<_, _>>()?;
         let shared = Shared {
-            wires: Arc::new(Wires::new(fabric, config.timing())),
+            wires: Arc::new(Wires::with_bus(fabric, config.timing(), config.commands().bus())),
             nodes: (0..nodes).map(|_| OnceLock::new()).collect(),
             engines,
             courier: Courier::new(),

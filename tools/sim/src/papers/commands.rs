@@ -5,7 +5,6 @@ use tofu_abi::Coords;
 use tofu_driver::Order;
 use tofu_fabric::Shape;
 use tofu_fabric::network::Ps;
-use tofu_icc::CommandTiming;
 use tofu_machine::Generation;
 
 use super::end::{End, PIGGYBACK};
@@ -21,11 +20,16 @@ const BUFFER: usize = 2 << 20;
 const ROUNDS: u32 = 5;
 
 /// Two neighbours on A.
-fn pair(generation: Generation, timing: CommandTiming) -> anyhow::Result<(Model, [End; 2])> {
+fn pair(generation: Generation) -> anyhow::Result<(Model, [End; 2])> {
+    pair_of(generation, End::new)
+}
+
+type MakeEnd = fn(&Model, Coords, u8, usize) -> anyhow::Result<End>;
+
+fn pair_of(generation: Generation, end: MakeEnd) -> anyhow::Result<(Model, [End; 2])> {
     let shape = Shape::new([1, 1, 1, 2, 1, 1])?;
-    let config = ModelConfig { timing, memory: MEMORY, ..ModelConfig::new(generation, shape) };
-    let model = Model::new(&config)?;
-    let end = |a| End::new(&model, Coords::new(0, 0, 0, a, 0, 0), 0, BUFFER);
+    let model = Model::new(&ModelConfig { memory: MEMORY, ..ModelConfig::new(generation, shape) })?;
+    let end = |a| end(&model, Coords::new(0, 0, 0, a, 0, 0), 0, BUFFER);
     let ends = [end(0)?, end(1)?];
     Ok((model, ends))
 }
@@ -64,7 +68,7 @@ fn one_way(
 
 /// Consecutive messages from one end, or from both at once, in bytes a second of one direction.
 fn ping(generation: Generation, bytes: u32, both: bool) -> anyhow::Result<f64> {
-    let (model, mut ends) = pair(generation, CommandTiming::of(generation))?;
+    let (model, mut ends) = pair(generation)?;
     let count = (MEMORY / bytes as usize).clamp(8, 256);
     let senders = if both { 2 } else { 1 };
     for sender in 0..senders {
@@ -89,11 +93,11 @@ fn ping(generation: Generation, bytes: u32, both: bool) -> anyhow::Result<f64> {
 }
 
 /// What all interfaces of a node send at once, each to another neighbour, in bytes a second.
-fn injection(generation: Generation, timing: CommandTiming) -> anyhow::Result<f64> {
+fn injection(generation: Generation) -> anyhow::Result<f64> {
     const BYTES: u32 = 2 << 20;
     const COUNT: usize = 2;
     let shape = Shape::new([3, 3, 3, 1, 1, 1])?;
-    let config = ModelConfig { timing, memory: 2 * MEMORY, ..ModelConfig::new(generation, shape) };
+    let config = ModelConfig { memory: 2 * MEMORY, ..ModelConfig::new(generation, shape) };
     let model = Model::new(&config)?;
     let places = [(1, 0, 0), (2, 0, 0), (0, 1, 0), (0, 2, 0), (0, 0, 1), (0, 0, 2)];
     let mut senders = Vec::new();
@@ -122,37 +126,37 @@ fn injection(generation: Generation, timing: CommandTiming) -> anyhow::Result<f6
 }
 
 pub(super) fn measure(results: &mut Results) -> anyhow::Result<()> {
-    let latency = |generation: Generation, timing, bytes, from, injected| {
-        let mut pair = pair(generation, timing)?;
+    let latency = |generation: Generation, end: MakeEnd, bytes, from, injected| {
+        let mut pair = pair_of(generation, end)?;
         let change = |order: Order| if injected { order.cache_injection() } else { order };
         Ok::<_, anyhow::Error>(one_way(&mut pair, bytes, from, change)? as f64 / 1e6)
     };
-    let [tofu, tofu2, tofud] = [Generation::K, Generation::Fx100, Generation::Fugaku]
-        .map(|generation| (generation, CommandTiming::of(generation)));
+    let [tofu, tofu2, tofud] = [Generation::K, Generation::Fx100, Generation::Fugaku];
+    let near: MakeEnd = End::new;
     let rows = [
-        ("tofu-fetched", tofu, 8, From::Memory, false),
-        ("tofu-direct", tofu, 8, From::Register, false),
-        ("tofu2-memory", tofu2, 8, From::Register, false),
-        ("tofu2-injected", tofu2, 8, From::Register, true),
-        ("tofud-far", (tofud.0, tofud.1.far()), 8, From::Register, true),
-        ("tofud-near", tofud, 8, From::Register, true),
-        ("pingpong-fetched", tofu, 4, From::Memory, false),
-        ("pingpong-direct", tofu, 4, From::Register, false),
+        ("tofu-fetched", tofu, near, 8, From::Memory, false),
+        ("tofu-direct", tofu, near, 8, From::Register, false),
+        ("tofu2-memory", tofu2, near, 8, From::Register, false),
+        ("tofu2-injected", tofu2, near, 8, From::Register, true),
+        ("tofud-far", tofud, End::far, 8, From::Register, true),
+        ("tofud-near", tofud, near, 8, From::Register, true),
+        ("pingpong-fetched", tofu, near, 4, From::Memory, false),
+        ("pingpong-direct", tofu, near, 4, From::Register, false),
     ];
-    for (name, (generation, timing), bytes, from, injected) in rows {
-        results.set(name, latency(generation, timing, bytes, from, injected)?);
+    for (name, generation, end, bytes, from, injected) in rows {
+        results.set(name, latency(generation, end, bytes, from, injected)?);
     }
     let rates = [
-        ("injection-k", tofu.0, tofu.1),
-        ("injection-fx10", Generation::Fx10, CommandTiming::FX10),
-        ("injection-tofu2", tofu2.0, tofu2.1),
-        ("injection-tofud", tofud.0, tofud.1),
+        ("injection-k", tofu),
+        ("injection-fx10", Generation::Fx10),
+        ("injection-tofu2", tofu2),
+        ("injection-tofud", tofud),
     ];
-    for (name, generation, timing) in rates {
-        results.set(name, injection(generation, timing)? / 1e9);
+    for (name, generation) in rates {
+        results.set(name, injection(generation)? / 1e9);
     }
     const LARGE: u32 = 1 << 20;
-    let puts = [("put-tofu", tofu.0), ("put-tofu2", tofu2.0), ("put-tofud", tofud.0)];
+    let puts = [("put-tofu", tofu), ("put-tofu2", tofu2), ("put-tofud", tofud)];
     for (name, generation) in puts {
         results.set(name, ping(generation, LARGE, false)? / 1e9);
     }
@@ -166,7 +170,7 @@ fn figure_6(results: &mut Results) -> anyhow::Result<()> {
     for power in 3..=20 {
         let bytes = 1u32 << power;
         let rates = [ping(Generation::K, bytes, false)?, ping(Generation::K, bytes, true)?, {
-            let mut pair = pair(Generation::K, CommandTiming::TOFU)?;
+            let mut pair = pair(Generation::K)?;
             let ps = one_way(&mut pair, bytes, From::Memory, |order| order)?;
             f64::from(bytes) * 1e12 / ps as f64
         }];
@@ -207,10 +211,11 @@ mod tests {
     use super::*;
     use tofu_abi::Rcode;
     use tofu_driver::Target;
+    use tofu_icc::CommandTiming;
 
     /// The time until so many of a command are complete.
     fn time(order: impl Fn(&[End; 2]) -> Order, count: usize) -> Ps {
-        let (model, mut ends) = pair(Generation::Fugaku, CommandTiming::TOFUD).unwrap();
+        let (model, mut ends) = pair(Generation::Fugaku).unwrap();
         let (order, start) = (order(&ends), model.now());
         for _ in 0..count {
             ends[0].cq.post(&order, 0).unwrap();
@@ -255,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_put_to_nowhere_ends() {
-        let (model, mut ends) = pair(Generation::Fugaku, CommandTiming::TOFUD).unwrap();
+        let (model, mut ends) = pair(Generation::Fugaku).unwrap();
         let nowhere = Target::new(Coords::new(5, 0, 0, 0, 0, 0), ends[1].cq.tni());
         let order = Order::put(nowhere, ends[1].stag.at(0), ends[0].stag.at(0), 1 << 16);
         ends[0].cq.post_and_ring(&order, 0).unwrap();

@@ -28,6 +28,14 @@ impl End {
         Self::of(model.device(node)?, node, tni, bytes)
     }
 
+    /// The same in a memory group that is far from the interfaces, if there is one.
+    pub(super) fn far(model: &Model, node: Coords, tni: u8, bytes: usize) -> anyhow::Result<Self> {
+        let device = model.device(node)?;
+        let groups = device.description().groups;
+        let cq = device.description().cq_ids().find(|cq| groups.is_far(cq.get()));
+        Self::with_queue(device, node, (tni, cq.context("a far memory group")?), bytes)
+    }
+
     /// An end of a device that is driven otherwise.
     pub(super) fn of(
         device: &Device<InProcess>,
@@ -35,9 +43,18 @@ impl End {
         tni: u8,
         bytes: usize,
     ) -> anyhow::Result<Self> {
+        Self::with_queue(device, node, (tni, CqId::ALL[0]), bytes)
+    }
+
+    fn with_queue(
+        device: &Device<InProcess>,
+        node: Coords,
+        (tni, cq): (u8, CqId),
+        bytes: usize,
+    ) -> anyhow::Result<Self> {
         let buffer = device.platform().alloc_dma(bytes, 64 << 10)?;
         let tni = TniId::new(tni).context("a TNI")?;
-        let mut cq = Cq::open(device, &CqConfig::new(tni, CqId::ALL[0]))?;
+        let mut cq = Cq::open(device, &CqConfig::new(tni, cq))?;
         let range = MemoryRange { addr: buffer.device_addr(), len: bytes as u64 };
         let stag = cq.register(&[range], PageSize::Size64K, Access::ReadWrite, None)?;
         Ok(Self { node, cq, stag, buffer })

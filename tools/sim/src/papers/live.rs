@@ -12,7 +12,7 @@ use tofu_machine::{Generation, Links, Machine, MachineConfig};
 use super::end::End;
 use crate::machine::{Model, ModelConfig};
 
-const MEMORY: usize = 8 << 20;
+const MEMORY: usize = 16 << 20;
 const BUFFER: usize = 2 << 20;
 /// Bytes of a burst of whole TLPs. With a short last burst answers would queue, and for another
 /// time where a device takes none to answer.
@@ -28,8 +28,8 @@ fn coords(a: u8) -> Coords {
 }
 
 /// What the sender has counted when a command is complete, in a model.
-fn in_a_model(order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
-    let config = ModelConfig { memory: MEMORY, ..ModelConfig::new(Generation::Fugaku, shape()) };
+fn in_a_model(generation: Generation, order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
+    let config = ModelConfig { memory: MEMORY, ..ModelConfig::new(generation, shape()) };
     let model = Model::new(&config).unwrap();
     let mut ends = [0, 1].map(|a| End::new(&model, coords(a), 0, BUFFER).unwrap());
     let order = order(&ends);
@@ -40,13 +40,10 @@ fn in_a_model(order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
 }
 
 /// The same in a machine.
-fn in_a_machine(order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
-    let config = MachineConfig { links: Links::Modelled, ..MachineConfig::new(shape()) };
-    let machine = Arc::new(Machine::with_manual_clock(config).unwrap());
+fn in_a_machine(generation: Generation, order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
+    let machine = machine(generation, shape());
     let mut ends = [0, 1].map(|a| {
-        let device =
-            Device::probe(InProcess::attach(&machine, coords(a), MEMORY).unwrap()).unwrap();
-        device.tni(TniId::ALL[0]).enable().unwrap();
+        let device = device(&machine, coords(a));
         End::of(&device, coords(a), 0, BUFFER).unwrap()
     });
     ends[0].cq.post_and_ring(&order(&ends), 0).unwrap();
@@ -55,10 +52,27 @@ fn in_a_machine(order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
     machine.node(coords(0)).unwrap().icc().model_time(TniId::ALL[0])
 }
 
-fn both(order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
-    let (model, machine) = (in_a_model(&order), in_a_machine(&order));
-    assert_eq!(model, machine);
+fn machine(generation: Generation, shape: Shape) -> Arc<Machine> {
+    let config = MachineConfig { links: Links::Modelled, ..MachineConfig::of(generation, shape) };
+    Arc::new(Machine::with_manual_clock(config).unwrap())
+}
+
+fn device(machine: &Arc<Machine>, coords: Coords) -> Device<InProcess> {
+    let device = Device::probe(InProcess::attach(machine, coords, MEMORY).unwrap()).unwrap();
+    for tni in device.description().tni_ids() {
+        device.tni(tni).enable().unwrap();
+    }
+    device
+}
+
+fn of_both(generation: Generation, order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
+    let (model, machine) = (in_a_model(generation, &order), in_a_machine(generation, &order));
+    assert_eq!(model, machine, "{generation}");
     machine
+}
+
+fn both(order: impl Fn(&[End; 2]) -> Order) -> ModelTime {
+    of_both(Generation::Fugaku, order)
 }
 
 fn put(bytes: u32) -> impl Fn(&[End; 2]) -> Order {
@@ -67,18 +81,27 @@ fn put(bytes: u32) -> impl Fn(&[End; 2]) -> Order {
 
 #[test]
 fn one_frame_takes_what_it_takes_here() {
-    let short = both(put(8));
-    assert!(short.last_request_ps > 0);
-    both(|ends| Order::get(ends[1].target(), ends[1].stag.at(0), ends[0].stag.at(0), 8));
+    for generation in Generation::ALL {
+        let short = of_both(generation, put(8));
+        assert!(short.last_request_ps > 0);
+        of_both(generation, |ends| {
+            Order::get(ends[1].target(), ends[1].stag.at(0), ends[0].stag.at(0), 8)
+        });
+    }
 }
 
 /// Eight bursts, of which the later ones wait behind the earlier ones, and that counts once.
 #[test]
 fn a_long_message_takes_what_it_takes_here() {
-    let put = both(put(LONG));
-    let rate = f64::from(LONG) * 1e3 / put.last_request_ps as f64;
-    assert!((6.2..6.4).contains(&rate), "{rate} GB/s");
-    both(|ends| Order::get(ends[1].target(), ends[1].stag.at(0), ends[0].stag.at(0), BURST));
+    // Table V of the TofuD paper.
+    for (generation, paper) in Generation::ALL.into_iter().zip([4.76, 4.76, 11.46, 6.35]) {
+        let put = of_both(generation, put(LONG));
+        let rate = f64::from(LONG) * 1e3 / put.last_request_ps as f64;
+        assert!((0.98 * paper..1.01 * paper).contains(&rate), "{generation}: {rate} GB/s");
+        of_both(generation, |ends| {
+            Order::get(ends[1].target(), ends[1].stag.at(0), ends[0].stag.at(0), BURST)
+        });
+    }
 }
 
 /// So many bursts that the interface has no room for all of them at once.
@@ -95,4 +118,34 @@ fn a_gap_spaces_out_a_machines_frames() {
     // 64 units of 32 bytes are about a frame of 2064.
     let ratio = half.last_request_ps as f64 / full.last_request_ps as f64;
     assert!((1.95..2.05).contains(&ratio), "{full:?} {half:?}");
+}
+
+/// All interfaces of a node send at once, each to another neighbour: Table IV of the TofuD paper.
+/// The buses of the K computer and FX10 have less than their links.
+#[test]
+fn a_node_injects_what_links_and_bus_have() {
+    let within = [14.5..15.0, 17.0..17.6, 45.0..46.0, 37.5..38.2];
+    for (generation, within) in Generation::ALL.into_iter().zip(within) {
+        let machine = machine(generation, Shape::new([3, 3, 3, 1, 1, 1]).unwrap());
+        let node = device(&machine, Coords::default());
+        let places = [(1, 0, 0), (2, 0, 0), (0, 1, 0), (0, 2, 0), (0, 0, 1), (0, 0, 2)];
+        let tnis = generation.description().tnis;
+        let mut ends: Vec<_> = (0..tnis)
+            .zip(places)
+            .map(|(tni, (x, y, z))| {
+                let there = Coords::new(x, y, z, 0, 0, 0);
+                let target = End::of(&device(&machine, there), there, tni, BUFFER).unwrap();
+                (End::of(&node, Coords::default(), tni, BUFFER).unwrap(), target)
+            })
+            .collect();
+        for (end, target) in &mut ends {
+            let order = end.put(target, LONG, 1, 0).unwrap();
+            end.cq.post_and_ring(&order, 0).unwrap();
+        }
+        machine.run_pending();
+        let icc = machine.node(Coords::default()).unwrap().icc();
+        let last = ends.iter().map(|(end, _)| icc.model_time(end.cq.tni()).last_request_ps).max();
+        let rate = f64::from(LONG) * f64::from(tnis) * 1e3 / last.unwrap() as f64;
+        assert!(within.contains(&rate), "{generation}: {rate} GB/s");
+    }
 }

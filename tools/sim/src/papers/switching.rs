@@ -118,6 +118,7 @@ fn message(src: Coords, tni: u8, n: u64) -> Message {
         full: tlp,
         last: tlp,
         gap: 0,
+        bus: 0,
         ready_at: 0,
         token: n,
     }

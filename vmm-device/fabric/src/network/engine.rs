@@ -217,6 +217,7 @@ pub(super) struct Queued {
     /// Its next frame may be sent from here on.
     pub(super) ready_at: Ps,
     pub(super) gap: Ps,
+    pub(super) bus: Ps,
     pub(super) steps: Steps,
     pub(super) class: Class,
     pub(super) nullified: bool,
@@ -268,6 +269,8 @@ pub(super) struct Engine {
     slots: Vec<Slot>,
     counts: Vec<Counts>,
     tnis: Vec<Tni>,
+    /// Until when the bus to each node's memory is busy.
+    buses: Vec<Ps>,
     frames: Arena<Frame>,
     messages: Arena<Queued>,
     returned: Arena<Returned>,
@@ -407,6 +410,7 @@ impl Engine {
             slots: all,
             counts: vec![Counts { zero_since: [NEVER; QUEUES], ..Counts::default() }; slots],
             tnis: vec![tni; nodes as usize * (SLOTS - PORTS)],
+            buses: vec![0; nodes as usize],
             frames: Arena::new(),
             messages: Arena::new(),
             returned: Arena::new(),
@@ -1007,6 +1011,13 @@ impl Engine {
         message.left -= 1;
         if message.gap != 0 {
             self.tnis[tni].quiet[queue] = end + message.gap;
+        }
+        if message.bus != 0 {
+            // While this frame leaves, data of the next one is read.
+            let bus = &mut self.buses[node as usize];
+            *bus = now.max(*bus).saturating_add(message.bus);
+            let quiet = &mut self.tnis[tni].quiet[queue];
+            *quiet = (*bus).max(*quiet);
         }
         if message.left == 0 {
             let Queued { token, class, next, .. } = *message;

@@ -38,6 +38,9 @@ pub struct Message {
     pub last: u16,
     /// For how long the TNI sends nothing of this class after each TLP.
     pub gap: Ps,
+    /// How long the bus to the sending node's memory is busy with the data of each TLP. All TNIs of
+    /// a node share it, and none sends the next TLP before that has come.
+    pub bus: Ps,
     /// The TNI does not begin to send before this time.
     pub ready_at: Ps,
     /// The caller's name for the message. Those under way at one time should differ.
@@ -59,6 +62,7 @@ impl Message {
             full: LONGEST_TLP,
             last: LONGEST_TLP,
             gap: 0,
+            bus: 0,
             ready_at: 0,
             token: 0,
         }
