@@ -38,6 +38,22 @@ local IP_KINDS = {
     "split request",
 }
 local BROADCAST, OFFLOADED, ACKNOWLEDGEMENT, REQUEST, DONE, SPLIT = 1, 2, 3, 4, 5, 6
+-- What each generation has. A record of a device before there were several has number 0.
+local GENERATIONS = {
+    [1] = { name = "Tofu (K computer)", tnis = 4, cqs = 3, barrier_tnis = 1, gates = 64,
+        atomics = false, queue = 0, stag = 22 },
+    [2] = { name = "Tofu (PRIMEHPC FX10)", tnis = 4, cqs = 3, barrier_tnis = 1, gates = 64,
+        atomics = false, queue = 0, stag = 22 },
+    [3] = { name = "Tofu2 (PRIMEHPC FX100)", tnis = 4, cqs = 12, barrier_tnis = 1, gates = 64,
+        atomics = true, queue = 6, stag = 18 },
+    [4] = { name = "TofuD (Fugaku)", tnis = 6, cqs = 12, barrier_tnis = 6, gates = 48,
+        atomics = true, queue = 6, stag = 18 },
+}
+GENERATIONS[0] = GENERATIONS[4]
+local NAMES = {}
+for number, generation in pairs(GENERATIONS) do
+    NAMES[number] = generation.name
+end
 local SEGMENTS = { [0] = "one", "TCP over IPv4", [4] = "TCP over IPv6" }
 
 local f = {
@@ -58,6 +74,7 @@ local f = {
     path = ProtoField.string("tofu.path", "Path (A, B, C)"),
     hop = ProtoField.uint8("tofu.hop_port", "Hop through port", base.DEC, PORTS),
     distances = ProtoField.string("tofu.distances", "Hops on X, Y, Z"),
+    machine = ProtoField.uint8("tofu.machine", "Machine", base.DEC, NAMES),
     tlps = ProtoField.uint32("tofu.tlps", "TLPs in the burst"),
     bytes = ProtoField.uint64("tofu.bytes", "Bytes on the wire"),
     model = ProtoField.uint64("tofu.model_ps", "Modelled time (ps)"),
@@ -158,7 +175,9 @@ local e_ecrc = ProtoExpert.new(
     "tofu.ecrc_wrong", "Wrong ECRC", expert.group.CHECKSUM, expert.severity.ERROR)
 local e_lost = ProtoExpert.new(
     "tofu.lost", "Lost here", expert.group.SEQUENCE, expert.severity.WARN)
-tofu.experts = { e_short, e_version, e_ecrc, e_lost }
+local e_absent = ProtoExpert.new(
+    "tofu.absent", "Not there in this generation", expert.group.PROTOCOL, expert.severity.WARN)
+tofu.experts = { e_short, e_version, e_ecrc, e_lost, e_absent }
 local e_malformed = ProtoExpert.new(
     "ipot.malformed", "Malformed IP over Tofu", expert.group.MALFORMED, expert.severity.ERROR)
 local e_spoofed = ProtoExpert.new(
@@ -461,9 +480,19 @@ local function dissect_frame(frame, seen, pinfo, root, tree)
     end
 end
 
-local function stag(tree, range, cq, tag, offset)
-    tree:add(cq, range, field(range, 58, 6))
-    tree:add(tag, range, field(range, 40, 18))
+-- Marks a number of something that the generation does not have.
+local function check(item, number, have)
+    if number >= have then
+        item:add_proto_expert_info(e_absent, string.format("There are only 0 to %d", have - 1))
+    end
+end
+
+-- Without a queue of its own, an address has it in the upper four bits of the steering tag (ours).
+local function stag(tree, range, cq, tag, offset, machine)
+    local queue = field(range, 58, 6)
+    local item = tree:add(cq, range, queue)
+    check(item, queue, machine.cqs)
+    tree:add(tag, range, field(range, 40, machine.stag))
     tree:add(offset, range, range:le_uint64():band(UInt64(0xffffffff, 0xff)))
 end
 
@@ -472,7 +501,8 @@ local function dissect_request(body, seen, pinfo, tree)
         tree:add_proto_expert_info(e_short)
         return
     end
-    tree:add(f.cq, body(0, 1))
+    local item = tree:add(f.cq, body(0, 1))
+    check(item, body(0, 1):uint(), seen.machine.cqs)
     tree:add(f.sps, body(1, 1))
     tree:add_le(f.index, body(2, 2))
     tree:add_le(f.generation, body(4, 4))
@@ -480,8 +510,8 @@ local function dissect_request(body, seen, pinfo, tree)
     tree:add_le(f.flags, body(16, 8))
     tree:add(f.strong, body(16, 8), field(body(16, 8), 8, 1) == 1)
     tree:add(f.edata, body(16, 8), field(body(16, 8), 16, 16))
-    stag(tree, body(24, 8), f.remote_cq, f.remote_stag, f.remote_offset)
-    stag(tree, body(32, 8), f.local_cq, f.local_stag, f.local_offset)
+    stag(tree, body(24, 8), f.remote_cq, f.remote_stag, f.remote_offset, seen.machine)
+    stag(tree, body(32, 8), f.local_cq, f.local_stag, f.local_offset, seen.machine)
     tree:add_le(f.position, body(40, 4))
     tree:add_le(f.length, body(44, 4))
     tree:add_le(f.total, body(48, 4))
@@ -489,6 +519,9 @@ local function dissect_request(body, seen, pinfo, tree)
     pinfo.cols.info:append(string.format(", %d bytes at %d of %d", body(44, 4):le_uint(),
         body(40, 4):le_uint(), body(48, 4):le_uint()))
     if seen.kind == ATOMIC then
+        if not seen.machine.atomics then
+            tree:add_proto_expert_info(e_absent, "There are no atomic commands")
+        end
         if body:len() < 80 then
             tree:add_proto_expert_info(e_short)
             return
@@ -527,13 +560,13 @@ local function dissect_answer(body, seen, pinfo, tree)
     end
 end
 
-local function dissect_signal(body, pinfo, tree)
+local function dissect_signal(body, seen, pinfo, tree)
     if body:len() < 16 then
         tree:add_proto_expert_info(e_short)
         return
     end
-    tree:add(f.s_source, body(0, 1))
-    tree:add(f.s_target, body(1, 1))
+    check(tree:add(f.s_source, body(0, 1)), body(0, 1):uint(), seen.machine.gates)
+    check(tree:add(f.s_target, body(1, 1)), body(1, 1):uint(), seen.machine.gates)
     tree:add(f.s_op, body(2, 1))
     tree:add_le(f.s_bseq, body(4, 4))
     tree:add_le(f.gpid, body(8, 8))
@@ -560,9 +593,17 @@ function tofu.dissector(tvb, pinfo, root)
         tree:add_proto_expert_info(e_version)
         return tvb:len()
     end
+    local number = tvb(35, 1):uint()
+    local machine = GENERATIONS[number]
+    local item = tree:add(f.machine, tvb(35, 1))
+    if not machine then
+        item:add_proto_expert_info(e_version)
+        machine = GENERATIONS[0]
+    end
     local at = tvb(2, 1):uint()
     local place = at < 16 and "tni" .. at or "port " .. (PORTS[at - 16] or at - 16)
     local seen = {
+        machine = machine,
         kind = tvb(6, 1):uint(),
         src = coords(tvb(16, 6)),
         dst = coords(tvb(22, 6)),
@@ -578,8 +619,9 @@ function tofu.dissector(tvb, pinfo, root)
     tree:add(f.kind, tvb(6, 1))
     tree:add(f.way, tvb(7, 1))
     tree:add(f.nullified, tvb(7, 1))
-    tree:add(f.src_tni, tvb(14, 1))
-    tree:add(f.dst_tni, tvb(15, 1))
+    local tnis = tvb(6, 1):uint() == SIGNAL and machine.barrier_tnis or machine.tnis
+    check(tree:add(f.src_tni, tvb(14, 1)), tvb(14, 1):uint(), tnis)
+    check(tree:add(f.dst_tni, tvb(15, 1)), tvb(15, 1):uint(), tnis)
     tree:add(f.src, tvb(16, 6), seen.src)
     tree:add(f.dst, tvb(22, 6), seen.dst)
     tree:add(f.path, tvb(28, 3), coords(tvb(28, 3)))
@@ -620,7 +662,7 @@ function tofu.dissector(tvb, pinfo, root)
     elseif seen.kind <= ATOMIC_ANSWER then
         dissect_answer(body, seen, pinfo, tree)
     else
-        dissect_signal(body, pinfo, tree)
+        dissect_signal(body, seen, pinfo, tree)
     end
     return tvb:len()
 end

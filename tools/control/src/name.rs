@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
-use tofu_abi::{Coords, decimal};
+use tofu_abi::Coords;
 use tofu_fabric::{NodeId, Shape};
 
 use crate::protocol::NodeInfo;
@@ -70,30 +70,36 @@ pub enum NodeName {
     /// By its number.
     Index(u32),
     /// By its coordinates.
-    At(Coords),
+    At([u8; 6]),
 }
 
 impl NodeName {
     /// An index, coordinates with or without parentheses, or a name such as `t-0-0-0-0-0-0`.
     pub fn parse(text: &str) -> Option<Self> {
-        if let Some(index) = decimal(text) {
+        let number = |text: &str| {
+            let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            digits.then(|| text.parse::<u32>().ok()).flatten()
+        };
+        if let Some(index) = number(text) {
             return Some(Self::Index(index));
         }
-        let at = match text.strip_prefix("t-") {
-            Some(name) => Coords::from_decimals(name.split('-')),
+        let parts: Vec<&str> = match text.strip_prefix("t-") {
+            Some(name) => name.split('-').collect(),
             None => {
                 let inner = text.strip_prefix('(').and_then(|text| text.strip_suffix(')'));
-                Coords::from_decimals(inner.unwrap_or(text).split(',').map(str::trim))
+                inner.unwrap_or(text).split(',').map(str::trim).collect()
             }
         };
-        at.map(Self::At)
+        let at: Option<Vec<u8>> =
+            parts.iter().map(|part| number(part).and_then(|n| u8::try_from(n).ok())).collect();
+        at?.try_into().ok().map(Self::At)
     }
 
     /// Where it is in a machine of this shape.
     pub fn at(self, shape: &Shape) -> Option<Coords> {
         match self {
             Self::Index(index) => shape.coords(NodeId(index)),
-            Self::At(at) => Some(at).filter(|at| shape.contains(*at)),
+            Self::At(at) => Some(Coords::from_array(at)).filter(|at| shape.contains(*at)),
         }
     }
 
@@ -101,7 +107,7 @@ impl NodeName {
     pub(crate) fn means(self, node: &NodeInfo) -> bool {
         match self {
             Self::Index(index) => node.index == index,
-            Self::At(at) => node.at == at.to_array(),
+            Self::At(at) => node.at == at,
         }
     }
 }
@@ -115,7 +121,7 @@ impl FromStr for NodeAt {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match NodeName::parse(text) {
-            Some(NodeName::At(at)) => Ok(Self(at)),
+            Some(NodeName::At(at)) => Ok(Self(Coords::from_array(at))),
             _ => Err("coordinates such as 0,0,0,0,0,0 or a name such as t-0-0-0-0-0-0"),
         }
     }
@@ -128,7 +134,7 @@ mod tests {
     #[test]
     fn nodes_have_several_names() {
         assert_eq!(NodeName::parse("11"), Some(NodeName::Index(11)));
-        let at = Some(NodeName::At(Coords::new(1, 0, 0, 1, 2, 0)));
+        let at = Some(NodeName::At([1, 0, 0, 1, 2, 0]));
         for text in ["1,0,0,1,2,0", "t-1-0-0-1-2-0", "(1,0,0,1,2,0)", "1, 0, 0, 1, 2, 0"] {
             assert_eq!(NodeName::parse(text), at, "{text}");
         }

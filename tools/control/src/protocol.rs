@@ -6,6 +6,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use tofu_abi::Generation;
 use tofu_agent::wire::{self, Exec, FromProgram, ToProgram};
 use tofu_fabric::{Link, NodeId, Port, Shape};
 
@@ -128,6 +129,9 @@ pub struct MachineInfo {
     pub shape: String,
     /// Which of X, Y and Z wrap round.
     pub torus: [bool; 3],
+    /// The name of its generation, when its devices are there.
+    #[serde(default)]
+    pub generation: Option<String>,
     /// The ends of links that are down.
     pub links_down: Vec<[[u8; 6]; 2]>,
     /// Since it was started.
@@ -137,6 +141,11 @@ pub struct MachineInfo {
 }
 
 impl MachineInfo {
+    /// Its generation, if it has said so.
+    pub fn generation(&self) -> Option<Generation> {
+        Generation::from_name(self.generation.as_deref()?)
+    }
+
     /// Its shape, which knows the axes that wrap round.
     ///
     /// # Errors

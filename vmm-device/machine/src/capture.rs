@@ -188,7 +188,8 @@ impl Active {
             self.count(interface, true);
             return;
         }
-        let (bytes, length) = record::encode(at, observation, kind, packet, config.snaplen);
+        let (bytes, length) =
+            record::encode(config.generation, at, observation, kind, packet, config.snaplen);
         let record = Record { time_ns, interface, direction: observation.direction, bytes, length };
         let mut ring = lock(&self.ring);
         let cost = record.bytes.len() + RECORD_COST;

@@ -15,12 +15,15 @@ use pcap_file::pcapng::blocks::section_header::{SectionHeaderBlock, SectionHeade
 use pcap_file::pcapng::{Block, PcapNgBlock, PcapNgWriter};
 use pcap_file::{DataLink, Endianness};
 use tofu_abi::Coords;
-use tofu_fabric::{Direction, TapPoint};
+use tofu_abi::generation::Description;
+use tofu_fabric::{Direction, TNIS, TapPoint};
 use tofu_machine::capture::{Capture, CaptureConfig, INTERFACES, Record, place};
 
 /// Writes a capture file.
 pub(crate) struct Writer<'a> {
     file: PcapNgWriter<&'a mut dyn Write>,
+    /// TNIs of the node, which come first among the interfaces.
+    tnis: usize,
 }
 
 /// What an interface is called.
@@ -38,8 +41,8 @@ impl<'a> Writer<'a> {
         at: Coords,
         config: &CaptureConfig,
     ) -> io::Result<Self> {
-        let interconnect = config.generation.description().interconnect;
-        let hardware = format!("emulated {interconnect} interconnect");
+        let Description { interconnect, machine, tnis, .. } = config.generation.description();
+        let hardware = format!("emulated {interconnect} interconnect ({machine})");
         let program = concat!("tofu ", env!("CARGO_PKG_VERSION"));
         let section = SectionHeaderBlock {
             endianness: Endianness::Little,
@@ -50,8 +53,9 @@ impl<'a> Writer<'a> {
             ..SectionHeaderBlock::default()
         };
         let file = PcapNgWriter::with_section_header(out, section).map_err(io::Error::other)?;
-        let mut writer = Self { file };
-        for place in (0..INTERFACES).filter_map(place) {
+        let mut writer = Self { file, tnis: usize::from(*tnis) };
+        let interfaces = writer.interfaces();
+        for place in interfaces.filter_map(place) {
             let what = match place {
                 TapPoint::Tni(tni) => format!("TNI {tni} of node {at}"),
                 TapPoint::Port(port) => format!("link port {port} of node {at}"),
@@ -69,12 +73,23 @@ impl<'a> Writer<'a> {
         Ok(writer)
     }
 
+    /// The places that nodes of the generation have.
+    fn interfaces(&self) -> impl Iterator<Item = usize> + use<> {
+        (0..self.tnis).chain(TNIS..INTERFACES)
+    }
+
+    /// The number in the file of one of them.
+    fn number(&self, interface: usize) -> u32 {
+        let absent = if interface < TNIS { 0 } else { TNIS - self.tnis };
+        (interface - absent) as u32
+    }
+
     /// Writes a packet.
     pub(crate) fn record(&mut self, record: &Record) -> io::Result<()> {
         // epb_flags: 1 is inbound, 2 outbound.
         let direction = if record.direction == Direction::In { 1 } else { 2 };
         self.block(EnhancedPacketBlock {
-            interface_id: record.interface as u32,
+            interface_id: self.number(record.interface),
             timestamp: Duration::from_nanos(record.time_ns),
             original_len: record.length.max(record.bytes.len() as u32),
             data: Cow::Borrowed(&record.bytes),
@@ -89,11 +104,11 @@ impl<'a> Writer<'a> {
         let (start, end) =
             (since(start).unwrap_or_default(), since(SystemTime::now()).unwrap_or_default());
         let mut dropped = 0;
-        for interface in 0..INTERFACES {
+        for interface in self.interfaces() {
             let counters = capture.counters(interface);
             dropped += counters.dropped;
             self.block(InterfaceStatisticsBlock {
-                interface_id: interface as u32,
+                interface_id: self.number(interface),
                 timestamp: end,
                 options: vec![
                     InterfaceStatisticsOption::IsbStartTime(start),
@@ -160,6 +175,7 @@ mod tests {
     use super::*;
     use pcap_file::pcapng::PcapNgReader;
     use std::sync::Arc;
+    use tofu_abi::Generation;
     use tofu_fabric::{NodeId, Port};
     use tofu_machine::{Machine, MachineConfig};
 
@@ -212,6 +228,55 @@ mod tests {
         let flags: Vec<_> = packets.iter().map(|packet| packet.options.clone()).collect();
         let expected = [2, 1].map(|flag| vec![EnhancedPacketOption::Flags(flag)]);
         assert_eq!(flags, expected);
+    }
+
+    #[test]
+    fn interfaces_are_those_of_the_generation() {
+        let shape = "unit".parse().unwrap();
+        let machine = Machine::new(MachineConfig::of(Generation::K, shape)).unwrap();
+        let capture = machine.network().capture(CaptureConfig::new(NodeId(0)));
+        let mut bytes = Vec::new();
+        let writer = Writer::new(&mut bytes, Coords::default(), capture.config()).unwrap();
+        assert_eq!([0, 3, 6, 15].map(|interface| writer.number(interface)), [0, 3, 4, 13]);
+        writer.finish(&capture, SystemTime::now()).unwrap();
+        let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
+        let hardware =
+            SectionHeaderOption::Hardware("emulated Tofu interconnect (K computer)".into());
+        assert!(reader.section().options.contains(&hardware));
+        let mut names = Vec::new();
+        while let Some(block) = reader.next_block() {
+            let Block::InterfaceDescription(interface) = block.unwrap().0 else { continue };
+            for option in &interface.options {
+                if let InterfaceDescriptionOption::IfName(name) = option {
+                    names.push(name.to_string());
+                }
+            }
+        }
+        assert_eq!(names.len(), 14);
+        assert_eq!([&names[3], &names[4]], ["tni3", "port-A"]);
+    }
+
+    /// The dissector's table is that of the descriptions.
+    #[test]
+    fn the_dissector_knows_the_generations() {
+        let dissector = include_str!("../../../wireshark/tofu.lua");
+        let table = dissector.split_once("local GENERATIONS = {\n").unwrap().1;
+        let table = table.split_once("\n}").unwrap().0;
+        let lines = Generation::ALL.map(|generation| {
+            let Description { tnis, cqs, barrier, address, atomics, .. } = generation.description();
+            format!(
+                "    [{}] = {{ name = \"{generation}\", tnis = {tnis}, cqs = {cqs}, \
+                 barrier_tnis = {}, gates = {}, atomics = {atomics}, queue = {}, stag = {} }},",
+                generation.number(),
+                barrier.tnis,
+                barrier.gates,
+                address.queue,
+                address.stag,
+            )
+        });
+        // Long entries are on two lines.
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words(table), words(&lines.concat()));
     }
 
     #[test]

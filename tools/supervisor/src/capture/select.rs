@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use tofu_abi::Generation;
 use tofu_fabric::{Port, TNIS, TapPoint};
 use tofu_machine::capture::{INTERFACES, PacketKind, interface, place};
 
@@ -12,6 +13,17 @@ pub struct CapturePoints(pub u32);
 impl CapturePoints {
     /// All of them.
     pub const ALL: Self = Self((1 << INTERFACES) - 1);
+    /// Those of them that nodes of a generation have; `None` if that is none of them.
+    pub fn of(self, generation: Generation) -> Option<Self> {
+        let tnis = generation.description().tnis;
+        let there = (0..INTERFACES).filter(|n| match place(*n) {
+            Some(TapPoint::Tni(tni)) => tni < tnis,
+            place => place.is_some(),
+        });
+        let there = there.fold(0, |bits, n| bits | 1 << n);
+        Some(Self(self.0 & there)).filter(|points| points.0 != 0)
+    }
+
     const ALLOWED: &str =
         "tni, tni0 to tni5, port, or a port: A, C, B-, B+, X-, X+, Y-, Y+, Z-, Z+";
 }
@@ -80,6 +92,15 @@ mod tests {
         for text in ["", "tni6", "tni-1", "D", "port0"] {
             assert_eq!(bits(text), Err(CapturePoints::ALLOWED), "{text}");
         }
+    }
+
+    #[test]
+    fn places_are_those_of_the_generation() {
+        let of = |points: u32, generation| CapturePoints(points).of(generation);
+        assert_eq!(of(0x3f, Generation::K), Some(CapturePoints(0xf)));
+        assert_eq!(of(1 << 4, Generation::Fx100), None);
+        assert_eq!(of(1 << 4, Generation::Fugaku), Some(CapturePoints(1 << 4)));
+        assert_eq!(of(1 << 15, Generation::K), Some(CapturePoints(1 << 15)));
     }
 
     #[test]

@@ -50,9 +50,17 @@ pub(super) fn begin(registry: &Registry, request: &CaptureRequest) -> anyhow::Re
     let network = registry.running().context("the machine has not started yet")?;
     let node = NodeId(request.node);
     let at = registry.place(node)?;
+    let generation = network.generation();
     let on = request.on.iter().map(|place| {
-        let place: Result<CapturePoints, _> = place.parse();
-        place.map(|place| place.0).map_err(|allowed| anyhow!("on: places are {allowed}"))
+        let points: Result<CapturePoints, _> = place.parse();
+        let points = points.map_err(|allowed| anyhow!("on: places are {allowed}"))?;
+        let last = generation.description().tnis - 1;
+        let there = points.of(generation);
+        there.map(|points| points.0).with_context(|| {
+            format!(
+                "on: there is no {place} in a machine of {generation}: it has tni0 to tni{last}"
+            )
+        })
     });
     let kinds = request.kind.iter().map(|kind| {
         let kind: Result<PacketKinds, _> = kind.parse();

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use clap::Args;
 use tofu_control::protocol::{Reply, Request};
-use tofu_control::{MachineName, ask, find_machine, shape};
+use tofu_control::{MachineName, ask, find_machine, info};
 use tofu_machine::Generation;
 use tofu_supervisor::options::ShapeArgs;
 use tofu_supervisor::plan::Network;
@@ -26,17 +26,18 @@ impl MachineOrShape {
         Ok(self.network_and_generation()?.0)
     }
 
-    /// Its network, and of which generation it is if it does not run.
+    /// Its network, and of which generation it is, if that is known.
     pub(crate) fn network_and_generation(&self) -> anyhow::Result<(Network, Option<Generation>)> {
         let Some(name) = &self.machine else {
             let (network, file) = Network::new(&self.shape)?;
             return Ok((network, Some(file.generation)));
         };
         let (_, control) = find_machine(name.as_ref())?;
-        let shape = shape(&control)?;
+        let info = info(&control)?;
+        let shape = info.shape()?;
         let Reply::Links { down } = ask(&control, &Request::Links)? else { bail!("not an answer") };
         let links_down = down.iter().filter_map(|end| end.find(&shape)).collect();
-        Ok((Network { shape, links_down }, None))
+        Ok((Network { shape, links_down }, info.generation()))
     }
 
     /// Whether it runs.

@@ -4,11 +4,10 @@
 
 use std::time::Duration;
 
-use rustix::process::Signal;
 use serde_json::Value;
-use tofu_linux_tests::{interrupt, janitor, kill, signal};
 
-use crate::tofu::{Place, wait_for};
+use crate::serve::janitor;
+use crate::tofu::{Place, signal, wait_for};
 
 /// Whether Linux nodes can run without anything being fetched first; says so if not.
 fn can_run(place: &Place, test: &str) -> bool {
@@ -103,9 +102,9 @@ fn a_machine_from_up_to_down() {
     // Nodes whose processors were stopped, and whose guest says nothing for another reason.
     place.run(&["pause", "1"]).ok();
     let monitor = pid(&place.ps()[0]["nodes"][0]);
-    signal(monitor, Signal::STOP);
+    signal(monitor, "STOP");
     let ps = place.ps();
-    signal(monitor, Signal::CONT);
+    signal(monitor, "CONT");
     let states = [0, 1].map(|node: usize| ps[0]["nodes"][node]["state"].clone());
     assert_eq!(states, ["not answering", "paused"]);
     place.run(&["resume", "1"]).ok();
@@ -115,7 +114,7 @@ fn a_machine_from_up_to_down() {
     });
 
     // A monitor that is killed takes its node only.
-    kill(pid(&place.ps()[0]["nodes"][0]));
+    signal(pid(&place.ps()[0]["nodes"][0]), "KILL");
     wait_for("node 0 to be off", || place.ps()[0]["nodes"][0]["state"] == "off");
     let error = place.run(&["exec", "0", "--", "true"]).error();
     assert!(error.ends_with("the node is not up"), "{error}");
@@ -137,14 +136,14 @@ fn whoever_is_killed_nothing_is_left() {
     detached(&place, &[]);
     let machine = pid(&place.ps()[0]);
     assert!(!place.processes().is_empty());
-    kill(machine);
+    signal(machine, "KILL");
     place.is_clean();
     // Its janitor, and then it.
     detached(&place, &[]);
     let machine = pid(&place.ps()[0]);
-    kill(janitor(machine));
+    signal(janitor(machine), "KILL");
     assert_eq!(place.run(&["exec", "0", "--", "echo", "on"]).ok(), "on\n");
-    kill(machine);
+    signal(machine, "KILL");
     wait_for("the monitors to die", || place.processes().iter().all(|p| !p.contains("qemu")));
     assert_eq!(place.run(&["ps"]).ok(), "no machine is running\n");
     place.is_clean();
@@ -161,7 +160,7 @@ fn ctrl_c_while_it_boots() {
     wait_for("a monitor to run", || {
         place.ps()[0]["nodes"].as_array().is_some_and(|n| n.iter().any(|n| n["state"] == "booting"))
     });
-    interrupt(process.id());
+    signal(process.id(), "INT");
     assert_eq!(process.wait(), Some(130));
     place.is_clean();
 }

@@ -3,9 +3,8 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use tofu_linux_tests::Said;
 
-use crate::tofu::Place;
+use crate::tofu::{Place, Said};
 
 /// Whether this host can run small guests.
 fn kvm(test: &str) -> bool {

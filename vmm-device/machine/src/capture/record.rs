@@ -1,7 +1,7 @@
 //! What is recorded of a packet: a header of ours, and the frame.
 
-use tofu_abi::Coords;
 use tofu_abi::frame::{self, ROUTING_HEADER_SIZE, RoutingHeader, TlpHeader};
+use tofu_abi::{Coords, Generation};
 use tofu_fabric::{Class, Direction, DiscardReason, Observation, Packet, Port, TapPoint, Way};
 use tofu_icc::{Answer, Body, Payload, Request};
 
@@ -70,6 +70,8 @@ impl PacketKind {
 /// What a record says of its packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
+    /// What kind of machine its node is in.
+    pub generation: Generation,
     /// Where it was seen.
     pub place: TapPoint,
     /// Which way it went there: 0 out, 1 in, 2 to 5 lost, see the manual's page on captures.
@@ -107,7 +109,7 @@ pub struct MessagePart {
 }
 
 impl RecordHeader {
-    /// Reads a record; `None` if it is none, or one of a later version.
+    /// Reads a record; `None` if it is none, or one of a later version or generation.
     pub fn parse(record: &[u8]) -> Option<Self> {
         let header = record.first_chunk::<HEADER_SIZE>()?;
         let coords = |at: usize| {
@@ -133,6 +135,7 @@ impl RecordHeader {
             PacketKind::System | PacketKind::Raw | PacketKind::Signal => (None, None),
         };
         Some(Self {
+            generation: Generation::from_number(header[35])?,
             place: match place.checked_sub(16) {
                 None => TapPoint::Tni(place),
                 Some(port) => TapPoint::Port(Port::from_index(port.into())?),
@@ -153,6 +156,7 @@ impl RecordHeader {
 
 /// A record of at most `snaplen` bytes, and how long it would be otherwise.
 pub(super) fn encode(
+    generation: Generation,
     at: Coords,
     observation: Observation,
     kind: PacketKind,
@@ -161,7 +165,7 @@ pub(super) fn encode(
 ) -> (Vec<u8>, u32) {
     let snaplen = snaplen.max(HEADER_SIZE);
     let mut out = Vec::with_capacity(snaplen.min(2048));
-    header(&mut out, at, observation, kind, packet);
+    header(&mut out, generation, at, observation, kind, packet);
     let mut tail = 0;
     match &packet.body {
         Body::Frame { frame, .. } => {
@@ -187,6 +191,7 @@ pub(super) fn encode(
 /// See the manual's page on captures.
 fn header(
     out: &mut Vec<u8>,
+    generation: Generation,
     at: Coords,
     observation: Observation,
     kind: PacketKind,
@@ -222,7 +227,7 @@ fn header(
     out.extend(packet.dst.to_array());
     out.extend([packet.path.a, packet.path.b, packet.path.c, port]);
     out.extend(distances.map(|hops| hops as u8));
-    out.push(0);
+    out.push(generation.number());
     out.extend(packet.tlps.to_le_bytes());
     out.extend(packet.bytes.to_le_bytes());
     out.extend(packet.model_ps.to_le_bytes());
