@@ -25,7 +25,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use tofu_abi::desc::MAX_MESSAGE;
 use tofu_inproc::Pair;
-use tofu_machine::Links;
+use tofu_machine::{Generation, Links};
 use tofu_supervisor::options::MachineArgs;
 use tofu_supervisor::units::{Doorbell, GuestArgs};
 
@@ -49,6 +49,8 @@ struct Report {
     rate: Option<Rate>,
     /// The same over modelled links, by turns with direct ones.
     modelled: Vec<Modelled>,
+    /// The same between devices of other generations, by turns with TofuD's.
+    generations: Vec<OfGeneration>,
     /// Baselines of the latencies between guests.
     bare: Vec<Latency>,
     /// Puts from guest to guest.
@@ -128,6 +130,21 @@ struct Modelled {
     ratio: f64,
 }
 
+/// Puts between devices of a generation beside the same between TofuD's, all of this process. What
+/// is Fugaku's is beside others of its own kind, and tells how sure the figures are.
+#[derive(Debug, Serialize)]
+struct OfGeneration {
+    generation: &'static str,
+    bytes: u32,
+    /// So many share a doorbell.
+    at_once: usize,
+    /// Of one Put, or of its share.
+    p50_ns: u64,
+    tofud_p50_ns: u64,
+    /// Time with these devices / time with TofuD's.
+    ratio: f64,
+}
+
 /// A machine whose guests only say hello, or pass a token on.
 #[derive(Debug, Serialize)]
 struct MachineRun {
@@ -174,6 +191,19 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<u8> {
             let modelled = pair.modelled(&mut modelled, (bytes, at_once), time)?;
             say(&modelled)?;
             report.modelled.push(modelled);
+        }
+        say(&"\nThe same between devices of other generations, against TofuD's")?;
+        say(&OfGeneration::header())?;
+        for generation in Generation::ALL {
+            let mut other = Pair::of(generation, Links::Direct)?;
+            for (bytes, at_once) in [(8, 1), (8, 1024), (1 << 20, 1)] {
+                let [p50_ns, tofud_p50_ns] = pair.beside(&mut other, (bytes, at_once), time)?;
+                let ratio = p50_ns as f64 / tofud_p50_ns.max(1) as f64;
+                let generation = generation.name();
+                let row = OfGeneration { generation, bytes, at_once, p50_ns, tofud_p50_ns, ratio };
+                say(&row)?;
+                report.generations.push(row);
+            }
         }
     }
     if wanted(BenchPart::Guests) {
@@ -303,26 +333,37 @@ impl Bench {
         })
     }
 
-    /// Puts over modelled links and over direct ones by turns.
+    /// Puts over modelled links and over direct ones.
     fn modelled(
         &mut self,
         modelled: &mut Pair,
         (bytes, at_once): (u32, usize),
         time: Duration,
     ) -> anyhow::Result<Modelled> {
+        let [p50_ns, direct_p50_ns] = self.beside(modelled, (bytes, at_once), time)?;
+        let ratio = p50_ns as f64 / direct_p50_ns.max(1) as f64;
+        Ok(Modelled { bytes, at_once, p50_ns, direct_p50_ns, ratio })
+    }
+
+    /// Puts between two other devices and between these by turns: the median of each, of one Put
+    /// or of its share.
+    fn beside(
+        &mut self,
+        other: &mut Pair,
+        (bytes, at_once): (u32, usize),
+        time: Duration,
+    ) -> anyhow::Result<[u64; 2]> {
         let mut times = [Vec::new(), Vec::new()];
         let end = Instant::now() + time;
         while Instant::now() < end || times[1].len() < 10 {
-            for (pair, times) in [&mut *modelled, &mut self.pair].into_iter().zip(&mut times) {
+            for (pair, times) in [&mut *other, &mut self.pair].into_iter().zip(&mut times) {
                 let order = if bytes == 8 { pair.piggyback() } else { pair.put(bytes) };
                 let start = Instant::now();
                 pair.run_many(&order, at_once)?;
                 times.push(start.elapsed().as_nanos() as u64 / at_once as u64);
             }
         }
-        let [p50_ns, direct_p50_ns] = times.map(|mut times| quantiles(&mut times)[0]);
-        let ratio = p50_ns as f64 / direct_p50_ns.max(1) as f64;
-        Ok(Modelled { bytes, at_once, p50_ns, direct_p50_ns, ratio })
+        Ok(times.map(|mut times| quantiles(&mut times)[0]))
     }
 
     fn copy(&mut self, bytes: usize) {
@@ -432,6 +473,27 @@ impl fmt::Display for Modelled {
         let Self { bytes, at_once, ratio, .. } = self;
         let (modelled, direct) = (us(self.p50_ns), us(self.direct_p50_ns));
         write!(f, "{bytes:>10} {at_once:>8} {modelled:>12.3} {direct:>12.3} {ratio:>8.2}")
+    }
+}
+
+impl OfGeneration {
+    fn header() -> String {
+        format!(
+            "{:>10} {:>10} {:>8} {:>12} {:>12} {:>8}",
+            "generation", "bytes", "at once", "Put us", "TofuD's us", "ratio"
+        )
+    }
+}
+
+impl fmt::Display for OfGeneration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = |ns: u64| ns as f64 / 1000.0;
+        let Self { generation, bytes, at_once, ratio, .. } = self;
+        let (put, tofud) = (us(self.p50_ns), us(self.tofud_p50_ns));
+        write!(
+            f,
+            "{generation:>10} {bytes:>10} {at_once:>8} {put:>12.3} {tofud:>12.3} {ratio:>8.2}"
+        )
     }
 }
 

@@ -10,7 +10,7 @@ use tofu_driver::{
     Access, Cq, CqConfig, Device, DeviceError, DmaBuffer, DmaError, Full, MemoryRange, OpenError,
     Order, Platform, StagError, Target,
 };
-use tofu_machine::{Links, Machine, MachineConfig};
+use tofu_machine::{Generation, Links, Machine, MachineConfig};
 
 use crate::{AttachError, Buffer, InProcess};
 
@@ -81,8 +81,17 @@ impl Pair {
     ///
     /// If the host has no memory left.
     pub fn over(links: Links) -> Result<Self, PairError> {
+        Self::of(Generation::Fugaku, links)
+    }
+
+    /// The same with the devices of a generation.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no memory left.
+    pub fn of(generation: Generation, links: Links) -> Result<Self, PairError> {
         let shape = Shape::new([1, 1, 1, 2, 1, 1]).map_err(|_| PairError::Lost)?;
-        let config = MachineConfig { links, ..MachineConfig::new(shape) };
+        let config = MachineConfig { links, ..MachineConfig::of(generation, shape) };
         let machine = Arc::new(Machine::new(config)?);
         let end = |coords| -> Result<_, PairError> {
             let platform = InProcess::attach(&machine, coords, MEMORY)?;
