@@ -49,8 +49,8 @@ pub fn links() -> Links {
     }
 }
 
-/// Whose controllers a test has where it does not mind: those of the generation that the environment
-/// variable `TOFU_TEST_GENERATION` names, Fugaku's if it is not set.
+/// Whose controllers a test has where it does not mind: those of the generation that the
+/// environment variable `TOFU_TEST_GENERATION` names, Fugaku's if it is not set.
 ///
 /// # Panics
 ///

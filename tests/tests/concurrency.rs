@@ -11,7 +11,7 @@ use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, P
 use tofu_fabric::Shape;
 use tofu_inproc::{Buffer, InProcess};
 use tofu_machine::{Machine, MachineConfig};
-use tofu_tests::pattern;
+use tofu_tests::{config, description, pattern, tni};
 
 /// Longer than anything here takes, in nanoseconds.
 const LONG: u64 = 20_000_000_000;
@@ -27,7 +27,7 @@ fn machine(shape: &str, engines: usize) -> Vec<Device<InProcess>> {
             let platform = InProcess::attach(&machine, coords, 4 << 20).unwrap();
             let device = Device::probe(platform).unwrap();
             assert_eq!(device.coords(), coords);
-            for tni in TniId::ALL {
+            for tni in device.description().tni_ids() {
                 device.tni(tni).enable().unwrap();
             }
             device
@@ -79,13 +79,16 @@ fn reap(cq: &mut Cq<InProcess>, n: usize) {
 
 #[test]
 fn atomics_of_all_nodes_and_interfaces_add_up() {
+    if !description().atomics {
+        return;
+    }
     const ROUNDS: usize = 40;
     const BATCH: usize = 50;
     let devices = machine("1x1x1x2x3x1", 3);
     // Each interface of node 0 has a queue, and all of them lead to the same memory.
     let shared = Arc::new(devices[0].platform().alloc_dma(4096, 4096).unwrap());
-    let _targets: Vec<_> = TniId::ALL
-        .into_iter()
+    let _targets: Vec<_> = description()
+        .tni_ids()
         .map(|tni| {
             let mut cq = Cq::open(&devices[0], &CqConfig::new(tni, CqId::ALL[0])).unwrap();
             let range = [MemoryRange::of(&*shared)];
@@ -97,11 +100,11 @@ fn atomics_of_all_nodes_and_interfaces_add_up() {
     std::thread::scope(|s| {
         for (rank, device) in devices.iter().enumerate() {
             s.spawn(move || {
-                let config = CqConfig::new(TniId::ALL[rank], CqId::ALL[1]);
+                let config = config(rank as u8, 1);
                 let (mut cq, _buffer) = open(device, &config, 4096);
                 for _ in 0..ROUNDS {
                     for i in 0..BATCH {
-                        let to = Target::new(node0, TniId::ALL[(i + rank) % 6]);
+                        let to = Target::new(node0, tni((i + rank) as u8));
                         let add8 = Order::armw8(to, ArmwOp::Add, at(0, 0), 1 + rank as u64);
                         let add4 = Order::armw4(to, ArmwOp::Add, at(0, 12), 1);
                         let or = Order::armw8(to, ArmwOp::Or, at(0, 16), 1 << (rank * 8 + i % 8));
@@ -123,6 +126,9 @@ fn atomics_of_all_nodes_and_interfaces_add_up() {
 
 #[test]
 fn compare_and_swap_makes_a_lock() {
+    if !description().atomics {
+        return;
+    }
     const TURNS: u64 = 60;
     let devices = machine("1x1x1x2x1x2", 2);
     let (_target, memory) = open(&devices[0], &CqConfig::new(TniId::ALL[0], CqId::ALL[0]), 4096);

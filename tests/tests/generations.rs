@@ -1,6 +1,6 @@
 //! Controllers of each generation: what they have works, and what they do not have is refused.
 
-use tofu_abi::desc::ArmwOp;
+use tofu_abi::desc::{ArmwOp, Descriptor, Header1};
 use tofu_abi::regs::{BgsReg, CqsMode, CqsReg, Register, TniReg, TofuReg};
 use tofu_abi::{BgId, CqId, Generation, Rcode, TniId, barrier};
 use tofu_driver::{
@@ -149,6 +149,35 @@ fn session_mode_came_with_tofu2() {
         assert_eq!(enabled, description.session_mode, "{generation}");
         // TOQ_READ_EXCEPTION, as for other settings that are not possible.
         assert_eq!(device.read(register(CqsReg::Irr)) & 1 != 0, !description.session_mode);
+    });
+}
+
+#[test]
+fn a_session_dies_with_its_queue() {
+    each(|generation, cluster| {
+        if !generation.description().session_mode {
+            return;
+        }
+        let mode = CqsMode(0).with_session(true);
+        let mut a = cluster.endpoint_with(0, &CqConfig { mode, ..config(1, 1) });
+        let mut b = cluster.endpoint(1, 0, 0);
+        let put = Order::put(a.target(), a.at(0), b.at(0), 8);
+        // There is no such source type, which is an exception as soon as the session goes on.
+        let bad = Descriptor([Header1(0).with_source_type(2).0, 0, 0, 0]);
+        a.cq.post_and_ring(&Order::raw(&[bad]), 0).unwrap();
+        cluster.settle();
+        assert!(!a.cq.status().session_dead(), "{generation}");
+        assert_eq!(b.end_of(&put.sps(3)), Rcode::SUCCESS);
+        cluster.settle();
+        let dead = a.cq.status();
+        assert!(dead.session_dead() && dead.descriptor_process_stop(), "{generation}");
+        // Steps that come now are lost.
+        assert_eq!(b.end_of(&put.sps(2)), Rcode::SUCCESS);
+        assert_eq!(a.cq.status().session_offset(), dead.session_offset());
+        a.cq.close().unwrap();
+        let again = cluster.endpoint_with(0, &CqConfig { mode, ..config(1, 1) });
+        let status = again.cq.status();
+        assert_eq!((status.session_dead(), status.session_offset()), (false, 0));
     });
 }
 

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
+use tofu_abi::Rcode;
 use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::CqsReg;
-use tofu_abi::{CqId, Rcode, TniId};
 use tofu_driver::{CqConfig, DmaBuffer, Order, Platform, WaitError};
 use tofu_tests::{Cluster, Endpoint};
 
@@ -30,7 +30,7 @@ fn pair(config: &CqConfig) -> (Cluster, Endpoint, Endpoint) {
 }
 
 fn config() -> CqConfig {
-    CqConfig::new(TniId::ALL[2], CqId::ALL[3])
+    tofu_tests::config(2, 3)
 }
 
 /// Whether the queue's message was sent since the last call.
@@ -203,6 +203,6 @@ fn a_closed_queue_is_silent() {
     let at = a.at(0);
     a.cq.close().unwrap();
     b.run(&Order::put_piggyback(to, at, &[1]).unwrap().remote_notice());
-    let index = vector::cq(TniId::ALL[2], CqId::ALL[3]);
+    let index = vector::cq(config().tni, config().cq);
     assert!(!cluster.device(0).platform().irq_wait(index, 0));
 }

@@ -440,7 +440,7 @@ fn nobody_else_can_read_or_write_where_frames_are_fetched() {
     let shared = nodes[0].packets().share_at(0).unwrap();
     // A queue of another group, on a node that is none of the two.
     let device = cluster.device(2);
-    let mut cq = Cq::open(device, &CqConfig::new(TniId::ALL[0], CqId::ALL[3])).unwrap();
+    let mut cq = Cq::open(device, &CqConfig::new(TniId::ALL[0], CqId::ALL[1])).unwrap();
     let memory = device.platform().alloc_dma(4096, 4096).unwrap();
     let range = [MemoryRange::of(&memory)];
     let own = cq.register(&range, PageSize::Size4K, Access::ReadWrite, None).unwrap();

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
+use tofu_abi::Rcode;
 use tofu_abi::desc::{Command, Descriptor, Header1};
 use tofu_abi::frame::{
     ECRC_SIZE, FRAME_MAX, FRAME_MIN, HEADER_SIZE, Report, RoutingHeader, SYSTEM_PAYLOAD_MAX,
@@ -12,7 +13,6 @@ use tofu_abi::irq::{CqsIrqs, TniIrqs};
 use tofu_abi::queue::{MrqId, PbqEntry, PrqEntry, PrqRcode, RingIndex};
 use tofu_abi::regs::{CqsMode, PortReg, Register, TniReg};
 use tofu_abi::{Coords, TniId};
-use tofu_abi::{CqId, Rcode};
 use tofu_driver::{
     CqConfig, DmaBuffer, Order, PacketConfig, PacketTarget, Packets, Received, SendError,
 };
@@ -112,7 +112,7 @@ impl Queues {
 /// A kernel's queue with all rights and a frame to send.
 fn kernel_queue(cluster: &Cluster, rank: u32) -> Endpoint {
     let mode = CqsMode(0).with_system(true).with_trp1_enable(true).with_trp2_enable(true);
-    cluster.endpoint_with(rank, &CqConfig { mode, ..CqConfig::new(TniId::ALL[0], CqId::ALL[11]) })
+    cluster.endpoint_with(rank, &CqConfig { mode, ..tofu_tests::config(0, 11) })
 }
 
 /// A frame of some kind with a right ECRC.
@@ -409,7 +409,7 @@ fn exceptions_of_others_are_reported() {
     let orders = [
         (put(remote(0xffff)), Rcode::OFFSET_RANGE.remote(), PrqRcode::AddressRangeException),
         (put(remote(0).with_stag(9)), Rcode::STAG_DISABLED.remote(), PrqRcode::CqException),
-        (put(remote(0).with_cqid(3)), Rcode::CQ_DISABLED, PrqRcode::CqError),
+        (put(remote(0).with_cqid(1)), Rcode::CQ_DISABLED, PrqRcode::CqError),
         (put(remote(0).with_cqid(63)), Rcode::NO_SUCH_CQ, PrqRcode::CqError),
     ];
     for (order, code, kind) in orders {
@@ -428,7 +428,7 @@ fn exceptions_of_others_are_reported() {
     // Masked, they are counted only.
     let mask = Register::Tni { tni: TniId::ALL[0], reg: TniReg::PrqMask };
     cluster.device(1).write(mask, 1 << PrqRcode::CqError as u8);
-    a.run(&put(remote(0).with_cqid(3)));
+    a.run(&put(remote(0).with_cqid(1)));
     assert_eq!(queues.next(), None);
     assert_eq!(tni(&cluster, 1, TniReg::RxNumExceptionTlp), 5);
     assert_eq!(tni(&cluster, 1, TniReg::RxNumDiscardExceptionTlp), 1);

@@ -19,7 +19,7 @@ use tofu_machine::{Machine, MachineConfig};
 const ENTRIES: u64 = 2048;
 const LONG: u64 = 20_000_000_000;
 const TNI: TniId = TniId::ALL[2];
-const CQ: CqId = CqId::ALL[3];
+const CQ: CqId = CqId::ALL[1];
 
 /// One process: its queue, and 64 KiB of memory as STag 0.
 struct Process {

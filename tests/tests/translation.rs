@@ -10,7 +10,7 @@ use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
 use tofu_abi::{CqId, Rcode, StagOffset, TniId, desc::MAX_MESSAGE};
 use tofu_driver::{Access, CqConfig, DmaBuffer, MemoryRange, Order};
 use tofu_inproc::Buffer;
-use tofu_tests::{Cluster, Endpoint, pattern};
+use tofu_tests::{Cluster, Endpoint, description, pattern};
 
 /// A queue whose tables the test writes itself, so that they can be wrong. STag 5 leads
 /// through memory block 9 to `buffer`, by pages of 4 KiB.
@@ -218,7 +218,8 @@ fn a_fault_at_the_target_is_told_to_both() {
     ];
     for (name, damage, code, exception) in faults() {
         let code = code.remote();
-        for (order, error, halfway) in orders {
+        let kinds = if description().atomics { 3 } else { 2 };
+        for (order, error, halfway) in orders.into_iter().take(kinds) {
             damage(&b);
             let order = order(&a, &b).remote_notice();
             assert_eq!(a.run(&order).rcode, Rcode::SUCCESS, "{name}: it was sent");
@@ -281,8 +282,10 @@ fn read_only_memory_can_be_read_and_not_written() {
     assert_eq!(a.end_of(&Order::put(b.target(), ro.at(0), a.at(0), 8)), code);
     let piggyback = Order::put_piggyback(b.target(), ro.at(0), &[9]).unwrap();
     assert_eq!(a.end_of(&piggyback), code);
-    let armw = Order::armw8(b.target(), ArmwOp::Or, ro.at(0), 0);
-    assert_eq!(a.end_of(&armw), code, "an atomic that changes nothing is a write all the same");
+    if description().atomics {
+        let armw = Order::armw8(b.target(), ArmwOp::Or, ro.at(0), 0);
+        assert_eq!(a.end_of(&armw), code, "an atomic that changes nothing is a write all the same");
+    }
     assert_eq!(a.run(&Order::get(b.target(), ro.at(0), a.at(0), 64)).rcode, Rcode::SUCCESS);
     assert_eq!(a.bytes(0, 64), [3; 64]);
     assert_eq!(b.bytes(0, 64), [3; 64]);

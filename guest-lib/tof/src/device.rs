@@ -85,7 +85,9 @@ impl TofDevice {
 
 /// Six numbers.
 fn parse(text: &str) -> Option<Coords> {
-    let coords = Coords::from_decimals(text.split_whitespace())?;
+    let mut words = text.split_whitespace().map(|word| word.parse::<u8>().ok());
+    let mut next = || words.next().flatten();
+    let coords = Coords::new(next()?, next()?, next()?, next()?, next()?, next()?);
     (NodeAddress::from_coords(coords).coords() == coords).then_some(coords)
 }
 

@@ -150,7 +150,7 @@ impl Said {
 
     /// The one line of an error of the user's, with exit code 2.
     #[track_caller]
-    pub fn error(self) -> String {
+    pub fn mistake(self) -> String {
         assert_eq!(self.code, Some(2), "{self:?}");
         // Progress of preparations comes before it.
         let mut lines = self.err.lines().filter(|line| !line.starts_with(PROGRESS));
@@ -496,9 +496,8 @@ pub fn interrupt(pid: u64) {
     signal(pid, Signal::INT);
 }
 
-/// Sends a signal to a process.
 #[track_caller]
-pub fn signal(pid: u64, signal: Signal) {
+fn signal(pid: u64, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
 }

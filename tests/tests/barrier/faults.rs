@@ -8,13 +8,13 @@ use tofu_driver::{Channel, ChannelConfig, ChannelWaitError, Gate, Platform};
 use tofu_tests::{Cluster, PATIENCE_NS};
 
 use crate::group::{
-    BCH, BCH_ID, Group, RELAYS, TNI, TNI_ID, bg, channel_config, channel_register, config,
-    doubling, gate, gate_register, members, tree,
+    BCH, BCH_ID, Group, RELAYS, bg, channel_config, channel_register, config, doubling, gate,
+    gate_register, members, profile, tni, tni_id, tree,
 };
 
 const SHORT_NS: u64 = 10_000_000;
 
-/// What a gate of TNI `TNI` reports.
+/// What a gate of the groups' interface reports.
 fn pending(cluster: &Cluster, rank: u32, bg: u8) -> BgsIrqs {
     let irr = cluster.device(rank).read(gate_register(bg, BgsReg::Irr));
     BgsIrqs::from_raw(irr) & BgsIrqs::EXCEPTIONS
@@ -52,7 +52,7 @@ fn a_member_that_never_comes_leaves_the_others_to_their_timeouts() {
 #[test]
 fn a_late_signal_of_a_former_set_up_is_told_from_the_present_one() {
     let cluster = Cluster::new("1x1x1x2x1x1");
-    let members = members(&cluster, 2, TNI, BCH);
+    let members = members(&cluster, 2, tni(), BCH);
     let open = |rank: usize, bseq| {
         let gates = doubling(&members, rank);
         Channel::open(cluster.device(rank as u32), &config(7, bseq), &gates).unwrap()
@@ -76,7 +76,7 @@ fn different_operations_end_the_round_everywhere_with_an_error() {
         let mut group = Group::new(&cluster, 12, tree);
         for (rank, channel) in group.channels.iter_mut().enumerate() {
             let op = if rank == odd_one { Op::Max } else { Op::Sum };
-            channel.start(op, &[rank as u64; 8], 8).unwrap();
+            channel.start(op, &[rank as u64; 8], profile().integers).unwrap();
         }
         for outcome in group.outcomes() {
             assert_eq!((outcome.op, outcome.value), (None, [0; 15]));
@@ -84,7 +84,7 @@ fn different_operations_end_the_round_everywhere_with_an_error() {
         let ack = BgsIrqs::ERROR_SYNCHRONIZATION_ACKNOWLEDGE;
         for channel in &group.channels {
             assert_eq!(
-                channel.gate_irq(TNI_ID, BCH_ID.gate()).unwrap().pending()
+                channel.gate_irq(tni_id(), BCH_ID.gate()).unwrap().pending()
                     & BgsIrqs::from_raw(7 << 24),
                 ack
             );
@@ -121,7 +121,7 @@ fn a_gate_of_a_node_that_does_not_exist_cannot_be_signalled() {
         src_local: bg(BCH),
         dst_local: bg(BCH),
         dst_remote: Some(nowhere),
-        ..gate(TNI, BCH)
+        ..gate(tni(), BCH)
     };
     let mut channel = Channel::open(cluster.device(0), &config(0, 0), &[own]).unwrap();
     channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
@@ -131,7 +131,7 @@ fn a_gate_of_a_node_that_does_not_exist_cannot_be_signalled() {
 #[test]
 fn a_signal_of_another_group_is_refused() {
     let cluster = Cluster::new("1x1x1x2x1x1");
-    let members = members(&cluster, 2, TNI, BCH);
+    let members = members(&cluster, 2, tni(), BCH);
     let mut channels = [0usize, 1].map(|rank| {
         let gates = doubling(&members, rank);
         let config = config(40 + rank as u64, 0);
@@ -142,7 +142,7 @@ fn a_signal_of_another_group_is_refused() {
     }
     cluster.settle();
     for (rank, channel) in channels.iter_mut().enumerate() {
-        assert!(cluster.device(rank as u32).platform().irq_wait(vector::bg(TNI_ID), 0));
+        assert!(cluster.device(rank as u32).platform().irq_wait(vector::bg(tni_id()), 0));
         let exceptions = BgsIrqs::GPID_UNMATCH;
         assert_eq!(channel.wait(SHORT_NS), Err(ChannelWaitError::TimedOut { exceptions }));
         let other = members[1 - rank].place();
@@ -156,15 +156,15 @@ fn a_signal_of_another_group_is_refused() {
 fn a_signal_of_a_stranger_changes_nothing() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     let mut group = Group::with(&cluster, 4, doubling, &config(7, 0));
-    let stranger = BgAddress::new(cluster.device(9).coords(), TNI, 5);
-    let config = ChannelConfig { gpid: 7, ..channel_config(TNI, 5) };
+    let stranger = BgAddress::new(cluster.device(9).coords(), tni(), 5);
+    let config = ChannelConfig { gpid: 7, ..channel_config(tni(), 5) };
     let reg = BgsReg::ExceptionInfoAddressUnmatch;
     for to in [BCH, RELAYS[0]] {
         let own = Gate {
             src_local: bg(5),
             dst_local: bg(5),
             dst_remote: Some(group.members[1].with_bg(to)),
-            ..gate(TNI, 5)
+            ..gate(tni(), 5)
         };
         let mut channel = Channel::open(cluster.device(9), &config, &[own]).unwrap();
         channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
@@ -172,18 +172,18 @@ fn a_signal_of_a_stranger_changes_nothing() {
         assert_eq!(info(&cluster, 1, to, reg), stranger.place());
     }
     let device = cluster.device(1);
-    device.tni(TNI_ID).irq().reset(TniIrqs::ALL);
+    device.tni(tni_id()).irq().reset(TniIrqs::ALL);
     let own = Gate {
         src_local: bg(5),
         dst_local: bg(5),
         dst_remote: Some(group.members[1].with_bg(44)),
-        ..gate(TNI, 5)
+        ..gate(tni(), 5)
     };
     let mut channel = Channel::open(cluster.device(9), &config, &[own]).unwrap();
     channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
-    assert_eq!(device.tni(TNI_ID).irq().pending(), TniIrqs::INACTIVE_BG);
-    assert!(device.platform().irq_wait(vector::tni(TNI_ID), 0));
-    let register = Register::Tni { tni: TNI_ID, reg: TniReg::ExceptionInfoInactiveBg };
+    assert_eq!(device.tni(tni_id()).irq().pending(), TniIrqs::INACTIVE_BG);
+    assert!(device.platform().irq_wait(vector::tni(tni_id()), 0));
+    let register = Register::Tni { tni: tni_id(), reg: TniReg::ExceptionInfoInactiveBg };
     let info = InactiveBg(device.read(register));
     assert_eq!((info.dest(), u64::from(info.source())), (44, stranger.place().0));
     group.barrier();
@@ -193,13 +193,13 @@ fn a_signal_of_a_stranger_changes_nothing() {
 fn an_interface_that_is_off_takes_no_part() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
-    cluster.device(1).tni(TNI_ID).disable().unwrap();
+    cluster.device(1).tni(tni_id()).disable().unwrap();
     group.start(Op::Barrier, &[[0; 8]; 2], 0);
     for channel in &mut group.channels {
         assert!(channel.wait(SHORT_NS).is_err());
     }
     assert_eq!(group.channels[1].ignored_signals(), 1, "its start");
-    let off = cluster.device(1).tni(TNI_ID);
+    let off = cluster.device(1).tni(tni_id());
     assert_eq!(off.irq().pending(), TniIrqs::INACTIVE_BG, "the other's signal");
     off.enable().unwrap();
     drop(group);
@@ -232,7 +232,7 @@ fn a_notice_address_outside_of_memory_is_an_exception() {
     // Behind memory, not aligned, at the end of all addresses.
     for wrong in [cluster.memory_end(0), right + 4, u64::MAX - 127, u64::MAX] {
         cluster.device(0).write(register, wrong);
-        group.start(Op::Sum, &[[1; 8]; 2], 8);
+        group.start(Op::Sum, &[[1; 8]; 2], profile().integers);
         assert_eq!(group.channels[0].wait(PATIENCE_NS), Err(ChannelWaitError::Notice));
         assert_eq!(group.channels[1].wait(PATIENCE_NS).unwrap().value[0], 2);
     }
@@ -250,7 +250,7 @@ fn a_notice_address_outside_of_memory_is_an_exception() {
 #[test]
 fn an_operation_that_there_is_not_is_an_error_of_the_start_gate() {
     let cluster = Cluster::new("1x1x1x1x1x1");
-    let own = Gate { src_local: bg(BCH), dst_local: bg(BCH), ..gate(TNI, BCH) };
+    let own = Gate { src_local: bg(BCH), dst_local: bg(BCH), ..gate(tni(), BCH) };
     let mut channel = Channel::open(cluster.device(0), &config(0, 0), &[own]).unwrap();
     let ready = channel_register(BchReg::Ready);
     let start = BchReady(0).with_start(true);
@@ -259,16 +259,16 @@ fn an_operation_that_there_is_not_is_an_error_of_the_start_gate() {
         start.with_op(9),
         start.with_op(15),
         start.with_op(1).with_count(1),
-        start.with_op(7).with_count(9),
-        start.with_op(8).with_count(4),
+        start.with_op(7).with_count(profile().integers + 1),
+        start.with_op(8).with_count(profile().doubles + 1),
     ] {
-        channel.gate_irq(TNI_ID, BCH_ID.gate()).unwrap().clear(BgsIrqs::from_raw(u64::MAX));
+        channel.gate_irq(tni_id(), BCH_ID.gate()).unwrap().clear(BgsIrqs::from_raw(u64::MAX));
         cluster.device(0).write(ready, wrong.0);
         cluster.settle();
         assert_eq!(channel.exceptions(), BgsIrqs::SIGNAL_STATE_ERROR, "{wrong:?}");
         assert!(BchReady(cluster.device(0).read(ready)).state());
     }
-    channel.run(Op::Sum, &Input::default(), 8, PATIENCE_NS).unwrap();
+    channel.run(Op::Sum, &Input::default(), profile().integers, PATIENCE_NS).unwrap();
 }
 
 /// Gates in a circle, one of which begins a round: the signal comes round once and no further.
@@ -276,7 +276,7 @@ fn an_operation_that_there_is_not_is_an_error_of_the_start_gate() {
 fn a_circle_of_gates_does_not_run_for_ever() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let register = |bg, reg| gate_register(bg, reg);
-    let here = |bg: u8| BgAddress::new(cluster.device(0).coords(), TNI, bg).0;
+    let here = |bg: u8| BgAddress::new(cluster.device(0).coords(), tni(), bg).0;
     // By local links on node 0: the channel's gate, 20, 21, 22, 20, ...; 20 takes the signal of
     // the start gate as one of the remote kind. 22 waits for 21 alone.
     let gates: [(u8, u64, u64, u64); 4] = [
@@ -313,6 +313,6 @@ fn a_reset_forgets_gates_and_channels() {
     assert_eq!(cluster.device(0).read(state), 0);
     drop(group);
     cluster.icc(0).set_bus_master(true);
-    cluster.device(0).tni(TNI_ID).enable().unwrap();
+    cluster.device(0).tni(tni_id()).enable().unwrap();
     Group::with(&cluster, 2, doubling, &config(0, 2)).barrier();
 }

@@ -1,6 +1,6 @@
 //! Groups of nodes with a barrier channel each.
 
-use tofu_abi::barrier::BgAddress;
+use tofu_abi::barrier::{BgAddress, Profile};
 use tofu_abi::reduce::{self, Input, Op, Value};
 use tofu_abi::regs::{BchReg, BgsReg, Register};
 use tofu_abi::{BchId, BgId, TniId};
@@ -8,20 +8,32 @@ use tofu_driver::{Channel, ChannelConfig, Gate, Outcome};
 use tofu_inproc::InProcess;
 use tofu_tests::{Cluster, PATIENCE_NS};
 
-/// Interface and channel of all groups, where it does not matter.
-pub(crate) const TNI: u8 = 2;
+/// Channel of all groups, where it does not matter.
 pub(crate) const BCH: u8 = 3;
-pub(crate) const TNI_ID: TniId = TniId::ALL[TNI as usize];
 pub(crate) const BCH_ID: BchId = BchId::ALL[BCH as usize];
+
+/// What there is for barriers.
+pub(crate) fn profile() -> Profile {
+    tofu_tests::description().barrier
+}
+
+/// Interface of all groups, where it does not matter: one with barriers.
+pub(crate) fn tni() -> u8 {
+    2 % profile().tnis
+}
+
+pub(crate) fn tni_id() -> TniId {
+    TniId::ALL[usize::from(tni())]
+}
 
 /// A register of a gate.
 pub(crate) fn gate_register(bg: u8, reg: BgsReg) -> Register {
-    Register::Bgs { tni: TNI_ID, bg: BgId::new(bg).unwrap(), reg }
+    Register::Bgs { tni: tni_id(), bg: BgId::new(bg).unwrap(), reg }
 }
 
 /// A register of the channel.
 pub(crate) fn channel_register(reg: BchReg) -> Register {
-    Register::Bch { tni: TNI_ID, bch: BCH_ID, reg }
+    Register::Bch { tni: tni_id(), bch: BCH_ID, reg }
 }
 
 /// A gate without links.
@@ -39,7 +51,7 @@ pub(crate) fn channel_config(tni: u8, bch: u8) -> ChannelConfig {
     ChannelConfig::new(TniId::new(tni).unwrap(), BchId::new(bch).unwrap())
 }
 
-/// The first relay gates.
+/// Relay gates of every generation.
 pub(crate) const RELAYS: [u8; 4] = [16, 17, 18, 19];
 
 /// A way to connect gates: those of one member, by its place among the addresses of all.
@@ -172,7 +184,7 @@ pub(crate) fn members(cluster: &Cluster, n: u32, tni: u8, bch: u8) -> Vec<BgAddr
 }
 
 pub(crate) fn config(gpid: u64, bseq: u32) -> ChannelConfig {
-    ChannelConfig { gpid, bseq, ..channel_config(TNI, BCH) }
+    ChannelConfig { gpid, bseq, ..channel_config(tni(), BCH) }
 }
 
 impl Group {
@@ -235,7 +247,7 @@ pub(crate) fn expected(op: Op, inputs: &[Input]) -> Value {
     value
 }
 
-/// An input for each of `n` members, of integers or doubles as the operation wants them.
+/// An input for each of `n` members, of as many integers or doubles as the operation takes.
 pub(crate) fn inputs(op: Op, n: usize, seed: u64) -> Vec<Input> {
     (0..n as u64)
         .map(|rank| {
@@ -244,14 +256,14 @@ pub(crate) fn inputs(op: Op, n: usize, seed: u64) -> Vec<Input> {
                 .chunks_exact(8)
                 .map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap()))
                 .collect();
+            let words = &words[..profile().max_elements(op).into()];
             match op {
                 Op::FpSum => {
                     let double = |w: &u64| ((w >> 12) as f64 - 2f64.powi(51)).to_bits();
-                    let doubles: Vec<u64> = words[..3].iter().map(double).collect();
+                    let doubles: Vec<u64> = words.iter().map(double).collect();
                     reduce::doubles(&doubles).unwrap()
                 }
-                Op::Barrier => Input::default(),
-                _ => reduce::integers(&words).unwrap(),
+                _ => reduce::integers(words).unwrap(),
             }
         })
         .collect()

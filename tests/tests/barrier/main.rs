@@ -13,14 +13,16 @@ use tofu_abi::barrier::{BchReady, BgAddress, Profile, SignalState};
 use tofu_abi::irq::{BgsIrqs, vector};
 use tofu_abi::reduce::{self, Input, Op};
 use tofu_abi::regs::{BchReg, BgsReg, Register};
-use tofu_abi::{BchId, BgId, TniId};
+use tofu_abi::{BchId, BgId};
 use tofu_driver::{Channel, ChannelConfig, ChannelError, Gate, Platform, StartError};
+use tofu_fabric::Timing;
+use tofu_links::Parameters;
 use tofu_machine::Links;
 use tofu_tests::{Cluster, PATIENCE_NS};
 
 use crate::group::{
-    Algorithm, BCH, BCH_ID, Group, RELAYS, TNI, TNI_ID, bg, channel_config, channel_register,
-    config, doubling, doubling_with, expected, gate, gate_register, inputs, ring, tree,
+    Algorithm, BCH, BCH_ID, Group, RELAYS, bg, channel_config, channel_register, config, doubling,
+    doubling_with, expected, gate, gate_register, inputs, profile, ring, tni, tni_id, tree,
 };
 
 /// All operations, by all algorithms that work for so many members.
@@ -35,7 +37,7 @@ fn every_operation(cluster: &Cluster, sizes: &[u32]) {
             let mut group = Group::new(cluster, n, algorithm);
             for op in Op::ALL {
                 let inputs = inputs(op, n as usize, n.into());
-                let value = group.reduce(op, &inputs, FUGAKU.max_elements(op));
+                let value = group.reduce(op, &inputs, profile().max_elements(op));
                 assert_eq!(value, expected(op, &inputs), "{op:?} of {n} nodes by {name}");
             }
         }
@@ -52,9 +54,6 @@ fn every_operation_of_up_to_48_nodes_by_every_algorithm() {
 fn the_same_with_pages_that_driver_and_device_share() {
     every_operation(&Cluster::polled("1x1x1x2x3x2"), &[1, 2, 4, 7, 12]);
 }
-
-/// What barriers of Fugaku have.
-const FUGAKU: Profile = Generation::Fugaku.description().barrier;
 
 /// 8 channels and 64 gates on TNI 0, and one element.
 #[test]
@@ -103,15 +102,18 @@ fn barriers_of_tofu_and_tofu2() {
 fn elements_beyond_the_count_are_nothing() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
+    let Profile { integers, doubles, .. } = profile();
     let eight = [reduce::integers(&[7; 8]).unwrap(); 2];
-    assert_eq!(group.reduce(Op::Sum, &eight, 8)[..9], [14, 14, 14, 14, 14, 14, 14, 14, 0]);
     // What was written to IDATA before is there still, but no part of it.
-    assert_eq!(group.reduce(Op::Sum, &eight, 3)[..9], [14, 14, 14, 0, 0, 0, 0, 0, 0]);
+    for count in [integers, integers.min(3), 0] {
+        let sums: [u64; 9] = std::array::from_fn(|i| if i < count.into() { 14 } else { 0 });
+        assert_eq!(group.reduce(Op::Sum, &eight, count)[..9], sums);
+    }
     let three = [reduce::doubles(&[1.5f64.to_bits(); 3]).unwrap(); 2];
-    let sums = |value| reduce::sums(&value).map(f64::from_bits);
-    assert_eq!(sums(group.reduce(Op::FpSum, &three, 3)), [3.0, 3.0, 3.0]);
-    assert_eq!(sums(group.reduce(Op::FpSum, &three, 1)), [3.0, 0.0, 0.0]);
-    assert_eq!(sums(group.reduce(Op::FpSum, &three, 0)), [0.0, 0.0, 0.0]);
+    for count in [doubles, 1, 0] {
+        let sums = reduce::sums(&group.reduce(Op::FpSum, &three, count)).map(f64::from_bits);
+        assert_eq!(sums, std::array::from_fn(|i| if i < count.into() { 3.0 } else { 0.0 }));
+    }
 }
 
 #[test]
@@ -160,7 +162,7 @@ fn gates_work_without_their_drivers() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     let mut group = Group::new(&cluster, 12, ring);
     let inputs = inputs(Op::Sum, 12, 0);
-    group.start(Op::Sum, &inputs, 8);
+    group.start(Op::Sum, &inputs, profile().integers);
     let outcome = group.channels[11].wait(PATIENCE_NS).unwrap();
     assert_eq!(outcome.value, expected(Op::Sum, &inputs));
     // All the others have the notice in memory by now.
@@ -190,7 +192,7 @@ fn a_fast_node_may_be_a_round_ahead() {
         let state = SignalState(read(buffers[0]));
         assert_eq!((state.tlp_recv(), state.sig_recv(), state.sig_send()), (true, false, false));
         assert_eq!((state.op(), read(buffers[1])), (Op::Sum.code(), 0));
-        let data = Register::BgsData { tni: TNI_ID, bg: BCH_ID.gate(), buffer: used, qword: 0 };
+        let data = Register::BgsData { tni: tni_id(), bg: BCH_ID.gate(), buffer: used, qword: 0 };
         assert_eq!(cluster.device(1).read(data), round + 1);
         assert_eq!(slow.poll().unwrap().value[0], 2 * round);
         slow.start(Op::Sum, &number(round + 1)[0], 1).unwrap();
@@ -221,24 +223,28 @@ fn one_round_at_a_time() {
     assert!(state(0) && state(1));
     let count = |count, max| Err(StartError::Count { count, max });
     assert_eq!(group.channels[0].start(Op::Barrier, &[0; 8], 1), count(1, 0));
-    assert_eq!(group.channels[0].start(Op::Sum, &[0; 8], 9), count(9, 8));
-    assert_eq!(group.channels[0].start(Op::FpSum, &[0; 8], 4), count(4, 3));
+    for op in [Op::Sum, Op::FpSum] {
+        let max = profile().max_elements(op);
+        assert_eq!(group.channels[0].start(op, &[0; 8], max + 1), count(max + 1, max));
+    }
     group.barrier();
 }
 
 #[test]
 fn all_gates_and_channels_work_at_once() {
     let cluster = Cluster::new("1x1x1x2x1x1");
-    // 16 groups of the two nodes on each of six interfaces, each with three gates of each node.
+    // A group of the two nodes for each channel, each with three gates of each node.
     let mut groups: Vec<Group> = Vec::new();
-    for (tni, bch) in (0..6).flat_map(|tni| (0..16).map(move |bch| (tni, bch))) {
+    let Profile { tnis, channels, .. } = profile();
+    for (tni, bch) in (0..tnis).flat_map(|tni| (0..channels).map(move |bch| (tni, bch))) {
         let config = ChannelConfig { gpid: 9, ..channel_config(tni, bch) };
         let members = group::members(&cluster, 2, tni, bch);
         let channels = (0..2)
             .map(|rank| {
                 let mut gates = ring(&members, rank as usize);
                 // Each group has relays of its own.
-                let own = |bg: u8| if bg == bch { bg } else { 16 + 2 * bch + (bg - 16) };
+                let own =
+                    |bg: u8| if bg == bch { bg } else { channels + 2 * bch + (bg - RELAYS[0]) };
                 let local = |bg: BgId| BgId::new(own(bg.get())).unwrap();
                 for gate in &mut gates {
                     gate.bg = local(gate.bg);
@@ -272,7 +278,10 @@ fn all_gates_and_channels_work_at_once() {
 fn members_may_be_on_the_same_node() {
     let cluster = Cluster::new("1x1x1x1x1x1");
     let device = cluster.device(0);
-    for places in [[(0, 0), (1, 0), (5, 15), (2, 7)], [(4, 0), (4, 1), (4, 2), (4, 3)]] {
+    let Profile { tnis, channels, .. } = profile();
+    let [all, one] = [tnis - 1, 4 % tnis];
+    let apart = [(0, 0), (all.min(1), 1), (all, channels - 1), (all.min(2), 5)];
+    for places in [apart, [0, 1, 2, 3].map(|bch| (one, bch))] {
         let members = places.map(|(tni, bch)| BgAddress::new(device.coords(), tni, bch));
         let mut channels: Vec<_> = places
             .into_iter()
@@ -297,11 +306,11 @@ fn members_may_be_on_the_same_node() {
 fn the_end_of_a_round_is_an_interrupt_if_it_is_unmasked() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let mut group = Group::new(&cluster, 2, doubling);
-    let fired = |rank| cluster.device(rank).platform().irq_wait(vector::bg(TNI_ID), 0);
+    let fired = |rank| cluster.device(rank).platform().irq_wait(vector::bg(tni_id()), 0);
     group.start(Op::Barrier, &[[0; 8]; 2], 0);
     cluster.settle();
     let irq = |group: &Group, rank: usize| {
-        group.channels[rank].gate_irq(TNI_ID, BCH_ID.gate()).unwrap().pending()
+        group.channels[rank].gate_irq(tni_id(), BCH_ID.gate()).unwrap().pending()
     };
     assert_eq!(irq(&group, 0), BgsIrqs::SYNCHRONIZATION_ACKNOWLEDGE);
     assert!(fired(0) && fired(1));
@@ -320,8 +329,8 @@ fn the_end_of_a_round_is_an_interrupt_if_it_is_unmasked() {
 fn modelled_time_is_that_of_the_paper() {
     let cluster = Cluster::new("2x1x1x1x1x1");
     // The simple test of the paper: one channel, two gates connected in series.
-    let here = BgAddress::new(cluster.device(0).coords(), TNI, BCH);
-    let mut gates = [gate(TNI, BCH), gate(TNI, RELAYS[0])];
+    let here = BgAddress::new(cluster.device(0).coords(), tni(), BCH);
+    let mut gates = [gate(tni(), BCH), gate(tni(), RELAYS[0])];
     for (gate, other) in [(0, RELAYS[0]), (1, BCH)] {
         gates[gate].src_local = bg(other);
         gates[gate].dst_local = bg(other);
@@ -329,13 +338,13 @@ fn modelled_time_is_that_of_the_paper() {
     let mut channel = Channel::open(cluster.device(0), &config(0, 0), &gates).unwrap();
     for rounds in 1..4 {
         channel.run(Op::Barrier, &[0; 8], 0, PATIENCE_NS).unwrap();
-        let time = cluster.icc(0).barrier_time(TNI_ID, BCH_ID);
+        let time = cluster.icc(0).barrier_time(tni_id(), BCH_ID);
         assert_eq!((time.rounds, time.last_ps), (rounds, 480_000 + 130_000));
         assert_eq!(time.total_ps, rounds * time.last_ps);
     }
     drop(channel);
-    // Between neighbours a hop comes to it, and 104 bytes at 6.8 GB/s.
-    let members = [here, BgAddress::new(cluster.device(1).coords(), TNI, BCH)];
+    // Between neighbours a hop comes to it, and 104 bytes on the link.
+    let members = [here, BgAddress::new(cluster.device(1).coords(), tni(), BCH)];
     let mut channels = [0, 1].map(|rank| {
         let gates = doubling(&members, rank as usize);
         Channel::open(cluster.device(rank), &config(0, 0), &gates).unwrap()
@@ -345,8 +354,8 @@ fn modelled_time_is_that_of_the_paper() {
     }
     for (rank, channel) in (0..).zip(&mut channels) {
         channel.wait(PATIENCE_NS).unwrap();
-        let time = cluster.icc(rank).barrier_time(TNI_ID, BCH_ID);
-        let expected = 480_000 + 100_000 + 104 * 147_059 / 1000;
+        let time = cluster.icc(rank).barrier_time(tni_id(), BCH_ID);
+        let expected = 480_000 + timing().transit_ps(1, 104);
         match tofu_tests::links() {
             Links::Direct => assert_eq!(time.last_ps, expected),
             // Frames have more about them than the bytes of a TLP.
@@ -355,20 +364,25 @@ fn modelled_time_is_that_of_the_paper() {
     }
 }
 
+/// What packets take on the links of the generation.
+fn timing() -> Timing {
+    Timing::of(Parameters::of(tofu_tests::generation()))
+}
+
 /// 0.29 us of each channel's 0.48 us do not overlap with those of others on the interface, and
 /// neither do relay gates.
 #[test]
 fn modelled_time_of_channels_of_one_interface_adds_up() {
     // A signal within the node takes the time of its 104 bytes.
-    let signal = 104 * 147_059 / 1000;
+    let signal = timing().transit_ps(0, 104);
     for n in [1u64, 2, 4] {
         let cluster = Cluster::new("1x1x1x1x1x1");
-        let address = |bch| BgAddress::new(cluster.device(0).coords(), 1, bch);
+        let address = |bch| BgAddress::new(cluster.device(0).coords(), tni(), bch);
         let members: Vec<_> = (0..n as u8).map(address).collect();
         let mut channels: Vec<_> = (0..n as u8)
             .map(|bch| {
                 let gates = doubling_with(&members, bch.into(), |rank, _| RELAYS[rank]);
-                Channel::open(cluster.device(0), &channel_config(1, bch), &gates).unwrap()
+                Channel::open(cluster.device(0), &channel_config(tni(), bch), &gates).unwrap()
             })
             .collect();
         for rounds in 1..4 {
@@ -380,7 +394,7 @@ fn modelled_time_of_channels_of_one_interface_adds_up() {
             }
             let times = BchId::ALL[..n as usize]
                 .iter()
-                .map(|bch| cluster.icc(0).barrier_time(TniId::ALL[1], *bch));
+                .map(|bch| cluster.icc(0).barrier_time(tni_id(), *bch));
             let last = times.inspect(|t| assert_eq!(t.rounds, rounds)).map(|t| t.last_ps).max();
             let busy = 190_000 + 290_000 * n;
             // Of more than two, signals may be later than the interface is free.
@@ -395,7 +409,7 @@ fn modelled_time_of_channels_of_one_interface_adds_up() {
 fn a_notice_has_the_half_that_its_round_chooses() {
     let cluster = Cluster::new("1x1x1x1x1x1");
     let area = cluster.alloc(0, 512, 256);
-    let mut own = gate(TNI, BCH);
+    let mut own = gate(tni(), BCH);
     own.src_local = bg(BCH);
     own.dst_local = bg(BCH);
     let channel = Channel::open(cluster.device(0), &config(0, 6), &[own]).unwrap();
@@ -405,12 +419,17 @@ fn a_notice_has_the_half_that_its_round_chooses() {
     let idata = |n: usize| channel_register(BchReg::ALL[n]);
     let ready = channel_register(BchReg::Ready);
     let word = |i: usize| tofu_driver::DmaBuffer::load_u64(&area, 8 * i, Ordering::Acquire);
+    let count = profile().integers;
+    let last = usize::from(count) - 1;
     for (round, half) in [(6, 0), (7, 16), (8, 0)] {
-        device.write(idata(0), round);
-        device.write(idata(7), 100 + round);
-        device.write(ready, BchReady(0).with_op(Op::Xor.code()).with_count(8).with_start(true).0);
+        for n in 0..=last {
+            device.write(idata(n), 100 * n as u64 + round);
+        }
+        let start = BchReady(0).with_op(Op::Xor.code()).with_count(count).with_start(true);
+        device.write(ready, start.0);
         cluster.settle();
-        assert_eq!((word(half), word(half + 7), word(half + 8)), (round, 100 + round, 0));
+        let end = 100 * last as u64 + round;
+        assert_eq!((word(half), word(half + last), word(half + last + 1)), (round, end, 0));
         assert_eq!(word(half + 15), 1 << 63 | 4 << 24 | round);
         assert!((32..64).all(|i| word(i) == 0), "the area has 256 bytes");
     }

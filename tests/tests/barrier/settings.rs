@@ -11,8 +11,8 @@ use tofu_inproc::InProcess;
 use tofu_tests::{Cluster, PATIENCE_NS};
 
 use crate::group::{
-    BCH, BCH_ID, Group, RELAYS, TNI, TNI_ID, bg, channel_config, config, doubling, gate,
-    gate_register, members, tree,
+    BCH, BCH_ID, Group, RELAYS, bg, channel_config, config, doubling, gate, gate_register, members,
+    profile, tni, tni_id, tree,
 };
 
 fn refused(cluster: &Cluster, config: &ChannelConfig, gates: &[Gate]) -> ChannelError {
@@ -24,7 +24,7 @@ fn refused(cluster: &Cluster, config: &ChannelConfig, gates: &[Gate]) -> Channel
 #[test]
 fn the_driver_says_what_is_wrong_with_links() {
     let cluster = Cluster::new("1x1x1x2x3x2");
-    let members = members(&cluster, 4, TNI, BCH);
+    let members = members(&cluster, 4, tni(), BCH);
     let good = doubling(&members, 0);
     let relay = RELAYS[0];
     let [start, first] = [BCH, relay].map(|bg| BgId::new(bg).unwrap());
@@ -48,16 +48,21 @@ fn the_driver_says_what_is_wrong_with_links() {
     for (config, number) in numbers {
         assert_eq!(refused(&cluster, &config, &good), ChannelError::Number(number));
     }
-    let none = ChannelError::NoSuchGate { tni: TNI_ID, bg: BgId::ALL[48] };
-    assert_eq!(check(&change(1, &|g| g.bg = BgId::ALL[48])), none);
+    let beyond = profile().gates;
+    let mut nowhere = vec![members[1].with_tni(7), members[1].with_b(3)];
+    if let Some(&bg) = BgId::ALL.get(usize::from(beyond)) {
+        let none = ChannelError::NoSuchGate { tni: tni_id(), bg };
+        assert_eq!(check(&change(1, &|g| g.bg = bg)), none);
+        nowhere.push(members[1].with_bg(beyond));
+    }
     let gates = [gate(0, 0), gate(1, 20)];
     let error = ChannelError::NoSuchGate { tni: TniId::ALL[1], bg: BgId::ALL[20] };
     assert_eq!(refused(&tofu, &channel_config(0, 0), &gates), error);
-    assert_eq!(check(&[good[0], good[0]]), ChannelError::Twice { tni: TNI_ID, bg: start });
-    assert_eq!(check(&[]), ChannelError::StartGate { tni: TNI_ID, bg: start });
+    assert_eq!(check(&[good[0], good[0]]), ChannelError::Twice { tni: tni_id(), bg: start });
+    assert_eq!(check(&[]), ChannelError::StartGate { tni: tni_id(), bg: start });
     let other = [good[0], good[1], Gate { src_remote: Some(members[1]), ..gate(0, 2) }];
     assert_eq!(check(&other), ChannelError::StartGate { tni: TniId::ALL[0], bg: BgId::ALL[2] });
-    for address in [members[1].with_bg(48), members[1].with_tni(7), members[1].with_b(3)] {
+    for address in nowhere {
         let error = ChannelError::NoSuchAddress { bg: start, address };
         assert_eq!(check(&change(0, &|g| g.dst_remote = Some(address))), error);
         assert_eq!(check(&change(0, &|g| g.src_remote = Some(address))), error);
@@ -67,29 +72,29 @@ fn the_driver_says_what_is_wrong_with_links() {
     let config = ChannelConfig { subnet, ..plain };
     let address = good[0].src_remote.unwrap();
     assert_eq!(refused(&cluster, &config, &good), ChannelError::Subnet { bg: start, address });
-    let one_way = ChannelError::LocalLink { tni: TNI_ID, bg: start, other: first };
+    let one_way = ChannelError::LocalLink { tni: tni_id(), bg: start, other: first };
     assert_eq!(check(&change(1, &|g| g.src_local = None)), one_way);
     assert_eq!(check(&good[..1]), one_way);
-    let error = ChannelError::NoSource { tni: TNI_ID, bg: first };
-    assert_eq!(check(&[self_linked(), gate(TNI, relay)]), error);
+    let error = ChannelError::NoSource { tni: tni_id(), bg: first };
+    assert_eq!(check(&[self_linked(), gate(tni(), relay)]), error);
     // Two relays that wait for each other.
-    let mut loop_of_two = [self_linked(), gate(TNI, relay), gate(TNI, RELAYS[1])];
+    let mut loop_of_two = [self_linked(), gate(tni(), relay), gate(tni(), RELAYS[1])];
     for (n, other) in [(1, RELAYS[1]), (2, relay)] {
         loop_of_two[n].src_local = bg(other);
         loop_of_two[n].dst_local = bg(other);
     }
-    assert_eq!(check(&loop_of_two), ChannelError::NeverFires { tni: TNI_ID, bg: first });
-    let mut loop_of_one = [self_linked(), gate(TNI, relay)];
+    assert_eq!(check(&loop_of_two), ChannelError::NeverFires { tni: tni_id(), bg: first });
+    let mut loop_of_one = [self_linked(), gate(tni(), relay)];
     loop_of_one[1].src_local = bg(relay);
     loop_of_one[1].dst_local = bg(relay);
-    assert_eq!(check(&loop_of_one), ChannelError::NeverFires { tni: TNI_ID, bg: first });
+    assert_eq!(check(&loop_of_one), ChannelError::NeverFires { tni: tni_id(), bg: first });
     // After all of that, what is right works.
     Group::new(&cluster, 4, doubling).barrier();
 }
 
 /// A start/end gate whose rounds end at once.
 fn self_linked() -> Gate {
-    Gate { src_local: bg(BCH), dst_local: bg(BCH), ..gate(TNI, BCH) }
+    Gate { src_local: bg(BCH), dst_local: bg(BCH), ..gate(tni(), BCH) }
 }
 
 #[test]
@@ -98,15 +103,15 @@ fn gates_belong_to_one_channel_until_it_is_closed() {
     let group = Group::new(&cluster, 12, tree);
     let gates = tree(&group.members, 0);
     let error = refused(&cluster, &config(0, 0), &gates);
-    assert_eq!(error, ChannelError::Busy { tni: TNI_ID, bg: BCH_ID.gate() });
+    assert_eq!(error, ChannelError::Busy { tni: tni_id(), bg: BCH_ID.gate() });
     // Another channel with a relay in common: nothing is changed, so it is free afterwards.
-    let other = channel_config(TNI, BCH + 1);
-    let mut own = gate(TNI, BCH + 1);
+    let other = channel_config(tni(), BCH + 1);
+    let mut own = gate(tni(), BCH + 1);
     own.src_local = bg(BCH + 1);
     own.dst_local = bg(BCH + 1);
-    let stolen = Gate { src_remote: Some(group.members[1]), ..gate(TNI, RELAYS[0]) };
+    let stolen = Gate { src_remote: Some(group.members[1]), ..gate(tni(), RELAYS[0]) };
     let error = refused(&cluster, &other, &[own, stolen]);
-    assert_eq!(error, ChannelError::Busy { tni: TNI_ID, bg: BgId::ALL[usize::from(RELAYS[0])] });
+    assert_eq!(error, ChannelError::Busy { tni: tni_id(), bg: BgId::ALL[usize::from(RELAYS[0])] });
     Channel::open(cluster.device(0), &other, &[own]).unwrap();
     drop(group);
     let mut group = Group::new(&cluster, 12, tree);
@@ -142,7 +147,7 @@ fn enable(device: &Device<InProcess>, bg: u8, links: [u64; 4]) -> (u64, BgsIrqs)
 fn the_device_refuses_links_to_gates_that_there_are_not() {
     let cluster = Cluster::new("1x1x1x2x1x1");
     let device = cluster.device(0);
-    let peer = BgAddress::new(cluster.device(1).coords(), 1, 20).0;
+    let peer = BgAddress::new(cluster.device(1).coords(), profile().tnis - 1, 20).0;
     let (recv, send) = (BgsIrqs::BG_RECV_ADDRESS_EXCEPTION, BgsIrqs::BG_SEND_ADDRESS_EXCEPTION);
     let local = |recv, send| LocalLink(0).with_recv(recv).with_send(send).0;
     let remote =
@@ -151,15 +156,21 @@ fn the_device_refuses_links_to_gates_that_there_are_not() {
     let subnet = CqsMode(0).with_nx(8).with_sx(4).with_lx(2).0;
     let wrong = |bg, tni| BgAddress(peer).with_bg(bg).with_tni(tni).0;
     assert_eq!(enable(device, 17, [all, local(20, 21), remote(peer, peer), 0]), (1, BgsIrqs::NONE));
-    for (links, irr) in [
-        ([all, local(48, 20), remote(peer, peer), 0], recv),
+    let beyond = profile().gates;
+    // Some have all gates that an address can name.
+    let gates = [
+        ([all, local(beyond, 20), remote(peer, peer), 0], recv),
         ([all, local(20, 63), remote(peer, peer), 0], send),
-        ([all, local(20, 20), remote(wrong(48, 0), peer), 0], recv),
+        ([all, local(20, 20), remote(wrong(beyond, 0), peer), 0], recv),
+    ];
+    let gates = gates.into_iter().filter(|_| beyond < 64);
+    let others = [
         ([all, local(20, 20), remote(peer, wrong(0, 6)), 0], send),
-        ([all, local(50, 50), remote(wrong(0, 7), wrong(0, 7)), 0], recv | send),
+        ([all, local(20, 20), remote(wrong(0, 7), wrong(0, 7)), 0], recv | send),
         ([all, local(20, 20), remote(peer, peer), subnet], recv | send),
         ([all, local(20, 20), remote(BgAddress(peer).with_b(3).0, peer), 0], recv),
-    ] {
+    ];
+    for (links, irr) in gates.chain(others) {
         assert_eq!(enable(device, 17, links), (0, irr), "{links:x?}");
     }
     // Links that are masked do not matter.
@@ -198,7 +209,7 @@ fn settings_of_an_enabled_gate_stay_what_they_are() {
 fn signals_take_the_path_of_their_link() {
     let cluster = Cluster::new("1x1x1x2x3x2");
     // Rank 2 is the neighbour on B+, port 3.
-    let members = [0, 2].map(|rank| BgAddress::new(cluster.device(rank).coords(), TNI, BCH));
+    let members = [0, 2].map(|rank| BgAddress::new(cluster.device(rank).coords(), tni(), BCH));
     cluster.set_link(0, 3, false);
     for (path, arrives) in [([0, 1], false), ([2, 2], true)] {
         let mut channels = [0usize, 1].map(|rank| {

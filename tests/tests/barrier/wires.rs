@@ -10,7 +10,7 @@ use tofu_fabric::{FaultCounters, FaultPlan, Ppm, Rates, Shape};
 use tofu_inproc::InProcess;
 use tofu_machine::{Machine, MachineConfig};
 
-use crate::group::{BCH, TNI, TNI_ID, config, tree};
+use crate::group::{BCH, config, tni, tni_id, tree};
 
 /// Longer than a round takes on any host, in nanoseconds.
 const LONG_NS: u64 = 30_000_000_000;
@@ -32,11 +32,12 @@ struct Wired {
 impl Wired {
     fn new() -> Self {
         let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
-        let machine = Arc::new(Machine::new(MachineConfig::new(shape)).unwrap());
+        let machine =
+            Arc::new(Machine::new(MachineConfig::of(tofu_tests::generation(), shape)).unwrap());
         let device = |coords| {
             let device =
                 Device::probe(InProcess::attach(&machine, coords, 1 << 16).unwrap()).unwrap();
-            device.tni(TNI_ID).enable().unwrap();
+            device.tni(tni_id()).enable().unwrap();
             device
         };
         let devices = shape.iter().map(device).collect();
@@ -55,7 +56,7 @@ impl Wired {
     /// A channel on each node; rounds begin with this number.
     fn group(&self, bseq: u32) -> Vec<Channel<InProcess>> {
         let members: Vec<_> =
-            self.devices.iter().map(|d| BgAddress::new(d.coords(), TNI, BCH)).collect();
+            self.devices.iter().map(|d| BgAddress::new(d.coords(), tni(), BCH)).collect();
         let open = |(rank, device)| {
             Channel::open(device, &config(7, bseq), &tree(&members, rank)).unwrap()
         };
