@@ -36,7 +36,7 @@ const GUESTS: &str = "tofu-guests";
 const LINUX: [&str; 5] = ["tofu-agent", "tofu-guest", "tofu-guests-linux", "tofu-net", "tofud"];
 
 /// What the programs are built from, relative to this folder.
-const SOURCES: [&str; 17] = [
+const SOURCES: [&str; 18] = [
     "../../Cargo.lock",
     "../../guest-lib/abi",
     "../../guest-lib/bare",
@@ -44,6 +44,7 @@ const SOURCES: [&str; 17] = [
     "../../guest-lib/driver",
     "../../guest-lib/ipotofu",
     "../../guest-lib/netboot",
+    "../../guest-lib/tnw",
     "../../guest-lib/utofu/src",
     "../../guest-lib/vfio",
     "../agent",

@@ -1,4 +1,4 @@
-//! The Tofu driver's platform on bare metal.
+//! The drivers' platform on bare metal.
 
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
@@ -10,9 +10,11 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use thiserror::Error;
 use tofu_abi::generation::is_tofu;
 use tofu_abi::irq::vector;
-use tofu_abi::pci::REGISTER_BAR;
+use tofu_abi::pci::{DEVICE_TNW, REGISTER_BAR, VENDOR_ID};
 use tofu_abi::regs::BAR0_SIZE;
+use tofu_abi::tnw::{REGISTER_BAR_SIZE, WINDOW_BAR, WINDOW_BAR_SIZE};
 use tofu_driver::{DmaBuffer, DmaError, IrqError, Platform};
+use tofu_tnw::Windows;
 
 use crate::{irq, mmio, pci, time};
 
@@ -25,18 +27,26 @@ pub enum Error {
     /// There is no TofuD device on bus 0.
     #[error("no TofuD device on PCI bus 0")]
     NoDevice,
+    /// There is no network processor of TNW on bus 0.
+    #[error("no TNW device on PCI bus 0: is the machine one of TNW?")]
+    NoNwp,
     /// It has no register space.
     #[error(transparent)]
     Pci(pci::Error),
 }
 
-/// The TofuD device on bus 0, for [`tofu_driver::Device::probe`].
+/// The Tofu device on bus 0, for [`tofu_driver::Device::probe`], or that of TNW, for
+/// [`tofu_tnw::Nwp::probe`].
 #[derive(Debug)]
 pub struct BarePlatform {
     device: pci::Device,
     /// What the device was allowed to do before.
     command: u16,
     registers: usize,
+    /// Bytes of them.
+    size: u64,
+    /// Injection windows of TNW; none of Tofu.
+    windows: Option<usize>,
     /// Found when the first vector is enabled.
     msix: OnceCell<pci::Msix>,
     vectors: RefCell<[Option<Armed>; vector::COUNT as usize]>,
@@ -57,11 +67,26 @@ impl BarePlatform {
     /// See [`Error`].
     pub fn find() -> Result<Self, Error> {
         let device = pci::devices().find(|found| is_tofu(found.id())).ok_or(Error::NoDevice)?;
-        let registers = device.map_bar(REGISTER_BAR, BAR0_SIZE).map_err(Error::Pci)?;
+        Self::of(device, BAR0_SIZE, None)
+    }
+
+    /// The same for the network processor of TNW, whose windows are mapped, too.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn find_nwp() -> Result<Self, Error> {
+        let device = pci::find(VENDOR_ID, DEVICE_TNW).ok_or(Error::NoNwp)?;
+        let windows = device.map_bar(WINDOW_BAR, WINDOW_BAR_SIZE).map_err(Error::Pci)?;
+        Self::of(device, REGISTER_BAR_SIZE, Some(windows))
+    }
+
+    fn of(device: pci::Device, size: u64, windows: Option<usize>) -> Result<Self, Error> {
+        let registers = device.map_bar(REGISTER_BAR, size).map_err(Error::Pci)?;
         let command = device.command();
         device.enable();
         let vectors = RefCell::new([None; vector::COUNT as usize]);
-        Ok(Self { device, command, registers, msix: OnceCell::new(), vectors })
+        Ok(Self { device, command, registers, size, windows, msix: OnceCell::new(), vectors })
     }
 
     /// The device's place on the bus.
@@ -90,12 +115,12 @@ impl BarePlatform {
     }
 
     fn address(&self, offset: u64) -> usize {
-        assert!(offset < BAR0_SIZE && offset.is_multiple_of(8), "no register at {offset:#x}");
+        assert!(offset < self.size && offset.is_multiple_of(8), "no register at {offset:#x}");
         self.registers + offset as usize
     }
 
     fn any_address(&self, offset: u64) -> usize {
-        assert!(offset <= BAR0_SIZE - 8, "no register at {offset:#x}");
+        assert!(offset <= self.size - 8, "no register at {offset:#x}");
         self.registers + offset as usize
     }
 
@@ -162,6 +187,19 @@ impl Platform for BarePlatform {
 
     fn now_ns(&self) -> u64 {
         time::now_ns()
+    }
+}
+
+impl Windows for BarePlatform {
+    fn store(&self, offset: u64, data: &[u8; tofu_tnw::STORE]) {
+        let Some(windows) = self.windows.filter(|_| offset <= WINDOW_BAR_SIZE - 64) else {
+            return;
+        };
+        for (at, word) in (offset..).step_by(8).zip(data.as_chunks::<8>().0) {
+            // SAFETY: within the device's mapped windows, stores to which touch no memory that
+            // the program has references to: what is sent goes to credits of another node.
+            unsafe { mmio::write64(windows + at as usize, u64::from_le_bytes(*word)) };
+        }
     }
 }
 

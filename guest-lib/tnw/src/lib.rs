@@ -26,7 +26,7 @@ use tofu_driver::{DmaBuffer, DmaError, IrqError, Platform};
 pub use tofu_abi::tnw::{Channel, Link, Status};
 
 /// Bytes of a store to a window: a buffer in which processors combine writes.
-const STORE: usize = tnw::MAX_STORE;
+pub const STORE: usize = tnw::MAX_STORE;
 /// Notification words of a stream: for all credits and Ngets that the device takes.
 const WORDS: usize = tnw::CREDIT_QUEUE + tnw::NGET_QUEUE;
 /// How long a stream sleeps at most: another one of its link may have taken its interrupt.
@@ -35,9 +35,9 @@ const PACKET: u64 = PACKET_DATA as u64;
 
 /// Stores to a device's injection windows.
 pub trait Windows {
-    /// Stores 1 to 64 bytes at `offset` of the BAR of windows. They may arrive later than stores
-    /// that come after, but before a register that is written after.
-    fn store(&self, offset: u64, data: &[u8]);
+    /// Stores at `offset` of the BAR of windows, a multiple of [`STORE`]. The bytes may arrive in
+    /// pieces and later than stores that come after, but before a register that is written after.
+    fn store(&self, offset: u64, data: &[u8; STORE]);
 }
 
 /// The device is not there or not usable.
@@ -460,19 +460,13 @@ impl<P: Platform + Windows> Stream<'_, P> {
     fn store(&mut self, packet: &[u8], last: bool) {
         let Self { link, channel, .. } = *self;
         let place = WindowPlace { link, channel, at: self.tail % WINDOW_RING, last };
-        let windows = &self.nwp.platform;
-        let mut at = place.offset();
-        if let Some(packet) = packet.first_chunk::<PACKET_DATA>() {
-            let (first, second) = packet.split_at(STORE);
-            windows.store(at, first);
-            windows.store(at + STORE as u64, second);
-        } else {
-            let mut filled = [0; PACKET_DATA];
+        let mut filled = [0; PACKET_DATA];
+        let packet = packet.first_chunk::<PACKET_DATA>().unwrap_or_else(|| {
             filled[..packet.len()].copy_from_slice(packet);
-            for part in filled.chunks(STORE) {
-                windows.store(at, part);
-                at += STORE as u64;
-            }
+            &filled
+        });
+        for (at, part) in (place.offset()..).step_by(STORE).zip(packet.as_chunks().0) {
+            self.nwp.platform.store(at, part);
         }
         self.tail += PACKET;
     }

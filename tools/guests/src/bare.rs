@@ -1,6 +1,7 @@
 //! What the programs need from where they run: no operating system.
 
 use tofu_bare::{irq, time};
+use tofu_tnw::Nwp;
 
 use crate::error::Error;
 use crate::fail;
@@ -47,6 +48,15 @@ pub fn now_ns() -> u64 {
 /// If there is none.
 pub fn find_device() -> Result<NodePlatform, Error> {
     Ok(NodePlatform::find()?)
+}
+
+/// The node's network processor of TNW, reset and enabled.
+///
+/// # Errors
+///
+/// If there is none.
+pub fn find_nwp() -> Result<Nwp<NodePlatform>, Error> {
+    Ok(Nwp::probe(NodePlatform::find_nwp()?)?)
 }
 
 /// Sleeps for some time.

@@ -10,15 +10,14 @@ use std::str::FromStr;
 use serde::Deserialize;
 use tofu_abi::Coords;
 use tofu_fabric::{Port, Shape};
-use tofu_machine::Generation;
 use tofu_ui::{FileError, FileLine, TomlFile};
 use toml::Spanned;
 
 use crate::faults::FaultSpec;
 use crate::guest::GuestName;
 use crate::units::{
-    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, IpNumber, LinkMode,
-    MemorySize, Mtu, Timeout,
+    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect, IpNumber,
+    LinkMode, MemorySize, Mtu, Timeout,
 };
 
 /// A machine file, checked as far as it can be without knowing what the command
@@ -28,8 +27,8 @@ pub struct MachineFile {
     pub(crate) shape: Option<Shape>,
     /// X, Y, Z: torus (true) or mesh.
     pub(crate) torus: [Option<bool>; 3],
-    /// Whose links and barrier gates the nodes have.
-    pub generation: Generation,
+    /// What joins the nodes: the field `generation`.
+    pub interconnect: Interconnect,
     /// How packets go over links.
     pub link_mode: Option<LinkMode>,
     pub(crate) settings: Settings,
@@ -257,11 +256,7 @@ impl MachineFile {
             shape: source
                 .checked("shape", &raw.shape, |text| text.parse().or(Err(SHAPE_ALLOWED)))?,
             torus: [torus.x, torus.y, torus.z],
-            generation: source
-                .checked("generation", &raw.generation, |name| {
-                    Generation::from_name(name).ok_or(Generation::NAMES)
-                })?
-                .unwrap_or_default(),
+            interconnect: source.text("generation", &raw.generation)?.unwrap_or_default(),
             link_mode: source.text("links", &raw.links)?,
             settings: Settings {
                 linux: raw.linux,
@@ -321,8 +316,8 @@ impl MachineFile {
     }
 }
 
-const SHAPE_ALLOWED: &str = "\"unit\", \"shelf\", \"half-rack\", \"rack\", \"k\" or six lengths \
-     XxYxZxAxBxC such as \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)";
+const SHAPE_ALLOWED: &str = "\"unit\", \"shelf\", \"half-rack\", \"rack\", \"k\", six lengths \
+     XxYxZxAxBxC such as \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3) or three, XxYxZ";
 const COORDS_ALLOWED: &str = "[x, y, z, a, b, c], six whole numbers from 0 to 31";
 const PORT_ALLOWED: &str =
     "one of \"A\", \"C\", \"B-\", \"B+\", \"X-\", \"X+\", \"Y-\", \"Y+\", \"Z-\", \"Z+\"";
@@ -401,6 +396,8 @@ impl Source<'_> {
 
 #[cfg(test)]
 mod tests {
+    use tofu_machine::Generation;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -486,7 +483,7 @@ mod tests {
         assert_eq!(file.settings.guest, Some(GuestName::Shipped("hello".into())));
         assert_eq!(file.settings.memory, Some(MemorySize(32 << 20)));
         assert_eq!(file.settings.args, Some(GuestArgs("rounds=4".into())));
-        assert_eq!(file.generation, Generation::Fx100);
+        assert_eq!(file.interconnect, Interconnect::Tofu(Generation::Fx100));
         assert_eq!(file.link_mode, Some(LinkMode::Modelled));
         assert_eq!(file.doorbell, Some(Doorbell::Polled));
         assert_eq!(file.timeout, "30s".parse().ok());

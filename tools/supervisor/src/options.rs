@@ -9,8 +9,8 @@ use tofu_netboot::Fault;
 
 use crate::faults::FaultSpec;
 use crate::units::{
-    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, IpNumber, LinkMode,
-    MemorySize, Mtu, Timeout,
+    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect, IpNumber,
+    LinkMode, MemorySize, Mtu, Timeout,
 };
 
 /// A machine: its nodes, and what goes on in it.
@@ -24,9 +24,16 @@ pub struct MachineArgs {
     #[command(flatten)]
     pub sandbox: SandboxArgs,
 
+    /// What joins the nodes: k, fx10, fx100 or fugaku, which are generations of Tofu, or tnw
+    ///
+    /// tnw is the torus network of QPACE and AuroraScience, whose shapes have three axes.
+    /// [default: fugaku]
+    #[arg(long, value_name = "GENERATION")]
+    pub generation: Option<Interconnect>,
+
     /// Guest program: a shipped one (see `tofu guest ls`) or the path of an ELF file
     ///
-    /// A path has a / or ends in .elf. [default: allpairs]
+    /// A path has a / or ends in .elf. [default: allpairs, tnw-allpairs with tnw]
     #[arg(long, value_name = "NAME|FILE")]
     pub guest: Option<String>,
 
@@ -101,7 +108,8 @@ pub struct MachineArgs {
 pub struct ShapeArgs {
     /// Shape of the machine: unit, shelf, half-rack, rack, k, or six lengths
     ///
-    /// Six lengths are XxYxZxAxBxC: X, Y and Z 1 to 32, A and C 1 to 2, B 1 to 3.
+    /// Six lengths are XxYxZxAxBxC: X, Y and Z 1 to 32, A and C 1 to 2, B 1 to 3. Three, XxYxZ,
+    /// leave A, B and C at 1.
     /// unit is 1x1x1x2x3x2 (12 nodes), shelf 1x1x4x2x3x2 (48), half-rack 2x2x4x2x3x2
     /// (192), rack 2x2x8x2x3x2 (384); k is the K computer, 24x18x16x2x3x2 with Y a mesh.
     /// [default: unit]

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use tofu_abi::Coords;
 use tofu_control::NodeName;
-use tofu_fabric::{FaultPlan, Link, NodeId, Port, Shape};
-use tofu_machine::{Generation, Links};
+use tofu_fabric::{Axis, FaultPlan, Link, NodeId, Port, Shape};
+use tofu_machine::Links;
 use tofu_netboot::Fault;
 use tofu_ui::FileError;
 
@@ -19,12 +19,14 @@ use crate::faults::FaultSpec;
 use crate::guest::{Guest, GuestError, GuestName};
 use crate::options::{BootArgs, MachineArgs, ShapeArgs};
 use crate::units::{
-    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, IpNumber, MemorySize, Mtu,
-    Timeout,
+    BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName, Interconnect, IpNumber,
+    LinkMode, MemorySize, Mtu, Timeout,
 };
 
 /// The guest program that runs if nothing else is asked for.
 const DEFAULT_GUEST: &str = "allpairs";
+/// The same for machines of TNW.
+const DEFAULT_TNW_GUEST: &str = "tnw-allpairs";
 
 /// The network of a machine: what `topo` draws and `up` builds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,8 +47,8 @@ pub struct Plan {
     pub doorbell: Doorbell,
     /// After this time all guests that still run count as hanging.
     pub timeout: Timeout,
-    /// Whose links and barrier gates the nodes have.
-    pub generation: Generation,
+    /// What joins the nodes.
+    pub interconnect: Interconnect,
     /// How packets go over links.
     pub links: Links,
     /// Engine threads; `None` leaves the number to the machine.
@@ -200,6 +202,12 @@ pub enum PlanError {
     OnlyGateway,
     #[error("--capture {asked}: {why}")]
     Capture { asked: String, why: String },
+    #[error("a machine of TNW cannot have {0}")]
+    Tnw(&'static str),
+    #[error(
+        "shape {0}: TNW has the axes X, Y and Z only; give three lengths, such as --shape 4x2x2"
+    )]
+    TnwShape(Shape),
     #[error("--nodes {asked}: the shape {shape} has {} nodes; give 1 to {0}", shape.nodes())]
     Nodes { asked: u32, shape: Shape },
     #[error("boot server at {at}: the shape {shape} has no such node")]
@@ -228,6 +236,10 @@ impl Network {
         let file = match &args.config {
             Some(path) => MachineFile::read(path)?,
             None => MachineFile::default(),
+        };
+        let default = match file.interconnect {
+            Interconnect::Tofu(_) => default,
+            Interconnect::Tnw => cube(),
         };
         let shape = args.shape.or(file.shape).unwrap_or(default);
         let [x, y, z] = shape.torus();
@@ -278,6 +290,12 @@ impl Plan {
     pub fn new(args: &MachineArgs) -> Result<Self, PlanError> {
         let (network, file) = Network::new_or(&args.shape, default_shape(args))?;
         let shape = network.shape;
+        let interconnect = args.generation.unwrap_or(file.interconnect);
+        if interconnect == Interconnect::Tnw
+            && [Axis::A, Axis::B, Axis::C].into_iter().any(|axis| shape.len(axis) != 1)
+        {
+            return Err(PlanError::TnwShape(shape));
+        }
         let count = args.nodes.unwrap_or(shape.nodes());
         if count == 0 || count > shape.nodes() {
             return Err(PlanError::Nodes { asked: count, shape });
@@ -316,7 +334,12 @@ impl Plan {
             append: args.linux.append.clone().or(file.settings.append),
             boot: args.boot.boot.or(file.settings.boot),
         };
-        let mut roles = Roles { machine: &machine, bare: HashMap::new(), linux: HashMap::new() };
+        let default_guest = match interconnect {
+            Interconnect::Tofu(_) => DEFAULT_GUEST,
+            Interconnect::Tnw => DEFAULT_TNW_GUEST,
+        };
+        let (bare, linux) = (HashMap::new(), HashMap::new());
+        let mut roles = Roles { machine: &machine, default_guest, bare, linux };
         let mut nodes = Vec::with_capacity(shape.nodes() as usize);
         for (id, coords) in (0..).map(NodeId).zip(shape.iter()) {
             let own = overrides.get(&id).copied().unwrap_or(&machine);
@@ -339,6 +362,19 @@ impl Plan {
             nat: args.ip.nat,
         };
         let link_mode = args.links.or(file.link_mode).unwrap_or_default();
+        if interconnect == Interconnect::Tnw {
+            let is = |wanted: fn(&Role) -> bool| nodes.iter().any(|node| wanted(&node.role));
+            let lacks = [
+                (is(|role| matches!(role, Role::Linux(_))), "Linux nodes"),
+                (is(Role::is_netbooted), "nodes that boot over the torus"),
+                (gateway.is_some(), "a gateway"),
+                (link_mode != LinkMode::Direct, "modelled links"),
+                (!args.capture.is_empty(), "captures"),
+            ];
+            if let Some((_, what)) = lacks.into_iter().find(|(asked, _)| *asked) {
+                return Err(PlanError::Tnw(what));
+            }
+        }
         let faults = faults(args.faults.or(file.faults), &file.links);
         // What is behind a gateway is used by people, who take their time.
         let timeout = if gateway.is_some() { Timeout::LONGEST } else { Timeout::DEFAULT };
@@ -355,7 +391,7 @@ impl Plan {
             ip,
             doorbell: args.doorbell.or(file.doorbell).unwrap_or_default(),
             timeout: args.timeout.or(file.timeout).unwrap_or(timeout),
-            generation: file.generation,
+            interconnect,
             links: link_mode.links(),
             engines: args.engines.or(file.engines),
             image: args.linux.image.clone().or(file.image),
@@ -459,6 +495,9 @@ fn captures(asked: &[String], shape: &Shape) -> Result<Vec<ToFile>, PlanError> {
 
 /// The machine if none is described.
 fn default_shape(args: &MachineArgs) -> Shape {
+    if args.generation == Some(Interconnect::Tnw) {
+        return cube();
+    }
     match (args.linux.linux, args.boot.boot) {
         (false, _) => Shape::UNIT,
         // And a boot server.
@@ -492,6 +531,11 @@ fn make_room(
     Ok(NodeId(at as u32))
 }
 
+/// The machine of TNW if none is described.
+fn cube() -> Shape {
+    Shape::new([2, 2, 2, 1, 1, 1]).unwrap_or(Shape::UNIT)
+}
+
 /// The machine of Linux nodes if none is described: two, next to each other.
 fn pair() -> Shape {
     Shape::new([2, 1, 1, 1, 1, 1]).unwrap_or(Shape::UNIT)
@@ -500,6 +544,7 @@ fn pair() -> Shape {
 /// Makes roles of settings; each guest program is loaded once.
 struct Roles<'a> {
     machine: &'a Settings,
+    default_guest: &'static str,
     bare: HashMap<GuestName, Guest>,
     linux: HashMap<GuestName, Guest>,
 }
@@ -526,7 +571,7 @@ impl Roles<'_> {
             let append = text(own.append.as_ref().or(machine.append.as_ref()));
             return Ok(Role::Linux(LinuxPlan { guest, memory, cpus, args, append, boot }));
         }
-        let default = GuestName::Shipped(DEFAULT_GUEST.into());
+        let default = GuestName::Shipped(self.default_guest.into());
         let guest = load(&mut self.bare, name.unwrap_or(&default), Guest::load_bare)?;
         let memory = memory.unwrap_or(MemorySize::DEFAULT);
         if memory.0 < guest.end() {
@@ -602,6 +647,31 @@ mod tests {
         assert_eq!(plan.guest_memory(), 12 * (16 << 20));
         assert_eq!(plan.coords(NodeId(11)), Coords::new(0, 0, 0, 1, 2, 1));
         assert!(plan.bare().all(|(_, vm)| vm.guest.name == "one" && vm.args.is_empty()));
+    }
+
+    #[test]
+    fn machines_of_tnw_have_three_axes_and_what_works_on_them() {
+        let case = Case::new("generation = \"tnw\"\nguest = \"one.elf\"");
+        let plan = case.plan(&[]).unwrap();
+        assert_eq!(plan.interconnect, Interconnect::Tnw);
+        assert_eq!(plan.network.shape.lengths(), [2, 2, 2, 1, 1, 1]);
+        let plan = case.plan(&["--shape", "4x2x2"]).unwrap();
+        assert_eq!(plan.vms().count(), 16);
+        assert!(case.error(&["--shape", "unit"]).contains("three lengths"));
+        for (args, what) in [
+            (&["--linux"][..], "Linux nodes"),
+            (&["--links", "modelled"], "modelled links"),
+            (&["--gateway", "0,0,0,0,0,0"], "a gateway"),
+            (&["--boot", "tofu"], "nodes that boot over the torus"),
+        ] {
+            let message = case.error(args);
+            assert_eq!(message, format!("a machine of TNW cannot have {what}"));
+        }
+        // The command line wins.
+        let plan = case.plan(&["--generation", "k", "--shape", "unit"]).unwrap();
+        assert_eq!(plan.interconnect.tofu().map(|k| k.name()), Some("k"));
+        let plan = Case::new("guest = \"one.elf\"").plan(&["--generation", "tnw"]).unwrap();
+        assert_eq!(plan.network.shape.lengths(), [2, 2, 2, 1, 1, 1]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::Context;
+use tofu_abi::Coords;
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_control::node_name;
 use tofu_control::protocol::NodeKind;
@@ -17,9 +18,9 @@ use tofu_gateway::IoNode;
 use tofu_icc::SharedPages;
 use tofu_machine::capture::CaptureConfig;
 use tofu_machine::{
-    DoorbellBackend, Doorbells, Generation, Links, Machine, MachineConfig, NodeParts,
+    DoorbellBackend, Doorbells, Generation, Links, Machine, MachineConfig, NodeParts, Torus,
 };
-use tofu_pci::PciFunction;
+use tofu_pci::{Endpoint, EndpointDevice, PciFunction};
 use tofu_programs::FIRMWARE;
 use tofu_sandbox::Role;
 use tofu_sync::lock;
@@ -35,7 +36,7 @@ use crate::gateway::{Gateway, GatewaySetup};
 use crate::node::LinuxBackend;
 use crate::plan::{Network, Plan, VmPlan};
 use crate::registry::Registry;
-use crate::units::{BootFrom, Doorbell, Engines};
+use crate::units::{BootFrom, Doorbell, Engines, Interconnect};
 use crate::{command_line, netboot, programs};
 
 /// A machine that runs. Dropping it stops it, joins its threads and frees
@@ -100,7 +101,7 @@ impl Machines {
     fn boot(
         &self,
         hypervisor: &Hypervisor,
-        machine: &Machine,
+        machine: (&Machine, Option<&Torus>),
         plan: &Plan,
         (id, vm_plan): (NodeId, &VmPlan),
         events: &Sender<Event>,
@@ -119,21 +120,9 @@ impl Machines {
         let vm = Vm::new(hypervisor, &config, move |line| {
             let _ = lines.send(Event::Line(id, line.to_owned()));
         })?;
-        let pages = match machine.config().doorbells {
-            Doorbells::Trapped => None,
-            Doorbells::Polled => SharedPages::new(tofu_vmm::shared_region(SharedPages::SIZE)?),
-        };
         let windows = vm.new_windows();
-        let parts = NodeParts {
-            memory: Arc::new(vm.memory().clone()),
-            pages,
-            backend: Some(Arc::new(WindowDoorbells::new(windows.clone()))),
-        };
-        let node = machine.add_node_of(at, parts)?;
-        if let Some(table) = node.endpoint().msix() {
-            table.connect(vm.msi_sink());
-        }
-        vm.add_function_with(Arc::clone(&node) as Arc<dyn PciFunction>, windows)?;
+        let node = device(machine, at, &vm, &windows)?;
+        vm.add_function_with(Arc::clone(&node), windows)?;
         match plan.boot_server.filter(|_| vm_plan.boot == BootFrom::Tofu) {
             None => vm.boot(&vm_plan.guest.image, &command_line::guest(plan, vm_plan))?,
             Some(server) => vm.boot(FIRMWARE, &command_line::firmware(plan, &server))?,
@@ -161,6 +150,34 @@ impl Machines {
         })?;
         Ok(vm)
     }
+}
+
+/// Makes a node's device, whose interrupts go to a virtual machine.
+fn device(
+    (machine, torus): (&Machine, Option<&Torus>),
+    at: Coords,
+    vm: &Vm,
+    windows: &Windows,
+) -> anyhow::Result<Arc<dyn PciFunction>> {
+    let memory = Arc::new(vm.memory().clone());
+    let connect = |endpoint: &Endpoint| {
+        if let Some(table) = endpoint.msix() {
+            table.connect(vm.msi_sink());
+        }
+    };
+    if let Some(torus) = torus {
+        let node = torus.add_node(at, memory)?;
+        connect(EndpointDevice::endpoint(&*node));
+        return Ok(node);
+    }
+    let pages = match machine.config().doorbells {
+        Doorbells::Trapped => None,
+        Doorbells::Polled => SharedPages::new(tofu_vmm::shared_region(SharedPages::SIZE)?),
+    };
+    let backend: Arc<dyn DoorbellBackend> = Arc::new(WindowDoorbells::new(windows.clone()));
+    let node = machine.add_node_of(at, NodeParts { memory, pages, backend: Some(backend) })?;
+    connect(node.endpoint());
+    Ok(node)
 }
 
 /// A machine without nodes whose engines run, with the links down that are to be.
@@ -194,9 +211,20 @@ impl Backend for Machines {
         let engines = engines(plan.engines, cores);
         let doorbells = doorbells(plan, cores, engines);
         let (network, confinement) = (&plan.network, &self.confinement);
-        let kind = (plan.generation, plan.links);
+        // What nodes of TNW do not use of a machine costs next to nothing.
+        let kind = (plan.interconnect.tofu().unwrap_or_default(), plan.links);
         let machine = machine(network, kind, doorbells, engines, confinement)?;
         let machine = Arc::new(machine);
+        let torus = match plan.interconnect {
+            Interconnect::Tofu(_) => None,
+            Interconnect::Tnw => {
+                let torus = Torus::over(Arc::clone(machine.fabric()))?;
+                torus.wires().set_faults(plan.faults.clone())?;
+                let first = confinement.hook(Role::Engine);
+                torus.start_with(move || first())?;
+                Some(torus)
+            }
+        };
         machine.network().wires().set_faults(plan.faults.clone())?;
         let captures = captures(&machine, plan)?;
         let mut running = Local {
@@ -205,6 +233,7 @@ impl Backend for Machines {
             linux: None,
             boot_server: None,
             gateway: None,
+            torus,
             machine,
             captures,
         };
@@ -231,7 +260,7 @@ impl Backend for Machines {
             let Some(hypervisor) = &hypervisor else { break };
             let plan_image = Arc::clone(&vm.guest.image);
             let vm = self
-                .boot(hypervisor, &running.machine, plan, (id, vm), &events)
+                .boot(hypervisor, running.kind(), plan, (id, vm), &events)
                 .with_context(|| format!("node {}", plan.coords(id)))?;
             // The receiver is gone only when the run is over.
             let _ = events.send(Event::Booted(id));
@@ -319,8 +348,16 @@ struct Local {
     linux: Option<Box<dyn Send>>,
     boot_server: Option<IoNode>,
     gateway: Option<Gateway>,
+    /// Nodes of TNW, over the machine's links.
+    torus: Option<Torus>,
     machine: Arc<Machine>,
     captures: Vec<FileCapture>,
+}
+
+impl Local {
+    fn kind(&self) -> (&Machine, Option<&Torus>) {
+        (&self.machine, self.torus.as_ref())
+    }
 }
 
 impl Running for Local {
@@ -354,6 +391,7 @@ impl Running for Local {
             server.stop();
         }
         self.gateway = None;
+        self.torus = None;
         self.machine.stop();
         self.captures.clear();
     }

@@ -78,7 +78,18 @@ impl Torus {
     ///
     /// [`Error::NotThreeAxes`] for other shapes.
     pub fn new(shape: Shape) -> Result<Self, Error> {
-        Self::with_clock(shape, Clock::Host(Instant::now()))
+        Self::over(Arc::new(Fabric::new(shape)))
+    }
+
+    /// A machine over these links, which may be those of a [`Machine`](crate::Machine): then who
+    /// looks at that one's links, or takes them down, has these. Modelled ones will not do: here
+    /// nobody drives them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Torus::new`].
+    pub fn over(fabric: Arc<Fabric>) -> Result<Self, Error> {
+        Self::with_clock(fabric, Clock::Host(Instant::now()))
     }
 
     /// The same; its time stands still but for [`Torus::advance`].
@@ -87,15 +98,16 @@ impl Torus {
     ///
     /// As [`Torus::new`].
     pub fn with_manual_clock(shape: Shape) -> Result<Self, Error> {
-        Self::with_clock(shape, Clock::Manual(AtomicU64::new(0)))
+        Self::with_clock(Arc::new(Fabric::new(shape)), Clock::Manual(AtomicU64::new(0)))
     }
 
-    fn with_clock(shape: Shape, clock: Clock) -> Result<Self, Error> {
+    fn with_clock(fabric: Arc<Fabric>, clock: Clock) -> Result<Self, Error> {
+        let shape = *fabric.shape();
         if [Axis::A, Axis::B, Axis::C].into_iter().any(|axis| shape.len(axis) != 1) {
             return Err(Error::NotThreeAxes(shape));
         }
         let shared = TorusShared {
-            wires: Wires::new(Arc::new(Fabric::new(shape)), TORUS_TIMING),
+            wires: Wires::new(fabric, TORUS_TIMING),
             nodes: (0..shape.nodes()).map(|_| OnceLock::new()).collect(),
             clock,
             ready: Mutex::default(),
@@ -156,12 +168,24 @@ impl Torus {
     ///
     /// [`Error::Host`] if the host has no threads left.
     pub fn start(&self) -> Result<(), Error> {
+        self.start_with(|| ())
+    }
+
+    /// The same; the thread calls `first` before anything else, to give up rights, say.
+    ///
+    /// # Errors
+    ///
+    /// As [`Torus::start`].
+    pub fn start_with(&self, first: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         let mut thread = lock(&self.thread);
         if thread.is_none() {
             let shared = Arc::clone(&self.shared);
             let engine = std::thread::Builder::new()
-                .name("engine0".to_owned())
-                .spawn(move || shared.serve())
+                .name("torus".to_owned())
+                .spawn(move || {
+                    first();
+                    shared.serve();
+                })
                 .map_err(Error::host("starting an engine thread"))?;
             *thread = Some(engine);
             self.shared.has_engine.store(true, SeqCst);

@@ -82,7 +82,7 @@ pub enum ShapeError {
         /// The axis at fault.
         axis: Axis,
     },
-    /// The text is neither six lengths nor a known name.
+    /// The text is neither six lengths, nor three, nor a known name.
     Syntax {
         /// The text.
         text: Excerpt,
@@ -101,7 +101,8 @@ impl fmt::Display for ShapeError {
             Self::Syntax { text } => write!(
                 f,
                 "shape {text} is neither unit, shelf, half-rack, rack, k nor six lengths \
-                 XxYxZxAxBxC such as 2x2x4x2x3x2 (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)"
+                 XxYxZxAxBxC such as 2x2x4x2x3x2 (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3) nor \
+                 three, XxYxZ"
             ),
         }
     }
@@ -341,8 +342,8 @@ impl fmt::Display for Shape {
 impl FromStr for Shape {
     type Err = ShapeError;
 
-    /// Six lengths as in `2x2x4x2x3x2`, or `unit`, `shelf`, `half-rack`, `rack` or `k`. X, Y and
-    /// Z are tori, but for Y of `k`.
+    /// Six lengths as in `2x2x4x2x3x2`, those of X, Y and Z as in `4x2x2` where A, B and C are 1,
+    /// or `unit`, `shelf`, `half-rack`, `rack` or `k`. X, Y and Z are tori, but for Y of `k`.
     fn from_str(text: &str) -> Result<Self, ShapeError> {
         match text {
             "unit" => return Ok(Self::UNIT),
@@ -353,10 +354,14 @@ impl FromStr for Shape {
             _ => {}
         }
         let syntax = || ShapeError::Syntax { text: Excerpt::new(text) };
-        let mut len = [0u8; 6];
+        let mut len = [1u8; 6];
         let mut parts = text.split('x');
         for axis in Axis::ALL {
-            let part = parts.next().ok_or_else(syntax)?;
+            let part = match parts.next() {
+                Some(part) => part,
+                None if axis == Axis::A => break,
+                None => return Err(syntax()),
+            };
             // `parse` alone would let a sign through.
             if part.is_empty() || !part.bytes().all(|b| b.is_ascii_digit()) {
                 return Err(syntax());

@@ -30,7 +30,7 @@ impl MachineOrShape {
     pub(crate) fn network_and_generation(&self) -> anyhow::Result<(Network, Option<Generation>)> {
         let Some(name) = &self.machine else {
             let (network, file) = Network::new(&self.shape)?;
-            return Ok((network, Some(file.generation)));
+            return Ok((network, file.interconnect.tofu()));
         };
         let (_, control) = find_machine(name.as_ref())?;
         let info = info(&control)?;

@@ -96,7 +96,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let confinement = Confinement::of_programs(&[dir.base(), folder.as_path()], args.sandbox.off)?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(args.engines.or(file.engines), cores);
-    let kind = (file.generation, file.link_mode.unwrap_or_default().links());
+    let Some(generation) = file.interconnect.tofu() else {
+        bail!("devices of TNW cannot be served to other monitors; give another generation");
+    };
+    let kind = (generation, file.link_mode.unwrap_or_default().links());
     let machine = runner::machine(&network, kind, Doorbells::Trapped, engines, &confinement)?;
     let registry = Arc::new(Registry::new(&network, sender));
     registry.built(&machine, None)?;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tofu_abi::tnw::WINDOW_BAR;
 use tofu_driver::{DmaError, IrqError, Platform};
-use tofu_tnw::Windows;
+use tofu_tnw::{STORE, Windows};
 
 pub use interrupts::Interrupts;
 pub use memory::{Arena, Buffer};
@@ -72,7 +72,7 @@ impl InProcess {
 }
 
 impl Windows for InProcess {
-    fn store(&self, offset: u64, data: &[u8]) {
+    fn store(&self, offset: u64, data: &[u8; STORE]) {
         self.backend.bar_store(WINDOW_BAR, offset, data);
     }
 }

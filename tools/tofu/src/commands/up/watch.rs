@@ -330,7 +330,7 @@ pub(super) mod tests {
             network: Network { shape, links_down: Vec::new() },
             doorbell: Doorbell::Auto,
             timeout: Timeout(timeout),
-            generation: Default::default(),
+            interconnect: Default::default(),
             links: Default::default(),
             engines: None,
             image: None,

@@ -1,0 +1,98 @@
+//! TNW: every node sends to all of its neighbours on every channel, by stores and by fetching, and
+//! verifies what it gets.
+//!
+//! `rounds=N`: how often (once).
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use tofu_abi::Coords;
+use tofu_abi::topology::Shape;
+use tofu_driver::{DmaBuffer, Platform};
+use tofu_guests::{Error, fail, fill_pattern, find_nwp, now_ns, number, println};
+use tofu_tnw::{Channel, Link, Outcome, Status};
+
+tofu_guests::entry!(allpairs);
+
+/// Lengths of the messages, by stores and by fetching: several packets, and no multiple of them.
+const LENGTHS: [usize; 2] = [1_001, 9_999];
+/// How long a neighbour may take, in nanoseconds: it may not have booted yet.
+const PATIENCE_NS: u64 = 50_000_000_000;
+
+/// What a node sends over one of its links.
+fn contents(from: Coords, link: Link, channel: Channel, round: u64, which: usize) -> Vec<u8> {
+    let place = from.to_array().iter().fold(0, |n, &c| n << 5 | u64::from(c));
+    let stream = (link.index() * 8 + channel.index()) as u64;
+    let mut bytes = vec![0; LENGTHS[which]];
+    fill_pattern(place << 24 | stream << 8 | round << 1 | which as u64, &mut bytes);
+    bytes
+}
+
+fn allpairs() -> Result<(), Error> {
+    let rounds = number("rounds", 1)?;
+    let nwp = find_nwp()?;
+    let [x, y, z] = nwp.shape();
+    let shape = Shape::new([x, y, z, 1, 1, 1])?;
+    let links: Vec<Link> = Link::ALL.into_iter().filter(|link| nwp.is_present(*link)).collect();
+    let start = now_ns();
+    for round in 0..rounds {
+        for channel in Channel::ALL {
+            let mut open = Vec::new();
+            for &link in &links {
+                let mut stream = nwp.open(link, channel)?;
+                let mut credits = Vec::new();
+                for length in LENGTHS {
+                    let sink = nwp.platform().alloc_dma(length, 8)?;
+                    let credit = stream.credit(&sink, 0, length)?;
+                    credits.push((sink, credit));
+                }
+                open.push((stream, credits));
+            }
+            // Fetching needs nobody; stores may have to wait for the neighbour.
+            let mut fetched = Vec::new();
+            for (stream, _) in &mut open {
+                let bytes = contents(nwp.coords(), stream.link(), channel, round, 0);
+                stream.send(&bytes, PATIENCE_NS)?;
+                let bytes = contents(nwp.coords(), stream.link(), channel, round, 1);
+                let source = nwp.platform().alloc_dma(bytes.len(), 8)?;
+                source.write(0, &bytes);
+                let ticket = stream.send_from(&source, 0, bytes.len())?;
+                fetched.push((source, ticket));
+            }
+            for ((stream, credits), (source, ticket)) in open.iter_mut().zip(fetched) {
+                let link = stream.link();
+                let from = shape.neighbor(nwp.coords(), link.port()).unwrap_or_default();
+                for (which, (sink, credit)) in credits.drain(..).enumerate() {
+                    let outcome = stream.wait(credit, PATIENCE_NS);
+                    let expected = Outcome { status: Status::Ok, length: LENGTHS[which] as u32 };
+                    if outcome != Ok(expected) {
+                        return Err(fail!("message {which} of {link:?} {channel:?}: {outcome:?}"));
+                    }
+                    let mut got = vec![0; LENGTHS[which]];
+                    sink.read(0, &mut got);
+                    if got != contents(from, link.opposite(), channel, round, which) {
+                        return Err(fail!("message {which} of {link:?} {channel:?} is wrong"));
+                    }
+                }
+                if stream.wait(ticket, PATIENCE_NS).is_err() {
+                    return Err(fail!("what was sent over {link:?} {channel:?} was not fetched"));
+                }
+                drop(source);
+            }
+        }
+    }
+    let us = (now_ns() - start) / 1000;
+    let counters = links.iter().map(|link| nwp.link_counters(*link));
+    let (sent, resent) = counters.fold((0, 0), |(s, r), c| (s + c.sent, r + c.resent));
+    println!(
+        "{} neighbours, {} channels: Pput and Nget verified {rounds} times, {sent} packets, \
+         {resent} sent again, {us} us",
+        links.len(),
+        Channel::ALL.len(),
+    );
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! TNW: the first node and its neighbour on X+ send messages to and fro and tell how long that
+//! takes.
+//!
+//! `rounds=N`: how often each length (100).
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
+use alloc::vec;
+
+use tofu_abi::Coords;
+use tofu_driver::{DmaBuffer, Platform};
+use tofu_guests::{Error, NodeBuffer, NodePlatform, fail, find_nwp, now_ns, number, println};
+use tofu_tnw::{Channel, Link, Outcome, Status, Stream};
+
+tofu_guests::entry!(pingpong);
+
+const LENGTHS: [usize; 4] = [128, 1 << 10, 8 << 10, 64 << 10];
+/// How long the other one may take, in nanoseconds: it may not have booted yet.
+const PATIENCE_NS: u64 = 50_000_000_000;
+
+/// How a message is sent.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Pput,
+    Nget,
+}
+
+/// Sends a message and waits until it may be changed.
+fn send(
+    stream: &mut Stream<'_, NodePlatform>,
+    how: How,
+    message: &[u8],
+    source: &NodeBuffer,
+) -> Result<(), Error> {
+    match how {
+        How::Pput => stream.send(message, PATIENCE_NS)?,
+        How::Nget => {
+            let ticket = stream.send_from(source, 0, message.len())?;
+            if stream.wait(ticket, PATIENCE_NS).is_err() {
+                return Err(fail!("{} bytes are not fetched", message.len()));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn pingpong() -> Result<(), Error> {
+    let rounds = number("rounds", 100)?.max(1);
+    let nwp = find_nwp()?;
+    let first = nwp.coords() == Coords::default();
+    let link = match nwp.coords() {
+        _ if first => Link::ALL[1],
+        at if at == Coords::new(1, 0, 0, 0, 0, 0) => Link::ALL[0],
+        // The others look on.
+        _ => return Ok(()),
+    };
+    let mut stream = nwp.open(link, Channel::ALL[0])?;
+    for length in LENGTHS {
+        let source = nwp.platform().alloc_dma(length, 64)?;
+        let sink = nwp.platform().alloc_dma(length, 64)?;
+        let message = vec![length.ilog2() as u8; length];
+        source.write(0, &message);
+        for how in [How::Pput, How::Nget] {
+            let start = now_ns();
+            for _ in 0..rounds {
+                let credit = stream.credit(&sink, 0, length)?;
+                if first {
+                    send(&mut stream, how, &message, &source)?;
+                }
+                let outcome = stream.wait(credit, PATIENCE_NS);
+                if outcome != Ok(Outcome { status: Status::Ok, length: length as u32 }) {
+                    return Err(fail!("{length} bytes by {how:?}: {outcome:?}"));
+                }
+                if !first {
+                    send(&mut stream, how, &message, &source)?;
+                }
+            }
+            if first {
+                let ns = (now_ns() - start) / rounds / 2;
+                println!("{length} bytes by {how:?}: {ns} ns");
+            }
+            let mut got = vec![0; length];
+            sink.read(0, &mut got);
+            if got != message {
+                return Err(fail!("{length} bytes by {how:?} are wrong"));
+            }
+        }
+    }
+    Ok(())
+}
