@@ -7,7 +7,7 @@ use kernel::sync::{new_mutex, Arc, Mutex};
 
 use tofu_abi::barrier::{BCH_MASK, BCH_MASK_STATUS_RUN};
 use tofu_abi::irq::BgsIrqs;
-use tofu_abi::regs::{BgsReg, NUM_BG, NUM_TNI};
+use tofu_abi::regs::BgsReg;
 use tofu_abi::TniId;
 
 use crate::device::Device;
@@ -120,10 +120,12 @@ impl Bch {
 
     /// The gates that the process asks for, checked.
     fn gates(&self, a: &EnableBch) -> Result<KVec<Gate>> {
+        let barrier = self.device.description().barrier;
+        let most = i32::from(barrier.tnis) * i32::from(barrier.gates);
         let fit = a.addr != 0
             && a.addr % NOTICE_ALIGN == 0
             && (0..BSEQ_END).contains(&a.bseq)
-            && (0..=(NUM_TNI * NUM_BG) as i32).contains(&a.num);
+            && (0..=most).contains(&a.num);
         if !fit {
             return Err(EINVAL);
         }

@@ -131,6 +131,9 @@ impl Cq {
 
     fn init(self: &Arc<Self>, a: &InitCq) -> Result {
         let sizes = a.sizes()?;
+        if a.session_mode == 1 && !self.device.description().session_mode {
+            return Err(EOPNOTSUPP);
+        }
         let mut state = self.state.lock();
         if state.is_some() {
             return Err(EBUSY);

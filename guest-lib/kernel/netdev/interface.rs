@@ -175,9 +175,11 @@ pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
     if count > MAX_INTERFACES {
         dev_warn!(device.pdev(), "interfaces={} is 0, 1 or 2\n", count);
     }
-    let most = MAX_QUEUES as u32;
+    // Each has a TNI of its own, and either interface half of them.
+    let tnis = u32::from(device.description().tnis);
+    let most = (tnis / MAX_INTERFACES).min(MAX_QUEUES as u32);
     if !(1..=most).contains(&queues) {
-        dev_warn!(device.pdev(), "queues={} is 1, 2 or 3\n", queues);
+        dev_warn!(device.pdev(), "queues={} is 1 to {}\n", queues, most);
     }
     let queues = queues.clamp(1, most) as u8;
     let names = [c"tofu0", c"tofu1"];

@@ -102,18 +102,19 @@ static int rest_is_untouched(struct channel *c)
 
 static void rounds(struct coords me)
 {
-	/* Of two interfaces, and a sequence number that is about to begin anew. */
-	struct channel a = open_channel(0, 4), b = open_channel(3, 5);
+	/* Of two interfaces if they have barriers, and a sequence number that is about to begin anew. */
+	int tni = barrier_tni(3), most = generation().integers;
+	struct channel a = open_channel(0, 4), b = open_channel(tni, 5);
 	uint32_t bseq = 0xffffff - 20;
 	uint64_t va[6], vb[6];
 	int good = 1;
 
-	WORKS(link_to(&a, me, 3, 5, bseq), "a channel");
+	WORKS(link_to(&a, me, tni, 5, bseq), "a channel");
 	WORKS(link_to(&b, me, 0, 4, bseq), "and another one");
 	for (uint64_t i = 0; i < 40; i++) {
 		uint64_t x[] = { i, 1000 + i, ~0ull, 1, 2, 3 }, y[] = { i * i, 7, 2, 30, 20, 10 };
 		int op = i % 3 == 0 ? BARRIER : i % 3 == 1 ? SUM : MAX;
-		int count = op == BARRIER ? 0 : 6;
+		int count = op == BARRIER ? 0 : most;
 
 		start(&a, op, count, x);
 		if (i == 0)
@@ -152,7 +153,8 @@ static int got(int number, int code, int value)
 
 static void signals(struct coords me)
 {
-	struct channel a = open_channel(1, 6), b = open_channel(1, 7), c = open_channel(1, 8);
+	int tni = barrier_tni(1);
+	struct channel a = open_channel(tni, 6), b = open_channel(tni, 5), c = open_channel(tni, 4);
 	struct sigaction action = { .sa_sigaction = note, .sa_flags = SA_SIGINFO };
 	int number = SIGRTMIN + 3, other = SIGRTMIN + 4;
 
@@ -162,32 +164,32 @@ static void signals(struct coords me)
 	WORKS(ioctl(b.fd, TOF_IOCTL_SET_RT_SIGNAL, &other), "and another one");
 
 	uint64_t values[6] = { 1 };
-	WORKS(link_to(&a, me, 1, 7, 3), "a member");
-	WORKS(link_to(&b, me, 1, 6, 3), "another one");
+	WORKS(link_to(&a, me, tni, 5, 3), "a member");
+	WORKS(link_to(&b, me, tni, 6, 3), "another one");
 	start(&a, SUM, 1, values);
 	start(&b, MAX, 1, values);
 	CHECK(wait_round(&a, values, 20) == MISMATCH && wait_round(&b, values, 20) == MISMATCH,
 	      "different operations: both are told");
-	CHECK(got(number, 2, 1 << 8 | 6) || got(other, 2, 1 << 8 | 7),
+	CHECK(got(number, 2, tni << 8 | 6) || got(other, 2, tni << 8 | 5),
 	      "SIGNAL_STATE_ERROR: signal %d, code %d, value %#x", got_number, got_code, got_value);
 	WORKS(ioctl(a.fd, TOF_IOCTL_DISABLE_BCH), "DISABLE_BCH");
 	WORKS(ioctl(b.fd, TOF_IOCTL_DISABLE_BCH), "DISABLE_BCH");
 	got_number = 0;
 
-	WORKS(link_to(&a, me, 1, 7, 100), "a member in round 100");
-	WORKS(link_to(&b, me, 1, 6, 500), "the other one in round 500");
+	WORKS(link_to(&a, me, tni, 5, 100), "a member in round 100");
+	WORKS(link_to(&b, me, tni, 6, 500), "the other one in round 500");
 	start(&b, BARRIER, 0, NULL);
-	CHECK(got(number, 1, 1 << 8 | 6), "BSEQ_UNMATCH: signal %d, code %d, value %#x", got_number,
+	CHECK(got(number, 1, tni << 8 | 6), "BSEQ_UNMATCH: signal %d, code %d, value %#x", got_number,
 	      got_code, got_value);
 	WORKS(ioctl(a.fd, TOF_IOCTL_DISABLE_BCH), "DISABLE_BCH");
 	WORKS(ioctl(b.fd, TOF_IOCTL_DISABLE_BCH), "DISABLE_BCH");
 
 	/* a waits for b, but c comes. */
 	got_number = 0;
-	WORKS(link_to(&a, me, 1, 7, 9), "a member");
-	WORKS(link_to(&c, me, 1, 6, 9), "one that it does not know");
+	WORKS(link_to(&a, me, tni, 5, 9), "a member");
+	WORKS(link_to(&c, me, tni, 6, 9), "one that it does not know");
 	start(&c, BARRIER, 0, NULL);
-	CHECK(got(number, 0, 1 << 8 | 6), "NODE_ADDRESS_UNMATCH: signal %d, code %d, value %#x",
+	CHECK(got(number, 0, tni << 8 | 6), "NODE_ADDRESS_UNMATCH: signal %d, code %d, value %#x",
 	      got_number, got_code, got_value);
 	close_channel(&a);
 	close_channel(&b);
@@ -197,7 +199,7 @@ static void signals(struct coords me)
 /* A process ends in the middle of a round: its channel and gates are free at once. */
 static void killed(struct coords me)
 {
-	int good = 1;
+	int good = 1, tni = barrier_tni(2);
 
 	for (int i = 0; i < 20; i++) {
 		int pipes[2];
@@ -207,10 +209,10 @@ static void killed(struct coords me)
 			die("pipe");
 		pid_t child = fork();
 		if (child == 0) {
-			struct channel a = open_channel(2, 1), b = open_channel(2, 2);
+			struct channel a = open_channel(tni, 1), b = open_channel(tni, 2);
 			uint64_t values[6];
 
-			if (link_to(&a, me, 2, 2, i) || link_to(&b, me, 2, 1, i))
+			if (link_to(&a, me, tni, 2, i) || link_to(&b, me, tni, 1, i))
 				_exit(1);
 			for (int round = 0;; round++) {
 				if (round == 3)
@@ -233,11 +235,11 @@ static void killed(struct coords me)
 
 static int meet(int me, int count, struct coords other)
 {
-	struct channel c = open_channel(4, 3);
+	int good = 1, tni = barrier_tni(4);
+	struct channel c = open_channel(tni, 3);
 	uint64_t value, sum[6];
-	int good = 1;
 
-	if (link_to(&c, other, 4, 3, 1))
+	if (link_to(&c, other, tni, 3, 1))
 		die("ENABLE_BCH");
 	/* Signals to gates that are not set up are lost: whoever started us waits for this line. */
 	printf("ready\n");

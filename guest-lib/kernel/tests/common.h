@@ -81,6 +81,43 @@ static inline struct coords my_coords(void)
 	return me;
 }
 
+/* What the node's controller has, as docs/src/user/generations.md says it. */
+struct generation {
+	const char *name;
+	/* The last queue of each interface is the kernel's. */
+	int tnis, cqs;
+	/* Interfaces with barriers; channels for processes and gates of one; integers of a reduction. */
+	int barrier_tnis, channels, gates, integers;
+	int sessions;
+};
+
+static inline struct generation generation(void)
+{
+	static const struct generation all[] = {
+		{ "k", 4, 3, 1, 7, 64, 1, 0 },
+		{ "fx10", 4, 3, 1, 7, 64, 1, 0 },
+		{ "fx100", 4, 12, 1, 7, 64, 1, 1 },
+		{ "fugaku", 6, 12, 6, 16, 48, 6, 1 },
+	};
+	char name[16] = "";
+	FILE *file = fopen("/proc/tofu/generation", "r");
+
+	if (!file || fscanf(file, "%15s", name) != 1)
+		die("/proc/tofu/generation");
+	fclose(file);
+	for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++)
+		if (!strcmp(all[i].name, name))
+			return all[i];
+	die(name);
+	exit(2);
+}
+
+/* An interface with barriers, this one if it has any. */
+static inline int barrier_tni(int wanted)
+{
+	return wanted < generation().barrier_tnis ? wanted : 0;
+}
+
 static inline void *memory(size_t len)
 {
 	void *p = mmap(NULL, len, PROT_READ | PROT_WRITE,

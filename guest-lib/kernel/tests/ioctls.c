@@ -3,6 +3,32 @@
 #include "common.h"
 
 static void *const BAD = (void *)0xdead0000;
+static struct generation has;
+
+static int open_channel(int tni, int bch)
+{
+	char name[64];
+
+	snprintf(name, sizeof(name), "/proc/tofu/dev/tni%dbch%d", tni, bch);
+	return open(name, O_RDWR);
+}
+
+/* There are files of what the controller has and processes may use, and no others. */
+static void files(void)
+{
+	int last = has.tnis - 1, user = has.cqs - 2;
+	int queue = open_node(last, user), channel = open_channel(has.barrier_tnis - 1, has.channels - 1);
+
+	CHECK(queue >= 0, "%s: queue %d of TNI %d", has.name, user, last);
+	CHECK(channel >= 0, "channel %d of TNI %d", has.channels - 1, has.barrier_tnis - 1);
+	close(queue);
+	close(channel);
+	FAILS(open_node(0, user + 1), ENOENT, "queue %d is the kernel's", user + 1);
+	FAILS(open_node(0, has.cqs), ENOENT, "there is no queue %d", has.cqs);
+	FAILS(open_node(has.tnis, 0), ENOENT, "there is no TNI %d", has.tnis);
+	FAILS(open_channel(0, has.channels), ENOENT, "channel %d is nobody's", has.channels);
+	FAILS(open_channel(has.barrier_tnis, 0), ENOENT, "TNI %d has no channels", has.barrier_tnis);
+}
 
 static void numbers(void)
 {
@@ -38,6 +64,8 @@ static void init_cq(void)
 	BAD_INIT(version, 0x2900, EINVAL);
 	BAD_INIT(version, 0, EINVAL);
 	BAD_INIT(session_mode, 2, EINVAL);
+	if (!has.sessions)
+		BAD_INIT(session_mode, 1, EOPNOTSUPP);
 	BAD_INIT(toq_size, 6, EINVAL);
 	BAD_INIT(mrq_size, 255, EINVAL);
 	BAD_INIT(num_stag, 3, EINVAL);
@@ -164,7 +192,7 @@ static void again(void)
 /* Half of the node's memory, however often the same pages are counted. */
 static void too_much(void)
 {
-	struct queue q = open_queue(0, 2);
+	struct queue q = open_queue(1, 1);
 	const size_t len = 64 << 20;
 	const size_t all = (size_t)sysconf(_SC_PHYS_PAGES) * PAGE;
 	char *area = memory(len);
@@ -181,7 +209,7 @@ static void too_much(void)
 	struct tof_free_stags f = { .num = 1, .stags = (int[]){ stag_of(last) } };
 	WORKS(ioctl(q.fd, TOF_IOCTL_FREE_STAGS, &f), "one is freed");
 	last = add_memory(&q, area, len, -1, TOF_STAG_NEW);
-	CHECK(last >= 0 && put(&q, my_coords(), 0, last, last + PAGE, PAGE) == 0,
+	CHECK(last >= 0 && put(&q, my_coords(), 1, last, last + PAGE, PAGE) == 0,
 	      "and there is one again");
 	close_queue(&q);
 	munmap(area, len);
@@ -189,7 +217,7 @@ static void too_much(void)
 
 static void maps(void)
 {
-	struct queue q = open_queue(1, 3);
+	struct queue q = open_queue(1, 0);
 	char *buffer = memory(PAGE);
 	uint64_t *table;
 
@@ -237,7 +265,7 @@ static void on_signal(int number, siginfo_t *info, void *context)
 
 static void signals(void)
 {
-	struct queue q = prepare_queue(2, 4);
+	struct queue q = prepare_queue(2, 1);
 	struct sigaction action = { .sa_sigaction = on_signal, .sa_flags = SA_SIGINFO };
 	int number = SIGRTMIN + 3;
 
@@ -254,7 +282,7 @@ static void signals(void)
 	for (time_t end = time(NULL) + 5; !got_signal && time(NULL) <= end; )
 		ring(&q);
 	CHECK(got_signal == number, "a signal");
-	CHECK(got_code == 1 && got_value == (2 << 8 | 4), "code %d value %#x", got_code, got_value);
+	CHECK(got_code == 1 && got_value == (2 << 8 | 1), "code %d value %#x", got_code, got_value);
 	close_queue(&q);
 }
 
@@ -263,7 +291,7 @@ static void statistics(void)
 	int info = open("/proc/tofu/dev/info", O_RDWR);
 	int control = open("/proc/tofu/dev/control", O_RDWR);
 	struct tof_port_stat port = { .port_no = 1 };
-	struct tof_cq_stat cq = { .tni = 5, .cqid = 11 };
+	struct tof_cq_stat cq = { .tni = has.tnis - 1, .cqid = has.cqs - 1 };
 	struct coords me = my_coords();
 	uint64_t value = 0;
 
@@ -274,8 +302,10 @@ static void statistics(void)
 	port.port_no = 11;
 	FAILS(ioctl(info, TOF_IOCTL_GET_PORT_STAT, &port), EINVAL, "port 11");
 	WORKS(ioctl(info, TOF_IOCTL_GET_CQ_STAT, &cq), "GET_CQ_STAT");
-	cq.cqid = 12;
-	FAILS(ioctl(info, TOF_IOCTL_GET_CQ_STAT, &cq), EINVAL, "queue 12");
+	cq.cqid = has.cqs;
+	FAILS(ioctl(info, TOF_IOCTL_GET_CQ_STAT, &cq), EINVAL, "queue %d", has.cqs);
+	cq = (struct tof_cq_stat){ .tni = has.tnis };
+	FAILS(ioctl(info, TOF_IOCTL_GET_CQ_STAT, &cq), EINVAL, "TNI %d", has.tnis);
 	cq = (struct tof_cq_stat){ .tni = -1 };
 	FAILS(ioctl(info, TOF_IOCTL_GET_CQ_STAT, &cq), EINVAL, "TNI -1");
 	FAILS(ioctl(info, TOF_IOCTL_GET_CQ_STAT, NULL), EFAULT, "no argument");
@@ -293,8 +323,8 @@ static void statistics(void)
 	reg = (struct tof_load_register){ .pa = 0x47000000, .len = 8, .buf = BAD };
 	FAILS(ioctl(control, TOF_IOCTL_LOAD_REGISTER, &reg), EFAULT, "to a bad pointer");
 
-	struct queue q = open_queue(3, 7);
-	struct tof_load_resource rsc = { .rsc_id = 3 * 12 + 7, .len = 8, .buf = &value };
+	struct queue q = open_queue(3, 1);
+	struct tof_load_resource rsc = { .rsc_id = 3 * 12 + 1, .len = 8, .buf = &value };
 	q.toq[0] = 0x0123456789abcd00;
 	WORKS(ioctl(control, TOF_IOCTL_LOAD_RESOURCE, &rsc), "LOAD_RESOURCE of a TOQ");
 	CHECK(value == 0x0123456789abcd00, "what is in it");
@@ -303,9 +333,9 @@ static void statistics(void)
 	rsc.offset = 0;
 	rsc.rsc_id++;
 	FAILS(ioctl(control, TOF_IOCTL_LOAD_RESOURCE, &rsc), ENOENT, "a queue that is not open");
-	rsc.rsc_id = 228 + 3 * 12 + 7;
+	rsc.rsc_id = 228 + 3 * 12 + 1;
 	WORKS(ioctl(control, TOF_IOCTL_LOAD_RESOURCE, &rsc), "a steering table");
-	rsc.rsc_id = 297 + 3 * 12 + 7;
+	rsc.rsc_id = 297 + 3 * 12 + 1;
 	WORKS(ioctl(control, TOF_IOCTL_LOAD_RESOURCE, &rsc), "a memory block table");
 	rsc.rsc_id = 369;
 	FAILS(ioctl(control, TOF_IOCTL_LOAD_RESOURCE, &rsc), EINVAL, "no resource");
@@ -334,6 +364,7 @@ static void administration(void)
 	subnet = (struct tof_subnet){ 0 };
 	WORKS(ioctl(control, TOF_IOCTL_SET_SUBNET, &subnet), "SET_SUBNET");
 	FAILS(ioctl(info, TOF_IOCTL_SET_SUBNET, &subnet), ENOTTY, "SET_SUBNET of info");
+	/* A program that knows TofuD alone gets what there is. */
 	WORKS(ioctl(control, TOF_IOCTL_REG_USER, &user), "REG_USER");
 	cqs[5] = 0x800;
 	FAILS(ioctl(control, TOF_IOCTL_REG_USER, &user), EINVAL, "the kernel's queue");
@@ -377,14 +408,14 @@ static void administration(void)
 
 static void channels(void)
 {
-	int bch = open("/proc/tofu/dev/tni0bch2", O_RDWR);
+	int bch = open_channel(0, 2);
 	char *notice = memory(PAGE);
 	struct tof_set_bg gate = { .gate = 2, .source_lgate = -1, .source_rgate = -1,
 		.dest_lgate = -1, .dest_rgate = -1 };
 	struct tof_enable_bch a = { .addr = notice, .num = 1, .bgs = &gate };
 
 	CHECK(bch >= 0, "a barrier channel");
-	FAILS(open("/proc/tofu/dev/tni0bch2", O_RDWR), EBUSY, "is opened once");
+	FAILS(open_channel(0, 2), EBUSY, "is opened once");
 	FAILS(ioctl(bch, TOF_IOCTL_DISABLE_BCH), EPERM, "DISABLE_BCH before ENABLE_BCH");
 	FAILS(ioctl(bch, TOF_IOCTL_INIT_CQ, &a), ENOTTY, "INIT_CQ of a channel");
 	FAILS(ioctl(bch, TOF_IOCTL_ENABLE_BCH, BAD), EFAULT, "ENABLE_BCH, bad pointer");
@@ -398,11 +429,12 @@ static void channels(void)
 	BAD_BCH(bseq, 1 << 24, EINVAL);
 	BAD_BCH(bseq, -1, EINVAL);
 	BAD_BCH(num, -1, EINVAL);
+	BAD_BCH(num, has.barrier_tnis * has.gates + 1, EINVAL);
 	BAD_BCH(bgs, BAD, EFAULT);
-	gate.tni = 6;
+	gate.tni = has.barrier_tnis;
 	BAD_BCH(num, 1, EINVAL);
 	gate.tni = 0;
-	gate.gate = 48;
+	gate.gate = has.gates;
 	BAD_BCH(num, 1, EINVAL);
 	gate.gate = 2;
 	gate.dest_rgate = 1;
@@ -415,7 +447,7 @@ static void channels(void)
 	WORKS(ioctl(bch, TOF_IOCTL_ENABLE_BCH, &a), "ENABLE_BCH");
 	FAILS(ioctl(bch, TOF_IOCTL_ENABLE_BCH, &a), EBUSY, "twice");
 
-	int other = open("/proc/tofu/dev/tni0bch3", O_RDWR);
+	int other = open_channel(0, 3);
 	FAILS(ioctl(other, TOF_IOCTL_ENABLE_BCH, &a), EBUSY, "a gate that is another channel's");
 	WORKS(ioctl(bch, TOF_IOCTL_DISABLE_BCH), "DISABLE_BCH");
 	FAILS(ioctl(bch, TOF_IOCTL_DISABLE_BCH), EPERM, "twice");
@@ -428,7 +460,9 @@ static void channels(void)
 
 int main(void)
 {
+	has = generation();
 	numbers();
+	files();
 	init_cq();
 	stags();
 	again();

@@ -13,6 +13,7 @@
 enum { LEN = 256 << 10, THREADS = 4 };
 
 static struct coords me;
+static struct generation has;
 static volatile int stop;
 static struct queue shared;
 static uint8_t *area;
@@ -61,14 +62,15 @@ static void *racer(void *seed)
 
 static void *bystander(void *failures)
 {
-	struct queue q = open_queue(5, 0);
+	int tni = has.tnis - 1;
+	struct queue q = open_queue(tni, 0);
 	uint8_t *a = memory(LEN), *b = memory(LEN);
 	int64_t from = add_memory(&q, a, LEN, 1, 0), to = add_memory(&q, b, LEN, 2, 0);
 	uint32_t round = 0;
 
 	while (!stop) {
 		fill(a, LEN, round++);
-		if (put(&q, me, 5, to, from, LEN) != 0 || memcmp(a, b, LEN))
+		if (put(&q, me, tni, to, from, LEN) != 0 || memcmp(a, b, LEN))
 			(*(int *)failures)++;
 		while (wait_mrq(&q, 0) >= 0)
 			;
@@ -81,9 +83,13 @@ static void *bystander(void *failures)
 static void *fuzzer(void *seed)
 {
 	uint64_t state = (uintptr_t)seed;
-	static const char *const names[] = { "tni4cq0", "tni4cq1", "tni4bch0", "info", "control",
-		"tni4cq2" };
 	uint64_t argument[64];
+	int tni = has.tnis - 2;
+	char names[6][32] = { "info", "control" };
+
+	for (int cq = 0; cq < 3; cq++)
+		snprintf(names[2 + cq], sizeof(*names), "tni%dcq%d", tni, cq);
+	snprintf(names[5], sizeof(*names), "tni%dbch0", barrier_tni(tni));
 
 	while (!stop) {
 		char name[64];
@@ -129,8 +135,11 @@ int main(int argc, char **argv)
 	/* An exception of a queue that is made of garbage ends no test. */
 	signal(SIGTERM, SIG_IGN);
 	me = my_coords();
+	has = generation();
 	area = memory(LEN + (16 << 20));
-	shared = open_queue(4, 9);
+	/* Not one of the fuzzers' interface. */
+	int tni = has.tnis - 3, cq = has.cqs - 2;
+	shared = open_queue(tni, cq);
 	printf("# seed %llu\n", (unsigned long long)seed);
 	fflush(stdout);
 	for (int i = 0; i < THREADS; i++) {
@@ -144,9 +153,9 @@ int main(int argc, char **argv)
 		pthread_join(threads[i], NULL);
 	CHECK(failures == 0, "a bystander's Puts: %d wrong", failures);
 	close_queue(&shared);
-	struct queue q = open_queue(4, 9);
+	struct queue q = open_queue(tni, cq);
 	int64_t own = add_memory(&q, memory(PAGE), PAGE, 50, 0);
-	CHECK(own >= 0 && put(&q, me, 4, own, own, 64) == 0, "the queue works afterwards");
+	CHECK(own >= 0 && put(&q, me, tni, own, own, 64) == 0, "the queue works afterwards");
 	close_queue(&q);
 	return finish();
 }

@@ -124,7 +124,7 @@ static int friend(struct shared *s)
 
 static int denied(struct shared *s)
 {
-	int fd = open_node(0, 2);
+	int fd = open_node(1, 0);
 
 	(void)s;
 	if (fd >= 0 || errno != EACCES)
@@ -158,7 +158,7 @@ int main(void)
 	CHECK(result == 0, "and only what he has registered: %d", result);
 	CHECK(as_user(2002, taken, s) == 0, "a queue is its opener's");
 	CHECK(as_user(2001, friend, s) == 0, "the same user reaches it");
-	register_user(2002, 77, 0x3);
+	register_user(2002, 77, 0x2);
 	CHECK(as_user(2002, stranger, s) == 0, "a registered user does not");
 	result = as_user(2002, denied, s);
 	CHECK(result == 0, "nor opens queues that are not in his mask: %d", result);

@@ -28,28 +28,6 @@ impl Refused {
     }
 }
 
-/// The network interface with this number.
-///
-/// # Errors
-///
-/// [`Refusal::Wrong`] if there is none.
-pub(crate) fn unit(tni: u8) -> Result<TniId, Refused> {
-    TniId::new(tni).ok_or_else(|| Refused::new(Refusal::Wrong, format!("there is no TNI {tni}")))
-}
-
-/// The queue with these numbers.
-///
-/// # Errors
-///
-/// [`Refusal::Wrong`] if there is none, or if it is the kernel's.
-pub(crate) fn queue(tni: u8, cq: u8) -> Result<(TniId, CqId), Refused> {
-    let queue = TniId::new(tni).zip(CqId::new(cq).filter(|cq| *cq != CqId::KERNEL));
-    queue.ok_or_else(|| {
-        let text = format!("there is no control queue {cq} of TNI {tni} for processes");
-        Refused::new(Refusal::Wrong, text)
-    })
-}
-
 /// Whose a queue is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
@@ -109,6 +87,30 @@ impl Leases {
             gates_of: BTreeMap::new(),
             gates_stuck: false,
         }
+    }
+
+    /// The network interface with this number.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Wrong`] if devices of the generation have none.
+    pub fn unit(&self, tni: u8) -> Result<TniId, Refused> {
+        let unit = TniId::new(tni).filter(|tni| self.generation.description().has_tni(*tni));
+        unit.ok_or_else(|| Refused::new(Refusal::Wrong, format!("there is no TNI {tni}")))
+    }
+
+    /// The queue with these numbers.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Wrong`] if devices of the generation have none, or if it is the kernel's.
+    pub fn queue(&self, tni: u8, cq: u8) -> Result<(TniId, CqId), Refused> {
+        let for_processes = |cq: &CqId| cq.get() < self.generation.description().user_cqs();
+        let queue = self.unit(tni).ok().zip(CqId::new(cq).filter(for_processes));
+        queue.ok_or_else(|| {
+            let text = format!("there is no control queue {cq} of TNI {tni} for processes");
+            Refused::new(Refusal::Wrong, text)
+        })
     }
 
     fn owner(&mut self, tni: TniId, cq: CqId) -> &mut Owner {
@@ -364,10 +366,25 @@ mod tests {
         leases.give(one, tni(5), cq(10)).unwrap();
         leases.take(other, 2, tni(5), cq(10)).unwrap();
         assert_eq!(leases.of(other).len(), 7);
-        assert_eq!(queue(5, 10), Ok((tni(5), cq(10))));
-        // 11 is the kernel's.
-        for (tni, cq) in [(0, 11), (6, 0), (255, 255)] {
-            assert_eq!(queue(tni, cq).unwrap_err().why, Refusal::Wrong);
+    }
+
+    #[test]
+    fn the_kernels_queue_and_those_of_other_generations_are_no_processs() {
+        for generation in Generation::ALL {
+            let leases = Leases::new(generation);
+            let description = generation.description();
+            let (last, kernel) = (description.tnis - 1, description.kernel_cq().get());
+            let unit = TniId::ALL[usize::from(last)];
+            let user = CqId::ALL[usize::from(kernel - 1)];
+            assert_eq!(leases.queue(last, kernel - 1), Ok((unit, user)));
+            for (tni, cq) in [(0, kernel), (0, kernel + 1), (last + 1, 0), (255, 255)] {
+                let refused = leases.queue(tni, cq).unwrap_err();
+                assert_eq!(refused.why, Refusal::Wrong, "{generation}: {tni} {cq}");
+            }
+            assert_eq!(leases.unit(last), Ok(unit));
+            let refused = leases.unit(last + 1).unwrap_err();
+            assert_eq!(refused.why, Refusal::Wrong);
+            assert_eq!(refused.text, format!("there is no TNI {}", last + 1));
         }
     }
 
@@ -378,7 +395,6 @@ mod tests {
         assert_eq!(leases.take_gates(one, tni(3), 2), Ok(1 | 3 << 16));
         assert_eq!(leases.take_gates(other, tni(3), 31).unwrap_err().why, Refusal::NoneLeft);
         assert_eq!(leases.take_gates(other, tni(3), 30), Ok(2 | 0x3fff_ffff << 18));
-        assert_eq!(unit(6).unwrap_err().why, Refusal::Wrong);
         for (n, gates) in [(3, 1), (3, 1 << 63), (2, 1)] {
             assert_eq!(leases.give_gates(other, tni(n), gates).unwrap_err().why, Refusal::Wrong);
         }

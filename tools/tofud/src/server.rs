@@ -17,7 +17,7 @@ use tofu_abi::TniId;
 use tofu_vfio::broker::wire::{Answer, Refusal, Request, VERSION, receive, send};
 
 use crate::device::{SharedDevice, Source};
-use crate::lease::{ClientId, Leases, Refused, queue, unit};
+use crate::lease::{ClientId, Leases, Refused};
 use crate::throttle::Throttle;
 
 /// Connections at a time at most. Processes of a node are 36 at most.
@@ -302,8 +302,9 @@ impl<S: Source> Server<S> {
                 Ok(Handled::Welcome(cq))
             }
             Request::Packets { tni, .. } => {
-                let tni = unit(tni)?;
+                // Which ones there are is known once the device is open.
                 self.open(!self.was_open)?;
+                let tni = self.leases.unit(tni)?;
                 self.leases.take_packets(id, pid, tni)?;
                 self.enter(id, Role::Network(tni))?;
                 Ok(Handled::Welcome(None))
@@ -316,21 +317,23 @@ impl<S: Source> Server<S> {
                 Err(wrong("its first message is not a greeting"))
             }
             Request::Take { tni, cq } => {
-                let (tni, cq) = queue(tni, cq)?;
+                let (tni, cq) = self.leases.queue(tni, cq)?;
                 self.leases.take(id, pid, tni, cq)?;
                 Ok(Handled::Answer(Answer::Taken))
             }
             Request::Give { tni, cq } => {
-                let (tni, cq) = queue(tni, cq)?;
+                let (tni, cq) = self.leases.queue(tni, cq)?;
                 self.leases.give(id, tni, cq)?;
                 Ok(Handled::Silent)
             }
             Request::TakeGates { tni, relays } => {
-                let gates = self.leases.take_gates(id, unit(tni)?, relays)?;
+                let tni = self.leases.unit(tni)?;
+                let gates = self.leases.take_gates(id, tni, relays)?;
                 Ok(Handled::Answer(Answer::Gates { gates }))
             }
             Request::GiveGates { tni, gates } => {
-                self.leases.give_gates(id, unit(tni)?, gates)?;
+                let tni = self.leases.unit(tni)?;
+                self.leases.give_gates(id, tni, gates)?;
                 Ok(Handled::Silent)
             }
             Request::Addresses { size } => {

@@ -210,7 +210,9 @@ static void first_put_remove(struct pci_dev *pdev)
 }
 
 static const struct pci_device_id first_put_ids[] = {
-	{ PCI_DEVICE(0x10cf, 0x1ccd) },
+	{ PCI_DEVICE(0x10cf, 0x1cc1) },	/* Tofu: the K computer, FX10 */
+	{ PCI_DEVICE(0x10cf, 0x1cc2) },	/* Tofu2: FX100 */
+	{ PCI_DEVICE(0x10cf, 0x1ccd) },	/* TofuD: Fugaku */
 	{ }
 };
 MODULE_DEVICE_TABLE(pci, first_put_ids);
