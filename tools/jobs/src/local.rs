@@ -47,7 +47,6 @@ use tofu_supervisor::janitor::{self, Janitor};
 use tofu_supervisor::plan::Network;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
-use tofu_supervisor::units::LinkMode;
 use tofu_supervisor::{runner, server};
 use tofu_sync::lock;
 use tofu_vfio_user::Backing;
@@ -88,7 +87,9 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let dir = RunDir::create(Some(&MachineName::of_this_run()))?;
     let janitor = Janitor::start(dir.path(), &[])?;
     let links = args.links.unwrap_or_default();
-    let mut host = LocalMachine::start(shape, links, ranks, &dir, control.sender())?;
+    let config = MachineConfig::of(wanted.generation, shape);
+    let config = MachineConfig { links: links.links(), ..config };
+    let mut host = LocalMachine::start(config, ranks, &dir, control.sender())?;
     let manager = args.mpi.then(|| serve_mpi(&placement, control.sender())).transpose()?;
     let own: Vec<(OsString, OsString)> =
         args.env.iter().map(|var| (var.name.clone().into(), var.value.clone().into())).collect();
@@ -312,8 +313,7 @@ struct LocalMachine {
 impl LocalMachine {
     /// `job` gets an event if somebody wants the machine to end.
     fn start(
-        shape: Shape,
-        links: LinkMode,
+        config: MachineConfig,
         ranks: u32,
         dir: &RunDir,
         job: Sender<Event>,
@@ -325,9 +325,7 @@ impl LocalMachine {
             true => Doorbells::Polled,
             false => Doorbells::Trapped,
         };
-        let links = links.links();
-        let config = MachineConfig { links, doorbells, engines, ..MachineConfig::new(shape) };
-        let machine = Machine::new(config)?;
+        let machine = Machine::new(MachineConfig { doorbells, engines, ..config })?;
         machine.start()?;
         let registry = serve_control(&machine, dir, job)?;
         // Nobody else can have taken it.

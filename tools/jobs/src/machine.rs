@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tofu_abi::Coords;
+use tofu_abi::{Coords, Generation};
 use tofu_control::protocol::{MachineInfo, NodeInfo};
 use tofu_control::{MachineName, find_machine, info, rundir};
 use tofu_fabric::Shape;
@@ -47,6 +47,7 @@ impl Found {
 pub(crate) struct Machine {
     pub(crate) name: MachineName,
     pub(crate) control: PathBuf,
+    pub(crate) generation: Generation,
     /// Those that are ready.
     pub(crate) nodes: Vec<NodeInfo>,
     /// The machine as jobs see it: what has no Linux that is ready counts as failed.
@@ -66,6 +67,7 @@ impl Machine {
     pub(crate) fn find(args: &RunArgs, wanted: Wanted, control: &Control) -> anyhow::Result<Found> {
         // What a machine is to be made of says that one is to be made.
         let made = args.shape.is_some()
+            || args.generation.is_some()
             || args.image.is_some()
             || args.driver.is_some()
             || args.links.is_some();
@@ -106,6 +108,8 @@ impl Machine {
     fn running((name, control): (MachineName, PathBuf), own: Option<Own>) -> anyhow::Result<Self> {
         let machine = info(&control).with_context(|| format!("machine {name}"))?;
         let (shape, system) = system(&machine).with_context(|| format!("machine {name}"))?;
+        // It has devices, as its nodes are ready.
+        let generation = machine.generation().unwrap_or_default();
         let ready = machine.nodes.into_iter().filter(|node| node.state == "ready");
         let nodes: Vec<_> = ready.collect();
         if nodes.is_empty() {
@@ -114,7 +118,7 @@ impl Machine {
         let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
         let others = shape.iter().filter(|at| !ready.contains(at));
         let usable = system.clone().with_failed(others)?;
-        Ok(Self { name, control, nodes, usable, system, own })
+        Ok(Self { name, control, generation, nodes, usable, system, own })
     }
 
     /// The number of the node at these coordinates.
@@ -179,6 +183,9 @@ impl Own {
                 bail!("there is no image {image} for MPI programs; `tofu sdk --mpi DIR` makes it");
             }
             command.args(["--image", image]);
+        }
+        if let Some(generation) = args.generation {
+            command.args(["--generation", generation.name()]);
         }
         if let Some(driver) = args.driver {
             command.args(["--driver", driver.name()]);

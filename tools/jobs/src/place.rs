@@ -6,40 +6,47 @@ use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
 
 use crate::args::RunArgs;
 
-/// The most ranks on a node: that many have control queues of their own.
-const MOST_ON_NODE: u32 = Generation::Fugaku.description().processes as u32;
-
 /// What the user asks for, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) ranks: Option<u32>,
     pub(crate) map: Option<LogicalShape>,
     pub(crate) ppn: Option<u32>,
+    /// Of the machine.
+    pub(crate) generation: Generation,
 }
 
 impl Wanted {
-    /// What the command line says.
+    /// What the command line says. A machine that is there may be of another generation.
     ///
     /// # Errors
     ///
     /// If numbers are out of range or contradict each other.
     pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Self> {
-        let wanted = Self { ranks: args.ranks, map: args.map, ppn: args.ppn };
+        let generation = args.generation.unwrap_or_default();
+        let wanted = Self { ranks: args.ranks, map: args.map, ppn: args.ppn, generation };
         wanted.check()?;
         Ok(wanted)
     }
 
+    /// The most ranks on a node: that many have control queues of their own.
+    fn most_on_node(self) -> u32 {
+        self.generation.description().processes.into()
+    }
+
     fn check(self) -> anyhow::Result<()> {
+        let most_on_node = self.most_on_node();
         if self.ranks == Some(0) {
             bail!("-n 0: a job has one rank or more");
         }
         if let Some(ppn) = self.ppn
-            && !(1..=MOST_ON_NODE).contains(&ppn)
+            && !(1..=most_on_node).contains(&ppn)
         {
-            bail!("--ppn {ppn}: a node has 1 to {MOST_ON_NODE} ranks");
+            let machine = self.generation.description().machine;
+            bail!("--ppn {ppn}: a node has 1 to {most_on_node} ranks ({machine})");
         }
         if let (Some(ranks), Some(map)) = (self.ranks, self.map) {
-            let ppn = self.ppn.unwrap_or(MOST_ON_NODE);
+            let ppn = self.ppn.unwrap_or(most_on_node);
             let most = map.nodes().saturating_mul(ppn);
             if ranks > most {
                 bail!(
@@ -59,11 +66,12 @@ impl Wanted {
             (None, _) => 2,
             (Some(ranks), Some(ppn)) => ranks.div_ceil(ppn),
             (Some(ranks), None) => {
-                let most = MOST_STARTED * MOST_ON_NODE;
+                let most_on_node = self.most_on_node();
+                let most = MOST_STARTED * most_on_node;
                 if ranks > most {
                     bail!(
                         "-n {ranks}: a machine that is started for a run has up to {MOST_STARTED} \
-                         nodes with {MOST_ON_NODE} ranks each, {most} in all, unless --map, --ppn \
+                         nodes with {most_on_node} ranks each, {most} in all, unless --map, --ppn \
                          or --shape ask for more"
                     );
                 }
@@ -99,13 +107,14 @@ pub(crate) fn lay(system: &System, wanted: Wanted) -> anyhow::Result<Job> {
     };
     let ranks = wanted.ranks.unwrap_or_else(|| nodes.saturating_mul(wanted.ppn.unwrap_or(1)));
     let ppn = wanted.ppn.unwrap_or(ranks.div_ceil(nodes));
-    if nodes > usable || ppn > MOST_ON_NODE {
-        let most = usable.saturating_mul(wanted.ppn.unwrap_or(MOST_ON_NODE));
+    let most_on_node = wanted.most_on_node();
+    if nodes > usable || ppn > most_on_node {
+        let most = usable.saturating_mul(wanted.ppn.unwrap_or(most_on_node));
         if ranks > most || wanted.map.is_none() {
             bail!(
                 "{ranks} ranks are too many: the machine has {usable} Linux nodes, and with up to \
                  {} ranks on each at most {most}",
-                wanted.ppn.unwrap_or(MOST_ON_NODE)
+                wanted.ppn.unwrap_or(most_on_node)
             );
         }
     }
@@ -197,7 +206,8 @@ mod tests {
     use super::*;
 
     fn wanted(ranks: Option<u32>, map: Option<&str>, ppn: Option<u32>) -> Wanted {
-        Wanted { ranks, map: map.map(|map| map.parse().unwrap()), ppn }
+        let map = map.map(|map| map.parse().unwrap());
+        Wanted { ranks, map, ppn, generation: Generation::Fugaku }
     }
 
     fn unit() -> System {
@@ -272,6 +282,19 @@ mod tests {
             assert!(error.contains(expected) && !error.contains('\n'), "{error}");
         }
         assert!(wanted(Some(433), None, None).nodes().is_err());
+        for generation in Generation::ALL {
+            let most = u32::from(generation.description().processes);
+            let of = |ranks, ppn| Wanted { generation, ..wanted(Some(ranks), None, ppn) };
+            assert_eq!(lay(&unit(), of(12 * most, None)).unwrap().per_node(), most);
+            assert!(of(12 * most, None).nodes().is_ok());
+            assert!(of(12 * most + 1, None).nodes().is_err());
+            let error = lay(&unit(), of(12 * most + 1, None)).unwrap_err().to_string();
+            assert!(error.contains(&format!("at most {}", 12 * most)), "{error}");
+            let error = lay(&unit(), of(1, Some(most + 1))).unwrap_err().to_string();
+            let machine = generation.description().machine;
+            let allowed = format!("a node has 1 to {most} ranks ({machine})");
+            assert!(error.contains(&allowed), "{error}");
+        }
         assert_eq!(wanted(Some(100), None, None).nodes().unwrap().nodes(), 12);
         assert_eq!(wanted(Some(32), None, Some(1)).nodes().unwrap().nodes(), 32);
     }

@@ -243,6 +243,15 @@ impl FromStr for Interconnect {
     }
 }
 
+/// The generation of Tofu of this name.
+///
+/// # Errors
+///
+/// If there is none: what is allowed.
+pub fn generation(name: &str) -> Result<Generation, &'static str> {
+    Generation::from_name(name).ok_or(Generation::NAMES)
+}
+
 /// How packets go over the links of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LinkMode {

@@ -38,7 +38,8 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
             .map(|(name, machine)| match machine {
                 Ok(machine) => json!({
                     "name": name, "pid": machine.pid, "shape": machine.shape,
-                    "seconds": machine.seconds, "nodes": machine.nodes,
+                    "generation": machine.generation, "seconds": machine.seconds,
+                    "nodes": machine.nodes,
                 }),
                 Err(why) => json!({ "name": name, "error": why }),
             })
@@ -60,7 +61,9 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
 
 fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<()> {
     let (shape, pid, up) = (&machine.shape, machine.pid, duration(machine.seconds));
-    writeln!(out, "machine {name}: {shape}, up {up}, process {pid}")?;
+    // None while it starts.
+    let generation = machine.generation().map(|of| format!(", {}", of.name())).unwrap_or_default();
+    writeln!(out, "machine {name}: {shape}{generation}, up {up}, process {pid}")?;
     let rows = machine.nodes.iter().map(|node: &NodeInfo| {
         vec![
             node.index.to_string(),

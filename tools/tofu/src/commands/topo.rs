@@ -11,6 +11,7 @@ use tofu_abi::Coords;
 use tofu_fabric::{Axis, Link, Port};
 use tofu_machine::{Capacity, Generation};
 use tofu_supervisor::plan::Network;
+use tofu_supervisor::units::generation;
 
 use crate::commands::running::MachineOrShape;
 use crate::commands::svg;
@@ -22,9 +23,9 @@ pub(crate) struct TopoArgs {
     #[command(flatten)]
     pub(crate) machine: MachineOrShape,
 
-    /// What its links can carry: tofu, tofu2 or tofud
+    /// Whose links it has, for what they can carry: k, fx10, fx100 or fugaku
     ///
-    /// [default: that of the machine file, or tofud]
+    /// [default: that of the machine file, or fugaku]
     #[arg(long, value_name = "GENERATION", value_parser = generation)]
     pub(crate) generation: Option<Generation>,
 
@@ -49,10 +50,6 @@ Examples:
 
 /// Up to this many nodes are listed one by one.
 const LISTED_NODES: u32 = 192;
-
-fn generation(name: &str) -> Result<Generation, String> {
-    Generation::from_name(name).ok_or_else(|| format!("give {}", Generation::NAMES))
-}
 
 /// Runs `tofu topo`.
 pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<u8> {
