@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
+use tofu_abi::Generation;
+use tofu_abi::generation::Description;
+use tofu_abi::reduce::MAX_UTOFU_INTEGERS;
 use tofu_utofu::Code;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
@@ -63,35 +66,52 @@ const C: [&str; 7] = ["gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-We
 const CPP: [&str; 8] =
     ["g++", "-x", "c++", "-std=c++11", "-O1", "-Wall", "-Wextra", "-D_Static_assert=static_assert"];
 
-/// Builds a program, installed libraries at hand, and runs it with arguments and these environment
-/// variables; returns its output, or `None` if there is no compiler.
+/// A program that was built, installed libraries at hand.
+struct Program {
+    root: TempDir,
+    path: PathBuf,
+}
+
+impl Program {
+    /// `None`, after it was said, if there is no compiler.
+    fn build(compiler: &[&str], source: &Path) -> Option<Self> {
+        let name = source.file_stem().unwrap().to_str().unwrap();
+        if !have(compiler[0]) {
+            eprintln!("SKIP {name}: no {}", compiler[0]);
+            return None;
+        }
+        let root = installed();
+        let path = root.path().join(name);
+        run(Command::new(compiler[0])
+            .args(&compiler[1..])
+            .args(["-pthread", "-o"])
+            .args([&path, source])
+            .args(["-x", "none"])
+            .args(flags(root.path())));
+        Some(Self { root, path })
+    }
+
+    /// Runs it with arguments and these environment variables; returns its output.
+    fn run(&self, args: &[&str], env: &[(&str, &str)]) -> String {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", "120"]).arg(&self.path).args(args);
+        for (name, _) in env::vars().filter(|(name, _)| name.contains("TOFU_")) {
+            command.env_remove(name);
+        }
+        command.env("LD_LIBRARY_PATH", self.root.path().join("lib")).envs(env.iter().copied());
+        run(&mut command)
+    }
+}
+
+/// Builds a program and runs it with arguments and these environment variables; returns its output,
+/// or `None` if there is no compiler.
 fn build_and_run_with(
     compiler: &[&str],
     source: &Path,
     args: &[&str],
     env: &[(&str, &str)],
 ) -> Option<String> {
-    let name = source.file_stem().unwrap().to_str().unwrap();
-    if !have(compiler[0]) {
-        eprintln!("SKIP {name}: no {}", compiler[0]);
-        return None;
-    }
-    let root = installed();
-    let root = root.path();
-    let program = root.join(name);
-    run(Command::new(compiler[0])
-        .args(&compiler[1..])
-        .args(["-pthread", "-o"])
-        .args([&program, source])
-        .args(["-x", "none"])
-        .args(flags(root)));
-    let mut command = Command::new("timeout");
-    command.args(["--kill-after=5", "120"]).arg(&program).args(args);
-    for (name, _) in env::vars().filter(|(name, _)| name.contains("TOFU_")) {
-        command.env_remove(name);
-    }
-    command.env("LD_LIBRARY_PATH", root.join("lib")).envs(env.iter().copied());
-    Some(run(&mut command))
+    Program::build(compiler, source).map(|program| program.run(args, env))
 }
 
 fn build_and_run(source: &Path, env: &[(&str, &str)]) -> Option<String> {
@@ -262,56 +282,148 @@ fn a_program_without_a_device_is_told_what_to_do() {
     }
 }
 
-/// Runs an example on a machine of a shape.
-fn example(name: &str, shape: &str) -> Option<String> {
+/// What `generation.c` says of a generation.
+fn said_of(generation: Generation) -> String {
+    let Description { version, tnis, barrier, piggyback, .. } = *generation.description();
+    let Description { atomics, session_mode, .. } = *generation.description();
+    let list = |count: u8| (0..count).map(|tni| format!(" {tni}")).collect::<String>();
+    let mut said = format!("version {version}.0\none-sided{}\n", list(tnis));
+    said += &format!("barrier{}\n", list(barrier.tnis));
+    let (flags, operations) = match (session_mode, atomics) {
+        (false, false) => ("0", "0"),
+        (true, true) => ("0x3", "0x3f"),
+        _ => unreachable!("{generation}"),
+    };
+    let integers = usize::from(barrier.integers).min(MAX_UTOFU_INTEGERS);
+    // All but MAXLOC, which takes pairs.
+    let reductions = if integers < 2 { 0x1be } else { 0x1fe };
+    for tni in 0..6 {
+        said += &match (tni < tnis, tni < barrier.tnis) {
+            (true, with_gates) => {
+                let (caps, gates) = match with_gates {
+                    true => {
+                        let doubles = barrier.doubles;
+                        (format!("SUCCESS {reductions:#x} {integers} {doubles}"), "SUCCESS")
+                    }
+                    false => ("NOT_SUPPORTED".to_owned(), "FULL"),
+                };
+                let onesided = format!("SUCCESS {flags} {operations} {piggyback}");
+                format!("TNI {tni}: {onesided}, barriers {caps}, VCQ SUCCESS, gates {gates}\n")
+            }
+            (false, _) => {
+                let no = "INVALID_TNI_ID";
+                format!("TNI {tni}: {no}, barriers {no}, VCQ {no}, gates {no}\n")
+            }
+        };
+    }
+    let supported = |is: bool| if is { "SUCCESS" } else { "NOT_SUPPORTED" };
+    said += &format!("session {}\n", supported(session_mode));
+    for prepare in ["", "prepare_"] {
+        for command in ["armw4", "armw8", "cswap4", "cswap8"] {
+            said += &format!("{prepare}{command} {}\n", supported(atomics));
+        }
+    }
+    said += &format!("one-sided works over {tnis} TNIs\n");
+    said += &format!("MAXLOC {}\n", if integers < 2 { "INVALID_NUMBER" } else { "SUCCESS" });
+    said + &format!("barriers work with {integers} elements\n")
+}
+
+#[test]
+fn interfaces_are_those_of_the_generation_and_what_it_lacks_is_refused() {
+    let Some(program) = Program::build(&C, &test_source("generation.c")) else { return };
+    for generation in Generation::ALL {
+        let env = [&PAIR[..], &[("TOFU_GENERATION", generation.name())]].concat();
+        assert_eq!(program.run(&[], &env), said_of(generation), "{generation}");
+    }
+}
+
+#[test]
+fn any_calls_of_earlier_generations_crash_nothing() {
+    let Some(program) = Program::build(&C, &test_source("anything.c")) else { return };
+    for generation in Generation::ALL.into_iter().filter(|of| *of != Generation::Fugaku) {
+        let env = [&PAIR[..], &[("TOFU_GENERATION", generation.name())]].concat();
+        let output = program.run(&["15000"], &env);
+        let functions: BTreeSet<_> =
+            output.lines().filter_map(|line| line.split(' ').next()).collect();
+        assert_eq!(functions.len(), 65, "{generation}");
+    }
+}
+
+/// What an example needs besides what all generations have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Needs {
+    Nothing,
+    Atomics,
+    Sessions,
+}
+
+/// Runs an example on machines of a shape, of all generations that have what it needs.
+fn example(name: &str, needs: Needs, shape: &str, expected: impl Fn(&Description) -> String) {
     let source = Path::new(HERE).join("../examples/c").join(name);
-    build_and_run(&source, &[("TOFU_PROVIDER", "inproc"), ("TOFU_SHAPE", shape)])
+    let Some(program) = Program::build(&C, &source) else { return };
+    for generation in Generation::ALL {
+        let description = generation.description();
+        let has = match needs {
+            Needs::Nothing => true,
+            Needs::Atomics => description.atomics,
+            Needs::Sessions => description.session_mode,
+        };
+        if has {
+            let env = [
+                ("TOFU_PROVIDER", "inproc"),
+                ("TOFU_SHAPE", shape),
+                ("TOFU_GENERATION", generation.name()),
+            ];
+            assert_eq!(program.run(&[], &env), expected(description), "{name}: {generation}");
+        }
+    }
 }
 
 #[test]
 fn examples_print_what_the_manual_says() {
-    let Some(output) = example("ring_put.c", "1x1x1x2x3x2") else {
-        return;
-    };
-    let line = |rank: u32| {
-        let from = (rank + 11) % 12;
-        format!("rank {rank}: \"hello from rank {from}\", edata {from}\n")
-    };
-    assert_eq!(output, (0..12).map(line).collect::<String>());
-
-    let output = example("ring_get.c", "1x1x1x2x2x1").unwrap();
-    let line = |rank: u32| {
-        let letter = ["D", "A", "B", "C"][rank as usize];
-        format!("rank {rank}: 100000 bytes of '{letter}', 0 wrong\n")
-    };
-    assert_eq!(output, (0..4).map(line).collect::<String>());
-
-    let output = example("counter.c", "1x1x1x2x2x1").unwrap();
-    assert_eq!(output, "counter 4000, each number drawn once: yes\n");
-    let output = example("pingpong.c", "1x1x1x2x1x1").unwrap();
+    use Needs::{Atomics, Nothing, Sessions};
+    const PAIR: &str = "1x1x1x2x1x1";
+    const FOUR: &str = "1x1x1x2x2x1";
+    const UNIT: &str = "1x1x1x2x3x2";
+    example("ring_put.c", Nothing, UNIT, |_| {
+        let line = |rank: u32| {
+            let from = (rank + 11) % 12;
+            format!("rank {rank}: \"hello from rank {from}\", edata {from}\n")
+        };
+        (0..12).map(line).collect()
+    });
+    example("ring_get.c", Nothing, FOUR, |_| {
+        let line = |rank: usize| {
+            let letter = ["D", "A", "B", "C"][rank];
+            format!("rank {rank}: 100000 bytes of '{letter}', 0 wrong\n")
+        };
+        (0..4).map(line).collect()
+    });
     // Each side adds one to what came: 2000 modulo 256.
-    assert_eq!(output, "1000 rounds of 4096 bytes, first byte 208\n");
-    let output = example("striping.c", "1x1x1x2x1x1").unwrap();
-    assert_eq!(output, "12582912 bytes over 6 TNIs, 0 wrong\n");
-    let output = example("relay.c", "1x1x1x2x3x2").unwrap();
-    assert_eq!(output, "rank 11 has it: through 12 ranks, 10 of which did nothing\n");
-    let output = example("stride.c", "1x1x1x2x3x2").unwrap();
-    assert_eq!(output, "12 ranks, halo columns of 300 rows, 0 wrong\n");
-    let output = example("lock.c", "1x1x1x2x2x1").unwrap();
-    assert_eq!(output, "counter 800 of 800, lock free\n");
-    let output = example("piggyback.c", "1x1x1x2x2x1").unwrap();
-    assert_eq!(output, "512 of 512 letters as they were written\n");
-    let output = example("prepared.c", "1x1x1x2x3x2").unwrap();
-    assert_eq!(output, "100 rounds of 192 bytes of descriptors, 0 wrong\n");
-    let output = example("sizes.c", "1x1x1x2x1x1").unwrap();
-    assert_eq!(output, "22 sizes up to 16777215 bytes, 22 as they were sent\n");
-    let output = example("many_vcqs.c", "1x1x1x2x1x1").unwrap();
-    let expected = "rank 0: 6 TNIs, 96 completions\nrank 1: 96 of 96 numbers at the right VCQ\n";
-    assert_eq!(output, expected);
-    let output = example("threads.c", "1x1x1x2x1x1").unwrap();
-    assert_eq!(output, "2 ranks of 4 threads: each number drawn once\n");
-    let output = example("split.c", "1x1x1x2x1x1").unwrap();
-    assert_eq!(output, "40000000 bytes in 3 pieces\n");
+    for (name, needs, shape, expected) in [
+        ("counter.c", Atomics, FOUR, "counter 4000, each number drawn once: yes\n"),
+        ("pingpong.c", Nothing, PAIR, "1000 rounds of 4096 bytes, first byte 208\n"),
+        ("relay.c", Sessions, UNIT, "rank 11 has it: through 12 ranks, 10 of which did nothing\n"),
+        ("stride.c", Nothing, UNIT, "12 ranks, halo columns of 300 rows, 0 wrong\n"),
+        ("lock.c", Atomics, FOUR, "counter 800 of 800, lock free\n"),
+        ("piggyback.c", Nothing, FOUR, "512 of 512 letters as they were written\n"),
+        ("prepared.c", Atomics, UNIT, "100 rounds of 192 bytes of descriptors, 0 wrong\n"),
+        ("sizes.c", Nothing, PAIR, "22 sizes up to 16777215 bytes, 22 as they were sent\n"),
+        ("threads.c", Atomics, PAIR, "2 ranks of 4 threads: each number drawn once\n"),
+        ("split.c", Nothing, PAIR, "40000000 bytes in 3 pieces\n"),
+    ] {
+        example(name, needs, shape, |_| expected.to_owned());
+    }
+    example("striping.c", Nothing, PAIR, |description| {
+        format!("12582912 bytes over {} TNIs, 0 wrong\n", description.tnis)
+    });
+    example("many_vcqs.c", Nothing, PAIR, |&Description { tnis, .. }| {
+        let all = u32::from(tnis) * 16;
+        format!(
+            "rank 0: {tnis} TNIs, {all} completions\nrank 1: {all} of {all} numbers at the right \
+             VCQ\n"
+        )
+    });
 }
 
 #[test]

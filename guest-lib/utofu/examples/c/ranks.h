@@ -33,7 +33,6 @@ static uint8_t (*ranks_coords)[6];
 #define RANKS_MOST 64
 #define RANKS_ROOM 1024
 #define RANKS_JOB 1
-#define RANKS_TNI 5
 #define RANKS_STAG 200
 
 /* Two of each, as a rank may be one turn ahead of another. */
@@ -44,6 +43,7 @@ struct ranks_inbox {
 
 static int ranks_own = -1; /* This process's rank; -1: ranks are threads. */
 static utofu_vcq_hdl_t ranks_vcq;
+static utofu_tni_id_t ranks_tni; /* The last one. */
 static utofu_cq_id_t ranks_cq;
 static utofu_stadd_t ranks_outbox;
 static _Alignas(256) uint8_t ranks_out[RANKS_ROOM + 8];
@@ -58,7 +58,7 @@ static inline void ranks_put(int rank, size_t from, size_t to, size_t length)
     struct utofu_mrq_notice notice;
     void *cbdata;
     int code;
-    OK(utofu_construct_vcq_id(ranks_coords[rank], RANKS_TNI, ranks_cq, 6, &id));
+    OK(utofu_construct_vcq_id(ranks_coords[rank], ranks_tni, ranks_cq, 6, &id));
     OK(utofu_query_stadd(id, RANKS_STAG, &inbox));
     do {
         OK(utofu_put(ranks_vcq, id, ranks_outbox + from, inbox + to, length, 0,
@@ -192,13 +192,13 @@ static inline int ranks_number(void)
 static inline void run_rank(rank_body *body)
 {
     void *map;
-    size_t length;
+    size_t length, tnis;
     unsigned count;
     uint8_t coords[6];
     utofu_vcq_hdl_t first;
     utofu_vcq_id_t id;
     utofu_stadd_t inbox;
-    utofu_tni_id_t tni;
+    utofu_tni_id_t *own, tni;
     uint16_t extra;
     ranks_own = ranks_number();
     ranks_need(jtofu_create_mapinfo_by_envvars(&map, &length, &count) == JTOFU_SUCCESS &&
@@ -219,8 +219,11 @@ static inline void run_rank(rank_body *body)
      * A control queue of its own, which is the same one in all ranks. The first of its TNI it
      * leaves to the example, which computes IDs from it.
      */
-    OK(utofu_create_vcq(RANKS_TNI, 0, &first));
-    OK(utofu_create_vcq_with_cmp_id(RANKS_TNI, 6, UTOFU_VCQ_FLAG_EXCLUSIVE, &ranks_vcq));
+    OK(utofu_get_onesided_tnis(&own, &tnis));
+    ranks_tni = own[tnis - 1];
+    free(own);
+    OK(utofu_create_vcq(ranks_tni, 0, &first));
+    OK(utofu_create_vcq_with_cmp_id(ranks_tni, 6, UTOFU_VCQ_FLAG_EXCLUSIVE, &ranks_vcq));
     OK(utofu_free_vcq(first));
     OK(utofu_query_vcq_id(ranks_vcq, &id));
     OK(utofu_query_vcq_info(id, coords, &tni, &ranks_cq, &extra));

@@ -49,16 +49,21 @@ static inline void job_start(void)
     free(map);
 }
 
-/* The control queue of a rank depends on how many share its node, and which of them it is. */
+/*
+ * The control queue of a rank depends on how many share its node, and which of them it is. The
+ * first Tofu has two queues for ranks, later ones eleven.
+ */
 static inline utofu_cq_id_t job_cq(int rank)
 {
     static const utofu_cq_id_t first[4][4] = {{0}, {0, 6}, {0, 4, 8}, {0, 2, 5, 8}};
-    int per_node = job_number("TOFU_PPN");
-    if (per_node > 4) {
-        fprintf(stderr, "this program is for up to 4 ranks on a node\n");
+    int major, minor, per_node = job_number("TOFU_PPN");
+    utofu_query_tofu_version(&major, &minor);
+    int most = major == 1 ? 2 : 4;
+    if (per_node > most) {
+        fprintf(stderr, "this program is for up to %d ranks on a node\n", most);
         exit(1);
     }
-    return first[per_node - 1][rank % per_node];
+    return major == 1 ? (utofu_cq_id_t)(rank % per_node) : first[per_node - 1][rank % per_node];
 }
 
 /* The VCQ ID of a rank whose VCQ has this component ID on this TNI. */

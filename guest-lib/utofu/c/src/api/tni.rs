@@ -87,7 +87,7 @@ const fn barrier_caps(generation: Generation) -> BarrierCaps {
     let integers = barrier.integers as usize;
     BarrierCaps {
         flags: 0,
-        reduce_ops: REDUCE_OPS,
+        reduce_ops: if integers < 2 { REDUCE_OPS & !MAXLOC } else { REDUCE_OPS },
         max_uint64_reduction: if integers < MAX_UTOFU_INTEGERS {
             integers
         } else {
@@ -97,8 +97,10 @@ const fn barrier_caps(generation: Generation) -> BarrierCaps {
     }
 }
 
-/// All operators. MAXLOC takes two integers, so one element is too few for it.
+/// All operators.
 const REDUCE_OPS: c_ulong = 0x1fe;
+/// `UTOFU_BARRIER_CAP_REDUCE_OP_MAXLOC`, which takes two integers: one element is too few for it.
+const MAXLOC: c_ulong = 1 << 6;
 
 /// The library's structures, in the order of [`Generation::ALL`].
 static ONESIDED: [OnesidedCaps; 4] = [

@@ -1,5 +1,5 @@
 //! What uTofu can do, between the two nodes of each pair: both do all of it to each other, and
-//! each checks what it finds.
+//! each checks what it finds. What the nodes' generation lacks must be refused.
 #![no_std]
 #![no_main]
 
@@ -7,6 +7,7 @@ extern crate alloc;
 
 use alloc::vec::Vec;
 
+use tofu_abi::BgId;
 use tofu_guests::{Error, fail, println};
 use tofu_guests_utofu::{MEMORY, Node, Vcqs};
 use tofu_utofu::command::{Packets, Posting};
@@ -14,8 +15,8 @@ use tofu_utofu::flags::{
     DELAY_START, LOCAL_MRQ_NOTICE, REMOTE_MRQ_NOTICE, STRONG_ORDER, TCQ_NOTICE, VCQ_SESSION_MODE,
     sps,
 };
-use tofu_utofu::ids::{Stadd, VcqId};
-use tofu_utofu::{Code, Command, Context, Notice, NoticeKind, Vcq};
+use tofu_utofu::ids::{Stadd, VbgId, VcqId};
+use tofu_utofu::{Code, Command, Context, Notice, NoticeKind, VbgSetting, Vcq};
 use tofu_utofu_bare::BareProvider;
 
 /// The memory: words for meetings and atomic commands, then places to be written, then what is
@@ -26,6 +27,8 @@ const COUNTER: u64 = 8;
 const LOCK: u64 = 16;
 const INBOX: u64 = 4096;
 const OUTBOX: u64 = SIZE as u64 / 2;
+/// Reduces to the sum.
+const SUM: u32 = 7;
 /// How long the other node may take, in nanoseconds.
 const PATIENCE_NS: u64 = 30_000_000_000;
 
@@ -105,6 +108,12 @@ impl Pair {
             (9, Code::Success) => Ok(()),
             (cbdata, code) => Err(fail!("a command ended with {} ({cbdata})", code.name())),
         }
+    }
+
+    /// Whether a command that this generation does not have is refused.
+    fn is_refused(&self, command: &Command) -> bool {
+        let posted = self.vcqs[0].post(command, 9);
+        posted.is_err_and(|error| error.code() == Code::NotSupported)
     }
 
     fn notice(&self, kind: NoticeKind) -> Result<Notice, Error> {
@@ -193,6 +202,9 @@ impl Pair {
     fn counter(&mut self) -> Result<bool, Error> {
         let add =
             self.to(0, 0, TCQ_NOTICE | LOCAL_MRQ_NOTICE)?.armw(2, 3, 8, self.theirs + COUNTER)?;
+        if !self.context.description().atomics {
+            return Ok(self.is_refused(&add));
+        }
         let mut good = true;
         for n in 0..100 {
             self.run(0, &add)?;
@@ -206,6 +218,10 @@ impl Pair {
     fn swap(&mut self) -> Result<bool, Error> {
         let to = self.to(0, 0, TCQ_NOTICE | LOCAL_MRQ_NOTICE)?;
         let at = self.theirs + LOCK;
+        if !self.context.description().atomics {
+            let commands = [to.cswap8(0, 1, at)?, to.cswap4(0, 1, at)?];
+            return Ok(commands.iter().all(|command| self.is_refused(command)));
+        }
         let mut old = Vec::new();
         for command in [
             to.cswap8(0, 1 << 40, at)?,
@@ -264,7 +280,11 @@ impl Pair {
     /// A command that the other node starts.
     fn session(&mut self) -> Result<bool, Error> {
         self.set(INBOX, 32, |_| 0);
-        let session = self.context.create_vcq(1, None, VCQ_SESSION_MODE)?;
+        let session = self.context.create_vcq(1, None, VCQ_SESSION_MODE);
+        if !self.context.description().session_mode {
+            return Ok(session.is_err_and(|error| error.code() == Code::NotSupported));
+        }
+        let session = session?;
         // SAFETY: the memory is never freed, and only accessed by volatile accesses.
         unsafe { session.reg_mem(self.memory, SIZE, Some(MEMORY), 0)? };
         self.meet()?;
@@ -335,14 +355,18 @@ impl Pair {
         let (all, never) = (Packets::default(), Stadd::new(8190, 0).0);
         let (mine, theirs) = (self.mine, self.theirs);
         let end = SIZE as u64 - 4;
+        let atomics = self.context.description().atomics;
+        let unaligned = to.armw(2, 1, 8, theirs + 4)?;
         let mut good = true;
         for (command, tcq, mrq) in [
             (to.put(never, theirs, 8, all)?, Code::TcqStadd, Code::MrqLclStadd),
             (to.put(mine, never, 8, all)?, Code::Success, Code::MrqRmtStadd),
             (to.get(mine + end, theirs, 8, all)?, Code::TcqLength, Code::MrqLclLength),
             (to.get(mine, theirs + end, 8, all)?, Code::Success, Code::MrqRmtLength),
-            (to.armw(2, 1, 8, theirs + 4)?, Code::Success, Code::MrqRmtStadd),
-        ] {
+        ]
+        .into_iter()
+        .chain(atomics.then_some((unaligned, Code::Success, Code::MrqRmtStadd)))
+        {
             let vcq = &self.vcqs[0];
             vcq.post(&command, 0)?;
             good &= wait(vcq, "completion", || vcq.poll_tcq())?.status() == tcq;
@@ -351,6 +375,62 @@ impl Pair {
         self.run(0, &Command::nop(TCQ_NOTICE)?)?;
         Ok(good)
     }
+
+    /// Barriers and sums by a start and end gate and a relay of each node, on an interface that has
+    /// gates: in all generations that is interface 0.
+    fn barriers(&mut self) -> Result<bool, Error> {
+        let (me, other) = (self.context.coords(), self.ids[0].coords());
+        if me == other {
+            return Ok(true);
+        }
+        let tni = self.context.barrier_tnis().next().ok_or_else(|| fail!("no barriers"))?;
+        let own = self.context.alloc_vbg(tni.get().into(), 2, 0)?;
+        // The other node has taken the same ones.
+        let theirs = |id: VbgId| BgId::new(id.bg()).map(|bg| VbgId::new(other, tni, bg));
+        let (start, relay) = (own[0], own[1]);
+        let [their_start, their_relay] = [start, relay].map(theirs);
+        self.context.set_vbg(&[
+            VbgSetting {
+                src_local: Some(relay),
+                dst_local: Some(relay),
+                dst_remote: their_relay,
+                ..VbgSetting::new(start)
+            },
+            VbgSetting {
+                src_local: Some(start),
+                src_remote: their_start,
+                dst_local: Some(start),
+                ..VbgSetting::new(relay)
+            },
+        ])?;
+        // Signals to gates that are not linked yet are lost.
+        self.meet()?;
+        let most = self.context.integers_at_once();
+        let mut good = true;
+        for round in 0..50 {
+            self.context.barrier(start, 0)?;
+            wait(&self.vcqs[0], "barrier", || {
+                let done = self.context.poll_barrier(start, 0);
+                let under_way = done.as_ref().is_err_and(is_under_way);
+                (!under_way).then_some(done)
+            })??;
+            let terms: Vec<u64> = (0..most as u64).map(|i| round + i).collect();
+            self.context.reduce_uint64(start, SUM, &terms, 0)?;
+            let sums = wait(&self.vcqs[0], "sum", || {
+                let done = self.context.poll_reduce_uint64(start, 0);
+                let under_way = done.as_ref().is_err_and(is_under_way);
+                (!under_way).then_some(done)
+            })??;
+            good &= sums.iter().zip(&terms).all(|(sum, term)| *sum == 2 * term);
+        }
+        self.meet()?;
+        self.context.free_vbg(&own)?;
+        Ok(good)
+    }
+}
+
+fn is_under_way(error: &tofu_utofu::Error) -> bool {
+    error.code() == Code::NotCompleted
 }
 
 /// Whether all was as expected.
@@ -358,7 +438,7 @@ type Example = fn(&mut Pair) -> Result<bool, Error>;
 
 fn all() -> Result<(), Error> {
     let mut pair = Pair::open()?;
-    let examples: [(&str, Example); 11] = [
+    let examples: [(&str, Example); 12] = [
         ("put", Pair::put),
         ("get", Pair::get),
         ("piggyback", Pair::piggyback),
@@ -370,6 +450,7 @@ fn all() -> Result<(), Error> {
         ("striping", Pair::striping),
         ("strong order", Pair::strong_order),
         ("failures", Pair::failures),
+        ("barriers", Pair::barriers),
     ];
     for (name, example) in examples {
         pair.meet()?;
