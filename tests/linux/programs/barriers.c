@@ -24,8 +24,10 @@
 #define STAG 10
 #define ROUNDS 200
 #define TNIS 6
+/* Of Fugaku's interfaces, and the most of all generations. */
 #define STARTS 16
 #define RELAYS 32
+#define MOST_GATES 64
 /* Seconds that nothing here may take longer than, on a busy host. */
 #define PATIENCE 120
 
@@ -138,6 +140,17 @@ static void start(void)
     meet();
 }
 
+/* An interface with gates, this one if it has any. */
+static utofu_tni_id_t with_gates(utofu_tni_id_t tni)
+{
+    utofu_tni_id_t *tnis, found;
+    size_t count;
+    OK(utofu_get_barrier_tnis(&tnis, &count));
+    found = tnis[tni < count ? tni : 0];
+    free(tnis);
+    return found;
+}
+
 static tofu_coll_t group(unsigned algorithm, utofu_tni_id_t tni)
 {
     const uint32_t axes[3] = {(uint32_t)size, 1, 1};
@@ -148,7 +161,7 @@ static tofu_coll_t group(unsigned algorithm, utofu_tni_id_t tni)
 
 static void groups(void)
 {
-    tofu_coll_t one = group(TOFU_COLL_ANY, 0), other = group(TOFU_COLL_TREE, 1);
+    tofu_coll_t one = group(TOFU_COLL_ANY, 0), other = group(TOFU_COLL_TREE, with_gates(1));
     uint64_t ranks = (uint64_t)size * (uint64_t)(size - 1) / 2;
     for (uint64_t round = 0; round < ROUNDS; round++) {
         uint64_t sums[8] = {(uint64_t)rank, round, 1, 2, 3, 4, 5, 6};
@@ -163,14 +176,20 @@ static void groups(void)
     }
     OK(tofu_coll_free(one));
     OK(tofu_coll_free(other));
+    /* Those of the node's other ranks may be on the same TNI. */
+    meet();
 
-    /* The first rank of a node has all gates of a TNI, and then none of them. */
-    const utofu_tni_id_t tni = 5;
-    utofu_vbg_id_t gates[STARTS + RELAYS], few[RELAYS + 1];
+    /* The first rank of a node has all gates of a TNI, and then none of them. Before Fugaku there
+     * were seven start and end gates for programs, and 56 others. */
+    const utofu_tni_id_t tni = with_gates(5);
+    int major, minor;
+    utofu_query_tofu_version(&major, &minor);
+    const int starts = major == 3 ? STARTS : 7, relays = major == 3 ? RELAYS : 56;
+    utofu_vbg_id_t gates[MOST_GATES], few[MOST_GATES];
     if (rank % ppn == 0) {
-        OK(utofu_alloc_vbg(tni, RELAYS + 1, 0, gates));
-        for (int i = 1; i < STARTS; i++)
-            OK(utofu_alloc_vbg(tni, 1, 0, &gates[RELAYS + i]));
+        OK(utofu_alloc_vbg(tni, (size_t)relays + 1, 0, gates));
+        for (int i = 1; i < starts; i++)
+            OK(utofu_alloc_vbg(tni, 1, 0, &gates[relays + i]));
         expect(utofu_alloc_vbg(tni, 1, 0, few), UTOFU_ERR_FULL, "one gate more");
     }
     meet();
@@ -178,14 +197,14 @@ static void groups(void)
         expect(utofu_alloc_vbg(tni, 1, 0, few), UTOFU_ERR_FULL, "a gate that another has");
     meet();
     if (rank % ppn == 0) {
-        OK(utofu_free_vbg(&gates[1], RELAYS));
-        OK(utofu_free_vbg(&gates[RELAYS + 1], STARTS - 1));
+        OK(utofu_free_vbg(&gates[1], (size_t)relays));
+        OK(utofu_free_vbg(&gates[relays + 1], (size_t)starts - 1));
         OK(utofu_free_vbg(gates, 1));
     }
     meet();
     if (rank % ppn == 1) {
-        OK(utofu_alloc_vbg(tni, RELAYS + 1, 0, few));
-        OK(utofu_free_vbg(few, RELAYS + 1));
+        OK(utofu_alloc_vbg(tni, (size_t)relays + 1, 0, few));
+        OK(utofu_free_vbg(few, (size_t)relays + 1));
     }
     printf("%d ranks: %d rounds right, gates ran out and came back\n", size, ROUNDS);
 }

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <utofu.h>
+
 static const char *variable(const char *name)
 {
     const char *value = getenv(name);
@@ -49,6 +51,36 @@ int main(int argc, char **argv)
         FILE *file = fopen(argc > 2 ? argv[2] : "", "r");
         if (file == NULL || fgets(line, sizeof line, file) == NULL) return 1;
         printf("%s", line);
+    } else if (strcmp(what, "queues") == 0) {
+        /* Those of its share, each of which it opens and sends something to itself by. */
+        utofu_tni_id_t *tnis;
+        size_t count;
+        if (utofu_get_onesided_tnis(&tnis, &count) != UTOFU_SUCCESS) return 1;
+        for (size_t i = 0; i < count; i++) {
+            static uint64_t words[32] __attribute__((aligned(256)));
+            utofu_vcq_hdl_t vcq;
+            utofu_vcq_id_t id;
+            utofu_stadd_t at;
+            uint8_t coords[6];
+            utofu_cq_id_t cq;
+            utofu_tni_id_t tni;
+            uint16_t extra;
+            void *data;
+            int code;
+            if (utofu_create_vcq(tnis[i], 0, &vcq) != UTOFU_SUCCESS ||
+                utofu_query_vcq_id(vcq, &id) != UTOFU_SUCCESS ||
+                utofu_query_vcq_info(id, coords, &tni, &cq, &extra) != UTOFU_SUCCESS ||
+                utofu_reg_mem(vcq, words, sizeof words, 0, &at) != UTOFU_SUCCESS ||
+                utofu_put_piggyback8(vcq, id, i + 1, at, 8, 0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE,
+                                     NULL) != UTOFU_SUCCESS)
+                return 2;
+            while ((code = utofu_poll_tcq(vcq, 0, &data)) == UTOFU_ERR_NOT_FOUND)
+                ;
+            if (code != UTOFU_SUCCESS) return 3;
+            while (*(volatile uint64_t *)words != i + 1)
+                ;
+            printf("%u.%u%s", tni, cq, i + 1 < count ? " " : "\n");
+        }
     }
     return 0;
 }

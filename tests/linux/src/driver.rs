@@ -2,8 +2,21 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use crate::{Image, PATIENCE, Place, Said, skip};
+use tofu_abi::Generation;
+
+use crate::sdk::{Sdk, has_compiler};
+use crate::{Image, PATIENCE, Place, Running, Said, skip};
+
+/// C programs that need no library.
+const PROGRAMS: [&str; 8] =
+    ["ioctls", "users", "memory", "races", "put", "barrier", "foreign", "contiguous"];
+
+/// Loads the driver, in a shell of a node.
+pub const LOAD: &str = "{ modprobe tofu || insmod /lib/modules/*/kernel/tofu/tofu.ko; }";
+/// Two neighbours along A, as the library's own tests have them.
+pub const SHAPE: &str = "1x1x1x2x1x1";
 
 /// Name of the image with the driver, and of its kernel. It takes minutes to make, so that tests
 /// only run where it has been made. `TOFU_DRIVER_IMAGE` names another one, such as one whose kernel
@@ -99,4 +112,123 @@ pub fn is_well(place: &Place, node: &str) {
 pub fn checks_its_heap(place: &Place, node: &str) {
     let script = "cd /sys/kernel/slab/kmalloc-64 && cat poison red_zone";
     assert_eq!(place.exec(node, &["sh", "-c", script]).ok(), "1\n1\n");
+}
+
+/// Two nodes with the driver.
+pub struct Nodes {
+    /// Where their machine is.
+    pub place: Place,
+    /// What programs are compiled with.
+    pub sdk: Sdk,
+    generation: Generation,
+}
+
+impl Nodes {
+    /// A machine of two nodes of a generation with the driver, whose kernels look after their heap,
+    /// and the C programs in /tmp; or `None`, after it was said why not.
+    pub fn boot(test: &str, generation: Generation) -> Option<Self> {
+        if !has_compiler(test) {
+            return None;
+        }
+        let place = place(test)?;
+        let sdk = Sdk::new(&place);
+        let options = ["--memory", "768MiB", "--shape", SHAPE, "--append", CHECKS];
+        let of = ["--generation", generation.name(), "--image", &image()];
+        place.up(&[&of, &options[..]].concat());
+        programs(&place, &PROGRAMS, &["0", "1"]);
+        Some(Self { place, sdk, generation })
+    }
+
+    /// What /proc/tofu says of a node's place, as words.
+    #[track_caller]
+    pub fn position(&self, node: &str) -> Vec<String> {
+        let text = self.place.exec(node, &["cat", "/proc/tofu/position"]).ok();
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Starts one of the C programs on a node.
+    pub fn start(&self, node: &str, command: &[&str]) -> Running {
+        let program = format!("/tmp/{}", command[0]);
+        self.place.start(&[&["exec", node, "--", &program], &command[1..]].concat())
+    }
+
+    /// Runs a uTofu program as a job, and returns its lines in order.
+    #[track_caller]
+    pub fn job(&self, args: &[&str], time: Duration) -> Vec<String> {
+        let command = self.sdk.command(&self.place, &[&["run"], args].concat());
+        let out = Running::start(command, b"").end(time).ok();
+        let mut lines: Vec<_> = out.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    }
+
+    /// A Put between two nodes without a library, of a length that is no multiple of anything.
+    #[track_caller]
+    pub fn puts(&self) {
+        let common = ["2", "1", "1000003", "7"];
+        let mut receiver = self.start("1", &[&["put", "receive"], &common[..]].concat());
+        assert_eq!(receiver.line(), "ready\n");
+        let to = self.position("1");
+        let to: Vec<_> = to.iter().map(String::as_str).collect();
+        passed(&self.start("0", &[&["put", "send"], &common[..], &to].concat()).end(PATIENCE));
+        let out = receiver.end(PATIENCE).ok();
+        assert!(out.contains("ok 2 1000003 bytes as sent"), "{out}");
+    }
+
+    /// A program that somebody else could have written, between two nodes and on one.
+    #[track_caller]
+    pub fn foreign_program(&self) {
+        // The last two that are not the kernel's.
+        let last = self.generation.description().user_cqs() - 1;
+        let [sends, serves] = [last - 1, last].map(|cq| cq.to_string());
+        for (server, bytes) in [("1", "3000001"), ("1", "100"), ("0", "70000")] {
+            let mut serving = self.start(server, &["foreign", "serve", "2", &serves, bytes]);
+            let line = serving.line();
+            let address = line.trim().strip_prefix("ADDRESS ").expect(&line);
+            let to = self.position(server);
+            let to: Vec<_> = to.iter().map(String::as_str).collect();
+            let command = [&["foreign", "send", "2", &sends, bytes], &to[..], &[address]].concat();
+            assert_eq!(self.start("0", &command).end(PATIENCE).ok(), "ok\n");
+            assert_eq!(serving.end(PATIENCE).ok(), format!("{line}ok\n"));
+        }
+    }
+
+    /// Rounds of a barrier between two nodes, without a library.
+    #[track_caller]
+    pub fn barriers(&self) {
+        let go = self.place.file("go");
+        let members = [("0", "1"), ("1", "0")].map(|(me, other)| {
+            let to = self.position(other);
+            let to: Vec<_> = to.iter().map(String::as_str).collect();
+            self.start(me, &[&["barrier", "meet", me, "200"], &to[..]].concat())
+        });
+        let members = members.map(|mut member| {
+            assert_eq!(member.line(), "ready\n");
+            member
+        });
+        // Both have their gates.
+        std::fs::write(&go, "").unwrap();
+        for node in ["0", "1"] {
+            self.place.run(&["cp", &go, &format!("{node}:/tmp/go")]).ok();
+        }
+        members.into_iter().for_each(|member| passed(&member.end(PATIENCE)));
+    }
+
+    /// The driver for learners, compiled as the manual says, in place of ours.
+    #[track_caller]
+    pub fn learners_driver(&self) {
+        let source = "../../guest-lib/kernel/samples/first_put";
+        let out = self.place.path().to_str().unwrap();
+        let kernel = image();
+        let compile = ["image", "module", source, "--kernel", &kernel, "--out", out];
+        let module = self.place.run_for(&compile, PATIENCE, b"").ok();
+        self.place.run(&["cp", module.trim(), "1:/tmp"]).ok();
+        let script = format!(
+            "rmmod tofu && insmod /tmp/first_put.ko && dmesg | tail -n 2 && rmmod first_put && \
+             {LOAD}"
+        );
+        let said = self.place.run_for(&["exec", "1", "--", "sh", "-c", &script], PATIENCE, b"");
+        let said = said.ok();
+        assert!(said.contains("Put of 64 bytes: rcode 0, arrived"), "{said}");
+    }
 }

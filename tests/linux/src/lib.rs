@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
+use tofu_abi::Generation;
 
 /// Longest time for a command, on a busy host.
 pub const PATIENCE: Duration = Duration::from_secs(150);
@@ -284,8 +285,11 @@ impl Place {
         let lines = self.exec_all(&["allpairs", &format!("rounds={rounds}")]);
         let (sums, pairs): (Vec<_>, Vec<_>) =
             lines.iter().partition(|line| line.contains(" allreduce over "));
-        let expected =
-            format!(" {} peers: put, get and atomic verified {rounds} times, ", nodes - 1);
+        let what = match self.generation().description().atomics {
+            true => "put, get and atomic",
+            false => "put and get",
+        };
+        let expected = format!(" {} peers: {what} verified {rounds} times, ", nodes - 1);
         assert_eq!(pairs.len(), nodes, "{lines:?}");
         assert!(pairs.iter().all(|line| line.contains(&expected)), "{lines:?}");
         let sum = format!(": sum {}, ", nodes * (nodes + 1) / 2);
@@ -296,6 +300,14 @@ impl Place {
     #[track_caller]
     pub fn ps(&self) -> Value {
         self.run(&["ps", "--json"]).json()
+    }
+
+    /// The generation of the only machine.
+    #[track_caller]
+    pub fn generation(&self) -> Generation {
+        let ps = self.ps();
+        let name = ps[0]["generation"].as_str().unwrap();
+        Generation::from_name(name).unwrap()
     }
 
     /// A node of the only machine, as `tofu ps` has it.

@@ -5,66 +5,14 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::Value;
+use tofu_abi::Generation;
 use tofu_linux_tests::driver::{
-    self, CHECKS, TRACING, checks_its_heap, image, is_well, passed, passes,
+    self, LOAD, Nodes, SHAPE, TRACING, checks_its_heap, image, is_well, passed, passes,
 };
-use tofu_linux_tests::sdk::{Sdk, has_compiler};
-use tofu_linux_tests::{MOMENT, PATIENCE, Place, Running, skip, wait_for};
-
-/// C programs that need no library.
-const PROGRAMS: [&str; 8] =
-    ["ioctls", "users", "memory", "races", "put", "barrier", "foreign", "contiguous"];
-
-/// Loads the driver.
-const LOAD: &str = "{ modprobe tofu || insmod /lib/modules/*/kernel/tofu/tofu.ko; }";
-/// Two neighbours along A, as the library's own tests have them.
-const SHAPE: &str = "1x1x1x2x1x1";
-
-/// Two nodes with the driver.
-struct Nodes {
-    place: Place,
-    sdk: Sdk,
-}
-
-/// A machine of two nodes with the driver and the C programs in /tmp; or `None`, after it was
-/// said why not.
-fn machine(test: &str) -> Option<Nodes> {
-    if !has_compiler(test) {
-        return None;
-    }
-    let place = driver::place(test)?;
-    let sdk = Sdk::new(&place);
-    let options = ["--memory", "768MiB", "--shape", SHAPE, "--append", CHECKS];
-    place.up(&[&["--image", &image()], &options[..]].concat());
-    driver::programs(&place, &PROGRAMS, &["0", "1"]);
-    Some(Nodes { place, sdk })
-}
-
-impl Nodes {
-    fn position(&self, node: &str) -> Vec<String> {
-        let text = self.place.exec(node, &["cat", "/proc/tofu/position"]).ok();
-        text.split_whitespace().map(str::to_owned).collect()
-    }
-
-    /// Starts one of the C programs on a node.
-    fn start(&self, node: &str, command: &[&str]) -> Running {
-        let program = format!("/tmp/{}", command[0]);
-        self.place.start(&[&["exec", node, "--", &program], &command[1..]].concat())
-    }
-
-    /// Runs a uTofu program as a job, and returns its lines in order.
-    #[track_caller]
-    fn job(&self, args: &[&str], time: Duration) -> Vec<String> {
-        let command = self.sdk.command(&self.place, &[&["run"], args].concat());
-        let out = Running::start(command, b"").end(time).ok();
-        let mut lines: Vec<_> = out.lines().map(str::to_owned).collect();
-        lines.sort_unstable();
-        lines
-    }
-}
+use tofu_linux_tests::{MOMENT, PATIENCE, Running, skip, wait_for};
 
 /// Starts to trace what the driver tells; `false`, after it was said, if the kernel cannot.
 fn trace(nodes: &Nodes) -> bool {
@@ -103,53 +51,6 @@ fn without_an_iommu(nodes: &Nodes) {
     };
     passed(&with_group("identity", "exec /tmp/contiguous"));
     with_group("DMA", "true").ok();
-}
-
-/// A Put between two nodes without a library, of a length that is no multiple of anything.
-fn puts(nodes: &Nodes) {
-    let common = ["2", "3", "1000003", "7"];
-    let mut receiver = nodes.start("1", &[&["put", "receive"], &common[..]].concat());
-    assert_eq!(receiver.line(), "ready\n");
-    let to = nodes.position("1");
-    let to: Vec<_> = to.iter().map(String::as_str).collect();
-    passed(&nodes.start("0", &[&["put", "send"], &common[..], &to].concat()).end(PATIENCE));
-    let out = receiver.end(PATIENCE).ok();
-    assert!(out.contains("ok 2 1000003 bytes as sent"), "{out}");
-}
-
-/// A program that somebody else could have written, between two nodes and on one.
-fn foreign_program(nodes: &Nodes) {
-    for (server, queue, bytes) in [("1", "4", "3000001"), ("1", "4", "100"), ("0", "7", "70000")] {
-        let mut serving = nodes.start(server, &["foreign", "serve", "2", queue, bytes]);
-        let line = serving.line();
-        let address = line.trim().strip_prefix("ADDRESS ").expect(&line);
-        let to = nodes.position(server);
-        let to: Vec<_> = to.iter().map(String::as_str).collect();
-        let command = [&["foreign", "send", "2", "5", bytes], &to[..], &[address]].concat();
-        assert_eq!(nodes.start("0", &command).end(PATIENCE).ok(), "ok\n");
-        assert_eq!(serving.end(PATIENCE).ok(), format!("{line}ok\n"));
-    }
-}
-
-/// Rounds of a barrier between two nodes, without a library.
-fn barriers(nodes: &Nodes) {
-    let go = nodes.place.path().join("go");
-    let go = go.to_str().unwrap();
-    let members = [("0", "1"), ("1", "0")].map(|(me, other)| {
-        let to = nodes.position(other);
-        let to: Vec<_> = to.iter().map(String::as_str).collect();
-        nodes.start(me, &[&["barrier", "meet", me, "200"], &to[..]].concat())
-    });
-    let members = members.map(|mut member| {
-        assert_eq!(member.line(), "ready\n");
-        member
-    });
-    // Both have their gates.
-    std::fs::write(go, "").unwrap();
-    for node in ["0", "1"] {
-        nodes.place.run(&["cp", go, &format!("{node}:/tmp/go")]).ok();
-    }
-    members.into_iter().for_each(|member| passed(&member.end(PATIENCE)));
 }
 
 /// libtofucom takes the driver by itself: programs as on every node.
@@ -280,21 +181,6 @@ fn comes_and_goes(nodes: &Nodes, times: u32) {
     eprintln!("{times} times unloaded and loaded in {:.1} s", start.elapsed().as_secs_f32());
 }
 
-/// The driver for learners, compiled as the manual says, in place of ours.
-fn learners_driver(nodes: &Nodes) {
-    let source = "../../guest-lib/kernel/samples/first_put";
-    let out = nodes.place.path().to_str().unwrap();
-    let kernel = image();
-    let compile = ["image", "module", source, "--kernel", &kernel, "--out", out];
-    let module = nodes.place.run_for(&compile, PATIENCE, b"").ok();
-    nodes.place.run(&["cp", module.trim(), "1:/tmp"]).ok();
-    let script = format!(
-        "rmmod tofu && insmod /tmp/first_put.ko && dmesg | tail -n 2 && rmmod first_put && {LOAD}"
-    );
-    let said = nodes.place.run_for(&["exec", "1", "--", "sh", "-c", &script], PATIENCE, b"").ok();
-    assert!(said.contains("Put of 64 bytes: rcode 0, arrived"), "{said}");
-}
-
 /// Without options nodes get the driver where an image with it is there, and run what nodes without
 /// it run, programs that want the device by VFIO included; `--driver` chooses.
 #[test]
@@ -375,7 +261,8 @@ fn the_header_stands_alone() {
 
 #[test]
 fn the_driver_and_its_tests() {
-    let Some(nodes) = machine("the_driver_and_its_tests") else { return };
+    const TEST: &str = "the_driver_and_its_tests";
+    let Some(nodes) = Nodes::boot(TEST, Generation::Fugaku) else { return };
     assert_ne!(nodes.position("0"), nodes.position("1"));
     assert_eq!(nodes.position("0").len(), 6);
 
@@ -387,9 +274,9 @@ fn the_driver_and_its_tests() {
         gate_faults_are_traced(&nodes);
     }
     passes(&nodes.place, "0", &["/tmp/races", "5"]);
-    puts(&nodes);
-    barriers(&nodes);
-    foreign_program(&nodes);
+    nodes.puts();
+    nodes.barriers();
+    nodes.foreign_program();
     utofu_programs(&nodes);
     utofu_tests(&nodes);
     utofu_barriers(&nodes);
@@ -397,9 +284,9 @@ fn the_driver_and_its_tests() {
     let times = if std::env::var_os("TOFU_LONG").is_some() { 1000 } else { 100 };
     comes_and_goes(&nodes, times);
     without_an_iommu(&nodes);
-    learners_driver(&nodes);
+    nodes.learners_driver();
     passes(&nodes.place, "0", &["/tmp/users"]);
-    foreign_program(&nodes);
+    nodes.foreign_program();
     for node in ["0", "1"] {
         is_well(&nodes.place, node);
         checks_its_heap(&nodes.place, node);
