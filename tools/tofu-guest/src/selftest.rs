@@ -145,16 +145,23 @@ impl Loop {
         Ok(old)
     }
 
-    /// How a command ends that the queue reports by an exception as well, which may come first.
-    fn end_of_refused(&mut self, order: &Order) -> Result<Rcode, Fault> {
+    /// What keeps this end from sending a command, which the queue may report by an exception as
+    /// well; that may come first.
+    fn refusal(&mut self, order: &Order) -> Result<Rcode, Fault> {
         self.cq.post_and_ring(order, 0)?;
         let mut waited = self.cq.wait_tcq(PATIENCE_NS);
         if matches!(waited, Err(WaitError::Exception(_))) {
             self.cq.clear_exceptions();
             waited = self.cq.wait_tcq(PATIENCE_NS);
         }
-        waited?;
+        let refused = waited?.rcode;
         self.cq.clear_exceptions();
+        Ok(refused)
+    }
+
+    /// The same of a command whose notice tells more.
+    fn end_of_refused(&mut self, order: &Order) -> Result<Rcode, Fault> {
+        self.refusal(order)?;
         Ok(self.cq.wait_mrq(PATIENCE_NS)?.word0().rcode())
     }
 
@@ -187,7 +194,18 @@ fn transfers(device: &Device<VfioPlatform>, tni: TniId) -> Result<String, Fault>
 
     let word = queue.at(HALF);
     queue.memory.store_u64(HALF as usize, 40, Ordering::Release);
-    let old = queue.run(&Order::armw8(queue.to, ArmwOp::Add, word, 2))?;
+    let add = Order::armw8(queue.to, ArmwOp::Add, word, 2);
+    if !device.description().atomics {
+        let code = queue.refusal(&add)?;
+        ensure!(
+            code == Rcode::UNSUPPORTED_COMMAND,
+            "an atomic addition, which there is none of, ended with: {}",
+            code.describe()
+        );
+        queue.cq.close()?;
+        return Ok("Put, Get, piggyback; no atomics".into());
+    }
+    let old = queue.run(&add)?;
     ensure!(old == 40, "an atomic addition found {old} instead of 40");
     let old = queue.run(&Order::cswap8(queue.to, word, 42, 1 << 40))?;
     ensure!(old == 42, "a compare-and-swap found {old} instead of 42");
