@@ -12,20 +12,16 @@ use std::time::{Duration, Instant};
 use rustix::fs::MemfdFlags;
 use tofu_abi::irq::vector;
 use tofu_abi::regs::{BAR0_SIZE, Register};
-use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Doorbell, TniId};
-use tofu_driver::{
-    Access, Cq, CqConfig, Device, DmaBuffer, DmaError, IrqError, MemoryRange, Order, Platform,
-    Target,
-};
+use tofu_driver::{DmaError, IrqError, Platform};
 use tofu_inproc::{Arena, Buffer};
 use tofu_pci::regs;
 use tofu_vfio_user::{Backing, Limits, bind_socket};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 
 use crate::client::{Event, Host, unsealed};
+use crate::exchange;
 
-const SECONDS: u64 = 1_000_000_000;
 /// Guest memory below and above the hole that PCs have.
 const LOW: (u64, u64) = (0, 4 << 20);
 const HIGH: (u64, u64) = (4 << 30, 16 << 20);
@@ -196,42 +192,10 @@ fn drive(host: &Host, polled: bool) {
     for round in 0..2 {
         let devices: Vec<UserDevice> =
             served.iter().map(|(socket, _)| UserDevice::attach(socket.path(), polled)).collect();
-        let mut ends: Vec<_> = devices
-            .iter()
-            .map(|device| {
-                let buffer = device.alloc_dma(LEN, 4096).unwrap();
-                let range = MemoryRange { addr: buffer.device_addr(), len: LEN as u64 };
-                let probed = Device::probe(device).unwrap();
-                probed.tni(TniId::ALL[5]).enable().unwrap();
-                let mut cq =
-                    Cq::open(&probed, &CqConfig::new(TniId::ALL[5], CqId::ALL[11])).unwrap();
-                let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None);
-                (cq, stag.unwrap(), buffer)
-            })
-            .collect();
-        let (mut cq2, stag2, buffer2) = ends.pop().unwrap();
-        let (mut cq, stag, buffer) = ends.pop().unwrap();
         let sent: Vec<u8> = (0..LEN).map(|i| (i * 3 + i / 255 + round) as u8).collect();
-        buffer.write(0, &sent);
-        let to = Target::new(host.servers[1].node().coords(), TniId::ALL[5]);
-        let order = Order::put(to, stag2.at(0), stag.at(0), LEN as u32);
-        for end in [&cq, &cq2] {
-            end.ask_interrupt();
-        }
-        cq.post_and_ring(&order.remote_notice().interrupt(), 0).unwrap();
-        for end in [&cq, &cq2] {
-            assert!(
-                end.device()
-                    .platform()
-                    .irq_wait(vector::cq(TniId::ALL[5], CqId::KERNEL), 20 * SECONDS)
-            );
-        }
-        assert!(cq.wait_tcq(20 * SECONDS).unwrap().is_success());
-        cq2.wait_mrq(20 * SECONDS).unwrap();
-        let mut received = vec![0; LEN];
-        buffer2.read(0, &mut received);
-        assert_eq!(received, sent);
-        drop((cq, cq2));
+        let to = host.servers[1].node().coords();
+        let [one, other] = &devices[..] else { panic!("two devices") };
+        drop(exchange::put([one, other], to, (TniId::ALL[5], CqId::KERNEL), &sent));
         devices.iter().for_each(UserDevice::detach);
     }
     for (server, (socket, thread)) in host.servers.iter().zip(served) {

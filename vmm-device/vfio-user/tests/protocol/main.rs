@@ -4,6 +4,7 @@ mod attach;
 mod client;
 mod crate_client;
 mod doorbells;
+mod exchange;
 mod hostile;
 mod memory;
 mod qemu;

@@ -14,14 +14,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tofu_abi::irq::vector;
 use tofu_abi::pci::{DEVICE_TOFUD, VENDOR_ID};
-use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, TniId};
-use tofu_driver::{
-    Access, Cq, CqConfig, Device, DmaBuffer, DmaError, IrqError, MemoryRange, Order, Platform,
-    Target,
-};
+use tofu_driver::{DmaError, IrqError, Platform};
 use tofu_icc::DmaMemory;
 use tofu_inproc::{Arena, Buffer};
 use tofu_pci::regs;
@@ -29,6 +24,7 @@ use tofu_vfio_user::{Error, Server};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use crate::client::{Host, sealed};
+use crate::exchange;
 
 const RAM: u64 = 64 << 20;
 /// Where the driver's memory is in RAM; below it MSI-X messages are written.
@@ -296,44 +292,13 @@ fn drive(host: &Host) {
         let (process, qemu) = Qemu::start(directory.path(), 2);
         let ram = qemu.ram.find_region(GuestAddress(0)).unwrap().file_offset().unwrap();
         let arena = Arena::new(map(ram.file(), ARENA)).unwrap();
-        let mut ends: Vec<_> = (0..2)
-            .map(|index| {
-                let platform = Slot::new(&qemu, index, &arena);
-                let buffer = platform.alloc_dma(LEN, 4096).unwrap();
-                let range = MemoryRange { addr: buffer.device_addr(), len: LEN as u64 };
-                let device = Device::probe(platform).unwrap();
-                device.tni(TniId::ALL[3]).enable().unwrap();
-                let mut cq =
-                    Cq::open(&device, &CqConfig::new(TniId::ALL[3], CqId::ALL[4])).unwrap();
-                let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None);
-                (cq, stag.unwrap(), buffer)
-            })
-            .collect();
-        let (mut cq2, stag2, buffer2) = ends.pop().unwrap();
-        let (mut cq, stag, buffer) = ends.pop().unwrap();
         let sent: Vec<u8> = (0..LEN).map(|i| (i * 7 + i / 251 + round) as u8).collect();
-        buffer.write(0, &sent);
-        let to = Target::new(host.servers[1].node().coords(), TniId::ALL[3]);
-        let order = Order::put(to, stag2.at(0), stag.at(0), LEN as u32);
-        for end in [&cq, &cq2] {
-            end.ask_interrupt();
-        }
-        cq.post_and_ring(&order.remote_notice().interrupt(), 0).unwrap();
-        // By the interrupt, before anything has looked at the queues.
-        for end in [&cq, &cq2] {
-            assert!(
-                end.device()
-                    .platform()
-                    .irq_wait(vector::cq(TniId::ALL[3], CqId::ALL[4]), 20_000_000_000)
-            );
-        }
-        assert!(cq.wait_tcq(20_000_000_000).unwrap().is_success());
-        cq2.wait_mrq(20_000_000_000).unwrap();
-        let mut received = vec![0; LEN];
-        buffer2.read(0, &mut received);
-        assert_eq!(received, sent);
+        let to = host.servers[1].node().coords();
+        let slots = [0, 1].map(|index| Slot::new(&qemu, index, &arena));
+        let [(one, _kept), (other, _its)] =
+            exchange::put(slots, to, (TniId::ALL[3], CqId::ALL[4]), &sent);
         // Killed without a word to the devices: the queues are not closed.
-        std::mem::forget((cq, cq2));
+        std::mem::forget((one, other));
         drop(process);
     }
     for server in &host.servers {
