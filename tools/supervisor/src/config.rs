@@ -213,6 +213,8 @@ struct RawNode {
     boot: Option<Spanned<String>>,
     #[serde(default)]
     gateway: bool,
+    /// Known only to say that it is the machine's.
+    generation: Option<Spanned<toml::Value>>,
 }
 
 impl RawNode {
@@ -281,6 +283,18 @@ impl MachineFile {
             links: Vec::with_capacity(raw.link.len()),
         };
         for node in &raw.node {
+            if let Some(generation) = &node.generation {
+                let name = file.interconnect.name();
+                return Err(FileError::Value {
+                    place: source.place(generation.span()),
+                    field: "generation",
+                    value: generation.get_ref().to_string(),
+                    allowed: format!(
+                        "for the machine as a whole, whose nodes are all of one (here {name}); \
+                         leave it out of [[node]]"
+                    ),
+                });
+            }
             if let (true, Some(field)) = (node.gateway, node.of_a_guest()) {
                 return Err(FileError::Value {
                     place: source.place(node.at.span()),
@@ -553,6 +567,11 @@ mod tests {
             (
                 "generation = \"tofu2\"",
                 "generation = \"tofu2\" is not allowed; generation is \"k\" or",
+            ),
+            (
+                "generation = \"k\"\n[[node]]\nat = [0, 0, 0, 0, 0, 0]\ngeneration = \"fx100\"",
+                "m.toml:4: generation = \"fx100\" is not allowed; generation is for the machine as \
+                 a whole, whose nodes are all of one (here k)",
             ),
             (
                 "[[node]]\nat = [0, 0, 0, 0, 0]",

@@ -223,6 +223,14 @@ impl Interconnect {
     pub(crate) const ALLOWED: &str =
         "\"k\" or \"fx10\" (Tofu), \"fx100\" (Tofu2), \"fugaku\" (TofuD) or \"tnw\" (TNW)";
 
+    /// Its name, as in machine files.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Tofu(generation) => generation.name(),
+            Self::Tnw => "tnw",
+        }
+    }
+
     /// Which generation of Tofu it is.
     pub const fn tofu(self) -> Option<Generation> {
         match self {

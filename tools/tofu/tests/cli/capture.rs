@@ -376,3 +376,33 @@ fn faults_are_set_shown_and_counted() {
         "{error}"
     );
 }
+
+/// A node of the K computer has four TNIs, and records say whose they are.
+#[test]
+fn a_capture_is_of_its_generation() {
+    let place = Place::new();
+    if !place.can_boot("a_capture_is_of_its_generation") {
+        return;
+    }
+    let file = place.path().join("k.toml");
+    std::fs::write(&file, "shape = \"1x1x1x2x1x1\"\ngeneration = \"k\"\n").unwrap();
+    let path = place.path().join("k.pcapng");
+    let to = format!("0={}", path.display());
+    place.run(&["up", "-c", file.to_str().unwrap(), "--guest", "ping", "--capture", &to]).ok();
+    let capture = read(&path);
+    assert_eq!(capture.names.len(), 14);
+    assert_eq!([&capture.names[3], &capture.names[4]], ["tni3", "port-A"]);
+    assert!(!capture.packets.is_empty());
+    assert!(capture.packets.iter().all(|(_, bytes)| bytes[35] == 1), "the K computer's number");
+    let Some(tshark) = tshark_for("a_capture_is_of_its_generation") else { return };
+    let machines = tshark.fields(&path, "tofu.machine == 1", &["tofu.machine"]);
+    assert_eq!(machines.len(), capture.packets.len());
+    assert!(tshark.fields(&path, "tofu.absent", &["tofu.machine"]).is_empty());
+    // The same as of another machine: it has no such interface.
+    let mut bytes = std::fs::read(&path).unwrap();
+    let first = &capture.packets[0].1;
+    let at = bytes.windows(first.len()).position(|window| window == &first[..]).unwrap();
+    bytes[at + 14] = 5;
+    std::fs::write(&path, bytes).unwrap();
+    assert_eq!(tshark.fields(&path, "tofu.absent", &["tofu.src_tni"]), [["5"]]);
+}
