@@ -9,7 +9,7 @@ use tofu_machine::Node;
 use tofu_pci::testing::{RecordingSink, capability_list_terminates};
 use tofu_pci::{PciFunction, regs};
 
-use crate::world::World;
+use crate::world::{World, generation};
 
 /// Runs one input.
 pub fn run(data: &[u8]) {
@@ -62,7 +62,8 @@ fn act(device: &Node, u: &mut Unstructured<'_>) -> Result<()> {
 fn check(device: &Node) {
     let mut id = [0; 4];
     device.config_read(regs::VENDOR_ID, &mut id);
-    let expected = u32::from(pci::DEVICE_TOFUD) << 16 | u32::from(pci::VENDOR_ID);
+    let device_id = generation().description().device_id;
+    let expected = u32::from(device_id) << 16 | u32::from(pci::VENDOR_ID);
     assert_eq!(u32::from_le_bytes(id), expected, "the ids");
     capability_list_terminates(device);
     for range in device.bars().into_iter().flatten() {

@@ -10,7 +10,7 @@ use tofu_abi::{Rcode, StagOffset};
 
 use crate::world::{
     BLOCKS, CQ, DATA, HIGH, HIGH_SIZE, LOW, LOW_SIZE, MRQ, MRQ_RANGE, Memory, PAGES, STEERING,
-    TABLE_ENTRIES, TCQ, TOQ, World, coords,
+    TABLE_ENTRIES, TCQ, TOQ, World, coords, generation,
 };
 
 /// Longest message: what fits into one burst, so that all its addresses are translated before
@@ -46,14 +46,13 @@ pub fn run(data: &[u8]) {
     }
     world.bystanders_transfer();
     let mut u = Unstructured::new(data);
-    let mut posted = 0;
+    let (mut posted, mut notices) = (0, 0);
     while posted < MAX_COMMANDS && !u.is_empty() {
         let step = change_tables(&world, &mut roots, &mut u)
-            .and_then(|()| command(&world, &roots, posted, &mut u));
-        if step.is_err() {
-            break;
-        }
+            .and_then(|()| command(&world, &roots, (posted, notices), &mut u));
+        let Ok(noticed) = step else { break };
         posted += 1;
+        notices += u64::from(noticed);
     }
     world.end();
 }
@@ -110,8 +109,14 @@ fn entry(u: &mut Unstructured<'_>) -> Result<u64> {
     })
 }
 
-/// Posts one command and checks what it did against what the tables say.
-fn command(world: &World, roots: &[Roots; 2], posted: u64, u: &mut Unstructured<'_>) -> Result<()> {
+/// Posts one command and checks what it did against what the tables say. Returns whether it has a
+/// notice: all but those that the generation does not have.
+fn command(
+    world: &World,
+    roots: &[Roots; 2],
+    (posted, notices): (u64, u64),
+    u: &mut Unstructured<'_>,
+) -> Result<bool> {
     let command = *u.choose(&[Command::Put, Command::Get, Command::AtomicReadModifyWrite])?;
     let length = match (command, u.ratio(1, 4)?) {
         (Command::AtomicReadModifyWrite, four) => {
@@ -156,11 +161,14 @@ fn command(world: &World, roots: &[Roots; 2], posted: u64, u: &mut Unstructured<
     let answer = TCQ + posted * TCQ_ENTRY_SIZE as u64;
     let done = TcqEntry(world.memory[0].word(answer));
     assert!(done.flip(), "a command has not completed");
+    let refused = atomic && !generation().description().atomics;
     let mut allowed = [
         vec![slot..slot + DESC_SIZE as u64, answer..answer + TCQ_ENTRY_SIZE as u64, MRQ_RANGE],
         vec![],
     ];
-    if writes_remote {
+    if refused {
+        assert_eq!(done.rcode(), Rcode::UNSUPPORTED_COMMAND);
+    } else if writes_remote {
         allowed[1].extend(there.ranges.iter().cloned());
     } else {
         allowed[0].extend(here.ranges.iter().cloned());
@@ -168,12 +176,15 @@ fn command(world: &World, roots: &[Roots; 2], posted: u64, u: &mut Unstructured<
     for node in [0, 1] {
         world.memory[node].assert_unchanged(&before[node], &allowed[node]);
     }
+    if refused {
+        return Ok(false);
+    }
 
     let aligned =
         there.ranges.len() == 1 && there.ranges[0].start.is_multiple_of(length.max(1).into());
     let possible = there.complete && here.complete && (!atomic || aligned);
-    // Every command has one notice: none asks for one at the target or for each TLP.
-    let notice = MrqWord0(world.memory[0].word(MRQ + posted * MRQ_ENTRY_SIZE as u64));
+    // Every command that is sent has one notice: none asks for one at the target or for each TLP.
+    let notice = MrqWord0(world.memory[0].word(MRQ + notices * MRQ_ENTRY_SIZE as u64));
     assert!(notice.flip(), "a command has no notice");
     let (sent, ended) = (done.rcode(), notice.rcode());
     let what = format!("{command:?} of {length} bytes from {local:?} to {remote:?}");
@@ -184,7 +195,7 @@ fn command(world: &World, roots: &[Roots; 2], posted: u64, u: &mut Unstructured<
         let data = gather(&world.memory[if writes_local { 0 } else { 1 }], target);
         assert!(data == data_before, "{command:?} of {length} bytes has moved other bytes");
     }
-    Ok(())
+    Ok(true)
 }
 
 fn place(u: &mut Unstructured<'_>) -> Result<StagOffset> {
