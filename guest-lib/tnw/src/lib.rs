@@ -112,19 +112,29 @@ pub struct LinkCounters {
 }
 
 impl<P: Platform> Nwp<P> {
-    /// Finds out which node this is and enables the device, which is reset first.
+    /// Resets the device, enables it, and finds out which node this is.
     ///
     /// # Errors
     ///
     /// [`ProbeError`] if it is another device.
     pub fn probe(platform: P) -> Result<Self, ProbeError> {
+        let nwp = Self::attach(platform)?;
+        let control = Control(0).with_reset(true).with_enable(true);
+        nwp.write(Register::Nwp(NwpReg::Control), control.0);
+        Ok(nwp)
+    }
+
+    /// Finds out which node this is, and leaves the device as somebody else has set it up.
+    ///
+    /// # Errors
+    ///
+    /// As [`Nwp::probe`].
+    pub fn attach(platform: P) -> Result<Self, ProbeError> {
         let read = |reg| platform.bar0_read64(Register::Nwp(reg).offset());
         let id = read(NwpReg::Id);
         if id as u16 != DEVICE_TNW {
             return Err(ProbeError::NotTnw(id));
         }
-        let control = Control(0).with_reset(true).with_enable(true);
-        platform.bar0_write64(Register::Nwp(NwpReg::Control).offset(), control.0);
         let place = read(NwpReg::Coordinates).to_le_bytes();
         let shape = read(NwpReg::Shape).to_le_bytes();
         Ok(Self {

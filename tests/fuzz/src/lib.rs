@@ -14,5 +14,6 @@ pub mod netboot;
 pub mod pci_config;
 pub mod registers;
 pub mod tables;
+pub mod tnw;
 pub mod vfio_user;
 mod world;

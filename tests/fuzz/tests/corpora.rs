@@ -67,6 +67,11 @@ fn pci_config() {
 }
 
 #[test]
+fn tnw() {
+    replay("tnw", tofu_fuzz::tnw::run);
+}
+
+#[test]
 fn vfio_user() {
     replay("vfio_user", tofu_fuzz::vfio_user::run);
 }

@@ -1,0 +1,262 @@
+//! Everything that a guest, a neighbour or a link can do to network processors of TNW: registers,
+//! stores to windows, credits, what arrives over links, faults, resets.
+//!
+//! Four nodes in a row. The first two do what the input says; the other two are bystanders.
+
+use std::sync::Arc;
+
+use arbitrary::{Result, Unstructured};
+use tofu_abi::tnw::{
+    CHANNELS, Channel, ChannelReg, Control, LINKS, Link, LinkReg, MAX_MESSAGE, NwpReg, PACKET_DATA,
+    PACKET_SIZE, REGISTER_BAR, REGISTER_BAR_SIZE, Register, WINDOW_BAR, WINDOW_BAR_SIZE,
+    WINDOW_RING, WindowPlace,
+};
+use tofu_driver::{DmaBuffer, Platform};
+use tofu_fabric::{FaultPlan, Ppm, Rates, Shape};
+use tofu_inproc::InProcess;
+use tofu_machine::{Torus, TorusNode};
+use tofu_pci::{PciFunction, regs};
+use tofu_tnw::{Nwp, Status};
+use tofu_tnw_device::{CONTROL_SIZE, Unit};
+
+/// Actions of one input at most.
+const MAX_ACTIONS: u32 = 512;
+/// Memory of each node: all addresses from [`BASE`] on.
+const MEMORY: usize = 1 << 20;
+const BASE: u64 = 0x1000;
+const X_PLUS: Link = Link::ALL[1];
+
+struct World {
+    torus: Arc<Torus>,
+    platforms: Vec<InProcess>,
+    nodes: Vec<Arc<TorusNode>>,
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let shape = Shape::new([4, 1, 1, 1, 1, 1]).expect("a shape").with_torus([false; 3]);
+    let torus = Arc::new(Torus::with_manual_clock(shape).expect("three axes"));
+    let attach = |coords| InProcess::attach_nwp(&torus, coords, MEMORY).expect("memory");
+    let platforms: Vec<_> = shape.iter().map(attach).collect();
+    let nodes = shape.iter().filter_map(|coords| torus.node(coords).cloned()).collect();
+    let world = World { torus, platforms, nodes };
+    world.start(0);
+    world.start(2);
+    world.transfer(0);
+    world.transfer(2);
+    let mut u = Unstructured::new(data);
+    for _ in 0..MAX_ACTIONS {
+        // An input that ends in the middle of an action has said all that it has to say.
+        if u.is_empty() || world.act(&mut u).is_err() {
+            break;
+        }
+        world.torus.run_pending();
+    }
+    world.transfer(2);
+    // Whatever happened, a reset brings the others back.
+    world.torus.wires().set_faults(None).expect("no link is named");
+    for node in &world.nodes[..3] {
+        let _ = world.torus.wires().fabric().set_link(node.coords(), X_PLUS.port(), true);
+    }
+    world.start(0);
+    world.transfer(0);
+}
+
+impl World {
+    /// Resets and enables a node and the next one.
+    fn start(&self, first: usize) {
+        for node in [first, first + 1] {
+            self.nodes[node].reset();
+        }
+        for node in [first, first + 1] {
+            let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
+            self.nodes[node].config_write(regs::COMMAND, &command.to_le_bytes());
+            Nwp::probe(self.platforms[node].clone()).expect("it says what it is");
+        }
+        self.torus.run_pending();
+    }
+
+    /// A node sends to the next one.
+    fn transfer(&self, first: usize) {
+        let nwp = |node: usize| {
+            // Not reset, as by a probe: what it is doing goes on.
+            let platform = self.platforms[node].clone();
+            Nwp::attach(platform).expect("it says what it is")
+        };
+        let (near, far) = (nwp(first), nwp(first + 1));
+        let mut stream = near.open(X_PLUS, Channel::ALL[0]).expect("it has a neighbour");
+        let mut sink = far.open(X_PLUS.opposite(), Channel::ALL[0]).expect("it has one, too");
+        let buffer = far.platform().alloc_dma(300, 8).expect("there is memory");
+        let credit = sink.credit(&buffer, 0, 300).expect("none waits");
+        stream.send(&[0x5a; 300], u64::MAX).expect("there is room");
+        let mut credit = Some(credit);
+        for _ in 0..1000 {
+            self.torus.run_pending();
+            match credit.take().map(|credit| sink.test(credit)) {
+                Some(Err(waiting)) => credit = Some(waiting),
+                Some(Ok(outcome)) => {
+                    assert_eq!((outcome.status, outcome.length), (Status::Ok, 300));
+                    let mut bytes = [0; 300];
+                    buffer.read(0, &mut bytes);
+                    assert_eq!(bytes, [0x5a; 300]);
+                    return;
+                }
+                None => {}
+            }
+            self.torus.advance(1_000_000_000);
+        }
+        panic!("a message between nodes {first} and {} does not arrive", first + 1);
+    }
+
+    fn act(&self, u: &mut Unstructured<'_>) -> Result<()> {
+        let choice: u8 = u.arbitrary()?;
+        let node = &self.nodes[usize::from(choice >> 7)];
+        match choice & 0xf {
+            0..=3 => {
+                let value = value(u)?.to_le_bytes();
+                let len = if choice & 0x40 == 0 { 8 } else { 4 };
+                node.bar_write(REGISTER_BAR, register(u)?.offset(), &value[..len]);
+            }
+            // A credit or an Nget that may be good.
+            4 | 5 => {
+                let (link, channel) = (X_PLUS_OR_MINUS[usize::from(choice >> 7)], channel(u)?);
+                let length = u.int_in_range(0..=3000u64)?;
+                let address = BASE + u64::from(u.arbitrary::<u32>()?) % (MEMORY as u64 + 0x1000);
+                let first = match choice & 1 {
+                    0 => ChannelReg::CreditAddress,
+                    _ => ChannelReg::NgetAddress,
+                };
+                let mut data = [0; 32];
+                let notify = BASE + (address & 0xff8);
+                for (place, word) in data.as_chunks_mut().0.iter_mut().zip([
+                    address,
+                    length,
+                    notify,
+                    u64::from(choice & 0x40) << 57,
+                ]) {
+                    *place = word.to_le_bytes();
+                }
+                let at = Register::Channel(link, channel, first).offset();
+                node.bar_write(REGISTER_BAR, at, &data);
+            }
+            6..=8 => {
+                let place = WindowPlace {
+                    link: X_PLUS_OR_MINUS[usize::from(choice >> 7)],
+                    channel: channel(u)?,
+                    at: u.int_in_range(0..=7)? * 64 % WINDOW_RING,
+                    last: choice & 0x40 != 0,
+                };
+                node.bar_write(WINDOW_BAR, place.offset(), &[choice; 64]);
+            }
+            9 => {
+                let (bar, size) = match choice & 0x40 {
+                    0 => (REGISTER_BAR, REGISTER_BAR_SIZE),
+                    _ => (WINDOW_BAR, WINDOW_BAR_SIZE),
+                };
+                let offset = u64::from(u.arbitrary::<u32>()?) % (size + 128);
+                let len = u.int_in_range(0..=80)?;
+                node.bar_write(bar, offset, u.bytes(len)?);
+                let mut data = vec![0; len];
+                node.bar_read(bar, offset, &mut data);
+            }
+            10 => self.torus.advance(u64::from(u.arbitrary::<u32>()?)),
+            11 | 12 => {
+                let link = Link::ALL[u.int_in_range(0..=LINKS - 1)?];
+                if let Some(unit) = unit(u)? {
+                    node.nwp().push(link, unit);
+                }
+            }
+            13 => {
+                let rates = Rates {
+                    loss: chance(u)?,
+                    corrupt: chance(u)?,
+                    duplicate: chance(u)?,
+                    reorder: chance(u)?,
+                    undetected: Ppm::NEVER,
+                };
+                // Not on the bystanders' link.
+                let links = vec![(self.nodes[0].coords(), X_PLUS.port(), rates)];
+                let plan = FaultPlan { seed: u.arbitrary()?, links, ..FaultPlan::default() };
+                let _ = self.torus.wires().set_faults(Some(plan));
+            }
+            14 => {
+                let up = choice & 0x40 == 0;
+                let at = self.nodes[usize::from(choice >> 7)].coords();
+                let _ = self.torus.wires().fabric().set_link(at, X_PLUS.port(), up);
+            }
+            _ => {
+                let value: u32 = u.arbitrary()?;
+                match choice & 0x40 {
+                    0 => node.config_write(u.int_in_range(0..=0x1ff)?, &value.to_le_bytes()),
+                    _ => {
+                        let control = Control(0).with_reset(true).with_enable(true).0;
+                        let at = Register::Nwp(NwpReg::Control).offset();
+                        node.bar_write(REGISTER_BAR, at, &control.to_le_bytes());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The links of the first node and of the second one that lead to each other.
+const X_PLUS_OR_MINUS: [Link; 2] = [Link::ALL[1], Link::ALL[0]];
+
+fn channel(u: &mut Unstructured<'_>) -> Result<Channel> {
+    Ok(Channel::ALL[u.int_in_range(0..=CHANNELS - 1)?])
+}
+
+fn chance(u: &mut Unstructured<'_>) -> Result<Ppm> {
+    // Not so often that nothing gets through.
+    Ok(Ppm::new(u.int_in_range(0..=300_000)?).unwrap_or_default())
+}
+
+fn register(u: &mut Unstructured<'_>) -> Result<Register> {
+    let link = Link::ALL[u.int_in_range(0..=LINKS - 1)?];
+    Ok(match u.int_in_range(0..=7)? {
+        0 => Register::Nwp(*u.choose(NwpReg::ALL)?),
+        1 => Register::Link(link, *u.choose(LinkReg::ALL)?),
+        _ => Register::Channel(link, channel(u)?, *u.choose(ChannelReg::ALL)?),
+    })
+}
+
+fn value(u: &mut Unstructured<'_>) -> Result<u64> {
+    Ok(match u.int_in_range(0..=6)? {
+        0 => 0,
+        1 => 1,
+        2 => u.int_in_range(0..=300)?,
+        3 => BASE + u64::from(u.arbitrary::<u16>()?) * 8,
+        4 => *u.choose(&[MAX_MESSAGE, MAX_MESSAGE + 1, u64::MAX, BASE + MEMORY as u64 - 8])?,
+        5 => 1 << u.int_in_range(0..=63)?,
+        _ => u.arbitrary()?,
+    })
+}
+
+/// Something on a link, more often with a check sequence that fits.
+fn unit(u: &mut Unstructured<'_>) -> Result<Option<Unit>> {
+    let forged = u.ratio(3, 4)?;
+    let lives = [u.int_in_range(0..=3u16)?, u.int_in_range(0..=3u16)?];
+    if u.arbitrary()? {
+        let mut bytes = [0; CONTROL_SIZE];
+        u.fill_buffer(&mut bytes)?;
+        if forged {
+            bytes[0] &= 3;
+            bytes[2..4].copy_from_slice(&lives[0].to_le_bytes());
+            bytes[4..6].copy_from_slice(&lives[1].to_le_bytes());
+            let crc = crc32fast::hash(&bytes[..CONTROL_SIZE - 4]);
+            bytes[CONTROL_SIZE - 4..].copy_from_slice(&crc.to_le_bytes());
+        }
+        return Ok(Unit::from_wire(&bytes));
+    }
+    let mut bytes = [0; PACKET_SIZE];
+    u.fill_buffer(&mut bytes[..8])?;
+    if forged {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&lives[0].to_le_bytes());
+        hasher.update(&lives[1].to_le_bytes());
+        hasher.update(&bytes[..4 + PACKET_DATA]);
+        bytes[4 + PACKET_DATA..].copy_from_slice(&hasher.finalize().to_le_bytes());
+    }
+    Ok(Unit::from_wire(&bytes))
+}
