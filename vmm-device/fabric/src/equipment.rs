@@ -3,13 +3,25 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
+use tofu_links::{Check, Dllp};
 use tofu_sync::lock;
 
 use crate::carrier::Observer;
 use crate::faults::{Fate, Faults};
 use crate::{
-    Class, Deliver, Direction, DiscardReason, Hop, NodeId, Observation, Packet, Port, Tap, TapPoint,
+    Class, Deliver, Direction, DiscardReason, Hop, NodeId, Observation, OnLink, Packet, Port, Tap,
+    TapPoint,
 };
+
+/// What is seen at both ends of a hop.
+fn ends(hop: Hop, link: Option<OnLink>) -> [Observation; 2] {
+    let near = (hop.from, hop.port, Direction::Out);
+    let far = (hop.to, hop.port.opposite(), Direction::In);
+    [near, far].map(|(node, port, direction)| {
+        let point = TapPoint::Port(port);
+        Observation { node, point, direction, vc: Some(hop.vc), link }
+    })
+}
 
 /// Packets that are held back at most; further ones go on at once.
 const MOST_HELD: usize = 256;
@@ -37,28 +49,47 @@ impl<B> Equipped<'_, B> {
         node: NodeId,
         point: TapPoint,
         direction: Direction,
-        vc: Option<u8>,
         packet: &Packet<B>,
     ) {
         if let Some(tap) = self.tap {
-            tap.observe(Observation { node, point, direction, vc }, packet);
+            tap.observe(Observation { node, point, direction, vc: None, link: None }, packet);
         }
     }
 
-    /// What a tap sees of a packet on a link, and what becomes of it there.
-    pub(crate) fn cross(&self, hop: Hop, packet: &mut Packet<B>) -> Fate {
-        self.observe(hop.from, TapPoint::Port(hop.port), Direction::Out, Some(hop.vc), packet);
+    /// What a tap sees of a packet on a link, or of one frame of it there, and what becomes of it.
+    pub(crate) fn cross(&self, hop: Hop, link: Option<OnLink>, packet: &mut Packet<B>) -> Fate {
+        let [out, into] = ends(hop, link);
+        if let Some(tap) = self.tap {
+            tap.observe(out, packet);
+        }
         let fate = self.faults.map(|faults| faults.apply(hop, packet)).unwrap_or_default();
-        if !fate.lost {
-            let port = TapPoint::Port(hop.port.opposite());
-            self.observe(hop.to, port, Direction::In, Some(hop.vc), packet);
+        if let Some(tap) = self.tap.filter(|_| !fate.lost) {
+            tap.observe(into, packet);
         }
         fate
     }
 
+    /// What a tap sees of a frame that has no fate of its own: it is sent again, or was bad before.
+    pub(crate) fn pass(&self, hop: Hop, link: OnLink, packet: &Packet<B>) {
+        if let Some(tap) = self.tap {
+            ends(hop, Some(link)).into_iter().for_each(|end| tap.observe(end, packet));
+        }
+    }
+
+    /// The same of a frame without a TLP.
+    pub(crate) fn said(&self, hop: Hop, link: OnLink, dllp: Dllp) {
+        if let Some(tap) = self.tap {
+            let [out, into] = ends(hop, Some(link)).map(|end| Observation { vc: None, ..end });
+            tap.observe_dllp(out, hop.to, dllp);
+            if link.check != Check::Bad {
+                tap.observe_dllp(into, hop.from, dllp);
+            }
+        }
+    }
+
     /// Hands a packet to its target.
     pub(crate) fn deliver(&self, node: NodeId, packet: Packet<B>, out: &mut dyn Deliver<B>) {
-        self.observe(node, TapPoint::Tni(packet.dst_tni), Direction::In, None, &packet);
+        self.observe(node, TapPoint::Tni(packet.dst_tni), Direction::In, &packet);
         out.arrived(node, packet);
     }
 
@@ -99,11 +130,11 @@ impl<B> Equipped<'_, B> {
 
 impl<B> Observer<B> for Equipped<'_, B> {
     fn entered(&mut self, node: NodeId, packet: &Packet<B>) {
-        self.observe(node, TapPoint::Tni(packet.src_tni), Direction::Out, None, packet);
+        self.observe(node, TapPoint::Tni(packet.src_tni), Direction::Out, packet);
     }
 
     fn crossed(&mut self, hop: Hop, packet: &mut Packet<B>) -> Fate {
-        self.cross(hop, packet)
+        self.cross(hop, None, packet)
     }
 
     fn duplicate(&mut self, packet: &Packet<B>) -> Option<Packet<B>> {
@@ -112,7 +143,7 @@ impl<B> Observer<B> for Equipped<'_, B> {
 
     fn lost(&mut self, at: NodeId, port: Option<Port>, reason: DiscardReason, packet: &Packet<B>) {
         let point = port.map_or(TapPoint::Tni(packet.src_tni), TapPoint::Port);
-        self.observe(at, point, Direction::Lost(reason), None, packet);
+        self.observe(at, point, Direction::Lost(reason), packet);
     }
 
     fn arrived(

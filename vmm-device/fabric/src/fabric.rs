@@ -1,5 +1,6 @@
 //! The state of a machine's links and crossbars.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
 
@@ -172,6 +173,14 @@ impl Fabric {
         let mut network = network.visit();
         network.set_errors(node, port, errors)?;
         Ok(network.set_errors(far.map_err(BadErrors::from)?, port.opposite(), errors)?)
+    }
+
+    /// Has all links of these nodes modelled in full, if links are modelled: see
+    /// [`Network::look_at`].
+    pub(crate) fn look_at(&self, nodes: &BTreeSet<NodeId>) {
+        if let Some(network) = &self.network {
+            network.visit().look_at(nodes);
+        }
     }
 
     /// What links are like, if they are modelled.

@@ -38,7 +38,7 @@ pub use link::{Link, NoSuchLink};
 pub use modelled::Progress;
 pub use packet::{Class, DiscardReason, GAP_BYTES, Packet, SENDERS, Way};
 pub use routing::{Hop, Route, RouteError, Scheduler};
-pub use tap::{Direction, Observation, Tap, TapPoint};
+pub use tap::{Direction, Observation, OnLink, Tap, TapPoint};
 pub use tofu_abi::topology::{Axis, NodeId, Port, Shape, ShapeError};
 pub use wires::Wires;
 

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
+use tofu_links::Dllp;
 use tofu_sync::lock;
 
 use crate::equipment::Equipped;
 use crate::network::{Message, Network, Ps, Sink};
 use crate::{
     BusLine, Class, Deliver, Direction, DiscardReason, Fabric, GAP_BYTES, Hop, HostBus, NodeId,
-    Packet, Port, SENDERS, TNIS, TapPoint,
+    OnLink, Packet, Port, SENDERS, TNIS, TapPoint,
 };
 
 /// Requests that a TNI holds. More would add to nothing but the time that each of them waits.
@@ -327,7 +328,7 @@ impl<B> Witness<'_, B> {
         let Some(place) = self.under_way.place(token) else { return };
         let Some(Traveller { packet, .. }) = &place.traveller else { return };
         let Err(refused) = refused else {
-            self.equipped.observe(at, TapPoint::Tni(tni), Direction::Out, None, packet);
+            self.equipped.observe(at, TapPoint::Tni(tni), Direction::Out, packet);
             return;
         };
         let (port, reason) = refused.fate();
@@ -342,7 +343,7 @@ impl<B> Witness<'_, B> {
             return;
         }
         let point = port.map_or(TapPoint::Tni(packet.src_tni), TapPoint::Port);
-        self.equipped.observe(at, point, Direction::Lost(reason), None, &packet);
+        self.equipped.observe(at, point, Direction::Lost(reason), &packet);
         self.out.discarded(at, port, reason, packet);
     }
 
@@ -392,7 +393,7 @@ impl<B> Sink for Witness<'_, B> {
         self.equipped.tap.is_some() || self.equipped.faults.is_some()
     }
 
-    fn hop(&mut self, _: Ps, hop: &Hop, _: Class, bytes: u32, token: u64) {
+    fn hop(&mut self, _: Ps, hop: &Hop, _: Class, bytes: u32, token: u64, link: Option<OnLink>) {
         let Equipped { tap, faults, .. } = self.equipped;
         if tap.is_none() && faults.is_none() {
             return;
@@ -403,12 +404,26 @@ impl<B> Sink for Witness<'_, B> {
         // Of a burst one frame goes over the link now.
         let burst = (packet.tlps, packet.bytes);
         (packet.tlps, packet.bytes) = (1, bytes.into());
-        let fate = self.equipped.cross(*hop, packet);
+        let fate = self.equipped.cross(*hop, link, packet);
         (packet.tlps, packet.bytes) = burst;
         traveller.swallowed = fate.lost;
         traveller.held = traveller.held.max(fate.held);
         if let Some(faults) = faults.filter(|_| fate.duplicated && traveller.double.is_none()) {
             traveller.double = faults.duplicate(packet).map(Box::new);
         }
+    }
+
+    fn again(&mut self, _: Ps, hop: &Hop, bytes: u32, token: u64, link: OnLink) {
+        let Some(place) = self.under_way.place(token) else { return };
+        let Some(traveller) = &mut place.traveller else { return };
+        let packet = &mut traveller.packet;
+        let burst = (packet.tlps, packet.bytes);
+        (packet.tlps, packet.bytes) = (1, bytes.into());
+        self.equipped.pass(*hop, link, packet);
+        (packet.tlps, packet.bytes) = burst;
+    }
+
+    fn said(&mut self, _: Ps, hop: &Hop, dllp: Dllp, link: OnLink) {
+        self.equipped.said(*hop, link, dllp);
     }
 }

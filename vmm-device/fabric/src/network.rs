@@ -20,6 +20,8 @@ mod slabs;
 mod steps;
 mod watched;
 
+use std::collections::BTreeSet;
+
 use tofu_abi::Coords;
 use tofu_abi::frame::ROUTING_HEADER_SIZE;
 use tofu_abi::topology::{Axis, NodeId, Port, Shape};
@@ -131,6 +133,7 @@ pub struct Network {
     backlog: u32,
     now: Ps,
     slabs: Slabs,
+    looked_at: BTreeSet<NodeId>,
 }
 
 impl Network {
@@ -184,7 +187,8 @@ impl Network {
             let to = shape.neighbor(from, port)?;
             Some((shape.node_id(to)?, closes_ring(&shape, from, port)))
         });
-        Ok(Self { shape, backlog: options.backlog, now: 0, slabs })
+        let backlog = options.backlog;
+        Ok(Self { shape, backlog, now: 0, slabs, looked_at: BTreeSet::new() })
     }
 
     /// The machine's shape.
@@ -210,6 +214,12 @@ impl Network {
     /// How many times a frame was sent over a link.
     pub fn hops(&self) -> u64 {
         self.slabs.hops()
+    }
+
+    /// How many directions of links have their data link layer modelled in full: those on which
+    /// something goes wrong or did lately, and those that somebody looks at.
+    pub fn in_full(&self) -> usize {
+        self.slabs.in_full()
     }
 
     /// Whether no message is at a TNI, no frame in a queue or on a link, and none may have to be
@@ -277,6 +287,7 @@ impl Network {
             class,
             nullified,
             dst_tni,
+            tlps: message.tlps,
             left: message.tlps,
             full: message.full + ROUTING_HEADER,
             last: message.last + ROUTING_HEADER,
@@ -331,6 +342,22 @@ impl Network {
         }
         self.slabs.set_errors(self.now, (near, port), far, errors);
         Ok(())
+    }
+
+    /// Has the data link layer of all links of these nodes modelled in full, in both directions, so
+    /// that a [`Sink`] is told of each frame on them and of each data-link-layer packet. Those of
+    /// others are no more than they need be.
+    pub fn look_at(&mut self, nodes: &BTreeSet<NodeId>) {
+        let former = std::mem::replace(&mut self.looked_at, nodes.clone());
+        for node in former.union(nodes) {
+            let Some(at) = self.shape.coords(*node) else { continue };
+            for port in Port::ALL {
+                let Some((near, far)) = self.ends(at, port) else { continue };
+                let look = nodes.contains(&near) || nodes.contains(&far);
+                self.slabs.look_at(self.now, (near, port), far, look);
+                self.slabs.look_at(self.now, (far, port.opposite()), near, look);
+            }
+        }
     }
 
     /// Whether the link at a port is up; `None` if there is no link.

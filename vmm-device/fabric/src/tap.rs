@@ -1,5 +1,7 @@
 //! Observing packets as they pass.
 
+use tofu_links::{Check, Dllp, Seq};
+
 use crate::{DiscardReason, NodeId, Packet, Port};
 
 /// Where at a node a packet is observed.
@@ -22,6 +24,25 @@ pub enum Direction {
     Lost(DiscardReason),
 }
 
+/// A frame on a modelled link, as its data link layer has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OnLink {
+    /// Its sequence number; of a frame without a TLP 0.
+    pub seq: Seq,
+    /// Which of the packet's TLPs it has, from 0.
+    pub tlp: u32,
+    /// On how many lanes it is spread; with TofuD 1 says that it is sent as a whole on each.
+    pub lanes: u8,
+    /// Lanes of the other direction that are received badly, by bits (STAT).
+    pub stat: u8,
+    /// Lanes on which it is spoilt, by bits.
+    pub spoilt: u8,
+    /// What the receiver finds.
+    pub check: Check,
+    /// It has been sent before.
+    pub again: bool,
+}
+
 /// A packet at one point of its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Observation {
@@ -33,6 +54,8 @@ pub struct Observation {
     pub direction: Direction,
     /// Virtual channel of the link; none at a TNI.
     pub vc: Option<u8>,
+    /// The one frame that passes, at a port whose link is modelled in full.
+    pub link: Option<OnLink>,
 }
 
 /// Observes packets.
@@ -41,4 +64,10 @@ pub trait Tap<B>: Send + Sync {
     ///
     /// At its source a packet whose route leads it may not have its whole target yet.
     fn observe(&self, observation: Observation, packet: &Packet<B>);
+
+    /// A frame without a TLP passes a port whose link is modelled in full, for a data-link-layer
+    /// packet from or to the node `peer`.
+    fn observe_dllp(&self, observation: Observation, peer: NodeId, dllp: Dllp) {
+        let _ = (observation, peer, dllp);
+    }
 }

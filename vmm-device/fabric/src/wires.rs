@@ -1,5 +1,6 @@
 //! The carrier of a machine: direct or modelled, with a place for a tap and for faults.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -13,6 +14,7 @@ use crate::modelled::{Modelled, Progress};
 use crate::network::Ps;
 use crate::{
     Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, HostBus, NoSuchLink,
+    NodeId,
     Packet, Tap, Timing,
 };
 
@@ -82,6 +84,13 @@ impl<B> Wires<B> {
     /// packets that are under way at the same time.
     pub fn set_tap(&self, tap: Option<Arc<dyn Tap<B>>>) {
         self.change(|equipment| equipment.tap = tap);
+    }
+
+    /// Has a tap, if there is one, observe at the ports of these nodes each frame with all that a
+    /// modelled link adds to it, frames that are sent again, and data-link-layer packets. At ports
+    /// of no others that it knows of, from now on.
+    pub fn look_at(&self, nodes: &BTreeSet<NodeId>) {
+        self.fabric().look_at(nodes);
     }
 
     /// Has these faults happen from now on, or none. Counters start from 0.

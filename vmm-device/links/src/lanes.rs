@@ -134,6 +134,16 @@ impl Lanes {
         }
     }
 
+    /// The lanes on which what was sent last was spoilt, by bits.
+    pub fn spoilt(&self) -> u8 {
+        (0..).zip(self.spoilt).fold(0, |bits, (lane, seen)| bits | ((seen & 1) as u8) << lane)
+    }
+
+    /// Whether all is as if nothing had ever gone wrong.
+    pub const fn is_as_new(&self) -> bool {
+        self.quiet && self.given_up == 0
+    }
+
     /// STAT: the lanes that are bad, by bits, as the receiver sees it.
     pub const fn stat(&self) -> u8 {
         self.bad

@@ -3,7 +3,7 @@
 use crate::{Counters, Dllp, Parameters, Ps, Rows, Sender, Seq, VCS};
 
 /// What became of a frame on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Check {
     /// It is as it was sent.
     Good,
@@ -130,6 +130,12 @@ impl Receiver {
         for (vc, total) in (0..).zip(self.freed) {
             sender.update(vc, total);
         }
+    }
+
+    /// Rows that have left the queue of each virtual channel since the link came up, counted
+    /// around.
+    pub const fn freed_rows(&self) -> [u16; VCS] {
+        self.freed
     }
 
     /// Whether there is something to say.

@@ -155,6 +155,11 @@ impl Sender {
         self.limit[vc as usize % VCS].wrapping_sub(self.used[vc as usize % VCS])
     }
 
+    /// Rows on the way to the queue of a virtual channel or in it, by how many have left it in all.
+    pub const fn in_queue(&self, vc: u8, freed: u16) -> u16 {
+        self.used[vc as usize % VCS].wrapping_sub(freed)
+    }
+
     /// What has left the other end's queues in all, with what is known to come back: the running
     /// totals with which a [`Receiver`](crate::Receiver) goes on.
     pub(crate) fn returned(&self) -> [u16; VCS] {

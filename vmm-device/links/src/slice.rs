@@ -183,6 +183,7 @@ pub struct Slice<'a> {
     routing: RoutingHeader,
     tlp: &'a [u8],
     tail: &'a [u8],
+    fcs: [u8; 3],
 }
 
 impl<'a> Slice<'a> {
@@ -212,12 +213,23 @@ impl<'a> Slice<'a> {
             return Err(Fault::Length);
         }
         let (tlp, tail) = rest.split_at(tlp);
-        Ok(Self { routing, tlp, tail })
+        Ok(Self { routing, tlp, tail, fcs: *check })
     }
 
     /// The routing header, with the link's fields.
     pub const fn routing(&self) -> RoutingHeader {
         self.routing
+    }
+
+    /// Its check sequence.
+    pub const fn fcs(&self) -> [u8; 3] {
+        self.fcs
+    }
+
+    /// The first of its other control: on lane 0, and of a frame that is not cut, the frame's check
+    /// sequence.
+    pub fn control(&self) -> [u8; 4] {
+        self.tail.get(4..).and_then(<[u8]>::first_chunk).copied().unwrap_or_default()
     }
 
     /// Sequence number of its frame.

@@ -2,7 +2,7 @@
 
 use tofu_abi::{Coords, Path};
 use tofu_fabric::network::{Message, Network, Options, Ps, Sink};
-use tofu_fabric::{Class, DiscardReason, Hop, NodeId, Port, Scheduler, Shape, Way};
+use tofu_fabric::{Class, DiscardReason, Hop, NodeId, OnLink, Port, Scheduler, Shape, Way};
 use tofu_links::Parameters;
 use tofu_machine::Generation;
 
@@ -42,7 +42,7 @@ impl Sink for Busy {
 
     fn lost(&mut self, _: Ps, _: NodeId, _: Option<Port>, _: DiscardReason, _: u64) {}
 
-    fn hop(&mut self, at: Ps, hop: &Hop, _: Class, bytes: u32, _: u64) {
+    fn hop(&mut self, at: Ps, hop: &Hop, _: Class, bytes: u32, _: u64, _: Option<OnLink>) {
         let (mut at, end) = (at, at + self.links.wire_ps(bytes as u16));
         while at < end {
             let interval = at / self.interval;

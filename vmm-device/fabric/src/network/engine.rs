@@ -10,14 +10,18 @@
 //! input are free and the queue at the other end of the link has room for all of it. It is one
 //! event for a hop, and one more where it had to wait.
 
+use std::collections::BTreeMap;
+
 use tofu_abi::topology::{NodeId, Port};
-use tofu_links::{Check, Dllp, Effect, Parameters, Reason, Receiver, Seq, Timeout, Verdict};
+use tofu_links::{
+    Check, Counters, Dllp, Effect, Parameters, Reason, Receiver, Seq, Timeout, Verdict,
+};
 
 use super::agenda::{self, Agenda, NEVER, Window};
 use super::arena::{Arena, NONE};
 use super::frame::{
     CLASS, CLASS_ORDER, CLASSES, DOOMED, Far, Frame, LAST, NULLIFIED, PORTS, SLOTS, UNMARKED,
-    class_of, class_queue, on_wire,
+    class_of, class_queue, off_wire, on_wire,
 };
 use super::mail::{Credit, Mail, Notice, Outlet};
 use super::message::Ps;
@@ -25,6 +29,7 @@ use super::steps::{Channel, Step, Steps};
 use super::watched::{LinkErrors, Receiving, Sending as WatchedSending};
 use crate::packet::Class;
 use crate::routing::{Hop, Scheduler};
+use crate::tap::OnLink;
 
 /// Queues of an input: virtual channels of a port, classes of a TNI.
 const QUEUES: usize = 4;
@@ -222,7 +227,8 @@ pub(super) struct Queued {
     pub(super) class: Class,
     pub(super) nullified: bool,
     pub(super) dst_tni: u8,
-    /// Frames that are still to be made.
+    /// Its frames, and those that are still to be made.
+    pub(super) tlps: u32,
     pub(super) left: u32,
     /// Bytes of routing header and TLP.
     pub(super) full: u16,
@@ -276,6 +282,9 @@ pub(super) struct Engine {
     returned: Arena<Returned>,
     sending: Vec<WatchedSending<Frame>>,
     receiving: Vec<Receiving>,
+    /// What these have counted that are needed no more, by slot.
+    past_sent: BTreeMap<u32, Counters>,
+    past_received: BTreeMap<u32, Counters>,
     dllps: Arena<Dllp>,
     seed: u64,
     /// Frames in queues that were found bad.
@@ -416,6 +425,8 @@ impl Engine {
             returned: Arena::new(),
             sending: Vec::new(),
             receiving: Vec::new(),
+            past_sent: BTreeMap::new(),
+            past_received: BTreeMap::new(),
             dllps: Arena::new(),
             seed,
             doomed: 0,
@@ -425,6 +436,11 @@ impl Engine {
 
     pub(super) const fn hops(&self) -> u64 {
         self.hops
+    }
+
+    /// Directions that go out here whose state is there in full.
+    pub(super) const fn in_full(&self) -> usize {
+        self.sending.len()
     }
 
     /// What has come into a slot of a node.
@@ -471,6 +487,8 @@ impl Engine {
             + self.frames.bytes()
             + self.messages.bytes()
             + self.returned.bytes()
+            + self.sending.iter().map(WatchedSending::bytes).sum::<usize>()
+            + self.receiving.capacity() * size_of::<Receiving>()
     }
 
     pub(super) fn backlog(&self, node: u32, tni: u8) -> Option<u32> {
@@ -727,6 +745,7 @@ impl Engine {
             next: NONE,
             wire: self.costs.parameters.wire_ps(bytes) as u32,
             bytes,
+            number: message.tlps - message.left,
             steps: message.steps,
             rows: self.costs.parameters.rows(bytes),
             flags,
@@ -986,7 +1005,7 @@ impl Engine {
         } else if flags & UNMARKED == 0 {
             // A frame that was refused has the room of the one that is sent for it again.
             self.receiving[watched as usize].receiver.freed(queue as u8, rows);
-            self.tell(watched, far, at, out);
+            self.tell(now, at, (node, from), out);
         }
         if next != NONE {
             let output = self.ask(now, node, from, queue, next);
@@ -1056,11 +1075,17 @@ impl Engine {
         }
     }
 
+    /// The hop over the link at a port.
+    fn hop(&self, node: u32, n: usize, vc: u8) -> Hop {
+        let to = NodeId(self.slots[slot(node, n)].input.peer);
+        Hop { from: NodeId(self.first + node), port: Port::ALL[n], to, vc }
+    }
+
     /// Sends a frame over a link.
     #[inline]
     fn send(&mut self, now: Ps, node: u32, n: usize, handle: u32, out: &mut Outlet<'_>) {
         let here = slot(node, n);
-        let Input { peer: to, far, .. } = self.slots[here].input;
+        let far = self.slots[here].input.far;
         let hop_ps = self.costs.parameters.hop_ps();
         if self.costs.replay_limits && self.slots[here].output.watched == UNWATCHED {
             // The end of the frame goes there, and the acknowledgement comes back.
@@ -1091,14 +1116,14 @@ impl Engine {
                 self.counts[here].stored += carry;
             }
         }
-        if out.hops && frame.flags & DOOMED == 0 {
-            let from = NodeId(self.first + node);
-            let hop = Hop { from, port: Port::ALL[n], to: NodeId(to), vc: frame.vc };
+        if out.hops && watched == UNWATCHED && frame.flags & DOOMED == 0 {
             let (class, bytes, token) = (frame.class(), frame.bytes.into(), frame.token);
-            out.tell_now(now, from, n as u8, Notice::Hop { hop, class, bytes, token });
+            let hop = self.hop(node, n, self.frames[handle].vc);
+            let notice = Notice::Hop { hop, class, bytes, token, link: None };
+            out.tell_now(now, hop.from, n as u8, notice);
         }
         self.hops += 1;
-        let frame = *frame;
+        let frame = self.frames[handle];
         self.frames.free(handle);
         if watched != UNWATCHED {
             self.send_watched(now, node, n, watched, frame, out);
@@ -1107,9 +1132,9 @@ impl Engine {
         out.frame(far, Frame { next: NONE, arrived: now + hop_ps, ..frame });
     }
 
-    /// Sets what goes wrong on the direction of a link out of a port. If nothing went wrong on it
-    /// before, the other end needs a state from now on, too, which is returned. What was posted
-    /// must have been taken in.
+    /// Sets what goes wrong on the direction of a link out of a port. If it was not modelled in
+    /// full before, the other end needs a state from now on, too, which is returned. What was
+    /// posted must have been taken in.
     pub(super) fn set_errors(
         &mut self,
         now: Ps,
@@ -1117,61 +1142,151 @@ impl Engine {
         port: Port,
         errors: &LinkErrors,
     ) -> Option<Receiving> {
-        let here = slot(node, port.index());
-        let mut receiving = None;
-        if self.slots[here].output.watched == UNWATCHED {
-            // What is known to come back has come back, but for what a time-out brings anyway.
-            self.settle(NEVER, here);
-            let output = &self.slots[here].output;
-            let in_use = std::array::from_fn(|vc| self.costs.queue - output.credit[vc]);
-            let parameters = &self.costs.parameters;
-            let global = slot(self.first, 0) + here;
-            let seed = self.seed ^ (global as u64) << 32;
-            let sending = WatchedSending::new(parameters, in_use, now, seed);
-            receiving = Some(Receiving::new(parameters, &sending));
-            self.slots[here].output.watched = self.sending.len() as u32;
-            self.slots[here].returns.starved = 0;
-            self.sending.push(sending);
+        let erring = *errors != LinkErrors::default();
+        let receiving = if erring { self.watch(now, node, port) } else { None };
+        let watched = self.slots[slot(node, port.index())].output.watched;
+        if let Some(link) = self.sending.get_mut(watched as usize) {
+            link.erring = erring;
+            link.chance.dllp_loss = errors.dllp_loss;
+            for (lane, rate) in (0..).zip(errors.rates) {
+                link.lanes.set_rate(lane, rate);
+                link.lanes.set_dead(lane, errors.dead >> lane & 1 != 0);
+            }
+            self.retry(node, port.index(), now);
         }
-        let watched = self.slots[here].output.watched as usize;
-        let watched = &mut self.sending[watched];
-        watched.chance.dllp_loss = errors.dllp_loss;
-        for (lane, rate) in (0..).zip(errors.rates) {
-            watched.lanes.set_rate(lane, rate);
-            watched.lanes.set_dead(lane, errors.dead >> lane & 1 != 0);
-        }
-        self.retry(node, port.index(), now);
         receiving
     }
 
-    /// The same at the port where the direction comes in, with the state if that is new.
-    pub(super) fn set_errors_behind(
+    /// The same if somebody begins to look at the direction, or ends it.
+    pub(super) fn look_at(
         &mut self,
+        now: Ps,
         node: u32,
         port: Port,
-        errors: &LinkErrors,
-        new: Option<Receiving>,
-    ) {
-        let input = &mut self.slots[slot(node, port.index())].input;
-        if let Some(new) = new {
-            input.watched = self.receiving.len() as u32;
-            self.receiving.push(new);
+        look: bool,
+    ) -> Option<Receiving> {
+        let receiving = if look { self.watch(now, node, port) } else { None };
+        let watched = self.slots[slot(node, port.index())].output.watched;
+        if let Some(link) = self.sending.get_mut(watched as usize) {
+            link.looked_at = look;
         }
-        if let Some(receiving) = self.receiving.get_mut(input.watched as usize) {
+        receiving
+    }
+
+    /// Has a direction's data link layer modelled in full from now on.
+    fn watch(&mut self, now: Ps, node: u32, port: Port) -> Option<Receiving> {
+        let here = slot(node, port.index());
+        if self.slots[here].output.watched != UNWATCHED {
+            return None;
+        }
+        // What is known to come back has come back, but for what a time-out brings anyway.
+        self.settle(NEVER, here);
+        let output = &self.slots[here].output;
+        let in_use = std::array::from_fn(|vc| self.costs.queue - output.credit[vc]);
+        let parameters = &self.costs.parameters;
+        let global = slot(self.first, 0) + here;
+        let seed = self.seed ^ (global as u64) << 32;
+        let mut sending = WatchedSending::new(parameters, in_use, now, seed, here as u32);
+        let receiving = Receiving::new(parameters, &sending);
+        sending.sent = self.past_sent.remove(&(here as u32)).unwrap_or_default();
+        self.slots[here].output.watched = self.sending.len() as u32;
+        self.slots[here].returns.starved = 0;
+        self.sending.push(sending);
+        self.retry(node, port.index(), now);
+        Some(receiving)
+    }
+
+    /// Where the link of a port leads whose full state is needed no more, and nothing of which is
+    /// on the wire.
+    pub(super) fn clean_link(&self, now: Ps, node: u32, port: Port) -> Option<Far> {
+        let Slot { input, output, .. } = &self.slots[slot(node, port.index())];
+        let link = self.sending.get(output.watched as usize)?;
+        let on_the_wire = output.free_at + self.costs.parameters.hop_ps() >= now;
+        (link.is_clean() && !on_the_wire).then_some(input.far)
+    }
+
+    /// Whether a direction out of a port has its state in full, and not for good.
+    pub(super) fn may_become_clean(&self, node: u32, port: Port) -> bool {
+        let watched = self.slots[slot(node, port.index())].output.watched;
+        let link = self.sending.get(watched as usize);
+        link.is_some_and(|link| !link.erring && !link.looked_at)
+    }
+
+    /// Lets go of the state at a slot where a direction comes in, if nothing is left to say or to
+    /// hear. Returns how many rows of each queue have left it.
+    pub(super) fn forget_receiving(&mut self, now: Ps, slot: usize) -> Option<[u16; QUEUES]> {
+        let watched = self.slots[slot].input.watched;
+        let link = self.receiving.get(watched as usize)?;
+        if link.said_until >= now || link.receiver.is_due() || self.has_doomed(slot) {
+            return None;
+        }
+        let freed = link.receiver.freed_rows();
+        self.past_received.insert(slot as u32, link.received);
+        self.slots[slot].input.watched = UNWATCHED;
+        self.receiving.swap_remove(watched as usize);
+        if let Some(moved) = self.receiving.get(watched as usize) {
+            self.slots[moved.slot as usize].input.watched = watched;
+        }
+        Some(freed)
+    }
+
+    /// Whether a frame that was found bad is in a queue of a slot.
+    fn has_doomed(&self, slot: usize) -> bool {
+        self.slots[slot].input.head.into_iter().any(|head| {
+            let next = |one: &u32| (*one != NONE).then(|| self.frames[*one].next);
+            let queue = std::iter::successors(Some(head), next).take_while(|one| *one != NONE);
+            queue.map(|one| self.frames[one].flags).any(|flags| flags & DOOMED != 0)
+        })
+    }
+
+    /// The same where it goes out: from now on it is known ahead what comes back.
+    pub(super) fn forget_sending(&mut self, now: Ps, node: u32, port: Port, freed: [u16; QUEUES]) {
+        let here = slot(node, port.index());
+        let watched = self.slots[here].output.watched;
+        let Some(link) = self.sending.get(watched as usize) else { return };
+        let output = &mut self.slots[here].output;
+        for (vc, freed) in (0..).zip(freed) {
+            output.credit[usize::from(vc)] = self.costs.queue - link.sender.in_queue(vc, freed);
+        }
+        output.credit[REPLAY] = self.costs.replay;
+        output.watched = UNWATCHED;
+        self.past_sent.insert(here as u32, link.sent);
+        self.agendas[here / SLOTS].armed &= !(1 << port.index());
+        self.sending.swap_remove(watched as usize);
+        if let Some(moved) = self.sending.get(watched as usize) {
+            self.slots[moved.slot as usize].output.watched = watched;
+        }
+        self.retry(node, port.index(), now);
+    }
+
+    /// Has the port where a direction comes in keep the new state of that in full.
+    pub(super) fn watch_behind(&mut self, node: u32, port: Port, new: Receiving) {
+        let here = slot(node, port.index());
+        let received = self.past_received.remove(&(here as u32)).unwrap_or_default();
+        self.slots[here].input.watched = self.receiving.len() as u32;
+        self.receiving.push(Receiving { slot: here as u32, received, ..new });
+    }
+
+    /// What goes wrong on the direction that comes in at a port.
+    pub(super) fn set_errors_behind(&mut self, node: u32, port: Port, errors: &LinkErrors) {
+        let watched = self.slots[slot(node, port.index())].input.watched;
+        if let Some(receiving) = self.receiving.get_mut(watched as usize) {
             receiving.chance.dllp_loss = errors.dllp_loss;
         }
     }
 
-    /// What a port has in full of the direction that it sends, if things go wrong on it.
-    pub(super) fn watched(&self, node: u32, port: Port) -> Option<&WatchedSending<Frame>> {
-        let watched = self.slots[slot(node, port.index())].output.watched;
-        self.sending.get(watched as usize)
+    /// What a port has counted of the direction that it sends, while all of that was modelled.
+    pub(super) fn watched(&self, node: u32, port: Port) -> Option<Counters> {
+        let here = slot(node, port.index());
+        let now = self.sending.get(self.slots[here].output.watched as usize);
+        now.map(|link| link.sent).or_else(|| self.past_sent.get(&(here as u32)).copied())
     }
 
     /// The same of what comes in.
-    pub(super) fn watched_in(&self, node: u32, port: Port) -> Option<&Receiving> {
-        let watched = self.slots[slot(node, port.index())].input.watched;
-        self.receiving.get(watched as usize)
+    pub(super) fn watched_in(&self, node: u32, port: Port) -> Option<Counters> {
+        let here = slot(node, port.index());
+        let now = self.receiving.get(self.slots[here].input.watched as usize);
+        now.map(|link| link.received).or_else(|| self.past_received.get(&(here as u32)).copied())
     }
 
     /// As [`Self::has_room`], by the sender of a watched link.
@@ -1237,10 +1352,10 @@ impl Engine {
         link.timer_at = NEVER;
         match link.sender.timeout(at, &mut link.sent) {
             Some(Timeout::Replay) => self.serve(at, node, n, out),
-            Some(Timeout::Poll) if !link.chance.loses() => {
+            Some(Timeout::Poll) => {
+                let said = (Dllp::Poll, link.chance.loses());
                 link.sent.send_dllp += 1;
-                let far = self.slots[here].input.far;
-                out.dllp(far, at + self.costs.parameters.hop_ps(), Dllp::Poll);
+                self.say(at, at + self.costs.parameters.hop_ps(), (node, n), said, out);
             }
             _ => {}
         }
@@ -1248,17 +1363,49 @@ impl Engine {
         self.note_failure(at, node, n, out);
     }
 
-    /// Sends what a receiver has to say to its sender, which is there at that time.
-    fn tell(&mut self, watched: u32, far: Far, at: Ps, out: &mut Outlet<'_>) {
-        while let Some(dllp) = self.receiving[watched as usize].next_dllp() {
-            out.dllp(far, at, dllp);
+    /// Sends what the receiver at a port has to say to its sender, which is there at that time.
+    fn tell(&mut self, now: Ps, at: Ps, (node, n): (u32, usize), out: &mut Outlet<'_>) {
+        let watched = self.slots[slot(node, n)].input.watched;
+        while let Some(link) = self.receiving.get_mut(watched as usize)
+            && let Some(said) = link.next_dllp()
+        {
+            link.said_until = link.said_until.max(at);
+            self.say(now, at, (node, n), said, out);
         }
+    }
+
+    /// Sends a DLLP through a port, which is at the other end at that time if it is not lost.
+    fn say(
+        &self,
+        now: Ps,
+        at: Ps,
+        (node, n): (u32, usize),
+        (dllp, lost): (Dllp, bool),
+        out: &mut Outlet<'_>,
+    ) {
+        if !lost {
+            out.dllp(self.slots[slot(node, n)].input.far, at, dllp);
+        }
+        if out.hops {
+            let (hop, stat) = (self.hop(node, n, 0), self.stat(node, n));
+            let check = if lost { Check::Bad } else { Check::Good };
+            let lanes = self.costs.parameters.lanes;
+            let (seq, spoilt) = (Seq::default(), 0);
+            let link = OnLink { seq, tlp: 0, lanes, stat, spoilt, check, again: false };
+            out.tell_now(now, hop.from, n as u8, Notice::Said { hop, dllp, link });
+        }
+    }
+
+    /// The lanes on which a port receives badly, if it knows.
+    fn stat(&self, node: u32, n: usize) -> u8 {
+        let watched = self.slots[slot(node, n)].input.watched;
+        self.receiving.get(watched as usize).map_or(0, |link| link.stat)
     }
 
     /// A DLLP has arrived at a sender; or, if it asks for the latest of all, at its receiver.
     fn told(&mut self, at: Ps, node: u32, n: usize, dllp: u32, out: &mut Outlet<'_>) {
         let Slot { input, output, .. } = &self.slots[slot(node, n)];
-        let (far, into, watched) = (input.far, input.watched, output.watched);
+        let (into, watched) = (input.watched, output.watched);
         let handle = dllp;
         let dllp = self.dllps[handle];
         self.dllps.free(handle);
@@ -1266,7 +1413,7 @@ impl Engine {
             let Some(link) = self.receiving.get_mut(into as usize) else { return };
             link.received.recv_dllp += 1;
             link.receiver.poll();
-            self.tell(into, far, at + self.costs.parameters.hop_ps(), out);
+            self.tell(at, at + self.costs.parameters.hop_ps(), (node, n), out);
             return;
         }
         let Some(link) = self.sending.get_mut(watched as usize) else { return };
@@ -1296,7 +1443,7 @@ impl Engine {
         if let Some(seq) = link.sender.resend(now, &mut link.sent)
             && let Some(frame) = link.kept(seq)
         {
-            self.transmit(now, (node, n), watched, frame, (seq, Check::Good), out);
+            self.transmit(now, (node, n), frame, (seq, Check::Good, true), out);
         }
         self.arm(now, here);
         let free_at = self.slots[here].output.free_at;
@@ -1323,7 +1470,7 @@ impl Engine {
         } else {
             link.keep(seq, frame);
         }
-        self.transmit(now, (node, n), watched, frame, (seq, check), out);
+        self.transmit(now, (node, n), frame, (seq, check, false), out);
         self.arm(now, slot(node, n));
     }
 
@@ -1332,12 +1479,12 @@ impl Engine {
         &mut self,
         now: Ps,
         (node, n): (u32, usize),
-        watched: u32,
         frame: Frame,
-        (seq, check): (Seq, Check),
+        (seq, check, again): (Seq, Check, bool),
         out: &mut Outlet<'_>,
     ) {
         let here = slot(node, n);
+        let watched = self.slots[here].output.watched;
         let parameters = &self.costs.parameters;
         let link = &mut self.sending[watched as usize];
         let width = link.lanes.width();
@@ -1349,22 +1496,30 @@ impl Engine {
         // A slower link's frame must not be sent on faster than it comes in.
         let late = wire.saturating_sub(frame.wire.into());
         let at = now + parameters.hop_ps() + late;
+        let (bad, spoilt) = (link.lanes.stat(), link.lanes.spoilt());
         self.slots[here].output.free_at = now + wire;
         let far = self.slots[here].input.far;
-        out.frame(far, Frame { next: on_wire(seq, check), arrived: at, ..frame });
+        out.frame(far, Frame { next: on_wire(seq, check, bad), arrived: at, ..frame });
+        if out.hops {
+            let (hop, stat) = (self.hop(node, n, frame.vc), self.stat(node, n));
+            let (class, bytes, token) = (frame.class(), frame.bytes.into(), frame.token);
+            let link = OnLink { seq, tlp: frame.number, lanes: width, stat, spoilt, check, again };
+            let notice = if again || frame.flags & DOOMED != 0 {
+                Notice::Again { hop, bytes, token, link }
+            } else {
+                Notice::Hop { hop, class, bytes, token, link: Some(link) }
+            };
+            out.tell_now(now, hop.from, n as u8, notice);
+        }
     }
 
     /// Takes a frame that has come over a watched link. Returns whether it goes on.
     fn check(&mut self, at: Ps, node: u32, n: usize, handle: u32, out: &mut Outlet<'_>) -> bool {
-        let Input { far, watched, .. } = self.slots[slot(node, n)].input;
+        let watched = self.slots[slot(node, n)].input.watched;
         let Some(link) = self.receiving.get_mut(watched as usize) else { return true };
         let frame = &mut self.frames[handle];
-        let seq = Seq::new(frame.next as u16);
-        let check = match frame.next >> 16 {
-            0 => Check::Good,
-            1 => Check::Nullified,
-            _ => Check::Bad,
-        };
+        let (seq, check, bad) = off_wire(frame.next);
+        link.stat = bad;
         let expected = link.receiver.expected() == seq;
         let verdict = link.receiver.frame(seq, check, at, &mut link.received);
         let mut goes_on = verdict == Verdict::Accept;
@@ -1376,7 +1531,7 @@ impl Engine {
             goes_on = true;
         }
         let end = at + Ps::from(frame.wire) + self.costs.parameters.hop_ps();
-        self.tell(watched, far, end, out);
+        self.tell(at, end, (node, n), out);
         goes_on
     }
 

@@ -31,6 +31,8 @@ pub(super) struct Frame {
     pub(super) wire: u32,
     /// Bytes of routing header and TLP.
     pub(super) bytes: u16,
+    /// Which of its message's frames it is, from 0.
+    pub(super) number: u32,
     pub(super) steps: Steps,
     pub(super) rows: u8,
     pub(super) flags: u8,
@@ -49,9 +51,20 @@ pub(super) const DOOMED: u8 = 16;
 /// And that is not yet marked on it.
 pub(super) const UNMARKED: u8 = 32;
 
-/// A frame's sequence number and check, as [`Frame::next`] has them on a watched link.
-pub(super) const fn on_wire(seq: Seq, check: Check) -> u32 {
-    seq.get() as u32 | (check as u32) << 16
+/// A frame's sequence number and check, and the lanes that are received badly, as [`Frame::next`]
+/// has them on a watched link.
+pub(super) const fn on_wire(seq: Seq, check: Check, stat: u8) -> u32 {
+    seq.get() as u32 | (check as u32) << 16 | (stat as u32) << 20
+}
+
+/// What [`on_wire`] was made of.
+pub(super) const fn off_wire(word: u32) -> (Seq, Check, u8) {
+    let check = match word >> 16 & 0xf {
+        0 => Check::Good,
+        1 => Check::Nullified,
+        _ => Check::Bad,
+    };
+    (Seq::new(word as u16), check, (word >> 20) as u8)
 }
 
 pub(super) const CLASS_ORDER: [Class; CLASSES] = [Class::Request, Class::System, Class::Response];

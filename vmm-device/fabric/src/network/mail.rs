@@ -10,6 +10,7 @@ use super::frame::{Far, Frame, PORTS};
 use super::message::Ps;
 use crate::packet::Class;
 use crate::routing::Hop;
+use crate::tap::OnLink;
 
 /// Room that comes back to the output of a slot.
 #[derive(Clone, Copy, Debug)]
@@ -69,15 +70,46 @@ impl Mail {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Notice {
     /// The last frame of a message is in at a TNI.
-    Delivered { tni: u8, token: u64 },
+    Delivered {
+        tni: u8,
+        token: u64,
+    },
     /// The last frame of a message has left a TNI.
-    Left { tni: u8, token: u64, request: bool },
+    Left {
+        tni: u8,
+        token: u64,
+        request: bool,
+    },
     /// A frame was thrown away.
-    Discarded { port: Option<Port>, token: u64, last: bool },
+    Discarded {
+        port: Option<Port>,
+        token: u64,
+        last: bool,
+    },
     /// Nothing gets through a link.
-    Failed { port: Port },
-    /// A frame begins to go over a link.
-    Hop { hop: Hop, class: Class, bytes: u32, token: u64 },
+    Failed {
+        port: Port,
+    },
+    /// A frame begins to go over a link: for the first time and as it should, or not.
+    Hop {
+        hop: Hop,
+        class: Class,
+        bytes: u32,
+        token: u64,
+        link: Option<OnLink>,
+    },
+    Again {
+        hop: Hop,
+        bytes: u32,
+        token: u64,
+        link: OnLink,
+    },
+    /// A DLLP does.
+    Said {
+        hop: Hop,
+        dllp: Dllp,
+        link: OnLink,
+    },
 }
 
 /// A notice, when and where: the node and, in the low byte, an order at one time.
@@ -177,7 +209,7 @@ impl Outlet<'_> {
         let order = match notice {
             Notice::Delivered { tni, .. } => u32::from(tni) + PORTS as u32,
             Notice::Left { tni, .. } => LEFT + u32::from(tni) + PORTS as u32,
-            Notice::Discarded { .. } | Notice::Failed { .. } | Notice::Hop { .. } => NOW,
+            _ => NOW,
         };
         let argument = self.notices.bodies.add(notice);
         self.notices.ahead.push(Event { at, what: node.0 << 8 | order, argument });

@@ -3,9 +3,11 @@
 use tofu_abi::frame::TLP_MAX;
 use tofu_abi::topology::{NodeId, Port};
 use tofu_abi::{Coords, Path};
+use tofu_links::Dllp;
 
 use crate::packet::{Class, DiscardReason, Way};
 use crate::routing::{Hop, RouteError};
+use crate::tap::OnLink;
 
 /// A time or a duration in picoseconds.
 pub type Ps = u64;
@@ -86,16 +88,35 @@ pub trait Sink {
         let _ = (at, node, port);
     }
 
-    /// Whether [`Self::hop`] is to be called. Where it need not be, the network is faster.
+    /// Whether [`Self::hop`] and what is below are to be called. Where they need not be, the
+    /// network is faster.
     fn wants_hops(&self) -> bool {
         true
     }
 
-    /// A frame begins to go over a link. One that is sent again there, or that was found bad
-    /// before, is not told of.
+    /// A frame begins to go over a link, whose data link layer may be modelled in full. One that
+    /// is sent again there, or that was found bad before, is not told of.
     #[inline]
-    fn hop(&mut self, at: Ps, hop: &Hop, class: Class, bytes: u32, token: u64) {
-        let _ = (at, hop, class, bytes, token);
+    fn hop(
+        &mut self,
+        at: Ps,
+        hop: &Hop,
+        class: Class,
+        bytes: u32,
+        token: u64,
+        link: Option<OnLink>,
+    ) {
+        let _ = (at, hop, class, bytes, token, link);
+    }
+
+    /// The same of one that is sent again, or that was found bad before.
+    fn again(&mut self, at: Ps, hop: &Hop, bytes: u32, token: u64, link: OnLink) {
+        let _ = (at, hop, bytes, token, link);
+    }
+
+    /// A data-link-layer packet begins to go over a link that is modelled in full.
+    fn said(&mut self, at: Ps, hop: &Hop, dllp: Dllp, link: OnLink) {
+        let _ = (at, hop, dllp, link);
     }
 }
 

@@ -18,7 +18,7 @@ use super::engine::{CameIn, Costs, Engine, Queued, Sending};
 use super::frame::{Far, SLOTS};
 use super::mail::{Mail, Notice, Notices, Outlet, Told};
 use super::message::{Ps, Sink};
-use super::watched::LinkErrors;
+use super::watched::{LinkErrors, Receiving};
 use crate::packet::DiscardReason;
 
 /// Nodes of an engine at most: their state is a few hundred kilobytes, as caches have.
@@ -149,6 +149,8 @@ pub(super) struct Slabs {
     broken: BTreeSet<u64>,
     /// Links that are to go down when the window is over, by port of a node.
     failed: Vec<(NodeId, Port)>,
+    /// Directions that are modelled in full and need not be, by port of a node.
+    clean: Vec<(NodeId, Port)>,
     told: Vec<Told>,
 }
 
@@ -212,6 +214,7 @@ impl Slabs {
             busy: 0,
             broken: BTreeSet::new(),
             failed: Vec::new(),
+            clean: Vec::new(),
             told: Vec::new(),
         }
     }
@@ -245,6 +248,10 @@ impl Slabs {
 
     pub(super) fn hops(&self) -> u64 {
         self.all().map(Engine::hops).sum()
+    }
+
+    pub(super) fn in_full(&self) -> usize {
+        self.all().map(Engine::in_full).sum()
     }
 
     /// What has come into a slot of a node that exists.
@@ -326,24 +333,83 @@ impl Slabs {
         let Some(engine_of) = engines.get_mut(engine) else { return };
         engine_of.take_credits(&mut mail[1 - self.mail][*first + engine]);
         let new = engine_of.set_errors(now, local, port, errors);
+        self.watch_behind(now, (node, port), to, new);
         if let Some((engine, node)) = self.engine_mut(to) {
-            engine.set_errors_behind(node, port.opposite(), errors, new);
+            engine.set_errors_behind(node, port.opposite(), errors);
+        }
+    }
+
+    /// Has a direction modelled in full as somebody looks at it, or not for that any more.
+    pub(super) fn look_at(
+        &mut self,
+        now: Ps,
+        (node, port): (NodeId, Port),
+        to: NodeId,
+        look: bool,
+    ) {
+        let (slab, engine, local) = self.place(node);
+        let Some(Slab { first, engines, mail, .. }) = self.slabs.get_mut(slab) else {
+            return;
+        };
+        let Some(engine_of) = engines.get_mut(engine) else { return };
+        engine_of.take_credits(&mut mail[1 - self.mail][*first + engine]);
+        let new = engine_of.look_at(now, local, port, look);
+        self.watch_behind(now, (node, port), to, new);
+    }
+
+    fn watch_behind(
+        &mut self,
+        now: Ps,
+        (node, port): (NodeId, Port),
+        to: NodeId,
+        new: Option<Receiving>,
+    ) {
+        if let Some(new) = new
+            && let Some((engine, node)) = self.engine_mut(to)
+        {
+            engine.watch_behind(node, port.opposite(), new);
         }
         self.next_at = self.next_at.min(now);
+        if !self.clean.contains(&(node, port)) && self.may_become_clean(node, port) {
+            self.clean.push((node, port));
+        }
+    }
+
+    fn may_become_clean(&self, node: NodeId, port: Port) -> bool {
+        self.engine(node).is_some_and(|(engine, node)| engine.may_become_clean(node, port))
+    }
+
+    /// Lets go of the full state of links on which nothing goes wrong any more. As
+    /// [`Self::fail_links`], it changes both ends at once.
+    fn clean_links(&mut self) {
+        let now = self.end;
+        for (node, port) in std::mem::take(&mut self.clean) {
+            if self.clean_link(now, node, port).is_none() && self.may_become_clean(node, port) {
+                self.clean.push((node, port));
+            }
+        }
+    }
+
+    fn clean_link(&mut self, now: Ps, node: NodeId, port: Port) -> Option<()> {
+        let (engine, local) = self.engine(node)?;
+        let far = engine.clean_link(now, local, port)?;
+        let to = NodeId(far.engine * self.nodes + u32::from(far.slot) / SLOTS as u32);
+        let (engine, _) = self.engine_mut(to)?;
+        let freed = engine.forget_receiving(now, far.slot.into())?;
+        let (engine, local) = self.engine_mut(node)?;
+        engine.forget_sending(now, local, port, freed);
+        self.next_at = self.next_at.min(now);
+        Some(())
     }
 
     /// What was counted at the sending end of a port's link and at the receiving one, of what the
     /// port sends, if things go wrong on it.
     pub(super) fn watched(&self, node: NodeId, port: Port, to: NodeId) -> Option<[Counters; 2]> {
         let (engine, node) = self.engine(node)?;
-        let sending = engine.watched(node, port)?;
+        let sent = engine.watched(node, port)?;
         let (engine, node) = self.engine(to)?;
-        let mut received = engine.watched_in(node, port.opposite())?.received;
-        let carried = sending.carried.slice_fcs_errors;
-        for (sum, carried) in received.slice_fcs_errors.iter_mut().zip(carried) {
-            *sum += carried;
-        }
-        Some([sending.sent, received])
+        let received = engine.watched_in(node, port.opposite())?;
+        Some([sent, Counters { slice_fcs_errors: sent.slice_fcs_errors, ..received }])
     }
 
     /// Lets happen all up to and with a time.
@@ -358,6 +424,9 @@ impl Slabs {
             }
             if until >= self.end {
                 self.fail_links(sink);
+                if !self.clean.is_empty() {
+                    self.clean_links();
+                }
             }
             let next_at = self.next_at.min(self.credits_at);
             if until < self.end || next_at > until || next_at == NEVER {
@@ -474,9 +543,13 @@ impl Slabs {
                     }
                 }
                 Notice::Failed { port } => self.failed.push((node, port)),
-                Notice::Hop { hop, class, bytes, token } => {
-                    sink.hop(at, &hop, class, bytes, token);
+                Notice::Hop { hop, class, bytes, token, link } => {
+                    sink.hop(at, &hop, class, bytes, token, link);
                 }
+                Notice::Again { hop, bytes, token, link } => {
+                    sink.again(at, &hop, bytes, token, link);
+                }
+                Notice::Said { hop, dllp, link } => sink.said(at, &hop, dllp, link),
             }
         }
         self.told = told;

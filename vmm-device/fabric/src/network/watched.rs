@@ -52,18 +52,29 @@ pub(super) struct Sending<Frame> {
     pub(super) sender: Sender,
     pub(super) lanes: Lanes,
     pub(super) chance: Chance,
-    /// What this end has counted, and what the lanes have for the other one.
+    /// What this end has counted, and the lanes for the other one.
     pub(super) sent: Counters,
-    pub(super) carried: Counters,
     /// The frames that may have to be sent again, by sequence number.
     kept: Box<[Option<Frame>; WINDOW]>,
     /// When the sender is to be asked whether it has waited for too long.
     pub(super) timer_at: u64,
+    /// The slot of the port that sends.
+    pub(super) slot: u32,
+    /// Whether anything may go wrong.
+    pub(super) erring: bool,
+    /// Whether somebody looks at it.
+    pub(super) looked_at: bool,
 }
 
 impl<Frame: Copy> Sending<Frame> {
     /// The sender of a direction whose queues at the other end hold so many rows already.
-    pub(super) fn new(parameters: &Parameters, in_use: [u16; 4], now: u64, seed: u64) -> Self {
+    pub(super) fn new(
+        parameters: &Parameters,
+        in_use: [u16; 4],
+        now: u64,
+        seed: u64,
+        slot: u32,
+    ) -> Self {
         let mut sender = Sender::new(parameters);
         let mut none = Counters::default();
         for (vc, rows) in (0..).zip(in_use) {
@@ -82,10 +93,26 @@ impl<Frame: Copy> Sending<Frame> {
             lanes: Lanes::new(parameters),
             chance: Chance::new(seed),
             sent: Counters::default(),
-            carried: Counters::default(),
             kept: Box::new([None; WINDOW]),
             timer_at: NEVER,
+            slot,
+            erring: false,
+            looked_at: false,
         }
+    }
+
+    /// Whether its full state is needed no more, as nothing goes wrong, nothing did lately, and
+    /// nobody looks at it; and nothing waits for an acknowledgement.
+    pub(super) fn is_clean(&self) -> bool {
+        !self.erring
+            && !self.looked_at
+            && self.lanes.is_as_new()
+            && self.sender.unacknowledged() == 0
+    }
+
+    /// The memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.kept)
     }
 
     pub(super) const fn keep(&mut self, seq: Seq, frame: Frame) {
@@ -98,8 +125,8 @@ impl<Frame: Copy> Sending<Frame> {
 
     /// Sends a frame over the lanes; says what the receiver sees.
     pub(super) fn carry(&mut self, parameters: &Parameters, bytes: u16, width: u8) -> Check {
-        let Self { lanes, carried, chance, .. } = self;
-        lanes.carry(parameters, bytes, width, || chance.draw(), carried)
+        let Self { lanes, sent, chance, .. } = self;
+        lanes.carry(parameters, bytes, width, || chance.draw(), sent)
     }
 
     /// Begins anew with the other end, as the link goes down. Returns the frames that are lost with
@@ -138,6 +165,12 @@ pub(super) struct Receiving {
     pub(super) receiver: Receiver,
     pub(super) chance: Chance,
     pub(super) received: Counters,
+    /// The slot of the port that receives.
+    pub(super) slot: u32,
+    /// When the latest of what it said is at its sender.
+    pub(super) said_until: u64,
+    /// Lanes that it receives badly: what STAT is in frames of the other direction.
+    pub(super) stat: u8,
 }
 
 impl Receiving {
@@ -147,16 +180,15 @@ impl Receiving {
             receiver: Receiver::new(parameters, &sending.sender),
             chance: Chance::new(!sending.chance.seed),
             received: Counters::default(),
+            slot: 0,
+            said_until: 0,
+            stat: 0,
         }
     }
 
-    /// The next DLLP that the receiver has to say and that is not lost.
-    pub(super) fn next_dllp(&mut self) -> Option<Dllp> {
-        loop {
-            let dllp = self.receiver.take_dllp(&mut self.received)?;
-            if !self.chance.loses() {
-                return Some(dllp);
-            }
-        }
+    /// The next DLLP that the receiver has to say, and whether it is lost.
+    pub(super) fn next_dllp(&mut self) -> Option<(Dllp, bool)> {
+        let dllp = self.receiver.take_dllp(&mut self.received)?;
+        Some((dllp, self.chance.loses()))
     }
 }

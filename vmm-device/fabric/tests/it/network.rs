@@ -1,7 +1,7 @@
 //! The modelled network: what was injected arrives once and in order, whatever the shape, the load
 //! and the buffers, and takes the time that links and crossbars take.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
@@ -10,9 +10,10 @@ use tofu_fabric::network::{
     BadOption, LONGEST_TLP, LinkErrors, MOST_THREADS, Message, Network, Options, Ps, Refused, Sink,
 };
 use tofu_fabric::{
-    Axis, Class, DiscardReason, Hop, NodeId, Port, PortCounters, Route, Scheduler, Shape, Way,
+    Axis, Class, DiscardReason, Hop, NodeId, OnLink, Port, PortCounters, Route, Scheduler, Shape,
+    Way,
 };
-use tofu_links::{ErrorRate, MAX_LANES, Parameters};
+use tofu_links::{Check, Dllp, ErrorRate, MAX_LANES, Parameters};
 
 use crate::common::{any_journey, shape, tori_and_meshes};
 
@@ -46,7 +47,7 @@ impl Sink for Log {
         self.lost.push((at, node, port, token));
     }
 
-    fn hop(&mut self, at: Ps, hop: &Hop, _: Class, _: u32, token: u64) {
+    fn hop(&mut self, at: Ps, hop: &Hop, _: Class, _: u32, token: u64, _: Option<OnLink>) {
         self.hops.push((at, *hop, token));
     }
 }
@@ -503,6 +504,156 @@ fn a_link_on_which_nothing_gets_through_goes_down() {
         let log = over_a_bad_link(&mut network, &none);
         assert_eq!((log.delivered.len(), log.lost.len()), (2, 0));
     }
+}
+
+/// Seventy frames over each direction of each link.
+fn over_all_links(network: &mut Network, log: &mut Log) {
+    let links: Vec<_> = network.links().map(|(link, _)| link).collect();
+    for _ in 0..7 {
+        for link in &links {
+            for (src, port) in [(link.from, link.port), (link.to, link.port.opposite())] {
+                let way = Way::Hop { port, vc: 0, nullified: false };
+                let ready_at = network.now();
+                let message = Message { tlps: 10, way, ready_at, ..message(src, src, u64::MAX) };
+                network.inject(&message).expect("there is room");
+            }
+        }
+        network.run_until(network.now() + 100_000_000, log);
+    }
+}
+
+/// The state that a link has for errors goes with them, at whatever moment they end, and what was
+/// counted stays.
+#[test]
+fn errors_that_end_leave_nothing_behind() {
+    let shape = shape([3, 2, 1, 2, 3, 2]);
+    for (parameters, seed) in Parameters::ALL.into_iter().zip(7..) {
+        let mut errors = LinkErrors { dllp_loss: rate(0.1), ..LinkErrors::default() };
+        errors.rates[0] = rate(if parameters.name == "Tofu2" { 2e-6 } else { 5e-5 });
+        let run = |threads| {
+            let options = Options { seed, threads, ..Options::default() };
+            let network = Network::new(shape, &parameters, &options).expect("defaults");
+            saturate_with(network, 150, seed, |network, now| {
+                // Errors come and go under load, each time on all links.
+                match now % 40 {
+                    5 => set_all_errors(network, &errors),
+                    20 => set_all_errors(network, &LinkErrors::default()),
+                    _ => {}
+                }
+            })
+        };
+        let (log, mut network) = run(1);
+        assert!(run(3).0 == log, "{}: threads", parameters.name);
+        set_all_errors(&mut network, &LinkErrors::default());
+        let (mut more, links) = (Log::default(), 2 * network.links().count());
+        assert!((1..=links).contains(&network.in_full()));
+        over_all_links(&mut network, &mut more);
+        assert_eq!(network.in_full(), 0, "{}", parameters.name);
+        let before = all_counters(&network);
+        let sum = |count: fn(&PortCounters) -> u64| before.iter().map(count).sum::<u64>();
+        assert!(sum(|c| c.lcrc_errors) > 0 && sum(|c| c.ack_timeouts) > 0);
+        // All goes on as on links that never had errors, and counts on from there.
+        more = Log::default();
+        over_all_links(&mut network, &mut more);
+        assert_eq!((more.delivered.len(), more.lost.len()), (7 * links, 0));
+        assert!(network.is_idle());
+        for (before, after) in before.iter().zip(all_counters(&network)) {
+            assert_eq!(after.lcrc_errors, before.lcrc_errors);
+            assert_eq!(
+                after.send_tlp - before.send_tlp,
+                after.recv_dllp / 2 - before.recv_dllp / 2
+            );
+        }
+        set_all_errors(&mut network, &errors);
+        over_all_links(&mut network, &mut more);
+        let after: u64 = all_counters(&network).iter().map(|counters| counters.lcrc_errors).sum();
+        assert!(after > sum(|c| c.lcrc_errors), "{}", parameters.name);
+    }
+}
+
+/// What is told of frames and data-link-layer packets of links that are looked at.
+#[derive(Default)]
+struct Looks {
+    frames: Vec<(Hop, OnLink)>,
+    said: Vec<(Hop, Dllp, bool)>,
+    plain: usize,
+}
+
+impl Sink for Looks {
+    fn delivered(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {}
+
+    fn left(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {}
+
+    fn lost(&mut self, _: Ps, _: NodeId, _: Option<Port>, _: DiscardReason, _: u64) {}
+
+    fn hop(&mut self, _: Ps, hop: &Hop, _: Class, _: u32, _: u64, link: Option<OnLink>) {
+        match link {
+            Some(link) => self.frames.push((*hop, link)),
+            None => self.plain += 1,
+        }
+    }
+
+    fn again(&mut self, _: Ps, hop: &Hop, _: u32, _: u64, link: OnLink) {
+        self.frames.push((*hop, link));
+    }
+
+    fn said(&mut self, _: Ps, hop: &Hop, dllp: Dllp, link: OnLink) {
+        self.said.push((*hop, dllp, link.check == Check::Bad));
+    }
+}
+
+/// Frames of a node that somebody looks at are told with all that its link does with them, and no
+/// others; and as many as its counters say.
+#[test]
+fn what_a_link_does_is_told_of_nodes_that_are_looked_at() {
+    let shape = shape([4, 1, 1, 1, 1, 1]).with_torus([false; 3]);
+    let options = Options::default();
+    let mut network = Network::new(shape, &Parameters::TOFUD, &options).expect("defaults");
+    network.look_at(&BTreeSet::from([NodeId(0)]));
+    assert_eq!(network.in_full(), 2);
+    let mut errors = LinkErrors { dead: 1, ..LinkErrors::default() };
+    errors.rates[1] = rate(1e-5);
+    errors.dllp_loss = rate(0.05);
+    network.set_errors(Coords::default(), Port::XPlus, &errors).expect("a link");
+    let mut looks = Looks::default();
+    let dst = Coords { x: 3, ..Coords::default() };
+    let long = Message { tlps: 400, ..message(Coords::default(), dst, 0) };
+    network.inject(&long).expect("room");
+    network.run_until(1_000_000_000, &mut looks);
+    assert!(network.is_idle());
+    let counters = network.port_counters(NodeId(0), Port::XPlus).expect("a node");
+    let [far, fourth] =
+        [1, 3].map(|node| network.port_counters(NodeId(node), Port::XMinus).expect("a node"));
+    assert_eq!((counters.send_tlp, fourth.recv_tlp - fourth.recv_nullified), (400, 400));
+    let (first, again): (Vec<_>, Vec<_>) = looks.frames.iter().partition(|(_, link)| !link.again);
+    assert!(looks.frames.iter().all(|(hop, _)| (hop.from, hop.to) == (NodeId(0), NodeId(1))));
+    // In order, each TLP once for the first time; the other two hops have nothing in full.
+    let numbers: Vec<_> = first.iter().map(|(_, link)| link.tlp).collect();
+    assert_eq!(numbers, (0..400).collect::<Vec<_>>());
+    assert!(first.iter().all(|(_, link)| u32::from(link.seq.get()) == link.tlp));
+    assert_eq!(looks.plain, 800);
+    assert!(!again.is_empty());
+    let spoilt = looks.frames.iter().filter(|(_, link)| link.check == Check::Bad).count() as u64;
+    assert!(spoilt > 0 && spoilt == far.lcrc_errors, "{spoilt}, {far:?}");
+    let on = |lane: u8| looks.frames.iter().filter(move |(_, link)| link.spoilt >> lane & 1 != 0);
+    assert_eq!(on(0).count(), looks.frames.len(), "a dead lane");
+    assert_eq!(on(1).count() as u64, far.slice_fcs_errors[1]);
+    // From when the sender knew of the lane, frames are sent as a whole on each.
+    assert_eq!((first[0].1.lanes, first[399].1.lanes), (2, 1));
+    let lost = looks.said.iter().filter(|(_, _, lost)| *lost).count() as u64;
+    let heard = looks.said.iter().filter(|(hop, ..)| hop.from == NodeId(1)).count() as u64;
+    assert!(lost > 0 && heard == far.send_dllp && heard - lost <= counters.recv_dllp);
+    assert!(looks.said.iter().any(|(_, dllp, _)| matches!(dllp, Dllp::Nack(_))));
+    // Two who look at one link: it is as before when both have gone.
+    network.set_errors(Coords::default(), Port::XPlus, &LinkErrors::default()).expect("a link");
+    network.look_at(&BTreeSet::from([NodeId(0), NodeId(1)]));
+    assert_eq!(network.in_full(), 4);
+    network.look_at(&BTreeSet::from([NodeId(1)]));
+    over_all_links(&mut network, &mut Log::default());
+    assert_eq!(network.in_full(), 4);
+    network.look_at(&BTreeSet::new());
+    over_all_links(&mut network, &mut Log::default());
+    assert_eq!(network.in_full(), 0);
 }
 
 #[test]

@@ -247,7 +247,7 @@ struct Recorder(Mutex<Vec<Observed>>);
 
 impl Tap<Letter> for Recorder {
     fn observe(&self, observation: Observation, packet: &Packet<Letter>) {
-        let Observation { node, point, direction, vc } = observation;
+        let Observation { node, point, direction, vc, .. } = observation;
         self.0.lock().unwrap().push((node.0, point, direction, vc, packet.body.damage));
     }
 }
