@@ -9,6 +9,7 @@ local bits = bit32 or bit
 local band, bxor, rshift = bits.band, bits.bxor, bits.rshift
 
 local RECORD_HEADER = 56
+local LINK_PART = 24
 local FRAME_HEADER = 16
 local FRAGMENT = 1952
 local IP_HEADER = 20
@@ -24,10 +25,13 @@ local DIRECTIONS = {
 local CLASSES = { [0] = "request", "response", "system" }
 local KINDS = {
     "system packet", "raw packet", "Put", "Get", "atomic", "Put answer", "Get answer",
-    "atomic answer", "barrier signal",
+    "atomic answer", "barrier signal", "DLLP",
 }
-local SYSTEM, RAW, PUT, GET, ATOMIC, PUT_ANSWER, GET_ANSWER, ATOMIC_ANSWER, SIGNAL =
-    1, 2, 3, 4, 5, 6, 7, 8, 9
+local SYSTEM, RAW, PUT, GET, ATOMIC, PUT_ANSWER, GET_ANSWER, ATOMIC_ANSWER, SIGNAL, DLLP =
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local CHECKS = { [0] = "good", "marked as bad", "damaged" }
+local DLLPS = { "ACK", "NACK", "UpdateFC", "Poll" }
+local ACK, NACK, UPDATE_FC = 1, 2, 3
 local WAYS = { [0] = "shortest", "distances", "one hop" }
 local OPS = { [0] = "compare and swap", "swap", "add", "xor", "and", "or" }
 local SIGNAL_OPS = {
@@ -78,6 +82,29 @@ local f = {
     tlps = ProtoField.uint32("tofu.tlps", "TLPs in the burst"),
     bytes = ProtoField.uint64("tofu.bytes", "Bytes on the wire"),
     model = ProtoField.uint64("tofu.model_ps", "Modelled time (ps)"),
+
+    l_seq = ProtoField.uint16("tofu.link.seq", "SEQ"),
+    l_lanes = ProtoField.uint8("tofu.link.lanes", "Spread on so many lanes"),
+    l_stat = ProtoField.uint8("tofu.link.stat", "STAT (lanes of the other direction that are bad)",
+        base.HEX),
+    l_spoilt = ProtoField.uint8("tofu.link.spoilt", "Lanes on which it is spoilt", base.HEX),
+    l_check = ProtoField.uint8("tofu.link.check", "What its receiver finds", base.DEC, CHECKS),
+    l_again = ProtoField.bool("tofu.link.again", "Sent again", 8, nil, 1),
+    l_tlp = ProtoField.uint32("tofu.link.tlp", "Number of the TLP in its packet"),
+    l_lcrc = ProtoField.uint32("tofu.link.lcrc", "LCRC", base.HEX),
+    l_lcrc_good = ProtoField.bool("tofu.link.lcrc.good", "LCRC is right"),
+    slice = ProtoField.bytes("tofu.slice", "Slice"),
+    slice_lane = ProtoField.uint8("tofu.slice.lane", "Lane"),
+    slice_routing = ProtoField.bytes("tofu.slice.routing", "Routing header"),
+    slice_tlp = ProtoField.bytes("tofu.slice.tlp", "TLP"),
+    slice_tail = ProtoField.bytes("tofu.slice.tail", "DLLP, other control, F"),
+    slice_spoilt = ProtoField.bool("tofu.slice.spoilt", "Spoilt on its way"),
+    slice_fcs = ProtoField.uint24("tofu.slice.fcs", "FCS", base.HEX),
+    slice_fcs_good = ProtoField.bool("tofu.slice.fcs.good", "FCS is right"),
+    d_kind = ProtoField.uint8("tofu.dllp.kind", "DLLP", base.DEC, DLLPS),
+    d_seq = ProtoField.uint16("tofu.dllp.seq", "Frame"),
+    d_vc = ProtoField.uint8("tofu.dllp.vc", "Of virtual channel"),
+    d_total = ProtoField.uint16("tofu.dllp.total", "Rows that left its queue"),
 
     r_units = ProtoField.uint8("tofu.routing.len", "LEN (TLP units of 32 bytes, less one)"),
     r_path = ProtoField.string("tofu.routing.path", "Path (A, B, C)"),
@@ -175,9 +202,19 @@ local e_ecrc = ProtoExpert.new(
     "tofu.ecrc_wrong", "Wrong ECRC", expert.group.CHECKSUM, expert.severity.ERROR)
 local e_lost = ProtoExpert.new(
     "tofu.lost", "Lost here", expert.group.SEQUENCE, expert.severity.WARN)
+local e_fcs = ProtoExpert.new(
+    "tofu.slice.fcs_wrong", "Wrong FCS", expert.group.CHECKSUM, expert.severity.ERROR)
+local e_spoilt = ProtoExpert.new(
+    "tofu.slice.was_spoilt", "Spoilt on its lane", expert.group.CHECKSUM, expert.severity.WARN)
+local e_damaged_frame = ProtoExpert.new(
+    "tofu.link.damaged", "Damaged on the link", expert.group.CHECKSUM, expert.severity.WARN)
+local e_again = ProtoExpert.new(
+    "tofu.link.sent_again", "Sent again", expert.group.SEQUENCE, expert.severity.NOTE)
 local e_absent = ProtoExpert.new(
     "tofu.absent", "Not there in this generation", expert.group.PROTOCOL, expert.severity.WARN)
-tofu.experts = { e_short, e_version, e_ecrc, e_lost, e_absent }
+tofu.experts = {
+    e_short, e_version, e_ecrc, e_lost, e_absent, e_fcs, e_spoilt, e_damaged_frame, e_again,
+}
 local e_malformed = ProtoExpert.new(
     "ipot.malformed", "Malformed IP over Tofu", expert.group.MALFORMED, expert.severity.ERROR)
 local e_spoofed = ProtoExpert.new(
@@ -223,6 +260,29 @@ local function crc32(range)
         crc = bxor(rshift(crc, 8), crc_table[band(bxor(crc, bytes:get_index(i)), 0xff)])
     end
     return bxor(crc, 0xffffffff) % 2 ^ 32
+end
+
+-- The check sequence of a slice: 24 bits, generator 0x5d6dcb, highest bit first.
+local fcs_table
+local function fcs(bytes)
+    if not fcs_table then
+        fcs_table = {}
+        for n = 0, 255 do
+            local c = n * 0x10000
+            for _ = 1, 8 do
+                local high = band(c, 0x800000) ~= 0
+                c = band(c * 2, 0xffffff)
+                c = high and bxor(c, 0x5d6dcb) or c
+            end
+            fcs_table[n] = c
+        end
+    end
+    local crc = 0xffffff
+    for i = 0, bytes:len() - 1 do
+        local index = bxor(rshift(crc, 16), bytes:get_index(i))
+        crc = bxor(band(crc * 0x100, 0xffffff), fcs_table[index])
+    end
+    return crc
 end
 
 -- RFC 1071 with little-endian words of 32 bits.
@@ -420,6 +480,166 @@ local function dissect_ip(payload, seen, pinfo, root)
     return true
 end
 
+local PREAMBLE, GAP = "fbaaaaaaaaaaaaab", "fd07070707070707"
+
+-- `width` bits of a routing header from the bit `first` on become `value`. The header is a table
+-- of its bytes, lowest first.
+local function put_bits(header, first, width, value)
+    for bit = first, first + width - 1 do
+        local at, mask = math.floor(bit / 8) + 1, 2 ^ (bit % 8)
+        local set = math.floor(value / 2 ^ (bit - first)) % 2 == 1
+        local was = math.floor(header[at] / mask) % 2 == 1
+        if set ~= was then
+            header[at] = header[at] + (set and mask or -mask)
+        end
+    end
+end
+
+-- The slice of a frame for a lane, as TofuD's links send it (TofuD paper, figures 5 and 6): the
+-- bytes that its FCS is over.
+local function cut_slice(routing, tlp, dllp, lcrc, marked, cut, lane)
+    local bytes = ByteArray.new()
+    bytes:append(routing)
+    local control = ByteArray.new(lcrc .. "00000000")
+    local flag = ByteArray.new(marked and "ff" or "00")
+    if cut then
+        for at = 0, tlp:len() - 16, 16 do
+            bytes:append(tlp:subset(at + 8 * lane, 8))
+        end
+        bytes:append(dllp:subset(4 * lane, 4))
+        bytes:append(control:subset(4 * lane, 4))
+        bytes:append(flag)
+        bytes:append(dllp:subset(8 + 4 * lane, 4))
+        return bytes
+    end
+    bytes:append(tlp)
+    for part = 0, 1 do
+        bytes:append(dllp:subset(4 * part, 4))
+        bytes:append(control:subset(4 * part, 4))
+    end
+    bytes:append(flag)
+    bytes:append(dllp:subset(8, 4))
+    bytes:append(ByteArray.new("000000"))
+    bytes:append(flag)
+    bytes:append(dllp:subset(12, 4))
+    return bytes
+end
+
+-- What a modelled link made of a frame, and the slices that it sends.
+local function dissect_link(part, frame, seen, pinfo, tree)
+    local sub = tree:add(tofu, part, "Link")
+    local seq, lanes, spoilt = part(0, 2):le_uint(), part(2, 1):uint(), part(4, 1):uint()
+    if seen.kind ~= DLLP then
+        sub:add_le(f.l_seq, part(0, 2))
+        pinfo.cols.info:append(string.format(", SEQ %d", seq))
+        sub:add_le(f.l_tlp, part(8, 4))
+    end
+    sub:add(f.l_lanes, part(2, 1))
+    sub:add(f.l_stat, part(3, 1))
+    sub:add(f.l_spoilt, part(4, 1))
+    sub:add(f.l_check, part(5, 1))
+    sub:add(f.l_again, part(6, 1))
+    if part(5, 1):uint() == 2 then
+        seen.damaged = true
+        sub:add_proto_expert_info(e_damaged_frame)
+        pinfo.cols.info:append(seen.kind == DLLP and ", lost" or ", damaged")
+    end
+    if band(part(6, 1):uint(), 1) ~= 0 then
+        sub:add_proto_expert_info(e_again)
+        pinfo.cols.info:append(", sent again")
+    end
+    if band(part(6, 1):uint(), 2) == 0 then
+        return
+    end
+    sub:add_le(f.l_lcrc, part(12, 4))
+    -- Of a DLLP there are headers without any TLP, then what it says.
+    local dllp = ByteArray.new(string.rep("00", 16))
+    local tlp = ByteArray.new()
+    local size = 0
+    if seen.kind == DLLP then
+        if frame:len() < FRAME_HEADER + 16 then
+            return
+        end
+        dllp = frame(FRAME_HEADER, 16):bytes()
+    else
+        size = (field(frame(0, 8), 0, 6) + 1) * 32
+        if frame:len() < 8 + size then
+            -- More than what the capture has kept.
+            return
+        end
+        tlp = frame(8, size):bytes()
+    end
+    local header = {}
+    for i = 0, 7 do
+        header[i + 1] = frame(i, 1):uint()
+    end
+    local function routing(on_link)
+        put_bits(header, 44, 2, on_link and seen.vc or 0)
+        put_bits(header, 46, 3, on_link and lanes > 1 and 1 or 0)
+        put_bits(header, 49, 2, on_link and part(3, 1):uint() or 0)
+        put_bits(header, 51, 12, on_link and seq or 0)
+        put_bits(header, 63, 1, 1)
+        local hex = ""
+        for i = 8, 1, -1 do
+            hex = hex .. string.format("%02x", header[i])
+        end
+        return ByteArray.new(hex)
+    end
+    local checked = routing(false)
+    checked:append(tlp)
+    local good = crc32(checked:tvb("Frame without what a link adds")()) == part(12, 4):le_uint()
+    sub:add(f.l_lcrc_good, part(12, 4), good):set_generated()
+    local on_link, marked = routing(true), part(5, 1):uint() == 1 or seen.marked
+    for lane = 0, 1 do
+        local inner = cut_slice(on_link, tlp, dllp, part(12, 4):bytes():tohex(), marked,
+            lanes > 1, lane)
+        local said = part(16 + 3 * lane, 3)
+        local right = fcs(inner) == said:uint()
+        local slice = ByteArray.new(PREAMBLE)
+        slice:append(inner)
+        slice:append(said:bytes())
+        slice:append(ByteArray.new(GAP))
+        local all = slice:tvb("Slice on lane " .. lane)
+        local title = string.format("Slice on lane %d, %d bytes", lane, all:len())
+        local one = sub:add(tofu, all(), title)
+        one:add(f.slice, all())
+        one:add(f.slice_lane, lane):set_generated()
+        one:add(f.slice_routing, all(8, 8))
+        local middle = all:len() - 16 - 8 - 3 - (lanes > 1 and 13 or 29)
+        if middle > 0 then
+            one:add(f.slice_tlp, all(16, middle))
+        end
+        one:add(f.slice_tail, all(16 + middle, all:len() - 11 - 16 - middle))
+        one:add(f.slice_fcs, all(all:len() - 11, 3))
+        one:add(f.slice_fcs_good, right):set_generated()
+        if not right then
+            one:add_proto_expert_info(e_fcs)
+        end
+        local hit = band(rshift(spoilt, lane), 1) == 1
+        one:add(f.slice_spoilt, hit):set_generated()
+        if hit then
+            one:add_proto_expert_info(e_spoilt)
+        end
+    end
+end
+
+-- What the receiver of frames tells their sender.
+local function dissect_dllp(body, pinfo, tree)
+    if body:len() < 16 then
+        tree:add_proto_expert_info(e_short)
+        return
+    end
+    local kind, number = body(0, 1):uint(), body(2, 2):le_uint()
+    tree:add(f.d_kind, body(0, 1))
+    if kind == ACK or kind == NACK then
+        tree:add_le(f.d_seq, body(2, 2))
+    elseif kind == UPDATE_FC then
+        tree:add(f.d_vc, body(1, 1))
+        tree:add_le(f.d_total, body(2, 2))
+    end
+    pinfo.cols.info:append(string.format(", %s %d", DLLPS[kind] or "unknown", number))
+end
+
 local function dissect_frame(frame, seen, pinfo, root, tree)
     if frame:len() < FRAME_HEADER then
         tree:add_proto_expert_info(e_short)
@@ -475,7 +695,8 @@ local function dissect_frame(frame, seen, pinfo, root, tree)
     end
     local payload = frame(FRAME_HEADER, have)
     tree:add(f.t_payload, payload)
-    if seen.kind == SYSTEM then
+    -- A damaged frame is not taken in: it comes again.
+    if seen.kind == SYSTEM and not seen.damaged then
         dissect_ip(payload:tvb("System packet"), seen, pinfo, root)
     end
 end
@@ -608,6 +829,8 @@ function tofu.dissector(tvb, pinfo, root)
         src = coords(tvb(16, 6)),
         dst = coords(tvb(22, 6)),
         key = coords(tvb(8, 6)) .. place .. tvb(3, 1):uint(),
+        vc = tvb(4, 1):uint() < 4 and tvb(4, 1):uint() or 0,
+        marked = band(tvb(7, 1):uint(), 0x80) ~= 0,
     }
     tree:add(f.node, tvb(8, 6), coords(tvb(8, 6)))
     tree:add(f.place, tvb(2, 1), place)
@@ -619,9 +842,11 @@ function tofu.dissector(tvb, pinfo, root)
     tree:add(f.kind, tvb(6, 1))
     tree:add(f.way, tvb(7, 1))
     tree:add(f.nullified, tvb(7, 1))
-    local tnis = tvb(6, 1):uint() == SIGNAL and machine.barrier_tnis or machine.tnis
-    check(tree:add(f.src_tni, tvb(14, 1)), tvb(14, 1):uint(), tnis)
-    check(tree:add(f.dst_tni, tvb(15, 1)), tvb(15, 1):uint(), tnis)
+    if seen.kind ~= DLLP then
+        local tnis = seen.kind == SIGNAL and machine.barrier_tnis or machine.tnis
+        check(tree:add(f.src_tni, tvb(14, 1)), tvb(14, 1):uint(), tnis)
+        check(tree:add(f.dst_tni, tvb(15, 1)), tvb(15, 1):uint(), tnis)
+    end
     tree:add(f.src, tvb(16, 6), seen.src)
     tree:add(f.dst, tvb(22, 6), seen.dst)
     tree:add(f.path, tvb(28, 3), coords(tvb(28, 3)))
@@ -649,6 +874,13 @@ function tofu.dissector(tvb, pinfo, root)
         return tvb:len()
     end
     local frame = tvb(header):tvb()
+    if header >= RECORD_HEADER + LINK_PART and frame:len() >= 8 then
+        dissect_link(tvb(RECORD_HEADER, LINK_PART), frame, seen, pinfo, tree)
+    end
+    if seen.kind == DLLP then
+        dissect_dllp(frame:len() > FRAME_HEADER and frame(FRAME_HEADER):tvb() or frame, pinfo, tree)
+        return tvb:len()
+    end
     dissect_frame(frame, seen, pinfo, root, tree)
     local body = frame:len() > FRAME_HEADER and frame(FRAME_HEADER):tvb()
     if seen.kind == SYSTEM or seen.kind == RAW then

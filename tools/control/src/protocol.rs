@@ -293,7 +293,7 @@ impl CaptureRequest {
     /// Bytes of each packet that are kept unless the client says otherwise: any single frame, with
     /// the record's header.
     pub const fn snaplen() -> u32 {
-        2048
+        2080
     }
 }
 

@@ -14,8 +14,7 @@ use crate::modelled::{Modelled, Progress};
 use crate::network::Ps;
 use crate::{
     Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, HostBus, NoSuchLink,
-    NodeId,
-    Packet, Tap, Timing,
+    NodeId, Packet, Tap, Timing,
 };
 
 /// A carrier whose packets a [`Tap`] can observe and faults can disturb.

@@ -5,7 +5,7 @@
 
 mod record;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -15,9 +15,12 @@ use tofu_fabric::{
     Direction, NodeId, Observation, Packet, Port, Shape, TNIS, Tap, TapPoint, Wires,
 };
 use tofu_icc::Body;
+use tofu_links::Dllp;
 use tofu_sync::lock;
 
-pub use record::{HEADER_SIZE, MessagePart, PacketKind, RecordHeader, VERSION};
+pub use record::{
+    HEADER_SIZE, LINK_SIZE, LinkPart, MessagePart, PacketKind, RecordHeader, SNAPLEN, VERSION,
+};
 
 /// Places of a node where packets are seen: its TNIs, then its ports, in the order of their
 /// numbers.
@@ -64,7 +67,7 @@ impl CaptureConfig {
             node,
             interfaces: (1 << INTERFACES) - 1,
             kinds: u32::MAX,
-            snaplen: 2048,
+            snaplen: SNAPLEN,
             backlog: 8 << 20,
         }
     }
@@ -168,19 +171,19 @@ impl Drop for Capture {
 }
 
 impl Active {
+    /// Takes a record that `encode` makes of at most so many bytes, and says how many it would
+    /// have without that.
     fn take(
         &self,
         observation: Observation,
         kind: PacketKind,
-        shape: &Shape,
-        packet: &Packet<Body>,
+        encode: impl FnOnce(usize) -> (Vec<u8>, u32),
     ) {
         let Some(interface) = interface(observation.point) else { return };
         let config = &self.config;
         if config.interfaces & 1 << interface == 0 || config.kinds & 1 << kind as u8 == 0 {
             return;
         }
-        let Some(at) = shape.coords(observation.node) else { return };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let time_ns = now.map_or(0, |now| now.as_nanos() as u64);
         // Made before the lock is taken: readers and senders wait for no copy of each other's.
@@ -188,8 +191,7 @@ impl Active {
             self.count(interface, true);
             return;
         }
-        let (bytes, length) =
-            record::encode(config.generation, at, observation, kind, packet, config.snaplen);
+        let (bytes, length) = encode(config.snaplen);
         let record = Record { time_ns, interface, direction: observation.direction, bytes, length };
         let mut ring = lock(&self.ring);
         let cost = record.bytes.len() + RECORD_COST;
@@ -224,12 +226,20 @@ pub(crate) struct Hub {
     wires: Weak<Wires<Body>>,
     shape: Shape,
     active: RwLock<Vec<Arc<Active>>>,
+    /// Held while captures begin or end, so that two changes do not leave it to chance which
+    /// counts.
+    changing: Mutex<()>,
 }
 
 impl Hub {
     pub(crate) fn new(wires: &Arc<Wires<Body>>) -> Arc<Self> {
         let shape = *wires.fabric().shape();
-        Arc::new(Self { wires: Arc::downgrade(wires), shape, active: RwLock::default() })
+        Arc::new(Self {
+            wires: Arc::downgrade(wires),
+            shape,
+            active: RwLock::default(),
+            changing: Mutex::new(()),
+        })
     }
 
     pub(crate) fn start(self: &Arc<Self>, config: CaptureConfig) -> Capture {
@@ -249,22 +259,49 @@ impl Hub {
     }
 
     fn change(self: &Arc<Self>, change: impl FnOnce(&mut Vec<Arc<Active>>)) {
-        // Held until the tap is set, so that two changes do not leave it to chance which counts.
-        let mut all = self.active.write().unwrap_or_else(PoisonError::into_inner);
-        change(&mut all);
+        let _changing = lock(&self.changing);
+        let nodes: BTreeSet<_> = {
+            let mut all = self.active.write().unwrap_or_else(PoisonError::into_inner);
+            change(&mut all);
+            all.iter().map(|active| active.config.node).collect()
+        };
+        // Whoever drives modelled links comes here with these locked.
         if let Some(wires) = self.wires.upgrade() {
-            let tap = (!all.is_empty()).then(|| Arc::clone(self) as Arc<dyn Tap<Body>>);
+            let tap = (!nodes.is_empty()).then(|| Arc::clone(self) as Arc<dyn Tap<Body>>);
+            wires.look_at(&nodes);
             wires.set_tap(tap);
         }
     }
 }
 
+impl Hub {
+    /// For each capture of a node.
+    fn at(&self, node: NodeId, each: impl Fn(&Active)) {
+        let all = self.active.read().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter(|active| active.config.node == node).for_each(|active| each(active));
+    }
+}
+
 impl Tap<Body> for Hub {
     fn observe(&self, observation: Observation, packet: &Packet<Body>) {
-        let all = self.active.read().unwrap_or_else(PoisonError::into_inner);
-        for active in all.iter().filter(|active| active.config.node == observation.node) {
-            active.take(observation, PacketKind::of(packet), &self.shape, packet);
-        }
+        let Some(at) = self.shape.coords(observation.node) else { return };
+        let kind = PacketKind::of(packet);
+        self.at(observation.node, |active| {
+            active.take(observation, kind, |snaplen| {
+                record::encode(active.config.generation, at, observation, kind, packet, snaplen)
+            });
+        });
+    }
+
+    fn observe_dllp(&self, observation: Observation, peer: NodeId, dllp: Dllp) {
+        let ends = (self.shape.coords(observation.node), self.shape.coords(peer));
+        let (Some(at), Some(peer)) = ends else { return };
+        self.at(observation.node, |active| {
+            active.take(observation, PacketKind::Dllp, |snaplen| {
+                let generation = active.config.generation;
+                record::encode_dllp(generation, (at, peer), observation, dllp, snaplen)
+            });
+        });
     }
 }
 

@@ -57,7 +57,7 @@ pub struct PacketKinds(pub u32);
 impl PacketKinds {
     /// All of them.
     pub const ALL: Self = Self(u32::MAX);
-    const ALLOWED: &str = "system, raw, put, get, atomic, answer, or barrier";
+    const ALLOWED: &str = "system, raw, put, get, atomic, answer, barrier, or dllp";
 }
 
 impl FromStr for PacketKinds {
@@ -72,6 +72,7 @@ impl FromStr for PacketKinds {
             "atomic" => &[PacketKind::Atomic],
             "answer" => &[PacketKind::PutAnswer, PacketKind::GetAnswer, PacketKind::AtomicAnswer],
             "barrier" => &[PacketKind::Signal],
+            "dllp" => &[PacketKind::Dllp],
             _ => return Err(Self::ALLOWED),
         };
         Ok(Self(kinds.iter().fold(0, |bits, kind| bits | 1 << *kind as u8)))

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use pcap_file::pcapng::{Block, PcapNgParser};
-use tofu_machine::capture::{PacketKind, RecordHeader};
+use tofu_links::Dllp;
+use tofu_machine::capture::{LinkPart, PacketKind, RecordHeader};
 
 use super::file::name;
 
@@ -65,13 +66,13 @@ fn line(time: Duration, record: &[u8]) -> String {
         _ => "lost",
     };
     let ((from, from_tni), (to, to_tni)) = (header.source, header.target);
-    let _ = write!(
-        line,
-        "{:7} {direction:4} {:6} {from} tni{from_tni} > {to} tni{to_tni}, {} bytes",
-        name(header.place),
-        word(header.kind),
-        header.bytes
-    );
+    let _ = write!(line, "{:7} {direction:4} {:6} ", name(header.place), word(header.kind));
+    if let Some(dllp) = header.dllp {
+        let _ = write!(line, "{from} > {to}, {}", said(dllp));
+    } else {
+        let bytes = header.bytes;
+        let _ = write!(line, "{from} tni{from_tni} > {to} tni{to_tni}, {bytes} bytes");
+    }
     if header.tlps > 1 {
         let _ = write!(line, " in {} TLPs", header.tlps);
     }
@@ -87,6 +88,9 @@ fn line(time: Duration, record: &[u8]) -> String {
     if header.nullified {
         line.push_str(", marked as bad");
     }
+    if let Some(link) = header.link {
+        let _ = link_part(&mut line, header.dllp.is_some(), &link);
+    }
     line.push_str(match header.direction {
         2 => ", the link is down",
         3 => ", there is no such node",
@@ -95,6 +99,33 @@ fn line(time: Duration, record: &[u8]) -> String {
         _ => "",
     });
     line
+}
+
+/// What a link has made of a frame.
+fn link_part(line: &mut String, is_dllp: bool, link: &LinkPart) -> std::fmt::Result {
+    if !is_dllp {
+        write!(line, ", frame {}", link.seq)?;
+    }
+    if link.again {
+        line.push_str(" again");
+    }
+    let lanes: Vec<_> = (0..u8::BITS).filter(|lane| link.spoilt >> lane & 1 != 0).collect();
+    for lane in lanes {
+        write!(line, ", spoilt on lane {lane}")?;
+    }
+    if link.damaged {
+        line.push_str(if is_dllp { ", lost" } else { ", damaged" });
+    }
+    Ok(())
+}
+
+fn said(dllp: Dllp) -> String {
+    match dllp {
+        Dllp::Ack(seq) => format!("ack {}", seq.get()),
+        Dllp::Nack(seq) => format!("nack {}", seq.get()),
+        Dllp::UpdateFc { vc, total } => format!("credit vc {vc}, {total} rows"),
+        Dllp::Poll => "poll".to_owned(),
+    }
 }
 
 /// A kind in a word of `--kind`; answers name what they answer.
@@ -109,12 +140,14 @@ const fn word(kind: PacketKind) -> &'static str {
         PacketKind::GetAnswer => "get-answer",
         PacketKind::AtomicAnswer => "atomic-answer",
         PacketKind::Signal => "barrier",
+        PacketKind::Dllp => "dllp",
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tofu_links::Seq;
 
     #[test]
     fn packets_are_lines() {
@@ -132,6 +165,18 @@ mod tests {
         let expected = "01:01:01.000005 port-A  out  put    (0,0,0,0,0,0) tni4 > (0,0,0,0,0,1) \
                         tni5, 1000 bytes in 2 TLPs, cq 11, 900 from 512, vc 2";
         assert_eq!(line(time, &record), expected);
+        // The same as a frame on a modelled link.
+        let mut frame = record.clone();
+        frame[1] = 80;
+        let link = [0x34, 2, 2, 0, 2, 2, 3, 0];
+        frame.splice(56..56, link.into_iter().chain([0; 16]));
+        let expected = "900 from 512, vc 2, frame 564 again, spoilt on lane 1, damaged";
+        assert!(line(time, &frame).ends_with(expected), "{}", line(time, &frame));
+        (frame[6], frame[36]) = (10, 0);
+        frame.truncate(96);
+        frame.extend(Dllp::Nack(Seq::new(9)).to_bytes());
+        let expected = " dllp   (0,0,0,0,0,0) > (0,0,0,0,0,1), nack 9, vc 2 again";
+        assert!(line(time, &frame).contains(expected), "{}", line(time, &frame));
         record[3] = 2;
         assert!(line(time, &record).ends_with(", vc 2, the link is down"));
         record[6] = 6;

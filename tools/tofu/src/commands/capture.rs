@@ -53,7 +53,7 @@ pub(crate) struct CaptureArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub(crate) seconds: Option<u64>,
 
-    /// Bytes of each packet to keep, with the record's header of 56 bytes
+    /// Bytes of each packet to keep, with the record's header of 56 or 80 bytes
     ///
     /// The default holds any single frame; a burst of a Put or Get is longer.
     #[arg(

@@ -192,6 +192,50 @@ fn commands_are_dissected() {
     );
 }
 
+/// Frames on modelled links, with what these do when one of their lanes is dead and the other one
+/// has errors.
+#[test]
+fn slices_of_modelled_links_are_dissected() {
+    let place = Place::new();
+    if !place.can_boot("slices_of_modelled_links_are_dissected") {
+        return;
+    }
+    let up = ["up", "--links", "modelled", "--shape", "1x1x1x2x1x1", "--json", "--timeout", "300s"];
+    let guest = ["--guest", "ping", "--args", "count=300000 mtu=9000 size=5000 tries=100"];
+    let (mut machine, _) = place.start(&[&up[..], &guest].concat());
+    place.wait_for_machine();
+    place.run(&["link", "errors", "0", "A", "--ber", "1e-5", "--dllp-loss", "0.01"]).ok();
+    let path = place.path().join("frames.pcapng");
+    let limits = ["--on", "A", "--count", "3000", "--seconds", "100"];
+    place.run(&[&["capture", "0", "-w", path.to_str().unwrap()][..], &limits].concat()).ok();
+    place.run(&["down"]).ok();
+    machine.wait();
+    let capture = read(&path);
+    assert!(capture.packets.iter().all(|(interface, bytes)| (*interface, bytes[1]) == (6, 80)));
+    let Some(tshark) = tshark_for("slices_of_modelled_links_are_dissected, the dissector") else {
+        return;
+    };
+    let count = |filter: &str| tshark.fields(&path, filter, &["frame.number"]).len();
+    let all = count("tofu");
+    assert_eq!(all, capture.packets.len());
+    // Two slices each, whose check sequences are right as they were sent.
+    let with_slices = count("tofu.slice.lane == 0 && tofu.slice.lane == 1");
+    assert_eq!((with_slices, count("tofu.slice.fcs.good == 0")), (all, 0));
+    assert_eq!(count("tofu.link.lcrc.good == 0"), 0);
+    for some in [
+        "tofu.link.spoilt != 0 && tofu.slice.spoilt == 1",
+        "tofu.link.check == 2 && tofu.kind == 1",
+        "tofu.link.again == 1",
+        "tofu.dllp.kind == 1",
+        "tofu.dllp.kind == 2",
+        "tofu.dllp.kind == 3",
+        "icmp && tofu.link.seq",
+    ] {
+        assert!(count(some) > 0, "{some}");
+    }
+    assert_eq!(count("_ws.expert.severity == error"), 0);
+}
+
 /// Starts a capture, and waits until it has begun.
 fn begin(place: &Place, args: &[&str]) -> Child {
     let mut command = place.command(args);
@@ -269,7 +313,7 @@ fn what_cannot_be_captured_is_refused() {
     let error = place.run(&["capture", "0", "-w", "x", "--on", "tni6"]).error();
     assert!(error.contains("tni, tni0 to tni5, port, or a port: A, C"), "{error}");
     let error = place.run(&["capture", "0", "-w", "x", "--kind", "ip"]).error();
-    assert!(error.contains("system, raw, put, get, atomic, answer, or barrier"), "{error}");
+    assert!(error.contains("system, raw, put, get, atomic, answer, barrier, or dllp"), "{error}");
     for (capture, expected) in [
         ("0", "--capture 0: give NODE=FILE"),
         ("x=y", "--capture x=y: give an index, coordinates or a name"),

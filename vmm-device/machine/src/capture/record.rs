@@ -1,14 +1,28 @@
 //! What is recorded of a packet: a header of ours, and the frame.
 
-use tofu_abi::frame::{self, ROUTING_HEADER_SIZE, RoutingHeader, TlpHeader};
+use tofu_abi::desc::MAX_MTU;
+use tofu_abi::frame::{
+    self, FRAME_MAX, HEADER_SIZE as FRAME_HEADER, ROUTING_HEADER_SIZE, RoutingHeader, TLP_UNIT,
+    TlpHeader,
+};
 use tofu_abi::{Coords, Generation};
-use tofu_fabric::{Class, Direction, DiscardReason, Observation, Packet, Port, TapPoint, Way};
+use tofu_fabric::{
+    Class, Direction, DiscardReason, Observation, OnLink, Packet, Port, TapPoint, Way,
+};
 use tofu_icc::{Answer, Body, Payload, Request};
+use tofu_links::{Check, Dllp, LinkFrame, MAX_SLICE, Parameters, Slice, Slicing};
 
 /// Version of the header.
 pub const VERSION: u8 = 1;
 /// Bytes of the header.
 pub const HEADER_SIZE: usize = 56;
+/// Bytes that the header of a frame on a modelled link has besides.
+pub const LINK_SIZE: usize = 24;
+/// Bytes of a record with any whole frame.
+pub const SNAPLEN: usize = HEADER_SIZE + LINK_SIZE + FRAME_MAX;
+
+/// Bytes of a frame beside its payload, with the longest.
+const AROUND_PAYLOAD: u32 = FRAME_MAX as u32 - MAX_MTU;
 
 /// Kinds in TLP headers that were made for the record, above those that packet buffers know.
 const SYNTHETIC: u8 = 16;
@@ -35,6 +49,8 @@ pub enum PacketKind {
     AtomicAnswer = 8,
     /// A signal of a barrier gate.
     Signal = 9,
+    /// A data-link-layer packet.
+    Dllp = 10,
 }
 
 impl PacketKind {
@@ -54,7 +70,7 @@ impl PacketKind {
 }
 
 impl PacketKind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::System,
         Self::Raw,
         Self::Put,
@@ -64,6 +80,7 @@ impl PacketKind {
         Self::GetAnswer,
         Self::AtomicAnswer,
         Self::Signal,
+        Self::Dllp,
     ];
 }
 
@@ -95,7 +112,38 @@ pub struct RecordHeader {
     pub message: Option<MessagePart>,
     /// The result that an answer brings.
     pub rcode: Option<u8>,
+    /// What a modelled link made of the frame.
+    pub link: Option<LinkPart>,
+    /// What a data-link-layer packet says.
+    pub dllp: Option<Dllp>,
 }
+
+/// What a modelled link made of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkPart {
+    /// Its sequence number.
+    pub seq: u16,
+    /// It has been sent before.
+    pub again: bool,
+    /// Its receiver found it damaged; of a data-link-layer packet, it is lost.
+    pub damaged: bool,
+    /// Lanes on which it was spoilt, by bits.
+    pub spoilt: u8,
+}
+
+impl LinkPart {
+    fn parse(part: &[u8; LINK_SIZE]) -> Self {
+        let &[low, high, _, _, spoilt, check, flags, ..] = part;
+        let seq = u16::from_le_bytes([low, high]);
+        Self { seq, again: flags & AGAIN != 0, damaged: check == BAD, spoilt }
+    }
+}
+
+/// Of a link's part: sent again, and that check sequences are there.
+const AGAIN: u8 = 1;
+const SEQUENCES: u8 = 2;
+/// Of what a receiver finds: the frame is damaged.
+const BAD: u8 = 2;
 
 /// The part of a message that a burst moves, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +180,7 @@ impl RecordHeader {
             PacketKind::PutAnswer | PacketKind::GetAnswer | PacketKind::AtomicAnswer => {
                 (part(8, 12), record.get(behind + 1).copied())
             }
-            PacketKind::System | PacketKind::Raw | PacketKind::Signal => (None, None),
+            _ => (None, None),
         };
         Some(Self {
             generation: Generation::from_number(header[35])?,
@@ -150,6 +198,13 @@ impl RecordHeader {
             bytes: header[40..48].try_into().map(u64::from_le_bytes).ok()?,
             message,
             rcode,
+            link: record[HEADER_SIZE..usize::from(header[1]).clamp(HEADER_SIZE, record.len())]
+                .first_chunk()
+                .map(LinkPart::parse),
+            dllp: record
+                .get(behind..)
+                .and_then(<[u8]>::first_chunk)
+                .and_then(|body| Dllp::from_bytes(body).filter(|_| kind == PacketKind::Dllp)),
         })
     }
 }
@@ -163,75 +218,215 @@ pub(super) fn encode(
     packet: &Packet<Body>,
     snaplen: usize,
 ) -> (Vec<u8>, u32) {
-    let snaplen = snaplen.max(HEADER_SIZE);
-    let mut out = Vec::with_capacity(snaplen.min(2048));
-    header(&mut out, generation, at, observation, kind, packet);
-    let mut tail = 0;
-    match &packet.body {
-        Body::Frame { frame, .. } => {
-            let kept = frame.len().min(snaplen - HEADER_SIZE);
-            out.extend_from_slice(&frame[..kept]);
-            tail = frame.len() - kept;
-        }
-        body => {
-            tlp(&mut out, kind, packet);
-            let payload = fields(&mut out, body);
-            if let Some((payload, length)) = payload {
-                let room = snaplen.saturating_sub(out.len()).min(length);
-                let kept = copy(&mut out, payload, room);
-                tail = length - kept;
-            }
-        }
+    let mut out = Vec::with_capacity(snaplen.min(SNAPLEN));
+    About::packet(kind, packet).write(&mut out, generation, at, observation);
+    let Some(link) = observation.link else {
+        let tail = body(&mut out, kind, packet, None, snaplen.max(HEADER_SIZE));
+        return cut(out, tail, snaplen);
+    };
+    let start = out.len() + LINK_SIZE;
+    out.resize(start, 0);
+    // All of the frame, for its check sequences.
+    body(&mut out, kind, packet, Some(link.tlp), start + FRAME_MAX);
+    out.resize(start + packet.bytes.min(FRAME_MAX as u64) as usize, 0);
+    let (head, frame) = out.split_at_mut(start);
+    let nullified =
+        matches!(packet.way, Way::Hop { nullified: true, .. }) || link.check == Check::Nullified;
+    let vc = observation.vc.unwrap_or_default();
+    let part = link_part(link, vc, frame, None, nullified, generation);
+    head[HEADER_SIZE..].copy_from_slice(&part);
+    cut(out, 0, snaplen)
+}
+
+/// The record of a frame without a TLP at one of the `ends` of a link, the first.
+pub(super) fn encode_dllp(
+    generation: Generation,
+    (at, peer): (Coords, Coords),
+    observation: Observation,
+    dllp: Dllp,
+    snaplen: usize,
+) -> (Vec<u8>, u32) {
+    let (src, dst) = if observation.direction == Direction::Out { (at, peer) } else { (peer, at) };
+    let mut out = Vec::with_capacity(HEADER_SIZE + LINK_SIZE + FRAME_HEADER + Dllp::SIZE);
+    let kind = PacketKind::Dllp as u8;
+    let (class, tnis, ends) = (u8::MAX, [u8::MAX; 2], [src, dst]);
+    About { class, kind, tnis, ends, ..About::default() }.write(
+        &mut out,
+        generation,
+        at,
+        observation,
+    );
+    if let Some(link) = observation.link {
+        let header = [0; ROUTING_HEADER_SIZE];
+        out.extend(link_part(link, 0, &header, Some(dllp), false, generation));
     }
+    // Headers that have nothing to say, so that what there is is where it is of others.
+    out.extend([0; FRAME_HEADER]);
+    out.extend(dllp.to_bytes());
+    cut(out, 0, snaplen)
+}
+
+/// Cuts a record, of which `tail` bytes were left out. Its own header is there in any case.
+fn cut(mut out: Vec<u8>, tail: usize, snaplen: usize) -> (Vec<u8>, u32) {
     let length = u32::try_from(out.len() + tail).unwrap_or(u32::MAX);
-    out.truncate(snaplen);
+    out.truncate(snaplen.max(HEADER_SIZE));
     (out, length)
 }
 
-/// See the manual's page on captures.
-fn header(
+/// Appends a burst's frame, or that of its TLP with a number; data up to so many bytes of the
+/// record. Returns how many are left out.
+fn body(
     out: &mut Vec<u8>,
-    generation: Generation,
-    at: Coords,
-    observation: Observation,
     kind: PacketKind,
     packet: &Packet<Body>,
-) {
-    let place = match observation.point {
-        TapPoint::Tni(tni) => tni,
-        TapPoint::Port(port) => 16 + port.index() as u8,
+    number: Option<u32>,
+    snaplen: usize,
+) -> usize {
+    match &packet.body {
+        Body::Frame { frame, .. } => {
+            let kept = frame.len().min(snaplen.saturating_sub(out.len()));
+            out.extend_from_slice(&frame[..kept]);
+            frame.len() - kept
+        }
+        body => {
+            tlp(out, kind, packet);
+            let part = number.map(|number| (number, packet.tlp_bytes));
+            let Some((payload, skip, length)) = fields(out, body, part) else { return 0 };
+            let room = snaplen.saturating_sub(out.len()).min(length as usize);
+            length as usize - copy(out, payload, skip, room)
+        }
+    }
+}
+
+/// Where in a burst of `length` bytes the TLP with a number begins, and how much it has, if each
+/// has so many; without a number all of it.
+fn part_of(length: u32, number: Option<u32>, each: u32) -> (u32, u32) {
+    let Some(number) = number else { return (0, length) };
+    let skip = number.saturating_mul(each).min(length);
+    (skip, each.min(length - skip))
+}
+
+/// What a header has besides of a frame on a modelled link. Its routing header becomes the one that
+/// the link sends.
+fn link_part(
+    link: OnLink,
+    vc: u8,
+    frame: &[u8],
+    dllp: Option<Dllp>,
+    nullified: bool,
+    generation: Generation,
+) -> [u8; LINK_SIZE] {
+    let OnLink { seq, tlp: number, lanes, stat, spoilt, check, again } = link;
+    let mut part = [0; LINK_SIZE];
+    part[..2].copy_from_slice(&seq.get().to_le_bytes());
+    let check = match check {
+        Check::Good => 0,
+        Check::Nullified => 1,
+        Check::Bad => BAD,
     };
-    let direction = match observation.direction {
-        Direction::Out => 0,
-        Direction::In => 1,
-        Direction::Lost(DiscardReason::LinkDown) => 2,
-        Direction::Lost(DiscardReason::NoSuchNode) => 3,
-        Direction::Lost(DiscardReason::NoSuchPath) => 4,
-        Direction::Lost(_) => 5,
-    };
-    let class = match packet.class {
-        Class::Request => 0,
-        Class::Response => 1,
-        Class::System => 2,
-    };
-    let (way, port, distances) = match packet.way {
-        Way::Shortest => (0, 0, [0; 3]),
-        Way::Distances(distances) => (1, 0, distances),
-        Way::Hop { port, nullified, .. } => (2 | u8::from(nullified) << 7, port as u8, [0; 3]),
-    };
-    out.extend([VERSION, HEADER_SIZE as u8, place, direction]);
-    out.extend([observation.vc.unwrap_or(u8::MAX), class, kind as u8, way]);
-    out.extend(at.to_array());
-    out.extend([packet.src_tni, packet.dst_tni]);
-    out.extend(packet.src.to_array());
-    out.extend(packet.dst.to_array());
-    out.extend([packet.path.a, packet.path.b, packet.path.c, port]);
-    out.extend(distances.map(|hops| hops as u8));
-    out.push(generation.number());
-    out.extend(packet.tlps.to_le_bytes());
-    out.extend(packet.bytes.to_le_bytes());
-    out.extend(packet.model_ps.to_le_bytes());
-    debug_assert_eq!(out.len(), HEADER_SIZE);
+    part[2..7].copy_from_slice(&[lanes, stat, spoilt, check, if again { AGAIN } else { 0 }]);
+    part[8..12].copy_from_slice(&number.to_le_bytes());
+    let Some((header, tlp)) = frame.split_first_chunk() else { return part };
+    let routing = RoutingHeader(u64::from_le_bytes(*header))
+        .with_tlp_units((tlp.len() / TLP_UNIT).saturating_sub(1) as u8)
+        .with_vc(vc)
+        .with_stat(stat)
+        .with_seq(seq.get());
+    let frame = LinkFrame { routing, tlp, dllp, nullified };
+    // No other generation's layout is public.
+    if Parameters::of(generation).slicing != Slicing::Dynamic || !frame.is_valid() {
+        return part;
+    }
+    part[6] |= SEQUENCES;
+    let mut bytes = [0; MAX_SLICE];
+    for lane in 0..2 {
+        let length = frame.slice(lanes > 1, lane, &mut bytes);
+        let Some(slice) = bytes.get(..length) else { continue };
+        let Ok(slice) = Slice::parse(slice) else { continue };
+        if lane == 0 {
+            part[12..16].copy_from_slice(&slice.control());
+        }
+        part[16 + 3 * usize::from(lane)..][..3].copy_from_slice(&slice.fcs());
+    }
+    part
+}
+
+/// What a header says of a packet. See the manual's page on captures.
+#[derive(Default)]
+struct About {
+    class: u8,
+    kind: u8,
+    way: u8,
+    tnis: [u8; 2],
+    ends: [Coords; 2],
+    path: [u8; 3],
+    port: u8,
+    distances: [i8; 3],
+    tlps: u32,
+    bytes: u64,
+    model_ps: u64,
+}
+
+impl About {
+    fn packet(kind: PacketKind, packet: &Packet<Body>) -> Self {
+        let (way, port, distances) = match packet.way {
+            Way::Shortest => (0, 0, [0; 3]),
+            Way::Distances(distances) => (1, 0, distances),
+            Way::Hop { port, nullified, .. } => (2 | u8::from(nullified) << 7, port as u8, [0; 3]),
+        };
+        Self {
+            class: match packet.class {
+                Class::Request => 0,
+                Class::Response => 1,
+                Class::System => 2,
+            },
+            kind: kind as u8,
+            way,
+            tnis: [packet.src_tni, packet.dst_tni],
+            ends: [packet.src, packet.dst],
+            path: [packet.path.a, packet.path.b, packet.path.c],
+            port,
+            distances,
+            tlps: packet.tlps,
+            bytes: packet.bytes,
+            model_ps: packet.model_ps,
+        }
+    }
+
+    fn write(
+        &self,
+        out: &mut Vec<u8>,
+        generation: Generation,
+        at: Coords,
+        observation: Observation,
+    ) {
+        let place = match observation.point {
+            TapPoint::Tni(tni) => tni,
+            TapPoint::Port(port) => 16 + port.index() as u8,
+        };
+        let direction = match observation.direction {
+            Direction::Out => 0,
+            Direction::In => 1,
+            Direction::Lost(DiscardReason::LinkDown) => 2,
+            Direction::Lost(DiscardReason::NoSuchNode) => 3,
+            Direction::Lost(DiscardReason::NoSuchPath) => 4,
+            Direction::Lost(_) => 5,
+        };
+        let size = HEADER_SIZE + observation.link.map_or(0, |_| LINK_SIZE);
+        out.extend([VERSION, size as u8, place, direction]);
+        out.extend([observation.vc.unwrap_or(u8::MAX), self.class, self.kind, self.way]);
+        out.extend(at.to_array());
+        out.extend(self.tnis);
+        self.ends.iter().for_each(|end| out.extend(end.to_array()));
+        out.extend(self.path);
+        out.push(self.port);
+        out.extend(self.distances.map(|hops| hops as u8));
+        out.push(generation.number());
+        out.extend(self.tlps.to_le_bytes());
+        out.extend(self.bytes.to_le_bytes());
+        out.extend(self.model_ps.to_le_bytes());
+        debug_assert_eq!(out.len(), HEADER_SIZE);
+    }
 }
 
 /// The two headers of a packet that has no frame of its own, in the manner of one that has.
@@ -252,12 +447,19 @@ fn tlp(out: &mut Vec<u8>, kind: PacketKind, packet: &Packet<Body>) {
     out.extend(tlp.0.to_le_bytes());
 }
 
-/// The fields of a command or answer. Returns its data, and how much that is.
-fn fields<'a>(out: &mut Vec<u8>, body: &'a Body) -> Option<(&'a Payload, usize)> {
+/// The fields of a command or answer, of all or of the TLP with a number, which has so many bytes
+/// as all but the last. Returns its data, where in that it begins, and how much it is.
+fn fields<'a>(
+    out: &mut Vec<u8>,
+    body: &'a Body,
+    part: Option<(u32, u32)>,
+) -> Option<(&'a Payload, u32, u32)> {
+    let number = part.map(|(number, _)| number);
     match body {
         Body::Put { request: command, payload } => {
-            request(out, command);
-            Some((payload, command.length as usize))
+            let (skip, length) = part_of(command.length, number, command.mtu);
+            request(out, &Request { position: command.position + skip, length, ..*command });
+            Some((payload, skip, length))
         }
         Body::Get { request: command } => {
             request(out, command);
@@ -275,8 +477,11 @@ fn fields<'a>(out: &mut Vec<u8>, body: &'a Body) -> Option<(&'a Payload, usize)>
             None
         }
         Body::GetData { answer: end, payload } => {
-            answer(out, end);
-            Some((payload, end.done as usize))
+            let each = part.map_or(0, |(_, bytes)| bytes.saturating_sub(AROUND_PAYLOAD));
+            let (skip, done) = part_of(end.done, number, each);
+            let length = if number.is_some() { done } else { end.length };
+            answer(out, &Answer { position: end.position + skip, length, done, ..*end });
+            Some((payload, skip, done))
         }
         Body::ArmwAck { answer: end, old } => {
             answer(out, end);
@@ -320,23 +525,32 @@ fn answer(out: &mut Vec<u8>, answer: &Answer) {
     out.extend(answer.request_ps.to_le_bytes());
 }
 
-/// Appends up to `room` bytes of data. Returns how much there was.
-fn copy(out: &mut Vec<u8>, payload: &Payload, room: usize) -> usize {
+/// Appends up to `room` bytes of data, without the first few. Returns how much there was.
+fn copy(out: &mut Vec<u8>, payload: &Payload, skip: u32, room: usize) -> usize {
     let start = out.len();
+    let mut skip = skip as usize;
+    let of = |data: &[u8]| {
+        let data = data.get(skip..).unwrap_or_default();
+        data[..room.min(data.len())].to_vec()
+    };
     match payload {
-        Payload::Inline { data, len } => {
-            out.extend_from_slice(&data[..room.min((*len).into()).min(data.len())]);
-        }
-        Payload::Bytes(data) => out.extend_from_slice(&data[..room.min(data.len())]),
+        Payload::Inline { data, len } => out.extend(of(&data[..data.len().min((*len).into())])),
+        Payload::Bytes(data) => out.extend(of(data)),
         Payload::Guest { memory, segments, .. } => {
             for segment in segments {
+                let skipped = skip.min(segment.len as usize);
+                skip -= skipped;
                 let at = out.len();
-                let take = (segment.len as usize).min(room - (at - start));
+                let take = (segment.len as usize - skipped).min(room - (at - start));
                 out.resize(at + take, 0);
                 // Memory that has gone since is not the capture's affair: the packet's target
                 // will find out.
-                if take == 0 || memory.read(segment.addr, &mut out[at..]).is_err() {
+                let from = segment.addr + skipped as u64;
+                if take > 0 && memory.read(from, &mut out[at..]).is_err() {
                     out.truncate(at);
+                    break;
+                }
+                if out.len() - start == room {
                     break;
                 }
             }
