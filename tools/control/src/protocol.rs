@@ -358,6 +358,8 @@ pub enum EventKind {
     Detached,
     /// A link went up or down, seen from one of its ends.
     Link { port: String, up: bool },
+    /// Nothing got through a modelled link, and the node at one of its ends has taken it down.
+    LinkFailed { port: String },
     /// These are the errors of a link now, seen from one of its ends.
     LinkErrors { port: String, errors: Option<String> },
     /// These are the faults of all links now.

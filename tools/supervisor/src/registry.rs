@@ -134,7 +134,18 @@ impl Registry {
     /// # Errors
     ///
     /// If there is one already.
-    pub fn built(&self, machine: &Machine, gateway: Option<GatewayInfo>) -> anyhow::Result<()> {
+    pub fn built(
+        self: &Arc<Self>,
+        machine: &Machine,
+        gateway: Option<GatewayInfo>,
+    ) -> anyhow::Result<()> {
+        let registry = Arc::downgrade(self);
+        machine.network().on_link_failure(move |node, port| {
+            if let Some(registry) = registry.upgrade() {
+                let port = port.name().to_owned();
+                registry.publish(Some(node), EventKind::LinkFailed { port });
+            }
+        });
         let built = Built { network: machine.network().clone(), gateway };
         if self.built.set(built).is_err() {
             bail!("a machine can be started once only");

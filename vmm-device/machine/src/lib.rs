@@ -28,7 +28,7 @@ use std::time::Instant;
 
 use tofu_abi::Coords;
 use tofu_fabric::network::Options;
-use tofu_fabric::{Fabric, NodeId, Wires};
+use tofu_fabric::{Fabric, NodeId, Port, Wires};
 use tofu_icc::{Body, DmaMemory};
 use tofu_sync::lock;
 
@@ -68,6 +68,15 @@ impl Network {
     /// A node, as long as the machine is there; `None` where no device was put.
     pub fn node(&self, id: NodeId) -> Option<Arc<Node>> {
         self.machine.upgrade()?.node(id).cloned()
+    }
+
+    /// Has `tell` told, from now on, when nothing gets through a modelled link any more and a port
+    /// of a node has taken it down. It is called by the thread that drives the links, so it may not
+    /// look at them. Only the first one counts.
+    pub fn on_link_failure(&self, tell: impl Fn(NodeId, Port) + Send + Sync + 'static) {
+        if let Some(machine) = self.machine.upgrade() {
+            let _ = machine.link_failed.set(Box::new(tell));
+        }
     }
 
     /// Records from now on what goes through a node.
@@ -126,6 +135,7 @@ impl Machine {
             clock,
             spin_ns: config.spin_ns,
             stopping: AtomicBool::new(false),
+            link_failed: OnceLock::new(),
         };
         let shared = Arc::new(shared);
         let network = Network {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use tofu_fabric::{Fabric, NodeId, Wires};
+use tofu_fabric::{Fabric, NodeId, Port, Wires};
 use tofu_icc::Body;
 
 use crate::engine::Engine;
@@ -33,7 +33,12 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) spin_ns: u64,
     pub(crate) stopping: AtomicBool,
+    /// Who is told when a modelled link has failed.
+    pub(crate) link_failed: OnceLock<LinkFailed>,
 }
+
+/// Is told of a link that has failed, by the node and port that have taken it down.
+pub(crate) type LinkFailed = Box<dyn Fn(NodeId, Port) + Send + Sync>;
 
 impl Shared {
     pub(crate) fn now_ns(&self) -> u64 {

@@ -81,6 +81,9 @@ fn words(what: &EventKind) -> String {
         EventKind::Link { port, up } => {
             format!("link {port} {}", if *up { "up" } else { "down" })
         }
+        EventKind::LinkFailed { port } => {
+            format!("link {port} has failed: nothing gets through it, and it is down")
+        }
         EventKind::LinkErrors { port, errors: Some(errors) } => {
             format!("link {port} has errors: {errors}")
         }

@@ -1,5 +1,7 @@
 //! Machines on modelled links.
 
+use std::io::{BufRead, BufReader};
+
 use crate::tofu::Place;
 
 /// Runs guests on modelled links.
@@ -35,6 +37,37 @@ fn faults_and_errors_together_are_survived_on_modelled_links() {
     let (mut machine, _) = place.start(&[&up[..], &faults, &guest].concat());
     place.run(&["link", "errors", "0", "A", "--ber", "1e-6", "--dllp-loss", "0.1"]).ok();
     assert_eq!(machine.wait(), Some(0));
+}
+
+#[test]
+fn a_link_that_fails_is_an_event() {
+    let place = Place::new();
+    if !place.can_boot("a_link_that_fails_is_an_event") {
+        return;
+    }
+    let up = ["up", "--links", "modelled", "--shape", "1x1x1x2x1x1", "--json", "--timeout", "300s"];
+    let guest = ["--guest", "ping", "--args", "count=300000 size=56 tries=100"];
+    let (mut machine, _) = place.start(&[&up[..], &guest].concat());
+    place.wait_for_machine();
+    let mut events = place.command(&["events", "--json"]);
+    let mut events = events.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(events.stdout.take().unwrap()).lines();
+    place.run(&["link", "errors", "0", "A", "--ber", "1"]).ok();
+    let failed = lines.by_ref().map(Result::unwrap).find(|line| line.contains("link_failed"));
+    let event: serde_json::Value = serde_json::from_str(&failed.unwrap()).unwrap();
+    // Whichever end has noticed it first.
+    assert_eq!(event["event"], "link_failed", "{event}");
+    assert_eq!(event["port"], "A");
+    assert_eq!(event["at"].as_array().map(Vec::len), Some(6));
+    let links = place.run(&["link", "ls", "--down"]).ok();
+    assert!(links.contains('A'), "{links}");
+    // It can be taken up again once it has no more errors.
+    place.run(&["link", "errors", "0", "A"]).ok();
+    place.run(&["link", "up", "0", "A"]).ok();
+    place.run(&["down"]).ok();
+    machine.wait();
+    let _ = lines.count();
+    events.wait().unwrap();
 }
 
 #[test]
