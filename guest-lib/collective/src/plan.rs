@@ -120,8 +120,8 @@ pub enum Algorithm {
     /// At most five gates each.
     Tree,
     /// Along a line of members, from both ends to its middle, and back: all links are between
-    /// neighbours. On a ring that is half of it in each direction. Three gates each, and four in
-    /// the middle.
+    /// neighbours. On a ring that is half of it in each direction. Each member has two relay gates
+    /// besides its start and end gate, and sends and receives twice.
     DoubleRing,
     /// The first within each line of X, then of Y, then of Z.
     RecursiveDoubling3d,
@@ -444,19 +444,13 @@ impl Builder {
     }
 
     fn double_ring(&mut self, line: &[u32]) {
-        let (before, from_middle) = line.split_at(line.len() / 2);
-        let Some((middle, after)) = from_middle.split_first() else { return };
-        // Outwards from the middle, in both directions.
-        let ways: [Vec<u32>; 2] = [
-            core::iter::once(middle).chain(before.iter().rev()).copied().collect(),
-            core::iter::once(middle).chain(after).copied().collect(),
-        ];
-        for way in &ways {
-            way.windows(2).rev().for_each(|pair| self.give(pair[1], pair[0]));
-        }
-        for way in &ways {
-            way.windows(2).for_each(|pair| self.tell(pair[0], pair[1]));
-        }
+        let (before, after) = line.split_at(line.len() / 2);
+        let (Some(left), Some(right)) = (before.last(), after.first()) else { return };
+        before.windows(2).for_each(|pair| self.give(pair[0], pair[1]));
+        after.windows(2).rev().for_each(|pair| self.give(pair[1], pair[0]));
+        self.exchange(*left, *right);
+        before.windows(2).rev().for_each(|pair| self.tell(pair[1], pair[0]));
+        after.windows(2).for_each(|pair| self.tell(pair[0], pair[1]));
     }
 
     /// Links last gates to end gates.
