@@ -179,7 +179,7 @@ impl<'a> Route<'a> {
 impl Iterator for Route<'_> {
     type Item = Hop;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Hop> {
         if self.left == 0 {
             let Leg { stage, axis, from, hops } = self.legs.next()?;
