@@ -91,6 +91,7 @@ impl Device {
             );
             ENODEV
         })?;
+        // All of them at once: the kernel's Rust bindings have no way to add one later.
         let count = u32::from(irq::vector::COUNT);
         let vectors = bound
             .alloc_irq_vectors(count, count, IrqTypes::default().with(IrqType::MsiX))
