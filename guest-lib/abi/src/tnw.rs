@@ -135,7 +135,7 @@ registers! {
         Control = 0x18, "CONTROL",
         /// Links that lead to a neighbour, by number.
         Present = 0x20, "PRESENT",
-        /// What went wrong, see [`Errors`](super::Errors). Writing ones clears.
+        /// What went wrong, see [`Errors`]. Writing ones clears.
         Errors = 0x28, "ERRORS",
         /// Stores to windows of links that do not exist, of sizes that no store has, across the
         /// end of a window, or while the device is disabled. All of these were dropped.
@@ -148,7 +148,7 @@ registers! {
 registers! {
     /// Registers of a link: its state and counters, which a reset clears.
     pub enum LinkReg {
-        /// See [`LinkStatus`](super::LinkStatus).
+        /// See [`LinkStatus`].
         Status = 0x00, "STATUS",
         /// Data packets sent, without those sent again.
         Sent = 0x08, "SENT",
@@ -184,28 +184,28 @@ registers! {
     pub enum ChannelReg {
         /// Address of the memory that the next credit is for.
         CreditAddress = 0x00, "CREDIT_ADDRESS",
-        /// Its length in bytes, 1 to [`MAX_MESSAGE`](super::MAX_MESSAGE).
+        /// Its length in bytes, 1 to [`MAX_MESSAGE`].
         CreditLength = 0x08, "CREDIT_LENGTH",
         /// Address of its notification word, a multiple of 8.
         CreditNotify = 0x10, "CREDIT_NOTIFY",
-        /// Posts the credit, see [`Start`](super::Start).
+        /// Posts the credit, see [`Start`].
         CreditStart = 0x18, "CREDIT_START",
         /// Address of the message that the next Nget sends.
         NgetAddress = 0x20, "NGET_ADDRESS",
-        /// Its length in bytes, 1 to [`MAX_MESSAGE`](super::MAX_MESSAGE).
+        /// Its length in bytes, 1 to [`MAX_MESSAGE`].
         NgetLength = 0x28, "NGET_LENGTH",
         /// Address of its notification word, a multiple of 8.
         NgetNotify = 0x30, "NGET_NOTIFY",
-        /// Posts the Nget, see [`Start`](super::Start).
+        /// Posts the Nget, see [`Start`].
         NgetStart = 0x38, "NGET_START",
         /// Bytes of the window's ring that have left it since the reset. A program may store as
-        /// far as [`WINDOW_RING`](super::WINDOW_RING) beyond this.
+        /// far as [`WINDOW_RING`] beyond this.
         TxHead = 0x40, "TX_HEAD",
         /// Bytes of the ring up to which everything has been stored since the reset.
         TxTail = 0x48, "TX_TAIL",
         /// Address of a word to which TX_HEAD is written whenever it moves; 0 for none.
         TxReport = 0x50, "TX_REPORT",
-        /// Takes back what waits, see [`Cancel`](super::Cancel).
+        /// Takes back what waits, see [`Cancel`].
         Cancel = 0x58, "CANCEL",
         /// Packets in the reception FIFO.
         RxPackets = 0x60, "RX_PACKETS",
