@@ -1,8 +1,11 @@
 //! Controllers of each generation: what they have works, and what they do not have is refused.
 
+use tofu_abi::barrier::BchReady;
 use tofu_abi::desc::{ArmwOp, Descriptor, Header1};
-use tofu_abi::regs::{BgsReg, CqsMode, CqsReg, Register, TniReg, TofuReg};
-use tofu_abi::{BgId, CqId, Generation, Rcode, TniId, barrier};
+use tofu_abi::irq::BgsIrqs;
+use tofu_abi::reduce::Op;
+use tofu_abi::regs::{BchReg, BgsReg, CqsMode, CqsReg, Register, TniReg, TofuReg};
+use tofu_abi::{BchId, BgId, CqId, Generation, Rcode, TniId, barrier};
 use tofu_driver::{
     Channel, ChannelConfig, ChannelError, Cq, CqConfig, Gate, OpenError, Order, PacketConfig,
     Packets, Target,
@@ -215,6 +218,28 @@ fn every_gate_behind_the_channels_is_a_relay() {
         }
         if channels > 1 {
             assert!(open(BgId::ALL[1]).is_err(), "{generation}: another channel's");
+        }
+    });
+}
+
+#[test]
+fn a_channel_takes_as_many_elements_as_its_generation() {
+    each(|generation, cluster| {
+        let barrier::Profile { tnis, integers, doubles, .. } = generation.description().barrier;
+        let device = cluster.device(0);
+        let (tni, bch) = (TniId::ALL[usize::from(tnis) - 1], BchId::ALL[2]);
+        let start = bch.gate();
+        let own = Gate { src_local: Some(start), dst_local: Some(start), ..Gate::new(tni, start) };
+        let channel = Channel::open(device, &ChannelConfig::new(tni, bch), &[own]).unwrap();
+        let ready = Register::Bch { tni, bch, reg: BchReg::Ready };
+        for (op, most) in [(Op::Sum, integers), (Op::FpSum, doubles)] {
+            for (count, error) in [(most, BgsIrqs::NONE), (most + 1, BgsIrqs::SIGNAL_STATE_ERROR)] {
+                channel.gate_irq(tni, start).unwrap().clear(BgsIrqs::from_raw(u64::MAX));
+                let begin = BchReady(0).with_op(op.code()).with_count(count).with_start(true);
+                device.write(ready, begin.0);
+                cluster.settle();
+                assert_eq!(channel.exceptions(), error, "{generation}: {count} of {op:?}");
+            }
         }
     });
 }
