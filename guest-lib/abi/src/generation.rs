@@ -94,7 +94,11 @@ impl MemoryGroups {
     /// *Ours*: processes are dealt to the groups in turn, in the order of their control queues, the
     /// near ones first.
     pub const fn is_far(&self, cq: u8) -> bool {
-        cq % (self.near + self.far) >= self.near
+        // Without a remainder that could panic, which the kernel's objtool complains of.
+        match cq.checked_rem(self.near.saturating_add(self.far)) {
+            Some(place) => place >= self.near,
+            None => false,
+        }
     }
 }
 
