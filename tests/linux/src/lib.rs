@@ -151,7 +151,7 @@ impl Said {
 
     /// The one line of an error of the user's, with exit code 2.
     #[track_caller]
-    pub fn mistake(self) -> String {
+    pub fn error(self) -> String {
         assert_eq!(self.code, Some(2), "{self:?}");
         // Progress of preparations comes before it.
         let mut lines = self.err.lines().filter(|line| !line.starts_with(PROGRESS));
@@ -508,8 +508,9 @@ pub fn interrupt(pid: u64) {
     signal(pid, Signal::INT);
 }
 
+/// Sends a signal to a process.
 #[track_caller]
-fn signal(pid: u64, signal: Signal) {
+pub fn signal(pid: u64, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
 }

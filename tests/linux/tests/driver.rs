@@ -235,7 +235,7 @@ fn nodes_get_the_driver_by_themselves() {
     place.exec("0", &["tofu-guest", "selftest"]).ok();
     place.run(&["down"]).ok();
     let wrong = [&["up", "--linux"], &one[..], &["tofu", "--image", "default"]].concat();
-    let error = place.run(&wrong).mistake();
+    let error = place.run(&wrong).error();
     let expected = "--driver tofu: image default has no tofu.ko; `tofu image build --name default \
                     --kernel driver-cloud` makes it with one";
     assert!(error.contains(expected), "{error}");

@@ -201,13 +201,13 @@ fn jobs_and_their_ends(job: &Job) {
     job.nodes_are_clean();
 
     // What does not fit this machine.
-    let error = job.run(&["-n", "73", "./ring"]).mistake();
+    let error = job.run(&["-n", "73", "./ring"]).error();
     assert!(error.contains("73 ranks are too many: the machine has 2 Linux nodes"), "{error}");
-    let error = job.run(&["--map", "4x3", "./ring"]).mistake();
+    let error = job.run(&["--map", "4x3", "./ring"]).error();
     assert!(error.contains("4x3"), "{error}");
-    let error = job.run(&["--machine", "other", "./ring"]).mistake();
+    let error = job.run(&["--machine", "other", "./ring"]).error();
     assert!(error.contains("no machine other is running"), "{error}");
-    let error = job.run(&["--mpi", "./ring"]).mistake();
+    let error = job.run(&["--mpi", "./ring"]).error();
     assert!(error.contains("--net lan"), "{error}");
     job.nodes_are_clean();
 
@@ -321,12 +321,12 @@ fn mistakes() {
         (&["--libs", "host", "ring"], "ring is a program of the nodes; write ./ring"),
     ];
     for (args, expected) in cases {
-        let error = job.run(args).mistake();
+        let error = job.run(args).error();
         assert!(error.contains(expected), "{args:?}: {error}");
     }
     let mut command = job.command(&["run", "./ring"]);
     command.env("TOFU_LIBRARIES", job.place.path());
-    let error = Running::start(command, b"").end(MOMENT).mistake();
+    let error = Running::start(command, b"").end(MOMENT).error();
     assert!(error.contains("libtofucom.so") && error.contains("cargo build"), "{error}");
     job.place.is_clean();
 }

@@ -30,7 +30,7 @@ fn kernels_and_images() {
         (&["--guest", "/no/program"], &["guest /no/program", "No such file"]),
     ];
     for (args, expected) in cases {
-        let error = up(&place, args).mistake();
+        let error = up(&place, args).error();
         let all = expected.iter().all(|text| error.contains(text));
         assert!(all, "{args:?}: {error}");
     }
@@ -46,7 +46,7 @@ fn qemu() {
         fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
         let mut command = place.command(&["up", "--linux"]);
         command.env("TOFU_QEMU", &fake).env("TOFU_CACHE", place.path().join("cache"));
-        Running::start(command, b"").end(Duration::from_secs(60)).mistake()
+        Running::start(command, b"").end(Duration::from_secs(60)).error()
     };
     let error = with("#!/bin/sh\necho 'QEMU emulator version 7.2.22 (Debian 1:7.2)'\n");
     let all = [fake.as_str(), "7.2.22", "10.1"].iter().all(|text| error.contains(text));
@@ -59,7 +59,7 @@ fn qemu() {
     fs::remove_file(&fake).unwrap();
     let mut command = place.command(&["up", "--linux"]);
     command.env("TOFU_QEMU", &fake).env("TOFU_CACHE", place.path().join("cache"));
-    let error = Running::start(command, b"").end(MOMENT).mistake();
+    let error = Running::start(command, b"").end(MOMENT).error();
     assert!(error.contains(&fake), "{error}");
     place.is_clean();
 }
@@ -72,19 +72,19 @@ fn sockets_and_names() {
     let arguments = ["serve", "--shape", "1x1x1x1x1x1", "--json", "--socket-dir", &sockets];
     let mut first = place.start(&arguments);
     first.line();
-    let error = place.run(&arguments).mistake();
+    let error = place.run(&arguments).error();
     assert!(error.contains("node-0-0-0-0-0-0.sock") && error.contains("in use"), "{error}");
-    let error = place.run(&["serve", "--name", "tofu"]).mistake();
+    let error = place.run(&["serve", "--name", "tofu"]).error();
     assert!(error.contains("the name tofu is taken"), "{error}");
-    let error = place.run(&["exec", "0", "--", "true"]).mistake();
+    let error = place.run(&["exec", "0", "--", "true"]).error();
     assert!(error.contains("not a Linux node"), "{error}");
-    let error = place.run(&["exec", "7", "--", "true"]).mistake();
+    let error = place.run(&["exec", "7", "--", "true"]).error();
     assert!(error.contains("node 7") && error.contains("no such node"), "{error}");
-    let error = place.run(&["restart", "other/0"]).mistake();
+    let error = place.run(&["restart", "other/0"]).error();
     assert!(error.contains("no machine other is running"), "{error}");
     place.run(&["down"]).ok();
     assert_eq!(first.end(MOMENT).code, Some(0));
-    let error = place.run(&["console", "0"]).mistake();
+    let error = place.run(&["console", "0"]).error();
     assert!(error.contains("no machine is running"), "{error}");
     place.is_clean();
     assert_eq!(fs::read_dir(&sockets).unwrap().count(), 0);
@@ -94,7 +94,7 @@ fn sockets_and_names() {
 fn nodes_that_never_boot() {
     let Some(place) = Place::new("nodes_that_never_boot", Image::Default) else { return };
     // A kernel that panics, and says so.
-    let error = up(&place, &["--append", "rdinit=/no/init root=none"]).mistake();
+    let error = up(&place, &["--append", "rdinit=/no/init root=none"]).error();
     assert!(error.contains("the last lines of its console: "), "{error}");
     assert!(error.contains("Kernel panic"), "{error}");
     place.is_clean();
@@ -105,7 +105,7 @@ fn nodes_that_never_boot() {
         let timeout = format!("{seconds}s");
         let options = ["--shape", "1x1x1x1x1x1", "--append", init, "--boot-timeout", &timeout];
         let start = Instant::now();
-        let error = up(&place, &options).mistake();
+        let error = up(&place, &options).error();
         assert!(error.contains(&format!("did not come up within {seconds} s")), "{error}");
         assert!(start.elapsed() < Duration::from_secs(seconds + 45));
         place.is_clean();
@@ -115,7 +115,7 @@ fn nodes_that_never_boot() {
     // An initrd that is none.
     let initrd = place.file("initrd");
     fs::write(&initrd, "no archive").unwrap();
-    let error = up(&place, &["--shape", "1x1x1x1x1x1", "--initrd", &initrd]).mistake();
+    let error = up(&place, &["--shape", "1x1x1x1x1x1", "--initrd", &initrd]).error();
     assert!(error.contains("Kernel panic"), "{error}");
     place.is_clean();
 }

@@ -39,7 +39,7 @@ fn linux_comes_over_the_torus() {
 fn a_changed_kernel_is_not_started() {
     let Some(place) = Place::new("a_changed_kernel_is_not_started", Image::Default) else { return };
     let said = place.run(&["up", "--linux", "--boot", "tofu", "--boot-fault", "corrupt"]);
-    let error = said.mistake();
+    let error = said.error();
     assert!(error.contains("the kernel has another SHA-256"), "{error}");
     place.is_clean();
 }

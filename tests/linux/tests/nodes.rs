@@ -134,7 +134,7 @@ fn commands_on_a_terminal(place: &Place) {
     for expected in ["/dev/pts/", "33 77\r\n", "code 7\r\n", " icanon", " echo "] {
         assert!(said.out.contains(expected), "{expected:?} is missing: {said:?}");
     }
-    let error = place.run(&["exec", "-t", "0", "--", "true"]).mistake();
+    let error = place.run(&["exec", "-t", "0", "--", "true"]).error();
     assert!(error.contains("are not a terminal"), "{error}");
 }
 
@@ -220,7 +220,7 @@ fn a_monitor_is_killed_in_mid_traffic() {
         "{said:?}"
     );
     wait_for("node 1 to be off", MOMENT, || place.node(1)["state"] == "off");
-    let error = place.exec("1", &["true"]).mistake();
+    let error = place.exec("1", &["true"]).error();
     assert!(error.ends_with("the node is not up"), "{error}");
     for node in ["0", "2"] {
         self_test(&place, node);
@@ -348,7 +348,7 @@ fn commands_files_and_the_console(place: &Place) {
     let program = back.join("deep/program").metadata().unwrap();
     assert_eq!(program.permissions().mode() & 0o777, 0o750);
     assert_eq!(std::fs::read_link(back.join("link")).unwrap().to_str(), Some("deep/program"));
-    let error = place.run(&["cp", "0:/no/file", back.to_str().unwrap()]).mistake();
+    let error = place.run(&["cp", "0:/no/file", back.to_str().unwrap()]).error();
     assert!(error.contains("/no/file"), "{error}");
 
     // A console, before and after something is typed.

@@ -9,8 +9,9 @@ use std::process::{Child, Stdio};
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
 use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
+use tofu_linux_tests::interrupt;
 
-use crate::tofu::{Place, signal, wait_for};
+use crate::tofu::{Place, wait_for};
 
 /// A capture file.
 #[derive(Default)]
@@ -258,13 +259,13 @@ fn captures_end_as_asked_and_leave_good_files() {
     assert_eq!(read(&path).names.len(), 16);
 
     let mut capture = begin(&place, &["capture", "0,0,0,1,2,1", "-w", file]);
-    signal(capture.id().into(), "INT");
+    interrupt(capture.id().into());
     assert_eq!(capture.wait().unwrap().code(), Some(0));
     assert_eq!(read(&path).names.len(), 16);
 
     // The machine ends first.
     let mut capture = begin(&place, &["capture", "tofu/11", "-w", file]);
-    signal(machine.id(), "INT");
+    interrupt(machine.id());
     assert_eq!(machine.wait(), Some(130));
     assert_eq!(capture.wait().unwrap().code(), Some(2));
     read(&path);

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tofu_linux_tests::namespace::{Namespace, can_translate};
-use tofu_linux_tests::skip;
+use tofu_linux_tests::{interrupt, kill, skip};
 
-use crate::tofu::{PATIENCE, Place, Process, signal, wait_for};
+use crate::tofu::{PATIENCE, Place, Process, wait_for};
 
 /// Whether this host can run small guests; if not, says so.
 fn can_run(place: &Place, test: &str) -> bool {
@@ -77,7 +77,7 @@ impl Forward {
     }
 
     fn end(mut self) -> Option<i32> {
-        signal(self.child.id().into(), "INT");
+        interrupt(self.child.id().into());
         self.child.wait().unwrap().code()
     }
 }
@@ -223,7 +223,7 @@ fn a_machine_that_is_killed_leaves_nothing() {
     let mut forward = Forward::start(&place, &["0:3:80"]);
     is_page_of(&fetch(forward.ports[0]), 2);
     let mut open = connect(forward.ports[0]);
-    signal(up.id(), "KILL");
+    kill(up.id());
     assert_eq!(up.wait(), None);
     assert_eq!(forward.child.wait().unwrap().code(), Some(2));
     let mut said = String::new();
@@ -271,7 +271,7 @@ fn the_host_has_an_interface() {
     if nat.is_empty() {
         skip(TEST, "address translation needs nft or iptables");
     }
-    for end in ["down", "KILL"] {
+    for tidily in [true, false] {
         let more = [&["--tap", "on", "--name", "web"], nat].concat();
         let mut up = servers_in(&place, &more, |args| host.command(&place.command(args)));
         let addresses = host.ip(&["-o", "addr", "show", "dev", "web"]);
@@ -306,9 +306,10 @@ fn the_host_has_an_interface() {
         assert!(error.contains("10.0.0.0/26 collide with the route 10.0.0.0/26 of web"), "{error}");
         assert!(error.contains("--ip-number 1"), "{error}");
 
-        match end {
-            "down" => drop(place.run(&["down", "web"]).ok()),
-            signal_name => signal(up.id(), signal_name),
+        if tidily {
+            place.run(&["down", "web"]).ok();
+        } else {
+            kill(up.id());
         }
         up.wait();
         wait_for("the host to be as before", || host.state() == before);

@@ -4,10 +4,11 @@
 
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::Value;
+use tofu_linux_tests::{interrupt, janitor, kill, signal};
 
-use crate::serve::janitor;
-use crate::tofu::{Place, signal, wait_for};
+use crate::tofu::{Place, wait_for};
 
 /// Whether Linux nodes can run without anything being fetched first; says so if not.
 fn can_run(place: &Place, test: &str) -> bool {
@@ -102,9 +103,9 @@ fn a_machine_from_up_to_down() {
     // Nodes whose processors were stopped, and whose guest says nothing for another reason.
     place.run(&["pause", "1"]).ok();
     let monitor = pid(&place.ps()[0]["nodes"][0]);
-    signal(monitor, "STOP");
+    signal(monitor, Signal::STOP);
     let ps = place.ps();
-    signal(monitor, "CONT");
+    signal(monitor, Signal::CONT);
     let states = [0, 1].map(|node: usize| ps[0]["nodes"][node]["state"].clone());
     assert_eq!(states, ["not answering", "paused"]);
     place.run(&["resume", "1"]).ok();
@@ -114,7 +115,7 @@ fn a_machine_from_up_to_down() {
     });
 
     // A monitor that is killed takes its node only.
-    signal(pid(&place.ps()[0]["nodes"][0]), "KILL");
+    kill(pid(&place.ps()[0]["nodes"][0]));
     wait_for("node 0 to be off", || place.ps()[0]["nodes"][0]["state"] == "off");
     let error = place.run(&["exec", "0", "--", "true"]).error();
     assert!(error.ends_with("the node is not up"), "{error}");
@@ -136,14 +137,14 @@ fn whoever_is_killed_nothing_is_left() {
     detached(&place, &[]);
     let machine = pid(&place.ps()[0]);
     assert!(!place.processes().is_empty());
-    signal(machine, "KILL");
+    kill(machine);
     place.is_clean();
     // Its janitor, and then it.
     detached(&place, &[]);
     let machine = pid(&place.ps()[0]);
-    signal(janitor(machine), "KILL");
+    kill(janitor(machine));
     assert_eq!(place.run(&["exec", "0", "--", "echo", "on"]).ok(), "on\n");
-    signal(machine, "KILL");
+    kill(machine);
     wait_for("the monitors to die", || place.processes().iter().all(|p| !p.contains("qemu")));
     assert_eq!(place.run(&["ps"]).ok(), "no machine is running\n");
     place.is_clean();
@@ -160,7 +161,7 @@ fn ctrl_c_while_it_boots() {
     wait_for("a monitor to run", || {
         place.ps()[0]["nodes"].as_array().is_some_and(|n| n.iter().any(|n| n["state"] == "booting"))
     });
-    signal(process.id(), "INT");
+    interrupt(process.id());
     assert_eq!(process.wait(), Some(130));
     place.is_clean();
 }

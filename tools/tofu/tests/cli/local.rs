@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use tempfile::TempDir;
+use tofu_linux_tests::{Said, kill, signal};
 
-use crate::tofu::{Place, Said, signal};
+use crate::tofu::Place;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -73,9 +75,7 @@ impl Jobs {
     }
 
     fn run(&self, args: &[&str]) -> Said {
-        let output = self.command(args).stdin(Stdio::null()).output().unwrap();
-        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        Said { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+        self.place.run_command(self.command(args))
     }
 
     /// The output, in the order of ranks.
@@ -356,11 +356,11 @@ fn nothing_is_left_however_a_job_ends() {
     // Processes that ranks have started count, too.
     let script = format!("tail -f {marker} & echo here; exec tail -f {marker}");
     let args = ["-n", "3", "--", "sh", "-c", &script];
-    for (how, code) in [("INT", Some(130)), ("TERM", Some(143)), ("KILL", None)] {
+    for (how, code) in [(Signal::INT, Some(130)), (Signal::TERM, Some(143)), (Signal::KILL, None)] {
         let mut job = jobs.start(&args, 3);
         let pid = job.0.id();
         signal(pid.into(), how);
-        assert_eq!(job.0.wait().unwrap().code(), code, "{how}");
+        assert_eq!(job.0.wait().unwrap().code(), code, "{how:?}");
         jobs.is_clean(pid);
     }
     // The machine of a run has its control socket, by which others see and end it.
@@ -379,8 +379,8 @@ fn nothing_is_left_however_a_job_ends() {
     let pid = job.0.id();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     let janitor = children.split_whitespace().next().unwrap();
-    signal(janitor.parse().unwrap(), "KILL");
-    signal(pid.into(), "KILL");
+    kill(janitor.parse().unwrap());
+    kill(pid.into());
     assert_eq!(job.0.wait().unwrap().code(), None);
     // The folder is removed by whoever sees it.
     assert_eq!(jobs.place.run(&["ps"]).ok(), "no machine is running\n");

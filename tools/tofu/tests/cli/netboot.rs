@@ -3,8 +3,9 @@
 use std::fs;
 
 use serde_json::{Value, json};
+use tofu_linux_tests::Said;
 
-use crate::tofu::{Place, Said};
+use crate::tofu::Place;
 
 /// Whether this host can run small guests.
 fn kvm(test: &str) -> bool {

@@ -4,7 +4,9 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use crate::tofu::{PATIENCE, Place, Process, signal};
+use tofu_linux_tests::{interrupt, janitor, kill};
+
+use crate::tofu::{PATIENCE, Place, Process};
 
 const PAIR: [&str; 4] = ["serve", "--shape", "2x1x1x1x1x1", "--json"];
 
@@ -33,7 +35,7 @@ fn devices_are_on_sockets_until_ctrl_c() {
     assert!(error.contains("not a Linux node"), "{error}");
     let error = place.run(&["serve", "--name", "tofu"]).error();
     assert!(error.contains("the name tofu is taken"), "{error}");
-    signal(process.id(), "INT");
+    interrupt(process.id());
     assert_eq!(process.wait(), Some(130));
     place.is_clean();
 }
@@ -69,7 +71,7 @@ fn sockets_in_a_folder_of_the_users() {
     assert!(error.contains("in use"), "{error}");
     // The other's sockets are still there.
     UnixStream::connect(&sockets(&machine)[0]).unwrap();
-    signal(process.id(), "KILL");
+    kill(process.id());
     place.is_clean();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     let error = place.run(&["serve", "--socket-dir", "/no/such/folder"]).error();
@@ -80,28 +82,16 @@ fn sockets_in_a_folder_of_the_users() {
 fn killed_by_force_it_leaves_nothing() {
     let place = Place::new();
     let (process, _) = place.start(&PAIR);
-    signal(process.id(), "KILL");
+    kill(process.id());
     place.is_clean();
     // Even if the one that tidies up is killed as well: then the next command does it.
     let (process, machine) = place.start(&PAIR);
-    signal(janitor(process.id()), "KILL");
-    signal(process.id(), "KILL");
+    kill(janitor(process.id()));
+    kill(process.id());
     drop(process);
     assert!(std::path::Path::new(&sockets(&machine)[0]).exists());
     assert_eq!(place.run(&["ps"]).ok(), "no machine is running\n");
     place.is_clean();
-}
-
-/// The janitor of a machine.
-pub(crate) fn janitor(machine: u64) -> u64 {
-    let children = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
-        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-        let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
-        let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u64>().ok()?;
-        let id = entry.file_name().to_str()?.parse::<u64>().ok()?;
-        (parent == machine && line.contains("janitor")).then_some(id)
-    });
-    children.last().expect("a machine has a janitor")
 }
 
 #[test]
@@ -142,7 +132,7 @@ fn links_go_down_and_come_up() {
     assert!(error.contains("port Y+: node (0,0,0,0,0,0) has no link there; it has: A, X-, X+"));
     let error = place.run(&["link", "up", "4", "A"]).error();
     assert!(error.contains("node 4: the machine 2x1x1x2x1x1 has no such node"), "{error}");
-    signal(process.id(), "INT");
+    interrupt(process.id());
     assert_eq!(process.wait(), Some(130));
 }
 
@@ -204,7 +194,7 @@ fn clients_that_would_wait_in_vain_are_told() {
     let mut third = connect();
     assert_eq!(say(&mut third, 1, VERSION), 0);
     drop(third);
-    signal(process.id(), "INT");
+    interrupt(process.id());
     assert_eq!(process.wait(), Some(130));
     let log = std::fs::read_to_string(&log).unwrap();
     let lines: Vec<_> = log.lines().collect();

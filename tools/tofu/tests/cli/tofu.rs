@@ -1,45 +1,22 @@
 //! Runs the command with a run directory of its own.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use tofu_linux_tests::{Running, Said};
 
 /// Longest time for anything here, in a busy host.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+/// Longest time for a command that runs a whole machine or job.
+const LONGEST: Duration = Duration::from_secs(900);
 
 /// A place for machines. What is left in it, or runs in it, at the end is ended.
 pub(crate) struct Place {
     folder: TempDir,
-}
-
-/// What a command has said.
-#[derive(Debug)]
-pub(crate) struct Said {
-    pub(crate) code: Option<i32>,
-    pub(crate) out: String,
-    pub(crate) err: String,
-}
-
-impl Said {
-    #[track_caller]
-    pub(crate) fn ok(self) -> String {
-        assert_eq!(self.code, Some(0), "{self:?}");
-        self.out
-    }
-
-    /// The one line of an error, but for what the making of an image has to say.
-    #[track_caller]
-    pub(crate) fn error(self) -> String {
-        assert_eq!(self.code, Some(2), "{self:?}");
-        let lines = self.err.lines().filter(|line| !line.starts_with("tofu: image: "));
-        let line = lines.collect::<Vec<_>>().join("\n");
-        assert!(line.starts_with("tofu: ") && !line.contains('\n'), "{line}");
-        line
-    }
 }
 
 impl Place {
@@ -63,12 +40,12 @@ impl Place {
 
     /// Runs the command with something on its standard input.
     pub(crate) fn run_with(&self, args: &[&str], input: &[u8]) -> Said {
-        run(self.command(args), input)
+        Running::start(self.command(args), input).end(LONGEST)
     }
 
     /// Runs a command that was made of one of [`Place::command`].
     pub(crate) fn run_command(&self, command: Command) -> Said {
-        run(command, b"")
+        Running::start(command, b"").end(LONGEST)
     }
 
     /// Starts a command whose first line is JSON.
@@ -134,22 +111,6 @@ impl Drop for Place {
     }
 }
 
-/// Runs a command with something on its standard input.
-fn run(mut command: Command, input: &[u8]) -> Said {
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    let input = input.to_vec();
-    let feed = std::thread::spawn(move || {
-        // It may not want it all.
-        let _ = stdin.write_all(&input);
-    });
-    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
-    feed.join().unwrap();
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    Said { code: status.code(), out: text(&stdout), err: text(&stderr) }
-}
-
 /// A command that runs, until it is dropped.
 pub(crate) struct Process {
     child: Child,
@@ -186,18 +147,8 @@ impl Drop for Process {
     }
 }
 
-/// Sends a signal to a process.
-pub(crate) fn signal(pid: u64, signal: &str) {
-    let status = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status();
-    assert!(status.unwrap().success(), "kill -{signal} {pid}");
-}
-
 /// Waits until something is the case.
 #[track_caller]
-pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < end, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+pub(crate) fn wait_for(what: &str, condition: impl FnMut() -> bool) {
+    tofu_linux_tests::wait_for(what, PATIENCE, condition);
 }
