@@ -1,6 +1,7 @@
 //! Addresses: node coordinates, paths, and the (CQ, STag, offset) words.
 
 use core::fmt;
+use core::str::FromStr;
 
 use crate::bitfield;
 
@@ -41,6 +42,16 @@ impl Coords {
         Self::new(v[0], v[1], v[2], v[3], v[4], v[5])
     }
 
+    /// Coordinates from six [decimal numbers](decimal) in the usual order.
+    pub fn from_decimals<'a>(numbers: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        let mut numbers = numbers.into_iter();
+        let mut all = [0; 6];
+        for number in &mut all {
+            *number = decimal(numbers.next()?)?;
+        }
+        numbers.next().is_none().then(|| Self::from_array(all))
+    }
+
     /// Hops to another node over no link that closes a torus: the distance in any machine whose
     /// shape is not known.
     pub fn straight_hops(self, other: Self) -> u32 {
@@ -60,6 +71,11 @@ impl fmt::Display for Coords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "({},{},{},{},{},{})", self.x, self.y, self.z, self.a, self.b, self.c)
     }
+}
+
+/// A number of decimal digits alone: [`str::parse`] would take a sign as well.
+pub fn decimal<T: FromStr>(text: &str) -> Option<T> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
 /// A path: the A, B, C coordinates at which a packet enters XYZ routing.

@@ -28,7 +28,7 @@ pub mod table;
 pub mod tnw;
 pub mod topology;
 
-pub use addr::{Coords, Path, StagOffset};
+pub use addr::{Coords, Path, StagOffset, decimal};
 pub use generation::Generation;
 pub use ids::{BchId, BgId, CqId, Doorbell, TniId};
 pub use packets::PacketTarget;

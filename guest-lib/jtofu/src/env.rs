@@ -166,11 +166,7 @@ fn system(var: &impl Fn(&str) -> Option<String>, shape: LogicalShape) -> Result<
     };
     let nodes: Option<Vec<Coords>> = value
         .split(';')
-        .map(|node| {
-            let parts: Option<Vec<u8>> =
-                node.split(',').map(|part| part.trim().parse().ok()).collect();
-            Some(Coords::from_array(parts?.try_into().ok()?))
-        })
+        .map(|node| Coords::from_decimals(node.split(',').map(str::trim)))
         .collect();
     let Some(nodes) = nodes else {
         let allowed = "nodes as six numbers each, as in 0,0,0,0,1,0;0,0,0,1,2,1";

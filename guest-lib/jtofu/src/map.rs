@@ -5,8 +5,8 @@ use std::fmt;
 use std::rc::Rc;
 use std::str::FromStr;
 
-use tofu_abi::Coords;
 use tofu_abi::topology::{Axis, Shape};
+use tofu_abi::{Coords, decimal};
 
 use crate::System;
 use crate::strand::{GridPoint, StrandPlan};
@@ -95,11 +95,7 @@ impl FromStr for LogicalShape {
     type Err = LogicalShapeError;
 
     fn from_str(text: &str) -> Result<Self, LogicalShapeError> {
-        let parse = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
-            true => part.parse::<u32>().ok(),
-            false => None,
-        };
-        let lens: Option<Vec<_>> = text.split('x').map(parse).collect();
+        let lens: Option<Vec<_>> = text.split('x').map(decimal).collect();
         lens.and_then(|lens| Self::new(&lens).ok())
             .ok_or_else(|| LogicalShapeError(text.to_owned()))
     }

@@ -85,9 +85,7 @@ impl TofDevice {
 
 /// Six numbers.
 fn parse(text: &str) -> Option<Coords> {
-    let mut words = text.split_whitespace().map(|word| word.parse::<u8>().ok());
-    let mut next = || words.next().flatten();
-    let coords = Coords::new(next()?, next()?, next()?, next()?, next()?, next()?);
+    let coords = Coords::from_decimals(text.split_whitespace())?;
     (NodeAddress::from_coords(coords).coords() == coords).then_some(coords)
 }
 

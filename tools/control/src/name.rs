@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
-use tofu_abi::Coords;
+use tofu_abi::{Coords, decimal};
 use tofu_fabric::{NodeId, Shape};
 
 use crate::protocol::NodeInfo;
@@ -70,36 +70,30 @@ pub enum NodeName {
     /// By its number.
     Index(u32),
     /// By its coordinates.
-    At([u8; 6]),
+    At(Coords),
 }
 
 impl NodeName {
     /// An index, coordinates with or without parentheses, or a name such as `t-0-0-0-0-0-0`.
     pub fn parse(text: &str) -> Option<Self> {
-        let number = |text: &str| {
-            let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-            digits.then(|| text.parse::<u32>().ok()).flatten()
-        };
-        if let Some(index) = number(text) {
+        if let Some(index) = decimal(text) {
             return Some(Self::Index(index));
         }
-        let parts: Vec<&str> = match text.strip_prefix("t-") {
-            Some(name) => name.split('-').collect(),
+        let at = match text.strip_prefix("t-") {
+            Some(name) => Coords::from_decimals(name.split('-')),
             None => {
                 let inner = text.strip_prefix('(').and_then(|text| text.strip_suffix(')'));
-                inner.unwrap_or(text).split(',').map(str::trim).collect()
+                Coords::from_decimals(inner.unwrap_or(text).split(',').map(str::trim))
             }
         };
-        let at: Option<Vec<u8>> =
-            parts.iter().map(|part| number(part).and_then(|n| u8::try_from(n).ok())).collect();
-        at?.try_into().ok().map(Self::At)
+        at.map(Self::At)
     }
 
     /// Where it is in a machine of this shape.
     pub fn at(self, shape: &Shape) -> Option<Coords> {
         match self {
             Self::Index(index) => shape.coords(NodeId(index)),
-            Self::At(at) => Some(Coords::from_array(at)).filter(|at| shape.contains(*at)),
+            Self::At(at) => Some(at).filter(|at| shape.contains(*at)),
         }
     }
 
@@ -107,7 +101,7 @@ impl NodeName {
     pub(crate) fn means(self, node: &NodeInfo) -> bool {
         match self {
             Self::Index(index) => node.index == index,
-            Self::At(at) => node.at == at,
+            Self::At(at) => node.at == at.to_array(),
         }
     }
 }
@@ -121,7 +115,7 @@ impl FromStr for NodeAt {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match NodeName::parse(text) {
-            Some(NodeName::At(at)) => Ok(Self(Coords::from_array(at))),
+            Some(NodeName::At(at)) => Ok(Self(at)),
             _ => Err("coordinates such as 0,0,0,0,0,0 or a name such as t-0-0-0-0-0-0"),
         }
     }
@@ -134,7 +128,7 @@ mod tests {
     #[test]
     fn nodes_have_several_names() {
         assert_eq!(NodeName::parse("11"), Some(NodeName::Index(11)));
-        let at = Some(NodeName::At([1, 0, 0, 1, 2, 0]));
+        let at = Some(NodeName::At(Coords::new(1, 0, 0, 1, 2, 0)));
         for text in ["1,0,0,1,2,0", "t-1-0-0-1-2-0", "(1,0,0,1,2,0)", "1, 0, 0, 1, 2, 0"] {
             assert_eq!(NodeName::parse(text), at, "{text}");
         }

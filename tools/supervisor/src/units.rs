@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::Serialize;
+use tofu_abi::decimal;
 use tofu_machine::{Generation, Links};
 
 /// Guest memory of a node in bytes: 2 MiB to 1 TiB in whole pages.
@@ -33,7 +34,7 @@ impl FromStr for MemorySize {
         let bytes = units
             .iter()
             .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)))
-            .and_then(|(number, shift)| whole_number(number)?.checked_mul(1 << shift))
+            .and_then(|(number, shift)| decimal::<u64>(number)?.checked_mul(1 << shift))
             .filter(|bytes| (2 << 20..=1 << 40).contains(bytes) && bytes.is_multiple_of(4096));
         bytes.map(Self).ok_or(Self::ALLOWED)
     }
@@ -85,7 +86,7 @@ impl FromStr for Timeout {
             .iter()
             .find_map(|(unit, millis)| Some((text.strip_suffix(unit)?, *millis)))
             .or(Some((text, 1000)))
-            .and_then(|(number, millis)| whole_number(number)?.checked_mul(millis))
+            .and_then(|(number, millis)| decimal::<u64>(number)?.checked_mul(millis))
             .filter(|millis| (1..=86_400_000).contains(millis));
         millis.map(|millis| Self(Duration::from_millis(millis))).ok_or(Self::ALLOWED)
     }
@@ -405,11 +406,6 @@ macro_rules! from_number {
 }
 
 from_number!(Engines, Cpus, IpNumber, Mtu);
-
-/// Digits only: `parse` alone would take a sign.
-fn whole_number(text: &str) -> Option<u64> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
-}
 
 #[cfg(test)]
 mod tests {
