@@ -1,95 +1,26 @@
 //! The modelled network under load: the time of a TLP's hop, beside a queue that a number is pushed
 //! to and popped from.
 
+#[allow(unreachable_pub)]
+#[path = "../../vmm-device/fabric/examples/load/mod.rs"]
+mod load;
+
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use tofu_abi::Coords;
-use tofu_fabric::chance::{below, mix};
-use tofu_fabric::network::{Message, Network, Options, Ps, Sink};
-use tofu_fabric::{DiscardReason, NodeId, Port, Shape};
+use load::{Pattern, Traffic};
+use tofu_fabric::Shape;
+use tofu_fabric::network::{Network, Options, Ps};
 use tofu_links::Parameters;
 
-/// TNIs of a node that send.
-const TNIS: u8 = 4;
 const MICROSECOND: Ps = 1_000_000;
-
-/// Who sends to whom.
-#[derive(Clone, Copy)]
-enum Pattern {
-    /// Everyone to anyone.
-    Uniform,
-    /// Everyone to those next to it.
-    Neighbour,
-}
-
-/// Keeps TNIs busy: a TNI that has sent a message is given another.
-struct Traffic {
-    pattern: Pattern,
-    nodes: Vec<Coords>,
-    shape: Shape,
-    random: u64,
-    left: Vec<(NodeId, u8)>,
-    delivered: u64,
-}
-
-impl Sink for Traffic {
-    fn delivered(&mut self, _: Ps, _: NodeId, _: u8, _: u64) {
-        self.delivered += 1;
-    }
-
-    fn left(&mut self, _: Ps, node: NodeId, tni: u8, _: u64) {
-        self.left.push((node, tni));
-    }
-
-    fn lost(&mut self, _: Ps, _: NodeId, _: Option<Port>, _: DiscardReason, _: u64) {}
-
-    fn wants_hops(&self) -> bool {
-        false
-    }
-}
-
-impl Traffic {
-    fn below(&mut self, n: usize) -> usize {
-        self.random = mix(self.random);
-        below(self.random, n as u64) as usize
-    }
-
-    fn target(&mut self, from: Coords) -> Coords {
-        match self.pattern {
-            Pattern::Uniform => {
-                let n = self.below(self.nodes.len());
-                self.nodes[n]
-            }
-            Pattern::Neighbour => loop {
-                let port = Port::ALL[self.below(Port::COUNT)];
-                if let Some(to) = self.shape.neighbor(from, port) {
-                    return to;
-                }
-            },
-        }
-    }
-
-    fn refill(&mut self, network: &mut Network) {
-        for (node, src_tni) in std::mem::take(&mut self.left) {
-            let src = self.nodes[node.index()];
-            let dst = self.target(src);
-            let message = Message { src_tni, dst_tni: src_tni, ..Message::longest(src, dst) };
-            network.inject(&message).expect("a message has left");
-        }
-    }
-}
 
 fn busy(shape: Shape, pattern: Pattern) -> (Network, Traffic) {
     let options = Options::default();
     let mut network = Network::new(shape, &Parameters::TOFU, &options).expect("defaults");
-    let nodes: Vec<Coords> = shape.iter().collect();
-    let left = (0..shape.nodes())
-        .flat_map(|node| (0..TNIS).flat_map(move |tni| [(NodeId(node), tni); 4]))
-        .collect();
-    let mut traffic = Traffic { pattern, nodes, shape, random: 1, left, delivered: 0 };
+    let mut traffic = Traffic::new(shape, pattern);
     for now in 1..=20 {
         traffic.refill(&mut network);
         network.run_until(now * MICROSECOND, &mut traffic);
@@ -129,7 +60,8 @@ fn hops(c: &mut Criterion) {
                     start.elapsed().mul_f64(hops as f64 / (network.hops() - before) as f64)
                 });
             });
-            if let Some((network, _)) = running {
+            if let Some((network, traffic)) = running {
+                black_box(traffic.fingerprint());
                 let each = network.memory() / shape.nodes() as usize;
                 println!("{name}: {each} bytes a node");
             }
