@@ -66,10 +66,6 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Tofu (K computer).
-    pub const TOFU1: Self = Self::of(&Parameters::TOFU);
-    /// Tofu2.
-    pub const TOFU2: Self = Self::of(&Parameters::TOFU2);
     /// TofuD.
     pub const TOFUD: Self = Self::of(&Parameters::TOFUD);
 

@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 
 use tofu_abi::Coords;
 use tofu_abi::frame::ROUTING_HEADER_SIZE;
-use tofu_abi::topology::{Axis, NodeId, Port, Shape};
+use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_links::{ErrorRate, Lanes, Parameters};
 
 pub use message::{LONGEST_TLP, Message, Ps, Refused, Sink};
@@ -35,7 +35,7 @@ use crate::counters::{PortCounters, XbCounters, XbCycles};
 use crate::link::Link;
 use crate::link::NoSuchLink;
 use crate::packet::{Class, Way};
-use crate::routing::{Route, RouteError, Scheduler};
+use crate::routing::{Route, RouteError, Scheduler, is_date_line};
 use engine::{CameIn, Costs, Queued};
 use slabs::Slabs;
 use steps::Steps;
@@ -185,7 +185,9 @@ impl Network {
         let slabs = Slabs::new(&costs, &shape, seed, threads, |node, port| {
             let from = shape.coords(node)?;
             let to = shape.neighbor(from, port)?;
-            Some((shape.node_id(to)?, closes_ring(&shape, from, port)))
+            let (axis, direction) = (port.axis(), port.direction());
+            let closes = direction != 0 && is_date_line(&shape, axis, direction > 0, from[axis]);
+            Some((shape.node_id(to)?, closes))
         });
         let backlog = options.backlog;
         Ok(Self { shape, backlog, now: 0, slabs, looked_at: BTreeSet::new() })
@@ -440,16 +442,6 @@ impl Network {
             tni: std::array::from_fn(|tni| cycles(Port::COUNT + tni)),
             port: std::array::from_fn(cycles),
         })
-    }
-}
-
-/// Whether the link out of a node through a port is its ring's date line.
-fn closes_ring(shape: &Shape, from: Coords, port: Port) -> bool {
-    let axis: Axis = port.axis();
-    match port.direction() {
-        1 => from[axis] == shape.len(axis) - 1,
-        -1 => from[axis] == 0,
-        _ => false,
     }
 }
 

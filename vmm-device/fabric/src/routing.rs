@@ -176,6 +176,12 @@ impl<'a> Route<'a> {
     }
 }
 
+/// Whether the link by which a hop leaves this coordinate of an axis is the ring's date line.
+#[inline]
+pub(crate) const fn is_date_line(shape: &Shape, axis: Axis, plus: bool, from: u8) -> bool {
+    from == if plus { shape.len(axis) - 1 } else { 0 }
+}
+
 impl Iterator for Route<'_> {
     type Item = Hop;
 
@@ -190,26 +196,14 @@ impl Iterator for Route<'_> {
         let last = self.shape.len(self.axis) - 1;
         let stride = self.shape.stride(self.axis);
         let from = NodeId(self.id);
-        match (self.plus, self.at) {
-            (true, c) if c == last => {
-                self.crossed = true;
-                self.at = 0;
-                self.id -= stride * u32::from(last);
-            }
-            (true, _) => {
-                self.at += 1;
-                self.id += stride;
-            }
-            (false, 0) => {
-                self.crossed = true;
-                self.at = last;
-                self.id += stride * u32::from(last);
-            }
-            (false, _) => {
-                self.at -= 1;
-                self.id -= stride;
-            }
-        }
+        let over = is_date_line(self.shape, self.axis, self.plus, self.at);
+        self.crossed |= over;
+        (self.at, self.id) = match (self.plus, over) {
+            (true, false) => (self.at + 1, self.id + stride),
+            (true, true) => (0, self.id - stride * u32::from(last)),
+            (false, false) => (self.at - 1, self.id - stride),
+            (false, true) => (last, self.id + stride * u32::from(last)),
+        };
         let second = match self.stage {
             Stage::ToPath => false,
             Stage::Xyz => self.scheduler.second(self.crossed, self.left == 1),
