@@ -19,21 +19,29 @@ use tofu_supervisor::options::{LinuxArgs, MachineArgs};
 use tofu_supervisor::units::{ImageName, MemorySize};
 use tofu_ui::{ImageProgress, Style};
 
-use crate::ip::{BRIDGE, Figures, Say, Side, tofu0};
+use crate::ip::{Aims, BRIDGE, Figures, Say, Side, tofu0};
 use crate::linux::{self, Guests, Lab, PEER, Ratio};
 use crate::veth::Namespace;
 
 /// The image with the driver and the programs that measure.
 const IMAGE: &str = "bench-driver";
-const PACKAGES: [&str; 2] = ["iperf3", "iputils-ping"];
+const PACKAGES: [&str; 3] = ["iperf3", "iproute2", "iputils-ping"];
 /// Up to 1 GiB is registered, and half of the memory at most.
 const MEMORY: MemorySize = MemorySize(3 << 30);
 /// How much longer than by VFIO a command may take.
 const TARGET: f64 = 0.95;
+/// How good the driver's interface is to be against virtio-net, what it is to reach with frames of
+/// 256 KiB, and what the daemon's is.
+const AIMS: Aims = Aims { latency: 1.0, throughput: 1.0, processor: 1.0 };
+const AIMS_OF_LONG_FRAMES: Aims = Aims { throughput: 1.3, ..AIMS };
+const AIMS_OF_DAEMON: Aims = Aims { throughput: 0.6, ..AIMS };
 /// The address of either node's peer, on the torus.
 const PEERS: [&str; 2] = ["1,0,0,0,0,0", "0,0,0,0,0,0"];
 /// How long a program of uTofu may look for its device, which has just changed its driver.
 const COMES_UP: Duration = Duration::from_secs(20);
+
+/// Has TCP hand over up to 256 KiB at a time (BIG TCP).
+const LONG_FRAMES: &str = "ip link set tofu0 gso_max_size 262144 gso_ipv4_max_size 262144";
 
 /// Gives the device to VFIO, with what images without the driver run.
 const TO_VFIO: &str = "\
@@ -123,12 +131,20 @@ pub(crate) fn measure(
 
     let figures = &mut this.figures;
     let virtio = figures.between("virtio-net", PEER, guests, quick, say)?;
-    let driver = by_tofu0("tofu0 of tofu.ko", figures, guests, quick, say)?;
+    let peer = tofu0(guests)?;
+    let driver = figures.between("tofu0 of tofu.ko", &peer, guests, quick, say)?;
+    both(guests, LONG_FRAMES)?;
+    let name = "tofu0 of tofu.ko, frames of 256 KiB";
+    let long = figures.streams(name, &peer, guests, quick, Side::default(), say)?;
     both(guests, TO_VFIO)?;
-    let daemon = by_tofu0("tofu0 of tofu-net", figures, guests, quick, say)?;
+    let peer = tofu0(guests)?;
+    let daemon = figures.between("tofu0 of tofu-net", &peer, guests, quick, say)?;
     both(guests, TO_DRIVER)?;
-    figures.compare_linux("tofu.ko", &driver, "tofu-net", &daemon);
-    figures.compare_linux("tofu.ko", &driver, "virtio-net", &virtio);
+    let (virtio, long) = (("virtio-net", &virtio), ("tofu.ko, frames of 256 KiB", &long));
+    figures.compare_linux(("tofu.ko", &driver), ("tofu-net", &daemon), AIMS);
+    figures.compare_linux(("tofu.ko", &driver), virtio, AIMS);
+    figures.compare_linux(long, virtio, AIMS_OF_LONG_FRAMES);
+    figures.compare_linux(("tofu-net", &daemon), virtio, AIMS_OF_DAEMON);
 
     match perf {
         Some(perf) => this.commands(&perf, guests, quick, say)?,
@@ -171,17 +187,6 @@ fn both(guests: &Guests, script: &str) -> anyhow::Result<()> {
         let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         first.and(other).map(drop)
     })
-}
-
-fn by_tofu0(
-    name: &str,
-    figures: &mut Figures,
-    guests: &Guests,
-    quick: bool,
-    say: &mut Say<'_>,
-) -> anyhow::Result<Side> {
-    let peer = tofu0(guests)?;
-    figures.between(name, &peer, guests, quick, say)
 }
 
 /// What `utofu-perf` prints.

@@ -17,11 +17,20 @@ use crate::machine::{PATIENCE, run_machine, up};
 use crate::netboot::{self, Boot};
 use crate::veth::{self, Namespace};
 
-/// What is aimed for: a better bandwidth for no more of the host's processors, and half the time of
-/// a round trip.
-const TARGET_THROUGHPUT: f64 = 1.0;
-const TARGET_PROCESSOR: f64 = 1.0;
-const TARGET_LATENCY: f64 = 2.0;
+/// How many times as good as the other side one is to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Aims {
+    /// Round trips, by time.
+    pub(crate) latency: f64,
+    /// Streams, by MiB/s.
+    pub(crate) throughput: f64,
+    /// Streams, by the time of the host's processors for a MiB.
+    pub(crate) processor: f64,
+}
+
+/// Against the stack or the interface that others have: as good a bandwidth for no more of the
+/// host's processors, and half the time of a round trip.
+const AIMS: Aims = Aims { latency: 2.0, throughput: 1.0, processor: 1.0 };
 /// MTUs between bare guests.
 const MTUS: [u16; 2] = [1500, 9000];
 /// Two interfaces on a bridge, for two nodes.
@@ -82,6 +91,7 @@ pub(crate) fn measure(quick: bool, say: &mut Say<'_>) -> anyhow::Result<Ip> {
 }
 
 /// One side of a comparison.
+#[derive(Default)]
 pub(crate) struct Side {
     /// Medians of round trips in microseconds.
     round_trips: Vec<f64>,
@@ -124,13 +134,13 @@ impl Figures {
     }
 
     /// Puts our figures beside the others', which come in the same order.
-    fn compare<S: AsRef<str>>(&mut self, names: &[S], ours: &Side, others: &Side) {
+    fn compare<S: AsRef<str>>(&mut self, names: &[S], aims: Aims, ours: &Side, others: &Side) {
         let pairs = ours.round_trips.iter().zip(&others.round_trips);
-        let round_trips = pairs.map(|(ours, others)| (others / ours, TARGET_LATENCY));
+        let round_trips = pairs.map(|(ours, others)| (others / ours, aims.latency));
         let pairs = ours.streams.iter().zip(&others.streams);
-        let streams = pairs.map(|(ours, others)| (ours / others, TARGET_THROUGHPUT));
+        let streams = pairs.map(|(ours, others)| (ours / others, aims.throughput));
         let pairs = ours.processor_ms.iter().zip(&others.processor_ms);
-        let processor_ms = pairs.map(|(ours, others)| (others / ours, TARGET_PROCESSOR));
+        let processor_ms = pairs.map(|(ours, others)| (others / ours, aims.processor));
         let all = round_trips.chain(streams).chain(processor_ms);
         for (name, (times, target)) in names.iter().zip(all) {
             let what = name.as_ref().to_owned();
@@ -148,8 +158,7 @@ impl Figures {
         say: &mut Say<'_>,
     ) -> anyhow::Result<Side> {
         let (count, spaced) = if quick { (200, 50) } else { (2000, 400) };
-        let seconds = if quick { 1 } else { 5 };
-        let mut side = Side::new();
+        let mut side = Side::default();
         // They find each other.
         guests.must(0, &format!("ping -c 2 -i 0.2 -W 5 {peer}"))?;
         for (how, options) in [
@@ -159,6 +168,20 @@ impl Figures {
             let row = guests.ping(&format!("{name}, ping {how}"), &options, peer)?;
             self.round_trip(row, &mut side, say)?;
         }
+        self.streams(name, peer, guests, quick, side, say)
+    }
+
+    /// Adds streams of TCP to a side.
+    pub(crate) fn streams(
+        &mut self,
+        name: &str,
+        peer: &str,
+        guests: &Guests,
+        quick: bool,
+        mut side: Side,
+        say: &mut Say<'_>,
+    ) -> anyhow::Result<Side> {
+        let seconds = if quick { 1 } else { 5 };
         for (how, options) in [("out", ""), ("in", " -R"), ("both ways", " --bidir")] {
             let row = guests.tcp(&format!("{name}, TCP {how}"), peer, seconds, options)?;
             self.stream(row, &mut side, say)?;
@@ -167,18 +190,21 @@ impl Figures {
     }
 
     /// Puts one interface between Linux nodes beside another.
-    pub(crate) fn compare_linux(&mut self, name: &str, ours: &Side, other: &str, others: &Side) {
-        let names = [
-            format!("ping, one after another: {other} / {name}"),
-            format!("ping, spaced: {other} / {name}"),
-            format!("TCP out: {name} / {other}"),
-            format!("TCP in: {name} / {other}"),
-            format!("TCP both ways: {name} / {other}"),
-            format!("processor time of TCP out: {other} / {name}"),
-            format!("processor time of TCP in: {other} / {name}"),
-            format!("processor time of TCP both ways: {other} / {name}"),
-        ];
-        self.compare(&names, ours, others);
+    pub(crate) fn compare_linux(
+        &mut self,
+        (name, ours): (&str, &Side),
+        (other, others): (&str, &Side),
+        aims: Aims,
+    ) {
+        let pings = ["ping, one after another", "ping, spaced"];
+        let streams = ["TCP out", "TCP in", "TCP both ways"];
+        let pings = pings.iter().take(ours.round_trips.len());
+        let names: Vec<_> = pings
+            .map(|what| format!("{what}: {other} / {name}"))
+            .chain(streams.map(|what| format!("{what}: {name} / {other}")))
+            .chain(streams.map(|what| format!("processor time of {what}: {other} / {name}")))
+            .collect();
+        self.compare(&names, aims, ours, others);
     }
 }
 
@@ -186,7 +212,7 @@ impl Ip {
     /// Between bare guests, and by the same stack on a veth pair.
     fn bare(&mut self, mtu: u16, quick: bool, say: &mut Say<'_>) -> anyhow::Result<()> {
         let (count, bytes) = if quick { (100, 4 << 20) } else { (1000, 32 << 20) };
-        let mut ours = Side::new();
+        let mut ours = Side::default();
         for line in guest("ping", &format!("mtu={mtu} count={count}"))? {
             let what = format!("bare guests, ping, MTU {mtu}");
             let Some(row) = latency(&what, &line).filter(|row| row.bytes == 56) else { continue };
@@ -203,7 +229,7 @@ impl Ip {
             Ok(figures) => figures,
             Err(error) => return Ok(self.figures.skip(&format!("veth pair: {error:#}"), say)?),
         };
-        let mut others = Side::new();
+        let mut others = Side::default();
         let [min_us, p50_us, p99_us] = figures.ping.map(|ns| ns as f64 / 1000.0);
         let what = format!("veth pair, ping, MTU {mtu}");
         let row = Latency { what, bytes: 56, min_us, p50_us, p99_us };
@@ -219,7 +245,7 @@ impl Ip {
             "TCP in: bare guests / veth",
         ];
         let names = names.map(|name| format!("{name}, MTU {mtu}"));
-        self.figures.compare(&names, &ours, &others);
+        self.figures.compare(&names, AIMS, &ours, &others);
         Ok(())
     }
 
@@ -252,7 +278,7 @@ impl Ip {
             }
         };
         if let Some((ours, others)) = ours.zip(others) {
-            self.figures.compare_linux("tofu0", &ours, "virtio-net", &others);
+            self.figures.compare_linux(("tofu0", &ours), ("virtio-net", &others), AIMS);
         }
         Ok(())
     }
@@ -279,12 +305,6 @@ impl Ip {
             }
         }
         Ok(())
-    }
-}
-
-impl Side {
-    fn new() -> Self {
-        Self { round_trips: Vec::new(), streams: Vec::new(), processor_ms: Vec::new() }
     }
 }
 
@@ -354,7 +374,7 @@ mod tests {
             processor_ms: vec![processor],
         };
         let (ours, others) = (side(50.0, [300.0, 100.0], 8.0), side(100.0, [100.0, 200.0], 2.0));
-        ip.compare(&["a", "b", "c", "d"], &ours, &others);
+        ip.compare(&["a", "b", "c", "d"], AIMS, &ours, &others);
         let times: Vec<f64> = ip.ratios.iter().map(|ratio| ratio.times).collect();
         assert_eq!(times, [2.0, 3.0, 0.5, 0.25]);
     }
