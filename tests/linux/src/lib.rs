@@ -515,9 +515,18 @@ pub fn signal(pid: u64, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-/// The process that tidies up after a machine.
+/// The process that tidies up after a machine, which may still be about to become it.
 #[track_caller]
 pub fn janitor(machine: u64) -> u64 {
+    let mut found = None;
+    wait_for("a machine has a janitor", MOMENT, || {
+        found = janitor_now(machine);
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+fn janitor_now(machine: u64) -> Option<u64> {
     let children = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
         let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
         let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
@@ -525,7 +534,7 @@ pub fn janitor(machine: u64) -> u64 {
         let id = entry.file_name().to_str()?.parse::<u64>().ok()?;
         (parent == machine && line.contains("janitor")).then_some(id)
     });
-    children.last().expect("a machine has a janitor")
+    children.last()
 }
 
 /// Waits until something is the case.

@@ -142,9 +142,9 @@ impl Jobs<'_> {
             assert_eq!(lines.len() as u32, 2 * most, "{lines:?}");
         }
         let many = (2 * most + 1).to_string();
-        let error = self.start(&["-n", &many, "true"]).end(MOMENT).mistake();
+        let error = self.start(&["-n", &many, "true"]).end(MOMENT).error();
         assert!(error.contains(&format!("at most {}", 2 * most)), "{error}");
-        let error = self.start(&["--ppn", &(most + 1).to_string(), "true"]).end(MOMENT).mistake();
+        let error = self.start(&["--ppn", &(most + 1).to_string(), "true"]).end(MOMENT).error();
         assert!(error.contains(&format!("a node has 1 to {most} ranks")), "{error}");
     }
 

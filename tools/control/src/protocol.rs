@@ -129,7 +129,7 @@ pub struct MachineInfo {
     pub shape: String,
     /// Which of X, Y and Z wrap round.
     pub torus: [bool; 3],
-    /// The name of its generation, when its devices are there.
+    /// The name of its generation, or `tnw`, when its devices are there.
     #[serde(default)]
     pub generation: Option<String>,
     /// The ends of links that are down.
@@ -141,7 +141,7 @@ pub struct MachineInfo {
 }
 
 impl MachineInfo {
-    /// Its generation, if it has said so.
+    /// Its generation of Tofu, if it has said so.
     pub fn generation(&self) -> Option<Generation> {
         Generation::from_name(self.generation.as_deref()?)
     }

@@ -80,7 +80,10 @@ fn serve(link: Link<InProcess>, at: Coords, stop: &AtomicBool) {
     let start = std::time::Instant::now();
     while !stop.load(SeqCst) {
         let now = Instant::from_micros(start.elapsed().as_micros() as i64);
-        interface.poll(now, &mut device, &mut sockets);
+        // What came before anybody listens would be refused.
+        if places.iter().all(|(_, handle)| sockets.get::<tcp::Socket<'_>>(*handle).is_open()) {
+            interface.poll(now, &mut device, &mut sockets);
+        }
         for (port, handle) in &places {
             let socket = sockets.get_mut::<tcp::Socket<'_>>(*handle);
             if !socket.is_open() {

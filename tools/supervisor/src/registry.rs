@@ -23,6 +23,7 @@ use crate::gateway::GatewayInfo;
 use crate::node::AgentNode;
 use crate::plan::Network;
 use crate::served::Served;
+use crate::units::Interconnect;
 
 /// What is known about a machine outside of the thread that runs it: by those who serve `tofu ps`
 /// and the like.
@@ -65,6 +66,7 @@ const FOLLOWERS_QUEUE: usize = 1 << 14;
 /// A machine that has been built.
 struct Built {
     network: tofu_machine::Network,
+    interconnect: Interconnect,
     gateway: Option<GatewayInfo>,
 }
 
@@ -129,7 +131,12 @@ impl Registry {
         self.built.get().map(|built| &built.network)
     }
 
-    /// Tells of the machine that was built, and its gateway.
+    /// What kind of devices the machine has, once they are there.
+    pub(crate) fn interconnect(&self) -> Option<Interconnect> {
+        self.built.get().map(|built| built.interconnect)
+    }
+
+    /// Tells of the machine that was built, what it is, and its gateway.
     ///
     /// # Errors
     ///
@@ -137,6 +144,7 @@ impl Registry {
     pub fn built(
         self: &Arc<Self>,
         machine: &Machine,
+        interconnect: Interconnect,
         gateway: Option<GatewayInfo>,
     ) -> anyhow::Result<()> {
         let registry = Arc::downgrade(self);
@@ -146,7 +154,7 @@ impl Registry {
                 registry.publish(Some(node), EventKind::LinkFailed { port });
             }
         });
-        let built = Built { network: machine.network().clone(), gateway };
+        let built = Built { network: machine.network().clone(), interconnect, gateway };
         if self.built.set(built).is_err() {
             bail!("a machine can be started once only");
         }

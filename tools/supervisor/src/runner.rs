@@ -243,7 +243,8 @@ impl Backend for Machines {
             running.gateway = Some(setup.start(&running.machine, &self.confinement)?);
         }
         if let Some(registry) = registry {
-            registry.built(&running.machine, running.gateway.as_ref().map(Gateway::info))?;
+            let gateway = running.gateway.as_ref().map(Gateway::info);
+            registry.built(&running.machine, plan.interconnect, gateway)?;
             plan.gateway().into_iter().for_each(|id| {
                 registry.note(id, NodeKind::Gateway, "gateway");
             });

@@ -415,7 +415,9 @@ impl<B> Sink for Witness<'_, B> {
 
     fn again(&mut self, _: Ps, hop: &Hop, bytes: u32, token: u64, link: OnLink) {
         let Some(place) = self.under_way.place(token) else { return };
-        let Some(traveller) = &mut place.traveller else { return };
+        // Of a packet that a fault has taken nobody has seen the first frame either.
+        let seen = place.traveller.as_mut().filter(|traveller| !traveller.swallowed);
+        let Some(traveller) = seen else { return };
         let packet = &mut traveller.packet;
         let burst = (packet.tlps, packet.bytes);
         (packet.tlps, packet.bytes) = (1, bytes.into());

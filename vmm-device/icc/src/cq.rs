@@ -194,7 +194,7 @@ impl Cq {
     /// Whether the queue is in session mode, and an exception has stopped it: its session goes on
     /// no more.
     fn session_dead(&self) -> bool {
-        self.mode().session() && self.process_stop.load(SeqCst)
+        self.enabled() && self.mode().session() && self.process_stop.load(SeqCst)
     }
 
     /// Lets the session take `steps` more descriptors. Returns whether the queue is to be run.

@@ -16,7 +16,8 @@ use crate::tlp::{Body, Tag};
 impl Icc {
     /// Takes a packet that arrived for this node.
     pub fn arrive(&self, packet: Packet<Body>, net: &mut dyn Net) {
-        let Some(tni) = TniId::new(packet.dst_tni) else {
+        let there = |tni: &TniId| self.description().has_tni(*tni);
+        let Some(tni) = TniId::new(packet.dst_tni).filter(there) else {
             // Only a raw frame may name an interface that no node has, or a hostile peer.
             if let Some(answer) = self.refuse(&packet) {
                 net.inject(answer);

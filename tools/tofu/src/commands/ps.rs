@@ -62,7 +62,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
 fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<()> {
     let (shape, pid, up) = (&machine.shape, machine.pid, duration(machine.seconds));
     // None while it starts.
-    let generation = machine.generation().map(|of| format!(", {}", of.name())).unwrap_or_default();
+    let generation = machine.generation.as_ref().map(|of| format!(", {of}")).unwrap_or_default();
     writeln!(out, "machine {name}: {shape}{generation}, up {up}, process {pid}")?;
     let rows = machine.nodes.iter().map(|node: &NodeInfo| {
         vec![

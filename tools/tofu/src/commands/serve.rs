@@ -97,12 +97,15 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(args.engines.or(file.engines), cores);
     let Some(generation) = file.interconnect.tofu() else {
-        bail!("devices of TNW cannot be served to other monitors; give another generation");
+        bail!(
+            "devices of TNW cannot be served to other monitors; the machine file may name \
+             another generation"
+        );
     };
     let kind = (generation, file.link_mode.unwrap_or_default().links());
     let machine = runner::machine(&network, kind, Doorbells::Trapped, engines, &confinement)?;
     let registry = Arc::new(Registry::new(&network, sender));
-    registry.built(&machine, None)?;
+    registry.built(&machine, file.interconnect, None)?;
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
     let mut served = Vec::new();
     for (at, socket) in shape.iter().zip(&sockets) {

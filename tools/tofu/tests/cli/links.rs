@@ -1,6 +1,9 @@
 //! Machines on modelled links.
 
 use std::io::{BufRead, BufReader};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
 use crate::tofu::Place;
 
@@ -51,9 +54,18 @@ fn a_link_that_fails_is_an_event() {
     place.wait_for_machine();
     let mut events = place.command(&["events", "--json"]);
     let mut events = events.stdout(std::process::Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(events.stdout.take().unwrap()).lines();
-    place.run(&["link", "errors", "0", "A", "--ber", "1"]).ok();
-    let failed = lines.by_ref().map(Result::unwrap).find(|line| line.contains("link_failed"));
+    let lines = BufReader::new(events.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let (sender, failures) = channel();
+    let reader = thread::spawn(move || {
+        lines.filter(|line| line.contains("link_failed")).for_each(|line| drop(sender.send(line)));
+    });
+    // Nothing says when the other command has begun to listen, so the link may have to fail again.
+    let failed = (0..60).find_map(|_| {
+        place.run(&["link", "errors", "0", "A"]).ok();
+        place.run(&["link", "up", "0", "A"]).ok();
+        place.run(&["link", "errors", "0", "A", "--ber", "1"]).ok();
+        failures.recv_timeout(Duration::from_secs(1)).ok()
+    });
     let event: serde_json::Value = serde_json::from_str(&failed.unwrap()).unwrap();
     // Whichever end has noticed it first.
     assert_eq!(event["event"], "link_failed", "{event}");
@@ -66,7 +78,7 @@ fn a_link_that_fails_is_an_event() {
     place.run(&["link", "up", "0", "A"]).ok();
     place.run(&["down"]).ok();
     machine.wait();
-    let _ = lines.count();
+    reader.join().unwrap();
     events.wait().unwrap();
 }
 
