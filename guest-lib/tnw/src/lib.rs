@@ -207,9 +207,12 @@ impl<P: Platform> Nwp<P> {
         let words = self.platform.alloc_dma((WORDS + 1) * 8, 64)?;
         let register = |reg| Register::Channel(link, channel, reg);
         let tail = self.read(register(ChannelReg::TxTail));
-        words.store_u64(WORDS * 8, self.read(register(ChannelReg::TxHead)), Relaxed);
+        words.store_u64(WORDS * 8, 0, Relaxed);
         self.write(register(ChannelReg::TxReport), words.device_addr() + WORDS as u64 * 8);
+        // Read after that, so that no move is missed.
+        let head = self.read(register(ChannelReg::TxHead));
         Ok(Stream {
+            head,
             nwp: self,
             link,
             channel,
@@ -256,6 +259,8 @@ pub struct Stream<'a, P: Platform> {
     tag: u32,
     /// Interrupts are asked for.
     interrupts: bool,
+    /// Bytes that had left the ring when the channel was opened.
+    head: u64,
     /// Bytes stored to the window's ring.
     tail: u64,
     /// What the registers of credits and of Ngets hold, so that they need not be written again.
@@ -425,7 +430,7 @@ impl<P: Platform> Stream<'_, P> {
 
     /// Bytes that can be stored to the window now.
     fn room(&self) -> u64 {
-        let head = self.words.load_u64(WORDS * 8, Acquire);
+        let head = self.words.load_u64(WORDS * 8, Acquire).max(self.head);
         WINDOW_RING.saturating_sub(self.tail.wrapping_sub(head))
     }
 }

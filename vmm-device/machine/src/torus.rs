@@ -25,9 +25,11 @@ use tofu_tnw_device::{Config, Host, NEVER, Net, Nwp, Unit};
 use crate::error::Error;
 use crate::shared::Clock;
 
-/// Turns of devices that a write to one gives to it and its neighbours. What is left is the
-/// engine's.
-const TURNS_PER_WRITE: usize = 256;
+/// Turns of devices that a write to one gives to those that are ready, on its vCPU's time: its own,
+/// its neighbour's, its own again for the answer, and one more. What is left is the engine's.
+const TURNS_PER_WRITE: usize = 4;
+/// Turns in a row of an engine, or of a machine without one.
+const TURNS_PER_ROUND: usize = 256;
 /// How long a fault holds back a unit that nobody overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
 
@@ -202,7 +204,7 @@ impl Torus {
     /// Returns whether there was anything.
     pub fn run_pending(&self) -> bool {
         let mut worked = self.shared.expire();
-        while self.shared.run(TURNS_PER_WRITE) {
+        while self.shared.run(TURNS_PER_ROUND) {
             worked = true;
         }
         worked
@@ -289,7 +291,7 @@ impl TorusShared {
     fn serve(&self) {
         while !self.stopping.load(SeqCst) {
             self.expire();
-            if self.run(TURNS_PER_WRITE) {
+            if self.run(TURNS_PER_ROUND) {
                 continue;
             }
             let ready = lock(&self.ready);
@@ -408,7 +410,8 @@ impl TorusNode {
 
     fn run(&self) {
         if let Some(shared) = self.host.shared.upgrade() {
-            shared.run(TURNS_PER_WRITE);
+            let engine = shared.has_engine.load(SeqCst);
+            shared.run(if engine { TURNS_PER_WRITE } else { TURNS_PER_ROUND });
         }
     }
 }

@@ -150,6 +150,13 @@ impl Nwp {
         self.bus_master.store(on, SeqCst);
         if on {
             for link in &self.links {
+                {
+                    let mut state = lock(&link.state);
+                    let state = &mut *state;
+                    for (page, tx) in state.pages.iter_mut().zip(&state.tx) {
+                        self.report(page, tx.head());
+                    }
+                }
                 link.pending.store(true, SeqCst);
             }
             self.host.work();
@@ -173,7 +180,10 @@ impl Nwp {
 
     fn renew(&self, link: &LinkModule) {
         let mut state = lock(&link.state);
-        *state = LinkState::new(next_life(state.end.life()));
+        let life = state.end.life();
+        // A life that nobody knows of can be lived again: a driver that resets the device for ever
+        // must not come round to numbers that its neighbour takes for old ones.
+        *state = LinkState::new(if state.end.has_spoken() { next_life(life) } else { life });
         lock(&link.inbox).clear();
         link.deadline.store(NEVER, SeqCst);
         link.pending.store(false, SeqCst);
@@ -261,6 +271,10 @@ impl Nwp {
                 Err(Status::BadAddress)
             }
             () => self.with_link(link, |state| {
+                // A reset may have come since: it clears this before it renews the link.
+                if !self.enabled.load(SeqCst) {
+                    return Err(Status::Disabled);
+                }
                 if credit {
                     state.rx[channel.index()].add(request)
                 } else {
@@ -305,6 +319,10 @@ impl Nwp {
             .filter(|place| self.enabled.load(SeqCst) && self.links[place.link.index()].present);
         let stored = place.map(|WindowPlace { link, channel, at, last }| {
             self.with_link(link, |state| {
+                // See `post`.
+                if !self.enabled.load(SeqCst) {
+                    return Err((link, crate::StoreError::Outside));
+                }
                 let tx = &mut state.tx[channel.index()];
                 let stored = tx.window().store(at, data, last);
                 tx.overlaps += u64::from(stored == Err(crate::StoreError::Overlap));
@@ -503,8 +521,9 @@ impl Nwp {
         if page.report == 0 {
             return;
         }
-        let told = self.dma().is_some_and(|dma| dma.store(page.report, head).is_ok());
-        if !told {
+        // Without bus mastership it waits for that.
+        let Some(dma) = self.dma() else { return };
+        if dma.store(page.report, head).is_err() {
             page.report = 0;
             self.error(Errors(0).with_report(true));
         }

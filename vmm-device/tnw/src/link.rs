@@ -73,6 +73,8 @@ pub enum Arrival {
 #[derive(Debug)]
 pub struct LinkEnd {
     life: u16,
+    /// Something was sent in this life.
+    spoken: bool,
     peer: Option<u16>,
     tx: Sending,
     rx: Receiving,
@@ -127,12 +129,17 @@ impl LinkEnd {
             announced: [0; CHANNELS],
         };
         let tx = Sending { deadline: NEVER, ..Sending::default() };
-        Self { life, peer: None, tx, rx, counters: LinkCounters::default() }
+        Self { life, spoken: false, peer: None, tx, rx, counters: LinkCounters::default() }
     }
 
     /// Number of the end's life.
     pub const fn life(&self) -> u16 {
         self.life
+    }
+
+    /// Whether the other end may know of this life.
+    pub const fn has_spoken(&self) -> bool {
+        self.spoken
     }
 
     /// What it has counted.
@@ -294,6 +301,7 @@ impl LinkEnd {
             *limit = limit.wrapping_add(*room);
         }
         self.rx.announced = limits;
+        self.spoken = true;
         let session = self.outward();
         out(Unit::Control(Control { kind, session, sequence, limits, check: Check::Fits }));
     }
@@ -344,6 +352,12 @@ impl LinkEnd {
                 self.feedback(Kind::Ack, &left, out);
                 Arrival::Data(data)
             }
+            // There is no room. A NACK would have it back at once; the sender's time-out is slower.
+            0 => {
+                self.rx.discarding = true;
+                self.counters.discarded += u64::from(packets);
+                Arrival::Nothing
+            }
             // It came before, and its feedback was lost or is on its way.
             SEQUENCES_HALF.. => {
                 self.counters.discarded += u64::from(packets);
@@ -392,10 +406,14 @@ impl LinkEnd {
             self.greet(room, out);
             return arrival;
         }
-        for (limit, new) in self.tx.limits.iter_mut().zip(control.limits) {
-            if new.wrapping_sub(*limit) as i16 > 0 {
-                *limit = new;
-                self.tx.attempts = 0;
+        // Room is taken from what acknowledges only: so no more packets of a channel are ever
+        // unacknowledged than its FIFO has room for, which are sent again after a reset.
+        if matches!(control.kind, Kind::Ack | Kind::Nack) {
+            for (limit, new) in self.tx.limits.iter_mut().zip(control.limits) {
+                if new.wrapping_sub(*limit) as i16 > 0 {
+                    *limit = new;
+                    self.tx.attempts = 0;
+                }
             }
         }
         self.tx.unanswered = 0;

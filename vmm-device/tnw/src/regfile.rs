@@ -127,6 +127,8 @@ impl Nwp {
             ChannelReg::NgetLength => page(|page| &mut page.nget.length),
             ChannelReg::NgetNotify => page(|page| &mut page.nget.notify),
             ChannelReg::TxReport => page(|page| &mut page.report),
+            // They start by their low half, which has the tag.
+            ChannelReg::CreditStart | ChannelReg::NgetStart if write.halves() & 1 == 0 => {}
             ChannelReg::CreditStart => {
                 let posting = self.with_link(link, |state| state.pages[channel.index()].credit);
                 self.post(link, channel, (posting, true), Start(write.bits()));

@@ -1,6 +1,6 @@
 //! Requests about the network of a machine that runs: its state, and changes of it.
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
 use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, Reply};
 use tofu_fabric::{NodeId, Port, Shape};
@@ -8,6 +8,7 @@ use tofu_fabric::{NodeId, Port, Shape};
 use crate::faults::FaultSpec;
 use crate::link_errors::LinkErrorSpec;
 use crate::registry::Registry;
+use crate::units::Interconnect;
 
 fn running(registry: &Registry) -> anyhow::Result<&tofu_machine::Network> {
     registry.running().context("the machine has not started yet")
@@ -61,12 +62,22 @@ pub(super) fn set_faults(registry: &Registry, faults: Option<String>) -> anyhow:
     let spec = faults.map(|text| text.parse::<FaultSpec>()).transpose();
     let spec = spec.map_err(|allowed| anyhow!("faults are {allowed}"))?;
     let faults = spec.as_ref().map(ToString::to_string);
+    faults_can_be_had(registry)?;
     running(registry)?.wires().set_faults(spec.map(|spec| spec.plan()))?;
     registry.publish(None, EventKind::Faults { faults });
     Ok(())
 }
 
+/// Those of the other links are their own.
+fn faults_can_be_had(registry: &Registry) -> anyhow::Result<()> {
+    if registry.interconnect() == Some(Interconnect::Tnw) {
+        bail!("faults of a machine of TNW are given when it starts, and not shown or changed");
+    }
+    Ok(())
+}
+
 pub(super) fn faults(registry: &Registry) -> anyhow::Result<Reply> {
+    faults_can_be_had(registry)?;
     let faults = running(registry)?.wires().faults().map(|(plan, counters)| FaultReport {
         faults: FaultSpec::of(&plan).to_string(),
         links: plan.links.len() as u32,
