@@ -132,7 +132,7 @@ impl Client<'_> {
             "exec {line} -nodefaults -no-user-config -display none -no-reboot -serial stdio \
              -accel tcg -cpu max,-erms,-fsrm -kernel {} -initrd {} \
              -append 'console=ttyS0 quiet panic=-1 {TCG_ARGUMENTS} intel_iommu=on \
-             iomem=relaxed tofu.name=guest'",
+             iomem=relaxed tofu.name=guest tofu.net=off'",
             file("vmlinux"),
             file("initrd")
         );

@@ -161,8 +161,13 @@ impl Job {
     ) -> io::Result<()> {
         let mut buffer = vec![0; MAX_DATA];
         loop {
-            while poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&AFTER_THE_END))? == 0 {
-                if *lock(&self.gone) {
+            loop {
+                // Asked before: what a program writes last, it writes before it is gone.
+                let gone = *lock(&self.gone);
+                if poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&AFTER_THE_END))? > 0 {
+                    break;
+                }
+                if gone {
                     return Ok(());
                 }
             }
