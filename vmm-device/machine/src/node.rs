@@ -11,7 +11,7 @@ use tofu_abi::regs::{CqReg, NUM_TNI};
 use tofu_abi::{Coords, CqId, Doorbell, Generation, TniId, pci};
 use tofu_fabric::{NodeId, Port, PortCounters, XbCounters};
 use tofu_icc::{Config, DmaMemory, Host, Icc, SharedPages};
-use tofu_pci::{Bar, Changes, Endpoint, EndpointDevice, Identity, LinkSpeed};
+use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_sync::lock;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -406,13 +406,8 @@ impl EndpointDevice for Node {
         &self.host.endpoint
     }
 
-    fn changed(&self, changes: Changes) {
-        if changes.function_reset {
-            self.reset_device();
-        }
-        if changes.bus_master || changes.function_reset {
-            self.icc.set_bus_master(self.host.endpoint.bus_master());
-        }
+    fn bus_master_changed(&self, on: bool) {
+        self.icc.set_bus_master(on);
     }
 
     fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {

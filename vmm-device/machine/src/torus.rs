@@ -18,7 +18,7 @@ use tofu_fabric::{
     Carrier, Class, Deliver, DiscardReason, Fabric, NodeId, Packet, Port, Shape, Timing, Way, Wires,
 };
 use tofu_parts::DmaMemory;
-use tofu_pci::{Bar, Changes, Endpoint, EndpointDevice, Identity, LinkSpeed};
+use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_sync::lock;
 use tofu_tnw_device::{Config, Host, NEVER, Net, Nwp, Unit};
 
@@ -421,14 +421,9 @@ impl EndpointDevice for TorusNode {
         &self.host.endpoint
     }
 
-    fn changed(&self, changes: Changes) {
-        if changes.function_reset {
-            self.reset_device();
-        }
-        if changes.bus_master || changes.function_reset {
-            self.nwp.set_bus_master(self.host.endpoint.bus_master());
-            self.run();
-        }
+    fn bus_master_changed(&self, on: bool) {
+        self.nwp.set_bus_master(on);
+        self.run();
     }
 
     fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
@@ -483,8 +478,8 @@ mod tests {
         fn endpoint(&self) -> &Endpoint {
             EndpointDevice::endpoint(&*self.1)
         }
-        fn changed(&self, changes: Changes) {
-            self.1.changed(changes);
+        fn bus_master_changed(&self, on: bool) {
+            self.1.bus_master_changed(on);
         }
         fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
             EndpointDevice::read(&*self.1, bar, offset, data);

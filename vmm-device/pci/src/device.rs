@@ -1,6 +1,6 @@
 //! What makes a function of a device behind an endpoint.
 
-use crate::endpoint::{Changes, Endpoint};
+use crate::endpoint::Endpoint;
 use crate::function::{BAR_COUNT, BarRange, PciFunction};
 
 /// A device behind an [`Endpoint`], which does for it what all functions do alike: by that it is a
@@ -9,9 +9,9 @@ pub trait EndpointDevice: Send + Sync {
     /// The endpoint.
     fn endpoint(&self) -> &Endpoint;
 
-    /// Something else than registers has come of a write to configuration space.
-    fn changed(&self, changes: Changes) {
-        let _ = changes;
+    /// The device may be bus master from now on, or may no more: memory and interrupts.
+    fn bus_master_changed(&self, on: bool) {
+        let _ = on;
     }
 
     /// Reads `data.len()` bytes at `offset` in BAR `bar`, where the MSI-X table is not.
@@ -30,7 +30,13 @@ impl<T: EndpointDevice> PciFunction for T {
     }
 
     fn config_write(&self, offset: u16, data: &[u8]) {
-        self.changed(self.endpoint().config_write(offset, data));
+        let changes = self.endpoint().config_write(offset, data);
+        if changes.function_reset {
+            self.reset_device();
+        }
+        if changes.bus_master || changes.function_reset {
+            self.bus_master_changed(self.endpoint().bus_master());
+        }
     }
 
     fn bars(&self) -> [Option<BarRange>; BAR_COUNT] {
