@@ -42,6 +42,16 @@ pub fn place(interface: usize) -> Option<TapPoint> {
     }
 }
 
+/// The numbers of the places that nodes of a generation have.
+pub fn interfaces(generation: Generation) -> impl Iterator<Item = usize> + use<> {
+    (0..usize::from(generation.description().tnis)).chain(TNIS..INTERFACES)
+}
+
+/// The same as bits.
+pub fn interface_bits(generation: Generation) -> u32 {
+    interfaces(generation).fold(0, |bits, interface| bits | 1 << interface)
+}
+
 /// What to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureConfig {

@@ -28,7 +28,7 @@ use std::time::Instant;
 
 use tofu_abi::Coords;
 use tofu_fabric::network::Options;
-use tofu_fabric::{Fabric, NodeId, Port, TNIS, Wires};
+use tofu_fabric::{Fabric, NodeId, Port, Wires};
 use tofu_icc::{Body, DmaMemory};
 use tofu_sync::lock;
 
@@ -81,8 +81,7 @@ impl Network {
 
     /// Records from now on what goes through a node, at interfaces that it has.
     pub fn capture(&self, config: CaptureConfig) -> Capture {
-        let absent = (1_u32 << TNIS) - (1_u32 << self.generation.description().tnis);
-        let interfaces = config.interfaces & !absent;
+        let interfaces = config.interfaces & capture::interface_bits(self.generation);
         self.captures.start(CaptureConfig { generation: self.generation, interfaces, ..config })
     }
 }

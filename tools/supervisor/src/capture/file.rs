@@ -17,7 +17,7 @@ use pcap_file::{DataLink, Endianness};
 use tofu_abi::Coords;
 use tofu_abi::generation::Description;
 use tofu_fabric::{Direction, TNIS, TapPoint};
-use tofu_machine::capture::{Capture, CaptureConfig, INTERFACES, Record, place};
+use tofu_machine::capture::{Capture, CaptureConfig, Record, interfaces, place};
 
 /// Writes a capture file.
 pub(crate) struct Writer<'a> {
@@ -54,8 +54,7 @@ impl<'a> Writer<'a> {
         };
         let file = PcapNgWriter::with_section_header(out, section).map_err(io::Error::other)?;
         let mut writer = Self { file, tnis: usize::from(*tnis) };
-        let interfaces = writer.interfaces();
-        for place in interfaces.filter_map(place) {
+        for place in interfaces(config.generation).filter_map(place) {
             let what = match place {
                 TapPoint::Tni(tni) => format!("TNI {tni} of node {at}"),
                 TapPoint::Port(port) => format!("link port {port} of node {at}"),
@@ -71,11 +70,6 @@ impl<'a> Writer<'a> {
             writer.block(InterfaceDescriptionBlock { linktype, snaplen, options })?;
         }
         Ok(writer)
-    }
-
-    /// The places that nodes of the generation have.
-    fn interfaces(&self) -> impl Iterator<Item = usize> + use<> {
-        (0..self.tnis).chain(TNIS..INTERFACES)
     }
 
     /// The number in the file of one of them.
@@ -104,7 +98,7 @@ impl<'a> Writer<'a> {
         let (start, end) =
             (since(start).unwrap_or_default(), since(SystemTime::now()).unwrap_or_default());
         let mut dropped = 0;
-        for interface in self.interfaces() {
+        for interface in interfaces(capture.config().generation) {
             let counters = capture.counters(interface);
             dropped += counters.dropped;
             self.block(InterfaceStatisticsBlock {

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use tofu_abi::Generation;
 use tofu_fabric::{Port, TNIS, TapPoint};
-use tofu_machine::capture::{INTERFACES, PacketKind, interface, place};
+use tofu_machine::capture::{INTERFACES, PacketKind, interface, interface_bits, place};
 
 /// Points of a node where packets are seen, a bit for each interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,13 +15,7 @@ impl CapturePoints {
     pub const ALL: Self = Self((1 << INTERFACES) - 1);
     /// Those of them that nodes of a generation have; `None` if that is none of them.
     pub fn of(self, generation: Generation) -> Option<Self> {
-        let tnis = generation.description().tnis;
-        let there = (0..INTERFACES).filter(|n| match place(*n) {
-            Some(TapPoint::Tni(tni)) => tni < tnis,
-            place => place.is_some(),
-        });
-        let there = there.fold(0, |bits, n| bits | 1 << n);
-        Some(Self(self.0 & there)).filter(|points| points.0 != 0)
+        Some(Self(self.0 & interface_bits(generation))).filter(|points| points.0 != 0)
     }
 
     const ALLOWED: &str =
