@@ -471,22 +471,7 @@ mod tests {
         for from in shape.iter() {
             let dst = Coords { x: (from.x + 3) % 6, ..from };
             for src_tni in 0..6 {
-                let message = Message {
-                    src: from,
-                    src_tni,
-                    dst,
-                    dst_tni: 0,
-                    path: dst.default_path(),
-                    way: Way::Shortest,
-                    class: Class::Request,
-                    tlps: 10,
-                    full: LONGEST_TLP,
-                    last: LONGEST_TLP,
-                    gap: 0,
-                    bus: 0,
-                    ready_at: 0,
-                    token: 0,
-                };
+                let message = Message { src_tni, tlps: 10, ..Message::longest(from, dst) };
                 network.inject(&message).expect("room");
             }
         }
