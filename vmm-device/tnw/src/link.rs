@@ -197,15 +197,17 @@ impl LinkEnd {
     pub fn send(&mut self, mut data: Data, now: u64, out: &mut dyn FnMut(Unit)) {
         let packets = data.packets();
         let c = data.channel().index();
+        if self.tx.buffer.is_empty() {
+            // If room was waited for so far that is another matter: nothing was sent in vain.
+            self.tx.attempts = 0;
+            self.wait(now);
+        }
         self.tx.used[c] = self.tx.used[c].wrapping_add(packets);
         data.seal(self.tx.next, self.outward());
         self.tx.next = (self.tx.next + packets) % SEQUENCES;
         self.tx.buffered += packets;
         self.tx.buffer.push_back(data.clone());
         self.counters.sent += u64::from(packets);
-        if self.tx.deadline == NEVER {
-            self.wait(now);
-        }
         out(Unit::Data(data));
     }
 
@@ -222,9 +224,12 @@ impl LinkEnd {
         }
     }
 
-    /// A channel has nothing more to send.
+    /// A channel has nothing that waits for room.
     pub fn idle(&mut self, channel: Channel) {
         self.tx.stalled &= !(1 << channel.index());
+        if self.tx.stalled == 0 && self.tx.buffer.is_empty() {
+            self.tx.deadline = NEVER;
+        }
     }
 
     /// Something came over the link.
@@ -272,6 +277,14 @@ impl LinkEnd {
             self.greet(room, out);
         } else {
             self.resend(room, out);
+        }
+    }
+
+    /// The other end has got on: whatever is waited for, it is not in vain.
+    fn progress(&mut self, now: u64) {
+        self.tx.attempts = 0;
+        if self.tx.deadline != NEVER {
+            self.wait(now);
         }
     }
 
@@ -326,7 +339,7 @@ impl LinkEnd {
         self.counters.resent += u64::from(self.tx.buffered);
     }
 
-    fn take(&mut self, data: Data, room: &Room, out: &mut dyn FnMut(Unit)) -> Arrival {
+    fn take(&mut self, mut data: Data, room: &Room, out: &mut dyn FnMut(Unit)) -> Arrival {
         let packets = data.packets();
         if self.peer.is_none() {
             self.counters.discarded += u64::from(packets);
@@ -342,6 +355,13 @@ impl LinkEnd {
             self.counters.crc_errors += 1;
             return self.refuse(room, out);
         }
+        // The first packets of a run may have come before, and the others not.
+        let again = ahead(self.rx.expected, data.sequence());
+        if again < packets {
+            self.counters.discarded += u64::from(again);
+            data.skip(again);
+        }
+        let packets = data.packets();
         match ahead(data.sequence(), self.rx.expected) {
             0 if packets <= room[channel] => {
                 self.rx.expected = (self.rx.expected + packets) % SEQUENCES;
@@ -409,11 +429,15 @@ impl LinkEnd {
         // Room is taken from what acknowledges only: so no more packets of a channel are ever
         // unacknowledged than its FIFO has room for, which are sent again after a reset.
         if matches!(control.kind, Kind::Ack | Kind::Nack) {
+            let mut more = false;
             for (limit, new) in self.tx.limits.iter_mut().zip(control.limits) {
                 if new.wrapping_sub(*limit) as i16 > 0 {
                     *limit = new;
-                    self.tx.attempts = 0;
+                    more = true;
                 }
+            }
+            if more {
+                self.progress(now);
             }
         }
         self.tx.unanswered = 0;
@@ -443,14 +467,20 @@ impl LinkEnd {
         if arrived > self.tx.buffered {
             return;
         }
-        while let Some(data) = self.tx.buffer.front()
-            && data.packets() <= arrived
+        if arrived > 0 {
+            self.tx.buffered -= arrived;
+            self.progress(now);
+        }
+        while let Some(data) = self.tx.buffer.front_mut()
+            && arrived > 0
         {
-            arrived -= data.packets();
-            self.tx.buffered -= data.packets();
+            let packets = data.packets();
+            if packets > arrived {
+                data.skip(arrived);
+                break;
+            }
+            arrived -= packets;
             self.tx.buffer.pop_front();
-            self.tx.attempts = 0;
-            self.wait(now);
         }
         if self.tx.buffer.is_empty() {
             self.tx.resending = false;

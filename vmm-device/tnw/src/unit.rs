@@ -102,6 +102,18 @@ impl Data {
         self.check = Check::Fits;
     }
 
+    /// Leaves out the first packets of a run whose check sequence fits; not all of them.
+    pub(crate) fn skip(&mut self, packets: u16) {
+        let bytes = usize::from(packets) * PACKET_DATA;
+        let Some(rest) = self.payload.get(bytes..).filter(|_| packets > 0) else { return };
+        self.payload = rest.into();
+        self.header = self
+            .header
+            .with_sequence((self.header.sequence() + packets) % SEQUENCES)
+            .with_offset(self.header.offset().wrapping_add(packets));
+        self.check = Check::Fits;
+    }
+
     /// What the check sequence should be to whoever is in `session`.
     fn crc(&self, session: Session) -> u32 {
         let mut hasher = session.digest();

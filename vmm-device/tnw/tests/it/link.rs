@@ -17,6 +17,8 @@ enum Fate {
     Twice,
     /// It comes after so many others, or when nothing else is under way.
     Late(u8),
+    /// A run's packets come one by one, so many of them.
+    Part(u8),
 }
 
 fn fates() -> impl Strategy<Value = Vec<Fate>> {
@@ -26,6 +28,7 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
         2 => any::<u64>().prop_map(Fate::Damaged),
         1 => Just(Fate::Twice),
         1 => (1..9u8).prop_map(Fate::Late),
+        2 => (0..9u8).prop_map(Fate::Part),
     ];
     prop::collection::vec(fate, 0..300)
 }
@@ -53,6 +56,13 @@ impl Wire {
                 self.queue.push_back(unit);
             }
             Fate::Late(others) => self.late.push((others, unit)),
+            Fate::Part(packets) => match &unit {
+                Unit::Data(data) => {
+                    let packets = data.to_wire().take(packets.into());
+                    self.queue.extend(packets.filter_map(|bytes| Unit::from_wire(&bytes)));
+                }
+                Unit::Control(_) => self.queue.push_back(unit),
+            },
         }
         for (others, _) in &mut self.late {
             *others = others.saturating_sub(1);
@@ -360,6 +370,59 @@ fn who_gets_no_answer_asks_less_and_less_often_and_says_so() {
     assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]);
     assert!(node.end.is_silent() && !node.end.is_answered());
     assert_eq!(nowhere.queue.len(), 10, "one HELLO each time");
+}
+
+#[test]
+fn of_a_run_that_came_in_part_the_rest_is_sent_again() {
+    let mut world = World::new(Vec::new(), Vec::new());
+    world.run();
+    world.to_b.fates = [Fate::Part(3)].into();
+    let sent = queue(&mut world.a, &vec![(0, 8)]);
+    world.run();
+    assert_eq!(world.b.received, sent);
+    assert_eq!((world.a.end.counters().resent, world.b.end.counters().discarded), (5, 0));
+    // If nobody has heard that they came, they are left out there.
+    world.to_b.fates = [Fate::Part(3)].into();
+    world.to_a.fates = vec![Fate::Lost; 3].into();
+    world.b.received = Default::default();
+    let sent = queue(&mut world.a, &vec![(0, 8)]);
+    world.run();
+    assert_eq!(world.b.received, sent);
+    assert_eq!((world.a.end.counters().resent, world.b.end.counters().discarded), (13, 3));
+}
+
+#[test]
+fn who_had_to_wait_for_room_does_not_wait_longer_for_an_answer() {
+    let mut world = World::new(Vec::new(), Vec::new());
+    world.run();
+    (world.a.stuck[0], world.b.stuck[0]) = (true, true);
+    queue(&mut world.a, &vec![(0, 8); 20]);
+    world.run();
+    // Room is asked for ever less often.
+    for _ in 0..6 {
+        world.now = world.a.end.deadline();
+        let room = world.a.room();
+        world.a.end.expire(&room, world.now, &mut |unit| world.to_b.put(unit));
+        world.run();
+    }
+    let waits = |world: &World| (world.a.end.deadline() - world.now) / TIMEOUT_NS;
+    assert_eq!(waits(&world), 64);
+    // What another channel sends is waited for as ever.
+    queue(&mut world.a, &vec![(1, 1)]);
+    world.a.send(world.now, &mut world.to_b);
+    assert_eq!(waits(&world), 1);
+    world.run();
+    // And when there is room, what was stalled; then nothing.
+    (world.a.stuck[0], world.b.stuck[0]) = (false, false);
+    let World { a, b, to_b, to_a, now } = &mut world;
+    b.take(to_a);
+    while let Some(unit) = to_a.get() {
+        a.arrive(unit, *now, to_b);
+    }
+    a.send(*now, to_b);
+    assert_eq!(waits(&world), 1);
+    world.run();
+    assert_eq!(world.a.end.deadline(), NEVER);
 }
 
 #[test]

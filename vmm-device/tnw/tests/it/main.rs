@@ -1,5 +1,6 @@
 //! The parts of a link module, each by itself: protocol, reorder logic, reception.
 
+mod device;
 mod link;
 mod receive;
 mod window;
