@@ -225,19 +225,21 @@ impl Network {
     /// The network of a machine file, or that of an empty one, with the command
     /// line's say on top.
     pub fn new(args: &ShapeArgs) -> Result<(Self, MachineFile), PlanError> {
-        Self::new_or(args, Shape::UNIT)
+        Self::new_or(args, None, Shape::UNIT)
     }
 
-    /// The same, with another shape if none is given.
+    /// The same; the kind of device may be given, too, and the shape of a machine of Tofu of which
+    /// none is given.
     pub(crate) fn new_or(
         args: &ShapeArgs,
+        interconnect: Option<Interconnect>,
         default: Shape,
     ) -> Result<(Self, MachineFile), PlanError> {
         let file = match &args.config {
             Some(path) => MachineFile::read(path)?,
             None => MachineFile::default(),
         };
-        let default = match file.interconnect {
+        let default = match interconnect.unwrap_or(file.interconnect) {
             Interconnect::Tofu(_) => default,
             Interconnect::Tnw => cube(),
         };
@@ -288,7 +290,7 @@ impl Plan {
     /// Builds the plan for `tofu up`. The command line wins over the file's
     /// machine-wide settings, a `[[node]]` of the file over both.
     pub fn new(args: &MachineArgs) -> Result<Self, PlanError> {
-        let (network, file) = Network::new_or(&args.shape, default_shape(args))?;
+        let (network, file) = Network::new_or(&args.shape, args.generation, default_shape(args))?;
         let shape = network.shape;
         let interconnect = args.generation.unwrap_or(file.interconnect);
         if interconnect == Interconnect::Tnw
@@ -493,11 +495,8 @@ fn captures(asked: &[String], shape: &Shape) -> Result<Vec<ToFile>, PlanError> {
     asked.iter().map(capture).collect()
 }
 
-/// The machine if none is described.
+/// The machine of Tofu if none is described.
 fn default_shape(args: &MachineArgs) -> Shape {
-    if args.generation == Some(Interconnect::Tnw) {
-        return cube();
-    }
     match (args.linux.linux, args.boot.boot) {
         (false, _) => Shape::UNIT,
         // And a boot server.
@@ -670,6 +669,8 @@ mod tests {
         // The command line wins.
         let plan = case.plan(&["--generation", "k", "--shape", "unit"]).unwrap();
         assert_eq!(plan.interconnect.tofu().map(|k| k.name()), Some("k"));
+        let plan = case.plan(&["--generation", "fugaku"]).unwrap();
+        assert_eq!(plan.network.shape, Shape::UNIT);
         let plan = Case::new("guest = \"one.elf\"").plan(&["--generation", "tnw"]).unwrap();
         assert_eq!(plan.network.shape.lengths(), [2, 2, 2, 1, 1, 1]);
     }
