@@ -44,10 +44,10 @@ use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event as MachineEvent;
 use tofu_supervisor::janitor::{self, Janitor};
+use tofu_supervisor::machine::AnyNetwork;
 use tofu_supervisor::plan::Network;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
-use tofu_supervisor::units::Interconnect;
 use tofu_supervisor::{runner, server};
 use tofu_sync::lock;
 use tofu_vfio_user::Backing;
@@ -286,7 +286,7 @@ fn serve_control(
     let (sender, events) = mpsc::channel();
     let network = Network { shape: *machine.fabric().shape(), links_down: Vec::new() };
     let registry = Arc::new(Registry::new(&network, sender));
-    registry.built(machine, Interconnect::Tofu(machine.network().generation()), None)?;
+    registry.built(AnyNetwork::Tofu(machine.network().clone()), None)?;
     server::serve(&dir.control(), &registry)?;
     let known = Arc::clone(&registry);
     let run = move || {

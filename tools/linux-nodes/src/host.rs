@@ -11,10 +11,10 @@ use tofu_abi::Coords;
 use tofu_control::node_name;
 use tofu_control::rundir::node_file;
 use tofu_image::{BOOT_ARGUMENTS, Qemu, TCG_ARGUMENTS};
-use tofu_machine::Machine;
 use tofu_supervisor::command_line;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
+use tofu_supervisor::machine::AnyMachine;
 use tofu_supervisor::netboot::{self, LinuxFiles};
 use tofu_supervisor::node::{AgentNode, LinuxBackend};
 use tofu_supervisor::plan::{LinuxPlan, Plan};
@@ -71,10 +71,13 @@ impl LinuxBackend for LinuxHost {
 
     fn start(
         &self,
-        machine: &Machine,
+        machine: &AnyMachine,
         plan: &Plan,
         events: &Sender<Event>,
     ) -> anyhow::Result<Box<dyn Send>> {
+        let AnyMachine::Tofu(machine) = machine else {
+            bail!("a machine of TNW cannot have Linux nodes");
+        };
         let common = Common::new(self.boot_timeout, events.clone());
         let common = Arc::new(common);
         let lan = self.lan.join(plan.linux().count())?;

@@ -19,6 +19,7 @@ pub mod gateway;
 pub mod guest;
 pub mod janitor;
 pub mod link_errors;
+pub mod machine;
 pub mod named;
 pub mod netboot;
 pub mod node;

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use tofu_abi::Coords;
 use tofu_fabric::NodeId;
-use tofu_machine::Machine;
 
 use crate::agent::Agent;
 use crate::console::Console;
 use crate::event::Event;
+use crate::machine::AnyMachine;
 use crate::netboot::LinuxFiles;
 use crate::plan::Plan;
 
@@ -76,7 +76,7 @@ pub trait LinuxBackend: Sync {
     /// If one does not come up, or the start was cancelled. All have ended then.
     fn start(
         &self,
-        machine: &Machine,
+        machine: &AnyMachine,
         plan: &Plan,
         events: &Sender<Event>,
     ) -> anyhow::Result<Box<dyn Send>>;

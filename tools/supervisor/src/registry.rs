@@ -12,7 +12,7 @@ use tofu_abi::Coords;
 use tofu_control::protocol::{EventInfo, EventKind, NodeKind};
 use tofu_fabric::NodeId;
 use tofu_gateway::{Connector, LinkStats};
-use tofu_machine::{Machine, Node};
+use tofu_machine::{Node, TorusNode};
 use tofu_sync::lock;
 use tofu_ui::printable;
 use tofu_vfio_user::Server;
@@ -20,10 +20,10 @@ use tofu_vmm::Holder;
 
 use crate::event::{BootStage, Event, Outcome};
 use crate::gateway::GatewayInfo;
+use crate::machine::AnyNetwork;
 use crate::node::AgentNode;
 use crate::plan::Network;
 use crate::served::Served;
-use crate::units::Interconnect;
 
 /// What is known about a machine outside of the thread that runs it: by those who serve `tofu ps`
 /// and the like.
@@ -58,6 +58,12 @@ pub(crate) struct OtherNode {
     pub(crate) since: Instant,
 }
 
+/// The device of a node.
+pub(crate) enum AnyNode {
+    Tofu(Arc<Node>),
+    Tnw(Arc<TorusNode>),
+}
+
 /// How long those who follow may take to hear of the end.
 const LAST_WORD: Duration = Duration::from_millis(500);
 /// Events that a follower may be behind.
@@ -65,8 +71,7 @@ const FOLLOWERS_QUEUE: usize = 1 << 14;
 
 /// A machine that has been built.
 struct Built {
-    network: tofu_machine::Network,
-    interconnect: Interconnect,
+    network: AnyNetwork,
     gateway: Option<GatewayInfo>,
 }
 
@@ -104,10 +109,13 @@ impl Registry {
     /// # Errors
     ///
     /// One line for the user, if the machine is not there or has no such node.
-    pub(crate) fn device(&self, id: NodeId) -> anyhow::Result<Option<Arc<Node>>> {
+    pub(crate) fn device(&self, id: NodeId) -> anyhow::Result<Option<AnyNode>> {
         let machine = self.running().context("the machine has not started yet")?;
         self.place(id)?;
-        Ok(machine.node(id))
+        Ok(match machine {
+            AnyNetwork::Tofu(machine) => machine.node(id).map(AnyNode::Tofu),
+            AnyNetwork::Tnw(torus) => torus.node(id).map(AnyNode::Tnw),
+        })
     }
 
     /// The machine's gateway, if it has one that works.
@@ -127,35 +135,28 @@ impl Registry {
     }
 
     /// The network of a machine that has been built.
-    pub(crate) fn running(&self) -> Option<&tofu_machine::Network> {
+    pub(crate) fn running(&self) -> Option<&AnyNetwork> {
         self.built.get().map(|built| &built.network)
     }
 
-    /// What kind of devices the machine has, once they are there.
-    pub(crate) fn interconnect(&self) -> Option<Interconnect> {
-        self.built.get().map(|built| built.interconnect)
-    }
-
-    /// Tells of the machine that was built, what it is, and its gateway.
+    /// Tells of the machine that was built, by its network, and of its gateway.
     ///
     /// # Errors
     ///
     /// If there is one already.
     pub fn built(
         self: &Arc<Self>,
-        machine: &Machine,
-        interconnect: Interconnect,
+        network: AnyNetwork,
         gateway: Option<GatewayInfo>,
     ) -> anyhow::Result<()> {
         let registry = Arc::downgrade(self);
-        machine.network().on_link_failure(move |node, port| {
+        network.on_link_failure(move |node, port| {
             if let Some(registry) = registry.upgrade() {
                 let port = port.name().to_owned();
                 registry.publish(Some(node), EventKind::LinkFailed { port });
             }
         });
-        let built = Built { network: machine.network().clone(), interconnect, gateway };
-        if self.built.set(built).is_err() {
+        if self.built.set(Built { network, gateway }).is_err() {
             bail!("a machine can be started once only");
         }
         Ok(())

@@ -33,6 +33,7 @@ use crate::capture::{FileCapture, ToFile};
 use crate::confine::Confinement;
 use crate::event::{Event, Outcome};
 use crate::gateway::{Gateway, GatewaySetup};
+use crate::machine::AnyMachine;
 use crate::node::LinuxBackend;
 use crate::plan::{Network, Plan, VmPlan};
 use crate::registry::Registry;
@@ -101,7 +102,7 @@ impl Machines {
     fn boot(
         &self,
         hypervisor: &Hypervisor,
-        machine: (&Machine, Option<&Torus>),
+        machine: &AnyMachine,
         plan: &Plan,
         (id, vm_plan): (NodeId, &VmPlan),
         events: &Sender<Event>,
@@ -154,7 +155,7 @@ impl Machines {
 
 /// Makes a node's device, whose interrupts go to a virtual machine.
 fn device(
-    (machine, torus): (&Machine, Option<&Torus>),
+    machine: &AnyMachine,
     at: Coords,
     vm: &Vm,
     windows: &Windows,
@@ -165,11 +166,14 @@ fn device(
             table.connect(vm.msi_sink());
         }
     };
-    if let Some(torus) = torus {
-        let node = torus.add_node(at, memory)?;
-        connect(EndpointDevice::endpoint(&*node));
-        return Ok(node);
-    }
+    let machine = match machine {
+        AnyMachine::Tofu(machine) => machine,
+        AnyMachine::Tnw(torus) => {
+            let node = torus.add_node(at, memory)?;
+            connect(EndpointDevice::endpoint(&*node));
+            return Ok(node);
+        }
+    };
     let pages = match machine.config().doorbells {
         Doorbells::Trapped => None,
         Doorbells::Polled => SharedPages::new(tofu_vmm::shared_region(SharedPages::SIZE)?),
@@ -198,6 +202,17 @@ pub fn machine(
     Ok(machine)
 }
 
+/// The same of TNW.
+fn torus(network: &Network, confinement: &Confinement) -> anyhow::Result<Torus> {
+    let torus = Torus::new(network.shape)?;
+    for &(at, port) in &network.links_down {
+        torus.wires().fabric().set_link(at, port, false)?;
+    }
+    let first = confinement.hook(Role::Engine);
+    torus.start_with(move || first())?;
+    Ok(torus)
+}
+
 /// How many engines a machine gets.
 pub fn engines(wanted: Option<Engines>, cores: usize) -> usize {
     wanted.map_or(cores.min(MOST_ENGINES), |engines| engines.0.get() as usize)
@@ -211,21 +226,15 @@ impl Backend for Machines {
         let engines = engines(plan.engines, cores);
         let doorbells = doorbells(plan, cores, engines);
         let (network, confinement) = (&plan.network, &self.confinement);
-        // What nodes of TNW do not use of a machine costs next to nothing.
-        let kind = (plan.interconnect.tofu().unwrap_or_default(), plan.links);
-        let machine = machine(network, kind, doorbells, engines, confinement)?;
-        let machine = Arc::new(machine);
-        let torus = match plan.interconnect {
-            Interconnect::Tofu(_) => None,
-            Interconnect::Tnw => {
-                let torus = Torus::over(Arc::clone(machine.fabric()))?;
-                torus.wires().set_faults(plan.faults.clone())?;
-                let first = confinement.hook(Role::Engine);
-                torus.start_with(move || first())?;
-                Some(torus)
+        let machine = match plan.interconnect {
+            Interconnect::Tofu(generation) => {
+                let kind = (generation, plan.links);
+                let machine = machine(network, kind, doorbells, engines, confinement)?;
+                AnyMachine::Tofu(Arc::new(machine))
             }
+            Interconnect::Tnw => AnyMachine::Tnw(Arc::new(torus(network, confinement)?)),
         };
-        machine.network().wires().set_faults(plan.faults.clone())?;
+        machine.network().set_faults(plan.faults.clone())?;
         let captures = captures(&machine, plan)?;
         let mut running = Local {
             vms: HashMap::new(),
@@ -233,26 +242,26 @@ impl Backend for Machines {
             linux: None,
             boot_server: None,
             gateway: None,
-            torus,
             machine,
             captures,
         };
         let registry = self.registry.as_ref();
         // Before anybody looks for it.
-        if let Some(setup) = &self.gateway {
-            running.gateway = Some(setup.start(&running.machine, &self.confinement)?);
+        if let (Some(setup), Some(machine)) = (&self.gateway, running.machine.tofu()) {
+            running.gateway = Some(setup.start(machine, &self.confinement)?);
         }
         if let Some(registry) = registry {
             let gateway = running.gateway.as_ref().map(Gateway::info);
-            registry.built(&running.machine, plan.interconnect, gateway)?;
+            registry.built(running.machine.network(), gateway)?;
             plan.gateway().into_iter().for_each(|id| {
                 registry.note(id, NodeKind::Gateway, "gateway");
             });
         }
-        running.boot_server = {
+        if let Some(machine) = running.machine.tofu() {
             let files = self.linux.as_ref().map(|host| host.boot_files(plan));
-            netboot::start(&running.machine, plan, files.as_ref(), &events, &self.confinement)?
-        };
+            running.boot_server =
+                netboot::start(machine, plan, files.as_ref(), &events, &self.confinement)?;
+        }
         // First, as they take their time, and small guests would wait for them until they time out.
         if let Some(host) = &self.linux {
             running.linux = Some(host.start(&running.machine, plan, &events)?);
@@ -261,7 +270,7 @@ impl Backend for Machines {
             let Some(hypervisor) = &hypervisor else { break };
             let plan_image = Arc::clone(&vm.guest.image);
             let vm = self
-                .boot(hypervisor, running.kind(), plan, (id, vm), &events)
+                .boot(hypervisor, &running.machine, plan, (id, vm), &events)
                 .with_context(|| format!("node {}", plan.coords(id)))?;
             // The receiver is gone only when the run is over.
             let _ = events.send(Event::Booted(id));
@@ -294,7 +303,8 @@ impl Backend for Machines {
 }
 
 /// Starts the captures of a plan.
-fn captures(machine: &Machine, plan: &Plan) -> anyhow::Result<Vec<FileCapture>> {
+fn captures(machine: &AnyMachine, plan: &Plan) -> anyhow::Result<Vec<FileCapture>> {
+    let Some(machine) = machine.tofu() else { return Ok(Vec::new()) };
     let start = |to: &ToFile| {
         let node = plan.network.shape.node_id(to.at).context("no such node")?;
         FileCapture::start(machine.network().capture(CaptureConfig::new(node)), to)
@@ -349,16 +359,8 @@ struct Local {
     linux: Option<Box<dyn Send>>,
     boot_server: Option<IoNode>,
     gateway: Option<Gateway>,
-    /// Nodes of TNW, over the machine's links.
-    torus: Option<Torus>,
-    machine: Arc<Machine>,
+    machine: AnyMachine,
     captures: Vec<FileCapture>,
-}
-
-impl Local {
-    fn kind(&self) -> (&Machine, Option<&Torus>) {
-        (&self.machine, self.torus.as_ref())
-    }
 }
 
 impl Running for Local {
@@ -392,7 +394,6 @@ impl Running for Local {
             server.stop();
         }
         self.gateway = None;
-        self.torus = None;
         self.machine.stop();
         self.captures.clear();
     }

@@ -289,7 +289,7 @@ fn info(registry: &Registry, ping: bool) -> MachineInfo {
         pid: std::process::id(),
         shape: shape.to_string(),
         torus: shape.torus(),
-        generation: registry.interconnect().map(|kind| kind.name().into()),
+        generation: registry.running().map(|machine| machine.interconnect().name().into()),
         links_down: network::links_down(registry),
         seconds: registry.started.elapsed().as_secs_f64(),
         nodes,

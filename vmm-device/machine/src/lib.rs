@@ -41,8 +41,9 @@ pub use crate::config::{Capacity, Doorbells, Links, MachineConfig};
 pub use crate::error::Error;
 pub use crate::node::{DoorbellBackend, Node, NodeParts};
 pub use crate::pump::Pump;
-pub use crate::torus::{TORUS_TIMING, Torus, TorusNode};
+pub use crate::torus::{TORUS_TIMING, Torus, TorusNetwork, TorusNode};
 pub use tofu_abi::Generation;
+pub use tofu_tnw_device::Nwp;
 
 /// The network of a machine, for those who look at it or meddle with it. It may outlive the
 /// machine.

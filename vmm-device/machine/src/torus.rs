@@ -43,8 +43,28 @@ pub struct Torus {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// The network of a machine of TNW, for those who look at it or meddle with it. It may outlive the
+/// machine.
+#[derive(Clone)]
+pub struct TorusNetwork {
+    wires: Arc<Wires<Unit>>,
+    machine: Weak<TorusShared>,
+}
+
+impl TorusNetwork {
+    /// The links, and their faults.
+    pub fn wires(&self) -> &Wires<Unit> {
+        &self.wires
+    }
+
+    /// A node, as long as the machine is there; `None` where no device was put.
+    pub fn node(&self, id: NodeId) -> Option<Arc<TorusNode>> {
+        self.machine.upgrade()?.nodes.get(id.index())?.get().cloned()
+    }
+}
+
 struct TorusShared {
-    wires: Wires<Unit>,
+    wires: Arc<Wires<Unit>>,
     nodes: Vec<OnceLock<Arc<TorusNode>>>,
     clock: Clock,
     /// Devices that have something to do, each once.
@@ -80,18 +100,7 @@ impl Torus {
     ///
     /// [`Error::NotThreeAxes`] for other shapes.
     pub fn new(shape: Shape) -> Result<Self, Error> {
-        Self::over(Arc::new(Fabric::new(shape)))
-    }
-
-    /// A machine over these links, which may be those of a [`Machine`](crate::Machine): then who
-    /// looks at that one's links, or takes them down, has these. Modelled ones will not do: here
-    /// nobody drives them.
-    ///
-    /// # Errors
-    ///
-    /// As [`Torus::new`].
-    pub fn over(fabric: Arc<Fabric>) -> Result<Self, Error> {
-        Self::with_clock(fabric, Clock::Host(Instant::now()))
+        Self::with_clock(shape, Clock::Host(Instant::now()))
     }
 
     /// The same; its time stands still but for [`Torus::advance`].
@@ -100,16 +109,15 @@ impl Torus {
     ///
     /// As [`Torus::new`].
     pub fn with_manual_clock(shape: Shape) -> Result<Self, Error> {
-        Self::with_clock(Arc::new(Fabric::new(shape)), Clock::Manual(AtomicU64::new(0)))
+        Self::with_clock(shape, Clock::Manual(AtomicU64::new(0)))
     }
 
-    fn with_clock(fabric: Arc<Fabric>, clock: Clock) -> Result<Self, Error> {
-        let shape = *fabric.shape();
+    fn with_clock(shape: Shape, clock: Clock) -> Result<Self, Error> {
         if [Axis::A, Axis::B, Axis::C].into_iter().any(|axis| shape.len(axis) != 1) {
             return Err(Error::NotThreeAxes(shape));
         }
         let shared = TorusShared {
-            wires: Wires::new(fabric, TORUS_TIMING),
+            wires: Arc::new(Wires::new(Arc::new(Fabric::new(shape)), TORUS_TIMING)),
             nodes: (0..shape.nodes()).map(|_| OnceLock::new()).collect(),
             clock,
             ready: Mutex::default(),
@@ -125,6 +133,12 @@ impl Torus {
     /// The links: up or down, their counters, their faults.
     pub fn wires(&self) -> &Wires<Unit> {
         &self.shared.wires
+    }
+
+    /// What can be seen and changed of the network from anywhere.
+    pub fn network(&self) -> TorusNetwork {
+        let wires = Arc::clone(&self.shared.wires);
+        TorusNetwork { wires, machine: Arc::downgrade(&self.shared) }
     }
 
     /// Time on the machine's clock, in nanoseconds.
@@ -195,6 +209,20 @@ impl Torus {
         Ok(())
     }
 
+    /// Stops the engine thread, after what it is at.
+    pub fn stop(&self) {
+        self.shared.stopping.store(true, SeqCst);
+        {
+            let _ready = lock(&self.shared.ready);
+            self.shared.changed.notify_all();
+        }
+        if let Some(thread) = lock(&self.thread).take()
+            && thread.join().is_err()
+        {
+            log::error!("an engine thread has panicked");
+        }
+    }
+
     /// Whether there is an engine thread.
     pub fn has_engine(&self) -> bool {
         self.shared.has_engine.load(SeqCst)
@@ -220,16 +248,7 @@ impl Torus {
 
 impl Drop for Torus {
     fn drop(&mut self) {
-        self.shared.stopping.store(true, SeqCst);
-        {
-            let _ready = lock(&self.shared.ready);
-            self.shared.changed.notify_all();
-        }
-        if let Some(thread) = lock(&self.thread).take()
-            && thread.join().is_err()
-        {
-            log::error!("an engine thread has panicked");
-        }
+        self.stop();
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
 use tofu_agent::wire::MAX_DATA;
 use tofu_control::lines::LineReader;
@@ -17,6 +17,7 @@ use tofu_machine::capture::{Capture, CaptureConfig};
 use super::reply::say;
 use crate::capture::select::{CapturePoints, PacketKinds};
 use crate::capture::write;
+use crate::machine::AnyNetwork;
 use crate::registry::Registry;
 
 /// Sends what is written to a client.
@@ -48,6 +49,7 @@ pub(super) struct Begun {
 /// One line for the user.
 pub(super) fn begin(registry: &Registry, request: &CaptureRequest) -> anyhow::Result<Begun> {
     let network = registry.running().context("the machine has not started yet")?;
+    let AnyNetwork::Tofu(network) = network else { bail!("a machine of TNW has no captures") };
     let node = NodeId(request.node);
     let at = registry.place(node)?;
     let generation = network.generation();

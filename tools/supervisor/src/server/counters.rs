@@ -7,7 +7,7 @@ use tofu_fabric::NodeId;
 use tofu_gateway::LinkCounters;
 use tofu_machine::Node;
 
-use crate::registry::Registry;
+use crate::registry::{AnyNode, Registry};
 
 /// Counters of a control queue's page.
 const QUEUE: [CqReg; 4] =
@@ -19,7 +19,7 @@ const QUEUE: [CqReg; 4] =
 ///
 /// One line for the user, if the machine is not there or has no such node.
 pub(super) fn of(registry: &Registry, id: NodeId) -> anyhow::Result<Option<NodeCounters>> {
-    let Some(node) = registry.device(id)? else { return Ok(None) };
+    let Some(AnyNode::Tofu(node)) = registry.device(id)? else { return Ok(None) };
     let ip = registry.gateway_link(registry.place(id)?).map(|stats| ip(&stats.now()));
     Ok(Some(NodeCounters { ip, ..of_device(&node) }))
 }

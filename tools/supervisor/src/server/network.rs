@@ -1,16 +1,16 @@
 //! Requests about the network of a machine that runs: its state, and changes of it.
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use tofu_abi::Coords;
 use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, Reply};
 use tofu_fabric::{NodeId, Port, Shape};
 
 use crate::faults::FaultSpec;
 use crate::link_errors::LinkErrorSpec;
+use crate::machine::AnyNetwork;
 use crate::registry::Registry;
-use crate::units::Interconnect;
 
-fn running(registry: &Registry) -> anyhow::Result<&tofu_machine::Network> {
+fn running(registry: &Registry) -> anyhow::Result<&AnyNetwork> {
     registry.running().context("the machine has not started yet")
 }
 
@@ -20,7 +20,7 @@ fn running(registry: &Registry) -> anyhow::Result<&tofu_machine::Network> {
 ///
 /// One line for the user, as all errors here.
 pub(super) fn set_link(registry: &Registry, node: u32, port: &str, up: bool) -> anyhow::Result<()> {
-    let fabric = running(registry)?.wires().fabric();
+    let fabric = running(registry)?.fabric();
     fabric.set_link(registry.place(NodeId(node))?, known_port(port)?, up)?;
     registry.publish(Some(NodeId(node)), EventKind::Link { port: port.to_owned(), up });
     Ok(())
@@ -41,7 +41,7 @@ pub(super) fn set_link_errors(
 ) -> anyhow::Result<()> {
     let spec = errors.map(|text| text.parse::<LinkErrorSpec>()).transpose();
     let spec = spec.map_err(|allowed| anyhow!("errors of a link are {allowed}"))?;
-    let fabric = running(registry)?.wires().fabric();
+    let fabric = running(registry)?.fabric();
     let lanes = fabric.parameters().map_or(0, |parameters| parameters.lanes);
     let at = registry.place(NodeId(node))?;
     let errors = spec.unwrap_or_default().errors(lanes);
@@ -52,7 +52,7 @@ pub(super) fn set_link_errors(
 }
 
 pub(super) fn links(registry: &Registry) -> anyhow::Result<Reply> {
-    let fabric = running(registry)?.wires().fabric();
+    let fabric = running(registry)?.fabric();
     let down = fabric.links().filter(|(_, up)| !up);
     let ends = down.filter_map(|(link, _)| LinkEnd::of(fabric.shape(), &link));
     Ok(Reply::Links { down: ends.collect() })
@@ -62,23 +62,13 @@ pub(super) fn set_faults(registry: &Registry, faults: Option<String>) -> anyhow:
     let spec = faults.map(|text| text.parse::<FaultSpec>()).transpose();
     let spec = spec.map_err(|allowed| anyhow!("faults are {allowed}"))?;
     let faults = spec.as_ref().map(ToString::to_string);
-    faults_can_be_had(registry)?;
-    running(registry)?.wires().set_faults(spec.map(|spec| spec.plan()))?;
+    running(registry)?.set_faults(spec.map(|spec| spec.plan()))?;
     registry.publish(None, EventKind::Faults { faults });
     Ok(())
 }
 
-/// Those of the other links are their own.
-fn faults_can_be_had(registry: &Registry) -> anyhow::Result<()> {
-    if registry.interconnect() == Some(Interconnect::Tnw) {
-        bail!("faults of a machine of TNW are given when it starts, and not shown or changed");
-    }
-    Ok(())
-}
-
 pub(super) fn faults(registry: &Registry) -> anyhow::Result<Reply> {
-    faults_can_be_had(registry)?;
-    let faults = running(registry)?.wires().faults().map(|(plan, counters)| FaultReport {
+    let faults = running(registry)?.faults().map(|(plan, counters)| FaultReport {
         faults: FaultSpec::of(&plan).to_string(),
         links: plan.links.len() as u32,
         lost: counters.lost,
@@ -95,7 +85,7 @@ pub(super) fn links_down(registry: &Registry) -> Vec<[[u8; 6]; 2]> {
     let network = &registry.network;
     match registry.running() {
         Some(running) => {
-            let down = running.wires().fabric().links().filter(|(_, up)| !up);
+            let down = running.fabric().links().filter(|(_, up)| !up);
             down.filter_map(|(link, _)| ends(&network.shape, link.from, link.port)).collect()
         }
         None => {

@@ -1,7 +1,8 @@
 //! The registers of a node's device, by the names of the register map.
 //!
 //! Left out are those that are written only, user pages of queues and channels that nobody has
-//! enabled, and of the barrier gates those that are not enabled: there are thousands of them.
+//! enabled, and of the barrier gates those that are not enabled: there are thousands of them. Of a
+//! network processor of TNW those links are there that lead somewhere, and channels that were used.
 
 use tofu_abi::barrier::{GpidBseq, LocalLink, RemoteLink, SignalMask, SignalState};
 use tofu_abi::irq::{BgsIrqs, CqsIrqs, TniIrqs};
@@ -9,12 +10,13 @@ use tofu_abi::regs::{
     BchReg, BgsReg, CqReg, CqsMode, CqsReg, CqsStatus, NUM_PORT, NodeAddress, PortReg, Register,
     TniReg, TofuReg, XbReg,
 };
+use tofu_abi::tnw::{self, Channel, ChannelReg, Link, LinkReg, NwpReg};
 use tofu_abi::{BgId, CqId, TniId};
 use tofu_control::protocol::RegisterValue;
 use tofu_fabric::{NodeId, Port};
-use tofu_machine::Node;
+use tofu_machine::{Node, Nwp};
 
-use crate::registry::Registry;
+use crate::registry::{AnyNode, Registry};
 
 /// The registers of a node's device; `None` if there is no device.
 ///
@@ -22,7 +24,48 @@ use crate::registry::Registry;
 ///
 /// One line for the user, if the machine is not there or has no such node.
 pub(super) fn of(registry: &Registry, id: NodeId) -> anyhow::Result<Option<Vec<RegisterValue>>> {
-    Ok(registry.device(id)?.map(|node| Reader { node: &node, found: Vec::new() }.all()))
+    Ok(registry.device(id)?.map(|node| match node {
+        AnyNode::Tofu(node) => Reader { node: &node, found: Vec::new() }.all(),
+        AnyNode::Tnw(node) => of_nwp(node.nwp()),
+    }))
+}
+
+/// The registers of a network processor.
+fn of_nwp(nwp: &Nwp) -> Vec<RegisterValue> {
+    let value = |of: &str, register: tnw::Register, name: &str| {
+        let value = nwp.read_register(register);
+        let fields: Fields = match register {
+            tnw::Register::Nwp(NwpReg::Control) => tnw::Control::FIELDS,
+            tnw::Register::Nwp(NwpReg::Errors) => tnw::Errors::FIELDS,
+            tnw::Register::Link(_, LinkReg::Status) => tnw::LinkStatus::FIELDS,
+            _ => &[],
+        };
+        RegisterValue {
+            offset: register.offset(),
+            of: of.to_owned(),
+            name: name.to_owned(),
+            value,
+            fields: extract(fields, value),
+        }
+    };
+    let own = NwpReg::ALL.iter().map(|&reg| value("tnw", tnw::Register::Nwp(reg), reg.name()));
+    let mut found: Vec<_> = own.collect();
+    for link in Link::ALL.into_iter().filter(|link| nwp.leads_somewhere(*link)) {
+        let of = format!("link {}", link.port());
+        let regs = LinkReg::ALL.iter();
+        found.extend(regs.map(|&reg| value(&of, tnw::Register::Link(link, reg), reg.name())));
+        for channel in Channel::ALL {
+            let of = format!("{of} channel {}", channel.index());
+            let regs = ChannelReg::ALL.iter();
+            let regs =
+                regs.map(|&reg| value(&of, tnw::Register::Channel(link, channel, reg), reg.name()));
+            let regs: Vec<_> = regs.collect();
+            if regs.iter().any(|register| register.value != 0) {
+                found.extend(regs);
+            }
+        }
+    }
+    found
 }
 
 /// The fields of a value, as `FIELDS` of the register map has them.
@@ -163,8 +206,12 @@ fn fields(register: Register, value: u64) -> Vec<(String, String)> {
         }
         _ => &[],
     };
+    extract(known, value)
+}
+
+fn extract(fields: Fields, value: u64) -> Vec<(String, String)> {
     let field = |&(name, low, high): &(&str, u32, u32)| {
         (name.to_owned(), tofu_abi::bits::extract(value, low, high).to_string())
     };
-    known.iter().map(field).collect()
+    fields.iter().map(field).collect()
 }

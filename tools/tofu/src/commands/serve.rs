@@ -15,6 +15,7 @@ use tofu_machine::Doorbells;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::janitor::Janitor;
+use tofu_supervisor::machine::AnyNetwork;
 use tofu_supervisor::options::{SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::Network;
 use tofu_supervisor::registry::Registry;
@@ -105,7 +106,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let kind = (generation, file.link_mode.unwrap_or_default().links());
     let machine = runner::machine(&network, kind, Doorbells::Trapped, engines, &confinement)?;
     let registry = Arc::new(Registry::new(&network, sender));
-    registry.built(&machine, file.interconnect, None)?;
+    registry.built(AnyNetwork::Tofu(machine.network().clone()), None)?;
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
     let mut served = Vec::new();
     for (at, socket) in shape.iter().zip(&sockets) {

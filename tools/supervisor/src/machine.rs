@@ -1,0 +1,99 @@
+//! A machine of whichever devices.
+
+use std::sync::Arc;
+
+use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId, Port};
+use tofu_machine::{Machine, Network, Torus, TorusNetwork};
+
+use crate::units::Interconnect;
+
+/// A machine and its devices. Copies are the same machine.
+#[derive(Clone)]
+pub enum AnyMachine {
+    /// Of a generation of Tofu.
+    Tofu(Arc<Machine>),
+    /// Of TNW.
+    Tnw(Arc<Torus>),
+}
+
+impl AnyMachine {
+    /// The machine, if it is one of Tofu.
+    pub const fn tofu(&self) -> Option<&Arc<Machine>> {
+        match self {
+            Self::Tofu(machine) => Some(machine),
+            Self::Tnw(_) => None,
+        }
+    }
+
+    /// What can be seen and changed of it from anywhere.
+    pub fn network(&self) -> AnyNetwork {
+        match self {
+            Self::Tofu(machine) => AnyNetwork::Tofu(machine.network().clone()),
+            Self::Tnw(torus) => AnyNetwork::Tnw(torus.network()),
+        }
+    }
+
+    /// Stops its engines.
+    pub fn stop(&self) {
+        match self {
+            Self::Tofu(machine) => machine.stop(),
+            Self::Tnw(torus) => torus.stop(),
+        }
+    }
+}
+
+/// The network of a machine, for those who look at it or meddle with it. It may outlive the
+/// machine.
+#[derive(Clone)]
+pub enum AnyNetwork {
+    /// Of a generation of Tofu.
+    Tofu(Network),
+    /// Of TNW.
+    Tnw(TorusNetwork),
+}
+
+impl AnyNetwork {
+    /// What kind of devices there are.
+    pub const fn interconnect(&self) -> Interconnect {
+        match self {
+            Self::Tofu(network) => Interconnect::Tofu(network.generation()),
+            Self::Tnw(_) => Interconnect::Tnw,
+        }
+    }
+
+    /// The links.
+    pub fn fabric(&self) -> &Arc<Fabric> {
+        match self {
+            Self::Tofu(network) => network.wires().fabric(),
+            Self::Tnw(network) => network.wires().fabric(),
+        }
+    }
+
+    /// Has these faults happen from now on, or none.
+    ///
+    /// # Errors
+    ///
+    /// If a link that is named is not there. All stays as it was then.
+    pub fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink> {
+        match self {
+            Self::Tofu(network) => network.wires().set_faults(plan),
+            Self::Tnw(network) => network.wires().set_faults(plan),
+        }
+    }
+
+    /// The faults there are, and how often they happened since they were set.
+    pub fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
+        match self {
+            Self::Tofu(network) => network.wires().faults(),
+            Self::Tnw(network) => network.wires().faults(),
+        }
+    }
+
+    /// Has `tell` told when a modelled link has failed; those of TNW never do.
+    pub(crate) fn on_link_failure(&self, tell: impl Fn(NodeId, Port) + Send + Sync + 'static) {
+        match self {
+            Self::Tofu(network) => network.on_link_failure(tell),
+            Self::Tnw(_) => {}
+        }
+    }
+}
