@@ -449,14 +449,26 @@ impl<P: Platform + Windows> Stream<'_, P> {
         }
         let mut rest = message;
         while !rest.is_empty() {
-            if self.room() < PACKET && !self.wait_for_room(timeout_ns) {
-                return Err(SendError::Stalled(message.len() - rest.len()));
+            match self.send_packet(rest) {
+                Some(tail) => rest = tail,
+                None if self.wait_for_room(timeout_ns) => {}
+                None => return Err(SendError::Stalled(message.len() - rest.len())),
             }
-            let (packet, tail) = rest.split_at(rest.len().min(PACKET_DATA));
-            self.store(packet, tail.is_empty());
-            rest = tail;
         }
         Ok(())
+    }
+
+    /// Sends the first packet of what is left of a message, for who has other things to do while
+    /// the window is full, and returns what is left then. The message ends when nothing is.
+    ///
+    /// `None` if there is no room in the window, or nothing to send.
+    pub fn send_packet<'m>(&mut self, rest: &'m [u8]) -> Option<&'m [u8]> {
+        if rest.is_empty() || self.room() < PACKET {
+            return None;
+        }
+        let (packet, tail) = rest.split_at(rest.len().min(PACKET_DATA));
+        self.store(packet, tail.is_empty());
+        Some(tail)
     }
 
     fn wait_for_room(&self, timeout_ns: u64) -> bool {

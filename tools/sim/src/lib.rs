@@ -5,6 +5,7 @@ mod machine;
 mod papers;
 mod plot;
 mod scenario;
+mod tnw;
 mod traffic;
 
 use std::io::{self, Write};
@@ -18,13 +19,14 @@ use plot::Curves;
 
 /// Run a network in modelled time, without guests
 ///
-/// `tofu sim papers` prints what papers have published of the Tofu interconnects beside what this
-/// model comes to. A scenario says who sends what to whom, and what comes of it is printed.
+/// `tofu sim papers` prints what papers have published of the Tofu interconnects and of TNW beside
+/// what this model comes to. A scenario says who sends what to whom, and what comes of it is
+/// printed.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct SimArgs {
     /// papers, a scenario file, or one of the scenarios torus, uniform, permutation, rails,
-    /// neighbour, transpose, hotspot, errors and k
+    /// neighbour, transpose, hotspot, errors, k and tnw
     #[arg(value_name = "WHAT")]
     what: String,
 
@@ -53,7 +55,8 @@ Examples:
   tofu sim uniform                 latency against load, half a rack
   tofu sim torus                   latency against load and saturation, 8x8x8
   tofu sim my.toml --json          a scenario of one's own
-  tofu sim k --threads 2           on two processors";
+  tofu sim k --threads 2           on two processors
+  tofu sim tnw                     messages over three links of TNW at once";
 
 /// Runs `tofu sim`.
 ///
@@ -65,7 +68,12 @@ pub fn run(args: &SimArgs) -> anyhow::Result<u8> {
         let report = papers::Report::measure()?;
         return args.print(&report, report.curves(), &report.text());
     }
-    let report = scenario::Scenario::find(&args.what)?.run(args.threads)?;
+    let text = scenario::text_of(&args.what)?;
+    if tnw::scenario::is_of_tnw(&text) {
+        let report = tnw::scenario::Scenario::parse(&args.what, &text)?.run()?;
+        return args.print(&report, &report.curves(), &report.text());
+    }
+    let report = scenario::Scenario::parse(&args.what, &text)?.run(args.threads)?;
     args.print(&report, &report.curves(), &report.text())
 }
 

@@ -9,6 +9,7 @@ mod live;
 mod permutations;
 mod results;
 mod switching;
+mod tnw;
 mod values;
 
 use std::fmt::Write as _;
@@ -47,6 +48,7 @@ impl Report {
         switching::measure(&mut results)?;
         permutations::measure(&mut results)?;
         barrier::measure(&mut results)?;
+        tnw::measure(&mut results)?;
         let values = VALUES
             .iter()
             .map(|value| {

@@ -230,6 +230,11 @@ impl Nwp {
         }
     }
 
+    /// A link takes packets that took none when it was asked last (see [`Net::room`]).
+    pub fn room(&self, link: Link) {
+        self.wake(link);
+    }
+
     /// Notes errors; tells of those that are new.
     pub(crate) fn error(&self, errors: Errors) {
         if errors.0 & !self.errors.fetch_or(errors.0, SeqCst) != 0 {
@@ -408,16 +413,15 @@ impl Nwp {
         let now = self.host.now_ns();
         let mut guard = lock(&module.state);
         let state = &mut *guard;
-        let mut out = |unit| net.send(link, unit);
         if std::mem::take(&mut state.greet) {
             let room = state.room();
-            state.end.greet(&room, &mut out);
+            state.end.greet(&room, &mut |unit| net.send(link, unit));
         }
-        let mut more = self.take_in(module, state, now, &mut out);
+        let mut more = self.take_in(module, state, now, &mut |unit| net.send(link, unit));
         let mut rounds = 0;
         loop {
-            let worked = self.send_round(link, state, now, &mut out)
-                | self.move_round(link, state, &mut out);
+            let worked = self.send_round(link, state, now, net)
+                | self.move_round(link, state, &mut |unit| net.send(link, unit));
             rounds += 1;
             if !worked {
                 break;
@@ -460,13 +464,7 @@ impl Nwp {
     }
 
     /// Each channel sends one run, if it may. Returns whether any did.
-    fn send_round(
-        &self,
-        link: Link,
-        state: &mut LinkState,
-        now: u64,
-        out: &mut dyn FnMut(Unit),
-    ) -> bool {
+    fn send_round(&self, link: Link, state: &mut LinkState, now: u64, net: &mut dyn Net) -> bool {
         let dma = self.dma();
         let mut worked = false;
         let first = state.next_tx;
@@ -478,17 +476,18 @@ impl Nwp {
                 state.end.idle(channel);
                 continue;
             }
-            let most = state.end.may_send(channel).min(MAX_RUN);
+            let most = state.end.may_send(channel);
             if most == 0 {
                 state.end.stall(channel, now);
                 continue;
             }
             state.end.idle(channel);
+            let most = most.min(net.room(link));
             let head = tx.head();
             let done = match tx.take(channel, most, dma) {
                 Ok(None) => continue,
                 Ok(Some(outgoing)) => {
-                    state.end.send(outgoing.data, now, out);
+                    state.end.send(outgoing.data, now, &mut |unit| net.send(link, unit));
                     outgoing.done
                 }
                 Err(done) => Some(done),

@@ -2,7 +2,7 @@
 
 use tofu_abi::tnw::Link;
 
-use crate::unit::Unit;
+use crate::unit::{MAX_RUN, Unit};
 
 /// The platform that a device is plugged into: interrupts, engines, a clock.
 ///
@@ -25,6 +25,14 @@ pub trait Host: Send + Sync {
 
 /// The links as seen by a thread that drives a device.
 pub trait Net {
+    /// Packets that a link takes now; no more are fetched or taken out of a window at a time. Where
+    /// that is 0, [`Nwp::room`](crate::Nwp::room) must be called when it is more. What is sent
+    /// again, and commands, do not ask.
+    fn room(&self, link: Link) -> u16 {
+        let _ = link;
+        MAX_RUN
+    }
+
     /// Sends over a link. What is sent over a link arrives in that order, if at all.
     ///
     /// Called with a lock of the sender's held; it hands the unit to

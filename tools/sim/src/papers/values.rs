@@ -91,6 +91,7 @@ const FIGURE_6: &str = "IEEE Micro Figure 6";
 const FIGURE_8: &str = "IEEE Micro Figure 8";
 const FIGURE_9: &str = "IEEE Micro Figure 9";
 const FIGURE_10: &str = "IEEE Micro Figure 10";
+const TNW: &str = "TNW 4";
 
 const SUBMESH: &str = "links in the middle of eight units are full at 82 %, as a frame of 1 KB \
     takes 1120 bytes, and each message is answered; the rest is lost as outputs serve in turn";
@@ -165,4 +166,11 @@ pub(super) const VALUES: &[Value] = &[
     curve(value("ring-linear", FIGURE_10, "3D ring: 384 to 768 nodes by 192 to 384", "times", 2.0)),
     at_least(value("ring-doubling", FIGURE_10, "768 nodes: 3D ring by doubling", "times", 1.0)),
     at_least(value("doubling-3d", FIGURE_10, "768 nodes: doubling by 3D doubling", "times", 1.0)),
+    given(value("tnw-link", TNW, "a link, messages of 1 MiB", "GB/s", 0.91)),
+    given(value("tnw-processors", TNW, "processor to processor", "us", 0.6)),
+    value("tnw-pput-latency", TNW, "Pput, 128 bytes", "us", 1.67),
+    value("tnw-nget-latency", TNW, "Nget, 128 bytes", "us", 2.16),
+    value("tnw-pput", TNW, "Pput, messages of 16 KiB", "GB/s", 0.83),
+    value("tnw-flushed", TNW, "Pput flushed by software, the same", "GB/s", 0.5),
+    value("tnw-nget", TNW, "Nget, the same", "GB/s", 0.76),
 ];
