@@ -230,7 +230,7 @@ impl Network {
 
     /// The same; the kind of device may be given, too, and the shape of a machine of Tofu of which
     /// none is given.
-    pub(crate) fn new_or(
+    pub fn new_or(
         args: &ShapeArgs,
         interconnect: Option<Interconnect>,
         default: Shape,

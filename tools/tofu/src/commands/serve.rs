@@ -7,9 +7,10 @@ use std::sync::{Arc, mpsc};
 use anyhow::bail;
 use clap::Parser;
 use serde_json::json;
-use tofu_abi::Coords;
+use tofu_abi::{Coords, Generation};
 use tofu_control::MachineName;
 use tofu_control::rundir::{RunDir, node_file};
+use tofu_fabric::Shape;
 use tofu_linux_nodes::qemu;
 use tofu_machine::Doorbells;
 use tofu_supervisor::confine::Confinement;
@@ -20,7 +21,7 @@ use tofu_supervisor::options::{SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::Network;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
-use tofu_supervisor::units::{Engines, MemorySize};
+use tofu_supervisor::units::{Engines, Interconnect, MemorySize, generation};
 use tofu_supervisor::{command_line, runner, server};
 use tofu_ui::{exit, signals};
 use tofu_vfio_user::Backing;
@@ -38,6 +39,12 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
+
+    /// Generation of the devices: k, fx10, fx100 or fugaku, as for `tofu up`
+    ///
+    /// [default: that of the machine file, or fugaku]
+    #[arg(long, value_name = "GENERATION", value_parser = generation)]
+    pub(crate) generation: Option<Generation>,
 
     /// Folder for the sockets, node-X-Y-Z-A-B-C.sock [default: the machine's run directory]
     #[arg(long, value_name = "DIR")]
@@ -65,6 +72,7 @@ pub(crate) struct ServeArgs {
 const EXAMPLES: &str = "\
 Examples:
   tofu serve --shape 2x1x1x1x1x1
+  tofu serve --generation k --shape 2x1x1x1x1x1
   tofu serve -c machine.toml --socket-dir /tmp/sockets --json";
 
 /// Sockets that are printed with their command lines; of more only the folder is.
@@ -74,11 +82,18 @@ const MOST: u32 = 1024;
 
 /// Runs `tofu serve` and returns the exit code.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
-    let (network, file) = Network::new(&args.shape)?;
+    let given = args.generation.map(Interconnect::Tofu);
+    let (network, file) = Network::new_or(&args.shape, given, Shape::UNIT)?;
     let shape = network.shape;
     if shape.nodes() > MOST {
         bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());
     }
+    let Some(generation) = args.generation.or(file.interconnect.tofu()) else {
+        bail!(
+            "devices of TNW cannot be served to other monitors; --generation or the machine file \
+             may name another generation"
+        );
+    };
     let (sender, events) = mpsc::channel();
     let signal_sender = sender.clone();
     let _signals = signals::forward(move |signal| {
@@ -97,12 +112,6 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let confinement = Confinement::of_programs(&[dir.base(), folder.as_path()], args.sandbox.off)?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(args.engines.or(file.engines), cores);
-    let Some(generation) = file.interconnect.tofu() else {
-        bail!(
-            "devices of TNW cannot be served to other monitors; the machine file may name \
-             another generation"
-        );
-    };
     let kind = (generation, file.link_mode.unwrap_or_default().links());
     let machine = runner::machine(&network, kind, Doorbells::Trapped, engines, &confinement)?;
     let registry = Arc::new(Registry::new(&network, sender));
@@ -122,7 +131,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     server::serve(&dir.control(), &registry)?;
     let served_at: Vec<_> = shape.iter().zip(sockets).collect();
     let words = command_line::network(&shape, served_at.len(), "tofu.");
-    print(args, &dir, &served_at, &folder, &words)?;
+    print(args, &dir, generation, &served_at, &folder, &words)?;
     let code = loop {
         let event = events.recv()?;
         registry.heard(&event);
@@ -140,6 +149,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
 fn print(
     args: &ServeArgs,
     dir: &RunDir,
+    generation: Generation,
     served: &[(Coords, PathBuf)],
     folder: &std::path::Path,
     words: &str,
@@ -152,12 +162,14 @@ fn print(
             .map(|(at, socket)| json!({ "node": at.to_array(), "socket": socket }))
             .collect();
         let machine = json!({
-            "machine": dir.name(), "shape": shape, "nodes": nodes, "append": words,
+            "machine": dir.name(), "generation": generation.name(), "shape": shape,
+            "nodes": nodes, "append": words,
         });
         writeln!(out, "{machine}")?;
         return Ok(out.flush()?);
     }
-    writeln!(out, "machine {}: {} devices in {}", dir.name(), served.len(), folder.display())?;
+    let (name, devices, folder) = (dir.name(), served.len(), folder.display());
+    writeln!(out, "machine {name}: {devices} devices of {generation} in {folder}")?;
     for (at, socket) in served.iter().take(SHOWN) {
         writeln!(out, "{at}  {}", socket.display())?;
     }

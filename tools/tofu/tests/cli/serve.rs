@@ -138,6 +138,11 @@ fn links_go_down_and_come_up() {
 
 /// A message of the vfio-user protocol: its command, and a body; returns the error of the answer.
 fn say(client: &mut UnixStream, command: u16, body: &[u8]) -> u32 {
+    ask(client, command, body).err().unwrap_or(0)
+}
+
+/// The same, with the body of an answer that is no error.
+fn ask(client: &mut UnixStream, command: u16, body: &[u8]) -> Result<Vec<u8>, u32> {
     let mut message = Vec::new();
     message.extend([7, 0]);
     message.extend(command.to_ne_bytes());
@@ -151,12 +156,59 @@ fn say(client: &mut UnixStream, command: u16, body: &[u8]) -> u32 {
     let mut rest = vec![0; word(4) as usize - 16];
     client.read_exact(&mut rest).unwrap();
     // The answer's flags say whether it is an error.
-    if word(8) & 1 << 5 == 0 { 0 } else { word(12) }
+    if word(8) & 1 << 5 == 0 { Ok(rest) } else { Err(word(12)) }
+}
+
+/// Version 0.1, without capabilities.
+const VERSION: &[u8] = b"\0\0\x01\0{}\0";
+
+/// Vendor and device id of the first device of a machine.
+fn ids(machine: &serde_json::Value) -> u32 {
+    let mut client = UnixStream::connect(&sockets(machine)[0]).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(say(&mut client, 1, VERSION), 0);
+    // REGION_READ: four bytes at offset 0 of region 7, which is configuration space.
+    let body = [0u32, 0, 7, 4].map(u32::to_ne_bytes).concat();
+    let answer = ask(&mut client, 9, &body).unwrap();
+    u32::from_le_bytes(answer[16..20].try_into().unwrap())
+}
+
+#[test]
+fn devices_are_of_the_generation_that_is_asked_for() {
+    let place = Place::new();
+    let file = place.path().join("machine.toml");
+    std::fs::write(&file, "generation = \"fx100\"\n").unwrap();
+    let in_file = ["-c", file.to_str().unwrap()];
+    let cases: [(&[&str], _, _); 4] = [
+        (&[], "fugaku", 0x1ccd_10cf),
+        (&["--generation", "fx10"], "fx10", 0x1cc1_10cf),
+        (&in_file, "fx100", 0x1cc2_10cf),
+        // The command line wins.
+        (&[&in_file[..], &["--generation", "k"]].concat(), "k", 0x1cc1_10cf),
+    ];
+    for (args, generation, expected) in cases {
+        let (mut process, machine) = place.start(&[&PAIR, args].concat());
+        assert_eq!(machine["generation"], generation);
+        assert_eq!(place.ps()[0]["generation"], generation);
+        assert_eq!(ids(&machine), expected, "{generation}");
+        interrupt(process.id());
+        assert_eq!(process.wait(), Some(130));
+    }
+    let error = place.run(&["serve", "--generation", "tnw"]).error();
+    assert!(error.contains("tnw") && error.contains("\"fugaku\" (TofuD)"), "{error}");
+    std::fs::write(&file, "generation = \"tnw\"\n").unwrap();
+    let error = place.run(&[&["serve"], &in_file[..]].concat()).error();
+    assert!(error.contains("devices of TNW cannot be served to other monitors"), "{error}");
+    let (mut process, machine) =
+        place.start(&[&PAIR, &in_file[..], &["--generation", "k"]].concat());
+    assert_eq!(ids(&machine), 0x1cc1_10cf);
+    interrupt(process.id());
+    assert_eq!(process.wait(), Some(130));
+    place.is_clean();
 }
 
 #[test]
 fn clients_that_would_wait_in_vain_are_told() {
-    const VERSION: &[u8] = b"\0\0\x01\0{}\0";
     const BUSY: u32 = 16;
     const INVALID: u32 = 22;
     let place = Place::new();
