@@ -213,22 +213,27 @@ impl Nodes {
         }
         members.into_iter().for_each(|member| passed(&member.end(PATIENCE)));
     }
+}
 
-    /// The driver for learners, compiled as the manual says, in place of ours.
-    #[track_caller]
-    pub fn learners_driver(&self) {
-        let source = "../../guest-lib/kernel/samples/first_put";
-        let out = self.place.path().to_str().unwrap();
-        let kernel = image();
-        let compile = ["image", "module", source, "--kernel", &kernel, "--out", out];
-        let module = self.place.run_for(&compile, PATIENCE, b"").ok();
-        self.place.run(&["cp", module.trim(), "1:/tmp"]).ok();
-        let script = format!(
-            "rmmod tofu && insmod /tmp/first_put.ko && dmesg | tail -n 2 && rmmod first_put && \
-             {LOAD}"
-        );
-        let said = self.place.run_for(&["exec", "1", "--", "sh", "-c", &script], PATIENCE, b"");
-        let said = said.ok();
-        assert!(said.contains("Put of 64 bytes: rcode 0, arrived"), "{said}");
-    }
+/// The driver for learners (`guest-lib/kernel/samples/first_put`), compiled as the manual says.
+#[track_caller]
+pub fn first_put(place: &Place) -> Vec<u8> {
+    let source = "../../guest-lib/kernel/samples/first_put";
+    let out = place.path().to_str().unwrap();
+    let compile = ["image", "module", source, "--kernel", &image(), "--out", out];
+    let module = place.run_for(&compile, PATIENCE, b"").ok();
+    std::fs::read(module.trim()).unwrap()
+}
+
+/// The driver for learners takes the place of ours on a node for a while, and puts.
+#[track_caller]
+pub fn learners_driver(place: &Place, node: &str, module: &[u8]) {
+    let path = place.file("first_put.ko");
+    std::fs::write(&path, module).unwrap();
+    place.run(&["cp", &path, &format!("{node}:/tmp")]).ok();
+    let script = format!(
+        "rmmod tofu && insmod /tmp/first_put.ko && dmesg | tail -n 2 && rmmod first_put && {LOAD}"
+    );
+    let said = place.run_for(&["exec", node, "--", "sh", "-c", &script], PATIENCE, b"").ok();
+    assert!(said.contains("Put of 64 bytes: rcode 0, arrived"), "{said}");
 }

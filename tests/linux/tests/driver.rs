@@ -10,7 +10,8 @@ use std::time::Instant;
 use serde_json::Value;
 use tofu_abi::Generation;
 use tofu_linux_tests::driver::{
-    self, LOAD, Nodes, SHAPE, TRACING, checks_its_heap, image, is_well, passed, passes,
+    self, LOAD, Nodes, SHAPE, TRACING, checks_its_heap, first_put, image, is_well, learners_driver,
+    passed, passes,
 };
 use tofu_linux_tests::{MOMENT, PATIENCE, Running, skip, wait_for};
 
@@ -284,7 +285,7 @@ fn the_driver_and_its_tests() {
     let times = if std::env::var_os("TOFU_LONG").is_some() { 1000 } else { 100 };
     comes_and_goes(&nodes, times);
     without_an_iommu(&nodes);
-    nodes.learners_driver();
+    learners_driver(&nodes.place, "1", &first_put(&nodes.place));
     passes(&nodes.place, "0", &["/tmp/users"]);
     nodes.foreign_program();
     for node in ["0", "1"] {

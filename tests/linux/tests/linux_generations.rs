@@ -10,7 +10,9 @@ use std::fs;
 use serde_json::{Value, json};
 use tofu_abi::Generation;
 use tofu_abi::generation::Description;
-use tofu_linux_tests::driver::{self, CHECKS, LOAD, Nodes, SHAPE, is_well, passes};
+use tofu_linux_tests::driver::{
+    self, CHECKS, LOAD, Nodes, SHAPE, first_put, is_well, learners_driver, passes,
+};
 use tofu_linux_tests::net::long;
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, wait_for};
@@ -232,6 +234,7 @@ fn nodes_with_and_without_the_driver() {
     if !has_compiler(TEST) {
         return;
     }
+    let mut module = None;
     for generation in earlier() {
         let Some(place) = driver::place(TEST) else { return };
         let sdk = Sdk::new(&place);
@@ -262,6 +265,8 @@ fn nodes_with_and_without_the_driver() {
         // It goes and comes.
         let script = format!("for i in 1 2 3; do rmmod tofu && {LOAD} || exit 1; done");
         place.exec("0", &["sh", "-c", &script]).ok();
+        let module = module.get_or_insert_with(|| first_put(&place));
+        learners_driver(&place, "0", module);
         answers(&place, "0", "1");
         is_well(&place, "0");
         place.run(&["down"]).ok();
@@ -287,7 +292,6 @@ fn machines_whose_nodes_are_all_of_one_kind() {
         nodes.barriers();
         nodes.foreign_program();
         on_all(&nodes.place, &nodes.sdk, generation);
-        nodes.learners_driver();
         answers(&nodes.place, "0", "1");
         for node in ["0", "1"] {
             is_well(&nodes.place, node);

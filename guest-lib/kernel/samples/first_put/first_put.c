@@ -4,6 +4,9 @@
  * control queue 0 of TNI 0, registers two pages, has the device put 64 bytes from one to the other,
  * by way of the node itself, and says what became of it in the log.
  *
+ * It takes the controllers of the K computer, FX10, FX100 and Fugaku, and no other device: what it
+ * needs is the same in all of them (docs/src/user/generations.md).
+ *
  * Offsets and layouts are those of the register map in docs/src/user/driver-guide.md.
  */
 #include <linux/bits.h>
