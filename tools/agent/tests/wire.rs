@@ -100,6 +100,23 @@ proptest! {
     }
 }
 
+/// Runs without a zero of all lengths about those that COBS cuts at, before zeros, at the end, or
+/// both.
+#[test]
+fn runs_of_any_length_arrive() {
+    for run in (0..6).chain(250..260).chain(505..512).chain([MAX_DATA - 8]) {
+        for zeros in [0, 1, 2, 300] {
+            let bytes = [vec![7; run], vec![0; zeros], vec![9; run.min(600)]].concat();
+            let cut = bytes.len().min(MAX_DATA);
+            let what = ToProgram::Input(bytes[..cut].to_vec());
+            let message = ToGuest::To { id: 0, what };
+            let stream = encode(&message).unwrap();
+            assert_eq!(stream.iter().position(|byte| *byte == 0), Some(stream.len() - 1));
+            assert_eq!(read_all(&stream), (vec![message], 0), "{run} and {zeros} zeros");
+        }
+    }
+}
+
 #[test]
 fn frames_are_bounded() {
     let most = FromGuest::From {
