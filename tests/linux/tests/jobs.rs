@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
@@ -118,6 +119,7 @@ fn jobs_and_their_ends(job: &Job) {
     let line =
         |rank: usize| format!("{rank}: rank {rank} of 4: hello from rank {}", (rank + 3) % 4);
     assert_eq!(sorted(&out), (0..4).map(line).collect::<Vec<_>>());
+    libraries_stay(job);
 
     // Who they are.
     let environment = ["--env", "GIVEN=x y", "./ranks", "environment"];
@@ -221,6 +223,26 @@ fn jobs_and_their_ends(job: &Job) {
     let expected = "rank 1 on node (1,0,0,0,0,0) has not run to its end: the node has stopped\n";
     assert!(said.err.contains(expected), "{said:?}");
     assert_eq!(sorted(&job.run(&["-n", "2", "./ring"]).ok()).len(), 2);
+}
+
+/// What a job has brought in libraries is there for the next one, until a job brings others.
+fn libraries_stay(job: &Job) {
+    let sets = || {
+        let names = job.place.exec("0", &["ls", "-1", "/run/tofu-libraries"]).ok();
+        names.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let before = sets();
+    // The host's, and ours.
+    assert_eq!(before.len(), 2, "{before:?}");
+    job.run(&["-n", "1", "./ring"]).ok();
+    assert_eq!(sets(), before);
+    let library = job.place.path().join("libraries/libtofutop.so");
+    let library = fs::File::options().append(true).open(library).unwrap();
+    library.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    job.run(&["-n", "1", "./ring"]).ok();
+    let after = sets();
+    assert_eq!(after.len(), 2, "{after:?}");
+    assert_eq!(after.iter().filter(|set| before.contains(set)).count(), 1, "{after:?}");
 }
 
 #[test]

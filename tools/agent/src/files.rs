@@ -240,6 +240,8 @@ pub enum Source {
     Path(PathBuf),
     /// A file with this mode and these contents.
     File(u32, Vec<u8>),
+    /// A symbolic link to this path.
+    Link(PathBuf),
     /// An empty folder.
     Folder,
 }
@@ -281,6 +283,12 @@ pub fn pack_folder(
                 header.set_size(bytes.len() as u64);
                 header.set_mode(*mode);
                 archive.append_data(&mut header, &path, bytes.as_slice())?;
+            }
+            Source::Link(to) => {
+                let mut header = tar::Header::new_gnu();
+                header.set_entry_type(tar::EntryType::Symlink);
+                header.set_size(0);
+                archive.append_link(&mut header, &path, to)?;
             }
             Source::Folder => folder(&mut archive, &path)?,
         }

@@ -1,4 +1,5 @@
-//! What a job needs on a node: the program, libraries, files, in one folder.
+//! What a job needs on a node: the program and files, in one folder, and libraries, in another,
+//! which later jobs find there.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -8,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 use object::FileKind;
+use sha2::{Digest, Sha256};
 use tofu_agent::files::{self, Source};
 
 use crate::args::{Libs, RunArgs};
@@ -20,7 +22,8 @@ const MAX_FOLDER: u64 = 256 << 20;
 /// The loader that our libraries go with.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// Folders in that of a job.
+/// Folders in that of a job, of which the last two are links to sets of libraries: the loader with
+/// the host's, and ours.
 const BIN: &str = "bin";
 const LIB: &str = "lib";
 const TOFU: &str = "tofu";
@@ -33,10 +36,21 @@ pub(crate) const MAP: &str = "map.json";
 #[derive(Debug)]
 pub(crate) struct Bundle {
     contents: Vec<(PathBuf, Source)>,
+    /// Sets of libraries, by the names of their links.
+    libraries: Vec<(&'static str, Vec<(PathBuf, Source)>)>,
     start: Start,
     args: Vec<String>,
     /// What the user must know of the program and MPI.
     about_mpi: Option<String>,
+}
+
+/// A set of libraries for a node.
+#[derive(Debug)]
+pub(crate) struct Set {
+    link: &'static str,
+    /// A name that no other set has.
+    pub(crate) name: String,
+    pub(crate) archive: Vec<u8>,
 }
 
 /// How the program is started, by names in the job's folder.
@@ -58,7 +72,7 @@ impl Bundle {
     /// If a file is not there or not of a kind that runs on nodes.
     pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Self> {
         let Some((program, words)) = args.program.split_first() else { bail!("no program named") };
-        let libraries = libraries::find()?;
+        let ours = libraries::find()?;
         let work = match &args.cwd {
             Some(folder) => {
                 check_folder(folder)?;
@@ -67,12 +81,11 @@ impl Bundle {
             None => Source::Folder,
         };
         let mut contents: Vec<(PathBuf, Source)> = vec![(WORK.into(), work)];
-        for library in &libraries {
-            contents.push((
-                Path::new(TOFU).join(libraries::name(library)?),
-                Source::Path(library.clone()),
-            ));
+        let mut set = Vec::new();
+        for library in &ours {
+            set.push((libraries::name(library)?.into(), Source::Path(library.clone())));
         }
+        let mut libraries = vec![(TOFU, set)];
         for path in &args.copy {
             let name =
                 files::name_of(path).with_context(|| format!("--copy {}", path.display()))?;
@@ -87,11 +100,11 @@ impl Bundle {
             about_mpi = elf::about_mpi(program, &bytes, args.mpi);
             let name = libraries::name(path)?.to_owned();
             contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
-            match interpreter.map(|loader| closure(&loader, path, &libraries, args)).transpose()? {
+            match interpreter.map(|loader| closure(&loader, path, &ours, args)).transpose()? {
                 Some(Some(closure)) => {
-                    for (name, path) in closure.files {
-                        contents.push((Path::new(LIB).join(name), Source::Path(path)));
-                    }
+                    let files = closure.files.into_iter();
+                    let set = files.map(|(name, path)| (name.into(), Source::Path(path)));
+                    libraries.push((LIB, set.collect()));
                     Start::Loader { loader: closure.loader, file: name }
                 }
                 // A static program, a script, or the nodes' own libraries.
@@ -105,7 +118,7 @@ impl Bundle {
             }
             Start::Named(program.clone())
         };
-        Ok(Self { contents, start, args: words.to_vec(), about_mpi })
+        Ok(Self { contents, libraries, start, args: words.to_vec(), about_mpi })
     }
 
     /// What the user must know of the program and MPI, if anything.
@@ -113,20 +126,41 @@ impl Bundle {
         self.about_mpi.as_deref()
     }
 
-    /// An archive of the folder `name` with `map` in it.
+    /// An archive of the folder `name` with `map` in it, and links to sets of libraries in the
+    /// folder `place`.
     ///
     /// # Errors
     ///
     /// If a file cannot be read.
-    pub(crate) fn pack(&self, name: &str, map: String) -> anyhow::Result<Vec<u8>> {
+    pub(crate) fn pack(
+        &self,
+        name: &str,
+        map: String,
+        (place, sets): (&str, &[Set]),
+    ) -> anyhow::Result<Vec<u8>> {
         let mut contents = self.contents.clone();
         contents.push((MAP.into(), Source::File(0o644, map.into_bytes())));
-        let mut archive = Vec::new();
-        let skipped = files::pack_folder(name, &contents, &mut archive)?;
-        if skipped > 0 {
-            log::warn!("{skipped} that are neither files, folders nor links were left out");
-        }
-        Ok(archive)
+        let link = |set: &Set| {
+            let to = Path::new(place).join(&set.name);
+            (set.link.into(), Source::Link(to))
+        };
+        contents.extend(sets.iter().map(link));
+        pack(name, &contents)
+    }
+
+    /// The libraries.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read.
+    pub(crate) fn sets(&self) -> anyhow::Result<Vec<Set>> {
+        let set = |(link, files): &(&'static str, Vec<_>)| {
+            let archive = pack(link, files)?;
+            let hash = Sha256::digest(&archive);
+            let name = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+            Ok(Set { link, name, archive })
+        };
+        self.libraries.iter().map(set).collect()
     }
 
     /// The program and its arguments, where the folder is `folder`, to be run in there.
@@ -154,6 +188,15 @@ impl Bundle {
             ("LD_LIBRARY_PATH".to_owned(), format!("{folder}/{TOFU}")),
         ]
     }
+}
+
+fn pack(name: &str, contents: &[(PathBuf, Source)]) -> anyhow::Result<Vec<u8>> {
+    let mut archive = Vec::new();
+    let skipped = files::pack_folder(name, contents, &mut archive)?;
+    if skipped > 0 {
+        log::warn!("{skipped} that are neither files, folders nor links were left out");
+    }
+    Ok(archive)
 }
 
 /// Checks that a folder can be the ranks' working folder.

@@ -22,12 +22,32 @@ use crate::place::{self, Placement, Wanted};
 
 /// Where a job's folder is on a node.
 const FOLDER: &str = "/tmp";
+/// Where libraries are on a node, each set in a folder of its own, for all jobs that need it.
+const LIBRARIES: &str = "/run/tofu-libraries";
 /// The variable by which a job's processes are found.
 const JOB: &str = "TOFU_JOB";
-/// How much of a node's complaint is shown, in bytes.
-const MAX_COMPLAINT: usize = 2000;
+/// How much is taken of what a program of ours says on a node, in bytes.
+const MAX_SAID: usize = 2000;
 /// How long the process manager may take to say where it is.
 const MANAGER: Duration = Duration::from_secs(30);
+
+/// Says which of some sets of libraries a node does not have. If there are any, sets make room that
+/// no job's folder leads to.
+const LOOK: &str = r#"
+mkdir -p "$1" && cd "$1" && shift || exit 1
+lacking=
+for set; do
+    [ -e "$set" ] || { echo "$set"; lacking=1; }
+done
+[ -z "$lacking" ] && exit 0
+used=$(ls -l /tmp/tofu-run-*/)
+for set in *; do
+    case $used in
+        *"/$set"*) ;;
+        *) rm -rf "$set" ;;
+    esac
+done
+"#;
 
 /// Kills what is left of a job's processes, whatever has become of their parents, and removes its
 /// folder. A process that is forked meanwhile is found the next time.
@@ -78,7 +98,7 @@ fn on_machine(
     let nodes: Vec<u32> =
         placement.nodes().into_iter().map(|at| machine.index(at)).collect::<anyhow::Result<_>>()?;
     let site = Site { machine, nodes, name: job_name() };
-    let result = site.put(&bundle.pack(&site.name, placement.info.to_json())?);
+    let result = site.put(bundle, placement.info.to_json());
     let result = result.and_then(|()| site.start(args, bundle, &placement, control));
     let brought = match destination.filter(|_| result.is_ok()) {
         Some(destination) => {
@@ -150,24 +170,36 @@ impl Site<'_> {
         })
     }
 
-    /// Brings the job's folder to all nodes.
-    fn put(&self, archive: &[u8]) -> anyhow::Result<()> {
-        let exec = Exec {
-            program: Program::Agent,
-            args: vec!["unpack".to_owned(), format!("{FOLDER}/")],
-            env: Vec::new(),
-            stdin: true,
+    /// Brings the job's folder to all nodes, and libraries to those that do not have them yet.
+    fn put(&self, bundle: &Bundle, map: String) -> anyhow::Result<()> {
+        let sets = bundle.sets()?;
+        let folder = bundle.pack(&self.name, map, (LIBRARIES, &sets))?;
+        let names = sets.iter().map(|set| set.name.as_str());
+        let look: Vec<_> = [LOOK, "sh", LIBRARIES].into_iter().chain(names).collect();
+        let socket = &self.machine.control;
+        let unpack = |node, to: &str, archive: &[u8]| {
+            let args = vec!["unpack".to_owned(), to.to_owned()];
+            let exec = Exec { program: Program::Agent, args, env: Vec::new(), stdin: true };
+            must(socket, node, exec, archive).map(drop)
         };
-        let put = self.on_all(|node| must(&self.machine.control, node, exec.clone(), archive));
+        let put = self.on_all(|node| {
+            // First what leads to the libraries: they stay as long as that is there.
+            unpack(node, &format!("{FOLDER}/"), &folder)?;
+            let lacking = must(socket, node, shell(&look), &[])?;
+            let lacking: Vec<_> = lacking.lines().collect();
+            for set in sets.iter().filter(|set| lacking.contains(&set.name.as_str())) {
+                unpack(node, &format!("{LIBRARIES}/{}", set.name), &set.archive)?;
+            }
+            Ok(())
+        });
         put.context("cannot copy the program there")
     }
 
     /// Leaves nothing of the job on any node.
     fn tidy(&self) -> anyhow::Result<()> {
-        let words = ["sh", "-c", TIDY, "sh", &self.name].map(str::to_owned);
-        let exec =
-            Exec { program: Program::Named, args: words.into(), env: Vec::new(), stdin: false };
-        let tidied = self.on_all(|node| must(&self.machine.control, node, exec.clone(), &[]));
+        let exec = shell(&[TIDY, "sh", &self.name]);
+        let tidied =
+            self.on_all(|node| must(&self.machine.control, node, exec.clone(), &[]).map(drop));
         tidied.context("cannot tidy up there")
     }
 
@@ -218,26 +250,34 @@ impl Site<'_> {
     }
 }
 
-/// Runs a program of ours on a node, and wants it to succeed.
-fn must(socket: &Path, node: u32, exec: Exec, input: &[u8]) -> anyhow::Result<()> {
+/// A script for a node's shell, and its arguments.
+fn shell(words: &[&str]) -> Exec {
+    let args = ["sh", "-c"].iter().chain(words).map(|word| (*word).to_owned()).collect();
+    Exec { program: Program::Named, args, env: Vec::new(), stdin: false }
+}
+
+/// Runs a program of ours on a node, and wants it to succeed. Returns the beginning of what it
+/// says.
+fn must(socket: &Path, node: u32, exec: Exec, input: &[u8]) -> anyhow::Result<String> {
     let remote = RemoteProgram::start(socket, node, exec)?;
-    let mut complaint = Vec::new();
+    let mut said = Vec::new();
     let status = thread::scope(|scope| {
         let feeding = remote.clone();
         scope.spawn(move || feeding.feed(input));
         let status = remote.follow(|_, bytes| {
-            let room = MAX_COMPLAINT.saturating_sub(complaint.len());
-            complaint.extend_from_slice(&bytes[..bytes.len().min(room)]);
+            let room = MAX_SAID.saturating_sub(said.len());
+            said.extend_from_slice(&bytes[..bytes.len().min(room)]);
             Ok(())
         });
         // Whoever still feeds a program that has ended gets no more credit, but also no answer.
         remote.give_up();
         status
     });
+    let said = String::from_utf8_lossy(&said).into_owned();
     match status? {
-        Status::Code(0) => Ok(()),
+        Status::Code(0) => Ok(said),
         Status::NotRun { why, .. } => bail!(tofu_ui::printable(&why)),
-        _ => bail!(tofu_ui::printable(String::from_utf8_lossy(&complaint).trim())),
+        _ => bail!(tofu_ui::printable(said.trim())),
     }
 }
 
