@@ -103,12 +103,17 @@ pub struct Nwp<P> {
 pub struct LinkCounters {
     pub sent: u64,
     pub received: u64,
+    pub acks_sent: u64,
     pub nacks_sent: u64,
     pub nacks_received: u64,
+    pub restarts: u64,
     pub resent: u64,
     pub crc_errors: u64,
+    pub sequence_errors: u64,
+    pub discarded: u64,
     pub timeouts: u64,
     pub stalls: u64,
+    pub renewals: u64,
 }
 
 impl<P: Platform> Nwp<P> {
@@ -185,13 +190,45 @@ impl<P: Platform> Nwp<P> {
         LinkCounters {
             sent: read(LinkReg::Sent),
             received: read(LinkReg::Received),
+            acks_sent: read(LinkReg::AcksSent),
             nacks_sent: read(LinkReg::NacksSent),
             nacks_received: read(LinkReg::NacksReceived),
+            restarts: read(LinkReg::Restarts),
             resent: read(LinkReg::Resent),
             crc_errors: read(LinkReg::CrcErrors),
+            sequence_errors: read(LinkReg::SequenceErrors),
+            discarded: read(LinkReg::Discarded),
             timeouts: read(LinkReg::Timeouts),
             stalls: read(LinkReg::Stalls),
+            renewals: read(LinkReg::Renewals),
         }
+    }
+
+    /// Whether nothing that was sent is still in the device: the neighbours have it all.
+    fn is_flushed(&self) -> bool {
+        let links = Link::ALL.into_iter().filter(|link| self.is_present(*link));
+        links.into_iter().all(|link| {
+            // In this order: what leaves a channel is in txBuffer before it is acknowledged.
+            let sent = Channel::ALL.into_iter().all(|channel| {
+                let read = |reg| self.read(Register::Channel(link, channel, reg));
+                read(ChannelReg::TxHead) == read(ChannelReg::TxTail) && read(ChannelReg::Ngets) == 0
+            });
+            sent && self.link_status(link).unacknowledged() == 0
+        })
+    }
+
+    /// Waits until the neighbours have all that was sent, for at most `timeout_ns` nanoseconds;
+    /// returns whether they do. Who resets the device before, or ends where that resets it, loses
+    /// what is still in it.
+    pub fn flush(&self, timeout_ns: u64) -> bool {
+        let start = self.platform.now_ns();
+        while !self.is_flushed() {
+            if self.platform.now_ns().saturating_sub(start) >= timeout_ns {
+                return false;
+            }
+            self.platform.yield_processor();
+        }
+        true
     }
 
     /// Opens a channel of a link, for sending and receiving. It should be opened once only.
@@ -504,5 +541,7 @@ impl<P: Platform> Drop for Stream<'_, P> {
     fn drop(&mut self) {
         self.cancel();
         self.write(ChannelReg::TxReport, 0);
+        // Writes may be under way still; a read comes after them.
+        self.read(ChannelReg::TxReport);
     }
 }
