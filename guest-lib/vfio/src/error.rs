@@ -29,6 +29,19 @@ pub enum Error {
         /// Its device id.
         device: u16,
     },
+    /// There is no network processor of TNW.
+    #[error("no TNW device (PCI 10cf:1cce): is the machine one of TNW?")]
+    NoNwp,
+    /// What is at the address given is something else.
+    #[error("PCI device {bdf} is {vendor:04x}:{device:04x}, not a TNW device (10cf:1cce)")]
+    NotTnw {
+        /// Address of the device.
+        bdf: Bdf,
+        /// Its vendor id.
+        vendor: u16,
+        /// Its device id.
+        device: u16,
+    },
     /// The address is not one of PCI.
     #[error(transparent)]
     BadAddress(#[from] BadAddress),

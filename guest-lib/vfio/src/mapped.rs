@@ -5,6 +5,7 @@ use std::io;
 use std::time::Instant;
 
 use tofu_driver::{DmaError, IrqError, Platform};
+use tofu_tnw::{STORE, Windows};
 
 use crate::bar::Region;
 use crate::dma::{Buffer, MapError, Pool, UserMemory};
@@ -22,10 +23,12 @@ pub trait Tenure: fmt::Debug {
     fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool;
 }
 
-/// A Tofu device that this process drives: [`VfioPlatform`](crate::VfioPlatform) if it has the
+/// A device that this process drives: [`VfioPlatform`](crate::VfioPlatform) if it has the
 /// device alone, [`SharedPlatform`](crate::broker::SharedPlatform) if others use it too.
 pub struct MappedPlatform<T> {
     pub(crate) registers: Region,
+    /// Injection windows of TNW; none of Tofu.
+    pub(crate) windows: Option<Region>,
     pub(crate) memory: Pool,
     start: Instant,
     /// Ends last, as others may have the device then.
@@ -34,7 +37,12 @@ pub struct MappedPlatform<T> {
 
 impl<T: Tenure> MappedPlatform<T> {
     pub(crate) fn new(registers: Region, memory: Pool, tenure: T) -> Self {
-        Self { registers, memory, start: Instant::now(), tenure }
+        Self { registers, windows: None, memory, start: Instant::now(), tenure }
+    }
+
+    /// The same with the injection windows of TNW.
+    pub(crate) fn with_windows(self, windows: Option<Region>) -> Self {
+        Self { windows, ..self }
     }
 
     /// Maps memory of this process for the device, in whole pages, until the result and its clones
@@ -98,5 +106,15 @@ impl<T: Tenure> Platform for MappedPlatform<T> {
 
     fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
+    }
+}
+
+impl<T: Tenure> Windows for MappedPlatform<T> {
+    /// Eight bytes at a time: VFIO maps windows as it maps registers, so nothing combines them.
+    fn store(&self, offset: u64, data: &[u8; STORE]) {
+        let Some(windows) = &self.windows else { return };
+        for (at, word) in (offset..).step_by(8).zip(data.as_chunks::<8>().0) {
+            windows.write64(at, u64::from_le_bytes(*word));
+        }
     }
 }

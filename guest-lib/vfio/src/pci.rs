@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use tofu_abi::generation::is_tofu;
+use tofu_abi::pci::{DEVICE_TNW, VENDOR_ID};
 
 use crate::bdf::Bdf;
 use crate::error::Error;
@@ -43,6 +44,19 @@ impl Bus {
     ///
     /// [`Error::System`] if the buses cannot be listed. A system without PCI has no devices.
     pub fn tofu_devices(&self) -> Result<Vec<PciDevice>, Error> {
+        self.devices(PciDevice::is_tofu)
+    }
+
+    /// The network processors of TNW, in the order of their addresses.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bus::tofu_devices`].
+    pub fn tnw_devices(&self) -> Result<Vec<PciDevice>, Error> {
+        self.devices(PciDevice::is_tnw)
+    }
+
+    fn devices(&self, is_wanted: fn(&PciDevice) -> bool) -> Result<Vec<PciDevice>, Error> {
         let list = match fs::read_dir(self.root.join("devices")) {
             Ok(list) => list,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -53,7 +67,7 @@ impl Bus {
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
             // One that vanishes meanwhile is none.
             .filter_map(|bdf| self.device(bdf).ok())
-            .filter(PciDevice::is_tofu)
+            .filter(is_wanted)
             .collect();
         devices.sort_by_key(|device| device.bdf);
         Ok(devices)
@@ -102,6 +116,36 @@ impl Bus {
             return Ok(device);
         }
         Err(Error::NotTofu { bdf, vendor: device.vendor, device: device.device })
+    }
+
+    /// The network processor of TNW at an address, or the first one.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or what is there is something else.
+    pub fn find_tnw(&self, bdf: Option<Bdf>) -> Result<PciDevice, Error> {
+        let Some(bdf) = bdf else {
+            return self.tnw_devices()?.into_iter().next().ok_or(Error::NoNwp);
+        };
+        let device = self.device(bdf)?;
+        if device.is_tnw() {
+            return Ok(device);
+        }
+        Err(Error::NotTnw { bdf, vendor: device.vendor, device: device.device })
+    }
+
+    /// The device at an address, of Tofu or of TNW; or the first one, those of Tofu first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bus::find`].
+    pub fn find_any(&self, bdf: Option<Bdf>) -> Result<PciDevice, Error> {
+        match self.find(bdf) {
+            Err(none @ (Error::NoDevice | Error::NotTofu { .. })) => {
+                self.find_tnw(bdf).map_err(|_| none)
+            }
+            found => found,
+        }
     }
 
     /// Gives a device to `vfio-pci`, taking it from the driver that has it. Does nothing if
@@ -232,6 +276,11 @@ impl PciDevice {
     /// Whether it is a Tofu controller.
     pub fn is_tofu(&self) -> bool {
         is_tofu((self.vendor, self.device))
+    }
+
+    /// Whether it is a network processor of TNW.
+    pub fn is_tnw(&self) -> bool {
+        (self.vendor, self.device) == (VENDOR_ID, DEVICE_TNW)
     }
 
     /// Has the device answer to accesses to its registers for as long as the result lives. It

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use iommufd_ioctls::{IommuFd, IommufdError};
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::BAR0_SIZE;
+use tofu_abi::tnw;
 use vfio_bindings::bindings::vfio::{VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioIommufd, VfioOps};
 
@@ -141,6 +142,25 @@ impl VfioPlatform {
         Self::open(&bus.find(Some(found.bdf))?)
     }
 
+    /// Opens the network processor of TNW at an address, or the first one, for
+    /// [`tofu_tnw::Nwp::probe`]. It has nobody else who shares it.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn open_nwp(bdf: Option<Bdf>) -> Result<Self, Error> {
+        let bus = Bus::default();
+        let found = bus.find_tnw(bdf)?;
+        match found.driver.as_deref() {
+            Some(VFIO_PCI) => {}
+            None => bus.bind(found.bdf)?,
+            Some(driver) => {
+                return Err(Error::Driver { bdf: found.bdf, driver: driver.to_owned() });
+            }
+        }
+        Self::open(&bus.find_tnw(Some(found.bdf))?)
+    }
+
     /// Opens a device that is bound to `vfio-pci`.
     fn open(found: &PciDevice) -> Result<Self, Error> {
         let bdf = found.bdf;
@@ -155,13 +175,21 @@ impl VfioPlatform {
         };
         let info = info.map_err(Error::system("asking for the IOMMU's addresses"))?;
         let device = Arc::new(device);
-        let layout = Layout::of(&device, REGISTER_BAR.into());
-        let registers = Region::new(Arc::clone(&device) as _, &layout)
-            .map_err(Error::system("mapping the registers"))?;
-        if registers.size() != BAR0_SIZE {
-            let (size, expected) = (registers.size(), BAR0_SIZE);
-            return Err(Error::RegisterSpace { bdf, size, expected });
-        }
+        let region = |bar: u8, expected| {
+            let region = Region::new(Arc::clone(&device) as _, &Layout::of(&device, bar.into()))
+                .map_err(Error::system("mapping the registers"))?;
+            match region.size() {
+                size if size == expected => Ok(region),
+                size => Err(Error::RegisterSpace { bdf, size, expected }),
+            }
+        };
+        let (registers, windows) = match found.is_tnw() {
+            false => (region(REGISTER_BAR, BAR0_SIZE)?, None),
+            true => {
+                let windows = region(tnw::WINDOW_BAR, tnw::WINDOW_BAR_SIZE)?;
+                (region(tnw::REGISTER_BAR, tnw::REGISTER_BAR_SIZE)?, Some(windows))
+            }
+        };
         enable(&device);
         let space = Space::new(Arc::clone(&ops), Some(Arc::clone(&device)), &info);
         let tenure = Alone {
@@ -173,7 +201,7 @@ impl VfioPlatform {
             page: info.page,
             reservation: None,
         };
-        Ok(Self::new(registers, Pool::new(space), tenure))
+        Ok(Self::new(registers, Pool::new(space), tenure).with_windows(windows))
     }
 
     /// By the device's group and a container, as every kernel with VFIO has it.
