@@ -245,7 +245,8 @@ impl World {
     fn check(&self) {
         assert_eq!(self.memory.mapped_ranges(), 0, "memory of a client that has gone");
         let mut command = [0xff; 2];
-        self.server.node().config_read(regs::COMMAND, &mut command);
+        let node = self.server.node().expect("a node of Tofu");
+        node.config_read(regs::COMMAND, &mut command);
         assert_eq!(command, [0, 0], "the device was not reset");
         let mut bytes = vec![0; FILE as usize];
         self.bystander.read(BYSTANDER, &mut bytes).expect("the bystander has its memory");

@@ -79,7 +79,7 @@ fn measure(name: &str, pages: u64, scattered: bool, page_wise: bool) {
     let mut cq = Cq::open(&device, &CqConfig::new(TniId::ALL[0], CqId::ALL[0])).unwrap();
     let range = MemoryRange { addr: AT, len: pages * PAGE };
     let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
-    let to = Target::new(host.servers[0].node().coords(), TniId::ALL[0]);
+    let to = Target::new(host.servers[0].coords(), TniId::ALL[0]);
     let half = pages / 2 * PAGE;
     let put = |cq: &mut Cq<Remote>, from: StagOffset, to_offset: StagOffset| {
         cq.post_and_ring(&Order::put(to, to_offset, from, LEN), 0).unwrap();

@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "quit" => break,
             _ => {
                 for (server, memory, ..) in &served {
-                    let node = server.node();
+                    let node = server.node().expect("a node of Tofu");
                     let enabled = TniId::ALL
                         .into_iter()
                         .flat_map(|tni| CqId::ALL.map(|cq| (tni, cq)))

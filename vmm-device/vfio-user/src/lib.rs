@@ -1,5 +1,6 @@
-//! Serves a node's device to another VMM by the vfio-user protocol: QEMU (`vfio-user-pci`, 10.1
-//! or later) or Cloud Hypervisor (`--user-device`), over a UNIX socket for each node.
+//! Serves a node's device, of Tofu or of TNW, to another VMM by the vfio-user protocol: QEMU
+//! (`vfio-user-pci`, 10.1 or later) or Cloud Hypervisor (`--user-device`), over a UNIX socket for
+//! each node.
 //!
 //! The client maps its guest's memory into this process ([`ClientMemory`]), forwards accesses to
 //! configuration space and BARs, and gives an eventfd for each MSI-X vector. [`Server`] answers
@@ -33,6 +34,7 @@
 
 mod channel;
 mod client;
+mod device;
 mod irq;
 mod memory;
 mod pages;

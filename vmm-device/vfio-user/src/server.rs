@@ -21,13 +21,14 @@ use tofu_abi::regs::{
 };
 use tofu_abi::{BgId, Coords, CqId, Doorbell, TniId};
 use tofu_icc::DmaMemory;
-use tofu_machine::{DoorbellBackend, Doorbells, Machine, Node, NodeParts};
+use tofu_machine::{DoorbellBackend, Doorbells, Machine, Node, NodeParts, Torus};
 use tofu_pci::{CONFIG_SPACE_SIZE, MsiSink, MsixTable, PciFunction, regs};
 use tofu_sync::lock;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::channel::{Channel, ChannelError, Message};
+use crate::device::Device;
 use crate::irq::{Vectors, check_eventfd};
 use crate::memory::{Backing, ClientMemory, JointMemory, Limits, MapRequest, Rights};
 use crate::pages::ClientPages;
@@ -80,7 +81,7 @@ pub enum Error {
 
 /// Serves a node to one client at a time, or a client's part of a node that several share.
 pub struct Server {
-    node: Arc<Node>,
+    device: Device,
     memory: Arc<ClientMemory>,
     pages: Option<Arc<ClientPages>>,
     /// Where the client has written to an ENABLE register, if others use the device as well.
@@ -120,12 +121,31 @@ impl Server {
         pages: Option<ClientPages>,
     ) -> Result<Self, tofu_machine::Error> {
         let node = add_node(machine, at, Arc::clone(&memory) as _, pages.as_ref())?;
-        let count = node.endpoint().msix().map_or(0, MsixTable::len);
+        Ok(Self::alone(Device::Tofu(node), memory, pages.map(Arc::new)))
+    }
+
+    /// Adds a node of TNW with this memory to its machine, and makes a server for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Torus::add_node`].
+    pub fn of_torus(
+        torus: &Torus,
+        at: Coords,
+        memory: Arc<ClientMemory>,
+    ) -> Result<Self, tofu_machine::Error> {
+        let node = torus.add_node(at, Arc::clone(&memory) as _)?;
+        Ok(Self::alone(Device::Tnw(node), memory, None))
+    }
+
+    /// A server whose client has the device for itself, and its interrupts.
+    fn alone(device: Device, memory: Arc<ClientMemory>, pages: Option<Arc<ClientPages>>) -> Self {
+        let count = device.endpoint().msix().map_or(0, MsixTable::len);
         let vectors = Arc::new(Vectors::new(count));
-        if let Some(table) = node.endpoint().msix() {
+        if let Some(table) = device.endpoint().msix() {
             table.connect(Arc::clone(&vectors) as Arc<dyn MsiSink>);
         }
-        Ok(Self::of(node, memory, pages.map(Arc::new), vectors, None))
+        Self::of(device, memory, pages, vectors, None)
     }
 
     /// Adds a node that `count` clients share, and makes a server for each of them. Client `index`
@@ -145,23 +165,24 @@ impl Server {
         let node = add_node(machine, at, Arc::clone(&memory) as _, pages.as_ref())?;
         let pages = pages.map(Arc::new);
         let servers = memory.clients().iter().map(|memory| {
-            let (node, memory, pages) = (Arc::clone(&node), Arc::clone(memory), pages.clone());
-            Self::of(node, memory, pages, Arc::new(Vectors::new(0)), Some(Mutex::default()))
+            let (device, memory) = (Device::Tofu(Arc::clone(&node)), Arc::clone(memory));
+            let vectors = Arc::new(Vectors::new(0));
+            Self::of(device, memory, pages.clone(), vectors, Some(Mutex::default()))
         });
         Ok(servers.collect())
     }
 
     fn of(
-        node: Arc<Node>,
+        device: Device,
         memory: Arc<ClientMemory>,
         pages: Option<Arc<ClientPages>>,
         vectors: Arc<Vectors>,
         used: Option<Mutex<BTreeSet<u64>>>,
     ) -> Self {
-        let pages = pages.filter(|_| node.doorbells() == Doorbells::Polled);
+        let pages = pages.filter(|_| device.doorbells() == Some(Doorbells::Polled));
         let (sockets, attached) = (Mutex::default(), Mutex::default());
         let on_change = Mutex::default();
-        Self { node, memory, pages, used, vectors, sockets, attached, on_change }
+        Self { device, memory, pages, used, vectors, sockets, attached, on_change }
     }
 
     /// Since when a client has been attached, if one is.
@@ -179,9 +200,14 @@ impl Server {
         told.into_iter().for_each(|told| told(attached));
     }
 
-    /// The node that is served.
-    pub fn node(&self) -> &Arc<Node> {
-        &self.node
+    /// The node that is served; `None` if it is one of TNW.
+    pub fn node(&self) -> Option<&Arc<Node>> {
+        self.device.tofu()
+    }
+
+    /// Place of the node that is served.
+    pub fn coords(&self) -> Coords {
+        self.device.coords()
     }
 
     /// Serves clients, one after the other, until [`Server::stop`]. What goes wrong with one is
@@ -204,7 +230,7 @@ impl Server {
     }
 
     fn accept_all(&self, listener: &UnixListener) -> Result<(), Error> {
-        let coords = self.node.coords();
+        let coords = self.device.coords();
         loop {
             let accepted = listener.accept();
             if lock(&self.sockets).stopped {
@@ -225,7 +251,7 @@ impl Server {
     }
 
     fn serve_logged(&self, client: UnixStream) {
-        let coords = self.node.coords();
+        let coords = self.device.coords();
         match self.serve(client) {
             Ok(()) => log::info!("node {coords}: the client has left"),
             // It has left as well, but did not read its last answers.
@@ -289,7 +315,7 @@ impl Server {
     fn refuse(&self, client: UnixStream) {
         log::warn!(
             "node {}: a client was turned away, as another one is attached to the device",
-            self.node.coords()
+            self.device.coords()
         );
         // Nobody waits for one who says nothing.
         if client.set_read_timeout(Some(FIRST_MESSAGE)).is_err() {
@@ -370,21 +396,25 @@ impl Server {
         if self.used.is_some() {
             return;
         }
-        self.node.renew_doorbell_events();
-        if let Some(table) = self.node.endpoint().msix() {
+        if let Some(node) = self.device.tofu() {
+            node.renew_doorbell_events();
+        }
+        if let Some(table) = self.device.endpoint().msix() {
             self.vectors.clear(table);
         }
     }
 
     /// Resets the device, or what the client has used of it if others use it as well.
     fn reset_used(&self) {
-        let Some(used) = &self.used else { return self.node.reset() };
+        let (Some(used), Some(node)) = (&self.used, self.device.tofu()) else {
+            return self.device.function().reset();
+        };
         let used = std::mem::take(&mut *lock(used));
         for tni in TniId::ALL {
             let enabled = |page: u64, offset: u64| used.contains(&(page + offset));
             for cq in CqId::ALL {
                 if enabled(cqs_page(tni, cq), CqsReg::Enable.offset()) {
-                    self.node.icc().reset_queue(tni, cq);
+                    node.icc().reset_queue(tni, cq);
                 }
             }
             for bg in BgId::ALL {
@@ -392,7 +422,7 @@ impl Server {
                 if enabled(page, BgsReg::Enable.offset()) {
                     let write = |reg: BgsReg, value: u64| {
                         let at = page + reg.offset();
-                        self.node.bar_write(REGISTER_BAR, at, &value.to_le_bytes());
+                        node.bar_write(REGISTER_BAR, at, &value.to_le_bytes());
                     };
                     write(BgsReg::BchMask, BCH_MASK);
                     write(BgsReg::Enable, 0);
@@ -408,7 +438,7 @@ impl Server {
             region::CONFIG => Some(CONFIG_SPACE_SIZE as u64),
             region::ROM | region::VGA => Some(0),
             _ => {
-                let bar = self.node.endpoint().layout().get(index as usize)?;
+                let bar = self.device.endpoint().layout().get(index as usize)?;
                 Some(bar.map_or(0, |bar| bar.size))
             }
         }
@@ -432,12 +462,13 @@ impl Server {
     }
 
     fn region_read(&self, index: u32, offset: u64, data: &mut [u8]) {
-        for_natural_accesses(offset, data.len(), |at, range| {
+        let longest = self.device.longest_access(index);
+        for_natural_accesses(offset, data.len(), longest, |at, range| {
             let piece = &mut data[range];
             match index {
                 // Checked: configuration space has 4096 bytes, there are six BARs.
-                region::CONFIG => self.node.config_read(at as u16, piece),
-                bar => self.node.bar_read(bar as u8, at, piece),
+                region::CONFIG => self.device.function().config_read(at as u16, piece),
+                bar => self.device.function().bar_read(bar as u8, at, piece),
             }
         });
     }
@@ -454,11 +485,12 @@ impl Server {
                 lock(used).insert(offset);
             }
         }
-        for_natural_accesses(offset, data.len(), |at, range| {
+        let longest = self.device.longest_access(index);
+        for_natural_accesses(offset, data.len(), longest, |at, range| {
             let piece = &data[range];
             match index {
-                region::CONFIG => self.node.config_write(at as u16, piece),
-                bar => self.node.bar_write(bar as u8, at, piece),
+                region::CONFIG => self.device.function().config_write(at as u16, piece),
+                bar => self.device.function().bar_write(bar as u8, at, piece),
             }
         });
         if index == region::CONFIG {
@@ -468,7 +500,7 @@ impl Server {
 
     /// Unmasks the client's vectors, which a reset has masked.
     fn restore_vectors(&self) {
-        if let Some(table) = self.node.endpoint().msix() {
+        if let Some(table) = self.device.endpoint().msix() {
             self.vectors.restore(table);
         }
     }
@@ -481,17 +513,17 @@ impl Server {
     /// Turns MSI-X on or off in configuration space, as VFIO does for a client that binds the
     /// first vector or unbinds all.
     fn enable_msix(&self, on: bool) {
-        let Some(capability) = find_capability(&*self.node, regs::CAP_MSIX) else {
+        let Some(capability) = find_capability(self.device.function(), regs::CAP_MSIX) else {
             return;
         };
         let at = capability + regs::MSIX_CONTROL;
         let mut bytes = [0; 2];
-        self.node.config_read(at, &mut bytes);
+        self.device.function().config_read(at, &mut bytes);
         let control = u16::from_le_bytes(bytes);
         let enable = if on { regs::MSIX_ENABLE } else { 0 };
         let new = (control & !regs::MSIX_ENABLE) | enable;
         if new != control {
-            self.node.config_write(at, &new.to_le_bytes());
+            self.device.function().config_write(at, &new.to_le_bytes());
         }
     }
 }
@@ -527,14 +559,20 @@ fn find_capability(function: &dyn PciFunction, id: u8) -> Option<u16> {
     None
 }
 
-/// Cuts an access into naturally aligned ones of 1, 2, 4 or 8 bytes, as a bus would; calls `f`
-/// with the offset of each in the region and its place in the data.
-fn for_natural_accesses(offset: u64, len: usize, mut f: impl FnMut(u64, std::ops::Range<usize>)) {
+/// Cuts an access into naturally aligned ones of powers of two up to `longest`, as a bus would;
+/// calls `f` with the offset of each in the region and its place in the data.
+fn for_natural_accesses(
+    offset: u64,
+    len: usize,
+    longest: usize,
+    mut f: impl FnMut(u64, std::ops::Range<usize>),
+) {
+    let most = longest.max(1).ilog2();
     let mut done = 0;
     while done < len {
         let at = offset + done as u64;
-        let aligned = 1 << at.trailing_zeros().min(3);
-        let fits = 1 << (len - done).ilog2().min(3);
+        let aligned = 1 << at.trailing_zeros().min(most);
+        let fits = 1 << (len - done).ilog2().min(most);
         let n = usize::min(aligned, fits);
         f(at, done..done + n);
         done += n;
@@ -625,7 +663,7 @@ impl Session<'_> {
         log::warn!(
             "node {}: the client's memory cannot be reached ({errno}): it must be shared, as by \
              memory-backend-memfd,share=on of QEMU{more}",
-            self.server.node.coords()
+            self.server.device.coords()
         );
     }
 
@@ -832,20 +870,15 @@ fn region_io_fds(
     if flags != 0 || count != 0 || server.region_size(index).is_none() {
         return Err(Errno::INVAL);
     }
-    let trapped = server.node.doorbells() == Doorbells::Trapped;
-    let bells = if trapped && index == u32::from(REGISTER_BAR) {
-        takes_fds.min(NUM_TNI * NUM_CQ)
-    } else {
-        0
-    };
+    let node = server.device.tofu().filter(|node| node.doorbells() == Doorbells::Trapped);
+    let node = node.filter(|_| index == u32::from(REGISTER_BAR));
+    let bells = node.map_or(0, |_| takes_fds.min(NUM_TNI * NUM_CQ));
     let whole = SIZE + PART * bells;
     put(reply, &[whole as u32, 0, index, bells as u32]);
-    if argsz < whole {
-        return Ok(());
-    }
+    let Some(node) = node.filter(|_| argsz >= whole) else { return Ok(()) };
     for number in 0..bells {
         let (tni, cq) = (TniId::ALL[number % NUM_TNI], CqId::ALL[number / NUM_TNI]);
-        let event = server.node.doorbell_event(tni, cq).map_err(|_| Errno::MFILE)?;
+        let event = node.doorbell_event(tni, cq).map_err(|_| Errno::MFILE)?;
         // Of writes of any size, which size 0 means, and any value.
         put_long(reply, &[Doorbell::from(cq).page(tni) + CqReg::FetchStart.offset(), 0]);
         put(reply, &[number as u32, io_fd::IOEVENTFD, 0, 0]);
@@ -877,7 +910,7 @@ fn set_irqs(server: &Server, mut body: Fields<'_>, fds: Vec<OwnedFd>) -> Result<
         return Err(Errno::INVAL);
     }
     if flags == NONE && count == 0 {
-        if let Some(table) = server.node.endpoint().msix().filter(|_| index == irq::MSIX) {
+        if let Some(table) = server.device.endpoint().msix().filter(|_| index == irq::MSIX) {
             server.enable_msix(false);
             server.vectors.clear(table);
         }
@@ -886,7 +919,7 @@ fn set_irqs(server: &Server, mut body: Fields<'_>, fds: Vec<OwnedFd>) -> Result<
     if index == irq::ERROR {
         return if flags == EVENTFD { Ok(()) } else { Err(Errno::OPNOTSUPP) };
     }
-    let Some(table) = server.node.endpoint().msix().filter(|_| total > 0) else {
+    let Some(table) = server.device.endpoint().msix().filter(|_| total > 0) else {
         return Err(Errno::INVAL);
     };
     // Both fit: a table has at most 2048 vectors.
@@ -975,7 +1008,7 @@ mod tests {
         fn accesses_are_natural_and_cover_the_range(offset in 0u64..1 << 28, len in 0usize..100) {
             let mut next = 0;
             let mut pieces = 0;
-            for_natural_accesses(offset, len, |at, range| {
+            for_natural_accesses(offset, len, 8, |at, range| {
                 assert_eq!((at, range.start), (offset + next as u64, next));
                 assert!(matches!(range.len(), 1 | 2 | 4 | 8));
                 assert!(at.is_multiple_of(range.len() as u64));

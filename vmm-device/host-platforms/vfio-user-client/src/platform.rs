@@ -16,10 +16,12 @@ use rustix::io::Errno;
 use thiserror::Error;
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::{NUM_CQ, NUM_TNI};
+use tofu_abi::tnw::WINDOW_BAR;
 use tofu_driver::FreeList;
 use tofu_driver::{DmaError, IrqError, Platform};
 use tofu_inproc::{Arena, Buffer};
 use tofu_pci::regs;
+use tofu_tnw::{STORE, Windows};
 use tofu_vfio_user::{Client, ClientError, MappedPages, client_window};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 
@@ -87,7 +89,7 @@ impl From<ClientError> for MapError {
     }
 }
 
-/// A Tofu device that another process serves at a socket.
+/// A device, of Tofu or of TNW, that another process serves at a socket.
 ///
 /// This process has it for itself, or shares it with others. When it and all memory that came from
 /// it are dropped, or the process ends, the device is reset, or what this process has used of it.
@@ -334,5 +336,12 @@ impl Platform for SocketPlatform {
     fn relax(&self) {
         // The device may be waiting for this processor.
         std::thread::yield_now();
+    }
+}
+
+impl Windows for SocketPlatform {
+    fn store(&self, offset: u64, data: &[u8; STORE]) {
+        // Lost if the server is gone, as on a bus.
+        let _ = self.client.region_write(WINDOW_BAR.into(), offset, data);
     }
 }

@@ -19,7 +19,7 @@ use tofu_inproc::Buffer;
 fn a_put_between_two_clients() {
     const LEN: usize = 100_000;
     let host = Host::sealed();
-    let coords = host.servers[1].node().coords();
+    let coords = host.servers[1].coords();
     let ends: Vec<_> = (0..2)
         .map(|index| {
             let (client, thread) = host.attach(index);
@@ -65,8 +65,8 @@ fn a_put_between_two_clients() {
     // Nothing is left of the clients.
     for (server, memory) in host.servers.iter().zip(&host.memories) {
         assert_eq!(memory.mapped_ranges(), 0);
-        assert!(!server.node().icc().queue_is_enabled(TniId::ALL[1], CqId::ALL[2].into()));
-        assert!(!server.node().endpoint().bus_master());
+        assert!(!server.node().unwrap().icc().queue_is_enabled(TniId::ALL[1], CqId::ALL[2].into()));
+        assert!(!server.node().unwrap().endpoint().bus_master());
     }
 }
 
@@ -129,7 +129,7 @@ fn posted_writes_are_done_in_order_and_resets_undo_them() {
 fn interrupts_wait_for_their_eventfd_and_follow_a_new_one() {
     let host = Host::sealed();
     let (mut client, thread) = host.attach(0);
-    let endpoint = host.servers[0].node().endpoint();
+    let endpoint = host.servers[0].node().unwrap().endpoint();
     let (first, second, other) = (Event::new(), Event::new(), Event::new());
     client.enable();
     client.try_bind(7, &[&other]).unwrap();
@@ -225,7 +225,7 @@ impl End {
 
     /// Puts all of the buffer to another one, `count` times, without waiting for the end.
     fn post(&mut self, host: &Host, to: usize, stag: StagOffset, count: usize) {
-        let to = Target::new(host.servers[to].node().coords(), TniId::ALL[1]);
+        let to = Target::new(host.servers[to].coords(), TniId::ALL[1]);
         for _ in 0..count {
             let order = Order::put(to, stag, self.stag.at(0), Self::LEN as u32);
             self.cq.post_and_ring(&order, 0).unwrap();

@@ -193,7 +193,7 @@ fn drive(host: &Host, polled: bool) {
         let devices: Vec<UserDevice> =
             served.iter().map(|(socket, _)| UserDevice::attach(socket.path(), polled)).collect();
         let sent: Vec<u8> = (0..LEN).map(|i| (i * 3 + i / 255 + round) as u8).collect();
-        let to = host.servers[1].node().coords();
+        let to = host.servers[1].coords();
         let [one, other] = &devices[..] else { panic!("two devices") };
         drop(exchange::put([one, other], to, (TniId::ALL[5], CqId::KERNEL), &sent));
         devices.iter().for_each(UserDevice::detach);

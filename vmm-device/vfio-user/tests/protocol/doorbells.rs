@@ -91,7 +91,7 @@ impl Looped {
         device.tni(TniId::ALL[2]).enable().unwrap();
         let mut cq = Cq::open(&device, &CqConfig::new(TniId::ALL[2], CqId::ALL[3])).unwrap();
         let stag = cq.register(&[range], PageSize::Size4K, Access::ReadWrite, None).unwrap();
-        Self { cq, stag, buffer, to: Target::new(host.servers[0].node().coords(), TniId::ALL[2]) }
+        Self { cq, stag, buffer, to: Target::new(host.servers[0].coords(), TniId::ALL[2]) }
     }
 
     /// Puts a byte from one page to the other; returns how long that took.
@@ -160,7 +160,8 @@ fn a_barrier_is_started_in_a_mapped_page_however_long_it_was_quiet() {
             Register::Bch { tni: TniId::ALL[4], bch: BchId::ALL[9], reg: BchReg::Ready }.offset();
         device.platform().bar0_write64(ready, BchReady(0).with_op(1).with_start(true).0);
         sleep(Duration::from_millis(30));
-        let rounds = host.servers[0].node().icc().barrier_time(TniId::ALL[4], BchId::ALL[9]).rounds;
+        let rounds =
+            host.servers[0].node().unwrap().icc().barrier_time(TniId::ALL[4], BchId::ALL[9]).rounds;
         assert_eq!(rounds, 4);
         drop(device);
         thread.join().unwrap().unwrap();
@@ -200,7 +201,9 @@ fn a_page_of_a_disabled_queue_is_memory_without_consequences() {
         8,
     );
     assert_eq!(value, 0x1234_5678_9abc_def0u64.to_le_bytes());
-    assert!(!host.servers[0].node().icc().queue_is_enabled(TniId::ALL[2], CqId::ALL[7].into()));
+    assert!(
+        !host.servers[0].node().unwrap().icc().queue_is_enabled(TniId::ALL[2], CqId::ALL[7].into())
+    );
     drop(looped);
     thread.join().unwrap().unwrap();
 }

@@ -293,7 +293,7 @@ fn drive(host: &Host) {
         let ram = qemu.ram.find_region(GuestAddress(0)).unwrap().file_offset().unwrap();
         let arena = Arena::new(map(ram.file(), ARENA)).unwrap();
         let sent: Vec<u8> = (0..LEN).map(|i| (i * 7 + i / 251 + round) as u8).collect();
-        let to = host.servers[1].node().coords();
+        let to = host.servers[1].coords();
         let slots = [0, 1].map(|index| Slot::new(&qemu, index, &arena));
         let [(one, _kept), (other, _its)] =
             exchange::put(slots, to, (TniId::ALL[3], CqId::ALL[4]), &sent);
@@ -323,7 +323,7 @@ fn qemu_plugs_and_unplugs_a_device() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("0");
     let thread = serve(&host.servers[0], &socket);
-    let node = host.servers[0].node();
+    let node = host.servers[0].node().unwrap();
     for _ in 0..2 {
         let (process, qemu) = Qemu::start(directory.path(), 0);
         // The port's buses, and its window for memory.
