@@ -11,6 +11,7 @@ use tofu_abi::Coords;
 use tofu_control::node_name;
 use tofu_control::rundir::node_file;
 use tofu_image::{BOOT_ARGUMENTS, Qemu, TCG_ARGUMENTS};
+use tofu_pci::{EndpointDevice, PciFunction};
 use tofu_supervisor::command_line;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
@@ -75,9 +76,6 @@ impl LinuxBackend for LinuxHost {
         plan: &Plan,
         events: &Sender<Event>,
     ) -> anyhow::Result<Box<dyn Send>> {
-        let AnyMachine::Tofu(machine) = machine else {
-            bail!("a machine of TNW cannot have Linux nodes");
-        };
         let common = Common::new(self.boot_timeout, events.clone());
         let common = Arc::new(common);
         let lan = self.lan.join(plan.linux().count())?;
@@ -99,8 +97,19 @@ impl LinuxBackend for LinuxHost {
                 }
                 MonitorChoice::Own(hypervisor) => {
                     let memory = Arc::new(LatestMemory::default());
-                    let node = machine.add_node(at, Arc::clone(&memory) as _)?;
-                    MonitorKind::Own(Own { hypervisor: Arc::clone(hypervisor), node, memory })
+                    let (device, function): (Arc<dyn EndpointDevice>, Arc<dyn PciFunction>) =
+                        match machine {
+                            AnyMachine::Tofu(machine) => {
+                                let node = machine.add_node(at, Arc::clone(&memory) as _)?;
+                                (Arc::clone(&node) as _, node)
+                            }
+                            AnyMachine::Tnw(torus) => {
+                                let node = torus.add_node(at, Arc::clone(&memory) as _)?;
+                                (Arc::clone(&node) as _, node)
+                            }
+                        };
+                    let hypervisor = Arc::clone(hypervisor);
+                    MonitorKind::Own(Own { hypervisor, device, function, memory })
                 }
             };
             let setup = VmSetup {

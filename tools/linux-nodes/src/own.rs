@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tofu_icc::{Access, DmaError, DmaMemory, DmaResult, Visit};
-use tofu_machine::Node;
-use tofu_pci::{Endpoint, PciFunction};
+use tofu_pci::{Endpoint, EndpointDevice, PciFunction};
 use tofu_sandbox::Role;
 use tofu_virtio::iommu::Iommu;
 use tofu_virtio::{
@@ -31,7 +30,9 @@ const TYPING: Duration = Duration::from_millis(20);
 /// A node that our own monitor backs, and what its virtual machines share.
 pub(crate) struct Own {
     pub(crate) hypervisor: Arc<Hypervisor>,
-    pub(crate) node: Arc<Node>,
+    /// The node's device, twice: as its endpoint is reached, and as it goes on a bus.
+    pub(crate) device: Arc<dyn EndpointDevice>,
+    pub(crate) function: Arc<dyn PciFunction>,
     pub(crate) memory: Arc<LatestMemory>,
 }
 
@@ -132,9 +133,9 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
     };
     // Lines are not enough for a console.
     let vm = Vm::new(&own.hypervisor, &config, |_| {})?;
-    own.node.reset();
-    connect(&vm, own.node.endpoint());
-    let device = vm.add_function(Arc::clone(&own.node) as Arc<dyn PciFunction>)?;
+    own.function.reset();
+    connect(&vm, own.device.endpoint());
+    let device = vm.add_function(Arc::clone(&own.function))?;
     // Programs reach the device through VFIO, which needs an IOMMU. The other devices are not
     // behind it: they work whether or not the kernel has a driver for it.
     let iommu = Iommu::new();
@@ -198,9 +199,9 @@ pub(crate) fn start(own: &Own, setup: &VmSetup) -> anyhow::Result<Started> {
 
 /// Takes everything back that a virtual machine had of its node.
 pub(crate) fn end(own: &Own) {
-    if let Some(table) = own.node.endpoint().msix() {
+    if let Some(table) = own.device.endpoint().msix() {
         table.disconnect();
     }
-    own.node.reset();
+    own.function.reset();
     own.memory.set(None);
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_control::node_name;
@@ -213,6 +213,30 @@ fn torus(network: &Network, confinement: &Confinement) -> anyhow::Result<Torus> 
     Ok(torus)
 }
 
+/// The same of whichever devices. Links of TNW are direct, and it has one engine.
+///
+/// # Errors
+///
+/// If TNW is to have modelled links or more than three axes, or the host has no threads left.
+pub fn any_machine(
+    network: &Network,
+    (interconnect, links): (Interconnect, Links),
+    doorbells: Doorbells,
+    engines: usize,
+    confinement: &Confinement,
+) -> anyhow::Result<AnyMachine> {
+    Ok(match interconnect {
+        Interconnect::Tofu(generation) => {
+            let kind = (generation, links);
+            AnyMachine::Tofu(Arc::new(machine(network, kind, doorbells, engines, confinement)?))
+        }
+        Interconnect::Tnw if links != Links::Direct => {
+            bail!("a machine of TNW cannot have modelled links");
+        }
+        Interconnect::Tnw => AnyMachine::Tnw(Arc::new(torus(network, confinement)?)),
+    })
+}
+
 /// How many engines a machine gets.
 pub fn engines(wanted: Option<Engines>, cores: usize) -> usize {
     wanted.map_or(cores.min(MOST_ENGINES), |engines| engines.0.get() as usize)
@@ -226,14 +250,8 @@ impl Backend for Machines {
         let engines = engines(plan.engines, cores);
         let doorbells = doorbells(plan, cores, engines);
         let (network, confinement) = (&plan.network, &self.confinement);
-        let machine = match plan.interconnect {
-            Interconnect::Tofu(generation) => {
-                let kind = (generation, plan.links);
-                let machine = machine(network, kind, doorbells, engines, confinement)?;
-                AnyMachine::Tofu(Arc::new(machine))
-            }
-            Interconnect::Tnw => AnyMachine::Tnw(Arc::new(torus(network, confinement)?)),
-        };
+        let kind = (plan.interconnect, plan.links);
+        let machine = any_machine(network, kind, doorbells, engines, confinement)?;
         machine.network().set_faults(plan.faults.clone())?;
         let captures = captures(&machine, plan)?;
         let mut running = Local {

@@ -14,6 +14,7 @@ use tofu_vfio_user::{
 };
 
 use crate::confine::Confinement;
+use crate::machine::AnyMachine;
 
 /// A node's device on its socket. Dropping it closes and removes the socket.
 pub struct Served {
@@ -30,7 +31,7 @@ impl Served {
     ///
     /// If the socket is in use or cannot be made.
     pub fn at_path(
-        machine: &Machine,
+        machine: &AnyMachine,
         at: Coords,
         socket: &Path,
         backing: Backing,
@@ -54,7 +55,7 @@ impl Served {
         Ok(served)
     }
 
-    /// Adds a device at `at` that up to `count` clients share, and serves each of them at its own
+    /// Adds a device of Tofu at `at` that up to `count` clients share, and serves each of them at its own
     /// listener.
     ///
     /// # Errors
@@ -79,14 +80,17 @@ impl Served {
     ///
     /// If the host has no memory, threads or descriptors left.
     pub fn on(
-        machine: &Machine,
+        machine: &AnyMachine,
         at: Coords,
         listener: UnixListener,
         backing: Backing,
         confinement: &Confinement,
     ) -> anyhow::Result<Self> {
         let memory = Arc::new(ClientMemory::new(backing, Limits::DEFAULT));
-        let server = Server::new(machine, at, memory, pages(machine)?)?;
+        let server = match machine {
+            AnyMachine::Tofu(machine) => Server::new(machine, at, memory, pages(machine)?)?,
+            AnyMachine::Tnw(torus) => Server::of_torus(torus, at, memory)?,
+        };
         Self::start(server, at, listener, confinement)
     }
 

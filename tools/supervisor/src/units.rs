@@ -225,7 +225,7 @@ impl Interconnect {
         "\"k\" or \"fx10\" (Tofu), \"fx100\" (Tofu2), \"fugaku\" (TofuD) or \"tnw\" (TNW)";
 
     /// Its name, as in machine files.
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Tofu(generation) => generation.name(),
             Self::Tnw => "tnw",

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use anyhow::bail;
 use clap::Parser;
 use serde_json::json;
-use tofu_abi::{Coords, Generation};
+use tofu_abi::Coords;
 use tofu_control::MachineName;
 use tofu_control::rundir::{RunDir, node_file};
 use tofu_fabric::Shape;
@@ -16,12 +16,11 @@ use tofu_machine::Doorbells;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::janitor::Janitor;
-use tofu_supervisor::machine::AnyNetwork;
 use tofu_supervisor::options::{SandboxArgs, ShapeArgs};
 use tofu_supervisor::plan::Network;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
-use tofu_supervisor::units::{Engines, Interconnect, MemorySize, generation};
+use tofu_supervisor::units::{Engines, Interconnect, MemorySize};
 use tofu_supervisor::{command_line, runner, server};
 use tofu_ui::{exit, signals};
 use tofu_vfio_user::Backing;
@@ -40,11 +39,11 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
 
-    /// Generation of the devices: k, fx10, fx100 or fugaku, as for `tofu up`
+    /// Generation of the devices: k, fx10, fx100, fugaku or tnw, as for `tofu up`
     ///
     /// [default: that of the machine file, or fugaku]
-    #[arg(long, value_name = "GENERATION", value_parser = generation)]
-    pub(crate) generation: Option<Generation>,
+    #[arg(long, value_name = "GENERATION")]
+    pub(crate) generation: Option<Interconnect>,
 
     /// Folder for the sockets, node-X-Y-Z-A-B-C.sock [default: the machine's run directory]
     #[arg(long, value_name = "DIR")]
@@ -82,18 +81,12 @@ const MOST: u32 = 1024;
 
 /// Runs `tofu serve` and returns the exit code.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
-    let given = args.generation.map(Interconnect::Tofu);
-    let (network, file) = Network::new_or(&args.shape, given, Shape::UNIT)?;
+    let (network, file) = Network::new_or(&args.shape, args.generation, Shape::UNIT)?;
+    let interconnect = args.generation.unwrap_or(file.interconnect);
     let shape = network.shape;
     if shape.nodes() > MOST {
         bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());
     }
-    let Some(generation) = args.generation.or(file.interconnect.tofu()) else {
-        bail!(
-            "devices of TNW cannot be served to other monitors; --generation or the machine file \
-             may name another generation"
-        );
-    };
     let (sender, events) = mpsc::channel();
     let signal_sender = sender.clone();
     let _signals = signals::forward(move |signal| {
@@ -112,10 +105,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let confinement = Confinement::of_programs(&[dir.base(), folder.as_path()], args.sandbox.off)?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(args.engines.or(file.engines), cores);
-    let kind = (generation, file.link_mode.unwrap_or_default().links());
-    let machine = runner::machine(&network, kind, Doorbells::Trapped, engines, &confinement)?;
+    let kind = (interconnect, file.link_mode.unwrap_or_default().links());
+    let machine = runner::any_machine(&network, kind, Doorbells::Trapped, engines, &confinement)?;
     let registry = Arc::new(Registry::new(&network, sender));
-    registry.built(AnyNetwork::Tofu(machine.network().clone()), None)?;
+    registry.built(machine.network(), None)?;
     let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
     let mut served = Vec::new();
     for (at, socket) in shape.iter().zip(&sockets) {
@@ -131,7 +124,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     server::serve(&dir.control(), &registry)?;
     let served_at: Vec<_> = shape.iter().zip(sockets).collect();
     let words = command_line::network(&shape, served_at.len(), "tofu.");
-    print(args, &dir, generation, &served_at, &folder, &words)?;
+    print(args, &dir, interconnect, &served_at, &folder, &words)?;
     let code = loop {
         let event = events.recv()?;
         registry.heard(&event);
@@ -149,7 +142,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
 fn print(
     args: &ServeArgs,
     dir: &RunDir,
-    generation: Generation,
+    interconnect: Interconnect,
     served: &[(Coords, PathBuf)],
     folder: &std::path::Path,
     words: &str,
@@ -162,14 +155,15 @@ fn print(
             .map(|(at, socket)| json!({ "node": at.to_array(), "socket": socket }))
             .collect();
         let machine = json!({
-            "machine": dir.name(), "generation": generation.name(), "shape": shape,
+            "machine": dir.name(), "generation": interconnect.name(), "shape": shape,
             "nodes": nodes, "append": words,
         });
         writeln!(out, "{machine}")?;
         return Ok(out.flush()?);
     }
     let (name, devices, folder) = (dir.name(), served.len(), folder.display());
-    writeln!(out, "machine {name}: {devices} devices of {generation} in {folder}")?;
+    let kind = interconnect.tofu().map_or("TNW".to_owned(), |generation| generation.to_string());
+    writeln!(out, "machine {name}: {devices} devices of {kind} in {folder}")?;
     for (at, socket) in served.iter().take(SHOWN) {
         writeln!(out, "{at}  {}", socket.display())?;
     }
