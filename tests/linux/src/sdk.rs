@@ -42,7 +42,7 @@ impl Sdk {
         let this =
             Self { folder: place.path().to_path_buf(), libraries: place.path().join("libraries") };
         fs::create_dir(&this.libraries).unwrap();
-        for name in ["libtofucom.so", "libtofutop.so"] {
+        for name in ["libtofucom.so", "libtofutop.so", "libtnw.so"] {
             // Cargo leaves them beside the tests. Copying their debug information takes long.
             let built = std::env::current_exe().unwrap().with_file_name(name);
             must(Command::new("strip").arg("-o").arg(this.libraries.join(name)).arg(built));

@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Parser;
-use tofu_abi::Generation;
 use tofu_control::MachineName;
 use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
-use tofu_supervisor::units::{Driver, ImageName, LinkMode, Timeout, generation};
+use tofu_supervisor::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
 
 /// Run a program as a job: many processes, each of which knows its rank
 ///
@@ -27,8 +26,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "XxYxZ")]
     pub(crate) map: Option<LogicalShape>,
 
-    /// Ranks on each node, 1 to 36; to 8 on the K computer and FX10, to 32 on FX100 [default: as
-    /// few as will do]
+    /// Ranks on each node, 1 to 36; to 8 on the K computer and FX10, to 32 on FX100, 1 on TNW
+    /// [default: as few as will do]
     #[arg(long, value_name = "N")]
     pub(crate) ppn: Option<u32>,
 
@@ -84,10 +83,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "SHAPE", conflicts_with = "machine")]
     pub(crate) shape: Option<Shape>,
 
-    /// Generation of a machine that is started for the run: k, fx10, fx100 or fugaku, as for
+    /// Generation of a machine that is started for the run: k, fx10, fx100, fugaku or tnw, as for
     /// `tofu up` [default: fugaku]
-    #[arg(long, value_name = "GENERATION", value_parser = generation, conflicts_with = "machine")]
-    pub(crate) generation: Option<Generation>,
+    #[arg(long, value_name = "GENERATION", conflicts_with = "machine")]
+    pub(crate) generation: Option<Interconnect>,
 
     /// Image for a machine that is started for the run
     #[arg(long, value_name = "NAME", conflicts_with = "machine")]

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 /// The image for MPI programs, unless another is named.
 pub const MPI_IMAGE: &str = "mpich";
 /// Our libraries for programs.
-const LIBRARIES: [&str; 2] = ["libtofucom.so", "libtofutop.so"];
+const LIBRARIES: [&str; 3] = ["libtofucom.so", "libtofutop.so", "libtnw.so"];
 /// Names a folder with them.
 const FOLDER: &str = "TOFU_LIBRARIES";
 
@@ -37,9 +37,9 @@ pub fn find() -> anyhow::Result<Vec<PathBuf>> {
     match (found, folders.first()) {
         (Some(found), _) => Ok(found.into()),
         (None, folder) => bail!(
-            "{} are not in {}: `cargo build --release -p tofu-utofu-c -p tofu-jtofu-c` makes them, \
-             {FOLDER} names another folder",
-            LIBRARIES.join(" and "),
+            "{} are not in {}: `cargo build --release -p tofu-utofu-c -p tofu-jtofu-c -p tofu-tnw-c` \
+             makes them, {FOLDER} names another folder",
+            LIBRARIES.join(", "),
             folder.map_or(Path::new("."), PathBuf::as_path).display()
         ),
     }

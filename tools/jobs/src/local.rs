@@ -40,14 +40,15 @@ use tofu_control::node_name;
 use tofu_control::rundir::RunDir;
 use tofu_fabric::Shape;
 use tofu_jtofu::{Mapinfo, System};
-use tofu_machine::{Doorbells, Machine, MachineConfig};
+use tofu_machine::{Doorbells, Links};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event as MachineEvent;
 use tofu_supervisor::janitor::{self, Janitor};
-use tofu_supervisor::machine::AnyNetwork;
+use tofu_supervisor::machine::{AnyMachine, AnyNetwork};
 use tofu_supervisor::plan::Network;
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
+use tofu_supervisor::units::Interconnect;
 use tofu_supervisor::{runner, server};
 use tofu_sync::lock;
 use tofu_vfio_user::Backing;
@@ -88,9 +89,8 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let dir = RunDir::create(Some(&MachineName::of_this_run()))?;
     let janitor = Janitor::start(dir.path(), &[])?;
     let links = args.links.unwrap_or_default();
-    let config = MachineConfig::of(wanted.generation, shape);
-    let config = MachineConfig { links: links.links(), ..config };
-    let mut host = LocalMachine::start(config, ranks, &dir, control.sender())?;
+    let kind = (wanted.interconnect, links.links());
+    let mut host = LocalMachine::start(kind, shape, ranks, &dir, control.sender())?;
     let manager = args.mpi.then(|| serve_mpi(&placement, control.sender())).transpose()?;
     let own: Vec<(OsString, OsString)> =
         args.env.iter().map(|var| (var.name.clone().into(), var.value.clone().into())).collect();
@@ -183,6 +183,7 @@ fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, 
             bail!("the shape {shape} has {} nodes, and the job needs {nodes}", shape.nodes())
         }
         Some(shape) => vec![shape],
+        None if wanted.interconnect == Interconnect::Tnw => vec![wanted.as_machine()?],
         None => shapes(),
     };
     let mut error = None;
@@ -279,14 +280,14 @@ struct LocalNode {
 
 /// Serves the machine's control socket, for `tofu stats`, `tofu link` and the like.
 fn serve_control(
-    machine: &Machine,
+    network: &Network,
+    machine: AnyNetwork,
     dir: &RunDir,
     job: Sender<Event>,
 ) -> anyhow::Result<Arc<Registry>> {
     let (sender, events) = mpsc::channel();
-    let network = Network { shape: *machine.fabric().shape(), links_down: Vec::new() };
-    let registry = Arc::new(Registry::new(&network, sender));
-    registry.built(AnyNetwork::Tofu(machine.network().clone()), None)?;
+    let registry = Arc::new(Registry::new(network, sender));
+    registry.built(machine, None)?;
     server::serve(&dir.control(), &registry)?;
     let known = Arc::clone(&registry);
     let run = move || {
@@ -305,7 +306,7 @@ fn serve_control(
 /// The machine, and the nodes that are served.
 struct LocalMachine {
     nodes: HashMap<Coords, LocalNode>,
-    machine: Machine,
+    machine: AnyMachine,
     registry: Arc<Registry>,
     /// What sockets' names begin with.
     name: String,
@@ -314,7 +315,8 @@ struct LocalMachine {
 impl LocalMachine {
     /// `job` gets an event if somebody wants the machine to end.
     fn start(
-        config: MachineConfig,
+        kind: (Interconnect, Links),
+        shape: Shape,
         ranks: u32,
         dir: &RunDir,
         job: Sender<Event>,
@@ -326,9 +328,10 @@ impl LocalMachine {
             true => Doorbells::Polled,
             false => Doorbells::Trapped,
         };
-        let machine = Machine::new(MachineConfig { doorbells, engines, ..config })?;
-        machine.start()?;
-        let registry = serve_control(&machine, dir, job)?;
+        let (network, confinement) =
+            (Network { shape, links_down: Vec::new() }, Confinement::default());
+        let machine = runner::any_machine(&network, kind, doorbells, engines, &confinement)?;
+        let registry = serve_control(&network, machine.network(), dir, job)?;
         // Nobody else can have taken it.
         let random = RandomState::new().hash_one(std::process::id());
         let name = format!("tofu-run-{}-{random:016x}", std::process::id());
@@ -369,14 +372,17 @@ impl LocalMachine {
         mut listeners: Vec<UnixListener>,
     ) -> anyhow::Result<Vec<Served>> {
         let (machine, confinement) = (&self.machine, Confinement::default());
-        let served = if ranks > 1 {
-            let clients = (u16::try_from(ranks)?, listeners);
-            Served::joint(machine, at, clients, Backing::Process, &confinement)?
-        } else {
-            let listener = listeners.pop().context("the node has no rank")?;
-            vec![Served::on(machine, at, listener, Backing::Process, &confinement)?]
+        let served = match machine {
+            AnyMachine::Tofu(machine) if ranks > 1 => {
+                let clients = (u16::try_from(ranks)?, listeners);
+                Served::joint(machine, at, clients, Backing::Process, &confinement)?
+            }
+            machine => {
+                let listener = listeners.pop().context("the node has no rank")?;
+                vec![Served::on(machine, at, listener, Backing::Process, &confinement)?]
+            }
         };
-        if let Some(id) = machine.fabric().shape().node_id(at) {
+        if let Some(id) = machine.network().fabric().shape().node_id(at) {
             self.registry.with_served(id, &served);
         }
         Ok(served)

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tofu_abi::{Coords, Generation};
+use tofu_abi::Coords;
 use tofu_control::protocol::{MachineInfo, NodeInfo};
 use tofu_control::{MachineName, find_machine, info, rundir};
 use tofu_fabric::Shape;
 use tofu_jtofu::System;
 use tofu_supervisor::janitor;
-use tofu_supervisor::units::ImageName;
+use tofu_supervisor::units::{ImageName, Interconnect};
 use tofu_ui::exit;
 
 use crate::args::RunArgs;
@@ -47,7 +47,7 @@ impl Found {
 pub(crate) struct Machine {
     pub(crate) name: MachineName,
     pub(crate) control: PathBuf,
-    pub(crate) generation: Generation,
+    pub(crate) interconnect: Interconnect,
     /// Those that are ready.
     pub(crate) nodes: Vec<NodeInfo>,
     /// The machine as jobs see it: what has no Linux that is ready counts as failed.
@@ -109,7 +109,8 @@ impl Machine {
         let machine = info(&control).with_context(|| format!("machine {name}"))?;
         let (shape, system) = system(&machine).with_context(|| format!("machine {name}"))?;
         // It has devices, as its nodes are ready.
-        let generation = machine.generation().unwrap_or_default();
+        let interconnect = machine.generation.as_deref().map(str::parse).transpose();
+        let interconnect = interconnect.map_err(anyhow::Error::msg)?.unwrap_or_default();
         let ready = machine.nodes.into_iter().filter(|node| node.state == "ready");
         let nodes: Vec<_> = ready.collect();
         if nodes.is_empty() {
@@ -118,7 +119,7 @@ impl Machine {
         let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
         let others = shape.iter().filter(|at| !ready.contains(at));
         let usable = system.clone().with_failed(others)?;
-        Ok(Self { name, control, generation, nodes, usable, system, own })
+        Ok(Self { name, control, interconnect, nodes, usable, system, own })
     }
 
     /// The number of the node at these coordinates.
@@ -160,18 +161,7 @@ impl Own {
     fn start(args: &RunArgs, wanted: Wanted) -> anyhow::Result<(Self, MachineName)> {
         let shape = match args.shape {
             Some(shape) => shape.to_string(),
-            None => {
-                // The job's torus as the machine's: every map fits, and so does every torus.
-                let nodes = wanted.nodes()?;
-                let mut lens = [1; 6];
-                for (len, wanted) in lens.iter_mut().zip(nodes.lens()) {
-                    *len = u8::try_from(*wanted).unwrap_or(u8::MAX);
-                }
-                let shape = Shape::new(lens).ok().with_context(|| {
-                    format!("a machine cannot be made for {nodes}; name one with --shape")
-                })?;
-                shape.to_string()
-            }
+            None => wanted.as_machine()?.to_string(),
         };
         let name = MachineName::of_this_run();
         let mut command = janitor::wrapped(0, Path::new("/proc/self/exe"))?;

@@ -88,7 +88,7 @@ fn on_machine(
     machine: &Machine,
     control: &Control,
 ) -> anyhow::Result<u8> {
-    let wanted = Wanted { generation: machine.generation, ..wanted };
+    let wanted = Wanted { interconnect: machine.interconnect, ..wanted };
     let job =
         place::lay(&machine.usable, wanted).with_context(|| format!("machine {}", machine.name))?;
     let placement = Placement { info: Mapinfo { system: machine.system.clone(), job } };

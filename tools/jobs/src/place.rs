@@ -1,8 +1,10 @@
 //! Where the ranks of a job go.
 
 use anyhow::{Context, bail};
-use tofu_abi::{Coords, Generation};
+use tofu_abi::Coords;
+use tofu_abi::topology::Shape;
 use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
+use tofu_supervisor::units::Interconnect;
 
 use crate::args::RunArgs;
 
@@ -13,7 +15,7 @@ pub(crate) struct Wanted {
     pub(crate) map: Option<LogicalShape>,
     pub(crate) ppn: Option<u32>,
     /// Of the machine.
-    pub(crate) generation: Generation,
+    pub(crate) interconnect: Interconnect,
 }
 
 impl Wanted {
@@ -23,15 +25,16 @@ impl Wanted {
     ///
     /// If numbers are out of range or contradict each other.
     pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Self> {
-        let generation = args.generation.unwrap_or_default();
-        let wanted = Self { ranks: args.ranks, map: args.map, ppn: args.ppn, generation };
+        let interconnect = args.generation.unwrap_or_default();
+        let wanted = Self { ranks: args.ranks, map: args.map, ppn: args.ppn, interconnect };
         wanted.check()?;
         Ok(wanted)
     }
 
-    /// The most ranks on a node: that many have control queues of their own.
+    /// The most ranks on a node: that many have control queues of their own. A network processor of
+    /// TNW is one rank's.
     fn most_on_node(self) -> u32 {
-        self.generation.description().processes.into()
+        self.interconnect.tofu().map_or(1, |generation| generation.description().processes.into())
     }
 
     fn check(self) -> anyhow::Result<()> {
@@ -42,7 +45,8 @@ impl Wanted {
         if let Some(ppn) = self.ppn
             && !(1..=most_on_node).contains(&ppn)
         {
-            let machine = self.generation.description().machine;
+            let generation = self.interconnect.tofu();
+            let machine = generation.map_or("TNW", |generation| generation.description().machine);
             bail!("--ppn {ppn}: a node has 1 to {most_on_node} ranks ({machine})");
         }
         if let (Some(ranks), Some(map)) = (self.ranks, self.map) {
@@ -79,6 +83,21 @@ impl Wanted {
             }
         };
         LogicalShape::new(&[nodes]).context("no such job")
+    }
+}
+
+impl Wanted {
+    /// The shape of a machine that is made for this job: the job's torus as the machine's, into
+    /// which every map fits, and every torus.
+    pub(crate) fn as_machine(self) -> anyhow::Result<Shape> {
+        let nodes = self.nodes()?;
+        let mut lens = [1; 6];
+        for (len, wanted) in lens.iter_mut().zip(nodes.lens()) {
+            *len = u8::try_from(*wanted).unwrap_or(u8::MAX);
+        }
+        Shape::new(lens)
+            .ok()
+            .with_context(|| format!("a machine cannot be made for {nodes}; name one with --shape"))
     }
 }
 
@@ -204,10 +223,11 @@ fn mapping(ranks: u32, per_node: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tofu_abi::Generation;
 
     fn wanted(ranks: Option<u32>, map: Option<&str>, ppn: Option<u32>) -> Wanted {
         let map = map.map(|map| map.parse().unwrap());
-        Wanted { ranks, map, ppn, generation: Generation::Fugaku }
+        Wanted { ranks, map, ppn, interconnect: Interconnect::default() }
     }
 
     fn unit() -> System {
@@ -284,7 +304,8 @@ mod tests {
         assert!(wanted(Some(433), None, None).nodes().is_err());
         for generation in Generation::ALL {
             let most = u32::from(generation.description().processes);
-            let of = |ranks, ppn| Wanted { generation, ..wanted(Some(ranks), None, ppn) };
+            let interconnect = Interconnect::Tofu(generation);
+            let of = |ranks, ppn| Wanted { interconnect, ..wanted(Some(ranks), None, ppn) };
             assert_eq!(lay(&unit(), of(12 * most, None)).unwrap().per_node(), most);
             assert!(of(12 * most, None).nodes().is_ok());
             assert!(of(12 * most + 1, None).nodes().is_err());
@@ -295,6 +316,9 @@ mod tests {
             let allowed = format!("a node has 1 to {most} ranks ({machine})");
             assert!(error.contains(&allowed), "{error}");
         }
+        let of_tnw = Wanted { interconnect: Interconnect::Tnw, ..wanted(None, None, Some(2)) };
+        let error = lay(&unit(), of_tnw).unwrap_err().to_string();
+        assert!(error.contains("a node has 1 to 1 ranks (TNW)"), "{error}");
         assert_eq!(wanted(Some(100), None, None).nodes().unwrap().nodes(), 12);
         assert_eq!(wanted(Some(32), None, Some(1)).nodes().unwrap().nodes(), 32);
     }

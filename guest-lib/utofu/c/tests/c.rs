@@ -42,7 +42,8 @@ fn installed() -> TempDir {
         .arg("--prefix")
         .arg(root.path())
         .arg("--libs")
-        .arg(libraries()));
+        .arg(libraries())
+        .args(["utofu", "jtofu"]));
     root
 }
 

@@ -16,8 +16,9 @@ use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
 
 /// Write headers, libraries, pkg-config files and examples for C programs to a folder
 ///
-/// The folder gets include, lib, lib/pkgconfig, and examples with a Makefile. Programs that are
-/// compiled with them run by `tofu run`, which brings its own copy of the libraries.
+/// The folder gets include, lib, lib/pkgconfig, and examples with a Makefile, those for TNW in a
+/// folder of their own. Programs that are compiled with them run by `tofu run`, which brings its own
+/// copy of the libraries.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SdkArgs {
@@ -87,11 +88,13 @@ Examples:
   make -C sdk/examples ring && tofu run --local -n 4 sdk/examples/ring
   gcc -Isdk/include ring.c -Lsdk/lib -ltofucom -ltofutop -o ring
   PKG_CONFIG_PATH=sdk/lib/pkgconfig pkg-config --cflags --libs utofu jtofu
+  make -C sdk/examples/tnw
+  tofu run --local --generation tnw -n 4 sdk/examples/tnw/shift
   tofu sdk --mpi sdk
   sdk/bin/mpicc hello.c -o hello";
 
 /// Headers, and templates for pkg-config.
-const HEADERS: [(&str, &str, &str); 2] = [
+const HEADERS: [(&str, &str, &str); 3] = [
     (
         "utofu",
         include_str!("../../../../guest-lib/utofu/c/include/utofu.h"),
@@ -102,16 +105,25 @@ const HEADERS: [(&str, &str, &str); 2] = [
         include_str!("../../../../guest-lib/jtofu/c/include/jtofu.h"),
         include_str!("../../../../guest-lib/jtofu/c/jtofu.pc.in"),
     ),
+    (
+        "tnw",
+        include_str!("../../../../guest-lib/tnw/c/include/tnw.h"),
+        include_str!("../../../../guest-lib/tnw/c/tnw.pc.in"),
+    ),
 ];
 
 /// Programs that start from here, with what they include and how they are compiled.
-const PROGRAMS: [(&str, &str); 6] = [
+const PROGRAMS: [(&str, &str); 10] = [
     ("Makefile", include_str!("sdk/Makefile")),
     ("check.h", include_str!("../../../../guest-lib/utofu/examples/run/check.h")),
     ("job.h", include_str!("../../../../guest-lib/utofu/examples/run/job.h")),
     ("ring.c", include_str!("../../../../guest-lib/utofu/examples/run/ring.c")),
     ("mpi_put.c", include_str!("../../../../guest-lib/utofu/examples/run/mpi_put.c")),
     ("ring.py", include_str!("../../../../guest-lib/utofu/examples/python/ring.py")),
+    ("tnw/Makefile", include_str!("sdk/tnw.mk")),
+    ("tnw/check.h", include_str!("../../../../guest-lib/tnw/examples/c/check.h")),
+    ("tnw/shift.c", include_str!("../../../../guest-lib/tnw/examples/c/shift.c")),
+    ("tnw/stream.c", include_str!("../../../../guest-lib/tnw/examples/c/stream.c")),
 ];
 
 /// A header of a library that has one already.
@@ -145,7 +157,7 @@ pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
         fs::copy(library, &new).and_then(|_| fs::rename(&new, &target)).with_context(cannot)?;
     }
     let examples = dir.join("examples");
-    fs::create_dir_all(&examples).with_context(cannot)?;
+    fs::create_dir_all(examples.join("tnw")).with_context(cannot)?;
     for (name, text) in PROGRAMS {
         fs::write(examples.join(name), text).with_context(cannot)?;
     }

@@ -321,6 +321,67 @@ fn the_sdk_has_examples() {
     assert_eq!(jobs.lines(&["-n", "2", ring.to_str().unwrap()]), expected);
 }
 
+/// The same for TNW: processes whose nodes are neighbours on a torus of three axes.
+#[test]
+fn the_sdk_has_examples_for_tnw() {
+    if !have("make") || !have("gcc") {
+        eprintln!("SKIP the_sdk_has_examples_for_tnw: no make, or no gcc");
+        return;
+    }
+    let jobs = Jobs::new();
+    let sdk = jobs.programs.path().join("sdk");
+    let mut write = jobs.place.command(&["sdk", sdk.to_str().unwrap()]);
+    assert!(write.env("TOFU_LIBRARIES", libraries()).output().unwrap().status.success());
+    let examples = sdk.join("examples/tnw");
+    let make = Command::new("make").arg("-C").arg(&examples).output().unwrap();
+    assert!(make.status.success(), "{}", String::from_utf8_lossy(&make.stderr));
+    let program = |name| examples.join(name).to_str().unwrap().to_owned();
+    let lines = |args: &[&str], name| {
+        let program = program(name);
+        let args = [&["--generation", "tnw", "--no-prefix"], args, &[program.as_str()]].concat();
+        let mut lines = jobs.lines(&args);
+        lines.sort_unstable();
+        lines
+    };
+    let shifted = |lens: [u8; 3]| {
+        let [x, y, z] = lens;
+        let places = (0..x).flat_map(|x| (0..y).flat_map(move |y| (0..z).map(move |z| [x, y, z])));
+        let mut lines = Vec::new();
+        for at in places {
+            for (axis, name) in
+                ["x", "y", "z"].into_iter().enumerate().filter(|(n, _)| lens[*n] > 1)
+            {
+                let mut from = at;
+                from[axis] = (at[axis] + lens[axis] - 1) % lens[axis];
+                let [to, from] = [at, from].map(|at| at.map(|c| c.to_string()).join(","));
+                lines.push(format!("{to}: {from} is at {name}-"));
+            }
+        }
+        lines.sort_unstable();
+        lines
+    };
+    // A row of so many nodes, or the torus that was asked for.
+    assert_eq!(lines(&["-n", "3"], "shift"), shifted([3, 1, 1]));
+    assert_eq!(lines(&["--map", "2x2x2"], "shift"), shifted([2, 2, 2]));
+    for (at, line) in lines(&["-n", "2"], "stream").into_iter().enumerate() {
+        let from = 1 - at;
+        let said =
+            format!("{at}: 64 pieces of 65536 bytes from {from}, 0 wrong, 32768 packets sent, ");
+        // Some go again where a busy host lets the other process wait.
+        assert!(line.starts_with(&said), "{line}");
+    }
+    for (args, why) in [
+        (&["--ppn", "2"][..], "--ppn 2: a node has 1 to 1 ranks (TNW)"),
+        (&["--links", "modelled"], "cannot have modelled links"),
+        (&["--shape", "unit"], "TNW"),
+    ] {
+        let args = [&["--generation", "tnw", "-n", "2"], args, &["true"]].concat();
+        let said = jobs.run(&args);
+        assert_eq!(said.code, Some(2), "{}", said.err);
+        assert!(said.err.contains(why), "{}", said.err);
+    }
+}
+
 #[test]
 fn python_needs_no_more_than_the_library() {
     if !have("python3") {
