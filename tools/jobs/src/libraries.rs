@@ -37,8 +37,8 @@ pub fn find() -> anyhow::Result<Vec<PathBuf>> {
     match (found, folders.first()) {
         (Some(found), _) => Ok(found.into()),
         (None, folder) => bail!(
-            "{} are not in {}: `cargo build --release -p tofu-utofu-c -p tofu-jtofu-c -p tofu-tnw-c` \
-             makes them, {FOLDER} names another folder",
+            "{} are not in {}: `cargo build --release -p tofu-utofu-c -p tofu-jtofu-c -p \
+             tofu-tnw-c` makes them, {FOLDER} names another folder",
             LIBRARIES.join(", "),
             folder.map_or(Path::new("."), PathBuf::as_path).display()
         ),

@@ -55,8 +55,8 @@ impl Served {
         Ok(served)
     }
 
-    /// Adds a device of Tofu at `at` that up to `count` clients share, and serves each of them at its own
-    /// listener.
+    /// Adds a device of Tofu at `at` that up to `count` clients share, and serves each of them at
+    /// its own listener.
     ///
     /// # Errors
     ///

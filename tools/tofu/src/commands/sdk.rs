@@ -17,8 +17,8 @@ use tofu_ui::{ImageProgress, Style, exit, is_interrupted, signals};
 /// Write headers, libraries, pkg-config files and examples for C programs to a folder
 ///
 /// The folder gets include, lib, lib/pkgconfig, and examples with a Makefile, those for TNW in a
-/// folder of their own. Programs that are compiled with them run by `tofu run`, which brings its own
-/// copy of the libraries.
+/// folder of their own. Programs that are compiled with them run by `tofu run`, which brings its
+/// own copy of the libraries.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SdkArgs {
