@@ -194,11 +194,14 @@ fn devices_are_of_the_generation_that_is_asked_for() {
         interrupt(process.id());
         assert_eq!(process.wait(), Some(130));
     }
-    let error = place.run(&["serve", "--generation", "tnw"]).error();
-    assert!(error.contains("tnw") && error.contains("\"fugaku\" (TofuD)"), "{error}");
-    std::fs::write(&file, "generation = \"tnw\"\n").unwrap();
+    std::fs::write(&file, "generation = \"tnw\"\nlinks = \"modelled\"\n").unwrap();
     let error = place.run(&[&["serve"], &in_file[..]].concat()).error();
-    assert!(error.contains("devices of TNW cannot be served to other monitors"), "{error}");
+    assert!(error.contains("a machine of TNW cannot have modelled links"), "{error}");
+    std::fs::write(&file, "generation = \"tnw\"\n").unwrap();
+    let (mut process, machine) = place.start(&[&["--shape", "2x1x1"], &in_file[..]].concat());
+    assert_eq!(ids(&machine), 0x1cce_10cf);
+    interrupt(process.id());
+    assert_eq!(process.wait(), Some(130));
     let (mut process, machine) =
         place.start(&[&PAIR, &in_file[..], &["--generation", "k"]].concat());
     assert_eq!(ids(&machine), 0x1cc1_10cf);
