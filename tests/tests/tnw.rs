@@ -250,6 +250,29 @@ fn a_link_that_is_down_holds_messages_until_it_is_up() {
     assert_eq!(near.link_counters(X_PLUS).nacks_received, 0);
 }
 
+/// What waits for a link does not keep its memory: that may change when the Nget is over.
+#[test]
+fn a_fetched_message_that_waits_for_its_link_is_kept() {
+    let world = World::new(2, 1, 1);
+    let [near, far] = world.pair();
+    let mut stream = near.open(X_PLUS, Channel::ALL[1]).unwrap();
+    let mut sink = far.open(X_MINUS, Channel::ALL[1]).unwrap();
+    let fabric = world.torus.wires().fabric();
+    fabric.set_link(near.coords(), X_PLUS.port(), false).unwrap();
+    let len = 3 * PACKET_DATA + 1;
+    let source = buffer(near, &message(len, 1));
+    let nget = stream.send_from(&source, 0, len).unwrap();
+    world.torus.run_pending();
+    let nget = stream.test(nget).unwrap_err();
+    assert_eq!(world.end(&mut stream, nget), ok(len));
+    source.write(0, &message(len, 2));
+    fabric.set_link(near.coords(), X_PLUS.port(), true).unwrap();
+    let got = buffer(far, &vec![0; len]);
+    let credit = sink.credit(&got, 0, len).unwrap();
+    assert_eq!(world.end(&mut sink, credit), ok(len));
+    assert_eq!(bytes(&got), message(len, 1));
+}
+
 #[test]
 fn a_neighbour_that_is_reset_cuts_its_messages_and_comes_back() {
     let world = World::new(2, 1, 1);

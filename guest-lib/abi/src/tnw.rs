@@ -47,7 +47,7 @@ pub const CREDIT_QUEUE: usize = 64;
 /// Ngets of a channel that can wait.
 pub const NGET_QUEUE: usize = 16;
 /// Packets that the reception FIFO of a channel holds.
-pub const RECEPTION_FIFO: usize = 128;
+pub const RECEPTION_FIFO: usize = 512;
 
 /// Bytes of a page of registers: that of a link, or that of a channel, which a process can map.
 pub const PAGE_SIZE: u64 = 0x1000;

@@ -124,6 +124,12 @@ impl<B> Wires<B> {
         }
     }
 
+    /// Whether something sees or changes packets on their way: a tap, faults, or modelled links.
+    #[inline]
+    pub fn is_observed(&self) -> bool {
+        self.observed.load(Relaxed)
+    }
+
     /// Whether packets take their time.
     #[inline]
     pub const fn is_modelled(&self) -> bool {

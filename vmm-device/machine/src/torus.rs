@@ -20,7 +20,7 @@ use tofu_fabric::{
 use tofu_parts::DmaMemory;
 use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_sync::lock;
-use tofu_tnw_device::{Config, Host, NEVER, Net, Nwp, Unit};
+use tofu_tnw_device::{Config, Host, MAX_RUN, NEVER, Net, Nwp, Unit};
 
 use crate::error::Error;
 use crate::shared::Clock;
@@ -32,6 +32,9 @@ const TURNS_PER_WRITE: usize = 4;
 const TURNS_PER_ROUND: usize = 256;
 /// How long a fault holds back a unit that nobody overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
+
+/// Packets that go over a link together while a capture or faults look at them.
+const RUN_IN_SIGHT: u16 = 64;
 
 /// Times of the links: 0.6 us from processor to processor with the packet's own time, 128 bytes of
 /// data in each 136 bytes at 0.91 GB/s (sections 2.2, 4).
@@ -336,6 +339,14 @@ struct Outward<'a> {
 }
 
 impl Net for Outward<'_> {
+    fn room(&self, _: Link) -> u16 {
+        if self.shared.wires.is_observed() { RUN_IN_SIGHT } else { MAX_RUN }
+    }
+
+    fn lends(&self) -> bool {
+        !self.shared.wires.is_observed()
+    }
+
     fn send(&mut self, link: Link, unit: Unit) {
         let vc = match &unit {
             Unit::Data(data) => data.channel().index() as u8,

@@ -148,7 +148,10 @@ impl Nwp {
     /// waits.
     pub fn set_bus_master(&self, on: bool) {
         self.bus_master.store(on, SeqCst);
-        if on {
+        if !on {
+            // Memory that packets are made of is read for the last time.
+            self.links.iter().for_each(|link| lock(&link.state).end.keep());
+        } else {
             for link in &self.links {
                 {
                     let mut state = lock(&link.state);
@@ -168,8 +171,8 @@ impl Nwp {
         self.links[link.index()].present
     }
 
-    fn dma(&self) -> Option<&dyn DmaMemory> {
-        self.bus_master.load(SeqCst).then_some(&*self.memory)
+    fn dma(&self) -> Option<&Arc<dyn DmaMemory>> {
+        self.bus_master.load(SeqCst).then_some(&self.memory)
     }
 
     /// Returns to the reset state. What waits is forgotten.
@@ -185,6 +188,8 @@ impl Nwp {
 
     fn renew(&self, link: &LinkModule) {
         let mut state = lock(&link.state);
+        // What is on its way must not be read after this.
+        state.end.keep();
         let life = state.end.life();
         // A life that nobody knows of can be lived again: a driver that resets the device for ever
         // must not come round to numbers that its neighbour takes for old ones.
@@ -210,6 +215,7 @@ impl Nwp {
             let done: Vec<Done> = {
                 let mut state = lock(&module.state);
                 let state = &mut *state;
+                state.end.keep();
                 let credits = state.rx.iter_mut().flat_map(Receive::cancel);
                 credits.chain(state.tx.iter_mut().flat_map(Transmit::cancel)).collect()
             };
@@ -307,6 +313,7 @@ impl Nwp {
         let done: Vec<Done> = self.with_link(link, |state| {
             let mut done = Vec::new();
             if cancel.requests() {
+                state.end.keep();
                 done.extend(state.rx[c].cancel());
                 done.extend(state.tx[c].cancel());
             }
@@ -400,7 +407,11 @@ impl Nwp {
                 continue;
             }
             let mut state = lock(&module.state);
+            let state = &mut *state;
             let room = state.room();
+            // Nobody knows when an answer will come: Ngets do not wait for it.
+            state.end.keep();
+            self.end_ngets(link, state);
             state.end.expire(&room, now, &mut |unit| net.send(link, unit));
             module.deadline.store(state.end.deadline(), SeqCst);
         }
@@ -418,10 +429,17 @@ impl Nwp {
             state.end.greet(&room, &mut |unit| net.send(link, unit));
         }
         let mut more = self.take_in(module, state, now, &mut |unit| net.send(link, unit));
+        self.end_ngets(link, state);
         let mut rounds = 0;
         loop {
-            let worked = self.send_round(link, state, now, net)
-                | self.move_round(link, state, &mut |unit| net.send(link, unit));
+            let moved = self.move_round(link, state);
+            if moved || rounds == 0 && state.end.owes() {
+                // What has not been moved is taken over before it is acknowledged.
+                state.rx.iter_mut().for_each(Receive::keep);
+                let room = state.room();
+                state.end.answer(&room, &mut |unit| net.send(link, unit));
+            }
+            let worked = self.send_round(link, state, now, net) | moved;
             rounds += 1;
             if !worked {
                 break;
@@ -484,11 +502,17 @@ impl Nwp {
             state.end.idle(channel);
             let most = most.min(net.room(link));
             let head = tx.head();
-            let done = match tx.take(channel, most, dma) {
+            let lends = net.lends();
+            let done = match tx.take(channel, most, dma, lends) {
                 Ok(None) => continue,
                 Ok(Some(outgoing)) => {
                     state.end.send(outgoing.data, now, &mut |unit| net.send(link, unit));
-                    outgoing.done
+                    if let Some(ended) = outgoing.ended {
+                        // Nobody waits for what was not lent.
+                        let sent = if lends { state.end.counters().sent } else { 0 };
+                        tx.lend(ended, sent);
+                    }
+                    tx.ended(state.end.released())
                 }
                 Err(done) => Some(done),
             };
@@ -507,7 +531,7 @@ impl Nwp {
 
     /// Each channel whose credit matches a packet moves some packets to memory. Returns whether any
     /// did.
-    fn move_round(&self, link: Link, state: &mut LinkState, out: &mut dyn FnMut(Unit)) -> bool {
+    fn move_round(&self, link: Link, state: &mut LinkState) -> bool {
         let Some(dma) = self.dma() else { return false };
         let mut worked = false;
         let first = state.next_rx;
@@ -516,17 +540,23 @@ impl Nwp {
             if !state.rx[c].matches() {
                 continue;
             }
-            if let Some(done) = state.rx[c].deliver(dma, MAX_RUN) {
+            if let Some(done) = state.rx[c].deliver(&**dma, MAX_RUN) {
                 self.notify(link, done);
             }
             worked = true;
             state.next_rx = (c + 1) % CHANNELS;
         }
-        if worked {
-            let room = state.room();
-            state.end.freed(&room, out);
-        }
         worked
+    }
+
+    /// Tells of Ngets whose memory may be used again.
+    fn end_ngets(&self, link: Link, state: &mut LinkState) {
+        let released = state.end.released();
+        for tx in &mut state.tx {
+            while let Some(done) = tx.ended(released) {
+                self.notify(link, done);
+            }
+        }
     }
 
     /// Tells the driver how much has left a window.

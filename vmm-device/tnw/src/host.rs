@@ -33,6 +33,13 @@ pub trait Net {
         MAX_RUN
     }
 
+    /// Whether packets stay in this process, where they are looked at soon: then those of an Nget
+    /// refer to the memory that they are of, and are copied once. What loses, repeats or records
+    /// them should not have that.
+    fn lends(&self) -> bool {
+        false
+    }
+
     /// Sends over a link. What is sent over a link arrives in that order, if at all.
     ///
     /// Called with a lock of the sender's held; it hands the unit to

@@ -25,6 +25,7 @@
 mod device;
 mod host;
 mod link;
+mod payload;
 mod receive;
 mod regfile;
 mod transmit;

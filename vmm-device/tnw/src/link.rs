@@ -18,9 +18,8 @@ use tofu_abi::tnw::{CHANNELS, Channel, RECEPTION_FIFO, SEQUENCES};
 
 use crate::unit::{Check, Control, Data, Kind, Session, Unit};
 
-/// Packets in txBuffer at most (ours): less than half of the sequence numbers, and what all
-/// reception FIFOs of the other end hold.
-pub const TX_BUFFER: u16 = (CHANNELS * RECEPTION_FIFO) as u16;
+/// Packets in txBuffer at most (ours): less than half of the sequence numbers.
+pub const TX_BUFFER: u16 = 1024;
 const _: () = assert!(TX_BUFFER < SEQUENCES / 2);
 
 /// How long an end waits for feedback at first, in nanoseconds (ours). Each time that none comes it
@@ -95,6 +94,8 @@ struct Sending {
     /// Channels that wait for room at the other end, one bit each.
     stalled: u8,
     resending: bool,
+    /// Packets that were sent until all of them were kept last.
+    kept: u64,
     /// Times in a row that no feedback came.
     unanswered: u32,
     /// Times in a row that waiting has brought no progress.
@@ -112,6 +113,8 @@ struct Receiving {
     accepted: Room,
     /// What the other end was told last of how many may have been sent.
     announced: Room,
+    /// Feedback that it is to get.
+    owed: Option<Kind>,
 }
 
 /// How far `a` is ahead of `b`, modulo [`SEQUENCES`].
@@ -127,6 +130,7 @@ impl LinkEnd {
             discarding: true,
             accepted: [0; CHANNELS],
             announced: [0; CHANNELS],
+            owed: None,
         };
         let tx = Sending { deadline: NEVER, ..Sending::default() };
         Self { life, spoken: false, peer: None, tx, rx, counters: LinkCounters::default() }
@@ -232,7 +236,20 @@ impl LinkEnd {
         }
     }
 
-    /// Something came over the link.
+    /// Packets that were sent in all, and whose data nobody will ask for again: they are
+    /// acknowledged, or were kept.
+    pub(crate) fn released(&self) -> u64 {
+        (self.counters.sent - u64::from(self.tx.buffered)).max(self.tx.kept)
+    }
+
+    /// Reads what the packets in txBuffer are made of, for the last time.
+    pub(crate) fn keep(&mut self) {
+        self.tx.buffer.iter().for_each(|data| data.payload.keep());
+        self.tx.kept = self.counters.sent;
+    }
+
+    /// Something came over the link. [`LinkEnd::answer`] is to be called when what comes of it has
+    /// been seen to.
     pub fn arrive(
         &mut self,
         unit: Unit,
@@ -246,16 +263,28 @@ impl LinkEnd {
         }
     }
 
-    /// Packets have left reception FIFOs, which have this much room now: the other end is told if
-    /// it may wait for that.
-    pub fn freed(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) {
+    /// Whether the other end is to get feedback.
+    pub(crate) const fn owes(&self) -> bool {
+        self.rx.owed.is_some()
+    }
+
+    /// Reception FIFOs have this much room now. The other end gets the feedback that is owed to it,
+    /// one for all that has arrived, or is told of the room if it may wait for that.
+    pub fn answer(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) {
+        if self.peer.is_none() {
+            return;
+        }
+        if let Some(kind) = self.rx.owed.take() {
+            self.feedback(kind, room, out);
+            return;
+        }
         let tell = (0..CHANNELS).any(|c| {
             let (announced, accepted) = (self.rx.announced[c], self.rx.accepted[c]);
             let more = accepted.wrapping_add(room[c]).wrapping_sub(announced) as i16;
             let left = announced.wrapping_sub(accepted) as i16;
             more > 0 && (more >= ANNOUNCE as i16 || left < ANNOUNCE as i16)
         });
-        if tell && self.peer.is_some() {
+        if tell {
             self.feedback(Kind::Ack, room, out);
         }
     }
@@ -353,7 +382,7 @@ impl LinkEnd {
         let channel = data.channel().index();
         if packets == 0 || !data.fits(self.inward()) {
             self.counters.crc_errors += 1;
-            return self.refuse(room, out);
+            return self.refuse();
         }
         // The first packets of a run may have come before, and the others not.
         let again = ahead(self.rx.expected, data.sequence());
@@ -367,9 +396,7 @@ impl LinkEnd {
                 self.rx.expected = (self.rx.expected + packets) % SEQUENCES;
                 self.rx.accepted[channel] = self.rx.accepted[channel].wrapping_add(packets);
                 self.counters.received += u64::from(packets);
-                let mut left = *room;
-                left[channel] -= packets;
-                self.feedback(Kind::Ack, &left, out);
+                self.rx.owed = Some(Kind::Ack);
                 Arrival::Data(data)
             }
             // There is no room. A NACK would have it back at once; the sender's time-out is slower.
@@ -381,19 +408,19 @@ impl LinkEnd {
             // It came before, and its feedback was lost or is on its way.
             SEQUENCES_HALF.. => {
                 self.counters.discarded += u64::from(packets);
-                self.feedback(Kind::Ack, room, out);
+                self.rx.owed = Some(Kind::Ack);
                 Arrival::Nothing
             }
             _ => {
                 self.counters.sequence_errors += 1;
-                self.refuse(room, out)
+                self.refuse()
             }
         }
     }
 
-    fn refuse(&mut self, room: &Room, out: &mut dyn FnMut(Unit)) -> Arrival {
+    fn refuse(&mut self) -> Arrival {
         self.rx.discarding = true;
-        self.feedback(Kind::Nack, room, out);
+        self.rx.owed = Some(Kind::Nack);
         Arrival::Nothing
     }
 
@@ -454,7 +481,7 @@ impl LinkEnd {
             }
             Kind::Restart => {
                 self.rx.discarding = false;
-                self.feedback(Kind::Ack, room, out);
+                self.rx.owed = Some(Kind::Ack);
             }
         }
         arrival
@@ -508,6 +535,7 @@ impl LinkEnd {
         self.rx.expected = 0;
         self.rx.discarding = true;
         self.rx.accepted = [0; CHANNELS];
+        self.rx.owed = None;
         if !self.tx.buffer.is_empty() || self.tx.stalled != 0 {
             self.wait(now);
         }

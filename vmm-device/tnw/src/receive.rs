@@ -72,6 +72,8 @@ pub struct Receive {
     fifo: VecDeque<Item>,
     /// Packets in it.
     packets: u16,
+    /// Items at its end whose data may still be memory of their sender's.
+    lent: usize,
     /// Packets that have come of a message that is not over.
     coming: u64,
     credits: VecDeque<Request>,
@@ -142,6 +144,7 @@ impl Receive {
             self.coming = 0;
         }
         self.packets = self.packets.saturating_add(data.packets());
+        self.lent += 1;
         self.fifo.push_back(Item::Run(data, 0));
         true
     }
@@ -150,7 +153,21 @@ impl Receive {
     pub fn cut(&mut self) {
         if self.coming != 0 {
             self.coming = 0;
+            self.lent += 1;
             self.fifo.push_back(Item::Cut);
+        }
+    }
+
+    /// Takes over what has come and was not moved yet. To be called before it is acknowledged: then
+    /// its sender's memory may be used again.
+    pub(crate) fn keep(&mut self) {
+        if self.lent == 0 {
+            return;
+        }
+        for item in self.fifo.iter().rev().take(std::mem::take(&mut self.lent)) {
+            if let Item::Run(data, _) = item {
+                data.payload.keep();
+            }
         }
     }
 
@@ -177,13 +194,12 @@ impl Receive {
             if let Some(credit) = credit {
                 let moving = self.moving.get_or_insert(Moving { packets: 0, failed: false });
                 let from = usize::from(*at) * PACKET_DATA;
-                let bytes = &data.payload()[from..from + usize::from(count) * PACKET_DATA];
                 let done = moving.packets * PACKET_DATA as u64;
-                let room = u64::from(credit.length).saturating_sub(done);
-                let bytes = &bytes[..bytes.len().min(room as usize)];
-                if !bytes.is_empty() && !moving.failed {
+                let room = u64::from(credit.length).saturating_sub(done) as usize;
+                let bytes = room.min(usize::from(count) * PACKET_DATA);
+                if bytes > 0 && !moving.failed {
                     let to = credit.address.saturating_add(done);
-                    moving.failed = memory.write(to, bytes).is_err();
+                    moving.failed = data.payload.copy(from, bytes, memory, to).is_err();
                 }
                 moving.packets += u64::from(count);
             }

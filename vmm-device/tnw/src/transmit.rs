@@ -5,10 +5,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use tofu_abi::tnw::{Channel, MAX_MESSAGE, NGET_QUEUE, PACKET_DATA, Status, packets};
-use tofu_parts::DmaMemory;
+use tofu_parts::{Access, DmaMemory};
 
+use crate::payload::Lent;
 use crate::receive::{Done, Request};
 use crate::unit::{Data, MAX_RUN};
 use crate::window::Window;
@@ -29,6 +31,26 @@ struct Nget {
     request: Request,
     /// It goes after what had left the window up to here.
     after: u64,
+    /// Memory that was lent to packets could not be read.
+    failed: Arc<AtomicBool>,
+}
+
+/// An Nget that has been sent, of whose memory packets may still be read.
+#[derive(Debug)]
+pub(crate) struct Lending {
+    done: Done,
+    failed: Arc<AtomicBool>,
+    /// Packets that were sent over the link in all until then.
+    sent: u64,
+}
+
+impl Lending {
+    fn end(self) -> Done {
+        match self.failed.load(Relaxed) {
+            true => Done { status: Status::BadAddress, ..self.done },
+            false => self.done,
+        }
+    }
 }
 
 /// The sending side of a channel.
@@ -37,6 +59,8 @@ pub(crate) struct Transmit {
     /// Made when something is stored first.
     window: Option<Box<Window>>,
     ngets: VecDeque<Nget>,
+    /// Those before them.
+    lending: VecDeque<Lending>,
     /// Where the message comes from that has begun.
     source: Option<Source>,
     /// Packets of it that were sent.
@@ -45,14 +69,21 @@ pub(crate) struct Transmit {
     pub(crate) overlaps: u64,
 }
 
-/// Data of packets, whether the last of them ends its message, and an Nget that is done with.
-type Fetched = (Arc<[u8]>, bool, Option<Done>);
+/// What packets are made of.
+enum Content {
+    Bytes(Arc<[u8]>),
+    Lent(Lent),
+}
+
+/// Data of packets, how many, whether the last of them ends its message, and the Nget that ends
+/// with them.
+type Fetched = (Content, u32, bool, Option<Lending>);
 
 /// What goes out next.
 pub(crate) struct Outgoing {
     pub(crate) data: Data,
-    /// An Nget whose memory may be used again.
-    pub(crate) done: Option<Done>,
+    /// An Nget that ends with that.
+    pub(crate) ended: Option<Lending>,
 }
 
 impl Transmit {
@@ -69,7 +100,7 @@ impl Transmit {
     }
 
     pub(crate) fn ngets(&self) -> usize {
-        self.ngets.len()
+        self.ngets.len() + self.lending.len()
     }
 
     /// Whether there is something to send. Without `dma`, Ngets wait.
@@ -83,10 +114,10 @@ impl Transmit {
     ///
     /// [`Status::Full`] if there is no room for it.
     pub(crate) fn add(&mut self, request: Request) -> Result<(), Status> {
-        if self.ngets.len() >= NGET_QUEUE {
+        if self.ngets() >= NGET_QUEUE {
             return Err(Status::Full);
         }
-        self.ngets.push_back(Nget { request, after: self.tail() });
+        self.ngets.push_back(Nget { request, after: self.tail(), failed: Arc::default() });
         Ok(())
     }
 
@@ -101,7 +132,7 @@ impl Transmit {
         }
     }
 
-    /// Takes up to `most` packets.
+    /// Takes up to `most` packets. Those of an Nget refer to its memory if they may be `lent` it.
     ///
     /// # Errors
     ///
@@ -110,14 +141,16 @@ impl Transmit {
         &mut self,
         channel: Channel,
         most: u16,
-        memory: Option<&dyn DmaMemory>,
+        memory: Option<&Arc<dyn DmaMemory>>,
+        lent: bool,
     ) -> Result<Option<Outgoing>, Done> {
         let most = most.min(MAX_RUN).min((MOST_PACKETS - self.sent).min(u32::from(MAX_RUN)) as u16);
         let Some(source) = self.next_source(memory.is_some()).filter(|_| most > 0) else {
             return Ok(None);
         };
         let offset = self.sent as u16;
-        let (payload, last, done) = match (source, memory) {
+        let zeros = || Content::Bytes(Arc::from([0; PACKET_DATA]));
+        let (content, count, last, ended) = match (source, memory) {
             (Source::Window, _) => {
                 // The next message must not begin before the Nget that was posted before it.
                 let end = match (self.source, self.ngets.front()) {
@@ -126,13 +159,13 @@ impl Transmit {
                 };
                 let Some(window) = &mut self.window else { return Ok(None) };
                 let Some(taken) = window.take(most, end) else { return Ok(None) };
-                (taken.data, taken.last, None)
+                let count = (taken.data.len() / PACKET_DATA) as u32;
+                (Content::Bytes(taken.data), count, taken.last, None)
             }
-            (Source::Nget, Some(memory)) => self.fetch(most, memory)?,
+            (Source::Nget, Some(memory)) => self.fetch(most, memory, lent)?,
             (Source::Nget, None) => return Ok(None),
-            (Source::Ending, _) => (Arc::from([0; PACKET_DATA]), true, None),
+            (Source::Ending, _) => (zeros(), 1, true, None),
         };
-        let count = (payload.len() / PACKET_DATA) as u32;
         let last = last || self.sent + count >= MOST_PACKETS;
         if last {
             (self.source, self.sent) = (None, 0);
@@ -140,41 +173,72 @@ impl Transmit {
         } else {
             (self.source, self.sent) = (Some(source), self.sent + count);
         }
-        Ok(Some(Outgoing { data: Data::new(channel, offset, last, payload), done }))
+        let data = match content {
+            Content::Bytes(bytes) => Data::new(channel, offset, last, bytes),
+            Content::Lent(lent) => Data::lent(channel, offset, last, lent),
+        };
+        Ok(Some(Outgoing { data, ended }))
     }
 
     /// Fetches packets of the first Nget.
-    fn fetch(&mut self, most: u16, memory: &dyn DmaMemory) -> Result<Fetched, Done> {
-        let Some(Nget { request, .. }) = self.ngets.front() else {
+    fn fetch(
+        &mut self,
+        most: u16,
+        memory: &Arc<dyn DmaMemory>,
+        lent: bool,
+    ) -> Result<Fetched, Done> {
+        let zeros = || Content::Bytes(Arc::from([0; PACKET_DATA]));
+        let Some(Nget { request, failed, .. }) = self.ngets.front() else {
             // Not reached: its source is an Nget only if there is one.
-            return Ok((Arc::from([0; PACKET_DATA]), true, None));
+            return Ok((zeros(), 1, true, None));
         };
-        let request = *request;
+        let (request, failed) = (*request, Arc::clone(failed));
         let fetched = u64::from(self.sent) * PACKET_DATA as u64;
         let left = u64::from(request.length).saturating_sub(fetched);
         let count = packets(left).min(most.into()) as usize;
         let bytes = left.min((count * PACKET_DATA) as u64) as usize;
-        let mut payload: Arc<[u8]> = std::iter::repeat_n(0, count * PACKET_DATA).collect();
-        let read = Arc::get_mut(&mut payload).map_or(Ok(()), |payload| {
-            memory.read(request.address.saturating_add(fetched), &mut payload[..bytes])
-        });
+        let address = request.address.saturating_add(fetched);
+        let content = if lent {
+            memory.contains(address, bytes, Access::Read).then(|| {
+                let memory = Arc::clone(memory);
+                Content::Lent(Lent::new(memory, address, bytes, Arc::clone(&failed)))
+            })
+        } else {
+            let mut payload: Arc<[u8]> = std::iter::repeat_n(0, count * PACKET_DATA).collect();
+            let read = Arc::get_mut(&mut payload)
+                .map_or(Ok(()), |payload| memory.read(address, &mut payload[..bytes]));
+            read.is_ok().then_some(Content::Bytes(payload))
+        };
         let last = bytes as u64 == left;
-        if read.is_err() {
+        let Some(content) = content else {
             self.ngets.pop_front();
             let done = Done { request, status: Status::BadAddress, length: fetched as u32 };
             if self.sent == 0 {
                 return Err(done);
             }
-            return Ok((Arc::from([0; PACKET_DATA]), true, Some(done)));
-        }
+            return Ok((zeros(), 1, true, Some(Lending { done, failed, sent: 0 })));
+        };
         if last {
             self.ngets.pop_front();
         }
-        let done = last.then_some(Done { request, status: Status::Ok, length: request.length });
-        Ok((payload, last, done))
+        let done = Done { request, status: Status::Ok, length: request.length };
+        let ended = last.then_some(Lending { done, failed, sent: 0 });
+        Ok((content, count as u32, last, ended))
     }
 
-    /// Takes back all Ngets. A message that has begun ends with what is sent next.
+    /// An Nget has been sent; so many packets have been over the link.
+    pub(crate) fn lend(&mut self, lending: Lending, sent: u64) {
+        self.lending.push_back(Lending { sent, ..lending });
+    }
+
+    /// The next Nget that is done with, if nobody will ask for so many packets again.
+    pub(crate) fn ended(&mut self, released: u64) -> Option<Done> {
+        let lending = self.lending.pop_front_if(|lending| lending.sent <= released)?;
+        Some(lending.end())
+    }
+
+    /// Takes back all Ngets, whose packets must have been kept. A message that has begun ends with
+    /// what is sent next.
     pub(crate) fn cancel(&mut self) -> Vec<Done> {
         if self.source == Some(Source::Nget) {
             self.source = Some(Source::Ending);
@@ -184,7 +248,8 @@ impl Transmit {
             let length = std::mem::take(&mut sent).min(nget.request.length.into()) as u32;
             Done { request: nget.request, status: Status::Cancelled, length }
         };
-        self.ngets.drain(..).map(cancelled).collect()
+        let ended = self.lending.drain(..).map(Lending::end);
+        ended.chain(self.ngets.drain(..).map(cancelled)).collect()
     }
 
     /// Empties the window. A message that has begun ends with what is sent next.

@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
-use tofu_abi::tnw::{CHANNELS, Channel, Header, PACKET_DATA, PACKET_SIZE, SEQUENCES};
+use tofu_abi::tnw::{
+    CHANNELS, Channel, Header, PACKET_DATA, PACKET_SIZE, RECEPTION_FIFO, SEQUENCES,
+};
 use tofu_fabric::Disturb;
+
+use crate::payload::{Lent, Payload};
 
 /// Bytes of a command on a link (ours; the paper's are control symbols of the 8b/10b code).
 pub const CONTROL_SIZE: usize = 32;
 /// Packets that go over a link together at most.
-pub const MAX_RUN: u16 = 64;
+pub const MAX_RUN: u16 = RECEPTION_FIFO as u16;
 
 /// The lives of the two ends of a link: the sender's, then the receiver's. An end has another one
 /// after each reset.
@@ -52,18 +56,26 @@ pub struct Data {
     pub(crate) session: Session,
     pub(crate) check: Check,
     /// [`PACKET_DATA`] bytes of each packet.
-    pub(crate) payload: Arc<[u8]>,
+    pub(crate) payload: Payload,
 }
 
 impl Data {
     /// A run whose first packet has this offset in its message. `payload` is cut down to whole
     /// packets, [`MAX_RUN`] at most.
     pub fn new(channel: Channel, offset: u16, last: bool, payload: Arc<[u8]>) -> Self {
+        Self::of(channel, offset, last, Payload::of(payload))
+    }
+
+    /// The same of memory that is read where the packets are looked at.
+    pub(crate) fn lent(channel: Channel, offset: u16, last: bool, lent: Lent) -> Self {
+        Self::of(channel, offset, last, Payload::lent(lent))
+    }
+
+    fn of(channel: Channel, offset: u16, last: bool, mut payload: Payload) -> Self {
         let header =
             Header(0).with_channel(channel.index() as u8).with_offset(offset).with_last(last);
         let whole = payload.len() / PACKET_DATA * PACKET_DATA;
-        let len = whole.min(usize::from(MAX_RUN) * PACKET_DATA);
-        let payload = if len == payload.len() { payload } else { payload[..len].into() };
+        payload.truncate(whole.min(usize::from(MAX_RUN) * PACKET_DATA));
         Self { header, session: Session { from: 0, to: 0 }, check: Check::Fits, payload }
     }
 
@@ -89,7 +101,7 @@ impl Data {
 
     /// The data of all packets.
     pub fn payload(&self) -> &[u8] {
-        &self.payload
+        self.payload.bytes()
     }
 
     pub(crate) fn sequence(&self) -> u16 {
@@ -105,8 +117,10 @@ impl Data {
     /// Leaves out the first packets of a run whose check sequence fits; not all of them.
     pub(crate) fn skip(&mut self, packets: u16) {
         let bytes = usize::from(packets) * PACKET_DATA;
-        let Some(rest) = self.payload.get(bytes..).filter(|_| packets > 0) else { return };
-        self.payload = rest.into();
+        if packets == 0 || bytes > self.payload.len() {
+            return;
+        }
+        self.payload.skip(bytes);
         self.header = self
             .header
             .with_sequence((self.header.sequence() + packets) % SEQUENCES)
@@ -118,7 +132,7 @@ impl Data {
     fn crc(&self, session: Session) -> u32 {
         let mut hasher = session.digest();
         hasher.update(&(self.header.0 as u32).to_le_bytes());
-        hasher.update(&self.payload);
+        hasher.update(self.payload());
         hasher.finalize()
     }
 
@@ -132,7 +146,7 @@ impl Data {
     /// The packets as they are on a link, of [`PACKET_SIZE`] bytes each (section 2.2).
     pub fn to_wire(&self) -> impl Iterator<Item = [u8; PACKET_SIZE]> + '_ {
         let packets = self.packets();
-        (0..packets).zip(self.payload.chunks_exact(PACKET_DATA)).map(move |(index, data)| {
+        (0..packets).zip(self.payload().chunks_exact(PACKET_DATA)).map(move |(index, data)| {
             let header = self
                 .header
                 .with_sequence((self.header.sequence() + index) % SEQUENCES)
@@ -253,7 +267,7 @@ impl Unit {
         match bytes.len() {
             PACKET_SIZE => {
                 let header = u32::from_le_bytes(*bytes.first_chunk()?);
-                let payload = bytes.get(4..4 + PACKET_DATA)?.into();
+                let payload = Payload::of(bytes.get(4..4 + PACKET_DATA)?.into());
                 let session = Session { from: 0, to: 0 };
                 Some(Self::Data(Data { header: Header(header.into()), session, check, payload }))
             }
@@ -286,11 +300,11 @@ impl Disturb for Unit {
                     Check::Fits => data.crc(data.session),
                     Check::Sent(crc) => crc,
                 };
-                let mut payload = data.payload.to_vec();
+                let mut payload = data.payload().to_vec();
                 let (at, bit) = bit(payload.len().max(1));
                 let Some(byte) = payload.get_mut(at) else { return false };
                 *byte ^= bit;
-                data.payload = payload.into();
+                data.payload = Payload::of(payload.into());
                 if !undetected {
                     data.check = Check::Sent(crc);
                 }

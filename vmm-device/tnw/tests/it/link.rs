@@ -129,6 +129,8 @@ impl Node {
             Arrival::Data(data) => self.fifos[data.channel().index()].push_back(data),
             Arrival::Renewed => self.renewed += 1,
         }
+        let room = self.room();
+        self.end.answer(&room, &mut |unit| wire.put(unit));
     }
 
     /// Empties FIFOs.
@@ -141,7 +143,7 @@ impl Node {
             }
         }
         let room = self.room();
-        self.end.freed(&room, &mut |unit| wire.put(unit));
+        self.end.answer(&room, &mut |unit| wire.put(unit));
     }
 }
 
@@ -261,7 +263,7 @@ proptest! {
         world.b.stuck[full] = true;
         world.a.stuck[full] = true;
         let mut sent = queue(&mut world.a, &from_a);
-        for number in 0..40 {
+        for number in 0..(RECEPTION_FIFO / 8 + 24) as u8 {
             let data = data(Channel::ALL[full], 8, number);
             sent[full].extend_from_slice(data.payload());
             world.a.to_send[full].push_back(data);
@@ -396,7 +398,7 @@ fn who_had_to_wait_for_room_does_not_wait_longer_for_an_answer() {
     let mut world = World::new(Vec::new(), Vec::new());
     world.run();
     (world.a.stuck[0], world.b.stuck[0]) = (true, true);
-    queue(&mut world.a, &vec![(0, 8); 20]);
+    queue(&mut world.a, &vec![(0, 8); RECEPTION_FIFO / 8 + 4]);
     world.run();
     // Room is asked for ever less often.
     for _ in 0..6 {

@@ -2,5 +2,6 @@
 
 mod device;
 mod link;
+mod nget;
 mod receive;
 mod window;

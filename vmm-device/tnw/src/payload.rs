@@ -1,0 +1,184 @@
+//! The data of packets: bytes, or memory of the node that sends them, which is read where they are
+//! looked at. So what stays in this process is copied once, from memory to memory.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use tofu_abi::tnw::PACKET_DATA;
+use tofu_parts::{Access, DmaMemory, DmaResult};
+use tofu_sync::lock;
+
+/// Memory that packets are made of. It is read until [`Payload::keep`], and not after that: then
+/// its owner may use it again.
+pub(crate) struct Lent {
+    memory: Arc<dyn DmaMemory>,
+    address: u64,
+    /// Bytes of memory; zeros follow, up to whole packets.
+    bytes: usize,
+    /// The memory was not there when it was read; the packets have zeros.
+    failed: Arc<AtomicBool>,
+    /// What was read.
+    kept: OnceLock<Arc<[u8]>>,
+    /// Held by whoever reads.
+    reading: Mutex<()>,
+}
+
+impl Lent {
+    /// Bytes at an address. `failed` is set if they cannot be read.
+    pub(crate) fn new(
+        memory: Arc<dyn DmaMemory>,
+        address: u64,
+        bytes: usize,
+        failed: Arc<AtomicBool>,
+    ) -> Self {
+        let (kept, reading) = (OnceLock::new(), Mutex::default());
+        Self { memory, address, bytes, failed, kept, reading }
+    }
+
+    fn keep(&self) -> &Arc<[u8]> {
+        if let Some(kept) = self.kept.get() {
+            return kept;
+        }
+        let _reading = lock(&self.reading);
+        self.kept.get_or_init(|| {
+            let len = self.bytes.next_multiple_of(PACKET_DATA);
+            let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, len).collect();
+            if let Some(bytes) = Arc::get_mut(&mut bytes)
+                && self.memory.read(self.address, &mut bytes[..self.bytes]).is_err()
+            {
+                bytes.fill(0);
+                self.failed.store(true, Relaxed);
+            }
+            bytes
+        })
+    }
+
+    /// Writes a part of it to `address` of another memory.
+    fn copy(&self, from: usize, len: usize, to: &dyn DmaMemory, address: u64) -> DmaResult {
+        let reading = lock(&self.reading);
+        if let Some(kept) = self.kept.get() {
+            drop(reading);
+            return to.write(address, &kept[from..from + len]);
+        }
+        let there = len.min(self.bytes.saturating_sub(from));
+        let (mut done, mut written) = (0, Ok(()));
+        let read = self.memory.access(
+            self.address.saturating_add(from as u64),
+            there,
+            Access::Read,
+            &mut |slice| {
+                let at = address.saturating_add(done as u64);
+                done += slice.len();
+                if written.is_ok() {
+                    written = to.write_from(at, slice);
+                }
+            },
+        );
+        drop(reading);
+        if read.is_err() {
+            return to.write(address, &self.keep()[from..from + len]);
+        }
+        written?;
+        // Less than a packet.
+        let rest = &[0; PACKET_DATA][..(len - there).min(PACKET_DATA)];
+        if rest.is_empty() {
+            return Ok(());
+        }
+        to.write(address.saturating_add(there as u64), rest)
+    }
+}
+
+#[derive(Clone)]
+enum Held {
+    Bytes(Arc<[u8]>),
+    Lent(Arc<Lent>),
+}
+
+/// The data of a run of packets.
+#[derive(Clone)]
+pub(crate) struct Payload {
+    held: Held,
+    /// The part of it that is meant.
+    from: usize,
+    len: usize,
+}
+
+impl Payload {
+    pub(crate) fn of(bytes: Arc<[u8]>) -> Self {
+        Self { from: 0, len: bytes.len(), held: Held::Bytes(bytes) }
+    }
+
+    /// Zeros fill the last packet up.
+    pub(crate) fn lent(lent: Lent) -> Self {
+        let len = lent.bytes.next_multiple_of(PACKET_DATA);
+        Self { held: Held::Lent(Arc::new(lent)), from: 0, len }
+    }
+
+    /// Its length in bytes.
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Without so many bytes at its beginning.
+    pub(crate) fn skip(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.len);
+        self.from += bytes;
+        self.len -= bytes;
+    }
+
+    /// Without what is beyond so many bytes.
+    pub(crate) fn truncate(&mut self, bytes: usize) {
+        self.len = self.len.min(bytes);
+    }
+
+    /// Reads memory that it refers to for the last time.
+    pub(crate) fn keep(&self) {
+        if let Held::Lent(lent) = &self.held {
+            lent.keep();
+        }
+    }
+
+    /// Its bytes, for who looks at them.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        let all = match &self.held {
+            Held::Bytes(bytes) => bytes,
+            Held::Lent(lent) => lent.keep(),
+        };
+        all.get(self.from..self.from + self.len).unwrap_or(&[])
+    }
+
+    /// Writes `len` bytes of it, from `from` on, to `address` of a memory.
+    ///
+    /// # Errors
+    ///
+    /// If that is no memory.
+    pub(crate) fn copy(
+        &self,
+        from: usize,
+        len: usize,
+        to: &dyn DmaMemory,
+        address: u64,
+    ) -> DmaResult {
+        let from = from.min(self.len);
+        let len = len.min(self.len - from);
+        match &self.held {
+            Held::Bytes(_) => to.write(address, &self.bytes()[from..from + len]),
+            Held::Lent(lent) => lent.copy(self.from + from, len, to, address),
+        }
+    }
+}
+
+impl fmt::Debug for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len)
+    }
+}
+
+impl PartialEq for Payload {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for Payload {}
