@@ -23,7 +23,7 @@ use super::frame::{
     CLASS, CLASS_ORDER, CLASSES, DOOMED, Far, Frame, LAST, NULLIFIED, PORTS, SLOTS, UNMARKED,
     class_of, class_queue, off_wire, on_wire,
 };
-use super::mail::{Credit, Mail, Notice, Outlet};
+use super::mail::{Credit, Mail, Notice, Outlet, Said};
 use super::message::Ps;
 use super::steps::{Channel, Step, Steps};
 use super::watched::{LinkErrors, Receiving, Sending as WatchedSending};
@@ -285,7 +285,7 @@ pub(super) struct Engine {
     /// What these have counted that are needed no more, by slot.
     past_sent: BTreeMap<u32, Counters>,
     past_received: BTreeMap<u32, Counters>,
-    dllps: Arena<Dllp>,
+    dllps: Arena<Said>,
     seed: u64,
     /// Frames in queues that were found bad.
     doomed: usize,
@@ -606,9 +606,9 @@ impl Engine {
             let handle = self.frames.add(frame);
             self.window.post(at, node, agenda::ARRIVE + u32::from(port), handle);
         }
-        for (at, slot, dllp) in mail.dllps.drain(..) {
+        for (at, slot, said) in mail.dllps.drain(..) {
             let (node, port) = (slot / SLOTS as u16, slot % SLOTS as u16);
-            let handle = self.dllps.add(dllp);
+            let handle = self.dllps.add(said);
             self.window.post(at, node, agenda::DLLP + u32::from(port), handle);
         }
         (mail.soonest, mail.credits_at) = (NEVER, NEVER);
@@ -681,9 +681,14 @@ impl Engine {
     #[inline]
     fn arrive(&mut self, at: Ps, node: u32, n: usize, handle: u32, out: &mut Outlet<'_>) {
         let here = slot(node, n);
-        if self.frames[handle].next != NONE && !self.check(at, node, n, handle, out) {
-            self.frames.free(handle);
-            return;
+        if self.frames[handle].next != NONE {
+            if !self.check(at, node, n, handle, out) {
+                self.frames.free(handle);
+                return;
+            }
+        } else if self.slots[here].input.watched != UNWATCHED {
+            let watched = self.slots[here].input.watched as usize;
+            self.receiving[watched].counted[usize::from(self.frames[handle].vc) % QUEUES] += 1;
         }
         let frame = &mut self.frames[handle];
         frame.arrived = at;
@@ -1004,8 +1009,11 @@ impl Engine {
             out.credit(far, Credit { at, slot, vc, rows });
         } else if flags & UNMARKED == 0 {
             // A frame that was refused has the room of the one that is sent for it again.
-            self.receiving[watched as usize].receiver.freed(queue as u8, rows);
-            self.tell(now, at, (node, from), out);
+            let link = &mut self.receiving[watched as usize];
+            link.receiver.freed(queue as u8, rows);
+            let counted = link.counted[queue] > 0;
+            link.counted[queue] -= u32::from(counted);
+            self.tell(now, at, (node, from), counted, out);
         }
         if next != NONE {
             let output = self.ask(now, node, from, queue, next);
@@ -1213,34 +1221,55 @@ impl Engine {
     }
 
     /// Lets go of the state at a slot where a direction comes in, if nothing is left to say or to
-    /// hear. Returns how many rows of each queue have left it.
-    pub(super) fn forget_receiving(&mut self, now: Ps, slot: usize) -> Option<[u16; QUEUES]> {
+    /// hear. Returns how many rows of each queue have left it, and of how many frames there
+    /// nothing will be said that was not counted yet.
+    pub(super) fn forget_receiving(
+        &mut self,
+        now: Ps,
+        slot: usize,
+    ) -> Option<([u16; QUEUES], u64)> {
         let watched = self.slots[slot].input.watched;
         let link = self.receiving.get(watched as usize)?;
         if link.said_until >= now || link.receiver.is_due() || self.has_doomed(slot) {
             return None;
         }
         let freed = link.receiver.freed_rows();
-        self.past_received.insert(slot as u32, link.received);
+        let counted: u32 = link.counted.iter().sum();
+        let quiet = (self.queued(slot).count() as u64).saturating_sub(counted.into());
+        let received = Counters { send_dllp: link.received.send_dllp + quiet, ..link.received };
+        self.past_received.insert(slot as u32, received);
         self.slots[slot].input.watched = UNWATCHED;
         self.receiving.swap_remove(watched as usize);
         if let Some(moved) = self.receiving.get(watched as usize) {
             self.slots[moved.slot as usize].input.watched = watched;
         }
-        Some(freed)
+        Some((freed, quiet))
+    }
+
+    /// The frames in the queues of a slot, queue by queue.
+    fn queued(&self, slot: usize) -> impl Iterator<Item = &Frame> {
+        self.slots[slot].input.head.into_iter().flat_map(|head| self.queue(head))
+    }
+
+    /// Those of the queue that begins with this one.
+    fn queue(&self, head: u32) -> impl Iterator<Item = &Frame> {
+        let frame = |one: u32| (one != NONE).then(|| &self.frames[one]);
+        std::iter::successors(frame(head), move |before| frame(before.next))
     }
 
     /// Whether a frame that was found bad is in a queue of a slot.
     fn has_doomed(&self, slot: usize) -> bool {
-        self.slots[slot].input.head.into_iter().any(|head| {
-            let next = |one: &u32| (*one != NONE).then(|| self.frames[*one].next);
-            let queue = std::iter::successors(Some(head), next).take_while(|one| *one != NONE);
-            queue.map(|one| self.frames[one].flags).any(|flags| flags & DOOMED != 0)
-        })
+        self.queued(slot).any(|frame| frame.flags & DOOMED != 0)
     }
 
     /// The same where it goes out: from now on it is known ahead what comes back.
-    pub(super) fn forget_sending(&mut self, now: Ps, node: u32, port: Port, freed: [u16; QUEUES]) {
+    pub(super) fn forget_sending(
+        &mut self,
+        now: Ps,
+        node: u32,
+        port: Port,
+        (freed, quiet): ([u16; QUEUES], u64),
+    ) {
         let here = slot(node, port.index());
         let watched = self.slots[here].output.watched;
         let Some(link) = self.sending.get(watched as usize) else { return };
@@ -1250,7 +1279,8 @@ impl Engine {
         }
         output.credit[REPLAY] = self.costs.replay;
         output.watched = UNWATCHED;
-        self.past_sent.insert(here as u32, link.sent);
+        let sent = Counters { recv_dllp: link.sent.recv_dllp + quiet, ..link.sent };
+        self.past_sent.insert(here as u32, sent);
         self.agendas[here / SLOTS].armed &= !(1 << port.index());
         self.sending.swap_remove(watched as usize);
         if let Some(moved) = self.sending.get(watched as usize) {
@@ -1263,8 +1293,10 @@ impl Engine {
     pub(super) fn watch_behind(&mut self, node: u32, port: Port, new: Receiving) {
         let here = slot(node, port.index());
         let received = self.past_received.remove(&(here as u32)).unwrap_or_default();
+        // What has come in before, and is in a queue still.
+        let counted = self.slots[here].input.head.map(|head| self.queue(head).count() as u32);
         self.slots[here].input.watched = self.receiving.len() as u32;
-        self.receiving.push(Receiving { slot: here as u32, received, ..new });
+        self.receiving.push(Receiving { slot: here as u32, received, counted, ..new });
     }
 
     /// What goes wrong on the direction that comes in at a port.
@@ -1353,7 +1385,8 @@ impl Engine {
         match link.sender.timeout(at, &mut link.sent) {
             Some(Timeout::Replay) => self.serve(at, node, n, out),
             Some(Timeout::Poll) => {
-                let said = (Dllp::Poll, link.chance.loses());
+                let said = Said { dllp: Dllp::Poll, counted: false };
+                let said = (said, link.chance.loses());
                 link.sent.send_dllp += 1;
                 self.say(at, at + self.costs.parameters.hop_ps(), (node, n), said, out);
             }
@@ -1364,13 +1397,23 @@ impl Engine {
     }
 
     /// Sends what the receiver at a port has to say to its sender, which is there at that time.
-    fn tell(&mut self, now: Ps, at: Ps, (node, n): (u32, usize), out: &mut Outlet<'_>) {
+    /// Says whether the first of it was counted before.
+    fn tell(
+        &mut self,
+        now: Ps,
+        at: Ps,
+        (node, n): (u32, usize),
+        mut counted: bool,
+        out: &mut Outlet<'_>,
+    ) {
         let watched = self.slots[slot(node, n)].input.watched;
         while let Some(link) = self.receiving.get_mut(watched as usize)
-            && let Some(said) = link.next_dllp()
+            && let Some((dllp, lost)) = link.next_dllp()
         {
             link.said_until = link.said_until.max(at);
-            self.say(now, at, (node, n), said, out);
+            link.received.send_dllp -= u64::from(counted);
+            self.say(now, at, (node, n), (Said { dllp, counted }, lost), out);
+            counted = false;
         }
     }
 
@@ -1380,11 +1423,11 @@ impl Engine {
         now: Ps,
         at: Ps,
         (node, n): (u32, usize),
-        (dllp, lost): (Dllp, bool),
+        (said, lost): (Said, bool),
         out: &mut Outlet<'_>,
     ) {
         if !lost {
-            out.dllp(self.slots[slot(node, n)].input.far, at, dllp);
+            out.dllp(self.slots[slot(node, n)].input.far, at, said);
         }
         if out.hops {
             let (hop, stat) = (self.hop(node, n, 0), self.stat(node, n));
@@ -1392,6 +1435,7 @@ impl Engine {
             let lanes = self.costs.parameters.lanes;
             let (seq, spoilt) = (Seq::default(), 0);
             let link = OnLink { seq, tlp: 0, lanes, stat, spoilt, check, again: false };
+            let dllp = said.dllp;
             out.tell_now(now, hop.from, n as u8, Notice::Said { hop, dllp, link });
         }
     }
@@ -1407,19 +1451,20 @@ impl Engine {
         let Slot { input, output, .. } = &self.slots[slot(node, n)];
         let (into, watched) = (input.watched, output.watched);
         let handle = dllp;
-        let dllp = self.dllps[handle];
+        let Said { dllp, counted } = self.dllps[handle];
         self.dllps.free(handle);
         if dllp == Dllp::Poll {
             let Some(link) = self.receiving.get_mut(into as usize) else { return };
             link.received.recv_dllp += 1;
             link.receiver.poll();
-            self.tell(at, at + self.costs.parameters.hop_ps(), (node, n), out);
+            self.tell(at, at + self.costs.parameters.hop_ps(), (node, n), false, out);
             return;
         }
         let Some(link) = self.sending.get_mut(watched as usize) else { return };
         let stat = link.lanes.stat();
         link.lanes.tell(stat);
         let effect = link.sender.dllp(dllp, at, &mut link.sent);
+        link.sent.recv_dllp -= u64::from(counted);
         self.arm(at, slot(node, n));
         if effect != Effect::Nothing {
             self.serve(at, node, n, out);
@@ -1531,7 +1576,7 @@ impl Engine {
             goes_on = true;
         }
         let end = at + Ps::from(frame.wire) + self.costs.parameters.hop_ps();
-        self.tell(at, end, (node, n), out);
+        self.tell(at, end, (node, n), false, out);
         goes_on
     }
 

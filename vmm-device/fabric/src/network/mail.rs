@@ -21,13 +21,20 @@ pub(super) struct Credit {
     pub(super) rows: u8,
 }
 
+/// A DLLP, and whether it was counted at both ends when the frame came in that it is about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Said {
+    pub(super) dllp: Dllp,
+    pub(super) counted: bool,
+}
+
 /// What was sent to nodes of an engine in one window of time, and arrives in a later one. What one
 /// port sends another one is in its order.
 #[derive(Debug)]
 pub(super) struct Mail {
     pub(super) frames: Vec<(u16, Frame)>,
     pub(super) credits: Vec<Credit>,
-    pub(super) dllps: Vec<(Ps, u16, Dllp)>,
+    pub(super) dllps: Vec<(Ps, u16, Said)>,
     /// When the first of it is due, but for credits, and when the first of those is.
     pub(super) soonest: Ps,
     pub(super) credits_at: Ps,
@@ -62,7 +69,7 @@ impl Mail {
     pub(super) fn bytes(&self) -> usize {
         self.frames.capacity() * size_of::<(u16, Frame)>()
             + self.credits.capacity() * size_of::<Credit>()
-            + self.dllps.capacity() * size_of::<(Ps, u16, Dllp)>()
+            + self.dllps.capacity() * size_of::<(Ps, u16, Said)>()
     }
 }
 
@@ -198,10 +205,10 @@ impl Outlet<'_> {
         mail.credits.push(credit);
     }
 
-    pub(super) fn dllp(&mut self, to: Far, at: Ps, dllp: Dllp) {
+    pub(super) fn dllp(&mut self, to: Far, at: Ps, said: Said) {
         let mail = &mut self.mail[to.engine as usize];
         mail.soonest = mail.soonest.min(at);
-        mail.dllps.push((at, to.slot, dllp));
+        mail.dllps.push((at, to.slot, said));
     }
 
     /// Tells, when it has come to that, what happens at a TNI.

@@ -395,9 +395,9 @@ impl Slabs {
         let far = engine.clean_link(now, local, port)?;
         let to = NodeId(far.engine * self.nodes + u32::from(far.slot) / SLOTS as u32);
         let (engine, _) = self.engine_mut(to)?;
-        let freed = engine.forget_receiving(now, far.slot.into())?;
+        let rest = engine.forget_receiving(now, far.slot.into())?;
         let (engine, local) = self.engine_mut(node)?;
-        engine.forget_sending(now, local, port, freed);
+        engine.forget_sending(now, local, port, rest);
         self.next_at = self.next_at.min(now);
         Some(())
     }

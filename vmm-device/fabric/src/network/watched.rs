@@ -2,7 +2,7 @@
 
 use tofu_links::{
     Check, Counters, Dllp, ErrorRate, Lanes, MAX_LANES, NEVER, Parameters, Receiver, Sender, Seq,
-    WINDOW,
+    VCS, WINDOW,
 };
 
 use crate::chance::mix;
@@ -171,6 +171,9 @@ pub(super) struct Receiving {
     pub(super) said_until: u64,
     /// Lanes that it receives badly: what STAT is in frames of the other direction.
     pub(super) stat: u8,
+    /// Frames of each queue that were sent before all was modelled in full, so that both of the
+    /// DLLPs that they bring about were counted as they came in.
+    pub(super) counted: [u32; VCS],
 }
 
 impl Receiving {
@@ -183,6 +186,7 @@ impl Receiving {
             slot: 0,
             said_until: 0,
             stat: 0,
+            counted: [0; VCS],
         }
     }
 

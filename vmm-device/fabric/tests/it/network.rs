@@ -656,6 +656,38 @@ fn what_a_link_does_is_told_of_nodes_that_are_looked_at() {
     assert_eq!(network.in_full(), 0);
 }
 
+/// Whoever looks at links, from whatever moment on, and goes again, changes no counter: each frame
+/// has an ACK, and its room is given back. That is so as long as no frame waits until its sender
+/// asks for credit.
+#[test]
+fn who_looks_changes_no_counter() {
+    let shape = shape([4, 1, 1, 1, 1, 1]);
+    for parameters in Parameters::ALL {
+        let mut network = Network::new(shape, &parameters, &Options::default()).expect("defaults");
+        let (mut random, mut log, mut looked) = (Random(3), Log::default(), 0);
+        for _ in 0..400 {
+            for src in shape.iter() {
+                let (dst, class) = (random.node(&shape), Class::ALL[random.below(3) as usize]);
+                if random.below(3) == 0 {
+                    let (tlps, ready_at) = (1 + random.below(3) as u32, network.now());
+                    let message = Message { tlps, class, ready_at, ..message(src, dst, 0) };
+                    network.inject(&message).expect("there is room");
+                }
+            }
+            let nodes = (0..shape.nodes()).filter(|_| random.below(3) == 0).map(NodeId);
+            network.look_at(&nodes.collect());
+            looked += network.in_full();
+            network.run_until(network.now() + 1 + random.below(900_000), &mut log);
+        }
+        network.run_until(network.now() + 10_000_000, &mut log);
+        assert!(looked > 400 && network.is_idle());
+        for counters in all_counters(&network) {
+            assert_eq!(counters.send_dllp, 2 * counters.recv_tlp, "{}", parameters.name);
+            assert_eq!(counters.recv_dllp, 2 * counters.send_tlp, "{}", parameters.name);
+        }
+    }
+}
+
 #[test]
 fn impossible_errors_are_refused() {
     let mut tofu = network(Shape::UNIT, &Options::default());
