@@ -1,14 +1,16 @@
 //! The thread that drives modelled links.
 //!
-//! Time in the network goes on with the host's. When the thread cannot keep up, the machine's clock
-//! stays behind by as much, for good: nothing is skipped, and what waits for an answer does so on
-//! the same clock. Where nothing is under way there is nothing to fall behind with.
+//! Time in the network goes on with the host's. What the thread is late with, as the host let it
+//! wait, it makes up without waiting for anything, as far as [`AHEAD_NS`]. What is more than that
+//! is lost: the machine's clock stays behind by as much, for good. Nothing is skipped, and what
+//! waits for an answer does so on the same clock, which waits for the thread: a command must not
+//! time out as nobody drove the links. Where nothing is under way there is nothing to be late with.
 
 use std::hint::spin_loop;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tofu_fabric::Progress;
 
@@ -21,6 +23,10 @@ const PS_PER_NS: u64 = 1000;
 const SPIN_NS: u64 = 500;
 /// It sleeps if nothing happens for longer than so many nanoseconds.
 const SLEEP_NS: u64 = 100_000;
+/// So many nanoseconds may the machine's clock be ahead of links on which something is under way.
+/// It is more than a host lets a thread wait that is to have its turn, if there are not many, and
+/// little beside the time in which commands time out.
+const AHEAD_NS: u64 = 5_000_000;
 
 /// Drives the links of a machine, if they are modelled.
 #[derive(Debug)]
@@ -31,6 +37,8 @@ pub(crate) struct Courier {
     behind: AtomicU64,
     /// The latest time that the clock has shown, in nanoseconds.
     shown: AtomicU64,
+    /// What it shows at most until the links have gone on.
+    bound: AtomicU64,
 }
 
 /// One turn of the network, in this thread. `None` if links are not modelled.
@@ -44,13 +52,19 @@ pub(crate) fn turn(shared: &Shared) -> Option<Progress> {
         return pump.turn(None);
     };
     let host_ns = start.elapsed().as_nanos() as u64;
-    let limit = shared.courier.clock(start) * PS_PER_NS;
-    let progress = pump.turn(Some(limit))?;
-    if progress.now < limit {
-        let behind = host_ns.saturating_sub(progress.now / PS_PER_NS);
-        shared.courier.behind.fetch_max(behind, SeqCst);
+    let limit_ns = shared.courier.clock(host_ns);
+    let progress = pump.turn(Some(limit_ns * PS_PER_NS))?;
+    shared.courier.turned(host_ns, limit_ns, progress);
+    // What was sent meanwhile has set a bound that is gone now.
+    if shared.wires.has_mail() {
+        shared.courier.sent(limit_ns);
     }
     Some(progress)
+}
+
+/// How long there is nothing to do, in nanoseconds, if something is known to happen.
+fn quiet(progress: Progress, now_ns: u64) -> Option<u64> {
+    progress.next.map(|next| (next / PS_PER_NS).saturating_sub(now_ns))
 }
 
 impl Courier {
@@ -60,14 +74,31 @@ impl Courier {
             thread: OnceLock::new(),
             behind: AtomicU64::new(0),
             shown: AtomicU64::new(0),
+            bound: AtomicU64::new(u64::MAX),
         }
     }
 
-    /// The time of a machine that began at `start`, in nanoseconds. It never goes back.
-    pub(crate) fn clock(&self, start: &Instant) -> u64 {
-        let host_ns = start.elapsed().as_nanos() as u64;
-        let now = host_ns.saturating_sub(self.behind.load(SeqCst));
+    /// The machine's time, by that of the host since the machine began, both in nanoseconds. It
+    /// never goes back.
+    pub(crate) fn clock(&self, host_ns: u64) -> u64 {
+        let now = host_ns.saturating_sub(self.behind.load(SeqCst)).min(self.bound.load(SeqCst));
         self.shown.fetch_max(now, SeqCst).max(now)
+    }
+
+    /// The links have had a turn that began at a time of the host's, up to one of the machine's at
+    /// most.
+    fn turned(&self, host_ns: u64, limit_ns: u64, progress: Progress) {
+        // By how much the clock had to wait.
+        self.behind.fetch_max(host_ns.saturating_sub(limit_ns), SeqCst);
+        let next = progress.next.map(|next| next.max(progress.now) / PS_PER_NS + AHEAD_NS);
+        self.bound.store(next.unwrap_or(u64::MAX), SeqCst);
+    }
+
+    /// Something was sent at a time of the machine's: the thread is to take it, and the clock to
+    /// wait for that.
+    pub(crate) fn sent(&self, now_ns: u64) {
+        self.bound.fetch_min(now_ns + AHEAD_NS, SeqCst);
+        self.wake();
     }
 
     /// Ends the thread's sleep: something was sent, or the machine stops.
@@ -87,10 +118,10 @@ impl Courier {
         while !shared.stopping.load(SeqCst) {
             let Some(progress) = turn(shared) else { return };
             let now = shared.now_ns();
-            let wait = match progress.next {
-                Some(next) => {
+            let wait = match quiet(progress, now) {
+                Some(wait) => {
                     busy_at = now;
-                    Some((next / PS_PER_NS).saturating_sub(now))
+                    Some(wait)
                 }
                 // Something may be sent soon, after something has been.
                 None if now.saturating_sub(busy_at) < shared.spin_ns => Some(SPIN_NS + 1),
@@ -116,5 +147,63 @@ impl Courier {
             }
         }
         self.sleep.over();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const US: u64 = 1000;
+
+    /// A host that lets the thread have its processor for 0.2 ms each time, and takes it away as
+    /// soon as that waits. Returns how often it was away until so many events were over that follow
+    /// each other after a microsecond each, as a frame's do; and how late they were at most, on the
+    /// machine's clock.
+    fn on_a_busy_host(events: u64, away_ns: u64) -> (u32, u64) {
+        let courier = Courier::new();
+        let (mut host_ns, mut reached, mut times, mut late) = (0, 0, 0, 0);
+        courier.sent(0);
+        while reached < events {
+            host_ns += away_ns;
+            times += 1;
+            late = late.max(courier.clock(host_ns) - reached * US);
+            for _ in 0..200 {
+                let limit_ns = courier.clock(host_ns);
+                // Two of them in a turn at most.
+                reached = reached.max((limit_ns / US).min(reached + 2));
+                let now = limit_ns.min(reached * US) * PS_PER_NS;
+                let progress = Progress { now, next: Some((reached + 1) * US * PS_PER_NS) };
+                courier.turned(host_ns, limit_ns, progress);
+                if quiet(progress, courier.clock(host_ns)).is_none_or(|wait| wait > SPIN_NS) {
+                    break;
+                }
+                host_ns += US;
+            }
+        }
+        (times, late)
+    }
+
+    #[test]
+    fn what_is_late_is_made_up_without_waiting() {
+        // Time enough for all of it, as soon as the thread comes to it.
+        assert_eq!(on_a_busy_host(300, 4000 * US).0, 1);
+        assert!(on_a_busy_host(20_000, 100 * US).0 < 250);
+    }
+
+    #[test]
+    fn the_clock_waits_for_the_links() {
+        for away_ns in [US, 1000 * US, 1_000_000 * US] {
+            let (_, late) = on_a_busy_host(1000, away_ns);
+            assert!(late <= AHEAD_NS + US, "{away_ns} ns: {late}");
+        }
+        // But not while nothing is under way.
+        let courier = Courier::new();
+        assert_eq!(courier.clock(1_000_000 * US), 1_000_000 * US);
+        courier.sent(1_000_000 * US);
+        assert_eq!(courier.clock(3_000_000 * US), 1_000_000 * US + AHEAD_NS);
+        let done = Progress { now: 0, next: None };
+        courier.turned(3_000_000 * US, courier.clock(3_000_000 * US), done);
+        assert_eq!(courier.clock(4_000_000 * US), 2_000_000 * US + AHEAD_NS);
     }
 }

@@ -110,7 +110,7 @@ impl Net for Pump<'_> {
         let shared = self.shared;
         shared.wires.inject(packet, self);
         if shared.wires.is_modelled() {
-            shared.courier.wake();
+            shared.courier.sent(self.now_ns);
         }
     }
 

@@ -43,8 +43,10 @@ pub(crate) type LinkFailed = Box<dyn Fn(NodeId, Port) + Send + Sync>;
 impl Shared {
     pub(crate) fn now_ns(&self) -> u64 {
         match &self.clock {
-            Clock::Host(start) if self.wires.is_modelled() => self.courier.clock(start),
-            Clock::Host(start) => start.elapsed().as_nanos() as u64,
+            Clock::Host(start) => {
+                let host_ns = start.elapsed().as_nanos() as u64;
+                if self.wires.is_modelled() { self.courier.clock(host_ns) } else { host_ns }
+            }
             Clock::Manual(now) => now.load(SeqCst),
         }
     }
