@@ -11,9 +11,10 @@ use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_fabric::network::LinkErrors;
-use tofu_fabric::{Port, Shape};
+use tofu_fabric::{NodeId, Port, Shape};
 use tofu_inproc::{Buffer, InProcess};
 use tofu_links::{ErrorRate, MAX_LANES, Parameters, Slicing};
+use tofu_machine::capture::{CaptureConfig, PacketKind, RecordHeader};
 use tofu_machine::{Links, Machine, MachineConfig};
 use tofu_tests::{description, generation, pattern};
 
@@ -70,7 +71,7 @@ impl End {
                 _ => {
                     self.buffer.write(place(0, n), &data);
                     let put = Order::put(self.to, self.at(place(1, n)), from, len as u32);
-                    if random(state) % 2 == 0 { put.strong_order() } else { put }
+                    if random(state).is_multiple_of(2) { put.strong_order() } else { put }
                 }
             };
             self.cq.post_and_ring(&order, n as u64).unwrap();
@@ -212,4 +213,28 @@ fn no_command_times_out_because_the_links_got_no_processor() {
         let notice = here.cq.poll_mrq().unwrap();
         assert_eq!(notice.word0().rcode(), Rcode::SUCCESS);
     }
+}
+
+/// Each frame of an answer says where in the message its data is, whatever was added to that on
+/// the link.
+#[test]
+fn frames_of_padded_answers_say_where_their_data_is() {
+    let shape: Shape = SHAPE.parse().unwrap();
+    let config = MachineConfig { links: Links::Modelled, ..MachineConfig::of(generation(), shape) };
+    let machine = Arc::new(Machine::new(config).unwrap());
+    let mut ends = ends(&machine, 1);
+    let [here, there] = &mut ends[..] else { unreachable!("two nodes") };
+    there.buffer.write(0, &pattern(1, 5000));
+    let capture = machine.network().capture(CaptureConfig::new(NodeId(0)));
+    let get = Order::get(here.to, here.at(0), here.at(0), 5000).mtu(1000).padding();
+    here.cq.post_and_ring(&get, 0).unwrap();
+    while machine.run_turn() {}
+    assert_eq!(here.cq.poll_tcq().map(|done| done.rcode), Some(Rcode::SUCCESS));
+    let records = std::iter::from_fn(|| capture.next(Duration::ZERO));
+    let parts: Vec<_> = records
+        .filter_map(|record| RecordHeader::parse(&record.bytes))
+        .filter(|header| header.kind == PacketKind::GetAnswer && header.link.is_some())
+        .filter_map(|header| header.message.map(|part| (part.position, part.length)))
+        .collect();
+    assert_eq!(parts, [0, 1000, 2000, 3000, 4000].map(|position| (position, 1000)));
 }

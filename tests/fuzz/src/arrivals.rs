@@ -251,7 +251,7 @@ impl Bench {
                 compare: u.arbitrary()?,
             },
             3 => Body::PutAck { answer },
-            4 => Body::GetData { answer, payload: payload(u, answer.done)? },
+            4 => Body::GetData { answer, payload: payload(u, answer.done)?, mtu: number(u)? },
             6 => Body::Frame { tag, frame: frame(u)? },
             _ => Body::ArmwAck { answer, old: u.arbitrary()? },
         };

@@ -43,7 +43,7 @@ impl Icc {
                 self.receive_frame(tni, from, packet.way, &frame, now_ns);
             }
             Body::PutAck { answer } => self.answered(&answered(CommandKind::Put, answer, 0)),
-            Body::GetData { answer, payload } => {
+            Body::GetData { answer, payload, .. } => {
                 self.take_get_data(answered(CommandKind::Get, answer, 0), &payload);
             }
             Body::ArmwAck { answer, old } => {

@@ -102,7 +102,7 @@ impl Icc {
                 self.log_exception(&incoming, Command::Get, answer.rcode);
                 let mtu = request.legal_mtu();
                 let size = Size::of_data(answer.done, mtu, request.header2.padding());
-                (Body::GetData { answer, payload }, size)
+                (Body::GetData { answer, payload, mtu }, size)
             }
             Body::Armw { request, op, operand, compare } => {
                 let incoming = incoming(&request);
@@ -131,8 +131,9 @@ impl Icc {
                 (Body::PutAck { answer: refused(request) }, Size::of_put_ack(tlps))
             }
             Body::Get { request } => {
-                let size = Size::of_data(0, request.legal_mtu(), request.header2.padding());
-                (Body::GetData { answer: refused(request), payload: Payload::NONE }, size)
+                let mtu = request.legal_mtu();
+                let size = Size::of_data(0, mtu, request.header2.padding());
+                (Body::GetData { answer: refused(request), payload: Payload::NONE, mtu }, size)
             }
             Body::Armw { request, .. } => {
                 let size = Size::of_data(0, request.legal_mtu(), false);

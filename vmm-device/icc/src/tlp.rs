@@ -315,6 +315,8 @@ pub enum Body {
         answer: Answer,
         /// The data, `answer.done` bytes.
         payload: Payload,
+        /// Bytes of it in each TLP but the last; not 0.
+        mtu: u32,
     },
     /// Answer to an atomic command.
     ArmwAck {

@@ -123,7 +123,7 @@ fn ends_with(change: impl FnOnce(&mut Packet<Body>)) -> bool {
     let answer =
         Answer { tag, position: 0, length: 64, done: 0, rcode: Rcode::CQ_DISABLED, request_ps: 0 };
     let payload = Payload::Bytes(Box::new([0; 64]));
-    let mut packet = packet(Class::Response, Body::GetData { answer, payload });
+    let mut packet = packet(Class::Response, Body::GetData { answer, payload, mtu: 64 });
     change(&mut packet);
     icc.arrive(packet, &mut net);
     memory.load(TCQ).unwrap() != 0

@@ -1,6 +1,5 @@
 //! What is recorded of a packet: a header of ours, and the frame.
 
-use tofu_abi::desc::MAX_MTU;
 use tofu_abi::frame::{
     self, FRAME_MAX, HEADER_SIZE as FRAME_HEADER, ROUTING_HEADER_SIZE, RoutingHeader, TLP_UNIT,
     TlpHeader,
@@ -20,9 +19,6 @@ pub const HEADER_SIZE: usize = 56;
 pub const LINK_SIZE: usize = 24;
 /// Bytes of a record with any whole frame.
 pub const SNAPLEN: usize = HEADER_SIZE + LINK_SIZE + FRAME_MAX;
-
-/// Bytes of a frame beside its payload, with the longest.
-const AROUND_PAYLOAD: u32 = FRAME_MAX as u32 - MAX_MTU;
 
 /// Kinds in TLP headers that were made for the record, above those that packet buffers know.
 const SYNTHETIC: u8 = 16;
@@ -290,8 +286,7 @@ fn body(
         }
         body => {
             tlp(out, kind, packet);
-            let part = number.map(|number| (number, packet.tlp_bytes));
-            let Some((payload, skip, length)) = fields(out, body, part) else { return 0 };
+            let Some((payload, skip, length)) = fields(out, body, number) else { return 0 };
             let room = snaplen.saturating_sub(out.len()).min(length as usize);
             length as usize - copy(out, payload, skip, room)
         }
@@ -447,14 +442,13 @@ fn tlp(out: &mut Vec<u8>, kind: PacketKind, packet: &Packet<Body>) {
     out.extend(tlp.0.to_le_bytes());
 }
 
-/// The fields of a command or answer, of all or of the TLP with a number, which has so many bytes
-/// as all but the last. Returns its data, where in that it begins, and how much it is.
+/// The fields of a command or answer, of all or of the TLP with a number. Returns its data, where
+/// in that it begins, and how much it is.
 fn fields<'a>(
     out: &mut Vec<u8>,
     body: &'a Body,
-    part: Option<(u32, u32)>,
+    number: Option<u32>,
 ) -> Option<(&'a Payload, u32, u32)> {
-    let number = part.map(|(number, _)| number);
     match body {
         Body::Put { request: command, payload } => {
             let (skip, length) = part_of(command.length, number, command.mtu);
@@ -476,9 +470,8 @@ fn fields<'a>(
             answer(out, end);
             None
         }
-        Body::GetData { answer: end, payload } => {
-            let each = part.map_or(0, |(_, bytes)| bytes.saturating_sub(AROUND_PAYLOAD));
-            let (skip, done) = part_of(end.done, number, each);
+        Body::GetData { answer: end, payload, mtu } => {
+            let (skip, done) = part_of(end.done, number, *mtu);
             let length = if number.is_some() { done } else { end.length };
             answer(out, &Answer { position: end.position + skip, length, done, ..*end });
             Some((payload, skip, done))
