@@ -66,6 +66,5 @@ static void body(int rank, int size)
 int main(int argc, char **argv)
 {
     stop = argc > 1 ? argv[1] : "stop";
-    run_ranks(body);
-    return 0;
+    return run_ranks(body);
 }

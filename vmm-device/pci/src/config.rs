@@ -18,8 +18,6 @@ pub mod regs {
     pub const REVISION_ID: u16 = 0x08;
     /// Cache line size, 8 bits; has no effect on PCI Express.
     pub const CACHE_LINE_SIZE: u16 = 0x0c;
-    /// Header type, 8 bits.
-    pub const HEADER_TYPE: u16 = 0x0e;
     /// First of six 32-bit base address registers.
     pub const BAR0: u16 = 0x10;
     /// Subsystem vendor ID, 16 bits.
@@ -30,8 +28,6 @@ pub mod regs {
     pub const CAPABILITIES: u16 = 0x34;
     /// Interrupt line, 8 bits of scratch for software.
     pub const INTERRUPT_LINE: u16 = 0x3c;
-    /// Interrupt pin, 8 bits; 0 = the function has no INTx pin.
-    pub const INTERRUPT_PIN: u16 = 0x3d;
     /// First extended capability.
     pub const EXTENDED_CAPABILITIES: u16 = 0x100;
 

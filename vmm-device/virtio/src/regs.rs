@@ -75,8 +75,6 @@ pub mod common {
     pub const NUM_QUEUES: u64 = 18;
     /// Device status, 8 bits.
     pub const DEVICE_STATUS: u64 = 20;
-    /// Changes with the device configuration, 8 bits.
-    pub const CONFIG_GENERATION: u64 = 21;
     /// Which queue the fields from here on are about, 16 bits.
     pub const QUEUE_SELECT: u64 = 22;
     /// Entries of the queue, 16 bits.
@@ -85,8 +83,6 @@ pub mod common {
     pub const QUEUE_MSIX_VECTOR: u64 = 26;
     /// Whether the queue is in use, 16 bits.
     pub const QUEUE_ENABLE: u64 = 28;
-    /// Where the queue is notified, 16 bits.
-    pub const QUEUE_NOTIFY_OFF: u64 = 30;
     /// Address of the descriptor table, 64 bits.
     pub const QUEUE_DESC: u64 = 32;
     /// Address of the available ring, 64 bits.

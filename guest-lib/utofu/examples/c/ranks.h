@@ -236,12 +236,13 @@ static inline void run_rank(rank_body *body)
     free(ranks_coords);
 }
 
-static inline void run_ranks(rank_body *body)
+/* All ranks, or one of many processes; returns what `main` does. */
+static inline int run_ranks(rank_body *body)
 {
     unsigned count;
     if (getenv("TOFU_RANK") != NULL) {
         run_rank(body);
-        return;
+        return 0;
     }
     OK(tofu_inproc_count(&count));
     pthread_t *threads = calloc(count, sizeof *threads);
@@ -254,6 +255,7 @@ static inline void run_ranks(rank_body *body)
     for (unsigned i = 0; i < count; i++) pthread_join(threads[i], NULL);
     free(threads);
     free(ranks_coords);
+    return 0;
 }
 
 #endif

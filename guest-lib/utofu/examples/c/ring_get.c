@@ -44,6 +44,5 @@ static void body(int rank, int size)
 
 int main(void)
 {
-    run_ranks(body);
-    return 0;
+    return run_ranks(body);
 }
