@@ -150,6 +150,8 @@ pub struct Description {
     pub bus_bytes_per_s: Option<u64>,
     /// The block of nodes out of which links are optical, X Y Z A B C; `None` if all are electric.
     pub electric_block: Option<[u8; 6]>,
+    /// The nodes of a board, which is what is replaced when a part of it fails, X Y Z A B C.
+    pub board: [u8; 6],
 }
 
 /// 312.5 MHz, four interfaces with two queues for users and one for the kernel, 8 channels and 64
@@ -157,7 +159,8 @@ pub struct Description {
 /// (TofuD, II.A), of which one channel is the system's (Fujitsu); commands of Put, Get, data in
 /// descriptors, system packets and barriers, addresses of 19, 2, 22 and 40 bits (IEEE Micro);
 /// atomic commands, session mode and cache injection came with Tofu2 (TofuD, II.B, V.B); alignment
-/// (V.D), lanes (Table I) and the bus (Table IV). *Ours*: which channel is the system's, and that
+/// (V.D), lanes (Table I) and the bus (Table IV); a board of four nodes on A and C (IEEE Micro).
+/// *Ours*: which channel is the system's, and that
 /// the upper four bits of an STag number the control queue whose tables have it, so that addresses
 /// look like TofuD's.
 const K: Description = Description {
@@ -183,6 +186,7 @@ const K: Description = Description {
     link: Link { lanes: 8, lane_kbps: 6_250_000, coding: (8, 10) },
     bus_bytes_per_s: Some(15_000_000_000),
     electric_block: None,
+    board: [1, 1, 1, 2, 1, 2],
 };
 
 /// As the K computer, but for the bus (TofuD, Table IV).
@@ -196,7 +200,7 @@ const FX10: Description = Description {
 /// Twelve queues, for 32 processes, atomic commands, session mode and cache injection, barriers as
 /// they were (TofuD, II.B, IV.D, V.B); alignment (V.D), lanes (Table I); 425 MHz are 9 % more than
 /// its clock (IV.C), which 256 bits and 12.5 GB/s give; the chassis (IV.B). *Ours*: addresses are
-/// TofuD's, as they are not public.
+/// TofuD's, as they are not public, and boards of three nodes on Z, four to a chassis.
 const FX100: Description = Description {
     name: "fx100",
     machine: "PRIMEHPC FX100",
@@ -215,12 +219,13 @@ const FX100: Description = Description {
     link: Link { lanes: 4, lane_kbps: 25_781_250, coding: (64, 66) },
     bus_bytes_per_s: None,
     electric_block: Some([1, 1, 3, 2, 1, 2]),
+    board: [1, 1, 3, 1, 1, 1],
     ..K
 };
 
 /// Six interfaces, each with barriers of 16 channels and 48 gates, of eight integers or three
 /// floating-point numbers (TofuD, IV.C, IV.D), 425 MHz, lanes (Table I), alignment (V.D), half a
-/// rack (IV.B); queues and addresses as in the public register map, processes as in public programs
+/// rack, a CPU memory unit of two nodes on C (IV.B); queues and addresses as in the public register map, processes as in public programs
 /// of uTofu, near and far memory groups (IV.A).
 const FUGAKU: Description = Description {
     name: "fugaku",
@@ -243,6 +248,7 @@ const FUGAKU: Description = Description {
     clock_khz: 425_000,
     link: Link { lanes: 2, lane_kbps: 28_050_000, coding: (64, 66) },
     electric_block: Some([2, 2, 4, 2, 3, 2]),
+    board: [1, 1, 1, 1, 1, 2],
     ..FX100
 };
 

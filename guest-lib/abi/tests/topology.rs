@@ -261,3 +261,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn every_node_is_in_one_block() {
+    for (shape, lengths, sizes) in [
+        ("2x2x4x2x3x2", [1, 1, 1, 2, 1, 2], [4].as_slice()),
+        ("2x2x4x2x3x2", [1, 1, 1, 1, 1, 2], &[2]),
+        ("1x2x4x2x3x2", [1, 1, 3, 1, 1, 1], &[1, 3]),
+        ("3x1x1x2x1x1", [2, 2, 2, 2, 2, 2], &[2, 4]),
+        ("3x1x1x2x1x1", [0; 6], &[1]),
+    ] {
+        let shape: Shape = shape.parse().unwrap();
+        let mut found = Vec::new();
+        for at in shape.iter() {
+            let block: Vec<_> = shape.block(at, lengths).collect();
+            assert!(block.contains(&at) && block.is_sorted());
+            assert!(sizes.contains(&block.len()), "{shape} {at}: {block:?}");
+            assert!(block.iter().all(|node| shape.block(*node, lengths).eq(block.iter().copied())));
+            if block[0] == at {
+                found.extend(block);
+            }
+        }
+        found.sort();
+        assert!(found.into_iter().eq(shape.iter()));
+        assert_eq!(shape.block(Coords::new(0, 3, 0, 0, 0, 0), lengths).count(), 0);
+    }
+}

@@ -1,7 +1,7 @@
 //! The state of a machine's links and crossbars.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
 
 use tofu_abi::Coords;
@@ -10,7 +10,7 @@ use tofu_sync::lock;
 use tofu_links::Parameters;
 
 use crate::counters::{PortCounters, XbCounters, XbCycles};
-use crate::link::NoSuchLink;
+use crate::link::{NoSuchLink, NoSuchNode};
 use crate::network::{BadErrors, BadOption, LinkErrors, Network, Options};
 use crate::shared::SharedNetwork;
 use crate::{Hop, Link, NodeId, Port, Shape, TNIS};
@@ -41,7 +41,7 @@ pub enum ErrorsRefused {
 pub struct Fabric {
     shape: Shape,
     nodes: Box<[NodeState]>,
-    /// Held while the two ends of a link change together.
+    /// Held while the two ends of a link change together, and while a node does.
     link_change: Mutex<()>,
     /// What the links do in modelled time, if they are modelled. It counts, then, instead of
     /// the nodes.
@@ -53,6 +53,10 @@ struct NodeState {
     /// Bit n is set while the link at port n is down. Both ends of a link have a bit,
     /// so that a sender looks only at its own node.
     down: AtomicU16,
+    /// Bit n is set while the link at port n itself is taken down, whatever its nodes are.
+    cut: AtomicU16,
+    /// The router has failed: every link of the node is down.
+    dead: AtomicBool,
     /// Made when the node first sends, as most nodes of a huge machine never do.
     tx: OnceLock<Box<NodeTx>>,
 }
@@ -97,6 +101,14 @@ impl NodeState {
     }
 }
 
+fn set_bit(bits: &AtomicU16, bit: u16, on: bool) {
+    if on {
+        bits.fetch_or(bit, Relaxed);
+    } else {
+        bits.fetch_and(!bit, Relaxed);
+    }
+}
+
 impl Fabric {
     /// The fabric of a machine of this shape, all links up, all counters 0.
     pub fn new(shape: Shape) -> Self {
@@ -136,7 +148,8 @@ impl Fabric {
         ])
     }
 
-    /// Takes the link at a port up or down, in both directions.
+    /// Takes the link at a port up or down, in both directions. It is up if neither it nor one of
+    /// its two nodes is down.
     ///
     /// A packet that is being sent at the same time may still see the former state.
     ///
@@ -145,15 +158,56 @@ impl Fabric {
     pub fn set_link(&self, node: Coords, port: Port, up: bool) -> Result<(), NoSuchLink> {
         let ends = self.ends(node, port).ok_or(NoSuchLink { node, port })?;
         let _guard = lock(&self.link_change);
+        for (end, bit) in ends {
+            set_bit(&end.cut, bit, !up);
+        }
+        self.settle(node, port)
+    }
+
+    /// Has a node's router fail, or work again. Every link of a failed router is down, whatever
+    /// [`Fabric::set_link`] says of it; afterwards each is again as it was, or was set meanwhile.
+    /// Tells whether that changes anything.
+    ///
+    /// What the node sends to itself goes through no link, and still arrives (ours).
+    ///
+    /// # Errors
+    /// [`NoSuchNode`] if the machine has none there.
+    pub fn set_node(&self, node: Coords, up: bool) -> Result<bool, NoSuchNode> {
+        let state = self.state(node)?;
+        let _guard = lock(&self.link_change);
+        if state.dead.swap(!up, Relaxed) == !up {
+            return Ok(false);
+        }
+        for port in Port::ALL {
+            // Ports without a link have nothing to settle.
+            let _ = self.settle(node, port);
+        }
+        Ok(true)
+    }
+
+    /// Whether a node's router works.
+    ///
+    /// # Errors
+    /// [`NoSuchNode`] if the machine has none there.
+    pub fn node_up(&self, node: Coords) -> Result<bool, NoSuchNode> {
+        Ok(!self.state(node)?.dead.load(Relaxed))
+    }
+
+    fn state(&self, node: Coords) -> Result<&NodeState, NoSuchNode> {
+        let id = self.shape.node_id(node).ok_or(NoSuchNode(node))?;
+        Ok(&self.nodes[id.index()])
+    }
+
+    /// Has a link be up or down as it and its nodes are. With `link_change` held.
+    fn settle(&self, node: Coords, port: Port) -> Result<(), NoSuchLink> {
+        let ends = self.ends(node, port).ok_or(NoSuchLink { node, port })?;
+        let down =
+            ends.iter().any(|(end, bit)| end.dead.load(Relaxed) || end.cut.load(Relaxed) & bit != 0);
         if let Some(network) = &self.network {
-            network.visit().set_link(node, port, up)?;
+            network.visit().set_link(node, port, !down)?;
         }
         for (end, bit) in ends {
-            if up {
-                end.down.fetch_and(!bit, Relaxed);
-            } else {
-                end.down.fetch_or(bit, Relaxed);
-            }
+            set_bit(&end.down, bit, down);
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ pub use carrier::{Carrier, Deliver, Direct, Timing};
 pub use counters::{PortCounters, XbCounters, XbCycles};
 pub use fabric::{ErrorsRefused, Fabric};
 pub use faults::{Disturb, FaultCounters, FaultPlan, Ppm, REORDER_DEPTH, Rates};
-pub use link::{Link, NoSuchLink};
+pub use link::{Link, NoSuchLink, NoSuchNode};
 pub use modelled::Progress;
 pub use packet::{Class, DiscardReason, GAP_BYTES, Packet, SENDERS, Way};
 pub use routing::{Hop, Route, RouteError, Scheduler};

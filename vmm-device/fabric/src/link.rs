@@ -43,3 +43,8 @@ pub struct NoSuchLink {
     /// The port asked for.
     pub port: Port,
 }
+
+/// The machine has no such node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the machine has no node {0}")]
+pub struct NoSuchNode(pub Coords);

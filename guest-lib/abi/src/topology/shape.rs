@@ -325,6 +325,32 @@ impl Shape {
         Some(to)
     }
 
+    /// The nodes of the block that a node is in, if the machine is cut into blocks of these
+    /// lengths from coordinate 0 on, in the order of their numbers. Blocks at the end of an axis
+    /// may be cut short. None if the machine has no such node.
+    pub fn block(&self, at: Coords, lengths: [u8; 6]) -> impl Iterator<Item = Coords> + use<> {
+        let (at, ends) = (at.to_array(), self.len);
+        let mut first = at;
+        let mut count = self.contains(Coords::from_array(at)) as u32;
+        let mut sizes = [1; 6];
+        for axis in 0..6 {
+            // A length of 0 counts as 1. No remainder that could panic: the kernel compiles this.
+            let within = at[axis].checked_rem(lengths[axis]).unwrap_or_default();
+            first[axis] = at[axis] - within;
+            sizes[axis] = lengths[axis].clamp(1, ends[axis].saturating_sub(first[axis]).max(1));
+            count *= u32::from(sizes[axis]);
+        }
+        (0..count).map(move |mut rest| {
+            let mut node = first;
+            for axis in (0..6).rev() {
+                let size = u32::from(sizes[axis]);
+                node[axis] += rest.checked_rem(size).unwrap_or_default() as u8;
+                rest = rest.checked_div(size).unwrap_or_default();
+            }
+            Coords::from_array(node)
+        })
+    }
+
     /// Whether a link joins two nodes.
     pub fn adjacent(&self, one: Coords, other: Coords) -> bool {
         self.contains(one) && self.contains(other) && self.distance(one, other) == 1

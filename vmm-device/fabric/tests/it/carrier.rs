@@ -385,3 +385,38 @@ fn a_hop_goes_through_its_port_and_counts_bad_frames() {
     let lost = send(Port::XPlus, false).discarded.remove(0);
     assert_eq!((lost.1, lost.2), (Some(Port::XPlus), DiscardReason::LinkDown));
 }
+
+#[test]
+fn links_of_a_failed_router_are_down_and_come_back_as_they_were() {
+    let carrier = direct(shape([5, 1, 1, 1, 1, 1]));
+    let fabric = carrier.fabric();
+    let down = || {
+        let down = fabric.links().filter(|(_, up)| !up);
+        down.map(|(link, _)| link.from.x).collect::<Vec<_>>()
+    };
+    fabric.set_link(node(1), Port::XPlus, false).unwrap();
+    assert_eq!(fabric.set_node(node(2), false), Ok(true));
+    assert_eq!(fabric.set_node(node(2), false), Ok(false), "it is already");
+    assert_eq!((fabric.node_up(node(2)), fabric.node_up(node(3))), (Ok(false), Ok(true)));
+    assert_eq!(down(), [1, 2]);
+    let mut log = Log::default();
+    for (src, dst) in [(1, 3), (3, 2), (2, 3), (0, 2)] {
+        carrier.inject(packet(node(src), node(dst)), &mut log);
+    }
+    let lost: Vec<_> = log.discarded.iter().map(|&(at, port, ..)| (at.0, port)).collect();
+    let (plus, minus) = (Some(Port::XPlus), Some(Port::XMinus));
+    assert_eq!(lost, [(1, plus), (3, minus), (2, plus), (1, plus)]);
+
+    // A link stays down while one of its ends is, whatever is said of the link.
+    fabric.set_link(node(1), Port::XPlus, true).unwrap();
+    fabric.set_link(node(3), Port::XPlus, false).unwrap();
+    assert_eq!(fabric.set_node(node(3), false), Ok(true));
+    assert_eq!(down(), [1, 2, 3]);
+    assert_eq!(fabric.set_node(node(2), true), Ok(true));
+    assert_eq!(down(), [2, 3]);
+    assert_eq!(fabric.set_node(node(3), true), Ok(true));
+    assert_eq!(down(), [3], "as it was set meanwhile");
+    let outside = Coords::new(5, 0, 0, 0, 0, 0);
+    let error = fabric.set_node(outside, false).unwrap_err();
+    assert_eq!(error.to_string(), "the machine has no node (5,0,0,0,0,0)");
+}
