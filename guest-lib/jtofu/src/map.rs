@@ -521,6 +521,7 @@ mod tests {
     use super::*;
     use crate::system::system;
     use proptest::prelude::*;
+    use tofu_abi::Generation::{Fugaku as FUGAKU, Fx100 as FX100, K};
     use tofu_abi::topology::Port;
 
     fn unit() -> System {
@@ -658,6 +659,49 @@ mod tests {
                 assert!(all_closed(&map), "{size:?} {failed}");
             }
         }
+    }
+
+    /// With any one board dead every machine of up to 96 nodes goes on as one ring of the nodes
+    /// that are left, and as a torus of three axes, that of B one shorter.
+    #[test]
+    fn machines_go_round_any_one_dead_board() {
+        let sizes = (1..=8u8).flat_map(|x| (1..=8u8).map(move |y| (x, y)));
+        let sizes = sizes.flat_map(|(x, y)| (1..=8u8).map(move |z| [x, y, z]));
+        let units = |[x, y, z]: &[u8; 3]| u32::from(*x) * u32::from(*y) * u32::from(*z);
+        for [x, y, z] in sizes.filter(|size| units(size) <= 8) {
+            for (generation, torus) in [(K, [true; 3]), (FX100, [false; 3]), (FUGAKU, [true; 3])] {
+                let whole = system([x, y, z, 2, 3, 2], torus);
+                let shape = *whole.shape();
+                let board = |at| shape.block(at, generation.description().board);
+                for first in shape.iter().filter(|at| board(*at).next() == Some(*at)) {
+                    let system = whole.clone().with_failed(board(first)).unwrap();
+                    let left = shape.nodes() as usize - system.failed().len();
+                    let map = find(&system, &left.to_string());
+                    let map = map.unwrap_or_else(|error| panic!("{shape} {first}: {error}"));
+                    check(&system, &map);
+                    assert!(all_closed(&map), "{shape} {first}");
+                    if generation != FX100 {
+                        let job = format!("{}x{}x{}", 2 * x, 3 * z - 1, 2 * y);
+                        let map = find(&system, &job);
+                        let map = map.unwrap_or_else(|error| panic!("{shape} {first}: {error}"));
+                        check(&system, &map);
+                        assert!(all_closed(&map), "{shape} {first} {job}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nodes_that_no_link_reaches_are_not_used() {
+        let node = Coords::new(0, 0, 0, 1, 2, 1);
+        let near = Port::ALL.into_iter().filter_map(|port| unit().shape().neighbor(node, port));
+        let links: Vec<_> = near.map(|other| (node, other)).collect();
+        let system = unit().with_links_down(links.clone()).unwrap().with_cut_off_failed();
+        assert_eq!(system.failed(), [node]);
+        assert!(find(&system, "11").is_ok() && find(&system, "12").is_err());
+        let system = unit().with_links_down(links[1..].to_vec()).unwrap().with_cut_off_failed();
+        assert_eq!(system.failed(), []);
     }
 
     /// Whether a ring of this length exists, by looking at all of them.

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use tofu_abi::Coords;
-use tofu_abi::topology::{Axis, Shape, ShapeError};
+use tofu_abi::topology::{Axis, Port, Shape, ShapeError};
 
 /// Why something said of a machine is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,6 +85,23 @@ impl System {
         self.down.sort_unstable();
         self.down.dedup();
         Ok(self)
+    }
+
+    /// The same machine with nodes out of order that no link reaches: all of theirs are down, as
+    /// those of a node whose router has failed.
+    #[must_use]
+    pub fn with_cut_off_failed(mut self) -> Self {
+        let shape = self.shape;
+        let ends = self.down.iter().flat_map(|(from, to)| [*from, *to]);
+        let cut_off = ends.filter(|node| {
+            let mut near = Port::ALL.into_iter().filter_map(|port| shape.neighbor(*node, port));
+            near.all(|other| !self.link_up(*node, other))
+        });
+        let cut_off: Vec<_> = cut_off.collect();
+        self.failed.extend(cut_off);
+        self.failed.sort_unstable();
+        self.failed.dedup();
+        self
     }
 
     /// The machine's shape.

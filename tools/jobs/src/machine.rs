@@ -145,7 +145,7 @@ fn system(machine: &MachineInfo) -> anyhow::Result<(Shape, System)> {
         let [from, to] = ends.map(Coords::from_array);
         (from, to)
     });
-    Ok((shape, System::new(shape).with_links_down(links)?))
+    Ok((shape, System::new(shape).with_links_down(links)?.with_cut_off_failed()))
 }
 
 /// A process that runs a machine, and ends with this one.

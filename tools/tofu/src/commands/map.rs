@@ -101,6 +101,7 @@ fn system(network: &Network, exclude: &[NodeAt]) -> anyhow::Result<System> {
     let links = links.filter_map(|(at, port)| Some((*at, shape.neighbor(*at, *port)?)));
     let system = System::new(*shape)
         .with_links_down(links)?
+        .with_cut_off_failed()
         .with_failed(exclude.iter().map(|place| place.0))
         .context("--exclude")?;
     Ok(system)
