@@ -204,7 +204,7 @@ fn linux_and_bare_nodes_on_one_torus() {
 fn a_monitor_is_killed_in_mid_traffic() {
     const TEST: &str = "a_monitor_is_killed_in_mid_traffic";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
-    place.up(&["--shape", "3x1x1x1x1x1", "--driver", "vfio"]);
+    place.up(&["--shape", "3x1x1x1x1x1", "--driver", "vfio", "--fail-with-guest"]);
     place.all_pairs(3, 1);
 
     // The one that is sent to.
@@ -222,19 +222,25 @@ fn a_monitor_is_killed_in_mid_traffic() {
     wait_for("node 1 to be off", MOMENT, || place.node(1)["state"] == "off");
     let error = place.exec("1", &["true"]).error();
     assert!(error.ends_with("the node is not up"), "{error}");
+    wait_for("node 1 to be down", MOMENT, || place.node(1)["down"] == true);
     for node in ["0", "2"] {
         self_test(&place, node);
     }
     place.run(&["restart", "1"]).ok();
+    wait_for("node 1 to be repaired", MOMENT, || place.node(1)["down"] == false);
     assert_eq!(device(&place, "1")["coords"], json!([1, 0, 0, 0, 0, 0]));
     place.all_pairs(3, 3);
 
-    // One that has no part in the traffic of the others: they do not notice.
+    // One that has no part in the traffic of the others fails and is repaired: they do not notice.
     let mut programs = traffic(&place);
-    kill(place.node(2)["pid"].as_u64().unwrap());
-    wait_for("node 2 to be off", MOMENT, || place.node(2)["state"] == "off");
+    place.run(&["node", "down", "2"]).ok();
+    let node = place.node(2);
+    assert_eq!((&node["state"], &node["down"]), (&json!("off"), &json!(true)), "{node}");
+    assert_eq!(place.run(&["link", "ls", "--down"]).ok().lines().count(), 2);
     let before = sent(&place, "0");
-    place.run(&["restart", "2"]).ok();
+    place.run(&["node", "up", "2"]).ok();
+    let node = place.node(2);
+    assert_eq!((&node["state"], &node["down"]), (&json!("ready"), &json!(false)), "{node}");
     self_test(&place, "2");
     assert!(sent(&place, "0") > before);
     assert!(programs.iter_mut().all(Running::runs));

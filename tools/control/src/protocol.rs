@@ -61,6 +61,14 @@ pub enum Request {
     SetLink { node: u32, port: String, up: bool },
     /// Answered by [`Reply::Links`].
     Links,
+    /// Has the routers of nodes fail, all at once, or work again. With `guests` theirs end, and
+    /// Linux nodes that are off are started again. Answered when that has begun.
+    SetNodes {
+        nodes: Vec<u32>,
+        up: bool,
+        #[serde(default)]
+        guests: bool,
+    },
     /// Has these errors on the modelled link at a port of a node, as text, or none.
     SetLinkErrors { node: u32, port: String, errors: Option<String> },
     /// Has these faults from now on, as text, or none.
@@ -199,6 +207,9 @@ pub struct NodeInfo {
     pub state: String,
     /// `qemu`, `tofu`, or `none`.
     pub vmm: String,
+    /// Its router has failed: all of its links are down.
+    #[serde(default)]
+    pub down: bool,
     /// Process of its monitor.
     pub pid: Option<u32>,
     /// Since it has been in its state.
@@ -358,6 +369,8 @@ pub enum EventKind {
     Detached,
     /// A link went up or down, seen from one of its ends.
     Link { port: String, up: bool },
+    /// The node's router has failed, or works again.
+    Router { up: bool },
     /// Nothing got through a modelled link, and the node at one of its ends has taken it down.
     LinkFailed { port: String },
     /// These are the errors of a link now, seen from one of its ends.

@@ -101,6 +101,10 @@ struct State {
     start: bool,
     /// A virtual machine was started before.
     again: bool,
+    /// Programs could be run at some time.
+    was_ready: bool,
+    /// Its virtual machine was ended on request, and for what reason.
+    ended: Option<&'static str>,
     /// The end of everything.
     stop: bool,
 }
@@ -121,6 +125,8 @@ impl LinuxNode {
             why: String::new(),
             start: true,
             again: false,
+            was_ready: false,
+            ended: None,
             stop: false,
         };
         Self {
@@ -160,7 +166,15 @@ impl LinuxNode {
     fn set(&self, phase: Phase) {
         let mut state = self.state();
         (state.phase, state.since) = (phase, Instant::now());
+        state.was_ready |= phase == Phase::Ready;
         self.changed.notify_all();
+    }
+
+    /// Has whoever waits for the node, or for its turn to start, see that its state has changed.
+    fn wake(&self) {
+        self.changed.notify_all();
+        let _starts = lock(&self.common.starts);
+        self.common.start_free.notify_all();
     }
 
     fn send(&self, event: Event) {
@@ -188,6 +202,7 @@ impl LinuxNode {
             };
             let mut state = self.state();
             (state.phase, state.killer, state.since) = (Phase::Off, None, Instant::now());
+            let why = state.ended.take().map_or(why, str::to_owned);
             state.why.clone_from(&why);
             let wanted = state.start || state.stop;
             self.changed.notify_all();
@@ -201,11 +216,15 @@ impl LinuxNode {
     /// Runs one virtual machine; returns why it has ended.
     fn run(self: &Arc<Self>) -> anyhow::Result<String> {
         self.set(Phase::Waiting);
-        let turn = Turn::take(&self.common, || self.state().stop);
+        let cancelled = || {
+            let state = self.state();
+            state.stop || !state.start
+        };
+        let turn = Turn::take(&self.common, cancelled);
         let ((monitor, [console, agent]), again) = {
             // Under the lock, so that nobody stops a machine that is about to start.
             let mut state = self.state();
-            if state.stop {
+            if state.stop || !state.start {
                 return Ok("stopped".into());
             }
             state.start = false;
@@ -324,6 +343,21 @@ impl AgentNode for LinuxNode {
         Ok(())
     }
 
+    fn power_off(&self, why: &'static str) -> anyhow::Result<()> {
+        let mut state = self.state();
+        if !state.was_ready {
+            bail!("it is still booting for the first time");
+        }
+        if state.phase == Phase::Off && !state.start {
+            return Ok(());
+        }
+        (state.start, state.ended) = (false, Some(why));
+        kill(&state, true);
+        drop(state);
+        self.wake();
+        Ok(())
+    }
+
     fn hold(&self, on: bool) -> anyhow::Result<()> {
         match &self.state().killer {
             Some(killer) if killer.hold(on) => Ok(()),
@@ -335,11 +369,8 @@ impl AgentNode for LinuxNode {
         let mut state = self.state();
         state.stop = true;
         kill(&state, true);
-        self.changed.notify_all();
         drop(state);
-        // Whoever waits for a turn sees it, too.
-        let _starts = lock(&self.common.starts);
-        self.common.start_free.notify_all();
+        self.wake();
     }
 }
 

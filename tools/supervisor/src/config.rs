@@ -29,6 +29,8 @@ pub struct MachineFile {
     pub(crate) torus: [Option<bool>; 3],
     /// What joins the nodes: the field `generation`.
     pub interconnect: Interconnect,
+    /// A node fails with its guest.
+    pub(crate) fail_with_guest: bool,
     /// How packets go over links.
     pub link_mode: Option<LinkMode>,
     pub(crate) settings: Settings,
@@ -170,6 +172,7 @@ struct RawFile {
     torus: Option<RawTorus>,
     generation: Option<Spanned<String>>,
     links: Option<Spanned<String>>,
+    fail_with_guest: Option<bool>,
     guest: Option<Spanned<String>>,
     memory: Option<Spanned<String>>,
     args: Option<Spanned<String>>,
@@ -260,6 +263,7 @@ impl MachineFile {
             torus: [torus.x, torus.y, torus.z],
             interconnect: source.text("generation", &raw.generation)?.unwrap_or_default(),
             link_mode: source.text("links", &raw.links)?,
+            fail_with_guest: raw.fail_with_guest.unwrap_or_default(),
             settings: Settings {
                 linux: raw.linux,
                 cpus: source.number("cpus", &raw.cpus)?,
@@ -459,6 +463,7 @@ mod tests {
             torus = { x = false, z = true }
             generation = "fx100"
             links = "modelled"
+            fail_with_guest = true
             memory = "32MiB"
             guest = "hello"
             args = "rounds=4"
@@ -499,6 +504,7 @@ mod tests {
         assert_eq!(file.settings.args, Some(GuestArgs("rounds=4".into())));
         assert_eq!(file.interconnect, Interconnect::Tofu(Generation::Fx100));
         assert_eq!(file.link_mode, Some(LinkMode::Modelled));
+        assert!(file.fail_with_guest);
         assert_eq!(file.doorbell, Some(Doorbell::Polled));
         assert_eq!(file.timeout, "30s".parse().ok());
         assert_eq!(file.engines, "2".parse().ok());
@@ -521,7 +527,7 @@ mod tests {
         let link = &file.links[0];
         assert_eq!(link.faults, "loss=100%".parse().ok());
         assert_eq!((link.at, link.port, link.down), (Coords::default(), Port::BPlus, true));
-        assert_eq!(link.place, FileLine { path: "m.toml".into(), line: 33 });
+        assert_eq!(link.place, FileLine { path: "m.toml".into(), line: 34 });
     }
 
     #[test]

@@ -43,7 +43,8 @@ impl Named {
     ///
     /// If the host has no threads or descriptors left.
     pub fn serve(&self, plan: &Plan, events: Sender<Event>) -> anyhow::Result<Arc<Registry>> {
-        let registry = Arc::new(Registry::new(&plan.network, events));
+        let registry =
+            Arc::new(Registry::new(&plan.network, events).fail_with_guest(plan.fail_with_guest));
         server::serve(&self.dir.control(), &registry)?;
         Ok(registry)
     }

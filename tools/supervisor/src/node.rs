@@ -39,6 +39,14 @@ pub trait AgentNode: Send + Sync {
     /// If the machine is going down.
     fn restart(&self) -> anyhow::Result<()>;
 
+    /// Ends the virtual machine if one runs. Does not wait for it; [`AgentNode::restart`] starts
+    /// another one.
+    ///
+    /// # Errors
+    ///
+    /// If the node has not been ready yet: the start of its machine waits for that.
+    fn power_off(&self, why: &'static str) -> anyhow::Result<()>;
+
     /// Stops the virtual machine's processors, or lets them go on.
     ///
     /// # Errors

@@ -75,6 +75,14 @@ pub struct MachineArgs {
     #[arg(long, value_name = "LINKS", hide_possible_values = true)]
     pub links: Option<LinkMode>,
 
+    /// Have a node fail when its guest crashes or its virtual machine dies
+    ///
+    /// As by `tofu node down`: all of its links go down. It works again when its Linux guest is
+    /// ready again (`tofu restart`), or by `tofu node up`. Otherwise a node without a guest still
+    /// carries others' packets.
+    #[arg(long)]
+    pub fail_with_guest: bool,
+
     /// Faults on all links, such as loss=1%,duplicate=0.5%,reorder=2%,corrupt=1%,seed=7
     ///
     /// What happens to raw and system packets on each link, which are what IP over Tofu uses.

@@ -61,6 +61,8 @@ pub struct Plan {
     pub boot_server: Option<ServerPlan>,
     /// What goes for IP over Tofu.
     pub ip: IpPlan,
+    /// A node fails when its guest crashes or its virtual machine dies.
+    pub fail_with_guest: bool,
     /// Faults on its links.
     pub faults: Option<FaultPlan>,
     /// What to capture from its start on.
@@ -395,6 +397,7 @@ impl Plan {
             timeout: args.timeout.or(file.timeout).unwrap_or(timeout),
             interconnect,
             links: link_mode.links(),
+            fail_with_guest: args.fail_with_guest || file.fail_with_guest,
             engines: args.engines.or(file.engines),
             image: args.linux.image.clone().or(file.image),
             driver: args.linux.driver.or(file.driver).unwrap_or_default(),

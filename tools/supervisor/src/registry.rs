@@ -46,6 +46,8 @@ pub struct Registry {
     /// Held by each of them.
     following: Arc<()>,
     cancelled: AtomicBool,
+    /// A node fails with its guest.
+    fail_with_guest: bool,
 }
 
 /// A node without Linux.
@@ -91,7 +93,15 @@ impl Registry {
             followers: Mutex::default(),
             following: Arc::default(),
             cancelled: AtomicBool::new(false),
+            fail_with_guest: false,
         }
+    }
+
+    /// The same of a machine in which a node fails, as by `tofu node down`, when its guest crashes
+    /// or its virtual machine dies, and works again when a Linux guest is ready again.
+    #[must_use]
+    pub fn fail_with_guest(self, on: bool) -> Self {
+        Self { fail_with_guest: on, ..self }
     }
 
     /// The place of a node.
@@ -213,6 +223,29 @@ impl Registry {
         Ok(())
     }
 
+    /// Ends the guest of a node, or starts it again if it is a Linux node that is off. Small guests
+    /// are not started again, and what is served stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// If it boots for the first time, or the machine is going down.
+    pub(crate) fn power(&self, node: NodeId, on: bool) -> anyhow::Result<()> {
+        let linux = self.linux().iter().find(|linux| linux.id() == node);
+        match linux {
+            Some(linux) if !on => linux.power_off("the node was taken down")?,
+            Some(linux) if linux.status().state == "off" => {
+                linux.restart()?;
+                self.goes_on(node);
+            }
+            None if !on => {
+                let holder = lock(&self.holders).get(&node).cloned();
+                holder.inspect(Holder::stop);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// Whether a node's processors were stopped.
     pub(crate) fn is_held(&self, node: NodeId) -> bool {
         lock(&self.held).contains(&node)
@@ -316,6 +349,17 @@ impl Registry {
             Event::Started => return,
         };
         self.publish(node, what);
+        let works = match event {
+            Event::Rebooted(_) => true,
+            Event::Died(..) | Event::Ended(_, Outcome::Fault(_) | Outcome::Reset) => false,
+            _ => return,
+        };
+        if let (true, Some(node), Some(machine)) = (self.fail_with_guest, node, self.running())
+            && let Some(at) = self.network.shape.coords(node)
+            && machine.fabric().set_node(at, works) == Ok(true)
+        {
+            self.publish(Some(node), EventKind::Router { up: works });
+        }
     }
 
     /// Ends a start under way.

@@ -164,6 +164,9 @@ fn answer(registry: &Registry, request: Request) -> anyhow::Result<Reply> {
             network::set_link_errors(registry, node, &port, errors)?;
         }
         Request::Links => return network::links(registry),
+        Request::SetNodes { nodes, up, guests } => {
+            network::set_nodes(registry, &nodes, up, guests)?;
+        }
         Request::SetFaults { faults } => network::set_faults(registry, faults)?,
         Request::Faults => return network::faults(registry),
         Request::Counters { node } => {
@@ -262,6 +265,7 @@ fn info(registry: &Registry, ping: bool) -> MachineInfo {
                 kind: NodeKind::Linux,
                 state: state.into(),
                 vmm: vmm.into(),
+                down: network::is_down(registry, node.at()),
                 pid,
                 seconds: since.as_secs_f64(),
             }
@@ -280,6 +284,7 @@ fn info(registry: &Registry, ping: bool) -> MachineInfo {
             kind: other.kind,
             state: state.into(),
             vmm: if other.kind == NodeKind::Bare { "tofu" } else { "none" }.into(),
+            down: network::is_down(registry, at),
             pid: None,
             seconds: other.since.elapsed().as_secs_f64(),
         });

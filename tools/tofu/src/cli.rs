@@ -14,6 +14,7 @@ use crate::commands::doctor::DoctorArgs;
 use crate::commands::down::DownArgs;
 use crate::commands::events::EventsArgs;
 use crate::commands::exec::ExecArgs;
+use crate::commands::failing::{BoardCommand, NodeCommand};
 use crate::commands::fault::FaultCommand;
 use crate::commands::forward::ForwardArgs;
 use crate::commands::guest::GuestCommand;
@@ -81,6 +82,10 @@ pub(crate) enum Command {
     Pause(PauseArgs),
     Resume(ResumeArgs),
     Down(DownArgs),
+    #[command(subcommand)]
+    Node(NodeCommand),
+    #[command(subcommand)]
+    Board(BoardCommand),
     #[command(subcommand)]
     Link(LinkCommand),
     #[command(subcommand)]

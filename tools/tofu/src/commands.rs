@@ -8,6 +8,7 @@ pub(crate) mod doctor;
 pub(crate) mod down;
 pub(crate) mod events;
 pub(crate) mod exec;
+pub(crate) mod failing;
 pub(crate) mod fault;
 pub(crate) mod forward;
 pub(crate) mod guest;

@@ -16,8 +16,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::{
-    capture, completions, console, cp, doctor, down, events, exec, fault, forward, guest, hosts,
-    image, link, manual, map, node, ps, regs, sdk, serve, stats, topo, up,
+    capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward, guest,
+    hosts, image, link, manual, map, node, ps, regs, sdk, serve, stats, topo, up,
 };
 use tofu_ui::exit;
 
@@ -48,6 +48,8 @@ fn main() -> ExitCode {
         Command::Pause(args) => node::hold(&args.node, true),
         Command::Resume(args) => node::hold(&args.node, false),
         Command::Down(args) => down::run(args),
+        Command::Node(command) => failing::node(command),
+        Command::Board(command) => failing::board(command),
         Command::Link(command) => link::run(command),
         Command::Fault(command) => fault::run(command),
         Command::Stats(args) => stats::run(args),

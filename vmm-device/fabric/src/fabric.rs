@@ -201,8 +201,9 @@ impl Fabric {
     /// Has a link be up or down as it and its nodes are. With `link_change` held.
     fn settle(&self, node: Coords, port: Port) -> Result<(), NoSuchLink> {
         let ends = self.ends(node, port).ok_or(NoSuchLink { node, port })?;
-        let down =
-            ends.iter().any(|(end, bit)| end.dead.load(Relaxed) || end.cut.load(Relaxed) & bit != 0);
+        let down = ends
+            .iter()
+            .any(|(end, bit)| end.dead.load(Relaxed) || end.cut.load(Relaxed) & bit != 0);
         if let Some(network) = &self.network {
             network.visit().set_link(node, port, !down)?;
         }

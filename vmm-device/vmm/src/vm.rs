@@ -61,6 +61,11 @@ impl Holder {
     pub fn registers(&self) -> Option<Registers> {
         self.0.registers(0, ANSWER_TIMEOUT)
     }
+
+    /// Ends the VM if it still runs. Does not wait for it.
+    pub fn stop(&self) {
+        self.0.stop();
+    }
 }
 
 /// What a VM is made of.

@@ -1,8 +1,8 @@
 //! Requests about the network of a machine that runs: its state, and changes of it.
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
-use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, Reply};
+use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, NodeKind, Reply};
 use tofu_fabric::{NodeId, Port, Shape};
 
 use crate::faults::FaultSpec;
@@ -24,6 +24,42 @@ pub(super) fn set_link(registry: &Registry, node: u32, port: &str, up: bool) -> 
     fabric.set_link(registry.place(NodeId(node))?, known_port(port)?, up)?;
     registry.publish(Some(NodeId(node)), EventKind::Link { port: port.to_owned(), up });
     Ok(())
+}
+
+/// Has the routers of nodes fail, or work again, and with `guests` these end, or are started.
+///
+/// # Errors
+///
+/// Nothing has changed, unless a guest is what is wrong.
+pub(super) fn set_nodes(
+    registry: &Registry,
+    nodes: &[u32],
+    up: bool,
+    guests: bool,
+) -> anyhow::Result<()> {
+    let fabric = running(registry)?.fabric();
+    let place = |node: &u32| Ok((NodeId(*node), registry.place(NodeId(*node))?));
+    let nodes = nodes.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
+    let kind_of = |id| registry.other(id).map(|other| other.kind);
+    let gateway = nodes.iter().find(|(id, _)| kind_of(*id) == Some(NodeKind::Gateway));
+    if let (Some((_, at)), false) = (gateway, up) {
+        bail!("{at} is the machine's only gateway; without it the host reaches no node");
+    }
+    for (id, at) in &nodes {
+        if fabric.set_node(*at, up)? {
+            registry.publish(Some(*id), EventKind::Router { up });
+        }
+    }
+    for (id, at) in nodes.iter().filter(|_| guests) {
+        registry.power(*id, up).with_context(|| format!("the guest of {at}"))?;
+    }
+    Ok(())
+}
+
+/// Whether a node's router has failed.
+pub(super) fn is_down(registry: &Registry, at: Coords) -> bool {
+    let up = registry.running().map(|running| running.fabric().node_up(at));
+    matches!(up, Some(Ok(false)))
 }
 
 fn known_port(name: &str) -> anyhow::Result<Port> {

@@ -81,6 +81,8 @@ fn words(what: &EventKind) -> String {
         EventKind::Link { port, up } => {
             format!("link {port} {}", if *up { "up" } else { "down" })
         }
+        EventKind::Router { up: false } => "down: its router has failed".to_owned(),
+        EventKind::Router { up: true } => "up: its router works again".to_owned(),
         EventKind::LinkFailed { port } => {
             format!("link {port} has failed: nothing gets through it, and it is down")
         }

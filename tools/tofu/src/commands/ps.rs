@@ -12,7 +12,7 @@ use tofu_ui::{printable, table};
 /// List the machines that run, and their nodes
 ///
 /// Linux nodes are asked for a sign of life; one that gives none in two seconds is shown as not
-/// answering.
+/// answering. A node whose router has failed (see `tofu node`) is shown as down.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PsArgs {
     /// Print the list as JSON
@@ -69,7 +69,7 @@ fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<(
             node.index.to_string(),
             Coords::from_array(node.at).to_string(),
             node.kind.to_string(),
-            node.state.clone(),
+            state(node),
             node.vmm.clone(),
             node.pid.map_or("-".to_owned(), |pid| pid.to_string()),
             duration(node.seconds),
@@ -78,6 +78,10 @@ fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<(
     let head = ["index", "node", "kind", "state", "vmm", "process", "for"];
     write!(out, "{}", table(&head, &[0, 5], rows))?;
     Ok(())
+}
+
+fn state(node: &NodeInfo) -> String {
+    if node.down { format!("{}, down", node.state) } else { node.state.clone() }
 }
 
 /// A time that people read.

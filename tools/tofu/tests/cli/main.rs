@@ -3,6 +3,7 @@
 mod bad_input;
 mod capture;
 mod control;
+mod failing;
 mod faults;
 mod gateway;
 mod guests;

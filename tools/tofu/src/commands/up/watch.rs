@@ -336,6 +336,7 @@ pub(super) mod tests {
             image: None,
             driver: Driver::default(),
             ip: IpPlan::default(),
+            fail_with_guest: false,
             faults: None,
             captures: Vec::new(),
         }
