@@ -10,8 +10,8 @@ use tofu_abi::tnw::{
 use tofu_abi::topology::Shape;
 use tofu_driver::{DmaBuffer, Platform};
 use tofu_fabric::{FaultPlan, Ppm, Rates};
-use tofu_inproc::{Buffer, InProcess};
-use tofu_machine::Torus;
+use tofu_inproc::{AttachError, Buffer, InProcess};
+use tofu_machine::{Doorbells, Torus};
 use tofu_pci::PciFunction;
 use tofu_tnw::{
     Channel, Link, Nwp, OpenError, Outcome, PostError, SendError, Status, Stream, Ticket,
@@ -23,6 +23,8 @@ const LONG_NS: u64 = 60_000_000_000;
 const X_MINUS: Link = Link::ALL[0];
 const X_PLUS: Link = Link::ALL[1];
 
+type Attach = fn(&Arc<Torus>, Coords, usize) -> Result<InProcess, AttachError>;
+
 struct World {
     torus: Arc<Torus>,
     nodes: Vec<Nwp<InProcess>>,
@@ -33,10 +35,20 @@ impl World {
         Self::over(Torus::with_manual_clock(Shape::new([x, y, z, 1, 1, 1]).unwrap()).unwrap())
     }
 
+    /// The same of devices whose windows can be memory.
+    fn sharing(x: u8, y: u8, z: u8) -> Self {
+        let torus = Torus::with_manual_clock(Shape::new([x, y, z, 1, 1, 1]).unwrap()).unwrap();
+        Self::of(torus, InProcess::attach_sharing_nwp)
+    }
+
     fn over(torus: Torus) -> Self {
+        Self::of(torus, InProcess::attach_nwp)
+    }
+
+    fn of(torus: Torus, attach: Attach) -> Self {
         let torus = Arc::new(torus);
         let shape = *torus.wires().fabric().shape();
-        let attach = |coords| InProcess::attach_nwp(&torus, coords, MEMORY).unwrap();
+        let attach = |coords| attach(&torus, coords, MEMORY).unwrap();
         let nodes = shape.iter().map(|coords| Nwp::probe(attach(coords)).unwrap()).collect();
         let world = Self { torus, nodes };
         world.torus.run_pending();
@@ -130,7 +142,15 @@ fn every_neighbour_on_every_channel_by_stores_and_by_fetching() {
 
 #[test]
 fn long_messages_of_any_length_arrive_whole() {
-    let world = World::new(2, 1, 1);
+    long_messages(&World::new(2, 1, 1), false);
+}
+
+#[test]
+fn long_messages_arrive_whole_by_windows_that_are_memory() {
+    long_messages(&World::sharing(2, 1, 1), true);
+}
+
+fn long_messages(world: &World, shared: bool) {
     let [near, far] = world.pair();
     let mut near_stream = near.open(X_PLUS, Channel::ALL[3]).unwrap();
     let mut far_stream = far.open(X_MINUS, Channel::ALL[3]).unwrap();
@@ -139,6 +159,7 @@ fn long_messages_of_any_length_arrive_whole() {
         let sink = buffer(far, &vec![0xee; len + 256]);
         let credit = far_stream.credit(&sink, 0, len).unwrap();
         near_stream.send(&sent, LONG_NS).unwrap();
+        assert_eq!(near_stream.read(ChannelReg::TxMode), u64::from(shared));
         assert_eq!(world.end(&mut far_stream, credit), ok(len));
         let got = bytes(&sink);
         assert_eq!(got[..len], sent[..]);
@@ -493,9 +514,24 @@ fn interrupts_come_if_asked_for() {
 
 #[test]
 fn an_engine_and_threads_that_send_at_once() {
+    threads_that_send(Doorbells::Trapped, InProcess::attach_nwp);
+}
+
+#[test]
+fn an_engine_that_looks_at_windows_of_threads() {
+    threads_that_send(Doorbells::Polled, InProcess::attach_sharing_nwp);
+}
+
+#[test]
+fn an_engine_that_is_told_of_windows_of_threads() {
+    threads_that_send(Doorbells::Trapped, InProcess::attach_sharing_nwp);
+}
+
+fn threads_that_send(doorbells: Doorbells, attach: Attach) {
     let torus = Torus::new(Shape::new([2, 2, 1, 1, 1, 1]).unwrap()).unwrap();
+    torus.set_doorbells(doorbells);
     torus.start().unwrap();
-    let world = World::over(torus);
+    let world = World::of(torus, attach);
     let shape = *world.torus.wires().fabric().shape();
     std::thread::scope(|scope| {
         for coords in shape.iter() {

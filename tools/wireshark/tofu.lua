@@ -25,10 +25,12 @@ local DIRECTIONS = {
 local CLASSES = { [0] = "request", "response", "system" }
 local KINDS = {
     "system packet", "raw packet", "Put", "Get", "atomic", "Put answer", "Get answer",
-    "atomic answer", "barrier signal", "DLLP",
+    "atomic answer", "barrier signal", "DLLP", "TNW data", "TNW HELLO", "TNW ACK", "TNW NACK",
+    "TNW RESTART",
 }
 local SYSTEM, RAW, PUT, GET, ATOMIC, PUT_ANSWER, GET_ANSWER, ATOMIC_ANSWER, SIGNAL, DLLP =
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local TNW_DATA = 11
 local CHECKS = { [0] = "good", "marked as bad", "damaged" }
 local DLLPS = { "ACK", "NACK", "UpdateFC", "Poll" }
 local ACK, NACK, UPDATE_FC = 1, 2, 3
@@ -58,6 +60,9 @@ local NAMES = {}
 for number, generation in pairs(GENERATIONS) do
     NAMES[number] = generation.name
 end
+-- The other network, whose packets have nothing in common with Tofu's.
+local TNW = 16
+NAMES[TNW] = "TNW (QPACE and AuroraScience)"
 local SEGMENTS = { [0] = "one", "TCP over IPv4", [4] = "TCP over IPv6" }
 
 local f = {
@@ -148,6 +153,17 @@ local f = {
     request_ps = ProtoField.uint64("tofu.request_ps", "Modelled time of the request (ps)"),
     old = ProtoField.uint64("tofu.old", "Former value", base.HEX),
     data = ProtoField.bytes("tofu.data", "Data"),
+
+    w_channel = ProtoField.uint8("tofu.tnw.channel", "Channel"),
+    w_last = ProtoField.bool("tofu.tnw.last", "Last packet of its message"),
+    w_sequence = ProtoField.uint16("tofu.tnw.sequence", "Sequence number"),
+    w_offset = ProtoField.uint16("tofu.tnw.offset", "Offset in the message (128 bytes)"),
+    w_data = ProtoField.bytes("tofu.tnw.data", "Data"),
+    w_crc = ProtoField.uint32("tofu.tnw.crc", "CRC", base.HEX),
+    w_crc_good = ProtoField.bool("tofu.tnw.crc.good", "CRC is right"),
+    w_from = ProtoField.uint16("tofu.tnw.from", "Life of the sender"),
+    w_to = ProtoField.uint16("tofu.tnw.to", "Life of the receiver"),
+    w_limit = ProtoField.string("tofu.tnw.limits", "Packets that may have been sent, by channel"),
 
     s_source = ProtoField.uint8("tofu.signal.source", "From gate"),
     s_target = ProtoField.uint8("tofu.signal.target", "For gate"),
@@ -798,6 +814,48 @@ local function dissect_signal(body, seen, pinfo, tree)
         body(1, 1):uint(), body(4, 4):le_uint()))
 end
 
+-- A packet or command on a link of TNW. The check sequence of data covers the lives of both ends,
+-- too, which it does not name.
+local function dissect_tnw(body, seen, pinfo, tree)
+    if seen.kind == TNW_DATA then
+        if body:len() < 4 then
+            tree:add_proto_expert_info(e_short)
+            return
+        end
+        local header = body(0, 4):le_uint()
+        local channel, last = band(header, 7), band(header, 8) ~= 0
+        local sequence, offset = band(rshift(header, 4), 0xfff), rshift(header, 16)
+        tree:add(f.w_channel, body(0, 1), channel)
+        tree:add(f.w_last, body(0, 1), last)
+        tree:add(f.w_sequence, body(0, 2), sequence)
+        tree:add(f.w_offset, body(2, 2), offset)
+        if body:len() >= 136 then
+            tree:add(f.w_data, body(4, 128))
+            tree:add_le(f.w_crc, body(132, 4))
+        else
+            tree:add_proto_expert_info(e_short)
+        end
+        pinfo.cols.info:append(string.format(", channel %d, packet %d%s, sequence %d", channel,
+            offset, last and " (last)" or "", sequence))
+        return
+    end
+    if body:len() < 32 then
+        tree:add_proto_expert_info(e_short)
+        return
+    end
+    tree:add_le(f.w_from, body(2, 2))
+    tree:add_le(f.w_to, body(4, 2))
+    tree:add_le(f.w_sequence, body(6, 2))
+    local limits = {}
+    for channel = 0, 7 do
+        limits[channel + 1] = body(8 + 2 * channel, 2):le_uint()
+    end
+    tree:add(f.w_limit, body(8, 16), table.concat(limits, " "))
+    tree:add_le(f.w_crc, body(28, 4))
+    tree:add(f.w_crc_good, body(28, 4), crc32(body(0, 28)) == body(28, 4):le_uint())
+    pinfo.cols.info:append(string.format(", sequence %d", body(6, 2):le_uint()))
+end
+
 function tofu.dissector(tvb, pinfo, root)
     pinfo.cols.protocol = "Tofu"
     local tree = root:add(tofu, tvb())
@@ -818,7 +876,9 @@ function tofu.dissector(tvb, pinfo, root)
     local machine = GENERATIONS[number]
     local item = tree:add(f.machine, tvb(35, 1))
     if not machine then
-        item:add_proto_expert_info(e_version)
+        if number ~= TNW then
+            item:add_proto_expert_info(e_version)
+        end
         machine = GENERATIONS[0]
     end
     local at = tvb(2, 1):uint()
@@ -842,7 +902,7 @@ function tofu.dissector(tvb, pinfo, root)
     tree:add(f.kind, tvb(6, 1))
     tree:add(f.way, tvb(7, 1))
     tree:add(f.nullified, tvb(7, 1))
-    if seen.kind ~= DLLP then
+    if seen.kind < DLLP then
         local tnis = seen.kind == SIGNAL and machine.barrier_tnis or machine.tnis
         check(tree:add(f.src_tni, tvb(14, 1)), tvb(14, 1):uint(), tnis)
         check(tree:add(f.dst_tni, tvb(15, 1)), tvb(15, 1):uint(), tnis)
@@ -874,6 +934,10 @@ function tofu.dissector(tvb, pinfo, root)
         return tvb:len()
     end
     local frame = tvb(header):tvb()
+    if number == TNW then
+        dissect_tnw(frame, seen, pinfo, tree)
+        return tvb:len()
+    end
     if header >= RECORD_HEADER + LINK_PART and frame:len() >= 8 then
         dissect_link(tvb(RECORD_HEADER, LINK_PART), frame, seen, pinfo, tree)
     end

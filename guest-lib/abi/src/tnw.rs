@@ -39,6 +39,16 @@ pub const WINDOW_SIZE: u64 = 0x8000;
 /// Bytes of a message that a window has room for at a time. What is stored at this offset or above
 /// it is of the last packet of its message.
 pub const WINDOW_RING: u64 = WINDOW_SIZE / 2;
+/// Packets that a window has places for.
+pub const WINDOW_PLACES: usize = WINDOW_RING as usize / PACKET_DATA;
+/// Of a window that is shared memory: the mark of the packet at a place of the ring, a [`Mark`].
+#[inline]
+pub const fn mark_offset(place: usize) -> u64 {
+    WINDOW_RING + 8 * (place % WINDOW_PLACES) as u64
+}
+/// Of a window that is shared memory: a word in which the device says 1 if TX_BELL is to be written
+/// when there is something new, and 0 as long as it looks by itself. On a cache line of its own.
+pub const BELL_OFFSET: u64 = WINDOW_RING + 8 * WINDOW_PLACES as u64;
 /// The longest store to a window: a buffer of a processor that combines writes (section 2.1).
 pub const MAX_STORE: usize = 64;
 
@@ -142,6 +152,8 @@ registers! {
         StrayStores = 0x30, "STRAY_STORES",
         /// Accesses to registers that are not there or not of 4 or 8 bytes.
         BadAccesses = 0x38, "BAD_ACCESSES",
+        /// What the device can do, see [`Features`].
+        Features = 0x40, "FEATURES",
     }
 }
 
@@ -223,6 +235,11 @@ registers! {
         Orphans = 0x90, "ORPHANS",
         /// Credits and Ngets that were refused.
         Refused = 0x98, "REFUSED",
+        /// What the window is, see [`Mode`].
+        TxMode = 0xa0, "TX_MODE",
+        /// Of a window that is shared memory: written when something is new in it and the device
+        /// does not look by itself. Reads 0.
+        TxBell = 0xa8, "TX_BELL",
     }
 }
 
@@ -320,6 +337,33 @@ bitfield! {
         enable / with_enable: bool @ 0..=0,
         /// Resets the device.
         reset / with_reset: bool @ 1..=1,
+    }
+}
+
+bitfield! {
+    /// FEATURES.
+    pub struct Features {
+        /// Windows can be shared memory.
+        shared_windows / with_shared_windows: bool @ 0..=0,
+    }
+}
+
+bitfield! {
+    /// TX_MODE. A change empties the window, as [`Cancel`] does.
+    pub struct Mode {
+        /// The window is memory that the device looks at, instead of registers that take stores.
+        shared / with_shared: bool @ 0..=0,
+    }
+}
+
+bitfield! {
+    /// Of a window that is shared memory: what is stored after all bytes of a packet. The word is
+    /// written in one access, and 0 at first.
+    pub struct Mark {
+        /// The packet is the last one of its message.
+        last / with_last: bool @ 0..=0,
+        /// Which packet it is: the first one after the reset has the number 1.
+        number / with_number: u64 @ 1..=63,
     }
 }
 

@@ -5,7 +5,7 @@ use core::alloc::Layout;
 use core::arch::asm;
 use core::cell::{OnceCell, RefCell};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use thiserror::Error;
 use tofu_abi::generation::is_tofu;
@@ -201,6 +201,29 @@ impl Windows for BarePlatform {
             unsafe { mmio::write64(windows + at as usize, u64::from_le_bytes(*word)) };
         }
     }
+
+    fn can_share(&self) -> bool {
+        self.windows.is_some()
+    }
+
+    fn publish(&self, offset: u64, word: u64) {
+        let Some(windows) = self.windows.filter(|_| is_word(offset)) else { return };
+        // What was stored before: the processor keeps stores in order, as does assembly.
+        // SAFETY: as in `store`.
+        unsafe { mmio::write64(windows + offset as usize, word) };
+    }
+
+    fn load_after_stores(&self, offset: u64) -> u64 {
+        let Some(windows) = self.windows.filter(|_| is_word(offset)) else { return 0 };
+        fence(Ordering::SeqCst);
+        // SAFETY: within the device's mapped windows, reads of which have no effect.
+        unsafe { mmio::read64(windows + offset as usize) }
+    }
+}
+
+/// Whether there is a word at an offset of the windows.
+const fn is_word(offset: u64) -> bool {
+    offset.is_multiple_of(8) && offset < WINDOW_BAR_SIZE
 }
 
 /// Zeroed memory from the heap. Its address is its DMA address.

@@ -18,8 +18,8 @@ use thiserror::Error;
 use tofu_abi::Coords;
 use tofu_abi::pci::DEVICE_TNW;
 use tofu_abi::tnw::{
-    self, Cancel, ChannelReg, Control, LinkReg, LinkStatus, MAX_MESSAGE, Notification, NwpReg,
-    PACKET_DATA, Register, Start, WINDOW_RING, WindowPlace,
+    self, Cancel, ChannelReg, Control, Features, LinkReg, LinkStatus, MAX_MESSAGE, Mark, Mode,
+    Notification, NwpReg, PACKET_DATA, Register, Start, WINDOW_RING, WindowPlace,
 };
 use tofu_driver::{DmaBuffer, DmaError, IrqError, Platform};
 
@@ -38,6 +38,22 @@ pub trait Windows {
     /// Stores at `offset` of the BAR of windows, a multiple of [`STORE`]. The bytes may arrive in
     /// pieces and later than stores that come after, but before a register that is written after.
     fn store(&self, offset: u64, data: &[u8; STORE]);
+
+    /// Whether windows can be memory here that the device looks at: if so, the methods below do
+    /// what they say.
+    fn can_share(&self) -> bool {
+        false
+    }
+
+    /// Stores a word at `offset`, a multiple of 8, in one access. Whoever sees it sees all that was
+    /// stored before.
+    fn publish(&self, _offset: u64, _word: u64) {}
+
+    /// Loads a word at `offset`, a multiple of 8, in one access that comes after all stores before,
+    /// for others, too.
+    fn load_after_stores(&self, _offset: u64) -> u64 {
+        0
+    }
 }
 
 /// The device is not there or not usable.
@@ -93,6 +109,7 @@ pub enum SendError {
 pub struct Nwp<P> {
     platform: P,
     present: u64,
+    features: Features,
     coords: Coords,
     shape: [u8; 3],
 }
@@ -144,6 +161,7 @@ impl<P: Platform> Nwp<P> {
         let shape = read(NwpReg::Shape).to_le_bytes();
         Ok(Self {
             present: read(NwpReg::Present),
+            features: Features(read(NwpReg::Features)),
             coords: Coords::new(place[0], place[1], place[2], 0, 0, 0),
             shape: [shape[0], shape[1], shape[2]],
             platform,
@@ -260,6 +278,7 @@ impl<P: Platform> Nwp<P> {
             tag: 0,
             interrupts: false,
             tail,
+            shared: None,
             written: [[None; 3]; 2],
         })
     }
@@ -300,6 +319,8 @@ pub struct Stream<'a, P: Platform> {
     head: u64,
     /// Bytes stored to the window's ring.
     tail: u64,
+    /// Whether the window is memory that the device looks at, once that is known.
+    shared: Option<bool>,
     /// What the registers of credits and of Ngets hold, so that they need not be written again.
     written: [[Option<u64>; 3]; 2],
 }
@@ -500,12 +521,50 @@ impl<P: Platform + Windows> Stream<'_, P> {
     ///
     /// `None` if there is no room in the window, or nothing to send.
     pub fn send_packet<'m>(&mut self, rest: &'m [u8]) -> Option<&'m [u8]> {
-        if rest.is_empty() || self.room() < PACKET {
+        if rest.is_empty() {
+            return None;
+        }
+        if self.room() < PACKET {
+            self.ring();
             return None;
         }
         let (packet, tail) = rest.split_at(rest.len().min(PACKET_DATA));
         self.store(packet, tail.is_empty());
+        if tail.is_empty() {
+            self.ring();
+        }
         Some(tail)
+    }
+
+    /// Has [`Stream::send`] store to registers even if the window could be memory that the device
+    /// looks at. To be called before the first one.
+    pub fn use_registers(&mut self) {
+        self.shared = Some(false);
+    }
+
+    /// Whether the window is memory that the device looks at: it becomes that when it is used
+    /// first, if device and platform can.
+    fn is_shared(&mut self) -> bool {
+        if let Some(shared) = self.shared {
+            return shared;
+        }
+        let mut shared = false;
+        if self.nwp.features.shared_windows() && self.nwp.platform.can_share() {
+            self.write(ChannelReg::TxMode, Mode(0).with_shared(true).0);
+            shared = Mode(self.read(ChannelReg::TxMode)).shared();
+        }
+        self.shared = Some(shared);
+        shared
+    }
+
+    /// Tells the device of what is new in a window that is memory, unless it looks by itself.
+    fn ring(&self) {
+        if self.shared == Some(true) {
+            let at = tnw::window(self.link, self.channel) + tnw::BELL_OFFSET;
+            if self.nwp.platform.load_after_stores(at) != 0 {
+                self.write(ChannelReg::TxBell, 1);
+            }
+        }
     }
 
     fn wait_for_room(&self, timeout_ns: u64) -> bool {
@@ -523,7 +582,10 @@ impl<P: Platform + Windows> Stream<'_, P> {
     /// Stores a packet, filled up with zeros.
     fn store(&mut self, packet: &[u8], last: bool) {
         let Self { link, channel, .. } = *self;
-        let place = WindowPlace { link, channel, at: self.tail % WINDOW_RING, last };
+        let shared = self.is_shared();
+        // The mark of one that is memory says what the address does otherwise.
+        let at = self.tail % WINDOW_RING;
+        let place = WindowPlace { link, channel, at, last: last && !shared };
         let mut filled = [0; PACKET_DATA];
         let packet = packet.first_chunk::<PACKET_DATA>().unwrap_or_else(|| {
             filled[..packet.len()].copy_from_slice(packet);
@@ -531,6 +593,11 @@ impl<P: Platform + Windows> Stream<'_, P> {
         });
         for (at, part) in (place.offset()..).step_by(STORE).zip(packet.as_chunks().0) {
             self.nwp.platform.store(at, part);
+        }
+        if shared {
+            let mark = Mark(0).with_last(last).with_number(self.tail / PACKET + 1);
+            let at = tnw::window(link, channel) + tnw::mark_offset((at / PACKET) as usize);
+            self.nwp.platform.publish(at, mark.0);
         }
         self.tail += PACKET;
     }

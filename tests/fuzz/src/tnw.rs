@@ -1,22 +1,23 @@
 //! Everything that a guest, a neighbour or a link can do to network processors of TNW: registers,
 //! stores to windows, credits, what arrives over links, faults, resets.
 //!
-//! Four nodes in a row. The first two do what the input says; the other two are bystanders.
+//! Four nodes in a row. The first two do what the input says; the other two are bystanders. One
+//! target does everything; the others keep to one way in each, so that inputs get further there.
 
 use std::sync::Arc;
 
 use arbitrary::{Result, Unstructured};
 use tofu_abi::tnw::{
-    CHANNELS, Channel, ChannelReg, Control, LINKS, Link, LinkReg, MAX_MESSAGE, NwpReg, PACKET_DATA,
-    PACKET_SIZE, REGISTER_BAR, REGISTER_BAR_SIZE, Register, WINDOW_BAR, WINDOW_BAR_SIZE,
-    WINDOW_RING, WindowPlace,
+    CHANNELS, Channel, ChannelReg, Control, LINKS, Link, LinkReg, MAX_MESSAGE, Mark, NwpReg,
+    PACKET_DATA, PACKET_SIZE, REGISTER_BAR, REGISTER_BAR_SIZE, Register, WINDOW_BAR,
+    WINDOW_BAR_SIZE, WINDOW_PLACES, WINDOW_RING, WINDOW_SIZE, WindowPlace, mark_offset, window,
 };
 use tofu_driver::{DmaBuffer, Platform};
 use tofu_fabric::{FaultPlan, Ppm, Rates, Shape};
 use tofu_inproc::InProcess;
 use tofu_machine::{Torus, TorusNode};
 use tofu_pci::{PciFunction, regs};
-use tofu_tnw::{Nwp, Status};
+use tofu_tnw::{Nwp, Status, Windows};
 use tofu_tnw_device::{CONTROL_SIZE, Unit};
 
 /// Actions of one input at most.
@@ -32,11 +33,103 @@ struct World {
     nodes: Vec<Arc<TorusNode>>,
 }
 
-/// Runs one input.
+/// What an input can have happen.
+#[derive(Clone, Copy)]
+enum Action {
+    /// A register is written, as a whole or half of it.
+    Register,
+    /// A credit or an Nget that may be good.
+    Request,
+    /// CANCEL.
+    Cancel,
+    /// A store to a window.
+    Store,
+    /// The window of a channel becomes memory, or registers.
+    Share,
+    /// Packets in a window that is memory, with their marks.
+    Packets,
+    /// Anything in such a window.
+    Scribble,
+    /// TX_BELL.
+    Bell,
+    /// Bytes at any place of a BAR, of any length.
+    Raw,
+    Time,
+    /// Something comes over a link.
+    Arrival,
+    Faults,
+    Link,
+    /// Configuration space, or a reset by CONTROL.
+    Config,
+}
+
+use Action as A;
+
+const ALL: &[Action] = &[
+    A::Register,
+    A::Register,
+    A::Register,
+    A::Request,
+    A::Request,
+    A::Cancel,
+    A::Store,
+    A::Store,
+    A::Share,
+    A::Packets,
+    A::Scribble,
+    A::Bell,
+    A::Raw,
+    A::Time,
+    A::Arrival,
+    A::Arrival,
+    A::Faults,
+    A::Link,
+    A::Config,
+];
+
+/// Runs one input of everything.
 pub fn run(data: &[u8]) {
+    run_actions(data, ALL);
+}
+
+/// Runs one input of accesses to registers and configuration space.
+pub fn registers(data: &[u8]) {
+    run_actions(data, &[A::Register, A::Register, A::Register, A::Raw, A::Config, A::Time]);
+}
+
+/// Runs one input of stores to windows, and of windows that are memory.
+pub fn windows(data: &[u8]) {
+    let all = [
+        A::Store,
+        A::Store,
+        A::Share,
+        A::Packets,
+        A::Scribble,
+        A::Bell,
+        A::Raw,
+        A::Cancel,
+        A::Request,
+    ];
+    run_actions(data, &all);
+}
+
+/// Runs one input of credits and Ngets, with something to match them.
+pub fn credits(data: &[u8]) {
+    run_actions(data, &[A::Request, A::Request, A::Store, A::Store, A::Cancel, A::Config, A::Link]);
+}
+
+/// Runs one input of what comes over links.
+pub fn arrivals(data: &[u8]) {
+    run_actions(
+        data,
+        &[A::Arrival, A::Arrival, A::Arrival, A::Time, A::Store, A::Request, A::Faults],
+    );
+}
+
+fn run_actions(data: &[u8], actions: &[Action]) {
     let shape = Shape::new([4, 1, 1, 1, 1, 1]).expect("a shape").with_torus([false; 3]);
     let torus = Arc::new(Torus::with_manual_clock(shape).expect("three axes"));
-    let attach = |coords| InProcess::attach_nwp(&torus, coords, MEMORY).expect("memory");
+    let attach = |coords| InProcess::attach_sharing_nwp(&torus, coords, MEMORY).expect("memory");
     let platforms: Vec<_> = shape.iter().map(attach).collect();
     let nodes = shape.iter().filter_map(|coords| torus.node(coords).cloned()).collect();
     let world = World { torus, platforms, nodes };
@@ -47,7 +140,7 @@ pub fn run(data: &[u8]) {
     let mut u = Unstructured::new(data);
     for _ in 0..MAX_ACTIONS {
         // An input that ends in the middle of an action has said all that it has to say.
-        if u.is_empty() || world.act(&mut u).is_err() {
+        if u.is_empty() || world.act(&mut u, actions).is_err() {
             break;
         }
         world.torus.run_pending();
@@ -108,22 +201,23 @@ impl World {
         panic!("a message between nodes {first} and {} does not arrive", first + 1);
     }
 
-    fn act(&self, u: &mut Unstructured<'_>) -> Result<()> {
+    fn act(&self, u: &mut Unstructured<'_>, actions: &[Action]) -> Result<()> {
         let choice: u8 = u.arbitrary()?;
-        let node = &self.nodes[usize::from(choice >> 7)];
-        match choice & 0xf {
-            0..=3 => {
+        let which = usize::from(choice >> 7);
+        let (node, link) = (&self.nodes[which], X_PLUS_OR_MINUS[which]);
+        let platform = &self.platforms[which];
+        match actions[usize::from(choice & 0x3f) % actions.len()] {
+            A::Register => {
                 let value = value(u)?.to_le_bytes();
                 let len = if choice & 0x40 == 0 { 8 } else { 4 };
                 node.bar_write(REGISTER_BAR, register(u)?.offset(), &value[..len]);
             }
-            // A credit or an Nget that may be good.
-            4 | 5 => {
-                let (link, channel) = (X_PLUS_OR_MINUS[usize::from(choice >> 7)], channel(u)?);
+            A::Request => {
+                let channel = channel(u)?;
                 let length = u.int_in_range(0..=3000u64)?;
                 let address = BASE + u64::from(u.arbitrary::<u32>()?) % (MEMORY as u64 + 0x1000);
-                let first = match choice & 1 {
-                    0 => ChannelReg::CreditAddress,
+                let first = match u.arbitrary()? {
+                    true => ChannelReg::CreditAddress,
                     _ => ChannelReg::NgetAddress,
                 };
                 let mut data = [0; 32];
@@ -139,16 +233,44 @@ impl World {
                 let at = Register::Channel(link, channel, first).offset();
                 node.bar_write(REGISTER_BAR, at, &data);
             }
-            6..=8 => {
+            A::Cancel => {
+                let at = Register::Channel(link, channel(u)?, ChannelReg::Cancel).offset();
+                let what = u64::from(u.int_in_range(0..=3u8)?);
+                node.bar_write(REGISTER_BAR, at, &what.to_le_bytes());
+            }
+            A::Share => {
+                let at = Register::Channel(link, channel(u)?, ChannelReg::TxMode).offset();
+                let shared = u64::from(choice & 0x40 == 0);
+                node.bar_write(REGISTER_BAR, at, &shared.to_le_bytes());
+            }
+            A::Packets => {
+                let channel = channel(u)?;
+                let tail = Register::Channel(link, channel, ChannelReg::TxTail);
+                let next = node.nwp().read_register(tail) / PACKET_DATA as u64 + 1;
+                for number in next..next + u.int_in_range(0..=130)? {
+                    let place = (number - 1) as usize % WINDOW_PLACES;
+                    let mark = Mark(0).with_number(number).with_last(choice & 0x40 != 0);
+                    platform.publish(window(link, channel) + mark_offset(place), mark.0);
+                }
+            }
+            A::Scribble => {
+                let (channel, at) = (channel(u)?, u.int_in_range(0..=WINDOW_SIZE / 8 - 1)? * 8);
+                platform.publish(window(link, channel) + at, value(u)?);
+            }
+            A::Bell => {
+                let at = Register::Channel(link, channel(u)?, ChannelReg::TxBell).offset();
+                node.bar_write(REGISTER_BAR, at, &1u64.to_le_bytes());
+            }
+            A::Store => {
                 let place = WindowPlace {
-                    link: X_PLUS_OR_MINUS[usize::from(choice >> 7)],
+                    link,
                     channel: channel(u)?,
                     at: u.int_in_range(0..=7)? * 64 % WINDOW_RING,
                     last: choice & 0x40 != 0,
                 };
                 node.bar_write(WINDOW_BAR, place.offset(), &[choice; 64]);
             }
-            9 => {
+            A::Raw => {
                 let (bar, size) = match choice & 0x40 {
                     0 => (REGISTER_BAR, REGISTER_BAR_SIZE),
                     _ => (WINDOW_BAR, WINDOW_BAR_SIZE),
@@ -159,14 +281,14 @@ impl World {
                 let mut data = vec![0; len];
                 node.bar_read(bar, offset, &mut data);
             }
-            10 => self.torus.advance(u64::from(u.arbitrary::<u32>()?)),
-            11 | 12 => {
+            A::Time => self.torus.advance(u64::from(u.arbitrary::<u32>()?)),
+            A::Arrival => {
                 let link = Link::ALL[u.int_in_range(0..=LINKS - 1)?];
                 if let Some(unit) = unit(u)? {
                     node.nwp().push(link, unit);
                 }
             }
-            13 => {
+            A::Faults => {
                 let rates = Rates {
                     loss: chance(u)?,
                     corrupt: chance(u)?,
@@ -179,12 +301,12 @@ impl World {
                 let plan = FaultPlan { seed: u.arbitrary()?, links, ..FaultPlan::default() };
                 let _ = self.torus.wires().set_faults(Some(plan));
             }
-            14 => {
+            A::Link => {
                 let up = choice & 0x40 == 0;
-                let at = self.nodes[usize::from(choice >> 7)].coords();
+                let at = node.coords();
                 let _ = self.torus.wires().fabric().set_link(at, X_PLUS.port(), up);
             }
-            _ => {
+            A::Config => {
                 let value: u32 = u.arbitrary()?;
                 match choice & 0x40 {
                     0 => node.config_write(u.int_in_range(0..=0x1ff)?, &value.to_le_bytes()),

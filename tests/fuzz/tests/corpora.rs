@@ -72,6 +72,26 @@ fn tnw() {
 }
 
 #[test]
+fn tnw_arrivals() {
+    replay("tnw_arrivals", tofu_fuzz::tnw::arrivals);
+}
+
+#[test]
+fn tnw_credits() {
+    replay("tnw_credits", tofu_fuzz::tnw::credits);
+}
+
+#[test]
+fn tnw_registers() {
+    replay("tnw_registers", tofu_fuzz::tnw::registers);
+}
+
+#[test]
+fn tnw_windows() {
+    replay("tnw_windows", tofu_fuzz::tnw::windows);
+}
+
+#[test]
 fn vfio_user() {
     replay("vfio_user", tofu_fuzz::vfio_user::run);
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use tofu_abi::regs::{PortReg, TniReg};
+use tofu_abi::tnw::{ChannelReg, LinkReg};
 
 /// Counters of the same kind of thing, by name.
 pub type Counters = BTreeMap<String, u64>;
@@ -25,6 +26,17 @@ pub struct QueueCounters {
     pub counters: Counters,
 }
 
+/// Counters of a link of TNW.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkCounters {
+    /// The port that it is at.
+    pub port: String,
+    /// What the link has counted.
+    pub counters: Counters,
+    /// What its channels have, in their order.
+    pub channels: Vec<Counters>,
+}
+
 /// Counters of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeCounters {
@@ -36,6 +48,12 @@ pub struct NodeCounters {
     pub queues: Vec<QueueCounters>,
     /// Of IP over Tofu, if it is this process that speaks it there.
     pub ip: Option<Counters>,
+    /// Of a network processor of TNW.
+    #[serde(default)]
+    pub nwp: Option<Counters>,
+    /// Of its links that lead somewhere.
+    #[serde(default)]
+    pub links: Vec<LinkCounters>,
 }
 
 impl NodeCounters {
@@ -52,6 +70,16 @@ impl NodeCounters {
     /// The sum of counters of all ports, by a register's name.
     pub fn of_ports(&self, reg: PortReg) -> u64 {
         sum(&self.ports, reg.name())
+    }
+
+    /// The sum of counters of all links of TNW, by a register's name.
+    pub fn of_links(&self, reg: LinkReg) -> u64 {
+        self.links.iter().filter_map(|link| link.counters.get(reg.name())).sum()
+    }
+
+    /// The sum of counters of all channels of TNW, by a register's name.
+    pub fn of_channels(&self, reg: ChannelReg) -> u64 {
+        self.links.iter().map(|link| sum(&link.channels, reg.name())).sum()
     }
 
     /// What was added since `before`. A counter that has been reset begins at 0.
@@ -81,6 +109,19 @@ impl NodeCounters {
                 })
                 .collect(),
             ip: self.ip.as_ref().map(|now| less(now, before.ip.as_ref())),
+            nwp: self.nwp.as_ref().map(|now| less(now, before.nwp.as_ref())),
+            links: self
+                .links
+                .iter()
+                .map(|now| {
+                    let before = before.links.iter().find(|link| link.port == now.port);
+                    LinkCounters {
+                        port: now.port.clone(),
+                        counters: less(&now.counters, before.map(|link| &link.counters)),
+                        channels: all(&now.channels, before.map_or(&[], |link| &link.channels)),
+                    }
+                })
+                .collect(),
         }
     }
 }
@@ -116,7 +157,15 @@ mod tests {
             ip: Some(counters([9, 0])),
             ..NodeCounters::default()
         };
+        let link = |values| LinkCounters {
+            port: "X+".to_owned(),
+            counters: counters(values),
+            channels: vec![counters(values)],
+        };
+        let before = NodeCounters { links: vec![link([1, 2])], ..before };
+        let now = NodeCounters { links: vec![link([5, 2])], ..now };
         let added = now.since(&before);
+        assert_eq!(added.links, [link([4, 0])]);
         assert_eq!(added.tnis, [counters([2, 2])]);
         assert_eq!(added.queues, [queue(3, [7, 0]), queue(11, [0, 2])]);
         assert_eq!(added.ip, now.ip);

@@ -17,6 +17,8 @@ pub use connection::{
     Connection, Found, PING, ask, find_machine, find_node, info, locate, node_number, parse_node,
     ping, place, shape,
 };
-pub use counters::{COMMANDS_LOST, COMMANDS_REFUSED, Counters, NodeCounters, QueueCounters};
+pub use counters::{
+    COMMANDS_LOST, COMMANDS_REFUSED, Counters, LinkCounters, NodeCounters, QueueCounters,
+};
 pub use name::{MachineName, NodeAt, NodeName, node_name};
 pub use program::RemoteProgram;

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId, Port};
-use tofu_machine::{Machine, Network, Torus, TorusNetwork};
-
-use crate::units::Interconnect;
+use tofu_machine::capture::{Capture, CaptureConfig};
+use tofu_machine::{Interconnect, Machine, Network, Torus, TorusNetwork};
 
 /// A machine and its devices. Copies are the same machine.
 #[derive(Clone)]
@@ -86,6 +85,14 @@ impl AnyNetwork {
         match self {
             Self::Tofu(network) => network.wires().faults(),
             Self::Tnw(network) => network.wires().faults(),
+        }
+    }
+
+    /// Records from now on what goes through a node, at interfaces that it has.
+    pub fn capture(&self, config: CaptureConfig) -> Capture {
+        match self {
+            Self::Tofu(network) => network.capture(config),
+            Self::Tnw(network) => network.capture(config),
         }
     }
 

@@ -373,7 +373,6 @@ impl Plan {
                 (is(Role::is_netbooted), "nodes that boot over the torus"),
                 (gateway.is_some(), "a gateway"),
                 (link_mode != LinkMode::Direct, "modelled links"),
-                (!args.capture.is_empty(), "captures"),
             ];
             if let Some((_, what)) = lacks.into_iter().find(|(asked, _)| *asked) {
                 return Err(PlanError::Tnw(what));

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_abi::pci::REGISTER_BAR;
+use tofu_abi::tnw::WINDOW_BAR;
 use tofu_control::node_name;
 use tofu_control::protocol::NodeKind;
 use tofu_fabric::NodeId;
@@ -18,7 +19,8 @@ use tofu_gateway::IoNode;
 use tofu_icc::SharedPages;
 use tofu_machine::capture::CaptureConfig;
 use tofu_machine::{
-    DoorbellBackend, Doorbells, Generation, Links, Machine, MachineConfig, NodeParts, Torus,
+    DoorbellBackend, Doorbells, Generation, Links, Machine, MachineConfig, NodeParts,
+    SharedWindows, Torus, TorusParts, WindowBackend,
 };
 use tofu_pci::{Endpoint, EndpointDevice, PciFunction};
 use tofu_programs::FIRMWARE;
@@ -169,7 +171,14 @@ fn device(
     let machine = match machine {
         AnyMachine::Tofu(machine) => machine,
         AnyMachine::Tnw(torus) => {
-            let node = torus.add_node(at, memory)?;
+            let region = MmapRegion::new(SharedWindows::SIZE).context("no memory for windows")?;
+            let backend = Arc::new(WindowPages(WindowDoorbells::new(windows.clone())));
+            let parts = TorusParts {
+                memory,
+                windows: SharedWindows::new(Arc::new(region)),
+                backend: Some(backend),
+            };
+            let node = torus.add_node_of(at, parts)?;
             connect(EndpointDevice::endpoint(&*node));
             return Ok(node);
         }
@@ -203,8 +212,13 @@ pub fn machine(
 }
 
 /// The same of TNW.
-fn torus(network: &Network, confinement: &Confinement) -> anyhow::Result<Torus> {
+fn torus(
+    network: &Network,
+    doorbells: Doorbells,
+    confinement: &Confinement,
+) -> anyhow::Result<Torus> {
     let torus = Torus::new(network.shape)?;
+    torus.set_doorbells(doorbells);
     for &(at, port) in &network.links_down {
         torus.wires().fabric().set_link(at, port, false)?;
     }
@@ -233,7 +247,7 @@ pub fn any_machine(
         Interconnect::Tnw if links != Links::Direct => {
             bail!("a machine of TNW cannot have modelled links");
         }
-        Interconnect::Tnw => AnyMachine::Tnw(Arc::new(torus(network, confinement)?)),
+        Interconnect::Tnw => AnyMachine::Tnw(Arc::new(torus(network, doorbells, confinement)?)),
     })
 }
 
@@ -322,7 +336,6 @@ impl Backend for Machines {
 
 /// Starts the captures of a plan.
 fn captures(machine: &AnyMachine, plan: &Plan) -> anyhow::Result<Vec<FileCapture>> {
-    let Some(machine) = machine.tofu() else { return Ok(Vec::new()) };
     let start = |to: &ToFile| {
         let node = plan.network.shape.node_id(to.at).context("no such node")?;
         FileCapture::start(machine.network().capture(CaptureConfig::new(node)), to)
@@ -494,6 +507,30 @@ impl DoorbellBackend for WindowDoorbells {
         if let Some(attachment) = self.attached().remove(&offset) {
             self.windows.detach(attachment);
         }
+    }
+}
+
+/// The windows of a network processor of TNW that are memory.
+struct WindowPages(WindowDoorbells);
+
+impl WindowBackend for WindowPages {
+    fn attach_window(
+        &self,
+        offset: u64,
+        region: &Arc<MmapRegion<()>>,
+        at: usize,
+        len: usize,
+    ) -> Result<(), String> {
+        let Self(WindowDoorbells { windows, .. }) = self;
+        let attachment = windows
+            .attach_pages(WINDOW_BAR, offset, Arc::clone(region), (at, len))
+            .map_err(|error| error.to_string())?;
+        self.0.keep(offset, attachment);
+        Ok(())
+    }
+
+    fn detach_window(&self, offset: u64) {
+        self.0.detach(offset);
     }
 }
 

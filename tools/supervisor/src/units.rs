@@ -10,6 +10,8 @@ use serde::Serialize;
 use tofu_abi::decimal;
 use tofu_machine::{Generation, Links};
 
+pub use tofu_machine::Interconnect;
+
 /// Guest memory of a node in bytes: 2 MiB to 1 TiB in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
@@ -202,53 +204,6 @@ impl FromStr for Doorbell {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         ValueEnum::from_str(text, false).map_err(|_| Self::ALLOWED)
-    }
-}
-
-/// What joins the nodes of a machine: what they have for a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interconnect {
-    /// Controllers of a generation of Tofu.
-    Tofu(Generation),
-    /// Network processors of the torus network TNW.
-    Tnw,
-}
-
-impl Default for Interconnect {
-    fn default() -> Self {
-        Self::Tofu(Generation::default())
-    }
-}
-
-impl Interconnect {
-    pub(crate) const ALLOWED: &str =
-        "\"k\" or \"fx10\" (Tofu), \"fx100\" (Tofu2), \"fugaku\" (TofuD) or \"tnw\" (TNW)";
-
-    /// Its name, as in machine files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tofu(generation) => generation.name(),
-            Self::Tnw => "tnw",
-        }
-    }
-
-    /// Which generation of Tofu it is.
-    pub const fn tofu(self) -> Option<Generation> {
-        match self {
-            Self::Tofu(generation) => Some(generation),
-            Self::Tnw => None,
-        }
-    }
-}
-
-impl FromStr for Interconnect {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "tnw" => Ok(Self::Tnw),
-            name => Generation::from_name(name).map(Self::Tofu).ok_or(Self::ALLOWED),
-        }
     }
 }
 

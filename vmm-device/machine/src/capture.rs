@@ -11,15 +11,20 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use tofu_abi::Generation;
+use tofu_abi::tnw::Link;
 use tofu_fabric::{
     Direction, NodeId, Observation, Packet, Port, Shape, TNIS, Tap, TapPoint, Wires,
 };
 use tofu_icc::Body;
 use tofu_links::Dllp;
 use tofu_sync::lock;
+use tofu_tnw_device::Unit;
+
+use crate::interconnect::Interconnect;
 
 pub use record::{
-    HEADER_SIZE, LINK_SIZE, LinkPart, MessagePart, PacketKind, RecordHeader, SNAPLEN, VERSION,
+    HEADER_SIZE, LINK_SIZE, LinkPart, MessagePart, PacketKind, RecordHeader, SNAPLEN, TnwPart,
+    VERSION,
 };
 
 /// Places of a node where packets are seen: its TNIs, then its ports, in the order of their
@@ -42,21 +47,26 @@ pub fn place(interface: usize) -> Option<TapPoint> {
     }
 }
 
-/// The numbers of the places that nodes of a generation have.
-pub fn interfaces(generation: Generation) -> impl Iterator<Item = usize> + use<> {
-    (0..usize::from(generation.description().tnis)).chain(TNIS..INTERFACES)
+/// The numbers of the places that nodes of a kind have.
+pub fn interfaces(interconnect: Interconnect) -> impl Iterator<Item = usize> + use<> {
+    let tnis = interconnect.tofu().map_or(0, |generation| generation.description().tnis);
+    let ports = (TNIS..INTERFACES).filter(move |interface| {
+        let port = Port::from_index(interface - TNIS);
+        interconnect != Interconnect::Tnw || port.is_some_and(|port| Link::at(port).is_some())
+    });
+    (0..usize::from(tnis)).chain(ports)
 }
 
 /// The same as bits.
-pub fn interface_bits(generation: Generation) -> u32 {
-    interfaces(generation).fold(0, |bits, interface| bits | 1 << interface)
+pub fn interface_bits(interconnect: Interconnect) -> u32 {
+    interfaces(interconnect).fold(0, |bits, interface| bits | 1 << interface)
 }
 
 /// What to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureConfig {
     /// What kind of machine it is: the machine fills it in.
-    pub generation: Generation,
+    pub interconnect: Interconnect,
     /// At which node.
     pub node: NodeId,
     /// Bit n stands for the interface with the number n.
@@ -73,13 +83,19 @@ impl CaptureConfig {
     /// Whole frames of all kinds at all places of a node; up to 8 MiB wait.
     pub const fn new(node: NodeId) -> Self {
         Self {
-            generation: Generation::Fugaku,
+            interconnect: Interconnect::Tofu(Generation::Fugaku),
             node,
             interfaces: (1 << INTERFACES) - 1,
             kinds: u32::MAX,
             snaplen: SNAPLEN,
             backlog: 8 << 20,
         }
+    }
+
+    /// The same in a machine of this kind, at places that its nodes have.
+    pub(crate) fn of(self, interconnect: Interconnect) -> Self {
+        let interfaces = self.interfaces & interface_bits(interconnect);
+        Self { interconnect, interfaces, ..self }
     }
 }
 
@@ -111,10 +127,10 @@ pub struct InterfaceCounters {
 /// What is recorded at a node from now on. Dropping it ends that.
 pub struct Capture {
     active: Arc<Active>,
-    hub: Arc<Hub>,
+    hub: Arc<dyn Captures>,
 }
 
-struct Active {
+pub(crate) struct Active {
     config: CaptureConfig,
     ring: Mutex<Ring>,
     filled: Condvar,
@@ -176,7 +192,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        self.hub.remove(&self.active);
+        Arc::clone(&self.hub).remove(&self.active);
     }
 }
 
@@ -231,9 +247,61 @@ impl Active {
     }
 }
 
+/// What is sent over links of a machine, and can be recorded.
+pub(crate) trait Recorded: Sized + Send + 'static {
+    /// Has a capture of the node take a packet that was seen there.
+    fn record(active: &Active, shape: &Shape, observation: Observation, packet: &Packet<Self>);
+}
+
+impl Recorded for Body {
+    fn record(active: &Active, shape: &Shape, observation: Observation, packet: &Packet<Self>) {
+        let Some(at) = shape.coords(observation.node) else { return };
+        let (kind, interconnect) = (PacketKind::of(packet), active.config.interconnect);
+        active.take(observation, kind, |snaplen| {
+            record::encode(interconnect, at, observation, kind, packet, snaplen)
+        });
+    }
+}
+
+impl Recorded for Unit {
+    /// A record for each packet of a run.
+    fn record(active: &Active, shape: &Shape, observation: Observation, packet: &Packet<Self>) {
+        let TapPoint::Port(port) = observation.point else { return };
+        let at = shape.coords(observation.node);
+        let ends = at.and_then(|at| Some((at, shape.neighbor(at, port)?)));
+        let Some(ends) = ends else { return };
+        let take = |vc: Option<u8>, kind: PacketKind, bytes: &[u8]| {
+            let observation = Observation { vc, ..observation };
+            active.take(observation, kind, |snaplen| {
+                record::encode_unit(ends, port, observation, kind, bytes, snaplen)
+            });
+        };
+        match &packet.body {
+            Self::Data(data) => {
+                let vc = Some(data.channel().index() as u8);
+                data.to_wire().for_each(|bytes| take(vc, PacketKind::TnwData, &bytes));
+            }
+            Self::Control(control) => {
+                take(None, PacketKind::of_command(control.kind()), &control.to_wire());
+            }
+        }
+    }
+}
+
+/// All captures of a machine, whatever is sent there.
+trait Captures: Send + Sync {
+    fn remove(self: Arc<Self>, gone: &Arc<Active>);
+}
+
+impl<B: Recorded> Captures for Hub<B> {
+    fn remove(self: Arc<Self>, gone: &Arc<Active>) {
+        self.change(|all| all.retain(|active| !Arc::ptr_eq(active, gone)));
+    }
+}
+
 /// All captures of a machine.
-pub(crate) struct Hub {
-    wires: Weak<Wires<Body>>,
+pub(crate) struct Hub<B> {
+    wires: Weak<Wires<B>>,
     shape: Shape,
     active: RwLock<Vec<Arc<Active>>>,
     /// Held while captures begin or end, so that two changes do not leave it to chance which
@@ -241,8 +309,8 @@ pub(crate) struct Hub {
     changing: Mutex<()>,
 }
 
-impl Hub {
-    pub(crate) fn new(wires: &Arc<Wires<Body>>) -> Arc<Self> {
+impl<B: Recorded> Hub<B> {
+    pub(crate) fn new(wires: &Arc<Wires<B>>) -> Arc<Self> {
         let shape = *wires.fabric().shape();
         Arc::new(Self {
             wires: Arc::downgrade(wires),
@@ -261,11 +329,7 @@ impl Hub {
             dropped: Default::default(),
         });
         self.change(|all| all.push(Arc::clone(&active)));
-        Capture { active, hub: Arc::clone(self) }
-    }
-
-    fn remove(self: &Arc<Self>, gone: &Arc<Active>) {
-        self.change(|all| all.retain(|active| !Arc::ptr_eq(active, gone)));
+        Capture { active, hub: Arc::clone(self) as Arc<dyn Captures> }
     }
 
     fn change(self: &Arc<Self>, change: impl FnOnce(&mut Vec<Arc<Active>>)) {
@@ -277,14 +341,14 @@ impl Hub {
         };
         // Whoever drives modelled links comes here with these locked.
         if let Some(wires) = self.wires.upgrade() {
-            let tap = (!nodes.is_empty()).then(|| Arc::clone(self) as Arc<dyn Tap<Body>>);
+            let tap = (!nodes.is_empty()).then(|| Arc::clone(self) as Arc<dyn Tap<B>>);
             wires.look_at(&nodes);
             wires.set_tap(tap);
         }
     }
 }
 
-impl Hub {
+impl<B> Hub<B> {
     /// For each capture of a node.
     fn at(&self, node: NodeId, each: impl Fn(&Active)) {
         let all = self.active.read().unwrap_or_else(PoisonError::into_inner);
@@ -292,15 +356,9 @@ impl Hub {
     }
 }
 
-impl Tap<Body> for Hub {
-    fn observe(&self, observation: Observation, packet: &Packet<Body>) {
-        let Some(at) = self.shape.coords(observation.node) else { return };
-        let kind = PacketKind::of(packet);
-        self.at(observation.node, |active| {
-            active.take(observation, kind, |snaplen| {
-                record::encode(active.config.generation, at, observation, kind, packet, snaplen)
-            });
-        });
+impl<B: Recorded> Tap<B> for Hub<B> {
+    fn observe(&self, observation: Observation, packet: &Packet<B>) {
+        self.at(observation.node, |active| B::record(active, &self.shape, observation, packet));
     }
 
     fn observe_dllp(&self, observation: Observation, peer: NodeId, dllp: Dllp) {
@@ -308,8 +366,8 @@ impl Tap<Body> for Hub {
         let (Some(at), Some(peer)) = ends else { return };
         self.at(observation.node, |active| {
             active.take(observation, PacketKind::Dllp, |snaplen| {
-                let generation = active.config.generation;
-                record::encode_dllp(generation, (at, peer), observation, dllp, snaplen)
+                let interconnect = active.config.interconnect;
+                record::encode_dllp(interconnect, (at, peer), observation, dllp, snaplen)
             });
         });
     }
@@ -333,7 +391,7 @@ mod tests {
 
     struct Net {
         wires: Arc<Wires<Body>>,
-        hub: Arc<Hub>,
+        hub: Arc<Hub<Body>>,
     }
 
     impl Net {

@@ -14,12 +14,14 @@ pub mod capture;
 mod config;
 mod engine;
 mod error;
+mod interconnect;
 mod links;
 mod node;
 mod pump;
 mod shared;
 mod torus;
 mod wakeup;
+mod windows;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -39,18 +41,20 @@ use crate::shared::{Clock, Shared};
 
 pub use crate::config::{Capacity, Doorbells, Links, MachineConfig};
 pub use crate::error::Error;
+pub use crate::interconnect::Interconnect;
 pub use crate::node::{DoorbellBackend, Node, NodeParts};
 pub use crate::pump::Pump;
 pub use crate::torus::{TORUS_TIMING, Torus, TorusNetwork, TorusNode};
+pub use crate::windows::{TorusParts, WindowBackend};
 pub use tofu_abi::Generation;
-pub use tofu_tnw_device::Nwp;
+pub use tofu_tnw_device::{Nwp, SharedWindows};
 
 /// The network of a machine, for those who look at it or meddle with it. It may outlive the
 /// machine.
 #[derive(Clone)]
 pub struct Network {
     wires: Arc<Wires<Body>>,
-    captures: Arc<Hub>,
+    captures: Arc<Hub<Body>>,
     machine: Weak<Shared>,
     generation: Generation,
 }
@@ -82,8 +86,7 @@ impl Network {
 
     /// Records from now on what goes through a node, at interfaces that it has.
     pub fn capture(&self, config: CaptureConfig) -> Capture {
-        let interfaces = config.interfaces & capture::interface_bits(self.generation);
-        self.captures.start(CaptureConfig { generation: self.generation, interfaces, ..config })
+        self.captures.start(config.of(Interconnect::Tofu(self.generation)))
     }
 }
 

@@ -6,12 +6,16 @@
 //! [`Torus::run_pending`].
 
 use std::collections::VecDeque;
+use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tofu_abi::tnw::{Link, REGISTER_BAR, REGISTER_BAR_SIZE, WINDOW_BAR, WINDOW_BAR_SIZE, vector};
+use tofu_abi::tnw::{
+    Channel, Link, REGISTER_BAR, REGISTER_BAR_SIZE, WINDOW_BAR, WINDOW_BAR_SIZE, WINDOW_SIZE,
+    vector, window,
+};
 use tofu_abi::topology::Axis;
 use tofu_abi::{Coords, Path, pci};
 use tofu_fabric::{
@@ -20,10 +24,14 @@ use tofu_fabric::{
 use tofu_parts::DmaMemory;
 use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_sync::lock;
-use tofu_tnw_device::{Config, Host, MAX_RUN, NEVER, Net, Nwp, Unit};
+use tofu_tnw_device::{Config, Host, MAX_RUN, NEVER, Net, Nwp, SharedWindows, Unit};
 
+use crate::capture::{Capture, CaptureConfig, Hub};
+use crate::config::Doorbells;
 use crate::error::Error;
+use crate::interconnect::Interconnect;
 use crate::shared::Clock;
+use crate::windows::{HasNwp, TorusParts, Watched, WindowBackend};
 
 /// Turns of devices that a write to one gives to those that are ready, on its vCPU's time: its own,
 /// its neighbour's, its own again for the answer, and one more. What is left is the engine's.
@@ -35,6 +43,8 @@ const HOLD_NS: u64 = 1_000_000;
 
 /// Packets that go over a link together while a capture or faults look at them.
 const RUN_IN_SIGHT: u16 = 64;
+/// How long the engine looks at a shared window in which nothing is new, in nanoseconds.
+const SPIN_NS: u64 = 50_000;
 
 /// Times of the links: 0.6 us from processor to processor with the packet's own time, 128 bytes of
 /// data in each 136 bytes at 0.91 GB/s (sections 2.2, 4).
@@ -43,6 +53,7 @@ pub const TORUS_TIMING: Timing = Timing { hop_ps: 459_341, byte_fs: 1_034_260 };
 /// A machine whose nodes have network processors of TNW.
 pub struct Torus {
     shared: Arc<TorusShared>,
+    captures: Arc<Hub<Unit>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -51,6 +62,7 @@ pub struct Torus {
 #[derive(Clone)]
 pub struct TorusNetwork {
     wires: Arc<Wires<Unit>>,
+    captures: Arc<Hub<Unit>>,
     machine: Weak<TorusShared>,
 }
 
@@ -58,6 +70,11 @@ impl TorusNetwork {
     /// The links, and their faults.
     pub fn wires(&self) -> &Wires<Unit> {
         &self.wires
+    }
+
+    /// Records from now on what goes through the ports of a node.
+    pub fn capture(&self, config: CaptureConfig) -> Capture {
+        self.captures.start(config.of(Interconnect::Tnw))
     }
 
     /// A node, as long as the machine is there; `None` where no device was put.
@@ -79,6 +96,11 @@ struct TorusShared {
     has_engine: AtomicBool,
     deadline: AtomicU64,
     stopping: AtomicBool,
+    /// The engine looks at shared windows by itself.
+    polled: AtomicBool,
+    /// Windows that it is to look at from now on.
+    rung: Mutex<Vec<(NodeId, Link, Channel)>>,
+    has_rung: AtomicBool,
 }
 
 /// A node: a network processor behind a PCI Express endpoint.
@@ -94,6 +116,10 @@ struct NwpHost {
     shared: Weak<TorusShared>,
     endpoint: Endpoint,
     queued: AtomicBool,
+    windows: Option<SharedWindows>,
+    backend: Option<Arc<dyn WindowBackend>>,
+    /// Whether it was logged that a window could not be attached.
+    warned: AtomicBool,
 }
 
 impl Torus {
@@ -129,8 +155,12 @@ impl Torus {
             has_engine: AtomicBool::new(false),
             deadline: AtomicU64::new(NEVER),
             stopping: AtomicBool::new(false),
+            polled: AtomicBool::new(false),
+            rung: Mutex::default(),
+            has_rung: AtomicBool::new(false),
         };
-        Ok(Self { shared: Arc::new(shared), thread: Mutex::new(None) })
+        let captures = Hub::new(&shared.wires);
+        Ok(Self { shared: Arc::new(shared), captures, thread: Mutex::new(None) })
     }
 
     /// The links: up or down, their counters, their faults.
@@ -140,8 +170,11 @@ impl Torus {
 
     /// What can be seen and changed of the network from anywhere.
     pub fn network(&self) -> TorusNetwork {
-        let wires = Arc::clone(&self.shared.wires);
-        TorusNetwork { wires, machine: Arc::downgrade(&self.shared) }
+        TorusNetwork {
+            wires: Arc::clone(&self.shared.wires),
+            captures: Arc::clone(&self.captures),
+            machine: Arc::downgrade(&self.shared),
+        }
     }
 
     /// Time on the machine's clock, in nanoseconds.
@@ -159,6 +192,16 @@ impl Torus {
         coords: Coords,
         memory: Arc<dyn DmaMemory>,
     ) -> Result<Arc<TorusNode>, Error> {
+        self.add_node_of(coords, TorusParts::new(memory))
+    }
+
+    /// Puts a device at `coords` that is made of these parts.
+    ///
+    /// # Errors
+    ///
+    /// As [`Torus::add_node`].
+    pub fn add_node_of(&self, coords: Coords, parts: TorusParts) -> Result<Arc<TorusNode>, Error> {
+        let TorusParts { memory, windows, backend } = parts;
         let shape = *self.shared.wires.fabric().shape();
         let id = shape.node_id(coords).ok_or(Error::NoSuchNode(coords))?;
         let place = self.shared.nodes.get(id.index()).ok_or(Error::NoSuchNode(coords))?;
@@ -167,12 +210,21 @@ impl Torus {
             shared: Arc::downgrade(&self.shared),
             endpoint: endpoint(coords)?,
             queued: AtomicBool::new(false),
+            windows: windows.clone(),
+            backend,
+            warned: AtomicBool::new(false),
         });
-        let config = Config { coords, shape, life: 1 };
+        let config = Config { coords, shape, life: 1, windows };
         let nwp = Nwp::new(config, Arc::clone(&host) as Arc<dyn Host>, memory);
         let node = Arc::new(TorusNode { id, coords, nwp, host });
         place.set(Arc::clone(&node)).map_err(|_| Error::NodeExists(coords))?;
         Ok(node)
+    }
+
+    /// Whether the engine looks at shared windows in which something was new lately, for as long as
+    /// it needs not sleep, so that their guests needs not tell. At first it does not.
+    pub fn set_doorbells(&self, doorbells: Doorbells) {
+        self.shared.polled.store(doorbells == Doorbells::Polled, SeqCst);
     }
 
     /// The device of a node; `None` where none was put.
@@ -311,16 +363,23 @@ impl TorusShared {
 
     /// The engine's thread.
     fn serve(&self) {
+        let mut watched = Watched::new(SPIN_NS);
         while !self.stopping.load(SeqCst) {
+            self.watch(&mut watched);
             self.expire();
-            if self.run(TURNS_PER_ROUND) {
+            if self.run(TURNS_PER_ROUND) | watched.poll(self.now_ns()) {
+                continue;
+            }
+            if !watched.is_empty() {
+                spin_loop();
                 continue;
             }
             let ready = lock(&self.ready);
             self.sleeping.store(true, SeqCst);
             let deadline = self.deadline.load(SeqCst);
             let now = self.now_ns();
-            if ready.is_empty() && deadline > now && !self.stopping.load(SeqCst) {
+            let idle = ready.is_empty() && deadline > now && !self.has_rung.load(SeqCst);
+            if idle && !self.stopping.load(SeqCst) {
                 // A clock that somebody else moves on is looked at again and again.
                 let most = Duration::from_millis(20);
                 let wait = Duration::from_nanos(deadline - now).min(most);
@@ -328,6 +387,38 @@ impl TorusShared {
                 drop(woken.unwrap_or_else(PoisonError::into_inner));
             }
             self.sleeping.store(false, SeqCst);
+        }
+        watched.end();
+    }
+
+    /// Takes over which windows to look at.
+    fn watch(&self, watched: &mut Watched<Arc<TorusNode>>) {
+        if !self.has_rung.swap(false, SeqCst) {
+            return;
+        }
+        for (id, link, channel) in std::mem::take(&mut *lock(&self.rung)) {
+            if let Some(node) = self.nodes.get(id.index()).and_then(OnceLock::get) {
+                watched.add(Arc::clone(node), link, channel, self.now_ns());
+            }
+        }
+    }
+
+    /// The guest of a window has told that something is new there.
+    fn rang(&self, place: (NodeId, Link, Channel)) {
+        if !(self.polled.load(SeqCst) && self.has_engine.load(SeqCst)) {
+            return;
+        }
+        {
+            let mut rung = lock(&self.rung);
+            if rung.contains(&place) {
+                return;
+            }
+            rung.push(place);
+            self.has_rung.store(true, SeqCst);
+        }
+        if self.sleeping.load(SeqCst) {
+            let _ready = lock(&self.ready);
+            self.changed.notify_one();
         }
     }
 }
@@ -417,8 +508,36 @@ impl Host for NwpHost {
         }
     }
 
+    fn window_shared(&self, link: Link, channel: Channel, shared: bool) {
+        let (Some(backend), Some(windows)) = (&self.backend, &self.windows) else { return };
+        let at = window(link, channel);
+        if !shared {
+            return backend.detach_window(at);
+        }
+        let attached =
+            backend.attach_window(at, windows.region(), at as usize, WINDOW_SIZE as usize);
+        if let Err(error) = attached
+            && !self.warned.swap(true, SeqCst)
+        {
+            // A guest can make this happen as often as it likes.
+            log::warn!("node {}: a window that is memory: {error}", self.id);
+        }
+    }
+
+    fn window_rang(&self, link: Link, channel: Channel) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.rang((self.id, link, channel));
+        }
+    }
+
     fn now_ns(&self) -> u64 {
         self.shared.upgrade().map_or(0, |shared| shared.now_ns())
+    }
+}
+
+impl HasNwp for Arc<TorusNode> {
+    fn nwp(&self) -> &Nwp {
+        &self.nwp
     }
 }
 

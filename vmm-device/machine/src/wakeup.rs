@@ -34,6 +34,20 @@ impl Sleep {
     }
 }
 
+/// Has the guest of a shared window tell from now on, unless something is new there. Returns
+/// whether something is.
+///
+/// The guest stores a mark first, then looks whether it has to tell. `set_bell` is followed by a
+/// barrier: so one of the two sees what the other one did.
+pub(crate) fn doze(set_bell: impl Fn(bool), rings: impl Fn() -> bool) -> bool {
+    set_bell(true);
+    let news = rings();
+    if news {
+        set_bell(false);
+    }
+    news
+}
+
 /// News about a queue with a shared page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watching {
@@ -104,7 +118,7 @@ impl Queued {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
-    use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use loom::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::Release, fence};
     use loom::sync::{Arc, Mutex};
     use loom::thread;
 
@@ -166,6 +180,31 @@ mod loom_tests {
         model(|engine| {
             engine.deadline.fetch_min(0, SeqCst);
             engine.wake();
+        });
+    }
+
+    /// A guest that stores a mark and tells if it must, and an engine that looks no more soon.
+    #[test]
+    fn loom_a_mark_is_seen_or_told_of() {
+        loom::model(|| {
+            let words = Arc::new((AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0)));
+            let other = Arc::clone(&words);
+            let guest = thread::spawn(move || {
+                let (data, mark, bell) = &*other;
+                data.store(7, Relaxed);
+                mark.store(1, Release);
+                fence(SeqCst);
+                bell.load(Relaxed) != 0
+            });
+            let (data, mark, bell) = &*words;
+            let set_bell = |on: bool| {
+                bell.store(on.into(), Relaxed);
+                fence(SeqCst);
+            };
+            let news = doze(set_bell, || mark.load(Acquire) != 0);
+            assert!(!news || data.load(Relaxed) == 7, "a mark without its data");
+            let told = guest.join().unwrap();
+            assert!(news || told, "a mark that nobody knows of");
         });
     }
 

@@ -1,13 +1,13 @@
 //! The device: six link modules and what drives them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use tofu_abi::Coords;
 use tofu_abi::tnw::{
-    CHANNELS, Cancel, Channel, Errors, LINKS, Link, MAX_MESSAGE, MAX_STORE, Start, Status,
-    WINDOW_BAR, WindowPlace, vector,
+    CHANNELS, Cancel, Channel, Errors, LINKS, Link, MAX_MESSAGE, MAX_STORE, Mode, Start, Status,
+    WINDOW_BAR, WINDOW_PLACES, WINDOW_SIZE, WindowPlace, vector,
 };
 use tofu_abi::topology::Shape;
 use tofu_parts::{Access, DmaMemory};
@@ -16,6 +16,7 @@ use tofu_sync::lock;
 use crate::host::{Host, Net};
 use crate::link::{Arrival, LinkEnd, NEVER, Room};
 use crate::receive::{Done, Receive, Request};
+use crate::shared::SharedWindows;
 use crate::transmit::Transmit;
 use crate::unit::{MAX_RUN, Unit};
 
@@ -38,6 +39,8 @@ pub struct Config {
     /// The number of its links' first life. A device that takes another one's place needs a higher
     /// number than that had, modulo 2^16.
     pub life: u16,
+    /// Memory for windows that the guest maps, if it can have some.
+    pub windows: Option<SharedWindows>,
 }
 
 /// The network processor of a node.
@@ -51,6 +54,8 @@ pub struct Nwp {
     pub(crate) stray_stores: AtomicU64,
     pub(crate) bad_accesses: AtomicU64,
     pub(crate) links: [LinkModule; LINKS],
+    /// Held while windows become memory or registers, so that the host is told in that order.
+    modes: Mutex<()>,
 }
 
 /// A link module (section 2.2).
@@ -63,6 +68,20 @@ pub(crate) struct LinkModule {
     pending: AtomicBool,
     /// Of [`LinkEnd::deadline`].
     deadline: AtomicU64,
+    /// The marks that the next packets in shared windows will have; 0 for other windows.
+    marks: [AtomicU64; CHANNELS],
+}
+
+impl LinkModule {
+    /// Takes what is new in the window of a channel, if it is shared.
+    fn look(&self, state: &mut LinkState, channel: usize) {
+        state.tx[channel].look();
+        self.note_mark(state, channel);
+    }
+
+    fn note_mark(&self, state: &LinkState, channel: usize) {
+        self.marks[channel].store(state.tx[channel].next_mark().unwrap_or(0), Relaxed);
+    }
 }
 
 /// The registers that a request is made of.
@@ -130,6 +149,7 @@ impl Nwp {
             state: Mutex::new(LinkState::new(config.life.max(1))),
             pending: AtomicBool::new(false),
             deadline: AtomicU64::new(NEVER),
+            marks: Default::default(),
         });
         Self {
             config,
@@ -141,6 +161,7 @@ impl Nwp {
             stray_stores: AtomicU64::new(0),
             bad_accesses: AtomicU64::new(0),
             links,
+            modes: Mutex::default(),
         }
     }
 
@@ -177,30 +198,39 @@ impl Nwp {
 
     /// Returns to the reset state. What waits is forgotten.
     pub fn reset(&self) {
+        let _modes = lock(&self.modes);
         self.enabled.store(false, SeqCst);
-        for link in &self.links {
-            self.renew(link);
+        for (link, module) in Link::ALL.into_iter().zip(&self.links) {
+            self.renew(link, module);
         }
         for counter in [&self.errors, &self.stray_stores, &self.bad_accesses] {
             counter.store(0, SeqCst);
         }
     }
 
-    fn renew(&self, link: &LinkModule) {
-        let mut state = lock(&link.state);
+    fn renew(&self, link: Link, module: &LinkModule) {
+        let mut state = lock(&module.state);
         // What is on its way must not be read after this.
         state.end.keep();
         let life = state.end.life();
         // A life that nobody knows of can be lived again: a driver that resets the device for ever
         // must not come round to numbers that its neighbour takes for old ones.
         *state = LinkState::new(if state.end.has_spoken() { next_life(life) } else { life });
-        lock(&link.inbox).clear();
-        link.deadline.store(NEVER, SeqCst);
-        link.pending.store(false, SeqCst);
+        lock(&module.inbox).clear();
+        module.deadline.store(NEVER, SeqCst);
+        module.pending.store(false, SeqCst);
+        let marks = module.marks.each_ref().map(|mark| mark.swap(0, Relaxed));
+        drop(state);
+        for (channel, mark) in Channel::ALL.into_iter().zip(marks) {
+            if mark != 0 {
+                self.host.window_shared(link, channel, false);
+            }
+        }
     }
 
     /// CONTROL.enable.
     pub(crate) fn enable(&self, on: bool) {
+        let _modes = lock(&self.modes);
         if self.enabled.swap(on, SeqCst) == on {
             return;
         }
@@ -220,7 +250,7 @@ impl Nwp {
                 credits.chain(state.tx.iter_mut().flat_map(Transmit::cancel)).collect()
             };
             done.into_iter().for_each(|done| self.notify(link, done));
-            self.renew(module);
+            self.renew(link, module);
         }
     }
 
@@ -328,6 +358,84 @@ impl Nwp {
         self.wake(link);
     }
 
+    /// TX_MODE.
+    pub(crate) fn set_mode(&self, link: Link, channel: Channel, mode: Mode) {
+        let module = &self.links[link.index()];
+        let Some(windows) = self.config.windows.as_ref().filter(|_| module.present) else { return };
+        let _modes = lock(&self.modes);
+        let changed = self.with_link(link, |state| {
+            let c = channel.index();
+            let tx = &mut state.tx[c];
+            if !self.enabled.load(SeqCst) || tx.shared().is_some() == mode.shared() {
+                return false;
+            }
+            tx.share(mode.shared().then(|| {
+                let window = windows.window(link, channel);
+                window.wipe();
+                window.set_bell(true);
+                window
+            }));
+            let head = tx.head();
+            module.note_mark(state, c);
+            self.report(&mut state.pages[c], head);
+            true
+        });
+        if changed {
+            self.host.window_shared(link, channel, mode.shared());
+            self.wake(link);
+        }
+    }
+
+    /// Whether there is something new in a shared window. Takes no lock.
+    pub fn window_rings(&self, link: Link, channel: Channel) -> bool {
+        let Some(windows) = &self.config.windows else { return false };
+        let number = self.links[link.index()].marks[channel.index()].load(Relaxed);
+        let place = (number.wrapping_sub(1) % WINDOW_PLACES as u64) as usize;
+        number != 0 && windows.mark(link, channel, place).number() == number
+    }
+
+    /// Takes what is new in a shared window.
+    pub fn look(&self, link: Link, channel: Channel) {
+        let more = self.with_link(link, |state| {
+            let c = channel.index();
+            self.links[link.index()].look(state, c);
+            state.tx[c].tail() > state.tx[c].head()
+        });
+        if more {
+            self.wake(link);
+        }
+    }
+
+    /// Says in a shared window whether the guest must tell when something is new. Who has it
+    /// tell must look after that, for what was stored before.
+    pub fn set_bell(&self, link: Link, channel: Channel, on: bool) {
+        self.with_link(link, |state| {
+            if let Some(window) = state.tx[channel.index()].shared() {
+                window.set_bell(on);
+            }
+        });
+    }
+
+    /// TX_BELL.
+    pub(crate) fn bell(&self, link: Link, channel: Channel) {
+        if self.links[link.index()].marks[channel.index()].load(Relaxed) != 0 {
+            self.look(link, channel);
+            self.host.window_rang(link, channel);
+        }
+    }
+
+    /// A read of a window: of one that is memory what is there, of others 0.
+    fn load(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if let Some(WindowPlace { link, channel, .. }) = WindowPlace::decode(offset) {
+            self.with_link(link, |state| {
+                if let Some(window) = state.tx[channel.index()].shared() {
+                    window.read(offset % WINDOW_SIZE, data);
+                }
+            });
+        }
+    }
+
     /// A store of `data` at `offset` of [`WINDOW_BAR`]. It is dropped and counted if there is
     /// no such window, the device is disabled, or the bytes are there already.
     pub fn store(&self, offset: u64, data: &[u8]) {
@@ -343,13 +451,20 @@ impl Nwp {
                 let tx = &mut state.tx[channel.index()];
                 let stored = tx.window().store(at, data, last);
                 tx.overlaps += u64::from(stored == Err(crate::StoreError::Overlap));
-                stored.map(|()| tx.tail() > tx.head()).map_err(|error| (link, error))
+                let ready = stored.map(|()| tx.tail() > tx.head());
+                self.links[link.index()].note_mark(state, channel.index());
+                ready.map_err(|error| (link, error))
             })
-            .map(|ready| (link, ready))
+            .map(|ready| (link, channel, ready))
         });
         match stored {
-            Some(Ok((link, true))) => self.wake(link),
-            Some(Ok((_, false))) => {}
+            Some(Ok((link, channel, true))) => {
+                self.wake(link);
+                if self.links[link.index()].marks[channel.index()].load(Relaxed) != 0 {
+                    self.host.window_rang(link, channel);
+                }
+            }
+            Some(Ok((_, _, false))) => {}
             Some(Err((_, crate::StoreError::Overlap))) => {
                 self.error(Errors(0).with_overlap(true));
             }
@@ -489,6 +604,9 @@ impl Nwp {
         for turn in 0..CHANNELS {
             let c = (first + turn) % CHANNELS;
             let channel = Channel::ALL[c];
+            if state.tx[c].shared().is_some() {
+                self.links[link.index()].look(state, c);
+            }
             let tx = &mut state.tx[c];
             if !tx.is_ready(dma.is_some()) {
                 state.end.idle(channel);
@@ -572,11 +690,11 @@ impl Nwp {
         }
     }
 
-    /// Reads a BAR. Windows read 0.
+    /// Reads a BAR. Windows that are not shared read 0.
     pub fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
         match bar {
             tofu_abi::tnw::REGISTER_BAR => self.read(offset, data),
-            WINDOW_BAR => data.fill(0),
+            WINDOW_BAR => self.load(offset, data),
             _ => data.fill(0xff),
         }
     }

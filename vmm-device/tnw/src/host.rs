@@ -1,6 +1,6 @@
 //! What the device needs from its surroundings.
 
-use tofu_abi::tnw::Link;
+use tofu_abi::tnw::{Channel, Link};
 
 use crate::unit::{MAX_RUN, Unit};
 
@@ -18,6 +18,15 @@ pub trait Host: Send + Sync {
     /// The device wants [`Nwp::expire`](crate::Nwp::expire) to be called at `deadline_ns` on the
     /// clock of [`Host::now_ns`], or later.
     fn timer(&self, deadline_ns: u64);
+
+    /// From now on the window of a channel is memory of the guest's, at its place in
+    /// [`SharedWindows`](crate::SharedWindows), or registers again. Until that is so for the guest,
+    /// its stores reach the device all the same.
+    fn window_shared(&self, _: Link, _: Channel, _shared: bool) {}
+
+    /// The guest has told that something is new in a shared window: somebody may look at it for a
+    /// while, so that it needs not tell.
+    fn window_rang(&self, _: Link, _: Channel) {}
 
     /// A monotonic clock in nanoseconds.
     fn now_ns(&self) -> u64;

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use tofu_abi::Coords;
 use tofu_abi::pci::DEVICE_TNW;
 use tofu_abi::tnw::{
-    Cancel, Channel, ChannelReg, Control, Errors, Link, LinkReg, LinkStatus, NwpReg, Register,
-    Start,
+    Cancel, Channel, ChannelReg, Control, Errors, Features, Link, LinkReg, LinkStatus, Mode,
+    NwpReg, Register, Start,
 };
 use tofu_abi::topology::Axis;
 use tofu_parts::{RegisterWrite, aligned};
@@ -66,6 +66,9 @@ impl Nwp {
                 self.with_link(link, |state| read_link(state, reg, present))
             }
             Register::Channel(link, channel, reg) => {
+                if reg == ChannelReg::TxTail {
+                    self.look(link, channel);
+                }
                 self.with_link(link, |state| read_channel(state, channel, reg))
             }
         }
@@ -87,6 +90,7 @@ impl Nwp {
             NwpReg::Errors => self.errors.load(SeqCst),
             NwpReg::StrayStores => self.stray_stores.load(SeqCst),
             NwpReg::BadAccesses => self.bad_accesses.load(SeqCst),
+            NwpReg::Features => Features(0).with_shared_windows(self.config.windows.is_some()).0,
         }
     }
 
@@ -138,6 +142,9 @@ impl Nwp {
                 self.post(link, channel, (posting, false), Start(write.bits()));
             }
             ChannelReg::Cancel => self.cancel(link, channel, Cancel(write.bits())),
+            ChannelReg::TxMode if write.halves() & 1 == 0 => {}
+            ChannelReg::TxMode => self.set_mode(link, channel, Mode(write.bits())),
+            ChannelReg::TxBell => self.bell(link, channel),
             // Read-only.
             _ => {}
         }
@@ -183,7 +190,11 @@ fn read_channel(state: &LinkState, channel: Channel, reg: ChannelReg) -> u64 {
         ChannelReg::NgetAddress => page.nget.address,
         ChannelReg::NgetLength => page.nget.length,
         ChannelReg::NgetNotify => page.nget.notify,
-        ChannelReg::CreditStart | ChannelReg::NgetStart | ChannelReg::Cancel => 0,
+        ChannelReg::CreditStart
+        | ChannelReg::NgetStart
+        | ChannelReg::Cancel
+        | ChannelReg::TxBell => 0,
+        ChannelReg::TxMode => Mode(0).with_shared(tx.shared().is_some()).0,
         ChannelReg::TxHead => tx.head(),
         ChannelReg::TxTail => tx.tail(),
         ChannelReg::TxReport => page.report,

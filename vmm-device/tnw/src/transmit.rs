@@ -12,6 +12,7 @@ use tofu_parts::{Access, DmaMemory};
 
 use crate::payload::Lent;
 use crate::receive::{Done, Request};
+use crate::shared::SharedWindow;
 use crate::unit::{Data, MAX_RUN};
 use crate::window::Window;
 
@@ -99,6 +100,29 @@ impl Transmit {
         self.window.as_ref().map_or(0, |window| window.tail())
     }
 
+    /// Looks for packets in the window, if it is shared.
+    pub(crate) fn look(&mut self) {
+        if let Some(window) = &mut self.window {
+            window.look();
+        }
+    }
+
+    /// The memory of the guest's that the window is, if it is.
+    pub(crate) fn shared(&self) -> Option<&SharedWindow> {
+        self.window.as_ref()?.shared()
+    }
+
+    /// Makes the window memory of the guest's, or registers again.
+    pub(crate) fn share(&mut self, shared: Option<SharedWindow>) {
+        self.clear();
+        self.window().share(shared);
+    }
+
+    /// The mark that the next packet in a shared window will have.
+    pub(crate) fn next_mark(&self) -> Option<u64> {
+        self.window.as_ref()?.next_mark()
+    }
+
     pub(crate) fn ngets(&self) -> usize {
         self.ngets.len() + self.lending.len()
     }
@@ -117,6 +141,8 @@ impl Transmit {
         if self.ngets() >= NGET_QUEUE {
             return Err(Status::Full);
         }
+        // What is in a shared window by now goes before it.
+        self.look();
         self.ngets.push_back(Nget { request, after: self.tail(), failed: Arc::default() });
         Ok(())
     }

@@ -158,6 +158,8 @@ impl Data {
             hasher.update(data);
             let crc = match self.check {
                 Check::Sent(crc) if packets == 1 => crc,
+                // What damages a run damages all of it.
+                Check::Sent(_) if !self.fits(self.session) => !hasher.finalize(),
                 _ => hasher.finalize(),
             };
             let mut bytes = [0; PACKET_SIZE];

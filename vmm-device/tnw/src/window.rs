@@ -4,16 +4,17 @@
 //! window is a ring: bytes go out in the order of their places in it, packet by packet. *Ours* is
 //! the ring, and that the second half of a window's addresses, which is the same memory,
 //! marks the last packet of a message.
+//!
+//! A window can be memory of the guest's instead; see [`crate::SharedWindows`].
 
 use std::sync::Arc;
 
-use tofu_abi::tnw::{PACKET_DATA, WINDOW_RING};
+use tofu_abi::tnw::{PACKET_DATA, WINDOW_PLACES as PLACES, WINDOW_RING};
 
+use crate::shared::{SharedWindow, number};
 use crate::unit::MAX_RUN;
 
 const RING: usize = WINDOW_RING as usize;
-/// Packets that the ring has places for.
-const PLACES: usize = RING / PACKET_DATA;
 
 /// Why a store was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,15 +37,31 @@ pub struct Taken {
 /// The memory of a window.
 #[derive(Debug)]
 pub struct Window {
-    ring: Box<[u8]>,
-    /// What has been stored of the packet at each place: a bit for each byte.
-    stored: Box<[u128]>,
+    ring: Ring,
     /// Places whose packet is the last one of its message, one bit each.
     last: u128,
     /// Bytes that have left the ring, a multiple of [`PACKET_DATA`].
     head: u64,
     /// The same, and complete packets that follow.
     tail: u64,
+}
+
+#[derive(Debug)]
+enum Ring {
+    /// Of the device's own.
+    Own {
+        bytes: Box<[u8]>,
+        /// What has been stored of the packet at each place: a bit for each byte.
+        stored: Box<[u128]>,
+    },
+    /// The guest's, too.
+    Shared(SharedWindow),
+}
+
+impl Ring {
+    fn own() -> Self {
+        Self::Own { bytes: vec![0; RING].into(), stored: vec![0; PLACES].into() }
+    }
 }
 
 impl Default for Window {
@@ -60,12 +77,41 @@ const fn place(at: u64) -> usize {
 impl Window {
     /// An empty window.
     pub fn new() -> Self {
-        Self {
-            ring: vec![0; RING].into(),
-            stored: vec![0; PLACES].into(),
-            last: 0,
-            head: 0,
-            tail: 0,
+        Self { ring: Ring::own(), last: 0, head: 0, tail: 0 }
+    }
+
+    /// The memory of the guest's that it is, if it is.
+    pub(crate) const fn shared(&self) -> Option<&SharedWindow> {
+        match &self.ring {
+            Ring::Own { .. } => None,
+            Ring::Shared(shared) => Some(shared),
+        }
+    }
+
+    /// Becomes memory of the guest's, or registers; what has been stored is thrown away.
+    pub(crate) fn share(&mut self, shared: Option<SharedWindow>) {
+        self.clear();
+        self.ring = shared.map_or_else(Ring::own, Ring::Shared);
+    }
+
+    /// The mark that the next packet will have, if the window is shared.
+    pub(crate) fn next_mark(&self) -> Option<u64> {
+        self.shared().map(|_| number(self.tail))
+    }
+
+    /// Looks for packets in a shared window.
+    pub fn look(&mut self) {
+        let Ring::Shared(shared) = &self.ring else { return };
+        while self.tail < self.head + WINDOW_RING {
+            let place = place(self.tail);
+            let mark = shared.mark(place);
+            if mark.number() != number(self.tail) {
+                break;
+            }
+            if mark.last() {
+                self.last |= 1 << place;
+            }
+            self.tail += PACKET_DATA as u64;
         }
     }
 
@@ -103,17 +149,25 @@ impl Window {
             let ones = u128::MAX >> (PACKET_DATA - part.len());
             ones << (at % PACKET_DATA)
         };
-        if parts().any(|(at, part)| self.stored[at / PACKET_DATA] & bits(at, part) != 0) {
+        let (ring, stored) = match &mut self.ring {
+            Ring::Own { bytes, stored } => (bytes, stored),
+            Ring::Shared(shared) => {
+                shared.store(if last { WINDOW_RING + at } else { at }, data);
+                self.look();
+                return Ok(());
+            }
+        };
+        if parts().any(|(at, part)| stored[at / PACKET_DATA] & bits(at, part) != 0) {
             return Err(StoreError::Overlap);
         }
         for (at, part) in parts() {
-            self.ring[at..at + part.len()].copy_from_slice(part);
-            self.stored[at / PACKET_DATA] |= bits(at, part);
+            ring[at..at + part.len()].copy_from_slice(part);
+            stored[at / PACKET_DATA] |= bits(at, part);
             if last {
                 self.last |= 1 << (at / PACKET_DATA);
             }
         }
-        while self.tail < self.head + WINDOW_RING && self.stored[place(self.tail)] == u128::MAX {
+        while self.tail < self.head + WINDOW_RING && stored[place(self.tail)] == u128::MAX {
             self.tail += PACKET_DATA as u64;
         }
         Ok(())
@@ -130,8 +184,20 @@ impl Window {
         let is_last = |place: &usize| self.last & 1 << place != 0;
         let last = (first..first + most).find(is_last);
         let packets = last.map_or(most, |last| last + 1 - first);
-        let data = self.ring[first * PACKET_DATA..(first + packets) * PACKET_DATA].into();
-        self.stored[first..first + packets].fill(0);
+        let (start, end) = (first * PACKET_DATA, (first + packets) * PACKET_DATA);
+        let data = match &mut self.ring {
+            Ring::Own { bytes, stored } => {
+                stored[first..first + packets].fill(0);
+                bytes[start..end].into()
+            }
+            Ring::Shared(shared) => {
+                let mut data: Arc<[u8]> = std::iter::repeat_n(0, end - start).collect();
+                if let Some(data) = Arc::get_mut(&mut data) {
+                    shared.read(start as u64, data);
+                }
+                data
+            }
+        };
         if let Some(last) = last {
             self.last &= !(1 << last);
         }
@@ -141,7 +207,10 @@ impl Window {
 
     /// Throws away what has been stored. The next byte is that after the complete packets.
     pub fn clear(&mut self) {
-        self.stored.fill(0);
+        match &mut self.ring {
+            Ring::Own { stored, .. } => stored.fill(0),
+            Ring::Shared(shared) => shared.clear(),
+        }
         self.last = 0;
         self.head = self.tail;
     }

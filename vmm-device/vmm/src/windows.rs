@@ -60,6 +60,7 @@ enum Backing {
     Page {
         region: Arc<MmapRegion<()>>,
         offset: usize,
+        len: usize,
         read_only: bool,
         at: Option<SlotId>,
     },
@@ -112,8 +113,22 @@ impl Windows {
         region: Arc<MmapRegion<()>>,
         page_offset: usize,
     ) -> Result<Attachment, Error> {
-        check_page(bar, offset, &region, page_offset)?;
-        let page = Backing::Page { region, offset: page_offset, read_only: false, at: None };
+        self.attach_pages(bar, offset, region, (page_offset, PAGE as usize))
+    }
+
+    /// The same for several pages, `at` bytes in `region` and `len` bytes long, in one memory slot.
+    ///
+    /// # Errors
+    /// As [`Windows::attach_page`].
+    pub fn attach_pages(
+        &self,
+        bar: u8,
+        offset: u64,
+        region: Arc<MmapRegion<()>>,
+        (at, len): (usize, usize),
+    ) -> Result<Attachment, Error> {
+        check_pages(bar, offset, &region, (at, len))?;
+        let page = Backing::Page { region, offset: at, len, read_only: false, at: None };
         self.attach(bar, offset, page)
     }
 
@@ -144,7 +159,7 @@ impl Windows {
         page_offset: usize,
         written: impl Fn() + Send + Sync + 'static,
     ) -> Result<Attachment, Error> {
-        check_page(bar, offset, region, page_offset)?;
+        check_pages(bar, offset, region, (page_offset, PAGE as usize))?;
         let Some(alias) = pages::alias(region, page_offset, PAGE as usize) else {
             let reason = "the region has no file behind it";
             return Err(Error::Attach { what: "a page", bar, offset, reason });
@@ -267,7 +282,8 @@ impl Windows {
         let Some(range) = bars[usize::from(attached.bar)] else { return Ok(()) };
         let size = match attached.what {
             Backing::Doorbell { .. } => 1,
-            Backing::Page { .. } | Backing::WatchedPage { .. } => PAGE,
+            Backing::Page { len, .. } => len as u64,
+            Backing::WatchedPage { .. } => PAGE,
         };
         if attached.offset.checked_add(size).is_none_or(|end| end > range.size) {
             return Ok(());
@@ -280,8 +296,8 @@ impl Windows {
                     .map_err(Error::kvm("registering a doorbell"))?;
                 *at = Some(address);
             }
-            Backing::Page { region, offset, read_only, at } => {
-                *at = Some(self.slots.map(address, region, *offset, PAGE as usize, *read_only)?);
+            Backing::Page { region, offset, len, read_only, at } => {
+                *at = Some(self.slots.map(address, region, *offset, *len, *read_only)?);
             }
             Backing::WatchedPage { alias, at, .. } => {
                 *at = Some(self.slots.map(address, alias, 0, PAGE as usize, false)?);
@@ -307,17 +323,18 @@ impl Windows {
     }
 }
 
-fn check_page(
+fn check_pages(
     bar: u8,
     offset: u64,
     region: &MmapRegion<()>,
-    page_offset: usize,
+    (at, len): (usize, usize),
 ) -> Result<(), Error> {
     let fail = |reason| Err(Error::Attach { what: "a page", bar, offset, reason });
-    if !offset.is_multiple_of(PAGE) || !page_offset.is_multiple_of(PAGE as usize) {
+    let whole = |size: usize| size.is_multiple_of(PAGE as usize);
+    if !offset.is_multiple_of(PAGE) || !whole(at) || !whole(len) || len == 0 {
         return fail("not a multiple of the page size");
     }
-    if page_offset.checked_add(PAGE as usize).is_none_or(|end| end > region.size()) {
+    if at.checked_add(len).is_none_or(|end| end > region.size()) {
         return fail("the page lies outside of its region");
     }
     if usize::from(bar) >= BAR_COUNT {

@@ -1,7 +1,8 @@
 //! TNW: the first node and its neighbour on X+ send messages to and fro and tell how long that
 //! takes.
 //!
-//! `rounds=N`: how often each length (10).
+//! `rounds=N`: how often each length (10). `windows=registers`: each store to a window leaves the
+//! guest, as if it could not be memory that the device looks at.
 #![no_std]
 #![no_main]
 
@@ -11,13 +12,15 @@ use alloc::vec;
 
 use tofu_abi::Coords;
 use tofu_driver::{DmaBuffer, Platform};
-use tofu_guests::{Error, NodeBuffer, NodePlatform, fail, find_nwp, now_ns, number, println};
+use tofu_guests::{
+    Error, NodeBuffer, NodePlatform, fail, find_nwp, now_ns, number, option, println,
+};
 use tofu_tnw::{Channel, Link, Outcome, Status, Stream};
 
 tofu_guests::entry!(pingpong);
 
 const LENGTHS: [usize; 4] = [128, 1 << 10, 8 << 10, 64 << 10];
-/// The longest that is sent by stores, each of which leaves the guest.
+/// The longest that is sent by stores if each of them leaves the guest.
 const LONGEST_PPUT: usize = 8 << 10;
 /// How long the other one may take, in nanoseconds: it may not have booted yet.
 const PATIENCE_NS: u64 = 50_000_000_000;
@@ -50,6 +53,11 @@ fn send(
 
 fn pingpong() -> Result<(), Error> {
     let rounds = number("rounds", 10)?.max(1);
+    let registers = match option("windows") {
+        None | Some("memory") => false,
+        Some("registers") => true,
+        Some(other) => return Err(fail!("windows={other}: memory or registers")),
+    };
     let nwp = find_nwp()?;
     let first = nwp.coords() == Coords::default();
     let link = match nwp.coords() {
@@ -59,12 +67,15 @@ fn pingpong() -> Result<(), Error> {
         _ => return Ok(()),
     };
     let mut stream = nwp.open(link, Channel::ALL[0])?;
+    if registers {
+        stream.use_registers();
+    }
     for length in LENGTHS {
         let source = nwp.platform().alloc_dma(length, 64)?;
         let sink = nwp.platform().alloc_dma(length, 64)?;
         let message = vec![length.ilog2() as u8; length];
         source.write(0, &message);
-        let pput = (length <= LONGEST_PPUT).then_some(How::Pput);
+        let pput = (!registers || length <= LONGEST_PPUT).then_some(How::Pput);
         for how in pput.into_iter().chain([How::Nget]) {
             let start = now_ns();
             for _ in 0..rounds {

@@ -248,7 +248,7 @@ impl World {
             memory: memory.clone(),
             interrupts: Arc::clone(&interrupts),
         });
-        let config = Config { coords, shape: world.shape, life: 1 };
+        let config = Config { coords, shape: world.shape, life: 1, windows: None };
         let device = Device::new(config, Arc::clone(&around) as Arc<dyn Host>, around);
         device.set_bus_master(true);
         // Nothing else sets it.

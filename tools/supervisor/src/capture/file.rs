@@ -15,15 +15,14 @@ use pcap_file::pcapng::blocks::section_header::{SectionHeaderBlock, SectionHeade
 use pcap_file::pcapng::{Block, PcapNgBlock, PcapNgWriter};
 use pcap_file::{DataLink, Endianness};
 use tofu_abi::Coords;
-use tofu_abi::generation::Description;
-use tofu_fabric::{Direction, TNIS, TapPoint};
+use tofu_fabric::{Direction, TapPoint};
 use tofu_machine::capture::{Capture, CaptureConfig, Record, interfaces, place};
 
 /// Writes a capture file.
 pub(crate) struct Writer<'a> {
     file: PcapNgWriter<&'a mut dyn Write>,
-    /// TNIs of the node, which come first among the interfaces.
-    tnis: usize,
+    /// The interfaces, in their order in the file.
+    interfaces: Vec<usize>,
 }
 
 /// What an interface is called.
@@ -41,7 +40,7 @@ impl<'a> Writer<'a> {
         at: Coords,
         config: &CaptureConfig,
     ) -> io::Result<Self> {
-        let Description { interconnect, machine, tnis, .. } = config.generation.description();
+        let (interconnect, machine) = config.interconnect.titles();
         let hardware = format!("emulated {interconnect} interconnect ({machine})");
         let program = concat!("tofu ", env!("CARGO_PKG_VERSION"));
         let section = SectionHeaderBlock {
@@ -53,8 +52,9 @@ impl<'a> Writer<'a> {
             ..SectionHeaderBlock::default()
         };
         let file = PcapNgWriter::with_section_header(out, section).map_err(io::Error::other)?;
-        let mut writer = Self { file, tnis: usize::from(*tnis) };
-        for place in interfaces(config.generation).filter_map(place) {
+        let all: Vec<_> = interfaces(config.interconnect).collect();
+        let mut writer = Self { file, interfaces: all.clone() };
+        for place in all.into_iter().filter_map(place) {
             let what = match place {
                 TapPoint::Tni(tni) => format!("TNI {tni} of node {at}"),
                 TapPoint::Port(port) => format!("link port {port} of node {at}"),
@@ -74,8 +74,8 @@ impl<'a> Writer<'a> {
 
     /// The number in the file of one of them.
     fn number(&self, interface: usize) -> u32 {
-        let absent = if interface < TNIS { 0 } else { TNIS - self.tnis };
-        (interface - absent) as u32
+        let place = self.interfaces.iter().position(|known| *known == interface);
+        place.unwrap_or_default() as u32
     }
 
     /// Writes a packet.
@@ -98,7 +98,7 @@ impl<'a> Writer<'a> {
         let (start, end) =
             (since(start).unwrap_or_default(), since(SystemTime::now()).unwrap_or_default());
         let mut dropped = 0;
-        for interface in interfaces(capture.config().generation) {
+        for interface in self.interfaces.clone() {
             let counters = capture.counters(interface);
             dropped += counters.dropped;
             self.block(InterfaceStatisticsBlock {
@@ -170,6 +170,7 @@ mod tests {
     use pcap_file::pcapng::PcapNgReader;
     use std::sync::Arc;
     use tofu_abi::Generation;
+    use tofu_abi::generation::Description;
     use tofu_fabric::{NodeId, Port};
     use tofu_machine::{Machine, MachineConfig};
 

@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
-use tofu_abi::Generation;
 use tofu_fabric::{Port, TNIS, TapPoint};
+use tofu_machine::Interconnect;
 use tofu_machine::capture::{INTERFACES, PacketKind, interface, interface_bits, place};
 
 /// Points of a node where packets are seen, a bit for each interface.
@@ -13,9 +13,9 @@ pub struct CapturePoints(pub u32);
 impl CapturePoints {
     /// All of them.
     pub const ALL: Self = Self((1 << INTERFACES) - 1);
-    /// Those of them that nodes of a generation have; `None` if that is none of them.
-    pub fn of(self, generation: Generation) -> Option<Self> {
-        Some(Self(self.0 & interface_bits(generation))).filter(|points| points.0 != 0)
+    /// Those of them that nodes of a kind have; `None` if that is none of them.
+    pub fn of(self, interconnect: Interconnect) -> Option<Self> {
+        Some(Self(self.0 & interface_bits(interconnect))).filter(|points| points.0 != 0)
     }
 
     const ALLOWED: &str =
@@ -51,7 +51,8 @@ pub struct PacketKinds(pub u32);
 impl PacketKinds {
     /// All of them.
     pub const ALL: Self = Self(u32::MAX);
-    const ALLOWED: &str = "system, raw, put, get, atomic, answer, barrier, or dllp";
+    const ALLOWED: &str = "system, raw, put, get, atomic, answer, barrier, or dllp; of TNW data, \
+                           hello, ack, nack, or restart";
 }
 
 impl FromStr for PacketKinds {
@@ -67,6 +68,11 @@ impl FromStr for PacketKinds {
             "answer" => &[PacketKind::PutAnswer, PacketKind::GetAnswer, PacketKind::AtomicAnswer],
             "barrier" => &[PacketKind::Signal],
             "dllp" => &[PacketKind::Dllp],
+            "data" => &[PacketKind::TnwData],
+            "hello" => &[PacketKind::TnwHello],
+            "ack" => &[PacketKind::TnwAck],
+            "nack" => &[PacketKind::TnwNack],
+            "restart" => &[PacketKind::TnwRestart],
             _ => return Err(Self::ALLOWED),
         };
         Ok(Self(kinds.iter().fold(0, |bits, kind| bits | 1 << *kind as u8)))
@@ -76,6 +82,7 @@ impl FromStr for PacketKinds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tofu_abi::Generation;
 
     #[test]
     fn places_have_names() {
@@ -91,7 +98,10 @@ mod tests {
 
     #[test]
     fn places_are_those_of_the_generation() {
-        let of = |points: u32, generation| CapturePoints(points).of(generation);
+        let of = |points: u32, generation| CapturePoints(points).of(Interconnect::Tofu(generation));
+        let tnw = CapturePoints::ALL.of(Interconnect::Tnw);
+        assert_eq!(tnw, Some(CapturePoints(0x3f << (TNIS + Port::XMinus.index()))));
+        assert_eq!(CapturePoints(0x3f).of(Interconnect::Tnw), None);
         assert_eq!(of(0x3f, Generation::K), Some(CapturePoints(0xf)));
         assert_eq!(of(1 << 4, Generation::Fx100), None);
         assert_eq!(of(1 << 4, Generation::Fugaku), Some(CapturePoints(1 << 4)));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pcap_file::pcapng::{Block, PcapNgParser};
 use tofu_links::Dllp;
-use tofu_machine::capture::{LinkPart, PacketKind, RecordHeader};
+use tofu_machine::capture::{LinkPart, PacketKind, RecordHeader, TnwPart};
 
 use super::file::name;
 
@@ -69,6 +69,8 @@ fn line(time: Duration, record: &[u8]) -> String {
     let _ = write!(line, "{:7} {direction:4} {:6} ", name(header.place), word(header.kind));
     if let Some(dllp) = header.dllp {
         let _ = write!(line, "{from} > {to}, {}", said(dllp));
+    } else if let Some(part) = header.tnw {
+        let _ = write!(line, "{from} > {to}, {}", said_by_tnw(part));
     } else {
         let bytes = header.bytes;
         let _ = write!(line, "{from} tni{from_tni} > {to} tni{to_tni}, {bytes} bytes");
@@ -82,7 +84,7 @@ fn line(time: Duration, record: &[u8]) -> String {
     if let Some(rcode) = header.rcode {
         let _ = write!(line, ", rcode {rcode:#04x}");
     }
-    if let Some(vc) = header.vc {
+    if let Some(vc) = header.vc.filter(|_| header.tnw.is_none()) {
         let _ = write!(line, ", vc {vc}");
     }
     if header.nullified {
@@ -119,6 +121,17 @@ fn link_part(line: &mut String, is_dllp: bool, link: &LinkPart) -> std::fmt::Res
     Ok(())
 }
 
+fn said_by_tnw(part: TnwPart) -> String {
+    match part {
+        TnwPart::Data(header) => {
+            let last = if header.last() { ", the last of its message" } else { "" };
+            let (channel, offset) = (header.channel(), header.offset());
+            format!("channel {channel}, packet {offset}{last}, sequence {}", header.sequence())
+        }
+        TnwPart::Command(sequence) => format!("sequence {sequence}"),
+    }
+}
+
 fn said(dllp: Dllp) -> String {
     match dllp {
         Dllp::Ack(seq) => format!("ack {}", seq.get()),
@@ -141,12 +154,18 @@ const fn word(kind: PacketKind) -> &'static str {
         PacketKind::AtomicAnswer => "atomic-answer",
         PacketKind::Signal => "barrier",
         PacketKind::Dllp => "dllp",
+        PacketKind::TnwData => "data",
+        PacketKind::TnwHello => "hello",
+        PacketKind::TnwAck => "ack",
+        PacketKind::TnwNack => "nack",
+        PacketKind::TnwRestart => "restart",
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tofu_abi::tnw::Header;
     use tofu_links::Seq;
 
     #[test]
@@ -183,6 +202,20 @@ mod tests {
         record[73] = 0x10;
         assert!(line(time, &record).contains(" put-answer "), "{}", line(time, &record));
         assert!(line(time, &record).contains(", rcode 0x10"));
+        // A packet of TNW, and a command.
+        let mut record = vec![0; 56 + 136];
+        record[..8].copy_from_slice(&[1, 56, 16 + 5, 0, 3, 255, 11, 2]);
+        record[22] = 1;
+        record[35] = 16;
+        let header = Header(0).with_channel(3).with_last(true).with_sequence(7).with_offset(12);
+        record[56..60].copy_from_slice(&(header.0 as u32).to_le_bytes());
+        let expected = "01:01:01.000005 port-X+ out  data   (0,0,0,0,0,0) > (1,0,0,0,0,0), \
+                        channel 3, packet 12, the last of its message, sequence 7";
+        assert_eq!(line(time, &record), expected);
+        (record[4], record[6], record[62]) = (255, 14, 9);
+        record.truncate(56 + 32);
+        let line_of_command = line(time, &record);
+        assert!(line_of_command.ends_with("nack   (0,0,0,0,0,0) > (1,0,0,0,0,0), sequence 9"));
         assert!(line(time, &[2; 60]).ends_with("60 bytes that are no record of this version"));
         assert!(line(time, &[]).ends_with("0 bytes that are no record of this version"));
     }

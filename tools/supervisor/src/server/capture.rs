@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use tofu_abi::Coords;
 use tofu_agent::wire::MAX_DATA;
 use tofu_control::lines::LineReader;
@@ -17,7 +17,6 @@ use tofu_machine::capture::{Capture, CaptureConfig};
 use super::reply::say;
 use crate::capture::select::{CapturePoints, PacketKinds};
 use crate::capture::write;
-use crate::machine::AnyNetwork;
 use crate::registry::Registry;
 
 /// Sends what is written to a client.
@@ -49,19 +48,23 @@ pub(super) struct Begun {
 /// One line for the user.
 pub(super) fn begin(registry: &Registry, request: &CaptureRequest) -> anyhow::Result<Begun> {
     let network = registry.running().context("the machine has not started yet")?;
-    let AnyNetwork::Tofu(network) = network else { bail!("a machine of TNW has no captures") };
     let node = NodeId(request.node);
     let at = registry.place(node)?;
-    let generation = network.generation();
+    let interconnect = network.interconnect();
     let on = request.on.iter().map(|place| {
         let points: Result<CapturePoints, _> = place.parse();
         let points = points.map_err(|allowed| anyhow!("on: places are {allowed}"))?;
-        let last = generation.description().tnis - 1;
-        let there = points.of(generation);
-        there.map(|points| points.0).with_context(|| {
-            format!(
-                "on: there is no {place} in a machine of {generation}: it has tni0 to tni{last}"
-            )
+        let there = points.of(interconnect);
+        there.map(|points| points.0).with_context(|| match interconnect.tofu() {
+            Some(generation) => {
+                let last = generation.description().tnis - 1;
+                format!(
+                    "on: there is no {place} in a machine of {generation}: it has tni0 to tni{last}"
+                )
+            }
+            None => {
+                format!("on: there is no {place} in a machine of TNW: it has ports X- to Z+")
+            }
         })
     });
     let kinds = request.kind.iter().map(|kind| {

@@ -1,11 +1,14 @@
 //! The counters of a node's device for `tofu stats`, by the names of the register map.
 
 use tofu_abi::regs::{CqReg, CqsReg, NUM_PORT, PortReg, Register, TniReg};
+use tofu_abi::tnw::{self, Channel, ChannelReg, Link, LinkReg, NwpReg};
 use tofu_abi::{CqId, TniId};
-use tofu_control::{COMMANDS_LOST, COMMANDS_REFUSED, Counters, NodeCounters, QueueCounters};
+use tofu_control::{
+    COMMANDS_LOST, COMMANDS_REFUSED, Counters, LinkCounters as NwpLink, NodeCounters, QueueCounters,
+};
 use tofu_fabric::NodeId;
 use tofu_gateway::LinkCounters;
-use tofu_machine::Node;
+use tofu_machine::{Node, Nwp};
 
 use crate::registry::{AnyNode, Registry};
 
@@ -19,9 +22,46 @@ const QUEUE: [CqReg; 4] =
 ///
 /// One line for the user, if the machine is not there or has no such node.
 pub(super) fn of(registry: &Registry, id: NodeId) -> anyhow::Result<Option<NodeCounters>> {
-    let Some(AnyNode::Tofu(node)) = registry.device(id)? else { return Ok(None) };
     let ip = registry.gateway_link(registry.place(id)?).map(|stats| ip(&stats.now()));
-    Ok(Some(NodeCounters { ip, ..of_device(&node) }))
+    Ok(registry.device(id)?.map(|node| match node {
+        AnyNode::Tofu(node) => NodeCounters { ip, ..of_device(&node) },
+        AnyNode::Tnw(node) => of_nwp(node.nwp()),
+    }))
+}
+
+/// Counters of a channel of TNW.
+const CHANNEL: [ChannelReg; 5] = [
+    ChannelReg::MessagesSent,
+    ChannelReg::MessagesReceived,
+    ChannelReg::Overlaps,
+    ChannelReg::Orphans,
+    ChannelReg::Refused,
+];
+
+fn of_nwp(nwp: &Nwp) -> NodeCounters {
+    let read = |register, name: &str| (name.to_owned(), nwp.read_register(register));
+    let own = [NwpReg::StrayStores, NwpReg::BadAccesses];
+    let own = own.map(|reg| read(tnw::Register::Nwp(reg), reg.name()));
+    let links = Link::ALL.into_iter().filter(|link| nwp.leads_somewhere(*link));
+    let of_link = |link: Link| {
+        let counts = |reg: &&LinkReg| **reg != LinkReg::Status;
+        let regs = LinkReg::ALL.iter().filter(counts);
+        let counters = regs.map(|&reg| read(tnw::Register::Link(link, reg), reg.name()));
+        let of_channel = |channel| {
+            let register = |reg| tnw::Register::Channel(link, channel, reg);
+            CHANNEL.map(|reg| read(register(reg), reg.name())).into()
+        };
+        NwpLink {
+            port: link.port().to_string(),
+            counters: counters.collect(),
+            channels: Channel::ALL.into_iter().map(of_channel).collect(),
+        }
+    };
+    NodeCounters {
+        nwp: Some(own.into()),
+        links: links.map(of_link).collect(),
+        ..NodeCounters::default()
+    }
 }
 
 fn of_device(node: &Node) -> NodeCounters {
@@ -59,6 +99,7 @@ fn of_device(node: &Node) -> NodeCounters {
         ports: (0..NUM_PORT as u8).map(of_port).collect(),
         queues: queues.filter(|queue| enabled(queue) != 0).map(of_queue).collect(),
         ip: None,
+        ..NodeCounters::default()
     }
 }
 

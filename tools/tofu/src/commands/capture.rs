@@ -40,7 +40,8 @@ pub(crate) struct CaptureArgs {
     #[arg(value_parser = named::<CapturePoints>)]
     pub(crate) on: Vec<String>,
 
-    /// Only packets of these kinds: system, raw, put, get, atomic, answer, barrier
+    /// Only packets of these kinds: system, raw, put, get, atomic, answer, barrier, dllp; of TNW
+    /// data, hello, ack, nack, restart
     #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
     #[arg(value_parser = named::<PacketKinds>)]
     pub(crate) kind: Vec<String>,

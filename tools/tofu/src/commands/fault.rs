@@ -10,7 +10,7 @@ use tofu_supervisor::faults::FaultSpec;
 /// Have packets of a running machine lost, duplicated, overtaken or damaged on its links
 ///
 /// Raw and system packets only, as IP over Tofu uses them: real links repeat what gets lost of
-/// commands.
+/// commands. On links of TNW, which do that themselves, all packets.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum FaultCommand {
     /// Have these faults from now on, such as loss=1%,reorder=2%,seed=7

@@ -10,10 +10,11 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use tofu_abi::Coords;
 use tofu_abi::regs::{PortReg, TniReg};
+use tofu_abi::tnw::{ChannelReg, LinkReg};
 use tofu_control::protocol::{Reply, Request};
 use tofu_control::{
-    Counters, MachineName, NodeCounters, QueueCounters, ask, find_machine, parse_node, place,
-    rundir, shape,
+    Counters, LinkCounters, MachineName, NodeCounters, QueueCounters, ask, find_machine,
+    parse_node, place, rundir, shape,
 };
 use tofu_fabric::{NodeId, Port, Shape};
 use tofu_supervisor::units::Timeout;
@@ -70,6 +71,25 @@ const COLUMNS: [Column; 10] = [
     ("failed", NodeCounters::failed_commands),
     ("no link", |n| {
         n.of_ports(PortReg::NumTxDiscardSystemTlp) + n.of_ports(PortReg::NumTxDiscardNormalTlp)
+    }),
+];
+
+/// The same of network processors of TNW.
+const COLUMNS_OF_TNW: [Column; 11] = [
+    ("messages", |n| n.of_channels(ChannelReg::MessagesSent)),
+    ("packets", |n| n.of_links(LinkReg::Sent)),
+    ("received", |n| n.of_channels(ChannelReg::MessagesReceived)),
+    ("packets", |n| n.of_links(LinkReg::Received)),
+    ("again", |n| n.of_links(LinkReg::Resent)),
+    ("NACKs", |n| n.of_links(LinkReg::NacksSent)),
+    ("damaged", |n| n.of_links(LinkReg::CrcErrors)),
+    ("missing", |n| n.of_links(LinkReg::SequenceErrors)),
+    ("timeouts", |n| n.of_links(LinkReg::Timeouts)),
+    ("stalls", |n| n.of_links(LinkReg::Stalls)),
+    ("refused", |n| {
+        n.of_channels(ChannelReg::Overlaps)
+            + n.of_channels(ChannelReg::Orphans)
+            + n.of_channels(ChannelReg::Refused)
     }),
 ];
 
@@ -167,6 +187,18 @@ fn as_object((id, at, counters): &Counted) -> Value {
         object["tni"] = json!(queue.tni);
         object
     });
+    let links = counters.links.iter().map(|LinkCounters { port, counters, channels }| {
+        let mut link = object("port", json!(port), counters);
+        let channels = channels.iter().enumerate();
+        let channels = channels.map(|(n, channel)| object("channel", json!(n), channel));
+        link["channels"] = channels.collect();
+        link
+    });
+    if let Some(nwp) = &counters.nwp {
+        return json!({
+            "node": id.0, "at": at.to_array(), "nwp": nwp, "links": links.collect::<Vec<_>>(),
+        });
+    }
     json!({
         "node": id.0, "at": at.to_array(), "tnis": tnis.collect::<Vec<_>>(),
         "ports": ports.collect::<Vec<_>>(), "queues": queues.collect::<Vec<_>>(),
@@ -175,11 +207,15 @@ fn as_object((id, at, counters): &Counted) -> Value {
 }
 
 fn overview(out: &mut dyn Write, counted: &[Counted]) -> io::Result<()> {
+    let columns: &[Column] = match counted.iter().any(|(.., counters)| counters.nwp.is_some()) {
+        true => &COLUMNS_OF_TNW,
+        false => &COLUMNS,
+    };
     let mut head = vec!["index", "node"];
-    head.extend(COLUMNS.iter().map(|(title, _)| *title));
+    head.extend(columns.iter().map(|(title, _)| *title));
     let rows = counted.iter().map(|(id, at, counters)| {
         let mut row = vec![id.0.to_string(), at.to_string()];
-        row.extend(COLUMNS.iter().map(|(_, value)| value(counters).to_string()));
+        row.extend(columns.iter().map(|(_, value)| value(counters).to_string()));
         row
     });
     let numbers: Vec<usize> = (0..head.len()).collect();
@@ -211,6 +247,15 @@ fn details(
     for (port, counted) in Port::ALL.iter().zip(&counters.ports) {
         let to = shape.neighbor(at, *port).map_or("nowhere".to_owned(), |to| to.to_string());
         block(format!("port {port}, to {to}"), counted)?;
+    }
+    counters.nwp.iter().try_for_each(|nwp| block("network processor".to_owned(), nwp))?;
+    for LinkCounters { port, counters, channels } in &counters.links {
+        let to = Port::from_name(port).and_then(|port| shape.neighbor(at, port));
+        let to = to.map_or("nowhere".to_owned(), |to| to.to_string());
+        block(format!("link {port}, to {to}"), counters)?;
+        for (n, channel) in channels.iter().enumerate() {
+            block(format!("link {port}, channel {n}"), channel)?;
+        }
     }
     counters.ip.iter().try_for_each(|ip| block("IP over Tofu".to_owned(), ip))
 }

@@ -15,15 +15,24 @@ use crate::tofu::{Place, wait_for};
 
 /// A capture file.
 #[derive(Default)]
-struct Capture {
-    names: Vec<String>,
+pub(crate) struct Capture {
+    pub(crate) names: Vec<String>,
     /// Interface and bytes.
-    packets: Vec<(u32, Vec<u8>)>,
+    pub(crate) packets: Vec<(u32, Vec<u8>)>,
     received: u64,
-    dropped: u64,
+    pub(crate) dropped: u64,
 }
 
-fn read(path: &Path) -> Capture {
+/// How many packets there are of each interface and kind.
+pub(crate) fn counts_of(capture: &Capture) -> BTreeMap<(u32, u8), usize> {
+    let mut counts = BTreeMap::new();
+    for (interface, bytes) in &capture.packets {
+        *counts.entry((*interface, bytes[6])).or_default() += 1;
+    }
+    counts
+}
+
+pub(crate) fn read(path: &Path) -> Capture {
     let bytes = std::fs::read(path).unwrap();
     let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
     let mut capture = Capture::default();
@@ -89,6 +98,13 @@ impl Tshark {
         args.extend(names.iter().flat_map(|name| ["-e", name]));
         let out = self.run(file, &args);
         out.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect()
+    }
+}
+
+/// Has `check` count the packets that a filter lets through, if there is a tshark.
+pub(crate) fn dissected(test: &str, file: &Path, check: &dyn Fn(&dyn Fn(&str) -> usize)) {
+    if let Some(tshark) = tshark_for(test) {
+        check(&|filter| tshark.fields(file, filter, &["frame.number"]).len());
     }
 }
 

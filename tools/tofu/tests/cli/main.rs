@@ -13,4 +13,5 @@ mod local;
 mod netboot;
 mod serve;
 mod shells;
+mod tnw;
 mod tofu;

@@ -36,6 +36,13 @@ pub trait Backend: Send + Sync {
         let _ = (bar, offset, data);
     }
 
+    /// Loads a word at `offset` of windows that are memory, after all stores before; `None` if none
+    /// can be memory.
+    fn window_load(&self, offset: u64) -> Option<u64> {
+        let _ = offset;
+        None
+    }
+
     /// A monotonic clock in nanoseconds.
     fn now_ns(&self) -> u64;
 
@@ -74,6 +81,18 @@ impl InProcess {
 impl Windows for InProcess {
     fn store(&self, offset: u64, data: &[u8; STORE]) {
         self.backend.bar_store(WINDOW_BAR, offset, data);
+    }
+
+    fn can_share(&self) -> bool {
+        self.backend.window_load(0).is_some()
+    }
+
+    fn publish(&self, offset: u64, word: u64) {
+        self.backend.bar_store(WINDOW_BAR, offset, &word.to_le_bytes());
+    }
+
+    fn load_after_stores(&self, offset: u64) -> u64 {
+        self.backend.window_load(offset).unwrap_or(0)
     }
 }
 

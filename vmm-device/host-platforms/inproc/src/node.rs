@@ -27,6 +27,9 @@ pub enum AttachError {
         /// What the host said.
         source: vm_memory::mmap::FromRangesError,
     },
+    /// The host has no memory for windows.
+    #[error("memory for windows: {0}")]
+    Windows(vm_memory::mmap::MmapRegionError),
     /// The machine refuses the node.
     #[error(transparent)]
     Machine(#[from] tofu_machine::Error),

@@ -1,15 +1,19 @@
 //! What is recorded of a packet: a header of ours, and the frame.
 
+use tofu_abi::Coords;
 use tofu_abi::frame::{
     self, FRAME_MAX, HEADER_SIZE as FRAME_HEADER, ROUTING_HEADER_SIZE, RoutingHeader, TLP_UNIT,
     TlpHeader,
 };
-use tofu_abi::{Coords, Generation};
+use tofu_abi::tnw::Header;
 use tofu_fabric::{
     Class, Direction, DiscardReason, Observation, OnLink, Packet, Port, TapPoint, Way,
 };
 use tofu_icc::{Answer, Body, Payload, Request};
 use tofu_links::{Check, Dllp, LinkFrame, MAX_SLICE, Parameters, Slice, Slicing};
+use tofu_tnw_device::Kind;
+
+use crate::interconnect::Interconnect;
 
 /// Version of the header.
 pub const VERSION: u8 = 1;
@@ -47,6 +51,16 @@ pub enum PacketKind {
     Signal = 9,
     /// A data-link-layer packet.
     Dllp = 10,
+    /// A data packet of TNW.
+    TnwData = 11,
+    /// A command of TNW: an end of a link says that it is there.
+    TnwHello = 12,
+    /// A command of TNW: positive feedback.
+    TnwAck = 13,
+    /// A command of TNW: negative feedback.
+    TnwNack = 14,
+    /// A command of TNW: packets are sent again.
+    TnwRestart = 15,
 }
 
 impl PacketKind {
@@ -66,7 +80,16 @@ impl PacketKind {
 }
 
 impl PacketKind {
-    const ALL: [Self; 10] = [
+    pub(crate) const fn of_command(kind: Kind) -> Self {
+        match kind {
+            Kind::Hello => Self::TnwHello,
+            Kind::Ack => Self::TnwAck,
+            Kind::Nack => Self::TnwNack,
+            Kind::Restart => Self::TnwRestart,
+        }
+    }
+
+    const ALL: [Self; 15] = [
         Self::System,
         Self::Raw,
         Self::Put,
@@ -77,6 +100,11 @@ impl PacketKind {
         Self::AtomicAnswer,
         Self::Signal,
         Self::Dllp,
+        Self::TnwData,
+        Self::TnwHello,
+        Self::TnwAck,
+        Self::TnwNack,
+        Self::TnwRestart,
     ];
 }
 
@@ -84,7 +112,7 @@ impl PacketKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
     /// What kind of machine its node is in.
-    pub generation: Generation,
+    pub interconnect: Interconnect,
     /// Where it was seen.
     pub place: TapPoint,
     /// Which way it went there: 0 out, 1 in, 2 to 5 lost, see the manual's page on captures.
@@ -112,6 +140,36 @@ pub struct RecordHeader {
     pub link: Option<LinkPart>,
     /// What a data-link-layer packet says.
     pub dllp: Option<Dllp>,
+    /// What a packet or command of TNW says.
+    pub tnw: Option<TnwPart>,
+}
+
+/// What a packet or command on a link of TNW says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TnwPart {
+    /// The header of a data packet.
+    Data(Header),
+    /// The packet that a command names, by its sequence number.
+    Command(u16),
+}
+
+impl TnwPart {
+    /// Reads the beginning of it.
+    fn parse(kind: PacketKind, bytes: &[u8]) -> Option<Self> {
+        match kind {
+            PacketKind::TnwData => {
+                let header = u32::from_le_bytes(*bytes.first_chunk()?);
+                Some(Self::Data(Header(header.into())))
+            }
+            PacketKind::TnwHello
+            | PacketKind::TnwAck
+            | PacketKind::TnwNack
+            | PacketKind::TnwRestart => {
+                Some(Self::Command(u16::from_le_bytes(*bytes.get(6..)?.first_chunk()?)))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// What a modelled link made of a frame.
@@ -179,7 +237,7 @@ impl RecordHeader {
             _ => (None, None),
         };
         Some(Self {
-            generation: Generation::from_number(header[35])?,
+            interconnect: Interconnect::from_number(header[35])?,
             place: match place.checked_sub(16) {
                 None => TapPoint::Tni(place),
                 Some(port) => TapPoint::Port(Port::from_index(port.into())?),
@@ -201,13 +259,14 @@ impl RecordHeader {
                 .get(behind..)
                 .and_then(<[u8]>::first_chunk)
                 .and_then(|body| Dllp::from_bytes(body).filter(|_| kind == PacketKind::Dllp)),
+            tnw: TnwPart::parse(kind, record.get(header[1].into()..).unwrap_or_default()),
         })
     }
 }
 
 /// A record of at most `snaplen` bytes, and how long it would be otherwise.
 pub(super) fn encode(
-    generation: Generation,
+    interconnect: Interconnect,
     at: Coords,
     observation: Observation,
     kind: PacketKind,
@@ -215,7 +274,7 @@ pub(super) fn encode(
     snaplen: usize,
 ) -> (Vec<u8>, u32) {
     let mut out = Vec::with_capacity(snaplen.min(SNAPLEN));
-    About::packet(kind, packet).write(&mut out, generation, at, observation);
+    About::packet(kind, packet).write(&mut out, interconnect, at, observation);
     let Some(link) = observation.link else {
         let tail = body(&mut out, kind, packet, None, snaplen.max(HEADER_SIZE));
         return cut(out, tail, snaplen);
@@ -229,14 +288,14 @@ pub(super) fn encode(
     let nullified =
         matches!(packet.way, Way::Hop { nullified: true, .. }) || link.check == Check::Nullified;
     let vc = observation.vc.unwrap_or_default();
-    let part = link_part(link, vc, frame, None, nullified, generation);
+    let part = link_part(link, vc, frame, None, nullified, interconnect);
     head[HEADER_SIZE..].copy_from_slice(&part);
     cut(out, 0, snaplen)
 }
 
 /// The record of a frame without a TLP at one of the `ends` of a link, the first.
 pub(super) fn encode_dllp(
-    generation: Generation,
+    interconnect: Interconnect,
     (at, peer): (Coords, Coords),
     observation: Observation,
     dllp: Dllp,
@@ -248,17 +307,47 @@ pub(super) fn encode_dllp(
     let (class, tnis, ends) = (u8::MAX, [u8::MAX; 2], [src, dst]);
     About { class, kind, tnis, ends, ..About::default() }.write(
         &mut out,
-        generation,
+        interconnect,
         at,
         observation,
     );
     if let Some(link) = observation.link {
         let header = [0; ROUTING_HEADER_SIZE];
-        out.extend(link_part(link, 0, &header, Some(dllp), false, generation));
+        out.extend(link_part(link, 0, &header, Some(dllp), false, interconnect));
     }
     // Headers that have nothing to say, so that what there is is where it is of others.
     out.extend([0; FRAME_HEADER]);
     out.extend(dllp.to_bytes());
+    cut(out, 0, snaplen)
+}
+
+/// The record of a packet or command of TNW at a port of a node, the first of its link's ends.
+pub(super) fn encode_unit(
+    (at, peer): (Coords, Coords),
+    port: Port,
+    observation: Observation,
+    kind: PacketKind,
+    bytes: &[u8],
+    snaplen: usize,
+) -> (Vec<u8>, u32) {
+    let (src, dst, port) = match observation.direction {
+        Direction::In => (peer, at, port.opposite()),
+        _ => (at, peer, port),
+    };
+    let mut out = Vec::with_capacity(HEADER_SIZE + bytes.len());
+    About {
+        class: u8::MAX,
+        kind: kind as u8,
+        way: 2,
+        tnis: [u8::MAX; 2],
+        ends: [src, dst],
+        port: port as u8,
+        tlps: 1,
+        bytes: bytes.len() as u64,
+        ..About::default()
+    }
+    .write(&mut out, Interconnect::Tnw, at, observation);
+    out.extend_from_slice(bytes);
     cut(out, 0, snaplen)
 }
 
@@ -309,7 +398,7 @@ fn link_part(
     frame: &[u8],
     dllp: Option<Dllp>,
     nullified: bool,
-    generation: Generation,
+    interconnect: Interconnect,
 ) -> [u8; LINK_SIZE] {
     let OnLink { seq, tlp: number, lanes, stat, spoilt, check, again } = link;
     let mut part = [0; LINK_SIZE];
@@ -329,7 +418,8 @@ fn link_part(
         .with_seq(seq.get());
     let frame = LinkFrame { routing, tlp, dllp, nullified };
     // No other generation's layout is public.
-    if Parameters::of(generation).slicing != Slicing::Dynamic || !frame.is_valid() {
+    let slicing = interconnect.tofu().map(|generation| Parameters::of(generation).slicing);
+    if slicing != Some(Slicing::Dynamic) || !frame.is_valid() {
         return part;
     }
     part[6] |= SEQUENCES;
@@ -391,7 +481,7 @@ impl About {
     fn write(
         &self,
         out: &mut Vec<u8>,
-        generation: Generation,
+        interconnect: Interconnect,
         at: Coords,
         observation: Observation,
     ) {
@@ -416,7 +506,7 @@ impl About {
         out.extend(self.path);
         out.push(self.port);
         out.extend(self.distances.map(|hops| hops as u8));
-        out.push(generation.number());
+        out.push(interconnect.number());
         out.extend(self.tlps.to_le_bytes());
         out.extend(self.bytes.to_le_bytes());
         out.extend(self.model_ps.to_le_bytes());

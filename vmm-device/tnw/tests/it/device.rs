@@ -4,13 +4,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use proptest::prelude::*;
 use tofu_abi::Coords;
 use tofu_abi::tnw::{
-    Channel, Control, Link, LinkReg, NwpReg, REGISTER_BAR, Register, WINDOW_BAR, window,
+    Channel, ChannelReg, Control, Link, LinkReg, Mark, Mode, NwpReg, PACKET_DATA, REGISTER_BAR,
+    Register, WINDOW_BAR, WINDOW_PLACES, WINDOW_RING, WINDOW_SIZE, mark_offset, window,
 };
 use tofu_abi::topology::Shape;
-use tofu_tnw_device::{Config, Host, Net, Nwp, TIMEOUT_NS, Unit};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use tofu_tnw_device::{Config, Host, Net, Nwp, SharedWindows, TIMEOUT_NS, Unit};
+use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
 
 /// Nobody is told of anything, and time is what the test says.
 #[derive(Default)]
@@ -45,11 +47,21 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
+        Self::with(None)
+    }
+
+    /// The first one's windows can be memory.
+    fn with(windows: Option<SharedWindows>) -> Self {
         let host = Arc::new(Surroundings::default());
         let shape = Shape::new([2, 1, 1, 1, 1, 1]).unwrap();
         let node = |x| {
             let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x1_0000)]);
-            let config = Config { coords: Coords::new(x, 0, 0, 0, 0, 0), shape, life: 1 };
+            let config = Config {
+                coords: Coords::new(x, 0, 0, 0, 0, 0),
+                shape,
+                life: 1,
+                windows: windows.clone().filter(|_| x == 0),
+            };
             let nwp = Nwp::new(config, Arc::clone(&host) as _, Arc::new(memory.unwrap()));
             nwp.set_bus_master(true);
             let enable = Control(0).with_enable(true).0.to_le_bytes();
@@ -121,4 +133,184 @@ fn without_an_answer_there_is_a_time_out() {
     assert_eq!(pair.counter(0, X_PLUS, LinkReg::Timeouts), 1);
     assert_eq!(pair.counter(0, X_PLUS, LinkReg::Resent), 1);
     assert_ne!(pair.nodes[0].next_deadline(), u64::MAX);
+}
+
+const CHANNEL: Channel = Channel::ALL[2];
+const PACKET: u64 = PACKET_DATA as u64;
+
+impl Pair {
+    fn register(&self, reg: ChannelReg) -> u64 {
+        self.nodes[0].read_register(Register::Channel(X_PLUS, CHANNEL, reg))
+    }
+
+    fn write(&self, reg: ChannelReg, value: u64) {
+        let at = Register::Channel(X_PLUS, CHANNEL, reg).offset();
+        self.nodes[0].bar_write(REGISTER_BAR, at, &value.to_le_bytes());
+    }
+
+    /// Until nothing moves.
+    fn settle(&self) {
+        for _ in 0..8 {
+            self.run(0);
+            self.run(1);
+        }
+    }
+}
+
+fn shared() -> (Pair, SharedWindows) {
+    let region = MmapRegion::new(SharedWindows::SIZE).unwrap();
+    let windows = SharedWindows::new(Arc::new(region)).unwrap();
+    let pair = Pair::with(Some(windows.clone()));
+    pair.write(ChannelReg::TxMode, Mode(0).with_shared(true).0);
+    assert_eq!(pair.register(ChannelReg::TxMode), 1);
+    (pair, windows)
+}
+
+/// A packet as a guest stores it.
+fn put(windows: &SharedWindows, number: u64, last: bool) {
+    let (base, place) = (window(X_PLUS, CHANNEL), (number - 1) as usize % WINDOW_PLACES);
+    windows.store(base + place as u64 * PACKET, &[number as u8; PACKET_DATA]);
+    let mark = Mark(0).with_number(number).with_last(last);
+    windows.store(base + mark_offset(place), &mark.0.to_le_bytes());
+}
+
+#[test]
+fn a_window_is_memory_from_one_write_to_the_next() {
+    let (pair, windows) = shared();
+    let at = window(X_PLUS, CHANNEL);
+    // Its guest has to tell until somebody looks.
+    assert_eq!(windows.load(at + tofu_abi::tnw::BELL_OFFSET), 1);
+    put(&windows, 1, true);
+    assert!(pair.nodes[0].window_rings(X_PLUS, CHANNEL));
+    pair.write(ChannelReg::TxBell, 1);
+    assert!(!pair.nodes[0].window_rings(X_PLUS, CHANNEL));
+    pair.settle();
+    assert_eq!(pair.counter(1, X_MINUS, LinkReg::Received), 1);
+    assert_eq!(pair.register(ChannelReg::TxHead), PACKET);
+    // Stores that come as such do the same.
+    for n in [PACKET, PACKET + 64] {
+        pair.nodes[0].bar_write(WINDOW_BAR, at + n, &[1; 64]);
+    }
+    let mark = Mark(0).with_number(2).0.to_le_bytes();
+    pair.nodes[0].bar_write(WINDOW_BAR, at + mark_offset(1), &mark);
+    let mut read = [0; 8];
+    pair.nodes[0].bar_read(WINDOW_BAR, at + mark_offset(1), &mut read);
+    assert_eq!(read, mark);
+    pair.settle();
+    assert_eq!(pair.counter(1, X_MINUS, LinkReg::Received), 2);
+    // Marks of packets that nobody has sent are gone when the window is emptied.
+    put(&windows, 4, true);
+    pair.write(ChannelReg::Cancel, 2);
+    put(&windows, 3, false);
+    pair.write(ChannelReg::TxBell, 1);
+    pair.settle();
+    assert_eq!(pair.register(ChannelReg::TxTail), 3 * PACKET);
+    // Registers again.
+    pair.write(ChannelReg::TxMode, 0);
+    put(&windows, 4, true);
+    pair.write(ChannelReg::TxBell, 1);
+    pair.settle();
+    assert_eq!(pair.register(ChannelReg::TxTail), 3 * PACKET);
+    assert!(!pair.nodes[0].window_rings(X_PLUS, CHANNEL));
+    // A reset makes registers of it, too, and what was there cannot be seen afterwards.
+    pair.write(ChannelReg::TxMode, 1);
+    put(&windows, 9, true);
+    pair.nodes[0].reset();
+    assert_eq!(pair.register(ChannelReg::TxMode), 0);
+    pair.write(ChannelReg::TxMode, 1);
+    assert_eq!(pair.register(ChannelReg::TxMode), 0, "it is disabled");
+    let enable = Control(0).with_enable(true).0.to_le_bytes();
+    let control = Register::Nwp(NwpReg::Control).offset();
+    pair.nodes[0].bar_write(REGISTER_BAR, control, &enable);
+    pair.write(ChannelReg::TxMode, 1);
+    assert_eq!(windows.load(at + mark_offset(8)), 0);
+    assert_eq!(windows.load(at), 0);
+}
+
+#[test]
+fn a_window_that_cannot_be_memory_is_none() {
+    let pair = Pair::new();
+    assert_eq!(pair.nodes[0].read_register(Register::Nwp(NwpReg::Features)), 0);
+    pair.write(ChannelReg::TxMode, 1);
+    assert_eq!(pair.register(ChannelReg::TxMode), 0);
+    pair.write(ChannelReg::TxBell, 1);
+    // Nor is that of a link without a neighbour.
+    let (pair, _) = shared();
+    let at = Register::Channel(Link::ALL[3], CHANNEL, ChannelReg::TxMode);
+    pair.nodes[0].bar_write(REGISTER_BAR, at.offset(), &1u64.to_le_bytes());
+    assert_eq!(pair.nodes[0].read_register(at), 0);
+}
+
+/// What a guest does to a window that is memory.
+#[derive(Clone, Debug)]
+enum Deed {
+    Bytes(u64, Vec<u8>),
+    /// A mark for a place, of a packet so many laps and places from the next one.
+    Mark(u64, i64, bool),
+    Packets(u8),
+    Bell,
+    Empty,
+}
+
+fn deeds() -> impl Strategy<Value = Vec<Deed>> {
+    let deed = prop_oneof![
+        (0..WINDOW_SIZE, prop::collection::vec(any::<u8>(), 1..300))
+            .prop_map(|(at, bytes)| Deed::Bytes(at, bytes)),
+        (0..128u64, -200..200i64, any::<bool>()).prop_map(|(p, n, last)| Deed::Mark(p, n, last)),
+        (1..200u8).prop_map(Deed::Packets),
+        Just(Deed::Bell),
+        Just(Deed::Empty),
+    ];
+    prop::collection::vec(deed, 0..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Whatever is in a window, packets go out in the order of their numbers and no others do.
+    #[test]
+    fn any_bytes_of_a_window_that_is_memory(deeds in deeds()) {
+        let (pair, windows) = shared();
+        let base = window(X_PLUS, CHANNEL);
+        for deed in deeds {
+            let next = pair.register(ChannelReg::TxTail) / PACKET + 1;
+            match deed {
+                Deed::Bytes(at, bytes) => {
+                    let bytes = &bytes[..bytes.len().min((WINDOW_SIZE - at) as usize)];
+                    windows.store(base + at, bytes);
+                }
+                Deed::Mark(place, number, last) => {
+                    let number = next.wrapping_add_signed(number) & (u64::MAX >> 1);
+                    let mark = Mark(0).with_number(number).with_last(last);
+                    windows.store(base + mark_offset(place as usize), &mark.0.to_le_bytes());
+                }
+                Deed::Packets(count) => {
+                    for n in 0..u64::from(count) {
+                        put(&windows, next + n, n % 3 == 0);
+                    }
+                }
+                Deed::Bell => pair.write(ChannelReg::TxBell, 1),
+                Deed::Empty => pair.write(ChannelReg::Cancel, 2),
+            }
+            pair.settle();
+            let tail = pair.register(ChannelReg::TxTail);
+            let head = pair.register(ChannelReg::TxHead);
+            prop_assert!(head <= tail && tail <= head + WINDOW_RING);
+            let place = (tail / PACKET) as usize % WINDOW_PLACES;
+            let mark = Mark(windows.load(base + mark_offset(place)));
+            prop_assert!(mark.number() != tail / PACKET + 1 || tail == head + WINDOW_RING);
+            let received = pair.counter(1, X_MINUS, LinkReg::Received);
+            prop_assert_eq!(pair.counter(0, X_PLUS, LinkReg::Sent), received);
+        }
+        // Another channel has noticed nothing.
+        pair.write(ChannelReg::TxBell, 1);
+        pair.settle();
+        let other = Channel::ALL[3];
+        let before = pair.counter(1, X_MINUS, LinkReg::Received);
+        for n in [0, 64] {
+            pair.nodes[0].bar_write(WINDOW_BAR, window(X_PLUS, other) + n, &[1; 64]);
+        }
+        pair.settle();
+        prop_assert_eq!(pair.counter(1, X_MINUS, LinkReg::Received), before + 1);
+    }
 }

@@ -1,0 +1,83 @@
+//! What joins the nodes of a machine.
+
+use std::str::FromStr;
+
+use tofu_abi::Generation;
+
+/// What joins the nodes of a machine: what they have for a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interconnect {
+    /// Controllers of a generation of Tofu.
+    Tofu(Generation),
+    /// Network processors of the torus network TNW.
+    Tnw,
+}
+
+/// The number of TNW among those of generations, in captures.
+const TNW: u8 = 16;
+
+impl Default for Interconnect {
+    fn default() -> Self {
+        Self::Tofu(Generation::default())
+    }
+}
+
+impl Interconnect {
+    /// What the names are, for a message.
+    pub const ALLOWED: &str =
+        "\"k\" or \"fx10\" (Tofu), \"fx100\" (Tofu2), \"fugaku\" (TofuD) or \"tnw\" (TNW)";
+
+    /// Its name, as in machine files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tofu(generation) => generation.name(),
+            Self::Tnw => "tnw",
+        }
+    }
+
+    /// Its number in captures: that of the generation, or 16 for TNW.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tofu(generation) => generation.number(),
+            Self::Tnw => TNW,
+        }
+    }
+
+    /// The one with this number, if there is one.
+    pub fn from_number(number: u8) -> Option<Self> {
+        match number {
+            TNW => Some(Self::Tnw),
+            number => Generation::from_number(number).map(Self::Tofu),
+        }
+    }
+
+    /// The network's name, and that of a machine that has it.
+    pub const fn titles(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Tofu(generation) => {
+                let description = generation.description();
+                (description.interconnect, description.machine)
+            }
+            Self::Tnw => ("TNW", "QPACE and AuroraScience"),
+        }
+    }
+
+    /// Which generation of Tofu it is.
+    pub const fn tofu(self) -> Option<Generation> {
+        match self {
+            Self::Tofu(generation) => Some(generation),
+            Self::Tnw => None,
+        }
+    }
+}
+
+impl FromStr for Interconnect {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "tnw" => Ok(Self::Tnw),
+            name => Generation::from_name(name).map(Self::Tofu).ok_or(Self::ALLOWED),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Injection windows that are memory of the guest's (ours): a store costs a store.
+//!
+//! The first half of such a window is its ring. In the second half there is a mark for each place
+//! of the ring, which is stored after the packet's bytes. It has the packet's number, so nothing
+//! needs to be cleared before a place is used again, and the device needs to look at one word only:
+//! the mark of the packet that comes next.
+//!
+//! Either the device looks by itself or it is told by a write to TX_BELL; a word of the window says
+//! which. What is in a window may change at any time and be anything: each mark is read once, and
+//! so is each byte of a packet whose mark fits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use tofu_abi::tnw::{
+    BELL_OFFSET, CHANNELS, Channel, LINKS, Link, Mark, PACKET_DATA, WINDOW_PLACES, WINDOW_SIZE,
+    mark_offset, window,
+};
+use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
+
+/// Memory for all windows of a device, each at its offset in the BAR.
+#[derive(Clone, Debug)]
+pub struct SharedWindows {
+    region: Arc<MmapRegion<()>>,
+}
+
+impl SharedWindows {
+    /// Bytes of all windows.
+    pub const SIZE: usize = WINDOW_SIZE as usize * LINKS * CHANNELS;
+
+    /// Uses `region`, which must be [`SharedWindows::SIZE`] bytes long at least, of which those of
+    /// windows that nobody uses are never touched.
+    pub fn new(region: Arc<MmapRegion<()>>) -> Option<Self> {
+        (region.len() >= Self::SIZE).then_some(Self { region })
+    }
+
+    /// The region.
+    pub fn region(&self) -> &Arc<MmapRegion<()>> {
+        &self.region
+    }
+
+    fn word(&self, offset: u64) -> Option<&AtomicU64> {
+        self.region.get_atomic_ref(offset as usize).ok()
+    }
+
+    /// Stores bytes as the guest does, at an offset of the BAR: 8 of them at a multiple of 8 in one
+    /// access, so that whoever sees them sees what was stored before.
+    pub fn store(&self, offset: u64, data: &[u8]) {
+        let word = data.try_into().map(u64::from_le_bytes);
+        match (self.word(offset).filter(|_| offset.is_multiple_of(8)), word) {
+            (Some(place), Ok(word)) => place.store(word, Ordering::Release),
+            _ => {
+                if let Ok(place) = self.region.get_slice(offset as usize, data.len()) {
+                    place.copy_from(data);
+                }
+            }
+        }
+    }
+
+    /// Loads a word as the guest does, at an offset of the BAR, after all that it has stored.
+    pub fn load(&self, offset: u64) -> u64 {
+        fence(Ordering::SeqCst);
+        self.word(offset).map_or(0, |word| word.load(Ordering::SeqCst))
+    }
+
+    /// The mark at a place of a window's ring. What was stored before it is seen by reads after
+    /// this.
+    pub(crate) fn mark(&self, link: Link, channel: Channel, place: usize) -> Mark {
+        let word = self.word(window(link, channel) + mark_offset(place));
+        Mark(word.map_or(0, |word| word.load(Ordering::Acquire)))
+    }
+
+    pub(crate) fn window(&self, link: Link, channel: Channel) -> SharedWindow {
+        SharedWindow { windows: self.clone(), link, channel }
+    }
+}
+
+/// The memory of one window.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedWindow {
+    windows: SharedWindows,
+    link: Link,
+    channel: Channel,
+}
+
+impl SharedWindow {
+    fn word(&self, offset: u64) -> Option<&AtomicU64> {
+        self.windows.word(window(self.link, self.channel) + offset)
+    }
+
+    /// Bytes at an offset; none of another window's.
+    fn bytes(&self, offset: u64, len: usize) -> Option<VolatileSlice<'_>> {
+        offset.checked_add(len as u64).filter(|end| *end <= WINDOW_SIZE)?;
+        let at = window(self.link, self.channel) + offset;
+        self.windows.region.get_slice(at as usize, len).ok()
+    }
+
+    /// The mark at a place of the ring. See [`SharedWindows::mark`].
+    pub(crate) fn mark(&self, place: usize) -> Mark {
+        self.windows.mark(self.link, self.channel, place)
+    }
+
+    /// Copies from the window.
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
+        if let Some(bytes) = self.bytes(offset, data.len()) {
+            bytes.copy_to(data);
+        }
+    }
+
+    /// A store that has reached the device instead of the memory.
+    pub(crate) fn store(&self, offset: u64, data: &[u8]) {
+        if self.bytes(offset, data.len()).is_some() {
+            self.windows.store(window(self.link, self.channel) + offset, data);
+        }
+    }
+
+    /// Takes all marks away.
+    pub(crate) fn clear(&self) {
+        for place in 0..WINDOW_PLACES {
+            if let Some(mark) = self.word(mark_offset(place)) {
+                mark.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Zeroes all of it: who uses it next is not to see what the former user has left.
+    pub(crate) fn wipe(&self) {
+        if let Some(bytes) = self.bytes(0, WINDOW_SIZE as usize) {
+            bytes.copy_from(&[0u8; WINDOW_SIZE as usize]);
+        }
+    }
+
+    /// Says whether TX_BELL is to be written.
+    pub(crate) fn set_bell(&self, on: bool) {
+        if let Some(word) = self.word(BELL_OFFSET) {
+            word.store(u64::from(on), Ordering::SeqCst);
+            // Looks for what was stored before come after this.
+            fence(Ordering::SeqCst);
+        }
+    }
+}
+
+/// The number of the packet that begins at a place of the ring's endless row of bytes.
+pub(crate) const fn number(at: u64) -> u64 {
+    at / PACKET_DATA as u64 + 1
+}
