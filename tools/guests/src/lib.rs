@@ -25,6 +25,7 @@ mod linux;
 pub mod net;
 pub mod random;
 mod results;
+pub mod tnw;
 
 #[cfg(not(feature = "linux"))]
 pub use crate::bare::*;

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use tofu_tnw::Nwp;
+
 use crate::error::{Error, exit_code};
 use crate::fail;
 
@@ -130,6 +132,17 @@ pub fn now_ns() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
+/// The node's network processor of TNW, reset and enabled: the first one, or that of `device=`. The
+/// program ends when the kernel wants the device back.
+///
+/// # Errors
+///
+/// If there is none, or it cannot be used.
+pub fn find_nwp() -> Result<Nwp<NodePlatform>, Error> {
+    let bdf = option("device").map(str::parse).transpose()?;
+    Ok(Nwp::probe(until_released(NodePlatform::open_nwp(bdf)?)?)?)
+}
+
 /// The node's Tofu device: the first one, or that of `device=`. The program ends when the kernel
 /// wants the device back.
 ///
@@ -138,7 +151,11 @@ pub fn now_ns() -> u64 {
 /// If there is none, or it cannot be used.
 pub fn find_device() -> Result<NodePlatform, Error> {
     let bdf = option("device").map(str::parse).transpose()?;
-    let platform = NodePlatform::open_at(bdf)?;
+    until_released(NodePlatform::open_at(bdf)?)
+}
+
+/// A device with which the program ends.
+fn until_released(platform: NodePlatform) -> Result<NodePlatform, Error> {
     let bdf = platform.bdf();
     platform
         .on_release_request(move || {

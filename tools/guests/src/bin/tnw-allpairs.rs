@@ -2,8 +2,7 @@
 //! verifies what it gets.
 //!
 //! `rounds=N`: how often (once).
-#![no_std]
-#![no_main]
+#![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
 
@@ -11,8 +10,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use tofu_abi::Coords;
-use tofu_abi::topology::Shape;
 use tofu_driver::{DmaBuffer, Platform};
+use tofu_guests::tnw::{PATIENCE_NS, leave, torus};
 use tofu_guests::{Error, fail, fill_pattern, find_nwp, now_ns, number, println};
 use tofu_tnw::{Channel, Link, Outcome, Status};
 
@@ -20,8 +19,6 @@ tofu_guests::entry!(allpairs);
 
 /// Lengths of the messages, by stores and by fetching: several packets, and no multiple of them.
 const LENGTHS: [usize; 2] = [1_001, 9_999];
-/// How long a neighbour may take, in nanoseconds: it may not have booted yet.
-const PATIENCE_NS: u64 = 50_000_000_000;
 
 /// What a node sends over one of its links.
 fn contents(from: Coords, link: Link, channel: Channel, round: u64, which: usize) -> Vec<u8> {
@@ -35,8 +32,7 @@ fn contents(from: Coords, link: Link, channel: Channel, round: u64, which: usize
 fn allpairs() -> Result<(), Error> {
     let rounds = number("rounds", 1)?;
     let nwp = find_nwp()?;
-    let [x, y, z] = nwp.shape();
-    let shape = Shape::new([x, y, z, 1, 1, 1])?;
+    let shape = torus(&nwp)?;
     let links: Vec<Link> = Link::ALL.into_iter().filter(|link| nwp.is_present(*link)).collect();
     let start = now_ns();
     for round in 0..rounds {
@@ -94,5 +90,6 @@ fn allpairs() -> Result<(), Error> {
         links.len(),
         Channel::ALL.len(),
     );
+    leave(&nwp);
     Ok(())
 }

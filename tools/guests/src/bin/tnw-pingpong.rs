@@ -3,8 +3,7 @@
 //!
 //! `rounds=N`: how often each length (10). `windows=registers`: each store to a window leaves the
 //! guest, as if it could not be memory that the device looks at.
-#![no_std]
-#![no_main]
+#![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
 
@@ -12,6 +11,7 @@ use alloc::vec;
 
 use tofu_abi::Coords;
 use tofu_driver::{DmaBuffer, Platform};
+use tofu_guests::tnw::{How, PATIENCE_NS, leave};
 use tofu_guests::{
     Error, NodeBuffer, NodePlatform, fail, find_nwp, now_ns, number, option, println,
 };
@@ -22,15 +22,6 @@ tofu_guests::entry!(pingpong);
 const LENGTHS: [usize; 4] = [128, 1 << 10, 8 << 10, 64 << 10];
 /// The longest that is sent by stores if each of them leaves the guest.
 const LONGEST_PPUT: usize = 8 << 10;
-/// How long the other one may take, in nanoseconds: it may not have booted yet.
-const PATIENCE_NS: u64 = 50_000_000_000;
-
-/// How a message is sent.
-#[derive(Clone, Copy, Debug)]
-enum How {
-    Pput,
-    Nget,
-}
 
 /// Sends a message and waits until it may be changed.
 fn send(
@@ -102,5 +93,6 @@ fn pingpong() -> Result<(), Error> {
             }
         }
     }
+    leave(&nwp);
     Ok(())
 }
