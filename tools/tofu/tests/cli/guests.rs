@@ -60,3 +60,65 @@ fn a_guest_that_cannot_go_on_or_hangs_says_in_which_function() {
     let found = said.out.lines().any(|line| names(line, "hang"));
     assert!(found && said.out.contains("still running after 1 s"), "{said:?}");
 }
+
+#[test]
+fn guests_of_tnw_verify_what_they_send() {
+    let place = Place::new();
+    if !place.can_boot("guests_of_tnw_verify_what_they_send") {
+        return;
+    }
+    let run = |shape: &str, guest: &str, args: &str| {
+        let machine = ["up", "--generation", "tnw", "--shape", shape, "--timeout", "300s"];
+        place.run(&[&machine[..], &["--guest", guest, "--args", args]].concat()).ok()
+    };
+    let out = run("2x2x1", "tnw-allpairs", "rounds=1");
+    assert_eq!(out.matches("4 neighbours, 8 channels: Pput and Nget verified 1 times").count(), 4);
+    let out = run("2x1x1", "tnw-pingpong", "rounds=2");
+    assert!(out.contains("65536 bytes by Nget: "), "{out}");
+    let out = run("2x2x2", "tnw-bench", "count=2 max=1024 pput=256 json=1");
+    for (name, rows) in [
+        ("tnw-bench Pput latency", 2),
+        ("tnw-bench Pput bandwidth", 3 * 2),
+        ("tnw-bench Nget latency", 4),
+        ("tnw-bench Nget bandwidth", 3 * 4),
+    ] {
+        let program = format!("{{\"program\":\"{name}\",");
+        let line = out.lines().find_map(|line| Some(&line[line.find(&program)?..]));
+        let table: serde_json::Value = serde_json::from_str(line.expect(&out)).unwrap();
+        assert_eq!(table["rows"].as_array().unwrap().len(), rows, "{name}");
+    }
+}
+
+/// The checksum that `tnw-lbm` says.
+fn checksum(out: &str) -> &str {
+    let line = out.lines().find(|line| line.contains("as on one node to the last bit"));
+    line.expect(out).rsplit(' ').next().unwrap()
+}
+
+#[test]
+fn a_fluid_on_sixteen_nodes_is_that_on_one() {
+    let place = Place::new();
+    if !place.can_boot("a_fluid_on_sixteen_nodes_is_that_on_one") {
+        return;
+    }
+    let run = |shape: &str, args: &str| {
+        let machine = ["up", "--generation", "tnw", "--shape", shape, "--timeout", "300s"];
+        let args = ["--guest", "tnw-lbm", "--args", args];
+        let out = place.run(&[&machine[..], &args].concat()).ok();
+        checksum(&out).to_owned()
+    };
+    // Blocks of unequal sizes.
+    let alone = run("1x1x1", "nx=45 ny=38 steps=20");
+    for (shape, args) in [
+        ("4x2x2", "nx=45 ny=38 steps=20"),
+        ("16x1x1", "nx=45 ny=38 steps=20 how=pput"),
+        ("1x3x2", "nx=45 ny=38 steps=20"),
+    ] {
+        assert_eq!(run(shape, args), alone, "{shape}");
+    }
+    assert_ne!(run("1x1x1", "nx=45 ny=38 steps=21"), alone);
+    let machine = ["up", "--generation", "tnw", "--shape", "1x3x3", "--guest", "tnw-lbm"];
+    let said = place.run(&machine);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.out.contains("no ring goes through 3 times 3 nodes"), "{said:?}");
+}
