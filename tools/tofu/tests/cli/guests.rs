@@ -72,7 +72,9 @@ fn guests_of_tnw_verify_what_they_send() {
         place.run(&[&machine[..], &["--guest", guest, "--args", args]].concat()).ok()
     };
     let out = run("2x2x1", "tnw-allpairs", "rounds=1");
-    assert_eq!(out.matches("4 neighbours, 8 channels: Pput and Nget verified 1 times").count(), 4);
+    // Each says so once, and the table in the end once more.
+    let verified = "4 neighbours, 8 channels: Pput and Nget verified 1 times";
+    assert_eq!(out.matches(verified).count(), 2 * 4, "{out}");
     let out = run("2x1x1", "tnw-pingpong", "rounds=2");
     assert!(out.contains("65536 bytes by Nget: "), "{out}");
     let out = run("2x2x2", "tnw-bench", "count=2 max=1024 pput=256 json=1");
