@@ -225,8 +225,8 @@ const FX100: Description = Description {
 
 /// Six interfaces, each with barriers of 16 channels and 48 gates, of eight integers or three
 /// floating-point numbers (TofuD, IV.C, IV.D), 425 MHz, lanes (Table I), alignment (V.D), half a
-/// rack, a CPU memory unit of two nodes on C (IV.B); queues and addresses as in the public register map, processes as in public programs
-/// of uTofu, near and far memory groups (IV.A).
+/// rack, a CPU memory unit of two nodes on C (IV.B); queues and addresses as in the public register
+/// map, processes as in public programs of uTofu, near and far memory groups (IV.A).
 const FUGAKU: Description = Description {
     name: "fugaku",
     machine: "Fugaku",

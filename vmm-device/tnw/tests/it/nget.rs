@@ -100,7 +100,8 @@ impl Pair {
         });
         let shape = Shape::new([2, 1, 1, 1, 1, 1]).unwrap();
         let nodes = [0, 1].map(|x| {
-            let config = Config { coords: Coords::new(x, 0, 0, 0, 0, 0), shape, life: 1 };
+            let coords = Coords::new(x, 0, 0, 0, 0, 0);
+            let config = Config { coords, shape, life: 1, windows: None };
             let nwp = Nwp::new(config, Arc::new(Nobody), Arc::clone(&memory[usize::from(x)]) as _);
             nwp.set_bus_master(true);
             let enable = Control(0).with_enable(true).0.to_le_bytes();
