@@ -102,7 +102,7 @@ impl Tshark {
 }
 
 /// Has `check` count the packets that a filter lets through, if there is a tshark.
-pub(crate) fn dissected(test: &str, file: &Path, check: &dyn Fn(&dyn Fn(&str) -> usize)) {
+pub(crate) fn dissected(test: &str, file: &Path, check: impl FnOnce(&dyn Fn(&str) -> usize)) {
     if let Some(tshark) = tshark_for(test) {
         check(&|filter| tshark.fields(file, filter, &["frame.number"]).len());
     }

@@ -89,7 +89,7 @@ fn packets_of_tnw_are_dissected() {
         assert!(kinds.contains_key(&(1, kind)), "{kinds:?}");
     }
     assert!(kinds.keys().all(|(interface, _)| *interface <= 1), "{kinds:?}");
-    dissected("packets_of_tnw_are_dissected", &path, &|count| {
+    dissected("packets_of_tnw_are_dissected", &path, |count| {
         assert_eq!(count("tofu.machine == 16"), capture.packets.len());
         let data: usize = kinds.iter().filter(|((_, kind), _)| *kind == 11).map(|(_, n)| n).sum();
         assert_eq!(count("tofu.tnw.channel == 0 && tofu.tnw.data"), data);
