@@ -173,9 +173,9 @@ impl Fabric {
     /// # Errors
     /// [`NoSuchNode`] if the machine has none there.
     pub fn set_node(&self, node: Coords, up: bool) -> Result<bool, NoSuchNode> {
-        let state = self.state(node)?;
+        let (state, dead) = (self.state(node)?, !up);
         let _guard = lock(&self.link_change);
-        if state.dead.swap(!up, Relaxed) == !up {
+        if state.dead.swap(dead, Relaxed) == dead {
             return Ok(false);
         }
         for port in Port::ALL {

@@ -198,7 +198,8 @@ fn devices_are_of_the_generation_that_is_asked_for() {
     let error = place.run(&[&["serve"], &in_file[..]].concat()).error();
     assert!(error.contains("a machine of TNW cannot have modelled links"), "{error}");
     std::fs::write(&file, "generation = \"tnw\"\n").unwrap();
-    let (mut process, machine) = place.start(&[&["serve", "--json", "--shape", "2x1x1"], &in_file[..]].concat());
+    let (mut process, machine) =
+        place.start(&[&["serve", "--json", "--shape", "2x1x1"], &in_file[..]].concat());
     assert_eq!(ids(&machine), 0x1cce_10cf);
     interrupt(process.id());
     assert_eq!(process.wait(), Some(130));
