@@ -81,9 +81,13 @@ static double now(void)
 }
 
 static double deadline;
+/* The process that does not take what is put to it, and how Puts to it end; -1 if there is none. */
+static int absent = -1, absence;
 
 static void wait_a_little(const char *what)
 {
+    if (now() > deadline && absent >= 0)
+        fail("waited in vain for process %d, to which a Put ended with %d", absent, absence);
     if (now() > deadline)
         fail("waited in vain for %s", what);
     sched_yield();
@@ -172,6 +176,8 @@ static void exchange(int me, int count, unsigned in, const struct peer *peers, u
                 check(utofu_put(vcqs[mine], peers[to].ids[its], local[mine] + offset, remote, SLOT,
                                 0, NOTICES | UTOFU_ONESIDED_FLAG_STRONG_ORDER, NULL), "put");
                 int code = done(vcqs[mine]);
+                absent = code == UTOFU_SUCCESS ? -1 : to;
+                absence = code;
                 if (code == UTOFU_SUCCESS)
                     break;
                 /* In the first round it may not be there yet. */
@@ -203,7 +209,9 @@ static void exchange(int me, int count, unsigned in, const struct peer *peers, u
 /* Where a counted process of a node has its queues. */
 static void peer_of(struct peer *peer, int node, int rank, int processes)
 {
-    static const int starts[4] = {0, 2, 5, 8};
+    /* The first queues of so many processes or more. */
+    static const int starts[4][4] = {{0}, {0, 6}, {0, 4, 8}, {0, 2, 5, 8}};
+    const int *start = starts[processes < 4 ? processes - 1 : 3];
     int sharing = (processes + 3) / 4, all = 6 / sharing;
     /* Neighbours along X, or along the axis of this number. */
     const char *axis = getenv("AXIS");
@@ -211,7 +219,7 @@ static void peer_of(struct peer *peer, int node, int rank, int processes)
     coords[axis ? atoi(axis) % 6 : 0] = node;
     peer->tnis = all;
     for (int i = 0; i < all; i++)
-        check(utofu_construct_vcq_id(coords, rank % sharing * all + i, starts[rank / sharing],
+        check(utofu_construct_vcq_id(coords, rank % sharing * all + i, start[rank / sharing],
                                      CMP_ID, &peer->ids[i]), "construct_vcq_id");
 }
 

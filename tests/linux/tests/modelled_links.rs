@@ -1,0 +1,87 @@
+//! Two Linux nodes on a modelled link one lane of which is dead, while the other one has bit errors
+//! and DLLPs are lost: what uTofu processes and IP see is as over any other, and counters tell what
+//! has happened.
+
+use tofu_linux_tests::sdk::{Sdk, has_compiler};
+use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, wait_for};
+
+/// The one link, by the port at both of its ends.
+const PORT: &str = "A";
+
+/// What both nodes' ports have counted by a name, and the kernel's interfaces, if they count it.
+#[track_caller]
+fn counted(place: &Place, name: &str) -> [u64; 2] {
+    let said = place.run(&["stats", "--json"]).json();
+    [0, 1].map(|node| {
+        let ports = said["nodes"][node]["ports"].as_array().unwrap();
+        ports.iter().map(|port| port[name].as_u64().unwrap_or_else(|| panic!("{port}"))).sum()
+    })
+}
+
+#[track_caller]
+fn shell(place: &Place, node: &str, line: &str) -> String {
+    place.run_for(&["exec", node, "--", "sh", "-c", line], PATIENCE, b"").ok()
+}
+
+/// Six processes put to each other, round by round, and look at each byte.
+fn processes(place: &Place, sdk: &Sdk) {
+    sdk.compile("programs/processes.c", &["-ltofucom"]);
+    let job = ["-n", "2", "--no-prefix", "--env", "AXIS=3", "./processes"];
+    let rounds = ["node", "rank", "4", "2", "20"];
+    let run = sdk.command(place, &[&["run"], &job[..], &rounds].concat());
+    let out = Running::start(run, b"").end(PATIENCE).ok();
+    let mut lines: Vec<_> = out.lines().collect();
+    lines.sort_unstable();
+    let expected: Vec<_> = (0..6).map(|process| format!("process {process}: 20 rounds")).collect();
+    assert_eq!(lines, expected);
+}
+
+/// Long packets by ping, and a stream each way by TCP.
+fn ip(place: &Place) {
+    let other = "t-0-0-0-1-0-0";
+    let said = shell(place, "0", &format!("ping -c 5 -i 0.2 -w 20 -s 8000 {other}"));
+    assert!(said.contains(" 0% packet loss"), "{said}");
+    for (from, to, target) in [("0", "1", other), ("1", "0", "t-0-0-0-0-0-0")] {
+        // The listener must not see the end of its input, or it ends too early.
+        let listen =
+            "rm -f /tmp/got; (sleep 60 | nc -l -p 5002 >/tmp/got) </dev/null >/dev/null 2>&1 &";
+        shell(place, to, listen);
+        let send = format!(
+            "dd if=/dev/urandom of=/tmp/sent bs=1M count=4 2>/dev/null; \
+             for i in $(seq 50); do nc {target} 5002 </tmp/sent && break; sleep 0.2; done; \
+             md5sum </tmp/sent"
+        );
+        let sent = shell(place, from, &send);
+        wait_for("the last bytes", MOMENT, || shell(place, to, "md5sum </tmp/got") == sent);
+    }
+}
+
+#[test]
+fn what_goes_wrong_on_a_link_is_seen_in_its_counters_alone() {
+    const TEST: &str = "what_goes_wrong_on_a_link_is_seen_in_its_counters_alone";
+    if !has_compiler(TEST) {
+        return;
+    }
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let sdk = Sdk::new(&place);
+    place.up(&["--links", "modelled", "--shape", "1x1x1x2x1x1"]);
+    let errors = ["--ber", "1e-5", "--lane", "1", "--dead", "0", "--dllp-loss", "0.01"];
+    place.run(&[&["link", "errors", "0", PORT][..], &errors].concat()).ok();
+    for name in ["FRAME_LCRC_ERROR_COUNT", "SLICE1_FCS_ERROR_COUNT"] {
+        assert_eq!(counted(&place, name), [0, 0], "{name}");
+    }
+    processes(&place, &sdk);
+    ip(&place);
+    for name in [
+        "FRAME_LCRC_ERROR_COUNT",
+        "SLICE1_FCS_ERROR_COUNT",
+        "ACK_NACK_TIME_OUT_COUNT",
+        "NUM_SEND_DLLP",
+    ] {
+        assert!(counted(&place, name).iter().all(|count| *count > 0), "{name}");
+    }
+    let links = place.run(&["link", "ls", "--down"]).ok();
+    assert!(!links.contains(PORT), "the link is up: {links}");
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
