@@ -12,6 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde::{Deserialize, Serialize};
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::BAR0_SIZE;
+use tofu_abi::tnw;
 use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
 use vfio_ioctls::{VfioDevice, VfioRegionInfoCap};
 
@@ -141,7 +142,9 @@ impl Window {
         };
         let awake = device.wake();
         let file = File::open(&path).map_err(explain)?;
-        let area = Area::map(file.as_fd(), 0, 0, BAR0_SIZE as usize, ProtFlags::READ);
+        // Both kinds of devices have them in the same BAR.
+        let size = if device.is_tnw() { tnw::REGISTER_BAR_SIZE } else { BAR0_SIZE };
+        let area = Area::map(file.as_fd(), 0, 0, size as usize, ProtFlags::READ);
         Ok(Self { area: area.map_err(explain)?, _awake: awake })
     }
 

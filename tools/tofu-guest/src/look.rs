@@ -1,9 +1,7 @@
-//! Looking at devices without disturbing them.
-
-use std::io::{self, Write};
+//! Looking at devices without disturbing them: all in a list, and those of Tofu.
 
 use anyhow::bail;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tofu_abi::regs::{
     CqReg, CqsReg, CqsStatus, NodeAddress, PortReg, Register, TniReg, TniState, TofuReg, XbReg,
 };
@@ -12,7 +10,8 @@ use tofu_abi::{CqId, Generation, TniId};
 use tofu_vfio::Window;
 use tofu_vfio::pci::{Bus, PciDevice};
 
-use crate::output::Output;
+use crate::nwp;
+use crate::output::{Block, Output};
 
 /// What reads as this is no register.
 const NOTHING: u64 = u64::MAX;
@@ -54,34 +53,43 @@ impl View {
 
 /// `tofu-guest ls`.
 pub(crate) fn list(bus: &Bus, output: &Output) -> anyhow::Result<()> {
-    let devices = bus.tofu_devices()?;
+    let devices = [bus.tofu_devices()?, bus.tnw_devices()?].concat();
     // A device that cannot be looked at is listed all the same.
-    let coords = |device: &PciDevice| View::open(device).ok().map(|v| v.address.coords());
-    let rows: Vec<_> = devices.iter().map(|device| (device, coords(device))).collect();
-    let entry = |(device, coords): &(&PciDevice, Option<tofu_abi::Coords>)| {
+    let rows: Vec<_> = devices.iter().map(|device| (device, place(device))).collect();
+    let entry = |(device, coords): &(&PciDevice, Option<(String, Value)>)| {
         json!({
             "device": device.bdf.to_string(),
             "driver": device.driver,
             "iommu_group": device.iommu_group,
-            "coords": coords.map(|c| c.to_array()),
+            "coords": coords.as_ref().map(|(_, coords)| coords),
         })
     };
     output.print(&rows.iter().map(entry).collect(), |out| {
         if rows.is_empty() {
             return writeln!(
                 out,
-                "there is no Tofu device (PCI 10cf:1cc1, 1cc2 or 1ccd) in this system"
+                "there is no Tofu device (PCI 10cf:1cc1, 1cc2 or 1ccd) in this system, and none \
+                 of TNW (10cf:1cce)"
             );
         }
         writeln!(out, "{:14} {:10} {:>5}  COORDINATES", "DEVICE", "DRIVER", "GROUP")?;
         for (device, coords) in &rows {
             let driver = device.driver.as_deref().unwrap_or("-");
             let group = device.iommu_group.map_or("none".to_owned(), |group| group.to_string());
-            let coords = coords.map_or("? (in use, or off)".to_owned(), |c| c.to_string());
+            let coords = coords.as_ref().map_or("? (in use, or off)", |(text, _)| text);
             writeln!(out, "{:14} {driver:10} {group:>5}  {coords}", device.bdf.to_string())?;
         }
         Ok(())
     })
+}
+
+/// Coordinates of a device that answers, as text and as JSON.
+fn place(device: &PciDevice) -> Option<(String, Value)> {
+    if device.is_tnw() {
+        return nwp::place(device);
+    }
+    let coords = View::open(device).ok()?.address.coords();
+    Some((coords.to_string(), json!(coords.to_array())))
 }
 
 /// State of a network interface, in a word.
@@ -155,45 +163,16 @@ fn numbers(list: &[u8]) -> String {
     list.iter().map(u8::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// Names and values of some registers, under a headline.
-struct Block {
-    name: String,
-    values: Vec<(String, u64)>,
-}
-
-impl Block {
-    fn new<T: Copy>(
-        view: &View,
-        name: impl Into<String>,
-        all: &[T],
-        text: impl Fn(T) -> &'static str,
-        register: impl Fn(T) -> Register,
-    ) -> Self {
-        let values = all.iter().map(|r| (text(*r).to_owned(), view.read(register(*r)))).collect();
-        Self { name: name.into(), values }
-    }
-
-    fn json(blocks: &[Self], value: impl Fn(u64) -> Value) -> Value {
-        let block = |block: &Self| {
-            let values = block.values.iter().map(|(name, v)| (name.clone(), value(*v)));
-            (block.name.clone(), Value::Object(values.collect()))
-        };
-        Value::Object(blocks.iter().map(block).collect::<Map<_, _>>())
-    }
-
-    fn print(
-        blocks: &[Self],
-        out: &mut dyn Write,
-        value: impl Fn(u64) -> String,
-    ) -> io::Result<()> {
-        for (i, block) in blocks.iter().enumerate() {
-            writeln!(out, "{}{}", if i > 0 { "\n" } else { "" }, block.name)?;
-            for (name, number) in &block.values {
-                writeln!(out, "  {name:32} {}", value(*number))?;
-            }
-        }
-        Ok(())
-    }
+/// Registers of a device, under a headline.
+fn block<T: Copy>(
+    view: &View,
+    name: impl Into<String>,
+    all: &[T],
+    text: impl Fn(T) -> &'static str,
+    register: impl Fn(T) -> Register,
+) -> Block {
+    let values = all.iter().map(|r| (text(*r).to_owned(), view.read(register(*r)))).collect();
+    Block { name: name.into(), values }
 }
 
 /// `tofu-guest regs`.
@@ -206,15 +185,15 @@ pub(crate) fn registers(
     let view = View::open(device)?;
     let blocks = match (tni, cq) {
         (Some(tni), Some(cq)) => vec![
-            Block::new(&view, format!("CQ {cq} of TNI {tni}"), CqReg::ALL, CqReg::name, |reg| {
+            block(&view, format!("CQ {cq} of TNI {tni}"), CqReg::ALL, CqReg::name, |reg| {
                 Register::Cq { tni, cq, reg }
             }),
-            Block::new(&view, format!("CQS {cq} of TNI {tni}"), CqsReg::ALL, CqsReg::name, |reg| {
+            block(&view, format!("CQS {cq} of TNI {tni}"), CqsReg::ALL, CqsReg::name, |reg| {
                 Register::Cqs { tni, cq, reg }
             }),
         ],
         (Some(tni), None) => {
-            vec![Block::new(&view, format!("TNI {tni}"), TniReg::ALL, TniReg::name, |reg| {
+            vec![block(&view, format!("TNI {tni}"), TniReg::ALL, TniReg::name, |reg| {
                 Register::Tni { tni, reg }
             })]
         }
@@ -227,13 +206,11 @@ pub(crate) fn registers(
                 .collect();
             vec![
                 Block { name: "TOFU".into(), values: node },
-                Block::new(&view, "XB", XbReg::ALL, XbReg::name, Register::Xb),
+                block(&view, "XB", XbReg::ALL, XbReg::name, Register::Xb),
             ]
         }
     };
-    // As text: JSON's numbers do not hold 64 bits everywhere.
-    let value = Block::json(&blocks, |v| Value::from(format!("{v:#x}")));
-    output.print(&value, |out| Block::print(&blocks, out, |v| format!("{v:#018x}")))
+    Block::print_registers(&blocks, output)
 }
 
 /// The counters of a network interface.
@@ -244,18 +221,14 @@ pub(crate) fn counters(device: &PciDevice, all: bool, output: &Output) -> anyhow
     let view = View::open(device)?;
     let mut blocks = Vec::new();
     for (port, name) in (0..).zip(Port::ALL) {
-        blocks.push(Block::new(
-            &view,
-            format!("port {name}"),
-            PortReg::ALL,
-            PortReg::name,
-            |reg| Register::Port { port, reg },
-        ));
+        blocks.push(block(&view, format!("port {name}"), PortReg::ALL, PortReg::name, |reg| {
+            Register::Port { port, reg }
+        }));
     }
     for tni in view.generation.description().tni_ids() {
         let first = TniReg::ALL.iter().position(|reg| *reg == TNI_COUNTERS).unwrap_or(0);
         let registers = &TniReg::ALL[first..];
-        blocks.push(Block::new(&view, format!("TNI {tni}"), registers, TniReg::name, |reg| {
+        blocks.push(block(&view, format!("TNI {tni}"), registers, TniReg::name, |reg| {
             Register::Tni { tni, reg }
         }));
         for cq in view.generation.description().cq_ids() {
@@ -266,24 +239,12 @@ pub(crate) fn counters(device: &PciDevice, all: bool, output: &Output) -> anyhow
                 CqReg::RxPayloadByte,
             ];
             let name = format!("CQ {cq} of TNI {tni}");
-            blocks.push(Block::new(&view, name, &registers, CqReg::name, |reg| Register::Cq {
+            blocks.push(block(&view, name, &registers, CqReg::name, |reg| Register::Cq {
                 tni,
                 cq,
                 reg,
             }));
         }
     }
-    if !all {
-        let clock = PortReg::FreeRunCount.name();
-        for block in &mut blocks {
-            block.values.retain(|(name, value)| *value != 0 && name != clock);
-        }
-        blocks.retain(|block| !block.values.is_empty());
-    }
-    output.print(&Block::json(&blocks, Value::from), |out| {
-        if blocks.is_empty() {
-            return writeln!(out, "all counters are 0; the device counts while it is in use");
-        }
-        Block::print(&blocks, out, |v| v.to_string())
-    })
+    Block::print_counters(blocks, all, output)
 }

@@ -1,10 +1,12 @@
-//! Looks after Tofu devices from inside of a Linux guest: lists, shows, binds and tests them.
+//! Looks after Tofu devices from inside of a Linux guest: lists, shows, binds and tests them. Those
+//! of TNW, too, but for the tests.
 //!
 //! Every error is one line on stderr and exit code 2; a self-test that finds a fault ends with
 //! exit code 1.
 #![deny(unsafe_code)]
 
 mod look;
+mod nwp;
 mod output;
 mod selftest;
 
@@ -12,6 +14,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
+use anyhow::bail;
 use clap::{Args, Parser, Subcommand};
 use tofu_abi::{CqId, TniId};
 use tofu_vfio::Bdf;
@@ -34,6 +37,9 @@ use crate::output::Output;
 /// Commands take the PCI address of a device, and the first device without one. ls, show, regs and
 /// counters read the registers without disturbing a program that uses the device, if the kernel was
 /// booted with iomem=relaxed; selftest needs the device for itself.
+///
+/// Devices of TNW (10cf:1cce) are looked after, too, but for selftest: `tnw-allpairs` on all nodes
+/// tests them.
 #[derive(Parser)]
 #[command(name = "tofu-guest", version, verbatim_doc_comment)]
 struct Cli {
@@ -113,7 +119,7 @@ enum Command {
 
 #[derive(Args)]
 struct Device {
-    /// PCI address, such as 0000:00:02.0 [default: the first Tofu device]
+    /// PCI address, such as 0000:00:02.0 [default: the first device of Tofu, or else of TNW]
     #[arg(value_name = "DEVICE")]
     bdf: Option<Bdf>,
 }
@@ -139,32 +145,49 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     let bus = Bus::default();
     match command {
         Command::Ls { output } => look::list(&bus, &output)?,
-        Command::Show { device, output } => look::show(&bus.find(device.bdf)?, &output)?,
-        Command::Regs { device, tni, cq, output } => {
-            let (tni, cq) = (tni.and_then(TniId::new), cq.and_then(CqId::new));
-            look::registers(&bus.find(device.bdf)?, tni, cq, &output)?;
-        }
-        Command::Counters { device, all, output } => {
-            look::counters(&bus.find(device.bdf)?, all, &output)?;
-        }
+        Command::Show { device, output } => match bus.find_any(device.bdf)? {
+            found if found.is_tnw() => nwp::show(&found, &output)?,
+            found => look::show(&found, &output)?,
+        },
+        Command::Regs { device, tni, cq, output } => match bus.find_any(device.bdf)? {
+            found if found.is_tnw() => match tni {
+                Some(_) => bail!("{}: a device of TNW has no network interfaces", found.bdf),
+                None => nwp::registers(&found, &output)?,
+            },
+            found => {
+                let (tni, cq) = (tni.and_then(TniId::new), cq.and_then(CqId::new));
+                look::registers(&found, tni, cq, &output)?;
+            }
+        },
+        Command::Counters { device, all, output } => match bus.find_any(device.bdf)? {
+            found if found.is_tnw() => nwp::counters(&found, all, &output)?,
+            found => look::counters(&found, all, &output)?,
+        },
         Command::Bind { device, output } => {
-            let bdf = bus.find(device.bdf)?.bdf;
+            let bdf = bus.find_any(device.bdf)?.bdf;
             bus.bind(bdf)?;
             done(&output, bdf, "bound to vfio-pci")?;
         }
         Command::Unbind { device, output } => {
-            let bdf = bus.find(device.bdf)?.bdf;
+            let bdf = bus.find_any(device.bdf)?.bdf;
             keep_network_away(bdf);
             bus.unbind(bdf)?;
             done(&output, bdf, "without a driver")?;
         }
         Command::Reset { device, output } => {
-            let bdf = bus.find(device.bdf)?.bdf;
+            let bdf = bus.find_any(device.bdf)?.bdf;
             bus.reset(bdf)?;
             done(&output, bdf, "reset")?;
         }
         Command::Selftest { device, output } => {
-            let passed = selftest::run(bus.find(device.bdf)?.bdf, &output)?;
+            let found = bus.find_any(device.bdf)?;
+            if found.is_tnw() {
+                bail!(
+                    "{}: there is no self-test of TNW; tnw-allpairs on all nodes is one",
+                    found.bdf
+                );
+            }
+            let passed = selftest::run(found.bdf, &output)?;
             return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAULT) });
         }
     }
