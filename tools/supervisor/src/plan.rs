@@ -227,24 +227,21 @@ impl Network {
     /// The network of a machine file, or that of an empty one, with the command
     /// line's say on top.
     pub fn new(args: &ShapeArgs) -> Result<(Self, MachineFile), PlanError> {
-        Self::new_or(args, None, Shape::UNIT)
+        Self::new_or(args, None, shape_of)
     }
 
-    /// The same; the kind of device may be given, too, and the shape of a machine of Tofu of which
-    /// none is given.
+    /// The same; the kind of device may be given, too, and what says the shape of a machine of
+    /// which none is given.
     pub fn new_or(
         args: &ShapeArgs,
         interconnect: Option<Interconnect>,
-        default: Shape,
+        default: impl FnOnce(Interconnect) -> Shape,
     ) -> Result<(Self, MachineFile), PlanError> {
         let file = match &args.config {
             Some(path) => MachineFile::read(path)?,
             None => MachineFile::default(),
         };
-        let default = match interconnect.unwrap_or(file.interconnect) {
-            Interconnect::Tofu(_) => default,
-            Interconnect::Tnw => cube(),
-        };
+        let default = default(interconnect.unwrap_or(file.interconnect));
         let shape = args.shape.or(file.shape).unwrap_or(default);
         let [x, y, z] = shape.torus();
         let [given_x, given_y, given_z] = file.torus;
@@ -292,7 +289,8 @@ impl Plan {
     /// Builds the plan for `tofu up`. The command line wins over the file's
     /// machine-wide settings, a `[[node]]` of the file over both.
     pub fn new(args: &MachineArgs) -> Result<Self, PlanError> {
-        let (network, file) = Network::new_or(&args.shape, args.generation, default_shape(args))?;
+        let default = |interconnect| default_shape(args, interconnect);
+        let (network, file) = Network::new_or(&args.shape, args.generation, default)?;
         let shape = network.shape;
         let interconnect = args.generation.unwrap_or(file.interconnect);
         if interconnect == Interconnect::Tnw
@@ -366,17 +364,22 @@ impl Plan {
             nat: args.ip.nat,
         };
         let link_mode = args.links.or(file.link_mode).unwrap_or_default();
+        let mut driver = args.linux.driver.or(file.driver).unwrap_or_default();
         if interconnect == Interconnect::Tnw {
-            let is = |wanted: fn(&Role) -> bool| nodes.iter().any(|node| wanted(&node.role));
             let lacks = [
-                (is(|role| matches!(role, Role::Linux(_))), "Linux nodes"),
-                (is(Role::is_netbooted), "nodes that boot over the torus"),
+                (
+                    nodes.iter().any(|node| node.role.is_netbooted()),
+                    "nodes that boot over the torus",
+                ),
                 (gateway.is_some(), "a gateway"),
                 (link_mode != LinkMode::Direct, "modelled links"),
+                (driver == Driver::Tofu, "the kernel driver, which is Tofu's (--driver tofu)"),
             ];
             if let Some((_, what)) = lacks.into_iter().find(|(asked, _)| *asked) {
                 return Err(PlanError::Tnw(what));
             }
+            // Nor has an image with that driver anything for its nodes.
+            driver = Driver::Vfio;
         }
         let faults = faults(args.faults.or(file.faults), &file.links);
         // What is behind a gateway is used by people, who take their time.
@@ -399,7 +402,7 @@ impl Plan {
             fail_with_guest: args.fail_with_guest || file.fail_with_guest,
             engines: args.engines.or(file.engines),
             image: args.linux.image.clone().or(file.image),
-            driver: args.linux.driver.or(file.driver).unwrap_or_default(),
+            driver,
             faults,
             captures: captures(&args.capture, &shape)?,
             nodes,
@@ -497,10 +500,18 @@ fn captures(asked: &[String], shape: &Shape) -> Result<Vec<ToFile>, PlanError> {
     asked.iter().map(capture).collect()
 }
 
-/// The machine of Tofu if none is described.
-fn default_shape(args: &MachineArgs) -> Shape {
+/// The machine of small guests if none is described.
+pub fn shape_of(interconnect: Interconnect) -> Shape {
+    match interconnect {
+        Interconnect::Tofu(_) => Shape::UNIT,
+        Interconnect::Tnw => cube(),
+    }
+}
+
+/// The machine if none is described.
+fn default_shape(args: &MachineArgs, interconnect: Interconnect) -> Shape {
     match (args.linux.linux, args.boot.boot) {
-        (false, _) => Shape::UNIT,
+        (false, _) => shape_of(interconnect),
         // And a boot server.
         (true, Some(BootFrom::Tofu)) => Shape::new([3, 1, 1, 1, 1, 1]).unwrap_or(Shape::UNIT),
         (true, _) => pair(),
@@ -660,14 +671,19 @@ mod tests {
         assert_eq!(plan.vms().count(), 16);
         assert!(case.error(&["--shape", "unit"]).contains("three lengths"));
         for (args, what) in [
-            (&["--linux"][..], "Linux nodes"),
-            (&["--links", "modelled"], "modelled links"),
+            (&["--links", "modelled"][..], "modelled links"),
+            (&["--linux", "--boot", "tofu"], "nodes that boot over the torus"),
+            (&["--driver", "tofu"], "the kernel driver, which is Tofu's (--driver tofu)"),
             (&["--gateway", "0,0,0,0,0,0"], "a gateway"),
             (&["--boot", "tofu"], "nodes that boot over the torus"),
         ] {
             let message = case.error(args);
             assert_eq!(message, format!("a machine of TNW cannot have {what}"));
         }
+        // Linux nodes are two, here, too, and have no image with the kernel driver.
+        let plan = Case::new("generation = \"tnw\"").plan(&["--linux"]).unwrap();
+        assert_eq!((plan.network.shape, plan.linux().count()), (pair(), 2));
+        assert_eq!(plan.driver, Driver::Vfio);
         // The command line wins.
         let plan = case.plan(&["--generation", "k", "--shape", "unit"]).unwrap();
         assert_eq!(plan.interconnect.tofu().map(|k| k.name()), Some("k"));

@@ -10,14 +10,13 @@ use serde_json::json;
 use tofu_abi::Coords;
 use tofu_control::MachineName;
 use tofu_control::rundir::{RunDir, node_file};
-use tofu_fabric::Shape;
 use tofu_linux_nodes::qemu;
 use tofu_machine::Doorbells;
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::janitor::Janitor;
 use tofu_supervisor::options::{SandboxArgs, ShapeArgs};
-use tofu_supervisor::plan::Network;
+use tofu_supervisor::plan::{Network, shape_of};
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::served::Served;
 use tofu_supervisor::units::{Engines, Interconnect, MemorySize};
@@ -81,7 +80,7 @@ const MOST: u32 = 1024;
 
 /// Runs `tofu serve` and returns the exit code.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
-    let (network, file) = Network::new_or(&args.shape, args.generation, Shape::UNIT)?;
+    let (network, file) = Network::new_or(&args.shape, args.generation, shape_of)?;
     let interconnect = args.generation.unwrap_or(file.interconnect);
     let shape = network.shape;
     if shape.nodes() > MOST {
