@@ -2,30 +2,19 @@
 //! size.
 
 use std::hint::black_box;
-use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use tofu_abi::Coords;
-use tofu_abi::topology::Shape;
 use tofu_driver::{DmaBuffer, Platform};
-use tofu_inproc::{InProcess, Pair};
-use tofu_machine::Torus;
-use tofu_tnw::{Channel, Link, Nwp, Status};
+use tofu_inproc::{Pair, nwp_pair};
+use tofu_tnw::{Channel, Link, Status};
 
 const SHORT: usize = 128;
 const LONG: usize = 1 << 20;
 const SECOND: u64 = 1_000_000_000;
 
 fn tnw(c: &mut Criterion) {
-    let shape = Shape::new([2, 1, 1, 1, 1, 1]).expect("a shape");
-    let torus = Arc::new(Torus::new(shape).expect("three axes"));
-    let node = |coords| {
-        let platform = InProcess::attach_nwp(&torus, coords, 8 << 20).expect("there is memory");
-        Nwp::probe(platform).expect("it is one")
-    };
-    let (near, far) = (node(Coords::default()), node(Coords::new(1, 0, 0, 0, 0, 0)));
-    torus.run_pending();
+    let [near, far] = nwp_pair(8 << 20).expect("there is memory for two nodes");
     let mut stream = near.open(Link::ALL[1], Channel::ALL[0]).expect("there is a neighbour");
     let mut sink = far.open(Link::ALL[0], Channel::ALL[0]).expect("there is a neighbour");
     let from = near.platform().alloc_dma(LONG, 4096).expect("there is memory");

@@ -38,6 +38,8 @@ pub struct BenchArgs {
 pub enum BenchPart {
     /// Puts in this process by size, and commands a second, against a memory copy
     Put,
+    /// Messages of TNW in this process by size, against Puts of Tofu and memory copies
+    Tnw,
     /// Latency between two guests in each doorbell mode
     Guests,
     /// Barriers and sums of twelve guests, by gates and by Puts

@@ -13,6 +13,7 @@ mod ip;
 mod linux;
 mod machine;
 mod netboot;
+mod tnw;
 mod veth;
 
 use std::fmt;
@@ -51,6 +52,8 @@ struct Report {
     modelled: Vec<Modelled>,
     /// The same between devices of other generations, by turns with TofuD's.
     generations: Vec<OfGeneration>,
+    /// Messages of TNW between two devices of this process, by one thread.
+    tnw: Vec<tnw::Message>,
     /// Baselines of the latencies between guests.
     bare: Vec<Latency>,
     /// Puts from guest to guest.
@@ -205,6 +208,10 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<u8> {
                 report.generations.push(row);
             }
         }
+    }
+    if wanted(BenchPart::Tnw) {
+        say(&"\nMessages of TNW in this process, one thread, against Puts of Tofu and copies")?;
+        report.tnw = tnw::measure(time, &mut say)?;
     }
     if wanted(BenchPart::Guests) {
         say(&"\nFrom guest to guest, against a guest and a host thread with no device between")?;

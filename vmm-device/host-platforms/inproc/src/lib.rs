@@ -21,7 +21,7 @@ use tofu_tnw::{STORE, Windows};
 pub use interrupts::Interrupts;
 pub use memory::{Arena, Buffer};
 pub use node::AttachError;
-pub use pair::{Pair, PairError};
+pub use pair::{Pair, PairError, nwp_pair};
 
 /// A device that is in this process.
 pub trait Backend: Send + Sync {

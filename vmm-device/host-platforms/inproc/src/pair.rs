@@ -5,12 +5,13 @@ use std::sync::Arc;
 use thiserror::Error;
 use tofu_abi::table::PageSize;
 use tofu_abi::topology::Shape;
-use tofu_abi::{CqId, Rcode, StagOffset, TniId};
+use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{
     Access, Cq, CqConfig, Device, DeviceError, DmaBuffer, DmaError, Full, MemoryRange, OpenError,
     Order, Platform, StagError, Target,
 };
-use tofu_machine::{Generation, Links, Machine, MachineConfig};
+use tofu_machine::{Generation, Links, Machine, MachineConfig, Torus};
+use tofu_tnw::{Nwp, ProbeError};
 
 use crate::{AttachError, Buffer, InProcess};
 
@@ -29,6 +30,9 @@ pub enum PairError {
     /// The driver could not start a device.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The same of a network processor of TNW.
+    #[error(transparent)]
+    Nwp(#[from] ProbeError),
     /// The driver could not open a queue.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -47,6 +51,24 @@ pub enum PairError {
     /// A command failed.
     #[error("{0}")]
     Failed(Rcode),
+}
+
+/// Two network processors of TNW that are neighbours on X, enabled, with `size` bytes of memory
+/// each. There is no engine thread: whoever writes to a register or waits does all the work.
+///
+/// # Errors
+///
+/// If the host has no memory left.
+pub fn nwp_pair(size: usize) -> Result<[Nwp<InProcess>; 2], PairError> {
+    let shape = Shape::new([2, 1, 1, 1, 1, 1]).map_err(|_| PairError::Lost)?;
+    let torus = Arc::new(Torus::new(shape)?);
+    let node = |coords| -> Result<_, PairError> {
+        Ok(Nwp::probe(InProcess::attach_nwp(&torus, coords, size)?)?)
+    };
+    let pair = [node(Coords::default())?, node(Coords::new(1, 0, 0, 0, 0, 0))?];
+    // They have greeted each other then.
+    torus.run_pending();
+    Ok(pair)
 }
 
 /// Two neighbouring devices without engine threads: the thread that rings the doorbell does all
