@@ -458,6 +458,11 @@ impl Cluster {
         self.world.fabric.set_link(self.device(rank).coords(), port, up).unwrap();
     }
 
+    /// Has the router of node `rank` fail or work again, and with it all links there.
+    pub fn set_node(&self, rank: u32, up: bool) {
+        self.world.fabric.set_node(self.device(rank).coords(), up).unwrap();
+    }
+
     /// What the crossbar of node `rank` has counted.
     pub fn xb_counters(&self, rank: u32) -> XbCounters {
         self.world.fabric.xb_counters(NodeId(rank)).unwrap()

@@ -6,6 +6,7 @@ use tofu_abi::irq::vector;
 use tofu_abi::irq::{PortRequest, TnrIrqs};
 use tofu_abi::queue::MrqId;
 use tofu_abi::regs::{CqsMode, Register, TniReg};
+use tofu_abi::topology::{Port, Shape};
 use tofu_abi::{Path, StagOffset, TniId};
 use tofu_driver::{CqConfig, Order, Platform};
 use tofu_tests::{Cluster, Endpoint, config, description};
@@ -43,6 +44,43 @@ fn a_link_that_is_down_ends_commands_and_raises_a_port_error() {
     cluster.set_link(0, 0, true);
     for (order, _) in orders {
         assert_eq!(a.run(order).rcode, Rcode::SUCCESS);
+    }
+}
+
+#[test]
+fn all_that_a_device_says_of_a_board_that_fails_agrees() {
+    let cluster = Cluster::new("1x1x1x2x3x2");
+    let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
+    let all: Vec<_> = shape.iter().collect();
+    let mut ends: Vec<_> = (0..12).map(|rank| cluster.endpoint(rank, 0, 0)).collect();
+    (0..12).for_each(|rank| cluster.device(rank).tnr_irq().reset(TnrIrqs::ALL));
+    // A board of Fugaku: two neighbours on C.
+    let board = [2, 3].map(|rank| all[rank]);
+    for down in [true, false] {
+        (2..4).for_each(|rank| cluster.set_node(rank, !down));
+        for (rank, at) in (0u32..).zip(&all) {
+            let irqs = cluster.device(rank).tnr_irq();
+            for port in Port::ALL {
+                let Some(next) = shape.neighbor(*at, port) else { continue };
+                let is_dead = down && (board.contains(at) || board.contains(&next));
+                let target = &ends[all.iter().position(|node| *node == next).unwrap()];
+                let order = Order::put(target.target(), target.at(0), ends[0].at(0), 64);
+                let n = port.index();
+                let before = cluster.port_counters(rank, n);
+                let end = ends[rank as usize].end_of(&order);
+                assert_eq!(end == Rcode::LINK_DOWN, is_dead, "{at} {port}: {end:?}");
+                let expected = match is_dead {
+                    true => TnrIrqs::of(n as u8, PortRequest::PortError),
+                    false => TnrIrqs::NONE,
+                };
+                assert_eq!(irqs.pending(), expected, "{at} {port}");
+                let after = cluster.port_counters(rank, n);
+                let discarded = after.tx_discard_normal - before.tx_discard_normal;
+                assert_eq!(discarded, u64::from(is_dead), "{at} {port}");
+                assert_eq!(after.send_tlp > before.send_tlp, !is_dead, "{at} {port}");
+                irqs.clear(TnrIrqs::ALL);
+            }
+        }
     }
 }
 
