@@ -9,7 +9,7 @@ use kernel::prelude::*;
 use kernel::uaccess::{UserPtr, UserSlice};
 
 use tofu_abi::regs::{CqReg, PortReg, BAR0_SIZE, NUM_CQ, NUM_PORT, NUM_TNI};
-use tofu_abi::{CqId, TniId};
+use tofu_abi::{Coords, CqId, TniId};
 
 use crate::cq::OpenQueues;
 use crate::device::Device;
@@ -60,7 +60,7 @@ pub(crate) fn info_ioctl(device: &Device, queues: &OpenQueues, cmd: u32, arg: u6
         uapi::GET_CQ_STAT => cq_stat(device, arg),
         uapi::NOTIFY_LINKDOWN => {
             privileged()?;
-            log_links_down(device, &uapi::get(arg)?)
+            note_links_down(device, &uapi::get(arg)?)
         }
         uapi::LOAD_REGISTER => {
             privileged()?;
@@ -110,11 +110,12 @@ fn register_user(device: &Device, a: &uapi::RegUser) -> Result {
     device.users.lock().register(a.uid, rights)
 }
 
-/// Ours: the links are written to the log; routes are not the driver's business.
-fn log_links_down(device: &Device, a: &uapi::NotifyLinkdown) -> Result {
+/// Ours: what is said of a node replaces what was said of it before.
+fn note_links_down(device: &Device, a: &uapi::NotifyLinkdown) -> Result {
     if !(0..=MAX_LINKS).contains(&a.num) {
         return Err(EINVAL);
     }
+    let health = device.health();
     for i in 0..a.num as u64 {
         let at = i * size_of::<uapi::LinkdownItem>() as u64;
         let uapi::LinkdownItem {
@@ -132,6 +133,9 @@ fn log_links_down(device: &Device, a: &uapi::NotifyLinkdown) -> Result {
             && ports >> NUM_PORT == 0;
         if !fit {
             return Err(EINVAL);
+        }
+        if let Some(health) = &health {
+            health.note(Coords::new(x, y, z, a, b, c), ports);
         }
         dev_dbg!(
             device.pdev(),

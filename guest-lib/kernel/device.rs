@@ -18,6 +18,7 @@ use tofu_abi::irq::{self, CqsIrqs};
 use tofu_abi::regs::{CqsReg, CqsStatus, NodeAddress, TniReg, TofuReg};
 use tofu_abi::{Coords, Doorbell, TniId};
 
+use crate::engine::Health;
 use crate::ids::{GateId, GateSet, QueueId};
 use crate::registers::{Register, BAR_BYTES};
 use crate::users::Users;
@@ -44,6 +45,9 @@ pub(crate) struct Device {
     /// Gates that channels have enabled.
     #[pin]
     gates: Mutex<GateSet>,
+    /// Which links are known to be dead, if there is a network interface.
+    #[pin]
+    health: Mutex<Option<Arc<Health>>>,
     /// Pages that processes have pinned.
     pub(crate) pinned: Atomic<usize>,
     /// Exceptions that processes got a signal for.
@@ -108,6 +112,7 @@ impl Device {
                 users <- new_mutex!(Users::new(generation.description())),
                 channels <- new_mutex!(GateSet::default()),
                 gates <- new_mutex!(GateSet::default()),
+                health <- new_mutex!(None),
                 pinned: Atomic::new(0),
                 faults: Atomic::new(0),
             }),
@@ -133,6 +138,16 @@ impl Device {
     /// The PCI function, for messages.
     pub(crate) fn pdev(&self) -> &pci::Device<kernel::device::Bound> {
         self.pdev
+    }
+
+    /// Which links are known to be dead, if there is a network interface.
+    pub(crate) fn health(&self) -> Option<Arc<Health>> {
+        self.health.lock().clone()
+    }
+
+    /// Has a network interface's knowledge of dead links, or nobody's any more.
+    pub(crate) fn set_health(&self, health: Option<Arc<Health>>) {
+        *self.health.lock() = health;
     }
 
     /// The node's coordinates.

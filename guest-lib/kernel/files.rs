@@ -2,6 +2,7 @@
 
 //! The files of `/proc/tofu`.
 
+use core::fmt::Write;
 use core::ptr::NonNull;
 
 use kernel::bindings;
@@ -17,6 +18,7 @@ use crate::bch::Bch;
 use crate::control;
 use crate::cq::{Cq, OpenQueues};
 use crate::device::Device;
+use crate::engine::now_ns;
 use crate::ids::{ChannelId, QueueId};
 use crate::pin::PAGE;
 use crate::shim::{self, ProcEntry};
@@ -32,6 +34,7 @@ const _: () = assert!(FOREIGN_PAGE == PAGE_STRIDE);
 enum FileKind {
     Position,
     Generation,
+    Links,
     Control,
     Info,
     Cq(QueueId),
@@ -84,6 +87,7 @@ impl Files {
         add(dev, c"info", 0o666, FileKind::Info)?;
         let description = device.description();
         add(root.as_ptr(), c"generation", 0o444, FileKind::Generation)?;
+        add(root.as_ptr(), c"links", 0o444, FileKind::Links)?;
         let kernel_cq = description.kernel_cq();
         for id in QueueId::of(description).filter(|id| id.cq != kernel_cq) {
             let name = CString::try_from_fmt(fmt!("{id}"))?;
@@ -211,7 +215,7 @@ unsafe extern "C" fn tofu_rs_ioctl(
     let file = unsafe { proc_file(file) };
     let arg = arg as u64;
     let result = match file.kind {
-        FileKind::Position | FileKind::Generation => Err(ENOTTY),
+        FileKind::Position | FileKind::Generation | FileKind::Links => Err(ENOTTY),
         FileKind::Control => control::ioctl(&file.device, &file.queues, cmd, arg),
         FileKind::Info => control::info_ioctl(&file.device, &file.queues, cmd, arg),
         // SAFETY: the caller's promise.
@@ -242,6 +246,7 @@ unsafe extern "C" fn tofu_rs_read(
             CString::try_from_fmt(fmt!("{}\n", file.device.generation().name()))
                 .and_then(|text| put_text(text.to_bytes(), buf as usize, len, pos))
         }
+        FileKind::Links => file.read_links(buf as usize, len, pos),
         // SAFETY: the caller's promise.
         FileKind::Bch(..) => unsafe { bch_of(data) }
             .exceptions()
@@ -322,6 +327,28 @@ impl ProcFile {
         let [x, y, z, a, b, c] = self.device.coords().to_array();
         let text = CString::try_from_fmt(fmt!("{x} {y} {z} {a} {b} {c}\n"))?;
         put_text(text.to_bytes(), buf, len, pos)
+    }
+}
+
+/// A text that grows.
+struct Text(KVVec<u8>);
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        let added = self.0.extend_from_slice(text.as_bytes(), GFP_KERNEL);
+        added.map_err(|_| core::fmt::Error)
+    }
+}
+
+impl ProcFile {
+    /// What is known of dead links. Empty if there is no network interface, which is what learns of
+    /// them.
+    fn read_links(&self, buf: usize, len: usize, pos: &mut i64) -> Result<usize> {
+        let mut text = Text(KVVec::new());
+        if let Some(health) = self.device.health() {
+            write!(text, "{}", health.known(now_ns())).map_err(|_| ENOMEM)?;
+        }
+        put_text(&text.0, buf, len, pos)
     }
 }
 

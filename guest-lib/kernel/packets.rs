@@ -15,7 +15,7 @@ use tofu_abi::queue::{
     MrqWord0, MrqWord1, PrqEntry, PrqRcode, RingIndex, TcqEntry, MRQ_ENTRY_SIZE, PACKET_BUFFER_SIZE,
 };
 use tofu_abi::regs::{CqReg, CqsMode, CqsReg, CqsStatus, TniReg};
-use tofu_abi::{Coords, PacketTarget, Rcode, StagOffset, TniId};
+use tofu_abi::{Coords, PacketTarget, Path, Rcode, StagOffset, TniId};
 use tofu_ipotofu::rendezvous::{GROUP, SLOTS};
 use tofu_ipotofu::{PacketQueue, Tag};
 
@@ -292,10 +292,11 @@ impl Sender {
         }
     }
 
-    /// Has `len` bytes of another node's memory read to a slot. False if that is not possible.
+    /// Has `len` bytes of another node's memory read by a path to a slot. False if that is not
+    /// possible.
     pub(crate) fn fetch(
         &mut self,
-        from: Coords,
+        (from, path): (Coords, Path),
         place: StagOffset,
         slot: usize,
         len: usize,
@@ -307,7 +308,7 @@ impl Sender {
         };
         let header = Header1(0)
             .with_target(from)
-            .with_path(from.default_path())
+            .with_path(path)
             .with_ri(self.id.tni.get())
             .with_interrupt(true);
         // Its notice has the slot.

@@ -12,6 +12,7 @@
 //! - `uapi`: arguments of ioctls
 //! - `ids`, `registers`: queues and gates by number; offsets of registers
 //! - `users`: rights
+//! - `engine`: what the engine of IP over Tofu needs of the kernel
 //! - `device`: the controller
 //! - `dma`, `pin`, `unmap`: coherent memory; pinned memory of processes; notifiers of its unmapping
 //! - `signal`: how processes learn of exceptions
@@ -31,6 +32,7 @@ mod control;
 mod cq;
 mod device;
 mod dma;
+mod engine;
 mod files;
 mod ids;
 mod netdev;

@@ -553,6 +553,64 @@ fn frames_go_round_dead_links() {
     assert_eq!(nodes[0].counters().rerouted, before);
 }
 
+#[test]
+fn news_of_a_dead_board_reach_all_nodes_and_frames_go_round_it() {
+    let text = "2x1x1x2x3x2";
+    let shape: Shape = text.parse().unwrap();
+    let cluster = Cluster::new(text);
+    let mut nodes = open_all(&cluster, text, 1500);
+    let all: Vec<_> = shape.iter().collect();
+    let second = 1_000_000_000;
+    let quiet = |node: &Node| node.health().is_quiet(u64::MAX - 1);
+    // Where all is well nobody says anything.
+    for _ in 0..3 {
+        cluster.pass(second);
+        settle(&cluster, &mut nodes);
+    }
+    assert!(nodes.iter().all(quiet));
+    let dead = [8, 9];
+    dead.iter().for_each(|rank| cluster.set_node(*rank, false));
+    // Its neighbours find out when they need it, and tell the others.
+    for (n, node) in nodes.iter_mut().enumerate().filter(|(n, _)| !dead.contains(&(*n as u32))) {
+        for to in dead.map(|rank| all[rank as usize]) {
+            node.send(&frame(all[n], addr::mac(to), 100, 1)).unwrap();
+        }
+    }
+    for _ in 0..4 {
+        settle(&cluster, &mut nodes);
+        cluster.pass(second);
+    }
+    let alive: Vec<_> = (0..24).filter(|n| !dead.contains(&(*n as u32))).collect();
+    let now_ns = |node: &mut Node| node.packets().device().platform().now_ns();
+    for &n in &alive {
+        let now_ns = now_ns(&mut nodes[n]);
+        let cut_off = |to: &Coords| nodes[n].health().is_cut_off(*to, now_ns);
+        let found: Vec<_> = all.iter().filter(|to| cut_off(to)).collect();
+        assert_eq!(found, [&all[8], &all[9]], "what {} knows", all[n]);
+    }
+    // From now on nothing meets it.
+    let before: u64 = nodes.iter().map(|node| node.counters().rerouted).sum();
+    for &n in &alive {
+        for &to in alive.iter().filter(|to| **to != n) {
+            nodes[n].send(&frame(all[n], addr::mac(all[to]), 100, n as u64)).unwrap();
+        }
+    }
+    let received = settle(&cluster, &mut nodes);
+    assert!(alive.iter().all(|n| received[*n].len() == alive.len() - 1));
+    assert_eq!(nodes.iter().map(|node| node.counters().rerouted).sum::<u64>(), before);
+    assert!(nodes.iter().map(|node| node.counters().avoided).sum::<u64>() > 0);
+    // It is repaired: its neighbours see that by themselves, and say so.
+    dead.iter().for_each(|rank| cluster.set_node(*rank, true));
+    for _ in 0..6 {
+        settle(&cluster, &mut nodes);
+        cluster.pass(second);
+    }
+    for node in &mut nodes {
+        let now_ns = now_ns(node);
+        assert_eq!(node.health().iter(now_ns).count(), 0, "what {} knows", node.coords());
+    }
+}
+
 prop_compose! {
     /// Something like a message about frames to be fetched, of node 2 or in the name of node 0.
     fn hostile()(

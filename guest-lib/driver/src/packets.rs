@@ -13,7 +13,7 @@ use tofu_abi::packets::{PacketQueues, PacketTarget};
 use tofu_abi::queue::{PACKET_BUFFER_SIZE, PBQ_ENTRY_SIZE, PRQ_ENTRY_SIZE, PrqEntry, PrqRcode};
 use tofu_abi::regs::{CqsMode, TniReg, tni_base};
 use tofu_abi::table::{PageSize, TABLE_ALIGN};
-use tofu_abi::{CqId, Rcode, StagOffset, TniId};
+use tofu_abi::{CqId, Path, Rcode, StagOffset, TniId};
 
 use crate::arm::Arm;
 use crate::cq::{Cq, CqConfig, OpenError};
@@ -389,6 +389,11 @@ impl<P: Platform> Packets<P> {
         self.free_tx.len()
     }
 
+    /// Packets that can be under way at a time.
+    pub fn buffers(&self) -> usize {
+        self.memory.tx.len() / PACKET_BUFFER_SIZE
+    }
+
     /// What became of the next packet, in the order of sending.
     pub fn poll_sent(&mut self) -> Option<Sent> {
         Some(match self.poll_sent_or_lost()? {
@@ -465,16 +470,16 @@ impl<P: Platform> Packets<P> {
         self.memory.fetch.as_ref()
     }
 
-    /// Reads `len` bytes of what another interface shares, at its place `from`, to byte `offset`
-    /// of [`Packets::fetch_memory`]. It starts at the next [`Packets::flush`] at the latest; its
-    /// end is reported by [`Packets::poll_fetched`].
+    /// Reads `len` bytes of what another interface shares, at its place `from`, by a path to byte
+    /// `offset` of [`Packets::fetch_memory`]. It starts at the next [`Packets::flush`] at the
+    /// latest; its end is reported by [`Packets::poll_fetched`].
     ///
     /// # Errors
     ///
     /// [`SendError::Full`] if the queue is full, [`SendError::TooLong`] if the memory ends before.
     pub fn fetch(
         &mut self,
-        target: Target,
+        (target, path): (Target, Path),
         from: StagOffset,
         offset: u64,
         len: u32,
@@ -484,7 +489,7 @@ impl<P: Platform> Packets<P> {
             .fetch
             .filter(|stag| offset.checked_add(len.into()).is_some_and(|end| end <= stag.len()));
         let stag = stag.ok_or(SendError::TooLong(len as usize))?;
-        let order = Order::get(target, from, stag.at(offset), len).edata(cookie);
+        let order = Order::get(target, from, stag.at(offset), len).path(path).edata(cookie);
         let cookie = u64::from(cookie) << 32 | u64::from(NO_BUFFER);
         let cq = self.cq.as_mut().ok_or(SendError::Full)?;
         cq.post(&order, cookie).map_err(|_| SendError::Full)?;
@@ -505,7 +510,7 @@ impl<P: Platform> Packets<P> {
 
     /// Packets that were posted and of which nothing is known yet.
     pub fn under_way(&self) -> usize {
-        self.memory.tx.len() / PACKET_BUFFER_SIZE - self.free_tx.len()
+        self.buffers() - self.free_tx.len()
     }
 
     fn next(&self) -> Option<PrqEntry> {

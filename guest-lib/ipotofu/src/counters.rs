@@ -72,6 +72,8 @@ counters! {
     no_such_node,
     /// Packets that were sent again by another way.
     rerouted,
+    /// Ways to nodes that were chosen for links that are known to be dead.
+    avoided,
     /// Packets that found no way, or no buffer.
     lost,
     /// Frames among those sent that were to be fetched by their receiver.

@@ -9,6 +9,7 @@
 //! them are [`addr`], which derives addresses from coordinates, [`hosts`] with names, [`wire`], the
 //! header of each packet, [`offload`], frames that others complete, [`neighbor`], questions for
 //! addresses, [`tree`], how broadcasts are relayed, and [`routes`], which ways lead to a node.
+//! [`Health`] is which links are dead, as far as [`Ports`] and reports of other nodes tell.
 //!
 //! With the feature `link` there is [`Link`], all of it over the driver's packet interface: frames
 //! in, frames out. [`Core`] is the same without a device.
@@ -26,6 +27,7 @@ mod complete;
 mod counters;
 #[cfg(feature = "link")]
 mod frames;
+mod health;
 pub mod hosts;
 mod inbound;
 #[cfg(feature = "link")]
@@ -34,6 +36,7 @@ pub mod neighbor;
 mod nodes;
 pub mod offload;
 mod outbound;
+mod ports;
 mod reassembly;
 pub mod rendezvous;
 pub mod routes;
@@ -46,11 +49,13 @@ pub mod wire;
 pub use counters::Counters;
 #[cfg(feature = "link")]
 pub use frames::{Config, Core, SendError};
+pub use health::{Health, Known, REPORT_NS, Report, Reporter};
 pub use inbound::{Event, Inbound, Incoming, Limits};
 #[cfg(feature = "link")]
 pub use link::{Frame, Link, LinkError, Place};
 pub use nodes::{CAPABILITIES_NS, Peers};
 pub use outbound::{Outbound, PacketQueue, Tag};
+pub use ports::Ports;
 pub use reassembly::FrameBuffer;
 #[cfg(feature = "smoltcp")]
 pub use stack::{RxToken, StackDevice, TxToken};

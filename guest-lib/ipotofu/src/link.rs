@@ -1,6 +1,7 @@
 //! The link over a device's packet interface.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
@@ -17,9 +18,12 @@ use tofu_driver::{
 use crate::addr::{self, Mac};
 use crate::counters::Counters;
 use crate::frames::{Config, Core, SendError};
+use crate::health::{Health, Report, Reporter};
 use crate::inbound::Event;
+use crate::neighbor::LocalNode;
 use crate::offload::{BadMetadata, MAX_HEADERS, METADATA_SIZE, Metadata};
 use crate::outbound::{Outbound, PacketQueue, Tag};
+use crate::ports::Ports;
 use crate::rendezvous::{self, Fetches, Message, OVERTAKE_NS, Rendezvous, Request, Requests, Room};
 use crate::storage::Heap;
 use crate::tree;
@@ -29,6 +33,10 @@ use crate::wire::{Capabilities, FRAGMENT_MAX, Fragment, HEADER_SIZE, Words};
 /// sleeps at most while there are any, both in nanoseconds.
 const SETTLE_NS: u64 = 5_000;
 const NAP_NS: u64 = 10_000_000;
+/// How often the node's ports are looked at while there is a reason to, in nanoseconds.
+const BEAT_NS: u64 = 1_000_000_000;
+/// The cookie of a packet that was sent to look at a port, whose number is added.
+const PORT_COOKIE: u32 = 1 << Tag::BITS;
 
 /// Why a link cannot be had, or a frame not be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -67,6 +75,10 @@ struct Out<P: Platform> {
     packets: Packets<P>,
     outbound: Outbound<Heap>,
     me: Coords,
+    node: LocalNode,
+    ports: Ports,
+    reporter: Reporter,
+    beat_ns: u64,
     /// Result code of the last packet that was lost.
     last_loss: Option<Rcode>,
     now_ns: u64,
@@ -88,16 +100,35 @@ impl<P: Platform> Out<P> {
 
     /// Looks after packets whose sending has ended.
     fn reap(&mut self) {
-        let Self { packets, outbound, last_loss, now_ns, .. } = self;
+        let Self { packets, outbound, ports, last_loss, now_ns, .. } = self;
         while let Some(done) = packets.poll_sent_or_lost() {
+            let (cookie, rcode) = match &done {
+                Ok(sent) => (sent.cookie, sent.rcode),
+                Err(lost) => (lost.sent.cookie, lost.sent.rcode),
+            };
+            if cookie >> Tag::BITS != 0 {
+                if let Some(dead) = ports.answered((cookie - PORT_COOKIE) as u8, rcode) {
+                    outbound.health().set_own(dead);
+                }
+                if let Err(lost) = done {
+                    packets.give_up(lost);
+                }
+                continue;
+            }
             let Err(lost) = done else { continue };
-            let rcode = lost.sent.rcode;
+            if rcode == Rcode::LINK_DOWN {
+                ports.suspect();
+            }
             let Some(tag) = Tag::unpack(lost.sent.cookie) else {
                 packets.give_up(lost);
                 continue;
             };
             if let Some((target, tag)) = outbound.lost(tag, rcode, *now_ns) {
                 packets.resend(lost, &target, tag.pack());
+                continue;
+            }
+            if tag.report {
+                packets.give_up(lost);
                 continue;
             }
             *last_loss = Some(rcode);
@@ -113,14 +144,40 @@ impl<P: Platform> Out<P> {
             outbound.go_round(packets, tag.to, take, *now_ns);
         }
     }
+
+    /// Looks at the node's ports from time to time once a packet has met a dead link, and tells
+    /// others of those that are dead. The frames of the node go first: this leaves half of the
+    /// buffers to them.
+    fn look_after_links(&mut self) {
+        let Self { packets, outbound, node, ports, reporter, now_ns, .. } = self;
+        let (now_ns, half) = (*now_ns, packets.buffers() / 2);
+        if now_ns.saturating_sub(self.beat_ns) >= BEAT_NS {
+            self.beat_ns = now_ns;
+            let tni = packets.tni();
+            ports.look(node, tni, |port, target, header| {
+                packets.free() > half
+                    && packets.post(target, &[header], PORT_COOKIE + u32::from(port)).is_ok()
+            });
+        }
+        let health = Arc::clone(outbound.health());
+        reporter.step(&health, now_ns, |to, header| {
+            packets.free() > half && outbound.report(packets, to, header, now_ns)
+        });
+    }
+
+    /// When [`Out::look_after_links`] is to be called again, in nanoseconds, if it is.
+    fn next_look_ns(&self) -> Option<u64> {
+        let is_quiet = self.ports.is_quiet() && self.reporter.is_quiet();
+        (!is_quiet).then(|| (self.beat_ns + BEAT_NS).saturating_sub(self.now_ns).max(1))
+    }
 }
 
 impl<P: Platform> Rendezvous for Out<P> {
     fn fetch(&mut self, slot: usize, request: &Request) -> bool {
         let at = (slot * rendezvous::SLOT) as u64;
         let target = Target::new(request.origin, self.packets.tni());
-        let len = request.len;
-        self.packets.fetch(target, request.place, at, len, slot as u16).is_ok()
+        let way = (target, self.outbound.health().path(request.origin, self.now_ns));
+        self.packets.fetch(way, request.place, at, request.len, slot as u16).is_ok()
     }
 
     fn tell(&mut self, to: Coords, message: &Message) {
@@ -247,11 +304,24 @@ impl<P: Platform> Link<P> {
         let packets = Packets::open(device, &packets).map_err(LinkError::Open)?;
         let now_ns = device.platform().now_ns();
         core.set_next_id(now_ns as u32);
-        let Ok(outbound) = Outbound::new(shape, me, packets.tni());
+        let Ok(health) = Health::new(shape, me);
+        let Ok(outbound) = Outbound::new(shape, me, packets.tni(), Arc::new(health));
+        let node = LocalNode { shape, machine: core.config().machine, me };
+        let out = Out {
+            packets,
+            outbound,
+            me,
+            node,
+            ports: Ports::new(&node, u32::MAX, false),
+            reporter: Reporter::new(me, now_ns as u32),
+            beat_ns: now_ns,
+            last_loss: None,
+            now_ns,
+        };
         let (Ok(requests), Ok(fetches)) = (Requests::new(), Fetches::new());
         Ok(Self {
             core,
-            out: Out { packets, outbound, me, last_loss: None, now_ns },
+            out,
             requests,
             fetches,
             id: NEXT_LINK.fetch_add(1, Ordering::Relaxed),
@@ -286,6 +356,11 @@ impl<P: Platform> Link<P> {
         let mut counters = self.core.counters();
         counters += self.out.outbound.counters();
         counters
+    }
+
+    /// Which links are known to be dead.
+    pub fn health(&self) -> &Arc<Health<Heap>> {
+        self.out.outbound.health()
     }
 
     /// Why the last packet was lost.
@@ -506,6 +581,7 @@ impl<P: Platform> Link<P> {
         out.packets.flush();
         out.reap();
         out.outbound.expire(&mut out.packets, out.now_ns);
+        out.look_after_links();
         // What was sent once more.
         out.packets.flush();
     }
@@ -619,6 +695,13 @@ impl<P: Platform> Link<P> {
             }
             let from = received.header.source();
             let now_ns = self.out.packets.device().platform().now_ns();
+            if Report::is_report(header) {
+                match Report::parse(from, header) {
+                    Some(report) => _ = self.health().learn(&report, now_ns),
+                    None => self.core.count().malformed += 1,
+                }
+                continue;
+            }
             if self.core.config().rendezvous {
                 if rendezvous::is_message(header) {
                     // Who sends heads with requests was not told that they are taken here.
@@ -695,7 +778,10 @@ impl<P: Platform> Link<P> {
     /// Whether nothing is on its way out that has to be looked after, by [`Link::flush`] from time
     /// to time.
     pub fn is_settled(&self) -> bool {
-        self.out.packets.under_way() == 0 && self.out.outbound.is_settled() && !self.is_fetching()
+        self.out.packets.under_way() == 0
+            && self.out.outbound.is_settled()
+            && self.out.reporter.is_settled()
+            && !self.is_fetching()
     }
 
     /// Waits until there may be something to receive, for `timeout_ns` nanoseconds at most.
@@ -714,7 +800,13 @@ impl<P: Platform> Link<P> {
             let left = timeout_ns - elapsed;
             // A packet that meets a dead link is to be sent another way, so its end is awaited.
             if self.is_settled() {
-                return self.out.packets.wait(left);
+                let Some(look_ns) = self.out.next_look_ns() else {
+                    return self.out.packets.wait(left);
+                };
+                if self.out.packets.wait(left.min(look_ns)) {
+                    return true;
+                }
+                continue;
             }
             if elapsed < SETTLE_NS {
                 self.out.packets.device().platform().relax();

@@ -12,13 +12,13 @@ use crate::storage::Storage;
 use crate::wire::Capabilities;
 
 /// Nodes of which something is known at a time, and how many have a set in common.
-const NODES: usize = 1024;
-const SET: usize = 4;
+pub(crate) const NODES: usize = 1024;
+pub(crate) const SET: usize = 4;
 /// The key of no node.
 const NOBODY: u32 = u32::MAX;
 
 /// The key of a node, and where its set begins.
-fn set_of(node: Coords) -> (u32, usize) {
+pub(crate) fn set_of(node: Coords) -> (u32, usize) {
     let key = addr::pack(node);
     // The high bits of a product with 2^32 over the golden ratio are spread evenly.
     let hash = key.wrapping_mul(0x9e37_79b1) >> 16;

@@ -1,11 +1,13 @@
-//! Packets on their way out: detours round dead links, and broadcasts, which are relayed along a
-//! tree and acknowledged from node to node.
+//! Packets on their way out: round links that are known to be dead, and detours round those that
+//! turn out to be; and broadcasts, which are relayed along a tree and acknowledged from node to
+//! node.
 
 use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, PacketTarget, Rcode, TniId};
 
 use crate::addr;
 use crate::counters::Counters;
+use crate::health::Health;
 use crate::nodes::NodeTable;
 use crate::routes::route;
 use crate::storage::Storage;
@@ -36,15 +38,25 @@ pub struct Tag {
     pub attempt: u8,
     /// Whether it is part of a broadcast.
     pub broadcast: bool,
+    /// Whether it is a [`Report`](crate::Report), which nobody misses.
+    pub report: bool,
+    /// Whether ways before the first one that was tried were left out, and come last.
+    pub wraps: bool,
 }
 
 impl Tag {
     const BROADCAST: u32 = 1 << 26;
+    const REPORT: u32 = 1 << 27;
+    const WRAPS: u32 = 1 << 28;
+    /// Bits of [`Tag::pack`].
+    pub const BITS: u32 = 29;
 
-    /// The tag as a number: node in bits 18:0, way 25:19, broadcast 26.
+    /// The tag as a number: node in bits 18:0, way 25:19, broadcast 26, report 27, wraps 28.
     pub const fn pack(self) -> u32 {
         let broadcast = if self.broadcast { Self::BROADCAST } else { 0 };
-        addr::pack(self.to) | (self.attempt as u32) << 19 | broadcast
+        let report = if self.report { Self::REPORT } else { 0 };
+        let wraps = if self.wraps { Self::WRAPS } else { 0 };
+        addr::pack(self.to) | (self.attempt as u32) << 19 | broadcast | report | wraps
     }
 
     /// Inverse of [`Tag::pack`].
@@ -54,6 +66,8 @@ impl Tag {
                 to,
                 attempt: (number >> 19 & 0x7f) as u8,
                 broadcast: number & Self::BROADCAST != 0,
+                report: number & Self::REPORT != 0,
+                wraps: number & Self::WRAPS != 0,
             }),
             None => None,
         }
@@ -73,15 +87,44 @@ struct Ways<S: Storage> {
     shape: Shape,
     me: Coords,
     tni: TniId,
-    /// The number of the way to a node that is not the first one.
+    /// The number of the way to a node.
     detours: NodeTable<S, u8>,
+    health: S::Shared<Health<S>>,
     counters: Counters,
 }
 
 impl<S: Storage> Ways<S> {
-    fn way(&self, to: Coords, attempt: u8, broadcast: bool) -> Option<(PacketTarget, Tag)> {
-        let target = route(&self.shape, self.me, to, self.tni, attempt)?;
-        Some((target, Tag { to, attempt, broadcast }))
+    fn way(&self, tag: Tag) -> Option<(PacketTarget, Tag)> {
+        let target = route(&self.shape, self.me, tag.to, self.tni, tag.attempt)?;
+        Some((target, tag))
+    }
+
+    /// The way to begin with: the one that was found lately, or the first one without links that
+    /// are known to be dead. If there is none, the first one of all.
+    fn first(&mut self, mut tag: Tag, now_ns: u64) -> Option<(PacketTarget, Tag)> {
+        if let Some(attempt) = self.detours.get(tag.to, now_ns, DETOUR_NS) {
+            (tag.attempt, tag.wraps) = (attempt, attempt != 0);
+        } else if !self.health.is_quiet(now_ns) {
+            let way = |attempt| route(&self.shape, self.me, tag.to, self.tni, attempt);
+            let mut ways = (0..=u8::MAX).map_while(way);
+            let clear = ways.position(|target| self.health.is_clear(&target, now_ns));
+            let attempt = clear.unwrap_or(0) as u8;
+            if attempt != 0 {
+                self.counters.avoided += 1;
+            }
+            self.detours.set(tag.to, now_ns, attempt);
+            (tag.attempt, tag.wraps) = (attempt, attempt != 0);
+        }
+        self.way(tag)
+    }
+
+    /// The way to send a packet by once more.
+    fn next(&self, tag: Tag) -> Option<(PacketTarget, Tag)> {
+        let next = self.way(Tag { attempt: tag.attempt.saturating_add(1), ..tag });
+        match tag.wraps {
+            true => next.or_else(|| self.way(Tag { attempt: 0, wraps: false, ..tag })),
+            false => next,
+        }
     }
 
     fn post(
@@ -92,8 +135,7 @@ impl<S: Storage> Ways<S> {
         parts: &[&[u8]],
         now_ns: u64,
     ) {
-        let attempt = self.detours.get(to, now_ns, DETOUR_NS).unwrap_or(0);
-        let way = self.way(to, attempt, broadcast);
+        let way = self.first(Tag { to, broadcast, ..Tag::default() }, now_ns);
         if !way.is_some_and(|(target, tag)| queue.post(&target, tag, parts)) {
             self.counters.lost += 1;
         }
@@ -211,15 +253,20 @@ pub struct Outbound<S: Storage> {
 }
 
 impl<S: Storage> Outbound<S> {
-    /// What node `me` sends through a TNI.
+    /// What node `me` sends through a TNI, with what it knows of dead links.
     ///
     /// # Errors
     ///
     /// If there is no memory.
-    pub fn new(shape: Shape, me: Coords, tni: TniId) -> Result<Self, S::Error> {
+    pub fn new(
+        shape: Shape,
+        me: Coords,
+        tni: TniId,
+        health: S::Shared<Health<S>>,
+    ) -> Result<Self, S::Error> {
         let (detours, counters) = (NodeTable::new()?, Counters::default());
         Ok(Self {
-            ways: Ways { shape, me, tni, detours, counters },
+            ways: Ways { shape, me, tni, detours, health, counters },
             relay: Relay {
                 awaited: S::places(MAX_AWAITED, || Awaited::NOTHING)?,
                 first: 0,
@@ -254,12 +301,28 @@ impl<S: Storage> Outbound<S> {
     /// The way to a node, for whoever posts a packet to one node without [`Outbound::post`]. `None`
     /// if there is none; the packet counts as lost then.
     pub fn way(&mut self, to: Coords, now_ns: u64) -> Option<(PacketTarget, Tag)> {
-        let attempt = self.ways.detours.get(to, now_ns, DETOUR_NS).unwrap_or(0);
-        let way = self.ways.way(to, attempt, false);
+        let way = self.ways.first(Tag { to, ..Tag::default() }, now_ns);
         if way.is_none() {
             self.ways.counters.lost += 1;
         }
         way
+    }
+
+    /// What is known of dead links.
+    pub fn health(&self) -> &S::Shared<Health<S>> {
+        &self.ways.health
+    }
+
+    /// Sends a report to a node. False if there is no room for it.
+    pub fn report(
+        &mut self,
+        queue: &mut impl PacketQueue,
+        to: Coords,
+        header: &[u8; HEADER_SIZE],
+        now_ns: u64,
+    ) -> bool {
+        let way = self.ways.first(Tag { to, report: true, ..Tag::default() }, now_ns);
+        way.is_some_and(|(target, tag)| queue.post(&target, tag, &[header]))
     }
 
     /// Sends a packet to one node.
@@ -307,15 +370,15 @@ impl<S: Storage> Outbound<S> {
     /// What to do with a packet that was lost with this result code: the way to send it by once
     /// more, if there is one.
     pub fn lost(&mut self, tag: Tag, rcode: Rcode, now_ns: u64) -> Option<(PacketTarget, Tag)> {
-        let next = tag.attempt.saturating_add(1);
-        let way = self.ways.way(tag.to, next, tag.broadcast);
-        if let Some(way) = way.filter(|_| rcode == Rcode::LINK_DOWN) {
-            self.ways.detours.set(tag.to, now_ns, next);
-            self.ways.counters.rerouted += 1;
-            return Some(way);
+        let way = self.ways.next(tag).filter(|_| rcode == Rcode::LINK_DOWN);
+        let count = u64::from(!tag.report);
+        if let Some((_, tag)) = way {
+            self.ways.detours.set(tag.to, now_ns, tag.attempt);
+            self.ways.counters.rerouted += count;
+            return way;
         }
         self.ways.detours.forget(tag.to);
-        self.ways.counters.lost += 1;
+        self.ways.counters.lost += count;
         None
     }
 

@@ -1,12 +1,14 @@
 //! Where the parts of a link get their memory: all of it when they are made, from their owner.
 
 use core::fmt::Debug;
-use core::ops::DerefMut;
+use core::ops::{Deref, DerefMut};
 
 /// A source of memory: the heap of a process, or a kernel's.
-pub trait Storage {
+pub trait Storage: Debug {
     /// So many places for values.
     type Places<T: Debug>: DerefMut<Target = [T]> + Debug;
+    /// A value that several parts have in common.
+    type Shared<T: Debug>: Deref<Target = T> + Clone + Debug;
     /// Why there is none.
     type Error;
 
@@ -29,6 +31,7 @@ pub struct Heap;
 #[cfg(any(feature = "link", test))]
 impl Storage for Heap {
     type Places<T: Debug> = alloc::vec::Vec<T>;
+    type Shared<T: Debug> = alloc::sync::Arc<T>;
     type Error = core::convert::Infallible;
 
     fn places<T: Debug>(

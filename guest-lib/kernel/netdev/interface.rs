@@ -16,10 +16,10 @@ use tofu_ipotofu::addr;
 use tofu_ipotofu::neighbor::LocalNode;
 use tofu_ipotofu::wire::MAX_MTU;
 
-use super::engine::Peers;
 use super::ethtool;
 use super::link::{Link, Quiet};
 use crate::device::Device;
+use crate::engine::{Health, Peers};
 use crate::shim::{self, NetDevice, NetQueue, NetSetup, SkBuff};
 
 /// Queues of an interface at most.
@@ -182,13 +182,24 @@ pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
         dev_warn!(device.pdev(), "queues={} is 1 to {}\n", queues, most);
     }
     let queues = queues.clamp(1, most) as u8;
+    let health = Health::new(shape, device.coords()).and_then(|h| Ok(Arc::new(h, GFP_KERNEL)?));
+    let health = match health {
+        Ok(health) => health,
+        Err(error) => {
+            dev_err!(device.pdev(), "no tofu0: {:?}\n", error);
+            return made;
+        }
+    };
     let names = [c"tofu0", c"tofu1"];
     for (tni, (place, name)) in made.iter_mut().zip(names).take(count as usize).enumerate() {
         let machine = (machine + tni as u8 * SECOND_MACHINE) % (addr::MAX_MACHINE + 1);
         let me = device.coords();
         let node = LocalNode { shape, machine, me };
-        match interface(device, node, (tni as u8, queues), name, mtu) {
-            Ok(interface) => *place = Some(interface),
+        match interface(device, node, (tni as u8, queues), name, (mtu, &health)) {
+            Ok(interface) => {
+                *place = Some(interface);
+                device.set_health(Some(health.clone()));
+            }
             Err(error) => dev_err!(device.pdev(), "no tofu{}: {:?}\n", tni, error),
         }
     }
@@ -200,14 +211,21 @@ fn interface(
     node: LocalNode,
     (tni, queues): (u8, u8),
     name: &'static CStr,
-    mtu: u16,
+    (mtu, health): (u16, &Arc<Health>),
 ) -> Result<Interface> {
     let peers = Arc::new(Peers::new()?, GFP_KERNEL)?;
     let mut links = KVec::with_capacity(MAX_QUEUES, GFP_KERNEL)?;
     let mut raw = [core::ptr::null_mut(); MAX_QUEUES];
     for (number, raw) in (0..queues).zip(&mut raw) {
         let tni = TniId::new(tni_of(tni, number)).ok_or(EINVAL)?;
-        let link = Link::new(device, node, tni, (number, queues), peers.clone())?;
+        let link = Link::new(
+            device,
+            node,
+            tni,
+            (number, queues),
+            peers.clone(),
+            health.clone(),
+        )?;
         *raw = Arc::as_ptr(&link).cast_mut().cast();
         links.push(link, GFP_KERNEL)?;
     }

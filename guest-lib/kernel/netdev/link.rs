@@ -12,11 +12,11 @@ use tofu_abi::irq::vector;
 use tofu_abi::TniId;
 use tofu_ipotofu::neighbor::LocalNode;
 
-use super::engine::{now_ns, Peers};
 use super::ethtool::{self, QueueCounters};
 use super::rx::{Rx, Sides, Step};
 use super::tx::{self, Tx};
 use crate::device::Device;
+use crate::engine::{now_ns, Health, Peers};
 use crate::packets::{Receiver, Sender};
 use crate::shim::{self, NetQueue, SkBuff};
 
@@ -62,6 +62,9 @@ pub(super) struct Link {
     irqs: Mutex<Option<Irqs>>,
     interrupts: Atomic<u64>,
     peers: Arc<Peers>,
+    health: Arc<Health>,
+    /// Whether it is the one by which nodes tell each other of dead links.
+    reports: bool,
     pub(super) coalesce_us: Atomic<u32>,
     pub(super) coalesce_packets: Atomic<u32>,
 }
@@ -73,8 +76,10 @@ impl Link {
         tni: TniId,
         (number, queues): (u8, u8),
         peers: Arc<Peers>,
+        health: Arc<Health>,
     ) -> Result<Arc<Self>> {
-        let tx = Tx::new(node, tni, queues - 1)?;
+        let reports = tni.get() == 0;
+        let tx = Tx::new(node, (tni, queues - 1), health.clone(), reports)?;
         let rx = Rx::new(&node, number)?;
         Arc::pin_init(
             pin_init!(Self {
@@ -87,6 +92,8 @@ impl Link {
                 irqs <- new_mutex!(None),
                 interrupts: Atomic::new(0),
                 peers,
+                health,
+                reports,
                 coalesce_us: Atomic::new(0),
                 coalesce_packets: Atomic::new(0),
             }),
@@ -160,6 +167,7 @@ impl Link {
             tni: self.tni,
             tx: &self.tx,
             peers: &self.peers,
+            health: self.reports.then_some(&*self.health),
         }
     }
 

@@ -11,11 +11,11 @@ use tofu_ipotofu::neighbor::LocalNode;
 use tofu_ipotofu::offload::Metadata;
 use tofu_ipotofu::rendezvous::{self, Fetches, Message, Request, OVERTAKE_NS, SLOTS};
 use tofu_ipotofu::wire::{Capabilities, Fragment, Sum, HEADER_SIZE};
-use tofu_ipotofu::{Counters, Event, FrameBuffer, Inbound, Limits};
+use tofu_ipotofu::{Counters, Event, FrameBuffer, Inbound, Limits, Report};
 
-use super::engine::{now_ns, KernelMemory, Peers};
 use super::frame::{Frame, HEAD};
 use super::tx::Tx;
+use crate::engine::{now_ns, Health, KernelMemory, Peers};
 use crate::packets::Receiver;
 use crate::rendezvous::{Chunks, RendezvousMemory};
 use crate::shim::{self, NetQueue};
@@ -34,6 +34,8 @@ pub(super) struct Sides<'a> {
     pub(super) tni: TniId,
     pub(super) tx: &'a SpinLock<Tx>,
     pub(super) peers: &'a Peers,
+    /// What reports change, if this is the queue that takes them.
+    pub(super) health: Option<&'a Health>,
 }
 
 /// What became of a look for something to receive.
@@ -139,6 +141,13 @@ impl RxState {
         now: u64,
     ) -> Option<(Frame, Metadata)> {
         let (header, body) = payload.split_at(HEADER_SIZE.min(payload.len()));
+        if Report::is_report(header) {
+            match (Report::parse(from, header), sides.health) {
+                (Some(report), Some(health)) => _ = health.learn(&report, now),
+                _ => self.inbound.count().malformed += 1,
+            }
+            return None;
+        }
         if rendezvous::is_message(header) {
             self.take_message(sides, queue, (from, header, body), now);
             return None;

@@ -3,6 +3,7 @@
 //! The sending side.
 
 use kernel::prelude::*;
+use kernel::sync::Arc;
 
 use tofu_abi::{Coords, Rcode, TniId};
 use tofu_ipotofu::addr::{self, Mac};
@@ -15,12 +16,11 @@ use tofu_ipotofu::wire::{
     Capabilities, Fragment, PacketKind, Repr, Sum, ETHERNET_HEADER, FRAGMENT_MAX, HEADER_SIZE,
     MAX_FRAGMENTS,
 };
-use tofu_ipotofu::{tree, Outbound};
+use tofu_ipotofu::{tree, Outbound, Ports, Reporter};
 
-use super::engine::{now_ns, KernelMemory, Peers};
 use super::ethtool::QueueCounters;
 use super::frame::{read, read_and_sum, HEAD};
-use super::links::Ports;
+use crate::engine::{now_ns, Health, KernelMemory, Peers};
 use crate::packets::{Posted, Purpose, Sender, ENOUGH};
 use crate::rendezvous::{Chunks, MappedSkb, RendezvousMemory, Shared};
 use crate::shim::{self, NetQueue, SkBuff};
@@ -28,6 +28,9 @@ use crate::shim::{self, NetQueue, SkBuff};
 /// The stack is held when there is not room for so many packets: for a frame that has to be cut
 /// into 200 segments here. It goes on when there is room for [`ENOUGH`].
 const RESERVE: usize = ENOUGH / 2;
+
+/// Beats, of a second, between two looks at the ports while all is well.
+const QUIET_BEATS: u32 = 5;
 
 /// How many frames wait at most to be taken back together, and for how long at least, in
 /// nanoseconds. As many others can be under way.
@@ -92,6 +95,8 @@ pub(super) struct Tx {
     pub(super) requests: Requests<KernelMemory>,
     next_id: u32,
     pub(super) ports: Ports,
+    /// Tells other nodes of dead ports, if this is the queue that does.
+    reporter: Option<Reporter>,
     /// The node whose next frame waits for a slot, and with it all others.
     blocked: Option<Coords>,
     /// Slots for which a Get has ended, and how, in the order of the commands.
@@ -294,7 +299,9 @@ impl Rendezvous for RendezvousQueue<'_> {
     fn fetch(&mut self, slot: usize, request: &Request) -> bool {
         let len = request.len as usize;
         let sender = self.tx.sender.as_mut();
-        sender.is_some_and(|sender| sender.fetch(request.origin, request.place, slot, len))
+        let path = self.tx.outbound.health().path(request.origin, self.now);
+        let way = (request.origin, path);
+        sender.is_some_and(|sender| sender.fetch(way, request.place, slot, len))
     }
 
     fn tell(&mut self, to: Coords, message: &Message) {
@@ -303,17 +310,24 @@ impl Rendezvous for RendezvousQueue<'_> {
 }
 
 impl Tx {
-    /// The sending side of a queue with this TNI, besides which there are so many more.
-    pub(super) fn new(node: LocalNode, tni: TniId, more_queues: u8) -> Result<Self> {
+    /// The sending side of a queue with this TNI, besides which there are so many more. It may be
+    /// the one that tells other nodes of dead links.
+    pub(super) fn new(
+        node: LocalNode,
+        (tni, more_queues): (TniId, u8),
+        health: Arc<Health>,
+        reports: bool,
+    ) -> Result<Self> {
         Ok(Self {
             node,
             tni,
             more_queues,
             sender: None,
-            outbound: Outbound::new(node.shape, node.me, tni)?,
+            outbound: Outbound::new(node.shape, node.me, tni, health)?,
             requests: Requests::new()?,
             next_id: 0,
-            ports: Ports::new(&node),
+            ports: Ports::new(&node, QUIET_BEATS, true),
+            reporter: reports.then(|| Reporter::new(node.me, now_ns() as u32)),
             blocked: None,
             fetched: KVVec::with_capacity(SLOTS, GFP_KERNEL)?,
             scratch: KVVec::from_elem(0, FRAGMENT_MAX, GFP_KERNEL)?,
@@ -331,7 +345,7 @@ impl Tx {
         self.blocked = None;
         self.fetched.clear();
         self.ended = None;
-        self.ports = Ports::new(&self.node);
+        self.ports = Ports::new(&self.node, QUIET_BEATS, true);
     }
 
     /// Looks at the ports if it is time. To be called every second. Returns whether answers will
@@ -340,8 +354,33 @@ impl Tx {
         let Self {
             node, tni, ports, ..
         } = self;
-        let sender = self.sender.as_mut();
-        sender.is_some_and(|sender| ports.look(node, *tni, sender))
+        let Some(sender) = self.sender.as_mut() else {
+            return false;
+        };
+        let asked = ports.look(node, *tni, |port, target, header| {
+            sender.post_parts(Purpose::Port(port), target, &[header])
+        });
+        sender.flush();
+        let due = self.report(now_ns());
+        asked || due
+    }
+
+    /// Tells other nodes of dead ports. Returns whether there are more to be told soon.
+    fn report(&mut self, now: u64) -> bool {
+        let Self {
+            sender,
+            outbound,
+            reporter,
+            ..
+        } = self;
+        let (Some(sender), Some(reporter)) = (sender, reporter) else {
+            return false;
+        };
+        let health = outbound.health().clone();
+        reporter.step(&health, now, |to, header| {
+            sender.room() > ENOUGH / 2 && outbound.report(sender, to, header, now)
+        });
+        !reporter.is_settled()
     }
 
     /// Tells the device of what was posted.
@@ -376,6 +415,7 @@ impl Tx {
         self.outbound.is_settled()
             && self.blocked.is_none()
             && self.ended.is_none()
+            && self.reporter.as_ref().is_none_or(Reporter::is_settled)
             && (0..SLOTS).all(|slot| !self.requests.is_under_way(slot))
             && self.sender.as_ref().is_none_or(Sender::is_settled)
     }
@@ -699,6 +739,7 @@ impl Tx {
         if let Some(sender) = self.sender.as_mut() {
             self.outbound.expire(sender, now);
         }
+        self.report(now);
     }
 
     /// Looks after commands that have ended.
@@ -719,7 +760,9 @@ impl Tx {
                     continue;
                 }
                 Purpose::Port(port) => {
-                    self.ports.answered(port, rcode);
+                    if let Some(dead) = self.ports.answered(port, rcode) {
+                        self.outbound.health().set_own(dead);
+                    }
                     sender.give_up(buffer);
                     continue;
                 }

@@ -372,6 +372,8 @@ static void administration(void)
 	user.bgmask = BAD;
 	FAILS(ioctl(control, TOF_IOCTL_REG_USER, &user), EFAULT, "a bad mask");
 	WORKS(ioctl(control, TOF_IOCTL_NOTIFY_LINKDOWN, &down), "NOTIFY_LINKDOWN");
+	item.ports = 0;
+	WORKS(ioctl(control, TOF_IOCTL_NOTIFY_LINKDOWN, &down), "NOTIFY_LINKDOWN of none");
 	item.b = 3;
 	FAILS(ioctl(control, TOF_IOCTL_NOTIFY_LINKDOWN, &down), EINVAL, "B coordinate 3");
 	down.num = -1;

@@ -11,6 +11,7 @@ pub mod descriptors;
 pub mod ipotofu;
 pub mod links;
 pub mod netboot;
+pub mod news;
 pub mod pci_config;
 pub mod registers;
 pub mod tables;

@@ -62,6 +62,11 @@ fn netboot() {
 }
 
 #[test]
+fn news() {
+    replay("news", tofu_fuzz::news::run);
+}
+
+#[test]
 fn pci_config() {
     replay("pci_config", tofu_fuzz::pci_config::run);
 }

@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the engine needs of the kernel besides queues and frames: memory and a clock.
+//! What the engine of the network interfaces needs of the kernel besides queues and frames: memory
+//! and a clock; and what it knows that others want to know.
 
 use core::fmt::Debug;
 
 use kernel::prelude::*;
+use kernel::sync::Arc;
 use kernel::time::{ClockSource, Monotonic};
 
 use tofu_ipotofu::Storage;
 
 /// Nanoseconds since some time.
-pub(super) fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     Monotonic::ktime_get() as u64
 }
 
 /// Memory of the kernel for the engine.
 #[derive(Debug)]
-pub(super) struct KernelMemory;
+pub(crate) struct KernelMemory;
 
 impl Storage for KernelMemory {
     type Places<T: Debug> = KVVec<T>;
+    type Shared<T: Debug> = Arc<T>;
     type Error = Error;
 
     fn places<T: Debug>(count: usize, empty: impl Fn() -> T) -> Result<KVVec<T>> {
@@ -32,4 +35,7 @@ impl Storage for KernelMemory {
 }
 
 /// What other nodes have said of themselves, to whichever queue.
-pub(super) type Peers = tofu_ipotofu::Peers<KernelMemory>;
+pub(crate) type Peers = tofu_ipotofu::Peers<KernelMemory>;
+
+/// Which links are known to be dead.
+pub(crate) type Health = tofu_ipotofu::Health<KernelMemory>;

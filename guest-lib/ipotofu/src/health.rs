@@ -1,0 +1,475 @@
+//! Which links are dead: what this node has found out of its own, and what other nodes have said of
+//! theirs.
+//!
+//! A node may only speak for itself. Its report goes straight to every other node, and the device
+//! writes into a packet which node it comes from, so nobody can report in another one's name; and
+//! nobody relays reports, so nobody can make more of them.
+
+use core::fmt;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use tofu_abi::topology::{NodeId, Port, Shape};
+use tofu_abi::{Coords, PacketTarget, Path};
+
+use crate::addr;
+use crate::nodes::{NODES, SET, set_of};
+use crate::storage::Storage;
+use crate::wire::{HEADER_SIZE, Header, VERSION};
+
+/// First byte of a report: version and kind.
+const REPORT: u8 = VERSION << 4 | 7;
+/// Ports of a node, as a mask.
+const ALL_PORTS: u16 = (1 << Port::COUNT) - 1;
+/// How long a report is believed, in nanoseconds: one that is lost, and another, make no
+/// difference.
+pub const REPORT_NS: u64 = 35_000_000_000;
+/// How often a node with dead ports repeats its report, in nanoseconds: others may have been
+/// started since.
+const REFRESH_NS: u64 = 10_000_000_000;
+/// How long a report is the last word at least, in nanoseconds, however often links change.
+const CHANGE_NS: u64 = 1_000_000_000;
+/// Nodes that are told in one go, and after how many nanoseconds come the next ones.
+const BURST: u32 = 32;
+const BURST_NS: u64 = 5_000_000;
+/// Nodes that dead links may separate from the others together: twice a board of the K computer.
+const ISLAND: usize = 8;
+/// How often a node says that all its ports work again.
+const FAREWELLS: u8 = 2;
+
+/// What a node says of its ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The node.
+    pub origin: Coords,
+    /// Which of its reports this is: later ones have higher numbers, modulo 2^32.
+    pub number: u32,
+    /// Its ports whose link is dead, a bit for each.
+    pub dead: u16,
+}
+
+impl Report {
+    /// Whether a packet with this header is a report.
+    pub fn is_report(header: &[u8]) -> bool {
+        header.first() == Some(&REPORT)
+    }
+
+    /// Reads a report that has come from node `from`. `None` if it is none, or in another node's
+    /// name.
+    pub fn parse(from: Coords, header: &[u8]) -> Option<Self> {
+        let Header { version_kind, total, offset, length, id, sum, origin, .. } =
+            Header::parse(header)?;
+        let origin = addr::unpack(origin).filter(|origin| *origin == from)?;
+        let right =
+            version_kind == REPORT && total & !ALL_PORTS == 0 && (offset, length, sum) == (0, 0, 0);
+        right.then_some(Self { origin, number: id, dead: total })
+    }
+
+    /// The packet, which is a header alone.
+    pub fn emit(&self) -> [u8; HEADER_SIZE] {
+        Header {
+            version_kind: REPORT,
+            total: self.dead & ALL_PORTS,
+            id: self.number,
+            origin: addr::pack(self.origin),
+            ..Header::default()
+        }
+        .emit()
+    }
+}
+
+/// What was said of one node: its key plus one from bit 44 on, its dead ports from bit 32 on, the
+/// number of the report below.
+#[derive(Debug)]
+struct Said {
+    what: AtomicU64,
+    since_ns: AtomicU64,
+}
+
+/// What was found of a node.
+struct Found<'a> {
+    said: &'a Said,
+    dead: u16,
+    number: u32,
+}
+
+/// Dead ports of some nodes: places of a fixed number, a few for nodes of the same hash.
+#[derive(Debug)]
+struct Table<S: Storage>(S::Places<Said>);
+
+impl<S: Storage> Table<S> {
+    fn new() -> Result<Self, S::Error> {
+        let nothing = || Said { what: AtomicU64::new(0), since_ns: AtomicU64::new(0) };
+        S::places(NODES, nothing).map(Self)
+    }
+
+    /// A node's key, and the places that it may have.
+    fn set(&self, node: Coords) -> (u64, &[Said]) {
+        let (key, at) = set_of(node);
+        (u64::from(key) + 1, &self.0[at..at + SET])
+    }
+
+    /// What was said of a node, at whatever time.
+    fn find(&self, node: Coords) -> Option<Found<'_>> {
+        let (key, set) = self.set(node);
+        set.iter().find_map(|said| {
+            let what = said.what.load(Ordering::Relaxed);
+            let dead = (what >> 32) as u16 & ALL_PORTS;
+            (what >> 44 == key).then_some(Found { said, dead, number: what as u32 })
+        })
+    }
+
+    /// Dead ports of a node, by what was said of it within `lifetime_ns`.
+    fn dead(&self, node: Coords, now_ns: u64, lifetime_ns: u64) -> u16 {
+        let found = self.find(node).filter(|found| is_fresh(found.said, now_ns, lifetime_ns));
+        found.map_or(0, |found| found.dead)
+    }
+
+    /// Takes note of what is said of a node: in its place, an empty one, or the oldest.
+    fn set_dead(&self, node: Coords, dead: u16, number: u32, now_ns: u64) {
+        let (key, set) = self.set(node);
+        let place = set.iter().min_by_key(|said| match said.what.load(Ordering::Relaxed) {
+            what if what >> 44 == key => (0, 0),
+            0 => (1, 0),
+            _ => (2, said.since_ns.load(Ordering::Relaxed)),
+        });
+        if let Some(place) = place {
+            let what = key << 44 | u64::from(dead & ALL_PORTS) << 32 | u64::from(number);
+            place.what.store(what, Ordering::Relaxed);
+            place.since_ns.store(now_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// All of which something was said within `lifetime_ns`.
+    fn iter(&self, now_ns: u64, lifetime_ns: u64) -> impl Iterator<Item = Coords> {
+        let fresh = self.0.iter().filter(move |said| is_fresh(said, now_ns, lifetime_ns));
+        fresh.filter_map(|said| {
+            let key = said.what.load(Ordering::Relaxed) >> 44;
+            addr::unpack(key.checked_sub(1)? as u32)
+        })
+    }
+}
+
+fn is_fresh(said: &Said, now_ns: u64, lifetime_ns: u64) -> bool {
+    now_ns.saturating_sub(said.since_ns.load(Ordering::Relaxed)) <= lifetime_ns
+}
+
+/// What a node knows of dead links, as text for programs: a line with the machine, then one for
+/// each of [`Health::iter`], the node's coordinates and the names of its dead ports.
+#[derive(Debug)]
+pub struct Known<'a, S: Storage> {
+    health: &'a Health<S>,
+    now_ns: u64,
+}
+
+/// What a node knows of dead links. Any thread may read and write it: one that reads what another
+/// one writes may take an older or newer state for the node's.
+///
+/// It is advice, and never a reason not to send: whoever finds no way without a link that is said
+/// to be dead takes the default one, and sees.
+#[derive(Debug)]
+pub struct Health<S: Storage> {
+    shape: Shape,
+    me: Coords,
+    own: AtomicU32,
+    reported: Table<S>,
+    /// What the node's administrator has said, which is believed until it is taken back.
+    noted: Table<S>,
+    /// Until when anything may be known of others.
+    until_ns: AtomicU64,
+}
+
+impl<S: Storage> Health<S> {
+    /// Node `me` of a machine knows of no dead link yet.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory.
+    pub fn new(shape: Shape, me: Coords) -> Result<Self, S::Error> {
+        let (own, until_ns) = (AtomicU32::new(0), AtomicU64::new(0));
+        Ok(Self { shape, me, own, reported: Table::new()?, noted: Table::new()?, until_ns })
+    }
+
+    /// The machine.
+    pub const fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The node's own dead ports, as far as it has found out.
+    pub fn own(&self) -> u16 {
+        self.own.load(Ordering::Relaxed) as u16
+    }
+
+    /// The node has found out which of its own ports are dead.
+    pub fn set_own(&self, dead: u16) {
+        self.own.store((dead & ALL_PORTS).into(), Ordering::Relaxed);
+    }
+
+    /// Takes note of a report. Returns whether it says something new.
+    pub fn learn(&self, report: &Report, now_ns: u64) -> bool {
+        let Report { origin, number, dead } = *report;
+        if origin == self.me || !self.shape.contains(origin) {
+            return false;
+        }
+        let before = match self.reported.find(origin) {
+            Some(old) => {
+                // What is late is no news, unless the node has been started again since.
+                let late = number.wrapping_sub(old.number) as i32 <= 0;
+                let repeated = (number, dead) == (old.number, old.dead);
+                if late && !repeated && is_fresh(old.said, now_ns, REPORT_NS) {
+                    return false;
+                }
+                old.dead
+            }
+            // Nothing is wrong with a node of which nothing is known: that takes no place.
+            None if dead == 0 => return false,
+            None => 0,
+        };
+        self.reported.set_dead(origin, dead, number, now_ns);
+        let until_ns = now_ns.saturating_add(REPORT_NS + 1);
+        self.until_ns.fetch_max(until_ns, Ordering::Relaxed);
+        dead != before
+    }
+
+    /// The administrator says which ports of a node are dead, 0 being none.
+    pub fn note(&self, node: Coords, dead: u16) {
+        let is_new = dead != 0 || self.noted.find(node).is_some();
+        if is_new && self.shape.contains(node) {
+            self.noted.set_dead(node, dead, 0, 0);
+            self.until_ns.store(u64::MAX, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether no dead link is known.
+    pub fn is_quiet(&self, now_ns: u64) -> bool {
+        self.own() == 0 && self.until_ns.load(Ordering::Relaxed) <= now_ns
+    }
+
+    /// Ports of a node that are known to be dead by what was said at this end of their links.
+    fn said_of(&self, node: Coords, now_ns: u64) -> u16 {
+        let said = match node == self.me {
+            true => self.own(),
+            false => self.reported.dead(node, now_ns, REPORT_NS),
+        };
+        said | self.noted.dead(node, now_ns, u64::MAX)
+    }
+
+    /// Whether the link of a node's port is known to be dead, by what was said at either end.
+    pub fn is_dead(&self, node: Coords, port: Port, now_ns: u64) -> bool {
+        let is_set = |mask: u16, port: Port| mask >> port.index() & 1 != 0;
+        is_set(self.said_of(node, now_ns), port)
+            || self
+                .shape
+                .neighbor(node, port)
+                .is_some_and(|other| is_set(self.said_of(other, now_ns), port.opposite()))
+    }
+
+    /// Ports of a node whose link is known to be dead, a bit for each.
+    pub fn dead_ports(&self, node: Coords, now_ns: u64) -> u16 {
+        let links = Port::ALL.into_iter().filter(|p| self.shape.neighbor(node, *p).is_some());
+        let dead = links.filter(|port| self.is_dead(node, *port, now_ns));
+        dead.fold(0, |mask, port| mask | 1 << port.index())
+    }
+
+    /// Whether links that are known to be dead cut a node off from this one, alone or with a few
+    /// others, as those of a board that has failed: nobody tells of the links between them.
+    pub fn is_cut_off(&self, node: Coords, now_ns: u64) -> bool {
+        if self.is_quiet(now_ns) {
+            return false;
+        }
+        let mut island = [node; ISLAND];
+        let (mut looked, mut count) = (0, 1);
+        while looked < count {
+            let at = island[looked];
+            looked += 1;
+            for port in Port::ALL {
+                let other = self.shape.neighbor(at, port);
+                let Some(other) = other.filter(|_| !self.is_dead(at, port, now_ns)) else {
+                    continue;
+                };
+                if island[..count].contains(&other) {
+                    continue;
+                }
+                if other == self.me || count == ISLAND {
+                    return false;
+                }
+                island[count] = other;
+                count += 1;
+            }
+        }
+        node != self.me
+    }
+
+    /// Whether no link on a packet's way from this node is known to be dead.
+    pub fn is_clear(&self, target: &PacketTarget, now_ns: u64) -> bool {
+        self.is_quiet(now_ns)
+            || self.walk(self.me, target.node, target.path, Some(target.distances), now_ns)
+    }
+
+    /// The path for a command to a node, whose answer comes back by the same path: the default one
+    /// if it may work, else another that may, the shortest first.
+    pub fn path(&self, to: Coords, now_ns: u64) -> Path {
+        let default = to.default_path();
+        if self.is_quiet(now_ns) || !self.shape.contains(to) {
+            return default;
+        }
+        let works = |path| {
+            self.walk(self.me, to, path, None, now_ns) && self.walk(to, self.me, path, None, now_ns)
+        };
+        if works(default) {
+            return default;
+        }
+        let (mut best, mut least) = (default, u32::MAX);
+        // A loop, as iterators of iterators have names that are too long for the kernel's tools.
+        for path in self.shape.paths() {
+            let hops = self.shape.hops(self.me, to, path);
+            if hops < least && works(path) {
+                (best, least) = (path, hops);
+            }
+        }
+        best
+    }
+
+    fn walk(
+        &self,
+        from: Coords,
+        to: Coords,
+        path: Path,
+        distances: Option<[i8; 3]>,
+        now_ns: u64,
+    ) -> bool {
+        let mut legs = self.shape.legs(from, to, path);
+        if let Some(distances) = distances {
+            legs = legs.with_distances(distances);
+        }
+        let mut at = from;
+        for leg in legs {
+            for _ in 0..leg.hops.unsigned_abs() {
+                let next = self.shape.neighbor(at, leg.port());
+                let Some(next) = next.filter(|_| !self.is_dead(at, leg.port(), now_ns)) else {
+                    return false;
+                };
+                at = next;
+            }
+        }
+        true
+    }
+
+    /// What is known, as text.
+    pub const fn known(&self, now_ns: u64) -> Known<'_, S> {
+        Known { health: self, now_ns }
+    }
+
+    /// The nodes at whose end of a link something was said, and what: a bit for each dead port. A
+    /// node of which a report and a note speak comes twice.
+    pub fn iter(&self, now_ns: u64) -> impl Iterator<Item = (Coords, u16)> {
+        let own = core::iter::once(self.me);
+        let noted = self.noted.iter(now_ns, u64::MAX);
+        let all = own.chain(self.reported.iter(now_ns, REPORT_NS)).chain(noted);
+        all.map(move |node| (node, self.said_of(node, now_ns))).filter(|(_, dead)| *dead != 0)
+    }
+}
+
+impl<S: Storage> fmt::Display for Known<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Known { health, now_ns } = self;
+        let torus = health.shape.torus().into_iter().zip(["x", "y", "z"]);
+        write!(f, "shape {} torus ", health.shape)?;
+        for (_, letter) in torus.filter(|(wraps, _)| *wraps) {
+            f.write_str(letter)?;
+        }
+        f.write_str("\n")?;
+        for (node, dead) in health.iter(*now_ns) {
+            let [x, y, z, a, b, c] = node.to_array();
+            write!(f, "{x} {y} {z} {a} {b} {c}")?;
+            for port in Port::ALL.into_iter().filter(|port| dead >> port.index() & 1 != 0) {
+                write!(f, " {}", port.name())?;
+            }
+            f.write_str("\n")?;
+        }
+        Ok(())
+    }
+}
+
+/// Tells the other nodes of this one's dead ports: when these change, and from time to time. A node
+/// none of whose ports has been dead says nothing.
+#[derive(Debug)]
+pub struct Reporter {
+    /// What was said last.
+    report: Report,
+    /// The node that is to be told next.
+    next: NodeId,
+    /// Rounds of a report that all is well that are still to come.
+    farewells: u8,
+    /// When the round began that is under way, or was last; when the next nodes are told.
+    began_ns: u64,
+    burst_ns: u64,
+}
+
+impl Reporter {
+    /// Node `me` has said nothing yet. Its reports are numbered from `first` on: a node that was
+    /// started again should not repeat the numbers that it had before.
+    pub const fn new(me: Coords, first: u32) -> Self {
+        Self {
+            report: Report { origin: me, number: first, dead: 0 },
+            next: NodeId::NOWHERE,
+            farewells: 0,
+            began_ns: 0,
+            burst_ns: 0,
+        }
+    }
+
+    /// Whether nobody is to be told right now.
+    pub fn is_settled(&self) -> bool {
+        self.next == NodeId::NOWHERE
+    }
+
+    /// Whether nobody is to be told before a port changes.
+    pub fn is_quiet(&self) -> bool {
+        self.is_settled() && self.report.dead == 0 && self.farewells == 0
+    }
+
+    /// Hands the reports to `send` that are to be sent now, which is false when there is no room
+    /// for more. To be called from time to time: about every second, and every few milliseconds
+    /// unless [`Reporter::is_settled`].
+    pub fn step<S: Storage>(
+        &mut self,
+        health: &Health<S>,
+        now_ns: u64,
+        mut send: impl FnMut(Coords, &[u8; HEADER_SIZE]) -> bool,
+    ) {
+        let since = now_ns.saturating_sub(self.began_ns);
+        let own = health.own();
+        let first = self.report.dead == 0 && self.farewells == 0;
+        if own != self.report.dead && (first || since >= CHANGE_NS) {
+            self.report.dead = own;
+            self.report.number = self.report.number.wrapping_add(1);
+            self.farewells = if own == 0 { FAREWELLS } else { 0 };
+            self.begin(now_ns);
+        } else if self.is_settled()
+            && (own != 0 && since >= REFRESH_NS || self.farewells > 0 && since >= CHANGE_NS)
+        {
+            self.begin(now_ns);
+        }
+        if self.is_settled() || now_ns < self.burst_ns {
+            return;
+        }
+        self.burst_ns = now_ns.saturating_add(BURST_NS);
+        let header = self.report.emit();
+        for _ in 0..BURST {
+            let Some(to) = health.shape().coords(self.next) else {
+                self.next = NodeId::NOWHERE;
+                self.farewells = self.farewells.saturating_sub(1);
+                return;
+            };
+            if to != self.report.origin && !health.is_cut_off(to, now_ns) && !send(to, &header) {
+                return;
+            }
+            self.next = NodeId(self.next.0 + 1);
+        }
+    }
+
+    fn begin(&mut self, now_ns: u64) {
+        self.next = NodeId(0);
+        (self.began_ns, self.burst_ns) = (now_ns, now_ns);
+    }
+}
