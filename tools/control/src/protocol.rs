@@ -79,6 +79,26 @@ pub enum Request {
     Counters { node: u32 },
     /// The registers of a node's device. Answered by [`Reply::Registers`].
     Registers { node: u32 },
+    /// A job asks for its turn to take nodes: first [`Reply::Queued`] if others are before it,
+    /// whenever its place changes, then [`Reply::Turn`]. The connection is the job's: when it ends
+    /// the job has ended, and its nodes are free.
+    Job {
+        command: String,
+        #[serde(default)]
+        pid: Option<u32>,
+    },
+    /// Takes nodes for the connection's job, in its turn, in place of those that it has; fewer of
+    /// these at any time. With `alone` no other job may have them.
+    Take {
+        nodes: Vec<u32>,
+        #[serde(default)]
+        alone: bool,
+        #[serde(default)]
+        shape: Option<String>,
+    },
+    /// The connection's job keeps its turn, and is answered by [`Reply::Turn`] again when the
+    /// machine or its jobs have changed.
+    Wait,
 }
 
 /// A program to run, and where.
@@ -122,6 +142,10 @@ pub enum Reply {
     Captured(CaptureSummary),
     /// Something has happened.
     Event(EventInfo),
+    /// A job waits for its turn, after so many others.
+    Queued { job: u32, before: u32 },
+    /// It is the job's turn.
+    Turn { job: u32 },
     /// What was asked for has been done.
     Done,
     /// What was asked for cannot be done: why, in one line.
@@ -146,6 +170,9 @@ pub struct MachineInfo {
     pub seconds: f64,
     /// Its nodes that have a device, by number.
     pub nodes: Vec<NodeInfo>,
+    /// Its jobs, in the order in which they came.
+    #[serde(default)]
+    pub jobs: Vec<JobInfo>,
 }
 
 impl MachineInfo {
@@ -220,6 +247,63 @@ impl NodeInfo {
     /// Whether it is a Linux node.
     pub fn is_linux(&self) -> bool {
         self.kind == NodeKind::Linux
+    }
+}
+
+/// A job as `tofu ps` shows it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobInfo {
+    /// Its number: the machine has no other job of this number, now or later.
+    pub job: u32,
+    /// What it runs.
+    pub command: String,
+    /// The process that asked for it.
+    pub pid: Option<u32>,
+    /// How far it is.
+    pub state: JobState,
+    /// The torus that it has, such as `4x3`.
+    pub shape: Option<String>,
+    /// No other job may have its nodes.
+    pub alone: bool,
+    /// Numbers of its nodes, in its own order.
+    pub nodes: Vec<u32>,
+    /// Since it has been in its state.
+    pub seconds: f64,
+}
+
+impl JobInfo {
+    /// Whether it has the node of this number.
+    pub fn has(&self, node: u32) -> bool {
+        self.nodes.contains(&node)
+    }
+
+    /// The numbers of those that have a node, such as `1 4`, or `-`.
+    pub fn numbers(jobs: &[Self], node: u32) -> String {
+        let jobs = jobs.iter().filter(|job| job.has(node));
+        let jobs: Vec<_> = jobs.map(|job| job.job.to_string()).collect();
+        if jobs.is_empty() { "-".to_owned() } else { jobs.join(" ") }
+    }
+}
+
+/// How far a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// It waits for nodes.
+    Queued,
+    /// It has nodes.
+    Running,
+    /// It has given them back.
+    Ended,
+}
+
+impl fmt::Display for JobState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Ended => "ended",
+        })
     }
 }
 
@@ -377,6 +461,8 @@ pub enum EventKind {
     LinkErrors { port: String, errors: Option<String> },
     /// These are the faults of all links now.
     Faults { faults: Option<String> },
+    /// A job waits for nodes, has taken these, or has ended.
+    Job { job: u32, state: JobState, command: String, nodes: Vec<u32> },
     /// The machine ends.
     Down,
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use anyhow::{Context, bail};
 use clap::Parser;
 use tofu_control::MachineName;
 use tofu_fabric::Shape;
@@ -79,9 +80,15 @@ pub struct RunArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Shape of a machine that is started for the run [default: as the job asks]
-    #[arg(long, value_name = "SHAPE", conflicts_with = "machine")]
-    pub(crate) shape: Option<Shape>,
+    /// Torus of nodes for the job alone, such as 12, 4x3 or 3x4x2, out of the machine that is
+    /// running; or the shape of a machine that is started for the run, such as unit or
+    /// 2x1x1x2x3x2, and with --local always that [default: as the job asks]
+    #[arg(long, value_name = "SHAPE")]
+    pub(crate) shape: Option<JobShape>,
+
+    /// If there are no nodes for the job now, do not wait for some
+    #[arg(long)]
+    pub(crate) no_wait: bool,
 
     /// Generation of a machine that is started for the run: k, fx10, fx100, fugaku or tnw, as for
     /// `tofu up` [default: fugaku]
@@ -123,6 +130,8 @@ Examples:
       on two nodes, of a machine that is started for it if none runs
   tofu run --map 4x3 --ppn 2 ./stencil 100
       24 ranks on a torus of 4 by 3 nodes
+  tofu run --shape 3x2x2 --machine big ./stencil
+      12 nodes of a larger machine that no other job has; waits until there are some
   tofu run --mpi -n 4 ./hello_mpi
   tofu run --copy ring.py -n 2 python3 ring.py
   tofu run --cwd . ./make_topology && tofu run --cwd . -n 4 ./uses_it
@@ -133,6 +142,73 @@ Examples:
 `tofu sdk DIR` writes the headers and libraries that programs are compiled with.
 Exit codes: that of the first rank that failed (128 and the number if a signal ended it), 124
 after --timeout, 130 after Ctrl-C, 2 for mistakes.";
+
+impl RunArgs {
+    /// The torus that the job gets for itself.
+    pub(crate) fn torus(&self) -> Option<LogicalShape> {
+        match self.shape {
+            Some(JobShape::Torus(torus)) if self.map.is_none() && !self.local => Some(torus),
+            _ => None,
+        }
+    }
+
+    /// The shape of a machine that is started for the run, if the user has named one.
+    ///
+    /// # Errors
+    ///
+    /// If no machine is of that shape, or none is to be started.
+    pub(crate) fn machine_shape(&self) -> anyhow::Result<Option<Shape>> {
+        let shape = match self.shape {
+            None => return Ok(None),
+            Some(JobShape::Torus(_)) if self.torus().is_some() => return Ok(None),
+            Some(JobShape::Torus(torus)) => as_machine(torus)?,
+            Some(JobShape::Machine(shape)) => shape,
+        };
+        if let Some(name) = &self.machine {
+            bail!(
+                "--shape {shape} is that of a machine which is started for the run, and --machine \
+                 {name} runs; a torus out of it has one to three lengths, and is not given by --map"
+            );
+        }
+        Ok(Some(shape))
+    }
+}
+
+/// What `--shape` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum JobShape {
+    /// One to three lengths: a torus for the job.
+    Torus(LogicalShape),
+    /// Six, or a name: a machine for the run.
+    Machine(Shape),
+}
+
+impl FromStr for JobShape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Ok(torus) = text.parse() {
+            return Ok(Self::Torus(torus));
+        }
+        let allowed = "one to three lengths of a torus for the job, such as 12, 4x3 or 3x4x2, six \
+                       lengths of a machine, or a machine's name, such as unit";
+        text.parse().map(Self::Machine).map_err(|error| format!("{error}; --shape is {allowed}"))
+    }
+}
+
+/// The shape of a machine for a torus: the torus itself as X, Y and Z, into which every map fits.
+///
+/// # Errors
+///
+/// If no machine is so long.
+pub(crate) fn as_machine(torus: LogicalShape) -> anyhow::Result<Shape> {
+    let mut lens = [1; 6];
+    for (len, wanted) in lens.iter_mut().zip(torus.lens()) {
+        *len = u8::try_from(*wanted).unwrap_or(u8::MAX);
+    }
+    let shape = Shape::new(lens).ok();
+    shape.with_context(|| format!("a machine cannot be made for {torus}; name one with --shape"))
+}
 
 /// A variable of the ranks' environment.
 #[derive(Clone, Debug, PartialEq, Eq)]

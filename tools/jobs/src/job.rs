@@ -229,8 +229,17 @@ impl Screen {
 ///
 /// If output cannot be written.
 pub(crate) fn warn(json: bool, text: &str) -> io::Result<()> {
+    note(json, text, &json!({ "event": "warning", "text": text }))
+}
+
+/// The same, with an object of its own for `--json`.
+///
+/// # Errors
+///
+/// If output cannot be written.
+pub(crate) fn note(json: bool, text: &str, value: &Value) -> io::Result<()> {
     let style = if json { Style::Json } else { Style::Plain };
-    Screen::new(style, Vec::new()).note(text, &json!({ "event": "warning", "text": text }))
+    Screen::new(style, Vec::new()).note(text, value)
 }
 
 fn write(output: Output, bytes: &[u8]) -> io::Result<()> {

@@ -11,6 +11,7 @@ mod bundle;
 mod elf;
 mod everywhere;
 mod job;
+mod lease;
 pub mod libraries;
 mod local;
 mod machine;

@@ -74,7 +74,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     }
     let wanted = Wanted::new(args)?;
     let wanted = Wanted { ppn: wanted.ppn.or(Some(1)), ..wanted };
-    let (shape, placement) = find_machine(args.shape, wanted)?;
+    let (shape, placement) = find_machine(args.machine_shape()?, wanted)?;
     let ranks = placement.info.job.processes();
     let program = Program::new(&args.program)?;
     let destination = Destination::new(args)?;

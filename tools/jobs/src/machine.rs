@@ -10,9 +10,9 @@ use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tofu_abi::Coords;
-use tofu_control::protocol::{MachineInfo, NodeInfo};
+use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo};
 use tofu_control::{MachineName, find_machine, info, rundir};
-use tofu_fabric::Shape;
+use tofu_fabric::{NodeId, Shape};
 use tofu_jtofu::System;
 use tofu_supervisor::janitor;
 use tofu_supervisor::units::{ImageName, Interconnect};
@@ -54,6 +54,8 @@ pub(crate) struct Machine {
     pub(crate) usable: System,
     /// The machine as programs get it.
     pub(crate) system: System,
+    /// Those that it has.
+    pub(crate) jobs: Vec<JobInfo>,
     /// Its process, if it is there for this run only.
     own: Option<Own>,
 }
@@ -66,7 +68,7 @@ impl Machine {
     /// If there is none that will do, or it does not start.
     pub(crate) fn find(args: &RunArgs, wanted: Wanted, control: &Control) -> anyhow::Result<Found> {
         // What a machine is to be made of says that one is to be made.
-        let made = args.shape.is_some()
+        let made = args.machine_shape()?.is_some()
             || args.generation.is_some()
             || args.image.is_some()
             || args.driver.is_some()
@@ -106,20 +108,27 @@ impl Machine {
     }
 
     fn running((name, control): (MachineName, PathBuf), own: Option<Own>) -> anyhow::Result<Self> {
-        let machine = info(&control).with_context(|| format!("machine {name}"))?;
-        let (shape, system) = system(&machine).with_context(|| format!("machine {name}"))?;
-        // It has devices, as its nodes are ready.
-        let interconnect = machine.generation.as_deref().map(str::parse).transpose();
-        let interconnect = interconnect.map_err(anyhow::Error::msg)?.unwrap_or_default();
-        let ready = machine.nodes.into_iter().filter(|node| node.state == "ready");
-        let nodes: Vec<_> = ready.collect();
-        if nodes.is_empty() {
-            bail!("the machine {name} has no Linux node that is ready; `tofu ps` lists its nodes");
-        }
-        let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
-        let others = shape.iter().filter(|at| !ready.contains(at));
-        let usable = system.clone().with_failed(others)?;
-        Ok(Self { name, control, interconnect, nodes, usable, system, own })
+        let Seen { interconnect, nodes, usable, system, jobs } = Seen::new(&name, &control)?;
+        Ok(Self { name, control, interconnect, nodes, usable, system, jobs, own })
+    }
+
+    /// Looks at it again: what it says of itself is as it is now.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer, or has no node that is ready.
+    pub(crate) fn look(&mut self) -> anyhow::Result<()> {
+        let Seen { interconnect, nodes, usable, system, jobs } =
+            Seen::new(&self.name, &self.control)?;
+        self.interconnect = interconnect;
+        (self.nodes, self.usable, self.system, self.jobs) = (nodes, usable, system, jobs);
+        Ok(())
+    }
+
+    /// Where nodes of these numbers are.
+    pub(crate) fn places<'a>(&self, nodes: impl Iterator<Item = &'a u32>) -> Vec<Coords> {
+        let shape = self.system.shape();
+        nodes.filter_map(|node| shape.coords(NodeId(*node))).collect()
     }
 
     /// The number of the node at these coordinates.
@@ -136,6 +145,34 @@ impl Machine {
     /// Ends it if it is there for this run only.
     pub(crate) fn end(self) -> anyhow::Result<()> {
         self.own.map_or(Ok(()), Own::end)
+    }
+}
+
+/// What a machine says of itself.
+struct Seen {
+    interconnect: Interconnect,
+    nodes: Vec<NodeInfo>,
+    usable: System,
+    system: System,
+    jobs: Vec<JobInfo>,
+}
+
+impl Seen {
+    fn new(name: &MachineName, control: &Path) -> anyhow::Result<Self> {
+        let machine = info(control).with_context(|| format!("machine {name}"))?;
+        let (shape, system) = system(&machine).with_context(|| format!("machine {name}"))?;
+        // It has devices, as its nodes are ready.
+        let interconnect = machine.generation.as_deref().map(str::parse).transpose();
+        let interconnect = interconnect.map_err(anyhow::Error::msg)?.unwrap_or_default();
+        let ready = machine.nodes.into_iter().filter(|node| node.state == "ready");
+        let nodes: Vec<_> = ready.collect();
+        if nodes.is_empty() {
+            bail!("the machine {name} has no Linux node that is ready; `tofu ps` lists its nodes");
+        }
+        let ready: Vec<Coords> = nodes.iter().map(|node| Coords::from_array(node.at)).collect();
+        let others = shape.iter().filter(|at| !ready.contains(at));
+        let usable = system.clone().with_failed(others)?;
+        Ok(Self { interconnect, nodes, usable, system, jobs: machine.jobs })
     }
 }
 
@@ -159,7 +196,7 @@ struct Own {
 impl Own {
     /// Starts a machine with enough nodes.
     fn start(args: &RunArgs, wanted: Wanted) -> anyhow::Result<(Self, MachineName)> {
-        let shape = match args.shape {
+        let shape = match args.machine_shape()? {
             Some(shape) => shape.to_string(),
             None => wanted.as_machine()?.to_string(),
         };

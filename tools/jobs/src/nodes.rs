@@ -12,13 +12,15 @@ use tofu_abi::Coords;
 use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
 use tofu_control::{RemoteProgram, node_name};
 use tofu_jtofu::Mapinfo;
+use tofu_ui::exit;
 
 use crate::args::RunArgs;
 use crate::bring::{self, Destination, Origin};
 use crate::bundle::Bundle;
 use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank};
+use crate::lease::{Got, Lease};
 use crate::machine::{Found, Machine};
-use crate::place::{self, Placement, Wanted};
+use crate::place::{Placement, Wanted};
 
 /// Where a job's folder is on a node.
 const FOLDER: &str = "/tmp";
@@ -70,11 +72,11 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let wanted = Wanted::new(args)?;
     let bundle = Bundle::new(args)?;
     let destination = Destination::new(args)?;
-    let machine = match Machine::find(args, wanted, &control)? {
+    let mut machine = match Machine::find(args, wanted, &control)? {
         Found::Machine(machine) => machine,
         Found::Over(code) => return Ok(code),
     };
-    let result = on_machine(args, wanted, (&bundle, destination.as_ref()), &machine, &control);
+    let result = on_machine(args, wanted, (&bundle, destination.as_ref()), &mut machine, &control);
     let ended = machine.end();
     let code = result?;
     ended?;
@@ -85,12 +87,17 @@ fn on_machine(
     args: &RunArgs,
     wanted: Wanted,
     (bundle, destination): (&Bundle, Option<&Destination>),
-    machine: &Machine,
+    machine: &mut Machine,
     control: &Control,
 ) -> anyhow::Result<u8> {
-    let wanted = Wanted { interconnect: machine.interconnect, ..wanted };
-    let job =
-        place::lay(&machine.usable, wanted).with_context(|| format!("machine {}", machine.name))?;
+    let name = machine.name.clone();
+    let got = Lease::take(args, wanted, machine, control);
+    // Until the nodes are tidy again.
+    let (_lease, job) = match got.with_context(|| format!("machine {name}"))? {
+        Got::Nodes(lease, job) => (lease, *job),
+        Got::Signal(signal) => return Ok(exit::of_signal(signal)),
+    };
+    let machine = &*machine;
     let placement = Placement { info: Mapinfo { system: machine.system.clone(), job } };
     if let Some(about) = bundle.about_mpi().filter(|_| placement.info.job.processes() > 1) {
         job::warn(args.json, about)?;

@@ -6,7 +6,7 @@ use tofu_abi::topology::Shape;
 use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
 use tofu_supervisor::units::Interconnect;
 
-use crate::args::RunArgs;
+use crate::args::{RunArgs, as_machine};
 
 /// What the user asks for, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub(crate) struct Wanted {
     pub(crate) ranks: Option<u32>,
     pub(crate) map: Option<LogicalShape>,
     pub(crate) ppn: Option<u32>,
+    /// No other job may have its nodes, and its map is a torus if the machine has one.
+    pub(crate) alone: bool,
     /// Of the machine.
     pub(crate) interconnect: Interconnect,
 }
@@ -26,7 +28,14 @@ impl Wanted {
     /// If numbers are out of range or contradict each other.
     pub(crate) fn new(args: &RunArgs) -> anyhow::Result<Self> {
         let interconnect = args.generation.unwrap_or_default();
-        let wanted = Self { ranks: args.ranks, map: args.map, ppn: args.ppn, interconnect };
+        let torus = args.torus();
+        let wanted = Self {
+            ranks: args.ranks,
+            map: args.map.or(torus),
+            ppn: args.ppn,
+            alone: torus.is_some(),
+            interconnect,
+        };
         wanted.check()?;
         Ok(wanted)
     }
@@ -90,14 +99,7 @@ impl Wanted {
     /// The shape of a machine that is made for this job: the job's torus as the machine's, into
     /// which every map fits, and every torus.
     pub(crate) fn as_machine(self) -> anyhow::Result<Shape> {
-        let nodes = self.nodes()?;
-        let mut lens = [1; 6];
-        for (len, wanted) in lens.iter_mut().zip(nodes.lens()) {
-            *len = u8::try_from(*wanted).unwrap_or(u8::MAX);
-        }
-        Shape::new(lens)
-            .ok()
-            .with_context(|| format!("a machine cannot be made for {nodes}; name one with --shape"))
+        as_machine(self.nodes()?)
     }
 }
 
@@ -141,12 +143,62 @@ pub(crate) fn lay(system: &System, wanted: Wanted) -> anyhow::Result<Job> {
         Some(map) => map,
         None => LogicalShape::new(&[nodes])?,
     };
-    let found = RankMap::find(system, shape, false);
+    let closed = wanted.alone.then(|| RankMap::find(system, shape, true).ok()).flatten();
+    let found = match closed {
+        Some(map) => Ok(map),
+        None => RankMap::find(system, shape, false),
+    };
     let map = match wanted.map {
-        Some(_) => found.context("--map")?,
+        Some(_) => found.context(if wanted.alone { "--shape" } else { "--map" })?,
         None => found.context("a row of nodes for the job; --map may ask for another shape")?,
     };
     Ok(Job::new(&map, ppn, ranks)?)
+}
+
+/// Whether there are nodes for a job.
+pub(crate) enum Fit {
+    /// There are.
+    Now(Box<Job>),
+    /// There will be when others have given back theirs: what is asked for, and what is free.
+    Later(String),
+}
+
+/// Lays a job on the nodes of `system` that have not failed, beside jobs that have taken some. What
+/// it gets, but for where, does not depend on these, unless it asks for nothing.
+///
+/// # Errors
+///
+/// If it would not fit if it were alone.
+pub(crate) fn fit(system: &System, taken: Vec<Coords>, wanted: Wanted) -> anyhow::Result<Fit> {
+    let whole = lay(system, wanted)?;
+    if taken.is_empty() {
+        return Ok(Fit::Now(Box::new(whole)));
+    }
+    let free = system.clone().with_failed(taken)?;
+    let left = free.shape().nodes() as usize - free.failed().len();
+    let same = match wanted {
+        Wanted { map: None, ranks: None, .. } => wanted,
+        _ => Wanted {
+            map: Some(whole.shape()),
+            ranks: Some(whole.processes()),
+            ppn: Some(whole.per_node()),
+            ..wanted
+        },
+    };
+    let is_closed = |job: &Job| job.closed().iter().all(|closed| *closed);
+    match lay(&free, same) {
+        Ok(job) if !wanted.alone || is_closed(&job) || !is_closed(&whole) => {
+            Ok(Fit::Now(Box::new(job)))
+        }
+        _ => {
+            let (shape, needed) = (whole.shape(), whole.nodes().len());
+            let nodes = if needed == 1 { "node" } else { "nodes" };
+            Ok(Fit::Later(match left >= needed {
+                true => format!("no torus {shape} is free, though {left} nodes are"),
+                false => format!("the job needs {needed} {nodes}, and {left} are free"),
+            }))
+        }
+    }
 }
 
 /// A job in numbers that its ranks get, and where each is.
@@ -227,7 +279,7 @@ mod tests {
 
     fn wanted(ranks: Option<u32>, map: Option<&str>, ppn: Option<u32>) -> Wanted {
         let map = map.map(|map| map.parse().unwrap());
-        Wanted { ranks, map, ppn, interconnect: Interconnect::default() }
+        Wanted { ranks, map, ppn, ..Wanted::default() }
     }
 
     fn unit() -> System {
@@ -285,6 +337,39 @@ mod tests {
         let placement = place(&system, wanted(Some(10), None, None));
         assert!(!placement.nodes().contains(&failed));
         assert!(lay(&system, wanted(Some(12), None, Some(1))).is_err());
+    }
+
+    #[test]
+    fn jobs_fit_beside_each_other_or_wait() {
+        let alone = |shape| Wanted { alone: true, ..wanted(None, Some(shape), None) };
+        let mut taken = Vec::new();
+        for _ in 0..2 {
+            let Fit::Now(job) = fit(&unit(), taken.clone(), alone("3x2")).ok().unwrap() else {
+                panic!("there is room for two")
+            };
+            assert!(job.nodes().iter().all(|node| !taken.contains(node)));
+            assert!(job.closed().iter().all(|closed| *closed));
+            taken.extend(job.nodes());
+        }
+        let later = |taken: &[Coords], wanted| match fit(&unit(), taken.to_vec(), wanted) {
+            Ok(Fit::Later(why)) => why,
+            Ok(Fit::Now(job)) => panic!("it has {:?}", job.nodes()),
+            Err(error) => panic!("{error:#}"),
+        };
+        let why = later(&taken, alone("3x2"));
+        assert_eq!(why, "the job needs 6 nodes, and 0 are free");
+        // Enough nodes, but no such torus of them: every second one is free.
+        let odd = unit().shape().iter().filter(|at| (at.a + at.b + at.c) % 2 == 1);
+        let why = later(&odd.collect::<Vec<_>>(), alone("2x2"));
+        assert_eq!(why, "no torus 2x2 is free, though 6 nodes are");
+        // One that would never fit is told at once.
+        assert!(fit(&unit(), taken.clone(), alone("4x4")).is_err());
+        // Fewer nodes with more ranks each is not what was asked for, but all there are is.
+        later(&taken[..6], wanted(Some(12), None, None));
+        let Ok(Fit::Now(job)) = fit(&unit(), taken[..6].to_vec(), wanted(None, None, None)) else {
+            panic!("six are free")
+        };
+        assert_eq!(job.processes(), 6);
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod faults;
 pub mod gateway;
 pub mod guest;
 pub mod janitor;
+mod jobs;
 pub mod link_errors;
 pub mod machine;
 pub mod named;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
-use tofu_control::protocol::{EventInfo, EventKind, NodeKind};
+use tofu_control::protocol::{EventInfo, EventKind, JobInfo, NodeKind};
 use tofu_fabric::NodeId;
 use tofu_gateway::{Connector, LinkStats};
 use tofu_machine::{Node, TorusNode};
@@ -20,6 +20,7 @@ use tofu_vmm::Holder;
 
 use crate::event::{BootStage, Event, Outcome};
 use crate::gateway::GatewayInfo;
+use crate::jobs::Jobs;
 use crate::machine::AnyNetwork;
 use crate::node::AgentNode;
 use crate::plan::Network;
@@ -41,6 +42,8 @@ pub struct Registry {
     holders: Mutex<HashMap<NodeId, Holder>>,
     /// Nodes whose processors were stopped.
     held: Mutex<HashSet<NodeId>>,
+    /// Who has which nodes.
+    pub(crate) jobs: Jobs,
     /// Those who want to know what happens.
     followers: Mutex<Vec<SyncSender<EventInfo>>>,
     /// Held by each of them.
@@ -90,6 +93,7 @@ impl Registry {
             served: Mutex::default(),
             holders: Mutex::default(),
             held: Mutex::default(),
+            jobs: Jobs::default(),
             followers: Mutex::default(),
             following: Arc::default(),
             cancelled: AtomicBool::new(false),
@@ -309,8 +313,18 @@ impl Registry {
         }
     }
 
-    /// Tells those who follow what has happened. One who is too far behind is dropped.
+    /// Tells those who follow of a job that has come, taken nodes or ended.
+    pub(crate) fn publish_job(&self, job: JobInfo) {
+        let JobInfo { job, command, state, nodes, .. } = job;
+        self.publish(None, EventKind::Job { job, state, command, nodes });
+    }
+
+    /// Tells those who follow what has happened. One who is too far behind is dropped. Jobs that
+    /// wait for nodes look whether there are some now.
     pub(crate) fn publish(&self, node: Option<NodeId>, what: EventKind) {
+        if !matches!(what, EventKind::Line { .. }) {
+            self.jobs.wake();
+        }
         let mut followers = lock(&self.followers);
         if followers.is_empty() {
             return;

@@ -1,10 +1,11 @@
-//! The control socket of a machine: serves `tofu ps`, `exec`, `cp`, `console`, `restart`, `down`.
+//! The control socket of a machine: serves `tofu ps`, `exec`, `cp`, `run`, `console`, `down`.
 //!
 //! Lines of JSON, as docs/src/reference/control.md has it.
 
 mod capture;
 mod counters;
 mod events;
+mod jobs;
 mod network;
 mod registers;
 mod reply;
@@ -126,6 +127,9 @@ fn serve_client(mut client: UnixStream, registry: &Registry) -> anyhow::Result<(
                 Err(error) => Err(error),
             },
             Request::Events => return events::serve(client, requests, registry),
+            Request::Job { command, pid } => {
+                return jobs::serve(client, requests, registry, (&command, pid));
+            }
             Request::Down => {
                 // First, as this process may end before it could be said.
                 say(&mut client, &Reply::Done)?;
@@ -176,12 +180,14 @@ fn answer(registry: &Registry, request: Request) -> anyhow::Result<Reply> {
             return Ok(Reply::Registers { registers: registers::of(registry, NodeId(node))? });
         }
         Request::To { .. } => bail!("no program runs on this connection"),
+        Request::Take { .. } | Request::Wait => bail!("the connection is no job's"),
         Request::Exec(_)
         | Request::Console { .. }
         | Request::Forward { .. }
         | Request::Datagrams { .. }
         | Request::Capture(_)
         | Request::Down
+        | Request::Job { .. }
         | Request::Events => bail!("not a request with one answer"),
     }
     Ok(Reply::Done)
@@ -298,6 +304,7 @@ fn info(registry: &Registry, ping: bool) -> MachineInfo {
         links_down: network::links_down(registry),
         seconds: registry.started.elapsed().as_secs_f64(),
         nodes,
+        jobs: registry.jobs.list(),
     }
 }
 

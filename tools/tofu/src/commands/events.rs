@@ -12,7 +12,7 @@ use tofu_control::{Connection, MachineName, find_machine, rundir};
 /// Follow what happens to a machine, until it ends
 ///
 /// A line for each event: nodes that boot, print, end or are paused, links and faults that change,
-/// clients that attach to served devices.
+/// clients that attach to served devices, jobs that come, run and end.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EventsArgs {
     /// Machine; not needed if only one runs
@@ -92,6 +92,14 @@ fn words(what: &EventKind) -> String {
         EventKind::LinkErrors { port, errors: None } => format!("link {port} has no more errors"),
         EventKind::Faults { faults: Some(faults) } => format!("faults {faults}"),
         EventKind::Faults { faults: None } => "no more faults".to_owned(),
+        EventKind::Job { job, state, command, nodes } => {
+            let on = match nodes.len() {
+                0 => String::new(),
+                1 => " on 1 node".to_owned(),
+                nodes => format!(" on {nodes} nodes"),
+            };
+            format!("job {job} {state}{on}: {command}")
+        }
         EventKind::Down => "the machine ends".to_owned(),
     }
 }

@@ -5,14 +5,15 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
-use tofu_control::protocol::{MachineInfo, NodeInfo};
+use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo};
 use tofu_control::{ping, rundir};
 use tofu_ui::{printable, table};
 
-/// List the machines that run, and their nodes
+/// List the machines that run, their nodes and their jobs
 ///
 /// Linux nodes are asked for a sign of life; one that gives none in two seconds is shown as not
-/// answering. A node whose router has failed (see `tofu node`) is shown as down.
+/// answering. A node whose router has failed (see `tofu node`) is shown as down. Jobs of `tofu run`
+/// are listed with the nodes that they have; those that wait for nodes are queued.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PsArgs {
     /// Print the list as JSON
@@ -39,7 +40,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
                 Ok(machine) => json!({
                     "name": name, "pid": machine.pid, "shape": machine.shape,
                     "generation": machine.generation, "seconds": machine.seconds,
-                    "nodes": machine.nodes,
+                    "nodes": machine.nodes, "jobs": machine.jobs,
                 }),
                 Err(why) => json!({ "name": name, "error": why }),
             })
@@ -64,8 +65,9 @@ fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<(
     // None while it starts.
     let generation = machine.generation.as_ref().map(|of| format!(", {of}")).unwrap_or_default();
     writeln!(out, "machine {name}: {shape}{generation}, up {up}, process {pid}")?;
+    let has_jobs = !machine.jobs.is_empty();
     let rows = machine.nodes.iter().map(|node: &NodeInfo| {
-        vec![
+        let mut row = vec![
             node.index.to_string(),
             Coords::from_array(node.at).to_string(),
             node.kind.to_string(),
@@ -73,11 +75,56 @@ fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<(
             node.vmm.clone(),
             node.pid.map_or("-".to_owned(), |pid| pid.to_string()),
             duration(node.seconds),
-        ]
+        ];
+        row.extend(has_jobs.then(|| JobInfo::numbers(&machine.jobs, node.index)));
+        row
     });
-    let head = ["index", "node", "kind", "state", "vmm", "process", "for"];
-    write!(out, "{}", table(&head, &[0, 5], rows))?;
+    let head = ["index", "node", "kind", "state", "vmm", "process", "for", "job"];
+    let columns = head.len() - usize::from(!has_jobs);
+    write!(out, "{}", table(&head[..columns], &[0, 5], rows))?;
+    if has_jobs {
+        let rows = machine.jobs.iter().map(|job: &JobInfo| {
+            vec![
+                job.job.to_string(),
+                job.state.to_string(),
+                job.pid.map_or("-".to_owned(), |pid| pid.to_string()),
+                duration(job.seconds),
+                job.shape.clone().unwrap_or_else(|| "-".to_owned()),
+                has(job),
+                job.command.clone(),
+            ]
+        });
+        let head = ["job", "state", "process", "for", "shape", "nodes", "command"];
+        write!(out, "{}", table(&head, &[0, 2], rows))?;
+    }
     Ok(())
+}
+
+/// What a job has.
+fn has(job: &JobInfo) -> String {
+    match (&job.nodes[..], job.alone) {
+        ([], _) => "-".to_owned(),
+        (nodes, true) => format!("{} alone", ranges(nodes)),
+        (nodes, false) => ranges(nodes),
+    }
+}
+
+/// Numbers in ascending order, such as `0-3 6`.
+fn ranges(numbers: &[u32]) -> String {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for number in sorted {
+        match runs.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    let run = |(first, last): &(u32, u32)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    runs.iter().map(run).collect::<Vec<_>>().join(" ")
 }
 
 fn state(node: &NodeInfo) -> String {
@@ -97,6 +144,12 @@ fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_of_a_job_are_short() {
+        assert_eq!(ranges(&[6, 0, 2, 1, 3]), "0-3 6");
+        assert_eq!(ranges(&[7, u32::MAX]), "7 4294967295");
+    }
 
     #[test]
     fn durations_are_readable() {

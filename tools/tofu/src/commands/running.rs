@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use clap::Args;
-use tofu_control::protocol::{Reply, Request};
+use tofu_control::protocol::{JobInfo, Reply, Request};
 use tofu_control::{MachineName, ask, find_machine, info};
 use tofu_machine::Generation;
 use tofu_supervisor::options::ShapeArgs;
@@ -20,24 +20,34 @@ pub(crate) struct MachineOrShape {
     pub(crate) machine: Option<Option<MachineName>>,
 }
 
+/// What is known of a machine.
+pub(crate) struct Described {
+    pub(crate) network: Network,
+    pub(crate) generation: Option<Generation>,
+    /// None of one that does not run.
+    pub(crate) jobs: Vec<JobInfo>,
+}
+
 impl MachineOrShape {
     /// Its network.
     pub(crate) fn network(&self) -> anyhow::Result<Network> {
-        Ok(self.network_and_generation()?.0)
+        Ok(self.describe()?.network)
     }
 
-    /// Its network, and of which generation it is, if that is known.
-    pub(crate) fn network_and_generation(&self) -> anyhow::Result<(Network, Option<Generation>)> {
+    /// What is known of it.
+    pub(crate) fn describe(&self) -> anyhow::Result<Described> {
         let Some(name) = &self.machine else {
             let (network, file) = Network::new(&self.shape)?;
-            return Ok((network, file.interconnect.tofu()));
+            let generation = file.interconnect.tofu();
+            return Ok(Described { network, generation, jobs: Vec::new() });
         };
         let (_, control) = find_machine(name.as_ref())?;
         let info = info(&control)?;
         let shape = info.shape()?;
         let Reply::Links { down } = ask(&control, &Request::Links)? else { bail!("not an answer") };
         let links_down = down.iter().filter_map(|end| end.find(&shape)).collect();
-        Ok((Network { shape, links_down }, info.generation()))
+        let generation = info.generation();
+        Ok(Described { network: Network { shape, links_down }, generation, jobs: info.jobs })
     }
 
     /// Whether it runs.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use tofu_abi::Coords;
+use tofu_control::protocol::JobInfo;
 use tofu_fabric::{Axis, Link};
 use tofu_supervisor::plan::Network;
 
@@ -58,13 +59,20 @@ pub(crate) fn colour(axis: Axis) -> &'static str {
     }
 }
 
-/// Draws the machine as a stand-alone SVG document.
-pub(crate) fn draw(network: &Network) -> Result<String, TooLarge> {
+/// What nodes of a job are filled with.
+fn of_job(job: u32) -> &'static str {
+    const FILLS: [&str; 6] = ["#cfe8ff", "#ffe2b8", "#d6f2c4", "#f3d3f5", "#fff3a8", "#d8d8ee"];
+    FILLS[job as usize % FILLS.len()]
+}
+
+/// Draws the machine as a stand-alone SVG document; nodes of jobs are coloured, with
+/// the jobs' numbers below.
+pub(crate) fn draw(network: &Network, jobs: &[JobInfo]) -> Result<String, TooLarge> {
     let nodes = network.shape.nodes();
     if nodes > MAX_NODES {
         return Err(TooLarge(nodes));
     }
-    Ok(Picture::new(network).draw())
+    Ok(Picture { jobs, ..Picture::new(network) }.draw())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,6 +91,7 @@ struct Roles {
 
 struct Picture<'a> {
     network: &'a Network,
+    jobs: &'a [JobInfo],
     roles: Roles,
     /// Of a panel.
     width: i32,
@@ -108,6 +117,7 @@ impl<'a> Picture<'a> {
         };
         Self {
             network,
+            jobs: &[],
             roles: Roles { inner, row, outer },
             width: a * STEP_A.0 + c * STEP_C.0 + 2 * PAD_X + if b == 2 { SWING / 2 } else { 0 },
             height: b * STEP_B.1 - c * STEP_C.1 + PAD_TOP + PAD_BOTTOM,
@@ -246,8 +256,11 @@ impl<'a> Picture<'a> {
 
     fn circle(&mut self, at: Coords) {
         let Point { x, y } = self.node(at);
+        let id = self.network.shape.node_id(at).map_or(0, |id| id.0);
+        let here: Vec<_> = self.jobs.iter().filter(|job| job.has(id)).collect();
+        let fill = here.first().map_or("#ffffff", |job| of_job(job.job));
         self.add(format_args!(
-            "<g><title>{at}</title><circle cx=\"{x}\" cy=\"{y}\" r=\"{RADIUS}\" fill=\"#ffffff\" \
+            "<g><title>{at}</title><circle cx=\"{x}\" cy=\"{y}\" r=\"{RADIUS}\" fill=\"{fill}\" \
              stroke=\"#333333\" stroke-width=\"1.5\"/><text x=\"{x}\" y=\"{}\" font-size=\"13\" \
              text-anchor=\"middle\" fill=\"#111111\">{}{}{}</text></g>",
             y + 5,
@@ -255,6 +268,14 @@ impl<'a> Picture<'a> {
             at.b,
             at.c
         ));
+        if !here.is_empty() {
+            let text = format!("job {}", JobInfo::numbers(self.jobs, id));
+            self.add(format_args!(
+                "<text x=\"{x}\" y=\"{}\" font-size=\"11\" text-anchor=\"middle\" \
+                 fill=\"#333333\">{text}</text>",
+                y + RADIUS + 12
+            ));
+        }
     }
 
     /// A line along `path`, an SVG path.
@@ -402,7 +423,7 @@ mod tests {
         for shape in SHAPES {
             for torus in [false, true] {
                 let network = network(shape, torus);
-                let picture = draw(&network).unwrap();
+                let picture = draw(&network, &[]).unwrap();
                 let count = |what: &str| picture.matches(what).count();
                 assert_eq!(count("<circle"), network.shape.nodes() as usize, "{shape}");
                 let inner = Link::all(&network.shape).filter(|link| link.port.axis() >= Axis::A);
@@ -439,9 +460,9 @@ mod tests {
     #[test]
     fn links_that_are_down_are_red() {
         let mut network = network("half-rack", true);
-        assert!(!draw(&network).unwrap().contains(DOWN));
+        assert!(!draw(&network, &[]).unwrap().contains(DOWN));
         network.links_down = vec![(Coords::default(), Port::A), (Coords::default(), Port::ZPlus)];
-        let picture = draw(&network).unwrap();
+        let picture = draw(&network, &[]).unwrap();
         let red = format!("stroke=\"{DOWN}\"");
         // The A link, the bundle along Z, and the legend.
         assert_eq!(picture.matches(&red).count(), 3);
@@ -450,7 +471,7 @@ mod tests {
 
     #[test]
     fn too_large_machines_are_refused() {
-        let message = draw(&network("32x32x32x2x3x2", true)).unwrap_err().to_string();
+        let message = draw(&network("32x32x32x2x3x2", true), &[]).unwrap_err().to_string();
         assert!(message.contains("at most 3072 nodes and this machine has 393216"), "{message}");
     }
 }

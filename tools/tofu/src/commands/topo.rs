@@ -8,12 +8,13 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
+use tofu_control::protocol::JobInfo;
 use tofu_fabric::{Axis, Link, Port};
 use tofu_machine::{Capacity, Generation};
 use tofu_supervisor::plan::Network;
 use tofu_supervisor::units::generation;
 
-use crate::commands::running::MachineOrShape;
+use crate::commands::running::{Described, MachineOrShape};
 use crate::commands::svg;
 
 /// Show a machine's nodes and links as text or as a picture
@@ -45,30 +46,33 @@ Examples:
   tofu topo --shape k --generation k
       the K computer, and what its links can carry
   tofu topo --machine
-      the machine that runs, with the links that are down now
+      the machine that runs, with the links that are down now, and its jobs
   tofu topo -c machine.toml --json";
 
+/// Columns for the numbers of jobs.
+const JOBS: usize = 5;
 /// Up to this many nodes are listed one by one.
 const LISTED_NODES: u32 = 192;
 
 /// Runs `tofu topo`.
 pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<u8> {
-    let (network, generation) = args.machine.network_and_generation()?;
-    let generation = args.generation.or(generation);
+    let machine = args.machine.describe()?;
+    let network = &machine.network;
+    let generation = args.generation.or(machine.generation);
     let capacity = generation.map(|of| (of, Capacity::of(of, &network.shape)));
     let mut out = io::stdout().lock();
     if let Some(path) = &args.svg {
-        let picture = svg::draw(&network)?;
+        let picture = svg::draw(network, &machine.jobs)?;
         std::fs::write(path, picture)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     if args.json {
-        writeln!(out, "{}", to_json(&network, capacity))?;
+        writeln!(out, "{}", to_json(&machine, capacity))?;
     } else if let Some(path) = &args.svg {
         writeln!(out, "{}", network.summary())?;
         writeln!(out, "picture: {}", path.display())?;
     } else {
-        out.write_all(text(&network, capacity, args.machine.runs()).as_bytes())?;
+        out.write_all(text(&machine, capacity, args.machine.runs()).as_bytes())?;
     }
     out.flush()?;
     Ok(0)
@@ -102,7 +106,8 @@ fn carried(generation: Generation, capacity: &Capacity) -> String {
     )
 }
 
-fn text(network: &Network, capacity: Option<(Generation, Capacity)>, runs: bool) -> String {
+fn text(machine: &Described, capacity: Option<(Generation, Capacity)>, runs: bool) -> String {
+    let network = &machine.network;
     let shape = &network.shape;
     // Writing to a String cannot fail.
     let mut text = network.summary() + "\n";
@@ -129,13 +134,19 @@ fn text(network: &Network, capacity: Option<(Generation, Capacity)>, runs: bool)
     let width = shape.iter().map(|at| at.to_string().len()).max().unwrap_or(0);
     let _ = write!(text, "\nnode  {:width$}", "coordinates");
     let column = width.max(6) + 1;
+    if !machine.jobs.is_empty() {
+        let _ = write!(text, "  {:JOBS$}", "job");
+    }
     for port in &ports {
         let _ = write!(text, "  {:column$}", port.to_string());
     }
     text.truncate(text.trim_end().len());
     text.push('\n');
-    for (id, at) in shape.iter().enumerate() {
+    for (id, at) in (0..).zip(shape.iter()) {
         let mut row = format!("{id:>4}  {:pad$}", at.to_string(), pad = width.max(11));
+        if !machine.jobs.is_empty() {
+            let _ = write!(row, "  {:JOBS$}", JobInfo::numbers(&machine.jobs, id));
+        }
         for port in &ports {
             let cell = match shape.neighbor(at, *port) {
                 None => "-".to_owned(),
@@ -154,7 +165,8 @@ fn text(network: &Network, capacity: Option<(Generation, Capacity)>, runs: bool)
     text
 }
 
-fn to_json(network: &Network, capacity: Option<(Generation, Capacity)>) -> serde_json::Value {
+fn to_json(machine: &Described, capacity: Option<(Generation, Capacity)>) -> serde_json::Value {
+    let network = &machine.network;
     let shape = &network.shape;
     let coords = |at: Coords| json!(at.to_array());
     let axes: serde_json::Map<_, _> = Axis::ALL
@@ -180,22 +192,49 @@ fn to_json(network: &Network, capacity: Option<(Generation, Capacity)>) -> serde
     });
     json!({
         "shape": shape.to_string(), "nodes": shape.nodes(), "axes": axes, "links": links,
-        "capacity": capacity,
+        "capacity": capacity, "jobs": machine.jobs,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tofu_control::protocol::JobState;
 
-    fn network(shape: &str) -> Network {
+    fn described(network: Network) -> Described {
+        Described { network, generation: None, jobs: Vec::new() }
+    }
+
+    fn machine(shape: &str) -> Described {
         let shape = shape.parse().unwrap();
-        Network { shape, links_down: vec![(Coords::default(), Port::BPlus)] }
+        described(Network { shape, links_down: vec![(Coords::default(), Port::BPlus)] })
+    }
+
+    #[test]
+    fn jobs_have_a_column() {
+        let job = |job, nodes: &[u32]| JobInfo {
+            job,
+            command: "ring".into(),
+            pid: None,
+            state: JobState::Running,
+            shape: None,
+            alone: false,
+            nodes: nodes.to_vec(),
+            seconds: 0.0,
+        };
+        let mut machine = machine("unit");
+        machine.jobs = vec![job(3, &[0, 1]), job(12, &[1])];
+        let text = text(&machine, None, true);
+        let rows: Vec<Vec<_>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[10][2..4], ["job", "A"]);
+        assert_eq!((rows[11][2], &rows[12][2..4], rows[13][2]), ("3", &["3", "12"][..], "-"));
+        assert_eq!(to_json(&machine, None)["jobs"][1]["nodes"], json!([1]));
     }
 
     #[test]
     fn a_unit_in_words() {
-        let text = text(&network("unit"), None, false);
+        let text = text(&machine("unit"), None, false);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "machine 1x1x1x2x3x2: 12 nodes, 24 links, 1 down");
         assert_eq!(lines[3], "X          1  no links");
@@ -217,7 +256,7 @@ mod tests {
 
     #[test]
     fn large_machines_are_not_listed() {
-        let text = text(&network("4x4x4x2x3x2"), None, false);
+        let text = text(&machine("4x4x4x2x3x2"), None, false);
         assert!(text.lines().count() < 12);
     }
 
@@ -225,16 +264,16 @@ mod tests {
     fn what_links_can_carry_is_in_the_second_line() {
         let k = Network { shape: "k".parse().unwrap(), links_down: Vec::new() };
         let capacity = Capacity::of(Generation::K, &k.shape);
-        let text = text(&k, Some((Generation::K, capacity)), false);
+        let text = text(&described(k), Some((Generation::K, capacity)), false);
         let expected = "Tofu: injection 1.66 PB/s, bisection 46.08 TB/s, optical links 0 %";
         assert_eq!(text.lines().nth(1), Some(expected));
-        let value = to_json(&network("rack"), Some((Generation::Fugaku, capacity)));
+        let value = to_json(&machine("rack"), Some((Generation::Fugaku, capacity)));
         assert_eq!(value["capacity"]["bisection_bytes_per_s"], 46_080_000_000_000_u64);
     }
 
     #[test]
     fn json_has_every_link() {
-        let value = to_json(&network("half-rack"), None);
+        let value = to_json(&machine("half-rack"), None);
         let links = value["links"].as_array().unwrap();
         // 12 nodes a unit: 6 A, 6 C, 12 B. Tori of 2, 2 and 4 give each node one link an axis.
         assert_eq!(links.len(), 16 * 24 + 3 * 192);

@@ -175,6 +175,71 @@ fn a_stranger_asks_by_plain_text() {
 }
 
 #[test]
+fn jobs_take_nodes_in_the_order_in_which_they_come() {
+    let place = Place::new();
+    let (mut process, _) = place.start(&["serve", "--shape", "2x2x1x1x1x1", "--json"]);
+    let mut follower = Stranger::connect(&place, "tofu");
+    follower.done(&json!({"request": "events"}));
+    let job = |command: &str| json!({"request": "job", "command": command, "pid": 7});
+    let take = |nodes: &[u32]| json!({"request": "take", "nodes": nodes, "alone": true});
+    let turn = |job: u32| json!({"reply": "turn", "job": job});
+    let queued = |job: u32, before: u32| json!({"reply": "queued", "job": job, "before": before});
+    let mut one = Stranger::connect(&place, "tofu");
+    assert_eq!(one.ask(&job("one")), turn(1));
+    let mut two = Stranger::connect(&place, "tofu");
+    assert_eq!(two.ask(&job("two\u{1b}[2J")), queued(2, 1));
+    let mut three = Stranger::connect(&place, "tofu");
+    assert_eq!(three.ask(&job("three")), queued(3, 2));
+    // Mistakes cost an answer.
+    for (client, request, expected) in [
+        (&mut one, take(&[0, 4]), "has no node 4"),
+        (&mut one, take(&[]), "one node or more"),
+        (&mut one, json!({"request": "links"}), "the connection is that of job 1"),
+        (&mut one, json!({"request": "dance"}), "not a request"),
+        (&mut three, take(&[3]), "it is not the turn of job 3"),
+        (&mut three, json!({"request": "wait"}), "it is not the turn of job 3"),
+    ] {
+        let answer = client.ask(&request);
+        let why = answer["why"].as_str().unwrap_or_default();
+        assert!(answer["reply"] == "error" && why.contains(expected), "{request}: {answer}");
+    }
+    one.done(&take(&[0, 1]));
+    assert_eq!(two.hear().unwrap(), turn(2));
+    assert_eq!(three.hear().unwrap(), queued(3, 1));
+    assert_eq!(two.ask(&take(&[1, 2]))["why"], "node 1 is job 1's");
+    two.say("{\"request\":\"wait\"}\n");
+    // The commands of those who look.
+    let jobs = &place.ps()[0]["jobs"];
+    assert_eq!(
+        (&jobs[0]["nodes"], &jobs[0]["state"], &jobs[1]["state"], &jobs[2]["job"]),
+        (&json!([0, 1]), &"running".into(), &"queued".into(), &3.into())
+    );
+    let text = place.run(&["ps"]).ok();
+    assert!(text.contains("0-1 alone  one"), "{text}");
+    let topo = place.run(&["topo", "--machine"]).ok();
+    assert!(topo.lines().any(|line| line.contains("(0,0,0,0,0,0)  1 ")), "{topo}");
+    // Fewer nodes need no turn, and wake who waits; so does a client that goes.
+    one.done(&take(&[0]));
+    assert_eq!(two.hear().unwrap(), turn(2));
+    two.done(&take(&[1, 2]));
+    assert_eq!(three.hear().unwrap(), turn(3));
+    three.say("{\"request\":\"wait\"}\n");
+    drop(one);
+    assert_eq!(three.hear().unwrap(), turn(3));
+    three.done(&take(&[3, 0]));
+    let events: Vec<_> = std::iter::from_fn(|| follower.hear()).take(8).collect();
+    let of_one = events.iter().filter(|event| event["job"] == 1);
+    let of_one: Vec<_> = of_one.map(|event| (&event["state"], &event["nodes"])).collect();
+    let states = ["queued", "running", "running", "ended"].map(Value::from);
+    let nodes = [json!([]), json!([0, 1]), json!([0]), json!([0])];
+    assert_eq!(of_one, states.iter().zip(&nodes).collect::<Vec<_>>());
+    assert!(events[1]["command"].as_str().is_some_and(|text| !text.contains('\u{1b}')));
+    Stranger::connect(&place, "tofu").done(&json!({"request": "down"}));
+    assert_eq!(process.wait(), Some(0));
+    place.is_clean();
+}
+
+#[test]
 fn who_follows_a_machine_hears_of_its_end() {
     let place = Place::new();
     if !place.can_boot("who_follows_a_machine_hears_of_its_end") {

@@ -1,0 +1,235 @@
+//! A job's place in the queue of a machine that runs, and the nodes that it has there.
+
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde_json::json;
+use tofu_control::Connection;
+use tofu_control::lines::encode;
+use tofu_control::protocol::{JobInfo, Reply, Request};
+use tofu_jtofu::Job;
+
+use crate::args::RunArgs;
+use crate::job::{self, Control};
+use crate::machine::Machine;
+use crate::place::{self, Fit, Wanted};
+
+/// How often a job that waits looks for Ctrl-C.
+const LOOK: Duration = Duration::from_millis(50);
+/// Others may have their turn for so long before anything is said of it.
+const TURN: Duration = Duration::from_millis(500);
+/// How long a machine may take to answer when it is no matter of turns.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// What became of the wish for nodes.
+pub(crate) enum Got {
+    /// The job has these nodes as long as the lease is there.
+    Nodes(Lease, Box<Job>),
+    /// A signal came first.
+    Signal(i32),
+}
+
+/// A job of a machine that runs. When it is dropped, however this process ends, the machine has the
+/// job's nodes back.
+pub(crate) struct Lease {
+    out: UnixStream,
+    answers: Receiver<anyhow::Result<Reply>>,
+    number: u32,
+}
+
+impl Lease {
+    /// Waits in the machine's queue until there are nodes for the job, and takes them. `machine`
+    /// is as it was then.
+    ///
+    /// # Errors
+    ///
+    /// If the job would not fit even if it were the only one; or if it would have to wait, and is
+    /// not to.
+    pub(crate) fn take(
+        args: &RunArgs,
+        wanted: Wanted,
+        machine: &mut Machine,
+        control: &Control,
+    ) -> anyhow::Result<Got> {
+        let mut lease = Self::enter(machine, &args.program.join(" "))?;
+        let mut waiting = Waiting { json: args.json, since: Instant::now(), said: None };
+        // How many jobs are before this one, if that is not said yet.
+        let mut queued = None;
+        loop {
+            match lease.next(control, queued.map(|_| waiting.since + TURN))? {
+                Next::Signal(signal) => return Ok(Got::Signal(signal)),
+                Next::Late => {
+                    let before = queued.take().unwrap_or_default();
+                    if args.no_wait {
+                        bail!("{} before this one wait for nodes", jobs(before));
+                    }
+                    waiting.queued(before)?;
+                }
+                Next::Reply(Reply::Queued { before, .. }) => queued = Some(before),
+                Next::Reply(Reply::Turn { job }) => {
+                    (lease.number, queued) = (job, None);
+                    machine.look()?;
+                    match lease.fit(wanted, machine)? {
+                        Ok(job) => {
+                            waiting.over(lease.number)?;
+                            return Ok(Got::Nodes(lease, job));
+                        }
+                        Err(why) if args.no_wait => bail!(why),
+                        Err(why) => waiting.until_free(&why)?,
+                    }
+                    lease.say(&Request::Wait)?;
+                }
+                Next::Reply(_) => bail!("not an answer"),
+            }
+        }
+    }
+
+    fn enter(machine: &Machine, command: &str) -> anyhow::Result<Self> {
+        let (command, pid) = (command.to_owned(), Some(std::process::id()));
+        let mut connection = Connection::open(&machine.control, &Request::Job { command, pid })?;
+        let out = connection.stream()?;
+        let (sender, answers) = mpsc::channel();
+        let listen = move || {
+            loop {
+                let answer = connection.answer();
+                let last = answer.is_err();
+                if sender.send(answer).is_err() || last {
+                    return;
+                }
+            }
+        };
+        thread::Builder::new().name("lease".into()).spawn(listen).context("no threads left")?;
+        Ok(Self { out, answers, number: 0 })
+    }
+
+    /// Takes nodes for the job in its turn; if it has to wait, says why.
+    fn fit(
+        &mut self,
+        wanted: Wanted,
+        machine: &Machine,
+    ) -> anyhow::Result<Result<Box<Job>, String>> {
+        let wanted = Wanted { interconnect: machine.interconnect, ..wanted };
+        let others: Vec<_> = machine.jobs.iter().filter(|other| other.job != self.number).collect();
+        let in_the_way =
+            |other: &&&JobInfo| !other.nodes.is_empty() && (other.alone || wanted.alone);
+        let others: Vec<&JobInfo> = others.iter().filter(in_the_way).copied().collect();
+        let taken = machine.places(others.iter().flat_map(|other| &other.nodes));
+        match place::fit(&machine.usable, taken, wanted)? {
+            Fit::Now(job) => {
+                self.hold(&job, wanted.alone, machine)?;
+                Ok(Ok(job))
+            }
+            Fit::Later(what) => {
+                let words = others.iter().map(|other| {
+                    let nodes = other.nodes.len();
+                    let nodes = if nodes == 1 { "1 node".into() } else { format!("{nodes} nodes") };
+                    format!("job {} ({}) has {nodes}", other.job, other.command)
+                });
+                let words: Vec<_> = words.take(MOST_NAMED).collect();
+                let more = others.len() - words.len();
+                let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+                Ok(Err(format!("{what}; {}{more}", words.join(", "))))
+            }
+        }
+    }
+
+    /// Takes the nodes of a job.
+    fn hold(&mut self, job: &Job, alone: bool, machine: &Machine) -> anyhow::Result<()> {
+        let nodes: anyhow::Result<_> = job.nodes().iter().map(|at| machine.index(*at)).collect();
+        let shape = Some(job.shape().to_string());
+        self.say(&Request::Take { nodes: nodes?, alone, shape })?;
+        match self.answers.recv_timeout(ANSWER).context("the machine does not answer")?? {
+            Reply::Done => Ok(()),
+            _ => bail!("not an answer"),
+        }
+    }
+
+    fn say(&mut self, request: &Request) -> anyhow::Result<()> {
+        self.out.write_all(&encode(request)?).context("the machine has ended")
+    }
+
+    /// What the machine says next, if it says something until then.
+    fn next(&self, control: &Control, until: Option<Instant>) -> anyhow::Result<Next> {
+        loop {
+            if let Some(signal) = control.signal() {
+                return Ok(Next::Signal(signal));
+            }
+            if until.is_some_and(|until| Instant::now() > until) {
+                return Ok(Next::Late);
+            }
+            match self.answers.recv_timeout(LOOK) {
+                Ok(reply) => return Ok(Next::Reply(reply?)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => bail!("the machine has ended"),
+            }
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // The machine may have ended.
+        let _ = self.out.shutdown(Shutdown::Both);
+    }
+}
+
+/// What a job that waits is told.
+enum Next {
+    Reply(Reply),
+    Signal(i32),
+    /// Nothing, though it is time.
+    Late,
+}
+
+/// The most jobs that are named to who waits.
+const MOST_NAMED: usize = 3;
+
+fn jobs(number: u32) -> String {
+    if number == 1 { "1 job".to_owned() } else { format!("{number} jobs") }
+}
+
+/// Tells the user what a job waits for, each thing once.
+struct Waiting {
+    json: bool,
+    since: Instant,
+    said: Option<String>,
+}
+
+impl Waiting {
+    fn queued(&mut self, before: u32) -> anyhow::Result<()> {
+        let verb = if before == 1 { "is" } else { "are" };
+        let text = format!("waiting for nodes: {} {verb} before this one", jobs(before));
+        self.say(text, before)
+    }
+
+    fn until_free(&mut self, why: &str) -> anyhow::Result<()> {
+        self.say(format!("waiting for nodes: {why}"), 0)
+    }
+
+    fn say(&mut self, text: String, before: u32) -> anyhow::Result<()> {
+        if self.said.as_ref() != Some(&text) {
+            let value = json!({ "event": "queued", "before": before, "text": text });
+            job::note(self.json, &text, &value)?;
+            self.said = Some(text);
+        }
+        Ok(())
+    }
+
+    fn over(&self, number: u32) -> anyhow::Result<()> {
+        if self.said.is_some() {
+            let seconds = self.since.elapsed().as_secs_f64();
+            let value = json!({ "event": "nodes", "job": number, "seconds": seconds });
+            job::note(
+                self.json,
+                &format!("job {number} has its nodes after {seconds:.1} s"),
+                &value,
+            )?;
+        }
+        Ok(())
+    }
+}
