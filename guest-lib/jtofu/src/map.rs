@@ -237,6 +237,23 @@ impl RankMap {
         })
     }
 
+    /// The same for a job that goes on without nodes it has lost: if its torus is not there any
+    /// more, the largest one with one axis shorter, as 8x12x6 that goes on as 8x11x6 when a board
+    /// has died (the journal paper's example).
+    ///
+    /// # Errors
+    /// [`MapError`], about the whole torus, if none of them was found.
+    pub fn find_degraded(
+        system: &System,
+        shape: LogicalShape,
+        closed: bool,
+    ) -> Result<Self, MapError> {
+        Self::find(system, shape, closed).or_else(|error| {
+            let mut shorter = shorter(shape, u32::MAX).into_iter();
+            shorter.find_map(|shape| search(system, shape, closed)).ok_or(error)
+        })
+    }
+
     /// What the job asked for.
     pub const fn shape(&self) -> LogicalShape {
         self.shape
@@ -296,8 +313,16 @@ impl RankMap {
 /// The largest shape with one axis one to three shorter that fits; if possible, with all
 /// axes closed.
 fn smaller(system: &System, shape: LogicalShape, closed: bool) -> Option<LogicalShape> {
+    let shapes = shorter(shape, 3);
+    let fits =
+        |closed| shapes.iter().copied().find(|shape| search(system, *shape, closed).is_some());
+    fits(true).or_else(|| if closed { None } else { fits(false) })
+}
+
+/// Shapes with one axis shorter by up to `most`, the largest first.
+fn shorter(shape: LogicalShape, most: u32) -> Vec<LogicalShape> {
     let mut shapes = Vec::new();
-    for less in 1..=3 {
+    for less in 1..=most.min(shape.size().into_iter().max().unwrap_or(0)) {
         for axis in (0..shape.lens().len()).rev() {
             let mut lens = shape.lens().to_vec();
             lens[axis] = lens[axis].saturating_sub(less);
@@ -305,9 +330,7 @@ fn smaller(system: &System, shape: LogicalShape, closed: bool) -> Option<Logical
         }
     }
     shapes.sort_by_key(|shape| std::cmp::Reverse(shape.nodes()));
-    let fits =
-        |closed| shapes.iter().copied().find(|shape| search(system, *shape, closed).is_some());
-    fits(true).or_else(|| if closed { None } else { fits(false) })
+    shapes
 }
 
 fn search(system: &System, shape: LogicalShape, closed: bool) -> Option<RankMap> {
@@ -622,6 +645,30 @@ mod tests {
             check(&system, &map);
             assert!(all_closed(&map), "{failed}");
         }
+    }
+
+    #[test]
+    fn a_job_goes_on_without_a_dead_board() {
+        let whole = system([4, 4, 3, 2, 3, 2], [false; 3]);
+        let degraded = |system: &System, shape: &str| {
+            RankMap::find_degraded(system, shape.parse().unwrap(), true)
+        };
+        assert_eq!(degraded(&whole, "8x12x6").unwrap().shape().to_string(), "8x12x6");
+        for first in system_nodes(&whole).step_by(61) {
+            let board = whole.shape().block(first, FUGAKU.description().board);
+            let system = whole.clone().with_failed(board).unwrap();
+            let map = degraded(&system, "8x12x6").unwrap();
+            check(&system, &map);
+            assert!(map.shape().to_string() == "8x11x6" && all_closed(&map), "{first}");
+        }
+        // Two boards of two nodes, of which one is left.
+        let two = system([2, 1, 1, 1, 1, 2], [false; 3]);
+        let one = two.with_failed([Coords::default(), Coords::new(0, 0, 0, 0, 0, 1)]).unwrap();
+        assert_eq!(degraded(&one, "4").unwrap().shape().to_string(), "2");
+        assert_eq!(degraded(&one, "2x2").unwrap().shape().to_string(), "2x1");
+        let none = one.clone().with_failed(system_nodes(&one)).unwrap();
+        let error = degraded(&none, "2x2").unwrap_err().to_string();
+        assert!(error.contains("needs 4 nodes") && error.contains("has 0 in order"), "{error}");
     }
 
     fn system_nodes(system: &System) -> impl Iterator<Item = Coords> + use<> {

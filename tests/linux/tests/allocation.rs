@@ -1,6 +1,6 @@
 //! Several jobs on one machine: each has nodes for itself, and others wait for them.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, interrupt, kill, wait_for};
 
 /// A job's program that says so when it runs, and then does nothing.
@@ -9,6 +9,17 @@ const SLEEP: [&str; 4] = ["--", "sh", "-c", "echo on; sleep 600"];
 /// A job with nodes of its own.
 fn start(place: &Place, options: &[&str]) -> Running {
     place.start(&[&["run", "--grace", "100ms"], options, &SLEEP].concat())
+}
+
+/// The next event of this kind that a job with `--json` tells of.
+#[track_caller]
+fn event(running: &mut Running, wanted: &str) -> Value {
+    loop {
+        let event: Value = serde_json::from_str(&running.line()).unwrap();
+        if event["event"] == wanted {
+            return event;
+        }
+    }
 }
 
 /// The jobs of the only machine.
@@ -32,6 +43,7 @@ fn jobs_have_nodes_of_their_own_or_wait() {
     // Two boards of two nodes.
     place.up(&["--name", "four", "--shape", "2x1x1x1x1x2", "--driver", "vfio"]);
     nodes_are_taken_in_turn(&place);
+    a_job_goes_on_without_a_board(&place);
     place.run(&["down"]).ok();
     place.is_clean();
 }
@@ -69,36 +81,34 @@ fn nodes_are_taken_in_turn(place: &Place) {
     assert!(error.contains("--machine four runs"), "{error}");
 
     // First come, first served; who leaves the queue is not waited for.
-    let mut all = start(place, &["--shape", "4"]);
-    wait_for_jobs(place, 3);
-    let patient = place.start(&["run", "--json", "--shape", "1", "hostname"]);
+    let mut all = start(place, &["--json", "--shape", "4"]);
+    let why = event(&mut all, "queued")["text"].to_string();
+    assert!(why.contains("waiting for nodes: the job needs 4 nodes, and 0 are free"), "{why}");
+    let mut patient = place.start(&["run", "--json", "--shape", "1", "hostname"]);
+    assert_eq!(event(&mut patient, "queued")["before"], 1);
     let waiting = wait_for_jobs(place, 4);
     let states: Vec<_> = waiting.iter().map(|job| &job["state"]).collect();
     assert_eq!(states, ["running", "running", "queued", "queued"]);
     let error = refused(&["--no-wait", "--shape", "1"]);
     assert!(error.contains("2 jobs before this one wait for nodes"), "{error}");
-    let leaves = start(place, &["--shape", "2"]);
-    wait_for_jobs(place, 5);
+    let mut leaves = start(place, &["--json", "--shape", "2"]);
+    let why = event(&mut leaves, "queued")["text"].clone();
+    assert_eq!(why, "waiting for nodes: 2 jobs are before this one");
     interrupt(leaves.id());
-    let said = leaves.end(MOMENT);
-    assert_eq!(said.code, Some(130), "{said:?}");
-    assert!(said.err.contains("waiting for nodes: 2 jobs are before this one\n"), "{said:?}");
+    assert_eq!(leaves.end(MOMENT).code, Some(130));
     wait_for_jobs(place, 4);
     // However a job ends, its nodes are free.
     kill(one.id());
     interrupt(two.id());
     assert_eq!(two.end(MOMENT).code, Some(130));
-    let mut lines: Vec<_> = (0..4).map(|_| all.line()).collect();
-    lines.sort_unstable();
-    assert_eq!(lines, ["0: on\n", "1: on\n", "2: on\n", "3: on\n"]);
+    event(&mut all, "nodes");
+    let mut ranks: Vec<_> = (0..4).map(|_| event(&mut all, "line")["rank"].clone()).collect();
+    ranks.sort_unstable_by_key(Value::as_u64);
+    assert_eq!(ranks, [0, 1, 2, 3]);
     interrupt(all.id());
-    let said = all.end(MOMENT);
-    assert!(said.err.contains("waiting for nodes: the job needs 4 nodes, and 0 are"), "{said:?}");
-    assert!(said.err.contains(" has its nodes after "), "{said:?}");
-    let out = patient.end(PATIENCE).ok();
-    let events: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!((&events[0]["event"], &events[0]["before"]), (&"queued".into(), &json!(1)), "{out}");
-    assert!(events.iter().any(|event| event["event"] == "nodes"), "{out}");
+    assert_eq!(all.end(MOMENT).code, Some(130));
+    event(&mut patient, "nodes");
+    patient.end(PATIENCE).ok();
     wait_for_jobs(place, 0);
     // Jobs that share nodes run at once.
     let mut sharing = start(place, &["-n", "4"]);
@@ -109,4 +119,42 @@ fn nodes_are_taken_in_turn(place: &Place) {
     assert!(error.contains("(sh -c echo on; sleep 600) has 4 nodes"), "{error}");
     interrupt(sharing.id());
     assert_eq!(sharing.end(MOMENT).code, Some(130));
+}
+
+/// The last one leaves a board that is down.
+fn a_job_goes_on_without_a_board(place: &Place) {
+    // One that fails by itself is not restarted.
+    let said = place.run(&["run", "--restart", "2", "--", "sh", "-c", "exit 7"]);
+    assert_eq!(said.code, Some(7), "{said:?}");
+    let why = "the job is not restarted: its nodes work, so that it has failed by itself\n";
+    assert!(said.err.ends_with(why), "{said:?}");
+    // What it has written on nodes that are left is there again.
+    std::fs::create_dir(place.path().join("cwd")).unwrap();
+    let cwd = place.file("cwd");
+    let program = "echo $TOFU_RESTART $TOFU_SIZE $(ls); touch step-$TOFU_RANK; sleep 600";
+    let options = ["run", "--json", "--restart", "1", "--shape", "4", "--cwd", &cwd];
+    let mut running = place.start(&[&options[..], &["--", "sh", "-c", program]].concat());
+    let mut event = |wanted: &str| event(&mut running, wanted);
+    for _ in 0..4 {
+        assert_eq!(event("line")["text"], "0 4");
+    }
+    // A board is two nodes on C.
+    place.run(&["board", "down", "0,0,0,0,0,0"]).ok();
+    assert!(event("node_lost")["node"].as_str().unwrap().starts_with("(0,0,0,0,0,"));
+    let restart = event("restart");
+    let [shape, lost, ranks] = ["shape", "lost", "ranks"].map(|field| &restart[field]);
+    assert_eq!((shape, lost.as_array().unwrap().len(), ranks), (&"2".into(), 2, &2.into()));
+    for _ in 0..2 {
+        let line = event("line")["text"].as_str().unwrap().to_owned();
+        assert!(line.starts_with("1 2 step-") && line.matches("step-").count() == 2, "{line}");
+    }
+    let job = &jobs(place)[0];
+    assert_eq!((&job["shape"], &job["nodes"].as_array().unwrap().len()), (&"2".into(), &2));
+    // The next one is one too many.
+    place.run(&["board", "down", "1,0,0,0,0,0"]).ok();
+    let detail = event("not_restarted")["detail"].as_str().unwrap().to_owned();
+    assert_eq!(detail, "it was restarted once, and --restart allows no more");
+    let said = running.end(MOMENT);
+    assert_eq!(said.code, Some(126), "{said:?}");
+    wait_for_jobs(place, 0);
 }

@@ -64,11 +64,19 @@ impl Connection {
     ///
     /// Also [`Reply::Error`].
     pub fn answer(&mut self) -> anyhow::Result<Reply> {
-        match self.input.receive().map_err(told)? {
-            Some(Reply::Error { why }) => bail!(why),
-            Some(reply) => Ok(reply),
-            None => bail!("the machine has ended"),
+        match self.reply()? {
+            Reply::Error { why } => bail!(why),
+            reply => Ok(reply),
         }
+    }
+
+    /// The next answer, whatever it is.
+    ///
+    /// # Errors
+    ///
+    /// If the machine has ended, or says what is no reply.
+    pub fn reply(&mut self) -> anyhow::Result<Reply> {
+        self.input.receive().map_err(told)?.context("the machine has ended")
     }
 
     /// Another handle of the connection.

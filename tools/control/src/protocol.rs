@@ -87,8 +87,8 @@ pub enum Request {
         #[serde(default)]
         pid: Option<u32>,
     },
-    /// Takes nodes for the connection's job, in its turn, in place of those that it has; fewer of
-    /// these at any time. With `alone` no other job may have them.
+    /// Takes nodes for the connection's job, in its turn, or in place of those that it has: fewer
+    /// of these at any time, others while no job waits. With `alone` no other job may have them.
     Take {
         nodes: Vec<u32>,
         #[serde(default)]

@@ -72,6 +72,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) grace: Timeout,
 
+    /// Start the job again, up to N times, if it ends because nodes of its are lost, on a torus of
+    /// those that are left
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    #[arg(conflicts_with = "local", value_parser = clap::value_parser!(u32).range(..=1000))]
+    pub(crate) restart: u32,
+
     /// Print the ranks' output as it is
     #[arg(long, conflicts_with = "json")]
     pub(crate) no_prefix: bool,

@@ -1,5 +1,6 @@
 //! The ranks of a job, whatever they are: their output, their input and their ends.
 
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -19,7 +20,9 @@ use tofu_ui::signals::{self, Forwarding};
 use crate::args::RunArgs;
 
 /// The exit code after `--timeout`, as of timeout(1).
-const EXIT_TIMEOUT: u8 = 124;
+pub(crate) const EXIT_TIMEOUT: u8 = 124;
+/// The exit code when a node is lost: that of ranks that have not run to their ends.
+const EXIT_LOST: u8 = 126;
 /// How long a rank may take to die that was killed.
 const DEATH: Duration = Duration::from_secs(5);
 /// A line is shown in chunks of this size, in bytes.
@@ -56,15 +59,35 @@ pub(crate) enum Event {
     Signal(i32),
     /// A rank wants the whole job to end with this exit code, as by `MPI_Abort`.
     Abort { rank: u32, code: i32 },
+    /// The machine has lost a node of the job's: which, and why.
+    Lost { node: String, why: String },
 }
 
 /// Where events come from: made before anything else, so that Ctrl-C counts from then on.
 pub(crate) struct Control {
-    sender: Sender<Event>,
-    events: Receiver<Event>,
+    sender: Sender<(Option<u32>, Event)>,
+    /// Those that are about ranks have the number of the start.
+    events: Receiver<(Option<u32>, Event)>,
+    /// How often ranks were started before.
+    start: Cell<u32>,
     /// The first signal that came, or 0.
     signal: Arc<AtomicI32>,
     _signals: Forwarding,
+}
+
+/// Tells of what happens to a job that was started.
+#[derive(Clone)]
+pub(crate) struct Teller {
+    to: Sender<(Option<u32>, Event)>,
+    start: u32,
+}
+
+impl Teller {
+    /// Tells of an event. Once the job is over, or was started again, nobody listens any more.
+    pub(crate) fn tell(&self, event: Event) {
+        // The receiver is gone only when the run is over.
+        let _ = self.to.send((Some(self.start), event));
+    }
 }
 
 impl Control {
@@ -80,14 +103,40 @@ impl Control {
         let signals = signals::forward(move |signal| {
             first.store(signal, SeqCst);
             // Nobody listens any more once the run is over.
-            let _ = to.send(Event::Signal(signal));
+            let _ = to.send((None, Event::Signal(signal)));
         });
-        Ok(Self { sender, events, signal, _signals: signals? })
+        Ok(Self { sender, events, start: Cell::new(0), signal, _signals: signals? })
     }
 
     /// A way for others to tell what has happened.
-    pub(crate) fn sender(&self) -> Sender<Event> {
-        self.sender.clone()
+    pub(crate) fn teller(&self) -> Teller {
+        Teller { to: self.sender.clone(), start: self.start.get() }
+    }
+
+    /// The job is to be started again: what is said of it as it was is of no interest.
+    pub(crate) fn again(&self) {
+        self.start.set(self.start.get() + 1);
+    }
+
+    /// The next event; none if there is none until then.
+    pub(crate) fn next(&self, until: Option<Instant>) -> anyhow::Result<Option<Event>> {
+        loop {
+            let next = match until {
+                Some(until) => {
+                    self.events.recv_timeout(until.saturating_duration_since(Instant::now()))
+                }
+                None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match next {
+                Ok((start, event)) if start.is_none_or(|start| start == self.start.get()) => {
+                    return Ok(Some(event));
+                }
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                // This has a sender itself.
+                Err(RecvTimeoutError::Disconnected) => bail!("nobody watches the ranks"),
+            }
+        }
     }
 
     /// The signal that has come, if any.
@@ -281,7 +330,7 @@ pub(crate) fn run(
             watch.interrupt(signal);
             break;
         }
-        let started = start(rank).and_then(|new| watch.attend(rank, new, control.sender()));
+        let started = start(rank).and_then(|new| watch.attend(rank, new, control.teller()));
         if let Err(error) = started {
             watch.fail(error);
             break;
@@ -292,20 +341,12 @@ pub(crate) fn run(
     }
     let start = Instant::now();
     while watch.left > 0 {
-        let event = match watch.until {
-            Some(until) => {
-                let left = until.saturating_duration_since(Instant::now());
-                control.events.recv_timeout(left)
-            }
-            None => control.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        };
-        match event {
-            Ok(Event::Ended(rank, status)) => watch.ended(rank, status)?,
-            Ok(Event::Signal(signal)) => watch.interrupt(signal),
-            Ok(Event::Abort { rank, code }) => watch.abort(rank, code)?,
-            Err(RecvTimeoutError::Timeout) => watch.time_is_over()?,
-            // This function itself has a sender.
-            Err(RecvTimeoutError::Disconnected) => bail!("nobody watches the ranks"),
+        match control.next(watch.until)? {
+            Some(Event::Ended(rank, status)) => watch.ended(rank, status)?,
+            Some(Event::Signal(signal)) => watch.interrupt(signal),
+            Some(Event::Abort { rank, code }) => watch.abort(rank, code)?,
+            Some(Event::Lost { node, why }) => watch.lost(&node, &why)?,
+            None => watch.time_is_over()?,
         }
     }
     if let Some(error) = watch.error {
@@ -354,20 +395,14 @@ struct JobWatch {
 
 impl JobWatch {
     /// Moves a rank's output from now on.
-    fn attend(
-        &mut self,
-        rank: u32,
-        started: Arc<dyn Rank>,
-        sender: Sender<Event>,
-    ) -> anyhow::Result<()> {
+    fn attend(&mut self, rank: u32, started: Arc<dyn Rank>, teller: Teller) -> anyhow::Result<()> {
         let (screen, followed) = (Arc::clone(&self.screen), Arc::clone(&started));
         let follow = move || {
             let mut take = |output, bytes: &[u8]| lock(&screen).take(rank, output, bytes);
             let status = followed.follow(&mut take);
             let shown = lock(&screen).end(rank);
             let status = status.and_then(|status| shown.map(|()| status).map_err(Into::into));
-            // The receiver is gone only when the run is over.
-            let _ = sender.send(Event::Ended(rank, status));
+            teller.tell(Event::Ended(rank, status));
         };
         let spawned = thread::Builder::new().name(format!("rank{rank}")).spawn(follow);
         if let Err(error) = spawned {
@@ -425,6 +460,19 @@ impl JobWatch {
         // What is no exit code, or would look like success, is the commonest of failures.
         self.code = u8::try_from(code).ok().filter(|code| *code != 0).unwrap_or(1);
         self.ask(SIGTERM);
+        Ok(())
+    }
+
+    /// What the ranks on the node are doing is of no use any more, nor is what the others are.
+    fn lost(&mut self, node: &str, why: &str) -> io::Result<()> {
+        if self.stage < Stage::Asked {
+            let value = json!({ "event": "node_lost", "node": node, "detail": why });
+            lock(&self.screen).note(&format!("node {node} is lost: {why}"), &value)?;
+            if self.stage == Stage::Runs {
+                self.code = EXIT_LOST;
+            }
+            self.kill();
+        }
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use serde_json::json;
 use tofu_control::Connection;
 use tofu_control::lines::encode;
-use tofu_control::protocol::{JobInfo, Reply, Request};
+use tofu_control::protocol::{JobInfo, JobState, Reply, Request};
 use tofu_jtofu::Job;
 
 use crate::args::RunArgs;
@@ -38,6 +38,7 @@ pub(crate) enum Got {
 /// job's nodes back.
 pub(crate) struct Lease {
     out: UnixStream,
+    /// Also errors, after which others come.
     answers: Receiver<anyhow::Result<Reply>>,
     number: u32,
 }
@@ -84,6 +85,7 @@ impl Lease {
                     }
                     lease.say(&Request::Wait)?;
                 }
+                Next::Reply(Reply::Error { why }) => bail!(why),
                 Next::Reply(_) => bail!("not an answer"),
             }
         }
@@ -96,9 +98,9 @@ impl Lease {
         let (sender, answers) = mpsc::channel();
         let listen = move || {
             loop {
-                let answer = connection.answer();
-                let last = answer.is_err();
-                if sender.send(answer).is_err() || last {
+                let reply = connection.reply();
+                let last = reply.is_err();
+                if sender.send(reply).is_err() || last {
                     return;
                 }
             }
@@ -138,6 +140,38 @@ impl Lease {
         }
     }
 
+    /// Lays the job anew when it has lost nodes: as it was, if there are such nodes and nobody
+    /// waits for some, or else on what is left of its own.
+    ///
+    /// # Errors
+    ///
+    /// If it does not fit there.
+    pub(crate) fn take_again(
+        &mut self,
+        wanted: Wanted,
+        job: &Job,
+        machine: &Machine,
+    ) -> anyhow::Result<Box<Job>> {
+        let wanted = Wanted { interconnect: machine.interconnect, ..wanted };
+        let others = machine.jobs.iter().filter(|other| other.job != self.number);
+        let in_the_way = others.filter(|other| other.alone || wanted.alone);
+        let taken = machine.places(in_the_way.flat_map(|other| &other.nodes));
+        if machine.jobs.iter().all(|other| other.state == JobState::Running) {
+            let free = machine.usable.clone().with_failed(taken)?;
+            if let Ok(same) = place::lay_again(&free, wanted, job)
+                && self.hold(&same, wanted.alone, machine).is_ok()
+            {
+                return Ok(Box::new(same));
+            }
+        }
+        let shape = machine.system.shape();
+        let others = shape.iter().filter(|at| !job.nodes().contains(at));
+        let own = machine.usable.clone().with_failed(others)?;
+        let less = place::degrade(&own, wanted, job)?;
+        self.hold(&less, wanted.alone, machine)?;
+        Ok(Box::new(less))
+    }
+
     /// Takes the nodes of a job.
     fn hold(&mut self, job: &Job, alone: bool, machine: &Machine) -> anyhow::Result<()> {
         let nodes: anyhow::Result<_> = job.nodes().iter().map(|at| machine.index(*at)).collect();
@@ -145,6 +179,7 @@ impl Lease {
         self.say(&Request::Take { nodes: nodes?, alone, shape })?;
         match self.answers.recv_timeout(ANSWER).context("the machine does not answer")?? {
             Reply::Done => Ok(()),
+            Reply::Error { why } => bail!(why),
             _ => bail!("not an answer"),
         }
     }

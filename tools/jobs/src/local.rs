@@ -20,7 +20,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -55,7 +55,7 @@ use tofu_vfio_user::Backing;
 
 use crate::args::RunArgs;
 use crate::bring::Destination;
-use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank};
+use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank, Teller};
 use crate::place::{Placement, Wanted, lay};
 use crate::{elf, libraries};
 
@@ -90,8 +90,8 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let janitor = Janitor::start(dir.path(), &[])?;
     let links = args.links.unwrap_or_default();
     let kind = (wanted.interconnect, links.links());
-    let mut host = LocalMachine::start(kind, shape, ranks, &dir, control.sender())?;
-    let manager = args.mpi.then(|| serve_mpi(&placement, control.sender())).transpose()?;
+    let mut host = LocalMachine::start(kind, shape, ranks, &dir, control.teller())?;
+    let manager = args.mpi.then(|| serve_mpi(&placement, control.teller())).transpose()?;
     let own: Vec<(OsString, OsString)> =
         args.env.iter().map(|var| (var.name.clone().into(), var.value.clone().into())).collect();
     let map = placement.info.to_json();
@@ -129,15 +129,14 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {
 
 /// Serves the ranks of an MPI job as their process manager, to the end of this process; returns
 /// where.
-fn serve_mpi(placement: &Placement, events: Sender<Event>) -> anyhow::Result<String> {
+fn serve_mpi(placement: &Placement, events: Teller) -> anyhow::Result<String> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let listener = listener.context("cannot listen for the ranks of an MPI job")?;
     let address = listener.local_addr()?.to_string();
     let (ranks, mapping) = (placement.info.job.processes(), placement.mpi_mapping());
     let serve = move || {
         let report = move |pmi::Abort { rank, code }| {
-            // The receiver is gone only when the run is over.
-            let _ = events.send(Event::Abort { rank, code });
+            events.tell(Event::Abort { rank, code });
         };
         if let Err(error) = pmi::serve(&listener, ranks, &mapping, report) {
             log::warn!("the ranks' process manager has ended: {error}");
@@ -283,7 +282,7 @@ fn serve_control(
     network: &Network,
     machine: AnyNetwork,
     dir: &RunDir,
-    job: Sender<Event>,
+    job: Teller,
 ) -> anyhow::Result<Arc<Registry>> {
     let (sender, events) = mpsc::channel();
     let registry = Arc::new(Registry::new(network, sender));
@@ -294,8 +293,7 @@ fn serve_control(
         while let Ok(event) = events.recv() {
             known.heard(&event);
             if event == MachineEvent::Down {
-                // Nobody listens any more once the job is over.
-                let _ = job.send(Event::Signal(SIGTERM));
+                job.tell(Event::Signal(SIGTERM));
             }
         }
     };
@@ -319,7 +317,7 @@ impl LocalMachine {
         shape: Shape,
         ranks: u32,
         dir: &RunDir,
-        job: Sender<Event>,
+        job: Teller,
     ) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let engines = runner::engines(None, cores);

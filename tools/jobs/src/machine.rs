@@ -13,7 +13,7 @@ use tofu_abi::Coords;
 use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo};
 use tofu_control::{MachineName, find_machine, info, rundir};
 use tofu_fabric::{NodeId, Shape};
-use tofu_jtofu::System;
+use tofu_jtofu::{Job, System};
 use tofu_supervisor::janitor;
 use tofu_supervisor::units::{ImageName, Interconnect};
 use tofu_ui::exit;
@@ -27,6 +27,9 @@ use crate::place::Wanted;
 const BOOT: &str = "180s";
 /// How long it may take to end.
 const END: Duration = Duration::from_secs(20);
+/// How long it may take until a machine knows that a node has gone, and how often it is asked.
+const LOSS: Duration = Duration::from_secs(5);
+const LOSS_STEP: Duration = Duration::from_millis(250);
 /// How much memory a node has whose programs are MPI's, which are large.
 const MPI_MEMORY: &str = "512MiB";
 
@@ -123,6 +126,31 @@ impl Machine {
         self.interconnect = interconnect;
         (self.nodes, self.usable, self.system, self.jobs) = (nodes, usable, system, jobs);
         Ok(())
+    }
+
+    /// The numbers of a job's nodes that are not ready any more, or that no link reaches. What has
+    /// happened this moment is waited for.
+    pub(crate) fn lost(&mut self, job: &Job) -> Vec<u32> {
+        let until = Instant::now() + LOSS;
+        let mut last = Vec::new();
+        loop {
+            if let Err(error) = self.look() {
+                // It has no node that is left, or has ended.
+                log::info!("{error:#}");
+                self.usable = System::new(*self.system.shape());
+                let shape = self.system.shape();
+                return job.nodes().iter().filter_map(|at| Some(shape.node_id(*at)?.0)).collect();
+            }
+            let shape = self.system.shape();
+            let lost = job.nodes().iter().filter(|at| self.usable.is_failed(**at));
+            let lost: Vec<_> = lost.filter_map(|at| Some(shape.node_id(*at)?.0)).collect();
+            // Boards fail node by node.
+            if (!lost.is_empty() && lost == last) || Instant::now() > until {
+                return lost;
+            }
+            last = lost;
+            thread::sleep(LOSS_STEP);
+        }
     }
 
     /// Where nodes of these numbers are.

@@ -1,6 +1,8 @@
 //! `tofu run` on Linux nodes: copies the files there, runs the ranks, and removes the files.
 
 use std::io::Read;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
@@ -8,16 +10,18 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use serde_json::json;
 use tofu_abi::Coords;
 use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
-use tofu_control::{RemoteProgram, node_name};
+use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
+use tofu_control::{Connection, RemoteProgram, node_name};
 use tofu_jtofu::Mapinfo;
 use tofu_ui::exit;
 
 use crate::args::RunArgs;
 use crate::bring::{self, Destination, Origin};
 use crate::bundle::Bundle;
-use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank};
+use crate::job::{self, Control, EXIT_TIMEOUT, Event, Label, Options, OutputTaker, Rank, Teller};
 use crate::lease::{Got, Lease};
 use crate::machine::{Found, Machine};
 use crate::place::{Placement, Wanted};
@@ -28,6 +32,8 @@ const FOLDER: &str = "/tmp";
 const LIBRARIES: &str = "/run/tofu-libraries";
 /// The variable by which a job's processes are found.
 const JOB: &str = "TOFU_JOB";
+/// The variable by which ranks know how often their job was started before.
+const RESTART: &str = "TOFU_RESTART";
 /// How much is taken of what a program of ours says on a node, in bytes.
 const MAX_SAID: usize = 2000;
 /// How long the process manager may take to say where it is.
@@ -93,36 +99,112 @@ fn on_machine(
     let name = machine.name.clone();
     let got = Lease::take(args, wanted, machine, control);
     // Until the nodes are tidy again.
-    let (_lease, job) = match got.with_context(|| format!("machine {name}"))? {
-        Got::Nodes(lease, job) => (lease, *job),
+    let (mut lease, mut job) = match got.with_context(|| format!("machine {name}"))? {
+        Got::Nodes(lease, job) => (lease, job),
         Got::Signal(signal) => return Ok(exit::of_signal(signal)),
     };
-    let machine = &*machine;
-    let placement = Placement { info: Mapinfo { system: machine.system.clone(), job } };
-    if let Some(about) = bundle.about_mpi().filter(|_| placement.info.job.processes() > 1) {
+    if let Some(about) = bundle.about_mpi().filter(|_| job.processes() > 1) {
         job::warn(args.json, about)?;
     }
-    let nodes: Vec<u32> =
-        placement.nodes().into_iter().map(|at| machine.index(at)).collect::<anyhow::Result<_>>()?;
-    let site = Site { machine, nodes, name: job_name() };
-    let result = site.put(bundle, placement.info.to_json());
-    let result = result.and_then(|()| site.start(args, bundle, &placement, control));
-    let brought = match destination.filter(|_| result.is_ok()) {
-        Some(destination) => {
-            bring::bring(destination, &site.folder(), &site.origins(&placement), args.json)
+    for restart in 0.. {
+        let info = Mapinfo { system: machine.system.clone(), job: (*job).clone() };
+        let start = Start { args, bundle, destination, restart, placement: Placement { info } };
+        let (result, lost) = start.run(machine, control);
+        let result = match result {
+            Ok(code) if code == 0 || code == EXIT_TIMEOUT => return Ok(code),
+            result if args.restart == 0 || control.signal().is_some() => return result,
+            result => result,
+        };
+        let say = |why: &str| {
+            let value = json!({ "event": "not_restarted", "detail": why });
+            job::note(args.json, &format!("the job is not restarted: {why}"), &value)
+        };
+        if lost.is_empty() {
+            say("its nodes work, so that it has failed by itself")?;
+            return result;
         }
-        None => Ok(()),
-    };
-    // A machine that is there for this run takes all with it.
-    let tidied = if machine.is_own() { Ok(()) } else { site.tidy() };
-    match (result?, brought.and(tidied)) {
-        (0, Err(error)) => Err(error),
-        // As of a node that has died under its ranks, which have reported it.
-        (code, Err(error)) => {
-            log::warn!("{error:#}");
-            Ok(code)
+        if restart == args.restart {
+            let times = if restart == 1 { "once".into() } else { format!("{restart} times") };
+            say(&format!("it was restarted {times}, and --restart allows no more"))?;
+            return result;
         }
-        (code, Ok(())) => Ok(code),
+        let again = match lease.take_again(wanted, &job, machine) {
+            Ok(again) => again,
+            Err(error) => {
+                say(&format!("{error:#}"))?;
+                return result;
+            }
+        };
+        control.again();
+        let nodes = if lost.len() == 1 { "1 node".into() } else { format!("{} nodes", lost.len()) };
+        let (number, most, shape) = (restart + 1, args.restart, again.shape());
+        let text =
+            format!("{nodes} lost, restart {number} of {most}: {} goes on as {shape}", job.shape());
+        let value = json!({
+            "event": "restart", "number": number, "of": most, "shape": shape.to_string(),
+            "lost": lost, "ranks": again.processes(),
+        });
+        job::note(args.json, &text, &value)?;
+        job = again;
+    }
+    bail!("a job has an end")
+}
+
+/// A job that is started, for the first time or again.
+struct Start<'a> {
+    args: &'a RunArgs,
+    bundle: &'a Bundle,
+    destination: Option<&'a Destination>,
+    /// How often it was started before.
+    restart: u32,
+    placement: Placement,
+}
+
+impl Start<'_> {
+    /// Runs it to its end. Returns its exit code, and if it has failed and may be restarted the
+    /// numbers of the nodes that are lost.
+    fn run(&self, machine: &mut Machine, control: &Control) -> (anyhow::Result<u8>, Vec<u32>) {
+        let nodes = self.placement.nodes().into_iter().map(|at| machine.index(at));
+        let nodes: Vec<u32> = match nodes.collect() {
+            Ok(nodes) => nodes,
+            Err(error) => return (Err(error), Vec::new()),
+        };
+        let name = job_name();
+        let site = Site { machine, nodes: nodes.clone(), name: name.clone() };
+        let result = site.put(self.bundle, self.placement.info.to_json());
+        let result = result.and_then(|()| site.start(self, control));
+        let may_restart = self.args.restart > 0 && !matches!(result, Ok(0 | EXIT_TIMEOUT));
+        let lost = match may_restart && control.signal().is_none() {
+            true => machine.lost(&self.placement.info.job),
+            false => Vec::new(),
+        };
+        let left = |node: &u32| !lost.contains(node);
+        let site = Site { machine, nodes, name };
+        let brought = match self.destination.filter(|_| result.is_ok()) {
+            Some(destination) => {
+                let mut from = site.origins(&self.placement);
+                from.retain(|origin| left(&origin.node));
+                bring::bring(destination, &site.folder(), &from, self.args.json)
+            }
+            None => Ok(()),
+        };
+        // A machine that is there for this run takes all with it.
+        let tidied = match machine.is_own() {
+            true => Ok(()),
+            false => {
+                Site { nodes: site.nodes.iter().copied().filter(left).collect(), ..site }.tidy()
+            }
+        };
+        let result = match (result, brought.and(tidied)) {
+            (Ok(0), Err(error)) => Err(error),
+            // As of a node that has died under its ranks, which have reported it.
+            (Ok(code), Err(error)) => {
+                log::warn!("{error:#}");
+                Ok(code)
+            }
+            (result, _) => result,
+        };
+        (result, lost)
     }
 }
 
@@ -211,23 +293,23 @@ impl Site<'_> {
     }
 
     /// Starts the ranks and watches them.
-    fn start(
-        &self,
-        args: &RunArgs,
-        bundle: &Bundle,
-        placement: &Placement,
-        control: &Control,
-    ) -> anyhow::Result<u8> {
+    fn start(&self, start: &Start<'_>, control: &Control) -> anyhow::Result<u8> {
+        let Start { args, bundle, placement, .. } = start;
         let job = &placement.info.job;
         let socket = &self.machine.control;
-        // It lives as long as the ranks.
+        // These live as long as the ranks.
+        let _watch = match args.restart {
+            0 => None,
+            _ => Some(NodeWatch::start(socket, &self.nodes, control.teller())?),
+        };
         let manager = match args.mpi {
-            true => Some(Manager::start(self, placement, control.sender())?),
+            true => Some(Manager::start(self, placement, control.teller())?),
             false => None,
         };
         let folder = self.folder();
         let command = bundle.command(&folder);
-        let common: Vec<_> = [(JOB.to_owned(), self.name.clone())]
+        let restart = start.restart.to_string();
+        let common: Vec<_> = [(JOB.to_owned(), self.name.clone()), (RESTART.to_owned(), restart)]
             .into_iter()
             .chain(bundle.variables(&folder))
             .collect();
@@ -307,6 +389,42 @@ impl Rank for RemoteProgram {
     }
 }
 
+/// Tells a job of the first of its nodes that the machine loses.
+struct NodeWatch(UnixStream);
+
+impl NodeWatch {
+    fn start(control: &Path, nodes: &[u32], job: Teller) -> anyhow::Result<Self> {
+        let mut events = Connection::open(control, &Request::Events)?;
+        let stream = events.stream()?;
+        let nodes = nodes.to_vec();
+        let watch = move || {
+            while let Ok(reply) = events.answer() {
+                let Reply::Event(EventInfo { node: Some(node), at, what, .. }) = reply else {
+                    continue;
+                };
+                let why = match what {
+                    EventKind::Router { up: false } => "its router has failed".to_owned(),
+                    EventKind::Died { why } => why,
+                    _ => continue,
+                };
+                if nodes.contains(&node) {
+                    let node = Coords::from_array(at.unwrap_or_default()).to_string();
+                    return job.tell(Event::Lost { node, why });
+                }
+            }
+        };
+        thread::Builder::new().name("losses".into()).spawn(watch).context("no threads left")?;
+        Ok(Self(stream))
+    }
+}
+
+impl Drop for NodeWatch {
+    fn drop(&mut self) {
+        // The machine may have ended.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
+
 /// The process manager of an MPI job, on the node of its first rank.
 struct Manager {
     remote: RemoteProgram,
@@ -315,11 +433,7 @@ struct Manager {
 }
 
 impl Manager {
-    fn start(
-        site: &Site<'_>,
-        placement: &Placement,
-        events: Sender<Event>,
-    ) -> anyhow::Result<Self> {
+    fn start(site: &Site<'_>, placement: &Placement, events: Teller) -> anyhow::Result<Self> {
         let job = &placement.info.job;
         let words = ["pmi".to_owned(), job.processes().to_string(), placement.mpi_mapping()];
         let exec =
@@ -362,15 +476,14 @@ impl Manager {
 }
 
 /// A line of the process manager: first where it is, later who has aborted the job.
-fn take_line(line: &str, addresses: &Sender<String>, events: &Sender<Event>) {
+fn take_line(line: &str, addresses: &Sender<String>, events: &Teller) {
     match line.split_once(' ').map(|(rank, code)| (rank.parse(), code.parse())) {
         None => {
             // The receiver has gone if it was too late.
             let _ = addresses.send(line.to_owned());
         }
         Some((Ok(rank), Ok(code))) => {
-            // The receiver is gone only when the run is over.
-            let _ = events.send(Event::Abort { rank, code });
+            events.tell(Event::Abort { rank, code });
         }
         Some(_) => log::warn!("the ranks' process manager says {:?}", tofu_ui::printable(line)),
     }
@@ -379,16 +492,23 @@ fn take_line(line: &str, addresses: &Sender<String>, events: &Sender<Event>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
 
     #[test]
     fn what_the_process_manager_says() {
         let (addresses, got_addresses) = mpsc::channel();
-        let (events, got_events) = mpsc::channel();
+        let control = Control::new().unwrap();
+        let events = control.teller();
         take_line("10.84.0.1:40000", &addresses, &events);
         take_line("3 -1", &addresses, &events);
         take_line("what else", &addresses, &events);
         assert_eq!(got_addresses.try_iter().collect::<Vec<_>>(), ["10.84.0.1:40000"]);
-        let events: Vec<_> = got_events.try_iter().collect();
-        assert!(matches!(events[..], [Event::Abort { rank: 3, code: -1 }]));
+        assert!(matches!(control.next(None), Ok(Some(Event::Abort { rank: 3, code: -1 }))));
+        let now = Some(Instant::now());
+        assert!(matches!(control.next(now), Ok(None)));
+        // What is said of an earlier start is of no interest.
+        control.again();
+        events.tell(Event::Abort { rank: 3, code: -1 });
+        assert!(matches!(control.next(now), Ok(None)));
     }
 }

@@ -201,6 +201,33 @@ pub(crate) fn fit(system: &System, taken: Vec<Coords>, wanted: Wanted) -> anyhow
     }
 }
 
+/// Lays a job once more as it was, on the nodes of `system` that have not failed.
+///
+/// # Errors
+///
+/// If it does not fit there.
+pub(crate) fn lay_again(system: &System, wanted: Wanted, job: &Job) -> anyhow::Result<Job> {
+    let (ranks, ppn) = (Some(job.processes()), Some(job.per_node()));
+    lay(system, Wanted { map: Some(job.shape()), ranks, ppn, ..wanted })
+}
+
+/// Lays a job that has lost nodes on those of `system` that have not failed: on its torus, or one
+/// with an axis shorter. There are as many ranks as the user wants, or as many on each node as
+/// there were.
+///
+/// # Errors
+///
+/// If it does not fit there.
+pub(crate) fn degrade(system: &System, wanted: Wanted, job: &Job) -> anyhow::Result<Job> {
+    let closed = job.closed().iter().all(|closed| *closed);
+    let map = RankMap::find_degraded(system, job.shape(), closed)?;
+    let ppn = match wanted.ranks {
+        Some(_) => wanted.ppn,
+        None => Some(job.per_node()),
+    };
+    lay(system, Wanted { map: Some(map.shape()), ppn, ..wanted })
+}
+
 /// A job in numbers that its ranks get, and where each is.
 #[derive(Clone, Debug)]
 pub(crate) struct Placement {
@@ -370,6 +397,24 @@ mod tests {
             panic!("six are free")
         };
         assert_eq!(job.processes(), 6);
+    }
+
+    #[test]
+    fn a_job_goes_on_with_what_is_left() {
+        let dead = [Coords::default(), Coords::new(0, 0, 0, 0, 0, 1)];
+        let left = unit().with_failed(dead).unwrap();
+        let goes_on = |wanted: Wanted| {
+            let job = lay(&unit(), wanted).unwrap();
+            let job = degrade(&left, wanted, &job).map_err(|error| format!("{error:#}"))?;
+            assert!(dead.iter().all(|node| !job.nodes().contains(node)));
+            Ok::<_, String>((job.shape().to_string(), job.processes(), job.per_node()))
+        };
+        assert_eq!(goes_on(wanted(None, Some("4x3"), None)), Ok(("4x2".into(), 8, 1)));
+        assert_eq!(goes_on(wanted(None, None, Some(2))), Ok(("10".into(), 20, 2)));
+        // The ranks that the user wants share nodes, unless they are not to.
+        assert_eq!(goes_on(wanted(Some(12), None, None)), Ok(("10".into(), 12, 2)));
+        let error = goes_on(wanted(Some(12), None, Some(1))).unwrap_err();
+        assert!(error.contains("has at most 10"), "{error}");
     }
 
     #[test]

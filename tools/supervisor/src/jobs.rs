@@ -115,8 +115,8 @@ impl Jobs {
     ///
     /// # Errors
     ///
-    /// If it is not its turn, and it has not all of them already; or if another job has one of
-    /// them, unless neither wants to be alone.
+    /// If it is not its turn, and it has not all of them already; jobs that have nodes have their
+    /// turn when none waits. Or if another job has one of them, unless neither wants to be alone.
     pub(crate) fn take(&self, number: u32, wanted: Held) -> anyhow::Result<JobInfo> {
         let mut table = lock(&self.0);
         let first = table.queue().next().map(|job| job.number);
@@ -124,7 +124,8 @@ impl Jobs {
         let fewer = held.is_some_and(|held| {
             held.alone == wanted.alone && wanted.nodes.iter().all(|node| held.nodes.contains(node))
         });
-        if !fewer && first != Some(number) {
+        let its_turn = first == Some(number) || first.is_none();
+        if !fewer && !its_turn {
             bail!("it is not the turn of job {number}");
         }
         for other in table.jobs.iter().filter(|job| job.number != number) {
@@ -218,6 +219,8 @@ mod tests {
         assert!(jobs.take(one, nodes(&[0], false)).is_err());
         jobs.take(two, nodes(&[1], true)).unwrap();
         assert_eq!(jobs.list()[0].nodes, [0, 2]);
+        // Others as soon as none waits for them.
+        jobs.take(one, nodes(&[2, 3], true)).unwrap();
     }
 
     #[test]
