@@ -9,7 +9,9 @@ use tofu_abi::regs::{CqsReg, Register};
 use tofu_abi::table::{MemoryBlock, PageEntry, PageSize, Steering};
 use tofu_abi::{CqId, Rcode, StagOffset, TniId, desc::MAX_MESSAGE};
 use tofu_driver::{Access, CqConfig, DmaBuffer, MemoryRange, Order};
+use tofu_icc::Access as Use;
 use tofu_inproc::Buffer;
+use tofu_inspect::{Query, look};
 use tofu_tests::{Cluster, Endpoint, description, pattern};
 
 /// A queue whose tables the test writes itself, so that they can be wrong. STag 5 leads
@@ -162,6 +164,21 @@ fn faults() -> Vec<Fault> {
     ]
 }
 
+/// What a walk through the tables of TNI 0 CQ 0 comes to, and why.
+fn walk(cluster: &Cluster, rank: u32, at: StagOffset, length: u32, access: Use) -> [String; 2] {
+    let icc = cluster.icc(rank);
+    let walk = icc.translation(TniId::ALL[0], CqId::ALL[0], at, length, access).unwrap();
+    ["result", "why"].map(|part| {
+        let seen = look(&walk, &Query { path: &[part], depth: 1, limit: 1 });
+        seen.map_or_else(|_| String::new(), |seen| format!("{:?}", seen.value))
+    })
+}
+
+fn assert_walk(said: &[String; 2], code: Rcode, name: &str) {
+    assert!(said[0].contains(&format!("{code:?}")), "{name}: {said:?}");
+    assert_eq!(said[1].is_empty(), code.is_success(), "{name}: {said:?}");
+}
+
 fn restore(h: &Handmade) {
     h.repair();
     h.set(CqsReg::SteeringTableEnable, 1);
@@ -179,6 +196,7 @@ fn a_fault_at_the_initiator_is_told_to_it_alone() {
     let mut b = cluster.endpoint(1, 0, 0);
     for (name, damage, code, exception) in faults() {
         damage(&a);
+        assert_walk(&walk(&cluster, 0, a.at(0x1000), 8, Use::Read), code, name);
         let put = Order::put(b.target(), b.at(0), a.at(0x1000), 8).remote_notice();
         let done = a.end.run(&put);
         assert_eq!(done.rcode, code, "{name}");
@@ -188,6 +206,7 @@ fn a_fault_at_the_initiator_is_told_to_it_alone() {
         assert_eq!(b.notices(), [], "{name}");
         assert_eq!(b.cq.exception(), None, "{name}");
         restore(&a);
+        assert_walk(&walk(&cluster, 0, a.at(0x1000), 8, Use::Read), Rcode::SUCCESS, name);
         assert_eq!(a.end.run(&put).rcode, Rcode::SUCCESS, "{name} repaired");
         assert_eq!((a.end.ids(), b.ids()), (vec![MrqId::PutLast], vec![MrqId::PutLastHalfway]));
     }
@@ -279,6 +298,8 @@ fn read_only_memory_can_be_read_and_not_written() {
     let range = [MemoryRange::of(&b.buffer)];
     let ro = b.cq.register(&range, PageSize::Size4K, Access::ReadOnly, None).unwrap();
     let code = Rcode::READ_ONLY.remote();
+    assert_walk(&walk(&cluster, 1, ro.at(0), 8, Use::Write), Rcode::READ_ONLY, "a write");
+    assert_walk(&walk(&cluster, 1, ro.at(0), 8, Use::Read), Rcode::SUCCESS, "a read");
     assert_eq!(a.end_of(&Order::put(b.target(), ro.at(0), a.at(0), 8)), code);
     let piggyback = Order::put_piggyback(b.target(), ro.at(0), &[9]).unwrap();
     assert_eq!(a.end_of(&piggyback), code);
@@ -315,6 +336,8 @@ fn offset_and_length_are_checked_to_the_byte() {
         let order = Order::get(b.end.target(), b.at(offset), a.at(0), n);
         let expected = if fits { Rcode::SUCCESS } else { Rcode::OFFSET_RANGE.remote() };
         assert_eq!(a.end_of(&order), expected, "{offset} + {n}");
+        let said = walk(&cluster, 1, b.at(offset), n, Use::Read);
+        assert_walk(&said, expected.local(), &format!("{offset} + {n}"));
     }
 }
 

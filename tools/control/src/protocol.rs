@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tofu_abi::Generation;
 use tofu_agent::wire::{self, Exec, FromProgram, ToProgram};
 use tofu_fabric::{Link, NodeId, Port, Shape};
+use tofu_inspect::Value;
 
 use crate::counters::NodeCounters;
 
@@ -99,6 +100,71 @@ pub enum Request {
     /// The connection's job keeps its turn, and is answered by [`Reply::Turn`] again when the
     /// machine or its jobs have changed.
     Wait,
+    /// The live state of a node's device. Answered by [`Reply::Inspection`].
+    Inspect(InspectRequest),
+    /// A walk through the tables of a control queue to memory. Answered by [`Reply::Inspection`].
+    Translate(TranslateRequest),
+}
+
+/// What to look at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InspectRequest {
+    /// Number of the node.
+    pub node: u32,
+    /// Names that lead to the part to show, with slashes in between; all if empty.
+    #[serde(default)]
+    pub path: String,
+    /// Levels below it to show.
+    #[serde(default = "InspectRequest::depth")]
+    pub depth: u32,
+    /// Values to show at most; no more than [`InspectRequest::MOST`] are.
+    #[serde(default = "InspectRequest::limit")]
+    pub limit: u32,
+}
+
+impl InspectRequest {
+    /// Values that are shown at most, whatever is asked for.
+    pub const MOST: u32 = 1 << 18;
+
+    /// Levels that are shown unless the client says otherwise: all.
+    pub const fn depth() -> u32 {
+        64
+    }
+
+    /// Values that are shown unless the client says otherwise.
+    pub const fn limit() -> u32 {
+        1 << 15
+    }
+}
+
+/// An address to translate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TranslateRequest {
+    /// Number of the node.
+    pub node: u32,
+    /// The interface.
+    pub tni: u8,
+    /// Its control queue, whose tables are used.
+    pub cq: u8,
+    /// The steering tag.
+    pub stag: u32,
+    /// Where in it, in bytes.
+    pub offset: u64,
+    /// How many bytes: up to those of a message.
+    #[serde(default = "TranslateRequest::length")]
+    pub length: u32,
+    /// As for a write.
+    #[serde(default)]
+    pub write: bool,
+}
+
+impl TranslateRequest {
+    /// Bytes unless the client says otherwise.
+    pub const fn length() -> u32 {
+        1
+    }
 }
 
 /// A program to run, and where.
@@ -131,6 +197,8 @@ pub enum Reply {
     Counters { counters: Option<NodeCounters> },
     /// None where no device is.
     Registers { registers: Option<Vec<RegisterValue>> },
+    /// None where no device is. Not complete if the limit left something out.
+    Inspection { tree: Option<Value>, complete: bool },
     /// What follows are a console's bytes, of which so many are from before.
     Console { replay: u64 },
     /// More of a capture's file; the first one when the capture has begun.

@@ -5,6 +5,7 @@
 mod capture;
 mod counters;
 mod events;
+mod inspect;
 mod jobs;
 mod network;
 mod registers;
@@ -179,6 +180,8 @@ fn answer(registry: &Registry, request: Request) -> anyhow::Result<Reply> {
         Request::Registers { node } => {
             return Ok(Reply::Registers { registers: registers::of(registry, NodeId(node))? });
         }
+        Request::Inspect(ask) => return inspect::look_at(registry, &ask),
+        Request::Translate(ask) => return inspect::translate(registry, &ask),
         Request::To { .. } => bail!("no program runs on this connection"),
         Request::Take { .. } | Request::Wait => bail!("the connection is no job's"),
         Request::Exec(_)

@@ -20,6 +20,7 @@ use crate::commands::forward::ForwardArgs;
 use crate::commands::guest::GuestCommand;
 use crate::commands::hosts::HostsArgs;
 use crate::commands::image::ImageCommand;
+use crate::commands::inspect::InspectArgs;
 use crate::commands::link::LinkCommand;
 use crate::commands::manual::ManArgs;
 use crate::commands::map::MapArgs;
@@ -92,6 +93,7 @@ pub(crate) enum Command {
     Fault(FaultCommand),
     Stats(StatsArgs),
     Regs(RegsArgs),
+    Inspect(InspectArgs),
     Events(EventsArgs),
     Capture(CaptureArgs),
     #[command(subcommand)]

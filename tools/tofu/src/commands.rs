@@ -15,6 +15,7 @@ pub(crate) mod guest;
 mod host;
 pub(crate) mod hosts;
 pub(crate) mod image;
+pub(crate) mod inspect;
 pub(crate) mod link;
 pub(crate) mod manual;
 pub(crate) mod map;

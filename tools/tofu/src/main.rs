@@ -17,7 +17,7 @@ use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::{
     capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward, guest,
-    hosts, image, link, manual, map, node, ps, regs, sdk, serve, stats, topo, up,
+    hosts, image, inspect, link, manual, map, node, ps, regs, sdk, serve, stats, topo, up,
 };
 use tofu_ui::exit;
 
@@ -54,6 +54,7 @@ fn main() -> ExitCode {
         Command::Fault(command) => fault::run(command),
         Command::Stats(args) => stats::run(args),
         Command::Regs(args) => regs::run(args),
+        Command::Inspect(args) => inspect::run(args),
         Command::Events(args) => events::run(args),
         Command::Capture(args) => capture::run(args),
         Command::Image(command) => image::run(command),

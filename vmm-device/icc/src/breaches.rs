@@ -25,8 +25,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Breaches(Mutex<Lately>);
 
+/// How many were told in this second.
 #[derive(Debug, Default)]
-struct Lately {
+pub(crate) struct Lately {
     since_ns: u64,
     lines: u32,
     /// Left out since the last line.
@@ -35,7 +36,7 @@ struct Lately {
 
 impl Lately {
     /// Whether another line may be told now, and then how many were left out before it.
-    fn take(&mut self, now_ns: u64) -> Option<u64> {
+    pub(crate) fn take(&mut self, now_ns: u64) -> Option<u64> {
         if now_ns.saturating_sub(self.since_ns) >= SECOND_NS {
             (self.since_ns, self.lines) = (now_ns, 0);
         }

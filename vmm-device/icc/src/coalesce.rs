@@ -1,8 +1,10 @@
 //! Coalescing: entries and interrupts are held back, so that many cost little more than one.
 
+use tofu_inspect::{Inspect, Time, Visit, inspect};
+
 /// Entries of a queue, held back until they fill a cache line or the first of them has waited for
 /// long enough.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Held<T> {
     entries: Vec<T>,
     /// Entries that make a cache line of 256 bytes.
@@ -44,13 +46,25 @@ impl<T> Held<T> {
     }
 }
 
+impl<T> Inspect for Held<T> {
+    fn inspect(&self, visit: Visit<'_>) {
+        let Self { entries, line: _, until } = self;
+        visit.tree(|tree| {
+            tree.add("entries", &entries.len());
+            tree.add("until", &Time(*until));
+        });
+    }
+}
+
 /// The interrupt for entries that were written, held back until there are enough of them or the
 /// first has waited for long enough.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct HeldInterrupt {
     entries: u64,
     until: u64,
 }
+
+inspect!(HeldInterrupt { entries, until as time });
 
 impl HeldInterrupt {
     pub(crate) const NONE: Self = Self { entries: 0, until: u64::MAX };

@@ -8,12 +8,14 @@ use tofu_abi::Rcode;
 use tofu_abi::irq::CqsIrqs;
 use tofu_abi::queue::{MRQ_ENTRY_SIZE, MrqEntry, MrqWord0, RingIndex, TCQ_ENTRY_SIZE, TcqEntry};
 use tofu_abi::regs::{CqReg, MRQ_MASK_DISCARD};
+use tofu_inspect::inspect;
 
 use crate::coalesce::{Held, HeldInterrupt};
 use crate::command::{CommandKind, Message};
 use crate::memory::DmaMemory;
 use crate::notice::{NoticeEvent, Peer};
 use crate::page::Page;
+use crate::show::{Code, Ring};
 use crate::tlp::{Answer, Tag};
 
 /// Commands of one queue that may be outstanding at a time.
@@ -27,6 +29,8 @@ pub(crate) struct Slot {
     pub(crate) index: u32,
     pub(crate) flip: bool,
 }
+
+inspect!(Slot { index, flip });
 
 /// A command whose answers have not all come yet.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +48,16 @@ pub(crate) struct Outstanding {
     /// Order in which the commands were started.
     sequence: u64,
 }
+
+inspect!(Outstanding {
+    message as said,
+    slot,
+    unanswered,
+    rcode as Code,
+    local as Code,
+    deadline_ns as time,
+    sequence,
+});
 
 /// How a part of a command has ended, or all of it.
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +171,7 @@ impl Failures {
 }
 
 /// Completion state of an enabled queue.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Completions {
     tcq_ipa: u64,
     mrq_ipa: u64,
@@ -173,6 +187,20 @@ pub(crate) struct Completions {
     interrupt: HeldInterrupt,
     failures: Failures,
 }
+
+inspect!(Completions {
+    tcq_ipa as hex,
+    mrq_ipa as hex,
+    mrq as Ring,
+    window as sparse,
+    free as len,
+    next_sequence,
+    deferred as len,
+    held_tcq,
+    held_mrq,
+    interrupt,
+    failures as skip,
+});
 
 impl Completions {
     /// The queue's first command gets the sequence number `first_sequence`. It must be higher

@@ -10,6 +10,7 @@ use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::{RingIndex, queue_entries};
 use tofu_abi::regs::{CACHE_INJECTION, CqReg, CqsMode, CqsReg, CqsStatus};
 use tofu_abi::{CqId, TniId};
+use tofu_inspect::inspect;
 use tofu_sync::lock;
 
 use crate::breaches::QueueName;
@@ -64,6 +65,8 @@ pub(crate) struct DirectRegister {
     /// A complete command that waits to be taken.
     ready: Option<DirectCommand>,
 }
+
+inspect!(DirectRegister { words as debug, written as hex, ready as debug });
 
 impl DirectRegister {
     /// Notes a trapped write; `Err` if it comes while a command still waits.

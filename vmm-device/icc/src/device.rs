@@ -16,6 +16,8 @@ use crate::barrier::unit::Barrier;
 use crate::breaches::{self, Breaches};
 use crate::completions::{Completions, Writer};
 use crate::cq::Cq;
+use crate::explain;
+use crate::failures::Failures;
 use crate::host::Host;
 use crate::irq::IrqUnit;
 use crate::memory::DmaMemory;
@@ -79,6 +81,9 @@ pub struct Icc {
     pub(crate) statistics: Statistics,
     pub(crate) faults: Faults,
     breaches: Breaches,
+    /// Commands of this node, and requests of others.
+    pub(crate) failed: Failures,
+    pub(crate) refused: Failures,
     next_deadline: AtomicU64,
 }
 
@@ -104,6 +109,8 @@ impl Icc {
             statistics: Statistics::default(),
             faults: Faults::default(),
             breaches: Breaches::default(),
+            failed: Failures::default(),
+            refused: Failures::default(),
             next_deadline: AtomicU64::new(u64::MAX),
             config,
         }
@@ -151,6 +158,8 @@ impl Icc {
         self.tnr.reset();
         self.plain.reset();
         self.statistics.reset();
+        self.failed.forget();
+        self.refused.forget();
         self.next_deadline.store(u64::MAX, SeqCst);
     }
 
@@ -251,8 +260,13 @@ impl Icc {
         let Some(failures) = failures else { return };
         self.statistics.count_failures(queue.tni, &failures);
         if let Some((rcode, message)) = failures.last {
-            let queue = queue.name();
-            self.breach(format_args!("{queue}: {message}: {rcode:?}, {rcode}"));
+            self.failed.note(
+                self.host().now_ns(),
+                rcode,
+                || format!("{}: {message}", queue.name()),
+                || explain::failure(queue, self.memory(), &message, rcode),
+                |failure| self.breach(format_args!("{failure}")),
+            );
         }
     }
 

@@ -13,6 +13,7 @@ use crate::command::{self, Action, CommandKind, Message, PacketCommand};
 use crate::completions::{End, Side, Slot};
 use crate::cq::Cq;
 use crate::device::Icc;
+use crate::explain;
 use crate::fault::Fault;
 use crate::host::Net;
 use crate::memory::Access;
@@ -242,14 +243,20 @@ impl Icc {
             Err(fault) => fault,
         };
         if !end.rcode.is_success() {
-            self.breach(format_args!(
-                "{}: descriptor in slot {}, {:x?}: {:?}, {}",
-                queue.name(),
-                slot.index,
-                descriptor.0,
+            self.failed.note(
+                now,
                 end.rcode,
-                end.rcode
-            ));
+                || {
+                    format!(
+                        "{}: descriptor in slot {}, {:x?}",
+                        queue.name(),
+                        slot.index,
+                        descriptor.0
+                    )
+                },
+                || explain::refusal(descriptor, queue.mode(), self.description(), end.rcode),
+                |failure| self.breach(format_args!("{failure}")),
+            );
         }
         queue.irq.request(self.host(), end.irq);
         if let Some((completions, writer)) = self.completions(queue, now).parts() {

@@ -5,10 +5,12 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::fence;
 
 use tofu_abi::irq::IrqSet;
+use tofu_inspect::{Hex, Inspect, Visit};
 use tofu_sync::AtomicU64;
 
 use crate::host::Host;
 use crate::memory::{Access, DmaMemory, DmaResult};
+use crate::show::Requests;
 
 /// IRR, IMR and ICL of one unit (CQS, BGS, TNI or TNR), whose requests are `S`.
 #[derive(Debug)]
@@ -96,6 +98,18 @@ impl<S: IrqSet> IrqUnit<S> {
     /// A write to ICL.
     pub(crate) fn set_level(&self, value: u64) {
         self.level.store(value, SeqCst);
+    }
+}
+
+impl<S: IrqSet> Inspect for IrqUnit<S> {
+    fn inspect(&self, visit: Visit<'_>) {
+        let Self { vector, pending: _, mask: _, level: _, requests: _ } = self;
+        visit.tree(|tree| {
+            tree.add("vector", vector);
+            tree.add("pending", &Requests(S::from_raw(self.pending())));
+            tree.add("masked", &Requests(S::from_raw(self.mask())));
+            tree.add("level", &Hex(self.level()));
+        });
     }
 }
 

@@ -106,6 +106,25 @@ impl Icc {
             return;
         }
         let Incoming { from, request, now_ns, .. } = *incoming;
+        self.refused.note(
+            now_ns,
+            rcode,
+            || {
+                let (from, tni) = (from.node, from.tni);
+                let (to, at) = (incoming.tni, request.remote);
+                format!(
+                    "TNI {to} CQ {}: {command:?} of {} bytes from node {from} TNI {tni} CQ {}, \
+                     STag {:#x} offset {:#x}",
+                    at.cqid(),
+                    request.length,
+                    request.tag.cq,
+                    at.stag(),
+                    at.offset()
+                )
+            },
+            || self.why_refused(incoming, command, rcode),
+            |failure| self.breach(format_args!("{failure}")),
+        );
         let unit = self.tni(incoming.tni);
         unit.add(TniReg::RxNumExceptionTlp, 1);
         let Some(code) = exception_code(rcode, request) else {

@@ -7,6 +7,7 @@ use tofu_abi::TniId;
 use tofu_abi::queue::STQ_ENTRY_SIZE;
 use tofu_abi::regs::NUM_TNI;
 use tofu_fabric::{XbCounters, XbCycles};
+use tofu_inspect::inspect;
 use tofu_sync::lock;
 
 use crate::completions::Failures;
@@ -28,6 +29,8 @@ pub struct ModelTime {
     pub total_ps: u64,
 }
 
+inspect!(ModelTime { answers, last_request_ps, total_ps });
+
 /// Commands that were sent and failed elsewhere. Their TCQ entries say success; whoever wants to
 /// know of one by itself reads its notice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,12 +41,16 @@ pub struct FailedCommands {
     pub lost: u64,
 }
 
+inspect!(FailedCommands { refused, lost });
+
 /// Accesses that no register claims and accesses of a wrong size.
 #[derive(Debug, Default)]
 pub struct Faults {
     unclaimed: AtomicU64,
     malformed: AtomicU64,
 }
+
+inspect!(Faults { unclaimed, malformed });
 
 impl Faults {
     /// Accesses where no register is; reads give 0 and writes are ignored.
@@ -80,6 +87,18 @@ pub(crate) struct Statistics {
     /// Held while a dump is written, so that others can wait for its end.
     dumping: Mutex<()>,
 }
+
+inspect!(Statistics {
+    model as skip,
+    failed as skip,
+    enable,
+    interval,
+    address,
+    entries,
+    next_offset,
+    due,
+    dumping as skip,
+});
 
 impl Statistics {
     pub(crate) fn reset(&self) {

@@ -10,6 +10,7 @@ use tofu_fabric::{Class, Packet, Way};
 
 use crate::cq::Cq;
 use crate::device::Icc;
+use crate::explain;
 use crate::fault::Fault;
 use crate::memory::{Access, Segments, read_segments};
 use crate::notice::{Notice, Peer};
@@ -209,6 +210,45 @@ impl Icc {
             return Err(Rcode::TARGET_DMA_OFF);
         }
         Ok((queue, pin))
+    }
+
+    /// Why a request was refused, in words.
+    pub(crate) fn why_refused(
+        &self,
+        incoming: &Incoming<'_>,
+        command: Command,
+        rcode: Rcode,
+    ) -> String {
+        let request = incoming.request;
+        let queue = CqId::new(request.remote.cqid()).map(|cq| self.queue(incoming.tni, cq));
+        let Some(queue) = queue else {
+            return "a TNI has no such control queue".to_owned();
+        };
+        let access = match command {
+            Command::Put => Access::Write,
+            Command::Get => Access::Read,
+            _ => Access::Update,
+        };
+        match rcode {
+            Rcode::ILLEGAL_TLP => format!(
+                "{} bytes at {} of {} in TLPs of {}: no device sends that",
+                request.length, request.position, request.total, request.mtu
+            ),
+            Rcode::NO_SUCH_CQ => "this generation has no such control queue".to_owned(),
+            Rcode::CQ_DISABLED => "ENABLE of the control queue is 0".to_owned(),
+            Rcode::TNI_DISABLED => "ENABLE of the TNI is 0".to_owned(),
+            Rcode::TARGET_DMA_OFF => "bus master enable (bit 2) of COMMAND is 0".to_owned(),
+            Rcode::GPID => {
+                format!("GPID is {:#x}, the initiator's is {:#x}", queue.gpid(), request.gpid)
+            }
+            Rcode::REMOTE_SUBNET => {
+                format!("MODE is {:?}: the initiator is outside of that", queue.mode())
+            }
+            _ => {
+                let (at, length) = (request.remote, request.length);
+                explain::address(queue, self.memory(), at, length, access, rcode)
+            }
+        }
     }
 
     /// Reports a fault of an address at the target: an exception here, a code for the initiator.

@@ -9,6 +9,7 @@ use tofu_abi::table::{
     STEERING_ENTRY_SIZE, Steering,
 };
 use tofu_abi::{Rcode, StagOffset};
+use tofu_inspect::{Hex, Inspect, Sparse, Visit, inspect};
 use tofu_sync::{Epochs, lock};
 
 use crate::fault::Fault;
@@ -48,6 +49,17 @@ struct Mapping {
     table: u64,
 }
 
+inspect!(Mapping {
+    stag as hex,
+    generation,
+    readonly,
+    mbva as hex,
+    length as hex,
+    page_bits,
+    pages,
+    table as hex,
+});
+
 /// The tables of one control queue, and what is cached of them.
 #[derive(Debug)]
 pub(crate) struct Tables {
@@ -61,6 +73,37 @@ pub(crate) struct Tables {
     /// are not used any more.
     epochs: Epochs,
     cache: Mutex<Vec<Option<Mapping>>>,
+}
+
+impl Inspect for Tables {
+    fn inspect(&self, visit: Visit<'_>) {
+        let Self {
+            steering_enable,
+            steering_ipa,
+            steering_size,
+            block_enable,
+            block_ipa,
+            block_size,
+            epochs: _,
+            cache,
+        } = self;
+        let cached = lock(cache).clone();
+        visit.tree(|tree| {
+            let mut table = |name, enable: &AtomicBool, ipa: &AtomicU64, size: &AtomicU64| {
+                tree.add_with(name, |visit| {
+                    visit.tree(|tree| {
+                        tree.add("enabled", enable);
+                        tree.add("address", &Hex(ipa.load(SeqCst)));
+                        tree.add("entries", size);
+                    });
+                });
+            };
+            table("steering", steering_enable, steering_ipa, steering_size);
+            table("memory_block", block_enable, block_ipa, block_size);
+            tree.add("flush_busy", &self.flush_busy());
+            tree.add("cached", &Sparse(&cached));
+        });
+    }
 }
 
 /// Keeps translations in force: a cache flush is busy until all older pins are gone.

@@ -2,9 +2,11 @@
 
 use tofu_abi::desc::{DESC_SIZE, Descriptor};
 use tofu_abi::queue::RingIndex;
+use tofu_inspect::inspect;
 
 use crate::command::Message;
 use crate::completions::Slot;
+use crate::show::Ring;
 use crate::tlp::{Request, Tag};
 
 /// A message that is being sent.
@@ -36,10 +38,12 @@ impl Active {
     }
 }
 
+inspect!(Active { tag as debug, message as said, sent, wire });
+
 /// Where a queue takes its descriptors from, and what it is at.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Transmit {
-    toq: u64,
+    pub(crate) toq: u64,
     pub(crate) ring: RingIndex,
     pub(crate) active: Option<Active>,
     /// Second descriptor of a direct command whose first one was just taken.
@@ -47,6 +51,8 @@ pub(crate) struct Transmit {
     /// It stopped for want of room in the network, and has sent nothing since.
     pub(crate) waited: bool,
 }
+
+inspect!(Transmit { toq as hex, ring as Ring, active, second as debug, waited });
 
 impl Transmit {
     pub(crate) const fn new(toq: u64, ring: RingIndex) -> Self {

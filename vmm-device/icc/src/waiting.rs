@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use tofu_abi::CqId;
 use tofu_abi::regs::NUM_CQ;
+use tofu_inspect::{Inspect, Visit};
 use tofu_sync::AtomicU32;
 
 const QUEUES: u32 = (1 << NUM_CQ) - 1;
@@ -38,6 +39,13 @@ impl Waiting {
     /// Takes out all that wait, in the order in which they are to have the room.
     pub(crate) fn take(&self) -> impl Iterator<Item = CqId> {
         order(self.0.fetch_and(!QUEUES, SeqCst))
+    }
+}
+
+impl Inspect for Waiting {
+    fn inspect(&self, visit: Visit<'_>) {
+        let waiting: Vec<_> = order(self.0.load(SeqCst)).map(|cq| cq.to_string()).collect();
+        visit.text(if waiting.is_empty() { "none".to_owned() } else { waiting.join(" ") });
     }
 }
 

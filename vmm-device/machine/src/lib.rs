@@ -47,7 +47,7 @@ pub use crate::pump::Pump;
 pub use crate::torus::{TORUS_TIMING, Torus, TorusNetwork, TorusNode};
 pub use crate::windows::{TorusParts, WindowBackend};
 pub use tofu_abi::Generation;
-pub use tofu_tnw_device::{Nwp, SharedWindows};
+pub use tofu_tnw_device::{Nwp, SharedWindows, register_fields};
 
 /// The network of a machine, for those who look at it or meddle with it. It may outlive the
 /// machine.

@@ -11,6 +11,7 @@ use tofu_abi::regs::{CqReg, NUM_TNI};
 use tofu_abi::{Coords, CqId, Doorbell, Generation, TniId, pci};
 use tofu_fabric::{NodeId, Port, PortCounters, XbCounters};
 use tofu_icc::{Config, DmaMemory, Host, Icc, SharedPages};
+use tofu_inspect::{Inspect, Said, Visit};
 use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_sync::lock;
 use vm_memory::MmapRegion;
@@ -238,6 +239,18 @@ impl Node {
                 self.host.enqueue(tni, bell);
             }
         }
+    }
+}
+
+impl Inspect for Node {
+    fn inspect(&self, visit: Visit<'_>) {
+        let Self { id, coords: _, icc, host } = self;
+        visit.tree(|tree| {
+            tree.add("index", &id.0);
+            tree.add("doorbells", &Said(format_args!("{:?}", self.doorbells())));
+            tree.add("pci", &host.endpoint);
+            tree.add("device", icc);
+        });
     }
 }
 

@@ -21,6 +21,7 @@ use tofu_abi::{Coords, Path, pci};
 use tofu_fabric::{
     Carrier, Class, Deliver, DiscardReason, Fabric, NodeId, Packet, Port, Shape, Timing, Way, Wires,
 };
+use tofu_inspect::{Inspect, Visit};
 use tofu_parts::DmaMemory;
 use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
 use tofu_sync::lock;
@@ -420,6 +421,17 @@ impl TorusShared {
             let _ready = lock(&self.ready);
             self.changed.notify_one();
         }
+    }
+}
+
+impl Inspect for TorusNode {
+    fn inspect(&self, visit: Visit<'_>) {
+        let Self { id, coords: _, nwp, host } = self;
+        visit.tree(|tree| {
+            tree.add("index", &id.0);
+            tree.add("pci", &host.endpoint);
+            tree.add("device", nwp);
+        });
     }
 }
 

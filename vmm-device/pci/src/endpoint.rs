@@ -297,6 +297,11 @@ impl Endpoint {
         lock(&self.registers).space.read(offset, data);
     }
 
+    /// A copy of configuration space.
+    pub(crate) fn config_space(&self) -> ConfigSpace {
+        lock(&self.registers).space.clone()
+    }
+
     /// Writes configuration space at any offset and length, and tells what came of
     /// it.
     pub fn config_write(&self, offset: u16, data: &[u8]) -> Changes {

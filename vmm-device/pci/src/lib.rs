@@ -20,6 +20,7 @@ mod config;
 mod device;
 mod endpoint;
 mod function;
+mod inspect;
 mod msix;
 pub mod testing;
 

@@ -31,14 +31,16 @@ pub trait MsiSink: Send + Sync {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Vector {
+pub(crate) struct Vector {
     address: u64,
     data: u32,
-    masked: bool,
-    pending: bool,
+    pub(crate) masked: bool,
+    pub(crate) pending: bool,
     /// What was last passed to the sink.
     reported: Option<(u64, u32)>,
 }
+
+tofu_inspect::inspect!(Vector { address as hex, data as hex, masked, pending, reported as skip });
 
 impl Vector {
     const RESET: Self = Self { address: 0, data: 0, masked: true, pending: false, reported: None };
@@ -114,6 +116,16 @@ impl MsixTable {
     /// True if MSI-X is enabled.
     pub fn enabled(&self) -> bool {
         self.control.load(Ordering::SeqCst) & ENABLE != 0
+    }
+
+    /// True if all vectors are masked at once.
+    pub(crate) fn function_mask(&self) -> bool {
+        self.control.load(Ordering::SeqCst) & FUNCTION_MASK != 0
+    }
+
+    /// The vectors, each as it is when it is looked at.
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = (usize, Vector)> {
+        self.vectors.iter().map(|vector| *lock(vector)).enumerate()
     }
 
     /// Raises `vector`: delivers its message, or latches its pending bit while it

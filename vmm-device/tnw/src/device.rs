@@ -192,6 +192,15 @@ impl Nwp {
         self.links[link.index()].present
     }
 
+    pub(crate) fn is_bus_master(&self) -> bool {
+        self.bus_master.load(SeqCst)
+    }
+
+    /// Units that have arrived on a link and were not looked at yet.
+    pub(crate) fn arrived(&self, link: Link) -> usize {
+        lock(&self.links[link.index()].inbox).len()
+    }
+
     fn dma(&self) -> Option<&Arc<dyn DmaMemory>> {
         self.bus_master.load(SeqCst).then_some(&self.memory)
     }

@@ -24,6 +24,7 @@
 
 mod device;
 mod host;
+mod inspect;
 mod link;
 mod payload;
 mod receive;
@@ -37,6 +38,7 @@ pub use crate::device::{Config, Nwp};
 pub use crate::host::{Host, Net};
 pub use crate::link::{Arrival, LinkCounters, LinkEnd, NEVER, Room, TIMEOUT_NS, TX_BUFFER};
 pub use crate::receive::{Done, Receive, Request};
+pub use crate::regfile::register_fields;
 pub use crate::shared::SharedWindows;
 pub use crate::unit::{CONTROL_SIZE, Control, Data, Kind, MAX_RUN, Session, Unit};
 pub use crate::window::{StoreError, Taken, Window};

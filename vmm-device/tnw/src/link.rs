@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 
 use tofu_abi::tnw::{CHANNELS, Channel, RECEPTION_FIFO, SEQUENCES};
+use tofu_inspect::inspect;
 
 use crate::unit::{Check, Control, Data, Kind, Session, Unit};
 
@@ -116,6 +117,24 @@ struct Receiving {
     /// Feedback that it is to get.
     owed: Option<Kind>,
 }
+
+inspect!(LinkEnd { life, spoken, peer, tx, rx, counters as skip });
+
+inspect!(Sending {
+    next,
+    buffer as len,
+    buffered,
+    used as debug,
+    limits as debug,
+    stalled as hex,
+    resending,
+    kept,
+    unanswered,
+    attempts,
+    deadline as time,
+});
+
+inspect!(Receiving { expected, discarding, accepted as debug, announced as debug, owed as debug });
 
 /// How far `a` is ahead of `b`, modulo [`SEQUENCES`].
 const fn ahead(a: u16, b: u16) -> u16 {

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use tofu_abi::tnw::{
     CREDIT_QUEUE, MAX_MESSAGE, Notification, PACKET_DATA, RECEPTION_FIFO, Status, packets,
 };
+use tofu_inspect::inspect;
 use tofu_parts::DmaMemory;
 
 use crate::unit::Data;
@@ -51,6 +52,8 @@ pub struct Done {
     pub length: u32,
 }
 
+inspect!(Request { address as hex, length, notify as hex, tag, interrupt });
+
 #[derive(Debug)]
 enum Item {
     /// Packets, of which some may have been moved.
@@ -86,6 +89,18 @@ pub struct Receive {
     /// Packets that belong to no message.
     pub(crate) orphans: u64,
 }
+
+inspect!(Receive {
+    fifo as len,
+    packets,
+    lent,
+    coming,
+    credits,
+    moving as debug,
+    skipping,
+    messages,
+    orphans,
+});
 
 impl Receive {
     /// Packets in the FIFO.

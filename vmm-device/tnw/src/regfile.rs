@@ -16,6 +16,20 @@ use crate::device::{LinkState, Nwp};
 /// Version of the register map.
 const VERSION: u64 = 1;
 
+/// What the value of a register means, by the names of its fields.
+pub fn register_fields(register: Register, value: u64) -> Vec<(&'static str, String)> {
+    let fields: &[(&str, u32, u32)] = match register {
+        Register::Nwp(NwpReg::Control) => Control::FIELDS,
+        Register::Nwp(NwpReg::Errors) => Errors::FIELDS,
+        Register::Link(_, LinkReg::Status) => LinkStatus::FIELDS,
+        _ => &[],
+    };
+    let field = |&(name, low, high): &(&'static str, u32, u32)| {
+        (name, tofu_abi::bits::extract(value, low, high).to_string())
+    };
+    fields.iter().map(field).collect()
+}
+
 fn xyz(x: u8, y: u8, z: u8) -> u64 {
     u64::from(x) | u64::from(y) << 8 | u64::from(z) << 16
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use tofu_abi::tnw::{Channel, MAX_MESSAGE, NGET_QUEUE, PACKET_DATA, Status, packets};
+use tofu_inspect::inspect;
 use tofu_parts::{Access, DmaMemory};
 
 use crate::payload::Lent;
@@ -35,6 +36,8 @@ struct Nget {
     /// Memory that was lent to packets could not be read.
     failed: Arc<AtomicBool>,
 }
+
+inspect!(Nget { request, after, failed as debug });
 
 /// An Nget that has been sent, of whose memory packets may still be read.
 #[derive(Debug)]
@@ -69,6 +72,16 @@ pub(crate) struct Transmit {
     pub(crate) messages: u64,
     pub(crate) overlaps: u64,
 }
+
+inspect!(Transmit {
+    window,
+    ngets,
+    lending as len,
+    source as debug,
+    sent,
+    messages,
+    overlaps,
+});
 
 /// What packets are made of.
 enum Content {

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use tofu_abi::tnw::{PACKET_DATA, WINDOW_PLACES as PLACES, WINDOW_RING};
+use tofu_inspect::{Inspect, Visit};
 
 use crate::shared::{SharedWindow, number};
 use crate::unit::MAX_RUN;
@@ -67,6 +68,18 @@ impl Ring {
 impl Default for Window {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl Inspect for Window {
+    fn inspect(&self, visit: Visit<'_>) {
+        let Self { ring, last, head, tail } = self;
+        visit.tree(|tree| {
+            tree.add("shared", &matches!(ring, Ring::Shared(_)));
+            tree.add("head", head);
+            tree.add("tail", tail);
+            tree.add("messages_that_end", &last.count_ones());
+        });
     }
 }
 

@@ -257,6 +257,44 @@ fn who_follows_a_machine_hears_of_its_end() {
     assert_eq!(machine.wait(), Some(0));
 }
 
+/// `tofu inspect` at a machine of two small guests that run.
+fn inspects(place: &Place) {
+    let all = place.run(&["inspect", "1"]).ok();
+    for part in ["pci:", "msix:", "completions:", "STATUS:", "cq_enable", "port:"] {
+        assert!(all.contains(part), "{part}: {all}");
+    }
+    let short = place.run(&["inspect", "1", "--depth", "1"]).ok();
+    assert!(short.starts_with("node: index=1 doorbells="), "{short}");
+    assert!(short.ends_with(" pci=... device=...\n"), "{short}");
+    let before = place.run(&["inspect", "1", "device/tni/0", "--json"]).ok();
+    let tree: Value = serde_json::from_str(&before).unwrap();
+    assert_eq!((&tree["node"], &tree["complete"]), (&1.into(), &true.into()));
+    assert_eq!(tree["tree"]["enabled"], true);
+    let file = place.path().join("before.json");
+    std::fs::write(&file, &before).unwrap();
+    let file = file.to_str().unwrap();
+    // The node goes on counting.
+    wait_for("a change", || {
+        let changes = place.run(&["inspect", "1", "--diff", file]).ok();
+        changes.lines().any(|line| line.contains("registers/NUM_SEND_TLP: "))
+    });
+    let walk = place.run(&["inspect", "1", "--translate", "5/11", "0x3:0"]).ok();
+    assert!(walk.contains("STEERING_TABLE_ENABLE is 0"), "{walk}");
+    for (args, expected) in [
+        (&["1", "device/tni/9"][..], "device/tni has no 9; there are 0, 1, 2, 3, 4, 5"),
+        (&["1", "device/prot"], "device has no prot; did you mean port?; there are"),
+        (&["1", "index/x"], "index has no parts, and so no x"),
+        (&["0", "--diff", file], "the file is about node 1, not 0"),
+        (&["1", "--diff", "/dev/null"], "is not what tofu inspect --json prints"),
+        (&["1", "--translate", "0", "0:0"], "a TNI and a CQ, such as 0/3"),
+        (&["1", "--translate", "9/0", "0:0"], "the device has no TNI 9 CQ 0"),
+        (&["1", "--translate", "0/0", "99999999:0"], "there are no such STags or offsets"),
+    ] {
+        let error = place.run(&[&["inspect"], args].concat()).error();
+        assert!(error.contains(expected), "{args:?}: {error}");
+    }
+}
+
 #[test]
 fn machines_of_small_guests_can_be_asked() {
     let place = Place::new();
@@ -280,6 +318,7 @@ fn machines_of_small_guests_can_be_asked() {
     wait_for("its queue to be enabled", || regs().contains("cq_enable=1"));
     let error = place.run(&["regs", "0", "nosuch"]).error();
     assert!(error.contains("nosuch: no unit or register of this name"), "{error}");
+    inspects(&place);
     // Events, as the command has them and as they come.
     let mut events = place.command(&["events", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
     let told = BufReader::new(events.stdout.take().unwrap());

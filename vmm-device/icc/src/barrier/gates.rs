@@ -14,6 +14,7 @@ use tofu_abi::irq::BgsIrqs;
 use tofu_abi::reduce::{self, Input, Op, VALUE_QWORDS, Value};
 use tofu_abi::regs::{BgsReg, CqsMode};
 use tofu_abi::{BchId, BgId, Coords, TniId};
+use tofu_inspect::inspect;
 
 use super::schedule::{END_PS, RELAY_PS, START_OVERLAP_PS, START_PS, Schedule};
 
@@ -141,7 +142,7 @@ impl Gate {
 
 /// A barrier channel.
 #[derive(Clone, Copy, Debug)]
-struct Channel {
+pub(super) struct Channel {
     masked: bool,
     notice: u64,
     ignored: u64,
@@ -149,6 +150,8 @@ struct Channel {
     running: bool,
     time: BarrierTime,
 }
+
+inspect!(Channel { masked, notice as hex, ignored, running, time });
 
 /// Modelled time of the rounds of a barrier channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -161,6 +164,8 @@ pub struct BarrierTime {
     /// Sum of that over all rounds, in picoseconds.
     pub total_ps: u64,
 }
+
+inspect!(BarrierTime { rounds, last_ps, total_ps });
 
 /// The gates and channels of an interface.
 #[derive(Debug)]
@@ -187,6 +192,10 @@ impl Gates {
             schedules: Default::default(),
             local: SmallVec::new(),
         }
+    }
+
+    pub(super) fn channels(&self) -> &[Channel] {
+        &self.channels
     }
 
     fn address(&self, bg: BgId) -> BgAddress {

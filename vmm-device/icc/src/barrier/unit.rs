@@ -6,6 +6,8 @@ use tofu_abi::barrier::Profile;
 use tofu_abi::irq::{BgsIrqs, vector};
 use tofu_abi::regs::NUM_TNI;
 use tofu_abi::{BchId, BgId, Coords, TniId};
+use tofu_inspect::{Inspect, Visit};
+use tofu_sync::lock;
 
 use crate::barrier::gates::Gates;
 use crate::barrier::page::ChannelPage;
@@ -13,7 +15,7 @@ use crate::irq::IrqUnit;
 use crate::page::SharedPages;
 
 /// Barrier gates and channels of one interface.
-pub(super) struct BarrierUnit {
+pub(crate) struct BarrierUnit {
     pub(super) irqs: Box<[IrqUnit<BgsIrqs>]>,
     pages: Box<[ChannelPage]>,
     pub(super) gates: Mutex<Gates>,
@@ -53,6 +55,14 @@ impl BarrierUnit {
     }
 }
 
+impl Inspect for BarrierUnit {
+    /// Its channels; the gates are seen by their registers.
+    fn inspect(&self, visit: Visit<'_>) {
+        let channels = lock(&self.gates).channels().to_vec();
+        channels.inspect(visit);
+    }
+}
+
 /// The barrier channels of an interface.
 pub(super) fn channels(profile: Profile) -> impl Iterator<Item = BchId> {
     BchId::ALL.into_iter().take(profile.channels.into())
@@ -64,7 +74,7 @@ pub(super) fn channels(profile: Profile) -> impl Iterator<Item = BchId> {
 pub(crate) struct Barrier([OnceLock<BarrierUnit>; NUM_TNI]);
 
 impl Barrier {
-    pub(super) fn get(&self, tni: TniId) -> Option<&BarrierUnit> {
+    pub(crate) fn get(&self, tni: TniId) -> Option<&BarrierUnit> {
         self.0[tni.index()].get()
     }
 

@@ -5,10 +5,12 @@ use tofu_abi::queue::{
     PBQ_ENTRY_SIZE, PRQ_ENTRY_SIZE, PbqEntry, PrqEntry, PrqRcode, RingIndex, queue_entries,
 };
 use tofu_abi::regs::CACHE_INJECTION;
+use tofu_inspect::inspect;
 
 use crate::coalesce::{Held, HeldInterrupt};
 use crate::irq::Arm;
 use crate::memory::DmaMemory;
+use crate::show::Ring as At;
 
 /// A queue of the packet interface: where it is, and where its next entry goes.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +18,8 @@ struct Ring {
     base: u64,
     index: RingIndex,
 }
+
+inspect!(Ring { base as hex, index as At });
 
 impl Ring {
     /// The queue at `base`; none for address 0, one that is not a multiple of 8, or a size code
@@ -71,13 +75,15 @@ impl PacketWriter<'_> {
 }
 
 /// The packet queues of a TNI.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PacketQueues {
     buffers: Option<Ring>,
     receive: Option<Ring>,
     held: Held<PrqEntry>,
     interrupt: HeldInterrupt,
 }
+
+inspect!(PacketQueues { buffers, receive, held, interrupt });
 
 impl Default for PacketQueues {
     fn default() -> Self {

@@ -1,0 +1,85 @@
+//! The live state of a node's device for `tofu inspect`.
+
+use anyhow::{anyhow, bail};
+use tofu_abi::desc::MAX_MESSAGE;
+use tofu_abi::{CqId, StagOffset, TniId};
+use tofu_control::protocol::{InspectRequest, Reply, TranslateRequest};
+use tofu_fabric::NodeId;
+use tofu_icc::Access;
+use tofu_inspect::{Inspect, Missing, Query, Seen, look};
+use tofu_ui::{did_you_mean, printable};
+
+use crate::registry::{AnyNode, Registry};
+
+/// Names of a path at most.
+const MAX_PATH: usize = 32;
+/// Names that an error lists.
+const NAMES: usize = 12;
+
+/// Looks at a node.
+///
+/// # Errors
+///
+/// One line for the user, as all errors here.
+pub(super) fn look_at(registry: &Registry, ask: &InspectRequest) -> anyhow::Result<Reply> {
+    let Some(node) = registry.device(NodeId(ask.node))? else {
+        return Ok(Reply::Inspection { tree: None, complete: true });
+    };
+    let path: Vec<_> = ask.path.split('/').filter(|name| !name.is_empty()).collect();
+    if path.len() > MAX_PATH {
+        bail!("a path has {MAX_PATH} names at most");
+    }
+    let limit = ask.limit.min(InspectRequest::MOST) as usize;
+    let query = Query { path: &path, depth: ask.depth as usize, limit };
+    let what: &dyn Inspect = match &node {
+        AnyNode::Tofu(node) => &**node,
+        AnyNode::Tnw(node) => &**node,
+    };
+    let Seen { value, complete } = look(what, &query).map_err(|missing| absent(&path, &missing))?;
+    Ok(Reply::Inspection { tree: Some(value), complete })
+}
+
+fn absent(path: &[&str], missing: &Missing) -> anyhow::Error {
+    let Missing { at, names } = missing;
+    let before = match at {
+        0 => "the device".to_owned(),
+        at => printable(&path[..*at].join("/")),
+    };
+    let name = path.get(*at).copied().unwrap_or_default();
+    let wanted = printable(name);
+    if names.is_empty() {
+        return anyhow!("{before} has no parts, and so no {wanted}");
+    }
+    let all = names.iter().map(String::as_str);
+    let more = if names.len() > NAMES { ", ..." } else { "" };
+    let some: Vec<_> = all.clone().take(NAMES).collect();
+    let meant = did_you_mean(name, all);
+    anyhow!("{before} has no {wanted}{meant}; there are {}{more}", some.join(", "))
+}
+
+/// Walks through the tables of a control queue.
+pub(super) fn translate(registry: &Registry, ask: &TranslateRequest) -> anyhow::Result<Reply> {
+    let TranslateRequest { node, tni, cq, stag, offset, length, write } = *ask;
+    let node = match registry.device(NodeId(node))? {
+        Some(AnyNode::Tofu(node)) => node,
+        Some(AnyNode::Tnw(_)) => bail!("devices of TNW have no steering tables"),
+        None => return Ok(Reply::Inspection { tree: None, complete: true }),
+    };
+    let icc = node.icc();
+    let queue = TniId::new(tni).zip(CqId::new(cq));
+    if length > MAX_MESSAGE {
+        bail!("{length} bytes; a message has {MAX_MESSAGE} at most");
+    }
+    let at = StagOffset::new(cq, stag, offset);
+    if (at.stag(), at.offset()) != (stag, offset) {
+        bail!("STag {stag:#x} offset {offset:#x}: there are no such STags or offsets");
+    }
+    let access = if write { Access::Write } else { Access::Read };
+    let walk = queue.and_then(|(tni, cq)| icc.translation(tni, cq, at, length, access));
+    let Some(walk) = walk else {
+        bail!("the device has no TNI {tni} CQ {cq}");
+    };
+    let query = Query { path: &[], depth: usize::MAX, limit: usize::MAX };
+    let seen = look(&walk, &query).map_err(|_| anyhow!("an empty path leads nowhere"))?;
+    Ok(Reply::Inspection { tree: Some(seen.value), complete: true })
+}

@@ -1,0 +1,82 @@
+//! The last commands that have failed, and the last requests of others that were refused, with
+//! their reasons in words.
+//!
+//! To find a reason costs more than to fail, so only so many are looked for in a second; a guest
+//! whose commands all fail costs no more than that.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Mutex;
+
+use tofu_abi::Rcode;
+use tofu_inspect::{Inspect, Visit, inspect};
+use tofu_sync::lock;
+
+use crate::breaches::Lately;
+use crate::show::Code;
+
+/// Failures that are kept.
+const KEPT: usize = 16;
+
+/// A command that has failed.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    at_ns: u64,
+    /// Queue, and the command in words.
+    command: String,
+    rcode: Rcode,
+    why: String,
+}
+
+inspect!(Failure { at_ns, command, rcode as Code, why });
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at_ns: _, command, rcode, why } = self;
+        write!(f, "{command}: {rcode:?}, {rcode}: {why}")
+    }
+}
+
+/// The last ones, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Failures(Mutex<Recent>);
+
+#[derive(Debug, Default)]
+struct Recent {
+    lately: Lately,
+    last: VecDeque<Failure>,
+}
+
+impl Failures {
+    /// Keeps a failure, and tells `also` of it. `command` and `why` are called if it is kept.
+    pub(crate) fn note(
+        &self,
+        at_ns: u64,
+        rcode: Rcode,
+        command: impl FnOnce() -> String,
+        why: impl FnOnce() -> String,
+        also: impl FnOnce(&Failure),
+    ) {
+        if lock(&self.0).lately.take(at_ns).is_none() {
+            return;
+        }
+        let failure = Failure { at_ns, command: command(), rcode, why: why() };
+        also(&failure);
+        let last = &mut lock(&self.0).last;
+        if last.len() >= KEPT {
+            last.pop_front();
+        }
+        last.push_back(failure);
+    }
+
+    pub(crate) fn forget(&self) {
+        lock(&self.0).last.clear();
+    }
+}
+
+impl Inspect for Failures {
+    fn inspect(&self, visit: Visit<'_>) {
+        let last = lock(&self.0).last.clone();
+        last.inspect(visit);
+    }
+}

@@ -1,0 +1,50 @@
+//! How values of the register map look to those who debug.
+
+use tofu_abi::irq::IrqSet;
+use tofu_abi::queue::RingIndex;
+use tofu_abi::{Rcode, StagOffset};
+use tofu_inspect::{Inspect, Visit};
+
+/// A place in a ring.
+pub(crate) struct Ring(pub(crate) RingIndex);
+
+impl Inspect for Ring {
+    fn inspect(&self, visit: Visit<'_>) {
+        visit.tree(|tree| {
+            tree.add("slot", &self.0.slot());
+            tree.add("flip", &self.0.flip());
+            tree.add("count", &self.0.count());
+            tree.add("entries", &self.0.entries());
+        });
+    }
+}
+
+/// A result code, in words.
+pub(crate) struct Code(pub(crate) Rcode);
+
+impl Inspect for Code {
+    fn inspect(&self, visit: Visit<'_>) {
+        visit.text(format_args!("{:?}: {}", self.0, self.0));
+    }
+}
+
+/// An address of an STag.
+pub(crate) struct Address(pub(crate) StagOffset);
+
+impl Inspect for Address {
+    fn inspect(&self, visit: Visit<'_>) {
+        visit.text(format_args!("STag {:#x} offset {:#x}", self.0.stag(), self.0.offset()));
+    }
+}
+
+/// Interrupt requests, by name.
+pub(crate) struct Requests<S>(pub(crate) S);
+
+impl<S: IrqSet> Inspect for Requests<S> {
+    fn inspect(&self, visit: Visit<'_>) {
+        match self.0.raw() {
+            u64::MAX => visit.text("all"),
+            _ => visit.text(format_args!("{:?}", self.0)),
+        }
+    }
+}
