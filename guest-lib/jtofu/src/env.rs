@@ -30,6 +30,8 @@ pub mod vars {
     pub const PER_NODE: &str = "JTOFU_MAPINFO_PPN";
     /// Processes in all; default: as many as fit.
     pub const PROCESSES: &str = "JTOFU_MAPINFO_PROC";
+    /// The path of a file with [`news`](crate::news) of dead links, in place of this node's own.
+    pub const LINKS: &str = "TOFU_LINKS";
 }
 
 /// Larger files are no mapinfo.

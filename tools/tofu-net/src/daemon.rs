@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tofu_abi::regs::TniReg;
 use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, Rcode, TniId};
-use tofu_driver::{Device, PacketConfig};
+use tofu_driver::{Device, PacketConfig, Platform};
 use tofu_ipotofu::{Config, Link};
 use tofu_vfio::Bdf;
 use tofu_vfio::broker::{Broker, SharedPlatform, socket_path};
@@ -56,6 +56,8 @@ pub struct Settings {
     pub broker: Option<PathBuf>,
     /// Where the daemon tells what it has done.
     pub stats: PathBuf,
+    /// Where it writes down which links are dead, for programs.
+    pub links: PathBuf,
 }
 
 /// Why a session has ended.
@@ -78,6 +80,8 @@ pub struct Daemon {
     counters: BTreeMap<&'static str, u64>,
     sessions: u64,
     why: String,
+    /// What was written down last of dead links.
+    links: String,
 }
 
 impl Daemon {
@@ -104,7 +108,8 @@ impl Daemon {
         let stats = listening.with_context(|| format!("listening at {}", path.display()))?;
         let (pump, counters) = (Pump::default(), BTreeMap::new());
         let why = "it has just been started".into();
-        Ok(Self { settings, stop, stats, pump, tap: None, counters, sessions: 0, why })
+        let links = String::new();
+        Ok(Self { settings, stop, stats, pump, tap: None, counters, sessions: 0, why, links })
     }
 
     /// Has the interface work whenever the device can be had, until it is to stop.
@@ -239,6 +244,8 @@ impl Daemon {
                     return Ok(Ended::Lost("somebody has reset it"));
                 }
                 looked = Instant::now();
+                let now_ns = platform.platform().now_ns();
+                self.write_links(link.health().known(now_ns).to_string());
             }
             let others = [self.stop.as_fd(), connection.as_fd(), self.stats.as_fd()];
             let time = if moved { Duration::ZERO } else { LOOK };
@@ -252,6 +259,20 @@ impl Daemon {
                 }
             }
         }
+    }
+
+    /// Writes down which links are dead, if that is something new. Whoever reads it sees the old or
+    /// the new text.
+    fn write_links(&mut self, text: String) {
+        if text == self.links {
+            return;
+        }
+        let path = &self.settings.links;
+        let new = path.with_extension("new");
+        if let Err(error) = fs::write(&new, &text).and_then(|()| fs::rename(&new, path)) {
+            log::warn!("{}: {error}", path.display());
+        }
+        self.links = text;
     }
 
     /// Waits for a moment. Returns whether the daemon is to end.
@@ -331,7 +352,9 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.settings.stats);
+        for file in [&self.settings.stats, &self.settings.links] {
+            let _ = fs::remove_file(file);
+        }
     }
 }
 

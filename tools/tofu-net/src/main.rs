@@ -20,6 +20,8 @@ use tofu_vfio::Bdf;
 
 /// Where the daemon tells what it has done.
 const STATS: &str = "/run/tofu/net.sock";
+/// Where it writes down which links are dead.
+const LINKS: &str = "/run/tofu/links";
 
 /// The network interface tofu0, whose frames go over the torus
 ///
@@ -191,6 +193,7 @@ fn serve(run: Run) -> anyhow::Result<()> {
         device: run.device,
         broker: run.broker,
         stats: STATS.into(),
+        links: LINKS.into(),
     };
     fs::create_dir_all("/run/tofu").context("making /run/tofu")?;
     // Held until the end, whatever that is.

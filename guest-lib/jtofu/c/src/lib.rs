@@ -8,7 +8,7 @@ mod state;
 use std::ffi::{c_int, c_uint, c_void};
 use std::slice;
 
-use tofu_jtofu::{Coords, Jobs, Mapinfo, Path, PathTo, RouteError};
+use tofu_jtofu::{Coords, Jobs, Mapinfo, Path, PathTo, RouteError, System, news};
 
 use crate::code::{Code, run};
 use crate::pointer::{Out, OutList, read};
@@ -265,7 +265,20 @@ pub unsafe extern "C" fn jtofu_query_ranks_from_log_coords(
 }
 
 /// How to ask for paths to a node.
-type Paths = fn(&Jobs, Coords) -> Result<Vec<PathTo>, RouteError>;
+type Paths = fn(&System, Coords, Coords) -> Result<Vec<PathTo>, RouteError>;
+
+/// The paths to a node without links that are known to be dead now; those of the machine as the job
+/// found it if there are none.
+fn paths_now(paths: Paths, to: Coords) -> Result<Vec<PathTo>, Code> {
+    let news = news();
+    state::read(|jobs| {
+        let find = |system: &System| paths(system, jobs.place(), to).map_err(Code::invalid);
+        let system = jobs.system();
+        let now = news.map(|text| system.clone().with_news(&text));
+        let found = now.map_or(Ok(Vec::new()), |now| find(&now))?;
+        if found.is_empty() { find(system) } else { Ok(found) }
+    })
+}
 
 /// # Safety
 /// As for `jtofu_query_onesided_paths`.
@@ -282,8 +295,7 @@ unsafe fn query_paths(
         let (node, list, count) = unsafe {
             (read(phys_coords)?, OutList::new(path_coords, max_paths)?, Out::new(num_paths)?)
         };
-        let found =
-            state::read(|jobs| paths(jobs, Coords::from_array(node)).map_err(Code::invalid))?;
+        let found = paths_now(paths, Coords::from_array(node))?;
         count.set(
             list.set(found.into_iter().map(|PathTo { path: Path { a, b, c }, .. }| [a, b, c])),
         );
@@ -299,7 +311,7 @@ unsafe fn query_hops(paths: Paths, phys_coords: *const [u8; 6], num_hops: *mut u
         // SAFETY: the caller's promise.
         let (node, hops) = unsafe { (read(phys_coords)?, Out::new(num_hops)?) };
         let node = Coords::from_array(node);
-        let found = state::read(|jobs| paths(jobs, node).map_err(Code::invalid))?;
+        let found = paths_now(paths, node)?;
         let best = found
             .first()
             .ok_or_else(|| Code::invalid(format_args!("failures leave no path to {node}")))?;
@@ -321,7 +333,7 @@ pub unsafe extern "C" fn jtofu_query_onesided_paths(
     num_paths: *mut usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { query_paths(Jobs::onesided_paths, phys_coords, max_paths, path_coords, num_paths) }
+    unsafe { query_paths(System::onesided_paths, phys_coords, max_paths, path_coords, num_paths) }
 }
 
 /// See `jtofu.h`.
@@ -336,7 +348,7 @@ pub unsafe extern "C" fn jtofu_query_barrier_paths(
     num_paths: *mut usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { query_paths(Jobs::barrier_paths, phys_coords, max_paths, path_coords, num_paths) }
+    unsafe { query_paths(System::barrier_paths, phys_coords, max_paths, path_coords, num_paths) }
 }
 
 /// See `jtofu.h`.
@@ -349,7 +361,7 @@ pub unsafe extern "C" fn jtofu_query_onesided_hops(
     num_hops: *mut usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { query_hops(Jobs::onesided_paths, phys_coords, num_hops) }
+    unsafe { query_hops(System::onesided_paths, phys_coords, num_hops) }
 }
 
 /// See `jtofu.h`.
@@ -362,7 +374,7 @@ pub unsafe extern "C" fn jtofu_query_barrier_hops(
     num_hops: *mut usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { query_hops(Jobs::barrier_paths, phys_coords, num_hops) }
+    unsafe { query_hops(System::barrier_paths, phys_coords, num_hops) }
 }
 
 /// See `jtofu.h`.

@@ -10,6 +10,7 @@ mod backend;
 mod call;
 mod environment;
 mod handle;
+mod news;
 mod process;
 mod provider;
 

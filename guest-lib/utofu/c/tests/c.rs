@@ -127,6 +127,41 @@ fn test_source(name: &str) -> PathBuf {
 const PAIR: [(&str, &str); 2] = [("TOFU_PROVIDER", "inproc"), ("TOFU_SHAPE", "1x1x1x2x1x1")];
 
 #[test]
+fn paths_go_round_links_that_the_node_knows_to_be_dead() {
+    let Some(program) = Program::build(&C, &test_source("news.c")) else { return };
+    let news = tempfile::NamedTempFile::new().unwrap();
+    let path = news.path().to_str().unwrap();
+    let run = |text: &str, avoid: &str| {
+        fs::write(news.path(), text).unwrap();
+        let ring = "1x1x1x1x3x1";
+        program.run(
+            &[],
+            &[
+                ("TOFU_PROVIDER", "inproc"),
+                ("TOFU_SHAPE", ring),
+                ("JTOFU_MAPINFO_NODE", "3"),
+                ("JTOFU_MAPINFO_SYSTEM", ring),
+                ("TOFU_LINKS", path),
+                ("UTOFU_AVOID_DEAD_LINKS", avoid),
+            ],
+        )
+    };
+    let well = "shape 1x1x1x1x3x1 torus \n";
+    assert_eq!(run("", "1"), "010\n000\n3 010\n");
+    assert_eq!(run(well, "1"), "010\n000\n3 010\n");
+    for dead in ["0 0 0 0 0 0 B+", "0 0 0 0 1 0 B-"] {
+        let dead = format!("{well}{dead}\n");
+        assert_eq!(run(&dead, "1"), "020\n020\n1 020\n");
+        assert_eq!(run(&dead, "0"), "010\n000\n1 020\n");
+    }
+    // Where no way is known, it is as if nothing were.
+    let cut_off = format!("{well}0 0 0 0 0 0 B+ B-\n");
+    assert_eq!(run(&cut_off, "1"), "010\n000\n3 010\n");
+    let other = "shape 1x1x1x2x3x2 torus \n0 0 0 0 0 0 B+\n";
+    assert!(run(other, "1").ends_with("3 010\n"), "another machine");
+}
+
+#[test]
 fn values_layouts_and_symbols_are_those_that_programs_rely_on() {
     for compiler in [&C[..], &CPP] {
         if let Some(output) = build_and_run_with(compiler, &test_source("abi.c"), &[], &[]) {

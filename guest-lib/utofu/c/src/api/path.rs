@@ -7,6 +7,7 @@ use tofu_utofu::Error;
 use tofu_utofu::ids::{PATH_COORD_NULL, VcqId};
 
 use crate::call::{Out, bytes, call};
+use crate::news;
 
 /// Reads a path; `None` for the default one.
 ///
@@ -20,7 +21,7 @@ unsafe fn path(coords: *const u8) -> Result<Option<Path>, Error> {
 }
 
 /// Gives a VCQ ID another path: three bytes, A B C. Null, and `UTOFU_PATH_COORD_NULL` in the
-/// first byte, stand for the path through 0, 0, 0.
+/// first byte, stand for the path through 0, 0, 0, unless that is known to meet a dead link.
 ///
 /// # Safety
 ///
@@ -36,7 +37,12 @@ pub unsafe extern "C" fn utofu_set_vcq_id_path(vcq_id: *mut u64, path_coords: *m
             // SAFETY: as promised to this function.
             unsafe { path(path_coords)? }
         };
-        out.set(VcqId::check(out.get())?.with_path(path)?.0);
+        let id = VcqId::check(out.get())?;
+        let path = match path {
+            Some(path) => path,
+            None => news::path(id.coords(), Path::new(0, 0, 0)),
+        };
+        out.set(id.with_path(Some(path))?.0);
         Ok(())
     })
 }

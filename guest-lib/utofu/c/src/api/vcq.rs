@@ -6,7 +6,7 @@ use tofu_abi::Coords;
 use tofu_utofu::ids::{VcqId, check_cmp_id, check_tni};
 
 use crate::call::{Out, bytes, call};
-use crate::{handle, process};
+use crate::{handle, news, process};
 
 unsafe fn create(
     function: &'static str,
@@ -99,7 +99,9 @@ pub unsafe extern "C" fn utofu_construct_vcq_id(
     call("utofu_construct_vcq_id", || {
         // SAFETY: as promised to this function.
         let (coords, out) = unsafe { (bytes(coords, "coords")?, Out::new(vcq_id, "vcq_id")?) };
-        out.set(VcqId::construct(Coords::from_array(coords), tni_id, cq_id, cmp_id)?.0);
+        let node = Coords::from_array(coords);
+        let id = VcqId::construct(node, tni_id, cq_id, cmp_id)?;
+        out.set(id.with_path(Some(news::path(node, node.default_path())))?.0);
         Ok(())
     })
 }

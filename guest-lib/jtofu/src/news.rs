@@ -1,0 +1,115 @@
+//! What this node knows of dead links, as its kernel driver or `tofu-net` writes it down.
+//!
+//! A line has the machine, as in `shape 4x1x1x2x3x2 torus xyz`. Each further line has a node at
+//! whose end of links something was said, and the ports that are dead, as in `1 0 0 0 2 1 X- B+`.
+
+use std::env;
+use std::fs::File;
+use std::io::Read;
+
+use tofu_abi::Coords;
+use tofu_abi::topology::{Port, Shape};
+
+use crate::System;
+use crate::env::vars;
+
+/// Where the news are if nobody says otherwise: those of the kernel driver, and of `tofu-net`.
+const PLACES: [&str; 2] = ["/proc/tofu/links", "/run/tofu/links"];
+/// Longest file that is read, in bytes: twice of what a node keeps in mind.
+const MAX_FILE: u64 = 1 << 17;
+
+/// The news of this node, if there are any: the file that `TOFU_LINKS` names, or the first of those
+/// that the kernel driver and `tofu-net` write.
+pub fn news() -> Option<String> {
+    let read = |path: &str| {
+        let mut text = String::new();
+        File::open(path).ok()?.take(MAX_FILE).read_to_string(&mut text).ok()?;
+        Some(text)
+    };
+    match env::var(vars::LINKS) {
+        Ok(path) => read(&path),
+        Err(_) => PLACES.into_iter().find_map(read),
+    }
+}
+
+/// The machine that news are of, where all is in order.
+fn machine(text: &str) -> Option<System> {
+    let mut words = text.lines().next()?.strip_prefix("shape ")?.split(' ');
+    let shape: Shape = words.next()?.parse().ok()?;
+    let axes = words.next().filter(|word| *word == "torus").and_then(|_| words.next())?;
+    Some(System::new(shape.with_torus_letters(axes)))
+}
+
+/// The links of which a line speaks, by both ends.
+fn links<'a>(shape: &'a Shape, line: &'a str) -> impl Iterator<Item = (Coords, Coords)> + 'a {
+    let mut words = line.split(' ');
+    let mut coords = [0; 6];
+    let known = coords.iter_mut().all(|c| {
+        let word = words.next().and_then(|word| word.parse().ok());
+        word.map(|number| *c = number).is_some()
+    });
+    let node = Coords::from_array(coords);
+    let ports = words.filter(move |_| known).filter_map(Port::from_name);
+    ports.filter_map(move |port| Some((node, shape.neighbor(node, port)?)))
+}
+
+impl System {
+    /// The machine that [`news`] are of, without the links that are dead. What makes no sense is
+    /// left out; none if that is the machine.
+    pub fn from_news(text: &str) -> Option<Self> {
+        machine(text).map(|system| system.with_news(text))
+    }
+
+    /// The same machine without the links that are dead by [`news`] of it. What makes no sense, or
+    /// is of another machine, is left out.
+    #[must_use]
+    pub fn with_news(self, text: &str) -> Self {
+        let shape = *self.shape();
+        if machine(text).is_none_or(|other| *other.shape() != shape) {
+            return self;
+        }
+        let dead: Vec<_> = text.lines().skip(1).flat_map(|line| links(&shape, line)).collect();
+        let before = self.clone();
+        self.with_links_down(dead).unwrap_or(before)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEWS: &str = "shape 4x1x1x2x3x2 torus xyz\n1 0 0 0 2 1 X- B+\n0 0 0 0 0 0 A\n";
+
+    fn node(x: u8, a: u8, b: u8, c: u8) -> Coords {
+        Coords::new(x, 0, 0, a, b, c)
+    }
+
+    #[test]
+    fn news_are_links_of_one_machine() {
+        let system = System::from_news(NEWS).unwrap();
+        let down = [
+            (node(0, 0, 0, 0), node(0, 1, 0, 0)),
+            (node(0, 0, 2, 1), node(1, 0, 2, 1)),
+            (node(1, 0, 0, 1), node(1, 0, 2, 1)),
+        ];
+        assert_eq!(system.links_down(), down);
+        let whole: System = "4x1x1x2x3x2".parse().unwrap();
+        assert_eq!(whole.clone().with_news(NEWS), system);
+        let other: System = "3x1x1x2x3x2".parse().unwrap();
+        assert_eq!(other.clone().with_news(NEWS), other);
+        let mesh = NEWS.replace("torus xyz", "torus ");
+        assert_eq!(whole.clone().with_news(&mesh), whole, "X is a ring");
+        assert!(System::from_news(&mesh).is_some());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_left_out() {
+        for text in ["", "\n", "1 0 0 0 2 1 X-\n", "shape 9x9 torus x", "shape 4x1x1x2x3x2"] {
+            assert_eq!(System::from_news(text), None, "{text:?}");
+        }
+        for line in ["1 0 0 X-", "9 0 0 0 0 0 A", "1 0 0 0 2 1 Q", "1 0 0 0 2 1 Y+", "-", ""] {
+            let system = System::from_news(&format!("shape 4x1x1x2x3x2 torus x\n{line}\n"));
+            assert_eq!(system.unwrap().links_down(), [], "{line:?}");
+        }
+    }
+}
