@@ -59,6 +59,43 @@ fn boards_of_served_devices_go_down_and_come_back_with_their_links() {
 }
 
 #[test]
+fn tcp_streams_survive_any_single_board() {
+    let place = Place::new();
+    if !place.can_boot("tcp_streams_survive_any_single_board") {
+        return;
+    }
+    let up = ["up", "--shape", "unit", "--json", "--timeout", "600s"];
+    // The default path there leads by boards 1 and 4, and back by 3 and 0.
+    let guest = ["--guest", "tcpbench", "--args", "verify=1 peer=9 bytes=300000000 count=1000"];
+    let (mut machine, _) = place.start(&[&up[..], &guest].concat());
+    place.wait_for_machine();
+    wait_for("the others to have nothing to do", || {
+        let nodes = nodes(&place);
+        let ended = nodes.iter().filter(|(_, state)| state == "ended").count();
+        nodes.len() == 12 && ended >= 10
+    });
+    // Each of the boards without an end of the streams fails and is repaired, while there are any.
+    let mut failed = 0;
+    'streams: for _ in 0..20 {
+        for board in ["3", "5", "7", "11"] {
+            let running = nodes(&place).iter().any(|(_, state)| state == "running");
+            if !running || place.run(&["board", "down", board]).code != Some(0) {
+                break 'streams;
+            }
+            failed += 1;
+            // As long as retransmission takes to try again, and so long that it is noticed.
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            if place.run(&["board", "up", board]).code != Some(0) {
+                break 'streams;
+            }
+        }
+    }
+    assert!(failed > 0, "the streams ended before any board failed");
+    assert_eq!(machine.wait(), Some(0), "both ways were right to the last byte");
+    place.is_clean();
+}
+
+#[test]
 fn small_guests_end_with_their_board_unless_they_are_kept() {
     let place = Place::new();
     if !place.can_boot("small_guests_end_with_their_board_unless_they_are_kept") {
