@@ -3,7 +3,7 @@
 //!
 //! [`wire`] has the messages and how they are framed, [`session`] the guest's side, [`files`]
 //! the archives that files travel in. The host's side is the command's. [`pmi`] lets MPI programs
-//! find each other, and [`terminal`] gives a program a terminal.
+//! find each other, [`terminal`] gives a program a terminal, and [`user`] a user of its own.
 //!
 //! # Trust
 //!
@@ -20,4 +20,5 @@ pub mod pmi;
 mod port;
 pub mod session;
 pub mod terminal;
+pub mod user;
 pub mod wire;

@@ -7,6 +7,7 @@
 //! there.
 //! `tofu-agent pmi SIZE MAPPING` serves the ranks of an MPI job, says where on its first line of
 //! output, and on later ones which rank has aborted the job with which code.
+//! `tofu-agent as USER PROGRAM` becomes a program of a user's, where users can have the device.
 //! `tofu-agent terminal PATH PROGRAM` becomes a program that the terminal at that path controls.
 #![forbid(unsafe_code)]
 
@@ -22,7 +23,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tofu_agent::{files, pmi, session, terminal};
+use tofu_agent::{files, pmi, session, terminal, user};
 
 /// The port that the host gives its nodes.
 const PORT: &str = "/dev/virtio-ports/org.tofu.agent";
@@ -47,10 +48,10 @@ fn main() -> ExitCode {
             Err(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a number of ranks")),
         },
         [terminal::WORD, path, ref words @ ..] => {
-            let error = terminal::become_program(path, words);
-            eprintln!("cannot run {}: {error}", words.first().unwrap_or(&"nothing"));
-            let missing = error.kind() == io::ErrorKind::NotFound;
-            return ExitCode::from(if missing { 127 } else { 126 });
+            return not_run(words, &terminal::become_program(path, words));
+        }
+        [user::WORD, number, ref words @ ..] => {
+            return not_run(words, &user::become_program(number, words));
         }
         [] => serve(Path::new(PORT)),
         [port] if !port.starts_with('-') => serve(Path::new(port)),
@@ -70,6 +71,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says why this process has not become a program.
+fn not_run(words: &[&str], error: &io::Error) -> ExitCode {
+    eprintln!("cannot run {}: {error}", words.first().unwrap_or(&"nothing"));
+    let missing = error.kind() == io::ErrorKind::NotFound;
+    ExitCode::from(if missing { 127 } else { 126 })
 }
 
 fn serve(path: &Path) -> io::Result<()> {

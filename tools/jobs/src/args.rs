@@ -78,6 +78,11 @@ pub struct RunArgs {
     #[arg(conflicts_with = "local", value_parser = clap::value_parser!(u32).range(..=1000))]
     pub(crate) restart: u32,
 
+    /// Ranks are root also on nodes with the kernel driver, where jobs that are can reach each
+    /// other's memory
+    #[arg(long, conflicts_with = "local")]
+    pub(crate) root: bool,
+
     /// Print the ranks' output as it is
     #[arg(long, conflicts_with = "json")]
     pub(crate) no_prefix: bool,

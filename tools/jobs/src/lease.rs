@@ -91,6 +91,11 @@ impl Lease {
         }
     }
 
+    /// The job's number, which no other job of the machine has, now or later.
+    pub(crate) const fn number(&self) -> u32 {
+        self.number
+    }
+
     fn enter(machine: &Machine, command: &str) -> anyhow::Result<Self> {
         let (command, pid) = (command.to_owned(), Some(std::process::id()));
         let mut connection = Connection::open(&machine.control, &Request::Job { command, pid })?;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde_json::json;
 use tofu_abi::Coords;
+use tofu_agent::user;
 use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
 use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
 use tofu_control::{Connection, RemoteProgram, node_name};
@@ -34,14 +35,22 @@ const LIBRARIES: &str = "/run/tofu-libraries";
 const JOB: &str = "TOFU_JOB";
 /// The variable by which ranks know how often their job was started before.
 const RESTART: &str = "TOFU_RESTART";
+/// The variable by which ranks that have the device through VFIO know their group.
+const GROUP: &str = "TOFU_GROUP";
+/// What the groups of jobs, and their users, begin with (ours): far from the users that a system
+/// has, whose numbers are their groups with the kernel driver.
+const GROUPS: u32 = 1 << 30;
 /// How much is taken of what a program of ours says on a node, in bytes.
 const MAX_SAID: usize = 2000;
 /// How long the process manager may take to say where it is.
 const MANAGER: Duration = Duration::from_secs(30);
 
-/// Says which of some sets of libraries a node does not have. If there are any, sets make room that
-/// no job's folder leads to.
+/// Makes a job's folder its user's where the kernel driver lets users have the device, before any
+/// program of the job's runs. Then says which of some sets of libraries a node does not have. If
+/// there are any, sets make room that no job's folder leads to.
 const LOOK: &str = r#"
+[ -e /proc/tofu/dev ] && chown -R "$1:$1" "$2" && chmod 700 "$2"
+shift 2
 mkdir -p "$1" && cd "$1" && shift || exit 1
 lacking=
 for set; do
@@ -108,7 +117,8 @@ fn on_machine(
     }
     for restart in 0.. {
         let info = Mapinfo { system: machine.system.clone(), job: (*job).clone() };
-        let start = Start { args, bundle, destination, restart, placement: Placement { info } };
+        let (number, placement) = (lease.number(), Placement { info });
+        let start = Start { args, bundle, destination, number, restart, placement };
         let (result, lost) = start.run(machine, control);
         let result = match result {
             Ok(code) if code == 0 || code == EXIT_TIMEOUT => return Ok(code),
@@ -155,6 +165,8 @@ struct Start<'a> {
     args: &'a RunArgs,
     bundle: &'a Bundle,
     destination: Option<&'a Destination>,
+    /// The job's number in its machine.
+    number: u32,
     /// How often it was started before.
     restart: u32,
     placement: Placement,
@@ -170,7 +182,8 @@ impl Start<'_> {
             Err(error) => return (Err(error), Vec::new()),
         };
         let name = job_name();
-        let site = Site { machine, nodes: nodes.clone(), name: name.clone() };
+        let user = if self.args.root { 0 } else { GROUPS | self.number };
+        let site = Site { machine, nodes: nodes.clone(), name: name.clone(), user };
         let result = site.put(self.bundle, self.placement.info.to_json());
         let result = result.and_then(|()| site.start(self, control));
         let may_restart = self.args.restart > 0 && !matches!(result, Ok(0 | EXIT_TIMEOUT));
@@ -179,7 +192,7 @@ impl Start<'_> {
             false => Vec::new(),
         };
         let left = |node: &u32| !lost.contains(node);
-        let site = Site { machine, nodes, name };
+        let site = Site { machine, nodes, name, user };
         let brought = match self.destination.filter(|_| result.is_ok()) {
             Some(destination) => {
                 let mut from = site.origins(&self.placement);
@@ -221,6 +234,8 @@ struct Site<'a> {
     nodes: Vec<u32>,
     /// The job's name, and that of its folder.
     name: String,
+    /// Who the ranks are on nodes with the kernel driver: root, or a user that is no other job's.
+    user: u32,
 }
 
 impl Site<'_> {
@@ -264,7 +279,9 @@ impl Site<'_> {
         let sets = bundle.sets()?;
         let folder = bundle.pack(&self.name, map, (LIBRARIES, &sets))?;
         let names = sets.iter().map(|set| set.name.as_str());
-        let look: Vec<_> = [LOOK, "sh", LIBRARIES].into_iter().chain(names).collect();
+        let (user, own) = (self.user.to_string(), self.folder());
+        let look = [LOOK, "sh", &user, &own, LIBRARIES];
+        let look: Vec<_> = look.into_iter().chain(names).collect();
         let socket = &self.machine.control;
         let unpack = |node, to: &str, archive: &[u8]| {
             let args = vec!["unpack".to_owned(), to.to_owned()];
@@ -307,12 +324,17 @@ impl Site<'_> {
             false => None,
         };
         let folder = self.folder();
-        let command = bundle.command(&folder);
-        let restart = start.restart.to_string();
-        let common: Vec<_> = [(JOB.to_owned(), self.name.clone()), (RESTART.to_owned(), restart)]
-            .into_iter()
-            .chain(bundle.variables(&folder))
-            .collect();
+        let user = [user::WORD.to_owned(), self.user.to_string()];
+        let command = [user.to_vec(), bundle.command(&folder)].concat();
+        let (restart, group) = (start.restart.to_string(), (GROUPS | start.number).to_string());
+        let common: Vec<_> = [
+            (JOB.to_owned(), self.name.clone()),
+            (RESTART.to_owned(), restart),
+            (GROUP.to_owned(), group),
+        ]
+        .into_iter()
+        .chain(bundle.variables(&folder))
+        .collect();
         let given = args.env.iter().map(|own| (own.name.clone(), own.value.clone()));
         let given: Vec<_> = given.collect();
         let mut start = |rank| -> anyhow::Result<Arc<dyn Rank>> {
@@ -321,7 +343,7 @@ impl Site<'_> {
             let env =
                 [common.clone(), placement.variables(rank), mpi.unwrap_or_default(), given.clone()];
             let exec = Exec {
-                program: Program::Named,
+                program: Program::Agent,
                 args: command.clone(),
                 env: env.concat(),
                 stdin: rank == 0,

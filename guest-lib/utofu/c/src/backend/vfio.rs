@@ -64,7 +64,7 @@ impl Vfio {
         })?;
         let device = Device::probe(platform).map_err(|_| no_answer())?;
         let share = DeviceShare::of(device.generation(), index, processes)?;
-        let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0);
+        let provider = DriverProvider::new(device, Memory, MRQ_SIZE, environment::group()?);
         Ok(Self { provider: any(Arc::new(provider)), share })
     }
 
@@ -80,7 +80,8 @@ impl Vfio {
             None => DeviceShare::of(generation, index, processes)?,
         };
         let claims = Claims { broker, share: share.clone() };
-        let provider = DriverProvider::new(device, Memory, MRQ_SIZE, 0).with_claims(claims);
+        let provider = DriverProvider::new(device, Memory, MRQ_SIZE, environment::group()?)
+            .with_claims(claims);
         Ok(Self { provider: any(Arc::new(provider)), share })
     }
 

@@ -1,0 +1,134 @@
+/*
+ * Jobs apart. A victim registers memory at all interfaces and watches it; a stranger guesses queues
+ * and STags, and puts to all of them, gets from them and adds to them.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <utofu.h>
+
+#define OK(call)                                                    \
+    do {                                                            \
+        int code_ = (call);                                         \
+        if (code_ != UTOFU_SUCCESS) {                               \
+            fprintf(stderr, "line %d: %d\n", __LINE__, code_);      \
+            exit(1);                                                \
+        }                                                           \
+    } while (0)
+
+#define TNIS 6
+#define CQS 11
+#define STAGS 6
+#define STAG 3
+/* All have the same, so that STADDs can be guessed. */
+#define COMPONENT 7
+#define SIZE 4096
+
+static uint8_t memory[TNIS][SIZE] __attribute__((aligned(SIZE)));
+static utofu_vcq_hdl_t vcqs[TNIS];
+static utofu_vcq_id_t ids[TNIS];
+
+static void open_all(void)
+{
+    utofu_tni_id_t *tnis;
+    size_t count;
+    /* Whoever has other queues of this node: those that are left. */
+    unsetenv("TOFU_PPN");
+    unsetenv("TOFU_LOCAL_RANK");
+    OK(utofu_get_onesided_tnis(&tnis, &count));
+    for (size_t i = 0; i < TNIS && i < count; i++) {
+        OK(utofu_create_vcq_with_cmp_id(tnis[i], COMPONENT, 0, &vcqs[i]));
+        OK(utofu_query_vcq_id(vcqs[i], &ids[i]));
+    }
+    free(tnis);
+}
+
+static int victim(void)
+{
+    utofu_stadd_t at;
+    memset(memory, 0x5a, sizeof memory);
+    for (int i = 0; i < TNIS; i++)
+        OK(utofu_reg_mem_with_stag(vcqs[i], memory[i], SIZE, STAG, 0, &at));
+    printf("ready\n");
+    while (access("/tmp/over", F_OK) != 0) usleep(20000);
+    for (size_t i = 0; i < sizeof memory; i++) {
+        if (((volatile uint8_t *)memory)[i] != 0x5a) {
+            printf("touched\n");
+            return 0;
+        }
+    }
+    printf("untouched\n");
+    return 0;
+}
+
+/* Whether a command that was posted has done what it was to. */
+static int reached(utofu_vcq_hdl_t vcq, int posted)
+{
+    struct utofu_mrq_notice notice;
+    void *data;
+    int code;
+    if (posted != UTOFU_SUCCESS) return 0;
+    while ((code = utofu_poll_tcq(vcq, 0, &data)) == UTOFU_ERR_NOT_FOUND)
+        ;
+    if (code != UTOFU_SUCCESS) return 0;
+    while ((code = utofu_poll_mrq(vcq, 0, &notice)) == UTOFU_ERR_NOT_FOUND)
+        ;
+    return code == UTOFU_SUCCESS;
+}
+
+/* How often something of others was reached. */
+static int stranger(utofu_stadd_t own)
+{
+    const unsigned long flags =
+        UTOFU_ONESIDED_FLAG_TCQ_NOTICE | UTOFU_ONESIDED_FLAG_LOCAL_MRQ_NOTICE;
+    int commands = 0, reaches = 0;
+    uint8_t at[6];
+    OK(utofu_query_my_coords(at));
+    for (int node = 0; node < 2; node++) {
+        at[3] = node;
+        for (int queue = 0; queue < TNIS * CQS * STAGS; queue++) {
+            int stag = queue % STAGS, cq = queue / STAGS % CQS, tni = queue / STAGS / CQS;
+            utofu_vcq_id_t id;
+            utofu_stadd_t to;
+            int mine = 0;
+            if (utofu_construct_vcq_id(at, tni, cq, COMPONENT, &id) != UTOFU_SUCCESS) continue;
+            if (utofu_query_stadd(id, stag, &to) != UTOFU_SUCCESS) continue;
+            for (int i = 0; i < TNIS; i++) {
+                uint8_t coords[6], own_at[6];
+                utofu_tni_id_t own_tni;
+                utofu_cq_id_t own_cq;
+                uint16_t extra;
+                OK(utofu_query_my_coords(own_at));
+                OK(utofu_query_vcq_info(ids[i], coords, &own_tni, &own_cq, &extra));
+                mine |= memcmp(at, own_at, 6) == 0 && own_tni == tni && own_cq == cq;
+            }
+            if (mine) continue;
+            commands += 3;
+            reaches += reached(vcqs[0], utofu_put(vcqs[0], id, own, to, 8, 0, flags, NULL));
+            reaches += reached(vcqs[0], utofu_get(vcqs[0], id, own + 64, to, 8, 0, flags, NULL));
+            reaches += reached(
+                vcqs[0], utofu_armw8(vcqs[0], id, UTOFU_ARMW_OP_ADD, 1, to, 0, flags, NULL));
+        }
+    }
+    for (int i = 64; i < 72; i++) reaches += memory[0][i] != 0;
+    return commands < 1000 ? -1 : reaches;
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "", *rank = getenv("TOFU_RANK");
+    utofu_stadd_t own;
+    int count;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    open_all();
+    if (strcmp(what, "victim") == 0 || (strcmp(what, "both") == 0 && strcmp(rank, "0") == 0))
+        return victim();
+    OK(utofu_reg_mem(vcqs[0], memory[0], SIZE, 0, &own));
+    /* In one job it finds what is there, once it is there. */
+    while ((count = stranger(own)) == 0 && strcmp(what, "both") == 0)
+        ;
+    printf("%d reached\n", count);
+    return 0;
+}
