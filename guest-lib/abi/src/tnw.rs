@@ -345,6 +345,8 @@ bitfield! {
     pub struct Features {
         /// Windows can be shared memory.
         shared_windows / with_shared_windows: bool @ 0..=0,
+        /// They can be nothing else: stores to other windows have no effect.
+        only_shared_windows / with_only_shared_windows: bool @ 1..=1,
     }
 }
 

@@ -537,9 +537,12 @@ impl<P: Platform + Windows> Stream<'_, P> {
     }
 
     /// Has [`Stream::send`] store to registers even if the window could be memory that the device
-    /// looks at. To be called before the first one.
+    /// looks at. To be called before the first one. Where windows can be nothing else, it does
+    /// nothing.
     pub fn use_registers(&mut self) {
-        self.shared = Some(false);
+        if !self.nwp.features.only_shared_windows() {
+            self.shared = Some(false);
+        }
     }
 
     /// Whether the window is memory that the device looks at: it becomes that when it is used

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 use tofu_driver::{DmaError, IrqError, Platform};
@@ -116,5 +117,20 @@ impl<T: Tenure> Windows for MappedPlatform<T> {
         for (at, word) in (offset..).step_by(8).zip(data.as_chunks::<8>().0) {
             windows.write64(at, u64::from_le_bytes(*word));
         }
+    }
+
+    fn can_share(&self) -> bool {
+        self.windows.is_some()
+    }
+
+    fn publish(&self, offset: u64, word: u64) {
+        if let Some(windows) = &self.windows {
+            windows.write64(offset, word);
+        }
+    }
+
+    fn load_after_stores(&self, offset: u64) -> u64 {
+        fence(Ordering::SeqCst);
+        self.windows.as_ref().map_or(0, |windows| windows.read64(offset))
     }
 }

@@ -111,11 +111,19 @@ fn jobs(place: &Place) {
     assert!(error.contains("a node has 1 to 1 ranks (TNW)"), "{error}");
 }
 
+/// What windows can be, bits of FEATURES.
+#[track_caller]
+fn features(place: &Place) -> String {
+    let registers = place.exec("0", &["tofu-guest", "regs", "--json"]).json();
+    registers["NWP"]["FEATURES"].as_str().unwrap().to_owned()
+}
+
 #[test]
 fn nodes_of_tnw() {
     const TEST: &str = "nodes_of_tnw";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
-    place.up(&["--generation", "tnw", "--shape", "2x1x1"]);
+    let up = ["--generation", "tnw", "--shape", "2x1x1", "--doorbell"];
+    place.up(&[&up[..], &["trapped"]].concat());
     let ps = place.ps();
     assert_eq!(ps[0]["generation"], "tnw", "{ps}");
     (0..NODES).for_each(|node| device(&place, node));
@@ -130,6 +138,14 @@ fn nodes_of_tnw() {
     if has_compiler(TEST) {
         jobs(&place);
     }
+    assert_eq!(features(&place), "0x0");
+    place.run(&["down"]).ok();
+    place.is_clean();
+
+    // The same by stores to memory, which QEMU maps.
+    place.up(&[&up[..], &["polled"]].concat());
+    assert_eq!(features(&place), "0x3");
+    programs(&place);
     place.run(&["down"]).ok();
     place.is_clean();
 }

@@ -7,10 +7,10 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
 use tofu_abi::Coords;
-use tofu_machine::{Doorbells, Machine};
+use tofu_machine::{Doorbells, Machine, Torus};
 use tofu_sandbox::Role;
 use tofu_vfio_user::{
-    Backing, BoundSocket, ClientMemory, ClientPages, Limits, Server, bind_socket,
+    Backing, BoundSocket, ClientMemory, ClientPages, ClientWindows, Limits, Server, bind_socket,
 };
 
 use crate::confine::Confinement;
@@ -89,7 +89,7 @@ impl Served {
         let memory = Arc::new(ClientMemory::new(backing, Limits::DEFAULT));
         let server = match machine {
             AnyMachine::Tofu(machine) => Server::new(machine, at, memory, pages(machine)?)?,
-            AnyMachine::Tnw(torus) => Server::of_torus(torus, at, memory)?,
+            AnyMachine::Tnw(torus) => Server::of_torus(torus, at, memory, windows(torus)?)?,
         };
         Self::start(server, at, listener, confinement)
     }
@@ -127,6 +127,14 @@ fn pages(machine: &Machine) -> anyhow::Result<Option<ClientPages>> {
     Ok(match machine.config().doorbells {
         Doorbells::Trapped => None,
         Doorbells::Polled => Some(ClientPages::new().context("no memory for shared pages")?),
+    })
+}
+
+/// Windows that a client maps, if the machine looks at them.
+fn windows(torus: &Torus) -> anyhow::Result<Option<ClientWindows>> {
+    Ok(match torus.doorbells() {
+        Doorbells::Trapped => None,
+        Doorbells::Polled => Some(ClientWindows::new().context("no memory for windows")?),
     })
 }
 

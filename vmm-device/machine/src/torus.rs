@@ -228,6 +228,14 @@ impl Torus {
         self.shared.polled.store(doorbells == Doorbells::Polled, SeqCst);
     }
 
+    /// What [`Torus::set_doorbells`] has said.
+    pub fn doorbells(&self) -> Doorbells {
+        match self.shared.polled.load(SeqCst) {
+            true => Doorbells::Polled,
+            false => Doorbells::Trapped,
+        }
+    }
+
     /// The device of a node; `None` where none was put.
     pub fn node(&self, coords: Coords) -> Option<&Arc<TorusNode>> {
         let id = self.shared.wires.fabric().shape().node_id(coords)?;

@@ -12,6 +12,7 @@ use tofu_abi::topology::Axis;
 use tofu_parts::{RegisterWrite, aligned};
 
 use crate::device::{LinkState, Nwp};
+use crate::shared::SharedWindows;
 
 /// Version of the register map.
 const VERSION: u64 = 1;
@@ -104,7 +105,12 @@ impl Nwp {
             NwpReg::Errors => self.errors.load(SeqCst),
             NwpReg::StrayStores => self.stray_stores.load(SeqCst),
             NwpReg::BadAccesses => self.bad_accesses.load(SeqCst),
-            NwpReg::Features => Features(0).with_shared_windows(self.config.windows.is_some()).0,
+            NwpReg::Features => {
+                let windows = self.config.windows.as_ref();
+                let only = windows.is_some_and(SharedWindows::is_only);
+                let features = Features(0).with_shared_windows(windows.is_some());
+                features.with_only_shared_windows(only).0
+            }
         }
     }
 

@@ -22,6 +22,8 @@ use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 #[derive(Clone, Debug)]
 pub struct SharedWindows {
     region: Arc<MmapRegion<()>>,
+    /// Stores reach nothing else.
+    only: bool,
 }
 
 impl SharedWindows {
@@ -31,7 +33,19 @@ impl SharedWindows {
     /// Uses `region`, which must be [`SharedWindows::SIZE`] bytes long at least, of which those of
     /// windows that nobody uses are never touched.
     pub fn new(region: Arc<MmapRegion<()>>) -> Option<Self> {
-        (region.len() >= Self::SIZE).then_some(Self { region })
+        (region.len() >= Self::SIZE).then_some(Self { region, only: false })
+    }
+
+    /// The same where the guest's stores always go to this memory, so that windows cannot be
+    /// registers.
+    #[must_use]
+    pub fn without_registers(self) -> Self {
+        Self { only: true, ..self }
+    }
+
+    /// Whether windows cannot be registers.
+    pub(crate) const fn is_only(&self) -> bool {
+        self.only
     }
 
     /// The region.

@@ -174,16 +174,16 @@ impl Client {
         self.call(command::DMA_UNMAP, &body, &[]).map(drop)
     }
 
-    /// The parts of the registers that can be mapped; `None` if there are none.
+    /// The parts of a BAR that can be mapped; `None` if there are none.
     ///
     /// # Errors
     ///
     /// If the server is gone, or does not keep to the protocol.
-    pub fn mapped_pages(&self) -> Result<Option<MappedPages>, ClientError> {
+    pub fn mapped_pages(&self, bar: u8) -> Result<Option<MappedPages>, ClientError> {
         const SIZE: u32 = 32;
         let ask = |argsz: u32| {
             let mut body = Vec::with_capacity(SIZE as usize);
-            put(&mut body, &[argsz, 0, REGISTER_BAR.into(), 0]);
+            put(&mut body, &[argsz, 0, bar.into(), 0]);
             put_long(&mut body, &[0, 0]);
             self.call(command::DEVICE_GET_REGION_INFO, &body, &[])
         };

@@ -47,6 +47,6 @@ mod wire;
 pub use crate::channel::ChannelError;
 pub use crate::client::{Client, ClientError, Doorbell, MappedPages};
 pub use crate::memory::{Backing, ClientMemory, Limits, client_window};
-pub use crate::pages::ClientPages;
+pub use crate::pages::{ClientPages, ClientWindows};
 pub use crate::server::{Error, Server};
 pub use crate::socket::{BoundSocket, SocketError, bind_socket};

@@ -1,4 +1,5 @@
-//! Pages of control queues and barrier channels that a client maps: doorbells without a message.
+//! What a client maps: pages of control queues and barrier channels, doorbells without a message,
+//! and injection windows of TNW, stores without one.
 //!
 //! Unsafe, as it puts another file's memory where the device looks.
 #![allow(unsafe_code)]
@@ -10,60 +11,34 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
+use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::{NUM_TNI, PAGE_SIZE};
+use tofu_abi::tnw::{WINDOW_BAR, WINDOW_SIZE};
 use tofu_abi::{Doorbell, TniId};
 use tofu_icc::SharedPages;
+use tofu_machine::{SharedWindows, WindowBackend};
 use tofu_sync::lock;
-use vm_memory::{FileOffset, MmapRegion};
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
-const SIZE: usize = SharedPages::SIZE_AS_IN_BAR;
-
-/// Memory for the pages of a node's control queues and barrier channels, which the node's client
-/// maps too.
-///
-/// Give [`ClientPages::shared`] to the node when it is made, and this to its
-/// [`Server`](crate::Server). Each client gets memory of its own, so that one that has left but
-/// keeps its mapping reaches nothing of the next one's.
-pub struct ClientPages {
+/// Memory that a node's device looks at and its client maps. Each client gets memory of its own, so
+/// that one that has left but keeps its mapping reaches nothing of the next one's.
+struct ClientFile {
     region: Arc<MmapRegion<()>>,
     /// What is mapped there now.
     file: Mutex<Arc<OwnedFd>>,
 }
 
-impl ClientPages {
-    /// Pages for one node: 95 MiB of addresses, of which 672 KiB are ever used.
-    ///
-    /// # Errors
-    ///
-    /// If the host has no memory or descriptors left.
-    pub fn new() -> io::Result<Self> {
-        let file = memory_file()?;
+impl ClientFile {
+    fn new(size: usize) -> io::Result<Self> {
+        let file = memory_file(size)?;
         let start = FileOffset::new(File::from(file.try_clone()?), 0);
-        let region = MmapRegion::from_file(start, SIZE).map_err(io::Error::other)?;
+        let region = MmapRegion::from_file(start, size).map_err(io::Error::other)?;
         Ok(Self { region: Arc::new(region), file: Mutex::new(Arc::new(file)) })
     }
 
-    /// The pages, as a node wants them.
-    pub fn shared(&self) -> SharedPages {
-        SharedPages::as_in_bar(Arc::clone(&self.region)).expect("the region has this size")
-    }
-
-    /// Where the pages are in BAR0, in bytes: first and size of each.
-    pub(crate) fn areas() -> impl ExactSizeIterator<Item = (u64, u64)> {
-        (0..NUM_TNI * Doorbell::COUNT).map(|page| {
-            let (tni, bell) = (page / Doorbell::COUNT, page % Doorbell::COUNT);
-            (Doorbell::ALL[bell].page(TniId::ALL[tni]), PAGE_SIZE)
-        })
-    }
-
-    /// The file that the client maps; an offset in it is one in BAR0.
-    pub(crate) fn file(&self) -> Arc<OwnedFd> {
-        Arc::clone(&lock(&self.file))
-    }
-
-    /// Puts new memory in the place of the old. The queues must be disabled.
-    pub(crate) fn renew(&self) -> io::Result<()> {
-        let new = memory_file()?;
+    fn renew(&self) -> io::Result<()> {
+        let size = self.region.size();
+        let new = memory_file(size)?;
         let (rights, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         let mut file = lock(&self.file);
@@ -73,17 +48,128 @@ impl ClientPages {
         // other processes anyway, and finds the old memory or the new. The new file is as long as
         // the range and sealed, so no access faults.
         unsafe {
-            mmap(self.region.as_ptr().cast(), SIZE, rights, flags | MapFlags::FIXED, &new, 0)
+            mmap(self.region.as_ptr().cast(), size, rights, flags | MapFlags::FIXED, &new, 0)
         }?;
         *file = Arc::new(new);
         Ok(())
     }
 }
 
+/// Memory for the pages of a node's control queues and barrier channels, which the node's client
+/// maps too.
+///
+/// Give [`ClientPages::shared`] to the node when it is made, and this to its
+/// [`Server`](crate::Server). Each client gets memory of its own.
+pub struct ClientPages(ClientFile);
+
+impl ClientPages {
+    /// Pages for one node: 95 MiB of addresses, of which 672 KiB are ever used.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no memory or descriptors left.
+    pub fn new() -> io::Result<Self> {
+        ClientFile::new(SharedPages::SIZE_AS_IN_BAR).map(Self)
+    }
+
+    /// The pages, as a node wants them.
+    pub fn shared(&self) -> SharedPages {
+        SharedPages::as_in_bar(Arc::clone(&self.0.region)).expect("the region has this size")
+    }
+}
+
+/// Memory for the injection windows of a node of TNW, which the node's client maps too: such
+/// windows cannot be registers.
+pub struct ClientWindows(ClientFile);
+
+impl ClientWindows {
+    /// Windows for one node: 1.5 MiB of addresses, of which those of channels that send are used.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no memory or descriptors left.
+    pub fn new() -> io::Result<Self> {
+        ClientFile::new(SharedWindows::SIZE).map(Self)
+    }
+
+    /// The windows, as a node wants them.
+    pub(crate) fn shared(&self) -> SharedWindows {
+        let windows = SharedWindows::new(Arc::clone(&self.0.region));
+        windows.expect("the region has this size").without_registers()
+    }
+}
+
+impl WindowBackend for ClientWindows {
+    fn attach_window(
+        &self,
+        _: u64,
+        _: &Arc<MmapRegion<()>>,
+        _: usize,
+        _: usize,
+    ) -> Result<(), String> {
+        // The client has it mapped.
+        Ok(())
+    }
+
+    /// Zeroes the window: it stays mapped, and the next program of the client's may look at it.
+    fn detach_window(&self, offset: u64) {
+        if let Ok(window) = self.0.region.get_slice(offset as usize, WINDOW_SIZE as usize) {
+            window.copy_from(&[0u8; WINDOW_SIZE as usize]);
+        }
+    }
+}
+
+/// What a client can map of a device. An offset in the file is one in its BAR.
+#[derive(Clone)]
+pub(crate) enum Mappable {
+    Pages(Arc<ClientPages>),
+    Windows(Arc<ClientWindows>),
+}
+
+impl Mappable {
+    /// The BAR.
+    pub(crate) fn bar(&self) -> u8 {
+        match self {
+            Self::Pages(_) => REGISTER_BAR,
+            Self::Windows(_) => WINDOW_BAR,
+        }
+    }
+
+    /// What can be mapped of that, in bytes: first and size of each part.
+    pub(crate) fn areas(&self) -> Vec<(u64, u64)> {
+        match self {
+            Self::Pages(_) => (0..NUM_TNI * Doorbell::COUNT)
+                .map(|page| {
+                    let (tni, bell) = (page / Doorbell::COUNT, page % Doorbell::COUNT);
+                    (Doorbell::ALL[bell].page(TniId::ALL[tni]), PAGE_SIZE)
+                })
+                .collect(),
+            Self::Windows(_) => vec![(0, SharedWindows::SIZE as u64)],
+        }
+    }
+
+    fn memory(&self) -> &ClientFile {
+        match self {
+            Self::Pages(pages) => &pages.0,
+            Self::Windows(windows) => &windows.0,
+        }
+    }
+
+    /// The file that the client maps.
+    pub(crate) fn file(&self) -> Arc<OwnedFd> {
+        Arc::clone(&lock(&self.memory().file))
+    }
+
+    /// Puts new memory in the place of the old. Queues must be disabled, and windows unused.
+    pub(crate) fn renew(&self) -> io::Result<()> {
+        self.memory().renew()
+    }
+}
+
 /// A memory file whose size nobody can change: who cut it off would end this process.
-fn memory_file() -> io::Result<OwnedFd> {
+fn memory_file(size: usize) -> io::Result<OwnedFd> {
     let file = memfd_create("tofu-pages", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&file, SIZE as u64)?;
+    ftruncate(&file, size as u64)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
 }

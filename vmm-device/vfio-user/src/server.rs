@@ -21,7 +21,7 @@ use tofu_abi::regs::{
 };
 use tofu_abi::{BgId, Coords, CqId, Doorbell, TniId};
 use tofu_icc::DmaMemory;
-use tofu_machine::{DoorbellBackend, Doorbells, Machine, Node, NodeParts, Torus};
+use tofu_machine::{DoorbellBackend, Doorbells, Machine, Node, NodeParts, Torus, TorusParts};
 use tofu_pci::{CONFIG_SPACE_SIZE, MsiSink, MsixTable, PciFunction, regs};
 use tofu_sync::lock;
 use vm_memory::MmapRegion;
@@ -31,7 +31,7 @@ use crate::channel::{Channel, ChannelError, Message};
 use crate::device::Device;
 use crate::irq::{Vectors, check_eventfd};
 use crate::memory::{Backing, ClientMemory, JointMemory, Limits, MapRequest, Rights};
-use crate::pages::ClientPages;
+use crate::pages::{ClientPages, ClientWindows, Mappable};
 use crate::process::ClientProcess;
 use crate::sent::{SentFd, set_back};
 use crate::wire::{
@@ -83,7 +83,7 @@ pub enum Error {
 pub struct Server {
     device: Device,
     memory: Arc<ClientMemory>,
-    pages: Option<Arc<ClientPages>>,
+    mappable: Option<Mappable>,
     /// Where the client has written to an ENABLE register, if others use the device as well.
     used: Option<Mutex<BTreeSet<u64>>>,
     vectors: Arc<Vectors>,
@@ -121,10 +121,12 @@ impl Server {
         pages: Option<ClientPages>,
     ) -> Result<Self, tofu_machine::Error> {
         let node = add_node(machine, at, Arc::clone(&memory) as _, pages.as_ref())?;
-        Ok(Self::alone(Device::Tofu(node), memory, pages.map(Arc::new)))
+        let pages = pages.map(|pages| Mappable::Pages(Arc::new(pages)));
+        Ok(Self::alone(Device::Tofu(node), memory, pages))
     }
 
-    /// Adds a node of TNW with this memory to its machine, and makes a server for it.
+    /// Adds a node of TNW with this memory to its machine, and makes a server for it. Its windows
+    /// are `windows`, if there are some, which clients can map, and registers otherwise.
     ///
     /// # Errors
     ///
@@ -133,19 +135,26 @@ impl Server {
         torus: &Torus,
         at: Coords,
         memory: Arc<ClientMemory>,
+        windows: Option<ClientWindows>,
     ) -> Result<Self, tofu_machine::Error> {
-        let node = torus.add_node(at, Arc::clone(&memory) as _)?;
-        Ok(Self::alone(Device::Tnw(node), memory, None))
+        let windows = windows.map(Arc::new);
+        let parts = TorusParts {
+            windows: windows.as_ref().map(|windows| windows.shared()),
+            backend: windows.clone().map(|windows| windows as _),
+            ..TorusParts::new(Arc::clone(&memory) as _)
+        };
+        let node = torus.add_node_of(at, parts)?;
+        Ok(Self::alone(Device::Tnw(node), memory, windows.map(Mappable::Windows)))
     }
 
     /// A server whose client has the device for itself, and its interrupts.
-    fn alone(device: Device, memory: Arc<ClientMemory>, pages: Option<Arc<ClientPages>>) -> Self {
+    fn alone(device: Device, memory: Arc<ClientMemory>, mappable: Option<Mappable>) -> Self {
         let count = device.endpoint().msix().map_or(0, MsixTable::len);
         let vectors = Arc::new(Vectors::new(count));
         if let Some(table) = device.endpoint().msix() {
             table.connect(Arc::clone(&vectors) as Arc<dyn MsiSink>);
         }
-        Self::of(device, memory, pages, vectors, None)
+        Self::of(device, memory, mappable, vectors, None)
     }
 
     /// Adds a node that `count` clients share, and makes a server for each of them. Client `index`
@@ -163,7 +172,7 @@ impl Server {
     ) -> Result<Vec<Self>, tofu_machine::Error> {
         let memory = Arc::new(JointMemory::new(count, backing, limits));
         let node = add_node(machine, at, Arc::clone(&memory) as _, pages.as_ref())?;
-        let pages = pages.map(Arc::new);
+        let pages = pages.map(|pages| Mappable::Pages(Arc::new(pages)));
         let servers = memory.clients().iter().map(|memory| {
             let (device, memory) = (Device::Tofu(Arc::clone(&node)), Arc::clone(memory));
             let vectors = Arc::new(Vectors::new(0));
@@ -175,14 +184,15 @@ impl Server {
     fn of(
         device: Device,
         memory: Arc<ClientMemory>,
-        pages: Option<Arc<ClientPages>>,
+        mappable: Option<Mappable>,
         vectors: Arc<Vectors>,
         used: Option<Mutex<BTreeSet<u64>>>,
     ) -> Self {
-        let pages = pages.filter(|_| device.doorbells() == Some(Doorbells::Polled));
+        // Pages are of use only if the node looks at them.
+        let mappable = mappable.filter(|_| device.doorbells() != Some(Doorbells::Trapped));
         let (sockets, attached) = (Mutex::default(), Mutex::default());
         let on_change = Mutex::default();
-        Self { device, memory, pages, used, vectors, sockets, attached, on_change }
+        Self { device, memory, mappable, used, vectors, sockets, attached, on_change }
     }
 
     /// Since when a client has been attached, if one is.
@@ -362,8 +372,8 @@ impl Server {
         };
         // A client that has left may have kept what it had mapped. Where others are attached it
         // stays.
-        let pages = self.pages.as_ref().filter(|_| self.used.is_none());
-        pages.map_or(Ok(()), |pages| pages.renew()).map_err(Error::Pages)?;
+        let mappable = self.mappable.as_ref().filter(|_| self.used.is_none());
+        mappable.map_or(Ok(()), Mappable::renew).map_err(Error::Pages)?;
         // Dropped before the result is seen: the device is free again then.
         session.run()
     }
@@ -830,26 +840,27 @@ fn region_info(
     let (_flags, index) = (body.u32()?, body.u32()?);
     let size = server.region_size(index).ok_or(Errno::INVAL)?;
     let mut flags = if size == 0 { 0 } else { region::READ | region::WRITE };
-    let pages = server.pages.as_ref().filter(|_| index == u32::from(REGISTER_BAR) && takes_fds > 0);
-    let whole = pages.map_or(SIZE, |_| SIZE + CAPABILITY + AREA * ClientPages::areas().len());
+    let mappable = server.mappable.as_ref();
+    let mappable = mappable.filter(|it| index == u32::from(it.bar()) && takes_fds > 0);
+    let areas = mappable.map(Mappable::areas).unwrap_or_default();
+    let whole = mappable.map_or(SIZE, |_| SIZE + CAPABILITY + AREA * areas.len());
     // Without room for them there are neither capabilities nor a descriptor, and a client that
     // does not ask again with the size that it is told has nothing to map.
-    let pages = pages.filter(|_| argsz >= whole);
+    let mappable = mappable.filter(|_| argsz >= whole);
     let mut capabilities = 0;
-    if pages.is_some() {
+    if mappable.is_some() {
         flags |= region::MMAP | region::CAPS;
         capabilities = SIZE as u32;
     }
     put(reply, &[whole as u32, flags, index, capabilities]);
     // An offset in the file is one in the region.
     put_long(reply, &[size, 0]);
-    if let Some(pages) = pages {
-        let areas = ClientPages::areas();
+    if let Some(mappable) = mappable {
         put(reply, &[region::SPARSE_MMAP, 0, areas.len() as u32, 0]);
         for (first, size) in areas {
             put_long(reply, &[first, size]);
         }
-        fds.push(SentFd::Pages(pages.file()));
+        fds.push(SentFd::Pages(mappable.file()));
     }
     Ok(())
 }

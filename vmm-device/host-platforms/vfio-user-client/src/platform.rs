@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -98,6 +98,8 @@ pub struct SocketPlatform {
     addresses: Arc<Addresses>,
     queues: Arena,
     pages: Option<Pages>,
+    /// Injection windows of TNW, where they are memory.
+    windows: Option<Pages>,
     bells: HashMap<u64, OwnedFd>,
     interrupts: Interrupts,
     start: Instant,
@@ -150,8 +152,11 @@ impl SocketPlatform {
         let client = Arc::new(Client::new(socket, doorbells)?);
         let (first, last) = client_window(index, count).into_inner();
         let queues = queue_memory(&client, first + QUEUE_BASE)?;
-        let pages = client.mapped_pages()?.map(Pages::map).transpose();
-        let pages = pages.map_err(ConnectError::Memory)?;
+        let mapped = |bar| -> Result<_, ConnectError> {
+            let pages = client.mapped_pages(bar)?.map(Pages::map).transpose();
+            pages.map_err(ConnectError::Memory)
+        };
+        let (pages, windows) = (mapped(REGISTER_BAR)?, mapped(WINDOW_BAR)?);
         let bells = match &pages {
             Some(_) => Vec::new(),
             None => client.doorbells()?,
@@ -166,6 +171,7 @@ impl SocketPlatform {
             client,
             queues,
             pages,
+            windows,
             bells,
             interrupts: Interrupts::default(),
             start: Instant::now(),
@@ -341,7 +347,31 @@ impl Platform for SocketPlatform {
 
 impl Windows for SocketPlatform {
     fn store(&self, offset: u64, data: &[u8; STORE]) {
-        // Lost if the server is gone, as on a bus.
-        let _ = self.client.region_write(WINDOW_BAR.into(), offset, data);
+        let Some(windows) = &self.windows else {
+            // Lost if the server is gone, as on a bus.
+            let _ = self.client.region_write(WINDOW_BAR.into(), offset, data);
+            return;
+        };
+        for (at, word) in (offset..).step_by(8).zip(data.as_chunks::<8>().0) {
+            if let Some(place) = windows.register(at) {
+                place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn can_share(&self) -> bool {
+        self.windows.is_some()
+    }
+
+    fn publish(&self, offset: u64, word: u64) {
+        if let Some(place) = self.windows.as_ref().and_then(|windows| windows.register(offset)) {
+            place.store(word.to_le(), Ordering::Release);
+        }
+    }
+
+    fn load_after_stores(&self, offset: u64) -> u64 {
+        fence(Ordering::SeqCst);
+        let place = self.windows.as_ref().and_then(|windows| windows.register(offset));
+        place.map_or(0, |place| u64::from_le(place.load(Ordering::SeqCst)))
     }
 }
