@@ -8,6 +8,30 @@
 //!
 //! Where this runs is the first device's [`Platform`], and [`Windows`] for what that device does
 //! not have. Between messages no register is read; a send by stores writes none.
+//!
+//! ```
+//! use tofu_driver::{DmaBuffer, Platform};
+//! use tofu_inproc::nwp_pair;
+//! use tofu_tnw::{Channel, Link, Outcome, Status};
+//!
+//! const SECOND: u64 = 1_000_000_000;
+//! // Two nodes of this process, neighbours on X.
+//! let [left, right] = nwp_pair(1 << 20)?;
+//! let mut out = left.open(Link::ALL[1], Channel::ALL[0])?;
+//! let mut inward = right.open(Link::ALL[0], Channel::ALL[0])?;
+//!
+//! // Where the next message goes.
+//! let sink = right.platform().alloc_dma(4096, 64)?;
+//! let credit = inward.credit(&sink, 0, 20)?;
+//! // By stores, which are in the device when this returns.
+//! out.send(b"twenty bytes of text", SECOND)?;
+//! let end = inward.wait(credit, SECOND).expect("it comes");
+//! assert_eq!(end, Outcome { status: Status::Ok, length: 20 });
+//! let mut text = [0; 20];
+//! sink.read(0, &mut text);
+//! assert_eq!(&text, b"twenty bytes of text");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -367,6 +391,31 @@ impl<P: Platform> Stream<'_, P> {
 
     /// Sends `len` bytes at offset `at` of `buffer`, which the device fetches (Nget). They must
     /// stay until the end was seen.
+    ///
+    /// ```
+    /// use tofu_driver::{DmaBuffer, Platform};
+    /// use tofu_inproc::nwp_pair;
+    /// use tofu_tnw::{Channel, Link, Status};
+    ///
+    /// const SECOND: u64 = 1_000_000_000;
+    /// let [left, right] = nwp_pair(1 << 20)?;
+    /// let mut out = left.open(Link::ALL[1], Channel::ALL[7])?;
+    /// let mut inward = right.open(Link::ALL[0], Channel::ALL[7])?;
+    /// let source = left.platform().alloc_dma(4096, 64)?;
+    /// source.write(0, &[5; 4096]);
+    /// let sink = right.platform().alloc_dma(4096, 64)?;
+    ///
+    /// // A credit for the first half: the rest is thrown away, and both are told.
+    /// let credit = inward.credit(&sink, 0, 2048)?;
+    /// let sent = out.send_from(&source, 0, 4096)?;
+    /// let received = inward.wait(credit, SECOND).expect("it comes");
+    /// assert_eq!((received.status, received.length), (Status::Truncated, 2048));
+    /// // From here on the source may be used again.
+    /// let sent = out.wait(sent, SECOND).expect("it is fetched");
+    /// assert_eq!((sent.status, sent.length), (Status::Ok, 4096));
+    /// assert_eq!(left.link_counters(Link::ALL[1]).sent, 32);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
